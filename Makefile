@@ -1,0 +1,88 @@
+# Everything there is to run. `make help` lists the targets.
+#
+# Stamp files in .venv say what is done, so a warm run does only what changed.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+PYTHON ?= python3
+BIN := .venv/bin
+TOOLS := .venv/.tools
+BUILT := .venv/.built
+CARGO_TARGET_DIR ?= $(CURDIR)/target
+export CARGO_TARGET_DIR
+export PYO3_PYTHON := $(CURDIR)/.venv/bin/python
+
+RUST := $(shell find crates kernels -name target -prune -o -type f -print 2>/dev/null)
+KERNELS := $(shell find kernels -name '*.h' -o -name '*.cu' -o -name '*.hip' 2>/dev/null)
+LIBRARIES := kie-kernels kie-kccl kie-core
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+.PHONY: demo
+demo: setup ## set everything up, build, stream a completion of the default model
+	$(BIN)/kie run "def fibonacci(n):"
+
+.PHONY: setup
+setup: $(BUILT) ## make .venv, install the tools, build the extension into it
+
+$(TOOLS): requirements-dev.txt
+	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust from rustup.rs"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	    || { echo "Python 3.10 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt
+	touch $@
+
+$(BUILT): $(TOOLS) $(RUST) Cargo.toml Cargo.lock pyproject.toml
+	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --profile release --quiet
+	touch $@
+
+.PHONY: fmt
+fmt: $(TOOLS) ## format Rust, Python and kernel sources in place
+	cargo fmt --all
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(if $(KERNELS),$(BIN)/clang-format -i $(KERNELS))
+
+.PHONY: lint
+lint: $(BUILT) ## formatters in check mode, clippy, ruff, pyright, the stub against the module
+	cargo fmt --all --check
+	$(if $(KERNELS),$(BIN)/clang-format --dry-run -Werror $(KERNELS))
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python -m mypy.stubtest kie._kie
+
+.PHONY: test
+test: lint ## everything that CI runs
+	cargo test --workspace --exclude kie-py --locked
+	cargo test -p kie-core --lib --locked -- --ignored --test-threads=1
+	cargo run --quiet --locked -p kie-core --example embed
+	$(BIN)/python -m pytest --quiet
+	$(BIN)/python tools/check_crates.py $(LIBRARIES)
+
+.PHONY: bench
+bench: setup ## decode latency of the default model on this machine
+	$(BIN)/kie bench latency
+
+.PHONY: bench-peers
+bench-peers: setup ## CPU decode and prefill beside llama.cpp and transformers (installs them; slow)
+	$(BIN)/python -m pip install --quiet torch transformers gguf llama-cpp-python
+	$(BIN)/python benches/peers.py
+
+.PHONY: wheel
+wheel: $(TOOLS) ## build the wheel that ships, then check it in an empty environment
+	rm -rf dist
+	$(BIN)/maturin build --profile dist --out dist --locked
+	$(BIN)/python tools/check_wheel.py dist/*.whl
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf .venv dist target .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find python tests tools -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,246 @@
+//! Speed of the CPU kernels beside the machine's own limits: GB/s and GFLOP/s.
+//!
+//! `cargo bench -p kie-kernels --bench cpu_kernels [-- threads level]`. Each figure is the median
+//! of several passes over weights that no cache holds; the read bandwidth is sampled before each.
+//! "on CPU" counts the processor time of member 0 only, and so leaves out what a busy machine takes
+//! away.
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
+
+use std::cell::UnsafeCell;
+use std::time::Instant;
+
+use kie_kernels::abi::Dtype;
+use kie_kernels::cpu::attention::{attend, attend_chunk, KvPage, Scratch};
+use kie_kernels::cpu::matmul::{matmul, Matrix, Scales};
+use kie_kernels::cpu::prefill::{pack, prefill, Packed};
+use kie_kernels::cpu::simd::{available, Level};
+use kie_kernels::cpu::stream::read_bandwidth;
+use kie_kernels::cpu::team::Team;
+
+const COLS: usize = 2048;
+/// Bytes of weights a pass reads: more than a shared 480 MB cache is likely to keep.
+const BYTES: usize = 1 << 30;
+
+/// A result of which each member writes its own part.
+struct Shared(UnsafeCell<Vec<f32>>);
+
+// SAFETY: members write disjoint rows.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    #[allow(clippy::mut_from_ref)]
+    fn from(&self, at: usize) -> &mut [f32] {
+        // SAFETY: members write disjoint rows and read none.
+        unsafe { &mut (&mut *self.0.get())[at..] }
+    }
+}
+
+/// Processor time of this thread in seconds.
+fn processor_s() -> f64 {
+    let mut at = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a valid clock and a place for its time.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut at) };
+    at.tv_sec as f64 + at.tv_nsec as f64 * 1e-9
+}
+
+/// Runs `body` on the team; processor seconds of member 0.
+fn timed(team: &Team, body: impl Fn(usize) + Sync) -> f64 {
+    let used = Shared(UnsafeCell::new(vec![0.0]));
+    team.run(|member, _| {
+        let start = processor_s();
+        body(member);
+        if member == 0 {
+            used.from(0)[0] = (processor_s() - start) as f32;
+        }
+    });
+    f64::from(used.from(0)[0])
+}
+
+fn median(mut run: impl FnMut() -> f64) -> f64 {
+    let mut all: Vec<f64> = (0..7).map(|_| run()).collect();
+    all.sort_by(f64::total_cmp);
+    all[3]
+}
+
+/// Weights of small magnitude for any dtype, in huge pages where the system gives them.
+fn weights(huge: bool) -> &'static mut [u8] {
+    // SAFETY: an anonymous mapping of our own, never unmapped.
+    let at = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            BYTES + (2 << 20),
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    assert_ne!(at, libc::MAP_FAILED);
+    let at = (at as usize).next_multiple_of(2 << 20) as *mut u8;
+    let advice = if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
+    // SAFETY: the range lies in the mapping.
+    unsafe { libc::madvise(at.cast(), BYTES, advice) };
+    // SAFETY: as above.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(at, BYTES) };
+    for (i, b) in bytes.iter_mut().enumerate() {
+        *b = (i.wrapping_mul(0x9e37_79b1) >> 13) as u8 & 0x37 | 0x08;
+    }
+    bytes
+}
+
+fn rows_of(member: usize, members: usize, rows: usize) -> std::ops::Range<usize> {
+    rows * member / members..rows * (member + 1) / members
+}
+
+fn decode(data: &[u8], team: &Team, level: Level, dtype: Dtype, n: usize) {
+    let rows = BYTES / COLS / dtype.bytes();
+    let factors = vec![0u8; 4 * rows.div_ceil(128) * COLS / 128];
+    let scales = Scales { data: &factors, block_rows: 128, block_cols: 128 };
+    let scales = (dtype == Dtype::F8E4m3).then_some(scales);
+    let m = Matrix { data, dtype, rows, cols: COLS, scales };
+    let x = vec![0.25f32; COLS * n];
+    let y = Shared(UnsafeCell::new(vec![0f32; rows * n]));
+    let (mut limit, mut share) = (Vec::new(), Vec::new());
+    let mut alone = f64::MAX;
+    let speed = median(|| {
+        limit.push(read_bandwidth(data, team));
+        let start = Instant::now();
+        let used = timed(team, |member| {
+            let rows = rows_of(member, team.members(), m.rows);
+            matmul(level, &m, rows.clone(), &x, n, y.from(rows.start), m.rows);
+        });
+        alone = alone.min(used);
+        let speed = BYTES as f64 / start.elapsed().as_secs_f64() / 1e9;
+        share.push(speed / limit[limit.len() - 1]);
+        speed
+    });
+    share.sort_by(f64::total_cmp);
+    println!(
+        "decode  {:12} {:8} n={n}  {speed:6.1} GB/s  {:4.2} of the read loop; on CPU {:.1} GB/s",
+        level.name(),
+        dtype.name(),
+        share[3],
+        BYTES as f64 / team.members() as f64 / alone / 1e9,
+    );
+}
+
+fn chunk(data: &[u8], team: &Team, level: Level, dtype: Dtype, (rows, cols): (usize, usize)) {
+    let n = 512;
+    let size = rows * cols * dtype.bytes();
+    let x = vec![0.25f32; cols * n];
+    let y = Shared(UnsafeCell::new(vec![0f32; rows * n]));
+    let factors = vec![0u8; 4 * rows.div_ceil(128) * cols.div_ceil(128)];
+    let scales = Scales { data: &factors, block_rows: 128, block_cols: 128 };
+    let scales = (dtype == Dtype::F8E4m3).then_some(scales);
+    let mut packed = Packed::default();
+    let mut layer = 0;
+    let (mut packing, mut alone) = (0.0, f64::MAX);
+    let speed = median(|| {
+        let start = Instant::now();
+        pack(level, dtype, &x, n, cols, &mut packed);
+        packing = start.elapsed().as_secs_f64() * 1e3;
+        layer = (layer + 1) % (BYTES / size);
+        let data = &data[layer * size..(layer + 1) * size];
+        let m = Matrix { data, dtype, rows, cols, scales };
+        let start = Instant::now();
+        let used = timed(team, |member| {
+            let rows = rows_of(member, team.members(), m.rows);
+            prefill(level, &m, rows.clone(), &packed, y.from(rows.start), m.rows);
+        });
+        alone = alone.min(used);
+        2.0 * (rows * cols * n) as f64 / start.elapsed().as_secs_f64() / 1e9
+    });
+    println!(
+        "prefill {:12} {:8} {rows}x{cols}x{n}  {speed:6.0} GFLOP/s; on CPU {:.0} GFLOP/s \
+         (packing {packing:.2} ms)",
+        level.name(),
+        dtype.name(),
+        2.0 * (rows * cols * n) as f64 / team.members() as f64 / alone / 1e9,
+    );
+}
+
+fn attention(level: Level, dtype: Dtype) {
+    let (hd, heads, pages, n) = (64, 4, 16, 64);
+    let bytes = vec![0u8; pages * 64 * hd * dtype.bytes()];
+    let width = 64 * hd * dtype.bytes();
+    let page = |i: usize| {
+        let part = &bytes[i * width..(i + 1) * width];
+        KvPage { k: part, v: part }
+    };
+    let (q, mut out) = (vec![0.1f32; n * heads * hd], vec![0f32; n * heads * hd]);
+    let mut scratch = Scratch::default();
+    let last = pages * 64 - 1;
+    let one = median(|| {
+        let start = Instant::now();
+        let (q, out) = (&q[..heads * hd], &mut out[..heads * hd]);
+        attend(level, dtype, hd, q, page, 0..=last, 0.1, out, &mut scratch);
+        start.elapsed().as_secs_f64() * 1e6
+    });
+    let spans: Vec<_> = (0..n).map(|i| 0..=last - n + 1 + i).collect();
+    let many = median(|| {
+        let start = Instant::now();
+        let stride = heads * hd;
+        attend_chunk(
+            level,
+            dtype,
+            hd,
+            heads,
+            &q,
+            page,
+            &spans,
+            0.1,
+            &mut out,
+            stride,
+            &mut scratch,
+        );
+        start.elapsed().as_secs_f64() * 1e6
+    });
+    let flops = (4 * n * heads * hd * last) as f64 / many / 1e3;
+    println!(
+        "attend  {:12} {:4} 4 heads x 1024 positions: {one:.1} us; 64 queries {many:.0} us \
+         ({flops:.0} GFLOP/s a thread)",
+        level.name(),
+        dtype.name(),
+    );
+}
+
+fn main() {
+    let threads = std::env::args().find_map(|a| a.parse().ok()).unwrap_or(2);
+    let team = Team::new(threads, true).unwrap();
+    team.pin_caller();
+    let huge = weights(true);
+    println!(
+        "read {threads} threads, huge pages: {:.1} GB/s",
+        median(|| read_bandwidth(huge, &team))
+    );
+    let only = std::env::args().find_map(|a| Level::ALL.into_iter().find(|l| l.name() == a));
+    for level in available().into_iter().skip(1) {
+        if only.is_some_and(|only| only != level) {
+            continue;
+        }
+        for dtype in [Dtype::Bf16, Dtype::F8E4m3, Dtype::F16, Dtype::F32] {
+            for n in [1, 4, 8] {
+                if n == 1 || dtype == Dtype::Bf16 {
+                    decode(huge, &team, level, dtype, n);
+                }
+            }
+        }
+        attention(level, Dtype::F32);
+        attention(level, Dtype::F16);
+        for dtype in [Dtype::Bf16, Dtype::F8E4m3, Dtype::F32] {
+            for shape in [(2048, 2048), (8192, 2048), (2048, 8192)] {
+                if level > Level::Avx2 || shape.0 < 8192 {
+                    chunk(huge, &team, level, dtype, shape);
+                }
+            }
+        }
+    }
+    // SAFETY: the mapping began at most 2 MB before; what stays mapped is small.
+    unsafe { libc::munmap(huge.as_mut_ptr().cast(), BYTES) };
+    let small = weights(false);
+    println!(
+        "read {threads} threads, 4 KB pages: {:.1} GB/s",
+        median(|| read_bandwidth(small, &team))
+    );
+    decode(small, &team, available()[available().len() - 1], Dtype::Bf16, 1);
+}

@@ -1,0 +1,604 @@
+//! The engine as callers hold it: open a checkpoint, stream tokens, close.
+//!
+//! # Invariants
+//! * An [`Engine`] is a handle; all clones, streams and sessions share one engine thread, which
+//!   ends when the last of them is dropped or the engine is closed.
+//! * Every request is checked here, on the caller's thread, before it is queued (`admission.rs`);
+//!   every request that was queued gets an end.
+//! * No panic crosses this interface: one on the engine thread becomes [`Error::Device`].
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use kie_kernels::abi::{Dims, SlotParams};
+use kie_kernels::cpu::simd::Level;
+use kie_kernels::device::{self, Buffer, Device};
+use kie_kernels::validate::ValidProgram;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::admission::{Limits, Resolved};
+use crate::answer::Answer;
+use crate::error::{Error, Result};
+use crate::host::Host;
+use crate::inbox::{Generate, Inbox, Job, Logits as LogitsJob, Message, Work};
+use crate::memory::{Pages, PagesConfig};
+use crate::metrics::{Counters, Metrics};
+use crate::model::{Generation, Spec};
+use crate::plan::{self, Progress};
+use crate::primitive::now_ns;
+use crate::request::{Completion, EngineConfig, Prompt, Request, SamplingParams};
+use crate::ring::{sequence, HostRing};
+use crate::session::Session;
+use crate::stream::{Ticket, TokenStream};
+use crate::tokenizer::Tokenizer;
+use crate::weights::Checkpoint;
+
+/// How [`Engine::logits`] feeds the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogitsPath {
+    /// Whole chunks at a time, as a prompt is.
+    Prefill,
+    /// One token at a time, as generated ones are.
+    Decode,
+}
+
+/// Raw logits, `[tokens][vocab]`: row i is what follows token i.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Logits {
+    /// Rows.
+    pub tokens: usize,
+    /// Columns.
+    pub vocab: usize,
+    /// The numbers, row after row.
+    pub values: Vec<f32>,
+}
+
+/// What an engine is made of.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Info {
+    /// Name of the model: its folder's.
+    pub model: String,
+    /// Name of the device.
+    pub device: String,
+    /// What a person would call the device.
+    pub device_model: String,
+    /// Its instruction set.
+    pub device_arch: String,
+    /// Threads (blocks) that a pass is spread over.
+    pub threads: usize,
+    /// `model_type` of the config.
+    pub arch: String,
+    /// Number format of the weights as asked for.
+    pub dtype: String,
+    /// Numbers in all tensors.
+    pub parameters: u64,
+    /// Token ids.
+    pub vocab: usize,
+    /// Positions of a longest sequence.
+    pub context: usize,
+    /// Requests that run at once.
+    pub max_batch: usize,
+    /// Requests that may wait.
+    pub max_queue: usize,
+    /// KV pages of each layer group.
+    pub kv_pages: [usize; 2],
+    /// Bytes of all KV pages.
+    pub kv_bytes: u64,
+    /// Bytes of KV a position.
+    pub kv_bytes_per_position: u64,
+    /// Bytes of the weights.
+    pub weight_bytes: u64,
+    /// Bytes of weights that a decoded token reads.
+    pub bytes_per_token: u64,
+    /// The printed plan.
+    pub plan: String,
+}
+
+/// Opens an [`Engine`]; see [`EngineConfig`] for what each option means.
+pub struct Builder {
+    path: PathBuf,
+    config: EngineConfig,
+    level: Option<Level>,
+    progress: Arc<Progress>,
+}
+
+macro_rules! options {
+    ($($(#[$doc:meta])* $name:ident: $type:ty = $value:expr;)*) => {
+        $($(#[$doc])* #[must_use]
+        pub fn $name(mut self, $name: $type) -> Self {
+            self.config.$name = $value;
+            self
+        })*
+    };
+}
+
+impl Builder {
+    options! {
+        /// See [`EngineConfig::device`].
+        device: impl Into<String> = device.into();
+        /// See [`EngineConfig::dtype`].
+        dtype: impl Into<String> = dtype.into();
+        /// See [`EngineConfig::max_seq_len`].
+        max_seq_len: usize = Some(max_seq_len);
+        /// See [`EngineConfig::max_batch`].
+        max_batch: usize = max_batch;
+        /// See [`EngineConfig::max_queue`].
+        max_queue: usize = max_queue;
+        /// See [`EngineConfig::kv_bytes`].
+        kv_bytes: u64 = Some(kv_bytes);
+        /// See [`EngineConfig::threads`].
+        threads: usize = Some(threads);
+        /// See [`EngineConfig::prefix_cache`].
+        prefix_cache: bool = prefix_cache;
+    }
+
+    /// All options at once.
+    #[must_use]
+    pub fn config(mut self, config: EngineConfig) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// Forces an instruction set of the CPU, for tests; the best there is otherwise.
+    #[must_use]
+    pub fn level(mut self, level: Level) -> Self {
+        self.level = Some(level);
+        self
+    }
+
+    /// Who is told how loading goes: phase, done, total.
+    #[must_use]
+    pub fn progress(mut self, progress: Arc<Progress>) -> Self {
+        self.progress = progress;
+        self
+    }
+
+    /// Reads, plans, loads and starts.
+    ///
+    /// # Errors
+    /// [`Error::Load`] and [`Error::UnsupportedModel`] for the folder, [`Error::NoDevice`],
+    /// [`Error::OutOfMemory`] before weights are loaded, [`Error::InvalidRequest`] for options.
+    pub fn build(self) -> Result<Engine> {
+        let Self { path, config, level, progress } = self;
+        let hot = match config.idle.as_str() {
+            "park" => false,
+            "hot" => true,
+            other => {
+                let detail = format!("idle must be \"park\" or \"hot\", got {other:?}");
+                return Err(Error::InvalidRequest(detail));
+            }
+        };
+        if config.threads.is_some_and(|n| !(1..=1024).contains(&n)) {
+            let detail = format!("threads must be 1 to 1024, got {:?}", config.threads);
+            return Err(Error::InvalidRequest(detail));
+        }
+        let spec = Spec::read(&path)?;
+        let tokenizer = Tokenizer::from_dir(&path, spec.vocab)?;
+        let checkpoint = Checkpoint::open(&path, &spec)?;
+        let name = if config.device == "auto" { "cpu" } else { &config.device };
+        let max_itl_ms = config.max_itl_ms;
+        let options = device::Options { threads: config.threads, level, max_itl_ms };
+        let device = device::open(name, &options)?;
+        let plan = plan::prepare(&spec, &checkpoint, &*device, &config, &*progress)?;
+        let info = describe(&path, &spec, &config, &plan);
+        let mut generation = Generation::read(&path)?;
+        if generation.eos.is_empty() {
+            generation.eos.clone_from(&spec.eos);
+        }
+        let (vocab, context) = (spec.vocab, plan.dims.max_positions as usize);
+        Engine::start(Parts {
+            device,
+            program: plan.program,
+            buffers: plan.buffers,
+            dims: plan.dims,
+            tokenizer,
+            limits: Limits { vocab, context, generation },
+            window: spec.layers.iter().filter_map(|l| l.window).max(),
+            prefix_cache: config.prefix_cache,
+            max_queue: config.max_queue,
+            hot,
+            info,
+        })
+    }
+}
+
+fn describe(path: &Path, spec: &Spec, config: &EngineConfig, plan: &plan::Plan) -> Info {
+    let absolute = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let name = absolute.file_name().map(|n| n.to_string_lossy().into_owned());
+    let device = plan.device();
+    Info {
+        model: name.unwrap_or_default(),
+        device: device.name.clone(),
+        device_model: device.model.clone(),
+        device_arch: device.arch.clone(),
+        threads: device.blocks as usize,
+        arch: spec.architecture.clone(),
+        dtype: config.dtype.clone(),
+        parameters: spec.parameters(),
+        vocab: spec.vocab,
+        context: plan.dims.max_positions as usize,
+        max_batch: plan.dims.slots as usize,
+        max_queue: config.max_queue,
+        kv_pages: plan.dims.group_pages.map(|n| n as usize),
+        kv_bytes: plan.memory.kv_bytes,
+        kv_bytes_per_position: plan.kv_bytes_per_position,
+        weight_bytes: plan.memory.weight_bytes,
+        bytes_per_token: plan.weight_bytes_per_token,
+        plan: plan.to_string(),
+    }
+}
+
+/// What an engine is started from.
+pub(crate) struct Parts {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) program: ValidProgram,
+    pub(crate) buffers: Vec<Buffer>,
+    pub(crate) dims: Dims,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) limits: Limits,
+    pub(crate) window: Option<usize>,
+    pub(crate) prefix_cache: bool,
+    pub(crate) max_queue: usize,
+    pub(crate) hot: bool,
+    pub(crate) info: Info,
+}
+
+/// What clones, streams and sessions share.
+pub(crate) struct Inner {
+    inbox: Arc<Inbox>,
+    counters: Arc<Counters>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    tokenizer: Tokenizer,
+    limits: Limits,
+    info: Info,
+    sessions: AtomicU64,
+    opened: Instant,
+    process: u32,
+}
+
+/// A model, loaded and running. Cheap to clone, safe from any thread.
+#[derive(Clone)]
+pub struct Engine(pub(crate) Arc<Inner>);
+
+impl Engine {
+    /// An engine for the checkpoint folder at `path`.
+    pub fn builder(path: impl Into<PathBuf>) -> Builder {
+        let progress: Arc<Progress> = Arc::new(|_: &str, _, _| {});
+        Builder { path: path.into(), level: None, config: EngineConfig::default(), progress }
+    }
+
+    /// Starts the engine thread; returns when the device runs.
+    pub(crate) fn start(parts: Parts) -> Result<Self> {
+        let Parts { device, program, buffers, dims, tokenizer, limits, info, .. } = parts;
+        let inbox = Arc::new(Inbox::new(dims.slots as usize, parts.max_queue));
+        let counters = Arc::new(Counters::default());
+        let ring = HostRing::new(&dims);
+        let mailbox = ring.mailbox();
+        let pages = Pages::new(PagesConfig {
+            pages: dims.group_pages.map(|n| n as usize),
+            window: parts.window,
+            slots: dims.slots as usize,
+            chunk: dims.chunk(),
+            prefix_cache: parts.prefix_cache,
+        });
+        let (in_thread, in_counters) = (Arc::clone(&inbox), Arc::clone(&counters));
+        let mut host = Host::new(in_thread, in_counters, ring, pages, dims, parts.hot);
+        let at_end = Arc::clone(&inbox);
+        let (started, starts) = channel();
+        let body = move || {
+            // The device's host thread is the one that starts it.
+            let mut running = match device.start(program, buffers, mailbox) {
+                Ok(running) => running,
+                Err(error) => return drop(started.send(Err(Error::from(error)))),
+            };
+            drop(started.send(Ok(())));
+            let work = std::panic::AssertUnwindSafe(|| host.run(&mut *running));
+            let why = match std::panic::catch_unwind(work) {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(error),
+                Err(panic) => Some(Error::Device(format!("engine thread: {}", message(&*panic)))),
+            };
+            at_end.close(why);
+            // The device stops before its slots are given away.
+            let stop = std::panic::AssertUnwindSafe(|| drop(running));
+            drop(std::panic::catch_unwind(stop));
+            host.end_all(&at_end.failure());
+        };
+        let failed = |e: &dyn std::fmt::Display| Error::Device(format!("engine thread: {e}"));
+        let thread = std::thread::Builder::new().name("kie-engine".to_owned()).spawn(body);
+        let thread = thread.map_err(|e| failed(&e))?;
+        starts.recv().map_err(|_| failed(&"it died while the device started"))??;
+        Ok(Self(Arc::new(Inner {
+            inbox,
+            counters,
+            thread: Mutex::new(Some(thread)),
+            tokenizer,
+            limits,
+            info,
+            sessions: AtomicU64::new(0),
+            opened: Instant::now(),
+            process: std::process::id(),
+        })))
+    }
+
+    /// Starts a request.
+    ///
+    /// # Errors
+    /// [`Error::InvalidRequest`], [`Error::ContextLength`] or [`Error::Template`] for what was
+    /// asked, [`Error::QueueFull`], [`Error::EngineClosed`], or what the device failed with.
+    pub fn stream(&self, request: Request) -> Result<TokenStream> {
+        self.0.check_open()?;
+        let ids = self.0.encode(&request.prompt)?;
+        self.submit(ids, &request.params, None).map(TokenStream::new)
+    }
+
+    /// [`stream`](Self::stream) and its [`completion`](TokenStream::completion).
+    ///
+    /// # Errors
+    /// As [`stream`](Self::stream).
+    pub fn generate(&self, request: Request) -> Result<Completion> {
+        self.stream(request)?.completion()
+    }
+
+    /// A conversation whose KV is kept between turns. With a chat template its turns are messages
+    /// behind `system`; without one `system` and the turns are plain text.
+    ///
+    /// # Errors
+    /// [`Error::EngineClosed`], or [`Error::InvalidRequest`] for a text the tokenizer refuses.
+    pub fn session(&self, system: Option<&str>) -> Result<Session> {
+        self.0.check_open()?;
+        Session::new(self.clone(), system)
+    }
+
+    /// Queues a checked request.
+    pub(crate) fn submit(
+        &self,
+        prompt: Vec<u32>,
+        params: &SamplingParams,
+        session: Option<u64>,
+    ) -> Result<Ticket> {
+        let submitted_ns = now_ns();
+        let inner = &self.0;
+        inner.limits.check_prompt(&prompt, params.max_tokens)?;
+        let resolved = inner.limits.resolve(params, prompt.len())?;
+        let answer = || inner.answer(params, &resolved);
+        let (out, reader) = sequence(resolved.max_new * (1 + params.logprobs.unwrap_or(0)));
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let ticket = Ticket {
+            engine: Arc::clone(inner),
+            reader,
+            cancelled: Arc::clone(&cancelled),
+            answer: answer(),
+            logprobs: params.logprobs,
+            prompt_tokens: prompt.len(),
+            seed: resolved.sampling.seed,
+            submitted_ns,
+        };
+        let device_params = SlotParams {
+            prompt: prompt.len() as u32,
+            cached: 0,
+            max_new: resolved.max_new as u32,
+            min_new: resolved.min_new as u32,
+            stop_ids: resolved.stop_ids.len() as u32,
+            bias: resolved.bias.len() as u32,
+            sampling: resolved.sampling,
+        };
+        let answer = (!params.stop.is_empty()).then(answer);
+        inner.inbox.submit(Box::new(Job {
+            reserve: prompt.len() + resolved.max_new,
+            prompt,
+            cancelled,
+            deadline_ns: resolved.timeout_ns.map_or(u64::MAX, |t| submitted_ns.saturating_add(t)),
+            work: Work::Generate(Box::new(Generate {
+                out,
+                params: device_params,
+                stop_ids: resolved.stop_ids,
+                bias: resolved.bias,
+                answer,
+                stop: params.stop.clone(),
+                session,
+            })),
+        }))?;
+        Ok(ticket)
+    }
+
+    /// Raw logits behind every one of `ids`.
+    ///
+    /// # Errors
+    /// As [`stream`](Self::stream), and [`Error::OutOfMemory`] if there is no room for them.
+    pub fn logits(&self, ids: &[u32], path: LogitsPath) -> Result<Logits> {
+        self.0.check_open()?;
+        let Limits { vocab, context, .. } = self.0.limits;
+        self.0.limits.check_prompt(ids, Some(0))?;
+        let mut values = Vec::new();
+        let need = ids.len().saturating_mul(vocab);
+        values.try_reserve_exact(need).map_err(|_| Error::OutOfMemory {
+            need: need as u64 * 4,
+            free: 0,
+            plan: format!("{} x {vocab} logits on the host", ids.len()),
+        })?;
+        let (out, result) = channel();
+        self.0.inbox.submit(Box::new(Job {
+            prompt: ids.to_vec(),
+            reserve: ids.len().min(context),
+            cancelled: Arc::new(AtomicBool::new(false)),
+            deadline_ns: u64::MAX,
+            work: Work::Logits(LogitsJob { out, path, values }),
+        }))?;
+        let values = result.recv().map_err(|_| self.0.failure())??;
+        Ok(Logits { tokens: ids.len(), vocab, values })
+    }
+
+    /// Ids of a text.
+    ///
+    /// # Errors
+    /// [`Error::InvalidRequest`] for a text that the tokenizer refuses.
+    pub fn tokenize(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        self.0.tokenizer.encode(text, add_special)
+    }
+
+    /// Text of ids.
+    ///
+    /// # Errors
+    /// [`Error::InvalidRequest`] for an id that the model does not have.
+    pub fn detokenize(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        self.0.tokenizer.decode(ids, skip_special)
+    }
+
+    /// Messages as the model's chat template writes them.
+    ///
+    /// # Errors
+    /// [`Error::Template`] if there is none or it refuses them.
+    pub fn apply_chat_template(
+        &self,
+        messages: &[Value],
+        add_generation_prompt: bool,
+    ) -> Result<String> {
+        let messages = Value::Array(messages.to_vec());
+        self.0.tokenizer.apply_chat_template(&messages, add_generation_prompt, &Map::new())
+    }
+
+    /// Touches every weight once, so that the first request finds them in memory.
+    ///
+    /// # Errors
+    /// As [`stream`](Self::stream).
+    pub fn warmup(&self) -> Result<()> {
+        let mut request = Request::new(Prompt::Ids(vec![0]));
+        request.params.max_tokens = Some(1);
+        request.params.temperature = Some(0.0);
+        self.generate(request).map(drop)
+    }
+
+    /// What the engine is made of.
+    pub fn info(&self) -> Info {
+        self.0.info.clone()
+    }
+
+    /// What it has counted.
+    pub fn metrics(&self) -> Metrics {
+        let pages = self.0.info.kv_pages.iter().sum::<usize>();
+        self.0.counters.read(pages as u64, self.0.opened.elapsed().as_secs_f64())
+    }
+
+    /// Ends all requests with [`Error::EngineClosed`] and frees what the engine holds. Idempotent.
+    pub fn close(&self) {
+        self.0.close();
+    }
+
+    /// True after [`close`](Self::close), or if the device failed.
+    pub fn is_closed(&self) -> bool {
+        self.0.inbox.is_closed()
+    }
+}
+
+impl Inner {
+    /// The engine thread exists only in the process that opened the engine.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        let here = std::process::id();
+        if here != self.process {
+            return Err(Error::InvalidRequest(format!(
+                "the engine was opened in process {}, not in its fork {here}: open one there",
+                self.process
+            )));
+        }
+        Ok(())
+    }
+
+    fn check_open(&self) -> Result<()> {
+        self.check_process()?;
+        if self.inbox.is_closed() {
+            return Err(self.failure());
+        }
+        Ok(())
+    }
+
+    /// Why the engine is closed.
+    pub(crate) fn failure(&self) -> Error {
+        self.inbox.failure()
+    }
+
+    /// Has the engine thread look at cancel flags.
+    pub(crate) fn nudge(&self) {
+        self.inbox.nudge();
+    }
+
+    /// Tells the engine thread about a session.
+    pub(crate) fn tell(&self, message: Message) -> Result<()> {
+        self.check_process()?;
+        self.inbox.tell(message)
+    }
+
+    /// A number for a new session.
+    pub(crate) fn next_session(&self) -> u64 {
+        self.sessions.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn model(&self) -> &str {
+        &self.info.model
+    }
+
+    pub(crate) fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Bytes that a decoded token at `position` reads.
+    pub(crate) fn bytes_per_token(&self, position: usize) -> u64 {
+        self.info.bytes_per_token + self.info.kv_bytes_per_position * position as u64
+    }
+
+    fn answer(&self, params: &SamplingParams, resolved: &Resolved) -> Answer {
+        let stop_ids = resolved.stop_ids.as_slice().into();
+        Answer::new(&self.tokenizer, &params.stop, stop_ids, params.min_tokens)
+    }
+
+    /// An answer of a session's turn, to decode it once more.
+    pub(crate) fn answer_of(&self, params: &SamplingParams, prompt: usize) -> Result<Answer> {
+        Ok(self.answer(params, &self.limits.resolve(params, prompt)?))
+    }
+
+    fn encode(&self, prompt: &Prompt) -> Result<Vec<u32>> {
+        match prompt {
+            Prompt::Text(text) => self.tokenizer.encode(text, true),
+            Prompt::Ids(ids) => Ok(ids.clone()),
+            Prompt::Messages(messages) => {
+                let messages = Value::Array(messages.clone());
+                self.tokenizer.encode_chat(&messages, true, &Map::new())
+            }
+        }
+    }
+
+    fn close(&self) {
+        if std::process::id() != self.process {
+            return;
+        }
+        self.inbox.close(None);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // A panic of the thread was caught inside and told to its requests.
+            drop(thread.join());
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn message(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("panicked")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs)]
+pub(crate) mod fake;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -1,0 +1,189 @@
+//! The one error type of the crate. Each variant is one Python exception class (`class`), and each
+//! message says what was wrong, where, what was wanted and what was found.
+
+use std::path::PathBuf;
+
+/// Result with [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What can go wrong, from a bad flag to a device that stopped answering.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file of a model folder is missing, cut short or not what it claims to be.
+    #[error(
+        "{}{}: wanted {wanted}, got {got}",
+        file.display(),
+        tensor.as_ref().map(|t| format!(": {t}")).unwrap_or_default()
+    )]
+    Load {
+        /// The file at fault.
+        file: PathBuf,
+        /// The tensor or key at fault, where one is.
+        tensor: Option<String>,
+        /// What a loader needs there.
+        wanted: String,
+        /// What stands there.
+        got: String,
+    },
+    /// The architecture, a flag or a storage format that kie does not know.
+    #[error("{what}: not supported ({detail})")]
+    UnsupportedModel {
+        /// The config key or feature.
+        what: String,
+        /// Its value and what kie supports.
+        detail: String,
+    },
+    /// The device asked for does not exist here.
+    #[error("no such device: {device} ({detail})")]
+    NoDevice {
+        /// As the caller wrote it.
+        device: String,
+        /// What was looked for and what the remedy is.
+        detail: String,
+    },
+    /// The device exists but its software part (driver, compiler) does not, or is too old.
+    #[error("{device}: {detail}")]
+    BackendMissing {
+        /// As the caller wrote it.
+        device: String,
+        /// What is missing.
+        detail: String,
+    },
+    /// The driver is older than kie needs.
+    #[error("driver {have} is too old: {need} or newer is needed")]
+    DriverTooOld {
+        /// Installed version.
+        have: String,
+        /// Oldest version that works.
+        need: String,
+    },
+    /// A wait on the device outran its budget.
+    #[error("the engine hangs: {detail}")]
+    EngineHang {
+        /// Step, block, slot, wanted and seen.
+        detail: String,
+    },
+    /// Any other failure of a device.
+    #[error("device error: {0}")]
+    Device(String),
+    /// The plan does not fit into what is free; refused before anything was loaded.
+    #[error("out of memory: {need} bytes needed, {free} free\n{plan}")]
+    OutOfMemory {
+        /// Bytes the plan needs.
+        need: u64,
+        /// Bytes that are free.
+        free: u64,
+        /// The printed plan, with what to lower.
+        plan: String,
+    },
+    /// A request or an option that makes no sense.
+    #[error("{0}")]
+    InvalidRequest(String),
+    /// Prompt (and wanted tokens) exceed the context.
+    #[error(
+        "prompt of {prompt} tokens and {max_tokens} to generate exceed the context of {limit}"
+    )]
+    ContextLength {
+        /// Tokens in the prompt.
+        prompt: usize,
+        /// Tokens asked for.
+        max_tokens: usize,
+        /// The engine's context.
+        limit: usize,
+    },
+    /// The chat template is missing or refused the messages.
+    #[error("chat template: {0}")]
+    Template(String),
+    /// The engine was closed, or closed while the request ran.
+    #[error("the engine is closed")]
+    EngineClosed,
+    /// More requests wait than `max_queue` allows.
+    #[error("the queue is full ({0} requests wait)")]
+    QueueFull(usize),
+}
+
+impl Error {
+    /// A [`Error::Load`] without a tensor.
+    pub fn load(
+        file: impl Into<PathBuf>,
+        wanted: impl Into<String>,
+        got: impl Into<String>,
+    ) -> Self {
+        Self::Load { file: file.into(), tensor: None, wanted: wanted.into(), got: got.into() }
+    }
+
+    /// A [`Error::Load`] about one tensor or key.
+    pub fn tensor(
+        file: impl Into<PathBuf>,
+        tensor: impl Into<String>,
+        wanted: impl Into<String>,
+        got: impl Into<String>,
+    ) -> Self {
+        Self::Load {
+            file: file.into(),
+            tensor: Some(tensor.into()),
+            wanted: wanted.into(),
+            got: got.into(),
+        }
+    }
+
+    /// Name of the Python exception class.
+    pub fn class(&self) -> &'static str {
+        match self {
+            Self::Load { .. } => "LoadError",
+            Self::UnsupportedModel { .. } => "UnsupportedModelError",
+            Self::NoDevice { .. } => "NoDeviceError",
+            Self::BackendMissing { .. } => "BackendMissingError",
+            Self::DriverTooOld { .. } => "DriverTooOldError",
+            Self::EngineHang { .. } => "EngineHangError",
+            Self::Device(_) => "DeviceError",
+            Self::OutOfMemory { .. } => "OutOfMemoryError",
+            Self::InvalidRequest(_) => "InvalidRequestError",
+            Self::ContextLength { .. } => "ContextLengthError",
+            Self::Template(_) => "TemplateError",
+            Self::EngineClosed => "EngineClosedError",
+            Self::QueueFull(_) => "QueueFullError",
+        }
+    }
+
+    /// A stable, machine-readable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Load { .. } => "load",
+            Self::UnsupportedModel { .. } => "unsupported_model",
+            Self::NoDevice { .. } => "no_device",
+            Self::BackendMissing { .. } => "backend_missing",
+            Self::DriverTooOld { .. } => "driver_too_old",
+            Self::EngineHang { .. } => "engine_hang",
+            Self::Device(_) => "device",
+            Self::OutOfMemory { .. } => "out_of_memory",
+            Self::InvalidRequest(_) => "invalid_request",
+            Self::ContextLength { .. } => "context_length",
+            Self::Template(_) => "template",
+            Self::EngineClosed => "engine_closed",
+            Self::QueueFull(_) => "queue_full",
+        }
+    }
+
+    /// One line that says what to do about it.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Load { .. } => "fetch the model folder again, or point at the right one",
+            Self::UnsupportedModel { .. } => "`kie info MODEL` lists what kie supports",
+            Self::NoDevice { .. } => "`kie doctor` lists the devices of this machine",
+            Self::BackendMissing { .. } => "`kie doctor` names the missing part and its command",
+            Self::DriverTooOld { .. } => "install a newer driver",
+            Self::EngineHang { .. } => "report the dump; the engine must be opened again",
+            Self::Device(_) => "`kie doctor` checks the device",
+            Self::OutOfMemory { .. } => "lower max_seq_len, max_batch or kv_bytes",
+            Self::InvalidRequest(_) => "correct the request",
+            Self::ContextLength { .. } => {
+                "shorten the prompt, lower max_tokens or raise max_seq_len"
+            }
+            Self::Template(_) => "pass prompt=, or messages that the template accepts",
+            Self::EngineClosed => "open a new engine",
+            Self::QueueFull(_) => "retry later, or raise max_queue",
+        }
+    }
+}

@@ -1,0 +1,499 @@
+//! The engine thread: admits requests to slots, drives the device, copies what it made to readers.
+//!
+//! # Invariants
+//! * This thread alone talks to the mailbox, the device and the page books.
+//! * A slot's pages are given back only after the device has ended the slot, however early its
+//!   reader was told the end. A session's reader is told after that, so its next turn finds them.
+//! * While requests run and none come or go, a turn of the loop takes no lock, allocates nothing
+//!   and makes no system call but to wake a reader that sleeps. (Requests with stop strings decode
+//!   text here.)
+//! * Requests are admitted in the order they came.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use kie_kernels::abi::{Command, CommandKind, Dims, Record, SlotEnd, MAX_ALTERNATIVES, PAGE};
+use kie_kernels::device::Running;
+
+use crate::engine::LogitsPath;
+use crate::error::{Error, Result};
+use crate::inbox::{Ending, Inbox, Job, Message, Outcome, Work};
+use crate::memory::{Lease, Pages, Pin};
+use crate::metrics::{add, set, Counters};
+use crate::primitive::now_ns;
+use crate::request::{FinishReason, StopReason};
+use crate::ring::HostRing;
+
+/// A slot at work.
+struct Active {
+    work: Option<Work>,
+    lease: Lease,
+    /// Prompt, then what was generated; room for all of it.
+    tokens: Vec<u32>,
+    prompt: usize,
+    /// Records taken from the device, and those handed on (a stop string hides the rest).
+    taken: u32,
+    cancelled: Arc<std::sync::atomic::AtomicBool>,
+    deadline_ns: u64,
+    admitted_ns: u64,
+    session: Option<u64>,
+    logits: bool,
+    /// The end of a session's turn, to be told when the device has ended it too.
+    verdict: Option<Outcome>,
+    /// To be sent as soon as the ring has room.
+    command: Option<Command>,
+    committed: bool,
+    cancel_sent: bool,
+    /// First position of the next logits command.
+    next: usize,
+}
+
+impl Active {
+    /// The device is to end it, or has.
+    fn is_stopping(&self) -> bool {
+        self.work.is_none() || self.verdict.is_some()
+    }
+}
+
+/// Everything the engine thread owns.
+pub(crate) struct Host {
+    inbox: Arc<Inbox>,
+    counters: Arc<Counters>,
+    ring: HostRing,
+    pages: Pages,
+    dims: Dims,
+    waiting: VecDeque<Box<Job>>,
+    slots: Vec<Option<Active>>,
+    running: usize,
+    pins: HashMap<u64, Pin>,
+    /// No deadline is earlier.
+    deadline_ns: u64,
+    hot: bool,
+}
+
+impl Host {
+    /// An idle engine.
+    pub(crate) fn new(
+        inbox: Arc<Inbox>,
+        counters: Arc<Counters>,
+        ring: HostRing,
+        pages: Pages,
+        dims: Dims,
+        hot: bool,
+    ) -> Self {
+        Self {
+            inbox,
+            counters,
+            ring,
+            pages,
+            dims,
+            waiting: VecDeque::new(),
+            slots: (0..dims.slots).map(|_| None).collect(),
+            running: 0,
+            pins: HashMap::new(),
+            deadline_ns: u64::MAX,
+            hot,
+        }
+    }
+
+    /// Runs until the inbox is closed.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub(crate) fn run(&mut self, device: &mut dyn Running) -> Result<()> {
+        loop {
+            if self.inbox.rang() {
+                if self.inbox.is_closed() {
+                    return Ok(());
+                }
+                self.read_inbox();
+                self.review();
+            }
+            if self.running == 0 && self.waiting.is_empty() && !self.hot {
+                device.park();
+                self.inbox.listen(None);
+                continue;
+            }
+            self.turn(device)?;
+        }
+    }
+
+    /// One turn with something to do.
+    fn turn(&mut self, device: &mut dyn Running) -> Result<()> {
+        if self.deadline_ns != u64::MAX && now_ns() >= self.deadline_ns {
+            self.review();
+        }
+        if !device.drive()? {
+            std::hint::spin_loop();
+        }
+        let mut ended = false;
+        for slot in 0..self.slots.len() {
+            if self.slots[slot].is_some() {
+                ended |= self.poll(slot);
+            }
+        }
+        if ended {
+            self.admit();
+        }
+        Ok(())
+    }
+
+    fn read_inbox(&mut self) {
+        while let Some(message) = self.inbox.take() {
+            match message {
+                Message::Job(job) => self.waiting.push_back(job),
+                Message::Pin { id, history } => self.pin(id, &history),
+                Message::Unpin { id } => {
+                    if let Some(pin) = self.pins.remove(&id) {
+                        self.pages.unpin(pin);
+                    }
+                }
+            }
+        }
+        self.gauges();
+    }
+
+    fn pin(&mut self, id: u64, history: &[u32]) {
+        let pin = self.pages.pin(history);
+        if let Some(old) = self.pins.insert(id, pin) {
+            self.pages.unpin(old);
+        }
+    }
+
+    /// Looks at every cancel flag and deadline, then admits what fits.
+    fn review(&mut self) {
+        let now = now_ns();
+        self.deadline_ns = u64::MAX;
+        for _ in 0..self.waiting.len() {
+            let Some(job) = self.waiting.pop_front() else { break };
+            match due(&job.cancelled, job.deadline_ns, now) {
+                Some(reason) => refuse(&self.inbox, &self.counters, *job, Ok((reason, None))),
+                None => {
+                    self.deadline_ns = self.deadline_ns.min(job.deadline_ns);
+                    self.waiting.push_back(job);
+                }
+            }
+        }
+        for slot in 0..self.slots.len() {
+            let Some(active) = &self.slots[slot] else { continue };
+            if active.is_stopping() {
+                continue;
+            }
+            match due(&active.cancelled, active.deadline_ns, now) {
+                Some(reason) => self.conclude(slot, Ok((reason, None))),
+                None => self.deadline_ns = self.deadline_ns.min(active.deadline_ns),
+            }
+        }
+        self.admit();
+    }
+
+    /// Gives slots to the requests that waited longest, while there are slots and pages.
+    fn admit(&mut self) {
+        while let Some(slot) = self.slots.iter().position(Option::is_none) {
+            let Some(job) = self.waiting.front() else { break };
+            let logits = matches!(job.work, Work::Logits(_));
+            if logits && self.slots.iter().flatten().any(|a| a.logits) {
+                break; // the mailbox has room for the logits of one
+            }
+            // Logits are of every position, so nothing of theirs may come from shared pages.
+            let known = if logits { &[] } else { &job.prompt[..] };
+            match self.pages.admit(known, job.reserve) {
+                Ok(lease) => {
+                    let job = self.waiting.pop_front().expect("there was a front");
+                    self.start(slot, *job, lease);
+                }
+                Err(room) if self.running == 0 || room.wanted > room.total => {
+                    let job = self.waiting.pop_front().expect("there was a front");
+                    let error = no_room(&room, &self.dims, self.pins.len());
+                    refuse(&self.inbox, &self.counters, *job, Err(error));
+                }
+                Err(_) => break,
+            }
+        }
+        self.gauges();
+    }
+
+    /// Hands a job to the device.
+    fn start(&mut self, slot: usize, job: Job, lease: Lease) {
+        let memory = self.ring.slot(slot).expect("a free slot is the host's");
+        let prompt = job.prompt.len();
+        memory.tokens[..prompt].copy_from_slice(&job.prompt);
+        for (to, from) in memory.pages.iter_mut().zip(&lease.tables) {
+            to[..from.len()].copy_from_slice(from);
+        }
+        let mut next = 0;
+        let mut session = None;
+        let command = match &job.work {
+            Work::Generate(g) => {
+                memory.params = g.params;
+                memory.params.cached = lease.cached as u32;
+                memory.stop_ids[..g.stop_ids.len()].copy_from_slice(&g.stop_ids);
+                memory.bias[..g.bias.len()].copy_from_slice(&g.bias);
+                session = g.session;
+                add(&self.counters.prompt_tokens, prompt);
+                add(&self.counters.cached_tokens, lease.cached);
+                Command { kind: CommandKind::Start, slot: slot as u32, a: 0, b: 0 }
+            }
+            Work::Logits(l) => {
+                memory.params.prompt = prompt as u32;
+                memory.params.cached = 0;
+                let command = logits_command(l.path, slot, 0, prompt, self.dims.chunk());
+                next = command.b as usize;
+                command
+            }
+        };
+        let mut tokens = Vec::with_capacity(job.reserve + 1);
+        tokens.extend_from_slice(&job.prompt);
+        self.deadline_ns = self.deadline_ns.min(job.deadline_ns);
+        self.slots[slot] = Some(Active {
+            logits: matches!(job.work, Work::Logits(_)),
+            verdict: None,
+            work: Some(job.work),
+            lease,
+            tokens,
+            prompt,
+            taken: 0,
+            cancelled: job.cancelled,
+            deadline_ns: job.deadline_ns,
+            admitted_ns: now_ns(),
+            session,
+            command: Some(command),
+            committed: false,
+            cancel_sent: false,
+            next,
+        });
+        self.running += 1;
+        self.flush(slot);
+    }
+
+    /// Sends what a slot has to send, if the ring has room.
+    fn flush(&mut self, slot: usize) {
+        let Some(active) = &mut self.slots[slot] else { return };
+        if let Some(command) = active.command {
+            if !self.ring.send(command) {
+                return;
+            }
+            active.command = None;
+        }
+        if active.is_stopping() && !active.logits && !active.cancel_sent {
+            let kind = CommandKind::Cancel;
+            active.cancel_sent = self.ring.send(Command { kind, slot: slot as u32, a: 0, b: 0 });
+        }
+    }
+
+    /// Takes what a slot has made; true if it is free now.
+    fn poll(&mut self, slot: usize) -> bool {
+        let active = self.slots[slot].as_ref().expect("the caller looked");
+        if active.command.is_some() || (active.is_stopping() && !active.cancel_sent) {
+            self.flush(slot);
+            if self.slots[slot].as_ref().is_some_and(|a| a.command.is_some()) {
+                return false;
+            }
+        }
+        let (made, end) = self.ring.poll(slot);
+        let active = self.slots[slot].as_mut().expect("flush keeps it");
+        if made > active.taken {
+            if !active.committed {
+                active.committed = true;
+                self.pages.commit(&active.lease, &active.tokens[..active.prompt]);
+            }
+            if active.is_stopping() {
+                active.taken = made;
+            } else {
+                self.take(slot, made);
+            }
+        }
+        if end == SlotEnd::Running {
+            return false;
+        }
+        self.device_ended(slot, end)
+    }
+
+    /// Copies records `taken..made` to the reader, as far as no stop string hits.
+    fn take(&mut self, slot: usize, made: u32) {
+        let Some(active) = &mut self.slots[slot] else { return };
+        let Some(Work::Generate(g)) = &mut active.work else { return };
+        let k = g.params.sampling.logprobs.saturating_sub(1) as usize;
+        let mut alternatives = [(0, 0.0); MAX_ALTERNATIVES];
+        let mut hit = None;
+        let before = active.tokens.len();
+        while active.taken < made && hit.is_none() {
+            let record = self.ring.record(slot, active.taken, &mut alternatives[..k]);
+            active.taken += 1;
+            active.tokens.push(record.token);
+            g.out.push(record);
+            for (token, logprob) in &alternatives[..k] {
+                g.out.push(Record { token: *token, logprob: *logprob, t_ns: 0 });
+            }
+            if let Some(answer) = &mut g.answer {
+                answer.push(record.token);
+                hit = answer.hit();
+            }
+        }
+        add(&self.counters.generated_tokens, active.tokens.len() - before);
+        active.taken = made;
+        match hit {
+            Some(index) => {
+                let text = g.stop[index].clone();
+                self.conclude(slot, Ok((FinishReason::Stop, Some(StopReason::Text(text)))));
+            }
+            None => g.out.publish(),
+        }
+    }
+
+    /// Decides how a slot's request ends and tells the device to stop.
+    fn conclude(&mut self, slot: usize, outcome: Outcome) {
+        let Some(active) = &mut self.slots[slot] else { return };
+        if active.session.is_some() {
+            active.verdict.get_or_insert(outcome);
+        } else if let Some(work) = active.work.take() {
+            let (admitted_ns, cached) = (active.admitted_ns, active.lease.cached);
+            tell(&self.counters, work, Ending { result: outcome, admitted_ns, cached });
+        }
+        self.flush(slot);
+    }
+
+    /// The device gave the slot back; true if it is free now.
+    fn device_ended(&mut self, slot: usize, end: SlotEnd) -> bool {
+        let Some(active) = &mut self.slots[slot] else { return true };
+        let outcome = match end {
+            SlotEnd::Running => return false,
+            SlotEnd::Logits => match self.more_logits(slot) {
+                true => return false,
+                false => Ok((FinishReason::Length, None)),
+            },
+            SlotEnd::StopId => {
+                let id = active.tokens.last().copied().unwrap_or_default();
+                Ok((FinishReason::Stop, Some(StopReason::Id(id))))
+            }
+            SlotEnd::Length => Ok((FinishReason::Length, None)),
+            SlotEnd::Cancelled => Ok((FinishReason::Cancelled, None)),
+            SlotEnd::NotFinite => Err(not_finite(active.tokens.len())),
+        };
+        self.free(slot, end, outcome);
+        true
+    }
+
+    /// Copies the logits of a command and sends the next one; false when all are there.
+    fn more_logits(&mut self, slot: usize) -> bool {
+        let Some(active) = &mut self.slots[slot] else { return false };
+        let Some(Work::Logits(l)) = &mut active.work else { return false };
+        l.values.extend_from_slice(self.ring.logits(slot).unwrap_or_default());
+        if active.next >= active.prompt {
+            return false;
+        }
+        let chunk = self.dims.chunk();
+        let command = logits_command(l.path, slot, active.next, active.prompt, chunk);
+        active.next += command.b as usize;
+        active.command = Some(command);
+        self.flush(slot);
+        true
+    }
+
+    /// Gives a slot's pages back, with the KV that is valid and wanted, then tells the reader.
+    fn free(&mut self, slot: usize, end: SlotEnd, outcome: Outcome) {
+        let Some(active) = self.slots[slot].take() else { return };
+        self.running -= 1;
+        self.inbox.leave();
+        // The last token was chosen but never fed; what lies behind a stop string is not wanted.
+        let written = active.prompt + active.taken as usize + self.dims.chunk();
+        let good = active.committed && end != SlotEnd::NotFinite;
+        let valid = if good { &active.tokens[..active.tokens.len() - 1] } else { &[] };
+        let (admitted_ns, cached) = (active.admitted_ns, active.lease.cached);
+        self.pages.retire(active.lease, valid, written);
+        // The session may be gone by now: then it has no pin to replace.
+        if let Some(id) = active.session.filter(|id| good && self.pins.contains_key(id)) {
+            self.pin(id, valid);
+        }
+        if let Some(work) = active.work {
+            let result = active.verdict.unwrap_or(outcome);
+            tell(&self.counters, work, Ending { result, admitted_ns, cached });
+        }
+    }
+
+    fn gauges(&self) {
+        let stats = self.pages.stats();
+        set(&self.counters.running, self.running);
+        set(&self.counters.waiting, self.waiting.len());
+        set(&self.counters.pages_used, stats.used.iter().sum());
+        set(&self.counters.pages_cached, stats.cached.iter().sum());
+    }
+
+    /// Ends everything that runs, waits or is still in the inbox. The inbox is closed.
+    pub(crate) fn end_all(&mut self, error: &Error) {
+        for slot in 0..self.slots.len() {
+            let Some(active) = self.slots[slot].take() else { continue };
+            self.inbox.leave();
+            if let Some(work) = active.work {
+                let (admitted_ns, cached) = (active.admitted_ns, active.lease.cached);
+                tell(
+                    &self.counters,
+                    work,
+                    Ending { result: Err(error.clone()), admitted_ns, cached },
+                );
+            }
+        }
+        while let Some(message) = self.inbox.take() {
+            if let Message::Job(job) = message {
+                self.waiting.push_back(job);
+            }
+        }
+        while let Some(job) = self.waiting.pop_front() {
+            refuse(&self.inbox, &self.counters, *job, Err(error.clone()));
+        }
+        self.running = 0;
+        set(&self.counters.running, 0);
+        set(&self.counters.waiting, 0);
+    }
+}
+
+/// Why a request must end now, if it must.
+fn due(cancelled: &std::sync::atomic::AtomicBool, deadline: u64, now: u64) -> Option<FinishReason> {
+    if cancelled.load(Ordering::Acquire) {
+        return Some(FinishReason::Cancelled);
+    }
+    (now >= deadline).then_some(FinishReason::Timeout)
+}
+
+/// Ends a job that never got a slot.
+fn refuse(inbox: &Inbox, counters: &Counters, job: Job, outcome: Outcome) {
+    inbox.leave();
+    tell(counters, job.work, Ending { result: outcome, admitted_ns: 0, cached: 0 });
+}
+
+/// Tells a reader the end.
+fn tell(counters: &Counters, work: Work, ending: Ending) {
+    match work {
+        Work::Generate(g) => {
+            counters.ended(ending.result.as_ref().map_or(FinishReason::Error, |(r, _)| *r));
+            g.out.end(ending);
+        }
+        // Nobody listens any more if the caller's thread died.
+        Work::Logits(l) => drop(l.out.send(ending.result.map(|_| l.values))),
+    }
+}
+
+fn logits_command(path: LogitsPath, slot: usize, at: usize, end: usize, chunk: usize) -> Command {
+    let (kind, count) = match path {
+        LogitsPath::Prefill => (CommandKind::LogitsPrefill, chunk.min(end - at)),
+        LogitsPath::Decode => (CommandKind::LogitsDecode, 1),
+    };
+    Command { kind, slot: slot as u32, a: at as u32, b: count as u32 }
+}
+
+fn no_room(room: &crate::memory::NoRoom, dims: &Dims, sessions: usize) -> Error {
+    let bytes = |pages: usize| pages as u64 * dims.page_bytes(room.group).max(1);
+    let plan = format!(
+        "{room} ({PAGE} positions each); {sessions} open sessions hold pages: close some, lower \
+         max_tokens, or raise kv_bytes"
+    );
+    Error::OutOfMemory { need: bytes(room.wanted), free: bytes(room.available), plan }
+}
+
+fn not_finite(position: usize) -> Error {
+    Error::Device(format!(
+        "logits at position {position} are not finite: the weights hold or produce NaN or \
+         infinity; check the checkpoint, or open it with a wider dtype (dtype=\"f32\")"
+    ))
+}

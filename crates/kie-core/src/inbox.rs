@@ -1,0 +1,181 @@
+//! How other threads reach the engine thread: a queue behind a lock that is touched only after the
+//! bell rang, so a running engine never takes it for nothing.
+//!
+//! Invariants: at most `room` requests are in flight (waiting or running) at a time; once the
+//! inbox is closed nothing enters it, and every request that did enter gets an end.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kie_kernels::abi::{Record, SlotParams};
+
+use crate::answer::Answer;
+use crate::engine::LogitsPath;
+use crate::error::{Error, Result};
+use crate::request::{FinishReason, StopReason};
+use crate::ring::{Bell, Writer};
+
+/// Why a request ended and what stopped it, or the error it ended with.
+pub(crate) type Outcome = Result<(FinishReason, Option<StopReason>)>;
+
+/// How a request ended.
+pub(crate) struct Ending {
+    /// Why, and what stopped it.
+    pub(crate) result: Outcome,
+    /// CLOCK_MONOTONIC when it got its slot; 0 if it never did.
+    pub(crate) admitted_ns: u64,
+    /// Prompt tokens whose KV was there already.
+    pub(crate) cached: usize,
+}
+
+/// What a slot is used for. A few dozen of them exist, so the larger variant's size is no matter.
+#[allow(clippy::large_enum_variant)]
+pub(crate) enum Work {
+    /// Tokens.
+    Generate(Box<Generate>),
+    /// Logits of every position.
+    Logits(Logits),
+}
+
+/// A validated request for tokens.
+pub(crate) struct Generate {
+    /// Where rows go: a record, then its alternatives.
+    pub(crate) out: Writer<Record, Ending>,
+    /// What the device gets; `cached` is filled in at admission.
+    pub(crate) params: SlotParams,
+    pub(crate) stop_ids: Vec<u32>,
+    pub(crate) bias: Vec<(u32, f32)>,
+    /// Text so far, where stop strings need it, and those strings.
+    pub(crate) answer: Option<Answer>,
+    pub(crate) stop: Vec<String>,
+    /// The session whose pages follow this request.
+    pub(crate) session: Option<u64>,
+}
+
+/// A request for logits.
+pub(crate) struct Logits {
+    pub(crate) out: Sender<Result<Vec<f32>>>,
+    pub(crate) path: LogitsPath,
+    /// Room for all of them.
+    pub(crate) values: Vec<f32>,
+}
+
+/// One thing to do in a slot.
+pub(crate) struct Job {
+    pub(crate) prompt: Vec<u32>,
+    /// Positions it may grow to.
+    pub(crate) reserve: usize,
+    pub(crate) cancelled: Arc<AtomicBool>,
+    /// CLOCK_MONOTONIC at which it ends; `u64::MAX`: never.
+    pub(crate) deadline_ns: u64,
+    pub(crate) work: Work,
+}
+
+/// What the engine thread is told.
+pub(crate) enum Message {
+    /// Do this.
+    Job(Box<Job>),
+    /// Session `id` holds this history and no other.
+    Pin { id: u64, history: Vec<u32> },
+    /// Session `id` is gone.
+    Unpin { id: u64 },
+}
+
+/// See the module.
+pub(crate) struct Inbox {
+    queue: Mutex<VecDeque<Message>>,
+    bell: Bell,
+    closed: AtomicBool,
+    failure: Mutex<Option<Error>>,
+    in_flight: AtomicUsize,
+    room: usize,
+    max_queue: usize,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Inbox {
+    /// For an engine of `slots` slots where `max_queue` requests may wait.
+    pub(crate) fn new(slots: usize, max_queue: usize) -> Self {
+        Self {
+            queue: Mutex::new(VecDeque::new()),
+            bell: Bell::default(),
+            closed: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            in_flight: AtomicUsize::new(0),
+            room: slots.saturating_add(max_queue),
+            max_queue,
+        }
+    }
+
+    /// Leaves a job, or refuses it.
+    pub(crate) fn submit(&self, job: Box<Job>) -> Result<()> {
+        let more = |n: usize| (n < self.room).then_some(n + 1);
+        let order = Ordering::AcqRel;
+        if self.in_flight.fetch_update(order, Ordering::Acquire, more).is_err() {
+            return Err(Error::QueueFull(self.max_queue));
+        }
+        self.tell(Message::Job(job)).inspect_err(|_| self.leave())
+    }
+
+    /// Leaves a message.
+    pub(crate) fn tell(&self, message: Message) -> Result<()> {
+        let mut queue = lock(&self.queue);
+        if self.is_closed() {
+            return Err(self.failure());
+        }
+        queue.push_back(message);
+        drop(queue);
+        self.bell.ring();
+        Ok(())
+    }
+
+    /// A job that entered has ended.
+    pub(crate) fn leave(&self) {
+        self.in_flight.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Something about a job changed that the engine thread should look at.
+    pub(crate) fn nudge(&self) {
+        self.bell.ring();
+    }
+
+    /// Nothing enters any more; `why` is what later callers hear. The first reason stays.
+    pub(crate) fn close(&self, why: Option<Error>) {
+        let queue = lock(&self.queue);
+        if !self.closed.swap(true, Ordering::AcqRel) {
+            *lock(&self.failure) = why;
+        }
+        drop(queue);
+        self.bell.ring();
+    }
+
+    /// True after [`close`](Self::close).
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Why it is closed.
+    pub(crate) fn failure(&self) -> Error {
+        lock(&self.failure).clone().unwrap_or(Error::EngineClosed)
+    }
+
+    /// Engine thread: true if something came since the last call.
+    pub(crate) fn rang(&self) -> bool {
+        self.bell.rang()
+    }
+
+    /// Engine thread: the oldest message.
+    pub(crate) fn take(&self) -> Option<Message> {
+        lock(&self.queue).pop_front()
+    }
+
+    /// Engine thread: sleeps until the bell rings.
+    pub(crate) fn listen(&self, timeout: Option<std::time::Duration>) {
+        self.bell.listen(timeout);
+    }
+}

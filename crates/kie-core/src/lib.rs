@@ -1,0 +1,34 @@
+//! The engine: from a checkpoint folder to a typed stream of tokens.
+//!
+//! [`model`] reads what a model is, `plan` decides what runs where, `engine` admits requests and
+//! polls the ring, `stream` hands tokens to the caller. Devices live in `kie-kernels`.
+
+mod admission;
+mod answer;
+pub mod engine;
+pub mod error;
+mod host;
+mod inbox;
+mod json;
+#[cfg(test)]
+mod loomed;
+pub mod memory;
+pub mod metrics;
+pub mod model;
+pub mod plan;
+mod primitive;
+mod pyfmt;
+pub mod request;
+mod ring;
+pub mod session;
+pub mod stream;
+pub mod template;
+pub mod text;
+pub mod tokenizer;
+pub mod weights;
+
+pub use engine::{Builder, Engine, Info, Logits, LogitsPath};
+pub use error::{Error, Result};
+pub use metrics::Metrics;
+pub use session::Session;
+pub use stream::{Next, TokenStream};

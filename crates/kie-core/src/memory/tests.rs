@@ -1,0 +1,372 @@
+//! Random life cycles against a model that remembers what was written into every page.
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use proptest::prelude::*;
+
+/// What a slot of a page holds: a hash of the tokens up to and including that position.
+type Content = Vec<[u64; PAGE]>;
+
+struct Running {
+    lease: Lease,
+    tokens: Vec<u32>,
+    written: usize,
+    reserve: usize,
+}
+
+struct World {
+    pages: Pages,
+    content: [Content; GROUPS],
+    running: Vec<Running>,
+    pins: Vec<(Pin, Vec<u32>)>,
+    /// Histories to draw prompts from.
+    past: Vec<Vec<u32>>,
+    fresh: u32,
+}
+
+fn hashes(tokens: &[u32]) -> Vec<u64> {
+    let mut h = 0xcbf2_9ce4_8422_2325u64;
+    let step = |h: u64, t: u32| (h ^ u64::from(t)).wrapping_mul(0x0100_0000_01b3).rotate_left(23);
+    tokens
+        .iter()
+        .map(|&t| {
+            h = step(h, t);
+            h
+        })
+        .collect()
+}
+
+fn config(full: usize, window_pages: usize, window: Option<usize>, slots: usize) -> PagesConfig {
+    let pages = [full, window_pages];
+    PagesConfig { pages, window, slots, chunk: 96, prefix_cache: true }
+}
+
+impl World {
+    fn new(config: PagesConfig) -> Self {
+        Self {
+            content: config.pages.map(|n| vec![[0; PAGE]; n]),
+            pages: Pages::new(config),
+            running: Vec::new(),
+            pins: Vec::new(),
+            past: vec![Vec::new()],
+            fresh: 0,
+        }
+    }
+
+    /// All that a request at position `at` reads must be what its tokens say.
+    fn verify(&self, lease: &Lease, hashes: &[u64], at: usize, to: usize) {
+        let window = self.pages.config.window;
+        for group in 0..GROUPS {
+            let from = match (group, window) {
+                (0, _) => 0,
+                (_, Some(w)) => (at + 1).saturating_sub(w),
+                (_, None) => continue,
+            };
+            for (i, &want) in hashes.iter().enumerate().take(to).skip(from) {
+                let page = lease.tables[group][i / PAGE];
+                assert_eq!(self.content[group][page as usize][i % PAGE], want, "group {group} {i}");
+            }
+        }
+    }
+
+    /// Computes positions up to `tokens.len()`, in chunks, as a device would.
+    fn compute(&mut self, mut r: Running) -> Running {
+        let hashes = hashes(&r.tokens);
+        while r.written < r.tokens.len() {
+            let to = r.tokens.len().min(r.written + self.pages.config.chunk);
+            for (i, &hash) in hashes.iter().enumerate().take(to).skip(r.written) {
+                for group in 0..GROUPS {
+                    if let Some(&page) = r.lease.tables[group].get(i / PAGE) {
+                        self.content[group][page as usize][i % PAGE] = hash;
+                    }
+                }
+            }
+            self.verify(&r.lease, &hashes, r.written, to);
+            r.written = to;
+        }
+        r
+    }
+
+    fn tokens_after(&mut self, from: usize, keep: usize, more: usize) -> Vec<u32> {
+        let mut tokens = self.past[from % self.past.len()].clone();
+        tokens.truncate(keep);
+        for i in 0..more as u32 {
+            // Few different continuations, so that histories meet again.
+            self.fresh = self.fresh.wrapping_mul(5).wrapping_add(1);
+            tokens.push(i * 8 + (self.fresh >> 7) % 8 * u32::from(i % 200 == 0));
+        }
+        if tokens.is_empty() {
+            tokens.push(1);
+        }
+        tokens
+    }
+
+    fn start(&mut self, tokens: Vec<u32>, reserve_more: usize) -> bool {
+        if self.running.len() >= self.pages.config.slots {
+            return false;
+        }
+        let (far, reserve) = (self.pages.how_far(&tokens), tokens.len() + reserve_more);
+        let Ok(lease) = self.pages.admit(&tokens, reserve) else { return false };
+        assert!(lease.cached == far || lease.cached == 0);
+        assert!(lease.cached < tokens.len() && lease.cached % PAGE == 0);
+        assert!(lease.tables[0].len() * PAGE >= reserve);
+        self.verify(&lease, &hashes(&tokens), lease.cached, lease.cached);
+        let written = lease.cached;
+        self.past.push(tokens.clone());
+        self.running.push(Running { lease, tokens, written, reserve });
+        true
+    }
+
+    /// Prefills, and lets others share.
+    fn prefill(&mut self, which: usize) {
+        let Some(i) = which.checked_rem(self.running.len()) else { return };
+        let r = self.running.remove(i);
+        let r = self.compute(r);
+        self.pages.commit(&r.lease, &r.tokens);
+        self.running.push(r);
+    }
+
+    /// Generates `more`, then ends with `drop` tokens rolled back.
+    fn finish(&mut self, which: usize, more: usize, drop: usize) {
+        let Some(i) = which.checked_rem(self.running.len()) else { return };
+        let mut r = self.running.remove(i);
+        let room = r.reserve - r.tokens.len();
+        r.tokens.extend((0..more.min(room) as u32).map(|t| t % 3));
+        let mut r = self.compute(r);
+        r.tokens.truncate(r.tokens.len().saturating_sub(drop));
+        self.past.push(r.tokens.clone());
+        self.pages.retire(r.lease, &r.tokens, r.written);
+    }
+
+    /// Cancelled in the middle of the prompt.
+    fn cancel(&mut self, which: usize, at: usize) {
+        let Some(i) = which.checked_rem(self.running.len()) else { return };
+        let mut r = self.running.remove(i);
+        r.tokens.truncate(r.written.max(at));
+        let r = self.compute(r);
+        self.pages.retire(r.lease, &r.tokens[..r.written], r.written);
+    }
+
+    fn check(&self) {
+        self.pages.check().unwrap();
+        let mut writable = BTreeSet::new();
+        for r in &self.running {
+            for group in 0..GROUPS {
+                let ahead = r.lease.tables[group].iter().skip(r.written / PAGE);
+                let own: BTreeSet<u32> = ahead.copied().collect();
+                for page in own {
+                    assert!(writable.insert((group, page)), "two leases write page {page}");
+                    assert_eq!(self.pages.pools[group].owners(page), 1);
+                }
+            }
+        }
+    }
+
+    fn close(&mut self) {
+        while !self.running.is_empty() {
+            self.finish(0, 0, 0);
+        }
+        for (pin, _) in std::mem::take(&mut self.pins) {
+            self.pages.unpin(pin);
+        }
+        self.pages.clear();
+        self.check();
+        let stats = self.pages.stats();
+        assert_eq!((stats.free, stats.used), (self.pages.config.pages, [0, 0]));
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Act {
+    Start { from: usize, keep: usize, more: usize, reserve: usize },
+    Prefill(usize),
+    Finish { which: usize, more: usize, drop: usize },
+    Cancel { which: usize, at: usize },
+    Pin(usize),
+    Unpin(usize),
+    Clear,
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let any = 0usize..1000;
+    prop_oneof![
+        5 => (any.clone(), 0usize..3000, 0usize..900, 0usize..700)
+            .prop_map(|(from, keep, more, reserve)| Act::Start { from, keep, more, reserve }),
+        3 => any.clone().prop_map(Act::Prefill),
+        4 => (any.clone(), 0usize..600, prop_oneof![Just(0usize), 0usize..300])
+            .prop_map(|(which, more, drop)| Act::Finish { which, more, drop }),
+        1 => (any.clone(), 0usize..500).prop_map(|(which, at)| Act::Cancel { which, at }),
+        2 => any.clone().prop_map(Act::Pin),
+        1 => any.prop_map(Act::Unpin),
+        1 => Just(Act::Clear),
+    ]
+}
+
+impl World {
+    fn act(&mut self, act: Act) {
+        match act {
+            Act::Start { from, keep, more, reserve } => {
+                let tokens = self.tokens_after(from, keep, more);
+                self.start(tokens, reserve);
+            }
+            Act::Prefill(which) => self.prefill(which),
+            Act::Finish { which, more, drop } => self.finish(which, more, drop),
+            Act::Cancel { which, at } => self.cancel(which, at),
+            Act::Pin(from) => {
+                let tokens = self.past[from % self.past.len()].clone();
+                let pin = self.pages.pin(&tokens);
+                self.pins.push((pin, tokens));
+            }
+            Act::Unpin(which) => {
+                if let Some(i) = which.checked_rem(self.pins.len()) {
+                    let (pin, _) = self.pins.remove(i);
+                    self.pages.unpin(pin);
+                }
+            }
+            Act::Clear => self.pages.clear(),
+        }
+        self.check();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, max_shrink_iters: 2000, ..Default::default() })]
+    #[test]
+    fn every_page_has_its_owners(
+        acts in prop::collection::vec(act(), 1..60),
+        full in 20usize..200,
+        window in prop::option::of(1usize..400),
+        spare in 0usize..60,
+        slots in 1usize..5,
+    ) {
+        let mut config = config(full, 0, window, slots);
+        config.pages[1] = if window.is_some() { slots * config.ring() + spare } else { 0 };
+        let mut world = World::new(config.clone());
+        let mut twin = World::new(config);
+        for act in acts {
+            world.act(act.clone());
+            twin.act(act);
+        }
+        let leases =
+            |w: &World| w.running.iter().map(|r| r.lease.tables.clone()).collect::<Vec<_>>();
+        prop_assert_eq!(leases(&world), leases(&twin), "same calls, other pages");
+        world.close();
+    }
+}
+
+/// The window pool never refuses while it holds a ring a slot.
+#[test]
+fn a_ring_is_guaranteed() {
+    let mut c = config(4000, 0, Some(200), 4);
+    c.pages[1] = 4 * c.ring();
+    let mut world = World::new(c);
+    for round in 0..40 {
+        while world.running.len() < 4 {
+            let tokens = world.tokens_after(round, 1500, 700);
+            assert!(world.start(tokens, 1000), "round {round}");
+            world.check();
+        }
+        let last = world.past.last().unwrap().clone();
+        let pin = world.pages.pin(&last);
+        world.pins.push((pin, last));
+        world.prefill(0);
+        world.finish(round, 900, 10);
+        world.finish(round, 5, 0);
+        world.check();
+    }
+    world.close();
+}
+
+#[test]
+fn a_shared_thousand_is_found() {
+    for window in [None, Some(512)] {
+        let mut world = World::new(config(100, 100, window, 2));
+        let mut tokens: Vec<u32> = (0..1000).collect();
+        tokens.extend([7; 30]);
+        world.start(tokens.clone(), 10);
+        world.prefill(0);
+        tokens.truncate(1000);
+        tokens.extend([9; 40]);
+        assert_eq!(world.pages.how_far(&tokens), 960, "{window:?}: while the first still runs");
+        assert!(world.start(tokens, 10));
+        assert_eq!(world.running[1].lease.cached, 960);
+        world.close();
+    }
+}
+
+/// A long request in a small pool runs on its ring and keeps the windows before checkpoints.
+#[test]
+fn windows_drop_old_pages_but_checkpoints() {
+    let mut c = config(100, 0, Some(128), 1);
+    let ring = c.ring();
+    c.pages[1] = ring + 6;
+    let mut world = World::new(c);
+    let tokens: Vec<u32> = (0..3000).collect();
+    world.start(tokens.clone(), 0);
+    let distinct: BTreeSet<u32> = world.running[0].lease.tables[1].iter().copied().collect();
+    assert_eq!(distinct.len(), ring + 4, "the ring, and two pages before each of two checkpoints");
+    world.finish(0, 0, 0);
+    assert_eq!(world.pages.how_far(&tokens), 2944);
+    assert_eq!(world.pages.how_far(&tokens[..2500]), 2048);
+    assert_eq!(world.pages.how_far(&tokens[..1500]), 1024);
+    assert_eq!(world.pages.how_far(&tokens[..1024]), 0, "one token is left to compute");
+    world.close();
+}
+
+#[test]
+fn ten_thousand_requests_leave_nothing() {
+    let mut world = World::new(config(64, 30, Some(100), 3));
+    for i in 0..10_000usize {
+        let tokens = world.tokens_after(i * 7, i % 300, 1 + i % 90);
+        world.start(tokens, i % 50);
+        if i % 3 == 0 {
+            world.prefill(i);
+        }
+        if i % 5 != 0 || world.running.len() == 3 {
+            world.finish(i, i % 40, i % 4);
+        }
+        if i % 11 == 0 {
+            world.act(Act::Pin(i));
+        }
+        if world.pins.len() > 3 {
+            world.act(Act::Unpin(0));
+        }
+        world.past.drain(..world.past.len().saturating_sub(50));
+    }
+    assert!(world.pages.stats().hits > 1000);
+    world.close();
+}
+
+#[test]
+fn fork_of_a_long_session_is_quick() {
+    let mut world = World::new(config(100, 100, Some(512), 1));
+    let tokens: Vec<u32> = (0..4001).collect();
+    world.start(tokens.clone(), 0);
+    world.finish(0, 0, 0);
+    let start = std::time::Instant::now();
+    let pin = world.pages.pin(&tokens);
+    let took = start.elapsed();
+    assert_eq!(pin.tokens, 3968, "62 whole pages");
+    world.pins.push((pin, tokens));
+    assert!(took.as_micros() < 1000, "{took:?}");
+    world.close();
+}
+
+#[test]
+fn without_the_cache_nothing_is_shared() {
+    let config = PagesConfig { prefix_cache: false, ..config(40, 20, Some(64), 1) };
+    let mut world = World::new(config);
+    let tokens: Vec<u32> = (0..600).collect();
+    world.start(tokens.clone(), 0);
+    world.finish(0, 0, 0);
+    assert_eq!(world.pages.how_far(&tokens), 0);
+    assert_eq!(world.pages.stats().free, [40, 20]);
+}
+
+#[test]
+fn no_room_says_what_is_missing() {
+    let mut world = World::new(config(4, 0, None, 2));
+    let refused = world.pages.admit(&[1; 10], 300).unwrap_err();
+    assert_eq!(refused, NoRoom { group: 0, wanted: 5, available: 4, total: 4 });
+    world.check();
+}

@@ -1,0 +1,14 @@
+//! Llama 3 and its relatives (Meta, "The Llama 3 Herd of Models", 2024).
+
+use super::config::Config;
+use super::{transformer, Spec};
+use crate::error::Result;
+
+pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
+    let traits = transformer::Traits {
+        qkv_bias: false,
+        qk_norm: false,
+        windows: |_, layers| Ok(vec![None; layers]),
+    };
+    transformer::spec(config, &traits)
+}

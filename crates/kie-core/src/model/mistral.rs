@@ -1,0 +1,15 @@
+//! Mistral (Jiang et al., "Mistral 7B", 2023): Llama with a window on every layer, where the
+//! config names one.
+
+use super::config::Config;
+use super::{transformer, Spec};
+use crate::error::Result;
+
+pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
+    let traits = transformer::Traits {
+        qkv_bias: false,
+        qk_norm: false,
+        windows: |config, layers| Ok(vec![config.optional_size("sliding_window")?; layers]),
+    };
+    transformer::spec(config, &traits)
+}

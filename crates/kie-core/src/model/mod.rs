@@ -1,0 +1,423 @@
+//! What a model is, as data: [`Spec`], and the registry that reads one from `config.json`.
+//!
+//! Model files (`laneformer.rs`, `llama.rs`, ...) hold no arithmetic: each turns its config dialect
+//! and its tensor names into a `Spec`. A model of one lane is an ordinary transformer; a Laneformer
+//! has several lanes, each with its own residual stream and its own slice of heads and neurons.
+
+mod config;
+mod laneformer;
+mod llama;
+mod mistral;
+mod qwen2;
+mod qwen3;
+mod transformer;
+
+use std::fmt;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::json;
+use config::Config;
+
+/// Turns a family's config into a spec.
+type Read = fn(&Config<'_>) -> Result<Spec>;
+
+/// One line a `model_type`.
+const REGISTRY: &[(&str, Read)] = &[
+    ("laneformer", laneformer::spec),
+    ("laneformer_tp", laneformer::spec),
+    ("llama", llama::spec),
+    ("mistral", mistral::spec),
+    ("qwen2", qwen2::spec),
+    ("qwen3", qwen3::spec),
+];
+
+/// The `model_type`s that kie reads.
+pub fn architectures() -> impl Iterator<Item = &'static str> {
+    REGISTRY.iter().map(|(name, _)| *name)
+}
+
+/// Everything the planner needs to know about a model. Sizes are of the whole, over all lanes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Spec {
+    /// `model_type` of the config.
+    pub architecture: String,
+    /// Width of a residual stream.
+    pub hidden: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Features of one head; even.
+    pub head_dim: usize,
+    /// Inner width of the gated MLP.
+    pub ffn: usize,
+    /// Rows of the embedding table and of the head.
+    pub vocab: usize,
+    /// Longest context the model was made for, in tokens.
+    pub max_positions: usize,
+    /// Epsilon of every RMSNorm.
+    pub norm_eps: f32,
+    /// Rotary embedding, the same in all layers.
+    pub rope: Rope,
+    /// RMSNorm over each head's q and k before the rotary embedding (Qwen3).
+    pub qk_norm: bool,
+    /// Biases on q, k and v (Qwen2).
+    pub qkv_bias: bool,
+    /// Parallel residual streams; 1 for an ordinary transformer.
+    pub lanes: usize,
+    /// One entry a layer.
+    pub layers: Vec<LayerSpec>,
+    /// How the logits come from the lanes' final streams.
+    pub head: HeadKind,
+    /// The head shares the embedding table.
+    pub tied: bool,
+    /// Norm scales are per lane, `[lanes, hidden]`, rather than shared, `[hidden]`.
+    pub norm_per_lane: bool,
+    /// Block-scaled FP8 storage, where the config says so.
+    pub fp8: Option<Fp8Blocks>,
+    /// Every tensor the model needs. A checkpoint with others is refused.
+    pub tensors: Vec<TensorSpec>,
+    /// Tensors that may be there and take no part (exact names).
+    pub ignored: Vec<String>,
+    /// Declared token ids: (bos, all eos ids).
+    pub bos: Option<u32>,
+    /// End-of-sequence ids.
+    pub eos: Vec<u32>,
+}
+
+/// What differs from layer to layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LayerSpec {
+    /// A query sees the last `window` positions, itself included; `None` sees all.
+    pub window: Option<usize>,
+    /// How attention outputs join the residual streams.
+    pub attention_mix: Mix,
+    /// How MLP outputs join the residual streams.
+    pub mlp_mix: Mix,
+}
+
+/// Lane l adds `own * o_l`, and, with `others = Some(d)`, the sum over the other lanes of what the
+/// same kind of module put out `d` layers earlier (0: this layer, an ordinary all-reduce).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Mix {
+    /// Factor on the lane's own output.
+    pub own: f32,
+    /// Delay in layers of the other lanes' outputs; `None`: they are never added.
+    pub others: Option<usize>,
+}
+
+impl Mix {
+    /// The ordinary residual sum; the only one a model of one lane has.
+    pub const PRESENT: Self = Self { own: 1.0, others: Some(0) };
+}
+
+/// Rotary position embedding.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rope {
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// Which features form a pair.
+    pub style: RopeStyle,
+    /// Llama-3 frequency scaling.
+    pub scaling: Option<Llama3Scaling>,
+}
+
+/// Which two features of a head turn together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopeStyle {
+    /// (2j, 2j+1), as in Meta's Llama code and in Laneformer.
+    Interleaved,
+    /// (j, j + head_dim/2), as Hugging Face stores Llama, Qwen and Mistral.
+    HalfSplit,
+}
+
+/// `rope_type: llama3`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Llama3Scaling {
+    /// Frequencies below the low cut are divided by this.
+    pub factor: f64,
+    /// Low cut, in turns over the original context.
+    pub low_freq_factor: f64,
+    /// High cut.
+    pub high_freq_factor: f64,
+    /// The original context, in positions.
+    pub original_max_positions: f64,
+}
+
+/// How logits come from the lanes' final streams x_l.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadKind {
+    /// W · mean_l norm(x_l); W is `[vocab, hidden]`. With one lane the ordinary head.
+    Replicate,
+    /// W · norm(sum_l x_l); the final norm is shared.
+    SumThenNorm,
+    /// Lane l yields vocab slice l from norm(x_l); W is `[lanes, vocab/lanes, hidden]`.
+    VocabParallel,
+    /// W · concat_l norm(x_l); W is `[vocab, lanes * hidden]`.
+    Concat,
+}
+
+/// `quantization_config` with `quant_method: fp8`: e4m3 with one float32 scale per block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fp8Blocks {
+    /// Rows of a block.
+    pub rows: usize,
+    /// Columns of a block.
+    pub cols: usize,
+}
+
+/// What a tensor is for. The number is the layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Role {
+    Embedding,
+    AttentionNorm(usize),
+    Q(usize),
+    K(usize),
+    V(usize),
+    QBias(usize),
+    KBias(usize),
+    VBias(usize),
+    QNorm(usize),
+    KNorm(usize),
+    O(usize),
+    MlpNorm(usize),
+    Gate(usize),
+    Up(usize),
+    Down(usize),
+    FinalNorm,
+    Head,
+}
+
+impl Role {
+    /// True for the large matrices, which may be stored as FP8 blocks.
+    pub fn is_matrix(self) -> bool {
+        matches!(
+            self,
+            Self::Q(_)
+                | Self::K(_)
+                | Self::V(_)
+                | Self::O(_)
+                | Self::Gate(_)
+                | Self::Up(_)
+                | Self::Down(_)
+                | Self::Head
+                | Self::Embedding
+        )
+    }
+}
+
+/// A tensor that must be in the checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// What it is for.
+    pub role: Role,
+    /// Its name in the checkpoint.
+    pub name: String,
+    /// Its shape; lane tensors have the lane first.
+    pub shape: Vec<usize>,
+}
+
+impl Spec {
+    /// Reads `config.json` and what `generation_config.json` says about the end of a sequence.
+    ///
+    /// # Errors
+    /// [`Error::Load`] for a file that is not what it should be, [`Error::UnsupportedModel`] for
+    /// what kie does not know.
+    pub fn read(folder: &Path) -> Result<Self> {
+        let file = folder.join("config.json");
+        let mut spec = Self::from_config(&json::read(&file)?, &file)?;
+        let generation = Generation::read(folder)?;
+        let named = generation.eos.iter().chain(&generation.bos);
+        if let Some(id) = named.into_iter().find(|id| **id as usize >= spec.vocab) {
+            let wanted = format!("ids below vocab_size {}", spec.vocab);
+            let file = folder.join(GENERATION);
+            return Err(Error::tensor(file, "bos_token_id/eos_token_id", wanted, id.to_string()));
+        }
+        spec.bos = generation.bos.or(spec.bos);
+        if !generation.eos.is_empty() {
+            spec.eos = generation.eos;
+        }
+        Ok(spec)
+    }
+
+    /// The spec in a parsed `config.json`; `file` is for messages.
+    ///
+    /// # Errors
+    /// As [`Spec::read`].
+    pub fn from_config(value: &Value, file: &Path) -> Result<Self> {
+        let config = Config::new(value, file)?;
+        let name = config.need("model_type")?.as_str().unwrap_or_default();
+        let Some((name, read)) = REGISTRY.iter().find(|(known, _)| *known == name) else {
+            let known: Vec<_> = architectures().collect();
+            return config.unsupported("model_type", format!("{name:?}; {}", known.join(", ")));
+        };
+        let mut spec = read(&config)?;
+        spec.architecture = (*name).to_owned();
+        spec.check(&config)?;
+        Ok(spec)
+    }
+
+    /// What no family may break.
+    fn check(&self, config: &Config<'_>) -> Result<()> {
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            let detail = format!("{} query heads on {}", self.heads, self.kv_heads);
+            return config.unsupported("num_key_value_heads", detail);
+        }
+        if self.head_dim == 0 || !self.head_dim.is_multiple_of(2) {
+            return config.unsupported("head_dim", format!("{}; it must be even", self.head_dim));
+        }
+        if !self.norm_eps.is_normal() {
+            return config.unsupported("rms_norm_eps/norm_eps", "no normal float32 number");
+        }
+        if self.rope.scaling.is_some_and(|s| s.low_freq_factor >= s.high_freq_factor) {
+            return config.unsupported("low_freq_factor", "it must be below high_freq_factor");
+        }
+        let vocab = self.vocab as u32;
+        if let Some(id) = self.eos.iter().chain(&self.bos).find(|id| **id >= vocab) {
+            let detail = format!("{id} is not below vocab_size {vocab}");
+            return config.unsupported("bos_token_id/eos_token_id", detail);
+        }
+        let most = 1u64 << 46;
+        match self.tensors.iter().map(TensorSpec::numbers).try_fold(0u64, u64::checked_add) {
+            Some(numbers) if numbers < most => Ok(()),
+            Some(_) | None => config.unsupported("hidden_size", "the model is absurdly large"),
+        }
+    }
+
+    /// Numbers in all tensors, scales excluded.
+    pub fn parameters(&self) -> u64 {
+        self.tensors.iter().map(TensorSpec::numbers).sum()
+    }
+}
+
+impl TensorSpec {
+    /// Numbers in the tensor.
+    pub fn numbers(&self) -> u64 {
+        self.shape.iter().map(|n| *n as u64).fold(1, u64::saturating_mul)
+    }
+}
+
+impl fmt::Display for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let windowed = self.layers.iter().filter(|l| l.window.is_some()).count();
+        writeln!(
+            f,
+            "model     {}, {:.1} M parameters, {} tensors",
+            self.architecture,
+            self.parameters() as f64 / 1e6,
+            self.tensors.len()
+        )?;
+        write!(
+            f,
+            "shape     {} layers x {}, {}/{} heads of {}, MLP {}, vocabulary {}, context {}",
+            self.layers.len(),
+            self.hidden,
+            self.heads,
+            self.kv_heads,
+            self.head_dim,
+            self.ffn,
+            self.vocab,
+            self.max_positions
+        )?;
+        if self.lanes > 1 {
+            write!(f, ", {} lanes", self.lanes)?;
+        }
+        if windowed > 0 {
+            let window = self.layers.iter().find_map(|l| l.window).unwrap_or(0);
+            write!(f, ", window {window} on {windowed} layers")?;
+        }
+        writeln!(f)
+    }
+}
+
+/// What `generation_config.json` recommends.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Generation {
+    /// Id that begins a sequence.
+    pub bos: Option<u32>,
+    /// Ids that end a sequence.
+    pub eos: Vec<u32>,
+    /// False: greedy, whatever the temperature says.
+    pub do_sample: Option<bool>,
+    /// See [`crate::request::SamplingParams`].
+    pub temperature: Option<f64>,
+    /// The same.
+    pub top_p: Option<f64>,
+    /// The same.
+    pub top_k: Option<u32>,
+    /// The same.
+    pub min_p: Option<f64>,
+    /// The same.
+    pub repetition_penalty: Option<f64>,
+}
+
+const GENERATION: &str = "generation_config.json";
+
+impl Generation {
+    /// Reads the file; a folder without one recommends nothing.
+    ///
+    /// # Errors
+    /// [`Error::Load`] for a file that is not JSON or has a value of the wrong kind.
+    pub fn read(folder: &Path) -> Result<Self> {
+        let file = folder.join(GENERATION);
+        if !file.exists() {
+            return Ok(Self::default());
+        }
+        let value = json::read(&file)?;
+        let config = Config::new(&value, &file)?;
+        let number = |key: &str| -> Result<Option<f64>> {
+            let wrong = |v: &Value| Error::tensor(&file, key, "a number from 0", v.to_string());
+            let finite = |v: &Value| v.as_f64().filter(|n| n.is_finite() && *n >= 0.0);
+            config.get(key).map(|v| finite(v).ok_or_else(|| wrong(v))).transpose()
+        };
+        let whole = |v: &Value| v.as_u64().and_then(|k| u32::try_from(k).ok());
+        let top_k = |v: &Value| {
+            let wanted = "a whole number from 0";
+            whole(v).ok_or_else(|| Error::tensor(&file, "top_k", wanted, v.to_string()))
+        };
+        let do_sample = config.get("do_sample").map(|_| config.flag_or("do_sample", false));
+        Ok(Self {
+            bos: config.token_ids("bos_token_id")?.first().copied(),
+            eos: config.token_ids("eos_token_id")?,
+            do_sample: do_sample.transpose()?,
+            temperature: number("temperature")?,
+            top_p: number("top_p")?,
+            top_k: config.get("top_k").map(top_k).transpose()?,
+            min_p: number("min_p")?,
+            repetition_penalty: number("repetition_penalty")?,
+        })
+    }
+}
+
+/// `quantization_config`, where there is one.
+fn fp8_blocks(config: &Config<'_>) -> Result<Option<Fp8Blocks>> {
+    let Some(q) = config.object("quantization_config")? else { return Ok(None) };
+    match (q.text("quant_method")?, q.text("fmt")?) {
+        (Some("fp8"), None | Some("e4m3")) => {}
+        (method, format) => {
+            let detail = format!("{method:?} {format:?}; fp8 e4m3 in blocks");
+            return q.unsupported("quant_method", detail);
+        }
+    }
+    let Some(&[rows, cols]) = q.sizes("weight_block_size")?.as_deref() else {
+        return q.unsupported("weight_block_size", "two sizes are needed, such as [128, 128]");
+    };
+    if rows > 4096 || cols > 4096 {
+        return q.unsupported("weight_block_size", "at most 4096 each");
+    }
+    // Which modules are not converted shows in the checkpoint: their tensors have no scales.
+    q.texts("modules_to_not_convert")?;
+    // Static scales of activations would be tensors of their own.
+    if let Some(other) = q.text("activation_scheme")?.filter(|scheme| *scheme != "dynamic") {
+        return q.unsupported("activation_scheme", format!("{other:?}; dynamic"));
+    }
+    q.finish(&[])?;
+    Ok(Some(Fp8Blocks { rows, cols }))
+}
+
+#[cfg(test)]
+mod tests;

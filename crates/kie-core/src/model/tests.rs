@@ -1,0 +1,367 @@
+//! Configs as released, in both dialects, and broken in one way each.
+
+#![allow(clippy::unwrap_used)]
+
+use serde_json::{json, Value};
+
+use super::*;
+
+fn read(config: Value) -> Result<Spec> {
+    Spec::from_config(&config, Path::new("config.json"))
+}
+
+fn with(mut config: Value, key: &str, value: Value) -> Value {
+    config[key] = value;
+    config
+}
+
+/// The released Laneformer 2B, as far as it is public.
+fn laneformer_2b() -> Value {
+    json!({
+        "model_type": "laneformer", "hidden_size": 3072, "num_hidden_layers": 15,
+        "num_attention_heads": 32, "num_key_value_heads": 16, "intermediate_size": 12288,
+        "vocab_size": 32000, "max_position_embeddings": 4096, "num_lanes": 8, "broadcast_delay": 2,
+        "use_early_comm": false, "use_attention_comm": true, "use_mlp_comm": true,
+        "lm_head_type": "vocab_parallel", "pre_norm_lane_agg": false,
+        "replicated_rmsn_scale": true, "sliding_window": 512, "swa_layers": [0, 1, 2, 3, 4],
+        "norm_eps": 1e-5, "rope_theta": 10000.0, "bos_token_id": 1, "eos_token_id": 2,
+    })
+}
+
+fn llama() -> Value {
+    json!({
+        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96,
+        "vocab_size": 100, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
+    })
+}
+
+#[test]
+fn laneformer_2b_has_the_published_size() {
+    let spec = read(laneformer_2b()).unwrap();
+    assert_eq!(spec.parameters(), 2_320_069_632);
+    assert_eq!(spec.tensors.len(), 138);
+    let silent = Mix { own: 8f32.sqrt(), others: None };
+    assert_eq!(spec.layers[1].mlp_mix, silent);
+    assert_eq!(spec.layers[2].attention_mix, Mix { own: 1.0, others: Some(2) });
+    assert_eq!(spec.layers.iter().filter(|l| l.window == Some(512)).count(), 5);
+}
+
+#[test]
+fn laneformer_flags() {
+    let mixed = with(laneformer_2b(), "use_mlp_comm", json!(false));
+    let spec = read(mixed).unwrap();
+    assert_eq!(spec.layers[5].mlp_mix.others, None);
+    assert_eq!(spec.layers[5].attention_mix.others, Some(2));
+    let early = read(with(laneformer_2b(), "use_early_comm", json!(true))).unwrap();
+    assert_eq!(early.layers[0].attention_mix, Mix::PRESENT);
+    for (key, value) in [
+        ("broadcast_delay", json!(0)),
+        ("use_comm", json!(true)),
+        ("pre_norm_lane_agg", json!(true)),
+        ("num_lanes", json!(5)),
+        ("lm_head_type", json!("other")),
+        ("swa_layers", json!([15])),
+        ("tie_word_embeddings", json!(true)),
+    ] {
+        let error = read(with(laneformer_2b(), key, value)).unwrap_err();
+        assert!(matches!(error.class(), "UnsupportedModelError" | "LoadError"), "{key}: {error}");
+    }
+}
+
+#[test]
+fn unknown_flags_are_refused_and_harmless_ones_are_not() {
+    read(with(llama(), "use_cache", json!(true))).unwrap();
+    let error = read(with(llama(), "attention_gate", json!(true))).unwrap_err();
+    assert!(error.to_string().contains("attention_gate"), "{error}");
+    let error = read(with(llama(), "model_type", json!("rwkv"))).unwrap_err();
+    assert!(error.to_string().contains("llama"), "{error}");
+}
+
+#[test]
+fn llama_variants() {
+    let scaled = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 64});
+    let spec = read(with(llama(), "rope_scaling", scaled.clone())).unwrap();
+    assert_eq!(spec.rope.scaling.unwrap().factor, 8.0);
+    let new = with(scaled, "rope_theta", json!(5e5));
+    let spec = read(with(llama(), "rope_parameters", new)).unwrap();
+    assert_eq!((spec.rope.theta, spec.rope.scaling.unwrap().low_freq_factor), (5e5, 1.0));
+    let tied = read(with(llama(), "tie_word_embeddings", json!(true))).unwrap();
+    assert!(tied.tensors.iter().all(|t| t.role != Role::Head));
+    for (key, value) in [
+        ("rope_scaling", json!({"rope_type": "yarn", "factor": 2.0})),
+        ("attention_bias", json!(true)),
+        ("hidden_act", json!("gelu")),
+        ("quantization_config", json!({"quant_method": "awq"})),
+        ("num_key_value_heads", json!(3)),
+        ("head_dim", json!(15)),
+        ("eos_token_id", json!(100)),
+    ] {
+        let error = read(with(llama(), key, value)).unwrap_err();
+        assert_eq!(error.class(), "UnsupportedModelError", "{key}: {error}");
+    }
+    for (key, value) in [
+        ("hidden_size", json!("64")),
+        ("num_hidden_layers", json!(0)),
+        ("vocab_size", json!(-1)),
+        ("rms_norm_eps", json!(0)),
+        ("num_hidden_layers", json!(1e30)),
+    ] {
+        let error = read(with(llama(), key, value)).unwrap_err();
+        assert_eq!(error.class(), "LoadError", "{key}: {error}");
+        assert!(error.to_string().contains(key), "{error}");
+    }
+}
+
+#[test]
+fn windows_follow_each_familys_rule() {
+    let windowed = with(with(llama(), "sliding_window", json!(16)), "model_type", json!("mistral"));
+    assert!(read(windowed).unwrap().layers.iter().all(|l| l.window == Some(16)));
+    let qwen = with(with(llama(), "sliding_window", json!(16)), "model_type", json!("qwen2"));
+    let qwen = with(qwen, "max_window_layers", json!(1));
+    assert!(read(qwen.clone()).unwrap().layers.iter().all(|l| l.window.is_none()));
+    let used = read(with(qwen.clone(), "use_sliding_window", json!(true))).unwrap();
+    assert_eq!(used.layers.iter().map(|l| l.window).collect::<Vec<_>>(), [None, Some(16)]);
+    let short = with(qwen, "layer_types", json!(["full_attention"]));
+    assert_eq!(read(short).unwrap_err().class(), "UnsupportedModelError");
+}
+
+#[test]
+fn both_dialects_of_every_fixture_agree() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data");
+    let mut compared = 0;
+    for entry in data.read_dir().unwrap() {
+        let folder = entry.unwrap().path();
+        let new = folder.join("config.transformers5.json");
+        if !new.exists() {
+            continue;
+        }
+        let old = Spec::from_config(&json::read(&folder.join("config.json")).unwrap(), &folder);
+        let new = Spec::from_config(&json::read(&new).unwrap(), &folder).unwrap();
+        assert_eq!(old.unwrap(), new, "{}", folder.display());
+        compared += 1;
+    }
+    assert!(compared >= 5);
+}
+
+/// What `read` says of a config with one key changed.
+fn refusal(config: Value, key: &str, value: Value) -> Error {
+    let shown = format!("{key}: {value}");
+    match read(with(config, key, value)) {
+        Ok(_) => panic!("{shown} was read"),
+        Err(error) => error,
+    }
+}
+
+#[test]
+fn sizes_that_make_no_model() {
+    for (key, value, class) in [
+        ("num_hidden_layers", json!(16_777_216), "UnsupportedModelError"),
+        ("num_attention_heads", json!(128), "UnsupportedModelError"),
+        ("rms_norm_eps", json!(1e-60), "UnsupportedModelError"),
+        ("rms_norm_eps", json!(1e60), "UnsupportedModelError"),
+        ("rope_theta", json!("10000"), "LoadError"),
+        ("max_position_embeddings", json!(1.5), "LoadError"),
+        ("eos_token_id", json!([1, -2]), "LoadError"),
+    ] {
+        assert_eq!(refusal(llama(), key, value).class(), class, "{key}");
+    }
+}
+
+#[test]
+fn keys_that_must_be_off() {
+    for (key, off, on) in [
+        ("attention_bias", json!(false), json!(true)),
+        ("mlp_bias", json!(null), json!(true)),
+        ("is_encoder_decoder", json!(false), json!(true)),
+        ("pruned_heads", json!({}), json!({"0": [1]})),
+        ("sliding_window", json!(null), json!(4096)),
+        ("pretraining_tp", json!(1), json!(2)),
+        ("suppress_tokens", json!(null), json!([5])),
+    ] {
+        read(with(llama(), key, off)).unwrap();
+        let error = refusal(llama(), key, on);
+        assert_eq!(error.class(), "UnsupportedModelError", "{error}");
+        assert!(error.to_string().contains(key), "{error}");
+    }
+    let nested = json!({"rope_type": "default", "return_dict": true});
+    let error = refusal(llama(), "rope_parameters", nested);
+    assert!(error.to_string().contains("rope_parameters.return_dict"), "{error}");
+}
+
+#[test]
+fn rope_is_said_once() {
+    let default = json!({"rope_type": "default", "rope_theta": 5e5});
+    let twice = with(with(llama(), "rope_parameters", default), "rope_scaling", json!(null));
+    assert_eq!(read(with(twice.clone(), "rope_theta", json!(5e5))).unwrap().rope.theta, 5e5);
+    for (key, value) in [
+        ("rope_theta", json!(1e4)),
+        ("rope_scaling", json!({"type": "default"})),
+        ("rope_parameters", json!({"rope_type": "default", "type": "llama3"})),
+        ("rope_parameters", json!({"rope_type": "default", "factor": 2.0})),
+    ] {
+        assert_eq!(refusal(twice.clone(), key, value).class(), "UnsupportedModelError", "{key}");
+    }
+    let swapped = json!({"type": "llama3", "factor": 8.0, "low_freq_factor": 4.0,
+        "high_freq_factor": 1.0, "original_max_position_embeddings": 64});
+    assert_eq!(refusal(llama(), "rope_scaling", swapped).class(), "UnsupportedModelError");
+}
+
+#[test]
+fn qwen_windows_are_not_guessed() {
+    let qwen = with(with(llama(), "model_type", json!("qwen3")), "use_sliding_window", json!(true));
+    assert_eq!(
+        refusal(qwen.clone(), "sliding_window", json!(null)).class(),
+        "UnsupportedModelError"
+    );
+    let qwen = with(qwen, "sliding_window", json!(16));
+    let types = json!(["sliding_attention", "full_attention"]);
+    let spec = read(with(qwen.clone(), "layer_types", types.clone())).unwrap();
+    assert_eq!(spec.layers.iter().map(|l| l.window).collect::<Vec<_>>(), [Some(16), None]);
+    let unused = with(qwen.clone(), "use_sliding_window", json!(false));
+    assert_eq!(refusal(unused, "layer_types", types).class(), "UnsupportedModelError");
+    let other = json!(["full_attention", "linear_attention"]);
+    assert_eq!(refusal(qwen, "layer_types", other).class(), "UnsupportedModelError");
+}
+
+#[test]
+fn fp8_is_the_only_quantisation() {
+    let fp8 = json!({"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]});
+    for family in ["llama", "mistral", "qwen2", "qwen3"] {
+        let config =
+            with(with(llama(), "model_type", json!(family)), "quantization_config", fp8.clone());
+        assert_eq!(read(config).unwrap().fp8, Some(Fp8Blocks { rows: 128, cols: 128 }), "{family}");
+    }
+    for (key, value) in [
+        ("quant_method", json!("gptq")),
+        ("fmt", json!("e5m2")),
+        ("activation_scheme", json!("static")),
+        ("weight_block_size", json!(null)),
+        ("weight_block_size", json!([128])),
+        ("bits", json!(4)),
+    ] {
+        let config = with(fp8.clone(), key, value);
+        let error = refusal(llama(), "quantization_config", config);
+        assert_eq!(error.class(), "UnsupportedModelError", "{key}: {error}");
+    }
+}
+
+#[test]
+fn laneformer_heads_norms_and_windows() {
+    let shape = |spec: &Spec, role: Role| {
+        spec.tensors.iter().find(|t| t.role == role).map(|t| (t.name.clone(), t.shape.clone()))
+    };
+    let wanted = |name: &str, shape: &[usize]| Some((name.to_owned(), shape.to_vec()));
+    let spec = read(laneformer_2b()).unwrap();
+    assert_eq!(shape(&spec, Role::Head), wanted("lm_head.weight", &[8, 4000, 3072]));
+    assert_eq!(
+        shape(&spec, Role::O(14)),
+        wanted("model.layers.14.attention.wo.weight", &[8, 3072, 384])
+    );
+    let lane = read(with(laneformer_2b(), "lm_head_type", json!("lane"))).unwrap();
+    assert_eq!(shape(&lane, Role::Head), wanted("lm_head.linear.weight", &[32000, 24576]));
+    assert_eq!(lane.head, HeadKind::Concat);
+    let own = with(laneformer_2b(), "replicated_rmsn_scale", json!(false));
+    let spec = read(own.clone()).unwrap();
+    assert_eq!(shape(&spec, Role::FinalNorm), wanted("model.norm.scale", &[8, 3072]));
+    let summed =
+        with(with(own, "lm_head_type", json!("replicate")), "pre_norm_lane_agg", json!(true));
+    let spec = read(summed).unwrap();
+    assert_eq!(spec.head, HeadKind::SumThenNorm);
+    assert_eq!(shape(&spec, Role::FinalNorm), wanted("model.norm.weight", &[3072]));
+    let mlp_norm = wanted("model.layers.0.ffn_norm.scale", &[8, 3072]);
+    assert_eq!(shape(&spec, Role::MlpNorm(0)), mlp_norm);
+}
+
+/// The earlier dialect: counts from either end, layers taken out again, comm off as a whole.
+#[test]
+fn laneformer_in_the_earlier_dialect() {
+    let mut config = laneformer_2b();
+    for key in RELEASED_ONLY {
+        config.as_object_mut().unwrap().remove(key);
+    }
+    let config = with(config, "model_type", json!("laneformer_tp"));
+    let windowed = |spec: Spec| {
+        let windows = spec.layers.iter().enumerate().filter(|(_, l)| l.window.is_some());
+        windows.map(|(i, _)| i).collect::<Vec<_>>()
+    };
+    let counted = |n: i64| with(config.clone(), "sliding_window_n_layers", json!(n));
+    assert!(windowed(read(counted(0)).unwrap()).is_empty());
+    assert_eq!(windowed(read(counted(3)).unwrap()), [0, 1, 2]);
+    let last = with(counted(-3), "unclamped_layers", json!([13]));
+    assert_eq!(windowed(read(last).unwrap()), [12, 14]);
+    let silent = read(with(config.clone(), "use_comm", json!(false))).unwrap();
+    assert!(silent.layers.iter().all(|l| l.mlp_mix == Mix { own: 8f32.sqrt(), others: None }));
+    let early = with(with(config.clone(), "use_comm", json!(false)), "use_early_comm", json!(true));
+    let early = read(early).unwrap();
+    assert_eq!(early.layers[1].attention_mix, Mix::PRESENT);
+    assert_eq!(early.layers[2].attention_mix.others, None);
+    assert_eq!(refusal(counted(3), "swa_layers", json!([])).class(), "UnsupportedModelError");
+    let one = read(with(config, "num_lanes", json!(1))).unwrap();
+    assert!(one
+        .layers
+        .iter()
+        .all(|l| l.attention_mix == Mix::PRESENT && l.mlp_mix == Mix::PRESENT));
+}
+
+const RELEASED_ONLY: [&str; 3] = ["use_attention_comm", "use_mlp_comm", "swa_layers"];
+
+/// A temporary folder with a config and, beside it, what it recommends.
+fn folder_with(test: &str, generation: &str) -> std::path::PathBuf {
+    let path = std::env::temp_dir().join(format!("kie-model-{test}-{}", std::process::id()));
+    std::fs::create_dir_all(&path).unwrap();
+    let config = with(with(llama(), "eos_token_id", json!(2)), "bos_token_id", json!(1));
+    std::fs::write(path.join("config.json"), config.to_string()).unwrap();
+    std::fs::write(path.join(GENERATION), generation).unwrap();
+    path
+}
+
+#[test]
+fn generation_config_is_merged_and_checked() {
+    let text = r#"{"eos_token_id": [7, 9], "bos_token_id": 3, "do_sample": true, "temperature": 0.6,
+        "top_p": 0.95, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.05, "max_length": 50}"#;
+    let folder = folder_with("generation", text);
+    let spec = Spec::read(&folder).unwrap();
+    assert_eq!((spec.bos, spec.eos), (Some(3), vec![7, 9]));
+    let generation = Generation::read(&folder).unwrap();
+    let wanted = Generation {
+        bos: Some(3),
+        eos: vec![7, 9],
+        do_sample: Some(true),
+        temperature: Some(0.6),
+        top_p: Some(0.95),
+        top_k: Some(20),
+        min_p: Some(0.1),
+        repetition_penalty: Some(1.05),
+    };
+    assert_eq!(generation, wanted);
+    for (text, named) in [
+        (r#"{"eos_token_id": 100}"#, "100"),
+        (r#"{"top_k": 2.5}"#, "top_k"),
+        (r#"{"temperature": -1}"#, "temperature"),
+        (r#"{"do_sample": "yes"}"#, "do_sample"),
+        (r#"{"eos_token_id": 1, "eos_token_id": 2}"#, "twice"),
+        ("[]", "a list"),
+    ] {
+        std::fs::write(folder.join(GENERATION), text).unwrap();
+        let error = Spec::read(&folder).unwrap_err();
+        assert_eq!(error.class(), "LoadError");
+        let message = error.to_string();
+        assert!(message.contains(named) && message.contains(GENERATION), "{message}");
+    }
+    std::fs::remove_file(folder.join(GENERATION)).unwrap();
+    let spec = Spec::read(&folder).unwrap();
+    assert_eq!((spec.bos, spec.eos), (Some(1), vec![2]));
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_spec_reads_well() {
+    let text = read(laneformer_2b()).unwrap().to_string();
+    for part in ["laneformer", "2320.1 M", "15 layers x 3072", "8 lanes", "window 512 on 5 layers"]
+    {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+}

@@ -1,0 +1,243 @@
+//! What runs, where and in which order: a [`Spec`] and its checkpoint become a [`Plan`], whose
+//! program is all that a device ever sees. Decisions are made here, before anything is allocated,
+//! and print (`Display`).
+
+mod convert;
+mod memory;
+mod schedule;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use kie_kernels::abi::{Dims, Dtype, Program, Tensor};
+use kie_kernels::device::{Buffer, Device, DeviceInfo};
+use kie_kernels::validate::{validate, ValidProgram};
+
+use crate::error::{Error, Result};
+use crate::model::{Role, Rope, RopeStyle, Spec};
+use crate::request::EngineConfig;
+use crate::weights::Checkpoint;
+
+pub use memory::Memory;
+
+/// Told what is being done: phase, units done, units in all.
+pub type Progress = dyn Fn(&str, u64, u64) + Send + Sync;
+
+/// Prompt positions of one pass: enough to amortise a read of all weights on a CPU.
+const CHUNK: u32 = 512;
+
+/// A model planned for a device, with its weights where the device reads them.
+pub struct Plan {
+    /// What the device runs.
+    pub program: ValidProgram,
+    /// What it reads, in the order of the program's buffer indices.
+    pub buffers: Vec<Buffer>,
+    /// Sizes, as in the program.
+    pub dims: Dims,
+    /// Sizes in bytes.
+    pub memory: Memory,
+    /// Bytes of weights that one decoded token reads.
+    pub weight_bytes_per_token: u64,
+    /// Bytes of KV that one position adds, and that later tokens read.
+    pub kv_bytes_per_position: u64,
+    device: DeviceInfo,
+    notes: Vec<String>,
+}
+
+/// Plans `spec` for `device` and makes the checkpoint's bytes readable to it.
+///
+/// # Errors
+/// [`Error::OutOfMemory`] before anything is loaded, [`Error::Load`] for weights that are not
+/// finite, [`Error::InvalidRequest`] for options that do not fit the model.
+pub fn prepare(
+    spec: &Spec,
+    checkpoint: &Checkpoint,
+    device: &dyn Device,
+    config: &EngineConfig,
+    progress: &Progress,
+) -> Result<Plan> {
+    let info = device.info();
+    let wanted = convert::wanted(&config.dtype)?;
+    let stored = checkpoint.tensor(Role::Q(0)).map_or(Dtype::F32, |t| t.dtype);
+    let (dims, memory) = memory::size(spec, config, &info, wanted.unwrap_or(stored), CHUNK)?;
+    let mut notes = Vec::new();
+    let mut buffers = vec![load(device, Arc::new(frequencies(&spec.rope, spec.head_dim)))?];
+    let mut tensors = vec![rope_tensor(spec)];
+    for file in checkpoint.files() {
+        buffers.push(load(device, file.clone())?);
+    }
+    let mut roles = HashMap::new();
+    let total = spec.tensors.len() as u64;
+    for (done, tensor) in spec.tensors.iter().enumerate() {
+        progress("load", done as u64, total);
+        let stored = checkpoint.tensor(tensor.role).expect("Checkpoint::open checked it");
+        checkpoint.check_finite(stored)?;
+        let mut entry = describe(spec, stored);
+        if let Some(dtype) = wanted.filter(|d| *d != stored.dtype) {
+            let converted = convert::convert(&entry, stored, dtype)?;
+            notes.extend(converted.note);
+            entry = Tensor { buffer: buffers.len() as u32, ..converted.tensor };
+            buffers.push(load(device, Arc::new(converted.bytes))?);
+        }
+        roles.insert(tensor.role, tensors.len() as u32);
+        tensors.push(entry);
+    }
+    progress("load", total, total);
+    if let (true, Some(embedding)) = (spec.tied, roles.get(&Role::Embedding).copied()) {
+        roles.insert(Role::Head, embedding);
+    }
+    let weight_bytes_per_token = read_per_token(&roles, &tensors);
+    let schedule = schedule::schedule(spec, &dims, info.blocks, &roles);
+    let program = Program {
+        dims,
+        blocks: info.blocks,
+        steps: schedule.steps,
+        tensors,
+        vectors: schedule.vectors,
+        splits: schedule.splits,
+        rope: 0,
+    };
+    let program = validate(program, &buffers)?;
+    let kv_bytes_per_position = memory.kv_bytes_per_position;
+    Ok(Plan {
+        program,
+        buffers,
+        dims,
+        memory,
+        weight_bytes_per_token,
+        kv_bytes_per_position,
+        device: info,
+        notes,
+    })
+}
+
+fn load(device: &dyn Device, bytes: Arc<dyn kie_kernels::device::HostBytes>) -> Result<Buffer> {
+    Ok(device.load(bytes)?)
+}
+
+/// Every tensor but the embedding table (one row of it), each once.
+fn read_per_token(roles: &HashMap<Role, u32>, tensors: &[Tensor]) -> u64 {
+    let read = roles.iter().filter(|(role, _)| **role != Role::Embedding);
+    read.map(|(_, index)| tensors[*index as usize].bytes()).sum()
+}
+
+/// Rotary inverse frequencies, float32 `[head_dim / 2]` as bytes, Llama-3 scaling applied
+/// (Llama 3.1 model card; LANEFORMER uses the same rule).
+fn frequencies(rope: &Rope, head_dim: usize) -> Vec<u8> {
+    let frequency = |j: usize| {
+        let f = rope.theta.powf(-(2.0 * j as f64) / head_dim as f64);
+        let Some(s) = rope.scaling else { return f };
+        let turns = s.original_max_positions * f / (2.0 * std::f64::consts::PI);
+        if turns < s.low_freq_factor {
+            f / s.factor
+        } else if turns > s.high_freq_factor {
+            f
+        } else {
+            let t = (turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
+            (1.0 - t) * f / s.factor + t * f
+        }
+    };
+    (0..head_dim / 2).flat_map(|j| (frequency(j) as f32).to_le_bytes()).collect()
+}
+
+fn rope_tensor(spec: &Spec) -> Tensor {
+    Tensor {
+        buffer: 0,
+        dtype: Dtype::F32,
+        layout: kie_kernels::abi::Layout::RowMajor,
+        block: [0, 0],
+        lanes: 1,
+        rows: 1,
+        cols: (spec.head_dim / 2) as u32,
+        scale_buffer: 0,
+        offset: 0,
+        scale_offset: 0,
+    }
+}
+
+/// A checkpoint tensor in place. Matrices have the lane first where they have three dimensions;
+/// everything else is rows of numbers.
+fn describe(spec: &Spec, t: &crate::weights::Tensor) -> Tensor {
+    let (lanes, rows, cols) = match t.shape[..] {
+        [lanes, rows, cols] => (lanes, rows, cols),
+        [rows, cols] => (1, rows, cols),
+        [cols] => (1, 1, cols),
+        _ => unreachable!("the spec asks for one to three dimensions"),
+    };
+    let block = match (&t.scales, &spec.fp8) {
+        (Some(_), Some(blocks)) => [blocks.rows as u16, blocks.cols as u16],
+        (None, _) | (_, None) => [0, 0],
+    };
+    let (scale_file, scale_offset) = t.scales.as_ref().map_or((0, 0), |s| (s.file, s.offset));
+    Tensor {
+        buffer: t.file as u32 + 1,
+        dtype: t.dtype,
+        layout: kie_kernels::abi::Layout::RowMajor,
+        block,
+        lanes: lanes as u32,
+        rows: rows as u32,
+        cols: cols as u32,
+        scale_buffer: scale_file as u32 + 1,
+        offset: t.offset as u64,
+        scale_offset: scale_offset as u64,
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let d = &self.dims;
+        let device = &self.device;
+        writeln!(
+            f,
+            "device    {} ({}), {} blocks, {}",
+            device.name, device.model, device.blocks, device.arch
+        )?;
+        writeln!(
+            f,
+            "program   {} steps, {} tensors, {} slots, {} columns a pass, context {}",
+            self.program.program().steps.len(),
+            self.program.program().tensors.len(),
+            d.slots,
+            d.columns,
+            d.max_positions
+        )?;
+        write!(f, "{}", self.memory)?;
+        writeln!(
+            f,
+            "a token   reads {} of weights and {} of KV a position",
+            memory::human(self.weight_bytes_per_token),
+            memory::human(self.kv_bytes_per_position)
+        )?;
+        self.notes.iter().try_for_each(|note| writeln!(f, "converted {note}"))
+    }
+}
+
+impl Plan {
+    /// What conversions cost, one line a tensor that was converted.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// The device it is planned for.
+    pub fn device(&self) -> &DeviceInfo {
+        &self.device
+    }
+}
+
+impl From<kie_kernels::Error> for Error {
+    fn from(error: kie_kernels::Error) -> Self {
+        match error {
+            kie_kernels::Error::NoDevice { device, detail } => Self::NoDevice { device, detail },
+            kie_kernels::Error::OutOfMemory { wanted_bytes, device } => {
+                Self::OutOfMemory { need: wanted_bytes, free: 0, plan: device }
+            }
+            other => Self::Device(other.to_string()),
+        }
+    }
+}
+
+/// True where rotary pairs are neighbours.
+fn interleaved(style: RopeStyle) -> u32 {
+    u32::from(style == RopeStyle::Interleaved)
+}

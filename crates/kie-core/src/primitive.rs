@@ -1,0 +1,164 @@
+//! What `ring.rs` is made of: atomic words, cells, one way to sleep on a word. Tests compile
+//! `ring.rs` a second time over `loom`'s versions of the same names.
+//!
+//! Invariant: nothing here knows the protocol; every function is one system call or one access.
+
+use std::cell;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+pub use std::sync::atomic::AtomicU32;
+pub use std::sync::Arc;
+
+/// Turns of the spin before a reader sleeps: a few microseconds.
+pub const SPINS: u32 = 200;
+
+/// A cell with loom's interface.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct UnsafeCell<T>(cell::UnsafeCell<T>);
+
+impl<T> UnsafeCell<T> {
+    /// A cell.
+    pub const fn new(value: T) -> Self {
+        Self(cell::UnsafeCell::new(value))
+    }
+
+    /// The place, to read.
+    pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+        f(self.0.get())
+    }
+
+    /// The place, to write.
+    pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+        f(self.0.get())
+    }
+}
+
+/// Room for `n` values. The memory is not touched, so unused room costs addresses only.
+pub fn cells<T>(n: usize) -> Box<[UnsafeCell<MaybeUninit<T>>]> {
+    let room = Box::<[UnsafeCell<MaybeUninit<T>>]>::new_uninit_slice(n);
+    // SAFETY: UnsafeCell<MaybeUninit<T>> is transparent over MaybeUninit<T>, which needs no
+    // initialisation.
+    unsafe { room.assume_init() }
+}
+
+/// One turn of a spin.
+pub fn pause() {
+    std::hint::spin_loop();
+}
+
+/// Sleeps and wakes on a word: a futex, and an eventfd for those who poll.
+#[derive(Debug, Default)]
+pub struct Waker {
+    fd: OnceLock<OwnedFd>,
+}
+
+impl Waker {
+    /// Sleeps until woken, or returns at once if `word` is not `seen`; may return for no reason.
+    pub fn wait(&self, word: &AtomicU32, seen: u32, timeout: Option<Duration>) {
+        let timeout = timeout.map(|t| libc::timespec {
+            tv_sec: libc::time_t::try_from(t.as_secs()).unwrap_or(libc::time_t::MAX),
+            tv_nsec: t.subsec_nanos().into(),
+        });
+        let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: `word` and `timeout` live for the call; a futex word is only compared.
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                word.as_ptr(),
+                libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+                seen,
+                timeout,
+            )
+        };
+    }
+
+    /// Wakes all who sleep on `word`, and makes the descriptor readable.
+    pub fn wake(&self, word: &AtomicU32) {
+        // SAFETY: a wake uses the word's address as a key only.
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                word.as_ptr(),
+                libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
+                i32::MAX,
+            )
+        };
+        self.signal();
+    }
+
+    /// The descriptor, made on first use; true if this call made it.
+    pub fn fd(&self) -> std::io::Result<(RawFd, bool)> {
+        if let Some(fd) = self.fd.get() {
+            return Ok((fd.as_raw_fd(), false));
+        }
+        // SAFETY: eventfd takes no pointers.
+        let made = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
+        if made < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new and nobody else has it.
+        let made = unsafe { OwnedFd::from_raw_fd(made) };
+        let first = self.fd.set(made).is_ok();
+        Ok((self.fd.get().map_or(-1, AsRawFd::as_raw_fd), first))
+    }
+
+    /// True if somebody polls.
+    pub fn has_fd(&self) -> bool {
+        self.fd.get().is_some()
+    }
+
+    /// Makes the descriptor readable, if there is one.
+    pub fn signal(&self) {
+        if let Some(fd) = self.fd.get() {
+            let one = 1u64;
+            // SAFETY: eight bytes of `one` are read; the descriptor lives as long as `self`. A
+            // failure means that the counter is full, which is readable already.
+            unsafe { libc::write(fd.as_raw_fd(), std::ptr::from_ref(&one).cast(), 8) };
+        }
+    }
+
+    /// Makes the descriptor unreadable, if there is one.
+    pub fn drain(&self) {
+        if let Some(fd) = self.fd.get() {
+            let mut count = 0u64;
+            // SAFETY: eight bytes of `count` are written; a failure means that it was drained.
+            unsafe { libc::read(fd.as_raw_fd(), std::ptr::from_mut(&mut count).cast(), 8) };
+        }
+    }
+}
+
+/// Waits until a descriptor is readable; false if `timeout_ms` pass first.
+#[cfg(test)]
+pub fn poll(fd: RawFd, timeout_ms: i32) -> bool {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one pollfd, owned by this frame, is read and written.
+    unsafe { libc::poll(&mut poll, 1, timeout_ms) == 1 }
+}
+
+/// Runs `f` in a fork of this process and returns what it said.
+#[cfg(test)]
+pub fn in_fork(f: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child runs `f`, which a test keeps to what a fork may do, and leaves.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let good = f();
+        // SAFETY: ends the child at once, without running anything of the parent's.
+        unsafe { libc::_exit(i32::from(!good)) };
+    }
+    let mut status = 1;
+    // SAFETY: waits for the child made above.
+    unsafe { libc::waitpid(child, &mut status, 0) };
+    status == 0
+}
+
+/// CLOCK_MONOTONIC in nanoseconds; no system call where the vDSO has it.
+pub fn now_ns() -> u64 {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `t` is written; the clock exists on every Linux.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
+    t.tv_sec.unsigned_abs() * 1_000_000_000 + t.tv_nsec.unsigned_abs()
+}

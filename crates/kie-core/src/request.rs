@@ -1,0 +1,268 @@
+//! What a caller says and what a caller gets: requests, tokens, completions. Plain data.
+
+use serde_json::Value;
+
+/// How tokens are chosen. `None` takes the model's `generation_config.json`, else what is neutral.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SamplingParams {
+    /// Most tokens to generate; `None`: to the end of the context.
+    pub max_tokens: Option<usize>,
+    /// 0 is greedy. Neutral: 1.0.
+    pub temperature: Option<f64>,
+    /// Smallest set of tokens whose probabilities reach this. Neutral: 1.0.
+    pub top_p: Option<f64>,
+    /// Only the k most probable tokens; 0: all.
+    pub top_k: Option<u32>,
+    /// Only tokens at least this probable relative to the best. Neutral: 0.0.
+    pub min_p: Option<f64>,
+    /// Divides (positive) or multiplies (negative) logits of seen tokens. Neutral: 1.0.
+    pub repetition_penalty: Option<f64>,
+    /// Subtracted from logits of generated tokens.
+    pub presence_penalty: f64,
+    /// Subtracted from logits once per earlier generation of the token.
+    pub frequency_penalty: f64,
+    /// Strings that end the text; they are not part of it.
+    pub stop: Vec<String>,
+    /// Ids that end the sequence, besides the model's own.
+    pub stop_token_ids: Vec<u32>,
+    /// Tokens before which nothing stops the sequence.
+    pub min_tokens: usize,
+    /// The model's own end-of-sequence ids do not stop.
+    pub ignore_eos: bool,
+    /// Key of the random numbers; `None` draws one. Always reported.
+    pub seed: Option<u64>,
+    /// Log-probabilities: `Some(0)` of the chosen token, `Some(k)` with k alternatives.
+    pub logprobs: Option<usize>,
+    /// Added to the logits of these ids.
+    pub logit_bias: Vec<(u32, f64)>,
+    /// Seconds after which the request ends with reason `timeout`.
+    pub timeout: Option<f64>,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            max_tokens: None,
+            temperature: None,
+            top_p: None,
+            top_k: None,
+            min_p: None,
+            repetition_penalty: None,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            stop: Vec::new(),
+            stop_token_ids: Vec::new(),
+            min_tokens: 0,
+            ignore_eos: false,
+            seed: None,
+            logprobs: None,
+            logit_bias: Vec::new(),
+            timeout: None,
+        }
+    }
+}
+
+/// What to continue.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Prompt {
+    /// Text; encoded with the tokenizer's special tokens in front.
+    Text(String),
+    /// Token ids, as they are.
+    Ids(Vec<u32>),
+    /// Chat messages, `{"role": ..., "content": ...}` each, through the model's template.
+    Messages(Vec<Value>),
+}
+
+/// One request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    /// What to continue.
+    pub prompt: Prompt,
+    /// How.
+    pub params: SamplingParams,
+}
+
+impl Request {
+    /// A request with default parameters.
+    pub fn new(prompt: Prompt) -> Self {
+        Self { prompt, params: SamplingParams::default() }
+    }
+}
+
+/// A token and how probable it was.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TopLogprob {
+    /// The token.
+    pub id: u32,
+    /// Natural log of its probability under the raw logits.
+    pub logprob: f32,
+}
+
+/// One generated token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Token {
+    /// Text that became certain with it; empty while bytes or a possible stop string are held back.
+    pub text: String,
+    /// Its id (one id a token).
+    pub token_ids: Vec<u32>,
+    /// 0 for the first generated token.
+    pub index: usize,
+    /// Natural log of its probability under the raw logits, where asked for.
+    pub logprob: Option<f32>,
+    /// The most probable alternatives, where asked for.
+    pub top_logprobs: Vec<TopLogprob>,
+    /// Host CLOCK_MONOTONIC in nanoseconds when the device chose it.
+    pub t_ns: u64,
+}
+
+/// Why a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinishReason {
+    /// A stop id or stop string.
+    Stop,
+    /// `max_tokens` or the end of the context.
+    Length,
+    /// The caller.
+    Cancelled,
+    /// `timeout` seconds.
+    Timeout,
+    /// The engine failed; the stream's result is the error.
+    Error,
+}
+
+impl FinishReason {
+    /// As users read it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Cancelled => "cancelled",
+            Self::Timeout => "timeout",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// What stopped it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StopReason {
+    /// A stop string.
+    Text(String),
+    /// A stop id.
+    Id(u32),
+}
+
+/// Token counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens generated.
+    pub completion_tokens: usize,
+    /// Prompt tokens whose KV was already there.
+    pub cached_tokens: usize,
+}
+
+/// Where the time went. Milliseconds unless the name says otherwise.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Timings {
+    /// Prompt tokens computed.
+    pub prompt_n: usize,
+    /// Time from admission to the first token.
+    pub prompt_ms: f64,
+    /// `prompt_n` a second.
+    pub prompt_per_second: f64,
+    /// Tokens generated.
+    pub predicted_n: usize,
+    /// Time from the first to the last token.
+    pub predicted_ms: f64,
+    /// Tokens a second after the first.
+    pub predicted_per_second: f64,
+    /// Prompt tokens taken from the cache.
+    pub cache_n: usize,
+    /// Time spent waiting for a slot.
+    pub queue_ms: f64,
+    /// Time from submission to the first token.
+    pub ttft_ms: f64,
+    /// Median gap between tokens, in microseconds.
+    pub itl_p50_us: f64,
+    /// 99th percentile of the gaps.
+    pub itl_p99_us: f64,
+    /// Largest gap.
+    pub itl_max_us: f64,
+    /// Bytes that one decoded token reads: weights and KV at the mean position.
+    pub bytes_per_token: u64,
+    /// Bytes a second over the measured stream limit; 0 where that was not measured.
+    pub mbu: f64,
+    /// Bytes a second over the data sheet's; 0 where unknown.
+    pub mbu_peak: f64,
+}
+
+/// A finished request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Completion {
+    /// The generated text.
+    pub text: String,
+    /// The generated ids, a stop id included, what lies behind a stop string not.
+    pub token_ids: Vec<u32>,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+    /// What stopped it, where something did.
+    pub stop_reason: Option<StopReason>,
+    /// Counts.
+    pub usage: Usage,
+    /// Times.
+    pub timings: Timings,
+    /// The seed in use.
+    pub seed: u64,
+    /// Name of the model.
+    pub model: String,
+}
+
+/// How an engine is opened.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EngineConfig {
+    /// Device name, `auto`, `cpu`, `cuda:0`, ...
+    pub device: String,
+    /// `auto`, `f32`, `f16` or `bf16`.
+    pub dtype: String,
+    /// Longest sequence; `None`: what the model was made for.
+    pub max_seq_len: Option<usize>,
+    /// Requests that run at once.
+    pub max_batch: usize,
+    /// Requests that may wait.
+    pub max_queue: usize,
+    /// Bytes for KV pages; `None`: one sequence of `max_seq_len` a slot, as far as memory allows.
+    pub kv_bytes: Option<u64>,
+    /// CPU threads; `None`: all this process may use.
+    pub threads: Option<usize>,
+    /// Share KV pages between requests with equal beginnings.
+    pub prefix_cache: bool,
+    /// `park` (idle costs nothing) or `hot`.
+    pub idle: String,
+    /// Bound on the gap of a decoding request beside a prefill, in milliseconds.
+    pub max_itl_ms: Option<f64>,
+    /// Seconds after which a silent device is reported as hanging.
+    pub hang_timeout_s: f64,
+    /// Where compiled kernels are kept; `None`: the user's cache folder.
+    pub cache_dir: Option<std::path::PathBuf>,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            device: "auto".to_owned(),
+            dtype: "auto".to_owned(),
+            max_seq_len: None,
+            max_batch: 8,
+            max_queue: 64,
+            kv_bytes: None,
+            threads: None,
+            prefix_cache: true,
+            idle: "park".to_owned(),
+            max_itl_ms: None,
+            hang_timeout_s: 1.0,
+            cache_dir: None,
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! A conversation: its tokens, its turns, and the KV pages that the engine keeps for it.
+//!
+//! # Invariants
+//! * `tokens` is what the model saw: the prompt of the last turn and its answer, without a stop id
+//!   and without what lies behind a stop string. The next prompt starts with it where the chat
+//!   template allows, so its KV is found.
+//! * The engine's pin of session `id` follows `tokens`: set by the engine thread when a turn ends,
+//!   by messages on fork and rollback, gone when the session is dropped.
+
+use std::sync::Arc;
+
+use serde_json::{json, Map, Value};
+
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::inbox::Message;
+use crate::request::{Completion, FinishReason, Prompt, SamplingParams};
+use crate::stream::{TokenStream, Turn};
+
+/// The state behind a number of turns.
+#[derive(Debug, Clone, Default)]
+struct State {
+    tokens: Vec<u32>,
+    /// Chat only: what the template is given.
+    messages: Vec<Value>,
+    /// Chat only: what `tokens` are the text of, so far as the template wrote it.
+    text: String,
+}
+
+/// A conversation. Waits for the last turn to end wherever it needs its answer.
+pub struct Session {
+    engine: Engine,
+    id: u64,
+    chat: bool,
+    /// After 0, 1, 2, ... turns; never empty.
+    states: Vec<State>,
+    /// The turn whose answer is not in `states` yet, and its prompt.
+    open: Option<(Turn, State)>,
+}
+
+impl Session {
+    pub(crate) fn new(engine: Engine, system: Option<&str>) -> Result<Self> {
+        let chat = engine.0.tokenizer().has_chat_template();
+        let mut first = State::default();
+        match (system, chat) {
+            (Some(system), true) => {
+                first.messages.push(json!({"role": "system", "content": system}));
+            }
+            (Some(system), false) => first.tokens = engine.tokenize(system, true)?,
+            (None, _) => {}
+        }
+        Self::with(engine, chat, vec![first])
+    }
+
+    fn with(engine: Engine, chat: bool, states: Vec<State>) -> Result<Self> {
+        let id = engine.0.next_session();
+        let session = Self { engine, id, chat, states, open: None };
+        session.pin()?;
+        Ok(session)
+    }
+
+    /// Starts a turn: `Text` is what the user says (or, without a chat template, how the text goes
+    /// on), `Messages` are added as they are, `Ids` continue the tokens.
+    ///
+    /// # Errors
+    /// As [`Engine::stream`]; [`Error::Template`] for messages without a template, and for ids
+    /// with one. The session is then as it was.
+    pub fn stream(&mut self, prompt: Prompt, params: SamplingParams) -> Result<TokenStream> {
+        self.settle()?;
+        let state = self.ask(&prompt)?;
+        let ticket = self.engine.submit(state.tokens.clone(), &params, Some(self.id))?;
+        let turn = Turn {
+            engine: Arc::clone(&self.engine.0),
+            reader: ticket.reader.clone(),
+            cancelled: Arc::clone(&ticket.cancelled),
+            stride: 1 + params.logprobs.unwrap_or(0),
+            answer: self.engine.0.answer_of(&params, state.tokens.len())?,
+        };
+        self.open = Some((turn, state));
+        Ok(TokenStream::new(ticket))
+    }
+
+    /// [`stream`](Self::stream) and its completion.
+    ///
+    /// # Errors
+    /// As [`stream`](Self::stream).
+    pub fn generate(&mut self, prompt: Prompt, params: SamplingParams) -> Result<Completion> {
+        self.stream(prompt, params)?.completion()
+    }
+
+    /// A second conversation with the same past. Copies no KV and computes nothing.
+    ///
+    /// # Errors
+    /// [`Error::EngineClosed`].
+    pub fn fork(&mut self) -> Result<Self> {
+        self.settle()?;
+        Self::with(self.engine.clone(), self.chat, self.states.clone())
+    }
+
+    /// Forgets all turns but the first `to`; a running turn that is forgotten is cancelled.
+    ///
+    /// # Errors
+    /// [`Error::InvalidRequest`] if there are fewer.
+    pub fn rollback(&mut self, to: usize) -> Result<()> {
+        if to > self.turns() {
+            let turns = self.turns();
+            let detail = format!("rollback must be to at most {turns} turns, got {to}");
+            return Err(Error::InvalidRequest(detail));
+        }
+        if let Some((turn, _)) = self.open.as_ref().filter(|_| to < self.turns()) {
+            turn.cancel();
+        }
+        self.settle()?;
+        self.states.truncate(to + 1);
+        self.pin()
+    }
+
+    /// Turns so far, a running one included.
+    pub fn turns(&self) -> usize {
+        self.states.len() - 1 + usize::from(self.open.is_some())
+    }
+
+    /// What the model has seen.
+    ///
+    /// # Errors
+    /// What the last turn failed with, if it did.
+    pub fn tokens(&mut self) -> Result<&[u32]> {
+        self.settle()?;
+        Ok(&self.last().tokens)
+    }
+
+    fn last(&self) -> &State {
+        self.states.last().expect("there is a state after 0 turns")
+    }
+
+    fn pin(&self) -> Result<()> {
+        let history = self.last().tokens.clone();
+        self.engine.0.tell(Message::Pin { id: self.id, history })
+    }
+
+    /// What the model is given for the next turn.
+    fn ask(&self, prompt: &Prompt) -> Result<State> {
+        let mut state = self.last().clone();
+        let refuse = |why: &str| Err(Error::Template(why.to_owned()));
+        match (prompt, self.chat) {
+            (Prompt::Text(text), true) => {
+                state.messages.push(json!({"role": "user", "content": text}));
+            }
+            (Prompt::Messages(messages), true) => state.messages.extend_from_slice(messages),
+            (Prompt::Ids(_), true) => return refuse("a chat session takes text or messages"),
+            (Prompt::Messages(_), false) => {
+                return refuse("the model has none; the session continues plain text")
+            }
+            (Prompt::Text(text), false) => {
+                let first = state.tokens.is_empty();
+                state.tokens.extend(self.engine.tokenize(text, first)?);
+                return Ok(state);
+            }
+            (Prompt::Ids(ids), false) => {
+                state.tokens.extend_from_slice(ids);
+                return Ok(state);
+            }
+        }
+        let messages = Value::Array(state.messages.clone());
+        let tokenizer = self.engine.0.tokenizer();
+        let rendered = tokenizer.apply_chat_template(&messages, true, &Map::new())?;
+        let known = !state.tokens.is_empty();
+        match rendered.strip_prefix(&state.text).filter(|_| known) {
+            Some(more) => state.tokens.extend(tokenizer.encode(more, false)?),
+            // The template rewrites the past: the cache keeps what is still equal.
+            None => state.tokens = tokenizer.encode(&rendered, false)?,
+        }
+        state.text = rendered;
+        Ok(state)
+    }
+
+    /// Takes in the answer of the open turn. A turn that failed is no turn.
+    fn settle(&mut self) -> Result<()> {
+        let Some((turn, mut state)) = self.open.take() else { return Ok(()) };
+        let Ok((ids, text, reason)) = turn.settle() else { return self.engine.0.check_process() };
+        let tokenizer = self.engine.0.tokenizer();
+        // Plain text keeps special ids, which have no text; a chat is what its template writes.
+        let read = |ids: &[u32]| tokenizer.decode(ids, !self.chat);
+        let mut kept = &ids[..];
+        // A stop id or string, or part of a character: back to whole tokens of the visible text.
+        while !text.starts_with(&read(kept)?) {
+            kept = &kept[..kept.len().saturating_sub(1)];
+        }
+        let decoded = read(kept)?;
+        let rest = tokenizer.encode(&text[decoded.len()..], false)?;
+        if reason == FinishReason::Stop && rest.is_empty() {
+            // The stop id had no text.
+            while let Some((_, before)) = kept.split_last() {
+                if read(before)? != decoded {
+                    break;
+                }
+                kept = before;
+            }
+        }
+        state.tokens.extend_from_slice(kept);
+        state.tokens.extend(rest);
+        if self.chat {
+            state.text.push_str(&text);
+            state.messages.push(json!({"role": "assistant", "content": text}));
+        }
+        self.states.push(state);
+        Ok(())
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // A closed engine has let go of everything.
+        drop(self.engine.0.tell(Message::Unpin { id: self.id }));
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+#[path = "session_tests.rs"]
+mod tests;

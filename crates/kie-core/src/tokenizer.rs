@@ -1,0 +1,300 @@
+//! Text to ids and back: a model folder's `tokenizer.json`, `tokenizer_config.json` and
+//! `chat_template.jinja`.
+//!
+//! Invariants: every id that comes out is below the model's vocabulary; nothing in these files or
+//! in a text makes it panic (the library behind it does on some, which is caught here); truncation
+//! and padding that a file asks for are ignored, as transformers does.
+
+use std::collections::BTreeMap;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use crate::template::ChatTemplates;
+use crate::text::TextTable;
+use crate::{Error, Result};
+
+/// Largest file read, in bytes. The largest published tokenizer.json has about 35 MB.
+const FILE_BYTES_MAX: u64 = 256 << 20;
+
+/// The tokens that a template sees by name, where `tokenizer_config.json` sets them.
+const NAMED_TOKENS: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+/// What `add_special` does beyond the post-processor of `tokenizer.json`, where `add_bos_token` in
+/// `tokenizer_config.json` says otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Bos {
+    AsProcessed,
+    Prepend(u32),
+    Drop,
+}
+
+/// The tokenizer of one model. Cheap to clone: clones share everything.
+#[derive(Debug, Clone)]
+pub struct Tokenizer(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    tokenizer: tokenizers::Tokenizer,
+    text: TextTable,
+    templates: ChatTemplates,
+    /// Ids of the tokenizer: the highest plus one.
+    ids: usize,
+    /// Ids of the model.
+    model_ids: usize,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    bos_rule: Bos,
+}
+
+impl Tokenizer {
+    /// Reads the tokenizer of the model in `dir`, whose embedding has `vocab` rows.
+    ///
+    /// # Errors
+    /// [`Error::Load`] with file, wanted and got if a file is missing, broken or too large, or if
+    /// the tokenizer has an id that the model has not (fewer ids than rows are fine).
+    pub fn from_dir(dir: &Path, vocab: usize) -> Result<Self> {
+        let file = dir.join("tokenizer.json");
+        let bytes = read(&file, "the tokenizer of the model")?;
+        let fail = |got: String| Error::load(&file, "a tokenizer.json", got);
+        let tokenizer = guarded(|| tokenizers::Tokenizer::from_bytes(&bytes)).map_err(fail)?;
+        let config = Config::read(dir)?;
+        let tokenizer = guarded(|| without_limits(tokenizer)).map_err(fail)?;
+
+        let ids = tokenizer.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
+        let processed = guarded(|| tokenizer.encode_fast("", true)).map_err(fail)?;
+        let added = processed.get_ids().iter().max().map_or(0, |&id| id as usize + 1);
+        if ids.max(added) > vocab || ids == 0 {
+            let wanted = format!("at least one id, and none above the model's {vocab}");
+            return Err(Error::load(&file, wanted, format!("{} ids", ids.max(added))));
+        }
+        let text = guarded(|| TextTable::new(&tokenizer, ids)).map_err(fail)?;
+        let bos = config.id("bos_token", &tokenizer)?;
+        let eos = config.id("eos_token", &tokenizer)?;
+        let has_bos = bos.is_some() && processed.get_ids().first().copied() == bos;
+        let bos_rule = match (config.add_bos, bos) {
+            (Some(true), Some(bos)) if !has_bos => Bos::Prepend(bos),
+            (Some(false), _) if has_bos => Bos::Drop,
+            (Some(true | false) | None, _) => Bos::AsProcessed,
+        };
+        let templates = ChatTemplates::new(config.templates, config.tokens);
+        let inner = Inner { tokenizer, text, templates, ids, model_ids: vocab, bos, eos, bos_rule };
+        Ok(Self(Arc::new(inner)))
+    }
+
+    /// Ids of `text`. Special tokens written in it are read as such; with `add_special` those that
+    /// the model wants around a text (mostly: a first bos) are added.
+    ///
+    /// # Errors
+    /// [`Error::InvalidRequest`] for a text that the tokenizer gives up on.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        let encoding =
+            guarded(|| self.0.tokenizer.encode_fast(text, add_special)).map_err(|e| {
+                Error::InvalidRequest(format!(
+                    "text of {} bytes cannot be tokenized: {e}",
+                    text.len()
+                ))
+            })?;
+        let mut ids = encoding.get_ids().to_vec();
+        match self.0.bos_rule {
+            Bos::Prepend(bos) if add_special => ids.insert(0, bos),
+            Bos::Drop if add_special && !ids.is_empty() => drop(ids.remove(0)),
+            Bos::AsProcessed | Bos::Prepend(_) | Bos::Drop => {}
+        }
+        match ids.iter().find(|&&id| id as usize >= self.0.model_ids) {
+            None => Ok(ids),
+            Some(id) => Err(Error::InvalidRequest(format!(
+                "the tokenizer made id {id}, the model has ids below {}",
+                self.0.model_ids
+            ))),
+        }
+    }
+
+    /// Text of `ids`, without special tokens if `skip_special`. Ids of the model that the tokenizer
+    /// does not use add nothing.
+    ///
+    /// # Errors
+    /// [`Error::InvalidRequest`] for an id that the model does not have.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        let Inner { tokenizer, model_ids, .. } = &*self.0;
+        if let Some(id) = ids.iter().find(|&&id| id as usize >= *model_ids) {
+            return Err(Error::InvalidRequest(format!("id {id}: wanted one below {model_ids}")));
+        }
+        let special = |token: &str| tokenizer.get_added_vocabulary().is_special_token(token);
+        let mut tokens = ids.iter().filter_map(|&id| tokenizer.id_to_token(id));
+        // Some decoders of the library count below zero where there is nothing to decode.
+        if tokens.all(|token| skip_special && special(&token)) {
+            return Ok(String::new());
+        }
+        guarded(|| tokenizer.decode(ids, skip_special))
+            .map_err(|e| Error::InvalidRequest(format!("ids cannot be decoded: {e}")))
+    }
+
+    /// Id of a token as it stands in the vocabulary (`"<s>"`, `"Ġthe"`).
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.0.tokenizer.token_to_id(token)
+    }
+
+    /// Ids of the tokenizer: the highest plus one. At most the model's.
+    pub fn vocab(&self) -> usize {
+        self.0.ids
+    }
+
+    /// The beginning-of-sequence id, where `tokenizer_config.json` names one.
+    pub fn bos(&self) -> Option<u32> {
+        self.0.bos
+    }
+
+    /// The end-of-sequence id, where `tokenizer_config.json` names one. A model's
+    /// `generation_config.json` may list more.
+    pub fn eos(&self) -> Option<u32> {
+        self.0.eos
+    }
+
+    /// Whether the model comes with a chat template.
+    pub fn has_chat_template(&self) -> bool {
+        !self.0.templates.is_empty()
+    }
+
+    /// Renders `messages` (a list of objects with `role` and `content`) with the model's chat
+    /// template; `extra` are further variables (`tools`, `enable_thinking`, ...).
+    ///
+    /// # Errors
+    /// [`Error::Template`] if there is no template, or it is broken, refuses the messages or runs
+    /// over its budget.
+    pub fn apply_chat_template(
+        &self,
+        messages: &Value,
+        add_generation_prompt: bool,
+        extra: &Map<String, Value>,
+    ) -> Result<String> {
+        guarded(|| Ok(self.0.templates.render(messages, add_generation_prompt, extra)))
+            .map_err(Error::Template)?
+    }
+
+    /// Ids of a rendered chat. The template writes the special tokens; none are added.
+    ///
+    /// # Errors
+    /// As [`apply_chat_template`](Self::apply_chat_template) and [`encode`](Self::encode).
+    pub fn encode_chat(
+        &self,
+        messages: &Value,
+        add_generation_prompt: bool,
+        extra: &Map<String, Value>,
+    ) -> Result<Vec<u32>> {
+        self.encode(&self.apply_chat_template(messages, add_generation_prompt, extra)?, false)
+    }
+
+    pub(crate) fn text_table(&self) -> &TextTable {
+        &self.0.text
+    }
+}
+
+/// What `tokenizer_config.json` and `chat_template.jinja` say.
+struct Config {
+    file: std::path::PathBuf,
+    tokens: Vec<(&'static str, String)>,
+    add_bos: Option<bool>,
+    templates: BTreeMap<String, String>,
+}
+
+impl Config {
+    fn read(dir: &Path) -> Result<Self> {
+        let file = dir.join("tokenizer_config.json");
+        let bytes = read(&file, "the special tokens of the model")?;
+        let fail = |got: String| Error::load(&file, "a JSON object", got);
+        let json: Map<String, Value> =
+            serde_json::from_slice(&bytes).map_err(|e| fail(e.to_string()))?;
+        let mut tokens = Vec::new();
+        for name in NAMED_TOKENS {
+            match json.get(name) {
+                None | Some(Value::Null) => {}
+                Some(Value::String(s)) => tokens.push((name, s.clone())),
+                Some(v) => match v.get("content").and_then(Value::as_str) {
+                    Some(s) => tokens.push((name, s.to_string())),
+                    None => return Err(wrong(&file, name, "a string or {content: string}", v)),
+                },
+            }
+        }
+        let add_bos = match json.get("add_bos_token") {
+            None | Some(Value::Null) => None,
+            Some(Value::Bool(b)) => Some(*b),
+            Some(v) => return Err(wrong(&file, "add_bos_token", "true or false", v)),
+        };
+        let mut templates = match json.get("chat_template") {
+            None | Some(Value::Null) => BTreeMap::new(),
+            Some(v) => named_templates(v).ok_or_else(|| {
+                wrong(&file, "chat_template", "a string or a list of {name, template}", v)
+            })?,
+        };
+        let jinja = dir.join("chat_template.jinja");
+        if jinja.exists() {
+            let source = String::from_utf8(read(&jinja, "a chat template")?)
+                .map_err(|e| Error::load(&jinja, "UTF-8", e.to_string()))?;
+            templates.insert("default".to_string(), source);
+        }
+        Ok(Self { file, tokens, add_bos, templates })
+    }
+
+    fn id(&self, name: &str, tokenizer: &tokenizers::Tokenizer) -> Result<Option<u32>> {
+        let Some((_, token)) = self.tokens.iter().find(|(n, _)| *n == name) else {
+            return Ok(None);
+        };
+        match tokenizer.token_to_id(token) {
+            Some(id) => Ok(Some(id)),
+            None => Err(Error::tensor(
+                &self.file,
+                name,
+                "a token of tokenizer.json",
+                format!("{token:?}"),
+            )),
+        }
+    }
+}
+
+/// A template alone is called `default`.
+fn named_templates(value: &Value) -> Option<BTreeMap<String, String>> {
+    if let Some(source) = value.as_str() {
+        return Some(BTreeMap::from([("default".to_string(), source.to_string())]));
+    }
+    let text = |v: &Value, key: &str| Some(v.get(key)?.as_str()?.to_string());
+    value.as_array()?.iter().map(|v| Some((text(v, "name")?, text(v, "template")?))).collect()
+}
+
+fn wrong(file: &Path, key: &str, wanted: &str, got: &Value) -> Error {
+    let got: String = got.to_string().chars().take(80).collect();
+    Error::tensor(file, key, wanted, got)
+}
+
+fn read(file: &Path, what: &str) -> Result<Vec<u8>> {
+    let fail = |e: std::io::Error| Error::load(file, what, e.to_string());
+    let bytes = std::fs::metadata(file).map_err(fail)?.len();
+    if bytes > FILE_BYTES_MAX {
+        let wanted = format!("{what}, at most {FILE_BYTES_MAX} bytes");
+        return Err(Error::load(file, wanted, format!("{bytes} bytes")));
+    }
+    std::fs::read(file).map_err(fail)
+}
+
+fn without_limits(mut t: tokenizers::Tokenizer) -> tokenizers::Result<tokenizers::Tokenizer> {
+    t.with_truncation(None)?;
+    t.with_padding(None);
+    Ok(t)
+}
+
+/// Runs code of a library that panics on some inputs. Whatever it was working on is either dropped
+/// or only read, so nothing half-changed is seen later.
+fn guarded<T>(f: impl FnOnce() -> tokenizers::Result<T>) -> std::result::Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(f)) {
+        Ok(result) => result.map_err(|e| e.to_string()),
+        Err(panic) => Err(panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied())
+            .unwrap_or("the tokenizer library failed")
+            .to_string()),
+    }
+}

@@ -1,0 +1,298 @@
+//! A checkpoint folder as tensors by role, each a slice of a mapped file: nothing is copied.
+
+mod safetensors;
+
+use std::collections::HashMap;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use kie_kernels::abi::Dtype;
+
+use crate::error::{Error, Result};
+use crate::json;
+use crate::model::{Role, Spec, TensorSpec};
+use safetensors::Entry;
+pub use safetensors::Mapped;
+
+/// A tensor of a checkpoint.
+#[derive(Clone)]
+pub struct Tensor {
+    /// What it is for.
+    pub role: Role,
+    /// Its name in the checkpoint.
+    pub name: String,
+    /// The file it is in.
+    pub path: PathBuf,
+    /// Storage format.
+    pub dtype: Dtype,
+    /// Shape; lane tensors have the lane first.
+    pub shape: Vec<usize>,
+    /// Index into [`Checkpoint::files`].
+    pub file: usize,
+    /// Offset of its first byte in the file.
+    pub offset: usize,
+    /// Block scales, where it is FP8.
+    pub scales: Option<Scales>,
+    bytes: Slice,
+}
+
+/// Float32 block scales of an FP8 tensor, `[lanes,] rows / block, cols / block` rounded up.
+#[derive(Clone)]
+pub struct Scales {
+    /// Index into [`Checkpoint::files`].
+    pub file: usize,
+    /// Offset of the first byte in the file.
+    pub offset: usize,
+    bytes: Slice,
+}
+
+/// Bytes of a mapped file.
+#[derive(Clone)]
+struct Slice {
+    map: Arc<Mapped>,
+    offset: usize,
+    len: usize,
+}
+
+impl Slice {
+    fn bytes(&self) -> &[u8] {
+        &(*self.map).as_ref()[self.offset..self.offset + self.len]
+    }
+}
+
+impl Tensor {
+    /// The numbers, little-endian, row-major.
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes.bytes()
+    }
+}
+
+impl Scales {
+    /// The scales, little-endian float32.
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes.bytes()
+    }
+}
+
+/// The files of a folder and the tensors that a spec asked for.
+pub struct Checkpoint {
+    files: Vec<Arc<Mapped>>,
+    tensors: HashMap<Role, Tensor>,
+}
+
+const INDEX: &str = "model.safetensors.index.json";
+const SINGLE: &str = "model.safetensors";
+
+impl Checkpoint {
+    /// Maps the files and checks that they hold exactly the tensors of `spec`.
+    ///
+    /// # Errors
+    /// [`Error::Load`] names file, tensor, wanted and got: a file that is missing or cut short, a
+    /// hostile header, a tensor that is missing, surplus, or of the wrong shape or type.
+    pub fn open(folder: &Path, spec: &Spec) -> Result<Self> {
+        let (paths, index) = files_of(folder)?;
+        let files: Vec<_> = paths.iter().map(|p| Mapped::open(p)).collect::<Result<_>>()?;
+        let mut entries: HashMap<String, (usize, Entry)> = HashMap::new();
+        for (file, map) in files.iter().enumerate() {
+            for (name, entry) in map.entries()? {
+                if let Some((other, _)) = entries.insert(name.clone(), (file, entry)) {
+                    let got = format!("it also stands in {}", paths[other].display());
+                    return Err(Error::tensor(&paths[file], name, "each tensor once", got));
+                }
+            }
+        }
+        check_index(folder, &index, &entries, &paths)?;
+        let mut checkpoint = Self { files, tensors: HashMap::new() };
+        for wanted in &spec.tensors {
+            let tensor = checkpoint.take(folder, wanted, spec, &mut entries, &paths)?;
+            checkpoint.tensors.insert(wanted.role, tensor);
+        }
+        let harmless =
+            |name: &String| spec.ignored.contains(name) || name.ends_with(".rotary_emb.inv_freq");
+        let mut surplus: Vec<_> = entries.iter().filter(|(name, _)| !harmless(name)).collect();
+        surplus.sort_by_key(|(name, _)| *name);
+        if let Some((name, (file, entry))) = surplus.first() {
+            let got = format!("a surplus tensor {:?}", entry.shape);
+            let wanted = format!("only the tensors of {}", spec.architecture);
+            return Err(Error::tensor(&paths[*file], *name, wanted, got));
+        }
+        Ok(checkpoint)
+    }
+
+    fn take(
+        &self,
+        folder: &Path,
+        wanted: &TensorSpec,
+        spec: &Spec,
+        entries: &mut HashMap<String, (usize, Entry)>,
+        paths: &[PathBuf],
+    ) -> Result<Tensor> {
+        let missing = |name: &str| {
+            let listed = if paths.len() == 1 { paths[0].clone() } else { folder.join(INDEX) };
+            Error::tensor(listed, name, "the tensor", "nothing")
+        };
+        let name = &wanted.name;
+        let (file, entry) = entries.remove(name).ok_or_else(|| missing(name))?;
+        let path = &paths[file];
+        if entry.shape != wanted.shape {
+            let (want, got) = (format!("shape {:?}", wanted.shape), format!("{:?}", entry.shape));
+            return Err(Error::tensor(path, name, want, got));
+        }
+        let dtype = entry
+            .dtype
+            .ok_or_else(|| Error::tensor(path, name, "F32, F16, BF16 or F8_E4M3", &entry.stored))?;
+        let scales = match (&spec.fp8, dtype) {
+            (Some(blocks), Dtype::F8E4m3) if wanted.role.is_matrix() => {
+                let scale_name = format!("{name}_scale_inv");
+                let (file, scale) =
+                    entries.remove(&scale_name).ok_or_else(|| missing(&scale_name))?;
+                let mut shape = wanted.shape.clone();
+                let n = shape.len();
+                shape[n - 2] = shape[n - 2].div_ceil(blocks.rows);
+                shape[n - 1] = shape[n - 1].div_ceil(blocks.cols);
+                if scale.dtype != Some(Dtype::F32) || scale.shape != shape {
+                    let got = format!("{} {:?}", scale.stored, scale.shape);
+                    let want = format!("F32 {shape:?}");
+                    return Err(Error::tensor(&paths[file], scale_name, want, got));
+                }
+                let bytes = self.slice(file, &scale);
+                Some(Scales { file, offset: scale.offset, bytes })
+            }
+            (_, Dtype::F8E4m3) => {
+                let want = "F32, F16 or BF16 (FP8 needs a quantization_config and a matrix)";
+                return Err(Error::tensor(path, name, want, "F8_E4M3"));
+            }
+            (_, Dtype::F32 | Dtype::F16 | Dtype::Bf16) => None,
+        };
+        Ok(Tensor {
+            role: wanted.role,
+            name: name.clone(),
+            path: path.clone(),
+            dtype,
+            shape: entry.shape.clone(),
+            file,
+            offset: entry.offset,
+            scales,
+            bytes: self.slice(file, &entry),
+        })
+    }
+
+    fn slice(&self, file: usize, entry: &Entry) -> Slice {
+        Slice { map: self.files[file].clone(), offset: entry.offset, len: entry.len }
+    }
+
+    /// The mapped files.
+    pub fn files(&self) -> &[Arc<Mapped>] {
+        &self.files
+    }
+
+    /// The tensor of a role, if the model has one.
+    pub fn tensor(&self, role: Role) -> Option<&Tensor> {
+        self.tensors.get(&role)
+    }
+}
+
+/// The weight files of a folder, and for a sharded one which file each tensor must be in.
+fn files_of(folder: &Path) -> Result<(Vec<PathBuf>, HashMap<String, usize>)> {
+    let index_file = folder.join(INDEX);
+    if !index_file.exists() {
+        let single = folder.join(SINGLE);
+        if !single.exists() {
+            let got = if folder.is_dir() { "neither" } else { "no such folder" };
+            return Err(Error::load(folder, format!("{SINGLE} or {INDEX}"), got));
+        }
+        return Ok((vec![single], HashMap::new()));
+    }
+    let index = json::read(&index_file)?;
+    let map = index["weight_map"].as_object().filter(|m| !m.is_empty()).ok_or_else(|| {
+        Error::tensor(&index_file, "weight_map", "an object of tensor: file", "something else")
+    })?;
+    let mut paths = Vec::new();
+    let mut places = HashMap::new();
+    let mut numbers: HashMap<&str, usize> = HashMap::new();
+    for (tensor, file) in map {
+        let name = file.as_str().unwrap_or_default();
+        let plain = Path::new(name).components().collect::<Vec<_>>();
+        if !matches!(plain[..], [Component::Normal(_)]) {
+            let got = format!("{file}");
+            return Err(Error::tensor(&index_file, tensor, "a file name in the folder", got));
+        }
+        let number = *numbers.entry(name).or_insert(paths.len());
+        if number == paths.len() {
+            paths.push(folder.join(name));
+            if !paths[number].exists() {
+                let wanted = format!("the file {name}");
+                return Err(Error::tensor(&index_file, tensor, wanted, "no such file"));
+            }
+        }
+        places.insert(tensor.clone(), number);
+    }
+    Ok((paths, places))
+}
+
+/// Every indexed tensor must be in the file that the index names, and, where there is an index,
+/// every tensor must be in it.
+fn check_index(
+    folder: &Path,
+    index: &HashMap<String, usize>,
+    entries: &HashMap<String, (usize, Entry)>,
+    paths: &[PathBuf],
+) -> Result<()> {
+    for (name, wanted) in index {
+        let got = entries.get(name).map(|(file, _)| *file);
+        if got != Some(*wanted) {
+            let got = got.map_or("in no file".to_owned(), |f| format!("in {}", paths[f].display()));
+            return Err(Error::tensor(&paths[*wanted], name, "the tensor, as indexed", got));
+        }
+    }
+    match entries.keys().find(|name| !index.is_empty() && !index.contains_key(*name)) {
+        Some(name) => {
+            let got = "nothing, though a file holds the tensor";
+            Err(Error::tensor(folder.join(INDEX), name, "its place in weight_map", got))
+        }
+        None => Ok(()),
+    }
+}
+
+impl Checkpoint {
+    /// Refuses numbers that are not finite. One pass over the bytes, at the first touch.
+    ///
+    /// # Errors
+    /// [`Error::Load`] with the first bad number's index.
+    pub fn check_finite(&self, tensor: &Tensor) -> Result<()> {
+        let refuse = |name: String, index: usize| {
+            let got = format!("NaN or infinity at number {index}");
+            Err(Error::tensor(&tensor.path, name, "finite numbers", got))
+        };
+        if let Some(index) = first_not_finite(tensor.dtype, tensor.bytes()) {
+            return refuse(tensor.name.clone(), index);
+        }
+        let scales = tensor.scales.as_ref();
+        match scales.and_then(|s| first_not_finite(Dtype::F32, s.bytes())) {
+            Some(index) => refuse(format!("{}_scale_inv", tensor.name), index),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Index of the first number whose exponent is all ones (FP8: whose bits mean NaN).
+fn first_not_finite(dtype: Dtype, bytes: &[u8]) -> Option<usize> {
+    fn find<const N: usize>(bytes: &[u8], bad: impl Fn([u8; N]) -> bool) -> Option<usize> {
+        const NUMBERS: usize = 4096;
+        let (numbers, _) = bytes.as_chunks::<N>();
+        // Without an early exit inside a block the compiler uses vectors; the place matters once.
+        let dirty = |block: &[[u8; N]]| block.iter().fold(false, |any, b| any | bad(*b));
+        let block = numbers.chunks(NUMBERS).position(dirty)?;
+        let at = numbers[block * NUMBERS..].iter().position(|b| bad(*b))?;
+        Some(block * NUMBERS + at)
+    }
+    match dtype {
+        Dtype::F32 => find(bytes, |b| u32::from_le_bytes(b) & 0x7f80_0000 == 0x7f80_0000),
+        Dtype::F16 => find(bytes, |b| u16::from_le_bytes(b) & 0x7c00 == 0x7c00),
+        Dtype::Bf16 => find(bytes, |b| u16::from_le_bytes(b) & 0x7f80 == 0x7f80),
+        Dtype::F8E4m3 => find(bytes, |[b]| b & 0x7f == 0x7f),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,150 @@
+//! One mapped safetensors file (format: the `safetensors` repository, README): eight bytes of
+//! header length, a JSON header, the data.
+//!
+//! Invariant: the tensors of an opened file tile its data exactly, without gap or overlap, each
+//! named once and as long as its shape and type say.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kie_kernels::abi::Dtype;
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::json;
+
+/// Longest header that is read, in bytes.
+const MAX_HEADER: u64 = 100 << 20;
+
+/// A file mapped read-only.
+pub struct Mapped {
+    path: PathBuf,
+    map: memmap2::Mmap,
+}
+
+impl AsRef<[u8]> for Mapped {
+    fn as_ref(&self) -> &[u8] {
+        &self.map
+    }
+}
+
+/// Where a tensor is.
+pub(super) struct Entry {
+    /// Its type as the file names it.
+    pub stored: String,
+    /// Its type, if kie computes with it.
+    pub dtype: Option<Dtype>,
+    pub shape: Vec<usize>,
+    /// From the start of the file.
+    pub offset: usize,
+    pub len: usize,
+}
+
+impl Mapped {
+    /// Maps a file.
+    pub(super) fn open(path: &Path) -> Result<Arc<Self>> {
+        let failed = |e: std::io::Error| Error::load(path, "a readable file", e.to_string());
+        // Asked before it is opened: opening a pipe would wait for a writer.
+        let about = std::fs::metadata(path).map_err(failed)?;
+        if !about.is_file() || about.len() < 8 {
+            let got = if about.is_file() { "less than 8 bytes" } else { "not a regular file" };
+            return Err(Error::load(path, "a safetensors file", got));
+        }
+        let file = std::fs::File::open(path).map_err(failed)?;
+        // SAFETY: the map is read-only and private. Truncating the file while it is mapped would
+        // fault, as with every mapped library; whoever changes a model folder under a running
+        // engine upholds this.
+        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(failed)?;
+        if map.len() < 8 {
+            return Err(Error::load(path, "a safetensors file", "less than 8 bytes"));
+        }
+        // A hint: a file system that does not take it is only slower.
+        let _ = map.advise(memmap2::Advice::WillNeed);
+        Ok(Arc::new(Self { path: path.to_owned(), map }))
+    }
+
+    /// The tensors by name, in the order of their bytes.
+    pub(super) fn entries(&self) -> Result<Vec<(String, Entry)>> {
+        let wrong = |got: String| Error::load(&self.path, "a safetensors header", got);
+        let length = u64::from_le_bytes(self.map[..8].try_into().expect("8 bytes"));
+        if length > MAX_HEADER || length > self.map.len() as u64 - 8 {
+            let file = self.map.len();
+            return Err(wrong(format!("a header of {length} bytes in a file of {file}")));
+        }
+        let start = 8 + length as usize;
+        let header = json::parse(&self.map[8..start]).map_err(|e| wrong(e.to_string()))?;
+        let Value::Object(header) = header else { return Err(wrong("no object".to_owned())) };
+        let tensors = header.into_iter().filter(|(name, _)| name != "__metadata__");
+        let mut entries = tensors
+            .map(|(name, info)| {
+                let entry = self.entry(&name, &info, start)?;
+                Ok((name, entry))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        entries.sort_by_key(|(_, e)| (e.offset, e.len));
+        let mut end = start;
+        for (name, entry) in &entries {
+            if entry.offset != end {
+                let want = format!("bytes from {}, where the last tensor ends", end - start);
+                let got = format!("from {}", entry.offset - start);
+                return Err(Error::tensor(&self.path, name, want, got));
+            }
+            end += entry.len;
+        }
+        if end != self.map.len() {
+            let got = format!("{} bytes", self.map.len());
+            return Err(Error::load(&self.path, format!("{end} bytes, as its header says"), got));
+        }
+        Ok(entries)
+    }
+
+    /// One entry of the header; `start` is where the data begin. Its bytes are inside the file and
+    /// as many as its shape and type say.
+    fn entry(&self, name: &str, info: &Value, start: usize) -> Result<Entry> {
+        let wrong = |want: &str, got: &Value| {
+            Error::tensor(
+                &self.path,
+                name,
+                want,
+                got.to_string().chars().take(80).collect::<String>(),
+            )
+        };
+        let numbers = |value: &Value| -> Option<Vec<usize>> {
+            let number = |v: &Value| v.as_u64().and_then(|n| usize::try_from(n).ok());
+            value.as_array()?.iter().map(number).collect()
+        };
+        let stored = info["dtype"].as_str().ok_or_else(|| wrong("a dtype", info))?.to_owned();
+        let shape = numbers(&info["shape"]).ok_or_else(|| wrong("a shape", info))?;
+        let size = self.map.len() - start;
+        let offsets = numbers(&info["data_offsets"]);
+        let Some([begin, end]) = offsets.as_deref().and_then(|o| <[usize; 2]>::try_from(o).ok())
+        else {
+            return Err(wrong("two data_offsets", info));
+        };
+        if begin > end || end > size {
+            let want = format!("data_offsets inside the {size} bytes of data");
+            return Err(wrong(&want, &info["data_offsets"]));
+        }
+        let dtype = dtype(&stored);
+        if let Some(dtype) = dtype {
+            let bytes = shape.iter().try_fold(dtype.bytes(), |n, d| n.checked_mul(*d));
+            if bytes != Some(end - begin) {
+                let want = format!("{stored} {shape:?}");
+                let got = format!("{} bytes", end - begin);
+                return Err(Error::tensor(&self.path, name, want, got));
+            }
+        }
+        Ok(Entry { stored, dtype, shape, offset: start + begin, len: end - begin })
+    }
+}
+
+/// The types that kie computes with, under their names in the format.
+fn dtype(name: &str) -> Option<Dtype> {
+    match name {
+        "F32" => Some(Dtype::F32),
+        "F16" => Some(Dtype::F16),
+        "BF16" => Some(Dtype::Bf16),
+        "F8_E4M3" => Some(Dtype::F8E4m3),
+        _ => None,
+    }
+}

@@ -1,0 +1,81 @@
+//! Small vector operations of the norms and the gated MLP.
+
+use super::simd::{dispatch, Kernel, Level, Vector};
+
+/// Mean of the squares of `x`, in float32 with a fixed order of sums.
+pub fn mean_square(level: Level, x: &[f32]) -> f32 {
+    struct Squares<'a>(&'a [f32]);
+    impl Kernel for Squares<'_> {
+        type Output = f32;
+
+        #[inline(always)]
+        unsafe fn run<V: Vector>(self) -> f32 {
+            // SAFETY: the caller has V's level.
+            let mut sum = unsafe { V::splat(0.0) };
+            for part in self.0.chunks(V::LANES) {
+                // SAFETY: the chunk has that many numbers.
+                let x = unsafe { V::load_part(part.as_ptr(), part.len()) };
+                sum = x.fma(x, sum);
+            }
+            sum.sum()
+        }
+    }
+    dispatch(level, Squares(x)) / x.len() as f32
+}
+
+/// `gate = silu(gate) * up` with silu(x) = x / (1 + e^-x).
+///
+/// # Panics
+/// When the lengths differ.
+pub fn silu_mul(level: Level, gate: &mut [f32], up: &[f32]) {
+    struct SiluMul<'a>(&'a mut [f32], &'a [f32]);
+    impl Kernel for SiluMul<'_> {
+        type Output = ();
+
+        #[inline(always)]
+        unsafe fn run<V: Vector>(self) {
+            // SAFETY: the caller has V's level.
+            let (zero, one) = unsafe { (V::splat(0.0), V::splat(1.0)) };
+            for (gate, up) in self.0.chunks_mut(V::LANES).zip(self.1.chunks(V::LANES)) {
+                let len = gate.len();
+                // SAFETY: the chunk has `len` numbers.
+                let g = unsafe { V::load_part(gate.as_ptr(), len) };
+                // SAFETY: as above; the lengths are equal.
+                let u = unsafe { V::load_part(up.as_ptr(), len) };
+                let result = g.mul(u).div(zero.sub(g).exp().add(one));
+                // SAFETY: as the loads.
+                unsafe { result.store_part(gate.as_mut_ptr(), len) };
+            }
+        }
+    }
+    assert_eq!(gate.len(), up.len(), "gate and up");
+    dispatch(level, SiluMul(gate, up));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::simd;
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn every_level_is_the_definition(x in prop::collection::vec(-30f32..30.0, 1..200)) {
+            let square: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / x.len() as f64;
+            let up: Vec<f32> = x.iter().rev().copied().collect();
+            for level in simd::available() {
+                let found = f64::from(mean_square(level, &x));
+                prop_assert!((found - square).abs() <= 1e-5 * square, "{level:?}");
+                let mut gate = x.clone();
+                silu_mul(level, &mut gate, &up);
+                for ((found, x), up) in gate.iter().zip(&x).zip(&up) {
+                    let (x, up) = (f64::from(*x), f64::from(*up));
+                    let wanted = x / (1.0 + (-x).exp()) * up;
+                    let error = (f64::from(*found) - wanted).abs();
+                    let bound = 1e-5 * wanted.abs() + 1e-9;
+                    prop_assert!(error <= bound, "{level:?} {x} {found} {wanted}");
+                }
+            }
+        }
+    }
+}

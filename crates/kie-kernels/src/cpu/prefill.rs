@@ -1,0 +1,446 @@
+//! Matrix times many columns: the prefill path, bound by arithmetic.
+//!
+//! Activations are packed once a step into blocks of 16 columns. BF16 and FP8 weights meet BF16
+//! activations on machines with BF16 units (AMX tiles or AVX-512 dot products): FP8 codes are
+//! exact in BF16 and their block factors multiply the float32 sums. All other combinations compute
+//! in float32. Weights go through panels in a cache: in place, rows of 4 KB multiples would all
+//! fall on the same few cache sets.
+//!
+//! Invariant: the bits of one output depend on the level, its row's weights and its column only:
+//! every column has accumulators of its own, and the row is cut into the same pieces always.
+
+#![allow(clippy::needless_range_loop)]
+
+use std::ops::Range;
+
+use crate::abi::Dtype;
+
+use super::matmul::{part, Bf16, Matrix, Weight, F16, F32, F8};
+use super::simd::{dispatch, Kernel, Level, Vector};
+
+#[cfg(target_arch = "x86_64")]
+mod bf16;
+
+/// Rows of a panel.
+const ROWS: usize = 32;
+/// Columns of a packed block.
+const BLOCK: usize = 16;
+/// Columns between two readings of the weights.
+const CHUNK: usize = 512;
+/// Numbers of a row that a panel holds at a time.
+const PIECE: usize = 256;
+
+/// One cache line.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// How activations lie in [`Packed`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Form {
+    /// `[block][k][16 columns]` float32: a line for each k.
+    #[default]
+    Single,
+    /// `[block][pair of k][16 columns][2]` bfloat16, zeros up to a multiple of 32 in k.
+    Pairs,
+}
+
+impl Form {
+    fn of(level: Level, dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::Bf16 | Dtype::F8E4m3 if level >= Level::Avx512Bf16 => Self::Pairs,
+            Dtype::Bf16 | Dtype::F8E4m3 | Dtype::F32 | Dtype::F16 => Self::Single,
+        }
+    }
+
+    /// Lines of one block.
+    fn lines(self, cols: usize) -> usize {
+        match self {
+            Self::Single => cols,
+            Self::Pairs => cols.next_multiple_of(32) / 2,
+        }
+    }
+}
+
+/// Activations in the layout of [`prefill`]. Reused from step to step, it grows to the largest.
+#[derive(Default)]
+pub struct Packed {
+    lines: Vec<Line>,
+    form: Form,
+    n: usize,
+    cols: usize,
+}
+
+impl Packed {
+    /// Room for `n` columns of `cols` numbers in any form, so that packing never allocates.
+    pub fn with_capacity(n: usize, cols: usize) -> Self {
+        let lines = n.div_ceil(BLOCK) * cols.next_multiple_of(32);
+        Self { lines: Vec::with_capacity(lines), ..Self::default() }
+    }
+
+    /// Number of columns.
+    pub fn columns(&self) -> usize {
+        self.n
+    }
+
+    /// First line of a block.
+    fn block(&self, block: usize) -> *const Line {
+        let lines = self.form.lines(self.cols);
+        self.lines[block * lines..(block + 1) * lines].as_ptr()
+    }
+}
+
+/// Packs `n` columns of `cols` numbers each (`x[c * cols + k]`) for weights of `dtype`.
+///
+/// # Panics
+/// When `x` is too short or the machine lacks `level`.
+pub fn pack(level: Level, dtype: Dtype, x: &[f32], n: usize, cols: usize, packed: &mut Packed) {
+    assert!(level.is_available(), "this machine has no {}", level.name());
+    assert!(x.len() >= n * cols, "x holds {} numbers, wanted {n} x {cols}", x.len());
+    let form = Form::of(level, dtype);
+    let lines = form.lines(cols);
+    (packed.form, packed.n, packed.cols) = (form, n, cols);
+    packed.lines.resize(n.div_ceil(BLOCK) * lines, Line([0; 64]));
+    if lines == 0 {
+        return;
+    }
+    for (block, out) in packed.lines.chunks_exact_mut(lines).enumerate() {
+        let columns = &x[block * BLOCK * cols..n.min((block + 1) * BLOCK) * cols];
+        match form {
+            Form::Single => pack_single(columns, cols, out),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: this form is chosen only with AVX-512 BF16, and the level is available.
+            Form::Pairs => unsafe { bf16::pack(columns, cols, out) },
+            #[cfg(not(target_arch = "x86_64"))]
+            Form::Pairs => unreachable!("no BF16 level here"),
+        }
+    }
+}
+
+fn pack_single(columns: &[f32], cols: usize, out: &mut [Line]) {
+    for (k, line) in out.iter_mut().enumerate() {
+        let mut numbers = [0f32; BLOCK];
+        for (number, column) in numbers.iter_mut().zip(columns.chunks_exact(cols)) {
+            *number = column[k];
+        }
+        for (bytes, number) in line.0.chunks_exact_mut(4).zip(numbers) {
+            bytes.copy_from_slice(&number.to_ne_bytes());
+        }
+    }
+}
+
+/// `y[c * y_stride + (r - rows.start)] = sum over k of m[r, k] * packed[c][k]` for the rows `r` of
+/// `rows` and all packed columns.
+///
+/// # Panics
+/// When the columns were packed for another length, level or dtype, or `y` is too short.
+pub fn prefill(
+    level: Level,
+    m: &Matrix<'_>,
+    rows: Range<usize>,
+    packed: &Packed,
+    y: &mut [f32],
+    y_stride: usize,
+) {
+    m.check(&rows);
+    let n = packed.n;
+    if rows.is_empty() || n == 0 {
+        return;
+    }
+    assert_eq!(packed.cols, m.cols, "packed columns of another length");
+    assert_eq!(packed.form, Form::of(level, m.dtype), "packed for another level or dtype");
+    assert!(n == 1 || y_stride >= rows.len(), "y_stride {y_stride} below {} rows", rows.len());
+    assert!(y.len() >= (n - 1) * y_stride + rows.len(), "y holds {} numbers", y.len());
+    if packed.form == Form::Pairs {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the form was checked against the level, and `pack` saw that it exists.
+        unsafe {
+            bf16::run(level == Level::Amx, m, rows, packed, y, y_stride);
+        }
+        return;
+    }
+    let mut scratch = Scratch::ZERO;
+    for first in (0..n).step_by(CHUNK) {
+        let columns = first..n.min(first + CHUNK);
+        for r in rows.clone().step_by(ROWS) {
+            let panel = r..rows.end.min(r + ROWS);
+            let task = Single { m, rows: panel, packed, columns: columns.clone() };
+            dispatch(level, Run { task: &task, scratch: &mut scratch });
+            task.write(&scratch.sums, &mut y[first * y_stride + r - rows.start..], y_stride);
+        }
+    }
+}
+
+/// Working memory of the float32 path: a panel of weights and the sums of its rows.
+#[repr(C, align(64))]
+struct Scratch {
+    /// `[ROWS][PIECE]`.
+    panel: [f32; ROWS * PIECE],
+    /// `[block][ROWS][16]`.
+    sums: [f32; ROWS * CHUNK],
+}
+
+impl Scratch {
+    const ZERO: Self = Self { panel: [0.0; ROWS * PIECE], sums: [0.0; ROWS * CHUNK] };
+}
+
+/// One panel's rows times one chunk of columns, in float32.
+struct Single<'a> {
+    m: &'a Matrix<'a>,
+    rows: Range<usize>,
+    packed: &'a Packed,
+    columns: Range<usize>,
+}
+
+impl Single<'_> {
+    /// Packed blocks of the chunk.
+    fn blocks(&self) -> Range<usize> {
+        self.columns.start / BLOCK..self.columns.end.div_ceil(BLOCK)
+    }
+
+    /// The cut of a row that starts at `from` and the column of its factors: a cut ends where
+    /// factors end, or after PIECE numbers.
+    fn cut(&self, from: usize) -> Option<(Range<usize>, usize)> {
+        let cols = self.m.cols;
+        if from >= cols {
+            return None;
+        }
+        let width = self.m.scales.map_or(cols, |s| s.block_cols);
+        let block = from / width;
+        Some((from..cols.min((block + 1) * width).min(from + PIECE), block))
+    }
+
+    /// Factors of the panel's rows for a block column; 1 without factors.
+    fn factors(&self, block: usize) -> [f32; ROWS] {
+        let mut factors = [1.0; ROWS];
+        if let Some(scales) = &self.m.scales {
+            for (factor, row) in factors.iter_mut().zip(self.rows.clone()) {
+                *factor = scales.at(scales.first(row, self.m.cols) + block);
+            }
+        }
+        factors
+    }
+
+    /// Sums to `y`, which starts at the panel's first row and the chunk's first column.
+    fn write(&self, sums: &[f32; ROWS * CHUNK], y: &mut [f32], y_stride: usize) {
+        for c in 0..self.columns.len() {
+            let sums = &sums[c / BLOCK * ROWS * BLOCK + c % BLOCK..];
+            for (r, y) in y[c * y_stride..][..self.rows.len()].iter_mut().enumerate() {
+                *y = sums[r * BLOCK];
+            }
+        }
+    }
+}
+
+/// The arithmetic of a [`Single`].
+struct Run<'a> {
+    task: &'a Single<'a>,
+    scratch: &'a mut Scratch,
+}
+
+impl Kernel for Run<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(mut self) {
+        let rows = self.task.rows.len();
+        let mut from = 0;
+        while let Some((k, block)) = self.task.cut(from) {
+            let factors = self.task.factors(block);
+            // SAFETY: the caller has V's level; the cut lies in the rows.
+            unsafe {
+                match self.task.m.dtype {
+                    Dtype::F32 => self.fill::<V, F32>(&k),
+                    Dtype::F16 => self.fill::<V, F16>(&k),
+                    Dtype::Bf16 => self.fill::<V, Bf16>(&k),
+                    Dtype::F8E4m3 => self.fill::<V, F8>(&k),
+                }
+                let mut row = 0;
+                while row < rows {
+                    if V::REGISTERS == 32 {
+                        self.columns::<V, 8>(&k, row, &factors);
+                        row += 8;
+                    } else {
+                        self.columns::<V, 4>(&k, row, &factors);
+                        row += 4;
+                    }
+                }
+            }
+            from = k.end;
+        }
+    }
+}
+
+impl Run<'_> {
+    /// The cut `k` of the rows as float32 in the panel. Safety: V's level; `k` lies in the rows.
+    #[inline(always)]
+    unsafe fn fill<V: Vector, W: Weight>(&mut self, k: &Range<usize>) {
+        let m = self.task.m;
+        for (i, row) in self.task.rows.clone().enumerate() {
+            let mut at = 0;
+            while at < k.len() {
+                let len = V::LANES.min(k.len() - at);
+                // SAFETY: `check` saw that the matrix has its bytes; a cut has at most
+                // PIECE numbers, so whole vectors end inside the panel's row.
+                unsafe {
+                    let from = m.data.as_ptr().add((row * m.cols + k.start + at) * W::BYTES);
+                    let to = self.scratch.panel.as_mut_ptr();
+                    part::<V, W>(from, len).store(to.add(i * PIECE + at));
+                }
+                at += len;
+            }
+        }
+    }
+
+    /// `R` rows of the panel times all columns. Safety: V's level.
+    #[inline(always)]
+    unsafe fn columns<V: Vector, const R: usize>(
+        &mut self,
+        k: &Range<usize>,
+        row: usize,
+        factors: &[f32; ROWS],
+    ) {
+        let blocks = self.task.blocks();
+        // Two vectors: two blocks of columns where a vector is a line, else one.
+        let step = 2 * V::LANES / BLOCK;
+        for block in blocks.clone().step_by(step) {
+            // A missing second block repeats the first.
+            let second = if step == 2 && block + 1 < blocks.end { block + 1 } else { block };
+            let half = if step == 2 { 0 } else { V::LANES };
+            // SAFETY: the blocks have a line for each k; sums hold ROWS x 16 a block of the chunk.
+            unsafe {
+                let x = [
+                    self.task.packed.block(block).add(k.start).cast::<f32>(),
+                    self.task.packed.block(second).add(k.start).cast::<f32>().add(half),
+                ];
+                let w = self.scratch.panel.as_ptr().add(row * PIECE);
+                let part = products::<V, R>(w, x, k.len());
+                for i in 0..R {
+                    let factor = V::splat(factors[row + i]);
+                    for (j, b) in [block, second].into_iter().enumerate() {
+                        if j == 1 && step == 2 && second == block {
+                            break;
+                        }
+                        let at = ((b - blocks.start) * ROWS + row + i) * BLOCK + j * half;
+                        let sum = self.scratch.sums.as_mut_ptr().add(at);
+                        let before = if k.start == 0 { V::splat(0.0) } else { V::load(sum) };
+                        part[i][j].fma(factor, before).store(sum);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Sums over `len` of `R` panel rows from `w` with two vectors of columns, a line apart in k.
+/// Safety: V's level; `len` numbers of each row and `len` lines of each `x`.
+#[inline(always)]
+unsafe fn products<V: Vector, const R: usize>(
+    w: *const f32,
+    x: [*const f32; 2],
+    len: usize,
+) -> [[V; 2]; R] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut acc = [[V::splat(0.0); 2]; R];
+        for k in 0..len {
+            let (a, b) = (V::load(x[0].add(k * BLOCK)), V::load(x[1].add(k * BLOCK)));
+            for i in 0..R {
+                let weight = V::splat(*w.add(i * PIECE + k));
+                acc[i][0] = weight.fma(a, acc[i][0]);
+                acc[i][1] = weight.fma(b, acc[i][1]);
+            }
+        }
+        acc
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::matmul::tests::{blocks, dtypes, noise, Owned};
+    use crate::cpu::simd::available;
+    use proptest::prelude::*;
+
+    fn all(level: Level, m: &Matrix<'_>, x: &[f32], n: usize) -> Vec<f32> {
+        let mut packed = Packed::default();
+        pack(level, m.dtype, x, n, m.cols, &mut packed);
+        let mut y = vec![f32::NAN; n * m.rows];
+        prefill(level, m, 0..m.rows, &packed, &mut y, m.rows);
+        y
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn equals_a_float64_product(
+            dtype in dtypes(), rows in 1usize..70, cols in 1usize..700, n in 1usize..70,
+            block in blocks(), skew in 0usize..5, seed in 1u64..1000,
+        ) {
+            let owned = Owned::random(dtype, (rows, cols), block, skew, seed);
+            let mut x = noise(seed + 7, n * cols);
+            for level in available() {
+                if Form::of(level, dtype) == Form::Pairs {
+                    // Rounded beforehand, BF16 activations cost nothing.
+                    for v in &mut x {
+                        *v = half::bf16::from_f32(*v).to_f32();
+                    }
+                }
+                let y = all(level, &owned.matrix(), &x, n);
+                for c in 0..n {
+                    for r in 0..rows {
+                        let (want, size) = owned.product(r, &x[c * cols..][..cols]);
+                        let error = (f64::from(y[c * rows + r]) - want).abs();
+                        prop_assert!(error <= 3e-6 * size + 1e-30, "{level:?} {r} {c}: {error}");
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn bits_ignore_neighbours_and_split(
+            dtype in dtypes(), rows in 1usize..70, cols in 1usize..300, n in 1usize..70,
+            block in blocks(), split in 0usize..70, seed in 1u64..1000,
+        ) {
+            let owned = Owned::random(dtype, (rows, cols), block, 0, seed);
+            let other = owned.shifted(3);
+            let (split, m) = (split.min(rows), other.matrix());
+            let x = noise(seed + 7, n * cols);
+            let mut packed = Packed::default();
+            for level in available() {
+                let whole = all(level, &owned.matrix(), &x, n);
+                for c in [0, n / 2, n - 1] {
+                    pack(level, dtype, &x[c * cols..][..cols], 1, cols, &mut packed);
+                    let mut alone = vec![f32::NAN; rows];
+                    let (upper, lower) = alone.split_at_mut(split);
+                    prefill(level, &m, 0..split, &packed, upper, 0);
+                    prefill(level, &m, split..rows, &packed, lower, 0);
+                    for r in 0..rows {
+                        prop_assert_eq!(whole[c * rows + r].to_bits(), alone[r].to_bits());
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn more_than_a_chunk_and_a_group_and_a_nan_stays_in_its_column() {
+        let (rows, cols, n) = (300, 270, CHUNK + 20);
+        for dtype in [Dtype::Bf16, Dtype::F8E4m3, Dtype::F32] {
+            let owned = Owned::random(dtype, (rows, cols), None, 0, 5);
+            let mut x = noise(9, n * cols);
+            let clean = x.clone();
+            x[CHUNK * cols + 3] = f32::NAN;
+            for level in available() {
+                let (y, want) =
+                    (all(level, &owned.matrix(), &x, n), all(level, &owned.matrix(), &clean, n));
+                for c in 0..n {
+                    for (y, want) in y[c * rows..][..rows].iter().zip(&want[c * rows..]) {
+                        assert!(if c == CHUNK { y.is_nan() } else { y == want });
+                    }
+                }
+            }
+        }
+    }
+}

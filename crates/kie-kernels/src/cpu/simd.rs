@@ -1,0 +1,387 @@
+//! Instruction-set levels and the one vector type the kernels are written against.
+//!
+//! A kernel is a struct that implements [`Kernel`]; its body is generic over [`Vector`] and is
+//! compiled once for each level. Invariants: a value of a vector type exists only where its level
+//! is available (the constructors are `unsafe`, so arithmetic on values is safe); everything
+//! between [`dispatch`] and an intrinsic is `#[inline(always)]`, without closures, since only
+//! then is it compiled with the level's instructions; forcing a level changes bits, nothing else
+//! does.
+
+use std::sync::OnceLock;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod x86;
+
+/// An instruction-set level, weakest first; each includes the ones before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Level {
+    /// Portable code, whatever the build's target offers.
+    Scalar,
+    /// AVX2, FMA and F16C.
+    Avx2,
+    /// AVX-512 F, BW, DQ and VL.
+    Avx512,
+    /// AVX-512 with BF16 dot products and VBMI (Zen 4, Sapphire Rapids).
+    Avx512Bf16,
+    /// AMX tiles of BF16, granted to this process by the kernel.
+    Amx,
+}
+
+impl Level {
+    /// All levels, weakest first.
+    pub const ALL: [Self; 5] =
+        [Self::Scalar, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx];
+
+    /// Name as `kie doctor` prints it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Scalar => "scalar",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::Avx512Bf16 => "avx512-bf16",
+            Self::Amx => "amx-bf16",
+        }
+    }
+
+    /// Whether this machine can run the level.
+    pub fn is_available(self) -> bool {
+        self <= detect()
+    }
+}
+
+/// The strongest level of this machine. The first call asks the kernel for the AMX state.
+pub fn detect() -> Level {
+    static BEST: OnceLock<Level> = OnceLock::new();
+    *BEST.get_or_init(detect_uncached)
+}
+
+/// Every level that this machine can run, weakest first.
+pub fn available() -> Vec<Level> {
+    Level::ALL.into_iter().filter(|level| level.is_available()).collect()
+}
+
+#[cfg(target_arch = "x86_64")]
+fn detect_uncached() -> Level {
+    use std::arch::is_x86_feature_detected as has;
+    if !(has!("avx2") && has!("fma") && has!("f16c")) {
+        return Level::Scalar;
+    }
+    if !(has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl")) {
+        return Level::Avx2;
+    }
+    if !(has!("avx512bf16") && has!("avx512vbmi")) {
+        return Level::Avx512;
+    }
+    if x86::amx_granted() {
+        Level::Amx
+    } else {
+        Level::Avx512Bf16
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn detect_uncached() -> Level {
+    Level::Scalar
+}
+
+/// A computation whose body is compiled once for each level.
+pub(crate) trait Kernel {
+    /// What the computation returns.
+    type Output;
+
+    /// Runs the body; must be `#[inline(always)]`.
+    ///
+    /// # Safety
+    /// The CPU has the level that `V` stands for.
+    unsafe fn run<V: Vector>(self) -> Self::Output;
+}
+
+/// Runs `kernel` with the instructions of `level`.
+///
+/// # Panics
+/// When the machine lacks the level.
+#[inline]
+pub(crate) fn dispatch<K: Kernel>(level: Level, kernel: K) -> K::Output {
+    assert!(level.is_available(), "this machine has no {}", level.name());
+    #[cfg(target_arch = "x86_64")]
+    {
+        match level {
+            // SAFETY: V8 needs nothing.
+            Level::Scalar => unsafe { kernel.run::<V8>() },
+            // SAFETY: the assertion above checked the level.
+            Level::Avx2 => unsafe { x86::avx2(kernel) },
+            // SAFETY: as above.
+            Level::Avx512 => unsafe { x86::avx512(kernel) },
+            // SAFETY: as above; Amx includes Avx512Bf16.
+            Level::Avx512Bf16 | Level::Amx => unsafe { x86::avx512_vbmi(kernel) },
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: V8 needs nothing.
+    unsafe {
+        kernel.run::<V8>()
+    }
+}
+
+/// A vector of float32 lanes. Pointers may have any alignment.
+///
+/// # Safety contract
+/// Constructors (`splat`, `load*`): the CPU has the level, and the stated bytes are readable.
+pub(crate) trait Vector: Copy {
+    /// Number of float32 lanes, a divisor of 16.
+    const LANES: usize;
+    /// Vectors that registers hold, which bounds the blocking; 8 for the portable code, whose
+    /// vectors are pairs of SSE registers.
+    const REGISTERS: usize;
+
+    /// All lanes `value`.
+    unsafe fn splat(value: f32) -> Self;
+    /// `LANES` float32.
+    unsafe fn load(from: *const f32) -> Self;
+    /// `LANES` float16.
+    unsafe fn load_f16(from: *const u8) -> Self;
+    /// `LANES` bfloat16.
+    unsafe fn load_bf16(from: *const u8) -> Self;
+    /// `LANES` FP8 e4m3 codes; 0x7f and 0xff give NaN.
+    unsafe fn load_f8(from: *const u8) -> Self;
+    /// `2 * LANES` bfloat16 in order.
+    #[inline(always)]
+    unsafe fn load_bf16x2(from: *const u8) -> [Self; 2] {
+        // SAFETY: the caller's promise covers both halves.
+        unsafe { [Self::load_bf16(from), Self::load_bf16(from.add(2 * Self::LANES))] }
+    }
+    /// `4 * LANES` FP8 codes in order.
+    #[inline(always)]
+    unsafe fn load_f8x4(from: *const u8) -> [Self; 4] {
+        // SAFETY: the caller's promise covers all four quarters.
+        unsafe {
+            [
+                Self::load_f8(from),
+                Self::load_f8(from.add(Self::LANES)),
+                Self::load_f8(from.add(2 * Self::LANES)),
+                Self::load_f8(from.add(3 * Self::LANES)),
+            ]
+        }
+    }
+    /// Writes `LANES` float32; they must be writable.
+    unsafe fn store(self, to: *mut f32);
+    /// `self * b + c`, fused where the level has it.
+    fn fma(self, b: Self, c: Self) -> Self;
+    /// Lane-wise sum.
+    fn add(self, b: Self) -> Self;
+    /// Lane-wise difference.
+    fn sub(self, b: Self) -> Self;
+    /// Lane-wise product.
+    fn mul(self, b: Self) -> Self;
+    /// Lane-wise quotient.
+    fn div(self, b: Self) -> Self;
+    /// The larger; `b` where either is NaN.
+    fn max(self, b: Self) -> Self;
+    /// The smaller; `b` where either is NaN.
+    fn min(self, b: Self) -> Self;
+    /// Nearest integer, ties to even.
+    fn round(self) -> Self;
+    /// 2 to the power of an integral `self` in -126..=127.
+    fn exp2_integral(self) -> Self;
+    /// `self` where `x >= limit` or either is NaN, else 0.
+    fn zero_below(self, x: Self, limit: Self) -> Self;
+    /// Sum of the lanes, in a fixed order.
+    fn sum(self) -> f32;
+
+    /// e^self within 2 ulp for -87.3 <= self <= 88; 0 below; NaN stays NaN.
+    #[inline(always)]
+    fn exp(self) -> Self {
+        // SAFETY: `self` exists, so the level is available.
+        let [log2e, ln2_hi, ln2_lo, low, high] = unsafe {
+            [
+                Self::splat(std::f32::consts::LOG2_E),
+                Self::splat(-0.693_359_4),
+                Self::splat(2.121_944_4e-4),
+                Self::splat(-87.3),
+                Self::splat(88.0),
+            ]
+        };
+        // Constants first: `max` and `min` then keep a NaN of `self`.
+        let x = high.min(low.max(self));
+        let n = x.mul(log2e).round();
+        let r = n.fma(ln2_lo, n.fma(ln2_hi, x));
+        // SAFETY: as above. Coefficients: Cephes expf.
+        let (mut p, rest, one) = unsafe {
+            let rest = [
+                Self::splat(1.398_2e-3),
+                Self::splat(8.333_452e-3),
+                Self::splat(4.166_579_6e-2),
+                Self::splat(1.666_666_5e-1),
+                Self::splat(5.0e-1),
+            ];
+            (Self::splat(1.987_569_1e-4), rest, Self::splat(1.0))
+        };
+        for c in rest {
+            p = p.fma(r, c);
+        }
+        let p = p.fma(r.mul(r), r).add(one);
+        p.mul(n.exp2_integral()).zero_below(self, low)
+    }
+
+    /// The first `len <= LANES` float32 at `from`, then zeros.
+    #[inline(always)]
+    unsafe fn load_part(from: *const f32, len: usize) -> Self {
+        if len == Self::LANES {
+            // SAFETY: the caller's promise: `len` numbers are readable.
+            return unsafe { Self::load(from) };
+        }
+        let mut lanes = [0f32; 16];
+        // SAFETY: `len <= LANES <= 16`, and the caller promised `len` readable numbers; the copy
+        // is bytewise, so alignment does not matter.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from.cast::<u8>(), lanes.as_mut_ptr().cast(), len * 4);
+            Self::load(lanes.as_ptr())
+        }
+    }
+
+    /// Writes the first `len <= LANES` lanes.
+    #[inline(always)]
+    unsafe fn store_part(self, to: *mut f32, len: usize) {
+        if len == Self::LANES {
+            // SAFETY: the caller's promise: `len` numbers are writable.
+            return unsafe { self.store(to) };
+        }
+        let mut lanes = [0f32; 16];
+        // SAFETY: `len <= LANES <= 16`, and the caller promised `len` writable numbers.
+        unsafe {
+            self.store(lanes.as_mut_ptr());
+            std::ptr::copy_nonoverlapping(lanes.as_ptr().cast::<u8>(), to.cast::<u8>(), len * 4);
+        }
+    }
+}
+
+/// Value of an FP8 e4m3 code.
+pub fn f8_to_f32(code: u8) -> f32 {
+    // Shifted into float16 the value is 2^-8 of what it should be, denormals included.
+    let magnitude = u16::from(code & 0x7f) << 7;
+    if magnitude == 0x3f80 {
+        return f32::NAN;
+    }
+    let value = half::f16::from_bits(magnitude).to_f32() * 256.0;
+    if code & 0x80 == 0 {
+        value
+    } else {
+        -value
+    }
+}
+
+/// Eight lanes of portable code.
+#[derive(Clone, Copy)]
+pub(crate) struct V8([f32; 8]);
+
+macro_rules! lanewise {
+    ($a:expr, $b:expr, $op:expr) => {{
+        let (a, b): ([f32; 8], [f32; 8]) = ($a, $b);
+        let mut out = [0f32; 8];
+        for i in 0..8 {
+            out[i] = $op(a[i], b[i]);
+        }
+        Self(out)
+    }};
+}
+
+impl Vector for V8 {
+    const LANES: usize = 8;
+    const REGISTERS: usize = 8;
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        Self([value; 8])
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller promised 8 readable numbers of any alignment.
+        Self(unsafe { from.cast::<[f32; 8]>().read_unaligned() })
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u8) -> Self {
+        // SAFETY: the caller promised 16 readable bytes.
+        let bits = unsafe { from.cast::<[u16; 8]>().read_unaligned() };
+        Self(bits.map(|b| half::f16::from_bits(b).to_f32()))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u8) -> Self {
+        // SAFETY: the caller promised 16 readable bytes.
+        let bits = unsafe { from.cast::<[u16; 8]>().read_unaligned() };
+        Self(bits.map(|b| f32::from_bits(u32::from(b) << 16)))
+    }
+    #[inline(always)]
+    unsafe fn load_f8(from: *const u8) -> Self {
+        // SAFETY: the caller promised 8 readable bytes.
+        let codes = unsafe { from.cast::<[u8; 8]>().read_unaligned() };
+        Self(codes.map(f8_to_f32))
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: the caller promised 8 writable numbers.
+        unsafe { to.cast::<[f32; 8]>().write_unaligned(self.0) }
+    }
+    #[inline(always)]
+    fn fma(self, b: Self, c: Self) -> Self {
+        self.mul(b).add(c)
+    }
+    #[inline(always)]
+    fn add(self, b: Self) -> Self {
+        lanewise!(self.0, b.0, |a: f32, b: f32| a + b)
+    }
+    #[inline(always)]
+    fn sub(self, b: Self) -> Self {
+        lanewise!(self.0, b.0, |a: f32, b: f32| a - b)
+    }
+    #[inline(always)]
+    fn mul(self, b: Self) -> Self {
+        lanewise!(self.0, b.0, |a: f32, b: f32| a * b)
+    }
+    #[inline(always)]
+    fn div(self, b: Self) -> Self {
+        lanewise!(self.0, b.0, |a: f32, b: f32| a / b)
+    }
+    #[inline(always)]
+    fn max(self, b: Self) -> Self {
+        lanewise!(self.0, b.0, |a: f32, b: f32| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    fn min(self, b: Self) -> Self {
+        lanewise!(self.0, b.0, |a: f32, b: f32| if a < b { a } else { b })
+    }
+    #[inline(always)]
+    fn round(self) -> Self {
+        Self(self.0.map(f32::round_ties_even))
+    }
+    #[inline(always)]
+    fn exp2_integral(self) -> Self {
+        Self(self.0.map(|n| f32::from_bits(((n as i32 + 127) << 23) as u32)))
+    }
+    #[inline(always)]
+    fn zero_below(self, x: Self, limit: Self) -> Self {
+        let mut out = self.0;
+        for (out, (x, limit)) in out.iter_mut().zip(x.0.iter().zip(&limit.0)) {
+            if x < limit {
+                *out = 0.0;
+            }
+        }
+        Self(out)
+    }
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        let v = self.0;
+        ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]))
+    }
+}
+
+/// Asks for the cache line at `at`; any address is allowed.
+#[inline(always)]
+pub(crate) fn prefetch(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults; SSE is part of every x86-64.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}

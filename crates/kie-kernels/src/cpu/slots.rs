@@ -1,0 +1,286 @@
+//! The CPU's control plane: which columns the next pass has, and what its tokens do to the slots.
+//!
+//! A pass takes every decoding slot as one column and fills the rest with prompt positions, oldest
+//! request first. What a column computes does not depend on the others, so neither the chunking of
+//! a prompt nor the neighbours change a request's bits.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::pass::{Column, Pass, Path};
+use super::team::Team;
+use crate::abi::{Command, CommandKind, Record, SlotEnd, MAX_ALTERNATIVES};
+use crate::device::Running;
+use crate::error::Result;
+use crate::mailbox::Mailbox;
+use crate::sample::{sample, top_logprobs, Choice, Scratch, SEEN_IN_PROMPT};
+
+/// Fewest prompt columns of a pass beside decoding requests, however tight the latency bound.
+const MIN_CHUNK: usize = 16;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Idle,
+    /// Prompt positions below `next` are done.
+    Prefill,
+    /// Feeds its last token at position `next`.
+    Decode,
+}
+
+struct Slot {
+    state: State,
+    /// Next position to compute.
+    next: usize,
+    /// Tokens made.
+    made: usize,
+    /// Order of arrival.
+    since: u64,
+    /// Output count and prompt flag of every token, kept only where penalties ask for it.
+    counts: Vec<u32>,
+    penalised: bool,
+    scratch: Scratch,
+}
+
+/// A program at work on the CPU.
+pub(super) struct Slots {
+    pass: Pass,
+    team: Team,
+    mailbox: Arc<Mailbox>,
+    slots: Vec<Slot>,
+    columns: Vec<Column>,
+    arrivals: u64,
+    max_itl_ms: Option<f64>,
+    /// The host thread has taken its core.
+    joined: bool,
+    /// Measured time of one prompt column, for `max_itl_ms`.
+    prompt_column_ms: f64,
+}
+
+impl Slots {
+    pub(super) fn new(
+        pass: Pass,
+        team: Team,
+        mailbox: Arc<Mailbox>,
+        max_itl_ms: Option<f64>,
+    ) -> Self {
+        let dims = pass.dims();
+        let vocab = dims.vocab as usize;
+        let slot = || Slot {
+            state: State::Idle,
+            next: 0,
+            made: 0,
+            since: 0,
+            counts: vec![0; vocab],
+            penalised: false,
+            scratch: Scratch::new(vocab),
+        };
+        Self {
+            slots: (0..dims.slots).map(|_| slot()).collect(),
+            columns: Vec::with_capacity(dims.columns as usize),
+            arrivals: 0,
+            max_itl_ms,
+            joined: false,
+            prompt_column_ms: 0.0,
+            pass,
+            team,
+            mailbox,
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        let index = command.slot as usize;
+        match command.kind {
+            CommandKind::Start => self.start(index),
+            CommandKind::Cancel => {
+                if self.slots[index].state != State::Idle {
+                    self.finish(index, SlotEnd::Cancelled);
+                }
+            }
+            CommandKind::LogitsPrefill => self.logits(index, command.a, command.b, Path::Prefill),
+            CommandKind::LogitsDecode => self.logits(index, command.a, 1, Path::Decode),
+        }
+    }
+
+    fn start(&mut self, index: usize) {
+        // SAFETY: a start command for the slot was just received, so the device owns it.
+        let memory = unsafe { self.mailbox.slot_of_device(index) };
+        let slot = &mut self.slots[index];
+        slot.state = State::Prefill;
+        slot.next = memory.params.cached as usize;
+        slot.made = 0;
+        slot.since = self.arrivals;
+        self.arrivals += 1;
+        let s = &memory.params.sampling;
+        slot.penalised =
+            s.repetition_penalty != 1.0 || s.presence_penalty != 0.0 || s.frequency_penalty != 0.0;
+        if slot.penalised {
+            slot.counts.fill(0);
+            for token in &memory.tokens[..memory.params.prompt as usize] {
+                slot.counts[*token as usize] = SEEN_IN_PROMPT;
+            }
+        }
+    }
+
+    fn finish(&mut self, index: usize, end: SlotEnd) {
+        self.slots[index].state = State::Idle;
+        self.mailbox.end(index, end);
+    }
+
+    /// Prompt columns that the latency bound leaves room for.
+    fn chunk(&self, decoding: usize) -> usize {
+        let most = self.pass.dims().columns as usize - decoding;
+        match self.max_itl_ms {
+            Some(ms) if decoding > 0 && self.prompt_column_ms > 0.0 => {
+                most.min(MIN_CHUNK.max((ms / self.prompt_column_ms) as usize))
+            }
+            Some(_) | None => most,
+        }
+    }
+
+    /// Fills `columns`; decoding ones first.
+    fn gather(&mut self) {
+        self.columns.clear();
+        for (index, slot) in self.slots.iter().enumerate() {
+            if slot.state == State::Decode {
+                // SAFETY: the slot runs, so the device owns it.
+                let memory = unsafe { self.mailbox.slot_of_device(index) };
+                let token = memory.records[slot.made - 1].token;
+                let position = slot.next;
+                let path = Path::Decode;
+                self.columns.push(Column { slot: index, position, token, path, wanted: true });
+            }
+        }
+        let mut room = self.chunk(self.columns.len());
+        let mut before = 0;
+        while room > 0 {
+            let waiting = self.slots.iter().enumerate();
+            let oldest = waiting
+                .filter(|(_, s)| s.state == State::Prefill && s.since >= before)
+                .min_by_key(|(_, s)| s.since);
+            let Some((index, slot)) = oldest else { break };
+            before = slot.since + 1;
+            // SAFETY: the slot runs, so the device owns it.
+            let memory = unsafe { self.mailbox.slot_of_device(index) };
+            let prompt = memory.params.prompt as usize;
+            let count = room.min(prompt - slot.next);
+            for position in slot.next..slot.next + count {
+                let wanted = position + 1 == prompt;
+                let token = memory.tokens[position];
+                let path = Path::Prefill;
+                self.columns.push(Column { slot: index, position, token, path, wanted });
+            }
+            room -= count;
+        }
+    }
+
+    /// What the columns' slots do after the pass.
+    fn advance(&mut self) {
+        let now = now_ns();
+        let mut row = 0;
+        for at in 0..self.columns.len() {
+            let column = self.columns[at];
+            let slot = &mut self.slots[column.slot];
+            slot.next = column.position + 1;
+            if column.wanted {
+                slot.state = State::Decode;
+                self.token(column, row, now);
+                row += 1;
+            }
+        }
+    }
+
+    /// Chooses and publishes the token that follows `column`.
+    fn token(&mut self, column: Column, row: usize, now: u64) {
+        // SAFETY: the slot runs, so the device owns it.
+        let memory = unsafe { self.mailbox.slot_of_device(column.slot) };
+        let slot = &mut self.slots[column.slot];
+        let params = &memory.params;
+        let logits = self.pass.logits(row);
+        let stop_ids = &memory.stop_ids[..params.stop_ids as usize];
+        let banned = if slot.made < params.min_new as usize { stop_ids } else { &[] };
+        let bias = &memory.bias[..params.bias as usize];
+        let counts: &[u32] = if slot.penalised { &slot.counts } else { &[] };
+        let position = column.position as u32 + 1;
+        let choice: Choice =
+            sample(logits, &params.sampling, bias, counts, banned, position, &mut slot.scratch);
+        if choice.bad {
+            return self.finish(column.slot, SlotEnd::NotFinite);
+        }
+        if slot.penalised {
+            slot.counts[choice.id as usize] += 1;
+        }
+        let at = slot.made % Mailbox::ALTERNATIVES * MAX_ALTERNATIVES;
+        let alternatives = params.sampling.logprobs.saturating_sub(1) as usize;
+        if alternatives > 0 {
+            top_logprobs(logits, &mut memory.alternatives[at..at + alternatives]);
+        }
+        memory.records[slot.made] = Record { token: choice.id, logprob: choice.logprob, t_ns: now };
+        slot.made += 1;
+        self.mailbox.publish(column.slot, slot.made as u32);
+        let stopped = stop_ids.contains(&choice.id);
+        let full = column.position + 2 > self.pass.dims().max_positions as usize;
+        if stopped {
+            self.finish(column.slot, SlotEnd::StopId);
+        } else if slot.made == params.max_new as usize || full {
+            self.finish(column.slot, SlotEnd::Length);
+        }
+    }
+
+    /// Runs `count` positions from `first` and leaves their logits in the mailbox.
+    fn logits(&mut self, index: usize, first: u32, count: u32, path: Path) {
+        // SAFETY: a logits command for the slot was just received, so the device owns it.
+        let memory = unsafe { self.mailbox.slot_of_device(index) };
+        self.columns.clear();
+        let positions = first as usize..(first + count) as usize;
+        for position in positions {
+            let token = memory.tokens[position];
+            self.columns.push(Column { slot: index, position, token, path, wanted: true });
+        }
+        // SAFETY: as above; it is the one logits command in flight.
+        let out = unsafe { self.mailbox.logits() };
+        let vocab = self.pass.dims().vocab as usize;
+        if out.len() != count as usize * vocab {
+            *out = vec![0.0; count as usize * vocab].into();
+        }
+        self.pass.run(&self.columns, &self.team, &self.mailbox);
+        for (row, values) in out.chunks_exact_mut(vocab).enumerate() {
+            values.copy_from_slice(self.pass.logits(row));
+        }
+        self.mailbox.end(index, SlotEnd::Logits);
+    }
+}
+
+impl Running for Slots {
+    fn drive(&mut self) -> Result<bool> {
+        if !std::mem::replace(&mut self.joined, true) {
+            self.team.pin_caller();
+        }
+        while let Some(command) = self.mailbox.receive() {
+            self.command(command);
+        }
+        self.gather();
+        if self.columns.is_empty() {
+            return Ok(false);
+        }
+        let begin = Instant::now();
+        self.pass.run(&self.columns, &self.team, &self.mailbox);
+        let prompts = self.columns.iter().filter(|c| c.path == Path::Prefill).count();
+        if prompts >= MIN_CHUNK {
+            self.prompt_column_ms = begin.elapsed().as_secs_f64() * 1e3 / prompts as f64;
+        }
+        self.advance();
+        Ok(true)
+    }
+
+    fn park(&mut self) {
+        self.team.park();
+    }
+}
+
+/// CLOCK_MONOTONIC in nanoseconds.
+fn now_ns() -> u64 {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `t` is a valid timespec; the clock exists on every Linux.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}

@@ -1,0 +1,132 @@
+//! What a runner is: [`Device`] opens it, [`Running`] is a started program.
+
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::mailbox::Mailbox;
+use crate::validate::ValidProgram;
+
+/// What one device has.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeviceInfo {
+    /// Name to ask for it again, such as `cpu` or `cuda:0`.
+    pub name: String,
+    /// What a person would call it.
+    pub model: String,
+    /// Blocks that a program for it is planned with: threads of a CPU, SMs of a GPU.
+    pub blocks: u32,
+    /// Memory, in bytes.
+    pub memory_bytes: u64,
+    /// Memory that is free now, in bytes.
+    pub free_bytes: u64,
+    /// Instruction set or architecture the arithmetic uses.
+    pub arch: String,
+}
+
+/// Read-only bytes on a device, kept alive by their owner.
+#[derive(Clone)]
+pub struct Buffer {
+    /// First byte, in the device's address space.
+    address: *const u8,
+    /// Length in bytes.
+    len: usize,
+    /// Mapped file, heap block or device allocation.
+    _owner: Arc<dyn HostBytes>,
+}
+
+// SAFETY: the bytes are immutable for the life of `_owner`, which is itself Send + Sync.
+unsafe impl Send for Buffer {}
+// SAFETY: as above; a Buffer hands out shared references only.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// Host bytes, in place.
+    pub fn in_place(owner: Arc<dyn HostBytes>) -> Self {
+        let bytes = owner.bytes();
+        Self { address: bytes.as_ptr(), len: bytes.len(), _owner: owner }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True if there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The bytes, for a runner whose address space is the host's.
+    pub(crate) fn host(&self) -> &[u8] {
+        // SAFETY: `in_place` took address and length from the owner that `self` keeps alive.
+        unsafe { std::slice::from_raw_parts(self.address, self.len) }
+    }
+}
+
+/// A place where programs run.
+pub trait Device: Send + Sync {
+    /// What it has.
+    fn info(&self) -> DeviceInfo;
+
+    /// Makes host bytes readable by the device: in place where the address space is shared.
+    fn load(&self, bytes: Arc<dyn HostBytes>) -> Result<Buffer>;
+
+    /// Starts a program over its buffers. The calling thread becomes the host thread of the
+    /// mailbox and must be the one that calls [`Running::drive`].
+    fn start(
+        &self,
+        program: ValidProgram,
+        buffers: Vec<Buffer>,
+        mailbox: Arc<Mailbox>,
+    ) -> Result<Box<dyn Running>>;
+}
+
+/// Bytes that never change and stay where they are, such as a mapped file.
+pub trait HostBytes: Send + Sync + 'static {
+    /// The bytes.
+    fn bytes(&self) -> &[u8];
+}
+
+impl<T: AsRef<[u8]> + Send + Sync + 'static> HostBytes for T {
+    fn bytes(&self) -> &[u8] {
+        self.as_ref()
+    }
+}
+
+/// A started program. Dropping it ends and joins whatever it started.
+pub trait Running {
+    /// Lets the device use the host thread: the CPU runs one pass on it and returns true if there
+    /// was work; a GPU needs no host thread, returns whether it is busy and costs nothing.
+    ///
+    /// # Errors
+    /// The device failed; the engine is of no more use.
+    fn drive(&mut self) -> Result<bool>;
+
+    /// No request runs: frees what only a running program needs (spinning threads, the GPU).
+    fn park(&mut self);
+}
+
+/// Opens a device by its name, `cpu` or (later) `cuda:0`, `hip:0`, `sim:...`.
+///
+/// # Errors
+/// [`Error::NoDevice`] with what was looked for.
+pub fn open(name: &str, options: &Options) -> Result<Arc<dyn Device>> {
+    match name {
+        "cpu" => Ok(Arc::new(crate::cpu::Cpu::new(options)?)),
+        other => Err(Error::NoDevice {
+            device: other.to_owned(),
+            detail: "this build knows the device \"cpu\"".to_owned(),
+        }),
+    }
+}
+
+/// What a caller may choose about a device.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Threads of the CPU; `None`: one a core that this process may use.
+    pub threads: Option<usize>,
+    /// Instruction set of the CPU, forced by tests; `None`: the best there is.
+    pub level: Option<crate::cpu::simd::Level>,
+    /// Bound on the gap of a decoding slot beside a prefill, in milliseconds.
+    pub max_itl_ms: Option<f64>,
+}

@@ -1,0 +1,45 @@
+//! What a device can answer instead of doing its work.
+
+/// Result with [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// One enum for all runners.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No device of this name exists here.
+    #[error("no such device: {device} ({detail})")]
+    NoDevice {
+        /// As the caller wrote it.
+        device: String,
+        /// What was looked for.
+        detail: String,
+    },
+    /// A plan that a device must not run.
+    #[error("invalid program: step {step}: {detail}")]
+    InvalidProgram {
+        /// Index of the step, or `usize::MAX` where it is not about one.
+        step: usize,
+        /// What is wrong.
+        detail: String,
+    },
+    /// Memory that could not be had.
+    #[error("{wanted_bytes} bytes could not be allocated on {device}")]
+    OutOfMemory {
+        /// The device.
+        device: String,
+        /// Bytes asked for.
+        wanted_bytes: u64,
+    },
+    /// A kernel that does not compile for the machine at hand.
+    #[error("kernel compilation failed for {arch}: {detail}")]
+    Compile {
+        /// Architecture asked for.
+        arch: String,
+        /// The compiler's words.
+        detail: String,
+    },
+    /// A thread of the device panicked or the operating system refused one.
+    #[error("device failure: {0}")]
+    Failed(String),
+}

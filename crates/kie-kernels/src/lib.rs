@@ -1,0 +1,13 @@
+//! Programs, the devices that run them, and nothing above: no file formats, no model names.
+
+pub mod abi;
+pub mod cpu;
+pub mod device;
+pub mod error;
+pub mod mailbox;
+pub mod mono;
+pub mod philox;
+pub mod sample;
+pub mod validate;
+
+pub use error::{Error, Result};

@@ -1,0 +1,208 @@
+//! The only live wire between host and device: a ring of commands one way, a sequence of records a
+//! slot the other way.
+//!
+//! # Protocol
+//! * The host owns a slot from the moment it saw the slot's `end` until it sends the next command
+//!   for it; the device owns it in between. `params`, `tokens`, `pages`, `stop_ids`, `bias` are
+//!   plain memory written by the owner only. The hand-over to the device is the release store of
+//!   `sent` in [`Mailbox::send`], matched by the acquire load in [`Mailbox::receive`].
+//! * The device writes record `n`, then stores `made = n + 1` with release; the host loads `made`
+//!   with acquire and may read the records below it at any later time while it owns or polls the
+//!   slot. `end` is stored with release after the last `made`, so a host that sees `end != Running`
+//!   with acquire sees all records. A slot's records are the whole sequence: a slow host loses
+//!   nothing and stalls nobody.
+//! * There is one host thread and one device thread on this interface (MONOKERNEL 3.8: exactly one
+//!   warp of rank 0 reads the ring).
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::abi::{
+    Command, Dims, Record, Sampling, SlotEnd, SlotParams, GROUPS, MAX_ALTERNATIVES, MAX_BIAS,
+    MAX_STOP_IDS,
+};
+
+/// Commands in flight at most; the host never has more than one a slot.
+const COMMANDS: usize = 64;
+
+/// Plain memory whose owner alternates by the protocol above.
+struct Plain<T>(UnsafeCell<T>);
+
+// SAFETY: the mailbox protocol (module docs) hands each cell over with release/acquire pairs, so no
+// two threads touch it at the same time; host and device uphold it.
+unsafe impl<T: Send> Sync for Plain<T> {}
+
+/// One slot's half-duplex memory.
+struct Slot {
+    made: AtomicU32,
+    end: AtomicU32,
+    inner: Plain<SlotMemory>,
+}
+
+/// What the owner of a slot may touch.
+pub struct SlotMemory {
+    /// Scalars of the request.
+    pub params: SlotParams,
+    /// Prompt ids, `[max_positions]`.
+    pub tokens: Box<[u32]>,
+    /// Physical page of each logical page, per group.
+    pub pages: [Box<[u32]>; GROUPS],
+    /// Ids that end the sequence.
+    pub stop_ids: Box<[u32]>,
+    /// Logit bias.
+    pub bias: Box<[(u32, f32)]>,
+    /// What was generated, `[max_positions]`.
+    pub records: Box<[Record]>,
+    /// Alternatives of the record with the same index, `[max_positions / n][MAX_ALTERNATIVES]`;
+    /// a ring over the last [`Mailbox::ALTERNATIVES`] records.
+    pub alternatives: Box<[(u32, f32)]>,
+}
+
+/// Shared memory of one device. See the module's protocol.
+pub struct Mailbox {
+    commands: Box<[Plain<Command>]>,
+    sent: AtomicU32,
+    received: AtomicU32,
+    slots: Box<[Slot]>,
+    logits: Plain<Box<[f32]>>,
+}
+
+impl Mailbox {
+    /// Records whose alternatives are kept.
+    pub const ALTERNATIVES: usize = 1024;
+
+    /// Memory for the program's slots. Large arrays come zeroed from the allocator, untouched.
+    pub fn new(dims: &Dims) -> Self {
+        let positions = dims.max_positions as usize;
+        let slot = || Slot {
+            made: AtomicU32::new(0),
+            end: AtomicU32::new(SlotEnd::Cancelled as u32),
+            inner: Plain(UnsafeCell::new(SlotMemory {
+                params: SlotParams {
+                    prompt: 0,
+                    cached: 0,
+                    max_new: 0,
+                    min_new: 0,
+                    stop_ids: 0,
+                    bias: 0,
+                    sampling: Sampling::default(),
+                },
+                tokens: vec![0; positions].into(),
+                pages: std::array::from_fn(|_| vec![0; dims.max_pages()].into()),
+                stop_ids: vec![0; MAX_STOP_IDS].into(),
+                bias: vec![(0, 0.0); MAX_BIAS].into(),
+                records: vec![Record { token: 0, logprob: 0.0, t_ns: 0 }; positions].into(),
+                alternatives: vec![(0, 0.0); Self::ALTERNATIVES * MAX_ALTERNATIVES].into(),
+            })),
+        };
+        let none = Command { kind: crate::abi::CommandKind::Cancel, slot: u32::MAX, a: 0, b: 0 };
+        Self {
+            commands: (0..COMMANDS).map(|_| Plain(UnsafeCell::new(none))).collect(),
+            sent: AtomicU32::new(0),
+            received: AtomicU32::new(0),
+            slots: (0..dims.slots).map(|_| slot()).collect(),
+            logits: Plain(UnsafeCell::new(Box::new([]))),
+        }
+    }
+
+    /// Host: memory of a slot it owns.
+    ///
+    /// # Safety
+    /// The caller is the one host thread, and the slot has ended (or never started).
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn slot_of_host(&self, slot: usize) -> &mut SlotMemory {
+        // SAFETY: ownership by the protocol, which the caller upholds.
+        unsafe { &mut *self.slots[slot].inner.0.get() }
+    }
+
+    /// Device: memory of a slot it owns.
+    ///
+    /// # Safety
+    /// The caller is the device's control thread and received a start command for the slot that
+    /// has not ended yet.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn slot_of_device(&self, slot: usize) -> &mut SlotMemory {
+        // SAFETY: ownership by the protocol, which the caller upholds.
+        unsafe { &mut *self.slots[slot].inner.0.get() }
+    }
+
+    /// Host: sends a command; false if the ring is full, which only a stuck device can cause.
+    /// A start or logits command first resets the slot's counters.
+    pub fn send(&self, command: Command) -> bool {
+        let sent = self.sent.load(Ordering::Relaxed);
+        if sent.wrapping_sub(self.received.load(Ordering::Acquire)) as usize >= COMMANDS {
+            return false;
+        }
+        if command.kind != crate::abi::CommandKind::Cancel {
+            let slot = &self.slots[command.slot as usize];
+            slot.made.store(0, Ordering::Relaxed);
+            slot.end.store(SlotEnd::Running as u32, Ordering::Relaxed);
+        }
+        // SAFETY: the cell is free: the device's `received` has passed it (checked above), and the
+        // one host thread is here.
+        unsafe { *self.commands[sent as usize % COMMANDS].0.get() = command };
+        self.sent.store(sent.wrapping_add(1), Ordering::Release);
+        true
+    }
+
+    /// Device: the next command, if one waits.
+    pub fn receive(&self) -> Option<Command> {
+        let received = self.received.load(Ordering::Relaxed);
+        if self.sent.load(Ordering::Acquire) == received {
+            return None;
+        }
+        // SAFETY: `sent` (acquire) has passed the cell, so the host wrote it and will not touch it
+        // before `received` passes it.
+        let command = unsafe { *self.commands[received as usize % COMMANDS].0.get() };
+        self.received.store(received.wrapping_add(1), Ordering::Release);
+        Some(command)
+    }
+
+    /// Device: the records below `made` are complete.
+    pub fn publish(&self, slot: usize, made: u32) {
+        self.slots[slot].made.store(made, Ordering::Release);
+    }
+
+    /// Device: gives the slot back.
+    pub fn end(&self, slot: usize, end: SlotEnd) {
+        self.slots[slot].end.store(end as u32, Ordering::Release);
+    }
+
+    /// Host: how many records there are, and whether the slot has ended. `end` is read first, so
+    /// an ended slot's count is final.
+    pub fn poll(&self, slot: usize) -> (u32, SlotEnd) {
+        let end = match self.slots[slot].end.load(Ordering::Acquire) {
+            0 => SlotEnd::Running,
+            1 => SlotEnd::StopId,
+            2 => SlotEnd::Length,
+            3 => SlotEnd::Cancelled,
+            4 => SlotEnd::NotFinite,
+            _ => SlotEnd::Logits,
+        };
+        (self.slots[slot].made.load(Ordering::Acquire), end)
+    }
+
+    /// Host: a record that `poll` has announced, with its `k` alternatives copied to `out`.
+    pub fn record(&self, slot: usize, index: u32, k: usize, out: &mut [(u32, f32)]) -> Record {
+        let memory = self.slots[slot].inner.0.get();
+        let at = index as usize % Self::ALTERNATIVES * MAX_ALTERNATIVES;
+        // SAFETY: record `index` is below an acquired `made`: the device wrote it and its
+        // alternatives and will not write them again before the host sends a new command (or, for
+        // alternatives, before `ALTERNATIVES` further records, which the polling host outruns).
+        let (record, alternatives) = unsafe {
+            ((&(*memory).records)[index as usize], &(&(*memory).alternatives)[at..at + k])
+        };
+        out[..k].copy_from_slice(alternatives);
+        record
+    }
+
+    /// Device, then host after [`SlotEnd::Logits`]: logits of a logits command, `[columns][vocab]`.
+    ///
+    /// # Safety
+    /// The caller owns the slot of the one logits command in flight.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn logits(&self) -> &mut Box<[f32]> {
+        // SAFETY: one logits command is in flight at a time and its slot's owner is the caller.
+        unsafe { &mut *self.logits.0.get() }
+    }
+}

@@ -1,0 +1,201 @@
+//! What the monokernel needs of the machine under it, and nothing more: memory, a compiler, a
+//! launch. `cuda`, `hip` and `sim` each implement [`Machine`]; everything above (planning, packing,
+//! requests) is written once over it.
+//!
+//! # Memory between host and kernel
+//! [`Memory`] belongs to the device; the host writes it while no kernel uses the bytes, or before a
+//! kernel is told of them. [`Shared`] is host memory that a running kernel reads and writes, one
+//! aligned 32- or 64-bit word at a time: the host's side of each word is an atomic.
+
+use std::any::Any;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::Arc;
+
+use crate::error::Result;
+
+/// What the machine has, as far as a plan asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MachineInfo {
+    /// Name to open it again, such as `cuda:0`.
+    pub name: String,
+    /// What a person would call it.
+    pub model: String,
+    /// Architecture that sources are compiled for, such as `sm_90a`.
+    pub arch: String,
+    /// Multiprocessors: one block each.
+    pub multiprocessors: u32,
+    /// Most shared memory of a block, in bytes.
+    pub shared_bytes: u32,
+    /// Device memory, in bytes.
+    pub memory_bytes: u64,
+    /// Device memory free now, in bytes.
+    pub free_bytes: u64,
+}
+
+/// Which platform headers stand in front of `kernels/common`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Platform {
+    /// NVIDIA.
+    Cuda,
+    /// AMD.
+    Hip,
+    /// The CPU, for tests.
+    Sim,
+}
+
+/// One compilation: the text is self-contained (no include), `defines` come before it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    /// Names and values of `#define` lines, in order.
+    pub defines: Vec<(String, String)>,
+    /// All headers in their order, as one text.
+    pub text: String,
+    /// `extern "C"` kernels that the module must have.
+    pub entries: Vec<&'static str>,
+}
+
+/// Device memory, freed when its last owner goes.
+#[derive(Clone)]
+pub struct Memory {
+    /// Address in the device's space.
+    pub address: u64,
+    /// Length in bytes.
+    pub bytes: usize,
+    /// Frees it.
+    pub owner: Arc<dyn Any + Send + Sync>,
+}
+
+/// Host memory that kernels reach, freed when its last owner goes.
+#[derive(Clone)]
+pub struct Shared {
+    /// Address in the device's space.
+    pub address: u64,
+    host: *const u8,
+    bytes: usize,
+    _owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the host side is reached only through atomics.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    /// Wraps `bytes` bytes at `host`, which the device sees at `address`.
+    ///
+    /// # Safety
+    /// The memory is zeroed, 64-byte aligned, lives as long as `owner`, and nobody reaches it but
+    /// through this value and the device.
+    pub unsafe fn new(
+        address: u64,
+        host: *const u8,
+        bytes: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self { address, host, bytes, _owner: owner }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// True if there is nothing.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// The aligned 32-bit word at `offset` bytes.
+    pub fn word32(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(4) && offset + 4 <= self.bytes, "{offset} of {}", self.bytes);
+        // SAFETY: in bounds and aligned (asserted; the base by `new`), live while `self` is.
+        unsafe { AtomicU32::from_ptr(self.host.add(offset).cast_mut().cast()) }
+    }
+
+    /// The aligned 64-bit word at `offset` bytes.
+    pub fn word64(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8) && offset + 8 <= self.bytes, "{offset} of {}", self.bytes);
+        // SAFETY: in bounds and aligned (asserted; the base by `new`), live while `self` is.
+        unsafe { AtomicU64::from_ptr(self.host.add(offset).cast_mut().cast()) }
+    }
+}
+
+/// Compiled code on a machine.
+pub trait Module: Any + Send + Sync {
+    /// For the machine that made it.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// One launch: all blocks are resident at once, or it is refused.
+#[derive(Debug, Clone, Copy)]
+pub struct Launch<'a> {
+    /// Which of the module's kernels.
+    pub entry: &'a str,
+    /// Blocks of the grid.
+    pub blocks: u32,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Dynamic shared memory of a block, in bytes.
+    pub shared_bytes: u32,
+    /// The kernel's one parameter, by value.
+    pub args: &'a [u8],
+}
+
+/// A kernel on its way. Dropping it waits for its end.
+pub trait Flight: Send {
+    /// Whether it has ended; never waits.
+    ///
+    /// # Errors
+    /// [`crate::Error::Failed`] with what the driver (or the simulator) said.
+    fn done(&mut self) -> Result<bool>;
+}
+
+/// A machine that kernels run on.
+pub trait Machine: Send + Sync {
+    /// Which headers its sources start with.
+    fn platform(&self) -> Platform;
+
+    /// What it has now.
+    ///
+    /// # Errors
+    /// [`crate::Error::Failed`] if the driver does not answer.
+    fn info(&self) -> Result<MachineInfo>;
+
+    /// Compiles, or takes the result of an earlier compilation from the cache on disk.
+    ///
+    /// # Errors
+    /// [`crate::Error::Compile`] with the compiler's words; [`crate::Error::NoDevice`] where there
+    /// is no compiler.
+    fn compile(&self, source: &Source) -> Result<Arc<dyn Module>>;
+
+    /// Zeroed device memory, 256-byte aligned.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfMemory`].
+    fn alloc(&self, bytes: usize) -> Result<Memory>;
+
+    /// Zeroed host memory that kernels reach.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfMemory`].
+    fn alloc_shared(&self, bytes: usize) -> Result<Shared>;
+
+    /// Copies to the device. When it returns, kernels launched (or told) afterwards see the bytes;
+    /// it never waits for a running kernel.
+    ///
+    /// # Errors
+    /// [`crate::Error::Failed`].
+    fn write(&self, to: &Memory, offset: usize, bytes: &[u8]) -> Result<()>;
+
+    /// Copies from the device what ended kernels wrote.
+    ///
+    /// # Errors
+    /// [`crate::Error::Failed`].
+    fn read(&self, from: &Memory, offset: usize, out: &mut [u8]) -> Result<()>;
+
+    /// Starts a kernel and returns at once. Launches of one machine run one after another.
+    ///
+    /// # Errors
+    /// [`crate::Error::Failed`], also where the blocks would not all be resident.
+    fn launch(&self, module: &Arc<dyn Module>, launch: &Launch<'_>) -> Result<Box<dyn Flight>>;
+}

@@ -1,0 +1,3 @@
+//! The monokernel: one persistent launch that holds the whole decode loop, over any [`machine`].
+
+pub mod machine;

@@ -1,0 +1,202 @@
+//! From Python arguments to the request types of kie-core. A wrong type is a `TypeError`, a
+//! value that makes no sense an `InvalidRequestError`; neither is ever a panic.
+
+use kie_core::request::{Prompt, SamplingParams};
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyMapping, PyString};
+use serde_json::Value;
+
+use crate::error::invalid;
+
+/// Exactly one of a prompt (text or ids) and messages.
+pub fn prompt(
+    py: Python<'_>,
+    prompt: Option<&Bound<'_, PyAny>>,
+    messages: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Prompt> {
+    match (prompt, messages) {
+        (Some(_), Some(_)) | (None, None) => {
+            Err(PyTypeError::new_err("exactly one of prompt= and messages= is needed"))
+        }
+        (None, Some(messages)) => Ok(Prompt::Messages(self::messages(py, messages)?)),
+        (Some(prompt), None) => match prompt.cast::<PyString>() {
+            Ok(_) => Ok(Prompt::Text(text(prompt, "prompt")?)),
+            Err(_) => Ok(Prompt::Ids(ids(prompt, "prompt")?)),
+        },
+    }
+}
+
+/// Text without lone surrogates.
+pub fn text(value: &Bound<'_, PyAny>, name: &str) -> PyResult<String> {
+    let string = value
+        .cast::<PyString>()
+        .map_err(|_| PyTypeError::new_err(format!("{name} must be str, got {}", kind(value))))?;
+    match string.to_str() {
+        Ok(text) => Ok(text.to_owned()),
+        Err(failure) => Err(invalid(
+            value.py(),
+            format!("{name} is not valid Unicode text: {}", failure.value(value.py())),
+        )),
+    }
+}
+
+/// Token ids from any sequence of integers (`list`, `tuple`, a NumPy vector).
+pub fn ids(value: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<u32>> {
+    let refuse = || format!("{name} must be a sequence of token ids, got {}", kind(value));
+    if value.is_instance_of::<PyString>()
+        || value.is_instance_of::<PyBytes>()
+        || value.is_instance_of::<PyByteArray>()
+        || value.is_instance_of::<PyDict>()
+        || value.len().is_err()
+    {
+        return Err(PyTypeError::new_err(refuse()));
+    }
+    let items = value.try_iter().map_err(|_| PyTypeError::new_err(refuse()))?;
+    items.enumerate().map(|(index, item)| id(&item?, name, index)).collect()
+}
+
+fn id(item: &Bound<'_, PyAny>, name: &str, index: usize) -> PyResult<u32> {
+    let wrong = |got: String| {
+        let wanted = "wanted a token id (an integer from 0 to 4294967295)";
+        invalid(item.py(), format!("{name}[{index}]: {wanted}, got {got}"))
+    };
+    if item.is_instance_of::<PyBool>() {
+        return Err(wrong("a bool".to_owned()));
+    }
+    item.extract::<u32>().map_err(|failure| {
+        if failure.is_instance_of::<PyOverflowError>(item.py()) {
+            wrong(item.repr().map(|r| r.to_string()).unwrap_or_default())
+        } else {
+            wrong(kind(item))
+        }
+    })
+}
+
+/// Chat messages, by way of JSON: what JSON cannot say no template should see.
+pub fn messages(py: Python<'_>, messages: &Bound<'_, PyAny>) -> PyResult<Vec<Value>> {
+    if messages.is_instance_of::<PyString>() || messages.is_instance_of::<PyDict>() {
+        let got = kind(messages);
+        return Err(PyTypeError::new_err(format!("messages must be a list of dicts, got {got}")));
+    }
+    let list = messages.try_iter()?.collect::<PyResult<Vec<_>>>()?;
+    if list.is_empty() {
+        return Err(invalid(py, "messages is empty"));
+    }
+    let text: String = py.import("json")?.call_method1("dumps", (list,))?.extract()?;
+    serde_json::from_str(&text).map_err(|e| invalid(py, format!("messages: {e}")))
+}
+
+/// Sampling keywords; `None` stands for the default.
+pub fn sampling(py: Python<'_>, keywords: &Bound<'_, PyDict>) -> PyResult<SamplingParams> {
+    let mut params = SamplingParams::default();
+    for (name, value) in keywords.iter() {
+        let name: String = name.extract()?;
+        set(py, &mut params, &name, &value)?;
+    }
+    Ok(params)
+}
+
+fn set(
+    py: Python<'_>,
+    params: &mut SamplingParams,
+    name: &str,
+    value: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let defaults = SamplingParams::default();
+    match name {
+        "max_tokens" => params.max_tokens = integer(name, value)?,
+        "temperature" => params.temperature = number(name, value)?,
+        "top_p" => params.top_p = number(name, value)?,
+        "top_k" => params.top_k = integer(name, value)?,
+        "min_p" => params.min_p = number(name, value)?,
+        "repetition_penalty" => params.repetition_penalty = number(name, value)?,
+        "presence_penalty" => {
+            params.presence_penalty = number(name, value)?.unwrap_or(defaults.presence_penalty);
+        }
+        "frequency_penalty" => {
+            params.frequency_penalty = number(name, value)?.unwrap_or(defaults.frequency_penalty);
+        }
+        "stop" => params.stop = strings(name, value)?,
+        "stop_token_ids" => {
+            params.stop_token_ids = if value.is_none() { Vec::new() } else { ids(value, name)? };
+        }
+        "min_tokens" => params.min_tokens = integer(name, value)?.unwrap_or(defaults.min_tokens),
+        "ignore_eos" => params.ignore_eos = !value.is_none() && value.extract()?,
+        "seed" => params.seed = integer(name, value)?,
+        "logprobs" => params.logprobs = integer(name, value)?,
+        "logit_bias" => params.logit_bias = bias(py, value)?,
+        "timeout" => params.timeout = number(name, value)?,
+        unknown => {
+            let message = format!("got an unexpected keyword argument '{unknown}'");
+            return Err(PyTypeError::new_err(message));
+        }
+    }
+    Ok(())
+}
+
+/// A count or `None`.
+pub fn integer<T: TryFrom<u64>>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Option<T>> {
+    if value.is_none() {
+        return Ok(None);
+    }
+    let range = |_| {
+        let shown = value.repr().map(|r| r.to_string()).unwrap_or_default();
+        invalid(value.py(), format!("{name}={shown} is out of range"))
+    };
+    if value.is_instance_of::<PyBool>() {
+        return Err(PyTypeError::new_err(format!("{name} must be int or None, got bool")));
+    }
+    match value.extract::<u64>() {
+        Ok(number) => T::try_from(number).map(Some).map_err(|_| range(())),
+        Err(failure) if failure.is_instance_of::<PyOverflowError>(value.py()) => Err(range(())),
+        Err(_) => {
+            let got = kind(value);
+            Err(PyTypeError::new_err(format!("{name} must be int or None, got {got}")))
+        }
+    }
+}
+
+fn number(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Option<f64>> {
+    if value.is_none() {
+        return Ok(None);
+    }
+    if value.is_instance_of::<PyBool>() {
+        return Err(PyTypeError::new_err(format!("{name} must be float or None, got bool")));
+    }
+    value.extract().map(Some).map_err(|_| {
+        PyTypeError::new_err(format!("{name} must be float or None, got {}", kind(value)))
+    })
+}
+
+fn strings(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+    if value.is_none() {
+        return Ok(Vec::new());
+    }
+    if value.is_instance_of::<PyString>() {
+        return Ok(vec![text(value, name)?]);
+    }
+    value.try_iter()?.map(|item| text(&item?, name)).collect()
+}
+
+fn bias(py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<Vec<(u32, f64)>> {
+    if value.is_none() {
+        return Ok(Vec::new());
+    }
+    let mapping = value.cast::<PyMapping>().map_err(|_| {
+        let got = kind(value);
+        PyTypeError::new_err(format!("logit_bias must map ids to numbers, got {got}"))
+    })?;
+    let mut pairs = Vec::new();
+    for item in mapping.items()?.iter() {
+        let (key, amount): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
+        let amount = number("logit_bias", &amount)?
+            .ok_or_else(|| invalid(py, "logit_bias: None is not a number"))?;
+        pairs.push((id(&key, "logit_bias", pairs.len())?, amount));
+    }
+    Ok(pairs)
+}
+
+fn kind(value: &Bound<'_, PyAny>) -> String {
+    value.get_type().name().map(|name| name.to_string()).unwrap_or_else(|_| "?".to_owned())
+}

@@ -1,0 +1,34 @@
+//! What `kie.doctor()` cannot find out from Python.
+
+use kie_kernels::cpu;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+/// Processor's name, the instruction set that the kernels use, memory in all and free, in bytes.
+#[pyfunction]
+pub fn host() -> (String, &'static str, u64, u64) {
+    let (total, free) = cpu::memory();
+    (cpu::processor_name(), cpu::simd::detect().name(), total, free)
+}
+
+/// Bytes a second that `threads` threads read from a buffer of `gigabytes` (best of three passes,
+/// buffer written before): what a CPU engine's decode is measured against.
+#[pyfunction]
+#[pyo3(signature = (threads = None, gigabytes = 2.0))]
+pub fn read_bandwidth(py: Python<'_>, threads: Option<usize>, gigabytes: f64) -> PyResult<f64> {
+    let threads = threads.unwrap_or_else(cpu::allowed_cores);
+    if !(1..=1024).contains(&threads) {
+        return Err(PyValueError::new_err(format!("threads must be 1 to 1024, got {threads}")));
+    }
+    if !(gigabytes > 0.0 && gigabytes <= 64.0) {
+        return Err(PyValueError::new_err(format!("gigabytes must be 0 to 64, got {gigabytes}")));
+    }
+    py.detach(|| {
+        let words = (gigabytes * 1e9 / 8.0) as u64;
+        let buffer: Vec<u8> =
+            (0..words).flat_map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect();
+        let team = cpu::team::Team::new(threads, true)?;
+        let passes = (0..3).map(|_| cpu::stream::read_bandwidth(&buffer, &team));
+        Ok(passes.fold(0.0, f64::max) * 1e9)
+    })
+}

@@ -1,0 +1,30 @@
+//! `kie._kie`: arguments in, iterator out. Nothing but PyO3 lives here; the Python package `kie`
+//! puts the documented surface on top.
+//!
+//! Invariants: no engine thread ever attaches to Python; whatever may wait does so detached, in
+//! slices after which signals are looked at; a handle carried over `fork` raises and never waits.
+
+mod args;
+mod doctor;
+mod engine;
+mod error;
+mod owned;
+mod stream;
+mod types;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _kie(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<engine::Engine>()?;
+    module.add_class::<engine::Session>()?;
+    module.add_class::<stream::Stream>()?;
+    module.add_class::<types::Token>()?;
+    module.add_class::<types::TopLogprob>()?;
+    module.add_class::<types::Completion>()?;
+    module.add_class::<types::Usage>()?;
+    module.add_class::<types::Timings>()?;
+    module.add_function(wrap_pyfunction!(doctor::host, module)?)?;
+    module.add_function(wrap_pyfunction!(doctor::read_bandwidth, module)?)
+}

@@ -1,0 +1,244 @@
+//! What a stream yields and how it ends, as frozen Python objects without `__dict__`.
+//! Fields become Python objects when they are read, so that a token nobody looks into costs
+//! one allocation.
+
+use kie_core::request;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+/// One generated token.
+#[pyclass(frozen, eq, module = "kie", skip_from_py_object)]
+#[derive(Clone, PartialEq)]
+pub struct Token(pub request::Token);
+
+#[pymethods]
+impl Token {
+    #[classattr]
+    fn __match_args__(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
+        PyTuple::new(py, ["text", "token_ids", "index"])
+    }
+
+    #[getter]
+    fn text(&self) -> &str {
+        &self.0.text
+    }
+
+    #[getter]
+    fn token_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.0.token_ids)
+    }
+
+    #[getter]
+    fn index(&self) -> usize {
+        self.0.index
+    }
+
+    #[getter]
+    fn logprob(&self) -> Option<f32> {
+        self.0.logprob
+    }
+
+    #[getter]
+    fn top_logprobs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.0.top_logprobs.iter().cloned().map(TopLogprob))
+    }
+
+    #[getter]
+    fn t_ns(&self) -> u64 {
+        self.0.t_ns
+    }
+
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        dict.set_item("text", &self.0.text)?;
+        dict.set_item("token_ids", &self.0.token_ids)?;
+        dict.set_item("index", self.0.index)?;
+        dict.set_item("logprob", self.0.logprob)?;
+        let top = self.0.top_logprobs.iter().cloned().map(|t| TopLogprob(t).to_dict(py));
+        dict.set_item("top_logprobs", top.collect::<PyResult<Vec<_>>>()?)?;
+        dict.set_item("t_ns", self.0.t_ns)?;
+        Ok(dict)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let text = self.0.text.as_str().into_pyobject(py)?.repr()?;
+        Ok(format!("Token(text={text}, token_ids={:?}, index={})", self.0.token_ids, self.0.index))
+    }
+}
+
+/// A token and the natural log of its probability under the raw logits.
+#[pyclass(frozen, eq, module = "kie", skip_from_py_object)]
+#[derive(Clone, PartialEq)]
+pub struct TopLogprob(pub request::TopLogprob);
+
+#[pymethods]
+impl TopLogprob {
+    #[classattr]
+    fn __match_args__(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
+        PyTuple::new(py, ["id", "logprob"])
+    }
+
+    #[getter]
+    fn id(&self) -> u32 {
+        self.0.id
+    }
+
+    #[getter]
+    fn logprob(&self) -> f32 {
+        self.0.logprob
+    }
+
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        dict.set_item("id", self.0.id)?;
+        dict.set_item("logprob", self.0.logprob)?;
+        Ok(dict)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("TopLogprob(id={}, logprob={:?})", self.0.id, self.0.logprob)
+    }
+}
+
+/// A class of plain numbers: getters, `__match_args__`, `to_dict` and `__repr__` in that order.
+macro_rules! numbers {
+    ($(#[$doc:meta])* $class:ident { $($field:ident: $kind:ty),+ $(,)? }) => {
+        $(#[$doc])*
+        #[pyclass(frozen, eq, module = "kie", skip_from_py_object)]
+        #[derive(Clone, PartialEq)]
+        pub struct $class(pub request::$class);
+
+        #[pymethods]
+        impl $class {
+            #[classattr]
+            fn __match_args__(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
+                PyTuple::new(py, [$(stringify!($field)),+])
+            }
+
+            $(#[getter]
+            fn $field(&self) -> $kind {
+                self.0.$field
+            })+
+
+            fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+                let dict = PyDict::new(py);
+                $(dict.set_item(stringify!($field), self.0.$field)?;)+
+                Ok(dict)
+            }
+
+            fn __repr__(&self) -> String {
+                let fields = [$(format!("{}={:?}", stringify!($field), self.0.$field)),+];
+                format!("{}({})", stringify!($class), fields.join(", "))
+            }
+        }
+    };
+}
+
+numbers! {
+    /// Token counts of one request.
+    Usage { prompt_tokens: usize, completion_tokens: usize, cached_tokens: usize }
+}
+
+numbers! {
+    /// Where the time of one request went.
+    Timings {
+        prompt_n: usize,
+        prompt_ms: f64,
+        prompt_per_second: f64,
+        predicted_n: usize,
+        predicted_ms: f64,
+        predicted_per_second: f64,
+        cache_n: usize,
+        queue_ms: f64,
+        ttft_ms: f64,
+        itl_p50_us: f64,
+        itl_p99_us: f64,
+        itl_max_us: f64,
+        bytes_per_token: u64,
+        mbu: f64,
+        mbu_peak: f64,
+    }
+}
+
+/// A finished request.
+#[pyclass(frozen, eq, module = "kie", skip_from_py_object)]
+#[derive(Clone, PartialEq)]
+pub struct Completion(pub request::Completion);
+
+#[pymethods]
+impl Completion {
+    #[classattr]
+    fn __match_args__(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
+        PyTuple::new(py, ["text", "finish_reason", "stop_reason"])
+    }
+
+    #[getter]
+    fn text(&self) -> &str {
+        &self.0.text
+    }
+
+    #[getter]
+    fn token_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.0.token_ids)
+    }
+
+    #[getter]
+    fn finish_reason(&self) -> &'static str {
+        self.0.finish_reason.name()
+    }
+
+    #[getter]
+    fn stop_reason<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        Ok(match &self.0.stop_reason {
+            Some(request::StopReason::Text(text)) => Some(text.into_pyobject(py)?.into_any()),
+            Some(request::StopReason::Id(id)) => Some(id.into_pyobject(py)?.into_any()),
+            None => None,
+        })
+    }
+
+    #[getter]
+    fn usage(&self) -> Usage {
+        Usage(self.0.usage)
+    }
+
+    #[getter]
+    fn timings(&self) -> Timings {
+        Timings(self.0.timings)
+    }
+
+    #[getter]
+    fn seed(&self) -> u64 {
+        self.0.seed
+    }
+
+    #[getter]
+    fn model(&self) -> &str {
+        &self.0.model
+    }
+
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        dict.set_item("text", &self.0.text)?;
+        dict.set_item("token_ids", &self.0.token_ids)?;
+        dict.set_item("finish_reason", self.finish_reason())?;
+        dict.set_item("stop_reason", self.stop_reason(py)?)?;
+        dict.set_item("usage", self.usage().to_dict(py)?)?;
+        dict.set_item("timings", self.timings().to_dict(py)?)?;
+        dict.set_item("seed", self.0.seed)?;
+        dict.set_item("model", &self.0.model)?;
+        Ok(dict)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let text = self.0.text.as_str().into_pyobject(py)?.repr()?;
+        let stop = match self.stop_reason(py)? {
+            Some(reason) => reason.repr()?.to_string(),
+            None => "None".to_owned(),
+        };
+        Ok(format!(
+            "Completion(text={text}, finish_reason='{}', stop_reason={stop}, {})",
+            self.finish_reason(),
+            self.usage().__repr__(),
+        ))
+    }
+}

@@ -1,0 +1,104 @@
+// Epoch words: a value travels as {payload, epoch} in one 8-byte store, and the reader waits on the
+// data itself. The epoch is the step's number, so no word is ever cleared; the sampling exchange
+// orders one step's last read before the next step's first write.
+#pragma once
+
+// Bounded waiting. The first to lose patience poisons everybody; who gave up stops waiting, runs
+// the step to its end on whatever it has, and leaves at the edge.
+struct Watch {
+    const DecodeArgs& args;
+    u32 step, polls;
+    u64 since;
+    bool lost;
+};
+KIE_DEVICE void give_up(Watch& w, u32 where, u32 wanted, u32 seen) {
+    w.lost = true;
+    Record& r = w.args.records[block()];
+    r.when_ns = clock_ns(), r.where = where, r.step = w.step, r.wanted = wanted, r.seen = seen;
+    store_word(w.args.poison, 1);
+}
+// After a failed test: whether to test again.
+KIE_DEVICE bool patient(Watch& w, u32 where, u32 wanted, u32 seen) {
+    if (w.lost) return false;
+    if ((++w.polls & 63) == 0) {
+        const u64 now = clock_ns();
+        if (w.polls == 64) w.since = now;
+        if (load_word(w.args.poison) != 0)
+            w.lost = true;
+        else if (now - w.since > w.args.budget_ns)
+            give_up(w, where, wanted, seen);
+    }
+    return !w.lost;
+}
+
+KIE_DEVICE u64 word(u32 payload, u32 epoch) { return (u64)epoch << 32 | payload; }
+KIE_DEVICE u32 epoch_of(u64 w) { return (u32)(w >> 32); }
+KIE_DEVICE void publish(u64* p, u32 payload, u32 epoch) { store_word(p, word(payload, epoch)); }
+
+// One lane of the warp watches one word, with a short rest between looks, before all lanes load all
+// words: 128 blocks that poll everything saturate the second-level cache. `rest_ns`: what cannot
+// have arrived sooner is not asked for.
+KIE_DEVICE void await_one(Watch& w, const u64* p, u32 epoch, u32 where, u32 rest_ns) {
+    if (kNoWaits || kPollMode == 0) return;
+    if (lane() == 0) {
+        w.polls = 0;
+        if (rest_ns > 0) pause_ns(rest_ns);
+        for (u64 v = load_word(p); epoch_of(v) != epoch; v = load_word(p)) {
+            if (!patient(w, where, epoch, epoch_of(v))) break;
+            pause_ns(20);
+        }
+    }
+    sync_warp();
+}
+
+// A warp's share of a vector of words, `kCount` of each column from `base` on, into halves in
+// shared memory (`x`; columns `x_stride` words apart), multiplied by a norm's weights on the way.
+// Adds this lane's part of each column's sum of squares to `squares`. Several columns are in flight
+// at once.
+template <int kCount, bool kNorm>
+KIE_DEVICE void gather(Watch& w, const u64* base, int base_stride, u32 epoch, u32 where,
+                       const u32* norm, u32* x, int x_stride, float (&squares)[kColumns]) {
+    static_assert(kCount % 2 == 0, "pairs of words");
+    constexpr int kPairs = (kCount + 63) / 64, kMost = kPairs <= 2 ? 4 : 1;
+    constexpr int kAtOnce = kColumns < kMost ? kColumns : kMost;
+    static_assert(kColumns % kAtOnce == 0, "columns in groups");
+    const int mine = 2 * (int)lane();
+    const auto has = [&](int i) { return kCount % 64 == 0 || 64 * i + mine < kCount; };
+    u64 scale[kPairs];  // asked for before the wait, not after it
+    if (kNorm)
+        KIE_UNROLL for (int i = 0; i < kPairs; ++i) scale[i] =
+            has(i) ? *(const u64*)(norm + 64 * i + mine) : 0;
+    // Blocks watch different words, since one line serves few readers at a time.
+    await_one(w, base + block() * 10 % kCount, epoch, where, kRestGather);
+    KIE_UNROLL for (int first = 0; first < kColumns; first += kAtOnce) {
+        u64 a[kAtOnce][kPairs], b[kAtOnce][kPairs];
+        w.polls = 0;
+        for (;;) {
+            bool ok = true;
+            KIE_UNROLL for (int c = 0; c < kAtOnce; ++c) {
+                KIE_UNROLL for (int i = 0; i < kPairs; ++i) if (has(i)) load_words(
+                    base + (long)(first + c) * base_stride + 64 * i + mine, a[c][i], b[c][i]);
+            }
+            KIE_UNROLL for (int c = 0; c < kAtOnce; ++c) {
+                KIE_UNROLL for (int i = 0; i < kPairs; ++i) if (has(i)) ok &=
+                    epoch_of(a[c][i]) == epoch && epoch_of(b[c][i]) == epoch;
+            }
+            if (ok || kNoWaits || !patient(w, where, epoch, epoch_of(a[0][0]))) break;
+        }
+        KIE_UNROLL for (int c = 0; c < kAtOnce; ++c) {
+            KIE_UNROLL for (int i = 0; i < kPairs; ++i) {
+                if (!has(i)) continue;
+                u32 p0 = (u32)a[c][i], p1 = (u32)b[c][i];
+                if (kNorm) {
+                    float v0, v1, v2, v3, n0, n1, n2, n3;
+                    unpack_half2(p0, v0, v1), unpack_half2(p1, v2, v3);
+                    squares[first + c] += v0 * v0 + v1 * v1 + v2 * v2 + v3 * v3;
+                    unpack_half2((u32)scale[i], n0, n1),
+                        unpack_half2((u32)(scale[i] >> 32), n2, n3);
+                    p0 = pack_half2(v0 * n0, v1 * n1), p1 = pack_half2(v2 * n2, v3 * n3);
+                }
+                *(u64*)(x + (first + c) * x_stride + 64 * i + mine) = (u64)p1 << 32 | p0;
+            }
+        }
+    }
+}

@@ -1,0 +1,164 @@
+// y = W x for a block's rows: weights from the ring once, x (1 to 8 columns, halves) from shared
+// memory, sums in float. Traffic: rows * k * 2 bytes from memory, whatever the number of columns.
+#pragma once
+
+// Rows of a tile: 16, fewer in the last, 0 or less where a warp has no such tile.
+template <class S>
+KIE_DEVICE int rows_of(int tile) {
+    if (S::rows % 16 == 0 && S::tiles * S::row_warps == S::tiles_all) return 16;
+    const int rows = S::rows - 16 * tile;
+    return rows > 16 ? 16 : rows;
+}
+
+// One stage of a warp's tiles, in registers; its slot of the ring is free again. The first stage is
+// taken before the vector has arrived, later ones while the products of the one before are running.
+template <class S>
+struct Lot {
+    Quad lo[S::chunk][S::tiles], hi[S::chunk][S::tiles];
+};
+
+template <class S>
+KIE_DEVICE void take_lot(Ring& ring, Lot<S>& lot, bool here) {
+    const int me = thread(), warp = me / kWarp, my = me % kWarp;
+    const int row_warp = S::row_warps == 1 ? 0 : warp % S::row_warps;
+    const int k_warp = S::k_warps == 1 ? 0 : warp / S::row_warps;
+    const u8* w = take_stage(ring, here) + k_warp * (S::chunk * S::rows * 64);
+    KIE_UNROLL for (int c = 0; c < S::chunk; ++c) {
+        KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
+            const int rows = rows_of<S>(row_warp * S::tiles + i);
+            const u8* p = w + c * (S::rows * 64) + (row_warp * S::tiles + i) * 1024 + my * 16;
+            lot.lo[c][i] = lot.hi[c][i] = {{0, 0, 0, 0}};
+            if (my < 2 * rows)
+                lot.lo[c][i] = *(const Quad*)p, lot.hi[c][i] = *(const Quad*)(p + rows * 32);
+        }
+    }
+    release_stage(ring);
+}
+template <class S>
+struct Sums {
+    float v[S::tiles][4];
+};
+template <class S>
+struct Column {
+    Quad v[S::chunk];
+};
+template <class S>
+KIE_DEVICE Column<S> take_column(const u8* x) {
+    Column<S> b;
+    KIE_UNROLL for (int c = 0; c < S::chunk; ++c) b.v[c] = *(const Quad*)(x + c * 64);
+    return b;
+}
+template <class S>
+KIE_DEVICE void add_lot(Sums<S>& s, const Lot<S>& lot, const Column<S>& x) {
+    KIE_UNROLL for (int c = 0; c < S::chunk; ++c) {
+        const Quad& b = x.v[c];
+        KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
+            const Quad &l = lot.lo[c][i], &h = lot.hi[c][i];
+            mma(s.v[i], l.v[0], l.v[1], l.v[2], l.v[3], b.v[0], b.v[1]);
+            mma(s.v[i], h.v[0], h.v[1], h.v[2], h.v[3], b.v[2], b.v[3]);
+        }
+    }
+}
+
+// Adds up this warp's tiles. `x`: column c, element k at halves x[c * stride + k]. `lot`: the
+// first.
+template <class S>
+KIE_DEVICE Sums<S> multiply(Ring& ring, Lot<S>& lot, const u8* x, int stride) {
+    const int me = thread(), warp = me / kWarp, my = me % kWarp, g = my / 4, t = my % 4;
+    const int k_warp = S::k_warps == 1 ? 0 : warp / S::row_warps;
+    const int column = kColumns == 1 ? 0 : (g < kColumns ? g : kColumns - 1);
+    const u8* mine = x + (column * stride + k_warp * S::pairs * 32 + 8 * t) * 2;
+    constexpr int kStep = S::chunk * 64;
+    Sums<S> s;
+    KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
+        KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] = 0;
+    }
+    bool here = S::stages > 1 && stage_here(ring);
+    KIE_NO_UNROLL for (int stage = 0; stage + 1 < S::stages; stage += 2, mine += 2 * kStep) {
+        Lot<S> other;
+        const Column<S> x0 = take_column<S>(mine), x1 = take_column<S>(mine + kStep);
+        take_lot<S>(ring, other, here);
+        const bool more = stage + 2 < S::stages;
+        here = more && stage_here(ring);
+        add_lot<S>(s, lot, x0);
+        if (more) {
+            take_lot<S>(ring, lot, here);
+            here = stage + 3 < S::stages && stage_here(ring);
+        }
+        add_lot<S>(s, other, x1);
+    }
+    if (S::stages % 2 == 1) add_lot<S>(s, lot, take_column<S>(mine));
+    return s;
+}
+
+// Hands every result to the thread that owns it: out(item, pair, column, v0, v1, live, lead) with
+// the values of rows 2 pair and 2 pair + 1. Called by whole warps, so `out` may shuffle; `live`
+// says that the row exists, `lead` that this thread is the one of several equals that should store.
+// With more than one k-warp the parts are added in warp order behind one barrier, which `part` must
+// survive.
+template <class S, class F>
+KIE_DEVICE void finish(Sums<S>& s, float* part, F out) {
+    const int me = thread(), warp = me / kWarp, my = me % kWarp, g = my / 4, t = my % 4;
+    const int row_warp = S::row_warps == 1 ? 0 : warp % S::row_warps;
+    if constexpr (S::k_warps == 1) {
+        KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
+            const int pair = (row_warp * S::tiles + i) * 8 + g;
+            if constexpr (kColumns == 1) {
+                out(i, pair, 0, s.v[i][0], s.v[i][2], pair < S::row_pairs, t == 0);
+            } else {
+                KIE_UNROLL for (int c = 0; c < 2; ++c)
+                    out(2 * i + c, pair, 2 * t + c, s.v[i][c], s.v[i][2 + c],
+                        pair < S::row_pairs && 2 * t + c < kColumns, true);
+            }
+        }
+    } else {
+        const int k_warp = warp / S::row_warps;
+        float* mine = part + k_warp * (S::rows * kColumns);
+        KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
+            const int pair = (row_warp * S::tiles + i) * 8 + g;
+            KIE_UNROLL for (int c = 0; c < 2; ++c) {
+                const int column = 2 * t + c;
+                if (pair < S::row_pairs && column < kColumns)
+                    *(u64*)(mine + column * S::rows + 2 * pair) =
+                        (u64)bits(s.v[i][2 + c]) << 32 | bits(s.v[i][c]);
+            }
+        }
+        sync_consumers<kThreads>();
+        KIE_UNROLL for (int i = 0; i < S::items; ++i) {
+            const int item = i * kThreads + me;
+            if ((item & ~31) < S::row_pairs * kColumns) {
+                const bool live = item < S::row_pairs * kColumns;
+                const int at = live ? item : 0, pair = at % S::row_pairs,
+                          column = at / S::row_pairs;
+                float a = 0, b = 0;
+                KIE_UNROLL for (int k = 0; k < S::k_warps; ++k) {
+                    const u64 v = *(const u64*)(part + k * (S::rows * kColumns) + column * S::rows +
+                                                2 * pair);
+                    a += number((u32)v), b += number((u32)(v >> 32));
+                }
+                out(i, pair, column, a, b, live, true);
+            }
+        }
+    }
+}
+// The results that this thread will own, without the sums: visit(item, pair, column, live).
+template <class S, class F>
+KIE_DEVICE void each_item(F visit) {
+    const int me = thread(), warp = me / kWarp, g = me % kWarp / 4, t = me % 4;
+    KIE_UNROLL for (int i = 0; i < S::items; ++i) {
+        int pair, column;
+        if constexpr (S::k_warps == 1) {
+            const int row_warp = S::row_warps == 1 ? 0 : warp % S::row_warps;
+            pair = (row_warp * S::tiles + (kColumns == 1 ? i : i / 2)) * 8 + g;
+            column = kColumns == 1 ? 0 : 2 * t + i % 2;
+        } else {
+            pair = (i * kThreads + me) % S::row_pairs, column = (i * kThreads + me) / S::row_pairs;
+        }
+        visit(i, pair, column, pair < S::row_pairs && column < kColumns);
+    }
+}
+// The lane that holds the neighbouring pair (pair ^ 1) of the same column.
+template <class S>
+KIE_CONST_FN u32 neighbour() {
+    return S::k_warps == 1 ? 4 : 1;
+}

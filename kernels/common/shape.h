@@ -1,0 +1,127 @@
+// The shape of one decode program, as constants: what the model is (KIE_* definitions, generated at
+// load) and how its work is cut. Host and device read the same header, so a plan and the kernel
+// that runs it cannot disagree. All sizes are per lane unless they say otherwise.
+#pragma once
+
+constexpr int kLayers = KIE_LAYERS, kHidden = KIE_HIDDEN, kHeads = KIE_HEADS,
+              kKvHeads = KIE_KV_HEADS;
+constexpr int kHeadDim = KIE_HEAD_DIM, kFfn = KIE_FFN, kVocab = KIE_VOCAB, kLanes = KIE_LANES;
+constexpr int kDelay = KIE_DELAY;  // layers until the other lanes' sums arrive
+constexpr int kWindow = KIE_WINDOW, kWindowLayers = KIE_WINDOW_LAYERS;
+constexpr int kBlocks = KIE_BLOCKS, kWarps = KIE_WARPS, kColumns = KIE_COLUMNS;
+constexpr int kSlotBytes = KIE_SLOT_BYTES, kSplitsMax = KIE_SPLITS;
+constexpr int kMerge = KIE_MERGE;    // 1: attention parts are merged by owners first
+constexpr int kPollMode = KIE_POLL;  // 0: poll the batch, 1: one word a warp first
+constexpr bool kNoWaits = KIE_NO_WAITS, kNoStream = KIE_NO_STREAM;  // measuring only
+constexpr unsigned kRestGather = KIE_REST_GATHER,
+                   kRestMerge = KIE_REST_MERGE;  // ns before the first look
+constexpr float kEps = 1e-5f;
+
+constexpr int kThreads = kWarps * 32, kBlocksPerLane = kBlocks / kLanes;
+constexpr int kGroup = kHeads / kKvHeads, kQkv = (kHeads + 2 * kKvHeads) * kHeadDim;
+constexpr int kAttn = kHeads * kHeadDim, kSplitBlocks = kBlocksPerLane / kKvHeads;
+constexpr int kPage = 64, kPagesMax = KIE_PAGES_MAX;  // pages of a longest sequence
+
+// Rows a block computes of each matrix; the residual rows it owns are those of `kRowsO`.
+KIE_CONST_FN int even_up(int a, int b) { return ((a + b - 1) / b + 1) / 2 * 2; }
+constexpr int kRowsQkv = kQkv / kBlocksPerLane, kRowsO = kHidden / kBlocksPerLane;
+constexpr int kRowsGu = 2 * kFfn / kBlocksPerLane, kRowsHead = even_up(kVocab, kBlocksPerLane);
+static_assert(kRowsQkv * kBlocksPerLane == kQkv && kRowsQkv % 2 == 0, "qkv rows must divide");
+static_assert(kRowsO * kBlocksPerLane == kHidden && kRowsO % 2 == 0, "hidden rows must divide");
+static_assert(kRowsGu * kBlocksPerLane == 2 * kFfn && kRowsGu % 4 == 0, "mlp rows must divide");
+static_assert(kSplitsMax <= kSplitBlocks, "more splits than blocks");
+
+KIE_CONST_FN int row_warps_of(int rows) {
+    const int tiles = (rows + 15) / 16;
+    if (tiles >= kWarps) return kWarps;
+    for (int w = 1; w < kWarps; ++w)
+        if (kWarps % w == 0 && tiles % w == 0 && rows * 64 * (kWarps / w) <= kSlotBytes) return w;
+    return kWarps;
+}
+// Two stages are held in registers: at most so many tile pairs a warp in each.
+constexpr int kPairsHeld = kWarps <= 8 ? 4 : 2;
+KIE_CONST_FN int chunk_of(int pairs, int tiles, int bytes_a_pair) {
+    int best = 1;
+    for (int c = 1; c <= pairs; ++c)
+        if (pairs % c == 0 && c * bytes_a_pair <= kSlotBytes && c * tiles <= kPairsHeld) best = c;
+    return best;
+}
+
+// How the warps of a block share `kRows` rows of `kK` columns. A warp takes `tiles` tiles of 16
+// rows over a contiguous range of columns; the stream brings one stage after another, each with
+// `chunk` tile pairs (16 rows x 32 columns) for every warp. A stage holds, for each k-warp, for
+// each pair, for each row tile: two 16 x 16 tiles of 32 bytes a row. Rows missing from the last
+// tile take no bytes.
+template <int kRows, int kK, bool kByRows = false>
+struct Split {
+    static constexpr int rows = kRows, k = kK, tiles_all = (kRows + 15) / 16;
+    static constexpr int row_warps = kByRows ? kWarps : row_warps_of(kRows),
+                         k_warps = kWarps / row_warps;
+    static constexpr int tiles = (tiles_all + row_warps - 1) / row_warps;
+    static constexpr int pairs = kK / 32 / k_warps,
+                         chunk = chunk_of(pairs, tiles, k_warps * kRows * 64);
+    static constexpr int stages = pairs / chunk, stage_bytes = k_warps * chunk * kRows * 64;
+    static constexpr int row_pairs = kRows / 2;
+    // Results a thread ends up with: (row pair, column).
+    static constexpr int items = k_warps == 1 ? tiles * (kColumns == 1 ? 1 : 2)
+                                              : (row_pairs * kColumns + kThreads - 1) / kThreads;
+    static constexpr int part_floats = k_warps == 1 ? 0 : k_warps * kRows * kColumns;
+    static_assert(pairs * 32 * k_warps == kK && stage_bytes <= kSlotBytes,
+                  "matrix does not fit the plan");
+};
+using SplitQkv = Split<kRowsQkv, kHidden>;
+using SplitO = Split<kRowsO, kAttn>;
+using SplitGu = Split<kRowsGu, kHidden>;
+using SplitDown = Split<kRowsO, kFfn>;
+constexpr int kHeadPassRows = kRowsHead < kWarps * 16 ? kRowsHead : kWarps * 16;
+constexpr int kHeadPasses = kRowsHead / kHeadPassRows, kHeadTail = kRowsHead % kHeadPassRows;
+// With several columns a thread of the head keeps to its own, so no k-warps there.
+using SplitHead = Split<kHeadPassRows, kHidden, (kColumns > 1)>;
+using SplitTail = Split<(kHeadTail ? kHeadTail : kHeadPassRows), kHidden, (kColumns > 1)>;
+
+KIE_CONST_FN long bytes_of(int stages, int bytes) { return (long)stages * bytes; }
+constexpr long kLayerBytes = bytes_of(SplitQkv::stages, SplitQkv::stage_bytes) +
+                             bytes_of(SplitO::stages, SplitO::stage_bytes) +
+                             bytes_of(SplitGu::stages, SplitGu::stage_bytes) +
+                             bytes_of(SplitDown::stages, SplitDown::stage_bytes);
+constexpr long kLineBytes = kLayers * kLayerBytes +
+                            kHeadPasses * bytes_of(SplitHead::stages, SplitHead::stage_bytes) +
+                            (kHeadTail ? bytes_of(SplitTail::stages, SplitTail::stage_bytes) : 0);
+
+// Words of the exchange, as offsets from one base. Every slot is written once a step.
+constexpr long kVecH = (long)kColumns * kHidden / 2, kVecQ = (long)kColumns * kQkv / 2;
+constexpr long kVecA = (long)kColumns * kAttn / 2, kVecF = (long)kColumns * kFfn / 2;
+constexpr long kAll = (long)kLayers * kLanes;
+constexpr long kAtHidden = 0, kAtQkv = kAtHidden + 2 * kAll * kVecH,
+               kAtPart = kAtQkv + kAll * kVecQ;
+// A part of attention: for each head and each 16 features a line of its own, 8 words of the output
+// and log2 of the mass. One mass for all would be one line that every warp of every block reads.
+constexpr int kPartLine = 16, kPartMass = 8, kPartWords = kHeads * (kHeadDim / 16) * kPartLine;
+constexpr long kAtAttn = kAtPart + kAll * kSplitsMax * kColumns * kPartWords;
+constexpr long kAtAct = kAtAttn + kAll * kVecA, kAtOther = kAtAct + kAll * kVecF;
+constexpr long kAtPick = kAtOther + (kLanes > 1 ? 2 * kAll * kVecH : 0);
+constexpr long kWords = kAtPick + (long)kBlocks * kColumns * 2;
+
+// Shared memory, in bytes. `A` serves qkv, gate/up and head, `B` the other two, so that a warp may
+// fill the next vector while another still reads the last one.
+KIE_CONST_FN int max_i(int a, int b) { return a > b ? a : b; }
+constexpr int kStrideA = kHidden + (kColumns > 1 ? 8 : 0);  // halves between columns
+constexpr int kStrideB = max_i(kAttn, kFfn) + (kColumns > 1 ? 8 : 0);
+constexpr int kPartA = max_i(max_i(SplitQkv::part_floats, SplitGu::part_floats),
+                             max_i(SplitHead::part_floats, SplitTail::part_floats));
+constexpr int kPartB = max_i(SplitO::part_floats, SplitDown::part_floats);
+constexpr int kScores = 2 * kGroup * kPage;
+constexpr int kShXa = 0, kShXb = kShXa + kStrideA * kColumns * 2,
+              kShPartA = kShXb + kStrideB * kColumns * 2;
+constexpr int kShPartB = kShPartA + kPartA * 4, kShNorm = kShPartB + kPartB * 4;
+constexpr int kShScores = kShNorm + kWarps * kColumns * 4, kShQkv = kShScores + kScores * 4;
+constexpr int kShPick = kShQkv + (kGroup + 2) * kHeadDim * 2,
+              kShMisc = kShPick + kWarps * kColumns * 8;
+constexpr int kShTrace = (kShMisc + 64 + 63) / 64 * 64, kShSlots = kShTrace + 16 * 8;
+constexpr int kShSizes = kShSlots + 64 * 16, kShTurn = kShSizes + 64 * 4;
+constexpr int kShTable = kShTurn + SplitQkv::items * kThreads * 8;
+constexpr int kShRing = (kShTable + kColumns * kPagesMax * 4 + 1023) / 1024 * 1024;
+constexpr int kSharedMax = 232448;
+constexpr int kSlots =
+    (kSharedMax - kShRing) / kSlotBytes < 64 ? (kSharedMax - kShRing) / kSlotBytes : 64;
+constexpr int kSharedBytes = kShRing + kSlots * kSlotBytes;

@@ -1,0 +1,172 @@
+// The platform contract on CUDA: every primitive that kernels/common uses, nothing else. No
+// includes, so that a run-time compiler takes it as it is. A second platform implements the same
+// names with the same meaning; what each one promises is said here, once.
+#pragma once
+
+#define KIE_DEVICE __device__ __forceinline__
+#define KIE_CONST_FN __host__ __device__ constexpr
+#define KIE_KERNEL(name, threads, args) \
+    extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ args)
+#define KIE_SHARED_BYTES(name) extern __shared__ __align__(1024) unsigned char name[]
+#define KIE_UNROLL _Pragma("unroll")
+#define KIE_NO_UNROLL _Pragma("unroll 1")
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+constexpr u32 kWarp = 32;
+struct alignas(16) Quad {
+    u32 v[4];
+};
+
+// Where. Each call is opaque to the optimiser: what is derived from it is computed where it is
+// used, instead of being kept in registers over all layers (which made the kernel spill).
+KIE_DEVICE u32 opaque(u32 v) {
+    asm volatile("" : "+r"(v));
+    return v;
+}
+KIE_DEVICE u32 thread() { return opaque(threadIdx.x); }
+KIE_DEVICE u32 block() { return blockIdx.x; }
+KIE_DEVICE u32 lane() { return opaque(threadIdx.x) % kWarp; }
+
+// Meet. A barrier orders all memory of the block among those who meet.
+KIE_DEVICE void sync_block() { __syncthreads(); }
+template <u32 kThreads>
+KIE_DEVICE void sync_consumers() {
+    asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+}
+KIE_DEVICE void sync_warp() { __syncwarp(); }
+KIE_DEVICE float shuffle_xor(float v, u32 mask) { return __shfl_xor_sync(~0u, v, mask); }
+KIE_DEVICE u32 shuffle_xor(u32 v, u32 mask) { return __shfl_xor_sync(~0u, v, mask); }
+KIE_DEVICE float shuffle(float v, u32 from) { return __shfl_sync(~0u, v, from); }
+
+// Words: 8 bytes, single-copy atomic, visible to every block of the device, no ordering of others.
+KIE_DEVICE u64 load_word(const u64* p) {
+    u64 v;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+// Two neighbouring words (16-byte aligned), each atomic by itself.
+KIE_DEVICE void load_words(const u64* p, u64& a, u64& b) {
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(a), "=l"(b)
+                 : "l"(p)
+                 : "memory");
+}
+KIE_DEVICE void store_word(u64* p, u64 v) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+// Release and acquire at device scope, cumulative with barriers.
+KIE_DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+// 16 bytes that an earlier step wrote (keys, values): never from a cache that is not coherent.
+KIE_DEVICE Quad load_state(const void* p) {
+    Quad q;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(q.v[0]), "=r"(q.v[1]), "=r"(q.v[2]), "=r"(q.v[3])
+                 : "l"(p)
+                 : "memory");
+    return q;
+}
+// A hint: these 128 bytes will be read soon.
+KIE_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
+// Stream: a slot of the ring is filled by one bulk copy and released by `warps` warps.
+struct Slot {
+    u64 full, empty;
+};
+KIE_DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+KIE_DEVICE void slot_init(Slot* s, u32 warps) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&s->full))
+                 : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&s->empty)),
+                 "r"(warps)
+                 : "memory");
+}
+KIE_DEVICE void slots_ready() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+KIE_DEVICE bool barrier_passed(const u64* b, u32 parity) {
+    u32 ok;
+    asm volatile(
+        "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        " selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(ok)
+        : "r"(shared_address(b)), "r"(parity)
+        : "memory");
+    return ok != 0;
+}
+KIE_DEVICE bool slot_filled(const Slot* s, u32 parity) { return barrier_passed(&s->full, parity); }
+KIE_DEVICE bool slot_free(const Slot* s, u32 parity) { return barrier_passed(&s->empty, parity); }
+KIE_DEVICE void slot_release(Slot* s) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&s->empty))
+                 : "memory");
+}
+// Between a passed `slot_free` and the copy into that slot. Bulk copies write shared memory by a
+// path of their own (the async proxy): the barrier alone does not order the consumers' reads first.
+KIE_DEVICE void reads_before_copy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Bytes that are read once and by one block: evicted first.
+struct StreamPolicy {
+    u64 v;
+};
+KIE_DEVICE StreamPolicy stream_policy() {
+    StreamPolicy p;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p.v));
+    return p;
+}
+KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, StreamPolicy policy) {
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&s->full)),
+        "r"(bytes)
+        : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+        "l"(from), "r"(bytes), "r"(shared_address(&s->full)), "l"(policy.v)
+        : "memory");
+}
+
+// Time.
+KIE_DEVICE void pause_ns(u32 ns) { __nanosleep(ns); }
+KIE_DEVICE u64 clock_ns() {
+    u64 v;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(v));
+    return v;
+}
+KIE_DEVICE u64 clock_ticks() { return clock64(); }
+
+// Numbers. Two halves travel in a u32, the first in the low 16 bits.
+KIE_DEVICE u32 pack_half2(float a, float b) {
+    u32 r;
+    asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(r) : "f"(a), "f"(b));
+    return r;
+}
+KIE_DEVICE void unpack_half2(u32 h, float& a, float& b) {
+    asm("{\n .reg .b16 x, y;\n mov.b32 {x, y}, %2;\n cvt.f32.f16 %0, x;\n cvt.f32.f16 %1, y;\n}"
+        : "=f"(a), "=f"(b)
+        : "r"(h));
+}
+KIE_DEVICE u32 bits(float f) { return __float_as_uint(f); }
+KIE_DEVICE float number(u32 u) { return __uint_as_float(u); }
+KIE_DEVICE float exp2_f(float x) {
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+KIE_DEVICE float log2_f(float x) {
+    float r;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+// Within 1 ulp of 1 / x for normal x.
+KIE_DEVICE float reciprocal_f(float x) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+KIE_DEVICE float rsqrt_f(float x) { return rsqrtf(x); }
+KIE_DEVICE float min_f(float a, float b) { return fminf(a, b); }
+KIE_DEVICE float max_f(float a, float b) { return fmaxf(a, b); }

@@ -1,0 +1,271 @@
+"""The extension module. Users import from `kie`; only the package itself imports this."""
+
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import Any, ClassVar, Literal, final
+
+from kie.types import Message
+
+__all__ = [
+    "Completion",
+    "Engine",
+    "Session",
+    "Stream",
+    "Timings",
+    "Token",
+    "TopLogprob",
+    "Usage",
+    "__version__",
+    "host",
+    "read_bandwidth",
+]
+
+__version__: str
+
+def host() -> tuple[str, str, int, int]:
+    """Processor, instruction set that the kernels use, memory in all and free, in bytes."""
+
+def read_bandwidth(threads: int | None = None, gigabytes: float = 2.0) -> float:
+    """Bytes a second that `threads` threads (all cores) read, the best of three passes.
+
+    Raises ValueError for threads outside 1 to 1024 or gigabytes outside 0 to 64.
+    """
+
+@final
+class Token:
+    """One generated token."""
+
+    __match_args__: ClassVar[tuple[str, ...]]
+    @property
+    def text(self) -> str:
+        """Text that became certain with it.
+
+        Empty while bytes or a possible stop string are held back.
+        """
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Its id (one id a token)."""
+    @property
+    def index(self) -> int:
+        """0 for the first generated token."""
+    @property
+    def logprob(self) -> float | None:
+        """Natural log of its probability under the raw logits, where asked for."""
+    @property
+    def top_logprobs(self) -> tuple[TopLogprob, ...]:
+        """The most probable alternatives, where asked for."""
+    @property
+    def t_ns(self) -> int:
+        """Host CLOCK_MONOTONIC in nanoseconds when the device chose it."""
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name, nested."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class TopLogprob:
+    """A token and how probable it was."""
+
+    __match_args__: ClassVar[tuple[str, ...]]
+    @property
+    def id(self) -> int:
+        """The token."""
+    @property
+    def logprob(self) -> float:
+        """Natural log of its probability under the raw logits."""
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name, nested."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class Usage:
+    """Token counts of one request."""
+
+    __match_args__: ClassVar[tuple[str, ...]]
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated."""
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens whose KV was already there."""
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name, nested."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class Timings:
+    """Where the time went. Milliseconds unless the name says otherwise."""
+
+    __match_args__: ClassVar[tuple[str, ...]]
+    @property
+    def prompt_n(self) -> int:
+        """Prompt tokens computed."""
+    @property
+    def prompt_ms(self) -> float:
+        """Time from admission to the first token."""
+    @property
+    def prompt_per_second(self) -> float:
+        """`prompt_n` a second."""
+    @property
+    def predicted_n(self) -> int:
+        """Tokens generated."""
+    @property
+    def predicted_ms(self) -> float:
+        """Time from the first to the last token."""
+    @property
+    def predicted_per_second(self) -> float:
+        """Tokens a second after the first."""
+    @property
+    def cache_n(self) -> int:
+        """Prompt tokens taken from the cache."""
+    @property
+    def queue_ms(self) -> float:
+        """Time spent waiting for a slot."""
+    @property
+    def ttft_ms(self) -> float:
+        """Time from submission to the first token."""
+    @property
+    def itl_p50_us(self) -> float:
+        """Median gap between tokens, in microseconds."""
+    @property
+    def itl_p99_us(self) -> float:
+        """99th percentile of the gaps."""
+    @property
+    def itl_max_us(self) -> float:
+        """Largest gap."""
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one decoded token reads: weights and KV at the mean position."""
+    @property
+    def mbu(self) -> float:
+        """Bytes a second over the measured stream limit; 0 where that was not measured."""
+    @property
+    def mbu_peak(self) -> float:
+        """Bytes a second over the data sheet's; 0 where unknown."""
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name, nested."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class Completion:
+    """A finished request."""
+
+    __match_args__: ClassVar[tuple[str, ...]]
+    @property
+    def text(self) -> str:
+        """The generated text."""
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The generated ids, a stop id included, what lies behind a stop string not."""
+    @property
+    def finish_reason(
+        self,
+    ) -> Literal["stop", "length", "tool_calls", "cancelled", "timeout", "error"]:
+        """Why it ended."""
+    @property
+    def stop_reason(self) -> str | int | None:
+        """What stopped it, where something did."""
+    @property
+    def usage(self) -> Usage:
+        """Counts."""
+    @property
+    def timings(self) -> Timings:
+        """Times."""
+    @property
+    def seed(self) -> int:
+        """The seed in use."""
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name, nested."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class Engine:
+    """A loaded model."""
+
+    def __new__(
+        cls,
+        path: str | PathLike[str],
+        *,
+        device: str,
+        dtype: str,
+        max_seq_len: int | None,
+        max_batch: int,
+        max_queue: int,
+        kv_bytes: int | None,
+        threads: int | None,
+        prefix_cache: bool,
+        idle: str,
+        max_itl_ms: float | None,
+        hang_timeout_s: float,
+        cache_dir: str | PathLike[str] | None,
+        progress: Callable[[str, int, int], None] | None,
+    ) -> Engine: ...
+    def stream(
+        self,
+        prompt: str | Sequence[int] | None,
+        messages: Sequence[Message] | None,
+        sampling: Mapping[str, Any],
+    ) -> Stream: ...
+    def session(self, system: str | None) -> Session: ...
+    def logits(self, ids: Sequence[int], path: str) -> tuple[bytearray, int, int]:
+        """Little-endian float32 `[tokens, vocab]` and the two sizes."""
+    def tokenize(self, text: str, add_special: bool) -> list[int]: ...
+    def detokenize(self, ids: Sequence[int], skip_special: bool) -> str: ...
+    def apply_chat_template(
+        self, messages: Sequence[Message], add_generation_prompt: bool
+    ) -> str: ...
+    def warmup(self) -> None: ...
+    def info(self) -> str:
+        """The report as JSON."""
+    def metrics(self) -> str:
+        """The counters as JSON."""
+    def close(self) -> None: ...
+    def is_closed(self) -> bool: ...
+
+@final
+class Session:
+    """A conversation whose KV stays between turns."""
+
+    def stream(
+        self,
+        prompt: str | Sequence[int] | None,
+        messages: Sequence[Message] | None,
+        sampling: Mapping[str, Any],
+    ) -> Stream: ...
+    def fork(self) -> Session: ...
+    def rollback(self, to: int) -> None: ...
+    def turns(self) -> int: ...
+
+@final
+class Stream:
+    """One request's tokens."""
+
+    def __iter__(self) -> Stream: ...
+    def __next__(self) -> Token:
+        """The next token; waits for it."""
+    def try_next(self) -> Token | None:
+        """A token if one is ready; never waits. `finished` tells the two ends apart."""
+    def read_available(self) -> list[Token]:
+        """All tokens that are ready; never waits."""
+    def result(self) -> Completion:
+        """Reads to the end and returns the completion."""
+    def cancel(self) -> None:
+        """Asks the engine to stop; what is ready stays readable."""
+    def poll_fd(self) -> int:
+        """An eventfd that becomes readable when there may be something new."""
+    @property
+    def finished(self) -> bool:
+        """Whether the end has been read."""
+    @property
+    def seed(self) -> int:
+        """The seed in use."""

@@ -1,0 +1,1 @@
+"""Measuring kie: `latency` and `sweep` run requests, `report` counts, `compare` judges."""

@@ -1,0 +1,78 @@
+"""`kie`: one file a verb, of which only the one in use is imported.
+
+Parsed by argparse: a first token within 250 ms of process start leaves no room for more.
+
+Exit codes: 0 done, 1 an error (one line of cause, one of remedy; `-v` shows the chain),
+2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+VERBS = {
+    "run": "continue one prompt and stream the text",
+    "chat": "talk with a model, its keys and values kept between turns",
+    "info": "print Spec, Plan, memory and roofline of a model on a device",
+    "doctor": "look at this machine: what there is, what kie uses, what is missing",
+    "tokenize": "print the token ids of a text",
+    "pull": "download a model from the hub, resuming what was begun",
+    "bench": "measure, and compare what was measured",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command line and exits."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    parsed = parser(words).parse_args(words)
+    try:
+        code = parsed.call(parsed) or 0
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read has seen enough. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        code = 130
+    except Exception as error:
+        if parsed.verbose:
+            raise
+        _report(error)
+        code = 1
+    sys.exit(code)
+
+
+def parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser for `words`: complete only for the verb that they name."""
+    from kie import __version__
+
+    root = argparse.ArgumentParser(
+        prog="kie", description="Run a language model as fast as this machine allows."
+    )
+    root.add_argument("--version", action="version", version=__version__)
+    verbs = root.add_subparsers(metavar="VERB", required=True)
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    for name, line in VERBS.items():
+        verb = verbs.add_parser(name, help=line, description=line)
+        if name == chosen:
+            import_module(f"kie.cli.{name}").define(verb)
+    return root
+
+
+def _report(error: Exception) -> None:
+    """Prints one line of cause and one of remedy."""
+    from kie.errors import KieError
+
+    details = "run again with -v for the details"
+    if isinstance(error, KieError):
+        cause, remedy = error.message, error.hint or details
+    else:
+        cause, remedy = f"{type(error).__name__}: {error}", details
+    print(f"error: {(cause.splitlines() or [''])[0]}", file=sys.stderr)
+    print(f"hint: {remedy}", file=sys.stderr)

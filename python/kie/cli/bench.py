@@ -1,0 +1,131 @@
+"""`kie bench`: latency at one point, a sweep over prompt lengths, two reports compared."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kie.bench import latency as requests
+from kie.bench import report
+from kie.bench.compare import compare as judge
+from kie.cli import options
+from kie.errors import InvalidRequestError
+
+
+def define(parser: ArgumentParser) -> None:
+    """Defines the verb and its own verbs."""
+    verbs = parser.add_subparsers(metavar="KIND", required=True)
+    line = "one request at a time at one prompt length"
+    latency = verbs.add_parser("latency", help=line, description=line)
+    latency.add_argument("-p", "--prompt", type=lengths, default=[128], metavar="N")
+    _define_measurement(latency, tokens=256)
+    line = "one request at a time over several prompt lengths, interleaved"
+    sweep = verbs.add_parser("sweep", help=line, description=line)
+    sweep.add_argument("-p", "--prompt", type=lengths, default=[32, 128, 512], metavar="N,N,...")
+    _define_measurement(sweep, tokens=128)
+    line = "compare two reports; exit code 1 if the second is worse"
+    compared = verbs.add_parser("compare", help=line, description=line)
+    compared.add_argument("before", type=Path, help="a report of `kie bench ... --json`")
+    compared.add_argument("after", type=Path, help="a later one")
+    compared.add_argument(
+        "--threshold", type=float, default=0.05, help="share by which a number may be worse"
+    )
+    options.verb(compared, compare)
+
+
+def _define_measurement(parser: ArgumentParser, tokens: int) -> None:
+    options.model(parser, nargs="?")
+    parser.add_argument("-n", "--tokens", type=counted, default=tokens, metavar="N")
+    parser.add_argument("--runs", type=counted, default=5, help="measured requests a point")
+    parser.add_argument("--warmups", type=int, default=1, help="requests before, not counted")
+    parser.add_argument("-t", "--temperature", type=float, default=0.0, metavar="T")
+    parser.add_argument("--seed", type=int, default=0, help="key of prompts and sampling")
+    options.engine(parser)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report; - prints it")
+    parser.add_argument("--csv", action="store_true", help="print the table as CSV")
+    parser.add_argument("--md", action="store_true", help="print the table as Markdown")
+    options.verb(parser, measure)
+
+
+def lengths(text: str) -> list[int]:
+    """Prompt lengths separated by commas."""
+    return [counted(word) for word in text.split(",")]
+
+
+def counted(text: str) -> int:
+    """A number of at least 1."""
+    if not text.isdigit() or not int(text):
+        raise ArgumentTypeError(f"{text!r} is no number of at least 1")
+    return int(text)
+
+
+def measure(given: Namespace) -> None:
+    """Measures, writes the report and prints the table."""
+    opening = options.engine_options(given)
+    config: dict[str, Any] = {
+        "prompt_tokens": given.prompt,
+        "max_tokens": given.tokens,
+        "runs": given.runs,
+        "warmups": given.warmups,
+        "temperature": given.temperature,
+        "seed": given.seed,
+    }
+    with options.opened(given.model, **opening) as engine:
+        total = (given.runs + given.warmups) * len(given.prompt)
+        with _bar("requests", total) as step:
+            start = time.monotonic()
+            runs = requests.measure(engine, step=step, **config)
+            seconds = time.monotonic() - start
+        settings = {"model": given.model, **opening, **config}
+        found = report.document(runs, settings, engine.info(), duration_s=seconds)
+    if given.json is not None and str(given.json) == "-":
+        print(json.dumps(found))
+        return
+    if given.json is not None:
+        given.json.write_text(json.dumps(found) + "\n")
+    form = report.comma_separated if given.csv else report.markdown if given.md else report.plain
+    print(form(found))
+
+
+def compare(given: Namespace) -> int:
+    """Prints each change; 1 if one is worse than the threshold allows."""
+    worse = 0
+    for change in judge(_read(given.before), _read(given.after)):
+        bad = change.worse_by > given.threshold
+        worse += bad
+        mark = "WORSE" if bad else "ok"
+        print(
+            f"{change.label:>8}  {change.name:<28}{change.before:>12.3f}{change.after:>12.3f}"
+            f"{-change.worse_by:>+9.1%}  {mark}"
+        )
+    return min(worse, 1)
+
+
+@contextmanager
+def _bar(title: str, total: int) -> Generator[Callable[[], object]]:
+    """A bar on a terminal; elsewhere nothing."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda: progress.advance(task)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as cause:
+        raise InvalidRequestError(
+            f"{path}: wanted a report as JSON, got {type(cause).__name__}: {cause}",
+            hint="write one with `kie bench latency --json FILE`",
+        ) from cause

@@ -1,0 +1,41 @@
+"""`kie info`: what a model is and what running it takes here."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from typing import Any, cast
+
+from kie.cli import options
+
+
+def define(parser: ArgumentParser) -> None:
+    """Defines the verb."""
+    options.model(parser, nargs="?")
+    options.engine(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options.verb(parser, info)
+
+
+def info(given: Namespace) -> None:
+    """Prints the engine's own report."""
+    with options.opened(given.model, **options.engine_options(given)) as engine:
+        report = engine.info()
+    print(json.dumps(report, indent=2) if given.json else "\n".join(outline(report)))
+
+
+def outline(report: Mapping[str, Any], indent: int = 0) -> list[str]:
+    """Nested data as indented lines."""
+    lines: list[str] = []
+    pad = "  " * indent
+    for key, value in report.items():
+        if isinstance(value, Mapping):
+            lines.append(f"{pad}{key}:")
+            lines += outline(cast(Mapping[str, Any], value), indent + 1)
+        elif isinstance(value, str) and "\n" in value:
+            lines.append(f"{pad}{key}:")
+            lines += [f"{pad}  {line}" for line in value.splitlines()]
+        else:
+            lines.append(f"{pad}{key}: {value}")
+    return lines

@@ -1,0 +1,103 @@
+"""Options that several verbs share, and what goes with them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from kie.engine import Engine
+
+
+def verb(parser: ArgumentParser, call: Callable[[Namespace], int | None]) -> None:
+    """What every verb has: the function behind it, and `-v`."""
+    parser.set_defaults(call=call)
+    parser.add_argument("-v", "--verbose", action="store_true", help="on error, show the chain")
+
+
+def model(parser: ArgumentParser, *names: str, **how: Any) -> None:
+    """The model, as an option or, without names, as the first argument."""
+    how["help"] = "folder or hub id; default: the model of the package"
+    parser.add_argument(*(names or ("model",)), **how)
+
+
+def engine(parser: ArgumentParser) -> None:
+    """How an engine is opened; `engine_options` reads it."""
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda:0, ...")
+    parser.add_argument("--dtype", default="auto", help="auto, f32, f16 or bf16")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads")
+    parser.add_argument("--max-seq-len", type=int, metavar="N", help="longest sequence, tokens")
+
+
+def engine_options(given: Namespace) -> dict[str, Any]:
+    """Keywords for `opened` from what `engine` defined."""
+    names = ("device", "dtype", "threads", "max_seq_len")
+    return {name: getattr(given, name) for name in names}
+
+
+def sampling(parser: ArgumentParser) -> None:
+    """How tokens are chosen; `sampling_options` reads it."""
+    parser.add_argument("-n", "--max-tokens", type=int, metavar="N", help="most tokens")
+    parser.add_argument("-t", "--temperature", type=float, metavar="T", help="0 is greedy")
+    parser.add_argument("--top-p", type=float, metavar="P", help="probability mass to choose from")
+    parser.add_argument("--top-k", type=int, metavar="K", help="tokens to choose from; 0: all")
+    parser.add_argument("--seed", type=int, metavar="N", help="key of the random numbers")
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="ends it; repeatable"
+    )
+    parser.add_argument("--ignore-eos", action="store_true", help="go on behind the model's end")
+
+
+def sampling_options(given: Namespace) -> dict[str, Any]:
+    """Sampling keywords from what `sampling` defined."""
+    names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos")
+    return {name: getattr(given, name) for name in names}
+
+
+@contextmanager
+def opened(model: str | None, **options: Any) -> Generator[Engine]:
+    """An engine, loaded with a progress bar where someone is looking."""
+    from kie.engine import Engine
+
+    with loading() as progress, Engine(model, progress=progress, **options) as engine:
+        if progress is not None:
+            progress("", 1, 1)
+        yield engine
+
+
+@contextmanager
+def loading() -> Generator[Callable[[str, int, int], None] | None]:
+    """A progress callback that draws one line on a terminal, else None.
+
+    Drawn by hand: importing `rich` would come before the first token.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    drawn = ""
+
+    def show(stage: str, done: int, total: int) -> None:
+        nonlocal drawn
+        width = 24
+        filled = width * done // total if total else width
+        line = f"{stage:<12} [{'=' * filled}{' ' * (width - filled)}]" if stage else ""
+        if line != drawn:
+            drawn = line
+            sys.stderr.write(f"\r\x1b[K{line}")
+            sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        show("", 0, 0)
+
+
+def read_prompt(prompt: str) -> str:
+    """The prompt, or standard input for `-`."""
+    if prompt != "-":
+        return prompt
+    return sys.stdin.buffer.read().decode(errors="surrogateescape")

@@ -1,0 +1,51 @@
+"""`kie run`: one prompt; the text streams to standard output, a rate line to standard error."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+
+from kie.cli import options
+from kie.types import Completion
+
+
+def define(parser: ArgumentParser) -> None:
+    """Defines the verb."""
+    parser.add_argument("prompt", help="the text to continue; - reads standard input")
+    options.model(parser, "-m", "--model")
+    options.engine(parser)
+    options.sampling(parser)
+    parser.add_argument("-q", "--quiet", action="store_true", help="no rate line")
+    options.verb(parser, run)
+
+
+def run(given: Namespace) -> None:
+    """Streams one completion."""
+    text = options.read_prompt(given.prompt)
+    keywords = options.sampling_options(given)
+    with (
+        options.opened(given.model, max_batch=1, **options.engine_options(given)) as engine,
+        engine.stream(text, **keywords) as stream,
+    ):
+        for piece in stream.text_stream:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+        done = stream.result()
+    if not done.text.endswith("\n"):
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    if not given.quiet:
+        print(rate_line(done), file=sys.stderr)
+
+
+def rate_line(done: Completion) -> str:
+    """What the request cost, in one line."""
+    timings, usage = done.timings, done.usage
+    parts = [
+        f"{usage.prompt_tokens} prompt tokens in {timings.prompt_ms:.1f} ms",
+        f"{usage.completion_tokens} tokens at {timings.predicted_per_second:.1f}/s",
+        f"p99 {timings.itl_p99_us:.0f} us",
+        f"seed {done.seed}",
+        done.finish_reason,
+    ]
+    return " · ".join(parts)

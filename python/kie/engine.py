@@ -1,0 +1,324 @@
+"""The engine: a loaded model that answers requests, from any thread and any event loop."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from kie import _kie, hub
+from kie.stream import Stream
+from kie.types import Completion, Message
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from typing_extensions import Self, Unpack
+
+    from kie.sampling import Sampling, SamplingParams
+
+Progress = Callable[[str, int, int], None]
+"""Called while loading with (stage, done, total); it may come from another thread."""
+
+
+class Engine:
+    """A model on a device. A context manager; `close()` may be called twice.
+
+    Args:
+        model: a folder as Hugging Face writes it, a hub id (`org/name`, needs `kie[hub]`), or
+            None for the model that ships with the package.
+        device: "auto", "cpu", "cuda", "cuda:0", ... A device that is not there is an error.
+        dtype: "auto" (as stored), "f32", "f16" or "bf16".
+        max_seq_len: longest sequence in tokens; None: what the model was made for.
+        max_batch: requests that run at once.
+        max_queue: requests that may wait.
+        kv_bytes: bytes for KV pages; None: one sequence of `max_seq_len` a slot, as memory allows.
+        threads: CPU threads; None: all that this process may use.
+        prefix_cache: share KV between requests with equal beginnings.
+        idle: "park" (idle costs nothing) or "hot".
+        max_itl_ms: bound on the gap of a decoding request beside a prefill.
+        hang_timeout_s: seconds after which a silent device is reported as hanging.
+        cache_dir: where compiled kernels are kept; None: the user's cache folder.
+        progress: called while loading with (stage, done, total).
+
+    Raises:
+        LoadError, UnsupportedModelError, DeviceError, OutOfMemoryError, InvalidRequestError.
+    """
+
+    _core: _kie.Engine
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        device: str = "auto",
+        dtype: Literal["auto", "f32", "f16", "bf16"] = "auto",
+        max_seq_len: int | None = None,
+        max_batch: int = 8,
+        max_queue: int = 64,
+        kv_bytes: int | None = None,
+        threads: int | None = None,
+        prefix_cache: bool = True,
+        idle: Literal["park", "hot"] = "park",
+        max_itl_ms: float | None = None,
+        hang_timeout_s: float = 1.0,
+        cache_dir: str | os.PathLike[str] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        if device == "auto":
+            _warn_of_idle_gpus()
+        self._core = _kie.Engine(
+            hub.resolve(model),
+            device=device,
+            dtype=dtype,
+            max_seq_len=max_seq_len,
+            max_batch=max_batch,
+            max_queue=max_queue,
+            kv_bytes=kv_bytes,
+            threads=threads,
+            prefix_cache=prefix_cache,
+            idle=idle,
+            max_itl_ms=max_itl_ms,
+            hang_timeout_s=hang_timeout_s,
+            cache_dir=cache_dir,
+            progress=progress,
+        )
+
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        params: SamplingParams | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self,
+        *,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Completion: ...
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        params: SamplingParams | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Completion:
+        """The whole completion of one request. Arguments as for `stream`."""
+        core = self._core.stream(prompt, messages, _keywords(params, sampling))
+        with Stream(core) as stream:
+            return stream.result()
+
+    @overload
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        params: SamplingParams | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Stream: ...
+
+    @overload
+    def stream(
+        self,
+        *,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Stream: ...
+
+    def stream(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        params: SamplingParams | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Stream:
+        """Starts one request and returns its tokens as they come.
+
+        Args:
+            prompt: text (encoded with the special tokens in front) or token ids as they are.
+            messages: chat messages instead of a prompt, through the model's template.
+            params: a `SamplingParams` instead of keywords.
+            sampling: the fields of `SamplingParams` as keywords.
+
+        Raises:
+            TypeError: unknown keyword, wrong type, or not exactly one of prompt and messages.
+            InvalidRequestError, ContextLengthError, TemplateError: a request that makes no sense.
+            QueueFullError, EngineClosedError.
+        """
+        return Stream(self._core.stream(prompt, messages, _keywords(params, sampling)))
+
+    def session(self, system: str | None = None) -> Session:
+        """A conversation whose KV stays between turns. Without a chat template it continues
+        plain text."""
+        return Session(self._core.session(system))
+
+    def logits(
+        self, ids: Sequence[int], *, path: Literal["prefill", "decode"] = "prefill"
+    ) -> npt.NDArray[np.float32]:
+        """Teacher forcing: float32 `[len(ids), vocab]`, row i after reading ids[0..=i].
+
+        `path="decode"` feeds one token at a time, as generation does.
+        """
+        import numpy as np
+
+        values, tokens, vocab = self._core.logits(ids, path)
+        return np.ndarray((tokens, vocab), dtype=np.float32, buffer=values)
+
+    def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Token ids of `text`, with the special tokens a prompt starts with."""
+        return self._core.tokenize(text, add_special)
+
+    def detokenize(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of `ids`."""
+        return self._core.detokenize(ids, skip_special)
+
+    def apply_chat_template(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+    ) -> str:
+        """The text that the model's chat template makes of `messages`."""
+        return self._core.apply_chat_template(messages, add_generation_prompt)
+
+    def warmup(self) -> None:
+        """Touches every page, so that the first request is as fast as later ones."""
+        self._core.warmup()
+
+    def info(self) -> dict[str, Any]:
+        """Model, device, plan and memory, as plain data."""
+        return _object(self._core.info())
+
+    def metrics(self) -> dict[str, Any]:
+        """Counters since the engine was opened, as plain data."""
+        return _object(self._core.metrics())
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close()` has been called."""
+        return self._core.is_closed()
+
+    def close(self) -> None:
+        """Ends running requests and frees the device. Later calls do nothing."""
+        self._core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        core = getattr(self, "_core", None)
+        if core is not None and not core.is_closed():
+            import warnings
+
+            warnings.warn(
+                "an engine was dropped without close(); use `with kie.Engine(...) as engine:`",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
+
+
+class Session:
+    """A conversation whose KV stays on the device between turns."""
+
+    __slots__ = ("_core",)
+
+    def __init__(self, core: _kie.Session) -> None:
+        self._core = core
+
+    @overload
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        params: SamplingParams | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Stream: ...
+
+    @overload
+    def stream(
+        self,
+        *,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Stream: ...
+
+    def stream(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        params: SamplingParams | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Stream:
+        """The next turn; arguments and errors as for `Engine.stream`."""
+        return Stream(self._core.stream(prompt, messages, _keywords(params, sampling)))
+
+    def fork(self) -> Session:
+        """A second conversation that shares everything said so far; nothing is copied."""
+        return Session(self._core.fork())
+
+    def rollback(self, to: int) -> None:
+        """Forgets the turns after the first `to`."""
+        self._core.rollback(to)
+
+    @property
+    def turns(self) -> int:
+        """Turns so far, a running one included."""
+        return self._core.turns()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """A session holds no thread; its KV is freed with the object."""
+
+
+def _keywords(params: SamplingParams | None, sampling: Mapping[str, Any]) -> dict[str, Any]:
+    if params is None:
+        return dict(sampling)
+    if sampling:
+        raise TypeError(f"params= and the keyword {next(iter(sampling))!r} exclude each other")
+    return params.to_dict()
+
+
+def _object(text: str) -> dict[str, Any]:
+    import json
+
+    value: dict[str, Any] = json.loads(text)
+    return value
+
+
+GPU_NODES = ("/dev/nvidia0", "/dev/kfd")
+
+
+def _warn_of_idle_gpus() -> None:
+    """Says, once a process, that `device="auto"` means the CPU although a GPU is there."""
+    found = next((node for node in GPU_NODES if os.path.exists(node)), None)
+    if found is not None:
+        text = (
+            f'{found} is there, but this build of kie runs on the CPU only: device="auto" is "cpu"'
+        )
+        warnings.warn(text, RuntimeWarning, stacklevel=3)

@@ -1,0 +1,137 @@
+"""What this machine has, what kie will use, what is missing and the command that mends it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kie import _kie
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is missing."""
+
+    what: str
+    """The missing part and what it costs."""
+    command: str
+    """What mends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The report of `kie.doctor()`."""
+
+    kie: str
+    """Version of kie."""
+    python: str
+    """Version of Python."""
+    system: str
+    """Operating system, release and machine."""
+    cpu: str
+    """Name of the processor."""
+    cores: int
+    """Cores that this process may use."""
+    isa: str
+    """Instruction set that the kernels use."""
+    memory_bytes: int
+    """Memory of the machine."""
+    memory_free_bytes: int
+    """Memory that is available now, within the limit of the control group."""
+    read_bandwidth: float | None
+    """Bytes a second that all cores read from memory, None where it was not measured."""
+    gpus: tuple[str, ...]
+    """Device nodes of GPUs."""
+    libcuda: str | None
+    """Version of the CUDA driver API that libcuda.so.1 reports, None if it is not there."""
+    nvrtc: bool
+    """Whether the CUDA run-time compiler is installed."""
+    compiler: str | None
+    """A C++ compiler, needed only by `device="sim"`."""
+    hub: str | None
+    """Version of huggingface_hub, None if it is not installed."""
+    will_use: str
+    """What `device="auto"` means here."""
+    missing: tuple[Finding, ...]
+    """What is missing, with the command that mends it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name, nested."""
+        return asdict(self)
+
+
+def report(measure: bool = True) -> Report:
+    """Looks at this machine. Opens no engine and changes nothing.
+
+    `measure=False` leaves out the read bandwidth, which takes a second and 1 GB.
+    """
+    cpu, isa, total, free = _kie.host()
+    gpus = tuple(sorted(str(node) for node in Path("/dev").glob("nvidia[0-9]*")))
+    if Path("/dev/kfd").exists():
+        gpus += tuple(sorted(str(node) for node in Path("/dev/dri").glob("renderD*")))
+    libcuda = _libcuda()
+    nvrtc = _installed("nvidia-cuda-nvrtc") or _installed("nvidia-cuda-nvrtc-cu12")
+    return Report(
+        kie=_kie.__version__,
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        cpu=cpu,
+        cores=len(os.sched_getaffinity(0)),
+        isa=isa,
+        memory_bytes=total,
+        memory_free_bytes=free,
+        read_bandwidth=_kie.read_bandwidth(gigabytes=1.0) if measure else None,
+        gpus=gpus,
+        libcuda=libcuda,
+        nvrtc=nvrtc is not None,
+        compiler=_compiler(),
+        hub=_installed("huggingface_hub"),
+        will_use=f"cpu ({isa}, {len(os.sched_getaffinity(0))} threads)",
+        missing=_missing(gpus, libcuda, nvrtc is not None),
+    )
+
+
+def _missing(gpus: tuple[str, ...], libcuda: str | None, nvrtc: bool) -> tuple[Finding, ...]:
+    found: list[Finding] = []
+    nvidia = any(node.startswith("/dev/nvidia") for node in gpus)
+    if nvidia and libcuda is None:
+        what = "an NVIDIA GPU is present but libcuda.so.1 is not: the driver is not installed"
+        found.append(Finding(what, "install the NVIDIA driver, e.g. `apt install nvidia-driver`"))
+    if nvidia and not nvrtc:
+        what = "an NVIDIA GPU is present but the run-time compiler is not"
+        found.append(Finding(what, "pip install 'kie[cuda]'"))
+    if _installed("huggingface_hub") is None:
+        what = "huggingface_hub is not installed: hub ids cannot be downloaded"
+        found.append(Finding(what, "pip install 'kie[hub]'"))
+    return tuple(found)
+
+
+def _libcuda() -> str | None:
+    import ctypes
+
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+        version = ctypes.c_int(0)
+        library.cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return None
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def _installed(distribution: str) -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _compiler() -> str | None:
+    import shutil
+
+    names = (os.environ.get("CXX"), "c++", "g++", "clang++")
+    return next((path for name in names if name and (path := shutil.which(name))), None)

@@ -1,0 +1,36 @@
+"""Engines for the tests: a tiny Llama of the fixtures, and the default model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import kie
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "tests" / "data"
+TINY = DATA / "llama"
+
+
+def fixture_folders() -> list[Path]:
+    """Checkpoints with a golden.safetensors: ours, and those below $KIE_FIXTURES (`:` between)."""
+    extra = [Path(root) for root in os.environ.get("KIE_FIXTURES", "").split(":") if root]
+    return [
+        path.parent for root in (DATA, *extra) for path in sorted(root.glob("*/golden.safetensors"))
+    ]
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[kie.Engine]:
+    """A model of 400,000 random weights with 512 positions; its text is noise, and quick."""
+    with kie.Engine(TINY, device="cpu", threads=1) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def demo() -> Iterator[kie.Engine]:
+    """The default model."""
+    with kie.Engine(device="cpu") as opened:
+        yield opened

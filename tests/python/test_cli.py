@@ -1,0 +1,198 @@
+"""The command line as a process: every verb, exit codes, pipes, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import kie
+import pytest
+from conftest import TINY
+
+FIBONACCI = "def fibonacci(n):"
+
+
+def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """`kie ...` with captured output."""
+    command = [sys.executable, "-m", "kie", *words]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+def test_run_streams_what_python_says(demo: kie.Engine) -> None:
+    wanted = demo.generate(FIBONACCI, temperature=0, max_tokens=30).text
+    for words, given in (((FIBONACCI,), None), (("-",), FIBONACCI)):
+        done = run("run", *words, "-t", "0", "-n", "30", input=given)
+        assert done.returncode == 0
+        assert done.stdout.rstrip("\n") == wanted.rstrip("\n")
+        assert "tokens" in done.stderr
+        assert "/s" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    quiet = run("run", FIBONACCI, "-n", "3", "-q")
+    assert quiet.stderr == ""
+
+
+def test_run_takes_sampling_options() -> None:
+    words = ("run", "abc", "-m", str(TINY), "-n", "20", "-t", "1.5", "--seed", "4", "--ignore-eos")
+    first, again = run(*words), run(*words)
+    assert first.returncode == 0
+    assert first.stdout == again.stdout
+    assert "seed 4" in first.stderr
+
+
+def test_chat_answers_each_line() -> None:
+    done = run("chat", "-n", "4", "-t", "0", input="def f(x):\n/undo\ndef f(x):\n\n/exit\nmore\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    once = run("chat", "-n", "4", "-t", "0", input="def f(x):\n")
+    assert done.stdout == once.stdout * 2
+
+
+def test_info_names_the_model() -> None:
+    done = run("info", str(TINY), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)
+    plain = run("info", str(TINY))
+    assert plain.returncode == 0
+    assert ":" in plain.stdout
+
+
+def test_doctor_in_both_forms() -> None:
+    done = run("doctor", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["kie"] == kie.__version__
+    assert "will use" in run("doctor").stdout
+
+
+def test_tokenize_agrees_with_python(demo: kie.Engine) -> None:
+    done = run("tokenize", FIBONACCI, "--json")
+    assert json.loads(done.stdout) == demo.tokenize(FIBONACCI)
+    rows = run("tokenize", "-", "--no-special", input=FIBONACCI).stdout.splitlines()
+    assert [int(row.split()[0]) for row in rows] == demo.tokenize(FIBONACCI, add_special=False)
+
+
+def test_pull_without_a_way_to_the_hub_is_an_error() -> None:
+    done = run("pull", "some-org/some-model", env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: some-org/some-model")
+    assert run("pull", "not an id").returncode == 1
+
+
+def test_bench_writes_reports_and_compares_them(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    size = ("-n", "8", "--runs", "2", "--warmups", "1")
+    done = run("bench", "latency", str(TINY), "-p", "16", *size, "--json", str(one))
+    assert done.returncode == 0, done.stderr
+    assert "itl p50" in done.stdout
+    done = run("bench", "sweep", str(TINY), "-p", "16,40", *size, "--json", str(two), "--md")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("|\n") == 4
+    report = json.loads(two.read_text())
+    assert set(report) >= {"schema_version", "env", "config", "runs", "summary"}
+    assert len(report["runs"]) == 4
+    assert report["summary"]["total_output_tokens"] == 32
+    assert report["summary"]["device_itl_us"]["p50"] > 0
+    assert run("bench", "compare", str(one), str(two), "--threshold", "1e9").returncode == 0
+    for run_record in report["points"]:
+        run_record["decode_tokens_per_second"] /= 2
+    worse = tmp_path / "worse.json"
+    worse.write_text(json.dumps(report))
+    done = run("bench", "compare", str(two), str(worse))
+    assert done.returncode == 1
+    assert "WORSE" in done.stdout
+    printed = run("bench", "latency", str(TINY), "-p", "16", *size, "--json", "-")
+    assert json.loads(printed.stdout)["schema_version"] == 1
+    table = run("bench", "latency", str(TINY), "-p", "16", *size, "--csv")
+    assert len(table.stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("nonsense",),
+        ("run",),
+        ("run", "a", "--frobnicate"),
+        ("run", "a", "-n", "many"),
+        ("bench", "nonsense"),
+        ("bench", "sweep", "-p", "one,two"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_2(words: tuple[str, ...]) -> None:
+    done = run(*words)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "usage:" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "a", "-m", "/nowhere"),
+        ("run", "a", "--device", "cuda:9"),
+        ("run", "a", "-t", "-1"),
+        ("run", "x " * 5000),
+        ("info", "/nowhere"),
+        ("tokenize", "a", "-m", "/nowhere"),
+        ("bench", "compare", "/nowhere", "/nowhere"),
+    ],
+    ids=lambda words: " ".join(words)[:30],
+)
+def test_errors_are_1_with_cause_and_remedy(words: tuple[str, ...]) -> None:
+    done = run(*words)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    cause, remedy = done.stderr.splitlines()
+    assert cause.startswith("error: ")
+    assert len(cause) > 12
+    assert remedy.startswith("hint: ")
+    assert "Traceback" in run(*words, "-v").stderr
+
+
+def test_help_and_version_are_0() -> None:
+    assert run("--version").stdout.strip() == kie.__version__
+    for verb in ("run", "chat", "info", "doctor", "tokenize", "pull", "bench"):
+        done = run(verb, "--help")
+        assert done.returncode == 0
+        assert "usage:" in done.stdout
+        assert verb in run("--help").stdout
+
+
+def test_junk_on_standard_input_is_an_error() -> None:
+    command = [sys.executable, "-m", "kie", "run", "-"]
+    done = subprocess.run(command, input=b"\xff\xfe", capture_output=True, timeout=60)
+    assert done.returncode == 1
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    command = f"{sys.executable} -m kie run '{FIBONACCI}' --ignore-eos -q | head -c 5"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60
+    )
+    assert len(done.stdout) == 5
+    assert done.stderr == ""
+    assert done.returncode == 0
+
+
+def test_ctrl_c_ends_quietly() -> None:
+    command = [sys.executable, "-m", "kie", "run", FIBONACCI, "--ignore-eos"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(4)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert errors.strip() == ""

@@ -1,0 +1,77 @@
+"""The golden fixtures are sound: a float64 pass of our own reproduces every one, and every flag
+shows.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools" / "fixtures"))
+
+import container  # noqa: E402
+import forward  # noqa: E402
+
+FOLDERS = sorted(path.parent for path in ROOT.glob("tests/data/*/golden.safetensors"))
+
+
+def golden(folder: Path) -> dict[str, Any]:
+    stored = container.read(folder / "golden.safetensors")
+    return {name: container.decode(raw) for name, raw in stored.items()}
+
+
+def test_every_folder_is_here() -> None:
+    assert len(FOLDERS) == 14
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_float64_pass_reproduces_the_golden(folder: Path) -> None:
+    model, want = forward.Model.load(folder), golden(folder)
+    for i in range(3):
+        ids, picked = want[f"prompt_{i}.ids"], want[f"prompt_{i}.gen_ids"]
+        logits = model.forward(np.concatenate([ids, picked[:-1]])).logits
+        assert np.abs(logits[: len(ids)] - want[f"prompt_{i}.logits"]).max() < 1e-4
+        steps = logits[len(ids) - 1 :]
+        assert steps.argmax(-1).tolist() == picked.tolist()
+        top = np.sort(steps, -1)
+        assert (top[:, -1] - top[:, -2]).min() > 0.45
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("own_laneformer_mixed", {"use_attention_comm": False}),
+        ("own_laneformer_mixed", {"use_mlp_comm": True}),
+        ("own_laneformer_mixed", {"broadcast_delay": 1}),
+        ("own_laneformer_mixed", {"use_early_comm": True}),
+        ("own_laneformer_mixed", {"swa_layers": [0, 2]}),
+        ("own_laneformer_mixed", {"sliding_window": 9}),
+        ("own_laneformer_replicate", {"use_attention_comm": True}),
+        ("own_laneformer_replicate", {"use_early_comm": False}),
+        ("own_laneformer_replicate", {"rope_scaling": None}),
+        ("own_laneformer_replicate", {"swa_layers": [1, 2, 3]}),
+        ("own_llama_f16", {"rope_theta": 20000.0}),
+    ],
+)
+def test_a_wrong_flag_shows_in_the_logits(name: str, change: dict[str, Any]) -> None:
+    folder = ROOT / "tests" / "data" / name
+    model, want = forward.Model.load(folder), golden(folder)
+    wrong = forward.Model(model.config | change, model.tensors)
+    logits = wrong.forward(want["prompt_2.ids"]).logits
+    assert np.abs(logits - want["prompt_2.logits"]).max() > 0.05
+
+
+def test_a_partial_fp8_block_takes_its_own_scale() -> None:
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((130, 257)) * np.linspace(0.01, 4, 257)
+    codes, scale = container.quantise_blocks(weight)
+    assert (codes.shape, scale.shape) == ((130, 257), (2, 3))
+    back = container.decode(codes) * container.spread(container.decode(scale), weight.shape)
+    assert np.linalg.norm(back - weight) < 0.04 * np.linalg.norm(weight)
+    ragged = np.abs(back[128:, 256] - weight[128:, 256])
+    assert (ragged <= np.abs(weight[128:, 256]) / 16 + 1e-6).all()

@@ -1,0 +1,63 @@
+"""Turns, forks and rollbacks."""
+
+from __future__ import annotations
+
+import kie
+import pytest
+
+# Longer than a page of keys and values, so that there is something to find again.
+OPENING = "def add(a, b):\n" + "".join(f"    x{i} = a + {i} * b\n" for i in range(20))
+TURN = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+
+
+def test_a_session_continues_and_reuses_its_keys(demo: kie.Engine) -> None:
+    with demo.session() as chat:
+        first = chat.stream(OPENING, **TURN).result()
+        second = chat.stream("\n\ndef sub(a, b):", **TURN).result()
+        assert chat.turns == 2
+    assert second.usage.prompt_tokens > first.usage.prompt_tokens
+    assert second.usage.cached_tokens > 0
+
+
+def test_a_fork_goes_its_own_way(demo: kie.Engine) -> None:
+    chat = demo.session()
+    chat.stream(OPENING, **TURN).result()
+    other = chat.fork()
+    mine = chat.stream("\n# one", **TURN).result()
+    chat.stream("\n# two", **TURN).result()
+    assert (chat.turns, other.turns) == (3, 1)
+    same = other.stream("\n# one", **TURN).result()
+    assert same.token_ids == mine.token_ids
+    assert same.usage.cached_tokens > 0
+
+
+def test_rollback_forgets(demo: kie.Engine) -> None:
+    chat = demo.session()
+    chat.stream("def add(a, b):", **TURN).result()
+    second = chat.stream("\n# one", **TURN).result()
+    chat.stream("\n# two", **TURN).result()
+    chat.rollback(to=1)
+    assert chat.turns == 1
+    assert chat.stream("\n# one", **TURN).result().token_ids == second.token_ids
+    chat.rollback(to=0)
+    assert chat.turns == 0
+    with pytest.raises(kie.InvalidRequestError):
+        chat.rollback(to=5)
+    for wrong in (-1, 2**70):
+        with pytest.raises(kie.InvalidRequestError):
+            chat.rollback(to=wrong)
+    with pytest.raises(TypeError):
+        chat.rollback(to="1")  # type: ignore[arg-type]
+
+
+def test_sessions_refuse_what_engines_refuse(demo: kie.Engine) -> None:
+    chat = demo.session(system="Be brief.")
+    with pytest.raises(TypeError):
+        chat.stream()  # type: ignore[call-overload]
+    with pytest.raises(kie.InvalidRequestError):
+        chat.stream("\ud800")
+    with pytest.raises(kie.InvalidRequestError):
+        chat.stream([4096])
+    with pytest.raises(kie.InvalidRequestError):
+        demo.session(system="\ud800")
+    assert chat.turns == 0

@@ -1,0 +1,3 @@
+# Ask for a name and greet the user
+name = input("What is your name? ")
+print(f"Hello, {name}!")
