@@ -31,7 +31,8 @@ struct Sequence {
     u32 stop_count;     // of stop ids
     u32 wants;          // kWants bits
     float temperature, top_p, min_p, repetition, presence, frequency;
-    u32 top_k, spare;
+    u32 top_k;
+    u32 told;  // tokens that the row has told the host of before
 };
 enum Wants { kWantsLogprob = 1, kWantsBias = 2, kWantsPenalties = 4, kWantsFilter = 8 };
 

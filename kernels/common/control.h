@@ -7,7 +7,7 @@
 // at the same edge. control[1] is the host's heartbeat, a number that changes; if it stands still
 // for kHostSilent while control[2] is set, the host is gone and the kernel leaves.
 //
-// Tokens: entry n % kRing of a row's ring holds, for the n-th token since the start of the launch,
+// Tokens: entry n % kRing of a row's ring holds, for the n-th token that the row ever made,
 //   {n + 1, token}, {n + 1, log-probability}, {(n + 1) mod 2^24, time in ns mod 2^40}
 // (tag in the high bits), so that whoever polls knows each word's turn by itself.
 #pragma once

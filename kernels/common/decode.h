@@ -312,7 +312,7 @@ KIE_DEVICE void step_head(const DecodeArgs& args, Block& b, Sums<S>& s, int row,
     finish<S>(s, (float*)(b.shared + kShPartA),
               [&](int item, int pair, int column, float v0, float v1, bool live, bool lead) {
                   const float scale = head_scale(b, live ? column : 0);
-                  const int local = first + row + 2 * pair, held = kColumns == 1 ? 0 : item & 1;
+                  const int local = first + row + 2 * pair;
                   if (!live || column >= live_of(b)) return;
                   const bool plain = !args.prompt && is_plain(args.column[column], b.step);
                   float* raw = args.values + ((u64)column * 2 + 1) * kVocabAll + base;
@@ -324,9 +324,9 @@ KIE_DEVICE void step_head(const DecodeArgs& args, Block& b, Sums<S>& s, int row,
                           args.logits[((long)b.step * kColumns + column) * kVocabAll + id] = v;
                       if (!plain) {
                           if (lead) raw[local + i] = v;
-                      } else if (better(v, id, pick.best[held], pick.id[held]) || !is_finite(v)) {
-                          pick.best[held] = is_finite(v) ? v : infinity();
-                          pick.id[held] = is_finite(v) ? id : kNotFinite;
+                      } else if (better(v, id, pick.best, pick.id) || !is_finite(v)) {
+                          pick.best = is_finite(v) ? v : infinity();
+                          pick.id = is_finite(v) ? id : kNotFinite;
                       }
                   }
               });
@@ -490,8 +490,7 @@ KIE_DEVICE void decode_step(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
     });
     KIE_NO_UNROLL for (int layer = 0; layer < kLayers; ++layer)
         decode_layer(ring, watch, args, b, layer, own);
-    Pick pick;
-    KIE_UNROLL for (int i = 0; i < kHeld2; ++i) pick.best[i] = kLowest, pick.id[i] = kNone;
+    Pick pick = {kLowest, kNone};
     if (!args.prompt || args.logits) decode_head(ring, watch, args, b, pick);
     stamp(b, 14);
     offer(args, b, pick);

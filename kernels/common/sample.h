@@ -8,7 +8,6 @@
 constexpr u32 kNone = 0xffffffffu, kNotFinite = 0xfffffff0u;
 constexpr u32 kSeenInPrompt = 0x80000000u;  // of a count; the other bits count outputs
 constexpr float kLowest = -3.4e38f;
-constexpr int kHeld2 = kColumns == 1 ? 1 : 2;  // columns whose logits a thread owns
 
 KIE_DEVICE float infinity() { return number(0x7f800000u); }
 KIE_DEVICE u32 philox(u64 seed, u32 position, u32 id) {
@@ -31,11 +30,11 @@ KIE_DEVICE float gumbel(u32 x) {
     return -log_f(e);
 }
 
-// Best logit so far of each column that a thread owns rows of: all that a plain greedy choice
+// Best logit so far of those that a thread owns: all that a plain greedy choice of one column
 // needs.
 struct Pick {
-    float best[kHeld2];
-    u32 id[kHeld2];
+    float best;
+    u32 id;
 };
 KIE_DEVICE bool better(float a, u32 ia, float b, u32 ib) { return a > b || (a == b && ia < ib); }
 KIE_DEVICE void add_mass(float& top, float& mass, float other_top, float other_mass) {
@@ -59,9 +58,9 @@ KIE_DEVICE float adjusted(const DecodeArgs& args, const Sequence& q, u32 step, u
     return v;
 }
 
-// Greedy without anything else: the largest logit as it is.
+// One column, greedy without anything else: the largest logit as it is, chosen in registers.
 KIE_DEVICE bool is_plain(const Sequence& q, u32 step) {
-    return q.temperature <= 0 && q.wants == 0 && q.made + step >= q.min_new;
+    return kColumns == 1 && q.temperature <= 0 && q.wants == 0 && q.made + step >= q.min_new;
 }
 KIE_DEVICE bool is_finite(float logit) { return logit < infinity(); }  // -inf is a lawful "never"
 // A block's, or everybody's, best.
@@ -138,18 +137,19 @@ KIE_DEVICE void offer(const DecodeArgs& args, Block& b, Pick& pick) {
     const int warp = thread() / kTeam, my = lane();
     const bool masses = masses_wanted(args);
     Chosen* mine = (Chosen*)(b.shared + kShPick);  // [kWarps][kColumns]
-    static_assert(kColumns == 1 || SplitHead::k_warps == 1, "columns of a thread in the head");
     static_assert(kColumns <= kWarps, "a warp chooses a column's token");
-    KIE_UNROLL for (int c = 0; c < kHeld2; ++c) {
-        Chosen best = {pick.best[c], pick.best[c], kLowest, 0, pick.id[c]};
-        best_of_team(best, kColumns == 1 ? 1 : 4, false);
-        const int column = kColumns == 1 ? 0 : 2 * (my % 4) + c;
-        if (my < 4 && column < kColumns) mine[warp * kColumns + column] = best;
+    const Chosen none = {kLowest, 0, kLowest, 0, kNone};
+    if (my < kColumns) mine[warp * kColumns + my] = none;
+    if (kColumns == 1) {
+        Chosen best = {pick.best, pick.best, kLowest, 0, pick.id};
+        best_of_team(best, 1, false);
+        sync_warp();
+        if (my == 0) mine[warp] = best;
     }
     if (!args.prompt) weigh_columns(args, b, mine);
     sync_consumers<kThreads>();
     if (warp < kColumns) {  // one warp a column; a fence drains, so few do
-        Chosen best = {kLowest, 0, kLowest, 0, kNone};
+        Chosen best = none;
         if (my < kWarps) best = mine[my * kColumns + warp];
         best_of_team(best, 1, masses);
         if (my == 0) {
@@ -226,7 +226,7 @@ KIE_DEVICE void settle(const DecodeArgs& args, const Block& b, int c, const Chos
     tokens_of(b)[c] = best.id < (u32)kVocabAll ? best.id : 0;
     ends_of(b)[c] = end;
     const float logprob = q.wants & kWantsLogprob ? best.raw - best.top - log_f(best.mass) : 0;
-    if (block() == 0) tell_host(args, q.row, b.step, best.id, logprob);
+    if (block() == 0) tell_host(args, q.row, q.told + b.step, best.id, logprob);
     if ((q.wants & kWantsPenalties) && best.id < (u32)kVocabAll && owns_row(b, best.id))
         ++args.counts[(u64)q.row * kVocabAll + best.id];
 }

@@ -70,11 +70,10 @@ KIE_CONST_FN int chunk_of(int pairs, int tiles, int bytes_a_pair) {
 // `chunk` tile pairs (16 rows x 32 columns) for every warp. A stage holds, for each k-warp, for
 // each pair, for each row tile: two 16 x 16 tiles of 32 bytes a row. Rows missing from the last
 // tile take no bytes.
-template <int kRows, int kK, bool kByRows = false>
+template <int kRows, int kK>
 struct Split {
     static constexpr int rows = kRows, k = kK, tiles_all = (kRows + 15) / 16;
-    static constexpr int row_warps = kByRows ? kWarps : row_warps_of(kRows, kK),
-                         k_warps = kWarps / row_warps;
+    static constexpr int row_warps = row_warps_of(kRows, kK), k_warps = kWarps / row_warps;
     static constexpr int tiles = (tiles_all + row_warps - 1) / row_warps;
     static constexpr int pairs = kK / 32 / k_warps,
                          chunk = chunk_of(pairs, tiles, k_warps * kRows * 64);
@@ -93,9 +92,8 @@ using SplitGu = Split<kRowsGu, kHidden>;
 using SplitDown = Split<kRowsO, kFfn>;
 constexpr int kHeadPassRows = kRowsHead < kWarps * 16 ? kRowsHead : kWarps * 16;
 constexpr int kHeadPasses = kRowsHead / kHeadPassRows, kHeadTail = kRowsHead % kHeadPassRows;
-// With several columns a thread of the head keeps to its own, so no k-warps there.
-using SplitHead = Split<kHeadPassRows, kHeadWidth, (kColumns > 1)>;
-using SplitTail = Split<(kHeadTail ? kHeadTail : kHeadPassRows), kHeadWidth, (kColumns > 1)>;
+using SplitHead = Split<kHeadPassRows, kHeadWidth>;
+using SplitTail = Split<(kHeadTail ? kHeadTail : kHeadPassRows), kHeadWidth>;
 
 KIE_CONST_FN long bytes_of(int stages, int bytes) { return (long)stages * bytes; }
 constexpr long kLayerBytes = bytes_of(SplitQkv::stages, SplitQkv::stage_bytes) +
