@@ -102,6 +102,7 @@ macro_rules! symbols {
 pub(crate) use symbols;
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

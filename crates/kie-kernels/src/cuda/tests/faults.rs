@@ -199,7 +199,10 @@ fn a_compiler_that_will_not_do_is_refused() {
         assert_eq!(cuda.compile(&source("text")).err(), Some(error));
     };
     stub.set("nvrtc_major", 14);
-    refuses(&stub, &["14.0", "newer than the driver (CUDA 13)", "nvidia-cuda-nvrtc-cu13"]);
+    refuses(&stub, &["14.0", "newer than the driver (CUDA 13)", "'nvidia-cuda-nvrtc<14'"]);
+    stub.set("version", 12_080);
+    stub.set("nvrtc_major", 13);
+    refuses(&stub, &["13.0", "newer than the driver (CUDA 12)", "nvidia-cuda-nvrtc-cu12"]);
     stub.set("nvrtc_major", 11);
     refuses(&stub, &["11.0", "12.0", "kie[cuda]"]);
     let Some(mut stub) = Stub::with(test, &["-DnvrtcGetCUBIN=gone"]) else { return };

@@ -1,4 +1,4 @@
-//! The machine over a driver that works: values, sizes, order, and what happens while a kernel runs.
+//! The machine over a driver that works: values, sizes, order, and what a running kernel forbids.
 
 use std::sync::atomic::Ordering;
 use std::sync::Arc;

@@ -1,10 +1,13 @@
 //! CUDA without a GPU: the real compiler where there is one, and a stub driver that does what a
-//! test tells it to.
+//! test tells it to. With one, `cargo test -p kie-kernels --lib cuda::tests::gpu -- --ignored`.
+
+#![allow(clippy::unwrap_used)]
 
 use std::io::Write;
 
 mod compiler;
 mod faults;
+mod gpu;
 mod machine;
 mod stub;
 
