@@ -91,7 +91,7 @@ fn the_decode_kernel_compiles_without_spills() {
     let usage = compiled.usage();
     let [kernel] = &usage[..] else { panic!("{usage:?}\n{}", compiled.log) };
     assert_eq!(kernel.entry, "kie_decode");
-    assert!(kernel.registers > 0 && kernel.registers <= 168, "{kernel:?}");
+    assert!(kernel.registers > 0 && kernel.registers <= 128, "{kernel:?}");
     // The last compilers before 13 need one register more than there are.
     let most = if nvrtc.version.0 >= 13 { 0 } else { 8 };
     assert!(kernel.spill_bytes <= most, "{kernel:?}");
