@@ -7,6 +7,8 @@
 pub mod clock;
 pub mod cut;
 pub mod loaded;
+pub mod cache;
+pub(crate) mod library;
 pub mod machine;
 pub mod model;
 pub mod pack;
