@@ -5,6 +5,7 @@
 
 #define KIE_DEVICE __device__ __forceinline__
 #define KIE_CONST_FN __host__ __device__ constexpr
+#define KIE_GLOBAL extern "C" __device__
 #define KIE_KERNEL(name, threads, args) \
     extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ args)
 #define KIE_SHARED_BYTES(name) extern __shared__ __align__(1024) unsigned char name[]
@@ -16,7 +17,7 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-constexpr u32 kWarp = 32;
+constexpr u32 kWarp = 32;  // the machine's; work is cut into teams of 32 threads on all of them
 struct alignas(16) Quad {
     u32 v[4];
 };
@@ -60,6 +61,20 @@ KIE_DEVICE void store_word(u64* p, u64 v) {
 }
 // Release and acquire at device scope, cumulative with barriers.
 KIE_DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+// Words of host memory: complete in themselves, no ordering of others.
+KIE_DEVICE u32 load_host(const u32* p) {
+    u32 v;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+KIE_DEVICE void store_host(u64* p, u64 v) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+// Adds to a word of the block's shared memory.
+KIE_DEVICE void add_shared(u32* p, u32 v) { atomicAdd_block(p, v); }
+KIE_DEVICE void add_shared(u64* p, u64 v) { atomicAdd_block(p, v); }
+KIE_DEVICE u32 ballot(bool v) { return __ballot_sync(~0u, v); }
 
 // 16 bytes that an earlier step wrote (keys, values): never from a cache that is not coherent.
 KIE_DEVICE Quad load_state(const void* p) {
