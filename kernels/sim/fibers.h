@@ -7,14 +7,15 @@
 // two (warp 64). A wave runs until each of its live lanes stands at a collective, a barrier or a
 // wait, or until it is taken off after a publish, a copy or a barrier; then the seed draws the
 // next one. At warp 64 a wave is in lock step: its lanes pass collectives and barriers only when
-// all of them stand at something and none waits (from its first failed look to its next other
-// primitive). So what hangs a divergent wave hangs here. Memory is sequentially consistent: a
-// missing fence is not seen.
+// all of them stand at something. A team that waits does not stop the other one, as it would not
+// where control flow joins again before the wait; with `hold` it does (from its first failed look
+// to its next other primitive), and what might hang a divergent wave hangs. Memory is sequentially
+// consistent: a missing fence is not seen.
 // A wait is a look that fails: slot_filled and slot_free say so themselves, a loop of load_word or
 // load_host is known by coming back to the same address, pause_ns is always one.
 // Time is virtual: it moves with every scheduling step, and in growing steps while only waiting
 // lanes are left, so that bounded waits expire. While some of them wait for the host, it moves with
-// the host's clock instead.
+// the host's clock instead, and a host that lets nobody go on for too long ends the launch.
 #pragma once
 
 namespace kie_sim {
@@ -31,13 +32,13 @@ constexpr u64 kQuietFirst = 4096, kQuietMax = 12288;  // rounds in which nobody 
 struct Launch {
     void (*entry)(const void* args);
     const void* args;
-    u64 seed, switches_max, now_ns;
+    u64 seed, switches_max, host_ns_max, now_ns;
     u8 *shared, *stacks;
     u64 shared_stride, shared_bytes, stack_stride;
     u64 (*host_pace)(u64 ns);  // rests about so long, returns how long it was
     char* error;
     u64 error_bytes;
-    u32 blocks, threads, warp;
+    u32 blocks, threads, warp, hold;
     u64 switches, steps, schedule;  // out
 };
 
@@ -101,8 +102,9 @@ struct Machine {
     Copy* copies;
     u32 copy_count, copy_room, wave_count, live_waves, slow_block;
     u64 random, now, activity, quiet, switches, steps, schedule;
-    u64 since;  // switches when the host was last waited for
-    bool acted, off, failed, lock_step, host_seen;
+    u64 since;    // switches when the host was last waited for
+    u64 host_ns;  // waited for the host since the last event
+    bool acted, off, failed, lock_step, hold, host_seen;
 };
 static Machine machine;
 static Lane* me;
@@ -235,7 +237,7 @@ inline bool waits(const Wave& w) {
 // Lets lanes go on, at once or, in lock step, when their wave stands and none of it waits.
 inline void grant(Team& t, u32 mask) {
     (machine.lock_step ? t.granted : t.ready) |= mask;
-    if (mask && t.wave != me->team->wave && !(machine.lock_step && waits(*t.wave)))
+    if (mask && t.wave != me->team->wave && !(machine.hold && waits(*t.wave)))
         enlist(*t.wave, kRunnable);
 }
 
@@ -390,7 +392,7 @@ static void run_wave(Wave& w) {
                 if (m.off) return;
             }
         }
-        if (!m.lock_step || waits(w)) continue;
+        if (!m.lock_step || (m.hold && waits(w))) continue;
         if (--w.teams->fuel == 0) {
             w.teams->fuel = 1 + draw_below(512);
             return;
@@ -406,7 +408,7 @@ static void put_back(Wave& w) {
     u32 ready = 0, polling = 0, live = 0;
     for (u32 i = 0; i < w.count; ++i)
         ready |= w.teams[i].ready, polling |= w.teams[i].polling, live |= w.teams[i].live;
-    for (u32 i = 0; i < w.count && !waits(w); ++i) ready |= w.teams[i].granted;
+    for (u32 i = 0; i < w.count && !(machine.hold && waits(w)); ++i) ready |= w.teams[i].granted;
     if (live == 0) --machine.live_waves;
     if (live && ready) enlist(w, kRunnable);
     if (live && !ready && polling) w.seen = machine.activity, enlist(w, kPolling);
@@ -474,7 +476,10 @@ static void idle() {
     Machine& m = machine;
     if (m.host_seen) {
         m.host_seen = false, m.quiet = 0, m.since = m.switches;
-        m.now += m.launch->host_pace(20000);
+        const u64 rest = m.launch->host_pace(20000);
+        m.now += rest, m.host_ns += rest;
+        if (m.host_ns > m.launch->host_ns_max)
+            return stuck("no progress: the host lets nobody go on");
     } else {
         const u64 most = m.quiet < kQuietFirst ? 1000000 : 10000000;
         const u64 step = m.quiet < 20 ? kStepNs << m.quiet : most;
@@ -505,7 +510,7 @@ static void schedule() {
         unlist(*w);
         m.acted = false;
         run_wave(*w);
-        if (m.acted) ++m.activity, m.quiet = 0;
+        if (m.acted) ++m.activity, m.quiet = m.host_ns = 0;
         put_back(*w);
     }
 }
@@ -521,6 +526,7 @@ static void set_up(Launch& l) {
               waves = (teams + a_wave - 1) / a_wave;
     m = {};
     m.launch = &l, m.now = l.now_ns, m.lock_step = l.warp > kTeam;
+    m.hold = l.hold && m.lock_step;
     m.random = (l.seed + 1) * 0x9e3779b97f4a7c15ull | 1;
     for (int i = 0; i < 8; ++i) draw();
     m.schedule = 0xcbf29ce484222325ull, m.wave_count = m.live_waves = l.blocks * waves;

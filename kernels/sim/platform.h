@@ -3,6 +3,7 @@
 #pragma once
 
 #define KIE_DEVICE inline
+#define KIE_GLOBAL extern "C" __attribute__((visibility("default")))
 #define KIE_CONST_FN constexpr
 #define KIE_KERNEL(name, threads, args)                                              \
     static void name##_body(const args);                                             \
@@ -21,7 +22,7 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-constexpr u32 kWarp = 32;
+constexpr u32 kWarp = KIE_SIM_WARP;
 struct alignas(16) Quad {
     u32 v[4];
 };
@@ -54,20 +55,20 @@ KIE_DEVICE float number(u32 u) { return __builtin_bit_cast(float, u); }
 KIE_DEVICE u32 shuffle_xor(u32 v, u32 mask) {
     const u32* row = kie_sim::offer_value(v);
     kie_sim::meet(kie_sim::kShuffleXor);
-    return row[(lane() ^ mask) % kWarp];
+    return row[(lane() ^ mask) % kie_sim::kTeam];
 }
 KIE_DEVICE float shuffle_xor(float v, u32 mask) { return number(shuffle_xor(bits(v), mask)); }
 KIE_DEVICE float shuffle(float v, u32 from) {
     const u32* row = kie_sim::offer_value(bits(v));
     kie_sim::meet(kie_sim::kShuffle);
-    return number(row[from % kWarp]);
+    return number(row[from % kie_sim::kTeam]);
 }
 KIE_DEVICE u32 ballot(bool v) {
     u32* row = kie_sim::offer_value(v);
     kie_sim::meet(kie_sim::kBallot, [row](kie_sim::Team& t) {
         u32 all = 0;
-        for (u32 i = 0; i < kWarp; ++i) all |= (t.arrived >> i & row[i]) << i;
-        for (u32 i = 0; i < kWarp; ++i) row[i] = all;
+        for (u32 i = 0; i < kie_sim::kTeam; ++i) all |= (t.arrived >> i & row[i]) << i;
+        for (u32 i = 0; i < kie_sim::kTeam; ++i) row[i] = all;
     });
     return row[lane()];
 }
@@ -90,18 +91,28 @@ KIE_DEVICE void store_word(u64* p, u64 v) {
 KIE_DEVICE void fence_device() { asm volatile("" ::: "memory"); }
 
 // Words of the host, which runs beside.
+namespace kie_sim {
 template <class T>
-KIE_DEVICE T load_host(const T* p) {
-    kie_sim::machine.host_seen = true;
-    kie_sim::look(p, "load_host");
+T load_shared_with_host(const T* p) {
+    machine.host_seen = true;
+    look(p, "load_host");
     return __atomic_load_n(p, __ATOMIC_RELAXED);
 }
 template <class T>
-KIE_DEVICE void store_host(T* p, T v) {
-    kie_sim::act();
+void store_shared_with_host(T* p, T v) {
+    act();
     __atomic_store_n(p, v, __ATOMIC_RELAXED);
+    maybe_preempt(4);
 }
+}  // namespace kie_sim
+KIE_DEVICE u32 load_host(const u32* p) { return kie_sim::load_shared_with_host(p); }
+KIE_DEVICE u64 load_host(const u64* p) { return kie_sim::load_shared_with_host(p); }
+KIE_DEVICE void store_host(u32* p, u32 v) { kie_sim::store_shared_with_host(p, v); }
+KIE_DEVICE void store_host(u64* p, u64 v) { kie_sim::store_shared_with_host(p, v); }
 KIE_DEVICE void fence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
+KIE_DEVICE void add_shared(u32* p, u32 v) { *p += v; }
+KIE_DEVICE void add_shared(u64* p, u64 v) { *p += v; }
 
 KIE_DEVICE Quad load_state(const void* p) {
     kie_sim::check_aligned(p, 16, "load_state");

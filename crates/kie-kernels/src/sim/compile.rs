@@ -97,8 +97,8 @@ impl Compiler {
     }
 
     /// Compiles, unless the cache has it, and loads.
-    pub(super) fn library(&self, source: &Source) -> Result<Library> {
-        let text = self.text(source);
+    pub(super) fn library(&self, source: &Source, warp: u32) -> Result<Library> {
+        let text = text_of(source, warp);
         let kept = self.folder.join(format!("{}.so", self.key(&text)));
         let own = unique(&self.folder, "so");
         if std::fs::copy(&kept, &own).is_err() {
@@ -112,16 +112,6 @@ impl Compiler {
         // Mapped by now; the name is needed no more.
         let _ = std::fs::remove_file(&own);
         library
-    }
-
-    fn text(&self, source: &Source) -> String {
-        let mut text = FIBERS.to_owned();
-        for (name, value) in &source.defines {
-            let _ = writeln!(text, "#define {name} {value}");
-        }
-        text.push_str("#line 1 \"kernel\"\n");
-        text.push_str(&source.text);
-        text
     }
 
     /// Names everything that the result depends on.
@@ -157,6 +147,18 @@ impl Compiler {
         let detail = words.lines().take(60).collect::<Vec<_>>().join("\n");
         Err(Error::Compile { arch: ARCH.to_owned(), detail })
     }
+}
+
+/// The whole translation unit.
+fn text_of(source: &Source, warp: u32) -> String {
+    let mut text = FIBERS.to_owned();
+    let _ = writeln!(text, "#define KIE_SIM_WARP {warp}");
+    for (name, value) in &source.defines {
+        let _ = writeln!(text, "#define {name} {value}");
+    }
+    text.push_str("#line 1 \"kernel\"\n");
+    text.push_str(&source.text);
+    text
 }
 
 /// The first line of `--version`, or nothing if there is no such program.

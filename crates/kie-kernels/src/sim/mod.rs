@@ -44,17 +44,29 @@ pub struct Options {
     pub shared_bytes: u32,
     /// A launch that switches more often, without waiting for the host, fails.
     pub switches_max: u64,
+    /// A launch in which only the host could let anybody go on, for so long, fails.
+    pub host_ms_max: u64,
+    /// At warp 64, a team that waits also stops the other team of its wave.
+    pub hold: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { seed: 0, warp: 32, blocks: 8, shared_bytes: 232_448, switches_max: 20_000_000_000 }
+        Self {
+            seed: 0,
+            warp: 32,
+            blocks: 8,
+            shared_bytes: 232_448,
+            switches_max: 20_000_000_000,
+            host_ms_max: 5000,
+            hold: false,
+        }
     }
 }
 
 impl Options {
-    /// From `sim` or `sim:seed=3,warp=64,blocks=8,shared=65536,switches=1000000`, each key at most
-    /// once.
+    /// From `sim` or `sim:seed=3,warp=64,blocks=8`, each key at most once. There are `seed`,
+    /// `warp`, `blocks`, `shared` (bytes), `switches`, `host` (ms) and `hold` (0 or 1).
     ///
     /// # Errors
     /// [`Error::NoDevice`] with the part that is not understood.
@@ -85,8 +97,10 @@ impl Options {
                 "blocks" => 1..=1024,
                 "shared" => 1024..=1 << 24,
                 "switches" => 1..=u64::MAX,
+                "host" => 1..=1 << 40,
+                "hold" => 0..=1,
                 _ => {
-                    let known = "seed, warp, blocks, shared, switches";
+                    let known = "seed, warp, blocks, shared, switches, host, hold";
                     return Err(fault(format!("no option {key}; there are {known}")));
                 }
             };
@@ -101,15 +115,21 @@ impl Options {
                 "warp" => options.warp = small,
                 "blocks" => options.blocks = small,
                 "shared" => options.shared_bytes = small,
-                _ => options.switches_max = number,
+                "switches" => options.switches_max = number,
+                "host" => options.host_ms_max = number,
+                _ => options.hold = number != 0,
             }
         }
         Ok(options)
     }
 
     fn name(&self) -> String {
-        let Self { seed, warp, blocks, shared_bytes, switches_max } = self;
-        format!("sim:seed={seed},warp={warp},blocks={blocks},shared={shared_bytes},switches={switches_max}")
+        let Self { seed, warp, blocks, shared_bytes: shared, switches_max: switches, .. } = self;
+        let (host, hold) = (self.host_ms_max, u32::from(self.hold));
+        format!(
+            "sim:seed={seed},warp={warp},blocks={blocks},shared={shared},switches={switches},\
+             host={host},hold={hold}"
+        )
     }
 }
 
@@ -133,6 +153,7 @@ struct RawLaunch {
     args: *const c_void,
     seed: u64,
     switches_max: u64,
+    host_ns_max: u64,
     now_ns: u64,
     shared: *mut u8,
     stacks: *mut u8,
@@ -145,6 +166,7 @@ struct RawLaunch {
     blocks: u32,
     threads: u32,
     warp: u32,
+    hold: u32,
     switches: u64,
     steps: u64,
     schedule: u64,
@@ -312,6 +334,7 @@ impl Job {
             args: self.args.as_ptr().cast(),
             seed: self.inner.options.seed,
             switches_max: self.inner.options.switches_max,
+            host_ns_max: self.inner.options.host_ms_max * 1_000_000,
             now_ns: now,
             shared: shared.start(),
             stacks: stacks.start(),
@@ -324,6 +347,7 @@ impl Job {
             blocks: self.blocks,
             threads: self.threads,
             warp: self.inner.options.warp,
+            hold: self.inner.options.hold.into(),
             switches: 0,
             steps: 0,
             schedule: 0,
@@ -405,7 +429,7 @@ impl Machine for Sim {
     }
 
     fn compile(&self, source: &Source) -> Result<Arc<dyn Module>> {
-        let library = self.inner.compiler.library(source)?;
+        let library = self.inner.compiler.library(source, self.inner.options.warp)?;
         Ok(Arc::new(SimModule { machine: self.inner.id, library }))
     }
 

@@ -80,7 +80,7 @@ KIE_KERNEL(toy, 288, Args a) {
     for (u32 m = 16; m > 0; m /= 2) sum += shuffle_xor(sum, m);
     const float third = shuffle((float)thread(), 3);
     const u32 odd = ballot(lane() % 3 == 1);
-    if (lane() == 0) s[thread() / kWarp] = sum;
+    if (lane() == 0) s[thread() / 32] = sum;
     sync_block();
     u32 all = 0;
     for (u32 i = 0; i < 9; ++i) all += s[i];
@@ -538,12 +538,13 @@ KIE_KERNEL(toy, 64, Args a) {
 ";
 
 #[test]
-fn a_wave_of_64_does_not_pass_its_waiting_lanes() {
+fn a_held_wave_of_64_does_not_pass_its_waiting_lanes() {
     for seed in 0..SEEDS {
         let sim = open(seed, 32);
         let out = sim.alloc(8).unwrap();
         run(&sim, DIVERGENT, &[out.address], (1, 64)).unwrap();
-        let got = failure(&open(seed, 64), DIVERGENT, (1, 64));
+        let sim = Sim::open(&format!("sim:seed={seed},warp=64,hold=1")).unwrap();
+        let got = failure(&sim, DIVERGENT, (1, 64));
         assert!(got.contains("no progress") && got.contains("held by a waiting lane"), "{got}");
     }
 }
@@ -597,7 +598,7 @@ fn mutants_fail() {
 
 #[test]
 fn names_are_understood_or_refused_in_words() {
-    let options = Options::parse("sim:seed=3,warp=64,blocks=12").unwrap();
+    let options = Options::parse("sim:seed=3,warp=64,blocks=12,hold=1").unwrap();
     assert_eq!((options.seed, options.warp, options.blocks), (3, 64, 12));
     assert_eq!(Options::parse("sim").unwrap(), Options::default());
     assert_eq!(Options::parse(&options.name()).unwrap(), options);
