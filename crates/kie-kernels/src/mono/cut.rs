@@ -241,7 +241,9 @@ impl Cut {
     pub fn words(&self, model: &Model, columns: u32) -> u64 {
         let (c, each) = (u64::from(columns), u64::from(self.blocks_a_lane(model)));
         let all = u64::from(model.layers) * u64::from(model.lanes);
-        let words = |matrix, a_word| c * u64::from(self.rows(matrix)) * each / a_word;
+        let words = |matrix, a_word: u64| {
+            c * (u64::from(self.rows(matrix)) * each / a_word).next_multiple_of(16)
+        };
         let hidden = words(Matrix::Output, 2);
         let attn = u64::from(model.heads * self.head_dim);
         let parts = u64::from(self.splits) * c * attn;
