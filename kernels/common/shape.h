@@ -121,7 +121,7 @@ constexpr int kShTrace = (kShMisc + 64 + 63) / 64 * 64, kShSlots = kShTrace + 16
 constexpr int kShSizes = kShSlots + 64 * 16, kShTurn = kShSizes + 64 * 4;
 constexpr int kShTable = kShTurn + SplitQkv::items * kThreads * 8;
 constexpr int kShRing = (kShTable + kColumns * kPagesMax * 4 + 1023) / 1024 * 1024;
-constexpr int kSharedMax = 232448;
+constexpr int kSharedMax = KIE_SHARED_MAX;  // what a block may have
 constexpr int kSlots =
     (kSharedMax - kShRing) / kSlotBytes < 64 ? (kSharedMax - kShRing) / kSlotBytes : 64;
 constexpr int kSharedBytes = kShRing + kSlots * kSlotBytes;
