@@ -32,7 +32,6 @@ LANE = {
     "NO_WAITS": 0,
     "NO_STREAM": 0,
     "PAGES_MAX": 520,
-    "SHARED_MAX": 232448,
     "REST_GATHER": 250,
     "REST_MERGE": 0,
 }

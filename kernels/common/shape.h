@@ -121,7 +121,10 @@ constexpr int kShTrace = (kShMisc + 64 + 63) / 64 * 64, kShSlots = kShTrace + 16
 constexpr int kShSizes = kShSlots + 64 * 16, kShTurn = kShSizes + 64 * 4;
 constexpr int kShTable = kShTurn + SplitQkv::items * kThreads * 8;
 constexpr int kShRing = (kShTable + kColumns * kPagesMax * 4 + 1023) / 1024 * 1024;
-constexpr int kSharedMax = KIE_SHARED_MAX;  // what a block may have
+#ifndef KIE_SHARED_MAX
+#define KIE_SHARED_MAX 232448
+#endif
+constexpr int kSharedMax = KIE_SHARED_MAX;  // bytes that a block may ask for
 constexpr int kSlots =
     (kSharedMax - kShRing) / kSlotBytes < 64 ? (kSharedMax - kShRing) / kSlotBytes : 64;
 constexpr int kSharedBytes = kShRing + kSlots * kSlotBytes;
