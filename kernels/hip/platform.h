@@ -163,7 +163,8 @@ KIE_DEVICE void store_state(void* p, Quad q) {
 KIE_DEVICE void prefetch(const void*) {}
 
 // Stream. `filled` counts the copies into a slot, `freed` how often all `teams` gave it back; the
-// lowest bit of a count is the phase that is under way.
+// lowest bit of a count is the phase that is under way. The orders of these counts (unlike those of
+// the fences) hold for shared memory, which is where both a slot and its bytes lie.
 struct Slot {
     u32 filled, freed, released, teams;
 };
@@ -195,14 +196,16 @@ KIE_DEVICE void slot_release(Slot* s) {
 KIE_DEVICE void reads_before_copy() {}
 struct StreamPolicy {};
 KIE_DEVICE StreamPolicy stream_policy() { return {}; }
-// One thread, 16 bytes at a time (`bytes` is a multiple of 64), past the caches where possible.
+// One thread, 128 bytes in flight (`bytes` is a multiple of that), past the caches where possible.
 KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, StreamPolicy) {
+    constexpr u32 kAtOnce = 8;
     const KIE_GLOBAL Vec4* source = (const KIE_GLOBAL Vec4*)from;
     KIE_LOCAL Vec4* target = (KIE_LOCAL Vec4*)to;
-    KIE_NO_UNROLL for (u32 i = 0; i < bytes / 16; i += 4) {
-        Vec4 v[4];
-        KIE_UNROLL for (u32 j = 0; j < 4; ++j) v[j] = __builtin_nontemporal_load(source + i + j);
-        KIE_UNROLL for (u32 j = 0; j < 4; ++j) target[i + j] = v[j];
+    KIE_NO_UNROLL for (u32 i = 0; i < bytes / sizeof(Vec4); i += kAtOnce) {
+        Vec4 v[kAtOnce];
+        KIE_UNROLL for (u32 j = 0; j < kAtOnce; ++j) v[j] =
+            __builtin_nontemporal_load(source + i + j);
+        KIE_UNROLL for (u32 j = 0; j < kAtOnce; ++j) target[i + j] = v[j];
     }
     count_up(s->filled);
 }

@@ -32,6 +32,9 @@ use crate::mono::machine::{
     Flight, Launch, Machine, MachineInfo, Memory, Module, Platform, Shared, Source,
 };
 
+/// Shared memory of a block that `kernels/hip/platform.h` keeps for itself, in bytes.
+const PLATFORM_SHARED_BYTES: u32 = 16;
+
 /// Where things are, apart so that tests can put others in their place.
 #[derive(Debug, Clone)]
 struct Paths {
@@ -178,7 +181,7 @@ impl Machine for Hip {
             model: context.runtime.model(&context.name, context.ordinal)?,
             arch: context.arch.clone(),
             multiprocessors: context.multiprocessors,
-            shared_bytes: context.shared_bytes,
+            shared_bytes: context.shared_bytes.saturating_sub(PLATFORM_SHARED_BYTES),
             memory_bytes: total as u64,
             free_bytes: free as u64,
         })
