@@ -14,6 +14,9 @@ BUILT := .venv/.built
 CARGO_TARGET_DIR ?= $(CURDIR)/target
 export CARGO_TARGET_DIR
 export PYO3_PYTHON := $(CURDIR)/.venv/bin/python
+# Property tests draw the same cases in every run; SEED=... draws others.
+SEED ?= 20261121
+export PROPTEST_RNG_SEED := $(SEED)
 
 RUST := $(shell find crates kernels -name target -prune -o -type f -print 2>/dev/null)
 KERNELS := $(shell find kernels -name '*.h' -o -name '*.cu' -o -name '*.hip' 2>/dev/null)

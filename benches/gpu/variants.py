@@ -71,13 +71,6 @@ SHAPES = {
         "SLOT_BYTES": 16384,
     },
 }
-# Plans for gfx942, which has 64 KiB of shared memory a block; platform.h keeps 16 bytes of it.
-AMD = {
-    "2b": SHAPES["2b"] | {"SHARED_MAX": 65520, "SLOT_BYTES": 12288},
-    "lane": SHAPES["lane"] | {"SHARED_MAX": 65520, "SLOT_BYTES": 12288},
-    "1b": SHAPES["1b"] | {"SHARED_MAX": 65520, "SLOT_BYTES": 8192},
-    "8b": SHAPES["8b"] | {"SHARED_MAX": 65520, "SLOT_BYTES": 8192, "BLOCKS": 256},
-}
 
 
 def command(out: pathlib.Path, spec: str) -> list[str]:

@@ -1,32 +1,70 @@
 // What a launch is given. Plain data; written by the host before the launch, read-only to the
-// kernel except through the pointers that say otherwise.
+// kernel except through the pointers that say otherwise. The host's mirror is mono/wire.rs.
 #pragma once
 
+// `stages` stages of `bytes` bytes, in the line's order.
 struct Segment {
     u32 stages, bytes;
-};  // `stages` stages of `bytes` bytes, in the line's order
+};
+// Who gave up, where, in which step, at which word.
 struct Record {
     u64 when_ns;
     u32 where, step, wanted, seen;
 };
+// What differs between layers. Index 0 is attention's output, 1 the mlp's.
+struct Layer {
+    u32 window;            // positions a query sees, itself included; 0: all
+    u32 pool, pool_layer;  // which pages, and which layer inside them
+    u32 shares;            // bit i: other lanes will want output i
+    float own[2];          // factor on the lane's own output
+    int delay[2];          // layers since the others' output that is added; -1: none is
+};
+// A sequence at work. Its tokens come from the prompt while there are any left, then from itself.
+struct Sequence {
+    u64 seed;
+    u32 row;            // its pages' row of the table, and its record ring's
+    u32 position;       // of the first step
+    u32 token;          // of the first step
+    u32 made, min_new;  // tokens generated before; before which no stop id is chosen
+    u32 last;           // the position behind which the sequence ends
+    u32 stop_count;     // of stop ids
+    u32 wants;          // kWants bits
+    float temperature, top_p, min_p, repetition, presence, frequency;
+    u32 top_k;
+    u32 told;  // tokens that the row has told the host of before
+};
+enum Wants { kWantsLogprob = 1, kWantsBias = 2, kWantsPenalties = 4, kWantsFilter = 8 };
 
 struct DecodeArgs {
-    const u8* line;     // [kBlocks][kLineBytes] weights in the order in which a block takes them
-    const u32* embed;   // [vocabulary of all lanes][kHidden / 2] half pairs
-    const u32* norms;   // [2 kLayers + 1][kHidden / 2] half pairs
-    const float* rope;  // [positions][kHeadDim / 2][cos, sin]
-    u8* pool;           // KV pages; see attention.h
-    const u32* pages;   // [kColumns][pages_max] physical page of each 64 positions
+    const u8* line;    // [kBlocks][kLineBytes] weights in the order in which a block takes them
+    const u32* embed;  // [vocabulary][kHidden / 2] half pairs
+    const u32* norms;  // [2 kLayers + 1][kNormLanes][kHidden / 2] half pairs
+    const u32* head_norms;    // [kLayers][q, k][kHeadDim / 2] half pairs, or null
+    const float* biases;      // [kLayers][kLanes][kRowsQkv kBlocksPerLane], or null
+    const float* rope;        // [positions][kHeadDim / 2][cos, sin]
+    const Layer* layers;      // [kLayers]
+    u8* pools[2];             // KV pages; see attention.h
+    const u32* pages;         // [rows][kPools][kPagesMax] physical page of each 64 positions
+    const u32* stop_ids;      // [rows][kStopsMax]
+    const float* logit_bias;  // [rows][kVocabAll], or null
+    u32* counts;              // [rows][kVocabAll] as sample.h says, or null
+    float* values;            // [kColumns][kVocabAll] logits at work, or null
+    const u32* prompt;        // tokens of a prompt run, or null: see `count`
     const Segment* segments;  // one step's segments
     u64* words;               // [kWords] exchange
     u64* poison;              // not 0: everybody stops
     Record* records;          // [kBlocks] who gave up where
-    u32* tokens;              // [steps][kColumns] out
-    float* logits;            // [dump_steps][kColumns][vocabulary of all lanes] out, or null
-    u64* stamps;              // [steps + 1] device time at each step's start, ns
+    float* logits;            // [steps][kColumns][kVocabAll] out, or null
+    u64* stamps;              // [steps + 1] device time at each step's start, ns, or null
     u64* trace;               // [kBlocks][16] clock ticks a phase, or null
-    u32 segment_count, pages_max, steps, dump_steps, epoch, in_flight_bytes;
-    u32 pace;  // least clock ticks between stages, per KiB of the earlier one; 0: none
+    u64* out;      // host memory: [rows][kRing][3] tokens as they are made; see control.h
+    u32* control;  // host memory: what the host asks for and the end; see control.h
     u64 budget_ns;
-    u32 position[8], token[8];  // of each column, at the first step
+    u32 pool_layers[2];
+    u32 segment_count, steps, epoch, in_flight_bytes;
+    u32 pace;   // least clock ticks between stages, per KiB of the earlier one; 0: none
+    u32 live;   // columns with a sequence
+    u32 count;  // positions of a prompt run: all columns are one sequence's, one after another
+    u32 spare;
+    Sequence column[8];  // the sequence of each column
 };

@@ -1,9 +1,10 @@
 // Attention of one position over its pages, split over the blocks of a lane.
 //   part = softmax(q k / sqrt(d)) v over the pages that a block owns, and log2 of its mass.
-// Page p of column c belongs to split (p + c) % kSplitsMax for ever, so only the block that wrote a
-// key reads it again. A page of one (layer, lane, kv head): 64 keys as rows, then the values
-// transposed (feature x 64 positions): both are read as matrix fragments straight from memory.
-// q carries 1 / sqrt(d) and log2 e. Traffic: 2 * positions * head_dim * 2 bytes a kv head.
+// Page p of a column with shift s (block.h) belongs to split (p + s) % kSplitsMax for as long as a
+// launch lasts, so only the block that wrote a key reads it again. A page of one (layer, lane, kv
+// head): 64 keys as rows, then the values transposed (feature x 64 positions): both are read as
+// matrix fragments straight from memory. q carries 1 / sqrt(d) and log2 e (KIE_QUERY_SCALE).
+// Traffic: 2 * positions * head_dim * 2 bytes a kv head.
 #pragma once
 
 constexpr int kPageHalf = kPage * kHeadDim * 2;  // bytes of the keys (or values) of a page
@@ -14,21 +15,32 @@ constexpr int kHeld = max_i(kHeadDim / 16, 4 * kValueTiles);
 struct PageSpan {
     int first, last, position;
 };  // pages a query sees
-KIE_DEVICE PageSpan pages_of(int layer, int position) {
-    int from = 0;
-    if (layer < kWindowLayers && position >= kWindow) from = position - kWindow + 1;
+KIE_DEVICE PageSpan pages_of(const Layer& layer, int position) {
+    const int window = (int)layer.window;
+    const int from = window > 0 && position >= window ? position - window + 1 : 0;
     return {from / kPage, position / kPage, position};
 }
-KIE_DEVICE int first_page(const PageSpan& s, int split, int column) {
-    const int r = (split + 64 * kSplitsMax - column - s.first) % kSplitsMax;
+KIE_DEVICE int first_page(const PageSpan& s, int split, int shift) {
+    const int r =
+        (split + 64 * kSplitsMax - shift % kSplitsMax - s.first % kSplitsMax) % kSplitsMax;
     return s.first + r;
 }
-KIE_DEVICE u8* page_at(const DecodeArgs& args, const u8* shared, int layer, int kv_index,
-                       int column, int page) {
-    const u64 at =
-        (u64)((const u32*)(shared + kShTable))[column * kPagesMax + page] * (kAll* kKvHeads) +
-        (u64)layer * (kLanes * kKvHeads) + kv_index;
-    return args.pool + at * (2 * kPageHalf);
+// The pages of one sequence, layer, lane and kv head. Addresses are made anew where they are
+// needed, rather than kept in registers.
+struct Pages {
+    int layer, kv_index, column;
+};
+KIE_DEVICE u8* page_at(const DecodeArgs& args, const u8* shared, const Pages& at, int page) {
+    constexpr int kEach = kLanes * kKvHeads;
+    const Layer& layer = ((const Layer*)(shared + kShLayers))[at.layer];
+    const u32 entry = layer.pool * kPagesMax + page;
+    u32 physical;
+    if (kTableShared)
+        physical = ((const u32*)(shared + kShTable))[at.column * (kPools * kPagesMax) + entry];
+    else
+        physical = args.pages[(u64)args.column[at.column].row * (kPools * kPagesMax) + entry];
+    const u32 unit = physical * args.pool_layers[layer.pool] + layer.pool_layer;
+    return args.pools[layer.pool] + ((u64)unit * kEach + at.kv_index) * (2 * kPageHalf);
 }
 
 // What a warp holds of a page: 16 keys, or 16 (32) features of 64 values.
@@ -36,7 +48,7 @@ struct Held {
     Quad v[kHeld];
 };
 KIE_DEVICE void hold(Held& h, const u8* page) {
-    const int me = thread(), warp = me / kWarp, g = me % kWarp / 4, t = me % 4;
+    const int me = thread(), warp = me / kTeam, g = me % kTeam / 4, t = me % 4;
     if (warp < kScoreWarps) {
         KIE_UNROLL for (int j = 0; j < kHeadDim / 32; ++j) {
             KIE_UNROLL for (int r = 0; r < 2; ++r) h.v[2 * j + r] =
@@ -61,7 +73,7 @@ KIE_DEVICE u32 with_half(u32 two, int which, u32 half) {
 
 // The current position's value into the features that a warp holds.
 KIE_DEVICE void put_value(Held& h, const u16* value, int slot) {
-    const int me = thread(), warp = me / kWarp, g = me % kWarp / 4, t = me % 4;
+    const int me = thread(), warp = me / kTeam, g = me % kTeam / 4, t = me % 4;
     KIE_UNROLL for (int i = 0; i < kValueTiles; ++i) {
         const int tile = warp - kScoreWarps + i * kValueWarps;
         if (tile >= kHeadDim / 16) continue;
@@ -76,56 +88,133 @@ KIE_DEVICE void put_value(Held& h, const u16* value, int slot) {
     }
 }
 
-// One column. `fresh` = the block owns the page of the current position: it takes k and v from the
-// words, uses them at once and stores them for later steps.
+// One column in one layer.
 struct AttendAt {
-    int layer, lane_index, kv_head, split, column;
+    int layer, lane_index, kv_head, split, column, shift;
 };
-// Takes the query heads and, where this split owns the newest page, the new key and value: into
-// shared memory for this step, into the page for later ones.
-KIE_DEVICE void take_heads(Watch& watch, const DecodeArgs& args, const AttendAt& at,
-                           const PageSpan& span, u32 epoch, bool fresh, u8* shared) {
-    const int me = thread(), slot = span.position % kPage;
-    u32* q_sh = (u32*)(shared + kShQkv);
-    const int kv_index = at.lane_index * kKvHeads + at.kv_head;
+constexpr int kQWords = kGroup * kHeadDim / 2, kHalfHead = kHeadDim / 2;
+
+// Waits for one word and returns its payload.
+KIE_DEVICE u32 take_word(Watch& watch, const u64* p, u32 epoch, u32 where) {
+    watch.polls = 0;
+    u64 v = load_word(p);
+    while (!kNoWaits && epoch_of(v) != epoch && patient(watch, where, epoch, epoch_of(v)))
+        v = load_word(p);
+    return (u32)v;
+}
+// The query heads' words, then the key's, then the value's: where word `n` of them stands.
+KIE_DEVICE const u64* head_word(const DecodeArgs& args, const AttendAt& at, int n) {
     const long unit = (long)at.layer * kLanes + at.lane_index;
-    constexpr int kQ = kGroup * kHeadDim / 2, kHalf = kHeadDim / 2, kTake = kQ + 2 * kHalf;
-    const u64* from = args.words + kAtQkv + unit * kVecQ + (long)at.column * (kQkv / 2);
-    KIE_UNROLL for (int i = 0; i < (kTake + kThreads - 1) / kThreads; ++i) {
-        const int n = i * kThreads + me;
-        if (n < kQ || (fresh && n < kTake)) {
-            const int j = n < kQ           ? at.kv_head * kQ + n
-                          : n < kQ + kHalf ? kAttn / 2 + at.kv_head * kHalf + n - kQ
-                                           : (kAttn + kKvHeads * kHeadDim) / 2 +
-                                                 at.kv_head * kHalf + n - kQ - kHalf;
-            watch.polls = 0;
-            u64 v = load_word(from + j);
-            while (!kNoWaits && epoch_of(v) != epoch &&
-                   patient(watch, at.layer << 4 | 1, epoch, epoch_of(v)))
-                v = load_word(from + j);
-            q_sh[n] = (u32)v;
-            if (n >= kQ) {
-                u8* p = page_at(args, shared, at.layer, kv_index, at.column, span.last);
-                if (n < kQ + kHalf) {
-                    *(u32*)(p + (slot * kHalf + n - kQ) * 4) = (u32)v;
-                } else {
-                    u16* values = (u16*)(p + kPageHalf) + 2 * (n - kQ - kHalf) * kPage + slot;
-                    values[0] = (u16)v, values[kPage] = (u16)((u32)v >> 16);
-                }
-            }
-        }
+    const int j = n < kQWords               ? at.kv_head * kQWords + n
+                  : n < kQWords + kHalfHead ? kAttn / 2 + at.kv_head * kHalfHead + n - kQWords
+                                            : (kAttn + kKvHeads * kHeadDim) / 2 +
+                                                  at.kv_head * kHalfHead + n - kQWords - kHalfHead;
+    return args.words + kAtQkv + unit * kVecQ + (long)at.column * kWordsQ + j;
+}
+// Word `n` (a pair of features) of the key or value at hand into its page.
+KIE_DEVICE void store_key(u8* page, int slot, int n, u32 v) {
+    *(u32*)(page + (slot * kHalfHead + n) * 4) = v;
+}
+KIE_DEVICE void store_value(u8* page, int slot, int n, u32 v) {
+    u16* values = (u16*)(page + kPageHalf) + 2 * n * kPage + slot;
+    values[0] = (u16)v, values[kPage] = (u16)(v >> 16);
+}
+// Norms and turns head `head` of those taken (the key comes last), a warp a head. Only where heads
+// have norms: otherwise who computed them has turned them.
+KIE_DEVICE void norm_head(const DecodeArgs& args, int layer, int position, int head, u32* heads) {
+    const int my = lane();
+    constexpr int kEach = (kHalfHead + kTeam - 1) / kTeam;
+    u32* x = heads + head * kHalfHead;
+    const u32* weights = args.head_norms + (layer * 2 + (head == kGroup)) * kHalfHead;
+    float v[kEach][2], sum = 0;
+    KIE_UNROLL for (int i = 0; i < kEach; ++i) {
+        const int n = i * kTeam + my;
+        unpack_half2(n < kHalfHead ? x[n] : 0, v[i][0], v[i][1]);
+        sum += v[i][0] * v[i][0] + v[i][1] * v[i][1];
+    }
+    KIE_UNROLL for (int m = 16; m > 0; m /= 2) sum += shuffle_xor(sum, m);
+    float scale = rsqrt_f(sum * (1.0f / kHeadDimReal) + kEps);
+    const float keep = head == kGroup ? 1.0f : KIE_QUERY_SCALE;
+    KIE_UNROLL for (int i = 0; i < kEach; ++i) {
+        const int n = i * kTeam + my;
+        if (n >= kHalfHead) continue;
+        float n0, n1;
+        unpack_half2(weights[n], n0, n1);
+        const float* r = args.rope + ((long)position * kHalfHead + n) * 2;
+        const float a = v[i][0] * scale * n0, b = v[i][1] * scale * n1;
+        x[n] = pack_half2((a * r[0] - b * r[1]) * keep, (a * r[1] + b * r[0]) * keep);
     }
 }
 
-KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const AttendAt& at,
+// Takes the query heads and, where this split owns the newest page, the new key and value: into
+// shared memory for this step, into the page for later ones.
+KIE_DEVICE void take_heads(Watch& watch, const DecodeArgs& args, const AttendAt& at,
+                           const PageSpan& span, const Pages& pages, u32 epoch, bool fresh,
+                           u8* shared) {
+    const int me = thread(), slot = span.position % kPage;
+    u32* q_sh = (u32*)(shared + kShQkv);
+    constexpr int kTake = kQWords + 2 * kHalfHead;
+    KIE_UNROLL for (int i = 0; i < (kTake + kThreads - 1) / kThreads; ++i) {
+        const int n = i * kThreads + me;
+        if (n >= kQWords && !(fresh && n < kTake)) continue;
+        const u32 v = take_word(watch, head_word(args, at, n), epoch, at.layer << 4 | 1);
+        q_sh[n] = v;
+        if (n < kQWords || (kHeadNorm && n < kQWords + kHalfHead)) continue;
+        u8* page = page_at(args, shared, pages, span.last);
+        if (n < kQWords + kHalfHead)
+            store_key(page, slot, n - kQWords, v);
+        else
+            store_value(page, slot, n - kQWords - kHalfHead, v);
+    }
+    if constexpr (kHeadNorm) {
+        sync_consumers<kThreads>();
+        for (int head = me / kTeam; head < kGroup + (fresh ? 1 : 0); head += kWarps) {
+            norm_head(args, at.layer, span.position, head, q_sh);
+            sync_warp();
+            if (head == kGroup)
+                for (int n = lane(); n < kHalfHead; n += kTeam)
+                    store_key(page_at(args, shared, pages, span.last), slot, n, q_sh[kQWords + n]);
+        }
+    }
+}
+// With several columns: the new keys and values of all of them that land in pages of this split,
+// before anybody attends, since columns may be positions of one sequence.
+KIE_DEVICE void store_new(Watch& watch, const DecodeArgs& args, const AttendAt& at, int position,
+                          const Pages& pages, u32 epoch, u8* shared) {
+    const int me = thread(), slot = position % kPage;
+    u32* q_sh = (u32*)(shared + kShQkv);
+    u8* page = page_at(args, shared, pages, position / kPage);
+    for (int n = me; n < 2 * kHalfHead; n += kThreads) {
+        const u32 v = take_word(watch, head_word(args, at, kQWords + n), epoch, at.layer << 4 | 1);
+        if (n >= kHalfHead)
+            store_value(page, slot, n - kHalfHead, v);
+        else if (kHeadNorm)
+            q_sh[kQWords + n] = v;
+        else
+            store_key(page, slot, n, v);
+    }
+    if constexpr (kHeadNorm) {
+        sync_consumers<kThreads>();
+        if (me / kTeam == 0) {
+            norm_head(args, at.layer, position, kGroup, q_sh);
+            sync_warp();
+            for (int n = me; n < kHalfHead; n += kTeam) store_key(page, slot, n, q_sh[kQWords + n]);
+        }
+        sync_consumers<kThreads>();
+    }
+}
+
+KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer, const AttendAt& at,
                        const PageSpan& span, u32 epoch, Held& held, int page, u8* shared) {
-    const int me = thread(), warp = me / kWarp, g = me % kWarp / 4, t = me % 4;
+    const int me = thread(), warp = me / kTeam, g = me % kTeam / 4, t = me % 4;
     u32* q_sh = (u32*)(shared + kShQkv);
     float* scores = (float*)(shared + kShScores);
     const int kv_index = at.lane_index * kKvHeads + at.kv_head, slot = span.position % kPage;
-    const bool fresh = (span.last + at.column) % kSplitsMax == at.split;
+    const Pages pages = {at.layer, kv_index, at.column};
+    // With one column the newest key and value are used from the words' copy, not from the page.
+    const bool fresh = kColumns == 1 && (span.last + at.shift) % kSplitsMax == at.split;
     const long unit = (long)at.layer * kLanes + at.lane_index;
-    take_heads(watch, args, at, span, epoch, fresh, shared);
+    take_heads(watch, args, at, span, pages, epoch, fresh, shared);
     sync_consumers<kThreads>();
     float best = -1e30f, mass = 0, sums[kValueTiles][4];
     KIE_UNROLL for (int i = 0; i < kValueTiles; ++i) {
@@ -134,7 +223,7 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const AttendAt& at,
     const u8* q_bytes = (const u8*)q_sh;
     const u8* k_new = q_bytes + kGroup * kHeadDim * 2;
     const u16* v_new = (const u16*)(k_new + kHeadDim * 2);
-    const int lowest = at.layer < kWindowLayers ? span.position - kWindow : -1;
+    const int lowest = layer.window > 0 ? span.position - (int)layer.window : -1;
     KIE_NO_UNROLL for (int turn = 0; page <= span.last; ++turn, page += kSplitsMax) {
         const bool here = fresh && page == span.last;
         float* sc = scores + (turn & 1) * (kGroup * kPage);
@@ -159,7 +248,7 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const AttendAt& at,
                         position <= span.position && position > lowest ? d[i] : -1e30f;
             }
             if (page + kSplitsMax <= span.last)
-                hold(held, page_at(args, shared, at.layer, kv_index, at.column, page + kSplitsMax));
+                hold(held, page_at(args, shared, pages, page + kSplitsMax));
         } else if (here) {
             put_value(held, v_new, slot);  // while the scores are being made
         }
@@ -192,7 +281,7 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const AttendAt& at,
                 }
             }
             if (page + kSplitsMax <= span.last)
-                hold(held, page_at(args, shared, at.layer, kv_index, at.column, page + kSplitsMax));
+                hold(held, page_at(args, shared, pages, page + kSplitsMax));
         }
     }
     if (warp >= kScoreWarps) {
@@ -222,10 +311,10 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const AttendAt& at,
 // of a head) of some of the splits, lanes that share a word add up at the end, in a fixed order.
 template <int kCount>  // words this warp takes, from `first` of the column's kAttn / 2
 KIE_DEVICE void merge(Watch& watch, const DecodeArgs& args, int layer, int lane_index, int column,
-                      const PageSpan& span, u32 epoch, int first, u32* x, u64* out, u32 rest_ns) {
-    constexpr int kWide = kCount < 32 ? kCount : 32, kGroups = 32 / kWide;
+                      int shift, const PageSpan& span, u32 epoch, int first, u32* x, u64* out,
+                      u32 rest_ns) {
+    constexpr int kLow = kCount & -kCount, kWide = kLow < 32 ? kLow : 32, kGroups = 32 / kWide;
     constexpr int kEach = (kSplitsMax + kGroups - 1) / kGroups;
-    static_assert(kCount % kWide == 0 && 32 % kWide == 0, "merge share");
     const int pages = span.last - span.first + 1, live = pages < kSplitsMax ? pages : kSplitsMax;
     const long unit = (long)layer * kLanes + lane_index;
     const int my = lane(), group = my / kWide;
@@ -238,14 +327,14 @@ KIE_DEVICE void merge(Watch& watch, const DecodeArgs& args, int layer, int lane_
             return parts + (long)(split * kColumns + column) * kPartWords + line;
         };
         if (n == 0)
-            await_one(watch, lot((span.last + column) % kSplitsMax) + kPartMass, epoch,
+            await_one(watch, lot((span.last + shift) % kSplitsMax) + kPartMass, epoch,
                       layer << 4 | 2, rest_ns);
         watch.polls = 0;
         for (;;) {
             bool ok = true;
             KIE_UNROLL for (int i = 0; i < kEach; ++i) {
                 const int s = group + i * kGroups;
-                const u64* p = lot((span.first + s + column) % kSplitsMax);
+                const u64* p = lot((span.first + s + shift) % kSplitsMax);
                 if (s < live) m[i] = load_word(p + kPartMass), a[i] = load_word(p + w % 8);
             }
             KIE_UNROLL for (int i = 0; i < kEach; ++i) if (group + i * kGroups < live) ok &=

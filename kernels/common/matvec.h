@@ -19,7 +19,7 @@ struct Lot {
 
 template <class S>
 KIE_DEVICE void take_lot(Ring& ring, Lot<S>& lot, bool here) {
-    const int me = thread(), warp = me / kWarp, my = me % kWarp;
+    const int me = thread(), warp = me / kTeam, my = me % kTeam;
     const int row_warp = S::row_warps == 1 ? 0 : warp % S::row_warps;
     const int k_warp = S::k_warps == 1 ? 0 : warp / S::row_warps;
     const u8* w = take_stage(ring, here) + k_warp * (S::chunk * S::rows * 64);
@@ -64,7 +64,7 @@ KIE_DEVICE void add_lot(Sums<S>& s, const Lot<S>& lot, const Column<S>& x) {
 // first.
 template <class S>
 KIE_DEVICE Sums<S> multiply(Ring& ring, Lot<S>& lot, const u8* x, int stride) {
-    const int me = thread(), warp = me / kWarp, my = me % kWarp, g = my / 4, t = my % 4;
+    const int me = thread(), warp = me / kTeam, my = me % kTeam, g = my / 4, t = my % 4;
     const int k_warp = S::k_warps == 1 ? 0 : warp / S::row_warps;
     const int column = kColumns == 1 ? 0 : (g < kColumns ? g : kColumns - 1);
     const u8* mine = x + (column * stride + k_warp * S::pairs * 32 + 8 * t) * 2;
@@ -98,7 +98,7 @@ KIE_DEVICE Sums<S> multiply(Ring& ring, Lot<S>& lot, const u8* x, int stride) {
 // survive.
 template <class S, class F>
 KIE_DEVICE void finish(Sums<S>& s, float* part, F out) {
-    const int me = thread(), warp = me / kWarp, my = me % kWarp, g = my / 4, t = my % 4;
+    const int me = thread(), warp = me / kTeam, my = me % kTeam, g = my / 4, t = my % 4;
     const int row_warp = S::row_warps == 1 ? 0 : warp % S::row_warps;
     if constexpr (S::k_warps == 1) {
         KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
@@ -144,7 +144,7 @@ KIE_DEVICE void finish(Sums<S>& s, float* part, F out) {
 // The results that this thread will own, without the sums: visit(item, pair, column, live).
 template <class S, class F>
 KIE_DEVICE void each_item(F visit) {
-    const int me = thread(), warp = me / kWarp, g = me % kWarp / 4, t = me % 4;
+    const int me = thread(), warp = me / kTeam, g = me % kTeam / 4, t = me % 4;
     KIE_UNROLL for (int i = 0; i < S::items; ++i) {
         int pair, column;
         if constexpr (S::k_warps == 1) {

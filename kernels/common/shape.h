@@ -3,39 +3,57 @@
 // that runs it cannot disagree. All sizes are per lane unless they say otherwise.
 #pragma once
 
+// The sizes below are padded with zeros to what the work's cut needs; `Real` is the model's own.
 constexpr int kLayers = KIE_LAYERS, kHidden = KIE_HIDDEN, kHeads = KIE_HEADS,
               kKvHeads = KIE_KV_HEADS;
 constexpr int kHeadDim = KIE_HEAD_DIM, kFfn = KIE_FFN, kVocab = KIE_VOCAB, kLanes = KIE_LANES;
-constexpr int kDelay = KIE_DELAY;  // layers until the other lanes' sums arrive
-constexpr int kWindow = KIE_WINDOW, kWindowLayers = KIE_WINDOW_LAYERS;
+constexpr int kHiddenReal = KIE_HIDDEN_REAL, kHeadDimReal = KIE_HEAD_DIM_REAL;
 constexpr int kBlocks = KIE_BLOCKS, kWarps = KIE_WARPS, kColumns = KIE_COLUMNS;
 constexpr int kSlotBytes = KIE_SLOT_BYTES, kSplitsMax = KIE_SPLITS;
-constexpr int kMerge = KIE_MERGE;    // 1: attention parts are merged by owners first
-constexpr int kPollMode = KIE_POLL;  // 0: poll the batch, 1: one word a warp first
+// How the head combines lanes: the mean of their norms, the norm of their sum, a slice of the
+// vocabulary from each lane, or a matrix over all of them side by side. With one lane all the same.
+enum HeadMode { kHeadMean = 0, kHeadSum = 1, kHeadPerLane = 2, kHeadConcat = 3 };
+constexpr int kHeadMode = kLanes == 1 ? (int)kHeadPerLane : KIE_HEAD_MODE;
+constexpr int kNormLanes = KIE_NORM_LANES;  // rows of a norm's weights: 1, or one a lane
+constexpr bool kHeadNorm = KIE_HEAD_NORM;   // q and k heads are normed before they turn
+constexpr bool kBias = KIE_BIAS;            // q, k, v have biases
+constexpr int kMerge = KIE_MERGE;           // 1: attention parts are merged by owners first
+constexpr int kPollMode = KIE_POLL;         // 0: poll the batch, 1: one word a warp first
 constexpr bool kNoWaits = KIE_NO_WAITS, kNoStream = KIE_NO_STREAM;  // measuring only
 constexpr unsigned kRestGather = KIE_REST_GATHER,
                    kRestMerge = KIE_REST_MERGE;  // ns before the first look
-constexpr float kEps = 1e-5f;
+constexpr float kEps = KIE_EPS;
 
-constexpr int kThreads = kWarps * 32, kBlocksPerLane = kBlocks / kLanes;
+constexpr int kTeam = 32;  // threads that exchange registers; a machine's warp is one or two teams
+constexpr int kThreads = kWarps * kTeam, kBlocksPerLane = kBlocks / kLanes;
 constexpr int kGroup = kHeads / kKvHeads, kQkv = (kHeads + 2 * kKvHeads) * kHeadDim;
 constexpr int kAttn = kHeads * kHeadDim, kSplitBlocks = kBlocksPerLane / kKvHeads;
 constexpr int kPage = 64, kPagesMax = KIE_PAGES_MAX;  // pages of a longest sequence
+constexpr int kPools = 2;                             // layers that see all, layers with a window
 
-// Rows a block computes of each matrix; the residual rows it owns are those of `kRowsO`.
-KIE_CONST_FN int even_up(int a, int b) { return ((a + b - 1) / b + 1) / 2 * 2; }
-constexpr int kRowsQkv = kQkv / kBlocksPerLane, kRowsO = kHidden / kBlocksPerLane;
-constexpr int kRowsGu = 2 * kFfn / kBlocksPerLane, kRowsHead = even_up(kVocab, kBlocksPerLane);
-static_assert(kRowsQkv * kBlocksPerLane == kQkv && kRowsQkv % 2 == 0, "qkv rows must divide");
-static_assert(kRowsO * kBlocksPerLane == kHidden && kRowsO % 2 == 0, "hidden rows must divide");
-static_assert(kRowsGu * kBlocksPerLane == 2 * kFfn && kRowsGu % 4 == 0, "mlp rows must divide");
-static_assert(kSplitsMax <= kSplitBlocks, "more splits than blocks");
+// Rows a block computes of each matrix; the residual rows it owns are those of `kRowsO`. The last
+// blocks' rows may lie beyond the matrix: zeros, which nobody reads.
+KIE_CONST_FN int share_of(int rows, int blocks, int unit) {
+    return ((rows + blocks - 1) / blocks + unit - 1) / unit * unit;
+}
+constexpr int kHeadBlocks = kHeadMode == kHeadPerLane ? kBlocksPerLane : kBlocks;
+constexpr int kHeadWidth = kHeadMode == kHeadConcat ? kLanes * kHidden : kHidden;
+constexpr int kRowsQkv = share_of(kQkv, kBlocksPerLane, 2),
+              kRowsO = share_of(kHidden, kBlocksPerLane, 2);
+constexpr int kRowsGu = share_of(2 * kFfn, kBlocksPerLane, 4),
+              kRowsHead = share_of(kVocab, kHeadBlocks, 2);
+constexpr int kVocabAll = kHeadMode == kHeadPerLane ? kLanes * kVocab : kVocab;
+static_assert(kBlocksPerLane * kLanes == kBlocks && kGroup * kKvHeads == kHeads, "must divide");
+static_assert(kSplitBlocks > 0 && kSplitsMax <= kSplitBlocks, "more splits than blocks");
+static_assert(kGroup <= 8 && kHeadDim % 32 == 0 && kWarps > 4, "attention does not fit");
 
-KIE_CONST_FN int row_warps_of(int rows) {
+KIE_CONST_FN int row_warps_of(int rows, int k) {
     const int tiles = (rows + 15) / 16;
     if (tiles >= kWarps) return kWarps;
     for (int w = 1; w < kWarps; ++w)
-        if (kWarps % w == 0 && tiles % w == 0 && rows * 64 * (kWarps / w) <= kSlotBytes) return w;
+        if (kWarps % w == 0 && tiles % w == 0 && k % (32 * (kWarps / w)) == 0 &&
+            rows * 64 * (kWarps / w) <= kSlotBytes)
+            return w;
     return kWarps;
 }
 // Two stages are held in registers: at most so many tile pairs a warp in each.
@@ -52,11 +70,10 @@ KIE_CONST_FN int chunk_of(int pairs, int tiles, int bytes_a_pair) {
 // `chunk` tile pairs (16 rows x 32 columns) for every warp. A stage holds, for each k-warp, for
 // each pair, for each row tile: two 16 x 16 tiles of 32 bytes a row. Rows missing from the last
 // tile take no bytes.
-template <int kRows, int kK, bool kByRows = false>
+template <int kRows, int kK>
 struct Split {
     static constexpr int rows = kRows, k = kK, tiles_all = (kRows + 15) / 16;
-    static constexpr int row_warps = kByRows ? kWarps : row_warps_of(kRows),
-                         k_warps = kWarps / row_warps;
+    static constexpr int row_warps = row_warps_of(kRows, kK), k_warps = kWarps / row_warps;
     static constexpr int tiles = (tiles_all + row_warps - 1) / row_warps;
     static constexpr int pairs = kK / 32 / k_warps,
                          chunk = chunk_of(pairs, tiles, k_warps * kRows * 64);
@@ -75,9 +92,8 @@ using SplitGu = Split<kRowsGu, kHidden>;
 using SplitDown = Split<kRowsO, kFfn>;
 constexpr int kHeadPassRows = kRowsHead < kWarps * 16 ? kRowsHead : kWarps * 16;
 constexpr int kHeadPasses = kRowsHead / kHeadPassRows, kHeadTail = kRowsHead % kHeadPassRows;
-// With several columns a thread of the head keeps to its own, so no k-warps there.
-using SplitHead = Split<kHeadPassRows, kHidden, (kColumns > 1)>;
-using SplitTail = Split<(kHeadTail ? kHeadTail : kHeadPassRows), kHidden, (kColumns > 1)>;
+using SplitHead = Split<kHeadPassRows, kHeadWidth>;
+using SplitTail = Split<(kHeadTail ? kHeadTail : kHeadPassRows), kHeadWidth>;
 
 KIE_CONST_FN long bytes_of(int stages, int bytes) { return (long)stages * bytes; }
 constexpr long kLayerBytes = bytes_of(SplitQkv::stages, SplitQkv::stage_bytes) +
@@ -88,9 +104,12 @@ constexpr long kLineBytes = kLayers * kLayerBytes +
                             kHeadPasses * bytes_of(SplitHead::stages, SplitHead::stage_bytes) +
                             (kHeadTail ? bytes_of(SplitTail::stages, SplitTail::stage_bytes) : 0);
 
-// Words of the exchange, as offsets from one base. Every slot is written once a step.
-constexpr long kVecH = (long)kColumns * kHidden / 2, kVecQ = (long)kColumns * kQkv / 2;
-constexpr long kVecA = (long)kColumns * kAttn / 2, kVecF = (long)kColumns * kFfn / 2;
+// Words of the exchange, as offsets from one base. Every slot is written once a step. A column of
+// a vector takes as many words as its rows' owners have, the last of which may be padding.
+constexpr int kWordsH = kRowsO * kBlocksPerLane / 2, kWordsQ = kRowsQkv * kBlocksPerLane / 2;
+constexpr int kWordsA = kAttn / 2, kWordsF = kRowsGu * kBlocksPerLane / 4;
+constexpr long kVecH = (long)kColumns * kWordsH, kVecQ = (long)kColumns * kWordsQ;
+constexpr long kVecA = (long)kColumns * kWordsA, kVecF = (long)kColumns * kWordsF;
 constexpr long kAll = (long)kLayers * kLanes;
 constexpr long kAtHidden = 0, kAtQkv = kAtHidden + 2 * kAll * kVecH,
                kAtPart = kAtQkv + kAll * kVecQ;
@@ -100,31 +119,45 @@ constexpr int kPartLine = 16, kPartMass = 8, kPartWords = kHeads * (kHeadDim / 1
 constexpr long kAtAttn = kAtPart + kAll * kSplitsMax * kColumns * kPartWords;
 constexpr long kAtAct = kAtAttn + kAll * kVecA, kAtOther = kAtAct + kAll * kVecF;
 constexpr long kAtPick = kAtOther + (kLanes > 1 ? 2 * kAll * kVecH : 0);
-constexpr long kWords = kAtPick + (long)kBlocks * kColumns * 2;
+// Choosing a token: each block's offer, and the rounds that narrow a filter (sample.h).
+constexpr int kOffer = 6, kRounds = 13, kBins = 16, kCountWords = 3 * kBins;
+constexpr long kAtOrder = kAtPick + (long)kBlocks * kColumns * kOffer;
+constexpr long kAtTally = kAtOrder + 2;
+constexpr long kAtVerdict = kAtTally + 2l * kRounds * kBlocks * kColumns * kCountWords;
+constexpr long kAtFinal = kAtVerdict + 2l * kRounds * kColumns * 8;
+constexpr long kWords = kAtFinal + (long)kBlocks * kColumns * 4;
+constexpr int kStopsMax = 64, kRing = 8192;
 
 // Shared memory, in bytes. `A` serves qkv, gate/up and head, `B` the other two, so that a warp may
 // fill the next vector while another still reads the last one.
 KIE_CONST_FN int max_i(int a, int b) { return a > b ? a : b; }
-constexpr int kStrideA = kHidden + (kColumns > 1 ? 8 : 0);  // halves between columns
+KIE_CONST_FN int min_i(int a, int b) { return a < b ? a : b; }
+constexpr int kStrideA = max_i(kHidden, kHeadWidth) + (kColumns > 1 ? 8 : 0);  // halves
 constexpr int kStrideB = max_i(kAttn, kFfn) + (kColumns > 1 ? 8 : 0);
 constexpr int kPartA = max_i(max_i(SplitQkv::part_floats, SplitGu::part_floats),
                              max_i(SplitHead::part_floats, SplitTail::part_floats));
 constexpr int kPartB = max_i(SplitO::part_floats, SplitDown::part_floats);
 constexpr int kScores = 2 * kGroup * kPage;
+constexpr int kNormSets = kHeadMode == kHeadMean || kHeadMode == kHeadConcat ? kLanes : 1;
+// Page tables stand in shared memory where they are small.
+constexpr int kTableWords = kColumns * kPools * kPagesMax;
+constexpr bool kTableShared = kTableWords <= 4096;
 constexpr int kShXa = 0, kShXb = kShXa + kStrideA * kColumns * 2,
               kShPartA = kShXb + kStrideB * kColumns * 2;
 constexpr int kShPartB = kShPartA + kPartA * 4, kShNorm = kShPartB + kPartB * 4;
-constexpr int kShScores = kShNorm + kWarps * kColumns * 4, kShQkv = kShScores + kScores * 4;
+constexpr int kShScores = kShNorm + kWarps * kColumns * kNormSets * 4;
+constexpr int kShQkv = (kShScores + kScores * 4 + 15) / 16 * 16;
 constexpr int kShPick = kShQkv + (kGroup + 2) * kHeadDim * 2,
-              kShMisc = kShPick + kWarps * kColumns * 8;
-constexpr int kShTrace = (kShMisc + 64 + 63) / 64 * 64, kShSlots = kShTrace + 16 * 8;
+              kShMisc = (kShPick + (kWarps * kColumns + kColumns + kWarps) * 20 + 15) / 16 * 16;
+constexpr int kShTokens = kShMisc + 64, kShEnds = kShTokens + kColumns * 4;
+constexpr int kShTally = (kShEnds + kColumns * 4 + 63) / 64 * 64;
+constexpr int kShSum = kShTally + kBins * 16, kShStops = kShSum + kCountWords * 8;
+constexpr int kShLayers = kShStops + kColumns * kStopsMax * 4;
+constexpr int kShTrace = (kShLayers + kLayers * 32 + 63) / 64 * 64, kShSlots = kShTrace + 16 * 8;
 constexpr int kShSizes = kShSlots + 64 * 16, kShTurn = kShSizes + 64 * 4;
 constexpr int kShTable = kShTurn + SplitQkv::items * kThreads * 8;
-constexpr int kShRing = (kShTable + kColumns * kPagesMax * 4 + 1023) / 1024 * 1024;
-#ifndef KIE_SHARED_MAX
-#define KIE_SHARED_MAX 232448
-#endif
-constexpr int kSharedMax = KIE_SHARED_MAX;  // bytes that a block may ask for
-constexpr int kSlots =
-    (kSharedMax - kShRing) / kSlotBytes < 64 ? (kSharedMax - kShRing) / kSlotBytes : 64;
+constexpr int kShRing = (kShTable + (kTableShared ? kTableWords * 4 : 0) + 1023) / 1024 * 1024;
+constexpr int kSharedMax = KIE_SHARED_MAX;
+constexpr int kSlots = min_i((kSharedMax - kShRing) / kSlotBytes, 64);
 constexpr int kSharedBytes = kShRing + kSlots * kSlotBytes;
+static_assert(kSlots >= 2, "no room for the ring");

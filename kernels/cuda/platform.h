@@ -16,7 +16,7 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-constexpr u32 kWarp = 32;
+constexpr u32 kWarp = 32;  // the machine's; work is cut into teams of 32 threads on all of them
 struct alignas(16) Quad {
     u32 v[4];
 };
@@ -61,6 +61,30 @@ KIE_DEVICE void store_word(u64* p, u64 v) {
 // Release and acquire at device scope, cumulative with barriers.
 KIE_DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
+// Words of host memory: complete in themselves, no ordering of others.
+KIE_DEVICE u32 load_host(const u32* p) {
+    u32 v;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+KIE_DEVICE u64 load_host(const u64* p) {
+    u64 v;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+KIE_DEVICE void store_host(u32* p, u32 v) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+KIE_DEVICE void store_host(u64* p, u64 v) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+// Release and acquire among the device and the host.
+KIE_DEVICE void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+// Adds to a word of the block's shared memory.
+KIE_DEVICE void add_shared(u32* p, u32 v) { atomicAdd_block(p, v); }
+KIE_DEVICE void add_shared(u64* p, u64 v) { atomicAdd_block(p, v); }
+KIE_DEVICE u32 ballot(bool v) { return __ballot_sync(~0u, v); }
+
 // 16 bytes that an earlier step wrote (keys, values): never from a cache that is not coherent.
 KIE_DEVICE Quad load_state(const void* p) {
     Quad q;
@@ -69,6 +93,12 @@ KIE_DEVICE Quad load_state(const void* p) {
                  : "l"(p)
                  : "memory");
     return q;
+}
+// 16 bytes for later steps, made visible by the step's edge.
+KIE_DEVICE void store_state(void* p, Quad q) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(q.v[0]), "r"(q.v[1]),
+                 "r"(q.v[2]), "r"(q.v[3])
+                 : "memory");
 }
 // A hint: these 128 bytes will be read soon.
 KIE_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }

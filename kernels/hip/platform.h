@@ -5,7 +5,7 @@
 // - A wave has 64 lanes and holds two teams. The lanes of a wave that meet a branch differently run
 //   one side after the other, so a team must never wait for what the other team of its wave does
 //   later in the program. kernels/common waits only for words and stages asked for earlier.
-// - The producer's team must not share a wave with consumers (`sync_consumers` asserts it).
+// - Threads with work of their own (the producer, the host's watcher) each have a wave: see kWarp.
 // - There is no bulk-copy engine here: `copy_async` has copied when it returns. Correct, not tuned.
 #pragma once
 
@@ -25,7 +25,7 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-constexpr u32 kTeam = 32, kWarp = kTeam, kWave = 64;
+constexpr u32 kWarp = 64, kTeamLanes = 32;
 struct alignas(16) Quad {
     u32 v[4];
 };
@@ -42,7 +42,7 @@ KIE_DEVICE u32 opaque(u32 v) {
 }
 KIE_DEVICE u32 thread() { return opaque(__builtin_amdgcn_workitem_id_x()); }
 KIE_DEVICE u32 block() { return __builtin_amdgcn_workgroup_id_x(); }
-KIE_DEVICE u32 lane() { return thread() % kTeam; }
+KIE_DEVICE u32 lane() { return thread() % kTeamLanes; }
 KIE_DEVICE u32 wave_lane() {
     return __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0));
 }
@@ -61,7 +61,7 @@ struct Meeting {
 static __attribute__((shared)) Meeting meeting;
 template <u32 kThreads>
 KIE_DEVICE void sync_consumers() {
-    static_assert(kThreads % kWave == 0, "the producer would share a wave with consumers");
+    static_assert(kThreads % kWarp == 0, "consumers share no wave with others");
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
     __builtin_amdgcn_wave_barrier();
     if (wave_lane() == 0) {
@@ -69,7 +69,7 @@ KIE_DEVICE void sync_consumers() {
             __hip_atomic_load(&meeting.turn, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
         const u32 before = __hip_atomic_fetch_add(&meeting.arrived, 1u, __ATOMIC_ACQ_REL,
                                                   __HIP_MEMORY_SCOPE_WORKGROUP);
-        if (before == kThreads / kWave - 1) {
+        if (before == kThreads / kWarp - 1) {
             __hip_atomic_store(&meeting.arrived, 0u, __ATOMIC_RELAXED,
                                __HIP_MEMORY_SCOPE_WORKGROUP);
             __hip_atomic_store(&meeting.turn, turn + 1, __ATOMIC_RELEASE,
@@ -92,7 +92,7 @@ KIE_DEVICE void sync_warp() {
 
 // Between the lanes of a team. The swizzle works on 32 lanes at a time, which is the team.
 KIE_DEVICE u32 shuffle(u32 v, u32 from) {
-    const u32 lane_of_wave = (wave_lane() & kTeam) | (from % kTeam);
+    const u32 lane_of_wave = (wave_lane() & kTeamLanes) | (from % kTeamLanes);
     return (u32)__builtin_amdgcn_ds_bpermute((int)(lane_of_wave * 4), (int)v);
 }
 template <u32 kMask>
@@ -119,9 +119,16 @@ KIE_DEVICE u32 bits(float f) { return __builtin_bit_cast(u32, f); }
 KIE_DEVICE float number(u32 u) { return __builtin_bit_cast(float, u); }
 KIE_DEVICE float shuffle(float v, u32 from) { return number(shuffle(bits(v), from)); }
 KIE_DEVICE float shuffle_xor(float v, u32 mask) { return number(shuffle_xor(bits(v), mask)); }
+// Adds to a word of the block's shared memory.
+KIE_DEVICE void add_shared(u32* p, u32 v) {
+    __hip_atomic_fetch_add((KIE_LOCAL u32*)p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
+KIE_DEVICE void add_shared(u64* p, u64 v) {
+    __hip_atomic_fetch_add((KIE_LOCAL u64*)p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
 // One bit a lane of the team.
 KIE_DEVICE u32 ballot(bool yes) {
-    return (u32)(__builtin_amdgcn_ballot_w64(yes) >> (wave_lane() & kTeam));
+    return (u32)(__builtin_amdgcn_ballot_w64(yes) >> (wave_lane() & kTeamLanes));
 }
 
 // Words.

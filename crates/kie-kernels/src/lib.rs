@@ -12,6 +12,7 @@ pub mod mailbox;
 pub mod mono;
 pub mod philox;
 pub mod sample;
+pub mod sim;
 pub mod validate;
 
 pub use error::{Error, Result};

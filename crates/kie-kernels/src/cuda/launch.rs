@@ -202,7 +202,7 @@ pub(super) fn launch(
     drop(flights);
     let mut flight = CudaFlight {
         context: context.clone(),
-        _module: module.clone(),
+        module: module.clone(),
         name: entry.name,
         event,
         state: State::Flying,
@@ -268,7 +268,7 @@ fn refused(context: &Context, launch: &Launch<'_>, code: ffi::Code) -> Error {
 /// A kernel under way.
 struct CudaFlight {
     context: Arc<Context>,
-    _module: Arc<dyn Module>,
+    module: Arc<dyn Module>,
     name: &'static str,
     event: Handle,
     state: State,
@@ -281,13 +281,13 @@ enum State {
 }
 
 impl CudaFlight {
-    /// The kernel's end will not be seen. What it may still use, the context above all, stays for
-    /// good: to free it would be to wait for it.
+    /// The kernel's end will not be seen. What it may still use stays for good, as to free it would
+    /// be to wait for it: the module, which holds the context, and (this flight being counted as
+    /// active for ever) all memory.
     fn lose(&mut self, why: String) -> Error {
         let error = Error::Failed(why);
         if !matches!(self.state, State::Lost(_)) {
-            std::mem::forget(self.context.clone());
-            std::mem::forget(self._module.clone());
+            std::mem::forget(self.module.clone());
         }
         self.state = State::Lost(error.clone());
         error

@@ -51,20 +51,26 @@ pub struct Usage {
     pub spill_bytes: u32,
 }
 
-/// Where NVRTC may be, in order: the file in `KIE_NVRTC` and nothing else if that is set; by name;
-/// in the toolkit's folders; in `folders` (a pip package's).
+/// Where NVRTC may be, in order: the file in `KIE_NVRTC` and nothing else if that is set; or else,
+/// version by version and the newest first, where the loader searches, in the toolkits' folders,
+/// and in `folders` (a pip package's).
 pub fn candidates(folders: &[PathBuf]) -> Vec<PathBuf> {
-    if let Some(file) = std::env::var_os("KIE_NVRTC").filter(|file| !file.is_empty()) {
-        return vec![file.into()];
+    let set = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    if let Some(file) = set("KIE_NVRTC") {
+        return vec![file];
     }
-    let toolkits = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(std::env::var_os);
-    let toolkits = toolkits.filter(|home| !home.is_empty()).map(PathBuf::from);
-    let toolkits = toolkits.chain([PathBuf::from("/usr/local/cuda")]).map(|h| h.join("lib64"));
-    let files = toolkits
-        .chain(folders.iter().cloned())
-        .flat_map(|folder| NAMES.map(|name| folder.join(name)))
-        .filter(|file| file.is_file());
-    NAMES.iter().map(PathBuf::from).chain(files).collect()
+    let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(set);
+    let homes = homes.chain([PathBuf::from("/usr/local/cuda")]).map(|home| home.join("lib64"));
+    in_order(homes.chain(folders.iter().cloned()).collect())
+}
+
+/// Version before place: newer compilers make better code of the same kernels.
+fn in_order(folders: Vec<PathBuf>) -> Vec<PathBuf> {
+    let files = |name| {
+        let files = folders.iter().map(move |folder: &PathBuf| folder.join(name));
+        std::iter::once(PathBuf::from(name)).chain(files.filter(|file| file.is_file()))
+    };
+    NAMES.into_iter().flat_map(files).collect()
 }
 
 impl Nvrtc {
@@ -105,9 +111,14 @@ impl Nvrtc {
             ));
         }
         if let Some(most) = newest_major.filter(|&most| major > most) {
+            // Up to 12 the packages carry the version in their name.
+            let package = match most {
+                ..=12 => format!("nvidia-cuda-nvrtc-cu{most}"),
+                _ => format!("'nvidia-cuda-nvrtc<{}'", most + 1),
+            };
             return Err(format!(
                 "is version {major}.{minor}, newer than the driver (CUDA {most}): update the \
-                 driver, or pip install nvidia-cuda-nvrtc-cu{most}"
+                 driver, or pip install {package}"
             ));
         }
         let path = library.file_of("nvrtcVersion").unwrap_or_else(|| path.to_path_buf());
@@ -281,4 +292,52 @@ impl Compiled {
 fn number_before(line: &str, what: &str) -> Option<u32> {
     let before = &line[..line.find(what)?];
     before.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn newer_versions_come_first_and_then_places() {
+        let name = format!("kie-nvrtc-{}", std::process::id());
+        let root = std::env::temp_dir().join(name);
+        let [one, two] = ["one", "two"].map(|name| root.join(name));
+        for (folder, files) in [(&one, &NAMES[1..]), (&two, &NAMES[..2])] {
+            std::fs::create_dir_all(folder).unwrap();
+            files.iter().for_each(|file| std::fs::write(folder.join(file), b"").unwrap());
+        }
+        let found = in_order(vec![one.clone(), root.join("none"), two.clone()]);
+        let wanted = [
+            NAMES[0].into(),
+            two.join(NAMES[0]),
+            NAMES[1].into(),
+            one.join(NAMES[1]),
+            two.join(NAMES[1]),
+            NAMES[2].into(),
+            one.join(NAMES[2]),
+        ];
+        std::fs::remove_dir_all(&root).unwrap();
+        assert_eq!(found, wanted);
+    }
+
+    #[test]
+    fn usage_is_read_from_the_log() {
+        let log = "ptxas info    : 0 bytes gmem\n\
+                   ptxas info    : Compiling entry function 'a' for 'sm_90a'\n\
+                   ptxas info    : Function properties for a\n\
+                   \x20   8 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads\n\
+                   ptxas info    : Used 128 registers, used 2 barriers, 8 bytes cumulative stack\n\
+                   ptxas info    : Compiling entry function 'b' for 'sm_90a'\n\
+                   ptxas info    : Used 9 registers\n";
+        let usage = Compiled { cubin: Vec::new(), log: log.into() }.usage();
+        let kernel = |entry: &str, registers, stack_bytes, spill_bytes| Usage {
+            entry: entry.into(),
+            registers,
+            stack_bytes,
+            spill_bytes,
+        };
+        assert_eq!(usage, [kernel("a", 128, 8, 12), kernel("b", 9, 0, 0)]);
+    }
 }

@@ -169,6 +169,10 @@ impl Machine for Hip {
         Platform::Hip
     }
 
+    fn warp(&self) -> u32 {
+        64
+    }
+
     fn info(&self) -> Result<MachineInfo> {
         let context = &self.context;
         let _current = context.current()?;

@@ -1,12 +1,12 @@
 //! Compiled kernels on disk, one file for each key, for any number of processes at once.
 //!
-//! An entry is `magic, length, hash, payload`; it appears by a rename of a finished and synced file,
-//! so a reader sees all of it or nothing. What does not match its header counts as absent and is
-//! replaced by the next publication. The cache only saves time: whatever fails here is told, and
+//! An entry is `magic, length, hash, payload`; it appears by a rename of a finished and synced
+//! file, so a reader sees all of it or nothing. What does not match its header counts as absent and
+//! is replaced by the next publication. The cache only saves time: whatever fails here is told, and
 //! the caller goes on without.
 //!
-//! Hashes are FNV-1a of 128 bits: stable over builds and machines, and accidental collisions are out
-//! of reach. It is no defence against somebody who may write into the folder.
+//! Hashes are FNV-1a of 128 bits: stable over builds and machines, and accidental collisions are
+//! out of reach. It is no defence against somebody who may write into the folder.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -84,7 +84,7 @@ impl Cache {
     /// Publishes `payload` under `key`, in place of what was there.
     ///
     /// # Errors
-    /// A note for the user: what could not be written, and that kernels are compiled anew each time.
+    /// A note for the user: what could not be written, and what to do.
     pub fn put(&self, key: Key, payload: &[u8]) -> Result<(), String> {
         let Some(entry) = self.entry(key) else {
             return Err("compiled kernels are not kept: neither KIE_CACHE nor HOME is set".into());
@@ -134,6 +134,7 @@ fn write_synced(draft: &Path, payload: &[u8]) -> std::io::Result<()> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -79,7 +79,9 @@ macro_rules! symbols {
 
         impl $table {
             /// All of them, or the name of the first that the library lacks.
-            pub fn load(library: &$crate::mono::library::Library) -> Result<Self, &'static str> {
+            pub fn load(
+                library: &$crate::mono::library::Library,
+            ) -> std::result::Result<Self, &'static str> {
                 Ok(Self {
                     $($name: {
                         let at = library.symbol(stringify!($name)).ok_or(stringify!($name))?;
@@ -100,6 +102,7 @@ macro_rules! symbols {
 pub(crate) use symbols;
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

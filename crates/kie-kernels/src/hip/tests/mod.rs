@@ -4,9 +4,11 @@
 
 mod faults;
 mod flights;
+mod kernels;
 mod object;
 
 use std::ffi::{c_char, c_int, c_void, CString};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -36,6 +38,12 @@ impl Drop for Folder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
+}
+
+/// Says that a test cannot run here; in CI, where all of them must, it fails.
+fn skipped(test: &str, why: &str) {
+    assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "{test}: {why}");
+    let _ = writeln!(std::io::stderr(), "skipped: {test}: {why}");
 }
 
 fn build(source: &Path, to: &Path) {

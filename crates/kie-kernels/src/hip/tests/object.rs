@@ -1,6 +1,5 @@
 //! Code objects: what was put in is read back, broken ones are refused, a real one is understood.
 
-use std::io::Write;
 use std::process::Command;
 
 use crate::hip::code_object::{kernels, Kernel};
@@ -149,9 +148,7 @@ fn a_real_object_is_understood() {
         .args([&source, std::path::Path::new("-o"), &object])
         .status();
     let Ok(clang) = clang else {
-        assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "clang++-19 is missing");
-        let _ = writeln!(std::io::stderr(), "skipped: a real code object: clang++-19 is missing");
-        return;
+        return super::skipped("a real code object", "clang++-19 is missing");
     };
     assert!(clang.success());
     let found = kernels(&std::fs::read(&object).unwrap()).unwrap();

@@ -1,0 +1,276 @@
+//! From a source to a loaded library, by the C++ compiler of the host and a cache on disk.
+//!
+//! Invariants: a file in the cache is complete (published by rename) and belongs to this user; a
+//! loaded library is a copy of its own, because the runtime in it keeps its state in statics.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_int, c_void, CStr, CString, OsStr};
+use std::fmt::Write as _;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::error::{Error, Result};
+use crate::mono::machine::Source;
+
+/// The runtime that stands in front of every source.
+const FIBERS: &str = include_str!("../../kernels/sim/fibers.h");
+const ARCH: &str = "the simulator";
+/// Halves and text puns are as on a GPU; every product and sum is rounded by itself.
+const FLAGS: &[&str] = &[
+    "-std=c++17",
+    "-O2",
+    "-shared",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
+    "-fno-exceptions",
+    "-w",
+    "-x",
+    "c++",
+];
+
+/// A C++ compiler and what to call it with.
+pub(super) struct Compiler {
+    words: Vec<String>,
+    flags: Vec<&'static str>,
+    /// Its own first line about itself.
+    pub(super) version: String,
+    folder: PathBuf,
+}
+
+/// A kernel of a library.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Entry {
+    /// Of the function that a fiber calls.
+    pub(super) address: usize,
+    /// Most threads that it was compiled for.
+    pub(super) threads: u32,
+}
+
+/// A library that is loaded as long as this lives.
+pub(super) struct Library {
+    handle: *mut c_void,
+    /// `kie_sim_run`.
+    pub(super) run: unsafe extern "C" fn(*mut c_void) -> c_int,
+    entries: BTreeMap<&'static str, Entry>,
+}
+
+// SAFETY: a handle of the dynamic linker may be used from any thread.
+unsafe impl Send for Library {}
+// SAFETY: as above.
+unsafe impl Sync for Library {}
+
+/// What the process was told from outside, read here and nowhere else.
+fn environment() -> (Option<String>, Option<PathBuf>) {
+    let full = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    let compiler = full("CXX").map(|value| value.to_string_lossy().into_owned());
+    (compiler, full("KIE_CACHE").map(PathBuf::from))
+}
+
+impl Compiler {
+    /// `$CXX`, or the first of the usual names that answers.
+    pub(super) fn find(device: &str) -> Result<Self> {
+        let (wanted, cache) = environment();
+        let named = wanted.is_some();
+        let candidates = match wanted {
+            Some(words) => vec![words],
+            None => ["g++", "clang++", "c++"].map(str::to_owned).to_vec(),
+        };
+        for candidate in &candidates {
+            let words: Vec<String> = candidate.split_whitespace().map(str::to_owned).collect();
+            if let Some(version) = version_of(&words) {
+                let folder = cache_folder(cache)?;
+                return Ok(Self { words, flags: processor_flags(), version, folder });
+            }
+        }
+        let detail = if named {
+            format!("$CXX names {:?}, which does not answer to --version", candidates[0])
+        } else {
+            "no C++ compiler: looked for g++, clang++, c++ in PATH; install one or set $CXX"
+                .to_owned()
+        };
+        Err(Error::NoDevice { device: device.to_owned(), detail })
+    }
+
+    /// Compiles, unless the cache has it, and loads.
+    pub(super) fn library(&self, source: &Source, warp: u32) -> Result<Library> {
+        let text = text_of(source, warp);
+        let kept = self.folder.join(format!("{}.so", self.key(&text)));
+        let own = unique(&self.folder, "so");
+        if std::fs::copy(&kept, &own).is_err() {
+            self.build(&text, &own)?;
+            let published = unique(&self.folder, "so");
+            std::fs::copy(&own, &published)
+                .and_then(|_| std::fs::rename(&published, &kept))
+                .map_err(|error| failed(&kept, &error))?;
+        }
+        let library = Library::load(&own, &source.entries);
+        // Mapped by now; the name is needed no more.
+        let _ = std::fs::remove_file(&own);
+        library
+    }
+
+    /// Names everything that the result depends on.
+    fn key(&self, text: &str) -> String {
+        let mut parts = vec![self.version.as_str(), text];
+        parts.extend(self.words.iter().map(String::as_str));
+        parts.extend(FLAGS.iter().chain(&self.flags));
+        let hash = |start: u64| {
+            let mut hash = start;
+            for part in &parts {
+                for &byte in part.as_bytes().iter().chain(&[0xff]) {
+                    hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+                    hash ^= hash >> 29;
+                }
+            }
+            hash
+        };
+        let (a, b) = (hash(0xcbf2_9ce4_8422_2325), hash(0x9e37_79b9_7f4a_7c15));
+        format!("{a:016x}{b:016x}-{}", text.len())
+    }
+
+    fn build(&self, text: &str, to: &Path) -> Result<()> {
+        let from = to.with_extension("cc");
+        std::fs::write(&from, text).map_err(|error| failed(&from, &error))?;
+        let mut command = Command::new(&self.words[0]);
+        command.args(&self.words[1..]).args(FLAGS).args(&self.flags).arg(&from);
+        let done = command.arg("-o").arg(to).output().map_err(|error| failed(&from, &error))?;
+        let _ = std::fs::remove_file(&from);
+        if done.status.success() {
+            return Ok(());
+        }
+        let words = String::from_utf8_lossy(&done.stderr);
+        let detail = words.lines().take(60).collect::<Vec<_>>().join("\n");
+        Err(Error::Compile { arch: ARCH.to_owned(), detail })
+    }
+}
+
+/// The whole translation unit.
+fn text_of(source: &Source, warp: u32) -> String {
+    let mut text = FIBERS.to_owned();
+    let _ = writeln!(text, "#define KIE_SIM_WARP {warp}");
+    for (name, value) in &source.defines {
+        let _ = writeln!(text, "#define {name} {value}");
+    }
+    text.push_str("#line 1 \"kernel\"\n");
+    text.push_str(&source.text);
+    text
+}
+
+/// The first line of `--version`, or nothing if there is no such program.
+fn version_of(words: &[String]) -> Option<String> {
+    let done = Command::new(words.first()?).args(&words[1..]).arg("--version").output().ok()?;
+    let text = String::from_utf8_lossy(&done.stdout).into_owned();
+    done.status.success().then(|| text.lines().next().unwrap_or("").to_owned())
+}
+
+/// Instructions of this processor that kernels gain from.
+fn processor_flags() -> Vec<&'static str> {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
+        return vec!["-mavx2", "-mf16c"];
+    }
+    Vec::new()
+}
+
+/// A folder of this user's own, made if it is not there.
+fn cache_folder(wanted: Option<PathBuf>) -> Result<PathBuf> {
+    // SAFETY: geteuid has no preconditions and cannot fail.
+    let user = unsafe { libc::geteuid() };
+    let folder = match wanted {
+        Some(cache) => cache.join("sim"),
+        None => std::env::temp_dir().join(format!("kie-sim-{user}")),
+    };
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+    made.map_err(|error| failed(&folder, &error))?;
+    let owner = std::fs::symlink_metadata(&folder).map_err(|error| failed(&folder, &error))?;
+    if owner.uid() == user && owner.is_dir() && owner.mode() & 0o022 == 0 {
+        return Ok(folder);
+    }
+    let folder = folder.display();
+    Err(Error::Failed(format!(
+        "{folder} is not a folder that only user {user} can write; code is loaded from there. \
+         Remove it, or set $KIE_CACHE"
+    )))
+}
+
+/// A new name in `folder`.
+fn unique(folder: &Path, extension: &str) -> PathBuf {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    folder.join(format!("tmp-{}-{number}.{extension}", std::process::id()))
+}
+
+fn failed(path: &Path, error: &std::io::Error) -> Error {
+    Error::Failed(format!("{}: {error}", path.display()))
+}
+
+/// What the dynamic linker complained about last.
+fn linker_error() -> String {
+    // SAFETY: dlerror returns null or a string that lives until this thread's next dl call.
+    let text = unsafe { libc::dlerror() };
+    if text.is_null() {
+        return "unknown error of the dynamic linker".to_owned();
+    }
+    // SAFETY: not null, and no dl call lies between.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+impl Library {
+    fn load(path: &Path, entries: &[&'static str]) -> Result<Self> {
+        let refused = |detail| Error::Compile { arch: ARCH.to_owned(), detail };
+        let name = CString::new(OsStr::as_bytes(path.as_os_str()))
+            .map_err(|_| refused(format!("{}: a zero in a path", path.display())))?;
+        // SAFETY: the file was made by `build` from kernel sources and runs nothing when loaded.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if handle.is_null() {
+            return Err(refused(linker_error()));
+        }
+        let mut library = Self { handle, run: unloaded, entries: BTreeMap::new() };
+        let run = library.symbol("kie_sim_run")?;
+        // SAFETY: fibers.h defines this name with this type.
+        library.run = unsafe {
+            std::mem::transmute::<usize, unsafe extern "C" fn(*mut c_void) -> c_int>(run)
+        };
+        for &entry in entries {
+            let address = library.symbol(entry)?;
+            let threads = library.symbol(&format!("{entry}_threads"))? as *const u32;
+            // SAFETY: KIE_KERNEL defines this name as a constant of this type.
+            let threads = unsafe { threads.read() };
+            library.entries.insert(entry, Entry { address, threads });
+        }
+        Ok(library)
+    }
+
+    fn symbol(&self, name: &str) -> Result<usize> {
+        let text = CString::new(name).expect("names of kernels have no zeros");
+        let pointer: *const c_char = text.as_ptr();
+        // SAFETY: the handle is open as long as `self` lives.
+        let address = unsafe { libc::dlsym(self.handle, pointer) };
+        if address.is_null() {
+            let detail = format!("the source has no kernel {name}: {}", linker_error());
+            return Err(Error::Compile { arch: ARCH.to_owned(), detail });
+        }
+        Ok(address as usize)
+    }
+
+    pub(super) fn entry(&self, name: &str) -> Option<Entry> {
+        self.entries.get(name).copied()
+    }
+}
+
+/// Stands in until the symbol is found.
+unsafe extern "C" fn unloaded(_: *mut c_void) -> c_int {
+    1
+}
+
+impl Drop for Library {
+    fn drop(&mut self) {
+        // SAFETY: opened by `load`; flights own their module, so no code of it is running.
+        unsafe { libc::dlclose(self.handle) };
+    }
+}

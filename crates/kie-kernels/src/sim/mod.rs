@@ -1,0 +1,507 @@
+//! The simulated machine: the very kernel sources that a GPU's compiler takes, compiled by the C++
+//! compiler at hand and run on seeded fibers (`kernels/sim/fibers.h` has the model).
+//!
+//! Invariants: all fibers of a launch run on one thread of their own; launches of one machine run
+//! one after another, in the order in which they were asked for; the same seed gives the same
+//! schedule, unless the kernel waits for the host.
+
+mod compile;
+mod memory;
+#[cfg(test)]
+mod tests;
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::mono::machine::{
+    Flight, Launch, Machine, MachineInfo, Memory, Module, Platform, Shared, Source,
+};
+use compile::Library;
+use memory::Region;
+
+/// Stack of a fiber. Not a power of two: equal frames of neighbouring lanes would share cache sets.
+const STACK_BYTES: usize = (64 << 10) + 17 * 64;
+/// Most threads of a block, as on GPUs.
+const THREADS_MAX: u32 = 1024;
+const ERROR_BYTES: usize = 4096;
+
+/// What a simulated machine is like. `open` reads it from a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// Draws the schedule.
+    pub seed: u64,
+    /// Threads in lock step, 32 or 64.
+    pub warp: u32,
+    /// Multiprocessors.
+    pub blocks: u32,
+    /// Most shared memory of a block, in bytes.
+    pub shared_bytes: u32,
+    /// A launch that switches more often, without waiting for the host, fails.
+    pub switches_max: u64,
+    /// A launch in which only the host could let anybody go on, for so long, fails.
+    pub host_ms_max: u64,
+    /// At warp 64, a team that waits also stops the other team of its wave.
+    pub hold: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            seed: 0,
+            warp: 32,
+            blocks: 8,
+            shared_bytes: 232_448,
+            switches_max: 20_000_000_000,
+            host_ms_max: 5000,
+            hold: false,
+        }
+    }
+}
+
+impl Options {
+    /// From `sim` or `sim:seed=3,warp=64,blocks=8`, each key at most once. There are `seed`,
+    /// `warp`, `blocks`, `shared` (bytes), `switches`, `host` (ms) and `hold` (0 or 1).
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] with the part that is not understood.
+    pub fn parse(name: &str) -> Result<Self> {
+        let fault = |detail: String| Error::NoDevice { device: name.to_owned(), detail };
+        let list = match name.strip_prefix("sim") {
+            Some("") => "",
+            Some(rest) if rest.starts_with(':') => &rest[1..],
+            _ => return Err(fault("a simulator's name is sim or sim:key=value,..".to_owned())),
+        };
+        let mut found = BTreeMap::new();
+        for part in list.split(',').filter(|part| !part.is_empty()) {
+            let Some((key, value)) = part.split_once('=') else {
+                return Err(fault(format!("{part:?} is not key=value")));
+            };
+            let number: u64 = value
+                .parse()
+                .map_err(|_| fault(format!("{key}: wanted a number, got {value:?}")))?;
+            if found.insert(key, number).is_some() {
+                return Err(fault(format!("{key} stands twice")));
+            }
+        }
+        let mut options = Self::default();
+        for (key, number) in found {
+            let range = match key {
+                "seed" => 0..=u64::MAX,
+                "warp" => 32..=64,
+                "blocks" => 1..=1024,
+                "shared" => 1024..=1 << 24,
+                "switches" => 1..=u64::MAX,
+                "host" => 1..=1 << 40,
+                "hold" => 0..=1,
+                _ => {
+                    let known = "seed, warp, blocks, shared, switches, host, hold";
+                    return Err(fault(format!("no option {key}; there are {known}")));
+                }
+            };
+            if !range.contains(&number) || (key == "warp" && number % 32 != 0) {
+                let (low, high) = range.into_inner();
+                let either = if key == "warp" { "one of 32, 64" } else { "in range" };
+                return Err(fault(format!("{key}: {number} is not {either} ({low} to {high})")));
+            }
+            let small = u32::try_from(number).unwrap_or(u32::MAX);
+            match key {
+                "seed" => options.seed = number,
+                "warp" => options.warp = small,
+                "blocks" => options.blocks = small,
+                "shared" => options.shared_bytes = small,
+                "switches" => options.switches_max = number,
+                "host" => options.host_ms_max = number,
+                _ => options.hold = number != 0,
+            }
+        }
+        Ok(options)
+    }
+
+    fn name(&self) -> String {
+        let Self { seed, warp, blocks, shared_bytes: shared, switches_max: switches, .. } = self;
+        let (host, hold) = (self.host_ms_max, u32::from(self.hold));
+        format!(
+            "sim:seed={seed},warp={warp},blocks={blocks},shared={shared},switches={switches},\
+             host={host},hold={hold}"
+        )
+    }
+}
+
+/// How a launch went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Trace {
+    /// Hash of which wave ran and which copy landed, in order.
+    pub schedule: u64,
+    /// Times that a fiber was entered.
+    pub switches: u64,
+    /// Times that a wave was drawn.
+    pub steps: u64,
+    /// Virtual time at the end.
+    pub now_ns: u64,
+}
+
+/// `kie_sim::Launch` of `kernels/sim/fibers.h`.
+#[repr(C)]
+struct RawLaunch {
+    entry: usize,
+    args: *const c_void,
+    seed: u64,
+    switches_max: u64,
+    host_ns_max: u64,
+    now_ns: u64,
+    shared: *mut u8,
+    stacks: *mut u8,
+    shared_stride: u64,
+    shared_bytes: u64,
+    stack_stride: u64,
+    host_pace: extern "C" fn(u64) -> u64,
+    error: *mut c_char,
+    error_bytes: u64,
+    blocks: u32,
+    threads: u32,
+    warp: u32,
+    hold: u32,
+    switches: u64,
+    steps: u64,
+    schedule: u64,
+}
+
+/// Rests about `ns` and returns how long it was.
+extern "C" fn host_pace(ns: u64) -> u64 {
+    let start = Instant::now();
+    std::thread::sleep(Duration::from_nanos(ns));
+    u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// What launches leave to the next one.
+#[derive(Default)]
+struct State {
+    serving: u64,
+    now_ns: u64,
+    stacks: Option<Region>,
+    shared: Option<Region>,
+    trace: Option<Trace>,
+}
+
+struct Inner {
+    id: u64,
+    options: Options,
+    compiler: compile::Compiler,
+    tickets: AtomicU64,
+    state: Mutex<State>,
+    turn: Condvar,
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The CPU as a machine for kernels. Clones are the same machine.
+#[derive(Clone)]
+pub struct Sim {
+    inner: Arc<Inner>,
+}
+
+struct SimModule {
+    machine: u64,
+    library: Library,
+}
+
+impl Module for SimModule {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Sim {
+    /// Opens the machine that `name` describes; see [`Options::parse`].
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] for a name that is not understood, or where there is no C++ compiler.
+    pub fn open(name: &str) -> Result<Self> {
+        Self::new(Options::parse(name)?)
+    }
+
+    /// Opens a machine.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] where there is no C++ compiler.
+    pub fn new(options: Options) -> Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let compiler = compile::Compiler::find(&options.name())?;
+        let state = State { now_ns: 1_000_000, ..State::default() };
+        let inner = Inner {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            options,
+            compiler,
+            tickets: AtomicU64::new(0),
+            state: Mutex::new(state),
+            turn: Condvar::new(),
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// How the launch that ended last went, also if it failed.
+    pub fn last_trace(&self) -> Option<Trace> {
+        self.inner.state().trace
+    }
+
+    /// Everything about a launch that can be known to be wrong beforehand.
+    fn check(&self, module: &SimModule, launch: &Launch<'_>) -> Result<usize> {
+        let options = &self.inner.options;
+        let fault = |detail: String| Err(Error::Failed(format!("{}: {detail}", launch.entry)));
+        if module.machine != self.inner.id {
+            return fault("the module was compiled for another machine".to_owned());
+        }
+        let Some(entry) = module.library.entry(launch.entry) else {
+            return fault("the module has no such kernel".to_owned());
+        };
+        if launch.blocks == 0 || launch.blocks > options.blocks {
+            let (got, most) = (launch.blocks, options.blocks);
+            return fault(format!("{got} blocks, 1 to {most} can be resident"));
+        }
+        let most = entry.threads.min(THREADS_MAX);
+        if launch.threads == 0 || launch.threads > most {
+            return fault(format!("{} threads a block, at most {most}", launch.threads));
+        }
+        if launch.shared_bytes > options.shared_bytes {
+            let (got, most) = (launch.shared_bytes, options.shared_bytes);
+            return fault(format!("{got} bytes of shared memory, at most {most}"));
+        }
+        Ok(entry.address)
+    }
+}
+
+/// A launch on its way to its thread.
+struct Job {
+    inner: Arc<Inner>,
+    module: Arc<dyn Module>,
+    ticket: u64,
+    entry: usize,
+    blocks: u32,
+    threads: u32,
+    shared_bytes: u32,
+    /// Aligned as any parameter may want it.
+    args: Vec<u128>,
+}
+
+/// Lets the next launch begin, whatever happens to this one.
+struct Turn<'a>(&'a Inner);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.state().serving += 1;
+        self.0.turn.notify_all();
+    }
+}
+
+impl Job {
+    fn run(self) -> Result<()> {
+        let mut state = self.inner.state();
+        while state.serving != self.ticket {
+            state = self.inner.turn.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let (stacks, shared, now_ns) = (state.stacks.take(), state.shared.take(), state.now_ns);
+        drop(state);
+        let _turn = Turn(&self.inner);
+        let device = self.inner.options.name();
+        let fibers = self.blocks as usize * self.threads as usize;
+        let stacks = Region::at_least(stacks, fibers * STACK_BYTES, &device)?;
+        let stride = (self.shared_bytes as usize).next_multiple_of(1024) + 1024;
+        let shared = Region::at_least(shared, self.blocks as usize * stride, &device)?;
+        let (outcome, trace) = self.fly(&stacks, &shared, stride as u64, now_ns);
+        let mut state = self.inner.state();
+        state.now_ns = trace.now_ns;
+        state.trace = Some(trace);
+        state.stacks = Some(stacks);
+        state.shared = Some(shared);
+        outcome
+    }
+
+    fn fly(&self, stacks: &Region, shared: &Region, stride: u64, now: u64) -> (Result<()>, Trace) {
+        let library = self.library();
+        let mut error = vec![0_u8; ERROR_BYTES];
+        let mut raw = RawLaunch {
+            entry: self.entry,
+            args: self.args.as_ptr().cast(),
+            seed: self.inner.options.seed,
+            switches_max: self.inner.options.switches_max,
+            host_ns_max: self.inner.options.host_ms_max * 1_000_000,
+            now_ns: now,
+            shared: shared.start(),
+            stacks: stacks.start(),
+            shared_stride: stride,
+            shared_bytes: u64::from(self.shared_bytes),
+            stack_stride: STACK_BYTES as u64,
+            host_pace,
+            error: error.as_mut_ptr().cast(),
+            error_bytes: ERROR_BYTES as u64,
+            blocks: self.blocks,
+            threads: self.threads,
+            warp: self.inner.options.warp,
+            hold: self.inner.options.hold.into(),
+            switches: 0,
+            steps: 0,
+            schedule: 0,
+        };
+        // SAFETY: the function is the module's `kie_sim_run` with this very layout; the regions
+        // are as large as `run` made them, nobody else uses them or the module's statics, since
+        // this launch has the machine's turn and a module belongs to one machine. What the kernel
+        // does with addresses in its args is the caller's promise, as on any machine.
+        let code: c_int = unsafe { (library.run)(std::ptr::from_mut(&mut raw).cast()) };
+        let trace = Trace {
+            schedule: raw.schedule,
+            switches: raw.switches,
+            steps: raw.steps,
+            now_ns: raw.now_ns,
+        };
+        if code == 0 {
+            return (Ok(()), trace);
+        }
+        let end = error.iter().position(|&byte| byte == 0).unwrap_or(error.len());
+        let text = String::from_utf8_lossy(&error[..end]).into_owned();
+        let name = self.inner.options.name();
+        (Err(Error::Failed(format!("{name}: {text}"))), trace)
+    }
+
+    fn library(&self) -> &Library {
+        let module = self.module.as_any().downcast_ref::<SimModule>();
+        &module.expect("`launch` has looked").library
+    }
+}
+
+struct SimFlight {
+    thread: Option<JoinHandle<Result<()>>>,
+    outcome: Result<()>,
+}
+
+impl SimFlight {
+    fn land(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.outcome = thread
+                .join()
+                .unwrap_or_else(|_| Err(Error::Failed("the simulator panicked".to_owned())));
+        }
+    }
+}
+
+impl Flight for SimFlight {
+    fn done(&mut self) -> Result<bool> {
+        if self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            return Ok(false);
+        }
+        self.land();
+        self.outcome.clone().map(|()| true)
+    }
+}
+
+impl Drop for SimFlight {
+    fn drop(&mut self) {
+        self.land();
+    }
+}
+
+impl Machine for Sim {
+    fn platform(&self) -> Platform {
+        Platform::Sim
+    }
+
+    fn warp(&self) -> u32 {
+        self.inner.options.warp
+    }
+
+    fn info(&self) -> Result<MachineInfo> {
+        let options = &self.inner.options;
+        let (memory_bytes, free_bytes) = memory::of_host();
+        Ok(MachineInfo {
+            name: options.name(),
+            model: format!("simulator, {}", self.inner.compiler.version),
+            arch: format!("sim-warp{}", options.warp),
+            multiprocessors: options.blocks,
+            shared_bytes: options.shared_bytes,
+            memory_bytes,
+            free_bytes,
+        })
+    }
+
+    fn compile(&self, source: &Source) -> Result<Arc<dyn Module>> {
+        let library = self.inner.compiler.library(source, self.inner.options.warp)?;
+        Ok(Arc::new(SimModule { machine: self.inner.id, library }))
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Memory> {
+        let region = Region::new(bytes, &self.inner.options.name())?;
+        Ok(Memory { address: region.start() as u64, bytes, owner: Arc::new(region) })
+    }
+
+    fn alloc_shared(&self, bytes: usize) -> Result<Shared> {
+        let region = Region::new(bytes, &self.inner.options.name())?;
+        let start = region.start();
+        // SAFETY: a region is zeroed and aligned to a page, lives in the owner given here, and its
+        // address goes nowhere else.
+        Ok(unsafe { Shared::new(start as u64, start, bytes, Arc::new(region)) })
+    }
+
+    fn write(&self, to: &Memory, offset: usize, bytes: &[u8]) -> Result<()> {
+        region_of(to, offset, bytes.len())?.write(offset, bytes);
+        Ok(())
+    }
+
+    fn read(&self, from: &Memory, offset: usize, out: &mut [u8]) -> Result<()> {
+        region_of(from, offset, out.len())?.read(offset, out);
+        Ok(())
+    }
+
+    fn launch(&self, module: &Arc<dyn Module>, launch: &Launch<'_>) -> Result<Box<dyn Flight>> {
+        let Some(compiled) = module.as_any().downcast_ref::<SimModule>() else {
+            return Err(Error::Failed("the module was compiled for another machine".to_owned()));
+        };
+        let entry = self.check(compiled, launch)?;
+        let mut args = vec![0_u128; launch.args.len().div_ceil(16)];
+        for (word, part) in args.iter_mut().zip(launch.args.chunks(16)) {
+            let mut whole = [0; 16];
+            whole[..part.len()].copy_from_slice(part);
+            *word = u128::from_ne_bytes(whole);
+        }
+        // The lock makes ticket and thread one step: a ticket without a thread would stop all.
+        let state = self.inner.state();
+        let job = Job {
+            inner: Arc::clone(&self.inner),
+            module: Arc::clone(module),
+            ticket: self.inner.tickets.load(Ordering::Relaxed),
+            entry,
+            blocks: launch.blocks,
+            threads: launch.threads,
+            shared_bytes: launch.shared_bytes,
+            args,
+        };
+        let thread = std::thread::Builder::new()
+            .name("kie-sim".to_owned())
+            .spawn(move || job.run())
+            .map_err(|error| Error::Failed(format!("no thread for a launch: {error}")))?;
+        self.inner.tickets.fetch_add(1, Ordering::Relaxed);
+        drop(state);
+        Ok(Box::new(SimFlight { thread: Some(thread), outcome: Ok(()) }))
+    }
+}
+
+/// The region behind a simulator's memory, if the range lies in it.
+fn region_of(memory: &Memory, offset: usize, bytes: usize) -> Result<&Region> {
+    let fits = offset.checked_add(bytes).is_some_and(|end| end <= memory.bytes);
+    match memory.owner.downcast_ref::<Region>() {
+        Some(region) if fits && region.len() >= memory.bytes => Ok(region),
+        Some(_) => Err(Error::Failed(format!(
+            "{bytes} bytes at {offset} of a memory of {} bytes",
+            memory.bytes
+        ))),
+        None => Err(Error::Failed("memory of another machine".to_owned())),
+    }
+}

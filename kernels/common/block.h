@@ -1,0 +1,39 @@
+// What a consumer knows of its block and of the step at hand.
+#pragma once
+
+struct Block {
+    int lane_index, rank;  // lane of the model, block inside the lane
+    u8* shared;
+    u32 epoch, step;
+    int live;    // columns with a sequence; the others compute on zeros and touch no pages
+    u64* trace;  // shared, or null for all threads but one
+    u64 traced_at;
+};
+KIE_DEVICE void stamp(Block& b, int phase) {
+#ifdef KIE_TRACE
+    if (b.trace) {
+        const u64 now = clock_ticks();
+        b.trace[phase] += now - b.traced_at, b.traced_at = now;
+    }
+#endif
+}
+KIE_DEVICE u32* tokens_of(const Block& b) { return (u32*)(b.shared + kShTokens); }
+KIE_DEVICE u32* ends_of(const Block& b) { return (u32*)(b.shared + kShEnds); }
+KIE_DEVICE const Layer& layer_of(const Block& b, int layer) {
+    return ((const Layer*)(b.shared + kShLayers))[layer];
+}
+// The position at work in a column: of the column's own sequence, or the column's share of a
+// prompt.
+KIE_DEVICE u32 position_at(const DecodeArgs& args, u32 step, int column) {
+    if (args.prompt) return args.column[0].position + step * kColumns + column;
+    return args.column[kColumns == 1 ? 0 : column].position + step;
+}
+KIE_DEVICE int live_at(const DecodeArgs& args, u32 step) {
+    if (!args.prompt) return (int)args.live;
+    return min_i(kColumns, (int)(args.count - step * kColumns));
+}
+// Which block's pages come first, so that the sequences of a launch use different blocks.
+KIE_DEVICE int shift_at(const DecodeArgs& args, int column) {
+    return kColumns == 1 || args.prompt ? 0 : column;
+}
+KIE_DEVICE int live_of(const Block& b) { return kColumns == 1 ? 1 : b.live; }

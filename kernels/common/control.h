@@ -1,0 +1,41 @@
+// What the host says to a running kernel, and how tokens reach the host. Both are words of host
+// memory, each complete in itself: no fence stands between them, and a host that is late reads old
+// words, never torn ones.
+//
+// Orders: control[0] is kGoOn, or why to leave. One thread of block 0, which takes part in no
+// exchange, reads it all the while; what it saw travels with the step's offers, so all blocks leave
+// at the same edge. control[1] is the host's heartbeat, a number that changes; if it stands still
+// for kHostSilent while control[2] is set, the host is gone and the kernel leaves.
+//
+// Tokens: entry n % kRing of a row's ring holds, for the n-th token that the row ever made,
+//   {n + 1, token}, {n + 1, log-probability}, {(n + 1) mod 2^24, time in ns mod 2^40}
+// (tag in the high bits), so that whoever polls knows each word's turn by itself.
+#pragma once
+
+enum Order { kGoOn = 0, kLeave = 1, kAbort = 2, kHostGone = 3 };
+constexpr u64 kHostSilent = 1000000000ull;
+
+// One thread. `seen`: the latest order, for block 0's offer; `done`: the kernel's last edge passed.
+KIE_DEVICE void watch_host(const DecodeArgs& args, volatile u32* seen, const volatile u32* done) {
+    u32 beat = load_host(args.control + 1);
+    u64 since = clock_ns();
+    while (!*done) {
+        const u32 order = load_host(args.control), now = load_host(args.control + 1);
+        if (now != beat) beat = now, since = clock_ns();
+        const bool watched = load_host(args.control + 2) != 0;
+        if (order != kGoOn)
+            *seen = order;
+        else if (watched && clock_ns() - since > kHostSilent)
+            *seen = kHostGone;
+        if (order == kAbort) store_word(args.poison, 1);
+        pause_ns(500);
+    }
+}
+
+KIE_DEVICE void tell_host(const DecodeArgs& args, u32 row, u32 n, u32 token, float logprob) {
+    u64* to = args.out + ((u64)row * kRing + n % kRing) * 3;
+    const u64 tag = n + 1;
+    store_host(to, tag << 32 | token);
+    store_host(to + 1, tag << 32 | bits(logprob));
+    store_host(to + 2, (tag & 0xffffff) << 40 | (clock_ns() & 0xffffffffffull));
+}

@@ -1,0 +1,236 @@
+// Choosing a token on the device, in the order of the crate's reference (sample.rs): bias,
+// penalties, bans, temperature, filters, then argmax of value + Gumbel noise. Each thread looks at
+// the logits that it owns, each block offers its best, and every block picks the same token from
+// the same offers. Noise is Philox4x32-10 keyed by the seed, counted by position and id.
+#pragma once
+
+// Codes where no token can be had.
+constexpr u32 kNone = 0xffffffffu, kNotFinite = 0xfffffff0u;
+constexpr u32 kSeenInPrompt = 0x80000000u;  // of a count; the other bits count outputs
+constexpr float kLowest = -3.4e38f;
+
+KIE_DEVICE float infinity() { return number(0x7f800000u); }
+KIE_DEVICE u32 philox(u64 seed, u32 position, u32 id) {
+    u32 k0 = (u32)seed, k1 = (u32)(seed >> 32), c0 = id, c1 = 0, c2 = position, c3 = 0;
+    KIE_NO_UNROLL for (int round = 0; round < 10; ++round) {
+        const u64 p0 = 0xD2511F53ull * c0, p1 = 0xCD9E8D57ull * c2;
+        c0 = (u32)(p1 >> 32) ^ c1 ^ k0, c1 = (u32)p1;
+        c2 = (u32)(p0 >> 32) ^ c3 ^ k1, c3 = (u32)p0;
+        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+    }
+    return c0;
+}
+KIE_DEVICE float log_f(float x) { return 0.69314718f * log2_f(x); }
+KIE_DEVICE float exp_f(float x) { return exp2_f(1.44269504f * x); }
+// -ln(-ln u), u = (x + 1/2) / 2^32. Where u is near 1, from w = 1 - u, which keeps its digits.
+KIE_DEVICE float gumbel(u32 x) {
+    const float w = ((float)~x + 0.5f) * 2.3283064e-10f;
+    const float e = w < 0.0625f ? w * (1 + w * (0.5f + w * (0.33333333f + w * (0.25f + w * 0.2f))))
+                                : -log_f(((float)x + 0.5f) * 2.3283064e-10f);
+    return -log_f(e);
+}
+
+// Best logit so far of those that a thread owns: all that a plain greedy choice of one column
+// needs.
+struct Pick {
+    float best;
+    u32 id;
+};
+KIE_DEVICE bool better(float a, u32 ia, float b, u32 ib) { return a > b || (a == b && ia < ib); }
+KIE_DEVICE void add_mass(float& top, float& mass, float other_top, float other_mass) {
+    const float high = max_f(top, other_top);
+    mass = mass * exp_f(top - high) + other_mass * exp_f(other_top - high);
+    top = high;
+}
+
+// Bias, penalties and bans.
+KIE_DEVICE float adjusted(const DecodeArgs& args, const Sequence& q, u32 step, u32 id, float v) {
+    if (q.wants & kWantsBias) v += args.logit_bias[(u64)q.row * kVocabAll + id];
+    if (q.wants & kWantsPenalties) {
+        const u32 count = args.counts[(u64)q.row * kVocabAll + id],
+                  outputs = count & ~kSeenInPrompt;
+        if (count != 0) v = v > 0 ? v / q.repetition : v * q.repetition;
+        if (outputs > 0) v -= q.presence + q.frequency * (float)outputs;
+    }
+    if (q.made + step < q.min_new)
+        for (u32 i = 0; i < q.stop_count; ++i)
+            if (args.stop_ids[q.row * kStopsMax + i] == id) v = -infinity();
+    return v;
+}
+
+// One column, greedy without anything else: the largest logit as it is, chosen in registers.
+KIE_DEVICE bool is_plain(const Sequence& q, u32 step) {
+    return kColumns == 1 && q.temperature <= 0 && q.wants == 0 && q.made + step >= q.min_new;
+}
+KIE_DEVICE bool is_finite(float logit) { return logit < infinity(); }  // -inf is a lawful "never"
+// A block's, or everybody's, best.
+struct Chosen {
+    float value, raw, top, mass;
+    u32 id;
+};
+// Over the lanes whose numbers differ in the bits from `from` up; all of them end up with the same.
+KIE_DEVICE void best_of_team(Chosen& c, int from, bool masses) {
+    KIE_UNROLL for (int m = from; m < kTeam; m *= 2) {
+        const float value = shuffle_xor(c.value, m), raw = shuffle_xor(c.raw, m);
+        const u32 id = shuffle_xor(c.id, m);
+        if (better(value, id, c.value, c.id)) c.value = value, c.id = id, c.raw = raw;
+        if (!masses) continue;
+        // Both sides add in the same order, so that both hold the same bits.
+        float top = shuffle_xor(c.top, m), mass = shuffle_xor(c.mass, m);
+        if (((int)lane() & m) == 0) {
+            add_mass(c.top, c.mass, top, mass);
+        } else {
+            add_mass(top, mass, c.top, c.mass);
+            c.top = top, c.mass = mass;
+        }
+    }
+}
+
+// The step's one release and acquire: every block offers its best, all choose the same token.
+KIE_DEVICE bool masses_wanted(const DecodeArgs& args) {
+    u32 wants = 0;
+    KIE_UNROLL for (int c = 0; c < kColumns; ++c) wants |= args.column[c].wants;
+    return (wants & kWantsLogprob) != 0;
+}
+// Calls visit(id, values) for each of the column's logits that this thread looks after: values[0]
+// is the one at work, values[kVocabAll] the raw one.
+template <class F>
+KIE_DEVICE void each_value(const DecodeArgs& args, const Block& b, int column, F visit) {
+    const int rank = kHeadMode == kHeadPerLane ? b.rank : (int)block();
+    const u32 base = kHeadMode == kHeadPerLane ? b.lane_index * kVocab : 0;
+    float* values = args.values + (u64)column * 2 * kVocabAll + base;
+    const int last = min_i(kVocab, (rank + 1) * kRowsHead);
+    for (int n = rank * kRowsHead + thread(); n < last; n += kThreads) visit(base + n, values + n);
+}
+// The best of the logits that this thread looks after, for a column that is more than greedy.
+KIE_DEVICE Chosen weigh(const DecodeArgs& args, const Block& b, int column) {
+    const Sequence& q = args.column[column];
+    Chosen best = {kLowest, 0, kLowest, 0, kNone};
+    each_value(args, b, column, [&](u32 id, float* values) {
+        const float logit = values[kVocabAll];
+        if (!is_finite(logit)) best.value = infinity(), best.id = kNotFinite;
+        if ((q.wants & kWantsLogprob) && logit > kLowest)
+            add_mass(best.top, best.mass, logit, 1.0f);
+        float v = adjusted(args, q, b.step, id, logit);
+        if (q.temperature > 0) {
+            v /= q.temperature;
+            if (q.wants & kWantsFilter)
+                values[0] = v;
+            else if (v > kLowest)
+                v += gumbel(philox(q.seed, q.position + b.step + 1, id));
+        }
+        if (v > kLowest && better(v, id, best.value, best.id))
+            best.value = v, best.id = id, best.raw = logit;
+    });
+    return best;
+}
+KIE_DEVICE void weigh_columns(const DecodeArgs& args, const Block& b, Chosen* mine) {
+    KIE_NO_UNROLL for (int column = 0; column < live_of(b); ++column) {
+        if (is_plain(args.column[column], b.step)) continue;
+        sync_consumers<kThreads>();  // the logits are there
+        Chosen best = weigh(args, b, column);
+        best_of_team(best, 1, (args.column[column].wants & kWantsLogprob) != 0);
+        if (lane() == 0) mine[thread() / kTeam * kColumns + column] = best;
+    }
+}
+KIE_DEVICE void offer(const DecodeArgs& args, Block& b, Pick& pick) {
+    const int warp = thread() / kTeam, my = lane();
+    const bool masses = masses_wanted(args);
+    Chosen* mine = (Chosen*)(b.shared + kShPick);  // [kWarps][kColumns]
+    static_assert(kColumns <= kWarps, "a warp chooses a column's token");
+    const Chosen none = {kLowest, 0, kLowest, 0, kNone};
+    if (my < kColumns) mine[warp * kColumns + my] = none;
+    if (kColumns == 1) {
+        Chosen best = {pick.best, pick.best, kLowest, 0, pick.id};
+        best_of_team(best, 1, false);
+        sync_warp();
+        if (my == 0) mine[warp] = best;
+    }
+    if (!args.prompt) weigh_columns(args, b, mine);
+    sync_consumers<kThreads>();
+    if (warp < kColumns) {  // one warp a column; a fence drains, so few do
+        Chosen best = none;
+        if (my < kWarps) best = mine[my * kColumns + warp];
+        best_of_team(best, 1, masses);
+        if (my == 0) {
+            fence_device();
+            u64* to = args.words + kAtPick + ((long)block() * kColumns + warp) * kOffer;
+            publish(to, bits(best.value), b.epoch), publish(to + 1, best.id, b.epoch);
+            publish(to + 2, bits(best.top), b.epoch), publish(to + 3, bits(best.mass), b.epoch);
+            publish(to + 4, bits(best.raw), b.epoch), publish(to + 5, 0, b.epoch);
+            if (block() == 0 && warp == 0)
+                publish(args.words + kAtOrder, ((volatile u32*)(b.shared + kShMisc))[1], b.epoch);
+        }
+        if (best.id < (u32)kVocabAll)  // should it win, its embedding is near
+            for (int i = my; i < kHidden / 64; i += kTeam)
+                prefetch(args.embed + (long)best.id * (kHidden / 2) + i * 32);
+    }
+}
+// Word pair `pair` of all blocks' offers for one column, a few a lane: take(first, second).
+template <class F>
+KIE_DEVICE void each_offer(Watch& watch, const DecodeArgs& args, const Block& b, int c, int pair,
+                           F take) {
+    constexpr int kEach = (kBlocks + kTeam - 1) / kTeam;
+    u64 x[kEach], y[kEach];
+    sync_warp();
+    watch.polls = 0;
+    for (;;) {
+        bool ok = true;
+        KIE_UNROLL for (int i = 0; i < kEach; ++i) {
+            const int from = kTeam * i + (int)lane();
+            if (from < kBlocks)
+                load_words(args.words + kAtPick + ((long)from * kColumns + c) * kOffer + 2 * pair,
+                           x[i], y[i]);
+        }
+        KIE_UNROLL for (int i = 0; i < kEach; ++i) if (kTeam * i + (int)lane() < kBlocks) ok &=
+            epoch_of(x[i]) == b.epoch && epoch_of(y[i]) == b.epoch;
+        if (ok || kNoWaits || !patient(watch, 0xfff, b.epoch, epoch_of(x[0]))) break;
+    }
+    KIE_UNROLL for (int i = 0; i < kEach; ++i) if (kTeam * i + (int)lane() < kBlocks)
+        take((u32)x[i], (u32)y[i], kTeam * i + (int)lane());
+}
+// What all blocks offered for one column; a warp's work.
+KIE_DEVICE Chosen take_offers(Watch& watch, const DecodeArgs& args, const Block& b, int c,
+                              bool masses) {
+    Chosen best = {kLowest, 0, kLowest, 0, kNone};
+    int from = 0;
+    each_offer(watch, args, b, c, 0, [&](u32 value, u32 id, int block) {
+        if (better(number(value), id, best.value, best.id))
+            best.value = number(value), best.id = id, from = block;
+    });
+    if (masses) {
+        each_offer(watch, args, b, c, 1, [&](u32 top, u32 mass, int) {
+            add_mass(best.top, best.mass, number(top), number(mass));
+        });
+        const long at = ((long)from * kColumns + c) * kOffer + 4;
+        best.raw = number(take_word(watch, args.words + kAtPick + at, b.epoch, 0xfff));
+        sync_warp();
+    }
+    best_of_team(best, 1, masses);
+    return best;
+}
+
+KIE_DEVICE bool owns_row(const Block& b, u32 id) {
+    if (kHeadMode != kHeadPerLane) return id / kRowsHead == block();
+    return (int)(id / kVocab) == b.lane_index && (int)(id % kVocab / kRowsHead) == b.rank;
+}
+// A column's token is known to this warp: whether the sequence ends behind it, the token for the
+// next step, the count of it, and the host's copy.
+KIE_DEVICE void settle(const DecodeArgs& args, const Block& b, int c, const Chosen& best) {
+    const Sequence& q = args.column[c];
+    const u32* stops = (const u32*)(b.shared + kShStops) + c * kStopsMax;
+    bool hit = best.id >= (u32)kVocabAll || q.position + b.step + 1 >= q.last;
+    for (u32 i = lane(); i < q.stop_count; i += kTeam) hit |= stops[i] == best.id;
+    const bool end = ballot(hit) != 0;
+    if (lane() != 0) return;
+    tokens_of(b)[c] = best.id < (u32)kVocabAll ? best.id : 0;
+    ends_of(b)[c] = end;
+    const float logprob = q.wants & kWantsLogprob ? best.raw - best.top - log_f(best.mass) : 0;
+    if (block() == 0) tell_host(args, q.row, q.told + b.step, best.id, logprob);
+    if ((q.wants & kWantsPenalties) && best.id < (u32)kVocabAll && owns_row(b, best.id))
+        ++args.counts[(u64)q.row * kVocabAll + best.id];
+}
+KIE_DEVICE bool is_filtered(const DecodeArgs& args, int c) {
+    const Sequence& q = args.column[c];
+    return q.temperature > 0 && (q.wants & kWantsFilter) != 0;
+}
