@@ -7,9 +7,6 @@ use super::model::Model;
 use super::source;
 use crate::abi::HeadMode;
 
-/// Names of [`model`]s.
-pub const NAMES: [&str; 4] = ["2b", "lane", "1b", "8b"];
-
 /// `2b`: eight lanes of a laneformer; `lane`: one of them; `1b`, `8b`: dense models.
 pub fn model(name: &str) -> Model {
     let dense = name == "1b" || name == "8b";
