@@ -6,6 +6,8 @@
 //! schedule, unless the kernel waits for the host.
 
 mod compile;
+#[cfg(test)]
+mod decode_tests;
 mod memory;
 #[cfg(test)]
 mod tests;

@@ -5,7 +5,7 @@
 
 use super::*;
 
-const PLATFORM: &str =
+pub(super) const PLATFORM: &str =
     concat!(include_str!("../../kernels/sim/platform.h"), include_str!("../../kernels/sim/tile.h"));
 const SEEDS: u64 = 4;
 
@@ -27,7 +27,7 @@ fn filled(sim: &Sim, bytes: &[u8]) -> Memory {
     memory
 }
 
-fn fetch(sim: &Sim, memory: &Memory) -> Vec<u8> {
+pub(super) fn fetch(sim: &Sim, memory: &Memory) -> Vec<u8> {
     let mut out = vec![0; memory.bytes];
     sim.read(memory, 0, &mut out).unwrap();
     out
@@ -43,24 +43,30 @@ fn fetch_u64(sim: &Sim, memory: &Memory) -> Vec<u64> {
     bytes.chunks_exact(8).map(|part| u64::from_ne_bytes(part.try_into().unwrap())).collect()
 }
 
-fn land(mut flight: Box<dyn Flight>) -> Result<()> {
+pub(super) fn land(mut flight: Box<dyn Flight>) -> Result<()> {
     while !flight.done()? {
         std::thread::sleep(Duration::from_micros(200));
     }
     Ok(())
 }
 
-/// Runs `text`'s kernel `toy` with words as its args.
-fn run_with(sim: &Sim, module: &Arc<dyn Module>, args: &[u64], shape: (u32, u32)) -> Result<()> {
+/// Runs a kernel with words as its args.
+pub(super) fn run_with(
+    sim: &Sim,
+    module: &Arc<dyn Module>,
+    entry: &str,
+    args: &[u64],
+    shape: (u32, u32),
+) -> Result<()> {
     let args = bytes_of(args);
     let (blocks, threads) = shape;
-    let launch = Launch { entry: "toy", blocks, threads, shared_bytes: 8192, args: &args };
+    let launch = Launch { entry, blocks, threads, shared_bytes: 8192, args: &args };
     land(sim.launch(module, &launch)?)
 }
 
 fn run(sim: &Sim, text: &str, args: &[u64], shape: (u32, u32)) -> Result<()> {
     let module = sim.compile(&source(text, "toy"))?;
-    run_with(sim, &module, args, shape)
+    run_with(sim, &module, "toy", args, shape)
 }
 
 fn everywhere(check: impl Fn(&Sim)) {
@@ -402,7 +408,7 @@ fn halves_are_rounded_to_nearest_even() {
         let whole = Source { defines: Vec::new(), text, entries: vec!["toy"] };
         let module = sim.compile(&whole).unwrap();
         let args = [input.address, out.address, wide.address, floats.len() as u64];
-        run_with(&sim, &module, &args, (1, 1024)).unwrap();
+        run_with(&sim, &module, "toy", &args, (1, 1024)).unwrap();
         for (&bits, got) in floats.iter().zip(fetch_u32(&sim, &out)) {
             let want = u32::from(half::f16::from_f32(f32::from_bits(bits)).to_bits());
             assert_eq!(got, want | (want ^ 0x8000) << 16, "{bits:08x}");
