@@ -252,8 +252,8 @@ const SHAPE: &[(&str, &str)] = &[
 ];
 const ENTRIES: [&str; 3] = ["prepare", "kie_decode", "reference"];
 
-/// Errors of `steps` steps, and how the decode kernel's launch went.
-fn decode(sim: &Sim, columns: u32, merge: u32, steps: u32) -> (Vec<f32>, Trace) {
+/// Errors of `steps` steps, how the decode kernel's launch went, and its seconds.
+fn decode(sim: &Sim, columns: u32, merge: u32, steps: u32) -> (Vec<f32>, Trace, f64) {
     let mut defines: Vec<(String, String)> =
         SHAPE.iter().map(|&(name, value)| (format!("KIE_{name}"), value.to_owned())).collect();
     defines.push(("KIE_COLUMNS".to_owned(), columns.to_string()));
@@ -273,14 +273,16 @@ fn decode(sim: &Sim, columns: u32, merge: u32, steps: u32) -> (Vec<f32>, Trace) 
         shared_bytes: 232_448,
         args: &given,
     };
+    let start = Instant::now();
     land(sim.launch(&module, &launch).unwrap()).unwrap();
+    let seconds = start.elapsed().as_secs_f64();
     let trace = sim.last_trace().unwrap();
     let spare = sim.alloc(4 << 20).unwrap();
     let words: Vec<u64> = std::iter::once(spare.address).chain(words.into_iter().skip(1)).collect();
     run_with(sim, &module, "reference", &words, (1, 32)).unwrap();
     let got = fetch(sim, &errors);
     let errors = got.chunks_exact(4).map(|part| f32::from_ne_bytes(part.try_into().unwrap()));
-    (errors.take(steps as usize).collect(), trace)
+    (errors.take(steps as usize).collect(), trace, seconds)
 }
 
 #[test]
@@ -289,7 +291,7 @@ fn the_decode_kernel_computes_what_plain_loops_compute() {
         [(32, 1, 1, 1), (64, 2, 1, 1), (32, 3, 1, 0), (64, 4, 1, 0), (32, 5, 8, 1), (64, 6, 8, 0)]
     {
         let sim = Sim::open(&format!("sim:warp={warp},seed={seed}")).unwrap();
-        let (errors, _) = decode(&sim, columns, merge, 3);
+        let (errors, ..) = decode(&sim, columns, merge, 3);
         assert!(errors.iter().all(|&e| e < 2e-3), "{warp} {columns} {merge}: {errors:?}");
     }
 }
@@ -300,10 +302,7 @@ fn the_decode_kernel_computes_what_plain_loops_compute() {
 fn speed() {
     for (warp, columns) in [(32, 1), (64, 1), (32, 8)] {
         let sim = Sim::open(&format!("sim:warp={warp}")).unwrap();
-        decode(&sim, columns, 1, 1);
-        let start = Instant::now();
-        let (_, trace) = decode(&sim, columns, 1, 100);
-        let seconds = start.elapsed().as_secs_f64();
+        let (_, trace, seconds) = decode(&sim, columns, 1, 100);
         let rate = trace.switches as f64 / seconds * 1e-6;
         eprintln!(
             "warp {warp}, {columns} columns: {seconds:.2} s, {rate:.0} M switches/s, {trace:?}"
