@@ -138,12 +138,12 @@ KIE_KERNEL(prepare, 32, Check c) {
     a.stop_ids = take<u32>(at, kStopsMax), a.words = take<u64>(at, kWords);
     a.values = take<float>(at, 2 * kColumns * kVocabAll);
     a.poison = take<u64>(at, 1), a.records = take<Record>(at, kBlocks);
-    a.logits = take<float>(at, (u64)c.steps * kColumns * kVocabAll);
+    a.logits = take<float>(at, (u64)(c.steps + 3) * kColumns * kVocabAll);
     a.out = (u64*)(c.host + 64), a.control = (u32*)c.host;
-    a.budget_ns = 200000000, a.steps = c.steps, a.epoch = 0x7ffffffd, a.live = 1;
+    a.budget_ns = 200000000, a.steps = c.steps + 3, a.epoch = 0x7ffffffd, a.live = 1;
     a.in_flight_bytes = 3 * kSlotBytes;
     Sequence& q = a.column[0];
-    q.token = c.token, q.last = kPagesMax * kPage - 1, q.repetition = 1, q.top_p = 1;
+    q.token = c.token, q.last = c.steps, q.repetition = 1, q.top_p = 1;
     for (int i = 1; i < kColumns; ++i) a.column[i] = q;
 }
 
@@ -215,8 +215,10 @@ KIE_KERNEL(reference, 32, Check c) {
         }
         const u64 told = a.out[step * 3];
         token = (u32)told;
+        const bool ended = step + 1 < c.steps || a.out[c.steps * 3] == 0;
         c.errors[step] = *a.poison ? 1e9f : told >> 32 != step + 1 ? 1e8f
-                         : (int)token != best ? 1e7f : __builtin_sqrtf(wrong / norm);
+                         : (int)token != best ? 1e7f : !ended ? 1e6f
+                         : __builtin_sqrtf(wrong / norm);
     }
 }
 ";
@@ -252,19 +254,22 @@ const SHAPE: &[(&str, &str)] = &[
 ];
 const ENTRIES: [&str; 3] = ["prepare", "kie_decode", "reference"];
 
-/// Errors of `steps` steps, how the decode kernel's launch went, and its seconds.
-fn decode(sim: &Sim, columns: u32, merge: u32, steps: u32) -> (Vec<f32>, Trace, f64) {
+fn source(columns: u32, merge: u32) -> Source {
     let mut defines: Vec<(String, String)> =
         SHAPE.iter().map(|&(name, value)| (format!("KIE_{name}"), value.to_owned())).collect();
     defines.push(("KIE_COLUMNS".to_owned(), columns.to_string()));
     defines.push(("KIE_MERGE".to_owned(), merge.to_string()));
     let text = format!("{PLATFORM}{COMMON}{CHECK}");
-    let module = sim.compile(&Source { defines, text, entries: ENTRIES.to_vec() }).unwrap();
+    Source { defines, text, entries: ENTRIES.to_vec() }
+}
+
+/// Errors of `steps` steps, how the decode kernel's launch went, and its seconds.
+fn decode(sim: &Sim, module: &Arc<dyn Module>, steps: u32) -> Result<(Vec<f32>, Trace, f64)> {
     let [base, args, errors] = [48 << 20, 4096, 4096].map(|bytes| sim.alloc(bytes).unwrap());
     let host = sim.alloc_shared(64 + 8192 * 24).unwrap();
     let words = [base.address, args.address, host.address, errors.address];
     let words: Vec<u64> = words.into_iter().chain([u64::from(steps) | 11 << 32]).collect();
-    run_with(sim, &module, "prepare", &words, (1, 32)).unwrap();
+    run_with(sim, module, "prepare", &words, (1, 32)).unwrap();
     let given = fetch(sim, &args);
     let launch = Launch {
         entry: "kie_decode",
@@ -274,15 +279,15 @@ fn decode(sim: &Sim, columns: u32, merge: u32, steps: u32) -> (Vec<f32>, Trace, 
         args: &given,
     };
     let start = Instant::now();
-    land(sim.launch(&module, &launch).unwrap()).unwrap();
+    land(sim.launch(module, &launch).unwrap())?;
     let seconds = start.elapsed().as_secs_f64();
     let trace = sim.last_trace().unwrap();
     let spare = sim.alloc(4 << 20).unwrap();
     let words: Vec<u64> = std::iter::once(spare.address).chain(words.into_iter().skip(1)).collect();
-    run_with(sim, &module, "reference", &words, (1, 32)).unwrap();
+    run_with(sim, module, "reference", &words, (1, 32)).unwrap();
     let got = fetch(sim, &errors);
     let errors = got.chunks_exact(4).map(|part| f32::from_ne_bytes(part.try_into().unwrap()));
-    (errors.take(steps as usize).collect(), trace, seconds)
+    Ok((errors.take(steps as usize).collect(), trace, seconds))
 }
 
 #[test]
@@ -291,7 +296,8 @@ fn the_decode_kernel_computes_what_plain_loops_compute() {
         [(32, 1, 1, 1), (64, 2, 1, 1), (32, 3, 1, 0), (64, 4, 1, 0), (32, 5, 8, 1), (64, 6, 8, 0)]
     {
         let sim = Sim::open(&format!("sim:warp={warp},seed={seed}")).unwrap();
-        let (errors, ..) = decode(&sim, columns, merge, 3);
+        let module = sim.compile(&source(columns, merge)).unwrap();
+        let (errors, ..) = decode(&sim, &module, 3).unwrap();
         assert!(errors.iter().all(|&e| e < 2e-3), "{warp} {columns} {merge}: {errors:?}");
     }
 }
@@ -302,10 +308,39 @@ fn the_decode_kernel_computes_what_plain_loops_compute() {
 fn speed() {
     for (warp, columns) in [(32, 1), (64, 1), (32, 8)] {
         let sim = Sim::open(&format!("sim:warp={warp}")).unwrap();
-        let (_, trace, seconds) = decode(&sim, columns, 1, 100);
+        let module = sim.compile(&source(columns, 1)).unwrap();
+        let (_, trace, seconds) = decode(&sim, &module, 100).unwrap();
         let rate = trace.switches as f64 / seconds * 1e-6;
         eprintln!(
             "warp {warp}, {columns} columns: {seconds:.2} s, {rate:.0} M switches/s, {trace:?}"
         );
+    }
+}
+
+/// Whether one of eight seeds finds a mutant of the kernel of one column out.
+fn is_caught(warp: u32, from: &str, to: &str) -> bool {
+    let wrong = mutate(&source(1, 1), from, to).unwrap();
+    (0..8).any(|seed| {
+        let sim = Sim::open(&format!("sim:warp={warp},seed={seed},host=200")).unwrap();
+        let module = sim.compile(&wrong).unwrap();
+        !matches!(decode(&sim, &module, 4), Ok((e, ..)) if e.iter().all(|&e| e < 2e-3))
+    })
+}
+
+#[test]
+fn mutants_of_the_decode_kernel_fail() {
+    let mutants = [
+        ("if (ok || kNoWaits || !patient(w, where, epoch, epoch_of(a[0][0]))) break;", "break;"),
+        ("while (!kNoWaits && epoch_of(v) != epoch && patient(", "while (v == 0 && patient("),
+        ("slot_init(slots + i, kWarps)", "slot_init(slots + i, kWarps - 1)"),
+        ("sync_consumers<kThreads>();  // the edge: see exchange.h", ""),
+        ("while (!slot_filled(r.slots + r.at, r.parity)) {", "if (false) {"),
+        ("r.at = 0, r.parity ^= 1;", "r.at = 0;"),
+        ("sync_warp();\n        if (lane() == 0) slot_release", "if (lane() == 0) slot_release"),
+        ("b.epoch = args.epoch + step;", "b.epoch = args.epoch + step / 2;"),
+    ];
+    for (i, (from, to)) in mutants.into_iter().enumerate() {
+        let warp = if i % 2 == 0 { 32 } else { 64 };
+        assert!(is_caught(warp, from, to), "{from:?} -> {to:?} at warp {warp} goes unnoticed");
     }
 }

@@ -135,6 +135,21 @@ impl Options {
     }
 }
 
+/// `source` with `from` replaced by `to`, for tests that a wrong kernel is found out.
+///
+/// # Errors
+/// [`Error::Failed`] unless `from` stands exactly once in the text: a mutant that is no mutant
+/// would prove nothing.
+pub fn mutate(source: &Source, from: &str, to: &str) -> Result<Source> {
+    let found = source.text.matches(from).count();
+    if found != 1 || from == to {
+        return Err(Error::Failed(format!(
+            "a mutant needs its snippet once in the source, got it {found} times: {from:?} -> {to:?}"
+        )));
+    }
+    Ok(Source { text: source.text.replacen(from, to, 1), ..source.clone() })
+}
+
 /// How a launch went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Trace {

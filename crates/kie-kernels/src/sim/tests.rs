@@ -555,10 +555,17 @@ fn a_held_wave_of_64_does_not_pass_its_waiting_lanes() {
     }
 }
 
-/// Replaces the one place where `from` stands.
-fn mutate(text: &str, from: &str, to: &str) -> String {
-    assert_eq!(text.matches(from).count(), 1, "{from:?} in {text}");
-    text.replace(from, to)
+fn mutant(text: &str, from: &str, to: &str) -> String {
+    let source = Source { defines: Vec::new(), text: text.to_owned(), entries: Vec::new() };
+    mutate(&source, from, to).unwrap().text
+}
+
+#[test]
+fn a_mutant_needs_its_snippet_once() {
+    let source = source("int a, b;", "toy");
+    for (from, to) in [("int a, c;", ""), ("inline", ""), ("int a, b;", "int a, b;")] {
+        assert!(matches!(mutate(&source, from, to), Err(Error::Failed(_))), "{from}");
+    }
 }
 
 #[test]
@@ -574,7 +581,7 @@ fn mutants_fail() {
         ("slot_init(slots + i, 4)", "slot_init(slots + i, 3)"),
     ];
     for (from, to) in waits {
-        let text = mutate(STREAM, from, to);
+        let text = mutant(STREAM, from, to);
         for warp in [32, 64] {
             let caught = (0..8).filter(|&seed| {
                 let sim =
@@ -592,7 +599,7 @@ fn mutants_fail() {
         ("(u64)round << 32 | mine", "(u64)(round == 9 ? 8 : round) << 32 | mine"),
     ];
     for (from, to) in words {
-        let text = mutate(GATHER, from, to);
+        let text = mutant(GATHER, from, to);
         let caught = (0..8).filter(|&seed| {
             let got = gather(&open(seed, 32), &text, 0);
             got.outcome.is_err() || got.poison != 0 || got.out != want
