@@ -1,6 +1,5 @@
 // What a launch is given. Plain data; written by the host before the launch, read-only to the
-// kernel except through the pointers that say otherwise. The host's mirror of these structs is
-// checked against their sizes, which the kernel's module reports (kie_sizes).
+// kernel except through the pointers that say otherwise. The host's mirror is mono/wire.rs.
 #pragma once
 
 // `stages` stages of `bytes` bytes, in the line's order.

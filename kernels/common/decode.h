@@ -287,7 +287,7 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
             for (int l = 0; l < kLanes; ++l) {
                 float v0, v1, n0, n1;
                 unpack_half2(take_word(watch, words_of(l, c) + i, b.epoch, 0xffe), v0, v1);
-                const int row = 2 * kLayers * kNormLanes + (kNormLanes > 1 ? l : 0);
+                const int row = 2 * kLayers * kNormLanes + (kNormLanes > 1 && kHeadMode != kHeadSum ? l : 0);
                 unpack_half2(args.norms[(long)row * (kHidden / 2) + warp * kShare + i], n0, n1);
                 const float scale = kHeadMode == kHeadSum ? 1 : set_scale(b, l, c);
                 v0 *= n0 * scale, v1 *= n1 * scale;
@@ -579,8 +579,9 @@ KIE_KERNEL(kie_decode, kThreads + 2 * kTeam, DecodeArgs args) {
         for (int i = 0; i < 16; ++i) args.trace[block() * 16 + i] = trace[i];
 }
 
-// What the host checks its own arithmetic against before it trusts a plan.
-KIE_GLOBAL const u64 kie_sizes[] = {sizeof(DecodeArgs), sizeof(Sequence), sizeof(Layer),
-                                    (u64)kLineBytes,    (u64)kWords,      (u64)kSharedBytes,
-                                    (u64)kRowsQkv,      (u64)kRowsO,      (u64)kRowsGu,
-                                    (u64)kRowsHead,     (u64)kSlots};
+// The host's arithmetic is the same, or nothing compiles.
+static_assert(sizeof(DecodeArgs) == KIE_ARGS_BYTES && sizeof(Layer) == 32, "host structures");
+static_assert(kRowsQkv == KIE_ROWS_QKV && kRowsO == KIE_ROWS_O && kRowsGu == KIE_ROWS_GU &&
+                  kRowsHead == KIE_ROWS_HEAD && kLineBytes == KIE_LINE_BYTES &&
+                  kWords <= KIE_WORDS && kSharedBytes <= KIE_SHARED_MAX,
+              "host plan");

@@ -5,7 +5,6 @@
 
 #define KIE_DEVICE __device__ __forceinline__
 #define KIE_CONST_FN __host__ __device__ constexpr
-#define KIE_GLOBAL extern "C" __device__
 #define KIE_KERNEL(name, threads, args) \
     extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ args)
 #define KIE_SHARED_BYTES(name) extern __shared__ __align__(1024) unsigned char name[]

@@ -39,6 +39,9 @@ pub enum Error {
         /// The compiler's words.
         detail: String,
     },
+    /// A kernel waited for something that did not come.
+    #[error("the kernel hangs: {0}")]
+    Hang(String),
     /// A thread of the device panicked or the operating system refused one.
     #[error("device failure: {0}")]
     Failed(String),

@@ -2,6 +2,8 @@
 
 pub mod abi;
 pub mod cpu;
+#[cfg(target_os = "linux")]
+pub mod cuda;
 pub mod device;
 pub mod error;
 pub mod mailbox;

@@ -12,7 +12,8 @@
 
 use std::ops::Range;
 
-use crate::abi::Dtype;
+use crate::abi::{Dtype, Tensor};
+use crate::device::Buffer;
 
 use super::simd::{dispatch, prefetch, Kernel, Level, Vector};
 
@@ -60,7 +61,30 @@ pub struct Matrix<'a> {
     pub scales: Option<Scales<'a>>,
 }
 
-impl Matrix<'_> {
+impl<'a> Matrix<'a> {
+    /// One lane's matrix of a program's tensor, in the buffers that the program was checked with.
+    pub fn of(tensor: &Tensor, lane: usize, buffers: &'a [Buffer]) -> Self {
+        let bytes = tensor.lane_bytes();
+        let begin = (tensor.offset + bytes * lane as u64) as usize;
+        let [rows, cols] = tensor.scale_grid();
+        let scales = (tensor.block[0] > 0).then(|| {
+            let len = (rows * cols * 4) as usize;
+            let begin = tensor.scale_offset as usize + len * lane;
+            Scales {
+                data: &buffers[tensor.scale_buffer as usize].host()[begin..begin + len],
+                block_rows: tensor.block[0].into(),
+                block_cols: tensor.block[1].into(),
+            }
+        });
+        Self {
+            data: &buffers[tensor.buffer as usize].host()[begin..begin + bytes as usize],
+            dtype: tensor.dtype,
+            rows: tensor.rows as usize,
+            cols: tensor.cols as usize,
+            scales,
+        }
+    }
+
     /// Asserts that the slices have the sizes that the dims ask for.
     pub(crate) fn check(&self, rows: &Range<usize>) {
         assert_eq!(self.data.len(), self.rows * self.cols * self.dtype.bytes(), "weight bytes");

@@ -110,3 +110,11 @@ pub fn processor_name() -> String {
     let line = info.lines().find(|l| l.starts_with("model name"));
     line.and_then(|l| l.split(": ").nth(1)).unwrap_or("unknown processor").to_owned()
 }
+
+/// CLOCK_MONOTONIC in nanoseconds.
+pub(crate) fn now_ns() -> u64 {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `t` is a valid timespec; the clock exists on every Linux.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}

@@ -13,7 +13,7 @@ use std::cell::UnsafeCell;
 use std::ops::Range;
 
 use super::attention::{self, KvPage};
-use super::matmul::{matmul, Matrix, Scales};
+use super::matmul::{matmul, Matrix};
 use super::prefill::{pack, prefill, Packed};
 use super::simd::Level;
 use super::team::{Barrier, Team};
@@ -195,25 +195,7 @@ impl Pass {
     }
 
     fn matrix(&self, tensor: &Tensor, lane: usize) -> Matrix<'_> {
-        let bytes = tensor.lane_bytes();
-        let begin = (tensor.offset + bytes * lane as u64) as usize;
-        let [rows, cols] = tensor.scale_grid();
-        let scales = (tensor.block[0] > 0).then(|| {
-            let len = (rows * cols * 4) as usize;
-            let begin = tensor.scale_offset as usize + len * lane;
-            Scales {
-                data: &self.buffers[tensor.scale_buffer as usize].host()[begin..begin + len],
-                block_rows: tensor.block[0].into(),
-                block_cols: tensor.block[1].into(),
-            }
-        });
-        Matrix {
-            data: &self.buffers[tensor.buffer as usize].host()[begin..begin + bytes as usize],
-            dtype: tensor.dtype,
-            rows: tensor.rows as usize,
-            cols: tensor.cols as usize,
-            scales,
-        }
+        Matrix::of(tensor, lane, &self.buffers)
     }
 
     /// What steps use number by number, converted once.

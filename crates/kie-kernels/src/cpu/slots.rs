@@ -175,7 +175,7 @@ impl Slots {
 
     /// What the columns' slots do after the pass.
     fn advance(&mut self) {
-        let now = now_ns();
+        let now = super::now_ns();
         let mut row = 0;
         for at in 0..self.columns.len() {
             let column = self.columns[at];
@@ -275,12 +275,4 @@ impl Running for Slots {
     fn park(&mut self) {
         self.team.park();
     }
-}
-
-/// CLOCK_MONOTONIC in nanoseconds.
-fn now_ns() -> u64 {
-    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `t` is a valid timespec; the clock exists on every Linux.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }

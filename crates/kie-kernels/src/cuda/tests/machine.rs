@@ -1,0 +1,242 @@
+//! The machine over a driver that works: values, sizes, order, and what a running kernel forbids.
+
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use super::stub::{source, Stub};
+use crate::cuda::staging::CHUNK_BYTES;
+use crate::cuda::CudaModule;
+use crate::error::Error;
+use crate::mono::cache::Cache;
+use crate::mono::machine::{Launch, Machine, Memory, Module, Platform};
+
+const LAUNCH: Launch<'static> =
+    Launch { entry: "kernel", blocks: 4, threads: 416, shared_bytes: 232_000, args: &[7; 8] };
+
+fn as_cuda(module: &Arc<dyn Module>) -> &CudaModule {
+    module.as_any().downcast_ref().unwrap()
+}
+
+/// Bytes that differ from their neighbours and from chunk to chunk.
+fn pattern(bytes: usize) -> Vec<u8> {
+    (0..bytes as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
+}
+
+#[test]
+fn info_tells_what_the_driver_says() {
+    let Some(stub) = Stub::new("info") else { return };
+    stub.set("count", 4);
+    stub.set("major", 10);
+    stub.set("minor", 3);
+    stub.set("memory", 1 << 30);
+    let cuda = crate::cuda::Cuda::open("cuda:3", &stub.paths).unwrap();
+    let info = cuda.info().unwrap();
+    assert_eq!((info.name.as_str(), info.model.as_str()), ("cuda:3", "Stub GPU"));
+    assert_eq!((info.arch.as_str(), info.multiprocessors), ("sm_103a", 4));
+    assert_eq!((info.shared_bytes, info.memory_bytes), (232_448, 1 << 40));
+    assert_eq!(info.free_bytes, 1 << 30);
+    assert_eq!(cuda.platform(), Platform::Cuda);
+}
+
+#[test]
+fn memory_is_zeroed_written_and_read() {
+    let Some(stub) = Stub::new("memory") else { return };
+    let cuda = stub.open().unwrap();
+    let memory = cuda.alloc(1000).unwrap();
+    assert_eq!((memory.bytes, memory.address % 256), (1000, 0));
+    let mut out = vec![1; 1000];
+    cuda.read(&memory, 0, &mut out).unwrap();
+    assert_eq!(out, vec![0; 1000]);
+    cuda.write(&memory, 3, b"abc").unwrap();
+    cuda.write(&memory, 1000, b"").unwrap();
+    cuda.read(&memory, 0, &mut out[..8]).unwrap();
+    assert_eq!(&out[..8], b"\0\0\0abc\0\0");
+
+    let shared = cuda.alloc_shared(100).unwrap();
+    assert_eq!((shared.len(), shared.address % 64), (100, 0));
+    assert!((0..25).all(|word| shared.word32(4 * word).load(Ordering::Relaxed) == 0));
+    shared.word64(8).store(5, Ordering::Release);
+    assert_eq!(shared.word32(8).load(Ordering::Acquire), 5);
+    drop((cuda, memory, shared));
+    stub.check_clean();
+}
+
+#[test]
+fn large_copies_arrive_whole() {
+    let Some(stub) = Stub::new("large copies") else { return };
+    let cuda = stub.open().unwrap();
+    let bytes = pattern(11 * CHUNK_BYTES + 12_345);
+    let memory = cuda.alloc(bytes.len() + 7).unwrap();
+    cuda.write(&memory, 7, &bytes).unwrap();
+    assert_eq!(stub.get("copies"), 12);
+    let mut out = vec![0; bytes.len()];
+    cuda.read(&memory, 7, &mut out).unwrap();
+    assert!(out == bytes, "the bytes differ");
+    stub.set("copy", 999);
+    let error = cuda.write(&memory, 7, &bytes).unwrap_err();
+    assert!(error.to_string().contains("(999)"), "{error}");
+    stub.set("copy", 0);
+    cuda.write(&memory, 0, &bytes[..CHUNK_BYTES + 1]).unwrap();
+    cuda.read(&memory, 0, &mut out[..CHUNK_BYTES + 1]).unwrap();
+    assert!(out[..CHUNK_BYTES + 1] == bytes[..CHUNK_BYTES + 1], "the bytes differ");
+    drop((cuda, memory));
+    stub.check_clean();
+}
+
+#[test]
+fn copies_stay_inside_their_memory() {
+    let Some(stub) = Stub::new("bounds") else { return };
+    let cuda = stub.open().unwrap();
+    let memory = cuda.alloc(1024).unwrap();
+    let part = Memory { address: memory.address + 512, bytes: 256, owner: memory.owner.clone() };
+    cuda.write(&part, 255, &[9]).unwrap();
+    let mut out = [0];
+    cuda.read(&memory, 767, &mut out).unwrap();
+    assert_eq!(out, [9]);
+    let beyond = Memory { address: memory.address + 512, bytes: 1024, owner: part.owner.clone() };
+    let before = Memory { address: memory.address - 1, bytes: 16, owner: part.owner.clone() };
+    for (memory, offset) in
+        [(&memory, 1024), (&memory, usize::MAX), (&part, 256), (&beyond, 0), (&before, 0)]
+    {
+        for result in [cuda.write(memory, offset, &[1]), cuda.read(memory, offset, &mut out)] {
+            let Err(Error::Failed(words)) = result else { panic!("{result:?} at {offset}") };
+            assert!(words.contains("1 bytes at"), "{words}");
+        }
+    }
+    let other = stub.open().unwrap();
+    let foreign = Memory { owner: Arc::new(()), ..memory.clone() };
+    for result in [other.write(&memory, 0, &[1]), cuda.write(&foreign, 0, &[1])] {
+        assert!(result.unwrap_err().to_string().contains("another machine"));
+    }
+}
+
+#[test]
+fn launches_are_given_as_asked_and_end_in_order() {
+    let Some(stub) = Stub::new("launches") else { return };
+    let cuda = stub.open().unwrap();
+    let module = cuda.compile(&source("text")).unwrap();
+    let entry = &as_cuda(&module).entries[0];
+    assert_eq!((entry.name, entry.registers, entry.local_bytes), ("kernel", 40, 16));
+    assert_eq!((entry.threads_max, entry.args_bytes), (1024, 8));
+    let mut first = cuda.launch(&module, &LAUNCH).unwrap();
+    let other = Launch { blocks: 1, threads: 32, shared_bytes: 0, args: &[1; 8], ..LAUNCH };
+    let mut second = cuda.launch(&module, &other).unwrap();
+    assert_eq!(
+        stub.launches(),
+        "4x1x1 416x1x1 232000 707070707070707;1x1x1 32x1x1 0 101010101010101;"
+    );
+    assert_eq!((first.done(), second.done()), (Ok(false), Ok(false)));
+    stub.set("landed", 1);
+    assert_eq!((first.done(), second.done()), (Ok(true), Ok(false)));
+    stub.set("landed", 2);
+    assert_eq!((first.done(), second.done()), (Ok(true), Ok(true)));
+    drop((first, second, module, cuda));
+    stub.check_clean();
+}
+
+#[test]
+fn nothing_waits_for_a_running_kernel() {
+    let Some(stub) = Stub::new("a running kernel") else { return };
+    let cuda = stub.open().unwrap();
+    let (kept, freed) = (cuda.alloc(5000).unwrap(), cuda.alloc(64).unwrap());
+    let shared = cuda.alloc_shared(64).unwrap();
+    let module = cuda.compile(&source("text")).unwrap();
+    let unused = cuda.compile(&source("other text")).unwrap();
+    let mut flight = cuda.launch(&module, &LAUNCH).unwrap();
+    let (memsets, pinned) = (stub.get("memsets"), stub.get("pinned"));
+
+    let mut out = vec![1; 5000];
+    cuda.write(&kept, 0, &pattern(5000)).unwrap();
+    cuda.read(&kept, 0, &mut out).unwrap();
+    assert_eq!(out, pattern(5000));
+    let late = cuda.alloc(5000).unwrap();
+    cuda.read(&late, 0, &mut out).unwrap();
+    assert_eq!(out, vec![0; 5000]);
+    assert_eq!(stub.get("memsets"), memsets, "zeroed by copies");
+    assert_eq!(cuda.info().unwrap().name, "cuda:0");
+    drop((freed, shared, unused));
+    assert_eq!(flight.done(), Ok(false));
+    assert_eq!((stub.get("blocks"), stub.get("modules")), (3, 2), "nothing is freed yet");
+    assert_eq!((stub.get("pinned"), stub.get("violations")), (pinned, 0));
+
+    stub.set("landed", 1);
+    assert_eq!(flight.done(), Ok(true));
+    assert_eq!((stub.get("blocks"), stub.get("modules")), (2, 1), "now it is");
+    assert_eq!(stub.get("pinned"), pinned - 1);
+    drop((late, kept, cuda, module, flight));
+    stub.check_clean();
+}
+
+#[test]
+fn a_dropped_flight_is_waited_for() {
+    let Some(stub) = Stub::new("a dropped flight") else { return };
+    let cuda = stub.open().unwrap();
+    let module = cuda.compile(&source("text")).unwrap();
+    let memory = cuda.alloc(64).unwrap();
+    let flight = cuda.launch(&module, &LAUNCH).unwrap();
+    drop((module, memory, cuda));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(stub.paths.patience / 5);
+            stub.set("landed", 1);
+        });
+        drop(flight);
+        assert_eq!(stub.get("landed"), 1);
+    });
+    stub.check_clean();
+}
+
+#[test]
+fn any_thread_may_call() {
+    let Some(stub) = Stub::new("threads") else { return };
+    let cuda = stub.open().unwrap();
+    std::thread::scope(|scope| {
+        for n in 0..4_u8 {
+            let cuda = &cuda;
+            scope.spawn(move || {
+                for round in 0..10 {
+                    let bytes = vec![n; CHUNK_BYTES + round];
+                    let memory = cuda.alloc(bytes.len()).unwrap();
+                    cuda.write(&memory, 0, &bytes).unwrap();
+                    let mut out = vec![0; bytes.len()];
+                    cuda.read(&memory, 0, &mut out).unwrap();
+                    assert!(out == bytes, "thread {n}");
+                }
+            });
+        }
+    });
+    drop(cuda);
+    stub.check_clean();
+}
+
+#[test]
+fn compiled_code_is_kept_on_disk() {
+    let Some(mut stub) = Stub::new("compiled code on disk") else { return };
+    let cuda = stub.open().unwrap();
+    let first = cuda.compile(&source("text")).unwrap();
+    assert!(!as_cuda(&first).cached && as_cuda(&first).notes.is_empty());
+    let again = stub.open().unwrap().compile(&source("text")).unwrap();
+    assert!(as_cuda(&again).cached);
+    assert_eq!(as_cuda(&again).log, "stub log: line 7: as the test set");
+    assert_eq!(stub.get("compiled"), 1);
+    let mut defined = source("text");
+    defined.defines.push(("KIE_N".into(), "1".into()));
+    cuda.compile(&defined).unwrap();
+    stub.set("nvrtc_minor", 1);
+    stub.open().unwrap().compile(&source("text")).unwrap();
+    assert_eq!(stub.get("compiled"), 3, "defines and the compiler's version count");
+
+    for entry in std::fs::read_dir(stub.paths.cache.folder().unwrap()).unwrap() {
+        let path = entry.unwrap().path();
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+    }
+    assert!(!as_cuda(&cuda.compile(&source("text")).unwrap()).cached, "a cut entry");
+    assert!(as_cuda(&cuda.compile(&source("text")).unwrap()).cached, "is written anew");
+
+    let file = stub.folder.join("file");
+    std::fs::write(&file, b"").unwrap();
+    stub.paths.cache = Cache::at(file);
+    let module = stub.open().unwrap().compile(&source("text")).unwrap();
+    assert!(as_cuda(&module).notes[0].contains("KIE_CACHE"), "{:?}", as_cuda(&module).notes);
+}

@@ -1,0 +1,245 @@
+//! Compiled kernels on disk, one file for each key, for any number of processes at once.
+//!
+//! An entry is `magic, length, hash, payload`; it appears by a rename of a finished and synced
+//! file, so a reader sees all of it or nothing. What does not match its header counts as absent and
+//! is replaced by the next publication. The cache only saves time: whatever fails here is told, and
+//! the caller goes on without.
+//!
+//! Hashes are FNV-1a of 128 bits: stable over builds and machines, and accidental collisions are
+//! out of reach. It is no defence against somebody who may write into the folder.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const MAGIC: &[u8; 8] = b"kie-bin1";
+const HEADER_BYTES: usize = 8 + 8 + 16;
+/// Longer files are not ours.
+const ENTRY_BYTES_MAX: u64 = 1 << 30;
+
+/// A folder of compiled kernels, or nothing where there is no place for one.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    folder: Option<PathBuf>,
+}
+
+/// Name of an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Key(u128);
+
+impl Key {
+    /// The key of a result that depends on all `parts`, in order.
+    pub fn of(parts: &[&[u8]]) -> Self {
+        // Each length goes in first: moving a byte from one part to the next is another key.
+        let hash = parts.iter().fold(FNV_START, |hash, part| {
+            fnv128(fnv128(hash, &(part.len() as u64).to_le_bytes()), part)
+        });
+        Self(hash)
+    }
+}
+
+const FNV_START: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+const FNV_PRIME: u128 = (1 << 88) + 0x13b;
+
+fn fnv128(start: u128, bytes: &[u8]) -> u128 {
+    bytes.iter().fold(start, |hash, &byte| (hash ^ u128::from(byte)).wrapping_mul(FNV_PRIME))
+}
+
+impl Cache {
+    /// In this folder, which is made when the first entry comes.
+    pub fn at(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: Some(folder.into()) }
+    }
+
+    /// `$KIE_CACHE`, or else `kie/kernels` in the user's folder of caches.
+    pub fn usual() -> Self {
+        let set = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let user = || set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
+        Self { folder: set("KIE_CACHE").or_else(|| Some(user()?.join("kie/kernels"))) }
+    }
+
+    /// Where entries are, if anywhere.
+    pub fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
+    /// The payload under `key`; nothing if there is none, or only a broken one.
+    pub fn get(&self, key: Key) -> Option<Vec<u8>> {
+        let mut file = File::open(self.entry(key)?).ok()?;
+        let bytes = file.metadata().ok()?.len();
+        if bytes > ENTRY_BYTES_MAX {
+            return None;
+        }
+        let mut entry = Vec::with_capacity(bytes as usize);
+        file.read_to_end(&mut entry).ok()?;
+        if entry.len() < HEADER_BYTES {
+            return None;
+        }
+        let payload = entry.split_off(HEADER_BYTES);
+        (entry == header(&payload)).then_some(payload)
+    }
+
+    /// Publishes `payload` under `key`, in place of what was there.
+    ///
+    /// # Errors
+    /// A note for the user: what could not be written, and what to do.
+    pub fn put(&self, key: Key, payload: &[u8]) -> Result<(), String> {
+        let Some(entry) = self.entry(key) else {
+            return Err("compiled kernels are not kept: neither KIE_CACHE nor HOME is set".into());
+        };
+        publish(&entry, payload).map_err(|(path, error)| {
+            format!(
+                "compiled kernels are not kept: {}: {error}; set KIE_CACHE to a folder that can \
+                 be written",
+                path.display()
+            )
+        })
+    }
+
+    fn entry(&self, key: Key) -> Option<PathBuf> {
+        Some(self.folder.as_ref()?.join(format!("{:032x}.bin", key.0)))
+    }
+}
+
+fn header(payload: &[u8]) -> Vec<u8> {
+    let mut header = MAGIC.to_vec();
+    header.extend((payload.len() as u64).to_le_bytes());
+    header.extend(fnv128(FNV_START, payload).to_le_bytes());
+    header
+}
+
+fn publish(entry: &Path, payload: &[u8]) -> Result<(), (PathBuf, std::io::Error)> {
+    static TURN: AtomicU64 = AtomicU64::new(0);
+    let folder = entry.parent().unwrap_or(Path::new("."));
+    // Only for this user: kernels that others may write are kernels that others may choose.
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    made.map_err(|error| (folder.to_path_buf(), error))?;
+    let turn = TURN.fetch_add(1, Ordering::Relaxed);
+    let draft = entry.with_extension(format!("{}.{turn}.tmp", std::process::id()));
+    let written = write_synced(&draft, payload).and_then(|()| fs::rename(&draft, entry));
+    written.map_err(|error| {
+        // Nothing more can be done about a draft that cannot be removed either.
+        let _ = fs::remove_file(&draft);
+        (draft.clone(), error)
+    })
+}
+
+fn write_synced(draft: &Path, payload: &[u8]) -> std::io::Result<()> {
+    let mut file = File::create(draft)?;
+    file.write_all(&header(payload))?;
+    file.write_all(payload)?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// A folder that goes when the test ends.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let path =
+                std::env::temp_dir().join(format!("kie-cache-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            Self(path)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn the_hash_is_fnv1a() {
+        assert_eq!(fnv128(FNV_START, b""), 0x6c62272e07bb014262b821756295c58d);
+        assert_eq!(fnv128(FNV_START, b"a"), 0xd228cb696f1a8caf78912b704e4a8964);
+        assert_ne!(Key::of(&[b"ab", b"c"]), Key::of(&[b"a", b"bc"]));
+        assert_ne!(Key::of(&[b"a"]), Key::of(&[b"a", b""]));
+    }
+
+    #[test]
+    fn what_was_put_is_found_and_only_that() {
+        let folder = Folder::new("found");
+        let cache = Cache::at(&folder.0);
+        let (one, two) = (Key::of(&[b"one"]), Key::of(&[b"two"]));
+        assert_eq!(cache.get(one), None);
+        cache.put(one, b"first").unwrap();
+        cache.put(one, b"second").unwrap();
+        cache.put(two, b"").unwrap();
+        assert_eq!(cache.get(one).as_deref(), Some(&b"second"[..]));
+        assert_eq!(cache.get(two).as_deref(), Some(&b""[..]));
+        assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 2, "no drafts are left");
+    }
+
+    #[test]
+    fn every_broken_entry_counts_as_absent() {
+        let folder = Folder::new("broken");
+        let cache = Cache::at(&folder.0);
+        let key = Key::of(&[b"key"]);
+        cache.put(key, b"some payload").unwrap();
+        let path = cache.entry(key).unwrap();
+        let whole = fs::read(&path).unwrap();
+        for bytes in 0..whole.len() {
+            fs::write(&path, &whole[..bytes]).unwrap();
+            assert_eq!(cache.get(key), None, "cut after {bytes} bytes");
+        }
+        for at in 0..whole.len() {
+            let mut flipped = whole.clone();
+            flipped[at] ^= 0x10;
+            fs::write(&path, &flipped).unwrap();
+            assert_eq!(cache.get(key), None, "byte {at} flipped");
+        }
+        fs::write(&path, [&whole[..], b"x"].concat()).unwrap();
+        assert_eq!(cache.get(key), None, "one byte too many");
+        cache.put(key, b"again").unwrap();
+        assert_eq!(cache.get(key).as_deref(), Some(&b"again"[..]));
+    }
+
+    #[test]
+    fn readers_never_see_half_an_entry() {
+        let folder = Folder::new("concurrent");
+        let cache = Cache::at(&folder.0);
+        let key = Key::of(&[b"key"]);
+        cache.put(key, &[0; 70_000]).unwrap();
+        std::thread::scope(|scope| {
+            let writers: Vec<_> = (1..4_u8)
+                .map(|n| {
+                    let cache = &cache;
+                    scope.spawn(move || {
+                        for _ in 0..20 {
+                            cache.put(key, &vec![n; 70_000 + usize::from(n)]).unwrap();
+                        }
+                    })
+                })
+                .collect();
+            while writers.iter().any(|w| !w.is_finished()) {
+                let seen = cache.get(key).expect("an entry is always there and whole");
+                assert_eq!(seen.len(), 70_000 + usize::from(seen[0]));
+                assert!(seen.iter().all(|&byte| byte == seen[0]));
+            }
+        });
+        assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 1, "no drafts are left");
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_gives_a_note() {
+        let folder = Folder::new("unwritable");
+        fs::create_dir_all(&folder.0).unwrap();
+        // A file where the folder should be: also refused to a superuser.
+        let file = folder.0.join("file");
+        fs::write(&file, b"").unwrap();
+        let cache = Cache::at(file.join("kernels"));
+        let note = cache.put(Key::of(&[b"key"]), b"payload").unwrap_err();
+        assert!(note.contains("KIE_CACHE") && note.contains("file/kernels"), "{note}");
+        assert_eq!(cache.get(Key::of(&[b"key"])), None);
+        let nowhere = Cache { folder: None };
+        assert!(nowhere.put(Key::of(&[b"key"]), b"payload").unwrap_err().contains("HOME"));
+    }
+}

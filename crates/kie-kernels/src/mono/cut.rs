@@ -1,0 +1,315 @@
+//! How a model's work is cut for the monokernel: sizes padded to what the kernel's tiles need, rows
+//! dealt out to blocks, each block's line of weights in the order in which it takes them.
+//!
+//! This is the host's half of `kernels/common/shape.h`. Its results stand among the definitions, and
+//! the kernel's `static_assert`s compare them with its own: a difference does not compile.
+
+use std::fmt;
+
+use super::machine::MachineInfo;
+use super::model::Model;
+use crate::abi::{HeadMode, PAGE};
+use crate::error::{Error, Result};
+
+/// Columns that kernels are made for: one sequence, and all that one weight pass takes.
+pub const COLUMNS: [u32; 2] = [1, 8];
+/// Blocks that split the pages of one kv head, at most.
+const MOST_SPLITS: u32 = 8;
+
+/// How the warps of a block share a matrix of `rows` x `k` (shape.h's `Split`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Split {
+    /// Rows of a block.
+    pub rows: u32,
+    /// Columns.
+    pub k: u32,
+    /// Warps that share `k`.
+    pub k_warps: u32,
+    /// Pairs of 16 columns in a stage.
+    pub chunk: u32,
+    /// Stages.
+    pub stages: u32,
+    /// Bytes of a stage.
+    pub stage_bytes: u32,
+}
+
+impl Split {
+    fn new(rows: u32, k: u32, warps: u32, slot_bytes: u32) -> Option<Self> {
+        let tiles_all = rows.div_ceil(16);
+        let fits = |w: &u32| {
+            warps.is_multiple_of(*w)
+                && tiles_all.is_multiple_of(*w)
+                && k.is_multiple_of(32 * (warps / w))
+                && rows * 64 * (warps / w) <= slot_bytes
+        };
+        let row_warps =
+            if tiles_all >= warps { warps } else { (1..warps).find(fits).unwrap_or(warps) };
+        let k_warps = warps / row_warps;
+        let tiles = tiles_all.div_ceil(row_warps);
+        let pairs = k / 32 / k_warps;
+        let held = if warps <= 8 { 4 } else { 2 };
+        let bytes = k_warps * rows * 64;
+        let good = |c: &u32| pairs.is_multiple_of(*c) && c * bytes <= slot_bytes && c * tiles <= held;
+        let chunk = (1..=pairs).rev().find(good).unwrap_or(1);
+        let stage_bytes = chunk * bytes;
+        let whole = pairs * 32 * k_warps == k && stage_bytes <= slot_bytes;
+        whole.then_some(Self { rows, k, k_warps, chunk, stages: pairs / chunk, stage_bytes })
+    }
+
+    /// Bytes of the whole matrix in a line.
+    pub const fn bytes(&self) -> u64 {
+        self.stages as u64 * self.stage_bytes as u64
+    }
+}
+
+/// One matrix of a layer, by its place in the line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Matrix {
+    /// Queries, keys, values.
+    Qkv,
+    /// Attention's output.
+    Output,
+    /// Gate and up, row by row in turn.
+    GateUp,
+    /// The mlp's output.
+    Down,
+}
+
+/// The cut of a model for a machine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cut {
+    /// Sizes, padded.
+    pub hidden: u32,
+    /// Features of a head, padded.
+    pub head_dim: u32,
+    /// MLP width of a lane, padded.
+    pub ffn: u32,
+    /// Blocks of the grid.
+    pub blocks: u32,
+    /// Warps that compute.
+    pub warps: u32,
+    /// Bytes of a slot of the ring.
+    pub slot_bytes: u32,
+    /// Blocks that share the pages of a kv head.
+    pub splits: u32,
+    /// Attention parts are merged by owners first.
+    pub merge: bool,
+    /// Weight bytes in flight of a block.
+    pub in_flight_bytes: u32,
+    /// Pages of a longest sequence.
+    pub pages_max: u32,
+    /// Shared memory of a block at most.
+    pub shared_max: u32,
+    /// The matrices of a layer.
+    pub layer: [(Matrix, Split); 4],
+    /// Rows of the head that one pass takes, and the rest.
+    pub head: Split,
+    /// Passes of `head`.
+    pub head_passes: u32,
+    /// The rest of the head's rows.
+    pub tail: Option<Split>,
+    /// Rows of the head a block has.
+    pub rows_head: u32,
+}
+
+fn share(rows: u32, blocks: u32, unit: u32) -> u32 {
+    rows.div_ceil(blocks).next_multiple_of(unit)
+}
+
+impl Cut {
+    /// The cut that reads the fewest bytes a block, among the block counts the machine can hold.
+    ///
+    /// # Errors
+    /// [`Error::InvalidProgram`] where no cut fits, with what does not.
+    pub fn new(model: &Model, machine: &MachineInfo, positions: u32) -> Result<Self> {
+        let most = machine.multiprocessors / model.lanes;
+        let least = model.kv_heads.max(1);
+        if most < least {
+            return refuse(format!(
+                "{} lanes of {} kv heads need {} multiprocessors, {} has {}",
+                model.lanes,
+                model.kv_heads,
+                model.lanes * least,
+                machine.name,
+                machine.multiprocessors
+            ));
+        }
+        let from = least.max(most * 3 / 4);
+        let all = (from..=most).filter_map(|n| Self::with_blocks(model, machine, positions, n));
+        // Equal bytes: the more blocks the better, as each has less to do beside them.
+        let best = all.min_by_key(|c| (c.line_bytes(model), u32::MAX - c.blocks));
+        best.map_or_else(|| refuse(format!("no cut fits {model:?} on {machine:?}")), Ok)
+    }
+
+    fn with_blocks(model: &Model, m: &MachineInfo, positions: u32, each: u32) -> Option<Self> {
+        let wide = [model.hidden, model.heads * model.head_dim, model.ffn];
+        let warps = if wide.iter().all(|w| w.is_multiple_of(384)) { 12 } else { 8 };
+        let slot_bytes = if warps == 12 { if model.lanes > 1 { 24 } else { 18 } } else { 16 } * 1024;
+        let unit = 4 * warps.max(8);
+        let hidden = model.hidden.next_multiple_of(unit);
+        let head_dim = model.head_dim.next_multiple_of(32);
+        let ffn = model.ffn.next_multiple_of(unit);
+        let attn = model.heads * head_dim;
+        if !attn.is_multiple_of(unit) || model.heads / model.kv_heads > 8 {
+            return None;
+        }
+        let split = |rows, k| Split::new(rows, k, warps, slot_bytes);
+        let residual = share(hidden, each, 2);
+        let layer = [
+            (Matrix::Qkv, split(share(attn + 2 * model.kv_heads * head_dim, each, 2), hidden)?),
+            (Matrix::Output, split(residual, attn)?),
+            (Matrix::GateUp, split(share(2 * ffn, each, 4), hidden)?),
+            (Matrix::Down, split(residual, ffn)?),
+        ];
+        let blocks = each * model.lanes;
+        let head_blocks = if model.head_mode == HeadMode::PerLane { each } else { blocks };
+        let width = if model.head_mode == HeadMode::Concat { model.lanes } else { 1 } * hidden;
+        let rows_head = share(model.vocab, head_blocks, 2);
+        let pass_rows = rows_head.min(16 * warps);
+        let rest = rows_head % pass_rows;
+        let tail = if rest > 0 { Some(split(rest, width)?) } else { None };
+        let split_blocks = each / model.kv_heads;
+        let cut = Self {
+            hidden,
+            head_dim,
+            ffn,
+            blocks,
+            warps,
+            slot_bytes,
+            splits: split_blocks.min(MOST_SPLITS),
+            merge: model.lanes == 1 && warps == 8 && (attn / 2).is_multiple_of(each),
+            in_flight_bytes: if warps == 12 { 3 * slot_bytes } else { 4 * slot_bytes },
+            pages_max: positions.div_ceil(PAGE as u32),
+            shared_max: m.shared_bytes,
+            layer,
+            head: split(pass_rows, width)?,
+            head_passes: rows_head / pass_rows,
+            tail,
+            rows_head,
+        };
+        Some(cut)
+    }
+
+    /// Blocks of a lane.
+    pub const fn blocks_a_lane(&self, model: &Model) -> u32 {
+        self.blocks / model.lanes
+    }
+
+    /// Rows of a block in one matrix.
+    pub fn rows(&self, matrix: Matrix) -> u32 {
+        self.layer[matrix as usize].1.rows
+    }
+
+    /// Bytes of a layer in a block's line.
+    pub fn layer_bytes(&self) -> u64 {
+        self.layer.iter().map(|(_, s)| s.bytes()).sum()
+    }
+
+    /// Bytes of a block's line: what it reads a token.
+    pub fn line_bytes(&self, model: &Model) -> u64 {
+        let tail = self.tail.map_or(0, |t| t.bytes());
+        u64::from(model.layers) * self.layer_bytes()
+            + u64::from(self.head_passes) * self.head.bytes()
+            + tail
+    }
+
+    /// Stages and bytes of each segment of a step, in order; the first `layers * 4` are layers.
+    pub fn segments(&self, model: &Model) -> Vec<[u32; 2]> {
+        let layer = self.layer.iter().map(|(_, s)| [s.stages, s.stage_bytes]);
+        let mut all: Vec<_> = (0..model.layers).flat_map(|_| layer.clone()).collect();
+        all.extend((0..self.head_passes).map(|_| [self.head.stages, self.head.stage_bytes]));
+        all.extend(self.tail.map(|t| [t.stages, t.stage_bytes]));
+        all
+    }
+
+    /// Words of 8 bytes of the exchange, at least as many as shape.h lays out.
+    pub fn words(&self, model: &Model, columns: u32) -> u64 {
+        let (c, each) = (u64::from(columns), u64::from(self.blocks_a_lane(model)));
+        let all = u64::from(model.layers) * u64::from(model.lanes);
+        let words = |matrix, a_word| c * u64::from(self.rows(matrix)) * each / a_word;
+        let hidden = words(Matrix::Output, 2);
+        let attn = u64::from(model.heads * self.head_dim);
+        let parts = u64::from(self.splits) * c * attn;
+        let vectors = 4 * hidden + words(Matrix::Qkv, 2) + words(Matrix::GateUp, 4) + c * attn / 2;
+        let choice = u64::from(self.blocks) * c * (6 + 2 * 13 * 48 + 4) + 2 * 13 * c * 8 + 16;
+        all * (vectors + parts) + choice
+    }
+
+    /// Threads of a block: those that compute, a warp that copies, one that watches the host.
+    pub const fn threads(&self) -> u32 {
+        (self.warps + 2) * 32
+    }
+
+    /// The definitions in front of the sources.
+    pub fn defines(&self, model: &Model, columns: u32) -> Vec<(String, String)> {
+        let scale = std::f64::consts::LOG2_E / f64::from(model.head_dim).sqrt();
+        let float = |v: f64| format!("{v:e}f");
+        let head_mode = model.head_mode as u32;
+        let all = [
+            ("LAYERS", model.layers.to_string()),
+            ("HIDDEN", self.hidden.to_string()),
+            ("HIDDEN_REAL", model.hidden.to_string()),
+            ("HEADS", model.heads.to_string()),
+            ("KV_HEADS", model.kv_heads.to_string()),
+            ("HEAD_DIM", self.head_dim.to_string()),
+            ("HEAD_DIM_REAL", model.head_dim.to_string()),
+            ("QUERY_SCALE", float(scale)),
+            ("FFN", self.ffn.to_string()),
+            ("VOCAB", model.vocab.to_string()),
+            ("LANES", model.lanes.to_string()),
+            ("HEAD_MODE", head_mode.to_string()),
+            ("NORM_LANES", model.norm_lanes.to_string()),
+            ("HEAD_NORM", model.head_norm.to_string()),
+            ("BIAS", model.bias.to_string()),
+            ("EPS", float(f64::from(model.eps))),
+            ("BLOCKS", self.blocks.to_string()),
+            ("WARPS", self.warps.to_string()),
+            ("COLUMNS", columns.to_string()),
+            ("SLOT_BYTES", self.slot_bytes.to_string()),
+            ("SPLITS", self.splits.to_string()),
+            ("MERGE", u32::from(self.merge).to_string()),
+            ("POLL", "1".to_owned()),
+            ("NO_WAITS", "false".to_owned()),
+            ("NO_STREAM", "false".to_owned()),
+            ("PAGES_MAX", self.pages_max.to_string()),
+            ("REST_GATHER", "250".to_owned()),
+            ("REST_MERGE", "0".to_owned()),
+            ("SHARED_MAX", self.shared_max.to_string()),
+            ("ROWS_QKV", self.rows(Matrix::Qkv).to_string()),
+            ("ROWS_O", self.rows(Matrix::Output).to_string()),
+            ("ROWS_GU", self.rows(Matrix::GateUp).to_string()),
+            ("ROWS_HEAD", self.rows_head.to_string()),
+            ("LINE_BYTES", self.line_bytes(model).to_string()),
+            ("WORDS", self.words(model, columns).to_string()),
+            ("ARGS_BYTES", size_of::<super::wire::Args>().to_string()),
+        ];
+        all.into_iter().map(|(name, value)| (format!("KIE_{name}"), value)).collect()
+    }
+}
+
+impl fmt::Display for Cut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "cut       {} blocks of {} warps, {} KB slots, {} KB in flight, {} splits{}",
+            self.blocks,
+            self.warps,
+            self.slot_bytes / 1024,
+            self.in_flight_bytes / 1024,
+            self.splits,
+            if self.merge { ", merged by owners" } else { "" }
+        )?;
+        for (matrix, s) in &self.layer {
+            writeln!(
+                f,
+                "  {matrix:?}: {} rows x {}, {} k-warps, {} stages of {} bytes",
+                s.rows, s.k, s.k_warps, s.stages, s.stage_bytes
+            )?;
+        }
+        writeln!(f, "  head: {} rows in {} passes", self.rows_head, self.head_passes)
+    }
+}
+
+fn refuse<T>(detail: String) -> Result<T> {
+    Err(Error::InvalidProgram { step: usize::MAX, detail })
+}

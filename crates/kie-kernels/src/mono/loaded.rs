@@ -1,0 +1,337 @@
+//! A program on a machine: compiled kernels, packed weights, pages and tables, all allocated here
+//! and nowhere later but for logits that somebody asks for.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::cut::{Cut, COLUMNS};
+use super::machine::{Machine, Memory, Module, Platform, Shared, Source};
+use super::model::Model;
+use super::pack::Weights;
+use super::runner::{penalises, prompt_counts};
+use super::source;
+use super::wire::{self, Args, Layer, Wire, RECORD_BYTES, RING, STOPS};
+use crate::abi::{Dims, GROUPS, PAGE};
+use crate::cpu::numbers::row_to_f32;
+use crate::device::Buffer;
+use crate::error::{Error, Result};
+use crate::mailbox::SlotMemory;
+use crate::validate::ValidProgram;
+
+/// Rows of the embedding table packed at a time.
+const EMBED_ROWS: u32 = 4096;
+
+/// Everything a launch refers to.
+pub struct Loaded {
+    /// Where it runs.
+    pub machine: Arc<dyn Machine>,
+    /// What it is.
+    pub model: Model,
+    /// How it is cut.
+    pub cut: Cut,
+    /// Sizes of the program.
+    pub dims: Dims,
+    /// Host memory for tokens, `[slots][RING][3]` words.
+    pub out: Shared,
+    /// Host memory for orders.
+    pub control: Shared,
+    /// Not 0 once somebody gave up.
+    pub poison: Memory,
+    /// Who did.
+    pub records: Memory,
+    /// Tokens of a prompt's launch.
+    pub prompt: Memory,
+    kernels: Vec<(u32, Arc<dyn Module>)>,
+    base: Args,
+    pages: Memory,
+    stop_ids: Memory,
+    logit_bias: Memory,
+    counts: Memory,
+    words: Memory,
+    logits: Option<Memory>,
+    /// What `base` points to.
+    _kept: Vec<Memory>,
+}
+
+/// Floats as bytes.
+fn bytes_of(floats: &[f32]) -> Vec<u8> {
+    floats.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+impl Loaded {
+    /// Compiles, packs and uploads.
+    ///
+    /// # Errors
+    /// [`Error::InvalidProgram`] for what the monokernel cannot run, [`Error::Compile`],
+    /// [`Error::OutOfMemory`], or what the machine says.
+    pub fn new(
+        machine: Arc<dyn Machine>,
+        program: &ValidProgram,
+        buffers: &[Buffer],
+    ) -> Result<Self> {
+        let program = program.program();
+        let dims = program.dims;
+        let model = Model::read(program)?;
+        let cut = Cut::new(&model, &machine.info()?, dims.max_positions)?;
+        let kernels = compile(&*machine, &model, &cut)?;
+        let weights = Weights { program, buffers, model: &model, cut: &cut };
+        let m = &*machine;
+        let mut kept = Vec::new();
+        let mut keep = |memory: Memory| {
+            let address = memory.address;
+            kept.push(memory);
+            address
+        };
+        let most = COLUMNS[COLUMNS.len() - 1];
+        let vocab = dims.vocab as usize;
+        let slots = dims.slots as usize;
+        let words = m.alloc((cut.words(&model, most) * 8) as usize)?;
+        let pages = m.alloc(slots * GROUPS * cut.pages_max as usize * 4)?;
+        let stop_ids = m.alloc(slots * STOPS * 4)?;
+        let logit_bias = m.alloc(slots * vocab * 4)?;
+        let counts = m.alloc(slots * vocab * 4)?;
+        let poison = m.alloc(8)?;
+        let records = m.alloc(cut.blocks as usize * RECORD_BYTES)?;
+        let prompt = m.alloc(dims.max_positions as usize * 4)?;
+        let mut pools = [0; GROUPS];
+        for (group, pool) in pools.iter_mut().enumerate() {
+            let each = dims.group_layers[group] * model.lanes * model.kv_heads;
+            let half = PAGE as u64 * u64::from(cut.head_dim) * 2;
+            let bytes = u64::from(each) * u64::from(dims.group_pages[group]) * 2 * half;
+            *pool = keep(m.alloc(bytes.max(256) as usize)?);
+        }
+        let out = m.alloc_shared(slots * RING * 24)?;
+        let control = m.alloc_shared(wire::CONTROL_BYTES)?;
+        // The simulator's clock is not the host's.
+        control.word32(8).store(
+            u32::from(m.platform() != Platform::Sim),
+            std::sync::atomic::Ordering::Release,
+        );
+        let base = Args {
+            line: keep(upload_lines(m, &weights)?),
+            embed: keep(upload_embedding(m, &weights, dims.vocab)?),
+            norms: keep(upload(m, &weights.norms()?)?),
+            head_norms: if model.head_norm { keep(upload(m, &weights.head_norms())?) } else { 0 },
+            biases: if model.bias { keep(upload(m, &weights.biases())?) } else { 0 },
+            rope: keep(upload(m, &rope(&weights))?),
+            layers: keep(upload(m, &layers(&model))?),
+            pools,
+            pages: pages.address,
+            stop_ids: stop_ids.address,
+            logit_bias: logit_bias.address,
+            counts: counts.address,
+            values: keep(m.alloc(most as usize * 2 * vocab * 4)?),
+            segments: keep(upload(m, &segments(&model, &cut))?),
+            words: words.address,
+            poison: poison.address,
+            records: records.address,
+            out: out.address,
+            control: control.address,
+            pool_layers: dims.group_layers,
+            segment_count: cut.segments(&model).len() as u32,
+            in_flight_bytes: cut.in_flight_bytes,
+            ..Args::default()
+        };
+        Ok(Self {
+            machine,
+            model,
+            cut,
+            dims,
+            out,
+            control,
+            poison,
+            records,
+            prompt,
+            kernels,
+            base,
+            pages,
+            stop_ids,
+            logit_bias,
+            counts,
+            words,
+            logits: None,
+            _kept: kept,
+        })
+    }
+
+    /// Columns of the widest kernel.
+    pub fn most_columns(&self) -> usize {
+        COLUMNS[COLUMNS.len() - 1] as usize
+    }
+
+    /// The kernel for so many columns.
+    pub fn module(&self, columns: u32) -> &Arc<dyn Module> {
+        let found = self.kernels.iter().find(|(c, _)| *c == columns);
+        &found.expect("one of COLUMNS").1
+    }
+
+    /// What every launch is given.
+    pub fn args(&self, columns: u32) -> Args {
+        debug_assert!(COLUMNS.contains(&columns));
+        self.base
+    }
+
+    /// A slot's pages, stop ids, bias and counts, where kernels look for them.
+    ///
+    /// # Errors
+    /// What the machine says.
+    pub fn write_slot(&self, index: usize, slot: &SlotMemory) -> Result<()> {
+        let m = &*self.machine;
+        let ids = |ids: &[u32]| -> Vec<u8> { ids.iter().flat_map(|i| i.to_le_bytes()).collect() };
+        let pages: Vec<u8> = slot.pages.iter().flat_map(|group| ids(group)).collect();
+        m.write(&self.pages, index * pages.len(), &pages)?;
+        let params = &slot.params;
+        let stops = ids(&slot.stop_ids[..params.stop_ids as usize]);
+        m.write(&self.stop_ids, index * STOPS * 4, &stops)?;
+        let vocab = self.dims.vocab as usize;
+        if params.bias > 0 {
+            let mut row = vec![0.0f32; vocab];
+            for (id, bias) in &slot.bias[..params.bias as usize] {
+                if let Some(at) = row.get_mut(*id as usize) {
+                    *at += bias;
+                }
+            }
+            m.write(&self.logit_bias, index * vocab * 4, &bytes_of(&row))?;
+        }
+        if penalises(&params.sampling) {
+            let counts = prompt_counts(&slot.tokens[..params.prompt as usize], vocab);
+            m.write(&self.counts, index * vocab * 4, &counts)?;
+        }
+        Ok(())
+    }
+
+    /// Address of room for the logits of so many positions.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub fn logits_for(&mut self, positions: usize) -> Result<u64> {
+        let bytes = positions * self.dims.vocab as usize * 4;
+        match &self.logits {
+            Some(memory) if memory.bytes >= bytes => Ok(memory.address),
+            Some(_) | None => {
+                let memory = self.machine.alloc(bytes)?;
+                let address = memory.address;
+                self.logits = Some(memory);
+                Ok(address)
+            }
+        }
+    }
+
+    /// Floats `from .. from + count` of the last launch's logits.
+    ///
+    /// # Errors
+    /// What the machine says.
+    pub fn read_logits(&self, from: usize, count: usize) -> Result<Vec<f32>> {
+        let memory = self.logits.as_ref().expect("the launch had logits");
+        let mut bytes = vec![0; count * 4];
+        self.machine.read(memory, from * 4, &mut bytes)?;
+        let float = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+        Ok(bytes.chunks_exact(4).map(float).collect())
+    }
+
+    /// Zeroes the exchange, so that epochs may start anew.
+    ///
+    /// # Errors
+    /// What the machine says.
+    pub fn clear_words(&self) -> Result<()> {
+        self.machine.write(&self.words, 0, &vec![0; self.words.bytes])
+    }
+}
+
+fn compile(machine: &dyn Machine, model: &Model, cut: &Cut) -> Result<Vec<(u32, Arc<dyn Module>)>> {
+    let text = source::text(machine.platform());
+    let one = |columns: u32| -> Result<(u32, Arc<dyn Module>)> {
+        let defines = cut.defines(model, columns);
+        let source = Source { defines, text: text.clone(), entries: vec!["kie_decode"] };
+        Ok((columns, machine.compile(&source)?))
+    };
+    std::thread::scope(|scope| {
+        let all: Vec<_> = COLUMNS.iter().map(|c| scope.spawn(move || one(*c))).collect();
+        all.into_iter()
+            .map(|t| t.join().unwrap_or_else(|_| Err(Error::Failed("a compiler thread died".into()))))
+            .collect()
+    })
+}
+
+fn upload(machine: &dyn Machine, bytes: &[u8]) -> Result<Memory> {
+    let memory = machine.alloc(bytes.len().max(256))?;
+    machine.write(&memory, 0, bytes)?;
+    Ok(memory)
+}
+
+/// Every block's line, packed by all cores.
+fn upload_lines(machine: &dyn Machine, weights: &Weights<'_>) -> Result<Memory> {
+    let (model, cut) = (weights.model, weights.cut);
+    let line = cut.line_bytes(model) as usize;
+    let memory = machine.alloc(line * cut.blocks as usize)?;
+    // Parts of about a layer, taken one after another, so that no core waits for another's block.
+    let layers = model.layers as usize;
+    let parts = Mutex::new((0..cut.blocks).flat_map(|b| (0..=layers).map(move |l| (b, l))));
+    let work = || -> Result<()> {
+        let mut bytes = Vec::new();
+        loop {
+            let part = parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some((block, layer)) = part else { return Ok(()) };
+            bytes.clear();
+            if layer == layers {
+                weights.head(block, &mut bytes)?;
+            } else {
+                weights.layer(block, layer, &mut bytes)?;
+            }
+            let at = block as usize * line + layer * cut.layer_bytes() as usize;
+            machine.write(&memory, at, &bytes)?;
+        }
+    };
+    let threads = crate::cpu::allowed_cores();
+    std::thread::scope(|scope| {
+        let all: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        all.into_iter().try_for_each(|t| {
+            t.join().unwrap_or_else(|_| Err(Error::Failed("a packing thread died".into())))
+        })
+    })?;
+    Ok(memory)
+}
+
+fn upload_embedding(machine: &dyn Machine, weights: &Weights<'_>, vocab: u32) -> Result<Memory> {
+    let row = weights.cut.hidden as usize * 2;
+    let memory = machine.alloc(vocab as usize * row)?;
+    for from in (0..vocab).step_by(EMBED_ROWS as usize) {
+        let rows = weights.embedding(from, vocab.min(from + EMBED_ROWS))?;
+        machine.write(&memory, from as usize * row, &rows)?;
+    }
+    Ok(memory)
+}
+
+/// cos and sin of every position and pair, `[positions][head_dim / 2][2]` padded; angles in float32,
+/// as the CPU and the references have them.
+fn rope(weights: &Weights<'_>) -> Vec<u8> {
+    let program = weights.program;
+    let mut frequencies = vec![0.0; weights.cut.head_dim as usize / 2];
+    let tensor = &program.tensors[program.rope as usize];
+    let stored = crate::cpu::matmul::Matrix::of(tensor, 0, weights.buffers);
+    row_to_f32(&stored, 0, &mut frequencies[..stored.cols]);
+    let mut out = Vec::with_capacity(program.dims.max_positions as usize * frequencies.len() * 8);
+    for position in 0..program.dims.max_positions {
+        for f in &frequencies {
+            let (sin, cos) = (position as f32 * f).sin_cos();
+            out.extend(cos.to_le_bytes());
+            out.extend(sin.to_le_bytes());
+        }
+    }
+    out
+}
+
+fn layers(model: &Model) -> Vec<u8> {
+    let one = |l: &super::model::Layer| Layer {
+        window: l.window,
+        pool: l.pool[0],
+        pool_layer: l.pool[1],
+        shares: u32::from(l.shares[0]) | u32::from(l.shares[1]) << 1,
+        own: l.own,
+        delay: l.delay,
+    };
+    model.layer.iter().flat_map(|l| one(l).as_bytes().to_vec()).collect()
+}
+
+fn segments(model: &Model, cut: &Cut) -> Vec<u8> {
+    cut.segments(model).iter().flatten().flat_map(|n| n.to_le_bytes()).collect()
+}

@@ -1,0 +1,169 @@
+//! A program read as what the monokernel runs: layers that are all alike but for numbers. Anything
+//! else is refused here, before a byte is allocated.
+
+use crate::abi::{HeadMode, Op, Program, Step, Tensor, NONE};
+use crate::error::{Error, Result};
+
+/// Sizes of one lane, and where its tensors are.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Model {
+    /// Layers.
+    pub layers: u32,
+    /// Lanes.
+    pub lanes: u32,
+    /// Width of a residual stream.
+    pub hidden: u32,
+    /// Query heads.
+    pub heads: u32,
+    /// Key/value heads.
+    pub kv_heads: u32,
+    /// Features of a head.
+    pub head_dim: u32,
+    /// MLP width.
+    pub ffn: u32,
+    /// Rows of one head matrix: of the vocabulary, or of a lane's slice of it.
+    pub vocab: u32,
+    /// How the head combines lanes.
+    pub head_mode: HeadMode,
+    /// Rotary pairs are neighbours in the checkpoint.
+    pub interleaved: bool,
+    /// Epsilon of the norms.
+    pub eps: f32,
+    /// Rows of a norm's scale: 1, or one a lane.
+    pub norm_lanes: u32,
+    /// q and k heads have norms.
+    pub head_norm: bool,
+    /// q, k and v have biases.
+    pub bias: bool,
+    /// What differs from layer to layer.
+    pub layer: Vec<Layer>,
+    /// Tensor of the embedding table.
+    pub embed: u32,
+    /// Tensor of the head.
+    pub head: u32,
+    /// Tensor of the final norm's scale.
+    pub final_norm: u32,
+}
+
+/// One layer: tensors by index, and numbers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Layer {
+    /// q, k, v.
+    pub qkv: [u32; 3],
+    /// Their biases, or [`NONE`].
+    pub biases: [u32; 3],
+    /// Norms of each q and each k head, or [`NONE`].
+    pub head_norms: [u32; 2],
+    /// Attention's output matrix, then the mlp's.
+    pub outputs: [u32; 2],
+    /// Gate and up.
+    pub gate_up: [u32; 2],
+    /// Norm scales before attention and before the mlp.
+    pub norms: [u32; 2],
+    /// Positions a query sees; 0: all.
+    pub window: u32,
+    /// Page group, and the layer's index in it.
+    pub pool: [u32; 2],
+    /// Factor on the lane's own output of attention and mlp.
+    pub own: [f32; 2],
+    /// Layers since the others' output that is added; -1: none is.
+    pub delay: [i32; 2],
+    /// Whether other lanes will want the outputs.
+    pub shares: [bool; 2],
+}
+
+impl Model {
+    /// Reads a program.
+    ///
+    /// # Errors
+    /// [`Error::InvalidProgram`] with the step that is not as expected.
+    pub fn read(program: &Program) -> Result<Self> {
+        let d = &program.dims;
+        let steps = &program.steps;
+        let layers = steps.len().saturating_sub(3) / 5;
+        let order = [Op::Qkv, Op::Attend, Op::Project, Op::GateUp, Op::Project];
+        let wanted = [Op::Embed]
+            .into_iter()
+            .chain(order.into_iter().cycle().take(layers * 5))
+            .chain([Op::Head, Op::Sample]);
+        if let Some(at) = wanted.zip(steps).position(|(w, s)| w != s.op) {
+            return refuse(at, "not in the order of a transformer's layers".to_owned());
+        }
+        if steps.len() != layers * 5 + 3 || layers == 0 {
+            return refuse(steps.len(), format!("{} steps are no whole layers", steps.len()));
+        }
+        let rows_of = |t: u32| program.tensors.get(t as usize).map_or(1, |t: &Tensor| t.rows);
+        let head = &steps[steps.len() - 2];
+        let parts = if d.head_mode == HeadMode::PerLane { d.lanes } else { 1 };
+        let first = &steps[1];
+        let model = Self {
+            layers: layers as u32,
+            lanes: d.lanes,
+            hidden: d.hidden,
+            heads: d.heads,
+            kv_heads: d.kv_heads,
+            head_dim: d.head_dim,
+            ffn: d.ffn,
+            vocab: d.vocab / parts,
+            head_mode: if d.lanes == 1 { HeadMode::PerLane } else { d.head_mode },
+            interleaved: d.rope_interleaved != 0,
+            eps: d.eps,
+            norm_lanes: rows_of(first.norm),
+            head_norm: first.head_norms[0] != NONE,
+            bias: first.biases[0] != NONE,
+            layer: steps[1..=layers * 5].chunks_exact(5).map(Layer::read).collect(),
+            embed: steps[0].weights[0],
+            head: head.weights[0],
+            final_norm: head.norm,
+        };
+        model.check(program, rows_of)?;
+        Ok(model)
+    }
+
+    /// What the kernel takes for granted.
+    fn check(&self, program: &Program, rows_of: impl Fn(u32) -> u32) -> Result<()> {
+        let mut norms: Vec<u32> = self.layer.iter().flat_map(|l| l.norms).collect();
+        norms.push(self.final_norm);
+        if norms.contains(&NONE) || norms.iter().any(|n| rows_of(*n) != self.norm_lanes) {
+            return refuse(1, "norms that differ in kind".to_owned());
+        }
+        for (at, layer) in self.layer.iter().enumerate() {
+            let alike = (layer.head_norms[0] != NONE) == self.head_norm
+                && (layer.biases[0] != NONE) == self.bias;
+            if !alike || layer.head_norms.iter().any(|n| *n != NONE && rows_of(*n) != 1) {
+                return refuse(1 + 5 * at, "biases or head norms differ from layer to layer".into());
+            }
+        }
+        if self.norm_lanes != 1 && self.norm_lanes != self.lanes {
+            return refuse(1, format!("norms of {} rows for {} lanes", self.norm_lanes, self.lanes));
+        }
+        let embed = program.tensors.get(self.embed as usize).map(|t| t.cols);
+        if embed != Some(self.hidden) {
+            return refuse(0, format!("embedding of width {embed:?}, not {}", self.hidden));
+        }
+        Ok(())
+    }
+}
+
+impl Layer {
+    fn read(steps: &[Step]) -> Self {
+        let [qkv, _, output, gate_up, down] = steps else { unreachable!("chunks of five") };
+        Self {
+            qkv: qkv.weights,
+            biases: qkv.biases,
+            head_norms: qkv.head_norms,
+            outputs: [output.weights[0], down.weights[0]],
+            gate_up: [gate_up.weights[0], gate_up.weights[1]],
+            norms: [qkv.norm, gate_up.norm],
+            window: if qkv.window == NONE { 0 } else { qkv.window },
+            pool: [qkv.group, qkv.group_layer],
+            own: [output.mix_own, down.mix_own],
+            delay: [output.mix_delay, down.mix_delay],
+            shares: [output, down].map(|s| s.partial != NONE || s.mix_delay == 0),
+        }
+    }
+}
+
+fn refuse<T>(step: usize, detail: String) -> Result<T> {
+    Err(Error::InvalidProgram { step, detail: format!("for the monokernel: {detail}") })
+}

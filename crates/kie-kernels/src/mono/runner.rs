@@ -1,0 +1,499 @@
+//! A program at work on a machine: which sequences the next launch has, what it is given, and how
+//! its tokens reach the mailbox.
+//!
+//! A launch holds the whole decode loop of the sequences it was made for: it ends when one of them
+//! ends, or when the host asks because something else waits (a new request, a cancel). Prompts run
+//! in launches of their own, with the positions of one sequence as columns. So a launch's columns
+//! never change while it runs, pages and tables are written only between launches, and the host
+//! only reads tokens as they come.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::Arc;
+
+use super::clock::DeviceClock;
+use super::loaded::Loaded;
+use super::machine::{Flight, Launch};
+use super::wire::{self, wants, Args, Lost, Order, Sequence, Wire, RING};
+use crate::abi::{Command, CommandKind, Record, SlotEnd, MAX_ALTERNATIVES};
+use crate::device::Running;
+use crate::error::{Error, Result};
+use crate::mailbox::Mailbox;
+use crate::sample::{top_logprobs, SEEN_IN_PROMPT};
+
+/// Prompt positions of a launch beside decoding sequences, and tokens of a launch beside prompts.
+const TURN_POSITIONS: usize = 128;
+const TURN_TOKENS: u32 = 8;
+/// Steps of a launch when nobody else waits.
+const LONG: u32 = 1 << 20;
+/// Epochs end here; the words are zeroed and they start anew (MONOKERNEL 3.4).
+const LAST_EPOCH: u32 = 1 << 31;
+/// How long a wait inside the kernel lasts at most.
+const BUDGET_NS: u64 = 1_000_000_000;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Idle,
+    /// Prompt positions below `next` are done.
+    Prefill,
+    /// Feeds `token` at position `next`.
+    Decode,
+}
+
+struct Slot {
+    state: State,
+    next: usize,
+    token: u32,
+    made: usize,
+    /// Tokens that the row's ring ever held.
+    told: u32,
+    /// Order of arrival.
+    since: u64,
+    cancelled: bool,
+    /// Why it ended, once its last record is published.
+    end: Option<SlotEnd>,
+}
+
+/// What a launch on its way is for.
+enum Work {
+    /// Positions of one slot's prompt, up to here.
+    Prompt(usize, usize),
+    /// Tokens of these slots.
+    Tokens(Vec<usize>),
+    /// Logits of some positions of a slot.
+    Logits(usize, usize),
+}
+
+struct Going {
+    flight: Box<dyn Flight>,
+    work: Work,
+    steps: u32,
+    /// Asked to leave.
+    leaving: bool,
+}
+
+/// A program at work.
+pub struct Runner {
+    loaded: Loaded,
+    mailbox: Arc<Mailbox>,
+    slots: Vec<Slot>,
+    logits: VecDeque<Command>,
+    going: Option<Going>,
+    epoch: u32,
+    arrivals: u64,
+    /// The last launch was a prompt's.
+    prompted: bool,
+    clock: DeviceClock,
+}
+
+impl Runner {
+    /// Over a program whose weights are on the machine.
+    pub fn new(loaded: Loaded, mailbox: Arc<Mailbox>, first_epoch: u32) -> Self {
+        let slot = |_| Slot {
+            state: State::Idle,
+            next: 0,
+            token: 0,
+            made: 0,
+            told: 0,
+            since: 0,
+            cancelled: false,
+            end: None,
+        };
+        Self {
+            slots: (0..loaded.dims.slots).map(slot).collect(),
+            loaded,
+            mailbox,
+            logits: VecDeque::new(),
+            going: None,
+            epoch: first_epoch,
+            arrivals: 0,
+            prompted: false,
+            clock: DeviceClock::default(),
+        }
+    }
+
+    fn command(&mut self, command: Command) -> Result<()> {
+        match command.kind {
+            CommandKind::Start => {
+                self.arrivals += 1;
+                let slot = &mut self.slots[command.slot as usize];
+                (slot.state, slot.since) = (State::Prefill, self.arrivals);
+                (slot.made, slot.cancelled, slot.end) = (0, false, None);
+                // SAFETY: a start command for the slot was just received: the device owns it.
+                let memory = unsafe { self.mailbox.slot_of_device(command.slot as usize) };
+                slot.next = memory.params.cached as usize;
+                // What the kernel reads of it is written when no kernel runs.
+                slot.token = u32::MAX;
+            }
+            CommandKind::Cancel => {
+                let slot = &mut self.slots[command.slot as usize];
+                slot.cancelled = slot.state != State::Idle;
+            }
+            CommandKind::LogitsPrefill | CommandKind::LogitsDecode => {
+                self.logits.push_back(command);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a launch of tokens should make room.
+    fn somebody_waits(&self, slots: &[usize]) -> bool {
+        let waits = |s: &Slot| s.state == State::Prefill;
+        !self.logits.is_empty()
+            || self.slots.iter().any(waits)
+            || slots.iter().any(|s| self.slots[*s].cancelled)
+    }
+
+    /// Reads what a launch on its way has made; ends it where it has ended.
+    fn follow(&mut self, mut going: Going) -> Result<()> {
+        let done = going.flight.done()?;
+        if let Work::Tokens(slots) = &going.work {
+            slots.iter().for_each(|slot| self.collect(*slot));
+        }
+        if done {
+            return self.land(going);
+        }
+        let control = &self.loaded.control;
+        control.word32(4).fetch_add(1, Relaxed);
+        let leave = !going.leaving
+            && match &going.work {
+                Work::Tokens(slots) => self.somebody_waits(slots),
+                Work::Prompt(slot, _) => self.slots[*slot].cancelled,
+                Work::Logits(..) => false,
+            };
+        if leave {
+            self.loaded.control.word32(0).store(Order::Leave as u32, Release);
+            going.leaving = true;
+        }
+        self.going = Some(going);
+        Ok(())
+    }
+
+    /// Takes the tokens of a row's ring that are there.
+    fn collect(&mut self, index: usize) {
+        loop {
+            let slot = &mut self.slots[index];
+            if slot.end.is_some() {
+                return;
+            }
+            let tag = slot.told.wrapping_add(1);
+            let at = (index * RING + slot.told as usize % RING) * 24;
+            let word = |n: usize| self.loaded.out.word64(at + 8 * n).load(Acquire);
+            let (first, second, third) = (word(0), word(1), word(2));
+            if [first, second].iter().any(|w| (w >> 32) as u32 != tag)
+                || (third >> 40) as u32 != tag & 0xff_ffff
+            {
+                return;
+            }
+            slot.told = tag;
+            let t_ns = self.clock.host_ns(third & 0xff_ffff_ffff);
+            self.token(index, first as u32, f32::from_bits(second as u32), t_ns);
+        }
+    }
+
+    /// Publishes a token and says whether the sequence ends with it, by the kernel's own rule.
+    fn token(&mut self, index: usize, token: u32, logprob: f32, t_ns: u64) {
+        let slot = &mut self.slots[index];
+        if token >= self.loaded.dims.vocab {
+            slot.end = Some(SlotEnd::NotFinite);
+            return;
+        }
+        // SAFETY: the slot runs, so the device owns it.
+        let memory = unsafe { self.mailbox.slot_of_device(index) };
+        memory.records[slot.made] = Record { token, logprob, t_ns };
+        slot.made += 1;
+        slot.next += 1;
+        slot.token = token;
+        let params = &memory.params;
+        // Alternatives come after the launch; such launches are one token long.
+        if params.sampling.logprobs <= 1 {
+            self.mailbox.publish(index, slot.made as u32);
+        }
+        if memory.stop_ids[..params.stop_ids as usize].contains(&token) {
+            slot.end = Some(SlotEnd::StopId);
+        } else if slot.made == params.max_new as usize
+            || slot.next + 1 > self.loaded.dims.max_positions as usize
+        {
+            slot.end = Some(SlotEnd::Length);
+        }
+    }
+
+    /// A launch has ended.
+    fn land(&mut self, going: Going) -> Result<()> {
+        let Going { flight, work, steps, .. } = going;
+        drop(flight);
+        self.check()?;
+        match work {
+            Work::Tokens(slots) => {
+                let most = slots.iter().map(|s| self.slots[*s].made).max().unwrap_or(0);
+                self.epoch += (most as u32).min(steps) + 1;
+                for (column, slot) in slots.iter().enumerate() {
+                    self.alternatives(*slot, column)?;
+                    self.finish(*slot);
+                }
+            }
+            Work::Prompt(slot, to) => {
+                self.epoch += steps;
+                self.slots[slot].next = to;
+                self.finish(slot);
+            }
+            Work::Logits(slot, count) => {
+                self.epoch += steps;
+                self.hand_logits(slot, count)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a slot back where it has ended.
+    fn finish(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
+        let end = slot.end.take().or(slot.cancelled.then_some(SlotEnd::Cancelled));
+        if let Some(end) = end {
+            slot.state = State::Idle;
+            slot.cancelled = false;
+            self.mailbox.end(index, end);
+        }
+    }
+
+    /// The likeliest tokens of the step that a one-token launch made, from its logits.
+    fn alternatives(&mut self, index: usize, column: usize) -> Result<()> {
+        let slot = &self.slots[index];
+        // SAFETY: the slot runs, so the device owns it.
+        let memory = unsafe { self.mailbox.slot_of_device(index) };
+        let wanted = memory.params.sampling.logprobs.saturating_sub(1) as usize;
+        if wanted == 0 || slot.made == 0 {
+            return Ok(());
+        }
+        let vocab = self.loaded.dims.vocab as usize;
+        let logits = self.loaded.read_logits(column * vocab, vocab)?;
+        let at = (slot.made - 1) % Mailbox::ALTERNATIVES * MAX_ALTERNATIVES;
+        top_logprobs(&logits, &mut memory.alternatives[at..at + wanted]);
+        self.mailbox.publish(index, slot.made as u32);
+        Ok(())
+    }
+
+    fn hand_logits(&mut self, index: usize, count: usize) -> Result<()> {
+        let vocab = self.loaded.dims.vocab as usize;
+        let logits = self.loaded.read_logits(0, count * vocab)?;
+        // SAFETY: this slot's is the one logits command in flight.
+        let out = unsafe { self.mailbox.logits() };
+        *out = logits.into();
+        self.mailbox.end(index, SlotEnd::Logits);
+        Ok(())
+    }
+
+    /// After a launch: whether somebody gave up waiting.
+    fn check(&mut self) -> Result<()> {
+        let mut poison = [0; 8];
+        self.loaded.machine.read(&self.loaded.poison, 0, &mut poison)?;
+        if poison == [0; 8] {
+            return Ok(());
+        }
+        let mut records = vec![0; self.loaded.records.bytes];
+        self.loaded.machine.read(&self.loaded.records, 0, &mut records)?;
+        let lost = Lost::read(&records);
+        let told: Vec<String> = lost.iter().take(4).map(|l| {
+            format!(
+                "block {} in step {} waited for {} (wanted {}, seen {})",
+                l.block, l.step, l.what(), l.wanted, l.seen
+            )
+        }).collect();
+        Err(Error::Hang(format!("{} of {} blocks gave up: {}", lost.len(),
+            self.loaded.cut.blocks, told.join("; "))))
+    }
+
+    /// Starts the next launch, if there is work.
+    fn take_off(&mut self) -> Result<()> {
+        for index in 0..self.slots.len() {
+            if self.slots[index].cancelled {
+                self.finish(index);
+            }
+        }
+        if let Some(command) = self.logits.pop_front() {
+            return self.start_logits(command);
+        }
+        let decoding: Vec<usize> =
+            (0..self.slots.len()).filter(|i| self.slots[*i].state == State::Decode).collect();
+        let waiting = (0..self.slots.len()).filter(|i| self.slots[*i].state == State::Prefill);
+        let oldest = waiting.min_by_key(|i| self.slots[*i].since);
+        match oldest {
+            Some(slot) if decoding.is_empty() || !self.prompted => {
+                self.prompted = true;
+                self.start_prompt(slot, !decoding.is_empty())
+            }
+            Some(_) | None if decoding.is_empty() => Ok(()),
+            waits => {
+                self.prompted = false;
+                let most = self.loaded.most_columns();
+                let slots = decoding.into_iter().take(most).collect();
+                self.start_tokens(slots, if waits.is_some() { TURN_TOKENS } else { LONG })
+            }
+        }
+    }
+
+    /// A prompt's next positions; its last token is the first that the decode loop feeds.
+    fn start_prompt(&mut self, index: usize, beside: bool) -> Result<()> {
+        // SAFETY: the slot runs, so the device owns it.
+        let memory = unsafe { self.mailbox.slot_of_device(index) };
+        if self.slots[index].token == u32::MAX {
+            self.loaded.write_slot(index, memory)?;
+            self.slots[index].token = 0;
+        }
+        let slot = &mut self.slots[index];
+        let last = memory.params.prompt as usize - 1;
+        let count = if beside { TURN_POSITIONS } else { usize::MAX }.min(last - slot.next);
+        if count == 0 {
+            (slot.state, slot.token) = (State::Decode, memory.tokens[last]);
+            return self.take_off();
+        }
+        let tokens = memory.tokens[slot.next..slot.next + count].to_vec();
+        let position = slot.next;
+        self.launch_prompt(index, position, &tokens, None, Work::Prompt(index, position + count))
+    }
+
+    fn start_logits(&mut self, command: Command) -> Result<()> {
+        let index = command.slot as usize;
+        // SAFETY: a logits command for the slot was received: the device owns it.
+        let memory = unsafe { self.mailbox.slot_of_device(index) };
+        self.loaded.write_slot(index, memory)?;
+        let (position, count, columns) = match command.kind {
+            CommandKind::LogitsDecode => (command.a as usize, 1, Some(1)),
+            CommandKind::LogitsPrefill | CommandKind::Start | CommandKind::Cancel => {
+                (command.a as usize, command.b as usize, None)
+            }
+        };
+        let tokens = memory.tokens[position..position + count].to_vec();
+        self.launch_prompt(index, position, &tokens, columns, Work::Logits(index, count))
+    }
+
+    fn launch_prompt(
+        &mut self,
+        index: usize,
+        position: usize,
+        tokens: &[u32],
+        columns: Option<u32>,
+        work: Work,
+    ) -> Result<()> {
+        let columns = columns.unwrap_or(self.loaded.most_columns() as u32);
+        let bytes: Vec<u8> = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
+        self.loaded.machine.write(&self.loaded.prompt, 0, &bytes)?;
+        let steps = (tokens.len() as u32).div_ceil(columns);
+        let mut args = self.loaded.args(columns);
+        args.prompt = self.loaded.prompt.address;
+        (args.count, args.live, args.steps) = (tokens.len() as u32, columns, steps);
+        args.column[0] =
+            Sequence { row: index as u32, position: position as u32, ..Sequence::default() };
+        if matches!(work, Work::Logits(..)) {
+            args.logits = self.loaded.logits_for((steps * columns) as usize)?;
+        } else {
+            args.segment_count = 4 * self.loaded.model.layers;
+        }
+        self.launch(columns, args, work)
+    }
+
+    fn start_tokens(&mut self, slots: Vec<usize>, most: u32) -> Result<()> {
+        let columns = if slots.len() == 1 { 1 } else { self.loaded.most_columns() as u32 };
+        let mut args = self.loaded.args(columns);
+        let mut dump = false;
+        for (column, index) in slots.iter().enumerate() {
+            let sequence = self.sequence(*index, &mut dump);
+            args.column[column] = sequence;
+        }
+        args.live = slots.len() as u32;
+        args.steps = if dump { 1 } else { most };
+        if dump {
+            args.logits = self.loaded.logits_for(columns as usize)?;
+        }
+        self.launch(columns, args, Work::Tokens(slots))
+    }
+
+    fn sequence(&self, index: usize, dump: &mut bool) -> Sequence {
+        let slot = &self.slots[index];
+        // SAFETY: the slot runs, so the device owns it.
+        let params = unsafe { self.mailbox.slot_of_device(index) }.params;
+        let s = params.sampling;
+        *dump |= s.logprobs > 1;
+        let flag = |on: bool, bit: u32| if on { bit } else { 0 };
+        let filter = s.temperature > 0.0 && (s.top_k > 0 || s.top_p < 1.0 || s.min_p > 0.0);
+        let left = params.max_new as usize - slot.made;
+        Sequence {
+            seed: s.seed,
+            row: index as u32,
+            position: slot.next as u32,
+            token: slot.token,
+            made: slot.made as u32,
+            min_new: params.min_new,
+            last: (slot.next + left).min(self.loaded.dims.max_positions as usize) as u32,
+            stop_count: params.stop_ids,
+            wants: flag(s.logprobs > 0, wants::LOGPROB)
+                | flag(params.bias > 0, wants::BIAS)
+                | flag(penalises(&s), wants::PENALTIES)
+                | flag(filter, wants::FILTER),
+            temperature: s.temperature,
+            top_p: s.top_p,
+            min_p: s.min_p,
+            repetition: s.repetition_penalty,
+            presence: s.presence_penalty,
+            frequency: s.frequency_penalty,
+            top_k: s.top_k,
+            told: slot.told,
+        }
+    }
+
+    fn launch(&mut self, columns: u32, mut args: Args, work: Work) -> Result<()> {
+        if self.epoch >= LAST_EPOCH - LONG {
+            self.loaded.clear_words()?;
+            self.epoch = 1;
+        }
+        (args.epoch, args.budget_ns) = (self.epoch, BUDGET_NS);
+        self.loaded.control.word32(0).store(Order::GoOn as u32, Release);
+        let launch = Launch {
+            entry: "kie_decode",
+            blocks: self.loaded.cut.blocks,
+            threads: self.loaded.cut.threads(),
+            shared_bytes: self.loaded.cut.shared_max,
+            args: args.as_bytes(),
+        };
+        let flight = self.loaded.machine.launch(self.loaded.module(columns), &launch)?;
+        self.going = Some(Going { flight, work, steps: args.steps, leaving: false });
+        Ok(())
+    }
+}
+
+/// Whether counts of seen tokens matter.
+pub(super) fn penalises(s: &crate::sample::Sampling) -> bool {
+    s.repetition_penalty != 1.0 || s.presence_penalty != 0.0 || s.frequency_penalty != 0.0
+}
+
+/// Counts of a prompt's tokens, as the sampler keeps them.
+pub(super) fn prompt_counts(tokens: &[u32], vocab: usize) -> Vec<u8> {
+    let mut counts = vec![0u32; vocab];
+    tokens.iter().for_each(|t| counts[*t as usize] = SEEN_IN_PROMPT);
+    counts.iter().flat_map(|c| c.to_le_bytes()).collect()
+}
+
+impl Running for Runner {
+    fn drive(&mut self) -> Result<bool> {
+        while let Some(command) = self.mailbox.receive() {
+            self.command(command)?;
+        }
+        if let Some(going) = self.going.take() {
+            self.follow(going)?;
+        }
+        if self.going.is_none() {
+            self.take_off()?;
+        }
+        Ok(self.going.is_some())
+    }
+
+    fn park(&mut self) {}
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        self.loaded.control.word32(0).store(Order::Abort as u32, Release);
+    }
+}
+
+const _: () = assert!(wire::CONTROL_BYTES >= 12);

@@ -1,0 +1,45 @@
+//! The kernel sources, carried as text. One compilation is one text: the platform's headers first,
+//! then `kernels/common` in the order of [`COMMON`].
+
+use super::machine::Platform;
+
+macro_rules! kernel {
+    ($path:literal) => {
+        ($path, include_str!(concat!("../../kernels/", $path)))
+    };
+}
+
+/// All of `kernels/common`, in the order in which each needs the ones before it.
+pub const COMMON: &[(&str, &str)] = &[
+    kernel!("common/args.h"),
+    kernel!("common/shape.h"),
+    kernel!("common/exchange.h"),
+    kernel!("common/ring.h"),
+    kernel!("common/matvec.h"),
+    kernel!("common/attention.h"),
+    kernel!("common/block.h"),
+    kernel!("common/control.h"),
+    kernel!("common/sample.h"),
+    kernel!("common/filter.h"),
+    kernel!("common/decode.h"),
+];
+
+const CUDA: &[(&str, &str)] = &[kernel!("cuda/platform.h"), kernel!("cuda/tile.h")];
+
+/// The headers that stand before [`COMMON`] on a platform.
+pub fn platform_headers(platform: Platform) -> &'static [(&'static str, &'static str)] {
+    match platform {
+        Platform::Cuda => CUDA,
+        Platform::Hip | Platform::Sim => &[],
+    }
+}
+
+/// Everything as one text. Line directives keep the compiler's messages readable.
+pub fn text(platform: Platform) -> String {
+    let mut all = String::new();
+    for (path, text) in platform_headers(platform).iter().chain(COMMON) {
+        all.push_str(&format!("#line 1 \"{path}\"\n"));
+        all.push_str(&text.replace("#pragma once\n", ""));
+    }
+    all
+}

@@ -1,0 +1,209 @@
+//! What crosses to a launch: the host's mirror of `kernels/common/args.h`. The kernel's own
+//! `static_assert`s hold its sizes against ours.
+
+/// Most stop ids of a sequence.
+pub const STOPS: usize = crate::abi::MAX_STOP_IDS;
+/// Entries of a row's ring of tokens.
+pub const RING: usize = 8192;
+/// Token codes: nothing could be chosen, or a logit was not finite.
+pub const FIRST_CODE: u32 = 0xffff_fff0;
+
+/// Bits of [`Sequence::wants`].
+pub mod wants {
+    /// The log-probability of the choice.
+    pub const LOGPROB: u32 = 1;
+    /// A bias on logits.
+    pub const BIAS: u32 = 2;
+    /// Penalties on what was seen.
+    pub const PENALTIES: u32 = 4;
+    /// `top_k`, `top_p` or `min_p`.
+    pub const FILTER: u32 = 8;
+}
+
+/// What the host may ask of a running kernel (control.h's `Order`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Order {
+    /// Nothing.
+    GoOn = 0,
+    /// End at the next edge.
+    Leave = 1,
+    /// End now, whoever waits.
+    Abort = 2,
+}
+
+/// Bytes of the host's control words: order, heartbeat, whether the heartbeat counts.
+pub const CONTROL_BYTES: usize = 64;
+
+/// What differs between layers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[repr(C)]
+pub struct Layer {
+    /// Positions a query sees; 0: all.
+    pub window: u32,
+    /// Page group.
+    pub pool: u32,
+    /// Index in the group.
+    pub pool_layer: u32,
+    /// Bit i: others want output i.
+    pub shares: u32,
+    /// Factor on the lane's own output.
+    pub own: [f32; 2],
+    /// Layers since the others' output that is added; -1: none is.
+    pub delay: [i32; 2],
+}
+
+/// A sequence at work.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[repr(C)]
+pub struct Sequence {
+    /// Key of the random numbers.
+    pub seed: u64,
+    /// Row of page table, stop ids and token ring.
+    pub row: u32,
+    /// Position of the first step.
+    pub position: u32,
+    /// Token of the first step.
+    pub token: u32,
+    /// Tokens generated before.
+    pub made: u32,
+    /// Tokens before which no stop id is chosen.
+    pub min_new: u32,
+    /// Position behind which the sequence ends.
+    pub last: u32,
+    /// Stop ids.
+    pub stop_count: u32,
+    /// Bits of [`wants`].
+    pub wants: u32,
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// 1 keeps all.
+    pub top_p: f32,
+    /// 0 keeps all.
+    pub min_p: f32,
+    /// 1 is neutral.
+    pub repetition: f32,
+    /// 0 is neutral.
+    pub presence: f32,
+    /// 0 is neutral.
+    pub frequency: f32,
+    /// 0 keeps all.
+    pub top_k: u32,
+    /// Tokens the row has told before.
+    pub told: u32,
+}
+
+/// The launch's one parameter. Addresses are the device's.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct Args {
+    pub line: u64,
+    pub embed: u64,
+    pub norms: u64,
+    pub head_norms: u64,
+    pub biases: u64,
+    pub rope: u64,
+    pub layers: u64,
+    pub pools: [u64; 2],
+    pub pages: u64,
+    pub stop_ids: u64,
+    pub logit_bias: u64,
+    pub counts: u64,
+    pub values: u64,
+    pub prompt: u64,
+    pub segments: u64,
+    pub words: u64,
+    pub poison: u64,
+    pub records: u64,
+    pub logits: u64,
+    pub stamps: u64,
+    pub trace: u64,
+    pub out: u64,
+    pub control: u64,
+    pub budget_ns: u64,
+    pub pool_layers: [u32; 2],
+    pub segment_count: u32,
+    pub steps: u32,
+    pub epoch: u32,
+    pub in_flight_bytes: u32,
+    pub pace: u32,
+    pub live: u32,
+    pub count: u32,
+    pub spare: u32,
+    pub column: [Sequence; 8],
+}
+
+/// Plain structures as the bytes that the device reads.
+///
+/// # Safety
+/// Implementors are `repr(C)` without padding.
+pub unsafe trait Wire: Sized {
+    /// The bytes.
+    fn as_bytes(&self) -> &[u8] {
+        // SAFETY: no padding (the trait's promise), so every byte is initialised.
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) }
+    }
+}
+
+// SAFETY: 24 + 1 u64s, 10 u32s, 8 sequences: every field on its own alignment, 8-byte multiples.
+unsafe impl Wire for Args {}
+// SAFETY: eight 4-byte fields.
+unsafe impl Wire for Layer {}
+
+const _: () = assert!(size_of::<Layer>() == 32 && size_of::<Sequence>() == 8 + 16 * 4);
+const _: () = assert!(size_of::<Args>() == 25 * 8 + 10 * 4 + 8 * size_of::<Sequence>());
+
+/// Who gave up waiting, where (args.h's `Record`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lost {
+    /// Block.
+    pub block: u32,
+    /// Layer and wait, as the kernel numbers them.
+    pub place: u32,
+    /// Step of the launch.
+    pub step: u32,
+    /// Epoch waited for.
+    pub wanted: u32,
+    /// Epoch seen.
+    pub seen: u32,
+}
+
+/// Bytes of one record.
+pub const RECORD_BYTES: usize = 24;
+
+impl Lost {
+    /// The first blocks' records that say something.
+    pub fn read(bytes: &[u8]) -> Vec<Self> {
+        let word = |r: &[u8], at: usize| {
+            u32::from_le_bytes([r[at], r[at + 1], r[at + 2], r[at + 3]])
+        };
+        let all = bytes.chunks_exact(RECORD_BYTES).enumerate();
+        all.filter(|(_, r)| r[..8].iter().any(|b| *b != 0))
+            .map(|(block, r)| Self {
+                block: block as u32,
+                place: word(r, 8),
+                step: word(r, 12),
+                wanted: word(r, 16),
+                seen: word(r, 20),
+            })
+            .collect()
+    }
+
+    /// What was waited for, in words.
+    pub fn what(&self) -> String {
+        let layer = self.place >> 4;
+        match (self.place, self.place & 15) {
+            (0xfff, _) => "the token's offers".to_owned(),
+            (0xffe, _) => "the head's input".to_owned(),
+            (0xffa..=0xffd, _) => "the choice of a token".to_owned(),
+            (_, 0) => format!("layer {layer}, attention's input"),
+            (_, 1) => format!("layer {layer}, query heads"),
+            (_, 2) => format!("layer {layer}, attention's parts"),
+            (_, 3) => format!("layer {layer}, other lanes' output"),
+            (_, 4) => format!("layer {layer}, attention's output"),
+            (_, 5) => format!("layer {layer}, the mlp's input"),
+            (_, _) => format!("layer {layer}, the mlp's activations"),
+        }
+    }
+}
