@@ -5,22 +5,9 @@
 
 #![allow(clippy::unwrap_used)]
 
-use super::tests::{fetch, land, run_with, PLATFORM};
+use super::tests::{fetch, land, run_with};
 use super::*;
-
-const COMMON: &str = concat!(
-    include_str!("../../kernels/common/args.h"),
-    include_str!("../../kernels/common/shape.h"),
-    include_str!("../../kernels/common/exchange.h"),
-    include_str!("../../kernels/common/ring.h"),
-    include_str!("../../kernels/common/matvec.h"),
-    include_str!("../../kernels/common/attention.h"),
-    include_str!("../../kernels/common/block.h"),
-    include_str!("../../kernels/common/control.h"),
-    include_str!("../../kernels/common/sample.h"),
-    include_str!("../../kernels/common/filter.h"),
-    include_str!("../../kernels/common/decode.h"),
-);
+use crate::mono::source;
 
 const CHECK: &str = r"
 // Weights that anybody can compute, as halves.
@@ -251,15 +238,23 @@ const SHAPE: &[(&str, &str)] = &[
     ("REST_GATHER", "250"),
     ("REST_MERGE", "0"),
     ("SHARED_MAX", "232448"),
+    // What a host would have computed: here there is none.
+    ("ARGS_BYTES", "sizeof(DecodeArgs)"),
+    ("LINE_BYTES", "kLineBytes"),
+    ("WORDS", "kWords"),
+    ("ROWS_QKV", "kRowsQkv"),
+    ("ROWS_O", "kRowsO"),
+    ("ROWS_GU", "kRowsGu"),
+    ("ROWS_HEAD", "kRowsHead"),
 ];
 const ENTRIES: [&str; 3] = ["prepare", "kie_decode", "reference"];
 
-fn source(columns: u32, merge: u32) -> Source {
+fn model(columns: u32, merge: u32) -> Source {
     let mut defines: Vec<(String, String)> =
         SHAPE.iter().map(|&(name, value)| (format!("KIE_{name}"), value.to_owned())).collect();
     defines.push(("KIE_COLUMNS".to_owned(), columns.to_string()));
     defines.push(("KIE_MERGE".to_owned(), merge.to_string()));
-    let text = format!("{PLATFORM}{COMMON}{CHECK}");
+    let text = format!("{}{CHECK}", source::text(Platform::Sim));
     Source { defines, text, entries: ENTRIES.to_vec() }
 }
 
@@ -296,7 +291,7 @@ fn the_decode_kernel_computes_what_plain_loops_compute() {
         [(32, 1, 1, 1), (64, 2, 1, 1), (32, 3, 1, 0), (64, 4, 1, 0), (32, 5, 8, 1), (64, 6, 8, 0)]
     {
         let sim = Sim::open(&format!("sim:warp={warp},seed={seed}")).unwrap();
-        let module = sim.compile(&source(columns, merge)).unwrap();
+        let module = sim.compile(&model(columns, merge)).unwrap();
         let (errors, ..) = decode(&sim, &module, 3).unwrap();
         assert!(errors.iter().all(|&e| e < 2e-3), "{warp} {columns} {merge}: {errors:?}");
     }
@@ -308,7 +303,7 @@ fn the_decode_kernel_computes_what_plain_loops_compute() {
 fn speed() {
     for (warp, columns) in [(32, 1), (64, 1), (32, 8)] {
         let sim = Sim::open(&format!("sim:warp={warp}")).unwrap();
-        let module = sim.compile(&source(columns, 1)).unwrap();
+        let module = sim.compile(&model(columns, 1)).unwrap();
         let (_, trace, seconds) = decode(&sim, &module, 100).unwrap();
         let rate = trace.switches as f64 / seconds * 1e-6;
         eprintln!(
@@ -319,7 +314,7 @@ fn speed() {
 
 /// Whether one of eight seeds finds a mutant of the kernel of one column out.
 fn is_caught(warp: u32, from: &str, to: &str) -> bool {
-    let wrong = mutate(&source(1, 1), from, to).unwrap();
+    let wrong = mutate(&model(1, 1), from, to).unwrap();
     (0..8).any(|seed| {
         let sim = Sim::open(&format!("sim:warp={warp},seed={seed},host=200")).unwrap();
         let module = sim.compile(&wrong).unwrap();

@@ -4,17 +4,21 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::mono::source::platform_headers;
 
-pub(super) const PLATFORM: &str =
-    concat!(include_str!("../../kernels/sim/platform.h"), include_str!("../../kernels/sim/tile.h"));
 const SEEDS: u64 = 4;
 
 fn open(seed: u64, warp: u32) -> Sim {
     Sim::open(&format!("sim:seed={seed},warp={warp},switches=2000000000")).unwrap()
 }
 
+/// The simulator's headers without `kernels/common`.
+fn platform() -> String {
+    platform_headers(Platform::Sim).iter().map(|(_, text)| *text).collect()
+}
+
 fn source(text: &str, entry: &'static str) -> Source {
-    Source { defines: Vec::new(), text: format!("{PLATFORM}{text}"), entries: vec![entry] }
+    Source { defines: Vec::new(), text: platform() + text, entries: vec![entry] }
 }
 
 fn bytes_of(words: &[u64]) -> Vec<u8> {
@@ -399,8 +403,8 @@ fn halves_are_rounded_to_nearest_even() {
     floats.retain(|&bits| !f32::from_bits(bits).is_nan());
     floats.extend([0, 1, 0x7f7f_ffff, 0x3300_0000, 0x3300_0001, 0x32ff_ffff]);
     let text = ROUND.to_owned();
-    let slow = format!("#undef __F16C__\n{PLATFORM}{ROUND}");
-    for text in [format!("{PLATFORM}{text}"), slow] {
+    let slow = format!("#undef __F16C__\n{}{ROUND}", platform());
+    for text in [platform() + &text, slow] {
         let sim = open(1, 32);
         let bytes: Vec<u8> = floats.iter().flat_map(|bits| bits.to_ne_bytes()).collect();
         let (input, out) = (filled(&sim, &bytes), sim.alloc(bytes.len()).unwrap());
