@@ -144,7 +144,7 @@ pub fn mutate(source: &Source, from: &str, to: &str) -> Result<Source> {
     let found = source.text.matches(from).count();
     if found != 1 || from == to {
         return Err(Error::Failed(format!(
-            "a mutant needs its snippet once in the source, got it {found} times: {from:?} -> {to:?}"
+            "a mutant needs its snippet once in the source, got {found} times: {from:?} -> {to:?}"
         )));
     }
     Ok(Source { text: source.text.replacen(from, to, 1), ..source.clone() })
