@@ -287,7 +287,8 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
             for (int l = 0; l < kLanes; ++l) {
                 float v0, v1, n0, n1;
                 unpack_half2(take_word(watch, words_of(l, c) + i, b.epoch, 0xffe), v0, v1);
-                const int row = 2 * kLayers * kNormLanes + (kNormLanes > 1 && kHeadMode != kHeadSum ? l : 0);
+                const int row =
+                    2 * kLayers * kNormLanes + (kNormLanes > 1 && kHeadMode != kHeadSum ? l : 0);
                 unpack_half2(args.norms[(long)row * (kHidden / 2) + warp * kShare + i], n0, n1);
                 const float scale = kHeadMode == kHeadSum ? 1 : set_scale(b, l, c);
                 v0 *= n0 * scale, v1 *= n1 * scale;

@@ -70,10 +70,11 @@ KIE_CONST_FN int chunk_of(int pairs, int tiles, int bytes_a_pair) {
 // `chunk` tile pairs (16 rows x 32 columns) for every warp. A stage holds, for each k-warp, for
 // each pair, for each row tile: two 16 x 16 tiles of 32 bytes a row. Rows missing from the last
 // tile take no bytes.
-template <int kRows, int kK>
+template <int kRows, int kK, bool kByRows = false>
 struct Split {
     static constexpr int rows = kRows, k = kK, tiles_all = (kRows + 15) / 16;
-    static constexpr int row_warps = row_warps_of(kRows, kK), k_warps = kWarps / row_warps;
+    static constexpr int row_warps = kByRows ? kWarps : row_warps_of(kRows, kK),
+                         k_warps = kWarps / row_warps;
     static constexpr int tiles = (tiles_all + row_warps - 1) / row_warps;
     static constexpr int pairs = kK / 32 / k_warps,
                          chunk = chunk_of(pairs, tiles, k_warps * kRows * 64);
@@ -87,9 +88,13 @@ struct Split {
                   "matrix does not fit the plan");
 };
 using SplitQkv = Split<kRowsQkv, kHidden>;
-using SplitO = Split<kRowsO, kAttn>;
+// A thread owns the same residual rows in both: either of them by rows means both.
+constexpr bool kOwnedByRows =
+    row_warps_of(kRowsO, kAttn) == kWarps || row_warps_of(kRowsO, kFfn) == kWarps;
+using SplitO = Split<kRowsO, kAttn, kOwnedByRows>;
 using SplitGu = Split<kRowsGu, kHidden>;
-using SplitDown = Split<kRowsO, kFfn>;
+using SplitDown = Split<kRowsO, kFfn, kOwnedByRows>;
+static_assert(SplitO::items == SplitDown::items, "owned rows");
 constexpr int kHeadPassRows = kRowsHead < kWarps * 16 ? kRowsHead : kWarps * 16;
 constexpr int kHeadPasses = kRowsHead / kHeadPassRows, kHeadTail = kRowsHead % kHeadPassRows;
 using SplitHead = Split<kHeadPassRows, kHeadWidth>;

@@ -182,7 +182,12 @@ impl Builder {
         let checkpoint = Checkpoint::open(&path, &spec)?;
         let name = if config.device == "auto" { "cpu" } else { &config.device };
         let max_itl_ms = config.max_itl_ms;
-        let options = device::Options { threads: config.threads, level, max_itl_ms };
+        let options = device::Options {
+            threads: config.threads,
+            level,
+            max_itl_ms,
+            ..device::Options::default()
+        };
         let device = device::open(name, &options)?;
         let plan = plan::prepare(&spec, &checkpoint, &*device, &config, &*progress)?;
         let info = describe(&path, &spec, &config, &plan);

@@ -1,9 +1,11 @@
 //! What a runner is: [`Device`] opens it, [`Running`] is a started program.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
+use crate::mono::Mono;
 use crate::validate::ValidProgram;
 
 /// What one device has.
@@ -106,18 +108,24 @@ pub trait Running {
     fn park(&mut self);
 }
 
-/// Opens a device by its name, `cpu` or (later) `cuda:0`, `hip:0`, `sim:...`.
+/// Opens a device by its name: `cpu`, `cuda` or `cuda:0`, `sim` or `sim:seed=3,warp=64`.
 ///
 /// # Errors
 /// [`Error::NoDevice`] with what was looked for.
 pub fn open(name: &str, options: &Options) -> Result<Arc<dyn Device>> {
-    match name {
-        "cpu" => Ok(Arc::new(crate::cpu::Cpu::new(options)?)),
-        other => Err(Error::NoDevice {
-            device: other.to_owned(),
-            detail: "this build knows the device \"cpu\"".to_owned(),
-        }),
-    }
+    let machine = match name.split(':').next() {
+        Some("cpu") if name == "cpu" => return Ok(Arc::new(crate::cpu::Cpu::new(options)?)),
+        #[cfg(target_os = "linux")]
+        Some("cuda") => crate::cuda::open(name, &options.nvrtc_dirs)?,
+        Some("sim") => Arc::new(crate::sim::Sim::open(name)?),
+        Some(_) | None => {
+            return Err(Error::NoDevice {
+                device: name.to_owned(),
+                detail: "devices are \"cpu\", \"cuda:N\" and, for tests, \"sim\"".to_owned(),
+            })
+        }
+    };
+    Ok(Arc::new(Mono::new(machine, options.first_epoch.unwrap_or(1))?))
 }
 
 /// What a caller may choose about a device.
@@ -127,6 +135,10 @@ pub struct Options {
     pub threads: Option<usize>,
     /// Instruction set of the CPU, forced by tests; `None`: the best there is.
     pub level: Option<crate::cpu::simd::Level>,
+    /// Further folders in which NVRTC may lie.
+    pub nvrtc_dirs: Vec<PathBuf>,
+    /// Where a GPU's steps start counting, chosen by tests; `None`: 1.
+    pub first_epoch: Option<u32>,
     /// Bound on the gap of a decoding slot beside a prefill, in milliseconds.
     pub max_itl_ms: Option<f64>,
 }

@@ -34,7 +34,8 @@ pub struct Split {
 }
 
 impl Split {
-    fn new(rows: u32, k: u32, warps: u32, slot_bytes: u32) -> Option<Self> {
+    /// Warps that share the rows; the others share `k`.
+    fn row_warps(rows: u32, k: u32, warps: u32, slot_bytes: u32) -> u32 {
         let tiles_all = rows.div_ceil(16);
         let fits = |w: &u32| {
             warps.is_multiple_of(*w)
@@ -42,8 +43,15 @@ impl Split {
                 && k.is_multiple_of(32 * (warps / w))
                 && rows * 64 * (warps / w) <= slot_bytes
         };
-        let row_warps =
-            if tiles_all >= warps { warps } else { (1..warps).find(fits).unwrap_or(warps) };
+        if tiles_all >= warps {
+            warps
+        } else {
+            (1..warps).find(fits).unwrap_or(warps)
+        }
+    }
+
+    fn new(rows: u32, k: u32, row_warps: u32, warps: u32, slot_bytes: u32) -> Option<Self> {
+        let tiles_all = rows.div_ceil(16);
         let k_warps = warps / row_warps;
         let tiles = tiles_all.div_ceil(row_warps);
         let pairs = k / 32 / k_warps;
@@ -153,13 +161,20 @@ impl Cut {
         if !attn.is_multiple_of(unit) || model.heads / model.kv_heads > 8 {
             return None;
         }
-        let split = |rows, k| Split::new(rows, k, warps, slot_bytes);
+        let row_warps = |rows, k| Split::row_warps(rows, k, warps, slot_bytes);
+        let split = |rows, k| Split::new(rows, k, row_warps(rows, k), warps, slot_bytes);
+        // A thread owns the same residual rows in both: either of them by rows means both.
         let residual = share(hidden, each, 2);
+        let by_rows = [attn, ffn].iter().any(|k| row_warps(residual, *k) == warps);
+        let owned = |k| {
+            let row_warps = if by_rows { warps } else { row_warps(residual, k) };
+            Split::new(residual, k, row_warps, warps, slot_bytes)
+        };
         let layer = [
             (Matrix::Qkv, split(share(attn + 2 * model.kv_heads * head_dim, each, 2), hidden)?),
-            (Matrix::Output, split(residual, attn)?),
+            (Matrix::Output, owned(attn)?),
             (Matrix::GateUp, split(share(2 * ffn, each, 4), hidden)?),
-            (Matrix::Down, split(residual, ffn)?),
+            (Matrix::Down, owned(ffn)?),
         ];
         let blocks = each * model.lanes;
         let head_blocks = if model.head_mode == HeadMode::PerLane { each } else { blocks };

@@ -1,0 +1,88 @@
+//! What the tests over fixtures share.
+
+#![allow(dead_code, clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+
+use kie_core::engine::Engine;
+use kie_core::request::{EngineConfig, Prompt, Request, SamplingParams};
+use safetensors::SafeTensors;
+
+/// One prompt of a fixture.
+pub struct Golden {
+    pub ids: Vec<u32>,
+    pub logits: Vec<f32>,
+    pub generated: Vec<u32>,
+}
+
+pub fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+pub fn fixtures() -> Vec<PathBuf> {
+    let mut roots = vec![repository().join("tests/data")];
+    roots.extend(std::env::var_os("KIE_FIXTURES").map(PathBuf::from));
+    let folders = roots.iter().flat_map(|root| root.read_dir().unwrap()).map(|e| e.unwrap().path());
+    let mut folders: Vec<_> = folders.filter(|f| supported(f)).collect();
+    folders.sort();
+    folders.dedup_by_key(|f| f.file_name().unwrap().to_owned());
+    assert!(folders.len() >= 10, "the repository carries at least ten: {folders:?}");
+    folders
+}
+
+/// A fixture of an architecture that kie has.
+pub fn supported(folder: &Path) -> bool {
+    let known = ["laneformer", "laneformer_tp", "llama", "mistral", "qwen2", "qwen3"];
+    let Ok(config) = std::fs::read(folder.join("config.json")) else { return false };
+    let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+    folder.join("golden.safetensors").exists() && known.iter().any(|k| config["model_type"] == *k)
+}
+
+pub fn goldens(folder: &Path) -> Vec<Golden> {
+    let bytes = std::fs::read(folder.join("golden.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let words = |name: &str| -> Option<Vec<[u8; 4]>> {
+        let tensor = file.tensor(name).ok()?;
+        Some(tensor.data().chunks_exact(4).map(|w| w.try_into().unwrap()).collect())
+    };
+    let ids = |name: &str| -> Option<Vec<u32>> {
+        Some(words(name)?.into_iter().map(u32::from_le_bytes).collect())
+    };
+    let floats = |name: &str| -> Option<Vec<f32>> {
+        Some(words(name)?.into_iter().map(f32::from_le_bytes).collect())
+    };
+    (0..)
+        .map_while(|i| {
+            Some(Golden {
+                ids: ids(&format!("prompt_{i}.ids"))?,
+                logits: floats(&format!("prompt_{i}.logits"))?,
+                generated: ids(&format!("prompt_{i}.gen_ids"))?,
+            })
+        })
+        .collect()
+}
+
+pub fn relative(ours: &[f32], golden: &[f32]) -> f64 {
+    assert_eq!(ours.len(), golden.len());
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
+    let error = norm(&mut ours.iter().zip(golden).map(|(a, b)| f64::from(*a) - f64::from(*b)));
+    error / norm(&mut golden.iter().map(|b| f64::from(*b)))
+}
+
+pub fn greedy(engine: &Engine, ids: &[u32], count: usize) -> Vec<u32> {
+    let params = SamplingParams {
+        max_tokens: Some(count),
+        temperature: Some(0.0),
+        ignore_eos: true,
+        ..SamplingParams::default()
+    };
+    let request = Request { prompt: Prompt::Ids(ids.to_vec()), params };
+    engine.generate(request).unwrap().token_ids
+}
+
+
+/// The fixture's engine on a device.
+pub fn open_on(folder: &Path, device: &str) -> Engine {
+    let config = EngineConfig { max_batch: 4, ..EngineConfig::default() };
+    Engine::builder(folder).config(config).device(device).build().unwrap()
+}
