@@ -87,7 +87,7 @@ KIE_DEVICE void early_page(const DecodeArgs& args, const Block& b, int layer, He
 }
 // What every layer or token looks at, into shared memory: layers, stop ids, page tables.
 KIE_DEVICE void take_tables(const DecodeArgs& args, u8* shared) {
-    constexpr int kAllThreads = kThreads + 2 * kTeam;
+    constexpr int kAllThreads = kThreads + 2 * kWarp;
     const int me = thread();
     u32* layers = (u32*)(shared + kShLayers);
     for (int i = me; i < kLayers * 8; i += kAllThreads) layers[i] = ((const u32*)args.layers)[i];
@@ -105,8 +105,9 @@ KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer
                          Lot<SplitQkv>& lot, Squares& squares) {
     float bias[SplitQkv::items][2];
     if constexpr (kBias) {
-        const float* from =
-            args.biases + ((long)layer * kLanes + b.lane_index) * (2 * kWordsQ) + b.rank * kRowsQkv;
+        const float* from = args.biases +
+                            ((long)layer * kLanes + b.lane_index) * (kRowsQkv * kBlocksPerLane) +
+                            b.rank * kRowsQkv;
         each_item<SplitQkv>([&](int item, int pair, int, bool live) {
             KIE_UNROLL for (int i = 0; i < 2; ++i) bias[item][i] = live ? from[2 * pair + i] : 0;
         });
@@ -540,7 +541,10 @@ KIE_DEVICE void run_steps(Ring& ring, Watch& watch, const DecodeArgs& args, Bloc
     if (thread() == 0 && block() == 0 && args.stamps) args.stamps[args.steps] = clock_ns();
 }
 
-KIE_KERNEL(kie_decode, kThreads + 2 * kTeam, DecodeArgs args) {
+// Behind the consumers two threads with work of their own, each in a warp of the machine's: on some
+// machines a warp runs one side of a branch after the other, and neither of these ever ends first.
+static_assert(kThreads % kWarp == 0, "consumers share no warp with others");
+KIE_KERNEL(kie_decode, kThreads + 2 * kWarp, DecodeArgs args) {
     KIE_SHARED_BYTES(shared);
     Slot* slots = (Slot*)(shared + kShSlots);
     volatile u32* misc = (volatile u32*)(shared + kShMisc);  // stop, order seen, order agreed
@@ -554,13 +558,11 @@ KIE_KERNEL(kie_decode, kThreads + 2 * kTeam, DecodeArgs args) {
     take_tables(args, shared);
     take_tokens(args, shared, 0);
     sync_block();
-    if (thread() / kTeam == kWarps) {
-        if (lane() == 0)
+    if (thread() >= kThreads) {
+        if (thread() == kThreads)
             stream_weights(args, slots, shared + kShRing, (u32*)(shared + kShSizes), misc);
-        return;
-    }
-    if (thread() / kTeam == kWarps + 1) {
-        if (lane() == 0 && block() == 0) watch_host(args, misc + 1, misc);
+        else if (thread() == kThreads + kWarp && block() == 0)
+            watch_host(args, misc + 1, misc);
         return;
     }
     Ring ring = {slots, shared + kShRing, 0, 0};

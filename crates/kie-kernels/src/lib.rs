@@ -6,6 +6,8 @@ pub mod cpu;
 pub mod cuda;
 pub mod device;
 pub mod error;
+#[cfg(target_os = "linux")]
+pub mod hip;
 pub mod mailbox;
 pub mod mono;
 pub mod philox;

@@ -120,6 +120,16 @@ pub struct Cut {
     pub rows_head: u32,
 }
 
+/// Slots of the usual size, or smaller ones where shared memory has no room for three beside
+/// `vectors` bytes; the kernel, which knows the room exactly, refuses fewer than two.
+fn slot_bytes(usual: u32, shared_bytes: u32, vectors: u32) -> u32 {
+    /// What shape.h lays out besides, about.
+    const OTHERS: u32 = 16 << 10;
+    let room = shared_bytes.saturating_sub(vectors + OTHERS);
+    let sizes = [usual, 12 << 10, 8 << 10, 6 << 10];
+    sizes.into_iter().find(|size| 3 * size <= room).unwrap_or(6 << 10)
+}
+
 fn share(rows: u32, blocks: u32, unit: u32) -> u32 {
     rows.div_ceil(blocks).next_multiple_of(unit)
 }
@@ -152,7 +162,6 @@ impl Cut {
     fn with_blocks(model: &Model, m: &MachineInfo, positions: u32, each: u32) -> Option<Self> {
         let wide = [model.hidden, model.heads * model.head_dim, model.ffn];
         let warps = if wide.iter().all(|w| w.is_multiple_of(384)) { 12 } else { 8 };
-        let slot_bytes = if warps == 12 { if model.lanes > 1 { 24 } else { 18 } } else { 16 } * 1024;
         let unit = 4 * warps.max(8);
         let hidden = model.hidden.next_multiple_of(unit);
         let head_dim = model.head_dim.next_multiple_of(32);
@@ -161,6 +170,8 @@ impl Cut {
         if !attn.is_multiple_of(unit) || model.heads / model.kv_heads > 8 {
             return None;
         }
+        let usual = if warps == 12 { if model.lanes > 1 { 24 } else { 18 } } else { 16 };
+        let slot_bytes = slot_bytes(usual * 1024, m.shared_bytes, 2 * (hidden + attn.max(ffn)));
         let row_warps = |rows, k| Split::row_warps(rows, k, warps, slot_bytes);
         let split = |rows, k| Split::new(rows, k, row_warps(rows, k), warps, slot_bytes);
         // A thread owns the same residual rows in both: either of them by rows means both.
@@ -241,7 +252,9 @@ impl Cut {
     pub fn words(&self, model: &Model, columns: u32) -> u64 {
         let (c, each) = (u64::from(columns), u64::from(self.blocks_a_lane(model)));
         let all = u64::from(model.layers) * u64::from(model.lanes);
-        let words = |matrix, a_word| c * u64::from(self.rows(matrix)) * each / a_word;
+        let words = |matrix, a_word: u64| {
+            c * (u64::from(self.rows(matrix)) * each / a_word).next_multiple_of(16)
+        };
         let hidden = words(Matrix::Output, 2);
         let attn = u64::from(model.heads * self.head_dim);
         let parts = u64::from(self.splits) * c * attn;
@@ -250,9 +263,10 @@ impl Cut {
         all * (vectors + parts) + choice
     }
 
-    /// Threads of a block: those that compute, a warp that copies, one that watches the host.
-    pub const fn threads(&self) -> u32 {
-        (self.warps + 2) * 32
+    /// Threads of a block: teams of 32 that compute, a warp of the machine's that copies, one that
+    /// watches the host.
+    pub const fn threads(&self, warp: u32) -> u32 {
+        self.warps * 32 + 2 * warp
     }
 
     /// The definitions in front of the sources.

@@ -155,6 +155,12 @@ pub trait Machine: Send + Sync {
     /// Which headers its sources start with.
     fn platform(&self) -> Platform;
 
+    /// Threads that run in step: one or two teams of 32. Threads of a block that have work of their
+    /// own take a whole warp each.
+    fn warp(&self) -> u32 {
+        32
+    }
+
     /// What it has now.
     ///
     /// # Errors

@@ -13,6 +13,8 @@ pub mod machine;
 pub mod model;
 pub mod pack;
 pub mod runner;
+#[cfg(test)]
+pub(crate) mod shapes;
 pub mod source;
 pub mod wire;
 

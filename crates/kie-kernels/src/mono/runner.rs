@@ -451,7 +451,7 @@ impl Runner {
         let launch = Launch {
             entry: "kie_decode",
             blocks: self.loaded.cut.blocks,
-            threads: self.loaded.cut.threads(),
+            threads: self.loaded.cut.threads(self.loaded.machine.warp()),
             shared_bytes: self.loaded.cut.shared_max,
             args: args.as_bytes(),
         };

@@ -25,13 +25,14 @@ pub const COMMON: &[(&str, &str)] = &[
 ];
 
 const CUDA: &[(&str, &str)] = &[kernel!("cuda/platform.h"), kernel!("cuda/tile.h")];
+const HIP: &[(&str, &str)] = &[kernel!("hip/platform.h"), kernel!("hip/tile.h")];
 const SIM: &[(&str, &str)] = &[kernel!("sim/platform.h"), kernel!("sim/tile.h")];
 
 /// The headers that stand before [`COMMON`] on a platform.
 pub fn platform_headers(platform: Platform) -> &'static [(&'static str, &'static str)] {
     match platform {
         Platform::Cuda => CUDA,
-        Platform::Hip => &[],
+        Platform::Hip => HIP,
         Platform::Sim => SIM,
     }
 }

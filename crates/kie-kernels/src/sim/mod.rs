@@ -431,6 +431,10 @@ impl Machine for Sim {
         Platform::Sim
     }
 
+    fn warp(&self) -> u32 {
+        self.inner.options.warp
+    }
+
     fn info(&self) -> Result<MachineInfo> {
         let options = &self.inner.options;
         let (memory_bytes, free_bytes) = memory::of_host();

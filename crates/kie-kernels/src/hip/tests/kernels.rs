@@ -1,0 +1,108 @@
+//! The real kernels for gfx942, by plain clang without ROCm's headers: they compile, no thread needs
+//! memory for registers, and what a wave may have is not exceeded. What kernels/hip promises between
+//! lanes and between waves is run on the host.
+
+use std::path::Path;
+use std::process::Command;
+
+use super::Folder;
+use crate::hip::code_object::{kernels, Kernel};
+use crate::mono::cut::Cut;
+use crate::mono::machine::{Platform, Source};
+use crate::mono::shapes;
+
+/// Vector registers of a unit's lane, which its waves share; units of a multiprocessor.
+const REGISTERS: u32 = 512;
+const UNITS: u32 = 4;
+
+/// Runs clang; false, with one line that says so, where there is none and this is not CI.
+fn clang(test: &str, args: &[&str], files: [&Path; 2]) -> bool {
+    let [from, to] = files;
+    let done = Command::new("clang++-19").args(args).arg(from).arg("-o").arg(to).output();
+    match done {
+        Ok(done) => {
+            let words = String::from_utf8_lossy(&done.stderr);
+            assert!(
+                done.status.success(),
+                "{test}: {}",
+                words.chars().take(4000).collect::<String>()
+            );
+            true
+        }
+        Err(why) => {
+            super::skipped(test, &format!("clang++-19: {why}; apt-get install clang-19 lld-19"));
+            false
+        }
+    }
+}
+
+/// What the compiler says of the kernel, and the code as text.
+fn compile(test: &str, source: &Source) -> Option<(Kernel, String)> {
+    let folder = Folder::new("kernels");
+    let [from, text, to] = ["kie.hip", "kie.s", "kie.co"].map(|name| folder.0.join(name));
+    let defines = source.defines.iter().map(|(name, value)| format!("#define {name} {value}\n"));
+    std::fs::write(&from, defines.collect::<String>() + &source.text).unwrap();
+    let flags = "-x hip --offload-arch=gfx942 --offload-device-only -S -nogpuinc -nogpulib \
+                 -std=c++17 -O3 -Wall -Werror -Wno-unused-const-variable";
+    let flags: Vec<_> = flags.split_whitespace().collect();
+    let link = ["-target", "amdgcn-amd-amdhsa", "-mcpu=gfx942", "-fuse-ld=lld"];
+    if !clang(test, &flags, [&from, &text]) || !clang(test, &link, [&text, &to]) {
+        return None;
+    }
+    let found = kernels(&std::fs::read(&to).unwrap()).unwrap();
+    let [kernel] = &found[..] else { panic!("{found:?}") };
+    assert_eq!(kernel.name, source.entries[0]);
+    Some((kernel.clone(), std::fs::read_to_string(&text).unwrap()))
+}
+
+/// Instructions that reach a thread's own memory.
+fn scratch_accesses(text: &str) -> usize {
+    text.lines().filter(|line| line.trim_start().starts_with("scratch_")).count()
+}
+
+#[test]
+fn the_decode_kernel_compiles_without_spills() {
+    let machine = shapes::amd();
+    // 8b leaves no room for the head's stages: refused, until a cut is found.
+    assert!(Cut::new(&shapes::model("8b"), &machine, 33_280).is_err());
+    for name in ["2b", "lane", "1b"] {
+        let (source, cut) = shapes::decode(name, &machine, Platform::Hip, 1);
+        let Some((kernel, text)) = compile(name, &source) else { return };
+        // A slot whose scalar registers went into lanes of a vector register still counts in
+        // `private_bytes`, so accesses are counted instead.
+        let spills = (scratch_accesses(&text), kernel.spilled_registers);
+        assert_eq!(spills, (0, 0), "{name}: {kernel:?}");
+        let threads = cut.threads(64);
+        assert_eq!((kernel.threads_max, kernel.wave_lanes), (threads, 64), "{name}: {kernel:?}");
+        let waves = threads.div_ceil(64).div_ceil(UNITS);
+        assert!(kernel.registers <= REGISTERS / waves, "{name}: {kernel:?}");
+        assert_eq!(kernel.args_bytes, [size_of::<crate::mono::wire::Args>()], "{name}");
+        assert_eq!(kernel.shared_bytes, super::super::PLATFORM_SHARED_BYTES, "{name}");
+    }
+}
+
+#[test]
+fn spills_are_seen() {
+    let text = "extern \"C\" __attribute__((global)) void k(int* p, int n) {\n  int a[64];\n  \
+                for (int i = 0; i < 64; ++i) a[i] = p[i] * i;\n  p[0] = a[n] + a[p[n]];\n}\n";
+    let source = Source { defines: vec![], text: text.into(), entries: vec!["k"] };
+    let Some((kernel, text)) = compile("spills", &source) else { return };
+    assert!(scratch_accesses(&text) > 0 && kernel.private_bytes >= 256, "{kernel:?}");
+    assert_eq!(kernel.args_bytes, [8, 4]);
+}
+
+#[test]
+fn lanes_and_waves_do_what_they_promise() {
+    let folder = Folder::new("host");
+    let program = folder.0.join("amd_on_host");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let source = root.join("src/hip/tests/on_host.cc");
+    let include = format!("-I{}", root.join("kernels").display());
+    let flags = ["-std=c++20", "-O1", "-w", "-pthread", &include];
+    if !clang("lanes and waves on the host", &flags, [&source, &program]) {
+        return;
+    }
+    let ran = Command::new(&program).output().unwrap();
+    let words = String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success() && words == "passed\n", "{words}");
+}

@@ -1,0 +1,241 @@
+// The platform contract (cuda/platform.h says what each primitive promises) on AMD gfx9 and gfx942,
+// by clang's builtins alone: no includes, so that plain clang and a run-time compiler take it.
+//
+// Invariants:
+// - A wave has 64 lanes and holds two teams. The lanes of a wave that meet a branch differently run
+//   one side after the other, so a team must never wait for what the other team of its wave does
+//   later in the program. kernels/common waits only for words and stages asked for earlier.
+// - Threads with work of their own (the producer, the host's watcher) each have a wave: see kWarp.
+// - There is no bulk-copy engine here: `copy_async` has copied when it returns. Correct, not tuned.
+#pragma once
+
+#define KIE_DEVICE __attribute__((device)) __attribute__((always_inline)) inline
+#define KIE_CONST_FN __attribute__((host)) __attribute__((device)) constexpr
+#define KIE_KERNEL(name, threads, args)                             \
+    extern "C" __attribute__((global))                              \
+    __attribute__((amdgpu_flat_work_group_size(1, (threads)))) void \
+    name(const args)
+#define KIE_SHARED_BYTES(name) \
+    extern __attribute__((shared)) __attribute__((aligned(16))) unsigned char name[]
+#define KIE_UNROLL _Pragma("unroll")
+#define KIE_NO_UNROLL _Pragma("unroll 1")
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+constexpr u32 kWarp = 64, kTeamLanes = 32;
+struct alignas(16) Quad {
+    u32 v[4];
+};
+
+// Memory by where it lies: a pointer that may be anything costs both counters of every wait.
+#define KIE_GLOBAL __attribute__((address_space(1)))
+#define KIE_LOCAL __attribute__((address_space(3)))
+typedef u32 Vec4 __attribute__((ext_vector_type(4)));
+
+// Where.
+KIE_DEVICE u32 opaque(u32 v) {
+    asm volatile("" : "+v"(v));
+    return v;
+}
+KIE_DEVICE u32 thread() { return opaque(__builtin_amdgcn_workitem_id_x()); }
+KIE_DEVICE u32 block() { return __builtin_amdgcn_workgroup_id_x(); }
+KIE_DEVICE u32 lane() { return thread() % kTeamLanes; }
+KIE_DEVICE u32 wave_lane() {
+    return __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0));
+}
+
+// Meet.
+KIE_DEVICE void sync_block() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+// The hardware's barrier counts every wave of the block, the producer's too, so consumers meet on a
+// counter of their own: the last to arrive starts the next turn.
+struct Meeting {
+    u32 arrived, turn;
+};
+static __attribute__((shared)) Meeting meeting;
+template <u32 kThreads>
+KIE_DEVICE void sync_consumers() {
+    static_assert(kThreads % kWarp == 0, "consumers share no wave with others");
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    __builtin_amdgcn_wave_barrier();
+    if (wave_lane() == 0) {
+        const u32 turn =
+            __hip_atomic_load(&meeting.turn, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+        const u32 before = __hip_atomic_fetch_add(&meeting.arrived, 1u, __ATOMIC_ACQ_REL,
+                                                  __HIP_MEMORY_SCOPE_WORKGROUP);
+        if (before == kThreads / kWarp - 1) {
+            __hip_atomic_store(&meeting.arrived, 0u, __ATOMIC_RELAXED,
+                               __HIP_MEMORY_SCOPE_WORKGROUP);
+            __hip_atomic_store(&meeting.turn, turn + 1, __ATOMIC_RELEASE,
+                               __HIP_MEMORY_SCOPE_WORKGROUP);
+        } else {
+            while (__hip_atomic_load(&meeting.turn, __ATOMIC_ACQUIRE,
+                                     __HIP_MEMORY_SCOPE_WORKGROUP) == turn) {
+            }
+        }
+    }
+    __builtin_amdgcn_wave_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+// Lanes of a wave run in step and its accesses keep their order; the compiler has to keep it too.
+KIE_DEVICE void sync_warp() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+    __builtin_amdgcn_wave_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+}
+
+// Between the lanes of a team. The swizzle works on 32 lanes at a time, which is the team.
+KIE_DEVICE u32 shuffle(u32 v, u32 from) {
+    const u32 lane_of_wave = (wave_lane() & kTeamLanes) | (from % kTeamLanes);
+    return (u32)__builtin_amdgcn_ds_bpermute((int)(lane_of_wave * 4), (int)v);
+}
+template <u32 kMask>
+KIE_DEVICE u32 swizzle_xor(u32 v) {
+    return (u32)__builtin_amdgcn_ds_swizzle((int)v, kMask << 10 | 0x1f);
+}
+KIE_DEVICE u32 shuffle_xor(u32 v, u32 mask) {
+    switch (mask) {
+        case 1:
+            return swizzle_xor<1>(v);
+        case 2:
+            return swizzle_xor<2>(v);
+        case 4:
+            return swizzle_xor<4>(v);
+        case 8:
+            return swizzle_xor<8>(v);
+        case 16:
+            return swizzle_xor<16>(v);
+        default:
+            return shuffle(v, wave_lane() ^ mask);
+    }
+}
+KIE_DEVICE u32 bits(float f) { return __builtin_bit_cast(u32, f); }
+KIE_DEVICE float number(u32 u) { return __builtin_bit_cast(float, u); }
+KIE_DEVICE float shuffle(float v, u32 from) { return number(shuffle(bits(v), from)); }
+KIE_DEVICE float shuffle_xor(float v, u32 mask) { return number(shuffle_xor(bits(v), mask)); }
+// Adds to a word of the block's shared memory.
+KIE_DEVICE void add_shared(u32* p, u32 v) {
+    __hip_atomic_fetch_add((KIE_LOCAL u32*)p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
+KIE_DEVICE void add_shared(u64* p, u64 v) {
+    __hip_atomic_fetch_add((KIE_LOCAL u64*)p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
+// One bit a lane of the team.
+KIE_DEVICE u32 ballot(bool yes) {
+    return (u32)(__builtin_amdgcn_ballot_w64(yes) >> (wave_lane() & kTeamLanes));
+}
+
+// Words.
+KIE_DEVICE u64 load_word(const u64* p) {
+    return __hip_atomic_load((const KIE_GLOBAL u64*)p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+KIE_DEVICE void load_words(const u64* p, u64& a, u64& b) { a = load_word(p), b = load_word(p + 1); }
+KIE_DEVICE void store_word(u64* p, u64 v) {
+    __hip_atomic_store((KIE_GLOBAL u64*)p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+KIE_DEVICE void fence_device() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "agent"); }
+
+// The same for memory that the host reads and writes, too.
+KIE_DEVICE u32 load_host(const u32* p) {
+    return __hip_atomic_load((const KIE_GLOBAL u32*)p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+KIE_DEVICE u64 load_host(const u64* p) {
+    return __hip_atomic_load((const KIE_GLOBAL u64*)p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+KIE_DEVICE void store_host(u32* p, u32 v) {
+    __hip_atomic_store((KIE_GLOBAL u32*)p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+KIE_DEVICE void store_host(u64* p, u64 v) {
+    __hip_atomic_store((KIE_GLOBAL u64*)p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+KIE_DEVICE void fence_system() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, ""); }
+
+// 16 bytes of state as two words: the widest access that carries a scope.
+KIE_DEVICE Quad load_state(const void* p) {
+    u64 a, b;
+    load_words((const u64*)p, a, b);
+    return {{(u32)a, (u32)(a >> 32), (u32)b, (u32)(b >> 32)}};
+}
+KIE_DEVICE void store_state(void* p, Quad q) {
+    store_word((u64*)p, (u64)q.v[1] << 32 | q.v[0]);
+    store_word((u64*)p + 1, (u64)q.v[3] << 32 | q.v[2]);
+}
+// gfx942 has no such hint.
+KIE_DEVICE void prefetch(const void*) {}
+
+// Stream. `filled` counts the copies into a slot, `freed` how often all `teams` gave it back; the
+// lowest bit of a count is the phase that is under way. The orders of these counts (unlike those of
+// the fences) hold for shared memory, which is where both a slot and its bytes lie.
+struct Slot {
+    u32 filled, freed, released, teams;
+};
+static_assert(sizeof(Slot) == 16, "a slot has 16 bytes of shared memory");
+KIE_DEVICE KIE_LOCAL u32* counter(const u32& c) { return (KIE_LOCAL u32*)&c; }
+KIE_DEVICE bool count_passed(const u32& count, u32 parity) {
+    return (__hip_atomic_load(counter(count), __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_WORKGROUP) &
+            1) != parity;
+}
+// To one more than it is; by whoever alone may, with all that he did before.
+KIE_DEVICE void count_up(u32& count) {
+    __hip_atomic_fetch_add(counter(count), 1u, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
+KIE_DEVICE void slot_init(Slot* s, u32 teams) { *s = {0, 0, 0, teams}; }
+// By the thread that called slot_init, before the block's first barrier.
+KIE_DEVICE void slots_ready() { meeting = {0, 0}; }
+KIE_DEVICE bool slot_filled(const Slot* s, u32 parity) { return count_passed(s->filled, parity); }
+KIE_DEVICE bool slot_free(const Slot* s, u32 parity) { return count_passed(s->freed, parity); }
+KIE_DEVICE void slot_release(Slot* s) {
+    const u32 before = __hip_atomic_fetch_add(counter(s->released), 1u, __ATOMIC_ACQ_REL,
+                                              __HIP_MEMORY_SCOPE_WORKGROUP);
+    if (before == s->teams - 1) {
+        __hip_atomic_store(counter(s->released), 0u, __ATOMIC_RELAXED,
+                           __HIP_MEMORY_SCOPE_WORKGROUP);
+        count_up(s->freed);
+    }
+}
+// Copies take the same path as every other access: `slot_free` has ordered them.
+KIE_DEVICE void reads_before_copy() {}
+struct StreamPolicy {};
+KIE_DEVICE StreamPolicy stream_policy() { return {}; }
+// One thread, 128 bytes in flight (`bytes` is a multiple of that), past the caches where possible.
+KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, StreamPolicy) {
+    constexpr u32 kAtOnce = 8;
+    const KIE_GLOBAL Vec4* source = (const KIE_GLOBAL Vec4*)from;
+    KIE_LOCAL Vec4* target = (KIE_LOCAL Vec4*)to;
+    KIE_NO_UNROLL for (u32 i = 0; i < bytes / sizeof(Vec4); i += kAtOnce) {
+        Vec4 v[kAtOnce];
+        KIE_UNROLL for (u32 j = 0; j < kAtOnce; ++j) v[j] =
+            __builtin_nontemporal_load(source + i + j);
+        KIE_UNROLL for (u32 j = 0; j < kAtOnce; ++j) target[i + j] = v[j];
+    }
+    count_up(s->filled);
+}
+
+// Time. The real-time counter runs at 100 MHz; a sleep of 1 is 64 clocks, about 30 ns.
+KIE_DEVICE void pause_ns(u32 ns) {
+    KIE_NO_UNROLL for (u32 slept = 0; slept < ns; slept += 30) __builtin_amdgcn_s_sleep(1);
+}
+KIE_DEVICE u64 clock_ns() { return __builtin_amdgcn_s_memrealtime() * 10; }
+KIE_DEVICE u64 clock_ticks() { return __builtin_readcyclecounter(); }
+
+// Numbers.
+typedef _Float16 Half2 __attribute__((ext_vector_type(2)));
+KIE_DEVICE u32 pack_half2(float a, float b) {
+    return __builtin_bit_cast(u32, Half2{(_Float16)a, (_Float16)b});
+}
+KIE_DEVICE void unpack_half2(u32 h, float& a, float& b) {
+    const Half2 two = __builtin_bit_cast(Half2, h);
+    a = (float)two.x, b = (float)two.y;
+}
+KIE_DEVICE float exp2_f(float x) { return __builtin_amdgcn_exp2f(x); }
+KIE_DEVICE float log2_f(float x) { return __builtin_amdgcn_logf(x); }
+KIE_DEVICE float reciprocal_f(float x) { return __builtin_amdgcn_rcpf(x); }
+KIE_DEVICE float rsqrt_f(float x) { return __builtin_amdgcn_rsqf(x); }
+KIE_DEVICE float min_f(float a, float b) { return __builtin_fminf(a, b); }
+KIE_DEVICE float max_f(float a, float b) { return __builtin_fmaxf(a, b); }
