@@ -87,6 +87,11 @@ KIE_DEVICE void store_word(u64* p, u64 v) {
     *(volatile u64*)p = v;
     kie_sim::maybe_preempt(16);
 }
+KIE_DEVICE void store_word_system(u64* p, u64 v) {
+    kie_sim::act();
+    *(volatile u64*)p = v;
+    kie_sim::maybe_preempt(16);
+}
 KIE_DEVICE void fence_device() { asm volatile("" ::: "memory"); }
 
 // Words of the host, which runs beside.

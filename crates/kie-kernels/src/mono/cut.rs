@@ -188,8 +188,10 @@ impl Cut {
             (Matrix::Down, owned(ffn)?),
         ];
         let blocks = each * model.lanes;
-        let head_blocks = if model.head_mode == HeadMode::PerLane { each } else { blocks };
-        let width = if model.head_mode == HeadMode::Concat { model.lanes } else { 1 } * hidden;
+        let per_lane = model.head_mode == HeadMode::PerLane;
+        let head_blocks = if per_lane { each } else { blocks * model.ranks };
+        let concat = model.head_mode == HeadMode::Concat;
+        let width = if concat { model.lanes_all() } else { 1 } * hidden;
         let rows_head = share(model.vocab, head_blocks, 2);
         let pass_rows = rows_head.min(16 * warps);
         let rest = rows_head % pass_rows;
@@ -203,7 +205,7 @@ impl Cut {
             warps,
             slot_bytes,
             splits: split_blocks.min(MOST_SPLITS),
-            merge: model.lanes == 1 && warps == 8 && (attn / 2).is_multiple_of(each),
+            merge: model.lanes_all() == 1 && warps == 8 && (attn / 2).is_multiple_of(each),
             in_flight_bytes: in_flight(model, warps),
             pages_max: positions.div_ceil(PAGE as u32),
             shared_max: m.shared_bytes,
@@ -258,9 +260,11 @@ impl Cut {
         let hidden = words(Matrix::Output, 2);
         let attn = u64::from(model.heads * self.head_dim);
         let parts = u64::from(self.splits) * c * attn;
-        let vectors = 4 * hidden + words(Matrix::Qkv, 2) + words(Matrix::GateUp, 4) + c * attn / 2;
-        let choice = u64::from(self.blocks) * c * (6 + 2 * 13 * 48 + 4) + 2 * 13 * c * 8 + 16;
-        all * (vectors + parts) + choice
+        let vectors = 2 * hidden + words(Matrix::Qkv, 2) + words(Matrix::GateUp, 4) + c * attn / 2;
+        let (ranks, lanes) = (u64::from(model.ranks), u64::from(model.lanes_all()));
+        let others = (2 * u64::from(model.layers) + 1) * lanes * hidden;
+        let choice = u64::from(self.blocks) * ranks * c * (6 + 2 * 13 * 48 + 4) + 2 * 13 * c * 8 + 16;
+        all * (vectors + parts) + others + choice
     }
 
     /// Threads of a block: teams of 32 that compute, a warp of the machine's that copies, one that
@@ -286,6 +290,8 @@ impl Cut {
             ("FFN", self.ffn.to_string()),
             ("VOCAB", model.vocab.to_string()),
             ("LANES", model.lanes.to_string()),
+            ("RANKS", model.ranks.to_string()),
+            ("VOCAB_ALL", model.vocab_all.to_string()),
             ("HEAD_MODE", head_mode.to_string()),
             ("NORM_LANES", model.norm_lanes.to_string()),
             ("HEAD_NORM", model.head_norm.to_string()),
