@@ -15,15 +15,7 @@ use std::path::Path;
 use kie_core::engine::{Engine, LogitsPath};
 use kie_core::request::{EngineConfig, Prompt, Request, SamplingParams};
 use kie_kernels::cpu::simd::{self, Level};
-use safetensors::SafeTensors;
-use support::{fixtures, goldens, greedy, relative, repository};
-
-fn float32(folder: &Path) -> bool {
-    let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    let single = file.iter().all(|(_, t)| t.dtype() == safetensors::Dtype::F32);
-    single
-}
+use support::{fixtures, float32, goldens, greedy, relative, repository};
 
 fn open(folder: &Path, level: Level, threads: usize) -> Engine {
     let config = EngineConfig { threads: Some(threads), max_batch: 4, ..EngineConfig::default() };
@@ -34,7 +26,7 @@ fn check(folder: &Path, level: Level) {
     let name = folder.file_name().unwrap().to_string_lossy().into_owned();
     let engine = open(folder, level, 2);
     let gates = if float32(folder) { [1e-5, 1e-5] } else { [2e-3, 1.5e-2] };
-    let goldens = goldens(folder);
+    let goldens = goldens(folder, "");
     assert!(!goldens.is_empty());
     for (i, golden) in goldens.iter().enumerate() {
         for (path, gate) in [LogitsPath::Decode, LogitsPath::Prefill].into_iter().zip(gates) {
@@ -61,7 +53,7 @@ fn every_fixture_at_every_level() {
 fn bits_do_not_depend_on_threads_chunks_or_neighbours() {
     let folder = repository().join("tests/data/laneformer_d2");
     let level = simd::detect();
-    let golden = goldens(&folder).pop().unwrap();
+    let golden = goldens(&folder, "").pop().unwrap();
     let logits = |threads: usize| {
         open(&folder, level, threads).logits(&golden.ids, LogitsPath::Prefill).unwrap().values
     };

@@ -7,7 +7,7 @@
 mod support;
 
 use kie_core::engine::{Engine, LogitsPath};
-use support::{fixtures, goldens, greedy, open_on, relative};
+use support::{fixtures, float32, goldens, greedy, open_on, relative};
 
 /// Relative L2 over a prompt: activations and weights are halves on both paths.
 const GATE: f64 = 2e-3;
@@ -17,8 +17,11 @@ fn devices() -> Vec<String> {
         Ok(name) => vec![name],
         Err(_) => {
             let seeds: u64 = std::env::var("SEEDS").map_or(1, |s| s.parse().unwrap());
-            let warp = |seed: u64| if seed % 2 == 0 { 32 } else { 64 };
-            (0..seeds).map(|seed| format!("sim:seed={seed},warp={},blocks=8", warp(seed))).collect()
+            let one = |seed: u64| {
+                let (warp, blocks) = if seed % 2 == 0 { (32, 8) } else { (64, 11) };
+                format!("sim:seed={seed},warp={warp},blocks={blocks}")
+            };
+            (0..seeds).map(one).collect()
         }
     }
 }
@@ -26,7 +29,7 @@ fn devices() -> Vec<String> {
 fn check(folder: &std::path::Path, engine: &Engine, device: &str) {
     let name = folder.file_name().unwrap().to_string_lossy().into_owned();
     let mut worst: f64 = 0.0;
-    for (i, golden) in goldens(folder).iter().enumerate() {
+    for (i, golden) in goldens(folder, if float32(folder) { "bf16w." } else { "" }).iter().enumerate() {
         for path in [LogitsPath::Prefill, LogitsPath::Decode] {
             let ours = engine.logits(&golden.ids, path).unwrap();
             let error = relative(&ours.values, &golden.logits);
@@ -47,8 +50,7 @@ fn every_fixture() {
             if only.as_ref().is_some_and(|o| !folder.ends_with(o)) {
                 continue;
             }
-            let run = std::panic::catch_unwind(|| check(&folder, &open_on(&folder, &device), &device));
-            if run.is_err() { println!("FAILED {folder:?}"); }
+            check(&folder, &open_on(&folder, &device), &device);
         }
     }
 }

@@ -105,8 +105,9 @@ KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer
                          Lot<SplitQkv>& lot, Squares& squares) {
     float bias[SplitQkv::items][2];
     if constexpr (kBias) {
-        const float* from =
-            args.biases + ((long)layer * kLanes + b.lane_index) * (2 * kWordsQ) + b.rank * kRowsQkv;
+        const float* from = args.biases +
+                            ((long)layer * kLanes + b.lane_index) * (kRowsQkv * kBlocksPerLane) +
+                            b.rank * kRowsQkv;
         each_item<SplitQkv>([&](int item, int pair, int, bool live) {
             KIE_UNROLL for (int i = 0; i < 2; ++i) bias[item][i] = live ? from[2 * pair + i] : 0;
         });

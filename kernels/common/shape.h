@@ -110,9 +110,11 @@ constexpr long kLineBytes = kLayers * kLayerBytes +
                             (kHeadTail ? bytes_of(SplitTail::stages, SplitTail::stage_bytes) : 0);
 
 // Words of the exchange, as offsets from one base. Every slot is written once a step. A column of
-// a vector takes as many words as its rows' owners have, the last of which may be padding.
-constexpr int kWordsH = kRowsO * kBlocksPerLane / 2, kWordsQ = kRowsQkv * kBlocksPerLane / 2;
-constexpr int kWordsA = kAttn / 2, kWordsF = kRowsGu * kBlocksPerLane / 4;
+// a vector takes whole cache lines of words, the last of which may be padding.
+KIE_CONST_FN int lines_of(int words) { return (words + 15) / 16 * 16; }
+constexpr int kWordsH = lines_of(kRowsO * kBlocksPerLane / 2);
+constexpr int kWordsQ = lines_of(kRowsQkv * kBlocksPerLane / 2);
+constexpr int kWordsA = kAttn / 2, kWordsF = lines_of(kRowsGu * kBlocksPerLane / 4);
 constexpr long kVecH = (long)kColumns * kWordsH, kVecQ = (long)kColumns * kWordsQ;
 constexpr long kVecA = (long)kColumns * kWordsA, kVecF = (long)kColumns * kWordsF;
 constexpr long kAll = (long)kLayers * kLanes;

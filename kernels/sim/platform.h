@@ -3,7 +3,6 @@
 #pragma once
 
 #define KIE_DEVICE inline
-#define KIE_GLOBAL extern "C" __attribute__((visibility("default")))
 #define KIE_CONST_FN constexpr
 #define KIE_KERNEL(name, threads, args)                                              \
     static void name##_body(const args);                                             \

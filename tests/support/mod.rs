@@ -38,7 +38,9 @@ pub fn supported(folder: &Path) -> bool {
     folder.join("golden.safetensors").exists() && known.iter().any(|k| config["model_type"] == *k)
 }
 
-pub fn goldens(folder: &Path) -> Vec<Golden> {
+/// What is recorded. `prefix` chooses among recordings of one checkpoint: `bf16w.` has the weights
+/// rounded to bfloat16 first.
+pub fn goldens(folder: &Path, prefix: &str) -> Vec<Golden> {
     let bytes = std::fs::read(folder.join("golden.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let words = |name: &str| -> Option<Vec<[u8; 4]>> {
@@ -55,10 +57,11 @@ pub fn goldens(folder: &Path) -> Vec<Golden> {
         .map_while(|i| {
             Some(Golden {
                 ids: ids(&format!("prompt_{i}.ids"))?,
-                logits: floats(&format!("prompt_{i}.logits"))?,
-                generated: ids(&format!("prompt_{i}.gen_ids"))?,
+                logits: floats(&format!("{prefix}prompt_{i}.logits")).unwrap_or_default(),
+                generated: ids(&format!("{prefix}prompt_{i}.gen_ids")).unwrap_or_default(),
             })
         })
+        .filter(|g| !g.logits.is_empty())
         .collect()
 }
 
@@ -85,4 +88,12 @@ pub fn greedy(engine: &Engine, ids: &[u32], count: usize) -> Vec<u32> {
 pub fn open_on(folder: &Path, device: &str) -> Engine {
     let config = EngineConfig { max_batch: 4, ..EngineConfig::default() };
     Engine::builder(folder).config(config).device(device).build().unwrap()
+}
+
+/// Whether all weights are float32.
+pub fn float32(folder: &Path) -> bool {
+    let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let single = file.iter().all(|(_, t)| t.dtype() == safetensors::Dtype::F32);
+    single
 }

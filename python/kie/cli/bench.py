@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Generator, Mapping
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kie.bench import latency as requests
-from kie.bench import report
+from kie.bench import random_weights, report
 from kie.bench.compare import compare as judge
 from kie.cli import options
 from kie.errors import InvalidRequestError
@@ -41,6 +42,11 @@ def define(parser: ArgumentParser) -> None:
 
 def _define_measurement(parser: ArgumentParser, tokens: int) -> None:
     options.model(parser, nargs="?")
+    parser.add_argument(
+        "--random-weights",
+        metavar="SPEC",
+        help="in place of MODEL: random 16-bit weights of a known shape, such as llama-3.2-1b",
+    )
     parser.add_argument("-n", "--tokens", type=counted, default=tokens, metavar="N")
     parser.add_argument("--runs", type=counted, default=5, help="measured requests a point")
     parser.add_argument("--warmups", type=int, default=1, help="requests before, not counted")
@@ -65,6 +71,21 @@ def counted(text: str) -> int:
     return int(text)
 
 
+@contextmanager
+def _model(given: Namespace) -> Generator[str | None]:
+    """The model that was asked for: a folder or name, or a folder of random weights."""
+    if given.random_weights is None:
+        yield given.model
+        return
+    if given.model is not None:
+        raise InvalidRequestError("a model and --random-weights", param="random_weights")
+    # In memory where that is a file system: the disk is not what is measured.
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="kie-", dir=memory) as folder:
+        print(f"writing random weights of {given.random_weights}", file=sys.stderr)
+        yield str(random_weights.write(given.random_weights, Path(folder), given.seed))
+
+
 def measure(given: Namespace) -> None:
     """Measures, writes the report and prints the table."""
     opening = options.engine_options(given)
@@ -76,13 +97,13 @@ def measure(given: Namespace) -> None:
         "temperature": given.temperature,
         "seed": given.seed,
     }
-    with options.opened(given.model, **opening) as engine:
+    with _model(given) as model, options.opened(model, **opening) as engine:
         total = (given.runs + given.warmups) * len(given.prompt)
         with _bar("requests", total) as step:
             start = time.monotonic()
             runs = requests.measure(engine, step=step, **config)
             seconds = time.monotonic() - start
-        settings = {"model": given.model, **opening, **config}
+        settings = {"model": given.random_weights or given.model, **opening, **config}
         found = report.document(runs, settings, engine.info(), duration_s=seconds)
     if given.json is not None and str(given.json) == "-":
         print(json.dumps(found))

@@ -154,8 +154,8 @@ impl Cut {
         }
         let from = least.max(most * 3 / 4);
         let all = (from..=most).filter_map(|n| Self::with_blocks(model, machine, positions, n));
-        // Equal bytes: the more blocks the better, as each has less to do beside them.
-        let best = all.min_by_key(|c| (c.line_bytes(model), u32::MAX - c.blocks));
+        // Equal bytes: the fewer blocks the better, as each one more only waits and polls.
+        let best = all.min_by_key(|c| (c.line_bytes(model), c.blocks));
         best.map_or_else(|| refuse(format!("no cut fits {model:?} on {machine:?}")), Ok)
     }
 
@@ -204,7 +204,7 @@ impl Cut {
             slot_bytes,
             splits: split_blocks.min(MOST_SPLITS),
             merge: model.lanes == 1 && warps == 8 && (attn / 2).is_multiple_of(each),
-            in_flight_bytes: if warps == 12 { 3 * slot_bytes } else { 4 * slot_bytes },
+            in_flight_bytes: in_flight(model, warps),
             pages_max: positions.div_ceil(PAGE as u32),
             shared_max: m.shared_bytes,
             layer,
@@ -252,7 +252,9 @@ impl Cut {
     pub fn words(&self, model: &Model, columns: u32) -> u64 {
         let (c, each) = (u64::from(columns), u64::from(self.blocks_a_lane(model)));
         let all = u64::from(model.layers) * u64::from(model.lanes);
-        let words = |matrix, a_word| c * u64::from(self.rows(matrix)) * each / a_word;
+        let words = |matrix, a_word: u64| {
+            c * (u64::from(self.rows(matrix)) * each / a_word).next_multiple_of(16)
+        };
         let hidden = words(Matrix::Output, 2);
         let attn = u64::from(model.heads * self.head_dim);
         let parts = u64::from(self.splits) * c * attn;
@@ -334,6 +336,17 @@ impl fmt::Display for Cut {
             )?;
         }
         writeln!(f, "  head: {} rows in {} passes", self.rows_head, self.head_passes)
+    }
+}
+
+/// Weight bytes in flight of a block: more hide the memory's latency, but stand before every word
+/// that somebody waits for. Measured on one H200, shape by shape (benches/gpu/NOTES.md).
+fn in_flight(model: &Model, warps: u32) -> u32 {
+    match (warps, model.lanes) {
+        (12, 1) => 36 * 1024,
+        (12, _) => 72 * 1024,
+        (_, _) if model.hidden < 4096 => 56 * 1024,
+        (_, _) => 88 * 1024,
     }
 }
 

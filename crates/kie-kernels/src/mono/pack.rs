@@ -5,11 +5,11 @@
 //! the rows `2 g` and `2 g + 1`, the columns `8 t .. 8 t + 4` (first tile) and the four after them.
 
 use half::slice::HalfFloatSliceExt;
-use half::f16;
+use half::{bf16, f16};
 
 use super::cut::{Cut, Matrix, Split};
 use super::model::Model;
-use crate::abi::{Program, Tensor};
+use crate::abi::{Dtype, Program, Tensor};
 use crate::cpu::matmul::Matrix as Stored;
 use crate::cpu::numbers::row_to_f32;
 use crate::device::Buffer;
@@ -49,7 +49,7 @@ impl Weights<'_> {
         let Some((index, lane, row)) = source else { return Ok(()) };
         let stored = Stored::of(self.tensor(index), lane as usize, self.buffers);
         let floats = &mut floats[..stored.cols];
-        row_to_f32(&stored, row as usize, floats);
+        row_of(&stored, row as usize, floats);
         if let Some(far) = floats.iter().find(|x| x.abs() > f16::MAX.to_f32()) {
             return Err(Error::InvalidProgram {
                 step: usize::MAX,
@@ -217,7 +217,7 @@ impl Weights<'_> {
         let mut floats = vec![0.0; self.model.head_dim as usize];
         let mut out = Vec::new();
         for norm in self.model.layer.iter().flat_map(|l| l.head_norms) {
-            row_to_f32(&Stored::of(self.tensor(norm), 0, self.buffers), 0, &mut floats);
+            row_of(&Stored::of(self.tensor(norm), 0, self.buffers), 0, &mut floats);
             for at in 0..self.cut.head_dim {
                 let value = self.feature(at).map_or(0.0, |f| floats[f as usize]);
                 out.extend(f16::from_f32(value).to_le_bytes());
@@ -249,8 +249,17 @@ impl Weights<'_> {
         let tensor = self.tensor(index);
         let stored = Stored::of(tensor, 0, self.buffers);
         let mut floats = vec![0.0; stored.cols];
-        row_to_f32(&stored, if tensor.rows > 1 { lane as usize } else { 0 }, &mut floats);
+        row_of(&stored, if tensor.rows > 1 { lane as usize } else { 0 }, &mut floats);
         floats
+    }
+}
+
+/// A row as numbers. Float32 checkpoints are rounded to bfloat16, as the field publishes them in 16
+/// bits: half the digits, but no range is lost, and the result is that of the published model.
+fn row_of(stored: &Stored<'_>, row: usize, out: &mut [f32]) {
+    row_to_f32(stored, row, out);
+    if stored.dtype == Dtype::F32 {
+        out.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
     }
 }
 

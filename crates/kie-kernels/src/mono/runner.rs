@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use super::clock::DeviceClock;
 use super::loaded::Loaded;
-use super::machine::{Flight, Launch};
+use super::machine::{Flight, Launch, Platform};
 use super::wire::{self, wants, Args, Lost, Order, Sequence, Wire, RING};
 use crate::abi::{Command, CommandKind, Record, SlotEnd, MAX_ALTERNATIVES};
 use crate::device::Running;
@@ -28,6 +28,8 @@ const TURN_TOKENS: u32 = 8;
 const LONG: u32 = 1 << 20;
 /// Epochs end here; the words are zeroed and they start anew (MONOKERNEL 3.4).
 const LAST_EPOCH: u32 = 1 << 31;
+/// Between looks at a simulated launch.
+const SIM_REST: std::time::Duration = std::time::Duration::from_micros(200);
 /// How long a wait inside the kernel lasts at most.
 const BUDGET_NS: u64 = 1_000_000_000;
 
@@ -153,8 +155,11 @@ impl Runner {
         if done {
             return self.land(going);
         }
-        let control = &self.loaded.control;
-        control.word32(4).fetch_add(1, Relaxed);
+        if self.loaded.machine.platform() == Platform::Sim {
+            // It runs on this machine's cores: leave them to it.
+            std::thread::sleep(SIM_REST);
+        }
+        self.loaded.control.word32(4).fetch_add(1, Relaxed);
         let leave = !going.leaving
             && match &going.work {
                 Work::Tokens(slots) => self.somebody_waits(slots),

@@ -6,6 +6,8 @@
 //! schedule, unless the kernel waits for the host.
 
 mod compile;
+#[cfg(test)]
+mod decode_tests;
 mod memory;
 #[cfg(test)]
 mod tests;
@@ -131,6 +133,21 @@ impl Options {
              host={host},hold={hold}"
         )
     }
+}
+
+/// `source` with `from` replaced by `to`, for tests that a wrong kernel is found out.
+///
+/// # Errors
+/// [`Error::Failed`] unless `from` stands exactly once in the text: a mutant that is no mutant
+/// would prove nothing.
+pub fn mutate(source: &Source, from: &str, to: &str) -> Result<Source> {
+    let found = source.text.matches(from).count();
+    if found != 1 || from == to {
+        return Err(Error::Failed(format!(
+            "a mutant needs its snippet once in the source, got {found} times: {from:?} -> {to:?}"
+        )));
+    }
+    Ok(Source { text: source.text.replacen(from, to, 1), ..source.clone() })
 }
 
 /// How a launch went.

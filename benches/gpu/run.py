@@ -1,0 +1,157 @@
+"""Everything that needs a GPU, in one call: correctness on every fixture, then speed, then a table.
+
+    python3 benches/gpu/run.py [--device cuda:0] [--out FOLDER] [--shapes NAME,...] [--quick]
+
+Needs an importable `kie` and a GPU; exits 1 if a fixture is off. Speed is measured on random
+weights (kie.bench.random_weights); a row is the median of five requests of 256 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import struct
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import kie
+import numpy as np
+from kie.bench import latency, random_weights
+
+ROOT = Path(__file__).resolve().parents[2]
+GATE = {"decode": 2e-3, "prefill": 1.5e-2}
+STREAM_BYTES_PER_US = 4.55e6
+"""What one H200 streams (bytes a microsecond): the floor of a step is its bytes over this."""
+TARGET_US = {
+    "laneformer-2b": 1085,
+    "laneformer-2b-lane": 180,
+    "llama-3.2-1b": 610,
+    "llama-3.1-8b": 3650,
+}
+
+
+def tensors(path: Path) -> tuple[dict[str, np.ndarray], set[str]]:
+    """The arrays of a safetensors file that numpy knows, and all storage formats in it."""
+    raw = path.read_bytes()
+    size = struct.unpack("<Q", raw[:8])[0]
+    header = json.loads(raw[8 : 8 + size])
+    header.pop("__metadata__", None)
+    known = {"F32": np.float32, "I32": np.int32, "I64": np.int64, "U32": np.uint32}
+    found = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        if entry["dtype"] in known:
+            data = raw[8 + size + begin : 8 + size + end]
+            found[name] = np.frombuffer(data, known[entry["dtype"]]).reshape(entry["shape"])
+    return found, {entry["dtype"] for entry in header.values()}
+
+
+def distance(got: np.ndarray, want: np.ndarray) -> float:
+    """Relative L2 over a prompt."""
+    wide = want.astype(np.float64)
+    return float(np.linalg.norm(got - wide) / np.linalg.norm(wide))
+
+
+def check(folder: Path, device: str) -> dict[str, Any]:
+    """One fixture: both paths' logits and the greedy ids, against what is recorded."""
+    golden, _ = tensors(folder / "golden.safetensors")
+    _, stored = tensors(folder / "model.safetensors")
+    prefix = "bf16w." if stored == {"F32"} else ""
+    worst = {"decode": 0.0, "prefill": 0.0}
+    greedy = True
+    with kie.Engine(folder, device=device) as engine:
+        for name in sorted(n for n in golden if n.startswith("prompt_") and n.endswith(".ids")):
+            prompt = name.removesuffix(".ids")
+            ids = golden[name].tolist()
+            if f"{prefix}{prompt}.logits" not in golden:
+                continue
+            for path in worst:
+                got = engine.logits(ids, path=path)
+                worst[path] = max(worst[path], distance(got, golden[f"{prefix}{prompt}.logits"]))
+            want = golden[f"{prefix}{prompt}.gen_ids"].tolist()
+            done = engine.generate(ids, temperature=0, max_tokens=len(want), ignore_eos=True)
+            greedy &= list(done.token_ids) == want
+    good = greedy and all(worst[path] <= GATE[path] for path in worst)
+    return {"fixture": folder.name, **worst, "greedy": greedy, "good": good}
+
+
+def weights_bytes(folder: Path) -> int:
+    """Bytes that a token reads: every tensor but the embedding table."""
+    config = json.loads((folder / "config.json").read_text())
+    total = 0
+    for name, shape in random_weights.tensors(config):
+        if "embed" not in name:
+            total += 2 * int(np.prod(shape))
+    return total
+
+
+def measure(shape: str, device: str, prompts: list[int], runs: int) -> list[dict[str, Any]]:
+    """Rows of one shape: decode at each context, time to first token."""
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="kie-", dir=memory) as name:
+        folder = random_weights.write(shape, Path(name))
+        floor = weights_bytes(folder) / STREAM_BYTES_PER_US
+        begin = time.monotonic()
+        with kie.Engine(folder, device=device, max_seq_len=max(prompts) + 512) as engine:
+            opened = time.monotonic() - begin
+            for tokens in prompts:
+                found = latency.measure(
+                    engine, prompt_tokens=[tokens], max_tokens=256, runs=runs, warmups=1
+                )
+                gaps = sorted(gap for run in found for gap in run.gaps_us)
+                row = {
+                    "shape": shape,
+                    "context": tokens,
+                    "floor_us": round(floor, 1),
+                    "target_us": TARGET_US[shape] if tokens == 128 else None,
+                    "itl_us": statistics.median(gaps),
+                    "p99_us": gaps[len(gaps) * 99 // 100],
+                    "max_us": gaps[-1],
+                    "ttft_ms": statistics.median(run.ttft_ms for run in found),
+                    "open_s": round(opened, 2),
+                }
+                rows.append(row)
+                print(json.dumps(row), flush=True)
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--shapes", default=",".join(random_weights.SPECS))
+    parser.add_argument("--prompts", default="128")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--fixtures", default="all", help="all, none, or names")
+    given = parser.parse_args()
+    checked = []
+    if given.fixtures != "none":
+        for golden in sorted((ROOT / "tests" / "data").glob("*/golden.safetensors")):
+            if given.fixtures == "all" or golden.parent.name in given.fixtures.split(","):
+                checked.append(check(golden.parent, given.device))
+                print(json.dumps(checked[-1]), flush=True)
+    rows: list[dict[str, Any]] = []
+    for shape in filter(None, given.shapes.split(",")):
+        prompts = [int(n) for n in given.prompts.split(",")]
+        rows += measure(shape, given.device, prompts, given.runs)
+    if given.out:
+        given.out.write_text(json.dumps({"fixtures": checked, "rows": rows}, indent=1))
+    print(f"\n{'fixture':40} decode   prefill  greedy")
+    for c in checked:
+        print(f"{c['fixture']:40} {c['decode']:.2e} {c['prefill']:.2e} {c['greedy']}")
+    print(f"\n{'shape':20} context  floor us  target us   itl us   p99 us  ttft ms")
+    for r in rows:
+        print(
+            f"{r['shape']:20} {r['context']:7} {r['floor_us']:9.1f} {r['target_us'] or '':>10}"
+            f" {r['itl_us']:8.1f} {r['p99_us']:8.1f} {r['ttft_ms']:8.2f}"
+        )
+    return 0 if all(c["good"] for c in checked) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
