@@ -29,7 +29,9 @@ fn devices() -> Vec<String> {
 fn check(folder: &std::path::Path, engine: &Engine, device: &str) {
     let name = folder.file_name().unwrap().to_string_lossy().into_owned();
     let mut worst: f64 = 0.0;
-    for (i, golden) in goldens(folder, if float32(folder) { "bf16w." } else { "" }).iter().enumerate() {
+    for (i, golden) in
+        goldens(folder, if float32(folder) { "bf16w." } else { "" }).iter().enumerate()
+    {
         for path in [LogitsPath::Prefill, LogitsPath::Decode] {
             let ours = engine.logits(&golden.ids, path).unwrap();
             let error = relative(&ours.values, &golden.logits);

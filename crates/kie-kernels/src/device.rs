@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
+use crate::mono::machine::Machine;
 use crate::mono::Mono;
 use crate::validate::ValidProgram;
 
@@ -113,19 +114,40 @@ pub trait Running {
 /// # Errors
 /// [`Error::NoDevice`] with what was looked for.
 pub fn open(name: &str, options: &Options) -> Result<Arc<dyn Device>> {
-    let machine = match name.split(':').next() {
-        Some("cpu") if name == "cpu" => return Ok(Arc::new(crate::cpu::Cpu::new(options)?)),
-        #[cfg(target_os = "linux")]
-        Some("cuda") => crate::cuda::open(name, &options.nvrtc_dirs)?,
-        Some("sim") => Arc::new(crate::sim::Sim::open(name)?),
-        Some(_) | None => {
-            return Err(Error::NoDevice {
+    let machines: Vec<Arc<dyn Machine>> =
+        match name.split(':').next() {
+            Some("cpu") if name == "cpu" => return Ok(Arc::new(crate::cpu::Cpu::new(options)?)),
+            #[cfg(target_os = "linux")]
+            Some("cuda") => each_of(name)?
+                .iter()
+                .map(|one| crate::cuda::open(one, &options.nvrtc_dirs))
+                .collect::<Result<_>>()?,
+            #[cfg(target_os = "linux")]
+            Some("hip") => {
+                each_of(name)?.iter().map(|one| crate::hip::open(one)).collect::<Result<_>>()?
+            }
+            Some("sim") => crate::sim::open(name)?,
+            Some(_) | None => return Err(Error::NoDevice {
                 device: name.to_owned(),
-                detail: "devices are \"cpu\", \"cuda:N\" and, for tests, \"sim\"".to_owned(),
-            })
-        }
-    };
-    Ok(Arc::new(Mono::new(machine, options.first_epoch.unwrap_or(1))?))
+                detail:
+                    "devices are \"cpu\", \"cuda:N\" or \"cuda:N,M\", \"hip:N\" and, for tests, \
+                         \"sim\""
+                        .to_owned(),
+            }),
+        };
+    Ok(Arc::new(Mono::new(name, machines, options.first_epoch.unwrap_or(1))?))
+}
+
+/// `kind:0,1` as `kind:0` and `kind:1`: each once, 8 at most.
+fn each_of(name: &str) -> Result<Vec<String>> {
+    let Some((kind, list)) = name.split_once(':') else { return Ok(vec![name.to_owned()]) };
+    let all: Vec<String> = list.split(',').map(|n| format!("{kind}:{n}")).collect();
+    let repeated = all.iter().enumerate().any(|(i, n)| all[..i].contains(n));
+    if repeated || all.len() > 8 {
+        let detail = "a list of up to 8 different numbers is wanted".to_owned();
+        return Err(Error::NoDevice { device: name.to_owned(), detail });
+    }
+    Ok(all)
 }
 
 /// What a caller may choose about a device.

@@ -11,8 +11,8 @@ use super::model::Model;
 use crate::abi::{HeadMode, PAGE};
 use crate::error::{Error, Result};
 
-/// Columns that kernels are made for: one sequence, and all that one weight pass takes.
-pub const COLUMNS: [u32; 2] = [1, 8];
+/// Most columns of a weight pass: the second operand of a matrix unit has eight.
+pub const COLUMNS_MAX: u32 = 8;
 /// Blocks that split the pages of one kv head, at most.
 const MOST_SPLITS: u32 = 8;
 
@@ -57,7 +57,8 @@ impl Split {
         let pairs = k / 32 / k_warps;
         let held = if warps <= 8 { 4 } else { 2 };
         let bytes = k_warps * rows * 64;
-        let good = |c: &u32| pairs.is_multiple_of(*c) && c * bytes <= slot_bytes && c * tiles <= held;
+        let good =
+            |c: &u32| pairs.is_multiple_of(*c) && c * bytes <= slot_bytes && c * tiles <= held;
         let chunk = (1..=pairs).rev().find(good).unwrap_or(1);
         let stage_bytes = chunk * bytes;
         let whole = pairs * 32 * k_warps == k && stage_bytes <= slot_bytes;
@@ -118,14 +119,17 @@ pub struct Cut {
     pub tail: Option<Split>,
     /// Rows of the head a block has.
     pub rows_head: u32,
+    /// Columns of the widest kernel; there is one for a single column, too.
+    pub columns: u32,
 }
+
+/// What shape.h lays out in shared memory besides vectors, parts and ring, about.
+const OTHERS_BYTES: u32 = 16 << 10;
 
 /// Slots of the usual size, or smaller ones where shared memory has no room for three beside
 /// `vectors` bytes; the kernel, which knows the room exactly, refuses fewer than two.
 fn slot_bytes(usual: u32, shared_bytes: u32, vectors: u32) -> u32 {
-    /// What shape.h lays out besides, about.
-    const OTHERS: u32 = 16 << 10;
-    let room = shared_bytes.saturating_sub(vectors + OTHERS);
+    let room = shared_bytes.saturating_sub(vectors + OTHERS_BYTES);
     let sizes = [usual, 12 << 10, 8 << 10, 6 << 10];
     sizes.into_iter().find(|size| 3 * size <= room).unwrap_or(6 << 10)
 }
@@ -170,7 +174,15 @@ impl Cut {
         if !attn.is_multiple_of(unit) || model.heads / model.kv_heads > 8 {
             return None;
         }
-        let usual = if warps == 12 { if model.lanes > 1 { 24 } else { 18 } } else { 16 };
+        let usual = if warps == 12 {
+            if model.lanes > 1 {
+                24
+            } else {
+                18
+            }
+        } else {
+            16
+        };
         let slot_bytes = slot_bytes(usual * 1024, m.shared_bytes, 2 * (hidden + attn.max(ffn)));
         let row_warps = |rows, k| Split::row_warps(rows, k, warps, slot_bytes);
         let split = |rows, k| Split::new(rows, k, row_warps(rows, k), warps, slot_bytes);
@@ -197,7 +209,7 @@ impl Cut {
         let rest = rows_head % pass_rows;
         let tail = if rest > 0 { Some(split(rest, width)?) } else { None };
         let split_blocks = each / model.kv_heads;
-        let cut = Self {
+        let mut cut = Self {
             hidden,
             head_dim,
             ffn,
@@ -214,8 +226,30 @@ impl Cut {
             head_passes: rows_head / pass_rows,
             tail,
             rows_head,
+            columns: 1,
         };
+        let fits = |c: &u32| cut.shared_bytes(width, attn, *c) <= m.shared_bytes;
+        cut.columns = [COLUMNS_MAX, 4, 2].into_iter().find(fits).unwrap_or(1);
         Some(cut)
+    }
+
+    /// Shared memory with two slots of the ring, about: shape.h knows it exactly and refuses less.
+    fn shared_bytes(&self, width: u32, attn: u32, columns: u32) -> u32 {
+        let vectors = 2 * (width.max(self.hidden) + 8 + attn.max(self.ffn) + 8) * columns;
+        let parts = |s: &Split| if s.k_warps > 1 { 4 * s.k_warps * s.rows * columns } else { 0 };
+        let of = |n: usize| parts(&self.layer[n].1);
+        let tail = self.tail.as_ref().map_or(0, parts);
+        let parts = of(0).max(of(2)).max(parts(&self.head)).max(tail) + of(1).max(of(3));
+        vectors + parts + 2 * self.slot_bytes + OTHERS_BYTES
+    }
+
+    /// Columns that kernels are made for.
+    pub fn kernels(&self) -> Vec<u32> {
+        if self.columns == 1 {
+            vec![1]
+        } else {
+            vec![1, self.columns]
+        }
     }
 
     /// Blocks of a lane.
@@ -263,7 +297,8 @@ impl Cut {
         let vectors = 2 * hidden + words(Matrix::Qkv, 2) + words(Matrix::GateUp, 4) + c * attn / 2;
         let (ranks, lanes) = (u64::from(model.ranks), u64::from(model.lanes_all()));
         let others = (2 * u64::from(model.layers) + 1) * lanes * hidden;
-        let choice = u64::from(self.blocks) * ranks * c * (6 + 2 * 13 * 48 + 4) + 2 * 13 * c * 8 + 16;
+        let choice =
+            u64::from(self.blocks) * ranks * c * (6 + 2 * 13 * 48 + 4) + 2 * 13 * c * 8 + 16;
         all * (vectors + parts) + others + choice
     }
 
@@ -326,9 +361,10 @@ impl fmt::Display for Cut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "cut       {} blocks of {} warps, {} KB slots, {} KB in flight, {} splits{}",
+            "cut       {} blocks of {} warps, {} columns, {} KB slots, {} KB in flight, {} splits{}",
             self.blocks,
             self.warps,
+            self.columns,
             self.slot_bytes / 1024,
             self.in_flight_bytes / 1024,
             self.splits,

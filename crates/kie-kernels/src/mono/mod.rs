@@ -4,11 +4,11 @@
 //! [`cut`] deals the work out to blocks, [`pack`] brings the weights into the order in which blocks
 //! take them, [`runner`] feeds launches and carries their tokens to the mailbox.
 
+pub mod cache;
 pub mod clock;
 pub mod cut;
-pub mod loaded;
-pub mod cache;
 pub(crate) mod library;
+pub mod loaded;
 pub mod machine;
 pub mod model;
 pub mod pack;
@@ -31,27 +31,33 @@ use crate::validate::ValidProgram;
 /// A machine as a device: weights stay where they are on the host until a program starts, which
 /// packs them onto the machine.
 pub struct Mono {
-    machine: Arc<dyn Machine>,
+    /// In order of rank; all run every program together.
+    machines: Vec<Arc<dyn Machine>>,
     info: DeviceInfo,
     first_epoch: u32,
 }
 
 impl Mono {
-    /// The device of a machine. `first_epoch` is 1 but for tests of the epochs' end.
+    /// The device of one machine, or of several as one. `first_epoch` is 1 but for tests of the
+    /// epochs' end.
     ///
     /// # Errors
-    /// What the machine says when asked what it has.
-    pub fn new(machine: Arc<dyn Machine>, first_epoch: u32) -> Result<Self> {
-        let info = machine.info()?;
+    /// What a machine says when asked what it has.
+    pub fn new(name: &str, machines: Vec<Arc<dyn Machine>>, first_epoch: u32) -> Result<Self> {
+        let infos = machines.iter().map(|m| m.info()).collect::<Result<Vec<_>>>()?;
+        let first = &infos[0];
         let info = DeviceInfo {
-            name: info.name,
-            model: info.model,
-            blocks: info.multiprocessors,
-            memory_bytes: info.memory_bytes,
-            free_bytes: info.free_bytes,
-            arch: info.arch,
+            name: name.to_owned(),
+            model: match infos.len() {
+                1 => first.model.clone(),
+                several => format!("{several} x {}", first.model),
+            },
+            blocks: first.multiprocessors,
+            memory_bytes: infos.iter().map(|i| i.memory_bytes).sum(),
+            free_bytes: infos.iter().map(|i| i.free_bytes).sum(),
+            arch: first.arch.clone(),
         };
-        Ok(Self { machine, info, first_epoch })
+        Ok(Self { machines, info, first_epoch })
     }
 }
 
@@ -70,7 +76,15 @@ impl Device for Mono {
         buffers: Vec<Buffer>,
         mailbox: Arc<Mailbox>,
     ) -> Result<Box<dyn Running>> {
-        let loaded = Loaded::new(self.machine.clone(), &program, &buffers)?;
+        let ranks = self.machines.len() as u32;
+        let load = |(rank, machine): (usize, &Arc<dyn Machine>)| {
+            Loaded::new(machine.clone(), &program, &buffers, [rank as u32, ranks])
+        };
+        let mut loaded = self.machines.iter().enumerate().map(load).collect::<Result<Vec<_>>>()?;
+        let words: Vec<_> = loaded.iter().map(|l| (l.machine.clone(), l.words_address())).collect();
+        for rank in &mut loaded {
+            rank.connect(&words)?;
+        }
         Ok(Box::new(Runner::new(loaded, mailbox, self.first_epoch)))
     }
 }

@@ -136,10 +136,13 @@ impl Model {
         };
         let whole = |n: u32| n.is_multiple_of(ranks);
         if !whole(lanes_all) || (sliced && !(whole(d.heads) && whole(d.kv_heads))) {
-            return refuse(0, format!(
-                "{} lanes, {} query and {} kv heads do not divide by {ranks} machines",
-                d.lanes, d.heads, d.kv_heads
-            ));
+            return refuse(
+                0,
+                format!(
+                    "{} lanes, {} query and {} kv heads do not divide by {ranks} machines",
+                    d.lanes, d.heads, d.kv_heads
+                ),
+            );
         }
         model.check(program, rows_of)?;
         Ok(model)
@@ -156,7 +159,10 @@ impl Model {
             let alike = (layer.head_norms[0] != NONE) == self.head_norm
                 && (layer.biases[0] != NONE) == self.bias;
             if !alike || layer.head_norms.iter().any(|n| *n != NONE && rows_of(*n) != 1) {
-                return refuse(1 + 5 * at, "biases or head norms differ from layer to layer".into());
+                return refuse(
+                    1 + 5 * at,
+                    "biases or head norms differ from layer to layer".into(),
+                );
             }
         }
         if self.norm_lanes != 1 && self.norm_lanes != self.lanes_all() {

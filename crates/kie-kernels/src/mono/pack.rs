@@ -48,7 +48,13 @@ impl Weights<'_> {
     }
 
     /// `row` of a tensor, as halves into `out`, padded.
-    fn row(&self, source: Source, parts: Parts, floats: &mut Vec<f32>, out: &mut [f16]) -> Result<()> {
+    fn row(
+        &self,
+        source: Source,
+        parts: Parts,
+        floats: &mut Vec<f32>,
+        out: &mut [f16],
+    ) -> Result<()> {
         out.fill(f16::ZERO);
         let Some((index, lane, row)) = source else { return Ok(()) };
         let stored = Stored::of(self.tensor(index), lane as usize, self.buffers);
@@ -222,8 +228,12 @@ impl Weights<'_> {
     /// # Errors
     /// [`Error::InvalidProgram`] for weights beyond float16.
     pub fn embedding(&self, from: u32, to: u32) -> Result<Vec<u8>> {
-        let parts =
-            Parts { count: 1, real: self.model.hidden as usize, padded: self.cut.hidden as usize, skip: 0 };
+        let parts = Parts {
+            count: 1,
+            real: self.model.hidden as usize,
+            padded: self.cut.hidden as usize,
+            skip: 0,
+        };
         self.table((from..to).map(|row| Some((self.model.embed, 0, row))), parts)
     }
 
@@ -234,7 +244,8 @@ impl Weights<'_> {
     pub fn norms(&self) -> Result<Vec<u8>> {
         let m = self.model;
         let all = m.layer.iter().flat_map(|l| l.norms).chain([m.final_norm]);
-        let parts = Parts { count: 1, real: m.hidden as usize, padded: self.cut.hidden as usize, skip: 0 };
+        let parts =
+            Parts { count: 1, real: m.hidden as usize, padded: self.cut.hidden as usize, skip: 0 };
         let rows = all.flat_map(|t| (0..m.norm_lanes).map(move |lane| Some((t, 0, lane))));
         self.table(rows, parts)
     }
