@@ -80,6 +80,20 @@ KIE_DEVICE void store_host(u64* p, u64 v) {
 }
 // Release and acquire among the device and the host.
 KIE_DEVICE void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+// Words that other devices of the host store into: as load_word and its kin, at system scope. They
+// are stored wherever a peer's memory is mapped and polled only in the device's own memory.
+KIE_DEVICE u64 load_word_system(const u64* p) { return load_host(p); }
+KIE_DEVICE void load_words_system(const u64* p, u64& a, u64& b) {
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(a), "=l"(b)
+                 : "l"(p)
+                 : "memory");
+}
+KIE_DEVICE void store_word_system(u64* p, u64 v) { store_host(p, v); }
+KIE_DEVICE void store_words_system(u64* p, u64 a, u64 b) {
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"(a), "l"(b)
+                 : "memory");
+}
 // Adds to a word of the block's shared memory.
 KIE_DEVICE void add_shared(u32* p, u32 v) { atomicAdd_block(p, v); }
 KIE_DEVICE void add_shared(u64* p, u64 v) { atomicAdd_block(p, v); }

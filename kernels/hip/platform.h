@@ -154,6 +154,12 @@ KIE_DEVICE void store_host(u32* p, u32 v) {
 KIE_DEVICE void store_host(u64* p, u64 v) {
     __hip_atomic_store((KIE_GLOBAL u64*)p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 }
+KIE_DEVICE u64 load_word_system(const u64* p) { return load_host(p); }
+KIE_DEVICE void load_words_system(const u64* p, u64& a, u64& b) {
+    a = load_host(p), b = load_host(p + 1);
+}
+KIE_DEVICE void store_word_system(u64* p, u64 v) { store_host(p, v); }
+KIE_DEVICE void store_words_system(u64* p, u64 a, u64 b) { store_host(p, a), store_host(p + 1, b); }
 KIE_DEVICE void fence_system() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, ""); }
 
 // 16 bytes of state as two words: the widest access that carries a scope.

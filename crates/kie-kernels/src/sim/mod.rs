@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::mono::machine::{
-    Flight, Launch, Machine, MachineInfo, Memory, Module, Platform, Shared, Source,
+    Flight, Launch, Machine, MachineInfo, Memory, Module, Peer, Platform, Shared, Source,
 };
 use compile::Library;
 use memory::Region;
@@ -490,6 +490,28 @@ impl Machine for Sim {
         self.inner.tickets.fetch_add(1, Ordering::Relaxed);
         drop(state);
         Ok(Box::new(SimFlight { thread: Some(thread), outcome: Ok(()) }))
+    }
+
+    fn peer(&self) -> Result<Peer> {
+        Ok(Peer {
+            platform: Platform::Sim,
+            name: self.inner.options.name(),
+            ordinal: 0,
+            owner: self.inner.id as usize,
+            bus: None,
+        })
+    }
+
+    /// All simulators of a process live in its one address space.
+    fn reaches(&self, other: &dyn Machine) -> Result<bool> {
+        Ok(other.peer()?.platform == Platform::Sim)
+    }
+
+    fn enable_peer(&self, other: &dyn Machine) -> Result<()> {
+        if self.reaches(other)? {
+            return Ok(());
+        }
+        Err(self.peer()?.refuse(&other.peer()?, "it is no simulator"))
     }
 }
 
