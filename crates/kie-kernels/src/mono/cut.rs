@@ -57,7 +57,8 @@ impl Split {
         let pairs = k / 32 / k_warps;
         let held = if warps <= 8 { 4 } else { 2 };
         let bytes = k_warps * rows * 64;
-        let good = |c: &u32| pairs.is_multiple_of(*c) && c * bytes <= slot_bytes && c * tiles <= held;
+        let good =
+            |c: &u32| pairs.is_multiple_of(*c) && c * bytes <= slot_bytes && c * tiles <= held;
         let chunk = (1..=pairs).rev().find(good).unwrap_or(1);
         let stage_bytes = chunk * bytes;
         let whole = pairs * 32 * k_warps == k && stage_bytes <= slot_bytes;
@@ -170,7 +171,15 @@ impl Cut {
         if !attn.is_multiple_of(unit) || model.heads / model.kv_heads > 8 {
             return None;
         }
-        let usual = if warps == 12 { if model.lanes > 1 { 24 } else { 18 } } else { 16 };
+        let usual = if warps == 12 {
+            if model.lanes > 1 {
+                24
+            } else {
+                18
+            }
+        } else {
+            16
+        };
         let slot_bytes = slot_bytes(usual * 1024, m.shared_bytes, 2 * (hidden + attn.max(ffn)));
         let row_warps = |rows, k| Split::row_warps(rows, k, warps, slot_bytes);
         let split = |rows, k| Split::new(rows, k, row_warps(rows, k), warps, slot_bytes);

@@ -102,10 +102,9 @@ impl Loaded {
         let out = m.alloc_shared(slots * RING * 24)?;
         let control = m.alloc_shared(wire::CONTROL_BYTES)?;
         // The simulator's clock is not the host's.
-        control.word32(8).store(
-            u32::from(m.platform() != Platform::Sim),
-            std::sync::atomic::Ordering::Release,
-        );
+        control
+            .word32(8)
+            .store(u32::from(m.platform() != Platform::Sim), std::sync::atomic::Ordering::Release);
         let base = Args {
             line: keep(upload_lines(m, &weights)?),
             embed: keep(upload_embedding(m, &weights, dims.vocab)?),
@@ -237,7 +236,15 @@ impl Loaded {
     }
 }
 
-fn compile(machine: &dyn Machine, model: &Model, cut: &Cut) -> Result<Vec<(u32, Arc<dyn Module>)>> {
+/// The kernels of a cut, one for each number of columns, compiled side by side.
+///
+/// # Errors
+/// What the machine's compiler says.
+pub(super) fn compile(
+    machine: &dyn Machine,
+    model: &Model,
+    cut: &Cut,
+) -> Result<Vec<(u32, Arc<dyn Module>)>> {
     let text = source::text(machine.platform());
     let one = |columns: u32| -> Result<(u32, Arc<dyn Module>)> {
         let defines = cut.defines(model, columns);
@@ -247,7 +254,9 @@ fn compile(machine: &dyn Machine, model: &Model, cut: &Cut) -> Result<Vec<(u32, 
     std::thread::scope(|scope| {
         let all: Vec<_> = COLUMNS.iter().map(|c| scope.spawn(move || one(*c))).collect();
         all.into_iter()
-            .map(|t| t.join().unwrap_or_else(|_| Err(Error::Failed("a compiler thread died".into()))))
+            .map(|t| {
+                t.join().unwrap_or_else(|_| Err(Error::Failed("a compiler thread died".into())))
+            })
             .collect()
     })
 }

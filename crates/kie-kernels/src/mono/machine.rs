@@ -170,8 +170,8 @@ pub trait Machine: Send + Sync {
     /// Compiles, or takes the result of an earlier compilation from the cache on disk.
     ///
     /// # Errors
-    /// [`crate::Error::Compile`] with the compiler's words; [`crate::Error::NoDevice`] where there
-    /// is no compiler.
+    /// [`crate::Error::Compile`] with the compiler's words; [`crate::Error::BackendMissing`] where
+    /// there is no compiler.
     fn compile(&self, source: &Source) -> Result<Arc<dyn Module>>;
 
     /// Zeroed device memory, 256-byte aligned.

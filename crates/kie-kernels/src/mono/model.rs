@@ -131,11 +131,17 @@ impl Model {
             let alike = (layer.head_norms[0] != NONE) == self.head_norm
                 && (layer.biases[0] != NONE) == self.bias;
             if !alike || layer.head_norms.iter().any(|n| *n != NONE && rows_of(*n) != 1) {
-                return refuse(1 + 5 * at, "biases or head norms differ from layer to layer".into());
+                return refuse(
+                    1 + 5 * at,
+                    "biases or head norms differ from layer to layer".into(),
+                );
             }
         }
         if self.norm_lanes != 1 && self.norm_lanes != self.lanes {
-            return refuse(1, format!("norms of {} rows for {} lanes", self.norm_lanes, self.lanes));
+            return refuse(
+                1,
+                format!("norms of {} rows for {} lanes", self.norm_lanes, self.lanes),
+            );
         }
         let embed = program.tensors.get(self.embed as usize).map(|t| t.cols);
         if embed != Some(self.hidden) {

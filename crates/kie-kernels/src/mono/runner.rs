@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::clock::DeviceClock;
 use super::loaded::Loaded;
@@ -29,9 +30,7 @@ const LONG: u32 = 1 << 20;
 /// Epochs end here; the words are zeroed and they start anew (MONOKERNEL 3.4).
 const LAST_EPOCH: u32 = 1 << 31;
 /// Between looks at a simulated launch.
-const SIM_REST: std::time::Duration = std::time::Duration::from_micros(200);
-/// How long a wait inside the kernel lasts at most.
-const BUDGET_NS: u64 = 1_000_000_000;
+const SIM_REST: Duration = Duration::from_micros(200);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -86,11 +85,18 @@ pub struct Runner {
     /// The last launch was a prompt's.
     prompted: bool,
     clock: DeviceClock,
+    /// How long a wait inside the kernel lasts at most.
+    budget_ns: u64,
 }
 
 impl Runner {
     /// Over a program whose weights are on the machine.
-    pub fn new(loaded: Loaded, mailbox: Arc<Mailbox>, first_epoch: u32) -> Self {
+    pub fn new(
+        loaded: Loaded,
+        mailbox: Arc<Mailbox>,
+        first_epoch: u32,
+        hang_timeout: Duration,
+    ) -> Self {
         let slot = |_| Slot {
             state: State::Idle,
             next: 0,
@@ -111,6 +117,7 @@ impl Runner {
             arrivals: 0,
             prompted: false,
             clock: DeviceClock::default(),
+            budget_ns: u64::try_from(hang_timeout.as_nanos()).unwrap_or(u64::MAX),
         }
     }
 
@@ -298,14 +305,26 @@ impl Runner {
         let mut records = vec![0; self.loaded.records.bytes];
         self.loaded.machine.read(&self.loaded.records, 0, &mut records)?;
         let lost = Lost::read(&records);
-        let told: Vec<String> = lost.iter().take(4).map(|l| {
-            format!(
-                "block {} in step {} waited for {} (wanted {}, seen {})",
-                l.block, l.step, l.what(), l.wanted, l.seen
-            )
-        }).collect();
-        Err(Error::Hang(format!("{} of {} blocks gave up: {}", lost.len(),
-            self.loaded.cut.blocks, told.join("; "))))
+        let told: Vec<String> = lost
+            .iter()
+            .take(4)
+            .map(|l| {
+                format!(
+                    "block {} in step {} waited for {} (wanted {}, seen {})",
+                    l.block,
+                    l.step,
+                    l.what(),
+                    l.wanted,
+                    l.seen
+                )
+            })
+            .collect();
+        Err(Error::Hang(format!(
+            "{} of {} blocks gave up: {}",
+            lost.len(),
+            self.loaded.cut.blocks,
+            told.join("; ")
+        )))
     }
 
     /// Starts the next launch, if there is work.
@@ -451,7 +470,7 @@ impl Runner {
             self.loaded.clear_words()?;
             self.epoch = 1;
         }
-        (args.epoch, args.budget_ns) = (self.epoch, BUDGET_NS);
+        (args.epoch, args.budget_ns) = (self.epoch, self.budget_ns);
         self.loaded.control.word32(0).store(Order::GoOn as u32, Release);
         let launch = Launch {
             entry: "kie_decode",

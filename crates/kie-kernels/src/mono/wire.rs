@@ -175,9 +175,8 @@ pub const RECORD_BYTES: usize = 24;
 impl Lost {
     /// The first blocks' records that say something.
     pub fn read(bytes: &[u8]) -> Vec<Self> {
-        let word = |r: &[u8], at: usize| {
-            u32::from_le_bytes([r[at], r[at + 1], r[at + 2], r[at + 3]])
-        };
+        let word =
+            |r: &[u8], at: usize| u32::from_le_bytes([r[at], r[at + 1], r[at + 2], r[at + 3]]);
         let all = bytes.chunks_exact(RECORD_BYTES).enumerate();
         all.filter(|(_, r)| r[..8].iter().any(|b| *b != 0))
             .map(|(block, r)| Self {
