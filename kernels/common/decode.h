@@ -8,8 +8,8 @@
 KIE_DEVICE u64* hidden_slot(const DecodeArgs& args, int kind, int layer, int lane_index) {
     return args.words + kAtHidden + (((long)kind * kLayers + layer) * kLanes + lane_index) * kVecH;
 }
-KIE_DEVICE u64* other_slot(const DecodeArgs& args, int kind, int layer, int lane_index) {
-    return args.words + kAtOther + (((long)kind * kLayers + layer) * kLanes + lane_index) * kVecH;
+KIE_DEVICE u64* other_slot(const DecodeArgs& args, int kind, int layer, int lane_all) {
+    return args.words + kAtOther + (((long)kind * kLayers + layer) * kLanesAll + lane_all) * kVecH;
 }
 
 // This warp's share of a normed vector into shared memory: words, or the embedding of the tokens.
@@ -20,7 +20,7 @@ KIE_DEVICE Squares gather_normed(Watch& watch, const DecodeArgs& args, const Blo
                                  const u64* from, bool embedded, int norm, u32 where) {
     constexpr int kShare = kHidden / 2 / kWarps;
     const int warp = thread() / kTeam;
-    const int norm_row = norm * kNormLanes + (kNormLanes > 1 ? b.lane_index : 0);
+    const int norm_row = norm * kNormLanes + (kNormLanes > 1 ? b.lane_all : 0);
     const u32* weights = args.norms + (long)norm_row * (kHidden / 2) + warp * kShare;
     Squares squares;
     KIE_UNROLL for (int c = 0; c < kColumns; ++c) squares.v[c] = 0;
@@ -78,7 +78,7 @@ KIE_DEVICE Sums<S> multiply_normed(Ring& ring, Lot<S>& lot, const Block& b, Squa
 // The first page of the only column, asked for before its query is known.
 KIE_DEVICE void early_page(const DecodeArgs& args, const Block& b, int layer, Held& held) {
     if (kColumns > 1) return;
-    const int kv_head = b.rank / kSplitBlocks, split = b.rank % kSplitBlocks;
+    const int kv_head = b.seat / kSplitBlocks, split = b.seat % kSplitBlocks;
     const Layer& l = layer_of(b, layer);
     const PageSpan span = pages_of(l, (int)position_at(args, b.step, 0));
     const int page = first_page(span, split, 0);
@@ -107,7 +107,7 @@ KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer
     if constexpr (kBias) {
         const float* from = args.biases +
                             ((long)layer * kLanes + b.lane_index) * (kRowsQkv * kBlocksPerLane) +
-                            b.rank * kRowsQkv;
+                            b.seat * kRowsQkv;
         each_item<SplitQkv>([&](int item, int pair, int, bool live) {
             KIE_UNROLL for (int i = 0; i < 2; ++i) bias[item][i] = live ? from[2 * pair + i] : 0;
         });
@@ -116,7 +116,7 @@ KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer
     stamp(b, 1);
     early_page(args, b, layer, held);
     u64* to = args.words + kAtQkv + ((long)layer * kLanes + b.lane_index) * kVecQ +
-              b.rank * (kRowsQkv / 2);
+              b.seat * (kRowsQkv / 2);
     finish<SplitQkv>(s, (float*)(b.shared + kShPartA),
                      [&](int item, int pair, int column, float v0, float v1, bool live, bool lead) {
                          const float scale = rms_scale(b, live ? column : 0);
@@ -139,7 +139,7 @@ KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer
 KIE_DEVICE void rotations(const DecodeArgs& args, const Block& b, u32 step) {
     const int live_columns = live_at(args, step);
     each_item<SplitQkv>([&](int item, int pair, int column, bool live) {
-        const int row = b.rank * kRowsQkv + 2 * pair;
+        const int row = b.seat * kRowsQkv + 2 * pair;
         float c = 1, s = 0;
         if (!kHeadNorm && live && row < kAttn + kKvHeads * kHeadDim) {
             const float* r =
@@ -161,7 +161,7 @@ struct Owned {
     float v[SplitO::items][2];
 };
 constexpr bool kQuad = SplitO::k_warps == 1 && kColumns == 1;  // four lanes hold the same result
-constexpr int kOthers = kLanes == 1 ? 1 : kQuad ? (kLanes + 3) / 4 : kLanes;
+constexpr int kOthers = kLanesAll == 1 ? 1 : kQuad ? (kLanesAll + 3) / 4 : kLanesAll;
 struct Others {
     u64 v[SplitO::items][kOthers];
 };
@@ -172,9 +172,9 @@ KIE_DEVICE void take_others(Watch& watch, const DecodeArgs& args, const Block& b
                             Others& o) {
     KIE_UNROLL for (int i = 0; i < kOthers; ++i) {
         const int from = other_lane(i);
-        if (!live || from >= kLanes || from == b.lane_index) continue;
+        if (!live || from >= kLanesAll || from == b.lane_all) continue;
         const u64* p = other_slot(args, kind, layer - delay, from) + (long)column * kWordsH +
-                       b.rank * (kRowsO / 2) + pair;
+                       b.seat * (kRowsO / 2) + pair;
         if (!kAgain) {
             o.v[item][i] = load_word(p);
         } else {
@@ -188,7 +188,7 @@ KIE_DEVICE void take_others(Watch& watch, const DecodeArgs& args, const Block& b
 template <class S>
 KIE_DEVICE void early_others(Watch& watch, const DecodeArgs& args, const Block& b, int kind,
                              int layer, int delay, Others& o) {
-    if (kLanes == 1 || delay < 0) return;
+    if (kLanesAll == 1 || delay < 0) return;
     each_item<S>([&](int item, int pair, int column, bool live) {
         take_others<false, S>(watch, args, b, kind, layer, delay, item, pair, column, live, o);
     });
@@ -204,23 +204,27 @@ KIE_DEVICE void step_residual(Ring& ring, Watch& watch, const DecodeArgs& args, 
     Sums<S> s = multiply<S>(ring, lot, b.shared + kShXb, kStrideB);
     stamp(b, phase);
     const float keep = l.own[kind];
-    const bool shares = kLanes > 1 && (l.shares >> kind & 1) != 0;
-    u64* to = hidden_slot(args, kind, layer, b.lane_index) + b.rank * (kRowsO / 2);
-    u64* share = other_slot(args, kind, layer, b.lane_index) + b.rank * (kRowsO / 2);
+    const bool shares = kLanesAll > 1 && (l.shares >> kind & 1) != 0;
+    u64* to = hidden_slot(args, kind, layer, b.lane_index) + b.seat * (kRowsO / 2);
+    // Without delay all lanes add the same halves in the same order: the same bits everywhere.
+    const bool alike = delay == 0 && keep == 1.0f;
+    u64* share = other_slot(args, kind, layer, b.lane_all) + b.seat * (kRowsO / 2);
     finish<S>(s, (float*)(b.shared + kShPartB),
               [&](int item, int pair, int column, float v0, float v1, bool live, bool lead) {
                   const long at = (long)column * kWordsH + pair;
                   // Before the others are waited for: they may be waiting for this.
-                  if (shares && live && lead) publish(share + at, pack_half2(v0, v1), b.epoch);
+                  const u32 mine = pack_half2(v0, v1);
+                  if (shares && live && lead) publish_all(args, share + at, mine, b.epoch);
                   float a0 = 0, a1 = 0;
-                  if (kLanes > 1 && delay >= 0) {
+                  if (kLanesAll > 1 && delay >= 0) {
                       take_others<true, S>(watch, args, b, kind, layer, delay, item, pair, column,
                                            live, others);
                       KIE_UNROLL for (int i = 0; i < kOthers; ++i) {
                           const int from = other_lane(i);
-                          if (!live || from >= kLanes || from == b.lane_index) continue;
+                          const bool self = from == b.lane_all;
+                          if (!live || from >= kLanesAll || (self && !alike)) continue;
                           float x0, x1;
-                          unpack_half2((u32)others.v[item][i], x0, x1);
+                          unpack_half2(self ? mine : (u32)others.v[item][i], x0, x1);
                           a0 += x0, a1 += x1;
                       }
                       if (kQuad) {
@@ -228,9 +232,19 @@ KIE_DEVICE void step_residual(Ring& ring, Watch& watch, const DecodeArgs& args, 
                           a0 += shuffle_xor(a0, 2), a1 += shuffle_xor(a1, 2);
                       }
                   }
-                  own.v[item][0] += keep * v0 + a0, own.v[item][1] += keep * v1 + a1;
-                  if (live && lead)
-                      publish(to + at, pack_half2(own.v[item][0], own.v[item][1]), b.epoch);
+                  if (kLanesAll > 1 && alike)
+                      own.v[item][0] += a0, own.v[item][1] += a1;
+                  else
+                      own.v[item][0] += keep * v0 + a0, own.v[item][1] += keep * v1 + a1;
+                  if (live && lead) {
+                      const u32 both = pack_half2(own.v[item][0], own.v[item][1]);
+                      publish(to + at, both, b.epoch);
+                      if (kHeadMode != kHeadPerLane && kind == 1 && layer == kLayers - 1)
+                          publish_all(args,
+                                      args.words + kAtLast + b.lane_all * kVecH +
+                                          b.seat * (kRowsO / 2) + at,
+                                      both, b.epoch);
+                  }
               });
     stamp(b, phase + 1);
 }
@@ -240,7 +254,7 @@ KIE_DEVICE void step_gate_up(Ring& ring, const DecodeArgs& args, Block& b, int l
     Sums<SplitGu> s = multiply_normed<SplitGu>(ring, lot, b, squares);
     stamp(b, 8);
     u64* to = args.words + kAtAct + ((long)layer * kLanes + b.lane_index) * kVecF +
-              b.rank * (kRowsGu / 4);
+              b.seat * (kRowsGu / 4);
     finish<SplitGu>(
         s, (float*)(b.shared + kShPartA),
         [&](int, int pair, int column, float v0, float v1, bool live, bool lead) {
@@ -260,7 +274,7 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
     const int warp = thread() / kTeam, my = lane();
     float* all = (float*)(b.shared + kShNorm);  // [kNormSets][kColumns][kWarps]
     const auto words_of = [&](int from, int c) {
-        return hidden_slot(args, 1, kLayers - 1, from) + (long)c * kWordsH + warp * kShare;
+        return args.words + kAtLast + from * kVecH + (long)c * kWordsH + warp * kShare;
     };
     KIE_NO_UNROLL for (int c = 0; c < kColumns; ++c) {
         float sum = 0;
@@ -269,7 +283,7 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
             for (int i = my; i < kShare; i += kTeam) {
                 float v0 = 0, v1 = 0;
                 for (int l = kHeadMode == kHeadSum ? 0 : set;
-                     l < (kHeadMode == kHeadSum ? kLanes : set + 1); ++l) {
+                     l < (kHeadMode == kHeadSum ? kLanesAll : set + 1); ++l) {
                     float a, e;
                     unpack_half2(take_word(watch, words_of(l, c) + i, b.epoch, 0xffe), a, e);
                     v0 += a, v1 += e;
@@ -285,7 +299,7 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
     KIE_NO_UNROLL for (int c = 0; c < kColumns; ++c) {
         for (int i = my; i < kShare; i += kTeam) {
             float s0 = 0, s1 = 0;
-            for (int l = 0; l < kLanes; ++l) {
+            for (int l = 0; l < kLanesAll; ++l) {
                 float v0, v1, n0, n1;
                 unpack_half2(take_word(watch, words_of(l, c) + i, b.epoch, 0xffe), v0, v1);
                 const int row =
@@ -297,7 +311,7 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
                     x[c * (kStrideA / 2) + l * (kHidden / 2) + i] = pack_half2(v0, v1);
                 s0 += v0, s1 += v1;
             }
-            const float part = kHeadMode == kHeadMean ? 1.0f / kLanes : 1;
+            const float part = kHeadMode == kHeadMean ? 1.0f / kLanesAll : 1;
             if (kHeadMode != kHeadConcat)
                 x[c * (kStrideA / 2) + i] = pack_half2(s0 * part, s1 * part);
         }
@@ -309,8 +323,8 @@ KIE_DEVICE float head_scale(const Block& b, int column) {
 }
 template <class S>
 KIE_DEVICE void step_head(const DecodeArgs& args, Block& b, Sums<S>& s, int row, Pick& pick) {
-    const int first = kHeadMode == kHeadPerLane ? b.rank * kRowsHead : (int)block() * kRowsHead;
-    const u32 base = kHeadMode == kHeadPerLane ? b.lane_index * kVocab : 0;
+    const int first = head_seat(args, b) * kRowsHead;
+    const u32 base = head_base(b);
     finish<S>(s, (float*)(b.shared + kShPartA),
               [&](int item, int pair, int column, float v0, float v1, bool live, bool lead) {
                   const float scale = head_scale(b, live ? column : 0);
@@ -319,9 +333,9 @@ KIE_DEVICE void step_head(const DecodeArgs& args, Block& b, Sums<S>& s, int row,
                   const bool plain = !args.prompt && is_plain(args.column[column], b.step);
                   float* raw = args.values + ((u64)column * 2 + 1) * kVocabAll + base;
                   KIE_UNROLL for (int i = 0; i < 2; ++i) {
-                      if (local + i >= kVocab) continue;
                       const float v = (i ? v1 : v0) * scale;
                       const u32 id = base + local + i;
+                      if (local + i >= kVocab || id >= (u32)kVocabAll) continue;
                       if (args.logits && lead)
                           args.logits[((long)b.step * kColumns + column) * kVocabAll + id] = v;
                       if (!plain) {
@@ -337,7 +351,7 @@ KIE_DEVICE void step_head(const DecodeArgs& args, Block& b, Sums<S>& s, int row,
 // Attention of this block's share of pages, for each column; whether there were any.
 KIE_DEVICE bool attend_columns(Watch& watch, const DecodeArgs& args, Block& b, int layer,
                                Held& held) {
-    const int kv_head = b.rank / kSplitBlocks, split = b.rank % kSplitBlocks;
+    const int kv_head = b.seat / kSplitBlocks, split = b.seat % kSplitBlocks;
     const Layer& l = layer_of(b, layer);
     bool any = false;
     if (split >= kSplitsMax || kv_head >= kKvHeads) return any;
@@ -391,10 +405,10 @@ KIE_DEVICE void gather_attention(Watch& watch, const DecodeArgs& args, Block& b,
             u64* mine = to + (long)c * kWordsA;
             if (c < live_of(b))
                 merge<kPart>(watch, args, layer, b.lane_index, c, shift, span, b.epoch,
-                             b.rank * kPart, nullptr, mine, attended ? 0 : kRestMerge);
+                             b.seat * kPart, nullptr, mine, attended ? 0 : kRestMerge);
             else
                 for (int i = lane(); i < kPart; i += kTeam)
-                    publish(mine + b.rank * kPart + i, 0, b.epoch);
+                    publish(mine + b.seat * kPart + i, 0, b.epoch);
         }
     }
     if constexpr (kMerge == 1) {
@@ -485,7 +499,7 @@ KIE_DEVICE void decode_head(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
 KIE_DEVICE void decode_step(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b) {
     Owned own;
     each_item<SplitO>([&](int item, int pair, int column, bool live) {
-        const int row = b.rank * (kRowsO / 2) + pair;
+        const int row = b.seat * (kRowsO / 2) + pair;
         own.v[item][0] = number(live && row < kHidden / 2
                                     ? args.embed[(long)tokens_of(b)[column] * (kHidden / 2) + row]
                                     : 0u);
@@ -561,7 +575,7 @@ KIE_KERNEL(kie_decode, kThreads + 2 * kWarp, DecodeArgs args) {
     if (thread() >= kThreads) {
         if (thread() == kThreads)
             stream_weights(args, slots, shared + kShRing, (u32*)(shared + kShSizes), misc);
-        else if (thread() == kThreads + kWarp && block() == 0)
+        else if (thread() == kThreads + kWarp && block_all(args) == 0)
             watch_host(args, misc + 1, misc);
         return;
     }
@@ -569,6 +583,7 @@ KIE_KERNEL(kie_decode, kThreads + 2 * kWarp, DecodeArgs args) {
     Watch watch = {args, 0, 0, 0, false};
     Block b = {(int)block() / kBlocksPerLane,
                (int)block() % kBlocksPerLane,
+               (int)args.rank * kLanes + (int)block() / kBlocksPerLane,
                shared,
                args.epoch,
                0,

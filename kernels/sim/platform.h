@@ -39,7 +39,7 @@ inline void check_aligned(const void* p, u32 bytes, const char* at) {
 // Where.
 KIE_DEVICE u32 opaque(u32 v) { return v; }
 KIE_DEVICE u32 thread() { return kie_sim::me->thread; }
-KIE_DEVICE u32 block() { return kie_sim::me->team->block->index; }
+KIE_DEVICE u32 block() { return kie_sim::me->team->block->index % kie_sim::machine.launch->blocks; }
 KIE_DEVICE u32 lane() { return kie_sim::me->index; }
 
 // Meet. A value stands in one of two rows: nobody is two collectives ahead.
@@ -108,6 +108,23 @@ KIE_DEVICE u32 load_host(const u32* p) { return kie_sim::load_shared_with_host(p
 KIE_DEVICE u64 load_host(const u64* p) { return kie_sim::load_shared_with_host(p); }
 KIE_DEVICE void store_host(u32* p, u32 v) { kie_sim::store_shared_with_host(p, v); }
 KIE_DEVICE void store_host(u64* p, u64 v) { kie_sim::store_shared_with_host(p, v); }
+// Words of other devices: virtual ones, whose blocks are fibers of the same launch. The two words
+// of a pair arrive one after the other, in either order.
+KIE_DEVICE u64 load_word_system(const u64* p) {
+    kie_sim::look(p, "load_word_system");
+    return *(const volatile u64*)p;
+}
+KIE_DEVICE void load_words_system(const u64* p, u64& a, u64& b) {
+    kie_sim::check_aligned(p, 16, "load_words_system");
+    kie_sim::look(p, "load_words_system");
+    a = ((const volatile u64*)p)[0], b = ((const volatile u64*)p)[1];
+}
+KIE_DEVICE void store_word_system(u64* p, u64 v) { store_word(p, v); }
+KIE_DEVICE void store_words_system(u64* p, u64 a, u64 b) {
+    kie_sim::check_aligned(p, 16, "store_words_system");
+    const u32 first = kie_sim::draw_below(2);
+    store_word(p + first, first ? b : a), store_word(p + 1 - first, first ? a : b);
+}
 KIE_DEVICE void fence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 KIE_DEVICE void add_shared(u32* p, u32 v) { *p += v; }

@@ -103,6 +103,11 @@ impl Context {
         Ok(Current(self))
     }
 
+    /// What other devices call it by.
+    pub fn handle(&self) -> Handle {
+        self.context
+    }
+
     pub fn check(&self, call: &str, code: ffi::Code) -> Result<()> {
         self.driver.check(&self.name, call, code)
     }

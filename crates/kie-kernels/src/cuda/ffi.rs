@@ -25,6 +25,7 @@ pub(crate) const NO_DEVICE: Code = 100;
 pub(crate) const NO_BINARY_FOR_GPU: Code = 209;
 pub(crate) const NOT_FOUND: Code = 500;
 pub(crate) const NOT_READY: Code = 600;
+pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
 pub(crate) const COOPERATIVE_LAUNCH_TOO_LARGE: Code = 720;
 pub(crate) const SYSTEM_NOT_READY: Code = 802;
 pub(crate) const SYSTEM_DRIVER_MISMATCH: Code = 803;
@@ -85,6 +86,9 @@ symbols! {
         fn cuDeviceGetName(*mut c_char, c_int, Ordinal) -> Code;
         fn cuDeviceGetAttribute(*mut c_int, c_int, Ordinal) -> Code;
         fn cuDeviceTotalMem_v2(*mut usize, Ordinal) -> Code;
+        fn cuDeviceGetPCIBusId(*mut c_char, c_int, Ordinal) -> Code;
+        fn cuDeviceCanAccessPeer(*mut c_int, Ordinal, Ordinal) -> Code;
+        fn cuCtxEnablePeerAccess(Handle, c_uint) -> Code;
         fn cuDevicePrimaryCtxRetain(*mut Handle, Ordinal) -> Code;
         fn cuDevicePrimaryCtxRelease_v2(Ordinal) -> Code;
         fn cuCtxPushCurrent_v2(Handle) -> Code;

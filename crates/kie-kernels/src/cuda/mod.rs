@@ -12,6 +12,7 @@ mod driver;
 mod ffi;
 mod launch;
 pub mod nvrtc;
+mod peer;
 mod staging;
 #[cfg(test)]
 mod tests;
@@ -30,7 +31,7 @@ use self::staging::Fill;
 use crate::error::{Error, Result};
 use crate::mono::cache::Cache;
 use crate::mono::machine::{
-    Flight, Launch, Machine, MachineInfo, Memory, Module, Platform, Shared, Source,
+    Flight, Launch, Machine, MachineInfo, Memory, Module, Peer, Platform, Shared, Source,
 };
 
 /// Where things are, apart so that tests can put others in their place.
@@ -279,5 +280,17 @@ impl Machine for Cuda {
 
     fn launch(&self, module: &Arc<dyn Module>, launch: &Launch<'_>) -> Result<Box<dyn Flight>> {
         launch::launch(&self.context, module, launch)
+    }
+
+    fn peer(&self) -> Result<Peer> {
+        self.context.peer()
+    }
+
+    fn reaches(&self, other: &dyn Machine) -> Result<bool> {
+        self.context.reaches(&other.peer()?)
+    }
+
+    fn enable_peer(&self, other: &dyn Machine) -> Result<()> {
+        self.context.enable_peer(&other.peer()?)
     }
 }

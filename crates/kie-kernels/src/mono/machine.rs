@@ -11,7 +11,7 @@ use std::any::Any;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::Arc;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// What the machine has, as far as a plan asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -150,6 +150,28 @@ pub trait Flight: Send {
     fn done(&mut self) -> Result<bool>;
 }
 
+/// What another machine must know of one to reach its memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// Machines of one platform may reach each other.
+    pub platform: Platform,
+    /// Such as `cuda:1`.
+    pub name: String,
+    /// The driver's number of the device.
+    pub ordinal: i32,
+    /// The driver's handle of what owns the device's memory; 0 where there is none.
+    pub owner: usize,
+    /// PCI address, such as `0000:17:00.0`, where it has one.
+    pub bus: Option<String>,
+}
+
+impl Peer {
+    /// The typed refusal of machines that cannot reach each other.
+    pub fn refuse(&self, other: &Self, why: &str) -> Error {
+        Error::Failed(format!("{} cannot reach the memory of {}: {why}", self.name, other.name))
+    }
+}
+
 /// A machine that kernels run on.
 pub trait Machine: Send + Sync {
     /// Which headers its sources start with.
@@ -170,8 +192,8 @@ pub trait Machine: Send + Sync {
     /// Compiles, or takes the result of an earlier compilation from the cache on disk.
     ///
     /// # Errors
-    /// [`crate::Error::Compile`] with the compiler's words; [`crate::Error::BackendMissing`] where
-    /// there is no compiler.
+    /// [`crate::Error::Compile`] with the compiler's words; [`crate::Error::NoDevice`] where there
+    /// is no compiler.
     fn compile(&self, source: &Source) -> Result<Arc<dyn Module>>;
 
     /// Zeroed device memory, 256-byte aligned.
@@ -204,4 +226,35 @@ pub trait Machine: Send + Sync {
     /// # Errors
     /// [`crate::Error::Failed`], also where the blocks would not all be resident.
     fn launch(&self, module: &Arc<dyn Module>, launch: &Launch<'_>) -> Result<Box<dyn Flight>>;
+
+    /// How other machines of this process name it.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] where machines of this kind do not reach each other.
+    fn peer(&self) -> Result<Peer> {
+        Err(Error::Failed("machines of this kind do not reach each other".to_owned()))
+    }
+
+    /// Whether kernels of this machine may reach the other's memory once
+    /// [`Machine::enable_peer`] has been called.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] if the driver does not answer.
+    fn reaches(&self, other: &dyn Machine) -> Result<bool> {
+        let (ours, theirs) = (self.peer()?, other.peer()?);
+        Ok(ours == theirs)
+    }
+
+    /// From now on kernels of this machine reach all memory of `other`, at its own addresses, for
+    /// as long as both live. Once is enough; once more does no harm.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] where they cannot reach each other.
+    fn enable_peer(&self, other: &dyn Machine) -> Result<()> {
+        let (ours, theirs) = (self.peer()?, other.peer()?);
+        if ours == theirs {
+            return Ok(());
+        }
+        Err(ours.refuse(&theirs, "machines of this kind do not reach each other"))
+    }
 }

@@ -269,7 +269,7 @@ fn decode(sim: &Sim, module: &Arc<dyn Module>, steps: u32) -> Result<(Vec<f32>, 
     let launch = Launch {
         entry: "kie_decode",
         blocks: 8,
-        threads: 10 * 32,
+        threads: 8 * 32 + 2 * sim.warp(),
         shared_bytes: 232_448,
         args: &given,
     };

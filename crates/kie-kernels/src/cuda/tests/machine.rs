@@ -39,6 +39,26 @@ fn info_tells_what_the_driver_says() {
 }
 
 #[test]
+fn peers_are_asked_for_and_opened_once() {
+    let Some(stub) = Stub::new("peers") else { return };
+    stub.set("count", 2);
+    let one = |name| crate::cuda::Cuda::open(name, &stub.paths).unwrap();
+    let (first, second) = (one("cuda:0"), one("cuda:1"));
+    assert_eq!(second.peer().unwrap().bus.as_deref(), Some("0000:18:00.0"));
+    assert!(!first.reaches(&second).unwrap() && first.reaches(&first).unwrap());
+    let error = first.enable_peer(&second).unwrap_err().to_string();
+    assert!(error.contains("cuda:0 cannot reach the memory of cuda:1"), "{error}");
+    assert_eq!(stub.get("enabled"), 0);
+    stub.set("peers", 1);
+    first.enable_peer(&second).unwrap();
+    first.enable_peer(&second).unwrap();
+    assert_eq!(stub.get("enabled"), 2);
+    let sim = crate::sim::Sim::open("sim").unwrap();
+    assert!(first.enable_peer(&sim).is_err() && sim.enable_peer(&first).is_err());
+    sim.enable_peer(&crate::sim::Sim::open("sim").unwrap()).unwrap();
+}
+
+#[test]
 fn memory_is_zeroed_written_and_read() {
     let Some(stub) = Stub::new("memory") else { return };
     let cuda = stub.open().unwrap();

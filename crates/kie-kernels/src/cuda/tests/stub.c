@@ -124,6 +124,16 @@ Code cuDevicePrimaryCtxRetain(Handle* c, int d) {
     if (get("retain")) return (Code)get("retain");
     return *c = 77, add("contexts", 1), (void)d, 0;
 }
+Code cuDeviceGetPCIBusId(char* s, int n, int d) {
+    return snprintf(s, n, "0000:%02x:00.0", 0x17 + d), 0;
+}
+Code cuDeviceCanAccessPeer(int* v, int d, int peer) { return *v = d != peer && get("peers"), 0; }
+Code cuCtxEnablePeerAccess(Handle peer, unsigned flags) {
+    NEED_CONTEXT;
+    if (peer != 77 || flags) return kInvalid;
+    add("enabled", 1);
+    return get("enabled") > 1 ? 704 : 0;
+}
 Code cuDevicePrimaryCtxRelease_v2(int d) { return (void)d, waits(), add("contexts", -1), 0; }
 Code cuCtxPushCurrent_v2(Handle c) { return c == 77 ? ++depth, 0 : kInvalid; }
 Code cuCtxPopCurrent_v2(Handle* c) {
