@@ -188,9 +188,8 @@ KIE_DEVICE void accept(Watch& watch, const DecodeArgs& args, Block& b) {
     if (c < kColumns) {
         const bool live = c < live_of(b) && !args.prompt;
         const bool masses = live && (args.column[c].wants & kWantsLogprob) != 0;
-        const Chosen best = take_offers(watch, args, b, c, masses);
-        u32 order = 0;
-        if (c == 0) order = take_word(watch, args.words + kAtOrder, b.epoch, 0xffd);
+        u32 order;
+        const Chosen best = take_offers(watch, args, b, c, masses, order);
         fence_edge();
         if (lane() == 0) {
             ends_of(b)[c] = 0, tokens_of(b)[c] = 0;

@@ -154,10 +154,15 @@ KIE_DEVICE void offer(const DecodeArgs& args, Block& b, Pick& pick) {
         best_of_team(best, 1, masses);
         if (my == 0) {
             fence_edge();
-            u64* to = args.words + kAtPick + ((long)block_all(args) * kColumns + warp) * kOffer;
-            const u32 all[kOffer] = {bits(best.value), best.id,        bits(best.top),
-                                     bits(best.mass),  bits(best.raw), 0};
-            KIE_UNROLL for (int i = 0; i < kOffer; ++i) publish_all(args, to + i, all[i], b.epoch);
+            const long at = (long)block_all(args) * kColumns + warp;
+            u64* to = args.words + kAtPick + 2 * at;
+            publish_all(args, to, bits(best.value), b.epoch);
+            publish_all(args, to + 1, best.id, b.epoch);
+            if (masses) {
+                const u32 more[4] = {bits(best.top), bits(best.mass), bits(best.raw), 0};
+                to = args.words + kAtMore + 4 * at;
+                KIE_UNROLL for (int i = 0; i < 4; ++i) publish_all(args, to + i, more[i], b.epoch);
+            }
             if (block_all(args) == 0 && warp == 0)
                 publish_all(args, args.words + kAtOrder, ((volatile u32*)(b.shared + kShMisc))[1],
                             b.epoch);
@@ -167,44 +172,48 @@ KIE_DEVICE void offer(const DecodeArgs& args, Block& b, Pick& pick) {
                 prefetch(args.embed + (long)best.id * (kHidden / 2) + i * 32);
     }
 }
-// Word pair `pair` of all blocks' offers for one column, a few a lane: take(first, second, block).
+// Two words of each block for one column, `stride` words apart, a few a lane:
+// take(first, second, block). `beside`: one more word that is waited for with them, or null.
 template <class F>
-KIE_DEVICE void each_offer(Watch& watch, const DecodeArgs& args, const Block& b, int c, int pair,
-                           F take) {
-    constexpr int kEach = (kBlocksAll + kTeam - 1) / kTeam, kAtOnce = min_i(kEach, 8);
+KIE_DEVICE u32 each_offer(Watch& watch, const DecodeArgs& args, const Block& b, const u64* from,
+                          int stride, const u64* beside, F take) {
+    constexpr int kEach = (kBlocksAll + kTeam - 1) / kTeam, kAtOnce = min_i(kEach, 4);
+    u64 extra = (u64)b.epoch << 32;
     KIE_NO_UNROLL for (int first = 0; first < kEach; first += kAtOnce) {
-        const auto from = [&](int i) { return kTeam * (first + i) + (int)lane(); };
+        const auto at = [&](int i) { return kTeam * (first + i) + (int)lane(); };
         u64 x[kAtOnce], y[kAtOnce];
         sync_warp();
         watch.polls = 0;
         for (;;) {
-            bool ok = true;
-            KIE_UNROLL for (int i = 0; i < kAtOnce; ++i) if (from(i) < kBlocksAll) load_words(
-                args.words + kAtPick + ((long)from(i) * kColumns + c) * kOffer + 2 * pair, x[i],
-                y[i]);
-            KIE_UNROLL for (int i = 0; i < kAtOnce; ++i) if (from(i) < kBlocksAll) ok &=
+            KIE_UNROLL for (int i = 0; i < kAtOnce; ++i) if (at(i) < kBlocksAll)
+                load_words(from + (long)at(i) * stride, x[i], y[i]);
+            if (beside) extra = load_word(beside);
+            bool ok = epoch_of(extra) == b.epoch;
+            KIE_UNROLL for (int i = 0; i < kAtOnce; ++i) if (at(i) < kBlocksAll) ok &=
                 epoch_of(x[i]) == b.epoch && epoch_of(y[i]) == b.epoch;
             if (ok || kNoWaits || !patient(watch, 0xfff, b.epoch, epoch_of(x[0]))) break;
         }
-        KIE_UNROLL for (int i = 0; i < kAtOnce; ++i) if (from(i) < kBlocksAll)
-            take((u32)x[i], (u32)y[i], from(i));
+        KIE_UNROLL for (int i = 0; i < kAtOnce; ++i) if (at(i) < kBlocksAll)
+            take((u32)x[i], (u32)y[i], at(i));
     }
+    return (u32)extra;
 }
-// What all blocks offered for one column; a warp's work.
+// What all blocks offered for one column, a warp's work; and the host's order, where asked for.
 KIE_DEVICE Chosen take_offers(Watch& watch, const DecodeArgs& args, const Block& b, int c,
-                              bool masses) {
+                              bool masses, u32& order) {
     Chosen best = {kLowest, 0, kLowest, 0, kNone};
     int from = 0;
-    each_offer(watch, args, b, c, 0, [&](u32 value, u32 id, int block) {
-        if (better(number(value), id, best.value, best.id))
-            best.value = number(value), best.id = id, from = block;
-    });
+    const u64* more = args.words + kAtMore + 4 * c;
+    order = each_offer(watch, args, b, args.words + kAtPick + 2 * c, 2 * kColumns,
+                       c == 0 ? args.words + kAtOrder : nullptr, [&](u32 value, u32 id, int block) {
+                           if (better(number(value), id, best.value, best.id))
+                               best.value = number(value), best.id = id, from = block;
+                       });
     if (masses) {
-        each_offer(watch, args, b, c, 1, [&](u32 top, u32 mass, int) {
+        each_offer(watch, args, b, more, 4 * kColumns, nullptr, [&](u32 top, u32 mass, int) {
             add_mass(best.top, best.mass, number(top), number(mass));
         });
-        const long at = ((long)from * kColumns + c) * kOffer + 4;
-        best.raw = number(take_word(watch, args.words + kAtPick + at, b.epoch, 0xfff));
+        best.raw = number(take_word(watch, more + 4l * from * kColumns + 2, b.epoch, 0xfff));
         sync_warp();
     }
     best_of_team(best, 1, masses);

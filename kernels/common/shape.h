@@ -131,8 +131,9 @@ constexpr long kAtAct = kAtAttn + kAll * kVecA, kAtOther = kAtAct + kAll * kVecF
 constexpr long kAtLast = kAtOther + (kLanesAll > 1 ? 2l * kLayers * kLanesAll * kVecH : 0);
 constexpr long kAtPick = kAtLast + (kHeadMode == kHeadPerLane ? 0 : kLanesAll * kVecH);
 // Choosing a token: each block's offer, and the rounds that narrow a filter (sample.h).
-constexpr int kOffer = 6, kRounds = 13, kBins = 16, kCountWords = 3 * kBins;
-constexpr long kAtOrder = kAtPick + (long)kBlocksAll * kColumns * kOffer;
+constexpr int kRounds = 13, kBins = 16, kCountWords = 3 * kBins;
+constexpr long kAtMore = kAtPick + 2l * kBlocksAll * kColumns;
+constexpr long kAtOrder = kAtMore + 4l * kBlocksAll * kColumns;
 constexpr long kAtTally = kAtOrder + 2;
 constexpr long kAtVerdict = kAtTally + 2l * kRounds * kBlocksAll * kColumns * kCountWords;
 constexpr long kAtFinal = kAtVerdict + 2l * kRounds * kColumns * 8;

@@ -1,0 +1,448 @@
+// Collectives among the ranks of one host: device functions for any kernel, and the kernel
+// `kie_collective` over them. Needs platform.h alone and shares no name with the headers beside it.
+//
+// Every rank has one symmetric memory, of the same layout on all of them, mapped on all of them:
+//   poison, stamps | flags | slots of words | staging | whatever its owner keeps there
+// A rank stores into its peers' memory and loads from its own only.
+//
+// Invariants:
+// - All ranks call the same collectives with the same sizes, in the same order, with the same grid.
+// - Epochs count collectives: one each, never 0, the same on all ranks. Words carry their epoch, so
+//   nothing is ever cleared. There are two sets of slots, by the epoch's parity: every collective
+//   hears from every peer, so who has finished epoch e + 1 knows that all have finished e.
+// - Within one kernel that argument holds for each thread by itself (push) or each block (bulk), so
+//   collectives of one kernel that follow one another have the same size, or the grid meets.
+// - Sums are float32, in the order of the ranks, wherever they are made: the same bits on all.
+// - Every wait is bounded. Who gives up writes why into every rank's poison, waits no more, and
+//   runs to the end on whatever there is; the host then trusts no result.
+#pragma once
+
+namespace kccl {
+#ifndef KIE_RANKS
+#define KIE_RANKS 1
+#endif
+constexpr u32 kRanks = KIE_RANKS, kRanksMax = 8, kBlocksMax = 128;
+static_assert(kRanks >= 1 && kRanks <= kRanksMax, "ranks of one host");
+
+enum Op { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kAllToAll, kBarrier };
+enum Dtype { kF16, kBf16, kF32 };
+// Flags of a block: it has come, its part is in your staging, its result is in your memory.
+enum Phase { kHere, kSent, kDone, kPhases };
+// What a rank gave up on.
+enum Where { kWords = 1, kArrival = 2, kParts = 3, kResults = 4 };
+
+constexpr u64 kAtPoison = 0, kAtStamps = 64, kAtFlags = 4096;
+constexpr u64 kAtSlots = kAtFlags + 8ull * kPhases * kRanksMax * kBlocksMax;
+static_assert(kAtStamps + 16 * kBlocksMax <= kAtFlags, "two stamps a block");
+
+// Where everybody's memory is.
+struct Peers {
+    u8* base[kRanksMax];  // of each rank, as this device sees it
+    u64 slot_words;       // words that a rank may push to another at once
+    u64 staging;          // offset of the staging
+    u64 budget_ns;        // of any one wait
+};
+// What a thread knows of its place, and how long it has waited.
+struct Ranks {
+    const Peers& peers;
+    u32 rank, block, blocks, threads;
+    u32 epoch, polls;
+    u64 since;
+    bool lost;
+};
+
+KIE_DEVICE u64 word(u32 payload, u32 epoch) { return (u64)epoch << 32 | payload; }
+KIE_DEVICE u32 epoch_of(u64 w) { return (u32)(w >> 32); }
+KIE_DEVICE u8* memory_of(const Ranks& r, u32 rank) { return r.peers.base[rank]; }
+KIE_DEVICE u64* poison_of(const Ranks& r, u32 rank) {
+    return (u64*)(memory_of(r, rank) + kAtPoison);
+}
+// What `from` pushes to `to` in this epoch.
+KIE_DEVICE u64* slot_of(const Ranks& r, u32 to, u32 from) {
+    const u64 index = (r.epoch & 1) * kRanksMax + from;
+    return (u64*)(memory_of(r, to) + kAtSlots) + index * r.peers.slot_words;
+}
+KIE_DEVICE u64* flag_of(const Ranks& r, u32 to, u32 from, u32 phase) {
+    const u32 index = (phase * kRanksMax + from) * kBlocksMax + r.block;
+    return (u64*)(memory_of(r, to) + kAtFlags) + index;
+}
+KIE_DEVICE u8* staging_of(const Ranks& r, u32 rank) { return memory_of(r, rank) + r.peers.staging; }
+// The rank that is `i` behind this one: peers are served in turn, not all rank 0 first.
+KIE_DEVICE u32 after(const Ranks& r, u32 i) {
+    const u32 next = r.rank + i;
+    return next < kRanks ? next : next - kRanks;
+}
+
+// ---- Waiting.
+KIE_DEVICE void give_up(Ranks& r, u32 where, u32 peer, u32 seen) {
+    r.lost = true;
+    const u64 why = 1ull << 63 | (u64)where << 56 | (u64)r.rank << 48 | (u64)peer << 40 | seen;
+    for (u32 i = 0; i < kRanks; ++i) store_word_system(poison_of(r, after(r, i)), why);
+}
+// After a failed look, of which `polls` were made before: whether to look again.
+KIE_DEVICE bool patient(Ranks& r, u32 where, u32 peer, u32 seen) {
+    if (r.lost) return false;
+    if ((++r.polls & 63) == 0) {
+        const u64 now = clock_ns();
+        if (r.polls == 64) r.since = now;
+        if (load_word_system(poison_of(r, r.rank)) != 0)
+            r.lost = true;
+        else if (now - r.since > r.peers.budget_ns)
+            give_up(r, where, peer, seen);
+    }
+    return !r.lost;
+}
+
+// ---- Flags. Whole blocks call these.
+// Tells the blocks of the same number that this one is so far, with all it stored before.
+KIE_DEVICE void tell(const Ranks& r, u32 phase, u32 count) {
+    sync_block();
+    const u32 to = thread();
+    if (to < kRanks && to != r.rank) {
+        fence_system();
+        store_word_system(flag_of(r, to, r.rank, phase), word(count, r.epoch));
+    }
+}
+// A later epoch's flag stands for this one's, too.
+KIE_DEVICE void hear_one(Ranks& r, u32 from, u32 phase, u32 count, u32 where) {
+    const u64* flag = flag_of(r, r.rank, from, phase);
+    r.polls = 0;
+    for (;;) {
+        const u64 v = load_word_system(flag);
+        const int ahead = (int)(epoch_of(v) - r.epoch);
+        if (ahead > 0 || (ahead == 0 && (u32)v >= count)) break;
+        if (!patient(r, where, from, epoch_of(v))) break;
+    }
+    fence_system();
+}
+KIE_DEVICE void hear(Ranks& r, u32 phase, u32 count, u32 where) {
+    const u32 from = thread();
+    if (from < kRanks && from != r.rank) hear_one(r, from, phase, count, where);
+    sync_block();
+}
+// Blocks of the same number meet; each may then store into the others' memory.
+KIE_DEVICE void meet(Ranks& r) {
+    tell(r, kHere, 1);
+    hear(r, kHere, 1, kArrival);
+}
+
+// ---- Numbers: 32 bits hold two 16-bit elements, the first in the low half, or one float.
+KIE_DEVICE u32 bf16_of(float f) {
+    const u32 u = bits(f);
+    if ((u & 0x7fffffff) > 0x7f800000) return u >> 16 | 0x40;
+    return (u + 0x7fff + (u >> 16 & 1)) >> 16;
+}
+template <int kDtype>
+KIE_DEVICE void unpack(u32 v, float& a, float& b) {
+    if (kDtype == kF16)
+        unpack_half2(v, a, b);
+    else if (kDtype == kBf16)
+        a = number(v << 16), b = number(v & 0xffff0000);
+    else
+        a = number(v), b = 0;
+}
+template <int kDtype>
+KIE_DEVICE u32 pack(float a, float b) {
+    if (kDtype == kF16) return pack_half2(a, b);
+    if (kDtype == kBf16) return bf16_of(b) << 16 | bf16_of(a);
+    return bits(a);
+}
+// The sum of one 32-bit part of every rank.
+template <int kDtype>
+KIE_DEVICE u32 sum(const u32 (&parts)[kRanks], float scale) {
+    float a, b;
+    unpack<kDtype>(parts[0], a, b);
+    KIE_UNROLL for (u32 i = 1; i < kRanks; ++i) {
+        float c, d;
+        unpack<kDtype>(parts[i], c, d);
+        a += c, b += d;
+    }
+    return pack<kDtype>(a * scale, b * scale);
+}
+
+// ---- One-shot push: the data are the flags. A pair is 8 bytes of data, two words on their way.
+KIE_DEVICE void push(const Ranks& r, u32 to, u64 pair, u64 data) {
+    store_words_system(slot_of(r, to, r.rank) + 2 * pair, word((u32)data, r.epoch),
+                       word((u32)(data >> 32), r.epoch));
+}
+// One pair of every peer. Asks all of them before it looks at any.
+KIE_DEVICE void take_all(Ranks& r, u64 pair, u64 own, u32 (&low)[kRanks], u32 (&high)[kRanks]) {
+    u64 a[kRanks], b[kRanks];
+    r.polls = 0;
+    for (;;) {
+        u32 late = kRanks;
+        KIE_UNROLL for (u32 i = 0; i < kRanks; ++i) {
+            if (i == r.rank)
+                a[i] = word((u32)own, r.epoch), b[i] = word((u32)(own >> 32), r.epoch);
+            else
+                load_words_system(slot_of(r, r.rank, i) + 2 * pair, a[i], b[i]);
+        }
+        KIE_UNROLL for (u32 i = 0; i < kRanks;
+                        ++i) if (epoch_of(a[i]) != r.epoch || epoch_of(b[i]) != r.epoch) late = i;
+        if (late == kRanks || !patient(r, kWords, late, 0)) break;
+    }
+    KIE_UNROLL for (u32 i = 0; i < kRanks; ++i) low[i] = (u32)a[i], high[i] = (u32)b[i];
+}
+// All-reduce, reduce-scatter (sums) and all-gather, all-to-all (none), of slices of `pairs` pairs.
+// What goes to rank i stands `i * stride` pairs into `in`; what comes from it is added, or stands
+// `i * pairs` into `out`.
+template <int kDtype, bool kSum>
+KIE_DEVICE void exchange_push(Ranks& r, const u64* in, u64 stride, u64* out, u64 pairs,
+                              float scale) {
+    const u64 first = (u64)r.block * r.threads + thread(), step = (u64)r.blocks * r.threads;
+    for (u64 p = first; p < pairs; p += step) {
+        KIE_UNROLL for (u32 i = 1; i < kRanks; ++i) {
+            const u32 to = after(r, i);
+            push(r, to, p, in[to * stride + p]);
+        }
+    }
+    for (u64 p = first; p < pairs; p += step) {
+        const u64 own = in[r.rank * stride + p];
+        u32 low[kRanks], high[kRanks];
+        take_all(r, p, own, low, high);
+        if (kSum) {
+            const u32 a = sum<kDtype>(low, scale), b = sum<kDtype>(high, scale);
+            out[p] = (u64)b << 32 | a;
+        } else {
+            KIE_UNROLL for (u32 i = 0; i < kRanks; ++i) out[i * pairs + p] =
+                (u64)high[i] << 32 | low[i];
+        }
+    }
+}
+KIE_DEVICE void broadcast_push(Ranks& r, u32 root, const u64* in, u64* out, u64 pairs) {
+    const u64 first = (u64)r.block * r.threads + thread(), step = (u64)r.blocks * r.threads;
+    // The root hears no data, so it could run ahead: it waits for all to have come this far.
+    tell(r, kHere, 1);
+    for (u64 p = first; p < pairs; p += step) {
+        u64 a = in[p], b = 0;
+        if (r.rank == root) {
+            KIE_UNROLL for (u32 i = 1; i < kRanks; ++i) push(r, after(r, i), p, a);
+            out[p] = a;
+            continue;
+        }
+        r.polls = 0;
+        for (;;) {
+            load_words_system(slot_of(r, r.rank, root) + 2 * p, a, b);
+            if (epoch_of(a) == r.epoch && epoch_of(b) == r.epoch) break;
+            if (!patient(r, kWords, root, epoch_of(a))) break;
+        }
+        out[p] = b << 32 | (u32)a;
+    }
+    hear(r, kHere, 1, kArrival);
+}
+
+// ---- Bulk: plain 16-byte stores, then a flag. Work is cut into a part for each rank, a part into
+// pieces; piece n belongs to block n % blocks, on all ranks.
+struct Cut {
+    u64 quads, part;  // in all, and of each part but perhaps the last ones
+    u32 piece;        // quads of a piece
+};
+KIE_DEVICE u64 quads_of(const Cut& c, u32 rank) {
+    const u64 from = rank * c.part;
+    if (from >= c.quads) return 0;
+    return c.quads - from < c.part ? c.quads - from : c.part;
+}
+// How many pieces of `quads` quads are this block's.
+KIE_DEVICE u32 pieces_of(const Ranks& r, const Cut& c, u64 quads) {
+    const u32 all = (u32)((quads + c.piece - 1) / c.piece);
+    return all > r.block ? (all - r.block + r.blocks - 1) / r.blocks : 0;
+}
+struct Piece {
+    u64 at;  // in its part
+    u32 quads;
+};
+KIE_DEVICE Piece piece_of(const Ranks& r, const Cut& c, u64 quads, u32 i) {
+    const u64 at = ((u64)i * r.blocks + r.block) * c.piece;
+    if (at >= quads) return {0, 0};
+    return {at, quads - at < c.piece ? (u32)(quads - at) : c.piece};
+}
+KIE_DEVICE void copy(const Ranks& r, u8* to, const u8* from, u32 quads) {
+    constexpr u32 kAtOnce = 4;
+    for (u32 first = thread(); first < quads; first += kAtOnce * r.threads) {
+        Quad v[kAtOnce];
+        KIE_UNROLL for (u32 j = 0; j < kAtOnce; ++j) {
+            const u32 q = first + j * r.threads;
+            if (q < quads) v[j] = load_state(from + 16ull * q);
+        }
+        KIE_UNROLL for (u32 j = 0; j < kAtOnce; ++j) {
+            const u32 q = first + j * r.threads;
+            if (q < quads) store_state(to + 16ull * q, v[j]);
+        }
+    }
+}
+// Adds one piece of this rank's part; the sum goes to every rank (all) or here alone.
+template <int kDtype>
+KIE_DEVICE void reduce_piece(const Ranks& r, const Cut& c, const u8* in, u64 out, bool all,
+                             Piece piece, float scale) {
+    const u8* staged = staging_of(r, r.rank);
+    for (u32 q = thread(); q < piece.quads; q += r.threads) {
+        const u64 at = piece.at + q;
+        Quad v[kRanks], total;
+        KIE_UNROLL for (u32 i = 0; i < kRanks; ++i) v[i] = load_state(
+            i == r.rank ? in + 16 * (r.rank * c.part + at) : staged + 16 * (i * c.part + at));
+        KIE_UNROLL for (u32 j = 0; j < 4; ++j) {
+            u32 parts[kRanks];
+            KIE_UNROLL for (u32 i = 0; i < kRanks; ++i) parts[i] = v[i].v[j];
+            total.v[j] = sum<kDtype>(parts, scale);
+        }
+        const u64 to = out + 16 * (all ? r.rank * c.part + at : at);
+        if (all)
+            KIE_UNROLL for (u32 i = 1; i < kRanks; ++i)
+                store_state(memory_of(r, after(r, i)) + to, total);
+        store_state(memory_of(r, r.rank) + to, total);
+    }
+}
+// Two-shot all-reduce (`all`), or its first half, a reduce-scatter. `out` is an offset into
+// everybody's memory; `in` may be the same place when `all`.
+template <int kDtype>
+KIE_DEVICE void reduce_bulk(Ranks& r, const Cut& c, const u8* in, u64 out, bool all, float scale) {
+    meet(r);
+    const u32 most = pieces_of(r, c, quads_of(c, 0));
+    for (u32 i = 0; i < most; ++i) {
+        for (u32 k = 1; k < kRanks; ++k) {
+            const u32 to = after(r, k);
+            const Piece piece = piece_of(r, c, quads_of(c, to), i);
+            copy(r, staging_of(r, to) + 16 * (r.rank * c.part + piece.at),
+                 in + 16 * (to * c.part + piece.at), piece.quads);
+        }
+        tell(r, kSent, i + 1);
+    }
+    const u64 own = quads_of(c, r.rank);
+    const u32 mine = pieces_of(r, c, own);
+    for (u32 i = 0; i < mine; ++i) {
+        hear(r, kSent, i + 1, kParts);
+        reduce_piece<kDtype>(r, c, in, out, all, piece_of(r, c, own, i), scale);
+        if (all) tell(r, kDone, i + 1);
+    }
+    if (!all) return;
+    const u32 from = thread();
+    if (from < kRanks && from != r.rank)
+        if (const u32 count = pieces_of(r, c, quads_of(c, from)))
+            hear_one(r, from, kDone, count, kResults);
+    sync_block();
+}
+// All-gather and all-to-all, of slices of `c.quads`; `stride` as in exchange_push, in quads.
+KIE_DEVICE void exchange_bulk(Ranks& r, const Cut& c, const u8* in, u64 stride, u64 out) {
+    meet(r);
+    const u32 mine = pieces_of(r, c, c.quads);
+    for (u32 i = 0; i < mine; ++i) {
+        const Piece piece = piece_of(r, c, c.quads, i);
+        for (u32 k = 1; k <= kRanks; ++k) {
+            const u32 to = after(r, k % kRanks);
+            copy(r, memory_of(r, to) + out + 16 * (r.rank * c.quads + piece.at),
+                 in + 16 * (to * stride + piece.at), piece.quads);
+        }
+        tell(r, kDone, i + 1);
+    }
+    if (mine) hear(r, kDone, mine, kResults);
+}
+// The root deals its data out, a part to each rank, which passes it on to the others.
+KIE_DEVICE void broadcast_bulk(Ranks& r, const Cut& c, u32 root, const u8* in, u64 out) {
+    meet(r);
+    const bool deals = r.rank == root;
+    const u32 most = pieces_of(r, c, quads_of(c, 0));
+    for (u32 i = 0; deals && i < most; ++i) {
+        for (u32 to = 0; to < kRanks; ++to) {
+            const Piece piece = piece_of(r, c, quads_of(c, to), i);
+            const u64 at = 16 * (to * c.part + piece.at);
+            if (to != root) copy(r, memory_of(r, to) + out + at, in + at, piece.quads);
+            copy(r, memory_of(r, root) + out + at, in + at, piece.quads);
+        }
+        tell(r, kSent, i + 1);
+    }
+    const u64 own = quads_of(c, r.rank);
+    const u32 mine = pieces_of(r, c, own);
+    const u8* source = deals ? in : memory_of(r, r.rank) + out;
+    for (u32 i = 0; i < mine; ++i) {
+        if (!deals) {
+            if (thread() == root) hear_one(r, root, kSent, i + 1, kParts);
+            sync_block();
+        }
+        const Piece piece = piece_of(r, c, own, i);
+        const u64 at = 16 * (r.rank * c.part + piece.at);
+        for (u32 k = 1; k < kRanks; ++k) {
+            const u32 to = after(r, k);
+            if (to != root) copy(r, memory_of(r, to) + out + at, source + at, piece.quads);
+        }
+        tell(r, kDone, i + 1);
+    }
+    const u32 from = thread();
+    if (from < kRanks && from != r.rank)
+        if (const u32 count = pieces_of(r, c, quads_of(c, from)))
+            hear_one(r, from, kDone, count, kResults);
+    sync_block();
+}
+
+// ---- The kernel of its own. One launch holds one rank, or several with so many blocks each.
+struct Args {
+    Peers peers;
+    u64 in, out;  // offsets into each rank's memory
+    u64 quads;    // of a slice: what one rank gives to, or gets from, another
+    u32 first_rank, blocks, threads, op, dtype, bulk, root, piece;
+    u32 epoch;  // of the first step
+    u32 steps;  // times that it is done; an all-reduce takes the last one's result
+    u32 warm;   // steps before the clock starts
+    float scale;
+};
+static_assert(sizeof(Args) == 160, "lib.rs has the same");
+
+template <int kDtype>
+KIE_DEVICE void reduce(Ranks& r, const Args& args, u64 in) {
+    const bool all = args.op == kAllReduce;
+    u8* own = memory_of(r, r.rank);
+    if (!args.bulk) {
+        const u64 pairs = 2 * args.quads;
+        return exchange_push<kDtype, true>(r, (const u64*)(own + in), all ? 0 : pairs,
+                                           (u64*)(own + args.out), pairs, args.scale);
+    }
+    const Cut cut = {all ? args.quads : args.quads * kRanks,
+                     all ? (args.quads + kRanks - 1) / kRanks : args.quads, args.piece};
+    reduce_bulk<kDtype>(r, cut, own + in, args.out, all, args.scale);
+}
+KIE_DEVICE void move(Ranks& r, const Args& args) {
+    u8* own = memory_of(r, r.rank);
+    const u64* in = (const u64*)(own + args.in);
+    u64* out = (u64*)(own + args.out);
+    const u64 pairs = 2 * args.quads;
+    if (args.op == kBroadcast) {
+        if (!args.bulk) return broadcast_push(r, args.root, in, out, pairs);
+        const Cut cut = {args.quads, (args.quads + kRanks - 1) / kRanks, args.piece};
+        return broadcast_bulk(r, cut, args.root, own + args.in, args.out);
+    }
+    const bool each = args.op == kAllToAll;
+    if (!args.bulk) return exchange_push<kF32, false>(r, in, each ? pairs : 0, out, pairs, 1.0f);
+    const Cut cut = {args.quads, args.quads, args.piece};
+    exchange_bulk(r, cut, own + args.in, each ? args.quads : 0, args.out);
+}
+}  // namespace kccl
+
+KIE_KERNEL(kie_collective, 1024, kccl::Args args) {
+    using namespace kccl;
+    const u32 at = block() / args.blocks;
+    Ranks r = {args.peers,
+               args.first_rank + at,
+               block() - at * args.blocks,
+               args.blocks,
+               args.threads,
+               args.epoch,
+               0,
+               0,
+               false};
+    u64* stamps = (u64*)(memory_of(r, r.rank) + kAtStamps) + 2 * r.block;
+    for (u32 step = 0; step < args.steps; ++step, ++r.epoch) {
+        if (step == args.warm && thread() == 0) stamps[0] = clock_ns();
+        const u64 in = step == 0 || args.op != kAllReduce ? args.in : args.out;
+        if (args.op == kBarrier)
+            meet(r);
+        else if (args.op > kReduceScatter)
+            move(r, args);
+        else if (args.dtype == kF16)
+            reduce<kF16>(r, args, in);
+        else if (args.dtype == kBf16)
+            reduce<kBf16>(r, args, in);
+        else
+            reduce<kF32>(r, args, in);
+        sync_block();
+    }
+    if (thread() == 0) stamps[1] = clock_ns();
+}
