@@ -65,7 +65,7 @@ fn open(name: &str, device: &str, from: &'static str, to: &'static str) -> Engin
     let machine = Edited { sim: Sim::open(device).unwrap(), from, to };
     let hang_timeout = Some(Duration::from_millis(50));
     let options = Options { hang_timeout, ..Options::default() };
-    let runner = Arc::new(Mono::new(Arc::new(machine), &options).unwrap());
+    let runner = Arc::new(Mono::new(device, vec![Arc::new(machine)], &options).unwrap());
     Engine::builder(fixture(name)).max_batch(4).runner(runner).build().unwrap()
 }
 

@@ -571,28 +571,6 @@ impl Machine for Sim {
     fn launch(&self, module: &Arc<dyn Module>, launch: &Launch<'_>) -> Result<Box<dyn Flight>> {
         self.launch_all(module, launch, &[launch.args])
     }
-
-    fn peer(&self) -> Result<Peer> {
-        Ok(Peer {
-            platform: Platform::Sim,
-            name: self.inner.options.name(),
-            ordinal: 0,
-            owner: self.inner.id as usize,
-            bus: None,
-        })
-    }
-
-    /// All simulators of a process live in its one address space.
-    fn reaches(&self, other: &dyn Machine) -> Result<bool> {
-        Ok(other.peer()?.platform == Platform::Sim)
-    }
-
-    fn enable_peer(&self, other: &dyn Machine) -> Result<()> {
-        if self.reaches(other)? {
-            return Ok(());
-        }
-        Err(self.peer()?.refuse(&other.peer()?, "it is no simulator"))
-    }
 }
 
 /// The region behind a simulator's memory, if the range lies in it.
