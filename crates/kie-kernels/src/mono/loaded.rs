@@ -275,7 +275,11 @@ impl Loaded {
     }
 }
 
-fn compile(machine: &dyn Machine, model: &Model, cut: &Cut) -> Result<Vec<(u32, Arc<dyn Module>)>> {
+/// The kernels of a cut, one for each number of columns, compiled side by side.
+///
+/// # Errors
+/// What the machine's compiler says.
+pub(super) fn compile(machine: &dyn Machine, model: &Model, cut: &Cut) -> Result<Vec<(u32, Arc<dyn Module>)>> {
     let text = source::text(machine.platform());
     let one = |columns: u32| -> Result<(u32, Arc<dyn Module>)> {
         let defines = cut.defines(model, columns);

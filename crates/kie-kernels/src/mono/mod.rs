@@ -19,14 +19,20 @@ pub mod source;
 pub mod wire;
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use self::cut::Cut;
 use self::loaded::Loaded;
 use self::machine::Machine;
+use self::model::Model;
 use self::runner::Runner;
-use crate::device::{Buffer, Device, DeviceInfo, HostBytes, Running};
+use crate::device::{Buffer, Device, DeviceInfo, HostBytes, Options, Running};
 use crate::error::Result;
 use crate::mailbox::Mailbox;
 use crate::validate::ValidProgram;
+
+/// How long a wait inside a kernel lasts where nobody says.
+const HANG_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A machine as a device: weights stay where they are on the host until a program starts, which
 /// packs them onto the machine.
@@ -35,15 +41,15 @@ pub struct Mono {
     machines: Vec<Arc<dyn Machine>>,
     info: DeviceInfo,
     first_epoch: u32,
+    hang_timeout: Duration,
 }
 
 impl Mono {
-    /// The device of one machine, or of several as one. `first_epoch` is 1 but for tests of the
-    /// epochs' end.
+    /// The device of one machine, or of several as one.
     ///
     /// # Errors
     /// What a machine says when asked what it has.
-    pub fn new(name: &str, machines: Vec<Arc<dyn Machine>>, first_epoch: u32) -> Result<Self> {
+    pub fn new(name: &str, machines: Vec<Arc<dyn Machine>>, options: &Options) -> Result<Self> {
         let infos = machines.iter().map(|m| m.info()).collect::<Result<Vec<_>>>()?;
         let first = &infos[0];
         let info = DeviceInfo {
@@ -57,7 +63,20 @@ impl Mono {
             free_bytes: infos.iter().map(|i| i.free_bytes).sum(),
             arch: first.arch.clone(),
         };
-        Ok(Self { machines, info, first_epoch })
+        Ok(Self {
+            machines,
+            info,
+            first_epoch: options.first_epoch.unwrap_or(1),
+            hang_timeout: options.hang_timeout.unwrap_or(HANG_TIMEOUT),
+        })
+    }
+
+    /// What a rank runs of a program, and how it is cut.
+    fn cut(&self, program: &ValidProgram, rank: usize) -> Result<(Model, Cut)> {
+        let program = program.program();
+        let model = Model::read(program, self.machines.len() as u32)?;
+        let cut = Cut::new(&model, &self.machines[rank].info()?, program.dims.max_positions)?;
+        Ok((model, cut))
     }
 }
 
@@ -68,6 +87,17 @@ impl Device for Mono {
 
     fn load(&self, bytes: Arc<dyn HostBytes>) -> Result<Buffer> {
         Ok(Buffer::in_place(bytes))
+    }
+
+    fn describe(&self, program: &ValidProgram) -> Result<String> {
+        Ok(self.cut(program, 0)?.1.to_string())
+    }
+
+    fn compile(&self, program: &ValidProgram) -> Result<()> {
+        self.machines.iter().enumerate().try_for_each(|(rank, machine)| {
+            let (model, cut) = self.cut(program, rank)?;
+            loaded::compile(&**machine, &model, &cut).map(drop)
+        })
     }
 
     fn start(
@@ -85,6 +115,6 @@ impl Device for Mono {
         for rank in &mut loaded {
             rank.connect(&words)?;
         }
-        Ok(Box::new(Runner::new(loaded, mailbox, self.first_epoch)))
+        Ok(Box::new(Runner::new(loaded, mailbox, self.first_epoch, self.hang_timeout)))
     }
 }

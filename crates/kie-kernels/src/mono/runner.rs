@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::clock::DeviceClock;
 use super::loaded::Loaded;
@@ -29,9 +30,7 @@ const LONG: u32 = 1 << 20;
 /// Epochs end here; the words are zeroed and they start anew (MONOKERNEL 3.4).
 const LAST_EPOCH: u32 = 1 << 31;
 /// Between looks at a simulated launch.
-const SIM_REST: std::time::Duration = std::time::Duration::from_micros(200);
-/// How long a wait inside the kernel lasts at most.
-const BUDGET_NS: u64 = 1_000_000_000;
+const SIM_REST: Duration = Duration::from_micros(200);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -99,11 +98,18 @@ pub struct Runner {
     /// The last launch was a prompt's.
     prompted: bool,
     clock: DeviceClock,
+    /// How long a wait inside the kernel lasts at most.
+    budget_ns: u64,
 }
 
 impl Runner {
     /// Over a program whose weights are on the machines.
-    pub fn new(ranks: Vec<Loaded>, mailbox: Arc<Mailbox>, first_epoch: u32) -> Self {
+    pub fn new(
+        ranks: Vec<Loaded>,
+        mailbox: Arc<Mailbox>,
+        first_epoch: u32,
+        hang_timeout: Duration,
+    ) -> Self {
         let slot = |_| Slot {
             state: State::Idle,
             next: 0,
@@ -124,6 +130,7 @@ impl Runner {
             arrivals: 0,
             prompted: false,
             clock: DeviceClock::default(),
+            budget_ns: u64::try_from(hang_timeout.as_nanos()).unwrap_or(u64::MAX),
         }
     }
 
@@ -415,8 +422,9 @@ impl Runner {
             rank.machine.write(&rank.prompt, 0, &bytes)?;
         }
         let count = tokens.len() as u32;
-        let mut column = [Sequence::default(); 8];
-        (column[0].row, column[0].position) = (index as u32, position as u32);
+        // Every column is of this sequence, whose pages it finds by its own row.
+        let (row, position) = (index as u32, position as u32);
+        let column = [Sequence { row, position, ..Sequence::default() }; 8];
         let steps = count.div_ceil(columns);
         let logits = matches!(work, Work::Logits(..)).then_some(steps * columns);
         self.launch(&Ask { columns, steps, live: columns, prompt: count, logits, column }, work)
@@ -480,7 +488,7 @@ impl Runner {
         let mut flights = Vec::with_capacity(self.ranks.len());
         for loaded in &mut self.ranks {
             let mut args = loaded.args(ask.columns);
-            (args.epoch, args.budget_ns, args.steps) = (epoch, BUDGET_NS, ask.steps);
+            (args.epoch, args.budget_ns, args.steps) = (epoch, self.budget_ns, ask.steps);
             (args.live, args.count, args.column) = (ask.live, ask.prompt, ask.column);
             if ask.prompt > 0 {
                 args.prompt = loaded.prompt.address;
