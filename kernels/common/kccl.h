@@ -2,7 +2,7 @@
 // `kie_collective` over them. Needs platform.h alone and shares no name with the headers beside it.
 //
 // Every rank has one symmetric memory, of the same layout on all of them, mapped on all of them:
-//   poison, stamps | flags | slots of words | staging | whatever its owner keeps there
+//   poison, reason, stamps | flags | slots of words | staging | whatever its owner keeps there
 // A rank stores into its peers' memory and loads from its own only.
 //
 // Invariants:
@@ -13,7 +13,7 @@
 // - Within one kernel that argument holds for each thread by itself (push) or each block (bulk), so
 //   collectives of one kernel that follow one another have the same size, or the grid meets.
 // - Sums are float32, in the order of the ranks, wherever they are made: the same bits on all.
-// - Every wait is bounded. Who gives up writes why into every rank's poison, waits no more, and
+// - Every wait is bounded. Who gives up writes why, sets every rank's poison, waits no more, and
 //   runs to the end on whatever there is; the host then trusts no result.
 #pragma once
 
@@ -31,7 +31,7 @@ enum Phase { kHere, kSent, kDone, kPhases };
 // What a rank gave up on.
 enum Where { kWords = 1, kArrival = 2, kParts = 3, kResults = 4 };
 
-constexpr u64 kAtPoison = 0, kAtStamps = 64, kAtFlags = 4096;
+constexpr u64 kAtPoison = 0, kAtWhy = 8, kAtStamps = 64, kAtFlags = 4096;
 constexpr u64 kAtSlots = kAtFlags + 8ull * kPhases * kRanksMax * kBlocksMax;
 static_assert(kAtStamps + 16 * kBlocksMax <= kAtFlags, "two stamps a block");
 
@@ -77,6 +77,9 @@ KIE_DEVICE u32 after(const Ranks& r, u32 i) {
 KIE_DEVICE void give_up(Ranks& r, u32 where, u32 peer, u32 seen) {
     r.lost = true;
     const u64 why = 1ull << 63 | (u64)where << 56 | (u64)r.rank << 48 | (u64)peer << 40 | seen;
+    // The first reason of each rank is kept; later ones follow from it.
+    u64* own = (u64*)(memory_of(r, r.rank) + kAtWhy);
+    if (load_word_system(own) == 0) store_word_system(own, why);
     for (u32 i = 0; i < kRanks; ++i) store_word_system(poison_of(r, after(r, i)), why);
 }
 // After a failed look, of which `polls` were made before: whether to look again.
