@@ -13,8 +13,9 @@
 // - Within one kernel that argument holds for each thread by itself (push) or each block (bulk), so
 //   collectives of one kernel that follow one another have the same size, or the grid meets.
 // - Sums are float32, in the order of the ranks, wherever they are made: the same bits on all.
-// - Every wait is bounded. Who gives up writes why, sets every rank's poison, waits no more, and
-//   runs to the end on whatever there is; the host then trusts no result.
+// - Every wait is bounded. Who loses patience sets every rank's poison; all who wait then write
+// what
+//   for, wait no more, and run to the end on whatever there is; the host trusts no result.
 #pragma once
 
 namespace kccl {
@@ -74,13 +75,13 @@ KIE_DEVICE u32 after(const Ranks& r, u32 i) {
 }
 
 // ---- Waiting.
+// Stops waiting. Every rank keeps the first reason of its own: what was outstanding when somebody
+// lost patience tells where it began.
 KIE_DEVICE void give_up(Ranks& r, u32 where, u32 peer, u32 seen) {
     r.lost = true;
     const u64 why = 1ull << 63 | (u64)where << 56 | (u64)r.rank << 48 | (u64)peer << 40 | seen;
-    // The first reason of each rank is kept; later ones follow from it.
     u64* own = (u64*)(memory_of(r, r.rank) + kAtWhy);
     if (load_word_system(own) == 0) store_word_system(own, why);
-    for (u32 i = 0; i < kRanks; ++i) store_word_system(poison_of(r, after(r, i)), why);
 }
 // After a failed look, of which `polls` were made before: whether to look again.
 KIE_DEVICE bool patient(Ranks& r, u32 where, u32 peer, u32 seen) {
@@ -88,10 +89,10 @@ KIE_DEVICE bool patient(Ranks& r, u32 where, u32 peer, u32 seen) {
     if ((++r.polls & 63) == 0) {
         const u64 now = clock_ns();
         if (r.polls == 64) r.since = now;
-        if (load_word_system(poison_of(r, r.rank)) != 0)
-            r.lost = true;
-        else if (now - r.since > r.peers.budget_ns)
-            give_up(r, where, peer, seen);
+        const bool late = now - r.since > r.peers.budget_ns;
+        if (late)
+            for (u32 i = 0; i < kRanks; ++i) store_word_system(poison_of(r, after(r, i)), 1);
+        if (late || load_word_system(poison_of(r, r.rank)) != 0) give_up(r, where, peer, seen);
     }
     return !r.lost;
 }

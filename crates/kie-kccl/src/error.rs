@@ -57,7 +57,7 @@ pub enum Error {
         op: &'static str,
         /// Its number since the communicator was made or cleared.
         epoch: u32,
-        /// Who gave up on whom; at least one.
+        /// Who was waiting for whom when the first lost patience; at least one.
         waits: Vec<Wait>,
     },
     /// An earlier failure left nothing to go on with.

@@ -56,7 +56,7 @@ fn a_rank_that_dies_once_leaves_the_communicator_usable() {
             assert!(got.unwrap() == wanted, "{round} {way}");
         }
         let waits = stalled(&mut communicator, Op::AllReduce, way);
-        assert!(waits.iter().all(|wait| wait.peer == 1), "{waits:?}");
+        assert!(waits.iter().any(|wait| wait.peer == 1), "{waits:?}");
         assert_eq!(communicator.epoch(), Some(1));
     }
 }
