@@ -23,6 +23,15 @@ const PAIRS_A_THREAD: u64 = 1;
 /// A piece is what one flag stands for: large enough to hide the fence, small enough to overlap.
 const PIECE_BYTES: [u64; 2] = [4 << 10, 64 << 10];
 
+/// Most threads of a block that pushes: each holds words of every rank in registers.
+fn push_threads(ranks: usize) -> u32 {
+    if ranks <= 4 {
+        1024
+    } else {
+        512
+    }
+}
+
 /// One of the ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
@@ -65,7 +74,7 @@ pub fn choose(op: Op, bytes: u64, topology: &Topology) -> Algorithm {
         topology.gpus.iter().map(of).min().unwrap_or(1).max(1)
     };
     let blocks_most = smallest(|gpu| gpu.multiprocessors).min(BLOCKS_MAX);
-    let threads_most = smallest(|gpu| gpu.threads);
+    let threads_most = smallest(|gpu| gpu.threads).min(push_threads(topology.ranks()));
     if op == Op::Barrier {
         let threads = threads_most.min(32);
         let kind = Kind::OneShot;

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kie_kernels::mono::machine::{Flight, Launch, Machine, Module, Source};
+use kie_kernels::mono::machine::{Flight, Launch, Machine, Module, Platform, Source};
 use kie_kernels::mono::source::platform_headers;
 
 use crate::algorithm::{Algorithm, Kind, BLOCKS_MAX, PUSH_BYTES_MAX};
@@ -29,6 +29,8 @@ const SLOT_WORDS: usize = PUSH_BYTES_MAX as usize / 4;
 const SLOT_BYTES: usize = 2 * RANKS_MAX * SLOT_WORDS * 8;
 /// After this epoch all is cleared and they start anew.
 const EPOCH_LAST: u32 = (1 << 31) - 1;
+/// The kernels for [`Kind::OneShot`] and [`Kind::Bulk`].
+const ENTRIES: [&str; 2] = ["kie_collective", "kie_collective_bulk"];
 /// How much longer than its waits a launch may take before it is given up.
 const GRACE: Duration = Duration::from_secs(20);
 
@@ -72,7 +74,7 @@ struct Args {
     threads: u32,
     op: u32,
     dtype: u32,
-    bulk: u32,
+    spare: u32,
     root: u32,
     piece: u32,
     epoch: u32,
@@ -91,7 +93,7 @@ impl Args {
             self.threads,
             self.op,
             self.dtype,
-            self.bulk,
+            self.spare,
             self.root,
             self.piece,
             self.epoch,
@@ -214,7 +216,7 @@ impl Devices {
             let args = self.args(job, epoch, index).bytes();
             let each = if self.one_launch { self.memory.ranks() as u32 } else { 1 };
             let launch = Launch {
-                entry: "kie_collective",
+                entry: ENTRIES[usize::from(job.algorithm.kind == Kind::Bulk)],
                 blocks: job.algorithm.blocks * each,
                 threads: job.algorithm.threads,
                 shared_bytes: 0,
@@ -311,7 +313,7 @@ impl Devices {
             threads: job.algorithm.threads,
             op: Op::ALL.iter().position(|op| *op == job.op).unwrap_or(0) as u32,
             dtype: job.dtype,
-            bulk: u32::from(job.algorithm.kind == Kind::Bulk),
+            spare: 0,
             root: job.root as u32,
             piece: job.algorithm.piece_bytes / 16,
             epoch,
@@ -328,13 +330,18 @@ fn words(bytes: &[u8]) -> Vec<u64> {
     bytes.chunks_exact(8).map(word).collect()
 }
 
-fn compile(machine: &dyn Machine, ranks: usize) -> Result<Arc<dyn Module>> {
+/// The kernel of its own for so many ranks.
+pub(crate) fn source(platform: Platform, ranks: usize) -> Source {
     let mut text = String::new();
-    let headers = platform_headers(machine.platform()).iter().copied();
+    let headers = platform_headers(platform).iter().copied();
     for (path, part) in headers.chain([("common/kccl.h", KCCL)]) {
         text.push_str(&format!("#line 1 \"{path}\"\n"));
         text.push_str(&part.replace("#pragma once\n", ""));
     }
     let defines = vec![("KIE_RANKS".to_owned(), ranks.to_string())];
-    Ok(machine.compile(&Source { defines, text, entries: vec!["kie_collective"] })?)
+    Source { defines, text, entries: ENTRIES.to_vec() }
+}
+
+fn compile(machine: &dyn Machine, ranks: usize) -> Result<Arc<dyn Module>> {
+    Ok(machine.compile(&source(machine.platform(), ranks))?)
 }

@@ -82,7 +82,7 @@ fn a_late_rank_is_waited_for_within_the_budget() {
 
 #[test]
 fn a_lost_word_is_missed() {
-    const PUSH: &str = "    store_words_system(slot_of(r, to, r.rank) + 2 * pair,";
+    const PUSH: &str = "    store_words_system(slot_in(r, memory_of(r, to), r.rank) + 2 * pair,";
     let lost =
         format!("    if (r.rank == 0 && to == 2 && pair == 5 && r.epoch == 1) return;\n{PUSH}");
     let mut communicator = virtual_ranks(mutant(sim(4, 8, 32), PUSH, &lost), 4);
@@ -93,7 +93,7 @@ fn a_lost_word_is_missed() {
 
 #[test]
 fn a_lost_flag_is_missed() {
-    const FLAG: &str = "        store_word_system(flag_of(r, to, r.rank, phase),";
+    const FLAG: &str = "        store_word_system(flag_in(r, memory_of(r, to), r.rank, phase),";
     for (phase, what) in [(0, What::Arrival), (1, What::Parts), (2, What::Results)] {
         let lost =
             format!("        if (r.rank == 1 && to == 3 && phase == {phase}) return;\n{FLAG}");

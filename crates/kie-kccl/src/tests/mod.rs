@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod compiled;
 mod faults;
 mod product;
 
