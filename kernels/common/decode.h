@@ -160,38 +160,81 @@ KIE_DEVICE void rotations(const DecodeArgs& args, const Block& b, u32 step) {
 struct Owned {
     float v[SplitO::items][2];
 };
-constexpr bool kQuad = SplitO::k_warps == 1 && kColumns == 1;  // four lanes hold the same result
-constexpr int kOthers = kLanesAll == 1 ? 1 : kQuad ? (kLanesAll + 3) / 4 : kLanesAll;
+// Words of other lanes that a thread looks after. Where four lanes of a team hold the same result
+// (kQuad), each adds some of the lanes. Otherwise the words are dealt out to all threads, who leave
+// them in shared memory for the owner of the row.
+constexpr bool kQuad = SplitO::k_warps == 1 && kColumns == 1;
+constexpr int kOthers =
+    kQuad ? SplitO::items * ((kLanesAll + 3) / 4) : (kOtherWords + kThreads - 1) / kThreads;
 struct Others {
-    u64 v[SplitO::items][kOthers];
+    u64 v[kOthers > 0 ? kOthers : 1];
 };
-KIE_DEVICE int other_lane(int i) { return kQuad ? (int)lane() % 4 + 4 * i : i; }
-template <bool kAgain, class S>
-KIE_DEVICE void take_others(Watch& watch, const DecodeArgs& args, const Block& b, int kind,
-                            int layer, int delay, int item, int pair, int column, bool live,
-                            Others& o) {
-    KIE_UNROLL for (int i = 0; i < kOthers; ++i) {
-        const int from = other_lane(i);
-        if (!live || from >= kLanesAll || from == b.lane_all) continue;
-        const u64* p = other_slot(args, kind, layer - delay, from) + (long)column * kWordsH +
-                       b.seat * (kRowsO / 2) + pair;
-        if (!kAgain) {
-            o.v[item][i] = load_word(p);
-        } else {
-            watch.polls = 0;
-            while (!kNoWaits && epoch_of(o.v[item][i]) != b.epoch &&
-                   patient(watch, layer << 4 | 3, b.epoch, epoch_of(o.v[item][i])))
-                o.v[item][i] = load_word(p);
+// Calls visit(index, lane, pair, column, place in shared memory) for each of this thread's words.
+template <class S, class F>
+KIE_DEVICE void each_other(const Block& b, F visit) {
+    if constexpr (kQuad) {
+        each_item<S>([&](int item, int pair, int column, bool live) {
+            KIE_UNROLL for (int i = 0; i < (kLanesAll + 3) / 4; ++i) {
+                const int from = (int)lane() % 4 + 4 * i;
+                if (live && from < kLanesAll && from != b.lane_all)
+                    visit(item * ((kLanesAll + 3) / 4) + i, from, pair, column, 0);
+            }
+        });
+    } else {
+        constexpr int kEach = S::row_pairs * kColumns;
+        KIE_UNROLL for (int i = 0; i < kOthers; ++i) {
+            const int n = i * kThreads + (int)thread(), from = n / kEach;
+            if (n < kOtherWords && from != b.lane_all)
+                visit(i, from, n % kEach % S::row_pairs, n % kEach / S::row_pairs, n);
         }
     }
 }
+KIE_DEVICE const u64* other_word(const DecodeArgs& args, const Block& b, int kind, int layer,
+                                 int from, int pair, int column) {
+    return other_slot(args, kind, layer, from) + (long)column * kWordsH + b.seat * (kRowsO / 2) +
+           pair;
+}
 template <class S>
-KIE_DEVICE void early_others(Watch& watch, const DecodeArgs& args, const Block& b, int kind,
-                             int layer, int delay, Others& o) {
+KIE_DEVICE void early_others(const DecodeArgs& args, const Block& b, int kind, int layer, int delay,
+                             Others& o) {
     if (kLanesAll == 1 || delay < 0) return;
-    each_item<S>([&](int item, int pair, int column, bool live) {
-        take_others<false, S>(watch, args, b, kind, layer, delay, item, pair, column, live, o);
+    each_other<S>(b, [&](int i, int from, int pair, int column, int) {
+        o.v[i] = load_word(other_word(args, b, kind, layer - delay, from, pair, column));
     });
+}
+template <class S>
+KIE_DEVICE void take_others(Watch& watch, const DecodeArgs& args, const Block& b, int kind,
+                            int layer, int delay, Others& o) {
+    if (kLanesAll == 1 || delay < 0) return;
+    each_other<S>(b, [&](int i, int from, int pair, int column, int place) {
+        const u64* p = other_word(args, b, kind, layer - delay, from, pair, column);
+        watch.polls = 0;
+        while (!kNoWaits && epoch_of(o.v[i]) != b.epoch &&
+               patient(watch, layer << 4 | 3, b.epoch, epoch_of(o.v[i])))
+            o.v[i] = load_word(p);
+        if (!kQuad) ((u32*)(b.shared + kShOthers))[place] = (u32)o.v[i];
+    });
+}
+// The others' sum for a row pair that this thread owns; with `alike` its own part in its place.
+template <class S>
+KIE_DEVICE void add_others(const Block& b, const Others& o, int item, int pair, int column,
+                           bool live, bool alike, u32 mine, float& a0, float& a1) {
+    constexpr int kTurns = kQuad ? (kLanesAll + 3) / 4 : kLanesAll;
+    KIE_UNROLL for (int i = 0; i < kTurns; ++i) {
+        const int from = kQuad ? (int)lane() % 4 + 4 * i : i;
+        const bool self = from == b.lane_all;
+        if (!live || from >= kLanesAll || (self && !alike)) continue;
+        const int place = (i * kColumns + column) * S::row_pairs + pair;
+        const u32 word = kQuad ? (u32)o.v[kQuad ? item * kTurns + i : 0]
+                               : ((const u32*)(b.shared + kShOthers))[kQuad ? 0 : place];
+        float x0, x1;
+        unpack_half2(self ? mine : word, x0, x1);
+        a0 += x0, a1 += x1;
+    }
+    if (kQuad) {
+        a0 += shuffle_xor(a0, 1), a1 += shuffle_xor(a1, 1);
+        a0 += shuffle_xor(a0, 2), a1 += shuffle_xor(a1, 2);
+    }
 }
 template <class S>
 KIE_DEVICE void step_residual(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b, int kind,
@@ -199,53 +242,44 @@ KIE_DEVICE void step_residual(Ring& ring, Watch& watch, const DecodeArgs& args, 
     Others others;
     const Layer& l = layer_of(b, layer);
     const int delay = l.delay[kind];
-    early_others<S>(watch, args, b, kind, layer, delay, others);
+    early_others<S>(args, b, kind, layer, delay, others);
     vector_ready<S>();
     Sums<S> s = multiply<S>(ring, lot, b.shared + kShXb, kStrideB);
     stamp(b, phase);
     const float keep = l.own[kind];
     const bool shares = kLanesAll > 1 && (l.shares >> kind & 1) != 0;
-    u64* to = hidden_slot(args, kind, layer, b.lane_index) + b.seat * (kRowsO / 2);
-    // Without delay all lanes add the same halves in the same order: the same bits everywhere.
+    // Without delay all lanes add the same halves in the same order: the same bits everywhere. But
+    // they wait for what others publish in this very step, so their own must be out before.
     const bool alike = delay == 0 && keep == 1.0f;
+    u64* to = hidden_slot(args, kind, layer, b.lane_index) + b.seat * (kRowsO / 2);
     u64* share = other_slot(args, kind, layer, b.lane_all) + b.seat * (kRowsO / 2);
+    if (delay > 0) take_others<S>(watch, args, b, kind, layer, delay, others);
+    u32 mine[S::items];
+    float sum[S::items][2];
     finish<S>(s, (float*)(b.shared + kShPartB),
               [&](int item, int pair, int column, float v0, float v1, bool live, bool lead) {
-                  const long at = (long)column * kWordsH + pair;
-                  // Before the others are waited for: they may be waiting for this.
-                  const u32 mine = pack_half2(v0, v1);
-                  if (shares && live && lead) publish_all(args, share + at, mine, b.epoch);
-                  float a0 = 0, a1 = 0;
-                  if (kLanesAll > 1 && delay >= 0) {
-                      take_others<true, S>(watch, args, b, kind, layer, delay, item, pair, column,
-                                           live, others);
-                      KIE_UNROLL for (int i = 0; i < kOthers; ++i) {
-                          const int from = other_lane(i);
-                          const bool self = from == b.lane_all;
-                          if (!live || from >= kLanesAll || (self && !alike)) continue;
-                          float x0, x1;
-                          unpack_half2(self ? mine : (u32)others.v[item][i], x0, x1);
-                          a0 += x0, a1 += x1;
-                      }
-                      if (kQuad) {
-                          a0 += shuffle_xor(a0, 1), a1 += shuffle_xor(a1, 1);
-                          a0 += shuffle_xor(a0, 2), a1 += shuffle_xor(a1, 2);
-                      }
-                  }
-                  if (kLanesAll > 1 && alike)
-                      own.v[item][0] += a0, own.v[item][1] += a1;
-                  else
-                      own.v[item][0] += keep * v0 + a0, own.v[item][1] += keep * v1 + a1;
-                  if (live && lead) {
-                      const u32 both = pack_half2(own.v[item][0], own.v[item][1]);
-                      publish(to + at, both, b.epoch);
-                      if (kHeadMode != kHeadPerLane && kind == 1 && layer == kLayers - 1)
-                          publish_all(args,
-                                      args.words + kAtLast + b.lane_all * kVecH +
-                                          b.seat * (kRowsO / 2) + at,
-                                      both, b.epoch);
-                  }
+                  mine[item] = pack_half2(v0, v1), sum[item][0] = v0, sum[item][1] = v1;
+                  if (shares && live && lead)
+                      publish_all(args, share + (long)column * kWordsH + pair, mine[item], b.epoch);
               });
+    if (delay == 0) take_others<S>(watch, args, b, kind, layer, delay, others);
+    if (kLanesAll > 1 && !kQuad && (delay == 0 || S::k_warps == 1)) sync_consumers<kThreads>();
+    each_owned<S>([&](int item, int pair, int column, bool live, bool lead) {
+        float a0 = 0, a1 = 0;
+        if (kLanesAll > 1 && delay >= 0)
+            add_others<S>(b, others, item, pair, column, live, alike, mine[item], a0, a1);
+        const bool whole = kLanesAll > 1 && alike;
+        own.v[item][0] += whole ? a0 : keep * sum[item][0] + a0;
+        own.v[item][1] += whole ? a1 : keep * sum[item][1] + a1;
+        if (!live || !lead) return;
+        const long at = (long)column * kWordsH + pair;
+        const u32 both = pack_half2(own.v[item][0], own.v[item][1]);
+        publish(to + at, both, b.epoch);
+        if (kHeadMode != kHeadPerLane && kind == 1 && layer == kLayers - 1)
+            publish_all(args,
+                        args.words + kAtLast + b.lane_all * kVecH + b.seat * (kRowsO / 2) + at,
+                        both, b.epoch);
+    });
     stamp(b, phase + 1);
 }
 

@@ -36,10 +36,11 @@ KIE_DEVICE u32 epoch_of(u64 w) { return (u32)(w >> 32); }
 KIE_DEVICE void publish(u64* p, u32 payload, u32 epoch) { store_word(p, word(payload, epoch)); }
 // To the same word of every rank. `p` is this rank's.
 KIE_DEVICE void publish_all(const DecodeArgs& args, u64* p, u32 payload, u32 epoch) {
-    publish(p, payload, epoch);
-    if constexpr (kRanks > 1) {
-        KIE_NO_UNROLL for (int rank = 0; rank < kRanks; ++rank) if (rank != (int)args.rank)
-            store_word_system(args.peers[rank] + (p - args.words), word(payload, epoch));
+    if constexpr (kRanks == 1) {
+        publish(p, payload, epoch);
+    } else {
+        KIE_UNROLL for (int rank = 0; rank < kRanks; ++rank)
+            store_word_system(p + args.hops[rank], word(payload, epoch));
     }
 }
 // The edge's release and acquire, as wide as those who take part.

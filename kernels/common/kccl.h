@@ -1,8 +1,9 @@
-// Collectives among the ranks of one host: device functions for any kernel, and the kernel
-// `kie_collective` over them. Needs platform.h alone and shares no name with the headers beside it.
+// Collectives among the ranks of one host: device functions for any kernel, and two kernels over
+// them, `kie_collective` and `kie_collective_bulk`. Needs platform.h alone and shares no name with
+// the headers beside it.
 //
 // Every rank has one symmetric memory, of the same layout on all of them, mapped on all of them:
-//   poison, stamps | flags | slots of words | staging | whatever its owner keeps there
+//   poison, reason, stamps | flags | slots of words | staging | whatever its owner keeps there
 // A rank stores into its peers' memory and loads from its own only.
 //
 // Invariants:
@@ -13,8 +14,9 @@
 // - Within one kernel that argument holds for each thread by itself (push) or each block (bulk), so
 //   collectives of one kernel that follow one another have the same size, or the grid meets.
 // - Sums are float32, in the order of the ranks, wherever they are made: the same bits on all.
-// - Every wait is bounded. Who gives up writes why into every rank's poison, waits no more, and
-//   runs to the end on whatever there is; the host then trusts no result.
+// - Every wait is bounded. Who loses patience sets every rank's poison; all who wait then write
+// what
+//   for, wait no more, and run to the end on whatever there is; the host trusts no result.
 #pragma once
 
 namespace kccl {
@@ -31,7 +33,7 @@ enum Phase { kHere, kSent, kDone, kPhases };
 // What a rank gave up on.
 enum Where { kWords = 1, kArrival = 2, kParts = 3, kResults = 4 };
 
-constexpr u64 kAtPoison = 0, kAtStamps = 64, kAtFlags = 4096;
+constexpr u64 kAtPoison = 0, kAtWhy = 8, kAtStamps = 64, kAtFlags = 4096;
 constexpr u64 kAtSlots = kAtFlags + 8ull * kPhases * kRanksMax * kBlocksMax;
 static_assert(kAtStamps + 16 * kBlocksMax <= kAtFlags, "two stamps a block");
 
@@ -45,6 +47,7 @@ struct Peers {
 // What a thread knows of its place, and how long it has waited.
 struct Ranks {
     const Peers& peers;
+    u8* own;  // this rank's memory
     u32 rank, block, blocks, threads;
     u32 epoch, polls;
     u64 since;
@@ -53,20 +56,25 @@ struct Ranks {
 
 KIE_DEVICE u64 word(u32 payload, u32 epoch) { return (u64)epoch << 32 | payload; }
 KIE_DEVICE u32 epoch_of(u64 w) { return (u32)(w >> 32); }
-KIE_DEVICE u8* memory_of(const Ranks& r, u32 rank) { return r.peers.base[rank]; }
+// Chosen, not indexed: an array that is indexed by a variable would have to lie in memory.
+KIE_DEVICE u8* choose(const Peers& peers, u32 rank) {
+    u8* at = peers.base[0];
+    KIE_UNROLL for (u32 i = 1; i < kRanks; ++i) at = i == rank ? peers.base[i] : at;
+    return at;
+}
+KIE_DEVICE u8* memory_of(const Ranks& r, u32 rank) { return choose(r.peers, rank); }
 KIE_DEVICE u64* poison_of(const Ranks& r, u32 rank) {
     return (u64*)(memory_of(r, rank) + kAtPoison);
 }
-// What `from` pushes to `to` in this epoch.
-KIE_DEVICE u64* slot_of(const Ranks& r, u32 to, u32 from) {
+// In a rank's memory: what `from` pushes in this epoch, and its flags for this block.
+KIE_DEVICE u64* slot_in(const Ranks& r, u8* memory, u32 from) {
     const u64 index = (r.epoch & 1) * kRanksMax + from;
-    return (u64*)(memory_of(r, to) + kAtSlots) + index * r.peers.slot_words;
+    return (u64*)(memory + kAtSlots) + index * r.peers.slot_words;
 }
-KIE_DEVICE u64* flag_of(const Ranks& r, u32 to, u32 from, u32 phase) {
+KIE_DEVICE u64* flag_in(const Ranks& r, u8* memory, u32 from, u32 phase) {
     const u32 index = (phase * kRanksMax + from) * kBlocksMax + r.block;
-    return (u64*)(memory_of(r, to) + kAtFlags) + index;
+    return (u64*)(memory + kAtFlags) + index;
 }
-KIE_DEVICE u8* staging_of(const Ranks& r, u32 rank) { return memory_of(r, rank) + r.peers.staging; }
 // The rank that is `i` behind this one: peers are served in turn, not all rank 0 first.
 KIE_DEVICE u32 after(const Ranks& r, u32 i) {
     const u32 next = r.rank + i;
@@ -74,10 +82,13 @@ KIE_DEVICE u32 after(const Ranks& r, u32 i) {
 }
 
 // ---- Waiting.
+// Stops waiting. Every rank keeps the first reason of its own: what was outstanding when somebody
+// lost patience tells where it began.
 KIE_DEVICE void give_up(Ranks& r, u32 where, u32 peer, u32 seen) {
     r.lost = true;
     const u64 why = 1ull << 63 | (u64)where << 56 | (u64)r.rank << 48 | (u64)peer << 40 | seen;
-    for (u32 i = 0; i < kRanks; ++i) store_word_system(poison_of(r, after(r, i)), why);
+    u64* own = (u64*)(r.own + kAtWhy);
+    if (load_word_system(own) == 0) store_word_system(own, why);
 }
 // After a failed look, of which `polls` were made before: whether to look again.
 KIE_DEVICE bool patient(Ranks& r, u32 where, u32 peer, u32 seen) {
@@ -85,9 +96,10 @@ KIE_DEVICE bool patient(Ranks& r, u32 where, u32 peer, u32 seen) {
     if ((++r.polls & 63) == 0) {
         const u64 now = clock_ns();
         if (r.polls == 64) r.since = now;
-        if (load_word_system(poison_of(r, r.rank)) != 0)
-            r.lost = true;
-        else if (now - r.since > r.peers.budget_ns)
+        const bool late = now - r.since > r.peers.budget_ns;
+        if (late)
+            for (u32 i = 0; i < kRanks; ++i) store_word_system(poison_of(r, after(r, i)), 1);
+        if (late || load_word_system((const u64*)(r.own + kAtPoison)) != 0)
             give_up(r, where, peer, seen);
     }
     return !r.lost;
@@ -100,12 +112,12 @@ KIE_DEVICE void tell(const Ranks& r, u32 phase, u32 count) {
     const u32 to = thread();
     if (to < kRanks && to != r.rank) {
         fence_system();
-        store_word_system(flag_of(r, to, r.rank, phase), word(count, r.epoch));
+        store_word_system(flag_in(r, memory_of(r, to), r.rank, phase), word(count, r.epoch));
     }
 }
 // A later epoch's flag stands for this one's, too.
 KIE_DEVICE void hear_one(Ranks& r, u32 from, u32 phase, u32 count, u32 where) {
-    const u64* flag = flag_of(r, r.rank, from, phase);
+    const u64* flag = flag_in(r, r.own, from, phase);
     r.polls = 0;
     for (;;) {
         const u64 v = load_word_system(flag);
@@ -161,12 +173,12 @@ KIE_DEVICE u32 sum(const u32 (&parts)[kRanks], float scale) {
 }
 
 // ---- One-shot push: the data are the flags. A pair is 8 bytes of data, two words on their way.
-KIE_DEVICE void push(const Ranks& r, u32 to, u64 pair, u64 data) {
-    store_words_system(slot_of(r, to, r.rank) + 2 * pair, word((u32)data, r.epoch),
+KIE_DEVICE void push(const Ranks& r, u32 to, u32 pair, u64 data) {
+    store_words_system(slot_in(r, memory_of(r, to), r.rank) + 2 * pair, word((u32)data, r.epoch),
                        word((u32)(data >> 32), r.epoch));
 }
 // One pair of every peer. Asks all of them before it looks at any.
-KIE_DEVICE void take_all(Ranks& r, u64 pair, u64 own, u32 (&low)[kRanks], u32 (&high)[kRanks]) {
+KIE_DEVICE void take_all(Ranks& r, u32 pair, u64 own, u32 (&low)[kRanks], u32 (&high)[kRanks]) {
     u64 a[kRanks], b[kRanks];
     r.polls = 0;
     for (;;) {
@@ -175,7 +187,7 @@ KIE_DEVICE void take_all(Ranks& r, u64 pair, u64 own, u32 (&low)[kRanks], u32 (&
             if (i == r.rank)
                 a[i] = word((u32)own, r.epoch), b[i] = word((u32)(own >> 32), r.epoch);
             else
-                load_words_system(slot_of(r, r.rank, i) + 2 * pair, a[i], b[i]);
+                load_words_system(slot_in(r, r.own, i) + 2 * pair, a[i], b[i]);
         }
         KIE_UNROLL for (u32 i = 0; i < kRanks;
                         ++i) if (epoch_of(a[i]) != r.epoch || epoch_of(b[i]) != r.epoch) late = i;
@@ -187,16 +199,16 @@ KIE_DEVICE void take_all(Ranks& r, u64 pair, u64 own, u32 (&low)[kRanks], u32 (&
 // What goes to rank i stands `i * stride` pairs into `in`; what comes from it is added, or stands
 // `i * pairs` into `out`.
 template <int kDtype, bool kSum>
-KIE_DEVICE void exchange_push(Ranks& r, const u64* in, u64 stride, u64* out, u64 pairs,
+KIE_DEVICE void exchange_push(Ranks& r, const u64* in, u32 stride, u64* out, u32 pairs,
                               float scale) {
-    const u64 first = (u64)r.block * r.threads + thread(), step = (u64)r.blocks * r.threads;
-    for (u64 p = first; p < pairs; p += step) {
+    const u32 first = r.block * r.threads + thread(), step = r.blocks * r.threads;
+    for (u32 p = first; p < pairs; p += step) {
         KIE_UNROLL for (u32 i = 1; i < kRanks; ++i) {
             const u32 to = after(r, i);
             push(r, to, p, in[to * stride + p]);
         }
     }
-    for (u64 p = first; p < pairs; p += step) {
+    for (u32 p = first; p < pairs; p += step) {
         const u64 own = in[r.rank * stride + p];
         u32 low[kRanks], high[kRanks];
         take_all(r, p, own, low, high);
@@ -209,11 +221,11 @@ KIE_DEVICE void exchange_push(Ranks& r, const u64* in, u64 stride, u64* out, u64
         }
     }
 }
-KIE_DEVICE void broadcast_push(Ranks& r, u32 root, const u64* in, u64* out, u64 pairs) {
-    const u64 first = (u64)r.block * r.threads + thread(), step = (u64)r.blocks * r.threads;
+KIE_DEVICE void broadcast_push(Ranks& r, u32 root, const u64* in, u64* out, u32 pairs) {
+    const u32 first = r.block * r.threads + thread(), step = r.blocks * r.threads;
     // The root hears no data, so it could run ahead: it waits for all to have come this far.
     tell(r, kHere, 1);
-    for (u64 p = first; p < pairs; p += step) {
+    for (u32 p = first; p < pairs; p += step) {
         u64 a = in[p], b = 0;
         if (r.rank == root) {
             KIE_UNROLL for (u32 i = 1; i < kRanks; ++i) push(r, after(r, i), p, a);
@@ -222,7 +234,7 @@ KIE_DEVICE void broadcast_push(Ranks& r, u32 root, const u64* in, u64* out, u64 
         }
         r.polls = 0;
         for (;;) {
-            load_words_system(slot_of(r, r.rank, root) + 2 * p, a, b);
+            load_words_system(slot_in(r, r.own, root) + 2 * p, a, b);
             if (epoch_of(a) == r.epoch && epoch_of(b) == r.epoch) break;
             if (!patient(r, kWords, root, epoch_of(a))) break;
         }
@@ -274,7 +286,7 @@ KIE_DEVICE void copy(const Ranks& r, u8* to, const u8* from, u32 quads) {
 template <int kDtype>
 KIE_DEVICE void reduce_piece(const Ranks& r, const Cut& c, const u8* in, u64 out, bool all,
                              Piece piece, float scale) {
-    const u8* staged = staging_of(r, r.rank);
+    const u8* staged = r.own + r.peers.staging;
     for (u32 q = thread(); q < piece.quads; q += r.threads) {
         const u64 at = piece.at + q;
         Quad v[kRanks], total;
@@ -289,7 +301,7 @@ KIE_DEVICE void reduce_piece(const Ranks& r, const Cut& c, const u8* in, u64 out
         if (all)
             KIE_UNROLL for (u32 i = 1; i < kRanks; ++i)
                 store_state(memory_of(r, after(r, i)) + to, total);
-        store_state(memory_of(r, r.rank) + to, total);
+        store_state(r.own + to, total);
     }
 }
 // Two-shot all-reduce (`all`), or its first half, a reduce-scatter. `out` is an offset into
@@ -302,7 +314,7 @@ KIE_DEVICE void reduce_bulk(Ranks& r, const Cut& c, const u8* in, u64 out, bool 
         for (u32 k = 1; k < kRanks; ++k) {
             const u32 to = after(r, k);
             const Piece piece = piece_of(r, c, quads_of(c, to), i);
-            copy(r, staging_of(r, to) + 16 * (r.rank * c.part + piece.at),
+            copy(r, memory_of(r, to) + r.peers.staging + 16 * (r.rank * c.part + piece.at),
                  in + 16 * (to * c.part + piece.at), piece.quads);
         }
         tell(r, kSent, i + 1);
@@ -352,7 +364,7 @@ KIE_DEVICE void broadcast_bulk(Ranks& r, const Cut& c, u32 root, const u8* in, u
     }
     const u64 own = quads_of(c, r.rank);
     const u32 mine = pieces_of(r, c, own);
-    const u8* source = deals ? in : memory_of(r, r.rank) + out;
+    const u8* source = deals ? in : r.own + out;
     for (u32 i = 0; i < mine; ++i) {
         if (!deals) {
             if (thread() == root) hear_one(r, root, kSent, i + 1, kParts);
@@ -378,7 +390,7 @@ struct Args {
     Peers peers;
     u64 in, out;  // offsets into each rank's memory
     u64 quads;    // of a slice: what one rank gives to, or gets from, another
-    u32 first_rank, blocks, threads, op, dtype, bulk, root, piece;
+    u32 first_rank, blocks, threads, op, dtype, spare, root, piece;
     u32 epoch;  // of the first step
     u32 steps;  // times that it is done; an all-reduce takes the last one's result
     u32 warm;   // steps before the clock starts
@@ -386,63 +398,67 @@ struct Args {
 };
 static_assert(sizeof(Args) == 160, "lib.rs has the same");
 
-template <int kDtype>
+// One step the one-shot way, or in bulk; `in` is where an all-reduce finds its own data.
+template <int kDtype, bool kBulk>
 KIE_DEVICE void reduce(Ranks& r, const Args& args, u64 in) {
     const bool all = args.op == kAllReduce;
-    u8* own = memory_of(r, r.rank);
-    if (!args.bulk) {
-        const u64 pairs = 2 * args.quads;
-        return exchange_push<kDtype, true>(r, (const u64*)(own + in), all ? 0 : pairs,
-                                           (u64*)(own + args.out), pairs, args.scale);
+    const u64 part = (args.quads + kRanks - 1) / kRanks;
+    if (kBulk) {
+        const Cut cut = {all ? args.quads : args.quads * kRanks, all ? part : args.quads,
+                         args.piece};
+        reduce_bulk<kDtype>(r, cut, r.own + in, args.out, all, args.scale);
+    } else {
+        const u32 pairs = 2 * (u32)args.quads;
+        exchange_push<kDtype, true>(r, (const u64*)(r.own + in), all ? 0 : pairs,
+                                    (u64*)(r.own + args.out), pairs, args.scale);
     }
-    const Cut cut = {all ? args.quads : args.quads * kRanks,
-                     all ? (args.quads + kRanks - 1) / kRanks : args.quads, args.piece};
-    reduce_bulk<kDtype>(r, cut, own + in, args.out, all, args.scale);
 }
-KIE_DEVICE void move(Ranks& r, const Args& args) {
-    u8* own = memory_of(r, r.rank);
-    const u64* in = (const u64*)(own + args.in);
-    u64* out = (u64*)(own + args.out);
-    const u64 pairs = 2 * args.quads;
-    if (args.op == kBroadcast) {
-        if (!args.bulk) return broadcast_push(r, args.root, in, out, pairs);
-        const Cut cut = {args.quads, (args.quads + kRanks - 1) / kRanks, args.piece};
-        return broadcast_bulk(r, cut, args.root, own + args.in, args.out);
-    }
-    const bool each = args.op == kAllToAll;
-    if (!args.bulk) return exchange_push<kF32, false>(r, in, each ? pairs : 0, out, pairs, 1.0f);
-    const Cut cut = {args.quads, args.quads, args.piece};
-    exchange_bulk(r, cut, own + args.in, each ? args.quads : 0, args.out);
+KIE_DEVICE void move_push(Ranks& r, const Args& args) {
+    const u64* in = (const u64*)(r.own + args.in);
+    u64* out = (u64*)(r.own + args.out);
+    const u32 pairs = 2 * (u32)args.quads, stride = args.op == kAllToAll ? pairs : 0;
+    if (args.op == kBroadcast)
+        broadcast_push(r, args.root, in, out, pairs);
+    else
+        exchange_push<kF32, false>(r, in, stride, out, pairs, 1.0f);
 }
-}  // namespace kccl
-
-KIE_KERNEL(kie_collective, 1024, kccl::Args args) {
-    using namespace kccl;
-    const u32 at = block() / args.blocks;
-    Ranks r = {args.peers,
-               args.first_rank + at,
-               block() - at * args.blocks,
-               args.blocks,
-               args.threads,
-               args.epoch,
-               0,
-               0,
-               false};
-    u64* stamps = (u64*)(memory_of(r, r.rank) + kAtStamps) + 2 * r.block;
+KIE_DEVICE void move_bulk(Ranks& r, const Args& args) {
+    const u64 part = (args.quads + kRanks - 1) / kRanks;
+    const Cut parts = {args.quads, part, args.piece}, whole = {args.quads, args.quads, args.piece};
+    const u64 stride = args.op == kAllToAll ? args.quads : 0;
+    if (args.op == kBroadcast)
+        broadcast_bulk(r, parts, args.root, r.own + args.in, args.out);
+    else
+        exchange_bulk(r, whole, r.own + args.in, stride, args.out);
+}
+template <bool kBulk>
+KIE_DEVICE void run(const Args& args) {
+    const u32 at = block() / args.blocks, rank = args.first_rank + at;
+    Ranks r = {args.peers,  choose(args.peers, rank),
+               rank,        block() - at * args.blocks,
+               args.blocks, args.threads,
+               args.epoch,  0,
+               0,           false};
+    u64* stamps = (u64*)(r.own + kAtStamps) + 2 * r.block;
     for (u32 step = 0; step < args.steps; ++step, ++r.epoch) {
         if (step == args.warm && thread() == 0) stamps[0] = clock_ns();
         const u64 in = step == 0 || args.op != kAllReduce ? args.in : args.out;
         if (args.op == kBarrier)
             meet(r);
         else if (args.op > kReduceScatter)
-            move(r, args);
+            kBulk ? move_bulk(r, args) : move_push(r, args);
         else if (args.dtype == kF16)
-            reduce<kF16>(r, args, in);
+            reduce<kF16, kBulk>(r, args, in);
         else if (args.dtype == kBf16)
-            reduce<kBf16>(r, args, in);
+            reduce<kBf16, kBulk>(r, args, in);
         else
-            reduce<kF32>(r, args, in);
+            reduce<kF32, kBulk>(r, args, in);
         sync_block();
     }
     if (thread() == 0) stamps[1] = clock_ns();
 }
+}  // namespace kccl
+
+// A thread holds a pair of every rank: with more ranks, fewer threads have the registers for it.
+KIE_KERNEL(kie_collective, kccl::kRanks <= 4 ? 1024 : 512, kccl::Args args) { kccl::run<false>(args); }
+KIE_KERNEL(kie_collective_bulk, 512, kccl::Args args) { kccl::run<true>(args); }

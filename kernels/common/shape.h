@@ -150,6 +150,9 @@ constexpr int kPartA = max_i(max_i(SplitQkv::part_floats, SplitGu::part_floats),
                              max_i(SplitHead::part_floats, SplitTail::part_floats));
 constexpr int kPartB = max_i(SplitO::part_floats, SplitDown::part_floats);
 constexpr int kScores = 2 * kGroup * kPage;
+// Other lanes' words of the owned rows, where threads bring them for each other (decode.h).
+constexpr bool kBrought = kLanesAll > 1 && !(SplitO::k_warps == 1 && kColumns == 1);
+constexpr int kOtherWords = kBrought ? SplitO::row_pairs * kColumns * kLanesAll : 0;
 constexpr int kNormSets = kHeadMode == kHeadMean || kHeadMode == kHeadConcat ? kLanesAll : 1;
 // Page tables stand in shared memory where they are small.
 constexpr int kTableWords = kColumns * kPools * kPagesMax;
@@ -167,7 +170,8 @@ constexpr int kShSum = kShTally + kBins * 16, kShStops = kShSum + kCountWords * 
 constexpr int kShLayers = kShStops + kColumns * kStopsMax * 4;
 constexpr int kShTrace = (kShLayers + kLayers * 32 + 63) / 64 * 64, kShSlots = kShTrace + 16 * 8;
 constexpr int kShSizes = kShSlots + 64 * 16, kShTurn = kShSizes + 64 * 4;
-constexpr int kShTable = kShTurn + SplitQkv::items * kThreads * 8;
+constexpr int kShOthers = kShTurn + SplitQkv::items * kThreads * 8,
+              kShTable = kShOthers + kOtherWords * 4;
 constexpr int kShRing = (kShTable + (kTableShared ? kTableWords * 4 : 0) + 1023) / 1024 * 1024;
 constexpr int kSharedMax = KIE_SHARED_MAX;
 constexpr int kSlots = min_i((kSharedMax - kShRing) / kSlotBytes, 64);

@@ -1,1 +1,380 @@
-//! placeholder
+//! Collectives of one host: who can reach whom ([`topology`]), memory that all ranks map
+//! ([`symmetric`]), which way a message goes ([`algorithm`]), and the [`Communicator`] over them.
+//! The device side is `kernels/common/kccl.h`, for use inside other kernels, too.
+//!
+//! Ranks are GPUs of this process, virtual ranks of one machine (a GPU or the simulator), or
+//! nothing but the host's memory (`cpu`, the definition of what every result must be).
+//!
+//! Invariants: every rank's bits are the same, and those of [`cpu`]; a rank that dies or is late
+//! ends the collective in [`Error::Stalled`] within the budget.
+
+pub mod algorithm;
+pub mod cpu;
+mod device;
+mod discover;
+pub mod error;
+mod nvml;
+pub mod op;
+pub mod symmetric;
+#[cfg(test)]
+mod tests;
+pub mod topology;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kie_kernels::mono::machine::{Machine, Platform};
+
+pub use self::algorithm::{choose, Algorithm};
+use self::device::{Devices, Job};
+pub use self::device::{Layout, RANKS_MAX};
+pub use self::error::{Error, Result};
+pub use self::op::{Dtype, Op};
+use self::symmetric::{Mapping, Symmetric};
+pub use self::topology::Topology;
+
+/// What a caller may choose about a communicator.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Largest message, the larger of a rank's input and output, in bytes.
+    pub message_bytes: usize,
+    /// Longest wait of a rank for another.
+    pub budget: Duration,
+    /// Most threads of a block; the simulator is slow with many.
+    pub threads: u32,
+    /// What lies between the ranks; `None`: what the machines tell.
+    pub topology: Option<Topology>,
+    /// Where collectives start counting, chosen by tests.
+    pub first_epoch: u32,
+    /// How ranks come to each other's memory.
+    pub mapping: Mapping,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            message_bytes: 64 << 20,
+            budget: Duration::from_secs(1),
+            threads: 1024,
+            topology: None,
+            first_epoch: 1,
+            mapping: Mapping::InProcess,
+        }
+    }
+}
+
+/// How long collectives took inside one kernel.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Timing {
+    /// How they were done.
+    pub algorithm: Algorithm,
+    /// Nanoseconds of one, on each rank.
+    pub rank_ns: Vec<f64>,
+}
+
+impl Timing {
+    /// That of the slowest rank.
+    pub fn ns(&self) -> f64 {
+        self.rank_ns.iter().copied().fold(0.0, f64::max)
+    }
+}
+
+/// Ranks that work together.
+pub struct Communicator {
+    ranks: usize,
+    topology: Topology,
+    message_bytes: usize,
+    /// `None`: the host's memory.
+    devices: Option<Devices>,
+}
+
+impl Communicator {
+    /// Virtual ranks in the host's memory, one after another.
+    ///
+    /// # Errors
+    /// [`Error::Ranks`].
+    pub fn cpu(ranks: usize) -> Result<Self> {
+        check_ranks(ranks)?;
+        let topology = Topology::virtual_ranks("cpu", ranks as u32, ranks as u32, 64);
+        Ok(Self { ranks, topology, message_bytes: usize::MAX, devices: None })
+    }
+
+    /// Virtual ranks on one machine, which runs their blocks side by side in one launch.
+    ///
+    /// # Errors
+    /// [`Error::Ranks`], also where each rank would not have a multiprocessor, or what the machine
+    /// says.
+    pub fn virtual_ranks(
+        machine: Arc<dyn Machine>,
+        ranks: usize,
+        options: &Options,
+    ) -> Result<Self> {
+        check_ranks(ranks)?;
+        let info = machine.info()?;
+        if (info.multiprocessors as usize) < ranks {
+            let wanted = format!("{} has {} multiprocessors", info.name, info.multiprocessors);
+            return Err(Error::Ranks { wanted, got: ranks });
+        }
+        let own = Topology::virtual_ranks(
+            &info.name,
+            ranks as u32,
+            info.multiprocessors,
+            options.threads,
+        );
+        Self::over(&vec![machine; ranks], own, options)
+    }
+
+    /// One rank on each machine; all must be different.
+    ///
+    /// # Errors
+    /// [`Error::Ranks`], [`Error::Unreachable`] with the pair, [`Error::NotBuilt`] for several
+    /// simulators, or what a machine says.
+    pub fn new(machines: &[Arc<dyn Machine>], options: &Options) -> Result<Self> {
+        check_ranks(machines.len())?;
+        if machines.len() > 1 && machines[0].platform() == Platform::Sim {
+            // Each has a scheduler and a time of its own, so bounds on waits would mean nothing.
+            return Err(Error::NotBuilt {
+                what: "one communicator over several simulators",
+                remedy: "make virtual ranks on one (sim:blocks=..)",
+            });
+        }
+        let own = Topology::discover(machines)?;
+        Self::over(machines, own, options)
+    }
+
+    fn over(machines: &[Arc<dyn Machine>], own: Topology, options: &Options) -> Result<Self> {
+        let mut topology = options.topology.clone().unwrap_or(own);
+        topology.check()?;
+        if topology.ranks() != machines.len() {
+            let wanted = format!("the topology {} has {}", topology.name, topology.ranks());
+            return Err(Error::Ranks { wanted, got: machines.len() });
+        }
+        for gpu in &mut topology.gpus {
+            gpu.threads = gpu.threads.min(options.threads.max(32) / 32 * 32);
+        }
+        let devices = Devices::new(
+            machines,
+            options.message_bytes,
+            options.budget,
+            options.first_epoch,
+            &options.mapping,
+        )?;
+        let (ranks, message_bytes) = (machines.len(), options.message_bytes);
+        Ok(Self { ranks, topology, message_bytes, devices: Some(devices) })
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// What lies between them.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// How a message of so many bytes goes; the same on all ranks.
+    pub fn plan(&self, op: Op, bytes: usize) -> Algorithm {
+        choose(op, bytes as u64, &self.topology)
+    }
+
+    /// The memory that all ranks map, with its layout; `None` for `cpu`.
+    pub fn symmetric(&self) -> Option<(&Symmetric, Layout)> {
+        self.devices.as_ref().map(|devices| (devices.memory(), devices.layout()))
+    }
+
+    /// Number of the next collective; `None` for `cpu`.
+    pub fn epoch(&self) -> Option<u32> {
+        self.devices.as_ref().map(Devices::epoch)
+    }
+
+    /// Everybody gets the sum of all inputs.
+    ///
+    /// # Errors
+    /// As [`Communicator::run`].
+    pub fn all_reduce(&mut self, dtype: Dtype, inputs: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
+        self.run(Op::AllReduce, dtype, 0, inputs)
+    }
+
+    /// Rank r gets part r of the sum of all inputs.
+    ///
+    /// # Errors
+    /// As [`Communicator::run`].
+    pub fn reduce_scatter(&mut self, dtype: Dtype, inputs: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
+        self.run(Op::ReduceScatter, dtype, 0, inputs)
+    }
+
+    /// Everybody gets all inputs, in the order of the ranks.
+    ///
+    /// # Errors
+    /// As [`Communicator::run`].
+    pub fn all_gather(&mut self, dtype: Dtype, inputs: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
+        self.run(Op::AllGather, dtype, 0, inputs)
+    }
+
+    /// Everybody gets the root's input; the others' are not looked at, but as long.
+    ///
+    /// # Errors
+    /// As [`Communicator::run`].
+    pub fn broadcast(
+        &mut self,
+        dtype: Dtype,
+        root: usize,
+        inputs: &[&[u8]],
+    ) -> Result<Vec<Vec<u8>>> {
+        self.run(Op::Broadcast, dtype, root, inputs)
+    }
+
+    /// Rank r gets part r of every input.
+    ///
+    /// # Errors
+    /// As [`Communicator::run`].
+    pub fn all_to_all(&mut self, dtype: Dtype, inputs: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
+        self.run(Op::AllToAll, dtype, 0, inputs)
+    }
+
+    /// Returns when all ranks have come.
+    ///
+    /// # Errors
+    /// As [`Communicator::run`].
+    pub fn barrier(&mut self) -> Result<()> {
+        self.run(Op::Barrier, Dtype::F32, 0, &vec![&[][..]; self.ranks]).map(|_| ())
+    }
+
+    /// Any of the operations, the way [`Communicator::plan`] says: one input a rank, all of the
+    /// same length; one output a rank. After [`Error::Stalled`] the communicator is ready again.
+    ///
+    /// # Errors
+    /// [`Error::Size`], [`Error::TooLarge`], [`Error::Stalled`], [`Error::Closed`], or what a
+    /// machine says.
+    pub fn run(
+        &mut self,
+        op: Op,
+        dtype: Dtype,
+        root: usize,
+        inputs: &[&[u8]],
+    ) -> Result<Vec<Vec<u8>>> {
+        let slice = self.check(op, dtype, root, inputs)?;
+        let algorithm = self.plan(op, slice * op.slices(self.ranks));
+        self.run_as(op, dtype, root, inputs, algorithm)
+    }
+
+    /// As [`Communicator::run`], another way than planned: for tests and measurements.
+    ///
+    /// # Errors
+    /// As [`Communicator::run`].
+    pub fn run_as(
+        &mut self,
+        op: Op,
+        dtype: Dtype,
+        root: usize,
+        inputs: &[&[u8]],
+        algorithm: Algorithm,
+    ) -> Result<Vec<Vec<u8>>> {
+        let ranks = self.ranks;
+        let slice = self.check(op, dtype, root, inputs)?;
+        let Some(devices) = self.devices.as_mut() else {
+            return Ok(cpu::run(op, dtype, root, inputs));
+        };
+        if slice == 0 && op != Op::Barrier {
+            return Ok(vec![Vec::new(); ranks]);
+        }
+        let (layout, padded) = (devices.layout(), slice.next_multiple_of(16));
+        for (rank, input) in inputs.iter().enumerate().filter(|(_, input)| !input.is_empty()) {
+            let mut bytes = vec![0; padded * op.slices_in(ranks)];
+            for (to, from) in bytes.chunks_exact_mut(padded).zip(input.chunks_exact(slice)) {
+                to[..slice].copy_from_slice(from);
+            }
+            devices.memory().write(rank, layout.input, &bytes)?;
+        }
+        let (dtype, scale) = (dtype as u32, 1.0);
+        let (steps, warm, slice_bytes) = (1, 0, padded);
+        devices.run(&Job { op, dtype, root, slice_bytes, algorithm, steps, warm, scale })?;
+        let read = |rank: usize| {
+            let mut bytes = vec![0; padded * op.slices_out(ranks)];
+            devices.memory().read(rank, layout.output, &mut bytes)?;
+            let slices = bytes.chunks_exact(padded.max(1)).flat_map(|part| &part[..slice]);
+            Ok(slices.copied().collect())
+        };
+        (0..ranks).map(read).collect()
+    }
+
+    /// Does an operation `warm + steps` times inside one kernel on each rank and measures the last
+    /// `steps`. Each all-reduce takes the last one's result, as a mean, so they cannot overlap.
+    ///
+    /// # Errors
+    /// [`Error::NotBuilt`] for `cpu`; otherwise as [`Communicator::run`].
+    pub fn measure(
+        &mut self,
+        op: Op,
+        dtype: Dtype,
+        bytes: usize,
+        steps: u32,
+        algorithm: Option<Algorithm>,
+    ) -> Result<Timing> {
+        let algorithm = algorithm.unwrap_or_else(|| self.plan(op, bytes));
+        let ranks = self.ranks;
+        let devices = self.devices.as_mut().ok_or(Error::NotBuilt {
+            what: "a clock for virtual ranks of the CPU",
+            remedy: "measure on cuda",
+        })?;
+        if bytes > self.message_bytes {
+            return Err(too_large(op, bytes, self.message_bytes));
+        }
+        let slice_bytes = (bytes / op.slices(ranks).max(1)).next_multiple_of(16);
+        let warm = steps.div_ceil(10);
+        devices.run(&Job {
+            op,
+            dtype: dtype as u32,
+            root: 0,
+            slice_bytes,
+            algorithm,
+            steps: warm + steps,
+            warm,
+            scale: 1.0 / ranks as f32,
+        })?;
+        let elapsed = devices.elapsed_ns(algorithm.blocks)?;
+        let rank_ns = elapsed.iter().map(|ns| *ns as f64 / f64::from(steps)).collect();
+        Ok(Timing { algorithm, rank_ns })
+    }
+
+    /// Bytes of a slice, if all fits together.
+    fn check(&self, op: Op, dtype: Dtype, root: usize, inputs: &[&[u8]]) -> Result<usize> {
+        let fault = |what: String, wanted: String, got: usize| {
+            Err(Error::Size { op: op.name(), what, wanted, got })
+        };
+        if inputs.len() != self.ranks {
+            return fault("inputs".into(), format!("one a rank, {}", self.ranks), inputs.len());
+        }
+        if root >= self.ranks {
+            return fault("root".into(), format!("below {}", self.ranks), root);
+        }
+        let bytes = inputs[0].len();
+        if let Some(rank) = inputs.iter().position(|input| input.len() != bytes) {
+            let what = format!("bytes of rank {rank}");
+            return fault(what, format!("{bytes}, as of rank 0"), inputs[rank].len());
+        }
+        let slices = op.slices_in(self.ranks);
+        let unit = slices * dtype.bytes();
+        if bytes.checked_rem(unit).unwrap_or(bytes) != 0 {
+            return fault("bytes of a rank".into(), format!("a multiple of {unit}"), bytes);
+        }
+        let slice = bytes.checked_div(slices).unwrap_or(0);
+        let message = slice * op.slices(self.ranks);
+        if message > self.message_bytes {
+            return Err(too_large(op, message, self.message_bytes));
+        }
+        Ok(slice)
+    }
+}
+
+fn too_large(op: Op, bytes: usize, most: usize) -> Error {
+    Error::TooLarge { op: op.name(), bytes, most }
+}
+
+fn check_ranks(ranks: usize) -> Result<()> {
+    match ranks {
+        1..=RANKS_MAX => Ok(()),
+        got => Err(Error::Ranks { wanted: format!("wanted 1 to {RANKS_MAX} of one host"), got }),
+    }
+}

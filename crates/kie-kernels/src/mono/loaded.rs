@@ -168,7 +168,7 @@ impl Loaded {
             if rank != self.base.rank as usize {
                 self.machine.enable_peer(&**machine)?;
             }
-            self.base.peers[rank] = *words;
+            self.base.hops[rank] = (*words as i64 - self.words.address as i64) / 8;
         }
         Ok(())
     }

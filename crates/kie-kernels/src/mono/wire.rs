@@ -121,7 +121,7 @@ pub struct Args {
     pub trace: u64,
     pub out: u64,
     pub control: u64,
-    pub peers: [u64; 8],
+    pub hops: [i64; 8],
     pub budget_ns: u64,
     pub pool_layers: [u32; 2],
     pub segment_count: u32,

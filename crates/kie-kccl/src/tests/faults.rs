@@ -1,0 +1,149 @@
+//! Late ranks, lost words, dead ranks, and requests that make no sense.
+
+use super::*;
+use crate::cpu;
+use crate::error::{Error, What};
+use crate::symmetric::Mapping;
+
+const START: &str = "    u64* stamps = (u64*)";
+
+fn fault(text: &str) -> String {
+    format!("{text}\n{START}")
+}
+
+fn given() -> Vec<Vec<u8>> {
+    inputs(Dtype::F32, 4, 400, 1)
+}
+
+fn stalled(communicator: &mut Communicator, op: Op, way: Algorithm) -> Vec<crate::error::Wait> {
+    let given = given();
+    match communicator.run_as(op, Dtype::F32, 0, &slices(&given), way) {
+        Err(Error::Stalled { op: name, waits, .. }) => {
+            assert_eq!(name, op.name());
+            assert!(!waits.is_empty());
+            waits
+        }
+        other => panic!("{} {way}: {other:?}", op.name()),
+    }
+}
+
+#[test]
+fn a_dead_rank_ends_every_operation() {
+    let machine = mutant(sim(1, 8, 32), START, &fault("    if (r.rank == 2) return;"));
+    let mut communicator = virtual_ranks(machine, 4);
+    for op in Op::ALL {
+        for way in ways(2) {
+            if op == Op::Barrier {
+                assert!(matches!(communicator.barrier(), Err(Error::Stalled { .. })));
+                continue;
+            }
+            let waits = stalled(&mut communicator, op, way);
+            assert!(waits.iter().all(|wait| wait.rank != 2), "{waits:?}");
+            assert!(waits.iter().any(|wait| wait.peer == 2), "{waits:?}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_dies_once_leaves_the_communicator_usable() {
+    let text = "    if (r.rank == 1 && r.epoch == 3) return;";
+    let mut communicator = virtual_ranks(mutant(sim(2, 8, 32), START, &fault(text)), 4);
+    let given = given();
+    let wanted = cpu::run(Op::AllReduce, Dtype::F32, 0, &slices(&given));
+    for way in ways(2) {
+        for round in 1..=2 {
+            let got = communicator.run_as(Op::AllReduce, Dtype::F32, 0, &slices(&given), way);
+            assert!(got.unwrap() == wanted, "{round} {way}");
+        }
+        let waits = stalled(&mut communicator, Op::AllReduce, way);
+        assert!(waits.iter().any(|wait| wait.peer == 1), "{waits:?}");
+        assert_eq!(communicator.epoch(), Some(1));
+    }
+}
+
+#[test]
+fn a_late_rank_is_waited_for_within_the_budget() {
+    let late = |ms: u64| {
+        let text = format!(
+            "    for (const u64 from = clock_ns(); r.rank == 3 && clock_ns() - from < {ms}000000;)\n\
+             \x20       pause_ns(1000);"
+        );
+        virtual_ranks(mutant(sim(3, 8, 32), START, &fault(&text)), 4)
+    };
+    let given = given();
+    let wanted = cpu::run(Op::AllReduce, Dtype::F32, 0, &slices(&given));
+    for way in ways(2) {
+        let got = late(300).run_as(Op::AllReduce, Dtype::F32, 0, &slices(&given), way).unwrap();
+        assert!(got == wanted, "{way}");
+        let waits = stalled(&mut late(3000), Op::AllReduce, way);
+        assert!(waits.iter().any(|wait| wait.peer == 3), "{waits:?}");
+    }
+}
+
+#[test]
+fn a_lost_word_is_missed() {
+    const PUSH: &str = "    store_words_system(slot_in(r, memory_of(r, to), r.rank) + 2 * pair,";
+    let lost =
+        format!("    if (r.rank == 0 && to == 2 && pair == 5 && r.epoch == 1) return;\n{PUSH}");
+    let mut communicator = virtual_ranks(mutant(sim(4, 8, 32), PUSH, &lost), 4);
+    let waits = stalled(&mut communicator, Op::AllReduce, ways(2)[0]);
+    let (rank, peer, what) = (waits[0].rank, waits[0].peer, waits[0].what);
+    assert_eq!((rank, peer, what), (2, 0, What::Words));
+}
+
+#[test]
+fn a_lost_flag_is_missed() {
+    const FLAG: &str = "        store_word_system(flag_in(r, memory_of(r, to), r.rank, phase),";
+    for (phase, what) in [(0, What::Arrival), (1, What::Parts), (2, What::Results)] {
+        let lost =
+            format!("        if (r.rank == 1 && to == 3 && phase == {phase}) return;\n{FLAG}");
+        let mut communicator = virtual_ranks(mutant(sim(5, 8, 32), FLAG, &lost), 4);
+        let waits = stalled(&mut communicator, Op::AllReduce, ways(2)[1]);
+        assert!(waits.iter().any(|w| (w.rank, w.peer, w.what) == (3, 1, what)), "{waits:?}");
+    }
+}
+
+#[test]
+fn sums_in_another_order_are_seen() {
+    // The product's tests must be able to fail: ranks that start with their own part do not agree.
+    const SUM: &str = "unpack<kDtype>(parts[i], c, d);";
+    let machine = mutant(sim(6, 8, 32), SUM, "unpack<kDtype>(parts[kRanks - i], c, d);");
+    let mut communicator = virtual_ranks(machine, 4);
+    let given = given();
+    let wanted = cpu::run(Op::AllReduce, Dtype::F32, 0, &slices(&given));
+    let got = communicator.run_as(Op::AllReduce, Dtype::F32, 0, &slices(&given), ways(2)[0]);
+    assert!(got.unwrap() != wanted);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let mut communicator = virtual_ranks(sim(7, 8, 32), 4);
+    let mut ask = |op, root, lengths: [usize; 4]| {
+        let given = lengths.map(|bytes| vec![0; bytes]);
+        communicator.run(op, Dtype::F32, root, &slices(&given)).map_err(|e| e.to_string())
+    };
+    let even = ask(Op::AllReduce, 0, [8, 8, 4, 8]).unwrap_err();
+    assert_eq!(even, "all-reduce: bytes of rank 2: wanted 8, as of rank 0, got 4");
+    let unit = ask(Op::AllToAll, 0, [8; 4]).unwrap_err();
+    assert_eq!(unit, "all-to-all: bytes of a rank: wanted a multiple of 16, got 8");
+    let root = ask(Op::Broadcast, 4, [8; 4]).unwrap_err();
+    assert_eq!(root, "broadcast: root: wanted below 4, got 4");
+    let large = ask(Op::AllGather, 0, [1 << 15; 4]).unwrap_err();
+    assert!(large.contains("131072 bytes") && large.contains("message_bytes"), "{large}");
+    assert_eq!(ask(Op::AllReduce, 0, [0; 4]).unwrap(), vec![Vec::<u8>::new(); 4]);
+    let two = [vec![0; 4], vec![0; 4]];
+    let few = communicator.all_reduce(Dtype::F32, &slices(&two)).unwrap_err();
+    assert!(matches!(few, Error::Size { .. }), "{few}");
+    for ranks in [0, 9] {
+        let error = Communicator::virtual_ranks(sim(0, 16, 32), ranks, &options()).err().unwrap();
+        assert!(matches!(error, Error::Ranks { .. }), "{error}");
+    }
+    let error = Communicator::virtual_ranks(sim(0, 2, 32), 4, &options()).err().unwrap();
+    assert!(error.to_string().contains("2 multiprocessors"), "{error}");
+    let between = Options { mapping: Mapping::Ipc(Vec::new()), ..options() };
+    let error = Communicator::virtual_ranks(sim(0, 4, 32), 4, &between).err().unwrap();
+    assert!(matches!(error, Error::NotBuilt { .. }), "{error}");
+    let error = Communicator::new(&[sim(0, 2, 32), sim(1, 2, 32)], &options()).err().unwrap();
+    assert!(matches!(error, Error::NotBuilt { .. }), "{error}");
+    assert!(Communicator::cpu(2).unwrap().measure(Op::Barrier, Dtype::F32, 0, 1, None).is_err());
+}
