@@ -135,7 +135,9 @@ fn table(communicator: &mut Communicator, asked: &Asked) -> Result<(), Failure> 
     {
         let planned = communicator.plan(Op::AllReduce, 8192);
         let way = Algorithm { blocks, threads, ..planned };
-        if threads > communicator.plan(Op::AllReduce, 1 << 18).threads {
+        let planned = communicator.plan(Op::AllReduce, 1 << 17);
+        let most = communicator.topology().gpus.iter().map(|gpu| gpu.multiprocessors).min();
+        if threads > planned.threads || Some(blocks) > most {
             continue;
         }
         let timing =
