@@ -59,12 +59,13 @@ struct DecodeArgs {
     u64* trace;               // [kBlocks][16] clock ticks a phase, or null
     u64* out;      // host memory: [rows][kRing][3] tokens as they are made; see control.h
     u32* control;  // host memory: what the host asks for and the end; see control.h
+    long hops[8];  // words from this rank's exchange to each rank's, its own 0
     u64 budget_ns;
     u32 pool_layers[2];
     u32 segment_count, steps, epoch, in_flight_bytes;
     u32 pace;   // least clock ticks between stages, per KiB of the earlier one; 0: none
     u32 live;   // columns with a sequence
     u32 count;  // positions of a prompt run: all columns are one sequence's, one after another
-    u32 spare;
+    u32 rank;   // of this machine among those that run the model together
     Sequence column[8];  // the sequence of each column
 };

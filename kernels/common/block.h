@@ -2,7 +2,8 @@
 #pragma once
 
 struct Block {
-    int lane_index, rank;  // lane of the model, block inside the lane
+    int lane_index, seat;  // lane on this machine, block inside the lane
+    int lane_all;          // lane of the model
     u8* shared;
     u32 epoch, step;
     int live;    // columns with a sequence; the others compute on zeros and touch no pages
@@ -37,3 +38,11 @@ KIE_DEVICE int shift_at(const DecodeArgs& args, int column) {
     return kColumns == 1 || args.prompt ? 0 : column;
 }
 KIE_DEVICE int live_of(const Block& b) { return kColumns == 1 ? 1 : b.live; }
+// This block among all ranks' blocks, and which rows of the head are its own.
+KIE_DEVICE int block_all(const DecodeArgs& args) { return (int)args.rank * kBlocks + (int)block(); }
+KIE_DEVICE int head_seat(const DecodeArgs& args, const Block& b) {
+    return kHeadMode == kHeadPerLane ? b.seat : block_all(args);
+}
+KIE_DEVICE u32 head_base(const Block& b) {
+    return kHeadMode == kHeadPerLane ? b.lane_all * kVocab : 0;
+}

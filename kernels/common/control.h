@@ -2,10 +2,10 @@
 // memory, each complete in itself: no fence stands between them, and a host that is late reads old
 // words, never torn ones.
 //
-// Orders: control[0] is kGoOn, or why to leave. One thread of block 0, which takes part in no
-// exchange, reads it all the while; what it saw travels with the step's offers, so all blocks leave
-// at the same edge. control[1] is the host's heartbeat, a number that changes; if it stands still
-// for kHostSilent while control[2] is set, the host is gone and the kernel leaves.
+// Orders: control[0] is kGoOn, or why to leave. One thread of block 0 of rank 0, which takes part
+// in no exchange, reads it all the while; what it saw travels with the step's offers, so all blocks
+// leave at the same edge. control[1] is the host's heartbeat, a number that changes; if it stands
+// still for kHostSilent while control[2] is set, the host is gone and the kernel leaves.
 //
 // Tokens: entry n % kRing of a row's ring holds, for the n-th token that the row ever made,
 //   {n + 1, token}, {n + 1, log-probability}, {(n + 1) mod 2^24, time in ns mod 2^40}

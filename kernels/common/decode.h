@@ -8,8 +8,8 @@
 KIE_DEVICE u64* hidden_slot(const DecodeArgs& args, int kind, int layer, int lane_index) {
     return args.words + kAtHidden + (((long)kind * kLayers + layer) * kLanes + lane_index) * kVecH;
 }
-KIE_DEVICE u64* other_slot(const DecodeArgs& args, int kind, int layer, int lane_index) {
-    return args.words + kAtOther + (((long)kind * kLayers + layer) * kLanes + lane_index) * kVecH;
+KIE_DEVICE u64* other_slot(const DecodeArgs& args, int kind, int layer, int lane_all) {
+    return args.words + kAtOther + (((long)kind * kLayers + layer) * kLanesAll + lane_all) * kVecH;
 }
 
 // This warp's share of a normed vector into shared memory: words, or the embedding of the tokens.
@@ -20,7 +20,7 @@ KIE_DEVICE Squares gather_normed(Watch& watch, const DecodeArgs& args, const Blo
                                  const u64* from, bool embedded, int norm, u32 where) {
     constexpr int kShare = kHidden / 2 / kWarps;
     const int warp = thread() / kTeam;
-    const int norm_row = norm * kNormLanes + (kNormLanes > 1 ? b.lane_index : 0);
+    const int norm_row = norm * kNormLanes + (kNormLanes > 1 ? b.lane_all : 0);
     const u32* weights = args.norms + (long)norm_row * (kHidden / 2) + warp * kShare;
     Squares squares;
     KIE_UNROLL for (int c = 0; c < kColumns; ++c) squares.v[c] = 0;
@@ -78,7 +78,7 @@ KIE_DEVICE Sums<S> multiply_normed(Ring& ring, Lot<S>& lot, const Block& b, Squa
 // The first page of the only column, asked for before its query is known.
 KIE_DEVICE void early_page(const DecodeArgs& args, const Block& b, int layer, Held& held) {
     if (kColumns > 1) return;
-    const int kv_head = b.rank / kSplitBlocks, split = b.rank % kSplitBlocks;
+    const int kv_head = b.seat / kSplitBlocks, split = b.seat % kSplitBlocks;
     const Layer& l = layer_of(b, layer);
     const PageSpan span = pages_of(l, (int)position_at(args, b.step, 0));
     const int page = first_page(span, split, 0);
@@ -107,7 +107,7 @@ KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer
     if constexpr (kBias) {
         const float* from = args.biases +
                             ((long)layer * kLanes + b.lane_index) * (kRowsQkv * kBlocksPerLane) +
-                            b.rank * kRowsQkv;
+                            b.seat * kRowsQkv;
         each_item<SplitQkv>([&](int item, int pair, int, bool live) {
             KIE_UNROLL for (int i = 0; i < 2; ++i) bias[item][i] = live ? from[2 * pair + i] : 0;
         });
@@ -116,7 +116,7 @@ KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer
     stamp(b, 1);
     early_page(args, b, layer, held);
     u64* to = args.words + kAtQkv + ((long)layer * kLanes + b.lane_index) * kVecQ +
-              b.rank * (kRowsQkv / 2);
+              b.seat * (kRowsQkv / 2);
     finish<SplitQkv>(s, (float*)(b.shared + kShPartA),
                      [&](int item, int pair, int column, float v0, float v1, bool live, bool lead) {
                          const float scale = rms_scale(b, live ? column : 0);
@@ -139,7 +139,7 @@ KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer
 KIE_DEVICE void rotations(const DecodeArgs& args, const Block& b, u32 step) {
     const int live_columns = live_at(args, step);
     each_item<SplitQkv>([&](int item, int pair, int column, bool live) {
-        const int row = b.rank * kRowsQkv + 2 * pair;
+        const int row = b.seat * kRowsQkv + 2 * pair;
         float c = 1, s = 0;
         if (!kHeadNorm && live && row < kAttn + kKvHeads * kHeadDim) {
             const float* r =
@@ -160,38 +160,81 @@ KIE_DEVICE void rotations(const DecodeArgs& args, const Block& b, u32 step) {
 struct Owned {
     float v[SplitO::items][2];
 };
-constexpr bool kQuad = SplitO::k_warps == 1 && kColumns == 1;  // four lanes hold the same result
-constexpr int kOthers = kLanes == 1 ? 1 : kQuad ? (kLanes + 3) / 4 : kLanes;
+// Words of other lanes that a thread looks after. Where four lanes of a team hold the same result
+// (kQuad), each adds some of the lanes. Otherwise the words are dealt out to all threads, who leave
+// them in shared memory for the owner of the row.
+constexpr bool kQuad = SplitO::k_warps == 1 && kColumns == 1;
+constexpr int kOthers =
+    kQuad ? SplitO::items * ((kLanesAll + 3) / 4) : (kOtherWords + kThreads - 1) / kThreads;
 struct Others {
-    u64 v[SplitO::items][kOthers];
+    u64 v[kOthers > 0 ? kOthers : 1];
 };
-KIE_DEVICE int other_lane(int i) { return kQuad ? (int)lane() % 4 + 4 * i : i; }
-template <bool kAgain, class S>
-KIE_DEVICE void take_others(Watch& watch, const DecodeArgs& args, const Block& b, int kind,
-                            int layer, int delay, int item, int pair, int column, bool live,
-                            Others& o) {
-    KIE_UNROLL for (int i = 0; i < kOthers; ++i) {
-        const int from = other_lane(i);
-        if (!live || from >= kLanes || from == b.lane_index) continue;
-        const u64* p = other_slot(args, kind, layer - delay, from) + (long)column * kWordsH +
-                       b.rank * (kRowsO / 2) + pair;
-        if (!kAgain) {
-            o.v[item][i] = load_word(p);
-        } else {
-            watch.polls = 0;
-            while (!kNoWaits && epoch_of(o.v[item][i]) != b.epoch &&
-                   patient(watch, layer << 4 | 3, b.epoch, epoch_of(o.v[item][i])))
-                o.v[item][i] = load_word(p);
+// Calls visit(index, lane, pair, column, place in shared memory) for each of this thread's words.
+template <class S, class F>
+KIE_DEVICE void each_other(const Block& b, F visit) {
+    if constexpr (kQuad) {
+        each_item<S>([&](int item, int pair, int column, bool live) {
+            KIE_UNROLL for (int i = 0; i < (kLanesAll + 3) / 4; ++i) {
+                const int from = (int)lane() % 4 + 4 * i;
+                if (live && from < kLanesAll && from != b.lane_all)
+                    visit(item * ((kLanesAll + 3) / 4) + i, from, pair, column, 0);
+            }
+        });
+    } else {
+        constexpr int kEach = S::row_pairs * kColumns;
+        KIE_UNROLL for (int i = 0; i < kOthers; ++i) {
+            const int n = i * kThreads + (int)thread(), from = n / kEach;
+            if (n < kOtherWords && from != b.lane_all)
+                visit(i, from, n % kEach % S::row_pairs, n % kEach / S::row_pairs, n);
         }
     }
 }
+KIE_DEVICE const u64* other_word(const DecodeArgs& args, const Block& b, int kind, int layer,
+                                 int from, int pair, int column) {
+    return other_slot(args, kind, layer, from) + (long)column * kWordsH + b.seat * (kRowsO / 2) +
+           pair;
+}
 template <class S>
-KIE_DEVICE void early_others(Watch& watch, const DecodeArgs& args, const Block& b, int kind,
-                             int layer, int delay, Others& o) {
-    if (kLanes == 1 || delay < 0) return;
-    each_item<S>([&](int item, int pair, int column, bool live) {
-        take_others<false, S>(watch, args, b, kind, layer, delay, item, pair, column, live, o);
+KIE_DEVICE void early_others(const DecodeArgs& args, const Block& b, int kind, int layer, int delay,
+                             Others& o) {
+    if (kLanesAll == 1 || delay < 0) return;
+    each_other<S>(b, [&](int i, int from, int pair, int column, int) {
+        o.v[i] = load_word(other_word(args, b, kind, layer - delay, from, pair, column));
     });
+}
+template <class S>
+KIE_DEVICE void take_others(Watch& watch, const DecodeArgs& args, const Block& b, int kind,
+                            int layer, int delay, Others& o) {
+    if (kLanesAll == 1 || delay < 0) return;
+    each_other<S>(b, [&](int i, int from, int pair, int column, int place) {
+        const u64* p = other_word(args, b, kind, layer - delay, from, pair, column);
+        watch.polls = 0;
+        while (!kNoWaits && epoch_of(o.v[i]) != b.epoch &&
+               patient(watch, layer << 4 | 3, b.epoch, epoch_of(o.v[i])))
+            o.v[i] = load_word(p);
+        if (!kQuad) ((u32*)(b.shared + kShOthers))[place] = (u32)o.v[i];
+    });
+}
+// The others' sum for a row pair that this thread owns; with `alike` its own part in its place.
+template <class S>
+KIE_DEVICE void add_others(const Block& b, const Others& o, int item, int pair, int column,
+                           bool live, bool alike, u32 mine, float& a0, float& a1) {
+    constexpr int kTurns = kQuad ? (kLanesAll + 3) / 4 : kLanesAll;
+    KIE_UNROLL for (int i = 0; i < kTurns; ++i) {
+        const int from = kQuad ? (int)lane() % 4 + 4 * i : i;
+        const bool self = from == b.lane_all;
+        if (!live || from >= kLanesAll || (self && !alike)) continue;
+        const int place = (i * kColumns + column) * S::row_pairs + pair;
+        const u32 word = kQuad ? (u32)o.v[kQuad ? item * kTurns + i : 0]
+                               : ((const u32*)(b.shared + kShOthers))[kQuad ? 0 : place];
+        float x0, x1;
+        unpack_half2(self ? mine : word, x0, x1);
+        a0 += x0, a1 += x1;
+    }
+    if (kQuad) {
+        a0 += shuffle_xor(a0, 1), a1 += shuffle_xor(a1, 1);
+        a0 += shuffle_xor(a0, 2), a1 += shuffle_xor(a1, 2);
+    }
 }
 template <class S>
 KIE_DEVICE void step_residual(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b, int kind,
@@ -199,39 +242,44 @@ KIE_DEVICE void step_residual(Ring& ring, Watch& watch, const DecodeArgs& args, 
     Others others;
     const Layer& l = layer_of(b, layer);
     const int delay = l.delay[kind];
-    early_others<S>(watch, args, b, kind, layer, delay, others);
+    early_others<S>(args, b, kind, layer, delay, others);
     vector_ready<S>();
     Sums<S> s = multiply<S>(ring, lot, b.shared + kShXb, kStrideB);
     stamp(b, phase);
     const float keep = l.own[kind];
-    const bool shares = kLanes > 1 && (l.shares >> kind & 1) != 0;
-    u64* to = hidden_slot(args, kind, layer, b.lane_index) + b.rank * (kRowsO / 2);
-    u64* share = other_slot(args, kind, layer, b.lane_index) + b.rank * (kRowsO / 2);
+    const bool shares = kLanesAll > 1 && (l.shares >> kind & 1) != 0;
+    // Without delay all lanes add the same halves in the same order: the same bits everywhere. But
+    // they wait for what others publish in this very step, so their own must be out before.
+    const bool alike = delay == 0 && keep == 1.0f;
+    u64* to = hidden_slot(args, kind, layer, b.lane_index) + b.seat * (kRowsO / 2);
+    u64* share = other_slot(args, kind, layer, b.lane_all) + b.seat * (kRowsO / 2);
+    if (delay > 0) take_others<S>(watch, args, b, kind, layer, delay, others);
+    u32 mine[S::items];
+    float sum[S::items][2];
     finish<S>(s, (float*)(b.shared + kShPartB),
               [&](int item, int pair, int column, float v0, float v1, bool live, bool lead) {
-                  const long at = (long)column * kWordsH + pair;
-                  // Before the others are waited for: they may be waiting for this.
-                  if (shares && live && lead) publish(share + at, pack_half2(v0, v1), b.epoch);
-                  float a0 = 0, a1 = 0;
-                  if (kLanes > 1 && delay >= 0) {
-                      take_others<true, S>(watch, args, b, kind, layer, delay, item, pair, column,
-                                           live, others);
-                      KIE_UNROLL for (int i = 0; i < kOthers; ++i) {
-                          const int from = other_lane(i);
-                          if (!live || from >= kLanes || from == b.lane_index) continue;
-                          float x0, x1;
-                          unpack_half2((u32)others.v[item][i], x0, x1);
-                          a0 += x0, a1 += x1;
-                      }
-                      if (kQuad) {
-                          a0 += shuffle_xor(a0, 1), a1 += shuffle_xor(a1, 1);
-                          a0 += shuffle_xor(a0, 2), a1 += shuffle_xor(a1, 2);
-                      }
-                  }
-                  own.v[item][0] += keep * v0 + a0, own.v[item][1] += keep * v1 + a1;
-                  if (live && lead)
-                      publish(to + at, pack_half2(own.v[item][0], own.v[item][1]), b.epoch);
+                  mine[item] = pack_half2(v0, v1), sum[item][0] = v0, sum[item][1] = v1;
+                  if (shares && live && lead)
+                      publish_all(args, share + (long)column * kWordsH + pair, mine[item], b.epoch);
               });
+    if (delay == 0) take_others<S>(watch, args, b, kind, layer, delay, others);
+    if (kLanesAll > 1 && !kQuad && (delay == 0 || S::k_warps == 1)) sync_consumers<kThreads>();
+    each_owned<S>([&](int item, int pair, int column, bool live, bool lead) {
+        float a0 = 0, a1 = 0;
+        if (kLanesAll > 1 && delay >= 0)
+            add_others<S>(b, others, item, pair, column, live, alike, mine[item], a0, a1);
+        const bool whole = kLanesAll > 1 && alike;
+        own.v[item][0] += whole ? a0 : keep * sum[item][0] + a0;
+        own.v[item][1] += whole ? a1 : keep * sum[item][1] + a1;
+        if (!live || !lead) return;
+        const long at = (long)column * kWordsH + pair;
+        const u32 both = pack_half2(own.v[item][0], own.v[item][1]);
+        publish(to + at, both, b.epoch);
+        if (kHeadMode != kHeadPerLane && kind == 1 && layer == kLayers - 1)
+            publish_all(args,
+                        args.words + kAtLast + b.lane_all * kVecH + b.seat * (kRowsO / 2) + at,
+                        both, b.epoch);
+    });
     stamp(b, phase + 1);
 }
 
@@ -240,7 +288,7 @@ KIE_DEVICE void step_gate_up(Ring& ring, const DecodeArgs& args, Block& b, int l
     Sums<SplitGu> s = multiply_normed<SplitGu>(ring, lot, b, squares);
     stamp(b, 8);
     u64* to = args.words + kAtAct + ((long)layer * kLanes + b.lane_index) * kVecF +
-              b.rank * (kRowsGu / 4);
+              b.seat * (kRowsGu / 4);
     finish<SplitGu>(
         s, (float*)(b.shared + kShPartA),
         [&](int, int pair, int column, float v0, float v1, bool live, bool lead) {
@@ -260,7 +308,7 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
     const int warp = thread() / kTeam, my = lane();
     float* all = (float*)(b.shared + kShNorm);  // [kNormSets][kColumns][kWarps]
     const auto words_of = [&](int from, int c) {
-        return hidden_slot(args, 1, kLayers - 1, from) + (long)c * kWordsH + warp * kShare;
+        return args.words + kAtLast + from * kVecH + (long)c * kWordsH + warp * kShare;
     };
     KIE_NO_UNROLL for (int c = 0; c < kColumns; ++c) {
         float sum = 0;
@@ -269,7 +317,7 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
             for (int i = my; i < kShare; i += kTeam) {
                 float v0 = 0, v1 = 0;
                 for (int l = kHeadMode == kHeadSum ? 0 : set;
-                     l < (kHeadMode == kHeadSum ? kLanes : set + 1); ++l) {
+                     l < (kHeadMode == kHeadSum ? kLanesAll : set + 1); ++l) {
                     float a, e;
                     unpack_half2(take_word(watch, words_of(l, c) + i, b.epoch, 0xffe), a, e);
                     v0 += a, v1 += e;
@@ -285,7 +333,7 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
     KIE_NO_UNROLL for (int c = 0; c < kColumns; ++c) {
         for (int i = my; i < kShare; i += kTeam) {
             float s0 = 0, s1 = 0;
-            for (int l = 0; l < kLanes; ++l) {
+            for (int l = 0; l < kLanesAll; ++l) {
                 float v0, v1, n0, n1;
                 unpack_half2(take_word(watch, words_of(l, c) + i, b.epoch, 0xffe), v0, v1);
                 const int row =
@@ -297,7 +345,7 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
                     x[c * (kStrideA / 2) + l * (kHidden / 2) + i] = pack_half2(v0, v1);
                 s0 += v0, s1 += v1;
             }
-            const float part = kHeadMode == kHeadMean ? 1.0f / kLanes : 1;
+            const float part = kHeadMode == kHeadMean ? 1.0f / kLanesAll : 1;
             if (kHeadMode != kHeadConcat)
                 x[c * (kStrideA / 2) + i] = pack_half2(s0 * part, s1 * part);
         }
@@ -309,8 +357,8 @@ KIE_DEVICE float head_scale(const Block& b, int column) {
 }
 template <class S>
 KIE_DEVICE void step_head(const DecodeArgs& args, Block& b, Sums<S>& s, int row, Pick& pick) {
-    const int first = kHeadMode == kHeadPerLane ? b.rank * kRowsHead : (int)block() * kRowsHead;
-    const u32 base = kHeadMode == kHeadPerLane ? b.lane_index * kVocab : 0;
+    const int first = head_seat(args, b) * kRowsHead;
+    const u32 base = head_base(b);
     finish<S>(s, (float*)(b.shared + kShPartA),
               [&](int item, int pair, int column, float v0, float v1, bool live, bool lead) {
                   const float scale = head_scale(b, live ? column : 0);
@@ -319,9 +367,9 @@ KIE_DEVICE void step_head(const DecodeArgs& args, Block& b, Sums<S>& s, int row,
                   const bool plain = !args.prompt && is_plain(args.column[column], b.step);
                   float* raw = args.values + ((u64)column * 2 + 1) * kVocabAll + base;
                   KIE_UNROLL for (int i = 0; i < 2; ++i) {
-                      if (local + i >= kVocab) continue;
                       const float v = (i ? v1 : v0) * scale;
                       const u32 id = base + local + i;
+                      if (local + i >= kVocab || id >= (u32)kVocabAll) continue;
                       if (args.logits && lead)
                           args.logits[((long)b.step * kColumns + column) * kVocabAll + id] = v;
                       if (!plain) {
@@ -337,7 +385,7 @@ KIE_DEVICE void step_head(const DecodeArgs& args, Block& b, Sums<S>& s, int row,
 // Attention of this block's share of pages, for each column; whether there were any.
 KIE_DEVICE bool attend_columns(Watch& watch, const DecodeArgs& args, Block& b, int layer,
                                Held& held) {
-    const int kv_head = b.rank / kSplitBlocks, split = b.rank % kSplitBlocks;
+    const int kv_head = b.seat / kSplitBlocks, split = b.seat % kSplitBlocks;
     const Layer& l = layer_of(b, layer);
     bool any = false;
     if (split >= kSplitsMax || kv_head >= kKvHeads) return any;
@@ -391,10 +439,10 @@ KIE_DEVICE void gather_attention(Watch& watch, const DecodeArgs& args, Block& b,
             u64* mine = to + (long)c * kWordsA;
             if (c < live_of(b))
                 merge<kPart>(watch, args, layer, b.lane_index, c, shift, span, b.epoch,
-                             b.rank * kPart, nullptr, mine, attended ? 0 : kRestMerge);
+                             b.seat * kPart, nullptr, mine, attended ? 0 : kRestMerge);
             else
                 for (int i = lane(); i < kPart; i += kTeam)
-                    publish(mine + b.rank * kPart + i, 0, b.epoch);
+                    publish(mine + b.seat * kPart + i, 0, b.epoch);
         }
     }
     if constexpr (kMerge == 1) {
@@ -485,7 +533,7 @@ KIE_DEVICE void decode_head(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
 KIE_DEVICE void decode_step(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b) {
     Owned own;
     each_item<SplitO>([&](int item, int pair, int column, bool live) {
-        const int row = b.rank * (kRowsO / 2) + pair;
+        const int row = b.seat * (kRowsO / 2) + pair;
         own.v[item][0] = number(live && row < kHidden / 2
                                     ? args.embed[(long)tokens_of(b)[column] * (kHidden / 2) + row]
                                     : 0u);
@@ -561,7 +609,7 @@ KIE_KERNEL(kie_decode, kThreads + 2 * kWarp, DecodeArgs args) {
     if (thread() >= kThreads) {
         if (thread() == kThreads)
             stream_weights(args, slots, shared + kShRing, (u32*)(shared + kShSizes), misc);
-        else if (thread() == kThreads + kWarp && block() == 0)
+        else if (thread() == kThreads + kWarp && block_all(args) == 0)
             watch_host(args, misc + 1, misc);
         return;
     }
@@ -569,6 +617,7 @@ KIE_KERNEL(kie_decode, kThreads + 2 * kWarp, DecodeArgs args) {
     Watch watch = {args, 0, 0, 0, false};
     Block b = {(int)block() / kBlocksPerLane,
                (int)block() % kBlocksPerLane,
+               (int)args.rank * kLanes + (int)block() / kBlocksPerLane,
                shared,
                args.epoch,
                0,

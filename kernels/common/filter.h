@@ -30,7 +30,7 @@ KIE_DEVICE int digit_shift(int round) {
 }
 KIE_DEVICE u64* tally_slot(const DecodeArgs& args, int goal, int round, int from, int column) {
     return args.words + kAtTally +
-           ((((long)goal * kRounds + round) * kBlocks + from) * kColumns + column) * kCountWords;
+           ((((long)goal * kRounds + round) * kBlocksAll + from) * kColumns + column) * kCountWords;
 }
 KIE_DEVICE u64* verdict_slot(const DecodeArgs& args, int goal, int round, int column) {
     return args.words + kAtVerdict + (((long)goal * kRounds + round) * kColumns + column) * 8;
@@ -43,7 +43,7 @@ KIE_DEVICE void judge(Watch& watch, const DecodeArgs& args, const Block& b, int 
     u64* sums = (u64*)(b.shared + kShSum);
     if (me < kCountWords) {
         u64 sum = 0;
-        for (int from = 0; from < kBlocks; ++from)
+        for (int from = 0; from < kBlocksAll; ++from)
             sum +=
                 take_word(watch, tally_slot(args, goal, round, from, column) + me, b.epoch, 0xffc);
         sums[me] = sum;
@@ -82,7 +82,7 @@ KIE_DEVICE void judge(Watch& watch, const DecodeArgs& args, const Block& b, int 
                           (u32)(wanted >> 32),
                           here,
                           0};
-    KIE_UNROLL for (int i = 0; i < 8; ++i) publish(to + i, words[i], b.epoch);
+    KIE_UNROLL for (int i = 0; i < 8; ++i) publish_all(args, to + i, words[i], b.epoch);
 }
 // Finds the rank at which `count` values, or `share` of the mass, are reached among the values of
 // at least `least`. All consumers of all blocks.
@@ -110,9 +110,10 @@ KIE_DEVICE u64 find_bound(Watch& watch, const DecodeArgs& args, const Block& b, 
         if (me < kCountWords) {
             const Tally& t = bins[me / 3];
             const u32 w = me % 3 == 0 ? t.count : me % 3 == 1 ? (u32)t.mass : (u32)(t.mass >> 32);
-            publish(tally_slot(args, goal, round, block(), column) + me, w, b.epoch);
+            publish_all(args, tally_slot(args, goal, round, block_all(args), column) + me, w,
+                        b.epoch);
         }
-        if (block() == (u32)column % kBlocks)
+        if (block_all(args) == column % kBlocksAll)
             judge(watch, args, b, goal, round, column, bound, share);
         sync_consumers<kThreads>();
         if (me < 8)
@@ -162,12 +163,13 @@ KIE_DEVICE void filter(Watch& watch, const DecodeArgs& args, Block& b, int colum
         if (my >= kWarps) best.value = kLowest, best.id = kNone;
         best_of_team(best, 1, false);
         if (my == 0) {
-            u64* to = final_slot(block());
-            publish(to, bits(best.value), b.epoch), publish(to + 1, best.id, b.epoch);
-            publish(to + 2, bits(best.raw), b.epoch);
+            u64* to = final_slot(block_all(args));
+            publish_all(args, to, bits(best.value), b.epoch);
+            publish_all(args, to + 1, best.id, b.epoch);
+            publish_all(args, to + 2, bits(best.raw), b.epoch);
         }
         best.value = kLowest, best.id = kNone;
-        for (int from = my; from < kBlocks; from += kTeam) {
+        for (int from = my; from < kBlocksAll; from += kTeam) {
             const float value = number(take_word(watch, final_slot(from), b.epoch, 0xffa));
             const u32 id = take_word(watch, final_slot(from) + 1, b.epoch, 0xffa);
             const float raw = number(take_word(watch, final_slot(from) + 2, b.epoch, 0xffa));
@@ -186,10 +188,9 @@ KIE_DEVICE void accept(Watch& watch, const DecodeArgs& args, Block& b) {
     if (c < kColumns) {
         const bool live = c < live_of(b) && !args.prompt;
         const bool masses = live && (args.column[c].wants & kWantsLogprob) != 0;
-        const Chosen best = take_offers(watch, args, b, c, masses);
-        u32 order = 0;
-        if (c == 0) order = take_word(watch, args.words + kAtOrder, b.epoch, 0xffd);
-        fence_device();
+        u32 order;
+        const Chosen best = take_offers(watch, args, b, c, masses, order);
+        fence_edge();
         if (lane() == 0) {
             ends_of(b)[c] = 0, tokens_of(b)[c] = 0;
             if (c == 0) ((volatile u32*)(b.shared + kShMisc))[2] = order;

@@ -157,6 +157,15 @@ KIE_DEVICE void each_item(F visit) {
         visit(i, pair, column, pair < S::row_pairs && column < kColumns);
     }
 }
+// The same with `lead`, as `finish` tells it: visit(item, pair, column, live, lead). By whole
+// warps.
+template <class S, class F>
+KIE_DEVICE void each_owned(F visit) {
+    each_item<S>([&](int item, int pair, int column, bool live) {
+        const bool alone = S::k_warps > 1 || kColumns > 1;
+        visit(item, pair, column, live, alone || lane() % 4 == 0);
+    });
+}
 // The lane that holds the neighbouring pair (pair ^ 1) of the same column.
 template <class S>
 KIE_CONST_FN u32 neighbour() {

@@ -96,11 +96,11 @@ KIE_DEVICE bool masses_wanted(const DecodeArgs& args) {
 // is the one at work, values[kVocabAll] the raw one.
 template <class F>
 KIE_DEVICE void each_value(const DecodeArgs& args, const Block& b, int column, F visit) {
-    const int rank = kHeadMode == kHeadPerLane ? b.rank : (int)block();
-    const u32 base = kHeadMode == kHeadPerLane ? b.lane_index * kVocab : 0;
+    const int first = head_seat(args, b) * kRowsHead;
+    const u32 base = head_base(b);
     float* values = args.values + (u64)column * 2 * kVocabAll + base;
-    const int last = min_i(kVocab, (rank + 1) * kRowsHead);
-    for (int n = rank * kRowsHead + thread(); n < last; n += kThreads) visit(base + n, values + n);
+    const int last = min_i(min_i(kVocab, kVocabAll - (int)base), first + kRowsHead);
+    for (int n = first + thread(); n < last; n += kThreads) visit(base + n, values + n);
 }
 // The best of the logits that this thread looks after, for a column that is more than greedy.
 KIE_DEVICE Chosen weigh(const DecodeArgs& args, const Block& b, int column) {
@@ -153,66 +153,76 @@ KIE_DEVICE void offer(const DecodeArgs& args, Block& b, Pick& pick) {
         if (my < kWarps) best = mine[my * kColumns + warp];
         best_of_team(best, 1, masses);
         if (my == 0) {
-            fence_device();
-            u64* to = args.words + kAtPick + ((long)block() * kColumns + warp) * kOffer;
-            publish(to, bits(best.value), b.epoch), publish(to + 1, best.id, b.epoch);
-            publish(to + 2, bits(best.top), b.epoch), publish(to + 3, bits(best.mass), b.epoch);
-            publish(to + 4, bits(best.raw), b.epoch), publish(to + 5, 0, b.epoch);
-            if (block() == 0 && warp == 0)
-                publish(args.words + kAtOrder, ((volatile u32*)(b.shared + kShMisc))[1], b.epoch);
+            fence_edge();
+            const long at = (long)block_all(args) * kColumns + warp;
+            u64* to = args.words + kAtPick + 2 * at;
+            publish_all(args, to, bits(best.value), b.epoch);
+            publish_all(args, to + 1, best.id, b.epoch);
+            if (masses) {
+                const u32 more[4] = {bits(best.top), bits(best.mass), bits(best.raw), 0};
+                to = args.words + kAtMore + 4 * at;
+                KIE_UNROLL for (int i = 0; i < 4; ++i) publish_all(args, to + i, more[i], b.epoch);
+            }
+            if (block_all(args) == 0 && warp == 0)
+                publish_all(args, args.words + kAtOrder, ((volatile u32*)(b.shared + kShMisc))[1],
+                            b.epoch);
         }
         if (best.id < (u32)kVocabAll)  // should it win, its embedding is near
             for (int i = my; i < kHidden / 64; i += kTeam)
                 prefetch(args.embed + (long)best.id * (kHidden / 2) + i * 32);
     }
 }
-// Word pair `pair` of all blocks' offers for one column, a few a lane: take(first, second).
+// Two words of each block for one column, `stride` words apart, a few a lane:
+// take(first, second, block). `beside`: one more word that is waited for with them, or null.
 template <class F>
-KIE_DEVICE void each_offer(Watch& watch, const DecodeArgs& args, const Block& b, int c, int pair,
-                           F take) {
-    constexpr int kEach = (kBlocks + kTeam - 1) / kTeam;
-    u64 x[kEach], y[kEach];
-    sync_warp();
-    watch.polls = 0;
-    for (;;) {
-        bool ok = true;
-        KIE_UNROLL for (int i = 0; i < kEach; ++i) {
-            const int from = kTeam * i + (int)lane();
-            if (from < kBlocks)
-                load_words(args.words + kAtPick + ((long)from * kColumns + c) * kOffer + 2 * pair,
-                           x[i], y[i]);
+KIE_DEVICE u32 each_offer(Watch& watch, const DecodeArgs& args, const Block& b, const u64* from,
+                          int stride, const u64* beside, F take) {
+    constexpr int kEach = (kBlocksAll + kTeam - 1) / kTeam, kAtOnce = min_i(kEach, 4);
+    u64 extra = (u64)b.epoch << 32;
+    KIE_NO_UNROLL for (int first = 0; first < kEach; first += kAtOnce) {
+        const auto at = [&](int i) { return kTeam * (first + i) + (int)lane(); };
+        u64 x[kAtOnce], y[kAtOnce];
+        sync_warp();
+        watch.polls = 0;
+        for (;;) {
+            KIE_UNROLL for (int i = 0; i < kAtOnce; ++i) if (at(i) < kBlocksAll)
+                load_words(from + (long)at(i) * stride, x[i], y[i]);
+            if (beside) extra = load_word(beside);
+            bool ok = epoch_of(extra) == b.epoch;
+            KIE_UNROLL for (int i = 0; i < kAtOnce; ++i) if (at(i) < kBlocksAll) ok &=
+                epoch_of(x[i]) == b.epoch && epoch_of(y[i]) == b.epoch;
+            if (ok || kNoWaits || !patient(watch, 0xfff, b.epoch, epoch_of(x[0]))) break;
         }
-        KIE_UNROLL for (int i = 0; i < kEach; ++i) if (kTeam * i + (int)lane() < kBlocks) ok &=
-            epoch_of(x[i]) == b.epoch && epoch_of(y[i]) == b.epoch;
-        if (ok || kNoWaits || !patient(watch, 0xfff, b.epoch, epoch_of(x[0]))) break;
+        KIE_UNROLL for (int i = 0; i < kAtOnce; ++i) if (at(i) < kBlocksAll)
+            take((u32)x[i], (u32)y[i], at(i));
     }
-    KIE_UNROLL for (int i = 0; i < kEach; ++i) if (kTeam * i + (int)lane() < kBlocks)
-        take((u32)x[i], (u32)y[i], kTeam * i + (int)lane());
+    return (u32)extra;
 }
-// What all blocks offered for one column; a warp's work.
+// What all blocks offered for one column, a warp's work; and the host's order, where asked for.
 KIE_DEVICE Chosen take_offers(Watch& watch, const DecodeArgs& args, const Block& b, int c,
-                              bool masses) {
+                              bool masses, u32& order) {
     Chosen best = {kLowest, 0, kLowest, 0, kNone};
     int from = 0;
-    each_offer(watch, args, b, c, 0, [&](u32 value, u32 id, int block) {
-        if (better(number(value), id, best.value, best.id))
-            best.value = number(value), best.id = id, from = block;
-    });
+    const u64* more = args.words + kAtMore + 4 * c;
+    order = each_offer(watch, args, b, args.words + kAtPick + 2 * c, 2 * kColumns,
+                       c == 0 ? args.words + kAtOrder : nullptr, [&](u32 value, u32 id, int block) {
+                           if (better(number(value), id, best.value, best.id))
+                               best.value = number(value), best.id = id, from = block;
+                       });
     if (masses) {
-        each_offer(watch, args, b, c, 1, [&](u32 top, u32 mass, int) {
+        each_offer(watch, args, b, more, 4 * kColumns, nullptr, [&](u32 top, u32 mass, int) {
             add_mass(best.top, best.mass, number(top), number(mass));
         });
-        const long at = ((long)from * kColumns + c) * kOffer + 4;
-        best.raw = number(take_word(watch, args.words + kAtPick + at, b.epoch, 0xfff));
+        best.raw = number(take_word(watch, more + 4l * from * kColumns + 2, b.epoch, 0xfff));
         sync_warp();
     }
     best_of_team(best, 1, masses);
     return best;
 }
 
-KIE_DEVICE bool owns_row(const Block& b, u32 id) {
-    if (kHeadMode != kHeadPerLane) return id / kRowsHead == block();
-    return (int)(id / kVocab) == b.lane_index && (int)(id % kVocab / kRowsHead) == b.rank;
+KIE_DEVICE bool owns_row(const DecodeArgs& args, const Block& b, u32 id) {
+    const int local = (int)(id - head_base(b));
+    return local >= 0 && local < kVocab && local / kRowsHead == head_seat(args, b);
 }
 // A column's token is known to this warp: whether the sequence ends behind it, the token for the
 // next step, the count of it, and the host's copy.
@@ -226,8 +236,8 @@ KIE_DEVICE void settle(const DecodeArgs& args, const Block& b, int c, const Chos
     tokens_of(b)[c] = best.id < (u32)kVocabAll ? best.id : 0;
     ends_of(b)[c] = end;
     const float logprob = q.wants & kWantsLogprob ? best.raw - best.top - log_f(best.mass) : 0;
-    if (block() == 0) tell_host(args, q.row, q.told + b.step, best.id, logprob);
-    if ((q.wants & kWantsPenalties) && best.id < (u32)kVocabAll && owns_row(b, best.id))
+    if (block_all(args) == 0) tell_host(args, q.row, q.told + b.step, best.id, logprob);
+    if ((q.wants & kWantsPenalties) && best.id < (u32)kVocabAll && owns_row(args, b, best.id))
         ++args.counts[(u64)q.row * kVocabAll + best.id];
 }
 KIE_DEVICE bool is_filtered(const DecodeArgs& args, int c) {

@@ -13,7 +13,9 @@ constexpr int kSlotBytes = KIE_SLOT_BYTES, kSplitsMax = KIE_SPLITS;
 // How the head combines lanes: the mean of their norms, the norm of their sum, a slice of the
 // vocabulary from each lane, or a matrix over all of them side by side. With one lane all the same.
 enum HeadMode { kHeadMean = 0, kHeadSum = 1, kHeadPerLane = 2, kHeadConcat = 3 };
-constexpr int kHeadMode = kLanes == 1 ? (int)kHeadPerLane : KIE_HEAD_MODE;
+// Lanes of this machine, and of all that run the model together, the same number each.
+constexpr int kRanks = KIE_RANKS, kLanesAll = kLanes * kRanks;
+constexpr int kHeadMode = kLanesAll == 1 ? (int)kHeadPerLane : KIE_HEAD_MODE;
 constexpr int kNormLanes = KIE_NORM_LANES;  // rows of a norm's weights: 1, or one a lane
 constexpr bool kHeadNorm = KIE_HEAD_NORM;   // q and k heads are normed before they turn
 constexpr bool kBias = KIE_BIAS;            // q, k, v have biases
@@ -26,6 +28,7 @@ constexpr float kEps = KIE_EPS;
 
 constexpr int kTeam = 32;  // threads that exchange registers; a machine's warp is one or two teams
 constexpr int kThreads = kWarps * kTeam, kBlocksPerLane = kBlocks / kLanes;
+constexpr int kBlocksAll = kBlocks * kRanks;
 constexpr int kGroup = kHeads / kKvHeads, kQkv = (kHeads + 2 * kKvHeads) * kHeadDim;
 constexpr int kAttn = kHeads * kHeadDim, kSplitBlocks = kBlocksPerLane / kKvHeads;
 constexpr int kPage = 64, kPagesMax = KIE_PAGES_MAX;  // pages of a longest sequence
@@ -36,13 +39,13 @@ constexpr int kPools = 2;                             // layers that see all, la
 KIE_CONST_FN int share_of(int rows, int blocks, int unit) {
     return ((rows + blocks - 1) / blocks + unit - 1) / unit * unit;
 }
-constexpr int kHeadBlocks = kHeadMode == kHeadPerLane ? kBlocksPerLane : kBlocks;
-constexpr int kHeadWidth = kHeadMode == kHeadConcat ? kLanes * kHidden : kHidden;
+constexpr int kHeadBlocks = kHeadMode == kHeadPerLane ? kBlocksPerLane : kBlocksAll;
+constexpr int kHeadWidth = kHeadMode == kHeadConcat ? kLanesAll * kHidden : kHidden;
 constexpr int kRowsQkv = share_of(kQkv, kBlocksPerLane, 2),
               kRowsO = share_of(kHidden, kBlocksPerLane, 2);
 constexpr int kRowsGu = share_of(2 * kFfn, kBlocksPerLane, 4),
               kRowsHead = share_of(kVocab, kHeadBlocks, 2);
-constexpr int kVocabAll = kHeadMode == kHeadPerLane ? kLanes * kVocab : kVocab;
+constexpr int kVocabAll = KIE_VOCAB_ALL;  // ids; a lane's last rows may lie beyond them
 static_assert(kBlocksPerLane * kLanes == kBlocks && kGroup * kKvHeads == kHeads, "must divide");
 static_assert(kSplitBlocks > 0 && kSplitsMax <= kSplitBlocks, "more splits than blocks");
 static_assert(kGroup <= 8 && kHeadDim % 32 == 0 && kWarps > 4, "attention does not fit");
@@ -125,14 +128,16 @@ constexpr long kAtHidden = 0, kAtQkv = kAtHidden + 2 * kAll * kVecH,
 constexpr int kPartLine = 16, kPartMass = 8, kPartWords = kHeads * (kHeadDim / 16) * kPartLine;
 constexpr long kAtAttn = kAtPart + kAll * kSplitsMax * kColumns * kPartWords;
 constexpr long kAtAct = kAtAttn + kAll * kVecA, kAtOther = kAtAct + kAll * kVecF;
-constexpr long kAtPick = kAtOther + (kLanes > 1 ? 2 * kAll * kVecH : 0);
+constexpr long kAtLast = kAtOther + (kLanesAll > 1 ? 2l * kLayers * kLanesAll * kVecH : 0);
+constexpr long kAtPick = kAtLast + (kHeadMode == kHeadPerLane ? 0 : kLanesAll * kVecH);
 // Choosing a token: each block's offer, and the rounds that narrow a filter (sample.h).
-constexpr int kOffer = 6, kRounds = 13, kBins = 16, kCountWords = 3 * kBins;
-constexpr long kAtOrder = kAtPick + (long)kBlocks * kColumns * kOffer;
+constexpr int kRounds = 13, kBins = 16, kCountWords = 3 * kBins;
+constexpr long kAtMore = kAtPick + 2l * kBlocksAll * kColumns;
+constexpr long kAtOrder = kAtMore + 4l * kBlocksAll * kColumns;
 constexpr long kAtTally = kAtOrder + 2;
-constexpr long kAtVerdict = kAtTally + 2l * kRounds * kBlocks * kColumns * kCountWords;
+constexpr long kAtVerdict = kAtTally + 2l * kRounds * kBlocksAll * kColumns * kCountWords;
 constexpr long kAtFinal = kAtVerdict + 2l * kRounds * kColumns * 8;
-constexpr long kWords = kAtFinal + (long)kBlocks * kColumns * 4;
+constexpr long kWords = kAtFinal + (long)kBlocksAll * kColumns * 4;
 constexpr int kStopsMax = 64, kRing = 8192;
 
 // Shared memory, in bytes. `A` serves qkv, gate/up and head, `B` the other two, so that a warp may
@@ -145,7 +150,10 @@ constexpr int kPartA = max_i(max_i(SplitQkv::part_floats, SplitGu::part_floats),
                              max_i(SplitHead::part_floats, SplitTail::part_floats));
 constexpr int kPartB = max_i(SplitO::part_floats, SplitDown::part_floats);
 constexpr int kScores = 2 * kGroup * kPage;
-constexpr int kNormSets = kHeadMode == kHeadMean || kHeadMode == kHeadConcat ? kLanes : 1;
+// Other lanes' words of the owned rows, where threads bring them for each other (decode.h).
+constexpr bool kBrought = kLanesAll > 1 && !(SplitO::k_warps == 1 && kColumns == 1);
+constexpr int kOtherWords = kBrought ? SplitO::row_pairs * kColumns * kLanesAll : 0;
+constexpr int kNormSets = kHeadMode == kHeadMean || kHeadMode == kHeadConcat ? kLanesAll : 1;
 // Page tables stand in shared memory where they are small.
 constexpr int kTableWords = kColumns * kPools * kPagesMax;
 constexpr bool kTableShared = kTableWords <= 4096;
@@ -162,7 +170,8 @@ constexpr int kShSum = kShTally + kBins * 16, kShStops = kShSum + kCountWords * 
 constexpr int kShLayers = kShStops + kColumns * kStopsMax * 4;
 constexpr int kShTrace = (kShLayers + kLayers * 32 + 63) / 64 * 64, kShSlots = kShTrace + 16 * 8;
 constexpr int kShSizes = kShSlots + 64 * 16, kShTurn = kShSizes + 64 * 4;
-constexpr int kShTable = kShTurn + SplitQkv::items * kThreads * 8;
+constexpr int kShOthers = kShTurn + SplitQkv::items * kThreads * 8,
+              kShTable = kShOthers + kOtherWords * 4;
 constexpr int kShRing = (kShTable + (kTableShared ? kTableWords * 4 : 0) + 1023) / 1024 * 1024;
 constexpr int kSharedMax = KIE_SHARED_MAX;
 constexpr int kSlots = min_i((kSharedMax - kShRing) / kSlotBytes, 64);

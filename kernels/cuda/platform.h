@@ -42,21 +42,30 @@ KIE_DEVICE float shuffle_xor(float v, u32 mask) { return __shfl_xor_sync(~0u, v,
 KIE_DEVICE u32 shuffle_xor(u32 v, u32 mask) { return __shfl_xor_sync(~0u, v, mask); }
 KIE_DEVICE float shuffle(float v, u32 from) { return __shfl_sync(~0u, v, from); }
 
-// Words: 8 bytes, single-copy atomic, visible to every block of the device, no ordering of others.
+// Words: 8 bytes, single-copy atomic, visible to every block of the device (of all devices that run
+// the model together), no ordering of others.
+#if KIE_RANKS > 1
+#define KIE_WORD_SCOPE "sys"
+#else
+#define KIE_WORD_SCOPE "gpu"
+#endif
 KIE_DEVICE u64 load_word(const u64* p) {
     u64 v;
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    asm volatile("ld.relaxed." KIE_WORD_SCOPE ".global.u64 %0, [%1];"
+                 : "=l"(v)
+                 : "l"(p)
+                 : "memory");
     return v;
 }
 // Two neighbouring words (16-byte aligned), each atomic by itself.
 KIE_DEVICE void load_words(const u64* p, u64& a, u64& b) {
-    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+    asm volatile("ld.relaxed." KIE_WORD_SCOPE ".global.v2.u64 {%0, %1}, [%2];"
                  : "=l"(a), "=l"(b)
                  : "l"(p)
                  : "memory");
 }
 KIE_DEVICE void store_word(u64* p, u64 v) {
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+    asm volatile("st.relaxed." KIE_WORD_SCOPE ".global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 // Release and acquire at device scope, cumulative with barriers.
 KIE_DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }

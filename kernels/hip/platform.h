@@ -132,12 +132,17 @@ KIE_DEVICE u32 ballot(bool yes) {
 }
 
 // Words.
+#if KIE_RANKS > 1
+#define KIE_WORD_SCOPE __HIP_MEMORY_SCOPE_SYSTEM
+#else
+#define KIE_WORD_SCOPE __HIP_MEMORY_SCOPE_AGENT
+#endif
 KIE_DEVICE u64 load_word(const u64* p) {
-    return __hip_atomic_load((const KIE_GLOBAL u64*)p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+    return __hip_atomic_load((const KIE_GLOBAL u64*)p, __ATOMIC_RELAXED, KIE_WORD_SCOPE);
 }
 KIE_DEVICE void load_words(const u64* p, u64& a, u64& b) { a = load_word(p), b = load_word(p + 1); }
 KIE_DEVICE void store_word(u64* p, u64 v) {
-    __hip_atomic_store((KIE_GLOBAL u64*)p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+    __hip_atomic_store((KIE_GLOBAL u64*)p, v, __ATOMIC_RELAXED, KIE_WORD_SCOPE);
 }
 KIE_DEVICE void fence_device() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "agent"); }
 

@@ -38,8 +38,9 @@ struct Launch {
     u64 (*host_pace)(u64 ns);  // rests about so long, returns how long it was
     char* error;
     u64 error_bytes;
-    u32 blocks, threads, warp, hold;
-    u64 switches, steps, schedule;  // out
+    u32 blocks, threads, warp, hold;  // blocks of a rank
+    u64 ranks, args_stride;           // each rank has parameters of its own
+    u64 switches, steps, schedule;    // out
 };
 
 enum Kind { kNothing, kSyncWarp, kShuffle, kShuffleXor, kBallot, kMma };
@@ -363,7 +364,8 @@ static void leave() {
     for (;;) to_next(t);
 }
 static void run_lane() {
-    machine.launch->entry(machine.launch->args);
+    const Launch& l = *machine.launch;
+    l.entry((const u8*)l.args + me->team->block->index / l.blocks * l.args_stride);
     leave();
 }
 
@@ -424,7 +426,7 @@ static Wave* pick() {
         }
     }
     if (!runnable) return nullptr;
-    if (m.steps % 1024 == 0) m.slow_block = draw_below(m.launch->blocks);
+    if (m.steps % 1024 == 0) m.slow_block = draw_below(m.launch->blocks * (u32)m.launch->ranks);
     Wave* w = nullptr;
     for (u32 i = 0; i < 4; ++i) {
         w = m.lists[kRunnable][draw_below(runnable)];
@@ -524,16 +526,17 @@ static void set_up(Launch& l) {
     Machine& m = machine;
     const u32 teams = (l.threads + kTeam - 1) / kTeam, a_wave = l.warp / kTeam,
               waves = (teams + a_wave - 1) / a_wave;
+    const u32 blocks = l.blocks * (u32)l.ranks;
     m = {};
     m.launch = &l, m.now = l.now_ns, m.lock_step = l.warp > kTeam;
     m.hold = l.hold && m.lock_step;
     m.random = (l.seed + 1) * 0x9e3779b97f4a7c15ull | 1;
     for (int i = 0; i < 8; ++i) draw();
-    m.schedule = 0xcbf29ce484222325ull, m.wave_count = m.live_waves = l.blocks * waves;
-    m.lanes = zeroed<Lane>(l.blocks * l.threads), m.teams = zeroed<Team>(l.blocks * teams);
-    m.waves = zeroed<Wave>(m.wave_count), m.blocks = zeroed<Block>(l.blocks);
+    m.schedule = 0xcbf29ce484222325ull, m.wave_count = m.live_waves = blocks * waves;
+    m.lanes = zeroed<Lane>(blocks * l.threads), m.teams = zeroed<Team>(blocks * teams);
+    m.waves = zeroed<Wave>(m.wave_count), m.blocks = zeroed<Block>(blocks);
     for (int i = 0; i < 3; ++i) m.lists[i] = zeroed<Wave*>(m.wave_count);
-    for (u32 i = 0; i < l.blocks; ++i) {
+    for (u32 i = 0; i < blocks; ++i) {
         Block& b = m.blocks[i];
         b = {m.teams + i * teams, l.shared + i * l.shared_stride, i, teams, l.threads, {0, 0}};
         __builtin_memset(b.shared, kPoison, l.shared_bytes);
@@ -558,7 +561,7 @@ static void set_up(Launch& l) {
     for (u32 i = 0; i < m.wave_count; ++i) enlist(m.waves[i], kRunnable);
 }
 static void check_stacks(Launch& l) {
-    for (u32 i = 0; i < l.blocks * l.threads; ++i)
+    for (u32 i = 0; i < l.blocks * (u32)l.ranks * l.threads; ++i)
         if (*(u64*)(l.stacks + i * l.stack_stride) != 0x6b69652073696d21ull && !machine.failed) {
             __builtin_snprintf(l.error, l.error_bytes, "block %u thread %u: stack overflow",
                                i / l.threads, i % l.threads);

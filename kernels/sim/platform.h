@@ -3,7 +3,6 @@
 #pragma once
 
 #define KIE_DEVICE inline
-#define KIE_GLOBAL extern "C" __attribute__((visibility("default")))
 #define KIE_CONST_FN constexpr
 #define KIE_KERNEL(name, threads, args)                                              \
     static void name##_body(const args);                                             \
@@ -40,7 +39,7 @@ inline void check_aligned(const void* p, u32 bytes, const char* at) {
 // Where.
 KIE_DEVICE u32 opaque(u32 v) { return v; }
 KIE_DEVICE u32 thread() { return kie_sim::me->thread; }
-KIE_DEVICE u32 block() { return kie_sim::me->team->block->index; }
+KIE_DEVICE u32 block() { return kie_sim::me->team->block->index % kie_sim::machine.launch->blocks; }
 KIE_DEVICE u32 lane() { return kie_sim::me->index; }
 
 // Meet. A value stands in one of two rows: nobody is two collectives ahead.

@@ -83,7 +83,6 @@ pub fn greedy(engine: &Engine, ids: &[u32], count: usize) -> Vec<u32> {
     engine.generate(request).unwrap().token_ids
 }
 
-
 /// The fixture's engine on a device.
 pub fn open_on(folder: &Path, device: &str) -> Engine {
     let config = EngineConfig { max_batch: 4, ..EngineConfig::default() };

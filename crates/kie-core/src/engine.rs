@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kie_kernels::abi::{Dims, SlotParams};
 use kie_kernels::cpu::simd::Level;
@@ -104,6 +104,8 @@ pub struct Builder {
     path: PathBuf,
     config: EngineConfig,
     level: Option<Level>,
+    first_epoch: Option<u32>,
+    runner: Option<Arc<dyn Device>>,
     progress: Arc<Progress>,
 }
 
@@ -151,6 +153,21 @@ impl Builder {
         self
     }
 
+    /// Where a GPU's steps start counting, for tests of the end; 1 otherwise.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn first_epoch(mut self, first_epoch: u32) -> Self {
+        self.first_epoch = Some(first_epoch);
+        self
+    }
+
+    /// Runs on a device that is open already; its name in the options is not looked at.
+    #[must_use]
+    pub fn runner(mut self, runner: Arc<dyn Device>) -> Self {
+        self.runner = Some(runner);
+        self
+    }
+
     /// Who is told how loading goes: phase, done, total.
     #[must_use]
     pub fn progress(mut self, progress: Arc<Progress>) -> Self {
@@ -164,7 +181,7 @@ impl Builder {
     /// [`Error::Load`] and [`Error::UnsupportedModel`] for the folder, [`Error::NoDevice`],
     /// [`Error::OutOfMemory`] before weights are loaded, [`Error::InvalidRequest`] for options.
     pub fn build(self) -> Result<Engine> {
-        let Self { path, config, level, progress } = self;
+        let (path, config) = (&self.path, &self.config);
         let hot = match config.idle.as_str() {
             "park" => false,
             "hot" => true,
@@ -173,25 +190,13 @@ impl Builder {
                 return Err(Error::InvalidRequest(detail));
             }
         };
-        if config.threads.is_some_and(|n| !(1..=1024).contains(&n)) {
-            let detail = format!("threads must be 1 to 1024, got {:?}", config.threads);
-            return Err(Error::InvalidRequest(detail));
-        }
-        let spec = Spec::read(&path)?;
-        let tokenizer = Tokenizer::from_dir(&path, spec.vocab)?;
-        let checkpoint = Checkpoint::open(&path, &spec)?;
-        let name = if config.device == "auto" { "cpu" } else { &config.device };
-        let max_itl_ms = config.max_itl_ms;
-        let options = device::Options {
-            threads: config.threads,
-            level,
-            max_itl_ms,
-            ..device::Options::default()
-        };
-        let device = device::open(name, &options)?;
-        let plan = plan::prepare(&spec, &checkpoint, &*device, &config, &*progress)?;
-        let info = describe(&path, &spec, &config, &plan);
-        let mut generation = Generation::read(&path)?;
+        let spec = Spec::read(path)?;
+        let tokenizer = Tokenizer::from_dir(path, spec.vocab)?;
+        let checkpoint = Checkpoint::open(path, &spec)?;
+        let device = self.open()?;
+        let plan = plan::prepare(&spec, &checkpoint, &*device, config, &*self.progress)?;
+        let info = describe(path, &spec, config, &plan);
+        let mut generation = Generation::read(path)?;
         if generation.eos.is_empty() {
             generation.eos.clone_from(&spec.eos);
         }
@@ -209,6 +214,49 @@ impl Builder {
             hot,
             info,
         })
+    }
+
+    /// Compiles ahead what [`build`](Self::build) with the same options would, reads no weights,
+    /// and returns the printed plan.
+    ///
+    /// # Errors
+    /// As [`build`](Self::build).
+    pub fn compile(self) -> Result<String> {
+        let spec = Spec::read(&self.path)?;
+        let checkpoint = Checkpoint::open(&self.path, &spec)?;
+        let device = self.open()?;
+        let plan = plan::outline(&spec, &checkpoint, &*device, &self.config)?;
+        device.compile(&plan.program)?;
+        Ok(plan.to_string())
+    }
+
+    /// The device that the options name.
+    fn open(&self) -> Result<Arc<dyn Device>> {
+        let config = &self.config;
+        if config.threads.is_some_and(|n| !(1..=1024).contains(&n)) {
+            let detail = format!("threads must be 1 to 1024, got {:?}", config.threads);
+            return Err(Error::InvalidRequest(detail));
+        }
+        let hang_timeout = Duration::try_from_secs_f64(config.hang_timeout_s);
+        let Some(hang_timeout) = hang_timeout.ok().filter(|t| !t.is_zero()) else {
+            let got = config.hang_timeout_s;
+            let detail = format!("hang_timeout_s must be a number of seconds above 0, got {got}");
+            return Err(Error::InvalidRequest(detail));
+        };
+        if let Some(runner) = &self.runner {
+            return Ok(Arc::clone(runner));
+        }
+        let name = if config.device == "auto" { "cpu" } else { &config.device };
+        let options = device::Options {
+            threads: config.threads,
+            level: self.level,
+            nvrtc_dirs: config.nvrtc_dirs.clone(),
+            cache_dir: config.cache_dir.clone(),
+            hang_timeout: Some(hang_timeout),
+            max_itl_ms: config.max_itl_ms,
+            first_epoch: self.first_epoch,
+        };
+        Ok(device::open(name, &options)?)
     }
 }
 
@@ -274,7 +322,9 @@ impl Engine {
     /// An engine for the checkpoint folder at `path`.
     pub fn builder(path: impl Into<PathBuf>) -> Builder {
         let progress: Arc<Progress> = Arc::new(|_: &str, _, _| {});
-        Builder { path: path.into(), level: None, config: EngineConfig::default(), progress }
+        let path = path.into();
+        let config = EngineConfig::default();
+        Builder { path, level: None, first_epoch: None, runner: None, config, progress }
     }
 
     /// Starts the engine thread; returns when the device runs.

@@ -246,6 +246,8 @@ pub struct EngineConfig {
     pub hang_timeout_s: f64,
     /// Where compiled kernels are kept; `None`: the user's cache folder.
     pub cache_dir: Option<std::path::PathBuf>,
+    /// Further folders in which the compiler of a GPU's kernels may lie.
+    pub nvrtc_dirs: Vec<std::path::PathBuf>,
 }
 
 impl Default for EngineConfig {
@@ -263,6 +265,7 @@ impl Default for EngineConfig {
             max_itl_ms: None,
             hang_timeout_s: 1.0,
             cache_dir: None,
+            nvrtc_dirs: Vec::new(),
         }
     }
 }

@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
+use crate::mono::machine::Machine;
 use crate::mono::Mono;
 use crate::validate::ValidProgram;
 
@@ -73,6 +75,24 @@ pub trait Device: Send + Sync {
     /// Makes host bytes readable by the device: in place where the address space is shared.
     fn load(&self, bytes: Arc<dyn HostBytes>) -> Result<Buffer>;
 
+    /// How it will run a program, to print; empty where there is nothing to say.
+    ///
+    /// # Errors
+    /// [`Error::InvalidProgram`] for what it cannot run.
+    fn describe(&self, program: &ValidProgram) -> Result<String> {
+        let _ = program;
+        Ok(String::new())
+    }
+
+    /// Compiles what a program needs, where code is compiled, so that a later start finds it kept.
+    ///
+    /// # Errors
+    /// [`Error::Compile`] or [`Error::BackendMissing`].
+    fn compile(&self, program: &ValidProgram) -> Result<()> {
+        let _ = program;
+        Ok(())
+    }
+
     /// Starts a program over its buffers. The calling thread becomes the host thread of the
     /// mailbox and must be the one that calls [`Running::drive`].
     fn start(
@@ -111,21 +131,65 @@ pub trait Running {
 /// Opens a device by its name: `cpu`, `cuda` or `cuda:0`, `sim` or `sim:seed=3,warp=64`.
 ///
 /// # Errors
-/// [`Error::NoDevice`] with what was looked for.
+/// [`Error::NoDevice`] with what was looked for, [`Error::DriverTooOld`].
 pub fn open(name: &str, options: &Options) -> Result<Arc<dyn Device>> {
-    let machine = match name.split(':').next() {
-        Some("cpu") if name == "cpu" => return Ok(Arc::new(crate::cpu::Cpu::new(options)?)),
-        #[cfg(target_os = "linux")]
-        Some("cuda") => crate::cuda::open(name, &options.nvrtc_dirs)?,
-        Some("sim") => Arc::new(crate::sim::Sim::open(name)?),
-        Some(_) | None => {
-            return Err(Error::NoDevice {
+    let cache = options.cache_dir.as_deref();
+    let machines: Vec<Arc<dyn Machine>> =
+        match name.split(':').next() {
+            Some("cpu") if name == "cpu" => return Ok(Arc::new(crate::cpu::Cpu::new(options)?)),
+            #[cfg(target_os = "linux")]
+            Some("cuda") => each_of(name)?
+                .iter()
+                .map(|one| crate::cuda::open(one, &options.nvrtc_dirs, cache))
+                .collect::<Result<_>>()?,
+            #[cfg(target_os = "linux")]
+            Some("hip") => {
+                each_of(name)?.iter().map(|one| crate::hip::open(one, cache)).collect::<Result<_>>()?
+            }
+            Some("sim") => crate::sim::open(name)?,
+            Some(_) | None => return Err(Error::NoDevice {
                 device: name.to_owned(),
-                detail: "devices are \"cpu\", \"cuda:N\" and, for tests, \"sim\"".to_owned(),
-            })
-        }
-    };
-    Ok(Arc::new(Mono::new(machine, options.first_epoch.unwrap_or(1))?))
+                detail:
+                    "devices are \"cpu\", \"cuda:N\" or \"cuda:N,M\", \"hip:N\" and, for tests, \
+                         \"sim\""
+                        .to_owned(),
+            }),
+        };
+    Ok(Arc::new(Mono::new(name, machines, options)?))
+}
+
+/// `kind:0,1` as `kind:0` and `kind:1`: each once, 8 at most.
+fn each_of(name: &str) -> Result<Vec<String>> {
+    let Some((kind, list)) = name.split_once(':') else { return Ok(vec![name.to_owned()]) };
+    let all: Vec<String> = list.split(',').map(|n| format!("{kind}:{n}")).collect();
+    let repeated = all.iter().enumerate().any(|(i, n)| all[..i].contains(n));
+    if repeated || all.len() > 8 {
+        let detail = "a list of up to 8 different numbers is wanted".to_owned();
+        return Err(Error::NoDevice { device: name.to_owned(), detail });
+    }
+    Ok(all)
+}
+
+/// The GPUs of this machine, as far as their drivers see them: what each has, or why it cannot be
+/// used; and why a driver that is there sees none.
+pub fn gpus() -> Vec<Result<DeviceInfo>> {
+    #[cfg(target_os = "linux")]
+    {
+        let of = |kind: &str, count: Result<u32>| -> Vec<Result<DeviceInfo>> {
+            let open = |name: String| open(&name, &Options::default()).map(|d| d.info());
+            match count {
+                Ok(count) => (0..count).map(|n| open(format!("{kind}:{n}"))).collect(),
+                // No driver at all is how most machines are.
+                Err(Error::NoDevice { .. }) => Vec::new(),
+                Err(error) => vec![Err(error)],
+            }
+        };
+        let mut found = of("cuda", crate::cuda::count());
+        found.extend(of("hip", crate::hip::count()));
+        found
+    }
+    #[cfg(not(target_os = "linux"))]
+    Vec::new()
 }
 
 /// What a caller may choose about a device.
@@ -139,6 +203,10 @@ pub struct Options {
     pub nvrtc_dirs: Vec<PathBuf>,
     /// Where a GPU's steps start counting, chosen by tests; `None`: 1.
     pub first_epoch: Option<u32>,
+    /// Where compiled kernels are kept; `None`: the user's cache folder.
+    pub cache_dir: Option<PathBuf>,
+    /// How long a wait inside a GPU's kernel lasts at most; `None`: a second.
+    pub hang_timeout: Option<Duration>,
     /// Bound on the gap of a decoding slot beside a prefill, in milliseconds.
     pub max_itl_ms: Option<f64>,
 }

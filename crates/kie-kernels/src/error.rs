@@ -15,6 +15,24 @@ pub enum Error {
         /// What was looked for.
         detail: String,
     },
+    /// The device is there, software that it needs is not.
+    #[error("{device}: {detail}")]
+    BackendMissing {
+        /// As the caller wrote it.
+        device: String,
+        /// What was looked for.
+        detail: String,
+    },
+    /// The driver is older than kie needs.
+    #[error("{device}: the driver is too old: it speaks {have}, at least {need} is needed")]
+    DriverTooOld {
+        /// As the caller wrote it.
+        device: String,
+        /// What it speaks.
+        have: String,
+        /// What it must speak, and the remedy.
+        need: String,
+    },
     /// A plan that a device must not run.
     #[error("invalid program: step {step}: {detail}")]
     InvalidProgram {

@@ -42,6 +42,8 @@ pub struct Plan {
     /// Bytes of KV that one position adds, and that later tokens read.
     pub kv_bytes_per_position: u64,
     device: DeviceInfo,
+    /// How the device will run it, in its own words.
+    how: String,
     notes: Vec<String>,
 }
 
@@ -57,6 +59,30 @@ pub fn prepare(
     config: &EngineConfig,
     progress: &Progress,
 ) -> Result<Plan> {
+    assemble(spec, checkpoint, device, config, Some(progress))
+}
+
+/// As [`prepare`], but no weight is read, checked or converted: good for compiling, not for
+/// running.
+///
+/// # Errors
+/// As [`prepare`], but for what only the weights tell.
+pub fn outline(
+    spec: &Spec,
+    checkpoint: &Checkpoint,
+    device: &dyn Device,
+    config: &EngineConfig,
+) -> Result<Plan> {
+    assemble(spec, checkpoint, device, config, None)
+}
+
+fn assemble(
+    spec: &Spec,
+    checkpoint: &Checkpoint,
+    device: &dyn Device,
+    config: &EngineConfig,
+    reads: Option<&Progress>,
+) -> Result<Plan> {
     let info = device.info();
     let wanted = convert::wanted(&config.dtype)?;
     let stored = checkpoint.tensor(Role::Q(0)).map_or(Dtype::F32, |t| t.dtype);
@@ -70,11 +96,13 @@ pub fn prepare(
     let mut roles = HashMap::new();
     let total = spec.tensors.len() as u64;
     for (done, tensor) in spec.tensors.iter().enumerate() {
-        progress("load", done as u64, total);
         let stored = checkpoint.tensor(tensor.role).expect("Checkpoint::open checked it");
-        checkpoint.check_finite(stored)?;
         let mut entry = describe(spec, stored);
-        if let Some(dtype) = wanted.filter(|d| *d != stored.dtype) {
+        if let Some(progress) = reads {
+            progress("load", done as u64, total);
+            checkpoint.check_finite(stored)?;
+        }
+        if let Some(dtype) = wanted.filter(|d| reads.is_some() && *d != stored.dtype) {
             let converted = convert::convert(&entry, stored, dtype)?;
             notes.extend(converted.note);
             entry = Tensor { buffer: buffers.len() as u32, ..converted.tensor };
@@ -83,7 +111,7 @@ pub fn prepare(
         roles.insert(tensor.role, tensors.len() as u32);
         tensors.push(entry);
     }
-    progress("load", total, total);
+    reads.inspect(|progress| progress("load", total, total));
     if let (true, Some(embedding)) = (spec.tied, roles.get(&Role::Embedding).copied()) {
         roles.insert(Role::Head, embedding);
     }
@@ -99,6 +127,7 @@ pub fn prepare(
         rope: 0,
     };
     let program = validate(program, &buffers)?;
+    let how = device.describe(&program)?;
     let kv_bytes_per_position = memory.kv_bytes_per_position;
     Ok(Plan {
         program,
@@ -108,6 +137,7 @@ pub fn prepare(
         weight_bytes_per_token,
         kv_bytes_per_position,
         device: info,
+        how,
         notes,
     })
 }
@@ -209,6 +239,7 @@ impl fmt::Display for Plan {
             memory::human(self.weight_bytes_per_token),
             memory::human(self.kv_bytes_per_position)
         )?;
+        f.write_str(&self.how)?;
         self.notes.iter().try_for_each(|note| writeln!(f, "converted {note}"))
     }
 }
@@ -229,6 +260,12 @@ impl From<kie_kernels::Error> for Error {
     fn from(error: kie_kernels::Error) -> Self {
         match error {
             kie_kernels::Error::NoDevice { device, detail } => Self::NoDevice { device, detail },
+            kie_kernels::Error::BackendMissing { device, detail } => {
+                Self::BackendMissing { device, detail }
+            }
+            kie_kernels::Error::DriverTooOld { have, need, .. } => {
+                Self::DriverTooOld { have, need }
+            }
             kie_kernels::Error::OutOfMemory { wanted_bytes, device } => {
                 Self::OutOfMemory { need: wanted_bytes, free: 0, plan: device }
             }

@@ -36,14 +36,12 @@ impl Driver {
         // SAFETY: a live integer; the one call that needs no initialisation.
         let code = unsafe { (version.cuDriverGetVersion)(&mut found) };
         if code != ffi::SUCCESS || found < OLDEST {
-            return Err(none(format!(
-                "the CUDA driver is too old: it speaks CUDA {}.{}, at least {}.{} is needed; \
-                 update the NVIDIA driver to 550 or later",
-                found / 1000,
-                found % 1000 / 10,
-                OLDEST / 1000,
-                OLDEST % 1000 / 10
-            )));
+            let cuda = |version: i32| format!("CUDA {}.{}", version / 1000, version % 1000 / 10);
+            return Err(Error::DriverTooOld {
+                device: device.into(),
+                have: cuda(found),
+                need: format!("{} (NVIDIA driver 550)", cuda(OLDEST)),
+            });
         }
         let driver = Self { api: Api::load(&library).map_err(missing)?, version: found };
         // SAFETY: no flags are defined.

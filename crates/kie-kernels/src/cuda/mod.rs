@@ -18,7 +18,7 @@ mod staging;
 mod tests;
 
 use std::ffi::c_void;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -47,21 +47,31 @@ struct Paths {
 
 impl Paths {
     fn usual(nvrtc_dirs: &[PathBuf]) -> Self {
+        Self::keeping(nvrtc_dirs, None)
+    }
+
+    /// With compiled kernels in `cache_dir`.
+    fn keeping(nvrtc_dirs: &[PathBuf], cache_dir: Option<&Path>) -> Self {
         Self {
             driver: "libcuda.so.1".into(),
             nvrtc: nvrtc::candidates(nvrtc_dirs),
-            cache: Cache::usual(),
+            cache: cache_dir.map_or_else(Cache::usual, Cache::at),
             patience: Duration::from_secs(10),
         }
     }
 }
 
-/// Opens `cuda` (the first) or `cuda:N`. `nvrtc_dirs` are further folders in which NVRTC may lie.
+/// Opens `cuda` (the first) or `cuda:N`. `nvrtc_dirs` are further folders in which NVRTC may lie,
+/// `cache_dir` is where compiled kernels are kept.
 ///
 /// # Errors
 /// [`Error::NoDevice`] with what is missing and what to do about it.
-pub fn open(name: &str, nvrtc_dirs: &[PathBuf]) -> Result<Arc<dyn Machine>> {
-    Ok(Arc::new(Cuda::open(name, &Paths::usual(nvrtc_dirs))?))
+pub fn open(
+    name: &str,
+    nvrtc_dirs: &[PathBuf],
+    cache_dir: Option<&Path>,
+) -> Result<Arc<dyn Machine>> {
+    Ok(Arc::new(Cuda::open(name, &Paths::keeping(nvrtc_dirs, cache_dir))?))
 }
 
 /// How many GPUs the driver sees.
@@ -115,8 +125,8 @@ impl Cuda {
         let newest = self.context.driver.version / 1000;
         let found = self.nvrtc.get_or_init(|| Nvrtc::open(&self.paths.nvrtc, Some(newest)));
         found.as_ref().map_err(|error| match error {
-            Error::NoDevice { detail, .. } => {
-                Error::NoDevice { device: self.context.name.clone(), detail: detail.clone() }
+            Error::BackendMissing { detail, .. } => {
+                Error::BackendMissing { device: self.context.name.clone(), detail: detail.clone() }
             }
             other => other.clone(),
         })

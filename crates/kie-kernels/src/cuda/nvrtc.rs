@@ -78,7 +78,7 @@ impl Nvrtc {
     /// would, is passed over.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] with what was tried and why it did not do.
+    /// [`Error::BackendMissing`] with what was tried and why it did not do.
     pub fn open(candidates: &[PathBuf], newest_major: Option<i32>) -> Result<Self> {
         let mut tried = Vec::new();
         for path in candidates {
@@ -89,7 +89,7 @@ impl Nvrtc {
             }
         }
         let tried = if tried.is_empty() { "nowhere to look".into() } else { tried.join("; ") };
-        Err(Error::NoDevice {
+        Err(Error::BackendMissing {
             device: "cuda".into(),
             detail: format!("no usable NVRTC, which compiles the kernels ({tried}); {REMEDY}"),
         })

@@ -51,9 +51,9 @@ impl Hiprtc {
     /// The first of `candidates` that works.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] with what was tried and why it did not do.
+    /// [`Error::BackendMissing`] with what was tried and why it did not do.
     pub fn open(candidates: &[PathBuf], device: &str) -> Result<Self> {
-        runtime::first_of(candidates, Self::open_one).map_err(|tried| Error::NoDevice {
+        runtime::first_of(candidates, Self::open_one).map_err(|tried| Error::BackendMissing {
             device: device.into(),
             detail: format!("no usable hipRTC, which compiles the kernels ({tried}); {REMEDY}"),
         })

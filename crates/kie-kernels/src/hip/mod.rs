@@ -17,7 +17,7 @@ mod runtime;
 mod tests;
 
 use std::ffi::c_void;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -47,22 +47,22 @@ struct Paths {
 }
 
 impl Paths {
-    fn usual() -> Self {
+    fn usual(cache_dir: Option<&Path>) -> Self {
         Self {
             runtime: runtime::runtime_candidates(),
             hiprtc: hiprtc::candidates(),
-            cache: Cache::usual(),
+            cache: cache_dir.map_or_else(Cache::usual, Cache::at),
             patience: Duration::from_secs(10),
         }
     }
 }
 
-/// Opens `hip` (the first) or `hip:N`.
+/// Opens `hip` (the first) or `hip:N`; compiled kernels are kept in `cache_dir`.
 ///
 /// # Errors
 /// [`Error::NoDevice`] with what is missing and what to do about it.
-pub fn open(name: &str) -> Result<Arc<dyn Machine>> {
-    Ok(Arc::new(Hip::open(name, &Paths::usual())?))
+pub fn open(name: &str, cache_dir: Option<&Path>) -> Result<Arc<dyn Machine>> {
+    Ok(Arc::new(Hip::open(name, &Paths::usual(cache_dir))?))
 }
 
 /// How many GPUs the runtime sees.
@@ -70,7 +70,7 @@ pub fn open(name: &str) -> Result<Arc<dyn Machine>> {
 /// # Errors
 /// [`Error::NoDevice`] where there is no runtime, or none that will do.
 pub fn count() -> Result<u32> {
-    Runtime::open(&Paths::usual().runtime, "hip")?.count("hip")
+    Runtime::open(&Paths::usual(None).runtime, "hip")?.count("hip")
 }
 
 /// One GPU.

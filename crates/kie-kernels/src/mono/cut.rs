@@ -11,8 +11,8 @@ use super::model::Model;
 use crate::abi::{HeadMode, PAGE};
 use crate::error::{Error, Result};
 
-/// Columns that kernels are made for: one sequence, and all that one weight pass takes.
-pub const COLUMNS: [u32; 2] = [1, 8];
+/// Most columns of a weight pass: the second operand of a matrix unit has eight.
+pub const COLUMNS_MAX: u32 = 8;
 /// Blocks that split the pages of one kv head, at most.
 const MOST_SPLITS: u32 = 8;
 
@@ -57,7 +57,8 @@ impl Split {
         let pairs = k / 32 / k_warps;
         let held = if warps <= 8 { 4 } else { 2 };
         let bytes = k_warps * rows * 64;
-        let good = |c: &u32| pairs.is_multiple_of(*c) && c * bytes <= slot_bytes && c * tiles <= held;
+        let good =
+            |c: &u32| pairs.is_multiple_of(*c) && c * bytes <= slot_bytes && c * tiles <= held;
         let chunk = (1..=pairs).rev().find(good).unwrap_or(1);
         let stage_bytes = chunk * bytes;
         let whole = pairs * 32 * k_warps == k && stage_bytes <= slot_bytes;
@@ -118,14 +119,17 @@ pub struct Cut {
     pub tail: Option<Split>,
     /// Rows of the head a block has.
     pub rows_head: u32,
+    /// Columns of the widest kernel; there is one for a single column, too.
+    pub columns: u32,
 }
+
+/// What shape.h lays out in shared memory besides vectors, parts and ring, about.
+const OTHERS_BYTES: u32 = 16 << 10;
 
 /// Slots of the usual size, or smaller ones where shared memory has no room for three beside
 /// `vectors` bytes; the kernel, which knows the room exactly, refuses fewer than two.
 fn slot_bytes(usual: u32, shared_bytes: u32, vectors: u32) -> u32 {
-    /// What shape.h lays out besides, about.
-    const OTHERS: u32 = 16 << 10;
-    let room = shared_bytes.saturating_sub(vectors + OTHERS);
+    let room = shared_bytes.saturating_sub(vectors + OTHERS_BYTES);
     let sizes = [usual, 12 << 10, 8 << 10, 6 << 10];
     sizes.into_iter().find(|size| 3 * size <= room).unwrap_or(6 << 10)
 }
@@ -154,8 +158,13 @@ impl Cut {
         }
         let from = least.max(most * 3 / 4);
         let all = (from..=most).filter_map(|n| Self::with_blocks(model, machine, positions, n));
-        // Equal bytes: the fewer blocks the better, as each one more only waits and polls.
-        let best = all.min_by_key(|c| (c.line_bytes(model), c.blocks));
+        // Equal bytes: the fewer blocks the better, as each one more only waits and polls. Parts of
+        // attention that cannot be merged by owners cost a narrow model about a twentieth.
+        let owners = |c: &Self| c.warps == 8 && model.lanes_all() == 1;
+        let cost = |c: &Self| {
+            c.line_bytes(model) * if owners(c) && !c.merge { 21 } else { 20 }
+        };
+        let best = all.min_by_key(|c| (cost(c), c.blocks));
         best.map_or_else(|| refuse(format!("no cut fits {model:?} on {machine:?}")), Ok)
     }
 
@@ -170,7 +179,15 @@ impl Cut {
         if !attn.is_multiple_of(unit) || model.heads / model.kv_heads > 8 {
             return None;
         }
-        let usual = if warps == 12 { if model.lanes > 1 { 24 } else { 18 } } else { 16 };
+        let usual = if warps == 12 {
+            if model.lanes > 1 {
+                24
+            } else {
+                18
+            }
+        } else {
+            16
+        };
         let slot_bytes = slot_bytes(usual * 1024, m.shared_bytes, 2 * (hidden + attn.max(ffn)));
         let row_warps = |rows, k| Split::row_warps(rows, k, warps, slot_bytes);
         let split = |rows, k| Split::new(rows, k, row_warps(rows, k), warps, slot_bytes);
@@ -188,14 +205,16 @@ impl Cut {
             (Matrix::Down, owned(ffn)?),
         ];
         let blocks = each * model.lanes;
-        let head_blocks = if model.head_mode == HeadMode::PerLane { each } else { blocks };
-        let width = if model.head_mode == HeadMode::Concat { model.lanes } else { 1 } * hidden;
+        let per_lane = model.head_mode == HeadMode::PerLane;
+        let head_blocks = if per_lane { each } else { blocks * model.ranks };
+        let concat = model.head_mode == HeadMode::Concat;
+        let width = if concat { model.lanes_all() } else { 1 } * hidden;
         let rows_head = share(model.vocab, head_blocks, 2);
         let pass_rows = rows_head.min(16 * warps);
         let rest = rows_head % pass_rows;
         let tail = if rest > 0 { Some(split(rest, width)?) } else { None };
         let split_blocks = each / model.kv_heads;
-        let cut = Self {
+        let mut cut = Self {
             hidden,
             head_dim,
             ffn,
@@ -203,7 +222,7 @@ impl Cut {
             warps,
             slot_bytes,
             splits: split_blocks.min(MOST_SPLITS),
-            merge: model.lanes == 1 && warps == 8 && (attn / 2).is_multiple_of(each),
+            merge: model.lanes_all() == 1 && warps == 8 && (attn / 2).is_multiple_of(each),
             in_flight_bytes: in_flight(model, warps),
             pages_max: positions.div_ceil(PAGE as u32),
             shared_max: m.shared_bytes,
@@ -212,8 +231,30 @@ impl Cut {
             head_passes: rows_head / pass_rows,
             tail,
             rows_head,
+            columns: 1,
         };
+        let fits = |c: &u32| cut.shared_bytes(width, attn, *c) <= m.shared_bytes;
+        cut.columns = [COLUMNS_MAX, 4, 2].into_iter().find(fits).unwrap_or(1);
         Some(cut)
+    }
+
+    /// Shared memory with two slots of the ring, about: shape.h knows it exactly and refuses less.
+    fn shared_bytes(&self, width: u32, attn: u32, columns: u32) -> u32 {
+        let vectors = 2 * (width.max(self.hidden) + 8 + attn.max(self.ffn) + 8) * columns;
+        let parts = |s: &Split| if s.k_warps > 1 { 4 * s.k_warps * s.rows * columns } else { 0 };
+        let of = |n: usize| parts(&self.layer[n].1);
+        let tail = self.tail.as_ref().map_or(0, parts);
+        let parts = of(0).max(of(2)).max(parts(&self.head)).max(tail) + of(1).max(of(3));
+        vectors + parts + 2 * self.slot_bytes + OTHERS_BYTES
+    }
+
+    /// Columns that kernels are made for.
+    pub fn kernels(&self) -> Vec<u32> {
+        if self.columns == 1 {
+            vec![1]
+        } else {
+            vec![1, self.columns]
+        }
     }
 
     /// Blocks of a lane.
@@ -258,9 +299,12 @@ impl Cut {
         let hidden = words(Matrix::Output, 2);
         let attn = u64::from(model.heads * self.head_dim);
         let parts = u64::from(self.splits) * c * attn;
-        let vectors = 4 * hidden + words(Matrix::Qkv, 2) + words(Matrix::GateUp, 4) + c * attn / 2;
-        let choice = u64::from(self.blocks) * c * (6 + 2 * 13 * 48 + 4) + 2 * 13 * c * 8 + 16;
-        all * (vectors + parts) + choice
+        let vectors = 2 * hidden + words(Matrix::Qkv, 2) + words(Matrix::GateUp, 4) + c * attn / 2;
+        let (ranks, lanes) = (u64::from(model.ranks), u64::from(model.lanes_all()));
+        let others = (2 * u64::from(model.layers) + 1) * lanes * hidden;
+        let choice =
+            u64::from(self.blocks) * ranks * c * (6 + 2 * 13 * 48 + 4) + 2 * 13 * c * 8 + 16;
+        all * (vectors + parts) + others + choice
     }
 
     /// Threads of a block: teams of 32 that compute, a warp of the machine's that copies, one that
@@ -286,6 +330,8 @@ impl Cut {
             ("FFN", self.ffn.to_string()),
             ("VOCAB", model.vocab.to_string()),
             ("LANES", model.lanes.to_string()),
+            ("RANKS", model.ranks.to_string()),
+            ("VOCAB_ALL", model.vocab_all.to_string()),
             ("HEAD_MODE", head_mode.to_string()),
             ("NORM_LANES", model.norm_lanes.to_string()),
             ("HEAD_NORM", model.head_norm.to_string()),
@@ -320,9 +366,10 @@ impl fmt::Display for Cut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "cut       {} blocks of {} warps, {} KB slots, {} KB in flight, {} splits{}",
+            "cut       {} blocks of {} warps, {} columns, {} KB slots, {} KB in flight, {} splits{}",
             self.blocks,
             self.warps,
+            self.columns,
             self.slot_bytes / 1024,
             self.in_flight_bytes / 1024,
             self.splits,

@@ -3,14 +3,14 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::cut::{Cut, COLUMNS};
+use super::cut::Cut;
 use super::machine::{Machine, Memory, Module, Platform, Shared, Source};
 use super::model::Model;
 use super::pack::Weights;
 use super::runner::{penalises, prompt_counts};
 use super::source;
 use super::wire::{self, Args, Layer, Wire, RECORD_BYTES, RING, STOPS};
-use crate::abi::{Dims, GROUPS, PAGE};
+use crate::abi::{Dims, HeadMode, GROUPS, PAGE};
 use crate::cpu::numbers::row_to_f32;
 use crate::device::Buffer;
 use crate::error::{Error, Result};
@@ -67,13 +67,14 @@ impl Loaded {
         machine: Arc<dyn Machine>,
         program: &ValidProgram,
         buffers: &[Buffer],
+        [rank, ranks]: [u32; 2],
     ) -> Result<Self> {
         let program = program.program();
         let dims = program.dims;
-        let model = Model::read(program)?;
+        let model = Model::read(program, ranks)?;
         let cut = Cut::new(&model, &machine.info()?, dims.max_positions)?;
         let kernels = compile(&*machine, &model, &cut)?;
-        let weights = Weights { program, buffers, model: &model, cut: &cut };
+        let weights = Weights { program, buffers, model: &model, cut: &cut, rank };
         let m = &*machine;
         let mut kept = Vec::new();
         let mut keep = |memory: Memory| {
@@ -81,7 +82,7 @@ impl Loaded {
             kept.push(memory);
             address
         };
-        let most = COLUMNS[COLUMNS.len() - 1];
+        let most = cut.columns;
         let vocab = dims.vocab as usize;
         let slots = dims.slots as usize;
         let words = m.alloc((cut.words(&model, most) * 8) as usize)?;
@@ -102,10 +103,9 @@ impl Loaded {
         let out = m.alloc_shared(slots * RING * 24)?;
         let control = m.alloc_shared(wire::CONTROL_BYTES)?;
         // The simulator's clock is not the host's.
-        control.word32(8).store(
-            u32::from(m.platform() != Platform::Sim),
-            std::sync::atomic::Ordering::Release,
-        );
+        control
+            .word32(8)
+            .store(u32::from(m.platform() != Platform::Sim), std::sync::atomic::Ordering::Release);
         let base = Args {
             line: keep(upload_lines(m, &weights)?),
             embed: keep(upload_embedding(m, &weights, dims.vocab)?),
@@ -126,6 +126,7 @@ impl Loaded {
             records: records.address,
             out: out.address,
             control: control.address,
+            rank,
             pool_layers: dims.group_layers,
             segment_count: cut.segments(&model).len() as u32,
             in_flight_bytes: cut.in_flight_bytes,
@@ -155,18 +156,48 @@ impl Loaded {
 
     /// Columns of the widest kernel.
     pub fn most_columns(&self) -> usize {
-        COLUMNS[COLUMNS.len() - 1] as usize
+        self.cut.columns as usize
+    }
+
+    /// Tells the kernel where each rank's words are; `all` are in order of rank.
+    ///
+    /// # Errors
+    /// What the machine says where it cannot reach another.
+    pub fn connect(&mut self, all: &[(Arc<dyn Machine>, u64)]) -> Result<()> {
+        for (rank, (machine, words)) in all.iter().enumerate() {
+            if rank != self.base.rank as usize {
+                self.machine.enable_peer(&**machine)?;
+            }
+            self.base.hops[rank] = (*words as i64 - self.words.address as i64) / 8;
+        }
+        Ok(())
+    }
+
+    /// Where others write their words.
+    pub fn words_address(&self) -> u64 {
+        self.words.address
+    }
+
+    /// Ids whose logits this machine computes.
+    pub fn ids(&self) -> std::ops::Range<usize> {
+        let (m, c, rank) = (&self.model, &self.cut, self.base.rank);
+        let each = match m.head_mode {
+            HeadMode::PerLane => m.lanes * m.vocab,
+            HeadMode::Mean | HeadMode::SumThenNorm | HeadMode::Concat => c.blocks * c.rows_head,
+        };
+        let end = |rank: u32| (rank * each).min(m.vocab_all) as usize;
+        end(rank)..end(rank + 1)
     }
 
     /// The kernel for so many columns.
     pub fn module(&self, columns: u32) -> &Arc<dyn Module> {
         let found = self.kernels.iter().find(|(c, _)| *c == columns);
-        &found.expect("one of COLUMNS").1
+        &found.expect("one of the cut's kernels").1
     }
 
     /// What every launch is given.
     pub fn args(&self, columns: u32) -> Args {
-        debug_assert!(COLUMNS.contains(&columns));
+        debug_assert!(self.cut.kernels().contains(&columns));
         self.base
     }
 
@@ -216,16 +247,23 @@ impl Loaded {
         }
     }
 
-    /// Floats `from .. from + count` of the last launch's logits.
+    /// This machine's ids of the last launch's logits, rows `from ..` into the rows of `out`.
     ///
     /// # Errors
     /// What the machine says.
-    pub fn read_logits(&self, from: usize, count: usize) -> Result<Vec<f32>> {
+    pub fn read_logits(&self, from: usize, out: &mut [f32]) -> Result<()> {
         let memory = self.logits.as_ref().expect("the launch had logits");
-        let mut bytes = vec![0; count * 4];
-        self.machine.read(memory, from * 4, &mut bytes)?;
-        let float = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-        Ok(bytes.chunks_exact(4).map(float).collect())
+        let vocab = self.dims.vocab as usize;
+        let mut bytes = vec![0; out.len() * 4];
+        self.machine.read(memory, from * vocab * 4, &mut bytes)?;
+        let ids = self.ids();
+        for (to, from) in out.chunks_exact_mut(vocab).zip(bytes.chunks_exact(vocab * 4)) {
+            let from = from[ids.start * 4..ids.end * 4].chunks_exact(4);
+            for (to, b) in to[ids.clone()].iter_mut().zip(from) {
+                *to = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+            }
+        }
+        Ok(())
     }
 
     /// Zeroes the exchange, so that epochs may start anew.
@@ -237,17 +275,24 @@ impl Loaded {
     }
 }
 
-fn compile(machine: &dyn Machine, model: &Model, cut: &Cut) -> Result<Vec<(u32, Arc<dyn Module>)>> {
+/// The kernels of a cut, one for each number of columns, compiled side by side.
+///
+/// # Errors
+/// What the machine's compiler says.
+pub(super) fn compile(machine: &dyn Machine, model: &Model, cut: &Cut) -> Result<Vec<(u32, Arc<dyn Module>)>> {
     let text = source::text(machine.platform());
     let one = |columns: u32| -> Result<(u32, Arc<dyn Module>)> {
         let defines = cut.defines(model, columns);
         let source = Source { defines, text: text.clone(), entries: vec!["kie_decode"] };
         Ok((columns, machine.compile(&source)?))
     };
+    let (kernels, one) = (cut.kernels(), &one);
     std::thread::scope(|scope| {
-        let all: Vec<_> = COLUMNS.iter().map(|c| scope.spawn(move || one(*c))).collect();
+        let all: Vec<_> = kernels.iter().map(|c| scope.spawn(move || one(*c))).collect();
         all.into_iter()
-            .map(|t| t.join().unwrap_or_else(|_| Err(Error::Failed("a compiler thread died".into()))))
+            .map(|t| {
+                t.join().unwrap_or_else(|_| Err(Error::Failed("a compiler thread died".into())))
+            })
             .collect()
     })
 }

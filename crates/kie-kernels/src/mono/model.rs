@@ -9,8 +9,15 @@ use crate::error::{Error, Result};
 pub struct Model {
     /// Layers.
     pub layers: u32,
-    /// Lanes.
+    /// Machines that run it together, each the same number of lanes.
+    pub ranks: u32,
+    /// Lanes of one machine.
     pub lanes: u32,
+    /// Lanes are slices of matrices that the program has whole (tensor parallelism), not matrices
+    /// of their own.
+    pub sliced: bool,
+    /// Ids of the whole vocabulary.
+    pub vocab_all: u32,
     /// Width of a residual stream.
     pub hidden: u32,
     /// Query heads.
@@ -73,11 +80,16 @@ pub struct Layer {
 }
 
 impl Model {
-    /// Reads a program.
+    /// Lanes of all machines.
+    pub const fn lanes_all(&self) -> u32 {
+        self.lanes * self.ranks
+    }
+
+    /// Reads a program, for so many machines.
     ///
     /// # Errors
-    /// [`Error::InvalidProgram`] with the step that is not as expected.
-    pub fn read(program: &Program) -> Result<Self> {
+    /// [`Error::InvalidProgram`] with the step that is not as expected, or what does not divide.
+    pub fn read(program: &Program, ranks: u32) -> Result<Self> {
         let d = &program.dims;
         let steps = &program.steps;
         let layers = steps.len().saturating_sub(3) / 5;
@@ -94,28 +106,44 @@ impl Model {
         }
         let rows_of = |t: u32| program.tensors.get(t as usize).map_or(1, |t: &Tensor| t.rows);
         let head = &steps[steps.len() - 2];
-        let parts = if d.head_mode == HeadMode::PerLane { d.lanes } else { 1 };
+        let sliced = d.lanes == 1 && ranks > 1;
+        let lanes_all = if sliced { ranks } else { d.lanes };
+        let per_lane = d.lanes == 1 || d.head_mode == HeadMode::PerLane;
+        let part = |whole: u32| if sliced { whole / ranks } else { whole };
         let first = &steps[1];
         let model = Self {
             layers: layers as u32,
-            lanes: d.lanes,
+            ranks,
+            lanes: lanes_all / ranks,
+            sliced,
+            vocab_all: d.vocab,
             hidden: d.hidden,
-            heads: d.heads,
-            kv_heads: d.kv_heads,
+            heads: part(d.heads),
+            kv_heads: part(d.kv_heads),
             head_dim: d.head_dim,
-            ffn: d.ffn,
-            vocab: d.vocab / parts,
-            head_mode: if d.lanes == 1 { HeadMode::PerLane } else { d.head_mode },
+            ffn: if sliced { d.ffn.div_ceil(ranks) } else { d.ffn },
+            vocab: if per_lane { d.vocab.div_ceil(lanes_all) } else { d.vocab },
+            head_mode: if per_lane { HeadMode::PerLane } else { d.head_mode },
             interleaved: d.rope_interleaved != 0,
             eps: d.eps,
             norm_lanes: rows_of(first.norm),
             head_norm: first.head_norms[0] != NONE,
             bias: first.biases[0] != NONE,
-            layer: steps[1..=layers * 5].chunks_exact(5).map(Layer::read).collect(),
+            layer: steps[1..=layers * 5].chunks_exact(5).map(|s| Layer::read(s, sliced)).collect(),
             embed: steps[0].weights[0],
             head: head.weights[0],
             final_norm: head.norm,
         };
+        let whole = |n: u32| n.is_multiple_of(ranks);
+        if !whole(lanes_all) || (sliced && !(whole(d.heads) && whole(d.kv_heads))) {
+            return refuse(
+                0,
+                format!(
+                    "{} lanes, {} query and {} kv heads do not divide by {ranks} machines",
+                    d.lanes, d.heads, d.kv_heads
+                ),
+            );
+        }
         model.check(program, rows_of)?;
         Ok(model)
     }
@@ -131,11 +159,15 @@ impl Model {
             let alike = (layer.head_norms[0] != NONE) == self.head_norm
                 && (layer.biases[0] != NONE) == self.bias;
             if !alike || layer.head_norms.iter().any(|n| *n != NONE && rows_of(*n) != 1) {
-                return refuse(1 + 5 * at, "biases or head norms differ from layer to layer".into());
+                return refuse(
+                    1 + 5 * at,
+                    "biases or head norms differ from layer to layer".into(),
+                );
             }
         }
-        if self.norm_lanes != 1 && self.norm_lanes != self.lanes {
-            return refuse(1, format!("norms of {} rows for {} lanes", self.norm_lanes, self.lanes));
+        if self.norm_lanes != 1 && self.norm_lanes != self.lanes_all() {
+            let lanes = self.lanes_all();
+            return refuse(1, format!("norms of {} rows for {lanes} lanes", self.norm_lanes));
         }
         let embed = program.tensors.get(self.embed as usize).map(|t| t.cols);
         if embed != Some(self.hidden) {
@@ -146,7 +178,7 @@ impl Model {
 }
 
 impl Layer {
-    fn read(steps: &[Step]) -> Self {
+    fn read(steps: &[Step], sliced: bool) -> Self {
         let [qkv, _, output, gate_up, down] = steps else { unreachable!("chunks of five") };
         Self {
             qkv: qkv.weights,
@@ -158,8 +190,8 @@ impl Layer {
             window: if qkv.window == NONE { 0 } else { qkv.window },
             pool: [qkv.group, qkv.group_layer],
             own: [output.mix_own, down.mix_own],
-            delay: [output.mix_delay, down.mix_delay],
-            shares: [output, down].map(|s| s.partial != NONE || s.mix_delay == 0),
+            delay: if sliced { [0; 2] } else { [output.mix_delay, down.mix_delay] },
+            shares: [output, down].map(|s| sliced || s.partial != NONE || s.mix_delay == 0),
         }
     }
 }

@@ -25,6 +25,8 @@ pub struct Weights<'a> {
     pub model: &'a Model,
     /// Its cut.
     pub cut: &'a Cut,
+    /// The machine among those that run it together.
+    pub rank: u32,
 }
 
 /// One row of a matrix as it is stored.
@@ -36,6 +38,8 @@ struct Parts {
     count: usize,
     real: usize,
     padded: usize,
+    /// Numbers of the stored row before the first part.
+    skip: usize,
 }
 
 impl Weights<'_> {
@@ -44,11 +48,17 @@ impl Weights<'_> {
     }
 
     /// `row` of a tensor, as halves into `out`, padded.
-    fn row(&self, source: Source, parts: Parts, floats: &mut [f32], out: &mut [f16]) -> Result<()> {
+    fn row(
+        &self,
+        source: Source,
+        parts: Parts,
+        floats: &mut Vec<f32>,
+        out: &mut [f16],
+    ) -> Result<()> {
         out.fill(f16::ZERO);
         let Some((index, lane, row)) = source else { return Ok(()) };
         let stored = Stored::of(self.tensor(index), lane as usize, self.buffers);
-        let floats = &mut floats[..stored.cols];
+        floats.resize(stored.cols, 0.0);
         row_of(&stored, row as usize, floats);
         if let Some(far) = floats.iter().find(|x| x.abs() > f16::MAX.to_f32()) {
             return Err(Error::InvalidProgram {
@@ -60,8 +70,9 @@ impl Weights<'_> {
             });
         }
         for part in 0..parts.count {
-            let from = &floats[part * parts.real..][..parts.real];
-            out[part * parts.padded..][..parts.real].convert_from_f32_slice(from);
+            let from = &floats[(parts.skip + part * parts.real).min(floats.len())..];
+            let from = &from[..parts.real.min(from.len())];
+            out[part * parts.padded..][..from.len()].convert_from_f32_slice(from);
         }
         Ok(())
     }
@@ -96,24 +107,49 @@ impl Weights<'_> {
     fn source(&self, layer: usize, matrix: Matrix, lane: u32, row: u32) -> Source {
         let (m, l) = (self.model, &self.model.layer[layer]);
         match matrix {
-            Matrix::Qkv => self.qkv_row(row).map(|(which, row)| (l.qkv[which], lane, row)),
-            Matrix::Output => (row < m.hidden).then_some((l.outputs[0], lane, row)),
-            Matrix::Down => (row < m.hidden).then_some((l.outputs[1], lane, row)),
+            Matrix::Qkv => {
+                let (which, row) = self.qkv_row(row)?;
+                let rows = if which == 0 { m.heads } else { m.kv_heads } * m.head_dim;
+                self.lane_row(l.qkv[which], lane, row, rows)
+            }
+            Matrix::Output => (row < m.hidden).then(|| self.lane_of(l.outputs[0], lane, row)),
+            Matrix::Down => (row < m.hidden).then(|| self.lane_of(l.outputs[1], lane, row)),
             Matrix::GateUp => {
-                (row / 2 < m.ffn).then_some((l.gate_up[(row % 2) as usize], lane, row / 2))
+                let tensor = l.gate_up[(row % 2) as usize];
+                (row / 2 < m.ffn).then(|| self.lane_row(tensor, lane, row / 2, m.ffn))?
             }
         }
     }
 
-    fn parts(&self, matrix: Matrix) -> Parts {
+    /// A row of a lane's own matrix, all of whose columns (or a slice of them) are the lane's.
+    fn lane_of(&self, tensor: u32, lane: u32, row: u32) -> (u32, u32, u32) {
+        (tensor, if self.model.sliced { 0 } else { self.lane_all(lane) }, row)
+    }
+
+    /// A row of a lane's `rows` rows: of its own matrix, or of its slice of the whole one.
+    fn lane_row(&self, tensor: u32, lane: u32, row: u32, rows: u32) -> Source {
+        if !self.model.sliced {
+            return Some((tensor, self.lane_all(lane), row));
+        }
+        let row = self.lane_all(lane) * rows + row;
+        (row < self.tensor(tensor).rows).then_some((tensor, 0, row))
+    }
+
+    /// A lane of this machine among all lanes.
+    fn lane_all(&self, lane: u32) -> u32 {
+        self.rank * self.model.lanes + lane
+    }
+
+    fn parts(&self, matrix: Matrix, lane: u32) -> Parts {
         let (m, c) = (self.model, self.cut);
-        let one = |real: u32, padded: u32| (1, real, padded);
-        let (count, real, padded) = match matrix {
-            Matrix::Qkv | Matrix::GateUp => one(m.hidden, c.hidden),
-            Matrix::Output => (m.heads, m.head_dim, c.head_dim),
-            Matrix::Down => one(m.ffn, c.ffn),
+        let lane = if m.sliced { self.lane_all(lane) } else { 0 };
+        let (count, real, padded, skip) = match matrix {
+            Matrix::Qkv | Matrix::GateUp => (1, m.hidden, c.hidden, 0),
+            Matrix::Output => (m.heads, m.head_dim, c.head_dim, lane * m.heads * m.head_dim),
+            Matrix::Down => (1, m.ffn, c.ffn, lane * m.ffn),
         };
-        Parts { count: count as usize, real: real as usize, padded: padded as usize }
+        let [count, real, padded, skip] = [count, real, padded, skip].map(|n| n as usize);
+        Parts { count, real, padded, skip }
     }
 
     /// One layer of one block's line.
@@ -124,7 +160,7 @@ impl Weights<'_> {
         let each = self.cut.blocks_a_lane(self.model);
         let (lane, rank) = (block / each, block % each);
         for (matrix, split) in &self.cut.layer {
-            let parts = self.parts(*matrix);
+            let parts = self.parts(*matrix, lane);
             let source = |row| self.source(layer, *matrix, lane, rank * split.rows + row);
             self.matrix(split, parts, source, out)?;
         }
@@ -139,14 +175,22 @@ impl Weights<'_> {
         let (m, c) = (self.model, self.cut);
         let per_lane = m.head_mode == crate::abi::HeadMode::PerLane;
         let each = c.blocks_a_lane(m);
-        let (lane, rank) = if per_lane { (block / each, block % each) } else { (0, block) };
-        let count = if m.head_mode == crate::abi::HeadMode::Concat { m.lanes } else { 1 };
+        let (lane, seat) =
+            if per_lane { (block / each, block % each) } else { (0, self.rank * c.blocks + block) };
+        let concat = m.head_mode == crate::abi::HeadMode::Concat;
+        let count = if concat { m.lanes_all() } else { 1 };
         let (real, padded) = (m.hidden as usize, c.hidden as usize);
-        let parts = Parts { count: count as usize, real, padded };
+        let parts = Parts { count: count as usize, real, padded, skip: 0 };
         let passes = (0..c.head_passes).map(|_| c.head).chain(c.tail);
-        let mut first = rank * c.rows_head;
+        let mut first = seat * c.rows_head;
         for split in passes {
-            let source = |row| (first + row < m.vocab).then_some((m.head, lane, first + row));
+            let source = |row: u32| -> Source {
+                let row = first + row;
+                (row < m.vocab).then(|| match per_lane {
+                    true => self.lane_row(m.head, lane, row, m.vocab),
+                    false => Some((m.head, 0, row)),
+                })?
+            };
             self.matrix(&split, parts, source, out)?;
             first += split.rows;
         }
@@ -162,7 +206,7 @@ impl Weights<'_> {
         out: &mut Vec<u8>,
     ) -> Result<()> {
         let (rows, k) = (split.rows as usize, split.k as usize);
-        let mut floats = vec![0.0; parts.count * parts.real];
+        let mut floats = Vec::new();
         let mut all = vec![f16::ZERO; rows * k];
         for (row, to) in all.chunks_exact_mut(k).enumerate() {
             self.row(source(row as u32), parts, &mut floats, to)?;
@@ -184,8 +228,12 @@ impl Weights<'_> {
     /// # Errors
     /// [`Error::InvalidProgram`] for weights beyond float16.
     pub fn embedding(&self, from: u32, to: u32) -> Result<Vec<u8>> {
-        let parts =
-            Parts { count: 1, real: self.model.hidden as usize, padded: self.cut.hidden as usize };
+        let parts = Parts {
+            count: 1,
+            real: self.model.hidden as usize,
+            padded: self.cut.hidden as usize,
+            skip: 0,
+        };
         self.table((from..to).map(|row| Some((self.model.embed, 0, row))), parts)
     }
 
@@ -196,13 +244,14 @@ impl Weights<'_> {
     pub fn norms(&self) -> Result<Vec<u8>> {
         let m = self.model;
         let all = m.layer.iter().flat_map(|l| l.norms).chain([m.final_norm]);
-        let parts = Parts { count: 1, real: m.hidden as usize, padded: self.cut.hidden as usize };
+        let parts =
+            Parts { count: 1, real: m.hidden as usize, padded: self.cut.hidden as usize, skip: 0 };
         let rows = all.flat_map(|t| (0..m.norm_lanes).map(move |lane| Some((t, 0, lane))));
         self.table(rows, parts)
     }
 
     fn table(&self, rows: impl Iterator<Item = Source>, parts: Parts) -> Result<Vec<u8>> {
-        let mut floats = vec![0.0; parts.count * parts.real];
+        let mut floats = Vec::new();
         let mut halves = vec![f16::ZERO; parts.count * parts.padded];
         let mut out = Vec::new();
         for row in rows {
@@ -233,9 +282,13 @@ impl Weights<'_> {
         let mut out = Vec::new();
         for layer in &m.layer {
             for lane in 0..m.lanes {
+                let lane = self.lane_all(lane);
                 let values = layer.biases.map(|bias| self.bias(bias, lane));
                 for row in 0..rows {
-                    let at = self.qkv_row(row);
+                    let at = self.qkv_row(row).map(|(which, row)| {
+                        let rows = if which == 0 { m.heads } else { m.kv_heads } * m.head_dim;
+                        (which, if m.sliced { lane * rows + row } else { row })
+                    });
                     let value = at.map_or(0.0, |(which, row)| values[which][row as usize]);
                     out.extend(value.to_le_bytes());
                 }

@@ -10,11 +10,12 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::clock::DeviceClock;
 use super::loaded::Loaded;
-use super::machine::{Flight, Launch};
-use super::wire::{self, wants, Args, Lost, Order, Sequence, Wire, RING};
+use super::machine::{Flight, Launch, Platform};
+use super::wire::{self, wants, Lost, Order, Sequence, Wire, RING};
 use crate::abi::{Command, CommandKind, Record, SlotEnd, MAX_ALTERNATIVES};
 use crate::device::Running;
 use crate::error::{Error, Result};
@@ -28,8 +29,8 @@ const TURN_TOKENS: u32 = 8;
 const LONG: u32 = 1 << 20;
 /// Epochs end here; the words are zeroed and they start anew (MONOKERNEL 3.4).
 const LAST_EPOCH: u32 = 1 << 31;
-/// How long a wait inside the kernel lasts at most.
-const BUDGET_NS: u64 = 1_000_000_000;
+/// Between looks at a simulated launch.
+const SIM_REST: Duration = Duration::from_micros(200);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -64,8 +65,20 @@ enum Work {
     Logits(usize, usize),
 }
 
+/// What every rank's launch is given, beside what is its own.
+struct Ask {
+    columns: u32,
+    steps: u32,
+    live: u32,
+    /// Positions of a prompt, or 0.
+    prompt: u32,
+    /// Positions whose logits are kept.
+    logits: Option<u32>,
+    column: [Sequence; 8],
+}
+
 struct Going {
-    flight: Box<dyn Flight>,
+    flights: Vec<Box<dyn Flight>>,
     work: Work,
     steps: u32,
     /// Asked to leave.
@@ -74,7 +87,8 @@ struct Going {
 
 /// A program at work.
 pub struct Runner {
-    loaded: Loaded,
+    /// One a machine. All are told the same; the first one's tokens count.
+    ranks: Vec<Loaded>,
     mailbox: Arc<Mailbox>,
     slots: Vec<Slot>,
     logits: VecDeque<Command>,
@@ -84,11 +98,18 @@ pub struct Runner {
     /// The last launch was a prompt's.
     prompted: bool,
     clock: DeviceClock,
+    /// How long a wait inside the kernel lasts at most.
+    budget_ns: u64,
 }
 
 impl Runner {
-    /// Over a program whose weights are on the machine.
-    pub fn new(loaded: Loaded, mailbox: Arc<Mailbox>, first_epoch: u32) -> Self {
+    /// Over a program whose weights are on the machines.
+    pub fn new(
+        ranks: Vec<Loaded>,
+        mailbox: Arc<Mailbox>,
+        first_epoch: u32,
+        hang_timeout: Duration,
+    ) -> Self {
         let slot = |_| Slot {
             state: State::Idle,
             next: 0,
@@ -100,8 +121,8 @@ impl Runner {
             end: None,
         };
         Self {
-            slots: (0..loaded.dims.slots).map(slot).collect(),
-            loaded,
+            slots: (0..ranks[0].dims.slots).map(slot).collect(),
+            ranks,
             mailbox,
             logits: VecDeque::new(),
             going: None,
@@ -109,7 +130,13 @@ impl Runner {
             arrivals: 0,
             prompted: false,
             clock: DeviceClock::default(),
+            budget_ns: u64::try_from(hang_timeout.as_nanos()).unwrap_or(u64::MAX),
         }
+    }
+
+    /// The machine that the host listens to.
+    fn first(&self) -> &Loaded {
+        &self.ranks[0]
     }
 
     fn command(&mut self, command: Command) -> Result<()> {
@@ -146,15 +173,21 @@ impl Runner {
 
     /// Reads what a launch on its way has made; ends it where it has ended.
     fn follow(&mut self, mut going: Going) -> Result<()> {
-        let done = going.flight.done()?;
+        let mut done = true;
+        for flight in &mut going.flights {
+            done &= flight.done()?;
+        }
         if let Work::Tokens(slots) = &going.work {
             slots.iter().for_each(|slot| self.collect(*slot));
         }
         if done {
             return self.land(going);
         }
-        let control = &self.loaded.control;
-        control.word32(4).fetch_add(1, Relaxed);
+        if self.first().machine.platform() == Platform::Sim {
+            // It runs on this machine's cores: leave them to it.
+            std::thread::sleep(SIM_REST);
+        }
+        self.first().control.word32(4).fetch_add(1, Relaxed);
         let leave = !going.leaving
             && match &going.work {
                 Work::Tokens(slots) => self.somebody_waits(slots),
@@ -162,7 +195,7 @@ impl Runner {
                 Work::Logits(..) => false,
             };
         if leave {
-            self.loaded.control.word32(0).store(Order::Leave as u32, Release);
+            self.first().control.word32(0).store(Order::Leave as u32, Release);
             going.leaving = true;
         }
         self.going = Some(going);
@@ -178,7 +211,7 @@ impl Runner {
             }
             let tag = slot.told.wrapping_add(1);
             let at = (index * RING + slot.told as usize % RING) * 24;
-            let word = |n: usize| self.loaded.out.word64(at + 8 * n).load(Acquire);
+            let word = |n: usize| self.ranks[0].out.word64(at + 8 * n).load(Acquire);
             let (first, second, third) = (word(0), word(1), word(2));
             if [first, second].iter().any(|w| (w >> 32) as u32 != tag)
                 || (third >> 40) as u32 != tag & 0xff_ffff
@@ -194,7 +227,7 @@ impl Runner {
     /// Publishes a token and says whether the sequence ends with it, by the kernel's own rule.
     fn token(&mut self, index: usize, token: u32, logprob: f32, t_ns: u64) {
         let slot = &mut self.slots[index];
-        if token >= self.loaded.dims.vocab {
+        if token >= self.ranks[0].dims.vocab {
             slot.end = Some(SlotEnd::NotFinite);
             return;
         }
@@ -212,7 +245,7 @@ impl Runner {
         if memory.stop_ids[..params.stop_ids as usize].contains(&token) {
             slot.end = Some(SlotEnd::StopId);
         } else if slot.made == params.max_new as usize
-            || slot.next + 1 > self.loaded.dims.max_positions as usize
+            || slot.next + 1 > self.ranks[0].dims.max_positions as usize
         {
             slot.end = Some(SlotEnd::Length);
         }
@@ -220,8 +253,8 @@ impl Runner {
 
     /// A launch has ended.
     fn land(&mut self, going: Going) -> Result<()> {
-        let Going { flight, work, steps, .. } = going;
-        drop(flight);
+        let Going { flights, work, steps, .. } = going;
+        drop(flights);
         self.check()?;
         match work {
             Work::Tokens(slots) => {
@@ -265,8 +298,11 @@ impl Runner {
         if wanted == 0 || slot.made == 0 {
             return Ok(());
         }
-        let vocab = self.loaded.dims.vocab as usize;
-        let logits = self.loaded.read_logits(column * vocab, vocab)?;
+        let vocab = self.first().dims.vocab as usize;
+        let mut logits = vec![0.0; vocab];
+        for rank in &self.ranks {
+            rank.read_logits(column, &mut logits)?;
+        }
         let at = (slot.made - 1) % Mailbox::ALTERNATIVES * MAX_ALTERNATIVES;
         top_logprobs(&logits, &mut memory.alternatives[at..at + wanted]);
         self.mailbox.publish(index, slot.made as u32);
@@ -274,8 +310,11 @@ impl Runner {
     }
 
     fn hand_logits(&mut self, index: usize, count: usize) -> Result<()> {
-        let vocab = self.loaded.dims.vocab as usize;
-        let logits = self.loaded.read_logits(0, count * vocab)?;
+        let vocab = self.first().dims.vocab as usize;
+        let mut logits = vec![0.0; count * vocab];
+        for rank in &self.ranks {
+            rank.read_logits(0, &mut logits)?;
+        }
         // SAFETY: this slot's is the one logits command in flight.
         let out = unsafe { self.mailbox.logits() };
         *out = logits.into();
@@ -285,22 +324,14 @@ impl Runner {
 
     /// After a launch: whether somebody gave up waiting.
     fn check(&mut self) -> Result<()> {
-        let mut poison = [0; 8];
-        self.loaded.machine.read(&self.loaded.poison, 0, &mut poison)?;
-        if poison == [0; 8] {
-            return Ok(());
+        for (rank, loaded) in self.ranks.iter().enumerate() {
+            let mut poison = [0; 8];
+            loaded.machine.read(&loaded.poison, 0, &mut poison)?;
+            if poison != [0; 8] {
+                return Err(hang(loaded, rank)?);
+            }
         }
-        let mut records = vec![0; self.loaded.records.bytes];
-        self.loaded.machine.read(&self.loaded.records, 0, &mut records)?;
-        let lost = Lost::read(&records);
-        let told: Vec<String> = lost.iter().take(4).map(|l| {
-            format!(
-                "block {} in step {} waited for {} (wanted {}, seen {})",
-                l.block, l.step, l.what(), l.wanted, l.seen
-            )
-        }).collect();
-        Err(Error::Hang(format!("{} of {} blocks gave up: {}", lost.len(),
-            self.loaded.cut.blocks, told.join("; "))))
+        Ok(())
     }
 
     /// Starts the next launch, if there is work.
@@ -325,9 +356,15 @@ impl Runner {
             Some(_) | None if decoding.is_empty() => Ok(()),
             waits => {
                 self.prompted = false;
-                let most = self.loaded.most_columns();
-                let slots = decoding.into_iter().take(most).collect();
-                self.start_tokens(slots, if waits.is_some() { TURN_TOKENS } else { LONG })
+                let most = self.first().most_columns();
+                let crowded = decoding.len() > most;
+                // Those who have made the least come first, so that all get their turn.
+                let mut slots = decoding;
+                slots.sort_by_key(|i| (self.slots[*i].made, *i));
+                slots.truncate(most);
+                slots.sort_unstable();
+                let brief = crowded || waits.is_some();
+                self.start_tokens(slots, if brief { TURN_TOKENS } else { LONG })
             }
         }
     }
@@ -337,7 +374,9 @@ impl Runner {
         // SAFETY: the slot runs, so the device owns it.
         let memory = unsafe { self.mailbox.slot_of_device(index) };
         if self.slots[index].token == u32::MAX {
-            self.loaded.write_slot(index, memory)?;
+            for rank in &self.ranks {
+                rank.write_slot(index, memory)?;
+            }
             self.slots[index].token = 0;
         }
         let slot = &mut self.slots[index];
@@ -356,7 +395,9 @@ impl Runner {
         let index = command.slot as usize;
         // SAFETY: a logits command for the slot was received: the device owns it.
         let memory = unsafe { self.mailbox.slot_of_device(index) };
-        self.loaded.write_slot(index, memory)?;
+        for rank in &self.ranks {
+            rank.write_slot(index, memory)?;
+        }
         let (position, count, columns) = match command.kind {
             CommandKind::LogitsDecode => (command.a as usize, 1, Some(1)),
             CommandKind::LogitsPrefill | CommandKind::Start | CommandKind::Cancel => {
@@ -375,37 +416,30 @@ impl Runner {
         columns: Option<u32>,
         work: Work,
     ) -> Result<()> {
-        let columns = columns.unwrap_or(self.loaded.most_columns() as u32);
+        let columns = columns.unwrap_or(self.first().most_columns() as u32);
         let bytes: Vec<u8> = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
-        self.loaded.machine.write(&self.loaded.prompt, 0, &bytes)?;
-        let steps = (tokens.len() as u32).div_ceil(columns);
-        let mut args = self.loaded.args(columns);
-        args.prompt = self.loaded.prompt.address;
-        (args.count, args.live, args.steps) = (tokens.len() as u32, columns, steps);
-        args.column[0] =
-            Sequence { row: index as u32, position: position as u32, ..Sequence::default() };
-        if matches!(work, Work::Logits(..)) {
-            args.logits = self.loaded.logits_for((steps * columns) as usize)?;
-        } else {
-            args.segment_count = 4 * self.loaded.model.layers;
+        for rank in &self.ranks {
+            rank.machine.write(&rank.prompt, 0, &bytes)?;
         }
-        self.launch(columns, args, work)
+        let count = tokens.len() as u32;
+        // Every column is of this sequence, whose pages it finds by its own row.
+        let (row, position) = (index as u32, position as u32);
+        let column = [Sequence { row, position, ..Sequence::default() }; 8];
+        let steps = count.div_ceil(columns);
+        let logits = matches!(work, Work::Logits(..)).then_some(steps * columns);
+        self.launch(&Ask { columns, steps, live: columns, prompt: count, logits, column }, work)
     }
 
     fn start_tokens(&mut self, slots: Vec<usize>, most: u32) -> Result<()> {
-        let columns = if slots.len() == 1 { 1 } else { self.loaded.most_columns() as u32 };
-        let mut args = self.loaded.args(columns);
-        let mut dump = false;
-        for (column, index) in slots.iter().enumerate() {
-            let sequence = self.sequence(*index, &mut dump);
-            args.column[column] = sequence;
+        let columns = if slots.len() == 1 { 1 } else { self.first().most_columns() as u32 };
+        let (mut dump, mut column) = (false, [Sequence::default(); 8]);
+        for (column, index) in column.iter_mut().zip(&slots) {
+            *column = self.sequence(*index, &mut dump);
         }
-        args.live = slots.len() as u32;
-        args.steps = if dump { 1 } else { most };
-        if dump {
-            args.logits = self.loaded.logits_for(columns as usize)?;
-        }
-        self.launch(columns, args, Work::Tokens(slots))
+        let (live, steps) = (slots.len() as u32, if dump { 1 } else { most });
+        let logits = dump.then_some(columns);
+        let ask = Ask { columns, steps, live, prompt: 0, logits, column };
+        self.launch(&ask, Work::Tokens(slots))
     }
 
     fn sequence(&self, index: usize, dump: &mut bool) -> Sequence {
@@ -424,7 +458,7 @@ impl Runner {
             token: slot.token,
             made: slot.made as u32,
             min_new: params.min_new,
-            last: (slot.next + left).min(self.loaded.dims.max_positions as usize) as u32,
+            last: (slot.next + left).min(self.first().dims.max_positions as usize) as u32,
             stop_count: params.stop_ids,
             wants: flag(s.logprobs > 0, wants::LOGPROB)
                 | flag(params.bias > 0, wants::BIAS)
@@ -441,24 +475,62 @@ impl Runner {
         }
     }
 
-    fn launch(&mut self, columns: u32, mut args: Args, work: Work) -> Result<()> {
+    fn launch(&mut self, ask: &Ask, work: Work) -> Result<()> {
         if self.epoch >= LAST_EPOCH - LONG {
-            self.loaded.clear_words()?;
+            for rank in &self.ranks {
+                rank.clear_words()?;
+            }
             self.epoch = 1;
         }
-        (args.epoch, args.budget_ns) = (self.epoch, BUDGET_NS);
-        self.loaded.control.word32(0).store(Order::GoOn as u32, Release);
-        let launch = Launch {
-            entry: "kie_decode",
-            blocks: self.loaded.cut.blocks,
-            threads: self.loaded.cut.threads(self.loaded.machine.warp()),
-            shared_bytes: self.loaded.cut.shared_max,
-            args: args.as_bytes(),
-        };
-        let flight = self.loaded.machine.launch(self.loaded.module(columns), &launch)?;
-        self.going = Some(Going { flight, work, steps: args.steps, leaving: false });
+        let epoch = self.epoch;
+        let control = &self.first().control;
+        control.word32(0).store(Order::GoOn as u32, Release);
+        let mut flights = Vec::with_capacity(self.ranks.len());
+        for loaded in &mut self.ranks {
+            let mut args = loaded.args(ask.columns);
+            (args.epoch, args.budget_ns, args.steps) = (epoch, self.budget_ns, ask.steps);
+            (args.live, args.count, args.column) = (ask.live, ask.prompt, ask.column);
+            if ask.prompt > 0 {
+                args.prompt = loaded.prompt.address;
+            }
+            match ask.logits {
+                Some(positions) => args.logits = loaded.logits_for(positions as usize)?,
+                // A prompt's positions need no head.
+                None if ask.prompt > 0 => args.segment_count = 4 * loaded.model.layers,
+                None => {}
+            }
+            let launch = Launch {
+                entry: "kie_decode",
+                blocks: loaded.cut.blocks,
+                threads: loaded.cut.threads(loaded.machine.warp()),
+                shared_bytes: loaded.cut.shared_max,
+                args: args.as_bytes(),
+            };
+            flights.push(loaded.machine.launch(loaded.module(ask.columns), &launch)?);
+        }
+        self.going = Some(Going { flights, work, steps: ask.steps, leaving: false });
         Ok(())
     }
+}
+
+/// Who gave up, as an error.
+fn hang(loaded: &Loaded, rank: usize) -> Result<Error> {
+    let mut records = vec![0; loaded.records.bytes];
+    loaded.machine.read(&loaded.records, 0, &mut records)?;
+    let lost = Lost::read(&records);
+    let one = |l: &Lost| {
+        format!(
+            "block {} in step {} waited for {} (wanted {}, seen {})",
+            l.block,
+            l.step,
+            l.what(),
+            l.wanted,
+            l.seen
+        )
+    };
+    let told: Vec<String> = lost.iter().take(4).map(one).collect();
+    let (lost, all) = (lost.len(), loaded.cut.blocks);
+    Ok(Error::Hang(format!("rank {rank}: {lost} of {all} blocks gave up: {}", told.join("; "))))
 }
 
 /// Whether counts of seen tokens matter.
@@ -492,7 +564,7 @@ impl Running for Runner {
 
 impl Drop for Runner {
     fn drop(&mut self) {
-        self.loaded.control.word32(0).store(Order::Abort as u32, Release);
+        self.first().control.word32(0).store(Order::Abort as u32, Release);
     }
 }
 

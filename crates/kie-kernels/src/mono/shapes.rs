@@ -12,6 +12,15 @@ pub fn model(name: &str) -> Model {
     let dense = name == "1b" || name == "8b";
     Model {
         layers: [15, 16, 32][["1b", "8b"].iter().position(|n| *n == name).map_or(0, |n| n + 1)],
+        ranks: 1,
+        sliced: false,
+        vocab_all: if dense {
+            128_256
+        } else if name == "2b" {
+            32_000
+        } else {
+            4000
+        },
         lanes: if name == "2b" { 8 } else { 1 },
         hidden: if name == "8b" {
             4096

@@ -121,6 +121,7 @@ pub struct Args {
     pub trace: u64,
     pub out: u64,
     pub control: u64,
+    pub hops: [i64; 8],
     pub budget_ns: u64,
     pub pool_layers: [u32; 2],
     pub segment_count: u32,
@@ -130,7 +131,7 @@ pub struct Args {
     pub pace: u32,
     pub live: u32,
     pub count: u32,
-    pub spare: u32,
+    pub rank: u32,
     pub column: [Sequence; 8],
 }
 
@@ -146,13 +147,13 @@ pub unsafe trait Wire: Sized {
     }
 }
 
-// SAFETY: 24 + 1 u64s, 10 u32s, 8 sequences: every field on its own alignment, 8-byte multiples.
+// SAFETY: 33 u64s, 10 u32s, 8 sequences: every field on its own alignment, 8-byte multiples.
 unsafe impl Wire for Args {}
 // SAFETY: eight 4-byte fields.
 unsafe impl Wire for Layer {}
 
 const _: () = assert!(size_of::<Layer>() == 32 && size_of::<Sequence>() == 8 + 16 * 4);
-const _: () = assert!(size_of::<Args>() == 25 * 8 + 10 * 4 + 8 * size_of::<Sequence>());
+const _: () = assert!(size_of::<Args>() == 33 * 8 + 10 * 4 + 8 * size_of::<Sequence>());
 
 /// Who gave up waiting, where (args.h's `Record`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -175,9 +176,8 @@ pub const RECORD_BYTES: usize = 24;
 impl Lost {
     /// The first blocks' records that say something.
     pub fn read(bytes: &[u8]) -> Vec<Self> {
-        let word = |r: &[u8], at: usize| {
-            u32::from_le_bytes([r[at], r[at + 1], r[at + 2], r[at + 3]])
-        };
+        let word =
+            |r: &[u8], at: usize| u32::from_le_bytes([r[at], r[at + 1], r[at + 2], r[at + 3]]);
         let all = bytes.chunks_exact(RECORD_BYTES).enumerate();
         all.filter(|(_, r)| r[..8].iter().any(|b| *b != 0))
             .map(|(block, r)| Self {

@@ -6,7 +6,10 @@
 //! schedule, unless the kernel waits for the host.
 
 mod compile;
+#[cfg(test)]
+mod decode_tests;
 mod memory;
+mod ranks;
 #[cfg(test)]
 mod tests;
 
@@ -38,8 +41,10 @@ pub struct Options {
     pub seed: u64,
     /// Threads in lock step, 32 or 64.
     pub warp: u32,
-    /// Multiprocessors.
+    /// Multiprocessors, of each rank.
     pub blocks: u32,
+    /// Machines that [`open`] makes, under one scheduler.
+    pub ranks: u32,
     /// Most shared memory of a block, in bytes.
     pub shared_bytes: u32,
     /// A launch that switches more often, without waiting for the host, fails.
@@ -56,6 +61,7 @@ impl Default for Options {
             seed: 0,
             warp: 32,
             blocks: 8,
+            ranks: 1,
             shared_bytes: 232_448,
             switches_max: 20_000_000_000,
             host_ms_max: 5000,
@@ -66,7 +72,7 @@ impl Default for Options {
 
 impl Options {
     /// From `sim` or `sim:seed=3,warp=64,blocks=8`, each key at most once. There are `seed`,
-    /// `warp`, `blocks`, `shared` (bytes), `switches`, `host` (ms) and `hold` (0 or 1).
+    /// `warp`, `blocks`, `ranks`, `shared` (bytes), `switches`, `host` (ms) and `hold` (0 or 1).
     ///
     /// # Errors
     /// [`Error::NoDevice`] with the part that is not understood.
@@ -95,12 +101,13 @@ impl Options {
                 "seed" => 0..=u64::MAX,
                 "warp" => 32..=64,
                 "blocks" => 1..=1024,
+                "ranks" => 1..=8,
                 "shared" => 1024..=1 << 24,
                 "switches" => 1..=u64::MAX,
                 "host" => 1..=1 << 40,
                 "hold" => 0..=1,
                 _ => {
-                    let known = "seed, warp, blocks, shared, switches, host, hold";
+                    let known = "seed, warp, blocks, ranks, shared, switches, host, hold";
                     return Err(fault(format!("no option {key}; there are {known}")));
                 }
             };
@@ -114,6 +121,7 @@ impl Options {
                 "seed" => options.seed = number,
                 "warp" => options.warp = small,
                 "blocks" => options.blocks = small,
+                "ranks" => options.ranks = small,
                 "shared" => options.shared_bytes = small,
                 "switches" => options.switches_max = number,
                 "host" => options.host_ms_max = number,
@@ -131,6 +139,35 @@ impl Options {
              host={host},hold={hold}"
         )
     }
+}
+
+/// `source` with `from` replaced by `to`, for tests that a wrong kernel is found out.
+///
+/// # Errors
+/// [`Error::Failed`] unless `from` stands exactly once in the text: a mutant that is no mutant
+/// would prove nothing.
+pub fn mutate(source: &Source, from: &str, to: &str) -> Result<Source> {
+    let found = source.text.matches(from).count();
+    if found != 1 || from == to {
+        return Err(Error::Failed(format!(
+            "a mutant needs its snippet once in the source, got {found} times: {from:?} -> {to:?}"
+        )));
+    }
+    Ok(Source { text: source.text.replacen(from, to, 1), ..source.clone() })
+}
+
+/// The machines that `name` describes, in order of rank; see [`Options::parse`].
+///
+/// # Errors
+/// [`Error::NoDevice`] for a name that is not understood, or where there is no C++ compiler.
+pub fn open(name: &str) -> Result<Vec<Arc<dyn Machine>>> {
+    let options = Options::parse(name)?;
+    let ranks = options.ranks as usize;
+    let sim = Sim::new(options)?;
+    if ranks == 1 {
+        return Ok(vec![Arc::new(sim)]);
+    }
+    Ok(ranks::of(sim, ranks))
 }
 
 /// How a launch went.
@@ -163,10 +200,14 @@ struct RawLaunch {
     host_pace: extern "C" fn(u64) -> u64,
     error: *mut c_char,
     error_bytes: u64,
+    /// Of a rank.
     blocks: u32,
     threads: u32,
     warp: u32,
     hold: u32,
+    ranks: u64,
+    /// Bytes between the parameters of two ranks.
+    args_stride: u64,
     switches: u64,
     steps: u64,
     schedule: u64,
@@ -254,6 +295,46 @@ impl Sim {
         self.inner.state().trace
     }
 
+    /// A launch on every rank, each with parameters of its own.
+    fn launch_all(
+        &self,
+        module: &Arc<dyn Module>,
+        launch: &Launch<'_>,
+        ranks: &[&[u8]],
+    ) -> Result<Box<dyn Flight>> {
+        let Some(compiled) = module.as_any().downcast_ref::<SimModule>() else {
+            return Err(Error::Failed("the module was compiled for another machine".to_owned()));
+        };
+        let entry = self.check(compiled, launch)?;
+        let words = launch.args.len().div_ceil(16);
+        let mut args = Vec::with_capacity(words * ranks.len());
+        for part in ranks.iter().flat_map(|args| args.chunks(16)) {
+            let mut whole = [0; 16];
+            whole[..part.len()].copy_from_slice(part);
+            args.push(u128::from_ne_bytes(whole));
+        }
+        // The lock makes ticket and thread one step: a ticket without a thread would stop all.
+        let state = self.inner.state();
+        let job = Job {
+            inner: Arc::clone(&self.inner),
+            module: Arc::clone(module),
+            ticket: self.inner.tickets.load(Ordering::Relaxed),
+            entry,
+            blocks: launch.blocks,
+            ranks: ranks.len(),
+            threads: launch.threads,
+            shared_bytes: launch.shared_bytes,
+            args,
+        };
+        let thread = std::thread::Builder::new()
+            .name("kie-sim".to_owned())
+            .spawn(move || job.run())
+            .map_err(|error| Error::Failed(format!("no thread for a launch: {error}")))?;
+        self.inner.tickets.fetch_add(1, Ordering::Relaxed);
+        drop(state);
+        Ok(Box::new(SimFlight { thread: Some(thread), outcome: Ok(()) }))
+    }
+
     /// Everything about a launch that can be known to be wrong beforehand.
     fn check(&self, module: &SimModule, launch: &Launch<'_>) -> Result<usize> {
         let options = &self.inner.options;
@@ -286,10 +367,12 @@ struct Job {
     module: Arc<dyn Module>,
     ticket: u64,
     entry: usize,
+    /// Of a rank.
     blocks: u32,
+    ranks: usize,
     threads: u32,
     shared_bytes: u32,
-    /// Aligned as any parameter may want it.
+    /// Of each rank, aligned as any parameter may want it.
     args: Vec<u128>,
 }
 
@@ -313,10 +396,11 @@ impl Job {
         drop(state);
         let _turn = Turn(&self.inner);
         let device = self.inner.options.name();
-        let fibers = self.blocks as usize * self.threads as usize;
+        let blocks = self.blocks as usize * self.ranks;
+        let fibers = blocks * self.threads as usize;
         let stacks = Region::at_least(stacks, fibers * STACK_BYTES, &device)?;
         let stride = (self.shared_bytes as usize).next_multiple_of(1024) + 1024;
-        let shared = Region::at_least(shared, self.blocks as usize * stride, &device)?;
+        let shared = Region::at_least(shared, blocks * stride, &device)?;
         let (outcome, trace) = self.fly(&stacks, &shared, stride as u64, now_ns);
         let mut state = self.inner.state();
         state.now_ns = trace.now_ns;
@@ -348,6 +432,8 @@ impl Job {
             threads: self.threads,
             warp: self.inner.options.warp,
             hold: self.inner.options.hold.into(),
+            ranks: self.ranks as u64,
+            args_stride: (self.args.len() / self.ranks * 16) as u64,
             switches: 0,
             steps: 0,
             schedule: 0,
@@ -460,38 +546,6 @@ impl Machine for Sim {
         Ok(())
     }
 
-    fn launch(&self, module: &Arc<dyn Module>, launch: &Launch<'_>) -> Result<Box<dyn Flight>> {
-        let Some(compiled) = module.as_any().downcast_ref::<SimModule>() else {
-            return Err(Error::Failed("the module was compiled for another machine".to_owned()));
-        };
-        let entry = self.check(compiled, launch)?;
-        let mut args = vec![0_u128; launch.args.len().div_ceil(16)];
-        for (word, part) in args.iter_mut().zip(launch.args.chunks(16)) {
-            let mut whole = [0; 16];
-            whole[..part.len()].copy_from_slice(part);
-            *word = u128::from_ne_bytes(whole);
-        }
-        // The lock makes ticket and thread one step: a ticket without a thread would stop all.
-        let state = self.inner.state();
-        let job = Job {
-            inner: Arc::clone(&self.inner),
-            module: Arc::clone(module),
-            ticket: self.inner.tickets.load(Ordering::Relaxed),
-            entry,
-            blocks: launch.blocks,
-            threads: launch.threads,
-            shared_bytes: launch.shared_bytes,
-            args,
-        };
-        let thread = std::thread::Builder::new()
-            .name("kie-sim".to_owned())
-            .spawn(move || job.run())
-            .map_err(|error| Error::Failed(format!("no thread for a launch: {error}")))?;
-        self.inner.tickets.fetch_add(1, Ordering::Relaxed);
-        drop(state);
-        Ok(Box::new(SimFlight { thread: Some(thread), outcome: Ok(()) }))
-    }
-
     fn peer(&self) -> Result<Peer> {
         Ok(Peer {
             platform: Platform::Sim,
@@ -512,6 +566,10 @@ impl Machine for Sim {
             return Ok(());
         }
         Err(self.peer()?.refuse(&other.peer()?, "it is no simulator"))
+    }
+
+    fn launch(&self, module: &Arc<dyn Module>, launch: &Launch<'_>) -> Result<Box<dyn Flight>> {
+        self.launch_all(module, launch, &[launch.args])
     }
 }
 

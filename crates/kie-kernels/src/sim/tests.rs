@@ -4,17 +4,21 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::mono::source::platform_headers;
 
-const PLATFORM: &str =
-    concat!(include_str!("../../kernels/sim/platform.h"), include_str!("../../kernels/sim/tile.h"));
 const SEEDS: u64 = 4;
 
 fn open(seed: u64, warp: u32) -> Sim {
     Sim::open(&format!("sim:seed={seed},warp={warp},switches=2000000000")).unwrap()
 }
 
+/// The simulator's headers without `kernels/common`.
+fn platform() -> String {
+    platform_headers(Platform::Sim).iter().map(|(_, text)| *text).collect()
+}
+
 fn source(text: &str, entry: &'static str) -> Source {
-    Source { defines: Vec::new(), text: format!("{PLATFORM}{text}"), entries: vec![entry] }
+    Source { defines: Vec::new(), text: platform() + text, entries: vec![entry] }
 }
 
 fn bytes_of(words: &[u64]) -> Vec<u8> {
@@ -27,7 +31,7 @@ fn filled(sim: &Sim, bytes: &[u8]) -> Memory {
     memory
 }
 
-fn fetch(sim: &Sim, memory: &Memory) -> Vec<u8> {
+pub(super) fn fetch(sim: &Sim, memory: &Memory) -> Vec<u8> {
     let mut out = vec![0; memory.bytes];
     sim.read(memory, 0, &mut out).unwrap();
     out
@@ -43,24 +47,30 @@ fn fetch_u64(sim: &Sim, memory: &Memory) -> Vec<u64> {
     bytes.chunks_exact(8).map(|part| u64::from_ne_bytes(part.try_into().unwrap())).collect()
 }
 
-fn land(mut flight: Box<dyn Flight>) -> Result<()> {
+pub(super) fn land(mut flight: Box<dyn Flight>) -> Result<()> {
     while !flight.done()? {
         std::thread::sleep(Duration::from_micros(200));
     }
     Ok(())
 }
 
-/// Runs `text`'s kernel `toy` with words as its args.
-fn run_with(sim: &Sim, module: &Arc<dyn Module>, args: &[u64], shape: (u32, u32)) -> Result<()> {
+/// Runs a kernel with words as its args.
+pub(super) fn run_with(
+    sim: &Sim,
+    module: &Arc<dyn Module>,
+    entry: &str,
+    args: &[u64],
+    shape: (u32, u32),
+) -> Result<()> {
     let args = bytes_of(args);
     let (blocks, threads) = shape;
-    let launch = Launch { entry: "toy", blocks, threads, shared_bytes: 8192, args: &args };
+    let launch = Launch { entry, blocks, threads, shared_bytes: 8192, args: &args };
     land(sim.launch(module, &launch)?)
 }
 
 fn run(sim: &Sim, text: &str, args: &[u64], shape: (u32, u32)) -> Result<()> {
     let module = sim.compile(&source(text, "toy"))?;
-    run_with(sim, &module, args, shape)
+    run_with(sim, &module, "toy", args, shape)
 }
 
 fn everywhere(check: impl Fn(&Sim)) {
@@ -393,8 +403,8 @@ fn halves_are_rounded_to_nearest_even() {
     floats.retain(|&bits| !f32::from_bits(bits).is_nan());
     floats.extend([0, 1, 0x7f7f_ffff, 0x3300_0000, 0x3300_0001, 0x32ff_ffff]);
     let text = ROUND.to_owned();
-    let slow = format!("#undef __F16C__\n{PLATFORM}{ROUND}");
-    for text in [format!("{PLATFORM}{text}"), slow] {
+    let slow = format!("#undef __F16C__\n{}{ROUND}", platform());
+    for text in [platform() + &text, slow] {
         let sim = open(1, 32);
         let bytes: Vec<u8> = floats.iter().flat_map(|bits| bits.to_ne_bytes()).collect();
         let (input, out) = (filled(&sim, &bytes), sim.alloc(bytes.len()).unwrap());
@@ -402,7 +412,7 @@ fn halves_are_rounded_to_nearest_even() {
         let whole = Source { defines: Vec::new(), text, entries: vec!["toy"] };
         let module = sim.compile(&whole).unwrap();
         let args = [input.address, out.address, wide.address, floats.len() as u64];
-        run_with(&sim, &module, &args, (1, 1024)).unwrap();
+        run_with(&sim, &module, "toy", &args, (1, 1024)).unwrap();
         for (&bits, got) in floats.iter().zip(fetch_u32(&sim, &out)) {
             let want = u32::from(half::f16::from_f32(f32::from_bits(bits)).to_bits());
             assert_eq!(got, want | (want ^ 0x8000) << 16, "{bits:08x}");
@@ -549,10 +559,17 @@ fn a_held_wave_of_64_does_not_pass_its_waiting_lanes() {
     }
 }
 
-/// Replaces the one place where `from` stands.
-fn mutate(text: &str, from: &str, to: &str) -> String {
-    assert_eq!(text.matches(from).count(), 1, "{from:?} in {text}");
-    text.replace(from, to)
+fn mutant(text: &str, from: &str, to: &str) -> String {
+    let source = Source { defines: Vec::new(), text: text.to_owned(), entries: Vec::new() };
+    mutate(&source, from, to).unwrap().text
+}
+
+#[test]
+fn a_mutant_needs_its_snippet_once() {
+    let source = source("int a, b;", "toy");
+    for (from, to) in [("int a, c;", ""), ("inline", ""), ("int a, b;", "int a, b;")] {
+        assert!(matches!(mutate(&source, from, to), Err(Error::Failed(_))), "{from}");
+    }
 }
 
 #[test]
@@ -568,7 +585,7 @@ fn mutants_fail() {
         ("slot_init(slots + i, 4)", "slot_init(slots + i, 3)"),
     ];
     for (from, to) in waits {
-        let text = mutate(STREAM, from, to);
+        let text = mutant(STREAM, from, to);
         for warp in [32, 64] {
             let caught = (0..8).filter(|&seed| {
                 let sim =
@@ -586,7 +603,7 @@ fn mutants_fail() {
         ("(u64)round << 32 | mine", "(u64)(round == 9 ? 8 : round) << 32 | mine"),
     ];
     for (from, to) in words {
-        let text = mutate(GATHER, from, to);
+        let text = mutant(GATHER, from, to);
         let caught = (0..8).filter(|&seed| {
             let got = gather(&open(seed, 32), &text, 0);
             got.outcome.is_err() || got.poison != 0 || got.out != want

@@ -8,10 +8,12 @@ use crate::cuda::{Cuda, Paths};
 use crate::error::Error;
 use crate::mono::machine::{Launch, Machine};
 
-/// Opening fails with [`Error::NoDevice`] whose text has all of `parts`.
+/// Opening fails with [`Error::NoDevice`] or [`Error::DriverTooOld`], whose text has all of `parts`.
 fn refuses(stub: &Stub, parts: &[&str]) {
     let Err(error) = stub.open() else { panic!("opened; wanted {parts:?}") };
-    assert!(matches!(error, Error::NoDevice { .. }), "{error:?}");
+    let old = matches!(error, Error::DriverTooOld { .. });
+    assert!(old || matches!(error, Error::NoDevice { .. }), "{error:?}");
+    assert_eq!(old, parts.contains(&"too old"), "{error:?}");
     has(&error, parts);
     stub.check_clean();
 }
@@ -57,7 +59,7 @@ fn a_driver_that_will_not_do_is_refused() {
     let test = "a driver that will not do";
     let Some(stub) = Stub::new(test) else { return };
     stub.set("version", 12_020);
-    refuses(&stub, &["12.2", "12.4", "550"]);
+    refuses(&stub, &["too old", "12.2", "12.4", "550"]);
     stub.set("version", 13_000);
     stub.set("init", 100);
     refuses(&stub, &["cuInit", "(100)", "--gpus all"]);
@@ -194,7 +196,7 @@ fn a_compiler_that_will_not_do_is_refused() {
     let refuses = |stub: &Stub, parts: &[&str]| {
         let cuda = stub.open().unwrap();
         let Err(error) = cuda.compile(&source("text")) else { panic!("compiled") };
-        assert!(matches!(&error, Error::NoDevice { device, .. } if device == "cuda:0"));
+        assert!(matches!(&error, Error::BackendMissing { device, .. } if device == "cuda:0"));
         has(&error, parts);
         assert_eq!(cuda.compile(&source("text")).err(), Some(error));
     };

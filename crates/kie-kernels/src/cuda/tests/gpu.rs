@@ -60,7 +60,7 @@ fn land(flight: &mut dyn Flight, bound: Duration) -> Result<(), Error> {
 #[test]
 #[ignore = "needs a GPU"]
 fn the_machine_on_a_gpu() {
-    let gpu = timed("open", || open("cuda", &super::compiler::environment())).unwrap();
+    let gpu = timed("open", || open("cuda", &super::compiler::environment(), None)).unwrap();
     let info = gpu.info().unwrap();
     eprintln!("{info:?}");
     let module = timed("compile", || gpu.compile(&source())).unwrap();

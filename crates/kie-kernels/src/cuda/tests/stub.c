@@ -56,6 +56,8 @@ static struct {
     {"compiled", 0},
     {"memsets", 0},
     {"copies", 0},
+    {"peers", 0},
+    {"enabled", 0},
 };
 static long* find(const char* name) {
     for (size_t i = 0; i < sizeof settings / sizeof *settings; ++i)

@@ -209,7 +209,7 @@ fn no_compiler() {
     let mut stub = Stub::new();
     stub.paths.hiprtc = vec!["libkie-no-such.so.6".into()];
     let error = stub.open().unwrap().compile(&source()).err().unwrap();
-    let Error::NoDevice { device, detail } = &error else { panic!("{error}") };
+    let Error::BackendMissing { device, detail } = &error else { panic!("{error}") };
     assert_eq!(device, "hip:1");
     assert!(detail.contains("KIE_HIPRTC") && detail.contains("libkie-no-such"), "{error}");
 }

@@ -1,6 +1,6 @@
-//! The real kernels for gfx942, by plain clang without ROCm's headers: they compile, no thread needs
-//! memory for registers, and what a wave may have is not exceeded. What kernels/hip promises between
-//! lanes and between waves is run on the host.
+//! The real kernels for gfx942, by plain clang without ROCm's headers: they compile, no thread
+//! needs memory for registers, and what a wave may have is not exceeded. What kernels/hip promises
+//! between lanes and between waves is run on the host.
 
 use std::path::Path;
 use std::process::Command;

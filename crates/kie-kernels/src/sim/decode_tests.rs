@@ -1,0 +1,341 @@
+//! The decode kernel itself, on a small random model, against plain loops over the same weights.
+//!
+//! Everything about layouts is said in C++ beside the kernel's own constants: one more kernel lays
+//! the model out and fills the args, another computes the reference.
+
+#![allow(clippy::unwrap_used)]
+
+use super::tests::{fetch, land, run_with};
+use super::*;
+use crate::mono::source;
+
+const CHECK: &str = r"
+// Weights that anybody can compute, as halves.
+u32 mix(u32 x) {
+    x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15, x *= 0x846ca68bu;
+    return x ^ x >> 16;
+}
+float uniform(u32 stream, u32 row, u32 col, float scale) {
+    const u32 h = mix(mix(mix(stream * 0x9e3779b9u + 77u) ^ row) + col * 0x85ebca6bu);
+    const float v = ((h >> 8) * (1.0f / 16777216.0f) - 0.5f) * 3.4641016f * scale;
+    float a, b;
+    unpack_half2(pack_half2(v, 0), a, b);
+    return a;
+}
+enum { kMatQkv, kMatO, kMatGu, kMatDown, kMatHead, kMatEmbed, kMatNorm };
+float weight(int matrix, int layer, int row, int col, int k) {
+    return uniform(1000 + layer * 8 + matrix, row, col, 1.0f / __builtin_sqrtf((float)k));
+}
+float norm_weight(int which, int i) { return 1 + uniform(kMatNorm, which, i, 0.1f); }
+float angle(int position, int j) {
+    return position * __builtin_powf(10000.0f, -2.0f * j / kHeadDim);
+}
+
+struct Check {
+    u8* base;  // zeros, for everything
+    DecodeArgs* args;
+    u8* host;  // order, heartbeat, watch; from 64 on the rows' rings
+    float* errors;
+    u32 steps, token;
+};
+template <class T>
+T* take(u8*& at, u64 count) {
+    T* p = (T*)at;
+    at += (count * sizeof(T) + 255) / 256 * 256;
+    return p;
+}
+
+struct Op {
+    int matrix, layer, rows, k, chunk, stage_bytes, k_warps, first, each, all;
+};
+template <class S>
+void fill(u8* lines, long& at, Segment*& segment, int matrix, int layer, int first, int each,
+          int all) {
+    *segment++ = {(u32)S::stages, (u32)S::stage_bytes};
+    for (int b = 0; b < kBlocks; ++b) {
+        u32* to = (u32*)(lines + b * kLineBytes + at);
+        for (long n = 0; n < (long)S::rows * S::k / 2; ++n) {
+            const int stage = n * 4 / S::stage_bytes;
+            int r = n * 4 % S::stage_bytes;
+            const int pair = S::rows * 64, kw = r / (S::chunk * pair);
+            r %= S::chunk * pair;
+            const int c = r / pair;
+            r %= pair;
+            const int tile = r / 1024;
+            r %= 1024;
+            const int rows = S::rows - 16 * tile < 16 ? S::rows - 16 * tile : 16;
+            const int half = r / (rows * 32);
+            r %= rows * 32;
+            const int ln = r / 16, w = r % 16 / 4, g = ln / 4, t = ln % 4;
+            const int col = (kw * S::pairs + stage * S::chunk + c) * 32 + 8 * t + 4 * half +
+                            2 * (w / 2);
+            const int local = first + 16 * tile + 2 * g + w % 2, row = b * each + local;
+            const bool real = local < each && row < all;
+            to[n] = !real ? 0 : pack_half2(weight(matrix, layer, row, col, S::k),
+                                           weight(matrix, layer, row, col + 1, S::k));
+        }
+    }
+    at += (long)S::stages * S::stage_bytes;
+}
+
+KIE_KERNEL(prepare, 32, Check c) {
+    if (thread() != 0) return;
+    u8* at = c.base;
+    DecodeArgs& a = *c.args;
+    u8* lines = take<u8>(at, kLineBytes * kBlocks);
+    Segment* segments = take<Segment>(at, 4 * kLayers + kHeadPasses + 1);
+    a.line = lines, a.segments = segments;
+    long line = 0;
+    Segment* s = segments;
+    for (int l = 0; l < kLayers; ++l) {
+        fill<SplitQkv>(lines, line, s, kMatQkv, l, 0, kRowsQkv, kQkv);
+        fill<SplitO>(lines, line, s, kMatO, l, 0, kRowsO, kHidden);
+        fill<SplitGu>(lines, line, s, kMatGu, l, 0, kRowsGu, 2 * kFfn);
+        fill<SplitDown>(lines, line, s, kMatDown, l, 0, kRowsO, kHidden);
+    }
+    for (int p = 0; p < kHeadPasses; ++p)
+        fill<SplitHead>(lines, line, s, kMatHead, kLayers, p * kHeadPassRows, kRowsHead, kVocab);
+    if (kHeadTail)
+        fill<SplitTail>(lines, line, s, kMatHead, kLayers, kHeadPasses * kHeadPassRows, kRowsHead,
+                        kVocab);
+    a.segment_count = s - segments;
+    u32* embed = take<u32>(at, (u64)kVocab * kHidden / 2);
+    for (int i = 0; i < kVocab * kHidden / 2; ++i) {
+        const int row = i / (kHidden / 2), col = i % (kHidden / 2) * 2;
+        embed[i] = pack_half2(uniform(kMatEmbed, row, col, 1), uniform(kMatEmbed, row, col + 1, 1));
+    }
+    u32* norms = take<u32>(at, (2 * kLayers + 1) * kHidden / 2);
+    for (int i = 0; i < (2 * kLayers + 1) * kHidden / 2; ++i) {
+        const int row = i / (kHidden / 2), col = i % (kHidden / 2) * 2;
+        norms[i] = pack_half2(norm_weight(row, col), norm_weight(row, col + 1));
+    }
+    float* rope = take<float>(at, kPagesMax * kPage * kHeadDim);
+    for (int p = 0; p < kPagesMax * kPage; ++p)
+        for (int j = 0; j < kHeadDim / 2; ++j) {
+            rope[(p * kHeadDim / 2 + j) * 2] = __builtin_cosf(angle(p, j));
+            rope[(p * kHeadDim / 2 + j) * 2 + 1] = __builtin_sinf(angle(p, j));
+        }
+    Layer* layers = take<Layer>(at, kLayers);
+    for (int l = 0; l < kLayers; ++l) layers[l] = {0, 0, (u32)l, 0, {1, 1}, {-1, -1}};
+    u32* pages = take<u32>(at, kPools * kPagesMax);
+    for (int i = 0; i < kPagesMax; ++i) pages[i] = kPagesMax - 1 - i;
+    a.embed = embed, a.norms = norms, a.rope = rope, a.layers = layers, a.pages = pages;
+    const u64 pool = (u64)kPagesMax * kAll * kKvHeads * 2 * kPageHalf;
+    a.pools[0] = a.pools[1] = take<u8>(at, pool), a.pool_layers[0] = a.pool_layers[1] = kLayers;
+    a.stop_ids = take<u32>(at, kStopsMax), a.words = take<u64>(at, kWords);
+    a.values = take<float>(at, 2 * kColumns * kVocabAll);
+    a.poison = take<u64>(at, 1), a.records = take<Record>(at, kBlocks);
+    a.logits = take<float>(at, (u64)(c.steps + 3) * kColumns * kVocabAll);
+    a.out = (u64*)(c.host + 64), a.control = (u32*)c.host;
+    a.budget_ns = 200000000, a.steps = c.steps + 3, a.epoch = 0x7ffffffd, a.live = 1;
+    a.in_flight_bytes = 3 * kSlotBytes;
+    Sequence& q = a.column[0];
+    q.token = c.token, q.last = c.steps, q.repetition = 1, q.top_p = 1;
+    for (int i = 1; i < kColumns; ++i) a.column[i] = q;
+}
+
+void product(int matrix, int layer, int rows, int k, const float* x, float* y) {
+    for (int r = 0; r < rows; ++r) {
+        float sum = 0;
+        for (int i = 0; i < k; ++i) sum += weight(matrix, layer, r, i, k) * x[i];
+        y[r] = sum;
+    }
+}
+void normed(const float* x, int which, float* y) {
+    float s = 0;
+    for (int i = 0; i < kHidden; ++i) s += x[i] * x[i];
+    const float f = 1 / __builtin_sqrtf(s / kHidden + kEps);
+    for (int i = 0; i < kHidden; ++i) y[i] = x[i] * f * norm_weight(which, i);
+}
+void attention(float* y, float* past, int layer, int steps, int step, float* out) {
+    for (int r = 0; r < (kHeads + kKvHeads) * kHeadDim; r += 2) {
+        const float a = angle(step, r % kHeadDim / 2), v0 = y[r], v1 = y[r + 1];
+        y[r] = v0 * __builtin_cosf(a) - v1 * __builtin_sinf(a);
+        y[r + 1] = v0 * __builtin_sinf(a) + v1 * __builtin_cosf(a);
+    }
+    constexpr int kBoth = 2 * kKvHeads * kHeadDim;
+    past += (u64)layer * steps * kBoth;
+    for (int i = 0; i < kBoth; ++i) past[step * kBoth + i] = y[kAttn + i];
+    for (int h = 0; h < kHeads; ++h) {
+        const float *k = past + h / kGroup * kHeadDim, *v = k + kKvHeads * kHeadDim;
+        float sum = 0;
+        for (int d = 0; d < kHeadDim; ++d) out[h * kHeadDim + d] = 0;
+        for (int p = 0; p <= step; ++p) {
+            float s = 0;
+            for (int d = 0; d < kHeadDim; ++d) s += y[h * kHeadDim + d] * k[p * kBoth + d];
+            s = __builtin_expf(s / __builtin_sqrtf((float)kHeadDim)), sum += s;
+            for (int d = 0; d < kHeadDim; ++d) out[h * kHeadDim + d] += s * v[p * kBoth + d];
+        }
+        for (int d = 0; d < kHeadDim; ++d) out[h * kHeadDim + d] /= sum;
+    }
+}
+// Relative L2 of each step's logits, or what makes no sense of them.
+KIE_KERNEL(reference, 32, Check c) {
+    if (thread() != 0) return;
+    u8* at = c.base;
+    const DecodeArgs& a = *c.args;
+    float *x = take<float>(at, kHidden), *h = take<float>(at, kHidden),
+          *y = take<float>(at, kQkv + 2 * kFfn), *o = take<float>(at, kAttn + kFfn),
+          *z = take<float>(at, kHidden), *logits = take<float>(at, kVocab),
+          *past = take<float>(at, (u64)kLayers * c.steps * 2 * kKvHeads * kHeadDim);
+    u32 token = c.token;
+    for (u32 step = 0; step < c.steps; ++step) {
+        for (int i = 0; i < kHidden; ++i) x[i] = uniform(kMatEmbed, token, i, 1);
+        for (int l = 0; l < kLayers; ++l) {
+            normed(x, 2 * l, h), product(kMatQkv, l, kQkv, kHidden, h, y);
+            attention(y, past, l, c.steps, step, o);
+            product(kMatO, l, kHidden, kAttn, o, z);
+            for (int i = 0; i < kHidden; ++i) x[i] += z[i];
+            normed(x, 2 * l + 1, h), product(kMatGu, l, 2 * kFfn, kHidden, h, y);
+            for (int i = 0; i < kFfn; ++i)
+                o[i] = y[2 * i] / (1 + __builtin_expf(-y[2 * i])) * y[2 * i + 1];
+            product(kMatDown, l, kHidden, kFfn, o, z);
+            for (int i = 0; i < kHidden; ++i) x[i] += z[i];
+        }
+        normed(x, 2 * kLayers, h), product(kMatHead, kLayers, kVocab, kHidden, h, logits);
+        const float* got = a.logits + (u64)step * kColumns * kVocabAll;
+        float wrong = 0, norm = 0;
+        int best = 0;
+        for (int i = 0; i < kVocab; ++i) {
+            wrong += (got[i] - logits[i]) * (got[i] - logits[i]), norm += logits[i] * logits[i];
+            if (got[i] > got[best]) best = i;
+        }
+        const u64 told = a.out[step * 3];
+        token = (u32)told;
+        const bool ended = step + 1 < c.steps || a.out[c.steps * 3] == 0;
+        c.errors[step] = *a.poison ? 1e9f : told >> 32 != step + 1 ? 1e8f
+                         : (int)token != best ? 1e7f : !ended ? 1e6f
+                         : __builtin_sqrtf(wrong / norm);
+    }
+}
+";
+
+const SHAPE: &[(&str, &str)] = &[
+    ("LAYERS", "2"),
+    ("HIDDEN", "256"),
+    ("HIDDEN_REAL", "256"),
+    ("HEADS", "8"),
+    ("KV_HEADS", "2"),
+    ("HEAD_DIM", "32"),
+    ("HEAD_DIM_REAL", "32"),
+    ("QUERY_SCALE", "0.25503487f"),
+    ("FFN", "384"),
+    ("VOCAB", "300"),
+    ("LANES", "1"),
+    ("HEAD_MODE", "0"),
+    ("NORM_LANES", "1"),
+    ("HEAD_NORM", "false"),
+    ("BIAS", "false"),
+    ("EPS", "1e-5f"),
+    ("BLOCKS", "8"),
+    ("WARPS", "8"),
+    ("SLOT_BYTES", "16384"),
+    ("SPLITS", "4"),
+    ("POLL", "1"),
+    ("NO_WAITS", "false"),
+    ("NO_STREAM", "false"),
+    ("PAGES_MAX", "4"),
+    ("REST_GATHER", "250"),
+    ("REST_MERGE", "0"),
+    ("SHARED_MAX", "232448"),
+    // What a host would have computed: here there is none.
+    ("ARGS_BYTES", "sizeof(DecodeArgs)"),
+    ("LINE_BYTES", "kLineBytes"),
+    ("WORDS", "kWords"),
+    ("ROWS_QKV", "kRowsQkv"),
+    ("ROWS_O", "kRowsO"),
+    ("ROWS_GU", "kRowsGu"),
+    ("ROWS_HEAD", "kRowsHead"),
+];
+const ENTRIES: [&str; 3] = ["prepare", "kie_decode", "reference"];
+
+fn model(columns: u32, merge: u32) -> Source {
+    let mut defines: Vec<(String, String)> =
+        SHAPE.iter().map(|&(name, value)| (format!("KIE_{name}"), value.to_owned())).collect();
+    defines.push(("KIE_COLUMNS".to_owned(), columns.to_string()));
+    defines.push(("KIE_MERGE".to_owned(), merge.to_string()));
+    let text = format!("{}{CHECK}", source::text(Platform::Sim));
+    Source { defines, text, entries: ENTRIES.to_vec() }
+}
+
+/// Errors of `steps` steps, how the decode kernel's launch went, and its seconds.
+fn decode(sim: &Sim, module: &Arc<dyn Module>, steps: u32) -> Result<(Vec<f32>, Trace, f64)> {
+    let [base, args, errors] = [48 << 20, 4096, 4096].map(|bytes| sim.alloc(bytes).unwrap());
+    let host = sim.alloc_shared(64 + 8192 * 24).unwrap();
+    let words = [base.address, args.address, host.address, errors.address];
+    let words: Vec<u64> = words.into_iter().chain([u64::from(steps) | 11 << 32]).collect();
+    run_with(sim, module, "prepare", &words, (1, 32)).unwrap();
+    let given = fetch(sim, &args);
+    let launch = Launch {
+        entry: "kie_decode",
+        blocks: 8,
+        threads: 8 * 32 + 2 * sim.warp(),
+        shared_bytes: 232_448,
+        args: &given,
+    };
+    let start = Instant::now();
+    land(sim.launch(module, &launch).unwrap())?;
+    let seconds = start.elapsed().as_secs_f64();
+    let trace = sim.last_trace().unwrap();
+    let spare = sim.alloc(4 << 20).unwrap();
+    let words: Vec<u64> = std::iter::once(spare.address).chain(words.into_iter().skip(1)).collect();
+    run_with(sim, module, "reference", &words, (1, 32)).unwrap();
+    let got = fetch(sim, &errors);
+    let errors = got.chunks_exact(4).map(|part| f32::from_ne_bytes(part.try_into().unwrap()));
+    Ok((errors.take(steps as usize).collect(), trace, seconds))
+}
+
+#[test]
+fn the_decode_kernel_computes_what_plain_loops_compute() {
+    for (warp, seed, columns, merge) in
+        [(32, 1, 1, 1), (64, 2, 1, 1), (32, 3, 1, 0), (64, 4, 1, 0), (32, 5, 8, 1), (64, 6, 8, 0)]
+    {
+        let sim = Sim::open(&format!("sim:warp={warp},seed={seed}")).unwrap();
+        let module = sim.compile(&model(columns, merge)).unwrap();
+        let (errors, ..) = decode(&sim, &module, 3).unwrap();
+        assert!(errors.iter().all(|&e| e < 2e-3), "{warp} {columns} {merge}: {errors:?}");
+    }
+}
+
+/// Prints how fast the simulator is; run it by name.
+#[test]
+#[ignore = "a measurement"]
+fn speed() {
+    for (warp, columns) in [(32, 1), (64, 1), (32, 8)] {
+        let sim = Sim::open(&format!("sim:warp={warp}")).unwrap();
+        let module = sim.compile(&model(columns, 1)).unwrap();
+        let (_, trace, seconds) = decode(&sim, &module, 100).unwrap();
+        let rate = trace.switches as f64 / seconds * 1e-6;
+        eprintln!(
+            "warp {warp}, {columns} columns: {seconds:.2} s, {rate:.0} M switches/s, {trace:?}"
+        );
+    }
+}
+
+/// Whether one of eight seeds finds a mutant of the kernel of one column out.
+fn is_caught(warp: u32, from: &str, to: &str) -> bool {
+    let wrong = mutate(&model(1, 1), from, to).unwrap();
+    (0..8).any(|seed| {
+        let sim = Sim::open(&format!("sim:warp={warp},seed={seed},host=200")).unwrap();
+        let module = sim.compile(&wrong).unwrap();
+        !matches!(decode(&sim, &module, 4), Ok((e, ..)) if e.iter().all(|&e| e < 2e-3))
+    })
+}
+
+#[test]
+fn mutants_of_the_decode_kernel_fail() {
+    let mutants = [
+        ("if (ok || kNoWaits || !patient(w, where, epoch, epoch_of(a[0][0]))) break;", "break;"),
+        ("while (!kNoWaits && epoch_of(v) != epoch && patient(", "while (v == 0 && patient("),
+        ("slot_init(slots + i, kWarps)", "slot_init(slots + i, kWarps - 1)"),
+        ("sync_consumers<kThreads>();  // the edge: see exchange.h", ""),
+        ("while (!slot_filled(r.slots + r.at, r.parity)) {", "if (false) {"),
+        ("r.at = 0, r.parity ^= 1;", "r.at = 0;"),
+        ("sync_warp();\n        if (lane() == 0) slot_release", "if (lane() == 0) slot_release"),
+        ("b.epoch = args.epoch + step;", "b.epoch = args.epoch + step / 2;"),
+    ];
+    for (i, (from, to)) in mutants.into_iter().enumerate() {
+        let warp = if i % 2 == 0 { 32 } else { 64 };
+        assert!(is_caught(warp, from, to), "{from:?} -> {to:?} at warp {warp} goes unnoticed");
+    }
+}
