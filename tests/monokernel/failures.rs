@@ -167,7 +167,8 @@ fn a_lost_word_is_told_and_the_engine_closes() {
         })
         .into();
     assert_eq!(epochs[0], epochs[1] + 1, "{detail}");
-    for part in ["rank 0: ", "of 8 blocks", "block ", "in step 3", "layer 1, the mlp's activations"] {
+    for part in ["rank 0: ", "of 8 blocks", "block ", "in step 3", "layer 1, the mlp's activations"]
+    {
         assert!(detail.contains(part), "no {part:?} in {detail:?}");
     }
     assert!(engine.is_closed());
