@@ -125,9 +125,9 @@ const MUTANTS: &[(&str, &str, &str)] = &[
     ),
     (
         "keys are read before all columns have stored theirs",
-        "            store_new(watch, args, at, position, pages, b.epoch, b.shared);\n        }\n        \
+        "store_new(watch, args, at, position, pages, b.epoch, b.shared);\n        }\n        \
          sync_consumers<kThreads>();",
-        "            store_new(watch, args, at, position, pages, b.epoch, b.shared);\n        }",
+        "store_new(watch, args, at, position, pages, b.epoch, b.shared);\n        }",
     ),
 ];
 
@@ -167,7 +167,8 @@ fn a_lost_word_is_told_and_the_engine_closes() {
         })
         .into();
     assert_eq!(epochs[0], epochs[1] + 1, "{detail}");
-    for part in ["rank 0: ", "of 8 blocks", "block ", "in step 3", "layer 1, the mlp's activations"] {
+    let parts = ["rank 0: ", "of 8 blocks", "block ", "in step 3", "layer 1, the mlp's activations"];
+    for part in parts {
         assert!(detail.contains(part), "no {part:?} in {detail:?}");
     }
     assert!(engine.is_closed());

@@ -143,9 +143,10 @@ pub fn open(name: &str, options: &Options) -> Result<Arc<dyn Device>> {
                 .map(|one| crate::cuda::open(one, &options.nvrtc_dirs, cache))
                 .collect::<Result<_>>()?,
             #[cfg(target_os = "linux")]
-            Some("hip") => {
-                each_of(name)?.iter().map(|one| crate::hip::open(one, cache)).collect::<Result<_>>()?
-            }
+            Some("hip") => each_of(name)?
+                .iter()
+                .map(|one| crate::hip::open(one, cache))
+                .collect::<Result<_>>()?,
             Some("sim") => crate::sim::open(name)?,
             Some(_) | None => return Err(Error::NoDevice {
                 device: name.to_owned(),
