@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, final
 from kie.types import Message
 
 __all__ = [
+    "Communicator",
     "Completion",
     "Engine",
     "Session",
@@ -205,6 +206,35 @@ class Completion:
         """All fields by name, nested."""
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class Communicator:
+    """Ranks that work together."""
+
+    def __new__(
+        cls,
+        devices: Sequence[str],
+        *,
+        ranks: int | None,
+        message_bytes: int,
+        budget_s: float,
+        threads: int,
+        topology: str | PathLike[str] | None,
+        nvrtc_dirs: Sequence[str | PathLike[str]],
+    ) -> Communicator: ...
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+    def table(self) -> str:
+        """The topology, and the way of every operation and size."""
+    def save_topology(self, path: str | PathLike[str]) -> None:
+        """Write the topology to a file."""
+    def plan(self, op: str, bytes: int) -> str:
+        """The way of a message."""
+    def run(self, op: str, dtype: str, root: int, inputs: Sequence[bytes]) -> list[bytes]:
+        """Run an operation: one input a rank, one output a rank."""
+    def measure(self, op: str, dtype: str, bytes: int, steps: int) -> list[float]:
+        """Microseconds of one operation on each rank, inside one kernel."""
 
 @final
 class Engine:
