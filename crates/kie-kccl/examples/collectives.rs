@@ -57,7 +57,7 @@ fn open(name: &str, nvrtc: &[PathBuf]) -> Result<Arc<dyn Machine>, Failure> {
     if name.starts_with("sim") {
         return Ok(Arc::new(kie_kernels::sim::Sim::open(name)?));
     }
-    Ok(kie_kernels::cuda::open(name, nvrtc)?)
+    Ok(kie_kernels::cuda::open(name, nvrtc, None)?)
 }
 
 /// Any bits that are finite numbers in every format.
