@@ -17,11 +17,29 @@ __all__ = [
     "TopLogprob",
     "Usage",
     "__version__",
+    "compile",
+    "gpus",
     "host",
     "read_bandwidth",
 ]
 
 __version__: str
+
+def compile(
+    path: str | PathLike[str],
+    *,
+    device: str,
+    dtype: str,
+    max_seq_len: int | None,
+    cache_dir: str | PathLike[str] | None,
+    nvrtc_dirs: Sequence[str | PathLike[str]],
+) -> str:
+    """Compiles ahead what an engine with these options would, and returns the printed plan."""
+
+def gpus() -> tuple[list[tuple[str, str, str, int, int, int]], list[str]]:
+    """GPUs that can be used (name, model, architecture, multiprocessors, memory in all and free),
+    and what the drivers said of the others.
+    """
 
 def host() -> tuple[str, str, int, int]:
     """Processor, instruction set that the kernels use, memory in all and free, in bytes."""
@@ -238,6 +256,7 @@ class Engine:
         max_itl_ms: float | None,
         hang_timeout_s: float,
         cache_dir: str | PathLike[str] | None,
+        nvrtc_dirs: Sequence[str | PathLike[str]],
         progress: Callable[[str, int, int], None] | None,
     ) -> Engine: ...
     def stream(

@@ -279,7 +279,11 @@ impl Loaded {
 ///
 /// # Errors
 /// What the machine's compiler says.
-pub(super) fn compile(machine: &dyn Machine, model: &Model, cut: &Cut) -> Result<Vec<(u32, Arc<dyn Module>)>> {
+pub(super) fn compile(
+    machine: &dyn Machine,
+    model: &Model,
+    cut: &Cut,
+) -> Result<Vec<(u32, Arc<dyn Module>)>> {
     let text = source::text(machine.platform());
     let one = |columns: u32| -> Result<(u32, Arc<dyn Module>)> {
         let defines = cut.defines(model, columns);
