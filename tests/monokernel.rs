@@ -4,7 +4,7 @@
 //! on 8 blocks, odd ones with warps of 64 on 11; the first of each width runs in full length, later
 //! ones shorter sequences of the same fixtures.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support;
 
@@ -51,7 +51,7 @@ fn jobs() -> VecDeque<Job> {
     }
     let seeds: u64 = std::env::var("SEEDS").map_or(2, |s| s.parse().unwrap());
     let one = |seed: u64| {
-        let (warp, blocks) = if seed % 2 == 0 { (32, 8) } else { (64, 11) };
+        let (warp, blocks) = if seed.is_multiple_of(2) { (32, 8) } else { (64, 11) };
         let (positions, tokens) = if seed < 2 { (usize::MAX, 16) } else { (8, 4) };
         all(format!("sim:seed={seed},warp={warp},blocks={blocks}"), positions, tokens)
     };
