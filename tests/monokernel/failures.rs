@@ -131,7 +131,7 @@ const MUTANTS: &[(&str, &str, &str)] = &[
 fn every_mutant_is_found_out() {
     let name = "laneformer_d2";
     let found = |at: usize, from, to| {
-        let warp = if at % 2 == 0 { 32 } else { 64 };
+        let warp = if at.is_multiple_of(2) { 32 } else { 64 };
         (0..6).any(|seed| {
             let device = format!("sim:seed={seed},warp={warp},blocks=8,host=300");
             let engine = open(name, &device, from, to);
