@@ -75,7 +75,7 @@ fn check(job: &Job) {
     let goldens = goldens(folder, if float32(folder) { "bf16w." } else { "" });
     let prefill = worst(&engine, &goldens, LogitsPath::Prefill, usize::MAX);
     let decode = worst(&engine, &goldens, LogitsPath::Decode, *positions);
-    println!("{name} {device}: relative L2 {prefill:.2e} prefill, {decode:.2e} decode");
+    eprintln!("{name} {device}: relative L2 {prefill:.2e} prefill, {decode:.2e} decode");
     assert!(prefill <= PREFILL_GATE, "{name} {device}: {prefill:.2e} on the prefill path");
     let known = KNOWN.iter().find(|(fixture, _)| *fixture == name);
     let gate = known.map_or(DECODE_GATE, |(_, bound)| *bound);
