@@ -1,0 +1,485 @@
+// The prefill kernel: a persistent grid takes a chunk of positions through all layers, over the
+// same line of weights and the same pages that decoding uses. Per layer five phases (qkv,
+// attention, o, gate/up, down) with a grid barrier behind each; a phase is a list of equal items
+// (128 rows x 256 positions of a product), dealt out in turn. One team copies weights and
+// activations into a ring of shared memory, two teams multiply 64 rows each. Every sum has one
+// fixed order.
+#pragma once
+
+struct Pipe {
+    Slot* slots;
+    u8* bytes;
+    u32 at, parity;
+    const volatile u32* stop;
+};
+KIE_DEVICE void forward(Pipe& p) {
+    if (++p.at == kStages) p.at = 0, p.parity ^= 1;
+}
+
+// Ticks of a phase's work and of the wait behind it, by one thread of each block.
+struct Clock {
+    u64* trace;
+    u64 at;
+};
+KIE_DEVICE void tick(Clock& c, int what) {
+#ifdef KIE_TRACE
+    if (thread() == 0) {
+        const u64 now = clock_ticks();
+        if (what >= 0) c.trace[block() * 16 + what] += now - c.at;
+        c.at = now;
+    }
+#endif
+}
+
+// ---- The grid's barrier: arrivals are counted, a phase is over at blocks x its number.
+struct Phase {
+    u32 done;
+};
+KIE_DEVICE u64 arrivals_wanted(const PrefillArgs& args, const Phase& p) {
+    return (u64)p.done * args.blocks;
+}
+// By one thread. What others wrote before they arrived may be read afterwards.
+KIE_DEVICE void await_phase(Watch& w, const PrefillArgs& args, const Phase& p) {
+    const u64 wanted = arrivals_wanted(args, p);
+    w.polls = 0;
+    for (u64 seen = load_word(args.arrivals); seen < wanted; seen = load_word(args.arrivals)) {
+        if (!patient(w, 0x1000 | p.done % 5, (u32)wanted, (u32)seen)) break;
+        pause_ns(40);
+    }
+    fence_device();
+}
+// By all workers, with their phase's writes behind them. False: somebody gave up.
+KIE_DEVICE bool meet(Watch& w, const PrefillArgs& args, Phase& p, u8* shared) {
+    volatile u32* stop = (volatile u32*)(shared + kPfStop);
+    ++p.done;
+    writes_before_copies();
+    sync_consumers<kWorkers>();
+    if (thread() == 0) {
+        fence_device();
+        count_up(args.arrivals);
+        await_phase(w, args, p);
+        if (w.lost) *stop = 1;
+    }
+    sync_consumers<kWorkers>();
+    return *stop == 0;
+}
+
+// ---- The copying warp.
+template <class S>
+KIE_DEVICE long unit_at(int pair) {  // bytes of 32 columns of a block's rows inside its product
+    const int q = pair % S::pairs;
+    return (long)(q / S::chunk) * S::stage_bytes +
+           (pair / S::pairs * S::chunk + q % S::chunk) * (S::rows * 64);
+}
+// One product of one layer. `at`: the product in every block's line; `x`: its operand. Lanes 0 to
+// 15 copy weights, a run of tiles of one block each; lanes 16 and 17 the positions.
+template <class S>
+KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe, volatile u32* stop,
+                     const Chunk& chunk, int product, long at, const u8* x) {
+    constexpr int kPairs = S::k / 32;
+    const int my = lane(), j = my % kWideTiles, half = my / kWideTiles;
+    const int items = items_of(product, chunk);
+    KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks) {
+        const WideItem item = item_at(product, chunk, i);
+        const int f = item.row_tile * kWideTiles + j, tile = f % S::tiles_all;
+        const u8* from;
+        int bytes = 0;
+        u32 to, pair = half & 1;
+        if (half < 2) {
+            const int left = S::tiles_all - tile, most = kWideTiles - j,
+                      run = left < most ? left : most;
+            from = args.model.line +
+                   (u64)(item.lane_index * kBlocksPerLane + f / S::tiles_all) * kLineBytes + at +
+                   tile * 1024;
+            to = pair * (kStageWeights / 2) + j * 1024;
+            if (f < frags_of<S>() && (j == 0 || tile == 0)) {
+                bytes = S::rows * 64 - tile * 1024;
+                if (bytes > run * 1024) bytes = run * 1024;
+            }
+        } else {
+            pair = my & 1;
+            from = x + ((long)item.lane_index * kPairs * kEights + item.place / 8) * kCores;
+            to = kStageWeights + pair * kStagePart;
+            if (my < 18) bytes = kStagePart;
+        }
+        u32 all = (u32)bytes;
+        KIE_UNROLL for (int m = 1; m < 32; m *= 2) all += shuffle_xor(all, m);
+        KIE_NO_UNROLL for (int p = 0; p < kPairs; p += 2) {
+            Slot* s = pipe.slots + pipe.at;
+            w.polls = 0;
+            while (!slot_free(s, pipe.parity)) {
+                if (*stop) return false;
+                if (my == 0 && !patient(w, 0x2000 | product, p, pipe.at)) *stop = 1;
+            }
+            if (my == 0) stage_expect(s, all);
+            sync_warp();
+            const int mine = p + (int)pair < kPairs ? p + (int)pair : kPairs - 1;
+            if (bytes > 0) {
+                reads_before_copy();
+                stage_copy(s, pipe.bytes + pipe.at * kStageBytes + to,
+                           from + (half < 2 ? unit_at<S>(mine) : (long)mine * kEights * kCores),
+                           (u32)bytes);
+            }
+            forward(pipe);
+        }
+    }
+    return true;
+}
+template <class S>
+KIE_CONST_FN long product_bytes() {
+    return (long)S::stages * S::stage_bytes;
+}
+KIE_DEVICE bool await_feed(Watch& w, const PrefillArgs& args, Phase& p, u32 phases,
+                           volatile u32* stop) {
+    p.done += phases;
+    if (lane() == 0) {
+        await_phase(w, args, p);
+        if (w.lost) *stop = 1;
+    }
+    sync_warp();
+    writes_before_copies();
+    return *stop == 0;
+}
+KIE_DEVICE void feed_all(const PrefillArgs& args, Pipe& pipe, volatile u32* stop) {
+    Watch watch = {args.model, 0, 0, 0, false};
+    Phase phase = {0};
+    const u8* s = args.scratch;
+    const int chunks = chunks_of(args);
+    KIE_NO_UNROLL for (int c = 0; c < chunks; ++c) {
+        const Chunk chunk = chunk_at(args, c);
+        KIE_NO_UNROLL for (int layer = 0; layer < kLayers; ++layer) {
+            watch.step = layer;
+            long at = layer * kLayerBytes;
+            if (!await_feed(watch, args, phase, 1, stop)) return;
+            if (!feed<SplitQkv>(watch, args, pipe, stop, chunk, kToQkv, at, s + kScrX)) return;
+            at += product_bytes<SplitQkv>();
+            if (!await_feed(watch, args, phase, 2, stop)) return;
+            if (!feed<SplitO>(watch, args, pipe, stop, chunk, kToO, at, s + kScrAttn)) return;
+            at += product_bytes<SplitO>();
+            if (!await_feed(watch, args, phase, 1, stop)) return;
+            if (!feed<SplitGu>(watch, args, pipe, stop, chunk, kToGateUp, at, s + kScrX)) return;
+            at += product_bytes<SplitGu>();
+            if (!await_feed(watch, args, phase, 1, stop)) return;
+            if (!feed<SplitDown>(watch, args, pipe, stop, chunk, kToDown, at, s + kScrAct)) return;
+        }
+        ++phase.done;
+    }
+    await_feed(watch, args, phase, 0, stop);  // the workers' waits look at `stop`, not the clock
+}
+
+// Nothing is in flight when the block leaves.
+KIE_DEVICE void drain(const Pipe& p) {
+    for (u32 i = 0; i < (u32)kStages; ++i)
+        for (u32 n = 0; n < 1u << 20; ++n)
+            if (slot_filled(p.slots + i, i < p.at ? p.parity ^ 1 : p.parity)) break;
+}
+
+// ---- The multiplying teams.
+struct Share {
+    Quad v[4];
+};  // a warp's 16 rows of a stage: 64 of k
+KIE_DEVICE void take_share(const Pipe& p, Share& a, int rows, bool whole) {
+    const Slot* s = p.slots + p.at;
+    while (!slot_filled(s, p.parity))
+        if (*p.stop) break;
+    const int my = lane(), tile = thread() / kWarp;
+    const u8* w = p.bytes + p.at * kStageBytes + tile * 1024 + my * 16;
+    KIE_UNROLL for (int i = 0; i < 4; ++i) {
+        a.v[i] = {{0, 0, 0, 0}};
+        if (my < 2 * rows && (i < 2 || whole))
+            a.v[i] = *(const Quad*)(w + i / 2 * (kStageWeights / 2) + i % 2 * rows * 32);
+    }
+}
+KIE_DEVICE void multiply_share(const Pipe& p, const Share& a, float (&d)[kWideN / 2]) {
+    const WideOperand x =
+        wide_operand(p.bytes + p.at * kStageBytes + kStageWeights, 128, kCores);
+    wide_begin();
+    KIE_UNROLL for (int i = 0; i < 4; ++i)
+        multiply_wide<kWideN, 0>(d, a.v[i], wide_shift(x, i / 2 * kStagePart + i % 2 * 256),
+                                 kCores);
+    wide_commit();
+}
+// All of k of one item. One group of products is always queued behind the one that runs.
+KIE_DEVICE void accumulate(Pipe& pipe, int pairs, int rows, float (&d)[kWideN / 2]) {
+    KIE_UNROLL for (int i = 0; i < kWideN / 2; ++i) d[i] = 0;
+    Share a, b;
+    take_share(pipe, a, rows, pairs > 1);
+    Slot* last = nullptr;
+    const auto step = [&](const Share& now, Share& next, int after) {
+        multiply_share(pipe, now, d);
+        wide_wait<1>();
+        if (last && lane() == 0) slot_release(last);
+        last = pipe.slots + pipe.at;
+        forward(pipe);
+        if (after < pairs) take_share(pipe, next, rows, after + 1 < pairs);
+    };
+    KIE_NO_UNROLL for (int p = 0; p < pairs; p += 4) {
+        step(a, b, p + 2);
+        if (p + 2 < pairs) step(b, a, p + 4);
+    }
+    wide_finish(d);
+    if (lane() == 0) slot_release(last);
+}
+
+// 1 / rms of each place of an item, into shared memory.
+KIE_DEVICE void take_scales(const PrefillArgs& args, const WideItem& item, float* scale) {
+    const int n = thread();
+    if (n >= kWideN) return;
+    const float* from = (const float*)(args.scratch + kScrSquares) +
+                        (long)item.lane_index * kRowTiles * kChunk + item.place + n;
+    float sum = 0;
+    KIE_UNROLL for (int r = 0; r < kRowTiles; ++r) sum += from[(long)r * kChunk];
+    scale[n] = rsqrt_f(sum * (1.0f / kHidden) + kEps);
+}
+// q and k rotated, k and v into their pages.
+KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
+                        const WideItem& item, const WideRows& rows, const float* scale,
+                        float (&d)[kWideN / 2]) {
+    const int my = lane(), g = my / 4, t = my % 4, row = rows.row + 2 * g;
+    if (2 * g >= rows.rows) return;
+    const bool is_q = row < kAttn, is_v = row >= kAttn + kKvHeads * kHeadDim;
+    const int head = row / kHeadDim, f = row % kHeadDim;
+    const int kv_head = is_q ? 0 : is_v ? head - kHeads - kKvHeads : head - kHeads;
+    const float factor = is_q ? 1.44269504f * rsqrt_f((float)kHeadDim) : 1.0f;
+    u8* page = nullptr;
+    KIE_UNROLL for (int j = 0; j < kWideN / 8; ++j) {
+        const int place = item.place + 8 * j + 2 * t;
+        if (item.place + 8 * j >= chunk.to) break;
+        if (!is_q && j % (kPage / 8) == 0)
+            page = prefill_page(args, layer, item.lane_index * kKvHeads + kv_head,
+                                (chunk.base + place) / kPage);
+        float v[2][2];  // [place][row]
+        KIE_UNROLL for (int e = 0; e < 2; ++e) {
+            const float s = scale[8 * j + 2 * t + e] * factor;
+            v[e][0] = d[4 * j + e] * s, v[e][1] = d[4 * j + 2 + e] * s;
+            if (is_v) continue;
+            const int to = place + e < chunk.to ? place + e : chunk.to - 1;
+            const float* r = args.model.rope + ((long)(chunk.base + to) * kHeadDim + f);
+            const float a = v[e][0], b = v[e][1], c = r[0], i = r[1];
+            v[e][0] = a * c - b * i, v[e][1] = a * i + b * c;
+        }
+        const bool live0 = place >= chunk.from && place < chunk.to,
+                   live1 = place + 1 >= chunk.from && place + 1 < chunk.to;
+        const int slot = place % kPage;
+        if (is_q) {
+            u32* q = (u32*)(args.scratch + kScrQ + query_at(item.lane_index, head, place)) +
+                     f / 16 * 128 + place % 8 * 16 + f % 8 / 2 * 4 + place % 16 / 8 + f % 16 / 8 * 2;
+            q[0] = pack_half2(v[0][0], v[0][1]), q[16] = pack_half2(v[1][0], v[1][1]);
+        } else if (!is_v) {
+            u32* k = (u32*)(page + (slot * kHeadDim + f) * 2);
+            if (live0) k[0] = pack_half2(v[0][0], v[0][1]);
+            if (live1) k[kHeadDim / 2] = pack_half2(v[1][0], v[1][1]);
+        } else {
+            u16* p = (u16*)(page + kPageHalf) + f * kPage + slot;
+            const u32 a = pack_half2(v[0][0], v[1][0]), b = pack_half2(v[0][1], v[1][1]);
+            if (live0 && live1) {
+                *(u32*)p = a, *(u32*)(p + kPage) = b;
+            } else if (live0) {
+                p[0] = (u16)a, p[kPage] = (u16)b;
+            } else if (live1) {
+                p[1] = (u16)(a >> 16), p[kPage + 1] = (u16)(b >> 16);
+            }
+        }
+    }
+}
+
+KIE_DEVICE void put_act(const PrefillArgs& args, const WideItem& item, const WideRows& rows,
+                        const float* scale, float (&d)[kWideN / 2]) {
+    const int my = lane(), g = my / 4, t = my % 4, odd = g & 1;
+    const int f = (rows.row + 2 * g) / 2 - odd;  // of a pair: the even one stores the first place
+    u8* to = args.scratch + kScrAct +
+             operand_at(item.lane_index, kFfn, item.place + 2 * t + odd, f);
+    KIE_UNROLL for (int j = 0; j < kWideN / 8; ++j) {
+        float y[2];
+        KIE_UNROLL for (int e = 0; e < 2; ++e) {
+            const float s = scale[8 * j + 2 * t + e], gate = d[4 * j + e] * s,
+                        up = d[4 * j + 2 + e] * s;
+            y[e] = gate * up * reciprocal_f(1.0f + exp2_f(-1.44269504f * gate));
+        }
+        const float mine = odd ? y[1] : y[0], other = shuffle_xor(odd ? y[0] : y[1], 4);
+        if (2 * g < rows.rows)
+            *(u32*)(to + j * kCores) = odd ? pack_half2(other, mine) : pack_half2(mine, other);
+    }
+}
+
+// What a step adds to the residual: with several lanes early layers count their own more, later
+// ones add what the others made kDelay layers ago.
+KIE_DEVICE long residual_at(const WideItem& item, int frag) {
+    return (((long)item.lane_index * kFrags + frag) * kEights + item.place / 8) * 32 + lane();
+}
+KIE_DEVICE u64* past_at(const PrefillArgs& args, int kind, int layer) {
+    return (u64*)(args.scratch + kScrPast) + (long)(kind * kPast + layer % kPast) * kResidual;
+}
+KIE_DEVICE void add_others(const u64* past, const WideItem& item, long at, float (&v)[4]) {
+    KIE_UNROLL for (int i = 1; i < kLanes; ++i) {
+        const int from = (item.lane_index + i) % kLanes;
+        const u64 o = past[at + (long)(from - item.lane_index) * kFrags * kEights * 32];
+        float a, b, c, e;
+        unpack_half2((u32)o, a, b), unpack_half2((u32)(o >> 32), c, e);
+        v[0] += a, v[1] += b, v[2] += c, v[3] += e;
+    }
+}
+// The new residual, and what the next norm's product takes: residual x norm weight as halves, and
+// the sum of squares over this item's rows. kind: 0 o, 1 down, 2 the embedding.
+KIE_DEVICE void put_residual(const PrefillArgs& args, const Chunk& chunk, int kind, int layer,
+                             const WideItem& item, const WideRows& rows, u8* shared,
+                             float (&d)[kWideN / 2]) {
+    const int my = lane(), g = my / 4, t = my % 4, row = rows.row + 2 * g;
+    const bool live = 2 * g < rows.rows, last = kind == 1 && layer == kLayers - 1;
+    const int norm = kind == 2 ? 0 : 2 * layer + 1 + kind;
+    const float keep = kLanes > 1 && layer < kDelay ? 2.82842712f : 1.0f;
+    float n0 = 0, n1 = 0;
+    if (live) unpack_half2(args.model.norms[(long)norm * (kHidden / 2) + row / 2], n0, n1);
+    float* squares = (float*)(shared + kPfSquares);
+    const long at = residual_at(item, rows.frag);
+    Quad* residual = (Quad*)(args.scratch + kScrResidual) + at;
+    u8* x = args.scratch + kScrX + operand_at(item.lane_index, kHidden, item.place + 2 * t, row);
+    KIE_UNROLL for (int j = 0; j < kWideN / 8; ++j) {
+        float v[4];
+        KIE_UNROLL for (int i = 0; i < 4; ++i) v[i] = live ? d[4 * j + i] : 0;
+        if (kind < 2 && live) {
+            const Quad old = residual[j * 32];
+            if (kLanes > 1 && layer + kDelay < kLayers)
+                past_at(args, kind, layer)[at + j * 32] =
+                    (u64)pack_half2(v[2], v[3]) << 32 | pack_half2(v[0], v[1]);
+            KIE_UNROLL for (int i = 0; i < 4; ++i) v[i] = keep * v[i] + number(old.v[i]);
+            if (kLanes > 1 && layer >= kDelay)
+                add_others(past_at(args, kind, layer - kDelay), item, at + j * 32, v);
+        }
+        if (live) {
+            residual[j * 32] = {{bits(v[0]), bits(v[1]), bits(v[2]), bits(v[3])}};
+            *(u32*)(x + j * kCores) = pack_half2(v[0] * n0, v[2] * n1);
+            *(u32*)(x + j * kCores + 16) = pack_half2(v[1] * n0, v[3] * n1);
+        }
+        float s0 = v[0] * v[0] + v[2] * v[2], s1 = v[1] * v[1] + v[3] * v[3];
+        KIE_UNROLL for (int m = 4; m < 32; m *= 2) s0 += shuffle_xor(s0, m),
+            s1 += shuffle_xor(s1, m);
+        if (my < 4) {
+            float* s = squares + (int)(thread() / kWarp) * kWideN + 8 * j + 2 * t;
+            s[0] = s0, s[1] = s1;
+        }
+        if (last && args.hidden && live) KIE_UNROLL for (int e = 0; e < 2; ++e) {
+                const int place = item.place + 8 * j + 2 * t + e;
+                if (place < chunk.from || place >= chunk.to) continue;
+                const long p = chunk.base + place - (int)args.first;
+                float* h = args.hidden + (p * kLanes + item.lane_index) * kHidden + row;
+                h[0] = v[e], h[1] = v[2 + e];
+            }
+    }
+    sync_consumers<kWorkers>();
+    const int n = thread();
+    if (n < kWideN) {
+        float sum = 0;
+        KIE_UNROLL for (int w = 0; w < kWideTiles; ++w) sum += squares[w * kWideN + n];
+        ((float*)(args.scratch + kScrSquares))[((long)item.lane_index * kRowTiles + item.row_tile) *
+                                                   kChunk +
+                                               item.place + n] = sum;
+    }
+}
+
+// The rows of the embedding in the order of a product's results.
+KIE_DEVICE void take_embedding(const PrefillArgs& args, const Chunk& chunk, const WideItem& item,
+                               const WideRows& rows, float (&d)[kWideN / 2]) {
+    const int my = lane(), g = my / 4, t = my % 4, row = rows.row + 2 * g;
+    KIE_UNROLL for (int j = 0; j < kWideN / 8; ++j) {
+        KIE_UNROLL for (int e = 0; e < 2; ++e) {
+            const int place = item.place + 8 * j + 2 * t + e;
+            u32 v = 0;
+            if (2 * g < rows.rows && place >= chunk.from && place < chunk.to) {
+                const u32 token = args.tokens[chunk.base + place - (int)args.first];
+                v = args.model.embed[(long)token * (kHidden / 2) + row / 2];
+            }
+            unpack_half2(v, d[4 * j + e], d[4 * j + 2 + e]);
+        }
+    }
+}
+KIE_DEVICE WideRows rows_of_product(int product, int row_tile, int j) {
+    return product == kToQkv      ? rows_at<SplitQkv>(row_tile, j)
+           : product == kToGateUp ? rows_at<SplitGu>(row_tile, j)
+                                  : rows_at<SplitO>(row_tile, j);
+}
+KIE_DEVICE void embed_chunk(const PrefillArgs& args, const Chunk& chunk, u8* shared) {
+    const int items = items_of(kToO, chunk), warp = thread() / kWarp;
+    float d[kWideN / 2];
+    KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks) {
+        const WideItem item = item_at(kToO, chunk, i);
+        const WideRows rows = rows_at<SplitO>(item.row_tile, warp);
+        take_embedding(args, chunk, item, rows, d);
+        sync_consumers<kWorkers>();
+        put_residual(args, chunk, 2, 0, item, rows, shared, d);
+    }
+}
+KIE_DEVICE void product_phase(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk, int product,
+                              int layer, u8* shared) {
+    const int items = items_of(product, chunk), warp = thread() / kWarp;
+    const int pairs = (product == kToO ? kAttn : product == kToDown ? kFfn : kHidden) / 32;
+    float d[kWideN / 2];
+    int turn = 0;
+    KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks, turn ^= 1) {
+        const WideItem item = item_at(product, chunk, i);
+        const WideRows rows = rows_of_product(product, item.row_tile, warp);
+        float* scale = (float*)(shared + kPfScale) + turn * kWideN;
+        if (product == kToQkv || product == kToGateUp) take_scales(args, item, scale);
+        accumulate(pipe, pairs, rows.rows, d);
+        sync_consumers<kWorkers>();  // scales are there, the last item's squares are read
+        if (product == kToQkv)
+            put_qkv(args, chunk, layer, item, rows, scale, d);
+        else if (product == kToGateUp)
+            put_act(args, item, rows, scale, d);
+        else
+            put_residual(args, chunk, product == kToDown, layer, item, rows, shared, d);
+    }
+}
+KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe, u8* shared) {
+    Watch watch = {args.model, 0, 0, 0, false};
+    Phase phase = {0};
+    Clock clock = {args.model.trace, 0};
+    const int chunks = chunks_of(args);
+    tick(clock, -1);
+    KIE_NO_UNROLL for (int c = 0; c < chunks; ++c) {
+        const Chunk chunk = chunk_at(args, c);
+        embed_chunk(args, chunk, shared);
+        tick(clock, 10);
+        if (!meet(watch, args, phase, shared)) return;
+        tick(clock, 11);
+        KIE_NO_UNROLL for (int layer = 0; layer < kLayers; ++layer) {
+            watch.step = layer;
+            KIE_NO_UNROLL for (int product = kToQkv; product <= kToDown; ++product) {
+                if (product == kToO) {
+                    attend_chunk(args, chunk, layer, shared);
+                    tick(clock, 8);
+                    if (!meet(watch, args, phase, shared)) return;
+                    tick(clock, 9);
+                }
+                product_phase(args, pipe, chunk, product, layer, shared);
+                tick(clock, 2 * product);
+                if (!meet(watch, args, phase, shared)) return;
+                tick(clock, 2 * product + 1);
+            }
+        }
+    }
+}
+
+KIE_KERNEL(kie_prefill, kPrefillThreads, PrefillArgs args) {
+    KIE_SHARED_BYTES(shared);
+    Slot* slots = (Slot*)(shared + kPfSlots);
+    volatile u32* stop = (volatile u32*)(shared + kPfStop);
+    if (thread() == 0) {
+        for (int i = 0; i < kStages; ++i) slot_init(slots + i, kWorkers / kWarp);
+        slots_ready();
+        *stop = 0;
+    }
+    sync_block();
+    Pipe pipe = {slots, shared + kPfRing, 0, 0, stop};
+    if (thread() >= kWorkers) {
+        fewer_registers<40>();
+        if (thread() / kWarp == kWorkers / kWarp) {
+            pipe.parity = 1;
+            feed_all(args, pipe, stop);
+            drain(pipe);
+        }
+    } else {
+        more_registers<232>();
+        work_all(args, pipe, shared);
+    }
+}
