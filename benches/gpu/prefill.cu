@@ -316,7 +316,7 @@ void Bench::init(int positions) {
     CK(cudaMalloc(&pool, pool_bytes));
     CK(cudaMalloc(&a.scratch, kPrefillScratch));
     CK(cudaMemset(a.scratch, 0xff, kPrefillScratch));  // NaN where nothing was written
-    CK(cudaMalloc(&a.arrivals, 8));
+    CK(cudaMalloc(&a.arrivals, 8 * kPrefillCounters));
     CK(cudaMalloc(&a.model.poison, 8));
     CK(cudaMemset(a.model.poison, 0, 8));
     CK(cudaMalloc(&a.model.records, sizeof(Record) * blocks));
@@ -330,11 +330,11 @@ void Bench::init(int positions) {
     CK(cudaDeviceSynchronize());
 }
 float Bench::launch(int first, int count, float* hidden) {
-    a.first = first, a.count = count, a.hidden = hidden;
+    a.first = first, a.count = count, a.hidden = hidden, a.from = 0, a.to = kLayers;
     cudaEvent_t from, to;
     CK(cudaEventCreate(&from));
     CK(cudaEventCreate(&to));
-    CK(cudaMemset(a.arrivals, 0, 8));
+    CK(cudaMemset(a.arrivals, 0, 8 * kPrefillCounters));
     void* p[] = {&a};
     CK(cudaEventRecord(from));
     CK(cudaLaunchCooperativeKernel((void*)kie_prefill, blocks, kPrefillThreads, p, kPrefillShared,

@@ -78,9 +78,10 @@ KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe, volatile u32
                      const Chunk& chunk, int product, long at, const u8* x) {
     constexpr int kPairs = S::k / 32;
     const int my = lane(), j = my % kWideTiles, half = my / kWideTiles;
-    const int items = items_of(product, chunk);
+    const Cut cut = cut_at(chunk, product);
+    const int items = items_of(product, chunk, cut);
     KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks) {
-        const WideItem item = item_at(product, chunk, i);
+        const WideItem item = item_at(product, chunk, cut, i);
         const int f = item.row_tile * kWideTiles + j, tile = f % S::tiles_all;
         const u8* from;
         int bytes = 0;
@@ -100,11 +101,12 @@ KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe, volatile u32
             pair = my & 1;
             from = x + ((long)item.lane_index * kPairs * kEights + item.place / 8) * kCores;
             to = kStageWeights + pair * kStagePart;
-            if (my < 18) bytes = kStagePart;
+            if (my < 18) bytes = item.width * 64;
         }
         u32 all = (u32)bytes;
         KIE_UNROLL for (int m = 1; m < 32; m *= 2) all += shuffle_xor(all, m);
-        KIE_NO_UNROLL for (int p = 0; p < kPairs; p += 2) {
+        const int end = 2 * part_from(product, cut, item.part + 1);
+        KIE_NO_UNROLL for (int p = 2 * part_from(product, cut, item.part); p < end; p += 2) {
             Slot* s = pipe.slots + pipe.at;
             w.polls = 0;
             while (!slot_free(s, pipe.parity)) {
@@ -147,7 +149,7 @@ KIE_DEVICE void feed_all(const PrefillArgs& args, Pipe& pipe, volatile u32* stop
     const int chunks = chunks_of(args);
     KIE_NO_UNROLL for (int c = 0; c < chunks; ++c) {
         const Chunk chunk = chunk_at(args, c);
-        KIE_NO_UNROLL for (int layer = 0; layer < kLayers; ++layer) {
+        KIE_NO_UNROLL for (int layer = args.from; layer < (int)args.to; ++layer) {
             watch.step = layer;
             long at = layer * kLayerBytes;
             if (!await_feed(watch, args, phase, 1, stop)) return;
@@ -162,7 +164,7 @@ KIE_DEVICE void feed_all(const PrefillArgs& args, Pipe& pipe, volatile u32* stop
             if (!await_feed(watch, args, phase, 1, stop)) return;
             if (!feed<SplitDown>(watch, args, pipe, stop, chunk, kToDown, at, s + kScrAct)) return;
         }
-        ++phase.done;
+        phase.done += args.hidden && args.to == kLayers ? 2 : 1;
     }
     await_feed(watch, args, phase, 0, stop);  // the workers' waits look at `stop`, not the clock
 }
@@ -190,35 +192,73 @@ KIE_DEVICE void take_share(const Pipe& p, Share& a, int rows, bool whole) {
             a.v[i] = *(const Quad*)(w + i / 2 * (kStageWeights / 2) + i % 2 * rows * 32);
     }
 }
+template <int kN>
 KIE_DEVICE void multiply_share(const Pipe& p, const Share& a, float (&d)[kWideN / 2]) {
     const WideOperand x =
         wide_operand(p.bytes + p.at * kStageBytes + kStageWeights, 128, kCores);
     wide_begin();
     KIE_UNROLL for (int i = 0; i < 4; ++i)
-        multiply_wide<kWideN, 0>(d, a.v[i], wide_shift(x, i / 2 * kStagePart + i % 2 * 256),
-                                 kCores);
+        multiply_wide<kN, 0>(d, a.v[i], wide_shift(x, i / 2 * kStagePart + i % 2 * 256), kCores);
     wide_commit();
 }
-// All of k of one item. One group of products is always queued behind the one that runs.
-KIE_DEVICE void accumulate(Pipe& pipe, int pairs, int rows, float (&d)[kWideN / 2]) {
+// A run of pairs of k of one item. One group of products is always queued behind the one that runs.
+template <int kN>
+KIE_DEVICE void accumulate(Pipe& pipe, int from, int to, int pairs, int rows,
+                           float (&d)[kWideN / 2]) {
     KIE_UNROLL for (int i = 0; i < kWideN / 2; ++i) d[i] = 0;
     Share a, b;
-    take_share(pipe, a, rows, pairs > 1);
+    take_share(pipe, a, rows, from + 1 < pairs);
     Slot* last = nullptr;
     const auto step = [&](const Share& now, Share& next, int after) {
-        multiply_share(pipe, now, d);
+        multiply_share<kN>(pipe, now, d);
         wide_wait<1>();
         if (last && lane() == 0) slot_release(last);
         last = pipe.slots + pipe.at;
         forward(pipe);
-        if (after < pairs) take_share(pipe, next, rows, after + 1 < pairs);
+        if (after < to) take_share(pipe, next, rows, after + 1 < pairs);
     };
-    KIE_NO_UNROLL for (int p = 0; p < pairs; p += 4) {
+    KIE_NO_UNROLL for (int p = from; p < to; p += 4) {
         step(a, b, p + 2);
-        if (p + 2 < pairs) step(b, a, p + 4);
+        if (p + 2 < to) step(b, a, p + 4);
     }
     wide_finish(d);
     if (lane() == 0) slot_release(last);
+}
+// The parts of a tile: each writes its sums, and who comes last adds all of them, in order. False:
+// not the last.
+KIE_DEVICE bool join_parts(const PrefillArgs& args, const WideItem& item, int parts, u8* shared,
+                           float (&d)[kWideN / 2]) {
+    volatile u32* last = (volatile u32*)(shared + kPfLast);
+    u8* mine = args.scratch + kScrParts + (long)item.tile * parts * kPartBytes + thread() * 16;
+    KIE_UNROLL for (int j = 0; j < kWideN / 8; ++j) {
+        if (8 * j < item.width) {
+            float* to = (float*)(mine + item.part * kPartBytes + j * (kWorkers * 16));
+            KIE_UNROLL for (int i = 0; i < 4; ++i) to[i] = d[4 * j + i];
+        }
+    }
+    sync_consumers<kWorkers>();
+    if (thread() == 0) {
+        u64* counter = args.arrivals + 1 + item.tile;
+        fence_device();
+        const bool all = count_in(counter) + 1 == (u64)parts;
+        if (all) store_word(counter, 0);
+        fence_device();
+        *last = all;
+    }
+    sync_consumers<kWorkers>();
+    if (!*last) return false;
+    KIE_UNROLL for (int i = 0; i < kWideN / 2; ++i) d[i] = 0;
+    KIE_NO_UNROLL for (int p = 0; p < parts; ++p, mine += kPartBytes) {
+        KIE_UNROLL for (int j = 0; j < kWideN / 8; j += 8) {
+            Quad v[8];
+            KIE_UNROLL for (int i = 0; i < 8; ++i) v[i] = {{0, 0, 0, 0}};
+            if (8 * j < item.width)
+                KIE_UNROLL for (int i = 0; i < 8; ++i) v[i] =
+                    load_state(mine + (j + i) * (kWorkers * 16));
+            KIE_UNROLL for (int i = 0; i < 32; ++i) d[4 * j + i] += number(v[i / 4].v[i % 4]);
+        }
+    }
+    return true;
 }
 
 // 1 / rms of each place of an item, into shared memory.
@@ -231,6 +271,33 @@ KIE_DEVICE void take_scales(const PrefillArgs& args, const WideItem& item, float
     KIE_UNROLL for (int r = 0; r < kRowTiles; ++r) sum += from[(long)r * kChunk];
     scale[n] = rsqrt_f(sum * (1.0f / kHidden) + kEps);
 }
+// Two neighbouring places (v[place][row]) of two neighbouring rows of a head, f and f + 1.
+KIE_DEVICE void put_query(const PrefillArgs& args, int lane_index, int head, int f, int place,
+                          const float (&v)[2][2]) {
+    u32* q = (u32*)(args.scratch + kScrQ + query_at(lane_index, head, place)) + f / 16 * 128 +
+             place % 8 * 16 + f % 8 / 2 * 4 + place % 16 / 8 + f % 16 / 8 * 2;
+    q[0] = pack_half2(v[0][0], v[0][1]), q[16] = pack_half2(v[1][0], v[1][1]);
+}
+KIE_DEVICE void put_state(u8* page, int f, int place, bool is_v, bool live0, bool live1,
+                          const float (&v)[2][2]) {
+    const int slot = place % kPage;
+    if (!is_v) {
+        u32* k = (u32*)(page + (slot * kHeadDim + f) * 2);
+        if (live0) k[0] = pack_half2(v[0][0], v[0][1]);
+        if (live1) k[kHeadDim / 2] = pack_half2(v[1][0], v[1][1]);
+        return;
+    }
+    u16* p = (u16*)(page + kPageHalf) + f * kPage + slot;
+    const u32 a = pack_half2(v[0][0], v[1][0]), b = pack_half2(v[0][1], v[1][1]);
+    if (live0 && live1) {
+        *(u32*)p = a, *(u32*)(p + kPage) = b;
+    } else if (live0) {
+        p[0] = (u16)a, p[kPage] = (u16)b;
+    } else if (live1) {
+        p[1] = (u16)(a >> 16), p[kPage + 1] = (u16)(b >> 16);
+    }
+}
+
 // q and k rotated, k and v into their pages.
 KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
                         const WideItem& item, const WideRows& rows, const float* scale,
@@ -241,44 +308,41 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
     const int head = row / kHeadDim, f = row % kHeadDim;
     const int kv_head = is_q ? 0 : is_v ? head - kHeads - kKvHeads : head - kHeads;
     const float factor = is_q ? 1.44269504f * rsqrt_f((float)kHeadDim) : 1.0f;
-    u8* page = nullptr;
-    KIE_UNROLL for (int j = 0; j < kWideN / 8; ++j) {
-        const int place = item.place + 8 * j + 2 * t;
-        if (item.place + 8 * j >= chunk.to) break;
-        if (!is_q && j % (kPage / 8) == 0)
-            page = prefill_page(args, layer, item.lane_index * kKvHeads + kv_head,
-                                (chunk.base + place) / kPage);
-        float v[2][2];  // [place][row]
-        KIE_UNROLL for (int e = 0; e < 2; ++e) {
-            const float s = scale[8 * j + 2 * t + e] * factor;
-            v[e][0] = d[4 * j + e] * s, v[e][1] = d[4 * j + 2 + e] * s;
-            if (is_v) continue;
-            const int to = place + e < chunk.to ? place + e : chunk.to - 1;
-            const float* r = args.model.rope + ((long)(chunk.base + to) * kHeadDim + f);
-            const float a = v[e][0], b = v[e][1], c = r[0], i = r[1];
-            v[e][0] = a * c - b * i, v[e][1] = a * i + b * c;
+    const u32* table = args.model.pages + args.column * args.model.pages_max;
+    u8* pool = args.model.pool +
+               (u64)(layer * kLanes * kKvHeads + item.lane_index * kKvHeads + kv_head) *
+                   (2 * kPageHalf);
+    const u64* rope = (const u64*)(args.model.rope + f);
+    constexpr int kBatch = 4;
+    KIE_UNROLL for (int j0 = 0; j0 < kWideN / 8; j0 += kBatch) {
+        if (item.place + 8 * j0 >= chunk.to) break;
+        u64 turn[kBatch][2];
+        u8* page = nullptr;
+        if (!is_q) {
+            const u32 at = table[(chunk.base + item.place + 8 * j0) / kPage];
+            page = pool + (u64)at * (kAll * kKvHeads * 2 * kPageHalf);
         }
-        const bool live0 = place >= chunk.from && place < chunk.to,
-                   live1 = place + 1 >= chunk.from && place + 1 < chunk.to;
-        const int slot = place % kPage;
-        if (is_q) {
-            u32* q = (u32*)(args.scratch + kScrQ + query_at(item.lane_index, head, place)) +
-                     f / 16 * 128 + place % 8 * 16 + f % 8 / 2 * 4 + place % 16 / 8 + f % 16 / 8 * 2;
-            q[0] = pack_half2(v[0][0], v[0][1]), q[16] = pack_half2(v[1][0], v[1][1]);
-        } else if (!is_v) {
-            u32* k = (u32*)(page + (slot * kHeadDim + f) * 2);
-            if (live0) k[0] = pack_half2(v[0][0], v[0][1]);
-            if (live1) k[kHeadDim / 2] = pack_half2(v[1][0], v[1][1]);
-        } else {
-            u16* p = (u16*)(page + kPageHalf) + f * kPage + slot;
-            const u32 a = pack_half2(v[0][0], v[1][0]), b = pack_half2(v[0][1], v[1][1]);
-            if (live0 && live1) {
-                *(u32*)p = a, *(u32*)(p + kPage) = b;
-            } else if (live0) {
-                p[0] = (u16)a, p[kPage] = (u16)b;
-            } else if (live1) {
-                p[1] = (u16)(a >> 16), p[kPage + 1] = (u16)(b >> 16);
+        KIE_UNROLL for (int j = 0; j < kBatch; ++j) {
+            KIE_UNROLL for (int e = 0; e < 2; ++e) {
+                const int place = item.place + 8 * (j0 + j) + 2 * t + e;
+                const int to = chunk.base + (place < chunk.to ? place : chunk.to - 1);
+                turn[j][e] = is_v ? 0x3f800000u : rope[(long)to * (kHeadDim / 2)];
             }
+        }
+        KIE_UNROLL for (int j = 0; j < kBatch; ++j) {
+            const int at = j0 + j, place = item.place + 8 * at + 2 * t;
+            float v[2][2];  // [place][row]
+            KIE_UNROLL for (int e = 0; e < 2; ++e) {
+                const float s = scale[8 * at + 2 * t + e] * factor, a = d[4 * at + e] * s,
+                            b = d[4 * at + 2 + e] * s, c = number((u32)turn[j][e]),
+                            i = number((u32)(turn[j][e] >> 32));
+                v[e][0] = a * c - b * i, v[e][1] = a * i + b * c;
+            }
+            if (is_q)
+                put_query(args, item.lane_index, head, f, place, v);
+            else
+                put_state(page, f, place, is_v, place >= chunk.from && place < chunk.to,
+                          place + 1 >= chunk.from && place + 1 < chunk.to, v);
         }
     }
 }
@@ -290,6 +354,7 @@ KIE_DEVICE void put_act(const PrefillArgs& args, const WideItem& item, const Wid
     u8* to = args.scratch + kScrAct +
              operand_at(item.lane_index, kFfn, item.place + 2 * t + odd, f);
     KIE_UNROLL for (int j = 0; j < kWideN / 8; ++j) {
+        if (8 * j >= item.width) break;
         float y[2];
         KIE_UNROLL for (int e = 0; e < 2; ++e) {
             const float s = scale[8 * j + 2 * t + e], gate = d[4 * j + e] * s,
@@ -310,14 +375,27 @@ KIE_DEVICE long residual_at(const WideItem& item, int frag) {
 KIE_DEVICE u64* past_at(const PrefillArgs& args, int kind, int layer) {
     return (u64*)(args.scratch + kScrPast) + (long)(kind * kPast + layer % kPast) * kResidual;
 }
-KIE_DEVICE void add_others(const u64* past, const WideItem& item, long at, float (&v)[4]) {
+KIE_DEVICE void add_others(const u64* past, const WideItem& item, float (&v)[4]) {
+    u64 o[kLanes];
+    KIE_UNROLL for (int i = 1; i < kLanes; ++i) o[i] =
+        past[(long)((item.lane_index + i) % kLanes - item.lane_index) * kFrags * kEights * 32];
     KIE_UNROLL for (int i = 1; i < kLanes; ++i) {
-        const int from = (item.lane_index + i) % kLanes;
-        const u64 o = past[at + (long)(from - item.lane_index) * kFrags * kEights * 32];
         float a, b, c, e;
-        unpack_half2((u32)o, a, b), unpack_half2((u32)(o >> 32), c, e);
+        unpack_half2((u32)o[i], a, b), unpack_half2((u32)(o[i] >> 32), c, e);
         v[0] += a, v[1] += b, v[2] += c, v[3] += e;
     }
+}
+// What put_residual will read, asked for before the product.
+KIE_DEVICE void prefetch_residual(const PrefillArgs& args, int kind, int layer,
+                                  const WideItem& item, const WideRows& rows) {
+    const long at = residual_at(item, rows.frag) - lane();
+    const u8* residual = args.scratch + kScrResidual + at * 16;
+    for (int i = lane() * 128; i < item.width * 64; i += 32 * 128) prefetch(residual + i);
+    if (kLanes == 1 || layer < kDelay) return;
+    const u8* past = (const u8*)(past_at(args, kind, layer - kDelay) + at);
+    KIE_NO_UNROLL for (int l = 0; l < kLanes; ++l)
+        for (int i = lane() * 128; i < item.width * 32; i += 32 * 128)
+            prefetch(past + (long)(l - item.lane_index) * kFrags * kEights * 256 + i);
 }
 // The new residual, and what the next norm's product takes: residual x norm weight as halves, and
 // the sum of squares over this item's rows. kind: 0 o, 1 down, 2 the embedding.
@@ -325,55 +403,72 @@ KIE_DEVICE void put_residual(const PrefillArgs& args, const Chunk& chunk, int ki
                              const WideItem& item, const WideRows& rows, u8* shared,
                              float (&d)[kWideN / 2]) {
     const int my = lane(), g = my / 4, t = my % 4, row = rows.row + 2 * g;
-    const bool live = 2 * g < rows.rows, last = kind == 1 && layer == kLayers - 1;
+    const bool live = 2 * g < rows.rows;
     const int norm = kind == 2 ? 0 : 2 * layer + 1 + kind;
     const float keep = kLanes > 1 && layer < kDelay ? 2.82842712f : 1.0f;
     float n0 = 0, n1 = 0;
     if (live) unpack_half2(args.model.norms[(long)norm * (kHidden / 2) + row / 2], n0, n1);
-    float* squares = (float*)(shared + kPfSquares);
+    float* squares = (float*)(shared + kPfSquares) + (int)(thread() / kWarp) * kWideN;
     const long at = residual_at(item, rows.frag);
     Quad* residual = (Quad*)(args.scratch + kScrResidual) + at;
     u8* x = args.scratch + kScrX + operand_at(item.lane_index, kHidden, item.place + 2 * t, row);
-    KIE_UNROLL for (int j = 0; j < kWideN / 8; ++j) {
-        float v[4];
-        KIE_UNROLL for (int i = 0; i < 4; ++i) v[i] = live ? d[4 * j + i] : 0;
-        if (kind < 2 && live) {
-            const Quad old = residual[j * 32];
-            if (kLanes > 1 && layer + kDelay < kLayers)
+    constexpr int kBatch = 4;
+    KIE_UNROLL for (int j0 = 0; j0 < kWideN / 8; j0 += kBatch) {
+        if (8 * j0 >= item.width) break;
+        Quad old[kBatch];
+        KIE_UNROLL for (int j = 0; j < kBatch; ++j) old[j] = {{0, 0, 0, 0}};
+        if (kind < 2 && live)
+            KIE_UNROLL for (int j = 0; j < kBatch; ++j) old[j] = residual[(j0 + j) * 32];
+        KIE_UNROLL for (int b = 0; b < kBatch; ++b) {
+            const int j = j0 + b;
+            float v[4];
+            KIE_UNROLL for (int i = 0; i < 4; ++i) v[i] = live ? d[4 * j + i] : 0;
+            if (kLanes > 1 && kind < 2 && live && layer + kDelay < kLayers)
                 past_at(args, kind, layer)[at + j * 32] =
                     (u64)pack_half2(v[2], v[3]) << 32 | pack_half2(v[0], v[1]);
-            KIE_UNROLL for (int i = 0; i < 4; ++i) v[i] = keep * v[i] + number(old.v[i]);
-            if (kLanes > 1 && layer >= kDelay)
-                add_others(past_at(args, kind, layer - kDelay), item, at + j * 32, v);
-        }
-        if (live) {
-            residual[j * 32] = {{bits(v[0]), bits(v[1]), bits(v[2]), bits(v[3])}};
-            *(u32*)(x + j * kCores) = pack_half2(v[0] * n0, v[2] * n1);
-            *(u32*)(x + j * kCores + 16) = pack_half2(v[1] * n0, v[3] * n1);
-        }
-        float s0 = v[0] * v[0] + v[2] * v[2], s1 = v[1] * v[1] + v[3] * v[3];
-        KIE_UNROLL for (int m = 4; m < 32; m *= 2) s0 += shuffle_xor(s0, m),
-            s1 += shuffle_xor(s1, m);
-        if (my < 4) {
-            float* s = squares + (int)(thread() / kWarp) * kWideN + 8 * j + 2 * t;
-            s[0] = s0, s[1] = s1;
-        }
-        if (last && args.hidden && live) KIE_UNROLL for (int e = 0; e < 2; ++e) {
-                const int place = item.place + 8 * j + 2 * t + e;
-                if (place < chunk.from || place >= chunk.to) continue;
-                const long p = chunk.base + place - (int)args.first;
-                float* h = args.hidden + (p * kLanes + item.lane_index) * kHidden + row;
-                h[0] = v[e], h[1] = v[2 + e];
+            KIE_UNROLL for (int i = 0; i < 4; ++i) v[i] = keep * v[i] + number(old[b].v[i]);
+            if (kLanes > 1 && kind < 2 && live && layer >= kDelay)
+                add_others(past_at(args, kind, layer - kDelay) + at + j * 32, item, v);
+            if (live) {
+                residual[j * 32] = {{bits(v[0]), bits(v[1]), bits(v[2]), bits(v[3])}};
+                *(u32*)(x + j * kCores) = pack_half2(v[0] * n0, v[2] * n1);
+                *(u32*)(x + j * kCores + 16) = pack_half2(v[1] * n0, v[3] * n1);
             }
+            float s0 = v[0] * v[0] + v[2] * v[2], s1 = v[1] * v[1] + v[3] * v[3];
+            KIE_UNROLL for (int m = 4; m < 32; m *= 2) s0 += shuffle_xor(s0, m),
+                s1 += shuffle_xor(s1, m);
+            if (my < 4) *(u64*)(squares + 8 * j + 2 * t) = (u64)bits(s1) << 32 | bits(s0);
+        }
     }
     sync_consumers<kWorkers>();
     const int n = thread();
-    if (n < kWideN) {
+    if (n < item.width) {
         float sum = 0;
-        KIE_UNROLL for (int w = 0; w < kWideTiles; ++w) sum += squares[w * kWideN + n];
+        KIE_UNROLL for (int w = 0; w < kWideTiles; ++w) sum +=
+            ((float*)(shared + kPfSquares))[w * kWideN + n];
         ((float*)(args.scratch + kScrSquares))[((long)item.lane_index * kRowTiles + item.row_tile) *
                                                    kChunk +
                                                item.place + n] = sum;
+    }
+}
+// The last layer's residual as rows, for whoever wants logits of the prompt.
+KIE_DEVICE void put_hidden(const PrefillArgs& args, const Chunk& chunk) {
+    const int my = lane(), g = my / 4, t = my % 4, warps = kWorkers / kWarp;
+    const int groups = over(chunk.to, 8), all = kLanes * kFrags * groups;
+    KIE_NO_UNROLL for (int i = block() * warps + thread() / kWarp; i < all;
+                       i += args.blocks * warps) {
+        const int j = i % groups, frag = i / groups % kFrags, l = i / groups / kFrags;
+        const WideRows rows = rows_at<SplitO>(frag / kWideTiles, frag % kWideTiles);
+        const Quad v = load_state((const Quad*)(args.scratch + kScrResidual) +
+                                  ((long)(l * kFrags + frag) * kEights + j) * 32 + my);
+        if (2 * g >= rows.rows) continue;
+        KIE_UNROLL for (int e = 0; e < 2; ++e) {
+            const int place = 8 * j + 2 * t + e;
+            if (place < chunk.from || place >= chunk.to) continue;
+            const long p = chunk.base + place - (int)args.first;
+            float* h = args.hidden + (p * kLanes + l) * kHidden + rows.row + 2 * g;
+            h[0] = number(v.v[e]), h[1] = number(v.v[2 + e]);
+        }
     }
 }
 
@@ -399,10 +494,11 @@ KIE_DEVICE WideRows rows_of_product(int product, int row_tile, int j) {
                                   : rows_at<SplitO>(row_tile, j);
 }
 KIE_DEVICE void embed_chunk(const PrefillArgs& args, const Chunk& chunk, u8* shared) {
-    const int items = items_of(kToO, chunk), warp = thread() / kWarp;
+    const Cut cut = {chunk.to <= 128 ? 128 : kWideN, 1};
+    const int items = items_of(kToO, chunk, cut), warp = thread() / kWarp;
     float d[kWideN / 2];
     KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks) {
-        const WideItem item = item_at(kToO, chunk, i);
+        const WideItem item = item_at(kToO, chunk, cut, i);
         const WideRows rows = rows_at<SplitO>(item.row_tile, warp);
         take_embedding(args, chunk, item, rows, d);
         sync_consumers<kWorkers>();
@@ -411,17 +507,28 @@ KIE_DEVICE void embed_chunk(const PrefillArgs& args, const Chunk& chunk, u8* sha
 }
 KIE_DEVICE void product_phase(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk, int product,
                               int layer, u8* shared) {
-    const int items = items_of(product, chunk), warp = thread() / kWarp;
-    const int pairs = (product == kToO ? kAttn : product == kToDown ? kFfn : kHidden) / 32;
+    const Cut cut = cut_at(chunk, product);
+    const int items = items_of(product, chunk, cut), warp = thread() / kWarp;
+    const int pairs = pairs_of(product);
     float d[kWideN / 2];
     int turn = 0;
     KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks, turn ^= 1) {
-        const WideItem item = item_at(product, chunk, i);
+        const WideItem item = item_at(product, chunk, cut, i);
         const WideRows rows = rows_of_product(product, item.row_tile, warp);
+        const bool normed = product == kToQkv || product == kToGateUp;
         float* scale = (float*)(shared + kPfScale) + turn * kWideN;
-        if (product == kToQkv || product == kToGateUp) take_scales(args, item, scale);
-        accumulate(pipe, pairs, rows.rows, d);
+        if (normed)
+            take_scales(args, item, scale);
+        else
+            prefetch_residual(args, product == kToDown, layer, item, rows);
+        const int from = 2 * part_from(product, cut, item.part),
+                  to = 2 * part_from(product, cut, item.part + 1);
+        if (item.width == kWideN)
+            accumulate<kWideN>(pipe, from, to, pairs, rows.rows, d);
+        else
+            accumulate<128>(pipe, from, to, pairs, rows.rows, d);
         sync_consumers<kWorkers>();  // scales are there, the last item's squares are read
+        if (cut.parts > 1 && !join_parts(args, item, cut.parts, shared, d)) continue;
         if (product == kToQkv)
             put_qkv(args, chunk, layer, item, rows, scale, d);
         else if (product == kToGateUp)
@@ -438,11 +545,11 @@ KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe, u8* shared) {
     tick(clock, -1);
     KIE_NO_UNROLL for (int c = 0; c < chunks; ++c) {
         const Chunk chunk = chunk_at(args, c);
-        embed_chunk(args, chunk, shared);
+        if (args.from == 0) embed_chunk(args, chunk, shared);
         tick(clock, 10);
         if (!meet(watch, args, phase, shared)) return;
         tick(clock, 11);
-        KIE_NO_UNROLL for (int layer = 0; layer < kLayers; ++layer) {
+        KIE_NO_UNROLL for (int layer = args.from; layer < (int)args.to; ++layer) {
             watch.step = layer;
             KIE_NO_UNROLL for (int product = kToQkv; product <= kToDown; ++product) {
                 if (product == kToO) {
@@ -456,6 +563,10 @@ KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe, u8* shared) {
                 if (!meet(watch, args, phase, shared)) return;
                 tick(clock, 2 * product + 1);
             }
+        }
+        if (args.hidden && args.to == kLayers) {
+            put_hidden(args, chunk);
+            if (!meet(watch, args, phase, shared)) return;  // before it is overwritten
         }
     }
 }

@@ -7,6 +7,8 @@
 constexpr bool kPaired = kGroup % 2 == 0;
 constexpr int kRun = 64, kItemRun = kPaired ? kRun : 2 * kRun;  // queries of a team, of an item
 constexpr int kItemHeads = kPaired ? kHeads / 2 : kHeads;
+constexpr int kPageBuffers = 3;
+static_assert(kPageBuffers * 2 * kPageHalf <= kStages * kStageBytes, "pages fit the ring");
 constexpr int kSteps = kHeadDim / 16, kPageQuads = 8 * kHeadDim;  // quads of keys, of values
 static_assert(kHeadDim % 16 == 0, "whole fragments");
 
@@ -97,52 +99,85 @@ KIE_DEVICE void put_attention(const PrefillArgs& args, const Run& run, Softmax& 
     }
 }
 
+// A page's scores, under way when this returns.
+KIE_DEVICE void score_page(const Quad (&q)[kSteps], const u8* keys, float (&s)[kPage / 2]) {
+    const WideOperand k = wide_operand(keys, 128, kHeadDim / 8 * 128);
+    wide_begin();
+    multiply_wide<kPage, 0, true>(s, q[0], k, kHeadDim / 8 * 128);
+    KIE_UNROLL for (int i = 1; i < kSteps; ++i)
+        multiply_wide<kPage, 0>(s, q[i], wide_shift(k, 256 * i), kHeadDim / 8 * 128);
+    wide_commit();
+}
+KIE_DEVICE void add_values(const u32 (&p)[kPage / 4], const u8* values, float (&o)[kHeadDim / 2]) {
+    const WideOperand v = wide_operand(values, 128, 1024);
+    wide_begin();
+    KIE_UNROLL for (int i = 0; i < kPage / 16; ++i) {
+        const Quad a = {{p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]}};
+        multiply_wide<kHeadDim, 0>(o, a, wide_shift(v, 256 * i), 1024);
+    }
+    wide_commit();
+}
+
+// While a page's scores are weighed, the values of the one before are added. Of the three page
+// buffers one is being filled, one scored, one has its values in use.
 KIE_DEVICE void attend_run(const PrefillArgs& args, const Chunk& chunk, int layer, const Run& run,
                            u8* pages) {
     const int my = lane(), g = my / 4, t = my % 4, warp = thread() / kWarp % 4;
     const int kv = run.lane_index * kKvHeads + run.head / kGroup;
     const int query = chunk.base + run.place + 16 * warp + g;  // and 8 more
     const int lowest = layer < kWindowLayers ? kWindow : 1 << 30;
-    fetch_page(prefill_page(args, layer, kv, run.first), pages);
+    const auto buffer = [&](int page) { return pages + page % kPageBuffers * (2 * kPageHalf); };
+    const auto fetch = [&](int page) {
+        if (page <= run.last) fetch_page(prefill_page(args, layer, kv, page), buffer(page));
+    };
+    fetch(run.first);
     Quad q[kSteps];
-    const u8* from = args.scratch + kScrQ + query_at(run.lane_index, run.head, run.place + 16 * warp);
+    const u8* from =
+        args.scratch + kScrQ + query_at(run.lane_index, run.head, run.place + 16 * warp);
     KIE_UNROLL for (int i = 0; i < kSteps; ++i) q[i] = load_state(from + i * 512 + my * 16);
-    float o[kHeadDim / 2];
+    float o[kHeadDim / 2], s[kPage / 2];
     KIE_UNROLL for (int i = 0; i < kHeadDim / 2; ++i) o[i] = 0;
+    KIE_UNROLL for (int i = 0; i < kPage / 2; ++i) s[i] = 0;
     Softmax m = {{-1e30f, -1e30f}, {0, 0}};
-    KIE_NO_UNROLL for (int page = run.first; page <= run.last; ++page) {
-        u8* here = pages + (page - run.first) % 2 * (2 * kPageHalf);
+    u32 p0[kPage / 4], p1[kPage / 4];
+    const auto weigh_page = [&](int page, u32(&p)[kPage / 4], float(&keep)[2]) {
+        if (page * kPage + kPage > query || page * kPage <= query + 8 - lowest)
+            mask_scores(s, page * kPage + 2 * t, query, lowest);
+        weigh(m, s, p, keep);
+    };
+    const auto pages_here = [&]() {
         quads_here<0>();
         writes_before_tiles();
         sync_consumers<kWorkers>();
-        if (page < run.last)
-            fetch_page(prefill_page(args, layer, kv, page + 1),
-                       pages + (page + 1 - run.first) % 2 * (2 * kPageHalf));
-        float s[kPage / 2], keep[2];
-        KIE_UNROLL for (int i = 0; i < kPage / 2; ++i) s[i] = 0;
-        const WideOperand k = wide_operand(here, 128, kHeadDim / 8 * 128),
-                          v = wide_operand(here + kPageHalf, 128, 1024);
-        wide_begin();
-        KIE_UNROLL for (int i = 0; i < kSteps; ++i)
-            multiply_wide<kPage, 0>(s, q[i], wide_shift(k, 256 * i), kHeadDim / 8 * 128);
-        wide_commit();
-        wide_finish(s);
-        const int key = page * kPage + 2 * t;
-        if (page * kPage + kPage > query || page * kPage <= query + 8 - lowest)
-            mask_scores(s, key, query, lowest);
-        u32 p[kPage / 4];
-        weigh(m, s, p, keep);
-        KIE_UNROLL for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= keep[i / 2 % 2];
-        wide_begin();
-        KIE_UNROLL for (int i = 0; i < kPage / 16; ++i) {
-            const Quad a = {{p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]}};
-            multiply_wide<kHeadDim, 0>(o, a, wide_shift(v, 256 * i), 1024);
-        }
-        wide_commit();
+    };
+    const auto step = [&](int page, const u32(&p)[kPage / 4], u32(&next)[kPage / 4]) {
+        pages_here();
+        fetch(page + 2);
+        score_page(q, buffer(page + 1), s);
+        add_values(p, buffer(page) + kPageHalf, o);
+        wide_wait<1>(s);
+        float keep[2];
+        weigh_page(page + 1, next, keep);
         wide_finish(o);
+        KIE_UNROLL for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= keep[i / 2 % 2];
+    };
+    float keep[2];
+    pages_here();
+    fetch(run.first + 1);
+    score_page(q, buffer(run.first), s);
+    wide_finish(s);
+    weigh_page(run.first, p0, keep);
+    int page = run.first;
+    KIE_NO_UNROLL for (; page + 1 < run.last; page += 2) step(page, p0, p1), step(page + 1, p1, p0);
+    if (page < run.last) {
+        step(page, p0, p1);
+        add_values(p1, buffer(page + 1) + kPageHalf, o);
+    } else {
+        add_values(p0, buffer(page) + kPageHalf, o);
     }
+    wide_finish(o);
     put_attention(args, run, m, o);
-    sync_consumers<kWorkers>();  // both page buffers are free
+    sync_consumers<kWorkers>();  // all page buffers are free
 }
 KIE_DEVICE void attend_chunk(const PrefillArgs& args, const Chunk& chunk, int layer, u8* shared) {
     const int runs = runs_of(chunk), team = thread() / kTeam;

@@ -8,9 +8,10 @@ struct PrefillArgs {
     DecodeArgs model;   // line, embed, norms, rope, pool, pages, poison, records, budget, trace
     const u32* tokens;  // [count]
     u8* scratch;        // kPrefillScratch bytes, 1,024-byte aligned
-    u64* arrivals;      // one counter, 0 at the launch
+    u64* arrivals;      // kPrefillCounters, all 0 at the launch
     float* hidden;      // [count][kLanes][kHidden] out: the last layer's residual; or null
     u32 first, count;   // positions
+    u32 from, to;       // layers; less than all only where the positions are one chunk
     u32 column;         // whose row of the page table
     u32 blocks;         // of the grid, all resident
 };
@@ -47,32 +48,25 @@ constexpr long kScrX = 0, kScrAttn = kScrX + operand_bytes(kHidden),
                kScrResidual = kScrQ + (long)kLanes * kAttn * kChunk * 2,
                kScrSquares = kScrResidual + kResidual * 16,
                kScrPast = kScrSquares + (long)kLanes * kRowTiles * kChunk * 4;
-constexpr long kPrefillScratch = kScrPast + (kLanes > 1 ? 2L * kPast * kResidual * 8 : 0);
+constexpr long kScrParts = kScrPast + (kLanes > 1 ? 2L * kPast * kResidual * 8 : 0);
+// Sums of parts of k, for products with too few tiles: as threads hold them.
+constexpr int kPartItems = 288, kPartsMost = 8;
+constexpr long kPartBytes = (long)kWideRows * kWideN * 4;
+constexpr long kPrefillScratch = kScrParts + kPartItems * kPartBytes;
+constexpr int kPrefillCounters = 1 + kPartItems;  // the grid's, one a tile that is made in parts
 
 // Shared memory. A stage: 64 of k, as 2 x 8 weight tiles of 16 x 32, then 2 x kWideN positions.
 constexpr int kStageWeights = 2 * kWideTiles * 1024, kStagePart = kWideN * 64;
 constexpr int kStageBytes = kStageWeights + 2 * kStagePart;
-constexpr int kPfSlots = 0, kPfStop = 128, kPfScale = 256, kPfSquares = kPfScale + 2 * kWideN * 4;
+constexpr int kPfSlots = 0, kPfStop = 128, kPfLast = 132, kPfScale = 256, kPfSquares = kPfScale + 2 * kWideN * 4;
 constexpr int kPfRing = (kPfSquares + kWideTiles * kWideN * 4 + 1023) / 1024 * 1024;
 constexpr int kStages = (kSharedMax - kPfRing) / kStageBytes;
 constexpr int kPrefillShared = kPfRing + kStages * kStageBytes;
-static_assert(kStages >= 2 && 4 * kPageHalf <= kStages * kStageBytes, "two pages, two stages");
+static_assert(kStages >= 2, "one stage in use, one under way");
 
-// A chunk under way: absolute position of its place 0, and the places that are alive.
-struct Chunk {
-    int base, from, to;
-};
-KIE_DEVICE int chunks_of(const PrefillArgs& a) {
-    return ((int)(a.first % kPage + a.count) + kChunk - 1) / kChunk;
-}
-KIE_DEVICE Chunk chunk_at(const PrefillArgs& a, int i) {
-    const int start = (int)(a.first / kPage * kPage), base = start + i * kChunk,
-              end = (int)(a.first + a.count) - base;
-    return {base, i == 0 ? (int)a.first - start : 0, end < kChunk ? end : kChunk};
-}
-// A tile of a product: rows of one lane's matrix times kWideN positions.
+// A tile of a product: rows of one lane's matrix times `width` positions, over a part of k.
 struct WideItem {
-    int lane_index, row_tile, place;
+    int lane_index, row_tile, place, width, part, tile;
 };
 struct WideRows {
     int frag, row, rows;  // 16-row tile of the lane, its first row, how many rows there are
@@ -85,18 +79,72 @@ KIE_DEVICE WideRows rows_at(int row_tile, int j) {
     return {f, f / S::tiles_all * S::rows + 16 * i, rows < 16 ? rows : 16};
 }
 enum Product { kToQkv, kToO, kToGateUp, kToDown };
-KIE_DEVICE int row_tiles(int product) {
+KIE_CONST_FN int row_tiles(int product) {
     return product == kToQkv      ? row_tiles_of<SplitQkv>()
            : product == kToGateUp ? row_tiles_of<SplitGu>()
                                   : kRowTiles;
 }
-// Neighbouring items share their rows, so that weights come from memory once.
-KIE_DEVICE WideItem item_at(int product, const Chunk& c, int i) {
-    const int across = (c.to + kWideN - 1) / kWideN, tiles = row_tiles(product), r = i / across;
-    return {r / tiles, r % tiles, i % across * kWideN};
+KIE_CONST_FN int pairs_of(int product) {  // of 32 columns
+    return (product == kToO ? kAttn : product == kToDown ? kFfn : kHidden) / 32;
 }
-KIE_DEVICE int items_of(int product, const Chunk& c) {
-    return (c.to + kWideN - 1) / kWideN * row_tiles(product) * kLanes;
+KIE_CONST_FN int over(int a, int b) { return (a + b - 1) / b; }
+// How a product of so many positions is cut: narrow tiles, and parts of k that are added up in
+// order, where whole tiles would leave blocks idle. The cost is in 1/16 of a stage of a full tile.
+struct Cut {
+    int width, parts;
+};
+KIE_CONST_FN u32 cut_of(int product, int places, int blocks) {
+    const int stages = over(pairs_of(product), 2);
+    u32 best = 0;
+    long least = 1L << 60;
+    for (int wide = 1; wide >= 0; --wide) {
+        const int tiles = over(places, 128 << wide) * row_tiles(product) * kLanes;
+        for (int parts = 1; parts <= kPartsMost && parts <= stages; ++parts) {
+            if (parts > 1 && tiles * parts > kPartItems) break;
+            const long extra = 96 + (parts > 1 ? 24 + 16 * parts : 0);
+            const long cost = (long)over(tiles * parts, blocks) *
+                              (wide ? over(stages, parts) * 16 + extra
+                                    : over(stages, parts) * 9 + extra * 9 / 16);
+            if (cost < least) least = cost, best = parts * 2 + wide;
+        }
+    }
+    return best;
+}
+
+// A chunk under way: absolute position of its place 0, the places that are alive, and its cuts.
+struct Chunk {
+    int base, from, to;
+    u64 cuts;
+};
+KIE_DEVICE int chunks_of(const PrefillArgs& a) {
+    return ((int)(a.first % kPage + a.count) + kChunk - 1) / kChunk;
+}
+KIE_DEVICE Chunk chunk_at(const PrefillArgs& a, int i) {
+    const int start = (int)(a.first / kPage * kPage), base = start + i * kChunk,
+              end = (int)(a.first + a.count) - base;
+    Chunk c = {base, i == 0 ? (int)a.first - start : 0, end < kChunk ? end : kChunk, 0};
+    KIE_NO_UNROLL for (int p = kToQkv; p <= kToDown; ++p) c.cuts |=
+        (u64)cut_of(p, c.to, (int)a.blocks) << 16 * p;
+    return c;
+}
+KIE_DEVICE Cut cut_at(const Chunk& c, int product) {
+    const u32 v = (u32)(c.cuts >> 16 * product) & 0xffff;
+    return {128 << (v & 1), (int)(v >> 1)};
+}
+KIE_DEVICE int items_of(int product, const Chunk& c, const Cut& cut) {
+    return over(c.to, cut.width) * row_tiles(product) * kLanes * cut.parts;
+}
+// Neighbouring items share their rows, so that weights come from memory once.
+KIE_DEVICE WideItem item_at(int product, const Chunk& c, const Cut& cut, int i) {
+    const int across = over(c.to, cut.width), tiles = row_tiles(product), all = across * tiles,
+              tile = i % (all * kLanes), r = tile / across;
+    const int place = tile % across * cut.width;
+    return {r / tiles, r % tiles, place, c.to - place <= 128 ? 128 : cut.width,
+            i / (all * kLanes), tile};
+}
+// The stages of 64 columns that a part takes.
+KIE_DEVICE int part_from(int product, const Cut& cut, int part) {
+    return over(pairs_of(product), 2) * part / cut.parts;
 }
 // Byte of operand element c (even) of a place, for a matrix of `k`.
 KIE_DEVICE long operand_at(int lane_index, int k, int place, int c) {

@@ -37,7 +37,7 @@
                  " wgmma.mma_async.sync.aligned.m64n" n "k16.f32.f16.f16 {" names "}, {" a     \
                  "}, " b ", p, 1, 1, 0;\n}"                                                    \
                  : __VA_ARGS__                                                                 \
-                 : "r"(q.v[0]), "r"(q.v[1]), "r"(q.v[2]), "r"(q.v[3]), "l"(where.v), "r"(1))
+                 : "r"(q.v[0]), "r"(q.v[1]), "r"(q.v[2]), "r"(q.v[3]), "l"(where.v), "r"(kFresh ? 0 : 1))
 
 // Where b lies.
 struct WideOperand {
@@ -49,8 +49,9 @@ KIE_DEVICE WideOperand wide_operand(const void* p, u32 along, u32 across) {
 }
 KIE_DEVICE WideOperand wide_shift(WideOperand b, u32 bytes) { return {b.v + (bytes >> 4)}; }
 
-// kN columns into d[kAt ..]; pieces of a power of two, since few counts have an instruction here.
-template <int kN, int kAt, int kAll>
+// kN columns into d[kAt ..], or, fresh, over what was there; pieces of a power of two, since few
+// counts have an instruction here.
+template <int kN, int kAt, bool kFresh = false, int kAll>
 KIE_DEVICE void multiply_wide(float (&all)[kAll], const Quad& q, WideOperand where, u32 across) {
     float* d = all + kAt;
     if constexpr (kN == 256)
@@ -67,8 +68,8 @@ KIE_DEVICE void multiply_wide(float (&all)[kAll], const Quad& q, WideOperand whe
     else {
         constexpr int kPiece = kN > 128 ? 128 : kN > 64 ? 64 : kN > 32 ? 32 : 16;
         static_assert(kN % 16 == 0, "whole pieces");
-        multiply_wide<kPiece, kAt>(all, q, where, across);
-        multiply_wide<kN - kPiece, kAt + kPiece / 2>(
+        multiply_wide<kPiece, kAt, kFresh>(all, q, where, across);
+        multiply_wide<kN - kPiece, kAt + kPiece / 2, kFresh>(
             all, q, wide_shift(where, kPiece / 8 * across), across);
     }
 }
@@ -85,11 +86,15 @@ template <int kLeft>
 KIE_DEVICE void wide_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
 }
-// All are done, and d may be read: the compiler must not read it earlier.
+// The same, and d may be read: the compiler must not read it earlier.
+template <int kLeft, int kAll>
+KIE_DEVICE void wide_wait(float (&d)[kAll]) {
+    wide_wait<kLeft>();
+    KIE_UNROLL for (int i = 0; i < kAll; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
 template <int kAll>
 KIE_DEVICE void wide_finish(float (&d)[kAll]) {
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-    KIE_UNROLL for (int i = 0; i < kAll; ++i) asm volatile("" : "+f"(d[i])::"memory");
+    wide_wait<0>(d);
 }
 // Before the block's barrier, by every thread that wrote what tiles or copies will read next: in
 // shared memory, and anywhere.
@@ -127,6 +132,13 @@ KIE_DEVICE void quads_here() {
 // One more arrival of a block, after its fence.
 KIE_DEVICE void count_up(u64* p) {
     asm volatile("red.release.gpu.global.add.u64 [%0], 1;" ::"l"(p) : "memory");
+}
+
+// The same, saying how many were there before; orders what the caller's fences say.
+KIE_DEVICE u64 count_in(u64* p) {
+    u64 v;
+    asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], 1;" : "=l"(v) : "l"(p) : "memory");
+    return v;
 }
 
 // Registers move from teams that copy to teams that multiply; by whole teams.
