@@ -64,47 +64,51 @@ KIE_DEVICE bool meet(Watch& w, const PrefillArgs& args, Phase& p, u8* shared) {
     return *stop == 0;
 }
 
-// ---- The copying warp.
+// ---- The copying team: of each stage two warps bring the weights, two the positions.
 template <class S>
 KIE_DEVICE long unit_at(int pair) {  // bytes of 32 columns of a block's rows inside its product
     const int q = pair % S::pairs;
     return (long)(q / S::chunk) * S::stage_bytes +
            (pair / S::pairs * S::chunk + q % S::chunk) * (S::rows * 64);
 }
-// One product of one layer. `at`: the product in every block's line; `x`: its operand. Lanes 0 to
-// 15 copy weights, a run of tiles of one block each; lanes 16 and 17 the positions.
+// What a lane of a copying warp brings of every stage of an item: a run of one block's tiles, or
+// (lane 0 of the others) the positions.
+struct Load {
+    const u8* from;
+    u32 to, bytes, all;
+};
+template <class S>
+KIE_DEVICE Load load_of(const PrefillArgs& args, const WideItem& item, long at, const u8* x) {
+    const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kWarp, pair = warp % 2;
+    const int f = item.row_tile * kWideTiles + my, tile = f % S::tiles_all;
+    const int left = S::tiles_all - tile, most = kWideTiles - my, run = left < most ? left : most;
+    u32 bytes = 0;
+    if (my < kWideTiles && f < frags_of<S>() && (my == 0 || tile == 0)) {
+        bytes = S::rows * 64 - tile * 1024;
+        if (bytes > (u32)run * 1024) bytes = run * 1024;
+    }
+    u32 all = bytes;
+    KIE_UNROLL for (int m = 1; m < 8; m *= 2) all += shuffle_xor(all, m);
+    all = 2 * all + 2 * item.width * 64;
+    if (warp < 2)
+        return {args.model.line +
+                    (u64)(item.lane_index * kBlocksPerLane + f / S::tiles_all) * kLineBytes + at +
+                    tile * 1024,
+                (u32)(pair * (kStageWeights / 2) + my * 1024), bytes, all};
+    return {x + ((long)item.lane_index * (S::k / 32) * kEights + item.place / 8) * kCores,
+            (u32)(kStageWeights + pair * kStagePart), my == 0 ? item.width * 64 : 0u, all};
+}
+// One product of one layer. `at`: the product in every block's line; `x`: its operand.
 template <class S>
 KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe, volatile u32* stop,
                      const Chunk& chunk, int product, long at, const u8* x) {
     constexpr int kPairs = S::k / 32;
-    const int my = lane(), j = my % kWideTiles, half = my / kWideTiles;
+    const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kWarp;
     const Cut cut = cut_at(chunk, product);
     const int items = items_of(product, chunk, cut);
     KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks) {
         const WideItem item = item_at(product, chunk, cut, i);
-        const int f = item.row_tile * kWideTiles + j, tile = f % S::tiles_all;
-        const u8* from;
-        int bytes = 0;
-        u32 to, pair = half & 1;
-        if (half < 2) {
-            const int left = S::tiles_all - tile, most = kWideTiles - j,
-                      run = left < most ? left : most;
-            from = args.model.line +
-                   (u64)(item.lane_index * kBlocksPerLane + f / S::tiles_all) * kLineBytes + at +
-                   tile * 1024;
-            to = pair * (kStageWeights / 2) + j * 1024;
-            if (f < frags_of<S>() && (j == 0 || tile == 0)) {
-                bytes = S::rows * 64 - tile * 1024;
-                if (bytes > run * 1024) bytes = run * 1024;
-            }
-        } else {
-            pair = my & 1;
-            from = x + ((long)item.lane_index * kPairs * kEights + item.place / 8) * kCores;
-            to = kStageWeights + pair * kStagePart;
-            if (my < 18) bytes = item.width * 64;
-        }
-        u32 all = (u32)bytes;
-        KIE_UNROLL for (int m = 1; m < 32; m *= 2) all += shuffle_xor(all, m);
+        const Load load = load_of<S>(args, item, at, x);
         const int end = 2 * part_from(product, cut, item.part + 1);
         KIE_NO_UNROLL for (int p = 2 * part_from(product, cut, item.part); p < end; p += 2) {
             Slot* s = pipe.slots + pipe.at;
@@ -113,14 +117,14 @@ KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe, volatile u32
                 if (*stop) return false;
                 if (my == 0 && !patient(w, 0x2000 | product, p, pipe.at)) *stop = 1;
             }
-            if (my == 0) stage_expect(s, all);
-            sync_warp();
-            const int mine = p + (int)pair < kPairs ? p + (int)pair : kPairs - 1;
-            if (bytes > 0) {
+            const int mine = p + warp % 2 < kPairs ? p + warp % 2 : kPairs - 1;
+            if (warp == 0 && my == 0) stage_expect(s, load.all);
+            if (load.bytes > 0) {
                 reads_before_copy();
-                stage_copy(s, pipe.bytes + pipe.at * kStageBytes + to,
-                           from + (half < 2 ? unit_at<S>(mine) : (long)mine * kEights * kCores),
-                           (u32)bytes);
+                stage_copy(
+                    s, pipe.bytes + pipe.at * kStageBytes + load.to,
+                    load.from + (warp < 2 ? unit_at<S>(mine) : (long)mine * kEights * kCores),
+                    load.bytes);
             }
             forward(pipe);
         }
@@ -134,11 +138,11 @@ KIE_CONST_FN long product_bytes() {
 KIE_DEVICE bool await_feed(Watch& w, const PrefillArgs& args, Phase& p, u32 phases,
                            volatile u32* stop) {
     p.done += phases;
-    if (lane() == 0) {
+    if (thread() == kWorkers) {
         await_phase(w, args, p);
         if (w.lost) *stop = 1;
     }
-    sync_warp();
+    sync_feeders<kTeam>();
     writes_before_copies();
     return *stop == 0;
 }
@@ -298,6 +302,8 @@ KIE_DEVICE void put_state(u8* page, int f, int place, bool is_v, bool live0, boo
     }
 }
 
+constexpr int kNarrow = 16;  // groups of 8 places in a narrow tile
+
 // q and k rotated, k and v into their pages.
 KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
                         const WideItem& item, const WideRows& rows, const float* scale,
@@ -314,13 +320,14 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
                    (2 * kPageHalf);
     const u64* rope = (const u64*)(args.model.rope + f);
     constexpr int kBatch = 4;
+    const int last_page = (chunk.base + chunk.to - 1) / kPage;
     KIE_UNROLL for (int j0 = 0; j0 < kWideN / 8; j0 += kBatch) {
-        if (item.place + 8 * j0 >= chunk.to) break;
+        if (j0 == kNarrow && item.width == 128) break;
         u64 turn[kBatch][2];
         u8* page = nullptr;
         if (!is_q) {
-            const u32 at = table[(chunk.base + item.place + 8 * j0) / kPage];
-            page = pool + (u64)at * (kAll * kKvHeads * 2 * kPageHalf);
+            const int at = (chunk.base + item.place + 8 * j0) / kPage;
+            page = pool + (u64)table[at < last_page ? at : last_page] * (kAll * kKvHeads * 2 * kPageHalf);
         }
         KIE_UNROLL for (int j = 0; j < kBatch; ++j) {
             KIE_UNROLL for (int e = 0; e < 2; ++e) {
@@ -354,7 +361,7 @@ KIE_DEVICE void put_act(const PrefillArgs& args, const WideItem& item, const Wid
     u8* to = args.scratch + kScrAct +
              operand_at(item.lane_index, kFfn, item.place + 2 * t + odd, f);
     KIE_UNROLL for (int j = 0; j < kWideN / 8; ++j) {
-        if (8 * j >= item.width) break;
+        if (j == kNarrow && item.width == 128) break;
         float y[2];
         KIE_UNROLL for (int e = 0; e < 2; ++e) {
             const float s = scale[8 * j + 2 * t + e], gate = d[4 * j + e] * s,
@@ -405,7 +412,7 @@ KIE_DEVICE void put_residual(const PrefillArgs& args, const Chunk& chunk, int ki
     const int my = lane(), g = my / 4, t = my % 4, row = rows.row + 2 * g;
     const bool live = 2 * g < rows.rows;
     const int norm = kind == 2 ? 0 : 2 * layer + 1 + kind;
-    const float keep = kLanes > 1 && layer < kDelay ? 2.82842712f : 1.0f;
+    const float keep = kLanes > 1 && kind < 2 && layer < kDelay ? 2.82842712f : 1.0f;
     float n0 = 0, n1 = 0;
     if (live) unpack_half2(args.model.norms[(long)norm * (kHidden / 2) + row / 2], n0, n1);
     float* squares = (float*)(shared + kPfSquares) + (int)(thread() / kWarp) * kWideN;
@@ -414,7 +421,7 @@ KIE_DEVICE void put_residual(const PrefillArgs& args, const Chunk& chunk, int ki
     u8* x = args.scratch + kScrX + operand_at(item.lane_index, kHidden, item.place + 2 * t, row);
     constexpr int kBatch = 4;
     KIE_UNROLL for (int j0 = 0; j0 < kWideN / 8; j0 += kBatch) {
-        if (8 * j0 >= item.width) break;
+        if (j0 == kNarrow && item.width == 128) break;
         Quad old[kBatch];
         KIE_UNROLL for (int j = 0; j < kBatch; ++j) old[j] = {{0, 0, 0, 0}};
         if (kind < 2 && live)
@@ -584,11 +591,9 @@ KIE_KERNEL(kie_prefill, kPrefillThreads, PrefillArgs args) {
     Pipe pipe = {slots, shared + kPfRing, 0, 0, stop};
     if (thread() >= kWorkers) {
         fewer_registers<40>();
-        if (thread() / kWarp == kWorkers / kWarp) {
-            pipe.parity = 1;
-            feed_all(args, pipe, stop);
-            drain(pipe);
-        }
+        pipe.parity = 1;
+        feed_all(args, pipe, stop);
+        drain(pipe);
     } else {
         more_registers<232>();
         work_all(args, pipe, shared);

@@ -7,7 +7,7 @@
 constexpr bool kPaired = kGroup % 2 == 0;
 constexpr int kRun = 64, kItemRun = kPaired ? kRun : 2 * kRun;  // queries of a team, of an item
 constexpr int kItemHeads = kPaired ? kHeads / 2 : kHeads;
-constexpr int kPageBuffers = 3;
+constexpr int kPageBuffers = 4;
 static_assert(kPageBuffers * 2 * kPageHalf <= kStages * kStageBytes, "pages fit the ring");
 constexpr int kSteps = kHeadDim / 16, kPageQuads = 8 * kHeadDim;  // quads of keys, of values
 static_assert(kHeadDim % 16 == 0, "whole fragments");
@@ -33,22 +33,20 @@ KIE_DEVICE Run run_at(const Chunk& c, int layer, int i, int team) {
 
 // A page's keys as 64 columns x head_dim, its values as head_dim columns x 64.
 KIE_DEVICE void fetch_page(const u8* page, u8* to) {
-    KIE_UNROLL for (int n = 0; n < (kPageQuads + (int)kWorkers - 1) / (int)kWorkers; ++n) {
-        const int i = n * kWorkers + thread(), row = i % 8;
-        if (kPageQuads % kWorkers != 0 && i >= kPageQuads) break;
+    KIE_NO_UNROLL for (int i = thread(); i < kPageQuads; i += kWorkers) {
+        const int row = i % 8;
         const int ck = i / 8 % (kHeadDim / 8), rk = i / kHeadDim * 8 + row;
         quad_copy(to + i * 16, page + (rk * kHeadDim + ck * 8) * 2);
         const int cv = i / 8 % 8, rv = i / 64 * 8 + row;
         quad_copy(to + kPageHalf + i * 16, page + kPageHalf + (rv * kPage + cv * 8) * 2);
     }
-    quads_commit();
 }
 
 struct Softmax {
     float best[2], mass[2];  // of this thread's two queries
 };
-// Scores to weights; what was summed before shrinks by `keep`.
-KIE_DEVICE void weigh(Softmax& m, float (&s)[kPage / 2], u32 (&p)[kPage / 4], float (&keep)[2]) {
+// Scores to weights, in place; what was summed before shrinks by `keep`.
+KIE_DEVICE void weigh(Softmax& m, float (&s)[kPage / 2], float (&keep)[2]) {
     KIE_UNROLL for (int r = 0; r < 2; ++r) {
         float top = -1e30f, sum = 0;
         KIE_UNROLL for (int j = 0; j < kPage / 8; ++j) top =
@@ -57,9 +55,9 @@ KIE_DEVICE void weigh(Softmax& m, float (&s)[kPage / 2], u32 (&p)[kPage / 4], fl
         top = max_f(top, m.best[r]);
         keep[r] = exp2_f(m.best[r] - top), m.best[r] = top;
         KIE_UNROLL for (int j = 0; j < kPage / 8; ++j) {
-            const float a = exp2_f(s[4 * j + 2 * r] - top), b = exp2_f(s[4 * j + 2 * r + 1] - top);
+            float &a = s[4 * j + 2 * r], &b = s[4 * j + 2 * r + 1];
+            a = exp2_f(a - top), b = exp2_f(b - top);
             sum += a + b;
-            p[2 * j + r] = pack_half2(a, b);
         }
         m.mass[r] = m.mass[r] * keep[r] + sum;
     }
@@ -118,8 +116,8 @@ KIE_DEVICE void add_values(const u32 (&p)[kPage / 4], const u8* values, float (&
     wide_commit();
 }
 
-// While a page's scores are weighed, the values of the one before are added. Of the three page
-// buffers one is being filled, one scored, one has its values in use.
+// While a page's scores are weighed, the values of the one before are added. Of the four page
+// buffers two are being filled, one is scored, one has its values in use.
 KIE_DEVICE void attend_run(const PrefillArgs& args, const Chunk& chunk, int layer, const Run& run,
                            u8* pages) {
     const int my = lane(), g = my / 4, t = my % 4, warp = thread() / kWarp % 4;
@@ -129,54 +127,52 @@ KIE_DEVICE void attend_run(const PrefillArgs& args, const Chunk& chunk, int laye
     const auto buffer = [&](int page) { return pages + page % kPageBuffers * (2 * kPageHalf); };
     const auto fetch = [&](int page) {
         if (page <= run.last) fetch_page(prefill_page(args, layer, kv, page), buffer(page));
+        quads_commit();
+    };
+    const auto page_here = [&]() {  // all but the newest
+        quads_here<1>();
+        writes_before_tiles();
+        sync_consumers<kWorkers>();
     };
     fetch(run.first);
+    fetch(run.first + 1);
     Quad q[kSteps];
     const u8* from =
         args.scratch + kScrQ + query_at(run.lane_index, run.head, run.place + 16 * warp);
     KIE_UNROLL for (int i = 0; i < kSteps; ++i) q[i] = load_state(from + i * 512 + my * 16);
-    float o[kHeadDim / 2], s[kPage / 2];
+    float o[kHeadDim / 2], s[kPage / 2], keep[2];
     KIE_UNROLL for (int i = 0; i < kHeadDim / 2; ++i) o[i] = 0;
     KIE_UNROLL for (int i = 0; i < kPage / 2; ++i) s[i] = 0;
     Softmax m = {{-1e30f, -1e30f}, {0, 0}};
-    u32 p0[kPage / 4], p1[kPage / 4];
-    const auto weigh_page = [&](int page, u32(&p)[kPage / 4], float(&keep)[2]) {
+    u32 p[kPage / 4];
+    const auto weigh_page = [&](int page) {
         if (page * kPage + kPage > query || page * kPage <= query + 8 - lowest)
             mask_scores(s, page * kPage + 2 * t, query, lowest);
-        weigh(m, s, p, keep);
+        weigh(m, s, keep);
+        fetch(page + 2);  // a loop: what was weighed is not put off behind the wait that follows
     };
-    const auto pages_here = [&]() {
-        quads_here<0>();
-        writes_before_tiles();
-        sync_consumers<kWorkers>();
+    const auto pack = [&]() {
+        KIE_UNROLL for (int i = 0; i < kPage / 4; ++i) p[i] = pack_half2(s[2 * i], s[2 * i + 1]);
     };
-    const auto step = [&](int page, const u32(&p)[kPage / 4], u32(&next)[kPage / 4]) {
-        pages_here();
-        fetch(page + 2);
+    page_here();
+    score_page(q, buffer(run.first), s);
+    wide_finish(s);
+    weigh_page(run.first);
+    pack();
+    KIE_NO_UNROLL for (int page = run.first; page < run.last; ++page) {
+        page_here();
         score_page(q, buffer(page + 1), s);
         add_values(p, buffer(page) + kPageHalf, o);
         wide_wait<1>(s);
-        float keep[2];
-        weigh_page(page + 1, next, keep);
+        weigh_page(page + 1);
         wide_finish(o);
+        pack();
         KIE_UNROLL for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= keep[i / 2 % 2];
-    };
-    float keep[2];
-    pages_here();
-    fetch(run.first + 1);
-    score_page(q, buffer(run.first), s);
-    wide_finish(s);
-    weigh_page(run.first, p0, keep);
-    int page = run.first;
-    KIE_NO_UNROLL for (; page + 1 < run.last; page += 2) step(page, p0, p1), step(page + 1, p1, p0);
-    if (page < run.last) {
-        step(page, p0, p1);
-        add_values(p1, buffer(page + 1) + kPageHalf, o);
-    } else {
-        add_values(p0, buffer(page) + kPageHalf, o);
     }
+    add_values(p, buffer(run.last) + kPageHalf, o);
     wide_finish(o);
     put_attention(args, run, m, o);
+    quads_here<0>();
     sync_consumers<kWorkers>();  // all page buffers are free
 }
 KIE_DEVICE void attend_chunk(const PrefillArgs& args, const Chunk& chunk, int layer, u8* shared) {

@@ -141,6 +141,12 @@ KIE_DEVICE u64 count_in(u64* p) {
     return v;
 }
 
+// A barrier of the copying team's own.
+template <u32 kThreads>
+KIE_DEVICE void sync_feeders() {
+    asm volatile("bar.sync 2, %0;" ::"n"(kThreads) : "memory");
+}
+
 // Registers move from teams that copy to teams that multiply; by whole teams.
 template <u32 kCount>
 KIE_DEVICE void more_registers() {
