@@ -146,7 +146,8 @@ KIE_DEVICE bool await_feed(Watch& w, const PrefillArgs& args, Phase& p, u32 phas
     writes_before_copies();
     return *stop == 0;
 }
-KIE_DEVICE void feed_all(const PrefillArgs& args, Pipe& pipe, volatile u32* stop) {
+KIE_DEVICE void feed_all(const PrefillArgs& args, Pipe& pipe, PagePipe& pages,
+                         volatile u32* stop) {
     Watch watch = {args.model, 0, 0, 0, false};
     Phase phase = {0};
     const u8* s = args.scratch;
@@ -159,7 +160,9 @@ KIE_DEVICE void feed_all(const PrefillArgs& args, Pipe& pipe, volatile u32* stop
             if (!await_feed(watch, args, phase, 1, stop)) return;
             if (!feed<SplitQkv>(watch, args, pipe, stop, chunk, kToQkv, at, s + kScrX)) return;
             at += product_bytes<SplitQkv>();
-            if (!await_feed(watch, args, phase, 2, stop)) return;
+            if (!await_feed(watch, args, phase, 1, stop)) return;
+            if (!feed_pages(watch, args, pages, stop, chunk, layer)) return;
+            if (!await_feed(watch, args, phase, 1, stop)) return;
             if (!feed<SplitO>(watch, args, pipe, stop, chunk, kToO, at, s + kScrAttn)) return;
             at += product_bytes<SplitO>();
             if (!await_feed(watch, args, phase, 1, stop)) return;
@@ -228,17 +231,26 @@ KIE_DEVICE void accumulate(Pipe& pipe, int from, int to, int pairs, int rows,
     wide_finish(d);
     if (lane() == 0) slot_release(last);
 }
+// Results are taken from the front, a batch at a time, and the rest moves up: a loop of little code
+// instead of one pass over all registers, whose instructions would come from memory each time.
+template <int kBy>
+KIE_DEVICE void move_up(float (&d)[kWideN / 2]) {
+    KIE_UNROLL for (int i = 0; i < kWideN / 2 - kBy; ++i) d[i] = d[i + kBy];
+}
+constexpr int kBatch = 8;  // groups of 8 places, 4 floats each
+KIE_CONST_FN int batches_of(int width) { return width / (8 * kBatch); }
+
 // The parts of a tile: each writes its sums, and who comes last adds all of them, in order. False:
 // not the last.
 KIE_DEVICE bool join_parts(const PrefillArgs& args, const WideItem& item, int parts, u8* shared,
                            float (&d)[kWideN / 2]) {
     volatile u32* last = (volatile u32*)(shared + kPfLast);
     u8* mine = args.scratch + kScrParts + (long)item.tile * parts * kPartBytes + thread() * 16;
-    KIE_UNROLL for (int j = 0; j < kWideN / 8; ++j) {
-        if (8 * j < item.width) {
-            float* to = (float*)(mine + item.part * kPartBytes + j * (kWorkers * 16));
-            KIE_UNROLL for (int i = 0; i < 4; ++i) to[i] = d[4 * j + i];
-        }
+    constexpr int kGroup8 = kWorkers * 16;  // bytes of a group of 8 places
+    float* to = (float*)(mine + item.part * kPartBytes);
+    KIE_NO_UNROLL for (int b = batches_of(item.width); b > 0; --b, to += kBatch * kGroup8 / 4) {
+        KIE_UNROLL for (int i = 0; i < 4 * kBatch; ++i) to[i / 4 * (kGroup8 / 4) + i % 4] = d[i];
+        move_up<4 * kBatch>(d);
     }
     sync_consumers<kWorkers>();
     if (thread() == 0) {
@@ -251,15 +263,16 @@ KIE_DEVICE bool join_parts(const PrefillArgs& args, const WideItem& item, int pa
     }
     sync_consumers<kWorkers>();
     if (!*last) return false;
-    KIE_UNROLL for (int i = 0; i < kWideN / 2; ++i) d[i] = 0;
-    KIE_NO_UNROLL for (int p = 0; p < parts; ++p, mine += kPartBytes) {
-        KIE_UNROLL for (int j = 0; j < kWideN / 8; j += 8) {
-            Quad v[8];
-            KIE_UNROLL for (int i = 0; i < 8; ++i) v[i] = {{0, 0, 0, 0}};
-            if (8 * j < item.width)
-                KIE_UNROLL for (int i = 0; i < 8; ++i) v[i] =
-                    load_state(mine + (j + i) * (kWorkers * 16));
-            KIE_UNROLL for (int i = 0; i < 32; ++i) d[4 * j + i] += number(v[i / 4].v[i % 4]);
+    KIE_NO_UNROLL for (int b = 0; b < kWideN / 8 / kBatch; ++b) {
+        move_up<4 * kBatch>(d);
+        float* sums = d + kWideN / 2 - 4 * kBatch;
+        KIE_UNROLL for (int i = 0; i < 4 * kBatch; ++i) sums[i] = 0;
+        if (b >= batches_of(item.width)) continue;
+        const u8* from = mine + b * (kBatch * kGroup8);
+        KIE_NO_UNROLL for (int p = 0; p < parts; ++p, from += kPartBytes) {
+            Quad v[kBatch];
+            KIE_UNROLL for (int i = 0; i < kBatch; ++i) v[i] = load_state(from + i * kGroup8);
+            KIE_UNROLL for (int i = 0; i < 4 * kBatch; ++i) sums[i] += number(v[i / 4].v[i % 4]);
         }
     }
     return true;
@@ -302,8 +315,6 @@ KIE_DEVICE void put_state(u8* page, int f, int place, bool is_v, bool live0, boo
     }
 }
 
-constexpr int kNarrow = 16;  // groups of 8 places in a narrow tile
-
 // q and k rotated, k and v into their pages.
 KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
                         const WideItem& item, const WideRows& rows, const float* scale,
@@ -319,38 +330,38 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
                (u64)(layer * kLanes * kKvHeads + item.lane_index * kKvHeads + kv_head) *
                    (2 * kPageHalf);
     const u64* rope = (const u64*)(args.model.rope + f);
-    constexpr int kBatch = 4;
     const int last_page = (chunk.base + chunk.to - 1) / kPage;
-    KIE_UNROLL for (int j0 = 0; j0 < kWideN / 8; j0 += kBatch) {
-        if (j0 == kNarrow && item.width == 128) break;
-        u64 turn[kBatch][2];
+    int place = item.place + 2 * t;
+    scale += 2 * t;
+    KIE_NO_UNROLL for (int n = 2 * batches_of(item.width); n > 0; --n, place += 32, scale += 32) {
+        u64 turn[4][2];
         u8* page = nullptr;
         if (!is_q) {
-            const int at = (chunk.base + item.place + 8 * j0) / kPage;
-            page = pool + (u64)table[at < last_page ? at : last_page] * (kAll * kKvHeads * 2 * kPageHalf);
+            const int at = (chunk.base + place) / kPage;
+            page = pool + (u64)table[at < last_page ? at : last_page] *
+                              (kAll * kKvHeads * 2 * kPageHalf);
         }
-        KIE_UNROLL for (int j = 0; j < kBatch; ++j) {
-            KIE_UNROLL for (int e = 0; e < 2; ++e) {
-                const int place = item.place + 8 * (j0 + j) + 2 * t + e;
-                const int to = chunk.base + (place < chunk.to ? place : chunk.to - 1);
-                turn[j][e] = is_v ? 0x3f800000u : rope[(long)to * (kHeadDim / 2)];
-            }
+        KIE_UNROLL for (int i = 0; i < 8; ++i) {
+            const int at = place + i / 2 * 8 + i % 2,
+                      to = chunk.base + (at < chunk.to ? at : chunk.to - 1);
+            turn[i / 2][i % 2] = is_v ? 0x3f800000u : rope[(long)to * (kHeadDim / 2)];
         }
-        KIE_UNROLL for (int j = 0; j < kBatch; ++j) {
-            const int at = j0 + j, place = item.place + 8 * at + 2 * t;
+        KIE_UNROLL for (int j = 0; j < 4; ++j) {
+            const int at = place + 8 * j;
             float v[2][2];  // [place][row]
             KIE_UNROLL for (int e = 0; e < 2; ++e) {
-                const float s = scale[8 * at + 2 * t + e] * factor, a = d[4 * at + e] * s,
-                            b = d[4 * at + 2 + e] * s, c = number((u32)turn[j][e]),
+                const float s = scale[8 * j + e] * factor, a = d[4 * j + e] * s,
+                            b = d[4 * j + 2 + e] * s, c = number((u32)turn[j][e]),
                             i = number((u32)(turn[j][e] >> 32));
                 v[e][0] = a * c - b * i, v[e][1] = a * i + b * c;
             }
             if (is_q)
-                put_query(args, item.lane_index, head, f, place, v);
+                put_query(args, item.lane_index, head, f, at, v);
             else
-                put_state(page, f, place, is_v, place >= chunk.from && place < chunk.to,
-                          place + 1 >= chunk.from && place + 1 < chunk.to, v);
+                put_state(page, f, at, is_v, at >= chunk.from && at < chunk.to,
+                          at + 1 >= chunk.from && at + 1 < chunk.to, v);
         }
+        move_up<16>(d);
     }
 }
 
@@ -360,17 +371,22 @@ KIE_DEVICE void put_act(const PrefillArgs& args, const WideItem& item, const Wid
     const int f = (rows.row + 2 * g) / 2 - odd;  // of a pair: the even one stores the first place
     u8* to = args.scratch + kScrAct +
              operand_at(item.lane_index, kFfn, item.place + 2 * t + odd, f);
-    KIE_UNROLL for (int j = 0; j < kWideN / 8; ++j) {
-        if (j == kNarrow && item.width == 128) break;
-        float y[2];
-        KIE_UNROLL for (int e = 0; e < 2; ++e) {
-            const float s = scale[8 * j + 2 * t + e], gate = d[4 * j + e] * s,
-                        up = d[4 * j + 2 + e] * s;
-            y[e] = gate * up * reciprocal_f(1.0f + exp2_f(-1.44269504f * gate));
+    scale += 2 * t;
+    KIE_NO_UNROLL for (int n = batches_of(item.width); n > 0;
+                       --n, to += kBatch * kCores, scale += 8 * kBatch) {
+        KIE_UNROLL for (int j = 0; j < kBatch; ++j) {
+            float y[2];
+            KIE_UNROLL for (int e = 0; e < 2; ++e) {
+                const float s = scale[8 * j + e], gate = d[4 * j + e] * s,
+                            up = d[4 * j + 2 + e] * s;
+                y[e] = gate * up * reciprocal_f(1.0f + exp2_f(-1.44269504f * gate));
+            }
+            const float mine = odd ? y[1] : y[0], other = shuffle_xor(odd ? y[0] : y[1], 4);
+            if (2 * g < rows.rows)
+                *(u32*)(to + j * kCores) =
+                    odd ? pack_half2(other, mine) : pack_half2(mine, other);
         }
-        const float mine = odd ? y[1] : y[0], other = shuffle_xor(odd ? y[0] : y[1], 4);
-        if (2 * g < rows.rows)
-            *(u32*)(to + j * kCores) = odd ? pack_half2(other, mine) : pack_half2(mine, other);
+        move_up<4 * kBatch>(d);
     }
 }
 
@@ -406,57 +422,74 @@ KIE_DEVICE void prefetch_residual(const PrefillArgs& args, int kind, int layer,
 }
 // The new residual, and what the next norm's product takes: residual x norm weight as halves, and
 // the sum of squares over this item's rows. kind: 0 o, 1 down, 2 the embedding.
-KIE_DEVICE void put_residual(const PrefillArgs& args, const Chunk& chunk, int kind, int layer,
-                             const WideItem& item, const WideRows& rows, u8* shared,
-                             float (&d)[kWideN / 2]) {
+struct Residual {
+    int kind, layer;
+    bool live;     // this thread's row pair exists
+    float n0, n1;  // norm weights of the pair
+    long at;
+    u8* x;
+    u64* squares;
+};
+KIE_DEVICE Residual residual_of(const PrefillArgs& args, int kind, int layer, const WideItem& item,
+                                const WideRows& rows, u8* shared) {
     const int my = lane(), g = my / 4, t = my % 4, row = rows.row + 2 * g;
-    const bool live = 2 * g < rows.rows;
     const int norm = kind == 2 ? 0 : 2 * layer + 1 + kind;
-    const float keep = kLanes > 1 && kind < 2 && layer < kDelay ? 2.82842712f : 1.0f;
-    float n0 = 0, n1 = 0;
-    if (live) unpack_half2(args.model.norms[(long)norm * (kHidden / 2) + row / 2], n0, n1);
-    float* squares = (float*)(shared + kPfSquares) + (int)(thread() / kWarp) * kWideN;
-    const long at = residual_at(item, rows.frag);
-    Quad* residual = (Quad*)(args.scratch + kScrResidual) + at;
-    u8* x = args.scratch + kScrX + operand_at(item.lane_index, kHidden, item.place + 2 * t, row);
-    constexpr int kBatch = 4;
-    KIE_UNROLL for (int j0 = 0; j0 < kWideN / 8; j0 += kBatch) {
-        if (j0 == kNarrow && item.width == 128) break;
-        Quad old[kBatch];
-        KIE_UNROLL for (int j = 0; j < kBatch; ++j) old[j] = {{0, 0, 0, 0}};
-        if (kind < 2 && live)
-            KIE_UNROLL for (int j = 0; j < kBatch; ++j) old[j] = residual[(j0 + j) * 32];
-        KIE_UNROLL for (int b = 0; b < kBatch; ++b) {
-            const int j = j0 + b;
-            float v[4];
-            KIE_UNROLL for (int i = 0; i < 4; ++i) v[i] = live ? d[4 * j + i] : 0;
-            if (kLanes > 1 && kind < 2 && live && layer + kDelay < kLayers)
-                past_at(args, kind, layer)[at + j * 32] =
-                    (u64)pack_half2(v[2], v[3]) << 32 | pack_half2(v[0], v[1]);
-            KIE_UNROLL for (int i = 0; i < 4; ++i) v[i] = keep * v[i] + number(old[b].v[i]);
-            if (kLanes > 1 && kind < 2 && live && layer >= kDelay)
-                add_others(past_at(args, kind, layer - kDelay) + at + j * 32, item, v);
-            if (live) {
-                residual[j * 32] = {{bits(v[0]), bits(v[1]), bits(v[2]), bits(v[3])}};
-                *(u32*)(x + j * kCores) = pack_half2(v[0] * n0, v[2] * n1);
-                *(u32*)(x + j * kCores + 16) = pack_half2(v[1] * n0, v[3] * n1);
-            }
-            float s0 = v[0] * v[0] + v[2] * v[2], s1 = v[1] * v[1] + v[3] * v[3];
-            KIE_UNROLL for (int m = 4; m < 32; m *= 2) s0 += shuffle_xor(s0, m),
-                s1 += shuffle_xor(s1, m);
-            if (my < 4) *(u64*)(squares + 8 * j + 2 * t) = (u64)bits(s1) << 32 | bits(s0);
+    Residual r = {kind, layer, 2 * g < rows.rows, 0, 0, residual_at(item, rows.frag), nullptr,
+                  nullptr};
+    if (r.live) unpack_half2(args.model.norms[(long)norm * (kHidden / 2) + row / 2], r.n0, r.n1);
+    r.x = args.scratch + kScrX + operand_at(item.lane_index, kHidden, item.place + 2 * t, row);
+    r.squares = (u64*)(shared + kPfSquares) +
+                ((int)(thread() / kWarp) * kWideN + 2 * t) / 2;
+    return r;
+}
+KIE_DEVICE void put_residual(const PrefillArgs& args, const WideItem& item, Residual& r,
+                             const float* d) {
+    const float keep = kLanes > 1 && r.kind < 2 && r.layer < kDelay ? 2.82842712f : 1.0f;
+    Quad* residual = (Quad*)(args.scratch + kScrResidual) + r.at;
+    Quad old[kBatch];
+    KIE_UNROLL for (int j = 0; j < kBatch; ++j) old[j] = {{0, 0, 0, 0}};
+    if (r.kind < 2 && r.live)
+        KIE_UNROLL for (int j = 0; j < kBatch; ++j) old[j] = residual[j * 32];
+    KIE_UNROLL for (int j = 0; j < kBatch; ++j) {
+        float v[4];
+        KIE_UNROLL for (int i = 0; i < 4; ++i) v[i] = r.live ? d[4 * j + i] : 0;
+        if (kLanes > 1 && r.kind < 2 && r.live && r.layer + kDelay < kLayers)
+            past_at(args, r.kind, r.layer)[r.at + j * 32] =
+                (u64)pack_half2(v[2], v[3]) << 32 | pack_half2(v[0], v[1]);
+        KIE_UNROLL for (int i = 0; i < 4; ++i) v[i] = keep * v[i] + number(old[j].v[i]);
+        if (kLanes > 1 && r.kind < 2 && r.live && r.layer >= kDelay)
+            add_others(past_at(args, r.kind, r.layer - kDelay) + r.at + j * 32, item, v);
+        if (r.live) {
+            residual[j * 32] = {{bits(v[0]), bits(v[1]), bits(v[2]), bits(v[3])}};
+            *(u32*)(r.x + j * kCores) = pack_half2(v[0] * r.n0, v[2] * r.n1);
+            *(u32*)(r.x + j * kCores + 16) = pack_half2(v[1] * r.n0, v[3] * r.n1);
         }
+        float s0 = v[0] * v[0] + v[2] * v[2], s1 = v[1] * v[1] + v[3] * v[3];
+        KIE_UNROLL for (int m = 4; m < 32; m *= 2) s0 += shuffle_xor(s0, m),
+            s1 += shuffle_xor(s1, m);
+        if (lane() < 4) r.squares[4 * j] = (u64)bits(s1) << 32 | bits(s0);
     }
+    r.at += kBatch * 32, r.x += kBatch * kCores, r.squares += 4 * kBatch;
+}
+KIE_DEVICE void put_squares(const PrefillArgs& args, const WideItem& item, u8* shared) {
     sync_consumers<kWorkers>();
     const int n = thread();
-    if (n < item.width) {
-        float sum = 0;
-        KIE_UNROLL for (int w = 0; w < kWideTiles; ++w) sum +=
-            ((float*)(shared + kPfSquares))[w * kWideN + n];
-        ((float*)(args.scratch + kScrSquares))[((long)item.lane_index * kRowTiles + item.row_tile) *
-                                                   kChunk +
-                                               item.place + n] = sum;
+    if (n >= item.width) return;
+    float sum = 0;
+    KIE_UNROLL for (int w = 0; w < kWideTiles; ++w) sum +=
+        ((const float*)(shared + kPfSquares))[w * kWideN + n];
+    float* to = (float*)(args.scratch + kScrSquares) +
+                (long)(item.lane_index * kRowTiles + item.row_tile) * kChunk;
+    to[item.place + n] = sum;
+}
+KIE_DEVICE void put_sums(const PrefillArgs& args, int kind, int layer, const WideItem& item,
+                         const WideRows& rows, u8* shared, float (&d)[kWideN / 2]) {
+    Residual r = residual_of(args, kind, layer, item, rows, shared);
+    KIE_NO_UNROLL for (int n = batches_of(item.width); n > 0; --n) {
+        put_residual(args, item, r, d);
+        move_up<4 * kBatch>(d);
     }
+    put_squares(args, item, shared);
 }
 // The last layer's residual as rows, for whoever wants logits of the prompt.
 KIE_DEVICE void put_hidden(const PrefillArgs& args, const Chunk& chunk) {
@@ -479,37 +512,37 @@ KIE_DEVICE void put_hidden(const PrefillArgs& args, const Chunk& chunk) {
     }
 }
 
-// The rows of the embedding in the order of a product's results.
-KIE_DEVICE void take_embedding(const PrefillArgs& args, const Chunk& chunk, const WideItem& item,
-                               const WideRows& rows, float (&d)[kWideN / 2]) {
-    const int my = lane(), g = my / 4, t = my % 4, row = rows.row + 2 * g;
-    KIE_UNROLL for (int j = 0; j < kWideN / 8; ++j) {
-        KIE_UNROLL for (int e = 0; e < 2; ++e) {
-            const int place = item.place + 8 * j + 2 * t + e;
-            u32 v = 0;
-            if (2 * g < rows.rows && place >= chunk.from && place < chunk.to) {
-                const u32 token = args.tokens[chunk.base + place - (int)args.first];
-                v = args.model.embed[(long)token * (kHidden / 2) + row / 2];
-            }
-            unpack_half2(v, d[4 * j + e], d[4 * j + 2 + e]);
-        }
-    }
-}
 KIE_DEVICE WideRows rows_of_product(int product, int row_tile, int j) {
     return product == kToQkv      ? rows_at<SplitQkv>(row_tile, j)
            : product == kToGateUp ? rows_at<SplitGu>(row_tile, j)
                                   : rows_at<SplitO>(row_tile, j);
 }
+// The rows of the embedding, in the order of a product's results.
 KIE_DEVICE void embed_chunk(const PrefillArgs& args, const Chunk& chunk, u8* shared) {
     const Cut cut = {chunk.to <= 128 ? 128 : kWideN, 1};
     const int items = items_of(kToO, chunk, cut), warp = thread() / kWarp;
-    float d[kWideN / 2];
     KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks) {
         const WideItem item = item_at(kToO, chunk, cut, i);
         const WideRows rows = rows_at<SplitO>(item.row_tile, warp);
-        take_embedding(args, chunk, item, rows, d);
-        sync_consumers<kWorkers>();
-        put_residual(args, chunk, 2, 0, item, rows, shared, d);
+        const int my = lane(), row = rows.row + my / 4 * 2;
+        int place = item.place + my % 4 * 2;
+        sync_consumers<kWorkers>();  // the last item's squares are read
+        Residual r = residual_of(args, 2, 0, item, rows, shared);
+        KIE_NO_UNROLL for (int n = batches_of(item.width); n > 0; --n) {
+            float d[4 * kBatch];
+            KIE_UNROLL for (int j = 0; j < kBatch; ++j, place += 8) {
+                KIE_UNROLL for (int e = 0; e < 2; ++e) {
+                    u32 v = 0;
+                    if (r.live && place + e >= chunk.from && place + e < chunk.to) {
+                        const u32 token = args.tokens[chunk.base + place + e - (int)args.first];
+                        v = args.model.embed[(long)token * (kHidden / 2) + row / 2];
+                    }
+                    unpack_half2(v, d[4 * j + e], d[4 * j + 2 + e]);
+                }
+            }
+            put_residual(args, item, r, d);
+        }
+        put_squares(args, item, shared);
     }
 }
 KIE_DEVICE void product_phase(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk, int product,
@@ -541,10 +574,10 @@ KIE_DEVICE void product_phase(const PrefillArgs& args, Pipe& pipe, const Chunk& 
         else if (product == kToGateUp)
             put_act(args, item, rows, scale, d);
         else
-            put_residual(args, chunk, product == kToDown, layer, item, rows, shared, d);
+            put_sums(args, product == kToDown, layer, item, rows, shared, d);
     }
 }
-KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe, u8* shared) {
+KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe, PagePipe& pages, u8* shared) {
     Watch watch = {args.model, 0, 0, 0, false};
     Phase phase = {0};
     Clock clock = {args.model.trace, 0};
@@ -560,7 +593,7 @@ KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe, u8* shared) {
             watch.step = layer;
             KIE_NO_UNROLL for (int product = kToQkv; product <= kToDown; ++product) {
                 if (product == kToO) {
-                    attend_chunk(args, chunk, layer, shared);
+                    attend_chunk(args, chunk, layer, pages);
                     tick(clock, 8);
                     if (!meet(watch, args, phase, shared)) return;
                     tick(clock, 9);
@@ -584,18 +617,21 @@ KIE_KERNEL(kie_prefill, kPrefillThreads, PrefillArgs args) {
     volatile u32* stop = (volatile u32*)(shared + kPfStop);
     if (thread() == 0) {
         for (int i = 0; i < kStages; ++i) slot_init(slots + i, kWorkers / kWarp);
+        for (int i = 0; i < kPageBuffers; ++i)
+            slot_init((Slot*)(shared + kPfPages) + i, kWorkers / kWarp);
         slots_ready();
         *stop = 0;
     }
     sync_block();
     Pipe pipe = {slots, shared + kPfRing, 0, 0, stop};
+    PagePipe pages = {(Slot*)(shared + kPfPages), shared + kPfRing, 0, stop};
     if (thread() >= kWorkers) {
         fewer_registers<40>();
         pipe.parity = 1;
-        feed_all(args, pipe, stop);
+        feed_all(args, pipe, pages, stop);
         drain(pipe);
     } else {
         more_registers<232>();
-        work_all(args, pipe, shared);
+        work_all(args, pipe, pages, shared);
     }
 }

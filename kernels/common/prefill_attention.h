@@ -1,21 +1,26 @@
 // Attention of a chunk over the pages, which already hold the chunk's own keys and values. A team
 // takes 64 queries of a head; two teams share each page: two heads of a group, or, where groups are
-// odd, two neighbouring runs of queries. Pages come 16 bytes a thread, straight into the matrix
-// unit's cores, one page ahead. Scores stay in registers and become the second product's operand.
+// odd, two neighbouring runs of queries. The copying warps bring pages, 16 bytes a thread, straight
+// into the matrix unit's cores. Scores stay in registers and become the second product's operand.
 #pragma once
 
 constexpr bool kPaired = kGroup % 2 == 0;
 constexpr int kRun = 64, kItemRun = kPaired ? kRun : 2 * kRun;  // queries of a team, of an item
 constexpr int kItemHeads = kPaired ? kHeads / 2 : kHeads;
 constexpr int kPageBuffers = 4;
+static_assert(kPageBuffers * kWarp == kTeam, "a copying warp a buffer");
 static_assert(kPageBuffers * 2 * kPageHalf <= kStages * kStageBytes, "pages fit the ring");
 constexpr int kSteps = kHeadDim / 16, kPageQuads = 8 * kHeadDim;  // quads of keys, of values
 static_assert(kHeadDim % 16 == 0, "whole fragments");
 
+// Long runs first, dealt out there and back, so that blocks end together.
+KIE_DEVICE int run_index(const PrefillArgs& args, int turn) {
+    const int b = block(), n = args.blocks;
+    return turn * n + (turn & 1 ? n - 1 - b : b);
+}
 struct Run {
     int lane_index, head, place, first, last;  // this team's queries; pages of the item
 };
-// Long runs first, dealt out there and back, so that blocks end together.
 KIE_DEVICE int runs_of(const Chunk& c) {
     return (c.to + kItemRun - 1) / kItemRun * (kLanes * kItemHeads);
 }
@@ -31,15 +36,58 @@ KIE_DEVICE Run run_at(const Chunk& c, int layer, int i, int team) {
             first, (c.base + end) / kPage};
 }
 
-// A page's keys as 64 columns x head_dim, its values as head_dim columns x 64.
+// The pages of all runs as one sequence, through kPageBuffers slots; one copying warp a slot.
+struct PagePipe {
+    Slot* slots;
+    u8* bytes;
+    u32 at;
+    const volatile u32* stop;
+};
+KIE_DEVICE Slot* page_slot(const PagePipe& p, u32 at) { return p.slots + at % kPageBuffers; }
+KIE_DEVICE u8* page_bytes(const PagePipe& p, u32 at) {
+    return p.bytes + at % kPageBuffers * (2 * kPageHalf);
+}
+KIE_DEVICE void await_page(const PagePipe& p, u32 at) {
+    while (!slot_filled(page_slot(p, at), at / kPageBuffers & 1))
+        if (*p.stop) break;
+}
+KIE_DEVICE void release_page(const PagePipe& p, u32 at) {
+    if (lane() == 0) slot_release(page_slot(p, at));
+}
+// By a warp: a page's keys as 64 columns x head_dim, its values as head_dim columns x 64.
 KIE_DEVICE void fetch_page(const u8* page, u8* to) {
-    KIE_NO_UNROLL for (int i = thread(); i < kPageQuads; i += kWorkers) {
+    KIE_NO_UNROLL for (int i = lane(); i < kPageQuads; i += kWarp) {
         const int row = i % 8;
         const int ck = i / 8 % (kHeadDim / 8), rk = i / kHeadDim * 8 + row;
         quad_copy(to + i * 16, page + (rk * kHeadDim + ck * 8) * 2);
         const int cv = i / 8 % 8, rv = i / 64 * 8 + row;
         quad_copy(to + kPageHalf + i * 16, page + kPageHalf + (rv * kPage + cv * 8) * 2);
     }
+}
+KIE_DEVICE bool feed_pages(Watch& w, const PrefillArgs& args, PagePipe& pipe, volatile u32* stop,
+                           const Chunk& chunk, int layer) {
+    const int runs = runs_of(chunk), warp = (int)(thread() - kWorkers) / (int)kWarp;
+    KIE_NO_UNROLL for (int turn = 0; turn * (int)args.blocks < runs; ++turn) {
+        const int i = run_index(args, turn);
+        if (i >= runs) continue;
+        const Run run = run_at(chunk, layer, i, 0);
+        const int kv = run.lane_index * kKvHeads + run.head / kGroup;
+        KIE_NO_UNROLL for (int page = run.first; page <= run.last; ++page, ++pipe.at) {
+            if ((int)(pipe.at % kPageBuffers) != warp) continue;
+            Slot* slot = page_slot(pipe, pipe.at);
+            w.polls = 0;
+            while (!slot_free(slot, (pipe.at / kPageBuffers & 1) ^ 1)) {
+                if (*stop) return false;
+                if (lane() == 0 && !patient(w, 0x3000 | layer, page, run.last)) *stop = 1;
+            }
+            fetch_page(prefill_page(args, layer, kv, page), page_bytes(pipe, pipe.at));
+            quads_here();
+            writes_before_tiles();
+            sync_warp();
+            if (lane() == 0) slot_fill(slot);
+        }
+    }
+    return true;
 }
 
 struct Softmax {
@@ -116,26 +164,12 @@ KIE_DEVICE void add_values(const u32 (&p)[kPage / 4], const u8* values, float (&
     wide_commit();
 }
 
-// While a page's scores are weighed, the values of the one before are added. Of the four page
-// buffers two are being filled, one is scored, one has its values in use.
+// While a page's scores are weighed, the values of the one before are added.
 KIE_DEVICE void attend_run(const PrefillArgs& args, const Chunk& chunk, int layer, const Run& run,
-                           u8* pages) {
+                           PagePipe& pipe) {
     const int my = lane(), g = my / 4, t = my % 4, warp = thread() / kWarp % 4;
-    const int kv = run.lane_index * kKvHeads + run.head / kGroup;
     const int query = chunk.base + run.place + 16 * warp + g;  // and 8 more
     const int lowest = layer < kWindowLayers ? kWindow : 1 << 30;
-    const auto buffer = [&](int page) { return pages + page % kPageBuffers * (2 * kPageHalf); };
-    const auto fetch = [&](int page) {
-        if (page <= run.last) fetch_page(prefill_page(args, layer, kv, page), buffer(page));
-        quads_commit();
-    };
-    const auto page_here = [&]() {  // all but the newest
-        quads_here<1>();
-        writes_before_tiles();
-        sync_consumers<kWorkers>();
-    };
-    fetch(run.first);
-    fetch(run.first + 1);
     Quad q[kSteps];
     const u8* from =
         args.scratch + kScrQ + query_at(run.lane_index, run.head, run.place + 16 * warp);
@@ -149,38 +183,41 @@ KIE_DEVICE void attend_run(const PrefillArgs& args, const Chunk& chunk, int laye
         if (page * kPage + kPage > query || page * kPage <= query + 8 - lowest)
             mask_scores(s, page * kPage + 2 * t, query, lowest);
         weigh(m, s, keep);
-        fetch(page + 2);  // a loop: what was weighed is not put off behind the wait that follows
+        // Here, since a loop keeps what was weighed from being put off behind the wait to come.
+        if (page < run.last) await_page(pipe, pipe.at + (page + 1 - run.first));
     };
     const auto pack = [&]() {
         KIE_UNROLL for (int i = 0; i < kPage / 4; ++i) p[i] = pack_half2(s[2 * i], s[2 * i + 1]);
     };
-    page_here();
-    score_page(q, buffer(run.first), s);
+    await_page(pipe, pipe.at);
+    score_page(q, page_bytes(pipe, pipe.at), s);
     wide_finish(s);
     weigh_page(run.first);
     pack();
-    KIE_NO_UNROLL for (int page = run.first; page < run.last; ++page) {
-        page_here();
-        score_page(q, buffer(page + 1), s);
-        add_values(p, buffer(page) + kPageHalf, o);
+    const u32 end = pipe.at + (run.last - run.first);
+    const u32 start = pipe.at;
+    u32 at = start;
+    KIE_NO_UNROLL for (; at < end; ++at) {
+        score_page(q, page_bytes(pipe, at + 1), s);
+        add_values(p, page_bytes(pipe, at) + kPageHalf, o);
         wide_wait<1>(s);
-        weigh_page(page + 1);
+        weigh_page(run.first + (int)(at + 1 - start));
         wide_finish(o);
+        release_page(pipe, at);
         pack();
         KIE_UNROLL for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= keep[i / 2 % 2];
     }
-    add_values(p, buffer(run.last) + kPageHalf, o);
+    add_values(p, page_bytes(pipe, at) + kPageHalf, o);
     wide_finish(o);
+    release_page(pipe, at);
+    pipe.at = at + 1;
     put_attention(args, run, m, o);
-    quads_here<0>();
-    sync_consumers<kWorkers>();  // all page buffers are free
 }
-KIE_DEVICE void attend_chunk(const PrefillArgs& args, const Chunk& chunk, int layer, u8* shared) {
+KIE_DEVICE void attend_chunk(const PrefillArgs& args, const Chunk& chunk, int layer,
+                             PagePipe& pipe) {
     const int runs = runs_of(chunk), team = thread() / kTeam;
-    int turn = 0;
-    KIE_NO_UNROLL for (int i = 0; i < runs; i += args.blocks, turn ^= 1) {
-        const int at = i + (turn ? (int)args.blocks - 1 - (int)block() : (int)block());
-        if (at >= runs) continue;
-        attend_run(args, chunk, layer, run_at(chunk, layer, at, team), shared + kPfRing);
+    KIE_NO_UNROLL for (int turn = 0; turn * (int)args.blocks < runs; ++turn) {
+        const int i = run_index(args, turn);
+        if (i < runs) attend_run(args, chunk, layer, run_at(chunk, layer, i, team), pipe);
     }
 }

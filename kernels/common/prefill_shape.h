@@ -58,11 +58,11 @@ constexpr int kPrefillCounters = 1 + kPartItems;  // the grid's, one a tile that
 // Shared memory. A stage: 64 of k, as 2 x 8 weight tiles of 16 x 32, then 2 x kWideN positions.
 constexpr int kStageWeights = 2 * kWideTiles * 1024, kStagePart = kWideN * 64;
 constexpr int kStageBytes = kStageWeights + 2 * kStagePart;
-constexpr int kPfSlots = 0, kPfStop = 128, kPfLast = 132, kPfScale = 256, kPfSquares = kPfScale + 2 * kWideN * 4;
+constexpr int kPfSlots = 0, kPfPages = 64, kPfStop = 128, kPfLast = 132, kPfScale = 256, kPfSquares = kPfScale + 2 * kWideN * 4;
 constexpr int kPfRing = (kPfSquares + kWideTiles * kWideN * 4 + 1023) / 1024 * 1024;
 constexpr int kStages = (kSharedMax - kPfRing) / kStageBytes;
 constexpr int kPrefillShared = kPfRing + kStages * kStageBytes;
-static_assert(kStages >= 2, "one stage in use, one under way");
+static_assert(kStages >= 2 && kStages <= 4, "one stage in use, one under way; slots fit");
 
 // A tile of a product: rows of one lane's matrix times `width` positions, over a part of k.
 struct WideItem {

@@ -117,17 +117,20 @@ KIE_DEVICE void stage_copy(Slot* s, void* to, const void* from, u32 bytes) {
         "l"(from), "r"(bytes), "r"(shared_address(&s->full))
         : "memory");
 }
-// 16 bytes into shared memory, done by the thread's own quads_here; never from a cache that is not
+// 16 bytes into shared memory, done by the thread's own quads_here, which
+// is followed by slot_fill where a slot is filled that way; never from a cache that is not
 // coherent.
 KIE_DEVICE void quad_copy(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from)
                  : "memory");
 }
-KIE_DEVICE void quads_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kLeft>
-KIE_DEVICE void quads_here() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+KIE_DEVICE void quads_here() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+KIE_DEVICE void slot_fill(Slot* s) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&s->full))
+                 : "memory");
 }
+#define KIE_PRAGMA(text) _Pragma(#text)
+#define KIE_UNROLL_BY(n) KIE_PRAGMA(unroll n)
 
 // One more arrival of a block, after its fence.
 KIE_DEVICE void count_up(u64* p) {
