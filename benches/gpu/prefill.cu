@@ -376,14 +376,15 @@ void print_trace(const Bench& b) {
     std::vector<u64> tr(16 * b.blocks);
     CK(cudaMemcpy(tr.data(), b.a.model.trace, tr.size() * 8, cudaMemcpyDeviceToHost));
     const char* names[] = {"qkv", "o", "gate/up", "down", "attention", "embed"};
-    for (int i = 0; i < 12; ++i) {
+    for (int i = 0; i < 16; ++i) {
         double s = 0, low = 1e30, high = 0;
         for (int k = 0; k < b.blocks; ++k) {
-            const double v = tr[k * 16 + i] / 1755e3;
+            const double v = tr[k * 16 + i] * 1e-6;
             s += v, low = std::min(low, v), high = std::max(high, v);
         }
-        printf("    %-9s %s mean %7.2f min %7.2f max %7.2f ms\n", names[i / 2],
-               i % 2 ? "wait" : "work", s / b.blocks, low, high);
+        printf("    %-9s %s mean %7.2f min %7.2f max %7.2f Mticks\n",
+               names[i < 12 ? i / 2 : i - 12],
+               i >= 12 ? "products" : i % 2 ? "wait" : "work", s / b.blocks, low, high);
     }
 #endif
 }
@@ -438,11 +439,12 @@ int main(int argc, char** argv) {
             h = now;
         }
         if (ms.empty()) continue;
+        const float last = ms.back();
         std::sort(ms.begin(), ms.end());
         const double m = ms[ms.size() / 2];
-        printf("ROW %s %d positions from %d: %.2f ms (min %.2f max %.2f), products %.0f TFLOP/s, "
+        printf("ROW %s %d positions from %d: %.2f ms (min %.2f max %.2f last %.2f), products %.0f TFLOP/s, "
                "%.0f positions/s, pages %s %016llx\n",
-               name, count, first, m, ms.front(), ms.back(), 2e-9 * weights * count / m,
+               name, count, first, m, ms.front(), ms.back(), last, 2e-9 * weights * count / m,
                count / m * 1e3, steady ? "steady" : "MOVING", h);
         print_trace(b);
         fflush(stdout);

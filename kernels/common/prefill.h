@@ -7,11 +7,10 @@
 #pragma once
 
 struct Pipe {
-    Slot* slots;
-    u8* bytes;
     u32 at, parity;
-    const volatile u32* stop;
 };
+KIE_DEVICE Slot* stage_slot(u32 at) { return (Slot*)(prefill_shared() + kPfSlots) + at; }
+KIE_DEVICE u8* stage_bytes(u32 at) { return prefill_shared() + kPfRing + at * kStageBytes; }
 KIE_DEVICE void forward(Pipe& p) {
     if (++p.at == kStages) p.at = 0, p.parity ^= 1;
 }
@@ -49,8 +48,7 @@ KIE_DEVICE void await_phase(Watch& w, const PrefillArgs& args, const Phase& p) {
     fence_device();
 }
 // By all workers, with their phase's writes behind them. False: somebody gave up.
-KIE_DEVICE bool meet(Watch& w, const PrefillArgs& args, Phase& p, u8* shared) {
-    volatile u32* stop = (volatile u32*)(shared + kPfStop);
+KIE_DEVICE bool meet(Watch& w, const PrefillArgs& args, Phase& p) {
     ++p.done;
     writes_before_copies();
     sync_consumers<kWorkers>();
@@ -58,10 +56,10 @@ KIE_DEVICE bool meet(Watch& w, const PrefillArgs& args, Phase& p, u8* shared) {
         fence_device();
         count_up(args.arrivals);
         await_phase(w, args, p);
-        if (w.lost) *stop = 1;
+        if (w.lost) *stop_word() = 1;
     }
     sync_consumers<kWorkers>();
-    return *stop == 0;
+    return *stop_word() == 0;
 }
 
 // ---- The copying team: of each stage two warps bring the weights, two the positions.
@@ -100,7 +98,7 @@ KIE_DEVICE Load load_of(const PrefillArgs& args, const WideItem& item, long at, 
 }
 // One product of one layer. `at`: the product in every block's line; `x`: its operand.
 template <class S>
-KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe, volatile u32* stop,
+KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe,
                      const Chunk& chunk, int product, long at, const u8* x) {
     constexpr int kPairs = S::k / 32;
     const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kWarp;
@@ -111,18 +109,18 @@ KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe, volatile u32
         const Load load = load_of<S>(args, item, at, x);
         const int end = 2 * part_from(product, cut, item.part + 1);
         KIE_NO_UNROLL for (int p = 2 * part_from(product, cut, item.part); p < end; p += 2) {
-            Slot* s = pipe.slots + pipe.at;
+            Slot* s = stage_slot(pipe.at);
             w.polls = 0;
             while (!slot_free(s, pipe.parity)) {
-                if (*stop) return false;
-                if (my == 0 && !patient(w, 0x2000 | product, p, pipe.at)) *stop = 1;
+                if (*stop_word()) return false;
+                if (my == 0 && !patient(w, 0x2000 | product, p, pipe.at)) *stop_word() = 1;
             }
             const int mine = p + warp % 2 < kPairs ? p + warp % 2 : kPairs - 1;
             if (warp == 0 && my == 0) stage_expect(s, load.all);
             if (load.bytes > 0) {
                 reads_before_copy();
                 stage_copy(
-                    s, pipe.bytes + pipe.at * kStageBytes + load.to,
+                    s, stage_bytes(pipe.at) + load.to,
                     load.from + (warp < 2 ? unit_at<S>(mine) : (long)mine * kEights * kCores),
                     load.bytes);
             }
@@ -135,19 +133,18 @@ template <class S>
 KIE_CONST_FN long product_bytes() {
     return (long)S::stages * S::stage_bytes;
 }
-KIE_DEVICE bool await_feed(Watch& w, const PrefillArgs& args, Phase& p, u32 phases,
-                           volatile u32* stop) {
+KIE_DEVICE bool await_feed(Watch& w, const PrefillArgs& args, Phase& p, u32 phases) {
     p.done += phases;
     if (thread() == kWorkers) {
         await_phase(w, args, p);
-        if (w.lost) *stop = 1;
+        if (w.lost) *stop_word() = 1;
     }
     sync_feeders<kTeam>();
     writes_before_copies();
-    return *stop == 0;
+    return *stop_word() == 0;
 }
-KIE_DEVICE void feed_all(const PrefillArgs& args, Pipe& pipe, PagePipe& pages,
-                         volatile u32* stop) {
+KIE_DEVICE void feed_all(const PrefillArgs& args, Pipe& pipe) {
+    PagePipe pages = {0};
     Watch watch = {args.model, 0, 0, 0, false};
     Phase phase = {0};
     const u8* s = args.scratch;
@@ -157,30 +154,30 @@ KIE_DEVICE void feed_all(const PrefillArgs& args, Pipe& pipe, PagePipe& pages,
         KIE_NO_UNROLL for (int layer = args.from; layer < (int)args.to; ++layer) {
             watch.step = layer;
             long at = layer * kLayerBytes;
-            if (!await_feed(watch, args, phase, 1, stop)) return;
-            if (!feed<SplitQkv>(watch, args, pipe, stop, chunk, kToQkv, at, s + kScrX)) return;
+            if (!await_feed(watch, args, phase, 1)) return;
+            if (!feed<SplitQkv>(watch, args, pipe, chunk, kToQkv, at, s + kScrX)) return;
             at += product_bytes<SplitQkv>();
-            if (!await_feed(watch, args, phase, 1, stop)) return;
-            if (!feed_pages(watch, args, pages, stop, chunk, layer)) return;
-            if (!await_feed(watch, args, phase, 1, stop)) return;
-            if (!feed<SplitO>(watch, args, pipe, stop, chunk, kToO, at, s + kScrAttn)) return;
+            if (!await_feed(watch, args, phase, 1)) return;
+            if (!feed_pages(watch, args, pages, chunk, layer)) return;
+            if (!await_feed(watch, args, phase, 1)) return;
+            if (!feed<SplitO>(watch, args, pipe, chunk, kToO, at, s + kScrAttn)) return;
             at += product_bytes<SplitO>();
-            if (!await_feed(watch, args, phase, 1, stop)) return;
-            if (!feed<SplitGu>(watch, args, pipe, stop, chunk, kToGateUp, at, s + kScrX)) return;
+            if (!await_feed(watch, args, phase, 1)) return;
+            if (!feed<SplitGu>(watch, args, pipe, chunk, kToGateUp, at, s + kScrX)) return;
             at += product_bytes<SplitGu>();
-            if (!await_feed(watch, args, phase, 1, stop)) return;
-            if (!feed<SplitDown>(watch, args, pipe, stop, chunk, kToDown, at, s + kScrAct)) return;
+            if (!await_feed(watch, args, phase, 1)) return;
+            if (!feed<SplitDown>(watch, args, pipe, chunk, kToDown, at, s + kScrAct)) return;
         }
         phase.done += args.hidden && args.to == kLayers ? 2 : 1;
     }
-    await_feed(watch, args, phase, 0, stop);  // the workers' waits look at `stop`, not the clock
+    await_feed(watch, args, phase, 0);  // the workers' waits look at `stop`, not the clock
 }
 
 // Nothing is in flight when the block leaves.
 KIE_DEVICE void drain(const Pipe& p) {
     for (u32 i = 0; i < (u32)kStages; ++i)
         for (u32 n = 0; n < 1u << 20; ++n)
-            if (slot_filled(p.slots + i, i < p.at ? p.parity ^ 1 : p.parity)) break;
+            if (slot_filled(stage_slot(i), i < p.at ? p.parity ^ 1 : p.parity)) break;
 }
 
 // ---- The multiplying teams.
@@ -188,11 +185,10 @@ struct Share {
     Quad v[4];
 };  // a warp's 16 rows of a stage: 64 of k
 KIE_DEVICE void take_share(const Pipe& p, Share& a, int rows, bool whole) {
-    const Slot* s = p.slots + p.at;
-    while (!slot_filled(s, p.parity))
-        if (*p.stop) break;
+    while (!slot_filled(stage_slot(p.at), p.parity))
+        if (*stop_word()) break;
     const int my = lane(), tile = thread() / kWarp;
-    const u8* w = p.bytes + p.at * kStageBytes + tile * 1024 + my * 16;
+    const u8* w = stage_bytes(p.at) + tile * 1024 + my * 16;
     KIE_UNROLL for (int i = 0; i < 4; ++i) {
         a.v[i] = {{0, 0, 0, 0}};
         if (my < 2 * rows && (i < 2 || whole))
@@ -202,7 +198,7 @@ KIE_DEVICE void take_share(const Pipe& p, Share& a, int rows, bool whole) {
 template <int kN>
 KIE_DEVICE void multiply_share(const Pipe& p, const Share& a, float (&d)[kWideN / 2]) {
     const WideOperand x =
-        wide_operand(p.bytes + p.at * kStageBytes + kStageWeights, 128, kCores);
+        wide_operand(stage_bytes(p.at) + kStageWeights, 128, kCores);
     wide_begin();
     KIE_UNROLL for (int i = 0; i < 4; ++i)
         multiply_wide<kN, 0>(d, a.v[i], wide_shift(x, i / 2 * kStagePart + i % 2 * 256), kCores);
@@ -215,12 +211,12 @@ KIE_DEVICE void accumulate(Pipe& pipe, int from, int to, int pairs, int rows,
     KIE_UNROLL for (int i = 0; i < kWideN / 2; ++i) d[i] = 0;
     Share a, b;
     take_share(pipe, a, rows, from + 1 < pairs);
-    Slot* last = nullptr;
+    u32 last = kStages;  // whose products are still under way
     const auto step = [&](const Share& now, Share& next, int after) {
         multiply_share<kN>(pipe, now, d);
         wide_wait<1>();
-        if (last && lane() == 0) slot_release(last);
-        last = pipe.slots + pipe.at;
+        if (last < kStages && lane() == 0) slot_release(stage_slot(last));
+        last = pipe.at;
         forward(pipe);
         if (after < to) take_share(pipe, next, rows, after + 1 < pairs);
     };
@@ -229,7 +225,7 @@ KIE_DEVICE void accumulate(Pipe& pipe, int from, int to, int pairs, int rows,
         if (p + 2 < to) step(b, a, p + 4);
     }
     wide_finish(d);
-    if (lane() == 0) slot_release(last);
+    if (lane() == 0) slot_release(stage_slot(last));
 }
 // Results are taken from the front, a batch at a time, and the rest moves up: a loop of little code
 // instead of one pass over all registers, whose instructions would come from memory each time.
@@ -242,9 +238,9 @@ KIE_CONST_FN int batches_of(int width) { return width / (8 * kBatch); }
 
 // The parts of a tile: each writes its sums, and who comes last adds all of them, in order. False:
 // not the last.
-KIE_DEVICE bool join_parts(const PrefillArgs& args, const WideItem& item, int parts, u8* shared,
+KIE_DEVICE bool join_parts(const PrefillArgs& args, const WideItem& item, int parts,
                            float (&d)[kWideN / 2]) {
-    volatile u32* last = (volatile u32*)(shared + kPfLast);
+    volatile u32* last = (volatile u32*)(prefill_shared() + kPfLast);
     u8* mine = args.scratch + kScrParts + (long)item.tile * parts * kPartBytes + thread() * 16;
     constexpr int kGroup8 = kWorkers * 16;  // bytes of a group of 8 places
     float* to = (float*)(mine + item.part * kPartBytes);
@@ -398,14 +394,24 @@ KIE_DEVICE long residual_at(const WideItem& item, int frag) {
 KIE_DEVICE u64* past_at(const PrefillArgs& args, int kind, int layer) {
     return (u64*)(args.scratch + kScrPast) + (long)(kind * kPast + layer % kPast) * kResidual;
 }
-KIE_DEVICE void add_others(const u64* past, const WideItem& item, float (&v)[4]) {
-    u64 o[kLanes];
-    KIE_UNROLL for (int i = 1; i < kLanes; ++i) o[i] =
-        past[(long)((item.lane_index + i) % kLanes - item.lane_index) * kFrags * kEights * 32];
-    KIE_UNROLL for (int i = 1; i < kLanes; ++i) {
-        float a, b, c, e;
-        unpack_half2((u32)o[i], a, b), unpack_half2((u32)(o[i] >> 32), c, e);
-        v[0] += a, v[1] += b, v[2] += c, v[3] += e;
+KIE_DEVICE void add_others(const u64* past, const WideItem& item, Quad (&sums)[kBatch]) {
+    constexpr int kAtOnce = 2;
+    KIE_UNROLL for (int j = 0; j < kBatch; j += kAtOnce) {
+        u64 o[kLanes][kAtOnce];
+        KIE_UNROLL for (int l = 1; l < kLanes; ++l) {
+            const u64* from = past + (long)((item.lane_index + l) % kLanes - item.lane_index) *
+                                         (kFrags * kEights * 32);
+            KIE_UNROLL for (int i = 0; i < kAtOnce; ++i) o[l][i] = from[(j + i) * 32];
+        }
+        KIE_UNROLL for (int l = 1; l < kLanes; ++l) {
+            KIE_UNROLL for (int i = 0; i < kAtOnce; ++i) {
+                float v[4];
+                unpack_half2((u32)o[l][i], v[0], v[1]);
+                unpack_half2((u32)(o[l][i] >> 32), v[2], v[3]);
+                u32(&to)[4] = sums[j + i].v;
+                KIE_UNROLL for (int n = 0; n < 4; ++n) to[n] = bits(number(to[n]) + v[n]);
+            }
+        }
     }
 }
 // What put_residual will read, asked for before the product.
@@ -431,14 +437,14 @@ struct Residual {
     u64* squares;
 };
 KIE_DEVICE Residual residual_of(const PrefillArgs& args, int kind, int layer, const WideItem& item,
-                                const WideRows& rows, u8* shared) {
+                                const WideRows& rows) {
     const int my = lane(), g = my / 4, t = my % 4, row = rows.row + 2 * g;
     const int norm = kind == 2 ? 0 : 2 * layer + 1 + kind;
     Residual r = {kind, layer, 2 * g < rows.rows, 0, 0, residual_at(item, rows.frag), nullptr,
                   nullptr};
     if (r.live) unpack_half2(args.model.norms[(long)norm * (kHidden / 2) + row / 2], r.n0, r.n1);
     r.x = args.scratch + kScrX + operand_at(item.lane_index, kHidden, item.place + 2 * t, row);
-    r.squares = (u64*)(shared + kPfSquares) +
+    r.squares = (u64*)(prefill_shared() + kPfSquares) +
                 ((int)(thread() / kWarp) * kWideN + 2 * t) / 2;
     return r;
 }
@@ -450,6 +456,8 @@ KIE_DEVICE void put_residual(const PrefillArgs& args, const WideItem& item, Resi
     KIE_UNROLL for (int j = 0; j < kBatch; ++j) old[j] = {{0, 0, 0, 0}};
     if (r.kind < 2 && r.live)
         KIE_UNROLL for (int j = 0; j < kBatch; ++j) old[j] = residual[j * 32];
+    if (kLanes > 1 && r.kind < 2 && r.live && r.layer >= kDelay)
+        add_others(past_at(args, r.kind, r.layer - kDelay) + r.at, item, old);
     KIE_UNROLL for (int j = 0; j < kBatch; ++j) {
         float v[4];
         KIE_UNROLL for (int i = 0; i < 4; ++i) v[i] = r.live ? d[4 * j + i] : 0;
@@ -457,8 +465,6 @@ KIE_DEVICE void put_residual(const PrefillArgs& args, const WideItem& item, Resi
             past_at(args, r.kind, r.layer)[r.at + j * 32] =
                 (u64)pack_half2(v[2], v[3]) << 32 | pack_half2(v[0], v[1]);
         KIE_UNROLL for (int i = 0; i < 4; ++i) v[i] = keep * v[i] + number(old[j].v[i]);
-        if (kLanes > 1 && r.kind < 2 && r.live && r.layer >= kDelay)
-            add_others(past_at(args, r.kind, r.layer - kDelay) + r.at + j * 32, item, v);
         if (r.live) {
             residual[j * 32] = {{bits(v[0]), bits(v[1]), bits(v[2]), bits(v[3])}};
             *(u32*)(r.x + j * kCores) = pack_half2(v[0] * r.n0, v[2] * r.n1);
@@ -471,25 +477,25 @@ KIE_DEVICE void put_residual(const PrefillArgs& args, const WideItem& item, Resi
     }
     r.at += kBatch * 32, r.x += kBatch * kCores, r.squares += 4 * kBatch;
 }
-KIE_DEVICE void put_squares(const PrefillArgs& args, const WideItem& item, u8* shared) {
+KIE_DEVICE void put_squares(const PrefillArgs& args, const WideItem& item) {
     sync_consumers<kWorkers>();
     const int n = thread();
     if (n >= item.width) return;
     float sum = 0;
     KIE_UNROLL for (int w = 0; w < kWideTiles; ++w) sum +=
-        ((const float*)(shared + kPfSquares))[w * kWideN + n];
+        ((const float*)(prefill_shared() + kPfSquares))[w * kWideN + n];
     float* to = (float*)(args.scratch + kScrSquares) +
                 (long)(item.lane_index * kRowTiles + item.row_tile) * kChunk;
     to[item.place + n] = sum;
 }
 KIE_DEVICE void put_sums(const PrefillArgs& args, int kind, int layer, const WideItem& item,
-                         const WideRows& rows, u8* shared, float (&d)[kWideN / 2]) {
-    Residual r = residual_of(args, kind, layer, item, rows, shared);
+                         const WideRows& rows, float (&d)[kWideN / 2]) {
+    Residual r = residual_of(args, kind, layer, item, rows);
     KIE_NO_UNROLL for (int n = batches_of(item.width); n > 0; --n) {
         put_residual(args, item, r, d);
         move_up<4 * kBatch>(d);
     }
-    put_squares(args, item, shared);
+    put_squares(args, item);
 }
 // The last layer's residual as rows, for whoever wants logits of the prompt.
 KIE_DEVICE void put_hidden(const PrefillArgs& args, const Chunk& chunk) {
@@ -518,7 +524,7 @@ KIE_DEVICE WideRows rows_of_product(int product, int row_tile, int j) {
                                   : rows_at<SplitO>(row_tile, j);
 }
 // The rows of the embedding, in the order of a product's results.
-KIE_DEVICE void embed_chunk(const PrefillArgs& args, const Chunk& chunk, u8* shared) {
+KIE_DEVICE void embed_chunk(const PrefillArgs& args, const Chunk& chunk) {
     const Cut cut = {chunk.to <= 128 ? 128 : kWideN, 1};
     const int items = items_of(kToO, chunk, cut), warp = thread() / kWarp;
     KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks) {
@@ -527,7 +533,7 @@ KIE_DEVICE void embed_chunk(const PrefillArgs& args, const Chunk& chunk, u8* sha
         const int my = lane(), row = rows.row + my / 4 * 2;
         int place = item.place + my % 4 * 2;
         sync_consumers<kWorkers>();  // the last item's squares are read
-        Residual r = residual_of(args, 2, 0, item, rows, shared);
+        Residual r = residual_of(args, 2, 0, item, rows);
         KIE_NO_UNROLL for (int n = batches_of(item.width); n > 0; --n) {
             float d[4 * kBatch];
             KIE_UNROLL for (int j = 0; j < kBatch; ++j, place += 8) {
@@ -542,11 +548,11 @@ KIE_DEVICE void embed_chunk(const PrefillArgs& args, const Chunk& chunk, u8* sha
             }
             put_residual(args, item, r, d);
         }
-        put_squares(args, item, shared);
+        put_squares(args, item);
     }
 }
 KIE_DEVICE void product_phase(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk, int product,
-                              int layer, u8* shared) {
+                              int layer) {
     const Cut cut = cut_at(chunk, product);
     const int items = items_of(product, chunk, cut), warp = thread() / kWarp;
     const int pairs = pairs_of(product);
@@ -556,28 +562,32 @@ KIE_DEVICE void product_phase(const PrefillArgs& args, Pipe& pipe, const Chunk& 
         const WideItem item = item_at(product, chunk, cut, i);
         const WideRows rows = rows_of_product(product, item.row_tile, warp);
         const bool normed = product == kToQkv || product == kToGateUp;
-        float* scale = (float*)(shared + kPfScale) + turn * kWideN;
+        float* scale = (float*)(prefill_shared() + kPfScale) + turn * kWideN;
         if (normed)
             take_scales(args, item, scale);
         else
             prefetch_residual(args, product == kToDown, layer, item, rows);
         const int from = 2 * part_from(product, cut, item.part),
                   to = 2 * part_from(product, cut, item.part + 1);
+        Clock clock = {args.model.trace, 0};
+        tick(clock, -1);
         if (item.width == kWideN)
             accumulate<kWideN>(pipe, from, to, pairs, rows.rows, d);
         else
             accumulate<128>(pipe, from, to, pairs, rows.rows, d);
         sync_consumers<kWorkers>();  // scales are there, the last item's squares are read
-        if (cut.parts > 1 && !join_parts(args, item, cut.parts, shared, d)) continue;
+        tick(clock, 12 + product);
+        if (cut.parts > 1 && !join_parts(args, item, cut.parts, d)) continue;
         if (product == kToQkv)
             put_qkv(args, chunk, layer, item, rows, scale, d);
         else if (product == kToGateUp)
             put_act(args, item, rows, scale, d);
         else
-            put_sums(args, product == kToDown, layer, item, rows, shared, d);
+            put_sums(args, product == kToDown, layer, item, rows, d);
     }
 }
-KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe, PagePipe& pages, u8* shared) {
+KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
+    PagePipe pages = {0};
     Watch watch = {args.model, 0, 0, 0, false};
     Phase phase = {0};
     Clock clock = {args.model.trace, 0};
@@ -585,9 +595,9 @@ KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe, PagePipe& pages, u
     tick(clock, -1);
     KIE_NO_UNROLL for (int c = 0; c < chunks; ++c) {
         const Chunk chunk = chunk_at(args, c);
-        if (args.from == 0) embed_chunk(args, chunk, shared);
+        if (args.from == 0) embed_chunk(args, chunk);
         tick(clock, 10);
-        if (!meet(watch, args, phase, shared)) return;
+        if (!meet(watch, args, phase)) return;
         tick(clock, 11);
         KIE_NO_UNROLL for (int layer = args.from; layer < (int)args.to; ++layer) {
             watch.step = layer;
@@ -595,43 +605,38 @@ KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe, PagePipe& pages, u
                 if (product == kToO) {
                     attend_chunk(args, chunk, layer, pages);
                     tick(clock, 8);
-                    if (!meet(watch, args, phase, shared)) return;
+                    if (!meet(watch, args, phase)) return;
                     tick(clock, 9);
                 }
-                product_phase(args, pipe, chunk, product, layer, shared);
+                product_phase(args, pipe, chunk, product, layer);
                 tick(clock, 2 * product);
-                if (!meet(watch, args, phase, shared)) return;
+                if (!meet(watch, args, phase)) return;
                 tick(clock, 2 * product + 1);
             }
         }
         if (args.hidden && args.to == kLayers) {
             put_hidden(args, chunk);
-            if (!meet(watch, args, phase, shared)) return;  // before it is overwritten
+            if (!meet(watch, args, phase)) return;  // before it is overwritten
         }
     }
 }
 
 KIE_KERNEL(kie_prefill, kPrefillThreads, PrefillArgs args) {
-    KIE_SHARED_BYTES(shared);
-    Slot* slots = (Slot*)(shared + kPfSlots);
-    volatile u32* stop = (volatile u32*)(shared + kPfStop);
     if (thread() == 0) {
-        for (int i = 0; i < kStages; ++i) slot_init(slots + i, kWorkers / kWarp);
-        for (int i = 0; i < kPageBuffers; ++i)
-            slot_init((Slot*)(shared + kPfPages) + i, kWorkers / kWarp);
+        for (int i = 0; i < kStages; ++i) slot_init(stage_slot(i), kWorkers / kWarp);
+        for (int i = 0; i < kPageBuffers; ++i) slot_init(page_slot(i), kWorkers / kWarp);
         slots_ready();
-        *stop = 0;
+        *stop_word() = 0;
     }
     sync_block();
-    Pipe pipe = {slots, shared + kPfRing, 0, 0, stop};
-    PagePipe pages = {(Slot*)(shared + kPfPages), shared + kPfRing, 0, stop};
+    Pipe pipe = {0, 0};
     if (thread() >= kWorkers) {
         fewer_registers<40>();
         pipe.parity = 1;
-        feed_all(args, pipe, pages, stop);
+        feed_all(args, pipe);
         drain(pipe);
     } else {
         more_registers<232>();
-        work_all(args, pipe, pages, shared);
+        work_all(args, pipe);
     }
 }

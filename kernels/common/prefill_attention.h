@@ -38,33 +38,43 @@ KIE_DEVICE Run run_at(const Chunk& c, int layer, int i, int team) {
 
 // The pages of all runs as one sequence, through kPageBuffers slots; one copying warp a slot.
 struct PagePipe {
-    Slot* slots;
-    u8* bytes;
     u32 at;
-    const volatile u32* stop;
 };
-KIE_DEVICE Slot* page_slot(const PagePipe& p, u32 at) { return p.slots + at % kPageBuffers; }
-KIE_DEVICE u8* page_bytes(const PagePipe& p, u32 at) {
-    return p.bytes + at % kPageBuffers * (2 * kPageHalf);
+KIE_DEVICE Slot* page_slot(u32 at) {
+    return (Slot*)(prefill_shared() + kPfPages) + at % kPageBuffers;
 }
-KIE_DEVICE void await_page(const PagePipe& p, u32 at) {
-    while (!slot_filled(page_slot(p, at), at / kPageBuffers & 1))
-        if (*p.stop) break;
+KIE_DEVICE u8* page_bytes(u32 at) {
+    return prefill_shared() + kPfRing + at % kPageBuffers * (2 * kPageHalf);
 }
-KIE_DEVICE void release_page(const PagePipe& p, u32 at) {
-    if (lane() == 0) slot_release(page_slot(p, at));
+KIE_DEVICE void await_page(u32 at) {
+    while (!slot_filled(page_slot(at), at / kPageBuffers & 1))
+        if (*stop_word()) break;
+}
+KIE_DEVICE void release_page(u32 at) {
+    if (lane() == 0) slot_release(page_slot(at));
 }
 // By a warp: a page's keys as 64 columns x head_dim, its values as head_dim columns x 64.
 KIE_DEVICE void fetch_page(const u8* page, u8* to) {
-    KIE_NO_UNROLL for (int i = lane(); i < kPageQuads; i += kWarp) {
-        const int row = i % 8;
-        const int ck = i / 8 % (kHeadDim / 8), rk = i / kHeadDim * 8 + row;
-        quad_copy(to + i * 16, page + (rk * kHeadDim + ck * 8) * 2);
-        const int cv = i / 8 % 8, rv = i / 64 * 8 + row;
-        quad_copy(to + kPageHalf + i * 16, page + kPageHalf + (rv * kPage + cv * 8) * 2);
+    const int my = lane(), row = my % 8, core = my / 8;  // 8 rows x 4 neighbouring cores at a time
+    to += my * 16;
+    if constexpr (kHeadDim % 32 == 0) {
+        constexpr int kAcross = kHeadDim / 32;
+        const u8* k = page + (row * kHeadDim + core * 8) * 2;
+        const u8* v = page + kPageHalf + (row * kPage + core * 8) * 2;
+        KIE_UNROLL for (int n = 0; n < kPageQuads / 32; ++n) {
+            quad_copy(to + n * 512, k + n / kAcross * (16 * kHeadDim) + n % kAcross * 64);
+            quad_copy(to + kPageHalf + n * 512, v + n / 2 * (16 * kPage) + n % 2 * 64);
+        }
+    } else {
+        KIE_NO_UNROLL for (int n = 0; n < kPageQuads / 32; ++n) {
+            const int ck = 4 * n + core, rk = ck / (kHeadDim / 8) * 8 + row;
+            quad_copy(to + n * 512, page + (rk * kHeadDim + ck % (kHeadDim / 8) * 8) * 2);
+            quad_copy(to + kPageHalf + n * 512,
+                      page + kPageHalf + ((n / 2 * 8 + row) * kPage + ck % 8 * 8) * 2);
+        }
     }
 }
-KIE_DEVICE bool feed_pages(Watch& w, const PrefillArgs& args, PagePipe& pipe, volatile u32* stop,
+KIE_DEVICE bool feed_pages(Watch& w, const PrefillArgs& args, PagePipe& pipe,
                            const Chunk& chunk, int layer) {
     const int runs = runs_of(chunk), warp = (int)(thread() - kWorkers) / (int)kWarp;
     KIE_NO_UNROLL for (int turn = 0; turn * (int)args.blocks < runs; ++turn) {
@@ -74,13 +84,13 @@ KIE_DEVICE bool feed_pages(Watch& w, const PrefillArgs& args, PagePipe& pipe, vo
         const int kv = run.lane_index * kKvHeads + run.head / kGroup;
         KIE_NO_UNROLL for (int page = run.first; page <= run.last; ++page, ++pipe.at) {
             if ((int)(pipe.at % kPageBuffers) != warp) continue;
-            Slot* slot = page_slot(pipe, pipe.at);
+            Slot* slot = page_slot(pipe.at);
             w.polls = 0;
             while (!slot_free(slot, (pipe.at / kPageBuffers & 1) ^ 1)) {
-                if (*stop) return false;
-                if (lane() == 0 && !patient(w, 0x3000 | layer, page, run.last)) *stop = 1;
+                if (*stop_word()) return false;
+                if (lane() == 0 && !patient(w, 0x3000 | layer, page, run.last)) *stop_word() = 1;
             }
-            fetch_page(prefill_page(args, layer, kv, page), page_bytes(pipe, pipe.at));
+            fetch_page(prefill_page(args, layer, kv, page), page_bytes(pipe.at));
             quads_here();
             writes_before_tiles();
             sync_warp();
@@ -184,13 +194,13 @@ KIE_DEVICE void attend_run(const PrefillArgs& args, const Chunk& chunk, int laye
             mask_scores(s, page * kPage + 2 * t, query, lowest);
         weigh(m, s, keep);
         // Here, since a loop keeps what was weighed from being put off behind the wait to come.
-        if (page < run.last) await_page(pipe, pipe.at + (page + 1 - run.first));
+        if (page < run.last) await_page(pipe.at + (page + 1 - run.first));
     };
     const auto pack = [&]() {
         KIE_UNROLL for (int i = 0; i < kPage / 4; ++i) p[i] = pack_half2(s[2 * i], s[2 * i + 1]);
     };
-    await_page(pipe, pipe.at);
-    score_page(q, page_bytes(pipe, pipe.at), s);
+    await_page(pipe.at);
+    score_page(q, page_bytes(pipe.at), s);
     wide_finish(s);
     weigh_page(run.first);
     pack();
@@ -198,18 +208,18 @@ KIE_DEVICE void attend_run(const PrefillArgs& args, const Chunk& chunk, int laye
     const u32 start = pipe.at;
     u32 at = start;
     KIE_NO_UNROLL for (; at < end; ++at) {
-        score_page(q, page_bytes(pipe, at + 1), s);
-        add_values(p, page_bytes(pipe, at) + kPageHalf, o);
+        score_page(q, page_bytes(at + 1), s);
+        add_values(p, page_bytes(at) + kPageHalf, o);
         wide_wait<1>(s);
         weigh_page(run.first + (int)(at + 1 - start));
         wide_finish(o);
-        release_page(pipe, at);
+        release_page(at);
         pack();
         KIE_UNROLL for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= keep[i / 2 % 2];
     }
-    add_values(p, page_bytes(pipe, at) + kPageHalf, o);
+    add_values(p, page_bytes(at) + kPageHalf, o);
     wide_finish(o);
-    release_page(pipe, at);
+    release_page(at);
     pipe.at = at + 1;
     put_attention(args, run, m, o);
 }

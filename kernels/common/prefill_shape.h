@@ -64,6 +64,14 @@ constexpr int kStages = (kSharedMax - kPfRing) / kStageBytes;
 constexpr int kPrefillShared = kPfRing + kStages * kStageBytes;
 static_assert(kStages >= 2 && kStages <= 4, "one stage in use, one under way; slots fit");
 
+// The block's shared memory. Asked for anew wherever it is needed: it is a constant, where pointers
+// into it that are handed around would each take registers.
+KIE_DEVICE u8* prefill_shared() {
+    KIE_SHARED_BYTES(shared);
+    return shared;
+}
+KIE_DEVICE volatile u32* stop_word() { return (volatile u32*)(prefill_shared() + kPfStop); }
+
 // A tile of a product: rows of one lane's matrix times `width` positions, over a part of k.
 struct WideItem {
     int lane_index, row_tile, place, width, part, tile;
@@ -128,7 +136,7 @@ KIE_DEVICE Chunk chunk_at(const PrefillArgs& a, int i) {
     return c;
 }
 KIE_DEVICE Cut cut_at(const Chunk& c, int product) {
-    const u32 v = (u32)(c.cuts >> 16 * product) & 0xffff;
+    const u32 v = opaque((u32)(c.cuts >> 16 * product) & 0xffff);  // not kept for all products
     return {128 << (v & 1), (int)(v >> 1)};
 }
 KIE_DEVICE int items_of(int product, const Chunk& c, const Cut& cut) {

@@ -129,8 +129,6 @@ KIE_DEVICE void slot_fill(Slot* s) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&s->full))
                  : "memory");
 }
-#define KIE_PRAGMA(text) _Pragma(#text)
-#define KIE_UNROLL_BY(n) KIE_PRAGMA(unroll n)
 
 // One more arrival of a block, after its fence.
 KIE_DEVICE void count_up(u64* p) {
