@@ -96,10 +96,56 @@ KIE_DEVICE Load load_of(const PrefillArgs& args, const WideItem& item, long at, 
     return {x + ((long)item.lane_index * (S::k / 32) * kEights + item.place / 8) * kCores,
             (u32)(kStageWeights + pair * kStagePart), my == 0 ? item.width * 64 : 0u, all};
 }
+KIE_DEVICE bool await_free(Watch& w, const Pipe& pipe, u32 where, u32 wanted) {
+    w.polls = 0;
+    while (!slot_free(stage_slot(pipe.at), pipe.parity)) {
+        if (*stop_word()) return false;
+        if (lane() == 0 && !patient(w, where, wanted, pipe.at)) *stop_word() = 1;
+    }
+    return true;
+}
+KIE_DEVICE u64* past_at(const PrefillArgs& args, int kind, int layer) {
+    return (u64*)(args.scratch + kScrPast) + (long)(kind * kPast + layer % kPast) * kResidual;
+}
+KIE_DEVICE bool adds_others(int layer) { return kLanes > 1 && layer >= kDelay; }
+// The old residual of an item and the other lanes' sums, batch after batch.
+KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, const WideItem& item,
+                              int kind, int layer) {
+    const int warp = (int)(thread() - kWorkers) / (int)kWarp, copy = (int)lane() * 4 + warp;
+    const int left = kFrags - item.row_tile * kWideTiles,
+              frags = left < kWideTiles ? left : kWideTiles;
+    const int end = adds_others(layer) ? kLanes : 1;
+    KIE_NO_UNROLL for (int b = 0; b < batches_of(item.width); ++b) {
+        const int group = item.place / 8 + b * kBatch;
+        KIE_NO_UNROLL for (int l = 1, first = kWideTiles; first > 0 || l < end; first = 0) {
+            const int room = first > 0 ? kLanesFirst : kLanesNext,
+                      lanes = end - l < room ? end - l : room;
+            if (!await_free(w, pipe, 0x2004 | kind, layer)) return false;
+            const u32 all = frags * ((first > 0 ? kBatch * 512 : 0) + lanes * kBatch * 256);
+            if (warp == 0 && lane() == 0) stage_expect(stage_slot(pipe.at), all);
+            const int n = copy - first, frag = item.row_tile * kWideTiles + copy % kWideTiles;
+            if (copy % kWideTiles < frags && n < lanes * kWideTiles) {
+                const int from =
+                    n < 0 ? item.lane_index : (item.lane_index + l + n / kWideTiles) % kLanes;
+                const long at = (((long)from * kFrags + frag) * kEights + group) * 32;
+                const u8* base = n < 0 ? args.scratch + kScrResidual + at * 16
+                                       : (const u8*)(past_at(args, kind, layer - kDelay) + at);
+                const u32 to = n < 0 ? copy * (kBatch * 512)
+                                     : (first > 0 ? kOldBytes : 0) + n * (kBatch * 256);
+                reads_before_copy();
+                stage_copy(stage_slot(pipe.at), stage_bytes(pipe.at) + to, base,
+                           n < 0 ? kBatch * 512 : kBatch * 256);
+            }
+            forward(pipe);
+            l += lanes;
+        }
+    }
+    return true;
+}
 // One product of one layer. `at`: the product in every block's line; `x`: its operand.
 template <class S>
 KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe,
-                     const Chunk& chunk, int product, long at, const u8* x) {
+                     const Chunk& chunk, int product, int layer, long at, const u8* x) {
     constexpr int kPairs = S::k / 32;
     const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kWarp;
     const Cut cut = cut_at(chunk, product);
@@ -109,12 +155,8 @@ KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe,
         const Load load = load_of<S>(args, item, at, x);
         const int end = 2 * part_from(product, cut, item.part + 1);
         KIE_NO_UNROLL for (int p = 2 * part_from(product, cut, item.part); p < end; p += 2) {
+            if (!await_free(w, pipe, 0x2000 | product, p)) return false;
             Slot* s = stage_slot(pipe.at);
-            w.polls = 0;
-            while (!slot_free(s, pipe.parity)) {
-                if (*stop_word()) return false;
-                if (my == 0 && !patient(w, 0x2000 | product, p, pipe.at)) *stop_word() = 1;
-            }
             const int mine = p + warp % 2 < kPairs ? p + warp % 2 : kPairs - 1;
             if (warp == 0 && my == 0) stage_expect(s, load.all);
             if (load.bytes > 0) {
@@ -126,6 +168,9 @@ KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe,
             }
             forward(pipe);
         }
+        if ((product == kToO || product == kToDown) && cut.parts == 1 &&
+            !feed_residual(w, args, pipe, item, product == kToDown, layer))
+            return false;
     }
     return true;
 }
@@ -155,18 +200,18 @@ KIE_DEVICE void feed_all(const PrefillArgs& args, Pipe& pipe) {
             watch.step = layer;
             long at = layer * kLayerBytes;
             if (!await_feed(watch, args, phase, 1)) return;
-            if (!feed<SplitQkv>(watch, args, pipe, chunk, kToQkv, at, s + kScrX)) return;
+            if (!feed<SplitQkv>(watch, args, pipe, chunk, kToQkv, layer, at, s + kScrX)) return;
             at += product_bytes<SplitQkv>();
             if (!await_feed(watch, args, phase, 1)) return;
             if (!feed_pages(watch, args, pages, chunk, layer)) return;
             if (!await_feed(watch, args, phase, 1)) return;
-            if (!feed<SplitO>(watch, args, pipe, chunk, kToO, at, s + kScrAttn)) return;
+            if (!feed<SplitO>(watch, args, pipe, chunk, kToO, layer, at, s + kScrAttn)) return;
             at += product_bytes<SplitO>();
             if (!await_feed(watch, args, phase, 1)) return;
-            if (!feed<SplitGu>(watch, args, pipe, chunk, kToGateUp, at, s + kScrX)) return;
+            if (!feed<SplitGu>(watch, args, pipe, chunk, kToGateUp, layer, at, s + kScrX)) return;
             at += product_bytes<SplitGu>();
             if (!await_feed(watch, args, phase, 1)) return;
-            if (!feed<SplitDown>(watch, args, pipe, chunk, kToDown, at, s + kScrAct)) return;
+            if (!feed<SplitDown>(watch, args, pipe, chunk, kToDown, layer, at, s + kScrAct)) return;
         }
         phase.done += args.hidden && args.to == kLayers ? 2 : 1;
     }
@@ -233,17 +278,16 @@ template <int kBy>
 KIE_DEVICE void move_up(float (&d)[kWideN / 2]) {
     KIE_UNROLL for (int i = 0; i < kWideN / 2 - kBy; ++i) d[i] = d[i + kBy];
 }
-constexpr int kBatch = 8;  // groups of 8 places, 4 floats each
-KIE_CONST_FN int batches_of(int width) { return width / (8 * kBatch); }
 
 // The parts of a tile: each writes its sums, and who comes last adds all of them, in order. False:
 // not the last.
 KIE_DEVICE bool join_parts(const PrefillArgs& args, const WideItem& item, int parts,
                            float (&d)[kWideN / 2]) {
     volatile u32* last = (volatile u32*)(prefill_shared() + kPfLast);
-    u8* mine = args.scratch + kScrParts + (long)item.tile * parts * kPartBytes + thread() * 16;
+    const long part_bytes = item.cut_width / 128 * kPartBytes;
+    u8* mine = args.scratch + kScrParts + (long)item.tile * parts * part_bytes + thread() * 16;
     constexpr int kGroup8 = kWorkers * 16;  // bytes of a group of 8 places
-    float* to = (float*)(mine + item.part * kPartBytes);
+    float* to = (float*)(mine + item.part * part_bytes);
     KIE_NO_UNROLL for (int b = batches_of(item.width); b > 0; --b, to += kBatch * kGroup8 / 4) {
         KIE_UNROLL for (int i = 0; i < 4 * kBatch; ++i) to[i / 4 * (kGroup8 / 4) + i % 4] = d[i];
         move_up<4 * kBatch>(d);
@@ -265,7 +309,7 @@ KIE_DEVICE bool join_parts(const PrefillArgs& args, const WideItem& item, int pa
         KIE_UNROLL for (int i = 0; i < 4 * kBatch; ++i) sums[i] = 0;
         if (b >= batches_of(item.width)) continue;
         const u8* from = mine + b * (kBatch * kGroup8);
-        KIE_NO_UNROLL for (int p = 0; p < parts; ++p, from += kPartBytes) {
+        KIE_NO_UNROLL for (int p = 0; p < parts; ++p, from += part_bytes) {
             Quad v[kBatch];
             KIE_UNROLL for (int i = 0; i < kBatch; ++i) v[i] = load_state(from + i * kGroup8);
             KIE_UNROLL for (int i = 0; i < 4 * kBatch; ++i) sums[i] += number(v[i / 4].v[i % 4]);
@@ -391,40 +435,51 @@ KIE_DEVICE void put_act(const PrefillArgs& args, const WideItem& item, const Wid
 KIE_DEVICE long residual_at(const WideItem& item, int frag) {
     return (((long)item.lane_index * kFrags + frag) * kEights + item.place / 8) * 32 + lane();
 }
-KIE_DEVICE u64* past_at(const PrefillArgs& args, int kind, int layer) {
-    return (u64*)(args.scratch + kScrPast) + (long)(kind * kPast + layer % kPast) * kResidual;
+KIE_DEVICE void add_halves(Quad& sum, u64 halves) {
+    float v[4];
+    unpack_half2((u32)halves, v[0], v[1]), unpack_half2((u32)(halves >> 32), v[2], v[3]);
+    KIE_UNROLL for (int i = 0; i < 4; ++i) sum.v[i] = bits(number(sum.v[i]) + v[i]);
 }
-KIE_DEVICE void add_others(const u64* past, const WideItem& item, Quad (&sums)[kBatch]) {
-    constexpr int kAtOnce = 2;
-    KIE_UNROLL for (int j = 0; j < kBatch; j += kAtOnce) {
-        u64 o[kLanes][kAtOnce];
-        KIE_UNROLL for (int l = 1; l < kLanes; ++l) {
-            const u64* from = past + (long)((item.lane_index + l) % kLanes - item.lane_index) *
-                                         (kFrags * kEights * 32);
-            KIE_UNROLL for (int i = 0; i < kAtOnce; ++i) o[l][i] = from[(j + i) * 32];
-        }
-        KIE_UNROLL for (int l = 1; l < kLanes; ++l) {
-            KIE_UNROLL for (int i = 0; i < kAtOnce; ++i) {
-                float v[4];
-                unpack_half2((u32)o[l][i], v[0], v[1]);
-                unpack_half2((u32)(o[l][i] >> 32), v[2], v[3]);
-                u32(&to)[4] = sums[j + i].v;
-                KIE_UNROLL for (int n = 0; n < 4; ++n) to[n] = bits(number(to[n]) + v[n]);
-            }
-        }
+// A batch of the residual with the other lanes' sums: from memory, where parts of k were joined
+// (nobody knew who would need it) ...
+KIE_DEVICE void take_old(const PrefillArgs& args, const WideItem& item, int kind, int layer,
+                         long at, Quad (&old)[kBatch]) {
+    const Quad* residual = (const Quad*)(args.scratch + kScrResidual) + at;
+    KIE_UNROLL for (int j = 0; j < kBatch; ++j) old[j] = residual[j * 32];
+    if (!adds_others(layer)) return;
+    const u64* past = past_at(args, kind, layer - kDelay) + at;
+    KIE_NO_UNROLL for (int l = 1; l < kLanes; ++l) {
+        const u64* from = past + (long)((item.lane_index + l) % kLanes - item.lane_index) *
+                                     (kFrags * kEights * 32);
+        u64 v[kBatch];
+        KIE_UNROLL for (int j = 0; j < kBatch; ++j) v[j] = from[j * 32];
+        KIE_UNROLL for (int j = 0; j < kBatch; ++j) add_halves(old[j], v[j]);
     }
 }
-// What put_residual will read, asked for before the product.
-KIE_DEVICE void prefetch_residual(const PrefillArgs& args, int kind, int layer,
-                                  const WideItem& item, const WideRows& rows) {
-    const long at = residual_at(item, rows.frag) - lane();
-    const u8* residual = args.scratch + kScrResidual + at * 16;
-    for (int i = lane() * 128; i < item.width * 64; i += 32 * 128) prefetch(residual + i);
-    if (kLanes == 1 || layer < kDelay) return;
-    const u8* past = (const u8*)(past_at(args, kind, layer - kDelay) + at);
-    KIE_NO_UNROLL for (int l = 0; l < kLanes; ++l)
-        for (int i = lane() * 128; i < item.width * 32; i += 32 * 128)
-            prefetch(past + (long)(l - item.lane_index) * kFrags * kEights * 256 + i);
+// ... or from the ring.
+KIE_DEVICE void await_stage(const Pipe& p) {
+    while (!slot_filled(stage_slot(p.at), p.parity))
+        if (*stop_word()) break;
+}
+KIE_DEVICE void leave_stage(Pipe& p) {
+    sync_warp();
+    if (lane() == 0) slot_release(stage_slot(p.at));
+    forward(p);
+}
+KIE_DEVICE void take_old(Pipe& pipe, int layer, Quad (&old)[kBatch]) {
+    const int my = lane(), warp = thread() / kWarp, end = adds_others(layer) ? kLanes : 1;
+    await_stage(pipe);
+    const u8* from = stage_bytes(pipe.at) + warp * (kBatch * 512) + my * 16;
+    KIE_UNROLL for (int j = 0; j < kBatch; ++j) old[j] = *(const Quad*)(from + j * 512);
+    int room = kLanesFirst, at = kOldBytes;
+    KIE_NO_UNROLL for (int l = 1; l < end; ++l) {
+        if (room == 0) leave_stage(pipe), await_stage(pipe), room = kLanesNext, at = 0;
+        from = stage_bytes(pipe.at) + at + warp * (kBatch * 256) + my * 8;
+        KIE_UNROLL for (int j = 0; j < kBatch; ++j) add_halves(old[j],
+                                                               *(const u64*)(from + j * 256));
+        --room, at += kLaneBytes;
+    }
+    leave_stage(pipe);
 }
 // The new residual, and what the next norm's product takes: residual x norm weight as halves, and
 // the sum of squares over this item's rows. kind: 0 o, 1 down, 2 the embedding.
@@ -448,23 +503,18 @@ KIE_DEVICE Residual residual_of(const PrefillArgs& args, int kind, int layer, co
                 ((int)(thread() / kWarp) * kWideN + 2 * t) / 2;
     return r;
 }
-KIE_DEVICE void put_residual(const PrefillArgs& args, const WideItem& item, Residual& r,
+KIE_DEVICE void put_residual(const PrefillArgs& args, Residual& r, const Quad (&old)[kBatch],
                              const float* d) {
     const float keep = kLanes > 1 && r.kind < 2 && r.layer < kDelay ? 2.82842712f : 1.0f;
     Quad* residual = (Quad*)(args.scratch + kScrResidual) + r.at;
-    Quad old[kBatch];
-    KIE_UNROLL for (int j = 0; j < kBatch; ++j) old[j] = {{0, 0, 0, 0}};
-    if (r.kind < 2 && r.live)
-        KIE_UNROLL for (int j = 0; j < kBatch; ++j) old[j] = residual[j * 32];
-    if (kLanes > 1 && r.kind < 2 && r.live && r.layer >= kDelay)
-        add_others(past_at(args, r.kind, r.layer - kDelay) + r.at, item, old);
     KIE_UNROLL for (int j = 0; j < kBatch; ++j) {
         float v[4];
         KIE_UNROLL for (int i = 0; i < 4; ++i) v[i] = r.live ? d[4 * j + i] : 0;
         if (kLanes > 1 && r.kind < 2 && r.live && r.layer + kDelay < kLayers)
             past_at(args, r.kind, r.layer)[r.at + j * 32] =
                 (u64)pack_half2(v[2], v[3]) << 32 | pack_half2(v[0], v[1]);
-        KIE_UNROLL for (int i = 0; i < 4; ++i) v[i] = keep * v[i] + number(old[j].v[i]);
+        KIE_UNROLL for (int i = 0; i < 4; ++i) v[i] =
+            r.live ? keep * v[i] + number(old[j].v[i]) : 0;
         if (r.live) {
             residual[j * 32] = {{bits(v[0]), bits(v[1]), bits(v[2]), bits(v[3])}};
             *(u32*)(r.x + j * kCores) = pack_half2(v[0] * r.n0, v[2] * r.n1);
@@ -488,11 +538,16 @@ KIE_DEVICE void put_squares(const PrefillArgs& args, const WideItem& item) {
                 (long)(item.lane_index * kRowTiles + item.row_tile) * kChunk;
     to[item.place + n] = sum;
 }
-KIE_DEVICE void put_sums(const PrefillArgs& args, int kind, int layer, const WideItem& item,
-                         const WideRows& rows, float (&d)[kWideN / 2]) {
+KIE_DEVICE void put_sums(const PrefillArgs& args, Pipe& pipe, bool joined, int kind, int layer,
+                         const WideItem& item, const WideRows& rows, float (&d)[kWideN / 2]) {
     Residual r = residual_of(args, kind, layer, item, rows);
     KIE_NO_UNROLL for (int n = batches_of(item.width); n > 0; --n) {
-        put_residual(args, item, r, d);
+        Quad old[kBatch];
+        if (joined)
+            take_old(args, item, kind, layer, r.at, old);
+        else
+            take_old(pipe, layer, old);
+        put_residual(args, r, old, d);
         move_up<4 * kBatch>(d);
     }
     put_squares(args, item);
@@ -546,7 +601,9 @@ KIE_DEVICE void embed_chunk(const PrefillArgs& args, const Chunk& chunk) {
                     unpack_half2(v, d[4 * j + e], d[4 * j + 2 + e]);
                 }
             }
-            put_residual(args, item, r, d);
+            Quad none[kBatch];
+            KIE_UNROLL for (int j = 0; j < kBatch; ++j) none[j] = {{0, 0, 0, 0}};
+            put_residual(args, r, none, d);
         }
         put_squares(args, item);
     }
@@ -563,10 +620,7 @@ KIE_DEVICE void product_phase(const PrefillArgs& args, Pipe& pipe, const Chunk& 
         const WideRows rows = rows_of_product(product, item.row_tile, warp);
         const bool normed = product == kToQkv || product == kToGateUp;
         float* scale = (float*)(prefill_shared() + kPfScale) + turn * kWideN;
-        if (normed)
-            take_scales(args, item, scale);
-        else
-            prefetch_residual(args, product == kToDown, layer, item, rows);
+        if (normed) take_scales(args, item, scale);
         const int from = 2 * part_from(product, cut, item.part),
                   to = 2 * part_from(product, cut, item.part + 1);
         Clock clock = {args.model.trace, 0};
@@ -583,7 +637,7 @@ KIE_DEVICE void product_phase(const PrefillArgs& args, Pipe& pipe, const Chunk& 
         else if (product == kToGateUp)
             put_act(args, item, rows, scale, d);
         else
-            put_sums(args, product == kToDown, layer, item, rows, d);
+            put_sums(args, pipe, cut.parts > 1, product == kToDown, layer, item, rows, d);
     }
 }
 KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {

@@ -50,14 +50,22 @@ constexpr long kScrX = 0, kScrAttn = kScrX + operand_bytes(kHidden),
                kScrPast = kScrSquares + (long)kLanes * kRowTiles * kChunk * 4;
 constexpr long kScrParts = kScrPast + (kLanes > 1 ? 2L * kPast * kResidual * 8 : 0);
 // Sums of parts of k, for products with too few tiles: as threads hold them.
-constexpr int kPartItems = 288, kPartsMost = 8;
-constexpr long kPartBytes = (long)kWideRows * kWideN * 4;
+constexpr int kPartItems = 576, kPartsMost = 8;  // items of 128 places; a wide one counts twice
+constexpr long kPartBytes = (long)kWideRows * 128 * 4;
 constexpr long kPrefillScratch = kScrParts + kPartItems * kPartBytes;
 constexpr int kPrefillCounters = 1 + kPartItems;  // the grid's, one a tile that is made in parts
+
+// A batch of results: 8 groups of 8 places. Behind the stages of a tile that changes the residual
+// the ring brings, for each batch, the tile's old residual and what the other lanes made: the first
+// stage the residual and as many lanes as fit, then lanes only.
+constexpr int kBatch = 8, kOldBytes = kWideTiles * kBatch * 512, kLaneBytes = kOldBytes / 2;
+KIE_CONST_FN int batches_of(int width) { return width / (8 * kBatch); }
 
 // Shared memory. A stage: 64 of k, as 2 x 8 weight tiles of 16 x 32, then 2 x kWideN positions.
 constexpr int kStageWeights = 2 * kWideTiles * 1024, kStagePart = kWideN * 64;
 constexpr int kStageBytes = kStageWeights + 2 * kStagePart;
+constexpr int kLanesFirst = (kStageBytes - kOldBytes) / kLaneBytes,
+              kLanesNext = kStageBytes / kLaneBytes;
 constexpr int kPfSlots = 0, kPfPages = 64, kPfStop = 128, kPfLast = 132, kPfScale = 256, kPfSquares = kPfScale + 2 * kWideN * 4;
 constexpr int kPfRing = (kPfSquares + kWideTiles * kWideN * 4 + 1023) / 1024 * 1024;
 constexpr int kStages = (kSharedMax - kPfRing) / kStageBytes;
@@ -74,7 +82,7 @@ KIE_DEVICE volatile u32* stop_word() { return (volatile u32*)(prefill_shared() +
 
 // A tile of a product: rows of one lane's matrix times `width` positions, over a part of k.
 struct WideItem {
-    int lane_index, row_tile, place, width, part, tile;
+    int lane_index, row_tile, place, width, part, tile, cut_width;
 };
 struct WideRows {
     int frag, row, rows;  // 16-row tile of the lane, its first row, how many rows there are
@@ -97,7 +105,8 @@ KIE_CONST_FN int pairs_of(int product) {  // of 32 columns
 }
 KIE_CONST_FN int over(int a, int b) { return (a + b - 1) / b; }
 // How a product of so many positions is cut: narrow tiles, and parts of k that are added up in
-// order, where whole tiles would leave blocks idle. The cost is in 1/16 of a stage of a full tile.
+// order, where whole tiles would leave blocks idle. The cost is in 1/16 of a stage of a full tile
+// (a narrow one's takes 3/4 of its time: memory is what it waits for).
 struct Cut {
     int width, parts;
 };
@@ -108,11 +117,11 @@ KIE_CONST_FN u32 cut_of(int product, int places, int blocks) {
     for (int wide = 1; wide >= 0; --wide) {
         const int tiles = over(places, 128 << wide) * row_tiles(product) * kLanes;
         for (int parts = 1; parts <= kPartsMost && parts <= stages; ++parts) {
-            if (parts > 1 && tiles * parts > kPartItems) break;
+            if (parts > 1 && (tiles * parts << wide) > kPartItems) break;
             const long extra = 96 + (parts > 1 ? 24 + 16 * parts : 0);
             const long cost = (long)over(tiles * parts, blocks) *
                               (wide ? over(stages, parts) * 16 + extra
-                                    : over(stages, parts) * 9 + extra * 9 / 16);
+                                    : over(stages, parts) * 12 + extra * 9 / 16);
             if (cost < least) least = cost, best = parts * 2 + wide;
         }
     }
@@ -148,7 +157,7 @@ KIE_DEVICE WideItem item_at(int product, const Chunk& c, const Cut& cut, int i) 
               tile = i % (all * kLanes), r = tile / across;
     const int place = tile % across * cut.width;
     return {r / tiles, r % tiles, place, c.to - place <= 128 ? 128 : cut.width,
-            i / (all * kLanes), tile};
+            i / (all * kLanes), tile, cut.width};
 }
 // The stages of 64 columns that a part takes.
 KIE_DEVICE int part_from(int product, const Cut& cut, int part) {
