@@ -1,7 +1,8 @@
 // Stand-alone harness of the prefill kernel: random weights on the device, the residual stream and
 // every key and value against a plain float32 reference on the same device, then the time of whole
 // prompts. Build: variants.py (KIE_PREFILL_CHUNK among the shape's constants).
-// Run: ./prefill NAME first count[,count..] repeats check_count check_first
+// Run: ./prefill NAME first count[,count..] repeats check_count check_first [hang]
+// `hang` launches with one block less than the kernel counts on: every wait must end by itself.
 #include <cuda_fp16.h>
 
 #include <algorithm>
@@ -73,8 +74,7 @@ __global__ void norm_reference(float* y, const float* x, int which) {
     const float f = 1.0f / sqrtf(s / kHidden + kEps);
     for (int i = threadIdx.x; i < kHidden; i += 256)
         y[(long)blockIdx.x * kHidden + i] =
-            row[i] * f *
-            __half2float(__float2half(1.0f + uniform(kNormStream, which, i, 0.1f)));
+            row[i] * f * __half2float(__float2half(1.0f + uniform(kNormStream, which, i, 0.1f)));
 }
 __device__ inline float angle(int pos, int j) {
     return (float)(pos * pow(10000.0, -2.0 * j / kHeadDim));
@@ -150,8 +150,7 @@ __global__ void residual_reference(float* x, const float* own, Sources past, int
 }
 // sums: {difference squared, reference squared}.
 __device__ void add_sums(double* sums, double a, double b) {
-    for (int m = 16; m; m /= 2)
-        a += __shfl_xor_sync(~0u, a, m), b += __shfl_xor_sync(~0u, b, m);
+    for (int m = 16; m; m /= 2) a += __shfl_xor_sync(~0u, a, m), b += __shfl_xor_sync(~0u, b, m);
     if (threadIdx.x % 32 == 0) atomicAdd(sums, a), atomicAdd(sums + 1, b);
 }
 __global__ void compare_hidden(double* sums, const float* got, const float* want, int lane, int n) {
@@ -170,8 +169,8 @@ __global__ void compare_pages(double* key_sums, double* value_sums, u64* strays,
     EACH(i, (long)kKvHeads * pages_max * kPage * kHeadDim) {
         const int f = i % kHeadDim, pos = i / kHeadDim % (pages_max * kPage),
                   h = i / kHeadDim / (pages_max * kPage);
-        const u8* p = pool + ((u64)pages[pos / kPage] * (kAll * kKvHeads) + unit + h) *
-                                 (2 * kPageHalf);
+        const u8* p =
+            pool + ((u64)pages[pos / kPage] * (kAll * kKvHeads) + unit + h) * (2 * kPageHalf);
         const u16 k = ((const u16*)p)[pos % kPage * kHeadDim + f],
                   v = ((const u16*)(p + kPageHalf))[f * kPage + pos % kPage];
         if (pos >= first + n) {
@@ -234,7 +233,7 @@ Checked compare(const float* hidden, const u8* pool, const u32* pages, int pages
                     launch(past_reference, keys, values, unit, n, first);
                     launch(heads_reference, y, keys, values, n, first);
                     attention_reference<<<(n * kHeads + 7) / 8, 256>>>(z, y, keys, values, n, first,
-                                                                     layer);
+                                                                       layer);
                     launch(compare_pages, sums + 2, sums + 4, strays, pool, pages, pages_max, keys,
                            values, unit, n, first);
                     times(own[l], kMatO, layer, l, kHidden, kAttn, z);
@@ -384,7 +383,10 @@ void print_trace(const Bench& b) {
         }
         printf("    %-9s %s mean %7.2f min %7.2f max %7.2f Mticks\n",
                names[i < 12 ? i / 2 : i - 12],
-               i >= 12 ? "products" : i % 2 ? "wait" : "work", s / b.blocks, low, high);
+               i >= 12 ? "products"
+               : i % 2 ? "wait"
+                       : "work",
+               s / b.blocks, low, high);
     }
 #endif
 }
@@ -400,8 +402,14 @@ int main(int argc, char** argv) {
     for (int c : counts) most = std::max(most, first + c);
     Bench b;
     b.init(most);
-    printf("%s: scratch %.1f MB, shared %d B, %d stages, %d blocks\n", name,
-           kPrefillScratch * 1e-6, kPrefillShared, kStages, b.blocks);
+    printf("%s: scratch %.1f MB, shared %d B, %d stages, %d blocks\n", name, kPrefillScratch * 1e-6,
+           kPrefillShared, kStages, b.blocks);
+    if (argc > 7) {
+        ++b.a.blocks, b.a.model.budget_ns = 50000000;
+        b.launch(0, 64, nullptr);
+        printf("HANG not noticed\n");
+        return 1;
+    }
     if (check_count) {
         float* hidden = floats((long)check_count * kLanes * kHidden);
         CK(cudaMemset(hidden, 0xff, (long)check_count * kLanes * kHidden * 4));
@@ -409,23 +417,24 @@ int main(int argc, char** argv) {
         const bool sliced = check_first % kPage + check_count <= kChunk;
         for (int slice = kLayers; slice > 0; slice = slice == kLayers && sliced ? 2 : 0) {
             fill_words<<<1024, 256>>>((u32*)b.pool, kMark * 0x10001u, b.pool_bytes / 4);
-            if (check_first)
-                fill_pages<<<1024, 256>>>(b.pool, b.pages, b.pages_max, check_first);
+            if (check_first) fill_pages<<<1024, 256>>>(b.pool, b.pages, b.pages_max, check_first);
             CK(cudaMemset(hidden, 0xff, (long)check_count * kLanes * kHidden * 4));
             for (int l = 0; l < kLayers; l += slice)
                 b.launch(check_first, check_count, hidden, l, std::min(l + slice, kLayers));
-            const Checked c = compare(hidden, b.pool, b.pages, b.pages_max, b.a.tokens,
-                                      check_count, check_first);
+            const Checked c =
+                compare(hidden, b.pool, b.pages, b.pages_max, b.a.tokens, check_count, check_first);
             const bool ok = c.hidden < 3e-3 && c.keys < 3e-3 && c.values < 3e-3 && c.strays == 0;
-            printf("CHECK %s %s: %d positions from %d, %d layers a launch: residual %.2e, keys "
-                   "%.2e, values %.2e, strays %llu\n",
-                   name, ok ? "ok" : "FAILED", check_count, check_first, slice, c.hidden, c.keys,
-                   c.values, c.strays);
+            printf(
+                "CHECK %s %s: %d positions from %d, %d layers a launch: residual %.2e, keys "
+                "%.2e, values %.2e, strays %llu\n",
+                name, ok ? "ok" : "FAILED", check_count, check_first, slice, c.hidden, c.keys,
+                c.values, c.strays);
         }
         CK(cudaFree(hidden));
     }
-    const double weights = (double)kLanes * kLayers *
-                           ((double)kQkv * kHidden + (double)kAttn * kHidden + 3.0 * kFfn * kHidden);
+    const double weights =
+        (double)kLanes * kLayers *
+        ((double)kQkv * kHidden + (double)kAttn * kHidden + 3.0 * kFfn * kHidden);
     for (int count : counts) {
         std::vector<float> ms;
         u64 h = 0;
@@ -442,10 +451,12 @@ int main(int argc, char** argv) {
         const float last = ms.back();
         std::sort(ms.begin(), ms.end());
         const double m = ms[ms.size() / 2];
-        printf("ROW %s %d positions from %d: %.2f ms (min %.2f max %.2f last %.2f), products %.0f TFLOP/s, "
-               "%.0f positions/s, pages %s %016llx\n",
-               name, count, first, m, ms.front(), ms.back(), last, 2e-9 * weights * count / m,
-               count / m * 1e3, steady ? "steady" : "MOVING", h);
+        printf(
+            "ROW %s %d positions from %d: %.2f ms (min %.2f max %.2f last %.2f), products %.0f "
+            "TFLOP/s, "
+            "%.0f positions/s, pages %s %016llx\n",
+            name, count, first, m, ms.front(), ms.back(), last, 2e-9 * weights * count / m,
+            count / m * 1e3, steady ? "steady" : "MOVING", h);
         print_trace(b);
         fflush(stdout);
     }

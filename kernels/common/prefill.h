@@ -111,7 +111,8 @@ KIE_DEVICE bool adds_others(int layer) { return kLanes > 1 && layer >= kDelay; }
 // The old residual of an item and the other lanes' sums, batch after batch.
 KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, const WideItem& item,
                               int kind, int layer) {
-    const int warp = (int)(thread() - kWorkers) / (int)kWarp, copy = (int)lane() * 4 + warp;
+    // The two warps that wait for the phases before.
+    const int warp = (int)(thread() - kWorkers) / (int)kWarp, copy = (int)lane() * 2 + warp - 2;
     const int left = kFrags - item.row_tile * kWideTiles,
               frags = left < kWideTiles ? left : kWideTiles;
     const int end = adds_others(layer) ? kLanes : 1;
@@ -124,7 +125,7 @@ KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, con
             const u32 all = frags * ((first > 0 ? kBatch * 512 : 0) + lanes * kBatch * 256);
             if (warp == 0 && lane() == 0) stage_expect(stage_slot(pipe.at), all);
             const int n = copy - first, frag = item.row_tile * kWideTiles + copy % kWideTiles;
-            if (copy % kWideTiles < frags && n < lanes * kWideTiles) {
+            if (warp >= 2 && copy % kWideTiles < frags && n < lanes * kWideTiles) {
                 const int from =
                     n < 0 ? item.lane_index : (item.lane_index + l + n / kWideTiles) % kLanes;
                 const long at = (((long)from * kFrags + frag) * kEights + group) * 32;
@@ -144,8 +145,8 @@ KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, con
 }
 // One product of one layer. `at`: the product in every block's line; `x`: its operand.
 template <class S>
-KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe,
-                     const Chunk& chunk, int product, int layer, long at, const u8* x) {
+KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe, const Chunk& chunk, int product,
+                     int layer, long at, const u8* x) {
     constexpr int kPairs = S::k / 32;
     const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kWarp;
     const Cut cut = cut_at(chunk, product);
@@ -178,14 +179,22 @@ template <class S>
 KIE_CONST_FN long product_bytes() {
     return (long)S::stages * S::stage_bytes;
 }
-KIE_DEVICE bool await_feed(Watch& w, const PrefillArgs& args, Phase& p, u32 phases) {
+// Weights depend on nobody: where the ring is not in use for pages, the warps that bring them go
+// ahead, and only those that bring positions wait for the phases before.
+KIE_DEVICE bool await_feed(Watch& w, const PrefillArgs& args, Phase& p, u32 phases, bool all) {
+    const u32 me = thread() - kWorkers;
     p.done += phases;
-    if (thread() == kWorkers) {
-        await_phase(w, args, p);
-        if (w.lost) *stop_word() = 1;
+    if (all || me >= kTeam / 2) {
+        if (me == (all ? 0 : kTeam / 2)) {
+            await_phase(w, args, p);
+            if (w.lost) *stop_word() = 1;
+        }
+        if (all)
+            sync_feeders<kTeam>();
+        else
+            sync_few_feeders<kTeam / 2>();
+        writes_before_copies();
     }
-    sync_feeders<kTeam>();
-    writes_before_copies();
     return *stop_word() == 0;
 }
 KIE_DEVICE void feed_all(const PrefillArgs& args, Pipe& pipe) {
@@ -199,23 +208,23 @@ KIE_DEVICE void feed_all(const PrefillArgs& args, Pipe& pipe) {
         KIE_NO_UNROLL for (int layer = args.from; layer < (int)args.to; ++layer) {
             watch.step = layer;
             long at = layer * kLayerBytes;
-            if (!await_feed(watch, args, phase, 1)) return;
+            if (!await_feed(watch, args, phase, 1, false)) return;
             if (!feed<SplitQkv>(watch, args, pipe, chunk, kToQkv, layer, at, s + kScrX)) return;
             at += product_bytes<SplitQkv>();
-            if (!await_feed(watch, args, phase, 1)) return;
+            if (!await_feed(watch, args, phase, 1, true)) return;
             if (!feed_pages(watch, args, pages, chunk, layer)) return;
-            if (!await_feed(watch, args, phase, 1)) return;
+            if (!await_feed(watch, args, phase, 1, true)) return;
             if (!feed<SplitO>(watch, args, pipe, chunk, kToO, layer, at, s + kScrAttn)) return;
             at += product_bytes<SplitO>();
-            if (!await_feed(watch, args, phase, 1)) return;
+            if (!await_feed(watch, args, phase, 1, false)) return;
             if (!feed<SplitGu>(watch, args, pipe, chunk, kToGateUp, layer, at, s + kScrX)) return;
             at += product_bytes<SplitGu>();
-            if (!await_feed(watch, args, phase, 1)) return;
+            if (!await_feed(watch, args, phase, 1, false)) return;
             if (!feed<SplitDown>(watch, args, pipe, chunk, kToDown, layer, at, s + kScrAct)) return;
         }
         phase.done += args.hidden && args.to == kLayers ? 2 : 1;
     }
-    await_feed(watch, args, phase, 0);  // the workers' waits look at `stop`, not the clock
+    await_feed(watch, args, phase, 0, true);  // the workers' waits look at `stop`, not the clock
 }
 
 // Nothing is in flight when the block leaves.
@@ -242,8 +251,7 @@ KIE_DEVICE void take_share(const Pipe& p, Share& a, int rows, bool whole) {
 }
 template <int kN>
 KIE_DEVICE void multiply_share(const Pipe& p, const Share& a, float (&d)[kWideN / 2]) {
-    const WideOperand x =
-        wide_operand(stage_bytes(p.at) + kStageWeights, 128, kCores);
+    const WideOperand x = wide_operand(stage_bytes(p.at) + kStageWeights, 128, kCores);
     wide_begin();
     KIE_UNROLL for (int i = 0; i < 4; ++i)
         multiply_wide<kN, 0>(d, a.v[i], wide_shift(x, i / 2 * kStagePart + i % 2 * 256), kCores);
@@ -366,9 +374,9 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
     const int kv_head = is_q ? 0 : is_v ? head - kHeads - kKvHeads : head - kHeads;
     const float factor = is_q ? 1.44269504f * rsqrt_f((float)kHeadDim) : 1.0f;
     const u32* table = args.model.pages + args.column * args.model.pages_max;
-    u8* pool = args.model.pool +
-               (u64)(layer * kLanes * kKvHeads + item.lane_index * kKvHeads + kv_head) *
-                   (2 * kPageHalf);
+    u8* pool =
+        args.model.pool +
+        (u64)(layer * kLanes * kKvHeads + item.lane_index * kKvHeads + kv_head) * (2 * kPageHalf);
     const u64* rope = (const u64*)(args.model.rope + f);
     const int last_page = (chunk.base + chunk.to - 1) / kPage;
     int place = item.place + 2 * t;
@@ -378,8 +386,8 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
         u8* page = nullptr;
         if (!is_q) {
             const int at = (chunk.base + place) / kPage;
-            page = pool + (u64)table[at < last_page ? at : last_page] *
-                              (kAll * kKvHeads * 2 * kPageHalf);
+            page = pool +
+                   (u64)table[at < last_page ? at : last_page] * (kAll * kKvHeads * 2 * kPageHalf);
         }
         KIE_UNROLL for (int i = 0; i < 8; ++i) {
             const int at = place + i / 2 * 8 + i % 2,
@@ -409,8 +417,8 @@ KIE_DEVICE void put_act(const PrefillArgs& args, const WideItem& item, const Wid
                         const float* scale, float (&d)[kWideN / 2]) {
     const int my = lane(), g = my / 4, t = my % 4, odd = g & 1;
     const int f = (rows.row + 2 * g) / 2 - odd;  // of a pair: the even one stores the first place
-    u8* to = args.scratch + kScrAct +
-             operand_at(item.lane_index, kFfn, item.place + 2 * t + odd, f);
+    u8* to =
+        args.scratch + kScrAct + operand_at(item.lane_index, kFfn, item.place + 2 * t + odd, f);
     scale += 2 * t;
     KIE_NO_UNROLL for (int n = batches_of(item.width); n > 0;
                        --n, to += kBatch * kCores, scale += 8 * kBatch) {
@@ -423,8 +431,7 @@ KIE_DEVICE void put_act(const PrefillArgs& args, const WideItem& item, const Wid
             }
             const float mine = odd ? y[1] : y[0], other = shuffle_xor(odd ? y[0] : y[1], 4);
             if (2 * g < rows.rows)
-                *(u32*)(to + j * kCores) =
-                    odd ? pack_half2(other, mine) : pack_half2(mine, other);
+                *(u32*)(to + j * kCores) = odd ? pack_half2(other, mine) : pack_half2(mine, other);
         }
         move_up<4 * kBatch>(d);
     }
@@ -475,8 +482,8 @@ KIE_DEVICE void take_old(Pipe& pipe, int layer, Quad (&old)[kBatch]) {
     KIE_NO_UNROLL for (int l = 1; l < end; ++l) {
         if (room == 0) leave_stage(pipe), await_stage(pipe), room = kLanesNext, at = 0;
         from = stage_bytes(pipe.at) + at + warp * (kBatch * 256) + my * 8;
-        KIE_UNROLL for (int j = 0; j < kBatch; ++j) add_halves(old[j],
-                                                               *(const u64*)(from + j * 256));
+        KIE_UNROLL for (int j = 0; j < kBatch; ++j)
+            add_halves(old[j], *(const u64*)(from + j * 256));
         --room, at += kLaneBytes;
     }
     leave_stage(pipe);
@@ -495,12 +502,12 @@ KIE_DEVICE Residual residual_of(const PrefillArgs& args, int kind, int layer, co
                                 const WideRows& rows) {
     const int my = lane(), g = my / 4, t = my % 4, row = rows.row + 2 * g;
     const int norm = kind == 2 ? 0 : 2 * layer + 1 + kind;
-    Residual r = {kind, layer, 2 * g < rows.rows, 0, 0, residual_at(item, rows.frag), nullptr,
-                  nullptr};
+    Residual r = {kind,    layer,  2 * g < rows.rows, 0, 0, residual_at(item, rows.frag),
+                  nullptr, nullptr};
     if (r.live) unpack_half2(args.model.norms[(long)norm * (kHidden / 2) + row / 2], r.n0, r.n1);
     r.x = args.scratch + kScrX + operand_at(item.lane_index, kHidden, item.place + 2 * t, row);
-    r.squares = (u64*)(prefill_shared() + kPfSquares) +
-                ((int)(thread() / kWarp) * kWideN + 2 * t) / 2;
+    r.squares =
+        (u64*)(prefill_shared() + kPfSquares) + ((int)(thread() / kWarp) * kWideN + 2 * t) / 2;
     return r;
 }
 KIE_DEVICE void put_residual(const PrefillArgs& args, Residual& r, const Quad (&old)[kBatch],

@@ -74,8 +74,8 @@ KIE_DEVICE void fetch_page(const u8* page, u8* to) {
         }
     }
 }
-KIE_DEVICE bool feed_pages(Watch& w, const PrefillArgs& args, PagePipe& pipe,
-                           const Chunk& chunk, int layer) {
+KIE_DEVICE bool feed_pages(Watch& w, const PrefillArgs& args, PagePipe& pipe, const Chunk& chunk,
+                           int layer) {
     const int runs = runs_of(chunk), warp = (int)(thread() - kWorkers) / (int)kWarp;
     KIE_NO_UNROLL for (int turn = 0; turn * (int)args.blocks < runs; ++turn) {
         const int i = run_index(args, turn);
@@ -147,10 +147,10 @@ KIE_DEVICE void put_attention(const PrefillArgs& args, const Run& run, Softmax& 
                 *(Quad*)(to + (long)b * kEights * kCores) = v;
             }
         } else {
-            KIE_UNROLL for (int j = 0; j < kHeadDim / 8; ++j)
-                *(u32*)(to + operand_at(run.lane_index, kAttn, place,
-                                        run.head * kHeadDim + 8 * j + 2 * t)) =
-                    pack_half2(o[4 * j + 2 * r] * f, o[4 * j + 2 * r + 1] * f);
+            KIE_UNROLL for (int j = 0; j < kHeadDim / 8; ++j) *
+                (u32*)(to + operand_at(run.lane_index, kAttn, place,
+                                       run.head * kHeadDim + 8 * j + 2 * t)) =
+                pack_half2(o[4 * j + 2 * r] * f, o[4 * j + 2 * r + 1] * f);
         }
     }
 }

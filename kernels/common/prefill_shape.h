@@ -43,8 +43,7 @@ KIE_CONST_FN long operand_bytes(int k) { return (long)kLanes * (k / 32) * kEight
 constexpr long kResidual = (long)kLanes * kFrags * kEights * 32;  // times four numbers
 constexpr int kPast = kDelay + 1;
 constexpr long kScrX = 0, kScrAttn = kScrX + operand_bytes(kHidden),
-               kScrAct = kScrAttn + operand_bytes(kAttn),
-               kScrQ = kScrAct + operand_bytes(kFfn),
+               kScrAct = kScrAttn + operand_bytes(kAttn), kScrQ = kScrAct + operand_bytes(kFfn),
                kScrResidual = kScrQ + (long)kLanes * kAttn * kChunk * 2,
                kScrSquares = kScrResidual + kResidual * 16,
                kScrPast = kScrSquares + (long)kLanes * kRowTiles * kChunk * 4;
@@ -66,7 +65,8 @@ constexpr int kStageWeights = 2 * kWideTiles * 1024, kStagePart = kWideN * 64;
 constexpr int kStageBytes = kStageWeights + 2 * kStagePart;
 constexpr int kLanesFirst = (kStageBytes - kOldBytes) / kLaneBytes,
               kLanesNext = kStageBytes / kLaneBytes;
-constexpr int kPfSlots = 0, kPfPages = 64, kPfStop = 128, kPfLast = 132, kPfScale = 256, kPfSquares = kPfScale + 2 * kWideN * 4;
+constexpr int kPfSlots = 0, kPfPages = 64, kPfStop = 128, kPfLast = 132, kPfScale = 256,
+              kPfSquares = kPfScale + 2 * kWideN * 4;
 constexpr int kPfRing = (kPfSquares + kWideTiles * kWideN * 4 + 1023) / 1024 * 1024;
 constexpr int kStages = (kSharedMax - kPfRing) / kStageBytes;
 constexpr int kPrefillShared = kPfRing + kStages * kStageBytes;
@@ -75,8 +75,8 @@ static_assert(kStages >= 2 && kStages <= 4, "one stage in use, one under way; sl
 // The block's shared memory. Asked for anew wherever it is needed: it is a constant, where pointers
 // into it that are handed around would each take registers.
 KIE_DEVICE u8* prefill_shared() {
-    KIE_SHARED_BYTES(shared);
-    return shared;
+    KIE_SHARED_BYTES(prefill_bytes);
+    return prefill_bytes;
 }
 KIE_DEVICE volatile u32* stop_word() { return (volatile u32*)(prefill_shared() + kPfStop); }
 
@@ -105,8 +105,9 @@ KIE_CONST_FN int pairs_of(int product) {  // of 32 columns
 }
 KIE_CONST_FN int over(int a, int b) { return (a + b - 1) / b; }
 // How a product of so many positions is cut: narrow tiles, and parts of k that are added up in
-// order, where whole tiles would leave blocks idle. The cost is in 1/16 of a stage of a full tile
-// (a narrow one's takes 3/4 of its time: memory is what it waits for).
+// order, where whole tiles would leave blocks idle. Costs are in 1/16 of a full stage's time, as
+// measured: a narrow stage takes a little over half, or, where no other block takes the same
+// weights, the time that memory needs for them; then what follows the stages, and joining parts.
 struct Cut {
     int width, parts;
 };
@@ -115,13 +116,14 @@ KIE_CONST_FN u32 cut_of(int product, int places, int blocks) {
     u32 best = 0;
     long least = 1L << 60;
     for (int wide = 1; wide >= 0; --wide) {
-        const int tiles = over(places, 128 << wide) * row_tiles(product) * kLanes;
+        const int across = over(places, 128 << wide);
+        const int tiles = across * row_tiles(product) * kLanes;
+        const int stage = wide ? 16 : across > 1 ? 9 : 13;
         for (int parts = 1; parts <= kPartsMost && parts <= stages; ++parts) {
             if (parts > 1 && (tiles * parts << wide) > kPartItems) break;
-            const long extra = 96 + (parts > 1 ? 24 + 16 * parts : 0);
+            const int extra = 200 + (parts > 1 ? 280 + 50 * parts : 0);
             const long cost = (long)over(tiles * parts, blocks) *
-                              (wide ? over(stages, parts) * 16 + extra
-                                    : over(stages, parts) * 12 + extra * 9 / 16);
+                              (over(stages, parts) * stage + (wide ? extra : extra * 9 / 16));
             if (cost < least) least = cost, best = parts * 2 + wide;
         }
     }
@@ -156,8 +158,8 @@ KIE_DEVICE WideItem item_at(int product, const Chunk& c, const Cut& cut, int i) 
     const int across = over(c.to, cut.width), tiles = row_tiles(product), all = across * tiles,
               tile = i % (all * kLanes), r = tile / across;
     const int place = tile % across * cut.width;
-    return {r / tiles, r % tiles, place, c.to - place <= 128 ? 128 : cut.width,
-            i / (all * kLanes), tile, cut.width};
+    return {r / tiles,          r % tiles, place,    c.to - place <= 128 ? 128 : cut.width,
+            i / (all * kLanes), tile,      cut.width};
 }
 // The stages of 64 columns that a part takes.
 KIE_DEVICE int part_from(int product, const Cut& cut, int part) {
