@@ -65,8 +65,8 @@ constexpr int kStageWeights = 2 * kWideTiles * 1024, kStagePart = kWideN * 64;
 constexpr int kStageBytes = kStageWeights + 2 * kStagePart;
 constexpr int kLanesFirst = (kStageBytes - kOldBytes) / kLaneBytes,
               kLanesNext = kStageBytes / kLaneBytes;
-constexpr int kPfSlots = 0, kPfPages = 64, kPfStop = 128, kPfLast = 132, kPfScale = 256,
-              kPfSquares = kPfScale + 2 * kWideN * 4;
+constexpr int kPfSlots = 0, kPfPages = 64, kPfStop = 128, kPfLast = 132, kPfPhase = 136,
+              kPfScale = 256, kPfSquares = kPfScale + 2 * kWideN * 4;
 constexpr int kPfRing = (kPfSquares + kWideTiles * kWideN * 4 + 1023) / 1024 * 1024;
 constexpr int kStages = (kSharedMax - kPfRing) / kStageBytes;
 constexpr int kPrefillShared = kPfRing + kStages * kStageBytes;
@@ -79,6 +79,7 @@ KIE_DEVICE u8* prefill_shared() {
     return prefill_bytes;
 }
 KIE_DEVICE volatile u32* stop_word() { return (volatile u32*)(prefill_shared() + kPfStop); }
+KIE_DEVICE volatile u32* phase_word() { return (volatile u32*)(prefill_shared() + kPfPhase); }
 
 // A tile of a product: rows of one lane's matrix times `width` positions, over a part of k.
 struct WideItem {
@@ -105,9 +106,8 @@ KIE_CONST_FN int pairs_of(int product) {  // of 32 columns
 }
 KIE_CONST_FN int over(int a, int b) { return (a + b - 1) / b; }
 // How a product of so many positions is cut: narrow tiles, and parts of k that are added up in
-// order, where whole tiles would leave blocks idle. Costs are in 1/16 of a full stage's time, as
-// measured: a narrow stage takes a little over half, or, where no other block takes the same
-// weights, the time that memory needs for them; then what follows the stages, and joining parts.
+// order, where whole tiles would leave blocks idle. Costs are in 64 ticks, as measured: a stage,
+// what follows the stages, and joining parts.
 struct Cut {
     int width, parts;
 };
@@ -118,10 +118,10 @@ KIE_CONST_FN u32 cut_of(int product, int places, int blocks) {
     for (int wide = 1; wide >= 0; --wide) {
         const int across = over(places, 128 << wide);
         const int tiles = across * row_tiles(product) * kLanes;
-        const int stage = wide ? 16 : across > 1 ? 9 : 13;
+        const int stage = wide ? 17 : 13;
         for (int parts = 1; parts <= kPartsMost && parts <= stages; ++parts) {
             if (parts > 1 && (tiles * parts << wide) > kPartItems) break;
-            const int extra = 200 + (parts > 1 ? 280 + 50 * parts : 0);
+            const int extra = 200 + (parts > 1 ? 120 + 50 * parts : 0);
             const long cost = (long)over(tiles * parts, blocks) *
                               (over(stages, parts) * stage + (wide ? extra : extra * 9 / 16));
             if (cost < least) least = cost, best = parts * 2 + wide;

@@ -142,16 +142,6 @@ KIE_DEVICE u64 count_in(u64* p) {
     return v;
 }
 
-// Barriers of the copying team's own: all of it, and some.
-template <u32 kThreads>
-KIE_DEVICE void sync_feeders() {
-    asm volatile("bar.sync 2, %0;" ::"n"(kThreads) : "memory");
-}
-template <u32 kThreads>
-KIE_DEVICE void sync_few_feeders() {
-    asm volatile("bar.sync 3, %0;" ::"n"(kThreads) : "memory");
-}
-
 // Registers move from teams that copy to teams that multiply; by whole teams.
 template <u32 kCount>
 KIE_DEVICE void more_registers() {
