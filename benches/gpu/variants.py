@@ -1,5 +1,7 @@
 """Builds the harness for named shapes and overrides: variants.py OUT_DIR NAME[:KEY=VALUE[:...]] ...
 
+HARNESS=prefill.cu builds that one instead of decode.cu.
+
 Each argument becomes one binary OUT_DIR/NAME.KEY=VALUE...; the shapes are those of the table in
 NOTES.md. `nvcc` is taken from PATH or NVCC.
 """
@@ -34,9 +36,10 @@ LANE = {
     "PAGES_MAX": 520,
     "REST_GATHER": 250,
     "REST_MERGE": 0,
+    "PREFILL_CHUNK": 2048,
 }
 SHAPES = {
-    "2b": LANE | {"LANES": 8},
+    "2b": LANE | {"LANES": 8, "PREFILL_CHUNK": 512},
     "lane": LANE | {"LANES": 1, "SLOT_BYTES": 18432},
     "1b": LANE
     | {
@@ -94,9 +97,10 @@ def command(out: pathlib.Path, spec: str) -> list[str]:
         f"-I{HERE.parent.parent / 'kernels'}",
         *[f"-DKIE_{k}={v}" for k, v in shape.items()],
         *extra,
+        *os.environ.get("NVCC_FLAGS", "").split(),
         "-o",
         str(target),
-        str(HERE / "decode.cu"),
+        str(HERE / os.environ.get("HARNESS", "decode.cu")),
     ]
 
 
@@ -104,7 +108,7 @@ def build(out: pathlib.Path, spec: str) -> bool:
     done = subprocess.run(command(out, spec), capture_output=True, text=True, check=False)
     text = done.stderr.split("\n")
     for i, line in enumerate(text):
-        if "'kie_decode'" in line:
+        if "'kie_decode'" in line or "'kie_prefill'" in line:
             print(spec, " | ".join(part.strip() for part in text[i + 1 : i + 4]), flush=True)
     if done.returncode:
         print(spec, "\n".join(line for line in text if "error" in line)[:3000], flush=True)
