@@ -80,7 +80,7 @@ struct Load {
 };
 template <class S>
 KIE_DEVICE Load load_of(const PrefillArgs& args, const WideItem& item, long at, const u8* x) {
-    const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kWarp, pair = warp % 2;
+    const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kTeam, pair = warp % 2;
     const int f = item.row_tile * kWideTiles + my, tile = f % S::tiles_all;
     const int left = S::tiles_all - tile, most = kWideTiles - my, run = left < most ? left : most;
     u32 bytes = 0;
@@ -110,15 +110,18 @@ KIE_DEVICE bool await_free(Watch& w, const Pipe& pipe, u32 where, u32 wanted) {
 KIE_DEVICE u64* past_at(const PrefillArgs& args, int kind, int layer) {
     return (u64*)(args.scratch + kScrPast) + (long)(kind * kPast + layer % kPast) * kResidual;
 }
-KIE_DEVICE bool adds_others(int layer) { return kLanes > 1 && layer >= kDelay; }
+// Layers since the others' output that a layer adds, or -1.
+KIE_DEVICE int delay_of(const PrefillArgs& args, int kind, int layer) {
+    return kLanes > 1 ? args.model.layers[layer].delay[kind] : -1;
+}
 // The old residual of an item and the other lanes' sums, batch after batch.
 KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, const WideItem& item,
                               int kind, int layer) {
     // The two warps that wait for the phases before.
-    const int warp = (int)(thread() - kWorkers) / (int)kWarp, copy = (int)lane() * 2 + warp - 2;
+    const int warp = (int)(thread() - kWorkers) / (int)kTeam, copy = (int)lane() * 2 + warp - 2;
     const int left = kFrags - item.row_tile * kWideTiles,
               frags = left < kWideTiles ? left : kWideTiles;
-    const int end = adds_others(layer) ? kLanes : 1;
+    const int delay = delay_of(args, kind, layer), end = delay >= 0 ? kLanes : 1;
     KIE_NO_UNROLL for (int b = 0; b < batches_of(item.width); ++b) {
         const int group = item.place / 8 + b * kBatch;
         KIE_NO_UNROLL for (int l = 1, first = kWideTiles; first > 0 || l < end; first = 0) {
@@ -133,7 +136,7 @@ KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, con
                     n < 0 ? item.lane_index : (item.lane_index + l + n / kWideTiles) % kLanes;
                 const long at = (((long)from * kFrags + frag) * kEights + group) * 32;
                 const u8* base = n < 0 ? args.scratch + kScrResidual + at * 16
-                                       : (const u8*)(past_at(args, kind, layer - kDelay) + at);
+                                       : (const u8*)(past_at(args, kind, layer - delay) + at);
                 const u32 to = n < 0 ? copy * (kBatch * 512)
                                      : (first > 0 ? kOldBytes : 0) + n * (kBatch * 256);
                 reads_before_copy();
@@ -151,7 +154,7 @@ template <class S>
 KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe, const Chunk& chunk, int product,
                      int layer, long at, const u8* x) {
     constexpr int kPairs = S::k / 32;
-    const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kWarp;
+    const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kTeam;
     const Cut cut = cut_at(chunk, product);
     const int items = items_of(product, chunk, cut);
     KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks) {
@@ -187,7 +190,7 @@ KIE_CONST_FN long product_bytes() {
 // workers; nobody here waits for another warp of the team, so each can give up by itself.
 KIE_DEVICE bool await_feed(Watch& w, const PrefillArgs& args, Phase& p, u32 phases, bool all) {
     p.done += phases;
-    if (!all && thread() - kWorkers < kTeam / 2) return *stop_word() == 0;
+    if (!all && thread() - kWorkers < kCrew / 2) return *stop_word() == 0;
     if (lane() == 0) {
         w.polls = 0;
         while (*phase_word() < p.done && *stop_word() == 0) {
@@ -245,7 +248,7 @@ struct Share {
 KIE_DEVICE void take_share(const Pipe& p, Share& a, int rows, bool whole) {
     while (!slot_filled(stage_slot(p.at), p.parity))
         if (*stop_word()) break;
-    const int my = lane(), tile = thread() / kWarp;
+    const int my = lane(), tile = thread() / kTeam;
     const u8* w = stage_bytes(p.at) + tile * 1024 + my * 16;
     KIE_UNROLL for (int i = 0; i < 4; ++i) {
         a.v[i] = {{0, 0, 0, 0}};
@@ -338,7 +341,7 @@ KIE_DEVICE void take_scales(const PrefillArgs& args, const WideItem& item, float
                         (long)item.lane_index * kRowTiles * kChunk + item.place + n;
     float sum = 0;
     KIE_UNROLL for (int r = 0; r < kRowTiles; ++r) sum += from[(long)r * kChunk];
-    scale[n] = rsqrt_f(sum * (1.0f / kHidden) + kEps);
+    scale[n] = rsqrt_f(sum * (1.0f / kHiddenReal) + kEps);
 }
 // Two neighbouring places (v[place][row]) of two neighbouring rows of a head, f and f + 1.
 KIE_DEVICE void put_query(const PrefillArgs& args, int lane_index, int head, int f, int place,
@@ -372,15 +375,18 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
                         const WideItem& item, const WideRows& rows, const float* scale,
                         float (&d)[kWideN / 2]) {
     const int my = lane(), g = my / 4, t = my % 4, row = rows.row + 2 * g;
-    if (2 * g >= rows.rows) return;
+    if (2 * g >= rows.live) return;
     const bool is_q = row < kAttn, is_v = row >= kAttn + kKvHeads * kHeadDim;
     const int head = row / kHeadDim, f = row % kHeadDim;
     const int kv_head = is_q ? 0 : is_v ? head - kHeads - kKvHeads : head - kHeads;
-    const float factor = is_q ? 1.44269504f * rsqrt_f((float)kHeadDim) : 1.0f;
-    const u32* table = args.model.pages + args.column * args.model.pages_max;
-    u8* pool =
-        args.model.pool +
-        (u64)(layer * kLanes * kKvHeads + item.lane_index * kKvHeads + kv_head) * (2 * kPageHalf);
+    const float factor = is_q ? KIE_QUERY_SCALE : 1.0f;
+    const int kv_index = item.lane_index * kKvHeads + kv_head;
+    float bias[2] = {0, 0};
+    if constexpr (kBias) {
+        const float* from = args.model.biases +
+                            ((long)layer * kLanes + item.lane_index) * (kRowsQkv * kBlocksPerLane);
+        bias[0] = from[row] * factor, bias[1] = from[row + 1] * factor;
+    }
     const u64* rope = (const u64*)(args.model.rope + f);
     const int last_page = (chunk.base + chunk.to - 1) / kPage;
     int place = item.place + 2 * t;
@@ -390,8 +396,7 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
         u8* page = nullptr;
         if (!is_q) {
             const int at = (chunk.base + place) / kPage;
-            page = pool +
-                   (u64)table[at < last_page ? at : last_page] * (kAll * kKvHeads * 2 * kPageHalf);
+            page = prefill_page(args, layer, kv_index, at < last_page ? at : last_page);
         }
         KIE_UNROLL for (int i = 0; i < 8; ++i) {
             const int at = place + i / 2 * 8 + i % 2,
@@ -402,8 +407,8 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
             const int at = place + 8 * j;
             float v[2][2];  // [place][row]
             KIE_UNROLL for (int e = 0; e < 2; ++e) {
-                const float s = scale[8 * j + e] * factor, a = d[4 * j + e] * s,
-                            b = d[4 * j + 2 + e] * s, c = number((u32)turn[j][e]),
+                const float s = scale[8 * j + e] * factor, a = d[4 * j + e] * s + bias[0],
+                            b = d[4 * j + 2 + e] * s + bias[1], c = number((u32)turn[j][e]),
                             i = number((u32)(turn[j][e] >> 32));
                 v[e][0] = a * c - b * i, v[e][1] = a * i + b * c;
             }
@@ -434,15 +439,15 @@ KIE_DEVICE void put_act(const PrefillArgs& args, const WideItem& item, const Wid
                 y[e] = gate * up * reciprocal_f(1.0f + exp2_f(-1.44269504f * gate));
             }
             const float mine = odd ? y[1] : y[0], other = shuffle_xor(odd ? y[0] : y[1], 4);
-            if (2 * g < rows.rows)
+            if (2 * g < rows.live)
                 *(u32*)(to + j * kCores) = odd ? pack_half2(other, mine) : pack_half2(mine, other);
         }
         move_up<4 * kBatch>(d);
     }
 }
 
-// What a step adds to the residual: with several lanes early layers count their own more, later
-// ones add what the others made kDelay layers ago.
+// What a step adds to the residual: its own, times a factor, and with several lanes what the others
+// made some layers ago.
 KIE_DEVICE long residual_at(const WideItem& item, int frag) {
     return (((long)item.lane_index * kFrags + frag) * kEights + item.place / 8) * 32 + lane();
 }
@@ -457,8 +462,9 @@ KIE_DEVICE void take_old(const PrefillArgs& args, const WideItem& item, int kind
                          long at, Quad (&old)[kBatch]) {
     const Quad* residual = (const Quad*)(args.scratch + kScrResidual) + at;
     KIE_UNROLL for (int j = 0; j < kBatch; ++j) old[j] = residual[j * 32];
-    if (!adds_others(layer)) return;
-    const u64* past = past_at(args, kind, layer - kDelay) + at;
+    const int delay = delay_of(args, kind, layer);
+    if (delay < 0) return;
+    const u64* past = past_at(args, kind, layer - delay) + at;
     KIE_NO_UNROLL for (int l = 1; l < kLanes; ++l) {
         const u64* from = past + (long)((item.lane_index + l) % kLanes - item.lane_index) *
                                      (kFrags * kEights * 32);
@@ -477,8 +483,8 @@ KIE_DEVICE void leave_stage(Pipe& p) {
     if (lane() == 0) slot_release(stage_slot(p.at));
     forward(p);
 }
-KIE_DEVICE void take_old(Pipe& pipe, int layer, Quad (&old)[kBatch]) {
-    const int my = lane(), warp = thread() / kWarp, end = adds_others(layer) ? kLanes : 1;
+KIE_DEVICE void take_old(Pipe& pipe, bool others, Quad (&old)[kBatch]) {
+    const int my = lane(), warp = thread() / kTeam, end = others ? kLanes : 1;
     await_stage(pipe);
     const u8* from = stage_bytes(pipe.at) + warp * (kBatch * 512) + my * 16;
     KIE_UNROLL for (int j = 0; j < kBatch; ++j) old[j] = *(const Quad*)(from + j * 512);
@@ -497,6 +503,8 @@ KIE_DEVICE void take_old(Pipe& pipe, int layer, Quad (&old)[kBatch]) {
 struct Residual {
     int kind, layer;
     bool live;     // this thread's row pair exists
+    bool shares;   // other lanes will want what is added
+    float keep;    // factor on it
     float n0, n1;  // norm weights of the pair
     long at;
     u8* x;
@@ -506,26 +514,32 @@ KIE_DEVICE Residual residual_of(const PrefillArgs& args, int kind, int layer, co
                                 const WideRows& rows) {
     const int my = lane(), g = my / 4, t = my % 4, row = rows.row + 2 * g;
     const int norm = kind == 2 ? 0 : 2 * layer + 1 + kind;
-    Residual r = {kind,    layer,  2 * g < rows.rows, 0, 0, residual_at(item, rows.frag),
-                  nullptr, nullptr};
-    if (r.live) unpack_half2(args.model.norms[(long)norm * (kHidden / 2) + row / 2], r.n0, r.n1);
+    const int norm_row = norm * kNormLanes + (kNormLanes > 1 ? item.lane_index : 0);
+    Residual r = {
+        kind, layer, 2 * g < rows.live, false, 1, 0, 0, residual_at(item, rows.frag), nullptr,
+        nullptr};
+    if (kind < 2) {
+        const Layer& l = args.model.layers[layer];
+        r.keep = l.own[kind], r.shares = kLanes > 1 && (l.shares >> kind & 1) != 0;
+    }
+    if (r.live)
+        unpack_half2(args.model.norms[(long)norm_row * (kHidden / 2) + row / 2], r.n0, r.n1);
     r.x = args.scratch + kScrX + operand_at(item.lane_index, kHidden, item.place + 2 * t, row);
     r.squares =
-        (u64*)(prefill_shared() + kPfSquares) + ((int)(thread() / kWarp) * kWideN + 2 * t) / 2;
+        (u64*)(prefill_shared() + kPfSquares) + ((int)(thread() / kTeam) * kWideN + 2 * t) / 2;
     return r;
 }
 KIE_DEVICE void put_residual(const PrefillArgs& args, Residual& r, const Quad (&old)[kBatch],
                              const float* d) {
-    const float keep = kLanes > 1 && r.kind < 2 && r.layer < kDelay ? 2.82842712f : 1.0f;
     Quad* residual = (Quad*)(args.scratch + kScrResidual) + r.at;
     KIE_UNROLL for (int j = 0; j < kBatch; ++j) {
         float v[4];
         KIE_UNROLL for (int i = 0; i < 4; ++i) v[i] = r.live ? d[4 * j + i] : 0;
-        if (kLanes > 1 && r.kind < 2 && r.live && r.layer + kDelay < kLayers)
+        if (kLanes > 1 && r.live && r.shares)
             past_at(args, r.kind, r.layer)[r.at + j * 32] =
                 (u64)pack_half2(v[2], v[3]) << 32 | pack_half2(v[0], v[1]);
         KIE_UNROLL for (int i = 0; i < 4; ++i) v[i] =
-            r.live ? keep * v[i] + number(old[j].v[i]) : 0;
+            r.live ? r.keep * v[i] + number(old[j].v[i]) : 0;
         if (r.live) {
             residual[j * 32] = {{bits(v[0]), bits(v[1]), bits(v[2]), bits(v[3])}};
             *(u32*)(r.x + j * kCores) = pack_half2(v[0] * r.n0, v[2] * r.n1);
@@ -552,12 +566,13 @@ KIE_DEVICE void put_squares(const PrefillArgs& args, const WideItem& item) {
 KIE_DEVICE void put_sums(const PrefillArgs& args, Pipe& pipe, bool joined, int kind, int layer,
                          const WideItem& item, const WideRows& rows, float (&d)[kWideN / 2]) {
     Residual r = residual_of(args, kind, layer, item, rows);
+    const bool others = delay_of(args, kind, layer) >= 0;
     KIE_NO_UNROLL for (int n = batches_of(item.width); n > 0; --n) {
         Quad old[kBatch];
         if (joined)
             take_old(args, item, kind, layer, r.at, old);
         else
-            take_old(pipe, layer, old);
+            take_old(pipe, others, old);
         put_residual(args, r, old, d);
         move_up<4 * kBatch>(d);
     }
@@ -565,15 +580,15 @@ KIE_DEVICE void put_sums(const PrefillArgs& args, Pipe& pipe, bool joined, int k
 }
 // The last layer's residual as rows, for whoever wants logits of the prompt.
 KIE_DEVICE void put_hidden(const PrefillArgs& args, const Chunk& chunk) {
-    const int my = lane(), g = my / 4, t = my % 4, warps = kWorkers / kWarp;
+    const int my = lane(), g = my / 4, t = my % 4, warps = kWorkers / kTeam;
     const int groups = over(chunk.to, 8), all = kLanes * kFrags * groups;
-    KIE_NO_UNROLL for (int i = block() * warps + thread() / kWarp; i < all;
+    KIE_NO_UNROLL for (int i = block() * warps + thread() / kTeam; i < all;
                        i += args.blocks * warps) {
         const int j = i % groups, frag = i / groups % kFrags, l = i / groups / kFrags;
-        const WideRows rows = rows_at<SplitO>(frag / kWideTiles, frag % kWideTiles);
+        const WideRows rows = residual_rows(frag / kWideTiles, frag % kWideTiles);
         const Quad v = load_state((const Quad*)(args.scratch + kScrResidual) +
                                   ((long)(l * kFrags + frag) * kEights + j) * 32 + my);
-        if (2 * g >= rows.rows) continue;
+        if (2 * g >= rows.live) continue;
         KIE_UNROLL for (int e = 0; e < 2; ++e) {
             const int place = 8 * j + 2 * t + e;
             if (place < chunk.from || place >= chunk.to) continue;
@@ -585,17 +600,17 @@ KIE_DEVICE void put_hidden(const PrefillArgs& args, const Chunk& chunk) {
 }
 
 KIE_DEVICE WideRows rows_of_product(int product, int row_tile, int j) {
-    return product == kToQkv      ? rows_at<SplitQkv>(row_tile, j)
-           : product == kToGateUp ? rows_at<SplitGu>(row_tile, j)
-                                  : rows_at<SplitO>(row_tile, j);
+    return product == kToQkv      ? rows_at<SplitQkv, kQkv>(row_tile, j)
+           : product == kToGateUp ? rows_at<SplitGu, 2 * kFfn>(row_tile, j)
+                                  : residual_rows(row_tile, j);
 }
 // The rows of the embedding, in the order of a product's results.
 KIE_DEVICE void embed_chunk(const PrefillArgs& args, const Chunk& chunk) {
     const Cut cut = {chunk.to <= 128 ? 128 : kWideN, 1};
-    const int items = items_of(kToO, chunk, cut), warp = thread() / kWarp;
+    const int items = items_of(kToO, chunk, cut), warp = thread() / kTeam;
     KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks) {
         const WideItem item = item_at(kToO, chunk, cut, i);
-        const WideRows rows = rows_at<SplitO>(item.row_tile, warp);
+        const WideRows rows = residual_rows(item.row_tile, warp);
         const int my = lane(), row = rows.row + my / 4 * 2;
         int place = item.place + my % 4 * 2;
         sync_consumers<kWorkers>();  // the last item's squares are read
@@ -622,7 +637,7 @@ KIE_DEVICE void embed_chunk(const PrefillArgs& args, const Chunk& chunk) {
 KIE_DEVICE void product_phase(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk, int product,
                               int layer) {
     const Cut cut = cut_at(chunk, product);
-    const int items = items_of(product, chunk, cut), warp = thread() / kWarp;
+    const int items = items_of(product, chunk, cut), warp = thread() / kTeam;
     const int pairs = pairs_of(product);
     float d[kWideN / 2];
     int turn = 0;
@@ -688,8 +703,8 @@ KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
 
 KIE_KERNEL(kie_prefill, kPrefillThreads, PrefillArgs args) {
     if (thread() == 0) {
-        for (int i = 0; i < kStages; ++i) slot_init(stage_slot(i), kWorkers / kWarp);
-        for (int i = 0; i < kPageBuffers; ++i) slot_init(page_slot(i), kWorkers / kWarp);
+        for (int i = 0; i < kStages; ++i) slot_init(stage_slot(i), kWorkers / kTeam);
+        for (int i = 0; i < kPageBuffers; ++i) slot_init(page_slot(i), kWorkers / kTeam);
         slots_ready();
         *stop_word() = *phase_word() = 0;
     }

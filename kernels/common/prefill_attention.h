@@ -8,7 +8,7 @@ constexpr bool kPaired = kGroup % 2 == 0;
 constexpr int kRun = 64, kItemRun = kPaired ? kRun : 2 * kRun;  // queries of a team, of an item
 constexpr int kItemHeads = kPaired ? kHeads / 2 : kHeads;
 constexpr int kPageBuffers = 4;
-static_assert(kPageBuffers * kWarp == kTeam, "a copying warp a buffer");
+static_assert(kPageBuffers * kTeam == (int)kCrew, "a copying warp a buffer");
 static_assert(kPageBuffers * 2 * kPageHalf <= kStages * kStageBytes, "pages fit the ring");
 constexpr int kSteps = kHeadDim / 16, kPageQuads = 8 * kHeadDim;  // quads of keys, of values
 static_assert(kHeadDim % 16 == 0, "whole fragments");
@@ -24,14 +24,14 @@ struct Run {
 KIE_DEVICE int runs_of(const Chunk& c) {
     return (c.to + kItemRun - 1) / kItemRun * (kLanes * kItemHeads);
 }
-KIE_DEVICE Run run_at(const Chunk& c, int layer, int i, int team) {
+KIE_DEVICE Run run_at(const PrefillArgs& args, const Chunk& c, int layer, int i, int team) {
     const int runs = (c.to + kItemRun - 1) / kItemRun;
     const int start = (runs - 1 - i / (kLanes * kItemHeads)) * kItemRun;
     const int u = i % (kLanes * kItemHeads), head = u % kItemHeads;
     int first = 0, end = start + kItemRun - 1;
     if (end >= c.to) end = c.to - 1;
-    if (layer < kWindowLayers && c.base + start >= kWindow)
-        first = (c.base + start - kWindow + 1) / kPage;
+    const int window = (int)args.model.layers[layer].window;
+    if (window > 0 && c.base + start >= window) first = (c.base + start - window + 1) / kPage;
     return {u / kItemHeads, kPaired ? 2 * head + team : head, start + (kPaired ? 0 : team * kRun),
             first, (c.base + end) / kPage};
 }
@@ -76,11 +76,11 @@ KIE_DEVICE void fetch_page(const u8* page, u8* to) {
 }
 KIE_DEVICE bool feed_pages(Watch& w, const PrefillArgs& args, PagePipe& pipe, const Chunk& chunk,
                            int layer) {
-    const int runs = runs_of(chunk), warp = (int)(thread() - kWorkers) / (int)kWarp;
+    const int runs = runs_of(chunk), warp = (int)(thread() - kWorkers) / (int)kTeam;
     KIE_NO_UNROLL for (int turn = 0; turn * (int)args.blocks < runs; ++turn) {
         const int i = run_index(args, turn);
         if (i >= runs) continue;
-        const Run run = run_at(chunk, layer, i, 0);
+        const Run run = run_at(args, chunk, layer, i, 0);
         const int kv = run.lane_index * kKvHeads + run.head / kGroup;
         KIE_NO_UNROLL for (int page = run.first; page <= run.last; ++page, ++pipe.at) {
             if ((int)(pipe.at % kPageBuffers) != warp) continue;
@@ -131,7 +131,7 @@ KIE_DEVICE void mask_scores(float (&s)[kPage / 2], int key, int query, int lowes
 // The merged heads as operand of the o product.
 KIE_DEVICE void put_attention(const PrefillArgs& args, const Run& run, Softmax& m,
                               float (&o)[kHeadDim / 2]) {
-    const int my = lane(), g = my / 4, t = my % 4, warp = thread() / kWarp % 4;
+    const int my = lane(), g = my / 4, t = my % 4, warp = thread() / kTeam % 4;
     KIE_UNROLL for (int r = 0; r < 2; ++r) {
         float mass = m.mass[r];
         mass += shuffle_xor(mass, 1), mass += shuffle_xor(mass, 2);
@@ -177,9 +177,10 @@ KIE_DEVICE void add_values(const u32 (&p)[kPage / 4], const u8* values, float (&
 // While a page's scores are weighed, the values of the one before are added.
 KIE_DEVICE void attend_run(const PrefillArgs& args, const Chunk& chunk, int layer, const Run& run,
                            PagePipe& pipe) {
-    const int my = lane(), g = my / 4, t = my % 4, warp = thread() / kWarp % 4;
+    const int my = lane(), g = my / 4, t = my % 4, warp = thread() / kTeam % 4;
     const int query = chunk.base + run.place + 16 * warp + g;  // and 8 more
-    const int lowest = layer < kWindowLayers ? kWindow : 1 << 30;
+    const int window = (int)args.model.layers[layer].window;
+    const int lowest = window > 0 ? window : 1 << 30;
     Quad q[kSteps];
     const u8* from =
         args.scratch + kScrQ + query_at(run.lane_index, run.head, run.place + 16 * warp);
@@ -225,9 +226,9 @@ KIE_DEVICE void attend_run(const PrefillArgs& args, const Chunk& chunk, int laye
 }
 KIE_DEVICE void attend_chunk(const PrefillArgs& args, const Chunk& chunk, int layer,
                              PagePipe& pipe) {
-    const int runs = runs_of(chunk), team = thread() / kTeam;
+    const int runs = runs_of(chunk), team = thread() / kCrew;
     KIE_NO_UNROLL for (int turn = 0; turn * (int)args.blocks < runs; ++turn) {
         const int i = run_index(args, turn);
-        if (i < runs) attend_run(args, chunk, layer, run_at(chunk, layer, i, team), pipe);
+        if (i < runs) attend_run(args, chunk, layer, run_at(args, chunk, layer, i, team), pipe);
     }
 }

@@ -5,14 +5,14 @@
 #pragma once
 
 struct PrefillArgs {
-    DecodeArgs model;   // line, embed, norms, rope, pool, pages, poison, records, budget, trace
+    DecodeArgs model;   // all that a prompt's positions need of it; `records` for all blocks
     const u32* tokens;  // [count]
     u8* scratch;        // kPrefillScratch bytes, 1,024-byte aligned
     u64* arrivals;      // kPrefillCounters, all 0 at the launch
     float* hidden;      // [count][kLanes][kHidden] out: the last layer's residual; or null
     u32 first, count;   // positions
     u32 from, to;       // layers; less than all only where the positions are one chunk
-    u32 column;         // whose row of the page table
+    u32 row;            // whose pages
     u32 blocks;         // of the grid, all resident
 };
 
@@ -20,7 +20,7 @@ constexpr int kChunk = KIE_PREFILL_CHUNK;  // positions that go through together
 constexpr int kWideN = 256;                // positions of a tile
 constexpr int kWideRows = 128, kWideTiles = kWideRows / 16;
 static_assert(kChunk % kWideN == 0, "whole tiles");
-constexpr u32 kTeam = 128, kWorkers = 2 * kTeam, kPrefillThreads = kWorkers + kTeam;
+constexpr u32 kCrew = 128, kWorkers = 2 * kCrew, kPrefillThreads = kWorkers + kCrew;
 
 // Row tiles of 16 of a lane's matrix, over the blocks that own them when decoding.
 template <class S>
@@ -41,7 +41,9 @@ KIE_CONST_FN long operand_bytes(int k) { return (long)kLanes * (k / 32) * kEight
 // The residual as floats and, with several lanes, what each lane added, as halves: in the order in
 // which the threads of a tile hold their results, [lane][row tile of 16][position / 8][32][4].
 constexpr long kResidual = (long)kLanes * kFrags * kEights * 32;  // times four numbers
-constexpr int kPast = kDelay + 1;
+// Layers whose outputs are kept for the other lanes: the longest delay and the layer at work. Others'
+// outputs of the very same layer would take one more meeting of the grid.
+constexpr int kPast = KIE_PREFILL_PAST;
 constexpr long kScrX = 0, kScrAttn = kScrX + operand_bytes(kHidden),
                kScrAct = kScrAttn + operand_bytes(kAttn), kScrQ = kScrAct + operand_bytes(kFfn),
                kScrResidual = kScrQ + (long)kLanes * kAttn * kChunk * 2,
@@ -87,13 +89,18 @@ struct WideItem {
 };
 struct WideRows {
     int frag, row, rows;  // 16-row tile of the lane, its first row, how many rows there are
+    int live;             // and how many of those are not beyond the matrix
 };
-template <class S>
+template <class S, int kRows>  // of kRows rows in all
 KIE_DEVICE WideRows rows_at(int row_tile, int j) {
     const int f = row_tile * kWideTiles + j;
-    if (f >= frags_of<S>()) return {frags_of<S>() - 1, 0, 0};
-    const int i = f % S::tiles_all, rows = S::rows - 16 * i;
-    return {f, f / S::tiles_all * S::rows + 16 * i, rows < 16 ? rows : 16};
+    if (f >= frags_of<S>()) return {frags_of<S>() - 1, 0, 0, 0};
+    const int i = f % S::tiles_all, row = f / S::tiles_all * S::rows + 16 * i;
+    const int rows = min_i(S::rows - 16 * i, 16);
+    return {f, row, rows, min_i(rows, kRows - row)};
+}
+KIE_DEVICE WideRows residual_rows(int row_tile, int j) {
+    return rows_at<SplitO, kHidden>(row_tile, j);
 }
 enum Product { kToQkv, kToO, kToGateUp, kToDown };
 KIE_CONST_FN int row_tiles(int product) {
@@ -171,10 +178,11 @@ KIE_DEVICE long operand_at(int lane_index, int k, int place, int c) {
            c % 8 / 2 * 128 + place % 8 * 16 + c % 32 / 8 * 4;
 }
 KIE_DEVICE u8* prefill_page(const PrefillArgs& args, int layer, int kv_index, int page) {
-    const u32 physical = args.model.pages[args.column * args.model.pages_max + page];
-    return args.model.pool +
-           ((u64)physical * (kAll * kKvHeads) + (u64)layer * (kLanes * kKvHeads) + kv_index) *
-               (2 * kPageHalf);
+    const Layer& l = args.model.layers[layer];
+    const u32 physical = args.model.pages[(args.row * kPools + l.pool) * kPagesMax + page];
+    const u32 unit = physical * args.model.pool_layers[l.pool] + l.pool_layer;
+    return args.model.pools[l.pool] +
+           ((u64)unit * (kLanes * kKvHeads) + kv_index) * (2 * kPageHalf);
 }
 // Queries go to scratch as fragments [lane][head][place / 16][d / 16][lane][4]: what attention
 // multiplies.
@@ -182,3 +190,9 @@ KIE_DEVICE long query_at(int lane_index, int head, int place) {
     return ((long)(lane_index * kHeads + head) * (kChunk / 16) + place / 16) * (kHeadDim / 16) *
            512;
 }
+
+// The host's arithmetic is the same, or nothing compiles.
+static_assert(sizeof(PrefillArgs) == KIE_PREFILL_ARGS_BYTES && kPartItems == KIE_PREFILL_ITEMS &&
+                  kPrefillThreads == KIE_PREFILL_THREADS,
+              "host structures");
+static_assert(kLineBytes == KIE_LINE_BYTES && kPrefillScratch <= KIE_PREFILL_SCRATCH, "host plan");

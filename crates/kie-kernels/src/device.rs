@@ -134,27 +134,28 @@ pub trait Running {
 /// [`Error::NoDevice`] with what was looked for, [`Error::DriverTooOld`].
 pub fn open(name: &str, options: &Options) -> Result<Arc<dyn Device>> {
     let cache = options.cache_dir.as_deref();
-    let machines: Vec<Arc<dyn Machine>> =
-        match name.split(':').next() {
-            Some("cpu") if name == "cpu" => return Ok(Arc::new(crate::cpu::Cpu::new(options)?)),
-            #[cfg(target_os = "linux")]
-            Some("cuda") => each_of(name)?
-                .iter()
-                .map(|one| crate::cuda::open(one, &options.nvrtc_dirs, cache))
-                .collect::<Result<_>>()?,
-            #[cfg(target_os = "linux")]
-            Some("hip") => {
-                each_of(name)?.iter().map(|one| crate::hip::open(one, cache)).collect::<Result<_>>()?
-            }
-            Some("sim") => crate::sim::open(name)?,
-            Some(_) | None => return Err(Error::NoDevice {
+    let machines: Vec<Arc<dyn Machine>> = match name.split(':').next() {
+        Some("cpu") if name == "cpu" => return Ok(Arc::new(crate::cpu::Cpu::new(options)?)),
+        #[cfg(target_os = "linux")]
+        Some("cuda") => each_of(name)?
+            .iter()
+            .map(|one| crate::cuda::open(one, &options.nvrtc_dirs, cache))
+            .collect::<Result<_>>()?,
+        #[cfg(target_os = "linux")]
+        Some("hip") => {
+            each_of(name)?.iter().map(|one| crate::hip::open(one, cache)).collect::<Result<_>>()?
+        }
+        Some("sim") => crate::sim::open(name)?,
+        Some(_) | None => {
+            return Err(Error::NoDevice {
                 device: name.to_owned(),
                 detail:
                     "devices are \"cpu\", \"cuda:N\" or \"cuda:N,M\", \"hip:N\" and, for tests, \
                          \"sim\""
                         .to_owned(),
-            }),
-        };
+            })
+        }
+    };
     Ok(Arc::new(Mono::new(name, machines, options)?))
 }
 
@@ -207,6 +208,8 @@ pub struct Options {
     pub cache_dir: Option<PathBuf>,
     /// How long a wait inside a GPU's kernel lasts at most; `None`: a second.
     pub hang_timeout: Option<Duration>,
+    /// Prompts run as columns of the decode kernel even where the prefill kernel fits; for tests.
+    pub narrow_prompts: bool,
     /// Bound on the gap of a decoding slot beside a prefill, in milliseconds.
     pub max_itl_ms: Option<f64>,
 }

@@ -7,6 +7,7 @@ use super::cut::Cut;
 use super::machine::{Machine, Memory, Module, Platform, Shared, Source};
 use super::model::Model;
 use super::pack::Weights;
+use super::prefill::{Plan, Prefill};
 use super::runner::{penalises, prompt_counts};
 use super::source;
 use super::wire::{self, Args, Layer, Wire, RECORD_BYTES, RING, STOPS};
@@ -40,6 +41,8 @@ pub struct Loaded {
     pub records: Memory,
     /// Tokens of a prompt's launch.
     pub prompt: Memory,
+    /// The prefill kernel, where it fits.
+    pub prefill: Option<Prefill>,
     kernels: Vec<(u32, Arc<dyn Module>)>,
     base: Args,
     pages: Memory,
@@ -67,13 +70,16 @@ impl Loaded {
         machine: Arc<dyn Machine>,
         program: &ValidProgram,
         buffers: &[Buffer],
-        [rank, ranks]: [u32; 2],
+        (model, cut, plan): (Model, Cut, Option<Plan>),
+        rank: u32,
     ) -> Result<Self> {
         let program = program.program();
         let dims = program.dims;
-        let model = Model::read(program, ranks)?;
-        let cut = Cut::new(&model, &machine.info()?, dims.max_positions)?;
-        let kernels = compile(&*machine, &model, &cut)?;
+        let (kernels, wide) = compile(&*machine, &model, &cut, plan.as_ref())?;
+        let prefill = match plan.zip(wide) {
+            Some((plan, module)) => Some(Prefill::new(&*machine, plan, module)?),
+            None => None,
+        };
         let weights = Weights { program, buffers, model: &model, cut: &cut, rank };
         let m = &*machine;
         let mut kept = Vec::new();
@@ -91,7 +97,8 @@ impl Loaded {
         let logit_bias = m.alloc(slots * vocab * 4)?;
         let counts = m.alloc(slots * vocab * 4)?;
         let poison = m.alloc(8)?;
-        let records = m.alloc(cut.blocks as usize * RECORD_BYTES)?;
+        let writers = prefill.as_ref().map_or(0, Prefill::blocks).max(cut.blocks);
+        let records = m.alloc(writers as usize * RECORD_BYTES)?;
         let prompt = m.alloc(dims.max_positions as usize * 4)?;
         let mut pools = [0; GROUPS];
         for (group, pool) in pools.iter_mut().enumerate() {
@@ -142,6 +149,7 @@ impl Loaded {
             poison,
             records,
             prompt,
+            prefill,
             kernels,
             base,
             pages,
@@ -275,11 +283,20 @@ impl Loaded {
     }
 }
 
-/// The kernels of a cut, one for each number of columns, compiled side by side.
+/// Decode kernels by their number of columns, and the prefill kernel.
+type Kernels = (Vec<(u32, Arc<dyn Module>)>, Option<Arc<dyn Module>>);
+
+/// The kernels of a cut, one for each number of columns, and the planned prefill kernel, compiled
+/// side by side.
 ///
 /// # Errors
 /// What the machine's compiler says.
-pub(super) fn compile(machine: &dyn Machine, model: &Model, cut: &Cut) -> Result<Vec<(u32, Arc<dyn Module>)>> {
+pub(super) fn compile(
+    machine: &dyn Machine,
+    model: &Model,
+    cut: &Cut,
+    plan: Option<&Plan>,
+) -> Result<Kernels> {
     let text = source::text(machine.platform());
     let one = |columns: u32| -> Result<(u32, Arc<dyn Module>)> {
         let defines = cut.defines(model, columns);
@@ -288,13 +305,17 @@ pub(super) fn compile(machine: &dyn Machine, model: &Model, cut: &Cut) -> Result
     };
     let (kernels, one) = (cut.kernels(), &one);
     std::thread::scope(|scope| {
+        let wide = plan.map(|plan| scope.spawn(move || machine.compile(&plan.source(model, cut))));
         let all: Vec<_> = kernels.iter().map(|c| scope.spawn(move || one(*c))).collect();
-        all.into_iter()
-            .map(|t| {
-                t.join().unwrap_or_else(|_| Err(Error::Failed("a compiler thread died".into())))
-            })
-            .collect()
+        let decode: Result<Vec<_>> =
+            all.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(died()))).collect();
+        let wide = wide.map(|t| t.join().unwrap_or_else(|_| Err(died()))).transpose()?;
+        Ok((decode?, wide))
     })
+}
+
+fn died() -> Error {
+    Error::Failed("a compiler thread died".into())
 }
 
 fn upload(machine: &dyn Machine, bytes: &[u8]) -> Result<Memory> {

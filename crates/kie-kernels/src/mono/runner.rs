@@ -3,7 +3,8 @@
 //!
 //! A launch holds the whole decode loop of the sequences it was made for: it ends when one of them
 //! ends, or when the host asks because something else waits (a new request, a cancel). Prompts run
-//! in launches of their own, with the positions of one sequence as columns. So a launch's columns
+//! in launches of their own: of the prefill kernel where there is one, else of the decode kernel with
+//! the positions of one sequence as columns. So a launch's columns
 //! never change while it runs, pages and tables are written only between launches, and the host
 //! only reads tokens as they come.
 
@@ -15,8 +16,9 @@ use std::time::Duration;
 use super::clock::DeviceClock;
 use super::loaded::Loaded;
 use super::machine::{Flight, Launch, Platform};
+use super::prefill;
 use super::wire::{self, wants, Lost, Order, Sequence, Wire, RING};
-use crate::abi::{Command, CommandKind, Record, SlotEnd, MAX_ALTERNATIVES};
+use crate::abi::{Command, CommandKind, Record, SlotEnd, MAX_ALTERNATIVES, PAGE};
 use crate::device::Running;
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
@@ -381,7 +383,15 @@ impl Runner {
         }
         let slot = &mut self.slots[index];
         let last = memory.params.prompt as usize - 1;
-        let count = if beside { TURN_POSITIONS } else { usize::MAX }.min(last - slot.next);
+        let wide = self.ranks[0].prefill.is_some();
+        let most = match (wide, beside) {
+            // Chunks start at whole pages, so launches end there.
+            (true, true) => prefill::TURN_POSITIONS - slot.next % PAGE,
+            (true, false) => prefill::MOST_POSITIONS - slot.next % PAGE,
+            (false, true) => TURN_POSITIONS,
+            (false, false) => usize::MAX,
+        };
+        let count = most.min(last - slot.next);
         if count == 0 {
             (slot.state, slot.token) = (State::Decode, memory.tokens[last]);
             return self.take_off();
@@ -422,12 +432,29 @@ impl Runner {
             rank.machine.write(&rank.prompt, 0, &bytes)?;
         }
         let count = tokens.len() as u32;
+        // A few positions are done sooner as columns, in steps of a token's time.
+        if matches!(work, Work::Prompt(..)) && count > 2 * columns && self.first().prefill.is_some()
+        {
+            return self.launch_wide(index, position as u32, count, work);
+        }
         // Every column is of this sequence, whose pages it finds by its own row.
         let (row, position) = (index as u32, position as u32);
         let column = [Sequence { row, position, ..Sequence::default() }; 8];
         let steps = count.div_ceil(columns);
         let logits = matches!(work, Work::Logits(..)).then_some(steps * columns);
         self.launch(&Ask { columns, steps, live: columns, prompt: count, logits, column }, work)
+    }
+
+    /// The tokens at `prompt` in the prefill kernel, which runs on one machine alone.
+    fn launch_wide(&mut self, row: usize, first: u32, count: u32, work: Work) -> Result<()> {
+        let loaded = &self.ranks[0];
+        let prefill = loaded.prefill.as_ref().expect("the caller asked");
+        let mut args = loaded.args(1);
+        (args.prompt, args.budget_ns) = (loaded.prompt.address, self.budget_ns);
+        let (machine, layers) = (&*loaded.machine, loaded.model.layers);
+        let flight = prefill.launch(machine, args, layers, row as u32, (first, count))?;
+        self.going = Some(Going { flights: vec![flight], work, steps: 0, leaving: false });
+        Ok(())
     }
 
     fn start_tokens(&mut self, slots: Vec<usize>, most: u32) -> Result<()> {
