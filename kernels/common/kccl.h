@@ -460,5 +460,7 @@ KIE_DEVICE void run(const Args& args) {
 }  // namespace kccl
 
 // A thread holds a pair of every rank: with more ranks, fewer threads have the registers for it.
-KIE_KERNEL(kie_collective, kccl::kRanks <= 4 ? 1024 : 512, kccl::Args args) { kccl::run<false>(args); }
+KIE_KERNEL(kie_collective, kccl::kRanks <= 4 ? 1024 : 512, kccl::Args args) {
+    kccl::run<false>(args);
+}
 KIE_KERNEL(kie_collective_bulk, 512, kccl::Args args) { kccl::run<true>(args); }

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, final
 from kie.types import Message
 
 __all__ = [
+    "Communicator",
     "Completion",
     "Engine",
     "Session",
@@ -16,11 +17,29 @@ __all__ = [
     "TopLogprob",
     "Usage",
     "__version__",
+    "compile",
+    "gpus",
     "host",
     "read_bandwidth",
 ]
 
 __version__: str
+
+def compile(
+    path: str | PathLike[str],
+    *,
+    device: str,
+    dtype: str,
+    max_seq_len: int | None,
+    cache_dir: str | PathLike[str] | None,
+    nvrtc_dirs: Sequence[str | PathLike[str]],
+) -> str:
+    """Compiles ahead what an engine with these options would, and returns the printed plan."""
+
+def gpus() -> tuple[list[tuple[str, str, str, int, int, int]], list[str]]:
+    """GPUs that can be used (name, model, architecture, multiprocessors, memory in all and free),
+    and what the drivers said of the others.
+    """
 
 def host() -> tuple[str, str, int, int]:
     """Processor, instruction set that the kernels use, memory in all and free, in bytes."""
@@ -189,6 +208,35 @@ class Completion:
     def __ne__(self, other: object, /) -> bool: ...
 
 @final
+class Communicator:
+    """Ranks that work together."""
+
+    def __new__(
+        cls,
+        devices: Sequence[str],
+        *,
+        ranks: int | None,
+        message_bytes: int,
+        budget_s: float,
+        threads: int,
+        topology: str | PathLike[str] | None,
+        nvrtc_dirs: Sequence[str | PathLike[str]],
+    ) -> Communicator: ...
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+    def table(self) -> str:
+        """The topology, and the way of every operation and size."""
+    def save_topology(self, path: str | PathLike[str]) -> None:
+        """Write the topology to a file."""
+    def plan(self, op: str, bytes: int) -> str:
+        """The way of a message."""
+    def run(self, op: str, dtype: str, root: int, inputs: Sequence[bytes]) -> list[bytes]:
+        """Run an operation: one input a rank, one output a rank."""
+    def measure(self, op: str, dtype: str, bytes: int, steps: int) -> list[float]:
+        """Microseconds of one operation on each rank, inside one kernel."""
+
+@final
 class Engine:
     """A loaded model."""
 
@@ -208,6 +256,7 @@ class Engine:
         max_itl_ms: float | None,
         hang_timeout_s: float,
         cache_dir: str | PathLike[str] | None,
+        nvrtc_dirs: Sequence[str | PathLike[str]],
         progress: Callable[[str, int, int], None] | None,
     ) -> Engine: ...
     def stream(

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from kie import _kie, hub
+from kie.errors import InvalidRequestError
 from kie.stream import Stream
 from kie.types import Completion, Message
 
@@ -29,7 +30,8 @@ class Engine:
     Args:
         model: a folder as Hugging Face writes it, a hub id (`org/name`, needs `kie[hub]`), or
             None for the model that ships with the package.
-        device: "auto", "cpu", "cuda", "cuda:0", ... A device that is not there is an error.
+        device: "auto" (the CPU), "cpu", "cuda", "cuda:0", "cuda:0,1", ... One that is not there is
+            an error.
         dtype: "auto" (as stored), "f32", "f16" or "bf16".
         max_seq_len: longest sequence in tokens; None: what the model was made for.
         max_batch: requests that run at once.
@@ -83,6 +85,7 @@ class Engine:
             max_itl_ms=max_itl_ms,
             hang_timeout_s=hang_timeout_s,
             cache_dir=cache_dir,
+            nvrtc_dirs=compiler_folders(device),
             progress=progress,
         )
 
@@ -311,6 +314,53 @@ def _object(text: str) -> dict[str, Any]:
     return value
 
 
+def compile_ahead(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    device: str = "cuda:0",
+    dtype: Literal["auto", "f32", "f16", "bf16"] = "auto",
+    max_seq_len: int | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> str:
+    """Compiles the kernels that an `Engine` with these arguments needs, so that it opens at once.
+
+    Reads the shape of the model, none of its weights. Returns the printed plan.
+
+    Raises:
+        LoadError, UnsupportedModelError, DeviceError, InvalidRequestError.
+    """
+    if device in ("auto", "cpu"):
+        raise InvalidRequestError(
+            f'nothing is compiled for device="{device}"',
+            hint='pass the GPU, device="cuda:0"',
+            context={"device": device},
+        )
+    return _kie.compile(
+        hub.resolve(model),
+        device=device,
+        dtype=dtype,
+        max_seq_len=max_seq_len,
+        cache_dir=cache_dir,
+        nvrtc_dirs=compiler_folders(device),
+    )
+
+
+def compiler_folders(device: str) -> list[str]:
+    """Where `pip install kie[cuda]` has put the compiler of a GPU's kernels."""
+    if not device.startswith("cuda"):
+        return []
+    from importlib.util import find_spec
+
+    found = find_spec("nvidia")
+    roots = list(found.submodule_search_locations or ()) if found else []
+    folders = [
+        os.path.join(root, *parts, "lib")
+        for parts in (("cu13",), ("cuda_nvrtc",))
+        for root in roots
+    ]
+    return [folder for folder in folders if os.path.isdir(folder)]
+
+
 GPU_NODES = ("/dev/nvidia0", "/dev/kfd")
 
 
@@ -318,7 +368,5 @@ def _warn_of_idle_gpus() -> None:
     """Says, once a process, that `device="auto"` means the CPU although a GPU is there."""
     found = next((node for node in GPU_NODES if os.path.exists(node)), None)
     if found is not None:
-        text = (
-            f'{found} is there, but this build of kie runs on the CPU only: device="auto" is "cpu"'
-        )
+        text = f'{found} is there, but device="auto" is "cpu": pass device="cuda:0" to use a GPU'
         warnings.warn(text, RuntimeWarning, stacklevel=3)

@@ -22,6 +22,24 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU that kie can use."""
+
+    name: str
+    """What `device=` calls it."""
+    model: str
+    """What a person would call it."""
+    arch: str
+    """Architecture that kernels are compiled for."""
+    multiprocessors: int
+    """Multiprocessors, one block of the kernel each."""
+    memory_bytes: int
+    """Memory of the device."""
+    free_bytes: int
+    """Memory that is free now."""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The report of `kie.doctor()`."""
 
@@ -43,8 +61,10 @@ class Report:
     """Memory that is available now, within the limit of the control group."""
     read_bandwidth: float | None
     """Bytes a second that all cores read from memory, None where it was not measured."""
-    gpus: tuple[str, ...]
-    """Device nodes of GPUs."""
+    gpus: tuple[Gpu, ...]
+    """GPUs that can be used, as their drivers see them."""
+    gpu_nodes: tuple[str, ...]
+    """Device nodes of GPUs, whether or not a driver serves them."""
     libcuda: str | None
     """Version of the CUDA driver API that libcuda.so.1 reports, None if it is not there."""
     nvrtc: bool
@@ -69,9 +89,10 @@ def report(measure: bool = True) -> Report:
     `measure=False` leaves out the read bandwidth, which takes a second and 1 GB.
     """
     cpu, isa, total, free = _kie.host()
-    gpus = tuple(sorted(str(node) for node in Path("/dev").glob("nvidia[0-9]*")))
+    nodes = tuple(sorted(str(node) for node in Path("/dev").glob("nvidia[0-9]*")))
     if Path("/dev/kfd").exists():
-        gpus += tuple(sorted(str(node) for node in Path("/dev/dri").glob("renderD*")))
+        nodes += tuple(sorted(str(node) for node in Path("/dev/dri").glob("renderD*")))
+    found, refused = _kie.gpus()
     libcuda = _libcuda()
     nvrtc = _installed("nvidia-cuda-nvrtc") or _installed("nvidia-cuda-nvrtc-cu12")
     return Report(
@@ -84,19 +105,22 @@ def report(measure: bool = True) -> Report:
         memory_bytes=total,
         memory_free_bytes=free,
         read_bandwidth=_kie.read_bandwidth(gigabytes=1.0) if measure else None,
-        gpus=gpus,
+        gpus=tuple(Gpu(*gpu) for gpu in found),
+        gpu_nodes=nodes,
         libcuda=libcuda,
         nvrtc=nvrtc is not None,
         compiler=_compiler(),
         hub=_installed("huggingface_hub"),
         will_use=f"cpu ({isa}, {len(os.sched_getaffinity(0))} threads)",
-        missing=_missing(gpus, libcuda, nvrtc is not None),
+        missing=_missing(nodes, libcuda, nvrtc is not None, refused),
     )
 
 
-def _missing(gpus: tuple[str, ...], libcuda: str | None, nvrtc: bool) -> tuple[Finding, ...]:
-    found: list[Finding] = []
-    nvidia = any(node.startswith("/dev/nvidia") for node in gpus)
+def _missing(
+    nodes: tuple[str, ...], libcuda: str | None, nvrtc: bool, refused: list[str]
+) -> tuple[Finding, ...]:
+    found = [Finding(why, 'mend what it names, or pass device="cpu"') for why in refused]
+    nvidia = any(node.startswith("/dev/nvidia") for node in nodes)
     if nvidia and libcuda is None:
         what = "an NVIDIA GPU is present but libcuda.so.1 is not: the driver is not installed"
         found.append(Finding(what, "install the NVIDIA driver, e.g. `apt install nvidia-driver`"))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 import pickle
+import sys
+from pathlib import Path
 from typing import Any
 
 import kie
 import numpy as np
 import pytest
+from conftest import TINY
+from kie.engine import compile_ahead, compiler_folders
 
 LONG = {"max_tokens": 200, "ignore_eos": True}
 
@@ -430,7 +434,48 @@ def test_the_doctor_reports() -> None:
     assert report.to_dict()["will_use"] == report.will_use
 
 
+def test_a_gpu_that_is_not_there_is_an_error_with_a_remedy() -> None:
+    if kie.doctor().gpus:
+        pytest.skip("a GPU is here")
+    for open_it in (
+        lambda: kie.Engine(TINY, device="cuda:0"),
+        lambda: compile_ahead(TINY, device="cuda:0"),
+    ):
+        with pytest.raises(kie.NoDeviceError, match="cuda:0") as caught:
+            open_it()
+        assert caught.value.code == "no_device"
+        assert "kie doctor" in caught.value.hint
+        assert caught.value.context["device"] == "cuda:0"
+    with pytest.raises(kie.NoDeviceError, match="abacus"):
+        kie.Engine(TINY, device="abacus")
+    with pytest.raises(kie.InvalidRequestError, match="nothing is compiled"):
+        compile_ahead(TINY, device="cpu")
+    with pytest.raises(kie.InvalidRequestError, match="hang_timeout_s"):
+        kie.Engine(TINY, device="cpu", hang_timeout_s=0)
+
+
+def test_a_compiler_in_site_packages_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer, older = tmp_path / "nvidia/cu13/lib", tmp_path / "nvidia/cuda_nvrtc/lib"
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    older.mkdir(parents=True)
+    assert compiler_folders("cuda:0") == [str(older)]
+    newer.mkdir(parents=True)
+    assert compiler_folders("cuda:0") == [str(newer), str(older)]
+    assert compiler_folders("cpu") == []
+
+
+def test_the_kernels_of_a_simulated_gpu_compile_ahead() -> None:
+    plan = compile_ahead(TINY, device="sim:blocks=8")
+    assert "cut       8 blocks" in plan
+    with kie.Engine(TINY, device="sim:blocks=8") as engine:
+        assert "cut       8 blocks" in engine.info()["plan"]
+        assert len(engine.generate([1, 2, 3], max_tokens=2, ignore_eos=True).token_ids) == 2
+
+
 def test_auto_on_the_cpu_beside_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kie.engine.GPU_NODES", (__file__,))
-    with pytest.warns(RuntimeWarning, match="runs on the CPU only"):
+    with pytest.warns(RuntimeWarning, match='device="cuda:0"'):
         kie.Engine(device="auto").close()

@@ -73,6 +73,39 @@ def test_doctor_in_both_forms() -> None:
     assert "will use" in run("doctor").stdout
 
 
+def test_info_prints_the_cut_for_a_simulated_gpu() -> None:
+    done = run("info", str(TINY), "--device", "sim:blocks=8")
+    assert done.returncode == 0, done.stderr
+    assert "cut       8 blocks" in done.stdout
+    assert "head:" in done.stdout
+
+
+def test_compile_fills_the_cache(tmp_path: Path) -> None:
+    environment = os.environ | {"KIE_CACHE": str(tmp_path)}
+    done = run("compile", str(TINY), "--device", "sim:blocks=8", env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "cut       8 blocks" in done.stdout
+    assert "compiled in" in done.stderr
+    kept = sorted((tmp_path / "sim").glob("*.so"))
+    assert kept
+    run("run", "x", "-m", str(TINY), "-n", "1", "--device", "sim:blocks=8", env=environment)
+    assert sorted((tmp_path / "sim").glob("*.so")) == kept, "an engine compiles nothing more"
+    refused = run("compile", str(TINY), "--device", "cpu")
+    assert refused.returncode == 1
+    assert "nothing is compiled" in refused.stderr
+
+
+def test_random_weights_want_a_known_shape_and_no_model() -> None:
+    done = run("bench", "latency", "--random-weights", "llama-9000")
+    assert done.returncode == 1
+    assert "no shape 'llama-9000'" in done.stderr
+    assert "llama-3.2-1b" in done.stderr
+    done = run("bench", "latency", str(TINY), "--random-weights", "llama-3.2-1b")
+    assert done.returncode == 1
+    assert "both a model" in done.stderr
+    assert "pass one of them" in done.stderr
+
+
 def test_tokenize_agrees_with_python(demo: kie.Engine) -> None:
     done = run("tokenize", FIBONACCI, "--json")
     assert json.loads(done.stdout) == demo.tokenize(FIBONACCI)
@@ -161,7 +194,7 @@ def test_errors_are_1_with_cause_and_remedy(words: tuple[str, ...]) -> None:
 
 def test_help_and_version_are_0() -> None:
     assert run("--version").stdout.strip() == kie.__version__
-    for verb in ("run", "chat", "info", "doctor", "tokenize", "pull", "bench"):
+    for verb in ("run", "chat", "info", "compile", "doctor", "tokenize", "pull", "bench"):
         done = run(verb, "--help")
         assert done.returncode == 0
         assert "usage:" in done.stdout

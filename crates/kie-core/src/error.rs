@@ -187,3 +187,43 @@ impl Error {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Error;
+    use kie_kernels::Error as Device;
+
+    #[test]
+    fn errors_of_devices_keep_their_class() {
+        let (device, detail) = ("cuda:0".to_owned(), "why".to_owned());
+        let arch = "sm_90a".to_owned();
+        let all = [
+            (
+                Device::NoDevice { device: device.clone(), detail: detail.clone() },
+                "NoDeviceError",
+                "`kie doctor` lists",
+            ),
+            (
+                Device::BackendMissing { device: device.clone(), detail: detail.clone() },
+                "BackendMissingError",
+                "`kie doctor` names",
+            ),
+            (
+                Device::DriverTooOld { device, have: "12.0".into(), need: "12.4".into() },
+                "DriverTooOldError",
+                "install a newer driver",
+            ),
+            (Device::Compile { arch, detail: detail.clone() }, "DeviceError", "`kie doctor`"),
+            (Device::Hang(detail.clone()), "EngineHangError", "opened again"),
+            (Device::Failed(detail), "DeviceError", "`kie doctor`"),
+        ];
+        for (error, class, hint) in all {
+            let said = error.to_string();
+            let ours = Error::from(error);
+            assert_eq!(ours.class(), class, "{said}");
+            assert!(ours.hint().contains(hint), "{class}: {}", ours.hint());
+            let why = ["why", "12.0"].into_iter().find(|w| said.contains(w));
+            assert!(ours.to_string().contains(why.unwrap_or("?")), "{ours} for {said}");
+        }
+    }
+}

@@ -199,6 +199,7 @@ impl fmt::Display for Table<'_> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use proptest::prelude::*;
 

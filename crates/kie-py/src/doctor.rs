@@ -1,6 +1,6 @@
 //! What `kie.doctor()` cannot find out from Python.
 
-use kie_kernels::cpu;
+use kie_kernels::{cpu, device};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -9,6 +9,24 @@ use pyo3::prelude::*;
 pub fn host() -> (String, &'static str, u64, u64) {
     let (total, free) = cpu::memory();
     (cpu::processor_name(), cpu::simd::detect().name(), total, free)
+}
+
+/// Name, model, architecture, multiprocessors, memory in all and free.
+type Gpu = (String, String, String, u32, u64, u64);
+
+/// The GPUs that can be used, and what the drivers said of the others.
+#[pyfunction]
+pub fn gpus(py: Python<'_>) -> (Vec<Gpu>, Vec<String>) {
+    let (mut found, mut refused) = (Vec::new(), Vec::new());
+    for gpu in py.detach(device::gpus) {
+        match gpu {
+            Ok(i) => {
+                found.push((i.name, i.model, i.arch, i.blocks, i.memory_bytes, i.free_bytes));
+            }
+            Err(error) => refused.push(error.to_string()),
+        }
+    }
+    (found, refused)
 }
 
 /// Bytes a second that `threads` threads read from a buffer of `gigabytes` (best of three passes,

@@ -27,6 +27,23 @@ fn detached<T: Send>(
     py.detach(call).map_err(|error| raise(py, error))
 }
 
+/// Compiles ahead what an engine with these options would, and returns the printed plan.
+#[pyfunction]
+#[pyo3(signature = (path, *, device, dtype, max_seq_len, cache_dir, nvrtc_dirs))]
+pub fn compile(
+    py: Python<'_>,
+    path: PathBuf,
+    device: String,
+    dtype: String,
+    max_seq_len: Option<usize>,
+    cache_dir: Option<PathBuf>,
+    nvrtc_dirs: Vec<PathBuf>,
+) -> PyResult<String> {
+    let defaults = EngineConfig::default();
+    let config = EngineConfig { device, dtype, max_seq_len, cache_dir, nvrtc_dirs, ..defaults };
+    detached(py, move || engine::Engine::builder(path).config(config).compile())
+}
+
 /// Values as the JSON that Python reads.
 fn json<T: serde::Serialize>(py: Python<'_>, value: &T) -> PyResult<String> {
     serde_json::to_string(value).map_err(|e| invalid(py, format!("report: {e}")))
@@ -36,7 +53,8 @@ fn json<T: serde::Serialize>(py: Python<'_>, value: &T) -> PyResult<String> {
 impl Engine {
     #[new]
     #[pyo3(signature = (path, *, device, dtype, max_seq_len, max_batch, max_queue, kv_bytes,
-        threads, prefix_cache, idle, max_itl_ms, hang_timeout_s, cache_dir, progress))]
+        threads, prefix_cache, idle, max_itl_ms, hang_timeout_s, cache_dir, nvrtc_dirs,
+        progress))]
     #[allow(clippy::too_many_arguments)] // one per documented keyword
     fn new(
         py: Python<'_>,
@@ -53,6 +71,7 @@ impl Engine {
         max_itl_ms: Option<f64>,
         hang_timeout_s: f64,
         cache_dir: Option<PathBuf>,
+        nvrtc_dirs: Vec<PathBuf>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let config = EngineConfig {
@@ -68,6 +87,7 @@ impl Engine {
             max_itl_ms,
             hang_timeout_s,
             cache_dir,
+            nvrtc_dirs,
         };
         let mut builder = engine::Engine::builder(path).config(config);
         if let Some(callback) = progress {

@@ -8,6 +8,7 @@ mod args;
 mod doctor;
 mod engine;
 mod error;
+mod kccl;
 mod owned;
 mod stream;
 mod types;
@@ -19,12 +20,15 @@ fn _kie(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<engine::Engine>()?;
     module.add_class::<engine::Session>()?;
+    module.add_class::<kccl::Communicator>()?;
     module.add_class::<stream::Stream>()?;
     module.add_class::<types::Token>()?;
     module.add_class::<types::TopLogprob>()?;
     module.add_class::<types::Completion>()?;
     module.add_class::<types::Usage>()?;
     module.add_class::<types::Timings>()?;
+    module.add_function(wrap_pyfunction!(engine::compile, module)?)?;
+    module.add_function(wrap_pyfunction!(doctor::gpus, module)?)?;
     module.add_function(wrap_pyfunction!(doctor::host, module)?)?;
     module.add_function(wrap_pyfunction!(doctor::read_bandwidth, module)?)
 }

@@ -18,6 +18,8 @@ from kie.errors import InvalidRequestError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy.typing as npt
+
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -116,7 +118,9 @@ def write(spec: str, folder: Path, seed: int = 0) -> Path:
 
     if spec not in SPECS:
         raise InvalidRequestError(
-            f"no shape {spec!r}; there are {', '.join(SPECS)}", param="random_weights"
+            f"no shape {spec!r}",
+            hint=f"there are {', '.join(SPECS)}",
+            context={"param": "random_weights"},
         )
     config = SPECS[spec]
     folder.mkdir(parents=True, exist_ok=True)
@@ -144,7 +148,7 @@ def write(spec: str, folder: Path, seed: int = 0) -> Path:
         scale = entry["shape"][-1] ** -0.5
         for first in range(begin, end, 1 << 22):
             last = min(end, first + (1 << 22))
-            drawn = numbers.standard_normal(last - first, np.float32)
+            drawn: npt.NDArray[np.float32] = numbers.standard_normal(last - first, np.float32)
             drawn *= scale
             if len(entry["shape"]) == 1:
                 drawn += 1

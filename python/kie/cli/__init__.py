@@ -19,6 +19,7 @@ VERBS = {
     "run": "continue one prompt and stream the text",
     "chat": "talk with a model, its keys and values kept between turns",
     "info": "print Spec, Plan, memory and roofline of a model on a device",
+    "compile": "compile a model's kernels for a GPU ahead, so that it opens at once",
     "doctor": "look at this machine: what there is, what kie uses, what is missing",
     "tokenize": "print the token ids of a text",
     "pull": "download a model from the hub, resuming what was begun",

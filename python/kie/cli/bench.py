@@ -78,7 +78,11 @@ def _model(given: Namespace) -> Generator[str | None]:
         yield given.model
         return
     if given.model is not None:
-        raise InvalidRequestError("a model and --random-weights", param="random_weights")
+        raise InvalidRequestError(
+            f"both a model ({given.model}) and --random-weights {given.random_weights} are given",
+            hint="pass one of them",
+            context={"param": "random_weights"},
+        )
     # In memory where that is a file system: the disk is not what is measured.
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="kie-", dir=memory) as folder:

@@ -33,7 +33,15 @@ def lines(found: Report) -> list[str]:
             f"{found.memory_free_bytes / gib:.1f} of {found.memory_bytes / gib:.1f} GiB free",
         ),
         ("reads at", f"{read / 1e9:.1f} GB/s" if read else "not measured"),
-        ("gpus", ", ".join(found.gpus) or "none"),
+        *(
+            (
+                gpu.name,
+                f"{gpu.model}, {gpu.arch}, {gpu.multiprocessors} multiprocessors, "
+                f"{gpu.free_bytes / gib:.1f} of {gpu.memory_bytes / gib:.1f} GiB free",
+            )
+            for gpu in found.gpus
+        ),
+        ("gpus", f"{len(found.gpus)} usable, nodes: {', '.join(found.gpu_nodes) or 'none'}"),
         ("libcuda", found.libcuda or "not found"),
         ("nvrtc", "installed" if found.nvrtc else "not installed"),
         ("compiler", found.compiler or "none"),

@@ -65,7 +65,7 @@ fn a_rank_that_dies_once_leaves_the_communicator_usable() {
 fn a_late_rank_is_waited_for_within_the_budget() {
     let late = |ms: u64| {
         let text = format!(
-            "    for (const u64 from = clock_ns(); r.rank == 3 && clock_ns() - from < {ms}000000;)\n\
+            "    for (u64 from = clock_ns(); r.rank == 3 && clock_ns() - from < {ms}000000;)\n\
              \x20       pause_ns(1000);"
         );
         virtual_ranks(mutant(sim(3, 8, 32), START, &fault(&text)), 4)

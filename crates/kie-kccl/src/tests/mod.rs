@@ -5,6 +5,7 @@
 mod compiled;
 mod faults;
 mod product;
+mod recorded;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -161,9 +161,7 @@ impl Cut {
         // Equal bytes: the fewer blocks the better, as each one more only waits and polls. Parts of
         // attention that cannot be merged by owners cost a narrow model about a twentieth.
         let owners = |c: &Self| c.warps == 8 && model.lanes_all() == 1;
-        let cost = |c: &Self| {
-            c.line_bytes(model) * if owners(c) && !c.merge { 21 } else { 20 }
-        };
+        let cost = |c: &Self| c.line_bytes(model) * if owners(c) && !c.merge { 21 } else { 20 };
         let best = all.min_by_key(|c| (cost(c), c.blocks));
         best.map_or_else(|| refuse(format!("no cut fits {model:?} on {machine:?}")), Ok)
     }

@@ -222,6 +222,8 @@ const SHAPE: &[(&str, &str)] = &[
     ("FFN", "384"),
     ("VOCAB", "300"),
     ("LANES", "1"),
+    ("RANKS", "1"),
+    ("VOCAB_ALL", "KIE_VOCAB"),
     ("HEAD_MODE", "0"),
     ("NORM_LANES", "1"),
     ("HEAD_NORM", "false"),
