@@ -1,12 +1,14 @@
 //! A program on a machine: compiled kernels, packed weights, pages and tables, all allocated here
 //! and nowhere later but for logits that somebody asks for.
 
+use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::cut::Cut;
 use super::machine::{Machine, Memory, Module, Platform, Shared, Source};
 use super::model::Model;
 use super::pack::Weights;
+use super::prefill::{Plan, Prefill};
 use super::runner::{penalises, prompt_counts};
 use super::source;
 use super::wire::{self, Args, Layer, Wire, RECORD_BYTES, RING, STOPS};
@@ -30,6 +32,24 @@ pub struct Loaded {
     pub cut: Cut,
     /// Sizes of the program.
     pub dims: Dims,
+    /// What launches write, and what tells them apart.
+    pub room: Room,
+    /// The prefill kernel, where it fits.
+    pub prefill: Option<Prefill>,
+    kernels: Vec<(u32, Arc<dyn Module>)>,
+    base: Args,
+    logits: Option<Memory>,
+    /// What `base` points to.
+    _kept: Vec<Memory>,
+}
+
+/// Floats as bytes.
+fn bytes_of(floats: &[f32]) -> Vec<u8> {
+    floats.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+/// Memory that does not depend on the weights.
+pub struct Room {
     /// Host memory for tokens, `[slots][RING][3]` words.
     pub out: Shared,
     /// Host memory for orders.
@@ -40,21 +60,86 @@ pub struct Loaded {
     pub records: Memory,
     /// Tokens of a prompt's launch.
     pub prompt: Memory,
-    kernels: Vec<(u32, Arc<dyn Module>)>,
-    base: Args,
     pages: Memory,
     stop_ids: Memory,
     logit_bias: Memory,
     counts: Memory,
     words: Memory,
-    logits: Option<Memory>,
-    /// What `base` points to.
-    _kept: Vec<Memory>,
+    values: Memory,
+    pools: [Memory; GROUPS],
 }
 
-/// Floats as bytes.
-fn bytes_of(floats: &[f32]) -> Vec<u8> {
-    floats.iter().flat_map(|x| x.to_le_bytes()).collect()
+impl Room {
+    fn new(m: &dyn Machine, dims: &Dims, model: &Model, cut: &Cut, writers: u32) -> Result<Self> {
+        let (slots, vocab) = (dims.slots as usize, dims.vocab as usize);
+        let pool = |group: usize| {
+            let each = dims.group_layers[group] * model.lanes * model.kv_heads;
+            let half = PAGE as u64 * u64::from(cut.head_dim) * 2;
+            let bytes = u64::from(each) * u64::from(dims.group_pages[group]) * 2 * half;
+            m.alloc(bytes.max(256) as usize)
+        };
+        let room = Self {
+            out: m.alloc_shared(slots * RING * 24)?,
+            control: m.alloc_shared(wire::CONTROL_BYTES)?,
+            poison: m.alloc(8)?,
+            records: m.alloc(writers as usize * RECORD_BYTES)?,
+            prompt: m.alloc(dims.max_positions as usize * 4)?,
+            pages: m.alloc(slots * GROUPS * cut.pages_max as usize * 4)?,
+            stop_ids: m.alloc(slots * STOPS * 4)?,
+            logit_bias: m.alloc(slots * vocab * 4)?,
+            counts: m.alloc(slots * vocab * 4)?,
+            words: m.alloc((cut.words(model, cut.columns) * 8) as usize)?,
+            values: m.alloc(cut.columns as usize * 2 * vocab * 4)?,
+            pools: [pool(0)?, pool(1)?],
+        };
+        // The simulator's clock is not the host's.
+        let watched = m.platform() != Platform::Sim;
+        room.control.word32(8).store(u32::from(watched), Release);
+        Ok(room)
+    }
+
+    /// Where it all is.
+    fn args(&self) -> Args {
+        Args {
+            pools: self.pools.each_ref().map(|p| p.address),
+            pages: self.pages.address,
+            stop_ids: self.stop_ids.address,
+            logit_bias: self.logit_bias.address,
+            counts: self.counts.address,
+            values: self.values.address,
+            words: self.words.address,
+            poison: self.poison.address,
+            records: self.records.address,
+            out: self.out.address,
+            control: self.control.address,
+            ..Args::default()
+        }
+    }
+}
+
+/// `base` with the weights, which are packed and uploaded here.
+fn weights_args(
+    m: &dyn Machine,
+    weights: &Weights<'_>,
+    base: Args,
+    kept: &mut Vec<Memory>,
+) -> Result<Args> {
+    let (model, cut) = (weights.model, weights.cut);
+    let mut keep = |memory: Memory| {
+        kept.push(memory.clone());
+        memory.address
+    };
+    Ok(Args {
+        line: keep(upload_lines(m, weights)?),
+        embed: keep(upload_embedding(m, weights, weights.program.dims.vocab)?),
+        norms: keep(upload(m, &weights.norms()?)?),
+        head_norms: if model.head_norm { keep(upload(m, &weights.head_norms())?) } else { 0 },
+        biases: if model.bias { keep(upload(m, &weights.biases())?) } else { 0 },
+        rope: keep(upload(m, &rope(weights))?),
+        layers: keep(upload(m, &layers(model))?),
+        segments: keep(upload(m, &segments(model, cut))?),
+        ..base
+    })
 }
 
 impl Loaded {
@@ -67,91 +152,29 @@ impl Loaded {
         machine: Arc<dyn Machine>,
         program: &ValidProgram,
         buffers: &[Buffer],
-        [rank, ranks]: [u32; 2],
+        (model, cut, plan): (Model, Cut, Option<Plan>),
+        rank: u32,
     ) -> Result<Self> {
         let program = program.program();
         let dims = program.dims;
-        let model = Model::read(program, ranks)?;
-        let cut = Cut::new(&model, &machine.info()?, dims.max_positions)?;
-        let kernels = compile(&*machine, &model, &cut)?;
-        let weights = Weights { program, buffers, model: &model, cut: &cut, rank };
-        let m = &*machine;
-        let mut kept = Vec::new();
-        let mut keep = |memory: Memory| {
-            let address = memory.address;
-            kept.push(memory);
-            address
+        let (kernels, wide) = compile(&*machine, &model, &cut, plan.as_ref())?;
+        let prefill = match plan.zip(wide) {
+            Some((plan, module)) => Some(Prefill::new(&*machine, plan, module)?),
+            None => None,
         };
-        let most = cut.columns;
-        let vocab = dims.vocab as usize;
-        let slots = dims.slots as usize;
-        let words = m.alloc((cut.words(&model, most) * 8) as usize)?;
-        let pages = m.alloc(slots * GROUPS * cut.pages_max as usize * 4)?;
-        let stop_ids = m.alloc(slots * STOPS * 4)?;
-        let logit_bias = m.alloc(slots * vocab * 4)?;
-        let counts = m.alloc(slots * vocab * 4)?;
-        let poison = m.alloc(8)?;
-        let records = m.alloc(cut.blocks as usize * RECORD_BYTES)?;
-        let prompt = m.alloc(dims.max_positions as usize * 4)?;
-        let mut pools = [0; GROUPS];
-        for (group, pool) in pools.iter_mut().enumerate() {
-            let each = dims.group_layers[group] * model.lanes * model.kv_heads;
-            let half = PAGE as u64 * u64::from(cut.head_dim) * 2;
-            let bytes = u64::from(each) * u64::from(dims.group_pages[group]) * 2 * half;
-            *pool = keep(m.alloc(bytes.max(256) as usize)?);
-        }
-        let out = m.alloc_shared(slots * RING * 24)?;
-        let control = m.alloc_shared(wire::CONTROL_BYTES)?;
-        // The simulator's clock is not the host's.
-        control
-            .word32(8)
-            .store(u32::from(m.platform() != Platform::Sim), std::sync::atomic::Ordering::Release);
+        let weights = Weights { program, buffers, model: &model, cut: &cut, rank };
+        let writers = prefill.as_ref().map_or(0, Prefill::blocks).max(cut.blocks);
+        let room = Room::new(&*machine, &dims, &model, &cut, writers)?;
+        let mut kept = Vec::new();
         let base = Args {
-            line: keep(upload_lines(m, &weights)?),
-            embed: keep(upload_embedding(m, &weights, dims.vocab)?),
-            norms: keep(upload(m, &weights.norms()?)?),
-            head_norms: if model.head_norm { keep(upload(m, &weights.head_norms())?) } else { 0 },
-            biases: if model.bias { keep(upload(m, &weights.biases())?) } else { 0 },
-            rope: keep(upload(m, &rope(&weights))?),
-            layers: keep(upload(m, &layers(&model))?),
-            pools,
-            pages: pages.address,
-            stop_ids: stop_ids.address,
-            logit_bias: logit_bias.address,
-            counts: counts.address,
-            values: keep(m.alloc(most as usize * 2 * vocab * 4)?),
-            segments: keep(upload(m, &segments(&model, &cut))?),
-            words: words.address,
-            poison: poison.address,
-            records: records.address,
-            out: out.address,
-            control: control.address,
             rank,
             pool_layers: dims.group_layers,
             segment_count: cut.segments(&model).len() as u32,
             in_flight_bytes: cut.in_flight_bytes,
-            ..Args::default()
+            ..weights_args(&*machine, &weights, room.args(), &mut kept)?
         };
-        Ok(Self {
-            machine,
-            model,
-            cut,
-            dims,
-            out,
-            control,
-            poison,
-            records,
-            prompt,
-            kernels,
-            base,
-            pages,
-            stop_ids,
-            logit_bias,
-            counts,
-            words,
-            logits: None,
-            _kept: kept,
-        })
+        let logits = None;
+        Ok(Self { machine, model, cut, dims, room, prefill, kernels, base, logits, _kept: kept })
     }
 
     /// Columns of the widest kernel.
@@ -168,14 +191,14 @@ impl Loaded {
             if rank != self.base.rank as usize {
                 self.machine.enable_peer(&**machine)?;
             }
-            self.base.hops[rank] = (*words as i64 - self.words.address as i64) / 8;
+            self.base.hops[rank] = (*words as i64 - self.room.words.address as i64) / 8;
         }
         Ok(())
     }
 
     /// Where others write their words.
     pub fn words_address(&self) -> u64 {
-        self.words.address
+        self.room.words.address
     }
 
     /// Ids whose logits this machine computes.
@@ -209,10 +232,10 @@ impl Loaded {
         let m = &*self.machine;
         let ids = |ids: &[u32]| -> Vec<u8> { ids.iter().flat_map(|i| i.to_le_bytes()).collect() };
         let pages: Vec<u8> = slot.pages.iter().flat_map(|group| ids(group)).collect();
-        m.write(&self.pages, index * pages.len(), &pages)?;
+        m.write(&self.room.pages, index * pages.len(), &pages)?;
         let params = &slot.params;
         let stops = ids(&slot.stop_ids[..params.stop_ids as usize]);
-        m.write(&self.stop_ids, index * STOPS * 4, &stops)?;
+        m.write(&self.room.stop_ids, index * STOPS * 4, &stops)?;
         let vocab = self.dims.vocab as usize;
         if params.bias > 0 {
             let mut row = vec![0.0f32; vocab];
@@ -221,11 +244,11 @@ impl Loaded {
                     *at += bias;
                 }
             }
-            m.write(&self.logit_bias, index * vocab * 4, &bytes_of(&row))?;
+            m.write(&self.room.logit_bias, index * vocab * 4, &bytes_of(&row))?;
         }
         if penalises(&params.sampling) {
             let counts = prompt_counts(&slot.tokens[..params.prompt as usize], vocab);
-            m.write(&self.counts, index * vocab * 4, &counts)?;
+            m.write(&self.room.counts, index * vocab * 4, &counts)?;
         }
         Ok(())
     }
@@ -271,11 +294,15 @@ impl Loaded {
     /// # Errors
     /// What the machine says.
     pub fn clear_words(&self) -> Result<()> {
-        self.machine.write(&self.words, 0, &vec![0; self.words.bytes])
+        self.machine.write(&self.room.words, 0, &vec![0; self.room.words.bytes])
     }
 }
 
-/// The kernels of a cut, one for each number of columns, compiled side by side.
+/// Decode kernels by their number of columns, and the prefill kernel.
+type Kernels = (Vec<(u32, Arc<dyn Module>)>, Option<Arc<dyn Module>>);
+
+/// The kernels of a cut, one for each number of columns, and the planned prefill kernel, compiled
+/// side by side.
 ///
 /// # Errors
 /// What the machine's compiler says.
@@ -283,7 +310,8 @@ pub(super) fn compile(
     machine: &dyn Machine,
     model: &Model,
     cut: &Cut,
-) -> Result<Vec<(u32, Arc<dyn Module>)>> {
+    plan: Option<&Plan>,
+) -> Result<Kernels> {
     let text = source::text(machine.platform());
     let one = |columns: u32| -> Result<(u32, Arc<dyn Module>)> {
         let defines = cut.defines(model, columns);
@@ -292,13 +320,17 @@ pub(super) fn compile(
     };
     let (kernels, one) = (cut.kernels(), &one);
     std::thread::scope(|scope| {
+        let wide = plan.map(|plan| scope.spawn(move || machine.compile(&plan.source(model, cut))));
         let all: Vec<_> = kernels.iter().map(|c| scope.spawn(move || one(*c))).collect();
-        all.into_iter()
-            .map(|t| {
-                t.join().unwrap_or_else(|_| Err(Error::Failed("a compiler thread died".into())))
-            })
-            .collect()
+        let decode: Result<Vec<_>> =
+            all.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(died()))).collect();
+        let wide = wide.map(|t| t.join().unwrap_or_else(|_| Err(died()))).transpose()?;
+        Ok((decode?, wide))
     })
+}
+
+fn died() -> Error {
+    Error::Failed("a compiler thread died".into())
 }
 
 fn upload(machine: &dyn Machine, bytes: &[u8]) -> Result<Memory> {

@@ -12,6 +12,7 @@ pub mod loaded;
 pub mod machine;
 pub mod model;
 pub mod pack;
+pub mod prefill;
 pub mod runner;
 #[cfg(test)]
 pub(crate) mod shapes;
@@ -25,6 +26,7 @@ use self::cut::Cut;
 use self::loaded::Loaded;
 use self::machine::Machine;
 use self::model::Model;
+use self::prefill::Plan;
 use self::runner::Runner;
 use crate::device::{Buffer, Device, DeviceInfo, HostBytes, Options, Running};
 use crate::error::Result;
@@ -42,6 +44,8 @@ pub struct Mono {
     info: DeviceInfo,
     first_epoch: u32,
     hang_timeout: Duration,
+    /// Prompts run in the prefill kernel where it fits.
+    wide_prompts: bool,
 }
 
 impl Mono {
@@ -68,7 +72,23 @@ impl Mono {
             info,
             first_epoch: options.first_epoch.unwrap_or(1),
             hang_timeout: options.hang_timeout.unwrap_or(HANG_TIMEOUT),
+            wide_prompts: !options.narrow_prompts,
         })
+    }
+
+    /// How the prefill kernel runs a model, if it does.
+    fn plan(
+        &self,
+        model: &Model,
+        cut: &Cut,
+        machine: &dyn Machine,
+        program: &ValidProgram,
+    ) -> Result<Option<Plan>> {
+        if !self.wide_prompts {
+            return Ok(None);
+        }
+        let on = (machine.platform(), &machine.info()?);
+        Ok(Plan::new(model, cut, on, program.program().dims.max_positions))
     }
 
     /// What a rank runs of a program, and how it is cut.
@@ -96,7 +116,8 @@ impl Device for Mono {
     fn compile(&self, program: &ValidProgram) -> Result<()> {
         self.machines.iter().enumerate().try_for_each(|(rank, machine)| {
             let (model, cut) = self.cut(program, rank)?;
-            loaded::compile(&**machine, &model, &cut).map(drop)
+            let plan = self.plan(&model, &cut, &**machine, program)?;
+            loaded::compile(&**machine, &model, &cut, plan.as_ref()).map(drop)
         })
     }
 
@@ -106,9 +127,11 @@ impl Device for Mono {
         buffers: Vec<Buffer>,
         mailbox: Arc<Mailbox>,
     ) -> Result<Box<dyn Running>> {
-        let ranks = self.machines.len() as u32;
         let load = |(rank, machine): (usize, &Arc<dyn Machine>)| {
-            Loaded::new(machine.clone(), &program, &buffers, [rank as u32, ranks])
+            let (model, cut) = self.cut(&program, rank)?;
+            let plan = self.plan(&model, &cut, &**machine, &program)?;
+            let parts = (model, cut, plan);
+            Loaded::new(machine.clone(), &program, &buffers, parts, rank as u32)
         };
         let mut loaded = self.machines.iter().enumerate().map(load).collect::<Result<Vec<_>>>()?;
         let words: Vec<_> = loaded.iter().map(|l| (l.machine.clone(), l.words_address())).collect();

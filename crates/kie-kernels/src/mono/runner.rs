@@ -3,7 +3,8 @@
 //!
 //! A launch holds the whole decode loop of the sequences it was made for: it ends when one of them
 //! ends, or when the host asks because something else waits (a new request, a cancel). Prompts run
-//! in launches of their own, with the positions of one sequence as columns. So a launch's columns
+//! in launches of their own: of the prefill kernel where there is one, else of the decode kernel with
+//! the positions of one sequence as columns. So a launch's columns
 //! never change while it runs, pages and tables are written only between launches, and the host
 //! only reads tokens as they come.
 
@@ -15,8 +16,9 @@ use std::time::Duration;
 use super::clock::DeviceClock;
 use super::loaded::Loaded;
 use super::machine::{Flight, Launch, Platform};
+use super::prefill;
 use super::wire::{self, wants, Lost, Order, Sequence, Wire, RING};
-use crate::abi::{Command, CommandKind, Record, SlotEnd, MAX_ALTERNATIVES};
+use crate::abi::{Command, CommandKind, Record, SlotEnd, MAX_ALTERNATIVES, PAGE};
 use crate::device::Running;
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
@@ -187,7 +189,7 @@ impl Runner {
             // It runs on this machine's cores: leave them to it.
             std::thread::sleep(SIM_REST);
         }
-        self.first().control.word32(4).fetch_add(1, Relaxed);
+        self.first().room.control.word32(4).fetch_add(1, Relaxed);
         let leave = !going.leaving
             && match &going.work {
                 Work::Tokens(slots) => self.somebody_waits(slots),
@@ -195,7 +197,7 @@ impl Runner {
                 Work::Logits(..) => false,
             };
         if leave {
-            self.first().control.word32(0).store(Order::Leave as u32, Release);
+            self.first().room.control.word32(0).store(Order::Leave as u32, Release);
             going.leaving = true;
         }
         self.going = Some(going);
@@ -211,7 +213,7 @@ impl Runner {
             }
             let tag = slot.told.wrapping_add(1);
             let at = (index * RING + slot.told as usize % RING) * 24;
-            let word = |n: usize| self.ranks[0].out.word64(at + 8 * n).load(Acquire);
+            let word = |n: usize| self.ranks[0].room.out.word64(at + 8 * n).load(Acquire);
             let (first, second, third) = (word(0), word(1), word(2));
             if [first, second].iter().any(|w| (w >> 32) as u32 != tag)
                 || (third >> 40) as u32 != tag & 0xff_ffff
@@ -326,7 +328,7 @@ impl Runner {
     fn check(&mut self) -> Result<()> {
         for (rank, loaded) in self.ranks.iter().enumerate() {
             let mut poison = [0; 8];
-            loaded.machine.read(&loaded.poison, 0, &mut poison)?;
+            loaded.machine.read(&loaded.room.poison, 0, &mut poison)?;
             if poison != [0; 8] {
                 return Err(hang(loaded, rank)?);
             }
@@ -381,7 +383,15 @@ impl Runner {
         }
         let slot = &mut self.slots[index];
         let last = memory.params.prompt as usize - 1;
-        let count = if beside { TURN_POSITIONS } else { usize::MAX }.min(last - slot.next);
+        let wide = self.ranks[0].prefill.is_some();
+        let most = match (wide, beside) {
+            // Chunks start at whole pages, so launches end there.
+            (true, true) => prefill::TURN_POSITIONS - slot.next % PAGE,
+            (true, false) => prefill::MOST_POSITIONS - slot.next % PAGE,
+            (false, true) => TURN_POSITIONS,
+            (false, false) => usize::MAX,
+        };
+        let count = most.min(last - slot.next);
         if count == 0 {
             (slot.state, slot.token) = (State::Decode, memory.tokens[last]);
             return self.take_off();
@@ -419,15 +429,32 @@ impl Runner {
         let columns = columns.unwrap_or(self.first().most_columns() as u32);
         let bytes: Vec<u8> = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
         for rank in &self.ranks {
-            rank.machine.write(&rank.prompt, 0, &bytes)?;
+            rank.machine.write(&rank.room.prompt, 0, &bytes)?;
         }
         let count = tokens.len() as u32;
+        // A few positions are done sooner as columns, in steps of a token's time.
+        if matches!(work, Work::Prompt(..)) && count > 2 * columns && self.first().prefill.is_some()
+        {
+            return self.launch_wide(index, position as u32, count, work);
+        }
         // Every column is of this sequence, whose pages it finds by its own row.
         let (row, position) = (index as u32, position as u32);
         let column = [Sequence { row, position, ..Sequence::default() }; 8];
         let steps = count.div_ceil(columns);
         let logits = matches!(work, Work::Logits(..)).then_some(steps * columns);
         self.launch(&Ask { columns, steps, live: columns, prompt: count, logits, column }, work)
+    }
+
+    /// The tokens at `prompt` in the prefill kernel, which runs on one machine alone.
+    fn launch_wide(&mut self, row: usize, first: u32, count: u32, work: Work) -> Result<()> {
+        let loaded = &self.ranks[0];
+        let prefill = loaded.prefill.as_ref().expect("the caller asked");
+        let mut args = loaded.args(1);
+        (args.prompt, args.budget_ns) = (loaded.room.prompt.address, self.budget_ns);
+        let (machine, layers) = (&*loaded.machine, loaded.model.layers);
+        let flight = prefill.launch(machine, args, layers, row as u32, (first, count))?;
+        self.going = Some(Going { flights: vec![flight], work, steps: 0, leaving: false });
+        Ok(())
     }
 
     fn start_tokens(&mut self, slots: Vec<usize>, most: u32) -> Result<()> {
@@ -483,7 +510,7 @@ impl Runner {
             self.epoch = 1;
         }
         let epoch = self.epoch;
-        let control = &self.first().control;
+        let control = &self.first().room.control;
         control.word32(0).store(Order::GoOn as u32, Release);
         let mut flights = Vec::with_capacity(self.ranks.len());
         for loaded in &mut self.ranks {
@@ -491,7 +518,7 @@ impl Runner {
             (args.epoch, args.budget_ns, args.steps) = (epoch, self.budget_ns, ask.steps);
             (args.live, args.count, args.column) = (ask.live, ask.prompt, ask.column);
             if ask.prompt > 0 {
-                args.prompt = loaded.prompt.address;
+                args.prompt = loaded.room.prompt.address;
             }
             match ask.logits {
                 Some(positions) => args.logits = loaded.logits_for(positions as usize)?,
@@ -515,8 +542,8 @@ impl Runner {
 
 /// Who gave up, as an error.
 fn hang(loaded: &Loaded, rank: usize) -> Result<Error> {
-    let mut records = vec![0; loaded.records.bytes];
-    loaded.machine.read(&loaded.records, 0, &mut records)?;
+    let mut records = vec![0; loaded.room.records.bytes];
+    loaded.machine.read(&loaded.room.records, 0, &mut records)?;
     let lost = Lost::read(&records);
     let one = |l: &Lost| {
         format!(
@@ -564,7 +591,7 @@ impl Running for Runner {
 
 impl Drop for Runner {
     fn drop(&mut self) {
-        self.first().control.word32(0).store(Order::Abort as u32, Release);
+        self.first().room.control.word32(0).store(Order::Abort as u32, Release);
     }
 }
 

@@ -4,6 +4,7 @@
 use super::cut::Cut;
 use super::machine::{MachineInfo, Platform, Source};
 use super::model::Model;
+use super::prefill::Plan;
 use super::source;
 use crate::abi::HeadMode;
 
@@ -96,4 +97,12 @@ pub fn decode(
     let cut = Cut::new(&model, machine, 33_280).expect(name);
     let defines = cut.defines(&model, columns);
     (Source { defines, text: source::text(platform), entries: vec!["kie_decode"] }, cut)
+}
+
+/// The prefill kernel of a model on a H200, if it fits.
+pub fn prefill(model: &Model) -> Option<Source> {
+    let machine = nvidia();
+    let cut = Cut::new(model, &machine, 33_280).expect("a cut");
+    let plan = Plan::new(model, &cut, (Platform::Cuda, &machine), 33_280)?;
+    Some(plan.source(model, &cut))
 }

@@ -24,6 +24,18 @@ pub const COMMON: &[(&str, &str)] = &[
     kernel!("common/decode.h"),
 ];
 
+/// Of [`COMMON`], what the prefill kernel stands on: up to the pages' layout.
+const UNDER_PREFILL: usize = 6;
+
+/// The prefill kernel, behind those.
+pub const PREFILL: &[(&str, &str)] = &[
+    kernel!("common/prefill_shape.h"),
+    kernel!("common/prefill_attention.h"),
+    kernel!("common/prefill.h"),
+];
+/// Wide tiles, which the prefill kernel needs and only CUDA has.
+const WIDE: (&str, &str) = kernel!("cuda/wide.h");
+
 const CUDA: &[(&str, &str)] = &[kernel!("cuda/platform.h"), kernel!("cuda/tile.h")];
 const HIP: &[(&str, &str)] = &[kernel!("hip/platform.h"), kernel!("hip/tile.h")];
 const SIM: &[(&str, &str)] = &[kernel!("sim/platform.h"), kernel!("sim/tile.h")];
@@ -39,8 +51,17 @@ pub fn platform_headers(platform: Platform) -> &'static [(&'static str, &'static
 
 /// Everything as one text. Line directives keep the compiler's messages readable.
 pub fn text(platform: Platform) -> String {
+    join(platform_headers(platform).iter().chain(COMMON))
+}
+
+/// The prefill kernel as one text, for CUDA.
+pub fn prefill_text() -> String {
+    join(CUDA.iter().chain([&WIDE]).chain(&COMMON[..UNDER_PREFILL]).chain(PREFILL))
+}
+
+fn join<'a>(headers: impl Iterator<Item = &'a (&'static str, &'static str)>) -> String {
     let mut all = String::new();
-    for (path, text) in platform_headers(platform).iter().chain(COMMON) {
+    for (path, text) in headers {
         all.push_str(&format!("#line 1 \"{path}\"\n"));
         all.push_str(&text.replace("#pragma once\n", ""));
     }

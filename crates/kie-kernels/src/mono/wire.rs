@@ -194,6 +194,7 @@ impl Lost {
     pub fn what(&self) -> String {
         let layer = self.place >> 4;
         match (self.place, self.place & 15) {
+            (0x1000.., _) => format!("the prefill kernel's wait {:#x}", self.place),
             (0xfff, _) => "the token's offers".to_owned(),
             (0xffe, _) => "the head's input".to_owned(),
             (0xffa..=0xffd, _) => "the choice of a token".to_owned(),

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::cuda::nvrtc::{candidates, compile_source, Nvrtc};
 use crate::error::Error;
 use crate::mono::machine::{Platform, Source};
+use crate::mono::model::Model;
 use crate::mono::shapes;
 
 /// `libnvrtc` folders of the repository's own Python environment.
@@ -75,6 +76,58 @@ fn one_column_spills_no_more_than_it_did() {
 #[test]
 fn eight_columns_spill_no_more_than_they_did() {
     compare(8, &EIGHT_COLUMNS);
+}
+
+/// (model, bytes of stack, bytes of spills) of the prefill kernel.
+const PREFILL: [Spills; 2] = [("1b", 104, 310), ("8b", 104, 306)];
+
+#[test]
+fn the_prefill_kernel_spills_no_more_than_it_did() {
+    let Some(nvrtc) = nvrtc("compiling the prefill kernel") else { return };
+    let mut seen = Vec::new();
+    for (name, ..) in PREFILL {
+        let source = shapes::prefill(&shapes::model(name)).expect(name);
+        let compiled = compile_source(&nvrtc, &source, "sm_90a").unwrap();
+        let usage = compiled.usage();
+        let [kernel] = &usage[..] else { panic!("{usage:?}\n{}", compiled.log) };
+        assert_eq!((kernel.entry.as_str(), kernel.registers), ("kie_prefill", 168), "{name}");
+        seen.push((name, kernel.stack_bytes, kernel.spill_bytes));
+    }
+    if nvrtc.version.0 == 13 {
+        assert_eq!(seen, PREFILL, "(model, stack, spills)");
+    }
+}
+
+/// Odd sizes: rows beyond the matrices, padded heads, heads of odd groups, biases.
+#[test]
+fn the_prefill_kernel_takes_all_that_its_plan_takes() {
+    let Some(nvrtc) = nvrtc("compiling the prefill kernel") else { return };
+    let dense = shapes::model("1b");
+    let small = |heads, kv_heads, head_dim, hidden, ffn, bias| Model {
+        layers: 2,
+        heads,
+        kv_heads,
+        head_dim,
+        hidden,
+        ffn,
+        bias,
+        vocab: 512,
+        vocab_all: 512,
+        ..dense.clone()
+    };
+    for model in [
+        small(4, 2, 16, 64, 160, false),
+        small(6, 2, 96, 576, 1536, true),
+        small(14, 2, 64, 896, 4864, true),
+    ] {
+        let source = shapes::prefill(&model).expect("it fits");
+        compile_source(&nvrtc, &source, "sm_90a").unwrap_or_else(|e| panic!("{model:?}: {e}"));
+    }
+    let normed = Model { head_norm: true, ..dense.clone() };
+    let wide_heads = small(8, 4, 256, 2048, 8192, false);
+    for model in [normed, wide_heads, shapes::model("2b")] {
+        assert!(shapes::prefill(&model).is_none(), "{model:?}");
+    }
 }
 
 #[test]

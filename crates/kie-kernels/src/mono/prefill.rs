@@ -1,0 +1,187 @@
+//! The prefill kernel (`kernels/common/prefill.h`): a prompt's positions through all layers at once,
+//! where a machine and a model fit it. Elsewhere prompts run as columns of the decode kernel.
+//!
+//! This is the host's half of `kernels/common/prefill_shape.h`: the scratch that a launch needs, and
+//! the definitions by which the kernel checks it. Every launch finds its arrivals at zero: they are
+//! written before it, while no kernel runs.
+
+use std::sync::Arc;
+
+use super::cut::{Cut, Matrix};
+use super::machine::{Launch, Machine, MachineInfo, Memory, Module, Platform, Source};
+use super::model::Model;
+use super::source;
+use super::wire::{Args, Wire};
+use crate::error::Result;
+
+/// Most positions of a launch: so long does a cancel wait at most.
+pub const MOST_POSITIONS: usize = 8192;
+/// The same beside sequences that decode.
+pub const TURN_POSITIONS: usize = 256;
+
+const THREADS: u32 = 384;
+/// Positions of a chunk: what goes through a layer together.
+const CHUNK: u32 = 2048;
+/// Positions of a tile.
+const TILE: u32 = 256;
+/// Tiles of partial sums.
+const ITEMS: u32 = 576;
+/// Row tiles of 16 of an item.
+const TILES: u32 = 8;
+const STAGE_BYTES: u32 = 48 << 10;
+/// Shared memory before the stages.
+const RING: u32 = 11 << 10;
+/// Features of a head at most, for which there are registers.
+const HEAD_DIM_MAX: u32 = 128;
+
+/// How the kernel runs a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Plan {
+    /// Positions that go through a layer together.
+    pub chunk: u32,
+    /// Bytes of activations and sums.
+    pub scratch_bytes: u64,
+    /// Shared memory of a block.
+    pub shared_bytes: u32,
+    /// Blocks of the grid.
+    pub blocks: u32,
+}
+
+impl Plan {
+    /// The plan of a model for a machine; none where the kernel does not fit: it wants wide tiles
+    /// (sm_90a), one lane on one machine, heads without norms, and layers that see everything (a
+    /// sequence of windows may run on fewer pages than a chunk has).
+    pub fn new(
+        model: &Model,
+        cut: &Cut,
+        (platform, machine): (Platform, &MachineInfo),
+        positions: u32,
+    ) -> Option<Self> {
+        let stages = cut.shared_max.checked_sub(RING)? / STAGE_BYTES;
+        let sees_all = model.layer.iter().all(|l| l.window == 0 || l.window >= positions);
+        let fits = platform == Platform::Cuda
+            && machine.arch == "sm_90a"
+            && model.lanes_all() == 1
+            && !model.head_norm
+            && sees_all
+            && cut.head_dim <= HEAD_DIM_MAX
+            && (2..=4).contains(&stages)
+            && 4 * 4 * 64 * cut.head_dim <= stages * STAGE_BYTES;
+        let chunk = CHUNK.min(positions.next_multiple_of(TILE));
+        fits.then(|| Self {
+            chunk,
+            scratch_bytes: scratch_bytes(model, cut, chunk),
+            shared_bytes: RING + stages * STAGE_BYTES,
+            blocks: machine.multiprocessors,
+        })
+    }
+
+    /// What the compiler is given.
+    pub fn source(&self, model: &Model, cut: &Cut) -> Source {
+        let mut defines = cut.defines(model, 1);
+        let all = [
+            ("CHUNK", u64::from(self.chunk)),
+            ("PAST", 1),
+            ("ITEMS", u64::from(ITEMS)),
+            ("THREADS", u64::from(THREADS)),
+            ("SCRATCH", self.scratch_bytes),
+            ("ARGS_BYTES", size_of::<PrefillArgs>() as u64),
+        ];
+        defines.extend(all.map(|(name, value)| (format!("KIE_PREFILL_{name}"), value.to_string())));
+        Source { defines, text: source::prefill_text(), entries: vec!["kie_prefill"] }
+    }
+}
+
+/// What shape.h lays out in scratch, and the partial sums behind it.
+fn scratch_bytes(model: &Model, cut: &Cut, chunk: u32) -> u64 {
+    let frags = u64::from(cut.blocks) * u64::from(cut.rows(Matrix::Output).div_ceil(16));
+    let (chunk, attn) = (u64::from(chunk), u64::from(model.heads * cut.head_dim));
+    let operands = (u64::from(cut.hidden) + attn + u64::from(cut.ffn)) * chunk * 2;
+    let queries = attn * chunk * 2;
+    let residual = frags * chunk / 8 * 32 * 16;
+    let squares = frags.div_ceil(u64::from(TILES)) * chunk * 4;
+    operands + queries + residual + squares + u64::from(ITEMS) * 128 * 128 * 4
+}
+
+/// The launch's one parameter (prefill_shape.h's `PrefillArgs`).
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[repr(C)]
+struct PrefillArgs {
+    model: Args,
+    tokens: u64,
+    scratch: u64,
+    arrivals: u64,
+    hidden: u64,
+    first: u32,
+    count: u32,
+    from: u32,
+    to: u32,
+    row: u32,
+    blocks: u32,
+}
+
+// SAFETY: `Args` has no padding (it is `Wire`), then four u64s and six u32s.
+unsafe impl Wire for PrefillArgs {}
+const _: () = assert!(size_of::<PrefillArgs>() == size_of::<Args>() + 4 * 8 + 6 * 4);
+
+/// The compiled kernel and its memory.
+pub struct Prefill {
+    plan: Plan,
+    module: Arc<dyn Module>,
+    scratch: Memory,
+    arrivals: Memory,
+}
+
+impl Prefill {
+    /// Allocates what launches need.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfMemory`].
+    pub fn new(machine: &dyn Machine, plan: Plan, module: Arc<dyn Module>) -> Result<Self> {
+        // Operands want 1,024-byte lines; machines promise 256.
+        let scratch = machine.alloc(plan.scratch_bytes as usize + 1024)?;
+        let arrivals = machine.alloc((1 + ITEMS as usize) * 8)?;
+        Ok(Self { plan, module, scratch, arrivals })
+    }
+
+    /// Starts the positions `first .. first + count` of a row; their tokens are at `args.prompt`.
+    ///
+    /// # Errors
+    /// What the machine says.
+    pub fn launch(
+        &self,
+        machine: &dyn Machine,
+        args: Args,
+        layers: u32,
+        row: u32,
+        (first, count): (u32, u32),
+    ) -> Result<Box<dyn super::machine::Flight>> {
+        machine.write(&self.arrivals, 0, &vec![0; self.arrivals.bytes])?;
+        let args = PrefillArgs {
+            model: args,
+            tokens: args.prompt,
+            scratch: self.scratch.address.next_multiple_of(1024),
+            arrivals: self.arrivals.address,
+            hidden: 0,
+            first,
+            count,
+            from: 0,
+            to: layers,
+            row,
+            blocks: self.plan.blocks,
+        };
+        let launch = Launch {
+            entry: "kie_prefill",
+            blocks: self.plan.blocks,
+            threads: THREADS,
+            shared_bytes: self.plan.shared_bytes,
+            args: args.as_bytes(),
+        };
+        machine.launch(&self.module, &launch)
+    }
+
+    /// Blocks of a launch.
+    pub fn blocks(&self) -> u32 {
+        self.plan.blocks
+    }
+}

@@ -1,0 +1,234 @@
+// Attention of a chunk over the pages, which already hold the chunk's own keys and values. A team
+// takes 64 queries of a head; two teams share each page: two heads of a group, or, where groups are
+// odd, two neighbouring runs of queries. The copying warps bring pages, 16 bytes a thread, straight
+// into the matrix unit's cores. Scores stay in registers and become the second product's operand.
+#pragma once
+
+constexpr bool kPaired = kGroup % 2 == 0;
+constexpr int kRun = 64, kItemRun = kPaired ? kRun : 2 * kRun;  // queries of a team, of an item
+constexpr int kItemHeads = kPaired ? kHeads / 2 : kHeads;
+constexpr int kPageBuffers = 4;
+static_assert(kPageBuffers * kTeam == (int)kCrew, "a copying warp a buffer");
+static_assert(kPageBuffers * 2 * kPageHalf <= kStages * kStageBytes, "pages fit the ring");
+constexpr int kSteps = kHeadDim / 16, kPageQuads = 8 * kHeadDim;  // quads of keys, of values
+static_assert(kHeadDim % 16 == 0, "whole fragments");
+
+// Long runs first, dealt out there and back, so that blocks end together.
+KIE_DEVICE int run_index(const PrefillArgs& args, int turn) {
+    const int b = block(), n = args.blocks;
+    return turn * n + (turn & 1 ? n - 1 - b : b);
+}
+struct Run {
+    int lane_index, head, place, first, last;  // this team's queries; pages of the item
+};
+KIE_DEVICE int runs_of(const Chunk& c) {
+    return (c.to + kItemRun - 1) / kItemRun * (kLanes * kItemHeads);
+}
+KIE_DEVICE Run run_at(const PrefillArgs& args, const Chunk& c, int layer, int i, int team) {
+    const int runs = (c.to + kItemRun - 1) / kItemRun;
+    const int start = (runs - 1 - i / (kLanes * kItemHeads)) * kItemRun;
+    const int u = i % (kLanes * kItemHeads), head = u % kItemHeads;
+    int first = 0, end = start + kItemRun - 1;
+    if (end >= c.to) end = c.to - 1;
+    const int window = (int)args.model.layers[layer].window;
+    if (window > 0 && c.base + start >= window) first = (c.base + start - window + 1) / kPage;
+    return {u / kItemHeads, kPaired ? 2 * head + team : head, start + (kPaired ? 0 : team * kRun),
+            first, (c.base + end) / kPage};
+}
+
+// The pages of all runs as one sequence, through kPageBuffers slots; one copying warp a slot.
+struct PagePipe {
+    u32 at;
+};
+KIE_DEVICE Slot* page_slot(u32 at) {
+    return (Slot*)(prefill_shared() + kPfPages) + at % kPageBuffers;
+}
+KIE_DEVICE u8* page_bytes(u32 at) {
+    return prefill_shared() + kPfRing + at % kPageBuffers * (2 * kPageHalf);
+}
+KIE_DEVICE void await_page(u32 at) {
+    while (!slot_filled(page_slot(at), at / kPageBuffers & 1))
+        if (*stop_word()) break;
+}
+KIE_DEVICE void release_page(u32 at) {
+    if (lane() == 0) slot_release(page_slot(at));
+}
+// By a warp: a page's keys as 64 columns x head_dim, its values as head_dim columns x 64.
+KIE_DEVICE void fetch_page(const u8* page, u8* to) {
+    const int my = lane(), row = my % 8, core = my / 8;  // 8 rows x 4 neighbouring cores at a time
+    to += my * 16;
+    if constexpr (kHeadDim % 32 == 0) {
+        constexpr int kAcross = kHeadDim / 32;
+        const u8* k = page + (row * kHeadDim + core * 8) * 2;
+        const u8* v = page + kPageHalf + (row * kPage + core * 8) * 2;
+        KIE_UNROLL for (int n = 0; n < kPageQuads / 32; ++n) {
+            quad_copy(to + n * 512, k + n / kAcross * (16 * kHeadDim) + n % kAcross * 64);
+            quad_copy(to + kPageHalf + n * 512, v + n / 2 * (16 * kPage) + n % 2 * 64);
+        }
+    } else {
+        KIE_NO_UNROLL for (int n = 0; n < kPageQuads / 32; ++n) {
+            const int ck = 4 * n + core, rk = ck / (kHeadDim / 8) * 8 + row;
+            quad_copy(to + n * 512, page + (rk * kHeadDim + ck % (kHeadDim / 8) * 8) * 2);
+            quad_copy(to + kPageHalf + n * 512,
+                      page + kPageHalf + ((n / 2 * 8 + row) * kPage + ck % 8 * 8) * 2);
+        }
+    }
+}
+KIE_DEVICE bool feed_pages(Watch& w, const PrefillArgs& args, PagePipe& pipe, const Chunk& chunk,
+                           int layer) {
+    const int runs = runs_of(chunk), warp = (int)(thread() - kWorkers) / (int)kTeam;
+    KIE_NO_UNROLL for (int turn = 0; turn * (int)args.blocks < runs; ++turn) {
+        const int i = run_index(args, turn);
+        if (i >= runs) continue;
+        const Run run = run_at(args, chunk, layer, i, 0);
+        const int kv = run.lane_index * kKvHeads + run.head / kGroup;
+        KIE_NO_UNROLL for (int page = run.first; page <= run.last; ++page, ++pipe.at) {
+            if ((int)(pipe.at % kPageBuffers) != warp) continue;
+            Slot* slot = page_slot(pipe.at);
+            w.polls = 0;
+            while (!slot_free(slot, (pipe.at / kPageBuffers & 1) ^ 1)) {
+                if (*stop_word()) return false;
+                if (lane() == 0 && !patient(w, 0x3000 | layer, page, run.last)) *stop_word() = 1;
+            }
+            fetch_page(prefill_page(args, layer, kv, page), page_bytes(pipe.at));
+            quads_here();
+            writes_before_tiles();
+            sync_warp();
+            if (lane() == 0) slot_fill(slot);
+        }
+    }
+    return true;
+}
+
+struct Softmax {
+    float best[2], mass[2];  // of this thread's two queries
+};
+// Scores to weights, in place; what was summed before shrinks by `keep`.
+KIE_DEVICE void weigh(Softmax& m, float (&s)[kPage / 2], float (&keep)[2]) {
+    KIE_UNROLL for (int r = 0; r < 2; ++r) {
+        float top = -1e30f, sum = 0;
+        KIE_UNROLL for (int j = 0; j < kPage / 8; ++j) top =
+            max_f(top, max_f(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
+        top = max_f(top, shuffle_xor(top, 1)), top = max_f(top, shuffle_xor(top, 2));
+        top = max_f(top, m.best[r]);
+        keep[r] = exp2_f(m.best[r] - top), m.best[r] = top;
+        KIE_UNROLL for (int j = 0; j < kPage / 8; ++j) {
+            float &a = s[4 * j + 2 * r], &b = s[4 * j + 2 * r + 1];
+            a = exp2_f(a - top), b = exp2_f(b - top);
+            sum += a + b;
+        }
+        m.mass[r] = m.mass[r] * keep[r] + sum;
+    }
+}
+KIE_DEVICE void mask_scores(float (&s)[kPage / 2], int key, int query, int lowest) {
+    KIE_UNROLL for (int j = 0; j < kPage / 8; ++j) {
+        KIE_UNROLL for (int i = 0; i < 4; ++i) {
+            const int k = key + 8 * j + (i & 1), q = query + (i & 2) * 4;
+            if (k > q || k <= q - lowest) s[4 * j + i] = -1e30f;
+        }
+    }
+}
+// The merged heads as operand of the o product.
+KIE_DEVICE void put_attention(const PrefillArgs& args, const Run& run, Softmax& m,
+                              float (&o)[kHeadDim / 2]) {
+    const int my = lane(), g = my / 4, t = my % 4, warp = thread() / kTeam % 4;
+    KIE_UNROLL for (int r = 0; r < 2; ++r) {
+        float mass = m.mass[r];
+        mass += shuffle_xor(mass, 1), mass += shuffle_xor(mass, 2);
+        const float f = reciprocal_f(mass);
+        const int place = run.place + 16 * warp + g + 8 * r;
+        u8* to = args.scratch + kScrAttn;
+        if constexpr (kHeadDim % 32 == 0) {
+            to += operand_at(run.lane_index, kAttn, place, run.head * kHeadDim + 2 * t);
+            KIE_UNROLL for (int b = 0; b < kHeadDim / 32; ++b) {
+                Quad v;
+                KIE_UNROLL for (int i = 0; i < 4; ++i) v.v[i] =
+                    pack_half2(o[16 * b + 4 * i + 2 * r] * f, o[16 * b + 4 * i + 2 * r + 1] * f);
+                *(Quad*)(to + (long)b * kEights * kCores) = v;
+            }
+        } else {
+            KIE_UNROLL for (int j = 0; j < kHeadDim / 8; ++j) *
+                (u32*)(to + operand_at(run.lane_index, kAttn, place,
+                                       run.head * kHeadDim + 8 * j + 2 * t)) =
+                pack_half2(o[4 * j + 2 * r] * f, o[4 * j + 2 * r + 1] * f);
+        }
+    }
+}
+
+// A page's scores, under way when this returns.
+KIE_DEVICE void score_page(const Quad (&q)[kSteps], const u8* keys, float (&s)[kPage / 2]) {
+    const WideOperand k = wide_operand(keys, 128, kHeadDim / 8 * 128);
+    wide_begin();
+    multiply_wide<kPage, 0, true>(s, q[0], k, kHeadDim / 8 * 128);
+    KIE_UNROLL for (int i = 1; i < kSteps; ++i)
+        multiply_wide<kPage, 0>(s, q[i], wide_shift(k, 256 * i), kHeadDim / 8 * 128);
+    wide_commit();
+}
+KIE_DEVICE void add_values(const u32 (&p)[kPage / 4], const u8* values, float (&o)[kHeadDim / 2]) {
+    const WideOperand v = wide_operand(values, 128, 1024);
+    wide_begin();
+    KIE_UNROLL for (int i = 0; i < kPage / 16; ++i) {
+        const Quad a = {{p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]}};
+        multiply_wide<kHeadDim, 0>(o, a, wide_shift(v, 256 * i), 1024);
+    }
+    wide_commit();
+}
+
+// While a page's scores are weighed, the values of the one before are added.
+KIE_DEVICE void attend_run(const PrefillArgs& args, const Chunk& chunk, int layer, const Run& run,
+                           PagePipe& pipe) {
+    const int my = lane(), g = my / 4, t = my % 4, warp = thread() / kTeam % 4;
+    const int query = chunk.base + run.place + 16 * warp + g;  // and 8 more
+    const int window = (int)args.model.layers[layer].window;
+    const int lowest = window > 0 ? window : 1 << 30;
+    Quad q[kSteps];
+    const u8* from =
+        args.scratch + kScrQ + query_at(run.lane_index, run.head, run.place + 16 * warp);
+    KIE_UNROLL for (int i = 0; i < kSteps; ++i) q[i] = load_state(from + i * 512 + my * 16);
+    float o[kHeadDim / 2], s[kPage / 2], keep[2];
+    KIE_UNROLL for (int i = 0; i < kHeadDim / 2; ++i) o[i] = 0;
+    KIE_UNROLL for (int i = 0; i < kPage / 2; ++i) s[i] = 0;
+    Softmax m = {{-1e30f, -1e30f}, {0, 0}};
+    u32 p[kPage / 4];
+    const auto weigh_page = [&](int page) {
+        if (page * kPage + kPage > query || page * kPage <= query + 8 - lowest)
+            mask_scores(s, page * kPage + 2 * t, query, lowest);
+        weigh(m, s, keep);
+        // Here, since a loop keeps what was weighed from being put off behind the wait to come.
+        if (page < run.last) await_page(pipe.at + (page + 1 - run.first));
+    };
+    const auto pack = [&]() {
+        KIE_UNROLL for (int i = 0; i < kPage / 4; ++i) p[i] = pack_half2(s[2 * i], s[2 * i + 1]);
+    };
+    await_page(pipe.at);
+    score_page(q, page_bytes(pipe.at), s);
+    wide_finish(s);
+    weigh_page(run.first);
+    pack();
+    const u32 end = pipe.at + (run.last - run.first);
+    const u32 start = pipe.at;
+    u32 at = start;
+    KIE_NO_UNROLL for (; at < end; ++at) {
+        score_page(q, page_bytes(at + 1), s);
+        add_values(p, page_bytes(at) + kPageHalf, o);
+        wide_wait<1>(s);
+        weigh_page(run.first + (int)(at + 1 - start));
+        wide_finish(o);
+        release_page(at);
+        pack();
+        KIE_UNROLL for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= keep[i / 2 % 2];
+    }
+    add_values(p, page_bytes(at) + kPageHalf, o);
+    wide_finish(o);
+    release_page(at);
+    pipe.at = at + 1;
+    put_attention(args, run, m, o);
+}
+KIE_DEVICE void attend_chunk(const PrefillArgs& args, const Chunk& chunk, int layer,
+                             PagePipe& pipe) {
+    const int runs = runs_of(chunk), team = thread() / kCrew;
+    KIE_NO_UNROLL for (int turn = 0; turn * (int)args.blocks < runs; ++turn) {
+        const int i = run_index(args, turn);
+        if (i < runs) attend_run(args, chunk, layer, run_at(args, chunk, layer, i, team), pipe);
+    }
+}
