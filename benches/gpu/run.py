@@ -3,7 +3,8 @@
     python3 benches/gpu/run.py [--device cuda:0] [--out FOLDER] [--shapes NAME,...]
 
 Needs an importable `kie` and a GPU; exits 1 if a fixture is off, 2 where there is no GPU. Speed is
-measured on random weights (kie.bench.random_weights); a row is the median of five requests of 256 tokens.
+measured on random weights (kie.bench.random_weights); a row is the median of five requests of 256
+tokens.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ KIE_CONST_FN long operand_bytes(int k) { return (long)kLanes * (k / 32) * kEight
 // The residual as floats and, with several lanes, what each lane added, as halves: in the order in
 // which the threads of a tile hold their results, [lane][row tile of 16][position / 8][32][4].
 constexpr long kResidual = (long)kLanes * kFrags * kEights * 32;  // times four numbers
-// Layers whose outputs are kept for the other lanes: the longest delay and the layer at work. Others'
-// outputs of the very same layer would take one more meeting of the grid.
+// Layers whose outputs are kept for the other lanes: the longest delay and the layer at work.
+// Others' outputs of the very same layer would take one more meeting of the grid.
 constexpr int kPast = KIE_PREFILL_PAST;
 constexpr long kScrX = 0, kScrAttn = kScrX + operand_bytes(kHidden),
                kScrAct = kScrAttn + operand_bytes(kAttn), kScrQ = kScrAct + operand_bytes(kFfn),

@@ -1,8 +1,8 @@
-//! How a model's work is cut for the monokernel: sizes padded to what the kernel's tiles need, rows
-//! dealt out to blocks, each block's line of weights in the order in which it takes them.
+//! How a model's work is cut for the monokernel: sizes padded to what the kernel's tiles need,
+//! rows dealt out to blocks, each block's line of weights in the order in which it takes them.
 //!
-//! This is the host's half of `kernels/common/shape.h`. Its results stand among the definitions, and
-//! the kernel's `static_assert`s compare them with its own: a difference does not compile.
+//! This is the host's half of `kernels/common/shape.h`. Its results stand among the definitions,
+//! and the kernel's `static_assert`s compare them with its own: a difference does not compile.
 
 use std::fmt;
 
@@ -364,7 +364,8 @@ impl fmt::Display for Cut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "cut       {} blocks of {} warps, {} columns, {} KB slots, {} KB in flight, {} splits{}",
+            "cut       {} blocks of {} warps, {} columns, {} KB slots, {} KB in flight, \
+             {} splits{}",
             self.blocks,
             self.warps,
             self.columns,

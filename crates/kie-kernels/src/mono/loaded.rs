@@ -382,7 +382,7 @@ fn upload_embedding(machine: &dyn Machine, weights: &Weights<'_>, vocab: u32) ->
     Ok(memory)
 }
 
-/// cos and sin of every position and pair, `[positions][head_dim / 2][2]` padded; angles in float32,
+/// cos and sin of every position and pair, `[positions][head_dim / 2][2]`; angles in float32,
 /// as the CPU and the references have them.
 fn rope(weights: &Weights<'_>) -> Vec<u8> {
     let program = weights.program;

@@ -1,8 +1,9 @@
-//! Weights in the order in which blocks take them: [`Cut`]'s rows, sixteen rows by sixteen columns a
-//! tile, in the order of a matrix unit's first operand, as halves.
+//! Weights in the order in which blocks take them: [`Cut`]'s rows, sixteen rows by sixteen columns
+//! a tile, in the order of a matrix unit's first operand, as halves.
 //!
-//! A *unit* is 16 rows x 32 columns, two tiles of 32 bytes a row: lane `4 g + t` of a team takes, of
-//! the rows `2 g` and `2 g + 1`, the columns `8 t .. 8 t + 4` (first tile) and the four after them.
+//! A *unit* is 16 rows x 32 columns, two tiles of 32 bytes a row: lane `4 g + t` of a team takes,
+//! of the rows `2 g` and `2 g + 1`, the columns `8 t .. 8 t + 4` (first tile) and the four after
+//! them.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -261,7 +262,7 @@ impl Weights<'_> {
         Ok(out)
     }
 
-    /// Norm scales of heads as halves, `[layers][q, k][head_dim]`, in the device's order of features.
+    /// Norm scales of heads as halves, `[layers][q, k][head_dim]`, in the device's order.
     pub fn head_norms(&self) -> Vec<u8> {
         let mut floats = vec![0.0; self.model.head_dim as usize];
         let mut out = Vec::new();
