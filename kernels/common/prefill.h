@@ -515,9 +515,8 @@ KIE_DEVICE Residual residual_of(const PrefillArgs& args, int kind, int layer, co
     const int my = lane(), g = my / 4, t = my % 4, row = rows.row + 2 * g;
     const int norm = kind == 2 ? 0 : 2 * layer + 1 + kind;
     const int norm_row = norm * kNormLanes + (kNormLanes > 1 ? item.lane_index : 0);
-    Residual r = {
-        kind, layer, 2 * g < rows.live, false, 1, 0, 0, residual_at(item, rows.frag), nullptr,
-        nullptr};
+    Residual r = {kind,    layer,  2 * g < rows.live, false, 1, 0, 0, residual_at(item, rows.frag),
+                  nullptr, nullptr};
     if (kind < 2) {
         const Layer& l = args.model.layers[layer];
         r.keep = l.own[kind], r.shares = kLanes > 1 && (l.shares >> kind & 1) != 0;
