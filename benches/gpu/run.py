@@ -102,7 +102,12 @@ def measure(shape: str, device: str, prompts: list[int], runs: int) -> list[dict
             opened = time.monotonic() - begin
             for tokens in prompts:
                 found = latency.measure(
-                    engine, prompt_tokens=[tokens], max_tokens=256, runs=runs, warmups=1
+                    engine,
+                    prompt_tokens=[tokens],
+                    max_tokens=256,
+                    runs=runs,
+                    warmups=1,
+                    seed=tokens,
                 )
                 gaps = sorted(gap for run in found for gap in run.gaps_us)
                 row = {
