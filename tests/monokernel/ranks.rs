@@ -1,0 +1,64 @@
+//! Several machines as one: lanes over ranks (delayed or summed at once), dense models cut into one
+//! lane a rank. All ranks run under one seeded scheduler.
+
+use kie_core::engine::{Engine, LogitsPath};
+use kie_core::request::EngineConfig;
+
+use super::support::{goldens, open_on};
+use super::{check, fixture, two_at_a_time, Job};
+
+/// Fixture, ranks, blocks of each: every head mode, both exchanges, one lane a rank and several,
+/// biases, head norms, windows, FP8; the counts that heads and lanes admit.
+const TOGETHER: &[(&str, u32, u32)] = &[
+    ("laneformer_d2", 2, 8),
+    ("laneformer_d2", 4, 4),
+    ("laneformer_d1_preagg_f32", 2, 8),
+    ("laneformer_d2_nocomm_lane_negwin", 4, 4),
+    ("laneformer_d2_noearly_vp_lanescale", 2, 6),
+    ("own_laneformer_replicate", 4, 6),
+    ("own_laneformer_mixed", 8, 3),
+    ("llama", 2, 8),
+    ("mistral", 2, 8),
+    ("qwen2", 2, 7),
+    ("qwen3", 2, 8),
+    ("own_llama_fp8_tied", 4, 6),
+    ("own_llama_fp8_tied", 8, 4),
+];
+
+#[test]
+fn several_machines_are_one() {
+    let job = |(at, &(name, ranks, blocks)): (usize, &(&str, u32, u32))| Job {
+        folder: fixture(name),
+        device: format!("sim:ranks={ranks},blocks={blocks},seed={at},warp={}", 32 + at % 2 * 32),
+        positions: 4,
+        tokens: 6,
+    };
+    two_at_a_time(TOGETHER.iter().enumerate().map(job).collect(), |job| check(&job));
+}
+
+#[test]
+fn bits_do_not_depend_on_the_schedule() {
+    let folder = fixture("qwen2");
+    let golden = &goldens(&folder, "")[1];
+    let logits = |seed: u32| {
+        let engine = open_on(&folder, &format!("sim:ranks=2,blocks=8,seed={seed}"));
+        engine.logits(&golden.ids, LogitsPath::Prefill).unwrap().values
+    };
+    let first = logits(1);
+    for seed in 2..4 {
+        let same = first.iter().zip(&logits(seed)).all(|(a, b)| a.to_bits() == b.to_bits());
+        assert!(same, "seed {seed}");
+    }
+}
+
+#[test]
+fn what_does_not_divide_is_refused_in_words() {
+    for (name, ranks) in [("qwen2", 4), ("laneformer_d2", 3), ("laneformer_d2", 8)] {
+        let device = format!("sim:ranks={ranks},blocks=8");
+        let config = EngineConfig::default();
+        let engine = Engine::builder(fixture(name)).config(config).device(&device).build();
+        let error = engine.err().map(|e| e.to_string()).unwrap_or_default();
+        let wanted = format!("do not divide by {ranks} machines");
+        assert!(error.contains(&wanted), "{name} on {ranks}: {error:?}");
+    }
+}
