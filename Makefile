@@ -70,6 +70,20 @@ test: lint ## everything that CI runs
 	$(BIN)/python -m pytest --quiet
 	$(BIN)/python tools/check_crates.py $(LIBRARIES)
 
+# Schedules that `make sim` simulates: even ones with warps of 32, odd ones with warps of 64.
+SEEDS ?= 6
+.PHONY: sim
+sim: ## the monokernel on every fixture, simulated: SEEDS=6 schedules, both warp widths
+	SEEDS=$(SEEDS) cargo test -p kie-core --test monokernel --locked -- --nocapture every_fixture
+
+.PHONY: gpu
+gpu: setup ## on a GPU: every fixture, then speed beside the targets (DEVICE=cuda:0)
+	$(BIN)/python benches/gpu/run.py --device $(or $(DEVICE),cuda:0)
+
+.PHONY: gpu-peers
+gpu-peers: setup ## on a GPU: PyTorch's decode of the same shapes, compiled and graphed
+	$(BIN)/python benches/gpu/peers.py
+
 .PHONY: bench
 bench: setup ## decode latency of the default model on this machine
 	$(BIN)/kie bench latency

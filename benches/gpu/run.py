@@ -1,9 +1,9 @@
 """Everything that needs a GPU, in one call: correctness on every fixture, then speed, then a table.
 
-    python3 benches/gpu/run.py [--device cuda:0] [--out FOLDER] [--shapes NAME,...] [--quick]
+    python3 benches/gpu/run.py [--device cuda:0] [--out FOLDER] [--shapes NAME,...]
 
-Needs an importable `kie` and a GPU; exits 1 if a fixture is off. Speed is measured on random
-weights (kie.bench.random_weights); a row is the median of five requests of 256 tokens.
+Needs an importable `kie` and a GPU; exits 1 if a fixture is off, 2 where there is no GPU. Speed is
+measured on random weights (kie.bench.random_weights); a row is the median of five requests of 256 tokens.
 """
 
 from __future__ import annotations
@@ -129,6 +129,11 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--fixtures", default="all", help="all, none, or names")
     given = parser.parse_args()
+    try:
+        kie.Engine(device=given.device, max_seq_len=256).close()
+    except kie.DeviceError as error:
+        print(f"{error.message}; {error.hint}", file=sys.stderr)
+        return 2
     checked = []
     if given.fixtures != "none":
         for golden in sorted((ROOT / "tests" / "data").glob("*/golden.safetensors")):

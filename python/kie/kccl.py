@@ -122,15 +122,16 @@ class Communicator:
     def _run(self, op: Op, arrays: Arrays, root: int = 0) -> list[NDArray[Any]]:
         import numpy as np
 
-        given = [np.ascontiguousarray(array) for array in arrays]
-        kinds = {(array.dtype.name, array.shape) for array in given}
-        if len(kinds) != 1 or given[0].dtype.name not in _DTYPES:
-            found = ", ".join(sorted(f"{name}{list(shape)}" for name, shape in kinds)) or "none"
+        given: list[NDArray[Any]] = [np.ascontiguousarray(array) for array in arrays]
+        kinds = {(str(array.dtype), array.shape) for array in given}
+        name = str(given[0].dtype) if given else ""
+        if len(kinds) != 1 or name not in _DTYPES:
+            found = ", ".join(sorted(f"{kind}{list(shape)}" for kind, shape in kinds)) or "none"
             wanted = f"wanted {self.ranks} arrays of one shape and one type of {sorted(_DTYPES)}"
             raise InvalidRequestError(f"{op}: {wanted}, got {found}")
         dtype: np.dtype[Any] = given[0].dtype
         data = [array.tobytes() for array in given]
-        outputs = self._core.run(op, _DTYPES[dtype.name], root, data)
+        outputs = self._core.run(op, _DTYPES[name], root, data)
         same = op in ("all-reduce", "broadcast")
-        flat = [np.frombuffer(output, dtype=dtype) for output in outputs]
-        return [array.reshape(given[0].shape) if same else array for array in flat]
+        flat: list[NDArray[Any]] = [np.frombuffer(output, dtype=dtype) for output in outputs]
+        return [np.reshape(array, given[0].shape) if same else array for array in flat]

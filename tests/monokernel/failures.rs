@@ -113,11 +113,7 @@ const MUTANTS: &[(&str, &str, &str)] = &[
         "epoch_of(a[c][i]) == epoch && epoch_of(b[c][i]) == epoch;",
         "epoch_of(a[c][i]) != 0 && epoch_of(b[c][i]) != 0;",
     ),
-    (
-        "epochs start anew with each launch",
-        "b.epoch = args.epoch + step;",
-        "b.epoch = 1 + step;",
-    ),
+    ("epochs start anew with each launch", "b.epoch = args.epoch + step;", "b.epoch = 1 + step;"),
     (
         "words are overwritten while others read: the step's edge is dropped",
         "sync_consumers<kThreads>();  // the edge: see exchange.h",
@@ -125,9 +121,9 @@ const MUTANTS: &[(&str, &str, &str)] = &[
     ),
     (
         "keys are read before all columns have stored theirs",
-        "            store_new(watch, args, at, position, pages, b.epoch, b.shared);\n        }\n        \
+        "store_new(watch, args, at, position, pages, b.epoch, b.shared);\n        }\n        \
          sync_consumers<kThreads>();",
-        "            store_new(watch, args, at, position, pages, b.epoch, b.shared);\n        }",
+        "store_new(watch, args, at, position, pages, b.epoch, b.shared);\n        }",
     ),
 ];
 
@@ -167,8 +163,9 @@ fn a_lost_word_is_told_and_the_engine_closes() {
         })
         .into();
     assert_eq!(epochs[0], epochs[1] + 1, "{detail}");
-    for part in ["rank 0: ", "of 8 blocks", "block ", "in step 3", "layer 1, the mlp's activations"]
-    {
+    let parts =
+        ["rank 0: ", "of 8 blocks", "block ", "in step 3", "layer 1, the mlp's activations"];
+    for part in parts {
         assert!(detail.contains(part), "no {part:?} in {detail:?}");
     }
     assert!(engine.is_closed());

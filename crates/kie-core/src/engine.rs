@@ -255,7 +255,7 @@ impl Builder {
             hang_timeout: Some(hang_timeout),
             max_itl_ms: config.max_itl_ms,
             first_epoch: self.first_epoch,
-            narrow_prompts: false,
+            prefill_kernel: None,
         };
         Ok(device::open(name, &options)?)
     }

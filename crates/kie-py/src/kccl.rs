@@ -59,7 +59,7 @@ fn open(name: &str, nvrtc: &[PathBuf]) -> kie_kernels::Result<Arc<dyn Machine>> 
         return Ok(Arc::new(kie_kernels::sim::Sim::open(name)?));
     }
     #[cfg(target_os = "linux")]
-    return kie_kernels::cuda::open(name, nvrtc);
+    return kie_kernels::cuda::open(name, nvrtc, None);
     #[cfg(not(target_os = "linux"))]
     Err(kie_kernels::Error::NoDevice { device: name.into(), detail: format!("not in {nvrtc:?}") })
 }

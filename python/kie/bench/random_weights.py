@@ -18,8 +18,6 @@ from kie.errors import InvalidRequestError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy.typing as npt
-
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -148,11 +146,10 @@ def write(spec: str, folder: Path, seed: int = 0) -> Path:
         scale = entry["shape"][-1] ** -0.5
         for first in range(begin, end, 1 << 22):
             last = min(end, first + (1 << 22))
-            drawn: npt.NDArray[np.float32] = numbers.standard_normal(last - first, np.float32)
-            drawn *= scale
-            if len(entry["shape"]) == 1:
-                drawn += 1
-            file[first:last] = drawn.view(np.uint32) >> 16
+            shift = 1 if len(entry["shape"]) == 1 else 0
+            drawn = np.asarray(numbers.standard_normal(last - first, np.float32), np.float32)
+            drawn = (drawn * np.float32(scale) + np.float32(shift)).astype(np.float32)
+            file[first:last] = np.frombuffer(drawn, np.uint32) >> 16
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for done in [pool.submit(fill, index, name) for index, name in enumerate(header)]:

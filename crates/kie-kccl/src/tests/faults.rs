@@ -62,6 +62,32 @@ fn a_rank_that_dies_once_leaves_the_communicator_usable() {
 }
 
 #[test]
+fn a_kernel_that_faults_closes_the_communicator() {
+    let text = "    if (r.rank == 1 && r.epoch == 2) kie_sim::fail(\"on purpose\");";
+    let mut communicator = virtual_ranks(mutant(sim(2, 8, 32), START, &fault(text)), 4);
+    let given = given();
+    communicator.all_reduce(Dtype::F32, &slices(&given)).unwrap();
+    let error = communicator.all_reduce(Dtype::F32, &slices(&given)).unwrap_err();
+    assert!(matches!(error, Error::Device(_)) && error.to_string().contains("on purpose"));
+    for _ in 0..2 {
+        let error = communicator.all_reduce(Dtype::F32, &slices(&given)).unwrap_err();
+        assert!(matches!(&error, Error::Closed { why } if why.contains("on purpose")), "{error}");
+    }
+}
+
+#[test]
+fn a_refused_launch_leaves_the_communicator_usable() {
+    let mut communicator = virtual_ranks(sim(2, 8, 32), 4);
+    let given = given();
+    let large = Algorithm { blocks: 3, ..ways(2)[0] };
+    let error = communicator.run_as(Op::AllReduce, Dtype::F32, 0, &slices(&given), large);
+    let error = error.unwrap_err();
+    assert!(matches!(error, Error::Device(_)), "{error}");
+    let got = communicator.all_reduce(Dtype::F32, &slices(&given)).unwrap();
+    assert!(got == cpu::run(Op::AllReduce, Dtype::F32, 0, &slices(&given)));
+}
+
+#[test]
 fn a_late_rank_is_waited_for_within_the_budget() {
     let late = |ms: u64| {
         let text = format!(

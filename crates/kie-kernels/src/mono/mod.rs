@@ -36,6 +36,10 @@ use crate::validate::ValidProgram;
 /// How long a wait inside a kernel lasts where nobody says.
 const HANG_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Whether prompts run in the prefill kernel where nobody says: not before its numbers inside the
+/// engine have been checked on a GPU.
+const PREFILL_KERNEL: bool = false;
+
 /// A machine as a device: weights stay where they are on the host until a program starts, which
 /// packs them onto the machine.
 pub struct Mono {
@@ -72,7 +76,7 @@ impl Mono {
             info,
             first_epoch: options.first_epoch.unwrap_or(1),
             hang_timeout: options.hang_timeout.unwrap_or(HANG_TIMEOUT),
-            wide_prompts: !options.narrow_prompts,
+            wide_prompts: options.prefill_kernel.unwrap_or(PREFILL_KERNEL),
         })
     }
 

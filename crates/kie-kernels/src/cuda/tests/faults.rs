@@ -8,7 +8,8 @@ use crate::cuda::{Cuda, Paths};
 use crate::error::Error;
 use crate::mono::machine::{Launch, Machine};
 
-/// Opening fails with [`Error::NoDevice`] or [`Error::DriverTooOld`], whose text has all of `parts`.
+/// Opening fails with [`Error::NoDevice`], or [`Error::DriverTooOld`] where `parts` say so, and the
+/// text has all of `parts`.
 fn refuses(stub: &Stub, parts: &[&str]) {
     let Err(error) = stub.open() else { panic!("opened; wanted {parts:?}") };
     let old = matches!(error, Error::DriverTooOld { .. });
