@@ -41,8 +41,8 @@ KIE_CONST_FN long operand_bytes(int k) { return (long)kLanes * (k / 32) * kEight
 // The residual as floats and, with several lanes, what each lane added, as halves: in the order in
 // which the threads of a tile hold their results, [lane][row tile of 16][position / 8][32][4].
 constexpr long kResidual = (long)kLanes * kFrags * kEights * 32;  // times four numbers
-// Layers whose outputs are kept for the other lanes: the longest delay and the layer at work. Others'
-// outputs of the very same layer would take one more meeting of the grid.
+// Layers whose outputs are kept for the other lanes: the longest delay and the layer at work.
+// Others' outputs of the very same layer would take one more meeting of the grid.
 constexpr int kPast = KIE_PREFILL_PAST;
 constexpr long kScrX = 0, kScrAttn = kScrX + operand_bytes(kHidden),
                kScrAct = kScrAttn + operand_bytes(kAttn), kScrQ = kScrAct + operand_bytes(kFfn),
@@ -68,7 +68,7 @@ constexpr int kStageBytes = kStageWeights + 2 * kStagePart;
 constexpr int kLanesFirst = (kStageBytes - kOldBytes) / kLaneBytes,
               kLanesNext = kStageBytes / kLaneBytes;
 constexpr int kPfSlots = 0, kPfPages = 64, kPfStop = 128, kPfLast = 132, kPfPhase = 136,
-              kPfScale = 256, kPfSquares = kPfScale + 2 * kWideN * 4;
+              kPfPassed = 140, kPfScale = 256, kPfSquares = kPfScale + 2 * kWideN * 4;
 constexpr int kPfRing = (kPfSquares + kWideTiles * kWideN * 4 + 1023) / 1024 * 1024;
 constexpr int kStages = (kSharedMax - kPfRing) / kStageBytes;
 constexpr int kPrefillShared = kPfRing + kStages * kStageBytes;
@@ -81,6 +81,7 @@ KIE_DEVICE u8* prefill_shared() {
     return prefill_bytes;
 }
 KIE_DEVICE volatile u32* stop_word() { return (volatile u32*)(prefill_shared() + kPfStop); }
+KIE_DEVICE volatile u32* passed_word() { return (volatile u32*)(prefill_shared() + kPfPassed); }
 KIE_DEVICE volatile u32* phase_word() { return (volatile u32*)(prefill_shared() + kPfPhase); }
 
 // A tile of a product: rows of one lane's matrix times `width` positions, over a part of k.

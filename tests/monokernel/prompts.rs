@@ -19,7 +19,7 @@ fn open(name: &str, blocks: u32) -> Engine {
 
 #[test]
 fn recorded_continuations_follow_prompts_in_the_prefill_kernel() {
-    for (name, blocks) in FIXTURES.into_iter().zip([8, 11, 8, 11, 8]) {
+    for (name, blocks) in FIXTURES.into_iter().flat_map(|n| [(n, 8), (n, 11)]) {
         let folder = fixture(name);
         let engine = open(name, blocks);
         for golden in goldens(&folder, if float32(&folder) { "bf16w." } else { "" }) {
