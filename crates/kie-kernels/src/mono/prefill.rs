@@ -1,8 +1,8 @@
-//! The prefill kernel (`kernels/common/prefill.h`): a prompt's positions through all layers at once,
-//! where a machine and a model fit it. Elsewhere prompts run as columns of the decode kernel.
+//! The prefill kernel (`kernels/common/prefill.h`): a prompt's positions through all layers at
+//! once, where a machine and a model fit it. Elsewhere prompts run as columns of the decode kernel.
 //!
-//! This is the host's half of `kernels/common/prefill_shape.h`: the scratch that a launch needs, and
-//! the definitions by which the kernel checks it. Every launch finds its arrivals at zero: they are
+//! This is the host's half of `kernels/common/prefill_shape.h`: the scratch that a launch needs,
+//! and the definitions by which the kernel checks it. Every launch finds its arrivals at zero: they are
 //! written before it, while no kernel runs.
 
 use std::sync::Arc;

@@ -3,8 +3,8 @@
 //!
 //! A launch holds the whole decode loop of the sequences it was made for: it ends when one of them
 //! ends, or when the host asks because something else waits (a new request, a cancel). Prompts run
-//! in launches of their own: of the prefill kernel where there is one, else of the decode kernel with
-//! the positions of one sequence as columns. So a launch's columns
+//! in launches of their own: of the prefill kernel where there is one, else of the decode kernel,
+//! with the positions of one sequence as columns. So a launch's columns
 //! never change while it runs, pages and tables are written only between launches, and the host
 //! only reads tokens as they come.
 
