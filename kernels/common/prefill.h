@@ -8,6 +8,7 @@
 
 struct Pipe {
     u32 at, parity;
+    u32 passed;  // residual stages so far, for the copying warps
 };
 KIE_DEVICE Slot* stage_slot(u32 at) { return (Slot*)(prefill_shared() + kPfSlots) + at; }
 KIE_DEVICE u8* stage_bytes(u32 at) { return prefill_shared() + kPfRing + at * kStageBytes; }
@@ -99,13 +100,26 @@ KIE_DEVICE Load load_of(const PrefillArgs& args, const WideItem& item, long at, 
     return {x + ((long)item.lane_index * (S::k / 32) * kEights + item.place / 8) * kCores,
             (u32)(kStageWeights + pair * kStagePart), my == 0 ? item.width * 64 : 0u, all};
 }
+// By a whole warp, which goes on together: a thread that looked only after the slot had been filled
+// and freed once more would take it for one that is still in use, and wait for good.
 KIE_DEVICE bool await_free(Watch& w, const Pipe& pipe, u32 where, u32 wanted) {
     w.polls = 0;
+    bool free = true;
     while (!slot_free(stage_slot(pipe.at), pipe.parity)) {
-        if (*stop_word()) return false;
+        free = *stop_word() == 0;
+        if (!free) break;
         if (lane() == 0 && !patient(w, where, wanted, pipe.at)) *stop_word() = 1;
     }
-    return true;
+    return ballot(free) == ~0u;
+}
+// The second warp has no part in a residual stage: the first, without whom it does not fill, lets
+// it look first.
+KIE_DEVICE void await_second(Watch& w, u32 stages) {
+    w.polls = 0;
+    while (*passed_word() < stages && *stop_word() == 0) {
+        if (!patient(w, 0x2008, stages, *passed_word())) *stop_word() = 1;
+        pause_ns(20);
+    }
 }
 KIE_DEVICE u64* past_at(const PrefillArgs& args, int kind, int layer) {
     return (u64*)(args.scratch + kScrPast) + (long)(kind * kPast + layer % kPast) * kResidual;
@@ -129,7 +143,12 @@ KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, con
                       lanes = end - l < room ? end - l : room;
             if (!await_free(w, pipe, 0x2004 | kind, layer)) return false;
             const u32 all = frags * ((first > 0 ? kBatch * 512 : 0) + lanes * kBatch * 256);
-            if (warp == 0 && lane() == 0) stage_expect(stage_slot(pipe.at), all);
+            ++pipe.passed;
+            if (warp == 1 && lane() == 0) *passed_word() = pipe.passed;
+            if (warp == 0 && lane() == 0) {
+                await_second(w, pipe.passed);
+                stage_expect(stage_slot(pipe.at), all);
+            }
             const int n = copy - first, frag = item.row_tile * kWideTiles + copy % kWideTiles;
             if (warp >= 2 && copy % kWideTiles < frags && n < lanes * kWideTiles) {
                 const int from =
@@ -705,10 +724,10 @@ KIE_KERNEL(kie_prefill, kPrefillThreads, PrefillArgs args) {
         for (int i = 0; i < kStages; ++i) slot_init(stage_slot(i), kWorkers / kTeam);
         for (int i = 0; i < kPageBuffers; ++i) slot_init(page_slot(i), kWorkers / kTeam);
         slots_ready();
-        *stop_word() = *phase_word() = 0;
+        *stop_word() = *phase_word() = *passed_word() = 0;
     }
     sync_block();
-    Pipe pipe = {0, 0};
+    Pipe pipe = {0, 0, 0};
     if (thread() >= kWorkers) {
         fewer_registers<40>();
         pipe.parity = 1;

@@ -68,7 +68,7 @@ constexpr int kStageBytes = kStageWeights + 2 * kStagePart;
 constexpr int kLanesFirst = (kStageBytes - kOldBytes) / kLaneBytes,
               kLanesNext = kStageBytes / kLaneBytes;
 constexpr int kPfSlots = 0, kPfPages = 64, kPfStop = 128, kPfLast = 132, kPfPhase = 136,
-              kPfScale = 256, kPfSquares = kPfScale + 2 * kWideN * 4;
+              kPfPassed = 140, kPfScale = 256, kPfSquares = kPfScale + 2 * kWideN * 4;
 constexpr int kPfRing = (kPfSquares + kWideTiles * kWideN * 4 + 1023) / 1024 * 1024;
 constexpr int kStages = (kSharedMax - kPfRing) / kStageBytes;
 constexpr int kPrefillShared = kPfRing + kStages * kStageBytes;
@@ -81,6 +81,7 @@ KIE_DEVICE u8* prefill_shared() {
     return prefill_bytes;
 }
 KIE_DEVICE volatile u32* stop_word() { return (volatile u32*)(prefill_shared() + kPfStop); }
+KIE_DEVICE volatile u32* passed_word() { return (volatile u32*)(prefill_shared() + kPfPassed); }
 KIE_DEVICE volatile u32* phase_word() { return (volatile u32*)(prefill_shared() + kPfPhase); }
 
 // A tile of a product: rows of one lane's matrix times `width` positions, over a part of k.

@@ -105,6 +105,7 @@ pub struct Builder {
     config: EngineConfig,
     level: Option<Level>,
     first_epoch: Option<u32>,
+    prefill_kernel: Option<bool>,
     runner: Option<Arc<dyn Device>>,
     progress: Arc<Progress>,
 }
@@ -158,6 +159,14 @@ impl Builder {
     #[must_use]
     pub fn first_epoch(mut self, first_epoch: u32) -> Self {
         self.first_epoch = Some(first_epoch);
+        self
+    }
+
+    /// Whether a GPU's prompts run in the prefill kernel where it fits, for tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn prefill_kernel(mut self, on: bool) -> Self {
+        self.prefill_kernel = Some(on);
         self
     }
 
@@ -255,7 +264,7 @@ impl Builder {
             hang_timeout: Some(hang_timeout),
             max_itl_ms: config.max_itl_ms,
             first_epoch: self.first_epoch,
-            narrow_prompts: false,
+            prefill_kernel: self.prefill_kernel,
         };
         Ok(device::open(name, &options)?)
     }
@@ -325,7 +334,8 @@ impl Engine {
         let progress: Arc<Progress> = Arc::new(|_: &str, _, _| {});
         let path = path.into();
         let config = EngineConfig::default();
-        Builder { path, level: None, first_epoch: None, runner: None, config, progress }
+        let (level, first_epoch, prefill_kernel, runner) = (None, None, None, None);
+        Builder { path, level, first_epoch, prefill_kernel, runner, config, progress }
     }
 
     /// Starts the engine thread; returns when the device runs.

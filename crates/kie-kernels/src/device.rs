@@ -208,8 +208,8 @@ pub struct Options {
     pub cache_dir: Option<PathBuf>,
     /// How long a wait inside a GPU's kernel lasts at most; `None`: a second.
     pub hang_timeout: Option<Duration>,
-    /// Prompts run as columns of the decode kernel even where the prefill kernel fits; for tests.
-    pub narrow_prompts: bool,
+    /// Whether prompts run in the prefill kernel where it fits, chosen by tests; `None`: not yet.
+    pub prefill_kernel: Option<bool>,
     /// Bound on the gap of a decoding slot beside a prefill, in milliseconds.
     pub max_itl_ms: Option<f64>,
 }

@@ -38,6 +38,7 @@ const HEAD_DIM_MAX: u32 = 128;
 /// How the kernel runs a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
+    platform: Platform,
     /// Positions that go through a layer together.
     pub chunk: u32,
     /// Bytes of activations and sums.
@@ -50,7 +51,7 @@ pub struct Plan {
 
 impl Plan {
     /// The plan of a model for a machine; none where the kernel does not fit: it wants wide tiles
-    /// (sm_90a), one lane on one machine, heads without norms, and layers that see everything (a
+    /// (sm_90a, or simulated ones), one lane on one machine, heads without norms, and layers that see everything (a
     /// sequence of windows may run on fewer pages than a chunk has).
     pub fn new(
         model: &Model,
@@ -60,8 +61,12 @@ impl Plan {
     ) -> Option<Self> {
         let stages = cut.shared_max.checked_sub(RING)? / STAGE_BYTES;
         let sees_all = model.layer.iter().all(|l| l.window == 0 || l.window >= positions);
-        let fits = platform == Platform::Cuda
-            && machine.arch == "sm_90a"
+        let wide_tiles = match platform {
+            Platform::Cuda => machine.arch == "sm_90a",
+            Platform::Sim => true,
+            Platform::Hip => false,
+        };
+        let fits = wide_tiles
             && model.lanes_all() == 1
             && !model.head_norm
             && sees_all
@@ -70,6 +75,7 @@ impl Plan {
             && 4 * 4 * 64 * cut.head_dim <= stages * STAGE_BYTES;
         let chunk = CHUNK.min(positions.next_multiple_of(TILE));
         fits.then(|| Self {
+            platform,
             chunk,
             scratch_bytes: scratch_bytes(model, cut, chunk),
             shared_bytes: RING + stages * STAGE_BYTES,
@@ -79,6 +85,7 @@ impl Plan {
 
     /// What the compiler is given.
     pub fn source(&self, model: &Model, cut: &Cut) -> Source {
+        let text = source::prefill_text(self.platform).expect("the plan's platform has it");
         let mut defines = cut.defines(model, 1);
         let all = [
             ("CHUNK", u64::from(self.chunk)),
@@ -89,7 +96,7 @@ impl Plan {
             ("ARGS_BYTES", size_of::<PrefillArgs>() as u64),
         ];
         defines.extend(all.map(|(name, value)| (format!("KIE_PREFILL_{name}"), value.to_string())));
-        Source { defines, text: source::prefill_text(), entries: vec!["kie_prefill"] }
+        Source { defines, text, entries: vec!["kie_prefill"] }
     }
 }
 

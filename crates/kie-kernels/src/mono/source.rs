@@ -33,8 +33,9 @@ pub const PREFILL: &[(&str, &str)] = &[
     kernel!("common/prefill_attention.h"),
     kernel!("common/prefill.h"),
 ];
-/// Wide tiles, which the prefill kernel needs and only CUDA has.
-const WIDE: (&str, &str) = kernel!("cuda/wide.h");
+/// Wide tiles, which the prefill kernel needs.
+const WIDE_CUDA: (&str, &str) = kernel!("cuda/wide.h");
+const WIDE_SIM: (&str, &str) = kernel!("sim/wide.h");
 
 const CUDA: &[(&str, &str)] = &[kernel!("cuda/platform.h"), kernel!("cuda/tile.h")];
 const HIP: &[(&str, &str)] = &[kernel!("hip/platform.h"), kernel!("hip/tile.h")];
@@ -54,9 +55,15 @@ pub fn text(platform: Platform) -> String {
     join(platform_headers(platform).iter().chain(COMMON))
 }
 
-/// The prefill kernel as one text, for CUDA.
-pub fn prefill_text() -> String {
-    join(CUDA.iter().chain([&WIDE]).chain(&COMMON[..UNDER_PREFILL]).chain(PREFILL))
+/// The prefill kernel as one text; none where there are no wide tiles.
+pub fn prefill_text(platform: Platform) -> Option<String> {
+    let wide = match platform {
+        Platform::Cuda => &WIDE_CUDA,
+        Platform::Sim => &WIDE_SIM,
+        Platform::Hip => return None,
+    };
+    let before = platform_headers(platform).iter().chain([wide]);
+    Some(join(before.chain(&COMMON[..UNDER_PREFILL]).chain(PREFILL)))
 }
 
 fn join<'a>(headers: impl Iterator<Item = &'a (&'static str, &'static str)>) -> String {
