@@ -2,8 +2,8 @@
 //! once, where a machine and a model fit it. Elsewhere prompts run as columns of the decode kernel.
 //!
 //! This is the host's half of `kernels/common/prefill_shape.h`: the scratch that a launch needs,
-//! and the definitions by which the kernel checks it. Every launch finds its arrivals at zero: they are
-//! written before it, while no kernel runs.
+//! and the definitions by which the kernel checks it. Every launch finds its arrivals at zero:
+//! they are written before it, while no kernel runs.
 
 use std::sync::Arc;
 
@@ -50,8 +50,8 @@ pub struct Plan {
 
 impl Plan {
     /// The plan of a model for a machine; none where the kernel does not fit: it wants wide tiles
-    /// (sm_90a, or simulated ones), one lane on one machine, heads without norms, and layers that see everything (a
-    /// sequence of windows may run on fewer pages than a chunk has).
+    /// (sm_90a, or simulated ones), one lane on one machine, heads without norms, and layers that
+    /// see everything (a sequence of windows may run on fewer pages than a chunk has).
     pub fn new(
         model: &Model,
         cut: &Cut,
