@@ -51,8 +51,8 @@ pub struct Plan {
 
 impl Plan {
     /// The plan of a model for a machine; none where the kernel does not fit: it wants wide tiles
-    /// (sm_90a, or simulated ones), one lane on one machine, heads without norms, and layers that see everything (a
-    /// sequence of windows may run on fewer pages than a chunk has).
+    /// (sm_90a, or simulated ones), one lane on one machine, heads without norms, and layers that
+    /// see everything (a sequence of windows may run on fewer pages than a chunk has).
     pub fn new(
         model: &Model,
         cut: &Cut,
