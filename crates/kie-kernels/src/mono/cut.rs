@@ -157,16 +157,36 @@ impl Cut {
             ));
         }
         let from = least.max(most * 3 / 4);
-        let all = (from..=most).filter_map(|n| Self::with_blocks(model, machine, positions, n));
+        let all = (from..=most).filter_map(|n| {
+            // Wider slots only where a stage needs them: fewer of them fit.
+            let least = [0, 24 << 10, 32 << 10, 48 << 10];
+            least.iter().find_map(|w| Self::with_blocks(model, machine, positions, n, *w))
+        });
         // Equal bytes: the fewer blocks the better, as each one more only waits and polls. Parts of
         // attention that cannot be merged by owners cost a narrow model about a twentieth.
         let owners = |c: &Self| c.warps == 8 && model.lanes_all() == 1;
         let cost = |c: &Self| c.line_bytes(model) * if owners(c) && !c.merge { 21 } else { 20 };
         let best = all.min_by_key(|c| (cost(c), c.blocks));
-        best.map_or_else(|| refuse(format!("no cut fits {model:?} on {machine:?}")), Ok)
+        let none = || {
+            let Model { lanes, hidden, heads, kv_heads, head_dim, ffn, .. } = model;
+            refuse(format!(
+                "no cut fits: {lanes} lanes of hidden {hidden}, {heads}/{kv_heads} heads of \
+                 {head_dim}, ffn {ffn} on {} multiprocessors with {} bytes of shared memory; query \
+                 heads a kv head are at most 8",
+                machine.multiprocessors, machine.shared_bytes
+            ))
+        };
+        best.map_or_else(none, Ok)
     }
 
-    fn with_blocks(model: &Model, m: &MachineInfo, positions: u32, each: u32) -> Option<Self> {
+    /// With `each` blocks a lane and slots of at least `slot_least` bytes; none if that is no cut.
+    fn with_blocks(
+        model: &Model,
+        m: &MachineInfo,
+        positions: u32,
+        each: u32,
+        slot_least: u32,
+    ) -> Option<Self> {
         let wide = [model.hidden, model.heads * model.head_dim, model.ffn];
         let warps = if wide.iter().all(|w| w.is_multiple_of(384)) { 12 } else { 8 };
         let unit = 4 * warps.max(8);
@@ -186,7 +206,8 @@ impl Cut {
         } else {
             16
         };
-        let slot_bytes = slot_bytes(usual * 1024, m.shared_bytes, 2 * (hidden + attn.max(ffn)));
+        let slot_bytes =
+            slot_bytes(usual * 1024, m.shared_bytes, 2 * (hidden + attn.max(ffn))).max(slot_least);
         let row_warps = |rows, k| Split::row_warps(rows, k, warps, slot_bytes);
         let split = |rows, k| Split::new(rows, k, row_warps(rows, k), warps, slot_bytes);
         // A thread owns the same residual rows in both: either of them by rows means both.
@@ -232,8 +253,10 @@ impl Cut {
             columns: 1,
         };
         let fits = |c: &u32| cut.shared_bytes(width, attn, *c) <= m.shared_bytes;
-        cut.columns = [COLUMNS_MAX, 4, 2].into_iter().find(fits).unwrap_or(1);
-        Some(cut)
+        let columns = [COLUMNS_MAX, 4, 2].into_iter().find(fits).unwrap_or(1);
+        let room = slot_least == 0 || fits(&1);
+        cut.columns = columns;
+        room.then_some(cut)
     }
 
     /// Shared memory with two slots of the ring, about: shape.h knows it exactly and refuses less.
@@ -398,4 +421,28 @@ fn in_flight(model: &Model, warps: u32) -> u32 {
 
 fn refuse<T>(detail: String) -> Result<T> {
     Err(Error::InvalidProgram { step: usize::MAX, detail })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::shapes::{model, nvidia};
+    use super::*;
+
+    #[test]
+    fn slots_widen_only_where_a_stage_needs_it() {
+        let cut = |m: &Model| Cut::new(m, &nvidia(), 4096).unwrap();
+        for (name, slot_bytes) in [("2b", 24), ("lane", 18), ("1b", 16), ("8b", 16)] {
+            assert_eq!(cut(&model(name)).slot_bytes, slot_bytes << 10, "{name}");
+        }
+        let sizes =
+            |hidden, heads, kv_heads, ffn| Model { hidden, heads, kv_heads, ffn, ..model("8b") };
+        // The widths of dense models of 24 and 32 thousand million weights.
+        for wide in [sizes(5120, 32, 8, 32_768), sizes(5120, 40, 8, 27_648)] {
+            let cut = cut(&wide);
+            assert!((24..=48).contains(&(cut.slot_bytes >> 10)), "{cut}");
+        }
+        let error = Cut::new(&sizes(4096, 32, 2, 14_336), &nvidia(), 4096).unwrap_err();
+        assert!(error.to_string().contains("32/2 heads"), "{error}");
+    }
 }
