@@ -126,6 +126,15 @@ pub struct Cut {
 /// What shape.h lays out in shared memory besides vectors, parts and ring, about.
 const OTHERS_BYTES: u32 = 16 << 10;
 
+/// Bytes of a slot that did best on one H200, shape by shape (benches/gpu/NOTES.md).
+fn usual_slot(model: &Model, warps: u32) -> u32 {
+    match (warps, model.lanes) {
+        (12, 1) => 18 << 10,
+        (12, _) => 24 << 10,
+        (_, _) => 16 << 10,
+    }
+}
+
 /// Slots of the usual size, or smaller ones where shared memory has no room for three beside
 /// `vectors` bytes; the kernel, which knows the room exactly, refuses fewer than two.
 fn slot_bytes(usual: u32, shared_bytes: u32, vectors: u32) -> u32 {
@@ -197,17 +206,9 @@ impl Cut {
         if !attn.is_multiple_of(unit) || model.heads / model.kv_heads > 8 {
             return None;
         }
-        let usual = if warps == 12 {
-            if model.lanes > 1 {
-                24
-            } else {
-                18
-            }
-        } else {
-            16
-        };
-        let slot_bytes =
-            slot_bytes(usual * 1024, m.shared_bytes, 2 * (hidden + attn.max(ffn))).max(slot_least);
+        let usual = usual_slot(model, warps);
+        let vectors = 2 * (hidden + attn.max(ffn));
+        let slot_bytes = slot_bytes(usual, m.shared_bytes, vectors).max(slot_least);
         let row_warps = |rows, k| Split::row_warps(rows, k, warps, slot_bytes);
         let split = |rows, k| Split::new(rows, k, row_warps(rows, k), warps, slot_bytes);
         // A thread owns the same residual rows in both: either of them by rows means both.
@@ -253,9 +254,8 @@ impl Cut {
             columns: 1,
         };
         let fits = |c: &u32| cut.shared_bytes(width, attn, *c) <= m.shared_bytes;
-        let columns = [COLUMNS_MAX, 4, 2].into_iter().find(fits).unwrap_or(1);
         let room = slot_least == 0 || fits(&1);
-        cut.columns = columns;
+        cut.columns = [COLUMNS_MAX, 4, 2].into_iter().find(fits).unwrap_or(1);
         room.then_some(cut)
     }
 
