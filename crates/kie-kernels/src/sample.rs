@@ -63,7 +63,8 @@ impl Sampling {
         }
     }
 
-    fn penalises(&self) -> bool {
+    /// Whether counts of seen tokens matter.
+    pub(crate) fn penalises(&self) -> bool {
         self.repetition_penalty != 1.0
             || self.presence_penalty != 0.0
             || self.frequency_penalty != 0.0

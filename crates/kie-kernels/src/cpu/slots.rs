@@ -111,8 +111,7 @@ impl Slots {
         slot.since = self.arrivals;
         self.arrivals += 1;
         let s = &memory.params.sampling;
-        slot.penalised =
-            s.repetition_penalty != 1.0 || s.presence_penalty != 0.0 || s.frequency_penalty != 0.0;
+        slot.penalised = s.penalises();
         if slot.penalised {
             slot.counts.fill(0);
             for token in &memory.tokens[..memory.params.prompt as usize] {

@@ -9,7 +9,7 @@ use super::machine::{Machine, Memory, Module, Platform, Shared, Source};
 use super::model::Model;
 use super::pack::Weights;
 use super::prefill::{Plan, Prefill};
-use super::runner::{penalises, prompt_counts};
+use super::runner::prompt_counts;
 use super::source;
 use super::wire::{self, Args, Layer, Wire, RECORD_BYTES, RING, STOPS};
 use crate::abi::{Dims, HeadMode, GROUPS, PAGE};
@@ -246,7 +246,7 @@ impl Loaded {
             }
             m.write(&self.room.logit_bias, index * vocab * 4, &bytes_of(&row))?;
         }
-        if penalises(&params.sampling) {
+        if params.sampling.penalises() {
             let counts = prompt_counts(&slot.tokens[..params.prompt as usize], vocab);
             m.write(&self.room.counts, index * vocab * 4, &counts)?;
         }

@@ -489,7 +489,7 @@ impl Runner {
             stop_count: params.stop_ids,
             wants: flag(s.logprobs > 0, wants::LOGPROB)
                 | flag(params.bias > 0, wants::BIAS)
-                | flag(penalises(&s), wants::PENALTIES)
+                | flag(s.penalises(), wants::PENALTIES)
                 | flag(filter, wants::FILTER),
             temperature: s.temperature,
             top_p: s.top_p,
@@ -558,11 +558,6 @@ fn hang(loaded: &Loaded, rank: usize) -> Result<Error> {
     let told: Vec<String> = lost.iter().take(4).map(one).collect();
     let (lost, all) = (lost.len(), loaded.cut.blocks);
     Ok(Error::Hang(format!("rank {rank}: {lost} of {all} blocks gave up: {}", told.join("; "))))
-}
-
-/// Whether counts of seen tokens matter.
-pub(super) fn penalises(s: &crate::sample::Sampling) -> bool {
-    s.repetition_penalty != 1.0 || s.presence_penalty != 0.0 || s.frequency_penalty != 0.0
 }
 
 /// Counts of a prompt's tokens, as the sampler keeps them.
