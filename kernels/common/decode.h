@@ -510,6 +510,7 @@ KIE_DEVICE void decode_head(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
         } else {
             sync_consumers<kThreads>();  // the squares of the layer before have been read
             gather_lanes(watch, args, b);
+            stamp(b, 13);
             Sums<SplitHead> s = multiply<SplitHead>(ring, lot, b.shared + kShXa, kStrideA);
             step_head<SplitHead>(args, b, s, 0, pick);
         }

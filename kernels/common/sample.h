@@ -229,7 +229,7 @@ KIE_DEVICE bool owns_row(const DecodeArgs& args, const Block& b, u32 id) {
 KIE_DEVICE void settle(const DecodeArgs& args, const Block& b, int c, const Chosen& best) {
     const Sequence& q = args.column[c];
     const u32* stops = (const u32*)(b.shared + kShStops) + c * kStopsMax;
-    bool hit = best.id >= (u32)kVocabAll || q.position + b.step + 1 >= q.last;
+    bool hit = (!kGarbage && best.id >= (u32)kVocabAll) || q.position + b.step + 1 >= q.last;
     for (u32 i = lane(); i < q.stop_count; i += kTeam) hit |= stops[i] == best.id;
     const bool end = ballot(hit) != 0;
     if (lane() != 0) return;

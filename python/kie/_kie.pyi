@@ -20,6 +20,7 @@ __all__ = [
     "compile",
     "gpus",
     "host",
+    "measure",
     "read_bandwidth",
 ]
 
@@ -35,6 +36,20 @@ def compile(
     nvrtc_dirs: Sequence[str | PathLike[str]],
 ) -> str:
     """Compiles ahead what an engine with these options would, and returns the printed plan."""
+
+def measure(
+    path: str | PathLike[str],
+    *,
+    device: str,
+    dtype: str,
+    max_seq_len: int | None,
+    cache_dir: str | PathLike[str] | None,
+    nvrtc_dirs: Sequence[str | PathLike[str]],
+    prompt_tokens: int,
+    tokens: int,
+    runs: int,
+) -> str:
+    """Times of decode steps from inside the kernel, as JSON; no tokens leave it."""
 
 def gpus() -> tuple[list[tuple[str, str, str, int, int, int]], list[str]]:
     """GPUs that can be used (name, model, architecture, multiprocessors, memory in all and free),

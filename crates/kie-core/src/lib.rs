@@ -12,6 +12,7 @@ mod inbox;
 mod json;
 #[cfg(test)]
 mod loomed;
+pub mod measure;
 pub mod memory;
 pub mod metrics;
 pub mod model;

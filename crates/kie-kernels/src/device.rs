@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
 use crate::mono::machine::Machine;
+use crate::mono::meter::Meter;
 use crate::mono::Mono;
 use crate::validate::ValidProgram;
 
@@ -212,4 +213,6 @@ pub struct Options {
     pub prefill_kernel: Option<bool>,
     /// Bound on the gap of a decoding slot beside a prefill, in milliseconds.
     pub max_itl_ms: Option<f64>,
+    /// Times a GPU's launches; what its requests say then may be garbage.
+    pub meter: Option<Arc<Meter>>,
 }

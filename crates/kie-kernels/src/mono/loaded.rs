@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::cut::Cut;
 use super::machine::{Machine, Memory, Module, Platform, Shared, Source};
+use super::meter::Probe;
 use super::model::Model;
 use super::pack::Weights;
 use super::prefill::{Plan, Prefill};
@@ -36,6 +37,8 @@ pub struct Loaded {
     pub room: Room,
     /// The prefill kernel, where it fits.
     pub prefill: Option<Prefill>,
+    /// Kernels to measure with, where somebody does.
+    pub(super) probe: Option<Probe>,
     kernels: Vec<(u32, Arc<dyn Module>)>,
     base: Args,
     logits: Option<Memory>,
@@ -173,8 +176,19 @@ impl Loaded {
             in_flight_bytes: cut.in_flight_bytes,
             ..weights_args(&*machine, &weights, room.args(), &mut kept)?
         };
-        let logits = None;
-        Ok(Self { machine, model, cut, dims, room, prefill, kernels, base, logits, _kept: kept })
+        Ok(Self {
+            machine,
+            model,
+            cut,
+            dims,
+            room,
+            prefill,
+            probe: None,
+            kernels,
+            base,
+            logits: None,
+            _kept: kept,
+        })
     }
 
     /// Columns of the widest kernel.
@@ -329,7 +343,7 @@ pub(super) fn compile(
     })
 }
 
-fn died() -> Error {
+pub(super) fn died() -> Error {
     Error::Failed("a compiler thread died".into())
 }
 

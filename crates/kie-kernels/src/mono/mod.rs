@@ -10,6 +10,7 @@ pub mod cut;
 pub(crate) mod library;
 pub mod loaded;
 pub mod machine;
+pub mod meter;
 pub mod model;
 pub mod pack;
 pub mod prefill;
@@ -25,6 +26,7 @@ use std::time::Duration;
 use self::cut::Cut;
 use self::loaded::Loaded;
 use self::machine::{Machine, Platform};
+use self::meter::{Meter, Probe};
 use self::model::Model;
 use self::prefill::Plan;
 use self::runner::Runner;
@@ -46,6 +48,8 @@ pub struct Mono {
     hang_timeout: Duration,
     /// Whether prompts run in the prefill kernel where it fits.
     prefill_kernel: Option<bool>,
+    /// Times launches; some of what it runs computes garbage.
+    meter: Option<Arc<Meter>>,
 }
 
 impl Mono {
@@ -73,6 +77,7 @@ impl Mono {
             first_epoch: options.first_epoch.unwrap_or(1),
             hang_timeout: options.hang_timeout.unwrap_or(HANG_TIMEOUT),
             prefill_kernel: options.prefill_kernel,
+            meter: options.meter.clone(),
         })
     }
 
@@ -140,6 +145,20 @@ impl Device for Mono {
         for rank in &mut loaded {
             rank.connect(&words)?;
         }
-        Ok(Box::new(Runner::new(loaded, mailbox, self.first_epoch, self.hang_timeout)))
+        if let Some(meter) = &self.meter {
+            for rank in &mut loaded {
+                rank.probe = Some(Probe::new(
+                    &*rank.machine,
+                    &rank.model,
+                    &rank.cut,
+                    rank.dims.max_positions,
+                )?);
+            }
+            meter.set_phases(meter::phases(&loaded[0].model, &loaded[0].cut));
+        }
+        let meter = self.meter.clone();
+        Ok(Box::new(
+            Runner::new(loaded, mailbox, self.first_epoch, self.hang_timeout).metered(meter),
+        ))
     }
 }

@@ -16,6 +16,7 @@ use std::time::Duration;
 use super::clock::DeviceClock;
 use super::loaded::Loaded;
 use super::machine::{Flight, Launch, Platform};
+use super::meter::{Meter, Mode};
 use super::prefill;
 use super::wire::{self, wants, Lost, Order, Sequence, Wire, RING};
 use crate::abi::{Command, CommandKind, Record, SlotEnd, MAX_ALTERNATIVES, PAGE};
@@ -83,6 +84,8 @@ struct Going {
     flights: Vec<Box<dyn Flight>>,
     work: Work,
     steps: u32,
+    /// How it is measured, if it is.
+    mode: Option<Mode>,
     /// Asked to leave.
     leaving: bool,
 }
@@ -102,6 +105,7 @@ pub struct Runner {
     clock: DeviceClock,
     /// How long a wait inside the kernel lasts at most.
     budget_ns: u64,
+    meter: Option<Arc<Meter>>,
 }
 
 impl Runner {
@@ -133,7 +137,15 @@ impl Runner {
             prompted: false,
             clock: DeviceClock::default(),
             budget_ns: u64::try_from(hang_timeout.as_nanos()).unwrap_or(u64::MAX),
+            meter: None,
         }
+    }
+
+    /// The same, with launches timed.
+    #[must_use]
+    pub fn metered(mut self, meter: Option<Arc<Meter>>) -> Self {
+        self.meter = meter;
+        self
     }
 
     /// The machine that the host listens to.
@@ -228,6 +240,8 @@ impl Runner {
 
     /// Publishes a token and says whether the sequence ends with it, by the kernel's own rule.
     fn token(&mut self, index: usize, token: u32, logprob: f32, t_ns: u64) {
+        let garbage = self.meter.as_ref().is_some_and(|m| m.mode().is_garbage());
+        let token = if garbage { 0 } else { token };
         let slot = &mut self.slots[index];
         if token >= self.ranks[0].dims.vocab {
             slot.end = Some(SlotEnd::NotFinite);
@@ -255,9 +269,10 @@ impl Runner {
 
     /// A launch has ended.
     fn land(&mut self, going: Going) -> Result<()> {
-        let Going { flights, work, steps, .. } = going;
+        let Going { flights, work, steps, mode, .. } = going;
         drop(flights);
         self.check()?;
+        self.note(&work, steps, mode)?;
         match work {
             Work::Tokens(slots) => {
                 let most = slots.iter().map(|s| self.slots[*s].made).max().unwrap_or(0);
@@ -276,6 +291,18 @@ impl Runner {
                 self.epoch += steps;
                 self.hand_logits(slot, count)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Tells the meter of a launch that made all its steps.
+    fn note(&self, work: &Work, steps: u32, mode: Option<Mode>) -> Result<()> {
+        let (Some(meter), Some(mode), Work::Tokens(slots)) = (&self.meter, mode, work) else {
+            return Ok(());
+        };
+        let (first, slot) = (self.first(), &self.slots[slots[0]]);
+        if let Some(probe) = first.probe.as_ref().filter(|_| slot.end == Some(SlotEnd::Length)) {
+            meter.note(probe.read(&*first.machine, mode, steps)?);
         }
         Ok(())
     }
@@ -453,7 +480,8 @@ impl Runner {
         (args.prompt, args.budget_ns) = (loaded.room.prompt.address, self.budget_ns);
         let (machine, layers) = (&*loaded.machine, loaded.model.layers);
         let flight = prefill.launch(machine, args, layers, row as u32, (first, count))?;
-        self.going = Some(Going { flights: vec![flight], work, steps: 0, leaving: false });
+        let (flights, steps, leaving) = (vec![flight], 0, false);
+        self.going = Some(Going { flights, work, steps, mode: None, leaving });
         Ok(())
     }
 
@@ -463,6 +491,9 @@ impl Runner {
         for (column, index) in column.iter_mut().zip(&slots) {
             *column = self.sequence(*index, &mut dump);
         }
+        // Measured launches make their steps and no more.
+        let left = column[0].last - column[0].position;
+        let most = if self.meter.is_some() { most.min(left) } else { most };
         let (live, steps) = (slots.len() as u32, if dump { 1 } else { most });
         let logits = dump.then_some(columns);
         let ask = Ask { columns, steps, live, prompt: 0, logits, column };
@@ -512,6 +543,8 @@ impl Runner {
         let epoch = self.epoch;
         let control = &self.first().room.control;
         control.word32(0).store(Order::GoOn as u32, Release);
+        let measured = matches!(work, Work::Tokens(_)) && ask.columns == 1;
+        let mode = self.meter.as_ref().filter(|_| measured).map(|m| m.mode());
         let mut flights = Vec::with_capacity(self.ranks.len());
         for loaded in &mut self.ranks {
             let mut args = loaded.args(ask.columns);
@@ -526,6 +559,9 @@ impl Runner {
                 None if ask.prompt > 0 => args.segment_count = 4 * loaded.model.layers,
                 None => {}
             }
+            let measuring = mode.zip(loaded.probe.as_ref());
+            let module = measuring.and_then(|(mode, probe)| probe.module(mode, &mut args));
+            let module = module.unwrap_or_else(|| loaded.module(ask.columns));
             let launch = Launch {
                 entry: "kie_decode",
                 blocks: loaded.cut.blocks,
@@ -533,9 +569,9 @@ impl Runner {
                 shared_bytes: loaded.cut.shared_max,
                 args: args.as_bytes(),
             };
-            flights.push(loaded.machine.launch(loaded.module(ask.columns), &launch)?);
+            flights.push(loaded.machine.launch(module, &launch)?);
         }
-        self.going = Some(Going { flights, work, steps: ask.steps, leaving: false });
+        self.going = Some(Going { flights, work, steps: ask.steps, mode, leaving: false });
         Ok(())
     }
 }

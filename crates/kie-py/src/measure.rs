@@ -1,0 +1,34 @@
+//! What `kie.bench` measures inside a device; see kie-core's `measure`.
+
+use std::path::PathBuf;
+
+use kie_core::engine::Engine;
+use kie_core::measure::Work;
+use kie_core::request::EngineConfig;
+use pyo3::prelude::*;
+
+use crate::engine::{detached, json};
+
+/// Times of decode steps from inside the kernel, as JSON.
+#[pyfunction]
+#[pyo3(signature = (path, *, device, dtype, max_seq_len, cache_dir, nvrtc_dirs, prompt_tokens,
+    tokens, runs))]
+#[allow(clippy::too_many_arguments)] // one per keyword
+pub fn measure(
+    py: Python<'_>,
+    path: PathBuf,
+    device: String,
+    dtype: String,
+    max_seq_len: Option<usize>,
+    cache_dir: Option<PathBuf>,
+    nvrtc_dirs: Vec<PathBuf>,
+    prompt_tokens: usize,
+    tokens: usize,
+    runs: usize,
+) -> PyResult<String> {
+    let defaults = EngineConfig::default();
+    let config = EngineConfig { device, dtype, max_seq_len, cache_dir, nvrtc_dirs, ..defaults };
+    let work = Work { prompt_tokens, tokens, runs };
+    let found = detached(py, move || Engine::builder(path).config(config).measure(work))?;
+    json(py, &found)
+}
