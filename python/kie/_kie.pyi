@@ -18,6 +18,7 @@ __all__ = [
     "Usage",
     "__version__",
     "compile",
+    "echo",
     "gpus",
     "host",
     "measure",
@@ -50,6 +51,15 @@ def measure(
     runs: int,
 ) -> str:
     """Times of decode steps from inside the kernel, as JSON; no tokens leave it."""
+
+def echo(
+    *,
+    device: str,
+    cache_dir: str | PathLike[str] | None,
+    nvrtc_dirs: Sequence[str | PathLike[str]],
+    rounds: int,
+) -> list[float]:
+    """Microseconds of each of `rounds` round trips of a token between a GPU and the host."""
 
 def gpus() -> tuple[list[tuple[str, str, str, int, int, int]], list[str]]:
     """GPUs that can be used (name, model, architecture, multiprocessors, memory in all and free),

@@ -1,9 +1,14 @@
 //! Measuring from inside the kernel, on the simulator: every number is there and they add up. What
 //! they are means something on a GPU only.
 
+use std::time::Duration;
+
 use kie_core::engine::Engine;
 use kie_core::measure::{Measured, Work};
+use kie_core::request::EngineConfig;
 use kie_core::Error;
+use kie_kernels::mono::echo::round_trips;
+use kie_kernels::sim::Sim;
 
 use super::fixture;
 
@@ -45,4 +50,25 @@ fn what_cannot_be_measured_is_refused() {
     let none = Work { runs: 0, ..WORK };
     let error = Engine::builder(fixture("llama")).measure(none).unwrap_err();
     assert!(matches!(error, Error::InvalidRequest(_)), "{error}");
+}
+
+#[test]
+fn the_host_answers_every_token() {
+    use kie_core::measure::echo;
+    let config = |device: &str| EngineConfig { device: device.into(), ..EngineConfig::default() };
+    for device in ["sim", "sim:warp=64"] {
+        let times = echo(&config(device), 50).unwrap();
+        assert_eq!(times.len(), 50, "{device}");
+        assert!(times.iter().all(|us| *us > 0.0), "{device}: {times:?}");
+    }
+    let error = echo(&config("cpu"), 50).unwrap_err();
+    assert!(matches!(error, Error::NoDevice { .. }), "{error}");
+}
+
+#[test]
+fn a_host_that_does_not_answer_is_told() {
+    let machine = Sim::open("sim").unwrap();
+    let error = round_trips(&machine, 50, Duration::from_nanos(1)).unwrap_err();
+    let kie_kernels::Error::Hang(detail) = &error else { panic!("{error}") };
+    assert!(detail.contains("round trip 0 of 50"), "{detail}");
 }

@@ -95,3 +95,12 @@ def test_a_step_is_told_from_inside() -> None:
     assert len(lines) == 2 + len(inside.KERNELS) + 2 + len(found["phases"]) + 1
     with pytest.raises(kie.DeviceError):
         inside.measure(TINY, device="cpu")
+
+
+def test_the_host_answers_a_token() -> None:
+    found = inside.echo("sim", rounds=20)
+    assert 0 < found["p50"] <= found["p99"] <= found["max"]
+    with pytest.raises(kie.NoDeviceError):
+        inside.echo("cpu")
+    with pytest.raises(kie.InvalidRequestError):
+        inside.echo("sim", rounds=0)

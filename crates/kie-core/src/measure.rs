@@ -6,12 +6,13 @@
 
 use std::sync::Arc;
 
+use kie_kernels::device::{self, Options};
 use kie_kernels::mono::meter::{Meter, Mode, Seen};
 use serde::Serialize;
 
 use crate::engine::{Builder, Engine};
 use crate::error::{Error, Result};
-use crate::request::{Prompt, Request, SamplingParams};
+use crate::request::{EngineConfig, Prompt, Request, SamplingParams};
 
 /// What to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,6 +121,20 @@ impl Builder {
         engine.close();
         Ok(measured)
     }
+}
+
+/// Microseconds of each of `rounds` round trips of a token between a device and the host.
+///
+/// # Errors
+/// [`Error::NoDevice`] for the CPU and for what is not there, [`Error::EngineHang`].
+pub fn echo(config: &EngineConfig, rounds: u32) -> Result<Vec<f64>> {
+    let options = Options {
+        nvrtc_dirs: config.nvrtc_dirs.clone(),
+        cache_dir: config.cache_dir.clone(),
+        ..Options::default()
+    };
+    let name = if config.device == "auto" { "cpu" } else { &config.device };
+    Ok(device::open(name, &options)?.echo(rounds)?)
 }
 
 fn steps_us(seen: &Seen) -> Vec<f64> {

@@ -94,6 +94,17 @@ pub trait Device: Send + Sync {
         Ok(())
     }
 
+    /// Microseconds of each of `rounds` round trips of a token, from the device to the host and
+    /// back, one after another, by the device's clock.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] where device and host are one; [`Error::Hang`].
+    fn echo(&self, rounds: u32) -> Result<Vec<f64>> {
+        let _ = rounds;
+        let detail = "the device is the host itself; name a GPU, such as cuda:0".to_owned();
+        Err(Error::NoDevice { device: self.info().name, detail })
+    }
+
     /// Starts a program over its buffers. The calling thread becomes the host thread of the
     /// mailbox and must be the one that calls [`Running::drive`].
     fn start(

@@ -30,6 +30,7 @@ fn _kie(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<types::Timings>()?;
     module.add_function(wrap_pyfunction!(engine::compile, module)?)?;
     module.add_function(wrap_pyfunction!(measure::measure, module)?)?;
+    module.add_function(wrap_pyfunction!(measure::echo, module)?)?;
     module.add_function(wrap_pyfunction!(doctor::gpus, module)?)?;
     module.add_function(wrap_pyfunction!(doctor::host, module)?)?;
     module.add_function(wrap_pyfunction!(doctor::read_bandwidth, module)?)

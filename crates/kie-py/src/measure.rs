@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use kie_core::engine::Engine;
-use kie_core::measure::Work;
+use kie_core::measure::{self, Work};
 use kie_core::request::EngineConfig;
 use pyo3::prelude::*;
 
@@ -31,4 +31,18 @@ pub fn measure(
     let work = Work { prompt_tokens, tokens, runs };
     let found = detached(py, move || Engine::builder(path).config(config).measure(work))?;
     json(py, &found)
+}
+
+/// Microseconds of each of `rounds` round trips of a token between a GPU and the host.
+#[pyfunction]
+#[pyo3(signature = (*, device, cache_dir, nvrtc_dirs, rounds))]
+pub fn echo(
+    py: Python<'_>,
+    device: String,
+    cache_dir: Option<PathBuf>,
+    nvrtc_dirs: Vec<PathBuf>,
+    rounds: u32,
+) -> PyResult<Vec<f64>> {
+    let config = EngineConfig { device, cache_dir, nvrtc_dirs, ..EngineConfig::default() };
+    detached(py, move || measure::echo(&config, rounds))
 }

@@ -1,4 +1,5 @@
-"""A decode step from inside the kernel: its phases, and what it takes without waits or weights."""
+"""A decode step from inside the kernel: its phases, what it takes without waits or weights, and how
+long the host takes to answer a token."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any, Literal
 from kie import _kie, hub
 from kie.bench.report import spread
 from kie.engine import compiler_folders
+from kie.errors import InvalidRequestError
 
 KERNELS = ("full", "trace", "stream_only", "exchange_only")
 """The usual kernel; the same with its phases told; nobody waits for others' words; nobody waits
@@ -52,6 +54,23 @@ def measure(
         steps = [us for run in found[kernel] for us in run]
         found[kernel] = {"mean": sum(steps) / len(steps), **spread(steps)}
     return found
+
+
+def echo(
+    device: str, *, rounds: int = 10_000, cache_dir: str | os.PathLike[str] | None = None
+) -> dict[str, float]:
+    """Round trips of a token: the device tells of it, the host answers, the device times both.
+    Microseconds, from p50 to max.
+
+    Raises:
+        NoDeviceError: the CPU, which is the host itself.
+        DeviceError, InvalidRequestError.
+    """
+    if rounds < 1:
+        raise InvalidRequestError(f"rounds must be at least 1, got {rounds}")
+    folders = compiler_folders(device)
+    times = _kie.echo(device=device, cache_dir=cache_dir, nvrtc_dirs=folders, rounds=rounds)
+    return spread(times)
 
 
 def table(found: Mapping[str, Any]) -> str:

@@ -1,4 +1,5 @@
-"""`kie bench`: latency at one point, a sweep over prompt lengths, two reports compared."""
+"""`kie bench`: latency at one point, a sweep over prompt lengths, the host's answer to a token, two
+reports compared."""
 
 from __future__ import annotations
 
@@ -36,6 +37,12 @@ def define(parser: ArgumentParser) -> None:
     sweep.add_argument("-p", "--prompt", type=lengths, default=[32, 128, 512], metavar="N,N,...")
     _define_measurement(sweep, tokens=128)
     sweep.set_defaults(trace=False)
+    line = "how long the host takes to answer a token, timed by the GPU"
+    echo = verbs.add_parser("echo", help=line, description=line)
+    echo.add_argument("--device", default="cuda:0", help="cuda:0, ...")
+    echo.add_argument("--rounds", type=counted, default=10_000, metavar="N")
+    echo.add_argument("--json", action="store_true", help="print JSON")
+    options.verb(echo, answer)
     line = "compare two reports; exit code 1 if the second is worse"
     compared = verbs.add_parser("compare", help=line, description=line)
     compared.add_argument("before", type=Path, help="a report of `kie bench ... --json`")
@@ -141,6 +148,13 @@ def _inside(given: Namespace, model: str | None, tokens: int) -> dict[str, Any]:
         max_tokens=given.tokens,
         runs=given.runs,
     )
+
+
+def answer(given: Namespace) -> None:
+    """Prints the spread of the round trips."""
+    found = inside.echo(given.device, rounds=given.rounds)
+    text = ", ".join(f"{name} {us:.2f}" for name, us in found.items())
+    print(json.dumps(found) if given.json else f"{given.rounds} round trips in us: {text}")
 
 
 def compare(given: Namespace) -> int:

@@ -82,7 +82,7 @@ impl Room {
             m.alloc(bytes.max(256) as usize)
         };
         let room = Self {
-            out: m.alloc_shared(slots * RING * 24)?,
+            out: m.alloc_shared(slots * RING * wire::TOLD_BYTES)?,
             control: m.alloc_shared(wire::CONTROL_BYTES)?,
             poison: m.alloc(8)?,
             records: m.alloc(writers as usize * RECORD_BYTES)?,

@@ -7,6 +7,7 @@
 pub mod cache;
 pub mod clock;
 pub mod cut;
+pub mod echo;
 pub(crate) mod library;
 pub mod loaded;
 pub mod machine;
@@ -126,6 +127,10 @@ impl Device for Mono {
             let plan = self.plan(&model, &cut, &**machine, program)?;
             loaded::compile(&**machine, &model, &cut, plan.as_ref()).map(drop)
         })
+    }
+
+    fn echo(&self, rounds: u32) -> Result<Vec<f64>> {
+        echo::round_trips(&*self.machines[0], rounds, self.hang_timeout)
     }
 
     fn start(

@@ -9,7 +9,7 @@
 //! they come.
 
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use super::loaded::Loaded;
 use super::machine::{Flight, Launch, Platform};
 use super::meter::{Meter, Mode};
 use super::prefill;
-use super::wire::{self, wants, Lost, Order, Sequence, Wire, RING};
+use super::wire::{self, wants, Lost, Order, Sequence, Wire};
 use crate::abi::{Command, CommandKind, Record, SlotEnd, MAX_ALTERNATIVES, PAGE};
 use crate::device::Running;
 use crate::error::{Error, Result};
@@ -33,7 +33,7 @@ const LONG: u32 = 1 << 20;
 /// Epochs end here; the words are zeroed and they start anew (MONOKERNEL 3.4).
 const LAST_EPOCH: u32 = 1 << 31;
 /// Between looks at a simulated launch.
-const SIM_REST: Duration = Duration::from_micros(200);
+pub(super) const SIM_REST: Duration = Duration::from_micros(200);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -223,18 +223,10 @@ impl Runner {
             if slot.end.is_some() {
                 return;
             }
-            let tag = slot.told.wrapping_add(1);
-            let at = (index * RING + slot.told as usize % RING) * 24;
-            let word = |n: usize| self.ranks[0].room.out.word64(at + 8 * n).load(Acquire);
-            let (first, second, third) = (word(0), word(1), word(2));
-            if [first, second].iter().any(|w| (w >> 32) as u32 != tag)
-                || (third >> 40) as u32 != tag & 0xff_ffff
-            {
-                return;
-            }
-            slot.told = tag;
-            let t_ns = self.clock.host_ns(third & 0xff_ffff_ffff);
-            self.token(index, first as u32, f32::from_bits(second as u32), t_ns);
+            let Some(told) = wire::told(&self.ranks[0].room.out, index, slot.told) else { return };
+            slot.told = slot.told.wrapping_add(1);
+            let t_ns = self.clock.host_ns(told.t_ns);
+            self.token(index, told.token, told.logprob, t_ns);
         }
     }
 
