@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kie.bench import latency as requests
 from kie.bench import inside, random_weights, report
+from kie.bench import latency as requests
 from kie.bench.compare import compare as judge
 from kie.cli import options
 from kie.errors import InvalidRequestError

@@ -1,5 +1,5 @@
 //! How long the way of a token to the host and back is: the device tells of one as the decode
-//! kernel does, the host answers it from the loop that [`super::runner`] has, the device times both.
+//! kernel does, the host answers it from the loop of [`super::runner`], the device times both.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::time::Duration;
@@ -24,14 +24,18 @@ struct Args {
 // SAFETY: four u64s and two u32s leave no padding.
 unsafe impl Wire for Args {}
 
+/// The kernel of a platform.
+pub(crate) fn kernel(platform: Platform) -> Source {
+    let (defines, text) = (Vec::new(), source::echo_text(platform));
+    Source { defines, text, entries: vec!["kie_echo"] }
+}
+
 /// Microseconds of each of `rounds` round trips, one after another.
 ///
 /// # Errors
 /// [`Error::Hang`] where a round takes longer than `budget`, or what the machine says.
 pub fn round_trips(machine: &dyn Machine, rounds: u32, budget: Duration) -> Result<Vec<f64>> {
-    let text = source::echo_text(machine.platform());
-    let module =
-        machine.compile(&Source { defines: Vec::new(), text, entries: vec!["kie_echo"] })?;
+    let module = machine.compile(&kernel(machine.platform()))?;
     let out = machine.alloc_shared(RING * wire::TOLD_BYTES)?;
     let control = machine.alloc_shared(wire::CONTROL_BYTES)?;
     let times = machine.alloc((rounds as usize + 2) * 8)?;
