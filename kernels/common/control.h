@@ -5,7 +5,8 @@
 // Orders: control[0] is kGoOn, or why to leave. One thread of block 0 of rank 0, which takes part
 // in no exchange, reads it all the while; what it saw travels with the step's offers, so all blocks
 // leave at the same edge. control[1] is the host's heartbeat, a number that changes; if it stands
-// still for kHostSilent while control[2] is set, the host is gone and the kernel leaves.
+// still for kHostSilent while control[2] is set, the host is gone and the kernel leaves. Behind its
+// last edge the kernel writes the number of its steps to control[3].
 //
 // Tokens: tell.h says how they travel.
 #pragma once

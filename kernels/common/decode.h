@@ -588,6 +588,7 @@ KIE_DEVICE void run_steps(Ring& ring, Watch& watch, const DecodeArgs& args, Bloc
     }
     if (thread() == 0) *stop = 1;
     if (thread() == 0 && block() == 0 && args.stamps) args.stamps[args.steps] = clock_ns();
+    if (thread() == 0 && block_all(args) == 0) store_host(args.control + 3, b.step + 1);
 }
 
 // Behind the consumers two threads with work of their own, each in a warp of the machine's: on some

@@ -1,6 +1,7 @@
 //! Kernels that are wrong on purpose, through a machine that edits the sources on their way to the
 //! compiler: each must be found out, and a lost word must be told for what it is.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,57 +17,97 @@ use kie_kernels::sim::Sim;
 use super::support::{float32, goldens, relative};
 use super::{fixture, two_at_a_time, DECODE_GATE, PREFILL_GATE};
 
-/// A machine whose compiler reads `to` where the sources say `from`.
+/// What the sources say, what they should not say.
+type Edit = (&'static str, &'static str);
+
+/// A machine whose compiler reads something else than the sources say, and whose host may fall
+/// silent: its launches are not looked at before they have ended.
 struct Edited {
-    sim: Sim,
-    from: &'static str,
-    to: &'static str,
+    inner: Arc<dyn Machine>,
+    edits: Vec<Edit>,
+    silent: bool,
+    /// Launches of the decode kernel.
+    launches: Arc<AtomicUsize>,
 }
 
 impl Machine for Edited {
     fn platform(&self) -> Platform {
-        self.sim.platform()
+        self.inner.platform()
     }
     fn warp(&self) -> u32 {
-        self.sim.warp()
+        self.inner.warp()
     }
     fn info(&self) -> kie_kernels::Result<MachineInfo> {
-        self.sim.info()
+        self.inner.info()
     }
     fn compile(&self, source: &Source) -> kie_kernels::Result<Arc<dyn Module>> {
-        let found = source.text.matches(self.from).count();
-        assert_eq!(found, 1, "{:?} stands {found} times in the sources", self.from);
-        let text = source.text.replace(self.from, self.to);
-        self.sim.compile(&Source { text, ..source.clone() })
+        let mut text = source.text.clone();
+        for (from, to) in &self.edits {
+            let found = text.matches(from).count();
+            assert_eq!(found, 1, "{from:?} stands {found} times in the sources");
+            text = text.replace(from, to);
+        }
+        self.inner.compile(&Source { text, ..source.clone() })
     }
     fn alloc(&self, bytes: usize) -> kie_kernels::Result<Memory> {
-        self.sim.alloc(bytes)
+        self.inner.alloc(bytes)
     }
     fn alloc_shared(&self, bytes: usize) -> kie_kernels::Result<Shared> {
-        self.sim.alloc_shared(bytes)
+        self.inner.alloc_shared(bytes)
     }
     fn write(&self, to: &Memory, offset: usize, bytes: &[u8]) -> kie_kernels::Result<()> {
-        self.sim.write(to, offset, bytes)
+        self.inner.write(to, offset, bytes)
     }
     fn read(&self, from: &Memory, offset: usize, out: &mut [u8]) -> kie_kernels::Result<()> {
-        self.sim.read(from, offset, out)
+        self.inner.read(from, offset, out)
     }
     fn launch(
         &self,
         module: &Arc<dyn Module>,
         launch: &Launch<'_>,
     ) -> kie_kernels::Result<Box<dyn Flight>> {
-        self.sim.launch(module, launch)
+        self.launches.fetch_add(1, Ordering::Relaxed);
+        let flight = self.inner.launch(module, launch)?;
+        Ok(if self.silent { Box::new(Unseen(flight)) } else { flight })
     }
 }
 
-/// The fixture's engine over edited sources.
-fn open(name: &str, device: &str, from: &'static str, to: &'static str) -> Engine {
-    let machine = Edited { sim: Sim::open(device).unwrap(), from, to };
-    let hang_timeout = Some(Duration::from_millis(50));
-    let options = Options { hang_timeout, ..Options::default() };
-    let runner = Arc::new(Mono::new(device, vec![Arc::new(machine)], &options).unwrap());
+/// A launch whose host does nothing until it has ended by itself, for 20 s at most.
+struct Unseen(Box<dyn Flight>);
+
+impl Flight for Unseen {
+    fn done(&mut self) -> kie_kernels::Result<bool> {
+        let start = Instant::now();
+        while !self.0.done()? {
+            assert!(start.elapsed() < Duration::from_secs(20), "the launch outlives its host");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(true)
+    }
+}
+
+/// A GPU where `KIE_DEVICE` names one, else the simulator.
+fn machine(simulated: &str) -> Arc<dyn Machine> {
+    match std::env::var("KIE_DEVICE") {
+        Ok(name) => kie_kernels::cuda::open(&name, &[], None).unwrap(),
+        Err(_) => Arc::new(Sim::open(simulated).unwrap()),
+    }
+}
+
+/// The fixture's engine on an edited machine.
+fn open_edited(name: &str, machine: Edited) -> Engine {
+    // Time is the simulator's own there.
+    let ms = if machine.platform() == Platform::Sim { 50 } else { 500 };
+    let hang_timeout = Some(Duration::from_millis(ms));
+    let options = Options { hang_timeout, prefill_kernel: Some(false), ..Options::default() };
+    let runner = Arc::new(Mono::new("edited", vec![Arc::new(machine)], &options).unwrap());
     Engine::builder(fixture(name)).max_batch(4).runner(runner).build().unwrap()
+}
+
+/// The fixture's engine over edited sources.
+fn open(name: &str, inner: Arc<dyn Machine>, from: &'static str, to: &'static str) -> Engine {
+    let (edits, launches) = (vec![(from, to)], Arc::default());
+    open_edited(name, Edited { inner, edits, silent: false, launches })
 }
 
 fn continue_greedily(engine: &Engine, ids: &[u32], count: usize) -> Result<Vec<u32>> {
@@ -134,7 +175,8 @@ fn every_mutant_is_found_out() {
         let warp = if at.is_multiple_of(2) { 32 } else { 64 };
         (0..6).any(|seed| {
             let device = format!("sim:seed={seed},warp={warp},blocks=8,host=300");
-            let engine = open(name, &device, from, to);
+            let sim = Arc::new(Sim::open(&device).unwrap());
+            let engine = open(name, sim, from, to);
             !matches!(conforms(&engine, name), Ok(true))
         })
     };
@@ -145,17 +187,35 @@ fn every_mutant_is_found_out() {
     });
 }
 
+/// What an engine says of eight tokens that do not come.
+fn hang(engine: &Engine, within: Duration) -> String {
+    assert!(continue_greedily(engine, &[5, 6, 7], 3).is_ok(), "no fourth step, no loss");
+    let start = Instant::now();
+    let error = continue_greedily(engine, &[5, 6, 7], 8).unwrap_err();
+    assert!(start.elapsed() < within, "{:?}", start.elapsed());
+    let Error::EngineHang { detail } = &error else { panic!("{error}") };
+    assert!(engine.is_closed());
+    let after = continue_greedily(engine, &[5], 1).unwrap_err();
+    assert!(matches!(after, Error::EngineHang { .. }), "{after}");
+    println!("{detail}");
+    detail.clone()
+}
+
+fn says(detail: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(detail.contains(part), "no {part:?} in {detail:?}");
+    }
+}
+
 #[test]
 fn a_lost_word_is_told_and_the_engine_closes() {
     let from = "publish(to + (long)column * kWordsF + pair / 2, pack_half2(y, next), b.epoch);";
     let to = "if (!(layer == 1 && block() == 1 && b.step == 3)) \
               publish(to + (long)column * kWordsF + pair / 2, pack_half2(y, next), b.epoch);";
-    let engine = open("llama", "sim:seed=3,blocks=8", from, to);
-    assert!(continue_greedily(&engine, &[5, 6, 7], 3).is_ok(), "no fourth step, no loss");
-    let start = Instant::now();
-    let error = continue_greedily(&engine, &[5, 6, 7], 8).unwrap_err();
-    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
-    let Error::EngineHang { detail } = &error else { panic!("{error}") };
+    let machine = machine("sim:seed=3,blocks=8");
+    let blocks = machine.platform() == Platform::Sim;
+    let engine = open("llama", machine, from, to);
+    let detail = hang(&engine, Duration::from_secs(10));
     let epochs: Vec<u32> = ["wanted ", "seen "]
         .map(|word| {
             let digits = detail.split(word).nth(1).unwrap();
@@ -163,13 +223,66 @@ fn a_lost_word_is_told_and_the_engine_closes() {
         })
         .into();
     assert_eq!(epochs[0], epochs[1] + 1, "{detail}");
-    let parts =
-        ["rank 0: ", "of 8 blocks", "block ", "in step 3", "layer 1, the mlp's activations"];
-    for part in parts {
-        assert!(detail.contains(part), "no {part:?} in {detail:?}");
-    }
-    assert!(engine.is_closed());
-    let after = continue_greedily(&engine, &[5], 1).unwrap_err();
-    assert!(matches!(after, Error::EngineHang { .. }), "{after}");
+    let of = if blocks { "of 8 blocks" } else { "blocks gave up" };
+    says(&detail, &["rank 0: ", of, "block ", "in step 3", "layer 1, the mlp's activations"]);
     engine.close();
+}
+
+const STEP: &str = "b.epoch = args.epoch + step;";
+
+#[test]
+fn a_stuck_block_is_told() {
+    let to = "b.epoch = args.epoch + step; \
+              while (block() == 1 && step == 3 && load_word(args.poison) == 0) pause_ns(1000);";
+    let engine = open("llama", machine("sim:seed=4,blocks=8"), STEP, to);
+    let detail = hang(&engine, Duration::from_secs(10));
+    says(&detail, &["rank 0: ", "in step 3 waited for layer 0", "wanted ", "seen "]);
+    assert!(!detail.contains("block 1 "), "the stuck one waits for nobody: {detail}");
+    engine.close();
+}
+
+/// On the simulator such a block is an error of the simulator's own.
+#[test]
+#[ignore = "needs a GPU: KIE_DEVICE=cuda:0"]
+fn a_block_that_never_ends_is_told() {
+    // Longer than anybody waits for it: the engine, when it closes, for 10 s.
+    let to = "b.epoch = args.epoch + step; const u64 since = clock_ns(); \
+              while (block() == 1 && step == 3 && clock_ns() - since < 16000000000ull) \
+              pause_ns(1000);";
+    let engine = open("llama", machine("no simulator"), STEP, to);
+    let detail = hang(&engine, Duration::from_secs(14));
+    says(&detail, &["in step 3 waited for layer 0", "the launch does not end"]);
+    engine.close();
+}
+
+/// The kernel leaves when its host is silent, and a host that comes back goes on where it was.
+#[test]
+fn a_silent_host_ends_the_launch() {
+    let (slow, count) = (
+        "b.epoch = args.epoch + step; \
+         for (int i = 0; thread() == 0 && block() == 0 && i < 20; ++i) pause_ns(1000000);",
+        100,
+    );
+    let soon =
+        ("constexpr u64 kHostSilent = 1000000000ull;", "constexpr u64 kHostSilent = 400000;");
+    let watched =
+        ("const bool watched = load_host(args.control + 2) != 0;", "const bool watched = true;");
+    let simulated = std::env::var_os("KIE_DEVICE").is_none();
+    let (edits, count) =
+        if simulated { (vec![soon, watched], 20) } else { (vec![(STEP, slow)], count) };
+    // Longer than what goes as a few columns at once: launches of prompts are left, too.
+    let prompt: Vec<u32> = (0..200).map(|i| 3 + i % 90).collect();
+    let tokens = |edits, silent| {
+        let (inner, launches) = (machine("sim:seed=5,blocks=8"), Arc::default());
+        let counted = Arc::clone(&launches);
+        let engine = open_edited("llama", Edited { inner, edits, silent, launches });
+        let tokens = continue_greedily(&engine, &prompt, count).unwrap();
+        engine.close();
+        (tokens, counted.load(Ordering::Relaxed))
+    };
+    let (wanted, usual) = tokens(vec![], false);
+    let (got, more) = tokens(edits, true);
+    println!("{usual} launches, {more} with a silent host");
+    assert_eq!(got, wanted);
+    assert!(more > usual, "{more} launches with a silent host, {usual} without");
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use kie_core::engine::Engine;
-use kie_core::measure::{self, Work};
+use kie_core::measure::{echo as round_trips, Work};
 use kie_core::request::EngineConfig;
 use pyo3::prelude::*;
 
@@ -44,5 +44,5 @@ pub fn echo(
     rounds: u32,
 ) -> PyResult<Vec<f64>> {
     let config = EngineConfig { device, cache_dir, nvrtc_dirs, ..EngineConfig::default() };
-    detached(py, move || measure::echo(&config, rounds))
+    detached(py, move || round_trips(&config, rounds))
 }

@@ -215,7 +215,7 @@ pub trait Machine: Send + Sync {
     /// [`crate::Error::Failed`].
     fn write(&self, to: &Memory, offset: usize, bytes: &[u8]) -> Result<()>;
 
-    /// Copies from the device what ended kernels wrote.
+    /// Copies from the device what ended kernels wrote; of a running one, what has arrived.
     ///
     /// # Errors
     /// [`crate::Error::Failed`].

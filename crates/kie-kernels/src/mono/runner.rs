@@ -9,9 +9,9 @@
 //! they come.
 
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::clock::DeviceClock;
 use super::loaded::Loaded;
@@ -32,6 +32,8 @@ const TURN_TOKENS: u32 = 8;
 const LONG: u32 = 1 << 20;
 /// Epochs end here; the words are zeroed and they start anew (MONOKERNEL 3.4).
 const LAST_EPOCH: u32 = 1 << 31;
+/// Behind the kernel's own patience, the host's with a launch of which nothing comes.
+const LOOK_AFTER: Duration = Duration::from_millis(500);
 /// Between looks at a simulated launch.
 pub(super) const SIM_REST: Duration = Duration::from_micros(200);
 
@@ -65,7 +67,7 @@ enum Work {
     /// Tokens of these slots.
     Tokens(Vec<usize>),
     /// Logits of some positions of a slot.
-    Logits(usize, usize),
+    Logits(Command),
 }
 
 /// What every rank's launch is given, beside what is its own.
@@ -88,6 +90,26 @@ struct Going {
     mode: Option<Mode>,
     /// Asked to leave.
     leaving: bool,
+    /// Since nothing has come of it, or since somebody last looked why.
+    quiet: Instant,
+    /// Somebody gave up waiting.
+    poisoned: bool,
+}
+
+impl Going {
+    fn new(flights: Vec<Box<dyn Flight>>, work: Work, steps: u32, mode: Option<Mode>) -> Self {
+        let (leaving, quiet, poisoned) = (false, Instant::now(), false);
+        Self { flights, work, steps, mode, leaving, quiet, poisoned }
+    }
+}
+
+/// First position and number of those that a command wants the logits of.
+fn logits_range(command: Command) -> (usize, usize) {
+    let count = match command.kind {
+        CommandKind::LogitsDecode => 1,
+        CommandKind::LogitsPrefill | CommandKind::Start | CommandKind::Cancel => command.b as usize,
+    };
+    (command.a as usize, count)
 }
 
 /// A program at work.
@@ -192,7 +214,9 @@ impl Runner {
             done &= flight.done()?;
         }
         if let Work::Tokens(slots) = &going.work {
-            slots.iter().for_each(|slot| self.collect(*slot));
+            if slots.iter().fold(false, |any, slot| self.collect(*slot) | any) {
+                going.quiet = Instant::now();
+            }
         }
         if done {
             return self.land(going);
@@ -202,6 +226,11 @@ impl Runner {
             std::thread::sleep(SIM_REST);
         }
         self.first().room.control.word32(4).fetch_add(1, Relaxed);
+        if let Some(error) = self.look(&mut going)? {
+            // Its end may take long to come, or never does.
+            self.going = Some(going);
+            return Err(error);
+        }
         let leave = !going.leaving
             && match &going.work {
                 Work::Tokens(slots) => self.somebody_waits(slots),
@@ -216,14 +245,34 @@ impl Runner {
         Ok(())
     }
 
-    /// Takes the tokens of a row's ring that are there.
-    fn collect(&mut self, index: usize) {
+    /// Whether a launch of which nothing has come for long was given up by somebody, and then does
+    /// not end either: a block is stuck for good. A launch that waits for its turn is no such.
+    fn look(&self, going: &mut Going) -> Result<Option<Error>> {
+        let long = Duration::from_nanos(self.budget_ns).saturating_add(LOOK_AFTER);
+        // The simulator finds such blocks by itself.
+        if self.first().machine.platform() == Platform::Sim || going.quiet.elapsed() < long {
+            return Ok(None);
+        }
+        going.quiet = Instant::now();
+        let Some((rank, loaded)) = self.poisoned()? else { return Ok(None) };
+        if !std::mem::replace(&mut going.poisoned, true) {
+            return Ok(None);
+        }
+        let Error::Hang(detail) = hang(loaded, rank)? else { return Ok(None) };
+        Ok(Some(Error::Hang(format!("{detail}; the launch does not end"))))
+    }
+
+    /// Takes the tokens of a row's ring that are there; whether there were any.
+    fn collect(&mut self, index: usize) -> bool {
+        let mut any = false;
         loop {
             let slot = &mut self.slots[index];
             if slot.end.is_some() {
-                return;
+                return any;
             }
-            let Some(told) = wire::told(&self.ranks[0].room.out, index, slot.told) else { return };
+            let found = wire::told(&self.ranks[0].room.out, index, slot.told);
+            let Some(told) = found else { return any };
+            any = true;
             slot.told = slot.told.wrapping_add(1);
             let t_ns = self.clock.host_ns(told.t_ns);
             self.token(index, told.token, told.logprob, t_ns);
@@ -264,6 +313,7 @@ impl Runner {
         let Going { flights, work, steps, mode, .. } = going;
         drop(flights);
         self.check()?;
+        let made = self.first().room.control.word32(12).load(Acquire);
         self.note(&work, steps, mode)?;
         match work {
             Work::Tokens(slots) => {
@@ -276,12 +326,20 @@ impl Runner {
             }
             Work::Prompt(slot, to) => {
                 self.epoch += steps;
-                self.slots[slot].next = to;
+                // A kernel that believed its host gone may have left before the end.
+                let done =
+                    if made < steps { made as usize * self.first().most_columns() } else { to };
+                let slot_now = &mut self.slots[slot];
+                slot_now.next = to.min(slot_now.next.saturating_add(done));
                 self.finish(slot);
             }
-            Work::Logits(slot, count) => {
+            Work::Logits(command) => {
                 self.epoch += steps;
-                self.hand_logits(slot, count)?;
+                if made < steps {
+                    self.logits.push_front(command);
+                    return Ok(());
+                }
+                self.hand_logits(command)?;
             }
         }
         Ok(())
@@ -330,7 +388,8 @@ impl Runner {
         Ok(())
     }
 
-    fn hand_logits(&mut self, index: usize, count: usize) -> Result<()> {
+    fn hand_logits(&mut self, command: Command) -> Result<()> {
+        let (index, (_, count)) = (command.slot as usize, logits_range(command));
         let vocab = self.first().dims.vocab as usize;
         let mut logits = vec![0.0; count * vocab];
         for rank in &self.ranks {
@@ -345,14 +404,22 @@ impl Runner {
 
     /// After a launch: whether somebody gave up waiting.
     fn check(&mut self) -> Result<()> {
+        match self.poisoned()? {
+            Some((rank, loaded)) => Err(hang(loaded, rank)?),
+            None => Ok(()),
+        }
+    }
+
+    /// The first rank that was told to give up.
+    fn poisoned(&self) -> Result<Option<(usize, &Loaded)>> {
         for (rank, loaded) in self.ranks.iter().enumerate() {
             let mut poison = [0; 8];
             loaded.machine.read(&loaded.room.poison, 0, &mut poison)?;
             if poison != [0; 8] {
-                return Err(hang(loaded, rank)?);
+                return Ok(Some((rank, loaded)));
             }
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Starts the next launch, if there is work.
@@ -427,14 +494,10 @@ impl Runner {
         for rank in &self.ranks {
             rank.write_slot(index, memory)?;
         }
-        let (position, count, columns) = match command.kind {
-            CommandKind::LogitsDecode => (command.a as usize, 1, Some(1)),
-            CommandKind::LogitsPrefill | CommandKind::Start | CommandKind::Cancel => {
-                (command.a as usize, command.b as usize, None)
-            }
-        };
+        let (position, count) = logits_range(command);
+        let columns = (command.kind == CommandKind::LogitsDecode).then_some(1);
         let tokens = memory.tokens[position..position + count].to_vec();
-        self.launch_prompt(index, position, &tokens, columns, Work::Logits(index, count))
+        self.launch_prompt(index, position, &tokens, columns, Work::Logits(command))
     }
 
     fn launch_prompt(
@@ -472,8 +535,7 @@ impl Runner {
         (args.prompt, args.budget_ns) = (loaded.room.prompt.address, self.budget_ns);
         let (machine, layers) = (&*loaded.machine, loaded.model.layers);
         let flight = prefill.launch(machine, args, layers, row as u32, (first, count))?;
-        let (flights, steps, leaving) = (vec![flight], 0, false);
-        self.going = Some(Going { flights, work, steps, mode: None, leaving });
+        self.going = Some(Going::new(vec![flight], work, 0, None));
         Ok(())
     }
 
@@ -563,7 +625,7 @@ impl Runner {
             };
             flights.push(loaded.machine.launch(module, &launch)?);
         }
-        self.going = Some(Going { flights, work, steps: ask.steps, mode, leaving: false });
+        self.going = Some(Going::new(flights, work, ask.steps, mode));
         Ok(())
     }
 }
@@ -618,4 +680,4 @@ impl Drop for Runner {
     }
 }
 
-const _: () = assert!(wire::CONTROL_BYTES >= 12);
+const _: () = assert!(wire::CONTROL_BYTES >= 16);

@@ -62,7 +62,8 @@ pub fn told(out: &Shared, row: usize, told: u32) -> Option<Told> {
     whole.then_some(Told { token: first as u32, logprob, t_ns: third & 0xff_ffff_ffff })
 }
 
-/// Bytes of the host's control words: order, heartbeat, whether the heartbeat counts.
+/// Bytes of the host's control words: order, heartbeat, whether the heartbeat counts, and steps
+/// that the last launch made.
 pub const CONTROL_BYTES: usize = 64;
 
 /// What differs between layers.
