@@ -141,13 +141,8 @@ def check_all(device: str, chosen: set[str]) -> Iterator[dict[str, Any]]:
         times = {f"{k}_us": round(v, 2) for k, v in inside.echo(device).items()}
         good = times["p50_us"] <= ECHO_US[0] and times["p99_us"] <= ECHO_US[1]
         yield {"check": "echo", **times, "good": good}
-    if "steady" in chosen:
-        for shape in STEADY:
-            with shaped(shape) as folder:
-                yield checks.steady(shape, folder, device, runs=20, tokens=1000)
     if "idle" in chosen:
-        with shaped("laneformer-2b-lane") as folder:
-            yield checks.idle(folder, device)
+        yield checks.idle(device)
     if "neighbours" in chosen:
         yield checks.two_engines((data / "llama", data / "laneformer_d2"), device)
         yield checks.beside_torch(data / "llama", device)
@@ -206,12 +201,15 @@ def main() -> int:
                 checked.append(check(golden.parent, given.device))
                 print(json.dumps(checked[-1]), flush=True)
     rows: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
     for shape in filter(None, given.shapes.replace("none", "").split(",")):
         prompts = [int(n) for n in given.prompts.split(",")]
         with shaped(shape) as folder:
             look = not given.no_inside
             rows += measure(shape, folder, given.device, prompts, given.runs, look)
-    others = []
+            if "steady" in given.checks and shape in STEADY:
+                others.append(checks.steady(shape, folder, given.device, runs=20, tokens=1000))
+                print(checks.show(others[-1]), flush=True)
     for row in check_all(given.device, given.checks):
         others.append(row)
         print(checks.show(row), flush=True)
