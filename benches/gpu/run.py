@@ -24,6 +24,7 @@ from typing import Any
 import checks
 import kie
 import numpy as np
+from chart import TARGET_US
 from kie.bench import inside, latency, random_weights
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,13 +38,18 @@ ECHO_US = (4.0, 50.0)
 CHECKS = ("echo", "steady", "idle", "neighbours")
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 """Slow, and only where the CUDA toolkit is: run when named."""
-STEADY = ("llama-3.2-1b", "laneformer-2b-lane")
-TARGET_US = {
-    "laneformer-2b": 1085,
-    "laneformer-2b-lane": 180,
-    "llama-3.2-1b": 610,
-    "llama-3.1-8b": 3650,
+KEPT = {
+    "itl_us": "us_per_token",
+    "p99_us": "us_p99",
+    "max_us": "us_max",
+    "stream_only": "us_stream_only",
+    "exchange_only": "us_exchange_only",
+    "ttft_ms": "ttft_ms",
+    "open_s": "open_s",
+    "floor_us": "floor_us",
 }
+"""Of a row, what baselines have under which name."""
+STEADY = ("llama-3.2-1b", "laneformer-2b-lane")
 
 
 def distance(got: np.ndarray, want: np.ndarray) -> float:
@@ -153,14 +159,14 @@ def check_all(device: str, chosen: set[str]) -> Iterator[dict[str, Any]]:
 
 def keep(path: Path, device: str, rows: list[dict[str, Any]]) -> None:
     """Appends the speed rows to a file of baselines."""
-    about = checks.nvml(device).describe()
+    about, gpus = checks.nvml(device).describe(), device.count(",") + 1
     with path.open("a") as file:
         for row in rows:
-            names = {"itl_us": "us_per_token", "p99_us": "us_p99", "max_us": "us_max"}
-            kept = {names.get(k, k): v for k, v in row.items() if k != "phases"}
+            figures = {name: round(row[key], 2) for key, name in KEPT.items() if key in row}
             date = time.strftime("%Y-%m-%d", time.gmtime())
-            kept = {"bench": "decode", "gpus": 1, **kept, **about, "date": date, "batch": 1}
-            kept["weights"] = "16-bit random"
+            kept = {"bench": "decode", "shape": row["shape"], "gpus": gpus, "batch": 1}
+            kept |= {"context": row["context"], **figures, "date": date, **about}
+            kept |= {"weights": "16-bit random", "what": "benches/gpu/run.py"}
             file.write(json.dumps(kept) + "\n")
 
 
