@@ -360,14 +360,11 @@ impl Runner {
         Ok(())
     }
 
-    /// After a launch: whether somebody gave up waiting.
+    /// After a launch: whether somebody gave up waiting, on any rank.
     fn check(&mut self) -> Result<()> {
-        for (rank, loaded) in self.ranks.iter().enumerate() {
-            let mut poison = [0; 8];
-            loaded.machine.read(&loaded.room.poison, 0, &mut poison)?;
-            if poison != [0; 8] {
-                return Err(hang(loaded, rank)?);
-            }
+        let lost = self.ranks.iter().map(Loaded::lost).collect::<Result<Vec<_>>>()?;
+        if lost.iter().any(Option::is_some) {
+            return Err(hang(&lost, self.first().cut.blocks));
         }
         Ok(())
     }
@@ -621,11 +618,8 @@ impl Runner {
     }
 }
 
-/// Who gave up, as an error.
-fn hang(loaded: &Loaded, rank: usize) -> Result<Error> {
-    let mut records = vec![0; loaded.room.records.bytes];
-    loaded.machine.read(&loaded.room.records, 0, &mut records)?;
-    let lost = Lost::read(&records);
+/// Who gave up on each rank, as an error: the ranks and their blocks that had come least far first.
+fn hang(lost: &[Option<Vec<Lost>>], blocks: u32) -> Error {
     let one = |l: &Lost| {
         format!(
             "block {} in step {} waited for {} (wanted {}, seen {})",
@@ -636,9 +630,19 @@ fn hang(loaded: &Loaded, rank: usize) -> Result<Error> {
             l.seen
         )
     };
-    let told: Vec<String> = lost.iter().take(4).map(one).collect();
-    let (lost, all) = (lost.len(), loaded.cut.blocks);
-    Ok(Error::Hang(format!("rank {rank}: {lost} of {all} blocks gave up: {}", told.join("; "))))
+    let mut ranks: Vec<_> = (0_usize..).zip(lost.iter().flatten()).collect();
+    ranks.retain(|(_, lost)| !lost.is_empty());
+    ranks.sort_by_key(|(rank, lost)| (lost[0].turn(), *rank));
+    let most = if ranks.len() > 1 { 2 } else { 4 };
+    let of = |(rank, lost): &(usize, &Vec<Lost>)| {
+        let some: Vec<String> = lost.iter().take(most).map(one).collect();
+        format!("rank {rank}: {} of {blocks} blocks gave up: {}", lost.len(), some.join("; "))
+    };
+    let mut told: Vec<String> = ranks.iter().map(of).collect();
+    if told.is_empty() {
+        told.push("a kernel left before its end and no block says why".to_owned());
+    }
+    Error::Hang(told.join(". "))
 }
 
 /// Counts of a prompt's tokens, as the sampler keeps them.
