@@ -90,7 +90,8 @@ impl Mono {
             return Ok(None);
         }
         let on = (machine.platform(), &machine.info()?);
-        Ok(Plan::new(model, cut, on, program.program().dims.max_positions))
+        let dims = &program.program().dims;
+        Ok(Plan::new(model, cut, on, (dims.max_positions, dims.chunk() as u32)))
     }
 
     /// What a rank runs of a program, and how it is cut.
@@ -139,6 +140,11 @@ impl Device for Mono {
         let words: Vec<_> = loaded.iter().map(|l| (l.machine.clone(), l.words_address())).collect();
         for rank in &mut loaded {
             rank.connect(&words)?;
+        }
+        let scratch: Vec<_> =
+            loaded.iter().filter_map(|l| Some(l.prefill.as_ref()?.scratch())).collect();
+        for prefill in loaded.iter_mut().filter_map(|l| l.prefill.as_mut()) {
+            prefill.connect(&scratch);
         }
         Ok(Box::new(Runner::new(loaded, mailbox, self.first_epoch, self.hang_timeout)))
     }
