@@ -170,8 +170,9 @@ KIE_DEVICE WideItem item_at(int product, const Chunk& c, const Cut& cut, int i) 
     const int across = over(c.to, cut.width), tiles = row_tiles(product), all = across * tiles,
               tile = i % (all * kLanes), r = tile / across;
     const int place = tile % across * cut.width;
-    return {r / tiles,          r % tiles, place,    c.to - place <= 128 ? 128 : cut.width,
-            i / (all * kLanes), tile,      cut.width};
+    const int width = c.to - place <= 128 ? 128 : cut.width;
+    if (kLanes == 1) return {0, r, place, width, i / all, tile, cut.width};
+    return {r / tiles, r % tiles, place, width, i / (all * kLanes), tile, cut.width};
 }
 // The stages of 64 columns that a part takes.
 KIE_DEVICE int part_from(int product, const Cut& cut, int part) {

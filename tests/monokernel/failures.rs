@@ -16,9 +16,10 @@ use kie_kernels::sim::Sim;
 use super::support::{float32, goldens, relative};
 use super::{fixture, two_at_a_time, DECODE_GATE, PREFILL_GATE};
 
-/// A machine whose compiler reads `to` where the sources say `from`.
+/// A machine whose compiler reads `to` where the sources of a kernel say `from`.
 struct Edited {
     sim: Sim,
+    entry: &'static str,
     from: &'static str,
     to: &'static str,
 }
@@ -34,6 +35,9 @@ impl Machine for Edited {
         self.sim.info()
     }
     fn compile(&self, source: &Source) -> kie_kernels::Result<Arc<dyn Module>> {
+        if !source.entries.contains(&self.entry) {
+            return self.sim.compile(source);
+        }
         let found = source.text.matches(self.from).count();
         assert_eq!(found, 1, "{:?} stands {found} times in the sources", self.from);
         let text = source.text.replace(self.from, self.to);
@@ -62,9 +66,21 @@ impl Machine for Edited {
 
 /// The fixture's engine over edited sources.
 fn open(name: &str, device: &str, from: &'static str, to: &'static str) -> Engine {
-    let machine = Edited { sim: Sim::open(device).unwrap(), from, to };
+    open_kernel("kie_decode", name, device, from, to)
+}
+
+/// The same, with the sources of one kernel edited.
+pub fn open_kernel(
+    entry: &'static str,
+    name: &str,
+    device: &str,
+    from: &'static str,
+    to: &'static str,
+) -> Engine {
+    let machine = Edited { sim: Sim::open(device).unwrap(), entry, from, to };
     let hang_timeout = Some(Duration::from_millis(50));
-    let options = Options { hang_timeout, ..Options::default() };
+    let prefill_kernel = Some(entry == "kie_prefill");
+    let options = Options { hang_timeout, prefill_kernel, ..Options::default() };
     let runner = Arc::new(Mono::new(device, vec![Arc::new(machine)], &options).unwrap());
     Engine::builder(fixture(name)).max_batch(4).runner(runner).build().unwrap()
 }

@@ -1,10 +1,17 @@
 //! Prompts through the prefill kernel, simulated: wide tiles done in place, the logic as it is.
 
 use kie_core::engine::{Engine, LogitsPath};
-use kie_core::request::{EngineConfig, Prompt, Request, SamplingParams};
+use kie_core::request::{EngineConfig, Prompt, Request, SamplingParams, Token};
+use kie_core::Result;
 
-use super::support::{float32, goldens, open_on};
-use super::{fixture, two_at_a_time, PREFILL_GATE};
+use super::failures::open_kernel;
+use super::support::{float32, goldens};
+use super::{fixture, two_at_a_time};
+
+/// Relative error of the likeliest ids' log-probabilities; a few roundings make 1e-3 to 3e-3.
+const GATE: f64 = 5e-3;
+/// Fewer positions run as columns of the decode kernel.
+const MANY: usize = 17;
 
 /// Every kind of model: padded heads, rows beyond the matrices, biases, norms of heads, an odd
 /// number of heads a group; windows; lanes that hear of each other at once, later, or never.
@@ -35,8 +42,18 @@ fn open(name: &str, blocks: u32) -> Engine {
     open_with(name, &format!("sim:seed={blocks},warp=32,blocks={blocks}"), config)
 }
 
+/// The CPU over weights of 16 bits, as the kernel has them.
+fn reference(name: &str) -> Engine {
+    let dtype = if float32(&fixture(name)) { "bf16" } else { "auto" }.to_owned();
+    let config = EngineConfig { max_batch: 1, dtype, ..EngineConfig::default() };
+    Engine::builder(fixture(name)).config(config).device("cpu").build().unwrap()
+}
+
+/// A token, and the likeliest ids at its place with their log-probabilities.
+type Made = (u32, Vec<(u32, f32)>);
+
 /// Greedy tokens, and for each the likeliest ids with their log-probabilities.
-fn continuation(engine: &Engine, ids: &[u32], count: usize) -> Vec<(u32, Vec<(u32, f32)>)> {
+fn continuation(engine: &Engine, ids: &[u32], count: usize) -> Result<Vec<Made>> {
     let params = SamplingParams {
         max_tokens: Some(count),
         temperature: Some(0.0),
@@ -45,13 +62,12 @@ fn continuation(engine: &Engine, ids: &[u32], count: usize) -> Vec<(u32, Vec<(u3
         ..SamplingParams::default()
     };
     let request = Request { prompt: Prompt::Ids(ids.to_vec()), params };
-    let tokens = engine.stream(request).unwrap().map(Result::unwrap);
-    let likeliest = |t: &kie_core::request::Token| {
-        t.top_logprobs.iter().map(|top| (top.id, top.logprob)).collect::<Vec<_>>()
+    let tokens = engine.stream(request)?.collect::<Result<Vec<_>>>()?;
+    let one = |t: &Token| {
+        let likeliest = t.top_logprobs.iter().map(|top| (top.id, top.logprob)).collect();
+        (t.token_ids[0], likeliest)
     };
-    tokens
-        .flat_map(|t| t.token_ids.iter().map(|id| (*id, likeliest(&t))).collect::<Vec<_>>())
-        .collect()
+    Ok(tokens.iter().map(one).collect())
 }
 
 /// How far the likeliest ids' log-probabilities are from those of logits, relative to these.
@@ -70,39 +86,49 @@ fn distance(likeliest: &[(u32, f32)], logits: &[f32]) -> f64 {
 
 /// The worst distance of some tokens behind a prompt from what the reference makes of them.
 fn judge(what: &str, engine: &Engine, reference: &Engine, ids: &[u32], count: usize) {
-    let made = continuation(engine, ids, count);
+    let made = continuation(engine, ids, count).unwrap();
     let mut all = ids.to_vec();
     all.extend(made[..count - 1].iter().map(|(token, _)| *token));
-    let logits = reference.logits(&all, LogitsPath::Prefill).unwrap();
+    let logits = reference.logits(&all, LogitsPath::Decode).unwrap();
     let rows = logits.values.chunks_exact(logits.vocab).skip(ids.len() - 1);
     let worst = made.iter().zip(rows).map(|((_, l), row)| distance(l, row)).fold(0.0, f64::max);
     eprintln!("{what}, {} ids: {worst:.2e}", ids.len());
-    assert!(worst <= PREFILL_GATE, "{what}, {} ids: {worst:.2e}", ids.len());
+    assert!(worst <= GATE, "{what}, {} ids: {worst:.2e}", ids.len());
 }
 
 fn ids(count: u32) -> Vec<u32> {
     (0..count).map(|i| 3 + (i * 7919 + i * i * 31) % 400).collect()
 }
 
-fn check(name: &str, engine: &Engine) {
+/// The worst distance behind a fixture's long prompts; infinite where a token is another one.
+fn check(name: &str, engine: &Engine) -> Result<f64> {
     let folder = fixture(name);
-    for golden in goldens(&folder, if float32(&folder) { "bf16w." } else { "" }) {
+    let goldens = goldens(&folder, if float32(&folder) { "bf16w." } else { "" });
+    let long: Vec<_> = goldens.iter().filter(|g| g.ids.len() > MANY).collect();
+    assert!(!long.is_empty(), "{name}");
+    let mut worst = 0.0f64;
+    for golden in long {
         let count = golden.generated.len().min(6);
-        let made = continuation(engine, &golden.ids, count);
+        let made = continuation(engine, &golden.ids, count)?;
         let tokens: Vec<u32> = made.iter().map(|(token, _)| *token).collect();
-        assert_eq!(tokens, golden.generated[..count], "{name}, {} ids", golden.ids.len());
+        if tokens != golden.generated[..count] {
+            return Ok(f64::INFINITY);
+        }
         let vocab = golden.logits.len() / golden.ids.len();
         let last = &golden.logits[golden.logits.len() - vocab..];
-        let off = distance(&made[0].1, last);
-        eprintln!("{name}, {} ids: {off:.2e}", golden.ids.len());
-        assert!(off <= PREFILL_GATE, "{name}, {} ids: {off:.2e}", golden.ids.len());
+        worst = worst.max(distance(&made[0].1, last));
     }
+    eprintln!("{name}: {worst:.2e}");
+    Ok(worst)
 }
 
 #[test]
 fn recorded_continuations_follow_prompts_in_the_prefill_kernel() {
-    let all = FIXTURES.into_iter().flat_map(|n| [(n, 8), (n, 11)]);
-    two_at_a_time(all.collect(), |(name, blocks)| check(name, &open(name, blocks)));
+    let all = FIXTURES.into_iter().zip([8, 11].into_iter().cycle());
+    two_at_a_time(all.collect(), |(name, blocks)| {
+        let off = check(name, &open(name, blocks)).unwrap();
+        assert!(off <= GATE, "{name}, {blocks} blocks: {off:.2e}");
+    });
 }
 
 /// More than a tile, and a last page that is not whole.
@@ -110,7 +136,7 @@ fn recorded_continuations_follow_prompts_in_the_prefill_kernel() {
 fn a_long_prompt_continues_as_the_reference_would() {
     let all = ["own_llama_f16", "laneformer_d2", "qwen3"];
     two_at_a_time(all.into(), |name| {
-        let reference = open_on(&fixture(name), "cpu");
+        let reference = reference(name);
         judge(name, &open(name, 8), &reference, &ids(301), 4);
     });
 }
@@ -122,8 +148,46 @@ fn windows_move_over_a_ring_of_pages_and_prefixes_are_found() {
     let config = EngineConfig { max_batch: 2, kv_bytes: Some(1), ..EngineConfig::default() };
     let name = "mistral";
     let engine = open_with(name, "sim:seed=5,warp=32,blocks=8", config);
-    let reference = open_on(&fixture(name), "cpu");
+    let reference = reference(name);
     for count in [1300, 130, 300, 1335] {
         judge(name, &engine, &reference, &ids(count), 3);
     }
+}
+
+/// What is wrong, with which fixture, what the sources say, what they should not say.
+const MUTANTS: &[(&str, &str, &str, &str)] = &[
+    (
+        "others' outputs are those of another layer",
+        "laneformer_d2",
+        "past_at(args, kind, layer - delay, from % kLanesAll)",
+        "past_at(args, kind, layer - delay + 1, from % kLanesAll)",
+    ),
+    (
+        "blocks do not wait for each other",
+        "laneformer_d2",
+        "seen < wanted; seen = load_word(args.arrivals)",
+        "false; seen = load_word(args.arrivals)",
+    ),
+    (
+        "queries see one position less",
+        "laneformer_d2",
+        "k <= q - lowest) s[4 * j + i]",
+        "k <= q - lowest + 1) s[4 * j + i]",
+    ),
+    (
+        "keys take the queries' norm",
+        "qwen3",
+        "head_norms[(layer * 2 + is_key) *",
+        "head_norms[(layer * 2) *",
+    ),
+    ("nothing", "laneformer_d2", "(layer * 2 + is_key) *", "(layer * 2 + is_key)  *"),
+];
+
+#[test]
+fn every_mutant_is_found_out() {
+    two_at_a_time(MUTANTS.iter().collect(), |(what, name, from, to)| {
+        let engine = open_kernel("kie_prefill", name, "sim:seed=1,blocks=8,host=300", from, to);
+        let good = check(name, &engine).is_ok_and(|off| off <= GATE);
+        assert_eq!(good, *what == "nothing", "{what}: {from:?} -> {to:?}");
+    });
 }
