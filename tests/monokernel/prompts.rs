@@ -191,3 +191,12 @@ fn every_mutant_is_found_out() {
         assert_eq!(good, *what == "nothing", "{what}: {from:?} -> {to:?}");
     });
 }
+
+#[test]
+fn prompts_run_without_a_prefill_kernel_that_does_not_compile() {
+    let (from, to) = ("KIE_KERNEL(kie_prefill,", "no such thing; KIE_KERNEL(kie_prefill,");
+    let engine = open_kernel("kie_prefill", "llama", "sim:seed=2,blocks=8", from, to);
+    let plan = &engine.info().plan;
+    assert!(plan.contains("warning   rank 0: no prefill kernel: "), "{plan}");
+    assert!(check("llama", &engine).unwrap() <= GATE);
+}

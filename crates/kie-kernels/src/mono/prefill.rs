@@ -6,6 +6,7 @@
 //! and the definitions by which the kernel checks it. Every launch finds its arrivals at zero:
 //! they are written before it, while no kernel runs.
 
+use std::fmt;
 use std::sync::Arc;
 
 use super::cut::{Cut, Matrix};
@@ -103,6 +104,17 @@ impl Plan {
         ];
         defines.extend(all.map(|(name, value)| (format!("KIE_PREFILL_{name}"), value.to_string())));
         Source { defines, text, entries: vec!["kie_prefill"] }
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { chunk, blocks, .. } = self;
+        let megabytes = self.scratch_bytes.div_ceil(1 << 20);
+        writeln!(
+            f,
+            "prompts   up to {chunk} positions at once, {blocks} blocks, {megabytes} MiB of scratch"
+        )
     }
 }
 

@@ -590,6 +590,12 @@ impl Running for Runner {
         Ok(self.going.is_some())
     }
 
+    fn warnings(&self) -> Vec<String> {
+        let of =
+            |(rank, l): (usize, &Loaded)| Some(format!("rank {rank}: {}", l.warning.as_ref()?));
+        self.ranks.iter().enumerate().filter_map(of).collect()
+    }
+
     fn park(&mut self) {}
 }
 
