@@ -1,10 +1,12 @@
 // The prefill kernel: a persistent grid takes a chunk of positions through all layers, over the
 // same line of weights and the same pages that decoding uses. Per layer five phases (qkv,
-// attention, o, gate/up, down; one more for norms of heads, and where lanes add each other's outputs
-// of the same layer) with a grid barrier behind each; a phase is a list of equal items
-// (128 rows x 256 positions of a product), dealt out in turn. One team copies weights and
-// activations into a ring of shared memory, two teams multiply 64 rows each. Every sum has one
-// fixed order.
+// attention, o, gate/up, down; more for norms of heads and where lanes add each other's outputs of
+// the same layer) with a grid barrier behind each; a phase is a list of equal items (128 rows x 256
+// positions of a product), dealt out in turn. One team copies weights and activations into a ring
+// of shared memory, two teams multiply 64 rows each. Every sum has one fixed order.
+//
+// Several ranks each run this over their own lanes. What a lane adds in a layer goes to all lanes
+// that will want it, on every rank; behind such a phase the grids of all ranks meet.
 #pragma once
 
 // ---- The multiplying teams.
@@ -282,8 +284,9 @@ KIE_DEVICE Residual residual_of(const PrefillArgs& args, int kind, int layer, co
     const int my = lane(), g = my / 4, t = my % 4, row = rows.row + 2 * g;
     const int norm = kind == 2 ? 0 : 2 * layer + 1 + kind;
     const int norm_lane = kNormLanes > 1 ? lane_of_model(args, item.lane_index) : 0;
-    Residual r = {item.lane_index, 2 * g < rows.live, 1, 0, 0, residual_at(item, rows.frag),
-                  nullptr,         nullptr};
+    Residual r = {
+        item.lane_index, 2 * g < rows.live, 1, 0, 0, residual_at(item, rows.frag), nullptr,
+        nullptr};
     if (kind < 2) r.keep = args.model.layers[layer].own[kind];
     if (r.live)
         unpack_half2(

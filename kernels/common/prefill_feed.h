@@ -1,5 +1,6 @@
-// The meetings of the grid, and the team that copies: weights, positions, pages and the old residual
-// go into a ring of shared memory, in the order in which the multiplying teams (prefill.h) take them.
+// The meetings of the grid, and the team that copies: weights, positions, pages and the old
+// residual go into a ring of shared memory, in the order in which the multiplying teams (prefill.h)
+// take them.
 #pragma once
 
 struct Pipe {

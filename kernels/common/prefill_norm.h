@@ -1,5 +1,5 @@
-// Norms of heads, where a model has them: a phase between the qkv product, which has left q and k as
-// they are, and attention. Each is normed, turned and put back where it was.
+// Norms of heads, where a model has them: a phase between the qkv product, which has left q and k
+// as they are, and attention. Each is normed, turned and put back where it was.
 #pragma once
 
 // How a pair of features of a head turns, with the norm's weights on it.
@@ -42,8 +42,8 @@ KIE_DEVICE void norm_queries(const PrefillArgs& args, const Chunk& chunk, int la
     KIE_UNROLL for (int i = 0; i < kHeadDim / 16; ++i) {
         KIE_UNROLL for (int n = 0; n < 4; ++n) {
             const int at = min_i(place + g + n % 2 * 8, chunk.to - 1);
-            const Turned turned = turned_at(args, layer, false, chunk.base + at,
-                                            16 * i + n / 2 * 8 + 2 * t);
+            const Turned turned =
+                turned_at(args, layer, false, chunk.base + at, 16 * i + n / 2 * 8 + 2 * t);
             float a, b;
             unpack_half2(v[i].v[n], a, b);
             v[i].v[n] = turned.of(a, b, sum[n % 2], KIE_QUERY_SCALE);

@@ -154,6 +154,35 @@ fn windows_move_over_a_ring_of_pages_and_prefixes_are_found() {
     }
 }
 
+/// Fixture, ranks, blocks of each: lanes over ranks, delayed or not at all; lanes cut from dense
+/// models, which add each other's outputs at once.
+const TOGETHER: &[(&str, u32, u32)] = &[
+    ("laneformer_d2", 2, 8),
+    ("laneformer_d2", 4, 4),
+    ("laneformer_d1_preagg_f32", 2, 8),
+    ("laneformer_d2_nocomm_lane_negwin", 4, 4),
+    ("laneformer_d2_noearly_vp_lanescale", 2, 6),
+    ("own_laneformer_replicate", 4, 6),
+    ("own_laneformer_mixed", 8, 3),
+    ("llama", 2, 8),
+    ("mistral", 2, 8),
+    ("qwen2", 2, 7),
+    ("qwen3", 2, 8),
+    ("own_llama_fp8_tied", 4, 6),
+    ("own_llama_fp8_tied", 8, 4),
+];
+
+#[test]
+fn prompts_run_on_several_machines_as_on_one() {
+    let all = TOGETHER.iter().enumerate();
+    two_at_a_time(all.collect(), |(seed, &(name, ranks, blocks))| {
+        let config = EngineConfig { max_batch: 2, prefix_cache: false, ..EngineConfig::default() };
+        let device = format!("sim:ranks={ranks},blocks={blocks},seed={seed}");
+        let off = check(name, &open_with(name, &device, config)).unwrap();
+        assert!(off <= GATE, "{name}, {ranks} ranks: {off:.2e}");
+    });
+}
+
 /// What is wrong, with which fixture, what the sources say, what they should not say.
 const MUTANTS: &[(&str, &str, &str, &str)] = &[
     (

@@ -58,8 +58,8 @@ pub struct Plan {
 
 impl Plan {
     /// The plan of a model for a machine; none where the kernel does not fit: it wants wide tiles
-    /// (sm_90a, or simulated ones), and registers for a head. A sequence has `positions` at most; one
-    /// whose layers have windows has pages for a window and `ring` positions more.
+    /// (sm_90a, or simulated ones), and registers for a head. A sequence has `positions` at most;
+    /// one whose layers have windows has pages for a window and `ring` positions more.
     pub fn new(
         model: &Model,
         cut: &Cut,
