@@ -17,9 +17,11 @@ use kie_kernels::sim;
 use super::support::{float32, goldens, relative};
 use super::{fixture, two_at_a_time, DECODE_GATE, PREFILL_GATE};
 
-/// A machine whose compiler reads `to` where the sources say `from`, and which may break.
+/// A machine whose compiler reads `to` where the sources of a kernel say `from`, and which may
+/// break.
 struct Edited {
     machine: Arc<dyn Machine>,
+    entry: &'static str,
     from: &'static str,
     to: &'static str,
     /// Launches are refused while it is set.
@@ -37,6 +39,9 @@ impl Machine for Edited {
         self.machine.info()
     }
     fn compile(&self, source: &Source) -> kie_kernels::Result<Arc<dyn Module>> {
+        if !source.entries.contains(&self.entry) {
+            return self.machine.compile(source);
+        }
         let found = source.text.matches(self.from).count();
         assert_eq!(found, 1, "{:?} stands {found} times in the sources", self.from);
         let text = source.text.replace(self.from, self.to);
@@ -75,9 +80,10 @@ impl Machine for Edited {
     }
 }
 
-/// The device over edited sources, which loses patience after 50 ms; the last of its machines
-/// breaks where `broken` is set.
+/// The device over edited sources of a kernel, which loses patience after 50 ms; the last of its
+/// machines breaks where `broken` is set.
 pub fn edited(
+    entry: &'static str,
     device: &str,
     (from, to): (&'static str, &'static str),
     broken: &Arc<AtomicBool>,
@@ -86,11 +92,12 @@ pub fn edited(
     let last = machines.len() - 1;
     let one = |(at, machine)| -> Arc<dyn Machine> {
         let broken = if at == last { broken.clone() } else { Arc::default() };
-        Arc::new(Edited { machine, from, to, broken })
+        Arc::new(Edited { machine, entry, from, to, broken })
     };
     let machines = machines.into_iter().enumerate().map(one).collect();
     let hang_timeout = Some(Duration::from_millis(50));
-    let options = Options { hang_timeout, ..Options::default() };
+    let prefill_kernel = Some(entry == "kie_prefill");
+    let options = Options { hang_timeout, prefill_kernel, ..Options::default() };
     Arc::new(Mono::new(device, machines, &options).unwrap())
 }
 
@@ -100,7 +107,18 @@ pub fn open_over(name: &str, runner: Arc<Mono>) -> Engine {
 }
 
 fn open(name: &str, device: &str, from: &'static str, to: &'static str) -> Engine {
-    open_over(name, edited(device, (from, to), &Arc::default()))
+    open_kernel("kie_decode", name, device, from, to)
+}
+
+/// The fixture's engine over edited sources of a kernel.
+pub fn open_kernel(
+    entry: &'static str,
+    name: &str,
+    device: &str,
+    from: &'static str,
+    to: &'static str,
+) -> Engine {
+    open_over(name, edited(entry, device, (from, to), &Arc::default()))
 }
 
 pub fn continue_greedily(engine: &Engine, ids: &[u32], count: usize) -> Result<Vec<u32>> {

@@ -366,7 +366,7 @@ impl Engine {
 
     /// Starts the engine thread; returns when the device runs.
     pub(crate) fn start(parts: Parts) -> Result<Self> {
-        let Parts { device, program, buffers, dims, tokenizer, limits, info, .. } = parts;
+        let Parts { device, program, buffers, dims, tokenizer, limits, mut info, .. } = parts;
         let inbox = Arc::new(Inbox::new(dims.slots as usize, parts.max_queue));
         let counters = Arc::new(Counters::default());
         let ring = HostRing::new(&dims);
@@ -388,7 +388,7 @@ impl Engine {
                 Ok(running) => running,
                 Err(error) => return drop(started.send(Err(Error::from(error)))),
             };
-            drop(started.send(Ok(())));
+            drop(started.send(Ok(running.warnings())));
             let work = std::panic::AssertUnwindSafe(|| host.run(&mut *running));
             let why = match std::panic::catch_unwind(work) {
                 Ok(Ok(())) => None,
@@ -404,7 +404,8 @@ impl Engine {
         let failed = |e: &dyn std::fmt::Display| Error::Device(format!("engine thread: {e}"));
         let thread = std::thread::Builder::new().name("kie-engine".to_owned()).spawn(body);
         let thread = thread.map_err(|e| failed(&e))?;
-        starts.recv().map_err(|_| failed(&"it died while the device started"))??;
+        let warnings = starts.recv().map_err(|_| failed(&"it died while the device started"))??;
+        warnings.iter().for_each(|w| info.plan.push_str(&format!("warning   {w}\n")));
         Ok(Self(Arc::new(Inner {
             inbox,
             counters,

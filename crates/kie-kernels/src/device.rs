@@ -84,6 +84,15 @@ pub trait Device: Send + Sync {
         Ok(String::new())
     }
 
+    /// Bytes that it will allocate for a program beside weights, KV and the mailbox.
+    ///
+    /// # Errors
+    /// As [`Device::describe`].
+    fn scratch_bytes(&self, program: &ValidProgram) -> Result<u64> {
+        let _ = program;
+        Ok(0)
+    }
+
     /// Compiles what a program needs, where code is compiled, so that a later start finds it kept.
     ///
     /// # Errors
@@ -123,6 +132,11 @@ pub trait Running {
     /// # Errors
     /// The device failed; the engine is of no more use.
     fn drive(&mut self) -> Result<bool>;
+
+    /// What does not work as it should, though everything runs: one line each.
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
 
     /// No request runs: frees what only a running program needs (spinning threads, the GPU).
     fn park(&mut self);

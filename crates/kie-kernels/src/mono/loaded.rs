@@ -40,6 +40,8 @@ pub struct Loaded {
     pub room: Room,
     /// The prefill kernel, where it fits.
     pub prefill: Option<Prefill>,
+    /// Why there is none, though there should be.
+    pub warning: Option<String>,
     kernels: Vec<(u32, Arc<dyn Module>)>,
     base: Args,
     logits: Option<Memory>,
@@ -165,9 +167,11 @@ impl Loaded {
         let program = program.program();
         let dims = program.dims;
         let (kernels, wide) = compile(&*machine, &model, &cut, plan.as_ref())?;
-        let prefill = match plan.zip(wide) {
-            Some((plan, module)) => Some(Prefill::new(&*machine, plan, module)?),
-            None => None,
+        let (prefill, warning) = match plan.zip(wide) {
+            Some((plan, Ok(module))) => (Some(Prefill::new(&*machine, plan, module)?), None),
+            // Slow prompts are better than none.
+            Some((_, Err(why))) => (None, Some(format!("no prefill kernel: {why}"))),
+            None => (None, None),
         };
         let weights = Weights { program, buffers, model: &model, cut: &cut, rank };
         let writers = prefill.as_ref().map_or(0, Prefill::blocks).max(cut.blocks);
@@ -181,7 +185,19 @@ impl Loaded {
             ..weights_args(&*machine, &weights, room.args(), &mut kept)?
         };
         let logits = None;
-        Ok(Self { machine, model, cut, dims, room, prefill, kernels, base, logits, _kept: kept })
+        Ok(Self {
+            machine,
+            model,
+            cut,
+            dims,
+            room,
+            prefill,
+            warning,
+            kernels,
+            base,
+            logits,
+            _kept: kept,
+        })
     }
 
     /// Columns of the widest kernel.
@@ -320,8 +336,8 @@ impl Loaded {
     }
 }
 
-/// Decode kernels by their number of columns, and the prefill kernel.
-type Kernels = (Vec<(u32, Arc<dyn Module>)>, Option<Arc<dyn Module>>);
+/// Decode kernels by their number of columns, and the prefill kernel, if it compiled.
+type Kernels = (Vec<(u32, Arc<dyn Module>)>, Option<Result<Arc<dyn Module>>>);
 
 /// The kernels of a cut, one for each number of columns, and the planned prefill kernel, compiled
 /// side by side.
@@ -346,7 +362,7 @@ pub(super) fn compile(
         let all: Vec<_> = kernels.iter().map(|c| scope.spawn(move || one(*c))).collect();
         let decode: Result<Vec<_>> =
             all.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(died()))).collect();
-        let wide = wide.map(|t| t.join().unwrap_or_else(|_| Err(died()))).transpose()?;
+        let wide = wide.map(|t| t.join().unwrap_or_else(|_| Err(died())));
         Ok((decode?, wide))
     })
 }

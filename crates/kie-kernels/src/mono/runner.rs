@@ -155,6 +155,11 @@ impl Runner {
         }
     }
 
+    /// Whether every machine has the prefill kernel.
+    fn is_wide(&self) -> bool {
+        self.ranks.iter().all(|l| l.prefill.is_some())
+    }
+
     /// The machine that the host listens to.
     fn first(&self) -> &Loaded {
         &self.ranks[0]
@@ -408,7 +413,7 @@ impl Runner {
     /// Whether a prompt takes the columns that these sequences leave free.
     fn goes_beside(&self, decoding: &[usize]) -> bool {
         let free = self.first().most_columns().saturating_sub(decoding.len());
-        let alone = self.bounded_gap || self.first().prefill.is_none();
+        let alone = self.bounded_gap || !self.is_wide();
         !decoding.is_empty() && free > 0 && alone
     }
 
@@ -471,7 +476,7 @@ impl Runner {
             return self.take_off();
         }
         let slot = &self.slots[index];
-        let wide = self.ranks[0].prefill.is_some();
+        let wide = self.is_wide();
         let most = match (wide, beside) {
             // Chunks start at whole pages, so launches end there.
             (true, true) => prefill::TURN_POSITIONS - slot.next % PAGE,
@@ -511,8 +516,7 @@ impl Runner {
         self.write_prompt(index, position, count)?;
         let count = count as u32;
         // A few positions are done sooner as columns, in steps of a token's time.
-        if matches!(work, Work::Prompt(..)) && count > 2 * columns && self.first().prefill.is_some()
-        {
+        if matches!(work, Work::Prompt(..)) && count > 2 * columns && self.is_wide() {
             return self.launch_wide(index, position as u32, count, work);
         }
         // Every column is of this sequence, whose pages it finds by its own row.
@@ -523,15 +527,20 @@ impl Runner {
         self.launch(&Ask { columns, steps, live: 0, prompt: count, logits, column }, work)
     }
 
-    /// The tokens at `prompt` in the prefill kernel, which runs on one machine alone.
+    /// The tokens at `prompt` in the prefill kernel.
     fn launch_wide(&mut self, row: usize, first: u32, count: u32, work: Work) -> Result<()> {
-        let loaded = &self.ranks[0];
-        let prefill = loaded.prefill.as_ref().expect("the caller asked");
-        let mut args = loaded.args(1);
-        (args.prompt, args.budget_ns) = (loaded.room.prompt.address, self.budget_ns);
-        let (machine, layers) = (&*loaded.machine, loaded.model.layers);
-        let flight = prefill.launch(machine, args, layers, row as u32, (first, count))?;
-        self.going = Some(Going { flights: vec![flight], work, steps: 0, leaving: false });
+        let all = || self.ranks.iter().filter_map(|l| Some((l, l.prefill.as_ref()?)));
+        for (loaded, prefill) in all() {
+            prefill.clear(&*loaded.machine)?;
+        }
+        let mut flights = Vec::with_capacity(self.ranks.len());
+        for (loaded, prefill) in all() {
+            let mut args = loaded.args(1);
+            (args.prompt, args.budget_ns) = (loaded.room.prompt.address, self.budget_ns);
+            let (machine, layers) = (&*loaded.machine, loaded.model.layers);
+            flights.push(prefill.launch(machine, args, layers, row as u32, (first, count))?);
+        }
+        self.going = Some(Going { flights, work, steps: 0, leaving: false });
         Ok(())
     }
 
@@ -664,6 +673,12 @@ impl Running for Runner {
             self.take_off()?;
         }
         Ok(self.going.is_some())
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let of =
+            |(rank, l): (usize, &Loaded)| Some(format!("rank {rank}: {}", l.warning.as_ref()?));
+        self.ranks.iter().enumerate().filter_map(of).collect()
     }
 
     fn park(&mut self) {}
