@@ -34,6 +34,9 @@ impl Machine for Edited {
         self.sim.info()
     }
     fn compile(&self, source: &Source) -> kie_kernels::Result<Arc<dyn Module>> {
+        if source.entries == ["kie_pack"] {
+            return self.sim.compile(source);
+        }
         let found = source.text.matches(self.from).count();
         assert_eq!(found, 1, "{:?} stands {found} times in the sources", self.from);
         let text = source.text.replace(self.from, self.to);
