@@ -112,6 +112,16 @@ struct Upload<'a> {
 /// # Errors
 /// [`Error::InvalidProgram`] for a weight beyond float16, or what the machine says.
 pub fn run(machine: &dyn Machine, weights: &Weights<'_>, packing: &Packing) -> Result<Vec<Phase>> {
+    run_within(machine, weights, packing, SCRATCH_BYTES)
+}
+
+/// The same with a scratch of so many bytes at most.
+fn run_within(
+    machine: &dyn Machine,
+    weights: &Weights<'_>,
+    packing: &Packing,
+    most: usize,
+) -> Result<Vec<Phase>> {
     let began = Instant::now();
     let module = machine.compile(&kernel(machine.platform()))?;
     let compiled = began.elapsed();
@@ -125,7 +135,7 @@ pub fn run(machine: &dyn Machine, weights: &Weights<'_>, packing: &Packing) -> R
     let places = machine.alloc(at.max(ALIGN))?;
     machine.write_all(&places, &pieces)?;
     let tables: Vec<u64> = pieces.iter().map(|(at, _)| places.address + *at as u64).collect();
-    let room = scratch_bytes(weights, packing);
+    let room = scratch_bytes(weights, packing, most);
     let half = || -> Result<Half<'_>> {
         let memory = machine.alloc(room)?;
         Ok(Half { memory, flight: None, used: JOBS_BYTES, pieces: vec![], jobs: vec![] })
@@ -165,12 +175,12 @@ fn bytes_of<T: Wire>(all: &[T]) -> &[u8] {
 }
 
 /// Bytes of one scratch: all weights, or the most.
-fn scratch_bytes(weights: &Weights<'_>, packing: &Packing) -> usize {
+fn scratch_bytes(weights: &Weights<'_>, packing: &Packing, most: usize) -> usize {
     let all = packing.tasks.keys().map(|(tensor, _)| {
         let tensor = weights.tensor(*tensor);
         (tensor.bytes() / u64::from(tensor.lanes)) as usize + 2 * ALIGN
     });
-    JOBS_BYTES + all.sum::<usize>().clamp(ALIGN, SCRATCH_BYTES)
+    JOBS_BYTES + all.sum::<usize>().clamp(ALIGN, most)
 }
 
 /// Waits for a kernel's end.
@@ -366,3 +376,8 @@ impl Job {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+#[path = "upload_tests.rs"]
+mod tests;
