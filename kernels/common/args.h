@@ -49,7 +49,7 @@ struct DecodeArgs {
     const float* logit_bias;  // [rows][kVocabAll], or null
     u32* counts;              // [rows][kVocabAll] as sample.h says, or null
     float* values;            // [kColumns][kVocabAll] logits at work, or null
-    const u32* prompt;        // tokens of a prompt run, or null: see `count`
+    const u32* prompt;        // tokens of a prompt, or null: see `count`
     const Segment* segments;  // one step's segments
     u64* words;               // [kWords] exchange
     u64* poison;              // not 0: everybody stops
@@ -64,8 +64,8 @@ struct DecodeArgs {
     u32 pool_layers[2];
     u32 segment_count, steps, epoch, in_flight_bytes;
     u32 pace;   // least clock ticks between stages, per KiB of the earlier one; 0: none
-    u32 live;   // columns with a sequence
-    u32 count;  // positions of a prompt run: all columns are one sequence's, one after another
+    u32 live;   // columns with a sequence that makes tokens, the first ones
+    u32 count;  // positions of `prompt`, which the other columns take one after another
     u32 rank;   // of this machine among those that run the model together
     Sequence column[8];  // the sequence of each column
 };

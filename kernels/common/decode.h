@@ -364,7 +364,8 @@ KIE_DEVICE void step_head(const DecodeArgs& args, Block& b, Sums<S>& s, int row,
                   const float scale = head_scale(b, live ? column : 0);
                   const int local = first + row + 2 * pair;
                   if (!live || column >= live_of(b)) return;
-                  const bool plain = !args.prompt && is_plain(args.column[column], b.step);
+                  const bool chooses = column < sequences_of(args);
+                  const bool plain = chooses && is_plain(args.column[column], b.step);
                   float* raw = args.values + ((u64)column * 2 + 1) * kVocabAll + base;
                   KIE_UNROLL for (int i = 0; i < 2; ++i) {
                       const float v = (i ? v1 : v0) * scale;
@@ -373,7 +374,7 @@ KIE_DEVICE void step_head(const DecodeArgs& args, Block& b, Sums<S>& s, int row,
                       if (args.logits && lead)
                           args.logits[((long)b.step * kColumns + column) * kVocabAll + id] = v;
                       if (!plain) {
-                          if (lead) raw[local + i] = v;
+                          if (lead && chooses) raw[local + i] = v;
                       } else if (better(v, id, pick.best, pick.id) || !is_finite(v)) {
                           pick.best = is_finite(v) ? v : infinity();
                           pick.id = is_finite(v) ? id : kNotFinite;
@@ -541,7 +542,7 @@ KIE_DEVICE void decode_step(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
     KIE_NO_UNROLL for (int layer = 0; layer < kLayers; ++layer)
         decode_layer(ring, watch, args, b, layer, own);
     Pick pick = {kLowest, kNone};
-    if (!args.prompt || args.logits) decode_head(ring, watch, args, b, pick);
+    if (sequences_of(args) > 0 || args.logits) decode_head(ring, watch, args, b, pick);
     stamp(b, 14);
     offer(args, b, pick);
     rotations(args, b, b.step + 1);  // the next step's, while the offers travel
@@ -554,8 +555,8 @@ KIE_DEVICE void take_tokens(const DecodeArgs& args, const u8* shared, u32 step) 
     u32* tokens = (u32*)(shared + kShTokens);
     const u32 c = thread();
     if (c >= (u32)kColumns) return;
-    if (args.prompt) {
-        const u32 at = step * kColumns + c;
+    if (args.prompt && (int)c >= sequences_of(args)) {
+        const u32 at = prompt_at(args, step, c);
         tokens[c] = at < args.count ? args.prompt[at] : 0;
     } else if (step == 0) {
         tokens[c] = c < args.live ? args.column[c].token : 0;
@@ -566,8 +567,8 @@ KIE_DEVICE void take_tokens(const DecodeArgs& args, const u8* shared, u32 step) 
 // or somebody gave up. All blocks decide alike, from the same words.
 KIE_DEVICE bool at_the_end(const DecodeArgs& args, const Block& b) {
     if (((volatile u32*)(b.shared + kShMisc))[2] != kGoOn) return true;
-    for (int c = 0; c < live_of(b); ++c)
-        if (!args.prompt && ends_of(b)[c] != 0) return true;
+    for (int c = 0; c < sequences_of(args); ++c)
+        if (ends_of(b)[c] != 0) return true;
     return false;
 }
 

@@ -186,7 +186,7 @@ KIE_DEVICE void filter(Watch& watch, const DecodeArgs& args, Block& b, int colum
 KIE_DEVICE void accept(Watch& watch, const DecodeArgs& args, Block& b) {
     const int c = thread() / kTeam;
     if (c < kColumns) {
-        const bool live = c < live_of(b) && !args.prompt;
+        const bool live = c < sequences_of(args);
         const bool masses = live && (args.column[c].wants & kWantsLogprob) != 0;
         u32 order;
         const Chosen best = take_offers(watch, args, b, c, masses, order);
@@ -202,8 +202,7 @@ KIE_DEVICE void accept(Watch& watch, const DecodeArgs& args, Block& b) {
             ((Chosen*)(b.shared + kShPick))[c] = best, ends_of(b)[c] = 2;
     }
     sync_consumers<kThreads>();
-    if (args.prompt) return;
-    KIE_NO_UNROLL for (int column = 0; column < live_of(b);
+    KIE_NO_UNROLL for (int column = 0; column < sequences_of(args);
                        ++column) if (is_filtered(args, column) && ends_of(b)[column] == 2)
         filter(watch, args, b, column);
 }

@@ -125,7 +125,7 @@ KIE_DEVICE Chosen weigh(const DecodeArgs& args, const Block& b, int column) {
     return best;
 }
 KIE_DEVICE void weigh_columns(const DecodeArgs& args, const Block& b, Chosen* mine) {
-    KIE_NO_UNROLL for (int column = 0; column < live_of(b); ++column) {
+    KIE_NO_UNROLL for (int column = 0; column < sequences_of(args); ++column) {
         if (is_plain(args.column[column], b.step)) continue;
         sync_consumers<kThreads>();  // the logits are there
         Chosen best = weigh(args, b, column);
@@ -146,7 +146,7 @@ KIE_DEVICE void offer(const DecodeArgs& args, Block& b, Pick& pick) {
         sync_warp();
         if (my == 0) mine[warp] = best;
     }
-    if (!args.prompt) weigh_columns(args, b, mine);
+    weigh_columns(args, b, mine);
     sync_consumers<kThreads>();
     if (warp < kColumns) {  // one warp a column; a fence drains, so few do
         Chosen best = none;
