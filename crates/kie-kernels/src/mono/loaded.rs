@@ -2,26 +2,25 @@
 //! and nowhere later but for logits that somebody asks for.
 
 use std::sync::atomic::Ordering::Release;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::time::Instant;
 
 use super::cut::Cut;
 use super::machine::{Machine, Memory, Module, Platform, Shared, Source};
 use super::model::Model;
-use super::pack::Weights;
+use super::pack::{To, Weights};
 use super::prefill::{Plan, Prefill};
 use super::runner::prompt_counts;
 use super::source;
+use super::upload;
 use super::wire::{self, Args, Layer, Lost, Wire};
 use super::wire::{RECORDS_BLOCK, RECORD_BYTES, RING, STOPS};
 use crate::abi::{Dims, HeadMode, GROUPS, PAGE};
 use crate::cpu::numbers::row_to_f32;
-use crate::device::Buffer;
+use crate::device::{Buffer, Phase};
 use crate::error::{Error, Result};
 use crate::mailbox::SlotMemory;
 use crate::validate::ValidProgram;
-
-/// Rows of the embedding table packed at a time.
-const EMBED_ROWS: u32 = 4096;
 
 /// A line of its own behind the exchange.
 const POISON_BYTES: usize = 128;
@@ -42,6 +41,8 @@ pub struct Loaded {
     pub prefill: Option<Prefill>,
     /// Why there is none, though there should be.
     pub warning: Option<String>,
+    /// What loading did, in order.
+    pub phases: Vec<Phase>,
     kernels: Vec<(u32, Arc<dyn Module>)>,
     base: Args,
     logits: Option<Memory>,
@@ -107,8 +108,8 @@ impl Room {
         self.words.bytes - POISON_BYTES
     }
 
-    /// Where it all is.
-    fn args(&self) -> Args {
+    /// `others`, and where all this is.
+    fn args(&self, others: Args) -> Args {
         Args {
             pools: self.pools.each_ref().map(|p| p.address),
             pages: self.pages.address,
@@ -121,34 +122,62 @@ impl Room {
             records: self.records.address,
             out: self.out.address,
             control: self.control.address,
-            ..Args::default()
+            ..others
         }
     }
 }
 
-/// `base` with the weights, which are packed and uploaded here.
+/// The weights, which are packed and uploaded here.
 fn weights_args(
     m: &dyn Machine,
     weights: &Weights<'_>,
-    base: Args,
     kept: &mut Vec<Memory>,
+    phases: &mut Phases,
 ) -> Result<Args> {
     let (model, cut) = (weights.model, weights.cut);
     let mut keep = |memory: Memory| {
         kept.push(memory.clone());
         memory.address
     };
-    Ok(Args {
-        line: keep(upload_lines(m, weights)?),
-        embed: keep(upload_embedding(m, weights, weights.program.dims.vocab)?),
-        norms: keep(upload(m, &weights.norms()?)?),
+    let row = cut.hidden as usize * 2;
+    let norms = (2 * model.layers + 1) * model.norm_lanes;
+    let to = To {
+        line: keep(m.alloc((cut.line_bytes(model) * u64::from(cut.blocks)) as usize)?),
+        embed: keep(m.alloc(weights.program.dims.vocab as usize * row)?),
+        norms: keep(m.alloc(norms as usize * row)?),
+    };
+    phases.next("memory for weights", 0);
+    let packing = weights.packing(to);
+    phases.next("places of weights", 0);
+    phases.all.extend(upload::run(m, weights, &packing)?);
+    phases.last = Instant::now();
+    let args = Args {
+        line: to.line,
+        embed: to.embed,
+        norms: to.norms,
         head_norms: if model.head_norm { keep(upload(m, &weights.head_norms())?) } else { 0 },
         biases: if model.bias { keep(upload(m, &weights.biases())?) } else { 0 },
         rope: keep(upload(m, &rope(weights))?),
         layers: keep(upload(m, &layers(model))?),
         segments: keep(upload(m, &segments(model, cut))?),
-        ..base
-    })
+        ..Args::default()
+    };
+    phases.next("rotary table and others", 0);
+    Ok(args)
+}
+
+/// What has been done, and when the last of it ended.
+struct Phases {
+    all: Vec<Phase>,
+    last: Instant,
+}
+
+impl Phases {
+    /// What was done since the last phase.
+    fn next(&mut self, name: &'static str, bytes: u64) {
+        self.all.push(Phase::new(name, self.last.elapsed(), bytes));
+        self.last = Instant::now();
+    }
 }
 
 impl Loaded {
@@ -166,25 +195,29 @@ impl Loaded {
     ) -> Result<Self> {
         let program = program.program();
         let dims = program.dims;
+        let mut phases = Phases { all: Vec::new(), last: Instant::now() };
         let (kernels, wide) = compile(&*machine, &model, &cut, plan.as_ref())?;
+        phases.next("kernels", 0);
+        let weights = Weights { program, buffers, model: &model, cut: &cut, rank };
+        let mut kept = Vec::new();
+        // First, as it needs memory for a while that the others may have afterwards.
+        let packed = weights_args(&*machine, &weights, &mut kept, &mut phases)?;
         let (prefill, warning) = match plan.zip(wide) {
             Some((plan, Ok(module))) => (Some(Prefill::new(&*machine, plan, module)?), None),
             // Slow prompts are better than none.
             Some((_, Err(why))) => (None, Some(format!("no prefill kernel: {why}"))),
             None => (None, None),
         };
-        let weights = Weights { program, buffers, model: &model, cut: &cut, rank };
         let writers = prefill.as_ref().map_or(0, Prefill::blocks).max(cut.blocks);
         let room = Room::new(&*machine, &dims, &model, &cut, writers)?;
-        let mut kept = Vec::new();
         let base = Args {
             rank,
             pool_layers: dims.group_layers,
             segment_count: cut.segments(&model).len() as u32,
             in_flight_bytes: cut.in_flight_bytes,
-            ..weights_args(&*machine, &weights, room.args(), &mut kept)?
+            ..room.args(packed)
         };
-        let logits = None;
+        phases.next("pages and buffers", 0);
         Ok(Self {
             machine,
             model,
@@ -193,9 +226,10 @@ impl Loaded {
             room,
             prefill,
             warning,
+            phases: phases.all,
             kernels,
             base,
-            logits,
+            logits: None,
             _kept: kept,
         })
     }
@@ -374,49 +408,6 @@ fn died() -> Error {
 fn upload(machine: &dyn Machine, bytes: &[u8]) -> Result<Memory> {
     let memory = machine.alloc(bytes.len().max(256))?;
     machine.write(&memory, 0, bytes)?;
-    Ok(memory)
-}
-
-/// Every block's line, packed by all cores.
-fn upload_lines(machine: &dyn Machine, weights: &Weights<'_>) -> Result<Memory> {
-    let (model, cut) = (weights.model, weights.cut);
-    let line = cut.line_bytes(model) as usize;
-    let memory = machine.alloc(line * cut.blocks as usize)?;
-    // Parts of about a layer, taken one after another, so that no core waits for another's block.
-    let layers = model.layers as usize;
-    let parts = Mutex::new((0..cut.blocks).flat_map(|b| (0..=layers).map(move |l| (b, l))));
-    let work = || -> Result<()> {
-        let mut bytes = Vec::new();
-        loop {
-            let part = parts.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let Some((block, layer)) = part else { return Ok(()) };
-            bytes.clear();
-            if layer == layers {
-                weights.head(block, &mut bytes)?;
-            } else {
-                weights.layer(block, layer, &mut bytes)?;
-            }
-            let at = block as usize * line + layer * cut.layer_bytes() as usize;
-            machine.write(&memory, at, &bytes)?;
-        }
-    };
-    let threads = crate::cpu::allowed_cores();
-    std::thread::scope(|scope| {
-        let all: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        all.into_iter().try_for_each(|t| {
-            t.join().unwrap_or_else(|_| Err(Error::Failed("a packing thread died".into())))
-        })
-    })?;
-    Ok(memory)
-}
-
-fn upload_embedding(machine: &dyn Machine, weights: &Weights<'_>, vocab: u32) -> Result<Memory> {
-    let row = weights.cut.hidden as usize * 2;
-    let memory = machine.alloc(vocab as usize * row)?;
-    for from in (0..vocab).step_by(EMBED_ROWS as usize) {
-        let rows = weights.embedding(from, vocab.min(from + EMBED_ROWS))?;
-        machine.write(&memory, from as usize * row, &rows)?;
-    }
     Ok(memory)
 }
 

@@ -17,6 +17,7 @@ pub mod runner;
 #[cfg(test)]
 pub(crate) mod shapes;
 pub mod source;
+pub mod upload;
 pub mod wire;
 
 use std::sync::Arc;
@@ -29,7 +30,7 @@ use self::model::Model;
 use self::prefill::Plan;
 use self::runner::Runner;
 use crate::device::{Buffer, Device, DeviceInfo, HostBytes, Options, Running};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
 use crate::validate::ValidProgram;
 
@@ -147,13 +148,19 @@ impl Device for Mono {
         buffers: Vec<Buffer>,
         mailbox: Arc<Mailbox>,
     ) -> Result<Box<dyn Running>> {
-        let load = |(rank, machine): (usize, &Arc<dyn Machine>)| {
+        let load = |(rank, machine): (usize, &Arc<dyn Machine>)| -> Result<Loaded> {
             let (model, cut) = self.cut(&program, rank)?;
             let plan = self.plan(&model, &cut, &**machine, &program)?;
             let parts = (model, cut, plan);
             Loaded::new(machine.clone(), &program, &buffers, parts, rank as u32)
         };
-        let mut loaded = self.machines.iter().enumerate().map(load).collect::<Result<Vec<_>>>()?;
+        let mut loaded = std::thread::scope(|scope| -> Result<Vec<Loaded>> {
+            let load = &load;
+            let ranks = self.machines.iter().enumerate();
+            let all: Vec<_> = ranks.map(|rank| scope.spawn(move || load(rank))).collect();
+            let died = |_| Err(Error::Failed("a loading thread died".into()));
+            all.into_iter().map(|thread| thread.join().unwrap_or_else(died)).collect()
+        })?;
         let words: Vec<_> = loaded.iter().map(|l| (l.machine.clone(), l.words_address())).collect();
         for rank in &mut loaded {
             rank.connect(&words)?;

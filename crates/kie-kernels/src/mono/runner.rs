@@ -20,7 +20,7 @@ use super::machine::{Flight, Launch, Platform};
 use super::prefill;
 use super::wire::{self, wants, Lost, Order, Sequence, Wire, RING};
 use crate::abi::{Command, CommandKind, Record, SlotEnd, MAX_ALTERNATIVES, PAGE};
-use crate::device::Running;
+use crate::device::{Phase, Running};
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
 use crate::sample::{top_logprobs, SEEN_IN_PROMPT};
@@ -679,6 +679,17 @@ impl Running for Runner {
         let of =
             |(rank, l): (usize, &Loaded)| Some(format!("rank {rank}: {}", l.warning.as_ref()?));
         self.ranks.iter().enumerate().filter_map(of).collect()
+    }
+
+    /// Of the machine that took longest, phase by phase: they load side by side.
+    fn phases(&self) -> Vec<Phase> {
+        let mut all = self.ranks[0].phases.clone();
+        for (n, phase) in all.iter_mut().enumerate() {
+            let others = self.ranks.iter().filter_map(|rank| rank.phases.get(n));
+            phase.seconds = others.clone().map(|p| p.seconds).fold(0.0, f64::max);
+            phase.bytes = others.map(|p| p.bytes).sum();
+        }
+        all
     }
 
     fn park(&mut self) {}
