@@ -1,7 +1,7 @@
 //! Kernels that are wrong on purpose, through a machine that edits the sources on their way to the
 //! compiler: each must be found out, and a lost word must be told for what it is.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,66 +9,84 @@ use kie_core::engine::{Engine, LogitsPath};
 use kie_core::{Error, Result};
 use kie_kernels::device::Options;
 use kie_kernels::mono::machine::{
-    Flight, Launch, Machine, MachineInfo, Memory, Module, Platform, Shared, Source,
+    Flight, Launch, Machine, MachineInfo, Memory, Module, Peer, Platform, Shared, Source,
 };
 use kie_kernels::mono::Mono;
-use kie_kernels::sim::Sim;
+use kie_kernels::sim;
 
 use super::support::{float32, goldens, relative};
 use super::{fixture, two_at_a_time, DECODE_GATE, PREFILL_GATE};
 
-/// What the sources say, what they should not say.
+/// What the sources say, and what is to stand there instead.
 type Edit = (&'static str, &'static str);
 
-/// A machine whose compiler reads something else than the sources say, and whose host may fall
-/// silent: its launches are not looked at before they have ended.
+/// A machine whose compiler reads something else than the sources of a kernel say, which may break
+/// and whose host may fall silent.
 struct Edited {
-    inner: Arc<dyn Machine>,
+    machine: Arc<dyn Machine>,
+    entry: &'static str,
     edits: Vec<Edit>,
+    /// Launches are refused while it is set.
+    broken: Arc<AtomicBool>,
+    /// Launches are not looked at before they have ended.
     silent: bool,
-    /// Launches of the decode kernel.
     launches: Arc<AtomicUsize>,
 }
 
 impl Machine for Edited {
     fn platform(&self) -> Platform {
-        self.inner.platform()
+        self.machine.platform()
     }
     fn warp(&self) -> u32 {
-        self.inner.warp()
+        self.machine.warp()
     }
     fn info(&self) -> kie_kernels::Result<MachineInfo> {
-        self.inner.info()
+        self.machine.info()
     }
     fn compile(&self, source: &Source) -> kie_kernels::Result<Arc<dyn Module>> {
+        if !source.entries.contains(&self.entry) {
+            return self.machine.compile(source);
+        }
         let mut text = source.text.clone();
         for (from, to) in &self.edits {
             let found = text.matches(from).count();
             assert_eq!(found, 1, "{from:?} stands {found} times in the sources");
             text = text.replace(from, to);
         }
-        self.inner.compile(&Source { text, ..source.clone() })
+        self.machine.compile(&Source { text, ..source.clone() })
     }
     fn alloc(&self, bytes: usize) -> kie_kernels::Result<Memory> {
-        self.inner.alloc(bytes)
+        self.machine.alloc(bytes)
     }
     fn alloc_shared(&self, bytes: usize) -> kie_kernels::Result<Shared> {
-        self.inner.alloc_shared(bytes)
+        self.machine.alloc_shared(bytes)
     }
     fn write(&self, to: &Memory, offset: usize, bytes: &[u8]) -> kie_kernels::Result<()> {
-        self.inner.write(to, offset, bytes)
+        self.machine.write(to, offset, bytes)
     }
     fn read(&self, from: &Memory, offset: usize, out: &mut [u8]) -> kie_kernels::Result<()> {
-        self.inner.read(from, offset, out)
+        self.machine.read(from, offset, out)
     }
     fn launch(
         &self,
         module: &Arc<dyn Module>,
         launch: &Launch<'_>,
     ) -> kie_kernels::Result<Box<dyn Flight>> {
-        self.launches.fetch_add(1, Ordering::Relaxed);
-        let flight = self.inner.launch(module, launch)?;
+        if self.broken.load(Relaxed) {
+            return Err(kie_kernels::Error::Failed("broken on purpose".into()));
+        }
+        self.launches.fetch_add(1, Relaxed);
+        let flight = self.machine.launch(module, launch)?;
         Ok(if self.silent { Box::new(Unseen(flight)) } else { flight })
+    }
+    fn peer(&self) -> kie_kernels::Result<Peer> {
+        self.machine.peer()
+    }
+    fn reaches(&self, other: &dyn Machine) -> kie_kernels::Result<bool> {
+        self.machine.reaches(other)
+    }
+    fn enable_peer(&self, other: &dyn Machine) -> kie_kernels::Result<()> {
+        self.machine.enable_peer(other)
     }
 }
 
@@ -86,31 +104,66 @@ impl Flight for Unseen {
     }
 }
 
-/// A GPU where `KIE_DEVICE` names one, else the simulator.
-fn machine(simulated: &str) -> Arc<dyn Machine> {
-    match std::env::var("KIE_DEVICE") {
-        Ok(name) => kie_kernels::cuda::open(&name, &[], None).unwrap(),
-        Err(_) => Arc::new(Sim::open(simulated).unwrap()),
-    }
+/// The GPU that `KIE_DEVICE` names, else the simulator.
+fn here(simulated: &str) -> String {
+    std::env::var("KIE_DEVICE").unwrap_or_else(|_| simulated.to_owned())
 }
 
-/// The fixture's engine on an edited machine.
-fn open_edited(name: &str, machine: Edited) -> Engine {
-    // Time is the simulator's own there.
-    let ms = if machine.platform() == Platform::Sim { 50 } else { 500 };
-    let hang_timeout = Some(Duration::from_millis(ms));
-    let options = Options { hang_timeout, prefill_kernel: Some(false), ..Options::default() };
-    let runner = Arc::new(Mono::new("edited", vec![Arc::new(machine)], &options).unwrap());
+fn machines(device: &str) -> Vec<Arc<dyn Machine>> {
+    if device.starts_with("sim") {
+        return sim::open(device).unwrap();
+    }
+    vec![kie_kernels::cuda::open(device, &[], None).unwrap()]
+}
+
+/// Patience of edited kernels; on the simulator time is its own.
+fn patience(device: &str) -> Duration {
+    Duration::from_millis(if device.starts_with("sim") { 50 } else { 500 })
+}
+
+/// The device over edited sources of a kernel, which soon loses patience; the last of its
+/// machines breaks where `broken` is set.
+pub fn edited(
+    entry: &'static str,
+    device: &str,
+    edit: Edit,
+    broken: &Arc<AtomicBool>,
+) -> Arc<Mono> {
+    let machines = machines(device);
+    let last = machines.len() - 1;
+    let one = |(at, machine)| -> Arc<dyn Machine> {
+        let broken = if at == last { broken.clone() } else { Arc::default() };
+        let (edits, launches) = (vec![edit], Arc::default());
+        Arc::new(Edited { machine, entry, edits, broken, silent: false, launches })
+    };
+    let machines = machines.into_iter().enumerate().map(one).collect();
+    let hang_timeout = Some(patience(device));
+    let prefill_kernel = Some(entry == "kie_prefill");
+    let options = Options { hang_timeout, prefill_kernel, ..Options::default() };
+    Arc::new(Mono::new(device, machines, &options).unwrap())
+}
+
+/// The fixture's engine on it.
+pub fn open_over(name: &str, runner: Arc<Mono>) -> Engine {
     Engine::builder(fixture(name)).max_batch(4).runner(runner).build().unwrap()
 }
 
-/// The fixture's engine over edited sources.
-fn open(name: &str, inner: Arc<dyn Machine>, from: &'static str, to: &'static str) -> Engine {
-    let (edits, launches) = (vec![(from, to)], Arc::default());
-    open_edited(name, Edited { inner, edits, silent: false, launches })
+fn open(name: &str, device: &str, from: &'static str, to: &'static str) -> Engine {
+    open_kernel("kie_decode", name, device, from, to)
 }
 
-fn continue_greedily(engine: &Engine, ids: &[u32], count: usize) -> Result<Vec<u32>> {
+/// The fixture's engine over edited sources of a kernel.
+pub fn open_kernel(
+    entry: &'static str,
+    name: &str,
+    device: &str,
+    from: &'static str,
+    to: &'static str,
+) -> Engine {
+    open_over(name, edited(entry, device, (from, to), &Arc::default()))
+}
+
+pub fn continue_greedily(engine: &Engine, ids: &[u32], count: usize) -> Result<Vec<u32>> {
     use kie_core::request::{Prompt, Request, SamplingParams};
     let params = SamplingParams {
         max_tokens: Some(count),
@@ -175,8 +228,7 @@ fn every_mutant_is_found_out() {
         let warp = if at.is_multiple_of(2) { 32 } else { 64 };
         (0..6).any(|seed| {
             let device = format!("sim:seed={seed},warp={warp},blocks=8,host=300");
-            let sim = Arc::new(Sim::open(&device).unwrap());
-            let engine = open(name, sim, from, to);
+            let engine = open(name, &device, from, to);
             !matches!(conforms(&engine, name), Ok(true))
         })
     };
@@ -212,9 +264,8 @@ fn a_lost_word_is_told_and_the_engine_closes() {
     let from = "publish(to + (long)column * kWordsF + pair / 2, pack_half2(y, next), b.epoch);";
     let to = "if (!(layer == 1 && block() == 1 && b.step == 3)) \
               publish(to + (long)column * kWordsF + pair / 2, pack_half2(y, next), b.epoch);";
-    let machine = machine("sim:seed=3,blocks=8");
-    let blocks = machine.platform() == Platform::Sim;
-    let engine = open("llama", machine, from, to);
+    let device = here("sim:seed=3,blocks=8");
+    let engine = open("llama", &device, from, to);
     let detail = hang(&engine, Duration::from_secs(10));
     let epochs: Vec<u32> = ["wanted ", "seen "]
         .map(|word| {
@@ -223,7 +274,7 @@ fn a_lost_word_is_told_and_the_engine_closes() {
         })
         .into();
     assert_eq!(epochs[0], epochs[1] + 1, "{detail}");
-    let of = if blocks { "of 8 blocks" } else { "blocks gave up" };
+    let of = if device.starts_with("sim") { "of 8 blocks" } else { "blocks gave up" };
     says(&detail, &["rank 0: ", of, "block ", "in step 3", "layer 1, the mlp's activations"]);
     engine.close();
 }
@@ -234,7 +285,7 @@ const STEP: &str = "b.epoch = args.epoch + step;";
 fn a_stuck_block_is_told() {
     let to = "b.epoch = args.epoch + step; \
               while (block() == 1 && step == 3 && load_word(args.poison) == 0) pause_ns(1000);";
-    let engine = open("llama", machine("sim:seed=4,blocks=8"), STEP, to);
+    let engine = open("llama", &here("sim:seed=4,blocks=8"), STEP, to);
     let detail = hang(&engine, Duration::from_secs(10));
     says(&detail, &["rank 0: ", "in step 3 waited for layer 0", "wanted ", "seen "]);
     assert!(!detail.contains("block 1 "), "the stuck one waits for nobody: {detail}");
@@ -249,7 +300,7 @@ fn a_block_that_never_ends_is_told() {
     let to = "b.epoch = args.epoch + step; const u64 since = clock_ns(); \
               while (block() == 1 && step == 3 && clock_ns() - since < 16000000000ull) \
               pause_ns(1000);";
-    let engine = open("llama", machine("no simulator"), STEP, to);
+    let engine = open("llama", &here("no simulator"), STEP, to);
     let detail = hang(&engine, Duration::from_secs(14));
     says(&detail, &["in step 3 waited for layer 0", "the launch does not end"]);
     engine.close();
@@ -273,12 +324,17 @@ fn a_silent_host_ends_the_launch() {
     // Longer than what goes as a few columns at once: launches of prompts are left, too.
     let prompt: Vec<u32> = (0..200).map(|i| 3 + i % 90).collect();
     let tokens = |edits, silent| {
-        let (inner, launches) = (machine("sim:seed=5,blocks=8"), Arc::default());
-        let counted = Arc::clone(&launches);
-        let engine = open_edited("llama", Edited { inner, edits, silent, launches });
+        let device = here("sim:seed=5,blocks=8");
+        let (machine, launches) = (machines(&device).remove(0), Arc::default());
+        let (counted, broken) = (Arc::clone(&launches), Arc::default());
+        let edited = Edited { machine, entry: "kie_decode", edits, broken, silent, launches };
+        let hang_timeout = Some(patience(&device));
+        let options = Options { hang_timeout, prefill_kernel: Some(false), ..Options::default() };
+        let runner = Arc::new(Mono::new(&device, vec![Arc::new(edited)], &options).unwrap());
+        let engine = open_over("llama", runner);
         let tokens = continue_greedily(&engine, &prompt, count).unwrap();
         engine.close();
-        (tokens, counted.load(Ordering::Relaxed))
+        (tokens, counted.load(Relaxed))
     };
     let (wanted, usual) = tokens(vec![], false);
     let (got, more) = tokens(edits, true);

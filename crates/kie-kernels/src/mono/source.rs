@@ -35,8 +35,12 @@ const UNDER_PREFILL: usize = 6;
 pub const PREFILL: &[(&str, &str)] = &[
     kernel!("common/prefill_shape.h"),
     kernel!("common/prefill_attention.h"),
+    kernel!("common/prefill_feed.h"),
+    kernel!("common/prefill_norm.h"),
     kernel!("common/prefill.h"),
 ];
+/// The kernel that packs weights, behind the platform alone.
+const PACK: (&str, &str) = kernel!("common/pack.h");
 /// Wide tiles, which the prefill kernel needs.
 const WIDE_CUDA: (&str, &str) = kernel!("cuda/wide.h");
 const WIDE_SIM: (&str, &str) = kernel!("sim/wide.h");
@@ -73,6 +77,11 @@ pub fn prefill_text(platform: Platform) -> Option<String> {
 /// The kernel that times the host's answer, as one text.
 pub fn echo_text(platform: Platform) -> String {
     join(platform_headers(platform).iter().chain([&TELL, &ECHO]))
+}
+
+/// The kernel that packs weights, as one text.
+pub fn pack_text(platform: Platform) -> String {
+    join(platform_headers(platform)[..1].iter().chain([&PACK]))
 }
 
 fn join<'a>(headers: impl Iterator<Item = &'a (&'static str, &'static str)>) -> String {
