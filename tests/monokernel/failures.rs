@@ -50,6 +50,9 @@ impl Machine for Edited {
     fn alloc(&self, bytes: usize) -> kie_kernels::Result<Memory> {
         self.machine.alloc(bytes)
     }
+    fn alloc_symmetric(&self, bytes: usize) -> kie_kernels::Result<Memory> {
+        self.machine.alloc_symmetric(bytes)
+    }
     fn alloc_shared(&self, bytes: usize) -> kie_kernels::Result<Shared> {
         self.machine.alloc_shared(bytes)
     }

@@ -92,7 +92,8 @@ impl Room {
             stop_ids: m.alloc(slots * STOPS * 4)?,
             logit_bias: m.alloc(slots * vocab * 4)?,
             counts: m.alloc(slots * vocab * 4)?,
-            words: m.alloc((cut.words(model, cut.columns) * 8) as usize + POISON_BYTES)?,
+            words: m
+                .alloc_symmetric((cut.words(model, cut.columns) * 8) as usize + POISON_BYTES)?,
             values: m.alloc(cut.columns as usize * 2 * vocab * 4)?,
             pools: [pool(0)?, pool(1)?],
         };
