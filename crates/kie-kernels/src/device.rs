@@ -84,6 +84,16 @@ pub trait Device: Send + Sync {
         Ok(String::new())
     }
 
+    /// Memory that a start will take, on all machines together; 0 where it takes what the program
+    /// says and no more.
+    ///
+    /// # Errors
+    /// [`Error::InvalidProgram`] for what it cannot run.
+    fn bytes_needed(&self, program: &ValidProgram) -> Result<u64> {
+        let _ = program;
+        Ok(0)
+    }
+
     /// Compiles what a program needs, where code is compiled, so that a later start finds it kept.
     ///
     /// # Errors

@@ -33,6 +33,20 @@ impl Memory {
     pub fn need(&self) -> u64 {
         self.weight_bytes + self.kv_bytes + self.scratch_bytes
     }
+
+    /// Refuses what a device knows better, if there is no room for it.
+    pub(super) fn refuse_more(&self, need: u64) -> Result<()> {
+        let free = self.free_bytes;
+        if need <= free {
+            return Ok(());
+        }
+        let plan = format!(
+            "{self}the device takes {} for padded weights, pages and buffers: lower max_seq_len, \
+             max_batch or kv_bytes",
+            human(need)
+        );
+        Err(Error::OutOfMemory { need, free, plan })
+    }
 }
 
 impl fmt::Display for Memory {

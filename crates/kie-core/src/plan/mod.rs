@@ -129,6 +129,7 @@ fn assemble(
     };
     let program = validate(program, &buffers)?;
     let how = device.describe(&program)?;
+    memory.refuse_more(device.bytes_needed(&program)?)?;
     let kv_bytes_per_position = memory.kv_bytes_per_position;
     Ok(Plan {
         program,

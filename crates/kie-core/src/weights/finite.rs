@@ -52,7 +52,8 @@ impl Checkpoint {
             }
             work(told);
         });
-        let Some((tensor, scale, index)) = worst.into_inner().unwrap_or_else(PoisonError::into_inner)
+        let Some((tensor, scale, index)) =
+            worst.into_inner().unwrap_or_else(PoisonError::into_inner)
         else {
             return Ok(());
         };

@@ -49,6 +49,25 @@ fn bytes_of(floats: &[f32]) -> Vec<u8> {
     floats.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
+/// Bytes of a group's pages.
+fn pool_bytes(dims: &Dims, model: &Model, cut: &Cut, group: usize) -> u64 {
+    let each = dims.group_layers[group] * model.lanes * model.kv_heads;
+    let half = PAGE as u64 * u64::from(cut.head_dim) * 2;
+    u64::from(each) * u64::from(dims.group_pages[group]) * 2 * half
+}
+
+/// Device memory that a rank takes at a time, but for what is small beside the rest.
+pub fn bytes_needed(dims: &Dims, model: &Model, cut: &Cut, plan: Option<&Plan>) -> u64 {
+    let vocab = u64::from(dims.vocab);
+    let lines = cut.line_bytes(model) * u64::from(cut.blocks);
+    let weights = lines + vocab * u64::from(cut.hidden) * 2;
+    let pools: u64 = (0..GROUPS).map(|group| pool_bytes(dims, model, cut, group)).sum();
+    let tables = (u64::from(dims.slots) + u64::from(cut.columns)) * vocab * 8;
+    let words = cut.words(model, cut.columns) * 8;
+    let room = pools + tables + words + plan.map_or(0, |plan| plan.scratch_bytes);
+    weights + room.max(upload::most_bytes(weights))
+}
+
 /// Memory that does not depend on the weights.
 pub struct Room {
     /// Host memory for tokens, `[slots][RING][3]` words.
@@ -73,12 +92,7 @@ pub struct Room {
 impl Room {
     fn new(m: &dyn Machine, dims: &Dims, model: &Model, cut: &Cut, writers: u32) -> Result<Self> {
         let (slots, vocab) = (dims.slots as usize, dims.vocab as usize);
-        let pool = |group: usize| {
-            let each = dims.group_layers[group] * model.lanes * model.kv_heads;
-            let half = PAGE as u64 * u64::from(cut.head_dim) * 2;
-            let bytes = u64::from(each) * u64::from(dims.group_pages[group]) * 2 * half;
-            m.alloc(bytes.max(256) as usize)
-        };
+        let pool = |group| m.alloc(pool_bytes(dims, model, cut, group).max(256) as usize);
         let room = Self {
             out: m.alloc_shared(slots * RING * 24)?,
             control: m.alloc_shared(wire::CONTROL_BYTES)?,

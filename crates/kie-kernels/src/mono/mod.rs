@@ -118,6 +118,16 @@ impl Device for Mono {
         Ok(self.cut(program, 0)?.1.to_string())
     }
 
+    fn bytes_needed(&self, program: &ValidProgram) -> Result<u64> {
+        let ranks = self.machines.iter().enumerate();
+        let bytes = ranks.map(|(rank, machine)| {
+            let (model, cut) = self.cut(program, rank)?;
+            let plan = self.plan(&model, &cut, &**machine, program)?;
+            Ok(loaded::bytes_needed(&program.program().dims, &model, &cut, plan.as_ref()))
+        });
+        bytes.sum()
+    }
+
     fn compile(&self, program: &ValidProgram) -> Result<()> {
         self.machines.iter().enumerate().try_for_each(|(rank, machine)| {
             let (model, cut) = self.cut(program, rank)?;

@@ -74,9 +74,10 @@ pub fn kernel(platform: Platform) -> Source {
     Source { defines: Vec::new(), text: source::pack_text(platform), entries: vec!["kie_pack"] }
 }
 
-/// Device memory that [`run`] takes for as long as it runs, at most.
-pub const fn most_bytes() -> u64 {
-    2 * SCRATCH_BYTES as u64
+/// Device memory that [`run`] takes for as long as it runs, at most, for so many packed bytes.
+/// They were stored in 32 bits a number at most.
+pub fn most_bytes(packed: u64) -> u64 {
+    2 * (2 * packed).min(SCRATCH_BYTES as u64)
 }
 
 /// Half of the memory under way.
@@ -161,8 +162,8 @@ fn run_within(
     Ok(vec![
         Phase::new("packing kernel", compiled, 0),
         Phase::new("tables and scratch", prepared, 0),
-        Phase::new("weights", times.copy, times.bytes),
-        Phase::new("packing behind them", times.pack, 0),
+        Phase::new("weights to the device", times.copy, times.bytes),
+        Phase::new("rest of packing", times.pack, 0),
     ])
 }
 
@@ -229,7 +230,8 @@ impl<'a> Upload<'a> {
                 }
                 let skipped = u64::from(begin - at) * (stored.cols * stored.dtype.bytes()) as u64;
                 let grid = 4 * u64::from(tensor.scale_grid()[1]);
-                let blocks = |row: u32| u64::from(row.checked_div(tensor.block[0].into()).unwrap_or(0));
+                let blocks =
+                    |row: u32| u64::from(row.checked_div(tensor.block[0].into()).unwrap_or(0));
                 let job = Job {
                     from: from + skipped,
                     scales: scales + (blocks(begin) - blocks(at)) * grid,
@@ -349,9 +351,8 @@ impl Job {
     fn of(tensor: &Tensor, target: &Target) -> Self {
         let Parts { count: parts, real, padded, skip } = target.parts;
         let split = target.split;
-        let [unit_bytes, k_warps, pairs, chunk] = split.map_or([0, 1, 1, 1], |s| {
-            [s.rows * 64, s.k_warps, s.k / 32 / s.k_warps, s.chunk]
-        });
+        let [unit_bytes, k_warps, pairs, chunk] =
+            split.map_or([0, 1, 1, 1], |s| [s.rows * 64, s.k_warps, s.k / 32 / s.k_warps, s.chunk]);
         Self {
             from: 0,
             scales: 0,
