@@ -209,8 +209,9 @@ KIE_DEVICE void take_others(Watch& watch, const DecodeArgs& args, const Block& b
     each_other<S>(b, [&](int i, int from, int pair, int column, int place) {
         const u64* p = other_word(args, b, kind, layer - delay, from, pair, column);
         watch.polls = 0;
-        while (!kNoWaits && epoch_of(o.v[i]) != b.epoch &&
-               patient(watch, layer << 4 | 3, b.epoch, epoch_of(o.v[i])))
+        while (
+            !kNoWaits && epoch_of(o.v[i]) != b.epoch &&
+            patient(watch, of_rank(from) | layer << 4 | (kind ? 7 : 3), b.epoch, epoch_of(o.v[i])))
             o.v[i] = load_word(p);
         if (!kQuad) ((u32*)(b.shared + kShOthers))[place] = (u32)o.v[i];
     });
@@ -319,7 +320,8 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
                 for (int l = kHeadMode == kHeadSum ? 0 : set;
                      l < (kHeadMode == kHeadSum ? kLanesAll : set + 1); ++l) {
                     float a, e;
-                    unpack_half2(take_word(watch, words_of(l, c) + i, b.epoch, 0xffe), a, e);
+                    unpack_half2(take_word(watch, words_of(l, c) + i, b.epoch, of_rank(l) | 0xffe),
+                                 a, e);
                     v0 += a, v1 += e;
                 }
                 sum += v0 * v0 + v1 * v1;
@@ -335,7 +337,8 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
             float s0 = 0, s1 = 0;
             for (int l = 0; l < kLanesAll; ++l) {
                 float v0, v1, n0, n1;
-                unpack_half2(take_word(watch, words_of(l, c) + i, b.epoch, 0xffe), v0, v1);
+                unpack_half2(take_word(watch, words_of(l, c) + i, b.epoch, of_rank(l) | 0xffe), v0,
+                             v1);
                 const int row =
                     2 * kLayers * kNormLanes + (kNormLanes > 1 && kHeadMode != kHeadSum ? l : 0);
                 unpack_half2(args.norms[(long)row * (kHidden / 2) + warp * kShare + i], n0, n1);
@@ -544,6 +547,7 @@ KIE_DEVICE void decode_step(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
     Pick pick = {kLowest, kNone};
     if (sequences_of(args) > 0 || args.logits) decode_head(ring, watch, args, b, pick);
     stamp(b, 14);
+    if (watch.lost) lost_of(b) = 1;
     offer(args, b, pick);
     rotations(args, b, b.step + 1);  // the next step's, while the offers travel
     accept(watch, args, b);
@@ -587,6 +591,7 @@ KIE_DEVICE void run_steps(Ring& ring, Watch& watch, const DecodeArgs& args, Bloc
         if (*stop) break;
     }
     if (thread() == 0) *stop = 1;
+    if (thread() == 0 && kRanks > 1 && lost_of(b)) poison_all(args);
     if (thread() == 0 && block() == 0 && args.stamps) args.stamps[args.steps] = clock_ns();
 }
 
@@ -596,12 +601,12 @@ static_assert(kThreads % kWarp == 0, "consumers share no warp with others");
 KIE_KERNEL(kie_decode, kThreads + 2 * kWarp, DecodeArgs args) {
     KIE_SHARED_BYTES(shared);
     Slot* slots = (Slot*)(shared + kShSlots);
-    volatile u32* misc = (volatile u32*)(shared + kShMisc);  // stop, order seen, order agreed
+    volatile u32* misc = (volatile u32*)(shared + kShMisc);  // stop, order seen, agreed; block.h
     u64* trace = (u64*)(shared + kShTrace);
     if (thread() == 0) {
         for (int i = 0; i < kSlots; ++i) slot_init(slots + i, kWarps);
         slots_ready();
-        misc[0] = 0, misc[1] = misc[2] = kGoOn;
+        misc[0] = misc[3] = 0, misc[1] = misc[2] = kGoOn;
         for (int i = 0; i < 16; ++i) trace[i] = 0;
     }
     take_tables(args, shared);

@@ -152,6 +152,7 @@ KIE_DEVICE void offer(const DecodeArgs& args, Block& b, Pick& pick) {
         Chosen best = none;
         if (my < kWarps) best = mine[my * kColumns + warp];
         best_of_team(best, 1, masses);
+        if (lost_of(b)) best.value = infinity(), best.id = kNotFinite;
         if (my == 0) {
             fence_edge();
             const long at = (long)block_all(args) * kColumns + warp;
@@ -229,16 +230,17 @@ KIE_DEVICE bool owns_row(const DecodeArgs& args, const Block& b, u32 id) {
 KIE_DEVICE void settle(const DecodeArgs& args, const Block& b, int c, const Chosen& best) {
     const Sequence& q = args.column[c];
     const u32* stops = (const u32*)(b.shared + kShStops) + c * kStopsMax;
-    bool hit = best.id >= (u32)kVocabAll || q.position + b.step + 1 >= q.last;
-    for (u32 i = lane(); i < q.stop_count; i += kTeam) hit |= stops[i] == best.id;
+    const u32 id = lost_of(b) ? kNotFinite : best.id;
+    bool hit = id >= (u32)kVocabAll || q.position + b.step + 1 >= q.last;
+    for (u32 i = lane(); i < q.stop_count; i += kTeam) hit |= stops[i] == id;
     const bool end = ballot(hit) != 0;
     if (lane() != 0) return;
-    tokens_of(b)[c] = best.id < (u32)kVocabAll ? best.id : 0;
+    tokens_of(b)[c] = id < (u32)kVocabAll ? id : 0;
     ends_of(b)[c] = end;
     const float logprob = q.wants & kWantsLogprob ? best.raw - best.top - log_f(best.mass) : 0;
-    if (block_all(args) == 0) tell_host(args, q.row, q.told + b.step, best.id, logprob);
-    if ((q.wants & kWantsPenalties) && best.id < (u32)kVocabAll && owns_row(args, b, best.id))
-        ++args.counts[(u64)q.row * kVocabAll + best.id];
+    if (block_all(args) == 0) tell_host(args, q.row, q.told + b.step, id, logprob);
+    if ((q.wants & kWantsPenalties) && id < (u32)kVocabAll && owns_row(args, b, id))
+        ++args.counts[(u64)q.row * kVocabAll + id];
 }
 KIE_DEVICE bool is_filtered(const DecodeArgs& args, int c) {
     const Sequence& q = args.column[c];

@@ -84,12 +84,11 @@ pub trait Device: Send + Sync {
         Ok(String::new())
     }
 
-    /// Memory that a start will take, on all machines together; 0 where it takes what the program
-    /// says and no more.
+    /// Bytes that it will allocate for a program beside weights, KV and the mailbox.
     ///
     /// # Errors
-    /// [`Error::InvalidProgram`] for what it cannot run.
-    fn bytes_needed(&self, program: &ValidProgram) -> Result<u64> {
+    /// As [`Device::describe`].
+    fn scratch_bytes(&self, program: &ValidProgram) -> Result<u64> {
         let _ = program;
         Ok(0)
     }
@@ -154,6 +153,11 @@ pub trait Running {
 
     /// What the start did, in order; nothing where it did next to nothing.
     fn phases(&self) -> Vec<Phase> {
+        Vec::new()
+    }
+
+    /// What does not work as it should, though everything runs: one line each.
+    fn warnings(&self) -> Vec<String> {
         Vec::new()
     }
 

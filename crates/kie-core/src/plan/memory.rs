@@ -34,18 +34,14 @@ impl Memory {
         self.weight_bytes + self.kv_bytes + self.scratch_bytes
     }
 
-    /// Refuses what a device knows better, if there is no room for it.
-    pub(super) fn refuse_more(&self, need: u64) -> Result<()> {
-        let free = self.free_bytes;
-        if need <= free {
+    /// What the device allocates besides, once it knows the program.
+    pub(super) fn add_scratch(&mut self, bytes: u64) -> Result<()> {
+        self.scratch_bytes += bytes;
+        if self.need() <= self.free_bytes {
             return Ok(());
         }
-        let plan = format!(
-            "{self}the device takes {} for padded weights, pages and buffers: lower max_seq_len, \
-             max_batch or kv_bytes",
-            human(need)
-        );
-        Err(Error::OutOfMemory { need, free, plan })
+        let plan = format!("{self}lower max_batch or kv_bytes");
+        Err(Error::OutOfMemory { need: self.need(), free: self.free_bytes, plan })
     }
 }
 

@@ -86,7 +86,7 @@ fn assemble(
     let info = device.info();
     let wanted = convert::wanted(&config.dtype)?;
     let stored = checkpoint.tensor(Role::Q(0)).map_or(Dtype::F32, |t| t.dtype);
-    let (dims, memory) = memory::size(spec, config, &info, wanted.unwrap_or(stored), CHUNK)?;
+    let (dims, mut memory) = memory::size(spec, config, &info, wanted.unwrap_or(stored), CHUNK)?;
     let mut notes = Vec::new();
     let mut buffers = vec![load(device, Arc::new(frequencies(&spec.rope, spec.head_dim)))?];
     let mut tensors = vec![rope_tensor(spec)];
@@ -129,7 +129,7 @@ fn assemble(
     };
     let program = validate(program, &buffers)?;
     let how = device.describe(&program)?;
-    memory.refuse_more(device.bytes_needed(&program)?)?;
+    memory.add_scratch(device.scratch_bytes(&program)?)?;
     let kv_bytes_per_position = memory.kv_bytes_per_position;
     Ok(Plan {
         program,

@@ -13,13 +13,17 @@ use super::prefill::{Plan, Prefill};
 use super::runner::prompt_counts;
 use super::source;
 use super::upload;
-use super::wire::{self, Args, Layer, Wire, RECORD_BYTES, RING, STOPS};
-use crate::abi::{Dims, HeadMode, GROUPS, PAGE};
+use super::wire::{self, Args, Layer, Lost, Wire};
+use super::wire::{RECORDS_BLOCK, RECORD_BYTES, RING, STOPS};
+use crate::abi::{Dims, HeadMode, Program, Tensor, GROUPS, PAGE};
 use crate::cpu::numbers::row_to_f32;
 use crate::device::{Buffer, Phase};
 use crate::error::{Error, Result};
 use crate::mailbox::SlotMemory;
 use crate::validate::ValidProgram;
+
+/// A line of its own behind the exchange.
+const POISON_BYTES: usize = 128;
 
 /// Everything a launch refers to.
 pub struct Loaded {
@@ -35,6 +39,8 @@ pub struct Loaded {
     pub room: Room,
     /// The prefill kernel, where it fits.
     pub prefill: Option<Prefill>,
+    /// Why there is none, though there should be.
+    pub warning: Option<String>,
     /// What loading did, in order.
     pub phases: Vec<Phase>,
     kernels: Vec<(u32, Arc<dyn Module>)>,
@@ -56,16 +62,21 @@ fn pool_bytes(dims: &Dims, model: &Model, cut: &Cut, group: usize) -> u64 {
     u64::from(each) * u64::from(dims.group_pages[group]) * 2 * half
 }
 
-/// Device memory that a rank takes at a time, but for what is small beside the rest.
-pub fn bytes_needed(dims: &Dims, model: &Model, cut: &Cut, plan: Option<&Plan>) -> u64 {
+/// Device memory that a rank takes beside the weights as they are stored and the KV pages: what
+/// they grow by when packed, tables, exchange, the prefill kernel's scratch, and the upload's as far
+/// as there is no room for it where pages and the others will be.
+pub fn scratch_bytes(program: &Program, model: &Model, cut: &Cut, plan: Option<&Plan>) -> u64 {
+    let dims = &program.dims;
     let vocab = u64::from(dims.vocab);
     let lines = cut.line_bytes(model) * u64::from(cut.blocks);
-    let weights = lines + vocab * u64::from(cut.hidden) * 2;
-    let pools: u64 = (0..GROUPS).map(|group| pool_bytes(dims, model, cut, group)).sum();
+    let packed = lines + vocab * u64::from(cut.hidden) * 2;
+    let stored: u64 = program.tensors.iter().map(Tensor::bytes).sum();
     let tables = (u64::from(dims.slots) + u64::from(cut.columns)) * vocab * 8;
     let words = cut.words(model, cut.columns) * 8;
-    let room = pools + tables + words + plan.map_or(0, |plan| plan.scratch_bytes);
-    weights + room.max(upload::most_bytes(weights))
+    let others = tables + words + plan.map_or(0, |plan| plan.scratch_bytes);
+    let pools: u64 = (0..GROUPS).map(|group| pool_bytes(dims, model, cut, group)).sum();
+    let grown = packed.saturating_sub(stored / u64::from(model.ranks));
+    grown + others + upload::most_bytes(packed).saturating_sub(pools + others)
 }
 
 /// Memory that does not depend on the weights.
@@ -74,10 +85,8 @@ pub struct Room {
     pub out: Shared,
     /// Host memory for orders.
     pub control: Shared,
-    /// Not 0 once somebody gave up.
-    pub poison: Memory,
-    /// Who did.
-    pub records: Memory,
+    /// Who gave up.
+    records: Memory,
     /// Tokens of a prompt's launch.
     pub prompt: Memory,
     pages: Memory,
@@ -96,14 +105,13 @@ impl Room {
         let room = Self {
             out: m.alloc_shared(slots * RING * 24)?,
             control: m.alloc_shared(wire::CONTROL_BYTES)?,
-            poison: m.alloc(8)?,
-            records: m.alloc(writers as usize * RECORD_BYTES)?,
+            records: m.alloc(writers as usize * RECORDS_BLOCK * RECORD_BYTES)?,
             prompt: m.alloc(dims.max_positions as usize * 4)?,
             pages: m.alloc(slots * GROUPS * cut.pages_max as usize * 4)?,
             stop_ids: m.alloc(slots * STOPS * 4)?,
             logit_bias: m.alloc(slots * vocab * 4)?,
             counts: m.alloc(slots * vocab * 4)?,
-            words: m.alloc((cut.words(model, cut.columns) * 8) as usize)?,
+            words: m.alloc((cut.words(model, cut.columns) * 8) as usize + POISON_BYTES)?,
             values: m.alloc(cut.columns as usize * 2 * vocab * 4)?,
             pools: [pool(0)?, pool(1)?],
         };
@@ -111,6 +119,12 @@ impl Room {
         let watched = m.platform() != Platform::Sim;
         room.control.word32(8).store(u32::from(watched), Release);
         Ok(room)
+    }
+
+    /// Offset in `words` of the word that is not 0 once somebody gave up. Behind the exchange, so
+    /// that a rank finds another's as it finds its words.
+    fn poison_at(&self) -> usize {
+        self.words.bytes - POISON_BYTES
     }
 
     /// `others`, and where all this is.
@@ -123,7 +137,7 @@ impl Room {
             counts: self.counts.address,
             values: self.values.address,
             words: self.words.address,
-            poison: self.poison.address,
+            poison: self.words.address + self.poison_at() as u64,
             records: self.records.address,
             out: self.out.address,
             control: self.control.address,
@@ -207,9 +221,11 @@ impl Loaded {
         let mut kept = Vec::new();
         // First, as it needs memory for a while that the others may have afterwards.
         let packed = weights_args(&*machine, &weights, &mut kept, &mut phases)?;
-        let prefill = match plan.zip(wide) {
-            Some((plan, module)) => Some(Prefill::new(&*machine, plan, module)?),
-            None => None,
+        let (prefill, warning) = match plan.zip(wide) {
+            Some((plan, Ok(module))) => (Some(Prefill::new(&*machine, plan, module)?), None),
+            // Slow prompts are better than none.
+            Some((_, Err(why))) => (None, Some(format!("no prefill kernel: {why}"))),
+            None => (None, None),
         };
         let writers = prefill.as_ref().map_or(0, Prefill::blocks).max(cut.blocks);
         let room = Room::new(&*machine, &dims, &model, &cut, writers)?;
@@ -229,6 +245,7 @@ impl Loaded {
             room,
             prefill,
             phases: phases.all,
+            warning,
             kernels,
             base,
             logits: None,
@@ -348,6 +365,21 @@ impl Loaded {
         Ok(())
     }
 
+    /// Whether somebody gave up waiting, and who says so of this machine's blocks.
+    ///
+    /// # Errors
+    /// What the machine says.
+    pub fn lost(&self) -> Result<Option<Vec<Lost>>> {
+        let mut poison = [0; 8];
+        self.machine.read(&self.room.words, self.room.poison_at(), &mut poison)?;
+        if poison == [0; 8] {
+            return Ok(None);
+        }
+        let mut records = vec![0; self.room.records.bytes];
+        self.machine.read(&self.room.records, 0, &mut records)?;
+        Ok(Some(Lost::read(&records)))
+    }
+
     /// Zeroes the exchange, so that epochs may start anew.
     ///
     /// # Errors
@@ -357,8 +389,8 @@ impl Loaded {
     }
 }
 
-/// Decode kernels by their number of columns, and the prefill kernel.
-type Kernels = (Vec<(u32, Arc<dyn Module>)>, Option<Arc<dyn Module>>);
+/// Decode kernels by their number of columns, and the prefill kernel, if it compiled.
+type Kernels = (Vec<(u32, Arc<dyn Module>)>, Option<Result<Arc<dyn Module>>>);
 
 /// The kernels of a cut, one for each number of columns, and the planned prefill kernel, compiled
 /// side by side.
@@ -383,7 +415,7 @@ pub(super) fn compile(
         let all: Vec<_> = kernels.iter().map(|c| scope.spawn(move || one(*c))).collect();
         let decode: Result<Vec<_>> =
             all.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(died()))).collect();
-        let wide = wide.map(|t| t.join().unwrap_or_else(|_| Err(died()))).transpose()?;
+        let wide = wide.map(|t| t.join().unwrap_or_else(|_| Err(died())));
         Ok((decode?, wide))
     })
 }

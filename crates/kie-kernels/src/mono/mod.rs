@@ -93,7 +93,8 @@ impl Mono {
             return Ok(None);
         }
         let on = (machine.platform(), &machine.info()?);
-        Ok(Plan::new(model, cut, on, program.program().dims.max_positions))
+        let dims = &program.program().dims;
+        Ok(Plan::new(model, cut, on, (dims.max_positions, dims.chunk() as u32)))
     }
 
     /// What a rank runs of a program, and how it is cut.
@@ -115,24 +116,29 @@ impl Device for Mono {
     }
 
     fn describe(&self, program: &ValidProgram) -> Result<String> {
-        Ok(self.cut(program, 0)?.1.to_string())
+        let (model, cut) = self.cut(program, 0)?;
+        let prompts = match self.plan(&model, &cut, &*self.machines[0], program)? {
+            Some(plan) => plan.to_string(),
+            None => format!("prompts   {} positions a pass of the decode kernel\n", cut.columns),
+        };
+        Ok(format!("{cut}{prompts}"))
     }
 
-    fn bytes_needed(&self, program: &ValidProgram) -> Result<u64> {
-        let ranks = self.machines.iter().enumerate();
-        let bytes = ranks.map(|(rank, machine)| {
+    fn scratch_bytes(&self, program: &ValidProgram) -> Result<u64> {
+        let one = |rank: usize| -> Result<u64> {
             let (model, cut) = self.cut(program, rank)?;
-            let plan = self.plan(&model, &cut, &**machine, program)?;
-            Ok(loaded::bytes_needed(&program.program().dims, &model, &cut, plan.as_ref()))
-        });
-        bytes.sum()
+            let plan = self.plan(&model, &cut, &*self.machines[rank], program)?;
+            Ok(loaded::scratch_bytes(program.program(), &model, &cut, plan.as_ref()))
+        };
+        (0..self.machines.len()).map(one).sum()
     }
 
     fn compile(&self, program: &ValidProgram) -> Result<()> {
         self.machines.iter().enumerate().try_for_each(|(rank, machine)| {
             let (model, cut) = self.cut(program, rank)?;
             let plan = self.plan(&model, &cut, &**machine, program)?;
-            loaded::compile(&**machine, &model, &cut, plan.as_ref()).map(drop)
+            let (_, wide) = loaded::compile(&**machine, &model, &cut, plan.as_ref())?;
+            wide.transpose().map(drop)
         })
     }
 
@@ -158,6 +164,11 @@ impl Device for Mono {
         let words: Vec<_> = loaded.iter().map(|l| (l.machine.clone(), l.words_address())).collect();
         for rank in &mut loaded {
             rank.connect(&words)?;
+        }
+        let scratch: Vec<_> =
+            loaded.iter().filter_map(|l| Some(l.prefill.as_ref()?.scratch())).collect();
+        for prefill in loaded.iter_mut().filter_map(|l| l.prefill.as_mut()) {
+            prefill.connect(&scratch);
         }
         Ok(Box::new(Runner::new(
             loaded,

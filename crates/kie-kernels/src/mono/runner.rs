@@ -155,6 +155,11 @@ impl Runner {
         }
     }
 
+    /// Whether every machine has the prefill kernel.
+    fn is_wide(&self) -> bool {
+        self.ranks.iter().all(|l| l.prefill.is_some())
+    }
+
     /// The machine that the host listens to.
     fn first(&self) -> &Loaded {
         &self.ranks[0]
@@ -360,14 +365,11 @@ impl Runner {
         Ok(())
     }
 
-    /// After a launch: whether somebody gave up waiting.
+    /// After a launch: whether somebody gave up waiting, on any rank.
     fn check(&mut self) -> Result<()> {
-        for (rank, loaded) in self.ranks.iter().enumerate() {
-            let mut poison = [0; 8];
-            loaded.machine.read(&loaded.room.poison, 0, &mut poison)?;
-            if poison != [0; 8] {
-                return Err(hang(loaded, rank)?);
-            }
+        let lost = self.ranks.iter().map(Loaded::lost).collect::<Result<Vec<_>>>()?;
+        if lost.iter().any(Option::is_some) {
+            return Err(hang(&lost, self.first().cut.blocks));
         }
         Ok(())
     }
@@ -411,7 +413,7 @@ impl Runner {
     /// Whether a prompt takes the columns that these sequences leave free.
     fn goes_beside(&self, decoding: &[usize]) -> bool {
         let free = self.first().most_columns().saturating_sub(decoding.len());
-        let alone = self.bounded_gap || self.first().prefill.is_none();
+        let alone = self.bounded_gap || !self.is_wide();
         !decoding.is_empty() && free > 0 && alone
     }
 
@@ -474,7 +476,7 @@ impl Runner {
             return self.take_off();
         }
         let slot = &self.slots[index];
-        let wide = self.ranks[0].prefill.is_some();
+        let wide = self.is_wide();
         let most = match (wide, beside) {
             // Chunks start at whole pages, so launches end there.
             (true, true) => prefill::TURN_POSITIONS - slot.next % PAGE,
@@ -514,8 +516,7 @@ impl Runner {
         self.write_prompt(index, position, count)?;
         let count = count as u32;
         // A few positions are done sooner as columns, in steps of a token's time.
-        if matches!(work, Work::Prompt(..)) && count > 2 * columns && self.first().prefill.is_some()
-        {
+        if matches!(work, Work::Prompt(..)) && count > 2 * columns && self.is_wide() {
             return self.launch_wide(index, position as u32, count, work);
         }
         // Every column is of this sequence, whose pages it finds by its own row.
@@ -526,15 +527,20 @@ impl Runner {
         self.launch(&Ask { columns, steps, live: 0, prompt: count, logits, column }, work)
     }
 
-    /// The tokens at `prompt` in the prefill kernel, which runs on one machine alone.
+    /// The tokens at `prompt` in the prefill kernel.
     fn launch_wide(&mut self, row: usize, first: u32, count: u32, work: Work) -> Result<()> {
-        let loaded = &self.ranks[0];
-        let prefill = loaded.prefill.as_ref().expect("the caller asked");
-        let mut args = loaded.args(1);
-        (args.prompt, args.budget_ns) = (loaded.room.prompt.address, self.budget_ns);
-        let (machine, layers) = (&*loaded.machine, loaded.model.layers);
-        let flight = prefill.launch(machine, args, layers, row as u32, (first, count))?;
-        self.going = Some(Going { flights: vec![flight], work, steps: 0, leaving: false });
+        let all = || self.ranks.iter().filter_map(|l| Some((l, l.prefill.as_ref()?)));
+        for (loaded, prefill) in all() {
+            prefill.clear(&*loaded.machine)?;
+        }
+        let mut flights = Vec::with_capacity(self.ranks.len());
+        for (loaded, prefill) in all() {
+            let mut args = loaded.args(1);
+            (args.prompt, args.budget_ns) = (loaded.room.prompt.address, self.budget_ns);
+            let (machine, layers) = (&*loaded.machine, loaded.model.layers);
+            flights.push(prefill.launch(machine, args, layers, row as u32, (first, count))?);
+        }
+        self.going = Some(Going { flights, work, steps: 0, leaving: false });
         Ok(())
     }
 
@@ -621,11 +627,8 @@ impl Runner {
     }
 }
 
-/// Who gave up, as an error.
-fn hang(loaded: &Loaded, rank: usize) -> Result<Error> {
-    let mut records = vec![0; loaded.room.records.bytes];
-    loaded.machine.read(&loaded.room.records, 0, &mut records)?;
-    let lost = Lost::read(&records);
+/// Who gave up on each rank, as an error: the ranks and their blocks that had come least far first.
+fn hang(lost: &[Option<Vec<Lost>>], blocks: u32) -> Error {
     let one = |l: &Lost| {
         format!(
             "block {} in step {} waited for {} (wanted {}, seen {})",
@@ -636,9 +639,19 @@ fn hang(loaded: &Loaded, rank: usize) -> Result<Error> {
             l.seen
         )
     };
-    let told: Vec<String> = lost.iter().take(4).map(one).collect();
-    let (lost, all) = (lost.len(), loaded.cut.blocks);
-    Ok(Error::Hang(format!("rank {rank}: {lost} of {all} blocks gave up: {}", told.join("; "))))
+    let mut ranks: Vec<_> = (0_usize..).zip(lost.iter().flatten()).collect();
+    ranks.retain(|(_, lost)| !lost.is_empty());
+    ranks.sort_by_key(|(rank, lost)| (lost[0].turn(), *rank));
+    let most = if ranks.len() > 1 { 2 } else { 4 };
+    let of = |(rank, lost): &(usize, &Vec<Lost>)| {
+        let some: Vec<String> = lost.iter().take(most).map(one).collect();
+        format!("rank {rank}: {} of {blocks} blocks gave up: {}", lost.len(), some.join("; "))
+    };
+    let mut told: Vec<String> = ranks.iter().map(of).collect();
+    if told.is_empty() {
+        told.push("a kernel left before its end and no block says why".to_owned());
+    }
+    Error::Hang(told.join(". "))
 }
 
 /// Counts of a prompt's tokens, as the sampler keeps them.
@@ -671,6 +684,12 @@ impl Running for Runner {
             phase.bytes = others.map(|p| p.bytes).sum();
         }
         all
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let of =
+            |(rank, l): (usize, &Loaded)| Some(format!("rank {rank}: {}", l.warning.as_ref()?));
+        self.ranks.iter().enumerate().filter_map(of).collect()
     }
 
     fn park(&mut self) {}

@@ -31,6 +31,8 @@ const UNDER_PREFILL: usize = 6;
 pub const PREFILL: &[(&str, &str)] = &[
     kernel!("common/prefill_shape.h"),
     kernel!("common/prefill_attention.h"),
+    kernel!("common/prefill_feed.h"),
+    kernel!("common/prefill_norm.h"),
     kernel!("common/prefill.h"),
 ];
 /// The kernel that packs weights, behind the platform alone.
