@@ -62,6 +62,13 @@ impl Machine for Edited {
     fn read(&self, from: &Memory, offset: usize, out: &mut [u8]) -> kie_kernels::Result<()> {
         self.machine.read(from, offset, out)
     }
+    fn launch_alone(
+        &self,
+        module: &Arc<dyn Module>,
+        launch: &Launch<'_>,
+    ) -> kie_kernels::Result<Box<dyn Flight>> {
+        self.machine.launch_alone(module, launch)
+    }
     fn launch(
         &self,
         module: &Arc<dyn Module>,

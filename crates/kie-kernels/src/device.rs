@@ -151,13 +151,13 @@ pub trait Running {
     /// The device failed; the engine is of no more use.
     fn drive(&mut self) -> Result<bool>;
 
-    /// What does not work as it should, though everything runs: one line each.
-    fn warnings(&self) -> Vec<String> {
+    /// What the start did, in order; nothing where it did next to nothing.
+    fn phases(&self) -> Vec<Phase> {
         Vec::new()
     }
 
-    /// What the start did, in order; nothing where it did next to nothing.
-    fn phases(&self) -> Vec<Phase> {
+    /// What does not work as it should, though everything runs: one line each.
+    fn warnings(&self) -> Vec<String> {
         Vec::new()
     }
 

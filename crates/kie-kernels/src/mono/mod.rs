@@ -128,7 +128,7 @@ impl Device for Mono {
         let one = |rank: usize| -> Result<u64> {
             let (model, cut) = self.cut(program, rank)?;
             let plan = self.plan(&model, &cut, &*self.machines[rank], program)?;
-            Ok(plan.map_or(0, |plan| plan.scratch_bytes))
+            Ok(loaded::scratch_bytes(program.program(), &model, &cut, plan.as_ref()))
         };
         (0..self.machines.len()).map(one).sum()
     }

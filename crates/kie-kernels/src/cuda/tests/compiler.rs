@@ -6,7 +6,7 @@ use crate::cuda::nvrtc::{candidates, compile_source, Nvrtc};
 use crate::error::Error;
 use crate::mono::machine::{Platform, Source};
 use crate::mono::model::Model;
-use crate::mono::shapes;
+use crate::mono::{shapes, upload};
 
 /// `libnvrtc` folders of the repository's own Python environment.
 pub fn environment() -> Vec<PathBuf> {
@@ -96,6 +96,17 @@ fn the_prefill_kernel_spills_no_more_than_it_did() {
     if nvrtc.version.0 == 13 {
         assert_eq!(seen, PREFILL, "(model, stack, spills)");
     }
+}
+
+#[test]
+fn the_packing_kernel_spills_nothing() {
+    let Some(nvrtc) = nvrtc("compiling the packing kernel") else { return };
+    let compiled = compile_source(&nvrtc, &upload::kernel(Platform::Cuda), "sm_90a").unwrap();
+    let usage = compiled.usage();
+    let [kernel] = &usage[..] else { panic!("{usage:?}\n{}", compiled.log) };
+    assert_eq!((kernel.entry.as_str(), kernel.stack_bytes), ("kie_pack", 0), "{kernel:?}");
+    assert_eq!(kernel.spill_bytes, 0, "{kernel:?}");
+    assert!(kernel.registers <= 64, "{kernel:?}");
 }
 
 /// Odd sizes: rows beyond the matrices, padded heads, heads of odd groups, biases, heads with
