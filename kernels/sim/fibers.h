@@ -53,9 +53,10 @@ struct Launch {
     u64 owned_count;
 };
 
-enum Kind { kNothing, kSyncWarp, kShuffle, kShuffleXor, kBallot, kMma };
+enum Kind { kNothing, kSyncWarp, kShuffle, kShuffleXor, kBallot, kMma, kJoin };
 inline const char* name_of(int kind) {
-    const char* names[] = {"nothing", "sync_warp", "shuffle", "shuffle_xor", "ballot", "mma"};
+    const char* names[] = {"nothing", "sync_warp", "shuffle",  "shuffle_xor",
+                           "ballot",  "mma",       "join_wave"};
     return names[kind];
 }
 
@@ -303,6 +304,22 @@ inline void meet(u32 kind, F last) {
 inline void meet(u32 kind) {
     meet(kind, [](Team&) {});
 }
+// All live lanes of the wave, of each team that has any.
+inline void meet_wave() {
+    act();
+    Team& t = *me->team;
+    if (t.arrived == 0) t.kind = kJoin;
+    if (t.kind != kJoin) meet_otherwise(t, kJoin);
+    t.arrived |= me->bit, t.ready &= ~me->bit;
+    Wave& w = *t.wave;
+    for (u32 i = 0; i < w.count; ++i) {
+        const Team& other = w.teams[i];
+        if (other.live && (other.arrived != other.live || other.kind != kJoin)) return to_next(t);
+    }
+    for (u32 i = 0; i < w.count; ++i)
+        if (w.teams[i].live) complete(w.teams[i]);
+    if (!(t.ready & me->bit)) to_next(t);
+}
 // A lane's value for the collective that comes next; the row holds until all have left it.
 inline u32* offer_value(u32 v) {
     Team& t = *me->team;
@@ -390,7 +407,8 @@ static void leave() {
     Block& b = *t.block;
     t.live &= ~me->bit, t.ready &= ~me->bit, --b.live;
     if (t.arrived && t.arrived == t.live) {
-        if (t.kind == kMma) fail("returns while its team is at mma");
+        if (t.kind == kMma || t.kind == kJoin)
+            fail("returns while its team is at %s", name_of(t.kind));
         complete(t);
     }
     if (b.arrived[0] && b.arrived[0] == b.live) open_barrier(b, 0);

@@ -49,6 +49,7 @@ KIE_DEVICE void sync_consumers() {
     kie_sim::barrier(1, kThreads);
 }
 KIE_DEVICE void sync_warp() { kie_sim::meet(kie_sim::kSyncWarp); }
+KIE_DEVICE void join_wave() { kie_sim::meet_wave(); }
 KIE_DEVICE u32 bits(float f) { return __builtin_bit_cast(u32, f); }
 KIE_DEVICE float number(u32 u) { return __builtin_bit_cast(float, u); }
 KIE_DEVICE u32 shuffle_xor(u32 v, u32 mask) {

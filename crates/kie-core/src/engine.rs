@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use kie_kernels::abi::{Dims, SlotParams};
 use kie_kernels::cpu::simd::Level;
 use kie_kernels::device::{self, Buffer, Device};
+use kie_kernels::mono::meter::Meter;
 use kie_kernels::validate::ValidProgram;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -107,11 +108,12 @@ pub struct Info {
 /// Opens an [`Engine`]; see [`EngineConfig`] for what each option means.
 pub struct Builder {
     path: PathBuf,
-    config: EngineConfig,
+    pub(crate) config: EngineConfig,
     level: Option<Level>,
     first_epoch: Option<u32>,
     prefill_kernel: Option<bool>,
     runner: Option<Arc<dyn Device>>,
+    pub(crate) meter: Option<Arc<Meter>>,
     progress: Arc<Progress>,
 }
 
@@ -302,6 +304,7 @@ impl Builder {
             max_itl_ms: config.max_itl_ms,
             first_epoch: self.first_epoch,
             prefill_kernel: self.prefill_kernel,
+            meter: self.meter.clone(),
         };
         Ok(device::open(name, &options)?)
     }
@@ -373,8 +376,16 @@ impl Engine {
         let progress: Arc<Progress> = Arc::new(|_: &str, _, _| {});
         let path = path.into();
         let config = EngineConfig::default();
-        let (level, first_epoch, prefill_kernel, runner) = (None, None, None, None);
-        Builder { path, level, first_epoch, prefill_kernel, runner, config, progress }
+        Builder {
+            path,
+            config,
+            level: None,
+            first_epoch: None,
+            prefill_kernel: None,
+            runner: None,
+            meter: None,
+            progress,
+        }
     }
 
     /// Starts the engine thread; returns when the device runs.

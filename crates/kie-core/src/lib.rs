@@ -13,6 +13,7 @@ mod json;
 pub mod load;
 #[cfg(test)]
 mod loomed;
+pub mod measure;
 pub mod memory;
 pub mod metrics;
 pub mod model;

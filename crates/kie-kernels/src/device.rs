@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
 use crate::mono::machine::Machine;
+use crate::mono::meter::Meter;
 use crate::mono::Mono;
 use crate::validate::ValidProgram;
 
@@ -100,6 +101,17 @@ pub trait Device: Send + Sync {
     fn compile(&self, program: &ValidProgram) -> Result<()> {
         let _ = program;
         Ok(())
+    }
+
+    /// Microseconds of each of `rounds` round trips of a token, from the device to the host and
+    /// back, one after another, by the device's clock.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] where device and host are one; [`Error::Hang`].
+    fn echo(&self, rounds: u32) -> Result<Vec<f64>> {
+        let _ = rounds;
+        let detail = "the device is the host itself; name a GPU, such as cuda:0".to_owned();
+        Err(Error::NoDevice { device: self.info().name, detail })
     }
 
     /// Starts a program over its buffers. The calling thread becomes the host thread of the
@@ -249,4 +261,6 @@ pub struct Options {
     pub prefill_kernel: Option<bool>,
     /// Bound on the gap of a decoding slot beside a prefill, in milliseconds.
     pub max_itl_ms: Option<f64>,
+    /// Times a GPU's launches; what its requests say then may be garbage.
+    pub meter: Option<Arc<Meter>>,
 }

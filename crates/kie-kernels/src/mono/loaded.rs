@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use super::cut::Cut;
 use super::machine::{Machine, Memory, Module, Platform, Shared, Source};
+use super::meter::Probe;
 use super::model::Model;
 use super::pack::{To, Weights};
 use super::prefill::{Plan, Prefill};
@@ -39,6 +40,8 @@ pub struct Loaded {
     pub room: Room,
     /// The prefill kernel, where it fits.
     pub prefill: Option<Prefill>,
+    /// Kernels to measure with, where somebody does.
+    pub(super) probe: Option<Probe>,
     /// Why there is none, though there should be.
     pub warning: Option<String>,
     /// What loading did, in order.
@@ -103,7 +106,7 @@ impl Room {
         let (slots, vocab) = (dims.slots as usize, dims.vocab as usize);
         let pool = |group| m.alloc(pool_bytes(dims, model, cut, group).max(256) as usize);
         let room = Self {
-            out: m.alloc_shared(slots * RING * 24)?,
+            out: m.alloc_shared(slots * RING * wire::TOLD_BYTES)?,
             control: m.alloc_shared(wire::CONTROL_BYTES)?,
             records: m.alloc(writers as usize * RECORDS_BLOCK * RECORD_BYTES)?,
             prompt: m.alloc(dims.max_positions as usize * 4)?,
@@ -245,6 +248,7 @@ impl Loaded {
             dims,
             room,
             prefill,
+            probe: None,
             phases: phases.all,
             warning,
             kernels,
@@ -421,7 +425,7 @@ pub(super) fn compile(
     })
 }
 
-fn died() -> Error {
+pub(super) fn died() -> Error {
     Error::Failed("a compiler thread died".into())
 }
 

@@ -232,7 +232,7 @@ pub trait Machine: Send + Sync {
         pieces.iter().try_for_each(|(offset, bytes)| self.write(to, *offset, bytes))
     }
 
-    /// Copies from the device what ended kernels wrote.
+    /// Copies from the device what ended kernels wrote; of a running one, what has arrived.
     ///
     /// # Errors
     /// [`crate::Error::Failed`].

@@ -7,9 +7,11 @@
 pub mod cache;
 pub mod clock;
 pub mod cut;
+pub mod echo;
 pub(crate) mod library;
 pub mod loaded;
 pub mod machine;
+pub mod meter;
 pub mod model;
 pub mod pack;
 pub mod prefill;
@@ -26,6 +28,7 @@ use std::time::Duration;
 use self::cut::Cut;
 use self::loaded::Loaded;
 use self::machine::{Machine, Platform};
+use self::meter::{Meter, Probe};
 use self::model::Model;
 use self::prefill::Plan;
 use self::runner::Runner;
@@ -48,6 +51,8 @@ pub struct Mono {
     bounded_gap: bool,
     /// Whether prompts run in the prefill kernel where it fits.
     prefill_kernel: Option<bool>,
+    /// Times launches; some of what it runs computes garbage.
+    meter: Option<Arc<Meter>>,
 }
 
 impl Mono {
@@ -75,6 +80,7 @@ impl Mono {
             first_epoch: options.first_epoch.unwrap_or(1),
             hang_timeout: options.hang_timeout.unwrap_or(HANG_TIMEOUT),
             prefill_kernel: options.prefill_kernel,
+            meter: options.meter.clone(),
             bounded_gap: options.max_itl_ms.is_some(),
         })
     }
@@ -142,6 +148,10 @@ impl Device for Mono {
         })
     }
 
+    fn echo(&self, rounds: u32) -> Result<Vec<f64>> {
+        echo::round_trips(&*self.machines[0], rounds, self.hang_timeout)
+    }
+
     fn start(
         &self,
         program: ValidProgram,
@@ -170,12 +180,19 @@ impl Device for Mono {
         for prefill in loaded.iter_mut().filter_map(|l| l.prefill.as_mut()) {
             prefill.connect(&scratch);
         }
-        Ok(Box::new(Runner::new(
-            loaded,
-            mailbox,
-            self.first_epoch,
-            self.hang_timeout,
-            self.bounded_gap,
-        )))
+        if let Some(meter) = &self.meter {
+            for rank in &mut loaded {
+                rank.probe = Some(Probe::new(
+                    &*rank.machine,
+                    &rank.model,
+                    &rank.cut,
+                    rank.dims.max_positions,
+                )?);
+            }
+            meter.set_phases(meter::phases(&loaded[0].model, &loaded[0].cut));
+        }
+        let (epoch, patience) = (self.first_epoch, self.hang_timeout);
+        let runner = Runner::new(loaded, mailbox, epoch, patience, self.bounded_gap);
+        Ok(Box::new(runner.metered(self.meter.clone())))
     }
 }

@@ -18,11 +18,15 @@ pub const COMMON: &[(&str, &str)] = &[
     kernel!("common/matvec.h"),
     kernel!("common/attention.h"),
     kernel!("common/block.h"),
+    TELL,
     kernel!("common/control.h"),
     kernel!("common/sample.h"),
     kernel!("common/filter.h"),
     kernel!("common/decode.h"),
 ];
+
+const TELL: (&str, &str) = kernel!("common/tell.h");
+const ECHO: (&str, &str) = kernel!("common/echo.h");
 
 /// Of [`COMMON`], what the prefill kernel stands on: up to the pages' layout.
 const UNDER_PREFILL: usize = 6;
@@ -68,6 +72,11 @@ pub fn prefill_text(platform: Platform) -> Option<String> {
     };
     let before = platform_headers(platform).iter().chain([wide]);
     Some(join(before.chain(&COMMON[..UNDER_PREFILL]).chain(PREFILL)))
+}
+
+/// The kernel that times the host's answer, as one text.
+pub fn echo_text(platform: Platform) -> String {
+    join(platform_headers(platform).iter().chain([&TELL, &ECHO]))
 }
 
 /// The kernel that packs weights, as one text.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::cuda::nvrtc::{candidates, compile_source, Nvrtc};
 use crate::error::Error;
+use crate::mono::echo;
 use crate::mono::machine::{Platform, Source};
 use crate::mono::model::Model;
 use crate::mono::{shapes, upload};
@@ -140,6 +141,15 @@ fn the_prefill_kernel_takes_all_that_its_plan_takes() {
     }
     let wide_heads = small(8, 4, 256, 2048, 8192, false);
     assert!(shapes::prefill(&wide_heads).is_none(), "{wide_heads:?}");
+}
+
+#[test]
+fn the_echo_kernel_compiles() {
+    let Some(nvrtc) = nvrtc("compiling the echo kernel") else { return };
+    let compiled = compile_source(&nvrtc, &echo::kernel(Platform::Cuda), "sm_90a").unwrap();
+    let usage = compiled.usage();
+    let [kernel] = &usage[..] else { panic!("{usage:?}\n{}", compiled.log) };
+    assert_eq!((kernel.entry.as_str(), kernel.spill_bytes), ("kie_echo", 0));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::process::Command;
 use super::Folder;
 use crate::hip::code_object::{kernels, Kernel};
 use crate::mono::cut::Cut;
+use crate::mono::echo;
 use crate::mono::machine::{Platform, Source};
 use crate::mono::{shapes, upload};
 
@@ -86,6 +87,12 @@ fn the_packing_kernel_compiles_without_spills() {
     let Some((kernel, text)) = compile("packing", &upload::kernel(Platform::Hip)) else { return };
     assert_eq!((scratch_accesses(&text), kernel.spilled_registers), (0, 0), "{kernel:?}");
     assert_eq!((kernel.threads_max, kernel.args_bytes.as_slice()), (1024, &[32][..]));
+}
+
+#[test]
+fn the_echo_kernel_compiles() {
+    let Some((kernel, text)) = compile("echo", &echo::kernel(Platform::Hip)) else { return };
+    assert_eq!((scratch_accesses(&text), kernel.spilled_registers), (0, 0), "{kernel:?}");
 }
 
 #[test]
