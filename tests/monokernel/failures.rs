@@ -8,17 +8,16 @@ use kie_core::engine::{Engine, LogitsPath};
 use kie_core::{Error, Result};
 use kie_kernels::device::Options;
 use kie_kernels::mono::machine::{
-    Flight, Launch, Machine, MachineInfo, Memory, Module, Platform, Shared, Source,
+    Flight, Launch, Machine, MachineInfo, Memory, Module, Peer, Platform, Shared, Source,
 };
 use kie_kernels::mono::Mono;
-use kie_kernels::sim::Sim;
 
 use super::support::{float32, goldens, relative};
 use super::{fixture, two_at_a_time, DECODE_GATE, PREFILL_GATE};
 
 /// A machine whose compiler reads `to` where the sources of a kernel say `from`.
 struct Edited {
-    sim: Sim,
+    sim: Arc<dyn Machine>,
     entry: &'static str,
     from: &'static str,
     to: &'static str,
@@ -62,6 +61,15 @@ impl Machine for Edited {
     ) -> kie_kernels::Result<Box<dyn Flight>> {
         self.sim.launch(module, launch)
     }
+    fn peer(&self) -> kie_kernels::Result<Peer> {
+        self.sim.peer()
+    }
+    fn reaches(&self, other: &dyn Machine) -> kie_kernels::Result<bool> {
+        self.sim.reaches(other)
+    }
+    fn enable_peer(&self, other: &dyn Machine) -> kie_kernels::Result<()> {
+        self.sim.enable_peer(other)
+    }
 }
 
 /// The fixture's engine over edited sources.
@@ -77,11 +85,12 @@ pub fn open_kernel(
     from: &'static str,
     to: &'static str,
 ) -> Engine {
-    let machine = Edited { sim: Sim::open(device).unwrap(), entry, from, to };
+    let one = |sim| -> Arc<dyn Machine> { Arc::new(Edited { sim, entry, from, to }) };
+    let machines = kie_kernels::sim::open(device).unwrap().into_iter().map(one).collect();
     let hang_timeout = Some(Duration::from_millis(50));
     let prefill_kernel = Some(entry == "kie_prefill");
     let options = Options { hang_timeout, prefill_kernel, ..Options::default() };
-    let runner = Arc::new(Mono::new(device, vec![Arc::new(machine)], &options).unwrap());
+    let runner = Arc::new(Mono::new(device, machines, &options).unwrap());
     Engine::builder(fixture(name)).max_batch(4).runner(runner).build().unwrap()
 }
 
