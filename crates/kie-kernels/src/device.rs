@@ -85,6 +85,11 @@ pub trait Device: Send + Sync {
         Ok(String::new())
     }
 
+    /// Prompt positions of one pass at most: enough to amortise a read of all weights on a CPU.
+    fn chunk(&self) -> u32 {
+        512
+    }
+
     /// Bytes that it will allocate for a program beside weights, KV and the mailbox.
     ///
     /// # Errors

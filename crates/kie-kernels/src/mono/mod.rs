@@ -130,6 +130,14 @@ impl Device for Mono {
         Ok(format!("{cut}{prompts}"))
     }
 
+    fn chunk(&self) -> u32 {
+        let ranks = self.machines.len() as u32;
+        match self.machines[0].platform() {
+            Platform::Cuda => prefill::chunk(ranks),
+            Platform::Hip | Platform::Sim => 512,
+        }
+    }
+
     fn scratch_bytes(&self, program: &ValidProgram) -> Result<u64> {
         let one = |rank: usize| -> Result<u64> {
             let (model, cut) = self.cut(program, rank)?;
