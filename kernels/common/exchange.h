@@ -104,16 +104,16 @@ KIE_DEVICE void gather(Watch& w, const u64* base, int base_stride, u32 epoch, u3
         u64 a[kAtOnce][kPairs], b[kAtOnce][kPairs];
         w.polls = 0;
         for (;;) {
-            bool ok = true;
+            u32 late = 0;  // bits in which some word's epoch differs
             KIE_UNROLL for (int c = 0; c < kAtOnce; ++c) {
                 KIE_UNROLL for (int i = 0; i < kPairs; ++i) if (has(i)) load_words(
                     base + (long)(first + c) * base_stride + 64 * i + mine, a[c][i], b[c][i]);
             }
             KIE_UNROLL for (int c = 0; c < kAtOnce; ++c) {
-                KIE_UNROLL for (int i = 0; i < kPairs; ++i) if (has(i)) ok &=
-                    epoch_of(a[c][i]) == epoch && epoch_of(b[c][i]) == epoch;
+                KIE_UNROLL for (int i = 0; i < kPairs; ++i) if (has(i)) late |=
+                    (epoch_of(a[c][i]) ^ epoch) | (epoch_of(b[c][i]) ^ epoch);
             }
-            if (ok || kNoWaits || !patient(w, where, epoch, epoch_of(a[0][0]))) break;
+            if (late == 0 || kNoWaits || !patient(w, where, epoch, epoch ^ late)) break;
         }
         KIE_UNROLL for (int c = 0; c < kAtOnce; ++c) {
             KIE_UNROLL for (int i = 0; i < kPairs; ++i) {

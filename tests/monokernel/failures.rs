@@ -214,8 +214,8 @@ const MUTANTS: &[(&str, &str, &str)] = &[
     ),
     (
         "words of the step before will do",
-        "epoch_of(a[c][i]) == epoch && epoch_of(b[c][i]) == epoch;",
-        "epoch_of(a[c][i]) != 0 && epoch_of(b[c][i]) != 0;",
+        "(epoch_of(a[c][i]) ^ epoch) | (epoch_of(b[c][i]) ^ epoch);",
+        "(epoch_of(a[c][i]) == 0) | (epoch_of(b[c][i]) == 0);",
     ),
     ("epochs start anew with each launch", "b.epoch = args.epoch + step;", "b.epoch = 1 + step;"),
     (
