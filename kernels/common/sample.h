@@ -182,6 +182,7 @@ KIE_DEVICE u32 each_offer(Watch& watch, const DecodeArgs& args, const Block& b, 
     KIE_NO_UNROLL for (int first = 0; first < kEach; first += kAtOnce) {
         const auto at = [&](int i) { return kTeam * (first + i) + (int)lane(); };
         u64 x[kAtOnce], y[kAtOnce];
+        KIE_UNROLL for (int i = 0; i < kAtOnce; ++i) x[i] = y[i] = 0;
         sync_warp();
         watch.polls = 0;
         for (;;) {

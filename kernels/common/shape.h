@@ -144,14 +144,20 @@ constexpr int kStopsMax = 64, kRing = 8192;
 // fill the next vector while another still reads the last one.
 KIE_CONST_FN int max_i(int a, int b) { return a > b ? a : b; }
 KIE_CONST_FN int min_i(int a, int b) { return a < b ? a : b; }
-constexpr int kStrideA = max_i(kHidden, kHeadWidth) + (kColumns > 1 ? 8 : 0);  // halves
-constexpr int kStrideB = max_i(kAttn, kFfn) + (kColumns > 1 ? 8 : 0);
+// Where every warp has a range of columns of its own, several columns' vectors need no room: the
+// operands are taken from the words (columns.h).
+constexpr bool kDirectO = kColumns > 1 && SplitO::row_warps == 1,
+               kDirectDown = kColumns > 1 && SplitDown::row_warps == 1;
+// Neighbouring columns stand 16 banks apart.
+constexpr int kPad = kColumns > 1 ? 32 : 0;
+constexpr int kStrideA = max_i(kHidden, kHeadWidth) + kPad;  // halves
+constexpr int kStrideB = max_i(kDirectO ? 0 : kAttn, kDirectDown ? 0 : kFfn) + kPad;
 constexpr int kPartA = max_i(max_i(SplitQkv::part_floats, SplitGu::part_floats),
                              max_i(SplitHead::part_floats, SplitTail::part_floats));
 constexpr int kPartB = max_i(SplitO::part_floats, SplitDown::part_floats);
 constexpr int kScores = 2 * kGroup * kPage;
 // Other lanes' words of the owned rows, where threads bring them for each other (decode.h).
-constexpr bool kBrought = kLanesAll > 1 && !(SplitO::k_warps == 1 && kColumns == 1);
+constexpr bool kBrought = kLanesAll > 1 && SplitO::k_warps > 1;
 constexpr int kOtherWords = kBrought ? SplitO::row_pairs * kColumns * kLanesAll : 0;
 constexpr int kNormSets = kHeadMode == kHeadMean || kHeadMode == kHeadConcat ? kLanesAll : 1;
 // Page tables stand in shared memory where they are small.
