@@ -4,13 +4,16 @@
 
 Needs an importable `kie` and a GPU; exits 1 if a fixture is off, 2 where there is no GPU. Speed is
 measured on random weights (kie.bench.random_weights); a row is the median of five requests of 256
-tokens.
+tokens, one after another, or of five times eight at once (x8), while all eight decode.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
+import random
 import statistics
 import struct
 import sys
@@ -22,6 +25,7 @@ from typing import Any
 import kie
 import numpy as np
 from kie.bench import latency, random_weights
+from kie.bench.measure import fresh, pool
 
 ROOT = Path(__file__).resolve().parents[2]
 GATE = {"decode": 2e-3, "prefill": 1.5e-2}
@@ -35,6 +39,9 @@ TARGET_US = {
     "llama-3.2-1b": 610,
     "llama-3.1-8b": 3650,
 }
+BATCH = 8
+BATCH_TARGET = 1.15
+"""A step of BATCH requests over a step of one, both at context 128."""
 
 
 def tensors(path: Path) -> tuple[dict[str, np.ndarray], set[str]]:
@@ -93,6 +100,32 @@ def weights_bytes(folder: Path) -> int:
     return total
 
 
+def batch(engine: kie.Engine, tokens: int, runs: int) -> list[float]:
+    """Gaps between tokens of BATCH greedy requests, while all of them run, in microseconds."""
+    ids, source = pool(engine), random.Random(BATCH)
+    gaps: list[float] = []
+    for turn in range(1 + runs):
+        with contextlib.ExitStack() as stack:
+            streams = [
+                stack.enter_context(
+                    engine.stream(
+                        fresh(ids, tokens, source),
+                        temperature=0,
+                        max_tokens=256,
+                        ignore_eos=True,
+                    )
+                )
+                for _ in range(BATCH)
+            ]
+            moments = [[token.t_ns for token in stream] for stream in streams]
+        begin, end = max(m[0] for m in moments), min(m[-1] for m in moments)
+        if turn > 0:
+            for m in moments:
+                inside = [at for at in m if begin <= at <= end]
+                gaps += [(b - a) / 1e3 for a, b in itertools.pairwise(inside)]
+    return sorted(gaps)
+
+
 def measure(shape: str, device: str, prompts: list[int], runs: int) -> list[dict[str, Any]]:
     """Rows of one shape: decode at each context, time to first token."""
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -126,6 +159,20 @@ def measure(shape: str, device: str, prompts: list[int], runs: int) -> list[dict
                 }
                 rows.append(row)
                 print(json.dumps(row), flush=True)
+            gaps = batch(engine, 128, runs)
+            row = {
+                "shape": f"{shape} x{BATCH}",
+                "context": 128,
+                "floor_us": round(floor, 1),
+                "target_us": round(BATCH_TARGET * TARGET_US[shape]),
+                "itl_us": statistics.median(gaps),
+                "p99_us": gaps[len(gaps) * 99 // 100],
+                "max_us": gaps[-1],
+                "ttft_ms": 0.0,
+                "open_s": round(opened, 2),
+            }
+            rows.append(row)
+            print(json.dumps(row), flush=True)
     return rows
 
 
@@ -158,10 +205,10 @@ def main() -> int:
     print(f"\n{'fixture':40} decode   prefill  greedy")
     for c in checked:
         print(f"{c['fixture']:40} {c['decode']:.2e} {c['prefill']:.2e} {c['greedy']}")
-    print(f"\n{'shape':20} context  floor us  target us   itl us   p99 us  ttft ms")
+    print(f"\n{'shape':22} context  floor us  target us   itl us   p99 us  ttft ms")
     for r in rows:
         print(
-            f"{r['shape']:20} {r['context']:7} {r['floor_us']:9.1f} {r['target_us'] or '':>10}"
+            f"{r['shape']:22} {r['context']:7} {r['floor_us']:9.1f} {r['target_us'] or '':>10}"
             f" {r['itl_us']:8.1f} {r['p99_us']:8.1f} {r['ttft_ms']:8.2f}"
         )
     return 0 if all(c["good"] for c in checked) else 1

@@ -66,6 +66,12 @@ KIE_DEVICE float set_scale(const Block& b, int set, int column) {
     return rsqrt_f(sum * (1.0f / kHiddenReal) + kEps);
 }
 KIE_DEVICE float rms_scale(const Block& b, int column) { return set_scale(b, 0, column); }
+// Before the place of vectors is filled again, after the product `S` with what stands there: where
+// parts were added up all had met by then.
+template <class S>
+KIE_DEVICE void vector_free() {
+    if (kOneVector && S::k_warps == 1) sync_consumers<kThreads>();
+}
 template <class S>
 KIE_DEVICE void vector_ready() {
     if (S::row_warps > 1)
@@ -460,6 +466,7 @@ KIE_DEVICE void gather_attention(Watch& watch, const DecodeArgs& args, Block& b,
     if constexpr (kColumns > 1) {
         merge_columns(watch, args, b, layer);
         stamp(b, 4);
+        vector_free<SplitQkv>();
         if constexpr (!kDirectO)
             gather_narrow<kShare>(watch, to + warp * kShare, kWordsA, b.epoch, layer << 4 | 4,
                                   live_of(b), x, kStrideB / 2);
@@ -499,6 +506,7 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
     {
         Lot<SplitQkv> lot;
         take_lot<SplitQkv>(ring, lot, false);
+        vector_free<SplitDown>();
         Squares squares =
             gather_normed(watch, args, b, hidden_slot(args, 1, layer - 1, b.lane_index), layer == 0,
                           2 * layer, layer << 4);
@@ -524,6 +532,7 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
     {
         Lot<SplitGu> lot;
         take_lot<SplitGu>(ring, lot, false);
+        vector_free<SplitO>();
         Squares squares = gather_normed(watch, args, b, hidden_slot(args, 0, layer, b.lane_index),
                                         false, 2 * layer + 1, layer << 4 | 5);
         stamp(b, 7);
@@ -534,6 +543,7 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
     Far<SplitDown> far = early_far<SplitDown>(watch, args, b, 1, layer);
     const u64* act = args.words + kAtAct + unit * kVecF;
     if constexpr (!kDirectDown) {
+        vector_free<SplitGu>();
         constexpr int kShare = kFfn / 2 / kWarps;
         const int first = (int)(thread() / kTeam) * kShare;
         Squares none;
@@ -553,6 +563,7 @@ KIE_DEVICE void decode_head(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
         Lot<SplitHead> lot;
         take_lot<SplitHead>(ring, lot, false);
         if constexpr (kHeadMode == kHeadPerLane) {
+            vector_free<SplitDown>();
             Squares squares =
                 gather_normed(watch, args, b, hidden_slot(args, 1, kLayers - 1, b.lane_index),
                               false, 2 * kLayers, 0xffe);

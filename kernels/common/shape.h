@@ -141,7 +141,8 @@ constexpr long kWords = kAtFinal + (long)kBlocksAll * kColumns * 4;
 constexpr int kStopsMax = 64, kRing = 8192;
 
 // Shared memory, in bytes. `A` serves qkv, gate/up and head, `B` the other two, so that a warp may
-// fill the next vector while another still reads the last one.
+// fill the next vector while another still reads the last one. With several columns the ring needs
+// the room more: both are one place, and who fills it waits for the readers (vector_free).
 KIE_CONST_FN int max_i(int a, int b) { return a > b ? a : b; }
 KIE_CONST_FN int min_i(int a, int b) { return a < b ? a : b; }
 // Where every warp has a range of columns of its own, several columns' vectors need no room: the
@@ -163,8 +164,9 @@ constexpr int kNormSets = kHeadMode == kHeadMean || kHeadMode == kHeadConcat ? k
 // Page tables stand in shared memory where they are small.
 constexpr int kTableWords = kColumns * kPools * kPagesMax;
 constexpr bool kTableShared = kTableWords <= 4096;
-constexpr int kShXa = 0, kShXb = kShXa + kStrideA * kColumns * 2,
-              kShPartA = kShXb + kStrideB * kColumns * 2;
+constexpr bool kOneVector = kColumns > 1 && !(kDirectO && kDirectDown);
+constexpr int kShXa = 0, kShXb = kShXa + (kOneVector ? 0 : kStrideA * kColumns * 2),
+              kShPartA = kShXb + max_i(kOneVector ? kStrideA : 0, kStrideB) * kColumns * 2;
 constexpr int kShPartB = kShPartA + kPartA * 4, kShNorm = kShPartB + kPartB * 4;
 constexpr int kShScores = kShNorm + kWarps * kColumns * kNormSets * 4;
 constexpr int kShQkv = (kShScores + kScores * 4 + 15) / 16 * 16;

@@ -267,7 +267,9 @@ impl Cut {
         };
         let (wide, narrow) = (width.max(self.hidden), kept(1, attn).max(kept(3, self.ffn)));
         let pad = if columns > 1 { 32 } else { 0 };
-        let vectors = 2 * (wide + narrow + 2 * pad) * columns;
+        // One place for both, one after the other, unless only the wide one needs a place.
+        let room = if columns == 1 { wide + narrow } else { wide.max(narrow) + 2 * pad };
+        let vectors = 2 * room * columns;
         let parts = |s: &Split| if s.k_warps > 1 { 4 * s.k_warps * s.rows * columns } else { 0 };
         let of = |n: usize| parts(&self.layer[n].1);
         let tail = self.tail.as_ref().map_or(0, parts);
