@@ -12,6 +12,8 @@ mod support;
 mod failures;
 #[path = "monokernel/prompts.rs"]
 mod prompts;
+#[path = "monokernel/rank_failures.rs"]
+mod rank_failures;
 #[path = "monokernel/ranks.rs"]
 mod ranks;
 #[path = "monokernel/requests.rs"]

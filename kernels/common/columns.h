@@ -156,52 +156,50 @@ KIE_DEVICE Sums<S> multiply_words(Ring& ring, Watch& watch, Lot<S>& lot, const u
     return s;
 }
 
-// The other lanes' sum for each result of a thread, for whoever owns them alone.
+// Other lanes' words of the results that a thread owns alone: asked for before the product, looked
+// at behind it. Who has no such result takes another's.
 template <class S>
 struct Far {
-    float v[S::items][2];
+    u64 v[S::items][kLanesAll];
 };
-// `alike`: this lane's own part, a word like the others', counts, too.
 template <class S>
-KIE_DEVICE void add_far(Watch& watch, const u64* from, long lane_stride, const Block& b, int layer,
-                        bool alike, Far<S>& far) {
-    constexpr int kOnce = S::items < 2 ? S::items : 2;
-    static_assert(S::items % kOnce == 0, "results in groups");
-    KIE_UNROLL for (int first = 0; first < S::items; first += kOnce) {
-        u64 v[kOnce][kLanesAll];
-        const u64* p[kOnce];
-        each_item<S>([&](int item, int pair, int column, bool live) {
-            if (item < first || item >= first + kOnce) return;
-            // Who has no such result takes another's.
-            const bool mine = live && column < live_of(b);
-            p[item - first] =
-                from + (mine ? (long)column * kWordsH + pair : 0) + b.seat * (kRowsO / 2);
-        });
-        watch.polls = 0;
-        for (;;) {
-            u32 off = 0, seen = b.epoch;
-            KIE_UNROLL for (int i = 0; i < kOnce; ++i) {
-                KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) v[i][l] =
-                    load_word(p[i] + l * lane_stride);
-            }
-            KIE_UNROLL for (int i = 0; i < kOnce; ++i) {
-                KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) off |= epoch_of(v[i][l]) ^ b.epoch;
-            }
-            seen ^= off;
-            if (off == 0 || kNoWaits || !patient(watch, layer << 4 | 3, b.epoch, seen)) break;
+KIE_DEVICE void load_far(const DecodeArgs& args, const Block& b, const u64* from, Far<S>& far) {
+    each_item<S>([&](int item, int pair, int column, bool live) {
+        const long at = live && column < live_of(b) ? (long)column * kWordsH + pair : 0;
+        KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) far.v[item][l] =
+            load_word(from + l * kVecH + b.seat * (kRowsO / 2) + at);
+    });
+}
+template <class S>
+KIE_DEVICE void take_far(Watch& watch, const DecodeArgs& args, const Block& b, const u64* from,
+                         u32 where, Far<S>& far) {
+    watch.polls = 0;
+    for (;;) {
+        bool ok = true;
+        u32 seen = b.epoch;
+        int late = 0;
+        KIE_UNROLL for (int i = 0; i < S::items; ++i) {
+            KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) if (epoch_of(far.v[i][l]) != b.epoch)
+                ok = false, seen = epoch_of(far.v[i][l]), late = l;
         }
-        KIE_UNROLL for (int i = 0; i < kOnce; ++i) {
-            float sum[4][2];
-            KIE_UNROLL for (int t = 0; t < 4; ++t) {
-                sum[t][0] = sum[t][1] = 0;
-                KIE_UNROLL for (int l = t; l < kLanesAll; l += 4) {
-                    float x0, x1;
-                    unpack_half2((u32)v[i][l], x0, x1);
-                    if (l != b.lane_all || alike) sum[t][0] += x0, sum[t][1] += x1;
-                }
-            }
-            KIE_UNROLL for (int j = 0; j < 2; ++j) far.v[first + i][j] =
-                (sum[0][j] + sum[1][j]) + (sum[2][j] + sum[3][j]);
+        if (ok || kNoWaits || !patient(watch, of_rank(late) | where, b.epoch, seen)) break;
+        load_far<S>(args, b, from, far);
+    }
+}
+// Their sum in the order of the one-column kernel's four lanes. `alike`: this lane's own part, a
+// word like the others', counts, too.
+template <class S>
+KIE_DEVICE void add_far(const Far<S>& far, const Block& b, int item, bool alike, float& a0,
+                        float& a1) {
+    float sum[4][2];
+    KIE_UNROLL for (int t = 0; t < 4; ++t) {
+        sum[t][0] = sum[t][1] = 0;
+        KIE_UNROLL for (int l = t; l < kLanesAll; l += 4) {
+            float x0, x1;
+            unpack_half2((u32)far.v[item][l], x0, x1);
+            if (l != b.lane_all || alike) sum[t][0] += x0, sum[t][1] += x1;
         }
     }
+    a0 = (sum[0][0] + sum[1][0]) + (sum[2][0] + sum[3][0]);
+    a1 = (sum[0][1] + sum[1][1]) + (sum[2][1] + sum[3][1]);
 }

@@ -65,6 +65,8 @@ pub struct Info {
     pub model: String,
     /// Name of the device.
     pub device: String,
+    /// Why `device="auto"` is the CPU, where it is: what the first GPU's opening said.
+    pub passed_over: Option<String>,
     /// What a person would call the device.
     pub device_model: String,
     /// Its instruction set.
@@ -202,9 +204,9 @@ impl Builder {
         let spec = Spec::read(path)?;
         let tokenizer = Tokenizer::from_dir(path, spec.vocab)?;
         let checkpoint = Checkpoint::open(path, &spec)?;
-        let device = self.open()?;
+        let (device, passed_over) = self.choose(&spec, &checkpoint)?;
         let plan = plan::prepare(&spec, &checkpoint, &*device, config, &*self.progress)?;
-        let info = describe(path, &spec, config, &plan);
+        let info = Info { passed_over, ..describe(path, &spec, config, &plan) };
         let mut generation = Generation::read(path)?;
         if generation.eos.is_empty() {
             generation.eos.clone_from(&spec.eos);
@@ -233,14 +235,38 @@ impl Builder {
     pub fn compile(self) -> Result<String> {
         let spec = Spec::read(&self.path)?;
         let checkpoint = Checkpoint::open(&self.path, &spec)?;
-        let device = self.open()?;
+        let (device, _) = self.choose(&spec, &checkpoint)?;
         let plan = plan::outline(&spec, &checkpoint, &*device, &self.config)?;
         device.compile(&plan.program)?;
         Ok(plan.to_string())
     }
 
-    /// The device that the options name.
-    fn open(&self) -> Result<Arc<dyn Device>> {
+    /// The device that the options name, and why it is not a GPU where that was open. "auto" is
+    /// the first NVIDIA GPU that takes the model; asking for threads means the CPU's. AMD's are
+    /// named or not used: nothing has run on one.
+    fn choose(
+        &self,
+        spec: &Spec,
+        checkpoint: &Checkpoint,
+    ) -> Result<(Arc<dyn Device>, Option<String>)> {
+        let config = &self.config;
+        if config.device != "auto" || self.runner.is_some() {
+            return Ok((self.open(&config.device)?, None));
+        }
+        if config.threads.is_some() || self.level.is_some() {
+            return Ok((self.open("cpu")?, None));
+        }
+        let gpu = self.open("cuda:0").and_then(|device| {
+            plan::outline(spec, checkpoint, &*device, config)?;
+            Ok(device)
+        });
+        match gpu {
+            Ok(device) => Ok((device, None)),
+            Err(why) => Ok((self.open("cpu")?, Some(why.to_string()))),
+        }
+    }
+
+    fn open(&self, name: &str) -> Result<Arc<dyn Device>> {
         let config = &self.config;
         if config.threads.is_some_and(|n| !(1..=1024).contains(&n)) {
             let detail = format!("threads must be 1 to 1024, got {:?}", config.threads);
@@ -255,7 +281,6 @@ impl Builder {
         if let Some(runner) = &self.runner {
             return Ok(Arc::clone(runner));
         }
-        let name = if config.device == "auto" { "cpu" } else { &config.device };
         let options = device::Options {
             threads: config.threads,
             level: self.level,
@@ -277,6 +302,7 @@ fn describe(path: &Path, spec: &Spec, config: &EngineConfig, plan: &plan::Plan) 
     Info {
         model: name.unwrap_or_default(),
         device: device.name.clone(),
+        passed_over: None,
         device_model: device.model.clone(),
         device_arch: device.arch.clone(),
         threads: device.blocks as usize,

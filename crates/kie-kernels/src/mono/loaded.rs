@@ -11,7 +11,8 @@ use super::pack::Weights;
 use super::prefill::{Plan, Prefill};
 use super::runner::prompt_counts;
 use super::source;
-use super::wire::{self, Args, Layer, Wire, RECORD_BYTES, RING, STOPS};
+use super::wire::{self, Args, Layer, Lost, Wire};
+use super::wire::{RECORDS_BLOCK, RECORD_BYTES, RING, STOPS};
 use crate::abi::{Dims, HeadMode, GROUPS, PAGE};
 use crate::cpu::numbers::row_to_f32;
 use crate::device::Buffer;
@@ -21,6 +22,9 @@ use crate::validate::ValidProgram;
 
 /// Rows of the embedding table packed at a time.
 const EMBED_ROWS: u32 = 4096;
+
+/// A line of its own behind the exchange.
+const POISON_BYTES: usize = 128;
 
 /// Everything a launch refers to.
 pub struct Loaded {
@@ -54,10 +58,8 @@ pub struct Room {
     pub out: Shared,
     /// Host memory for orders.
     pub control: Shared,
-    /// Not 0 once somebody gave up.
-    pub poison: Memory,
-    /// Who did.
-    pub records: Memory,
+    /// Who gave up.
+    records: Memory,
     /// Tokens of a prompt's launch.
     pub prompt: Memory,
     pages: Memory,
@@ -81,14 +83,13 @@ impl Room {
         let room = Self {
             out: m.alloc_shared(slots * RING * 24)?,
             control: m.alloc_shared(wire::CONTROL_BYTES)?,
-            poison: m.alloc(8)?,
-            records: m.alloc(writers as usize * RECORD_BYTES)?,
+            records: m.alloc(writers as usize * RECORDS_BLOCK * RECORD_BYTES)?,
             prompt: m.alloc(dims.max_positions as usize * 4)?,
             pages: m.alloc(slots * GROUPS * cut.pages_max as usize * 4)?,
             stop_ids: m.alloc(slots * STOPS * 4)?,
             logit_bias: m.alloc(slots * vocab * 4)?,
             counts: m.alloc(slots * vocab * 4)?,
-            words: m.alloc((cut.words(model, cut.columns) * 8) as usize)?,
+            words: m.alloc((cut.words(model, cut.columns) * 8) as usize + POISON_BYTES)?,
             values: m.alloc(cut.columns as usize * 2 * vocab * 4)?,
             pools: [pool(0)?, pool(1)?],
         };
@@ -96,6 +97,12 @@ impl Room {
         let watched = m.platform() != Platform::Sim;
         room.control.word32(8).store(u32::from(watched), Release);
         Ok(room)
+    }
+
+    /// Offset in `words` of the word that is not 0 once somebody gave up. Behind the exchange, so
+    /// that a rank finds another's as it finds its words.
+    fn poison_at(&self) -> usize {
+        self.words.bytes - POISON_BYTES
     }
 
     /// Where it all is.
@@ -108,7 +115,7 @@ impl Room {
             counts: self.counts.address,
             values: self.values.address,
             words: self.words.address,
-            poison: self.poison.address,
+            poison: self.words.address + self.poison_at() as u64,
             records: self.records.address,
             out: self.out.address,
             control: self.control.address,
@@ -287,6 +294,21 @@ impl Loaded {
             }
         }
         Ok(())
+    }
+
+    /// Whether somebody gave up waiting, and who says so of this machine's blocks.
+    ///
+    /// # Errors
+    /// What the machine says.
+    pub fn lost(&self) -> Result<Option<Vec<Lost>>> {
+        let mut poison = [0; 8];
+        self.machine.read(&self.room.words, self.room.poison_at(), &mut poison)?;
+        if poison == [0; 8] {
+            return Ok(None);
+        }
+        let mut records = vec![0; self.room.records.bytes];
+        self.machine.read(&self.room.records, 0, &mut records)?;
+        Ok(Some(Lost::read(&records)))
     }
 
     /// Zeroes the exchange, so that epochs may start anew.

