@@ -463,7 +463,7 @@ KIE_DEVICE void gather_attention(Watch& watch, const DecodeArgs& args, Block& b,
     if constexpr (kColumns > 1) {
         merge_columns(watch, args, b, layer);
         stamp(b, 4);
-        vector_free<SplitQkv>();
+        if (kOneVector) sync_consumers<kThreads>();  // attention's vectors may stand there, too
         if constexpr (!kDirectO)
             gather_narrow<kShare>(watch, to + warp * kShare, kWordsA, b.epoch, layer << 4 | 4,
                                   live_of(b), x, kStrideB / 2);
