@@ -177,10 +177,10 @@ struct Owned {
 };
 // Words of other lanes that a thread looks after. Where four lanes of a team hold the same result
 // (kQuad), each adds some of the lanes. Where every thread owns results (kAlone), see add_far.
-// Otherwise the words are dealt out to all threads, who leave them in shared memory for the owner of
-// the row.
+// Otherwise the words are dealt out to all threads, who leave them in shared memory for the owner
+// of the row.
 constexpr bool kQuad = SplitO::k_warps == 1 && kColumns == 1;
-constexpr bool kAlone = SplitO::k_warps == 1 && kColumns > 1;
+constexpr bool kAlone = SplitO::k_warps == 1 && kColumns > 1, kFar = kAlone && kLanesAll > 1;
 constexpr int kOthers =
     kQuad ? SplitO::items * ((kLanesAll + 3) / 4) : (kOtherWords + kThreads - 1) / kThreads;
 struct Others {
@@ -254,21 +254,25 @@ KIE_DEVICE void add_others(const Block& b, const Others& o, int item, int pair, 
         a0 += shuffle_xor(a0, 2), a1 += shuffle_xor(a1, 2);
     }
 }
+// The sum of other lanes' earlier outputs, where each thread owns its results alone: before there
+// is something else to do, since they have long been there.
+template <class S>
+KIE_DEVICE Far<S> early_far(Watch& watch, const DecodeArgs& args, const Block& b, int kind,
+                            int layer) {
+    Far<S> far;
+    KIE_UNROLL for (int i = 0; i < S::items; ++i) far.v[i][0] = far.v[i][1] = 0;
+    const int delay = layer_of(b, layer).delay[kind];
+    if (kFar && delay > 0) add_far<S>(watch, args, b, kind, layer, delay, false, far);
+    return far;
+}
 // `product` is the block's own part of the output.
 template <class S, class Product>
 KIE_DEVICE void step_residual(Watch& watch, const DecodeArgs& args, Block& b, int kind, int layer,
-                              Owned& own, int phase, Product product) {
+                              Owned& own, int phase, Far<S>& far, Product product) {
     Others others;
     KIE_UNROLL for (int i = 0; i < kOthers; ++i) others.v[i] = 0;
     const Layer& l = layer_of(b, layer);
     const int delay = l.delay[kind];
-    const u64* words = other_slot(args, kind, layer - delay, 0);
-    Far<S> far;
-    KIE_UNROLL for (int i = 0; i < S::items; ++i) {
-        KIE_UNROLL for (int f = 0; f < kLanesAll; ++f) far.v[i][f] = 0;
-    }
-    constexpr bool kFar = kAlone && kLanesAll > 1;
-    if (kFar && delay > 0) load_far<S>(args, b, words, far);
     if (!kAlone) early_others<S>(args, b, kind, layer, delay, others);
     Sums<S> s = product();
     stamp(b, phase);
@@ -289,15 +293,12 @@ KIE_DEVICE void step_residual(Watch& watch, const DecodeArgs& args, Block& b, in
                   if (shares && live && lead && column < live_of(b))
                       publish_all(args, share + (long)column * kWordsH + pair, mine[item], b.epoch);
               });
-    if (kFar && delay == 0) load_far<S>(args, b, words, far);
-    if (kFar && delay >= 0)
-        take_far<S>(watch, args, b, words, layer << 4 | (kind ? 7 : 3), far);
+    if (kFar && delay == 0) add_far<S>(watch, args, b, kind, layer, 0, alike, far);
     if (!kAlone && delay == 0) take_others<S>(watch, args, b, kind, layer, delay, others);
     if (kLanesAll > 1 && !kQuad && !kAlone && (delay == 0 || S::k_warps == 1))
         sync_consumers<kThreads>();
     each_owned<S>([&](int item, int pair, int column, bool live, bool lead) {
-        float a0 = 0, a1 = 0;
-        if (kFar && delay >= 0) add_far<S>(far, b, item, alike, a0, a1);
+        float a0 = far.v[item][0], a1 = far.v[item][1];
         if (!kAlone && kLanesAll > 1 && delay >= 0)
             add_others<S>(b, others, item, pair, column, live, alike, mine[item], a0, a1);
         const bool whole = kLanesAll > 1 && alike;
@@ -319,16 +320,16 @@ KIE_DEVICE void step_gate_up(Ring& ring, const DecodeArgs& args, Block& b, int l
                              Lot<SplitGu>& lot, Squares& squares) {
     Sums<SplitGu> s = multiply_normed<SplitGu>(ring, lot, b, squares);
     stamp(b, 8);
-    u64* to = args.words + kAtAct + ((long)layer * kLanes + b.lane_index) * kVecF +
-              b.seat * (kRowsGu / 4);
+    u64* to = args.words + kAtAct + ((long)layer * kLanes + b.lane_index) * kVecF;
     finish<SplitGu>(
         s, (float*)(b.shared + kShPartA),
         [&](int, int pair, int column, float v0, float v1, bool live, bool lead) {
             const float scale = rms_scale(b, live ? column : 0), gate = v0 * scale, up = v1 * scale;
             const float y = gate * up * reciprocal_f(1.0f + exp2_f(-1.44269504f * gate));
             const float next = shuffle_xor(y, neighbour<SplitGu>());
+            const int n = b.seat * (kRowsGu / 4) + pair / 2, at = kDirectDown ? direct_word(n) : n;
             if (live && lead && pair % 2 == 0 && column < live_of(b))
-                publish(to + (long)column * kWordsF + pair / 2, pack_half2(y, next), b.epoch);
+                publish(to + (long)column * kWordsF + at, pack_half2(y, next), b.epoch);
         });
     stamp(b, 9);
 }
@@ -515,16 +516,17 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
             unpack_half2(bits(own.v[i][0]), own.v[i][0], own.v[i][1]);
     const long unit = (long)layer * kLanes + b.lane_index;
     {
+        Far<SplitO> far = early_far<SplitO>(watch, args, b, 0, layer);
         const bool attended = attend_columns(watch, args, b, layer, held);
         Lot<SplitO> lot;
         take_lot<SplitO>(ring, lot, false);
         gather_attention(watch, args, b, layer, attended);
-        step_residual<SplitO>(watch, args, b, 0, layer, own, 5, [&]() {
-            return multiply_output<SplitO, kDirectO>(ring, watch, lot, b,
-                                                     args.words + kAtAttn + unit * kVecA, kWordsA,
-                                                     layer << 4 | 4);
+        step_residual<SplitO>(watch, args, b, 0, layer, own, 5, far, [&]() {
+            return multiply_output<SplitO, kDirectO>(
+                ring, watch, lot, b, args.words + kAtAttn + unit * kVecA, kWordsA, layer << 4 | 4);
         });
     }
+    Far<SplitDown> far = early_far<SplitDown>(watch, args, b, 1, layer);
     {
         Lot<SplitGu> lot;
         take_lot<SplitGu>(ring, lot, false);
@@ -546,7 +548,7 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
                               nullptr, (u32*)(b.shared + kShXb) + first, kStrideB / 2, none.v);
     }
     stamp(b, 10);
-    step_residual<SplitDown>(watch, args, b, 1, layer, own, 11, [&]() {
+    step_residual<SplitDown>(watch, args, b, 1, layer, own, 11, far, [&]() {
         return multiply_output<SplitDown, kDirectDown>(ring, watch, lot, b, act, kWordsF,
                                                        layer << 4 | 6);
     });

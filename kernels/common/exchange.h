@@ -85,14 +85,17 @@ KIE_DEVICE void await_one(Watch& w, const u64* p, u32 epoch, u32 where, u32 rest
 // shared memory (`x`; columns `x_stride` words apart), multiplied by a norm's weights on the way.
 // Adds this lane's part of each column's sum of squares to `squares`. Several columns are in flight
 // at once.
-constexpr int kFlight = KIE_FLIGHT;  // loads of a lane
+constexpr int kFlight = 8;  // loads of a lane
 template <int kCount, bool kNorm>
 KIE_DEVICE void gather(Watch& w, const u64* base, int base_stride, u32 epoch, u32 where, int live,
                        const u32* norm, u32* x, int x_stride, float (&squares)[kColumns]) {
     static_assert(kCount % 2 == 0, "pairs of words");
     constexpr int kPairs = (kCount + 63) / 64, kMost = max_i(kFlight / kPairs, 1);
-    constexpr int kAtOnce =
-        kColumns < kMost ? kColumns : kMost >= 8 ? 8 : kMost >= 4 ? 4 : kMost >= 2 ? 2 : 1;
+    constexpr int kAtOnce = kColumns < kMost ? kColumns
+                            : kMost >= 8     ? 8
+                            : kMost >= 4     ? 4
+                            : kMost >= 2     ? 2
+                                             : 1;
     static_assert(kColumns % kAtOnce == 0, "columns in groups");
     const int mine = 2 * (int)lane();
     const auto has = [&](int i) { return kCount % 64 == 0 || 64 * i + mine < kCount; };

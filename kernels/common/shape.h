@@ -150,6 +150,8 @@ KIE_CONST_FN int min_i(int a, int b) { return a < b ? a : b; }
 // operands are taken from the words (columns.h).
 constexpr bool kDirectO = kColumns > 1 && SplitO::row_warps == 1,
                kDirectDown = kColumns > 1 && SplitDown::row_warps == 1;
+// Where word `n` of such a vector stands: see columns.h.
+KIE_CONST_FN int direct_word(int n) { return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2; }
 // Neighbouring columns stand 16 banks apart.
 constexpr int kPad = kColumns > 1 ? 32 : 0;
 constexpr int kStrideA = max_i(kHidden, kHeadWidth) + kPad;  // halves

@@ -181,9 +181,9 @@ fn every_mutant_is_found_out() {
 
 #[test]
 fn a_lost_word_is_told_and_the_engine_closes() {
-    let from = "publish(to + (long)column * kWordsF + pair / 2, pack_half2(y, next), b.epoch);";
+    let from = "publish(to + (long)column * kWordsF + at, pack_half2(y, next), b.epoch);";
     let to = "if (!(layer == 1 && block() == 1 && b.step == 3)) \
-              publish(to + (long)column * kWordsF + pair / 2, pack_half2(y, next), b.epoch);";
+              publish(to + (long)column * kWordsF + at, pack_half2(y, next), b.epoch);";
     let engine = open("llama", "sim:seed=3,blocks=8", from, to);
     assert!(continue_greedily(&engine, &[5, 6, 7], 3).is_ok(), "no fourth step, no loss");
     let start = Instant::now();
