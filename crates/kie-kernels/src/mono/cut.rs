@@ -263,7 +263,11 @@ impl Cut {
     fn shared_bytes(&self, width: u32, attn: u32, columns: u32) -> u32 {
         // Where every warp has a range of its own, several columns' vectors stay where they are.
         let kept = |n: usize, k| {
-            if columns > 1 && self.layer[n].1.k_warps == self.warps { 0 } else { k }
+            if columns > 1 && self.layer[n].1.k_warps == self.warps {
+                0
+            } else {
+                k
+            }
         };
         let (wide, narrow) = (width.max(self.hidden), kept(1, attn).max(kept(3, self.ffn)));
         let pad = if columns > 1 { 32 } else { 0 };
