@@ -58,9 +58,9 @@ struct DecodeArgs {
     float* logits;            // [steps][kColumns][kVocabAll] out, or null
     u64* stamps;              // [steps + 1] device time at each step's start, ns, or null
     u64* trace;               // [kBlocks][16] clock ticks a phase, or null
-    u64* out;      // host memory: [rows][kRing][3] tokens as they are made; see control.h
-    u32* control;  // host memory: what the host asks for and the end; see control.h
-    long hops[8];  // words from this rank's exchange to each rank's, its own 0
+    u64* out;                 // host memory: [rows][kRing][3] tokens as they are made; see tell.h
+    u32* control;             // host memory: what the host asks for and the end; see control.h
+    long hops[8];             // words from this rank's exchange to each rank's, its own 0
     u64 budget_ns;
     u32 pool_layers[2];
     u32 segment_count, steps, epoch, in_flight_bytes;

@@ -463,6 +463,7 @@ KIE_DEVICE void gather_attention(Watch& watch, const DecodeArgs& args, Block& b,
     u64* to = args.words + kAtAttn + unit * kVecA;
     if constexpr (kColumns > 1) {
         merge_columns(watch, args, b, layer);
+        join_wave();  // as below
         stamp(b, 4);
         if (kOneVector) sync_consumers<kThreads>();  // attention's vectors may stand there, too
         if constexpr (!kDirectO)
@@ -480,6 +481,7 @@ KIE_DEVICE void gather_attention(Watch& watch, const DecodeArgs& args, Block& b,
         if (warp == 0)
             merge<kPart>(watch, args, layer, b.lane_index, 0, 0, span, b.epoch, b.seat * kPart,
                          nullptr, to, rest);
+        join_wave();  // some of these words are published above, by one team of a wave
         Squares none;
         gather<kShare, false>(watch, to + warp * kShare, kWordsA, b.epoch, layer << 4 | 4, 1,
                               nullptr, x, kStrideB / 2, none.v);
@@ -570,6 +572,7 @@ KIE_DEVICE void decode_head(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
         } else {
             sync_consumers<kThreads>();  // the squares of the layer before have been read
             gather_lanes(watch, args, b);
+            stamp(b, 13);
             Sums<SplitHead> s = multiply<SplitHead>(ring, lot, b.shared + kShXa, kStrideA);
             step_head<SplitHead>(args, b, s, 0, pick);
         }
@@ -642,7 +645,10 @@ KIE_DEVICE void run_steps(Ring& ring, Watch& watch, const DecodeArgs& args, Bloc
         decode_step(ring, watch, args, b);
         if (watch.lost) *stop = 1;
         take_tokens(args, b.shared, step + 1);
-        if (thread() == 0 && at_the_end(args, b)) *stop = 1;
+        if (thread() == 0) {
+            stop[4] = step + 1;
+            if (at_the_end(args, b)) *stop = 1;
+        }
         sync_consumers<kThreads>();  // the edge: see exchange.h
         if (*stop) break;
     }
@@ -657,12 +663,13 @@ static_assert(kThreads % kWarp == 0, "consumers share no warp with others");
 KIE_KERNEL(kie_decode, kThreads + 2 * kWarp, DecodeArgs args) {
     KIE_SHARED_BYTES(shared);
     Slot* slots = (Slot*)(shared + kShSlots);
-    volatile u32* misc = (volatile u32*)(shared + kShMisc);  // stop, order seen, agreed; block.h
+    // Stop, order seen, order agreed, lost (block.h), steps made.
+    volatile u32* misc = (volatile u32*)(shared + kShMisc);
     u64* trace = (u64*)(shared + kShTrace);
     if (thread() == 0) {
         for (int i = 0; i < kSlots; ++i) slot_init(slots + i, kWarps);
         slots_ready();
-        misc[0] = misc[3] = 0, misc[1] = misc[2] = kGoOn;
+        misc[0] = misc[3] = misc[4] = 0, misc[1] = misc[2] = kGoOn;
         for (int i = 0; i < 16; ++i) trace[i] = 0;
     }
     take_tables(args, shared);
@@ -672,7 +679,7 @@ KIE_KERNEL(kie_decode, kThreads + 2 * kWarp, DecodeArgs args) {
         if (thread() == kThreads)
             stream_weights(args, slots, shared + kShRing, (u32*)(shared + kShSizes), misc);
         else if (thread() == kThreads + kWarp && block_all(args) == 0)
-            watch_host(args, misc + 1, misc);
+            watch_host(args, misc + 1, misc), store_host(args.control + 3, misc[4]);
         return;
     }
     Ring ring = {slots, shared + kShRing, 0, 0};

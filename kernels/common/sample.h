@@ -261,7 +261,7 @@ KIE_DEVICE void settle(const DecodeArgs& args, const Block& b, int c, const Chos
     const Sequence& q = args.column[c];
     const u32* stops = (const u32*)(b.shared + kShStops) + c * kStopsMax;
     const u32 id = lost_of(b) ? kNotFinite : best.id;
-    bool hit = id >= (u32)kVocabAll || q.position + b.step + 1 >= q.last;
+    bool hit = (!kGarbage && id >= (u32)kVocabAll) || q.position + b.step + 1 >= q.last;
     for (u32 i = lane(); i < q.stop_count; i += kTeam) hit |= stops[i] == id;
     const bool end = ballot(hit) != 0;
     if (lane() != 0) return;

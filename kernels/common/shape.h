@@ -21,7 +21,8 @@ constexpr bool kHeadNorm = KIE_HEAD_NORM;   // q and k heads are normed before t
 constexpr bool kBias = KIE_BIAS;            // q, k, v have biases
 constexpr int kMerge = KIE_MERGE;           // 1: attention parts are merged by owners first
 constexpr int kPollMode = KIE_POLL;         // 0: poll the batch, 1: one word a warp first
-constexpr bool kNoWaits = KIE_NO_WAITS, kNoStream = KIE_NO_STREAM;  // measuring only
+// Measuring only: what is computed without waits or without weights is garbage.
+constexpr bool kNoWaits = KIE_NO_WAITS, kNoStream = KIE_NO_STREAM, kGarbage = kNoWaits || kNoStream;
 constexpr unsigned kRestGather = KIE_REST_GATHER,
                    kRestMerge = KIE_REST_MERGE;  // ns before the first look
 constexpr float kEps = KIE_EPS;

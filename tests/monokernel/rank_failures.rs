@@ -46,7 +46,7 @@ fn until_the_end(engine: &Engine, ids: &[u32], count: usize) -> (Vec<u32>, Strin
 /// A fault in the fourth step of a launch: no token but the three before it, as far as they were
 /// read in time, then an error with these parts.
 fn fails(name: &str, device: &str, mutant: (&'static str, &'static str), parts: &[&str]) {
-    let runner = edited(device, mutant, &Arc::default());
+    let runner = edited("kie_decode", device, mutant, &Arc::default());
     let engine = open_over(name, runner.clone());
     let golden = &goldens(&fixture(name), "")[0];
     let start = Instant::now();
@@ -125,7 +125,7 @@ fn a_late_rank_is_waited_for_within_the_budget() {
         if !in_time {
             return fails(name, &device, (STEP, TOO_LATE), &["rank 0: ", "in step 3", "of rank 1"]);
         }
-        let engine = open_over(name, edited(&device, (STEP, LATE), &Arc::default()));
+        let engine = open_over(name, edited("kie_decode", &device, (STEP, LATE), &Arc::default()));
         let golden = &goldens(&fixture(name), "")[0];
         let tokens = continue_greedily(&engine, &golden.ids, 6).unwrap();
         assert_eq!(tokens, golden.generated[..6], "{name} {device}");
@@ -136,7 +136,7 @@ fn a_late_rank_is_waited_for_within_the_budget() {
 fn a_launch_that_one_rank_refuses_closes_the_engine() {
     let broken = Arc::new(AtomicBool::new(false));
     let same = (STEP, "        b.live = live_at(args, step); \n");
-    let runner = edited("sim:ranks=2,blocks=4,seed=6", same, &broken);
+    let runner = edited("kie_decode", "sim:ranks=2,blocks=4,seed=6", same, &broken);
     let engine = open_over("llama", runner.clone());
     let golden = &goldens(&fixture("llama"), "")[0];
     let ask = |engine: &Engine| continue_greedily(engine, &golden.ids, 2);
@@ -148,4 +148,19 @@ fn a_launch_that_one_rank_refuses_closes_the_engine() {
     broken.store(false, Relaxed);
     assert!(ask(&engine).unwrap_err().to_string().contains("broken on purpose"));
     assert_eq!(ask(&open_over("llama", runner)).unwrap(), golden.generated[..2]);
+}
+
+#[test]
+fn a_stray_access_is_a_fault_that_names_both_ranks() {
+    const HOP: &str = "store_word_system(p + args.hops[rank], word(payload, epoch));";
+    const PLAIN: &str = "store_word(p + args.hops[rank], word(payload, epoch));";
+    const OWN: &str = "            o.v[i] = load_word(p);";
+    const OTHERS: &str = "            o.v[i] = load_word(p + args.hops[from / kLanes]);";
+    for (from, to, what) in [(HOP, PLAIN, "store_word at 0x"), (OWN, OTHERS, "load_word at 0x")] {
+        let device = "sim:ranks=2,blocks=4,seed=8";
+        let engine = open_over("llama", edited("kie_decode", device, (from, to), &Arc::default()));
+        let error = continue_greedily(&engine, &[5, 6, 7], 4).unwrap_err().to_string();
+        let parts = [what, "memory of rank ", "which others "];
+        assert!(parts.iter().all(|part| error.contains(part)), "{to}: {error}");
+    }
 }

@@ -1,6 +1,10 @@
 //! What crosses to a launch: the host's mirror of `kernels/common/args.h`. The kernel's own
 //! `static_assert`s hold its sizes against ours.
 
+use std::sync::atomic::Ordering::Acquire;
+
+use super::machine::Shared;
+
 /// Most stop ids of a sequence.
 pub const STOPS: usize = crate::abi::MAX_STOP_IDS;
 /// Entries of a row's ring of tokens.
@@ -32,7 +36,34 @@ pub enum Order {
     Abort = 2,
 }
 
-/// Bytes of the host's control words: order, heartbeat, whether the heartbeat counts.
+/// Bytes of an entry of a row's ring of tokens.
+pub const TOLD_BYTES: usize = 24;
+
+/// A token as the kernel tells of it (tell.h).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Told {
+    /// Its id, or a code.
+    pub token: u32,
+    /// Its log-probability, where it was asked for.
+    pub logprob: f32,
+    /// The low 40 bits of the device's time, in nanoseconds.
+    pub t_ns: u64,
+}
+
+/// A row's next token behind the first `told`, if all of it is there.
+pub fn told(out: &Shared, row: usize, told: u32) -> Option<Told> {
+    let tag = told.wrapping_add(1);
+    let at = (row * RING + told as usize % RING) * TOLD_BYTES;
+    let word = |n: usize| out.word64(at + 8 * n).load(Acquire);
+    let (first, second, third) = (word(0), word(1), word(2));
+    let whole = [first, second].iter().all(|w| (w >> 32) as u32 == tag)
+        && (third >> 40) as u32 == tag & 0xff_ffff;
+    let logprob = f32::from_bits(second as u32);
+    whole.then_some(Told { token: first as u32, logprob, t_ns: third & 0xff_ffff_ffff })
+}
+
+/// Bytes of the host's control words: order, heartbeat, whether the heartbeat counts, and steps
+/// that the last launch made.
 pub const CONTROL_BYTES: usize = 64;
 
 /// What differs between layers.

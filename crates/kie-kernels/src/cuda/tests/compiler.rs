@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use crate::cuda::nvrtc::{candidates, compile_source, Nvrtc};
 use crate::error::Error;
+use crate::mono::echo;
 use crate::mono::machine::{Platform, Source};
 use crate::mono::model::Model;
-use crate::mono::shapes;
+use crate::mono::{shapes, upload};
 
 /// `libnvrtc` folders of the repository's own Python environment.
 pub fn environment() -> Vec<PathBuf> {
@@ -78,7 +79,7 @@ fn eight_columns_spill_no_more_than_they_did() {
 }
 
 /// (model, bytes of stack, bytes of spills) of the prefill kernel.
-const PREFILL: [Spills; 2] = [("1b", 160, 338), ("8b", 104, 242)];
+const PREFILL: [Spills; 3] = [("1b", 96, 314), ("8b", 96, 298), ("2b", 120, 408)];
 
 #[test]
 fn the_prefill_kernel_spills_no_more_than_it_did() {
@@ -97,7 +98,19 @@ fn the_prefill_kernel_spills_no_more_than_it_did() {
     }
 }
 
-/// Odd sizes: rows beyond the matrices, padded heads, heads of odd groups, biases.
+#[test]
+fn the_packing_kernel_spills_nothing() {
+    let Some(nvrtc) = nvrtc("compiling the packing kernel") else { return };
+    let compiled = compile_source(&nvrtc, &upload::kernel(Platform::Cuda), "sm_90a").unwrap();
+    let usage = compiled.usage();
+    let [kernel] = &usage[..] else { panic!("{usage:?}\n{}", compiled.log) };
+    assert_eq!((kernel.entry.as_str(), kernel.stack_bytes), ("kie_pack", 0), "{kernel:?}");
+    assert_eq!(kernel.spill_bytes, 0, "{kernel:?}");
+    assert!(kernel.registers <= 64, "{kernel:?}");
+}
+
+/// Odd sizes: rows beyond the matrices, padded heads, heads of odd groups, biases, heads with
+/// norms, ranks.
 #[test]
 fn the_prefill_kernel_takes_all_that_its_plan_takes() {
     let Some(nvrtc) = nvrtc("compiling the prefill kernel") else { return };
@@ -118,15 +131,24 @@ fn the_prefill_kernel_takes_all_that_its_plan_takes() {
         small(4, 2, 16, 64, 160, false),
         small(6, 2, 96, 576, 1536, true),
         small(14, 2, 64, 896, 4864, true),
+        Model { head_norm: true, ..small(32, 8, 128, 2048, 6144, false) },
+        Model { ranks: 2, sliced: true, ..small(16, 4, 128, 4096, 7168, false) },
+        Model { ranks: 2, lanes: 4, ..shapes::model("2b") },
     ] {
         let source = shapes::prefill(&model).expect("it fits");
         compile_source(&nvrtc, &source, "sm_90a").unwrap_or_else(|e| panic!("{model:?}: {e}"));
     }
-    let normed = Model { head_norm: true, ..dense.clone() };
     let wide_heads = small(8, 4, 256, 2048, 8192, false);
-    for model in [normed, wide_heads, shapes::model("2b")] {
-        assert!(shapes::prefill(&model).is_none(), "{model:?}");
-    }
+    assert!(shapes::prefill(&wide_heads).is_none(), "{wide_heads:?}");
+}
+
+#[test]
+fn the_echo_kernel_compiles() {
+    let Some(nvrtc) = nvrtc("compiling the echo kernel") else { return };
+    let compiled = compile_source(&nvrtc, &echo::kernel(Platform::Cuda), "sm_90a").unwrap();
+    let usage = compiled.usage();
+    let [kernel] = &usage[..] else { panic!("{usage:?}\n{}", compiled.log) };
+    assert_eq!((kernel.entry.as_str(), kernel.spill_bytes), ("kie_echo", 0));
 }
 
 #[test]
