@@ -290,13 +290,14 @@ def main() -> int:
     for c in checked:
         print(f"{c['fixture']:40} {c['decode']:.2e} {c['prefill']:.2e} {c['greedy']}")
     print(
-        f"\n{'shape':20} batch context  floor us  target us   itl us   p99 us   stream  exchange  ttft ms"
+        f"\n{'shape':20} batch context  floor us  target us   itl us   p99 us"
+        "   stream  exchange  ttft ms"
     )
     for r in rows:
         alone = [f"{r[kernel]:.1f}" if kernel in r else "" for kernel in inside.KERNELS[2:]]
         print(
-            f"{r['shape']:20} {r['batch']:5} {r['context']:7} {r['floor_us']:9.1f} {r['target_us'] or '':>10}"
-            f" {r['itl_us']:8.1f} {r['p99_us']:8.1f} {alone[0]:>8} {alone[1]:>9}"
+            f"{r['shape']:20} {r['batch']:5} {r['context']:7} {r['floor_us']:9.1f}"
+            f" {r['target_us'] or '':>10} {r['itl_us']:8.1f} {r['p99_us']:8.1f} {alone[0]:>8} {alone[1]:>9}"
             f" {r.get('ttft_ms', 0):8.2f}"
         )
     print()
