@@ -297,7 +297,8 @@ def main() -> int:
         alone = [f"{r[kernel]:.1f}" if kernel in r else "" for kernel in inside.KERNELS[2:]]
         print(
             f"{r['shape']:20} {r['batch']:5} {r['context']:7} {r['floor_us']:9.1f}"
-            f" {r['target_us'] or '':>10} {r['itl_us']:8.1f} {r['p99_us']:8.1f} {alone[0]:>8} {alone[1]:>9}"
+            f" {r['target_us'] or '':>10} {r['itl_us']:8.1f} {r['p99_us']:8.1f}"
+            f" {alone[0]:>8} {alone[1]:>9}"
             f" {r.get('ttft_ms', 0):8.2f}"
         )
     print()
