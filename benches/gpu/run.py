@@ -5,19 +5,21 @@ of everything else (checks.py), then tables.
 
 Needs an importable `kie` and a GPU; exits 1 if a fixture is off, 2 where there is no GPU. Speed is
 measured on random weights (kie.bench.random_weights); a row is the median of five requests of 256
-tokens.
+tokens, one after another, or of five times eight at once, while all eight decode.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import random
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ import kie
 import numpy as np
 from chart import TARGET_US
 from kie.bench import inside, latency, random_weights
+from kie.bench.measure import fresh, pool
 
 ROOT = Path(__file__).resolve().parents[2]
 GATE = {"decode": 2e-3, "prefill": 1.5e-2}
@@ -33,6 +36,9 @@ KNOWN = {"own_laneformer_mixed": 2.6e-3}
 """Beyond the gate on the decode path, with the bound that holds instead (tests/monokernel.rs)."""
 STREAM_BYTES_PER_US = 4.55e6
 """What one H200 streams (bytes a microsecond): the floor of a step is its bytes over this."""
+BATCH = 8
+BATCH_TARGET = 1.15
+"""A step of BATCH requests over a step of one, both at context 128."""
 ECHO_US = (4.0, 50.0)
 """Targets of the host's answer to a token: median, p99."""
 CHECKS = ("echo", "steady", "idle", "neighbours")
@@ -92,12 +98,49 @@ def weights_bytes(folder: Path) -> int:
     return total
 
 
+def show_load(shape: str, load: dict[str, Any]) -> None:
+    """Prints where the time of opening went, the longest parts first."""
+    phases = sorted(load["phases"], key=lambda phase: -phase["seconds"])
+    print(f"{shape}: opened again in {load['seconds']:.3f} s")
+    for phase in phases:
+        if phase["seconds"] >= 1e-3:
+            rate = phase["bytes"] / phase["seconds"] / 1e9
+            gained = f"{rate:8.1f} GB/s" if phase["bytes"] else ""
+            print(f"  {phase['name']:32} {1e3 * phase['seconds']:8.1f} ms{gained}")
+
+
 @contextmanager
 def shaped(shape: str) -> Iterator[Path]:
     """A folder with random weights of a shape, in memory where that is a file system."""
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="kie-", dir=memory) as name:
         yield random_weights.write(shape, Path(name))
+
+
+def batch(engine: kie.Engine, tokens: int, runs: int) -> list[float]:
+    """Gaps between tokens of BATCH greedy requests, while all of them run, in microseconds."""
+    ids, source = pool(engine), random.Random(BATCH)
+    gaps: list[float] = []
+    for turn in range(1 + runs):
+        with ExitStack() as stack:
+            streams = [
+                stack.enter_context(
+                    engine.stream(
+                        fresh(ids, tokens, source),
+                        temperature=0,
+                        max_tokens=256,
+                        ignore_eos=True,
+                    )
+                )
+                for _ in range(BATCH)
+            ]
+            moments = [[token.t_ns for token in stream] for stream in streams]
+        begin, end = max(m[0] for m in moments), min(m[-1] for m in moments)
+        if turn > 0:
+            for m in moments:
+                inside = [at for at in m if begin <= at <= end]
+                gaps += [(b - a) / 1e3 for a, b in itertools.pairwise(inside)]
+    return sorted(gaps)
 
 
 def measure(
@@ -109,8 +152,12 @@ def measure(
     rows = []
     floor = weights_bytes(folder) / STREAM_BYTES_PER_US
     begin = time.monotonic()
+    kie.Engine(folder, device=device, max_seq_len=max(prompts) + 512).close()
+    opened = time.monotonic() - begin
+    # Once more, with the file in the page cache and the kernels in theirs.
     with kie.Engine(folder, device=device, max_seq_len=max(prompts) + 512) as engine:
-        opened = time.monotonic() - begin
+        load = engine.info()["load"]
+        show_load(shape, load)
         for tokens in prompts:
             found = latency.measure(
                 engine, prompt_tokens=[tokens], max_tokens=256, runs=runs, warmups=1, seed=tokens
@@ -118,6 +165,7 @@ def measure(
             gaps = sorted(gap for run in found for gap in run.gaps_us)
             row = {
                 "shape": shape,
+                "batch": 1,
                 "context": tokens,
                 "floor_us": round(floor, 1),
                 "target_us": TARGET_US[shape] if tokens == 128 else None,
@@ -126,8 +174,21 @@ def measure(
                 "max_us": gaps[-1],
                 "ttft_ms": statistics.median(run.ttft_ms for run in found),
                 "open_s": round(opened, 2),
+                "reopen_s": round(load["seconds"], 3),
+                "load": load["phases"],
             }
             rows.append(row)
+        gaps = batch(engine, 128, runs)
+        together = {
+            "shape": shape,
+            "batch": BATCH,
+            "context": 128,
+            "floor_us": round(floor, 1),
+            "target_us": round(BATCH_TARGET * TARGET_US[shape]),
+            "itl_us": statistics.median(gaps),
+            "p99_us": gaps[len(gaps) * 99 // 100],
+            "max_us": gaps[-1],
+        }
     for row in rows if look else []:
         seen = inside.measure(
             folder, device=device, prompt_tokens=row["context"], runs=runs, max_tokens=256
@@ -135,8 +196,9 @@ def measure(
         row |= {kernel: seen[kernel]["p50"] for kernel in inside.KERNELS}
         row["phases"] = seen["phases"]
         print(inside.table(seen))
+    rows.append(together)
     for row in rows:
-        print(json.dumps({k: v for k, v in row.items() if k != "phases"}), flush=True)
+        print(json.dumps({k: v for k, v in row.items() if k not in ("phases", "load")}), flush=True)
     return rows
 
 
@@ -164,7 +226,7 @@ def keep(path: Path, device: str, rows: list[dict[str, Any]]) -> None:
         for row in rows:
             figures = {name: round(row[key], 2) for key, name in KEPT.items() if key in row}
             date = time.strftime("%Y-%m-%d", time.gmtime())
-            kept = {"bench": "decode", "shape": row["shape"], "gpus": gpus, "batch": 1}
+            kept = {"bench": "decode", "shape": row["shape"], "gpus": gpus, "batch": row["batch"]}
             kept |= {"context": row["context"], **figures, "date": date, **about}
             kept |= {"weights": "16-bit random", "what": "benches/gpu/run.py"}
             file.write(json.dumps(kept) + "\n")
@@ -228,14 +290,16 @@ def main() -> int:
     for c in checked:
         print(f"{c['fixture']:40} {c['decode']:.2e} {c['prefill']:.2e} {c['greedy']}")
     print(
-        f"\n{'shape':20} context  floor us  target us   itl us   p99 us   stream  exchange  ttft ms"
+        f"\n{'shape':20} batch context  floor us  target us   itl us   p99 us"
+        "   stream  exchange  ttft ms"
     )
     for r in rows:
         alone = [f"{r[kernel]:.1f}" if kernel in r else "" for kernel in inside.KERNELS[2:]]
         print(
-            f"{r['shape']:20} {r['context']:7} {r['floor_us']:9.1f} {r['target_us'] or '':>10}"
-            f" {r['itl_us']:8.1f} {r['p99_us']:8.1f} {alone[0]:>8} {alone[1]:>9}"
-            f" {r['ttft_ms']:8.2f}"
+            f"{r['shape']:20} {r['batch']:5} {r['context']:7} {r['floor_us']:9.1f}"
+            f" {r['target_us'] or '':>10} {r['itl_us']:8.1f} {r['p99_us']:8.1f}"
+            f" {alone[0]:>8} {alone[1]:>9}"
+            f" {r.get('ttft_ms', 0):8.2f}"
         )
     print()
     for row in others:

@@ -47,7 +47,8 @@ KIE_DEVICE int live_at(const DecodeArgs& args, u32 step) {
     const int sequences = sequences_of(args);
     if (!args.prompt) return sequences;
     const u32 done = prompt_at(args, step, sequences);
-    return sequences + min_i(kColumns - sequences, (int)(args.count > done ? args.count - done : 0));
+    return sequences +
+           min_i(kColumns - sequences, (int)(args.count > done ? args.count - done : 0));
 }
 // Which block's pages come first, so that the sequences of a launch use different blocks; the same
 // for all positions of a prompt.

@@ -81,16 +81,21 @@ KIE_DEVICE void await_one(Watch& w, const u64* p, u32 epoch, u32 where, u32 rest
     sync_warp();
 }
 
-// A warp's share of a vector of words, `kCount` of each column from `base` on, into halves in
+// A warp's share of a vector of words, `kCount` of each live column from `base` on, into halves in
 // shared memory (`x`; columns `x_stride` words apart), multiplied by a norm's weights on the way.
 // Adds this lane's part of each column's sum of squares to `squares`. Several columns are in flight
 // at once.
+constexpr int kFlight = 8;  // loads of a lane
 template <int kCount, bool kNorm>
-KIE_DEVICE void gather(Watch& w, const u64* base, int base_stride, u32 epoch, u32 where,
+KIE_DEVICE void gather(Watch& w, const u64* base, int base_stride, u32 epoch, u32 where, int live,
                        const u32* norm, u32* x, int x_stride, float (&squares)[kColumns]) {
     static_assert(kCount % 2 == 0, "pairs of words");
-    constexpr int kPairs = (kCount + 63) / 64, kMost = kPairs <= 2 ? 4 : 1;
-    constexpr int kAtOnce = kColumns < kMost ? kColumns : kMost;
+    constexpr int kPairs = (kCount + 63) / 64, kMost = max_i(kFlight / kPairs, 1);
+    constexpr int kAtOnce = kColumns < kMost ? kColumns
+                            : kMost >= 8     ? 8
+                            : kMost >= 4     ? 4
+                            : kMost >= 2     ? 2
+                                             : 1;
     static_assert(kColumns % kAtOnce == 0, "columns in groups");
     const int mine = 2 * (int)lane();
     const auto has = [&](int i) { return kCount % 64 == 0 || 64 * i + mine < kCount; };
@@ -101,13 +106,21 @@ KIE_DEVICE void gather(Watch& w, const u64* base, int base_stride, u32 epoch, u3
     // Blocks watch different words, since one line serves few readers at a time.
     await_one(w, base + block() * 10 % kCount, epoch, where, kRestGather);
     KIE_UNROLL for (int first = 0; first < kColumns; first += kAtOnce) {
+        if (kColumns > 1 && first >= live) continue;
         u64 a[kAtOnce][kPairs], b[kAtOnce][kPairs];
+        // Who has no words takes another's, and nobody looks at the result.
+        const auto from = [&](int c) {
+            return base + (long)(kColumns == 1 || c < live ? c : first) * base_stride + mine;
+        };
+        if (kCount % 64 != 0)
+            KIE_UNROLL for (int c = 0; c < kAtOnce; ++c) a[c][kPairs - 1] = b[c][kPairs - 1] = 0;
         w.polls = 0;
         for (;;) {
             u32 late = 0;  // bits in which some word's epoch differs
             KIE_UNROLL for (int c = 0; c < kAtOnce; ++c) {
-                KIE_UNROLL for (int i = 0; i < kPairs; ++i) if (has(i)) load_words(
-                    base + (long)(first + c) * base_stride + 64 * i + mine, a[c][i], b[c][i]);
+                const u64* p = from(first + c);
+                KIE_UNROLL for (int i = 0; i < kPairs; ++i) if (has(i))
+                    load_words(p + 64 * i, a[c][i], b[c][i]);
             }
             KIE_UNROLL for (int c = 0; c < kAtOnce; ++c) {
                 KIE_UNROLL for (int i = 0; i < kPairs; ++i) if (has(i)) late |=

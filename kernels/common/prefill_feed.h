@@ -169,10 +169,13 @@ KIE_DEVICE bool is_mixed(const PrefillArgs& args, int product, int layer) {
 // The old residual of an item and the other lanes' sums, batch after batch.
 KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, const WideItem& item,
                               int kind, int layer) {
-    // The two warps that wait for the phases before.
-    const int warp = (int)(thread() - kWorkers) / (int)kTeam, copy = (int)lane() * 2 + warp - 2;
     const int left = kFrags - item.row_tile * kWideTiles,
               frags = left < kWideTiles ? left : kWideTiles;
+    // The two warps that wait for the phases before take turns. Each must have a part in every
+    // stage (see await_free): where there is one tile only, half of each run.
+    const int warp = (int)(thread() - kWorkers) / (int)kTeam;
+    const bool halved = frags == 1;
+    const int copy = halved ? (int)lane() : (int)lane() * 2 + warp - 2;
     const int delay = delay_of(args, kind, layer), end = delay > 0 ? kLanesAll : 1;
     KIE_NO_UNROLL for (int b = 0; b < batches_of(item.width); ++b) {
         const int group = item.place / 8 + b * kBatch;
@@ -198,9 +201,11 @@ KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, con
                 }
                 const u32 to = n < 0 ? copy * (kBatch * 512)
                                      : (first > 0 ? kOldBytes : 0) + n * (kBatch * 256);
+                const u32 bytes = (n < 0 ? kBatch * 512 : kBatch * 256) >> halved,
+                          skip = halved && warp == 3 ? bytes : 0;
                 reads_before_copy();
-                stage_copy(stage_slot(pipe.at), stage_bytes(pipe.at) + to, base,
-                           n < 0 ? kBatch * 512 : kBatch * 256);
+                stage_copy(stage_slot(pipe.at), stage_bytes(pipe.at) + to + skip, base + skip,
+                           bytes);
             }
             forward(pipe);
             l += lanes;

@@ -102,12 +102,36 @@ KIE_DEVICE void each_value(const DecodeArgs& args, const Block& b, int column, F
     const int last = min_i(min_i(kVocab, kVocabAll - (int)base), first + kRowsHead);
     for (int n = first + thread(); n < last; n += kThreads) visit(base + n, values + n);
 }
+// The raw logits of this block's rows for a column: where the head put them or, with several
+// columns, in shared memory, where the head's input was.
+constexpr bool kNear = kColumns > 1 && kStrideA >= 2 * kRowsHead;
+KIE_DEVICE float* near_logits(const Block& b, int column) {
+    return (float*)(b.shared + kShXa) + column * kRowsHead;
+}
+// All columns' logits at once, instead of a wait for each. Rows beyond the vocabulary are whatever.
+KIE_DEVICE void bring_logits(const DecodeArgs& args, const Block& b) {
+    constexpr int kOnce = 8;
+    const int first = head_base(b) + head_seat(args, b) * kRowsHead,
+              all = sequences_of(args) * kRowsHead;
+    KIE_NO_UNROLL for (int n = thread(); n < all; n += kOnce * kThreads) {
+        float v[kOnce];
+        KIE_UNROLL for (int i = 0; i < kOnce; ++i) {
+            const int at = min_i(n + i * kThreads, all - 1),
+                      id = min_i(first + at % kRowsHead, kVocabAll - 1);
+            v[i] = args.values[((u64)(at / kRowsHead) * 2 + 1) * kVocabAll + id];
+        }
+        KIE_UNROLL for (int i = 0; i < kOnce; ++i) {
+            if (n + i * kThreads < all) near_logits(b, 0)[n + i * kThreads] = v[i];
+        }
+    }
+}
 // The best of the logits that this thread looks after, for a column that is more than greedy.
 KIE_DEVICE Chosen weigh(const DecodeArgs& args, const Block& b, int column) {
     const Sequence& q = args.column[column];
+    const u32 first = head_base(b) + head_seat(args, b) * kRowsHead;
     Chosen best = {kLowest, 0, kLowest, 0, kNone};
     each_value(args, b, column, [&](u32 id, float* values) {
-        const float logit = values[kVocabAll];
+        const float logit = kNear ? near_logits(b, column)[id - first] : values[kVocabAll];
         if (!is_finite(logit)) best.value = infinity(), best.id = kNotFinite;
         if ((q.wants & kWantsLogprob) && logit > kLowest)
             add_mass(best.top, best.mass, logit, 1.0f);
@@ -125,9 +149,14 @@ KIE_DEVICE Chosen weigh(const DecodeArgs& args, const Block& b, int column) {
     return best;
 }
 KIE_DEVICE void weigh_columns(const DecodeArgs& args, const Block& b, Chosen* mine) {
+    if (kColumns > 1) sync_consumers<kThreads>();  // the logits are there
+    if (kNear) {
+        bring_logits(args, b);
+        sync_consumers<kThreads>();
+    }
     KIE_NO_UNROLL for (int column = 0; column < sequences_of(args); ++column) {
         if (is_plain(args.column[column], b.step)) continue;
-        sync_consumers<kThreads>();  // the logits are there
+        if (kColumns == 1) sync_consumers<kThreads>();  // the logits are there
         Chosen best = weigh(args, b, column);
         best_of_team(best, 1, (args.column[column].wants & kWantsLogprob) != 0);
         if (lane() == 0) mine[thread() / kTeam * kColumns + column] = best;
@@ -183,6 +212,7 @@ KIE_DEVICE u32 each_offer(Watch& watch, const DecodeArgs& args, const Block& b, 
     KIE_NO_UNROLL for (int first = 0; first < kEach; first += kAtOnce) {
         const auto at = [&](int i) { return kTeam * (first + i) + (int)lane(); };
         u64 x[kAtOnce], y[kAtOnce];
+        KIE_UNROLL for (int i = 0; i < kAtOnce; ++i) x[i] = y[i] = 0;
         sync_warp();
         watch.polls = 0;
         for (;;) {

@@ -58,6 +58,9 @@ impl Machine for Edited {
     fn alloc(&self, bytes: usize) -> kie_kernels::Result<Memory> {
         self.machine.alloc(bytes)
     }
+    fn alloc_symmetric(&self, bytes: usize) -> kie_kernels::Result<Memory> {
+        self.machine.alloc_symmetric(bytes)
+    }
     fn alloc_shared(&self, bytes: usize) -> kie_kernels::Result<Shared> {
         self.machine.alloc_shared(bytes)
     }
@@ -66,6 +69,13 @@ impl Machine for Edited {
     }
     fn read(&self, from: &Memory, offset: usize, out: &mut [u8]) -> kie_kernels::Result<()> {
         self.machine.read(from, offset, out)
+    }
+    fn launch_alone(
+        &self,
+        module: &Arc<dyn Module>,
+        launch: &Launch<'_>,
+    ) -> kie_kernels::Result<Box<dyn Flight>> {
+        self.machine.launch_alone(module, launch)
     }
     fn launch(
         &self,
@@ -261,9 +271,9 @@ fn says(detail: &str, parts: &[&str]) {
 
 #[test]
 fn a_lost_word_is_told_and_the_engine_closes() {
-    let from = "publish(to + (long)column * kWordsF + pair / 2, pack_half2(y, next), b.epoch);";
+    let from = "publish(to + (long)column * kWordsF + at, pack_half2(y, next), b.epoch);";
     let to = "if (!(layer == 1 && block() == 1 && b.step == 3)) \
-              publish(to + (long)column * kWordsF + pair / 2, pack_half2(y, next), b.epoch);";
+              publish(to + (long)column * kWordsF + at, pack_half2(y, next), b.epoch);";
     let device = here("sim:seed=3,blocks=8");
     let engine = open("llama", &device, from, to);
     let detail = hang(&engine, Duration::from_secs(10));

@@ -180,6 +180,18 @@ fn prompts_run_on_several_machines_as_on_one() {
 /// What is wrong, with which fixture, what the sources say, what they should not say.
 const MUTANTS: &[(&str, &str, &str, &str)] = &[
     (
+        "ranks do not wait for each other",
+        "laneformer_d2",
+        "seen < p.done; seen = load_word_system(word)",
+        "false; seen = load_word_system(word)",
+    ),
+    (
+        "a rank keeps what its lanes added to itself",
+        "llama",
+        "rank < kRanks; ++rank) {\n        u64* there",
+        "rank < 1; ++rank) {\n        u64* there",
+    ),
+    (
         "others' outputs are those of another layer",
         "laneformer_d2",
         "past_at(args, kind, layer - delay, from % kLanesAll)",
@@ -209,7 +221,9 @@ const MUTANTS: &[(&str, &str, &str, &str)] = &[
 #[test]
 fn every_mutant_is_found_out() {
     two_at_a_time(MUTANTS.iter().collect(), |(what, name, from, to)| {
-        let engine = open_kernel("kie_prefill", name, "sim:seed=1,blocks=8,host=300", from, to);
+        let ranks = if what.contains("rank") { 2 } else { 1 };
+        let device = format!("sim:seed=1,ranks={ranks},blocks=8,host=300");
+        let engine = open_kernel("kie_prefill", name, &device, from, to);
         let good = check(name, &engine).is_ok_and(|off| off <= GATE);
         assert_eq!(good, *what == "nothing", "{what}: {from:?} -> {to:?}");
     });
@@ -222,4 +236,15 @@ fn prompts_run_without_a_prefill_kernel_that_does_not_compile() {
     let plan = &engine.info().plan;
     assert!(plan.contains("warning   rank 0: no prefill kernel: "), "{plan}");
     assert!(check("llama", &engine).unwrap() <= GATE);
+}
+
+/// A last item of a single tile of rows: no copying warp may fall behind the ring.
+#[test]
+fn an_item_of_one_tile_stops_nobody() {
+    let name = "laneformer_d2_noearly_vp_lanescale";
+    for seed in [2, 3, 5] {
+        let config = EngineConfig { max_batch: 2, prefix_cache: false, ..EngineConfig::default() };
+        let engine = open_with(name, &format!("sim:ranks=2,blocks=6,seed={seed}"), config);
+        assert!(check(name, &engine).unwrap() <= GATE, "seed {seed}");
+    }
 }

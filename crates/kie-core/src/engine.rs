@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use kie_kernels::abi::{Dims, SlotParams};
 use kie_kernels::cpu::simd::Level;
-use kie_kernels::device::{self, Buffer, Device, Phase};
+use kie_kernels::device::{self, Buffer, Device};
 use kie_kernels::mono::meter::Meter;
 use kie_kernels::validate::ValidProgram;
 use serde::Serialize;
@@ -429,7 +429,7 @@ impl Engine {
         let thread = std::thread::Builder::new().name("kie-engine".to_owned()).spawn(body);
         let thread = thread.map_err(|e| failed(&e))?;
         let died = |_| failed(&"it died while the device started");
-        let (phases, warnings): (Vec<Phase>, Vec<String>) = starts.recv().map_err(died)??;
+        let (phases, warnings) = starts.recv().map_err(died)??;
         info.load.phases.extend(phases.into_iter().map(LoadPhase::from));
         warnings.iter().for_each(|w| info.plan.push_str(&format!("warning   {w}\n")));
         Ok(Self(Arc::new(Inner {

@@ -85,6 +85,11 @@ pub trait Device: Send + Sync {
         Ok(String::new())
     }
 
+    /// Prompt positions of one pass at most: enough to amortise a read of all weights on a CPU.
+    fn chunk(&self) -> u32 {
+        512
+    }
+
     /// Bytes that it will allocate for a program beside weights, KV and the mailbox.
     ///
     /// # Errors
@@ -163,13 +168,13 @@ pub trait Running {
     /// The device failed; the engine is of no more use.
     fn drive(&mut self) -> Result<bool>;
 
-    /// What does not work as it should, though everything runs: one line each.
-    fn warnings(&self) -> Vec<String> {
+    /// What the start did, in order; nothing where it did next to nothing.
+    fn phases(&self) -> Vec<Phase> {
         Vec::new()
     }
 
-    /// What the start did, in order; nothing where it did next to nothing.
-    fn phases(&self) -> Vec<Phase> {
+    /// What does not work as it should, though everything runs: one line each.
+    fn warnings(&self) -> Vec<String> {
         Vec::new()
     }
 

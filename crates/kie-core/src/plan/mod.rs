@@ -24,9 +24,6 @@ pub use memory::Memory;
 /// Told what is being done: phase, units done, units in all.
 pub type Progress = dyn Fn(&str, u64, u64) + Send + Sync;
 
-/// Prompt positions of one pass: enough to amortise a read of all weights on a CPU.
-const CHUNK: u32 = 512;
-
 /// A model planned for a device, with its weights where the device reads them.
 pub struct Plan {
     /// What the device runs.
@@ -86,7 +83,8 @@ fn assemble(
     let info = device.info();
     let wanted = convert::wanted(&config.dtype)?;
     let stored = checkpoint.tensor(Role::Q(0)).map_or(Dtype::F32, |t| t.dtype);
-    let (dims, mut memory) = memory::size(spec, config, &info, wanted.unwrap_or(stored), CHUNK)?;
+    let dtype = wanted.unwrap_or(stored);
+    let (dims, mut memory) = memory::size(spec, config, &info, dtype, device.chunk())?;
     let mut notes = Vec::new();
     let mut buffers = vec![load(device, Arc::new(frequencies(&spec.rope, spec.head_dim)))?];
     let mut tensors = vec![rope_tensor(spec)];

@@ -159,7 +159,7 @@ impl Cuda {
         let flights = self.context.flights();
         if flights.active > 0 {
             drop(flights);
-            return self.context.copy_in(address, Fill::Zeros(bytes));
+            return self.context.copy_in(Fill::Zeros(address, bytes));
         }
         let _current = self.context.current()?;
         let (api, stream) = (&self.context.driver.api, self.context.copies);
@@ -270,11 +270,12 @@ impl Machine for Cuda {
     }
 
     fn write_all(&self, to: &Memory, pieces: &[(usize, &[u8])]) -> Result<()> {
-        let address = self.inside(to, 0, 0)?;
-        for (offset, bytes) in pieces {
-            self.inside(to, *offset, bytes.len())?;
-        }
-        self.context.copy_in(address, Fill::Pieces(&staging::cut(pieces)))
+        let places = pieces.iter().map(|(offset, bytes)| {
+            let address = self.inside(to, *offset, bytes.len())?;
+            Ok((address, *bytes))
+        });
+        let pieces = places.collect::<Result<Vec<_>>>()?;
+        self.context.copy_in(Fill::Pieces(&staging::cut(&pieces)))
     }
 
     fn read(&self, from: &Memory, offset: usize, out: &mut [u8]) -> Result<()> {

@@ -16,7 +16,7 @@ use super::source;
 use super::upload;
 use super::wire::{self, Args, Layer, Lost, Wire};
 use super::wire::{RECORDS_BLOCK, RECORD_BYTES, RING, STOPS};
-use crate::abi::{Dims, HeadMode, GROUPS, PAGE};
+use crate::abi::{Dims, HeadMode, Program, Tensor, GROUPS, PAGE};
 use crate::cpu::numbers::row_to_f32;
 use crate::device::{Buffer, Phase};
 use crate::error::{Error, Result};
@@ -58,6 +58,30 @@ fn bytes_of(floats: &[f32]) -> Vec<u8> {
     floats.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
+/// Bytes of a group's pages.
+fn pool_bytes(dims: &Dims, model: &Model, cut: &Cut, group: usize) -> u64 {
+    let each = dims.group_layers[group] * model.lanes * model.kv_heads;
+    let half = PAGE as u64 * u64::from(cut.head_dim) * 2;
+    u64::from(each) * u64::from(dims.group_pages[group]) * 2 * half
+}
+
+/// Device memory that a rank takes beside the weights as they are stored and the KV pages: what
+/// they grow by when packed, tables, exchange, the prefill kernel's scratch, and the upload's as far
+/// as there is no room for it where pages and the others will be.
+pub fn scratch_bytes(program: &Program, model: &Model, cut: &Cut, plan: Option<&Plan>) -> u64 {
+    let dims = &program.dims;
+    let vocab = u64::from(dims.vocab);
+    let lines = cut.line_bytes(model) * u64::from(cut.blocks);
+    let packed = lines + vocab * u64::from(cut.hidden) * 2;
+    let stored: u64 = program.tensors.iter().map(Tensor::bytes).sum();
+    let tables = (u64::from(dims.slots) + u64::from(cut.columns)) * vocab * 8;
+    let words = cut.words(model, cut.columns) * 8;
+    let others = tables + words + plan.map_or(0, |plan| plan.scratch_bytes);
+    let pools: u64 = (0..GROUPS).map(|group| pool_bytes(dims, model, cut, group)).sum();
+    let grown = packed.saturating_sub(stored / u64::from(model.ranks));
+    grown + others + upload::most_bytes(packed).saturating_sub(pools + others)
+}
+
 /// Memory that does not depend on the weights.
 pub struct Room {
     /// Host memory for tokens, `[slots][RING][3]` words.
@@ -80,12 +104,7 @@ pub struct Room {
 impl Room {
     fn new(m: &dyn Machine, dims: &Dims, model: &Model, cut: &Cut, writers: u32) -> Result<Self> {
         let (slots, vocab) = (dims.slots as usize, dims.vocab as usize);
-        let pool = |group: usize| {
-            let each = dims.group_layers[group] * model.lanes * model.kv_heads;
-            let half = PAGE as u64 * u64::from(cut.head_dim) * 2;
-            let bytes = u64::from(each) * u64::from(dims.group_pages[group]) * 2 * half;
-            m.alloc(bytes.max(256) as usize)
-        };
+        let pool = |group| m.alloc(pool_bytes(dims, model, cut, group).max(256) as usize);
         let room = Self {
             out: m.alloc_shared(slots * RING * wire::TOLD_BYTES)?,
             control: m.alloc_shared(wire::CONTROL_BYTES)?,
@@ -95,7 +114,8 @@ impl Room {
             stop_ids: m.alloc(slots * STOPS * 4)?,
             logit_bias: m.alloc(slots * vocab * 4)?,
             counts: m.alloc(slots * vocab * 4)?,
-            words: m.alloc((cut.words(model, cut.columns) * 8) as usize + POISON_BYTES)?,
+            words: m
+                .alloc_symmetric((cut.words(model, cut.columns) * 8) as usize + POISON_BYTES)?,
             values: m.alloc(cut.columns as usize * 2 * vocab * 4)?,
             pools: [pool(0)?, pool(1)?],
         };
@@ -229,8 +249,8 @@ impl Loaded {
             room,
             prefill,
             probe: None,
-            warning,
             phases: phases.all,
+            warning,
             kernels,
             base,
             logits: None,

@@ -202,6 +202,15 @@ pub trait Machine: Send + Sync {
     /// [`crate::Error::OutOfMemory`].
     fn alloc(&self, bytes: usize) -> Result<Memory>;
 
+    /// As [`Machine::alloc`]: memory that kernels of other machines may store into, once they have
+    /// called [`Machine::enable_peer`]. All else is the machine's own.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfMemory`].
+    fn alloc_symmetric(&self, bytes: usize) -> Result<Memory> {
+        self.alloc(bytes)
+    }
+
     /// Zeroed host memory that kernels reach.
     ///
     /// # Errors

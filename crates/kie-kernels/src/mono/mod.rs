@@ -130,11 +130,19 @@ impl Device for Mono {
         Ok(format!("{cut}{prompts}"))
     }
 
+    fn chunk(&self) -> u32 {
+        let ranks = self.machines.len() as u32;
+        match self.machines[0].platform() {
+            Platform::Cuda => prefill::chunk(ranks),
+            Platform::Hip | Platform::Sim => 512,
+        }
+    }
+
     fn scratch_bytes(&self, program: &ValidProgram) -> Result<u64> {
         let one = |rank: usize| -> Result<u64> {
             let (model, cut) = self.cut(program, rank)?;
             let plan = self.plan(&model, &cut, &*self.machines[rank], program)?;
-            Ok(plan.map_or(0, |plan| plan.scratch_bytes))
+            Ok(loaded::scratch_bytes(program.program(), &model, &cut, plan.as_ref()))
         };
         (0..self.machines.len()).map(one).sum()
     }

@@ -40,6 +40,12 @@ const RING: u32 = 11 << 10;
 /// Features of a head at most, for which there are registers.
 const HEAD_DIM_MAX: u32 = 128;
 
+/// Positions of a chunk where layers have windows: a sequence's pages hold a window and a chunk.
+/// The more machines share the lanes, the more positions it takes to keep all blocks at work.
+pub fn chunk(ranks: u32) -> u32 {
+    (512 * ranks).clamp(1024, CHUNK)
+}
+
 /// How the kernel runs a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {

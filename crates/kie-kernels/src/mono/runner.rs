@@ -757,12 +757,6 @@ impl Running for Runner {
         Ok(self.going.is_some())
     }
 
-    fn warnings(&self) -> Vec<String> {
-        let of =
-            |(rank, l): (usize, &Loaded)| Some(format!("rank {rank}: {}", l.warning.as_ref()?));
-        self.ranks.iter().enumerate().filter_map(of).collect()
-    }
-
     /// Of the machine that took longest, phase by phase: they load side by side.
     fn phases(&self) -> Vec<Phase> {
         let mut all = self.ranks[0].phases.clone();
@@ -772,6 +766,12 @@ impl Running for Runner {
             phase.bytes = others.map(|p| p.bytes).sum();
         }
         all
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let of =
+            |(rank, l): (usize, &Loaded)| Some(format!("rank {rank}: {}", l.warning.as_ref()?));
+        self.ranks.iter().enumerate().filter_map(of).collect()
     }
 
     fn park(&mut self) {}

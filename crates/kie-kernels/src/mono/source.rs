@@ -22,6 +22,7 @@ pub const COMMON: &[(&str, &str)] = &[
     kernel!("common/control.h"),
     kernel!("common/sample.h"),
     kernel!("common/filter.h"),
+    kernel!("common/columns.h"),
     kernel!("common/decode.h"),
 ];
 

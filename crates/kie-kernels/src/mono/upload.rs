@@ -74,9 +74,10 @@ pub fn kernel(platform: Platform) -> Source {
     Source { defines: Vec::new(), text: source::pack_text(platform), entries: vec!["kie_pack"] }
 }
 
-/// Device memory that [`run`] takes for as long as it runs, at most.
-pub const fn most_bytes() -> u64 {
-    2 * SCRATCH_BYTES as u64
+/// Device memory that [`run`] takes for as long as it runs, at most, for so many packed bytes.
+/// They were stored in 32 bits a number at most.
+pub fn most_bytes(packed: u64) -> u64 {
+    2 * (2 * packed).min(SCRATCH_BYTES as u64)
 }
 
 /// Half of the memory under way.
@@ -161,8 +162,8 @@ fn run_within(
     Ok(vec![
         Phase::new("packing kernel", compiled, 0),
         Phase::new("tables and scratch", prepared, 0),
-        Phase::new("weights", times.copy, times.bytes),
-        Phase::new("packing behind them", times.pack, 0),
+        Phase::new("weights to the device", times.copy, times.bytes),
+        Phase::new("rest of packing", times.pack, 0),
     ])
 }
 

@@ -386,6 +386,19 @@ fn a_small_scratch_takes_matrices_in_pieces() {
     assert!(error.contains("a row of 288 bytes"), "{error}");
 }
 
+/// Twelve warps of many blocks: several warps, stages and tiles a matrix, passes and a tail.
+#[test]
+fn a_wide_model_on_many_blocks() {
+    let sim = Sim::open("sim:blocks=44,shared=120000").unwrap();
+    let wide = Model { layers: 1, hidden: 384, heads: 4, kv_heads: 2, head_dim: 96, ..small() };
+    let model = Model { ffn: 1536, vocab: 12_345, vocab_all: 12_345, ..wide };
+    let case = Case::new(model, Dtype::Bf16, 0);
+    let cut = Cut::new(&case.model, &sim.info().unwrap(), 64).unwrap();
+    assert!(cut.warps == 12 && cut.head_passes > 0 && cut.tail.is_some(), "{cut}");
+    assert!(cut.layer.iter().any(|(_, s)| s.k_warps > 1 && s.stages > 1), "{cut}");
+    case.check(&sim, ROOM);
+}
+
 #[test]
 fn lanes_and_their_heads() {
     let sim = Sim::open("sim:blocks=11").unwrap();
