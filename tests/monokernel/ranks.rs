@@ -25,8 +25,8 @@ const TOGETHER: &[(&str, u32, u32)] = &[
     ("own_llama_fp8_tied", 8, 4),
 ];
 
-/// Kv heads on several machines, with a query head each or two and one; three, three and two of eight
-/// kv heads.
+/// Kv heads on several machines, with a query head each or two and one; three, three and two of
+/// eight kv heads.
 const UNEVEN: &[(&str, u32, u32)] = &[
     ("qwen2", 4, 4),
     ("qwen3", 4, 4),

@@ -142,7 +142,7 @@ impl Model {
                 0,
                 format!(
                     "{} lanes, {} query and {} kv heads do not divide by {ranks} machines: each \
-                     takes as many lanes, or the heads of whole kv heads, or an equal part of one's",
+                     takes as many lanes, or whole kv heads' heads, or an equal part of one's",
                     d.lanes, d.heads, d.kv_heads
                 ),
             );

@@ -71,8 +71,9 @@ impl Default for Options {
 }
 
 impl Options {
-    /// From `sim`, `sim:0,1` (so many ranks) or `sim:seed=3,warp=64,blocks=8`, each key at most once. There are `seed`,
-    /// `warp`, `blocks`, `ranks`, `shared` (bytes), `switches`, `host` (ms) and `hold` (0 or 1).
+    /// From `sim`, `sim:0,1` (ranks) or `sim:seed=3,warp=64,blocks=8`, each key at most once.
+    /// There are `seed`, `warp`, `blocks`, `ranks`, `shared` (bytes), `switches`, `host` (ms) and
+    /// `hold` (0 or 1).
     ///
     /// # Errors
     /// [`Error::NoDevice`] with the part that is not understood.
