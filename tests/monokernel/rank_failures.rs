@@ -1,5 +1,5 @@
-//! Ranks that die, come late or lose a word: the request ends in one typed error that says who waited
-//! for what of whom, no token made of half the words is told, and the engine closes. The machines
+//! Ranks that die, come late or lose a word: the request ends in one typed error that says who
+//! waited for what of whom, no token made of half the words is told, and the engine closes. The machines
 //! stay good for the next engine.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

@@ -25,15 +25,34 @@ const TOGETHER: &[(&str, u32, u32)] = &[
     ("own_llama_fp8_tied", 8, 4),
 ];
 
-#[test]
-fn several_machines_are_one() {
+/// Kv heads on several machines, with a query head each or two and one; three, three and two of
+/// eight kv heads.
+const UNEVEN: &[(&str, u32, u32)] = &[
+    ("qwen2", 4, 4),
+    ("qwen3", 4, 4),
+    ("llama_tied", 4, 4),
+    ("llama", 4, 4),
+    ("own_llama_fp8_tied", 3, 6),
+];
+
+fn together(list: &[(&str, u32, u32)]) {
     let job = |(at, &(name, ranks, blocks)): (usize, &(&str, u32, u32))| Job {
         folder: fixture(name),
         device: format!("sim:ranks={ranks},blocks={blocks},seed={at},warp={}", 32 + at % 2 * 32),
         positions: 4,
         tokens: 6,
     };
-    two_at_a_time(TOGETHER.iter().enumerate().map(job).collect(), |job| check(&job));
+    two_at_a_time(list.iter().enumerate().map(job).collect(), |job| check(&job));
+}
+
+#[test]
+fn several_machines_are_one() {
+    together(TOGETHER);
+}
+
+#[test]
+fn heads_that_do_not_divide_are_shared_or_left_out() {
+    together(UNEVEN);
 }
 
 #[test]
@@ -53,12 +72,27 @@ fn bits_do_not_depend_on_the_schedule() {
 
 #[test]
 fn what_does_not_divide_is_refused_in_words() {
-    for (name, ranks) in [("qwen2", 4), ("laneformer_d2", 3), ("laneformer_d2", 8)] {
+    for (name, ranks) in
+        [("qwen2", 8), ("llama_tied", 3), ("laneformer_d2", 3), ("laneformer_d2", 8)]
+    {
         let device = format!("sim:ranks={ranks},blocks=8");
         let config = EngineConfig::default();
         let engine = Engine::builder(fixture(name)).config(config).device(&device).build();
         let error = engine.err().map(|e| e.to_string()).unwrap_or_default();
         let wanted = format!("do not divide by {ranks} machines");
         assert!(error.contains(&wanted), "{name} on {ranks}: {error:?}");
+    }
+}
+
+#[test]
+fn ranks_are_named_by_number_where_there_are_any() {
+    let open = |device: &str| Engine::builder(fixture("llama")).device(device).build();
+    assert_eq!(open("sim:0,1").map(|e| e.info().device).unwrap(), "sim:0,1");
+    for device in ["cpu:0,1", "cpu:0"] {
+        let error = open(device).err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(error.contains(device) && error.contains("ask for \"sim:0,1\""), "{error}");
+    }
+    for device in ["sim:1,0", "sim:0,2", "sim:0,1,2,3,4,5,6,7,8"] {
+        assert!(open(device).is_err(), "{device}");
     }
 }

@@ -189,7 +189,14 @@ pub trait Running {
 pub fn open(name: &str, options: &Options) -> Result<Arc<dyn Device>> {
     let cache = options.cache_dir.as_deref();
     let machines: Vec<Arc<dyn Machine>> = match name.split(':').next() {
-        Some("cpu") if name == "cpu" => return Ok(Arc::new(crate::cpu::Cpu::new(options)?)),
+        Some("cpu") if name != "cpu" => {
+            let detail =
+                "the CPU is one device whose threads share all work, and ranks of it would \
+                          only copy; for tensor parallelism without GPUs ask for \"sim:0,1\" (the \
+                          GPUs' kernels, simulated) or, of collectives, kie.kccl's \"cpu\"";
+            return Err(Error::NoDevice { device: name.to_owned(), detail: detail.to_owned() });
+        }
+        Some("cpu") => return Ok(Arc::new(crate::cpu::Cpu::new(options)?)),
         #[cfg(target_os = "linux")]
         Some("cuda") => each_of(name)?
             .iter()

@@ -1,6 +1,8 @@
 //! A program read as what the monokernel runs: layers that are all alike but for numbers. Anything
 //! else is refused here, before a byte is allocated.
 
+use std::ops::Range;
+
 use crate::abi::{HeadMode, Op, Program, Step, Tensor, NONE};
 use crate::error::{Error, Result};
 
@@ -109,7 +111,8 @@ impl Model {
         let sliced = d.lanes == 1 && ranks > 1;
         let lanes_all = if sliced { ranks } else { d.lanes };
         let per_lane = d.lanes == 1 || d.head_mode == HeadMode::PerLane;
-        let part = |whole: u32| if sliced { whole / ranks } else { whole };
+        let dealt = if sliced { dealt(d.heads, d.kv_heads, ranks) } else { None };
+        let (heads, kv_heads) = dealt.unwrap_or((d.heads, d.kv_heads));
         let first = &steps[1];
         let model = Self {
             layers: layers as u32,
@@ -118,8 +121,8 @@ impl Model {
             sliced,
             vocab_all: d.vocab,
             hidden: d.hidden,
-            heads: part(d.heads),
-            kv_heads: part(d.kv_heads),
+            heads,
+            kv_heads,
             head_dim: d.head_dim,
             ffn: if sliced { d.ffn.div_ceil(ranks) } else { d.ffn },
             vocab: if per_lane { d.vocab.div_ceil(lanes_all) } else { d.vocab },
@@ -134,18 +137,37 @@ impl Model {
             head: head.weights[0],
             final_norm: head.norm,
         };
-        let whole = |n: u32| n.is_multiple_of(ranks);
-        if !whole(lanes_all) || (sliced && !(whole(d.heads) && whole(d.kv_heads))) {
+        if !lanes_all.is_multiple_of(ranks) || (sliced && dealt.is_none()) {
             return refuse(
                 0,
                 format!(
-                    "{} lanes, {} query and {} kv heads do not divide by {ranks} machines",
+                    "{} lanes, {} query and {} kv heads do not divide by {ranks} machines: each \
+                     takes as many lanes, or whole kv heads' heads, or an equal part of one's",
                     d.lanes, d.heads, d.kv_heads
                 ),
             );
         }
         model.check(program, rows_of)?;
         Ok(model)
+    }
+
+    /// Which of the program's query and kv heads a machine's lane has, of `self.heads` and
+    /// `self.kv_heads` places; the last places may stay empty.
+    pub fn heads_of(&self, rank: u32, (heads, kv_heads): (u32, u32)) -> [Range<u32>; 2] {
+        if !self.sliced {
+            return [0..self.heads, 0..self.kv_heads];
+        }
+        let group = heads / kv_heads;
+        if kv_heads >= self.ranks {
+            let kv = |rank: u32| (rank * self.kv_heads).min(kv_heads);
+            let (from, to) = (kv(rank), kv(rank + 1));
+            return [from * group..to * group, from..to];
+        }
+        // Several machines share a kv head, each with a part of its query heads.
+        let sharers = self.ranks / kv_heads;
+        let (kv, part) = (rank / sharers, rank % sharers);
+        let query = |part: u32| kv * group + (part * self.heads).min(group);
+        [query(part)..query(part + 1), kv..kv + 1]
     }
 
     /// What the kernel takes for granted.
@@ -196,6 +218,60 @@ impl Layer {
     }
 }
 
+/// Query and kv heads of each of so many machines: whole kv heads with all their query heads, fewer
+/// on the last machine, or a part of the query heads of one kv head, which several machines then
+/// have. None where a machine would have nothing.
+fn dealt(heads: u32, kv_heads: u32, ranks: u32) -> Option<(u32, u32)> {
+    let group = heads / kv_heads;
+    if kv_heads >= ranks {
+        let each = kv_heads.div_ceil(ranks);
+        return ((ranks - 1) * each < kv_heads).then_some((each * group, each));
+    }
+    let sharers = ranks / kv_heads;
+    let each = group.div_ceil(sharers);
+    (ranks.is_multiple_of(kv_heads) && (sharers - 1) * each < group).then_some((each, 1))
+}
+
 fn refuse<T>(step: usize, detail: String) -> Result<T> {
     Err(Error::InvalidProgram { step, detail: format!("for the monokernel: {detail}") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::shapes::model;
+    use super::*;
+
+    #[test]
+    fn heads_are_dealt_out_whole_in_parts_or_not_at_all() {
+        for (heads, kv_heads, ranks, wanted) in [
+            (32, 8, 8, Some((4, 1))),
+            (32, 8, 2, Some((16, 4))),
+            (16, 8, 3, Some((6, 3))),
+            (16, 2, 8, Some((2, 1))),
+            (6, 2, 4, Some((2, 1))),
+            (28, 4, 8, Some((4, 1))),
+            (4, 1, 3, None),
+            (4, 2, 8, None),
+            (6, 3, 4, None),
+            (12, 6, 4, None),
+        ] {
+            assert_eq!(dealt(heads, kv_heads, ranks), wanted, "{heads}/{kv_heads} on {ranks}");
+            let Some((each, kv_each)) = wanted else { continue };
+            let dense = Model { heads: each, kv_heads: kv_each, ..model("1b") };
+            let part = Model { sliced: true, ranks, ..dense };
+            let mut seen = Vec::new();
+            for rank in 0..ranks {
+                let [query, kv] = part.heads_of(rank, (heads, kv_heads));
+                assert!(!query.is_empty() && query.len() <= each as usize, "{query:?}");
+                assert!(!kv.is_empty() && kv.len() <= kv_each as usize, "{kv:?}");
+                // A query head's kv head has the place that the kernel looks for it in.
+                for (place, head) in query.clone().enumerate() {
+                    let at = kv.start + place as u32 / (each / kv_each);
+                    assert_eq!(at, head / (heads / kv_heads), "head {head} of rank {rank}");
+                }
+                seen.extend(query);
+            }
+            assert!(seen.into_iter().eq(0..heads), "{heads}/{kv_heads} on {ranks}");
+        }
+    }
 }

@@ -8,6 +8,7 @@
 //! them. What no stored row goes to is padding and stays zero.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use half::{bf16, f16};
 
@@ -168,17 +169,27 @@ impl Weights<'_> {
         }
     }
 
-    /// Row `row` of q, k and v one after another, heads padded: (which, row in the checkpoint).
+    /// Which query and kv heads of the stored matrices this machine's lanes have.
+    fn heads(&self) -> [Range<u32>; 2] {
+        let dims = &self.program.dims;
+        self.model.heads_of(self.rank, (dims.heads, dims.kv_heads))
+    }
+
+    /// Row `row` of q, k and v one after another, heads padded: (which, row in the stored matrix).
     fn qkv_row(&self, row: u32) -> Option<(usize, u32)> {
         let (m, dim) = (self.model, self.cut.head_dim);
         let (head, at) = (row / dim, row % dim);
-        let real = |head: u32, at: u32| head * m.head_dim + at;
+        let [query, kv] = self.heads();
+        let real = |heads: Range<u32>, head: u32, at: u32| {
+            let head = heads.start + head;
+            (head < heads.end).then_some(head * m.head_dim + at)
+        };
         if head < m.heads {
-            Some((0, real(head, self.feature(at)?)))
+            Some((0, real(query, head, self.feature(at)?)?))
         } else if head < m.heads + m.kv_heads {
-            Some((1, real(head - m.heads, self.feature(at)?)))
+            Some((1, real(kv, head - m.heads, self.feature(at)?)?))
         } else if head < m.heads + 2 * m.kv_heads && at < m.head_dim {
-            Some((2, real(head - m.heads - m.kv_heads, at)))
+            Some((2, real(kv, head - m.heads - m.kv_heads, at)?))
         } else {
             None
         }
@@ -195,8 +206,7 @@ impl Weights<'_> {
         match matrix {
             Matrix::Qkv => {
                 let (which, row) = self.qkv_row(row)?;
-                let heads = if which == 0 { m.heads } else { m.kv_heads };
-                Some(of(which, row, heads * m.head_dim))
+                Some((which, if m.sliced { 0 } else { self.lane_all(lane) }, row))
             }
             Matrix::Output | Matrix::Down => {
                 let lane = if m.sliced { 0 } else { self.lane_all(lane) };
@@ -234,9 +244,11 @@ impl Weights<'_> {
     fn parts(&self, matrix: Matrix) -> Parts {
         let (m, c) = (self.model, self.cut);
         let slice = if m.sliced { self.rank } else { 0 };
+        let [query, _] = self.heads();
+        let heads = query.end - query.start;
         let (count, real, padded, skip) = match matrix {
             Matrix::Qkv | Matrix::GateUp => (1, m.hidden, c.hidden, 0),
-            Matrix::Output => (m.heads, m.head_dim, c.head_dim, slice * m.heads * m.head_dim),
+            Matrix::Output => (heads, m.head_dim, c.head_dim, query.start * m.head_dim),
             Matrix::Down => (1, m.ffn, c.ffn, slice * m.ffn),
         };
         Parts { count, real, padded, skip }
@@ -371,11 +383,8 @@ impl Weights<'_> {
                 let lane = self.lane_all(lane);
                 let values = layer.biases.map(|bias| self.bias(bias, lane));
                 for row in 0..rows {
-                    let at = self.qkv_row(row).map(|(which, row)| {
-                        let rows = if which == 0 { m.heads } else { m.kv_heads } * m.head_dim;
-                        (which, if m.sliced { lane * rows + row } else { row })
-                    });
-                    let value = at.map_or(0.0, |(which, row)| values[which][row as usize]);
+                    let value =
+                        self.qkv_row(row).map_or(0.0, |(which, row)| values[which][row as usize]);
                     out.extend(value.to_le_bytes());
                 }
             }

@@ -71,8 +71,9 @@ impl Default for Options {
 }
 
 impl Options {
-    /// From `sim` or `sim:seed=3,warp=64,blocks=8`, each key at most once. There are `seed`,
-    /// `warp`, `blocks`, `ranks`, `shared` (bytes), `switches`, `host` (ms) and `hold` (0 or 1).
+    /// From `sim`, `sim:0,1` (ranks) or `sim:seed=3,warp=64,blocks=8`, each key at most once.
+    /// There are `seed`, `warp`, `blocks`, `ranks`, `shared` (bytes), `switches`, `host` (ms) and
+    /// `hold` (0 or 1).
     ///
     /// # Errors
     /// [`Error::NoDevice`] with the part that is not understood.
@@ -83,6 +84,12 @@ impl Options {
             Some(rest) if rest.starts_with(':') => &rest[1..],
             _ => return Err(fault("a simulator's name is sim or sim:key=value,..".to_owned())),
         };
+        let numbers = list.split(',').enumerate();
+        if (2..=8).contains(&numbers.clone().count())
+            && numbers.clone().all(|(at, part)| part.parse() == Ok(at))
+        {
+            return Ok(Self { ranks: numbers.count() as u32, ..Self::default() });
+        }
         let mut found = BTreeMap::new();
         for part in list.split(',').filter(|part| !part.is_empty()) {
             let Some((key, value)) = part.split_once('=') else {
