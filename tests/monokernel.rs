@@ -1,7 +1,7 @@
 //! The monokernel on every fixture: the real kernel sources, simulated (`sim`) or on a GPU where
 //! `KIE_DEVICE` names one. Logits of both paths within their gates, the greedy continuation token
 //! by token. `SEEDS` (default 2) says how many schedules are simulated: even ones with warps of 32
-//! on 8 blocks, odd ones with warps of 64 on 11; the first of each width runs in full length, later
+//! on 8 blocks, odd ones with warps of 64 on 11 (each second of them in strict lock step); the first of each width runs in full length, later
 //! ones shorter sequences of the same fixtures.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
@@ -10,8 +10,12 @@ mod support;
 
 #[path = "monokernel/failures.rs"]
 mod failures;
+#[path = "monokernel/measured.rs"]
+mod measured;
 #[path = "monokernel/prompts.rs"]
 mod prompts;
+#[path = "monokernel/rank_failures.rs"]
+mod rank_failures;
 #[path = "monokernel/ranks.rs"]
 mod ranks;
 #[path = "monokernel/requests.rs"]
@@ -58,7 +62,10 @@ fn jobs() -> VecDeque<Job> {
     let one = |seed: u64| {
         let (warp, blocks) = if seed.is_multiple_of(2) { (32, 8) } else { (64, 11) };
         let (positions, tokens) = if seed < 2 { (usize::MAX, 16) } else { (8, 4) };
-        all(format!("sim:seed={seed},warp={warp},blocks={blocks}"), positions, tokens)
+        // Strict lock step: whoever waits holds the whole wave up.
+        let hold = u32::from(seed % 4 == 1);
+        let device = format!("sim:seed={seed},warp={warp},blocks={blocks},hold={hold}");
+        all(device, positions, tokens)
     };
     (0..seeds).flat_map(one).collect()
 }

@@ -1,27 +1,34 @@
-"""Everything that needs a GPU, in one call: correctness on every fixture, then speed, then a table.
+"""Everything that needs a GPU, in one call: correctness on every fixture, then speed, then checks
+of everything else (checks.py), then tables.
 
-    python3 benches/gpu/run.py [--device cuda:0] [--out FOLDER] [--shapes NAME,...]
+    python3 benches/gpu/run.py [--device cuda:0] [--out FILE] [--shapes NAME,...] [--checks ...]
 
 Needs an importable `kie` and a GPU; exits 1 if a fixture is off, 2 where there is no GPU. Speed is
 measured on random weights (kie.bench.random_weights); a row is the median of five requests of 256
-tokens.
+tokens, one after another, or of five times eight at once, while all eight decode.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import random
 import statistics
-import struct
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import checks
 import kie
 import numpy as np
-from kie.bench import latency, random_weights
+from chart import TARGET_US
+from kie.bench import inside, latency, random_weights
+from kie.bench.measure import fresh, pool
 
 ROOT = Path(__file__).resolve().parents[2]
 GATE = {"decode": 2e-3, "prefill": 1.5e-2}
@@ -29,28 +36,26 @@ KNOWN = {"own_laneformer_mixed": 2.6e-3}
 """Beyond the gate on the decode path, with the bound that holds instead (tests/monokernel.rs)."""
 STREAM_BYTES_PER_US = 4.55e6
 """What one H200 streams (bytes a microsecond): the floor of a step is its bytes over this."""
-TARGET_US = {
-    "laneformer-2b": 1085,
-    "laneformer-2b-lane": 180,
-    "llama-3.2-1b": 610,
-    "llama-3.1-8b": 3650,
+BATCH = 8
+BATCH_TARGET = 1.15
+"""A step of BATCH requests over a step of one, both at context 128."""
+ECHO_US = (4.0, 50.0)
+"""Targets of the host's answer to a token: median, p99."""
+CHECKS = ("echo", "steady", "idle", "neighbours")
+SANITIZERS = ("memcheck", "racecheck", "synccheck")
+"""Slow, and only where the CUDA toolkit is: run when named."""
+KEPT = {
+    "itl_us": "us_per_token",
+    "p99_us": "us_p99",
+    "max_us": "us_max",
+    "stream_only": "us_stream_only",
+    "exchange_only": "us_exchange_only",
+    "ttft_ms": "ttft_ms",
+    "open_s": "open_s",
+    "floor_us": "floor_us",
 }
-
-
-def tensors(path: Path) -> tuple[dict[str, np.ndarray], set[str]]:
-    """The arrays of a safetensors file that numpy knows, and all storage formats in it."""
-    raw = path.read_bytes()
-    size = struct.unpack("<Q", raw[:8])[0]
-    header = json.loads(raw[8 : 8 + size])
-    header.pop("__metadata__", None)
-    known = {"F32": np.float32, "I32": np.int32, "I64": np.int64, "U32": np.uint32}
-    found = {}
-    for name, entry in header.items():
-        begin, end = entry["data_offsets"]
-        if entry["dtype"] in known:
-            data = raw[8 + size + begin : 8 + size + end]
-            found[name] = np.frombuffer(data, known[entry["dtype"]]).reshape(entry["shape"])
-    return found, {entry["dtype"] for entry in header.values()}
+"""Of a row, what baselines have under which name."""
+STEADY = ("llama-3.2-1b", "laneformer-2b-lane")
 
 
 def distance(got: np.ndarray, want: np.ndarray) -> float:
@@ -61,8 +66,8 @@ def distance(got: np.ndarray, want: np.ndarray) -> float:
 
 def check(folder: Path, device: str) -> dict[str, Any]:
     """One fixture: both paths' logits and the greedy ids, against what is recorded."""
-    golden, _ = tensors(folder / "golden.safetensors")
-    _, stored = tensors(folder / "model.safetensors")
+    golden, _ = checks.tensors(folder / "golden.safetensors")
+    _, stored = checks.tensors(folder / "model.safetensors")
     prefix = "bf16w." if stored == {"F32"} else ""
     worst = {"decode": 0.0, "prefill": 0.0}
     greedy = True
@@ -93,51 +98,165 @@ def weights_bytes(folder: Path) -> int:
     return total
 
 
-def measure(shape: str, device: str, prompts: list[int], runs: int) -> list[dict[str, Any]]:
-    """Rows of one shape: decode at each context, time to first token."""
+def show_load(shape: str, load: dict[str, Any]) -> None:
+    """Prints where the time of opening went, the longest parts first."""
+    phases = sorted(load["phases"], key=lambda phase: -phase["seconds"])
+    print(f"{shape}: opened again in {load['seconds']:.3f} s")
+    for phase in phases:
+        if phase["seconds"] >= 1e-3:
+            rate = phase["bytes"] / phase["seconds"] / 1e9
+            gained = f"{rate:8.1f} GB/s" if phase["bytes"] else ""
+            print(f"  {phase['name']:32} {1e3 * phase['seconds']:8.1f} ms{gained}")
+
+
+@contextmanager
+def shaped(shape: str) -> Iterator[Path]:
+    """A folder with random weights of a shape, in memory where that is a file system."""
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    rows = []
     with tempfile.TemporaryDirectory(prefix="kie-", dir=memory) as name:
-        folder = random_weights.write(shape, Path(name))
-        floor = weights_bytes(folder) / STREAM_BYTES_PER_US
-        begin = time.monotonic()
-        with kie.Engine(folder, device=device, max_seq_len=max(prompts) + 512) as engine:
-            opened = time.monotonic() - begin
-            for tokens in prompts:
-                found = latency.measure(
-                    engine,
-                    prompt_tokens=[tokens],
-                    max_tokens=256,
-                    runs=runs,
-                    warmups=1,
-                    seed=tokens,
+        yield random_weights.write(shape, Path(name))
+
+
+def batch(engine: kie.Engine, tokens: int, runs: int) -> list[float]:
+    """Gaps between tokens of BATCH greedy requests, while all of them run, in microseconds."""
+    ids, source = pool(engine), random.Random(BATCH)
+    gaps: list[float] = []
+    for turn in range(1 + runs):
+        with ExitStack() as stack:
+            streams = [
+                stack.enter_context(
+                    engine.stream(
+                        fresh(ids, tokens, source),
+                        temperature=0,
+                        max_tokens=256,
+                        ignore_eos=True,
+                    )
                 )
-                gaps = sorted(gap for run in found for gap in run.gaps_us)
-                row = {
-                    "shape": shape,
-                    "context": tokens,
-                    "floor_us": round(floor, 1),
-                    "target_us": TARGET_US[shape] if tokens == 128 else None,
-                    "itl_us": statistics.median(gaps),
-                    "p99_us": gaps[len(gaps) * 99 // 100],
-                    "max_us": gaps[-1],
-                    "ttft_ms": statistics.median(run.ttft_ms for run in found),
-                    "open_s": round(opened, 2),
-                }
-                rows.append(row)
-                print(json.dumps(row), flush=True)
+                for _ in range(BATCH)
+            ]
+            moments = [[token.t_ns for token in stream] for stream in streams]
+        begin, end = max(m[0] for m in moments), min(m[-1] for m in moments)
+        if turn > 0:
+            for m in moments:
+                inside = [at for at in m if begin <= at <= end]
+                gaps += [(b - a) / 1e3 for a, b in itertools.pairwise(inside)]
+    return sorted(gaps)
+
+
+def measure(
+    shape: str, folder: Path, device: str, prompts: list[int], runs: int, look: bool
+) -> list[dict[str, Any]]:
+    """Rows of one shape: decode at each context, time to first token; with `look` also what the
+    step takes without waits and without weights, and its phases.
+    """
+    rows = []
+    floor = weights_bytes(folder) / STREAM_BYTES_PER_US
+    begin = time.monotonic()
+    kie.Engine(folder, device=device, max_seq_len=max(prompts) + 512).close()
+    opened = time.monotonic() - begin
+    # Once more, with the file in the page cache and the kernels in theirs.
+    with kie.Engine(folder, device=device, max_seq_len=max(prompts) + 512) as engine:
+        load = engine.info()["load"]
+        show_load(shape, load)
+        for tokens in prompts:
+            found = latency.measure(
+                engine, prompt_tokens=[tokens], max_tokens=256, runs=runs, warmups=1, seed=tokens
+            )
+            gaps = sorted(gap for run in found for gap in run.gaps_us)
+            row = {
+                "shape": shape,
+                "batch": 1,
+                "context": tokens,
+                "floor_us": round(floor, 1),
+                "target_us": TARGET_US[shape] if tokens == 128 else None,
+                "itl_us": statistics.median(gaps),
+                "p99_us": gaps[len(gaps) * 99 // 100],
+                "max_us": gaps[-1],
+                "ttft_ms": statistics.median(run.ttft_ms for run in found),
+                "open_s": round(opened, 2),
+                "reopen_s": round(load["seconds"], 3),
+                "load": load["phases"],
+            }
+            rows.append(row)
+        gaps = batch(engine, 128, runs)
+        together = {
+            "shape": shape,
+            "batch": BATCH,
+            "context": 128,
+            "floor_us": round(floor, 1),
+            "target_us": round(BATCH_TARGET * TARGET_US[shape]),
+            "itl_us": statistics.median(gaps),
+            "p99_us": gaps[len(gaps) * 99 // 100],
+            "max_us": gaps[-1],
+        }
+    for row in rows if look else []:
+        seen = inside.measure(
+            folder, device=device, prompt_tokens=row["context"], runs=runs, max_tokens=256
+        )
+        row |= {kernel: seen[kernel]["p50"] for kernel in inside.KERNELS}
+        row["phases"] = seen["phases"]
+        print(inside.table(seen))
+    rows.append(together)
+    for row in rows:
+        print(json.dumps({k: v for k, v in row.items() if k not in ("phases", "load")}), flush=True)
     return rows
 
 
-def main() -> int:
+def check_all(device: str, chosen: set[str]) -> Iterator[dict[str, Any]]:
+    """The checks that were asked for, one row each."""
+    data = ROOT / "tests" / "data"
+    if "echo" in chosen:
+        times = {f"{k}_us": round(v, 2) for k, v in inside.echo(device).items()}
+        good = times["p50_us"] <= ECHO_US[0] and times["p99_us"] <= ECHO_US[1]
+        yield {"check": "echo", **times, "good": good}
+    if "idle" in chosen:
+        yield checks.idle(device)
+    if "neighbours" in chosen:
+        yield checks.two_engines((data / "llama", data / "laneformer_d2"), device)
+        yield checks.beside_torch(data / "llama", device)
+    for tool in ("memcheck", "racecheck", "synccheck"):
+        if tool in chosen:
+            yield checks.sanitize(data / "llama", device, tool)
+
+
+def keep(path: Path, device: str, rows: list[dict[str, Any]]) -> None:
+    """Appends the speed rows to a file of baselines."""
+    about, gpus = checks.nvml(device).describe(), device.count(",") + 1
+    with path.open("a") as file:
+        for row in rows:
+            figures = {name: round(row[key], 2) for key, name in KEPT.items() if key in row}
+            date = time.strftime("%Y-%m-%d", time.gmtime())
+            kept = {"bench": "decode", "shape": row["shape"], "gpus": gpus, "batch": row["batch"]}
+            kept |= {"context": row["context"], **figures, "date": date, **about}
+            kept |= {"weights": "16-bit random", "what": "benches/gpu/run.py"}
+            file.write(json.dumps(kept) + "\n")
+
+
+def options() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--shapes", default=",".join(random_weights.SPECS))
+    parser.add_argument("--out", type=Path, help="write all rows as JSON")
+    parser.add_argument(
+        "--keep", type=Path, help="append the speed rows, as baselines.jsonl has them"
+    )
+    parser.add_argument("--shapes", default=",".join(random_weights.SPECS), help="names, or none")
     parser.add_argument("--prompts", default="128")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--fixtures", default="all", help="all, none, or names")
+    parser.add_argument(
+        "--no-inside", action="store_true", help="no figures from inside the kernel"
+    )
+    parser.add_argument("--checks", default=",".join(CHECKS), help="names, or none")
     given = parser.parse_args()
+    given.checks = set(given.checks.split(",")) - {"none", ""}
+    if unknown := given.checks - set(CHECKS + SANITIZERS):
+        parser.error(f"no checks {unknown}; there are {', '.join(CHECKS + SANITIZERS)}")
+    return given
+
+
+def main() -> int:
+    given = options()
     try:
         kie.Engine(device=given.device, max_seq_len=256).close()
     except kie.DeviceError as error:
@@ -150,21 +269,42 @@ def main() -> int:
                 checked.append(check(golden.parent, given.device))
                 print(json.dumps(checked[-1]), flush=True)
     rows: list[dict[str, Any]] = []
-    for shape in filter(None, given.shapes.split(",")):
+    others: list[dict[str, Any]] = []
+    for shape in filter(None, given.shapes.replace("none", "").split(",")):
         prompts = [int(n) for n in given.prompts.split(",")]
-        rows += measure(shape, given.device, prompts, given.runs)
+        with shaped(shape) as folder:
+            look = not given.no_inside
+            rows += measure(shape, folder, given.device, prompts, given.runs, look)
+            if "steady" in given.checks and shape in STEADY:
+                others.append(checks.steady(shape, folder, given.device, runs=20, tokens=1000))
+                print(checks.show(others[-1]), flush=True)
+    for row in check_all(given.device, given.checks):
+        others.append(row)
+        print(checks.show(row), flush=True)
     if given.out:
-        given.out.write_text(json.dumps({"fixtures": checked, "rows": rows}, indent=1))
+        found = {"fixtures": checked, "rows": rows, "checks": others}
+        given.out.write_text(json.dumps(found, indent=1))
+    if given.keep:
+        keep(given.keep, given.device, rows)
     print(f"\n{'fixture':40} decode   prefill  greedy")
     for c in checked:
         print(f"{c['fixture']:40} {c['decode']:.2e} {c['prefill']:.2e} {c['greedy']}")
-    print(f"\n{'shape':20} context  floor us  target us   itl us   p99 us  ttft ms")
+    print(
+        f"\n{'shape':20} batch context  floor us  target us   itl us   p99 us"
+        "   stream  exchange  ttft ms"
+    )
     for r in rows:
+        alone = [f"{r[kernel]:.1f}" if kernel in r else "" for kernel in inside.KERNELS[2:]]
         print(
-            f"{r['shape']:20} {r['context']:7} {r['floor_us']:9.1f} {r['target_us'] or '':>10}"
-            f" {r['itl_us']:8.1f} {r['p99_us']:8.1f} {r['ttft_ms']:8.2f}"
+            f"{r['shape']:20} {r['batch']:5} {r['context']:7} {r['floor_us']:9.1f}"
+            f" {r['target_us'] or '':>10} {r['itl_us']:8.1f} {r['p99_us']:8.1f}"
+            f" {alone[0]:>8} {alone[1]:>9}"
+            f" {r.get('ttft_ms', 0):8.2f}"
         )
-    return 0 if all(c["good"] for c in checked) else 1
+    print()
+    for row in others:
+        print(checks.show(row))
+    return 0 if all(c.get("good", True) for c in checked + others) else 1
 
 
 if __name__ == "__main__":

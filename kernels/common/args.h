@@ -6,11 +6,12 @@
 struct Segment {
     u32 stages, bytes;
 };
-// Who gave up, where, in which step, at which word.
+// Who gave up, where, in which step, at which word. `where`: kWritten and what wire.rs tells.
 struct Record {
-    u64 when_ns;
     u32 where, step, wanted, seen;
 };
+constexpr u32 kWritten = 0x80000000u;
+constexpr u32 kRecordsBlock = 16;  // one a warp, which waits for one thing at a time
 // What differs between layers. Index 0 is attention's output, 1 the mlp's.
 struct Layer {
     u32 window;            // positions a query sees, itself included; 0: all
@@ -52,14 +53,14 @@ struct DecodeArgs {
     const u32* prompt;        // tokens of a prompt, or null: see `count`
     const Segment* segments;  // one step's segments
     u64* words;               // [kWords] exchange
-    u64* poison;              // not 0: everybody stops
-    Record* records;          // [kBlocks] who gave up where
+    u64* poison;              // not 0: everybody stops; as far from any rank's as the words are
+    Record* records;          // [kBlocks][kRecordsBlock] who gave up where
     float* logits;            // [steps][kColumns][kVocabAll] out, or null
     u64* stamps;              // [steps + 1] device time at each step's start, ns, or null
     u64* trace;               // [kBlocks][16] clock ticks a phase, or null
-    u64* out;      // host memory: [rows][kRing][3] tokens as they are made; see control.h
-    u32* control;  // host memory: what the host asks for and the end; see control.h
-    long hops[8];  // words from this rank's exchange to each rank's, its own 0
+    u64* out;                 // host memory: [rows][kRing][3] tokens as they are made; see tell.h
+    u32* control;             // host memory: what the host asks for and the end; see control.h
+    long hops[8];             // words from this rank's exchange to each rank's, its own 0
     u64 budget_ns;
     u32 pool_layers[2];
     u32 segment_count, steps, epoch, in_flight_bytes;

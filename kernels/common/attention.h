@@ -47,6 +47,11 @@ KIE_DEVICE u8* page_at(const DecodeArgs& args, const u8* shared, const Pages& at
 struct Held {
     Quad v[kHeld];
 };
+// Before what only some threads fill: otherwise the compiler keeps the registers from the last use
+// on, through everything in between.
+KIE_DEVICE void clear(Held& h) {
+    KIE_UNROLL for (int i = 0; i < kHeld; ++i) h.v[i] = {{0, 0, 0, 0}};
+}
 KIE_DEVICE void hold(Held& h, const u8* page) {
     const int me = thread(), warp = me / kTeam, g = me % kTeam / 4, t = me % 4;
     if (warp < kScoreWarps) {
@@ -329,6 +334,7 @@ KIE_DEVICE void merge(Watch& watch, const DecodeArgs& args, int layer, int lane_
         if (n == 0)
             await_one(watch, lot((span.last + shift) % kSplitsMax) + kPartMass, epoch,
                       layer << 4 | 2, rest_ns);
+        KIE_UNROLL for (int i = 0; i < kEach; ++i) a[i] = m[i] = 0;
         watch.polls = 0;
         for (;;) {
             bool ok = true;

@@ -10,6 +10,7 @@ struct Block {
     u64* trace;  // shared, or null for all threads but one
     u64 traced_at;
 };
+// The time since the last stamp was this phase's; mono/meter.rs has the phases' names.
 KIE_DEVICE void stamp(Block& b, int phase) {
 #ifdef KIE_TRACE
     if (b.trace) {
@@ -20,6 +21,10 @@ KIE_DEVICE void stamp(Block& b, int phase) {
 }
 KIE_DEVICE u32* tokens_of(const Block& b) { return (u32*)(b.shared + kShTokens); }
 KIE_DEVICE u32* ends_of(const Block& b) { return (u32*)(b.shared + kShEnds); }
+// Not 0 once a thread of the block has lost patience: no token may be made of what it has.
+KIE_DEVICE volatile u32& lost_of(const Block& b) {
+    return ((volatile u32*)(b.shared + kShMisc))[3];
+}
 KIE_DEVICE const Layer& layer_of(const Block& b, int layer) {
     return ((const Layer*)(b.shared + kShLayers))[layer];
 }
@@ -42,7 +47,8 @@ KIE_DEVICE int live_at(const DecodeArgs& args, u32 step) {
     const int sequences = sequences_of(args);
     if (!args.prompt) return sequences;
     const u32 done = prompt_at(args, step, sequences);
-    return sequences + min_i(kColumns - sequences, (int)(args.count > done ? args.count - done : 0));
+    return sequences +
+           min_i(kColumns - sequences, (int)(args.count > done ? args.count - done : 0));
 }
 // Which block's pages come first, so that the sequences of a launch use different blocks; the same
 // for all positions of a prompt.

@@ -5,11 +5,10 @@
 // Orders: control[0] is kGoOn, or why to leave. One thread of block 0 of rank 0, which takes part
 // in no exchange, reads it all the while; what it saw travels with the step's offers, so all blocks
 // leave at the same edge. control[1] is the host's heartbeat, a number that changes; if it stands
-// still for kHostSilent while control[2] is set, the host is gone and the kernel leaves.
+// still for kHostSilent while control[2] is set, the host is gone and the kernel leaves. Behind its
+// last edge the kernel writes the number of its steps to control[3].
 //
-// Tokens: entry n % kRing of a row's ring holds, for the n-th token that the row ever made,
-//   {n + 1, token}, {n + 1, log-probability}, {(n + 1) mod 2^24, time in ns mod 2^40}
-// (tag in the high bits), so that whoever polls knows each word's turn by itself.
+// Tokens: tell.h says how they travel.
 #pragma once
 
 enum Order { kGoOn = 0, kLeave = 1, kAbort = 2, kHostGone = 3 };
@@ -27,15 +26,11 @@ KIE_DEVICE void watch_host(const DecodeArgs& args, volatile u32* seen, const vol
             *seen = order;
         else if (watched && clock_ns() - since > kHostSilent)
             *seen = kHostGone;
-        if (order == kAbort) store_word(args.poison, 1);
+        if (order == kAbort) poison_all(args);
         pause_ns(500);
     }
 }
 
 KIE_DEVICE void tell_host(const DecodeArgs& args, u32 row, u32 n, u32 token, float logprob) {
-    u64* to = args.out + ((u64)row * kRing + n % kRing) * 3;
-    const u64 tag = n + 1;
-    store_host(to, tag << 32 | token);
-    store_host(to + 1, tag << 32 | bits(logprob));
-    store_host(to + 2, (tag & 0xffffff) << 40 | (clock_ns() & 0xffffffffffull));
+    tell(args.out + ((u64)row * kRing + n % kRing) * kTellWords, n, token, logprob);
 }

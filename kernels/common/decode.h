@@ -26,11 +26,12 @@ KIE_DEVICE Squares gather_normed(Watch& watch, const DecodeArgs& args, const Blo
     KIE_UNROLL for (int c = 0; c < kColumns; ++c) squares.v[c] = 0;
     u32* x = (u32*)(b.shared + kShXa) + warp * kShare;
     if (!embedded) {
-        gather<kShare, true>(watch, from + warp * kShare, kWordsH, b.epoch, where, weights, x,
-                             kStrideA / 2, squares.v);
+        gather<kShare, true>(watch, from + warp * kShare, kWordsH, b.epoch, where, live_of(b),
+                             weights, x, kStrideA / 2, squares.v);
         return squares;
     }
     KIE_UNROLL for (int c = 0; c < kColumns; ++c) {
+        if (c >= live_of(b)) continue;
         const u32* e = args.embed + (long)tokens_of(b)[c] * (kHidden / 2) + warp * kShare;
         KIE_UNROLL for (int i = 0; i < (kShare + kTeam - 1) / kTeam; ++i) {
             const int at = kTeam * i + lane();
@@ -45,10 +46,17 @@ KIE_DEVICE Squares gather_normed(Watch& watch, const DecodeArgs& args, const Blo
 }
 KIE_DEVICE void add_squares(const Block& b, Squares& s) {
     float* all = (float*)(b.shared + kShNorm);
-    KIE_UNROLL for (int c = 0; c < kColumns; ++c) {
-        KIE_UNROLL for (int m = 16; m > 0; m /= 2) s.v[c] += shuffle_xor(s.v[c], m);
-        if (lane() == 0) all[c * kWarps + thread() / kTeam] = s.v[c];
+    const int my = lane();
+    // Each step that adds up lanes halves the columns that a lane looks after.
+    KIE_UNROLL for (int half = kColumns / 2, m = 16; half > 0; half /= 2, m /= 2) {
+        KIE_UNROLL for (int c = 0; c < half; ++c) {
+            const bool upper = (my & m) != 0;
+            const float give = upper ? s.v[c] : s.v[c + half];
+            s.v[c] = (upper ? s.v[c + half] : s.v[c]) + shuffle_xor(give, m);
+        }
     }
+    KIE_UNROLL for (int m = 16 / kColumns; m > 0; m /= 2) s.v[0] += shuffle_xor(s.v[0], m);
+    if (my % (32 / kColumns) == 0) all[my / (32 / kColumns) * kWarps + thread() / kTeam] = s.v[0];
 }
 // Behind a barrier after the squares were added: 1 / rms of a column, of one of several streams.
 KIE_DEVICE float set_scale(const Block& b, int set, int column) {
@@ -58,6 +66,12 @@ KIE_DEVICE float set_scale(const Block& b, int set, int column) {
     return rsqrt_f(sum * (1.0f / kHiddenReal) + kEps);
 }
 KIE_DEVICE float rms_scale(const Block& b, int column) { return set_scale(b, 0, column); }
+// Before the place of vectors is filled again, after the product `S` with what stands there: where
+// parts were added up all had met by then.
+template <class S>
+KIE_DEVICE void vector_free() {
+    if (kOneVector && S::k_warps == 1) sync_consumers<kThreads>();
+}
 template <class S>
 KIE_DEVICE void vector_ready() {
     if (S::row_warps > 1)
@@ -78,6 +92,7 @@ KIE_DEVICE Sums<S> multiply_normed(Ring& ring, Lot<S>& lot, const Block& b, Squa
 // The first page of the only column, asked for before its query is known.
 KIE_DEVICE void early_page(const DecodeArgs& args, const Block& b, int layer, Held& held) {
     if (kColumns > 1) return;
+    clear(held);
     const int kv_head = b.seat / kSplitBlocks, split = b.seat % kSplitBlocks;
     const Layer& l = layer_of(b, layer);
     const PageSpan span = pages_of(l, (int)position_at(args, b.step, 0));
@@ -127,7 +142,7 @@ KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer
                              v0 = v0 * scale + bias[item][0], v1 = v1 * scale + bias[item][1];
                          else
                              c *= scale, d *= scale;
-                         if (live && lead)
+                         if (live && lead && column < live_of(b))
                              publish(to + (long)column * kWordsQ + pair,
                                      pack_half2(v0 * c - v1 * d, v0 * d + v1 * c), b.epoch);
                      });
@@ -161,9 +176,11 @@ struct Owned {
     float v[SplitO::items][2];
 };
 // Words of other lanes that a thread looks after. Where four lanes of a team hold the same result
-// (kQuad), each adds some of the lanes. Otherwise the words are dealt out to all threads, who leave
-// them in shared memory for the owner of the row.
+// (kQuad), each adds some of the lanes. Where every thread owns results (kAlone), see add_far.
+// Otherwise the words are dealt out to all threads, who leave them in shared memory for the owner
+// of the row.
 constexpr bool kQuad = SplitO::k_warps == 1 && kColumns == 1;
+constexpr bool kAlone = SplitO::k_warps == 1 && kColumns > 1, kFar = kAlone && kLanesAll > 1;
 constexpr int kOthers =
     kQuad ? SplitO::items * ((kLanesAll + 3) / 4) : (kOtherWords + kThreads - 1) / kThreads;
 struct Others {
@@ -209,8 +226,9 @@ KIE_DEVICE void take_others(Watch& watch, const DecodeArgs& args, const Block& b
     each_other<S>(b, [&](int i, int from, int pair, int column, int place) {
         const u64* p = other_word(args, b, kind, layer - delay, from, pair, column);
         watch.polls = 0;
-        while (!kNoWaits && epoch_of(o.v[i]) != b.epoch &&
-               patient(watch, layer << 4 | 3, b.epoch, epoch_of(o.v[i])))
+        while (
+            !kNoWaits && epoch_of(o.v[i]) != b.epoch &&
+            patient(watch, of_rank(from) | layer << 4 | (kind ? 7 : 3), b.epoch, epoch_of(o.v[i])))
             o.v[i] = load_word(p);
         if (!kQuad) ((u32*)(b.shared + kShOthers))[place] = (u32)o.v[i];
     });
@@ -236,15 +254,27 @@ KIE_DEVICE void add_others(const Block& b, const Others& o, int item, int pair, 
         a0 += shuffle_xor(a0, 2), a1 += shuffle_xor(a1, 2);
     }
 }
+// The sum of other lanes' earlier outputs, where each thread owns its results alone: before there
+// is something else to do, since they have long been there.
 template <class S>
-KIE_DEVICE void step_residual(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b, int kind,
-                              int layer, Owned& own, int phase, Lot<S>& lot) {
+KIE_DEVICE Far<S> early_far(Watch& watch, const DecodeArgs& args, const Block& b, int kind,
+                            int layer) {
+    Far<S> far;
+    KIE_UNROLL for (int i = 0; i < S::items; ++i) far.v[i][0] = far.v[i][1] = 0;
+    const int delay = layer_of(b, layer).delay[kind];
+    if (kFar && delay > 0) add_far<S>(watch, args, b, kind, layer, delay, false, far);
+    return far;
+}
+// `product` is the block's own part of the output.
+template <class S, class Product>
+KIE_DEVICE void step_residual(Watch& watch, const DecodeArgs& args, Block& b, int kind, int layer,
+                              Owned& own, int phase, Far<S>& far, Product product) {
     Others others;
+    KIE_UNROLL for (int i = 0; i < kOthers; ++i) others.v[i] = 0;
     const Layer& l = layer_of(b, layer);
     const int delay = l.delay[kind];
-    early_others<S>(args, b, kind, layer, delay, others);
-    vector_ready<S>();
-    Sums<S> s = multiply<S>(ring, lot, b.shared + kShXb, kStrideB);
+    if (!kAlone) early_others<S>(args, b, kind, layer, delay, others);
+    Sums<S> s = product();
     stamp(b, phase);
     const float keep = l.own[kind];
     const bool shares = kLanesAll > 1 && (l.shares >> kind & 1) != 0;
@@ -253,25 +283,28 @@ KIE_DEVICE void step_residual(Ring& ring, Watch& watch, const DecodeArgs& args, 
     const bool alike = delay == 0 && keep == 1.0f;
     u64* to = hidden_slot(args, kind, layer, b.lane_index) + b.seat * (kRowsO / 2);
     u64* share = other_slot(args, kind, layer, b.lane_all) + b.seat * (kRowsO / 2);
-    if (delay > 0) take_others<S>(watch, args, b, kind, layer, delay, others);
+    if (!kAlone && delay > 0) take_others<S>(watch, args, b, kind, layer, delay, others);
     u32 mine[S::items];
     float sum[S::items][2];
+    KIE_UNROLL for (int i = 0; i < S::items; ++i) mine[i] = 0, sum[i][0] = sum[i][1] = 0;
     finish<S>(s, (float*)(b.shared + kShPartB),
               [&](int item, int pair, int column, float v0, float v1, bool live, bool lead) {
                   mine[item] = pack_half2(v0, v1), sum[item][0] = v0, sum[item][1] = v1;
-                  if (shares && live && lead)
+                  if (shares && live && lead && column < live_of(b))
                       publish_all(args, share + (long)column * kWordsH + pair, mine[item], b.epoch);
               });
-    if (delay == 0) take_others<S>(watch, args, b, kind, layer, delay, others);
-    if (kLanesAll > 1 && !kQuad && (delay == 0 || S::k_warps == 1)) sync_consumers<kThreads>();
+    if (kFar && delay == 0) add_far<S>(watch, args, b, kind, layer, 0, alike, far);
+    if (!kAlone && delay == 0) take_others<S>(watch, args, b, kind, layer, delay, others);
+    if (kLanesAll > 1 && !kQuad && !kAlone && (delay == 0 || S::k_warps == 1))
+        sync_consumers<kThreads>();
     each_owned<S>([&](int item, int pair, int column, bool live, bool lead) {
-        float a0 = 0, a1 = 0;
-        if (kLanesAll > 1 && delay >= 0)
+        float a0 = far.v[item][0], a1 = far.v[item][1];
+        if (!kAlone && kLanesAll > 1 && delay >= 0)
             add_others<S>(b, others, item, pair, column, live, alike, mine[item], a0, a1);
         const bool whole = kLanesAll > 1 && alike;
         own.v[item][0] += whole ? a0 : keep * sum[item][0] + a0;
         own.v[item][1] += whole ? a1 : keep * sum[item][1] + a1;
-        if (!live || !lead) return;
+        if (!live || !lead || column >= live_of(b)) return;
         const long at = (long)column * kWordsH + pair;
         const u32 both = pack_half2(own.v[item][0], own.v[item][1]);
         publish(to + at, both, b.epoch);
@@ -287,16 +320,16 @@ KIE_DEVICE void step_gate_up(Ring& ring, const DecodeArgs& args, Block& b, int l
                              Lot<SplitGu>& lot, Squares& squares) {
     Sums<SplitGu> s = multiply_normed<SplitGu>(ring, lot, b, squares);
     stamp(b, 8);
-    u64* to = args.words + kAtAct + ((long)layer * kLanes + b.lane_index) * kVecF +
-              b.seat * (kRowsGu / 4);
+    u64* to = args.words + kAtAct + ((long)layer * kLanes + b.lane_index) * kVecF;
     finish<SplitGu>(
         s, (float*)(b.shared + kShPartA),
         [&](int, int pair, int column, float v0, float v1, bool live, bool lead) {
             const float scale = rms_scale(b, live ? column : 0), gate = v0 * scale, up = v1 * scale;
             const float y = gate * up * reciprocal_f(1.0f + exp2_f(-1.44269504f * gate));
             const float next = shuffle_xor(y, neighbour<SplitGu>());
-            if (live && lead && pair % 2 == 0)
-                publish(to + (long)column * kWordsF + pair / 2, pack_half2(y, next), b.epoch);
+            const int n = b.seat * (kRowsGu / 4) + pair / 2, at = kDirectDown ? direct_word(n) : n;
+            if (live && lead && pair % 2 == 0 && column < live_of(b))
+                publish(to + (long)column * kWordsF + at, pack_half2(y, next), b.epoch);
         });
     stamp(b, 9);
 }
@@ -310,7 +343,7 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
     const auto words_of = [&](int from, int c) {
         return args.words + kAtLast + from * kVecH + (long)c * kWordsH + warp * kShare;
     };
-    KIE_NO_UNROLL for (int c = 0; c < kColumns; ++c) {
+    KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
         float sum = 0;
         KIE_NO_UNROLL for (int set = 0; set < kNormSets; ++set) {
             if (kHeadMode != kHeadSum) sum = 0;
@@ -319,7 +352,8 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
                 for (int l = kHeadMode == kHeadSum ? 0 : set;
                      l < (kHeadMode == kHeadSum ? kLanesAll : set + 1); ++l) {
                     float a, e;
-                    unpack_half2(take_word(watch, words_of(l, c) + i, b.epoch, 0xffe), a, e);
+                    unpack_half2(take_word(watch, words_of(l, c) + i, b.epoch, of_rank(l) | 0xffe),
+                                 a, e);
                     v0 += a, v1 += e;
                 }
                 sum += v0 * v0 + v1 * v1;
@@ -330,12 +364,13 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
     }
     sync_consumers<kThreads>();
     u32* x = (u32*)(b.shared + kShXa) + warp * kShare;
-    KIE_NO_UNROLL for (int c = 0; c < kColumns; ++c) {
+    KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
         for (int i = my; i < kShare; i += kTeam) {
             float s0 = 0, s1 = 0;
             for (int l = 0; l < kLanesAll; ++l) {
                 float v0, v1, n0, n1;
-                unpack_half2(take_word(watch, words_of(l, c) + i, b.epoch, 0xffe), v0, v1);
+                unpack_half2(take_word(watch, words_of(l, c) + i, b.epoch, of_rank(l) | 0xffe), v0,
+                             v1);
                 const int row =
                     2 * kLayers * kNormLanes + (kNormLanes > 1 && kHeadMode != kHeadSum ? l : 0);
                 unpack_half2(args.norms[(long)row * (kHidden / 2) + warp * kShare + i], n0, n1);
@@ -389,6 +424,7 @@ KIE_DEVICE bool attend_columns(Watch& watch, const DecodeArgs& args, Block& b, i
     const int kv_head = b.seat / kSplitBlocks, split = b.seat % kSplitBlocks;
     const Layer& l = layer_of(b, layer);
     bool any = false;
+    if (kColumns > 1) clear(held);
     if (split >= kSplitsMax || kv_head >= kKvHeads) return any;
     const int kv_index = b.lane_index * kKvHeads + kv_head;
     if constexpr (kColumns > 1) {
@@ -425,33 +461,43 @@ KIE_DEVICE void gather_attention(Watch& watch, const DecodeArgs& args, Block& b,
     const long unit = (long)layer * kLanes + b.lane_index;
     u32* x = (u32*)(b.shared + kShXb) + warp * kShare;
     u64* to = args.words + kAtAttn + unit * kVecA;
-    KIE_NO_UNROLL for (int c = 0; c < kColumns; ++c) {
-        const PageSpan span = pages_of(layer_of(b, layer), (int)position_at(args, b.step, c));
-        const int shift = shift_at(args, c);
-        if constexpr (kMerge == 0) {
-            if (c >= live_of(b))
-                for (int i = lane(); i < kShare; i += kTeam) x[c * (kStrideB / 2) + i] = 0;
-            else
-                merge<kShare>(watch, args, layer, b.lane_index, c, shift, span, b.epoch,
-                              warp * kShare, x + c * (kStrideB / 2), nullptr,
-                              attended || c > 0 ? 0 : kRestMerge);
-        } else if (warp == c % kWarps) {
-            constexpr int kPart = kWordsA / kBlocksPerLane;
-            u64* mine = to + (long)c * kWordsA;
-            if (c < live_of(b))
-                merge<kPart>(watch, args, layer, b.lane_index, c, shift, span, b.epoch,
-                             b.seat * kPart, nullptr, mine, attended ? 0 : kRestMerge);
-            else
-                for (int i = lane(); i < kPart; i += kTeam)
-                    publish(mine + b.seat * kPart + i, 0, b.epoch);
-        }
+    if constexpr (kColumns > 1) {
+        merge_columns(watch, args, b, layer);
+        join_wave();  // as below
+        stamp(b, 4);
+        if (kOneVector) sync_consumers<kThreads>();  // attention's vectors may stand there, too
+        if constexpr (!kDirectO)
+            gather_narrow<kShare>(watch, to + warp * kShare, kWordsA, b.epoch, layer << 4 | 4,
+                                  live_of(b), x, kStrideB / 2);
+        return;
     }
-    if constexpr (kMerge == 1) {
+    const PageSpan span = pages_of(layer_of(b, layer), (int)position_at(args, b.step, 0));
+    const u32 rest = attended ? 0 : kRestMerge;
+    if constexpr (kMerge == 0) {
+        merge<kShare>(watch, args, layer, b.lane_index, 0, 0, span, b.epoch, warp * kShare, x,
+                      nullptr, rest);
+    } else {
+        constexpr int kPart = kWordsA / kBlocksPerLane;
+        if (warp == 0)
+            merge<kPart>(watch, args, layer, b.lane_index, 0, 0, span, b.epoch, b.seat * kPart,
+                         nullptr, to, rest);
+        join_wave();  // some of these words are published above, by one team of a wave
         Squares none;
-        gather<kShare, false>(watch, to + warp * kShare, kWordsA, b.epoch, layer << 4 | 4, nullptr,
-                              x, kStrideB / 2, none.v);
+        gather<kShare, false>(watch, to + warp * kShare, kWordsA, b.epoch, layer << 4 | 4, 1,
+                              nullptr, x, kStrideB / 2, none.v);
     }
     stamp(b, 4);
+}
+// The output of attention, or of the mlp, of this block's rows.
+template <class S, bool kDirect>
+KIE_DEVICE Sums<S> multiply_output(Ring& ring, Watch& watch, Lot<S>& lot, const Block& b,
+                                   const u64* words, int stride, u32 where) {
+    if constexpr (kDirect) {
+        return multiply_words<S>(ring, watch, lot, words, stride, b.epoch, where, live_of(b));
+    } else {
+        vector_ready<S>();
+        return multiply<S>(ring, lot, b.shared + kShXb, kStrideB);
+    }
 }
 
 KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b, int layer,
@@ -460,6 +506,7 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
     {
         Lot<SplitQkv> lot;
         take_lot<SplitQkv>(ring, lot, false);
+        vector_free<SplitDown>();
         Squares squares =
             gather_normed(watch, args, b, hidden_slot(args, 1, layer - 1, b.lane_index), layer == 0,
                           2 * layer, layer << 4);
@@ -469,16 +516,23 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
     if (layer == 0)
         KIE_UNROLL for (int i = 0; i < SplitO::items; ++i)
             unpack_half2(bits(own.v[i][0]), own.v[i][0], own.v[i][1]);
+    const long unit = (long)layer * kLanes + b.lane_index;
     {
+        Far<SplitO> far = early_far<SplitO>(watch, args, b, 0, layer);
         const bool attended = attend_columns(watch, args, b, layer, held);
         Lot<SplitO> lot;
         take_lot<SplitO>(ring, lot, false);
         gather_attention(watch, args, b, layer, attended);
-        step_residual<SplitO>(ring, watch, args, b, 0, layer, own, 5, lot);
+        step_residual<SplitO>(watch, args, b, 0, layer, own, 5, far, [&]() {
+            return multiply_output<SplitO, kDirectO>(
+                ring, watch, lot, b, args.words + kAtAttn + unit * kVecA, kWordsA, layer << 4 | 4);
+        });
     }
+    Far<SplitDown> far = early_far<SplitDown>(watch, args, b, 1, layer);
     {
         Lot<SplitGu> lot;
         take_lot<SplitGu>(ring, lot, false);
+        vector_free<SplitO>();
         Squares squares = gather_normed(watch, args, b, hidden_slot(args, 0, layer, b.lane_index),
                                         false, 2 * layer + 1, layer << 4 | 5);
         stamp(b, 7);
@@ -486,14 +540,20 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
     }
     Lot<SplitDown> lot;
     take_lot<SplitDown>(ring, lot, false);
-    constexpr int kShare = kFfn / 2 / kWarps;
-    const int first = (int)(thread() / kTeam) * kShare;
-    Squares none;
-    gather<kShare, false>(
-        watch, args.words + kAtAct + ((long)layer * kLanes + b.lane_index) * kVecF + first, kWordsF,
-        b.epoch, layer << 4 | 6, nullptr, (u32*)(b.shared + kShXb) + first, kStrideB / 2, none.v);
+    const u64* act = args.words + kAtAct + unit * kVecF;
+    if constexpr (!kDirectDown) {
+        vector_free<SplitGu>();
+        constexpr int kShare = kFfn / 2 / kWarps;
+        const int first = (int)(thread() / kTeam) * kShare;
+        Squares none;
+        gather<kShare, false>(watch, act + first, kWordsF, b.epoch, layer << 4 | 6, live_of(b),
+                              nullptr, (u32*)(b.shared + kShXb) + first, kStrideB / 2, none.v);
+    }
     stamp(b, 10);
-    step_residual<SplitDown>(ring, watch, args, b, 1, layer, own, 11, lot);
+    step_residual<SplitDown>(watch, args, b, 1, layer, own, 11, far, [&]() {
+        return multiply_output<SplitDown, kDirectDown>(ring, watch, lot, b, act, kWordsF,
+                                                       layer << 4 | 6);
+    });
 }
 
 KIE_DEVICE void decode_head(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b,
@@ -502,6 +562,7 @@ KIE_DEVICE void decode_head(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
         Lot<SplitHead> lot;
         take_lot<SplitHead>(ring, lot, false);
         if constexpr (kHeadMode == kHeadPerLane) {
+            vector_free<SplitDown>();
             Squares squares =
                 gather_normed(watch, args, b, hidden_slot(args, 1, kLayers - 1, b.lane_index),
                               false, 2 * kLayers, 0xffe);
@@ -511,6 +572,7 @@ KIE_DEVICE void decode_head(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
         } else {
             sync_consumers<kThreads>();  // the squares of the layer before have been read
             gather_lanes(watch, args, b);
+            stamp(b, 13);
             Sums<SplitHead> s = multiply<SplitHead>(ring, lot, b.shared + kShXa, kStrideA);
             step_head<SplitHead>(args, b, s, 0, pick);
         }
@@ -544,6 +606,7 @@ KIE_DEVICE void decode_step(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
     Pick pick = {kLowest, kNone};
     if (sequences_of(args) > 0 || args.logits) decode_head(ring, watch, args, b, pick);
     stamp(b, 14);
+    if (watch.lost) lost_of(b) = 1;
     offer(args, b, pick);
     rotations(args, b, b.step + 1);  // the next step's, while the offers travel
     accept(watch, args, b);
@@ -582,11 +645,15 @@ KIE_DEVICE void run_steps(Ring& ring, Watch& watch, const DecodeArgs& args, Bloc
         decode_step(ring, watch, args, b);
         if (watch.lost) *stop = 1;
         take_tokens(args, b.shared, step + 1);
-        if (thread() == 0 && at_the_end(args, b)) *stop = 1;
+        if (thread() == 0) {
+            stop[4] = step + 1;
+            if (at_the_end(args, b)) *stop = 1;
+        }
         sync_consumers<kThreads>();  // the edge: see exchange.h
         if (*stop) break;
     }
     if (thread() == 0) *stop = 1;
+    if (thread() == 0 && kRanks > 1 && lost_of(b)) poison_all(args);
     if (thread() == 0 && block() == 0 && args.stamps) args.stamps[args.steps] = clock_ns();
 }
 
@@ -596,12 +663,13 @@ static_assert(kThreads % kWarp == 0, "consumers share no warp with others");
 KIE_KERNEL(kie_decode, kThreads + 2 * kWarp, DecodeArgs args) {
     KIE_SHARED_BYTES(shared);
     Slot* slots = (Slot*)(shared + kShSlots);
-    volatile u32* misc = (volatile u32*)(shared + kShMisc);  // stop, order seen, order agreed
+    // Stop, order seen, order agreed, lost (block.h), steps made.
+    volatile u32* misc = (volatile u32*)(shared + kShMisc);
     u64* trace = (u64*)(shared + kShTrace);
     if (thread() == 0) {
         for (int i = 0; i < kSlots; ++i) slot_init(slots + i, kWarps);
         slots_ready();
-        misc[0] = 0, misc[1] = misc[2] = kGoOn;
+        misc[0] = misc[3] = misc[4] = 0, misc[1] = misc[2] = kGoOn;
         for (int i = 0; i < 16; ++i) trace[i] = 0;
     }
     take_tables(args, shared);
@@ -611,7 +679,7 @@ KIE_KERNEL(kie_decode, kThreads + 2 * kWarp, DecodeArgs args) {
         if (thread() == kThreads)
             stream_weights(args, slots, shared + kShRing, (u32*)(shared + kShSizes), misc);
         else if (thread() == kThreads + kWarp && block_all(args) == 0)
-            watch_host(args, misc + 1, misc);
+            watch_host(args, misc + 1, misc), store_host(args.control + 3, misc[4]);
         return;
     }
     Ring ring = {slots, shared + kShRing, 0, 0};

@@ -3,8 +3,10 @@
 // orders one step's last read before the next step's first write.
 #pragma once
 
-// Bounded waiting. The first to lose patience poisons everybody; who gave up stops waiting, runs
-// the step to its end on whatever it has, and leaves at the edge.
+// Bounded waiting. The first to lose patience poisons its rank. Who waits then writes down what
+// for, stops waiting, runs the step to its end on whatever it has, poisons the other ranks and
+// leaves: the earliest of all that was waited for tells where it began. What such a block offers
+// for the step's token is kNotFinite (sample.h), so that no token made of half the words is told.
 struct Watch {
     const DecodeArgs& args;
     u32 step, polls;
@@ -13,9 +15,23 @@ struct Watch {
 };
 KIE_DEVICE void give_up(Watch& w, u32 where, u32 wanted, u32 seen) {
     w.lost = true;
-    Record& r = w.args.records[block()];
-    r.when_ns = clock_ns(), r.where = where, r.step = w.step, r.wanted = wanted, r.seen = seen;
     store_word(w.args.poison, 1);
+    Record& r = w.args.records[block() * kRecordsBlock + thread() / kTeam];
+    if (r.where != 0) return;  // of a warp the first, which is the earliest in the work
+    r.where = kWritten | where, r.step = w.step, r.wanted = wanted, r.seen = seen;
+}
+// On all ranks: `poison` lies beside the words, so each rank's is as far away as they are.
+KIE_DEVICE void poison_all(const DecodeArgs& args) {
+    if constexpr (kRanks == 1) {
+        store_word(args.poison, 1);
+    } else {
+        for (int rank = 0; rank < kRanks; ++rank)
+            store_word_system(args.poison + args.hops[rank], 1);
+    }
+}
+// The rank that `lane_all` belongs to, for a record's `where`.
+KIE_DEVICE u32 of_rank(int lane_all) {
+    return kRanks == 1 ? 0 : (u32)(lane_all / kLanes + 1) << 16;
 }
 // After a failed test: whether to test again.
 KIE_DEVICE bool patient(Watch& w, u32 where, u32 wanted, u32 seen) {
@@ -23,9 +39,7 @@ KIE_DEVICE bool patient(Watch& w, u32 where, u32 wanted, u32 seen) {
     if ((++w.polls & 63) == 0) {
         const u64 now = clock_ns();
         if (w.polls == 64) w.since = now;
-        if (load_word(w.args.poison) != 0)
-            w.lost = true;
-        else if (now - w.since > w.args.budget_ns)
+        if (now - w.since > w.args.budget_ns || load_word(w.args.poison) != 0)
             give_up(w, where, wanted, seen);
     }
     return !w.lost;
@@ -67,16 +81,21 @@ KIE_DEVICE void await_one(Watch& w, const u64* p, u32 epoch, u32 where, u32 rest
     sync_warp();
 }
 
-// A warp's share of a vector of words, `kCount` of each column from `base` on, into halves in
+// A warp's share of a vector of words, `kCount` of each live column from `base` on, into halves in
 // shared memory (`x`; columns `x_stride` words apart), multiplied by a norm's weights on the way.
 // Adds this lane's part of each column's sum of squares to `squares`. Several columns are in flight
 // at once.
+constexpr int kFlight = 8;  // loads of a lane
 template <int kCount, bool kNorm>
-KIE_DEVICE void gather(Watch& w, const u64* base, int base_stride, u32 epoch, u32 where,
+KIE_DEVICE void gather(Watch& w, const u64* base, int base_stride, u32 epoch, u32 where, int live,
                        const u32* norm, u32* x, int x_stride, float (&squares)[kColumns]) {
     static_assert(kCount % 2 == 0, "pairs of words");
-    constexpr int kPairs = (kCount + 63) / 64, kMost = kPairs <= 2 ? 4 : 1;
-    constexpr int kAtOnce = kColumns < kMost ? kColumns : kMost;
+    constexpr int kPairs = (kCount + 63) / 64, kMost = max_i(kFlight / kPairs, 1);
+    constexpr int kAtOnce = kColumns < kMost ? kColumns
+                            : kMost >= 8     ? 8
+                            : kMost >= 4     ? 4
+                            : kMost >= 2     ? 2
+                                             : 1;
     static_assert(kColumns % kAtOnce == 0, "columns in groups");
     const int mine = 2 * (int)lane();
     const auto has = [&](int i) { return kCount % 64 == 0 || 64 * i + mine < kCount; };
@@ -87,19 +106,27 @@ KIE_DEVICE void gather(Watch& w, const u64* base, int base_stride, u32 epoch, u3
     // Blocks watch different words, since one line serves few readers at a time.
     await_one(w, base + block() * 10 % kCount, epoch, where, kRestGather);
     KIE_UNROLL for (int first = 0; first < kColumns; first += kAtOnce) {
+        if (kColumns > 1 && first >= live) continue;
         u64 a[kAtOnce][kPairs], b[kAtOnce][kPairs];
+        // Who has no words takes another's, and nobody looks at the result.
+        const auto from = [&](int c) {
+            return base + (long)(kColumns == 1 || c < live ? c : first) * base_stride + mine;
+        };
+        if (kCount % 64 != 0)
+            KIE_UNROLL for (int c = 0; c < kAtOnce; ++c) a[c][kPairs - 1] = b[c][kPairs - 1] = 0;
         w.polls = 0;
         for (;;) {
-            bool ok = true;
+            u32 late = 0;  // bits in which some word's epoch differs
             KIE_UNROLL for (int c = 0; c < kAtOnce; ++c) {
-                KIE_UNROLL for (int i = 0; i < kPairs; ++i) if (has(i)) load_words(
-                    base + (long)(first + c) * base_stride + 64 * i + mine, a[c][i], b[c][i]);
+                const u64* p = from(first + c);
+                KIE_UNROLL for (int i = 0; i < kPairs; ++i) if (has(i))
+                    load_words(p + 64 * i, a[c][i], b[c][i]);
             }
             KIE_UNROLL for (int c = 0; c < kAtOnce; ++c) {
-                KIE_UNROLL for (int i = 0; i < kPairs; ++i) if (has(i)) ok &=
-                    epoch_of(a[c][i]) == epoch && epoch_of(b[c][i]) == epoch;
+                KIE_UNROLL for (int i = 0; i < kPairs; ++i) if (has(i)) late |=
+                    (epoch_of(a[c][i]) ^ epoch) | (epoch_of(b[c][i]) ^ epoch);
             }
-            if (ok || kNoWaits || !patient(w, where, epoch, epoch_of(a[0][0]))) break;
+            if (late == 0 || kNoWaits || !patient(w, where, epoch, epoch ^ late)) break;
         }
         KIE_UNROLL for (int c = 0; c < kAtOnce; ++c) {
             KIE_UNROLL for (int i = 0; i < kPairs; ++i) {

@@ -154,6 +154,7 @@ KIE_DEVICE void filter(Watch& watch, const DecodeArgs& args, Block& b, int colum
     });
     best_of_team(best, 1, false);
     if (my == 0) mine[kColumns + warp] = best;
+    if (watch.lost) lost_of(b) = 1;
     sync_consumers<kThreads>();
     const auto final_slot = [&](int from) {
         return args.words + kAtFinal + ((long)from * kColumns + column) * 4;
@@ -162,6 +163,7 @@ KIE_DEVICE void filter(Watch& watch, const DecodeArgs& args, Block& b, int colum
         if (my < kWarps) best = mine[kColumns + my];
         if (my >= kWarps) best.value = kLowest, best.id = kNone;
         best_of_team(best, 1, false);
+        if (lost_of(b)) best.value = infinity(), best.id = kNotFinite;
         if (my == 0) {
             u64* to = final_slot(block_all(args));
             publish_all(args, to, bits(best.value), b.epoch);
@@ -176,6 +178,7 @@ KIE_DEVICE void filter(Watch& watch, const DecodeArgs& args, Block& b, int colum
             if (better(value, id, best.value, best.id))
                 best.value = value, best.id = id, best.raw = raw;
         }
+        if (watch.lost) lost_of(b) = 1;
         sync_warp();
         best_of_team(best, 1, false);
         settle(args, b, column, best);
@@ -191,6 +194,7 @@ KIE_DEVICE void accept(Watch& watch, const DecodeArgs& args, Block& b) {
         u32 order;
         const Chosen best = take_offers(watch, args, b, c, masses, order);
         fence_edge();
+        if (watch.lost) lost_of(b) = 1;
         if (lane() == 0) {
             ends_of(b)[c] = 0, tokens_of(b)[c] = 0;
             if (c == 0) ((volatile u32*)(b.shared + kShMisc))[2] = order;

@@ -102,12 +102,36 @@ KIE_DEVICE void each_value(const DecodeArgs& args, const Block& b, int column, F
     const int last = min_i(min_i(kVocab, kVocabAll - (int)base), first + kRowsHead);
     for (int n = first + thread(); n < last; n += kThreads) visit(base + n, values + n);
 }
+// The raw logits of this block's rows for a column: where the head put them or, with several
+// columns, in shared memory, where the head's input was.
+constexpr bool kNear = kColumns > 1 && kStrideA >= 2 * kRowsHead;
+KIE_DEVICE float* near_logits(const Block& b, int column) {
+    return (float*)(b.shared + kShXa) + column * kRowsHead;
+}
+// All columns' logits at once, instead of a wait for each. Rows beyond the vocabulary are whatever.
+KIE_DEVICE void bring_logits(const DecodeArgs& args, const Block& b) {
+    constexpr int kOnce = 8;
+    const int first = head_base(b) + head_seat(args, b) * kRowsHead,
+              all = sequences_of(args) * kRowsHead;
+    KIE_NO_UNROLL for (int n = thread(); n < all; n += kOnce * kThreads) {
+        float v[kOnce];
+        KIE_UNROLL for (int i = 0; i < kOnce; ++i) {
+            const int at = min_i(n + i * kThreads, all - 1),
+                      id = min_i(first + at % kRowsHead, kVocabAll - 1);
+            v[i] = args.values[((u64)(at / kRowsHead) * 2 + 1) * kVocabAll + id];
+        }
+        KIE_UNROLL for (int i = 0; i < kOnce; ++i) {
+            if (n + i * kThreads < all) near_logits(b, 0)[n + i * kThreads] = v[i];
+        }
+    }
+}
 // The best of the logits that this thread looks after, for a column that is more than greedy.
 KIE_DEVICE Chosen weigh(const DecodeArgs& args, const Block& b, int column) {
     const Sequence& q = args.column[column];
+    const u32 first = head_base(b) + head_seat(args, b) * kRowsHead;
     Chosen best = {kLowest, 0, kLowest, 0, kNone};
     each_value(args, b, column, [&](u32 id, float* values) {
-        const float logit = values[kVocabAll];
+        const float logit = kNear ? near_logits(b, column)[id - first] : values[kVocabAll];
         if (!is_finite(logit)) best.value = infinity(), best.id = kNotFinite;
         if ((q.wants & kWantsLogprob) && logit > kLowest)
             add_mass(best.top, best.mass, logit, 1.0f);
@@ -125,9 +149,14 @@ KIE_DEVICE Chosen weigh(const DecodeArgs& args, const Block& b, int column) {
     return best;
 }
 KIE_DEVICE void weigh_columns(const DecodeArgs& args, const Block& b, Chosen* mine) {
+    if (kColumns > 1) sync_consumers<kThreads>();  // the logits are there
+    if (kNear) {
+        bring_logits(args, b);
+        sync_consumers<kThreads>();
+    }
     KIE_NO_UNROLL for (int column = 0; column < sequences_of(args); ++column) {
         if (is_plain(args.column[column], b.step)) continue;
-        sync_consumers<kThreads>();  // the logits are there
+        if (kColumns == 1) sync_consumers<kThreads>();  // the logits are there
         Chosen best = weigh(args, b, column);
         best_of_team(best, 1, (args.column[column].wants & kWantsLogprob) != 0);
         if (lane() == 0) mine[thread() / kTeam * kColumns + column] = best;
@@ -152,6 +181,7 @@ KIE_DEVICE void offer(const DecodeArgs& args, Block& b, Pick& pick) {
         Chosen best = none;
         if (my < kWarps) best = mine[my * kColumns + warp];
         best_of_team(best, 1, masses);
+        if (lost_of(b)) best.value = infinity(), best.id = kNotFinite;
         if (my == 0) {
             fence_edge();
             const long at = (long)block_all(args) * kColumns + warp;
@@ -182,6 +212,7 @@ KIE_DEVICE u32 each_offer(Watch& watch, const DecodeArgs& args, const Block& b, 
     KIE_NO_UNROLL for (int first = 0; first < kEach; first += kAtOnce) {
         const auto at = [&](int i) { return kTeam * (first + i) + (int)lane(); };
         u64 x[kAtOnce], y[kAtOnce];
+        KIE_UNROLL for (int i = 0; i < kAtOnce; ++i) x[i] = y[i] = 0;
         sync_warp();
         watch.polls = 0;
         for (;;) {
@@ -229,16 +260,17 @@ KIE_DEVICE bool owns_row(const DecodeArgs& args, const Block& b, u32 id) {
 KIE_DEVICE void settle(const DecodeArgs& args, const Block& b, int c, const Chosen& best) {
     const Sequence& q = args.column[c];
     const u32* stops = (const u32*)(b.shared + kShStops) + c * kStopsMax;
-    bool hit = best.id >= (u32)kVocabAll || q.position + b.step + 1 >= q.last;
-    for (u32 i = lane(); i < q.stop_count; i += kTeam) hit |= stops[i] == best.id;
+    const u32 id = lost_of(b) ? kNotFinite : best.id;
+    bool hit = (!kGarbage && id >= (u32)kVocabAll) || q.position + b.step + 1 >= q.last;
+    for (u32 i = lane(); i < q.stop_count; i += kTeam) hit |= stops[i] == id;
     const bool end = ballot(hit) != 0;
     if (lane() != 0) return;
-    tokens_of(b)[c] = best.id < (u32)kVocabAll ? best.id : 0;
+    tokens_of(b)[c] = id < (u32)kVocabAll ? id : 0;
     ends_of(b)[c] = end;
     const float logprob = q.wants & kWantsLogprob ? best.raw - best.top - log_f(best.mass) : 0;
-    if (block_all(args) == 0) tell_host(args, q.row, q.told + b.step, best.id, logprob);
-    if ((q.wants & kWantsPenalties) && best.id < (u32)kVocabAll && owns_row(args, b, best.id))
-        ++args.counts[(u64)q.row * kVocabAll + best.id];
+    if (block_all(args) == 0) tell_host(args, q.row, q.told + b.step, id, logprob);
+    if ((q.wants & kWantsPenalties) && id < (u32)kVocabAll && owns_row(args, b, id))
+        ++args.counts[(u64)q.row * kVocabAll + id];
 }
 KIE_DEVICE bool is_filtered(const DecodeArgs& args, int c) {
     const Sequence& q = args.column[c];

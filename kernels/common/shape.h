@@ -21,7 +21,8 @@ constexpr bool kHeadNorm = KIE_HEAD_NORM;   // q and k heads are normed before t
 constexpr bool kBias = KIE_BIAS;            // q, k, v have biases
 constexpr int kMerge = KIE_MERGE;           // 1: attention parts are merged by owners first
 constexpr int kPollMode = KIE_POLL;         // 0: poll the batch, 1: one word a warp first
-constexpr bool kNoWaits = KIE_NO_WAITS, kNoStream = KIE_NO_STREAM;  // measuring only
+// Measuring only: what is computed without waits or without weights is garbage.
+constexpr bool kNoWaits = KIE_NO_WAITS, kNoStream = KIE_NO_STREAM, kGarbage = kNoWaits || kNoStream;
 constexpr unsigned kRestGather = KIE_REST_GATHER,
                    kRestMerge = KIE_REST_MERGE;  // ns before the first look
 constexpr float kEps = KIE_EPS;
@@ -49,6 +50,7 @@ constexpr int kVocabAll = KIE_VOCAB_ALL;  // ids; a lane's last rows may lie bey
 static_assert(kBlocksPerLane * kLanes == kBlocks && kGroup * kKvHeads == kHeads, "must divide");
 static_assert(kSplitBlocks > 0 && kSplitsMax <= kSplitBlocks, "more splits than blocks");
 static_assert(kGroup <= 8 && kHeadDim % 32 == 0 && kWarps > 4, "attention does not fit");
+static_assert(kWarps <= (int)kRecordsBlock, "a record a warp");
 
 KIE_CONST_FN int row_warps_of(int rows, int k) {
     const int tiles = (rows + 15) / 16;
@@ -141,24 +143,34 @@ constexpr long kWords = kAtFinal + (long)kBlocksAll * kColumns * 4;
 constexpr int kStopsMax = 64, kRing = 8192;
 
 // Shared memory, in bytes. `A` serves qkv, gate/up and head, `B` the other two, so that a warp may
-// fill the next vector while another still reads the last one.
+// fill the next vector while another still reads the last one. With several columns the ring needs
+// the room more: both are one place, and who fills it waits for the readers (vector_free).
 KIE_CONST_FN int max_i(int a, int b) { return a > b ? a : b; }
 KIE_CONST_FN int min_i(int a, int b) { return a < b ? a : b; }
-constexpr int kStrideA = max_i(kHidden, kHeadWidth) + (kColumns > 1 ? 8 : 0);  // halves
-constexpr int kStrideB = max_i(kAttn, kFfn) + (kColumns > 1 ? 8 : 0);
+// Where every warp has a range of columns of its own, several columns' vectors need no room: the
+// operands are taken from the words (columns.h).
+constexpr bool kDirectO = kColumns > 1 && SplitO::row_warps == 1,
+               kDirectDown = kColumns > 1 && SplitDown::row_warps == 1;
+// Where word `n` of such a vector stands: see columns.h.
+KIE_CONST_FN int direct_word(int n) { return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2; }
+// Neighbouring columns stand 16 banks apart.
+constexpr int kPad = kColumns > 1 ? 32 : 0;
+constexpr int kStrideA = max_i(kHidden, kHeadWidth) + kPad;  // halves
+constexpr int kStrideB = max_i(kDirectO ? 0 : kAttn, kDirectDown ? 0 : kFfn) + kPad;
 constexpr int kPartA = max_i(max_i(SplitQkv::part_floats, SplitGu::part_floats),
                              max_i(SplitHead::part_floats, SplitTail::part_floats));
 constexpr int kPartB = max_i(SplitO::part_floats, SplitDown::part_floats);
 constexpr int kScores = 2 * kGroup * kPage;
 // Other lanes' words of the owned rows, where threads bring them for each other (decode.h).
-constexpr bool kBrought = kLanesAll > 1 && !(SplitO::k_warps == 1 && kColumns == 1);
+constexpr bool kBrought = kLanesAll > 1 && SplitO::k_warps > 1;
 constexpr int kOtherWords = kBrought ? SplitO::row_pairs * kColumns * kLanesAll : 0;
 constexpr int kNormSets = kHeadMode == kHeadMean || kHeadMode == kHeadConcat ? kLanesAll : 1;
 // Page tables stand in shared memory where they are small.
 constexpr int kTableWords = kColumns * kPools * kPagesMax;
 constexpr bool kTableShared = kTableWords <= 4096;
-constexpr int kShXa = 0, kShXb = kShXa + kStrideA * kColumns * 2,
-              kShPartA = kShXb + kStrideB * kColumns * 2;
+constexpr bool kOneVector = kColumns > 1 && !(kDirectO && kDirectDown);
+constexpr int kShXa = 0, kShXb = kShXa + (kOneVector ? 0 : kStrideA * kColumns * 2),
+              kShPartA = kShXb + max_i(kOneVector ? kStrideA : 0, kStrideB) * kColumns * 2;
 constexpr int kShPartB = kShPartA + kPartA * 4, kShNorm = kShPartB + kPartB * 4;
 constexpr int kShScores = kShNorm + kWarps * kColumns * kNormSets * 4;
 constexpr int kShQkv = (kShScores + kScores * 4 + 15) / 16 * 16;

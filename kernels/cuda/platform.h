@@ -38,6 +38,9 @@ KIE_DEVICE void sync_consumers() {
     asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
 }
 KIE_DEVICE void sync_warp() { __syncwarp(); }
+// The teams of a machine's warp come together again behind a branch that not all of them took: what
+// one of them waits for next may be what another has done there. Here a warp is one team.
+KIE_DEVICE void join_wave() {}
 KIE_DEVICE float shuffle_xor(float v, u32 mask) { return __shfl_xor_sync(~0u, v, mask); }
 KIE_DEVICE u32 shuffle_xor(u32 v, u32 mask) { return __shfl_xor_sync(~0u, v, mask); }
 KIE_DEVICE float shuffle(float v, u32 from) { return __shfl_sync(~0u, v, from); }

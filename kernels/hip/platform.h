@@ -90,6 +90,9 @@ KIE_DEVICE void sync_warp() {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
 
+// Not to be moved into a branch, so the wave is whole here.
+KIE_DEVICE void join_wave() { __builtin_amdgcn_wave_barrier(); }
+
 // Between the lanes of a team. The swizzle works on 32 lanes at a time, which is the team.
 KIE_DEVICE u32 shuffle(u32 v, u32 from) {
     const u32 lane_of_wave = (wave_lane() & kTeamLanes) | (from % kTeamLanes);

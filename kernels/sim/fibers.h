@@ -16,6 +16,9 @@
 // Time is virtual: it moves with every scheduling step, and in growing steps while only waiting
 // lanes are left, so that bounded waits expire. While some of them wait for the host, it moves with
 // the host's clock instead, and a host that lets nobody go on for too long ends the launch.
+// Of several ranks, each owns memory. Words, states and copies are seen: a rank loads from its own
+// memory alone, and stores into another's only what was made for it to reach, in the system's
+// scope. Plain loads and stores of C++ are not seen.
 #pragma once
 
 namespace kie_sim {
@@ -28,6 +31,11 @@ constexpr u32 kTeam = 32, kBarriers = 2, kPoison = 0xff;
 constexpr u64 kStepNs = 20, kTicksPerNs = 2;
 constexpr u64 kQuietFirst = 4096, kQuietMax = 12288;  // rounds in which nobody got any further
 
+// Memory of one rank; `open`: others may store into it.
+struct Owned {
+    u64 from, to;
+    u32 rank, open;
+};
 // What Rust hands over and gets back; crates/kie-kernels/src/sim.rs has the same.
 struct Launch {
     void (*entry)(const void* args);
@@ -41,11 +49,14 @@ struct Launch {
     u32 blocks, threads, warp, hold;  // blocks of a rank
     u64 ranks, args_stride;           // each rank has parameters of its own
     u64 switches, steps, schedule;    // out
+    const Owned* owned;               // in the order of addresses; none where nobody is a rank
+    u64 owned_count;
 };
 
-enum Kind { kNothing, kSyncWarp, kShuffle, kShuffleXor, kBallot, kMma };
+enum Kind { kNothing, kSyncWarp, kShuffle, kShuffleXor, kBallot, kMma, kJoin };
 inline const char* name_of(int kind) {
-    const char* names[] = {"nothing", "sync_warp", "shuffle", "shuffle_xor", "ballot", "mma"};
+    const char* names[] = {"nothing", "sync_warp", "shuffle",  "shuffle_xor",
+                           "ballot",  "mma",       "join_wave"};
     return names[kind];
 }
 
@@ -217,6 +228,30 @@ __attribute__((noinline, format(printf, 1, 2))) static void fail(const char* for
         for (;;) to_scheduler();
 }
 
+// ---- Whose memory it is.
+enum Reach { kOwn, kPeers };
+__attribute__((noinline)) static void touch_owned(const void* p, Reach reach, const char* at) {
+    const Launch& l = *machine.launch;
+    const u32 rank = me->team->block->index / l.blocks;
+    u64 low = 0, high = l.owned_count;
+    while (low < high) {
+        const u64 middle = (low + high) / 2;
+        if (l.owned[middle].to <= (u64)p)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    if (low == l.owned_count) return;
+    const Owned& o = l.owned[low];
+    if ((u64)p < o.from || o.rank == rank || (reach == kPeers && o.open)) return;
+    const char* why = o.open ? "which others only store into, in the system's scope"
+                             : "which others must not reach";
+    fail("rank %u: %s at %p is memory of rank %u, %s", rank, at, p, o.rank, why);
+}
+inline void touch(const void* p, Reach reach, const char* at) {
+    if (machine.launch->owned_count) touch_owned(p, reach, at);
+}
+
 // ---- Lists of waves.
 inline void unlist(Wave& w) {
     if (w.list == kNone) return;
@@ -268,6 +303,22 @@ inline void meet(u32 kind, F last) {
 }
 inline void meet(u32 kind) {
     meet(kind, [](Team&) {});
+}
+// All live lanes of the wave, of each team that has any.
+inline void meet_wave() {
+    act();
+    Team& t = *me->team;
+    if (t.arrived == 0) t.kind = kJoin;
+    if (t.kind != kJoin) meet_otherwise(t, kJoin);
+    t.arrived |= me->bit, t.ready &= ~me->bit;
+    Wave& w = *t.wave;
+    for (u32 i = 0; i < w.count; ++i) {
+        const Team& other = w.teams[i];
+        if (other.live && (other.arrived != other.live || other.kind != kJoin)) return to_next(t);
+    }
+    for (u32 i = 0; i < w.count; ++i)
+        if (w.teams[i].live) complete(w.teams[i]);
+    if (!(t.ready & me->bit)) to_next(t);
 }
 // A lane's value for the collective that comes next; the row holds until all have left it.
 inline u32* offer_value(u32 v) {
@@ -324,6 +375,7 @@ __attribute__((noinline)) static void copy(u64* full, void* to, const void* from
     const Block& b = *me->team->block;
     const u64 at = (u64)((u8*)to - b.shared);
     if (((u64)to | (u64)from | bytes) & 15) fail("copy_async: not 16-byte aligned");
+    touch(from, kOwn, "copy_async");
     if (at > m.launch->shared_bytes || at + bytes > m.launch->shared_bytes)
         fail("copy_async: %u bytes at %llu of %llu shared bytes", bytes, at,
              m.launch->shared_bytes);
@@ -355,7 +407,8 @@ static void leave() {
     Block& b = *t.block;
     t.live &= ~me->bit, t.ready &= ~me->bit, --b.live;
     if (t.arrived && t.arrived == t.live) {
-        if (t.kind == kMma) fail("returns while its team is at mma");
+        if (t.kind == kMma || t.kind == kJoin)
+            fail("returns while its team is at %s", name_of(t.kind));
         complete(t);
     }
     if (b.arrived[0] && b.arrived[0] == b.live) open_barrier(b, 0);

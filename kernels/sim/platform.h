@@ -49,6 +49,7 @@ KIE_DEVICE void sync_consumers() {
     kie_sim::barrier(1, kThreads);
 }
 KIE_DEVICE void sync_warp() { kie_sim::meet(kie_sim::kSyncWarp); }
+KIE_DEVICE void join_wave() { kie_sim::meet_wave(); }
 KIE_DEVICE u32 bits(float f) { return __builtin_bit_cast(u32, f); }
 KIE_DEVICE float number(u32 u) { return __builtin_bit_cast(float, u); }
 KIE_DEVICE u32 shuffle_xor(u32 v, u32 mask) {
@@ -73,20 +74,30 @@ KIE_DEVICE u32 ballot(bool v) {
 }
 
 // Words.
-KIE_DEVICE u64 load_word(const u64* p) {
-    kie_sim::look(p, "load_word");
+namespace kie_sim {
+inline u64 load(const u64* p, const char* at) {
+    touch(p, kOwn, at);
+    look(p, at);
     return *(const volatile u64*)p;
 }
-KIE_DEVICE void load_words(const u64* p, u64& a, u64& b) {
-    kie_sim::check_aligned(p, 16, "load_words");
-    kie_sim::look(p, "load_words");
+inline void load_pair(const u64* p, u64& a, u64& b, const char* at) {
+    check_aligned(p, 16, at);
+    touch(p, kOwn, at);
+    look(p, at);
     a = ((const volatile u64*)p)[0], b = ((const volatile u64*)p)[1];
 }
-KIE_DEVICE void store_word(u64* p, u64 v) {
-    kie_sim::act();
+inline void store(u64* p, u64 v, Reach reach, const char* at) {
+    touch(p, reach, at);
+    act();
     *(volatile u64*)p = v;
-    kie_sim::maybe_preempt(16);
+    maybe_preempt(16);
 }
+}  // namespace kie_sim
+KIE_DEVICE u64 load_word(const u64* p) { return kie_sim::load(p, "load_word"); }
+KIE_DEVICE void load_words(const u64* p, u64& a, u64& b) {
+    kie_sim::load_pair(p, a, b, "load_words");
+}
+KIE_DEVICE void store_word(u64* p, u64 v) { kie_sim::store(p, v, kie_sim::kOwn, "store_word"); }
 KIE_DEVICE void fence_device() { asm volatile("" ::: "memory"); }
 
 // Words of the host, which runs beside.
@@ -94,11 +105,13 @@ namespace kie_sim {
 template <class T>
 T load_shared_with_host(const T* p) {
     machine.host_seen = true;
+    touch(p, kOwn, "load_host");
     look(p, "load_host");
     return __atomic_load_n(p, __ATOMIC_RELAXED);
 }
 template <class T>
 void store_shared_with_host(T* p, T v) {
+    touch(p, kOwn, "store_host");
     act();
     __atomic_store_n(p, v, __ATOMIC_RELAXED);
     maybe_preempt(4);
@@ -110,20 +123,17 @@ KIE_DEVICE void store_host(u32* p, u32 v) { kie_sim::store_shared_with_host(p, v
 KIE_DEVICE void store_host(u64* p, u64 v) { kie_sim::store_shared_with_host(p, v); }
 // Words of other devices: virtual ones, whose blocks are fibers of the same launch. The two words
 // of a pair arrive one after the other, in either order.
-KIE_DEVICE u64 load_word_system(const u64* p) {
-    kie_sim::look(p, "load_word_system");
-    return *(const volatile u64*)p;
-}
+KIE_DEVICE u64 load_word_system(const u64* p) { return kie_sim::load(p, "load_word_system"); }
 KIE_DEVICE void load_words_system(const u64* p, u64& a, u64& b) {
-    kie_sim::check_aligned(p, 16, "load_words_system");
-    kie_sim::look(p, "load_words_system");
-    a = ((const volatile u64*)p)[0], b = ((const volatile u64*)p)[1];
+    kie_sim::load_pair(p, a, b, "load_words_system");
 }
-KIE_DEVICE void store_word_system(u64* p, u64 v) { store_word(p, v); }
+KIE_DEVICE void store_word_system(u64* p, u64 v) {
+    kie_sim::store(p, v, kie_sim::kPeers, "store_word_system");
+}
 KIE_DEVICE void store_words_system(u64* p, u64 a, u64 b) {
     kie_sim::check_aligned(p, 16, "store_words_system");
     const u32 first = kie_sim::draw_below(2);
-    store_word(p + first, first ? b : a), store_word(p + 1 - first, first ? a : b);
+    store_word_system(p + first, first ? b : a), store_word_system(p + 1 - first, first ? a : b);
 }
 KIE_DEVICE void fence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
@@ -132,10 +142,12 @@ KIE_DEVICE void add_shared(u64* p, u64 v) { *p += v; }
 
 KIE_DEVICE Quad load_state(const void* p) {
     kie_sim::check_aligned(p, 16, "load_state");
+    kie_sim::touch(p, kie_sim::kOwn, "load_state");
     return *(const Quad*)p;
 }
 KIE_DEVICE void store_state(void* p, Quad q) {
     kie_sim::check_aligned(p, 16, "store_state");
+    kie_sim::touch(p, kie_sim::kPeers, "store_state");
     *(Quad*)p = q;
 }
 KIE_DEVICE void prefetch(const void*) {}

@@ -18,8 +18,10 @@ __all__ = [
     "Usage",
     "__version__",
     "compile",
+    "echo",
     "gpus",
     "host",
+    "measure",
     "read_bandwidth",
 ]
 
@@ -35,6 +37,29 @@ def compile(
     nvrtc_dirs: Sequence[str | PathLike[str]],
 ) -> str:
     """Compiles ahead what an engine with these options would, and returns the printed plan."""
+
+def measure(
+    path: str | PathLike[str],
+    *,
+    device: str,
+    dtype: str,
+    max_seq_len: int | None,
+    cache_dir: str | PathLike[str] | None,
+    nvrtc_dirs: Sequence[str | PathLike[str]],
+    prompt_tokens: int,
+    tokens: int,
+    runs: int,
+) -> str:
+    """Times of decode steps from inside the kernel, as JSON; no tokens leave it."""
+
+def echo(
+    *,
+    device: str,
+    cache_dir: str | PathLike[str] | None,
+    nvrtc_dirs: Sequence[str | PathLike[str]],
+    rounds: int,
+) -> list[float]:
+    """Microseconds of each of `rounds` round trips of a token between a GPU and the host."""
 
 def gpus() -> tuple[list[tuple[str, str, str, int, int, int]], list[str]]:
     """GPUs that can be used (name, model, architecture, multiprocessors, memory in all and free),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import kie
 import numpy as np
 import pytest
-from kie.bench import report
+from conftest import TINY
+from kie.bench import inside, report
 from kie.bench.compare import compare
 from kie.bench.measure import Run
 
@@ -80,3 +81,26 @@ def test_compare_knows_better_from_worse() -> None:
         compare(document(1.0), document(1.0, label="99"))
     with pytest.raises(kie.InvalidRequestError):
         compare({"schema_version": 0}, document(1.0))
+
+
+def test_a_step_is_told_from_inside() -> None:
+    found = inside.measure(
+        TINY, device="sim:blocks=8", prompt_tokens=3, max_tokens=3, runs=1, max_seq_len=128
+    )
+    for kernel in inside.KERNELS:
+        assert 0 < found[kernel]["p50"] <= found[kernel]["max"]
+    assert len(found["phases"]) == 16
+    assert sum(phase["bytes"] for phase in found["phases"]) >= found["bytes_per_token"]
+    lines = inside.table(found).splitlines()
+    assert len(lines) == 2 + len(inside.KERNELS) + 2 + len(found["phases"]) + 1
+    with pytest.raises(kie.DeviceError):
+        inside.measure(TINY, device="cpu")
+
+
+def test_the_host_answers_a_token() -> None:
+    found = inside.echo("sim", rounds=20)
+    assert 0 < found["p50"] <= found["p99"] <= found["max"]
+    with pytest.raises(kie.NoDeviceError):
+        inside.echo("cpu")
+    with pytest.raises(kie.InvalidRequestError):
+        inside.echo("sim", rounds=0)

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use kie_kernels::abi::{Dims, SlotParams};
 use kie_kernels::cpu::simd::Level;
 use kie_kernels::device::{self, Buffer, Device};
+use kie_kernels::mono::meter::Meter;
 use kie_kernels::validate::ValidProgram;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -26,6 +27,7 @@ use crate::answer::Answer;
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::inbox::{Generate, Inbox, Job, Logits as LogitsJob, Message, Work};
+use crate::load::{Lap, LoadPhase, LoadReport};
 use crate::memory::{Pages, PagesConfig};
 use crate::metrics::{Counters, Metrics};
 use crate::model::{Generation, Spec};
@@ -99,16 +101,19 @@ pub struct Info {
     pub bytes_per_token: u64,
     /// The printed plan.
     pub plan: String,
+    /// Where the time of opening it went.
+    pub load: LoadReport,
 }
 
 /// Opens an [`Engine`]; see [`EngineConfig`] for what each option means.
 pub struct Builder {
     path: PathBuf,
-    config: EngineConfig,
+    pub(crate) config: EngineConfig,
     level: Option<Level>,
     first_epoch: Option<u32>,
     prefill_kernel: Option<bool>,
     runner: Option<Arc<dyn Device>>,
+    pub(crate) meter: Option<Arc<Meter>>,
     progress: Arc<Progress>,
 }
 
@@ -201,18 +206,24 @@ impl Builder {
                 return Err(Error::InvalidRequest(detail));
             }
         };
+        let mut lap = Lap::start();
         let spec = Spec::read(path)?;
         let tokenizer = Tokenizer::from_dir(path, spec.vocab)?;
         let checkpoint = Checkpoint::open(path, &spec)?;
+        lap.next("configuration and tokenizer", 0);
         let (device, passed_over) = self.choose(&spec, &checkpoint)?;
+        lap.next("device", 0);
         let plan = plan::prepare(&spec, &checkpoint, &*device, config, &*self.progress)?;
         let info = Info { passed_over, ..describe(path, &spec, config, &plan) };
+        lap.next("plan and check of weights", plan.memory.weight_bytes);
         let mut generation = Generation::read(path)?;
         if generation.eos.is_empty() {
             generation.eos.clone_from(&spec.eos);
         }
         let (vocab, context) = (spec.vocab, plan.dims.max_positions as usize);
-        Engine::start(Parts {
+        let began = lap.began;
+        let info = Info { load: LoadReport { seconds: 0.0, phases: lap.phases }, ..info };
+        let mut engine = Engine::start(Parts {
             device,
             program: plan.program,
             buffers: plan.buffers,
@@ -224,7 +235,10 @@ impl Builder {
             max_queue: config.max_queue,
             hot,
             info,
-        })
+        })?;
+        let inner = Arc::get_mut(&mut engine.0).expect("nobody else has it yet");
+        inner.info.load.seconds = began.elapsed().as_secs_f64();
+        Ok(engine)
     }
 
     /// Compiles ahead what [`build`](Self::build) with the same options would, reads no weights,
@@ -290,6 +304,7 @@ impl Builder {
             max_itl_ms: config.max_itl_ms,
             first_epoch: self.first_epoch,
             prefill_kernel: self.prefill_kernel,
+            meter: self.meter.clone(),
         };
         Ok(device::open(name, &options)?)
     }
@@ -319,6 +334,7 @@ fn describe(path: &Path, spec: &Spec, config: &EngineConfig, plan: &plan::Plan) 
         weight_bytes: plan.memory.weight_bytes,
         bytes_per_token: plan.weight_bytes_per_token,
         plan: plan.to_string(),
+        load: LoadReport::default(),
     }
 }
 
@@ -360,8 +376,16 @@ impl Engine {
         let progress: Arc<Progress> = Arc::new(|_: &str, _, _| {});
         let path = path.into();
         let config = EngineConfig::default();
-        let (level, first_epoch, prefill_kernel, runner) = (None, None, None, None);
-        Builder { path, level, first_epoch, prefill_kernel, runner, config, progress }
+        Builder {
+            path,
+            config,
+            level: None,
+            first_epoch: None,
+            prefill_kernel: None,
+            runner: None,
+            meter: None,
+            progress,
+        }
     }
 
     /// Starts the engine thread; returns when the device runs.
@@ -388,7 +412,7 @@ impl Engine {
                 Ok(running) => running,
                 Err(error) => return drop(started.send(Err(Error::from(error)))),
             };
-            drop(started.send(Ok(running.warnings())));
+            drop(started.send(Ok((running.phases(), running.warnings()))));
             let work = std::panic::AssertUnwindSafe(|| host.run(&mut *running));
             let why = match std::panic::catch_unwind(work) {
                 Ok(Ok(())) => None,
@@ -404,7 +428,9 @@ impl Engine {
         let failed = |e: &dyn std::fmt::Display| Error::Device(format!("engine thread: {e}"));
         let thread = std::thread::Builder::new().name("kie-engine".to_owned()).spawn(body);
         let thread = thread.map_err(|e| failed(&e))?;
-        let warnings = starts.recv().map_err(|_| failed(&"it died while the device started"))??;
+        let died = |_| failed(&"it died while the device started");
+        let (phases, warnings) = starts.recv().map_err(died)??;
+        info.load.phases.extend(phases.into_iter().map(LoadPhase::from));
         warnings.iter().for_each(|w| info.plan.push_str(&format!("warning   {w}\n")));
         Ok(Self(Arc::new(Inner {
             inbox,

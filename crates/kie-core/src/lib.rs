@@ -10,8 +10,10 @@ pub mod error;
 mod host;
 mod inbox;
 mod json;
+pub mod load;
 #[cfg(test)]
 mod loomed;
+pub mod measure;
 pub mod memory;
 pub mod metrics;
 pub mod model;

@@ -52,7 +52,7 @@ impl Symmetric {
             }
         }
         let blocks: kie_kernels::Result<_> =
-            machines.iter().map(|machine| machine.alloc(bytes)).collect();
+            machines.iter().map(|machine| machine.alloc_symmetric(bytes)).collect();
         Ok(Self { machines: machines.to_vec(), blocks: blocks?, bytes })
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
 use crate::mono::machine::Machine;
+use crate::mono::meter::Meter;
 use crate::mono::Mono;
 use crate::validate::ValidProgram;
 
@@ -107,6 +108,17 @@ pub trait Device: Send + Sync {
         Ok(())
     }
 
+    /// Microseconds of each of `rounds` round trips of a token, from the device to the host and
+    /// back, one after another, by the device's clock.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] where device and host are one; [`Error::Hang`].
+    fn echo(&self, rounds: u32) -> Result<Vec<f64>> {
+        let _ = rounds;
+        let detail = "the device is the host itself; name a GPU, such as cuda:0".to_owned();
+        Err(Error::NoDevice { device: self.info().name, detail })
+    }
+
     /// Starts a program over its buffers. The calling thread becomes the host thread of the
     /// mailbox and must be the one that calls [`Running::drive`].
     fn start(
@@ -129,6 +141,24 @@ impl<T: AsRef<[u8]> + Send + Sync + 'static> HostBytes for T {
     }
 }
 
+/// A part of what a start did.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Phase {
+    /// What was done.
+    pub name: &'static str,
+    /// How long it took.
+    pub seconds: f64,
+    /// Bytes that it moved; 0 where that says nothing.
+    pub bytes: u64,
+}
+
+impl Phase {
+    /// A phase that took so long.
+    pub fn new(name: &'static str, took: Duration, bytes: u64) -> Self {
+        Self { name, seconds: took.as_secs_f64(), bytes }
+    }
+}
+
 /// A started program. Dropping it ends and joins whatever it started.
 pub trait Running {
     /// Lets the device use the host thread: the CPU runs one pass on it and returns true if there
@@ -137,6 +167,11 @@ pub trait Running {
     /// # Errors
     /// The device failed; the engine is of no more use.
     fn drive(&mut self) -> Result<bool>;
+
+    /// What the start did, in order; nothing where it did next to nothing.
+    fn phases(&self) -> Vec<Phase> {
+        Vec::new()
+    }
 
     /// What does not work as it should, though everything runs: one line each.
     fn warnings(&self) -> Vec<String> {
@@ -231,4 +266,6 @@ pub struct Options {
     pub prefill_kernel: Option<bool>,
     /// Bound on the gap of a decoding slot beside a prefill, in milliseconds.
     pub max_itl_ms: Option<f64>,
+    /// Times a GPU's launches; what its requests say then may be garbage.
+    pub meter: Option<Arc<Meter>>,
 }

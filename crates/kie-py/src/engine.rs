@@ -20,7 +20,7 @@ use crate::stream::Stream;
 pub struct Engine(Owned<engine::Engine>);
 
 /// Runs a fallible call of kie-core without the interpreter.
-fn detached<T: Send>(
+pub(crate) fn detached<T: Send>(
     py: Python<'_>,
     call: impl FnOnce() -> kie_core::Result<T> + Send,
 ) -> PyResult<T> {
@@ -45,7 +45,7 @@ pub fn compile(
 }
 
 /// Values as the JSON that Python reads.
-fn json<T: serde::Serialize>(py: Python<'_>, value: &T) -> PyResult<String> {
+pub(crate) fn json<T: serde::Serialize>(py: Python<'_>, value: &T) -> PyResult<String> {
     serde_json::to_string(value).map_err(|e| invalid(py, format!("report: {e}")))
 }
 

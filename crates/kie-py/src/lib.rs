@@ -9,6 +9,7 @@ mod doctor;
 mod engine;
 mod error;
 mod kccl;
+mod measure;
 mod owned;
 mod stream;
 mod types;
@@ -28,6 +29,8 @@ fn _kie(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<types::Usage>()?;
     module.add_class::<types::Timings>()?;
     module.add_function(wrap_pyfunction!(engine::compile, module)?)?;
+    module.add_function(wrap_pyfunction!(measure::measure, module)?)?;
+    module.add_function(wrap_pyfunction!(measure::echo, module)?)?;
     module.add_function(wrap_pyfunction!(doctor::gpus, module)?)?;
     module.add_function(wrap_pyfunction!(doctor::host, module)?)?;
     module.add_function(wrap_pyfunction!(doctor::read_bandwidth, module)?)

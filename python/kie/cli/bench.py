@@ -1,4 +1,5 @@
-"""`kie bench`: latency at one point, a sweep over prompt lengths, two reports compared."""
+"""`kie bench`: latency at one point, a sweep over prompt lengths, the host's answer to a token, two
+reports compared."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kie.bench import inside, random_weights, report
 from kie.bench import latency as requests
-from kie.bench import random_weights, report
 from kie.bench.compare import compare as judge
 from kie.cli import options
 from kie.errors import InvalidRequestError
@@ -26,10 +27,22 @@ def define(parser: ArgumentParser) -> None:
     latency = verbs.add_parser("latency", help=line, description=line)
     latency.add_argument("-p", "--prompt", type=lengths, default=[128], metavar="N")
     _define_measurement(latency, tokens=256)
+    latency.add_argument(
+        "--trace",
+        action="store_true",
+        help="also time a step from inside the kernel, phase by phase (GPUs only)",
+    )
     line = "one request at a time over several prompt lengths, interleaved"
     sweep = verbs.add_parser("sweep", help=line, description=line)
     sweep.add_argument("-p", "--prompt", type=lengths, default=[32, 128, 512], metavar="N,N,...")
     _define_measurement(sweep, tokens=128)
+    sweep.set_defaults(trace=False)
+    line = "how long the host takes to answer a token, timed by the GPU"
+    echo = verbs.add_parser("echo", help=line, description=line)
+    echo.add_argument("--device", default="cuda:0", help="cuda:0, ...")
+    echo.add_argument("--rounds", type=counted, default=10_000, metavar="N")
+    echo.add_argument("--json", action="store_true", help="print JSON")
+    options.verb(echo, answer)
     line = "compare two reports; exit code 1 if the second is worse"
     compared = verbs.add_parser("compare", help=line, description=line)
     compared.add_argument("before", type=Path, help="a report of `kie bench ... --json`")
@@ -101,14 +114,19 @@ def measure(given: Namespace) -> None:
         "temperature": given.temperature,
         "seed": given.seed,
     }
-    with _model(given) as model, options.opened(model, **opening) as engine:
-        total = (given.runs + given.warmups) * len(given.prompt)
-        with _bar("requests", total) as step:
-            start = time.monotonic()
-            runs = requests.measure(engine, step=step, **config)
-            seconds = time.monotonic() - start
-        settings = {"model": given.random_weights or given.model, **opening, **config}
-        found = report.document(runs, settings, engine.info(), duration_s=seconds)
+    with _model(given) as model:
+        # First what may be refused.
+        seen = [_inside(given, model, tokens) for tokens in given.prompt if given.trace]
+        with options.opened(model, **opening) as engine:
+            total = (given.runs + given.warmups) * len(given.prompt)
+            with _bar("requests", total) as step:
+                start = time.monotonic()
+                runs = requests.measure(engine, step=step, **config)
+                seconds = time.monotonic() - start
+            settings = {"model": given.random_weights or given.model, **opening, **config}
+            found = report.document(runs, settings, engine.info(), duration_s=seconds)
+    if seen:
+        found["inside"] = seen
     if given.json is not None and str(given.json) == "-":
         print(json.dumps(found))
         return
@@ -116,6 +134,27 @@ def measure(given: Namespace) -> None:
         given.json.write_text(json.dumps(found) + "\n")
     form = report.comma_separated if given.csv else report.markdown if given.md else report.plain
     print(form(found))
+    for one in seen:
+        print(f"\n{inside.table(one)}")
+
+
+def _inside(given: Namespace, model: str | None, tokens: int) -> dict[str, Any]:
+    return inside.measure(
+        model,
+        device=given.device,
+        dtype=given.dtype,
+        max_seq_len=given.max_seq_len,
+        prompt_tokens=tokens,
+        max_tokens=given.tokens,
+        runs=given.runs,
+    )
+
+
+def answer(given: Namespace) -> None:
+    """Prints the spread of the round trips."""
+    found = inside.echo(given.device, rounds=given.rounds)
+    text = ", ".join(f"{name} {us:.2f}" for name, us in found.items())
+    print(json.dumps(found) if given.json else f"{given.rounds} round trips in us: {text}")
 
 
 def compare(given: Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from kie.cli import options
@@ -33,6 +33,9 @@ def outline(report: Mapping[str, Any], indent: int = 0) -> list[str]:
         if isinstance(value, Mapping):
             lines.append(f"{pad}{key}:")
             lines += outline(cast(Mapping[str, Any], value), indent + 1)
+        elif isinstance(value, Sequence) and value and isinstance(value[0], Mapping):
+            lines.append(f"{pad}{key}:")
+            lines += [f"{pad}  " + ", ".join(f"{k} {v}" for k, v in row.items()) for row in value]
         elif isinstance(value, str) and "\n" in value:
             lines.append(f"{pad}{key}:")
             lines += [f"{pad}  {line}" for line in value.splitlines()]

@@ -93,13 +93,14 @@ fn assemble(
     }
     let mut roles = HashMap::new();
     let total = spec.tensors.len() as u64;
-    for (done, tensor) in spec.tensors.iter().enumerate() {
-        let stored = checkpoint.tensor(tensor.role).expect("Checkpoint::open checked it");
+    let stored = |role| checkpoint.tensor(role).expect("Checkpoint::open checked it");
+    if let Some(progress) = reads {
+        let tensors: Vec<_> = spec.tensors.iter().map(|tensor| stored(tensor.role)).collect();
+        checkpoint.check_all_finite(&tensors, &|done| progress("load", done as u64, total))?;
+    }
+    for tensor in &spec.tensors {
+        let stored = stored(tensor.role);
         let mut entry = describe(spec, stored);
-        if let Some(progress) = reads {
-            progress("load", done as u64, total);
-            checkpoint.check_finite(stored)?;
-        }
         if let Some(dtype) = wanted.filter(|d| reads.is_some() && *d != stored.dtype) {
             let converted = convert::convert(&entry, stored, dtype)?;
             notes.extend(converted.note);

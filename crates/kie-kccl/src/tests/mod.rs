@@ -101,6 +101,10 @@ impl Machine for Mutant {
         self.machine.alloc(bytes)
     }
 
+    fn alloc_symmetric(&self, bytes: usize) -> Result<Memory> {
+        self.machine.alloc_symmetric(bytes)
+    }
+
     fn alloc_shared(&self, bytes: usize) -> Result<Shared> {
         self.machine.alloc_shared(bytes)
     }

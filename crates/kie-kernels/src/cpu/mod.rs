@@ -38,6 +38,13 @@ impl Cpu {
     /// [`Error::NoDevice`] for zero threads or an instruction set that this machine lacks.
     pub fn new(options: &Options) -> Result<Self> {
         let refuse = |detail: String| Err(Error::NoDevice { device: "cpu".to_owned(), detail });
+        if options.meter.is_some() {
+            return refuse(
+                "its passes are timed from outside, not phase by phase; name a GPU, such as \
+                 cuda:0"
+                    .to_owned(),
+            );
+        }
         let threads = options.threads.unwrap_or_else(allowed_cores);
         if threads == 0 || threads > 1024 {
             return refuse(format!("threads must be 1 to 1024, got {threads}"));

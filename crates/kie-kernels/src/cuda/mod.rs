@@ -159,7 +159,7 @@ impl Cuda {
         let flights = self.context.flights();
         if flights.active > 0 {
             drop(flights);
-            return self.context.copy_in(address, Fill::Zeros(bytes));
+            return self.context.copy_in(Fill::Zeros(address, bytes));
         }
         let _current = self.context.current()?;
         let (api, stream) = (&self.context.driver.api, self.context.copies);
@@ -266,11 +266,16 @@ impl Machine for Cuda {
     }
 
     fn write(&self, to: &Memory, offset: usize, bytes: &[u8]) -> Result<()> {
-        let address = self.inside(to, offset, bytes.len())?;
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        self.context.copy_in(address, Fill::Bytes(bytes))
+        self.write_all(to, &[(offset, bytes)])
+    }
+
+    fn write_all(&self, to: &Memory, pieces: &[(usize, &[u8])]) -> Result<()> {
+        let places = pieces.iter().map(|(offset, bytes)| {
+            let address = self.inside(to, *offset, bytes.len())?;
+            Ok((address, *bytes))
+        });
+        let pieces = places.collect::<Result<Vec<_>>>()?;
+        self.context.copy_in(Fill::Pieces(&staging::cut(&pieces)))
     }
 
     fn read(&self, from: &Memory, offset: usize, out: &mut [u8]) -> Result<()> {

@@ -5,6 +5,9 @@
 //! is replaced by the next publication. The cache only saves time: whatever fails here is told, and
 //! the caller goes on without.
 //!
+//! A publication also clears up: broken entries, drafts that nobody writes any more, and what was
+//! used the longest ago beyond [`Bounds`]. Whoever has an entry open keeps it.
+//!
 //! Hashes are FNV-1a of 128 bits: stable over builds and machines, and accidental collisions are
 //! out of reach. It is no defence against somebody who may write into the folder.
 
@@ -13,11 +16,23 @@ use std::io::{Read, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
 
 const MAGIC: &[u8; 8] = b"kie-bin1";
 const HEADER_BYTES: usize = 8 + 8 + 16;
 /// Longer files are not ours.
 const ENTRY_BYTES_MAX: u64 = 1 << 30;
+/// A draft that was begun so long ago will not be finished.
+const DRAFT_AGE_MAX: Duration = Duration::from_secs(3600);
+
+/// How much is kept: a model has 3 kernels of about 200 KB.
+#[derive(Debug, Clone, Copy)]
+struct Bounds {
+    entries: usize,
+    bytes: u64,
+}
+
+const BOUNDS: Bounds = Bounds { entries: 64, bytes: 256 << 20 };
 
 /// A folder of compiled kernels, or nothing where there is no place for one.
 #[derive(Debug, Clone)]
@@ -78,7 +93,12 @@ impl Cache {
             return None;
         }
         let payload = entry.split_off(HEADER_BYTES);
-        (entry == header(&payload)).then_some(payload)
+        let whole = entry == header(&payload);
+        if whole {
+            // Its last use. Where the file is somebody else's, it only looks older than it is.
+            let _ = file.set_modified(SystemTime::now());
+        }
+        whole.then_some(payload)
     }
 
     /// Publishes `payload` under `key`, in place of what was there.
@@ -95,7 +115,9 @@ impl Cache {
                  be written",
                 path.display()
             )
-        })
+        })?;
+        prune(&entry, BOUNDS);
+        Ok(())
     }
 
     fn entry(&self, key: Key) -> Option<PathBuf> {
@@ -124,6 +146,52 @@ fn publish(entry: &Path, payload: &[u8]) -> Result<(), (PathBuf, std::io::Error)
         let _ = fs::remove_file(&draft);
         (draft.clone(), error)
     })
+}
+
+/// Clears up beside a new entry. What cannot be looked at or removed stays: another process may
+/// have been first.
+fn prune(new: &Path, bounds: Bounds) {
+    let Some(Ok(listed)) = new.parent().map(fs::read_dir) else { return };
+    let (mut kept, mut bytes) = (Vec::new(), 0);
+    for path in listed.flatten().map(|file| file.path()).filter(|path| path != new) {
+        let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let Some((key, rest)) = name.split_once('.') else { continue };
+        let Ok(about) = fs::metadata(&path) else { continue };
+        if key.len() != 32 || !key.bytes().all(|b| b.is_ascii_hexdigit()) {
+            continue;
+        }
+        let (used, length) = (about.modified().unwrap_or(SystemTime::UNIX_EPOCH), about.len());
+        let age = SystemTime::now().duration_since(used).unwrap_or_default();
+        let gone = match rest {
+            "bin" => !is_whole(&path, length),
+            draft => draft.ends_with(".tmp") && age > DRAFT_AGE_MAX,
+        };
+        if gone {
+            let _ = fs::remove_file(&path);
+        } else if rest == "bin" {
+            bytes += length;
+            kept.push((used, length, path));
+        }
+    }
+    bytes += fs::metadata(new).map_or(0, |m| m.len());
+    kept.sort();
+    let mut entries = kept.len() + 1;
+    for (_, length, path) in kept {
+        if entries <= bounds.entries && bytes <= bounds.bytes {
+            break;
+        }
+        let _ = fs::remove_file(&path);
+        (entries, bytes) = (entries - 1, bytes - length);
+    }
+}
+
+/// Whether a file is as long as its header says. Entries appear whole, so one that is not is
+/// broken for good.
+fn is_whole(path: &Path, length: u64) -> bool {
+    let mut header = [0; HEADER_BYTES];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut header));
+    let payload = length.checked_sub(HEADER_BYTES as u64).map(u64::to_le_bytes);
+    read.is_ok() && header.starts_with(MAGIC) && payload.is_some_and(|n| header[8..16] == n)
 }
 
 fn write_synced(draft: &Path, payload: &[u8]) -> std::io::Result<()> {
@@ -226,6 +294,71 @@ mod tests {
             }
         });
         assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 1, "no drafts are left");
+    }
+
+    fn aged(path: &Path, seconds: u64) {
+        let file = File::options().write(true).open(path).unwrap();
+        file.set_modified(SystemTime::now() - Duration::from_secs(seconds)).unwrap();
+    }
+
+    fn names(folder: &Folder) -> Vec<String> {
+        let names = fs::read_dir(&folder.0).unwrap().map(|f| f.unwrap().file_name());
+        let mut names: Vec<_> = names.map(|n| n.to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn what_was_used_the_longest_ago_goes() {
+        let folder = Folder::new("bounds");
+        let cache = Cache::at(&folder.0);
+        let key = |n: usize| Key::of(&[&n.to_le_bytes()]);
+        for n in 0..BOUNDS.entries + 3 {
+            cache.put(key(n), b"payload").unwrap();
+            aged(&cache.entry(key(n)).unwrap(), 1000 - n as u64);
+            // The first one is in use all the time.
+            assert!(cache.get(key(0)).is_some(), "{n}");
+        }
+        assert_eq!(names(&folder).len(), BOUNDS.entries);
+        let there = |n: usize| cache.get(key(n)).is_some();
+        assert!((1..=3).all(|n| !there(n)) && (4..BOUNDS.entries + 3).all(there));
+        // The bound on bytes, which the new one alone may break.
+        let new = cache.entry(key(BOUNDS.entries)).unwrap();
+        let each = fs::metadata(&new).unwrap().len();
+        prune(&new, Bounds { bytes: 3 * each, ..BOUNDS });
+        assert_eq!(names(&folder).len(), 3);
+        assert!(there(BOUNDS.entries));
+        prune(&new, Bounds { bytes: 1, ..BOUNDS });
+        assert_eq!(names(&folder), [new.file_name().unwrap().to_string_lossy()]);
+    }
+
+    #[test]
+    fn what_is_broken_goes_and_what_is_not_ours_stays() {
+        let folder = Folder::new("prune");
+        let cache = Cache::at(&folder.0);
+        let key = |n: u8| Key::of(&[&[n]]);
+        (0..4).for_each(|n| cache.put(key(n), b"some payload").unwrap());
+        let path = |n: u8| cache.entry(key(n)).unwrap();
+        let whole = fs::read(path(0)).unwrap();
+        fs::write(path(0), &whole[..whole.len() - 1]).unwrap();
+        fs::write(path(1), &whole[..5]).unwrap();
+        fs::write(path(2), [b"x", &whole[1..]].concat()).unwrap();
+        let draft = |pid: u32| path(9).with_extension(format!("{pid}.0.tmp"));
+        (1..3).for_each(|pid| fs::write(draft(pid), b"half").unwrap());
+        aged(&draft(1), 2 * DRAFT_AGE_MAX.as_secs());
+        for name in ["README", "notes.bin", "deadbeef.tmp"] {
+            fs::write(folder.0.join(name), b"not ours").unwrap();
+            aged(&folder.0.join(name), 1 << 20);
+        }
+        // Broken where it is published, broken where it is not looked at.
+        cache.put(key(0), b"again").unwrap();
+        assert_eq!(cache.get(key(0)).as_deref(), Some(&b"again"[..]));
+        assert!(cache.get(key(3)).is_some());
+        let name = |p: PathBuf| p.file_name().unwrap().to_string_lossy().into_owned();
+        let mut wanted = vec![name(path(0)), name(path(3)), name(draft(2))];
+        wanted.extend(["README", "notes.bin", "deadbeef.tmp"].map(str::to_owned));
+        wanted.sort();
+        assert_eq!(names(&folder), wanted);
     }
 
     #[test]

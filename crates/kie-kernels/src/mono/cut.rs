@@ -261,7 +261,19 @@ impl Cut {
 
     /// Shared memory with two slots of the ring, about: shape.h knows it exactly and refuses less.
     fn shared_bytes(&self, width: u32, attn: u32, columns: u32) -> u32 {
-        let vectors = 2 * (width.max(self.hidden) + 8 + attn.max(self.ffn) + 8) * columns;
+        // Where every warp has a range of its own, several columns' vectors stay where they are.
+        let kept = |n: usize, k| {
+            if columns > 1 && self.layer[n].1.k_warps == self.warps {
+                0
+            } else {
+                k
+            }
+        };
+        let (wide, narrow) = (width.max(self.hidden), kept(1, attn).max(kept(3, self.ffn)));
+        let pad = if columns > 1 { 32 } else { 0 };
+        // One place for both, one after the other, unless only the wide one needs a place.
+        let room = if columns == 1 { wide + narrow } else { wide.max(narrow) + 2 * pad };
+        let vectors = 2 * room * columns;
         let parts = |s: &Split| if s.k_warps > 1 { 4 * s.k_warps * s.rows * columns } else { 0 };
         let of = |n: usize| parts(&self.layer[n].1);
         let tail = self.tail.as_ref().map_or(0, parts);

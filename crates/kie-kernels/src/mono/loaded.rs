@@ -2,25 +2,29 @@
 //! and nowhere later but for logits that somebody asks for.
 
 use std::sync::atomic::Ordering::Release;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::time::Instant;
 
 use super::cut::Cut;
 use super::machine::{Machine, Memory, Module, Platform, Shared, Source};
+use super::meter::Probe;
 use super::model::Model;
-use super::pack::Weights;
+use super::pack::{To, Weights};
 use super::prefill::{Plan, Prefill};
 use super::runner::prompt_counts;
 use super::source;
-use super::wire::{self, Args, Layer, Wire, RECORD_BYTES, RING, STOPS};
-use crate::abi::{Dims, HeadMode, GROUPS, PAGE};
+use super::upload;
+use super::wire::{self, Args, Layer, Lost, Wire};
+use super::wire::{RECORDS_BLOCK, RECORD_BYTES, RING, STOPS};
+use crate::abi::{Dims, HeadMode, Program, Tensor, GROUPS, PAGE};
 use crate::cpu::numbers::row_to_f32;
-use crate::device::Buffer;
+use crate::device::{Buffer, Phase};
 use crate::error::{Error, Result};
 use crate::mailbox::SlotMemory;
 use crate::validate::ValidProgram;
 
-/// Rows of the embedding table packed at a time.
-const EMBED_ROWS: u32 = 4096;
+/// A line of its own behind the exchange.
+const POISON_BYTES: usize = 128;
 
 /// Everything a launch refers to.
 pub struct Loaded {
@@ -36,8 +40,12 @@ pub struct Loaded {
     pub room: Room,
     /// The prefill kernel, where it fits.
     pub prefill: Option<Prefill>,
+    /// Kernels to measure with, where somebody does.
+    pub(super) probe: Option<Probe>,
     /// Why there is none, though there should be.
     pub warning: Option<String>,
+    /// What loading did, in order.
+    pub phases: Vec<Phase>,
     kernels: Vec<(u32, Arc<dyn Module>)>,
     base: Args,
     logits: Option<Memory>,
@@ -50,16 +58,38 @@ fn bytes_of(floats: &[f32]) -> Vec<u8> {
     floats.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
+/// Bytes of a group's pages.
+fn pool_bytes(dims: &Dims, model: &Model, cut: &Cut, group: usize) -> u64 {
+    let each = dims.group_layers[group] * model.lanes * model.kv_heads;
+    let half = PAGE as u64 * u64::from(cut.head_dim) * 2;
+    u64::from(each) * u64::from(dims.group_pages[group]) * 2 * half
+}
+
+/// Device memory that a rank takes beside the weights as they are stored and the KV pages: what
+/// they grow by when packed, tables, exchange, the prefill kernel's scratch, and the upload's as far
+/// as there is no room for it where pages and the others will be.
+pub fn scratch_bytes(program: &Program, model: &Model, cut: &Cut, plan: Option<&Plan>) -> u64 {
+    let dims = &program.dims;
+    let vocab = u64::from(dims.vocab);
+    let lines = cut.line_bytes(model) * u64::from(cut.blocks);
+    let packed = lines + vocab * u64::from(cut.hidden) * 2;
+    let stored: u64 = program.tensors.iter().map(Tensor::bytes).sum();
+    let tables = (u64::from(dims.slots) + u64::from(cut.columns)) * vocab * 8;
+    let words = cut.words(model, cut.columns) * 8;
+    let others = tables + words + plan.map_or(0, |plan| plan.scratch_bytes);
+    let pools: u64 = (0..GROUPS).map(|group| pool_bytes(dims, model, cut, group)).sum();
+    let grown = packed.saturating_sub(stored / u64::from(model.ranks));
+    grown + others + upload::most_bytes(packed).saturating_sub(pools + others)
+}
+
 /// Memory that does not depend on the weights.
 pub struct Room {
     /// Host memory for tokens, `[slots][RING][3]` words.
     pub out: Shared,
     /// Host memory for orders.
     pub control: Shared,
-    /// Not 0 once somebody gave up.
-    pub poison: Memory,
-    /// Who did.
-    pub records: Memory,
+    /// Who gave up.
+    records: Memory,
     /// Tokens of a prompt's launch.
     pub prompt: Memory,
     pages: Memory,
@@ -74,23 +104,18 @@ pub struct Room {
 impl Room {
     fn new(m: &dyn Machine, dims: &Dims, model: &Model, cut: &Cut, writers: u32) -> Result<Self> {
         let (slots, vocab) = (dims.slots as usize, dims.vocab as usize);
-        let pool = |group: usize| {
-            let each = dims.group_layers[group] * model.lanes * model.kv_heads;
-            let half = PAGE as u64 * u64::from(cut.head_dim) * 2;
-            let bytes = u64::from(each) * u64::from(dims.group_pages[group]) * 2 * half;
-            m.alloc(bytes.max(256) as usize)
-        };
+        let pool = |group| m.alloc(pool_bytes(dims, model, cut, group).max(256) as usize);
         let room = Self {
-            out: m.alloc_shared(slots * RING * 24)?,
+            out: m.alloc_shared(slots * RING * wire::TOLD_BYTES)?,
             control: m.alloc_shared(wire::CONTROL_BYTES)?,
-            poison: m.alloc(8)?,
-            records: m.alloc(writers as usize * RECORD_BYTES)?,
+            records: m.alloc(writers as usize * RECORDS_BLOCK * RECORD_BYTES)?,
             prompt: m.alloc(dims.max_positions as usize * 4)?,
             pages: m.alloc(slots * GROUPS * cut.pages_max as usize * 4)?,
             stop_ids: m.alloc(slots * STOPS * 4)?,
             logit_bias: m.alloc(slots * vocab * 4)?,
             counts: m.alloc(slots * vocab * 4)?,
-            words: m.alloc((cut.words(model, cut.columns) * 8) as usize)?,
+            words: m
+                .alloc_symmetric((cut.words(model, cut.columns) * 8) as usize + POISON_BYTES)?,
             values: m.alloc(cut.columns as usize * 2 * vocab * 4)?,
             pools: [pool(0)?, pool(1)?],
         };
@@ -100,8 +125,14 @@ impl Room {
         Ok(room)
     }
 
-    /// Where it all is.
-    fn args(&self) -> Args {
+    /// Offset in `words` of the word that is not 0 once somebody gave up. Behind the exchange, so
+    /// that a rank finds another's as it finds its words.
+    fn poison_at(&self) -> usize {
+        self.words.bytes - POISON_BYTES
+    }
+
+    /// `others`, and where all this is.
+    fn args(&self, others: Args) -> Args {
         Args {
             pools: self.pools.each_ref().map(|p| p.address),
             pages: self.pages.address,
@@ -110,38 +141,66 @@ impl Room {
             counts: self.counts.address,
             values: self.values.address,
             words: self.words.address,
-            poison: self.poison.address,
+            poison: self.words.address + self.poison_at() as u64,
             records: self.records.address,
             out: self.out.address,
             control: self.control.address,
-            ..Args::default()
+            ..others
         }
     }
 }
 
-/// `base` with the weights, which are packed and uploaded here.
+/// The weights, which are packed and uploaded here.
 fn weights_args(
     m: &dyn Machine,
     weights: &Weights<'_>,
-    base: Args,
     kept: &mut Vec<Memory>,
+    phases: &mut Phases,
 ) -> Result<Args> {
     let (model, cut) = (weights.model, weights.cut);
     let mut keep = |memory: Memory| {
         kept.push(memory.clone());
         memory.address
     };
-    Ok(Args {
-        line: keep(upload_lines(m, weights)?),
-        embed: keep(upload_embedding(m, weights, weights.program.dims.vocab)?),
-        norms: keep(upload(m, &weights.norms()?)?),
+    let row = cut.hidden as usize * 2;
+    let norms = (2 * model.layers + 1) * model.norm_lanes;
+    let to = To {
+        line: keep(m.alloc((cut.line_bytes(model) * u64::from(cut.blocks)) as usize)?),
+        embed: keep(m.alloc(weights.program.dims.vocab as usize * row)?),
+        norms: keep(m.alloc(norms as usize * row)?),
+    };
+    phases.next("memory for weights", 0);
+    let packing = weights.packing(to);
+    phases.next("places of weights", 0);
+    phases.all.extend(upload::run(m, weights, &packing)?);
+    phases.last = Instant::now();
+    let args = Args {
+        line: to.line,
+        embed: to.embed,
+        norms: to.norms,
         head_norms: if model.head_norm { keep(upload(m, &weights.head_norms())?) } else { 0 },
         biases: if model.bias { keep(upload(m, &weights.biases())?) } else { 0 },
         rope: keep(upload(m, &rope(weights))?),
         layers: keep(upload(m, &layers(model))?),
         segments: keep(upload(m, &segments(model, cut))?),
-        ..base
-    })
+        ..Args::default()
+    };
+    phases.next("rotary table and others", 0);
+    Ok(args)
+}
+
+/// What has been done, and when the last of it ended.
+struct Phases {
+    all: Vec<Phase>,
+    last: Instant,
+}
+
+impl Phases {
+    /// What was done since the last phase.
+    fn next(&mut self, name: &'static str, bytes: u64) {
+        self.all.push(Phase::new(name, self.last.elapsed(), bytes));
+        self.last = Instant::now();
+    }
 }
 
 impl Loaded {
@@ -159,25 +218,29 @@ impl Loaded {
     ) -> Result<Self> {
         let program = program.program();
         let dims = program.dims;
+        let mut phases = Phases { all: Vec::new(), last: Instant::now() };
         let (kernels, wide) = compile(&*machine, &model, &cut, plan.as_ref())?;
+        phases.next("kernels", 0);
+        let weights = Weights { program, buffers, model: &model, cut: &cut, rank };
+        let mut kept = Vec::new();
+        // First, as it needs memory for a while that the others may have afterwards.
+        let packed = weights_args(&*machine, &weights, &mut kept, &mut phases)?;
         let (prefill, warning) = match plan.zip(wide) {
             Some((plan, Ok(module))) => (Some(Prefill::new(&*machine, plan, module)?), None),
             // Slow prompts are better than none.
             Some((_, Err(why))) => (None, Some(format!("no prefill kernel: {why}"))),
             None => (None, None),
         };
-        let weights = Weights { program, buffers, model: &model, cut: &cut, rank };
         let writers = prefill.as_ref().map_or(0, Prefill::blocks).max(cut.blocks);
         let room = Room::new(&*machine, &dims, &model, &cut, writers)?;
-        let mut kept = Vec::new();
         let base = Args {
             rank,
             pool_layers: dims.group_layers,
             segment_count: cut.segments(&model).len() as u32,
             in_flight_bytes: cut.in_flight_bytes,
-            ..weights_args(&*machine, &weights, room.args(), &mut kept)?
+            ..room.args(packed)
         };
-        let logits = None;
+        phases.next("pages and buffers", 0);
         Ok(Self {
             machine,
             model,
@@ -185,10 +248,12 @@ impl Loaded {
             dims,
             room,
             prefill,
+            probe: None,
+            phases: phases.all,
             warning,
             kernels,
             base,
-            logits,
+            logits: None,
             _kept: kept,
         })
     }
@@ -305,6 +370,21 @@ impl Loaded {
         Ok(())
     }
 
+    /// Whether somebody gave up waiting, and who says so of this machine's blocks.
+    ///
+    /// # Errors
+    /// What the machine says.
+    pub fn lost(&self) -> Result<Option<Vec<Lost>>> {
+        let mut poison = [0; 8];
+        self.machine.read(&self.room.words, self.room.poison_at(), &mut poison)?;
+        if poison == [0; 8] {
+            return Ok(None);
+        }
+        let mut records = vec![0; self.room.records.bytes];
+        self.machine.read(&self.room.records, 0, &mut records)?;
+        Ok(Some(Lost::read(&records)))
+    }
+
     /// Zeroes the exchange, so that epochs may start anew.
     ///
     /// # Errors
@@ -345,56 +425,13 @@ pub(super) fn compile(
     })
 }
 
-fn died() -> Error {
+pub(super) fn died() -> Error {
     Error::Failed("a compiler thread died".into())
 }
 
 fn upload(machine: &dyn Machine, bytes: &[u8]) -> Result<Memory> {
     let memory = machine.alloc(bytes.len().max(256))?;
     machine.write(&memory, 0, bytes)?;
-    Ok(memory)
-}
-
-/// Every block's line, packed by all cores.
-fn upload_lines(machine: &dyn Machine, weights: &Weights<'_>) -> Result<Memory> {
-    let (model, cut) = (weights.model, weights.cut);
-    let line = cut.line_bytes(model) as usize;
-    let memory = machine.alloc(line * cut.blocks as usize)?;
-    // Parts of about a layer, taken one after another, so that no core waits for another's block.
-    let layers = model.layers as usize;
-    let parts = Mutex::new((0..cut.blocks).flat_map(|b| (0..=layers).map(move |l| (b, l))));
-    let work = || -> Result<()> {
-        let mut bytes = Vec::new();
-        loop {
-            let part = parts.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let Some((block, layer)) = part else { return Ok(()) };
-            bytes.clear();
-            if layer == layers {
-                weights.head(block, &mut bytes)?;
-            } else {
-                weights.layer(block, layer, &mut bytes)?;
-            }
-            let at = block as usize * line + layer * cut.layer_bytes() as usize;
-            machine.write(&memory, at, &bytes)?;
-        }
-    };
-    let threads = crate::cpu::allowed_cores();
-    std::thread::scope(|scope| {
-        let all: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        all.into_iter().try_for_each(|t| {
-            t.join().unwrap_or_else(|_| Err(Error::Failed("a packing thread died".into())))
-        })
-    })?;
-    Ok(memory)
-}
-
-fn upload_embedding(machine: &dyn Machine, weights: &Weights<'_>, vocab: u32) -> Result<Memory> {
-    let row = weights.cut.hidden as usize * 2;
-    let memory = machine.alloc(vocab as usize * row)?;
-    for from in (0..vocab).step_by(EMBED_ROWS as usize) {
-        let rows = weights.embedding(from, vocab.min(from + EMBED_ROWS))?;
-        machine.write(&memory, from as usize * row, &rows)?;
-    }
     Ok(memory)
 }
 

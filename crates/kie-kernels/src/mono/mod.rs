@@ -7,9 +7,11 @@
 pub mod cache;
 pub mod clock;
 pub mod cut;
+pub mod echo;
 pub(crate) mod library;
 pub mod loaded;
 pub mod machine;
+pub mod meter;
 pub mod model;
 pub mod pack;
 pub mod prefill;
@@ -17,6 +19,7 @@ pub mod runner;
 #[cfg(test)]
 pub(crate) mod shapes;
 pub mod source;
+pub mod upload;
 pub mod wire;
 
 use std::sync::Arc;
@@ -25,11 +28,12 @@ use std::time::Duration;
 use self::cut::Cut;
 use self::loaded::Loaded;
 use self::machine::{Machine, Platform};
+use self::meter::{Meter, Probe};
 use self::model::Model;
 use self::prefill::Plan;
 use self::runner::Runner;
 use crate::device::{Buffer, Device, DeviceInfo, HostBytes, Options, Running};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
 use crate::validate::ValidProgram;
 
@@ -47,6 +51,8 @@ pub struct Mono {
     bounded_gap: bool,
     /// Whether prompts run in the prefill kernel where it fits.
     prefill_kernel: Option<bool>,
+    /// Times launches; some of what it runs computes garbage.
+    meter: Option<Arc<Meter>>,
 }
 
 impl Mono {
@@ -74,6 +80,7 @@ impl Mono {
             first_epoch: options.first_epoch.unwrap_or(1),
             hang_timeout: options.hang_timeout.unwrap_or(HANG_TIMEOUT),
             prefill_kernel: options.prefill_kernel,
+            meter: options.meter.clone(),
             bounded_gap: options.max_itl_ms.is_some(),
         })
     }
@@ -135,7 +142,7 @@ impl Device for Mono {
         let one = |rank: usize| -> Result<u64> {
             let (model, cut) = self.cut(program, rank)?;
             let plan = self.plan(&model, &cut, &*self.machines[rank], program)?;
-            Ok(plan.map_or(0, |plan| plan.scratch_bytes))
+            Ok(loaded::scratch_bytes(program.program(), &model, &cut, plan.as_ref()))
         };
         (0..self.machines.len()).map(one).sum()
     }
@@ -149,19 +156,29 @@ impl Device for Mono {
         })
     }
 
+    fn echo(&self, rounds: u32) -> Result<Vec<f64>> {
+        echo::round_trips(&*self.machines[0], rounds, self.hang_timeout)
+    }
+
     fn start(
         &self,
         program: ValidProgram,
         buffers: Vec<Buffer>,
         mailbox: Arc<Mailbox>,
     ) -> Result<Box<dyn Running>> {
-        let load = |(rank, machine): (usize, &Arc<dyn Machine>)| {
+        let load = |(rank, machine): (usize, &Arc<dyn Machine>)| -> Result<Loaded> {
             let (model, cut) = self.cut(&program, rank)?;
             let plan = self.plan(&model, &cut, &**machine, &program)?;
             let parts = (model, cut, plan);
             Loaded::new(machine.clone(), &program, &buffers, parts, rank as u32)
         };
-        let mut loaded = self.machines.iter().enumerate().map(load).collect::<Result<Vec<_>>>()?;
+        let mut loaded = std::thread::scope(|scope| -> Result<Vec<Loaded>> {
+            let load = &load;
+            let ranks = self.machines.iter().enumerate();
+            let all: Vec<_> = ranks.map(|rank| scope.spawn(move || load(rank))).collect();
+            let died = |_| Err(Error::Failed("a loading thread died".into()));
+            all.into_iter().map(|thread| thread.join().unwrap_or_else(died)).collect()
+        })?;
         let words: Vec<_> = loaded.iter().map(|l| (l.machine.clone(), l.words_address())).collect();
         for rank in &mut loaded {
             rank.connect(&words)?;
@@ -171,12 +188,19 @@ impl Device for Mono {
         for prefill in loaded.iter_mut().filter_map(|l| l.prefill.as_mut()) {
             prefill.connect(&scratch);
         }
-        Ok(Box::new(Runner::new(
-            loaded,
-            mailbox,
-            self.first_epoch,
-            self.hang_timeout,
-            self.bounded_gap,
-        )))
+        if let Some(meter) = &self.meter {
+            for rank in &mut loaded {
+                rank.probe = Some(Probe::new(
+                    &*rank.machine,
+                    &rank.model,
+                    &rank.cut,
+                    rank.dims.max_positions,
+                )?);
+            }
+            meter.set_phases(meter::phases(&loaded[0].model, &loaded[0].cut));
+        }
+        let (epoch, patience) = (self.first_epoch, self.hang_timeout);
+        let runner = Runner::new(loaded, mailbox, epoch, patience, self.bounded_gap);
+        Ok(Box::new(runner.metered(self.meter.clone())))
     }
 }

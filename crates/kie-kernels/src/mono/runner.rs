@@ -12,15 +12,16 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::clock::DeviceClock;
 use super::loaded::Loaded;
 use super::machine::{Flight, Launch, Platform};
+use super::meter::{Meter, Mode};
 use super::prefill;
-use super::wire::{self, wants, Lost, Order, Sequence, Wire, RING};
+use super::wire::{self, wants, Lost, Order, Sequence, Wire};
 use crate::abi::{Command, CommandKind, Record, SlotEnd, MAX_ALTERNATIVES, PAGE};
-use crate::device::Running;
+use crate::device::{Phase, Running};
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
 use crate::sample::{top_logprobs, SEEN_IN_PROMPT};
@@ -32,8 +33,10 @@ const TURN_TOKENS: u32 = 8;
 const LONG: u32 = 1 << 20;
 /// Epochs end here; the words are zeroed and they start anew (MONOKERNEL 3.4).
 const LAST_EPOCH: u32 = 1 << 31;
+/// Behind the kernel's own patience, the host's with a launch of which nothing comes.
+const LOOK_AFTER: Duration = Duration::from_millis(500);
 /// Between looks at a simulated launch.
-const SIM_REST: Duration = Duration::from_micros(200);
+pub(super) const SIM_REST: Duration = Duration::from_micros(200);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -67,7 +70,7 @@ enum Work {
     /// Tokens of the slots, and positions of another's prompt in the columns that are left.
     Both(Vec<usize>, Beside),
     /// Logits of some positions of a slot.
-    Logits(usize, usize),
+    Logits(Command),
 }
 
 /// A prompt beside sequences at work.
@@ -97,8 +100,30 @@ struct Going {
     flights: Vec<Box<dyn Flight>>,
     work: Work,
     steps: u32,
+    /// How it is measured, if it is.
+    mode: Option<Mode>,
     /// Asked to leave.
     leaving: bool,
+    /// Since nothing has come of it, or since somebody last looked why.
+    quiet: Instant,
+    /// Somebody gave up waiting.
+    poisoned: bool,
+}
+
+impl Going {
+    fn new(flights: Vec<Box<dyn Flight>>, work: Work, steps: u32, mode: Option<Mode>) -> Self {
+        let (leaving, quiet, poisoned) = (false, Instant::now(), false);
+        Self { flights, work, steps, mode, leaving, quiet, poisoned }
+    }
+}
+
+/// First position and number of those that a command wants the logits of.
+fn logits_range(command: Command) -> (usize, usize) {
+    let count = match command.kind {
+        CommandKind::LogitsDecode => 1,
+        CommandKind::LogitsPrefill | CommandKind::Start | CommandKind::Cancel => command.b as usize,
+    };
+    (command.a as usize, count)
 }
 
 /// A program at work.
@@ -116,6 +141,7 @@ pub struct Runner {
     clock: DeviceClock,
     /// How long a wait inside the kernel lasts at most.
     budget_ns: u64,
+    meter: Option<Arc<Meter>>,
     /// Whether the gap between tokens has a bound: then prompts go beside them, a few positions a
     /// step, rather than in launches of their own.
     bounded_gap: bool,
@@ -152,7 +178,15 @@ impl Runner {
             clock: DeviceClock::default(),
             budget_ns: u64::try_from(hang_timeout.as_nanos()).unwrap_or(u64::MAX),
             bounded_gap,
+            meter: None,
         }
+    }
+
+    /// The same, with launches timed.
+    #[must_use]
+    pub fn metered(mut self, meter: Option<Arc<Meter>>) -> Self {
+        self.meter = meter;
+        self
     }
 
     /// Whether every machine has the prefill kernel.
@@ -204,7 +238,9 @@ impl Runner {
             done &= flight.done()?;
         }
         if let Work::Tokens(slots) | Work::Both(slots, _) = &going.work {
-            slots.iter().for_each(|slot| self.collect(*slot));
+            if slots.iter().fold(false, |any, slot| self.collect(*slot) | any) {
+                going.quiet = Instant::now();
+            }
         }
         if done {
             return self.land(going);
@@ -214,6 +250,11 @@ impl Runner {
             std::thread::sleep(SIM_REST);
         }
         self.first().room.control.word32(4).fetch_add(1, Relaxed);
+        if let Some(error) = self.look(&mut going)? {
+            // Its end may take long to come, or never does.
+            self.going = Some(going);
+            return Err(error);
+        }
         let leave = !going.leaving
             && match &going.work {
                 Work::Tokens(slots) => self.somebody_waits(slots),
@@ -233,30 +274,44 @@ impl Runner {
         Ok(())
     }
 
-    /// Takes the tokens of a row's ring that are there.
-    fn collect(&mut self, index: usize) {
+    /// Whether a launch of which nothing has come for long was given up by somebody, and then does
+    /// not end either: a block is stuck for good. A launch that waits for its turn is no such.
+    fn look(&self, going: &mut Going) -> Result<Option<Error>> {
+        let long = Duration::from_nanos(self.budget_ns).saturating_add(LOOK_AFTER);
+        // The simulator finds such blocks by itself.
+        if self.first().machine.platform() == Platform::Sim || going.quiet.elapsed() < long {
+            return Ok(None);
+        }
+        going.quiet = Instant::now();
+        let lost = self.ranks.iter().map(Loaded::lost).collect::<Result<Vec<_>>>()?;
+        if lost.iter().all(Option::is_none) || !std::mem::replace(&mut going.poisoned, true) {
+            return Ok(None);
+        }
+        let Error::Hang(detail) = hang(&lost, self.first().cut.blocks) else { return Ok(None) };
+        Ok(Some(Error::Hang(format!("{detail}; the launch does not end"))))
+    }
+
+    /// Takes the tokens of a row's ring that are there; whether there were any.
+    fn collect(&mut self, index: usize) -> bool {
+        let mut any = false;
         loop {
             let slot = &mut self.slots[index];
             if slot.end.is_some() {
-                return;
+                return any;
             }
-            let tag = slot.told.wrapping_add(1);
-            let at = (index * RING + slot.told as usize % RING) * 24;
-            let word = |n: usize| self.ranks[0].room.out.word64(at + 8 * n).load(Acquire);
-            let (first, second, third) = (word(0), word(1), word(2));
-            if [first, second].iter().any(|w| (w >> 32) as u32 != tag)
-                || (third >> 40) as u32 != tag & 0xff_ffff
-            {
-                return;
-            }
-            slot.told = tag;
-            let t_ns = self.clock.host_ns(third & 0xff_ffff_ffff);
-            self.token(index, first as u32, f32::from_bits(second as u32), t_ns);
+            let found = wire::told(&self.ranks[0].room.out, index, slot.told);
+            let Some(told) = found else { return any };
+            any = true;
+            slot.told = slot.told.wrapping_add(1);
+            let t_ns = self.clock.host_ns(told.t_ns);
+            self.token(index, told.token, told.logprob, t_ns);
         }
     }
 
     /// Publishes a token and says whether the sequence ends with it, by the kernel's own rule.
     fn token(&mut self, index: usize, token: u32, logprob: f32, t_ns: u64) {
+        let garbage = self.meter.as_ref().is_some_and(|m| m.mode().is_garbage());
+        let token = if garbage { 0 } else { token };
         let slot = &mut self.slots[index];
         if token >= self.ranks[0].dims.vocab {
             slot.end = Some(SlotEnd::NotFinite);
@@ -284,9 +339,11 @@ impl Runner {
 
     /// A launch has ended.
     fn land(&mut self, going: Going) -> Result<()> {
-        let Going { flights, work, steps, .. } = going;
+        let Going { flights, work, steps, mode, .. } = going;
         drop(flights);
         self.check()?;
+        let made = self.first().room.control.word32(12).load(Acquire);
+        self.note(&work, steps, mode)?;
         match work {
             Work::Tokens(slots) => {
                 let most = slots.iter().map(|s| self.slots[*s].made).max().unwrap_or(0);
@@ -310,13 +367,33 @@ impl Runner {
             }
             Work::Prompt(slot, to) => {
                 self.epoch += steps;
-                self.slots[slot].next = to;
+                // A kernel that believed its host gone may have left before the end.
+                let done =
+                    if made < steps { made as usize * self.first().most_columns() } else { to };
+                let slot_now = &mut self.slots[slot];
+                slot_now.next = to.min(slot_now.next.saturating_add(done));
                 self.finish(slot);
             }
-            Work::Logits(slot, count) => {
+            Work::Logits(command) => {
                 self.epoch += steps;
-                self.hand_logits(slot, count)?;
+                if made < steps {
+                    self.logits.push_front(command);
+                    return Ok(());
+                }
+                self.hand_logits(command)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Tells the meter of a launch that made all its steps.
+    fn note(&self, work: &Work, steps: u32, mode: Option<Mode>) -> Result<()> {
+        let (Some(meter), Some(mode), Work::Tokens(slots)) = (&self.meter, mode, work) else {
+            return Ok(());
+        };
+        let (first, slot) = (self.first(), &self.slots[slots[0]]);
+        if let Some(probe) = first.probe.as_ref().filter(|_| slot.end == Some(SlotEnd::Length)) {
+            meter.note(probe.read(&*first.machine, mode, steps)?);
         }
         Ok(())
     }
@@ -352,7 +429,8 @@ impl Runner {
         Ok(())
     }
 
-    fn hand_logits(&mut self, index: usize, count: usize) -> Result<()> {
+    fn hand_logits(&mut self, command: Command) -> Result<()> {
+        let (index, (_, count)) = (command.slot as usize, logits_range(command));
         let vocab = self.first().dims.vocab as usize;
         let mut logits = vec![0.0; count * vocab];
         for rank in &self.ranks {
@@ -365,14 +443,11 @@ impl Runner {
         Ok(())
     }
 
-    /// After a launch: whether somebody gave up waiting.
+    /// After a launch: whether somebody gave up waiting, on any rank.
     fn check(&mut self) -> Result<()> {
-        for (rank, loaded) in self.ranks.iter().enumerate() {
-            let mut poison = [0; 8];
-            loaded.machine.read(&loaded.room.poison, 0, &mut poison)?;
-            if poison != [0; 8] {
-                return Err(hang(loaded, rank)?);
-            }
+        let lost = self.ranks.iter().map(Loaded::lost).collect::<Result<Vec<_>>>()?;
+        if lost.iter().any(Option::is_some) {
+            return Err(hang(&lost, self.first().cut.blocks));
         }
         Ok(())
     }
@@ -416,7 +491,7 @@ impl Runner {
     /// Whether a prompt takes the columns that these sequences leave free.
     fn goes_beside(&self, decoding: &[usize]) -> bool {
         let free = self.first().most_columns().saturating_sub(decoding.len());
-        let alone = self.bounded_gap || self.first().prefill.is_none();
+        let alone = self.bounded_gap || !self.is_wide();
         !decoding.is_empty() && free > 0 && alone
     }
 
@@ -498,13 +573,9 @@ impl Runner {
         for rank in &self.ranks {
             rank.write_slot(index, memory)?;
         }
-        let (position, count, columns) = match command.kind {
-            CommandKind::LogitsDecode => (command.a as usize, 1, Some(1)),
-            CommandKind::LogitsPrefill | CommandKind::Start | CommandKind::Cancel => {
-                (command.a as usize, command.b as usize, None)
-            }
-        };
-        self.launch_prompt(index, position, count, columns, Work::Logits(index, count))
+        let (position, count) = logits_range(command);
+        let columns = (command.kind == CommandKind::LogitsDecode).then_some(1);
+        self.launch_prompt(index, position, count, columns, Work::Logits(command))
     }
 
     fn launch_prompt(
@@ -543,7 +614,7 @@ impl Runner {
             let (machine, layers) = (&*loaded.machine, loaded.model.layers);
             flights.push(prefill.launch(machine, args, layers, row as u32, (first, count))?);
         }
-        self.going = Some(Going { flights, work, steps: 0, leaving: false });
+        self.going = Some(Going::new(flights, work, 0, None));
         Ok(())
     }
 
@@ -553,6 +624,9 @@ impl Runner {
         for (column, index) in column.iter_mut().zip(&slots) {
             *column = self.sequence(*index, &mut dump);
         }
+        // Measured launches make their steps and no more.
+        let left = column[0].last - column[0].position;
+        let most = if self.meter.is_some() { most.min(left) } else { most };
         let (live, steps) = (slots.len() as u32, if dump { 1 } else { most });
         let logits = dump.then_some(columns);
         let ask = Ask { columns, steps, live, prompt: 0, logits, column };
@@ -602,6 +676,8 @@ impl Runner {
         let epoch = self.epoch;
         let control = &self.first().room.control;
         control.word32(0).store(Order::GoOn as u32, Release);
+        let measured = matches!(work, Work::Tokens(_)) && ask.columns == 1;
+        let mode = self.meter.as_ref().filter(|_| measured).map(|m| m.mode());
         let mut flights = Vec::with_capacity(self.ranks.len());
         for loaded in &mut self.ranks {
             let mut args = loaded.args(ask.columns);
@@ -616,6 +692,9 @@ impl Runner {
                 None if ask.live == 0 => args.segment_count = 4 * loaded.model.layers,
                 None => {}
             }
+            let measuring = mode.zip(loaded.probe.as_ref());
+            let module = measuring.and_then(|(mode, probe)| probe.module(mode, &mut args));
+            let module = module.unwrap_or_else(|| loaded.module(ask.columns));
             let launch = Launch {
                 entry: "kie_decode",
                 blocks: loaded.cut.blocks,
@@ -623,18 +702,15 @@ impl Runner {
                 shared_bytes: loaded.cut.shared_max,
                 args: args.as_bytes(),
             };
-            flights.push(loaded.machine.launch(loaded.module(ask.columns), &launch)?);
+            flights.push(loaded.machine.launch(module, &launch)?);
         }
-        self.going = Some(Going { flights, work, steps: ask.steps, leaving: false });
+        self.going = Some(Going::new(flights, work, ask.steps, mode));
         Ok(())
     }
 }
 
-/// Who gave up, as an error.
-fn hang(loaded: &Loaded, rank: usize) -> Result<Error> {
-    let mut records = vec![0; loaded.room.records.bytes];
-    loaded.machine.read(&loaded.room.records, 0, &mut records)?;
-    let lost = Lost::read(&records);
+/// Who gave up on each rank, as an error: the ranks and their blocks that had come least far first.
+fn hang(lost: &[Option<Vec<Lost>>], blocks: u32) -> Error {
     let one = |l: &Lost| {
         format!(
             "block {} in step {} waited for {} (wanted {}, seen {})",
@@ -645,9 +721,19 @@ fn hang(loaded: &Loaded, rank: usize) -> Result<Error> {
             l.seen
         )
     };
-    let told: Vec<String> = lost.iter().take(4).map(one).collect();
-    let (lost, all) = (lost.len(), loaded.cut.blocks);
-    Ok(Error::Hang(format!("rank {rank}: {lost} of {all} blocks gave up: {}", told.join("; "))))
+    let mut ranks: Vec<_> = (0_usize..).zip(lost.iter().flatten()).collect();
+    ranks.retain(|(_, lost)| !lost.is_empty());
+    ranks.sort_by_key(|(rank, lost)| (lost[0].turn(), *rank));
+    let most = if ranks.len() > 1 { 2 } else { 4 };
+    let of = |(rank, lost): &(usize, &Vec<Lost>)| {
+        let some: Vec<String> = lost.iter().take(most).map(one).collect();
+        format!("rank {rank}: {} of {blocks} blocks gave up: {}", lost.len(), some.join("; "))
+    };
+    let mut told: Vec<String> = ranks.iter().map(of).collect();
+    if told.is_empty() {
+        told.push("a kernel left before its end and no block says why".to_owned());
+    }
+    Error::Hang(told.join(". "))
 }
 
 /// Counts of a prompt's tokens, as the sampler keeps them.
@@ -671,6 +757,17 @@ impl Running for Runner {
         Ok(self.going.is_some())
     }
 
+    /// Of the machine that took longest, phase by phase: they load side by side.
+    fn phases(&self) -> Vec<Phase> {
+        let mut all = self.ranks[0].phases.clone();
+        for (n, phase) in all.iter_mut().enumerate() {
+            let others = self.ranks.iter().filter_map(|rank| rank.phases.get(n));
+            phase.seconds = others.clone().map(|p| p.seconds).fold(0.0, f64::max);
+            phase.bytes = others.map(|p| p.bytes).sum();
+        }
+        all
+    }
+
     fn warnings(&self) -> Vec<String> {
         let of =
             |(rank, l): (usize, &Loaded)| Some(format!("rank {rank}: {}", l.warning.as_ref()?));
@@ -686,4 +783,4 @@ impl Drop for Runner {
     }
 }
 
-const _: () = assert!(wire::CONTROL_BYTES >= 12);
+const _: () = assert!(wire::CONTROL_BYTES >= 16);

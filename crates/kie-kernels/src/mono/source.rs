@@ -18,11 +18,16 @@ pub const COMMON: &[(&str, &str)] = &[
     kernel!("common/matvec.h"),
     kernel!("common/attention.h"),
     kernel!("common/block.h"),
+    TELL,
     kernel!("common/control.h"),
     kernel!("common/sample.h"),
     kernel!("common/filter.h"),
+    kernel!("common/columns.h"),
     kernel!("common/decode.h"),
 ];
+
+const TELL: (&str, &str) = kernel!("common/tell.h");
+const ECHO: (&str, &str) = kernel!("common/echo.h");
 
 /// Of [`COMMON`], what the prefill kernel stands on: up to the pages' layout.
 const UNDER_PREFILL: usize = 6;
@@ -35,6 +40,8 @@ pub const PREFILL: &[(&str, &str)] = &[
     kernel!("common/prefill_norm.h"),
     kernel!("common/prefill.h"),
 ];
+/// The kernel that packs weights, behind the platform alone.
+const PACK: (&str, &str) = kernel!("common/pack.h");
 /// Wide tiles, which the prefill kernel needs.
 const WIDE_CUDA: (&str, &str) = kernel!("cuda/wide.h");
 const WIDE_SIM: (&str, &str) = kernel!("sim/wide.h");
@@ -66,6 +73,16 @@ pub fn prefill_text(platform: Platform) -> Option<String> {
     };
     let before = platform_headers(platform).iter().chain([wide]);
     Some(join(before.chain(&COMMON[..UNDER_PREFILL]).chain(PREFILL)))
+}
+
+/// The kernel that times the host's answer, as one text.
+pub fn echo_text(platform: Platform) -> String {
+    join(platform_headers(platform).iter().chain([&TELL, &ECHO]))
+}
+
+/// The kernel that packs weights, as one text.
+pub fn pack_text(platform: Platform) -> String {
+    join(platform_headers(platform)[..1].iter().chain([&PACK]))
 }
 
 fn join<'a>(headers: impl Iterator<Item = &'a (&'static str, &'static str)>) -> String {

@@ -17,7 +17,7 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -211,6 +211,20 @@ struct RawLaunch {
     switches: u64,
     steps: u64,
     schedule: u64,
+    /// In the order of addresses.
+    owned: *const Owned,
+    owned_count: u64,
+}
+
+/// Memory of one rank (`kie_sim::Owned`).
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Owned {
+    from: u64,
+    to: u64,
+    rank: u32,
+    /// Others may store into it.
+    open: u32,
 }
 
 /// Rests about `ns` and returns how long it was.
@@ -237,11 +251,35 @@ struct Inner {
     tickets: AtomicU64,
     state: Mutex<State>,
     turn: Condvar,
+    /// What belongs to a rank, and whether others may store into it.
+    owned: Mutex<Vec<(usize, bool, Weak<Region>)>>,
 }
 
 impl Inner {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on a rank's own; freed memory is forgotten.
+    fn own(&self, rank: usize, open: bool, region: &Arc<Region>) {
+        let mut owned = self.owned.lock().unwrap_or_else(PoisonError::into_inner);
+        owned.retain(|(.., region)| region.strong_count() > 0);
+        owned.push((rank, open, Arc::downgrade(region)));
+    }
+
+    /// What belongs to ranks, in the order of addresses, kept alive as long as the regions are.
+    fn owned(&self) -> (Vec<Owned>, Vec<Arc<Region>>) {
+        let owned = self.owned.lock().unwrap_or_else(PoisonError::into_inner);
+        let live =
+            owned.iter().filter_map(|(rank, open, weak)| Some((rank, open, weak.upgrade()?)));
+        let one = |(rank, open, region): (&usize, &bool, Arc<Region>)| {
+            let from = region.start() as u64;
+            let (to, rank, open) = (from + region.len() as u64, *rank as u32, u32::from(*open));
+            (Owned { from, to, rank, open }, region)
+        };
+        let mut all: Vec<_> = live.map(one).collect();
+        all.sort_by_key(|(owned, _)| owned.from);
+        all.into_iter().unzip()
     }
 }
 
@@ -286,6 +324,7 @@ impl Sim {
             tickets: AtomicU64::new(0),
             state: Mutex::new(state),
             turn: Condvar::new(),
+            owned: Mutex::default(),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -293,6 +332,17 @@ impl Sim {
     /// How the launch that ended last went, also if it failed.
     pub fn last_trace(&self) -> Option<Trace> {
         self.inner.state().trace
+    }
+
+    fn region(&self, bytes: usize) -> Result<Arc<Region>> {
+        Ok(Arc::new(Region::new(bytes, &self.inner.options.name())?))
+    }
+
+    /// New memory of one rank of several.
+    fn region_of_rank(&self, bytes: usize, rank: usize, open: bool) -> Result<Arc<Region>> {
+        let region = self.region(bytes)?;
+        self.inner.own(rank, open, &region);
+        Ok(region)
     }
 
     /// A launch on every rank, each with parameters of its own.
@@ -413,6 +463,7 @@ impl Job {
     fn fly(&self, stacks: &Region, shared: &Region, stride: u64, now: u64) -> (Result<()>, Trace) {
         let library = self.library();
         let mut error = vec![0_u8; ERROR_BYTES];
+        let (owned, _kept) = self.inner.owned();
         let mut raw = RawLaunch {
             entry: self.entry,
             args: self.args.as_ptr().cast(),
@@ -437,6 +488,8 @@ impl Job {
             switches: 0,
             steps: 0,
             schedule: 0,
+            owned: owned.as_ptr(),
+            owned_count: owned.len() as u64,
         };
         // SAFETY: the function is the module's `kie_sim_run` with this very layout; the regions
         // are as large as `run` made them, nobody else uses them or the module's statics, since
@@ -524,16 +577,11 @@ impl Machine for Sim {
     }
 
     fn alloc(&self, bytes: usize) -> Result<Memory> {
-        let region = Region::new(bytes, &self.inner.options.name())?;
-        Ok(Memory { address: region.start() as u64, bytes, owner: Arc::new(region) })
+        Ok(memory_of(self.region(bytes)?, bytes))
     }
 
     fn alloc_shared(&self, bytes: usize) -> Result<Shared> {
-        let region = Region::new(bytes, &self.inner.options.name())?;
-        let start = region.start();
-        // SAFETY: a region is zeroed and aligned to a page, lives in the owner given here, and its
-        // address goes nowhere else.
-        Ok(unsafe { Shared::new(start as u64, start, bytes, Arc::new(region)) })
+        Ok(shared_of(self.region(bytes)?, bytes))
     }
 
     fn write(&self, to: &Memory, offset: usize, bytes: &[u8]) -> Result<()> {
@@ -571,6 +619,17 @@ impl Machine for Sim {
     fn launch(&self, module: &Arc<dyn Module>, launch: &Launch<'_>) -> Result<Box<dyn Flight>> {
         self.launch_all(module, launch, &[launch.args])
     }
+}
+
+fn memory_of(region: Arc<Region>, bytes: usize) -> Memory {
+    Memory { address: region.start() as u64, bytes, owner: region }
+}
+
+fn shared_of(region: Arc<Region>, bytes: usize) -> Shared {
+    let start = region.start();
+    // SAFETY: a region is zeroed and aligned to a page, lives in the owner given here, and its
+    // address goes nowhere else.
+    unsafe { Shared::new(start as u64, start, bytes, region) }
 }
 
 /// The region behind a simulator's memory, if the range lies in it.

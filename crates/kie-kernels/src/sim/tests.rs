@@ -559,6 +559,35 @@ fn a_held_wave_of_64_does_not_pass_its_waiting_lanes() {
     }
 }
 
+/// The same, where control flow joins between what one team does and what the other waits for.
+const JOINED: &str = "
+struct Args { u64* out; };
+KIE_KERNEL(toy, 96, Args a) {
+    if (thread() < 32) {
+        sync_warp();
+        if (lane() == 0) store_word(a.out, 1);
+    }
+    join_wave();
+    while (load_word(a.out) == 0) {}
+}
+";
+
+#[test]
+fn a_held_wave_joins_behind_a_branch() {
+    for (seed, warp) in (0..SEEDS).flat_map(|seed| [(seed, 32), (seed, 64)]) {
+        let sim = Sim::open(&format!("sim:seed={seed},warp={warp},hold=1")).unwrap();
+        let out = sim.alloc(8).unwrap();
+        run(&sim, JOINED, &[out.address], (1, 96)).unwrap();
+    }
+    let apart = mutant(JOINED, "    join_wave();\n", "");
+    let stuck = (0..SEEDS).filter(|seed| {
+        let sim = Sim::open(&format!("sim:seed={seed},warp=64,hold=1")).unwrap();
+        let out = sim.alloc(8).unwrap();
+        run(&sim, &apart, &[out.address], (1, 96)).is_err()
+    });
+    assert!(stuck.count() > 0, "nobody misses the join");
+}
+
 fn mutant(text: &str, from: &str, to: &str) -> String {
     let source = Source { defines: Vec::new(), text: text.to_owned(), entries: Vec::new() };
     mutate(&source, from, to).unwrap().text

@@ -8,8 +8,9 @@ use std::process::Command;
 use super::Folder;
 use crate::hip::code_object::{kernels, Kernel};
 use crate::mono::cut::Cut;
+use crate::mono::echo;
 use crate::mono::machine::{Platform, Source};
-use crate::mono::shapes;
+use crate::mono::{shapes, upload};
 
 /// Vector registers of a unit's lane, which its waves share; units of a multiprocessor.
 const REGISTERS: u32 = 512;
@@ -79,6 +80,19 @@ fn the_decode_kernel_compiles_without_spills() {
         assert_eq!(kernel.args_bytes, [size_of::<crate::mono::wire::Args>()], "{name}");
         assert_eq!(kernel.shared_bytes, super::super::PLATFORM_SHARED_BYTES, "{name}");
     }
+}
+
+#[test]
+fn the_packing_kernel_compiles_without_spills() {
+    let Some((kernel, text)) = compile("packing", &upload::kernel(Platform::Hip)) else { return };
+    assert_eq!((scratch_accesses(&text), kernel.spilled_registers), (0, 0), "{kernel:?}");
+    assert_eq!((kernel.threads_max, kernel.args_bytes.as_slice()), (1024, &[32][..]));
+}
+
+#[test]
+fn the_echo_kernel_compiles() {
+    let Some((kernel, text)) = compile("echo", &echo::kernel(Platform::Hip)) else { return };
+    assert_eq!((scratch_accesses(&text), kernel.spilled_registers), (0, 0), "{kernel:?}");
 }
 
 #[test]

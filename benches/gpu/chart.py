@@ -1,0 +1,135 @@
+"""A chart of a decode step's time from benches/baselines.jsonl: the latest figure of each shape on
+one GPU at context 128, over the floor that its bytes set, with the target and PyTorch beside it.
+
+    python3 benches/gpu/chart.py [BASELINES] [SVG]
+
+Writes benches/decode.svg, which README shows. Light and dark by the reader's own setting.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parents[1]
+SHAPES = {
+    "laneformer-2b": "Laneformer 2B",
+    "llama-3.2-1b": "Llama 3.2 1B",
+    "llama-3.1-8b": "Llama 3.1 8B",
+    "laneformer-2b-lane": "1/8 of Laneformer 2B",
+}
+TARGET_US = {
+    "laneformer-2b": 1085,
+    "laneformer-2b-lane": 180,
+    "llama-3.2-1b": 610,
+    "llama-3.1-8b": 3650,
+}
+WIDTH, LEFT, RIGHT, TOP, ROW = 720, 160, 96, 34, 38
+STYLE = """
+  text { font: 13px system-ui, sans-serif; fill: #24292f }
+  .soft { fill: #6e7781; font-size: 11px }
+  .bar { fill: #2f6fb3 } .grid { stroke: #d0d7de } .floor { stroke: #24292f }
+  .target { stroke: #b35900; stroke-width: 2 }
+  .peer { fill: none; stroke: #6e7781; stroke-width: 2 }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #e6edf3 } .soft { fill: #9198a1 } .bar { fill: #4c8fd6 }
+    .grid { stroke: #3d444d } .floor { stroke: #e6edf3 } .target { stroke: #f0a050 }
+    .peer { stroke: #9198a1 }
+  }
+"""
+
+
+def latest(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The last figure of each shape, and of PyTorch where there is one."""
+    found: dict[str, dict[str, Any]] = {}
+    peers: dict[str, float] = {}
+    for row in lines:
+        shape = row.get("shape")
+        if shape not in SHAPES or row.get("context") != 128:
+            continue
+        if "peer" in row:
+            peers[shape] = row["us_per_token"]
+        elif row["bench"] == "decode" and row["gpus"] == 1 and row["batch"] == 1:
+            found[shape] = row
+    return [
+        {
+            "name": name,
+            "us": found[shape]["us_per_token"],
+            "floor": found[shape]["floor_us"],
+            "target": TARGET_US[shape],
+            "peer": peers.get(shape),
+            "about": f"{found[shape]['device']}, {found[shape]['date']}",
+        }
+        for shape, name in SHAPES.items()
+        if shape in found
+    ]
+
+
+def draw(rows: list[dict[str, Any]]) -> str:
+    """The chart: a bar from 0 to time over floor, a line at the target, a ring for PyTorch."""
+    ratios = [value / row["floor"] for row in rows for value in (row["us"], row["peer"] or 0)]
+    most = max(1.75, *(0.25 * (int(ratio / 0.25) + 1) for ratio in ratios))
+    height = TOP + ROW * len(rows) + 34
+    bottom = TOP + ROW * len(rows)
+
+    def x(ratio: float) -> float:
+        return round(LEFT + ratio / most * (WIDTH - LEFT - RIGHT), 1)
+
+    def line(name: str, at: float, top: float, end: float) -> str:
+        return f'<line class="{name}" x1="{at}" x2="{at}" y1="{top}" y2="{end}"/>'
+
+    def text(at: float, y: float, words: str, more: str = "") -> str:
+        return f'<text x="{at}" y="{y}"{more and " " + more}>{words}</text>'
+
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"'
+        ' aria-label="Time of a decode step over the time that its bytes take">',
+        f"<style>{STYLE}</style>",
+        text(LEFT, 16, "time of a decode step, in units of its floor (bytes / stream limit)"),
+    ]
+    for step in range(int(most / 0.25) + 1):
+        at = x(step * 0.25)
+        out.append(line("floor" if step == 4 else "grid", at, TOP - 6, bottom))
+        if step % 2 == 0:
+            label = f"{step * 0.25:.1f}"
+            out.append(text(at, bottom + 14, label, 'class="soft" text-anchor="middle"'))
+    for index, row in enumerate(rows):
+        y = TOP + ROW * index
+        ratio, target = row["us"] / row["floor"], row["target"] / row["floor"]
+        out += [
+            text(LEFT - 10, y + 17, row["name"], 'text-anchor="end"'),
+            f'<rect class="bar" x="{LEFT}" y="{y + 4}" width="{x(ratio) - LEFT:.1f}" height="18"/>',
+            line("target", x(target), y, y + 26),
+            text(WIDTH - RIGHT + 8, y + 17, f"{row['us']:,.0f} µs"),
+        ]
+        if row["peer"]:
+            at = x(row["peer"] / row["floor"])
+            out.append(f'<circle class="peer" cx="{at}" cy="{y + 13}" r="5"/>')
+    y = bottom + 29
+    about = sorted({row["about"] for row in rows})[-1]
+    out += [
+        line("floor", LEFT + 4, y - 10, y + 1),
+        text(LEFT + 12, y, "floor", 'class="soft"'),
+        line("target", LEFT + 52, y - 10, y + 1),
+        text(LEFT + 60, y, "target", 'class="soft"'),
+        f'<circle class="peer" cx="{LEFT + 108}" cy="{y - 4}" r="4"/>',
+        text(LEFT + 117, y, f"PyTorch, compiled and graphed · {about}", 'class="soft"'),
+    ]
+    return "\n".join([*out, "</svg>"]) + "\n"
+
+
+def main() -> int:
+    source = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER / "baselines.jsonl"
+    target = Path(sys.argv[2]) if len(sys.argv) > 2 else FOLDER / "decode.svg"
+    rows = latest([json.loads(line) for line in source.read_text().splitlines()])
+    if not rows:
+        print(f"{source}: no figures of one GPU at context 128", file=sys.stderr)
+        return 1
+    target.write_text(draw(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,289 @@
+"""What `run.py` checks besides logits and speed: that tokens repeat, that the GPU is free when
+nobody asks, that an engine bears neighbours, and that a sanitizer finds nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import kie
+import numpy as np
+from kie.bench.measure import fresh, pool
+from kie.bench.report import quantile
+
+FREE_WITHIN_S = 1.0
+"""The GPU's own counter covers up to a second before it is read; see `idle`."""
+
+
+def steady(shape: str, folder: Path, device: str, *, runs: int, tokens: int) -> dict[str, Any]:
+    """The same greedy request again and again: one hash of its tokens, and all gaps between them.
+
+    Prompts are not shared between runs, so each is computed anew.
+    """
+    hashes: list[str] = []
+    gaps: list[float] = []
+    context = 128
+    with kie.Engine(
+        folder, device=device, max_seq_len=context + tokens, max_batch=1, prefix_cache=False
+    ) as engine:
+        prompt = fresh(pool(engine), context, random.Random(context))
+        for _ in range(runs):
+            ids, moments = [], []
+            with engine.stream(prompt, temperature=0, max_tokens=tokens, ignore_eos=True) as stream:
+                for token in stream:
+                    ids.extend(token.token_ids)
+                    moments.append(token.t_ns)
+            assert len(ids) == tokens, f"{len(ids)} of {tokens} tokens"
+            hashes.append(hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16])
+            gaps += [(after - before) / 1e3 for before, after in pairwise(moments)]
+    return {
+        "check": "steady",
+        "shape": shape,
+        "runs": runs,
+        "tokens": runs * tokens,
+        "hash": hashes[0],
+        "good": len(set(hashes)) == 1,
+        "hashes": len(set(hashes)),
+        "p50_us": round(quantile(gaps, 0.5), 1),
+        "p99_us": round(quantile(gaps, 0.99), 1),
+        "max_us": round(max(gaps), 1),
+    }
+
+
+class Nvml:
+    """How busy a GPU has been lately, as its driver says."""
+
+    def __init__(self, index: int) -> None:
+        self._library = ctypes.CDLL("libnvidia-ml.so.1")
+        self._check("nvmlInit_v2", self._library.nvmlInit_v2())
+        self._device = ctypes.c_void_p()
+        found = self._library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(self._device))
+        self._check("nvmlDeviceGetHandleByIndex_v2", found)
+
+    def describe(self) -> dict[str, Any]:
+        """Name, driver, and clocks now in MHz."""
+        text = ctypes.create_string_buffer(96)
+        self._check(
+            "nvmlSystemGetDriverVersion", self._library.nvmlSystemGetDriverVersion(text, 96)
+        )
+        driver = text.value.decode()
+        self._check("nvmlDeviceGetName", self._library.nvmlDeviceGetName(self._device, text, 96))
+        clocks = []
+        for kind in (1, 2):  # of the multiprocessors, of the memory
+            clock = ctypes.c_uint()
+            found = self._library.nvmlDeviceGetClockInfo(self._device, kind, ctypes.byref(clock))
+            self._check("nvmlDeviceGetClockInfo", found)
+            clocks.append(clock.value)
+        return {"device": text.value.decode(), "driver": driver, "clocks_mhz": clocks}
+
+    def busy_percent(self) -> int:
+        """Share of the last sample period (up to a second) in which some kernel ran."""
+        rates = (ctypes.c_uint * 2)()
+        found = self._library.nvmlDeviceGetUtilizationRates(self._device, rates)
+        self._check("nvmlDeviceGetUtilizationRates", found)
+        return int(rates[0])
+
+    @staticmethod
+    def _check(call: str, code: int) -> None:
+        if code:
+            raise OSError(f"{call} failed with {code}")
+
+
+def nvml(device: str) -> Nvml:
+    """The driver's counters of `cuda:N`. Raises OSError where there are none."""
+    return Nvml(int(device.partition(":")[2].split(",")[0] or 0))
+
+
+def idle(device: str) -> dict[str, Any]:
+    """How soon after the last request the driver calls the GPU idle, the engine still open, and
+    what the process then costs the CPU.
+    """
+    try:
+        meter = nvml(device)
+    except OSError as error:
+        return {"check": "idle", "skipped": f"NVML: {error}"}
+    with kie.Engine(device=device, max_seq_len=1024, max_batch=1) as engine:
+        until, busy = time.monotonic() + 2, 0
+        while time.monotonic() < until:
+            engine.generate([1, 2, 3], temperature=0, max_tokens=1000, ignore_eos=True)
+            busy = max(busy, meter.busy_percent())
+        end = time.monotonic()
+        last_busy = end
+        while time.monotonic() < end + 3:
+            if meter.busy_percent():
+                last_busy = time.monotonic()
+            time.sleep(0.02)
+        cpu = time.process_time()
+        time.sleep(1)
+        cpu = time.process_time() - cpu
+    free = last_busy - end
+    return {
+        "check": "idle",
+        "busy_percent": busy,
+        "free_after_s": round(free, 2),
+        "idle_cpu_percent": round(cpu * 100, 2),
+        "good": busy > 0 and free <= FREE_WITHIN_S,
+    }
+
+
+def tensors(path: Path) -> tuple[dict[str, np.ndarray], set[str]]:
+    """The arrays of a safetensors file that numpy knows, and all storage formats in it."""
+    raw = path.read_bytes()
+    size = struct.unpack("<Q", raw[:8])[0]
+    header = json.loads(raw[8 : 8 + size])
+    header.pop("__metadata__", None)
+    known = {"F32": np.float32, "I32": np.int32, "I64": np.int64, "U32": np.uint32}
+    found = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        if entry["dtype"] in known:
+            data = raw[8 + size + begin : 8 + size + end]
+            found[name] = np.frombuffer(data, known[entry["dtype"]]).reshape(entry["shape"])
+    return found, {entry["dtype"] for entry in header.values()}
+
+
+def recorded(folder: Path) -> tuple[list[int], list[int]]:
+    """A fixture's first prompt and what follows it."""
+    golden, _ = tensors(folder / "golden.safetensors")
+    prefix = "bf16w." if "bf16w.prompt_0.gen_ids" in golden else ""
+    return golden["prompt_0.ids"].tolist(), golden[f"{prefix}prompt_0.gen_ids"].tolist()
+
+
+def _faults(engine: kie.Engine, folder: Path, rounds: int) -> int:
+    """How many of some answers are not as recorded."""
+    prompt, wanted = recorded(folder)
+    wrong = 0
+    for _ in range(rounds):
+        done = engine.generate(prompt, temperature=0, max_tokens=len(wanted), ignore_eos=True)
+        wrong += list(done.token_ids) != wanted
+    return wrong
+
+
+def two_engines(folders: tuple[Path, Path], device: str, rounds: int = 25) -> dict[str, Any]:
+    """Two engines of one process on one GPU, asked at the same time."""
+    wrong = [rounds, rounds]
+    with kie.Engine(folders[0], device=device) as one, kie.Engine(folders[1], device=device) as two:
+
+        def ask(index: int, engine: kie.Engine) -> None:
+            wrong[index] = _faults(engine, folders[index], rounds)
+
+        asking = [threading.Thread(target=ask, args=pair) for pair in enumerate((one, two))]
+        for thread in asking:
+            thread.start()
+        for thread in asking:
+            thread.join()
+    return {"check": "two engines", "answers": 2 * rounds, "wrong": wrong, "good": not any(wrong)}
+
+
+@contextmanager
+def _busy(work: Callable[[], object]) -> Iterator[None]:
+    """Calls `work` over and over on another thread."""
+    stop = threading.Event()
+
+    def loop() -> None:
+        while not stop.is_set():
+            work()
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def beside_torch(folder: Path, device: str, rounds: int = 25) -> dict[str, Any]:
+    """An engine beside PyTorch in one process: memory of its own, matrix products meanwhile."""
+    try:
+        import torch
+    except ImportError:
+        return {"check": "beside torch", "skipped": "torch is missing: pip install torch"}
+    place = torch.device(device)
+    kept = torch.arange(1 << 28, dtype=torch.int32, device=place)
+    matrix = torch.eye(2048, device=place)
+    products = 0
+
+    def work() -> None:
+        nonlocal products
+        assert torch.equal(matrix @ matrix, matrix)
+        products += 1
+
+    answers, wrong = 0, 0
+    with kie.Engine(folder, device=device) as engine, _busy(work):
+        # Its first product takes PyTorch long; then both are to have some of the other's time.
+        until = time.monotonic() + 10
+        while answers < rounds or (products < rounds and time.monotonic() < until):
+            answers, wrong = answers + 1, wrong + _faults(engine, folder, 1)
+    intact = bool((kept == torch.arange(1 << 28, dtype=torch.int32, device=place)).all())
+    return {
+        "check": "beside torch",
+        "answers": answers,
+        "wrong": wrong,
+        "products": products,
+        "good": not wrong and intact and products >= rounds,
+    }
+
+
+SANITIZED = """
+import json, sys
+import kie
+folder, device, prompt, wanted = json.loads(sys.argv[1])
+with kie.Engine(folder, device=device, hang_timeout_s=300, max_seq_len=256) as engine:
+    done = engine.generate(prompt, temperature=0, max_tokens=len(wanted), ignore_eos=True)
+    engine.logits(prompt, path="prefill")
+sys.exit(0 if list(done.token_ids) == wanted else 3)
+"""
+
+
+def sanitize(folder: Path, device: str, tool: str, timeout_s: float = 300) -> dict[str, Any]:
+    """A small model under compute-sanitizer, with waits that bear its slowness."""
+    row = {"check": f"sanitizer {tool}", "fixture": folder.name}
+    program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not os.access(program, os.X_OK):
+        return row | {"skipped": "compute-sanitizer is missing: install the CUDA toolkit"}
+    prompt, wanted = recorded(folder)
+    given = json.dumps([str(folder), device, prompt, wanted[:4]])
+    # Not what calls of the driver answer: some are asked for what may not be there.
+    command = [program, "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9"]
+    command += ["--print-limit", "5"]
+    begin = time.monotonic()
+    try:
+        done = subprocess.run(
+            [*command, sys.executable, "-c", SANITIZED, given],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired:
+        return row | {"good": False, "said": f"not done within {timeout_s} s"}
+    said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    return row | {
+        "seconds": round(time.monotonic() - begin, 1),
+        "good": done.returncode == 0,
+        "said": said[-1:] if done.returncode == 0 else said[-30:],
+    }
+
+
+def show(row: dict[str, Any]) -> str:
+    """One line."""
+    if "skipped" in row:
+        return f"{row['check']:24} skipped: {row['skipped']}"
+    rest = {k: v for k, v in row.items() if k not in ("check", "good")}
+    verdict = "good" if row["good"] else "BAD"
+    return f"{row['check']:24} {verdict:5} " + ", ".join(f"{k} {v}" for k, v in rest.items())
