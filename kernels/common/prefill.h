@@ -482,6 +482,7 @@ KIE_DEVICE void product_phase(const PrefillArgs& args, Pipe& pipe, const Chunk& 
 KIE_DEVICE bool is_shared(const PrefillArgs& args, int product, int layer) {
     if (kRanks == 1 || (product != kToO && product != kToDown)) return false;
     const int kind = product == kToDown;
+    if (kSlack > 0) return true;  // so that layers can be counted
     return delay_of(args, kind, layer) >= 0 || shares_of(args, kind, layer);
 }
 KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
@@ -495,7 +496,8 @@ KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
         const Chunk chunk = chunk_at(args, c);
         if (args.from == 0) embed_chunk(args, chunk);
         tick(clock, 10);
-        if (!meet(watch, args, phase)) return;
+        // Nobody starts while others still read the last layers' outputs of the chunk before.
+        if (!meet(watch, args, phase, kSlack > 0)) return;
         tick(clock, 11);
         KIE_NO_UNROLL for (int layer = args.from; layer < (int)args.to; ++layer) {
             watch.step = layer;
@@ -508,7 +510,8 @@ KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
                 }
                 product_phase(args, pipe, chunk, product, layer);
                 tick(clock, 2 * product);
-                if (!meet(watch, args, phase, is_shared(args, product, layer))) return;
+                const u32 behind = kPhases * min_i(kSlack, layer - (int)args.from);
+                if (!meet(watch, args, phase, is_shared(args, product, layer), behind)) return;
                 tick(clock, 2 * product + 1);
                 if (is_mixed(args, product, layer)) {
                     mix_chunk(args, chunk, product == kToDown, layer);

@@ -49,7 +49,7 @@ KIE_DEVICE void await_phase(Watch& w, const PrefillArgs& args, const Phase& p) {
 KIE_DEVICE u64* rank_counter(const PrefillArgs& args, int of, int at) {
     return (u64*)((u8*)(args.arrivals + kCountRanks + of) + args.hops[at]);
 }
-KIE_DEVICE void await_ranks(Watch& w, const PrefillArgs& args, const Phase& p) {
+KIE_DEVICE void await_ranks(Watch& w, const PrefillArgs& args, const Phase& p, u32 behind) {
     const int mine = args.model.rank;
     fence_system();
     if (count_in(args.arrivals) + 1 == arrivals_wanted(args, p)) {
@@ -59,23 +59,25 @@ KIE_DEVICE void await_ranks(Watch& w, const PrefillArgs& args, const Phase& p) {
     }
     KIE_NO_UNROLL for (int r = 0; r < kRanks; ++r) {
         const u64* word = rank_counter(args, r, mine);
+        const u32 wanted = r == mine ? p.done : p.done - behind;
         w.polls = 0;
-        for (u64 seen = load_word_system(word); seen < p.done; seen = load_word_system(word)) {
-            if (!patient(w, 0x5000 | r, p.done, (u32)seen)) break;
+        for (u64 seen = load_word_system(word); seen < wanted; seen = load_word_system(word)) {
+            if (!patient(w, 0x5000 | r, wanted, (u32)seen)) break;
             pause_ns(40);
         }
     }
     fence_system();
 }
-// By all workers, with their phase's writes behind them; `ranks`: those of all ranks. False:
-// somebody gave up.
-KIE_DEVICE bool meet(Watch& w, const PrefillArgs& args, Phase& p, bool ranks = false) {
+// By all workers, with their phase's writes behind them; `ranks`: those of all ranks, where others
+// may be so many phases behind. False: somebody gave up.
+KIE_DEVICE bool meet(Watch& w, const PrefillArgs& args, Phase& p, bool ranks = false,
+                     u32 behind = 0) {
     ++p.done;
     writes_before_copies();
     sync_consumers<kWorkers>();
     if (thread() == 0) {
         if (kRanks > 1 && ranks) {
-            await_ranks(w, args, p);
+            await_ranks(w, args, p, behind);
         } else {
             fence_device();
             count_up(args.arrivals);

@@ -43,8 +43,10 @@ KIE_CONST_FN long operand_bytes(int k) { return (long)kLanes * (k / 32) * kEight
 // which the threads of a tile hold their results, [lane][row tile of 16][position / 8][32][4].
 constexpr long kResidual = (long)kLanes * kFrags * kEights * 32;  // times four numbers
 // Layers whose outputs are kept for the other lanes: the longest delay and the layer at work. Lanes
-// of other ranks write theirs into every rank's scratch.
-constexpr int kPast = KIE_PREFILL_PAST;
+// of other ranks write theirs into every rank's scratch, and may be `kSlack` layers behind or ahead
+// where nobody needs what is newer: outputs are kept for as many layers more.
+constexpr int kPast = KIE_PREFILL_PAST, kSlack = KIE_PREFILL_SLACK;
+constexpr u32 kPhases = kHeadNorm ? 6 : 5;  // of a layer whose outputs are added later
 constexpr long kLaneResidual = (long)kFrags * kEights * 32;  // of one lane
 constexpr long kScrX = 0, kScrAttn = kScrX + operand_bytes(kHidden),
                kScrAct = kScrAttn + operand_bytes(kAttn), kScrQ = kScrAct + operand_bytes(kFfn),

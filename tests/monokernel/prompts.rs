@@ -182,8 +182,14 @@ const MUTANTS: &[(&str, &str, &str, &str)] = &[
     (
         "ranks do not wait for each other",
         "laneformer_d2",
-        "seen < p.done; seen = load_word_system(word)",
+        "seen < wanted; seen = load_word_system(word)",
         "false; seen = load_word_system(word)",
+    ),
+    (
+        "a rank writes over what others have yet to read",
+        "laneformer_d2",
+        "constexpr int kPast = KIE_PREFILL_PAST,",
+        "constexpr int kPast = KIE_PREFILL_PAST - 2,",
     ),
     (
         "a rank keeps what its lanes added to itself",

@@ -52,8 +52,6 @@ pub struct Plan {
     platform: Platform,
     /// Positions that go through a layer together.
     pub chunk: u32,
-    /// Layers whose outputs are kept for other lanes.
-    past: u32,
     /// Bytes of activations and sums.
     pub scratch_bytes: u64,
     /// Shared memory of a block.
@@ -89,7 +87,6 @@ impl Plan {
         (fits && chunk > 0).then(|| Self {
             platform,
             chunk,
-            past: past(model),
             scratch_bytes: scratch_bytes(model, cut, chunk),
             shared_bytes: RING + stages * STAGE_BYTES,
             blocks: machine.multiprocessors,
@@ -102,7 +99,8 @@ impl Plan {
         let mut defines = cut.defines(model, 1);
         let all = [
             ("CHUNK", u64::from(self.chunk)),
-            ("PAST", u64::from(self.past)),
+            ("PAST", u64::from(past(model))),
+            ("SLACK", u64::from(slack(model))),
             ("ITEMS", u64::from(ITEMS)),
             ("THREADS", u64::from(THREADS)),
             ("SCRATCH", self.scratch_bytes),
@@ -141,10 +139,21 @@ fn scratch_bytes(model: &Model, cut: &Cut, chunk: u32) -> u64 {
     u64::from(model.lanes) * lane + others + u64::from(ITEMS) * 128 * 128 * 4
 }
 
-/// The longest delay, and the layer at work.
+/// Layers whose outputs are kept for other lanes: the longest delay, the layer at work, slack.
 fn past(model: &Model) -> u32 {
     let longest = model.layer.iter().flat_map(|l| l.delay).max().unwrap_or(0);
-    longest.max(0) as u32 + 1
+    longest.max(0) as u32 + 1 + slack(model)
+}
+
+/// Layers that a rank may be behind the others at their meetings: one less than the shortest delay.
+fn slack(model: &Model) -> u32 {
+    let delays = model.layer.iter().flat_map(|l| l.delay).filter(|d| *d >= 0);
+    let shortest = delays.min().map_or(0, |d| d as u32);
+    if model.ranks > 1 {
+        shortest.saturating_sub(1)
+    } else {
+        0
+    }
 }
 
 /// The launch's one parameter (prefill_shape.h's `PrefillArgs`).
