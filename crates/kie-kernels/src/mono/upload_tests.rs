@@ -31,11 +31,12 @@ type Grid = Vec<Vec<f32>>;
 
 impl Case {
     fn new(model: Model, dtype: Dtype, rank: u32) -> Self {
+        let whole = if model.sliced { model.ranks } else { 1 };
         let dims = Dims {
             hidden: model.hidden,
             lanes: model.lanes_all(),
-            heads: model.heads,
-            kv_heads: model.kv_heads,
+            heads: model.heads * whole,
+            kv_heads: model.kv_heads * whole,
             head_dim: model.head_dim,
             ffn: model.ffn,
             vocab: model.vocab_all,

@@ -327,7 +327,7 @@ fn is_caught(warp: u32, from: &str, to: &str) -> bool {
 #[test]
 fn mutants_of_the_decode_kernel_fail() {
     let mutants = [
-        ("if (ok || kNoWaits || !patient(w, where, epoch, epoch_of(a[0][0]))) break;", "break;"),
+        ("if (late == 0 || kNoWaits || !patient(w, where, epoch, epoch ^ late)) break;", "break;"),
         ("while (!kNoWaits && epoch_of(v) != epoch && patient(", "while (v == 0 && patient("),
         ("slot_init(slots + i, kWarps)", "slot_init(slots + i, kWarps - 1)"),
         ("sync_consumers<kThreads>();  // the edge: see exchange.h", ""),
