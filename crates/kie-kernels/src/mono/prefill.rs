@@ -195,7 +195,7 @@ impl Prefill {
     /// [`crate::Error::OutOfMemory`].
     pub fn new(machine: &dyn Machine, plan: Plan, module: Arc<dyn Module>) -> Result<Self> {
         let bytes = plan.scratch_bytes as usize + ALIGN + COUNTERS * 8;
-        Ok(Self { plan, module, memory: machine.alloc(bytes)?, hops: [0; 8] })
+        Ok(Self { plan, module, memory: machine.alloc_symmetric(bytes)?, hops: [0; 8] })
     }
 
     /// Where scratch is, to be told to other ranks.
