@@ -80,6 +80,7 @@ KIE_DEVICE void early_page(const DecodeArgs& args, const Block& b, int layer, He
     if (kColumns > 1) return;
     const int kv_head = b.seat / kSplitBlocks, split = b.seat % kSplitBlocks;
     const Layer& l = layer_of(b, layer);
+    if (streamed_pages(args, b.shared, b.seat, layer, b.step, 0).count > 0) return;
     const PageSpan span = pages_of(l, (int)position_at(args, b.step, 0));
     const int page = first_page(span, split, 0);
     if (split < kSplitsMax && kv_head < kKvHeads && page <= span.last)
@@ -383,14 +384,19 @@ KIE_DEVICE void step_head(const DecodeArgs& args, Block& b, Sums<S>& s, int row,
 }
 
 // Attention of this block's share of pages, for each column; whether there were any.
-KIE_DEVICE bool attend_columns(Watch& watch, const DecodeArgs& args, Block& b, int layer,
-                               Held& held) {
+KIE_DEVICE bool attend_columns(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b,
+                               int layer, Held& held) {
     const int kv_head = b.seat / kSplitBlocks, split = b.seat % kSplitBlocks;
     const Layer& l = layer_of(b, layer);
     bool any = false;
     if (split >= kSplitsMax || kv_head >= kKvHeads) return any;
     const int kv_index = b.lane_index * kKvHeads + kv_head;
     if constexpr (kColumns > 1) {
+        if (kStreamsPages && !args.prompt) {
+            any = attend_sequences(ring, watch, args, b, layer);
+            stamp(b, 3);
+            return any;
+        }
         KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
             const int position = position_at(args, b.step, c), shift = shift_at(args, c);
             if ((position / kPage + shift) % kSplitsMax != split) continue;
@@ -405,13 +411,22 @@ KIE_DEVICE bool attend_columns(Watch& watch, const DecodeArgs& args, Block& b, i
         const PageSpan span = pages_of(l, (int)position_at(args, b.step, c));
         const int page = first_page(span, split, shift);
         if (page > span.last) continue;
+        const AttendAt at = {layer, b.lane_index, kv_head, split, c, shift};
+        const Pages pages = {layer, kv_index, c};
         if (kColumns > 1) {
             if (any) sync_consumers<kThreads>();
-            hold(held, page_at(args, b.shared, {layer, kv_index, c}, page));
+            hold(held, page_at(args, b.shared, pages, page));
         }
         any = true;
-        attend(watch, args, l, {layer, b.lane_index, kv_head, split, c, shift}, span, b.epoch, held,
-               page, b.shared);
+        // With one column the newest key and value are used from the words' copy, not from the page.
+        const bool fresh = kColumns == 1 && (span.last + shift) % kSplitsMax == split;
+        take_heads(watch, args, at, span, pages, b.epoch, fresh, b.shared);
+        sync_consumers<kThreads>();
+        if (kColumns == 1 && streamed_pages(args, b.shared, b.seat, layer, b.step, 0).count > 0)
+            attend_pages(ring, args, b, layer, 0, page, span.position, 0,
+                         (const u32*)(b.shared + kShQkv));
+        else
+            attend(args, l, at, span, b.epoch, held, page, fresh, b.shared);
     }
     stamp(b, 3);
     return any;
@@ -469,7 +484,7 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
         KIE_UNROLL for (int i = 0; i < SplitO::items; ++i)
             unpack_half2(bits(own.v[i][0]), own.v[i][0], own.v[i][1]);
     {
-        const bool attended = attend_columns(watch, args, b, layer, held);
+        const bool attended = attend_columns(ring, watch, args, b, layer, held);
         Lot<SplitO> lot;
         take_lot<SplitO>(ring, lot, false);
         gather_attention(watch, args, b, layer, attended);
@@ -608,7 +623,7 @@ KIE_KERNEL(kie_decode, kThreads + 2 * kWarp, DecodeArgs args) {
     sync_block();
     if (thread() >= kThreads) {
         if (thread() == kThreads)
-            stream_weights(args, slots, shared + kShRing, (u32*)(shared + kShSizes), misc);
+            stream_line(args, shared, misc);
         else if (thread() == kThreads + kWarp && block_all(args) == 0)
             watch_host(args, misc + 1, misc);
         return;

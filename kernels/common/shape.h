@@ -108,6 +108,9 @@ constexpr long kLayerBytes = bytes_of(SplitQkv::stages, SplitQkv::stage_bytes) +
                              bytes_of(SplitO::stages, SplitO::stage_bytes) +
                              bytes_of(SplitGu::stages, SplitGu::stage_bytes) +
                              bytes_of(SplitDown::stages, SplitDown::stage_bytes);
+constexpr int kLineStages = kLayers * (SplitQkv::stages + SplitO::stages + SplitGu::stages +
+                                       SplitDown::stages) +
+                            kHeadPasses * SplitHead::stages + (kHeadTail ? SplitTail::stages : 0);
 constexpr long kLineBytes = kLayers * kLayerBytes +
                             kHeadPasses * bytes_of(SplitHead::stages, SplitHead::stage_bytes) +
                             (kHeadTail ? bytes_of(SplitTail::stages, SplitTail::stage_bytes) : 0);
@@ -174,6 +177,7 @@ constexpr int kShOthers = kShTurn + SplitQkv::items * kThreads * 8,
               kShTable = kShOthers + kOtherWords * 4;
 constexpr int kShRing = (kShTable + (kTableShared ? kTableWords * 4 : 0) + 1023) / 1024 * 1024;
 constexpr int kSharedMax = KIE_SHARED_MAX;
-constexpr int kSlots = min_i((kSharedMax - kShRing) / kSlotBytes, 64);
+// No more than a step has stages: see stream.h.
+constexpr int kSlots = min_i((kSharedMax - kShRing) / kSlotBytes, min_i(kLineStages, 64));
 constexpr int kSharedBytes = kShRing + kSlots * kSlotBytes;
 static_assert(kSlots >= 2, "no room for the ring");

@@ -18,6 +18,8 @@ pub const COMMON: &[(&str, &str)] = &[
     kernel!("common/matvec.h"),
     kernel!("common/attention.h"),
     kernel!("common/block.h"),
+    kernel!("common/stream.h"),
+    kernel!("common/attend_pages.h"),
     kernel!("common/control.h"),
     kernel!("common/sample.h"),
     kernel!("common/filter.h"),
