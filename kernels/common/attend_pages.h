@@ -91,21 +91,23 @@ KIE_DEVICE void add_values(Part& part, const u8* values, const Weights& w) {
 
 // Adds the page at hand. `heads`: queries, key and value of the position at work; the copy of its
 // page may have missed the latter two.
-KIE_DEVICE void take_page(Ring& ring, Part& part, const u32* heads, int page, int position,
-                          const Layer& layer) {
+KIE_DEVICE void take_page(Ring& ring, Part& part, const DecodeArgs& args, const Block& b, int layer,
+                          int column, int page, const u32* heads) {
     const int my = lane() % kTeam, g = my / 4;
+    const int position = (int)opaque(position_at(args, b.step, column));
     const bool fresh = page == position / kPage;
     u8* keys = (u8*)take_stage(ring, false);
     if (fresh) {
-        for (int n = my; n < kHalfHead; n += kTeam) store_key(keys, position % kPage, n, heads[kQWords + n]);
+        KIE_NO_UNROLL for (int n = my; n < kHalfHead; n += kTeam) store_key(keys, position % kPage, n, heads[kQWords + n]);
         sync_warp();
     }
     Scores s = score_keys(keys, heads);
-    const int lowest = layer.window > 0 ? position - (int)layer.window : -1;
+    const int window = (int)layer_of(b, layer).window;
+    const int lowest = window > 0 ? position - window : -1;
     if (fresh || page * kPage <= lowest) {
-        KIE_UNROLL for (int b = 0; b < 8; ++b) {
-            const int at = page * kPage + key_of(b, g);
-            if (at > position || at <= lowest) s.v[b][0] = s.v[b][1] = -1e30f;
+        KIE_UNROLL for (int i = 0; i < 8; ++i) {
+            const int at = page * kPage + key_of(i, g);
+            if (at > position || at <= lowest) s.v[i][0] = s.v[i][1] = -1e30f;
         }
     }
     u8* values = keys + kPageHalf;
@@ -114,7 +116,7 @@ KIE_DEVICE void take_page(Ring& ring, Part& part, const u32* heads, int page, in
         values = (u8*)take_stage(ring, false);
     }
     if (fresh) {
-        for (int n = my; n < kHalfHead; n += kTeam)
+        KIE_NO_UNROLL for (int n = my; n < kHalfHead; n += kTeam)
             store_value(values - kPageHalf, position % kPage, n, heads[kQWords + kHalfHead + n]);
         sync_warp();
     }
@@ -160,11 +162,11 @@ KIE_DEVICE void join_parts(int parts, u64* to, u32 epoch, const u8* shared) {
     const Quad* sums = (const Quad*)(shared + kShJoin) + g * kHeadPairs + t;
     KIE_NO_UNROLL for (int tile = (int)(thread() / kTeam); tile < kHeadDim / 16; tile += kWarps) {
         float top[2] = {-1e30f, -1e30f}, mass[2] = {0, 0}, all[4] = {0, 0, 0, 0};
-        for (int i = 0; i < parts; ++i) {
+        KIE_NO_UNROLL for (int i = 0; i < parts; ++i) {
             KIE_UNROLL for (int h = 0; h < 2; ++h) top[h] =
                 max_f(top[h], number(heads[i * kHeadPairs].v[h]));
         }
-        for (int i = 0; i < parts; ++i) {
+        KIE_NO_UNROLL for (int i = 0; i < parts; ++i) {
             const Quad m = heads[i * kHeadPairs], s = sums[i * kJoinWarp + tile * kJoinTile];
             const float f[2] = {exp2_f(number(m.v[0]) - top[0]), exp2_f(number(m.v[1]) - top[1])};
             mass[0] += f[0] * number(m.v[2]), mass[1] += f[1] * number(m.v[3]);
@@ -181,28 +183,27 @@ KIE_DEVICE void join_parts(int parts, u64* to, u32 epoch, const u8* shared) {
 KIE_DEVICE int part_index(int turn) {
     return (int)(thread() / kTeam + kWarps - turn % kWarps) % kWarps;
 }
-// All of a column's pages, from `page` on. `heads`: queries, then, where the newest page is among
-// them, the newest key and value. Returns the number of parts.
+// All pages of a column that come to this block. `heads`: queries, then, where the newest page is
+// among them, the newest key and value. Returns the number of parts.
 KIE_DEVICE int attend_pages(Ring& ring, const DecodeArgs& args, const Block& b, int layer,
-                            int column, int page, int position, int turn, const u32* heads) {
+                            int column, const Streamed& s, int turn, const u32* heads) {
     Part part = no_part();
-    int wait = part_index(turn), parts = 0;
-    KIE_NO_UNROLL for (; page <= position / kPage; page += kSplitsMax) {
+    int wait = part_index(turn);
+    KIE_NO_UNROLL for (int i = 0; i < s.count; ++i) {
         if (wait == 0)
-            take_page(ring, part, heads, page, position,
-                      ((const Layer*)(b.shared + kShLayers))[layer]);
+            take_page(ring, part, args, b, layer, column, s.first + i * kSplitsMax, heads);
         else
             pass_page(ring);
         wait = wait == 0 ? kWarps - 1 : wait - 1;
-        parts += parts < kWarps ? 1 : 0;
     }
     KIE_UNROLL for (int h = 0; h < 2; ++h) {
         KIE_UNROLL for (int m = 4; m < 32; m *= 2) part.mass[h] += shuffle_xor(part.mass[h], m);
     }
     const int seat = (int)opaque(block()) % kBlocksPerLane, index = part_index(turn);
+    const int parts = min_i(s.count, kWarps);
     u64* to = part_at(args, {layer, b.lane_index, seat / kSplitBlocks, seat % kSplitBlocks, column,
                              0});
-    if (kColumns > 1 && parts == 1) {
+    if (parts == 1) {
         if (index == 0) publish_alone(part, to, b.epoch);
         return parts;
     }
@@ -268,7 +269,7 @@ KIE_DEVICE bool attend_sequences(Ring& ring, Watch& watch, const DecodeArgs& arg
         if (index < s.count)
             warp_heads(watch, args, at, span, pages, b.epoch,
                        newest && (s.count - 1) % kWarps == index, heads, b.shared);
-        turn += attend_pages(ring, args, b, layer, c, s.first, span.position, turn, heads);
+        turn += attend_pages(ring, args, b, layer, c, s, turn, heads);
     }
     return turn > 0;
 }

@@ -1,9 +1,10 @@
 // Attention of one position over its pages, split over the blocks of a lane.
 //   part = softmax(q k / sqrt(d)) v over the pages that a block owns, and log2 of its mass.
 // Page p of a column with shift s (block.h) belongs to split (p + s) % kSplitsMax for as long as a
-// launch lasts, so only the block that wrote a key reads it again. Where a block has one page, it
-// comes by plain loads into the registers of all warps, as below; where it has more, through the
-// ring (attend_pages.h). A page of one (layer, lane, kv
+// launch lasts, so only the block that wrote a key reads it again. Here a page comes by plain loads
+// into the registers of all warps, which is soonest for one page; kernels for contexts of several
+// pages a block have them in the ring (attend_pages.h), with the same bits where there is one. A
+// page of one (layer, lane, kv
 // head): 64 keys as rows, then the values transposed (feature x 64 positions): both are read as
 // matrix fragments straight from memory. q carries 1 / sqrt(d) and log2 e (KIE_QUERY_SCALE).
 // Traffic: 2 * positions * head_dim * 2 bytes a kv head.
@@ -222,14 +223,17 @@ KIE_DEVICE void publish_features(u64* line, const float (&sums)[4], float i0, fl
         publish(line + (2 * t + 1) * kPartHead + g, pack_half2(sums[1] * i1, sums[3] * i1), epoch);
 }
 
-KIE_DEVICE void attend(const DecodeArgs& args, const Layer& layer, const AttendAt& at,
-                       const PageSpan& span, u32 epoch, Held& held, int page, bool fresh,
-                       u8* shared) {
+KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer, const AttendAt& at,
+                       const PageSpan& span, u32 epoch, Held& held, int page, u8* shared) {
     const int me = thread(), warp = me / kTeam, g = me % kTeam / 4, t = me % 4;
     u32* q_sh = (u32*)(shared + kShQkv);
     float* scores = (float*)(shared + kShScores);
     const int kv_index = at.lane_index * kKvHeads + at.kv_head, slot = span.position % kPage;
     const Pages pages = {at.layer, kv_index, at.column};
+    // With one column the newest key and value are used from the words' copy, not from the page.
+    const bool fresh = kColumns == 1 && (span.last + at.shift) % kSplitsMax == at.split;
+    take_heads(watch, args, at, span, pages, epoch, fresh, shared);
+    sync_consumers<kThreads>();
     float best = -1e30f, mass = 0, sums[kValueTiles][4];
     KIE_UNROLL for (int i = 0; i < kValueTiles; ++i) {
         KIE_UNROLL for (int j = 0; j < 4; ++j) sums[i][j] = 0;

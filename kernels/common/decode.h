@@ -77,10 +77,9 @@ KIE_DEVICE Sums<S> multiply_normed(Ring& ring, Lot<S>& lot, const Block& b, Squa
 
 // The first page of the only column, asked for before its query is known.
 KIE_DEVICE void early_page(const DecodeArgs& args, const Block& b, int layer, Held& held) {
-    if (kColumns > 1) return;
+    if (kColumns > 1 || kStreamed) return;
     const int kv_head = b.seat / kSplitBlocks, split = b.seat % kSplitBlocks;
     const Layer& l = layer_of(b, layer);
-    if (streamed_pages(args, b.shared, b.seat, layer, b.step, 0).count > 0) return;
     const PageSpan span = pages_of(l, (int)position_at(args, b.step, 0));
     const int page = first_page(span, split, 0);
     if (split < kSplitsMax && kv_head < kKvHeads && page <= span.last)
@@ -384,19 +383,14 @@ KIE_DEVICE void step_head(const DecodeArgs& args, Block& b, Sums<S>& s, int row,
 }
 
 // Attention of this block's share of pages, for each column; whether there were any.
-KIE_DEVICE bool attend_columns(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b,
-                               int layer, Held& held) {
+KIE_DEVICE bool attend_columns(Watch& watch, const DecodeArgs& args, Block& b, int layer,
+                               Held& held) {
     const int kv_head = b.seat / kSplitBlocks, split = b.seat % kSplitBlocks;
     const Layer& l = layer_of(b, layer);
     bool any = false;
     if (split >= kSplitsMax || kv_head >= kKvHeads) return any;
     const int kv_index = b.lane_index * kKvHeads + kv_head;
     if constexpr (kColumns > 1) {
-        if (kStreamsPages && !args.prompt) {
-            any = attend_sequences(ring, watch, args, b, layer);
-            stamp(b, 3);
-            return any;
-        }
         KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
             const int position = position_at(args, b.step, c), shift = shift_at(args, c);
             if ((position / kPage + shift) % kSplitsMax != split) continue;
@@ -411,25 +405,31 @@ KIE_DEVICE bool attend_columns(Ring& ring, Watch& watch, const DecodeArgs& args,
         const PageSpan span = pages_of(l, (int)position_at(args, b.step, c));
         const int page = first_page(span, split, shift);
         if (page > span.last) continue;
-        const AttendAt at = {layer, b.lane_index, kv_head, split, c, shift};
-        const Pages pages = {layer, kv_index, c};
         if (kColumns > 1) {
             if (any) sync_consumers<kThreads>();
-            hold(held, page_at(args, b.shared, pages, page));
+            hold(held, page_at(args, b.shared, {layer, kv_index, c}, page));
         }
         any = true;
-        // With one column the newest key and value are used from the words' copy, not from the page.
-        const bool fresh = kColumns == 1 && (span.last + shift) % kSplitsMax == split;
-        take_heads(watch, args, at, span, pages, b.epoch, fresh, b.shared);
-        sync_consumers<kThreads>();
-        if (kColumns == 1 && streamed_pages(args, b.shared, b.seat, layer, b.step, 0).count > 0)
-            attend_pages(ring, args, b, layer, 0, page, span.position, 0,
-                         (const u32*)(b.shared + kShQkv));
-        else
-            attend(args, l, at, span, b.epoch, held, page, fresh, b.shared);
+        attend(watch, args, l, {layer, b.lane_index, kv_head, split, c, shift}, span, b.epoch, held,
+               page, b.shared);
     }
-    stamp(b, 3);
     return any;
+}
+// The same where pages come through the ring.
+KIE_DEVICE bool attend_stream(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b,
+                              int layer) {
+    const int kv_head = b.seat / kSplitBlocks, split = b.seat % kSplitBlocks;
+    if (split >= kSplitsMax || kv_head >= kKvHeads) return false;
+    if constexpr (kColumns > 1) return attend_sequences(ring, watch, args, b, layer);
+    const Streamed s = streamed_pages(args, b.shared, b.seat, layer, b.step, 0);
+    if (s.count == 0) return false;
+    const PageSpan span = pages_of(layer_of(b, layer), (int)position_at(args, b.step, 0));
+    const bool fresh = s.first + (s.count - 1) * kSplitsMax == span.last;
+    take_heads(watch, args, {layer, b.lane_index, kv_head, split, 0, 0}, span,
+               {layer, b.lane_index * kKvHeads + kv_head, 0}, b.epoch, fresh, b.shared);
+    sync_consumers<kThreads>();
+    attend_pages(ring, args, b, layer, 0, s, 0, (const u32*)(b.shared + kShQkv));
+    return true;
 }
 // The merged attention output, this warp's share of it, into shared memory.
 KIE_DEVICE void gather_attention(Watch& watch, const DecodeArgs& args, Block& b, int layer,
@@ -449,15 +449,20 @@ KIE_DEVICE void gather_attention(Watch& watch, const DecodeArgs& args, Block& b,
                 merge<kShare>(watch, args, layer, b.lane_index, c, shift, span, b.epoch,
                               warp * kShare, x + c * (kStrideB / 2), nullptr,
                               attended || c > 0 ? 0 : kRestMerge);
-        } else if (warp == c % kWarps) {
-            constexpr int kPart = kWordsA / kBlocksPerLane;
+        } else {
+            // With many parts two warps share the words: all of one warp's looks are in flight at once.
+            constexpr int kOwn = kWordsA / kBlocksPerLane;
+            constexpr int kSharers = kSplitsMax > 8 && kOwn % 16 == 0 ? 2 : 1;
+            constexpr int kPart = kOwn / kSharers;
+            const int turn = (warp + kWarps - c * kSharers % kWarps) % kWarps;
+            const int first = b.seat * kOwn + turn * kPart;
             u64* mine = to + (long)c * kWordsA;
+            if (turn >= kSharers) continue;
             if (c < live_of(b))
-                merge<kPart>(watch, args, layer, b.lane_index, c, shift, span, b.epoch,
-                             b.seat * kPart, nullptr, mine, attended ? 0 : kRestMerge);
+                merge<kPart>(watch, args, layer, b.lane_index, c, shift, span, b.epoch, first,
+                             nullptr, mine, attended ? 0 : kRestMerge);
             else
-                for (int i = lane(); i < kPart; i += kTeam)
-                    publish(mine + b.seat * kPart + i, 0, b.epoch);
+                for (int i = lane(); i < kPart; i += kTeam) publish(mine + first + i, 0, b.epoch);
         }
     }
     if constexpr (kMerge == 1) {
@@ -484,7 +489,12 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
         KIE_UNROLL for (int i = 0; i < SplitO::items; ++i)
             unpack_half2(bits(own.v[i][0]), own.v[i][0], own.v[i][1]);
     {
-        const bool attended = attend_columns(ring, watch, args, b, layer, held);
+        bool attended;
+        if constexpr (kStreamed)
+            attended = attend_stream(ring, watch, args, b, layer);
+        else
+            attended = attend_columns(watch, args, b, layer, held);
+        stamp(b, 3);
         Lot<SplitO> lot;
         take_lot<SplitO>(ring, lot, false);
         gather_attention(watch, args, b, layer, attended);

@@ -21,6 +21,7 @@ constexpr bool kHeadNorm = KIE_HEAD_NORM;   // q and k heads are normed before t
 constexpr bool kBias = KIE_BIAS;            // q, k, v have biases
 constexpr int kMerge = KIE_MERGE;           // 1: attention parts are merged by owners first
 constexpr int kPollMode = KIE_POLL;         // 0: poll the batch, 1: one word a warp first
+constexpr bool kStreamed = KIE_STREAMED;    // keys and values come through the ring: stream.h
 constexpr bool kNoWaits = KIE_NO_WAITS, kNoStream = KIE_NO_STREAM;  // measuring only
 constexpr unsigned kRestGather = KIE_REST_GATHER,
                    kRestMerge = KIE_REST_MERGE;  // ns before the first look

@@ -22,7 +22,7 @@ constexpr int kWarpHeads = kColumns > 1 ? (kGroup + 2) * kHeadDim * 2 : 0;  // b
 constexpr int kShJoin = kShXa + kWarps * kWarpHeads;
 constexpr bool kJoinFits = kWarps * kWarpHeads <= kShXb - kShXa &&
                            kShJoin + kWarps * kJoinWarp * 16 <= kShPartA;
-constexpr bool kStreamsPages = kCopiesState && kPageStages > 0 && kJoinFits;
+static_assert(!kStreamed || (kCopiesState && kPageStages > 0 && kJoinFits), "pages do not fit");
 static_assert(kWarps * kHeadPairs * 16 <= kScores * 4, "bests and masses stand with the scores");
 
 // Pages first, first + kSplitsMax, ... of one column reach this block through the ring in a layer.
@@ -32,16 +32,13 @@ struct Streamed {
 KIE_DEVICE Streamed streamed_pages(const DecodeArgs& args, const u8* shared, int seat, int layer,
                                    u32 step, int column) {
     const int kv_head = seat / kSplitBlocks, split = seat % kSplitBlocks;
-    if (!kStreamsPages || split >= kSplitsMax || kv_head >= kKvHeads) return {0, 0};
+    if (!kStreamed || split >= kSplitsMax || kv_head >= kKvHeads) return {0, 0};
     const u32 position = opaque(position_at(args, step, column));
     // The producer is ahead: what it finds behind the end nobody will ask for.
-    if (args.prompt ? kColumns > 1 || step >= args.count : position >= args.column[column].last)
-        return {0, 0};
+    if (args.prompt ? step >= args.count : position >= args.column[column].last) return {0, 0};
     const PageSpan span = pages_of(((const Layer*)(shared + kShLayers))[layer], (int)position);
     const int first = first_page(span, split, shift_at(args, column));
-    const int count = first > span.last ? 0 : (span.last - first) / kSplitsMax + 1;
-    // A single page is sooner in registers. The sums are the same.
-    return {first, kColumns == 1 && count < 2 ? 0 : count};
+    return {first, first > span.last ? 0 : (span.last - first) / kSplitsMax + 1};
 }
 
 KIE_DEVICE bool feed_pages(Feed& f, const u8* shared, int layer, u32 step) {
@@ -73,7 +70,7 @@ KIE_DEVICE void stream_line(const DecodeArgs& args, u8* shared, const volatile u
         const u8* from = line;
         for (u32 s = 0; s < args.segment_count; ++s) {
             const Segment g = args.segments[s];
-            if (kStreamsPages && s % kLayerSegments == 1 && s < kLayerSegments * kLayers &&
+            if (kStreamed && s % kLayerSegments == 1 && s < kLayerSegments * kLayers &&
                 !feed_pages(f, shared, (int)(s / kLayerSegments), step))
                 return;
             for (u32 i = 0; i < g.stages; ++i, from += g.bytes)

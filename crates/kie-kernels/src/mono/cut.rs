@@ -13,8 +13,10 @@ use crate::error::{Error, Result};
 
 /// Most columns of a weight pass: the second operand of a matrix unit has eight.
 pub const COLUMNS_MAX: u32 = 8;
-/// Blocks that split the pages of one kv head, at most.
+/// Blocks that split the pages of one kv head, at most. Who merges owns few words where parts are
+/// merged by owners; elsewhere a block merges all of its lane's, and more parts cost registers.
 const MOST_SPLITS: u32 = 8;
+const MOST_SPLITS_MERGED: u32 = 16;
 
 /// How the warps of a block share a matrix of `rows` x `k` (shape.h's `Split`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -234,6 +236,7 @@ impl Cut {
         let rest = rows_head % pass_rows;
         let tail = if rest > 0 { Some(split(rest, width)?) } else { None };
         let split_blocks = each / model.kv_heads;
+        let merge = model.lanes_all() == 1 && warps == 8 && (attn / 2).is_multiple_of(each);
         let mut cut = Self {
             hidden,
             head_dim,
@@ -241,8 +244,8 @@ impl Cut {
             blocks,
             warps,
             slot_bytes,
-            splits: split_blocks.min(MOST_SPLITS),
-            merge: model.lanes_all() == 1 && warps == 8 && (attn / 2).is_multiple_of(each),
+            splits: split_blocks.min(if merge { MOST_SPLITS_MERGED } else { MOST_SPLITS }),
+            merge,
             in_flight_bytes: in_flight(model, warps),
             pages_max: positions.div_ceil(PAGE as u32),
             shared_max: m.shared_bytes,
