@@ -14,6 +14,8 @@ mod failures;
 mod long;
 #[path = "monokernel/prompts.rs"]
 mod prompts;
+#[path = "monokernel/rank_failures.rs"]
+mod rank_failures;
 #[path = "monokernel/ranks.rs"]
 mod ranks;
 #[path = "monokernel/requests.rs"]

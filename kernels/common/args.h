@@ -6,11 +6,12 @@
 struct Segment {
     u32 stages, bytes;
 };
-// Who gave up, where, in which step, at which word.
+// Who gave up, where, in which step, at which word. `where`: kWritten and what wire.rs tells.
 struct Record {
-    u64 when_ns;
     u32 where, step, wanted, seen;
 };
+constexpr u32 kWritten = 0x80000000u;
+constexpr u32 kRecordsBlock = 16;  // one a warp, which waits for one thing at a time
 // What differs between layers. Index 0 is attention's output, 1 the mlp's.
 struct Layer {
     u32 window;            // positions a query sees, itself included; 0: all
@@ -49,11 +50,11 @@ struct DecodeArgs {
     const float* logit_bias;  // [rows][kVocabAll], or null
     u32* counts;              // [rows][kVocabAll] as sample.h says, or null
     float* values;            // [kColumns][kVocabAll] logits at work, or null
-    const u32* prompt;        // tokens of a prompt run, or null: see `count`
+    const u32* prompt;        // tokens of a prompt, or null: see `count`
     const Segment* segments;  // one step's segments
     u64* words;               // [kWords] exchange
-    u64* poison;              // not 0: everybody stops
-    Record* records;          // [kBlocks] who gave up where
+    u64* poison;              // not 0: everybody stops; as far from any rank's as the words are
+    Record* records;          // [kBlocks][kRecordsBlock] who gave up where
     float* logits;            // [steps][kColumns][kVocabAll] out, or null
     u64* stamps;              // [steps + 1] device time at each step's start, ns, or null
     u64* trace;               // [kBlocks][16] clock ticks a phase, or null
@@ -64,8 +65,8 @@ struct DecodeArgs {
     u32 pool_layers[2];
     u32 segment_count, steps, epoch, in_flight_bytes;
     u32 pace;   // least clock ticks between stages, per KiB of the earlier one; 0: none
-    u32 live;   // columns with a sequence
-    u32 count;  // positions of a prompt run: all columns are one sequence's, one after another
+    u32 live;   // columns with a sequence that makes tokens, the first ones
+    u32 count;  // positions of `prompt`, which the other columns take one after another
     u32 rank;   // of this machine among those that run the model together
     Sequence column[8];  // the sequence of each column
 };

@@ -6,7 +6,7 @@ struct Block {
     int lane_all;          // lane of the model
     u8* shared;
     u32 epoch, step;
-    int live;    // columns with a sequence; the others compute on zeros and touch no pages
+    int live;    // columns at work; the others compute on zeros and touch no pages
     u64* trace;  // shared, or null for all threads but one
     u64 traced_at;
 };
@@ -20,22 +20,38 @@ KIE_DEVICE void stamp(Block& b, int phase) {
 }
 KIE_DEVICE u32* tokens_of(const Block& b) { return (u32*)(b.shared + kShTokens); }
 KIE_DEVICE u32* ends_of(const Block& b) { return (u32*)(b.shared + kShEnds); }
+// Not 0 once a thread of the block has lost patience: no token may be made of what it has.
+KIE_DEVICE volatile u32& lost_of(const Block& b) {
+    return ((volatile u32*)(b.shared + kShMisc))[3];
+}
 KIE_DEVICE const Layer& layer_of(const Block& b, int layer) {
     return ((const Layer*)(b.shared + kShLayers))[layer];
 }
-// The position at work in a column: of the column's own sequence, or the column's share of a
-// prompt.
+// The first columns are sequences that make tokens, the others positions of one prompt, where the
+// launch has one: so many a step, one after another.
+KIE_DEVICE int sequences_of(const DecodeArgs& args) {
+    return kColumns == 1 ? (args.prompt ? 0 : 1) : (int)args.live;
+}
+KIE_DEVICE u32 prompt_at(const DecodeArgs& args, u32 step, int column) {
+    const int sequences = sequences_of(args);
+    return step * (kColumns - sequences) + (column - sequences);
+}
+// The position at work in a column.
 KIE_DEVICE u32 position_at(const DecodeArgs& args, u32 step, int column) {
-    if (args.prompt) return args.column[0].position + step * kColumns + column;
-    return args.column[kColumns == 1 ? 0 : column].position + step;
+    const int c = kColumns == 1 ? 0 : column;
+    const bool prompt = args.prompt && (kColumns == 1 || column >= sequences_of(args));
+    return args.column[c].position + (prompt ? prompt_at(args, step, column) : step);
 }
 KIE_DEVICE int live_at(const DecodeArgs& args, u32 step) {
-    if (!args.prompt) return (int)args.live;
-    return min_i(kColumns, (int)(args.count - step * kColumns));
+    const int sequences = sequences_of(args);
+    if (!args.prompt) return sequences;
+    const u32 done = prompt_at(args, step, sequences);
+    return sequences + min_i(kColumns - sequences, (int)(args.count > done ? args.count - done : 0));
 }
-// Which block's pages come first, so that the sequences of a launch use different blocks.
+// Which block's pages come first, so that the sequences of a launch use different blocks; the same
+// for all positions of a prompt.
 KIE_DEVICE int shift_at(const DecodeArgs& args, int column) {
-    return kColumns == 1 || args.prompt ? 0 : column;
+    return kColumns == 1 ? 0 : args.prompt ? min_i(column, sequences_of(args)) : column;
 }
 KIE_DEVICE int live_of(const Block& b) { return kColumns == 1 ? 1 : b.live; }
 // This block among all ranks' blocks, and which rows of the head are its own.

@@ -27,7 +27,7 @@ KIE_DEVICE void watch_host(const DecodeArgs& args, volatile u32* seen, const vol
             *seen = order;
         else if (watched && clock_ns() - since > kHostSilent)
             *seen = kHostGone;
-        if (order == kAbort) store_word(args.poison, 1);
+        if (order == kAbort) poison_all(args);
         pause_ns(500);
     }
 }

@@ -209,8 +209,9 @@ KIE_DEVICE void take_others(Watch& watch, const DecodeArgs& args, const Block& b
     each_other<S>(b, [&](int i, int from, int pair, int column, int place) {
         const u64* p = other_word(args, b, kind, layer - delay, from, pair, column);
         watch.polls = 0;
-        while (!kNoWaits && epoch_of(o.v[i]) != b.epoch &&
-               patient(watch, layer << 4 | 3, b.epoch, epoch_of(o.v[i])))
+        while (
+            !kNoWaits && epoch_of(o.v[i]) != b.epoch &&
+            patient(watch, of_rank(from) | layer << 4 | (kind ? 7 : 3), b.epoch, epoch_of(o.v[i])))
             o.v[i] = load_word(p);
         if (!kQuad) ((u32*)(b.shared + kShOthers))[place] = (u32)o.v[i];
     });
@@ -319,7 +320,8 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
                 for (int l = kHeadMode == kHeadSum ? 0 : set;
                      l < (kHeadMode == kHeadSum ? kLanesAll : set + 1); ++l) {
                     float a, e;
-                    unpack_half2(take_word(watch, words_of(l, c) + i, b.epoch, 0xffe), a, e);
+                    unpack_half2(take_word(watch, words_of(l, c) + i, b.epoch, of_rank(l) | 0xffe),
+                                 a, e);
                     v0 += a, v1 += e;
                 }
                 sum += v0 * v0 + v1 * v1;
@@ -335,7 +337,8 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
             float s0 = 0, s1 = 0;
             for (int l = 0; l < kLanesAll; ++l) {
                 float v0, v1, n0, n1;
-                unpack_half2(take_word(watch, words_of(l, c) + i, b.epoch, 0xffe), v0, v1);
+                unpack_half2(take_word(watch, words_of(l, c) + i, b.epoch, of_rank(l) | 0xffe), v0,
+                             v1);
                 const int row =
                     2 * kLayers * kNormLanes + (kNormLanes > 1 && kHeadMode != kHeadSum ? l : 0);
                 unpack_half2(args.norms[(long)row * (kHidden / 2) + warp * kShare + i], n0, n1);
@@ -364,7 +367,8 @@ KIE_DEVICE void step_head(const DecodeArgs& args, Block& b, Sums<S>& s, int row,
                   const float scale = head_scale(b, live ? column : 0);
                   const int local = first + row + 2 * pair;
                   if (!live || column >= live_of(b)) return;
-                  const bool plain = !args.prompt && is_plain(args.column[column], b.step);
+                  const bool chooses = column < sequences_of(args);
+                  const bool plain = chooses && is_plain(args.column[column], b.step);
                   float* raw = args.values + ((u64)column * 2 + 1) * kVocabAll + base;
                   KIE_UNROLL for (int i = 0; i < 2; ++i) {
                       const float v = (i ? v1 : v0) * scale;
@@ -373,7 +377,7 @@ KIE_DEVICE void step_head(const DecodeArgs& args, Block& b, Sums<S>& s, int row,
                       if (args.logits && lead)
                           args.logits[((long)b.step * kColumns + column) * kVocabAll + id] = v;
                       if (!plain) {
-                          if (lead) raw[local + i] = v;
+                          if (lead && chooses) raw[local + i] = v;
                       } else if (better(v, id, pick.best, pick.id) || !is_finite(v)) {
                           pick.best = is_finite(v) ? v : infinity();
                           pick.id = is_finite(v) ? id : kNotFinite;
@@ -566,8 +570,9 @@ KIE_DEVICE void decode_step(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
     KIE_NO_UNROLL for (int layer = 0; layer < kLayers; ++layer)
         decode_layer(ring, watch, args, b, layer, own);
     Pick pick = {kLowest, kNone};
-    if (!args.prompt || args.logits) decode_head(ring, watch, args, b, pick);
+    if (sequences_of(args) > 0 || args.logits) decode_head(ring, watch, args, b, pick);
     stamp(b, 14);
+    if (watch.lost) lost_of(b) = 1;
     offer(args, b, pick);
     rotations(args, b, b.step + 1);  // the next step's, while the offers travel
     accept(watch, args, b);
@@ -579,8 +584,8 @@ KIE_DEVICE void take_tokens(const DecodeArgs& args, const u8* shared, u32 step) 
     u32* tokens = (u32*)(shared + kShTokens);
     const u32 c = thread();
     if (c >= (u32)kColumns) return;
-    if (args.prompt) {
-        const u32 at = step * kColumns + c;
+    if (args.prompt && (int)c >= sequences_of(args)) {
+        const u32 at = prompt_at(args, step, c);
         tokens[c] = at < args.count ? args.prompt[at] : 0;
     } else if (step == 0) {
         tokens[c] = c < args.live ? args.column[c].token : 0;
@@ -591,8 +596,8 @@ KIE_DEVICE void take_tokens(const DecodeArgs& args, const u8* shared, u32 step) 
 // or somebody gave up. All blocks decide alike, from the same words.
 KIE_DEVICE bool at_the_end(const DecodeArgs& args, const Block& b) {
     if (((volatile u32*)(b.shared + kShMisc))[2] != kGoOn) return true;
-    for (int c = 0; c < live_of(b); ++c)
-        if (!args.prompt && ends_of(b)[c] != 0) return true;
+    for (int c = 0; c < sequences_of(args); ++c)
+        if (ends_of(b)[c] != 0) return true;
     return false;
 }
 
@@ -611,6 +616,7 @@ KIE_DEVICE void run_steps(Ring& ring, Watch& watch, const DecodeArgs& args, Bloc
         if (*stop) break;
     }
     if (thread() == 0) *stop = 1;
+    if (thread() == 0 && kRanks > 1 && lost_of(b)) poison_all(args);
     if (thread() == 0 && block() == 0 && args.stamps) args.stamps[args.steps] = clock_ns();
 }
 
@@ -620,12 +626,12 @@ static_assert(kThreads % kWarp == 0, "consumers share no warp with others");
 KIE_KERNEL(kie_decode, kThreads + 2 * kWarp, DecodeArgs args) {
     KIE_SHARED_BYTES(shared);
     Slot* slots = (Slot*)(shared + kShSlots);
-    volatile u32* misc = (volatile u32*)(shared + kShMisc);  // stop, order seen, order agreed
+    volatile u32* misc = (volatile u32*)(shared + kShMisc);  // stop, order seen, agreed; block.h
     u64* trace = (u64*)(shared + kShTrace);
     if (thread() == 0) {
         for (int i = 0; i < kSlots; ++i) slot_init(slots + i, kWarps);
         slots_ready();
-        misc[0] = 0, misc[1] = misc[2] = kGoOn;
+        misc[0] = misc[3] = 0, misc[1] = misc[2] = kGoOn;
         for (int i = 0; i < 16; ++i) trace[i] = 0;
     }
     take_tables(args, shared);

@@ -3,8 +3,10 @@
 // orders one step's last read before the next step's first write.
 #pragma once
 
-// Bounded waiting. The first to lose patience poisons everybody; who gave up stops waiting, runs
-// the step to its end on whatever it has, and leaves at the edge.
+// Bounded waiting. The first to lose patience poisons its rank. Who waits then writes down what
+// for, stops waiting, runs the step to its end on whatever it has, poisons the other ranks and
+// leaves: the earliest of all that was waited for tells where it began. What such a block offers
+// for the step's token is kNotFinite (sample.h), so that no token made of half the words is told.
 struct Watch {
     const DecodeArgs& args;
     u32 step, polls;
@@ -13,9 +15,23 @@ struct Watch {
 };
 KIE_DEVICE void give_up(Watch& w, u32 where, u32 wanted, u32 seen) {
     w.lost = true;
-    Record& r = w.args.records[block()];
-    r.when_ns = clock_ns(), r.where = where, r.step = w.step, r.wanted = wanted, r.seen = seen;
     store_word(w.args.poison, 1);
+    Record& r = w.args.records[block() * kRecordsBlock + thread() / kTeam];
+    if (r.where != 0) return;  // of a warp the first, which is the earliest in the work
+    r.where = kWritten | where, r.step = w.step, r.wanted = wanted, r.seen = seen;
+}
+// On all ranks: `poison` lies beside the words, so each rank's is as far away as they are.
+KIE_DEVICE void poison_all(const DecodeArgs& args) {
+    if constexpr (kRanks == 1) {
+        store_word(args.poison, 1);
+    } else {
+        for (int rank = 0; rank < kRanks; ++rank)
+            store_word_system(args.poison + args.hops[rank], 1);
+    }
+}
+// The rank that `lane_all` belongs to, for a record's `where`.
+KIE_DEVICE u32 of_rank(int lane_all) {
+    return kRanks == 1 ? 0 : (u32)(lane_all / kLanes + 1) << 16;
 }
 // After a failed test: whether to test again.
 KIE_DEVICE bool patient(Watch& w, u32 where, u32 wanted, u32 seen) {
@@ -23,9 +39,7 @@ KIE_DEVICE bool patient(Watch& w, u32 where, u32 wanted, u32 seen) {
     if ((++w.polls & 63) == 0) {
         const u64 now = clock_ns();
         if (w.polls == 64) w.since = now;
-        if (load_word(w.args.poison) != 0)
-            w.lost = true;
-        else if (now - w.since > w.args.budget_ns)
+        if (now - w.since > w.args.budget_ns || load_word(w.args.poison) != 0)
             give_up(w, where, wanted, seen);
     }
     return !w.lost;

@@ -154,6 +154,7 @@ KIE_DEVICE void filter(Watch& watch, const DecodeArgs& args, Block& b, int colum
     });
     best_of_team(best, 1, false);
     if (my == 0) mine[kColumns + warp] = best;
+    if (watch.lost) lost_of(b) = 1;
     sync_consumers<kThreads>();
     const auto final_slot = [&](int from) {
         return args.words + kAtFinal + ((long)from * kColumns + column) * 4;
@@ -162,6 +163,7 @@ KIE_DEVICE void filter(Watch& watch, const DecodeArgs& args, Block& b, int colum
         if (my < kWarps) best = mine[kColumns + my];
         if (my >= kWarps) best.value = kLowest, best.id = kNone;
         best_of_team(best, 1, false);
+        if (lost_of(b)) best.value = infinity(), best.id = kNotFinite;
         if (my == 0) {
             u64* to = final_slot(block_all(args));
             publish_all(args, to, bits(best.value), b.epoch);
@@ -176,6 +178,7 @@ KIE_DEVICE void filter(Watch& watch, const DecodeArgs& args, Block& b, int colum
             if (better(value, id, best.value, best.id))
                 best.value = value, best.id = id, best.raw = raw;
         }
+        if (watch.lost) lost_of(b) = 1;
         sync_warp();
         best_of_team(best, 1, false);
         settle(args, b, column, best);
@@ -186,11 +189,12 @@ KIE_DEVICE void filter(Watch& watch, const DecodeArgs& args, Block& b, int colum
 KIE_DEVICE void accept(Watch& watch, const DecodeArgs& args, Block& b) {
     const int c = thread() / kTeam;
     if (c < kColumns) {
-        const bool live = c < live_of(b) && !args.prompt;
+        const bool live = c < sequences_of(args);
         const bool masses = live && (args.column[c].wants & kWantsLogprob) != 0;
         u32 order;
         const Chosen best = take_offers(watch, args, b, c, masses, order);
         fence_edge();
+        if (watch.lost) lost_of(b) = 1;
         if (lane() == 0) {
             ends_of(b)[c] = 0, tokens_of(b)[c] = 0;
             if (c == 0) ((volatile u32*)(b.shared + kShMisc))[2] = order;
@@ -202,8 +206,7 @@ KIE_DEVICE void accept(Watch& watch, const DecodeArgs& args, Block& b) {
             ((Chosen*)(b.shared + kShPick))[c] = best, ends_of(b)[c] = 2;
     }
     sync_consumers<kThreads>();
-    if (args.prompt) return;
-    KIE_NO_UNROLL for (int column = 0; column < live_of(b);
+    KIE_NO_UNROLL for (int column = 0; column < sequences_of(args);
                        ++column) if (is_filtered(args, column) && ends_of(b)[column] == 2)
         filter(watch, args, b, column);
 }

@@ -1,264 +1,13 @@
 // The prefill kernel: a persistent grid takes a chunk of positions through all layers, over the
 // same line of weights and the same pages that decoding uses. Per layer five phases (qkv,
-// attention, o, gate/up, down) with a grid barrier behind each; a phase is a list of equal items
-// (128 rows x 256 positions of a product), dealt out in turn. One team copies weights and
-// activations into a ring of shared memory, two teams multiply 64 rows each. Every sum has one
-// fixed order.
+// attention, o, gate/up, down; more for norms of heads and where lanes add each other's outputs of
+// the same layer) with a grid barrier behind each; a phase is a list of equal items (128 rows x 256
+// positions of a product), dealt out in turn. One team copies weights and activations into a ring
+// of shared memory, two teams multiply 64 rows each. Every sum has one fixed order.
+//
+// Several ranks each run this over their own lanes. What a lane adds in a layer goes to all lanes
+// that will want it, on every rank; behind such a phase the grids of all ranks meet.
 #pragma once
-
-struct Pipe {
-    u32 at, parity;
-    u32 passed;  // residual stages so far, for the copying warps
-};
-KIE_DEVICE Slot* stage_slot(u32 at) { return (Slot*)(prefill_shared() + kPfSlots) + at; }
-KIE_DEVICE u8* stage_bytes(u32 at) { return prefill_shared() + kPfRing + at * kStageBytes; }
-KIE_DEVICE void forward(Pipe& p) {
-    if (++p.at == kStages) p.at = 0, p.parity ^= 1;
-}
-
-// Ticks of a phase's work and of the wait behind it, by one thread of each block.
-struct Clock {
-    u64* trace;
-    u64 at;
-};
-KIE_DEVICE void tick(Clock& c, int what) {
-#ifdef KIE_TRACE
-    if (thread() == 0) {
-        const u64 now = clock_ticks();
-        if (what >= 0) c.trace[block() * 16 + what] += now - c.at;
-        c.at = now;
-    }
-#endif
-}
-
-// ---- The grid's barrier: arrivals are counted, a phase is over at blocks x its number.
-struct Phase {
-    u32 done;
-};
-KIE_DEVICE u64 arrivals_wanted(const PrefillArgs& args, const Phase& p) {
-    return (u64)p.done * args.blocks;
-}
-// By one thread. What others wrote before they arrived may be read afterwards.
-KIE_DEVICE void await_phase(Watch& w, const PrefillArgs& args, const Phase& p) {
-    const u64 wanted = arrivals_wanted(args, p);
-    w.polls = 0;
-    for (u64 seen = load_word(args.arrivals); seen < wanted; seen = load_word(args.arrivals)) {
-        if (!patient(w, 0x1000 | p.done % 5, (u32)wanted, (u32)seen)) break;
-        pause_ns(40);
-    }
-    fence_device();
-}
-// By all workers, with their phase's writes behind them. False: somebody gave up.
-KIE_DEVICE bool meet(Watch& w, const PrefillArgs& args, Phase& p) {
-    ++p.done;
-    writes_before_copies();
-    sync_consumers<kWorkers>();
-    if (thread() == 0) {
-        fence_device();
-        count_up(args.arrivals);
-        await_phase(w, args, p);
-        if (w.lost)
-            *stop_word() = 1;
-        else
-            *phase_word() = p.done;
-    }
-    sync_consumers<kWorkers>();
-    return *stop_word() == 0;
-}
-
-// ---- The copying team: of each stage two warps bring the weights, two the positions.
-template <class S>
-KIE_DEVICE long unit_at(int pair) {  // bytes of 32 columns of a block's rows inside its product
-    const int q = pair % S::pairs;
-    return (long)(q / S::chunk) * S::stage_bytes +
-           (pair / S::pairs * S::chunk + q % S::chunk) * (S::rows * 64);
-}
-// What a lane of a copying warp brings of every stage of an item: a run of one block's tiles, or
-// (lane 0 of the others) the positions.
-struct Load {
-    const u8* from;
-    u32 to, bytes, all;
-};
-template <class S>
-KIE_DEVICE Load load_of(const PrefillArgs& args, const WideItem& item, long at, const u8* x) {
-    const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kTeam, pair = warp % 2;
-    const int f = item.row_tile * kWideTiles + my, tile = f % S::tiles_all;
-    const int left = S::tiles_all - tile, most = kWideTiles - my, run = left < most ? left : most;
-    u32 bytes = 0;
-    if (my < kWideTiles && f < frags_of<S>() && (my == 0 || tile == 0)) {
-        bytes = S::rows * 64 - tile * 1024;
-        if (bytes > (u32)run * 1024) bytes = run * 1024;
-    }
-    u32 all = bytes;
-    KIE_UNROLL for (int m = 1; m < 8; m *= 2) all += shuffle_xor(all, m);
-    all = 2 * all + 2 * item.width * 64;
-    if (warp < 2)
-        return {args.model.line +
-                    (u64)(item.lane_index * kBlocksPerLane + f / S::tiles_all) * kLineBytes + at +
-                    tile * 1024,
-                (u32)(pair * (kStageWeights / 2) + my * 1024), bytes, all};
-    return {x + ((long)item.lane_index * (S::k / 32) * kEights + item.place / 8) * kCores,
-            (u32)(kStageWeights + pair * kStagePart), my == 0 ? item.width * 64 : 0u, all};
-}
-// By a whole warp, which goes on together: a thread that looked only after the slot had been filled
-// and freed once more would take it for one that is still in use, and wait for good.
-KIE_DEVICE bool await_free(Watch& w, const Pipe& pipe, u32 where, u32 wanted) {
-    w.polls = 0;
-    bool free = true;
-    while (!slot_free(stage_slot(pipe.at), pipe.parity)) {
-        free = *stop_word() == 0;
-        if (!free) break;
-        if (lane() == 0 && !patient(w, where, wanted, pipe.at)) *stop_word() = 1;
-    }
-    return ballot(free) == ~0u;
-}
-// The second warp has no part in a residual stage: the first, without whom it does not fill, lets
-// it look first.
-KIE_DEVICE void await_second(Watch& w, u32 stages) {
-    w.polls = 0;
-    while (*passed_word() < stages && *stop_word() == 0) {
-        if (!patient(w, 0x2008, stages, *passed_word())) *stop_word() = 1;
-        pause_ns(20);
-    }
-}
-KIE_DEVICE u64* past_at(const PrefillArgs& args, int kind, int layer) {
-    return (u64*)(args.scratch + kScrPast) + (long)(kind * kPast + layer % kPast) * kResidual;
-}
-// Layers since the others' output that a layer adds, or -1.
-KIE_DEVICE int delay_of(const PrefillArgs& args, int kind, int layer) {
-    return kLanes > 1 ? args.model.layers[layer].delay[kind] : -1;
-}
-// The old residual of an item and the other lanes' sums, batch after batch.
-KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, const WideItem& item,
-                              int kind, int layer) {
-    // The two warps that wait for the phases before.
-    const int warp = (int)(thread() - kWorkers) / (int)kTeam, copy = (int)lane() * 2 + warp - 2;
-    const int left = kFrags - item.row_tile * kWideTiles,
-              frags = left < kWideTiles ? left : kWideTiles;
-    const int delay = delay_of(args, kind, layer), end = delay >= 0 ? kLanes : 1;
-    KIE_NO_UNROLL for (int b = 0; b < batches_of(item.width); ++b) {
-        const int group = item.place / 8 + b * kBatch;
-        KIE_NO_UNROLL for (int l = 1, first = kWideTiles; first > 0 || l < end; first = 0) {
-            const int room = first > 0 ? kLanesFirst : kLanesNext,
-                      lanes = end - l < room ? end - l : room;
-            if (!await_free(w, pipe, 0x2004 | kind, layer)) return false;
-            const u32 all = frags * ((first > 0 ? kBatch * 512 : 0) + lanes * kBatch * 256);
-            ++pipe.passed;
-            if (warp == 1 && lane() == 0) *passed_word() = pipe.passed;
-            if (warp == 0 && lane() == 0) {
-                await_second(w, pipe.passed);
-                stage_expect(stage_slot(pipe.at), all);
-            }
-            const int n = copy - first, frag = item.row_tile * kWideTiles + copy % kWideTiles;
-            if (warp >= 2 && copy % kWideTiles < frags && n < lanes * kWideTiles) {
-                const int from =
-                    n < 0 ? item.lane_index : (item.lane_index + l + n / kWideTiles) % kLanes;
-                const long at = (((long)from * kFrags + frag) * kEights + group) * 32;
-                const u8* base = n < 0 ? args.scratch + kScrResidual + at * 16
-                                       : (const u8*)(past_at(args, kind, layer - delay) + at);
-                const u32 to = n < 0 ? copy * (kBatch * 512)
-                                     : (first > 0 ? kOldBytes : 0) + n * (kBatch * 256);
-                reads_before_copy();
-                stage_copy(stage_slot(pipe.at), stage_bytes(pipe.at) + to, base,
-                           n < 0 ? kBatch * 512 : kBatch * 256);
-            }
-            forward(pipe);
-            l += lanes;
-        }
-    }
-    return true;
-}
-// One product of one layer. `at`: the product in every block's line; `x`: its operand.
-template <class S>
-KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe, const Chunk& chunk, int product,
-                     int layer, long at, const u8* x) {
-    constexpr int kPairs = S::k / 32;
-    const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kTeam;
-    const Cut cut = cut_at(chunk, product);
-    const int items = items_of(product, chunk, cut);
-    KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks) {
-        const WideItem item = item_at(product, chunk, cut, i);
-        const Load load = load_of<S>(args, item, at, x);
-        const int end = 2 * part_from(product, cut, item.part + 1);
-        KIE_NO_UNROLL for (int p = 2 * part_from(product, cut, item.part); p < end; p += 2) {
-            if (!await_free(w, pipe, 0x2000 | product, p)) return false;
-            Slot* s = stage_slot(pipe.at);
-            const int mine = p + warp % 2 < kPairs ? p + warp % 2 : kPairs - 1;
-            if (warp == 0 && my == 0) stage_expect(s, load.all);
-            if (load.bytes > 0) {
-                reads_before_copy();
-                stage_copy(
-                    s, stage_bytes(pipe.at) + load.to,
-                    load.from + (warp < 2 ? unit_at<S>(mine) : (long)mine * kEights * kCores),
-                    load.bytes);
-            }
-            forward(pipe);
-        }
-        if ((product == kToO || product == kToDown) && cut.parts == 1 &&
-            !feed_residual(w, args, pipe, item, product == kToDown, layer))
-            return false;
-    }
-    return true;
-}
-template <class S>
-KIE_CONST_FN long product_bytes() {
-    return (long)S::stages * S::stage_bytes;
-}
-// Weights depend on nobody: where the ring is not in use for pages, the warps that bring them go
-// ahead, and only those that bring positions wait for the phases before. They hear of them from the
-// workers; nobody here waits for another warp of the team, so each can give up by itself.
-KIE_DEVICE bool await_feed(Watch& w, const PrefillArgs& args, Phase& p, u32 phases, bool all) {
-    p.done += phases;
-    if (!all && thread() - kWorkers < kCrew / 2) return *stop_word() == 0;
-    if (lane() == 0) {
-        w.polls = 0;
-        while (*phase_word() < p.done && *stop_word() == 0) {
-            if (!patient(w, 0x4000, p.done, *phase_word())) *stop_word() = 1;
-            pause_ns(20);
-        }
-        fence_device();
-    }
-    sync_warp();
-    writes_before_copies();
-    return *stop_word() == 0;
-}
-KIE_DEVICE void feed_all(const PrefillArgs& args, Pipe& pipe) {
-    PagePipe pages = {0};
-    Watch watch = {args.model, 0, 0, 0, false};
-    Phase phase = {0};
-    const u8* s = args.scratch;
-    const int chunks = chunks_of(args);
-    KIE_NO_UNROLL for (int c = 0; c < chunks; ++c) {
-        const Chunk chunk = chunk_at(args, c);
-        KIE_NO_UNROLL for (int layer = args.from; layer < (int)args.to; ++layer) {
-            watch.step = layer;
-            long at = layer * kLayerBytes;
-            if (!await_feed(watch, args, phase, 1, false)) return;
-            if (!feed<SplitQkv>(watch, args, pipe, chunk, kToQkv, layer, at, s + kScrX)) return;
-            at += product_bytes<SplitQkv>();
-            if (!await_feed(watch, args, phase, 1, true)) return;
-            if (!feed_pages(watch, args, pages, chunk, layer)) return;
-            if (!await_feed(watch, args, phase, 1, true)) return;
-            if (!feed<SplitO>(watch, args, pipe, chunk, kToO, layer, at, s + kScrAttn)) return;
-            at += product_bytes<SplitO>();
-            if (!await_feed(watch, args, phase, 1, false)) return;
-            if (!feed<SplitGu>(watch, args, pipe, chunk, kToGateUp, layer, at, s + kScrX)) return;
-            at += product_bytes<SplitGu>();
-            if (!await_feed(watch, args, phase, 1, false)) return;
-            if (!feed<SplitDown>(watch, args, pipe, chunk, kToDown, layer, at, s + kScrAct)) return;
-        }
-        phase.done += args.hidden && args.to == kLayers ? 2 : 1;
-    }
-    await_feed(watch, args, phase, 0, true);  // the workers' waits look at `stop`, not the clock
-}
-
-// Nothing is in flight when the block leaves: the workers have taken every stage; where they gave
-// up, copies land within microseconds, and a stage that lacks some never counts as filled.
-KIE_DEVICE void drain() {
-    if (*stop_word() == 0) return;
-    const u64 since = clock_ns();
-    while (clock_ns() - since < 1000000) pause_ns(1000);
-}
 
 // ---- The multiplying teams.
 struct Share {
@@ -389,7 +138,7 @@ KIE_DEVICE void put_state(u8* page, int f, int place, bool is_v, bool live0, boo
     }
 }
 
-// q and k rotated, k and v into their pages.
+// q and k rotated (those with norms later, behind the norms), k and v into their pages.
 KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
                         const WideItem& item, const WideRows& rows, const float* scale,
                         float (&d)[kWideN / 2]) {
@@ -398,7 +147,7 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
     const bool is_q = row < kAttn, is_v = row >= kAttn + kKvHeads * kHeadDim;
     const int head = row / kHeadDim, f = row % kHeadDim;
     const int kv_head = is_q ? 0 : is_v ? head - kHeads - kKvHeads : head - kHeads;
-    const float factor = is_q ? KIE_QUERY_SCALE : 1.0f;
+    const float factor = is_q && !kHeadNorm ? KIE_QUERY_SCALE : 1.0f;
     const int kv_index = item.lane_index * kKvHeads + kv_head;
     float bias[2] = {0, 0};
     if constexpr (kBias) {
@@ -420,7 +169,7 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
         KIE_UNROLL for (int i = 0; i < 8; ++i) {
             const int at = place + i / 2 * 8 + i % 2,
                       to = chunk.base + (at < chunk.to ? at : chunk.to - 1);
-            turn[i / 2][i % 2] = is_v ? 0x3f800000u : rope[(long)to * (kHeadDim / 2)];
+            turn[i / 2][i % 2] = is_v || kHeadNorm ? 0x3f800000u : rope[(long)to * (kHeadDim / 2)];
         }
         KIE_UNROLL for (int j = 0; j < 4; ++j) {
             const int at = place + 8 * j;
@@ -467,26 +216,28 @@ KIE_DEVICE void put_act(const PrefillArgs& args, const WideItem& item, const Wid
 
 // What a step adds to the residual: its own, times a factor, and with several lanes what the others
 // made some layers ago.
-KIE_DEVICE long residual_at(const WideItem& item, int frag) {
-    return (((long)item.lane_index * kFrags + frag) * kEights + item.place / 8) * 32 + lane();
+KIE_DEVICE long residual_at(const WideItem& item, int frag) {  // inside its lane
+    return ((long)frag * kEights + item.place / 8) * 32 + lane();
 }
-KIE_DEVICE void add_halves(Quad& sum, u64 halves) {
+KIE_DEVICE void add_halves(Quad& sum, u64 halves, float factor = 1) {
     float v[4];
     unpack_half2((u32)halves, v[0], v[1]), unpack_half2((u32)(halves >> 32), v[2], v[3]);
-    KIE_UNROLL for (int i = 0; i < 4; ++i) sum.v[i] = bits(number(sum.v[i]) + v[i]);
+    KIE_UNROLL for (int i = 0; i < 4; ++i) sum.v[i] = bits(number(sum.v[i]) + factor * v[i]);
 }
 // A batch of the residual with the other lanes' sums: from memory, where parts of k were joined
 // (nobody knew who would need it) ...
+KIE_DEVICE const Quad* old_at(const PrefillArgs& args, int lane_index) {
+    return (const Quad*)(args.scratch + kScrResidual) + lane_index * kLaneResidual;
+}
 KIE_DEVICE void take_old(const PrefillArgs& args, const WideItem& item, int kind, int layer,
                          long at, Quad (&old)[kBatch]) {
-    const Quad* residual = (const Quad*)(args.scratch + kScrResidual) + at;
+    const Quad* residual = old_at(args, item.lane_index) + at;
     KIE_UNROLL for (int j = 0; j < kBatch; ++j) old[j] = residual[j * 32];
     const int delay = delay_of(args, kind, layer);
     if (delay < 0) return;
-    const u64* past = past_at(args, kind, layer - delay) + at;
-    KIE_NO_UNROLL for (int l = 1; l < kLanes; ++l) {
-        const u64* from = past + (long)((item.lane_index + l) % kLanes - item.lane_index) *
-                                     (kFrags * kEights * 32);
+    const int mine = lane_of_model(args, item.lane_index);
+    KIE_NO_UNROLL for (int l = 1; l < kLanesAll; ++l) {
+        const u64* from = past_at(args, kind, layer - delay, (mine + l) % kLanesAll) + at;
         u64 v[kBatch];
         KIE_UNROLL for (int j = 0; j < kBatch; ++j) v[j] = from[j * 32];
         KIE_UNROLL for (int j = 0; j < kBatch; ++j) add_halves(old[j], v[j]);
@@ -503,7 +254,7 @@ KIE_DEVICE void leave_stage(Pipe& p) {
     forward(p);
 }
 KIE_DEVICE void take_old(Pipe& pipe, bool others, Quad (&old)[kBatch]) {
-    const int my = lane(), warp = thread() / kTeam, end = others ? kLanes : 1;
+    const int my = lane(), warp = thread() / kTeam, end = others ? kLanesAll : 1;
     await_stage(pipe);
     const u8* from = stage_bytes(pipe.at) + warp * (kBatch * 512) + my * 16;
     KIE_UNROLL for (int j = 0; j < kBatch; ++j) old[j] = *(const Quad*)(from + j * 512);
@@ -520,9 +271,8 @@ KIE_DEVICE void take_old(Pipe& pipe, bool others, Quad (&old)[kBatch]) {
 // The new residual, and what the next norm's product takes: residual x norm weight as halves, and
 // the sum of squares over this item's rows. kind: 0 o, 1 down, 2 the embedding.
 struct Residual {
-    int kind, layer;
+    int lane_index;
     bool live;     // this thread's row pair exists
-    bool shares;   // other lanes will want what is added
     float keep;    // factor on it
     float n0, n1;  // norm weights of the pair
     long at;
@@ -533,15 +283,15 @@ KIE_DEVICE Residual residual_of(const PrefillArgs& args, int kind, int layer, co
                                 const WideRows& rows) {
     const int my = lane(), g = my / 4, t = my % 4, row = rows.row + 2 * g;
     const int norm = kind == 2 ? 0 : 2 * layer + 1 + kind;
-    const int norm_row = norm * kNormLanes + (kNormLanes > 1 ? item.lane_index : 0);
-    Residual r = {kind,    layer,  2 * g < rows.live, false, 1, 0, 0, residual_at(item, rows.frag),
-                  nullptr, nullptr};
-    if (kind < 2) {
-        const Layer& l = args.model.layers[layer];
-        r.keep = l.own[kind], r.shares = kLanes > 1 && (l.shares >> kind & 1) != 0;
-    }
+    const int norm_lane = kNormLanes > 1 ? lane_of_model(args, item.lane_index) : 0;
+    Residual r = {
+        item.lane_index, 2 * g < rows.live, 1, 0, 0, residual_at(item, rows.frag), nullptr,
+        nullptr};
+    if (kind < 2) r.keep = args.model.layers[layer].own[kind];
     if (r.live)
-        unpack_half2(args.model.norms[(long)norm_row * (kHidden / 2) + row / 2], r.n0, r.n1);
+        unpack_half2(
+            args.model.norms[(long)(norm * kNormLanes + norm_lane) * (kHidden / 2) + row / 2], r.n0,
+            r.n1);
     r.x = args.scratch + kScrX + operand_at(item.lane_index, kHidden, item.place + 2 * t, row);
     r.squares =
         (u64*)(prefill_shared() + kPfSquares) + ((int)(thread() / kTeam) * kWideN + 2 * t) / 2;
@@ -549,13 +299,10 @@ KIE_DEVICE Residual residual_of(const PrefillArgs& args, int kind, int layer, co
 }
 KIE_DEVICE void put_residual(const PrefillArgs& args, Residual& r, const Quad (&old)[kBatch],
                              const float* d) {
-    Quad* residual = (Quad*)(args.scratch + kScrResidual) + r.at;
+    Quad* residual = (Quad*)old_at(args, r.lane_index) + r.at;
     KIE_UNROLL for (int j = 0; j < kBatch; ++j) {
         float v[4];
         KIE_UNROLL for (int i = 0; i < 4; ++i) v[i] = r.live ? d[4 * j + i] : 0;
-        if (kLanes > 1 && r.live && r.shares)
-            past_at(args, r.kind, r.layer)[r.at + j * 32] =
-                (u64)pack_half2(v[2], v[3]) << 32 | pack_half2(v[0], v[1]);
         KIE_UNROLL for (int i = 0; i < 4; ++i) v[i] =
             r.live ? r.keep * v[i] + number(old[j].v[i]) : 0;
         if (r.live) {
@@ -581,20 +328,66 @@ KIE_DEVICE void put_squares(const PrefillArgs& args, const WideItem& item) {
                 (long)(item.lane_index * kRowTiles + item.row_tile) * kChunk;
     to[item.place + n] = sum;
 }
+// What a lane added, for the lanes that will want it, on every rank.
+KIE_DEVICE void share_sums(const PrefillArgs& args, u64* to, const float* d) {
+    u64 v[kBatch];
+    KIE_UNROLL for (int j = 0; j < kBatch; ++j) v[j] =
+        (u64)pack_half2(d[4 * j + 2], d[4 * j + 3]) << 32 | pack_half2(d[4 * j], d[4 * j + 1]);
+    KIE_UNROLL for (int rank = 0; rank < kRanks; ++rank) {
+        u64* there = (u64*)((u8*)to + (kRanks > 1 ? args.hops[rank] : 0));
+        KIE_UNROLL for (int j = 0; j < kBatch; ++j) there[j * 32] = v[j];
+    }
+}
 KIE_DEVICE void put_sums(const PrefillArgs& args, Pipe& pipe, bool joined, int kind, int layer,
                          const WideItem& item, const WideRows& rows, float (&d)[kWideN / 2]) {
     Residual r = residual_of(args, kind, layer, item, rows);
-    const bool others = delay_of(args, kind, layer) >= 0;
-    KIE_NO_UNROLL for (int n = batches_of(item.width); n > 0; --n) {
-        Quad old[kBatch];
-        if (joined)
-            take_old(args, item, kind, layer, r.at, old);
-        else
-            take_old(pipe, others, old);
-        put_residual(args, r, old, d);
+    const int delay = delay_of(args, kind, layer);
+    const bool shares = shares_of(args, kind, layer) && r.live;
+    u64* to = past_at(args, kind, layer, lane_of_model(args, item.lane_index)) + r.at;
+    KIE_NO_UNROLL for (int n = batches_of(item.width); n > 0; --n, to += kBatch * 32) {
+        if (shares) share_sums(args, to, d);
+        if (kLanesAll == 1 || delay != 0) {
+            Quad old[kBatch];
+            if (joined)
+                take_old(args, item, kind, layer, r.at, old);
+            else
+                take_old(pipe, delay > 0, old);
+            put_residual(args, r, old, d);
+        }
         move_up<4 * kBatch>(d);
     }
-    put_squares(args, item);
+    if (kLanesAll == 1 || delay != 0) put_squares(args, item);
+}
+// Without delay: every lane adds what all of them made, in one order, so that lanes that are alike
+// stay alike to the bit.
+KIE_DEVICE void mix_chunk(const PrefillArgs& args, const Chunk& chunk, int kind, int layer) {
+    const Cut cut = {8 * kBatch, 1};
+    const int items = items_of(kToO, chunk, cut), warp = thread() / kTeam;
+    KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks) {
+        WideItem item = item_at(kToO, chunk, cut, i);
+        item.width = cut.width;
+        const WideRows rows = residual_rows(item.row_tile, warp);
+        const int mine = lane_of_model(args, item.lane_index);
+        sync_consumers<kWorkers>();  // the last item's squares are read
+        Residual r = residual_of(args, kind, layer, item, rows);
+        Quad sum[kBatch];
+        KIE_UNROLL for (int j = 0; j < kBatch; ++j) sum[j] = {{0, 0, 0, 0}};
+        KIE_NO_UNROLL for (int l = 0; l < kLanesAll; ++l) {
+            const u64* from = past_at(args, kind, layer, l) + r.at;
+            u64 v[kBatch];
+            KIE_UNROLL for (int j = 0; j < kBatch; ++j) v[j] = from[j * 32];
+            KIE_UNROLL for (int j = 0; j < kBatch; ++j)
+                add_halves(sum[j], v[j], l == mine ? r.keep : 1.0f);
+        }
+        const Quad* from = old_at(args, item.lane_index) + r.at;
+        float d[4 * kBatch];
+        Quad old[kBatch];
+        KIE_UNROLL for (int j = 0; j < kBatch; ++j) old[j] = from[j * 32];
+        KIE_UNROLL for (int n = 0; n < 4 * kBatch; ++n) d[n] = number(sum[n / 4].v[n % 4]);
+        r.keep = 1;
+        put_residual(args, r, old, d);
+        put_squares(args, item);
+    }
 }
 // The last layer's residual as rows, for whoever wants logits of the prompt.
 KIE_DEVICE void put_hidden(const PrefillArgs& args, const Chunk& chunk) {
@@ -684,6 +477,13 @@ KIE_DEVICE void product_phase(const PrefillArgs& args, Pipe& pipe, const Chunk& 
             put_sums(args, pipe, cut.parts > 1, product == kToDown, layer, item, rows, d);
     }
 }
+// Whether ranks meet behind a phase: who reads others' outputs is done with them before these are
+// written over, and what others wrote is there.
+KIE_DEVICE bool is_shared(const PrefillArgs& args, int product, int layer) {
+    if (kRanks == 1 || (product != kToO && product != kToDown)) return false;
+    const int kind = product == kToDown;
+    return delay_of(args, kind, layer) >= 0 || shares_of(args, kind, layer);
+}
 KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
     PagePipe pages = {0};
     Watch watch = {args.model, 0, 0, 0, false};
@@ -708,8 +508,17 @@ KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
                 }
                 product_phase(args, pipe, chunk, product, layer);
                 tick(clock, 2 * product);
-                if (!meet(watch, args, phase)) return;
+                if (!meet(watch, args, phase, is_shared(args, product, layer))) return;
                 tick(clock, 2 * product + 1);
+                if (is_mixed(args, product, layer)) {
+                    mix_chunk(args, chunk, product == kToDown, layer);
+                    if (!meet(watch, args, phase)) return;
+                }
+                if constexpr (kHeadNorm) {
+                    if (product != kToQkv) continue;
+                    norm_heads(args, chunk, layer);
+                    if (!meet(watch, args, phase)) return;
+                }
             }
         }
         if (args.hidden && args.to == kLayers) {

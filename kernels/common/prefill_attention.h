@@ -31,7 +31,8 @@ KIE_DEVICE Run run_at(const PrefillArgs& args, const Chunk& c, int layer, int i,
     int first = 0, end = start + kItemRun - 1;
     if (end >= c.to) end = c.to - 1;
     const int window = (int)args.model.layers[layer].window;
-    if (window > 0 && c.base + start >= window) first = (c.base + start - window + 1) / kPage;
+    const int seen = c.base + max_i(start, c.from) - window + 1;  // by the first that is alive
+    if (window > 0 && seen > 0) first = seen / kPage;
     return {u / kItemHeads, kPaired ? 2 * head + team : head, start + (kPaired ? 0 : team * kRun),
             first, (c.base + end) / kPage};
 }

@@ -7,8 +7,9 @@
 struct PrefillArgs {
     DecodeArgs model;   // all that a prompt's positions need of it; `records` for all blocks
     const u32* tokens;  // [count]
-    u8* scratch;        // kPrefillScratch bytes, 1,024-byte aligned
+    u8* scratch;        // kPrefillScratch bytes, 1,024-byte aligned, then the counters
     u64* arrivals;      // kPrefillCounters, all 0 at the launch
+    long hops[8];       // bytes from this rank's scratch (and counters) to each rank's
     float* hidden;      // [count][kLanes][kHidden] out: the last layer's residual; or null
     u32 first, count;   // positions
     u32 from, to;       // layers; less than all only where the positions are one chunk
@@ -41,20 +42,23 @@ KIE_CONST_FN long operand_bytes(int k) { return (long)kLanes * (k / 32) * kEight
 // The residual as floats and, with several lanes, what each lane added, as halves: in the order in
 // which the threads of a tile hold their results, [lane][row tile of 16][position / 8][32][4].
 constexpr long kResidual = (long)kLanes * kFrags * kEights * 32;  // times four numbers
-// Layers whose outputs are kept for the other lanes: the longest delay and the layer at work.
-// Others' outputs of the very same layer would take one more meeting of the grid.
+// Layers whose outputs are kept for the other lanes: the longest delay and the layer at work. Lanes
+// of other ranks write theirs into every rank's scratch.
 constexpr int kPast = KIE_PREFILL_PAST;
+constexpr long kLaneResidual = (long)kFrags * kEights * 32;  // of one lane
 constexpr long kScrX = 0, kScrAttn = kScrX + operand_bytes(kHidden),
                kScrAct = kScrAttn + operand_bytes(kAttn), kScrQ = kScrAct + operand_bytes(kFfn),
                kScrResidual = kScrQ + (long)kLanes * kAttn * kChunk * 2,
                kScrSquares = kScrResidual + kResidual * 16,
                kScrPast = kScrSquares + (long)kLanes * kRowTiles * kChunk * 4;
-constexpr long kScrParts = kScrPast + (kLanes > 1 ? 2L * kPast * kResidual * 8 : 0);
+constexpr long kScrParts =
+    kScrPast + (kLanesAll > 1 ? 2L * kPast * kLanesAll * kLaneResidual * 8 : 0);
 // Sums of parts of k, for products with too few tiles: as threads hold them.
 constexpr int kPartItems = 576, kPartsMost = 8;  // items of 128 places; a wide one counts twice
 constexpr long kPartBytes = (long)kWideRows * 128 * 4;
 constexpr long kPrefillScratch = kScrParts + kPartItems * kPartBytes;
-constexpr int kPrefillCounters = 1 + kPartItems;  // the grid's, one a tile that is made in parts
+// The grid's arrivals, one a tile that is made in parts, each rank's meetings.
+constexpr int kCountRanks = 1 + kPartItems, kPrefillCounters = kCountRanks + kRanks;
 
 // A batch of results: 8 groups of 8 places. Behind the stages of a tile that changes the residual
 // the ring brings, for each batch, the tile's old residual and what the other lanes made: the first
@@ -166,8 +170,9 @@ KIE_DEVICE WideItem item_at(int product, const Chunk& c, const Cut& cut, int i) 
     const int across = over(c.to, cut.width), tiles = row_tiles(product), all = across * tiles,
               tile = i % (all * kLanes), r = tile / across;
     const int place = tile % across * cut.width;
-    return {r / tiles,          r % tiles, place,    c.to - place <= 128 ? 128 : cut.width,
-            i / (all * kLanes), tile,      cut.width};
+    const int width = c.to - place <= 128 ? 128 : cut.width;
+    if (kLanes == 1) return {0, r, place, width, i / all, tile, cut.width};
+    return {r / tiles, r % tiles, place, width, i / (all * kLanes), tile, cut.width};
 }
 // The stages of 64 columns that a part takes.
 KIE_DEVICE int part_from(int product, const Cut& cut, int part) {

@@ -125,7 +125,7 @@ KIE_DEVICE Chosen weigh(const DecodeArgs& args, const Block& b, int column) {
     return best;
 }
 KIE_DEVICE void weigh_columns(const DecodeArgs& args, const Block& b, Chosen* mine) {
-    KIE_NO_UNROLL for (int column = 0; column < live_of(b); ++column) {
+    KIE_NO_UNROLL for (int column = 0; column < sequences_of(args); ++column) {
         if (is_plain(args.column[column], b.step)) continue;
         sync_consumers<kThreads>();  // the logits are there
         Chosen best = weigh(args, b, column);
@@ -146,12 +146,13 @@ KIE_DEVICE void offer(const DecodeArgs& args, Block& b, Pick& pick) {
         sync_warp();
         if (my == 0) mine[warp] = best;
     }
-    if (!args.prompt) weigh_columns(args, b, mine);
+    weigh_columns(args, b, mine);
     sync_consumers<kThreads>();
     if (warp < kColumns) {  // one warp a column; a fence drains, so few do
         Chosen best = none;
         if (my < kWarps) best = mine[my * kColumns + warp];
         best_of_team(best, 1, masses);
+        if (lost_of(b)) best.value = infinity(), best.id = kNotFinite;
         if (my == 0) {
             fence_edge();
             const long at = (long)block_all(args) * kColumns + warp;
@@ -229,16 +230,17 @@ KIE_DEVICE bool owns_row(const DecodeArgs& args, const Block& b, u32 id) {
 KIE_DEVICE void settle(const DecodeArgs& args, const Block& b, int c, const Chosen& best) {
     const Sequence& q = args.column[c];
     const u32* stops = (const u32*)(b.shared + kShStops) + c * kStopsMax;
-    bool hit = best.id >= (u32)kVocabAll || q.position + b.step + 1 >= q.last;
-    for (u32 i = lane(); i < q.stop_count; i += kTeam) hit |= stops[i] == best.id;
+    const u32 id = lost_of(b) ? kNotFinite : best.id;
+    bool hit = id >= (u32)kVocabAll || q.position + b.step + 1 >= q.last;
+    for (u32 i = lane(); i < q.stop_count; i += kTeam) hit |= stops[i] == id;
     const bool end = ballot(hit) != 0;
     if (lane() != 0) return;
-    tokens_of(b)[c] = best.id < (u32)kVocabAll ? best.id : 0;
+    tokens_of(b)[c] = id < (u32)kVocabAll ? id : 0;
     ends_of(b)[c] = end;
     const float logprob = q.wants & kWantsLogprob ? best.raw - best.top - log_f(best.mass) : 0;
-    if (block_all(args) == 0) tell_host(args, q.row, q.told + b.step, best.id, logprob);
-    if ((q.wants & kWantsPenalties) && best.id < (u32)kVocabAll && owns_row(args, b, best.id))
-        ++args.counts[(u64)q.row * kVocabAll + best.id];
+    if (block_all(args) == 0) tell_host(args, q.row, q.told + b.step, id, logprob);
+    if ((q.wants & kWantsPenalties) && id < (u32)kVocabAll && owns_row(args, b, id))
+        ++args.counts[(u64)q.row * kVocabAll + id];
 }
 KIE_DEVICE bool is_filtered(const DecodeArgs& args, int c) {
     const Sequence& q = args.column[c];

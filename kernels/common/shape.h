@@ -50,6 +50,7 @@ constexpr int kVocabAll = KIE_VOCAB_ALL;  // ids; a lane's last rows may lie bey
 static_assert(kBlocksPerLane * kLanes == kBlocks && kGroup * kKvHeads == kHeads, "must divide");
 static_assert(kSplitBlocks > 0 && kSplitsMax <= kSplitBlocks, "more splits than blocks");
 static_assert(kGroup <= 8 && kHeadDim % 32 == 0 && kWarps > 4, "attention does not fit");
+static_assert(kWarps <= (int)kRecordsBlock, "a record a warp");
 
 KIE_CONST_FN int row_warps_of(int rows, int k) {
     const int tiles = (rows + 15) / 16;

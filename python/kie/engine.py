@@ -30,8 +30,9 @@ class Engine:
     Args:
         model: a folder as Hugging Face writes it, a hub id (`org/name`, needs `kie[hub]`), or
             None for the model that ships with the package.
-        device: "auto" (the CPU), "cpu", "cuda", "cuda:0", "cuda:0,1", ... One that is not there is
-            an error.
+        device: "auto" (the first NVIDIA GPU that takes the model, else the CPU; `info()` says why
+            under "passed_over"), "cpu", "cuda", "cuda:0", "cuda:0,1", ... One that is asked for
+            and not there is an error.
         dtype: "auto" (as stored), "f32", "f16" or "bf16".
         max_seq_len: longest sequence in tokens; None: what the model was made for.
         max_batch: requests that run at once.
@@ -69,8 +70,6 @@ class Engine:
         cache_dir: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        if device == "auto":
-            _warn_of_idle_gpus()
         self._core = _kie.Engine(
             hub.resolve(model),
             device=device,
@@ -88,6 +87,8 @@ class Engine:
             nvrtc_dirs=compiler_folders(device),
             progress=progress,
         )
+        if device == "auto":
+            _warn_of_idle_gpus(self.info()["passed_over"])
 
     @overload
     def generate(
@@ -347,7 +348,7 @@ def compile_ahead(
 
 def compiler_folders(device: str) -> list[str]:
     """Where `pip install kie[cuda]` has put the compiler of a GPU's kernels."""
-    if not device.startswith("cuda"):
+    if device != "auto" and not device.startswith("cuda"):
         return []
     from importlib.util import find_spec
 
@@ -364,9 +365,9 @@ def compiler_folders(device: str) -> list[str]:
 GPU_NODES = ("/dev/nvidia0", "/dev/kfd")
 
 
-def _warn_of_idle_gpus() -> None:
-    """Says, once a process, that `device="auto"` means the CPU although a GPU is there."""
+def _warn_of_idle_gpus(passed_over: str | None) -> None:
+    """Says, once a process, that `device="auto"` is the CPU although a GPU is there, and why."""
     found = next((node for node in GPU_NODES if os.path.exists(node)), None)
-    if found is not None:
-        text = f'{found} is there, but device="auto" is "cpu": pass device="cuda:0" to use a GPU'
+    if found is not None and passed_over is not None:
+        text = f'{found} is there, but device="auto" is "cpu": {passed_over}'
         warnings.warn(text, RuntimeWarning, stacklevel=3)

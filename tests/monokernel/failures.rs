@@ -1,6 +1,7 @@
 //! Kernels that are wrong on purpose, through a machine that edits the sources on their way to the
 //! compiler: each must be found out, and a lost word must be told for what it is.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,68 +9,119 @@ use kie_core::engine::{Engine, LogitsPath};
 use kie_core::{Error, Result};
 use kie_kernels::device::Options;
 use kie_kernels::mono::machine::{
-    Flight, Launch, Machine, MachineInfo, Memory, Module, Platform, Shared, Source,
+    Flight, Launch, Machine, MachineInfo, Memory, Module, Peer, Platform, Shared, Source,
 };
 use kie_kernels::mono::Mono;
-use kie_kernels::sim::Sim;
+use kie_kernels::sim;
 
 use super::support::{float32, goldens, relative};
 use super::{fixture, two_at_a_time, DECODE_GATE, PREFILL_GATE};
 
-/// A machine whose compiler reads `to` where the sources say `from`.
+/// A machine whose compiler reads `to` where the sources of a kernel say `from`, and which may
+/// break.
 struct Edited {
-    sim: Sim,
+    machine: Arc<dyn Machine>,
+    entry: &'static str,
     from: &'static str,
     to: &'static str,
+    /// Launches are refused while it is set.
+    broken: Arc<AtomicBool>,
 }
 
 impl Machine for Edited {
     fn platform(&self) -> Platform {
-        self.sim.platform()
+        self.machine.platform()
     }
     fn warp(&self) -> u32 {
-        self.sim.warp()
+        self.machine.warp()
     }
     fn info(&self) -> kie_kernels::Result<MachineInfo> {
-        self.sim.info()
+        self.machine.info()
     }
     fn compile(&self, source: &Source) -> kie_kernels::Result<Arc<dyn Module>> {
+        if !source.entries.contains(&self.entry) {
+            return self.machine.compile(source);
+        }
         let found = source.text.matches(self.from).count();
         assert_eq!(found, 1, "{:?} stands {found} times in the sources", self.from);
         let text = source.text.replace(self.from, self.to);
-        self.sim.compile(&Source { text, ..source.clone() })
+        self.machine.compile(&Source { text, ..source.clone() })
     }
     fn alloc(&self, bytes: usize) -> kie_kernels::Result<Memory> {
-        self.sim.alloc(bytes)
+        self.machine.alloc(bytes)
     }
     fn alloc_shared(&self, bytes: usize) -> kie_kernels::Result<Shared> {
-        self.sim.alloc_shared(bytes)
+        self.machine.alloc_shared(bytes)
     }
     fn write(&self, to: &Memory, offset: usize, bytes: &[u8]) -> kie_kernels::Result<()> {
-        self.sim.write(to, offset, bytes)
+        self.machine.write(to, offset, bytes)
     }
     fn read(&self, from: &Memory, offset: usize, out: &mut [u8]) -> kie_kernels::Result<()> {
-        self.sim.read(from, offset, out)
+        self.machine.read(from, offset, out)
     }
     fn launch(
         &self,
         module: &Arc<dyn Module>,
         launch: &Launch<'_>,
     ) -> kie_kernels::Result<Box<dyn Flight>> {
-        self.sim.launch(module, launch)
+        if self.broken.load(Relaxed) {
+            return Err(kie_kernels::Error::Failed("broken on purpose".into()));
+        }
+        self.machine.launch(module, launch)
+    }
+    fn peer(&self) -> kie_kernels::Result<Peer> {
+        self.machine.peer()
+    }
+    fn reaches(&self, other: &dyn Machine) -> kie_kernels::Result<bool> {
+        self.machine.reaches(other)
+    }
+    fn enable_peer(&self, other: &dyn Machine) -> kie_kernels::Result<()> {
+        self.machine.enable_peer(other)
     }
 }
 
-/// The fixture's engine over edited sources.
-fn open(name: &str, device: &str, from: &'static str, to: &'static str) -> Engine {
-    let machine = Edited { sim: Sim::open(device).unwrap(), from, to };
+/// The device over edited sources of a kernel, which loses patience after 50 ms; the last of its
+/// machines breaks where `broken` is set.
+pub fn edited(
+    entry: &'static str,
+    device: &str,
+    (from, to): (&'static str, &'static str),
+    broken: &Arc<AtomicBool>,
+) -> Arc<Mono> {
+    let machines = sim::open(device).unwrap();
+    let last = machines.len() - 1;
+    let one = |(at, machine)| -> Arc<dyn Machine> {
+        let broken = if at == last { broken.clone() } else { Arc::default() };
+        Arc::new(Edited { machine, entry, from, to, broken })
+    };
+    let machines = machines.into_iter().enumerate().map(one).collect();
     let hang_timeout = Some(Duration::from_millis(50));
-    let options = Options { hang_timeout, ..Options::default() };
-    let runner = Arc::new(Mono::new(device, vec![Arc::new(machine)], &options).unwrap());
+    let prefill_kernel = Some(entry == "kie_prefill");
+    let options = Options { hang_timeout, prefill_kernel, ..Options::default() };
+    Arc::new(Mono::new(device, machines, &options).unwrap())
+}
+
+/// The fixture's engine on it.
+pub fn open_over(name: &str, runner: Arc<Mono>) -> Engine {
     Engine::builder(fixture(name)).max_batch(4).runner(runner).build().unwrap()
 }
 
-fn continue_greedily(engine: &Engine, ids: &[u32], count: usize) -> Result<Vec<u32>> {
+fn open(name: &str, device: &str, from: &'static str, to: &'static str) -> Engine {
+    open_kernel("kie_decode", name, device, from, to)
+}
+
+/// The fixture's engine over edited sources of a kernel.
+pub fn open_kernel(
+    entry: &'static str,
+    name: &str,
+    device: &str,
+    from: &'static str,
+    to: &'static str,
+) -> Engine {
+    open_over(name, edited(entry, device, (from, to), &Arc::default()))
+}
+
+pub fn continue_greedily(engine: &Engine, ids: &[u32], count: usize) -> Result<Vec<u32>> {
     use kie_core::request::{Prompt, Request, SamplingParams};
     let params = SamplingParams {
         max_tokens: Some(count),

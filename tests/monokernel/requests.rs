@@ -243,3 +243,27 @@ fn tokens_stay_the_same_across_the_end_of_epochs() {
         assert_eq!(generate(&late, &PROMPT, &base(6, 4)).token_ids, wanted, "request {turn}");
     }
 }
+
+/// A prompt takes the columns that a sequence at work leaves free: a few positions a step, so that
+/// the sequence goes on meanwhile, and neither changes the other.
+#[test]
+fn a_prompt_beside_a_sequence_holds_it_up_for_no_more_than_a_step() {
+    for (name, warp) in [("own_llama_f16", 32), ("laneformer_d2", 64)] {
+        let engine = open_simulated(&fixture(name), warp);
+        let ids: Vec<u32> = (0..150u32).map(|i| 3 + (i * 37 + i * i * 11) % 300).collect();
+        let long = generate(&engine, &PROMPT, &base(80, 8)).token_ids;
+        let mut victim = engine.stream(request(&PROMPT, &base(80, 8))).unwrap();
+        let mut tokens: Vec<_> = victim.by_ref().take(2).map(Result::unwrap).collect();
+        let mut newcomer = engine.stream(request(&ids, &base(5, 9))).unwrap();
+        let first = newcomer.next().unwrap().unwrap();
+        tokens.extend(victim.map(Result::unwrap));
+        let made: Vec<u32> = tokens.iter().flat_map(|t| t.token_ids.clone()).collect();
+        assert_eq!(made, long, "{name}: the prompt beside it changes a token");
+        let all = [&first.token_ids[..], &newcomer.completion().unwrap().token_ids[..]].concat();
+        // Alone, and by then mostly from pages that it filled beside the other.
+        let late = generate(&engine, &ids, &base(5, 9)).token_ids;
+        assert_eq!(all[all.len() - 5..], late, "{name}: the sequence beside it changes a token");
+        let steps = tokens.iter().filter(|t| t.t_ns < first.t_ns).count();
+        assert!(steps >= 149 / 7, "{name}: {steps} tokens beside 149 positions, seven a step");
+    }
+}

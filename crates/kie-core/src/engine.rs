@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use kie_kernels::abi::{Dims, SlotParams};
 use kie_kernels::cpu::simd::Level;
-use kie_kernels::device::{self, Buffer, Device};
+use kie_kernels::device::{self, Buffer, Device, Phase};
 use kie_kernels::validate::ValidProgram;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -26,6 +26,7 @@ use crate::answer::Answer;
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::inbox::{Generate, Inbox, Job, Logits as LogitsJob, Message, Work};
+use crate::load::{Lap, LoadPhase, LoadReport};
 use crate::memory::{Pages, PagesConfig};
 use crate::metrics::{Counters, Metrics};
 use crate::model::{Generation, Spec};
@@ -65,6 +66,8 @@ pub struct Info {
     pub model: String,
     /// Name of the device.
     pub device: String,
+    /// Why `device="auto"` is the CPU, where it is: what the first GPU's opening said.
+    pub passed_over: Option<String>,
     /// What a person would call the device.
     pub device_model: String,
     /// Its instruction set.
@@ -97,6 +100,8 @@ pub struct Info {
     pub bytes_per_token: u64,
     /// The printed plan.
     pub plan: String,
+    /// Where the time of opening it went.
+    pub load: LoadReport,
 }
 
 /// Opens an [`Engine`]; see [`EngineConfig`] for what each option means.
@@ -199,18 +204,24 @@ impl Builder {
                 return Err(Error::InvalidRequest(detail));
             }
         };
+        let mut lap = Lap::start();
         let spec = Spec::read(path)?;
         let tokenizer = Tokenizer::from_dir(path, spec.vocab)?;
         let checkpoint = Checkpoint::open(path, &spec)?;
-        let device = self.open()?;
+        lap.next("configuration and tokenizer", 0);
+        let (device, passed_over) = self.choose(&spec, &checkpoint)?;
+        lap.next("device", 0);
         let plan = plan::prepare(&spec, &checkpoint, &*device, config, &*self.progress)?;
-        let info = describe(path, &spec, config, &plan);
+        let info = Info { passed_over, ..describe(path, &spec, config, &plan) };
+        lap.next("plan and check of weights", plan.memory.weight_bytes);
         let mut generation = Generation::read(path)?;
         if generation.eos.is_empty() {
             generation.eos.clone_from(&spec.eos);
         }
         let (vocab, context) = (spec.vocab, plan.dims.max_positions as usize);
-        Engine::start(Parts {
+        let began = lap.began;
+        let info = Info { load: LoadReport { seconds: 0.0, phases: lap.phases }, ..info };
+        let mut engine = Engine::start(Parts {
             device,
             program: plan.program,
             buffers: plan.buffers,
@@ -222,7 +233,10 @@ impl Builder {
             max_queue: config.max_queue,
             hot,
             info,
-        })
+        })?;
+        let inner = Arc::get_mut(&mut engine.0).expect("nobody else has it yet");
+        inner.info.load.seconds = began.elapsed().as_secs_f64();
+        Ok(engine)
     }
 
     /// Compiles ahead what [`build`](Self::build) with the same options would, reads no weights,
@@ -233,14 +247,38 @@ impl Builder {
     pub fn compile(self) -> Result<String> {
         let spec = Spec::read(&self.path)?;
         let checkpoint = Checkpoint::open(&self.path, &spec)?;
-        let device = self.open()?;
+        let (device, _) = self.choose(&spec, &checkpoint)?;
         let plan = plan::outline(&spec, &checkpoint, &*device, &self.config)?;
         device.compile(&plan.program)?;
         Ok(plan.to_string())
     }
 
-    /// The device that the options name.
-    fn open(&self) -> Result<Arc<dyn Device>> {
+    /// The device that the options name, and why it is not a GPU where that was open. "auto" is
+    /// the first NVIDIA GPU that takes the model; asking for threads means the CPU's. AMD's are
+    /// named or not used: nothing has run on one.
+    fn choose(
+        &self,
+        spec: &Spec,
+        checkpoint: &Checkpoint,
+    ) -> Result<(Arc<dyn Device>, Option<String>)> {
+        let config = &self.config;
+        if config.device != "auto" || self.runner.is_some() {
+            return Ok((self.open(&config.device)?, None));
+        }
+        if config.threads.is_some() || self.level.is_some() {
+            return Ok((self.open("cpu")?, None));
+        }
+        let gpu = self.open("cuda:0").and_then(|device| {
+            plan::outline(spec, checkpoint, &*device, config)?;
+            Ok(device)
+        });
+        match gpu {
+            Ok(device) => Ok((device, None)),
+            Err(why) => Ok((self.open("cpu")?, Some(why.to_string()))),
+        }
+    }
+
+    fn open(&self, name: &str) -> Result<Arc<dyn Device>> {
         let config = &self.config;
         if config.threads.is_some_and(|n| !(1..=1024).contains(&n)) {
             let detail = format!("threads must be 1 to 1024, got {:?}", config.threads);
@@ -255,7 +293,6 @@ impl Builder {
         if let Some(runner) = &self.runner {
             return Ok(Arc::clone(runner));
         }
-        let name = if config.device == "auto" { "cpu" } else { &config.device };
         let options = device::Options {
             threads: config.threads,
             level: self.level,
@@ -277,6 +314,7 @@ fn describe(path: &Path, spec: &Spec, config: &EngineConfig, plan: &plan::Plan) 
     Info {
         model: name.unwrap_or_default(),
         device: device.name.clone(),
+        passed_over: None,
         device_model: device.model.clone(),
         device_arch: device.arch.clone(),
         threads: device.blocks as usize,
@@ -293,6 +331,7 @@ fn describe(path: &Path, spec: &Spec, config: &EngineConfig, plan: &plan::Plan) 
         weight_bytes: plan.memory.weight_bytes,
         bytes_per_token: plan.weight_bytes_per_token,
         plan: plan.to_string(),
+        load: LoadReport::default(),
     }
 }
 
@@ -340,7 +379,7 @@ impl Engine {
 
     /// Starts the engine thread; returns when the device runs.
     pub(crate) fn start(parts: Parts) -> Result<Self> {
-        let Parts { device, program, buffers, dims, tokenizer, limits, info, .. } = parts;
+        let Parts { device, program, buffers, dims, tokenizer, limits, mut info, .. } = parts;
         let inbox = Arc::new(Inbox::new(dims.slots as usize, parts.max_queue));
         let counters = Arc::new(Counters::default());
         let ring = HostRing::new(&dims);
@@ -362,7 +401,7 @@ impl Engine {
                 Ok(running) => running,
                 Err(error) => return drop(started.send(Err(Error::from(error)))),
             };
-            drop(started.send(Ok(())));
+            drop(started.send(Ok((running.phases(), running.warnings()))));
             let work = std::panic::AssertUnwindSafe(|| host.run(&mut *running));
             let why = match std::panic::catch_unwind(work) {
                 Ok(Ok(())) => None,
@@ -378,7 +417,10 @@ impl Engine {
         let failed = |e: &dyn std::fmt::Display| Error::Device(format!("engine thread: {e}"));
         let thread = std::thread::Builder::new().name("kie-engine".to_owned()).spawn(body);
         let thread = thread.map_err(|e| failed(&e))?;
-        starts.recv().map_err(|_| failed(&"it died while the device started"))??;
+        let died = |_| failed(&"it died while the device started");
+        let (phases, warnings): (Vec<Phase>, Vec<String>) = starts.recv().map_err(died)??;
+        info.load.phases.extend(phases.into_iter().map(LoadPhase::from));
+        warnings.iter().for_each(|w| info.plan.push_str(&format!("warning   {w}\n")));
         Ok(Self(Arc::new(Inner {
             inbox,
             counters,

@@ -10,6 +10,7 @@ pub mod error;
 mod host;
 mod inbox;
 mod json;
+pub mod load;
 #[cfg(test)]
 mod loomed;
 pub mod memory;

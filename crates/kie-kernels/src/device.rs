@@ -84,6 +84,15 @@ pub trait Device: Send + Sync {
         Ok(String::new())
     }
 
+    /// Bytes that it will allocate for a program beside weights, KV and the mailbox.
+    ///
+    /// # Errors
+    /// As [`Device::describe`].
+    fn scratch_bytes(&self, program: &ValidProgram) -> Result<u64> {
+        let _ = program;
+        Ok(0)
+    }
+
     /// Compiles what a program needs, where code is compiled, so that a later start finds it kept.
     ///
     /// # Errors
@@ -115,6 +124,24 @@ impl<T: AsRef<[u8]> + Send + Sync + 'static> HostBytes for T {
     }
 }
 
+/// A part of what a start did.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Phase {
+    /// What was done.
+    pub name: &'static str,
+    /// How long it took.
+    pub seconds: f64,
+    /// Bytes that it moved; 0 where that says nothing.
+    pub bytes: u64,
+}
+
+impl Phase {
+    /// A phase that took so long.
+    pub fn new(name: &'static str, took: Duration, bytes: u64) -> Self {
+        Self { name, seconds: took.as_secs_f64(), bytes }
+    }
+}
+
 /// A started program. Dropping it ends and joins whatever it started.
 pub trait Running {
     /// Lets the device use the host thread: the CPU runs one pass on it and returns true if there
@@ -123,6 +150,16 @@ pub trait Running {
     /// # Errors
     /// The device failed; the engine is of no more use.
     fn drive(&mut self) -> Result<bool>;
+
+    /// What does not work as it should, though everything runs: one line each.
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// What the start did, in order; nothing where it did next to nothing.
+    fn phases(&self) -> Vec<Phase> {
+        Vec::new()
+    }
 
     /// No request runs: frees what only a running program needs (spinning threads, the GPU).
     fn park(&mut self);

@@ -33,6 +33,16 @@ impl Memory {
     pub fn need(&self) -> u64 {
         self.weight_bytes + self.kv_bytes + self.scratch_bytes
     }
+
+    /// What the device allocates besides, once it knows the program.
+    pub(super) fn add_scratch(&mut self, bytes: u64) -> Result<()> {
+        self.scratch_bytes += bytes;
+        if self.need() <= self.free_bytes {
+            return Ok(());
+        }
+        let plan = format!("{self}lower max_batch or kv_bytes");
+        Err(Error::OutOfMemory { need: self.need(), free: self.free_bytes, plan })
+    }
 }
 
 impl fmt::Display for Memory {

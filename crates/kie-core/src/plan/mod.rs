@@ -86,7 +86,7 @@ fn assemble(
     let info = device.info();
     let wanted = convert::wanted(&config.dtype)?;
     let stored = checkpoint.tensor(Role::Q(0)).map_or(Dtype::F32, |t| t.dtype);
-    let (dims, memory) = memory::size(spec, config, &info, wanted.unwrap_or(stored), CHUNK)?;
+    let (dims, mut memory) = memory::size(spec, config, &info, wanted.unwrap_or(stored), CHUNK)?;
     let mut notes = Vec::new();
     let mut buffers = vec![load(device, Arc::new(frequencies(&spec.rope, spec.head_dim)))?];
     let mut tensors = vec![rope_tensor(spec)];
@@ -95,13 +95,14 @@ fn assemble(
     }
     let mut roles = HashMap::new();
     let total = spec.tensors.len() as u64;
-    for (done, tensor) in spec.tensors.iter().enumerate() {
-        let stored = checkpoint.tensor(tensor.role).expect("Checkpoint::open checked it");
+    let stored = |role| checkpoint.tensor(role).expect("Checkpoint::open checked it");
+    if let Some(progress) = reads {
+        let tensors: Vec<_> = spec.tensors.iter().map(|tensor| stored(tensor.role)).collect();
+        checkpoint.check_all_finite(&tensors, &|done| progress("load", done as u64, total))?;
+    }
+    for tensor in &spec.tensors {
+        let stored = stored(tensor.role);
         let mut entry = describe(spec, stored);
-        if let Some(progress) = reads {
-            progress("load", done as u64, total);
-            checkpoint.check_finite(stored)?;
-        }
         if let Some(dtype) = wanted.filter(|d| reads.is_some() && *d != stored.dtype) {
             let converted = convert::convert(&entry, stored, dtype)?;
             notes.extend(converted.note);
@@ -128,6 +129,7 @@ fn assemble(
     };
     let program = validate(program, &buffers)?;
     let how = device.describe(&program)?;
+    memory.add_scratch(device.scratch_bytes(&program)?)?;
     let kv_bytes_per_position = memory.kv_bytes_per_position;
     Ok(Plan {
         program,

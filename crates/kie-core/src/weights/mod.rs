@@ -1,5 +1,6 @@
 //! A checkpoint folder as tensors by role, each a slice of a mapped file: nothing is copied.
 
+mod finite;
 mod safetensors;
 
 use std::collections::HashMap;
@@ -251,46 +252,6 @@ fn check_index(
             Err(Error::tensor(folder.join(INDEX), name, "its place in weight_map", got))
         }
         None => Ok(()),
-    }
-}
-
-impl Checkpoint {
-    /// Refuses numbers that are not finite. One pass over the bytes, at the first touch.
-    ///
-    /// # Errors
-    /// [`Error::Load`] with the first bad number's index.
-    pub fn check_finite(&self, tensor: &Tensor) -> Result<()> {
-        let refuse = |name: String, index: usize| {
-            let got = format!("NaN or infinity at number {index}");
-            Err(Error::tensor(&tensor.path, name, "finite numbers", got))
-        };
-        if let Some(index) = first_not_finite(tensor.dtype, tensor.bytes()) {
-            return refuse(tensor.name.clone(), index);
-        }
-        let scales = tensor.scales.as_ref();
-        match scales.and_then(|s| first_not_finite(Dtype::F32, s.bytes())) {
-            Some(index) => refuse(format!("{}_scale_inv", tensor.name), index),
-            None => Ok(()),
-        }
-    }
-}
-
-/// Index of the first number whose exponent is all ones (FP8: whose bits mean NaN).
-fn first_not_finite(dtype: Dtype, bytes: &[u8]) -> Option<usize> {
-    fn find<const N: usize>(bytes: &[u8], bad: impl Fn([u8; N]) -> bool) -> Option<usize> {
-        const NUMBERS: usize = 4096;
-        let (numbers, _) = bytes.as_chunks::<N>();
-        // Without an early exit inside a block the compiler uses vectors; the place matters once.
-        let dirty = |block: &[[u8; N]]| block.iter().fold(false, |any, b| any | bad(*b));
-        let block = numbers.chunks(NUMBERS).position(dirty)?;
-        let at = numbers[block * NUMBERS..].iter().position(|b| bad(*b))?;
-        Some(block * NUMBERS + at)
-    }
-    match dtype {
-        Dtype::F32 => find(bytes, |b| u32::from_le_bytes(b) & 0x7f80_0000 == 0x7f80_0000),
-        Dtype::F16 => find(bytes, |b| u16::from_le_bytes(b) & 0x7c00 == 0x7c00),
-        Dtype::Bf16 => find(bytes, |b| u16::from_le_bytes(b) & 0x7f80 == 0x7f80),
-        Dtype::F8E4m3 => find(bytes, |[b]| b & 0x7f == 0x7f),
     }
 }
 

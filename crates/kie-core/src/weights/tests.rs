@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{json, Value};
 
+use super::finite::first_not_finite;
 use super::*;
 
 /// A folder of the repository.

@@ -266,11 +266,15 @@ impl Machine for Cuda {
     }
 
     fn write(&self, to: &Memory, offset: usize, bytes: &[u8]) -> Result<()> {
-        let address = self.inside(to, offset, bytes.len())?;
-        if bytes.is_empty() {
-            return Ok(());
+        self.write_all(to, &[(offset, bytes)])
+    }
+
+    fn write_all(&self, to: &Memory, pieces: &[(usize, &[u8])]) -> Result<()> {
+        let address = self.inside(to, 0, 0)?;
+        for (offset, bytes) in pieces {
+            self.inside(to, *offset, bytes.len())?;
         }
-        self.context.copy_in(address, Fill::Bytes(bytes))
+        self.context.copy_in(address, Fill::Pieces(&staging::cut(pieces)))
     }
 
     fn read(&self, from: &Memory, offset: usize, out: &mut [u8]) -> Result<()> {

@@ -68,27 +68,44 @@ impl Staging {
 /// What fills the buffers of a copy to the device.
 #[derive(Clone, Copy)]
 pub(super) enum Fill<'a> {
-    Bytes(&'a [u8]),
     Zeros(usize),
+    /// Pieces of at most [`CHUNK_BYTES`], each with its offset.
+    Pieces(&'a [(usize, &'a [u8])]),
+}
+
+/// Pieces cut to what a buffer holds.
+pub(super) fn cut<'a>(pieces: &[(usize, &'a [u8])]) -> Vec<(usize, &'a [u8])> {
+    let cut = |(at, bytes): &(usize, &'a [u8])| {
+        let (at, chunks) = (*at, bytes.chunks(CHUNK_BYTES));
+        chunks.enumerate().map(move |(n, chunk)| (at + n * CHUNK_BYTES, chunk))
+    };
+    pieces.iter().flat_map(cut).collect()
 }
 
 impl Fill<'_> {
-    fn len(&self) -> usize {
+    /// Buffers that it fills.
+    fn count(&self) -> usize {
         match self {
-            Self::Bytes(bytes) => bytes.len(),
-            Self::Zeros(bytes) => *bytes,
+            Self::Zeros(bytes) => bytes.div_ceil(CHUNK_BYTES),
+            Self::Pieces(pieces) => pieces.len(),
         }
     }
 
-    /// Puts chunk `index` into a buffer and tells its length.
-    fn put(&self, index: usize, buffer: &mut [u8]) -> usize {
-        let at = index * CHUNK_BYTES;
-        let len = CHUNK_BYTES.min(self.len() - at);
+    /// Fills a buffer and tells where it goes, and its length.
+    fn put(&self, index: usize, buffer: &mut [u8]) -> (usize, usize) {
         match self {
-            Self::Bytes(bytes) => buffer[..len].copy_from_slice(&bytes[at..at + len]),
-            Self::Zeros(_) => buffer[..len].fill(0),
+            Self::Zeros(bytes) => {
+                let at = index * CHUNK_BYTES;
+                let len = CHUNK_BYTES.min(bytes - at);
+                buffer[..len].fill(0);
+                (at, len)
+            }
+            Self::Pieces(pieces) => {
+                let (at, bytes) = pieces[index];
+                buffer[..bytes.len()].copy_from_slice(bytes);
+                (at, bytes.len())
+            }
         }
-        len
     }
 }
 
@@ -101,7 +118,7 @@ impl Context {
     /// Copies to the device; when it returns the bytes are there.
     pub fn copy_in(&self, to: Address, fill: Fill<'_>) -> Result<()> {
         let staging = self.staging();
-        let chunks = fill.len().div_ceil(CHUNK_BYTES);
+        let chunks = fill.count();
         let next = AtomicUsize::new(0);
         let (first, rest) = staging.lanes.split_at(1);
         let helpers = chunks.saturating_sub(1).min(rest.len());
@@ -131,7 +148,7 @@ impl Context {
     ) -> Result<()> {
         let api = &self.driver.api;
         let _current = self.current()?;
-        let chunks = fill.len().div_ceil(CHUNK_BYTES);
+        let chunks = fill.count();
         for turn in 0.. {
             let index = next.fetch_add(1, Ordering::Relaxed);
             if index >= chunks {
@@ -146,8 +163,8 @@ impl Context {
             // SAFETY: this lane's buffer of so many pinned bytes; the copy out of it has ended, and
             // the lock on `staging` keeps everybody else away.
             let room = unsafe { std::slice::from_raw_parts_mut(buffer as *mut u8, CHUNK_BYTES) };
-            let len = fill.put(index, room);
-            let at = to + (index * CHUNK_BYTES) as Address;
+            let (at, len) = fill.put(index, room);
+            let at = to + at as Address;
             let from = buffer as *const c_void;
             // SAFETY: the caller checked that `to` has room; the buffer stays as it is until
             // `ended`.

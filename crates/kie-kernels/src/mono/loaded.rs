@@ -2,25 +2,28 @@
 //! and nowhere later but for logits that somebody asks for.
 
 use std::sync::atomic::Ordering::Release;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::time::Instant;
 
 use super::cut::Cut;
 use super::machine::{Machine, Memory, Module, Platform, Shared, Source};
 use super::model::Model;
-use super::pack::Weights;
+use super::pack::{To, Weights};
 use super::prefill::{Plan, Prefill};
 use super::runner::prompt_counts;
 use super::source;
-use super::wire::{self, Args, Layer, Wire, RECORD_BYTES, RING, STOPS};
+use super::upload;
+use super::wire::{self, Args, Layer, Lost, Wire};
+use super::wire::{RECORDS_BLOCK, RECORD_BYTES, RING, STOPS};
 use crate::abi::{Dims, HeadMode, GROUPS, PAGE};
 use crate::cpu::numbers::row_to_f32;
-use crate::device::Buffer;
+use crate::device::{Buffer, Phase};
 use crate::error::{Error, Result};
 use crate::mailbox::SlotMemory;
 use crate::validate::ValidProgram;
 
-/// Rows of the embedding table packed at a time.
-const EMBED_ROWS: u32 = 4096;
+/// A line of its own behind the exchange.
+const POISON_BYTES: usize = 128;
 
 /// Everything a launch refers to.
 pub struct Loaded {
@@ -36,6 +39,10 @@ pub struct Loaded {
     pub room: Room,
     /// The prefill kernel, where it fits.
     pub prefill: Option<Prefill>,
+    /// Why there is none, though there should be.
+    pub warning: Option<String>,
+    /// What loading did, in order.
+    pub phases: Vec<Phase>,
     kernels: Vec<(u32, Arc<dyn Module>)>,
     base: Args,
     logits: Option<Memory>,
@@ -54,10 +61,8 @@ pub struct Room {
     pub out: Shared,
     /// Host memory for orders.
     pub control: Shared,
-    /// Not 0 once somebody gave up.
-    pub poison: Memory,
-    /// Who did.
-    pub records: Memory,
+    /// Who gave up.
+    records: Memory,
     /// Tokens of a prompt's launch.
     pub prompt: Memory,
     pages: Memory,
@@ -81,14 +86,13 @@ impl Room {
         let room = Self {
             out: m.alloc_shared(slots * RING * 24)?,
             control: m.alloc_shared(wire::CONTROL_BYTES)?,
-            poison: m.alloc(8)?,
-            records: m.alloc(writers as usize * RECORD_BYTES)?,
+            records: m.alloc(writers as usize * RECORDS_BLOCK * RECORD_BYTES)?,
             prompt: m.alloc(dims.max_positions as usize * 4)?,
             pages: m.alloc(slots * GROUPS * cut.pages_max as usize * 4)?,
             stop_ids: m.alloc(slots * STOPS * 4)?,
             logit_bias: m.alloc(slots * vocab * 4)?,
             counts: m.alloc(slots * vocab * 4)?,
-            words: m.alloc((cut.words(model, cut.columns) * 8) as usize)?,
+            words: m.alloc((cut.words(model, cut.columns) * 8) as usize + POISON_BYTES)?,
             values: m.alloc(cut.columns as usize * 2 * vocab * 4)?,
             pools: [pool(0)?, pool(1)?],
         };
@@ -98,8 +102,14 @@ impl Room {
         Ok(room)
     }
 
-    /// Where it all is.
-    fn args(&self) -> Args {
+    /// Offset in `words` of the word that is not 0 once somebody gave up. Behind the exchange, so
+    /// that a rank finds another's as it finds its words.
+    fn poison_at(&self) -> usize {
+        self.words.bytes - POISON_BYTES
+    }
+
+    /// `others`, and where all this is.
+    fn args(&self, others: Args) -> Args {
         Args {
             pools: self.pools.each_ref().map(|p| p.address),
             pages: self.pages.address,
@@ -108,38 +118,66 @@ impl Room {
             counts: self.counts.address,
             values: self.values.address,
             words: self.words.address,
-            poison: self.poison.address,
+            poison: self.words.address + self.poison_at() as u64,
             records: self.records.address,
             out: self.out.address,
             control: self.control.address,
-            ..Args::default()
+            ..others
         }
     }
 }
 
-/// `base` with the weights, which are packed and uploaded here.
+/// The weights, which are packed and uploaded here.
 fn weights_args(
     m: &dyn Machine,
     weights: &Weights<'_>,
-    base: Args,
     kept: &mut Vec<Memory>,
+    phases: &mut Phases,
 ) -> Result<Args> {
     let (model, cut) = (weights.model, weights.cut);
     let mut keep = |memory: Memory| {
         kept.push(memory.clone());
         memory.address
     };
-    Ok(Args {
-        line: keep(upload_lines(m, weights)?),
-        embed: keep(upload_embedding(m, weights, weights.program.dims.vocab)?),
-        norms: keep(upload(m, &weights.norms()?)?),
+    let row = cut.hidden as usize * 2;
+    let norms = (2 * model.layers + 1) * model.norm_lanes;
+    let to = To {
+        line: keep(m.alloc((cut.line_bytes(model) * u64::from(cut.blocks)) as usize)?),
+        embed: keep(m.alloc(weights.program.dims.vocab as usize * row)?),
+        norms: keep(m.alloc(norms as usize * row)?),
+    };
+    phases.next("memory for weights", 0);
+    let packing = weights.packing(to);
+    phases.next("places of weights", 0);
+    phases.all.extend(upload::run(m, weights, &packing)?);
+    phases.last = Instant::now();
+    let args = Args {
+        line: to.line,
+        embed: to.embed,
+        norms: to.norms,
         head_norms: if model.head_norm { keep(upload(m, &weights.head_norms())?) } else { 0 },
         biases: if model.bias { keep(upload(m, &weights.biases())?) } else { 0 },
         rope: keep(upload(m, &rope(weights))?),
         layers: keep(upload(m, &layers(model))?),
         segments: keep(upload(m, &segments(model, cut))?),
-        ..base
-    })
+        ..Args::default()
+    };
+    phases.next("rotary table and others", 0);
+    Ok(args)
+}
+
+/// What has been done, and when the last of it ended.
+struct Phases {
+    all: Vec<Phase>,
+    last: Instant,
+}
+
+impl Phases {
+    /// What was done since the last phase.
+    fn next(&mut self, name: &'static str, bytes: u64) {
+        self.all.push(Phase::new(name, self.last.elapsed(), bytes));
+        self.last = Instant::now();
+    }
 }
 
 impl Loaded {
@@ -157,24 +195,43 @@ impl Loaded {
     ) -> Result<Self> {
         let program = program.program();
         let dims = program.dims;
+        let mut phases = Phases { all: Vec::new(), last: Instant::now() };
         let (kernels, wide) = compile(&*machine, &model, &cut, plan.as_ref())?;
-        let prefill = match plan.zip(wide) {
-            Some((plan, module)) => Some(Prefill::new(&*machine, plan, module)?),
-            None => None,
-        };
+        phases.next("kernels", 0);
         let weights = Weights { program, buffers, model: &model, cut: &cut, rank };
+        let mut kept = Vec::new();
+        // First, as it needs memory for a while that the others may have afterwards.
+        let packed = weights_args(&*machine, &weights, &mut kept, &mut phases)?;
+        let (prefill, warning) = match plan.zip(wide) {
+            Some((plan, Ok(module))) => (Some(Prefill::new(&*machine, plan, module)?), None),
+            // Slow prompts are better than none.
+            Some((_, Err(why))) => (None, Some(format!("no prefill kernel: {why}"))),
+            None => (None, None),
+        };
         let writers = prefill.as_ref().map_or(0, Prefill::blocks).max(cut.blocks);
         let room = Room::new(&*machine, &dims, &model, &cut, writers)?;
-        let mut kept = Vec::new();
         let base = Args {
             rank,
             pool_layers: dims.group_layers,
             segment_count: cut.segments(&model).len() as u32,
             in_flight_bytes: cut.in_flight_bytes,
-            ..weights_args(&*machine, &weights, room.args(), &mut kept)?
+            ..room.args(packed)
         };
-        let logits = None;
-        Ok(Self { machine, model, cut, dims, room, prefill, kernels, base, logits, _kept: kept })
+        phases.next("pages and buffers", 0);
+        Ok(Self {
+            machine,
+            model,
+            cut,
+            dims,
+            room,
+            prefill,
+            warning,
+            phases: phases.all,
+            kernels,
+            base,
+            logits: None,
+            _kept: kept,
+        })
     }
 
     /// Columns of the widest kernel.
@@ -289,6 +346,21 @@ impl Loaded {
         Ok(())
     }
 
+    /// Whether somebody gave up waiting, and who says so of this machine's blocks.
+    ///
+    /// # Errors
+    /// What the machine says.
+    pub fn lost(&self) -> Result<Option<Vec<Lost>>> {
+        let mut poison = [0; 8];
+        self.machine.read(&self.room.words, self.room.poison_at(), &mut poison)?;
+        if poison == [0; 8] {
+            return Ok(None);
+        }
+        let mut records = vec![0; self.room.records.bytes];
+        self.machine.read(&self.room.records, 0, &mut records)?;
+        Ok(Some(Lost::read(&records)))
+    }
+
     /// Zeroes the exchange, so that epochs may start anew.
     ///
     /// # Errors
@@ -298,8 +370,8 @@ impl Loaded {
     }
 }
 
-/// Decode kernels by their number of columns, and the prefill kernel.
-type Kernels = (Vec<(u32, Arc<dyn Module>)>, Option<Arc<dyn Module>>);
+/// Decode kernels by their number of columns, and the prefill kernel, if it compiled.
+type Kernels = (Vec<(u32, Arc<dyn Module>)>, Option<Result<Arc<dyn Module>>>);
 
 /// The kernels of a cut, one for each number of columns, and the planned prefill kernel, compiled
 /// side by side.
@@ -324,7 +396,7 @@ pub(super) fn compile(
         let all: Vec<_> = kernels.iter().map(|c| scope.spawn(move || one(*c))).collect();
         let decode: Result<Vec<_>> =
             all.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(died()))).collect();
-        let wide = wide.map(|t| t.join().unwrap_or_else(|_| Err(died()))).transpose()?;
+        let wide = wide.map(|t| t.join().unwrap_or_else(|_| Err(died())));
         Ok((decode?, wide))
     })
 }
@@ -336,49 +408,6 @@ fn died() -> Error {
 fn upload(machine: &dyn Machine, bytes: &[u8]) -> Result<Memory> {
     let memory = machine.alloc(bytes.len().max(256))?;
     machine.write(&memory, 0, bytes)?;
-    Ok(memory)
-}
-
-/// Every block's line, packed by all cores.
-fn upload_lines(machine: &dyn Machine, weights: &Weights<'_>) -> Result<Memory> {
-    let (model, cut) = (weights.model, weights.cut);
-    let line = cut.line_bytes(model) as usize;
-    let memory = machine.alloc(line * cut.blocks as usize)?;
-    // Parts of about a layer, taken one after another, so that no core waits for another's block.
-    let layers = model.layers as usize;
-    let parts = Mutex::new((0..cut.blocks).flat_map(|b| (0..=layers).map(move |l| (b, l))));
-    let work = || -> Result<()> {
-        let mut bytes = Vec::new();
-        loop {
-            let part = parts.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let Some((block, layer)) = part else { return Ok(()) };
-            bytes.clear();
-            if layer == layers {
-                weights.head(block, &mut bytes)?;
-            } else {
-                weights.layer(block, layer, &mut bytes)?;
-            }
-            let at = block as usize * line + layer * cut.layer_bytes() as usize;
-            machine.write(&memory, at, &bytes)?;
-        }
-    };
-    let threads = crate::cpu::allowed_cores();
-    std::thread::scope(|scope| {
-        let all: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        all.into_iter().try_for_each(|t| {
-            t.join().unwrap_or_else(|_| Err(Error::Failed("a packing thread died".into())))
-        })
-    })?;
-    Ok(memory)
-}
-
-fn upload_embedding(machine: &dyn Machine, weights: &Weights<'_>, vocab: u32) -> Result<Memory> {
-    let row = weights.cut.hidden as usize * 2;
-    let memory = machine.alloc(vocab as usize * row)?;
-    for from in (0..vocab).step_by(EMBED_ROWS as usize) {
-        let rows = weights.embedding(from, vocab.min(from + EMBED_ROWS))?;
-        machine.write(&memory, from as usize * row, &rows)?;
-    }
     Ok(memory)
 }
 

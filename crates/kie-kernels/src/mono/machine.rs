@@ -215,6 +215,14 @@ pub trait Machine: Send + Sync {
     /// [`crate::Error::Failed`].
     fn write(&self, to: &Memory, offset: usize, bytes: &[u8]) -> Result<()>;
 
+    /// Copies several pieces, each to its offset, as [`Machine::write`] does one.
+    ///
+    /// # Errors
+    /// [`crate::Error::Failed`].
+    fn write_all(&self, to: &Memory, pieces: &[(usize, &[u8])]) -> Result<()> {
+        pieces.iter().try_for_each(|(offset, bytes)| self.write(to, *offset, bytes))
+    }
+
     /// Copies from the device what ended kernels wrote.
     ///
     /// # Errors
@@ -226,6 +234,19 @@ pub trait Machine: Send + Sync {
     /// # Errors
     /// [`crate::Error::Failed`], also where the blocks would not all be resident.
     fn launch(&self, module: &Arc<dyn Module>, launch: &Launch<'_>) -> Result<Box<dyn Flight>>;
+
+    /// The same for a kernel that meets no other machine's: machines that start together with
+    /// others do not wait for them here.
+    ///
+    /// # Errors
+    /// As [`Machine::launch`].
+    fn launch_alone(
+        &self,
+        module: &Arc<dyn Module>,
+        launch: &Launch<'_>,
+    ) -> Result<Box<dyn Flight>> {
+        self.launch(module, launch)
+    }
 
     /// How other machines of this process name it.
     ///

@@ -17,6 +17,7 @@ pub mod runner;
 #[cfg(test)]
 pub(crate) mod shapes;
 pub mod source;
+pub mod upload;
 pub mod wire;
 
 use std::sync::Arc;
@@ -29,7 +30,7 @@ use self::model::Model;
 use self::prefill::Plan;
 use self::runner::Runner;
 use crate::device::{Buffer, Device, DeviceInfo, HostBytes, Options, Running};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
 use crate::validate::ValidProgram;
 
@@ -44,6 +45,7 @@ pub struct Mono {
     info: DeviceInfo,
     first_epoch: u32,
     hang_timeout: Duration,
+    bounded_gap: bool,
     /// Whether prompts run in the prefill kernel where it fits.
     prefill_kernel: Option<bool>,
 }
@@ -73,6 +75,7 @@ impl Mono {
             first_epoch: options.first_epoch.unwrap_or(1),
             hang_timeout: options.hang_timeout.unwrap_or(HANG_TIMEOUT),
             prefill_kernel: options.prefill_kernel,
+            bounded_gap: options.max_itl_ms.is_some(),
         })
     }
 
@@ -90,7 +93,8 @@ impl Mono {
             return Ok(None);
         }
         let on = (machine.platform(), &machine.info()?);
-        Ok(Plan::new(model, cut, on, program.program().dims.max_positions))
+        let dims = &program.program().dims;
+        Ok(Plan::new(model, cut, on, (dims.max_positions, dims.chunk() as u32)))
     }
 
     /// What a rank runs of a program, and how it is cut.
@@ -112,14 +116,29 @@ impl Device for Mono {
     }
 
     fn describe(&self, program: &ValidProgram) -> Result<String> {
-        Ok(self.cut(program, 0)?.1.to_string())
+        let (model, cut) = self.cut(program, 0)?;
+        let prompts = match self.plan(&model, &cut, &*self.machines[0], program)? {
+            Some(plan) => plan.to_string(),
+            None => format!("prompts   {} positions a pass of the decode kernel\n", cut.columns),
+        };
+        Ok(format!("{cut}{prompts}"))
+    }
+
+    fn scratch_bytes(&self, program: &ValidProgram) -> Result<u64> {
+        let one = |rank: usize| -> Result<u64> {
+            let (model, cut) = self.cut(program, rank)?;
+            let plan = self.plan(&model, &cut, &*self.machines[rank], program)?;
+            Ok(plan.map_or(0, |plan| plan.scratch_bytes))
+        };
+        (0..self.machines.len()).map(one).sum()
     }
 
     fn compile(&self, program: &ValidProgram) -> Result<()> {
         self.machines.iter().enumerate().try_for_each(|(rank, machine)| {
             let (model, cut) = self.cut(program, rank)?;
             let plan = self.plan(&model, &cut, &**machine, program)?;
-            loaded::compile(&**machine, &model, &cut, plan.as_ref()).map(drop)
+            let (_, wide) = loaded::compile(&**machine, &model, &cut, plan.as_ref())?;
+            wide.transpose().map(drop)
         })
     }
 
@@ -129,17 +148,34 @@ impl Device for Mono {
         buffers: Vec<Buffer>,
         mailbox: Arc<Mailbox>,
     ) -> Result<Box<dyn Running>> {
-        let load = |(rank, machine): (usize, &Arc<dyn Machine>)| {
+        let load = |(rank, machine): (usize, &Arc<dyn Machine>)| -> Result<Loaded> {
             let (model, cut) = self.cut(&program, rank)?;
             let plan = self.plan(&model, &cut, &**machine, &program)?;
             let parts = (model, cut, plan);
             Loaded::new(machine.clone(), &program, &buffers, parts, rank as u32)
         };
-        let mut loaded = self.machines.iter().enumerate().map(load).collect::<Result<Vec<_>>>()?;
+        let mut loaded = std::thread::scope(|scope| -> Result<Vec<Loaded>> {
+            let load = &load;
+            let ranks = self.machines.iter().enumerate();
+            let all: Vec<_> = ranks.map(|rank| scope.spawn(move || load(rank))).collect();
+            let died = |_| Err(Error::Failed("a loading thread died".into()));
+            all.into_iter().map(|thread| thread.join().unwrap_or_else(died)).collect()
+        })?;
         let words: Vec<_> = loaded.iter().map(|l| (l.machine.clone(), l.words_address())).collect();
         for rank in &mut loaded {
             rank.connect(&words)?;
         }
-        Ok(Box::new(Runner::new(loaded, mailbox, self.first_epoch, self.hang_timeout)))
+        let scratch: Vec<_> =
+            loaded.iter().filter_map(|l| Some(l.prefill.as_ref()?.scratch())).collect();
+        for prefill in loaded.iter_mut().filter_map(|l| l.prefill.as_mut()) {
+            prefill.connect(&scratch);
+        }
+        Ok(Box::new(Runner::new(
+            loaded,
+            mailbox,
+            self.first_epoch,
+            self.hang_timeout,
+            self.bounded_gap,
+        )))
     }
 }

@@ -1,20 +1,23 @@
-//! Weights in the order in which blocks take them: [`Cut`]'s rows, sixteen rows by sixteen columns
-//! a tile, in the order of a matrix unit's first operand, as halves.
+//! Where stored weights go: [`Cut`]'s rows in the order in which blocks take them, sixteen rows by
+//! sixteen columns a tile, in the order of a matrix unit's first operand, as halves. The bytes are
+//! moved on the device (`kernels/common/pack.h`, driven by [`super::upload`]); here are the tables
+//! that tell it, for every stored row, where it goes.
 //!
 //! A *unit* is 16 rows x 32 columns, two tiles of 32 bytes a row: lane `4 g + t` of a team takes,
 //! of the rows `2 g` and `2 g + 1`, the columns `8 t .. 8 t + 4` (first tile) and the four after
-//! them.
+//! them. What no stored row goes to is padding and stays zero.
 
-use half::slice::HalfFloatSliceExt;
+use std::collections::BTreeMap;
+
 use half::{bf16, f16};
 
 use super::cut::{Cut, Matrix, Split};
 use super::model::Model;
-use crate::abi::{Dtype, Program, Tensor};
+use super::wire::Wire;
+use crate::abi::{Dtype, HeadMode, Program, Tensor};
 use crate::cpu::matmul::Matrix as Stored;
 use crate::cpu::numbers::row_to_f32;
 use crate::device::Buffer;
-use crate::error::{Error, Result};
 
 /// A program's weights, as they are stored.
 pub struct Weights<'a> {
@@ -30,52 +33,129 @@ pub struct Weights<'a> {
     pub rank: u32,
 }
 
-/// One row of a matrix as it is stored.
-type Source = Option<(u32, u32, u32)>; // tensor, lane, row
+/// Where a stored row goes (pack.h's `PackPlace`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct Place {
+    /// Bytes from [`Target::to`].
+    pub at: u64,
+    /// Bytes from the first tile of a unit to its second.
+    pub half: u32,
+    padding: u32,
+}
+
+// SAFETY: a u64 and two u32s.
+unsafe impl Wire for Place {}
+
+impl Place {
+    /// No place: the row is another machine's.
+    pub const NOWHERE: Self = Self::new(u64::MAX, 0);
+
+    const fn new(at: u64, half: u32) -> Self {
+        Self { at, half, padding: 0 }
+    }
+
+    /// Row `row` of a block's rows of one matrix.
+    fn in_units(split: &Split, row: u32) -> Self {
+        let here = (split.rows - row / 16 * 16).min(16);
+        let at = row / 16 * 1024 + row % 16 / 2 * 64 + row % 2 * 4;
+        Self::new(u64::from(at), here / 2 * 64)
+    }
+}
+
+/// Places of the rows of a stored matrix, from row `first` on.
+#[derive(Debug, Default, PartialEq)]
+pub struct Table {
+    /// The first row that goes anywhere.
+    pub first: u32,
+    /// One a row.
+    pub places: Vec<Place>,
+}
+
+impl Table {
+    fn of(rows: &[(u32, Place)]) -> Self {
+        let first = rows.iter().map(|(row, _)| *row).min().unwrap_or(0);
+        let end = rows.iter().map(|(row, _)| *row + 1).max().unwrap_or(0);
+        let mut places = vec![Place::NOWHERE; (end - first) as usize];
+        for (row, place) in rows {
+            debug_assert_eq!(places[(row - first) as usize], Place::NOWHERE, "row {row} twice");
+            places[(row - first) as usize] = *place;
+        }
+        Self { first, places }
+    }
+
+    /// The row behind the last one that goes anywhere.
+    pub fn end(&self) -> u32 {
+        self.first + self.places.len() as u32
+    }
+}
 
 /// Numbers of a row in equal parts, each padded to a width of its own.
-#[derive(Clone, Copy)]
-struct Parts {
-    count: usize,
-    real: usize,
-    padded: usize,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Parts {
+    /// How many.
+    pub count: u32,
+    /// Numbers of each.
+    pub real: u32,
+    /// The same with padding.
+    pub padded: u32,
     /// Numbers of the stored row before the first part.
-    skip: usize,
+    pub skip: u32,
+}
+
+/// One use of a stored matrix.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Target {
+    /// Index of the table of its rows.
+    pub table: usize,
+    /// Its columns.
+    pub parts: Parts,
+    /// How blocks share its units; none: halves, row after row.
+    pub split: Option<Split>,
+    /// Address that places count from.
+    pub to: u64,
+}
+
+/// Everything that goes anywhere.
+#[derive(Debug, Default)]
+pub struct Packing {
+    /// Places of rows, shared by all layers.
+    pub tables: Vec<Table>,
+    /// What is made of each stored matrix, by tensor and lane.
+    pub tasks: BTreeMap<(u32, u32), Vec<Target>>,
+}
+
+/// Rows with their places, by some key and the stored lane.
+type Found<K> = BTreeMap<(K, u32), Vec<(u32, Place)>>;
+
+impl Packing {
+    /// A table of rows.
+    fn table(&mut self, rows: &[(u32, Place)]) -> usize {
+        self.tables.push(Table::of(rows));
+        self.tables.len() - 1
+    }
+}
+
+/// Addresses of what is packed.
+#[derive(Debug, Clone, Copy)]
+pub struct To {
+    /// All lines.
+    pub line: u64,
+    /// The embedding table, `[vocab][hidden]`.
+    pub embed: u64,
+    /// Norm scales, `[2 layers + 1][norm lanes][hidden]`.
+    pub norms: u64,
 }
 
 impl Weights<'_> {
-    fn tensor(&self, index: u32) -> &Tensor {
+    /// A tensor of the program.
+    pub fn tensor(&self, index: u32) -> &Tensor {
         &self.program.tensors[index as usize]
     }
 
-    /// `row` of a tensor, as halves into `out`, padded.
-    fn row(
-        &self,
-        source: Source,
-        parts: Parts,
-        floats: &mut Vec<f32>,
-        out: &mut [f16],
-    ) -> Result<()> {
-        out.fill(f16::ZERO);
-        let Some((index, lane, row)) = source else { return Ok(()) };
-        let stored = Stored::of(self.tensor(index), lane as usize, self.buffers);
-        floats.resize(stored.cols, 0.0);
-        row_of(&stored, row as usize, floats);
-        if let Some(far) = floats.iter().find(|x| x.abs() > f16::MAX.to_f32()) {
-            return Err(Error::InvalidProgram {
-                step: usize::MAX,
-                detail: format!(
-                    "a weight of {far} is beyond float16 (tensor {index}, row {row}); run on the \
-                     CPU, or convert the checkpoint"
-                ),
-            });
-        }
-        for part in 0..parts.count {
-            let from = &floats[(parts.skip + part * parts.real).min(floats.len())..];
-            let from = &from[..parts.real.min(from.len())];
-            out[part * parts.padded..][..from.len()].convert_from_f32_slice(from);
-        }
-        Ok(())
+    /// A stored matrix.
+    pub fn stored(&self, tensor: u32, lane: u32) -> Stored<'_> {
+        Stored::of(self.tensor(tensor), lane as usize, self.buffers)
     }
 
     /// Where a feature of a turned head lies in the checkpoint: pairs are neighbours on the device.
@@ -104,36 +184,34 @@ impl Weights<'_> {
         }
     }
 
-    /// Row `row` (over all blocks of a lane) of a layer's matrix.
-    fn source(&self, layer: usize, matrix: Matrix, lane: u32, row: u32) -> Source {
-        let (m, l) = (self.model, &self.model.layer[layer]);
+    /// Row `row` (over all blocks of a lane) of a layer's matrix: which of its tensors, the lane
+    /// in it, the row. The row may lie behind the tensor's last.
+    fn source(&self, matrix: Matrix, lane: u32, row: u32) -> Option<(usize, u32, u32)> {
+        let m = self.model;
+        let of = |which: usize, row: u32, rows: u32| {
+            let (lane, row) = self.lane_row(lane, row, rows);
+            (which, lane, row)
+        };
         match matrix {
             Matrix::Qkv => {
                 let (which, row) = self.qkv_row(row)?;
-                let rows = if which == 0 { m.heads } else { m.kv_heads } * m.head_dim;
-                self.lane_row(l.qkv[which], lane, row, rows)
+                let heads = if which == 0 { m.heads } else { m.kv_heads };
+                Some(of(which, row, heads * m.head_dim))
             }
-            Matrix::Output => (row < m.hidden).then(|| self.lane_of(l.outputs[0], lane, row)),
-            Matrix::Down => (row < m.hidden).then(|| self.lane_of(l.outputs[1], lane, row)),
-            Matrix::GateUp => {
-                let tensor = l.gate_up[(row % 2) as usize];
-                (row / 2 < m.ffn).then(|| self.lane_row(tensor, lane, row / 2, m.ffn))?
+            Matrix::Output | Matrix::Down => {
+                let lane = if m.sliced { 0 } else { self.lane_all(lane) };
+                (row < m.hidden).then_some((0, lane, row))
             }
+            Matrix::GateUp => (row / 2 < m.ffn).then(|| of((row % 2) as usize, row / 2, m.ffn)),
         }
-    }
-
-    /// A row of a lane's own matrix, all of whose columns (or a slice of them) are the lane's.
-    fn lane_of(&self, tensor: u32, lane: u32, row: u32) -> (u32, u32, u32) {
-        (tensor, if self.model.sliced { 0 } else { self.lane_all(lane) }, row)
     }
 
     /// A row of a lane's `rows` rows: of its own matrix, or of its slice of the whole one.
-    fn lane_row(&self, tensor: u32, lane: u32, row: u32, rows: u32) -> Source {
-        if !self.model.sliced {
-            return Some((tensor, self.lane_all(lane), row));
+    fn lane_row(&self, lane: u32, row: u32, rows: u32) -> (u32, u32) {
+        match self.model.sliced {
+            true => (0, self.lane_all(lane) * rows + row),
+            false => (self.lane_all(lane), row),
         }
-        let row = self.lane_all(lane) * rows + row;
-        (row < self.tensor(tensor).rows).then_some((tensor, 0, row))
     }
 
     /// A lane of this machine among all lanes.
@@ -141,125 +219,132 @@ impl Weights<'_> {
         self.rank * self.model.lanes + lane
     }
 
-    fn parts(&self, matrix: Matrix, lane: u32) -> Parts {
+    /// Tensors of a layer's matrix.
+    fn tensors(&self, layer: usize, matrix: Matrix) -> Vec<u32> {
+        let l = &self.model.layer[layer];
+        match matrix {
+            Matrix::Qkv => l.qkv.to_vec(),
+            Matrix::Output => vec![l.outputs[0]],
+            Matrix::GateUp => l.gate_up.to_vec(),
+            Matrix::Down => vec![l.outputs[1]],
+        }
+    }
+
+    /// Columns of a layer's matrix. A machine has one lane of a sliced matrix.
+    fn parts(&self, matrix: Matrix) -> Parts {
         let (m, c) = (self.model, self.cut);
-        let lane = if m.sliced { self.lane_all(lane) } else { 0 };
+        let slice = if m.sliced { self.rank } else { 0 };
         let (count, real, padded, skip) = match matrix {
             Matrix::Qkv | Matrix::GateUp => (1, m.hidden, c.hidden, 0),
-            Matrix::Output => (m.heads, m.head_dim, c.head_dim, lane * m.heads * m.head_dim),
-            Matrix::Down => (1, m.ffn, c.ffn, lane * m.ffn),
+            Matrix::Output => (m.heads, m.head_dim, c.head_dim, slice * m.heads * m.head_dim),
+            Matrix::Down => (1, m.ffn, c.ffn, slice * m.ffn),
         };
-        let [count, real, padded, skip] = [count, real, padded, skip].map(|n| n as usize);
         Parts { count, real, padded, skip }
     }
 
-    /// One layer of one block's line.
-    ///
-    /// # Errors
-    /// [`Error::InvalidProgram`] for weights beyond float16.
-    pub fn layer(&self, block: u32, layer: usize, out: &mut Vec<u8>) -> Result<()> {
+    /// A row of the hidden width.
+    fn whole(&self) -> Parts {
+        Parts { count: 1, real: self.model.hidden, padded: self.cut.hidden, skip: 0 }
+    }
+
+    /// Everything that is packed, and where it goes.
+    pub fn packing(&self, to: To) -> Packing {
+        let mut all = Packing::default();
+        self.layers(&mut all, to.line);
+        self.head(&mut all, to.line);
+        let row_bytes = 2 * u64::from(self.cut.hidden);
+        let rows = |count: u32| -> Vec<_> {
+            (0..count).map(|n| (n, Place::new(u64::from(n) * row_bytes, 0))).collect()
+        };
+        let plain = |table, to| Target { table, parts: self.whole(), split: None, to };
+        let table = all.table(&rows(self.program.dims.vocab));
+        all.tasks.entry((self.model.embed, 0)).or_default().push(plain(table, to.embed));
+        let table = all.table(&rows(self.model.norm_lanes));
+        let norms = self.model.layer.iter().flat_map(|l| l.norms).chain([self.model.final_norm]);
+        for (n, norm) in norms.enumerate() {
+            let to = to.norms + n as u64 * u64::from(self.model.norm_lanes) * row_bytes;
+            all.tasks.entry((norm, 0)).or_default().push(plain(table, to));
+        }
+        all
+    }
+
+    /// The layers' parts of all lines.
+    fn layers(&self, all: &mut Packing, line: u64) {
         let each = self.cut.blocks_a_lane(self.model);
-        let (lane, rank) = (block / each, block % each);
+        let line_bytes = self.cut.line_bytes(self.model);
+        let mut before = 0;
         for (matrix, split) in &self.cut.layer {
-            let parts = self.parts(*matrix, lane);
-            let source = |row| self.source(layer, *matrix, lane, rank * split.rows + row);
-            self.matrix(split, parts, source, out)?;
-        }
-        Ok(())
-    }
-
-    /// The head's part of one block's line.
-    ///
-    /// # Errors
-    /// [`Error::InvalidProgram`] for weights beyond float16.
-    pub fn head(&self, block: u32, out: &mut Vec<u8>) -> Result<()> {
-        let (m, c) = (self.model, self.cut);
-        let per_lane = m.head_mode == crate::abi::HeadMode::PerLane;
-        let each = c.blocks_a_lane(m);
-        let (lane, seat) =
-            if per_lane { (block / each, block % each) } else { (0, self.rank * c.blocks + block) };
-        let concat = m.head_mode == crate::abi::HeadMode::Concat;
-        let count = if concat { m.lanes_all() } else { 1 };
-        let (real, padded) = (m.hidden as usize, c.hidden as usize);
-        let parts = Parts { count: count as usize, real, padded, skip: 0 };
-        let passes = (0..c.head_passes).map(|_| c.head).chain(c.tail);
-        let mut first = seat * c.rows_head;
-        for split in passes {
-            let source = |row: u32| -> Source {
-                let row = first + row;
-                (row < m.vocab).then(|| match per_lane {
-                    true => self.lane_row(m.head, lane, row, m.vocab),
-                    false => Some((m.head, 0, row)),
-                })?
-            };
-            self.matrix(&split, parts, source, out)?;
-            first += split.rows;
-        }
-        Ok(())
-    }
-
-    /// A block's rows of one matrix, stage by stage.
-    fn matrix(
-        &self,
-        split: &Split,
-        parts: Parts,
-        source: impl Fn(u32) -> Source,
-        out: &mut Vec<u8>,
-    ) -> Result<()> {
-        let (rows, k) = (split.rows as usize, split.k as usize);
-        let mut floats = Vec::new();
-        let mut all = vec![f16::ZERO; rows * k];
-        for (row, to) in all.chunks_exact_mut(k).enumerate() {
-            self.row(source(row as u32), parts, &mut floats, to)?;
-        }
-        let pairs = k / 32 / split.k_warps as usize;
-        for stage in 0..split.stages as usize {
-            for warp in 0..split.k_warps as usize {
-                for pair in 0..split.chunk as usize {
-                    let column = (warp * pairs + stage * split.chunk as usize + pair) * 32;
-                    (0..rows).step_by(16).for_each(|row| unit(&all, k, row, column, rows, out));
+            let mut found: Found<usize> = BTreeMap::new();
+            for block in 0..self.cut.blocks {
+                let (lane, rank) = (block / each, block % each);
+                for row in 0..split.rows {
+                    let source = self.source(*matrix, lane, rank * split.rows + row);
+                    let Some((which, lane, from)) = source else { continue };
+                    let mut place = Place::in_units(split, row);
+                    place.at += u64::from(block) * line_bytes + before;
+                    found.entry((which, lane)).or_default().push((from, place));
                 }
             }
+            let (parts, split) = (self.parts(*matrix), Some(*split));
+            for ((which, lane), rows) in found {
+                let table = all.table(&rows);
+                for layer in 0..self.model.layers as usize {
+                    let to = line + layer as u64 * self.cut.layer_bytes();
+                    let tensor = self.tensors(layer, *matrix)[which];
+                    let target = Target { table, parts, split, to };
+                    all.tasks.entry((tensor, lane)).or_default().push(target);
+                }
+            }
+            before += split.map_or(0, |s| s.bytes());
         }
-        Ok(())
     }
 
-    /// The embedding table as halves, `[vocab][hidden]` padded, rows `from..to`.
-    ///
-    /// # Errors
-    /// [`Error::InvalidProgram`] for weights beyond float16.
-    pub fn embedding(&self, from: u32, to: u32) -> Result<Vec<u8>> {
-        let parts = Parts {
-            count: 1,
-            real: self.model.hidden as usize,
-            padded: self.cut.hidden as usize,
-            skip: 0,
-        };
-        self.table((from..to).map(|row| Some((self.model.embed, 0, row))), parts)
-    }
-
-    /// All norm scales as halves, `[2 layers + 1][norm lanes][hidden]` padded.
-    ///
-    /// # Errors
-    /// [`Error::InvalidProgram`] for weights beyond float16.
-    pub fn norms(&self) -> Result<Vec<u8>> {
-        let m = self.model;
-        let all = m.layer.iter().flat_map(|l| l.norms).chain([m.final_norm]);
-        let parts =
-            Parts { count: 1, real: m.hidden as usize, padded: self.cut.hidden as usize, skip: 0 };
-        let rows = all.flat_map(|t| (0..m.norm_lanes).map(move |lane| Some((t, 0, lane))));
-        self.table(rows, parts)
-    }
-
-    fn table(&self, rows: impl Iterator<Item = Source>, parts: Parts) -> Result<Vec<u8>> {
-        let mut floats = Vec::new();
-        let mut halves = vec![f16::ZERO; parts.count * parts.padded];
-        let mut out = Vec::new();
-        for row in rows {
-            self.row(row, parts, &mut floats, &mut halves)?;
-            halves.iter().for_each(|h| out.extend(h.to_le_bytes()));
+    /// The head's part of all lines.
+    fn head(&self, all: &mut Packing, line: u64) {
+        let (m, c) = (self.model, self.cut);
+        let per_lane = m.head_mode == HeadMode::PerLane;
+        let each = c.blocks_a_lane(m);
+        let line_bytes = c.line_bytes(m);
+        let passes = (0..c.head_passes).map(|_| c.head).chain(c.tail);
+        let passes: Vec<Split> = passes.collect();
+        // Full passes first, then the tail.
+        let mut found: Found<bool> = BTreeMap::new();
+        for block in 0..c.blocks {
+            let (lane, seat) = match per_lane {
+                true => (block / each, block % each),
+                false => (0, self.rank * c.blocks + block),
+            };
+            let mut before = u64::from(m.layers) * c.layer_bytes();
+            let mut first = seat * c.rows_head;
+            for split in &passes {
+                for row in 0..split.rows.min(m.vocab.saturating_sub(first)) {
+                    let (lane, from) = match per_lane {
+                        true => self.lane_row(lane, first + row, m.vocab),
+                        false => (0, first + row),
+                    };
+                    let mut place = Place::in_units(split, row);
+                    place.at += u64::from(block) * line_bytes + before;
+                    found.entry((*split != c.head, lane)).or_default().push((from, place));
+                }
+                before += split.bytes();
+                first += split.rows;
+            }
         }
-        Ok(out)
+        let count = if m.head_mode == HeadMode::Concat { m.lanes_all() } else { 1 };
+        let parts = Parts { count, ..self.whole() };
+        for ((tail, lane), rows) in found {
+            let split = if tail { c.tail } else { Some(c.head) };
+            let target = Target { table: all.table(&rows), parts, split, to: line };
+            all.tasks.entry((m.head, lane)).or_default().push(target);
+        }
+    }
+
+    /// A row's first number beyond float16, which has no place on a device.
+    pub fn beyond_half(&self, tensor: u32, lane: u32, row: u32) -> Option<f32> {
+        let stored = self.stored(tensor, lane);
+        let mut floats = vec![0.0; stored.cols];
+        row_of(&stored, row as usize, &mut floats);
+        floats.into_iter().find(|x| x.abs() > f16::MAX.to_f32())
     }
 
     /// Norm scales of heads as halves, `[layers][q, k][head_dim]`, in the device's order.
@@ -314,24 +399,5 @@ fn row_of(stored: &Stored<'_>, row: usize, out: &mut [f32]) {
     row_to_f32(stored, row, out);
     if stored.dtype == Dtype::F32 {
         out.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
-    }
-}
-
-/// One unit: rows `row..` (up to 16, fewer at the end) x 32 columns from `column`.
-fn unit(all: &[f16], k: usize, row: usize, column: usize, rows: usize, out: &mut Vec<u8>) {
-    let here = (rows - row).min(16);
-    for half in 0..2 {
-        for pair in 0..here / 2 {
-            let a = &all[(row + 2 * pair) * k + column..][..32];
-            let b = &all[(row + 2 * pair + 1) * k + column..][..32];
-            for t in 0..4 {
-                for two in 0..2 {
-                    let at = 8 * t + 4 * half + 2 * two;
-                    for x in [a[at], a[at + 1], b[at], b[at + 1]] {
-                        out.extend_from_slice(&x.to_le_bytes());
-                    }
-                }
-            }
-        }
     }
 }

@@ -6,6 +6,7 @@
 //! and the definitions by which the kernel checks it. Every launch finds its arrivals at zero:
 //! they are written before it, while no kernel runs.
 
+use std::fmt;
 use std::sync::Arc;
 
 use super::cut::{Cut, Matrix};
@@ -27,6 +28,10 @@ const CHUNK: u32 = 2048;
 const TILE: u32 = 256;
 /// Tiles of partial sums.
 const ITEMS: u32 = 576;
+/// The grid's arrivals, one a tile of partial sums, one a rank.
+const COUNTERS: usize = 1 + ITEMS as usize + 8;
+/// Of scratch: machines promise less.
+const ALIGN: usize = 1024;
 /// Row tiles of 16 of an item.
 const TILES: u32 = 8;
 const STAGE_BYTES: u32 = 48 << 10;
@@ -41,6 +46,8 @@ pub struct Plan {
     platform: Platform,
     /// Positions that go through a layer together.
     pub chunk: u32,
+    /// Layers whose outputs are kept for other lanes.
+    past: u32,
     /// Bytes of activations and sums.
     pub scratch_bytes: u64,
     /// Shared memory of a block.
@@ -51,32 +58,32 @@ pub struct Plan {
 
 impl Plan {
     /// The plan of a model for a machine; none where the kernel does not fit: it wants wide tiles
-    /// (sm_90a, or simulated ones), one lane on one machine, heads without norms, and layers that
-    /// see everything (a sequence of windows may run on fewer pages than a chunk has).
+    /// (sm_90a, or simulated ones), and registers for a head. A sequence has `positions` at most;
+    /// one whose layers have windows has pages for a window and `ring` positions more.
     pub fn new(
         model: &Model,
         cut: &Cut,
         (platform, machine): (Platform, &MachineInfo),
-        positions: u32,
+        (positions, ring): (u32, u32),
     ) -> Option<Self> {
         let stages = cut.shared_max.checked_sub(RING)? / STAGE_BYTES;
-        let sees_all = model.layer.iter().all(|l| l.window == 0 || l.window >= positions);
         let wide_tiles = match platform {
             Platform::Cuda => machine.arch == "sm_90a",
             Platform::Sim => true,
             Platform::Hip => false,
         };
         let fits = wide_tiles
-            && model.lanes_all() == 1
-            && !model.head_norm
-            && sees_all
             && cut.head_dim <= HEAD_DIM_MAX
             && (2..=4).contains(&stages)
             && 4 * 4 * 64 * cut.head_dim <= stages * STAGE_BYTES;
-        let chunk = CHUNK.min(positions.next_multiple_of(TILE));
-        fits.then(|| Self {
+        // Positions that go through together must not overwrite what the first of them still see.
+        let sees_all = model.layer.iter().all(|l| l.window == 0 || l.window >= positions);
+        let together = if sees_all || ring >= positions { CHUNK } else { ring / TILE * TILE };
+        let chunk = together.min(positions.next_multiple_of(TILE));
+        (fits && chunk > 0).then(|| Self {
             platform,
             chunk,
+            past: past(model),
             scratch_bytes: scratch_bytes(model, cut, chunk),
             shared_bytes: RING + stages * STAGE_BYTES,
             blocks: machine.multiprocessors,
@@ -89,7 +96,7 @@ impl Plan {
         let mut defines = cut.defines(model, 1);
         let all = [
             ("CHUNK", u64::from(self.chunk)),
-            ("PAST", 1),
+            ("PAST", u64::from(self.past)),
             ("ITEMS", u64::from(ITEMS)),
             ("THREADS", u64::from(THREADS)),
             ("SCRATCH", self.scratch_bytes),
@@ -100,15 +107,38 @@ impl Plan {
     }
 }
 
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { chunk, blocks, .. } = self;
+        let megabytes = self.scratch_bytes.div_ceil(1 << 20);
+        writeln!(
+            f,
+            "prompts   up to {chunk} positions at once, {blocks} blocks, {megabytes} MiB of scratch"
+        )
+    }
+}
+
 /// What shape.h lays out in scratch, and the partial sums behind it.
 fn scratch_bytes(model: &Model, cut: &Cut, chunk: u32) -> u64 {
-    let frags = u64::from(cut.blocks) * u64::from(cut.rows(Matrix::Output).div_ceil(16));
+    let frags =
+        u64::from(cut.blocks_a_lane(model)) * u64::from(cut.rows(Matrix::Output).div_ceil(16));
     let (chunk, attn) = (u64::from(chunk), u64::from(model.heads * cut.head_dim));
     let operands = (u64::from(cut.hidden) + attn + u64::from(cut.ffn)) * chunk * 2;
     let queries = attn * chunk * 2;
     let residual = frags * chunk / 8 * 32 * 16;
     let squares = frags.div_ceil(u64::from(TILES)) * chunk * 4;
-    operands + queries + residual + squares + u64::from(ITEMS) * 128 * 128 * 4
+    let others = match model.lanes_all() {
+        1 => 0,
+        lanes => 2 * u64::from(past(model) * lanes) * residual / 2,
+    };
+    let lane = operands + queries + residual + squares;
+    u64::from(model.lanes) * lane + others + u64::from(ITEMS) * 128 * 128 * 4
+}
+
+/// The longest delay, and the layer at work.
+fn past(model: &Model) -> u32 {
+    let longest = model.layer.iter().flat_map(|l| l.delay).max().unwrap_or(0);
+    longest.max(0) as u32 + 1
 }
 
 /// The launch's one parameter (prefill_shape.h's `PrefillArgs`).
@@ -119,6 +149,7 @@ struct PrefillArgs {
     tokens: u64,
     scratch: u64,
     arrivals: u64,
+    hops: [i64; 8],
     hidden: u64,
     first: u32,
     count: u32,
@@ -128,16 +159,18 @@ struct PrefillArgs {
     blocks: u32,
 }
 
-// SAFETY: `Args` has no padding (it is `Wire`), then four u64s and six u32s.
+// SAFETY: `Args` has no padding (it is `Wire`), then twelve u64s and six u32s.
 unsafe impl Wire for PrefillArgs {}
-const _: () = assert!(size_of::<PrefillArgs>() == size_of::<Args>() + 4 * 8 + 6 * 4);
+const _: () = assert!(size_of::<PrefillArgs>() == size_of::<Args>() + 12 * 8 + 6 * 4);
 
 /// The compiled kernel and its memory.
 pub struct Prefill {
     plan: Plan,
     module: Arc<dyn Module>,
-    scratch: Memory,
-    arrivals: Memory,
+    /// Scratch, then the counters.
+    memory: Memory,
+    /// Bytes from this rank's scratch to each rank's.
+    hops: [i64; 8],
 }
 
 impl Prefill {
@@ -146,13 +179,38 @@ impl Prefill {
     /// # Errors
     /// [`crate::Error::OutOfMemory`].
     pub fn new(machine: &dyn Machine, plan: Plan, module: Arc<dyn Module>) -> Result<Self> {
-        // Operands want 1,024-byte lines; machines promise 256.
-        let scratch = machine.alloc(plan.scratch_bytes as usize + 1024)?;
-        let arrivals = machine.alloc((1 + ITEMS as usize) * 8)?;
-        Ok(Self { plan, module, scratch, arrivals })
+        let bytes = plan.scratch_bytes as usize + ALIGN + COUNTERS * 8;
+        Ok(Self { plan, module, memory: machine.alloc(bytes)?, hops: [0; 8] })
     }
 
-    /// Starts the positions `first .. first + count` of a row; their tokens are at `args.prompt`.
+    /// Where scratch is, to be told to other ranks.
+    pub fn scratch(&self) -> u64 {
+        self.memory.address.next_multiple_of(ALIGN as u64)
+    }
+
+    /// Where each rank's scratch is; their machines have been made to reach each other.
+    pub fn connect(&mut self, ranks: &[u64]) {
+        let here = self.scratch() as i64;
+        for (hop, there) in self.hops.iter_mut().zip(ranks) {
+            *hop = *there as i64 - here;
+        }
+    }
+
+    /// Makes ready for a launch: no rank may have been launched yet.
+    ///
+    /// # Errors
+    /// What the machine says.
+    pub fn clear(&self, machine: &dyn Machine) -> Result<()> {
+        let at = self.counters() - self.memory.address;
+        machine.write(&self.memory, at as usize, &[0; COUNTERS * 8])
+    }
+
+    fn counters(&self) -> u64 {
+        self.scratch() + self.plan.scratch_bytes
+    }
+
+    /// Starts the positions `first .. first + count` of a row, on one rank; their tokens are at
+    /// `args.prompt`.
     ///
     /// # Errors
     /// What the machine says.
@@ -164,12 +222,12 @@ impl Prefill {
         row: u32,
         (first, count): (u32, u32),
     ) -> Result<Box<dyn super::machine::Flight>> {
-        machine.write(&self.arrivals, 0, &vec![0; self.arrivals.bytes])?;
         let args = PrefillArgs {
             model: args,
             tokens: args.prompt,
-            scratch: self.scratch.address.next_multiple_of(1024),
-            arrivals: self.arrivals.address,
+            scratch: self.scratch(),
+            arrivals: self.counters(),
+            hops: self.hops,
             hidden: 0,
             first,
             count,

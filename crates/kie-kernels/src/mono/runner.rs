@@ -3,10 +3,11 @@
 //!
 //! A launch holds the whole decode loop of the sequences it was made for: it ends when one of them
 //! ends, or when the host asks because something else waits (a new request, a cancel). Prompts run
-//! in launches of their own: of the prefill kernel where there is one, else of the decode kernel
-//! with the positions of one sequence as columns. So a launch's columns never change while it
-//! runs, pages and tables are written only between launches, and the host only reads tokens as
-//! they come.
+//! in launches of the prefill kernel where there is one, else as columns of the decode kernel;
+//! beside sequences at work they are the columns that those leave free (always where there is no
+//! prefill kernel, and where the gap between tokens has a bound). So what a column is for never
+//! changes while a launch runs, pages and tables are written only between launches, and the host
+//! only reads tokens as they come.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -19,7 +20,7 @@ use super::machine::{Flight, Launch, Platform};
 use super::prefill;
 use super::wire::{self, wants, Lost, Order, Sequence, Wire, RING};
 use crate::abi::{Command, CommandKind, Record, SlotEnd, MAX_ALTERNATIVES, PAGE};
-use crate::device::Running;
+use crate::device::{Phase, Running};
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
 use crate::sample::{top_logprobs, SEEN_IN_PROMPT};
@@ -63,14 +64,27 @@ enum Work {
     Prompt(usize, usize),
     /// Tokens of these slots.
     Tokens(Vec<usize>),
+    /// Tokens of the slots, and positions of another's prompt in the columns that are left.
+    Both(Vec<usize>, Beside),
     /// Logits of some positions of a slot.
     Logits(usize, usize),
+}
+
+/// A prompt beside sequences at work.
+struct Beside {
+    slot: usize,
+    /// Positions of the launch, and how many of them a step takes.
+    count: usize,
+    share: usize,
+    /// Tokens that the first of the sequences had made before.
+    made: usize,
 }
 
 /// What every rank's launch is given, beside what is its own.
 struct Ask {
     columns: u32,
     steps: u32,
+    /// Sequences, the first columns.
     live: u32,
     /// Positions of a prompt, or 0.
     prompt: u32,
@@ -102,6 +116,9 @@ pub struct Runner {
     clock: DeviceClock,
     /// How long a wait inside the kernel lasts at most.
     budget_ns: u64,
+    /// Whether the gap between tokens has a bound: then prompts go beside them, a few positions a
+    /// step, rather than in launches of their own.
+    bounded_gap: bool,
 }
 
 impl Runner {
@@ -111,6 +128,7 @@ impl Runner {
         mailbox: Arc<Mailbox>,
         first_epoch: u32,
         hang_timeout: Duration,
+        bounded_gap: bool,
     ) -> Self {
         let slot = |_| Slot {
             state: State::Idle,
@@ -133,7 +151,13 @@ impl Runner {
             prompted: false,
             clock: DeviceClock::default(),
             budget_ns: u64::try_from(hang_timeout.as_nanos()).unwrap_or(u64::MAX),
+            bounded_gap,
         }
+    }
+
+    /// Whether every machine has the prefill kernel.
+    fn is_wide(&self) -> bool {
+        self.ranks.iter().all(|l| l.prefill.is_some())
     }
 
     /// The machine that the host listens to.
@@ -179,7 +203,7 @@ impl Runner {
         for flight in &mut going.flights {
             done &= flight.done()?;
         }
-        if let Work::Tokens(slots) = &going.work {
+        if let Work::Tokens(slots) | Work::Both(slots, _) = &going.work {
             slots.iter().for_each(|slot| self.collect(*slot));
         }
         if done {
@@ -193,6 +217,11 @@ impl Runner {
         let leave = !going.leaving
             && match &going.work {
                 Work::Tokens(slots) => self.somebody_waits(slots),
+                // Other prompts wait until this one is done.
+                Work::Both(slots, beside) => {
+                    let mut all = slots.iter().chain([&beside.slot]);
+                    !self.logits.is_empty() || all.any(|s| self.slots[*s].cancelled)
+                }
                 Work::Prompt(slot, _) => self.slots[*slot].cancelled,
                 Work::Logits(..) => false,
             };
@@ -267,6 +296,18 @@ impl Runner {
                     self.finish(*slot);
                 }
             }
+            Work::Both(slots, beside) => {
+                self.epoch += steps;
+                // Every step made one token of each; a token that is no token ends its sequence
+                // and is not counted: its step's positions are then done once more.
+                let done = (self.slots[slots[0]].made - beside.made) * beside.share;
+                self.slots[beside.slot].next += done.min(beside.count);
+                for (column, slot) in slots.iter().enumerate() {
+                    self.alternatives(*slot, column)?;
+                    self.finish(*slot);
+                }
+                self.finish(beside.slot);
+            }
             Work::Prompt(slot, to) => {
                 self.epoch += steps;
                 self.slots[slot].next = to;
@@ -324,14 +365,11 @@ impl Runner {
         Ok(())
     }
 
-    /// After a launch: whether somebody gave up waiting.
+    /// After a launch: whether somebody gave up waiting, on any rank.
     fn check(&mut self) -> Result<()> {
-        for (rank, loaded) in self.ranks.iter().enumerate() {
-            let mut poison = [0; 8];
-            loaded.machine.read(&loaded.room.poison, 0, &mut poison)?;
-            if poison != [0; 8] {
-                return Err(hang(loaded, rank)?);
-            }
+        let lost = self.ranks.iter().map(Loaded::lost).collect::<Result<Vec<_>>>()?;
+        if lost.iter().any(Option::is_some) {
+            return Err(hang(&lost, self.first().cut.blocks));
         }
         Ok(())
     }
@@ -351,6 +389,7 @@ impl Runner {
         let waiting = (0..self.slots.len()).filter(|i| self.slots[*i].state == State::Prefill);
         let oldest = waiting.min_by_key(|i| self.slots[*i].since);
         match oldest {
+            Some(slot) if self.goes_beside(&decoding) => self.start_both(decoding, slot),
             Some(slot) if decoding.is_empty() || !self.prompted => {
                 self.prompted = true;
                 self.start_prompt(slot, !decoding.is_empty())
@@ -371,8 +410,16 @@ impl Runner {
         }
     }
 
-    /// A prompt's next positions; its last token is the first that the decode loop feeds.
-    fn start_prompt(&mut self, index: usize, beside: bool) -> Result<()> {
+    /// Whether a prompt takes the columns that these sequences leave free.
+    fn goes_beside(&self, decoding: &[usize]) -> bool {
+        let free = self.first().most_columns().saturating_sub(decoding.len());
+        let alone = self.bounded_gap || !self.is_wide();
+        !decoding.is_empty() && free > 0 && alone
+    }
+
+    /// Positions of a prompt that are still to be done; its last token is the first that the
+    /// decode loop feeds, so with none left the slot decodes.
+    fn prompt_left(&mut self, index: usize) -> Result<usize> {
         // SAFETY: the slot runs, so the device owns it.
         let memory = unsafe { self.mailbox.slot_of_device(index) };
         if self.slots[index].token == u32::MAX {
@@ -383,7 +430,53 @@ impl Runner {
         }
         let slot = &mut self.slots[index];
         let last = memory.params.prompt as usize - 1;
-        let wide = self.ranks[0].prefill.is_some();
+        if slot.next == last {
+            (slot.state, slot.token) = (State::Decode, memory.tokens[last]);
+        }
+        Ok(last - slot.next)
+    }
+
+    /// The next positions of a prompt in the columns that the sequences leave free.
+    fn start_both(&mut self, slots: Vec<usize>, index: usize) -> Result<()> {
+        let count = self.prompt_left(index)?;
+        if count == 0 {
+            return self.take_off();
+        }
+        self.write_prompt(index, self.slots[index].next, count)?;
+        let columns = self.first().most_columns();
+        let share = columns - slots.len();
+        let (mut dump, mut column) = (false, [Sequence::default(); 8]);
+        for (column, index) in column.iter_mut().zip(&slots) {
+            *column = self.sequence(*index, &mut dump);
+        }
+        let (row, position) = (index as u32, self.slots[index].next as u32);
+        column[slots.len()..].fill(Sequence { row, position, ..Sequence::default() });
+        let steps = if dump { 1 } else { count.div_ceil(share) } as u32;
+        let made = self.slots[slots[0]].made;
+        let beside = Beside { slot: index, count, share, made };
+        let (columns, live) = (columns as u32, slots.len() as u32);
+        let logits = dump.then_some(columns);
+        let ask = Ask { columns, steps, live, prompt: count as u32, logits, column };
+        self.launch(&ask, Work::Both(slots, beside))
+    }
+
+    /// A slot's tokens `from .. from + count` to where prompts are read.
+    fn write_prompt(&self, index: usize, from: usize, count: usize) -> Result<()> {
+        // SAFETY: the slot runs (or its logits are asked for), so the device owns it.
+        let memory = unsafe { self.mailbox.slot_of_device(index) };
+        let tokens = &memory.tokens[from..from + count];
+        let bytes: Vec<u8> = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
+        self.ranks.iter().try_for_each(|r| r.machine.write(&r.room.prompt, 0, &bytes))
+    }
+
+    /// A prompt's next positions in a launch of their own.
+    fn start_prompt(&mut self, index: usize, beside: bool) -> Result<()> {
+        let left = self.prompt_left(index)?;
+        if left == 0 {
+            return self.take_off();
+        }
+        let slot = &self.slots[index];
+        let wide = self.is_wide();
         let most = match (wide, beside) {
             // Chunks start at whole pages, so launches end there.
             (true, true) => prefill::TURN_POSITIONS - slot.next % PAGE,
@@ -391,14 +484,8 @@ impl Runner {
             (false, true) => TURN_POSITIONS,
             (false, false) => usize::MAX,
         };
-        let count = most.min(last - slot.next);
-        if count == 0 {
-            (slot.state, slot.token) = (State::Decode, memory.tokens[last]);
-            return self.take_off();
-        }
-        let tokens = memory.tokens[slot.next..slot.next + count].to_vec();
-        let position = slot.next;
-        self.launch_prompt(index, position, &tokens, None, Work::Prompt(index, position + count))
+        let (position, count) = (slot.next, most.min(left));
+        self.launch_prompt(index, position, count, None, Work::Prompt(index, position + count))
     }
 
     fn start_logits(&mut self, command: Command) -> Result<()> {
@@ -414,27 +501,22 @@ impl Runner {
                 (command.a as usize, command.b as usize, None)
             }
         };
-        let tokens = memory.tokens[position..position + count].to_vec();
-        self.launch_prompt(index, position, &tokens, columns, Work::Logits(index, count))
+        self.launch_prompt(index, position, count, columns, Work::Logits(index, count))
     }
 
     fn launch_prompt(
         &mut self,
         index: usize,
         position: usize,
-        tokens: &[u32],
+        count: usize,
         columns: Option<u32>,
         work: Work,
     ) -> Result<()> {
         let columns = columns.unwrap_or(self.first().most_columns() as u32);
-        let bytes: Vec<u8> = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
-        for rank in &self.ranks {
-            rank.machine.write(&rank.room.prompt, 0, &bytes)?;
-        }
-        let count = tokens.len() as u32;
+        self.write_prompt(index, position, count)?;
+        let count = count as u32;
         // A few positions are done sooner as columns, in steps of a token's time.
-        if matches!(work, Work::Prompt(..)) && count > 2 * columns && self.first().prefill.is_some()
-        {
+        if matches!(work, Work::Prompt(..)) && count > 2 * columns && self.is_wide() {
             return self.launch_wide(index, position as u32, count, work);
         }
         // Every column is of this sequence, whose pages it finds by its own row.
@@ -442,18 +524,23 @@ impl Runner {
         let column = [Sequence { row, position, ..Sequence::default() }; 8];
         let steps = count.div_ceil(columns);
         let logits = matches!(work, Work::Logits(..)).then_some(steps * columns);
-        self.launch(&Ask { columns, steps, live: columns, prompt: count, logits, column }, work)
+        self.launch(&Ask { columns, steps, live: 0, prompt: count, logits, column }, work)
     }
 
-    /// The tokens at `prompt` in the prefill kernel, which runs on one machine alone.
+    /// The tokens at `prompt` in the prefill kernel.
     fn launch_wide(&mut self, row: usize, first: u32, count: u32, work: Work) -> Result<()> {
-        let loaded = &self.ranks[0];
-        let prefill = loaded.prefill.as_ref().expect("the caller asked");
-        let mut args = loaded.args(1);
-        (args.prompt, args.budget_ns) = (loaded.room.prompt.address, self.budget_ns);
-        let (machine, layers) = (&*loaded.machine, loaded.model.layers);
-        let flight = prefill.launch(machine, args, layers, row as u32, (first, count))?;
-        self.going = Some(Going { flights: vec![flight], work, steps: 0, leaving: false });
+        let all = || self.ranks.iter().filter_map(|l| Some((l, l.prefill.as_ref()?)));
+        for (loaded, prefill) in all() {
+            prefill.clear(&*loaded.machine)?;
+        }
+        let mut flights = Vec::with_capacity(self.ranks.len());
+        for (loaded, prefill) in all() {
+            let mut args = loaded.args(1);
+            (args.prompt, args.budget_ns) = (loaded.room.prompt.address, self.budget_ns);
+            let (machine, layers) = (&*loaded.machine, loaded.model.layers);
+            flights.push(prefill.launch(machine, args, layers, row as u32, (first, count))?);
+        }
+        self.going = Some(Going { flights, work, steps: 0, leaving: false });
         Ok(())
     }
 
@@ -523,7 +610,7 @@ impl Runner {
             match ask.logits {
                 Some(positions) => args.logits = loaded.logits_for(positions as usize)?,
                 // A prompt's positions need no head.
-                None if ask.prompt > 0 => args.segment_count = 4 * loaded.model.layers,
+                None if ask.live == 0 => args.segment_count = 4 * loaded.model.layers,
                 None => {}
             }
             let launch = Launch {
@@ -540,11 +627,8 @@ impl Runner {
     }
 }
 
-/// Who gave up, as an error.
-fn hang(loaded: &Loaded, rank: usize) -> Result<Error> {
-    let mut records = vec![0; loaded.room.records.bytes];
-    loaded.machine.read(&loaded.room.records, 0, &mut records)?;
-    let lost = Lost::read(&records);
+/// Who gave up on each rank, as an error: the ranks and their blocks that had come least far first.
+fn hang(lost: &[Option<Vec<Lost>>], blocks: u32) -> Error {
     let one = |l: &Lost| {
         format!(
             "block {} in step {} waited for {} (wanted {}, seen {})",
@@ -555,9 +639,19 @@ fn hang(loaded: &Loaded, rank: usize) -> Result<Error> {
             l.seen
         )
     };
-    let told: Vec<String> = lost.iter().take(4).map(one).collect();
-    let (lost, all) = (lost.len(), loaded.cut.blocks);
-    Ok(Error::Hang(format!("rank {rank}: {lost} of {all} blocks gave up: {}", told.join("; "))))
+    let mut ranks: Vec<_> = (0_usize..).zip(lost.iter().flatten()).collect();
+    ranks.retain(|(_, lost)| !lost.is_empty());
+    ranks.sort_by_key(|(rank, lost)| (lost[0].turn(), *rank));
+    let most = if ranks.len() > 1 { 2 } else { 4 };
+    let of = |(rank, lost): &(usize, &Vec<Lost>)| {
+        let some: Vec<String> = lost.iter().take(most).map(one).collect();
+        format!("rank {rank}: {} of {blocks} blocks gave up: {}", lost.len(), some.join("; "))
+    };
+    let mut told: Vec<String> = ranks.iter().map(of).collect();
+    if told.is_empty() {
+        told.push("a kernel left before its end and no block says why".to_owned());
+    }
+    Error::Hang(told.join(". "))
 }
 
 /// Counts of a prompt's tokens, as the sampler keeps them.
@@ -579,6 +673,23 @@ impl Running for Runner {
             self.take_off()?;
         }
         Ok(self.going.is_some())
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let of =
+            |(rank, l): (usize, &Loaded)| Some(format!("rank {rank}: {}", l.warning.as_ref()?));
+        self.ranks.iter().enumerate().filter_map(of).collect()
+    }
+
+    /// Of the machine that took longest, phase by phase: they load side by side.
+    fn phases(&self) -> Vec<Phase> {
+        let mut all = self.ranks[0].phases.clone();
+        for (n, phase) in all.iter_mut().enumerate() {
+            let others = self.ranks.iter().filter_map(|rank| rank.phases.get(n));
+            phase.seconds = others.clone().map(|p| p.seconds).fold(0.0, f64::max);
+            phase.bytes = others.map(|p| p.bytes).sum();
+        }
+        all
     }
 
     fn park(&mut self) {}

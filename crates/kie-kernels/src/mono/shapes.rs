@@ -3,10 +3,10 @@
 
 use super::cut::Cut;
 use super::machine::{MachineInfo, Platform, Source};
-use super::model::Model;
+use super::model::{Layer, Model};
 use super::prefill::Plan;
 use super::source;
-use crate::abi::HeadMode;
+use crate::abi::{HeadMode, NONE};
 
 /// `2b`: eight lanes of a laneformer; `lane`: one of them; `1b`, `8b`: dense models.
 pub fn model(name: &str) -> Model {
@@ -53,10 +53,27 @@ pub fn model(name: &str) -> Model {
         norm_lanes: 1,
         head_norm: false,
         bias: false,
-        layer: Vec::new(),
+        layer: if name == "2b" { vec![delayed()] } else { Vec::new() },
         embed: 0,
         head: 0,
         final_norm: 0,
+    }
+}
+
+/// A layer that sees a window, and other lanes' outputs of two layers before.
+fn delayed() -> Layer {
+    Layer {
+        qkv: [0; 3],
+        biases: [NONE; 3],
+        head_norms: [NONE; 2],
+        outputs: [0; 2],
+        gate_up: [0; 2],
+        norms: [0; 2],
+        window: 512,
+        pool: [1, 0],
+        own: [1.0; 2],
+        delay: [2; 2],
+        shares: [true; 2],
     }
 }
 
@@ -103,6 +120,6 @@ pub fn decode(
 pub fn prefill(model: &Model) -> Option<Source> {
     let machine = nvidia();
     let cut = Cut::new(model, &machine, 33_280).expect("a cut");
-    let plan = Plan::new(model, &cut, (Platform::Cuda, &machine), 33_280)?;
+    let plan = Plan::new(model, &cut, (Platform::Cuda, &machine), (33_280, 512))?;
     Some(plan.source(model, &cut))
 }

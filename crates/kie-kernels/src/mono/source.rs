@@ -33,8 +33,12 @@ const UNDER_PREFILL: usize = 6;
 pub const PREFILL: &[(&str, &str)] = &[
     kernel!("common/prefill_shape.h"),
     kernel!("common/prefill_attention.h"),
+    kernel!("common/prefill_feed.h"),
+    kernel!("common/prefill_norm.h"),
     kernel!("common/prefill.h"),
 ];
+/// The kernel that packs weights, behind the platform alone.
+const PACK: (&str, &str) = kernel!("common/pack.h");
 /// Wide tiles, which the prefill kernel needs.
 const WIDE_CUDA: (&str, &str) = kernel!("cuda/wide.h");
 const WIDE_SIM: (&str, &str) = kernel!("sim/wide.h");
@@ -66,6 +70,11 @@ pub fn prefill_text(platform: Platform) -> Option<String> {
     };
     let before = platform_headers(platform).iter().chain([wide]);
     Some(join(before.chain(&COMMON[..UNDER_PREFILL]).chain(PREFILL)))
+}
+
+/// The kernel that packs weights, as one text.
+pub fn pack_text(platform: Platform) -> String {
+    join(platform_headers(platform)[..1].iter().chain([&PACK]))
 }
 
 fn join<'a>(headers: impl Iterator<Item = &'a (&'static str, &'static str)>) -> String {

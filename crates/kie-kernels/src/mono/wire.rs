@@ -160,7 +160,8 @@ const _: () = assert!(size_of::<Args>() == 33 * 8 + 10 * 4 + 8 * size_of::<Seque
 pub struct Lost {
     /// Block.
     pub block: u32,
-    /// Layer and wait, as the kernel numbers them.
+    /// Layer and wait, as the kernel numbers them; above 16 bits 1 + the rank that was waited for,
+    /// where it is known.
     pub place: u32,
     /// Step of the launch.
     pub step: u32,
@@ -171,39 +172,64 @@ pub struct Lost {
 }
 
 /// Bytes of one record.
-pub const RECORD_BYTES: usize = 24;
+pub const RECORD_BYTES: usize = 16;
+/// Set in the place of a record that was written.
+const WRITTEN: u32 = 1 << 31;
+/// Records of a block, one a warp.
+pub const RECORDS_BLOCK: usize = 16;
 
 impl Lost {
-    /// The first blocks' records that say something.
+    /// What each block that gave up waited for, in the order of the work: the first is nearest to
+    /// the cause.
     pub fn read(bytes: &[u8]) -> Vec<Self> {
         let word =
             |r: &[u8], at: usize| u32::from_le_bytes([r[at], r[at + 1], r[at + 2], r[at + 3]]);
         let all = bytes.chunks_exact(RECORD_BYTES).enumerate();
-        all.filter(|(_, r)| r[..8].iter().any(|b| *b != 0))
-            .map(|(block, r)| Self {
-                block: block as u32,
-                place: word(r, 8),
-                step: word(r, 12),
-                wanted: word(r, 16),
-                seen: word(r, 20),
+        let mut all: Vec<_> = all
+            .filter(|(_, r)| word(r, 0) != 0)
+            .map(|(warp, r)| Self {
+                block: (warp / RECORDS_BLOCK) as u32,
+                place: word(r, 0) & !WRITTEN,
+                step: word(r, 4),
+                wanted: word(r, 8),
+                seen: word(r, 12),
             })
-            .collect()
+            .collect();
+        // Of a block's warps the one that had come least far.
+        all.sort_by_key(|lost| (lost.block, lost.turn()));
+        all.dedup_by_key(|lost| lost.block);
+        all.sort_by_key(|lost| (lost.turn(), lost.block));
+        all
+    }
+
+    /// What comes first in the work has the smaller one: step, then place.
+    pub fn turn(&self) -> (u32, u32) {
+        let place = match self.place & 0xffff {
+            0xffe => 0x10_000,
+            0xfff => 0x10_001,
+            0xffa..=0xffd => 0x10_002,
+            place => place,
+        };
+        (self.step, place)
     }
 
     /// What was waited for, in words.
     pub fn what(&self) -> String {
-        let layer = self.place >> 4;
-        match (self.place, self.place & 15) {
-            (0x1000.., _) => format!("the prefill kernel's wait {:#x}", self.place),
+        let (place, from) = (self.place & 0xffff, self.place >> 16);
+        let layer = place >> 4;
+        let of = if from == 0 { String::new() } else { format!(" of rank {}", from - 1) };
+        match (place, place & 15) {
+            (0x1000.., _) => format!("the prefill kernel's wait {place:#x}"),
             (0xfff, _) => "the token's offers".to_owned(),
-            (0xffe, _) => "the head's input".to_owned(),
+            (0xffe, _) => format!("the head's input{of}"),
             (0xffa..=0xffd, _) => "the choice of a token".to_owned(),
             (_, 0) => format!("layer {layer}, attention's input"),
             (_, 1) => format!("layer {layer}, query heads"),
             (_, 2) => format!("layer {layer}, attention's parts"),
-            (_, 3) => format!("layer {layer}, other lanes' output"),
+            (_, 3) => format!("layer {layer}, other lanes' attention{of}"),
             (_, 4) => format!("layer {layer}, attention's output"),
             (_, 5) => format!("layer {layer}, the mlp's input"),
+            (_, 7) => format!("layer {layer}, other lanes' mlp{of}"),
             (_, _) => format!("layer {layer}, the mlp's activations"),
         }
     }

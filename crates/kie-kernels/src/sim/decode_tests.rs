@@ -128,7 +128,7 @@ KIE_KERNEL(prepare, 32, Check c) {
     a.pools[0] = a.pools[1] = take<u8>(at, pool), a.pool_layers[0] = a.pool_layers[1] = kLayers;
     a.stop_ids = take<u32>(at, kColumns * kStopsMax), a.words = take<u64>(at, kWords);
     a.values = take<float>(at, 2 * kColumns * kVocabAll);
-    a.poison = take<u64>(at, 1), a.records = take<Record>(at, kBlocks);
+    a.poison = take<u64>(at, 1), a.records = take<Record>(at, kBlocks * kRecordsBlock);
     a.logits = take<float>(at, (u64)(c.steps + 3) * kColumns * kVocabAll);
     a.out = (u64*)(c.host + 64), a.control = (u32*)c.host;
     a.budget_ns = 200000000, a.steps = c.steps + 3, a.epoch = 0x7ffffffd;

@@ -42,11 +42,24 @@ pub(super) fn of(sim: Sim, ranks: usize) -> Vec<Arc<dyn Machine>> {
 }
 
 /// Lands when all of its group have.
-struct Together(Arc<Mutex<Option<Box<dyn Flight>>>>);
+struct Together {
+    flight: Arc<Mutex<Option<Box<dyn Flight>>>>,
+    group: Arc<Group>,
+}
 
 impl Flight for Together {
     fn done(&mut self) -> Result<bool> {
-        locked(&self.0).as_mut().map_or(Ok(false), |flight| flight.done())
+        locked(&self.flight).as_mut().map_or(Ok(false), |flight| flight.done())
+    }
+}
+
+impl Drop for Together {
+    /// One that never took off, because a later rank's launch was refused, is forgotten.
+    fn drop(&mut self) {
+        let mut waiting = locked(&self.group.waiting);
+        if Arc::ptr_eq(&waiting.flight, &self.flight) {
+            *waiting = Waiting::default();
+        }
     }
 }
 
@@ -95,6 +108,14 @@ impl Machine for Rank {
         self.sim.read(from, offset, out)
     }
 
+    fn launch_alone(
+        &self,
+        module: &Arc<dyn Module>,
+        launch: &Launch<'_>,
+    ) -> Result<Box<dyn Flight>> {
+        self.sim.launch(module, launch)
+    }
+
     fn launch(&self, module: &Arc<dyn Module>, launch: &Launch<'_>) -> Result<Box<dyn Flight>> {
         let mut waiting = locked(&self.group.waiting);
         if waiting.args.len() != self.rank {
@@ -108,6 +129,6 @@ impl Machine for Rank {
             let args: Vec<&[u8]> = all.args.iter().map(Vec::as_slice).collect();
             *locked(&all.flight) = Some(self.sim.launch_all(module, launch, &args)?);
         }
-        Ok(Box::new(Together(flight)))
+        Ok(Box::new(Together { flight, group: self.group.clone() }))
     }
 }

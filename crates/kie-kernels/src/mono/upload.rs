@@ -1,0 +1,383 @@
+//! Weights on their way: their bytes go up as they are stored, a scratch full at a time, and the
+//! kernel of `kernels/common/pack.h` puts them where [`super::pack`]'s tables say, while the other
+//! scratch is filled.
+//!
+//! Invariants: a scratch is written only when the kernel that read it has ended; both are freed
+//! before [`run`] returns.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::machine::{Flight, Launch, Machine, Memory, Module, Platform, Source};
+use super::pack::{Packing, Parts, Target, Weights};
+use super::source;
+use super::wire::Wire;
+use crate::abi::Tensor;
+use crate::cpu::matmul::Matrix as Stored;
+use crate::device::Phase;
+use crate::error::{Error, Result};
+
+/// Bytes of a scratch at most.
+const SCRATCH_BYTES: usize = 128 << 20;
+/// Jobs of a scratch; they lie at its beginning.
+const JOBS: usize = 512;
+/// Alignment of what lies in a scratch: that of every number, and of whole lines of memory.
+const ALIGN: usize = 256;
+
+/// Rows of a stored matrix and what is made of them (pack.h's `PackJob`).
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct Job {
+    from: u64,
+    scales: u64,
+    places: u64,
+    to: u64,
+    rows: u32,
+    cols: u32,
+    first: u32,
+    format: u32,
+    block_rows: u32,
+    block_cols: u32,
+    parts: u32,
+    real: u32,
+    padded: u32,
+    skip: u32,
+    unit_bytes: u32,
+    k_warps: u32,
+    pairs: u32,
+    chunk: u32,
+    tag: u32,
+    padding: u32,
+}
+
+// SAFETY: four u64s, sixteen u32s.
+unsafe impl Wire for Job {}
+const _: () = assert!(size_of::<Job>() == 96);
+
+/// The launch's one parameter (pack.h's `PackArgs`).
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct PackArgs {
+    jobs: u64,
+    beyond: u64,
+    count: u32,
+    blocks: u32,
+    threads: u32,
+    padding: u32,
+}
+
+// SAFETY: two u64s, four u32s.
+unsafe impl Wire for PackArgs {}
+
+/// What the compiler is given. It does not depend on the model.
+pub fn kernel(platform: Platform) -> Source {
+    Source { defines: Vec::new(), text: source::pack_text(platform), entries: vec!["kie_pack"] }
+}
+
+/// Device memory that [`run`] takes for as long as it runs, at most.
+pub const fn most_bytes() -> u64 {
+    2 * SCRATCH_BYTES as u64
+}
+
+/// Half of the memory under way.
+struct Half<'a> {
+    memory: Memory,
+    flight: Option<Box<dyn Flight>>,
+    /// Bytes taken of it.
+    used: usize,
+    pieces: Vec<(usize, &'a [u8])>,
+    jobs: Vec<Job>,
+}
+
+/// Where the time went.
+#[derive(Debug, Default)]
+struct Times {
+    copy: Duration,
+    bytes: u64,
+    pack: Duration,
+}
+
+struct Upload<'a> {
+    weights: &'a Weights<'a>,
+    machine: &'a dyn Machine,
+    module: Arc<dyn Module>,
+    halves: [Half<'a>; 2],
+    turn: usize,
+    beyond: Memory,
+    times: Times,
+}
+
+/// Copies and packs everything; tells how long it took.
+///
+/// # Errors
+/// [`Error::InvalidProgram`] for a weight beyond float16, or what the machine says.
+pub fn run(machine: &dyn Machine, weights: &Weights<'_>, packing: &Packing) -> Result<Vec<Phase>> {
+    run_within(machine, weights, packing, SCRATCH_BYTES)
+}
+
+/// The same with a scratch of so many bytes at most.
+fn run_within(
+    machine: &dyn Machine,
+    weights: &Weights<'_>,
+    packing: &Packing,
+    most: usize,
+) -> Result<Vec<Phase>> {
+    let began = Instant::now();
+    let module = machine.compile(&kernel(machine.platform()))?;
+    let compiled = began.elapsed();
+    let places: Vec<&[u8]> = packing.tables.iter().map(|table| bytes_of(&table.places)).collect();
+    let mut at = 0;
+    let mut pieces = Vec::new();
+    for bytes in places {
+        pieces.push((at, bytes));
+        at += bytes.len();
+    }
+    let places = machine.alloc(at.max(ALIGN))?;
+    machine.write_all(&places, &pieces)?;
+    let tables: Vec<u64> = pieces.iter().map(|(at, _)| places.address + *at as u64).collect();
+    let room = scratch_bytes(weights, packing, most);
+    let half = || -> Result<Half<'_>> {
+        let memory = machine.alloc(room)?;
+        Ok(Half { memory, flight: None, used: JOBS_BYTES, pieces: vec![], jobs: vec![] })
+    };
+    let mut upload = Upload {
+        weights,
+        machine,
+        module,
+        halves: [half()?, half()?],
+        turn: 0,
+        beyond: machine.alloc(8)?,
+        times: Times::default(),
+    };
+    let prepared = began.elapsed() - compiled;
+    for ((tensor, lane), targets) in &packing.tasks {
+        upload.matrix((*tensor, *lane), targets, packing, &tables)?;
+    }
+    upload.flush()?;
+    upload.land(0)?;
+    upload.land(1)?;
+    upload.check()?;
+    let times = upload.times;
+    Ok(vec![
+        Phase::new("packing kernel", compiled, 0),
+        Phase::new("tables and scratch", prepared, 0),
+        Phase::new("weights", times.copy, times.bytes),
+        Phase::new("packing behind them", times.pack, 0),
+    ])
+}
+
+const JOBS_BYTES: usize = (JOBS * size_of::<Job>()).next_multiple_of(ALIGN);
+
+/// Plain structures one after another.
+fn bytes_of<T: Wire>(all: &[T]) -> &[u8] {
+    // SAFETY: no padding (`Wire`'s promise), so every byte is initialised.
+    unsafe { std::slice::from_raw_parts(all.as_ptr().cast(), size_of_val(all)) }
+}
+
+/// Bytes of one scratch: all weights, or the most.
+fn scratch_bytes(weights: &Weights<'_>, packing: &Packing, most: usize) -> usize {
+    let all = packing.tasks.keys().map(|(tensor, _)| {
+        let tensor = weights.tensor(*tensor);
+        (tensor.bytes() / u64::from(tensor.lanes)) as usize + 2 * ALIGN
+    });
+    JOBS_BYTES + all.sum::<usize>().clamp(ALIGN, most)
+}
+
+/// Waits for a kernel's end.
+fn land(flight: Option<Box<dyn Flight>>) -> Result<()> {
+    let Some(mut flight) = flight else { return Ok(()) };
+    while !flight.done()? {
+        std::thread::sleep(Duration::from_micros(20));
+    }
+    Ok(())
+}
+
+impl<'a> Upload<'a> {
+    /// One stored matrix, in pieces that fit.
+    fn matrix(
+        &mut self,
+        of: (u32, u32),
+        targets: &[Target],
+        packing: &Packing,
+        tables: &[u64],
+    ) -> Result<()> {
+        let (weights, (tensor, lane)) = (self.weights, of);
+        let (tensor, stored) = (weights.tensor(tensor), weights.stored(tensor, lane));
+        let all = targets.iter().map(|t| &packing.tables[t.table]);
+        let rows = stored.rows as u32;
+        let first = all.clone().map(|t| t.first).min().unwrap_or(0).min(rows);
+        let end = all.map(|t| t.end()).max().unwrap_or(0).min(rows);
+        let mut at = first;
+        while at < end {
+            let fit = self.rows_that_fit(tensor, targets.len());
+            if fit == 0 && self.halves[self.turn].jobs.is_empty() {
+                let bytes = stored.cols * stored.dtype.bytes();
+                return Err(Error::Failed(format!("a row of {bytes} bytes is too long to load")));
+            }
+            if fit == 0 {
+                self.flush()?;
+                continue;
+            }
+            let count = fit.min(end - at);
+            let [from, scales] = self.take(&stored, at, count);
+            for target in targets {
+                let table = &packing.tables[target.table];
+                let begin = at.max(table.first);
+                let rows = (at + count).min(table.end()).saturating_sub(begin);
+                if rows == 0 {
+                    continue;
+                }
+                let skipped = u64::from(begin - at) * (stored.cols * stored.dtype.bytes()) as u64;
+                let grid = 4 * u64::from(tensor.scale_grid()[1]);
+                let blocks =
+                    |row: u32| u64::from(row.checked_div(tensor.block[0].into()).unwrap_or(0));
+                let job = Job {
+                    from: from + skipped,
+                    scales: scales + (blocks(begin) - blocks(at)) * grid,
+                    places: tables[target.table] + u64::from(begin - table.first) * 16,
+                    first: begin,
+                    rows,
+                    tag: (of.0 + 1) << TAG_LANE | of.1,
+                    ..Job::of(tensor, target)
+                };
+                self.halves[self.turn].jobs.push(job);
+            }
+            at += count;
+        }
+        Ok(())
+    }
+
+    /// Rows of a matrix for which there is room, with their scales.
+    fn rows_that_fit(&self, tensor: &Tensor, targets: usize) -> u32 {
+        let half = &self.halves[self.turn];
+        if half.jobs.len() + targets > JOBS {
+            return 0;
+        }
+        let scales = match tensor.scale_grid() {
+            [0, _] => 0,
+            [rows, cols] => 4 * rows as usize * cols as usize + ALIGN,
+        };
+        let room = half.memory.bytes.saturating_sub(half.used + ALIGN + scales);
+        (room / (tensor.cols as usize * tensor.dtype.bytes()).max(1)) as u32
+    }
+
+    /// Gives rows (and their scales) room in the scratch: where they will be.
+    fn take(&mut self, stored: &Stored<'a>, first: u32, count: u32) -> [u64; 2] {
+        let half = &mut self.halves[self.turn];
+        let mut put = |bytes: &'a [u8]| {
+            let at = half.used;
+            half.pieces.push((at, bytes));
+            half.used = (at + bytes.len()).next_multiple_of(ALIGN);
+            half.memory.address + at as u64
+        };
+        let (first, end) = (first as usize, (first + count) as usize);
+        let row_bytes = stored.cols * stored.dtype.bytes();
+        let from = put(&stored.data[first * row_bytes..end * row_bytes]);
+        let scales = stored.scales.map_or(0, |s| {
+            let grid = 4 * stored.cols.div_ceil(s.block_cols);
+            put(&s.data[first / s.block_rows * grid..end.div_ceil(s.block_rows) * grid])
+        });
+        [from, scales]
+    }
+
+    /// Sends the scratch up, starts the kernel on it, and goes on with the other one.
+    fn flush(&mut self) -> Result<()> {
+        self.land(self.turn)?;
+        let half = &mut self.halves[self.turn];
+        if half.jobs.is_empty() {
+            return Ok(());
+        }
+        let began = Instant::now();
+        let jobs = std::mem::take(&mut half.jobs);
+        let mut pieces: Vec<(usize, &[u8])> = std::mem::take(&mut half.pieces);
+        pieces.push((0, bytes_of(&jobs)));
+        self.machine.write_all(&half.memory, &pieces)?;
+        self.times.copy += began.elapsed();
+        self.times.bytes += pieces.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>();
+        let (blocks, threads) = match self.machine.platform() {
+            // A fiber a thread: as few as show that blocks share the rows.
+            Platform::Sim => (2, self.machine.warp()),
+            Platform::Cuda | Platform::Hip => (self.machine.info()?.multiprocessors, 1024),
+        };
+        let args = PackArgs {
+            jobs: half.memory.address,
+            beyond: self.beyond.address,
+            count: jobs.len() as u32,
+            blocks,
+            threads,
+            padding: 0,
+        };
+        let args = args.as_bytes();
+        let launch = Launch { entry: "kie_pack", blocks, threads, shared_bytes: 0, args };
+        half.flight = Some(self.machine.launch_alone(&self.module, &launch)?);
+        half.used = JOBS_BYTES;
+        self.turn = 1 - self.turn;
+        Ok(())
+    }
+
+    /// Waits until a scratch is free.
+    fn land(&mut self, half: usize) -> Result<()> {
+        let began = Instant::now();
+        land(self.halves[half].flight.take())?;
+        self.times.pack += began.elapsed();
+        Ok(())
+    }
+
+    /// Refuses what the kernel found to be beyond float16.
+    fn check(&self) -> Result<()> {
+        let mut found = [0; 8];
+        self.machine.read(&self.beyond, 0, &mut found)?;
+        let found = u64::from_le_bytes(found);
+        let (tag, row) = ((found >> 32) as u32, found as u32);
+        let Some(tensor) = (tag >> TAG_LANE).checked_sub(1) else { return Ok(()) };
+        let far = self.weights.beyond_half(tensor, tag & ((1 << TAG_LANE) - 1), row);
+        let far = far.map_or_else(String::new, |far| format!(" of {far}"));
+        Err(Error::InvalidProgram {
+            step: usize::MAX,
+            detail: format!(
+                "a weight{far} is beyond float16 (tensor {tensor}, row {row}); run on the CPU, or \
+                 convert the checkpoint"
+            ),
+        })
+    }
+}
+
+/// Bits of a lane in a tag.
+const TAG_LANE: u32 = 10;
+
+impl Job {
+    /// What does not depend on the rows.
+    fn of(tensor: &Tensor, target: &Target) -> Self {
+        let Parts { count: parts, real, padded, skip } = target.parts;
+        let split = target.split;
+        let [unit_bytes, k_warps, pairs, chunk] =
+            split.map_or([0, 1, 1, 1], |s| [s.rows * 64, s.k_warps, s.k / 32 / s.k_warps, s.chunk]);
+        Self {
+            from: 0,
+            scales: 0,
+            places: 0,
+            to: target.to,
+            rows: 0,
+            cols: tensor.cols,
+            first: 0,
+            format: tensor.dtype as u32,
+            block_rows: tensor.block[0].into(),
+            block_cols: tensor.block[1].into(),
+            parts,
+            real,
+            padded,
+            skip,
+            unit_bytes,
+            k_warps,
+            pairs,
+            chunk,
+            tag: 0,
+            padding: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+#[path = "upload_tests.rs"]
+mod tests;

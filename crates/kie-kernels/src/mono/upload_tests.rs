@@ -1,0 +1,432 @@
+//! What the simulated device packs, against lines written out one number after another from whole
+//! matrices: every format, padding, turned heads, lanes, slices, scales, tails, and scratches so
+//! small that matrices come in pieces.
+
+use std::sync::Arc;
+
+use half::{bf16, f16};
+
+use super::super::cut::{Cut, Matrix, Split};
+use super::super::model::{Layer, Model};
+use super::super::pack::{To, Weights};
+use super::super::shapes;
+use super::*;
+use crate::abi::{Dims, Dtype, HeadMode, Layout, Program, NONE};
+use crate::cpu::numbers::number_to_f32;
+use crate::device::Buffer;
+use crate::sim::Sim;
+
+/// A program's weights with the sizes of `model`, one buffer.
+struct Case {
+    model: Model,
+    program: Program,
+    bytes: Vec<u8>,
+    rank: u32,
+    dtype: Dtype,
+    random: u32,
+}
+
+/// Numbers by row and column.
+type Grid = Vec<Vec<f32>>;
+
+impl Case {
+    fn new(model: Model, dtype: Dtype, rank: u32) -> Self {
+        let dims = Dims {
+            hidden: model.hidden,
+            lanes: model.lanes_all(),
+            heads: model.heads,
+            kv_heads: model.kv_heads,
+            head_dim: model.head_dim,
+            ffn: model.ffn,
+            vocab: model.vocab_all,
+            eps: 1e-5,
+            rope_interleaved: u32::from(model.interleaved),
+            head_mode: model.head_mode,
+            kv_dtype: Dtype::F16,
+            max_positions: 64,
+            slots: 1,
+            columns: 2,
+            group_layers: [model.layers, 0],
+            group_pages: [1, 0],
+        };
+        let (steps, tensors) = (vec![], vec![]);
+        let program =
+            Program { dims, blocks: 1, steps, tensors, vectors: vec![], splits: vec![], rope: 0 };
+        let mut case = Self { model, program, bytes: vec![0; 3], rank, dtype, random: 1 };
+        case.fill();
+        case
+    }
+
+    /// Tensors of all layers, the embedding and the head, as a checkpoint has them.
+    fn fill(&mut self) {
+        let m = self.model.clone();
+        let lanes = if m.sliced { 1 } else { m.lanes_all() };
+        let all = if m.sliced { m.ranks } else { 1 };
+        let (attn, kv) = (m.heads * m.head_dim * all, m.kv_heads * m.head_dim * all);
+        // A slice of the last rank may be shorter.
+        let ffn = if m.sliced { m.ffn * all - 1 } else { m.ffn };
+        for _ in 0..m.layers {
+            let layer = Layer {
+                qkv: [attn, kv, kv].map(|rows| self.matrix(lanes, rows, m.hidden)),
+                biases: [NONE; 3],
+                head_norms: [NONE; 2],
+                outputs: [attn, ffn].map(|cols| self.matrix(lanes, m.hidden, cols)),
+                gate_up: [ffn; 2].map(|rows| self.matrix(lanes, rows, m.hidden)),
+                norms: [0; 2].map(|_: u32| self.plain(m.norm_lanes, m.hidden)),
+                window: 0,
+                pool: [0, 0],
+                own: [1.0; 2],
+                delay: [0; 2],
+                shares: [true; 2],
+            };
+            self.model.layer.push(layer);
+        }
+        self.model.final_norm = self.plain(m.norm_lanes, m.hidden);
+        self.model.embed = self.matrix(1, m.vocab_all, m.hidden);
+        let per_lane = m.head_mode == HeadMode::PerLane;
+        self.model.head = match (per_lane, m.lanes_all()) {
+            (true, 1) => self.model.embed,
+            (true, _) if !m.sliced => self.matrix(lanes, m.vocab, m.hidden),
+            (true, _) => self.matrix(1, m.vocab_all, m.hidden),
+            (false, lanes) => {
+                let wide = if m.head_mode == HeadMode::Concat { lanes } else { 1 };
+                self.matrix(1, m.vocab_all, m.hidden * wide)
+            }
+        };
+    }
+
+    /// Vectors are never FP8.
+    fn plain(&mut self, rows: u32, cols: u32) -> u32 {
+        let dtype = std::mem::replace(&mut self.dtype, Dtype::Bf16);
+        let index = self.matrix(1, rows, cols);
+        self.dtype = dtype;
+        index
+    }
+
+    fn next(&mut self) -> u32 {
+        self.random = self.random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        self.random >> 8
+    }
+
+    /// A tensor of random numbers at an odd offset.
+    fn matrix(&mut self, lanes: u32, rows: u32, cols: u32) -> u32 {
+        let block = if self.dtype == Dtype::F8E4m3 { [48, 32] } else { [0, 0] };
+        let mut tensor = Tensor {
+            buffer: 0,
+            dtype: self.dtype,
+            layout: Layout::RowMajor,
+            block,
+            lanes,
+            rows,
+            cols,
+            scale_buffer: 0,
+            offset: self.bytes.len() as u64,
+            scale_offset: 0,
+        };
+        for _ in 0..lanes * rows * cols {
+            let drawn = self.next();
+            let value = (drawn as f32 / (1 << 23) as f32 - 1.0) / 7.0;
+            match self.dtype {
+                Dtype::F32 => self.bytes.extend(value.to_le_bytes()),
+                Dtype::F16 => self.bytes.extend(f16::from_f32(value).to_le_bytes()),
+                Dtype::Bf16 => self.bytes.extend(bf16::from_f32(value).to_le_bytes()),
+                // Subnormal numbers and both signs, but no NaN.
+                Dtype::F8E4m3 => self.bytes.push((drawn % 0x7f) as u8 | (drawn >> 8) as u8 & 0x80),
+            }
+        }
+        tensor.scale_offset = self.bytes.len() as u64;
+        let [down, across] = tensor.scale_grid();
+        for _ in 0..lanes * down * across {
+            let scale = 0.1 + (self.next() % 100) as f32 / 1000.0;
+            self.bytes.extend(scale.to_le_bytes());
+        }
+        self.program.tensors.push(tensor);
+        self.program.tensors.len() as u32 - 1
+    }
+
+    /// A number as the checkpoint means it.
+    fn number(&self, tensor: u32, lane: u32, row: u32, col: u32) -> f32 {
+        let t = &self.program.tensors[tensor as usize];
+        let size = t.dtype.bytes();
+        let at = t.offset as usize + (((lane * t.rows + row) * t.cols + col) as usize) * size;
+        let value = number_to_f32(t.dtype, &self.bytes[at..at + size]);
+        let value = if t.dtype == Dtype::F32 { bf16::from_f32(value).to_f32() } else { value };
+        if t.block[0] == 0 {
+            return value;
+        }
+        let [down, across] = t.scale_grid();
+        let (row, col) = (row / u32::from(t.block[0]), col / u32::from(t.block[1]));
+        let at = t.scale_offset as usize + 4 * ((lane * down + row) * across + col) as usize;
+        value * number_to_f32(Dtype::F32, &self.bytes[at..at + 4])
+    }
+
+    fn grid(&self, tensor: u32, lane: u32) -> Grid {
+        let t = &self.program.tensors[tensor as usize];
+        let row = |row| (0..t.cols).map(|col| self.number(tensor, lane, row, col)).collect();
+        (0..t.rows).map(row).collect()
+    }
+
+    /// A lane's rows, or its share of the whole matrix's: `share` of them.
+    fn rows(&self, tensor: u32, lane: u32, share: u32) -> Grid {
+        if !self.model.sliced {
+            return self.grid(tensor, lane);
+        }
+        let whole = self.grid(tensor, 0).into_iter();
+        whole.skip((lane * share) as usize).take(share as usize).collect()
+    }
+
+    /// The same by columns.
+    fn columns(&self, tensor: u32, lane: u32, share: u32) -> Grid {
+        let turned = |grid: Grid| -> Grid {
+            (0..grid[0].len()).map(|col| grid.iter().map(|row| row[col]).collect()).collect()
+        };
+        if !self.model.sliced {
+            return self.grid(tensor, lane);
+        }
+        let whole = turned(self.grid(tensor, 0)).into_iter();
+        turned(whole.skip((lane * share) as usize).take(share as usize).collect())
+    }
+
+    /// A lane's matrix of a layer as its blocks multiply it, without padding at the end.
+    fn matrix_of(&self, cut: &Cut, layer: usize, matrix: Matrix, lane: u32) -> Grid {
+        let (m, l) = (&self.model, &self.model.layer[layer]);
+        let (dim, padded) = (m.head_dim as usize, cut.head_dim as usize);
+        match matrix {
+            Matrix::Qkv => {
+                let mut all = Grid::new();
+                for (which, tensor) in l.qkv.into_iter().enumerate() {
+                    let heads = if which == 0 { m.heads } else { m.kv_heads };
+                    for head in self.rows(tensor, lane, heads * m.head_dim).chunks(dim) {
+                        let mut out = vec![Vec::new(); padded];
+                        for (feature, row) in head.iter().enumerate() {
+                            let turned = which < 2 && !m.interleaved;
+                            let (half, pair) = (feature / (dim / 2), feature % (dim / 2));
+                            out[if turned { 2 * pair + half } else { feature }] = row.clone();
+                        }
+                        all.extend(out);
+                    }
+                }
+                all
+            }
+            Matrix::Output => {
+                let rows = self.columns(l.outputs[0], lane, m.heads * m.head_dim);
+                let pad = |head: &[f32]| [head, &vec![0.0; padded - dim]].concat();
+                rows.iter().map(|row| row.chunks(dim).flat_map(pad).collect()).collect()
+            }
+            Matrix::Down => self.columns(l.outputs[1], lane, m.ffn),
+            Matrix::GateUp => {
+                let [gate, up] = l.gate_up.map(|tensor| self.rows(tensor, lane, m.ffn));
+                gate.into_iter().zip(up).flat_map(|(gate, up)| [gate, up]).collect()
+            }
+        }
+    }
+
+    /// The head's matrix for a lane, or for all.
+    fn head_of(&self, cut: &Cut, lane: u32) -> Grid {
+        let m = &self.model;
+        match m.head_mode {
+            HeadMode::PerLane => self.rows(m.head, lane, m.vocab),
+            HeadMode::Mean | HeadMode::SumThenNorm => self.grid(m.head, 0),
+            HeadMode::Concat => {
+                let pad = |part: &[f32]| {
+                    let mut part = part.to_vec();
+                    part.resize(cut.hidden as usize, 0.0);
+                    part
+                };
+                let whole = self.grid(m.head, 0).into_iter();
+                whole.map(|row| row.chunks(m.hidden as usize).flat_map(pad).collect()).collect()
+            }
+        }
+    }
+
+    /// All lines, written one number after another.
+    fn lines(&self, cut: &Cut) -> Vec<u8> {
+        let (m, each) = (&self.model, cut.blocks_a_lane(&self.model));
+        let mut out = Vec::new();
+        for block in 0..cut.blocks {
+            let (lane, seat) = (self.rank * m.lanes + block / each, block % each);
+            for layer in 0..m.layers as usize {
+                for (matrix, split) in &cut.layer {
+                    let whole = self.matrix_of(cut, layer, *matrix, lane);
+                    write(&whole, split, seat * split.rows, &mut out);
+                }
+            }
+            let per_lane = m.head_mode == HeadMode::PerLane;
+            let seat = if per_lane { seat } else { self.rank * cut.blocks + block };
+            let whole = self.head_of(cut, lane);
+            for pass in 0..cut.head_passes {
+                write(&whole, &cut.head, seat * cut.rows_head + pass * cut.head.rows, &mut out);
+            }
+            if let Some(tail) = &cut.tail {
+                let first = seat * cut.rows_head + cut.head_passes * cut.head.rows;
+                write(&whole, tail, first, &mut out);
+            }
+        }
+        out
+    }
+
+    /// Rows of halves, padded.
+    fn plain_rows(&self, cut: &Cut, tensors: &[u32]) -> Vec<u8> {
+        let grids = tensors.iter().flat_map(|tensor| self.grid(*tensor, 0));
+        let row = |mut row: Vec<f32>| {
+            row.resize(cut.hidden as usize, 0.0);
+            row.into_iter().flat_map(|x| f16::from_f32(x).to_le_bytes())
+        };
+        grids.flat_map(row).collect()
+    }
+
+    /// What the device makes of it: lines, embedding, norms.
+    fn packed(&self, cut: &Cut, sim: &Sim, most: usize) -> Result<[Vec<u8>; 3]> {
+        let buffers = [Buffer::in_place(Arc::new(self.bytes.clone()))];
+        let (program, model) = (&self.program, &self.model);
+        let weights = Weights { program, buffers: &buffers, model, cut, rank: self.rank };
+        let row = cut.hidden as usize * 2;
+        let norms = ((2 * model.layers + 1) * model.norm_lanes) as usize * row;
+        let line = (cut.line_bytes(model) * u64::from(cut.blocks)) as usize;
+        let to = [line, model.vocab_all as usize * row, norms].map(|n| sim.alloc(n).unwrap());
+        let [line, embed, norms] = to.each_ref().map(|memory| memory.address);
+        let packing = weights.packing(To { line, embed, norms });
+        run_within(sim, &weights, &packing, most)?;
+        Ok(to.each_ref().map(|memory| {
+            let mut out = vec![0; memory.bytes];
+            sim.read(memory, 0, &mut out).unwrap();
+            out
+        }))
+    }
+
+    fn check(&self, sim: &Sim, most: usize) {
+        let cut = Cut::new(&self.model, &sim.info().unwrap(), 64).unwrap();
+        let norms = self.model.layer.iter().flat_map(|l| l.norms).chain([self.model.final_norm]);
+        let norms: Vec<_> = norms.collect();
+        let wanted = [
+            self.lines(&cut),
+            self.plain_rows(&cut, &[self.model.embed]),
+            self.plain_rows(&cut, &norms),
+        ];
+        let got = self.packed(&cut, sim, most).unwrap();
+        for (name, (got, wanted)) in
+            ["lines", "embedding", "norms"].iter().zip(got.iter().zip(&wanted))
+        {
+            assert_eq!(got.len(), wanted.len(), "{name}");
+            let differs = got.iter().zip(wanted).position(|(a, b)| a != b);
+            assert_eq!(differs, None, "{name} of {:?} {:?}\n{cut}", self.dtype, self.model);
+        }
+    }
+}
+
+/// A block's rows of a matrix in the order of decode.h's stages.
+fn write(whole: &Grid, split: &Split, first: u32, out: &mut Vec<u8>) {
+    let at = |row: u32, col: u32| {
+        let row = whole.get((first + row) as usize);
+        let value = row.and_then(|row| row.get(col as usize)).copied().unwrap_or(0.0);
+        f16::from_f32(value).to_le_bytes()
+    };
+    let pairs = split.k / 32 / split.k_warps;
+    for stage in 0..split.stages {
+        for warp in 0..split.k_warps {
+            for pair in 0..split.chunk {
+                let column = (warp * pairs + stage * split.chunk + pair) * 32;
+                for tile in (0..split.rows).step_by(16) {
+                    for half in 0..2 {
+                        for row in (tile..split.rows.min(tile + 16)).step_by(2) {
+                            for col in (0..32).filter(|c| c / 4 % 2 == half && c % 2 == 0) {
+                                let col = column + col;
+                                for (row, col) in
+                                    [(row, col), (row, col + 1), (row + 1, col), (row + 1, col + 1)]
+                                {
+                                    out.extend(at(row, col));
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A small dense model with a padded width and padded heads.
+fn small() -> Model {
+    Model {
+        layers: 2,
+        hidden: 72,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 24,
+        ffn: 100,
+        vocab: 333,
+        vocab_all: 333,
+        ..shapes::model("1b")
+    }
+}
+
+/// Enough that nothing comes in pieces.
+const ROOM: usize = 64 << 20;
+
+#[test]
+fn dense_models_of_every_format() {
+    let sim = Sim::open("sim:blocks=8").unwrap();
+    for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::F8E4m3] {
+        for interleaved in [false, true] {
+            let case = Case::new(Model { interleaved, ..small() }, dtype, 0);
+            case.check(&sim, ROOM);
+        }
+    }
+}
+
+#[test]
+fn a_small_scratch_takes_matrices_in_pieces() {
+    let sim = Sim::open("sim:blocks=8,warp=64").unwrap();
+    for dtype in [Dtype::F32, Dtype::F8E4m3] {
+        Case::new(small(), dtype, 0).check(&sim, 8000);
+    }
+    let error = Case::new(small(), Dtype::F32, 0);
+    let cut = Cut::new(&error.model, &sim.info().unwrap(), 64).unwrap();
+    let error = error.packed(&cut, &sim, 300).unwrap_err().to_string();
+    assert!(error.contains("a row of 288 bytes"), "{error}");
+}
+
+#[test]
+fn lanes_and_their_heads() {
+    let sim = Sim::open("sim:blocks=11").unwrap();
+    for head_mode in [HeadMode::PerLane, HeadMode::Mean, HeadMode::Concat] {
+        let vocab = if head_mode == HeadMode::PerLane { 111 } else { 222 };
+        let (lanes, norm_lanes) = (2, 2);
+        let one = Model { lanes, norm_lanes, head_mode, vocab, vocab_all: 222, ..small() };
+        Case::new(one.clone(), Dtype::Bf16, 0).check(&sim, ROOM);
+        // The second of two machines with as many lanes each.
+        let all = if head_mode == HeadMode::PerLane { 444 } else { 222 };
+        let two = Model { ranks: 2, norm_lanes: 1, vocab_all: all, ..one };
+        Case::new(two, Dtype::F16, 1).check(&sim, ROOM);
+    }
+}
+
+#[test]
+fn slices_of_whole_matrices() {
+    let sim = Sim::open("sim:blocks=8").unwrap();
+    for rank in 0..2 {
+        for dtype in [Dtype::Bf16, Dtype::F8E4m3] {
+            let (ranks, sliced) = (2, true);
+            let model = Model { ranks, sliced, vocab: 167, vocab_all: 333, ..small() };
+            Case::new(model, dtype, rank).check(&sim, ROOM);
+        }
+    }
+}
+
+#[test]
+fn a_weight_beyond_halves_is_told_with_tensor_and_row() {
+    let sim = Sim::open("sim:blocks=8").unwrap();
+    let mut case = Case::new(small(), Dtype::Bf16, 0);
+    let cut = Cut::new(&case.model, &sim.info().unwrap(), 64).unwrap();
+    let tensor = case.model.layer[1].outputs[1];
+    let t = case.program.tensors[tensor as usize];
+    let mut put = |value: f32| {
+        let at = (t.offset + u64::from(71 * t.cols + 99) * 2) as usize;
+        case.bytes[at..at + 2].copy_from_slice(&bf16::from_f32(value).to_le_bytes());
+        case.packed(&cut, &sim, ROOM)
+    };
+    put(-65_280.0).unwrap();
+    let error = put(-65_536.0).unwrap_err().to_string();
+    let wanted = format!("a weight of -65536 is beyond float16 (tensor {tensor}, row 71)");
+    assert!(error.contains(&wanted), "{error}");
+}

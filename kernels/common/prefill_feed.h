@@ -1,0 +1,304 @@
+// The meetings of the grid, and the team that copies: weights, positions, pages and the old
+// residual go into a ring of shared memory, in the order in which the multiplying teams (prefill.h)
+// take them.
+#pragma once
+
+struct Pipe {
+    u32 at, parity;
+    u32 passed;  // residual stages so far, for the copying warps
+};
+KIE_DEVICE Slot* stage_slot(u32 at) { return (Slot*)(prefill_shared() + kPfSlots) + at; }
+KIE_DEVICE u8* stage_bytes(u32 at) { return prefill_shared() + kPfRing + at * kStageBytes; }
+KIE_DEVICE void forward(Pipe& p) {
+    if (++p.at == kStages) p.at = 0, p.parity ^= 1;
+}
+
+// Ticks of a phase's work and of the wait behind it, by one thread of each block.
+struct Clock {
+    u64* trace;
+    u64 at;
+};
+KIE_DEVICE void tick(Clock& c, int what) {
+#ifdef KIE_TRACE
+    if (thread() == 0) {
+        const u64 now = clock_ticks();
+        if (what >= 0) c.trace[block() * 16 + what] += now - c.at;
+        c.at = now;
+    }
+#endif
+}
+
+// ---- The grid's barrier: arrivals are counted, a phase is over at blocks x its number.
+struct Phase {
+    u32 done;
+};
+KIE_DEVICE u64 arrivals_wanted(const PrefillArgs& args, const Phase& p) {
+    return (u64)p.done * args.blocks;
+}
+// By one thread. What others wrote before they arrived may be read afterwards.
+KIE_DEVICE void await_phase(Watch& w, const PrefillArgs& args, const Phase& p) {
+    const u64 wanted = arrivals_wanted(args, p);
+    w.polls = 0;
+    for (u64 seen = load_word(args.arrivals); seen < wanted; seen = load_word(args.arrivals)) {
+        if (!patient(w, 0x1000 | p.done % 5, (u32)wanted, (u32)seen)) break;
+        pause_ns(40);
+    }
+    fence_device();
+}
+// All ranks' grids: the last block to arrive tells the other ranks, in their counters.
+KIE_DEVICE u64* rank_counter(const PrefillArgs& args, int of, int at) {
+    return (u64*)((u8*)(args.arrivals + kCountRanks + of) + args.hops[at]);
+}
+KIE_DEVICE void await_ranks(Watch& w, const PrefillArgs& args, const Phase& p) {
+    const int mine = args.model.rank;
+    fence_system();
+    if (count_in(args.arrivals) + 1 == arrivals_wanted(args, p)) {
+        fence_system();
+        KIE_UNROLL for (int r = 0; r < kRanks; ++r)
+            store_word_system(rank_counter(args, mine, r), p.done);
+    }
+    KIE_NO_UNROLL for (int r = 0; r < kRanks; ++r) {
+        const u64* word = rank_counter(args, r, mine);
+        w.polls = 0;
+        for (u64 seen = load_word_system(word); seen < p.done; seen = load_word_system(word)) {
+            if (!patient(w, 0x5000 | r, p.done, (u32)seen)) break;
+            pause_ns(40);
+        }
+    }
+    fence_system();
+}
+// By all workers, with their phase's writes behind them; `ranks`: those of all ranks. False:
+// somebody gave up.
+KIE_DEVICE bool meet(Watch& w, const PrefillArgs& args, Phase& p, bool ranks = false) {
+    ++p.done;
+    writes_before_copies();
+    sync_consumers<kWorkers>();
+    if (thread() == 0) {
+        if (kRanks > 1 && ranks) {
+            await_ranks(w, args, p);
+        } else {
+            fence_device();
+            count_up(args.arrivals);
+            await_phase(w, args, p);
+        }
+        if (w.lost)
+            *stop_word() = 1;
+        else
+            *phase_word() = p.done;
+    }
+    sync_consumers<kWorkers>();
+    return *stop_word() == 0;
+}
+
+// ---- The copying team: of each stage two warps bring the weights, two the positions.
+template <class S>
+KIE_DEVICE long unit_at(int pair) {  // bytes of 32 columns of a block's rows inside its product
+    const int q = pair % S::pairs;
+    return (long)(q / S::chunk) * S::stage_bytes +
+           (pair / S::pairs * S::chunk + q % S::chunk) * (S::rows * 64);
+}
+// What a lane of a copying warp brings of every stage of an item: a run of one block's tiles, or
+// (lane 0 of the others) the positions.
+struct Load {
+    const u8* from;
+    u32 to, bytes, all;
+};
+template <class S>
+KIE_DEVICE Load load_of(const PrefillArgs& args, const WideItem& item, long at, const u8* x) {
+    const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kTeam, pair = warp % 2;
+    const int f = item.row_tile * kWideTiles + my, tile = f % S::tiles_all;
+    const int left = S::tiles_all - tile, most = kWideTiles - my, run = left < most ? left : most;
+    u32 bytes = 0;
+    if (my < kWideTiles && f < frags_of<S>() && (my == 0 || tile == 0)) {
+        bytes = S::rows * 64 - tile * 1024;
+        if (bytes > (u32)run * 1024) bytes = run * 1024;
+    }
+    u32 all = bytes;
+    KIE_UNROLL for (int m = 1; m < 8; m *= 2) all += shuffle_xor(all, m);
+    all = 2 * all + 2 * item.width * 64;
+    if (warp < 2)
+        return {args.model.line +
+                    (u64)(item.lane_index * kBlocksPerLane + f / S::tiles_all) * kLineBytes + at +
+                    tile * 1024,
+                (u32)(pair * (kStageWeights / 2) + my * 1024), bytes, all};
+    return {x + ((long)item.lane_index * (S::k / 32) * kEights + item.place / 8) * kCores,
+            (u32)(kStageWeights + pair * kStagePart), my == 0 ? item.width * 64 : 0u, all};
+}
+// By a whole warp, which goes on together: a thread that looked only after the slot had been filled
+// and freed once more would take it for one that is still in use, and wait for good.
+KIE_DEVICE bool await_free(Watch& w, const Pipe& pipe, u32 where, u32 wanted) {
+    w.polls = 0;
+    bool free = true;
+    while (!slot_free(stage_slot(pipe.at), pipe.parity)) {
+        free = *stop_word() == 0;
+        if (!free) break;
+        if (lane() == 0 && !patient(w, where, wanted, pipe.at)) *stop_word() = 1;
+    }
+    return ballot(free) == ~0u;
+}
+// The second warp has no part in a residual stage: the first, without whom it does not fill, lets
+// it look first.
+KIE_DEVICE void await_second(Watch& w, u32 stages) {
+    w.polls = 0;
+    while (*passed_word() < stages && *stop_word() == 0) {
+        if (!patient(w, 0x2008, stages, *passed_word())) *stop_word() = 1;
+        pause_ns(20);
+    }
+}
+// What a lane of the model added in a layer, as halves in the order of the residual.
+KIE_DEVICE u64* past_at(const PrefillArgs& args, int kind, int layer, int lane_all) {
+    return (u64*)(args.scratch + kScrPast) +
+           ((kind * kPast + layer % kPast) * kLanesAll + lane_all) * kLaneResidual;
+}
+// Layers since the others' output that a layer adds, or -1.
+KIE_DEVICE int delay_of(const PrefillArgs& args, int kind, int layer) {
+    return kLanesAll > 1 ? args.model.layers[layer].delay[kind] : -1;
+}
+KIE_DEVICE bool shares_of(const PrefillArgs& args, int kind, int layer) {
+    return kLanesAll > 1 && (args.model.layers[layer].shares >> kind & 1) != 0;
+}
+// Of this rank's lanes among all: where the first stands.
+KIE_DEVICE int lane_of_model(const PrefillArgs& args, int lane_index) {
+    return (int)args.model.rank * kLanes + lane_index;
+}
+// Outputs of the very same layer are added behind one more meeting, by nobody who copies.
+KIE_DEVICE bool is_mixed(const PrefillArgs& args, int product, int layer) {
+    if (kLanesAll == 1 || (product != kToO && product != kToDown)) return false;
+    return delay_of(args, product == kToDown, layer) == 0;
+}
+// The old residual of an item and the other lanes' sums, batch after batch.
+KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, const WideItem& item,
+                              int kind, int layer) {
+    // The two warps that wait for the phases before.
+    const int warp = (int)(thread() - kWorkers) / (int)kTeam, copy = (int)lane() * 2 + warp - 2;
+    const int left = kFrags - item.row_tile * kWideTiles,
+              frags = left < kWideTiles ? left : kWideTiles;
+    const int delay = delay_of(args, kind, layer), end = delay > 0 ? kLanesAll : 1;
+    KIE_NO_UNROLL for (int b = 0; b < batches_of(item.width); ++b) {
+        const int group = item.place / 8 + b * kBatch;
+        KIE_NO_UNROLL for (int l = 1, first = kWideTiles; first > 0 || l < end; first = 0) {
+            const int room = first > 0 ? kLanesFirst : kLanesNext,
+                      lanes = end - l < room ? end - l : room;
+            if (!await_free(w, pipe, 0x2004 | kind, layer)) return false;
+            const u32 all = frags * ((first > 0 ? kBatch * 512 : 0) + lanes * kBatch * 256);
+            ++pipe.passed;
+            if (warp == 1 && lane() == 0) *passed_word() = pipe.passed;
+            if (warp == 0 && lane() == 0) {
+                await_second(w, pipe.passed);
+                stage_expect(stage_slot(pipe.at), all);
+            }
+            const int n = copy - first, frag = item.row_tile * kWideTiles + copy % kWideTiles;
+            if (warp >= 2 && copy % kWideTiles < frags && n < lanes * kWideTiles) {
+                const long at = ((long)frag * kEights + group) * 32;
+                const u8* base =
+                    args.scratch + kScrResidual + (item.lane_index * kLaneResidual + at) * 16;
+                if (n >= 0) {
+                    const int from = lane_of_model(args, item.lane_index) + l + n / kWideTiles;
+                    base = (const u8*)(past_at(args, kind, layer - delay, from % kLanesAll) + at);
+                }
+                const u32 to = n < 0 ? copy * (kBatch * 512)
+                                     : (first > 0 ? kOldBytes : 0) + n * (kBatch * 256);
+                reads_before_copy();
+                stage_copy(stage_slot(pipe.at), stage_bytes(pipe.at) + to, base,
+                           n < 0 ? kBatch * 512 : kBatch * 256);
+            }
+            forward(pipe);
+            l += lanes;
+        }
+    }
+    return true;
+}
+// One product of one layer. `at`: the product in every block's line; `x`: its operand.
+template <class S>
+KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe, const Chunk& chunk, int product,
+                     int layer, long at, const u8* x) {
+    constexpr int kPairs = S::k / 32;
+    const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kTeam;
+    const Cut cut = cut_at(chunk, product);
+    const int items = items_of(product, chunk, cut);
+    KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks) {
+        const WideItem item = item_at(product, chunk, cut, i);
+        const Load load = load_of<S>(args, item, at, x);
+        const int end = 2 * part_from(product, cut, item.part + 1);
+        KIE_NO_UNROLL for (int p = 2 * part_from(product, cut, item.part); p < end; p += 2) {
+            if (!await_free(w, pipe, 0x2000 | product, p)) return false;
+            Slot* s = stage_slot(pipe.at);
+            const int mine = p + warp % 2 < kPairs ? p + warp % 2 : kPairs - 1;
+            if (warp == 0 && my == 0) stage_expect(s, load.all);
+            if (load.bytes > 0) {
+                reads_before_copy();
+                stage_copy(
+                    s, stage_bytes(pipe.at) + load.to,
+                    load.from + (warp < 2 ? unit_at<S>(mine) : (long)mine * kEights * kCores),
+                    load.bytes);
+            }
+            forward(pipe);
+        }
+        if ((product == kToO || product == kToDown) && cut.parts == 1 &&
+            !is_mixed(args, product, layer) &&
+            !feed_residual(w, args, pipe, item, product == kToDown, layer))
+            return false;
+    }
+    return true;
+}
+template <class S>
+KIE_CONST_FN long product_bytes() {
+    return (long)S::stages * S::stage_bytes;
+}
+// Weights depend on nobody: where the ring is not in use for pages, the warps that bring them go
+// ahead, and only those that bring positions wait for the phases before. They hear of them from the
+// workers; nobody here waits for another warp of the team, so each can give up by itself.
+KIE_DEVICE bool await_feed(Watch& w, const PrefillArgs& args, Phase& p, u32 phases, bool all) {
+    p.done += phases;
+    if (!all && thread() - kWorkers < kCrew / 2) return *stop_word() == 0;
+    if (lane() == 0) {
+        w.polls = 0;
+        while (*phase_word() < p.done && *stop_word() == 0) {
+            if (!patient(w, 0x4000, p.done, *phase_word())) *stop_word() = 1;
+            pause_ns(20);
+        }
+        fence_device();
+    }
+    sync_warp();
+    writes_before_copies();
+    return *stop_word() == 0;
+}
+KIE_DEVICE void feed_all(const PrefillArgs& args, Pipe& pipe) {
+    PagePipe pages = {0};
+    Watch watch = {args.model, 0, 0, 0, false};
+    Phase phase = {0};
+    const u8* s = args.scratch;
+    const int chunks = chunks_of(args);
+    KIE_NO_UNROLL for (int c = 0; c < chunks; ++c) {
+        const Chunk chunk = chunk_at(args, c);
+        KIE_NO_UNROLL for (int layer = args.from; layer < (int)args.to; ++layer) {
+            watch.step = layer;
+            long at = layer * kLayerBytes;
+            if (!await_feed(watch, args, phase, 1, false)) return;
+            if (!feed<SplitQkv>(watch, args, pipe, chunk, kToQkv, layer, at, s + kScrX)) return;
+            at += product_bytes<SplitQkv>();
+            if (!await_feed(watch, args, phase, kHeadNorm ? 2 : 1, true)) return;
+            if (!feed_pages(watch, args, pages, chunk, layer)) return;
+            if (!await_feed(watch, args, phase, 1, true)) return;
+            if (!feed<SplitO>(watch, args, pipe, chunk, kToO, layer, at, s + kScrAttn)) return;
+            at += product_bytes<SplitO>();
+            const u32 mixed = is_mixed(args, kToO, layer) ? 2 : 1;
+            if (!await_feed(watch, args, phase, mixed, false)) return;
+            if (!feed<SplitGu>(watch, args, pipe, chunk, kToGateUp, layer, at, s + kScrX)) return;
+            at += product_bytes<SplitGu>();
+            if (!await_feed(watch, args, phase, 1, false)) return;
+            if (!feed<SplitDown>(watch, args, pipe, chunk, kToDown, layer, at, s + kScrAct)) return;
+            phase.done += is_mixed(args, kToDown, layer) ? 1 : 0;
+        }
+        phase.done += args.hidden && args.to == kLayers ? 2 : 1;
+    }
+    await_feed(watch, args, phase, 0, true);  // the workers' waits look at `stop`, not the clock
+}
+
+// Nothing is in flight when the block leaves: the workers have taken every stage; where they gave
+// up, copies land within microseconds, and a stage that lacks some never counts as filled.
+KIE_DEVICE void drain() {
+    if (*stop_word() == 0) return;
+    const u64 since = clock_ns();
+    while (clock_ns() - since < 1000000) pause_ns(1000);
+}

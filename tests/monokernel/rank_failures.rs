@@ -1,0 +1,151 @@
+//! Ranks that die, come late or lose a word: the request ends in one typed error that says who waited
+//! for what of whom, no token made of half the words is told, and the engine closes. The machines
+//! stay good for the next engine.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kie_core::engine::Engine;
+use kie_core::request::{Prompt, Request, SamplingParams};
+use kie_core::Error;
+
+use super::failures::{continue_greedily, edited, open_over};
+use super::support::goldens;
+use super::{fixture, two_at_a_time};
+
+/// A step's start, for what a rank does there that it should not.
+const STEP: &str = "        b.live = live_at(args, step);\n";
+/// Where a lane's output goes to all ranks.
+const SHARE: &str =
+    "publish_all(args, share + (long)column * kWordsH + pair, mine[item], b.epoch);";
+/// Where all ranks' blocks offer their token.
+const OFFER: &str = "            publish_all(args, to + 1, best.id, b.epoch);
+            if (masses) {";
+
+/// The tokens that came before the end, and the error at the end.
+fn until_the_end(engine: &Engine, ids: &[u32], count: usize) -> (Vec<u32>, String) {
+    let params = SamplingParams {
+        max_tokens: Some(count),
+        temperature: Some(0.0),
+        ignore_eos: true,
+        ..SamplingParams::default()
+    };
+    let request = Request { prompt: Prompt::Ids(ids.to_vec()), params };
+    let mut tokens = Vec::new();
+    for token in engine.stream(request).unwrap() {
+        match token {
+            Ok(token) => tokens.extend(token.token_ids),
+            Err(Error::EngineHang { detail }) => return (tokens, detail),
+            Err(other) => panic!("{other}"),
+        }
+    }
+    panic!("no error behind {tokens:?}");
+}
+
+/// A fault in the fourth step of a launch: no token but the three before it, as far as they were
+/// read in time, then an error with these parts.
+fn fails(name: &str, device: &str, mutant: (&'static str, &'static str), parts: &[&str]) {
+    let runner = edited("kie_decode", device, mutant, &Arc::default());
+    let engine = open_over(name, runner.clone());
+    let golden = &goldens(&fixture(name), "")[0];
+    let start = Instant::now();
+    let (tokens, detail) = until_the_end(&engine, &golden.ids, 8);
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    assert!(golden.generated[..3].starts_with(&tokens), "{name} {device}: {tokens:?}, {detail}");
+    for part in parts {
+        assert!(detail.contains(part), "{name} {device}: no {part:?} in {detail:?}");
+    }
+    assert!(engine.is_closed());
+    let after = continue_greedily(&engine, &[5], 1).unwrap_err();
+    assert!(matches!(after, Error::EngineHang { .. }), "{after}");
+    engine.close();
+    // The machines are whole: another engine on them answers.
+    let again = open_over(name, runner);
+    assert_eq!(continue_greedily(&again, &golden.ids, 3).unwrap(), golden.generated[..3]);
+}
+
+#[test]
+fn a_dead_rank_ends_the_request_on_all() {
+    const DIES: &str = "        b.live = live_at(args, step);
+        if (args.rank == 1 && step == 3) break;
+";
+    let all: [(&str, u32, &[&str]); 3] = [
+        ("llama", 2, &["in step 3 waited for layer 0, other lanes' attention of rank 1 (wanted"]),
+        ("laneformer_d2", 4, &["rank 0: ", "rank 2: ", "rank 3: ", "' attention of rank 1 (wan"]),
+        ("laneformer_d2_noearly_vp_lanescale", 2, &["rank 0: ", "in step 3", "of rank 1 (wanted"]),
+    ];
+    two_at_a_time(all.into(), |(name, ranks, parts)| {
+        let device = format!("sim:ranks={ranks},blocks=4,seed={ranks}");
+        fails(name, &device, (STEP, DIES), parts);
+    });
+}
+
+#[test]
+fn a_word_lost_between_ranks_is_told() {
+    const OUTPUT: &str = "for (int to = 0; to < kRanks; ++to)
+        if (!(layer == 1 && b.step == 3 && args.rank == 1 && block() == 1 && to == 2 % kRanks &&
+              pair == 0))
+            store_word_system(share + (long)column * kWordsH + pair + args.hops[to],
+                              word(mine[item], b.epoch));";
+    const TOKEN: &str = "            for (int i = 0; i < kRanks; ++i)
+                if (!(b.step == 3 && !args.prompt && block_all(args) == kBlocks + 1 && i == 0))
+                    store_word_system(to + 1 + args.hops[i], word(best.id, b.epoch));
+            if (masses) {";
+    let all: [(&str, u32, (&str, &str), &[&str]); 4] = [
+        ("llama", 2, (SHARE, OUTPUT), &["rank 0: ", "layer 1, other lanes' attention of rank 1 ("]),
+        (
+            "laneformer_d2",
+            4,
+            (SHARE, OUTPUT),
+            &["rank 2: ", "layer 1, other lanes'", "of rank 1 ("],
+        ),
+        ("llama", 2, (OFFER, TOKEN), &["rank 0: ", "in step 3 waited for the token's offers ("]),
+        ("laneformer_d2", 4, (OFFER, TOKEN), &["rank 0: ", "in step 3 waited for the token's"]),
+    ];
+    two_at_a_time(all.into(), |(name, ranks, mutant, parts)| {
+        fails(name, &format!("sim:ranks={ranks},blocks=4,seed=9"), mutant, parts);
+    });
+}
+
+#[test]
+fn a_late_rank_is_waited_for_within_the_budget() {
+    const LATE: &str = "        b.live = live_at(args, step);
+        for (const u64 from = clock_ns(); args.rank == 1 && clock_ns() - from < 30000000;)
+            pause_ns(1000);
+";
+    const TOO_LATE: &str = "        b.live = live_at(args, step);
+        for (const u64 from = clock_ns();
+             args.rank == 1 && step == 3 && clock_ns() - from < 3000000000;)
+            pause_ns(1000);
+";
+    let all = [("llama", 2, true), ("laneformer_d2", 4, true), ("laneformer_d2", 2, false)];
+    two_at_a_time(all.into(), |(name, ranks, in_time)| {
+        let device = format!("sim:ranks={ranks},blocks=4,seed=5");
+        if !in_time {
+            return fails(name, &device, (STEP, TOO_LATE), &["rank 0: ", "in step 3", "of rank 1"]);
+        }
+        let engine = open_over(name, edited("kie_decode", &device, (STEP, LATE), &Arc::default()));
+        let golden = &goldens(&fixture(name), "")[0];
+        let tokens = continue_greedily(&engine, &golden.ids, 6).unwrap();
+        assert_eq!(tokens, golden.generated[..6], "{name} {device}");
+    });
+}
+
+#[test]
+fn a_launch_that_one_rank_refuses_closes_the_engine() {
+    let broken = Arc::new(AtomicBool::new(false));
+    let same = (STEP, "        b.live = live_at(args, step); \n");
+    let runner = edited("kie_decode", "sim:ranks=2,blocks=4,seed=6", same, &broken);
+    let engine = open_over("llama", runner.clone());
+    let golden = &goldens(&fixture("llama"), "")[0];
+    let ask = |engine: &Engine| continue_greedily(engine, &golden.ids, 2);
+    assert_eq!(ask(&engine).unwrap(), golden.generated[..2]);
+    broken.store(true, Relaxed);
+    let error = ask(&engine).unwrap_err().to_string();
+    assert!(error.contains("broken on purpose"), "{error}");
+    assert!(engine.is_closed());
+    broken.store(false, Relaxed);
+    assert!(ask(&engine).unwrap_err().to_string().contains("broken on purpose"));
+    assert_eq!(ask(&open_over("llama", runner)).unwrap(), golden.generated[..2]);
+}
