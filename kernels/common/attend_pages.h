@@ -30,9 +30,7 @@ KIE_DEVICE Scores score_keys(const u8* keys, const u32* heads) {
     const u8* mine = keys + (key_of(0, g) * kHeadDim + 8 * t) * 2;
     const u8* query = (const u8*)heads + ((g % kGroup) * kHeadDim + 8 * t) * 2;
     float d[4][4];
-    KIE_UNROLL for (int i = 0; i < 4; ++i) {
-        KIE_UNROLL for (int j = 0; j < 4; ++j) d[i][j] = 0;
-    }
+    KIE_UNROLL for (int i = 0; i < 4; ++i) { KIE_UNROLL for (int j = 0; j < 4; ++j) d[i][j] = 0; }
     KIE_UNROLL for (int j = 0; j < kHeadDim / 32; ++j) {
         const Quad q = *(const Quad*)(query + 64 * j);
         KIE_UNROLL for (int i = 0; i < 4; ++i) {
@@ -44,7 +42,7 @@ KIE_DEVICE Scores score_keys(const u8* keys, const u32* heads) {
     }
     Scores s;
     KIE_UNROLL for (int b = 0; b < 8; ++b) s.v[b][0] = d[b / 2][b % 2 * 2],
-                                      s.v[b][1] = d[b / 2][b % 2 * 2 + 1];
+                                           s.v[b][1] = d[b / 2][b % 2 * 2 + 1];
     return s;
 }
 // Scores to weights, as the values' operand: lane (g, t) has those of head g for rows 2t, 2t + 1 of
@@ -62,7 +60,7 @@ KIE_DEVICE Weights weigh(Part& part, Scores& s) {
         top = max_f(top, part.best[h]);
         keep[h] = exp2_f(part.best[h] - top), part.best[h] = top;
         KIE_UNROLL for (int b = 0; b < 8; ++b) s.v[b][h] = exp2_f(s.v[b][h] - top),
-                                          sum += s.v[b][h];
+                                               sum += s.v[b][h];
         part.mass[h] = part.mass[h] * keep[h] + sum;
     }
     KIE_UNROLL for (int i = 0; i < kHeadDim / 16; ++i) {
@@ -71,7 +69,8 @@ KIE_DEVICE Weights weigh(Part& part, Scores& s) {
     Weights w;
     KIE_UNROLL for (int b = 0; b < 8; ++b) {
         const float both = number(pack_half2(s.v[b][0], s.v[b][1]));
-        const u32 lo = bits(shuffle(both, 8 * t + g / 2)), hi = bits(shuffle(both, 8 * t + 4 + g / 2));
+        const u32 lo = bits(shuffle(both, 8 * t + g / 2)),
+                  hi = bits(shuffle(both, 8 * t + 4 + g / 2));
         w.v[b] = g % 2 ? lo >> 16 | (hi & 0xffff0000) : (lo & 0xffff) | hi << 16;
     }
     return w;
@@ -98,7 +97,8 @@ KIE_DEVICE void take_page(Ring& ring, Part& part, const DecodeArgs& args, const 
     const bool fresh = page == position / kPage;
     u8* keys = (u8*)take_stage(ring, false);
     if (fresh) {
-        KIE_NO_UNROLL for (int n = my; n < kHalfHead; n += kTeam) store_key(keys, position % kPage, n, heads[kQWords + n]);
+        KIE_NO_UNROLL for (int n = my; n < kHalfHead; n += kTeam)
+            store_key(keys, position % kPage, n, heads[kQWords + n]);
         sync_warp();
     }
     Scores s = score_keys(keys, heads);
@@ -138,7 +138,8 @@ KIE_DEVICE void publish_mass(u64* line, const float (&mass)[2], u32 epoch) {
 // The part of the one warp that took all of a column's pages.
 KIE_DEVICE void publish_alone(Part& part, u64* to, u32 epoch) {
     const float i0 = reciprocal_f(part.mass[0]), i1 = reciprocal_f(part.mass[1]);
-    const float mass[2] = {part.best[0] + log2_f(part.mass[0]), part.best[1] + log2_f(part.mass[1])};
+    const float mass[2] = {part.best[0] + log2_f(part.mass[0]),
+                           part.best[1] + log2_f(part.mass[1])};
     KIE_UNROLL for (int i = 0; i < kHeadDim / 16; ++i) {
         publish_features(to + i * kPartLine, part.sums[i], i0, i1, epoch);
         publish_mass(to + i * kPartLine, mass, epoch);
@@ -149,9 +150,9 @@ KIE_DEVICE void leave_part(const Part& part, int index, u8* shared) {
     const int my = lane() % kTeam, g = my / 4, t = my % 4;
     if (t >= kHeadPairs) return;
     Quad* to = (Quad*)(shared + kShJoin) + index * kJoinWarp + g * kHeadPairs + t;
-    KIE_UNROLL for (int i = 0; i < kHeadDim / 16; ++i) to[i * kJoinTile] = {
-        {bits(part.sums[i][0]), bits(part.sums[i][1]), bits(part.sums[i][2]),
-         bits(part.sums[i][3])}};
+    KIE_UNROLL for (int i = 0; i < kHeadDim / 16; ++i)
+        to[i * kJoinTile] = {{bits(part.sums[i][0]), bits(part.sums[i][1]), bits(part.sums[i][2]),
+                              bits(part.sums[i][3])}};
     if (g == 0)
         ((Quad*)(shared + kShScores))[index * kHeadPairs + t] = {
             {bits(part.best[0]), bits(part.best[1]), bits(part.mass[0]), bits(part.mass[1])}};
@@ -201,8 +202,8 @@ KIE_DEVICE int attend_pages(Ring& ring, const DecodeArgs& args, const Block& b, 
     }
     const int seat = (int)opaque(block()) % kBlocksPerLane, index = part_index(turn);
     const int parts = min_i(s.count, kWarps);
-    u64* to = part_at(args, {layer, b.lane_index, seat / kSplitBlocks, seat % kSplitBlocks, column,
-                             0});
+    u64* to =
+        part_at(args, {layer, b.lane_index, seat / kSplitBlocks, seat % kSplitBlocks, column, 0});
     if (parts == 1) {
         if (index == 0) publish_alone(part, to, b.epoch);
         return parts;
@@ -234,8 +235,8 @@ KIE_DEVICE void warp_heads(Watch& watch, const DecodeArgs& args, const AttendAt&
         KIE_UNROLL for (int i = 0; i < kEach; ++i) ok &= epoch_of(v[i]) == epoch;
         if (ok || kNoWaits || !patient(watch, where, epoch, epoch_of(v[0]))) break;
     }
-    KIE_UNROLL for (int i = 0; i < kEach; ++i) if (i * kTeam + my < count)
-        heads[i * kTeam + my] = (u32)v[i];
+    KIE_UNROLL for (int i = 0; i < kEach; ++i) if (i * kTeam + my < count) heads[i * kTeam + my] =
+        (u32)v[i];
     sync_warp();
     if constexpr (kHeadNorm) {
         for (int head = 0; head < kGroup + (fresh ? 1 : 0); ++head)
@@ -254,11 +255,12 @@ KIE_DEVICE void warp_heads(Watch& watch, const DecodeArgs& args, const AttendAt&
 KIE_DEVICE bool attend_sequences(Ring& ring, Watch& watch, const DecodeArgs& args, const Block& b,
                                  int layer) {
     const int kv_head = b.seat / kSplitBlocks, split = b.seat % kSplitBlocks;
-    const Layer& l = ((const Layer*)(b.shared + kShLayers))[layer];
+    if (split >= kSplitsMax || kv_head >= kKvHeads) return false;
+    const Layer& l = layer_of(b, layer);
     u32* heads = (u32*)(b.shared + kShXa + (int)(thread() / kTeam) * kWarpHeads);
     int turn = 0;
     sync_consumers<kThreads>();  // the vectors have been used
-    KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
+    KIE_NO_UNROLL for (int c = 0; c < sequences_of(args); ++c) {
         const Streamed s = streamed_pages(args, b.shared, b.seat, layer, b.step, c);
         if (s.count == 0) continue;
         const AttendAt at = {layer, b.lane_index, kv_head, split, c, shift_at(args, c)};

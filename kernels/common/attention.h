@@ -207,7 +207,8 @@ KIE_DEVICE void store_new(Watch& watch, const DecodeArgs& args, const AttendAt& 
     }
 }
 
-// Where this block's part of a kv head's attention goes: the line of its first head's first features.
+// Where this block's part of a kv head's attention goes: the line of its first head's first
+// features.
 constexpr int kPartHead = kHeadDim / 16 * kPartLine;
 KIE_DEVICE u64* part_at(const DecodeArgs& args, const AttendAt& at) {
     const long unit = (long)at.layer * kLanes + at.lane_index;

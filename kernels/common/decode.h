@@ -386,8 +386,9 @@ KIE_DEVICE void step_head(const DecodeArgs& args, Block& b, Sums<S>& s, int row,
               });
 }
 
-// Attention of this block's share of pages, for each column; whether there were any.
-KIE_DEVICE bool attend_columns(Watch& watch, const DecodeArgs& args, Block& b, int layer,
+// Attention of this block's share of pages, for each column from `first` on; whether there were
+// any.
+KIE_DEVICE bool attend_columns(Watch& watch, const DecodeArgs& args, Block& b, int layer, int first,
                                Held& held) {
     const int kv_head = b.seat / kSplitBlocks, split = b.seat % kSplitBlocks;
     const Layer& l = layer_of(b, layer);
@@ -395,7 +396,7 @@ KIE_DEVICE bool attend_columns(Watch& watch, const DecodeArgs& args, Block& b, i
     if (split >= kSplitsMax || kv_head >= kKvHeads) return any;
     const int kv_index = b.lane_index * kKvHeads + kv_head;
     if constexpr (kColumns > 1) {
-        KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
+        KIE_NO_UNROLL for (int c = first; c < live_of(b); ++c) {
             const int position = position_at(args, b.step, c), shift = shift_at(args, c);
             if ((position / kPage + shift) % kSplitsMax != split) continue;
             const AttendAt at = {layer, b.lane_index, kv_head, split, c, shift};
@@ -404,7 +405,7 @@ KIE_DEVICE bool attend_columns(Watch& watch, const DecodeArgs& args, Block& b, i
         }
         sync_consumers<kThreads>();
     }
-    KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
+    KIE_NO_UNROLL for (int c = first; c < live_of(b); ++c) {
         const int shift = shift_at(args, c);
         const PageSpan span = pages_of(l, (int)position_at(args, b.step, c));
         const int page = first_page(span, split, shift);
@@ -419,12 +420,10 @@ KIE_DEVICE bool attend_columns(Watch& watch, const DecodeArgs& args, Block& b, i
     }
     return any;
 }
-// The same where pages come through the ring.
+// The same for the only column, whose pages come through the ring.
 KIE_DEVICE bool attend_stream(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b,
                               int layer) {
     const int kv_head = b.seat / kSplitBlocks, split = b.seat % kSplitBlocks;
-    if (split >= kSplitsMax || kv_head >= kKvHeads) return false;
-    if constexpr (kColumns > 1) return attend_sequences(ring, watch, args, b, layer);
     const Streamed s = streamed_pages(args, b.shared, b.seat, layer, b.step, 0);
     if (s.count == 0) return false;
     const PageSpan span = pages_of(layer_of(b, layer), (int)position_at(args, b.step, 0));
@@ -454,7 +453,8 @@ KIE_DEVICE void gather_attention(Watch& watch, const DecodeArgs& args, Block& b,
                               warp * kShare, x + c * (kStrideB / 2), nullptr,
                               attended || c > 0 ? 0 : kRestMerge);
         } else {
-            // With many parts two warps share the words: all of one warp's looks are in flight at once.
+            // With many parts two warps share the words: all of one warp's looks are in flight at
+            // once.
             constexpr int kOwn = kWordsA / kBlocksPerLane;
             constexpr int kSharers = kSplitsMax > 8 && kOwn % 16 == 0 ? 2 : 1;
             constexpr int kPart = kOwn / kSharers;
@@ -493,11 +493,16 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
         KIE_UNROLL for (int i = 0; i < SplitO::items; ++i)
             unpack_half2(bits(own.v[i][0]), own.v[i][0], own.v[i][1]);
     {
-        bool attended;
-        if constexpr (kStreamed)
+        bool attended = false;
+        if constexpr (kStreamed && kColumns == 1) {
             attended = attend_stream(ring, watch, args, b, layer);
-        else
-            attended = attend_columns(watch, args, b, layer, held);
+        } else {
+            // The positions of a prompt have many keys of this step among them: they stay with
+            // loads.
+            const int first = kStreamed ? sequences_of(args) : 0;
+            if constexpr (kStreamed) attended = attend_sequences(ring, watch, args, b, layer);
+            if (first < live_of(b)) attended |= attend_columns(watch, args, b, layer, first, held);
+        }
         stamp(b, 3);
         Lot<SplitO> lot;
         take_lot<SplitO>(ring, lot, false);

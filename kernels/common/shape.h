@@ -111,8 +111,7 @@ constexpr long kLayerBytes = bytes_of(SplitQkv::stages, SplitQkv::stage_bytes) +
                              bytes_of(SplitGu::stages, SplitGu::stage_bytes) +
                              bytes_of(SplitDown::stages, SplitDown::stage_bytes);
 constexpr int kLineStages = kLayers * (SplitQkv::stages + SplitO::stages + SplitGu::stages +
-                                       SplitDown::stages) +
-                            kHeadPasses * SplitHead::stages + (kHeadTail ? SplitTail::stages : 0);
+                                       SplitDown::stages);  // a prompt's steps have no head
 constexpr long kLineBytes = kLayers * kLayerBytes +
                             kHeadPasses * bytes_of(SplitHead::stages, SplitHead::stage_bytes) +
                             (kHeadTail ? bytes_of(SplitTail::stages, SplitTail::stage_bytes) : 0);

@@ -20,12 +20,13 @@ constexpr int kHeadPairs = (kGroup + 1) / 2, kJoinTile = 8 * kHeadPairs;  // qua
 constexpr int kJoinWarp = kHeadDim / 16 * kJoinTile;
 constexpr int kWarpHeads = kColumns > 1 ? (kGroup + 2) * kHeadDim * 2 : 0;  // bytes
 constexpr int kShJoin = kShXa + kWarps * kWarpHeads;
-constexpr bool kJoinFits = kWarps * kWarpHeads <= kShXb - kShXa &&
-                           kShJoin + kWarps * kJoinWarp * 16 <= kShPartA;
+constexpr bool kJoinFits =
+    kWarps * kWarpHeads <= kShXb - kShXa && kShJoin + kWarps * kJoinWarp * 16 <= kShPartA;
 static_assert(!kStreamed || (kCopiesState && kPageStages > 0 && kJoinFits), "pages do not fit");
 static_assert(kWarps * kHeadPairs * 16 <= kScores * 4, "bests and masses stand with the scores");
 
-// Pages first, first + kSplitsMax, ... of one column reach this block through the ring in a layer.
+// Pages first, first + kSplitsMax, ... of one column (of several: of a sequence) reach this block
+// through the ring in a layer.
 struct Streamed {
     int first, count;
 };
@@ -35,7 +36,8 @@ KIE_DEVICE Streamed streamed_pages(const DecodeArgs& args, const u8* shared, int
     if (!kStreamed || split >= kSplitsMax || kv_head >= kKvHeads) return {0, 0};
     const u32 position = opaque(position_at(args, step, column));
     // The producer is ahead: what it finds behind the end nobody will ask for.
-    if (args.prompt ? step >= args.count : position >= args.column[column].last) return {0, 0};
+    const bool alone = kColumns == 1 && args.prompt;
+    if (alone ? step >= args.count : position >= args.column[column].last) return {0, 0};
     const PageSpan span = pages_of(((const Layer*)(shared + kShLayers))[layer], (int)position);
     const int first = first_page(span, split, shift_at(args, column));
     return {first, first > span.last ? 0 : (span.last - first) / kSplitsMax + 1};
@@ -44,8 +46,8 @@ KIE_DEVICE Streamed streamed_pages(const DecodeArgs& args, const u8* shared, int
 KIE_DEVICE bool feed_pages(Feed& f, const u8* shared, int layer, u32 step) {
     const int seat = (int)block() % kBlocksPerLane, lane_index = (int)block() / kBlocksPerLane;
     const int kv_index = lane_index * kKvHeads + seat / kSplitBlocks;
-    const int live = kColumns == 1 ? 1 : live_at(f.args, step);
-    for (int c = 0; c < live; ++c) {
+    const int columns = kColumns == 1 ? 1 : sequences_of(f.args);
+    for (int c = 0; c < columns; ++c) {
         const Streamed s = streamed_pages(f.args, shared, seat, layer, step, c);
         for (int i = 0; i < s.count; ++i) {
             const u8* page =
@@ -62,9 +64,18 @@ constexpr u32 kLayerSegments = 4;  // qkv, o, gate/up, down
 KIE_DEVICE void stream_line(const DecodeArgs& args, u8* shared, const volatile u32* stop) {
     if (kNoStream) return;
     const u8* line = args.line + (u64)block() * kLineBytes;
-    Feed f = {args, (Slot*)(shared + kShSlots), shared + kShRing, (u32*)(shared + kShSizes),
-              stop, stream_policy(),            0,                1,
-              0,    0,                          0,                0,
+    Feed f = {args,
+              (Slot*)(shared + kShSlots),
+              shared + kShRing,
+              (u32*)(shared + kShSizes),
+              stop,
+              stream_policy(),
+              0,
+              1,
+              0,
+              0,
+              0,
+              0,
               0};
     for (u32 step = 0; step < args.steps; ++step) {
         const u8* from = line;

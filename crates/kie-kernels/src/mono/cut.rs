@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use super::machine::MachineInfo;
+use super::machine::{MachineInfo, Platform};
 use super::model::Model;
 use crate::abi::{HeadMode, PAGE};
 use crate::error::{Error, Result};
@@ -84,6 +84,15 @@ pub enum Matrix {
     GateUp,
     /// The mlp's output.
     Down,
+}
+
+/// One of the decode kernels of a cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kind {
+    /// Columns of a step.
+    pub columns: u32,
+    /// Sequences' keys and values come through the ring (stream.h).
+    pub streamed: bool,
 }
 
 /// The cut of a model for a machine.
@@ -272,13 +281,41 @@ impl Cut {
         vectors + parts + 2 * self.slot_bytes + OTHERS_BYTES
     }
 
-    /// Columns that kernels are made for.
-    pub fn kernels(&self) -> Vec<u32> {
-        if self.columns == 1 {
-            vec![1]
-        } else {
-            vec![1, self.columns]
+    /// The kernels of this cut.
+    pub fn kernels(&self, model: &Model, platform: Platform) -> Vec<Kind> {
+        // Bits do not depend on neighbours: where sequences are long, all kernels stream, or none.
+        let streamed =
+            platform != Platform::Hip && [1, self.columns].iter().all(|c| self.streams(model, *c));
+        let mut all = vec![Kind { columns: 1, streamed: false }];
+        if streamed {
+            all.push(Kind { columns: 1, streamed });
         }
+        if self.columns > 1 {
+            all.push(Kind { columns: self.columns, streamed });
+        }
+        all
+    }
+
+    /// Whether pages fit the ring's slots, and shared memory what joins them (stream.h).
+    fn streams(&self, model: &Model, columns: u32) -> bool {
+        let attn = model.heads * self.head_dim;
+        let concat = model.head_mode == HeadMode::Concat;
+        let width = if concat { model.lanes_all() } else { 1 } * self.hidden;
+        let pad = if columns > 1 { 8 } else { 0 };
+        let first = 2 * columns * (width.max(self.hidden) + pad);
+        let vectors = first + 2 * columns * (attn.max(self.ffn) + pad);
+        let group = model.heads / model.kv_heads;
+        let heads = if columns > 1 { self.warps * (group + 2) * self.head_dim * 2 } else { 0 };
+        let join = self.warps * (self.head_dim / 16) * 8 * group.div_ceil(2) * 16;
+        PAGE as u32 * self.head_dim * 2 <= self.slot_bytes
+            && heads <= first
+            && heads + join <= vectors
+    }
+
+    /// The first position whose keys are more than a page for some block: from here on the kernel
+    /// of one column that streams them is the faster one. Below, both make the same bits.
+    pub fn streams_from(&self) -> u32 {
+        self.splits * PAGE as u32
     }
 
     /// Blocks of a lane.
@@ -338,7 +375,8 @@ impl Cut {
     }
 
     /// The definitions in front of the sources.
-    pub fn defines(&self, model: &Model, columns: u32) -> Vec<(String, String)> {
+    pub fn defines(&self, model: &Model, kind: Kind) -> Vec<(String, String)> {
+        let Kind { columns, streamed } = kind;
         let scale = std::f64::consts::LOG2_E / f64::from(model.head_dim).sqrt();
         let float = |v: f64| format!("{v:e}f");
         let head_mode = model.head_mode as u32;
@@ -364,6 +402,7 @@ impl Cut {
             ("BLOCKS", self.blocks.to_string()),
             ("WARPS", self.warps.to_string()),
             ("COLUMNS", columns.to_string()),
+            ("STREAMED", streamed.to_string()),
             ("SLOT_BYTES", self.slot_bytes.to_string()),
             ("SPLITS", self.splits.to_string()),
             ("MERGE", u32::from(self.merge).to_string()),

@@ -86,6 +86,8 @@ struct Ask {
     steps: u32,
     /// Sequences, the first columns.
     live: u32,
+    /// Of one column's kernels, the one with streamed pages.
+    streamed: bool,
     /// Positions of a prompt, or 0.
     prompt: u32,
     /// Positions whose logits are kept.
@@ -456,7 +458,8 @@ impl Runner {
         let beside = Beside { slot: index, count, share, made };
         let (columns, live) = (columns as u32, slots.len() as u32);
         let logits = dump.then_some(columns);
-        let ask = Ask { columns, steps, live, prompt: count as u32, logits, column };
+        let ask =
+            Ask { columns, steps, live, streamed: false, prompt: count as u32, logits, column };
         self.launch(&ask, Work::Both(slots, beside))
     }
 
@@ -524,7 +527,9 @@ impl Runner {
         let column = [Sequence { row, position, ..Sequence::default() }; 8];
         let steps = count.div_ceil(columns);
         let logits = matches!(work, Work::Logits(..)).then_some(steps * columns);
-        self.launch(&Ask { columns, steps, live: 0, prompt: count, logits, column }, work)
+        // What a token's launch would take.
+        let streamed = count == 1 && position >= self.first().streams_from();
+        self.launch(&Ask { columns, steps, live: 0, streamed, prompt: count, logits, column }, work)
     }
 
     /// The tokens at `prompt` in the prefill kernel.
@@ -550,9 +555,13 @@ impl Runner {
         for (column, index) in column.iter_mut().zip(&slots) {
             *column = self.sequence(*index, &mut dump);
         }
+        // A launch of one column ends where the kernel with streamed pages takes over.
+        let from = self.first().streams_from();
+        let streamed = column[0].position >= from;
+        let most = if streamed || columns > 1 { most } else { most.min(from - column[0].position) };
         let (live, steps) = (slots.len() as u32, if dump { 1 } else { most });
         let logits = dump.then_some(columns);
-        let ask = Ask { columns, steps, live, prompt: 0, logits, column };
+        let ask = Ask { columns, steps, live, streamed, prompt: 0, logits, column };
         self.launch(&ask, Work::Tokens(slots))
     }
 
@@ -620,7 +629,7 @@ impl Runner {
                 shared_bytes: loaded.cut.shared_max,
                 args: args.as_bytes(),
             };
-            flights.push(loaded.machine.launch(loaded.module(ask.columns), &launch)?);
+            flights.push(loaded.machine.launch(loaded.module(ask.columns, ask.streamed), &launch)?);
         }
         self.going = Some(Going { flights, work, steps: ask.steps, leaving: false });
         Ok(())

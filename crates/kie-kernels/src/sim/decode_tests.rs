@@ -247,6 +247,7 @@ const SHAPE: &[(&str, &str)] = &[
     ("NO_WAITS", "false"),
     ("NO_STREAM", "false"),
     ("PAGES_MAX", "4"),
+    ("STREAMED", "false"),
     ("CHECK_WINDOW", "0"),
     ("REST_GATHER", "250"),
     ("REST_MERGE", "0"),
@@ -326,25 +327,31 @@ fn the_decode_kernel_computes_what_plain_loops_compute() {
     }
 }
 
-/// Contexts of several pages a block: they come through the ring, whole or in halves, all of them
-/// or a window's, to one column or to three, whose bits do not depend on their neighbours.
+/// Pages through the ring, whole or in halves, all of them or a window's, several a block or one, to
+/// one column or to three, whose bits do not depend on their neighbours; those of the kernel without
+/// are the same where no block has two pages.
 #[test]
 fn pages_come_through_the_ring() {
     let wide = [("HEAD_DIM", "96"), ("HEAD_DIM_REAL", "96"), ("QUERY_SCALE", "0.14724446f")];
     let one = [("SPLITS", "1"), ("CHECK_WINDOW", "70")];
-    let two = [("SPLITS", "2"), ("CHECK_WINDOW", "0")];
-    let rows = [(one.to_vec(), 70), (two.to_vec(), 131), ([&wide[..], &one].concat(), 70)];
-    for (seed, (changes, steps)) in rows.into_iter().enumerate() {
+    let rows =
+        [(one.to_vec(), 70, false), (vec![], 67, true), ([&wide[..], &one].concat(), 66, false)];
+    for (seed, (mut changes, steps, same)) in rows.into_iter().enumerate() {
         let mut hashes = Vec::new();
-        for (warp, columns) in [(32, 1), (64, 1), (32, 4)] {
+        for (warp, columns, streamed) in
+            [(32, 1, "false"), (64, 1, "true"), (32, 1, "true"), (32, 4, "true")]
+        {
+            changes.push(("STREAMED", streamed));
             let sim = Sim::open(&format!("sim:warp={warp},seed={seed}")).unwrap();
             let module = sim.compile(&changed_model(columns, 1, &changes)).unwrap();
             let (mut errors, ..) = decode_hashed(&sim, &module, steps).unwrap();
             hashes.push(errors.pop().unwrap().to_bits());
             let worst = errors.iter().copied().fold(0.0, f32::max);
             assert!(worst < 2e-3, "{warp} {columns} {changes:?}: {errors:?}");
+            changes.pop();
         }
-        assert!(hashes.iter().all(|h| *h == hashes[0]), "{changes:?}: {hashes:x?}");
+        let alike = if same { &hashes[..] } else { &hashes[1..] };
+        assert!(alike.iter().all(|h| *h == hashes[1]), "{changes:?}: {hashes:x?}");
     }
 }
 
@@ -363,9 +370,9 @@ fn speed() {
     }
 }
 
-/// Whether one of eight seeds finds a mutant of the kernel of one column out.
-fn is_caught(warp: u32, from: &str, to: &str) -> bool {
-    let wrong = mutate(&model(1, 1), from, to).unwrap();
+/// Whether one of eight seeds finds a mutant of a kernel of one column out.
+fn is_caught(model: &Source, warp: u32, from: &str, to: &str) -> bool {
+    let wrong = mutate(model, from, to).unwrap();
     (0..8).any(|seed| {
         let sim = Sim::open(&format!("sim:warp={warp},seed={seed},host=200")).unwrap();
         let module = sim.compile(&wrong).unwrap();
@@ -387,6 +394,25 @@ fn mutants_of_the_decode_kernel_fail() {
     ];
     for (i, (from, to)) in mutants.into_iter().enumerate() {
         let warp = if i % 2 == 0 { 32 } else { 64 };
-        assert!(is_caught(warp, from, to), "{from:?} -> {to:?} at warp {warp} goes unnoticed");
+        assert!(
+            is_caught(&model(1, 1), warp, from, to),
+            "{from:?} -> {to:?} at warp {warp} goes unnoticed"
+        );
+    }
+}
+
+#[test]
+fn mutants_of_streamed_pages_fail() {
+    let streamed = changed_model(1, 1, &[("STREAMED", "true")]);
+    let mutants = [
+        ("store_key(keys, position % kPage, n, heads[kQWords + n]);", "{}"),
+        ("store_value(values - kPageHalf, position % kPage", "store_value(values - kPageHalf, 63"),
+        ("if (at > position || at <= lowest)", "if (at <= lowest)"),
+        ("s % kLayerSegments == 1", "s % kLayerSegments == 2"),
+    ];
+    for (i, (from, to)) in mutants.into_iter().enumerate() {
+        let warp = if i % 2 == 0 { 32 } else { 64 };
+        let caught = is_caught(&streamed, warp, from, to);
+        assert!(caught, "{from:?} -> {to:?} at warp {warp} goes unnoticed");
     }
 }
