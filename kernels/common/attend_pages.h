@@ -257,7 +257,7 @@ KIE_DEVICE bool attend_sequences(Ring& ring, Watch& watch, const DecodeArgs& arg
     const int kv_head = b.seat / kSplitBlocks, split = b.seat % kSplitBlocks;
     if (split >= kSplitsMax || kv_head >= kKvHeads) return false;
     const Layer& l = layer_of(b, layer);
-    u32* heads = (u32*)(b.shared + kShXa + (int)(thread() / kTeam) * kWarpHeads);
+    u32* heads = (u32*)(b.shared + kShHeads + (int)(thread() / kTeam) * kWarpHeads);
     int turn = 0;
     sync_consumers<kThreads>();  // the vectors have been used
     KIE_NO_UNROLL for (int c = 0; c < sequences_of(args); ++c) {

@@ -176,7 +176,17 @@ constexpr int kShTrace = (kShLayers + kLayers * 32 + 63) / 64 * 64, kShSlots = k
 constexpr int kShSizes = kShSlots + 64 * 16, kShTurn = kShSizes + 64 * 4;
 constexpr int kShOthers = kShTurn + SplitQkv::items * kThreads * 8,
               kShTable = kShOthers + kOtherWords * 4;
-constexpr int kShRing = (kShTable + (kTableShared ? kTableWords * 4 : 0) + 1023) / 1024 * 1024;
+constexpr int kShOwn = (kShTable + (kTableShared ? kTableWords * 4 : 0) + 15) / 16 * 16;
+// Attention out of the ring (attend_pages.h): each warp's heads, with several columns, and the join
+// of the warps' parts. They stand where the vectors do, of which none is at work while a block
+// attends, or, where those are small, have a place of their own.
+constexpr int kHeadPairs = (kGroup + 1) / 2, kJoinTile = 8 * kHeadPairs;  // quads of 16 features
+constexpr int kJoinWarp = kHeadDim / 16 * kJoinTile;
+constexpr int kWarpHeads = kColumns > 1 ? (kGroup + 2) * kHeadDim * 2 : 0;  // bytes
+constexpr int kRoom = kWarps * (kWarpHeads + kJoinWarp * 16);
+constexpr bool kRoomThere = kWarps * kWarpHeads <= kShXb - kShXa && kRoom <= kShPartA - kShXa;
+constexpr int kShHeads = kRoomThere ? kShXa : kShOwn, kShJoin = kShHeads + kWarps * kWarpHeads;
+constexpr int kShRing = (kShOwn + (kStreamed && !kRoomThere ? kRoom : 0) + 1023) / 1024 * 1024;
 constexpr int kSharedMax = KIE_SHARED_MAX;
 // No more than a step has stages: see stream.h.
 constexpr int kSlots = min_i((kSharedMax - kShRing) / kSlotBytes, min_i(kLineStages, 64));

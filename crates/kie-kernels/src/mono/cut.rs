@@ -307,9 +307,10 @@ impl Cut {
         let group = model.heads / model.kv_heads;
         let heads = if columns > 1 { self.warps * (group + 2) * self.head_dim * 2 } else { 0 };
         let join = self.warps * (self.head_dim / 16) * 8 * group.div_ceil(2) * 16;
+        let there = heads <= first && heads + join <= vectors;
+        let own = if there { 0 } else { heads + join };
         PAGE as u32 * self.head_dim * 2 <= self.slot_bytes
-            && heads <= first
-            && heads + join <= vectors
+            && self.shared_bytes(width, attn, columns) + own <= self.shared_max
     }
 
     /// The first position whose keys are more than a page for some block: from here on the kernel
