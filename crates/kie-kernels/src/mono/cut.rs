@@ -17,6 +17,8 @@ pub const COLUMNS_MAX: u32 = 8;
 /// merged by owners; elsewhere a block merges all of its lane's, and more parts cost registers.
 const MOST_SPLITS: u32 = 8;
 const MOST_SPLITS_MERGED: u32 = 16;
+/// Bytes of a block's line from which on the weights, not the exchange, make the step's time.
+const LONG_LINE: u64 = 24 << 20;
 
 /// How the warps of a block share a matrix of `rows` x `k` (shape.h's `Split`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -286,7 +288,10 @@ impl Cut {
         // Bits do not depend on neighbours: where sequences are long, all kernels stream, or none.
         let streamed =
             platform != Platform::Hip && [1, self.columns].iter().all(|c| self.streams(model, *c));
-        let mut all = vec![Kind { columns: 1, streamed: false }];
+        let mut all = Vec::new();
+        if !streamed || self.streams_from(model) > 0 {
+            all.push(Kind { columns: 1, streamed: false });
+        }
         if streamed {
             all.push(Kind { columns: 1, streamed });
         }
@@ -313,10 +318,16 @@ impl Cut {
             && self.shared_bytes(width, attn, columns) + own <= self.shared_max
     }
 
-    /// The first position whose keys are more than a page for some block: from here on the kernel
-    /// of one column that streams them is the faster one. Below, both make the same bits.
-    pub fn streams_from(&self) -> u32 {
-        self.splits * PAGE as u32
+    /// The first position that the kernel of one column with streamed keys is for. Where a step is
+    /// short, loads are sooner as long as no block has two pages; then both make the same bits.
+    /// Measured on one H200, shape by shape (benches/gpu/NOTES.md).
+    pub fn streams_from(&self, model: &Model) -> u32 {
+        let long = self.line_bytes(model) >= LONG_LINE;
+        if long {
+            0
+        } else {
+            self.splits * PAGE as u32
+        }
     }
 
     /// Blocks of a lane.
@@ -458,7 +469,7 @@ fn in_flight(model: &Model, warps: u32) -> u32 {
         (12, 1) => 36 * 1024,
         (12, _) => 72 * 1024,
         (_, _) if model.hidden < 4096 => 56 * 1024,
-        (_, _) => 88 * 1024,
+        (_, _) => 144 * 1024,
     }
 }
 

@@ -281,7 +281,7 @@ impl Loaded {
     pub fn streams_from(&self) -> u32 {
         let any = self.kernels.iter().any(|(kind, _)| kind.columns == 1 && kind.streamed);
         if any {
-            self.cut.streams_from()
+            self.cut.streams_from(&self.model)
         } else {
             u32::MAX
         }

@@ -327,9 +327,9 @@ fn the_decode_kernel_computes_what_plain_loops_compute() {
     }
 }
 
-/// Pages through the ring, whole or in halves, all of them or a window's, several a block or one, to
-/// one column or to three, whose bits do not depend on their neighbours; those of the kernel without
-/// are the same where no block has two pages.
+/// Pages through the ring, whole or in halves, all of them or a window's, several a block or one,
+/// to one column or to three, whose bits do not depend on their neighbours; those of the kernel
+/// without are the same where no block has two pages.
 #[test]
 fn pages_come_through_the_ring() {
     let wide = [("HEAD_DIM", "96"), ("HEAD_DIM_REAL", "96"), ("QUERY_SCALE", "0.14724446f")];
