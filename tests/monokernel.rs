@@ -10,6 +10,8 @@ mod support;
 
 #[path = "monokernel/failures.rs"]
 mod failures;
+#[path = "monokernel/long.rs"]
+mod long;
 #[path = "monokernel/measured.rs"]
 mod measured;
 #[path = "monokernel/prompts.rs"]

@@ -64,9 +64,9 @@ struct DecodeArgs {
     u64 budget_ns;
     u32 pool_layers[2];
     u32 segment_count, steps, epoch, in_flight_bytes;
-    u32 pace;   // least clock ticks between stages, per KiB of the earlier one; 0: none
-    u32 live;   // columns with a sequence that makes tokens, the first ones
-    u32 count;  // positions of `prompt`, which the other columns take one after another
-    u32 rank;   // of this machine among those that run the model together
+    u32 pace;            // least clock ticks between stages, per KiB of the earlier one; 0: none
+    u32 live;            // columns with a sequence that makes tokens, the first ones
+    u32 count;           // positions of `prompt`, which the other columns take one after another
+    u32 rank;            // of this machine among those that run the model together
     Sequence column[8];  // the sequence of each column
 };

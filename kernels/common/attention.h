@@ -1,7 +1,10 @@
 // Attention of one position over its pages, split over the blocks of a lane.
 //   part = softmax(q k / sqrt(d)) v over the pages that a block owns, and log2 of its mass.
 // Page p of a column with shift s (block.h) belongs to split (p + s) % kSplitsMax for as long as a
-// launch lasts, so only the block that wrote a key reads it again. A page of one (layer, lane, kv
+// launch lasts, so only the block that wrote a key reads it again. Here a page comes by plain loads
+// into the registers of all warps, which is soonest for one page; kernels for contexts of several
+// pages a block have them in the ring (attend_pages.h), with the same bits where there is one. A
+// page of one (layer, lane, kv
 // head): 64 keys as rows, then the values transposed (feature x 64 positions): both are read as
 // matrix fragments straight from memory. q carries 1 / sqrt(d) and log2 e (KIE_QUERY_SCALE).
 // Traffic: 2 * positions * head_dim * 2 bytes a kv head.
@@ -209,6 +212,23 @@ KIE_DEVICE void store_new(Watch& watch, const DecodeArgs& args, const AttendAt& 
     }
 }
 
+// Where this block's part of a kv head's attention goes: the line of its first head's first
+// features.
+constexpr int kPartHead = kHeadDim / 16 * kPartLine;
+KIE_DEVICE u64* part_at(const DecodeArgs& args, const AttendAt& at) {
+    const long unit = (long)at.layer * kLanes + at.lane_index;
+    const long lot = (unit * kSplitsMax + at.split) * kColumns + at.column;
+    return args.words + kAtPart + lot * kPartWords + at.kv_head * kGroup * kPartHead;
+}
+// A tile's 16 features of each head; `i0` and `i1` turn the sums of this thread's heads into means.
+KIE_DEVICE void publish_features(u64* line, const float (&sums)[4], float i0, float i1, u32 epoch) {
+    const int g = thread() % kTeam / 4, t = thread() % 4;
+    if (2 * t < kGroup)
+        publish(line + 2 * t * kPartHead + g, pack_half2(sums[0] * i0, sums[2] * i0), epoch);
+    if (2 * t + 1 < kGroup)
+        publish(line + (2 * t + 1) * kPartHead + g, pack_half2(sums[1] * i1, sums[3] * i1), epoch);
+}
+
 KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer, const AttendAt& at,
                        const PageSpan& span, u32 epoch, Held& held, int page, u8* shared) {
     const int me = thread(), warp = me / kTeam, g = me % kTeam / 4, t = me % 4;
@@ -218,7 +238,6 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer,
     const Pages pages = {at.layer, kv_index, at.column};
     // With one column the newest key and value are used from the words' copy, not from the page.
     const bool fresh = kColumns == 1 && (span.last + at.shift) % kSplitsMax == at.split;
-    const long unit = (long)at.layer * kLanes + at.lane_index;
     take_heads(watch, args, at, span, pages, epoch, fresh, shared);
     sync_consumers<kThreads>();
     float best = -1e30f, mass = 0, sums[kValueTiles][4];
@@ -259,7 +278,7 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer,
         }
         sync_consumers<kThreads>();
         if (warp >= kScoreWarps) {
-            float s[16], top = -1e30f, sum = 0;
+            float s[16], top = -1e30f, sum = 0, odd = 0;
             u32 p[8];
             KIE_UNROLL for (int j = 0; j < 4; ++j) {
                 const Quad f =
@@ -270,9 +289,12 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer,
             top = max_f(top, shuffle_xor(top, 1)), top = max_f(top, shuffle_xor(top, 2));
             top = max_f(top, best);
             const float keep = exp2_f(best - top);
-            KIE_UNROLL for (int i = 0; i < 16; ++i) s[i] = exp2_f(s[i] - top), sum += s[i];
-            KIE_UNROLL for (int i = 0; i < 8; ++i) p[i] = pack_half2(s[2 * i], s[2 * i + 1]);
-            sum += shuffle_xor(sum, 1), sum += shuffle_xor(sum, 2);
+            KIE_UNROLL for (int i = 0; i < 8; ++i) {
+                s[2 * i] = exp2_f(s[2 * i] - top), s[2 * i + 1] = exp2_f(s[2 * i + 1] - top);
+                sum += s[2 * i], odd += s[2 * i + 1];  // in the order of attend_pages.h
+                p[i] = pack_half2(s[2 * i], s[2 * i + 1]);
+            }
+            sum += odd, sum += shuffle_xor(sum, 1), sum += shuffle_xor(sum, 2);
             mass = mass * keep + sum, best = top;
             const float k0 = shuffle(keep, 8 * t), k1 = shuffle(keep, 8 * t + 4);
             KIE_UNROLL for (int i = 0; i < kValueTiles; ++i) {
@@ -292,22 +314,14 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer,
     if (warp >= kScoreWarps) {
         const float inverse = reciprocal_f(mass);
         const float i0 = shuffle(inverse, 8 * t), i1 = shuffle(inverse, 8 * t + 4);
-        const long lot = (unit * kSplitsMax + at.split) * kColumns + at.column;
-        u64* to = args.words + kAtPart + lot * kPartWords +
-                  at.kv_head * kGroup * (kHeadDim / 16) * kPartLine;
+        u64* to = part_at(args, at);
         KIE_UNROLL for (int i = 0; i < kValueTiles; ++i) {
             const int tile = warp - kScoreWarps + i * kValueWarps;
             if (tile >= kHeadDim / 16) continue;
-            constexpr int kHead = kHeadDim / 16 * kPartLine;
             u64* line = to + tile * kPartLine;
-            if (2 * t < kGroup)
-                publish(line + 2 * t * kHead + g, pack_half2(sums[i][0] * i0, sums[i][2] * i0),
-                        epoch);
-            if (2 * t + 1 < kGroup)
-                publish(line + (2 * t + 1) * kHead + g,
-                        pack_half2(sums[i][1] * i1, sums[i][3] * i1), epoch);
+            publish_features(line, sums[i], i0, i1, epoch);
             if (t == 0 && g < kGroup)
-                publish(line + g * kHead + kPartMass, bits(best + log2_f(mass)), epoch);
+                publish(line + g * kPartHead + kPartMass, bits(best + log2_f(mass)), epoch);
         }
     }
 }

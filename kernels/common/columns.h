@@ -6,8 +6,11 @@
 // Attention's parts, merged by owners: the blocks of a lane share all words of all columns, a word
 // of one column a thread. Everybody gathers them afterwards.
 constexpr int kMergeItems = (kColumns * kWordsA + kBlocksPerLane - 1) / kBlocksPerLane;
-// How the one-column kernel's warps share the splits of a word (see merge).
-constexpr int kMergeCount = kMerge == 1 ? kWordsA / kBlocksPerLane : kWordsA / kWarps;
+// How the one-column kernel's warps share the splits of a word (see merge). With many parts two
+// warps of an owner share its words: all of one warp's looks are in flight at once.
+constexpr int kMergeOwn = kWordsA / kBlocksPerLane,
+              kMergeSharers = kSplitsMax > 8 && kMergeOwn % 16 == 0 ? 2 : 1;
+constexpr int kMergeCount = kMerge == 1 ? kMergeOwn / kMergeSharers : kWordsA / kWarps;
 constexpr int kMergeLow = kMergeCount & -kMergeCount,
               kMergeGroups = 32 / (kMergeLow < 32 ? kMergeLow : 32);
 

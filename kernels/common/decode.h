@@ -91,7 +91,7 @@ KIE_DEVICE Sums<S> multiply_normed(Ring& ring, Lot<S>& lot, const Block& b, Squa
 
 // The first page of the only column, asked for before its query is known.
 KIE_DEVICE void early_page(const DecodeArgs& args, const Block& b, int layer, Held& held) {
-    if (kColumns > 1) return;
+    if (kColumns > 1 || kStreamed) return;
     clear(held);
     const int kv_head = b.seat / kSplitBlocks, split = b.seat % kSplitBlocks;
     const Layer& l = layer_of(b, layer);
@@ -418,8 +418,9 @@ KIE_DEVICE void step_head(const DecodeArgs& args, Block& b, Sums<S>& s, int row,
               });
 }
 
-// Attention of this block's share of pages, for each column; whether there were any.
-KIE_DEVICE bool attend_columns(Watch& watch, const DecodeArgs& args, Block& b, int layer,
+// Attention of this block's share of pages, for each column from `first` on; whether there were
+// any.
+KIE_DEVICE bool attend_columns(Watch& watch, const DecodeArgs& args, Block& b, int layer, int first,
                                Held& held) {
     const int kv_head = b.seat / kSplitBlocks, split = b.seat % kSplitBlocks;
     const Layer& l = layer_of(b, layer);
@@ -428,7 +429,7 @@ KIE_DEVICE bool attend_columns(Watch& watch, const DecodeArgs& args, Block& b, i
     if (split >= kSplitsMax || kv_head >= kKvHeads) return any;
     const int kv_index = b.lane_index * kKvHeads + kv_head;
     if constexpr (kColumns > 1) {
-        KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
+        KIE_NO_UNROLL for (int c = first; c < live_of(b); ++c) {
             const int position = position_at(args, b.step, c), shift = shift_at(args, c);
             if ((position / kPage + shift) % kSplitsMax != split) continue;
             const AttendAt at = {layer, b.lane_index, kv_head, split, c, shift};
@@ -437,7 +438,7 @@ KIE_DEVICE bool attend_columns(Watch& watch, const DecodeArgs& args, Block& b, i
         }
         sync_consumers<kThreads>();
     }
-    KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
+    KIE_NO_UNROLL for (int c = first; c < live_of(b); ++c) {
         const int shift = shift_at(args, c);
         const PageSpan span = pages_of(l, (int)position_at(args, b.step, c));
         const int page = first_page(span, split, shift);
@@ -450,8 +451,21 @@ KIE_DEVICE bool attend_columns(Watch& watch, const DecodeArgs& args, Block& b, i
         attend(watch, args, l, {layer, b.lane_index, kv_head, split, c, shift}, span, b.epoch, held,
                page, b.shared);
     }
-    stamp(b, 3);
     return any;
+}
+// The same for the only column, whose pages come through the ring.
+KIE_DEVICE bool attend_stream(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b,
+                              int layer) {
+    const int kv_head = b.seat / kSplitBlocks, split = b.seat % kSplitBlocks;
+    const Streamed s = streamed_pages(args, b.shared, b.seat, layer, b.step, 0);
+    if (s.count == 0) return false;
+    const PageSpan span = pages_of(layer_of(b, layer), (int)position_at(args, b.step, 0));
+    const bool fresh = s.first + (s.count - 1) * kSplitsMax == span.last;
+    take_heads(watch, args, {layer, b.lane_index, kv_head, split, 0, 0}, span,
+               {layer, b.lane_index * kKvHeads + kv_head, 0}, b.epoch, fresh, b.shared);
+    sync_consumers<kThreads>();
+    attend_pages(ring, args, b, layer, 0, s, 0, (const u32*)(b.shared + kShQkv));
+    return true;
 }
 // The merged attention output, this warp's share of it, into shared memory.
 KIE_DEVICE void gather_attention(Watch& watch, const DecodeArgs& args, Block& b, int layer,
@@ -474,13 +488,12 @@ KIE_DEVICE void gather_attention(Watch& watch, const DecodeArgs& args, Block& b,
     const PageSpan span = pages_of(layer_of(b, layer), (int)position_at(args, b.step, 0));
     const u32 rest = attended ? 0 : kRestMerge;
     if constexpr (kMerge == 0) {
-        merge<kShare>(watch, args, layer, b.lane_index, 0, 0, span, b.epoch, warp * kShare, x,
-                      nullptr, rest);
+        merge<kMergeCount>(watch, args, layer, b.lane_index, 0, 0, span, b.epoch, warp * kShare, x,
+                           nullptr, rest);
     } else {
-        constexpr int kPart = kWordsA / kBlocksPerLane;
-        if (warp == 0)
-            merge<kPart>(watch, args, layer, b.lane_index, 0, 0, span, b.epoch, b.seat * kPart,
-                         nullptr, to, rest);
+        if (warp < kMergeSharers)
+            merge<kMergeCount>(watch, args, layer, b.lane_index, 0, 0, span, b.epoch,
+                               b.seat * kMergeOwn + warp * kMergeCount, nullptr, to, rest);
         join_wave();  // some of these words are published above, by one team of a wave
         Squares none;
         gather<kShare, false>(watch, to + warp * kShare, kWordsA, b.epoch, layer << 4 | 4, 1,
@@ -519,7 +532,17 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
     const long unit = (long)layer * kLanes + b.lane_index;
     {
         Far<SplitO> far = early_far<SplitO>(watch, args, b, 0, layer);
-        const bool attended = attend_columns(watch, args, b, layer, held);
+        bool attended = false;
+        if constexpr (kStreamed && kColumns == 1) {
+            attended = attend_stream(ring, watch, args, b, layer);
+        } else {
+            // The positions of a prompt have many keys of this step among them: they stay with
+            // loads.
+            const int first = kStreamed ? sequences_of(args) : 0;
+            if constexpr (kStreamed) attended = attend_sequences(ring, watch, args, b, layer);
+            if (first < live_of(b)) attended |= attend_columns(watch, args, b, layer, first, held);
+        }
+        stamp(b, 3);
         Lot<SplitO> lot;
         take_lot<SplitO>(ring, lot, false);
         gather_attention(watch, args, b, layer, attended);
@@ -677,7 +700,7 @@ KIE_KERNEL(kie_decode, kThreads + 2 * kWarp, DecodeArgs args) {
     sync_block();
     if (thread() >= kThreads) {
         if (thread() == kThreads)
-            stream_weights(args, slots, shared + kShRing, (u32*)(shared + kShSizes), misc);
+            stream_line(args, shared, misc);
         else if (thread() == kThreads + kWarp && block_all(args) == 0)
             watch_host(args, misc + 1, misc), store_host(args.control + 3, misc[4]);
         return;

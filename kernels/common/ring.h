@@ -33,43 +33,47 @@ KIE_DEVICE void release_stage(Ring& r) {
     advance(r);
 }
 
-// The producer, one thread. `stop` (shared memory) ends it early; nothing is in flight when it
-// leaves.
-KIE_DEVICE void stream_weights(const DecodeArgs& args, Slot* slots, u8* ring, u32* sizes,
-                               const volatile u32* stop) {
-    if (kNoStream) return;
-    const StreamPolicy policy = stream_policy();
-    const u8* line = args.line + (u64)block() * kLineBytes;
-    u32 head = 0, head_parity = 1, tail = 0, tail_parity = 0, flying = 0, open = 0;
-    u64 next = 0;
-    const auto land = [&]() {
-        while (!slot_filled(slots + tail, tail_parity)) {
-        }
-        flying -= sizes[tail], --open;
-        if (++tail == kSlots) tail = 0, tail_parity ^= 1;
-    };
-    for (u32 step = 0; step < args.steps; ++step) {
-        const u8* from = line;
-        for (u32 s = 0; s < args.segment_count; ++s) {
-            const Segment g = args.segments[s];
-            for (u32 i = 0; i < g.stages; ++i, from += g.bytes) {
-                while (open > 0 && flying + g.bytes > args.in_flight_bytes) land();
-                while (!slot_free(slots + head, head_parity))
-                    if (*stop) {
-                        while (open > 0) land();
-                        return;
-                    }
-                if (args.pace) {
-                    while (clock_ticks() < next) pause_ns(20);
-                    next = clock_ticks() + (u64)args.pace * g.bytes / 1024;
-                }
-                reads_before_copy();
-                copy_async(slots + head, ring + head * kSlotBytes, from, g.bytes, policy);
-                sizes[head] = g.bytes, flying += g.bytes, ++open;
-                if (++head == kSlots) head = 0, head_parity ^= 1;
-                if (open == kSlots) land();
-            }
-        }
+// The producer's side, one thread. `stop` (shared memory) ends it early; nothing is in flight when
+// it leaves.
+struct Feed {
+    const DecodeArgs& args;
+    Slot* slots;
+    u8* bytes;
+    u32* sizes;
+    const volatile u32* stop;
+    StreamPolicy policy;
+    u32 head, head_parity, tail, tail_parity, flying, open;
+    u64 next;
+};
+KIE_DEVICE void land(Feed& f) {
+    while (!slot_filled(f.slots + f.tail, f.tail_parity)) {
     }
-    while (open > 0) land();
+    f.flying -= f.sizes[f.tail], --f.open;
+    if (++f.tail == kSlots) f.tail = 0, f.tail_parity ^= 1;
+}
+KIE_DEVICE void land_all(Feed& f) {
+    while (f.open > 0) land(f);
+}
+// Copies one more stage; false where the kernel ends. `state`: its bytes were written by this
+// block's consumers in earlier steps.
+KIE_DEVICE bool feed(Feed& f, const u8* from, u32 bytes, bool state) {
+    while (f.open > 0 && f.flying + bytes > f.args.in_flight_bytes) land(f);
+    while (!slot_free(f.slots + f.head, f.head_parity))
+        if (*f.stop) {
+            land_all(f);
+            return false;
+        }
+    if (f.args.pace) {
+        while (clock_ticks() < f.next) pause_ns(20);
+        f.next = clock_ticks() + (u64)f.args.pace * bytes / 1024;
+    }
+    if (state)
+        state_before_copy();
+    else
+        reads_before_copy();
+    copy_async(f.slots + f.head, f.bytes + f.head * kSlotBytes, from, bytes, f.policy);
+    f.sizes[f.head] = bytes, f.flying += bytes, ++f.open;
+    if (++f.head == kSlots) f.head = 0, f.head_parity ^= 1;
+    if (f.open == kSlots) land(f);
+    return true;
 }

@@ -21,6 +21,7 @@ constexpr bool kHeadNorm = KIE_HEAD_NORM;   // q and k heads are normed before t
 constexpr bool kBias = KIE_BIAS;            // q, k, v have biases
 constexpr int kMerge = KIE_MERGE;           // 1: attention parts are merged by owners first
 constexpr int kPollMode = KIE_POLL;         // 0: poll the batch, 1: one word a warp first
+constexpr bool kStreamed = KIE_STREAMED;    // keys and values come through the ring: stream.h
 // Measuring only: what is computed without waits or without weights is garbage.
 constexpr bool kNoWaits = KIE_NO_WAITS, kNoStream = KIE_NO_STREAM, kGarbage = kNoWaits || kNoStream;
 constexpr unsigned kRestGather = KIE_REST_GATHER,
@@ -110,6 +111,8 @@ constexpr long kLayerBytes = bytes_of(SplitQkv::stages, SplitQkv::stage_bytes) +
                              bytes_of(SplitO::stages, SplitO::stage_bytes) +
                              bytes_of(SplitGu::stages, SplitGu::stage_bytes) +
                              bytes_of(SplitDown::stages, SplitDown::stage_bytes);
+constexpr int kLineStages = kLayers * (SplitQkv::stages + SplitO::stages + SplitGu::stages +
+                                       SplitDown::stages);  // a prompt's steps have no head
 constexpr long kLineBytes = kLayers * kLayerBytes +
                             kHeadPasses * bytes_of(SplitHead::stages, SplitHead::stage_bytes) +
                             (kHeadTail ? bytes_of(SplitTail::stages, SplitTail::stage_bytes) : 0);
@@ -184,8 +187,20 @@ constexpr int kShTrace = (kShLayers + kLayers * 32 + 63) / 64 * 64, kShSlots = k
 constexpr int kShSizes = kShSlots + 64 * 16, kShTurn = kShSizes + 64 * 4;
 constexpr int kShOthers = kShTurn + SplitQkv::items * kThreads * 8,
               kShTable = kShOthers + kOtherWords * 4;
-constexpr int kShRing = (kShTable + (kTableShared ? kTableWords * 4 : 0) + 1023) / 1024 * 1024;
+constexpr int kShOwn = (kShTable + (kTableShared ? kTableWords * 4 : 0) + 15) / 16 * 16;
+// Attention out of the ring (attend_pages.h): each warp's heads, with several columns, and the join
+// of the warps' parts. They stand where the vectors do, of which none is at work while a block
+// attends, or, where those are small, have a place of their own.
+constexpr int kHeadPairs = (kGroup + 1) / 2, kJoinTile = 8 * kHeadPairs;  // quads of 16 features
+constexpr int kJoinWarp = kHeadDim / 16 * kJoinTile;
+constexpr int kWarpHeads = kColumns > 1 ? (kGroup + 2) * kHeadDim * 2 : 0;  // bytes
+constexpr int kRoom = kWarps * (kWarpHeads + kJoinWarp * 16);
+constexpr bool kRoomThere =
+    (kOneVector || kWarps * kWarpHeads <= kShXb - kShXa) && kRoom <= kShPartA - kShXa;
+constexpr int kShHeads = kRoomThere ? kShXa : kShOwn, kShJoin = kShHeads + kWarps * kWarpHeads;
+constexpr int kShRing = (kShOwn + (kStreamed && !kRoomThere ? kRoom : 0) + 1023) / 1024 * 1024;
 constexpr int kSharedMax = KIE_SHARED_MAX;
-constexpr int kSlots = min_i((kSharedMax - kShRing) / kSlotBytes, 64);
+// No more than a step has stages: see stream.h.
+constexpr int kSlots = min_i((kSharedMax - kShRing) / kSlotBytes, min_i(kLineStages, 64));
 constexpr int kSharedBytes = kShRing + kSlots * kSlotBytes;
 static_assert(kSlots >= 2, "no room for the ring");

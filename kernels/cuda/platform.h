@@ -164,6 +164,10 @@ KIE_DEVICE void slot_release(Slot* s) {
 // Between a passed `slot_free` and the copy into that slot. Bulk copies write shared memory by a
 // path of their own (the async proxy): the barrier alone does not order the consumers' reads first.
 KIE_DEVICE void reads_before_copy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// The same, and before a copy of bytes of global memory that this block's threads stored before
+// they released a slot whose `slot_free` has passed.
+constexpr bool kCopiesState = true;  // whether copies may read such bytes at all
+KIE_DEVICE void state_before_copy() { asm volatile("fence.proxy.async;" ::: "memory"); }
 // Bytes that are read once and by one block: evicted first.
 struct StreamPolicy {
     u64 v;

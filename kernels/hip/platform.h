@@ -215,6 +215,9 @@ KIE_DEVICE void slot_release(Slot* s) {
 }
 // Copies take the same path as every other access: `slot_free` has ordered them.
 KIE_DEVICE void reads_before_copy() {}
+// Its loads carry no scope: what they find in a cache may be older than the state in memory.
+constexpr bool kCopiesState = false;
+KIE_DEVICE void state_before_copy() {}
 struct StreamPolicy {};
 KIE_DEVICE StreamPolicy stream_policy() { return {}; }
 // One thread, 128 bytes in flight (`bytes` is a multiple of that), past the caches where possible.

@@ -176,6 +176,8 @@ KIE_DEVICE void slot_release(Slot* s) {
     kie_sim::maybe_preempt(4);
 }
 KIE_DEVICE void reads_before_copy() { asm volatile("" ::: "memory"); }
+constexpr bool kCopiesState = true;
+KIE_DEVICE void state_before_copy() { asm volatile("" ::: "memory"); }
 struct StreamPolicy {
     u64 v;
 };

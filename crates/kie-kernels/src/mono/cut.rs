@@ -6,15 +6,19 @@
 
 use std::fmt;
 
-use super::machine::MachineInfo;
+use super::machine::{MachineInfo, Platform};
 use super::model::Model;
 use crate::abi::{HeadMode, PAGE};
 use crate::error::{Error, Result};
 
 /// Most columns of a weight pass: the second operand of a matrix unit has eight.
 pub const COLUMNS_MAX: u32 = 8;
-/// Blocks that split the pages of one kv head, at most.
+/// Blocks that split the pages of one kv head, at most. Who merges owns few words where parts are
+/// merged by owners; elsewhere a block merges all of its lane's, and more parts cost registers.
 const MOST_SPLITS: u32 = 8;
+const MOST_SPLITS_MERGED: u32 = 16;
+/// Bytes of a block's line from which on the weights, not the exchange, make the step's time.
+const LONG_LINE: u64 = 24 << 20;
 
 /// How the warps of a block share a matrix of `rows` x `k` (shape.h's `Split`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +86,15 @@ pub enum Matrix {
     GateUp,
     /// The mlp's output.
     Down,
+}
+
+/// One of the decode kernels of a cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kind {
+    /// Columns of a step.
+    pub columns: u32,
+    /// Sequences' keys and values come through the ring (stream.h).
+    pub streamed: bool,
 }
 
 /// The cut of a model for a machine.
@@ -234,6 +247,7 @@ impl Cut {
         let rest = rows_head % pass_rows;
         let tail = if rest > 0 { Some(split(rest, width)?) } else { None };
         let split_blocks = each / model.kv_heads;
+        let merge = model.lanes_all() == 1 && warps == 8 && (attn / 2).is_multiple_of(each);
         let mut cut = Self {
             hidden,
             head_dim,
@@ -241,8 +255,8 @@ impl Cut {
             blocks,
             warps,
             slot_bytes,
-            splits: split_blocks.min(MOST_SPLITS),
-            merge: model.lanes_all() == 1 && warps == 8 && (attn / 2).is_multiple_of(each),
+            splits: split_blocks.min(if merge { MOST_SPLITS_MERGED } else { MOST_SPLITS }),
+            merge,
             in_flight_bytes: in_flight(model, warps),
             pages_max: positions.div_ceil(PAGE as u32),
             shared_max: m.shared_bytes,
@@ -259,8 +273,8 @@ impl Cut {
         room.then_some(cut)
     }
 
-    /// Shared memory with two slots of the ring, about: shape.h knows it exactly and refuses less.
-    fn shared_bytes(&self, width: u32, attn: u32, columns: u32) -> u32 {
+    /// Shared memory of the vectors at work.
+    fn vector_bytes(&self, width: u32, attn: u32, columns: u32) -> u32 {
         // Where every warp has a range of its own, several columns' vectors stay where they are.
         let kept = |n: usize, k| {
             if columns > 1 && self.layer[n].1.k_warps == self.warps {
@@ -273,20 +287,59 @@ impl Cut {
         let pad = if columns > 1 { 32 } else { 0 };
         // One place for both, one after the other, unless only the wide one needs a place.
         let room = if columns == 1 { wide + narrow } else { wide.max(narrow) + 2 * pad };
-        let vectors = 2 * room * columns;
+        2 * room * columns
+    }
+
+    /// Shared memory with two slots of the ring, about: shape.h knows it exactly and refuses less.
+    fn shared_bytes(&self, width: u32, attn: u32, columns: u32) -> u32 {
         let parts = |s: &Split| if s.k_warps > 1 { 4 * s.k_warps * s.rows * columns } else { 0 };
         let of = |n: usize| parts(&self.layer[n].1);
         let tail = self.tail.as_ref().map_or(0, parts);
         let parts = of(0).max(of(2)).max(parts(&self.head)).max(tail) + of(1).max(of(3));
-        vectors + parts + 2 * self.slot_bytes + OTHERS_BYTES
+        self.vector_bytes(width, attn, columns) + parts + 2 * self.slot_bytes + OTHERS_BYTES
     }
 
-    /// Columns that kernels are made for.
-    pub fn kernels(&self) -> Vec<u32> {
-        if self.columns == 1 {
-            vec![1]
+    /// The kernels of this cut.
+    pub fn kernels(&self, model: &Model, platform: Platform) -> Vec<Kind> {
+        // Bits do not depend on neighbours: where sequences are long, all kernels stream, or none.
+        let streamed =
+            platform != Platform::Hip && [1, self.columns].iter().all(|c| self.streams(model, *c));
+        let mut all = Vec::new();
+        if !streamed || self.streams_from(model) > 0 {
+            all.push(Kind { columns: 1, streamed: false });
+        }
+        if streamed {
+            all.push(Kind { columns: 1, streamed });
+        }
+        if self.columns > 1 {
+            all.push(Kind { columns: self.columns, streamed });
+        }
+        all
+    }
+
+    /// Whether pages fit the ring's slots, and shared memory what joins them (stream.h).
+    fn streams(&self, model: &Model, columns: u32) -> bool {
+        let attn = model.heads * self.head_dim;
+        let concat = model.head_mode == HeadMode::Concat;
+        let width = if concat { model.lanes_all() } else { 1 } * self.hidden;
+        let group = model.heads / model.kv_heads;
+        let heads = if columns > 1 { self.warps * (group + 2) * self.head_dim * 2 } else { 0 };
+        let join = self.warps * (self.head_dim / 16) * 8 * group.div_ceil(2) * 16;
+        let there = heads + join <= self.vector_bytes(width, attn, columns);
+        let own = if there { 0 } else { heads + join };
+        PAGE as u32 * self.head_dim * 2 <= self.slot_bytes
+            && self.shared_bytes(width, attn, columns) + own <= self.shared_max
+    }
+
+    /// The first position that the kernel of one column with streamed keys is for. Where a step is
+    /// short, loads are sooner as long as no block has two pages; then both make the same bits.
+    /// Measured on one H200, shape by shape (benches/gpu/NOTES.md).
+    pub fn streams_from(&self, model: &Model) -> u32 {
+        let long = self.line_bytes(model) >= LONG_LINE;
+        if long {
+            0
         } else {
-            vec![1, self.columns]
+            self.splits * PAGE as u32
         }
     }
 
@@ -347,7 +400,8 @@ impl Cut {
     }
 
     /// The definitions in front of the sources.
-    pub fn defines(&self, model: &Model, columns: u32) -> Vec<(String, String)> {
+    pub fn defines(&self, model: &Model, kind: Kind) -> Vec<(String, String)> {
+        let Kind { columns, streamed } = kind;
         let scale = std::f64::consts::LOG2_E / f64::from(model.head_dim).sqrt();
         let float = |v: f64| format!("{v:e}f");
         let head_mode = model.head_mode as u32;
@@ -373,6 +427,7 @@ impl Cut {
             ("BLOCKS", self.blocks.to_string()),
             ("WARPS", self.warps.to_string()),
             ("COLUMNS", columns.to_string()),
+            ("STREAMED", streamed.to_string()),
             ("SLOT_BYTES", self.slot_bytes.to_string()),
             ("SPLITS", self.splits.to_string()),
             ("MERGE", u32::from(self.merge).to_string()),
@@ -427,7 +482,7 @@ fn in_flight(model: &Model, warps: u32) -> u32 {
         (12, 1) => 36 * 1024,
         (12, _) => 72 * 1024,
         (_, _) if model.hidden < 4096 => 56 * 1024,
-        (_, _) => 88 * 1024,
+        (_, _) => 144 * 1024,
     }
 }
 

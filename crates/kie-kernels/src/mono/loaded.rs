@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Release;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::cut::Cut;
+use super::cut::{Cut, Kind};
 use super::machine::{Machine, Memory, Module, Platform, Shared, Source};
 use super::meter::Probe;
 use super::model::Model;
@@ -46,7 +46,7 @@ pub struct Loaded {
     pub warning: Option<String>,
     /// What loading did, in order.
     pub phases: Vec<Phase>,
-    kernels: Vec<(u32, Arc<dyn Module>)>,
+    kernels: Vec<(Kind, Arc<dyn Module>)>,
     base: Args,
     logits: Option<Memory>,
     /// What `base` points to.
@@ -293,15 +293,27 @@ impl Loaded {
         end(rank)..end(rank + 1)
     }
 
-    /// The kernel for so many columns.
-    pub fn module(&self, columns: u32) -> &Arc<dyn Module> {
-        let found = self.kernels.iter().find(|(c, _)| *c == columns);
+    /// The kernel for so many columns. Of those for one column, the one that streams pages, or the
+    /// other.
+    pub fn module(&self, columns: u32, streamed: bool) -> &Arc<dyn Module> {
+        let good = |k: &Kind| k.columns == columns && (columns > 1 || k.streamed == streamed);
+        let found = self.kernels.iter().find(|(kind, _)| good(kind));
         &found.expect("one of the cut's kernels").1
+    }
+
+    /// The first position of a sequence that the kernel with streamed pages is for.
+    pub fn streams_from(&self) -> u32 {
+        let any = self.kernels.iter().any(|(kind, _)| kind.columns == 1 && kind.streamed);
+        if any {
+            self.cut.streams_from(&self.model)
+        } else {
+            u32::MAX
+        }
     }
 
     /// What every launch is given.
     pub fn args(&self, columns: u32) -> Args {
-        debug_assert!(self.cut.kernels().contains(&columns));
+        debug_assert!(self.kernels.iter().any(|(kind, _)| kind.columns == columns));
         self.base
     }
 
@@ -394,10 +406,10 @@ impl Loaded {
     }
 }
 
-/// Decode kernels by their number of columns, and the prefill kernel, if it compiled.
-type Kernels = (Vec<(u32, Arc<dyn Module>)>, Option<Result<Arc<dyn Module>>>);
+/// Decode kernels by what they are for, and the prefill kernel, if it compiled.
+type Kernels = (Vec<(Kind, Arc<dyn Module>)>, Option<Result<Arc<dyn Module>>>);
 
-/// The kernels of a cut, one for each number of columns, and the planned prefill kernel, compiled
+/// The kernels of a cut, and the planned prefill kernel, compiled
 /// side by side.
 ///
 /// # Errors
@@ -409,12 +421,12 @@ pub(super) fn compile(
     plan: Option<&Plan>,
 ) -> Result<Kernels> {
     let text = source::text(machine.platform());
-    let one = |columns: u32| -> Result<(u32, Arc<dyn Module>)> {
-        let defines = cut.defines(model, columns);
+    let one = |kind: Kind| -> Result<(Kind, Arc<dyn Module>)> {
+        let defines = cut.defines(model, kind);
         let source = Source { defines, text: text.clone(), entries: vec!["kie_decode"] };
-        Ok((columns, machine.compile(&source)?))
+        Ok((kind, machine.compile(&source)?))
     };
-    let (kernels, one) = (cut.kernels(), &one);
+    let (kernels, one) = (cut.kernels(model, machine.platform()), &one);
     std::thread::scope(|scope| {
         let wide = plan.map(|plan| scope.spawn(move || machine.compile(&plan.source(model, cut))));
         let all: Vec<_> = kernels.iter().map(|c| scope.spawn(move || one(*c))).collect();

@@ -7,7 +7,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::cut::{Cut, Matrix};
+use super::cut::{Cut, Kind, Matrix};
 use super::loaded::died;
 use super::machine::{Machine, Memory, Module, Source};
 use super::model::Model;
@@ -161,7 +161,8 @@ pub fn phases(model: &Model, cut: &Cut) -> Vec<Phase> {
 
 /// A program's kernels to measure with, and where they write times.
 pub(super) struct Probe {
-    modules: Vec<(Mode, Arc<dyn Module>)>,
+    /// By mode, and by whether pages are streamed.
+    modules: Vec<((Mode, bool), Arc<dyn Module>)>,
     stamps: Memory,
     trace: Memory,
 }
@@ -173,13 +174,17 @@ impl Probe {
     /// What the machine's compiler says, [`Error::OutOfMemory`].
     pub fn new(machine: &dyn Machine, model: &Model, cut: &Cut, positions: u32) -> Result<Self> {
         let text = source::text(machine.platform());
-        let one = |mode: Mode| -> Result<(Mode, Arc<dyn Module>)> {
-            let defines = mode.defines(cut.defines(model, 1));
+        let one = |mode: Mode, kind: Kind| -> Result<((Mode, bool), Arc<dyn Module>)> {
+            let defines = mode.defines(cut.defines(model, kind));
             let source = Source { defines, text: text.clone(), entries: vec!["kie_decode"] };
-            Ok((mode, machine.compile(&source)?))
+            Ok(((mode, kind.streamed), machine.compile(&source)?))
         };
+        let one = &one;
+        let mut kinds = cut.kernels(model, machine.platform());
+        kinds.retain(|kind| kind.columns == 1);
         let modules = std::thread::scope(|scope| {
-            let all: Vec<_> = Mode::ALL[1..].iter().map(|m| scope.spawn(|| one(*m))).collect();
+            let pairs = Mode::ALL[1..].iter().flat_map(|m| kinds.iter().map(move |k| (*m, *k)));
+            let all: Vec<_> = pairs.map(|(m, k)| scope.spawn(move || one(m, k))).collect();
             let landed = all.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(died())));
             landed.collect::<Result<_>>()
         })?;
@@ -189,12 +194,12 @@ impl Probe {
     }
 
     /// The kernel of a mode, if it is not the usual one; `args` learns where to write.
-    pub fn module(&self, mode: Mode, args: &mut Args) -> Option<&Arc<dyn Module>> {
+    pub fn module(&self, mode: Mode, streamed: bool, args: &mut Args) -> Option<&Arc<dyn Module>> {
         args.stamps = self.stamps.address;
         if mode == Mode::Trace {
             args.trace = self.trace.address;
         }
-        self.modules.iter().find(|(m, _)| *m == mode).map(|(_, module)| module)
+        self.modules.iter().find(|(m, _)| *m == (mode, streamed)).map(|(_, module)| module)
     }
 
     /// What a launch of so many steps wrote.

@@ -9,7 +9,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::cut::{Cut, Matrix};
+use super::cut::{Cut, Kind, Matrix};
 use super::machine::{Launch, Machine, MachineInfo, Memory, Module, Platform, Source};
 use super::model::Model;
 use super::source;
@@ -96,7 +96,7 @@ impl Plan {
     /// What the compiler is given.
     pub fn source(&self, model: &Model, cut: &Cut) -> Source {
         let text = source::prefill_text(self.platform).expect("the plan's platform has it");
-        let mut defines = cut.defines(model, 1);
+        let mut defines = cut.defines(model, Kind { columns: 1, streamed: false });
         let all = [
             ("CHUNK", u64::from(self.chunk)),
             ("PAST", u64::from(past(model))),

@@ -89,6 +89,8 @@ struct Ask {
     steps: u32,
     /// Sequences, the first columns.
     live: u32,
+    /// Of one column's kernels, the one with streamed pages.
+    streamed: bool,
     /// Positions of a prompt, or 0.
     prompt: u32,
     /// Positions whose logits are kept.
@@ -534,7 +536,8 @@ impl Runner {
         let beside = Beside { slot: index, count, share, made };
         let (columns, live) = (columns as u32, slots.len() as u32);
         let logits = dump.then_some(columns);
-        let ask = Ask { columns, steps, live, prompt: count as u32, logits, column };
+        let ask =
+            Ask { columns, steps, live, streamed: false, prompt: count as u32, logits, column };
         self.launch(&ask, Work::Both(slots, beside))
     }
 
@@ -598,7 +601,9 @@ impl Runner {
         let column = [Sequence { row, position, ..Sequence::default() }; 8];
         let steps = count.div_ceil(columns);
         let logits = matches!(work, Work::Logits(..)).then_some(steps * columns);
-        self.launch(&Ask { columns, steps, live: 0, prompt: count, logits, column }, work)
+        // What a token's launch would take.
+        let streamed = count == 1 && position >= self.first().streams_from();
+        self.launch(&Ask { columns, steps, live: 0, streamed, prompt: count, logits, column }, work)
     }
 
     /// The tokens at `prompt` in the prefill kernel.
@@ -627,9 +632,13 @@ impl Runner {
         // Measured launches make their steps and no more.
         let left = column[0].last - column[0].position;
         let most = if self.meter.is_some() { most.min(left) } else { most };
+        // A launch of one column ends where the kernel with streamed pages takes over.
+        let from = self.first().streams_from();
+        let streamed = column[0].position >= from;
+        let most = if streamed || columns > 1 { most } else { most.min(from - column[0].position) };
         let (live, steps) = (slots.len() as u32, if dump { 1 } else { most });
         let logits = dump.then_some(columns);
-        let ask = Ask { columns, steps, live, prompt: 0, logits, column };
+        let ask = Ask { columns, steps, live, streamed, prompt: 0, logits, column };
         self.launch(&ask, Work::Tokens(slots))
     }
 
@@ -693,8 +702,9 @@ impl Runner {
                 None => {}
             }
             let measuring = mode.zip(loaded.probe.as_ref());
-            let module = measuring.and_then(|(mode, probe)| probe.module(mode, &mut args));
-            let module = module.unwrap_or_else(|| loaded.module(ask.columns));
+            let module =
+                measuring.and_then(|(mode, probe)| probe.module(mode, ask.streamed, &mut args));
+            let module = module.unwrap_or_else(|| loaded.module(ask.columns, ask.streamed));
             let launch = Launch {
                 entry: "kie_decode",
                 blocks: loaded.cut.blocks,

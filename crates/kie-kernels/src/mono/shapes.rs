@@ -1,7 +1,7 @@
 //! Models whose kernels every platform's compiler is tried on: the sizes of real checkpoints, cut
 //! for a real machine.
 
-use super::cut::Cut;
+use super::cut::{Cut, Kind};
 use super::machine::{MachineInfo, Platform, Source};
 use super::model::{Layer, Model};
 use super::prefill::Plan;
@@ -104,15 +104,10 @@ pub fn amd() -> MachineInfo {
 }
 
 /// The decode kernel of a model on a machine, and its cut.
-pub fn decode(
-    name: &str,
-    machine: &MachineInfo,
-    platform: Platform,
-    columns: u32,
-) -> (Source, Cut) {
+pub fn decode(name: &str, machine: &MachineInfo, platform: Platform, kind: Kind) -> (Source, Cut) {
     let model = model(name);
     let cut = Cut::new(&model, machine, 33_280).expect(name);
-    let defines = cut.defines(&model, columns);
+    let defines = cut.defines(&model, kind);
     (Source { defines, text: source::text(platform), entries: vec!["kie_decode"] }, cut)
 }
 

@@ -19,6 +19,8 @@ pub const COMMON: &[(&str, &str)] = &[
     kernel!("common/attention.h"),
     kernel!("common/block.h"),
     TELL,
+    kernel!("common/stream.h"),
+    kernel!("common/attend_pages.h"),
     kernel!("common/control.h"),
     kernel!("common/sample.h"),
     kernel!("common/filter.h"),

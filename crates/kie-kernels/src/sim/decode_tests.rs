@@ -78,6 +78,7 @@ void fill(u8* lines, long& at, Segment*& segment, int matrix, int layer, int fir
     at += (long)S::stages * S::stage_bytes;
 }
 
+int window_of(int layer) { return layer % 2 ? KIE_CHECK_WINDOW : 0; }
 KIE_KERNEL(prepare, 32, Check c) {
     if (thread() != 0) return;
     u8* at = c.base;
@@ -116,22 +117,26 @@ KIE_KERNEL(prepare, 32, Check c) {
             rope[(p * kHeadDim / 2 + j) * 2 + 1] = __builtin_sinf(angle(p, j));
         }
     Layer* layers = take<Layer>(at, kLayers);
-    for (int l = 0; l < kLayers; ++l) layers[l] = {0, 0, (u32)l, 0, {1, 1}, {-1, -1}};
-    u32* pages = take<u32>(at, kPools * kPagesMax);
-    for (int i = 0; i < kPagesMax; ++i) pages[i] = kPagesMax - 1 - i;
+    for (int l = 0; l < kLayers; ++l)
+        layers[l] = {(u32)window_of(l), 0, (u32)l, 0, {1, 1}, {-1, -1}};
+    u32* pages = take<u32>(at, kColumns * kPools * kPagesMax);
+    for (int r = 0; r < kColumns; ++r)
+        for (int i = 0; i < kPagesMax; ++i)
+            pages[r * kPools * kPagesMax + i] = (r + 1) * kPagesMax - 1 - i;
     a.embed = embed, a.norms = norms, a.rope = rope, a.layers = layers, a.pages = pages;
-    const u64 pool = (u64)kPagesMax * kAll * kKvHeads * 2 * kPageHalf;
+    const u64 pool = (u64)kColumns * kPagesMax * kAll * kKvHeads * 2 * kPageHalf;
     a.pools[0] = a.pools[1] = take<u8>(at, pool), a.pool_layers[0] = a.pool_layers[1] = kLayers;
-    a.stop_ids = take<u32>(at, kStopsMax), a.words = take<u64>(at, kWords);
+    a.stop_ids = take<u32>(at, kColumns * kStopsMax), a.words = take<u64>(at, kWords);
     a.values = take<float>(at, 2 * kColumns * kVocabAll);
     a.poison = take<u64>(at, 1), a.records = take<Record>(at, kBlocks * kRecordsBlock);
     a.logits = take<float>(at, (u64)(c.steps + 3) * kColumns * kVocabAll);
     a.out = (u64*)(c.host + 64), a.control = (u32*)c.host;
-    a.budget_ns = 200000000, a.steps = c.steps + 3, a.epoch = 0x7ffffffd, a.live = 1;
+    a.budget_ns = 200000000, a.steps = c.steps + 3, a.epoch = 0x7ffffffd;
+    a.live = kColumns < 3 ? kColumns : 3;
     a.in_flight_bytes = 3 * kSlotBytes;
     Sequence& q = a.column[0];
     q.token = c.token, q.last = c.steps, q.repetition = 1, q.top_p = 1;
-    for (int i = 1; i < kColumns; ++i) a.column[i] = q;
+    for (int i = 1; i < kColumns; ++i) a.column[i] = q, a.column[i].row = i;
 }
 
 void product(int matrix, int layer, int rows, int k, const float* x, float* y) {
@@ -160,7 +165,8 @@ void attention(float* y, float* past, int layer, int steps, int step, float* out
         const float *k = past + h / kGroup * kHeadDim, *v = k + kKvHeads * kHeadDim;
         float sum = 0;
         for (int d = 0; d < kHeadDim; ++d) out[h * kHeadDim + d] = 0;
-        for (int p = 0; p <= step; ++p) {
+        const int window = window_of(layer);
+        for (int p = window > 0 && step >= window ? step - window + 1 : 0; p <= step; ++p) {
             float s = 0;
             for (int d = 0; d < kHeadDim; ++d) s += y[h * kHeadDim + d] * k[p * kBoth + d];
             s = __builtin_expf(s / __builtin_sqrtf((float)kHeadDim)), sum += s;
@@ -178,7 +184,7 @@ KIE_KERNEL(reference, 32, Check c) {
           *y = take<float>(at, kQkv + 2 * kFfn), *o = take<float>(at, kAttn + kFfn),
           *z = take<float>(at, kHidden), *logits = take<float>(at, kVocab),
           *past = take<float>(at, (u64)kLayers * c.steps * 2 * kKvHeads * kHeadDim);
-    u32 token = c.token;
+    u32 token = c.token, hash = 0;
     for (u32 step = 0; step < c.steps; ++step) {
         for (int i = 0; i < kHidden; ++i) x[i] = uniform(kMatEmbed, token, i, 1);
         for (int l = 0; l < kLayers; ++l) {
@@ -199,6 +205,9 @@ KIE_KERNEL(reference, 32, Check c) {
         for (int i = 0; i < kVocab; ++i) {
             wrong += (got[i] - logits[i]) * (got[i] - logits[i]), norm += logits[i] * logits[i];
             if (got[i] > got[best]) best = i;
+            hash = mix(hash ^ bits(got[i]));
+            for (u32 n = 1; n < a.live; ++n)  // the same sequence in other pages
+                if (got[n * kVocabAll + i] != got[i]) wrong = 1e15f;
         }
         const u64 told = a.out[step * 3];
         token = (u32)told;
@@ -207,6 +216,7 @@ KIE_KERNEL(reference, 32, Check c) {
                          : (int)token != best ? 1e7f : !ended ? 1e6f
                          : __builtin_sqrtf(wrong / norm);
     }
+    *(u32*)(c.errors + c.steps) = hash;
 }
 ";
 
@@ -237,6 +247,8 @@ const SHAPE: &[(&str, &str)] = &[
     ("NO_WAITS", "false"),
     ("NO_STREAM", "false"),
     ("PAGES_MAX", "4"),
+    ("STREAMED", "false"),
+    ("CHECK_WINDOW", "0"),
     ("REST_GATHER", "250"),
     ("REST_MERGE", "0"),
     ("SHARED_MAX", "232448"),
@@ -252,8 +264,13 @@ const SHAPE: &[(&str, &str)] = &[
 const ENTRIES: [&str; 3] = ["prepare", "kie_decode", "reference"];
 
 fn model(columns: u32, merge: u32) -> Source {
-    let mut defines: Vec<(String, String)> =
-        SHAPE.iter().map(|&(name, value)| (format!("KIE_{name}"), value.to_owned())).collect();
+    changed_model(columns, merge, &[])
+}
+
+fn changed_model(columns: u32, merge: u32, changes: &[(&str, &str)]) -> Source {
+    let value = |name, usual| changes.iter().find(|(n, _)| *n == name).map_or(usual, |c| c.1);
+    let define = |&(name, usual)| (format!("KIE_{name}"), value(name, usual).to_owned());
+    let mut defines: Vec<(String, String)> = SHAPE.iter().map(define).collect();
     defines.push(("KIE_COLUMNS".to_owned(), columns.to_string()));
     defines.push(("KIE_MERGE".to_owned(), merge.to_string()));
     let text = format!("{}{CHECK}", source::text(Platform::Sim));
@@ -262,8 +279,19 @@ fn model(columns: u32, merge: u32) -> Source {
 
 /// Errors of `steps` steps, how the decode kernel's launch went, and its seconds.
 fn decode(sim: &Sim, module: &Arc<dyn Module>, steps: u32) -> Result<(Vec<f32>, Trace, f64)> {
+    let (mut errors, trace, seconds) = decode_hashed(sim, module, steps)?;
+    errors.pop();
+    Ok((errors, trace, seconds))
+}
+
+/// The same, and behind the errors a hash of all logits.
+fn decode_hashed(
+    sim: &Sim,
+    module: &Arc<dyn Module>,
+    steps: u32,
+) -> Result<(Vec<f32>, Trace, f64)> {
     let [base, args, errors] = [48 << 20, 4096, 4096].map(|bytes| sim.alloc(bytes).unwrap());
-    let host = sim.alloc_shared(64 + 8192 * 24).unwrap();
+    let host = sim.alloc_shared(64 + 8 * 8192 * 24).unwrap();
     let words = [base.address, args.address, host.address, errors.address];
     let words: Vec<u64> = words.into_iter().chain([u64::from(steps) | 11 << 32]).collect();
     run_with(sim, module, "prepare", &words, (1, 32)).unwrap();
@@ -284,7 +312,7 @@ fn decode(sim: &Sim, module: &Arc<dyn Module>, steps: u32) -> Result<(Vec<f32>, 
     run_with(sim, module, "reference", &words, (1, 32)).unwrap();
     let got = fetch(sim, &errors);
     let errors = got.chunks_exact(4).map(|part| f32::from_ne_bytes(part.try_into().unwrap()));
-    Ok((errors.take(steps as usize).collect(), trace, seconds))
+    Ok((errors.take(steps as usize + 1).collect(), trace, seconds))
 }
 
 #[test]
@@ -296,6 +324,34 @@ fn the_decode_kernel_computes_what_plain_loops_compute() {
         let module = sim.compile(&model(columns, merge)).unwrap();
         let (errors, ..) = decode(&sim, &module, 3).unwrap();
         assert!(errors.iter().all(|&e| e < 2e-3), "{warp} {columns} {merge}: {errors:?}");
+    }
+}
+
+/// Pages through the ring, whole or in halves, all of them or a window's, several a block or one,
+/// to one column or to three, whose bits do not depend on their neighbours; those of the kernel
+/// without are the same where no block has two pages.
+#[test]
+fn pages_come_through_the_ring() {
+    let wide = [("HEAD_DIM", "96"), ("HEAD_DIM_REAL", "96"), ("QUERY_SCALE", "0.14724446f")];
+    let one = [("SPLITS", "1"), ("CHECK_WINDOW", "70")];
+    let rows =
+        [(one.to_vec(), 70, false), (vec![], 67, true), ([&wide[..], &one].concat(), 66, false)];
+    for (seed, (mut changes, steps, same)) in rows.into_iter().enumerate() {
+        let mut hashes = Vec::new();
+        for (warp, columns, streamed) in
+            [(32, 1, "false"), (64, 1, "true"), (32, 1, "true"), (32, 4, "true")]
+        {
+            changes.push(("STREAMED", streamed));
+            let sim = Sim::open(&format!("sim:warp={warp},seed={seed}")).unwrap();
+            let module = sim.compile(&changed_model(columns, 1, &changes)).unwrap();
+            let (mut errors, ..) = decode_hashed(&sim, &module, steps).unwrap();
+            hashes.push(errors.pop().unwrap().to_bits());
+            let worst = errors.iter().copied().fold(0.0, f32::max);
+            assert!(worst < 2e-3, "{warp} {columns} {changes:?}: {errors:?}");
+            changes.pop();
+        }
+        let alike = if same { &hashes[..] } else { &hashes[1..] };
+        assert!(alike.iter().all(|h| *h == hashes[1]), "{changes:?}: {hashes:x?}");
     }
 }
 
@@ -314,9 +370,9 @@ fn speed() {
     }
 }
 
-/// Whether one of eight seeds finds a mutant of the kernel of one column out.
-fn is_caught(warp: u32, from: &str, to: &str) -> bool {
-    let wrong = mutate(&model(1, 1), from, to).unwrap();
+/// Whether one of eight seeds finds a mutant of a kernel of one column out.
+fn is_caught(model: &Source, warp: u32, from: &str, to: &str) -> bool {
+    let wrong = mutate(model, from, to).unwrap();
     (0..8).any(|seed| {
         let sim = Sim::open(&format!("sim:warp={warp},seed={seed},host=200")).unwrap();
         let module = sim.compile(&wrong).unwrap();
@@ -338,6 +394,25 @@ fn mutants_of_the_decode_kernel_fail() {
     ];
     for (i, (from, to)) in mutants.into_iter().enumerate() {
         let warp = if i % 2 == 0 { 32 } else { 64 };
-        assert!(is_caught(warp, from, to), "{from:?} -> {to:?} at warp {warp} goes unnoticed");
+        assert!(
+            is_caught(&model(1, 1), warp, from, to),
+            "{from:?} -> {to:?} at warp {warp} goes unnoticed"
+        );
+    }
+}
+
+#[test]
+fn mutants_of_streamed_pages_fail() {
+    let streamed = changed_model(1, 1, &[("STREAMED", "true")]);
+    let mutants = [
+        ("store_key(keys, position % kPage, n, heads[kQWords + n]);", "{}"),
+        ("store_value(values - kPageHalf, position % kPage", "store_value(values - kPageHalf, 63"),
+        ("if (at > position || at <= lowest)", "if (at <= lowest)"),
+        ("s % kLayerSegments == 1", "s % kLayerSegments == 2"),
+    ];
+    for (i, (from, to)) in mutants.into_iter().enumerate() {
+        let warp = if i % 2 == 0 { 32 } else { 64 };
+        let caught = is_caught(&streamed, warp, from, to);
+        assert!(caught, "{from:?} -> {to:?} at warp {warp} goes unnoticed");
     }
 }

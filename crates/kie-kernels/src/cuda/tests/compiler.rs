@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::cuda::nvrtc::{candidates, compile_source, Nvrtc};
 use crate::error::Error;
+use crate::mono::cut::Kind;
 use crate::mono::echo;
 use crate::mono::machine::{Platform, Source};
 use crate::mono::model::Model;
@@ -46,13 +47,16 @@ fn source(text: &str) -> Source {
 /// leaves it. A number may only shrink: a kernel that needs less than its row fails, too.
 type Spills = (&'static str, u32, u32);
 const ONE_COLUMN: [Spills; 4] = [("2b", 0, 0), ("lane", 0, 0), ("1b", 0, 0), ("8b", 0, 0)];
-const EIGHT_COLUMNS: [Spills; 4] = [("2b", 8, 4), ("lane", 0, 0), ("1b", 8, 4), ("8b", 0, 0)];
+const ONE_STREAMED: [Spills; 4] = [("2b", 8, 4), ("lane", 0, 0), ("1b", 0, 0), ("8b", 0, 0)];
+const EIGHT_COLUMNS: [Spills; 4] =
+    [("2b", 24, 48), ("lane", 48, 68), ("1b", 88, 108), ("8b", 88, 160)];
 
-fn compare(columns: u32, wanted: &[Spills]) {
+fn compare(columns: u32, streamed: bool, wanted: &[Spills]) {
     let Some(nvrtc) = nvrtc("compiling the decode kernel") else { return };
     let mut seen = Vec::new();
     for &(name, ..) in wanted {
-        let (source, cut) = shapes::decode(name, &shapes::nvidia(), Platform::Cuda, columns);
+        let kind = Kind { columns, streamed };
+        let (source, cut) = shapes::decode(name, &shapes::nvidia(), Platform::Cuda, kind);
         let compiled = compile_source(&nvrtc, &source, "sm_90a").unwrap();
         assert!(compiled.cubin.starts_with(b"\x7fELF"));
         let usage = compiled.usage();
@@ -64,18 +68,19 @@ fn compare(columns: u32, wanted: &[Spills]) {
     }
     // Other compilers share out registers differently.
     if nvrtc.version.0 == 13 {
-        assert_eq!(seen, wanted, "(model, stack, spills) with {columns} columns");
+        assert_eq!(seen, wanted, "(model, stack, spills) with {columns} columns, {streamed}");
     }
 }
 
 #[test]
 fn one_column_spills_no_more_than_it_did() {
-    compare(1, &ONE_COLUMN);
+    compare(1, false, &ONE_COLUMN);
+    compare(1, true, &ONE_STREAMED);
 }
 
 #[test]
 fn eight_columns_spill_no_more_than_they_did() {
-    compare(8, &EIGHT_COLUMNS);
+    compare(8, true, &EIGHT_COLUMNS);
 }
 
 /// (model, bytes of stack, bytes of spills) of the prefill kernel.

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use super::Folder;
 use crate::hip::code_object::{kernels, Kernel};
-use crate::mono::cut::Cut;
+use crate::mono::cut::{Cut, Kind};
 use crate::mono::echo;
 use crate::mono::machine::{Platform, Source};
 use crate::mono::{shapes, upload};
@@ -67,7 +67,8 @@ fn the_decode_kernel_compiles_without_spills() {
     // 8b leaves no room for the head's stages: refused, until a cut is found.
     assert!(Cut::new(&shapes::model("8b"), &machine, 33_280).is_err());
     for name in ["2b", "lane", "1b"] {
-        let (source, cut) = shapes::decode(name, &machine, Platform::Hip, 1);
+        let kind = Kind { columns: 1, streamed: false };
+        let (source, cut) = shapes::decode(name, &machine, Platform::Hip, kind);
         let Some((kernel, text)) = compile(name, &source) else { return };
         // A slot whose scalar registers went into lanes of a vector register still counts in
         // `private_bytes`, so accesses are counted instead.

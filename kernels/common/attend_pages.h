@@ -1,0 +1,277 @@
+// Attention over pages that come through the ring. A warp takes a whole page by itself: scores of
+// 64 keys, weights in registers, values; no barrier. All warps pass all pages, so that the ring
+// keeps its order, and each takes every kWarps-th. The warps' parts are joined at the end.
+//   part of page i = softmax weights, mass and weighted values of 64 positions, by warp i % kWarps
+// Traffic: 4 head_dim bytes a position, each read once from memory and once from shared memory.
+#pragma once
+
+// What a warp has of a column's pages, for heads 2t and 2t + 1: the best score, this lane's part of
+// the mass, and tiles of 16 features (rows 2g and 2g + 1 of the page's values) of both heads.
+struct Part {
+    float best[2], mass[2], sums[kHeadDim / 16][4];
+};
+KIE_DEVICE Part no_part() {
+    Part p = {{-1e30f, -1e30f}, {0, 0}, {}};
+    KIE_UNROLL for (int i = 0; i < kHeadDim / 16; ++i) {
+        KIE_UNROLL for (int j = 0; j < 4; ++j) p.sums[i][j] = 0;
+    }
+    return p;
+}
+
+// Key of row g of eight rows `b`, chosen so that eight rows of scores, transposed, are a lane's
+// share of the operand that the values' tiles need.
+KIE_DEVICE int key_of(int b, int g) { return 32 * (b / 4) + 8 * (g / 2) + 2 * (b % 4) + g % 2; }
+
+struct Scores {
+    float v[8][2];  // eight rows, heads 2t and 2t + 1
+};
+KIE_DEVICE Scores score_keys(const u8* keys, const u32* heads) {
+    const int my = lane() % kTeam, g = my / 4, t = my % 4;
+    const u8* mine = keys + (key_of(0, g) * kHeadDim + 8 * t) * 2;
+    const u8* query = (const u8*)heads + ((g % kGroup) * kHeadDim + 8 * t) * 2;
+    float d[4][4];
+    KIE_UNROLL for (int i = 0; i < 4; ++i) { KIE_UNROLL for (int j = 0; j < 4; ++j) d[i][j] = 0; }
+    KIE_UNROLL for (int j = 0; j < kHeadDim / 32; ++j) {
+        const Quad q = *(const Quad*)(query + 64 * j);
+        KIE_UNROLL for (int i = 0; i < 4; ++i) {
+            const Quad r0 = *(const Quad*)(mine + (key_of(2 * i, 0) * kHeadDim + 32 * j) * 2);
+            const Quad r1 = *(const Quad*)(mine + (key_of(2 * i + 1, 0) * kHeadDim + 32 * j) * 2);
+            mma(d[i], r0.v[0], r1.v[0], r0.v[1], r1.v[1], q.v[0], q.v[1]);
+            mma(d[i], r0.v[2], r1.v[2], r0.v[3], r1.v[3], q.v[2], q.v[3]);
+        }
+    }
+    Scores s;
+    KIE_UNROLL for (int b = 0; b < 8; ++b) s.v[b][0] = d[b / 2][b % 2 * 2],
+                                           s.v[b][1] = d[b / 2][b % 2 * 2 + 1];
+    return s;
+}
+// Scores to weights, as the values' operand: lane (g, t) has those of head g for rows 2t, 2t + 1 of
+// each eight. What was summed before shrinks.
+struct Weights {
+    u32 v[8];
+};
+KIE_DEVICE Weights weigh(Part& part, Scores& s) {
+    const int my = lane() % kTeam, g = my / 4, t = my % 4;
+    float keep[2];
+    KIE_UNROLL for (int h = 0; h < 2; ++h) {
+        float top = -1e30f, sum = 0;
+        KIE_UNROLL for (int b = 0; b < 8; ++b) top = max_f(top, s.v[b][h]);
+        KIE_UNROLL for (int m = 4; m < 32; m *= 2) top = max_f(top, shuffle_xor(top, m));
+        top = max_f(top, part.best[h]);
+        keep[h] = exp2_f(part.best[h] - top), part.best[h] = top;
+        KIE_UNROLL for (int b = 0; b < 8; ++b) s.v[b][h] = exp2_f(s.v[b][h] - top),
+                                               sum += s.v[b][h];
+        part.mass[h] = part.mass[h] * keep[h] + sum;
+    }
+    KIE_UNROLL for (int i = 0; i < kHeadDim / 16; ++i) {
+        KIE_UNROLL for (int j = 0; j < 4; ++j) part.sums[i][j] *= keep[j % 2];
+    }
+    Weights w;
+    KIE_UNROLL for (int b = 0; b < 8; ++b) {
+        const float both = number(pack_half2(s.v[b][0], s.v[b][1]));
+        const u32 lo = bits(shuffle(both, 8 * t + g / 2)),
+                  hi = bits(shuffle(both, 8 * t + 4 + g / 2));
+        w.v[b] = g % 2 ? lo >> 16 | (hi & 0xffff0000) : (lo & 0xffff) | hi << 16;
+    }
+    return w;
+}
+KIE_DEVICE void add_values(Part& part, const u8* values, const Weights& w) {
+    const int my = lane() % kTeam, g = my / 4, t = my % 4;
+    const u8* mine = values + (2 * g * kPage + 8 * t) * 2;
+    KIE_UNROLL for (int i = 0; i < kHeadDim / 16; ++i) {
+        KIE_UNROLL for (int j = 0; j < 2; ++j) {
+            const Quad r0 = *(const Quad*)(mine + (16 * i * kPage + 32 * j) * 2),
+                       r1 = *(const Quad*)(mine + ((16 * i + 1) * kPage + 32 * j) * 2);
+            mma(part.sums[i], r0.v[0], r1.v[0], r0.v[1], r1.v[1], w.v[4 * j], w.v[4 * j + 1]);
+            mma(part.sums[i], r0.v[2], r1.v[2], r0.v[3], r1.v[3], w.v[4 * j + 2], w.v[4 * j + 3]);
+        }
+    }
+}
+
+// Adds the page at hand. `heads`: queries, key and value of the position at work; the copy of its
+// page may have missed the latter two.
+KIE_DEVICE void take_page(Ring& ring, Part& part, const DecodeArgs& args, const Block& b, int layer,
+                          int column, int page, const u32* heads) {
+    const int my = lane() % kTeam, g = my / 4;
+    const int position = (int)opaque(position_at(args, b.step, column));
+    const bool fresh = page == position / kPage;
+    u8* keys = (u8*)take_stage(ring, false);
+    if (fresh) {
+        KIE_NO_UNROLL for (int n = my; n < kHalfHead; n += kTeam)
+            store_key(keys, position % kPage, n, heads[kQWords + n]);
+        sync_warp();
+    }
+    Scores s = score_keys(keys, heads);
+    const int window = (int)layer_of(b, layer).window;
+    const int lowest = window > 0 ? position - window : -1;
+    if (fresh || page * kPage <= lowest) {
+        KIE_UNROLL for (int i = 0; i < 8; ++i) {
+            const int at = page * kPage + key_of(i, g);
+            if (at > position || at <= lowest) s.v[i][0] = s.v[i][1] = -1e30f;
+        }
+    }
+    u8* values = keys + kPageHalf;
+    if (kPageStages == 2) {
+        release_stage(ring);
+        values = (u8*)take_stage(ring, false);
+    }
+    if (fresh) {
+        KIE_NO_UNROLL for (int n = my; n < kHalfHead; n += kTeam)
+            store_value(values - kPageHalf, position % kPage, n, heads[kQWords + kHalfHead + n]);
+        sync_warp();
+    }
+    const Weights w = weigh(part, s);
+    add_values(part, values, w);
+    release_stage(ring);
+}
+KIE_DEVICE void pass_page(Ring& ring) {
+    KIE_UNROLL for (int i = 0; i < kPageStages; ++i) take_stage(ring, false), release_stage(ring);
+}
+
+KIE_DEVICE void publish_mass(u64* line, const float (&mass)[2], u32 epoch) {
+    const int my = lane() % kTeam, t = my % 4;
+    if (my >= 4) return;
+    if (2 * t < kGroup) publish(line + 2 * t * kPartHead + kPartMass, bits(mass[0]), epoch);
+    if (2 * t + 1 < kGroup)
+        publish(line + (2 * t + 1) * kPartHead + kPartMass, bits(mass[1]), epoch);
+}
+// The part of the one warp that took all of a column's pages.
+KIE_DEVICE void publish_alone(Part& part, u64* to, u32 epoch) {
+    const float i0 = reciprocal_f(part.mass[0]), i1 = reciprocal_f(part.mass[1]);
+    const float mass[2] = {part.best[0] + log2_f(part.mass[0]),
+                           part.best[1] + log2_f(part.mass[1])};
+    KIE_UNROLL for (int i = 0; i < kHeadDim / 16; ++i) {
+        publish_features(to + i * kPartLine, part.sums[i], i0, i1, epoch);
+        publish_mass(to + i * kPartLine, mass, epoch);
+    }
+}
+// Parts of several warps: in shared memory, each tile added up by one warp, in the parts' order.
+KIE_DEVICE void leave_part(const Part& part, int index, u8* shared) {
+    const int my = lane() % kTeam, g = my / 4, t = my % 4;
+    if (t >= kHeadPairs) return;
+    Quad* to = (Quad*)(shared + kShJoin) + index * kJoinWarp + g * kHeadPairs + t;
+    KIE_UNROLL for (int i = 0; i < kHeadDim / 16; ++i)
+        to[i * kJoinTile] = {{bits(part.sums[i][0]), bits(part.sums[i][1]), bits(part.sums[i][2]),
+                              bits(part.sums[i][3])}};
+    if (g == 0)
+        ((Quad*)(shared + kShScores))[index * kHeadPairs + t] = {
+            {bits(part.best[0]), bits(part.best[1]), bits(part.mass[0]), bits(part.mass[1])}};
+}
+KIE_DEVICE void join_parts(int parts, u64* to, u32 epoch, const u8* shared) {
+    const int my = lane() % kTeam, g = my / 4, t = my % 4 < kHeadPairs ? my % 4 : 0;
+    const Quad* heads = (const Quad*)(shared + kShScores) + t;
+    const Quad* sums = (const Quad*)(shared + kShJoin) + g * kHeadPairs + t;
+    KIE_NO_UNROLL for (int tile = (int)(thread() / kTeam); tile < kHeadDim / 16; tile += kWarps) {
+        float top[2] = {-1e30f, -1e30f}, mass[2] = {0, 0}, all[4] = {0, 0, 0, 0};
+        KIE_NO_UNROLL for (int i = 0; i < parts; ++i) {
+            KIE_UNROLL for (int h = 0; h < 2; ++h) top[h] =
+                max_f(top[h], number(heads[i * kHeadPairs].v[h]));
+        }
+        KIE_NO_UNROLL for (int i = 0; i < parts; ++i) {
+            const Quad m = heads[i * kHeadPairs], s = sums[i * kJoinWarp + tile * kJoinTile];
+            const float f[2] = {exp2_f(number(m.v[0]) - top[0]), exp2_f(number(m.v[1]) - top[1])};
+            mass[0] += f[0] * number(m.v[2]), mass[1] += f[1] * number(m.v[3]);
+            KIE_UNROLL for (int j = 0; j < 4; ++j) all[j] += f[j % 2] * number(s.v[j]);
+        }
+        u64* line = to + tile * kPartLine;
+        publish_features(line, all, reciprocal_f(mass[0]), reciprocal_f(mass[1]), epoch);
+        const float logs[2] = {top[0] + log2_f(mass[0]), top[1] + log2_f(mass[1])};
+        publish_mass(line, logs, epoch);
+    }
+}
+
+// Which of a column's parts a warp makes where the first falls to warp `turn` % kWarps.
+KIE_DEVICE int part_index(int turn) {
+    return (int)(thread() / kTeam + kWarps - turn % kWarps) % kWarps;
+}
+// All pages of a column that come to this block. `heads`: queries, then, where the newest page is
+// among them, the newest key and value. Returns the number of parts.
+KIE_DEVICE int attend_pages(Ring& ring, const DecodeArgs& args, const Block& b, int layer,
+                            int column, const Streamed& s, int turn, const u32* heads) {
+    Part part = no_part();
+    int wait = part_index(turn);
+    KIE_NO_UNROLL for (int i = 0; i < s.count; ++i) {
+        if (wait == 0)
+            take_page(ring, part, args, b, layer, column, s.first + i * kSplitsMax, heads);
+        else
+            pass_page(ring);
+        wait = wait == 0 ? kWarps - 1 : wait - 1;
+    }
+    KIE_UNROLL for (int h = 0; h < 2; ++h) {
+        KIE_UNROLL for (int m = 4; m < 32; m *= 2) part.mass[h] += shuffle_xor(part.mass[h], m);
+    }
+    const int seat = (int)opaque(block()) % kBlocksPerLane, index = part_index(turn);
+    const int parts = min_i(s.count, kWarps);
+    u64* to =
+        part_at(args, {layer, b.lane_index, seat / kSplitBlocks, seat % kSplitBlocks, column, 0});
+    if (parts == 1) {
+        if (index == 0) publish_alone(part, to, b.epoch);
+        return parts;
+    }
+    if (index < parts) leave_part(part, index, b.shared);
+    sync_consumers<kThreads>();
+    join_parts(parts, to, b.epoch, b.shared);
+    sync_consumers<kThreads>();  // vectors will stand here
+    return parts;
+}
+
+// A column's heads into this warp's own shared memory; `fresh`: the newest key and value as well,
+// into their page, too.
+KIE_DEVICE void warp_heads(Watch& watch, const DecodeArgs& args, const AttendAt& at,
+                           const PageSpan& span, const Pages& pages, u32 epoch, bool fresh,
+                           u32* heads, const u8* shared) {
+    constexpr int kWords = kQWords + 2 * kHalfHead, kEach = (kWords + kTeam - 1) / kTeam;
+    const int my = lane() % kTeam, count = fresh ? kWords : kQWords;
+    const u32 where = at.layer << 4 | 1;
+    await_one(watch, head_word(args, at, 0), epoch, where, 0);
+    u64 v[kEach];
+    watch.polls = 0;
+    for (;;) {
+        bool ok = true;
+        KIE_UNROLL for (int i = 0; i < kEach; ++i) {
+            const int n = i * kTeam + my;
+            v[i] = n < count ? load_word(head_word(args, at, n)) : word(0, epoch);
+        }
+        KIE_UNROLL for (int i = 0; i < kEach; ++i) ok &= epoch_of(v[i]) == epoch;
+        if (ok || kNoWaits || !patient(watch, where, epoch, epoch_of(v[0]))) break;
+    }
+    KIE_UNROLL for (int i = 0; i < kEach; ++i) if (i * kTeam + my < count) heads[i * kTeam + my] =
+        (u32)v[i];
+    sync_warp();
+    if constexpr (kHeadNorm) {
+        for (int head = 0; head < kGroup + (fresh ? 1 : 0); ++head)
+            norm_head(args, at.layer, span.position, head, heads);
+        sync_warp();
+    }
+    if (!fresh) return;
+    u8* page = page_at(args, shared, pages, span.last);
+    for (int n = my; n < kHalfHead; n += kTeam) {
+        store_key(page, span.position % kPage, n, heads[kQWords + n]);
+        store_value(page, span.position % kPage, n, heads[kQWords + kHalfHead + n]);
+    }
+}
+// Several sequences side by side: each one's pages fall to other warps than those of the one
+// before. Whether this block had any.
+KIE_DEVICE bool attend_sequences(Ring& ring, Watch& watch, const DecodeArgs& args, const Block& b,
+                                 int layer) {
+    const int kv_head = b.seat / kSplitBlocks, split = b.seat % kSplitBlocks;
+    if (split >= kSplitsMax || kv_head >= kKvHeads) return false;
+    const Layer& l = layer_of(b, layer);
+    u32* heads = (u32*)(b.shared + kShHeads + (int)(thread() / kTeam) * kWarpHeads);
+    int turn = 0;
+    sync_consumers<kThreads>();  // the vectors have been used
+    KIE_NO_UNROLL for (int c = 0; c < sequences_of(args); ++c) {
+        const Streamed s = streamed_pages(args, b.shared, b.seat, layer, b.step, c);
+        if (s.count == 0) continue;
+        const AttendAt at = {layer, b.lane_index, kv_head, split, c, shift_at(args, c)};
+        const Pages pages = {layer, b.lane_index * kKvHeads + kv_head, c};
+        const PageSpan span = pages_of(l, (int)position_at(args, b.step, c));
+        const int index = part_index(turn);
+        const bool newest = s.first + (s.count - 1) * kSplitsMax == span.last;
+        if (index < s.count)
+            warp_heads(watch, args, at, span, pages, b.epoch,
+                       newest && (s.count - 1) % kWarps == index, heads, b.shared);
+        turn += attend_pages(ring, args, b, layer, c, s, turn, heads);
+    }
+    return turn > 0;
+}

@@ -1,0 +1,87 @@
+// What passes through a block's ring: its line of weights, the same every step, and between the
+// stages of qkv and those of o its pages of that layer, as many as the positions ask for. So keys
+// and values are on their way while queries are still being computed and exchanged.
+//
+// Even the newest page comes this way, though its last key and value are written in the very step
+// that reads it: who takes the page puts them there (attend_pages.h). All that it holds besides
+// this block's own consumers wrote a step ago or earlier, before they took that step's first stage
+// of o. From there to this step's pages of the layer are at least kLineStages stages, and the ring
+// has no more slots than that: each of its slots has been released since, by every consumer, so the
+// fence in `feed` stands between those writes and the copy.
+#pragma once
+
+// A page is one stage, or two (keys, values), or does not fit the slots.
+constexpr int kPageStages = 2 * kPageHalf <= kSlotBytes ? 1 : kPageHalf <= kSlotBytes ? 2 : 0;
+constexpr int kPageStageBytes = kPageStages > 0 ? 2 * kPageHalf / kPageStages : 0;
+
+static_assert(!kStreamed || (kCopiesState && kPageStages > 0), "pages do not fit");
+static_assert(kWarps * kHeadPairs * 16 <= kScores * 4, "bests and masses stand with the scores");
+
+// Pages first, first + kSplitsMax, ... of one column (of several: of a sequence) reach this block
+// through the ring in a layer.
+struct Streamed {
+    int first, count;
+};
+KIE_DEVICE Streamed streamed_pages(const DecodeArgs& args, const u8* shared, int seat, int layer,
+                                   u32 step, int column) {
+    const int kv_head = seat / kSplitBlocks, split = seat % kSplitBlocks;
+    if (!kStreamed || split >= kSplitsMax || kv_head >= kKvHeads) return {0, 0};
+    const u32 position = opaque(position_at(args, step, column));
+    // The producer is ahead: what it finds behind the end nobody will ask for.
+    const bool alone = kColumns == 1 && args.prompt;
+    if (alone ? step >= args.count : position >= args.column[column].last) return {0, 0};
+    const PageSpan span = pages_of(((const Layer*)(shared + kShLayers))[layer], (int)position);
+    const int first = first_page(span, split, shift_at(args, column));
+    return {first, first > span.last ? 0 : (span.last - first) / kSplitsMax + 1};
+}
+
+KIE_DEVICE bool feed_pages(Feed& f, const u8* shared, int layer, u32 step) {
+    const int seat = (int)block() % kBlocksPerLane, lane_index = (int)block() / kBlocksPerLane;
+    const int kv_index = lane_index * kKvHeads + seat / kSplitBlocks;
+    const int columns = kColumns == 1 ? 1 : sequences_of(f.args);
+    bool first = true;  // what stands before its copy stands before them all; fences cost 0.7 us
+    for (int c = 0; c < columns; ++c) {
+        const Streamed s = streamed_pages(f.args, shared, seat, layer, step, c);
+        for (int i = 0; i < s.count; ++i) {
+            const u8* page =
+                page_at(f.args, shared, {layer, kv_index, c}, s.first + i * kSplitsMax);
+            for (int stage = 0; stage < kPageStages; ++stage) {
+                if (!feed(f, page + stage * kPageStageBytes, kPageStageBytes, first)) return false;
+                first = false;
+            }
+        }
+    }
+    return true;
+}
+
+// The producer: one thread. `stop` (shared memory) ends it early.
+constexpr u32 kLayerSegments = 4;  // qkv, o, gate/up, down
+KIE_DEVICE void stream_line(const DecodeArgs& args, u8* shared, const volatile u32* stop) {
+    if (kNoStream) return;
+    const u8* line = args.line + (u64)block() * kLineBytes;
+    Feed f = {args,
+              (Slot*)(shared + kShSlots),
+              shared + kShRing,
+              (u32*)(shared + kShSizes),
+              stop,
+              stream_policy(),
+              0,
+              1,
+              0,
+              0,
+              0,
+              0,
+              0};
+    for (u32 step = 0; step < args.steps; ++step) {
+        const u8* from = line;
+        for (u32 s = 0; s < args.segment_count; ++s) {
+            const Segment g = args.segments[s];
+            if (kStreamed && s % kLayerSegments == 1 && s < kLayerSegments * kLayers &&
+                !feed_pages(f, shared, (int)(s / kLayerSegments), step))
+                return;
+            for (u32 i = 0; i < g.stages; ++i, from += g.bytes)
+                if (!feed(f, from, g.bytes, false)) return;
+        }
+    }
+    land_all(f);
+}
