@@ -1,6 +1,6 @@
 //! Ranks that die, come late or lose a word: the request ends in one typed error that says who
-//! waited for what of whom, no token made of half the words is told, and the engine closes. The machines
-//! stay good for the next engine.
+//! waited for what of whom, no token made of half the words is told, and the engine closes.
+//! The machines stay good for the next engine.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::Arc;
@@ -92,7 +92,8 @@ fn a_word_lost_between_ranks_is_told() {
                 if (!(b.step == 3 && !args.prompt && block_all(args) == kBlocks + 1 && i == 0))
                     store_word_system(to + 1 + args.hops[i], word(best.id, b.epoch));
             if (masses) {";
-    let all: [(&str, u32, (&str, &str), &[&str]); 4] = [
+    type Case = (&'static str, u32, (&'static str, &'static str), &'static [&'static str]);
+    let all: [Case; 4] = [
         ("llama", 2, (SHARE, OUTPUT), &["rank 0: ", "layer 1, other lanes' attention of rank 1 ("]),
         (
             "laneformer_d2",

@@ -66,8 +66,8 @@ fn pool_bytes(dims: &Dims, model: &Model, cut: &Cut, group: usize) -> u64 {
 }
 
 /// Device memory that a rank takes beside the weights as they are stored and the KV pages: what
-/// they grow by when packed, tables, exchange, the prefill kernel's scratch, and the upload's as far
-/// as there is no room for it where pages and the others will be.
+/// they grow by when packed, tables, exchange, the prefill kernel's scratch, and the upload's
+/// as far as there is no room for it where pages and the others will be.
 pub fn scratch_bytes(program: &Program, model: &Model, cut: &Cut, plan: Option<&Plan>) -> u64 {
     let dims = &program.dims;
     let vocab = u64::from(dims.vocab);

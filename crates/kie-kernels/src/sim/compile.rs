@@ -18,10 +18,11 @@ use crate::mono::machine::Source;
 /// The runtime that stands in front of every source.
 const FIBERS: &str = include_str!("../../kernels/sim/fibers.h");
 const ARCH: &str = "the simulator";
-/// Halves and text puns are as on a GPU; every product and sum is rounded by itself.
+/// Halves and text puns are as on a GPU; every product and sum is rounded by itself. Kernels
+/// run for less time than more than `-Og` takes to compile them.
 const FLAGS: &[&str] = &[
     "-std=c++17",
-    "-O2",
+    "-Og",
     "-shared",
     "-fPIC",
     "-fvisibility=hidden",
