@@ -1,8 +1,8 @@
 //! The monokernel on every fixture: the real kernel sources, simulated (`sim`) or on a GPU where
 //! `KIE_DEVICE` names one. Logits of both paths within their gates, the greedy continuation token
 //! by token. `SEEDS` (default 2) says how many schedules are simulated: even ones with warps of 32
-//! on 8 blocks, odd ones with warps of 64 on 11 (each second of them in strict lock step); the first of each
-//! width runs in full length, later ones shorter sequences of the same fixtures.
+//! on 8 blocks, odd ones with warps of 64 on 11 (each second of them in strict lock step); the
+//! first of each width runs in full length, later ones shorter sequences of the same fixtures.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
