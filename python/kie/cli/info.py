@@ -35,7 +35,8 @@ def outline(report: Mapping[str, Any], indent: int = 0) -> list[str]:
             lines += outline(cast(Mapping[str, Any], value), indent + 1)
         elif isinstance(value, Sequence) and value and isinstance(value[0], Mapping):
             lines.append(f"{pad}{key}:")
-            lines += [f"{pad}  " + ", ".join(f"{k} {v}" for k, v in row.items()) for row in value]
+            rows = cast(Sequence[Mapping[str, Any]], value)
+            lines += [f"{pad}  " + ", ".join(f"{k} {v}" for k, v in row.items()) for row in rows]
         elif isinstance(value, str) and "\n" in value:
             lines.append(f"{pad}{key}:")
             lines += [f"{pad}  {line}" for line in value.splitlines()]
