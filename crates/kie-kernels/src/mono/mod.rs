@@ -152,6 +152,7 @@ impl Device for Mono {
             let (model, cut) = self.cut(program, rank)?;
             let plan = self.plan(&model, &cut, &**machine, program)?;
             let (_, wide) = loaded::compile(&**machine, &model, &cut, plan.as_ref())?;
+            machine.compile(&upload::kernel(machine.platform()))?;
             wide.transpose().map(drop)
         })
     }
