@@ -14,7 +14,7 @@ use kie_kernels::mono::machine::{
 use kie_kernels::mono::Mono;
 use kie_kernels::sim;
 
-use super::support::{float32, goldens, relative};
+use super::support::{float32, goldens, greedy_request, relative};
 use super::{fixture, two_at_a_time, DECODE_GATE, PREFILL_GATE};
 
 /// What the sources say, and what is to stand there instead.
@@ -174,15 +174,7 @@ pub fn open_kernel(
 }
 
 pub fn continue_greedily(engine: &Engine, ids: &[u32], count: usize) -> Result<Vec<u32>> {
-    use kie_core::request::{Prompt, Request, SamplingParams};
-    let params = SamplingParams {
-        max_tokens: Some(count),
-        temperature: Some(0.0),
-        ignore_eos: true,
-        ..SamplingParams::default()
-    };
-    let request = Request { prompt: Prompt::Ids(ids.to_vec()), params };
-    Ok(engine.generate(request)?.token_ids)
+    Ok(engine.generate(greedy_request(ids, count))?.token_ids)
 }
 
 /// Whether a fixture comes out as recorded: some logits of both paths, some tokens.

@@ -2,10 +2,9 @@
 //! several, with windows, normed heads and lanes. Judged by the CPU's logits.
 
 use kie_core::engine::{Engine, LogitsPath};
-use kie_core::request::{Prompt, Request, SamplingParams};
 
 use super::fixture;
-use super::support::open_on;
+use super::support::{greedy_request, open_on};
 
 /// Fixtures, blocks so few that a block has several pages, and the width of a warp.
 const MODELS: [(&str, u32, u32); 5] = [
@@ -18,16 +17,6 @@ const MODELS: [(&str, u32, u32); 5] = [
 /// A page begins among the tokens that follow.
 const PROMPT: usize = 185;
 const TOKENS: usize = 12;
-
-fn request(ids: &[u32]) -> Request {
-    let params = SamplingParams {
-        max_tokens: Some(TOKENS),
-        temperature: Some(0.0),
-        ignore_eos: true,
-        ..SamplingParams::default()
-    };
-    Request { prompt: Prompt::Ids(ids.to_vec()), params }
-}
 
 /// Every token is the CPU's best but for a hair.
 fn judge(name: &str, cpu: &Engine, ids: &[u32], tokens: &[u32]) {
@@ -52,12 +41,14 @@ fn long_contexts_continue_as_on_the_cpu_alone_beside_others_and_from_the_cache()
             (0..n as u32).map(|i| 3 + (i * by + i * i * 31) % 400).collect()
         };
         let prompts = [prompt(PROMPT, 7919), prompt(PROMPT - 64, 104_729), prompt(70, 101)];
-        let alone = prompts.each_ref().map(|ids| engine.generate(request(ids)).unwrap());
+        let alone =
+            prompts.each_ref().map(|ids| engine.generate(greedy_request(ids, TOKENS)).unwrap());
         for (ids, done) in prompts.iter().zip(&alone) {
             assert_eq!((done.usage.cached_tokens, done.token_ids.len()), (0, TOKENS), "{name}");
             judge(name, &cpu, ids, &done.token_ids);
         }
-        let beside = prompts.each_ref().map(|ids| engine.stream(request(ids)).unwrap());
+        let beside =
+            prompts.each_ref().map(|ids| engine.stream(greedy_request(ids, TOKENS)).unwrap());
         for (mut stream, done) in beside.into_iter().zip(&alone) {
             let again = stream.completion().unwrap();
             assert_eq!(again.token_ids, done.token_ids, "{name}: neighbours change a token");

@@ -7,11 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kie_core::engine::Engine;
-use kie_core::request::{Prompt, Request, SamplingParams};
 use kie_core::Error;
 
 use super::failures::{continue_greedily, edited, open_over};
-use super::support::goldens;
+use super::support::{goldens, greedy_request};
 use super::{fixture, two_at_a_time};
 
 /// A step's start, for what a rank does there that it should not.
@@ -25,15 +24,8 @@ const OFFER: &str = "            publish_all(args, to + 1, best.id, b.epoch);
 
 /// The tokens that came before the end, and the error at the end.
 fn until_the_end(engine: &Engine, ids: &[u32], count: usize) -> (Vec<u32>, String) {
-    let params = SamplingParams {
-        max_tokens: Some(count),
-        temperature: Some(0.0),
-        ignore_eos: true,
-        ..SamplingParams::default()
-    };
-    let request = Request { prompt: Prompt::Ids(ids.to_vec()), params };
     let mut tokens = Vec::new();
-    for token in engine.stream(request).unwrap() {
+    for token in engine.stream(greedy_request(ids, count)).unwrap() {
         match token {
             Ok(token) => tokens.extend(token.token_ids),
             Err(Error::EngineHang { detail }) => return (tokens, detail),

@@ -72,15 +72,19 @@ pub fn relative(ours: &[f32], golden: &[f32]) -> f64 {
     error / norm(&mut golden.iter().map(|b| f64::from(*b)))
 }
 
-pub fn greedy(engine: &Engine, ids: &[u32], count: usize) -> Vec<u32> {
+/// Asks for so many of the likeliest tokens, and no fewer.
+pub fn greedy_request(ids: &[u32], count: usize) -> Request {
     let params = SamplingParams {
         max_tokens: Some(count),
         temperature: Some(0.0),
         ignore_eos: true,
         ..SamplingParams::default()
     };
-    let request = Request { prompt: Prompt::Ids(ids.to_vec()), params };
-    engine.generate(request).unwrap().token_ids
+    Request { prompt: Prompt::Ids(ids.to_vec()), params }
+}
+
+pub fn greedy(engine: &Engine, ids: &[u32], count: usize) -> Vec<u32> {
+    engine.generate(greedy_request(ids, count)).unwrap().token_ids
 }
 
 /// The fixture's engine on a device.

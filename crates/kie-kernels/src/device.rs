@@ -269,7 +269,7 @@ pub struct Options {
     pub cache_dir: Option<PathBuf>,
     /// How long a wait inside a GPU's kernel lasts at most; `None`: a second.
     pub hang_timeout: Option<Duration>,
-    /// Whether prompts run in the prefill kernel where it fits, chosen by tests; `None`: not yet.
+    /// Whether prompts run in the prefill kernel where it fits, chosen by tests; `None`: on CUDA.
     pub prefill_kernel: Option<bool>,
     /// Bound on the gap of a decoding slot beside a prefill, in milliseconds.
     pub max_itl_ms: Option<f64>,

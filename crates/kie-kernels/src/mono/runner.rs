@@ -79,8 +79,6 @@ struct Beside {
     /// Positions of the launch, and how many of them a step takes.
     count: usize,
     share: usize,
-    /// Tokens that the first of the sequences had made before.
-    made: usize,
 }
 
 /// What every rank's launch is given, beside what is its own.
@@ -350,21 +348,13 @@ impl Runner {
             Work::Tokens(slots) => {
                 let most = slots.iter().map(|s| self.slots[*s].made).max().unwrap_or(0);
                 self.epoch += (most as u32).min(steps) + 1;
-                for (column, slot) in slots.iter().enumerate() {
-                    self.alternatives(*slot, column)?;
-                    self.finish(*slot);
-                }
+                self.finish_all(&slots)?;
             }
             Work::Both(slots, beside) => {
                 self.epoch += steps;
-                // Every step made one token of each; a token that is no token ends its sequence
-                // and is not counted: its step's positions are then done once more.
-                let done = (self.slots[slots[0]].made - beside.made) * beside.share;
+                let done = made as usize * beside.share;
                 self.slots[beside.slot].next += done.min(beside.count);
-                for (column, slot) in slots.iter().enumerate() {
-                    self.alternatives(*slot, column)?;
-                    self.finish(*slot);
-                }
+                self.finish_all(&slots)?;
                 self.finish(beside.slot);
             }
             Work::Prompt(slot, to) => {
@@ -396,6 +386,15 @@ impl Runner {
         let (first, slot) = (self.first(), &self.slots[slots[0]]);
         if let Some(probe) = first.probe.as_ref().filter(|_| slot.end == Some(SlotEnd::Length)) {
             meter.note(probe.read(&*first.machine, mode, steps)?);
+        }
+        Ok(())
+    }
+
+    /// What is to be done for each column of a launch that has ended.
+    fn finish_all(&mut self, slots: &[usize]) -> Result<()> {
+        for (column, slot) in slots.iter().enumerate() {
+            self.alternatives(*slot, column)?;
+            self.finish(*slot);
         }
         Ok(())
     }
@@ -525,15 +524,11 @@ impl Runner {
         self.write_prompt(index, self.slots[index].next, count)?;
         let columns = self.first().most_columns();
         let share = columns - slots.len();
-        let (mut dump, mut column) = (false, [Sequence::default(); 8]);
-        for (column, index) in column.iter_mut().zip(&slots) {
-            *column = self.sequence(*index, &mut dump);
-        }
+        let (mut column, dump) = self.sequences(&slots);
         let (row, position) = (index as u32, self.slots[index].next as u32);
         column[slots.len()..].fill(Sequence { row, position, ..Sequence::default() });
         let steps = if dump { 1 } else { count.div_ceil(share) } as u32;
-        let made = self.slots[slots[0]].made;
-        let beside = Beside { slot: index, count, share, made };
+        let beside = Beside { slot: index, count, share };
         let (columns, live) = (columns as u32, slots.len() as u32);
         let logits = dump.then_some(columns);
         let ask =
@@ -625,10 +620,7 @@ impl Runner {
 
     fn start_tokens(&mut self, slots: Vec<usize>, most: u32) -> Result<()> {
         let columns = if slots.len() == 1 { 1 } else { self.first().most_columns() as u32 };
-        let (mut dump, mut column) = (false, [Sequence::default(); 8]);
-        for (column, index) in column.iter_mut().zip(&slots) {
-            *column = self.sequence(*index, &mut dump);
-        }
+        let (column, dump) = self.sequences(&slots);
         // Measured launches make their steps and no more.
         let left = column[0].last - column[0].position;
         let most = if self.meter.is_some() { most.min(left) } else { most };
@@ -640,6 +632,15 @@ impl Runner {
         let logits = dump.then_some(columns);
         let ask = Ask { columns, steps, live, streamed, prompt: 0, logits, column };
         self.launch(&ask, Work::Tokens(slots))
+    }
+
+    /// The columns of these slots, and whether some slot's logits are wanted.
+    fn sequences(&self, slots: &[usize]) -> ([Sequence; 8], bool) {
+        let (mut dump, mut column) = (false, [Sequence::default(); 8]);
+        for (column, index) in column.iter_mut().zip(slots) {
+            *column = self.sequence(*index, &mut dump);
+        }
+        (column, dump)
     }
 
     fn sequence(&self, index: usize, dump: &mut bool) -> Sequence {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::cuda::nvrtc::{candidates, compile_source, Nvrtc};
+use crate::cuda::nvrtc::{candidates, compile_source, Nvrtc, Usage};
 use crate::error::Error;
 use crate::mono::cut::Kind;
 use crate::mono::echo;
@@ -51,16 +51,22 @@ const ONE_STREAMED: [Spills; 4] = [("2b", 8, 4), ("lane", 0, 0), ("1b", 0, 0), (
 const EIGHT_COLUMNS: [Spills; 4] =
     [("2b", 24, 48), ("lane", 48, 68), ("1b", 88, 108), ("8b", 88, 160)];
 
+/// What the one kernel of a source takes.
+fn sole(nvrtc: &Nvrtc, source: &Source) -> Usage {
+    let compiled = compile_source(nvrtc, source, "sm_90a").unwrap();
+    assert!(compiled.cubin.starts_with(b"\x7fELF"));
+    let mut usage = compiled.usage();
+    assert_eq!(usage.len(), 1, "{usage:?}\n{}", compiled.log);
+    usage.remove(0)
+}
+
 fn compare(columns: u32, streamed: bool, wanted: &[Spills]) {
     let Some(nvrtc) = nvrtc("compiling the decode kernel") else { return };
     let mut seen = Vec::new();
     for &(name, ..) in wanted {
         let kind = Kind { columns, streamed };
         let (source, cut) = shapes::decode(name, &shapes::nvidia(), Platform::Cuda, kind);
-        let compiled = compile_source(&nvrtc, &source, "sm_90a").unwrap();
-        assert!(compiled.cubin.starts_with(b"\x7fELF"));
-        let usage = compiled.usage();
-        let [kernel] = &usage[..] else { panic!("{usage:?}\n{}", compiled.log) };
+        let kernel = sole(&nvrtc, &source);
         assert_eq!(kernel.entry, "kie_decode");
         let most = 65_536 / cut.threads(32) / 8 * 8;
         assert!(kernel.registers > 0 && kernel.registers <= most, "{name}: {kernel:?}");
@@ -92,9 +98,7 @@ fn the_prefill_kernel_spills_no_more_than_it_did() {
     let mut seen = Vec::new();
     for (name, ..) in PREFILL {
         let source = shapes::prefill(&shapes::model(name)).expect(name);
-        let compiled = compile_source(&nvrtc, &source, "sm_90a").unwrap();
-        let usage = compiled.usage();
-        let [kernel] = &usage[..] else { panic!("{usage:?}\n{}", compiled.log) };
+        let kernel = sole(&nvrtc, &source);
         assert_eq!((kernel.entry.as_str(), kernel.registers), ("kie_prefill", 168), "{name}");
         seen.push((name, kernel.stack_bytes, kernel.spill_bytes));
     }
@@ -106,9 +110,7 @@ fn the_prefill_kernel_spills_no_more_than_it_did() {
 #[test]
 fn the_packing_kernel_spills_nothing() {
     let Some(nvrtc) = nvrtc("compiling the packing kernel") else { return };
-    let compiled = compile_source(&nvrtc, &upload::kernel(Platform::Cuda), "sm_90a").unwrap();
-    let usage = compiled.usage();
-    let [kernel] = &usage[..] else { panic!("{usage:?}\n{}", compiled.log) };
+    let kernel = sole(&nvrtc, &upload::kernel(Platform::Cuda));
     assert_eq!((kernel.entry.as_str(), kernel.stack_bytes), ("kie_pack", 0), "{kernel:?}");
     assert_eq!(kernel.spill_bytes, 0, "{kernel:?}");
     assert!(kernel.registers <= 64, "{kernel:?}");
@@ -150,9 +152,7 @@ fn the_prefill_kernel_takes_all_that_its_plan_takes() {
 #[test]
 fn the_echo_kernel_compiles() {
     let Some(nvrtc) = nvrtc("compiling the echo kernel") else { return };
-    let compiled = compile_source(&nvrtc, &echo::kernel(Platform::Cuda), "sm_90a").unwrap();
-    let usage = compiled.usage();
-    let [kernel] = &usage[..] else { panic!("{usage:?}\n{}", compiled.log) };
+    let kernel = sole(&nvrtc, &echo::kernel(Platform::Cuda));
     assert_eq!((kernel.entry.as_str(), kernel.spill_bytes), ("kie_echo", 0));
 }
 
