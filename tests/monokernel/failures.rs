@@ -64,7 +64,7 @@ impl Machine for Edited {
         let more = self.behind.as_ref().map_or(0, |behind| behind.bytes);
         let whole = self.machine.alloc_symmetric(bytes + more)?;
         if let Some(behind) = &self.behind {
-            *behind.memory.lock().unwrap() = Some(whole.clone());
+            behind.memory.lock().unwrap().push(whole.clone());
         }
         Ok(Memory { bytes, ..whole })
     }
@@ -111,31 +111,34 @@ impl Machine for Edited {
     }
 }
 
-/// Bytes behind a rank's newest symmetric memory.
+/// Bytes behind a rank's symmetric memory.
 #[derive(Clone)]
 pub struct Behind {
     bytes: usize,
+    /// The first one allocated, of prompts, is looked at, not the last.
+    first: bool,
     machine: Arc<dyn Machine>,
-    memory: Arc<Mutex<Option<Memory>>>,
+    memory: Arc<Mutex<Vec<Memory>>>,
     /// The symmetric memory's words after each launch, from the first word behind it the number of
     /// the first one, up to the second word behind it the number of the last.
     pub landings: Arc<Mutex<Vec<Vec<u64>>>>,
 }
 
 impl Behind {
-    /// All words of the memory from `first` on.
-    fn words(&self, first: usize) -> Vec<u64> {
+    /// The words of the memory, and behind them what edits wrote.
+    fn all(&self) -> (Vec<u64>, Vec<u64>) {
         let memory = self.memory.lock().unwrap();
-        let memory = memory.as_ref().unwrap();
-        let mut bytes = vec![0; memory.bytes - first];
-        self.machine.read(memory, first, &mut bytes).unwrap();
-        bytes.chunks_exact(8).map(|b| u64::from_le_bytes(b.try_into().unwrap())).collect()
+        let memory = if self.first { memory.first() } else { memory.last() }.unwrap();
+        let mut bytes = vec![0; memory.bytes];
+        self.machine.read(memory, 0, &mut bytes).unwrap();
+        let word = |b: &[u8]| u64::from_le_bytes(b.try_into().unwrap());
+        let (words, told) = bytes.split_at(memory.bytes - self.bytes);
+        (words.chunks_exact(8).map(word).collect(), told.chunks_exact(8).map(word).collect())
     }
 
     /// What edits wrote.
     pub fn told(&self) -> Vec<u64> {
-        let first = self.memory.lock().unwrap().as_ref().unwrap().bytes - self.bytes;
-        self.words(first)
+        self.all().1
     }
 }
 
@@ -150,7 +153,7 @@ impl Flight for Noted {
     fn done(&mut self) -> kie_kernels::Result<bool> {
         let done = self.flight.done()?;
         if done && !std::mem::replace(&mut self.landed, true) {
-            let (told, all) = (self.behind.told(), self.behind.words(0));
+            let (all, told) = self.behind.all();
             let words = all[told[0] as usize..told[1] as usize].to_vec();
             self.behind.landings.lock().unwrap().push(words);
         }
@@ -222,7 +225,8 @@ pub fn told(
     let one = |machine: Arc<dyn Machine>| {
         let reader = machine.clone();
         let (memory, landings) = (Arc::default(), Arc::default());
-        let behind = Behind { bytes, machine: reader, memory, landings };
+        let first = entry == "kie_prefill";
+        let behind = Behind { bytes, first, machine: reader, memory, landings };
         let (edits, broken, launches) = (edits.to_vec(), Arc::default(), Arc::default());
         let noted = Some(behind.clone());
         let edited =
