@@ -6,8 +6,9 @@
     ranks = Communicator("sim:blocks=8", ranks=4)     # virtual ranks of one device
     sums = ranks.all_reduce([array_of_rank_0, array_of_rank_1, ...])
 
-Arrays of any type are moved; those of 16- and 32-bit floats are added, too. All ranks get the same bits: sums are float32, in the order of the ranks. A rank that dies or comes
-too late raises `DeviceError` with code `"stalled"`; the communicator is then ready again.
+Arrays of any type are moved; those of 16- and 32-bit floats are added, too. All ranks get the same
+bits: sums are float32, in the order of the ranks. A rank that dies or comes too late raises
+`DeviceError` with code `"stalled"`; the communicator is then ready again.
 """
 
 from __future__ import annotations

@@ -415,15 +415,8 @@ fn a_silent_host_ends_the_launch() {
         let device = here("sim:seed=5,blocks=8");
         let (machine, launches) = (machines(&device).remove(0), Arc::default());
         let (counted, broken) = (Arc::clone(&launches), Arc::default());
-        let edited = Edited {
-            machine,
-            entry: "kie_decode",
-            edits,
-            broken,
-            silent,
-            launches,
-            behind: None,
-        };
+        let edited =
+            Edited { machine, entry: "kie_decode", edits, broken, silent, launches, behind: None };
         let hang_timeout = Some(patience(&device));
         let options = Options { hang_timeout, prefill_kernel: Some(false), ..Options::default() };
         let runner = Arc::new(Mono::new(&device, vec![Arc::new(edited)], &options).unwrap());

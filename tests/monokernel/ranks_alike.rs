@@ -119,7 +119,9 @@ fn all_ranks_hold_the_same_bits_run_after_run() {
         let golden = &goldens(&fixture(name), "")[0].generated;
         assert_eq!(first.tokens, golden[..6], "{name} on {ranks}");
         // Other interleavings, and all tokens in one launch.
-        for (seed, one_by_one) in [(2, true), (3, false)].into_iter().take(if ranks < 8 { 2 } else { 1 }) {
+        for (seed, one_by_one) in
+            [(2, true), (3, false)].into_iter().take(if ranks < 8 { 2 } else { 1 })
+        {
             let again = run(seed, one_by_one);
             assert_eq!(again.tokens, first.tokens, "{name} on {ranks}, seed {seed}");
             for rank in 0..ranks as usize {

@@ -48,7 +48,8 @@ fn op_of(py: Python<'_>, name: &str) -> PyResult<Op> {
 
 fn dtype_of(py: Python<'_>, name: &str) -> PyResult<Dtype> {
     let names = || Dtype::ALL.map(Dtype::name).join(", ");
-    Dtype::from_name(name).ok_or_else(|| invalid(py, format!("dtype {name:?}: there are {}", names())))
+    Dtype::from_name(name)
+        .ok_or_else(|| invalid(py, format!("dtype {name:?}: there are {}", names())))
 }
 
 fn open(name: &str, nvrtc: &[PathBuf]) -> kie_kernels::Result<Arc<dyn Machine>> {
