@@ -204,7 +204,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::topology::{pairs, Gpu, Link, Via};
+    use crate::topology::{pairs, Gpu, Link, Via, VERSION};
 
     fn via() -> impl Strategy<Value = Via> {
         prop_oneof![
@@ -227,6 +227,10 @@ mod tests {
                 let gpu = |(multiprocessors, threads, egress_mb_s): (u32, usize, u64)| Gpu {
                     name: String::new(),
                     model: String::new(),
+                    arch: String::new(),
+                    warp: 32,
+                    shared_bytes: 0,
+                    memory_bytes: 0,
                     bus: None,
                     numa: None,
                     multiprocessors,
@@ -243,6 +247,7 @@ mod tests {
                     peer_access: None,
                 };
                 Topology {
+                    version: VERSION,
                     name: String::new(),
                     gpus: gpus.into_iter().map(gpu).collect(),
                     links: pairs(ranks).zip(links).map(link).collect(),

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::abi::Dims;
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
 use crate::mono::machine::Machine;
@@ -26,6 +27,30 @@ pub struct DeviceInfo {
     pub free_bytes: u64,
     /// Instruction set or architecture the arithmetic uses.
     pub arch: String,
+}
+
+/// What one machine of a device holds of a program, in bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holding {
+    /// Name of the machine.
+    pub name: String,
+    /// Which part of the model it has, in words.
+    pub part: String,
+    /// Weights as it reads them.
+    pub weight_bytes: u64,
+    /// KV pages.
+    pub kv_bytes: u64,
+    /// Everything else.
+    pub scratch_bytes: u64,
+    /// Its free memory.
+    pub free_bytes: u64,
+}
+
+impl Holding {
+    /// All that it takes.
+    pub const fn need(&self) -> u64 {
+        self.weight_bytes + self.kv_bytes + self.scratch_bytes
+    }
 }
 
 /// Read-only bytes on a device, kept alive by their owner.
@@ -90,13 +115,20 @@ pub trait Device: Send + Sync {
         512
     }
 
-    /// Bytes that it will allocate for a program beside weights, KV and the mailbox.
+    /// Bytes of one KV page of a group, wherever it lies: the same keys and values may lie on
+    /// several machines, padded and in another type than the program's.
+    fn page_bytes(&self, dims: &Dims, group: usize) -> u64 {
+        dims.page_bytes(group)
+    }
+
+    /// What each of its machines will hold of a program, in order of rank; nothing where what the
+    /// program says of itself is all there is to say.
     ///
     /// # Errors
     /// As [`Device::describe`].
-    fn scratch_bytes(&self, program: &ValidProgram) -> Result<u64> {
+    fn holdings(&self, program: &ValidProgram) -> Result<Vec<Holding>> {
         let _ = program;
-        Ok(0)
+        Ok(Vec::new())
     }
 
     /// Compiles what a program needs, where code is compiled, so that a later start finds it kept.

@@ -15,6 +15,7 @@ pub mod meter;
 pub mod model;
 pub mod pack;
 pub mod prefill;
+pub mod recorded;
 pub mod runner;
 #[cfg(test)]
 pub(crate) mod shapes;

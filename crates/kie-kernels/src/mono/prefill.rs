@@ -96,6 +96,8 @@ impl Plan {
     /// What the compiler is given.
     pub fn source(&self, model: &Model, cut: &Cut) -> Source {
         let text = source::prefill_text(self.platform).expect("the plan's platform has it");
+        // Its grid is the whole machine's, and every block works with every other.
+        let cut = &Cut { chiplets: 1, ..cut.clone() };
         let mut defines = cut.defines(model, Kind { columns: 1, streamed: false });
         let all = [
             ("CHUNK", u64::from(self.chunk)),
