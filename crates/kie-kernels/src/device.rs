@@ -219,37 +219,42 @@ pub trait Running {
 /// # Errors
 /// [`Error::NoDevice`] with what was looked for, [`Error::DriverTooOld`].
 pub fn open(name: &str, options: &Options) -> Result<Arc<dyn Device>> {
+    if name == "cpu" {
+        return Ok(Arc::new(crate::cpu::Cpu::new(options)?));
+    }
+    Ok(Arc::new(Mono::new(name, machines(name, options)?, options)?))
+}
+
+/// The machines that a name stands for, in order of rank; see [`open`].
+///
+/// # Errors
+/// As [`open`], and for the CPU, which is none.
+pub fn machines(name: &str, options: &Options) -> Result<Vec<Arc<dyn Machine>>> {
+    #[cfg(target_os = "linux")]
     let cache = options.cache_dir.as_deref();
-    let machines: Vec<Arc<dyn Machine>> = match name.split(':').next() {
-        Some("cpu") if name != "cpu" => {
+    match name.split(':').next() {
+        Some("cpu") => {
             let detail =
                 "the CPU is one device whose threads share all work, and ranks of it would \
                           only copy; for tensor parallelism without GPUs ask for \"sim:0,1\" (the \
                           GPUs' kernels, simulated) or, of collectives, kie.kccl's \"cpu\"";
-            return Err(Error::NoDevice { device: name.to_owned(), detail: detail.to_owned() });
+            Err(Error::NoDevice { device: name.to_owned(), detail: detail.to_owned() })
         }
-        Some("cpu") => return Ok(Arc::new(crate::cpu::Cpu::new(options)?)),
         #[cfg(target_os = "linux")]
         Some("cuda") => each_of(name)?
             .iter()
             .map(|one| crate::cuda::open(one, &options.nvrtc_dirs, cache))
-            .collect::<Result<_>>()?,
+            .collect(),
         #[cfg(target_os = "linux")]
-        Some("hip") => {
-            each_of(name)?.iter().map(|one| crate::hip::open(one, cache)).collect::<Result<_>>()?
-        }
-        Some("sim") => crate::sim::open(name)?,
-        Some(_) | None => {
-            return Err(Error::NoDevice {
-                device: name.to_owned(),
-                detail:
-                    "devices are \"cpu\", \"cuda:N\" or \"cuda:N,M\", \"hip:N\" and, for tests, \
-                         \"sim\""
-                        .to_owned(),
-            })
-        }
-    };
-    Ok(Arc::new(Mono::new(name, machines, options)?))
+        Some("hip") => each_of(name)?.iter().map(|one| crate::hip::open(one, cache)).collect(),
+        Some("sim") => crate::sim::open(name),
+        Some(_) | None => Err(Error::NoDevice {
+            device: name.to_owned(),
+            detail: "devices are \"cpu\", \"cuda:N\" or \"cuda:N,M\", \"hip:N\" and, for tests, \
+                     \"sim\""
+                .to_owned(),
+        }),
+    }
 }
 
 /// `kind:0,1` as `kind:0` and `kind:1`: each once, 8 at most.

@@ -93,6 +93,11 @@ impl Plan {
         })
     }
 
+    /// Device memory that it takes: scratch and counters.
+    pub fn bytes(&self) -> u64 {
+        self.scratch_bytes + (ALIGN + COUNTERS * 8) as u64
+    }
+
     /// What the compiler is given.
     pub fn source(&self, model: &Model, cut: &Cut) -> Source {
         let text = source::prefill_text(self.platform).expect("the plan's platform has it");
@@ -196,7 +201,7 @@ impl Prefill {
     /// # Errors
     /// [`crate::Error::OutOfMemory`].
     pub fn new(machine: &dyn Machine, plan: Plan, module: Arc<dyn Module>) -> Result<Self> {
-        let bytes = plan.scratch_bytes as usize + ALIGN + COUNTERS * 8;
+        let bytes = plan.bytes() as usize;
         Ok(Self { plan, module, memory: machine.alloc_symmetric(bytes)?, hops: [0; 8] })
     }
 
