@@ -28,7 +28,7 @@ KIE_DEVICE u32 opaque(u32 v) {
     return v;
 }
 KIE_DEVICE u32 thread() { return opaque(threadIdx.x); }
-KIE_DEVICE u32 grid_block() { return blockIdx.x; }
+KIE_DEVICE u32 block() { return blockIdx.x; }
 KIE_DEVICE u32 lane() { return opaque(threadIdx.x) % kWarp; }
 
 // Meet. A barrier orders all memory of the block among those who meet.

@@ -52,7 +52,7 @@ def plan(
     cache_dir: str | PathLike[str] | None,
     nvrtc_dirs: Sequence[str | PathLike[str]],
 ) -> str:
-    """The plan of a model that is not loaded, as JSON; `topology`, a file, stands for the machine."""
+    """The plan of a model that is not loaded, as JSON; `topology`, a file, is the machine."""
 
 def measure(
     path: str | PathLike[str],
@@ -83,7 +83,7 @@ def gpus() -> tuple[list[tuple[str, str, str, int, int, int]], list[str]]:
     """
 
 def topology() -> tuple[str, str] | None:
-    """The GPUs and what lies between them, printed, and as the JSON of a file; None without GPUs."""
+    """The GPUs and what lies between them, printed and as the JSON of a file; None without."""
 
 def host() -> tuple[str, str, int, int]:
     """Processor, instruction set that the kernels use, memory in all and free, in bytes."""

@@ -86,7 +86,8 @@ impl Builder {
         let checkpoint = Checkpoint::open(&self.path, &spec)?;
         let (device, topology) = match file {
             Some(file) => {
-                let part = Topology::load(file)?.named(&self.config.device)?;
+                let part = Topology::load(file)?.named(&self.config.device);
+                let part = part.map_err(|error| of_file(error, file))?;
                 (recorded(&part, file)?, Some(part))
             }
             None => {
@@ -107,6 +108,16 @@ impl Builder {
     }
 }
 
+/// An error about a topology, which knows its name only, with the file that it came from.
+fn of_file(error: kie_kccl::Error, file: &Path) -> Error {
+    match error {
+        kie_kccl::Error::Topology { detail, .. } => {
+            Error::Topology { path: file.to_path_buf(), detail }
+        }
+        other => other.into(),
+    }
+}
+
 /// The device of machines that are known from a file.
 fn recorded(topology: &Topology, file: &Path) -> Result<Arc<dyn Device>> {
     let fault = |detail: String| Error::Topology { path: file.to_path_buf(), detail };
@@ -114,7 +125,7 @@ fn recorded(topology: &Topology, file: &Path) -> Result<Arc<dyn Device>> {
         let got = topology.ranks();
         return Err(fault(format!("device: wanted 1 to {RANKS_MAX} GPUs of it, got {got}")));
     }
-    let machines = topology.machines()?;
+    let machines = topology.machines().map_err(|error| of_file(error, file))?;
     let kinds: Vec<_> = machines.iter().map(|machine| machine.platform()).collect();
     if kinds.iter().any(|kind| *kind != kinds[0]) {
         return Err(fault("device: wanted GPUs of one vendor, got several".to_owned()));

@@ -418,8 +418,8 @@ impl Topology {
 }
 
 /// A device's name without `topology=FILE`, which a simulator's name may have: what the file says
-/// of its first GPU stands there instead, as far as the name says nothing of its own, and one rank a
-/// GPU of the file unless the name has `ranks`. Beside it the part of the file that is simulated.
+/// of its first GPU stands there instead, as far as the name says nothing of its own, and one rank
+/// a GPU of the file unless the name has `ranks`. Beside it the part of the file that is simulated.
 ///
 /// # Errors
 /// [`Error::Topology`] for the file, or a number of ranks that it has not.

@@ -22,7 +22,8 @@ def define(parser: ArgumentParser) -> None:
 def doctor(given: Namespace) -> None:
     """Prints the report, or writes the topology."""
     if given.topology is not None:
-        return record(given.topology)
+        record(given.topology)
+        return
     found = report()
     print(json.dumps(found.to_dict(), indent=2) if given.json else "\n".join(lines(found)))
 

@@ -27,7 +27,8 @@ def define(parser: ArgumentParser) -> None:
 def info(given: Namespace) -> None:
     """Prints the engine's own report, or a plan without one."""
     if given.plan:
-        return plan(given)
+        plan(given)
+        return
     if given.topology is not None:
         from kie.errors import InvalidRequestError
 

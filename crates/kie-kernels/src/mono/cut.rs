@@ -222,8 +222,7 @@ impl Cut {
         if !attn.is_multiple_of(unit) || model.heads / model.kv_heads > 8 {
             return None;
         }
-        let usual = usual_slot(model, warps);
-        let vectors = 2 * (hidden + attn.max(ffn));
+        let (usual, vectors) = (usual_slot(model, warps), 2 * (hidden + attn.max(ffn)));
         let slot_bytes = slot_bytes(usual, m.shared_bytes, vectors).max(slot_least);
         let row_warps = |rows, k| Split::row_warps(rows, k, warps, slot_bytes);
         let split = |rows, k| Split::new(rows, k, row_warps(rows, k), warps, slot_bytes);

@@ -65,9 +65,9 @@ fn pool_bytes(dims: &Dims, model: &Model, cut: &Cut, group: usize) -> u64 {
     u64::from(each) * u64::from(dims.group_pages[group]) * 2 * half
 }
 
-/// Bytes that a rank takes: weights as packed, KV pages, and the rest: tables, exchange, the prefill
-/// kernel's scratch, and the upload's as far as there is no room for it where pages and the others
-/// will be.
+/// Bytes that a rank takes: weights as packed, KV pages, and the rest: tables, exchange, the
+/// prefill kernel's scratch, and the upload's as far as there is no room for it where pages and the
+/// others will be.
 pub fn bytes(program: &Program, model: &Model, cut: &Cut, plan: Option<&Plan>) -> [u64; 3] {
     let dims = &program.dims;
     let (vocab, slots, columns) =

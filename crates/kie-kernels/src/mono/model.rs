@@ -248,9 +248,9 @@ impl Layer {
     }
 }
 
-/// Bytes of one KV page of a group on all of so many machines, each of which has whole kv heads with
-/// what that pads, in float16; heads that do not divide count as in the program, which is refused
-/// later.
+/// Bytes of one KV page of a group on all of so many machines, each of which has whole kv heads
+/// with what that pads, in float16; heads that do not divide count as in the program, which is
+/// refused later.
 pub fn page_bytes(dims: &Dims, group: usize, ranks: u32) -> u64 {
     let sliced = dims.lanes == 1 && ranks > 1;
     let dealt = if sliced { dealt(dims.heads, dims.kv_heads, ranks) } else { None };

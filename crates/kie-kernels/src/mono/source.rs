@@ -48,9 +48,9 @@ const PACK: (&str, &str) = kernel!("common/pack.h");
 const WIDE_CUDA: (&str, &str) = kernel!("cuda/wide.h");
 const WIDE_SIM: (&str, &str) = kernel!("sim/wide.h");
 
-/// Behind each platform: which block a block is.
+/// Behind the platforms whose blocks may lie on several dies: which block a block is.
 const PLACE: (&str, &str) = kernel!("common/place.h");
-const CUDA: &[(&str, &str)] = &[kernel!("cuda/platform.h"), PLACE, kernel!("cuda/tile.h")];
+const CUDA: &[(&str, &str)] = &[kernel!("cuda/platform.h"), kernel!("cuda/tile.h")];
 const HIP: &[(&str, &str)] = &[kernel!("hip/platform.h"), PLACE, kernel!("hip/tile.h")];
 const SIM: &[(&str, &str)] = &[kernel!("sim/platform.h"), PLACE, kernel!("sim/tile.h")];
 

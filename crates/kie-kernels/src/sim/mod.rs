@@ -75,8 +75,8 @@ impl Default for Options {
 
 impl Options {
     /// From `sim`, `sim:0,1` (ranks) or `sim:seed=3,warp=64,blocks=8`, each key at most once.
-    /// There are `seed`, `warp`, `blocks`, `chiplets`, `ranks`, `shared` (bytes), `switches`, `host`
-    /// (ms) and `hold` (0 or 1).
+    /// There are `seed`, `warp`, `blocks`, `chiplets`, `ranks`, `shared` (bytes), `switches`,
+    /// `host` (ms) and `hold` (0 or 1).
     ///
     /// # Errors
     /// [`Error::NoDevice`] with the part that is not understood.
