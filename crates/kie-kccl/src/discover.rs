@@ -285,6 +285,40 @@ mod tests {
     }
 
     #[test]
+    fn a_recorded_machine_of_nvidia_is_discovered() {
+        let root = std::env::temp_dir().join(format!("kie-kccl-nvidia-{}", std::process::id()));
+        // Two on one socket with a bridge between them, and a third on the other.
+        let buses = ["0000:19:00.0", "0000:3b:00.0", "0000:98:00.0"];
+        for (bus, numa) in buses.iter().zip([0, 0, 1]) {
+            let device = root.join(bus);
+            std::fs::create_dir_all(&device).unwrap();
+            std::fs::write(device.join("numa_node"), format!("{numa}\n")).unwrap();
+            std::fs::write(device.join("max_link_speed"), "32.0 GT/s PCIe\n").unwrap();
+            std::fs::write(device.join("max_link_width"), "16\n").unwrap();
+        }
+        let nvml = Some(crate::nvml::tests::stub(&root));
+        let system = System { devices: root.clone(), nodes: root.join("none"), nvml };
+        let machine = |(at, bus): (usize, &&'static str)| -> Arc<dyn Machine> {
+            Arc::new(Asked { ordinal: at as i32, bus, platform: Platform::Cuda })
+        };
+        let machines: Vec<_> = buses.iter().enumerate().map(machine).collect();
+        let topology = discover(&machines, &system).unwrap();
+        topology.check().unwrap();
+        let link = |a, b| topology.link(a, b).unwrap();
+        assert_eq!((link(0, 1).via, link(0, 1).mb_s), (Via::Nvlink { links: 2 }, 100_000));
+        assert_eq!((link(1, 2).via, link(1, 2).mb_s), (Via::Socket, 31_507));
+        let peers = [link(0, 1), link(1, 2), link(0, 2)].map(|link| link.peer_access);
+        assert_eq!(peers, [Some(true), Some(true), Some(false)]);
+        let egress = topology.gpus.iter().map(|gpu| gpu.egress_mb_s);
+        assert!(egress.eq([100_000, 100_000, 63_015]));
+        let nodes = topology.gpus.iter().map(|gpu| gpu.numa);
+        assert!(nodes.eq([Some(0), Some(0), Some(1)]));
+        let printed = topology.to_string();
+        assert!(printed.contains("NV2 100") && printed.contains("SOCK 31 no"), "{printed}");
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
     fn a_folder_of_the_system_is_read() {
         let folder = std::env::temp_dir().join(format!("kie-kccl-sysfs-{}", std::process::id()));
         let device = folder.join("devices/pci0000:16/0000:16:01.0/0000:17:00.0");

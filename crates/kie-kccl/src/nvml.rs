@@ -69,7 +69,9 @@ fn address(bus: &str) -> String {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
+pub(crate) mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     fn links(to: &[&str]) -> NvLinks {
@@ -121,16 +123,23 @@ mod tests {
         }
     "#;
 
-    #[test]
-    fn a_library_is_asked() {
-        let folder = std::env::temp_dir().join(format!("kie-nvml-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
+    /// That library in a folder.
+    pub(crate) fn stub(folder: &Path) -> PathBuf {
         let (source, library) = (folder.join("stub.c"), folder.join("libnvidia-ml.so"));
-        assert_eq!(super::links("0000:19:00.0", Some(&library)), None, "no such library");
         std::fs::write(&source, STUB).unwrap();
         let mut cc = std::process::Command::new("cc");
         let built = cc.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).status();
         assert!(built.unwrap().success());
+        library
+    }
+
+    #[test]
+    fn a_library_is_asked() {
+        let folder = std::env::temp_dir().join(format!("kie-nvml-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let none = folder.join("none.so");
+        assert_eq!(super::links("0000:19:00.0", Some(&none)), None, "no such library");
+        let library = stub(&folder);
         let of = |bus| super::links(bus, Some(&library));
         let (a, b) = (of("0000:19:00.0").unwrap(), of("0000:3b:00.0").unwrap());
         assert_eq!(a, NvLinks { to: vec!["0000:3b:00.0".into(); 2], mb_s: 50_000 });
