@@ -6,12 +6,13 @@
 
 use std::sync::Arc;
 
-use kie_kernels::device::{self, Options};
+use kie_kernels::device::Options;
 use kie_kernels::mono::meter::{Meter, Mode, Seen};
 use serde::Serialize;
 
 use crate::engine::{Builder, Engine};
 use crate::error::{Error, Result};
+use crate::outlook;
 use crate::request::{EngineConfig, Prompt, Request, SamplingParams};
 
 /// What to measure.
@@ -138,7 +139,7 @@ pub fn echo(config: &EngineConfig, rounds: u32) -> Result<Vec<f64>> {
         ..Options::default()
     };
     let name = if config.device == "auto" { "cpu" } else { &config.device };
-    Ok(device::open(name, &options)?.echo(rounds)?)
+    Ok(outlook::open(name, &options)?.echo(rounds)?)
 }
 
 fn steps_us(seen: &Seen) -> Vec<f64> {
