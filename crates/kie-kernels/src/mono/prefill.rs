@@ -165,7 +165,6 @@ struct PrefillArgs {
     scratch: u64,
     arrivals: u64,
     hops: [i64; 8],
-    hidden: u64,
     first: u32,
     count: u32,
     from: u32,
@@ -174,9 +173,9 @@ struct PrefillArgs {
     blocks: u32,
 }
 
-// SAFETY: `Args` has no padding (it is `Wire`), then twelve u64s and six u32s.
+// SAFETY: `Args` has no padding (it is `Wire`), then eleven u64s and six u32s.
 unsafe impl Wire for PrefillArgs {}
-const _: () = assert!(size_of::<PrefillArgs>() == size_of::<Args>() + 12 * 8 + 6 * 4);
+const _: () = assert!(size_of::<PrefillArgs>() == size_of::<Args>() + 11 * 8 + 6 * 4);
 
 /// The compiled kernel and its memory.
 pub struct Prefill {
@@ -243,7 +242,6 @@ impl Prefill {
             scratch: self.scratch(),
             arrivals: self.counters(),
             hops: self.hops,
-            hidden: 0,
             first,
             count,
             from: 0,
@@ -259,6 +257,11 @@ impl Prefill {
             args: args.as_bytes(),
         };
         machine.launch(&self.module, &launch)
+    }
+
+    /// Positions that go through the layers together.
+    pub fn chunk(&self) -> usize {
+        self.plan.chunk as usize
     }
 
     /// Blocks of a launch.

@@ -18,7 +18,7 @@ use super::clock::DeviceClock;
 use super::loaded::Loaded;
 use super::machine::{Flight, Launch, Platform};
 use super::meter::{Meter, Mode};
-use super::prefill;
+use super::prefill::{self, Prefill};
 use super::wire::{self, wants, Lost, Order, Sequence, Wire};
 use crate::abi::{Command, CommandKind, Record, SlotEnd, MAX_ALTERNATIVES, PAGE};
 use crate::device::{Phase, Running};
@@ -91,6 +91,8 @@ struct Ask {
     streamed: bool,
     /// Positions of a prompt, or 0.
     prompt: u32,
+    /// The first step begins at the head: a prefill launch leaves what it takes.
+    at_head: bool,
     /// Positions whose logits are kept.
     logits: Option<u32>,
     column: [Sequence; 8],
@@ -484,7 +486,7 @@ impl Runner {
                 slots.truncate(most);
                 slots.sort_unstable();
                 let brief = crowded || waits.is_some();
-                self.start_tokens(slots, if brief { TURN_TOKENS } else { LONG })
+                self.start_tokens(slots, if brief { TURN_TOKENS } else { LONG }, false)
             }
         }
     }
@@ -528,11 +530,11 @@ impl Runner {
         let (row, position) = (index as u32, self.slots[index].next as u32);
         column[slots.len()..].fill(Sequence { row, position, ..Sequence::default() });
         let steps = if dump { 1 } else { count.div_ceil(share) } as u32;
-        let beside = Beside { slot: index, count, share };
+        let (beside, prompt) = (Beside { slot: index, count, share }, count as u32);
         let (columns, live) = (columns as u32, slots.len() as u32);
         let logits = dump.then_some(columns);
         let ask =
-            Ask { columns, steps, live, streamed: false, prompt: count as u32, logits, column };
+            Ask { columns, steps, live, streamed: false, prompt, at_head: false, logits, column };
         self.launch(&ask, Work::Both(slots, beside))
     }
 
@@ -561,7 +563,43 @@ impl Runner {
             (false, false) => usize::MAX,
         };
         let (position, count) = (slot.next, most.min(left));
+        if count == left && self.takes_last(position, count) {
+            return self.start_whole(index, position, count + 1, beside);
+        }
         self.launch_prompt(index, position, count, None, Work::Prompt(index, position + count))
+    }
+
+    /// Whether the prefill kernel takes these last positions of a prompt and the very last token
+    /// with them, so that the decode kernel's first step is but the head.
+    fn takes_last(&self, position: usize, count: usize) -> bool {
+        let chunk = self.first().prefill.as_ref().map_or(1, Prefill::chunk);
+        self.is_wide()
+            && Self::is_many(count, self.first().most_columns())
+            // A chunk of one position is a pass over all weights, too.
+            && (position % PAGE + count) % chunk != 0
+            // What is measured is whole steps.
+            && self.meter.is_none()
+    }
+
+    /// The rest of a prompt with its last token, and at once behind it a launch of tokens, whose
+    /// first step begins at the head: a token alone where others wait to go on.
+    fn start_whole(
+        &mut self,
+        index: usize,
+        position: usize,
+        count: usize,
+        beside: bool,
+    ) -> Result<()> {
+        self.slots[index].next = position + count - 1;
+        self.prompt_left(index)?;
+        self.write_prompt(index, position, count)?;
+        self.renew_epochs()?;
+        let wide = self.fly_wide(index, position as u32, count as u32, self.epoch)?;
+        self.start_tokens(vec![index], if beside { 1 } else { LONG }, true)?;
+        if let Some(going) = &mut self.going {
+            going.flights.extend(wide);
+        }
+        Ok(())
     }
 
     fn start_logits(&mut self, command: Command) -> Result<()> {
@@ -587,9 +625,11 @@ impl Runner {
         let columns = columns.unwrap_or(self.first().most_columns() as u32);
         self.write_prompt(index, position, count)?;
         let count = count as u32;
-        // A few positions are done sooner as columns, in steps of a token's time.
-        if matches!(work, Work::Prompt(..)) && count > 2 * columns && self.is_wide() {
-            return self.launch_wide(index, position as u32, count, work);
+        let many = Self::is_many(count as usize, columns as usize);
+        if matches!(work, Work::Prompt(..)) && many && self.is_wide() {
+            let flights = self.fly_wide(index, position as u32, count, 0)?;
+            self.going = Some(Going::new(flights, work, 0, None));
+            return Ok(());
         }
         // Every column is of this sequence, whose pages it finds by its own row.
         let (row, position) = (index as u32, position as u32);
@@ -598,11 +638,25 @@ impl Runner {
         let logits = matches!(work, Work::Logits(..)).then_some(steps * columns);
         // What a token's launch would take.
         let streamed = count == 1 && position >= self.first().streams_from();
-        self.launch(&Ask { columns, steps, live: 0, streamed, prompt: count, logits, column }, work)
+        let at_head = false;
+        let ask = Ask { columns, steps, live: 0, streamed, prompt: count, at_head, logits, column };
+        self.launch(&ask, work)
     }
 
-    /// The tokens at `prompt` in the prefill kernel.
-    fn launch_wide(&mut self, row: usize, first: u32, count: u32, work: Work) -> Result<()> {
+    /// A few positions are done sooner as columns, in steps of a token's time.
+    fn is_many(count: usize, columns: usize) -> bool {
+        count > 2 * columns
+    }
+
+    /// The tokens at `prompt` in the prefill kernel. It leaves the last one's residual to a decode
+    /// launch of this epoch, if not 0.
+    fn fly_wide(
+        &self,
+        row: usize,
+        first: u32,
+        count: u32,
+        epoch: u32,
+    ) -> Result<Vec<Box<dyn Flight>>> {
         let all = || self.ranks.iter().filter_map(|l| Some((l, l.prefill.as_ref()?)));
         for (loaded, prefill) in all() {
             prefill.clear(&*loaded.machine)?;
@@ -611,14 +665,14 @@ impl Runner {
         for (loaded, prefill) in all() {
             let mut args = loaded.args(1);
             (args.prompt, args.budget_ns) = (loaded.room.prompt.address, self.budget_ns);
+            args.epoch = epoch;
             let (machine, layers) = (&*loaded.machine, loaded.model.layers);
             flights.push(prefill.launch(machine, args, layers, row as u32, (first, count))?);
         }
-        self.going = Some(Going::new(flights, work, 0, None));
-        Ok(())
+        Ok(flights)
     }
 
-    fn start_tokens(&mut self, slots: Vec<usize>, most: u32) -> Result<()> {
+    fn start_tokens(&mut self, slots: Vec<usize>, most: u32, at_head: bool) -> Result<()> {
         let columns = if slots.len() == 1 { 1 } else { self.first().most_columns() as u32 };
         let (column, dump) = self.sequences(&slots);
         // Measured launches make their steps and no more.
@@ -630,7 +684,7 @@ impl Runner {
         let most = if streamed || columns > 1 { most } else { most.min(from - column[0].position) };
         let (live, steps) = (slots.len() as u32, if dump { 1 } else { most });
         let logits = dump.then_some(columns);
-        let ask = Ask { columns, steps, live, streamed, prompt: 0, logits, column };
+        let ask = Ask { columns, steps, live, streamed, prompt: 0, at_head, logits, column };
         self.launch(&ask, Work::Tokens(slots))
     }
 
@@ -676,13 +730,19 @@ impl Runner {
         }
     }
 
-    fn launch(&mut self, ask: &Ask, work: Work) -> Result<()> {
+    /// Starts epochs anew where a longest launch would pass the last.
+    fn renew_epochs(&mut self) -> Result<()> {
         if self.epoch >= LAST_EPOCH - LONG {
             for rank in &self.ranks {
                 rank.clear_words()?;
             }
             self.epoch = 1;
         }
+        Ok(())
+    }
+
+    fn launch(&mut self, ask: &Ask, work: Work) -> Result<()> {
+        self.renew_epochs()?;
         let epoch = self.epoch;
         let control = &self.first().room.control;
         control.word32(0).store(Order::GoOn as u32, Release);
@@ -693,6 +753,7 @@ impl Runner {
             let mut args = loaded.args(ask.columns);
             (args.epoch, args.budget_ns, args.steps) = (epoch, self.budget_ns, ask.steps);
             (args.live, args.count, args.column) = (ask.live, ask.prompt, ask.column);
+            args.at_head = u64::from(ask.at_head);
             if ask.prompt > 0 {
                 args.prompt = loaded.room.prompt.address;
             }
