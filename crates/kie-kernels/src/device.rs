@@ -182,21 +182,14 @@ pub trait Running {
     fn park(&mut self);
 }
 
-/// Opens a device by its name: `cpu`, `cuda` or `cuda:0`, `sim` or `sim:seed=3,warp=64`.
+/// Opens a device by its name: `cpu` or `cpu:0,1` (virtual ranks), `cuda` or `cuda:0`, `sim` or `sim:seed=3,warp=64`.
 ///
 /// # Errors
 /// [`Error::NoDevice`] with what was looked for, [`Error::DriverTooOld`].
 pub fn open(name: &str, options: &Options) -> Result<Arc<dyn Device>> {
     let cache = options.cache_dir.as_deref();
     let machines: Vec<Arc<dyn Machine>> = match name.split(':').next() {
-        Some("cpu") if name != "cpu" => {
-            let detail =
-                "the CPU is one device whose threads share all work, and ranks of it would \
-                          only copy; for tensor parallelism without GPUs ask for \"sim:0,1\" (the \
-                          GPUs' kernels, simulated) or, of collectives, kie.kccl's \"cpu\"";
-            return Err(Error::NoDevice { device: name.to_owned(), detail: detail.to_owned() });
-        }
-        Some("cpu") => return Ok(Arc::new(crate::cpu::Cpu::new(options)?)),
+        Some("cpu") => return Ok(Arc::new(crate::cpu::Cpu::new(name, options)?)),
         #[cfg(target_os = "linux")]
         Some("cuda") => each_of(name)?
             .iter()
@@ -211,7 +204,7 @@ pub fn open(name: &str, options: &Options) -> Result<Arc<dyn Device>> {
             return Err(Error::NoDevice {
                 device: name.to_owned(),
                 detail:
-                    "devices are \"cpu\", \"cuda:N\" or \"cuda:N,M\", \"hip:N\" and, for tests, \
+                    "devices are \"cpu\" or \"cpu:0,1\", \"cuda:N\" or \"cuda:N,M\", \"hip:N\" and, for tests, \
                          \"sim\""
                         .to_owned(),
             })
