@@ -106,7 +106,6 @@ fn every_fixture_on_virtual_ranks() {
             }
         }
     }
-    println!("fixtures by ranks: {counts:?}");
     assert!([1, 2, 3, 4, 8].iter().all(|ranks| counts[*ranks] > 0), "{counts:?}");
 }
 

@@ -182,7 +182,8 @@ pub trait Running {
     fn park(&mut self);
 }
 
-/// Opens a device by its name: `cpu` or `cpu:0,1` (virtual ranks), `cuda` or `cuda:0`, `sim` or `sim:seed=3,warp=64`.
+/// Opens a device by its name: `cpu` or `cpu:0,1` (virtual ranks), `cuda` or `cuda:0`, `sim` or
+/// `sim:seed=3,warp=64`.
 ///
 /// # Errors
 /// [`Error::NoDevice`] with what was looked for, [`Error::DriverTooOld`].
@@ -200,15 +201,13 @@ pub fn open(name: &str, options: &Options) -> Result<Arc<dyn Device>> {
             each_of(name)?.iter().map(|one| crate::hip::open(one, cache)).collect::<Result<_>>()?
         }
         Some("sim") => crate::sim::open(name)?,
-        Some(_) | None => {
-            return Err(Error::NoDevice {
-                device: name.to_owned(),
-                detail:
-                    "devices are \"cpu\" or \"cpu:0,1\", \"cuda:N\" or \"cuda:N,M\", \"hip:N\" and, for tests, \
-                         \"sim\""
-                        .to_owned(),
-            })
-        }
+        Some(_) | None => return Err(Error::NoDevice {
+            device: name.to_owned(),
+            detail:
+                "devices are \"cpu\" or \"cpu:0,1\", \"cuda:N\" or \"cuda:N,M\", \"hip:N\" and, \
+                         for tests, \"sim\""
+                    .to_owned(),
+        }),
     };
     Ok(Arc::new(Mono::new(name, machines, options)?))
 }

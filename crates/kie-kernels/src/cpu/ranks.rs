@@ -308,7 +308,7 @@ impl Lanes {
         builder.splits();
         let (program, copies) = (builder.program, builder.copies);
         let how = format!(
-            "ranks     {ranks} virtual ones, a lane each: {} query and {} kv heads, ffn {}, {} ids\n",
+            "ranks     {ranks} virtual ones, a lane each: {} query, {} kv heads, ffn {}, {} ids\n",
             model.heads, model.kv_heads, model.ffn, model.vocab
         );
         Ok(Self { program, copies, how })
