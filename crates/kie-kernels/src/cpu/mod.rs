@@ -20,6 +20,7 @@ pub mod stream;
 pub mod team;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::abi::Program;
 use crate::device::{Buffer, Device, DeviceInfo, HostBytes, Options, Running};
@@ -36,7 +37,7 @@ pub struct Cpu {
     ranks: u32,
     threads: usize,
     level: Level,
-    max_itl_ms: Option<f64>,
+    max_itl: Option<Duration>,
 }
 
 impl Cpu {
@@ -70,8 +71,7 @@ impl Cpu {
         if !level.is_available() {
             return refuse(format!("this processor does not have {level:?}"));
         }
-        let max_itl_ms = options.max_itl_ms;
-        Ok(Self { name: name.to_owned(), ranks, threads, level, max_itl_ms })
+        Ok(Self { name: name.to_owned(), ranks, threads, level, max_itl: options.max_itl })
     }
 
     /// A program cut for the virtual ranks, if there are several.
@@ -130,7 +130,7 @@ impl Device for Cpu {
         let team = team::Team::new(self.threads, true)
             .map_err(|e| Error::Failed(format!("threads: {e}")))?;
         let pass = pass::Pass::new(program, buffers, self.level)?;
-        Ok(Box::new(slots::Slots::new(pass, team, mailbox, self.max_itl_ms)))
+        Ok(Box::new(slots::Slots::new(pass, team, mailbox, self.max_itl)))
     }
 }
 
