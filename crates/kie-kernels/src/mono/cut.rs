@@ -469,6 +469,7 @@ impl Cut {
             ("POLL", "1".to_owned()),
             ("NO_WAITS", "false".to_owned()),
             ("NO_STREAM", "false".to_owned()),
+            ("NO_RANKS", "false".to_owned()),
             ("PAGES_MAX", self.pages_max.to_string()),
             ("REST_GATHER", "250".to_owned()),
             ("REST_MERGE", "0".to_owned()),

@@ -213,7 +213,7 @@ impl Device for Mono {
                     rank.dims.max_positions,
                 )?);
             }
-            meter.set_phases(meter::phases(&loaded[0].model, &loaded[0].cut));
+            meter.started(loaded.len(), meter::phases(&loaded[0].model, &loaded[0].cut));
         }
         let (epoch, patience) = (self.first_epoch, self.hang_timeout);
         let runner = Runner::new(loaded, mailbox, epoch, patience, self.gap);
