@@ -199,8 +199,9 @@ KIE_DEVICE void each_other(const Block& b, F visit) {
         constexpr int kEach = S::row_pairs * kColumns;
         KIE_UNROLL for (int i = 0; i < kOthers; ++i) {
             const int n = i * kThreads + (int)thread(), from = n / kEach;
-            if (n < kOtherWords && from != b.lane_all)
-                visit(i, from, n % kEach % S::row_pairs, n % kEach / S::row_pairs, n);
+            const int column = n % kEach / S::row_pairs;
+            if (n < kOtherWords && from != b.lane_all && column < live_of(b))
+                visit(i, from, n % kEach % S::row_pairs, column, n);
         }
     }
 }

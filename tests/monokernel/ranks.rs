@@ -4,7 +4,7 @@
 use kie_core::engine::{Engine, LogitsPath};
 use kie_core::request::EngineConfig;
 
-use super::support::{goldens, open_on};
+use super::support::{goldens, greedy_request, open_on};
 use super::{check, fixture, two_at_a_time, Job};
 
 /// Fixture, ranks, blocks of each: every head mode, both exchanges, one lane a rank and several,
@@ -53,6 +53,29 @@ fn several_machines_are_one() {
 #[test]
 fn heads_that_do_not_divide_are_shared_or_left_out() {
     together(UNEVEN);
+}
+
+/// Sequences together on several machines, with prompts in columns or in the prefill kernel.
+#[test]
+fn sequences_together_are_what_they_are_alone() {
+    let all =
+        [("laneformer_d2", 2, 8, true), ("laneformer_d2", 4, 4, false), ("llama", 2, 8, true)];
+    two_at_a_time(all.into(), |(name, ranks, blocks, wide)| {
+        let config = EngineConfig { max_batch: 4, prefix_cache: false, ..EngineConfig::default() };
+        let device = format!("sim:ranks={ranks},blocks={blocks},seed=6");
+        let builder = Engine::builder(fixture(name)).config(config).device(&device);
+        let engine = builder.prefill_kernel(wide).build().unwrap();
+        let prompts: Vec<Vec<u32>> = [40, 7, 25]
+            .map(|count| (0..count).map(|i| 3 + (i * 37 + count) % 300).collect())
+            .into();
+        let ask = |ids: &Vec<u32>| engine.stream(greedy_request(ids, 8)).unwrap();
+        let alone: Vec<_> =
+            prompts.iter().map(|ids| ask(ids).completion().unwrap().token_ids).collect();
+        let streams: Vec<_> = prompts.iter().map(ask).collect();
+        for (mut stream, alone) in streams.into_iter().zip(&alone) {
+            assert_eq!(&stream.completion().unwrap().token_ids, alone, "{name} on {ranks}");
+        }
+    });
 }
 
 #[test]
