@@ -5,9 +5,6 @@
 // kMerge).
 #pragma once
 
-KIE_DEVICE u64* hidden_slot(const DecodeArgs& args, int kind, int layer, int lane_index) {
-    return args.words + kAtHidden + (((long)kind * kLayers + layer) * kLanes + lane_index) * kVecH;
-}
 KIE_DEVICE u64* other_slot(const DecodeArgs& args, int kind, int layer, int lane_all) {
     const long at = ((long)kind * kLayers + layer) * kLanesAll + heard_lane(lane_all);
     return args.words + kAtOther + at * kVecH;
@@ -311,8 +308,7 @@ KIE_DEVICE void step_residual(Watch& watch, const DecodeArgs& args, Block& b, in
         publish(to + at, both, b.epoch);
         if (kHeadMode != kHeadPerLane && kind == 1 && layer == kLayers - 1)
             publish_all(args,
-                        args.words + kAtLast + b.lane_all * kVecH + b.seat * (kRowsO / 2) + at,
-                        both, b.epoch);
+                        last_slot(args, b.lane_all) + b.seat * (kRowsO / 2) + at, both, b.epoch);
     });
     stamp(b, phase + 1);
 }
@@ -625,7 +621,8 @@ KIE_DEVICE void decode_step(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
                                     ? args.embed[(long)tokens_of(b)[column] * (kHidden / 2) + row]
                                     : 0u);
     });
-    KIE_NO_UNROLL for (int layer = 0; layer < kLayers; ++layer)
+    const int first = begins_at_head(args, b.step) ? kLayers : 0;
+    KIE_NO_UNROLL for (int layer = first; layer < kLayers; ++layer)
         decode_layer(ring, watch, args, b, layer, own);
     Pick pick = {kLowest, kNone};
     if (sequences_of(args) > 0 || args.logits) decode_head(ring, watch, args, b, pick);

@@ -51,6 +51,7 @@ struct Launch {
     u64 switches, steps, schedule;    // out
     const Owned* owned;               // in the order of addresses; none where nobody is a rank
     u64 owned_count;
+    u64 others;  // memory of other processes is open, whose stores let anybody go on
 };
 
 enum Kind { kNothing, kSyncWarp, kShuffle, kShuffleXor, kBallot, kMma, kJoin };
@@ -529,7 +530,7 @@ static void stuck(const char* why) {
 // Only waiting lanes are left, and all have looked since the last event.
 static void idle() {
     Machine& m = machine;
-    if (m.host_seen) {
+    if (m.host_seen || m.launch->others) {
         m.host_seen = false, m.quiet = 0, m.since = m.switches;
         const u64 rest = m.launch->host_pace(20000);
         m.now += rest, m.host_ns += rest;

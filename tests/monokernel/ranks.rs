@@ -79,7 +79,7 @@ fn what_does_not_divide_is_refused_in_words() {
         let config = EngineConfig::default();
         let engine = Engine::builder(fixture(name)).config(config).device(&device).build();
         let error = engine.err().map(|e| e.to_string()).unwrap_or_default();
-        let wanted = format!("do not divide by {ranks} machines");
+        let wanted = format!("do not divide by {ranks} ranks");
         assert!(error.contains(&wanted), "{name} on {ranks}: {error:?}");
     }
 }
@@ -88,9 +88,11 @@ fn what_does_not_divide_is_refused_in_words() {
 fn ranks_are_named_by_number_where_there_are_any() {
     let open = |device: &str| Engine::builder(fixture("llama")).device(device).build();
     assert_eq!(open("sim:0,1").map(|e| e.info().device).unwrap(), "sim:0,1");
-    for device in ["cpu:0,1", "cpu:0"] {
+    assert_eq!(open("cpu:0,1").map(|e| e.info().device).unwrap(), "cpu:0,1");
+    assert_eq!(open("cpu:0").map(|e| e.info().device).unwrap(), "cpu:0");
+    for device in ["cpu:1", "cpu:1,0", "cpu:0,0", "cpu:ranks=2", "cpu:0,1,2,3,4,5,6,7,8", "cpu:"] {
         let error = open(device).err().map(|e| e.to_string()).unwrap_or_default();
-        assert!(error.contains(device) && error.contains("ask for \"sim:0,1\""), "{error}");
+        assert!(error.contains(device) && error.contains("such as \"cpu:0,1\""), "{error}");
     }
     for device in ["sim:1,0", "sim:0,2", "sim:0,1,2,3,4,5,6,7,8"] {
         assert!(open(device).is_err(), "{device}");

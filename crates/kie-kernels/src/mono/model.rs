@@ -138,14 +138,12 @@ impl Model {
             final_norm: head.norm,
         };
         if !lanes_all.is_multiple_of(ranks) || (sliced && dealt.is_none()) {
-            return refuse(
-                0,
-                format!(
-                    "{} lanes, {} query and {} kv heads do not divide by {ranks} machines: each \
-                     takes as many lanes, or whole kv heads' heads, or an equal part of one's",
-                    d.lanes, d.heads, d.kv_heads
-                ),
+            let detail = format!(
+                "{} lanes, {} query and {} kv heads do not divide by {ranks} ranks: each takes as \
+                 many lanes, or whole kv heads' heads, or an equal part of one's",
+                d.lanes, d.heads, d.kv_heads
             );
+            return Err(Error::InvalidProgram { step: 0, detail });
         }
         model.check(program, rows_of)?;
         Ok(model)

@@ -176,7 +176,6 @@ struct PrefillArgs {
     scratch: u64,
     arrivals: u64,
     hops: [i64; 8],
-    hidden: u64,
     first: u32,
     count: u32,
     from: u32,
@@ -185,9 +184,9 @@ struct PrefillArgs {
     blocks: u32,
 }
 
-// SAFETY: `Args` has no padding (it is `Wire`), then twelve u64s and six u32s.
+// SAFETY: `Args` has no padding (it is `Wire`), then eleven u64s and six u32s.
 unsafe impl Wire for PrefillArgs {}
-const _: () = assert!(size_of::<PrefillArgs>() == size_of::<Args>() + 12 * 8 + 6 * 4);
+const _: () = assert!(size_of::<PrefillArgs>() == size_of::<Args>() + 11 * 8 + 6 * 4);
 
 /// What a launch takes of a prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -264,7 +263,6 @@ impl Prefill {
             scratch: self.scratch(),
             arrivals: self.counters(),
             hops: self.hops,
-            hidden: 0,
             first: part.first,
             count: part.count,
             from: part.layers.start,

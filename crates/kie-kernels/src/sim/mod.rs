@@ -16,12 +16,13 @@ mod tests;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::mono::handle::{Handle, HandleFault};
 use crate::mono::machine::{
     Flight, Launch, Machine, MachineInfo, Memory, Module, Peer, Platform, Shared, Source,
 };
@@ -227,6 +228,8 @@ struct RawLaunch {
     /// In the order of addresses.
     owned: *const Owned,
     owned_count: u64,
+    /// Memory of other processes is open.
+    others: u64,
 }
 
 /// Memory of one rank (`kie_sim::Owned`).
@@ -266,6 +269,8 @@ struct Inner {
     turn: Condvar,
     /// What belongs to a rank, and whether others may store into it.
     owned: Mutex<Vec<(usize, bool, Weak<Region>)>>,
+    /// Memory of other processes was opened: who waits may wait for one of them, in its time.
+    others: AtomicBool,
 }
 
 impl Inner {
@@ -338,6 +343,7 @@ impl Sim {
             state: Mutex::new(state),
             turn: Condvar::new(),
             owned: Mutex::default(),
+            others: AtomicBool::new(false),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -345,6 +351,10 @@ impl Sim {
     /// How the launch that ended last went, also if it failed.
     pub fn last_trace(&self) -> Option<Trace> {
         self.inner.state().trace
+    }
+
+    fn fault(&self, fault: HandleFault) -> Error {
+        Error::Handle { device: self.inner.options.name(), fault }
     }
 
     fn region(&self, bytes: usize) -> Result<Arc<Region>> {
@@ -503,6 +513,7 @@ impl Job {
             schedule: 0,
             owned: owned.as_ptr(),
             owned_count: owned.len() as u64,
+            others: self.inner.others.load(Ordering::Relaxed).into(),
         };
         // SAFETY: the function is the module's `kie_sim_run` with this very layout; the regions
         // are as large as `run` made them, nobody else uses them or the module's statics, since
@@ -592,6 +603,22 @@ impl Machine for Sim {
 
     fn alloc(&self, bytes: usize) -> Result<Memory> {
         Ok(memory_of(self.region(bytes)?, bytes))
+    }
+
+    fn alloc_symmetric(&self, bytes: usize) -> Result<Memory> {
+        let region = Region::open_to_others(bytes, &self.inner.options.name())?;
+        Ok(memory_of(Arc::new(region), bytes))
+    }
+
+    fn export(&self, memory: &Memory) -> Result<Handle> {
+        let region = region_of(memory, 0, memory.bytes)?;
+        region.export(memory.bytes).map_err(|fault| self.fault(fault))
+    }
+
+    fn import(&self, handle: &Handle, bytes: usize) -> Result<Memory> {
+        let region = Region::import(handle, bytes).map_err(|fault| self.fault(fault))?;
+        self.inner.others.store(true, Ordering::Relaxed);
+        Ok(memory_of(Arc::new(region), bytes))
     }
 
     fn alloc_shared(&self, bytes: usize) -> Result<Shared> {
