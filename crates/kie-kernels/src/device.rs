@@ -254,9 +254,10 @@ pub fn machines(name: &str, options: &Options) -> Result<Vec<Arc<dyn Machine>>> 
         Some("sim") => crate::sim::open(name),
         Some(_) | None => Err(Error::NoDevice {
             device: name.to_owned(),
-            detail: "devices are \"cpu\" or \"cpu:0,1\", \"cuda:N\" or \"cuda:N,M\", \"hip:N\" and, \
-                     for tests, \"sim\""
-                .to_owned(),
+            detail:
+                "devices are \"cpu\" or \"cpu:0,1\", \"cuda:N\" or \"cuda:N,M\", \"hip:N\" and \
+                     \"sim\", for tests"
+                    .to_owned(),
         }),
     }
 }
