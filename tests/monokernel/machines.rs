@@ -27,8 +27,8 @@ fn recorded(name: &str) -> String {
     file.to_str().unwrap().to_owned()
 }
 
-/// Of eight MI300X two run four lanes, four a dense model whose kv heads they share, and one another
-/// alone: waves of 64, blocks dealt out among eight XCDs, which do not always divide them.
+/// Of eight MI300X two run four lanes, four a dense model whose kv heads they share, and one
+/// another alone: waves of 64, blocks dealt out among eight XCDs, which do not always divide them.
 #[test]
 fn machines_of_chiplets_run_the_fixtures() {
     let file = recorded("mi300xx8");
