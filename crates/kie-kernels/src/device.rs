@@ -229,15 +229,11 @@ pub fn open(name: &str, options: &Options) -> Result<Arc<dyn Device>> {
 /// The machines that a name stands for, in order of rank; see [`open`].
 ///
 /// # Errors
-/// As [`open`], and for the CPU, which is none.
+/// As [`open`], and for the CPU, whose ranks are virtual.
 pub fn machines(name: &str, options: &Options) -> Result<Vec<Arc<dyn Machine>>> {
     #[cfg(target_os = "linux")]
     let cache = options.cache_dir.as_deref();
     match name.split(':').next() {
-        Some("cpu") => {
-            let detail = "the CPU is no GPU: it runs on its threads, virtual ranks as lanes";
-            Err(Error::NoDevice { device: name.to_owned(), detail: detail.to_owned() })
-        }
         #[cfg(target_os = "linux")]
         Some("cuda") => each_of(name)?
             .iter()

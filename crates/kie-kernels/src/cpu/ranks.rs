@@ -317,6 +317,8 @@ impl Lanes {
         (dims.lanes, dims.heads, dims.kv_heads) = (ranks, model.heads, model.kv_heads);
         (dims.ffn, dims.head_mode) = (model.ffn, HeadMode::PerLane);
         builder.splits();
+        debug_assert!((0..GROUPS)
+            .all(|group| builder.program.dims.page_bytes(group) == page_bytes(d, group, ranks)));
         let (program, copies) = (builder.program, builder.copies);
         let how = format!(
             "ranks     {ranks} virtual ones, a lane each: {} query, {} kv heads, ffn {}, {} ids\n",
