@@ -121,16 +121,6 @@ pub trait Device: Send + Sync {
         dims.page_bytes(group)
     }
 
-    /// Bytes that it will allocate for a program beside weights, KV and the mailbox, where
-    /// [`holdings`](Self::holdings) says nothing.
-    ///
-    /// # Errors
-    /// As [`Device::describe`].
-    fn scratch_bytes(&self, program: &ValidProgram) -> Result<u64> {
-        let _ = program;
-        Ok(0)
-    }
-
     /// What each of its machines will hold of a program, in order of rank; nothing where what the
     /// program says of itself is all there is to say.
     ///

@@ -34,16 +34,11 @@ impl Memory {
         self.weight_bytes + self.kv_bytes + self.scratch_bytes
     }
 
-    /// What the device's machines truly hold, once it knows the program; or, where it does not tell
-    /// them apart, what it allocates besides.
-    pub(super) fn held(&mut self, machines: &[Holding], more: u64) -> Result<()> {
+    /// What the device's machines truly hold, once it knows the program; nothing where there is
+    /// nothing to add.
+    pub(super) fn held(&mut self, machines: &[Holding]) -> Result<()> {
         if machines.is_empty() {
-            self.scratch_bytes += more;
-            if self.need() <= self.free_bytes {
-                return Ok(());
-            }
-            let plan = format!("{self}lower max_batch or kv_bytes");
-            return Err(Error::OutOfMemory { need: self.need(), free: self.free_bytes, plan });
+            return Ok(());
         }
         let sum = |of: fn(&Holding) -> u64| machines.iter().map(of).sum();
         self.weight_bytes = sum(|m| m.weight_bytes);

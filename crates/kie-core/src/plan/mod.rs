@@ -130,7 +130,7 @@ fn assemble(
     let program = validate(program, &buffers)?;
     let how = device.describe(&program)?;
     let machines = device.holdings(&program)?;
-    memory.held(&machines, device.scratch_bytes(&program)?)?;
+    memory.held(&machines)?;
     let kv_bytes_per_position = memory.kv_bytes_per_position;
     Ok(Plan {
         program,

@@ -22,8 +22,8 @@ pub mod team;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::abi::Program;
-use crate::device::{Buffer, Device, DeviceInfo, HostBytes, Options, Running};
+use crate::abi::{Dims, Program};
+use crate::device::{Buffer, Device, DeviceInfo, Holding, HostBytes, Options, Running};
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
 use crate::validate::{validate, ValidProgram};
@@ -109,9 +109,18 @@ impl Device for Cpu {
         Ok(self.lanes(program.program())?.map_or_else(String::new, |lanes| lanes.how))
     }
 
-    fn scratch_bytes(&self, program: &ValidProgram) -> Result<u64> {
+    fn page_bytes(&self, dims: &Dims, group: usize) -> u64 {
+        ranks::page_bytes(dims, group, self.ranks)
+    }
+
+    fn holdings(&self, program: &ValidProgram) -> Result<Vec<Holding>> {
         let program = program.program();
-        Ok(self.lanes(program)?.map_or(0, |lanes| lanes.more_bytes(program)))
+        let Some(lanes) = self.lanes(program)?.filter(Lanes::are_cut) else {
+            return Ok(Vec::new());
+        };
+        let [weight_bytes, kv_bytes, scratch_bytes] = lanes.bytes(program);
+        let (name, part, free_bytes) = (self.name.clone(), "all ranks".to_owned(), memory().1);
+        Ok(vec![Holding { name, part, weight_bytes, kv_bytes, scratch_bytes, free_bytes }])
     }
 
     fn start(

@@ -10,10 +10,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::abi::{HeadMode, Op, Program, Tensor, GROUPS, NONE};
+use crate::abi::{Dims, HeadMode, Op, Program, Tensor, GROUPS, NONE};
 use crate::device::Buffer;
 use crate::error::{Error, Result};
-use crate::mono::model::Model;
+use crate::mono::model::{dealt, Model};
 
 /// Most ranks, as on GPUs.
 pub(super) const RANKS_MAX: usize = 8;
@@ -24,6 +24,15 @@ pub(super) fn count(name: &str) -> Option<u32> {
     let numbered = list.split(',').enumerate().all(|(rank, n)| n == rank.to_string());
     let count = list.split(',').count();
     (numbered && count <= RANKS_MAX).then_some(count as u32)
+}
+
+/// Bytes of one page of a group, kv heads that several ranks have counted for each; heads that do
+/// not divide count as in the program, which is refused later.
+pub(super) fn page_bytes(dims: &Dims, group: usize, ranks: u32) -> u64 {
+    let sliced = dims.lanes == 1 && ranks > 1;
+    let dealt = if sliced { dealt(dims.heads, dims.kv_heads, ranks) } else { None };
+    let kv_heads = dealt.map_or(dims.kv_heads * dims.lanes, |(_, each)| each * ranks);
+    Dims { lanes: 1, kv_heads, ..*dims }.page_bytes(group)
 }
 
 /// What each lane has of a stored matrix, padded with zeros to `shape`.
@@ -40,6 +49,7 @@ pub(super) struct Lanes {
     copies: Vec<(usize, Slices)>,
     /// A line for people.
     pub how: String,
+    cut: bool,
 }
 
 fn gcd(a: u32, b: u32) -> u32 {
@@ -284,7 +294,8 @@ impl Lanes {
         let d = &program.dims;
         if !model.sliced {
             let how = format!("ranks     {ranks} virtual ones, {} lanes each\n", model.lanes);
-            return Ok(Self { program: program.clone(), copies: Vec::new(), how });
+            let program = program.clone();
+            return Ok(Self { program, copies: Vec::new(), how, cut: false });
         }
         if let Some(step) =
             program.steps.iter().position(|s| s.op == Op::Project && s.mix_own != 1.0)
@@ -306,31 +317,36 @@ impl Lanes {
         (dims.lanes, dims.heads, dims.kv_heads) = (ranks, model.heads, model.kv_heads);
         (dims.ffn, dims.head_mode) = (model.ffn, HeadMode::PerLane);
         builder.splits();
+        debug_assert!((0..GROUPS)
+            .all(|group| builder.program.dims.page_bytes(group) == page_bytes(d, group, ranks)));
         let (program, copies) = (builder.program, builder.copies);
         let how = format!(
             "ranks     {ranks} virtual ones, a lane each: {} query, {} kv heads, ffn {}, {} ids\n",
             model.heads, model.kv_heads, model.ffn, model.vocab
         );
-        Ok(Self { program, copies, how })
+        Ok(Self { program, copies, how, cut: true })
     }
 
-    /// Bytes beyond those that the program took as it was.
-    pub fn more_bytes(&self, before: &Program) -> u64 {
+    /// Whether it is another program than the one given.
+    pub fn are_cut(&self) -> bool {
+        self.cut
+    }
+
+    /// Bytes of weights, stored and copied, of KV pages, and of all else, about.
+    pub fn bytes(&self, before: &Program) -> [u64; 3] {
+        let d = &self.program.dims;
         let copied = |(at, _): &(usize, Slices)| self.program.tensors[*at].bytes();
-        let pages = |p: &Program| -> u64 {
-            let group = |g: usize| p.dims.page_bytes(g) * u64::from(p.dims.group_pages[g]);
-            (0..GROUPS).map(group).sum()
-        };
-        // Streams, their norms and outputs, a lane each: what a pass computes a column.
-        let columns = |p: &Program| -> u64 {
-            let vectors = p.vectors.iter().map(|v| u64::from(v.lanes) * u64::from(v.width));
-            let each = 2 * p.dims.hidden + p.dims.ffn;
-            let lanes = u64::from(p.dims.lanes) * u64::from(each);
-            4 * u64::from(p.dims.columns) * (vectors.sum::<u64>() + lanes)
-        };
-        let all = |p: &Program| pages(p) + columns(p);
-        let copies = self.copies.iter().map(copied).sum::<u64>();
-        copies + all(&self.program).saturating_sub(all(before))
+        let stored: u64 = before.tensors.iter().map(Tensor::bytes).sum();
+        let pages = |group: usize| d.page_bytes(group) * u64::from(d.group_pages[group]);
+        // What a pass computes a column, with normed, packed and raw twins; then the mailbox.
+        let vectors = self.program.vectors.iter().map(|v| u64::from(v.lanes) * u64::from(v.width));
+        let column = 12 * (vectors.sum::<u64>() + u64::from(d.lanes * d.hidden));
+        let slot = u64::from(d.max_positions) * 24 + u64::from(d.vocab) * 40;
+        [
+            stored + self.copies.iter().map(copied).sum::<u64>(),
+            (0..GROUPS).map(pages).sum(),
+            u64::from(d.columns) * column + u64::from(d.slots) * slot,
+        ]
     }
 
     /// The program and its buffers: those given and the copies behind them.

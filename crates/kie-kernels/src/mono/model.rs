@@ -260,7 +260,7 @@ pub fn page_bytes(dims: &Dims, group: usize, ranks: u32) -> u64 {
 /// Query and kv heads of each of so many machines: whole kv heads with all their query heads, fewer
 /// on the last machine, or a part of the query heads of one kv head, which several machines then
 /// have. None where a machine would have nothing.
-fn dealt(heads: u32, kv_heads: u32, ranks: u32) -> Option<(u32, u32)> {
+pub(crate) fn dealt(heads: u32, kv_heads: u32, ranks: u32) -> Option<(u32, u32)> {
     let group = heads / kv_heads;
     if kv_heads >= ranks {
         let each = kv_heads.div_ceil(ranks);
