@@ -14,6 +14,8 @@ mod failures;
 mod long;
 #[path = "monokernel/measured.rs"]
 mod measured;
+#[path = "monokernel/order.rs"]
+mod order;
 #[path = "monokernel/prompts.rs"]
 mod prompts;
 #[path = "monokernel/rank_failures.rs"]

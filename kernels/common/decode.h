@@ -98,7 +98,8 @@ KIE_DEVICE void early_page(const DecodeArgs& args, const Block& b, int layer, He
     const PageSpan span = pages_of(l, (int)position_at(args, b.step, 0));
     const int page = first_page(span, split, 0);
     if (split < kSplitsMax && kv_head < kKvHeads && page <= span.last)
-        hold(held, page_at(args, b.shared, {layer, b.lane_index * kKvHeads + kv_head, 0}, page));
+        hold_next(held, page_at(args, b.shared, {layer, b.lane_index * kKvHeads + kv_head, 0}, page),
+                  page == span.last, span.position);
 }
 // What every layer or token looks at, into shared memory: layers, stop ids, page tables.
 KIE_DEVICE void take_tables(const DecodeArgs& args, u8* shared) {
@@ -664,6 +665,7 @@ KIE_DEVICE void run_steps(Ring& ring, Watch& watch, const DecodeArgs& args, Bloc
         if (thread() == 0 && block() == 0 && args.stamps) args.stamps[step] = clock_ns();
         watch.step = b.step = step;
         b.epoch = args.epoch + step;
+        works_at(b.epoch);
         b.live = live_at(args, step);
         decode_step(ring, watch, args, b);
         if (watch.lost) *stop = 1;

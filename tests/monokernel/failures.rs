@@ -139,11 +139,21 @@ pub fn edited(
     edit: Edit,
     broken: &Arc<AtomicBool>,
 ) -> Arc<Mono> {
+    edited_by(entry, device, &[edit], broken)
+}
+
+/// The same with several edits.
+pub fn edited_by(
+    entry: &'static str,
+    device: &str,
+    edits: &[Edit],
+    broken: &Arc<AtomicBool>,
+) -> Arc<Mono> {
     let machines = machines(device);
     let last = machines.len() - 1;
     let one = |(at, machine)| -> Arc<dyn Machine> {
         let broken = if at == last { broken.clone() } else { Arc::default() };
-        let (edits, launches) = (vec![edit], Arc::default());
+        let (edits, launches) = (edits.to_vec(), Arc::default());
         Arc::new(Edited { machine, entry, edits, broken, silent: false, launches })
     };
     let machines = machines.into_iter().enumerate().map(one).collect();

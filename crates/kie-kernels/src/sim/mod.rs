@@ -53,6 +53,9 @@ pub struct Options {
     pub host_ms_max: u64,
     /// At warp 64, a team that waits also stops the other team of its wave.
     pub hold: bool,
+    /// Kernels are compiled for ThreadSanitizer (`kernels/sim/order.h`), which must have been
+    /// loaded with the process.
+    pub races: bool,
 }
 
 impl Default for Options {
@@ -66,14 +69,15 @@ impl Default for Options {
             switches_max: 20_000_000_000,
             host_ms_max: 5000,
             hold: false,
+            races: false,
         }
     }
 }
 
 impl Options {
     /// From `sim`, `sim:0,1` (ranks) or `sim:seed=3,warp=64,blocks=8`, each key at most once.
-    /// There are `seed`, `warp`, `blocks`, `ranks`, `shared` (bytes), `switches`, `host` (ms) and
-    /// `hold` (0 or 1).
+    /// There are `seed`, `warp`, `blocks`, `ranks`, `shared` (bytes), `switches`, `host` (ms),
+    /// `hold` and `races` (0 or 1).
     ///
     /// # Errors
     /// [`Error::NoDevice`] with the part that is not understood.
@@ -112,9 +116,9 @@ impl Options {
                 "shared" => 1024..=1 << 24,
                 "switches" => 1..=u64::MAX,
                 "host" => 1..=1 << 40,
-                "hold" => 0..=1,
+                "hold" | "races" => 0..=1,
                 _ => {
-                    let known = "seed, warp, blocks, ranks, shared, switches, host, hold";
+                    let known = "seed, warp, blocks, ranks, shared, switches, host, hold, races";
                     return Err(fault(format!("no option {key}; there are {known}")));
                 }
             };
@@ -132,6 +136,7 @@ impl Options {
                 "shared" => options.shared_bytes = small,
                 "switches" => options.switches_max = number,
                 "host" => options.host_ms_max = number,
+                "races" => options.races = number != 0,
                 _ => options.hold = number != 0,
             }
         }
@@ -141,9 +146,10 @@ impl Options {
     fn name(&self) -> String {
         let Self { seed, warp, blocks, shared_bytes: shared, switches_max: switches, .. } = self;
         let (host, hold) = (self.host_ms_max, u32::from(self.hold));
+        let races = if self.races { ",races=1" } else { "" };
         format!(
             "sim:seed={seed},warp={warp},blocks={blocks},shared={shared},switches={switches},\
-             host={host},hold={hold}"
+             host={host},hold={hold}{races}"
         )
     }
 }
@@ -322,7 +328,7 @@ impl Sim {
     /// [`Error::NoDevice`] where there is no C++ compiler.
     pub fn new(options: Options) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let compiler = compile::Compiler::find(&options.name())?;
+        let compiler = compile::Compiler::find(&options.name(), options.races)?;
         let state = State { now_ns: 1_000_000, ..State::default() };
         let inner = Inner {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
