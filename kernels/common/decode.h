@@ -98,7 +98,8 @@ KIE_DEVICE void early_page(const DecodeArgs& args, const Block& b, int layer, He
     const PageSpan span = pages_of(l, (int)position_at(args, b.step, 0));
     const int page = first_page(span, split, 0);
     if (split < kSplitsMax && kv_head < kKvHeads && page <= span.last)
-        hold_next(held, page_at(args, b.shared, {layer, b.lane_index * kKvHeads + kv_head, 0}, page),
+        hold_next(held,
+                  page_at(args, b.shared, {layer, b.lane_index * kKvHeads + kv_head, 0}, page),
                   page == span.last, span.position);
 }
 // What every layer or token looks at, into shared memory: layers, stop ids, page tables.
@@ -670,14 +671,11 @@ KIE_DEVICE void run_steps(Ring& ring, Watch& watch, const DecodeArgs& args, Bloc
         decode_step(ring, watch, args, b);
         if (watch.lost) *stop = 1;
         take_tokens(args, b.shared, step + 1);
-        if (thread() == 0) {
-            stop[4] = step + 1;
-            if (at_the_end(args, b)) *stop = 1;
-        }
+        if (thread() == 0 && (step + 1 == args.steps || at_the_end(args, b))) *stop = 1;
         sync_consumers<kThreads>();  // the edge: see exchange.h
         if (*stop) break;
     }
-    if (thread() == 0) *stop = 1;
+    if (thread() == 0) stop[4] = b.step + 1;
     if (thread() == 0 && kRanks > 1 && lost_of(b)) poison_all(args);
     if (thread() == 0 && block() == 0 && args.stamps) args.stamps[args.steps] = clock_ns();
 }
@@ -688,7 +686,8 @@ static_assert(kThreads % kWarp == 0, "consumers share no warp with others");
 KIE_KERNEL(kie_decode, kThreads + 2 * kWarp, DecodeArgs args) {
     KIE_SHARED_BYTES(shared);
     Slot* slots = (Slot*)(shared + kShSlots);
-    // Stop, order seen, order agreed, lost (block.h), steps made.
+    // Stop, order seen, order agreed, lost (block.h), steps made (0 before the last edge). Who meets
+    // nobody polls some of these: each says all that it has to say.
     volatile u32* misc = (volatile u32*)(shared + kShMisc);
     u64* trace = (u64*)(shared + kShTrace);
     if (thread() == 0) {
@@ -704,7 +703,7 @@ KIE_KERNEL(kie_decode, kThreads + 2 * kWarp, DecodeArgs args) {
         if (thread() == kThreads)
             stream_line(args, shared, misc);
         else if (thread() == kThreads + kWarp && block_all(args) == 0)
-            watch_host(args, misc + 1, misc), store_host(args.control + 3, misc[4]);
+            watch_host(args, misc + 1, misc + 4);
         return;
     }
     Ring ring = {slots, shared + kShRing, 0, 0};

@@ -91,6 +91,7 @@ struct Team {
     u32 waiting;  // between a failed look and the next other primitive
     u32 phase, kind, turn, fuel;
     u32 value[2][kTeam];
+    u32 meetings[kBarriers];
     Order order;
 };
 struct Block {
@@ -217,7 +218,8 @@ KIE_UNSEEN inline void maybe_preempt(u32 one_in) {
 }
 
 // ---- Failing.
-KIE_UNSEEN __attribute__((noinline, format(printf, 1, 2))) static void fail(const char* format, ...) {
+KIE_UNSEEN __attribute__((noinline, format(printf, 1, 2))) static void fail(const char* format,
+                                                                            ...) {
     Launch& l = *machine.launch;
     if (!machine.failed) {
         __builtin_va_list list;
@@ -236,7 +238,8 @@ KIE_UNSEEN __attribute__((noinline, format(printf, 1, 2))) static void fail(cons
 
 // ---- Whose memory it is.
 enum Reach { kOwn, kPeers };
-KIE_UNSEEN __attribute__((noinline)) static void touch_owned(const void* p, Reach reach, const char* at) {
+KIE_UNSEEN __attribute__((noinline)) static void touch_owned(const void* p, Reach reach,
+                                                             const char* at) {
     const Launch& l = *machine.launch;
     const u32 rank = me->team->block->index / l.blocks;
     u64 low = 0, high = l.owned_count;
@@ -353,13 +356,16 @@ KIE_UNSEEN __attribute__((noinline)) static void barrier(u32 id, u32 expected) {
     Block& b = *t.block;
     if (id == 0) expected = b.live;
     t.at[id] |= me->bit, t.ready &= ~me->bit;
-    const u8* place = (const u8*)&b.meetings[id] + b.meetings[id] % 2;  // as in meet_wave
-    order_release(place);
+    const u32 meeting = b.meetings[id];
+    const u8* place = (const u8*)&b.meetings[id] + meeting % 2;  // as in meet_wave
+    if (t.at[id] == t.live) order_release(place);
     if (++b.arrived[id] == expected) open_barrier(b, id);
     if (t.ready & me->bit)
         maybe_preempt(2);
     else
         to_next(t);
+    if (t.meetings[id] == meeting + 1) return;
+    t.meetings[id] = meeting + 1;
     order_acquire(place);
 }
 // A failed look: the lane is off until others have done something, or time has gone by.
@@ -384,7 +390,8 @@ KIE_UNSEEN inline void arrive(u64* word) {
     if (left == 0) fail("arrival at a slot that slot_init has not seen");
     *word = left > 1 ? *word - 1 : ((*word >> 32) + 1) << 32 | all << 16 | all;
 }
-KIE_UNSEEN __attribute__((noinline)) static void copy(u64* full, void* to, const void* from, u32 bytes) {
+KIE_UNSEEN __attribute__((noinline)) static void copy(u64* full, void* to, const void* from,
+                                                      u32 bytes) {
     Machine& m = machine;
     act();
     const Block& b = *me->team->block;
@@ -510,7 +517,8 @@ struct Text {
     char* at;
     u64 left;
 };
-KIE_UNSEEN __attribute__((format(printf, 2, 3))) static void say(Text& text, const char* format, ...) {
+KIE_UNSEEN __attribute__((format(printf, 2, 3))) static void say(Text& text, const char* format,
+                                                                 ...) {
     __builtin_va_list list;
     __builtin_va_start(list, format);
     const int n = __builtin_vsnprintf(text.at, text.left, format, list);
@@ -644,7 +652,8 @@ KIE_UNSEEN static void check_stacks(Launch& l) {
 }  // namespace kie_sim
 
 // Runs one launch to its end. 0: ended; 1: `error` says why not.
-KIE_UNSEEN extern "C" __attribute__((visibility("default"))) int kie_sim_run(kie_sim::Launch* launch) {
+extern "C" KIE_UNSEEN __attribute__((visibility("default"))) int kie_sim_run(
+    kie_sim::Launch* launch) {
     using namespace kie_sim;
     set_up(*launch);
     schedule();

@@ -11,8 +11,8 @@
 //               the words loaded so far was stored behind it;
 //   counters    of the grid, which release and acquire;
 //   launches    one after another,
-// and from nothing else: a word (and what is volatile) carries itself. A copy reads and writes when it is asked for: who
-// is ordered neither before that nor behind slot_filled races with it.
+// and from nothing else: a word (and what is volatile) carries itself. A copy reads and writes when
+// it is asked for: who is ordered neither before that nor behind slot_filled races with it.
 //
 // A thread may say that it reads without some bytes: they may change meanwhile, and it takes what
 // should be there from elsewhere.

@@ -18,7 +18,7 @@ use super::support::{float32, goldens, greedy_request, relative};
 use super::{fixture, two_at_a_time, DECODE_GATE, PREFILL_GATE};
 
 /// What the sources say, and what is to stand there instead.
-type Edit = (&'static str, &'static str);
+pub type Edit = (&'static str, &'static str);
 
 /// A machine whose compiler reads something else than the sources of a kernel say, which may break
 /// and whose host may fall silent.
