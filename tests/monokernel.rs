@@ -22,6 +22,8 @@ mod prompts;
 mod rank_failures;
 #[path = "monokernel/ranks.rs"]
 mod ranks;
+#[path = "monokernel/ranks_alike.rs"]
+mod ranks_alike;
 #[path = "monokernel/requests.rs"]
 mod requests;
 

@@ -41,7 +41,7 @@ class Engine:
         threads: CPU threads; None: all that this process may use.
         prefix_cache: share KV between requests with equal beginnings.
         idle: "park" (idle costs nothing) or "hot".
-        max_itl_ms: bound on the gap of a decoding request beside a prefill.
+        max_itl_ms: bound on the gap of a decoding request beside a prefill, above 0.
         hang_timeout_s: seconds after which a silent device is reported as hanging.
         cache_dir: where compiled kernels are kept; None: the user's cache folder.
         progress: called while loading with (stage, done, total).

@@ -177,6 +177,58 @@ fn prompts_run_on_several_machines_as_on_one() {
     });
 }
 
+/// Ids and log-probabilities behind a prompt, as bits, while a sequence decodes beside it: how many
+/// tokens that one made before the first of these, and whether they were those that it makes alone.
+fn beside(engine: &Engine, ids: &[u32]) -> (Vec<Made>, usize, bool) {
+    let params = SamplingParams {
+        max_tokens: Some(60),
+        temperature: Some(0.0),
+        ignore_eos: true,
+        ..SamplingParams::default()
+    };
+    let start = || {
+        let prompt = Prompt::Ids(vec![5, 9, 17]);
+        engine.stream(Request { prompt, params: params.clone() }).unwrap()
+    };
+    let alone: Vec<Token> = start().collect::<Result<_>>().unwrap();
+    let mut victim = start();
+    let mut tokens: Vec<Token> = victim.by_ref().take(2).map(Result::unwrap).collect();
+    let made = std::thread::scope(|scope| {
+        let newcomer = scope.spawn(|| continuation(engine, ids, 3).unwrap());
+        while !newcomer.is_finished() {
+            tokens.extend(victim.next().map(Result::unwrap));
+        }
+        newcomer.join().unwrap()
+    });
+    let meanwhile = tokens.len() - 2;
+    tokens.extend(victim.map(Result::unwrap));
+    let same = alone.iter().zip(&tokens).all(|(a, b)| a.token_ids == b.token_ids);
+    (made, meanwhile, same && alone.len() == tokens.len())
+}
+
+/// Between the layers of a prompt's chunk sequences go on, and nobody changes a bit of the other.
+#[test]
+fn a_prompt_beside_a_sequence_goes_some_layers_at_a_time() {
+    // Fixture, its layers, ranks, blocks of each.
+    let all = [("own_llama_f16", 3, 1, 8), ("laneformer_d2", 6, 1, 8), ("laneformer_d2", 6, 2, 6)];
+    two_at_a_time(all.into(), |(name, layers, ranks, blocks)| {
+        let config = EngineConfig {
+            max_batch: 2,
+            prefix_cache: false,
+            max_itl_ms: Some(0.01),
+            ..EngineConfig::default()
+        };
+        let device = format!("sim:ranks={ranks},blocks={blocks},seed=3");
+        let engine = open_with(name, &device, config);
+        let ids = ids(150);
+        let alone = continuation(&engine, &ids, 3).unwrap();
+        let (made, meanwhile, same) = beside(&engine, &ids);
+        assert!(same, "{name}: the prompt beside it changes a token");
+        assert_eq!(made, alone, "{name}: the sequence beside it changes a bit");
+        assert!(meanwhile >= layers, "{name}: {meanwhile} tokens beside {layers} layers");
+    });
+}
+
 /// What is wrong, with which fixture, what the sources say, what they should not say.
 const MUTANTS: &[(&str, &str, &str, &str)] = &[
     (

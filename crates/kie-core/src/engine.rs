@@ -286,12 +286,14 @@ impl Builder {
             let detail = format!("threads must be 1 to 1024, got {:?}", config.threads);
             return Err(Error::InvalidRequest(detail));
         }
-        let hang_timeout = Duration::try_from_secs_f64(config.hang_timeout_s);
-        let Some(hang_timeout) = hang_timeout.ok().filter(|t| !t.is_zero()) else {
-            let got = config.hang_timeout_s;
-            let detail = format!("hang_timeout_s must be a number of seconds above 0, got {got}");
-            return Err(Error::InvalidRequest(detail));
+        let time = |name: &str, unit: &str, seconds: f64, got: f64| {
+            let time = Duration::try_from_secs_f64(seconds).ok().filter(|t| !t.is_zero());
+            let detail = || format!("{name} must be a number of {unit} above 0, got {got}");
+            time.ok_or_else(|| Error::InvalidRequest(detail()))
         };
+        let seconds = config.hang_timeout_s;
+        let hang_timeout = time("hang_timeout_s", "seconds", seconds, seconds)?;
+        let gap = config.max_itl_ms.map(|ms| time("max_itl_ms", "milliseconds", ms / 1e3, ms));
         if let Some(runner) = &self.runner {
             return Ok(Arc::clone(runner));
         }
@@ -301,7 +303,7 @@ impl Builder {
             nvrtc_dirs: config.nvrtc_dirs.clone(),
             cache_dir: config.cache_dir.clone(),
             hang_timeout: Some(hang_timeout),
-            max_itl_ms: config.max_itl_ms,
+            max_itl: gap.transpose()?,
             first_epoch: self.first_epoch,
             prefill_kernel: self.prefill_kernel,
             meter: self.meter.clone(),

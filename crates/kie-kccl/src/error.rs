@@ -30,6 +30,14 @@ pub enum Error {
         /// What there was.
         got: usize,
     },
+    /// A sum of what is not known to be numbers.
+    #[error("{op} of {dtype}: bytes are moved, never added: give f16, bf16 or f32 numbers")]
+    NotNumbers {
+        /// Name of the operation.
+        op: &'static str,
+        /// The format.
+        dtype: &'static str,
+    },
     /// A message larger than the symmetric memory was made for.
     #[error("{op}: {bytes} bytes, the communicator was made for {most}: raise message_bytes")]
     TooLarge {

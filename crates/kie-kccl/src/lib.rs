@@ -245,8 +245,8 @@ impl Communicator {
     /// same length; one output a rank. After [`Error::Stalled`] the communicator is ready again.
     ///
     /// # Errors
-    /// [`Error::Size`], [`Error::TooLarge`], [`Error::Stalled`], [`Error::Closed`], or what a
-    /// machine says.
+    /// [`Error::NotNumbers`], [`Error::Size`], [`Error::TooLarge`], [`Error::Stalled`],
+    /// [`Error::Closed`], or what a machine says.
     pub fn run(
         &mut self,
         op: Op,
@@ -314,6 +314,7 @@ impl Communicator {
     ) -> Result<Timing> {
         let algorithm = algorithm.unwrap_or_else(|| self.plan(op, bytes));
         let ranks = self.ranks;
+        check_numbers(op, dtype)?;
         let devices = self.devices.as_mut().ok_or(Error::NotBuilt {
             what: "a clock for virtual ranks of the CPU",
             remedy: "measure on cuda",
@@ -343,6 +344,7 @@ impl Communicator {
         let fault = |what: String, wanted: String, got: usize| {
             Err(Error::Size { op: op.name(), what, wanted, got })
         };
+        check_numbers(op, dtype)?;
         if inputs.len() != self.ranks {
             return fault("inputs".into(), format!("one a rank, {}", self.ranks), inputs.len());
         }
@@ -370,6 +372,13 @@ impl Communicator {
 
 fn too_large(op: Op, bytes: usize, most: usize) -> Error {
     Error::TooLarge { op: op.name(), bytes, most }
+}
+
+fn check_numbers(op: Op, dtype: Dtype) -> Result<()> {
+    if op.adds() && dtype == Dtype::U8 {
+        return Err(Error::NotNumbers { op: op.name(), dtype: dtype.name() });
+    }
+    Ok(())
 }
 
 fn check_ranks(ranks: usize) -> Result<()> {

@@ -271,8 +271,8 @@ pub struct Options {
     pub hang_timeout: Option<Duration>,
     /// Whether prompts run in the prefill kernel where it fits, chosen by tests; `None`: on CUDA.
     pub prefill_kernel: Option<bool>,
-    /// Bound on the gap of a decoding slot beside a prefill, in milliseconds.
-    pub max_itl_ms: Option<f64>,
+    /// Bound on the gap of a decoding slot beside a prefill.
+    pub max_itl: Option<Duration>,
     /// Times a GPU's launches; what its requests say then may be garbage.
     pub meter: Option<Arc<Meter>>,
 }

@@ -17,9 +17,10 @@ use crate::owned::Owned;
 /// The exception for `error`; an exception from building it if even that fails.
 fn raise(py: Python<'_>, error: &Error) -> PyErr {
     let (class, code, hint) = match error {
-        Error::Ranks { .. } | Error::Size { .. } | Error::TooLarge { .. } => {
-            ("InvalidRequestError", "collective", "")
-        }
+        Error::Ranks { .. }
+        | Error::Size { .. }
+        | Error::NotNumbers { .. }
+        | Error::TooLarge { .. } => ("InvalidRequestError", "collective", ""),
         Error::Topology { .. } => ("InvalidRequestError", "topology", ""),
         Error::Unreachable { .. } => {
             ("DeviceError", "unreachable", "choose GPUs that nvidia-smi topo -p2p r shows as OK")
@@ -46,12 +47,9 @@ fn op_of(py: Python<'_>, name: &str) -> PyResult<Op> {
 }
 
 fn dtype_of(py: Python<'_>, name: &str) -> PyResult<Dtype> {
-    match name {
-        "f16" => Ok(Dtype::F16),
-        "bf16" => Ok(Dtype::Bf16),
-        "f32" => Ok(Dtype::F32),
-        _ => Err(invalid(py, format!("dtype {name:?}: there are f16, bf16, f32"))),
-    }
+    let names = || Dtype::ALL.map(Dtype::name).join(", ");
+    Dtype::from_name(name)
+        .ok_or_else(|| invalid(py, format!("dtype {name:?}: there are {}", names())))
 }
 
 fn open(name: &str, nvrtc: &[PathBuf]) -> kie_kernels::Result<Arc<dyn Machine>> {

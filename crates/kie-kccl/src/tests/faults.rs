@@ -157,6 +157,8 @@ fn what_makes_no_sense_is_refused() {
     let large = ask(Op::AllGather, 0, [1 << 15; 4]).unwrap_err();
     assert!(large.contains("131072 bytes") && large.contains("message_bytes"), "{large}");
     assert_eq!(ask(Op::AllReduce, 0, [0; 4]).unwrap(), vec![Vec::<u8>::new(); 4]);
+    let bytes = communicator.all_reduce(Dtype::U8, &[&[1], &[2], &[3], &[4]]).unwrap_err();
+    assert!(matches!(bytes, Error::NotNumbers { op: "all-reduce", dtype: "u8" }), "{bytes}");
     let two = [vec![0; 4], vec![0; 4]];
     let few = communicator.all_reduce(Dtype::F32, &slices(&two)).unwrap_err();
     assert!(matches!(few, Error::Size { .. }), "{few}");

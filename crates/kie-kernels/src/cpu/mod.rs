@@ -17,6 +17,7 @@ pub mod stream;
 pub mod team;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::device::{Buffer, Device, DeviceInfo, HostBytes, Options, Running};
 use crate::error::{Error, Result};
@@ -28,7 +29,7 @@ use simd::Level;
 pub struct Cpu {
     threads: usize,
     level: Level,
-    max_itl_ms: Option<f64>,
+    max_itl: Option<Duration>,
 }
 
 impl Cpu {
@@ -53,7 +54,7 @@ impl Cpu {
         if !level.is_available() {
             return refuse(format!("this processor does not have {level:?}"));
         }
-        Ok(Self { threads, level, max_itl_ms: options.max_itl_ms })
+        Ok(Self { threads, level, max_itl: options.max_itl })
     }
 }
 
@@ -91,7 +92,7 @@ impl Device for Cpu {
         let team = team::Team::new(self.threads, true)
             .map_err(|e| Error::Failed(format!("threads: {e}")))?;
         let pass = pass::Pass::new(program, buffers, self.level)?;
-        Ok(Box::new(slots::Slots::new(pass, team, mailbox, self.max_itl_ms)))
+        Ok(Box::new(slots::Slots::new(pass, team, mailbox, self.max_itl)))
     }
 }
 

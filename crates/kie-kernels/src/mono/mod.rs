@@ -18,6 +18,7 @@ pub mod prefill;
 pub mod runner;
 #[cfg(test)]
 pub(crate) mod shapes;
+pub mod slices;
 pub mod source;
 pub mod upload;
 pub mod wire;
@@ -48,7 +49,8 @@ pub struct Mono {
     info: DeviceInfo,
     first_epoch: u32,
     hang_timeout: Duration,
-    bounded_gap: bool,
+    /// The longest that a prompt may hold up a token.
+    gap: Option<Duration>,
     /// Whether prompts run in the prefill kernel where it fits.
     prefill_kernel: Option<bool>,
     /// Times launches; some of what it runs computes garbage.
@@ -81,7 +83,7 @@ impl Mono {
             hang_timeout: options.hang_timeout.unwrap_or(HANG_TIMEOUT),
             prefill_kernel: options.prefill_kernel,
             meter: options.meter.clone(),
-            bounded_gap: options.max_itl_ms.is_some(),
+            gap: options.max_itl,
         })
     }
 
@@ -100,7 +102,7 @@ impl Mono {
         }
         let on = (machine.platform(), &machine.info()?);
         let dims = &program.program().dims;
-        Ok(Plan::new(model, cut, on, (dims.max_positions, dims.chunk() as u32)))
+        Ok(Plan::new(model, cut, on, (dims.max_positions, dims.chunk() as u32), self.gap.is_some()))
     }
 
     /// What a rank runs of a program, and how it is cut.
@@ -201,7 +203,7 @@ impl Device for Mono {
             meter.set_phases(meter::phases(&loaded[0].model, &loaded[0].cut));
         }
         let (epoch, patience) = (self.first_epoch, self.hang_timeout);
-        let runner = Runner::new(loaded, mailbox, epoch, patience, self.bounded_gap);
+        let runner = Runner::new(loaded, mailbox, epoch, patience, self.gap);
         Ok(Box::new(runner.metered(self.meter.clone())))
     }
 }

@@ -7,6 +7,7 @@
 //! they are written before it, while no kernel runs.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::cut::{Cut, Kind, Matrix};
@@ -18,12 +19,12 @@ use crate::error::Result;
 
 /// Most positions of a launch: so long does a cancel wait at most.
 pub const MOST_POSITIONS: usize = 8192;
-/// The same beside sequences that decode.
-pub const TURN_POSITIONS: usize = 256;
-
 const THREADS: u32 = 384;
 /// Positions of a chunk: what goes through a layer together.
 const CHUNK: u32 = 2048;
+/// The same, a rank, where the gap between tokens has a bound: tokens are made between layers, and
+/// a layer of an 8B model takes about a millisecond then.
+const CHUNK_BOUNDED: u32 = 1024;
 /// Positions of a tile.
 const TILE: u32 = 256;
 /// Tiles of partial sums.
@@ -63,12 +64,14 @@ pub struct Plan {
 impl Plan {
     /// The plan of a model for a machine; none where the kernel does not fit: it wants wide tiles
     /// (sm_90a, or simulated ones), and registers for a head. A sequence has `positions` at most;
-    /// one whose layers have windows has pages for a window and `ring` positions more.
+    /// one whose layers have windows has pages for a window and `ring` positions more. `bounded`:
+    /// so is the gap between the tokens of sequences beside a prompt.
     pub fn new(
         model: &Model,
         cut: &Cut,
         (platform, machine): (Platform, &MachineInfo),
         (positions, ring): (u32, u32),
+        bounded: bool,
     ) -> Option<Self> {
         let stages = cut.shared_max.checked_sub(RING)? / STAGE_BYTES;
         let wide_tiles = match platform {
@@ -83,7 +86,8 @@ impl Plan {
         // Positions that go through together must not overwrite what the first of them still see.
         let sees_all = model.layer.iter().all(|l| l.window == 0 || l.window >= positions);
         let together = if sees_all || ring >= positions { CHUNK } else { ring / TILE * TILE };
-        let chunk = together.min(positions.next_multiple_of(TILE));
+        let most = if bounded { CHUNK_BOUNDED * model.ranks } else { CHUNK };
+        let chunk = together.min(most).min(positions.next_multiple_of(TILE));
         (fits && chunk > 0).then(|| Self {
             platform,
             chunk,
@@ -178,6 +182,19 @@ struct PrefillArgs {
 unsafe impl Wire for PrefillArgs {}
 const _: () = assert!(size_of::<PrefillArgs>() == size_of::<Args>() + 12 * 8 + 6 * 4);
 
+/// What a launch takes of a prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// Whose pages.
+    pub row: u32,
+    /// Its first position.
+    pub first: u32,
+    /// How many.
+    pub count: u32,
+    /// Less than all only where the positions are one chunk.
+    pub layers: Range<u32>,
+}
+
 /// The compiled kernel and its memory.
 pub struct Prefill {
     plan: Plan,
@@ -224,8 +241,7 @@ impl Prefill {
         self.scratch() + self.plan.scratch_bytes
     }
 
-    /// Starts the positions `first .. first + count` of a row, on one rank; their tokens are at
-    /// `args.prompt`.
+    /// Starts a part of the work on one rank; the tokens of its positions are at `args.prompt`.
     ///
     /// # Errors
     /// What the machine says.
@@ -233,9 +249,7 @@ impl Prefill {
         &self,
         machine: &dyn Machine,
         args: Args,
-        layers: u32,
-        row: u32,
-        (first, count): (u32, u32),
+        part: &Part,
     ) -> Result<Box<dyn super::machine::Flight>> {
         let args = PrefillArgs {
             model: args,
@@ -244,11 +258,11 @@ impl Prefill {
             arrivals: self.counters(),
             hops: self.hops,
             hidden: 0,
-            first,
-            count,
-            from: 0,
-            to: layers,
-            row,
+            first: part.first,
+            count: part.count,
+            from: part.layers.start,
+            to: part.layers.end,
+            row: part.row,
             blocks: self.plan.blocks,
         };
         let launch = Launch {
@@ -259,6 +273,11 @@ impl Prefill {
             args: args.as_bytes(),
         };
         machine.launch(&self.module, &launch)
+    }
+
+    /// Positions that go through a layer together.
+    pub fn chunk(&self) -> usize {
+        self.plan.chunk as usize
     }
 
     /// Blocks of a launch.

@@ -115,6 +115,6 @@ pub fn decode(name: &str, machine: &MachineInfo, platform: Platform, kind: Kind)
 pub fn prefill(model: &Model) -> Option<Source> {
     let machine = nvidia();
     let cut = Cut::new(model, &machine, 33_280).expect("a cut");
-    let plan = Plan::new(model, &cut, (Platform::Cuda, &machine), (33_280, 512))?;
+    let plan = Plan::new(model, &cut, (Platform::Cuda, &machine), (33_280, 512), false)?;
     Some(plan.source(model, &cut))
 }
