@@ -686,8 +686,8 @@ static_assert(kThreads % kWarp == 0, "consumers share no warp with others");
 KIE_KERNEL(kie_decode, kThreads + 2 * kWarp, DecodeArgs args) {
     KIE_SHARED_BYTES(shared);
     Slot* slots = (Slot*)(shared + kShSlots);
-    // Stop, order seen, order agreed, lost (block.h), steps made (0 before the last edge). Who meets
-    // nobody polls some of these: each says all that it has to say.
+    // Stop, order seen, order agreed, lost (block.h), steps made (0 before the last edge). Whoever
+    // meets nobody polls some of these: each says all that it has to say.
     volatile u32* misc = (volatile u32*)(shared + kShMisc);
     u64* trace = (u64*)(shared + kShTrace);
     if (thread() == 0) {
