@@ -57,7 +57,7 @@ macro_rules! reads_newest {
 
 /// The sources as they are.
 const TRUE: &[Case] = &[
-    Case { what: "several columns", prompts: &[20, 3], ..SHORT },
+    Case { what: "several columns", prompts: &[12, 3], ..SHORT },
     Case {
         what: "pages through the ring",
         fixture: "own_llama_f16",
