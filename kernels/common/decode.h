@@ -5,11 +5,9 @@
 // kMerge).
 #pragma once
 
-KIE_DEVICE u64* hidden_slot(const DecodeArgs& args, int kind, int layer, int lane_index) {
-    return args.words + kAtHidden + (((long)kind * kLayers + layer) * kLanes + lane_index) * kVecH;
-}
 KIE_DEVICE u64* other_slot(const DecodeArgs& args, int kind, int layer, int lane_all) {
-    return args.words + kAtOther + (((long)kind * kLayers + layer) * kLanesAll + lane_all) * kVecH;
+    const long at = ((long)kind * kLayers + layer) * kLanesAll + heard_lane(lane_all);
+    return args.words + kAtOther + at * kVecH;
 }
 
 // This warp's share of a normed vector into shared memory: words, or the embedding of the tokens.
@@ -312,8 +310,7 @@ KIE_DEVICE void step_residual(Watch& watch, const DecodeArgs& args, Block& b, in
         publish(to + at, both, b.epoch);
         if (kHeadMode != kHeadPerLane && kind == 1 && layer == kLayers - 1)
             publish_all(args,
-                        args.words + kAtLast + b.lane_all * kVecH + b.seat * (kRowsO / 2) + at,
-                        both, b.epoch);
+                        last_slot(args, b.lane_all) + b.seat * (kRowsO / 2) + at, both, b.epoch);
     });
     stamp(b, phase + 1);
 }
@@ -343,7 +340,7 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
     const int warp = thread() / kTeam, my = lane();
     float* all = (float*)(b.shared + kShNorm);  // [kNormSets][kColumns][kWarps]
     const auto words_of = [&](int from, int c) {
-        return args.words + kAtLast + from * kVecH + (long)c * kWordsH + warp * kShare;
+        return args.words + kAtLast + heard_lane(from) * kVecH + (long)c * kWordsH + warp * kShare;
     };
     KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
         float sum = 0;
@@ -626,7 +623,8 @@ KIE_DEVICE void decode_step(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
                                     ? args.embed[(long)tokens_of(b)[column] * (kHidden / 2) + row]
                                     : 0u);
     });
-    KIE_NO_UNROLL for (int layer = 0; layer < kLayers; ++layer)
+    const int first = begins_at_head(args, b.step) ? kLayers : 0;
+    KIE_NO_UNROLL for (int layer = first; layer < kLayers; ++layer)
         decode_layer(ring, watch, args, b, layer, own);
     Pick pick = {kLowest, kNone};
     if (sequences_of(args) > 0 || args.logits) decode_head(ring, watch, args, b, pick);

@@ -75,8 +75,9 @@ KIE_DEVICE void stream_line(const DecodeArgs& args, u8* shared, const volatile u
               0,
               0};
     for (u32 step = 0; step < args.steps; ++step) {
-        const u8* from = line;
-        for (u32 s = 0; s < args.segment_count; ++s) {
+        const bool at_head = begins_at_head(args, step);
+        const u8* from = line + (at_head ? kLayers * kLayerBytes : 0);
+        for (u32 s = at_head ? kLayerSegments * kLayers : 0; s < args.segment_count; ++s) {
             const Segment g = args.segments[s];
             if (kStreamed && s % kLayerSegments == 1 && s < kLayerSegments * kLayers &&
                 !feed_pages(f, shared, (int)(s / kLayerSegments), step))

@@ -97,9 +97,16 @@ impl Plan {
         })
     }
 
+    /// Device memory that it takes: scratch and counters.
+    pub fn bytes(&self) -> u64 {
+        self.scratch_bytes + (ALIGN + COUNTERS * 8) as u64
+    }
+
     /// What the compiler is given.
     pub fn source(&self, model: &Model, cut: &Cut) -> Source {
         let text = source::prefill_text(self.platform).expect("the plan's platform has it");
+        // Its grid is the whole machine's, and every block works with every other.
+        let cut = &Cut { chiplets: 1, ..cut.clone() };
         let mut defines = cut.defines(model, Kind { columns: 1, streamed: false });
         let all = [
             ("CHUNK", u64::from(self.chunk)),
@@ -169,7 +176,6 @@ struct PrefillArgs {
     scratch: u64,
     arrivals: u64,
     hops: [i64; 8],
-    hidden: u64,
     first: u32,
     count: u32,
     from: u32,
@@ -178,9 +184,9 @@ struct PrefillArgs {
     blocks: u32,
 }
 
-// SAFETY: `Args` has no padding (it is `Wire`), then twelve u64s and six u32s.
+// SAFETY: `Args` has no padding (it is `Wire`), then eleven u64s and six u32s.
 unsafe impl Wire for PrefillArgs {}
-const _: () = assert!(size_of::<PrefillArgs>() == size_of::<Args>() + 12 * 8 + 6 * 4);
+const _: () = assert!(size_of::<PrefillArgs>() == size_of::<Args>() + 11 * 8 + 6 * 4);
 
 /// What a launch takes of a prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -211,7 +217,7 @@ impl Prefill {
     /// # Errors
     /// [`crate::Error::OutOfMemory`].
     pub fn new(machine: &dyn Machine, plan: Plan, module: Arc<dyn Module>) -> Result<Self> {
-        let bytes = plan.scratch_bytes as usize + ALIGN + COUNTERS * 8;
+        let bytes = plan.bytes() as usize;
         Ok(Self { plan, module, memory: machine.alloc_symmetric(bytes)?, hops: [0; 8] })
     }
 
@@ -257,7 +263,6 @@ impl Prefill {
             scratch: self.scratch(),
             arrivals: self.counters(),
             hops: self.hops,
-            hidden: 0,
             first: part.first,
             count: part.count,
             from: part.layers.start,

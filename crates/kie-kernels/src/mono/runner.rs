@@ -97,6 +97,8 @@ struct Ask {
     streamed: bool,
     /// Positions of a prompt, or 0.
     prompt: u32,
+    /// The first step begins at the head: a prefill launch leaves what it takes.
+    at_head: bool,
     /// Positions whose logits are kept.
     logits: Option<u32>,
     column: [Sequence; 8],
@@ -109,6 +111,8 @@ struct Going {
     /// How it is measured, if it is.
     mode: Option<Mode>,
     since: Instant,
+    /// The end of a prompt stands before the tokens.
+    behind_prompt: bool,
     /// Asked to leave.
     leaving: bool,
     /// Since nothing has come of it, or since somebody last looked why.
@@ -119,8 +123,9 @@ struct Going {
 
 impl Going {
     fn new(flights: Vec<Box<dyn Flight>>, work: Work, steps: u32, mode: Option<Mode>) -> Self {
-        let (leaving, poisoned, since) = (false, false, Instant::now());
-        Self { flights, work, steps, mode, since, leaving, quiet: since, poisoned }
+        let (quiet, since) = (Instant::now(), Instant::now());
+        let (behind_prompt, leaving, poisoned) = (false, false, false);
+        Self { flights, work, steps, mode, since, behind_prompt, leaving, quiet, poisoned }
     }
 }
 
@@ -259,7 +264,9 @@ impl Runner {
             // It runs on this machine's cores: leave them to it.
             std::thread::sleep(SIM_REST);
         }
-        self.first().room.control.word32(4).fetch_add(1, Relaxed);
+        for rank in &self.ranks {
+            rank.room.control.word32(4).fetch_add(1, Relaxed);
+        }
         if let Some(error) = self.look(&mut going)? {
             // Its end may take long to come, or never does.
             self.going = Some(going);
@@ -349,14 +356,16 @@ impl Runner {
 
     /// A launch has ended.
     fn land(&mut self, going: Going) -> Result<()> {
-        let Going { flights, work, steps, mode, since, .. } = going;
+        let Going { flights, work, steps, mode, since, behind_prompt, .. } = going;
         drop(flights);
         self.check()?;
         let made = self.first().room.control.word32(12).load(Acquire);
         self.note(&work, steps, mode)?;
         match work {
             Work::Tokens(slots) => {
-                self.pace.note_steps(made, since.elapsed());
+                if !behind_prompt {
+                    self.pace.note_steps(made, since.elapsed());
+                }
                 let most = slots.iter().map(|s| self.slots[*s].made).max().unwrap_or(0);
                 self.epoch += (most as u32).min(steps) + 1;
                 self.finish_all(&slots)?;
@@ -515,7 +524,7 @@ impl Runner {
                     None if !crowded => LONG,
                     Some(_) | None => TURN_TOKENS,
                 };
-                self.start_tokens(slots, steps)
+                self.start_tokens(slots, steps, false)
             }
         }
     }
@@ -558,11 +567,11 @@ impl Runner {
         let (row, position) = (index as u32, self.slots[index].next as u32);
         column[slots.len()..].fill(Sequence { row, position, ..Sequence::default() });
         let steps = if dump { 1 } else { count.div_ceil(share) } as u32;
-        let beside = Beside { slot: index, count, share };
+        let (beside, prompt) = (Beside { slot: index, count, share }, count as u32);
         let (columns, live) = (columns as u32, slots.len() as u32);
         let logits = dump.then_some(columns);
         let ask =
-            Ask { columns, steps, live, streamed: false, prompt: count as u32, logits, column };
+            Ask { columns, steps, live, streamed: false, prompt, at_head: false, logits, column };
         self.launch(&ask, Work::Both(slots, beside))
     }
 
@@ -594,8 +603,10 @@ impl Runner {
                 let (left, first) = (self.prompt_left(index)?, self.slots[index].next);
                 // Chunks start at whole pages, so launches end there.
                 let count = left.min(self.launch_positions(beside) - first % PAGE);
+                let whole = count == left && self.takes_last(first, count);
+                let count = count + usize::from(whole);
                 self.write_prompt(index, first, count)?;
-                Chunk { slot: index, first, count, done: 0 }
+                Chunk { slot: index, first, count, done: 0, whole }
             }
         };
         let left = self.first().model.layers - chunk.done;
@@ -643,11 +654,24 @@ impl Runner {
         let logits = matches!(work, Work::Logits(..)).then_some(steps * columns);
         // What a token's launch would take.
         let streamed = count == 1 && position >= self.first().streams_from();
-        self.launch(&Ask { columns, steps, live: 0, streamed, prompt: count, logits, column }, work)
+        let at_head = false;
+        let ask = Ask { columns, steps, live: 0, streamed, prompt: count, at_head, logits, column };
+        self.launch(&ask, work)
+    }
+
+    /// Whether the prefill kernel takes the very last token of a prompt with these positions before
+    /// it, so that the decode kernel's first step is but the head.
+    fn takes_last(&self, first: usize, count: usize) -> bool {
+        let chunk = self.first().prefill.as_ref().map_or(1, Prefill::chunk);
+        // A chunk of one position is a pass over all weights, too; what is measured is whole steps.
+        (first % PAGE + count) % chunk != 0 && self.meter.is_none()
     }
 
     /// The next layers of a chunk, whose tokens are at `prompt`.
     fn launch_layers(&mut self, chunk: Chunk, layers: u32) -> Result<()> {
+        let to_head = chunk.whole && chunk.done + layers == self.first().model.layers;
+        self.renew_epochs()?;
+        let epoch = if to_head { self.epoch } else { 0 };
         let all = || self.ranks.iter().filter_map(|l| Some((l, l.prefill.as_ref()?)));
         for (loaded, prefill) in all() {
             prefill.clear(&*loaded.machine)?;
@@ -662,13 +686,31 @@ impl Runner {
         for (loaded, prefill) in all() {
             let mut args = loaded.args(1);
             (args.prompt, args.budget_ns) = (loaded.room.prompt.address, self.budget_ns);
+            args.epoch = epoch;
             flights.push(prefill.launch(&*loaded.machine, args, &part)?);
+        }
+        if to_head {
+            return self.start_at_head(&chunk, flights);
         }
         self.going = Some(Going::new(flights, Work::Layers(chunk, layers), 0, None));
         Ok(())
     }
 
-    fn start_tokens(&mut self, slots: Vec<usize>, most: u32) -> Result<()> {
+    /// Tokens of a slot, behind the launches that take its prompt to the end: only one beside
+    /// others, which wait for it.
+    fn start_at_head(&mut self, chunk: &Chunk, prompt: Vec<Box<dyn Flight>>) -> Result<()> {
+        let others = self.slots.iter().any(|s| s.state == State::Decode);
+        self.slots[chunk.slot].next = chunk.first + chunk.count - 1;
+        self.prompt_left(chunk.slot)?;
+        self.start_tokens(vec![chunk.slot], if others { 1 } else { LONG }, true)?;
+        if let Some(going) = &mut self.going {
+            going.flights.extend(prompt);
+            going.behind_prompt = true;
+        }
+        Ok(())
+    }
+
+    fn start_tokens(&mut self, slots: Vec<usize>, most: u32, at_head: bool) -> Result<()> {
         let columns = if slots.len() == 1 { 1 } else { self.first().most_columns() as u32 };
         let (column, dump) = self.sequences(&slots);
         // Measured launches make their steps and no more.
@@ -680,7 +722,7 @@ impl Runner {
         let most = if streamed || columns > 1 { most } else { most.min(from - column[0].position) };
         let (live, steps) = (slots.len() as u32, if dump { 1 } else { most });
         let logits = dump.then_some(columns);
-        let ask = Ask { columns, steps, live, streamed, prompt: 0, logits, column };
+        let ask = Ask { columns, steps, live, streamed, prompt: 0, at_head, logits, column };
         self.launch(&ask, Work::Tokens(slots))
     }
 
@@ -726,13 +768,19 @@ impl Runner {
         }
     }
 
-    fn launch(&mut self, ask: &Ask, work: Work) -> Result<()> {
+    /// Starts epochs anew where a longest launch would pass the last.
+    fn renew_epochs(&mut self) -> Result<()> {
         if self.epoch >= LAST_EPOCH - LONG {
             for rank in &self.ranks {
                 rank.clear_words()?;
             }
             self.epoch = 1;
         }
+        Ok(())
+    }
+
+    fn launch(&mut self, ask: &Ask, work: Work) -> Result<()> {
+        self.renew_epochs()?;
         let epoch = self.epoch;
         let control = &self.first().room.control;
         control.word32(0).store(Order::GoOn as u32, Release);
@@ -741,8 +789,12 @@ impl Runner {
         let mut flights = Vec::with_capacity(self.ranks.len());
         for loaded in &mut self.ranks {
             let mut args = loaded.args(ask.columns);
+            if mode == Some(Mode::Alone) {
+                (args.rank, args.hops) = (0, [0; 8]);
+            }
             (args.epoch, args.budget_ns, args.steps) = (epoch, self.budget_ns, ask.steps);
             (args.live, args.count, args.column) = (ask.live, ask.prompt, ask.column);
+            args.at_head = u64::from(ask.at_head);
             if ask.prompt > 0 {
                 args.prompt = loaded.room.prompt.address;
             }

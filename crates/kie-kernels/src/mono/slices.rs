@@ -21,6 +21,8 @@ pub struct Chunk {
     pub count: usize,
     /// Layers behind it.
     pub done: u32,
+    /// The prompt's last token is among them: what decoding begins with is the head.
+    pub whole: bool,
 }
 
 /// How long things took lately, and how long a token may be held up.
@@ -67,7 +69,7 @@ mod tests {
     use super::*;
 
     const fn chunk(count: usize) -> Chunk {
-        Chunk { slot: 0, first: 0, count, done: 0 }
+        Chunk { slot: 0, first: 0, count, done: 0, whole: false }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::mono::machine::Source;
@@ -119,7 +120,11 @@ impl Compiler {
     /// Compiles, unless the cache has it, and loads.
     pub(super) fn library(&self, source: &Source, warp: u32) -> Result<Library> {
         let text = text_of(source, warp);
-        let kept = self.folder.join(format!("{}.so", self.key(&text)));
+        let key = self.key(&text);
+        let kept = self.folder.join(format!("{key}.so"));
+        // Ranks, and tests that run at once, ask for the same kernels: one compiles, others wait.
+        let turn = turn_of(key);
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         let own = unique(&self.folder, "so");
         if std::fs::copy(&kept, &own).is_err() {
             self.build(&text, &own)?;
@@ -171,6 +176,13 @@ impl Compiler {
         let detail = words.lines().take(60).collect::<Vec<_>>().join("\n");
         Err(Error::Compile { arch: ARCH.to_owned(), detail })
     }
+}
+
+/// Whoever compiles what the key names holds this.
+fn turn_of(key: String) -> Arc<Mutex<()>> {
+    static TURNS: Mutex<BTreeMap<String, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
+    let mut turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
+    Arc::clone(turns.entry(key).or_default())
 }
 
 /// The whole translation unit.
