@@ -14,8 +14,8 @@
 enum Order { kGoOn = 0, kLeave = 1, kAbort = 2, kHostGone = 3 };
 constexpr u64 kHostSilent = 1000000000ull;
 
-// One thread. `seen`: the latest order, for block 0's offer; `made`: the kernel's steps, once its
-// last edge has passed.
+// One thread. `seen`: the latest order, for block 0's offer; `made`: the kernel's steps, once they
+// are done.
 KIE_DEVICE void watch_host(const DecodeArgs& args, volatile u32* seen, const volatile u32* made) {
     u32 beat = load_host(args.control + 1);
     u64 since = clock_ns();

@@ -61,7 +61,7 @@ fn fails(name: &str, device: &str, mutant: (&'static str, &'static str), parts: 
 fn a_dead_rank_ends_the_request_on_all() {
     const DIES: &str = "        b.live = live_at(args, step);
         if (args.rank == 1 && step == 3) {
-            *stop = 1;
+            *stop = step + 1;
             break;
         }
 ";
