@@ -96,7 +96,9 @@ KIE_DEVICE void early_page(const DecodeArgs& args, const Block& b, int layer, He
     const PageSpan span = pages_of(l, (int)position_at(args, b.step, 0));
     const int page = first_page(span, split, 0);
     if (split < kSplitsMax && kv_head < kKvHeads && page <= span.last)
-        hold(held, page_at(args, b.shared, {layer, b.lane_index * kKvHeads + kv_head, 0}, page));
+        hold_next(held,
+                  page_at(args, b.shared, {layer, b.lane_index * kKvHeads + kv_head, 0}, page),
+                  page == span.last, span.position);
 }
 // What every layer or token looks at, into shared memory: layers, stop ids, page tables.
 KIE_DEVICE void take_tables(const DecodeArgs& args, u8* shared) {
@@ -308,8 +310,8 @@ KIE_DEVICE void step_residual(Watch& watch, const DecodeArgs& args, Block& b, in
         const u32 both = pack_half2(own.v[item][0], own.v[item][1]);
         publish(to + at, both, b.epoch);
         if (kHeadMode != kHeadPerLane && kind == 1 && layer == kLayers - 1)
-            publish_all(args,
-                        last_slot(args, b.lane_all) + b.seat * (kRowsO / 2) + at, both, b.epoch);
+            publish_all(args, last_slot(args, b.lane_all) + b.seat * (kRowsO / 2) + at, both,
+                        b.epoch);
     });
     stamp(b, phase + 1);
 }
@@ -663,18 +665,15 @@ KIE_DEVICE void run_steps(Ring& ring, Watch& watch, const DecodeArgs& args, Bloc
         if (thread() == 0 && block() == 0 && args.stamps) args.stamps[step] = clock_ns();
         watch.step = b.step = step;
         b.epoch = args.epoch + step;
+        works_at(b.epoch);
         b.live = live_at(args, step);
         decode_step(ring, watch, args, b);
-        if (watch.lost) *stop = 1;
+        if (watch.lost) *stop = step + 1;
         take_tokens(args, b.shared, step + 1);
-        if (thread() == 0) {
-            stop[4] = step + 1;
-            if (at_the_end(args, b)) *stop = 1;
-        }
+        if (thread() == 0 && (step + 1 == args.steps || at_the_end(args, b))) *stop = step + 1;
         sync_consumers<kThreads>();  // the edge: see exchange.h
         if (*stop) break;
     }
-    if (thread() == 0) *stop = 1;
     if (thread() == 0 && kRanks > 1 && lost_of(b)) poison_all(args);
     if (thread() == 0 && block() == 0 && args.stamps) args.stamps[args.steps] = clock_ns();
 }
@@ -685,13 +684,14 @@ static_assert(kThreads % kWarp == 0, "consumers share no warp with others");
 KIE_KERNEL(kie_decode, kThreads + 2 * kWarp, DecodeArgs args) {
     KIE_SHARED_BYTES(shared);
     Slot* slots = (Slot*)(shared + kShSlots);
-    // Stop, order seen, order agreed, lost (block.h), steps made.
+    // The number of steps once the last is done, order seen, order agreed, lost (block.h). Whoever
+    // meets nobody polls some of these: each says all that it has to say.
     volatile u32* misc = (volatile u32*)(shared + kShMisc);
     u64* trace = (u64*)(shared + kShTrace);
     if (thread() == 0) {
         for (int i = 0; i < kSlots; ++i) slot_init(slots + i, kWarps);
         slots_ready();
-        misc[0] = misc[3] = misc[4] = 0, misc[1] = misc[2] = kGoOn;
+        misc[0] = misc[3] = 0, misc[1] = misc[2] = kGoOn;
         for (int i = 0; i < 16; ++i) trace[i] = 0;
     }
     take_tables(args, shared);
@@ -701,7 +701,7 @@ KIE_KERNEL(kie_decode, kThreads + 2 * kWarp, DecodeArgs args) {
         if (thread() == kThreads)
             stream_line(args, shared, misc);
         else if (thread() == kThreads + kWarp && block_all(args) == 0)
-            watch_host(args, misc + 1, misc), store_host(args.control + 3, misc[4]);
+            watch_host(args, misc + 1, misc);
         return;
     }
     Ring ring = {slots, shared + kShRing, 0, 0};

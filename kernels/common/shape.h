@@ -146,7 +146,9 @@ constexpr long kAtPick = kAtLast + (kHeadMode == kHeadPerLane ? 0 : kLanesAll * 
 constexpr int kRounds = 13, kBins = 16, kCountWords = 3 * kBins;
 constexpr long kAtMore = kAtPick + 2l * kBlocksAll * kColumns;
 constexpr long kAtOrder = kAtMore + 4l * kBlocksAll * kColumns;
-constexpr long kAtTally = kAtOrder + 2;
+// Offers are taken where steps meet, so nothing says that all have been when the next step's come:
+// they have two places in turn.
+constexpr long kOffers = kAtOrder + 2 - kAtPick, kAtTally = kAtPick + 2 * kOffers;
 constexpr long kAtVerdict = kAtTally + 2l * kRounds * kBlocksAll * kColumns * kCountWords;
 constexpr long kAtFinal = kAtVerdict + 2l * kRounds * kColumns * 8;
 constexpr long kWords = kAtFinal + (long)kBlocksAll * kColumns * 4;

@@ -424,7 +424,7 @@ impl Cut {
         let (ranks, lanes) = (u64::from(model.ranks), u64::from(model.lanes_all()));
         let others = (2 * u64::from(model.layers) + 1) * lanes * hidden;
         let choice =
-            u64::from(self.blocks) * ranks * c * (6 + 2 * 13 * 48 + 4) + 2 * 13 * c * 8 + 16;
+            u64::from(self.blocks) * ranks * c * (12 + 2 * 13 * 48 + 4) + 2 * 13 * c * 8 + 16;
         all * (vectors + parts) + others + choice
     }
 

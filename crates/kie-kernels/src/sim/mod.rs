@@ -56,6 +56,9 @@ pub struct Options {
     pub host_ms_max: u64,
     /// At warp 64, a team that waits also stops the other team of its wave.
     pub hold: bool,
+    /// Kernels are compiled for ThreadSanitizer (`kernels/sim/order.h`), which must have been
+    /// loaded with the process.
+    pub races: bool,
 }
 
 impl Default for Options {
@@ -70,6 +73,7 @@ impl Default for Options {
             switches_max: 20_000_000_000,
             host_ms_max: 5000,
             hold: false,
+            races: false,
         }
     }
 }
@@ -77,7 +81,7 @@ impl Default for Options {
 impl Options {
     /// From `sim`, `sim:0,1` (ranks) or `sim:seed=3,warp=64,blocks=8`, each key at most once.
     /// There are `seed`, `warp`, `blocks`, `chiplets`, `ranks`, `shared` (bytes), `switches`,
-    /// `host` (ms) and `hold` (0 or 1).
+    /// `host` (ms), `hold` and `races` (0 or 1).
     ///
     /// # Errors
     /// [`Error::NoDevice`] with the part that is not understood.
@@ -117,9 +121,10 @@ impl Options {
                 "shared" => 1024..=1 << 24,
                 "switches" => 1..=u64::MAX,
                 "host" => 1..=1 << 40,
-                "hold" => 0..=1,
+                "hold" | "races" => 0..=1,
                 _ => {
-                    let known = "seed, warp, blocks, chiplets, ranks, shared, switches, host, hold";
+                    let known = "seed, warp, blocks, chiplets, ranks, shared, switches, host, \
+                                 hold, races";
                     return Err(fault(format!("no option {key}; there are {known}")));
                 }
             };
@@ -138,6 +143,7 @@ impl Options {
                 "shared" => options.shared_bytes = small,
                 "switches" => options.switches_max = number,
                 "host" => options.host_ms_max = number,
+                "races" => options.races = number != 0,
                 _ => options.hold = number != 0,
             }
         }
@@ -148,9 +154,10 @@ impl Options {
         let Self { seed, warp, blocks, chiplets, shared_bytes: shared, .. } = self;
         let (switches, host, hold) = (self.switches_max, self.host_ms_max, u32::from(self.hold));
         let dies = if *chiplets > 1 { format!(",chiplets={chiplets}") } else { String::new() };
+        let races = if self.races { ",races=1" } else { "" };
         format!(
             "sim:seed={seed},warp={warp},blocks={blocks}{dies},shared={shared},\
-             switches={switches},host={host},hold={hold}"
+             switches={switches},host={host},hold={hold}{races}"
         )
     }
 }
@@ -333,7 +340,7 @@ impl Sim {
     /// [`Error::NoDevice`] where there is no C++ compiler.
     pub fn new(options: Options) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let compiler = compile::Compiler::find(&options.name())?;
+        let compiler = compile::Compiler::find(&options.name(), options.races)?;
         let state = State { now_ns: 1_000_000, ..State::default() };
         let inner = Inner {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
