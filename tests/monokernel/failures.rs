@@ -14,7 +14,7 @@ use kie_kernels::mono::machine::{
 use kie_kernels::mono::Mono;
 use kie_kernels::sim;
 
-use super::support::{float32, goldens, greedy_request, open_on, relative};
+use super::support::{float32, goldens, greedy_request, relative};
 use super::{fixture, two_at_a_time, DECODE_GATE, PREFILL_GATE};
 
 /// What the sources say, and what is to stand there instead.
@@ -395,21 +395,6 @@ fn a_stuck_block_is_told() {
     says(&detail, &["rank 0: ", "in step 3 waited for layer 0", "wanted ", "seen "]);
     assert!(!detail.contains("block 1 "), "the stuck one waits for nobody: {detail}");
     engine.close();
-}
-
-/// Lanes that never hear of each other meet at offers only: one may be at the next step's while a
-/// block of another has not looked at this one's.
-#[test]
-fn a_block_late_by_a_step_misses_no_offer() {
-    let name = "laneformer_d2_nocomm_lane_negwin";
-    let wait = "for (int i = 0; i < 300 && block() == 0 && b.step == 2; ++i) { \
-                const u64* next = args.words + ((b.epoch + 1) & 1) * kOffers + kAtPick; \
-                if (epoch_of(load_word(next + 2l * (kBlocks - 1) * kColumns)) == b.epoch + 1) \
-                break; pause_ns(1000); }\n    accept(watch, args, b);\n    stamp";
-    let device = "sim:seed=6,blocks=8";
-    let wanted = continue_greedily(&open_on(&fixture(name), device), &[5, 6, 7], 6).unwrap();
-    let engine = open(name, device, "    accept(watch, args, b);\n    stamp", wait);
-    assert_eq!(continue_greedily(&engine, &[5, 6, 7], 6).unwrap(), wanted);
 }
 
 /// On the simulator such a block is an error of the simulator's own.
