@@ -4,6 +4,7 @@
 use kie_core::engine::{Engine, LogitsPath};
 use kie_core::request::EngineConfig;
 
+use super::machines::Grouped;
 use super::support::{goldens, greedy_request, open_on};
 use super::{check, fixture, two_at_a_time, Job};
 
@@ -76,6 +77,28 @@ fn sequences_together_are_what_they_are_alone() {
             assert_eq!(&stream.completion().unwrap().token_ids, alone, "{name} on {ranks}");
         }
     });
+}
+
+/// The same where warps share the columns of a matrix, and other lanes' words are dealt out to all
+/// threads: matrices of the usual fixtures are too narrow for that.
+#[test]
+fn sequences_together_whose_warps_share_columns() {
+    let model = Grouped::new("ranks");
+    let prompts: Vec<Vec<u32>> =
+        [5, 11].map(|count| (0..count).map(|i| (i * 37 + count) % 256).collect()).into();
+    let open = |device: &str| {
+        let config = EngineConfig { max_batch: 4, prefix_cache: false, ..EngineConfig::default() };
+        Engine::builder(&model.0).config(config).device(device).build().unwrap()
+    };
+    let engine = open("sim:ranks=2,blocks=16,seed=6");
+    let plan = &engine.info().plan;
+    assert!(plan.contains("Output: 32 rows x 256, 8 k-warps"), "{plan}");
+    let (ask, reference) = (|engine: &Engine, ids| engine.stream(ids).unwrap(), open("cpu"));
+    let streams: Vec<_> = prompts.iter().map(|ids| ask(&engine, greedy_request(ids, 6))).collect();
+    for (mut stream, ids) in streams.into_iter().zip(&prompts) {
+        let wanted = ask(&reference, greedy_request(ids, 6)).completion().unwrap().token_ids;
+        assert_eq!(stream.completion().unwrap().token_ids, wanted, "{} ids", ids.len());
+    }
 }
 
 #[test]

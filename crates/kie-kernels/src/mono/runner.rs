@@ -664,7 +664,7 @@ impl Runner {
     fn takes_last(&self, first: usize, count: usize) -> bool {
         let chunk = self.first().prefill.as_ref().map_or(1, Prefill::chunk);
         // A chunk of one position is a pass over all weights, too; what is measured is whole steps.
-        (first % PAGE + count) % chunk != 0 && self.meter.is_none()
+        !(first % PAGE + count).is_multiple_of(chunk) && self.meter.is_none()
     }
 
     /// The next layers of a chunk, whose tokens are at `prompt`.
