@@ -169,8 +169,8 @@ fn slot_bytes(usual: u32, shared_bytes: u32, vectors: u32) -> u32 {
     sizes.into_iter().find(|size| 3 * size <= room).unwrap_or(6 << 10)
 }
 
-/// Tile pairs of a stage that a warp holds in registers. Twelve warps have fewer registers each, and
-/// where steps are short several stages are there at a time. `layer`: rows and columns of a block.
+/// Tile pairs of a stage that a warp holds in registers. Twelve warps have fewer registers each,
+/// and where steps are short several stages are held. `layer`: rows and columns of a block.
 fn held(model: &Model, warps: u32, layer: &[(u32, u32)]) -> u32 {
     let bytes: u64 = layer.iter().map(|(rows, k)| 2 * u64::from(*rows) * u64::from(*k)).sum();
     if warps > 8 || u64::from(model.layers) * bytes < LONG_LINE {
@@ -178,6 +178,14 @@ fn held(model: &Model, warps: u32, layer: &[(u32, u32)]) -> u32 {
     } else {
         4
     }
+}
+
+/// Rows of the head that a block of a lane of `each` has, and their columns.
+fn head(model: &Model, each: u32, hidden: u32) -> (u32, u32) {
+    let per_lane = model.head_mode == HeadMode::PerLane;
+    let blocks = if per_lane { each } else { each * model.lanes * model.ranks };
+    let concat = model.head_mode == HeadMode::Concat;
+    (share(model.vocab, blocks, 2), if concat { model.lanes_all() } else { 1 } * hidden)
 }
 
 fn share(rows: u32, blocks: u32, unit: u32) -> u32 {
@@ -243,9 +251,9 @@ impl Cut {
         if !attn.is_multiple_of(unit) || model.heads / model.kv_heads > 8 {
             return None;
         }
-        let usual = usual_slot(model, warps);
         let vectors = 2 * (hidden + attn.max(ffn));
-        let slot_bytes = slot_bytes(usual, m.shared_bytes, vectors).max(slot_least);
+        let slot_bytes = slot_bytes(usual_slot(model, warps), m.shared_bytes, vectors);
+        let slot_bytes = slot_bytes.max(slot_least);
         let row_warps = |rows, k| Split::row_warps(rows, k, warps, slot_bytes);
         let rows_qkv = share(attn + 2 * model.kv_heads * head_dim, each, 2);
         let rows_gu = share(2 * ffn, each, 4);
@@ -266,15 +274,10 @@ impl Cut {
             (Matrix::Down, owned(ffn)?),
         ];
         let blocks = each * model.lanes;
-        let per_lane = model.head_mode == HeadMode::PerLane;
-        let head_blocks = if per_lane { each } else { blocks * model.ranks };
-        let concat = model.head_mode == HeadMode::Concat;
-        let width = if concat { model.lanes_all() } else { 1 } * hidden;
-        let rows_head = share(model.vocab, head_blocks, 2);
+        let (rows_head, width) = head(model, each, hidden);
         let pass_rows = rows_head.min(16 * warps);
         let rest = rows_head % pass_rows;
         let tail = if rest > 0 { Some(split(rest, width)?) } else { None };
-        let split_blocks = each / model.kv_heads;
         let merge = model.lanes_all() == 1 && warps == 8 && (attn / 2).is_multiple_of(each);
         let mut cut = Self {
             hidden,
@@ -283,7 +286,7 @@ impl Cut {
             blocks,
             warps,
             slot_bytes,
-            splits: split_blocks.min(if merge { MOST_SPLITS_MERGED } else { MOST_SPLITS }),
+            splits: if merge { MOST_SPLITS_MERGED } else { MOST_SPLITS }.min(each / model.kv_heads),
             merge,
             held: stage.held,
             in_flight_bytes: in_flight(model, warps),
@@ -542,6 +545,27 @@ fn refuse<T>(detail: String) -> Result<T> {
 mod tests {
     use super::super::shapes::{model, nvidia};
     use super::*;
+
+    #[test]
+    fn short_steps_hold_more_stages_before_the_words_are_there() {
+        for (name, held, ahead, poll, rest) in [
+            ("lane", "2", "4", "0", "200"),
+            ("1b", "2", "4", "1", "250"),
+            ("2b", "2", "1", "1", "250"),
+            ("8b", "4", "1", "1", "250"),
+        ] {
+            let cut = Cut::new(&model(name), &nvidia(), 4096).unwrap();
+            let of = |columns| cut.defines(&model(name), Kind { columns, streamed: false });
+            let value = |list: &[(String, String)], of: &str| {
+                list.iter().find(|(name, _)| name == of).unwrap().1.clone()
+            };
+            let one = of(1);
+            let seen =
+                ["KIE_HELD", "KIE_AHEAD", "KIE_POLL", "KIE_REST_GATHER"].map(|n| value(&one, n));
+            assert_eq!(seen, [held, ahead, poll, rest], "{name}");
+            assert_eq!(value(&of(8), "KIE_POLL"), "1", "{name}: several columns wait for one word");
+        }
+    }
 
     #[test]
     fn slots_widen_only_where_a_stage_needs_it() {
