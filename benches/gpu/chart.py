@@ -13,18 +13,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from targets import DECODE_TARGET_US
+
 FOLDER = Path(__file__).resolve().parents[1]
 SHAPES = {
     "laneformer-2b": "Laneformer 2B",
     "llama-3.2-1b": "Llama 3.2 1B",
     "llama-3.1-8b": "Llama 3.1 8B",
     "laneformer-2b-lane": "1/8 of Laneformer 2B",
-}
-TARGET_US = {
-    "laneformer-2b": 1085,
-    "laneformer-2b-lane": 180,
-    "llama-3.2-1b": 610,
-    "llama-3.1-8b": 3650,
 }
 WIDTH, LEFT, RIGHT, TOP, ROW = 720, 160, 96, 34, 38
 STYLE = """
@@ -58,7 +54,7 @@ def latest(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "name": name,
             "us": found[shape]["us_per_token"],
             "floor": found[shape]["floor_us"],
-            "target": TARGET_US[shape],
+            "target": DECODE_TARGET_US[shape],
             "peer": peers.get(shape),
             "about": f"{found[shape]['device']}, {found[shape]['date']}",
         }

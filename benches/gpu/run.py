@@ -4,41 +4,31 @@ of everything else (checks.py), then tables.
     python3 benches/gpu/run.py [--device cuda:0] [--out FILE] [--shapes NAME,...] [--checks ...]
 
 Needs an importable `kie` and a GPU; exits 1 if a fixture is off, 2 where there is no GPU. Speed is
-measured on random weights (kie.bench.random_weights); a row is the median of five requests of 256
-tokens, one after another, or of five times eight at once, while all eight decode.
+measured on random weights (kie.bench.random_weights), by requests of 256 tokens one after another
+(40 at a short prompt, 5 at a long one), or by eight at once, while all eight decode: speed.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-import random
-import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import checks
 import kie
 import numpy as np
-from chart import TARGET_US
-from kie.bench import inside, latency, random_weights
-from kie.bench.measure import fresh, pool
+import speed
+import targets
+from kie.bench import inside, random_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 GATE = {"decode": 2e-3, "prefill": 1.5e-2}
 KNOWN = {"own_laneformer_mixed": 2.6e-3}
 """Beyond the gate on the decode path, with the bound that holds instead (tests/monokernel.rs)."""
-STREAM_BYTES_PER_US = 4.55e6
-"""What one H200 streams (bytes a microsecond): the floor of a step is its bytes over this."""
-BATCH = 8
-BATCH_TARGET = 1.15
-"""A step of BATCH requests over a step of one, both at context 128."""
 ECHO_US = (4.0, 50.0)
 """Targets of the host's answer to a token: median, p99."""
 CHECKS = ("echo", "steady", "idle", "neighbours")
@@ -50,6 +40,7 @@ KEPT = {
     "max_us": "us_max",
     "stream_only": "us_stream_only",
     "exchange_only": "us_exchange_only",
+    "alone": "us_alone",
     "ttft_ms": "ttft_ms",
     "open_s": "open_s",
     "floor_us": "floor_us",
@@ -88,120 +79,6 @@ def check(folder: Path, device: str) -> dict[str, Any]:
     return {"fixture": folder.name, **worst, "greedy": greedy, "good": good}
 
 
-def weights_bytes(folder: Path) -> int:
-    """Bytes that a token reads: every tensor but the embedding table."""
-    config = json.loads((folder / "config.json").read_text())
-    total = 0
-    for name, shape in random_weights.tensors(config):
-        if "embed" not in name:
-            total += 2 * int(np.prod(shape))
-    return total
-
-
-def show_load(shape: str, load: dict[str, Any]) -> None:
-    """Prints where the time of opening went, the longest parts first."""
-    phases = sorted(load["phases"], key=lambda phase: -phase["seconds"])
-    print(f"{shape}: opened again in {load['seconds']:.3f} s")
-    for phase in phases:
-        if phase["seconds"] >= 1e-3:
-            rate = phase["bytes"] / phase["seconds"] / 1e9
-            gained = f"{rate:8.1f} GB/s" if phase["bytes"] else ""
-            print(f"  {phase['name']:32} {1e3 * phase['seconds']:8.1f} ms{gained}")
-
-
-@contextmanager
-def shaped(shape: str) -> Iterator[Path]:
-    """A folder with random weights of a shape, in memory where that is a file system."""
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="kie-", dir=memory) as name:
-        yield random_weights.write(shape, Path(name))
-
-
-def batch(engine: kie.Engine, tokens: int, runs: int) -> list[float]:
-    """Gaps between tokens of BATCH greedy requests, while all of them run, in microseconds."""
-    ids, source = pool(engine), random.Random(BATCH)
-    gaps: list[float] = []
-    for turn in range(1 + runs):
-        with ExitStack() as stack:
-            streams = [
-                stack.enter_context(
-                    engine.stream(
-                        fresh(ids, tokens, source),
-                        temperature=0,
-                        max_tokens=256,
-                        ignore_eos=True,
-                    )
-                )
-                for _ in range(BATCH)
-            ]
-            moments = [[token.t_ns for token in stream] for stream in streams]
-        begin, end = max(m[0] for m in moments), min(m[-1] for m in moments)
-        if turn > 0:
-            for m in moments:
-                inside = [at for at in m if begin <= at <= end]
-                gaps += [(b - a) / 1e3 for a, b in itertools.pairwise(inside)]
-    return sorted(gaps)
-
-
-def measure(
-    shape: str, folder: Path, device: str, prompts: list[int], runs: int, look: bool
-) -> list[dict[str, Any]]:
-    """Rows of one shape: decode at each context, time to first token; with `look` also what the
-    step takes without waits and without weights, and its phases.
-    """
-    rows = []
-    floor = weights_bytes(folder) / STREAM_BYTES_PER_US
-    begin = time.monotonic()
-    kie.Engine(folder, device=device, max_seq_len=max(prompts) + 512).close()
-    opened = time.monotonic() - begin
-    # Once more, with the file in the page cache and the kernels in theirs.
-    with kie.Engine(folder, device=device, max_seq_len=max(prompts) + 512) as engine:
-        load = engine.info()["load"]
-        show_load(shape, load)
-        for tokens in prompts:
-            found = latency.measure(
-                engine, prompt_tokens=[tokens], max_tokens=256, runs=runs, warmups=1, seed=tokens
-            )
-            gaps = sorted(gap for run in found for gap in run.gaps_us)
-            row = {
-                "shape": shape,
-                "batch": 1,
-                "context": tokens,
-                "floor_us": round(floor, 1),
-                "target_us": TARGET_US[shape] if tokens == 128 else None,
-                "itl_us": statistics.median(gaps),
-                "p99_us": gaps[len(gaps) * 99 // 100],
-                "max_us": gaps[-1],
-                "ttft_ms": statistics.median(run.ttft_ms for run in found),
-                "open_s": round(opened, 2),
-                "reopen_s": round(load["seconds"], 3),
-                "load": load["phases"],
-            }
-            rows.append(row)
-        gaps = batch(engine, 128, runs)
-        together = {
-            "shape": shape,
-            "batch": BATCH,
-            "context": 128,
-            "floor_us": round(floor, 1),
-            "target_us": round(BATCH_TARGET * TARGET_US[shape]),
-            "itl_us": statistics.median(gaps),
-            "p99_us": gaps[len(gaps) * 99 // 100],
-            "max_us": gaps[-1],
-        }
-    for row in rows if look else []:
-        seen = inside.measure(
-            folder, device=device, prompt_tokens=row["context"], runs=runs, max_tokens=256
-        )
-        row |= {kernel: seen[kernel]["p50"] for kernel in inside.KERNELS}
-        row["phases"] = seen["phases"]
-        print(inside.table(seen))
-    rows.append(together)
-    for row in rows:
-        print(json.dumps({k: v for k, v in row.items() if k not in ("phases", "load")}), flush=True)
-    return rows
-
-
 def check_all(device: str, chosen: set[str]) -> Iterator[dict[str, Any]]:
     """The checks that were asked for, one row each."""
     data = ROOT / "tests" / "data"
@@ -226,7 +103,8 @@ def keep(path: Path, device: str, rows: list[dict[str, Any]]) -> None:
         for row in rows:
             figures = {name: round(row[key], 2) for key, name in KEPT.items() if key in row}
             date = time.strftime("%Y-%m-%d", time.gmtime())
-            kept = {"bench": "decode", "shape": row["shape"], "gpus": gpus, "batch": row["batch"]}
+            name = {"batch": "decode"}.get(row["what"], row["what"])
+            kept = {"bench": name, "shape": row["shape"], "gpus": gpus, "batch": row["batch"]}
             kept |= {"context": row["context"], **figures, "date": date, **about}
             kept |= {"weights": "16-bit random", "what": "benches/gpu/run.py"}
             file.write(json.dumps(kept) + "\n")
@@ -241,8 +119,8 @@ def options() -> argparse.Namespace:
         "--keep", type=Path, help="append the speed rows, as baselines.jsonl has them"
     )
     parser.add_argument("--shapes", default=",".join(random_weights.SPECS), help="names, or none")
-    parser.add_argument("--prompts", default="128")
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--prompts", help="lengths instead of those of the table: 128,2048")
+    parser.add_argument("--runs", type=int, default=40)
     parser.add_argument("--fixtures", default="all", help="all, none, or names")
     parser.add_argument(
         "--no-inside", action="store_true", help="no figures from inside the kernel"
@@ -271,10 +149,12 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []
     for shape in filter(None, given.shapes.replace("none", "").split(",")):
-        prompts = [int(n) for n in given.prompts.split(",")]
-        with shaped(shape) as folder:
+        prompts = targets.prompts_of(shape)
+        if given.prompts:
+            prompts = [int(n) for n in given.prompts.split(",")]
+        with speed.shaped(shape) as folder:
             look = not given.no_inside
-            rows += measure(shape, folder, given.device, prompts, given.runs, look)
+            rows += speed.measure(shape, folder, given.device, prompts, given.runs, look)
             if "steady" in given.checks and shape in STEADY:
                 others.append(checks.steady(shape, folder, given.device, runs=20, tokens=1000))
                 print(checks.show(others[-1]), flush=True)
@@ -290,17 +170,20 @@ def main() -> int:
     for c in checked:
         print(f"{c['fixture']:40} {c['decode']:.2e} {c['prefill']:.2e} {c['greedy']}")
     print(
-        f"\n{'shape':20} batch context  floor us  target us   itl us   p99 us"
-        "   stream  exchange  ttft ms"
+        f"\n{'shape':20} {'what':6} batch context  floor us   itl us   p99 us"
+        "   stream  exchange     alone  ttft ms"
     )
     for r in rows:
         alone = [f"{r[kernel]:.1f}" if kernel in r else "" for kernel in inside.KERNELS[2:]]
         print(
-            f"{r['shape']:20} {r['batch']:5} {r['context']:7} {r['floor_us']:9.1f}"
-            f" {r['target_us'] or '':>10} {r['itl_us']:8.1f} {r['p99_us']:8.1f}"
-            f" {alone[0]:>8} {alone[1]:>9}"
+            f"{r['shape']:20} {r['what']:6} {r['batch']:5} {r['context']:7}"
+            f" {r.get('floor_us', 0):9.1f} {r['itl_us']:8.1f} {r['p99_us']:8.1f}"
+            f" {alone[0]:>8} {alone[1]:>9} {alone[2]:>9}"
             f" {r.get('ttft_ms', 0):8.2f}"
         )
+    print()
+    for line in targets.verdicts(rows) if "," not in given.device else ():
+        print(line)
     print()
     for row in others:
         print(checks.show(row))

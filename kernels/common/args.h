@@ -62,6 +62,7 @@ struct DecodeArgs {
     u32* control;             // host memory: what the host asks for and the end; see control.h
     long hops[8];             // words from this rank's exchange to each rank's, its own 0
     u64 budget_ns;
+    u64 at_head;  // not 0: the first step begins at the head, whose input is there (prefill.h)
     u32 pool_layers[2];
     u32 segment_count, steps, epoch, in_flight_bytes;
     u32 pace;            // least clock ticks between stages, per KiB of the earlier one; 0: none

@@ -46,6 +46,14 @@ KIE_DEVICE u8* page_at(const DecodeArgs& args, const u8* shared, const Pages& at
     return args.pools[layer.pool] + ((u64)unit * kEach + at.kv_index) * (2 * kPageHalf);
 }
 
+// Before the page of the position at hand is read while its key and value are put there: readers
+// take these from the words.
+KIE_DEVICE void without_newest(const u8* page, int position) {
+    const int slot = position % kPage;
+    reads_without(0, page + slot * kHeadDim * 2, kHeadDim * 2, 0, 1);
+    reads_without(1, page + kPageHalf + slot * 2, 2, kPage * 2, kHeadDim);
+}
+
 // What a warp holds of a page: 16 keys, or 16 (32) features of 64 values.
 struct Held {
     Quad v[kHeld];
@@ -71,6 +79,10 @@ KIE_DEVICE void hold(Held& h, const u8* page) {
                 }
         }
     }
+}
+KIE_DEVICE void hold_next(Held& h, const u8* page, bool newest, int position) {
+    if (newest) without_newest(page, position);
+    hold(h, page);
 }
 // `two` with its half number `which` (0 or 1; any other: none) replaced. Masks, because a choice of
 // registers by index would put them into memory.
@@ -272,7 +284,8 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer,
                         position <= span.position && position > lowest ? d[i] : -1e30f;
             }
             if (page + kSplitsMax <= span.last)
-                hold(held, page_at(args, shared, pages, page + kSplitsMax));
+                hold_next(held, page_at(args, shared, pages, page + kSplitsMax),
+                          fresh && page + kSplitsMax == span.last, span.position);
         } else if (here) {
             put_value(held, v_new, slot);  // while the scores are being made
         }
@@ -308,7 +321,8 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer,
                 }
             }
             if (page + kSplitsMax <= span.last)
-                hold(held, page_at(args, shared, pages, page + kSplitsMax));
+                hold_next(held, page_at(args, shared, pages, page + kSplitsMax),
+                          fresh && page + kSplitsMax == span.last, span.position);
         }
     }
     if (warp >= kScoreWarps) {

@@ -55,6 +55,10 @@ KIE_DEVICE int live_at(const DecodeArgs& args, u32 step) {
 KIE_DEVICE int shift_at(const DecodeArgs& args, int column) {
     return kColumns == 1 ? 0 : args.prompt ? min_i(column, sequences_of(args)) : column;
 }
+// Behind a prompt that the prefill kernel took to its end, the first step has no layers.
+KIE_DEVICE bool begins_at_head(const DecodeArgs& args, u32 step) {
+    return kColumns == 1 && step == 0 && args.at_head != 0;
+}
 KIE_DEVICE int live_of(const Block& b) { return kColumns == 1 ? 1 : b.live; }
 // This block among all ranks' blocks, and which rows of the head are its own.
 KIE_DEVICE int block_all(const DecodeArgs& args) { return (int)args.rank * kBlocks + (int)block(); }

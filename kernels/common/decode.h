@@ -5,11 +5,9 @@
 // kMerge).
 #pragma once
 
-KIE_DEVICE u64* hidden_slot(const DecodeArgs& args, int kind, int layer, int lane_index) {
-    return args.words + kAtHidden + (((long)kind * kLayers + layer) * kLanes + lane_index) * kVecH;
-}
 KIE_DEVICE u64* other_slot(const DecodeArgs& args, int kind, int layer, int lane_all) {
-    return args.words + kAtOther + (((long)kind * kLayers + layer) * kLanesAll + lane_all) * kVecH;
+    const long at = ((long)kind * kLayers + layer) * kLanesAll + heard_lane(lane_all);
+    return args.words + kAtOther + at * kVecH;
 }
 
 // This warp's share of a normed vector into shared memory: words, or the embedding of the tokens.
@@ -98,7 +96,9 @@ KIE_DEVICE void early_page(const DecodeArgs& args, const Block& b, int layer, He
     const PageSpan span = pages_of(l, (int)position_at(args, b.step, 0));
     const int page = first_page(span, split, 0);
     if (split < kSplitsMax && kv_head < kKvHeads && page <= span.last)
-        hold(held, page_at(args, b.shared, {layer, b.lane_index * kKvHeads + kv_head, 0}, page));
+        hold_next(held,
+                  page_at(args, b.shared, {layer, b.lane_index * kKvHeads + kv_head, 0}, page),
+                  page == span.last, span.position);
 }
 // What every layer or token looks at, into shared memory: layers, stop ids, page tables.
 KIE_DEVICE void take_tables(const DecodeArgs& args, u8* shared) {
@@ -201,8 +201,9 @@ KIE_DEVICE void each_other(const Block& b, F visit) {
         constexpr int kEach = S::row_pairs * kColumns;
         KIE_UNROLL for (int i = 0; i < kOthers; ++i) {
             const int n = i * kThreads + (int)thread(), from = n / kEach;
-            if (n < kOtherWords && from != b.lane_all)
-                visit(i, from, n % kEach % S::row_pairs, n % kEach / S::row_pairs, n);
+            const int column = n % kEach / S::row_pairs;
+            if (n < kOtherWords && from != b.lane_all && column < live_of(b))
+                visit(i, from, n % kEach % S::row_pairs, column, n);
         }
     }
 }
@@ -309,9 +310,8 @@ KIE_DEVICE void step_residual(Watch& watch, const DecodeArgs& args, Block& b, in
         const u32 both = pack_half2(own.v[item][0], own.v[item][1]);
         publish(to + at, both, b.epoch);
         if (kHeadMode != kHeadPerLane && kind == 1 && layer == kLayers - 1)
-            publish_all(args,
-                        args.words + kAtLast + b.lane_all * kVecH + b.seat * (kRowsO / 2) + at,
-                        both, b.epoch);
+            publish_all(args, last_slot(args, b.lane_all) + b.seat * (kRowsO / 2) + at, both,
+                        b.epoch);
     });
     stamp(b, phase + 1);
 }
@@ -341,7 +341,7 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
     const int warp = thread() / kTeam, my = lane();
     float* all = (float*)(b.shared + kShNorm);  // [kNormSets][kColumns][kWarps]
     const auto words_of = [&](int from, int c) {
-        return args.words + kAtLast + from * kVecH + (long)c * kWordsH + warp * kShare;
+        return args.words + kAtLast + heard_lane(from) * kVecH + (long)c * kWordsH + warp * kShare;
     };
     KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
         float sum = 0;
@@ -625,7 +625,8 @@ KIE_DEVICE void decode_step(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
                                     ? args.embed[(long)tokens_of(b)[column] * (kHidden / 2) + row]
                                     : 0u);
     });
-    KIE_NO_UNROLL for (int layer = 0; layer < kLayers; ++layer)
+    const int first = begins_at_head(args, b.step) ? kLayers : 0;
+    KIE_NO_UNROLL for (int layer = first; layer < kLayers; ++layer)
         decode_layer(ring, watch, args, b, layer, own);
     Pick pick = {kLowest, kNone};
     if (sequences_of(args) > 0 || args.logits) decode_head(ring, watch, args, b, pick);
@@ -665,18 +666,15 @@ KIE_DEVICE void run_steps(Ring& ring, Watch& watch, const DecodeArgs& args, Bloc
         if (thread() == 0 && block() == 0 && args.stamps) args.stamps[step] = clock_ns();
         watch.step = b.step = step;
         b.epoch = args.epoch + step;
+        works_at(b.epoch);
         b.live = live_at(args, step);
         decode_step(ring, watch, args, b);
-        if (watch.lost) *stop = 1;
+        if (watch.lost) *stop = step + 1;
         take_tokens(args, b.shared, step + 1);
-        if (thread() == 0) {
-            stop[4] = step + 1;
-            if (at_the_end(args, b)) *stop = 1;
-        }
+        if (thread() == 0 && (step + 1 == args.steps || at_the_end(args, b))) *stop = step + 1;
         sync_consumers<kThreads>();  // the edge: see exchange.h
         if (*stop) break;
     }
-    if (thread() == 0) *stop = 1;
     if (thread() == 0 && kRanks > 1 && lost_of(b)) poison_all(args);
     if (thread() == 0 && block() == 0 && args.stamps) args.stamps[args.steps] = clock_ns();
 }
@@ -687,13 +685,14 @@ static_assert(kThreads % kWarp == 0, "consumers share no warp with others");
 KIE_KERNEL(kie_decode, kThreads + 2 * kWarp, DecodeArgs args) {
     KIE_SHARED_BYTES(shared);
     Slot* slots = (Slot*)(shared + kShSlots);
-    // Stop, order seen, order agreed, lost (block.h), steps made.
+    // The number of steps once the last is done, order seen, order agreed, lost (block.h). Whoever
+    // meets nobody polls some of these: each says all that it has to say.
     volatile u32* misc = (volatile u32*)(shared + kShMisc);
     u64* trace = (u64*)(shared + kShTrace);
     if (thread() == 0) {
         for (int i = 0; i < kSlots; ++i) slot_init(slots + i, kWarps);
         slots_ready();
-        misc[0] = misc[3] = misc[4] = 0, misc[1] = misc[2] = kGoOn;
+        misc[0] = misc[3] = 0, misc[1] = misc[2] = kGoOn;
         for (int i = 0; i < 16; ++i) trace[i] = 0;
     }
     take_tables(args, shared);
@@ -703,7 +702,7 @@ KIE_KERNEL(kie_decode, kThreads + 2 * kWarp, DecodeArgs args) {
         if (thread() == kThreads)
             stream_line(args, shared, misc);
         else if (thread() == kThreads + kWarp && block_all(args) == 0)
-            watch_host(args, misc + 1, misc), store_host(args.control + 3, misc[4]);
+            watch_host(args, misc + 1, misc);
         return;
     }
     Ring ring = {slots, shared + kShRing, 0, 0};

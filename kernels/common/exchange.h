@@ -57,6 +57,14 @@ KIE_DEVICE void publish_all(const DecodeArgs& args, u64* p, u32 payload, u32 epo
             store_word_system(p + args.hops[rank], word(payload, epoch));
     }
 }
+// A lane's residual behind a layer's attention (0) or mlp (1), of this rank; behind the last layer
+// that of each lane of the model, where the head combines lanes.
+KIE_DEVICE u64* hidden_slot(const DecodeArgs& args, int kind, int layer, int lane_index) {
+    return args.words + kAtHidden + (((long)kind * kLayers + layer) * kLanes + lane_index) * kVecH;
+}
+KIE_DEVICE u64* last_slot(const DecodeArgs& args, int lane_all) {
+    return args.words + kAtLast + lane_all * kVecH;
+}
 // The edge's release and acquire, as wide as those who take part.
 KIE_DEVICE void fence_edge() {
     if constexpr (kRanks > 1)

@@ -389,24 +389,25 @@ KIE_DEVICE void mix_chunk(const PrefillArgs& args, const Chunk& chunk, int kind,
         put_squares(args, item);
     }
 }
-// The last layer's residual as rows, for whoever wants logits of the prompt.
-KIE_DEVICE void put_hidden(const PrefillArgs& args, const Chunk& chunk) {
+// The last position's residual, as the words in which the head of a decode launch looks for it: its
+// first token takes no step through the layers.
+KIE_DEVICE void put_last(const PrefillArgs& args, const Chunk& chunk) {
     const int my = lane(), g = my / 4, t = my % 4, warps = kWorkers / kTeam;
-    const int groups = over(chunk.to, 8), all = kLanes * kFrags * groups;
-    KIE_NO_UNROLL for (int i = block() * warps + thread() / kTeam; i < all;
+    const int place = chunk.to - 1, e = place % 2;
+    KIE_NO_UNROLL for (int i = block() * warps + thread() / kTeam; i < kLanes * kFrags;
                        i += args.blocks * warps) {
-        const int j = i % groups, frag = i / groups % kFrags, l = i / groups / kFrags;
+        const int frag = i % kFrags, l = i / kFrags;
         const WideRows rows = residual_rows(frag / kWideTiles, frag % kWideTiles);
-        const Quad v = load_state((const Quad*)(args.scratch + kScrResidual) +
-                                  ((long)(l * kFrags + frag) * kEights + j) * 32 + my);
-        if (2 * g >= rows.live) continue;
-        KIE_UNROLL for (int e = 0; e < 2; ++e) {
-            const int place = 8 * j + 2 * t + e;
-            if (place < chunk.from || place >= chunk.to) continue;
-            const long p = chunk.base + place - (int)args.first;
-            float* h = args.hidden + (p * kLanes + l) * kHidden + rows.row + 2 * g;
-            h[0] = number(v.v[e]), h[1] = number(v.v[2 + e]);
-        }
+        const Quad v =
+            load_state(old_at(args, l) + ((long)frag * kEights + place / 8) * 32 + my);
+        if (2 * g >= rows.live || t != place % 8 / 2) continue;
+        const u32 both = pack_half2(number(v.v[e]), number(v.v[2 + e]));
+        const int pair = rows.row / 2 + g;
+        if (kHeadMode == kHeadPerLane)
+            publish(hidden_slot(args.model, 1, kLayers - 1, l) + pair, both, args.model.epoch);
+        else
+            publish_all(args.model, last_slot(args.model, lane_of_model(args, l)) + pair, both,
+                        args.model.epoch);
     }
 }
 
@@ -524,10 +525,7 @@ KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
                 }
             }
         }
-        if (args.hidden && args.to == kLayers) {
-            put_hidden(args, chunk);
-            if (!meet(watch, args, phase)) return;  // before it is overwritten
-        }
+        if (args.model.epoch != 0 && c + 1 == chunks) put_last(args, chunk);
     }
 }
 

@@ -297,7 +297,7 @@ KIE_DEVICE void feed_all(const PrefillArgs& args, Pipe& pipe) {
             if (!feed<SplitDown>(watch, args, pipe, chunk, kToDown, layer, at, s + kScrAct)) return;
             phase.done += is_mixed(args, kToDown, layer) ? 1 : 0;
         }
-        phase.done += args.hidden && args.to == kLayers ? 2 : 1;
+        ++phase.done;
     }
     await_feed(watch, args, phase, 0, true);  // the workers' waits look at `stop`, not the clock
 }

@@ -5,12 +5,12 @@
 #pragma once
 
 struct PrefillArgs {
-    DecodeArgs model;   // all that a prompt's positions need of it; `records` for all blocks
+    DecodeArgs model;   // all that a prompt's positions need of it; `records` for all blocks;
+                        // `epoch`: of the decode launch behind this one, or 0: see put_last
     const u32* tokens;  // [count]
     u8* scratch;        // kPrefillScratch bytes, 1,024-byte aligned, then the counters
     u64* arrivals;      // kPrefillCounters, all 0 at the launch
     long hops[8];       // bytes from this rank's scratch (and counters) to each rank's
-    float* hidden;      // [count][kLanes][kHidden] out: the last layer's residual; or null
     u32 first, count;   // positions
     u32 from, to;       // layers; less than all only where the positions are one chunk
     u32 row;            // whose pages

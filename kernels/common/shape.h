@@ -24,8 +24,15 @@ constexpr int kMerge = KIE_MERGE;           // 1: attention parts are merged by 
 // warp is waited for first.
 constexpr int kPollMode = KIE_POLL;
 constexpr bool kStreamed = KIE_STREAMED;  // keys and values come through the ring: stream.h
-// Measuring only: what is computed without waits or without weights is garbage.
-constexpr bool kNoWaits = KIE_NO_WAITS, kNoStream = KIE_NO_STREAM, kGarbage = kNoWaits || kNoStream;
+// Measuring only, and garbage: what is computed without waits, without weights, or by ranks
+// that take their own words for those of the others.
+constexpr bool kNoWaits = KIE_NO_WAITS, kNoStream = KIE_NO_STREAM, kNoRanks = KIE_NO_RANKS,
+               kGarbage = kNoWaits || kNoStream || kNoRanks;
+// The lane, and the block, whose words are taken for those of another.
+KIE_CONST_FN int heard_lane(int lane_all) { return kNoRanks ? lane_all % kLanes : lane_all; }
+KIE_CONST_FN int heard_block(int block_all) {
+    return kNoRanks ? block_all % KIE_BLOCKS : block_all;
+}
 constexpr unsigned kRestGather = KIE_REST_GATHER,
                    kRestMerge = KIE_REST_MERGE;  // ns before the first look
 constexpr float kEps = KIE_EPS;
@@ -144,7 +151,9 @@ constexpr long kAtPick = kAtLast + (kHeadMode == kHeadPerLane ? 0 : kLanesAll * 
 constexpr int kRounds = 13, kBins = 16, kCountWords = 3 * kBins;
 constexpr long kAtMore = kAtPick + 2l * kBlocksAll * kColumns;
 constexpr long kAtOrder = kAtMore + 4l * kBlocksAll * kColumns;
-constexpr long kAtTally = kAtOrder + 2;
+// Offers are taken where steps meet, so nothing says that all have been when the next step's come:
+// they have two places in turn.
+constexpr long kOffers = kAtOrder + 2 - kAtPick, kAtTally = kAtPick + 2 * kOffers;
 constexpr long kAtVerdict = kAtTally + 2l * kRounds * kBlocksAll * kColumns * kCountWords;
 constexpr long kAtFinal = kAtVerdict + 2l * kRounds * kColumns * 8;
 constexpr long kWords = kAtFinal + (long)kBlocksAll * kColumns * 4;

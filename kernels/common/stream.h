@@ -43,8 +43,10 @@ KIE_DEVICE bool feed_pages(Feed& f, const u8* shared, int layer, u32 step) {
     for (int c = 0; c < columns; ++c) {
         const Streamed s = streamed_pages(f.args, shared, seat, layer, step, c);
         for (int i = 0; i < s.count; ++i) {
-            const u8* page =
-                page_at(f.args, shared, {layer, kv_index, c}, s.first + i * kSplitsMax);
+            const int at = s.first + i * kSplitsMax;
+            const u8* page = page_at(f.args, shared, {layer, kv_index, c}, at);
+            const int position = (int)position_at(f.args, step, c);
+            if (at == position / kPage) without_newest(page, position);
             for (int stage = 0; stage < kPageStages; ++stage) {
                 if (!feed(f, page + stage * kPageStageBytes, kPageStageBytes, first)) return false;
                 first = false;
@@ -73,8 +75,9 @@ KIE_DEVICE void stream_line(const DecodeArgs& args, u8* shared, const volatile u
               0,
               0};
     for (u32 step = 0; step < args.steps; ++step) {
-        const u8* from = line;
-        for (u32 s = 0; s < args.segment_count; ++s) {
+        const bool at_head = begins_at_head(args, step);
+        const u8* from = line + (at_head ? kLayers * kLayerBytes : 0);
+        for (u32 s = at_head ? kLayerSegments * kLayers : 0; s < args.segment_count; ++s) {
             const Segment g = args.segments[s];
             if (kStreamed && s % kLayerSegments == 1 && s < kLayerSegments * kLayers &&
                 !feed_pages(f, shared, (int)(s / kLayerSegments), step))

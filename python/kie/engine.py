@@ -32,7 +32,8 @@ class Engine:
             None for the model that ships with the package.
         device: "auto" (the first NVIDIA GPU that takes the model, else the CPU; `info()` says why
             under "passed_over"), "cpu", "cuda", "cuda:0", "cuda:0,1", ... One that is asked for
-            and not there is an error.
+            and not there is an error. For tests, several ranks without GPUs: "cpu:0,1" (lanes in
+            one address space), "sim:0,1" (the GPUs' kernels, simulated).
         dtype: "auto" (as stored), "f32", "f16" or "bf16".
         max_seq_len: longest sequence in tokens; None: what the model was made for.
         max_batch: requests that run at once.
@@ -41,7 +42,7 @@ class Engine:
         threads: CPU threads; None: all that this process may use.
         prefix_cache: share KV between requests with equal beginnings.
         idle: "park" (idle costs nothing) or "hot".
-        max_itl_ms: bound on the gap of a decoding request beside a prefill.
+        max_itl_ms: bound on the gap of a decoding request beside a prefill, above 0.
         hang_timeout_s: seconds after which a silent device is reported as hanging.
         cache_dir: where compiled kernels are kept; None: the user's cache folder.
         progress: called while loading with (stage, done, total).
@@ -330,7 +331,7 @@ def compile_ahead(
     Raises:
         LoadError, UnsupportedModelError, DeviceError, InvalidRequestError.
     """
-    if device in ("auto", "cpu"):
+    if device == "auto" or device.split(":")[0] == "cpu":
         raise InvalidRequestError(
             f'nothing is compiled for device="{device}"',
             hint='pass the GPU, device="cuda:0"',
@@ -344,6 +345,40 @@ def compile_ahead(
         cache_dir=cache_dir,
         nvrtc_dirs=compiler_folders(device),
     )
+
+
+def plan_ahead(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    device: str = "auto",
+    dtype: Literal["auto", "f32", "f16", "bf16"] = "auto",
+    max_seq_len: int | None = None,
+    max_batch: int = 8,
+    threads: int | None = None,
+    topology: str | os.PathLike[str] | None = None,
+) -> dict[str, Any]:
+    """How an `Engine` with these arguments would run: machines, links, messages, who holds what.
+
+    Reads the shape of the model, none of its weights. With `topology`, a file that
+    `kie doctor --topology FILE` or `kie.kccl` wrote, `device` names GPUs on it ("auto": all), which
+    need not be there.
+
+    Raises:
+        LoadError, UnsupportedModelError, DeviceError, OutOfMemoryError, InvalidRequestError (with
+        code "topology" for the file).
+    """
+    found = _kie.plan(
+        hub.resolve(model),
+        device=device,
+        dtype=dtype,
+        max_seq_len=max_seq_len,
+        max_batch=max_batch,
+        threads=threads,
+        topology=topology,
+        cache_dir=None,
+        nvrtc_dirs=[] if topology is not None else compiler_folders(device),
+    )
+    return _object(found)
 
 
 def compiler_folders(device: str) -> list[str]:

@@ -6,8 +6,9 @@
     ranks = Communicator("sim:blocks=8", ranks=4)     # virtual ranks of one device
     sums = ranks.all_reduce([array_of_rank_0, array_of_rank_1, ...])
 
-All ranks get the same bits: sums are float32, in the order of the ranks. A rank that dies or comes
-too late raises `DeviceError` with code `"stalled"`; the communicator is then ready again.
+Arrays of any type are moved; those of 16- and 32-bit floats are added, too. All ranks get the same
+bits: sums are float32, in the order of the ranks. A rank that dies or comes too late raises
+`DeviceError` with code `"stalled"`; the communicator is then ready again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     Arrays = Sequence[NDArray[Any]]
 
 Op = Literal["all-reduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all", "barrier"]
-Dtype = Literal["f16", "bf16", "f32"]
+Dtype = Literal["f16", "bf16", "f32", "u8"]
 
 _DTYPES = {"float16": "f16", "float32": "f32", "uint16": "bf16", "bfloat16": "bf16"}
 
@@ -125,13 +126,15 @@ class Communicator:
         given: list[NDArray[Any]] = [np.ascontiguousarray(array) for array in arrays]
         kinds = {(str(array.dtype), array.shape) for array in given}
         name = str(given[0].dtype) if given else ""
-        if len(kinds) != 1 or name not in _DTYPES:
+        adds = op in ("all-reduce", "reduce-scatter")
+        if len(kinds) != 1 or (adds and name not in _DTYPES):
             found = ", ".join(sorted(f"{kind}{list(shape)}" for kind, shape in kinds)) or "none"
-            wanted = f"wanted {self.ranks} arrays of one shape and one type of {sorted(_DTYPES)}"
+            types = f"one type of {sorted(_DTYPES)}" if adds else "one type"
+            wanted = f"wanted {self.ranks} arrays of one shape and {types}"
             raise InvalidRequestError(f"{op}: {wanted}, got {found}")
         dtype: np.dtype[Any] = given[0].dtype
         data = [array.tobytes() for array in given]
-        outputs = self._core.run(op, _DTYPES[name], root, data)
+        outputs = self._core.run(op, _DTYPES.get(name, "u8"), root, data)
         same = op in ("all-reduce", "broadcast")
         flat: list[NDArray[Any]] = [np.frombuffer(output, dtype=dtype) for output in outputs]
         return [np.reshape(array, given[0].shape) if same else array for array in flat]

@@ -154,6 +154,78 @@ fn windows_move_over_a_ring_of_pages_and_prefixes_are_found() {
     }
 }
 
+/// The last position goes with the others, on either side of a page's and a tile's edge, and behind
+/// what was found of a prompt; where only it is left, it is a step of decoding.
+#[test]
+fn first_tokens_are_the_references_whatever_is_left_of_a_prompt() {
+    let all = [("own_llama_f16", 8), ("laneformer_d2_noearly_vp_lanescale", 11)];
+    two_at_a_time(all.into(), |(name, blocks)| {
+        let config = EngineConfig { max_batch: 2, ..EngineConfig::default() };
+        let device = format!("sim:seed={blocks},warp=32,blocks={blocks}");
+        let (engine, reference) = (open_with(name, &device, config), reference(name));
+        for (count, cached) in [(64, 0), (65, 64), (63, 0), (129, 64), (129, 128), (128, 64)] {
+            let request = || Request {
+                prompt: Prompt::Ids(ids(count)),
+                params: SamplingParams { max_tokens: Some(3), ..greedy() },
+            };
+            let done = engine.generate(request()).unwrap();
+            assert_eq!(done.usage.cached_tokens, cached, "{name}, {count} ids");
+            let wanted = reference.generate(request()).unwrap().token_ids;
+            assert_eq!(done.token_ids, wanted, "{name}, {count} ids, {cached} of them cached");
+            judge(name, &engine, &reference, &ids(count), 2);
+        }
+    });
+}
+
+fn greedy() -> SamplingParams {
+    SamplingParams { temperature: Some(0.0), ignore_eos: true, ..SamplingParams::default() }
+}
+
+/// Penalties that know the prompt, filters, bans, log-probabilities: from the first token on.
+#[test]
+fn first_tokens_are_chosen_as_they_were_asked_for() {
+    let penalties = SamplingParams {
+        temperature: Some(0.8),
+        top_p: Some(0.9),
+        repetition_penalty: Some(1.3),
+        presence_penalty: 0.7,
+        frequency_penalty: 0.4,
+        seed: Some(21),
+        logprobs: Some(3),
+        ..greedy()
+    };
+    let repeats = SamplingParams { repetition_penalty: Some(1.7), ..greedy() };
+    let bias = SamplingParams { logit_bias: vec![(17, 6.0)], logprobs: Some(0), ..greedy() };
+    let (engine, reference) = (open("qwen2", 8), reference("qwen2"));
+    let stop = reference
+        .generate(Request { prompt: Prompt::Ids(ids(70)), params: greedy() })
+        .unwrap()
+        .token_ids[0];
+    let banned = SamplingParams { stop_token_ids: vec![stop], min_tokens: 2, ..greedy() };
+    let stopped = SamplingParams { stop_token_ids: vec![stop], ..greedy() };
+    let of = |engine: &Engine, params: &SamplingParams| {
+        let params = SamplingParams { max_tokens: Some(4), ..params.clone() };
+        let request = Request { prompt: Prompt::Ids(ids(70)), params };
+        engine.stream(request).unwrap().collect::<Result<Vec<_>>>().unwrap()
+    };
+    for (what, params) in [
+        ("penalties", penalties),
+        ("repetition", repeats),
+        ("bias", bias),
+        ("banned", banned),
+        ("stopped", stopped),
+    ] {
+        let (ours, theirs) = (of(&engine, &params), of(&reference, &params));
+        assert_eq!(ours.len(), theirs.len(), "{what}");
+        for (a, b) in ours.iter().zip(&theirs) {
+            assert_eq!(a.token_ids, b.token_ids, "{what}");
+            assert_eq!(a.logprob.is_some(), params.logprobs.is_some(), "{what}");
+            let off = a.logprob.unwrap_or(0.0) - b.logprob.unwrap_or(0.0);
+            assert!(off.abs() < 0.05, "{what}: {:?} and {:?}", a.logprob, b.logprob);
+        }
+    }
+}
+
 /// Fixture, ranks, blocks of each: lanes over ranks, delayed or not at all; lanes cut from dense
 /// models, which add each other's outputs at once.
 const TOGETHER: &[(&str, u32, u32)] = &[
@@ -174,6 +246,58 @@ fn prompts_run_on_several_machines_as_on_one() {
         let device = format!("sim:ranks={ranks},blocks={blocks},seed={seed}");
         let off = check(name, &open_with(name, &device, config)).unwrap();
         assert!(off <= GATE, "{name}, {ranks} ranks: {off:.2e}");
+    });
+}
+
+/// Ids and log-probabilities behind a prompt, as bits, while a sequence decodes beside it: how many
+/// tokens that one made before the first of these, and whether they were those that it makes alone.
+fn beside(engine: &Engine, ids: &[u32]) -> (Vec<Made>, usize, bool) {
+    let params = SamplingParams {
+        max_tokens: Some(60),
+        temperature: Some(0.0),
+        ignore_eos: true,
+        ..SamplingParams::default()
+    };
+    let start = || {
+        let prompt = Prompt::Ids(vec![5, 9, 17]);
+        engine.stream(Request { prompt, params: params.clone() }).unwrap()
+    };
+    let alone: Vec<Token> = start().collect::<Result<_>>().unwrap();
+    let mut victim = start();
+    let mut tokens: Vec<Token> = victim.by_ref().take(2).map(Result::unwrap).collect();
+    let made = std::thread::scope(|scope| {
+        let newcomer = scope.spawn(|| continuation(engine, ids, 3).unwrap());
+        while !newcomer.is_finished() {
+            tokens.extend(victim.next().map(Result::unwrap));
+        }
+        newcomer.join().unwrap()
+    });
+    let meanwhile = tokens.len() - 2;
+    tokens.extend(victim.map(Result::unwrap));
+    let same = alone.iter().zip(&tokens).all(|(a, b)| a.token_ids == b.token_ids);
+    (made, meanwhile, same && alone.len() == tokens.len())
+}
+
+/// Between the layers of a prompt's chunk sequences go on, and nobody changes a bit of the other.
+#[test]
+fn a_prompt_beside_a_sequence_goes_some_layers_at_a_time() {
+    // Fixture, its layers, ranks, blocks of each.
+    let all = [("own_llama_f16", 3, 1, 8), ("laneformer_d2", 6, 1, 8), ("laneformer_d2", 6, 2, 6)];
+    two_at_a_time(all.into(), |(name, layers, ranks, blocks)| {
+        let config = EngineConfig {
+            max_batch: 2,
+            prefix_cache: false,
+            max_itl_ms: Some(0.01),
+            ..EngineConfig::default()
+        };
+        let device = format!("sim:ranks={ranks},blocks={blocks},seed=3");
+        let engine = open_with(name, &device, config);
+        let ids = ids(150);
+        let alone = continuation(&engine, &ids, 3).unwrap();
+        let (made, meanwhile, same) = beside(&engine, &ids);
+        assert!(same, "{name}: the prompt beside it changes a token");
+        assert_eq!(made, alone, "{name}: the sequence beside it changes a bit");
+        assert!(meanwhile >= layers, "{name}: {meanwhile} tokens beside {layers} layers");
     });
 }
 
@@ -220,6 +344,18 @@ const MUTANTS: &[(&str, &str, &str, &str)] = &[
         "qwen3",
         "head_norms[(layer * 2 + is_key) *",
         "head_norms[(layer * 2) *",
+    ),
+    (
+        "the first token follows the last position but one",
+        "laneformer_d2",
+        "place = chunk.to - 1, e",
+        "place = chunk.to - 2, e",
+    ),
+    (
+        "a rank takes its lanes' last residuals for another rank's",
+        "laneformer_d2",
+        "lane_of_model(args, l)) + pair",
+        "l) + pair",
     ),
     ("nothing", "laneformer_d2", "(layer * 2 + is_key) *", "(layer * 2 + is_key)  *"),
 ];

@@ -433,6 +433,8 @@ def test_the_doctor_reports() -> None:
     assert report.kie == kie.__version__
     assert all(finding.command for finding in report.missing)
     assert report.to_dict()["will_use"] == report.will_use
+    gpu = any(gpu.name == "cuda:0" for gpu in report.gpus)
+    assert report.will_use.startswith("cuda:0 (" if gpu else "cpu (")
 
 
 def test_a_gpu_that_is_not_there_is_an_error_with_a_remedy() -> None:
@@ -453,6 +455,9 @@ def test_a_gpu_that_is_not_there_is_an_error_with_a_remedy() -> None:
         compile_ahead(TINY, device="cpu")
     with pytest.raises(kie.InvalidRequestError, match="hang_timeout_s"):
         kie.Engine(TINY, device="cpu", hang_timeout_s=0)
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(kie.InvalidRequestError, match="max_itl_ms"):
+            kie.Engine(TINY, device="cpu", max_itl_ms=wrong)
 
 
 def test_a_compiler_in_site_packages_is_found(

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use kie_kernels::mono::handle::HandleFault;
+
 /// Result with [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -30,6 +32,14 @@ pub enum Error {
         /// What there was.
         got: usize,
     },
+    /// A sum of what is not known to be numbers.
+    #[error("{op} of {dtype}: bytes are moved, never added: give f16, bf16 or f32 numbers")]
+    NotNumbers {
+        /// Name of the operation.
+        op: &'static str,
+        /// The format.
+        dtype: &'static str,
+    },
     /// A message larger than the symmetric memory was made for.
     #[error("{op}: {bytes} bytes, the communicator was made for {most}: raise message_bytes")]
     TooLarge {
@@ -49,6 +59,14 @@ pub enum Error {
         to: usize,
         /// The driver's words.
         detail: String,
+    },
+    /// Another process's memory that cannot be opened.
+    #[error("memory of rank {rank}: {fault}")]
+    Handle {
+        /// The rank whose memory it is.
+        rank: usize,
+        /// What is wrong with its handle.
+        fault: HandleFault,
     },
     /// A rank died, came too late, or its words were lost. The communicator is ready again.
     #[error("{op} {epoch} stalled: {}", Waits(.waits))]

@@ -48,6 +48,14 @@ impl Op {
         Self::ALL.into_iter().find(|op| op.name() == name)
     }
 
+    /// Whether it adds numbers up; the others move whatever they are given.
+    pub fn adds(self) -> bool {
+        match self {
+            Self::AllReduce | Self::ReduceScatter => true,
+            Self::AllGather | Self::Broadcast | Self::AllToAll | Self::Barrier => false,
+        }
+    }
+
     /// Slices in a rank's input.
     pub fn slices_in(self, ranks: usize) -> usize {
         match self {
@@ -81,17 +89,35 @@ pub enum Dtype {
     Bf16,
     /// IEEE single.
     F32,
+    /// Bytes of anything else, such as 8-bit floats and integers: moved, never added.
+    U8,
 }
 
 impl Dtype {
     /// All of them, in the kernel's order.
-    pub const ALL: [Self; 3] = [Self::F16, Self::Bf16, Self::F32];
+    pub const ALL: [Self; 4] = [Self::F16, Self::Bf16, Self::F32, Self::U8];
+
+    /// As people write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::F32 => "f32",
+            Self::U8 => "u8",
+        }
+    }
+
+    /// From its name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|dtype| dtype.name() == name)
+    }
 
     /// Bytes of a number.
     pub fn bytes(self) -> usize {
         match self {
             Self::F16 | Self::Bf16 => 2,
             Self::F32 => 4,
+            Self::U8 => 1,
         }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kie_kccl::algorithm::Table;
+use kie_kccl::topology::simulated;
 use kie_kccl::{Communicator as Ranks, Dtype, Error, Op, Options, Topology};
 use kie_kernels::mono::machine::Machine;
 use pyo3::prelude::*;
@@ -17,10 +18,15 @@ use crate::owned::Owned;
 /// The exception for `error`; an exception from building it if even that fails.
 fn raise(py: Python<'_>, error: &Error) -> PyErr {
     let (class, code, hint) = match error {
-        Error::Ranks { .. } | Error::Size { .. } | Error::TooLarge { .. } => {
-            ("InvalidRequestError", "collective", "")
-        }
-        Error::Topology { .. } => ("InvalidRequestError", "topology", ""),
+        Error::Ranks { .. }
+        | Error::Size { .. }
+        | Error::NotNumbers { .. }
+        | Error::TooLarge { .. } => ("InvalidRequestError", "collective", ""),
+        Error::Topology { .. } => (
+            "InvalidRequestError",
+            "topology",
+            "correct it, or let `kie doctor --topology FILE` write that of this machine",
+        ),
         Error::Unreachable { .. } => {
             ("DeviceError", "unreachable", "choose GPUs that nvidia-smi topo -p2p r shows as OK")
         }
@@ -46,12 +52,9 @@ fn op_of(py: Python<'_>, name: &str) -> PyResult<Op> {
 }
 
 fn dtype_of(py: Python<'_>, name: &str) -> PyResult<Dtype> {
-    match name {
-        "f16" => Ok(Dtype::F16),
-        "bf16" => Ok(Dtype::Bf16),
-        "f32" => Ok(Dtype::F32),
-        _ => Err(invalid(py, format!("dtype {name:?}: there are f16, bf16, f32"))),
-    }
+    let names = || Dtype::ALL.map(Dtype::name).join(", ");
+    Dtype::from_name(name)
+        .ok_or_else(|| invalid(py, format!("dtype {name:?}: there are {}", names())))
 }
 
 fn open(name: &str, nvrtc: &[PathBuf]) -> kie_kernels::Result<Arc<dyn Machine>> {
@@ -73,8 +76,13 @@ fn make(
     if let ("cpu", [_]) = (devices[0].as_str(), devices) {
         return Ranks::cpu(ranks.unwrap_or(2));
     }
-    let machines: kie_kernels::Result<Vec<_>> = devices.iter().map(|n| open(n, nvrtc)).collect();
-    let machines = machines?;
+    let (mut machines, mut options) = (Vec::new(), options.clone());
+    for name in devices {
+        let (told, topology) = simulated(name)?;
+        machines.push(open(&told, nvrtc)?);
+        options.topology = options.topology.or(topology);
+    }
+    let options = &options;
     match (ranks, &machines[..]) {
         (Some(ranks), [machine]) => Ranks::virtual_ranks(machine.clone(), ranks, options),
         _ => Ranks::new(&machines, options),

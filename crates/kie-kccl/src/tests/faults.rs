@@ -3,7 +3,6 @@
 use super::*;
 use crate::cpu;
 use crate::error::{Error, What};
-use crate::symmetric::Mapping;
 
 const START: &str = "    u64* stamps = (u64*)";
 
@@ -157,6 +156,8 @@ fn what_makes_no_sense_is_refused() {
     let large = ask(Op::AllGather, 0, [1 << 15; 4]).unwrap_err();
     assert!(large.contains("131072 bytes") && large.contains("message_bytes"), "{large}");
     assert_eq!(ask(Op::AllReduce, 0, [0; 4]).unwrap(), vec![Vec::<u8>::new(); 4]);
+    let bytes = communicator.all_reduce(Dtype::U8, &[&[1], &[2], &[3], &[4]]).unwrap_err();
+    assert!(matches!(bytes, Error::NotNumbers { op: "all-reduce", dtype: "u8" }), "{bytes}");
     let two = [vec![0; 4], vec![0; 4]];
     let few = communicator.all_reduce(Dtype::F32, &slices(&two)).unwrap_err();
     assert!(matches!(few, Error::Size { .. }), "{few}");
@@ -166,9 +167,6 @@ fn what_makes_no_sense_is_refused() {
     }
     let error = Communicator::virtual_ranks(sim(0, 2, 32), 4, &options()).err().unwrap();
     assert!(error.to_string().contains("2 multiprocessors"), "{error}");
-    let between = Options { mapping: Mapping::Ipc(Vec::new()), ..options() };
-    let error = Communicator::virtual_ranks(sim(0, 4, 32), 4, &between).err().unwrap();
-    assert!(matches!(error, Error::NotBuilt { .. }), "{error}");
     let error = Communicator::new(&[sim(0, 2, 32), sim(1, 2, 32)], &options()).err().unwrap();
     assert!(matches!(error, Error::NotBuilt { .. }), "{error}");
     assert!(Communicator::cpu(2).unwrap().measure(Op::Barrier, Dtype::F32, 0, 1, None).is_err());

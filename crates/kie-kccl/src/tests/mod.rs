@@ -4,6 +4,7 @@
 
 mod compiled;
 mod faults;
+mod processes;
 mod product;
 mod recorded;
 
@@ -53,6 +54,7 @@ fn inputs(dtype: Dtype, ranks: usize, numbers: usize, seed: u64) -> Vec<Vec<u8>>
             Dtype::F16 => half::f16::from_f32(v).to_le_bytes().to_vec(),
             Dtype::Bf16 => half::bf16::from_f32(v).to_le_bytes().to_vec(),
             Dtype::F32 => v.to_le_bytes().to_vec(),
+            Dtype::U8 => vec![(v * 127.0) as i8 as u8],
         };
         (0..numbers).flat_map(|_| number(next())).collect()
     };

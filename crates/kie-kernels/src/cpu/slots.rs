@@ -5,7 +5,7 @@
 //! a prompt nor the neighbours change a request's bits.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::pass::{Column, Pass, Path};
 use super::team::Team;
@@ -61,7 +61,7 @@ impl Slots {
         pass: Pass,
         team: Team,
         mailbox: Arc<Mailbox>,
-        max_itl_ms: Option<f64>,
+        max_itl: Option<Duration>,
     ) -> Self {
         let dims = pass.dims();
         let vocab = dims.vocab as usize;
@@ -78,7 +78,7 @@ impl Slots {
             slots: (0..dims.slots).map(|_| slot()).collect(),
             columns: Vec::with_capacity(dims.columns as usize),
             arrivals: 0,
-            max_itl_ms,
+            max_itl_ms: max_itl.map(|t| 1e3 * t.as_secs_f64()),
             joined: false,
             prompt_column_ms: 0.0,
             pass,

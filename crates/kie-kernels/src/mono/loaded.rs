@@ -2,10 +2,10 @@
 //! and nowhere later but for logits that somebody asks for.
 
 use std::sync::atomic::Ordering::Release;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use super::cut::{Cut, Kind};
+use super::cut::{Cut, Kind, Matrix};
 use super::machine::{Machine, Memory, Module, Platform, Shared, Source};
 use super::meter::Probe;
 use super::model::Model;
@@ -16,7 +16,7 @@ use super::source;
 use super::upload;
 use super::wire::{self, Args, Layer, Lost, Wire};
 use super::wire::{RECORDS_BLOCK, RECORD_BYTES, RING, STOPS};
-use crate::abi::{Dims, HeadMode, Program, Tensor, GROUPS, PAGE};
+use crate::abi::{Dims, HeadMode, Program, GROUPS, PAGE};
 use crate::cpu::numbers::row_to_f32;
 use crate::device::{Buffer, Phase};
 use crate::error::{Error, Result};
@@ -46,7 +46,7 @@ pub struct Loaded {
     pub warning: Option<String>,
     /// What loading did, in order.
     pub phases: Vec<Phase>,
-    kernels: Vec<(Kind, Arc<dyn Module>)>,
+    kernels: Vec<Kernel>,
     base: Args,
     logits: Option<Memory>,
     /// What `base` points to.
@@ -65,21 +65,30 @@ fn pool_bytes(dims: &Dims, model: &Model, cut: &Cut, group: usize) -> u64 {
     u64::from(each) * u64::from(dims.group_pages[group]) * 2 * half
 }
 
-/// Device memory that a rank takes beside the weights as they are stored and the KV pages: what
-/// they grow by when packed, tables, exchange, the prefill kernel's scratch, and the upload's
-/// as far as there is no room for it where pages and the others will be.
-pub fn scratch_bytes(program: &Program, model: &Model, cut: &Cut, plan: Option<&Plan>) -> u64 {
+/// Bytes that a rank takes: weights as packed, KV pages, and the rest: tables, exchange, the
+/// prefill kernel's scratch, and the upload's as far as there is no room for it where pages and the
+/// others will be.
+pub fn bytes(program: &Program, model: &Model, cut: &Cut, plan: Option<&Plan>) -> [u64; 3] {
     let dims = &program.dims;
-    let vocab = u64::from(dims.vocab);
+    let (vocab, slots, columns) =
+        (u64::from(dims.vocab), u64::from(dims.slots), u64::from(cut.columns));
+    let (row, layers) = (u64::from(cut.hidden) * 2, u64::from(model.layers));
     let lines = cut.line_bytes(model) * u64::from(cut.blocks);
-    let packed = lines + vocab * u64::from(cut.hidden) * 2;
-    let stored: u64 = program.tensors.iter().map(Tensor::bytes).sum();
-    let tables = (u64::from(dims.slots) + u64::from(cut.columns)) * vocab * 8;
-    let words = cut.words(model, cut.columns) * 8;
-    let others = tables + words + plan.map_or(0, |plan| plan.scratch_bytes);
+    let packed = lines + vocab * row + (2 * layers + 1) * u64::from(model.norm_lanes) * row;
     let pools: u64 = (0..GROUPS).map(|group| pool_bytes(dims, model, cut, group)).sum();
-    let grown = packed.saturating_sub(stored / u64::from(model.ranks));
-    grown + others + upload::most_bytes(packed).saturating_sub(pools + others)
+    let head_norms = if model.head_norm { layers * 4 * u64::from(cut.head_dim) } else { 0 };
+    let biases = u64::from(model.bias) * layers * 4;
+    let biases = biases * u64::from(cut.rows(Matrix::Qkv)) * u64::from(cut.blocks);
+    let rope = u64::from(dims.max_positions) * u64::from(cut.head_dim) * 4;
+    let of_slots = slots * 4 * (GROUPS as u64 * u64::from(cut.pages_max) + STOPS as u64);
+    let tables = (slots + columns) * vocab * 8 + of_slots + u64::from(dims.max_positions) * 4;
+    let lists = layers * size_of::<Layer>() as u64 + cut.segments(model).len() as u64 * 8;
+    let writers = u64::from(plan.map_or(0, |plan| plan.blocks).max(cut.blocks));
+    let records = writers * (RECORDS_BLOCK * RECORD_BYTES) as u64;
+    let words = cut.words(model, cut.columns) * 8 + POISON_BYTES as u64;
+    let prefill = plan.map_or(0, Plan::bytes);
+    let others = head_norms + biases + rope + tables + lists + records + words + prefill;
+    [packed, pools, others + upload::most_bytes(packed).saturating_sub(pools + others)]
 }
 
 /// Memory that does not depend on the weights.
@@ -295,15 +304,23 @@ impl Loaded {
 
     /// The kernel for so many columns. Of those for one column, the one that streams pages, or the
     /// other.
-    pub fn module(&self, columns: u32, streamed: bool) -> &Arc<dyn Module> {
+    ///
+    /// # Errors
+    /// What the machine's compiler says of a kernel that nobody has asked for before.
+    pub fn module(&self, columns: u32, streamed: bool) -> Result<Arc<dyn Module>> {
         let good = |k: &Kind| k.columns == columns && (columns > 1 || k.streamed == streamed);
-        let found = self.kernels.iter().find(|(kind, _)| good(kind));
-        &found.expect("one of the cut's kernels").1
+        let found = self.kernels.iter().find(|kernel| good(&kernel.kind));
+        let kernel = found.expect("one of the cut's kernels");
+        if let Some(module) = kernel.module.get() {
+            return Ok(Arc::clone(module));
+        }
+        let module = compile_decode(&*self.machine, &self.model, &self.cut, kernel.kind)?;
+        Ok(Arc::clone(kernel.module.get_or_init(|| module)))
     }
 
     /// The first position of a sequence that the kernel with streamed pages is for.
     pub fn streams_from(&self) -> u32 {
-        let any = self.kernels.iter().any(|(kind, _)| kind.columns == 1 && kind.streamed);
+        let any = self.kernels.iter().any(|k| k.kind.columns == 1 && k.kind.streamed);
         if any {
             self.cut.streams_from(&self.model)
         } else {
@@ -313,7 +330,7 @@ impl Loaded {
 
     /// What every launch is given.
     pub fn args(&self, columns: u32) -> Args {
-        debug_assert!(self.kernels.iter().any(|(kind, _)| kind.columns == columns));
+        debug_assert!(self.kernels.iter().any(|k| k.kind.columns == columns));
         self.base
     }
 
@@ -406,11 +423,26 @@ impl Loaded {
     }
 }
 
-/// Decode kernels by what they are for, and the prefill kernel, if it compiled.
-type Kernels = (Vec<(Kind, Arc<dyn Module>)>, Option<Result<Arc<dyn Module>>>);
+/// A decode kernel and what it is for.
+pub(super) struct Kernel {
+    kind: Kind,
+    module: OnceLock<Arc<dyn Module>>,
+}
+/// Decode kernels, and the prefill kernel, if it compiled.
+type Kernels = (Vec<Kernel>, Option<Result<Arc<dyn Module>>>);
 
-/// The kernels of a cut, and the planned prefill kernel, compiled
-/// side by side.
+fn compile_decode(
+    machine: &dyn Machine,
+    model: &Model,
+    cut: &Cut,
+    kind: Kind,
+) -> Result<Arc<dyn Module>> {
+    let (defines, text) = (cut.defines(model, kind), source::text(machine.platform()));
+    machine.compile(&Source { defines, text, entries: vec!["kie_decode"] })
+}
+
+/// The kernels of a cut, and the planned prefill kernel, compiled side by side; in the simulator,
+/// whose tests launch few of many kernels, a decode kernel when it is first launched.
 ///
 /// # Errors
 /// What the machine's compiler says.
@@ -420,11 +452,13 @@ pub(super) fn compile(
     cut: &Cut,
     plan: Option<&Plan>,
 ) -> Result<Kernels> {
-    let text = source::text(machine.platform());
-    let one = |kind: Kind| -> Result<(Kind, Arc<dyn Module>)> {
-        let defines = cut.defines(model, kind);
-        let source = Source { defines, text: text.clone(), entries: vec!["kie_decode"] };
-        Ok((kind, machine.compile(&source)?))
+    let at_once = machine.platform() != Platform::Sim;
+    let one = |kind: Kind| -> Result<Kernel> {
+        let module = OnceLock::new();
+        if at_once {
+            let _ = module.set(compile_decode(machine, model, cut, kind)?);
+        }
+        Ok(Kernel { kind, module })
     };
     let (kernels, one) = (cut.kernels(model, machine.platform()), &one);
     std::thread::scope(|scope| {

@@ -8,6 +8,7 @@ pub mod cache;
 pub mod clock;
 pub mod cut;
 pub mod echo;
+pub mod handle;
 pub(crate) mod library;
 pub mod loaded;
 pub mod machine;
@@ -15,9 +16,11 @@ pub mod meter;
 pub mod model;
 pub mod pack;
 pub mod prefill;
+pub mod recorded;
 pub mod runner;
 #[cfg(test)]
 pub(crate) mod shapes;
+pub mod slices;
 pub mod source;
 pub mod upload;
 pub mod wire;
@@ -32,7 +35,8 @@ use self::meter::{Meter, Probe};
 use self::model::Model;
 use self::prefill::Plan;
 use self::runner::Runner;
-use crate::device::{Buffer, Device, DeviceInfo, HostBytes, Options, Running};
+use crate::abi::Dims;
+use crate::device::{Buffer, Device, DeviceInfo, Holding, HostBytes, Options, Running};
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
 use crate::validate::ValidProgram;
@@ -48,7 +52,8 @@ pub struct Mono {
     info: DeviceInfo,
     first_epoch: u32,
     hang_timeout: Duration,
-    bounded_gap: bool,
+    /// The longest that a prompt may hold up a token.
+    gap: Option<Duration>,
     /// Whether prompts run in the prefill kernel where it fits.
     prefill_kernel: Option<bool>,
     /// Times launches; some of what it runs computes garbage.
@@ -71,7 +76,8 @@ impl Mono {
             },
             blocks: first.multiprocessors,
             memory_bytes: infos.iter().map(|i| i.memory_bytes).sum(),
-            free_bytes: infos.iter().map(|i| i.free_bytes).sum(),
+            // All hold the same, so what one has not is of no use on the others.
+            free_bytes: infos.iter().map(|i| i.free_bytes).min().unwrap_or(0) * infos.len() as u64,
             arch: first.arch.clone(),
         };
         Ok(Self {
@@ -81,7 +87,7 @@ impl Mono {
             hang_timeout: options.hang_timeout.unwrap_or(HANG_TIMEOUT),
             prefill_kernel: options.prefill_kernel,
             meter: options.meter.clone(),
-            bounded_gap: options.max_itl_ms.is_some(),
+            gap: options.max_itl,
         })
     }
 
@@ -100,7 +106,7 @@ impl Mono {
         }
         let on = (machine.platform(), &machine.info()?);
         let dims = &program.program().dims;
-        Ok(Plan::new(model, cut, on, (dims.max_positions, dims.chunk() as u32)))
+        Ok(Plan::new(model, cut, on, (dims.max_positions, dims.chunk() as u32), self.gap.is_some()))
     }
 
     /// What a rank runs of a program, and how it is cut.
@@ -127,7 +133,7 @@ impl Device for Mono {
             Some(plan) => plan.to_string(),
             None => format!("prompts   {} positions a pass of the decode kernel\n", cut.columns),
         };
-        Ok(format!("{cut}{prompts}"))
+        Ok(format!("{cut}{}{prompts}", cut.placement(&model)))
     }
 
     fn chunk(&self) -> u32 {
@@ -138,13 +144,23 @@ impl Device for Mono {
         }
     }
 
-    fn scratch_bytes(&self, program: &ValidProgram) -> Result<u64> {
-        let one = |rank: usize| -> Result<u64> {
+    fn page_bytes(&self, dims: &Dims, group: usize) -> u64 {
+        model::page_bytes(dims, group, self.machines.len() as u32)
+    }
+
+    fn holdings(&self, program: &ValidProgram) -> Result<Vec<Holding>> {
+        let one = |rank: usize| -> Result<Holding> {
             let (model, cut) = self.cut(program, rank)?;
             let plan = self.plan(&model, &cut, &*self.machines[rank], program)?;
-            Ok(loaded::scratch_bytes(program.program(), &model, &cut, plan.as_ref()))
+            let info = self.machines[rank].info()?;
+            let program = program.program();
+            let [weight_bytes, kv_bytes, scratch_bytes] =
+                loaded::bytes(program, &model, &cut, plan.as_ref());
+            let part = model.part(rank as u32, &program.dims);
+            let (name, free_bytes) = (info.name, info.free_bytes);
+            Ok(Holding { name, part, weight_bytes, kv_bytes, scratch_bytes, free_bytes })
         };
-        (0..self.machines.len()).map(one).sum()
+        (0..self.machines.len()).map(one).collect()
     }
 
     fn compile(&self, program: &ValidProgram) -> Result<()> {
@@ -198,10 +214,10 @@ impl Device for Mono {
                     rank.dims.max_positions,
                 )?);
             }
-            meter.set_phases(meter::phases(&loaded[0].model, &loaded[0].cut));
+            meter.started(loaded.len(), meter::phases(&loaded[0].model, &loaded[0].cut));
         }
         let (epoch, patience) = (self.first_epoch, self.hang_timeout);
-        let runner = Runner::new(loaded, mailbox, epoch, patience, self.bounded_gap);
+        let runner = Runner::new(loaded, mailbox, epoch, patience, self.gap);
         Ok(Box::new(runner.metered(self.meter.clone())))
     }
 }

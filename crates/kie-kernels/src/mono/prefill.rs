@@ -7,6 +7,7 @@
 //! they are written before it, while no kernel runs.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::cut::{Cut, Kind, Matrix};
@@ -18,12 +19,12 @@ use crate::error::Result;
 
 /// Most positions of a launch: so long does a cancel wait at most.
 pub const MOST_POSITIONS: usize = 8192;
-/// The same beside sequences that decode.
-pub const TURN_POSITIONS: usize = 256;
-
 const THREADS: u32 = 384;
 /// Positions of a chunk: what goes through a layer together.
 const CHUNK: u32 = 2048;
+/// The same, a rank, where the gap between tokens has a bound: tokens are made between layers, and
+/// a layer of an 8B model takes about a millisecond then.
+const CHUNK_BOUNDED: u32 = 1024;
 /// Positions of a tile.
 const TILE: u32 = 256;
 /// Tiles of partial sums.
@@ -63,12 +64,14 @@ pub struct Plan {
 impl Plan {
     /// The plan of a model for a machine; none where the kernel does not fit: it wants wide tiles
     /// (sm_90a, or simulated ones), and registers for a head. A sequence has `positions` at most;
-    /// one whose layers have windows has pages for a window and `ring` positions more.
+    /// one whose layers have windows has pages for a window and `ring` positions more. `bounded`:
+    /// so is the gap between the tokens of sequences beside a prompt.
     pub fn new(
         model: &Model,
         cut: &Cut,
         (platform, machine): (Platform, &MachineInfo),
         (positions, ring): (u32, u32),
+        bounded: bool,
     ) -> Option<Self> {
         let stages = cut.shared_max.checked_sub(RING)? / STAGE_BYTES;
         let wide_tiles = match platform {
@@ -83,7 +86,8 @@ impl Plan {
         // Positions that go through together must not overwrite what the first of them still see.
         let sees_all = model.layer.iter().all(|l| l.window == 0 || l.window >= positions);
         let together = if sees_all || ring >= positions { CHUNK } else { ring / TILE * TILE };
-        let chunk = together.min(positions.next_multiple_of(TILE));
+        let most = if bounded { CHUNK_BOUNDED * model.ranks } else { CHUNK };
+        let chunk = together.min(most).min(positions.next_multiple_of(TILE));
         (fits && chunk > 0).then(|| Self {
             platform,
             chunk,
@@ -93,9 +97,16 @@ impl Plan {
         })
     }
 
+    /// Device memory that it takes: scratch and counters.
+    pub fn bytes(&self) -> u64 {
+        self.scratch_bytes + (ALIGN + COUNTERS * 8) as u64
+    }
+
     /// What the compiler is given.
     pub fn source(&self, model: &Model, cut: &Cut) -> Source {
         let text = source::prefill_text(self.platform).expect("the plan's platform has it");
+        // Its grid is the whole machine's, and every block works with every other.
+        let cut = &Cut { chiplets: 1, ..cut.clone() };
         let mut defines = cut.defines(model, Kind { columns: 1, streamed: false });
         let all = [
             ("CHUNK", u64::from(self.chunk)),
@@ -165,7 +176,6 @@ struct PrefillArgs {
     scratch: u64,
     arrivals: u64,
     hops: [i64; 8],
-    hidden: u64,
     first: u32,
     count: u32,
     from: u32,
@@ -174,9 +184,22 @@ struct PrefillArgs {
     blocks: u32,
 }
 
-// SAFETY: `Args` has no padding (it is `Wire`), then twelve u64s and six u32s.
+// SAFETY: `Args` has no padding (it is `Wire`), then eleven u64s and six u32s.
 unsafe impl Wire for PrefillArgs {}
-const _: () = assert!(size_of::<PrefillArgs>() == size_of::<Args>() + 12 * 8 + 6 * 4);
+const _: () = assert!(size_of::<PrefillArgs>() == size_of::<Args>() + 11 * 8 + 6 * 4);
+
+/// What a launch takes of a prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// Whose pages.
+    pub row: u32,
+    /// Its first position.
+    pub first: u32,
+    /// How many.
+    pub count: u32,
+    /// Less than all only where the positions are one chunk.
+    pub layers: Range<u32>,
+}
 
 /// The compiled kernel and its memory.
 pub struct Prefill {
@@ -194,7 +217,7 @@ impl Prefill {
     /// # Errors
     /// [`crate::Error::OutOfMemory`].
     pub fn new(machine: &dyn Machine, plan: Plan, module: Arc<dyn Module>) -> Result<Self> {
-        let bytes = plan.scratch_bytes as usize + ALIGN + COUNTERS * 8;
+        let bytes = plan.bytes() as usize;
         Ok(Self { plan, module, memory: machine.alloc_symmetric(bytes)?, hops: [0; 8] })
     }
 
@@ -224,8 +247,7 @@ impl Prefill {
         self.scratch() + self.plan.scratch_bytes
     }
 
-    /// Starts the positions `first .. first + count` of a row, on one rank; their tokens are at
-    /// `args.prompt`.
+    /// Starts a part of the work on one rank; the tokens of its positions are at `args.prompt`.
     ///
     /// # Errors
     /// What the machine says.
@@ -233,9 +255,7 @@ impl Prefill {
         &self,
         machine: &dyn Machine,
         args: Args,
-        layers: u32,
-        row: u32,
-        (first, count): (u32, u32),
+        part: &Part,
     ) -> Result<Box<dyn super::machine::Flight>> {
         let args = PrefillArgs {
             model: args,
@@ -243,12 +263,11 @@ impl Prefill {
             scratch: self.scratch(),
             arrivals: self.counters(),
             hops: self.hops,
-            hidden: 0,
-            first,
-            count,
-            from: 0,
-            to: layers,
-            row,
+            first: part.first,
+            count: part.count,
+            from: part.layers.start,
+            to: part.layers.end,
+            row: part.row,
             blocks: self.plan.blocks,
         };
         let launch = Launch {
@@ -259,6 +278,11 @@ impl Prefill {
             args: args.as_bytes(),
         };
         machine.launch(&self.module, &launch)
+    }
+
+    /// Positions that go through a layer together.
+    pub fn chunk(&self) -> usize {
+        self.plan.chunk as usize
     }
 
     /// Blocks of a launch.

@@ -3,11 +3,11 @@
 //!
 //! A launch holds the whole decode loop of the sequences it was made for: it ends when one of them
 //! ends, or when the host asks because something else waits (a new request, a cancel). Prompts run
-//! in launches of the prefill kernel where there is one, else as columns of the decode kernel;
-//! beside sequences at work they are the columns that those leave free (always where there is no
-//! prefill kernel, and where the gap between tokens has a bound). So what a column is for never
-//! changes while a launch runs, pages and tables are written only between launches, and the host
-//! only reads tokens as they come.
+//! in launches of the prefill kernel where there is one: beside sequences at work some layers at a
+//! time, with a token between. Elsewhere, and where they are short, they are columns of the decode
+//! kernel: beside sequences those that they leave free. So what a column is for never changes while
+//! a launch runs, pages and tables are written only between launches, and the host only reads
+//! tokens as they come.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -18,7 +18,8 @@ use super::clock::DeviceClock;
 use super::loaded::Loaded;
 use super::machine::{Flight, Launch, Platform};
 use super::meter::{Meter, Mode};
-use super::prefill;
+use super::prefill::{self, Part, Prefill};
+use super::slices::{Chunk, Pace};
 use super::wire::{self, wants, Lost, Order, Sequence, Wire};
 use crate::abi::{Command, CommandKind, Record, SlotEnd, MAX_ALTERNATIVES, PAGE};
 use crate::device::{Phase, Running};
@@ -26,7 +27,8 @@ use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
 use crate::sample::{top_logprobs, SEEN_IN_PROMPT};
 
-/// Prompt positions of a launch beside decoding sequences, and tokens of a launch beside prompts.
+/// Prompt positions of a launch beside decoding sequences that leave no column free, and tokens of
+/// a launch where others wait for their turn.
 const TURN_POSITIONS: usize = 128;
 const TURN_TOKENS: u32 = 8;
 /// Steps of a launch when nobody else waits.
@@ -56,6 +58,8 @@ struct Slot {
     told: u32,
     /// Order of arrival.
     since: u64,
+    /// The prompt runs in the prefill kernel, to its end.
+    wide: bool,
     cancelled: bool,
     /// Why it ended, once its last record is published.
     end: Option<SlotEnd>,
@@ -65,6 +69,8 @@ struct Slot {
 enum Work {
     /// Positions of one slot's prompt, up to here.
     Prompt(usize, usize),
+    /// A chunk through so many layers more.
+    Layers(Chunk, u32),
     /// Tokens of these slots.
     Tokens(Vec<usize>),
     /// Tokens of the slots, and positions of another's prompt in the columns that are left.
@@ -91,6 +97,8 @@ struct Ask {
     streamed: bool,
     /// Positions of a prompt, or 0.
     prompt: u32,
+    /// The first step begins at the head: a prefill launch leaves what it takes.
+    at_head: bool,
     /// Positions whose logits are kept.
     logits: Option<u32>,
     column: [Sequence; 8],
@@ -102,6 +110,9 @@ struct Going {
     steps: u32,
     /// How it is measured, if it is.
     mode: Option<Mode>,
+    since: Instant,
+    /// The end of a prompt stands before the tokens.
+    behind_prompt: bool,
     /// Asked to leave.
     leaving: bool,
     /// Since nothing has come of it, or since somebody last looked why.
@@ -112,8 +123,9 @@ struct Going {
 
 impl Going {
     fn new(flights: Vec<Box<dyn Flight>>, work: Work, steps: u32, mode: Option<Mode>) -> Self {
-        let (leaving, quiet, poisoned) = (false, Instant::now(), false);
-        Self { flights, work, steps, mode, leaving, quiet, poisoned }
+        let (quiet, since) = (Instant::now(), Instant::now());
+        let (behind_prompt, leaving, poisoned) = (false, false, false);
+        Self { flights, work, steps, mode, since, behind_prompt, leaving, quiet, poisoned }
     }
 }
 
@@ -142,19 +154,20 @@ pub struct Runner {
     /// How long a wait inside the kernel lasts at most.
     budget_ns: u64,
     meter: Option<Arc<Meter>>,
-    /// Whether the gap between tokens has a bound: then prompts go beside them, a few positions a
-    /// step, rather than in launches of their own.
-    bounded_gap: bool,
+    /// What is between its layers, of the oldest prompt.
+    chunk: Option<Chunk>,
+    pace: Pace,
 }
 
 impl Runner {
-    /// Over a program whose weights are on the machines.
+    /// Over a program whose weights are on the machines. `gap`: the longest that a prompt may hold
+    /// up a token.
     pub fn new(
         ranks: Vec<Loaded>,
         mailbox: Arc<Mailbox>,
         first_epoch: u32,
         hang_timeout: Duration,
-        bounded_gap: bool,
+        gap: Option<Duration>,
     ) -> Self {
         let slot = |_| Slot {
             state: State::Idle,
@@ -163,6 +176,7 @@ impl Runner {
             made: 0,
             told: 0,
             since: 0,
+            wide: false,
             cancelled: false,
             end: None,
         };
@@ -177,8 +191,9 @@ impl Runner {
             prompted: false,
             clock: DeviceClock::default(),
             budget_ns: u64::try_from(hang_timeout.as_nanos()).unwrap_or(u64::MAX),
-            bounded_gap,
             meter: None,
+            chunk: None,
+            pace: Pace::new(gap),
         }
     }
 
@@ -249,7 +264,9 @@ impl Runner {
             // It runs on this machine's cores: leave them to it.
             std::thread::sleep(SIM_REST);
         }
-        self.first().room.control.word32(4).fetch_add(1, Relaxed);
+        for rank in &self.ranks {
+            rank.room.control.word32(4).fetch_add(1, Relaxed);
+        }
         if let Some(error) = self.look(&mut going)? {
             // Its end may take long to come, or never does.
             self.going = Some(going);
@@ -264,7 +281,7 @@ impl Runner {
                     !self.logits.is_empty() || all.any(|s| self.slots[*s].cancelled)
                 }
                 Work::Prompt(slot, _) => self.slots[*slot].cancelled,
-                Work::Logits(..) => false,
+                Work::Layers(..) | Work::Logits(..) => false,
             };
         if leave {
             self.first().room.control.word32(0).store(Order::Leave as u32, Release);
@@ -339,13 +356,16 @@ impl Runner {
 
     /// A launch has ended.
     fn land(&mut self, going: Going) -> Result<()> {
-        let Going { flights, work, steps, mode, .. } = going;
+        let Going { flights, work, steps, mode, since, behind_prompt, .. } = going;
         drop(flights);
         self.check()?;
         let made = self.first().room.control.word32(12).load(Acquire);
         self.note(&work, steps, mode)?;
         match work {
             Work::Tokens(slots) => {
+                if !behind_prompt {
+                    self.pace.note_steps(made, since.elapsed());
+                }
                 let most = slots.iter().map(|s| self.slots[*s].made).max().unwrap_or(0);
                 self.epoch += (most as u32).min(steps) + 1;
                 self.finish_all(&slots)?;
@@ -365,6 +385,16 @@ impl Runner {
                 let slot_now = &mut self.slots[slot];
                 slot_now.next = to.min(slot_now.next.saturating_add(done));
                 self.finish(slot);
+            }
+            Work::Layers(mut chunk, layers) => {
+                self.pace.note_layers(&chunk, layers, since.elapsed());
+                chunk.done += layers;
+                if chunk.done == self.first().model.layers {
+                    self.slots[chunk.slot].next = chunk.first + chunk.count;
+                } else {
+                    self.chunk = Some(chunk);
+                }
+                self.finish(chunk.slot);
             }
             Work::Logits(command) => {
                 self.epoch += steps;
@@ -406,6 +436,7 @@ impl Runner {
         if let Some(end) = end {
             slot.state = State::Idle;
             slot.cancelled = false;
+            self.chunk = self.chunk.take().filter(|c| c.slot != index);
             self.mailbox.end(index, end);
         }
     }
@@ -467,8 +498,13 @@ impl Runner {
             (0..self.slots.len()).filter(|i| self.slots[*i].state == State::Decode).collect();
         let waiting = (0..self.slots.len()).filter(|i| self.slots[*i].state == State::Prefill);
         let oldest = waiting.min_by_key(|i| self.slots[*i].since);
+        if let Some(slot) = oldest {
+            if self.prompt_left(slot)? == 0 {
+                return self.take_off();
+            }
+        }
         match oldest {
-            Some(slot) if self.goes_beside(&decoding) => self.start_both(decoding, slot),
+            Some(slot) if self.goes_beside(&decoding, slot) => self.start_both(decoding, slot),
             Some(slot) if decoding.is_empty() || !self.prompted => {
                 self.prompted = true;
                 self.start_prompt(slot, !decoding.is_empty())
@@ -483,17 +519,20 @@ impl Runner {
                 slots.sort_by_key(|i| (self.slots[*i].made, *i));
                 slots.truncate(most);
                 slots.sort_unstable();
-                let brief = crowded || waits.is_some();
-                self.start_tokens(slots, if brief { TURN_TOKENS } else { LONG })
+                let steps = match waits {
+                    Some(slot) if self.slots[slot].wide => 1,
+                    None if !crowded => LONG,
+                    Some(_) | None => TURN_TOKENS,
+                };
+                self.start_tokens(slots, steps, false)
             }
         }
     }
 
     /// Whether a prompt takes the columns that these sequences leave free.
-    fn goes_beside(&self, decoding: &[usize]) -> bool {
+    fn goes_beside(&self, decoding: &[usize], slot: usize) -> bool {
         let free = self.first().most_columns().saturating_sub(decoding.len());
-        let alone = self.bounded_gap || !self.is_wide();
-        !decoding.is_empty() && free > 0 && alone
+        !decoding.is_empty() && free > 0 && !self.slots[slot].wide
     }
 
     /// Positions of a prompt that are still to be done; its last token is the first that the
@@ -501,14 +540,17 @@ impl Runner {
     fn prompt_left(&mut self, index: usize) -> Result<usize> {
         // SAFETY: the slot runs, so the device owns it.
         let memory = unsafe { self.mailbox.slot_of_device(index) };
+        let last = memory.params.prompt as usize - 1;
         if self.slots[index].token == u32::MAX {
             for rank in &self.ranks {
                 rank.write_slot(index, memory)?;
             }
-            self.slots[index].token = 0;
+            // A few positions are done sooner as columns, in steps of a token's time.
+            let few = 2 * self.first().most_columns();
+            let wide = self.is_wide() && last - self.slots[index].next > few;
+            (self.slots[index].token, self.slots[index].wide) = (0, wide);
         }
         let slot = &mut self.slots[index];
-        let last = memory.params.prompt as usize - 1;
         if slot.next == last {
             (slot.state, slot.token) = (State::Decode, memory.tokens[last]);
         }
@@ -518,9 +560,6 @@ impl Runner {
     /// The next positions of a prompt in the columns that the sequences leave free.
     fn start_both(&mut self, slots: Vec<usize>, index: usize) -> Result<()> {
         let count = self.prompt_left(index)?;
-        if count == 0 {
-            return self.take_off();
-        }
         self.write_prompt(index, self.slots[index].next, count)?;
         let columns = self.first().most_columns();
         let share = columns - slots.len();
@@ -528,11 +567,11 @@ impl Runner {
         let (row, position) = (index as u32, self.slots[index].next as u32);
         column[slots.len()..].fill(Sequence { row, position, ..Sequence::default() });
         let steps = if dump { 1 } else { count.div_ceil(share) } as u32;
-        let beside = Beside { slot: index, count, share };
+        let (beside, prompt) = (Beside { slot: index, count, share }, count as u32);
         let (columns, live) = (columns as u32, slots.len() as u32);
         let logits = dump.then_some(columns);
         let ask =
-            Ask { columns, steps, live, streamed: false, prompt: count as u32, logits, column };
+            Ask { columns, steps, live, streamed: false, prompt, at_head: false, logits, column };
         self.launch(&ask, Work::Both(slots, beside))
     }
 
@@ -547,21 +586,42 @@ impl Runner {
 
     /// A prompt's next positions in a launch of their own.
     fn start_prompt(&mut self, index: usize, beside: bool) -> Result<()> {
-        let left = self.prompt_left(index)?;
-        if left == 0 {
-            return self.take_off();
+        if self.slots[index].wide {
+            return self.start_layers(index, beside);
         }
-        let slot = &self.slots[index];
-        let wide = self.is_wide();
-        let most = match (wide, beside) {
-            // Chunks start at whole pages, so launches end there.
-            (true, true) => prefill::TURN_POSITIONS - slot.next % PAGE,
-            (true, false) => prefill::MOST_POSITIONS - slot.next % PAGE,
-            (false, true) => TURN_POSITIONS,
-            (false, false) => usize::MAX,
-        };
-        let (position, count) = (slot.next, most.min(left));
+        let (left, position) = (self.prompt_left(index)?, self.slots[index].next);
+        let count = if beside { left.min(TURN_POSITIONS) } else { left };
         self.launch_prompt(index, position, count, None, Work::Prompt(index, position + count))
+    }
+
+    /// A prompt's next positions through the prefill kernel, or those that are between its layers.
+    fn start_layers(&mut self, index: usize, beside: bool) -> Result<()> {
+        let begun = self.chunk.take().filter(|c| c.slot == index);
+        let chunk = match begun {
+            Some(chunk) => chunk,
+            None => {
+                let (left, first) = (self.prompt_left(index)?, self.slots[index].next);
+                // Chunks start at whole pages, so launches end there.
+                let count = left.min(self.launch_positions(beside) - first % PAGE);
+                let whole = count == left && self.takes_last(first, count);
+                let count = count + usize::from(whole);
+                self.write_prompt(index, first, count)?;
+                Chunk { slot: index, first, count, done: 0, whole }
+            }
+        };
+        let left = self.first().model.layers - chunk.done;
+        let layers = if beside { self.pace.layers(&chunk, left) } else { left };
+        self.launch_layers(chunk, layers)
+    }
+
+    /// Positions of a launch of the prefill kernel: beside sequences one chunk, else many.
+    fn launch_positions(&self, beside: bool) -> usize {
+        let chunk = self.first().prefill.as_ref().map_or(PAGE, Prefill::chunk);
+        if beside {
+            chunk
+        } else {
+            chunk * (prefill::MOST_POSITIONS / chunk).max(1)
+        }
     }
 
     fn start_logits(&mut self, command: Command) -> Result<()> {
@@ -587,10 +647,6 @@ impl Runner {
         let columns = columns.unwrap_or(self.first().most_columns() as u32);
         self.write_prompt(index, position, count)?;
         let count = count as u32;
-        // A few positions are done sooner as columns, in steps of a token's time.
-        if matches!(work, Work::Prompt(..)) && count > 2 * columns && self.is_wide() {
-            return self.launch_wide(index, position as u32, count, work);
-        }
         // Every column is of this sequence, whose pages it finds by its own row.
         let (row, position) = (index as u32, position as u32);
         let column = [Sequence { row, position, ..Sequence::default() }; 8];
@@ -598,27 +654,63 @@ impl Runner {
         let logits = matches!(work, Work::Logits(..)).then_some(steps * columns);
         // What a token's launch would take.
         let streamed = count == 1 && position >= self.first().streams_from();
-        self.launch(&Ask { columns, steps, live: 0, streamed, prompt: count, logits, column }, work)
+        let at_head = false;
+        let ask = Ask { columns, steps, live: 0, streamed, prompt: count, at_head, logits, column };
+        self.launch(&ask, work)
     }
 
-    /// The tokens at `prompt` in the prefill kernel.
-    fn launch_wide(&mut self, row: usize, first: u32, count: u32, work: Work) -> Result<()> {
+    /// Whether the prefill kernel takes the very last token of a prompt with these positions before
+    /// it, so that the decode kernel's first step is but the head.
+    fn takes_last(&self, first: usize, count: usize) -> bool {
+        let chunk = self.first().prefill.as_ref().map_or(1, Prefill::chunk);
+        // A chunk of one position is a pass over all weights, too; what is measured is whole steps.
+        (first % PAGE + count) % chunk != 0 && self.meter.is_none()
+    }
+
+    /// The next layers of a chunk, whose tokens are at `prompt`.
+    fn launch_layers(&mut self, chunk: Chunk, layers: u32) -> Result<()> {
+        let to_head = chunk.whole && chunk.done + layers == self.first().model.layers;
+        self.renew_epochs()?;
+        let epoch = if to_head { self.epoch } else { 0 };
         let all = || self.ranks.iter().filter_map(|l| Some((l, l.prefill.as_ref()?)));
         for (loaded, prefill) in all() {
             prefill.clear(&*loaded.machine)?;
         }
+        let part = Part {
+            row: chunk.slot as u32,
+            first: chunk.first as u32,
+            count: chunk.count as u32,
+            layers: chunk.done..chunk.done + layers,
+        };
         let mut flights = Vec::with_capacity(self.ranks.len());
         for (loaded, prefill) in all() {
             let mut args = loaded.args(1);
             (args.prompt, args.budget_ns) = (loaded.room.prompt.address, self.budget_ns);
-            let (machine, layers) = (&*loaded.machine, loaded.model.layers);
-            flights.push(prefill.launch(machine, args, layers, row as u32, (first, count))?);
+            args.epoch = epoch;
+            flights.push(prefill.launch(&*loaded.machine, args, &part)?);
         }
-        self.going = Some(Going::new(flights, work, 0, None));
+        if to_head {
+            return self.start_at_head(&chunk, flights);
+        }
+        self.going = Some(Going::new(flights, Work::Layers(chunk, layers), 0, None));
         Ok(())
     }
 
-    fn start_tokens(&mut self, slots: Vec<usize>, most: u32) -> Result<()> {
+    /// Tokens of a slot, behind the launches that take its prompt to the end: only one beside
+    /// others, which wait for it.
+    fn start_at_head(&mut self, chunk: &Chunk, prompt: Vec<Box<dyn Flight>>) -> Result<()> {
+        let others = self.slots.iter().any(|s| s.state == State::Decode);
+        self.slots[chunk.slot].next = chunk.first + chunk.count - 1;
+        self.prompt_left(chunk.slot)?;
+        self.start_tokens(vec![chunk.slot], if others { 1 } else { LONG }, true)?;
+        if let Some(going) = &mut self.going {
+            going.flights.extend(prompt);
+            going.behind_prompt = true;
+        }
+        Ok(())
+    }
+
+    fn start_tokens(&mut self, slots: Vec<usize>, most: u32, at_head: bool) -> Result<()> {
         let columns = if slots.len() == 1 { 1 } else { self.first().most_columns() as u32 };
         let (column, dump) = self.sequences(&slots);
         // Measured launches make their steps and no more.
@@ -630,7 +722,7 @@ impl Runner {
         let most = if streamed || columns > 1 { most } else { most.min(from - column[0].position) };
         let (live, steps) = (slots.len() as u32, if dump { 1 } else { most });
         let logits = dump.then_some(columns);
-        let ask = Ask { columns, steps, live, streamed, prompt: 0, logits, column };
+        let ask = Ask { columns, steps, live, streamed, prompt: 0, at_head, logits, column };
         self.launch(&ask, Work::Tokens(slots))
     }
 
@@ -676,13 +768,19 @@ impl Runner {
         }
     }
 
-    fn launch(&mut self, ask: &Ask, work: Work) -> Result<()> {
+    /// Starts epochs anew where a longest launch would pass the last.
+    fn renew_epochs(&mut self) -> Result<()> {
         if self.epoch >= LAST_EPOCH - LONG {
             for rank in &self.ranks {
                 rank.clear_words()?;
             }
             self.epoch = 1;
         }
+        Ok(())
+    }
+
+    fn launch(&mut self, ask: &Ask, work: Work) -> Result<()> {
+        self.renew_epochs()?;
         let epoch = self.epoch;
         let control = &self.first().room.control;
         control.word32(0).store(Order::GoOn as u32, Release);
@@ -691,8 +789,12 @@ impl Runner {
         let mut flights = Vec::with_capacity(self.ranks.len());
         for loaded in &mut self.ranks {
             let mut args = loaded.args(ask.columns);
+            if mode == Some(Mode::Alone) {
+                (args.rank, args.hops) = (0, [0; 8]);
+            }
             (args.epoch, args.budget_ns, args.steps) = (epoch, self.budget_ns, ask.steps);
             (args.live, args.count, args.column) = (ask.live, ask.prompt, ask.column);
+            args.at_head = u64::from(ask.at_head);
             if ask.prompt > 0 {
                 args.prompt = loaded.room.prompt.address;
             }
@@ -703,9 +805,12 @@ impl Runner {
                 None => {}
             }
             let measuring = mode.zip(loaded.probe.as_ref());
-            let module =
+            let probing =
                 measuring.and_then(|(mode, probe)| probe.module(mode, ask.streamed, &mut args));
-            let module = module.unwrap_or_else(|| loaded.module(ask.columns, ask.streamed));
+            let module = match probing {
+                Some(module) => Arc::clone(module),
+                None => loaded.module(ask.columns, ask.streamed)?,
+            };
             let launch = Launch {
                 entry: "kie_decode",
                 blocks: loaded.cut.blocks,
@@ -713,7 +818,7 @@ impl Runner {
                 shared_bytes: loaded.cut.shared_max,
                 args: args.as_bytes(),
             };
-            flights.push(loaded.machine.launch(module, &launch)?);
+            flights.push(loaded.machine.launch(&module, &launch)?);
         }
         self.going = Some(Going::new(flights, work, ask.steps, mode));
         Ok(())

@@ -84,6 +84,7 @@ pub fn nvidia() -> MachineInfo {
         model: "H200".into(),
         arch: "sm_90a".into(),
         multiprocessors: 132,
+        chiplets: 1,
         shared_bytes: 232_448,
         memory_bytes: 141 << 30,
         free_bytes: 140 << 30,
@@ -97,6 +98,7 @@ pub fn amd() -> MachineInfo {
         model: "MI300X".into(),
         arch: "gfx942".into(),
         multiprocessors: 304,
+        chiplets: 8,
         shared_bytes: 65_520,
         memory_bytes: 192 << 30,
         free_bytes: 190 << 30,
@@ -115,6 +117,6 @@ pub fn decode(name: &str, machine: &MachineInfo, platform: Platform, kind: Kind)
 pub fn prefill(model: &Model) -> Option<Source> {
     let machine = nvidia();
     let cut = Cut::new(model, &machine, 33_280).expect("a cut");
-    let plan = Plan::new(model, &cut, (Platform::Cuda, &machine), (33_280, 512))?;
+    let plan = Plan::new(model, &cut, (Platform::Cuda, &machine), (33_280, 512), false)?;
     Some(plan.source(model, &cut))
 }

@@ -154,6 +154,7 @@ pub struct Args {
     pub control: u64,
     pub hops: [i64; 8],
     pub budget_ns: u64,
+    pub at_head: u64,
     pub pool_layers: [u32; 2],
     pub segment_count: u32,
     pub steps: u32,
@@ -178,13 +179,13 @@ pub unsafe trait Wire: Sized {
     }
 }
 
-// SAFETY: 33 u64s, 10 u32s, 8 sequences: every field on its own alignment, 8-byte multiples.
+// SAFETY: 34 u64s, 10 u32s, 8 sequences: every field on its own alignment, 8-byte multiples.
 unsafe impl Wire for Args {}
 // SAFETY: eight 4-byte fields.
 unsafe impl Wire for Layer {}
 
 const _: () = assert!(size_of::<Layer>() == 32 && size_of::<Sequence>() == 8 + 16 * 4);
-const _: () = assert!(size_of::<Args>() == 33 * 8 + 10 * 4 + 8 * size_of::<Sequence>());
+const _: () = assert!(size_of::<Args>() == 34 * 8 + 10 * 4 + 8 * size_of::<Sequence>());
 
 /// Who gave up waiting, where (args.h's `Record`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -206,6 +207,8 @@ pub struct Lost {
 pub const RECORD_BYTES: usize = 16;
 /// Set in the place of a record that was written.
 const WRITTEN: u32 = 1 << 31;
+/// Places from here on are the prefill kernel's.
+const PREFILL: u32 = 0x1000;
 /// Records of a block, one a warp.
 pub const RECORDS_BLOCK: usize = 16;
 
@@ -235,13 +238,17 @@ impl Lost {
 
     /// What comes first in the work has the smaller one: step, then place.
     pub fn turn(&self) -> (u32, u32) {
+        // Layers of a prompt, behind which a launch of tokens may stand that waited in vain.
+        if self.place & 0xffff >= PREFILL {
+            return (0, self.step << 16 | self.place & 0xffff);
+        }
         let place = match self.place & 0xffff {
             0xffe => 0x10_000,
             0xfff => 0x10_001,
             0xffa..=0xffd => 0x10_002,
             place => place,
         };
-        (self.step, place)
+        (self.step + 1, place)
     }
 
     /// What was waited for, in words.
@@ -250,7 +257,7 @@ impl Lost {
         let layer = place >> 4;
         let of = if from == 0 { String::new() } else { format!(" of rank {}", from - 1) };
         match (place, place & 15) {
-            (0x1000.., _) => format!("the prefill kernel's wait {place:#x}"),
+            (PREFILL.., _) => format!("the prefill kernel's wait {place:#x}"),
             (0xfff, _) => "the token's offers".to_owned(),
             (0xffe, _) => format!("the head's input{of}"),
             (0xffa..=0xffd, _) => "the choice of a token".to_owned(),

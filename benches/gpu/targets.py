@@ -1,0 +1,80 @@
+"""How fast what should be on one H200, and what was measured beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+GAP_MS = 5.0
+"""What `max_itl_ms` is where a sequence decodes beside a prompt."""
+
+
+class Target(NamedTuple):
+    """A row of the table: what of which shape, and how long it may take on one H200."""
+
+    shape: str
+    what: str
+    """decode: median gap; batch: the same of BATCH requests, its target a factor on one's; prompt:
+    to the first token; beside: p99 of the gap beside a prompt; load: opening once more."""
+    at: int
+    """Tokens of the prompt."""
+    floor_us: float | None
+    target_us: float
+
+
+TABLE = (
+    Target("laneformer-2b", "decode", 128, 977, 1085),
+    Target("llama-3.2-1b", "decode", 128, 543, 610),
+    Target("llama-3.1-8b", "decode", 128, 3300, 3650),
+    Target("laneformer-2b-lane", "decode", 128, 122, 180),
+    Target("laneformer-2b", "decode", 3840, 1060, 1.15 * 1060),
+    Target("llama-3.1-8b", "decode", 4096, 3420, 1.15 * 3420),
+    Target("llama-3.1-8b", "decode", 32768, 4240, 1.15 * 4240),
+    Target("laneformer-2b", "batch", 128, None, 1.15),
+    Target("llama-3.1-8b", "batch", 128, None, 1.15),
+    Target("llama-3.1-8b", "prompt", 2048, 37_600, 2 * 37_600),
+    Target("llama-3.1-8b", "prompt", 8192, 167_000, 2 * 167_000),
+    Target("llama-3.1-8b", "beside", 8192, None, 1000 * GAP_MS),
+    Target("laneformer-2b", "prompt", 128, 1000, 3000),
+    Target("laneformer-2b", "load", 128, 90_000, 1_500_000),
+)
+DECODE_TARGET_US = {t.shape: t.target_us for t in TABLE if t.what == "decode" and t.at == 128}
+
+
+def prompts_of(shape: str) -> list[int]:
+    """Lengths of prompts that the table asks for, shortest first."""
+    at = {t.at for t in TABLE if t.shape == shape and t.what in ("decode", "prompt")}
+    return sorted(at | {128})
+
+
+def figure(target: Target, rows: list[dict[str, Any]]) -> tuple[float, float] | None:
+    """What was measured for a target, in microseconds, and the target in microseconds."""
+    wanted = {"prompt": "decode", "load": "decode"}.get(target.what, target.what)
+    mine = [r for r in rows if r["shape"] == target.shape]
+    row = next((r for r in mine if r["what"] == wanted and r["context"] == target.at), None)
+    if row is None:
+        return None
+    if target.what == "batch":
+        one = next((r for r in mine if r["what"] == "decode" and r["context"] == target.at), None)
+        return (row["itl_us"], target.target_us * one["itl_us"]) if one else None
+    found = {
+        "decode": row["itl_us"],
+        "prompt": 1e3 * row.get("ttft_ms", 0),
+        "beside": row["p99_us"],
+        "load": 1e6 * row.get("reopen_s", 0),
+    }
+    return found[target.what], target.target_us
+
+
+def verdicts(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """The table, a line each row that was measured."""
+    yield f"{'work':44} {'floor us':>9} {'target us':>10} {'us':>10}"
+    for target in TABLE:
+        found = figure(target, rows)
+        if found is None:
+            continue
+        us, limit = found
+        floor = f"{target.floor_us:.0f}" if target.floor_us else ""
+        work = f"{target.shape}, {target.what} at {target.at}"
+        missed = "" if us <= limit else f"  missed: {us / limit:.2f}x"
+        yield f"{work:44} {floor:>9} {limit:10.0f} {us:10.1f}{missed}"
