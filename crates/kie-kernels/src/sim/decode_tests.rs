@@ -248,6 +248,7 @@ const SHAPE: &[(&str, &str)] = &[
     ("HELD", "4"),
     ("NO_WAITS", "false"),
     ("NO_STREAM", "false"),
+    ("NO_RANKS", "false"),
     ("PAGES_MAX", "4"),
     ("STREAMED", "false"),
     ("CHECK_WINDOW", "0"),
