@@ -317,7 +317,7 @@ fn files_of_machines_are_refused_by_name() {
     assert!(matches!(error, Error::Topology { .. }), "{error}");
     // What has no plan says so, whatever machine it is for.
     let error = plan(Path::new(&recorded("mi300xx8")), "auto");
-    assert!(error.to_string().contains("do not divide by 8 machines"), "{error}");
+    assert!(error.to_string().contains("do not divide by 8 ranks"), "{error}");
 }
 
 #[test]
