@@ -34,7 +34,10 @@ const FIXTURES: [&str; 14] = [
 
 fn open_with(name: &str, device: &str, config: EngineConfig) -> Engine {
     let builder = Engine::builder(fixture(name)).config(config).device(device);
-    builder.prefill_kernel(true).build().unwrap()
+    let engine = builder.prefill_kernel(true).build().unwrap();
+    let plan = &engine.info().plan;
+    assert!(!plan.contains("no prefill kernel"), "{plan}");
+    engine
 }
 
 fn open(name: &str, blocks: u32) -> Engine {
@@ -313,7 +316,7 @@ const MUTANTS: &[(&str, &str, &str, &str)] = &[
         "a rank writes over what others have yet to read",
         "laneformer_d2",
         "constexpr int kPast = KIE_PREFILL_PAST,",
-        "constexpr int kPast = KIE_PREFILL_PAST - 2,",
+        "constexpr int kPast = 1 + 0 * KIE_PREFILL_PAST,",
     ),
     (
         "a rank keeps what its lanes added to itself",
@@ -324,8 +327,8 @@ const MUTANTS: &[(&str, &str, &str, &str)] = &[
     (
         "others' outputs are those of another layer",
         "laneformer_d2",
-        "past_at(args, kind, layer - delay, from % kLanesAll)",
-        "past_at(args, kind, layer - delay + 1, from % kLanesAll)",
+        "past_at(args, kind, layer - delay, l)[at]",
+        "past_at(args, kind, layer - delay + 1, l)[at]",
     ),
     (
         "blocks do not wait for each other",

@@ -235,7 +235,7 @@ impl Loaded {
         // First, as it needs memory for a while that the others may have afterwards.
         let packed = weights_args(&*machine, &weights, &mut kept, &mut phases)?;
         let (prefill, warning) = match plan.zip(wide) {
-            Some((plan, Ok(module))) => (Some(Prefill::new(&*machine, plan, module)?), None),
+            Some((plan, Ok(both))) => (Some(Prefill::new(&*machine, plan, both)?), None),
             // Slow prompts are better than none.
             Some((_, Err(why))) => (None, Some(format!("no prefill kernel: {why}"))),
             None => (None, None),
@@ -428,8 +428,8 @@ pub(super) struct Kernel {
     kind: Kind,
     module: OnceLock<Arc<dyn Module>>,
 }
-/// Decode kernels, and the prefill kernel, if it compiled.
-type Kernels = (Vec<Kernel>, Option<Result<Arc<dyn Module>>>);
+/// Decode kernels, and the prefill kernels (see `Prefill`), if they compiled.
+type Kernels = (Vec<Kernel>, Option<Result<[Arc<dyn Module>; 2]>>);
 
 fn compile_decode(
     machine: &dyn Machine,
@@ -441,7 +441,7 @@ fn compile_decode(
     machine.compile(&Source { defines, text, entries: vec!["kie_decode"] })
 }
 
-/// The kernels of a cut, and the planned prefill kernel, compiled side by side; in the simulator,
+/// The kernels of a cut, and the planned prefill kernels, compiled side by side; in the simulator,
 /// whose tests launch few of many kernels, a decode kernel when it is first launched.
 ///
 /// # Errors
@@ -462,11 +462,17 @@ pub(super) fn compile(
     };
     let (kernels, one) = (cut.kernels(model, machine.platform()), &one);
     std::thread::scope(|scope| {
-        let wide = plan.map(|plan| scope.spawn(move || machine.compile(&plan.source(model, cut))));
+        let prefill = |plan, short| {
+            scope.spawn(move || machine.compile(&Plan::source(plan, model, cut, short)))
+        };
+        let wide = plan.map(|plan| [false, true].map(|short| prefill(plan, short)));
         let all: Vec<_> = kernels.iter().map(|c| scope.spawn(move || one(*c))).collect();
         let decode: Result<Vec<_>> =
             all.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(died()))).collect();
-        let wide = wide.map(|t| t.join().unwrap_or_else(|_| Err(died())));
+        let wide = wide.map(|all| {
+            let [many, few] = all.map(|t| t.join().unwrap_or_else(|_| Err(died())));
+            Ok([many?, few?])
+        });
         Ok((decode?, wide))
     })
 }

@@ -15,6 +15,7 @@ use super::machine::{Launch, Machine, MachineInfo, Memory, Module, Platform, Sou
 use super::model::Model;
 use super::source;
 use super::wire::{Args, Wire};
+use crate::abi::PAGE;
 use crate::error::Result;
 
 /// Most positions of a launch: so long does a cancel wait at most.
@@ -25,16 +26,17 @@ const CHUNK: u32 = 2048;
 /// The same, a rank, where the gap between tokens has a bound: tokens are made between layers, and
 /// a layer of an 8B model takes about a millisecond then.
 const CHUNK_BOUNDED: u32 = 1024;
-/// Positions of a tile.
+/// Positions of a tile, and of a narrow one: so many are few.
 const TILE: u32 = 256;
+const SHORT: u32 = 128;
 /// Tiles of partial sums.
 const ITEMS: u32 = 576;
 /// The grid's arrivals, one a tile of partial sums, one a rank.
 const COUNTERS: usize = 1 + ITEMS as usize + 8;
 /// Of scratch: machines promise less.
 const ALIGN: usize = 1024;
-/// Row tiles of 16 of an item.
-const TILES: u32 = 8;
+/// Row tiles of 16 that have a sum of squares together.
+const FOUR: u32 = 4;
 const STAGE_BYTES: u32 = 48 << 10;
 /// Shared memory before the stages.
 const RING: u32 = 11 << 10;
@@ -102,8 +104,8 @@ impl Plan {
         self.scratch_bytes + (ALIGN + COUNTERS * 8) as u64
     }
 
-    /// What the compiler is given.
-    pub fn source(&self, model: &Model, cut: &Cut) -> Source {
+    /// What the compiler is given, of the kernel for few positions or for many.
+    pub fn source(&self, model: &Model, cut: &Cut, short: bool) -> Source {
         let text = source::prefill_text(self.platform).expect("the plan's platform has it");
         // Its grid is the whole machine's, and every block works with every other.
         let cut = &Cut { chiplets: 1, ..cut.clone() };
@@ -118,6 +120,7 @@ impl Plan {
             ("ARGS_BYTES", size_of::<PrefillArgs>() as u64),
         ];
         defines.extend(all.map(|(name, value)| (format!("KIE_PREFILL_{name}"), value.to_string())));
+        defines.push(("KIE_PREFILL_SHORT".to_owned(), short.to_string()));
         Source { defines, text, entries: vec!["kie_prefill"] }
     }
 }
@@ -141,10 +144,11 @@ fn scratch_bytes(model: &Model, cut: &Cut, chunk: u32) -> u64 {
     let operands = (u64::from(cut.hidden) + attn + u64::from(cut.ffn)) * chunk * 2;
     let queries = attn * chunk * 2;
     let residual = frags * chunk / 8 * 32 * 16;
-    let squares = frags.div_ceil(u64::from(TILES)) * chunk * 4;
+    let squares = frags.div_ceil(u64::from(FOUR)) * chunk * 4;
     let others = match model.lanes_all() {
         1 => 0,
-        lanes => 2 * u64::from(past(model) * lanes) * residual / 2,
+        // What each made, as halves, and all together, as floats.
+        lanes => u64::from(past(model) * lanes) * residual + 2 * residual,
     };
     let lane = operands + queries + residual + squares;
     u64::from(model.lanes) * lane + others + u64::from(ITEMS) * 128 * 128 * 4
@@ -204,7 +208,8 @@ pub struct Part {
 /// The compiled kernel and its memory.
 pub struct Prefill {
     plan: Plan,
-    module: Arc<dyn Module>,
+    /// For many positions, and for up to [`SHORT`].
+    modules: [Arc<dyn Module>; 2],
     /// Scratch, then the counters.
     memory: Memory,
     /// Bytes from this rank's scratch to each rank's.
@@ -216,9 +221,9 @@ impl Prefill {
     ///
     /// # Errors
     /// [`crate::Error::OutOfMemory`].
-    pub fn new(machine: &dyn Machine, plan: Plan, module: Arc<dyn Module>) -> Result<Self> {
+    pub fn new(machine: &dyn Machine, plan: Plan, modules: [Arc<dyn Module>; 2]) -> Result<Self> {
         let bytes = plan.bytes() as usize;
-        Ok(Self { plan, module, memory: machine.alloc_symmetric(bytes)?, hops: [0; 8] })
+        Ok(Self { plan, modules, memory: machine.alloc_symmetric(bytes)?, hops: [0; 8] })
     }
 
     /// Where scratch is, to be told to other ranks.
@@ -277,7 +282,9 @@ impl Prefill {
             shared_bytes: self.plan.shared_bytes,
             args: args.as_bytes(),
         };
-        machine.launch(&self.module, &launch)
+        // Places before the first position, up to a whole page, are computed, too.
+        let short = part.first % PAGE as u32 + part.count <= SHORT;
+        machine.launch(&self.modules[usize::from(short)], &launch)
     }
 
     /// Positions that go through a layer together.
