@@ -12,6 +12,8 @@ mod support;
 mod failures;
 #[path = "monokernel/long.rs"]
 mod long;
+#[path = "monokernel/machines.rs"]
+mod machines;
 #[path = "monokernel/measured.rs"]
 mod measured;
 #[path = "monokernel/prompts.rs"]

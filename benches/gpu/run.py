@@ -40,6 +40,7 @@ KEPT = {
     "max_us": "us_max",
     "stream_only": "us_stream_only",
     "exchange_only": "us_exchange_only",
+    "alone": "us_alone",
     "ttft_ms": "ttft_ms",
     "open_s": "open_s",
     "floor_us": "floor_us",
@@ -170,14 +171,14 @@ def main() -> int:
         print(f"{c['fixture']:40} {c['decode']:.2e} {c['prefill']:.2e} {c['greedy']}")
     print(
         f"\n{'shape':20} {'what':6} batch context  floor us   itl us   p99 us"
-        "   stream  exchange  ttft ms"
+        "   stream  exchange     alone  ttft ms"
     )
     for r in rows:
         alone = [f"{r[kernel]:.1f}" if kernel in r else "" for kernel in inside.KERNELS[2:]]
         print(
             f"{r['shape']:20} {r['what']:6} {r['batch']:5} {r['context']:7}"
             f" {r.get('floor_us', 0):9.1f} {r['itl_us']:8.1f} {r['p99_us']:8.1f}"
-            f" {alone[0]:>8} {alone[1]:>9}"
+            f" {alone[0]:>8} {alone[1]:>9} {alone[2]:>9}"
             f" {r.get('ttft_ms', 0):8.2f}"
         )
     print()

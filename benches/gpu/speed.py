@@ -185,7 +185,7 @@ def measure(
         seen = inside.measure(
             folder, device=device, prompt_tokens=row["context"], runs=5, max_tokens=ANSWER
         )
-        row |= {kernel: seen[kernel]["p50"] for kernel in inside.KERNELS}
+        row |= {kernel: seen[kernel]["p50"] for kernel in inside.KERNELS if kernel in seen}
         row["phases"] = seen["phases"]
         print(inside.table(seen))
     rows.append(together)

@@ -6,7 +6,8 @@
 #pragma once
 
 KIE_DEVICE u64* other_slot(const DecodeArgs& args, int kind, int layer, int lane_all) {
-    return args.words + kAtOther + (((long)kind * kLayers + layer) * kLanesAll + lane_all) * kVecH;
+    const long at = ((long)kind * kLayers + layer) * kLanesAll + heard_lane(lane_all);
+    return args.words + kAtOther + at * kVecH;
 }
 
 // This warp's share of a normed vector into shared memory: words, or the embedding of the tokens.
@@ -337,7 +338,7 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
     const int warp = thread() / kTeam, my = lane();
     float* all = (float*)(b.shared + kShNorm);  // [kNormSets][kColumns][kWarps]
     const auto words_of = [&](int from, int c) {
-        return args.words + kAtLast + from * kVecH + (long)c * kWordsH + warp * kShare;
+        return args.words + kAtLast + heard_lane(from) * kVecH + (long)c * kWordsH + warp * kShare;
     };
     KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
         float sum = 0;

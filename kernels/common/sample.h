@@ -217,7 +217,7 @@ KIE_DEVICE u32 each_offer(Watch& watch, const DecodeArgs& args, const Block& b, 
         watch.polls = 0;
         for (;;) {
             KIE_UNROLL for (int i = 0; i < kAtOnce; ++i) if (at(i) < kBlocksAll)
-                load_words(from + (long)at(i) * stride, x[i], y[i]);
+                load_words(from + (long)heard_block(at(i)) * stride, x[i], y[i]);
             if (beside) extra = load_word(beside);
             bool ok = epoch_of(extra) == b.epoch;
             KIE_UNROLL for (int i = 0; i < kAtOnce; ++i) if (at(i) < kBlocksAll) ok &=

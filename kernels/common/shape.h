@@ -22,8 +22,15 @@ constexpr bool kBias = KIE_BIAS;            // q, k, v have biases
 constexpr int kMerge = KIE_MERGE;           // 1: attention parts are merged by owners first
 constexpr int kPollMode = KIE_POLL;         // 0: poll the batch, 1: one word a warp first
 constexpr bool kStreamed = KIE_STREAMED;    // keys and values come through the ring: stream.h
-// Measuring only: what is computed without waits or without weights is garbage.
-constexpr bool kNoWaits = KIE_NO_WAITS, kNoStream = KIE_NO_STREAM, kGarbage = kNoWaits || kNoStream;
+// Measuring only, and garbage: what is computed without waits, without weights, or by ranks
+// that take their own words for those of the others.
+constexpr bool kNoWaits = KIE_NO_WAITS, kNoStream = KIE_NO_STREAM, kNoRanks = KIE_NO_RANKS,
+               kGarbage = kNoWaits || kNoStream || kNoRanks;
+// The lane, and the block, whose words are taken for those of another.
+KIE_CONST_FN int heard_lane(int lane_all) { return kNoRanks ? lane_all % kLanes : lane_all; }
+KIE_CONST_FN int heard_block(int block_all) {
+    return kNoRanks ? block_all % KIE_BLOCKS : block_all;
+}
 constexpr unsigned kRestGather = KIE_REST_GATHER,
                    kRestMerge = KIE_REST_MERGE;  // ns before the first look
 constexpr float kEps = KIE_EPS;

@@ -41,7 +41,7 @@ KIE_DEVICE u32 opaque(u32 v) {
     return v;
 }
 KIE_DEVICE u32 thread() { return opaque(__builtin_amdgcn_workitem_id_x()); }
-KIE_DEVICE u32 block() { return __builtin_amdgcn_workgroup_id_x(); }
+KIE_DEVICE u32 grid_block() { return __builtin_amdgcn_workgroup_id_x(); }
 KIE_DEVICE u32 lane() { return thread() % kTeamLanes; }
 KIE_DEVICE u32 wave_lane() {
     return __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0));

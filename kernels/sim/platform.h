@@ -39,7 +39,9 @@ inline void check_aligned(const void* p, u32 bytes, const char* at) {
 // Where.
 KIE_DEVICE u32 opaque(u32 v) { return v; }
 KIE_DEVICE u32 thread() { return kie_sim::me->thread; }
-KIE_DEVICE u32 block() { return kie_sim::me->team->block->index % kie_sim::machine.launch->blocks; }
+KIE_DEVICE u32 grid_block() {
+    return kie_sim::me->team->block->index % kie_sim::machine.launch->blocks;
+}
 KIE_DEVICE u32 lane() { return kie_sim::me->index; }
 
 // Meet. A value stands in one of two rows: nobody is two collectives ahead.

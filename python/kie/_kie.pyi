@@ -22,7 +22,9 @@ __all__ = [
     "gpus",
     "host",
     "measure",
+    "plan",
     "read_bandwidth",
+    "topology",
 ]
 
 __version__: str
@@ -37,6 +39,20 @@ def compile(
     nvrtc_dirs: Sequence[str | PathLike[str]],
 ) -> str:
     """Compiles ahead what an engine with these options would, and returns the printed plan."""
+
+def plan(
+    path: str | PathLike[str],
+    *,
+    device: str,
+    dtype: str,
+    max_seq_len: int | None,
+    max_batch: int,
+    threads: int | None,
+    topology: str | PathLike[str] | None,
+    cache_dir: str | PathLike[str] | None,
+    nvrtc_dirs: Sequence[str | PathLike[str]],
+) -> str:
+    """The plan of a model that is not loaded, as JSON; `topology`, a file, is the machine."""
 
 def measure(
     path: str | PathLike[str],
@@ -65,6 +81,9 @@ def gpus() -> tuple[list[tuple[str, str, str, int, int, int]], list[str]]:
     """GPUs that can be used (name, model, architecture, multiprocessors, memory in all and free),
     and what the drivers said of the others.
     """
+
+def topology() -> tuple[str, str] | None:
+    """The GPUs and what lies between them, printed and as the JSON of a file; None without."""
 
 def host() -> tuple[str, str, int, int]:
     """Processor, instruction set that the kernels use, memory in all and free, in bytes."""

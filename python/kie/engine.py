@@ -346,6 +346,40 @@ def compile_ahead(
     )
 
 
+def plan_ahead(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    device: str = "auto",
+    dtype: Literal["auto", "f32", "f16", "bf16"] = "auto",
+    max_seq_len: int | None = None,
+    max_batch: int = 8,
+    threads: int | None = None,
+    topology: str | os.PathLike[str] | None = None,
+) -> dict[str, Any]:
+    """How an `Engine` with these arguments would run: machines, links, messages, who holds what.
+
+    Reads the shape of the model, none of its weights. With `topology`, a file that
+    `kie doctor --topology FILE` or `kie.kccl` wrote, `device` names GPUs on it ("auto": all), which
+    need not be there.
+
+    Raises:
+        LoadError, UnsupportedModelError, DeviceError, OutOfMemoryError, InvalidRequestError (with
+        code "topology" for the file).
+    """
+    found = _kie.plan(
+        hub.resolve(model),
+        device=device,
+        dtype=dtype,
+        max_seq_len=max_seq_len,
+        max_batch=max_batch,
+        threads=threads,
+        topology=topology,
+        cache_dir=None,
+        nvrtc_dirs=[] if topology is not None else compiler_folders(device),
+    )
+    return _object(found)
+
+
 def compiler_folders(device: str) -> list[str]:
     """Where `pip install kie[cuda]` has put the compiler of a GPU's kernels."""
     if device != "auto" and not device.startswith("cuda"):

@@ -63,6 +63,8 @@ class Report:
     """Bytes a second that all cores read from memory, None where it was not measured."""
     gpus: tuple[Gpu, ...]
     """GPUs that can be used, as their drivers see them."""
+    topology: str | None
+    """The GPUs and what lies between them, as printed; None without GPUs."""
     gpu_nodes: tuple[str, ...]
     """Device nodes of GPUs, whether or not a driver serves them."""
     libcuda: str | None
@@ -93,6 +95,7 @@ def report(measure: bool = True) -> Report:
     if Path("/dev/kfd").exists():
         nodes += tuple(sorted(str(node) for node in Path("/dev/dri").glob("renderD*")))
     found, refused = _kie.gpus()
+    linked = _kie.topology() if found else None
     libcuda = _libcuda()
     nvrtc = _installed("nvidia-cuda-nvrtc") or _installed("nvidia-cuda-nvrtc-cu12")
     return Report(
@@ -106,6 +109,7 @@ def report(measure: bool = True) -> Report:
         memory_free_bytes=free,
         read_bandwidth=_kie.read_bandwidth(gigabytes=1.0) if measure else None,
         gpus=tuple(Gpu(*gpu) for gpu in found),
+        topology=linked[0] if linked else None,
         gpu_nodes=nodes,
         libcuda=libcuda,
         nvrtc=nvrtc is not None,

@@ -27,6 +27,9 @@ fn a_step_is_told_phase_by_phase() {
             assert!(steps.iter().all(|run| run.len() == WORK.tokens), "{device}: {steps:?}");
             assert!(steps.iter().flatten().all(|us| *us > 0.0), "{device}: {steps:?}");
         }
+        let several = device.contains("ranks=2");
+        assert_eq!(found.alone.len(), if several { WORK.runs } else { 0 }, "{device}");
+        assert!(found.alone.iter().all(|run| run.len() == WORK.tokens), "{device}");
         let all = found.trace.iter().flatten();
         let step = all.clone().sum::<f64>() / all.count() as f64;
         let sum: f64 = found.phases.iter().map(|p| p.us_mean).sum();
@@ -37,7 +40,7 @@ fn a_step_is_told_phase_by_phase() {
         }
         // Padding makes it more, a second device half of it.
         let bytes: u64 = found.phases.iter().map(|p| p.bytes).sum();
-        let ranks = if device.contains("ranks=2") { 2 } else { 1 };
+        let ranks = if several { 2 } else { 1 };
         assert!(bytes * ranks >= found.bytes_per_token, "{device}: {bytes} of {found:?}");
     }
 }

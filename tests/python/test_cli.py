@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import kie
 import pytest
-from conftest import TINY
+from conftest import DATA, ROOT, TINY
+from kie.engine import plan_ahead
 
 FIBONACCI = "def fibonacci(n):"
 
@@ -71,6 +73,115 @@ def test_doctor_in_both_forms() -> None:
     assert done.returncode == 0
     assert json.loads(done.stdout)["kie"] == kie.__version__
     assert "will use" in run("doctor").stdout
+
+
+def test_doctor_says_what_is_linked(tmp_path: Path) -> None:
+    found = json.loads(run("doctor", "--json").stdout)
+    printed = run("doctor").stdout
+    file = tmp_path / "topology.json"
+    done = run("doctor", "--topology", str(file))
+    if found["gpus"]:
+        assert found["topology"] in done.stdout
+        assert "\ntopology\n" in printed
+        plan = run("info", str(TINY), "--plan", "--topology", str(file))
+        assert found["topology"] in plan.stdout
+        return
+    assert found["topology"] is None
+    assert [line for line in printed.splitlines() if line.startswith("topology")] == [
+        "topology  no GPUs, nothing to link"
+    ]
+    assert done.returncode == 1
+    assert "no GPU here" in done.stderr
+    assert not file.exists()
+
+
+TOPOLOGIES = ROOT / "crates" / "kie-kccl" / "topologies"
+
+
+@pytest.mark.parametrize(
+    ("machine", "model", "ranks", "told"),
+    [
+        ("h200x4", "laneformer_d2", 4, "rank 3: lanes 3 of 4; weights"),
+        ("mi300xx8", "own_laneformer_mixed", 8, "rank 7: lanes 7 of 8; weights"),
+        ("pcie4", "llama", 4, "rank 1: heads 2 of 6, kv heads 0 of 2"),
+    ],
+)
+def test_plans_for_recorded_machines(machine: str, model: str, ranks: int, told: str) -> None:
+    file = str(TOPOLOGIES / f"{machine}.json")
+    words = ("info", str(DATA / model), "--plan", "--topology", file)
+    done = run(*words)
+    assert done.returncode == 0, done.stderr
+    golden = (TOPOLOGIES / f"{machine}.plan").read_text()
+    assert done.stdout.startswith(golden)
+    plan = done.stdout[len(golden) :]
+    assert told in plan
+    assert plan.count("\n  rank ") == ranks
+    assert ("placed    8 chiplets" in plan) == (machine == "mi300xx8")
+    found = json.loads(run(*words, "--json").stdout)
+    assert found["algorithms"] == golden
+    assert [rank["name"] for rank in found["ranks"]] == [
+        gpu["name"] for gpu in found["topology"]["gpus"]
+    ]
+    assert all(rank["kv_bytes"] > 0 for rank in found["ranks"])
+
+
+def test_a_plan_names_some_of_a_recorded_machine() -> None:
+    file = str(TOPOLOGIES / "pcie4.json")
+    words = ("info", str(TINY), "--plan", "--topology", file)
+    done = run(*words, "--device", "cuda:1,3")
+    assert done.returncode == 0, done.stderr
+    assert "SOCK 31" in done.stdout
+    assert "device    cuda:1,3 (2 x RTX PRO 6000)" in done.stdout
+    alone = run(*words, "--device", "cuda:2")
+    assert "one machine: no messages" in alone.stdout
+    assert "all-reduce" not in alone.stdout
+    here = run("info", str(TINY), "--plan", "--device", "cpu")
+    assert here.stdout.startswith("no topology: the CPU is one machine\n\ndevice    cpu")
+    simulated = run("info", str(TINY), "--plan", "--device", f"sim:topology={file},ranks=2")
+    assert "PCIE 63" in simulated.stdout
+    assert "188 blocks, sim-warp32" in simulated.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (None, "No such file"),
+        ("", "EOF while parsing"),
+        ('{"version": 1, "name": "x", "gpus": [', "EOF while parsing"),
+        ('{"version": 2}', "version: wanted 1, got 2"),
+        ('{"version": 1, "name": "x", "gpus": [], "links": []}', "gpus: wanted 1 or more"),
+        (('"b": 1', '"b": 9'), "link 0-9: GPU 9: wanted 0 to 3"),
+        (('"multiprocessors": 188', '"multiprocessors": 0'), "GPU 0: multiprocessors: wanted"),
+        (('"arch": "sm_120"', '"arch": "z80"'), "GPU 0: arch: wanted sm_.. or gfx.."),
+    ],
+    ids=str,
+)
+def test_broken_topologies_are_errors(
+    tmp_path: Path, text: str | tuple[str, str] | None, wanted: str
+) -> None:
+    file = tmp_path / "machine.json"
+    if isinstance(text, tuple):
+        text = (TOPOLOGIES / "pcie4.json").read_text().replace(*text, 1)
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(kie.InvalidRequestError, match=re.escape(wanted)) as caught:
+        plan_ahead(TINY, topology=file)
+    assert caught.value.code == "topology"
+    assert caught.value.context["file"] == str(file)
+    assert "kie doctor --topology" in caught.value.hint
+    done = run("info", str(TINY), "--plan", "--topology", str(file))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert wanted in done.stderr.splitlines()[0]
+
+
+def test_nothing_runs_on_a_recorded_machine() -> None:
+    file = str(TOPOLOGIES / "h200x4.json")
+    done = run("info", str(TINY), "--topology", file)
+    assert done.returncode == 1
+    assert "hint: add --plan" in done.stderr
+    done = run("info", str(TINY), "--plan", "--topology", file, "--device", "cuda:4")
+    assert "device cuda:4: wanted one of cuda:0, cuda:1" in done.stderr
 
 
 def test_info_prints_the_cut_for_a_simulated_gpu() -> None:

@@ -31,6 +31,7 @@ use crate::load::{Lap, LoadPhase, LoadReport};
 use crate::memory::{Pages, PagesConfig};
 use crate::metrics::{Counters, Metrics};
 use crate::model::{Generation, Spec};
+use crate::outlook;
 use crate::plan::{self, Progress};
 use crate::primitive::now_ns;
 use crate::request::{Completion, EngineConfig, Prompt, Request, SamplingParams};
@@ -107,7 +108,7 @@ pub struct Info {
 
 /// Opens an [`Engine`]; see [`EngineConfig`] for what each option means.
 pub struct Builder {
-    path: PathBuf,
+    pub(crate) path: PathBuf,
     pub(crate) config: EngineConfig,
     level: Option<Level>,
     first_epoch: Option<u32>,
@@ -258,7 +259,7 @@ impl Builder {
     /// The device that the options name, and why it is not a GPU where that was open. "auto" is
     /// the first NVIDIA GPU that takes the model; asking for threads means the CPU's. AMD's are
     /// named or not used: nothing has run on one.
-    fn choose(
+    pub(crate) fn choose(
         &self,
         spec: &Spec,
         checkpoint: &Checkpoint,
@@ -281,6 +282,15 @@ impl Builder {
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn Device>> {
+        let options = self.options()?;
+        match &self.runner {
+            Some(runner) => Ok(Arc::clone(runner)),
+            None => outlook::open(name, &options),
+        }
+    }
+
+    /// What a device is opened with.
+    pub(crate) fn options(&self) -> Result<device::Options> {
         let config = &self.config;
         if config.threads.is_some_and(|n| !(1..=1024).contains(&n)) {
             let detail = format!("threads must be 1 to 1024, got {:?}", config.threads);
@@ -294,10 +304,7 @@ impl Builder {
         let seconds = config.hang_timeout_s;
         let hang_timeout = time("hang_timeout_s", "seconds", seconds, seconds)?;
         let gap = config.max_itl_ms.map(|ms| time("max_itl_ms", "milliseconds", ms / 1e3, ms));
-        if let Some(runner) = &self.runner {
-            return Ok(Arc::clone(runner));
-        }
-        let options = device::Options {
+        Ok(device::Options {
             threads: config.threads,
             level: self.level,
             nvrtc_dirs: config.nvrtc_dirs.clone(),
@@ -307,8 +314,7 @@ impl Builder {
             first_epoch: self.first_epoch,
             prefill_kernel: self.prefill_kernel,
             meter: self.meter.clone(),
-        };
-        Ok(device::open(name, &options)?)
+        })
     }
 }
 

@@ -77,6 +77,14 @@ pub enum Error {
         /// The printed plan, with what to lower.
         plan: String,
     },
+    /// A file that says how machines are linked is missing, broken or contradicts itself.
+    #[error("topology {}: {detail}", path.display())]
+    Topology {
+        /// The file.
+        path: PathBuf,
+        /// Where, what was wanted and what was found.
+        detail: String,
+    },
     /// A request or an option that makes no sense.
     #[error("{0}")]
     InvalidRequest(String),
@@ -139,7 +147,7 @@ impl Error {
             Self::EngineHang { .. } => "EngineHangError",
             Self::Device(_) => "DeviceError",
             Self::OutOfMemory { .. } => "OutOfMemoryError",
-            Self::InvalidRequest(_) => "InvalidRequestError",
+            Self::Topology { .. } | Self::InvalidRequest(_) => "InvalidRequestError",
             Self::ContextLength { .. } => "ContextLengthError",
             Self::Template(_) => "TemplateError",
             Self::EngineClosed => "EngineClosedError",
@@ -158,6 +166,7 @@ impl Error {
             Self::EngineHang { .. } => "engine_hang",
             Self::Device(_) => "device",
             Self::OutOfMemory { .. } => "out_of_memory",
+            Self::Topology { .. } => "topology",
             Self::InvalidRequest(_) => "invalid_request",
             Self::ContextLength { .. } => "context_length",
             Self::Template(_) => "template",
@@ -177,6 +186,9 @@ impl Error {
             Self::EngineHang { .. } => "report the dump; the engine must be opened again",
             Self::Device(_) => "`kie doctor` checks the device",
             Self::OutOfMemory { .. } => "lower max_seq_len, max_batch or kv_bytes",
+            Self::Topology { .. } => {
+                "correct it, or let `kie doctor --topology FILE` write that of this machine"
+            }
             Self::InvalidRequest(_) => "correct the request",
             Self::ContextLength { .. } => {
                 "shorten the prompt, lower max_tokens or raise max_seq_len"

@@ -1,17 +1,18 @@
 //! A decode step looked at from inside the kernel: its time by the device's clock, phase by phase,
-//! and what is left of it without its waits or its weights.
+//! and what is left of it without its waits, its weights or the other devices.
 //!
-//! Invariant: two of the four kernels that run here compute garbage, so the engine lives and dies
+//! Invariant: some of the kernels that run here compute garbage, so the engine lives and dies
 //! in [`Builder::measure`] and nothing but times leaves it.
 
 use std::sync::Arc;
 
-use kie_kernels::device::{self, Options};
+use kie_kernels::device::Options;
 use kie_kernels::mono::meter::{Meter, Mode, Seen};
 use serde::Serialize;
 
 use crate::engine::{Builder, Engine};
 use crate::error::{Error, Result};
+use crate::outlook;
 use crate::request::{EngineConfig, Prompt, Request, SamplingParams};
 
 /// What to measure.
@@ -48,6 +49,9 @@ pub struct Measured {
     pub stream_only: Vec<Vec<f64>>,
     /// The same where nobody waits for weights.
     pub exchange_only: Vec<Vec<f64>>,
+    /// The same where each of several devices takes its own words for those of the others; of one
+    /// device nothing.
+    pub alone: Vec<Vec<f64>>,
     /// Where the traced steps' time went, in order.
     pub phases: Vec<PhaseTimes>,
 }
@@ -87,7 +91,7 @@ impl Builder {
         let engine = self.build()?;
         let mut source = Source(0x9e37_79b9_7f4a_7c15);
         let mut found = Vec::new();
-        for mode in Mode::ALL {
+        for mode in Mode::of(meter.ranks()) {
             meter.set_mode(mode);
             let mut seen = Vec::with_capacity(work.runs);
             for run in 0..=work.runs {
@@ -116,6 +120,7 @@ impl Builder {
             trace: found[1].iter().map(steps_us).collect(),
             stream_only: found[2].iter().map(steps_us).collect(),
             exchange_only: found[3].iter().map(steps_us).collect(),
+            alone: found.get(4).into_iter().flatten().map(steps_us).collect(),
             phases: phases(&meter, &found[1]),
         };
         engine.close();
@@ -134,7 +139,7 @@ pub fn echo(config: &EngineConfig, rounds: u32) -> Result<Vec<f64>> {
         ..Options::default()
     };
     let name = if config.device == "auto" { "cpu" } else { &config.device };
-    Ok(device::open(name, &options)?.echo(rounds)?)
+    Ok(outlook::open(name, &options)?.echo(rounds)?)
 }
 
 fn steps_us(seen: &Seen) -> Vec<f64> {

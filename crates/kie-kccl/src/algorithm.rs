@@ -210,7 +210,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::topology::{pairs, Gpu, Link, Via};
+    use crate::topology::{pairs, Gpu, Link, Via, VERSION};
 
     fn via() -> impl Strategy<Value = Via> {
         prop_oneof![
@@ -233,6 +233,10 @@ mod tests {
                 let gpu = |(multiprocessors, threads, egress_mb_s): (u32, usize, u64)| Gpu {
                     name: String::new(),
                     model: String::new(),
+                    arch: String::new(),
+                    warp: 32,
+                    shared_bytes: 0,
+                    memory_bytes: 0,
                     bus: None,
                     numa: None,
                     multiprocessors,
@@ -249,6 +253,7 @@ mod tests {
                     peer_access: None,
                 };
                 Topology {
+                    version: VERSION,
                     name: String::new(),
                     gpus: gpus.into_iter().map(gpu).collect(),
                     links: pairs(ranks).zip(links).map(link).collect(),

@@ -6,15 +6,24 @@
 
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use kie_kernels::mono::machine::{Machine, MachineInfo, Platform};
+use kie_kernels::mono::recorded::Recorded;
+
 use crate::error::{Error, Result};
+
+/// Version of the files that are read and written.
+pub const VERSION: u32 = 1;
 
 /// The GPUs of one host and what lies between them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Topology {
+    /// [`VERSION`].
+    pub version: u32,
     /// What a person would call it.
     pub name: String,
     /// One a rank.
@@ -31,12 +40,20 @@ pub struct Gpu {
     pub name: String,
     /// What a person would call it.
     pub model: String,
+    /// Architecture that kernels are compiled for, such as `sm_90a`.
+    pub arch: String,
     /// PCI address.
     pub bus: Option<String>,
     /// NUMA node that it is attached to.
     pub numa: Option<u32>,
     /// SMs or CUs that a collective may use.
     pub multiprocessors: u32,
+    /// Threads that run in step.
+    pub warp: u32,
+    /// Most shared memory of a block, in bytes.
+    pub shared_bytes: u32,
+    /// Its memory, in bytes.
+    pub memory_bytes: u64,
     /// Dies with compute units and a second-level cache of their own (XCDs); 1: no such division.
     pub chiplets: u32,
     /// Dies under them with memory and links (IODs); 1: no such division.
@@ -48,6 +65,59 @@ pub struct Gpu {
 }
 
 impl Gpu {
+    /// What is wrong with it beside those before it.
+    fn check(&self, before: &[Self]) -> std::result::Result<(), String> {
+        let sizes = [
+            ("multiprocessors", self.multiprocessors, 4096),
+            ("chiplets", self.chiplets, self.multiprocessors.min(64)),
+            ("io_dies", self.io_dies, self.chiplets),
+            ("threads", self.threads, 1024),
+        ];
+        for (name, got, most) in sizes {
+            if !(1..=most).contains(&got) {
+                return Err(format!("{name}: wanted 1 to {most}, got {got}"));
+            }
+        }
+        if self.egress_mb_s == 0 {
+            return Err("egress_mb_s: wanted 1 or more, got 0".to_owned());
+        }
+        if self.warp != 32 && self.warp != 64 {
+            return Err(format!("warp: wanted 32 or 64, got {}", self.warp));
+        }
+        let again = |other: &&Self| {
+            other.name == self.name || (other.bus.is_some() && other.bus == self.bus)
+        };
+        match before.iter().position(|other| again(&other)) {
+            Some(other) => Err(format!("wanted a name and a bus of its own, got those of {other}")),
+            None => Ok(()),
+        }
+    }
+
+    /// The machine that it is, as far as a plan asks: nothing can run on it.
+    ///
+    /// # Errors
+    /// What is missing in it, in words.
+    pub fn recorded(&self) -> std::result::Result<Recorded, String> {
+        let platform = match (self.arch.split_at_checked(3), self.shared_bytes, self.memory_bytes) {
+            (_, 0, _) => return Err("shared_bytes: wanted 1 or more, got 0".to_owned()),
+            (_, _, 0) => return Err("memory_bytes: wanted 1 or more, got 0".to_owned()),
+            (Some(("sm_", _)), ..) => Platform::Cuda,
+            (Some(("gfx", _)), ..) => Platform::Hip,
+            _ => return Err(format!("arch: wanted sm_.. or gfx.., got {:?}", self.arch)),
+        };
+        let info = MachineInfo {
+            name: self.name.clone(),
+            model: self.model.clone(),
+            arch: self.arch.clone(),
+            multiprocessors: self.multiprocessors,
+            chiplets: self.chiplets,
+            shared_bytes: self.shared_bytes,
+            memory_bytes: self.memory_bytes,
+            free_bytes: self.memory_bytes,
+        };
+        Ok(Recorded { info, platform, warp: self.warp })
+    }
+
     /// The chiplet on which the hardware places a block: they take turns.
     pub fn chiplet_of(&self, block: u32) -> u32 {
         block % self.chiplets.max(1)
@@ -140,9 +210,13 @@ impl Topology {
         let gpu = |rank: u32| Gpu {
             name: format!("{name}#{rank}"),
             model: "virtual rank".to_owned(),
+            arch: name.split(':').next().unwrap_or(name).to_owned(),
             bus: None,
             numa: None,
             multiprocessors: multiprocessors / ranks.max(1),
+            warp: 32,
+            shared_bytes: 0,
+            memory_bytes: 0,
             chiplets: 1,
             io_dies: 1,
             threads,
@@ -150,6 +224,7 @@ impl Topology {
         };
         let link = |a, b| Link { a, b, via: Via::Same, mb_s: 1_000_000, peer_access: Some(true) };
         Self {
+            version: VERSION,
             name: format!("{ranks} virtual ranks"),
             gpus: (0..ranks).map(gpu).collect(),
             links: pairs(ranks).map(|(a, b)| link(a, b)).collect(),
@@ -187,7 +262,7 @@ impl Topology {
     /// # Errors
     /// [`Error::Topology`] for a GPU that is not there, or is named twice.
     pub fn subset(&self, gpus: &[u32]) -> Result<Self> {
-        let mut part = Self { name: self.name.clone(), gpus: Vec::new(), links: Vec::new() };
+        let mut part = Self { gpus: Vec::new(), links: Vec::new(), ..self.clone() };
         for (rank, gpu) in gpus.iter().enumerate() {
             let found = self.gpus.get(*gpu as usize).filter(|_| !gpus[..rank].contains(gpu));
             let found = found.ok_or_else(|| {
@@ -203,35 +278,101 @@ impl Topology {
         Ok(part)
     }
 
-    /// Every pair has one link, numbers are in range, speeds are not zero.
+    /// The part of it that `--device` names: `cuda:0,1` or `hip:3` by the names of its GPUs, `auto`
+    /// for all.
     ///
     /// # Errors
-    /// [`Error::Topology`] with the first that is wrong.
+    /// [`Error::Topology`] for a name that is not among them.
+    pub fn named(&self, device: &str) -> Result<Self> {
+        if device == "auto" {
+            return Ok(self.clone());
+        }
+        let (kind, list) = device.split_once(':').unwrap_or((device, "0"));
+        let find = |number: &str| {
+            let name = format!("{kind}:{number}");
+            let found = self.gpus.iter().position(|gpu| gpu.name == name);
+            found.map(|at| at as u32).ok_or_else(|| {
+                let all: Vec<_> = self.gpus.iter().map(|gpu| gpu.name.as_str()).collect();
+                self.fault(&format!("device {name}: wanted one of {}", all.join(", ")))
+            })
+        };
+        let found = list.split(',').map(find).collect::<Result<Vec<_>>>()?;
+        self.subset(&found)
+    }
+
+    /// Whether it can be: every pair has one link, numbers are in range, nothing contradicts.
+    ///
+    /// # Errors
+    /// [`Error::Topology`] with the first that is wrong: where, wanted, got.
     pub fn check(&self) -> Result<()> {
+        let fault = |detail: String| Err(self.fault(&detail));
+        if self.version != VERSION {
+            return fault(format!("version: wanted {VERSION}, got {}", self.version));
+        }
         let ranks = self.gpus.len() as u32;
         if ranks == 0 {
-            return Err(self.fault("there are no GPUs"));
-        }
-        for (a, b) in pairs(ranks) {
-            let found = self.links.iter().filter(|link| (link.a, link.b) == (a, b)).count();
-            if found != 1 {
-                return Err(self.fault(&format!("GPUs {a} and {b}: wanted 1 link, got {found}")));
-            }
-        }
-        if self.links.len() != pairs(ranks).count() {
-            let wanted = pairs(ranks).count();
-            let got = self.links.len();
-            return Err(self.fault(&format!("wanted {wanted} links (a < b), got {got}")));
+            return fault("gpus: wanted 1 or more, got none".to_owned());
         }
         for (rank, gpu) in self.gpus.iter().enumerate() {
-            let sizes = [gpu.multiprocessors, gpu.chiplets, gpu.io_dies, gpu.threads];
-            if sizes.contains(&0) || gpu.egress_mb_s == 0 || gpu.threads > 1024 {
-                return Err(self.fault(&format!("GPU {rank}: a size is 0 or out of range")));
+            if let Err(detail) = gpu.check(&self.gpus[..rank]) {
+                return fault(format!("GPU {rank}: {detail}"));
             }
         }
-        match self.links.iter().find(|link| link.mb_s == 0) {
-            Some(link) => Err(self.fault(&format!("link {}-{}: 0 MB/s", link.a, link.b))),
+        for (at, link) in self.links.iter().enumerate() {
+            if let Err(detail) = self.check_link(link, &self.links[..at]) {
+                return fault(format!("link {}-{}: {detail}", link.a, link.b));
+            }
+        }
+        match pairs(ranks).find(|(a, b)| self.link(*a, *b).is_none()) {
+            Some((a, b)) => fault(format!("GPUs {a} and {b}: wanted 1 link, got 0")),
             None => Ok(()),
+        }
+    }
+
+    fn check_link(&self, link: &Link, before: &[Link]) -> std::result::Result<(), String> {
+        let (a, b) = (link.a, link.b);
+        if a == b {
+            return Err("wanted two GPUs, got one and the same".to_owned());
+        }
+        let ends = [a, b].map(|end| self.gpus.get(end as usize).ok_or(end));
+        let ends = match ends {
+            [Ok(a), Ok(b)] => [a, b],
+            [Err(end), _] | [_, Err(end)] => {
+                return Err(format!("GPU {end}: wanted 0 to {}", self.gpus.len() - 1))
+            }
+        };
+        let same =
+            |other: &&Link| (other.a.min(other.b), other.a.max(other.b)) == (a.min(b), a.max(b));
+        if let Some(other) = before.iter().find(same) {
+            let alike = (other.via, other.mb_s, other.peer_access);
+            return Err(if alike == (link.via, link.mb_s, link.peer_access) {
+                "wanted 1 for the pair, got 2".to_owned()
+            } else {
+                format!(
+                    "wanted the same both ways, got {} of {} MB/s and {} of {} MB/s",
+                    other.via, other.mb_s, link.via, link.mb_s
+                )
+            });
+        }
+        if a > b {
+            return Err(format!("wanted the smaller number first, \"a\": {b}, \"b\": {a}"));
+        }
+        let (least, all) = (1, ends.map(|gpu| gpu.egress_mb_s));
+        let most = all[0].min(all[1]);
+        if link.via != Via::Same && !(least..=most).contains(&link.mb_s) {
+            return Err(format!(
+                "mb_s: wanted 1 to {most}, all that a GPU sends, got {}",
+                link.mb_s
+            ));
+        }
+        match (link.via, ends[0].numa, ends[1].numa) {
+            (Via::Nvlink { links: 0 } | Via::Xgmi { links: 0 }, ..) => {
+                Err("links: wanted 1 or more, got 0".to_owned())
+            }
+            (Via::Socket, Some(one), Some(other)) if one == other => {
+                Err(format!("wanted two sockets, got NUMA node {one} at both ends"))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -240,9 +381,20 @@ impl Topology {
     /// # Errors
     /// [`Error::Topology`] with the file and what is wrong in it.
     pub fn load(path: &Path) -> Result<Self> {
+        /// What every version has: files of another are told by it, not by what else they hold.
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: Option<u32>,
+        }
         let fault = |detail: String| Error::Topology { path: path.to_path_buf(), detail };
         let text = std::fs::read_to_string(path).map_err(|error| fault(error.to_string()))?;
-        let this: Self = serde_json::from_str(&text).map_err(|error| fault(error.to_string()))?;
+        let broken = |error: serde_json::Error| fault(format!("no topology: {error}"));
+        let first: Versioned = serde_json::from_str(&text).map_err(broken)?;
+        if first.version != Some(VERSION) {
+            let got = first.version.map_or("none".to_owned(), |version| version.to_string());
+            return Err(fault(format!("version: wanted {VERSION}, got {got}")));
+        }
+        let this: Self = serde_json::from_str(&text).map_err(broken)?;
         this.check().map_err(|error| match error {
             Error::Topology { detail, .. } => fault(detail),
             other => other,
@@ -263,6 +415,51 @@ impl Topology {
     fn fault(&self, detail: &str) -> Error {
         Error::Topology { path: self.name.clone().into(), detail: detail.to_owned() }
     }
+}
+
+/// A device's name without `topology=FILE`, which a simulator's name may have: what the file says
+/// of its first GPU stands there instead, as far as the name says nothing of its own, and one rank
+/// a GPU of the file unless the name has `ranks`. Beside it the part of the file that is simulated.
+///
+/// # Errors
+/// [`Error::Topology`] for the file, or a number of ranks that it has not.
+pub fn simulated(device: &str) -> Result<(String, Option<Topology>)> {
+    let Some(list) = device.strip_prefix("sim:").filter(|list| list.contains("topology=")) else {
+        return Ok((device.to_owned(), None));
+    };
+    let parts: Vec<_> =
+        list.split(',').map(|part| part.split_once('=').unwrap_or((part, ""))).collect();
+    let file: Vec<_> = parts.iter().filter(|(key, _)| *key == "topology").collect();
+    let path = Path::new(file.first().map_or("", |(_, file)| file));
+    let fault = |detail: String| Error::Topology { path: path.to_path_buf(), detail };
+    if file.len() > 1 {
+        return Err(fault(format!("{device}: topology stands twice")));
+    }
+    let all = Topology::load(path)?;
+    let said = |key: &str| parts.iter().find(|(said, _)| *said == key).map(|(_, value)| *value);
+    let ranks = said("ranks").map_or(Some(all.ranks()), |ranks| ranks.parse().ok());
+    let Some(ranks) = ranks.filter(|ranks| (1..=all.ranks()).contains(ranks)) else {
+        let got = said("ranks").unwrap_or("nothing");
+        return Err(fault(format!("ranks: wanted 1 to {}, got {got}", all.ranks())));
+    };
+    let gpu = &all.gpus[0];
+    let ours = [
+        ("ranks", ranks as u32),
+        ("warp", gpu.warp),
+        ("blocks", gpu.multiprocessors),
+        ("chiplets", gpu.chiplets),
+        ("shared", gpu.shared_bytes),
+    ];
+    let ours = ours.into_iter().filter(|(key, _)| said(key).is_none());
+    let ours = ours.map(|(key, value)| format!("{key}={value}"));
+    let theirs = parts.iter().filter(|(key, _)| *key != "topology");
+    let theirs = theirs.map(|(key, value)| match value.is_empty() {
+        true => (*key).to_owned(),
+        false => format!("{key}={value}"),
+    });
+    let name = format!("sim:{}", ours.chain(theirs).collect::<Vec<_>>().join(","));
+    let part = all.subset(&(0..ranks as u32).collect::<Vec<_>>())?;
+    Ok((name, Some(part)))
 }
 
 /// All pairs of so many, the smaller number first.
@@ -320,9 +517,19 @@ impl Topology {
     ///
     /// # Errors
     /// What a machine says.
-    pub fn discover(
-        machines: &[std::sync::Arc<dyn kie_kernels::mono::machine::Machine>],
-    ) -> Result<Self> {
-        crate::discover::discover(machines, Path::new("/sys/bus/pci/devices"))
+    pub fn discover(machines: &[Arc<dyn Machine>]) -> Result<Self> {
+        crate::discover::discover(machines, &crate::discover::System::usual())
+    }
+
+    /// The machines that it describes, for planning: nothing can run on them.
+    ///
+    /// # Errors
+    /// [`Error::Topology`] with what is missing in a GPU.
+    pub fn machines(&self) -> Result<Vec<Arc<dyn Machine>>> {
+        let one = |(rank, gpu): (usize, &Gpu)| -> Result<Arc<dyn Machine>> {
+            let machine = gpu.recorded();
+            Ok(Arc::new(machine.map_err(|why| self.fault(&format!("GPU {rank}: {why}")))?))
+        };
+        self.gpus.iter().enumerate().map(one).collect()
     }
 }

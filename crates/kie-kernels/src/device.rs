@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::abi::Dims;
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
 use crate::mono::machine::Machine;
@@ -26,6 +27,30 @@ pub struct DeviceInfo {
     pub free_bytes: u64,
     /// Instruction set or architecture the arithmetic uses.
     pub arch: String,
+}
+
+/// What one machine of a device holds of a program, in bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holding {
+    /// Name of the machine.
+    pub name: String,
+    /// Which part of the model it has, in words.
+    pub part: String,
+    /// Weights as it reads them.
+    pub weight_bytes: u64,
+    /// KV pages.
+    pub kv_bytes: u64,
+    /// Everything else.
+    pub scratch_bytes: u64,
+    /// Its free memory.
+    pub free_bytes: u64,
+}
+
+impl Holding {
+    /// All that it takes.
+    pub const fn need(&self) -> u64 {
+        self.weight_bytes + self.kv_bytes + self.scratch_bytes
+    }
 }
 
 /// Read-only bytes on a device, kept alive by their owner.
@@ -90,13 +115,20 @@ pub trait Device: Send + Sync {
         512
     }
 
-    /// Bytes that it will allocate for a program beside weights, KV and the mailbox.
+    /// Bytes of one KV page of a group, wherever it lies: the same keys and values may lie on
+    /// several machines, padded and in another type than the program's.
+    fn page_bytes(&self, dims: &Dims, group: usize) -> u64 {
+        dims.page_bytes(group)
+    }
+
+    /// What each of its machines will hold of a program, in order of rank; nothing where what the
+    /// program says of itself is all there is to say.
     ///
     /// # Errors
     /// As [`Device::describe`].
-    fn scratch_bytes(&self, program: &ValidProgram) -> Result<u64> {
+    fn holdings(&self, program: &ValidProgram) -> Result<Vec<Holding>> {
         let _ = program;
-        Ok(0)
+        Ok(Vec::new())
     }
 
     /// Compiles what a program needs, where code is compiled, so that a later start finds it kept.
@@ -187,37 +219,42 @@ pub trait Running {
 /// # Errors
 /// [`Error::NoDevice`] with what was looked for, [`Error::DriverTooOld`].
 pub fn open(name: &str, options: &Options) -> Result<Arc<dyn Device>> {
+    if name == "cpu" {
+        return Ok(Arc::new(crate::cpu::Cpu::new(options)?));
+    }
+    Ok(Arc::new(Mono::new(name, machines(name, options)?, options)?))
+}
+
+/// The machines that a name stands for, in order of rank; see [`open`].
+///
+/// # Errors
+/// As [`open`], and for the CPU, which is none.
+pub fn machines(name: &str, options: &Options) -> Result<Vec<Arc<dyn Machine>>> {
+    #[cfg(target_os = "linux")]
     let cache = options.cache_dir.as_deref();
-    let machines: Vec<Arc<dyn Machine>> = match name.split(':').next() {
-        Some("cpu") if name != "cpu" => {
+    match name.split(':').next() {
+        Some("cpu") => {
             let detail =
                 "the CPU is one device whose threads share all work, and ranks of it would \
                           only copy; for tensor parallelism without GPUs ask for \"sim:0,1\" (the \
                           GPUs' kernels, simulated) or, of collectives, kie.kccl's \"cpu\"";
-            return Err(Error::NoDevice { device: name.to_owned(), detail: detail.to_owned() });
+            Err(Error::NoDevice { device: name.to_owned(), detail: detail.to_owned() })
         }
-        Some("cpu") => return Ok(Arc::new(crate::cpu::Cpu::new(options)?)),
         #[cfg(target_os = "linux")]
         Some("cuda") => each_of(name)?
             .iter()
             .map(|one| crate::cuda::open(one, &options.nvrtc_dirs, cache))
-            .collect::<Result<_>>()?,
+            .collect(),
         #[cfg(target_os = "linux")]
-        Some("hip") => {
-            each_of(name)?.iter().map(|one| crate::hip::open(one, cache)).collect::<Result<_>>()?
-        }
-        Some("sim") => crate::sim::open(name)?,
-        Some(_) | None => {
-            return Err(Error::NoDevice {
-                device: name.to_owned(),
-                detail:
-                    "devices are \"cpu\", \"cuda:N\" or \"cuda:N,M\", \"hip:N\" and, for tests, \
-                         \"sim\""
-                        .to_owned(),
-            })
-        }
-    };
-    Ok(Arc::new(Mono::new(name, machines, options)?))
+        Some("hip") => each_of(name)?.iter().map(|one| crate::hip::open(one, cache)).collect(),
+        Some("sim") => crate::sim::open(name),
+        Some(_) | None => Err(Error::NoDevice {
+            device: name.to_owned(),
+            detail: "devices are \"cpu\", \"cuda:N\" or \"cuda:N,M\", \"hip:N\" and, for tests, \
+                     \"sim\""
+                .to_owned(),
+        }),
+    }
 }
 
 /// `kind:0,1` as `kind:0` and `kind:1`: each once, 8 at most.

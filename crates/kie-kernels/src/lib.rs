@@ -8,6 +8,7 @@ pub mod device;
 pub mod error;
 #[cfg(target_os = "linux")]
 pub mod hip;
+pub mod kfd;
 pub mod mailbox;
 pub mod mono;
 pub mod philox;

@@ -4,6 +4,8 @@ use kie_kernels::{cpu, device};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use crate::engine::{detached, json};
+
 /// Processor's name, the instruction set that the kernels use, memory in all and free, in bytes.
 #[pyfunction]
 pub fn host() -> (String, &'static str, u64, u64) {
@@ -27,6 +29,13 @@ pub fn gpus(py: Python<'_>) -> (Vec<Gpu>, Vec<String>) {
         }
     }
     (found, refused)
+}
+
+/// The GPUs and what lies between them, printed, and as the JSON of a file; None without GPUs.
+#[pyfunction]
+pub fn topology(py: Python<'_>) -> PyResult<Option<(String, String)>> {
+    let found = detached(py, kie_core::outlook::topology_of_host)?;
+    found.map(|topology| Ok((topology.to_string(), json(py, &topology)?))).transpose()
 }
 
 /// Bytes a second that `threads` threads read from a buffer of `gigabytes` (best of three passes,

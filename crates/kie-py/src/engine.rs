@@ -44,6 +44,38 @@ pub fn compile(
     detached(py, move || engine::Engine::builder(path).config(config).compile())
 }
 
+/// The plan of a model that is not loaded, as JSON; `topology`, a file, stands for the machine.
+#[pyfunction]
+#[pyo3(signature = (path, *, device, dtype, max_seq_len, max_batch, threads, topology, cache_dir,
+    nvrtc_dirs))]
+#[allow(clippy::too_many_arguments)] // one per keyword
+pub fn plan(
+    py: Python<'_>,
+    path: PathBuf,
+    device: String,
+    dtype: String,
+    max_seq_len: Option<usize>,
+    max_batch: usize,
+    threads: Option<usize>,
+    topology: Option<PathBuf>,
+    cache_dir: Option<PathBuf>,
+    nvrtc_dirs: Vec<PathBuf>,
+) -> PyResult<String> {
+    let defaults = EngineConfig::default();
+    let config = EngineConfig {
+        device,
+        dtype,
+        max_seq_len,
+        max_batch,
+        threads,
+        cache_dir,
+        nvrtc_dirs,
+        ..defaults
+    };
+    let builder = engine::Engine::builder(path).config(config);
+    json(py, &detached(py, move || builder.plan(topology.as_deref()))?)
+}
+
 /// Values as the JSON that Python reads.
 pub(crate) fn json<T: serde::Serialize>(py: Python<'_>, value: &T) -> PyResult<String> {
     serde_json::to_string(value).map_err(|e| invalid(py, format!("report: {e}")))

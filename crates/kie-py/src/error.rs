@@ -64,6 +64,10 @@ fn context<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyDict>> 
             fields.set_item("free", free)?;
             fields.set_item("plan", plan)?;
         }
+        Error::Topology { path, detail } => {
+            fields.set_item("file", path.display().to_string())?;
+            fields.set_item("detail", detail)?;
+        }
         Error::ContextLength { prompt, max_tokens, limit } => {
             fields.set_item("prompt_tokens", prompt)?;
             fields.set_item("max_tokens", max_tokens)?;

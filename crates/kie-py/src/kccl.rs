@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kie_kccl::algorithm::Table;
+use kie_kccl::topology::simulated;
 use kie_kccl::{Communicator as Ranks, Dtype, Error, Op, Options, Topology};
 use kie_kernels::mono::machine::Machine;
 use pyo3::prelude::*;
@@ -21,7 +22,11 @@ fn raise(py: Python<'_>, error: &Error) -> PyErr {
         | Error::Size { .. }
         | Error::NotNumbers { .. }
         | Error::TooLarge { .. } => ("InvalidRequestError", "collective", ""),
-        Error::Topology { .. } => ("InvalidRequestError", "topology", ""),
+        Error::Topology { .. } => (
+            "InvalidRequestError",
+            "topology",
+            "correct it, or let `kie doctor --topology FILE` write that of this machine",
+        ),
         Error::Unreachable { .. } => {
             ("DeviceError", "unreachable", "choose GPUs that nvidia-smi topo -p2p r shows as OK")
         }
@@ -71,8 +76,13 @@ fn make(
     if let ("cpu", [_]) = (devices[0].as_str(), devices) {
         return Ranks::cpu(ranks.unwrap_or(2));
     }
-    let machines: kie_kernels::Result<Vec<_>> = devices.iter().map(|n| open(n, nvrtc)).collect();
-    let machines = machines?;
+    let (mut machines, mut options) = (Vec::new(), options.clone());
+    for name in devices {
+        let (told, topology) = simulated(name)?;
+        machines.push(open(&told, nvrtc)?);
+        options.topology = options.topology.or(topology);
+    }
+    let options = &options;
     match (ranks, &machines[..]) {
         (Some(ranks), [machine]) => Ranks::virtual_ranks(machine.clone(), ranks, options),
         _ => Ranks::new(&machines, options),

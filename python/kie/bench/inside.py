@@ -13,9 +13,10 @@ from kie.bench.report import spread
 from kie.engine import compiler_folders
 from kie.errors import InvalidRequestError
 
-KERNELS = ("full", "trace", "stream_only", "exchange_only")
+KERNELS = ("full", "trace", "stream_only", "exchange_only", "alone")
 """The usual kernel; the same with its phases told; nobody waits for others' words; nobody waits
-for weights. The last two compute garbage, of which nothing but times is handed out."""
+for weights; of several GPUs each by itself, its own words for those of the others. All but the first
+two compute garbage, of which nothing but times is handed out."""
 
 
 def measure(
@@ -31,8 +32,8 @@ def measure(
 ) -> dict[str, Any]:
     """Times of `runs` requests of each kernel, by the device's clock, in an engine of its own.
 
-    Each kernel's steps are under its name in microseconds (p50 to max), `phases` has the time and
-    the weights' bytes of each phase.
+    Each kernel's steps are under its name in microseconds (p50 to max; "alone" of several GPUs
+    only), `phases` has the time and the weights' bytes of each phase.
 
     Raises:
         NoDeviceError: the CPU, whose passes are timed from outside.
@@ -51,8 +52,9 @@ def measure(
     )
     found: dict[str, Any] = json.loads(text)
     for kernel in KERNELS:
-        steps = [us for run in found[kernel] for us in run]
-        found[kernel] = {"mean": sum(steps) / len(steps), **spread(steps)}
+        steps = [us for run in found.pop(kernel) for us in run]
+        if steps:
+            found[kernel] = {"mean": sum(steps) / len(steps), **spread(steps)}
     return found
 
 
@@ -81,7 +83,7 @@ def table(found: Mapping[str, Any]) -> str:
         f"{size / 1e9:.3f} GB a step",
         f"{'kernel':34}{'p50 us':>10}{'p99 us':>10}{'max us':>10}{'GB/s':>9}",
     ]
-    for kernel in KERNELS:
+    for kernel in (kernel for kernel in KERNELS if kernel in found):
         us = found[kernel]
         rate = "" if kernel == "exchange_only" else _rate(size, us["p50"])
         name = kernel.replace("_", " ")

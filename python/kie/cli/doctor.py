@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
 from kie.cli import options
 from kie.machine import Report, report
@@ -12,13 +13,34 @@ from kie.machine import Report, report
 def define(parser: ArgumentParser) -> None:
     """Defines the verb."""
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--topology", metavar="FILE", help="only write the GPUs and their links to FILE, as JSON"
+    )
     options.verb(parser, doctor)
 
 
 def doctor(given: Namespace) -> None:
-    """Prints the report."""
+    """Prints the report, or writes the topology."""
+    if given.topology is not None:
+        record(given.topology)
+        return
     found = report()
     print(json.dumps(found.to_dict(), indent=2) if given.json else "\n".join(lines(found)))
+
+
+def record(file: str) -> None:
+    """Writes the topology of this machine, which `kie info --plan --topology` takes."""
+    from kie import _kie
+    from kie.errors import NoDeviceError
+
+    found = _kie.topology()
+    if found is None:
+        raise NoDeviceError(
+            "no GPU here whose links could be recorded", hint="`kie doctor` says what is missing"
+        )
+    text = json.dumps(json.loads(found[1]), indent=2)
+    Path(file).write_text(text + "\n", encoding="utf-8")
+    print(found[0], end="")
 
 
 def lines(found: Report) -> list[str]:
@@ -49,6 +71,10 @@ def lines(found: Report) -> list[str]:
         ("will use", found.will_use),
     ]
     text = [f"{name:<10}{value}" for name, value in rows]
+    if found.topology is None:
+        text.append("topology  no GPUs, nothing to link")
+    else:
+        text += ["topology", *(f"  {line}".rstrip() for line in found.topology.splitlines())]
     for finding in found.missing:
         text += [f"missing   {finding.what}", f"          {finding.command}"]
     return text

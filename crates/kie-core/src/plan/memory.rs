@@ -3,7 +3,7 @@
 use std::fmt;
 
 use kie_kernels::abi::{Dims, Dtype, PAGE};
-use kie_kernels::device::DeviceInfo;
+use kie_kernels::device::{Device, DeviceInfo, Holding};
 
 use super::{interleaved, schedule};
 use crate::error::{Error, Result};
@@ -34,15 +34,37 @@ impl Memory {
         self.weight_bytes + self.kv_bytes + self.scratch_bytes
     }
 
-    /// What the device allocates besides, once it knows the program.
-    pub(super) fn add_scratch(&mut self, bytes: u64) -> Result<()> {
-        self.scratch_bytes += bytes;
-        if self.need() <= self.free_bytes {
+    /// What the device's machines truly hold, once it knows the program; nothing where there is
+    /// nothing to add.
+    pub(super) fn held(&mut self, machines: &[Holding]) -> Result<()> {
+        if machines.is_empty() {
             return Ok(());
         }
-        let plan = format!("{self}lower max_batch or kv_bytes");
-        Err(Error::OutOfMemory { need: self.need(), free: self.free_bytes, plan })
+        let sum = |of: fn(&Holding) -> u64| machines.iter().map(of).sum();
+        self.weight_bytes = sum(|m| m.weight_bytes);
+        self.kv_bytes = sum(|m| m.kv_bytes);
+        self.scratch_bytes = sum(|m| m.scratch_bytes);
+        let Some(short) = machines.iter().find(|m| m.need() > m.free_bytes) else {
+            return Ok(());
+        };
+        let (need, free) = (short.need(), short.free_bytes);
+        let rows: String = machines.iter().enumerate().map(|(rank, m)| row(rank, m)).collect();
+        let plan = format!("{self}{rows}lower max_batch or kv_bytes");
+        Err(Error::OutOfMemory { need, free, plan })
     }
+}
+
+/// A line of what a machine holds.
+pub(super) fn row(rank: usize, machine: &Holding) -> String {
+    format!(
+        "  rank {rank}: {}; weights {} + KV {} + scratch {} = {}, free {}\n",
+        machine.part,
+        human(machine.weight_bytes),
+        human(machine.kv_bytes),
+        human(machine.scratch_bytes),
+        human(machine.need()),
+        human(machine.free_bytes)
+    )
 }
 
 impl fmt::Display for Memory {
@@ -80,9 +102,8 @@ pub(crate) fn human(bytes: u64) -> String {
 pub(super) fn size(
     spec: &Spec,
     config: &EngineConfig,
-    device: &DeviceInfo,
+    (device, info): (&dyn Device, &DeviceInfo),
     dtype: Dtype,
-    chunk: u32,
 ) -> Result<(Dims, Memory)> {
     let context = config.max_seq_len.unwrap_or(spec.max_positions);
     if context < 2 || context > spec.max_positions {
@@ -112,26 +133,26 @@ pub(super) fn size(
         kv_dtype: kv_dtype(spec, dtype),
         max_positions: context as u32,
         slots,
-        columns: slots + chunk.min(context as u32),
+        columns: slots + device.chunk().min(context as u32),
         group_layers: [spec.layers.len() as u32 - windowed, windowed],
         group_pages: [0, 0],
     };
     let weight_bytes = spec.parameters() * dtype.bytes() as u64;
     let scratch_bytes = scratch(spec, &dims);
-    let left = device.free_bytes.saturating_sub(weight_bytes + scratch_bytes);
-    pages(&mut dims, spec, config, left);
-    let page_bytes = [dims.page_bytes(0), dims.page_bytes(1)];
+    let left = info.free_bytes.saturating_sub(weight_bytes + scratch_bytes);
+    let page_bytes = [0, 1].map(|group| device.page_bytes(&dims, group));
+    pages(&mut dims, spec, config, left, page_bytes);
     let kv_bytes = (0..2).map(|g| page_bytes[g] * u64::from(dims.group_pages[g])).sum();
     let memory = Memory {
         weight_bytes,
         kv_bytes,
         scratch_bytes,
-        free_bytes: device.free_bytes,
+        free_bytes: info.free_bytes,
         kv_bytes_per_position: (page_bytes[0] + page_bytes[1]) / PAGE as u64,
         kv_positions: u64::from(dims.group_pages[0]) * PAGE as u64,
     };
     let short = u64::from(dims.group_pages[0]) < dims.max_pages() as u64;
-    if memory.need() > device.free_bytes || short {
+    if memory.need() > info.free_bytes || short {
         let lower = if short && config.kv_bytes.is_some() {
             "raise kv_bytes, or lower max_seq_len"
         } else {
@@ -140,7 +161,7 @@ pub(super) fn size(
         let one = dims.max_pages() as u64 * (page_bytes[0] + page_bytes[1]);
         let need = weight_bytes + scratch_bytes + kv_bytes.max(one);
         let plan = format!("{memory}{lower}: one sequence of {context} needs {}", human(one));
-        return Err(Error::OutOfMemory { need, free: device.free_bytes, plan });
+        return Err(Error::OutOfMemory { need, free: info.free_bytes, plan });
     }
     Ok((dims, memory))
 }
@@ -162,8 +183,7 @@ fn kv_dtype(spec: &Spec, weights: Dtype) -> Dtype {
 
 /// Shares the budget among the groups: room for every slot's longest sequence where there is
 /// memory for it, else at least the rings of the windowed layers and the rest for the others.
-fn pages(dims: &mut Dims, spec: &Spec, config: &EngineConfig, left: u64) {
-    let bytes = [dims.page_bytes(0), dims.page_bytes(1)];
+fn pages(dims: &mut Dims, spec: &Spec, config: &EngineConfig, left: u64, bytes: [u64; 2]) {
     let most = u64::from(dims.slots) * dims.max_pages() as u64;
     let budget = config.kv_bytes.unwrap_or(left / 10 * 8);
     let both = (budget / (bytes[0] + bytes[1]).max(1)).min(most);

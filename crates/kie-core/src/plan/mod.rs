@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use kie_kernels::abi::{Dims, Dtype, Program, Tensor};
-use kie_kernels::device::{Buffer, Device, DeviceInfo};
+use kie_kernels::device::{Buffer, Device, DeviceInfo, Holding};
 use kie_kernels::validate::{validate, ValidProgram};
 
 use crate::error::{Error, Result};
@@ -39,6 +39,8 @@ pub struct Plan {
     /// Bytes of KV that one position adds, and that later tokens read.
     pub kv_bytes_per_position: u64,
     device: DeviceInfo,
+    /// What each of the device's machines holds.
+    machines: Vec<Holding>,
     /// How the device will run it, in its own words.
     how: String,
     notes: Vec<String>,
@@ -84,7 +86,7 @@ fn assemble(
     let wanted = convert::wanted(&config.dtype)?;
     let stored = checkpoint.tensor(Role::Q(0)).map_or(Dtype::F32, |t| t.dtype);
     let dtype = wanted.unwrap_or(stored);
-    let (dims, mut memory) = memory::size(spec, config, &info, dtype, device.chunk())?;
+    let (dims, mut memory) = memory::size(spec, config, (device, &info), dtype)?;
     let mut notes = Vec::new();
     let mut buffers = vec![load(device, Arc::new(frequencies(&spec.rope, spec.head_dim)))?];
     let mut tensors = vec![rope_tensor(spec)];
@@ -127,7 +129,8 @@ fn assemble(
     };
     let program = validate(program, &buffers)?;
     let how = device.describe(&program)?;
-    memory.add_scratch(device.scratch_bytes(&program)?)?;
+    let machines = device.holdings(&program)?;
+    memory.held(&machines)?;
     let kv_bytes_per_position = memory.kv_bytes_per_position;
     Ok(Plan {
         program,
@@ -137,6 +140,7 @@ fn assemble(
         weight_bytes_per_token,
         kv_bytes_per_position,
         device: info,
+        machines,
         how,
         notes,
     })
@@ -233,6 +237,11 @@ impl fmt::Display for Plan {
             d.max_positions
         )?;
         write!(f, "{}", self.memory)?;
+        if self.machines.len() > 1 {
+            let rows = self.machines.iter().enumerate();
+            rows.map(|(rank, machine)| memory::row(rank, machine))
+                .try_for_each(|row| f.write_str(&row))?;
+        }
         writeln!(
             f,
             "a token   reads {} of weights and {} of KV a position",
@@ -248,6 +257,11 @@ impl Plan {
     /// What conversions cost, one line a tensor that was converted.
     pub fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// What each of the device's machines holds, in order of rank; nothing for the CPU.
+    pub fn machines(&self) -> &[Holding] {
+        &self.machines
     }
 
     /// The device it is planned for.

@@ -217,6 +217,7 @@ impl Machine for Cuda {
             model: driver.model(name, ordinal)?,
             arch: context.arch.clone(),
             multiprocessors: context.multiprocessors,
+            chiplets: 1,
             shared_bytes: shared.max(0) as u32,
             memory_bytes: total as u64,
             free_bytes: free as u64,

@@ -14,6 +14,7 @@ use super::ffi::{self, Address, Handle};
 use super::runtime::{index_of, Runtime};
 use super::Paths;
 use crate::error::{Error, Result};
+use crate::kfd;
 
 /// Bytes of the buffer that copies go through.
 pub(super) const CHUNK_BYTES: usize = 4 << 20;
@@ -26,6 +27,10 @@ pub(super) struct Context {
     pub name: String,
     pub arch: String,
     pub multiprocessors: u32,
+    /// Dies among which the grid's blocks are dealt out.
+    pub chiplets: u32,
+    /// PCI address.
+    pub bus: String,
     /// Most shared memory of a block.
     pub shared_bytes: u32,
     /// Kernels, one after another.
@@ -81,12 +86,17 @@ impl Context {
         let ask = |which| runtime.attribute(&name, ordinal, which).map(|n| n.max(0) as u32);
         let multiprocessors = ask(ffi::device_attribute::MULTIPROCESSORS)?;
         let shared_bytes = ask(ffi::device_attribute::SHARED_BYTES)?;
+        let bus = runtime.bus(&name, ordinal)?;
+        let node = kfd::gpus(&paths.nodes).into_iter().find(|node| node.bus == bus);
+        let chiplets = node.map_or(1, |node| node.chiplets);
         let mut this = Self {
             runtime,
             ordinal,
             name,
             arch,
             multiprocessors,
+            chiplets,
+            bus,
             shared_bytes,
             launches: 0,
             copies: 0,

@@ -67,6 +67,8 @@ symbols! {
         fn hipSetDevice(c_int) -> Code;
         fn hipDeviceGetName(*mut c_char, c_int, c_int) -> Code;
         fn hipDeviceGetAttribute(*mut c_int, c_int, c_int) -> Code;
+        fn hipDeviceGetPCIBusId(*mut c_char, c_int, c_int) -> Code;
+        fn hipDeviceCanAccessPeer(*mut c_int, c_int, c_int) -> Code;
         fn hipMemGetInfo(*mut usize, *mut usize) -> Code;
         fn hipMalloc(*mut Address, usize) -> Code;
         fn hipFree(Address) -> Code;

@@ -27,9 +27,10 @@ use self::hiprtc::{compile_source, Compiled, Hiprtc};
 pub use self::launch::HipModule;
 use self::runtime::Runtime;
 use crate::error::{Error, Result};
+use crate::kfd;
 use crate::mono::cache::Cache;
 use crate::mono::machine::{
-    Flight, Launch, Machine, MachineInfo, Memory, Module, Platform, Shared, Source,
+    Flight, Launch, Machine, MachineInfo, Memory, Module, Peer, Platform, Shared, Source,
 };
 
 /// Shared memory of a block that `kernels/hip/platform.h` keeps for itself, in bytes.
@@ -42,6 +43,8 @@ struct Paths {
     runtime: Vec<PathBuf>,
     hiprtc: Vec<PathBuf>,
     cache: Cache,
+    /// What Linux tells of the GPUs.
+    nodes: PathBuf,
     /// How long the drop of a flight waits for its end.
     patience: Duration,
 }
@@ -52,6 +55,7 @@ impl Paths {
             runtime: runtime::runtime_candidates(),
             hiprtc: hiprtc::candidates(),
             cache: cache_dir.map_or_else(Cache::usual, Cache::at),
+            nodes: kfd::NODES.into(),
             patience: Duration::from_secs(10),
         }
     }
@@ -185,6 +189,7 @@ impl Machine for Hip {
             model: context.runtime.model(&context.name, context.ordinal)?,
             arch: context.arch.clone(),
             multiprocessors: context.multiprocessors,
+            chiplets: context.chiplets,
             shared_bytes: context.shared_bytes.saturating_sub(PLATFORM_SHARED_BYTES),
             memory_bytes: total as u64,
             free_bytes: free as u64,
@@ -240,6 +245,22 @@ impl Machine for Hip {
     fn read(&self, from: &Memory, offset: usize, out: &mut [u8]) -> Result<()> {
         let address = self.inside(from, offset, out.len())?;
         self.context.copy_out(address, out)
+    }
+
+    fn peer(&self) -> Result<Peer> {
+        let Context { name, ordinal, bus, .. } = &*self.context;
+        let (platform, name, bus) = (Platform::Hip, name.clone(), Some(bus.clone()));
+        Ok(Peer { platform, name, ordinal: *ordinal, owner: 0, bus })
+    }
+
+    /// What the runtime says. It is told to nobody but people: several of these have never worked
+    /// together, so [`Machine::enable_peer`] refuses.
+    fn reaches(&self, other: &dyn Machine) -> Result<bool> {
+        let (context, other) = (&self.context, other.peer()?);
+        if other.platform != Platform::Hip || other.ordinal == context.ordinal {
+            return Ok(other.platform == Platform::Hip);
+        }
+        context.runtime.reaches(&context.name, context.ordinal, other.ordinal)
     }
 
     fn launch(&self, module: &Arc<dyn Module>, launch: &Launch<'_>) -> Result<Box<dyn Flight>> {

@@ -153,6 +153,25 @@ impl Runtime {
         Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
     }
 
+    /// PCI address of the device, such as `0000:0c:00.0`.
+    pub fn bus(&self, device: &str, ordinal: c_int) -> Result<String> {
+        let mut text = [0 as c_char; 32];
+        // SAFETY: the length is that of the buffer less a closing zero.
+        let code = unsafe { (self.api.hipDeviceGetPCIBusId)(text.as_mut_ptr(), 31, ordinal) };
+        self.check(device, "hipDeviceGetPCIBusId", code)?;
+        // SAFETY: the last byte is zero.
+        Ok(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().to_lowercase())
+    }
+
+    /// Whether kernels of one device may reach the other's memory.
+    pub fn reaches(&self, device: &str, from: c_int, to: c_int) -> Result<bool> {
+        let mut can = 0;
+        // SAFETY: a live integer; the runtime knows which numbers are devices.
+        let code = unsafe { (self.api.hipDeviceCanAccessPeer)(&mut can, from, to) };
+        self.check(device, "hipDeviceCanAccessPeer", code)?;
+        Ok(can != 0)
+    }
+
     /// [`Error::Failed`] unless `code` is success.
     pub fn check(&self, device: &str, call: &str, code: Code) -> Result<()> {
         match code {

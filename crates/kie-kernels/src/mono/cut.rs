@@ -4,6 +4,7 @@
 //! This is the host's half of `kernels/common/shape.h`. Its results stand among the definitions,
 //! and the kernel's `static_assert`s compare them with its own: a difference does not compile.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use super::machine::{MachineInfo, Platform};
@@ -108,6 +109,8 @@ pub struct Cut {
     pub ffn: u32,
     /// Blocks of the grid.
     pub blocks: u32,
+    /// Dies among which the machine deals out the grid's blocks; see [`Cut::block_of`].
+    pub chiplets: u32,
     /// Warps that compute.
     pub warps: u32,
     /// Bytes of a slot of the ring.
@@ -219,8 +222,7 @@ impl Cut {
         if !attn.is_multiple_of(unit) || model.heads / model.kv_heads > 8 {
             return None;
         }
-        let usual = usual_slot(model, warps);
-        let vectors = 2 * (hidden + attn.max(ffn));
+        let (usual, vectors) = (usual_slot(model, warps), 2 * (hidden + attn.max(ffn)));
         let slot_bytes = slot_bytes(usual, m.shared_bytes, vectors).max(slot_least);
         let row_warps = |rows, k| Split::row_warps(rows, k, warps, slot_bytes);
         let split = |rows, k| Split::new(rows, k, row_warps(rows, k), warps, slot_bytes);
@@ -253,6 +255,7 @@ impl Cut {
             head_dim,
             ffn,
             blocks,
+            chiplets: m.chiplets.max(1),
             warps,
             slot_bytes,
             splits: split_blocks.min(if merge { MOST_SPLITS_MERGED } else { MOST_SPLITS }),
@@ -348,6 +351,38 @@ impl Cut {
         self.blocks / model.lanes
     }
 
+    /// Which block of the work a block of the grid is (place.h): numbered die by die, so that those
+    /// of a lane, who exchange most, share as few second-level caches as can be.
+    pub const fn block_of(&self, grid_block: u32) -> u32 {
+        let (die, row) = (grid_block % self.chiplets, grid_block / self.chiplets);
+        let (each, more) = (self.blocks / self.chiplets, self.blocks % self.chiplets);
+        die * each + if die < more { die } else { more } + row
+    }
+
+    /// The dies on which a lane's blocks lie.
+    pub fn dies_of(&self, model: &Model, lane: u32) -> BTreeSet<u32> {
+        let each = self.blocks_a_lane(model);
+        let own = |block: u32| self.block_of(block) / each == lane;
+        (0..self.blocks).filter(|block| own(*block)).map(|block| block % self.chiplets).collect()
+    }
+
+    /// Where lanes lie, to print; nothing where there is one die.
+    pub fn placement(&self, model: &Model) -> String {
+        if self.chiplets == 1 {
+            return String::new();
+        }
+        let lane = |lane| {
+            let dies = self.dies_of(model, lane);
+            let ends = dies.first().zip(dies.last()).map_or((0, 0), |(a, b)| (*a, *b));
+            match ends {
+                (one, other) if one == other => format!("lane {lane} on {one}"),
+                (from, to) => format!("lane {lane} on {from} to {to}"),
+            }
+        };
+        let lanes: Vec<_> = (0..model.lanes).map(lane).collect();
+        format!("placed    {} chiplets: {}\n", self.chiplets, lanes.join(", "))
+    }
+
     /// Rows of a block in one matrix.
     pub fn rows(&self, matrix: Matrix) -> u32 {
         self.layer[matrix as usize].1.rows
@@ -434,6 +469,7 @@ impl Cut {
             ("POLL", "1".to_owned()),
             ("NO_WAITS", "false".to_owned()),
             ("NO_STREAM", "false".to_owned()),
+            ("NO_RANKS", "false".to_owned()),
             ("PAGES_MAX", self.pages_max.to_string()),
             ("REST_GATHER", "250".to_owned()),
             ("REST_MERGE", "0".to_owned()),
@@ -446,7 +482,9 @@ impl Cut {
             ("WORDS", self.words(model, columns).to_string()),
             ("ARGS_BYTES", size_of::<super::wire::Args>().to_string()),
         ];
-        all.into_iter().map(|(name, value)| (format!("KIE_{name}"), value)).collect()
+        // Where there is one die, nothing of this is in the source.
+        let dies = (self.chiplets > 1).then(|| ("CHIPLETS", self.chiplets.to_string()));
+        all.into_iter().chain(dies).map(|(name, value)| (format!("KIE_{name}"), value)).collect()
     }
 }
 
@@ -493,8 +531,44 @@ fn refuse<T>(detail: String) -> Result<T> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::super::shapes::{model, nvidia};
+    use super::super::shapes::{amd, model, nvidia};
     use super::*;
+
+    #[test]
+    fn blocks_are_numbered_die_by_die() {
+        let cut = |model: &Model, machine: &MachineInfo| Cut::new(model, machine, 4096).unwrap();
+        for name in ["2b", "lane", "1b"] {
+            let model = model(name);
+            for chiplets in 1..=12 {
+                let cut = Cut { chiplets, ..cut(&model, &amd()) };
+                let mut seen: Vec<_> = (0..cut.blocks).map(|block| cut.block_of(block)).collect();
+                seen.sort_unstable();
+                assert!(seen.into_iter().eq(0..cut.blocks), "{name}, {chiplets}");
+            }
+        }
+        // Eight lanes on eight dies: each has one, so nothing of a gather inside a lane leaves it.
+        let model = model("2b");
+        let amd = cut(&model, &amd());
+        assert_eq!(amd.chiplets, 8);
+        for lane in 0..8 {
+            assert_eq!(amd.dies_of(&model, lane), BTreeSet::from([lane]), "{amd}");
+        }
+        let wide = |lane| {
+            Cut { chiplets: 8, ..amd.clone() }.dies_of(&Model { lanes: 2, ..model.clone() }, lane)
+        };
+        assert_eq!(wide(1), BTreeSet::from([4, 5, 6, 7]));
+        assert!(amd
+            .placement(&model)
+            .starts_with("placed    8 chiplets: lane 0 on 0, lane 1 on 1"));
+        let nvidia = cut(&model, &nvidia());
+        assert!((0..nvidia.blocks).all(|block| nvidia.block_of(block) == block));
+        assert_eq!(nvidia.placement(&model), "");
+        let named = |cut: &Cut| {
+            let defines = cut.defines(&model, Kind { columns: 1, streamed: false });
+            defines.iter().any(|(name, _)| name == "KIE_CHIPLETS")
+        };
+        assert!(named(&amd) && !named(&nvidia));
+    }
 
     #[test]
     fn slots_widen_only_where_a_stage_needs_it() {

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Release;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::cut::{Cut, Kind};
+use super::cut::{Cut, Kind, Matrix};
 use super::machine::{Machine, Memory, Module, Platform, Shared, Source};
 use super::meter::Probe;
 use super::model::Model;
@@ -16,7 +16,7 @@ use super::source;
 use super::upload;
 use super::wire::{self, Args, Layer, Lost, Wire};
 use super::wire::{RECORDS_BLOCK, RECORD_BYTES, RING, STOPS};
-use crate::abi::{Dims, HeadMode, Program, Tensor, GROUPS, PAGE};
+use crate::abi::{Dims, HeadMode, Program, GROUPS, PAGE};
 use crate::cpu::numbers::row_to_f32;
 use crate::device::{Buffer, Phase};
 use crate::error::{Error, Result};
@@ -65,21 +65,30 @@ fn pool_bytes(dims: &Dims, model: &Model, cut: &Cut, group: usize) -> u64 {
     u64::from(each) * u64::from(dims.group_pages[group]) * 2 * half
 }
 
-/// Device memory that a rank takes beside the weights as they are stored and the KV pages: what
-/// they grow by when packed, tables, exchange, the prefill kernel's scratch, and the upload's
-/// as far as there is no room for it where pages and the others will be.
-pub fn scratch_bytes(program: &Program, model: &Model, cut: &Cut, plan: Option<&Plan>) -> u64 {
+/// Bytes that a rank takes: weights as packed, KV pages, and the rest: tables, exchange, the
+/// prefill kernel's scratch, and the upload's as far as there is no room for it where pages and the
+/// others will be.
+pub fn bytes(program: &Program, model: &Model, cut: &Cut, plan: Option<&Plan>) -> [u64; 3] {
     let dims = &program.dims;
-    let vocab = u64::from(dims.vocab);
+    let (vocab, slots, columns) =
+        (u64::from(dims.vocab), u64::from(dims.slots), u64::from(cut.columns));
+    let (row, layers) = (u64::from(cut.hidden) * 2, u64::from(model.layers));
     let lines = cut.line_bytes(model) * u64::from(cut.blocks);
-    let packed = lines + vocab * u64::from(cut.hidden) * 2;
-    let stored: u64 = program.tensors.iter().map(Tensor::bytes).sum();
-    let tables = (u64::from(dims.slots) + u64::from(cut.columns)) * vocab * 8;
-    let words = cut.words(model, cut.columns) * 8;
-    let others = tables + words + plan.map_or(0, |plan| plan.scratch_bytes);
+    let packed = lines + vocab * row + (2 * layers + 1) * u64::from(model.norm_lanes) * row;
     let pools: u64 = (0..GROUPS).map(|group| pool_bytes(dims, model, cut, group)).sum();
-    let grown = packed.saturating_sub(stored / u64::from(model.ranks));
-    grown + others + upload::most_bytes(packed).saturating_sub(pools + others)
+    let head_norms = if model.head_norm { layers * 4 * u64::from(cut.head_dim) } else { 0 };
+    let biases = u64::from(model.bias) * layers * 4;
+    let biases = biases * u64::from(cut.rows(Matrix::Qkv)) * u64::from(cut.blocks);
+    let rope = u64::from(dims.max_positions) * u64::from(cut.head_dim) * 4;
+    let of_slots = slots * 4 * (GROUPS as u64 * u64::from(cut.pages_max) + STOPS as u64);
+    let tables = (slots + columns) * vocab * 8 + of_slots + u64::from(dims.max_positions) * 4;
+    let lists = layers * size_of::<Layer>() as u64 + cut.segments(model).len() as u64 * 8;
+    let writers = u64::from(plan.map_or(0, |plan| plan.blocks).max(cut.blocks));
+    let records = writers * (RECORDS_BLOCK * RECORD_BYTES) as u64;
+    let words = cut.words(model, cut.columns) * 8 + POISON_BYTES as u64;
+    let prefill = plan.map_or(0, Plan::bytes);
+    let others = head_norms + biases + rope + tables + lists + records + words + prefill;
+    [packed, pools, others + upload::most_bytes(packed).saturating_sub(pools + others)]
 }
 
 /// Memory that does not depend on the weights.

@@ -24,6 +24,9 @@ pub struct MachineInfo {
     pub arch: String,
     /// Multiprocessors: one block each.
     pub multiprocessors: u32,
+    /// Dies with multiprocessors and a second-level cache of their own, to which the grid's blocks
+    /// are handed in turn; 1: no such division.
+    pub chiplets: u32,
     /// Most shared memory of a block, in bytes.
     pub shared_bytes: u32,
     /// Device memory, in bytes.

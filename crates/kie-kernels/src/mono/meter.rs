@@ -1,8 +1,9 @@
 //! Measuring the decode kernel from inside: how long each step took by the device's clock, where a
-//! block's time went phase by phase, and what is left of a step without its waits or its weights.
+//! block's time went phase by phase, and what is left of a step without its waits, its weights or the
+//! other machines.
 //!
 //! A device that was opened with a [`Meter`] has a kernel of one column for each further [`Mode`]
-//! beside the usual ones, and runs the meter's present mode. Two of the modes compute garbage, so a
+//! beside the usual ones, and runs the meter's present mode. Some of the modes compute garbage, so a
 //! meter is for those who look at times and hand no token on ([`Mode::is_garbage`]).
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,11 +31,19 @@ pub enum Mode {
     StreamOnly,
     /// No weights arrive and nobody waits for them: what the exchange takes by itself.
     ExchangeOnly,
+    /// Each of several machines by itself: it takes its own words for those of the others. What a
+    /// step takes where nobody is far away.
+    Alone,
 }
 
 impl Mode {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Full, Self::Trace, Self::StreamOnly, Self::ExchangeOnly];
+    const ALL: [Self; 5] =
+        [Self::Full, Self::Trace, Self::StreamOnly, Self::ExchangeOnly, Self::Alone];
+
+    /// Those that make sense on so many machines, in order.
+    pub fn of(ranks: usize) -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(move |mode| *mode != Self::Alone || ranks > 1)
+    }
 
     /// As reports have it.
     pub const fn name(self) -> &'static str {
@@ -43,12 +52,13 @@ impl Mode {
             Self::Trace => "trace",
             Self::StreamOnly => "stream_only",
             Self::ExchangeOnly => "exchange_only",
+            Self::Alone => "alone",
         }
     }
 
     /// Whether what it computes means nothing.
     pub const fn is_garbage(self) -> bool {
-        matches!(self, Self::StreamOnly | Self::ExchangeOnly)
+        matches!(self, Self::StreamOnly | Self::ExchangeOnly | Self::Alone)
     }
 
     /// The usual definitions as this mode has them.
@@ -61,6 +71,7 @@ impl Mode {
             }
             Self::StreamOnly => "KIE_NO_WAITS",
             Self::ExchangeOnly => "KIE_NO_STREAM",
+            Self::Alone => "KIE_NO_RANKS",
         };
         let found = usual.iter_mut().find(|(name, _)| name == constant);
         found.expect("one of the cut's definitions").1 = "true".to_owned();
@@ -91,6 +102,7 @@ pub struct Phase {
 #[derive(Debug, Default)]
 struct Book {
     mode: Mode,
+    ranks: usize,
     phases: Vec<Phase>,
     seen: Vec<Seen>,
 }
@@ -114,6 +126,11 @@ impl Meter {
         self.book().mode
     }
 
+    /// Machines that run together, once a program has been started.
+    pub fn ranks(&self) -> usize {
+        self.book().ranks
+    }
+
     /// The phases, once a program has been started.
     pub fn phases(&self) -> Vec<Phase> {
         self.book().phases.clone()
@@ -124,8 +141,9 @@ impl Meter {
         std::mem::take(&mut self.book().seen)
     }
 
-    pub(super) fn set_phases(&self, phases: Vec<Phase>) {
-        self.book().phases = phases;
+    pub(super) fn started(&self, ranks: usize, phases: Vec<Phase>) {
+        let mut book = self.book();
+        (book.ranks, book.phases) = (ranks, phases);
     }
 
     pub(super) fn note(&self, seen: Seen) {
@@ -183,7 +201,8 @@ impl Probe {
         let mut kinds = cut.kernels(model, machine.platform());
         kinds.retain(|kind| kind.columns == 1);
         let modules = std::thread::scope(|scope| {
-            let pairs = Mode::ALL[1..].iter().flat_map(|m| kinds.iter().map(move |k| (*m, *k)));
+            let modes = Mode::of(model.ranks as usize).skip(1);
+            let pairs = modes.flat_map(|m| kinds.iter().map(move |k| (m, *k)));
             let all: Vec<_> = pairs.map(|(m, k)| scope.spawn(move || one(m, k))).collect();
             let landed = all.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(died())));
             landed.collect::<Result<_>>()
@@ -220,7 +239,7 @@ impl Probe {
         }
         let ticks = match mode {
             Mode::Trace => words(&self.trace, self.trace.bytes / 8)?,
-            Mode::Full | Mode::StreamOnly | Mode::ExchangeOnly => Vec::new(),
+            Mode::Full | Mode::StreamOnly | Mode::ExchangeOnly | Mode::Alone => Vec::new(),
         };
         let ticks = ticks.chunks_exact(PHASES).map(|t| std::array::from_fn(|i| t[i])).collect();
         Ok(Seen { mode, stamps, ticks })

@@ -15,6 +15,7 @@ pub mod meter;
 pub mod model;
 pub mod pack;
 pub mod prefill;
+pub mod recorded;
 pub mod runner;
 #[cfg(test)]
 pub(crate) mod shapes;
@@ -33,7 +34,8 @@ use self::meter::{Meter, Probe};
 use self::model::Model;
 use self::prefill::Plan;
 use self::runner::Runner;
-use crate::device::{Buffer, Device, DeviceInfo, HostBytes, Options, Running};
+use crate::abi::Dims;
+use crate::device::{Buffer, Device, DeviceInfo, Holding, HostBytes, Options, Running};
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
 use crate::validate::ValidProgram;
@@ -73,7 +75,8 @@ impl Mono {
             },
             blocks: first.multiprocessors,
             memory_bytes: infos.iter().map(|i| i.memory_bytes).sum(),
-            free_bytes: infos.iter().map(|i| i.free_bytes).sum(),
+            // All hold the same, so what one has not is of no use on the others.
+            free_bytes: infos.iter().map(|i| i.free_bytes).min().unwrap_or(0) * infos.len() as u64,
             arch: first.arch.clone(),
         };
         Ok(Self {
@@ -129,7 +132,7 @@ impl Device for Mono {
             Some(plan) => plan.to_string(),
             None => format!("prompts   {} positions a pass of the decode kernel\n", cut.columns),
         };
-        Ok(format!("{cut}{prompts}"))
+        Ok(format!("{cut}{}{prompts}", cut.placement(&model)))
     }
 
     fn chunk(&self) -> u32 {
@@ -140,13 +143,23 @@ impl Device for Mono {
         }
     }
 
-    fn scratch_bytes(&self, program: &ValidProgram) -> Result<u64> {
-        let one = |rank: usize| -> Result<u64> {
+    fn page_bytes(&self, dims: &Dims, group: usize) -> u64 {
+        model::page_bytes(dims, group, self.machines.len() as u32)
+    }
+
+    fn holdings(&self, program: &ValidProgram) -> Result<Vec<Holding>> {
+        let one = |rank: usize| -> Result<Holding> {
             let (model, cut) = self.cut(program, rank)?;
             let plan = self.plan(&model, &cut, &*self.machines[rank], program)?;
-            Ok(loaded::scratch_bytes(program.program(), &model, &cut, plan.as_ref()))
+            let info = self.machines[rank].info()?;
+            let program = program.program();
+            let [weight_bytes, kv_bytes, scratch_bytes] =
+                loaded::bytes(program, &model, &cut, plan.as_ref());
+            let part = model.part(rank as u32, &program.dims);
+            let (name, free_bytes) = (info.name, info.free_bytes);
+            Ok(Holding { name, part, weight_bytes, kv_bytes, scratch_bytes, free_bytes })
         };
-        (0..self.machines.len()).map(one).sum()
+        (0..self.machines.len()).map(one).collect()
     }
 
     fn compile(&self, program: &ValidProgram) -> Result<()> {
@@ -200,7 +213,7 @@ impl Device for Mono {
                     rank.dims.max_positions,
                 )?);
             }
-            meter.set_phases(meter::phases(&loaded[0].model, &loaded[0].cut));
+            meter.started(loaded.len(), meter::phases(&loaded[0].model, &loaded[0].cut));
         }
         let (epoch, patience) = (self.first_epoch, self.hang_timeout);
         let runner = Runner::new(loaded, mailbox, epoch, patience, self.gap);

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::abi::{HeadMode, Op, Program, Step, Tensor, NONE};
+use crate::abi::{Dims, HeadMode, Op, Program, Step, Tensor, NONE, PAGE};
 use crate::error::{Error, Result};
 
 /// Sizes of one lane, and where its tensors are.
@@ -170,6 +170,36 @@ impl Model {
         [query(part)..query(part + 1), kv..kv + 1]
     }
 
+    /// Which part of the program a machine has, in words.
+    pub fn part(&self, rank: u32, dims: &Dims) -> String {
+        let span = |range: Range<u32>| match range.len() {
+            0 => "none".to_owned(),
+            1 => range.start.to_string(),
+            _ => format!("{} to {}", range.start, range.end - 1),
+        };
+        if self.ranks == 1 {
+            return "all of it".to_owned();
+        }
+        if !self.sliced {
+            let lanes = rank * self.lanes..(rank + 1) * self.lanes;
+            return format!("lanes {} of {}", span(lanes), dims.lanes);
+        }
+        let [query, kv] = self.heads_of(rank, (dims.heads, dims.kv_heads));
+        let end = |rank: u32, each: u32, all: u32| (rank * each).min(all);
+        let rows = |each, all| span(end(rank, each, all)..end(rank + 1, each, all));
+        format!(
+            "heads {} of {}, kv heads {} of {}, features {} of {}, ids {} of {}",
+            span(query),
+            dims.heads,
+            span(kv),
+            dims.kv_heads,
+            rows(self.ffn, dims.ffn),
+            dims.ffn,
+            rows(self.vocab, dims.vocab),
+            dims.vocab
+        )
+    }
+
     /// What the kernel takes for granted.
     fn check(&self, program: &Program, rows_of: impl Fn(u32) -> u32) -> Result<()> {
         let mut norms: Vec<u32> = self.layer.iter().flat_map(|l| l.norms).collect();
@@ -218,6 +248,17 @@ impl Layer {
     }
 }
 
+/// Bytes of one KV page of a group on all of so many machines, each of which has whole kv heads
+/// with what that pads, in float16; heads that do not divide count as in the program, which is
+/// refused later.
+pub fn page_bytes(dims: &Dims, group: usize, ranks: u32) -> u64 {
+    let sliced = dims.lanes == 1 && ranks > 1;
+    let dealt = if sliced { dealt(dims.heads, dims.kv_heads, ranks) } else { None };
+    let kv_heads = dealt.map_or(dims.lanes * dims.kv_heads, |(_, each)| each * ranks);
+    let width = u64::from(kv_heads) * u64::from(dims.head_dim.next_multiple_of(32));
+    u64::from(dims.group_layers[group]) * width * 2 * PAGE as u64 * 2
+}
+
 /// Query and kv heads of each of so many machines: whole kv heads with all their query heads, fewer
 /// on the last machine, or a part of the query heads of one kv head, which several machines then
 /// have. None where a machine would have nothing.
@@ -240,6 +281,49 @@ fn refuse<T>(step: usize, detail: String) -> Result<T> {
 mod tests {
     use super::super::shapes::model;
     use super::*;
+
+    #[test]
+    fn shared_kv_heads_are_counted_on_every_machine() {
+        let dims = |heads, kv_heads, lanes| Dims {
+            hidden: 1024,
+            lanes,
+            heads,
+            kv_heads,
+            head_dim: 128,
+            ffn: 4096,
+            vocab: 1000,
+            eps: 1e-5,
+            rope_interleaved: 0,
+            head_mode: HeadMode::PerLane,
+            kv_dtype: crate::abi::Dtype::F16,
+            max_positions: 4096,
+            slots: 1,
+            columns: 2,
+            group_layers: [3, 1],
+            group_pages: [1, 1],
+        };
+        // Keys and values of 64 positions of one head in three layers, as halves.
+        let one = 3 * 2 * 64 * 128 * 2;
+        for (heads, kv_heads, lanes, ranks, held) in [
+            (16, 2, 1, 1, 2),
+            (16, 2, 1, 2, 2),
+            (16, 2, 1, 4, 4),
+            (16, 2, 1, 8, 8),
+            (32, 8, 1, 8, 8),
+            // Three, three, and room for three on the last.
+            (16, 8, 1, 3, 9),
+            // Lanes are never shared.
+            (4, 2, 8, 8, 16),
+        ] {
+            let dims = dims(heads, kv_heads, lanes);
+            let got = page_bytes(&dims, 0, ranks);
+            assert_eq!(got, held * one, "{heads}/{kv_heads} in {lanes} lanes on {ranks}");
+            assert_eq!(page_bytes(&dims, 1, ranks), got / 3);
+        }
+        // Heads are padded to whole tiles.
+        let narrow = Dims { head_dim: 40, ..dims(16, 2, 1) };
+        assert_eq!(page_bytes(&narrow, 0, 8), 8 * one / 2);
+    }
 
     #[test]
     fn heads_are_dealt_out_whole_in_parts_or_not_at_all() {

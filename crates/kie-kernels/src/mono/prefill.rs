@@ -97,9 +97,16 @@ impl Plan {
         })
     }
 
+    /// Device memory that it takes: scratch and counters.
+    pub fn bytes(&self) -> u64 {
+        self.scratch_bytes + (ALIGN + COUNTERS * 8) as u64
+    }
+
     /// What the compiler is given.
     pub fn source(&self, model: &Model, cut: &Cut) -> Source {
         let text = source::prefill_text(self.platform).expect("the plan's platform has it");
+        // Its grid is the whole machine's, and every block works with every other.
+        let cut = &Cut { chiplets: 1, ..cut.clone() };
         let mut defines = cut.defines(model, Kind { columns: 1, streamed: false });
         let all = [
             ("CHUNK", u64::from(self.chunk)),
@@ -210,7 +217,7 @@ impl Prefill {
     /// # Errors
     /// [`crate::Error::OutOfMemory`].
     pub fn new(machine: &dyn Machine, plan: Plan, module: Arc<dyn Module>) -> Result<Self> {
-        let bytes = plan.scratch_bytes as usize + ALIGN + COUNTERS * 8;
+        let bytes = plan.bytes() as usize;
         Ok(Self { plan, module, memory: machine.alloc_symmetric(bytes)?, hops: [0; 8] })
     }
 

@@ -264,7 +264,9 @@ impl Runner {
             // It runs on this machine's cores: leave them to it.
             std::thread::sleep(SIM_REST);
         }
-        self.first().room.control.word32(4).fetch_add(1, Relaxed);
+        for rank in &self.ranks {
+            rank.room.control.word32(4).fetch_add(1, Relaxed);
+        }
         if let Some(error) = self.look(&mut going)? {
             // Its end may take long to come, or never does.
             self.going = Some(going);
@@ -787,6 +789,9 @@ impl Runner {
         let mut flights = Vec::with_capacity(self.ranks.len());
         for loaded in &mut self.ranks {
             let mut args = loaded.args(ask.columns);
+            if mode == Some(Mode::Alone) {
+                (args.rank, args.hops) = (0, [0; 8]);
+            }
             (args.epoch, args.budget_ns, args.steps) = (epoch, self.budget_ns, ask.steps);
             (args.live, args.count, args.column) = (ask.live, ask.prompt, ask.column);
             args.at_head = u64::from(ask.at_head);

@@ -42,15 +42,17 @@ pub const PREFILL: &[(&str, &str)] = &[
     kernel!("common/prefill_norm.h"),
     kernel!("common/prefill.h"),
 ];
-/// The kernel that packs weights, behind the platform alone.
+/// The kernel that packs weights, behind the platform without its tiles.
 const PACK: (&str, &str) = kernel!("common/pack.h");
 /// Wide tiles, which the prefill kernel needs.
 const WIDE_CUDA: (&str, &str) = kernel!("cuda/wide.h");
 const WIDE_SIM: (&str, &str) = kernel!("sim/wide.h");
 
+/// Behind the platforms whose blocks may lie on several dies: which block a block is.
+const PLACE: (&str, &str) = kernel!("common/place.h");
 const CUDA: &[(&str, &str)] = &[kernel!("cuda/platform.h"), kernel!("cuda/tile.h")];
-const HIP: &[(&str, &str)] = &[kernel!("hip/platform.h"), kernel!("hip/tile.h")];
-const SIM: &[(&str, &str)] = &[kernel!("sim/platform.h"), kernel!("sim/tile.h")];
+const HIP: &[(&str, &str)] = &[kernel!("hip/platform.h"), PLACE, kernel!("hip/tile.h")];
+const SIM: &[(&str, &str)] = &[kernel!("sim/platform.h"), PLACE, kernel!("sim/tile.h")];
 
 /// The headers that stand before [`COMMON`] on a platform.
 pub fn platform_headers(platform: Platform) -> &'static [(&'static str, &'static str)] {
@@ -84,7 +86,8 @@ pub fn echo_text(platform: Platform) -> String {
 
 /// The kernel that packs weights, as one text.
 pub fn pack_text(platform: Platform) -> String {
-    join(platform_headers(platform)[..1].iter().chain([&PACK]))
+    let headers = platform_headers(platform);
+    join(headers[..headers.len() - 1].iter().chain([&PACK]))
 }
 
 fn join<'a>(headers: impl Iterator<Item = &'a (&'static str, &'static str)>) -> String {

@@ -43,6 +43,8 @@ pub struct Options {
     pub warp: u32,
     /// Multiprocessors, of each rank.
     pub blocks: u32,
+    /// Dies among which the blocks are dealt out in turn, of each rank.
+    pub chiplets: u32,
     /// Machines that [`open`] makes, under one scheduler.
     pub ranks: u32,
     /// Most shared memory of a block, in bytes.
@@ -61,6 +63,7 @@ impl Default for Options {
             seed: 0,
             warp: 32,
             blocks: 8,
+            chiplets: 1,
             ranks: 1,
             shared_bytes: 232_448,
             switches_max: 20_000_000_000,
@@ -72,8 +75,8 @@ impl Default for Options {
 
 impl Options {
     /// From `sim`, `sim:0,1` (ranks) or `sim:seed=3,warp=64,blocks=8`, each key at most once.
-    /// There are `seed`, `warp`, `blocks`, `ranks`, `shared` (bytes), `switches`, `host` (ms) and
-    /// `hold` (0 or 1).
+    /// There are `seed`, `warp`, `blocks`, `chiplets`, `ranks`, `shared` (bytes), `switches`,
+    /// `host` (ms) and `hold` (0 or 1).
     ///
     /// # Errors
     /// [`Error::NoDevice`] with the part that is not understood.
@@ -108,13 +111,14 @@ impl Options {
                 "seed" => 0..=u64::MAX,
                 "warp" => 32..=64,
                 "blocks" => 1..=1024,
+                "chiplets" => 1..=64,
                 "ranks" => 1..=8,
                 "shared" => 1024..=1 << 24,
                 "switches" => 1..=u64::MAX,
                 "host" => 1..=1 << 40,
                 "hold" => 0..=1,
                 _ => {
-                    let known = "seed, warp, blocks, ranks, shared, switches, host, hold";
+                    let known = "seed, warp, blocks, chiplets, ranks, shared, switches, host, hold";
                     return Err(fault(format!("no option {key}; there are {known}")));
                 }
             };
@@ -128,6 +132,7 @@ impl Options {
                 "seed" => options.seed = number,
                 "warp" => options.warp = small,
                 "blocks" => options.blocks = small,
+                "chiplets" => options.chiplets = small,
                 "ranks" => options.ranks = small,
                 "shared" => options.shared_bytes = small,
                 "switches" => options.switches_max = number,
@@ -139,11 +144,12 @@ impl Options {
     }
 
     fn name(&self) -> String {
-        let Self { seed, warp, blocks, shared_bytes: shared, switches_max: switches, .. } = self;
-        let (host, hold) = (self.host_ms_max, u32::from(self.hold));
+        let Self { seed, warp, blocks, chiplets, shared_bytes: shared, .. } = self;
+        let (switches, host, hold) = (self.switches_max, self.host_ms_max, u32::from(self.hold));
+        let dies = if *chiplets > 1 { format!(",chiplets={chiplets}") } else { String::new() };
         format!(
-            "sim:seed={seed},warp={warp},blocks={blocks},shared={shared},switches={switches},\
-             host={host},hold={hold}"
+            "sim:seed={seed},warp={warp},blocks={blocks}{dies},shared={shared},\
+             switches={switches},host={host},hold={hold}"
         )
     }
 }
@@ -572,6 +578,7 @@ impl Machine for Sim {
             model: format!("simulator, {}", self.inner.compiler.version),
             arch: format!("sim-warp{}", options.warp),
             multiprocessors: options.blocks,
+            chiplets: options.chiplets,
             shared_bytes: options.shared_bytes,
             memory_bytes,
             free_bytes,

@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::mono::cut::Cut;
+use crate::mono::shapes::{amd, model};
 use crate::mono::source::platform_headers;
 
 const SEEDS: u64 = 4;
@@ -71,6 +73,25 @@ pub(super) fn run_with(
 fn run(sim: &Sim, text: &str, args: &[u64], shape: (u32, u32)) -> Result<()> {
     let module = sim.compile(&source(text, "toy"))?;
     run_with(sim, &module, "toy", args, shape)
+}
+
+#[test]
+fn blocks_are_placed_as_the_cut_says() {
+    let cut = Cut::new(&model("2b"), &amd(), 4096).unwrap();
+    for (blocks, chiplets) in [(16, 8), (13, 4), (24, 6), (5, 8)] {
+        let sim = Sim::open(&format!("sim:seed=2,blocks={blocks},chiplets={chiplets}")).unwrap();
+        assert_eq!(sim.info().unwrap().chiplets, chiplets);
+        let cut = Cut { blocks, chiplets, ..cut.clone() };
+        let text = "struct Args { u32* out; };\nKIE_KERNEL(toy, 32, Args a) {\n\
+                    if (thread() == 0) a.out[grid_block()] = block();\n}\n";
+        let defines = [("KIE_CHIPLETS", chiplets), ("KIE_BLOCKS", blocks)];
+        let defines = defines.map(|(name, n)| (name.to_owned(), n.to_string())).to_vec();
+        let module = sim.compile(&Source { defines, ..source(text, "toy") }).unwrap();
+        let out = sim.alloc(blocks as usize * 4).unwrap();
+        run_with(&sim, &module, "toy", &[out.address], (blocks, 32)).unwrap();
+        let wanted: Vec<_> = (0..blocks).map(|block| cut.block_of(block)).collect();
+        assert_eq!(fetch_u32(&sim, &out), wanted, "{blocks} on {chiplets}");
+    }
 }
 
 fn everywhere(check: impl Fn(&Sim)) {

@@ -18,7 +18,7 @@ use std::time::Duration;
 use super::{Hip, Paths};
 use crate::mono::cache::Cache;
 use crate::mono::library::{symbols, Library};
-use crate::mono::machine::{Launch, Source};
+use crate::mono::machine::{Launch, Machine, Source};
 
 /// A folder that goes when the test ends.
 struct Folder(PathBuf);
@@ -88,6 +88,7 @@ impl Stub {
             runtime: vec![library.clone()],
             hiprtc: vec![library],
             cache: Cache::at(folder.0.join("cache")),
+            nodes: folder.0.join("nodes"),
             patience: Duration::from_millis(30),
         };
         let stub = Self { folder, control, paths };
@@ -156,4 +157,19 @@ const ARGS: [u8; 24] = [7; 24];
 
 fn four_blocks() -> Launch<'static> {
     Launch { entry: "k", blocks: 4, threads: 416, shared_bytes: 65_520, args: &ARGS }
+}
+
+#[test]
+fn dies_and_peers_are_asked_for() {
+    let mut stub = Stub::new();
+    assert_eq!(stub.open().unwrap().info().unwrap().chiplets, 1, "nobody tells");
+    stub.paths.nodes = crate::kfd::tests::recorded("hip");
+    let [a, b] = [0, 1].map(|n| Hip::open(&format!("hip:{n}"), &stub.paths).unwrap());
+    assert_eq!(b.info().unwrap().chiplets, 8);
+    assert_eq!(b.peer().unwrap().bus.as_deref(), Some("0000:9f:00.0"));
+    assert!(a.reaches(&b).unwrap() && b.reaches(&a).unwrap() && a.reaches(&a).unwrap());
+    assert!(a.enable_peer(&b).is_err());
+    stub.fail("hipDeviceCanAccessPeer", 1);
+    assert!(a.reaches(&b).is_err());
+    std::fs::remove_dir_all(&stub.paths.nodes).unwrap();
 }

@@ -1,5 +1,6 @@
 // A stand-in for the HIP runtime and hipRTC: host memory, one queue, and every call fails on demand.
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -83,6 +84,12 @@ int hipDeviceGetAttribute(int* to, int which, int device) {
                              : which == 74 ? 65536
                              : which == 87 ? lanes
                                            : -1);
+}
+int hipDeviceGetPCIBusId(char* to, int size, int device) {
+    CALL(snprintf(to, (size_t)size, "0000:%02X:00.0", device ? 0x9f : 0x0c));
+}
+int hipDeviceCanAccessPeer(int* to, int device, int peer) {
+    CALL(*to = device != peer && device < 2 && peer < 2);
 }
 int hipMemGetInfo(size_t* free_now, size_t* total) { CALL(*free_now = 1000; *total = 2000); }
 int hipMalloc(void** to, size_t size) {
