@@ -10,15 +10,12 @@
 #pragma once
 
 // ---- The multiplying teams.
-KIE_DEVICE void await_stage(const Pipe& p) {
-    while (!slot_filled(stage_slot(p.at), p.parity))
-        if (*stop_word()) break;
-}
 struct Share {
     Quad v[4];
 };  // a warp's 16 rows of a stage: 64 of k
 KIE_DEVICE void take_share(const Pipe& p, Share& a, int rows, bool whole) {
-    await_stage(p);
+    while (!slot_filled(stage_slot(p.at), p.parity))
+        if (*stop_word()) break;
     const int my = lane(), tile = thread() / kTeam;
     const u8* w = stage_bytes(p.at) + tile * 1024 + my * 16;
     KIE_UNROLL for (int i = 0; i < 4; ++i) {
@@ -35,8 +32,7 @@ KIE_DEVICE void multiply_share(const Pipe& p, const Share& a, float (&d)[kWideN 
         multiply_wide<kN, 0>(d, a.v[i], wide_shift(x, i / 2 * kStagePart + i % 2 * 256), kCores);
     wide_commit();
 }
-// A run of pairs of k of one wide item. One group of products is always queued behind the one that
-// runs.
+// A run of pairs of k of one item. One group of products is always queued behind the one that runs.
 template <int kN>
 KIE_DEVICE void accumulate(Pipe& pipe, int from, int to, int pairs, int rows,
                            float (&d)[kWideN / 2]) {
@@ -59,63 +55,6 @@ KIE_DEVICE void accumulate(Pipe& pipe, int from, int to, int pairs, int rows,
     wide_finish(d);
     if (lane() == 0) slot_release(stage_slot(last));
 }
-// The same of a narrow item, in up to kFourth times four row tiles and by pairs.
-template <int kFourth>
-struct NarrowShare {
-    Quad v[kFourth][2];
-};
-template <int kFourth>
-KIE_DEVICE void take_narrow(const u8* weights, const int (&rows)[kFourth], bool there,
-                            NarrowShare<kFourth>& a) {
-    const int my = lane();
-    KIE_UNROLL for (int m = 0; m < kFourth; ++m) {
-        KIE_UNROLL for (int i = 0; i < 2; ++i) {
-            a.v[m][i] = {{0, 0, 0, 0}};
-            if (my < 2 * rows[m] && there)
-                a.v[m][i] = *(const Quad*)(weights + m * 4096 + i * rows[m] * 32);
-        }
-    }
-}
-template <int kFourth>
-KIE_DEVICE void multiply_narrow(const NarrowShare<kFourth>& a, const WideOperand& x,
-                                float (&d)[kWideN / 2]) {
-    wide_begin();
-    KIE_UNROLL for (int i = 0; i < 2; ++i) {
-        const WideOperand at = wide_shift(x, i * 256);
-        multiply_wide<64, 0>(d, a.v[0][i], at, kCores);
-        multiply_wide<64, 32>(d, a.v[1][i], at, kCores);
-        if constexpr (kFourth > 2) multiply_wide<64, 64>(d, a.v[2][i], at, kCores);
-        if constexpr (kFourth > 3) multiply_wide<64, 96>(d, a.v[3][i], at, kCores);
-    }
-    wide_commit();
-}
-template <int kFourth, class Rows>
-KIE_DEVICE void accumulate_narrow(Pipe& pipe, int from, int to, int pairs, Rows rows_of,
-                                  float (&d)[kWideN / 2]) {
-    KIE_UNROLL for (int i = 0; i < 32 * kFourth; ++i) d[i] = 0;
-    int rows[kFourth];
-    KIE_UNROLL for (int m = 0; m < kFourth; ++m) rows[m] = rows_of(m);
-    const u32 team = thread() / kCrew, mine = thread() / kTeam % 4 * 1024 + lane() * 16,
-              places = kNarrowWeights + team * (kNarrowPart / 2);
-    NarrowShare<kFourth> a, b;
-    u32 last = kStages;
-    KIE_NO_UNROLL for (int p = from; p < to; p += 2) {
-        await_stage(pipe);
-        const u8* stage = stage_bytes(pipe.at);
-        const WideOperand x = wide_operand(stage + places, 128, kCores);
-        take_narrow<kFourth>(stage + mine, rows, true, a);
-        multiply_narrow<kFourth>(a, x, d);
-        wide_wait<1>();
-        if (last < kStages && lane() == 0) slot_release(stage_slot(last));
-        last = pipe.at;
-        take_narrow<kFourth>(stage + kNarrowWeights / 2 + mine, rows, p + 1 < pairs, b);
-        multiply_narrow<kFourth>(b, wide_shift(x, kNarrowPart), d);
-        wide_wait<1>();
-        forward(pipe);
-    }
-    wide_finish(d);
-    if (lane() == 0) slot_release(stage_slot(last));
-}
 // Results are taken from the front, a batch at a time, and the rest moves up: a loop of little code
 // instead of one pass over all registers, whose instructions would come from memory each time.
 template <int kBy>
@@ -128,11 +67,11 @@ KIE_DEVICE void move_up(float (&d)[kWideN / 2]) {
 KIE_DEVICE bool join_parts(const PrefillArgs& args, const WideItem& item, int parts,
                            float (&d)[kWideN / 2]) {
     volatile u32* last = (volatile u32*)(prefill_shared() + kPfLast);
-    const long part_bytes = item.part_items * kPartBytes;
+    const long part_bytes = item.cut_width / 128 * kPartBytes;
     u8* mine = args.scratch + kScrParts + (long)item.tile * parts * part_bytes + thread() * 16;
     constexpr int kGroup8 = kWorkers * 16;  // bytes of a group of 8 places
     float* to = (float*)(mine + item.part * part_bytes);
-    KIE_NO_UNROLL for (int b = batches_of(item); b > 0; --b, to += kBatch * kGroup8 / 4) {
+    KIE_NO_UNROLL for (int b = batches_of(item.width); b > 0; --b, to += kBatch * kGroup8 / 4) {
         KIE_UNROLL for (int i = 0; i < 4 * kBatch; ++i) to[i / 4 * (kGroup8 / 4) + i % 4] = d[i];
         move_up<4 * kBatch>(d);
     }
@@ -151,7 +90,7 @@ KIE_DEVICE bool join_parts(const PrefillArgs& args, const WideItem& item, int pa
         move_up<4 * kBatch>(d);
         float* sums = d + kWideN / 2 - 4 * kBatch;
         KIE_UNROLL for (int i = 0; i < 4 * kBatch; ++i) sums[i] = 0;
-        if (b >= batches_of(item)) continue;
+        if (b >= batches_of(item.width)) continue;
         const u8* from = mine + b * (kBatch * kGroup8);
         KIE_NO_UNROLL for (int p = 0; p < parts; ++p, from += part_bytes) {
             Quad v[kBatch];
@@ -165,11 +104,11 @@ KIE_DEVICE bool join_parts(const PrefillArgs& args, const WideItem& item, int pa
 // 1 / rms of each place of an item, into shared memory.
 KIE_DEVICE void take_scales(const PrefillArgs& args, const WideItem& item, float* scale) {
     const int n = thread();
-    if (n >= item.width) return;
+    if (n >= kWideN) return;
     const float* from = (const float*)(args.scratch + kScrSquares) +
-                        (long)item.lane_index * kFours * kChunk + item.place + n;
+                        (long)item.lane_index * kRowTiles * kChunk + item.place + n;
     float sum = 0;
-    KIE_UNROLL for (int r = 0; r < kFours; ++r) sum += from[(long)r * kChunk];
+    KIE_UNROLL for (int r = 0; r < kRowTiles; ++r) sum += from[(long)r * kChunk];
     scale[n] = rsqrt_f(sum * (1.0f / kHiddenReal) + kEps);
 }
 // Two neighbouring places (v[place][row]) of two neighbouring rows of a head, f and f + 1.
@@ -201,8 +140,8 @@ KIE_DEVICE void put_state(u8* page, int f, int place, bool is_v, bool live0, boo
 
 // q and k rotated (those with norms later, behind the norms), k and v into their pages.
 KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
-                        const WideItem& item, const WideRows& rows, int place, const float* scale,
-                        const float (&d)[kWideN / 2]) {
+                        const WideItem& item, const WideRows& rows, const float* scale,
+                        float (&d)[kWideN / 2]) {
     const int my = lane(), g = my / 4, t = my % 4, row = rows.row + 2 * g;
     if (2 * g >= rows.live) return;
     const bool is_q = row < kAttn, is_v = row >= kAttn + kKvHeads * kHeadDim;
@@ -218,8 +157,9 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
     }
     const u64* rope = (const u64*)(args.model.rope + f);
     const int last_page = (chunk.base + chunk.to - 1) / kPage;
-    place += 2 * t, scale += 2 * t;
-    KIE_UNROLL for (int n = 0; n < 2; ++n, place += 32, scale += 32) {
+    int place = item.place + 2 * t;
+    scale += 2 * t;
+    KIE_NO_UNROLL for (int n = 2 * batches_of(item.width); n > 0; --n, place += 32, scale += 32) {
         u64 turn[4][2];
         u8* page = nullptr;
         if (!is_q) {
@@ -235,9 +175,9 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
             const int at = place + 8 * j;
             float v[2][2];  // [place][row]
             KIE_UNROLL for (int e = 0; e < 2; ++e) {
-                const float s = scale[8 * j + e] * factor, a = d[16 * n + 4 * j + e] * s + bias[0],
-                            b = d[16 * n + 4 * j + 2 + e] * s + bias[1],
-                            c = number((u32)turn[j][e]), i = number((u32)(turn[j][e] >> 32));
+                const float s = scale[8 * j + e] * factor, a = d[4 * j + e] * s + bias[0],
+                            b = d[4 * j + 2 + e] * s + bias[1], c = number((u32)turn[j][e]),
+                            i = number((u32)(turn[j][e] >> 32));
                 v[e][0] = a * c - b * i, v[e][1] = a * i + b * c;
             }
             if (is_q)
@@ -246,31 +186,38 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
                 put_state(page, f, at, is_v, at >= chunk.from && at < chunk.to,
                           at + 1 >= chunk.from && at + 1 < chunk.to, v);
         }
+        move_up<16>(d);
     }
 }
 
 KIE_DEVICE void put_act(const PrefillArgs& args, const WideItem& item, const WideRows& rows,
-                        int place, const float* scale, const float (&d)[kWideN / 2]) {
+                        const float* scale, float (&d)[kWideN / 2]) {
     const int my = lane(), g = my / 4, t = my % 4, odd = g & 1;
     const int f = (rows.row + 2 * g) / 2 - odd;  // of a pair: the even one stores the first place
-    u8* to = args.scratch + kScrAct + operand_at(item.lane_index, kFfn, place + 2 * t + odd, f);
+    u8* to =
+        args.scratch + kScrAct + operand_at(item.lane_index, kFfn, item.place + 2 * t + odd, f);
     scale += 2 * t;
-    KIE_UNROLL for (int j = 0; j < kBatch; ++j) {
-        float y[2];
-        KIE_UNROLL for (int e = 0; e < 2; ++e) {
-            const float s = scale[8 * j + e], gate = d[4 * j + e] * s, up = d[4 * j + 2 + e] * s;
-            y[e] = gate * up * reciprocal_f(1.0f + exp2_f(-1.44269504f * gate));
+    KIE_NO_UNROLL for (int n = batches_of(item.width); n > 0;
+                       --n, to += kBatch * kCores, scale += 8 * kBatch) {
+        KIE_UNROLL for (int j = 0; j < kBatch; ++j) {
+            float y[2];
+            KIE_UNROLL for (int e = 0; e < 2; ++e) {
+                const float s = scale[8 * j + e], gate = d[4 * j + e] * s,
+                            up = d[4 * j + 2 + e] * s;
+                y[e] = gate * up * reciprocal_f(1.0f + exp2_f(-1.44269504f * gate));
+            }
+            const float mine = odd ? y[1] : y[0], other = shuffle_xor(odd ? y[0] : y[1], 4);
+            if (2 * g < rows.live)
+                *(u32*)(to + j * kCores) = odd ? pack_half2(other, mine) : pack_half2(mine, other);
         }
-        const float mine = odd ? y[1] : y[0], other = shuffle_xor(odd ? y[0] : y[1], 4);
-        if (2 * g < rows.live)
-            *(u32*)(to + j * kCores) = odd ? pack_half2(other, mine) : pack_half2(mine, other);
+        move_up<4 * kBatch>(d);
     }
 }
 
 // What a step adds to the residual: its own, times a factor, and with several lanes what the others
 // made some layers ago.
-KIE_DEVICE long residual_at(int frag, int place) {  // inside its lane
-    return ((long)frag * kEights + place / 8) * 32 + lane();
+KIE_DEVICE long residual_at(const WideItem& item, int frag) {  // inside its lane
+    return ((long)frag * kEights + item.place / 8) * 32 + lane();
 }
 KIE_DEVICE void add_halves(Quad& sum, u64 halves, float factor = 1) {
     float v[4];
@@ -297,6 +244,10 @@ KIE_DEVICE void take_old(const PrefillArgs& args, const WideItem& item, int kind
     }
 }
 // ... or from the ring.
+KIE_DEVICE void await_stage(const Pipe& p) {
+    while (!slot_filled(stage_slot(p.at), p.parity))
+        if (*stop_word()) break;
+}
 KIE_DEVICE void leave_stage(Pipe& p) {
     sync_warp();
     if (lane() == 0) slot_release(stage_slot(p.at));
@@ -329,23 +280,21 @@ struct Residual {
     u64* squares;
 };
 KIE_DEVICE Residual residual_of(const PrefillArgs& args, int kind, int layer, const WideItem& item,
-                                const WideRows& rows, int b) {
+                                const WideRows& rows) {
     const int my = lane(), g = my / 4, t = my % 4, row = rows.row + 2 * g;
     const int norm = kind == 2 ? 0 : 2 * layer + 1 + kind;
     const int norm_lane = kNormLanes > 1 ? lane_of_model(args, item.lane_index) : 0;
-    const int place = batch_at(item, b).place, warp = (int)(thread() / kTeam);
     Residual r = {
-        item.lane_index, 2 * g < rows.live, 1, 0, 0, residual_at(rows.frag, place), nullptr,
+        item.lane_index, 2 * g < rows.live, 1, 0, 0, residual_at(item, rows.frag), nullptr,
         nullptr};
     if (kind < 2) r.keep = args.model.layers[layer].own[kind];
     if (r.live)
         unpack_half2(
             args.model.norms[(long)(norm * kNormLanes + norm_lane) * (kHidden / 2) + row / 2], r.n0,
             r.n1);
-    r.x = args.scratch + kScrX + operand_at(item.lane_index, kHidden, place + 2 * t, row);
-    r.squares = (u64*)(prefill_shared() + kPfSquares) +
-                (is_narrow(item) ? (4 * b + warp % 4) * kNarrowN : warp * kWideN) / 2 +
-                (place - item.place + 2 * t) / 2;
+    r.x = args.scratch + kScrX + operand_at(item.lane_index, kHidden, item.place + 2 * t, row);
+    r.squares =
+        (u64*)(prefill_shared() + kPfSquares) + ((int)(thread() / kTeam) * kWideN + 2 * t) / 2;
     return r;
 }
 KIE_DEVICE void put_residual(const PrefillArgs& args, Residual& r, const Quad (&old)[kBatch],
@@ -366,22 +315,18 @@ KIE_DEVICE void put_residual(const PrefillArgs& args, Residual& r, const Quad (&
             s1 += shuffle_xor(s1, m);
         if (lane() < 4) r.squares[4 * j] = (u64)bits(s1) << 32 | bits(s0);
     }
+    r.at += kBatch * 32, r.x += kBatch * kCores, r.squares += 4 * kBatch;
 }
-// Sums over four row tiles each.
 KIE_DEVICE void put_squares(const PrefillArgs& args, const WideItem& item) {
     sync_consumers<kWorkers>();
-    const int stride = is_narrow(item) ? kNarrowN : kWideN, n = (int)thread() % stride,
-              first = is_narrow(item) ? (int)(thread() / kNarrowN) : 0,
-              step = is_narrow(item) ? (int)kWorkers / kNarrowN : 1;
+    const int n = thread();
     if (n >= item.width) return;
+    float sum = 0;
+    KIE_UNROLL for (int w = 0; w < kWideTiles; ++w) sum +=
+        ((const float*)(prefill_shared() + kPfSquares))[w * kWideN + n];
     float* to = (float*)(args.scratch + kScrSquares) +
-                ((long)item.lane_index * kFours + item.frag / 4) * kChunk + item.place + n;
-    const float* from = (const float*)(prefill_shared() + kPfSquares) + n;
-    KIE_NO_UNROLL for (int m = first; 4 * m < item.tiles; m += step) {
-        float sum = 0;
-        KIE_UNROLL for (int w = 0; w < 4; ++w) sum += from[(4 * m + w) * stride];
-        to[(long)m * kChunk] = sum;
-    }
+                (long)(item.lane_index * kRowTiles + item.row_tile) * kChunk;
+    to[item.place + n] = sum;
 }
 // What a lane added, for the lanes that will want it, on every rank.
 KIE_DEVICE void share_sums(const PrefillArgs& args, u64* to, const float* d) {
@@ -394,33 +339,37 @@ KIE_DEVICE void share_sums(const PrefillArgs& args, u64* to, const float* d) {
     }
 }
 KIE_DEVICE void put_sums(const PrefillArgs& args, Pipe& pipe, bool joined, int kind, int layer,
-                         const WideItem& item, const WideRows& rows, int b,
-                         const float (&d)[kWideN / 2]) {
-    Residual r = residual_of(args, kind, layer, item, rows, b);
+                         const WideItem& item, const WideRows& rows, float (&d)[kWideN / 2]) {
+    Residual r = residual_of(args, kind, layer, item, rows);
     const int delay = delay_of(args, kind, layer);
-    if (shares_of(args, kind, layer) && r.live)
-        share_sums(args, past_at(args, kind, layer, lane_of_model(args, item.lane_index)) + r.at,
-                   d);
-    if (kLanesAll > 1 && delay == 0) return;
-    Quad old[kBatch];
-    if (joined)
-        take_old(args, item, kind, layer, r.at, old);
-    else
-        take_old(pipe, delay > 0, old);
-    put_residual(args, r, old, d);
+    const bool shares = shares_of(args, kind, layer) && r.live;
+    u64* to = past_at(args, kind, layer, lane_of_model(args, item.lane_index)) + r.at;
+    KIE_NO_UNROLL for (int n = batches_of(item.width); n > 0; --n, to += kBatch * 32) {
+        if (shares) share_sums(args, to, d);
+        if (kLanesAll == 1 || delay != 0) {
+            Quad old[kBatch];
+            if (joined)
+                take_old(args, item, kind, layer, r.at, old);
+            else
+                take_old(pipe, delay > 0, old);
+            put_residual(args, r, old, d);
+        }
+        move_up<4 * kBatch>(d);
+    }
+    if (kLanesAll == 1 || delay != 0) put_squares(args, item);
 }
 // Without delay: every lane adds what all of them made, in one order, so that lanes that are alike
 // stay alike to the bit.
 KIE_DEVICE void mix_chunk(const PrefillArgs& args, const Chunk& chunk, int kind, int layer) {
-    const Cut cut = {8 * kBatch, kWideTiles, 1};
-    const int items = items_of(kToO, chunk, cut);
+    const Cut cut = {8 * kBatch, 1};
+    const int items = items_of(kToO, chunk, cut), warp = thread() / kTeam;
     KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks) {
         WideItem item = item_at(kToO, chunk, cut, i);
         item.width = cut.width;
-        const WideRows rows = residual_rows(item.frag + batch_at(item, 0).tile);
+        const WideRows rows = residual_rows(item.row_tile, warp);
         const int mine = lane_of_model(args, item.lane_index);
         sync_consumers<kWorkers>();  // the last item's squares are read
-        Residual r = residual_of(args, kind, layer, item, rows, 0);
+        Residual r = residual_of(args, kind, layer, item, rows);
         Quad sum[kBatch];
         KIE_UNROLL for (int j = 0; j < kBatch; ++j) sum[j] = {{0, 0, 0, 0}};
         KIE_NO_UNROLL for (int l = 0; l < kLanesAll; ++l) {
@@ -448,8 +397,9 @@ KIE_DEVICE void put_last(const PrefillArgs& args, const Chunk& chunk) {
     KIE_NO_UNROLL for (int i = block() * warps + thread() / kTeam; i < kLanes * kFrags;
                        i += args.blocks * warps) {
         const int frag = i % kFrags, l = i / kFrags;
-        const WideRows rows = residual_rows(frag);
-        const Quad v = load_state(old_at(args, l) + ((long)frag * kEights + place / 8) * 32 + my);
+        const WideRows rows = residual_rows(frag / kWideTiles, frag % kWideTiles);
+        const Quad v =
+            load_state(old_at(args, l) + ((long)frag * kEights + place / 8) * 32 + my);
         if (2 * g >= rows.live || t != place % 8 / 2) continue;
         const u32 both = pack_half2(number(v.v[e]), number(v.v[2 + e]));
         const int pair = rows.row / 2 + g;
@@ -461,24 +411,23 @@ KIE_DEVICE void put_last(const PrefillArgs& args, const Chunk& chunk) {
     }
 }
 
-KIE_DEVICE WideRows rows_of_product(int product, int f) {
-    return product == kToQkv      ? rows_at<SplitQkv, kQkv>(f)
-           : product == kToGateUp ? rows_at<SplitGu, 2 * kFfn>(f)
-                                  : residual_rows(f);
+KIE_DEVICE WideRows rows_of_product(int product, int row_tile, int j) {
+    return product == kToQkv      ? rows_at<SplitQkv, kQkv>(row_tile, j)
+           : product == kToGateUp ? rows_at<SplitGu, 2 * kFfn>(row_tile, j)
+                                  : residual_rows(row_tile, j);
 }
 // The rows of the embedding, in the order of a product's results.
 KIE_DEVICE void embed_chunk(const PrefillArgs& args, const Chunk& chunk) {
-    const Cut cut = {chunk.to <= kNarrowN ? kNarrowN : kWideN, kWideTiles, 1};
-    const int items = items_of(kToO, chunk, cut);
+    const Cut cut = {chunk.to <= 128 ? 128 : kWideN, 1};
+    const int items = items_of(kToO, chunk, cut), warp = thread() / kTeam;
     KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks) {
         const WideItem item = item_at(kToO, chunk, cut, i);
+        const WideRows rows = residual_rows(item.row_tile, warp);
+        const int my = lane(), row = rows.row + my / 4 * 2;
+        int place = item.place + my % 4 * 2;
         sync_consumers<kWorkers>();  // the last item's squares are read
-        KIE_NO_UNROLL for (int b = 0; b < batches_of(item); ++b) {
-            const Batch batch = batch_at(item, b);
-            const WideRows rows = residual_rows(item.frag + batch.tile);
-            const int my = lane(), row = rows.row + my / 4 * 2;
-            int place = batch.place + my % 4 * 2;
-            Residual r = residual_of(args, 2, 0, item, rows, b);
+        Residual r = residual_of(args, 2, 0, item, rows);
+        KIE_NO_UNROLL for (int n = batches_of(item.width); n > 0; --n) {
             float d[4 * kBatch];
             KIE_UNROLL for (int j = 0; j < kBatch; ++j, place += 8) {
                 KIE_UNROLL for (int e = 0; e < 2; ++e) {
@@ -497,54 +446,36 @@ KIE_DEVICE void embed_chunk(const PrefillArgs& args, const Chunk& chunk) {
         put_squares(args, item);
     }
 }
-KIE_DEVICE void multiply_item(Pipe& pipe, const Cut& cut, int product, const WideItem& item,
-                              float (&d)[kWideN / 2]) {
-    const int pairs = pairs_of(product), from = 2 * part_from(product, cut, item.part),
-              to = 2 * part_from(product, cut, item.part + 1);
-    const auto rows_of = [&](int b) {
-        const int tile = batch_at(item, b).tile;
-        return tile < item.tiles ? rows_of_product(product, item.frag + tile).rows : 0;
-    };
-    if (!is_narrow(item))
-        accumulate<kWideN>(pipe, from, to, pairs, rows_of(0), d);
-    else if (item.tiles <= 8)
-        accumulate_narrow<2>(pipe, from, to, pairs, rows_of, d);
-    else if (item.tiles <= 12)
-        accumulate_narrow<3>(pipe, from, to, pairs, rows_of, d);
-    else
-        accumulate_narrow<4>(pipe, from, to, pairs, rows_of, d);
-}
 KIE_DEVICE void product_phase(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk, int product,
                               int layer) {
     const Cut cut = cut_at(chunk, product);
-    const int items = items_of(product, chunk, cut);
+    const int items = items_of(product, chunk, cut), warp = thread() / kTeam;
+    const int pairs = pairs_of(product);
     float d[kWideN / 2];
     int turn = 0;
     KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks, turn ^= 1) {
         const WideItem item = item_at(product, chunk, cut, i);
+        const WideRows rows = rows_of_product(product, item.row_tile, warp);
+        const bool normed = product == kToQkv || product == kToGateUp;
         float* scale = (float*)(prefill_shared() + kPfScale) + turn * kWideN;
-        if (product == kToQkv || product == kToGateUp) take_scales(args, item, scale);
+        if (normed) take_scales(args, item, scale);
+        const int from = 2 * part_from(product, cut, item.part),
+                  to = 2 * part_from(product, cut, item.part + 1);
         Clock clock = {args.model.trace, 0};
         tick(clock, -1);
-        multiply_item(pipe, cut, product, item, d);
+        if (item.width == kWideN)
+            accumulate<kWideN>(pipe, from, to, pairs, rows.rows, d);
+        else
+            accumulate<128>(pipe, from, to, pairs, rows.rows, d);
         sync_consumers<kWorkers>();  // scales are there, the last item's squares are read
         tick(clock, 12 + product);
         if (cut.parts > 1 && !join_parts(args, item, cut.parts, d)) continue;
-        KIE_NO_UNROLL for (int b = 0; b < batches_of(item); ++b) {
-            const Batch batch = batch_at(item, b);
-            WideRows rows = rows_of_product(product, item.frag + batch.tile);
-            if (batch.tile >= item.tiles) rows.live = 0;
-            const float* scales = scale + (batch.place - item.place);
-            if (product == kToQkv)
-                put_qkv(args, chunk, layer, item, rows, batch.place, scales, d);
-            else if (product == kToGateUp)
-                put_act(args, item, rows, batch.place, scales, d);
-            else
-                put_sums(args, pipe, cut.parts > 1, product == kToDown, layer, item, rows, b, d);
-            move_up<4 * kBatch>(d);
-        }
-        const bool adds = product == kToO || product == kToDown;
-        if (adds && !is_mixed(args, product, layer)) put_squares(args, item);
+        if (product == kToQkv)
+            put_qkv(args, chunk, layer, item, rows, scale, d);
+        else if (product == kToGateUp)
+            put_act(args, item, rows, scale, d);
+        else
+            put_sums(args, pipe, cut.parts > 1, product == kToDown, layer, item, rows, d);
     }
 }
 // Whether ranks meet behind a phase: who reads others' outputs is done with them before these are

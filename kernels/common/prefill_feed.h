@@ -108,26 +108,23 @@ struct Load {
 template <class S>
 KIE_DEVICE Load load_of(const PrefillArgs& args, const WideItem& item, long at, const u8* x) {
     const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kTeam, pair = warp % 2;
-    const int f = item.frag + my, tile = f % S::tiles_all;
-    const int left = S::tiles_all - tile, most = item.tiles - my, run = left < most ? left : most;
-    const bool narrow = is_narrow(item);
+    const int f = item.row_tile * kWideTiles + my, tile = f % S::tiles_all;
+    const int left = S::tiles_all - tile, most = kWideTiles - my, run = left < most ? left : most;
     u32 bytes = 0;
-    if (my < item.tiles && (my == 0 || tile == 0)) {
+    if (my < kWideTiles && f < frags_of<S>() && (my == 0 || tile == 0)) {
         bytes = S::rows * 64 - tile * 1024;
         if (bytes > (u32)run * 1024) bytes = run * 1024;
     }
     u32 all = bytes;
-    KIE_UNROLL for (int m = 1; m < kNarrowTiles; m *= 2) all += shuffle_xor(all, m);
+    KIE_UNROLL for (int m = 1; m < 8; m *= 2) all += shuffle_xor(all, m);
     all = 2 * all + 2 * item.width * 64;
     if (warp < 2)
         return {args.model.line +
                     (u64)(item.lane_index * kBlocksPerLane + f / S::tiles_all) * kLineBytes + at +
                     tile * 1024,
-                (u32)(pair * (narrow ? kNarrowWeights : kStageWeights) / 2 + my * 1024), bytes,
-                all};
+                (u32)(pair * (kStageWeights / 2) + my * 1024), bytes, all};
     return {x + ((long)item.lane_index * (S::k / 32) * kEights + item.place / 8) * kCores,
-            (u32)(narrow ? kNarrowWeights + pair * kNarrowPart : kStageWeights + pair * kStagePart),
-            my == 0 ? item.width * 64 : 0u, all};
+            (u32)(kStageWeights + pair * kStagePart), my == 0 ? item.width * 64 : 0u, all};
 }
 // By a whole warp, which goes on together: a thread that looked only after the slot had been filled
 // and freed once more would take it for one that is still in use, and wait for good.
@@ -174,31 +171,29 @@ KIE_DEVICE bool is_mixed(const PrefillArgs& args, int product, int layer) {
 // The old residual of an item and the other lanes' sums, batch after batch.
 KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, const WideItem& item,
                               int kind, int layer) {
+    const int left = kFrags - item.row_tile * kWideTiles,
+              frags = left < kWideTiles ? left : kWideTiles;
     // The two warps that wait for the phases before take turns. Each must have a part in every
-    // stage (see await_free): where there is one run only, half of it.
+    // stage (see await_free): where there is one tile only, half of each run.
     const int warp = (int)(thread() - kWorkers) / (int)kTeam;
-    const bool narrow = is_narrow(item), halved = !narrow && item.tiles == 1;
-    const int copy = halved ? (int)lane() : (int)lane() * 2 + warp - 2, i = copy % kWideTiles;
+    const bool halved = frags == 1;
+    const int copy = halved ? (int)lane() : (int)lane() * 2 + warp - 2;
     const int delay = delay_of(args, kind, layer), end = delay > 0 ? kLanesAll : 1;
-    KIE_NO_UNROLL for (int b = 0; b < batches_of(item); ++b) {
-        // Of each run whose it is, and where it lies: a warp's, as batch_at has them.
-        const int runs = narrow ? 2 * min_i(4, item.tiles - 4 * b) : item.tiles;
-        const int frag = item.frag + (narrow ? 4 * b + i / 2 : i),
-                  group = item.place / 8 + (narrow ? i % 2 : b) * kBatch,
-                  place = narrow ? i % 2 * 4 + i / 2 : i;
+    KIE_NO_UNROLL for (int b = 0; b < batches_of(item.width); ++b) {
+        const int group = item.place / 8 + b * kBatch;
         KIE_NO_UNROLL for (int l = 1, first = kWideTiles; first > 0 || l < end; first = 0) {
             const int room = first > 0 ? kLanesFirst : kLanesNext,
                       lanes = end - l < room ? end - l : room;
             if (!await_free(w, pipe, 0x2004 | kind, layer)) return false;
-            const u32 all = runs * ((first > 0 ? kBatch * 512 : 0) + lanes * kBatch * 256);
+            const u32 all = frags * ((first > 0 ? kBatch * 512 : 0) + lanes * kBatch * 256);
             ++pipe.passed;
             if (warp == 1 && lane() == 0) *passed_word() = pipe.passed;
             if (warp == 0 && lane() == 0) {
                 await_second(w, pipe.passed);
                 stage_expect(stage_slot(pipe.at), all);
             }
-            const int n = copy - first;
-            if (warp >= 2 && i < runs && n < lanes * kWideTiles) {
+            const int n = copy - first, frag = item.row_tile * kWideTiles + copy % kWideTiles;
+            if (warp >= 2 && copy % kWideTiles < frags && n < lanes * kWideTiles) {
                 const long at = ((long)frag * kEights + group) * 32;
                 const u8* base =
                     args.scratch + kScrResidual + (item.lane_index * kLaneResidual + at) * 16;
@@ -206,9 +201,8 @@ KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, con
                     const int from = lane_of_model(args, item.lane_index) + l + n / kWideTiles;
                     base = (const u8*)(past_at(args, kind, layer - delay, from % kLanesAll) + at);
                 }
-                const u32 to = n < 0 ? place * (kBatch * 512)
-                                     : (first > 0 ? kOldBytes : 0) + n / kWideTiles * kLaneBytes +
-                                           place * (kBatch * 256);
+                const u32 to = n < 0 ? copy * (kBatch * 512)
+                                     : (first > 0 ? kOldBytes : 0) + n * (kBatch * 256);
                 const u32 bytes = (n < 0 ? kBatch * 512 : kBatch * 256) >> halved,
                           skip = halved && warp == 3 ? bytes : 0;
                 reads_before_copy();
@@ -229,8 +223,6 @@ KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe, const Chunk&
     const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kTeam;
     const Cut cut = cut_at(chunk, product);
     const int items = items_of(product, chunk, cut);
-    const bool once = chunk.to <= cut.width;  // weights are read by one item
-    const StreamPolicy policy = stream_policy();
     KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks) {
         const WideItem item = item_at(product, chunk, cut, i);
         const Load load = load_of<S>(args, item, at, x);
@@ -242,13 +234,10 @@ KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe, const Chunk&
             if (warp == 0 && my == 0) stage_expect(s, load.all);
             if (load.bytes > 0) {
                 reads_before_copy();
-                u8* to = stage_bytes(pipe.at) + load.to;
-                if (warp >= 2)
-                    stage_copy(s, to, load.from + (long)mine * kEights * kCores, load.bytes);
-                else if (once)
-                    stage_copy(s, to, load.from + unit_at<S>(mine), load.bytes, policy);
-                else
-                    stage_copy(s, to, load.from + unit_at<S>(mine), load.bytes);
+                stage_copy(
+                    s, stage_bytes(pipe.at) + load.to,
+                    load.from + (warp < 2 ? unit_at<S>(mine) : (long)mine * kEights * kCores),
+                    load.bytes);
             }
             forward(pipe);
         }

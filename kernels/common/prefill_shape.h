@@ -17,10 +17,9 @@ struct PrefillArgs {
     u32 blocks;         // of the grid, all resident
 };
 
-constexpr int kChunk = KIE_PREFILL_CHUNK;    // positions that go through together
-constexpr int kWideN = 256, kNarrowN = 128;  // positions of a wide tile, of a narrow one
-constexpr int kWideRows = 128, kWideTiles = kWideRows / 16;  // row tiles of 16 of a wide tile
-constexpr int kNarrowTiles = 16;                             // of a narrow one, at most
+constexpr int kChunk = KIE_PREFILL_CHUNK;  // positions that go through together
+constexpr int kWideN = 256;                // positions of a tile
+constexpr int kWideRows = 128, kWideTiles = kWideRows / 16;
 static_assert(kChunk % kWideN == 0, "whole tiles");
 constexpr u32 kCrew = 128, kWorkers = 2 * kCrew, kPrefillThreads = kWorkers + kCrew;
 
@@ -29,9 +28,11 @@ template <class S>
 KIE_CONST_FN int frags_of() {
     return kBlocksPerLane * S::tiles_all;
 }
-KIE_CONST_FN int over(int a, int b) { return (a + b - 1) / b; }
-// Of a norm's squares there is a sum for every four row tiles.
-constexpr int kFrags = frags_of<SplitO>(), kFours = over(kFrags, 4);
+template <class S>
+KIE_CONST_FN int row_tiles_of() {
+    return (frags_of<S>() + kWideTiles - 1) / kWideTiles;
+}
+constexpr int kFrags = frags_of<SplitO>(), kRowTiles = row_tiles_of<SplitO>();
 
 // Operands of the matrix unit, [lane][k / 32][position / 8][4 cores][8 positions][8 halves]. Within
 // 32 elements of k the order is that of the weights: 8 t + 4 h + 2 w + e stands in core 2 h + w at
@@ -51,11 +52,11 @@ constexpr long kScrX = 0, kScrAttn = kScrX + operand_bytes(kHidden),
                kScrAct = kScrAttn + operand_bytes(kAttn), kScrQ = kScrAct + operand_bytes(kFfn),
                kScrResidual = kScrQ + (long)kLanes * kAttn * kChunk * 2,
                kScrSquares = kScrResidual + kResidual * 16,
-               kScrPast = kScrSquares + (long)kLanes * kFours * kChunk * 4;
+               kScrPast = kScrSquares + (long)kLanes * kRowTiles * kChunk * 4;
 constexpr long kScrParts =
     kScrPast + (kLanesAll > 1 ? 2L * kPast * kLanesAll * kLaneResidual * 8 : 0);
 // Sums of parts of k, for products with too few tiles: as threads hold them.
-constexpr int kPartItems = 576, kPartsMost = 8;  // items of 128 rows x 128 places
+constexpr int kPartItems = 576, kPartsMost = 8;  // items of 128 places; a wide one counts twice
 constexpr long kPartBytes = (long)kWideRows * 128 * 4;
 constexpr long kPrefillScratch = kScrParts + kPartItems * kPartBytes;
 // The grid's arrivals, one a tile that is made in parts, each rank's meetings.
@@ -65,13 +66,11 @@ constexpr int kCountRanks = 1 + kPartItems, kPrefillCounters = kCountRanks + kRa
 // the ring brings, for each batch, the tile's old residual and what the other lanes made: the first
 // stage the residual and as many lanes as fit, then lanes only.
 constexpr int kBatch = 8, kOldBytes = kWideTiles * kBatch * 512, kLaneBytes = kOldBytes / 2;
+KIE_CONST_FN int batches_of(int width) { return width / (8 * kBatch); }
 
-// Shared memory. A stage: 64 of k, as 2 x 8 weight tiles of 16 x 32, then 2 x kWideN positions; of
-// a narrow tile 2 x 16 weight tiles, then 2 x kNarrowN positions.
+// Shared memory. A stage: 64 of k, as 2 x 8 weight tiles of 16 x 32, then 2 x kWideN positions.
 constexpr int kStageWeights = 2 * kWideTiles * 1024, kStagePart = kWideN * 64;
 constexpr int kStageBytes = kStageWeights + 2 * kStagePart;
-constexpr int kNarrowWeights = 2 * kNarrowTiles * 1024, kNarrowPart = kNarrowN * 64;
-static_assert(kNarrowWeights + 2 * kNarrowPart == kStageBytes, "stages of one size");
 constexpr int kLanesFirst = (kStageBytes - kOldBytes) / kLaneBytes,
               kLanesNext = kStageBytes / kLaneBytes;
 constexpr int kPfSlots = 0, kPfPages = 64, kPfStop = 128, kPfLast = 132, kPfPhase = 136,
@@ -91,87 +90,55 @@ KIE_DEVICE volatile u32* stop_word() { return (volatile u32*)(prefill_shared() +
 KIE_DEVICE volatile u32* passed_word() { return (volatile u32*)(prefill_shared() + kPfPassed); }
 KIE_DEVICE volatile u32* phase_word() { return (volatile u32*)(prefill_shared() + kPfPhase); }
 
-// A tile of a product: `tiles` row tiles of one lane's matrix, from `frag` on, times `width`
-// positions, over a part of k. Of a wide tile each warp multiplies a row tile; of a narrow one
-// (kNarrowN positions) each team half of the positions, its warps four row tiles at a time.
+// A tile of a product: rows of one lane's matrix times `width` positions, over a part of k.
 struct WideItem {
-    int lane_index, frag, tiles, place, width, part, tile, part_items;
+    int lane_index, row_tile, place, width, part, tile, cut_width;
 };
-KIE_CONST_FN bool is_narrow(const WideItem& item) { return item.width == kNarrowN; }
-KIE_CONST_FN int batches_of(const WideItem& item) {
-    return is_narrow(item) ? over(item.tiles, 4) : item.width / (8 * kBatch);
-}
-// A warp's batch of results: its row tile in the item, its first place.
-struct Batch {
-    int tile, place;
-};
-KIE_DEVICE Batch batch_at(const WideItem& item, int b) {
-    const int warp = (int)(thread() / kTeam);
-    if (is_narrow(item)) return {4 * b + warp % 4, item.place + warp / 4 * (8 * kBatch)};
-    return {warp, item.place + b * (8 * kBatch)};
-}
 struct WideRows {
     int frag, row, rows;  // 16-row tile of the lane, its first row, how many rows there are
     int live;             // and how many of those are not beyond the matrix
 };
 template <class S, int kRows>  // of kRows rows in all
-KIE_DEVICE WideRows rows_at(int f) {
+KIE_DEVICE WideRows rows_at(int row_tile, int j) {
+    const int f = row_tile * kWideTiles + j;
     if (f >= frags_of<S>()) return {frags_of<S>() - 1, 0, 0, 0};
     const int i = f % S::tiles_all, row = f / S::tiles_all * S::rows + 16 * i;
     const int rows = min_i(S::rows - 16 * i, 16);
     return {f, row, rows, min_i(rows, kRows - row)};
 }
-KIE_DEVICE WideRows residual_rows(int f) { return rows_at<SplitO, kHidden>(f); }
+KIE_DEVICE WideRows residual_rows(int row_tile, int j) {
+    return rows_at<SplitO, kHidden>(row_tile, j);
+}
 enum Product { kToQkv, kToO, kToGateUp, kToDown };
-KIE_CONST_FN int frags_of(int product) {
-    return product == kToQkv      ? frags_of<SplitQkv>()
-           : product == kToGateUp ? frags_of<SplitGu>()
-                                  : kFrags;
+KIE_CONST_FN int row_tiles(int product) {
+    return product == kToQkv      ? row_tiles_of<SplitQkv>()
+           : product == kToGateUp ? row_tiles_of<SplitGu>()
+                                  : kRowTiles;
 }
 KIE_CONST_FN int pairs_of(int product) {  // of 32 columns
     return (product == kToO ? kAttn : product == kToDown ? kFfn : kHidden) / 32;
 }
+KIE_CONST_FN int over(int a, int b) { return (a + b - 1) / b; }
 // How a product of so many positions is cut: narrow tiles, and parts of k that are added up in
-// order, where whole tiles would leave blocks idle. Costs are in 64 ticks, as measured: a stage
-// (where weights are read once, what memory takes for those of all blocks at work), what follows
-// the stages, and joining parts.
+// order, where whole tiles would leave blocks idle. Costs are in 64 ticks, as measured: a stage,
+// what follows the stages, and joining parts.
 struct Cut {
-    int width, tiles, parts;
+    int width, parts;
 };
-KIE_CONST_FN int stage_cost(const Cut& cut, int across, int blocks) {
-    if (cut.width == kWideN) return 17;
-    return max_i(5 + cut.tiles, blocks * cut.tiles / (68 * across));
-}
-KIE_CONST_FN long cost_of(int product, const Cut& cut, int places, int blocks) {
-    const int across = over(places, cut.width),
-              stages = over(over(pairs_of(product), 2), cut.parts);
-    const int items = across * over(frags_of(product), cut.tiles) * kLanes * cut.parts;
-    const int others = product == kToO || product == kToDown ? (kLanesAll - 1) * 50 : 0;
-    const int extra = 200 + others + (cut.parts > 1 ? 120 + 50 * cut.parts : 0);
-    const int left = items % blocks, rounds = over(items, blocks);
-    const long work = (items / blocks) * stage_cost(cut, across, blocks) +
-                      (left > 0 ? stage_cost(cut, across, left) : 0);
-    return stages * work + rounds * (cut.width == kWideN ? extra : extra * cut.tiles * 9 / 128);
-}
-KIE_CONST_FN Cut unpack_cut(u32 v) {
-    return {v >> 9 != 0 ? kWideN : kNarrowN, (int)(v >> 4 & 31), (int)(v & 15)};
-}
-KIE_CONST_FN int part_items(const Cut& cut) {
-    return cut.width / 128 * over(cut.tiles, kWideTiles);
-}
 KIE_CONST_FN u32 cut_of(int product, int places, int blocks) {
     const int stages = over(pairs_of(product), 2);
     u32 best = 0;
     long least = 1L << 60;
-    for (int kind = 1; kind <= 4; ++kind) {  // wide, then narrow ones of 8, 12, 16 row tiles
-        const u32 tiles = kind == 1 ? kWideTiles : 4 * kind, wide = kind == 1;
-        for (u32 parts = 1; parts <= (u32)min_i(kPartsMost, stages); ++parts) {
-            const u32 packed = wide << 9 | tiles << 4 | parts;
-            const Cut cut = unpack_cut(packed);
-            const int all = over(places, cut.width) * over(frags_of(product), cut.tiles) * kLanes;
-            if (parts > 1 && all * cut.parts * part_items(cut) > kPartItems) break;
-            const long cost = cost_of(product, cut, places, blocks);
-            if (cost < least) least = cost, best = packed;
+    for (int wide = 1; wide >= 0; --wide) {
+        const int across = over(places, 128 << wide);
+        const int tiles = across * row_tiles(product) * kLanes;
+        const int stage = wide ? 17 : 13;
+        for (int parts = 1; parts <= kPartsMost && parts <= stages; ++parts) {
+            if (parts > 1 && (tiles * parts << wide) > kPartItems) break;
+            const int extra = 200 + (parts > 1 ? 120 + 50 * parts : 0);
+            const long cost = (long)over(tiles * parts, blocks) *
+                              (over(stages, parts) * stage + (wide ? extra : extra * 9 / 16));
+            if (cost < least) least = cost, best = parts * 2 + wide;
         }
     }
     return best;
@@ -194,25 +161,20 @@ KIE_DEVICE Chunk chunk_at(const PrefillArgs& a, int i) {
     return c;
 }
 KIE_DEVICE Cut cut_at(const Chunk& c, int product) {
-    return unpack_cut(opaque((u32)(c.cuts >> 16 * product) & 0xffff));  // not kept for all
+    const u32 v = opaque((u32)(c.cuts >> 16 * product) & 0xffff);  // not kept for all products
+    return {128 << (v & 1), (int)(v >> 1)};
 }
 KIE_DEVICE int items_of(int product, const Chunk& c, const Cut& cut) {
-    return over(c.to, cut.width) * over(frags_of(product), cut.tiles) * kLanes * cut.parts;
+    return over(c.to, cut.width) * row_tiles(product) * kLanes * cut.parts;
 }
 // Neighbouring items share their rows, so that weights come from memory once.
 KIE_DEVICE WideItem item_at(int product, const Chunk& c, const Cut& cut, int i) {
-    const int across = over(c.to, cut.width), rows = over(frags_of(product), cut.tiles),
-              all = across * rows, tile = i % (all * kLanes), r = tile / across;
-    const int place = tile % across * cut.width, lane_index = kLanes == 1 ? 0 : r / rows,
-              frag = (kLanes == 1 ? r : r % rows) * cut.tiles;
-    return {lane_index,
-            frag,
-            min_i(cut.tiles, frags_of(product) - frag),
-            place,
-            c.to - place <= kNarrowN ? kNarrowN : cut.width,
-            i / (all * kLanes),
-            tile,
-            part_items(cut)};
+    const int across = over(c.to, cut.width), tiles = row_tiles(product), all = across * tiles,
+              tile = i % (all * kLanes), r = tile / across;
+    const int place = tile % across * cut.width;
+    const int width = c.to - place <= 128 ? 128 : cut.width;
+    if (kLanes == 1) return {0, r, place, width, i / all, tile, cut.width};
+    return {r / tiles, r % tiles, place, width, i / (all * kLanes), tile, cut.width};
 }
 // The stages of 64 columns that a part takes.
 KIE_DEVICE int part_from(int product, const Cut& cut, int part) {

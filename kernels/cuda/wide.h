@@ -117,14 +117,6 @@ KIE_DEVICE void stage_copy(Slot* s, void* to, const void* from, u32 bytes) {
         "l"(from), "r"(bytes), "r"(shared_address(&s->full))
         : "memory");
 }
-// The same of bytes that are read once: evicted first.
-KIE_DEVICE void stage_copy(Slot* s, void* to, const void* from, u32 bytes, StreamPolicy policy) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
-        "l"(from), "r"(bytes), "r"(shared_address(&s->full)), "l"(policy.v)
-        : "memory");
-}
 // 16 bytes into shared memory, done by the thread's own quads_here, which
 // is followed by slot_fill where a slot is filled that way; never from a cache that is not
 // coherent.

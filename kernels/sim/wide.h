@@ -86,9 +86,6 @@ KIE_DEVICE void stage_copy(Slot* s, void* to, const void* from, u32 bytes) {
     kie_sim::settle(s, -(long)bytes, false);
     kie_sim::maybe_preempt(4);
 }
-KIE_DEVICE void stage_copy(Slot* s, void* to, const void* from, u32 bytes, StreamPolicy) {
-    stage_copy(s, to, from, bytes);
-}
 KIE_DEVICE void quad_copy(void* to, const void* from) {
     kie_sim::check_aligned(from, 16, "quad_copy");
     *(Quad*)to = *(const Quad*)from;

@@ -33,8 +33,8 @@ const ITEMS: u32 = 576;
 const COUNTERS: usize = 1 + ITEMS as usize + 8;
 /// Of scratch: machines promise less.
 const ALIGN: usize = 1024;
-/// Row tiles of 16 that have a sum of squares together.
-const FOUR: u32 = 4;
+/// Row tiles of 16 of an item.
+const TILES: u32 = 8;
 const STAGE_BYTES: u32 = 48 << 10;
 /// Shared memory before the stages.
 const RING: u32 = 11 << 10;
@@ -141,7 +141,7 @@ fn scratch_bytes(model: &Model, cut: &Cut, chunk: u32) -> u64 {
     let operands = (u64::from(cut.hidden) + attn + u64::from(cut.ffn)) * chunk * 2;
     let queries = attn * chunk * 2;
     let residual = frags * chunk / 8 * 32 * 16;
-    let squares = frags.div_ceil(u64::from(FOUR)) * chunk * 4;
+    let squares = frags.div_ceil(u64::from(TILES)) * chunk * 4;
     let others = match model.lanes_all() {
         1 => 0,
         lanes => 2 * u64::from(past(model) * lanes) * residual / 2,
