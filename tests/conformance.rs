@@ -14,17 +14,26 @@ use std::path::Path;
 
 use kie_core::engine::{Engine, LogitsPath};
 use kie_core::request::{EngineConfig, Prompt, Request, SamplingParams};
+use kie_core::Result;
 use kie_kernels::cpu::simd::{self, Level};
 use support::{fixtures, float32, goldens, greedy, relative, repository};
 
 fn open(folder: &Path, level: Level, threads: usize) -> Engine {
+    open_as("cpu", folder, level, threads).unwrap()
+}
+
+fn open_as(device: &str, folder: &Path, level: Level, threads: usize) -> Result<Engine> {
     let config = EngineConfig { threads: Some(threads), max_batch: 4, ..EngineConfig::default() };
-    Engine::builder(folder).config(config).device("cpu").level(level).build().unwrap()
+    Engine::builder(folder).config(config).device(device).level(level).build()
 }
 
 fn check(folder: &Path, level: Level) {
-    let name = folder.file_name().unwrap().to_string_lossy().into_owned();
-    let engine = open(folder, level, 2);
+    check_engine(folder, level, &open(folder, level, 2));
+}
+
+fn check_engine(folder: &Path, level: Level, engine: &Engine) {
+    let device = engine.info().device;
+    let name = format!("{} {device}", folder.file_name().unwrap().to_string_lossy());
     let gates = if float32(folder) { [1e-5, 1e-5] } else { [2e-3, 1.5e-2] };
     let goldens = goldens(folder, "");
     assert!(!goldens.is_empty());
@@ -35,7 +44,7 @@ fn check(folder: &Path, level: Level) {
             let place = format!("{name} {level:?} prompt {i} {path:?}");
             assert!(error <= gate, "{place}: {error:.2e} > {gate:.1e}");
         }
-        let generated = greedy(&engine, &golden.ids, golden.generated.len());
+        let generated = greedy(engine, &golden.ids, golden.generated.len());
         assert_eq!(generated, golden.generated, "{name} {level:?} prompt {i}");
     }
 }
@@ -47,6 +56,84 @@ fn every_fixture_at_every_level() {
             check(&folder, level);
         }
     }
+}
+
+/// Whether each of so many ranks would have something to do: lanes, or whole kv heads, or a part of
+/// the query heads of one.
+fn divides(folder: &Path, ranks: u64) -> bool {
+    let config = std::fs::read(folder.join("config.json")).unwrap();
+    let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+    let number = |key: &str| config[key].as_u64();
+    let lanes = number("num_lanes").unwrap_or(1);
+    if lanes > 1 {
+        return lanes.is_multiple_of(ranks);
+    }
+    let heads = number("num_attention_heads").unwrap();
+    let kv_heads = number("num_key_value_heads").unwrap_or(heads);
+    // What all but the last take, one more each than they would evenly.
+    let left = |all: u64, takers: u64| all > (takers - 1) * all.div_ceil(takers);
+    match ranks / kv_heads {
+        0 => left(kv_heads, ranks),
+        sharers => {
+            let group = heads / kv_heads;
+            ranks == kv_heads || (ranks.is_multiple_of(kv_heads) && left(group, sharers))
+        }
+    }
+}
+
+fn ranks_of_cpu(ranks: u64) -> String {
+    let numbers: Vec<String> = (0..ranks).map(|rank| rank.to_string()).collect();
+    format!("cpu:{}", numbers.join(","))
+}
+
+#[test]
+fn every_fixture_on_virtual_ranks() {
+    let mut counts = [0; 9];
+    for folder in fixtures() {
+        for ranks in 1..=8 {
+            let (device, level) = (ranks_of_cpu(ranks), simd::detect());
+            match open_as(&device, &folder, level, 2) {
+                Ok(engine) => {
+                    assert!(divides(&folder, ranks), "{folder:?} on {device}");
+                    check_engine(&folder, level, &engine);
+                    counts[ranks as usize] += 1;
+                }
+                Err(error) => {
+                    assert!(!divides(&folder, ranks), "{folder:?} on {device}: {error}");
+                    let wanted = format!("do not divide by {ranks} ranks");
+                    assert!(error.to_string().contains(&wanted), "{folder:?} {device}: {error}");
+                }
+            }
+        }
+    }
+    assert!([1, 2, 3, 4, 8].iter().all(|ranks| counts[*ranks] > 0), "{counts:?}");
+}
+
+#[test]
+fn bits_of_virtual_ranks_are_of_their_number_alone() {
+    let level = simd::detect();
+    let logits = |name: &str, device: &str, threads: usize| -> Vec<u32> {
+        let folder = repository().join("tests/data").join(name);
+        let golden = goldens(&folder, "").pop().unwrap();
+        let engine = open_as(device, &folder, level, threads).unwrap();
+        let mut all = Vec::new();
+        for path in [LogitsPath::Decode, LogitsPath::Prefill] {
+            let values = engine.logits(&golden.ids, path).unwrap().values;
+            all.extend(values.iter().map(|value| value.to_bits()));
+        }
+        all
+    };
+    for (name, ranks) in [("qwen2", 4), ("own_llama_fp8_tied", 3)] {
+        let device = ranks_of_cpu(ranks);
+        let first = logits(name, &device, 2);
+        assert!(first != logits(name, "cpu", 2), "{name}: sums are cut");
+        for threads in [1, 2, 3] {
+            assert!(first == logits(name, &device, threads), "{name} on {device}, {threads}");
+        }
+    }
+    // Lanes are what they are, whoever has them.
+    let name = "laneformer_d2";
+    assert!(logits(name, "cpu", 2) == logits(name, "cpu:0,1,2,3", 2));
 }
 
 #[test]

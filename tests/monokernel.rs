@@ -1,8 +1,9 @@
 //! The monokernel on every fixture: the real kernel sources, simulated (`sim`) or on a GPU where
 //! `KIE_DEVICE` names one. Logits of both paths within their gates, the greedy continuation token
 //! by token. `SEEDS` (default 2) says how many schedules are simulated: even ones with warps of 32
-//! on 8 blocks, odd ones with warps of 64 on 11 (each second of them in strict lock step); the
-//! first of each width runs in full length, later ones shorter sequences of the same fixtures.
+//! on 8 blocks, odd ones with warps of 64 on 11 (each second of them in strict lock step). The
+//! first runs in full length, the second one position after another for few of a prompt's (several
+//! at once for all), later ones shorter sequences of the same fixtures.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -16,6 +17,8 @@ mod long;
 mod machines;
 #[path = "monokernel/measured.rs"]
 mod measured;
+#[path = "monokernel/order.rs"]
+mod order;
 #[path = "monokernel/prompts.rs"]
 mod prompts;
 #[path = "monokernel/rank_failures.rs"]
@@ -67,7 +70,11 @@ fn jobs() -> VecDeque<Job> {
     let seeds: u64 = std::env::var("SEEDS").map_or(2, |s| s.parse().unwrap());
     let one = |seed: u64| {
         let (warp, blocks) = if seed.is_multiple_of(2) { (32, 8) } else { (64, 11) };
-        let (positions, tokens) = if seed < 2 { (usize::MAX, 16) } else { (8, 4) };
+        let (positions, tokens) = match seed {
+            0 => (usize::MAX, 16),
+            1 => (12, 16),
+            _ => (8, 4),
+        };
         // Strict lock step: whoever waits holds the whole wave up.
         let hold = u32::from(seed % 4 == 1);
         let device = format!("sim:seed={seed},warp={warp},blocks={blocks},hold={hold}");

@@ -1,9 +1,10 @@
-"""A chart of a decode step's time from benches/baselines.jsonl: the latest figure of each shape on
-one GPU at context 128, over the floor that its bytes set, with the target and PyTorch beside it.
+"""Charts of a decode step's time from benches/baselines.jsonl: the latest figure of each shape at
+context 128, over the floor that its bytes set. On one GPU with the target and PyTorch beside it,
+and on several GPUs.
 
-    python3 benches/gpu/chart.py [BASELINES] [SVG]
+    python3 benches/gpu/chart.py [BASELINES] [FOLDER]
 
-Writes benches/decode.svg, which README shows. Light and dark by the reader's own setting.
+Writes decode.svg and scaling.svg, which README shows. Light and dark by the reader's own setting.
 """
 
 from __future__ import annotations
@@ -63,9 +64,34 @@ def latest(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def scaling(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The last figure of each shape that was measured on several GPUs, of each number of them."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for row in lines:
+        at = (row.get("shape"), row.get("context"), row.get("batch"), row["bench"])
+        if at[0] in SHAPES and at[1:] == (128, 1, "decode") and "peer" not in row:
+            found[row["shape"], row["gpus"]] = row
+    several = {shape for shape, gpus in found if gpus > 1}
+    return [
+        {
+            "name": f"{name} x {gpus}",
+            "us": row["us_per_token"],
+            "floor": row["floor_us"] / gpus,
+            "about": f"{row['device']}, {row['date']}",
+        }
+        for shape, name in SHAPES.items()
+        if shape in several
+        for (of, gpus), row in sorted(found.items())
+        if of == shape
+    ]
+
+
 def draw(rows: list[dict[str, Any]]) -> str:
-    """The chart: a bar from 0 to time over floor, a line at the target, a ring for PyTorch."""
-    ratios = [value / row["floor"] for row in rows for value in (row["us"], row["peer"] or 0)]
+    """The chart: a bar from 0 to time over floor; where there are such, a line at the target and a
+    ring for PyTorch.
+    """
+    ratios = [value / row["floor"] for row in rows for value in (row["us"], row.get("peer") or 0)]
+    targets = any("target" in row for row in rows)
     most = max(1.75, *(0.25 * (int(ratio / 0.25) + 1) for ratio in ratios))
     height = TOP + ROW * len(rows) + 34
     bottom = TOP + ROW * len(rows)
@@ -93,37 +119,43 @@ def draw(rows: list[dict[str, Any]]) -> str:
             out.append(text(at, bottom + 14, label, 'class="soft" text-anchor="middle"'))
     for index, row in enumerate(rows):
         y = TOP + ROW * index
-        ratio, target = row["us"] / row["floor"], row["target"] / row["floor"]
+        ratio = row["us"] / row["floor"]
         out += [
             text(LEFT - 10, y + 17, row["name"], 'text-anchor="end"'),
             f'<rect class="bar" x="{LEFT}" y="{y + 4}" width="{x(ratio) - LEFT:.1f}" height="18"/>',
-            line("target", x(target), y, y + 26),
             text(WIDTH - RIGHT + 8, y + 17, f"{row['us']:,.0f} µs"),
         ]
-        if row["peer"]:
+        if targets:
+            out.append(line("target", x(row["target"] / row["floor"]), y, y + 26))
+        if row.get("peer"):
             at = x(row["peer"] / row["floor"])
             out.append(f'<circle class="peer" cx="{at}" cy="{y + 13}" r="5"/>')
-    y = bottom + 29
+    y, soft = bottom + 29, 'class="soft"'
     about = sorted({row["about"] for row in rows})[-1]
     out += [
         line("floor", LEFT + 4, y - 10, y + 1),
-        text(LEFT + 12, y, "floor", 'class="soft"'),
-        line("target", LEFT + 52, y - 10, y + 1),
-        text(LEFT + 60, y, "target", 'class="soft"'),
-        f'<circle class="peer" cx="{LEFT + 108}" cy="{y - 4}" r="4"/>',
-        text(LEFT + 117, y, f"PyTorch, compiled and graphed · {about}", 'class="soft"'),
+        text(LEFT + 12, y, "floor" if targets else f"floor of so many GPUs · {about}", soft),
     ]
+    if targets:
+        out += [
+            line("target", LEFT + 52, y - 10, y + 1),
+            text(LEFT + 60, y, "target", soft),
+            f'<circle class="peer" cx="{LEFT + 108}" cy="{y - 4}" r="4"/>',
+            text(LEFT + 117, y, f"PyTorch, compiled and graphed · {about}", soft),
+        ]
     return "\n".join([*out, "</svg>"]) + "\n"
 
 
 def main() -> int:
     source = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER / "baselines.jsonl"
-    target = Path(sys.argv[2]) if len(sys.argv) > 2 else FOLDER / "decode.svg"
-    rows = latest([json.loads(line) for line in source.read_text().splitlines()])
-    if not rows:
-        print(f"{source}: no figures of one GPU at context 128", file=sys.stderr)
-        return 1
-    target.write_text(draw(rows))
+    folder = Path(sys.argv[2]) if len(sys.argv) > 2 else FOLDER
+    lines = [json.loads(line) for line in source.read_text().splitlines()]
+    charts = {"decode.svg": latest(lines), "scaling.svg": scaling(lines)}
+    for name, rows in charts.items():
+        if not rows:
+            print(f"{source}: no figures for {name}", file=sys.stderr)
+            return 1
+        (folder / name).write_text(draw(rows))
     return 0
 
 

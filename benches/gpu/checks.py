@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import struct
 import subprocess
@@ -251,6 +252,37 @@ sys.exit(0 if list(done.token_ids) == wanted else 3)
 """
 
 
+ORDERED = (
+    # A bulk copy into a slot of the ring, which waits on one mbarrier for the slot's readers and is
+    # waited for on another.
+    ({"copy_async"}, {"take_lot", "score_keys", "add_values", "store_key", "store_value"}),
+    # Words of shared memory that warps which meet nobody poll: stop, steps made, order seen.
+    ({"run_steps"}, {"feed", "watch_host"}),
+    ({"watch_host"}, {"offer"}),
+)
+"""Pairs of functions whose accesses to shared memory racecheck calls a race since it does not
+follow what orders them; NOTES.md says for each why it is none.
+"""
+
+
+def races(report: list[str]) -> tuple[list[str], int]:
+    """The pairs of accesses in racecheck's report that nothing explains, and how many others."""
+    faults, explained, first = [], 0, ""
+    for line in report:
+        found = re.search(r"(between|and) (?:Read|Write) access at (.+?)\+0x", line)
+        if not found:
+            continue
+        # The function's own name: no result, no arguments of its template, none of its own.
+        name = re.split(r"[<(]", found[2], maxsplit=1)[0].split()[-1]
+        if found[1] == "between":
+            first = name
+        elif any({first, name} <= a | b and (first in a) != (name in a) for a, b in ORDERED):
+            explained += 1
+        else:
+            faults.append(f"{first}, {name}: {line.strip(' =')}")
+    return faults, explained
+
+
 def sanitize(folder: Path, device: str, tool: str, timeout_s: float = 300) -> dict[str, Any]:
     """A small model under compute-sanitizer, with waits that bear its slowness."""
     row = {"check": f"sanitizer {tool}", "fixture": folder.name}
@@ -261,7 +293,7 @@ def sanitize(folder: Path, device: str, tool: str, timeout_s: float = 300) -> di
     given = json.dumps([str(folder), device, prompt, wanted[:4]])
     # Not what calls of the driver answer: some are asked for what may not be there.
     command = [program, "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9"]
-    command += ["--print-limit", "5"]
+    command += ["--print-limit", "500" if tool == "racecheck" else "5"]
     begin = time.monotonic()
     try:
         done = subprocess.run(
@@ -273,8 +305,13 @@ def sanitize(folder: Path, device: str, tool: str, timeout_s: float = 300) -> di
     except subprocess.TimeoutExpired:
         return row | {"good": False, "said": f"not done within {timeout_s} s"}
     said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    row["seconds"] = round(time.monotonic() - begin, 1)
+    if tool == "racecheck" and done.returncode == 9:
+        faults, explained = races(said)
+        # Each race has a second access: nothing was left out of what explains it.
+        good = explained > 0 and not faults and "not displayed" not in said[-1]
+        return row | {"good": good, "explained": explained, "said": faults or said[-1:]}
     return row | {
-        "seconds": round(time.monotonic() - begin, 1),
         "good": done.returncode == 0,
         "said": said[-1:] if done.returncode == 0 else said[-30:],
     }

@@ -223,7 +223,6 @@ KIE_DEVICE void warp_heads(Watch& watch, const DecodeArgs& args, const AttendAt&
     constexpr int kWords = kQWords + 2 * kHalfHead, kEach = (kWords + kTeam - 1) / kTeam;
     const int my = lane() % kTeam, count = fresh ? kWords : kQWords;
     const u32 where = at.layer << 4 | 1;
-    await_one(watch, head_word(args, at, 0), epoch, where, 0);
     u64 v[kEach];
     watch.polls = 0;
     for (;;) {
@@ -234,6 +233,7 @@ KIE_DEVICE void warp_heads(Watch& watch, const DecodeArgs& args, const AttendAt&
         }
         KIE_UNROLL for (int i = 0; i < kEach; ++i) ok &= epoch_of(v[i]) == epoch;
         if (ok || kNoWaits || !patient(watch, where, epoch, epoch_of(v[0]))) break;
+        pause_ns(20);
     }
     KIE_UNROLL for (int i = 0; i < kEach; ++i) if (i * kTeam + my < count) heads[i * kTeam + my] =
         (u32)v[i];
@@ -259,10 +259,20 @@ KIE_DEVICE bool attend_sequences(Ring& ring, Watch& watch, const DecodeArgs& arg
     const Layer& l = layer_of(b, layer);
     u32* heads = (u32*)(b.shared + kShHeads + (int)(thread() / kTeam) * kWarpHeads);
     int turn = 0;
+    const int my = lane() % kTeam, columns = sequences_of(args);
+    // A lane looks at a column.
+    const Streamed its =
+        streamed_pages(args, b.shared, b.seat, layer, b.step, my < columns ? my : 0);
+    const float both = number((u32)its.first << 16 | (u32)its.count);
     sync_consumers<kThreads>();  // the vectors have been used
-    KIE_NO_UNROLL for (int c = 0; c < sequences_of(args); ++c) {
-        const Streamed s = streamed_pages(args, b.shared, b.seat, layer, b.step, c);
+    KIE_NO_UNROLL for (int c = 0; c < columns; ++c) {
+        const u32 of = bits(shuffle(both, c));
+        const Streamed s = {(int)(of >> 16), (int)(of & 0xffff)};
         if (s.count == 0) continue;
+        if (s.count == 1 && part_index(turn) != 0) {  // another warp's only page
+            pass_page(ring), ++turn;
+            continue;
+        }
         const AttendAt at = {layer, b.lane_index, kv_head, split, c, shift_at(args, c)};
         const Pages pages = {layer, b.lane_index * kKvHeads + kv_head, c};
         const PageSpan span = pages_of(l, (int)position_at(args, b.step, c));

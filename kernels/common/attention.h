@@ -46,6 +46,14 @@ KIE_DEVICE u8* page_at(const DecodeArgs& args, const u8* shared, const Pages& at
     return args.pools[layer.pool] + ((u64)unit * kEach + at.kv_index) * (2 * kPageHalf);
 }
 
+// Before the page of the position at hand is read while its key and value are put there: readers
+// take these from the words.
+KIE_DEVICE void without_newest(const u8* page, int position) {
+    const int slot = position % kPage;
+    reads_without(0, page + slot * kHeadDim * 2, kHeadDim * 2, 0, 1);
+    reads_without(1, page + kPageHalf + slot * 2, 2, kPage * 2, kHeadDim);
+}
+
 // What a warp holds of a page: 16 keys, or 16 (32) features of 64 values.
 struct Held {
     Quad v[kHeld];
@@ -71,6 +79,10 @@ KIE_DEVICE void hold(Held& h, const u8* page) {
                 }
         }
     }
+}
+KIE_DEVICE void hold_next(Held& h, const u8* page, bool newest, int position) {
+    if (newest) without_newest(page, position);
+    hold(h, page);
 }
 // `two` with its half number `which` (0 or 1; any other: none) replaced. Masks, because a choice of
 // registers by index would put them into memory.
@@ -154,35 +166,35 @@ KIE_DEVICE void norm_head(const DecodeArgs& args, int layer, int position, int h
     }
 }
 
-// Takes the query heads and, where this split owns the newest page, the new key and value: into
-// shared memory for this step, into the page for later ones.
+// Takes the query heads and, where this split owns the newest page, the new key and value into
+// shared memory.
+constexpr int kTake = kQWords + 2 * kHalfHead;
 KIE_DEVICE void take_heads(Watch& watch, const DecodeArgs& args, const AttendAt& at,
-                           const PageSpan& span, const Pages& pages, u32 epoch, bool fresh,
-                           u8* shared) {
-    const int me = thread(), slot = span.position % kPage;
+                           const PageSpan& span, u32 epoch, bool fresh, u8* shared) {
+    const int me = thread();
     u32* q_sh = (u32*)(shared + kShQkv);
-    constexpr int kTake = kQWords + 2 * kHalfHead;
     KIE_UNROLL for (int i = 0; i < (kTake + kThreads - 1) / kThreads; ++i) {
         const int n = i * kThreads + me;
         if (n >= kQWords && !(fresh && n < kTake)) continue;
-        const u32 v = take_word(watch, head_word(args, at, n), epoch, at.layer << 4 | 1);
-        q_sh[n] = v;
-        if (n < kQWords || (kHeadNorm && n < kQWords + kHalfHead)) continue;
-        u8* page = page_at(args, shared, pages, span.last);
-        if (n < kQWords + kHalfHead)
-            store_key(page, slot, n - kQWords, v);
-        else
-            store_value(page, slot, n - kQWords - kHalfHead, v);
+        q_sh[n] = take_word(watch, head_word(args, at, n), epoch, at.layer << 4 | 1);
     }
     if constexpr (kHeadNorm) {
         sync_consumers<kThreads>();
-        for (int head = me / kTeam; head < kGroup + (fresh ? 1 : 0); head += kWarps) {
+        for (int head = me / kTeam; head < kGroup + (fresh ? 1 : 0); head += kWarps)
             norm_head(args, at.layer, span.position, head, q_sh);
-            sync_warp();
-            if (head == kGroup)
-                for (int n = lane(); n < kHalfHead; n += kTeam)
-                    store_key(page_at(args, shared, pages, span.last), slot, n, q_sh[kQWords + n]);
-        }
+    }
+}
+// The newest key and value, which were taken, into their page for later steps: behind a barrier,
+// and when this step's part is out.
+KIE_DEVICE void keep_newest(const DecodeArgs& args, const PageSpan& span, const Pages& pages,
+                            const u8* shared) {
+    const u32* q_sh = (const u32*)(shared + kShQkv);
+    u8* page = page_at(args, shared, pages, span.last);
+    for (int n = kQWords + (int)thread(); n < kTake; n += kThreads) {
+        if (n < kQWords + kHalfHead)
+            store_key(page, span.position % kPage, n - kQWords, q_sh[n]);
+        else
+            store_value(page, span.position % kPage, n - kQWords - kHalfHead, q_sh[n]);
     }
 }
 // With several columns: the new keys and values of all of them that land in pages of this split,
@@ -238,7 +250,7 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer,
     const Pages pages = {at.layer, kv_index, at.column};
     // With one column the newest key and value are used from the words' copy, not from the page.
     const bool fresh = kColumns == 1 && (span.last + at.shift) % kSplitsMax == at.split;
-    take_heads(watch, args, at, span, pages, epoch, fresh, shared);
+    take_heads(watch, args, at, span, epoch, fresh, shared);
     sync_consumers<kThreads>();
     float best = -1e30f, mass = 0, sums[kValueTiles][4];
     KIE_UNROLL for (int i = 0; i < kValueTiles; ++i) {
@@ -272,7 +284,8 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer,
                         position <= span.position && position > lowest ? d[i] : -1e30f;
             }
             if (page + kSplitsMax <= span.last)
-                hold(held, page_at(args, shared, pages, page + kSplitsMax));
+                hold_next(held, page_at(args, shared, pages, page + kSplitsMax),
+                          fresh && page + kSplitsMax == span.last, span.position);
         } else if (here) {
             put_value(held, v_new, slot);  // while the scores are being made
         }
@@ -308,7 +321,8 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer,
                 }
             }
             if (page + kSplitsMax <= span.last)
-                hold(held, page_at(args, shared, pages, page + kSplitsMax));
+                hold_next(held, page_at(args, shared, pages, page + kSplitsMax),
+                          fresh && page + kSplitsMax == span.last, span.position);
         }
     }
     if (warp >= kScoreWarps) {
@@ -324,6 +338,7 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer,
                 publish(line + g * kPartHead + kPartMass, bits(best + log2_f(mass)), epoch);
         }
     }
+    if (fresh) keep_newest(args, span, pages, shared);
 }
 
 // The merged output of up to 32 neighbouring words a warp pass: a lane takes one word (two features

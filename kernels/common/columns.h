@@ -65,7 +65,8 @@ KIE_DEVICE void merge_one(Watch& watch, const u64* parts, int word, int column, 
 KIE_DEVICE void merge_columns(Watch& watch, const DecodeArgs& args, const Block& b, int layer) {
     const long unit = (long)layer * kLanes + b.lane_index;
     const u64* parts = args.words + kAtPart + unit * kSplitsMax * kColumns * kPartWords;
-    KIE_NO_UNROLL for (int n = thread(); n < kMergeItems; n += kThreads) {
+    // The last warps: pages are the first ones' work.
+    KIE_NO_UNROLL for (int n = kThreads - 1 - (int)thread(); n < kMergeItems; n += kThreads) {
         const int item = b.seat * kMergeItems + n, column = item / kWordsA, word = item % kWordsA;
         if (column >= live_of(b)) continue;
         const PageSpan span = pages_of(layer_of(b, layer), (int)position_at(args, b.step, column));
@@ -137,7 +138,7 @@ KIE_DEVICE Column<S> take_words(Watch& watch, WordStage<S>& w, const u64* from, 
     return x;
 }
 template <class S>
-KIE_DEVICE Sums<S> multiply_words(Ring& ring, Watch& watch, Lot<S>& lot, const u64* base,
+KIE_DEVICE Sums<S> multiply_words(Ring& ring, Watch& watch, Lots<S>& lots, const u64* base,
                                   int stride, u32 epoch, u32 where, int live) {
     static_assert(S::row_warps == 1, "ranges of columns are a warp's own");
     constexpr int kMost = S::chunk == 1 ? 4 : 2, kAhead = S::stages < kMost ? S::stages : kMost;
@@ -152,7 +153,8 @@ KIE_DEVICE Sums<S> multiply_words(Ring& ring, Watch& watch, Lot<S>& lot, const u
     KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
         KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] = 0;
     }
-    Lot<S> other;
+    Lot<S>&lot = lots.v[0], other;
+    const Place place = place_of<S>();
     bool here = S::stages > 1 && stage_here(ring);
     KIE_NO_UNROLL for (int first = 0; first < S::stages; first += kAhead) {
         KIE_UNROLL for (int d = 0; d < kAhead; ++d) {
@@ -163,7 +165,7 @@ KIE_DEVICE Sums<S> multiply_words(Ring& ring, Watch& watch, Lot<S>& lot, const u
             if (stage + kAhead < S::stages) load_stage<S>(ahead[d], mine + kAhead * kStep);
             mine += kStep;
             if (stage + 1 < S::stages) {
-                take_lot<S>(ring, next, here);
+                take_lot<S>(ring, next, here, place);
                 here = stage + 2 < S::stages && stage_here(ring);
             }
             add_lot<S>(s, now, x);

@@ -14,11 +14,13 @@
 enum Order { kGoOn = 0, kLeave = 1, kAbort = 2, kHostGone = 3 };
 constexpr u64 kHostSilent = 1000000000ull;
 
-// One thread. `seen`: the latest order, for block 0's offer; `done`: the kernel's last edge passed.
-KIE_DEVICE void watch_host(const DecodeArgs& args, volatile u32* seen, const volatile u32* done) {
+// One thread. `seen`: the latest order, for block 0's offer; `made`: the kernel's steps, once they
+// are done.
+KIE_DEVICE void watch_host(const DecodeArgs& args, volatile u32* seen, const volatile u32* made) {
     u32 beat = load_host(args.control + 1);
     u64 since = clock_ns();
-    while (!*done) {
+    u32 steps;
+    while ((steps = *made) == 0) {
         const u32 order = load_host(args.control), now = load_host(args.control + 1);
         if (now != beat) beat = now, since = clock_ns();
         const bool watched = load_host(args.control + 2) != 0;
@@ -29,6 +31,7 @@ KIE_DEVICE void watch_host(const DecodeArgs& args, volatile u32* seen, const vol
         if (order == kAbort) poison_all(args);
         pause_ns(500);
     }
+    store_host(args.control + 3, steps);
 }
 
 KIE_DEVICE void tell_host(const DecodeArgs& args, u32 row, u32 n, u32 token, float logprob) {

@@ -79,10 +79,10 @@ KIE_DEVICE void vector_ready() {
 }
 // The product with a normed vector; the squares are summed where nobody waits for them.
 template <class S>
-KIE_DEVICE Sums<S> multiply_normed(Ring& ring, Lot<S>& lot, const Block& b, Squares& squares) {
+KIE_DEVICE Sums<S> multiply_normed(Ring& ring, Lots<S>& lots, const Block& b, Squares& squares) {
     if (S::row_warps > 1) add_squares(b, squares);
     vector_ready<S>();
-    const Sums<S> s = multiply<S>(ring, lot, b.shared + kShXa, kStrideA);
+    const Sums<S> s = multiply<S>(ring, lots, b.shared + kShXa, kStrideA);
     if (S::row_warps == 1) add_squares(b, squares);
     return s;
 }
@@ -96,7 +96,9 @@ KIE_DEVICE void early_page(const DecodeArgs& args, const Block& b, int layer, He
     const PageSpan span = pages_of(l, (int)position_at(args, b.step, 0));
     const int page = first_page(span, split, 0);
     if (split < kSplitsMax && kv_head < kKvHeads && page <= span.last)
-        hold(held, page_at(args, b.shared, {layer, b.lane_index * kKvHeads + kv_head, 0}, page));
+        hold_next(held,
+                  page_at(args, b.shared, {layer, b.lane_index * kKvHeads + kv_head, 0}, page),
+                  page == span.last, span.position);
 }
 // What every layer or token looks at, into shared memory: layers, stop ids, page tables.
 KIE_DEVICE void take_tables(const DecodeArgs& args, u8* shared) {
@@ -115,7 +117,7 @@ KIE_DEVICE void take_tables(const DecodeArgs& args, u8* shared) {
 }
 
 KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer, Held& held,
-                         Lot<SplitQkv>& lot, Squares& squares) {
+                         Lots<SplitQkv>& lots, Squares& squares) {
     float bias[SplitQkv::items][2];
     if constexpr (kBias) {
         const float* from = args.biases +
@@ -125,7 +127,7 @@ KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer
             KIE_UNROLL for (int i = 0; i < 2; ++i) bias[item][i] = live ? from[2 * pair + i] : 0;
         });
     }
-    Sums<SplitQkv> s = multiply_normed<SplitQkv>(ring, lot, b, squares);
+    Sums<SplitQkv> s = multiply_normed<SplitQkv>(ring, lots, b, squares);
     stamp(b, 1);
     early_page(args, b, layer, held);
     u64* to = args.words + kAtQkv + ((long)layer * kLanes + b.lane_index) * kVecQ +
@@ -199,8 +201,9 @@ KIE_DEVICE void each_other(const Block& b, F visit) {
         constexpr int kEach = S::row_pairs * kColumns;
         KIE_UNROLL for (int i = 0; i < kOthers; ++i) {
             const int n = i * kThreads + (int)thread(), from = n / kEach;
-            if (n < kOtherWords && from != b.lane_all)
-                visit(i, from, n % kEach % S::row_pairs, n % kEach / S::row_pairs, n);
+            const int column = n % kEach / S::row_pairs;
+            if (n < kOtherWords && from != b.lane_all && column < live_of(b))
+                visit(i, from, n % kEach % S::row_pairs, column, n);
         }
     }
 }
@@ -307,15 +310,15 @@ KIE_DEVICE void step_residual(Watch& watch, const DecodeArgs& args, Block& b, in
         const u32 both = pack_half2(own.v[item][0], own.v[item][1]);
         publish(to + at, both, b.epoch);
         if (kHeadMode != kHeadPerLane && kind == 1 && layer == kLayers - 1)
-            publish_all(args,
-                        last_slot(args, b.lane_all) + b.seat * (kRowsO / 2) + at, both, b.epoch);
+            publish_all(args, last_slot(args, b.lane_all) + b.seat * (kRowsO / 2) + at, both,
+                        b.epoch);
     });
     stamp(b, phase + 1);
 }
 
 KIE_DEVICE void step_gate_up(Ring& ring, const DecodeArgs& args, Block& b, int layer,
-                             Lot<SplitGu>& lot, Squares& squares) {
-    Sums<SplitGu> s = multiply_normed<SplitGu>(ring, lot, b, squares);
+                             Lots<SplitGu>& lots, Squares& squares) {
+    Sums<SplitGu> s = multiply_normed<SplitGu>(ring, lots, b, squares);
     stamp(b, 8);
     u64* to = args.words + kAtAct + ((long)layer * kLanes + b.lane_index) * kVecF;
     finish<SplitGu>(
@@ -458,10 +461,11 @@ KIE_DEVICE bool attend_stream(Ring& ring, Watch& watch, const DecodeArgs& args, 
     if (s.count == 0) return false;
     const PageSpan span = pages_of(layer_of(b, layer), (int)position_at(args, b.step, 0));
     const bool fresh = s.first + (s.count - 1) * kSplitsMax == span.last;
-    take_heads(watch, args, {layer, b.lane_index, kv_head, split, 0, 0}, span,
-               {layer, b.lane_index * kKvHeads + kv_head, 0}, b.epoch, fresh, b.shared);
+    take_heads(watch, args, {layer, b.lane_index, kv_head, split, 0, 0}, span, b.epoch, fresh,
+               b.shared);
     sync_consumers<kThreads>();
     attend_pages(ring, args, b, layer, 0, s, 0, (const u32*)(b.shared + kShQkv));
+    if (fresh) keep_newest(args, span, {layer, b.lane_index * kKvHeads + kv_head, 0}, b.shared);
     return true;
 }
 // The merged attention output, this warp's share of it, into shared memory.
@@ -500,13 +504,13 @@ KIE_DEVICE void gather_attention(Watch& watch, const DecodeArgs& args, Block& b,
 }
 // The output of attention, or of the mlp, of this block's rows.
 template <class S, bool kDirect>
-KIE_DEVICE Sums<S> multiply_output(Ring& ring, Watch& watch, Lot<S>& lot, const Block& b,
+KIE_DEVICE Sums<S> multiply_output(Ring& ring, Watch& watch, Lots<S>& lots, const Block& b,
                                    const u64* words, int stride, u32 where) {
     if constexpr (kDirect) {
-        return multiply_words<S>(ring, watch, lot, words, stride, b.epoch, where, live_of(b));
+        return multiply_words<S>(ring, watch, lots, words, stride, b.epoch, where, live_of(b));
     } else {
         vector_ready<S>();
-        return multiply<S>(ring, lot, b.shared + kShXb, kStrideB);
+        return multiply<S>(ring, lots, b.shared + kShXb, kStrideB);
     }
 }
 
@@ -514,21 +518,20 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
                              Owned& own) {
     Held held;
     {
-        Lot<SplitQkv> lot;
-        take_lot<SplitQkv>(ring, lot, false);
+        Lots<SplitQkv> lots;
+        take_first<SplitQkv>(ring, lots);
         vector_free<SplitDown>();
         Squares squares =
             gather_normed(watch, args, b, hidden_slot(args, 1, layer - 1, b.lane_index), layer == 0,
                           2 * layer, layer << 4);
         stamp(b, 0);
-        step_qkv(ring, args, b, layer, held, lot, squares);
+        step_qkv(ring, args, b, layer, held, lots, squares);
     }
     if (layer == 0)
         KIE_UNROLL for (int i = 0; i < SplitO::items; ++i)
             unpack_half2(bits(own.v[i][0]), own.v[i][0], own.v[i][1]);
     const long unit = (long)layer * kLanes + b.lane_index;
     {
-        Far<SplitO> far = early_far<SplitO>(watch, args, b, 0, layer);
         bool attended = false;
         if constexpr (kStreamed && kColumns == 1) {
             attended = attend_stream(ring, watch, args, b, layer);
@@ -540,26 +543,27 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
             if (first < live_of(b)) attended |= attend_columns(watch, args, b, layer, first, held);
         }
         stamp(b, 3);
-        Lot<SplitO> lot;
-        take_lot<SplitO>(ring, lot, false);
+        Lots<SplitO> lots;
+        take_first<SplitO>(ring, lots);
+        Far<SplitO> far = early_far<SplitO>(watch, args, b, 0, layer);
         gather_attention(watch, args, b, layer, attended);
         step_residual<SplitO>(watch, args, b, 0, layer, own, 5, far, [&]() {
             return multiply_output<SplitO, kDirectO>(
-                ring, watch, lot, b, args.words + kAtAttn + unit * kVecA, kWordsA, layer << 4 | 4);
+                ring, watch, lots, b, args.words + kAtAttn + unit * kVecA, kWordsA, layer << 4 | 4);
         });
     }
     Far<SplitDown> far = early_far<SplitDown>(watch, args, b, 1, layer);
     {
-        Lot<SplitGu> lot;
-        take_lot<SplitGu>(ring, lot, false);
+        Lots<SplitGu> lots;
+        take_first<SplitGu>(ring, lots);
         vector_free<SplitO>();
         Squares squares = gather_normed(watch, args, b, hidden_slot(args, 0, layer, b.lane_index),
                                         false, 2 * layer + 1, layer << 4 | 5);
         stamp(b, 7);
-        step_gate_up(ring, args, b, layer, lot, squares);
+        step_gate_up(ring, args, b, layer, lots, squares);
     }
-    Lot<SplitDown> lot;
-    take_lot<SplitDown>(ring, lot, false);
+    Lots<SplitDown> lots;
+    take_first<SplitDown>(ring, lots);
     const u64* act = args.words + kAtAct + unit * kVecF;
     if constexpr (!kDirectDown) {
         vector_free<SplitGu>();
@@ -571,7 +575,7 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
     }
     stamp(b, 10);
     step_residual<SplitDown>(watch, args, b, 1, layer, own, 11, far, [&]() {
-        return multiply_output<SplitDown, kDirectDown>(ring, watch, lot, b, act, kWordsF,
+        return multiply_output<SplitDown, kDirectDown>(ring, watch, lots, b, act, kWordsF,
                                                        layer << 4 | 6);
     });
 }
@@ -579,36 +583,36 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
 KIE_DEVICE void decode_head(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b,
                             Pick& pick) {
     {
-        Lot<SplitHead> lot;
-        take_lot<SplitHead>(ring, lot, false);
+        Lots<SplitHead> lots;
+        take_first<SplitHead>(ring, lots);
         if constexpr (kHeadMode == kHeadPerLane) {
             vector_free<SplitDown>();
             Squares squares =
                 gather_normed(watch, args, b, hidden_slot(args, 1, kLayers - 1, b.lane_index),
                               false, 2 * kLayers, 0xffe);
             stamp(b, 13);
-            Sums<SplitHead> s = multiply_normed<SplitHead>(ring, lot, b, squares);
+            Sums<SplitHead> s = multiply_normed<SplitHead>(ring, lots, b, squares);
             step_head<SplitHead>(args, b, s, 0, pick);
         } else {
             sync_consumers<kThreads>();  // the squares of the layer before have been read
             gather_lanes(watch, args, b);
             stamp(b, 13);
-            Sums<SplitHead> s = multiply<SplitHead>(ring, lot, b.shared + kShXa, kStrideA);
+            Sums<SplitHead> s = multiply<SplitHead>(ring, lots, b.shared + kShXa, kStrideA);
             step_head<SplitHead>(args, b, s, 0, pick);
         }
     }
     KIE_NO_UNROLL for (int p = 1; p < kHeadPasses; ++p) {
         if (SplitHead::k_warps > 1) sync_consumers<kThreads>();
-        Lot<SplitHead> lot;
-        take_lot<SplitHead>(ring, lot, false);
-        Sums<SplitHead> s = multiply<SplitHead>(ring, lot, b.shared + kShXa, kStrideA);
+        Lots<SplitHead> lots;
+        take_first<SplitHead>(ring, lots);
+        Sums<SplitHead> s = multiply<SplitHead>(ring, lots, b.shared + kShXa, kStrideA);
         step_head<SplitHead>(args, b, s, p * kHeadPassRows, pick);
     }
     if constexpr (kHeadTail > 0) {
         if (SplitHead::k_warps > 1 || SplitTail::k_warps > 1) sync_consumers<kThreads>();
-        Lot<SplitTail> lot;
-        take_lot<SplitTail>(ring, lot, false);
-        Sums<SplitTail> s = multiply<SplitTail>(ring, lot, b.shared + kShXa, kStrideA);
+        Lots<SplitTail> lots;
+        take_first<SplitTail>(ring, lots);
+        Sums<SplitTail> s = multiply<SplitTail>(ring, lots, b.shared + kShXa, kStrideA);
         step_head<SplitTail>(args, b, s, kHeadPasses * kHeadPassRows, pick);
     }
 }
@@ -662,18 +666,15 @@ KIE_DEVICE void run_steps(Ring& ring, Watch& watch, const DecodeArgs& args, Bloc
         if (thread() == 0 && block() == 0 && args.stamps) args.stamps[step] = clock_ns();
         watch.step = b.step = step;
         b.epoch = args.epoch + step;
+        works_at(b.epoch);
         b.live = live_at(args, step);
         decode_step(ring, watch, args, b);
-        if (watch.lost) *stop = 1;
+        if (watch.lost) *stop = step + 1;
         take_tokens(args, b.shared, step + 1);
-        if (thread() == 0) {
-            stop[4] = step + 1;
-            if (at_the_end(args, b)) *stop = 1;
-        }
+        if (thread() == 0 && (step + 1 == args.steps || at_the_end(args, b))) *stop = step + 1;
         sync_consumers<kThreads>();  // the edge: see exchange.h
         if (*stop) break;
     }
-    if (thread() == 0) *stop = 1;
     if (thread() == 0 && kRanks > 1 && lost_of(b)) poison_all(args);
     if (thread() == 0 && block() == 0 && args.stamps) args.stamps[args.steps] = clock_ns();
 }
@@ -684,13 +685,14 @@ static_assert(kThreads % kWarp == 0, "consumers share no warp with others");
 KIE_KERNEL(kie_decode, kThreads + 2 * kWarp, DecodeArgs args) {
     KIE_SHARED_BYTES(shared);
     Slot* slots = (Slot*)(shared + kShSlots);
-    // Stop, order seen, order agreed, lost (block.h), steps made.
+    // The number of steps once the last is done, order seen, order agreed, lost (block.h). Whoever
+    // meets nobody polls some of these: each says all that it has to say.
     volatile u32* misc = (volatile u32*)(shared + kShMisc);
     u64* trace = (u64*)(shared + kShTrace);
     if (thread() == 0) {
         for (int i = 0; i < kSlots; ++i) slot_init(slots + i, kWarps);
         slots_ready();
-        misc[0] = misc[3] = misc[4] = 0, misc[1] = misc[2] = kGoOn;
+        misc[0] = misc[3] = 0, misc[1] = misc[2] = kGoOn;
         for (int i = 0; i < 16; ++i) trace[i] = 0;
     }
     take_tables(args, shared);
@@ -700,7 +702,7 @@ KIE_KERNEL(kie_decode, kThreads + 2 * kWarp, DecodeArgs args) {
         if (thread() == kThreads)
             stream_line(args, shared, misc);
         else if (thread() == kThreads + kWarp && block_all(args) == 0)
-            watch_host(args, misc + 1, misc), store_host(args.control + 3, misc[4]);
+            watch_host(args, misc + 1, misc);
         return;
     }
     Ring ring = {slots, shared + kShRing, 0, 0};

@@ -77,7 +77,7 @@ KIE_DEVICE void fence_edge() {
 // words: 128 blocks that poll everything saturate the second-level cache. `rest_ns`: what cannot
 // have arrived sooner is not asked for.
 KIE_DEVICE void await_one(Watch& w, const u64* p, u32 epoch, u32 where, u32 rest_ns) {
-    if (kNoWaits || kPollMode == 0) return;
+    if (kNoWaits) return;
     if (lane() == 0) {
         w.polls = 0;
         if (rest_ns > 0) pause_ns(rest_ns);
@@ -112,7 +112,10 @@ KIE_DEVICE void gather(Watch& w, const u64* base, int base_stride, u32 epoch, u3
         KIE_UNROLL for (int i = 0; i < kPairs; ++i) scale[i] =
             has(i) ? *(const u64*)(norm + 64 * i + mine) : 0;
     // Blocks watch different words, since one line serves few readers at a time.
-    await_one(w, base + block() * 10 % kCount, epoch, where, kRestGather);
+    if (kPollMode == 1)
+        await_one(w, base + block() * 10 % kCount, epoch, where, kRestGather);
+    else if (!kNoWaits && kRestGather > 0)
+        pause_ns(kRestGather);
     KIE_UNROLL for (int first = 0; first < kColumns; first += kAtOnce) {
         if (kColumns > 1 && first >= live) continue;
         u64 a[kAtOnce][kPairs], b[kAtOnce][kPairs];
@@ -120,19 +123,27 @@ KIE_DEVICE void gather(Watch& w, const u64* base, int base_stride, u32 epoch, u3
         const auto from = [&](int c) {
             return base + (long)(kColumns == 1 || c < live ? c : first) * base_stride + mine;
         };
-        if (kCount % 64 != 0)
-            KIE_UNROLL for (int c = 0; c < kAtOnce; ++c) a[c][kPairs - 1] = b[c][kPairs - 1] = 0;
+        const auto late_by = [&](int c, int i) {  // bits in which a word's epoch differs
+            return (epoch_of(a[c][i]) ^ epoch) | (epoch_of(b[c][i]) ^ epoch);
+        };
+        KIE_UNROLL for (int c = 0; c < kAtOnce; ++c) {
+            KIE_UNROLL for (int i = 0; i < kPairs; ++i) {
+                if (kPollMode == 0 || (kCount % 64 != 0 && i + 1 == kPairs))
+                    a[c][i] = b[c][i] = 0;  // no step's epoch
+            }
+        }
         w.polls = 0;
         for (;;) {
-            u32 late = 0;  // bits in which some word's epoch differs
+            u32 late = 0;
             KIE_UNROLL for (int c = 0; c < kAtOnce; ++c) {
                 const u64* p = from(first + c);
-                KIE_UNROLL for (int i = 0; i < kPairs; ++i) if (has(i))
-                    load_words(p + 64 * i, a[c][i], b[c][i]);
+                KIE_UNROLL for (int i = 0; i < kPairs; ++i) {
+                    if (has(i) && (kPollMode == 1 || late_by(c, i) != 0))
+                        load_words(p + 64 * i, a[c][i], b[c][i]);
+                }
             }
             KIE_UNROLL for (int c = 0; c < kAtOnce; ++c) {
-                KIE_UNROLL for (int i = 0; i < kPairs; ++i) if (has(i)) late |=
-                    (epoch_of(a[c][i]) ^ epoch) | (epoch_of(b[c][i]) ^ epoch);
+                KIE_UNROLL for (int i = 0; i < kPairs; ++i) if (has(i)) late |= late_by(c, i);
             }
             if (late == 0 || kNoWaits || !patient(w, where, epoch, epoch ^ late)) break;
         }

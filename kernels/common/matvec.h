@@ -10,29 +10,49 @@ KIE_DEVICE int rows_of(int tile) {
     return rows > 16 ? 16 : rows;
 }
 
-// One stage of a warp's tiles, in registers; its slot of the ring is free again. The first stage is
-// taken before the vector has arrived, later ones while the products of the one before are running.
+// One stage of a warp's tiles, in registers; its slot of the ring is free again. The first ones are
+// taken before the vector has arrived, later ones while the products of those before are running.
 template <class S>
 struct Lot {
     Quad lo[S::chunk][S::tiles], hi[S::chunk][S::tiles];
 };
 
+// Where a warp's tiles stand in a stage, worked out once a product.
+struct Place {
+    int lane, row_warp;
+    u32 at;
+};
 template <class S>
-KIE_DEVICE void take_lot(Ring& ring, Lot<S>& lot, bool here) {
+KIE_DEVICE Place place_of() {
     const int me = thread(), warp = me / kTeam, my = me % kTeam;
     const int row_warp = S::row_warps == 1 ? 0 : warp % S::row_warps;
     const int k_warp = S::k_warps == 1 ? 0 : warp / S::row_warps;
-    const u8* w = take_stage(ring, here) + k_warp * (S::chunk * S::rows * 64);
+    return {my, row_warp,
+            (u32)(k_warp * (S::chunk * S::rows * 64) + row_warp * S::tiles * 1024 + my * 16)};
+}
+template <class S>
+KIE_DEVICE void take_lot(Ring& ring, Lot<S>& lot, bool here, const Place& place) {
+    const u8* w = take_stage(ring, here) + place.at;
     KIE_UNROLL for (int c = 0; c < S::chunk; ++c) {
         KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
-            const int rows = rows_of<S>(row_warp * S::tiles + i);
-            const u8* p = w + c * (S::rows * 64) + (row_warp * S::tiles + i) * 1024 + my * 16;
+            const int rows = rows_of<S>(place.row_warp * S::tiles + i);
+            const u8* p = w + c * (S::rows * 64) + i * 1024;
             lot.lo[c][i] = lot.hi[c][i] = {{0, 0, 0, 0}};
-            if (my < 2 * rows)
+            if (place.lane < 2 * rows)
                 lot.lo[c][i] = *(const Quad*)p, lot.hi[c][i] = *(const Quad*)(p + rows * 32);
         }
     }
     release_stage(ring);
+}
+// The first stages.
+template <class S>
+struct Lots {
+    Lot<S> v[S::ahead];
+};
+template <class S>
+KIE_DEVICE void take_first(Ring& ring, Lots<S>& lots) {
+    const Place place = place_of<S>();
+    KIE_UNROLL for (int i = 0; i < S::ahead; ++i) take_lot<S>(ring, lots.v[i], false, place);
 }
 template <class S>
 struct Sums {
@@ -60,29 +80,43 @@ KIE_DEVICE void add_lot(Sums<S>& s, const Lot<S>& lot, const Column<S>& x) {
     }
 }
 
-// Adds up this warp's tiles. `x`: column c, element k at halves x[c * stride + k]. `lot`: the
-// first.
+// Adds up this warp's tiles. `x`: column c, element k at halves x[c * stride + k]. `lots`: the
+// first stages.
 template <class S>
-KIE_DEVICE Sums<S> multiply(Ring& ring, Lot<S>& lot, const u8* x, int stride) {
+KIE_DEVICE Sums<S> multiply(Ring& ring, Lots<S>& lots, const u8* x, int stride) {
     const int me = thread(), warp = me / kTeam, my = me % kTeam, g = my / 4, t = my % 4;
     const int k_warp = S::k_warps == 1 ? 0 : warp / S::row_warps;
     const int column = kColumns == 1 ? 0 : (g < kColumns ? g : kColumns - 1);
     const u8* mine = x + (column * stride + k_warp * S::pairs * 32 + 8 * t) * 2;
-    constexpr int kStep = S::chunk * 64;
+    constexpr int kStep = S::chunk * 64, kMany = S::ahead;
     Sums<S> s;
     KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
         KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] = 0;
     }
+    const Place place = place_of<S>();
+    if constexpr (kMany > 1) {
+        Column<S> next = take_column<S>(mine);
+        KIE_NO_UNROLL for (int first = 0; first < S::stages; first += kMany) {
+            KIE_UNROLL for (int i = 0; i < kMany; ++i) {
+                if (S::stages % kMany != 0 && first + i >= S::stages) continue;
+                const Column<S> now = next;
+                if (first + i + 1 < S::stages) next = take_column<S>(mine += kStep);
+                add_lot<S>(s, lots.v[i], now);
+                if (first + i + kMany < S::stages) take_lot<S>(ring, lots.v[i], false, place);
+            }
+        }
+        return s;
+    }
+    Lot<S>&lot = lots.v[0], other;
     bool here = S::stages > 1 && stage_here(ring);
     KIE_NO_UNROLL for (int stage = 0; stage + 1 < S::stages; stage += 2, mine += 2 * kStep) {
-        Lot<S> other;
         const Column<S> x0 = take_column<S>(mine), x1 = take_column<S>(mine + kStep);
-        take_lot<S>(ring, other, here);
+        take_lot<S>(ring, other, here, place);
         const bool more = stage + 2 < S::stages;
         here = more && stage_here(ring);
         add_lot<S>(s, lot, x0);
         if (more) {
-            take_lot<S>(ring, lot, here);
+            take_lot<S>(ring, lot, here, place);
             here = stage + 3 < S::stages && stage_here(ring);
         }
         add_lot<S>(s, other, x1);

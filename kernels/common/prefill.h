@@ -398,8 +398,7 @@ KIE_DEVICE void put_last(const PrefillArgs& args, const Chunk& chunk) {
                        i += args.blocks * warps) {
         const int frag = i % kFrags, l = i / kFrags;
         const WideRows rows = residual_rows(frag / kWideTiles, frag % kWideTiles);
-        const Quad v =
-            load_state(old_at(args, l) + ((long)frag * kEights + place / 8) * 32 + my);
+        const Quad v = load_state(old_at(args, l) + ((long)frag * kEights + place / 8) * 32 + my);
         if (2 * g >= rows.live || t != place % 8 / 2) continue;
         const u32 both = pack_half2(number(v.v[e]), number(v.v[2 + e]));
         const int pair = rows.row / 2 + g;

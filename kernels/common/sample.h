@@ -87,6 +87,9 @@ KIE_DEVICE void best_of_team(Chosen& c, int from, bool masses) {
 }
 
 // The step's one release and acquire: every block offers its best, all choose the same token.
+KIE_DEVICE u64* offers_of(const DecodeArgs& args, const Block& b) {
+    return args.words + (b.epoch & 1) * kOffers;
+}
 KIE_DEVICE bool masses_wanted(const DecodeArgs& args) {
     u32 wants = 0;
     KIE_UNROLL for (int c = 0; c < kColumns; ++c) wants |= args.column[c].wants;
@@ -185,16 +188,17 @@ KIE_DEVICE void offer(const DecodeArgs& args, Block& b, Pick& pick) {
         if (my == 0) {
             fence_edge();
             const long at = (long)block_all(args) * kColumns + warp;
-            u64* to = args.words + kAtPick + 2 * at;
+            u64* const offers = offers_of(args, b);
+            u64* to = offers + kAtPick + 2 * at;
             publish_all(args, to, bits(best.value), b.epoch);
             publish_all(args, to + 1, best.id, b.epoch);
             if (masses) {
                 const u32 more[4] = {bits(best.top), bits(best.mass), bits(best.raw), 0};
-                to = args.words + kAtMore + 4 * at;
+                to = offers + kAtMore + 4 * at;
                 KIE_UNROLL for (int i = 0; i < 4; ++i) publish_all(args, to + i, more[i], b.epoch);
             }
             if (block_all(args) == 0 && warp == 0)
-                publish_all(args, args.words + kAtOrder, ((volatile u32*)(b.shared + kShMisc))[1],
+                publish_all(args, offers + kAtOrder, ((volatile u32*)(b.shared + kShMisc))[1],
                             b.epoch);
         }
         if (best.id < (u32)kVocabAll)  // should it win, its embedding is near
@@ -234,9 +238,10 @@ KIE_DEVICE Chosen take_offers(Watch& watch, const DecodeArgs& args, const Block&
                               bool masses, u32& order) {
     Chosen best = {kLowest, 0, kLowest, 0, kNone};
     int from = 0;
-    const u64* more = args.words + kAtMore + 4 * c;
-    order = each_offer(watch, args, b, args.words + kAtPick + 2 * c, 2 * kColumns,
-                       c == 0 ? args.words + kAtOrder : nullptr, [&](u32 value, u32 id, int block) {
+    const u64* const offers = offers_of(args, b);
+    const u64* more = offers + kAtMore + 4 * c;
+    order = each_offer(watch, args, b, offers + kAtPick + 2 * c, 2 * kColumns,
+                       c == 0 ? offers + kAtOrder : nullptr, [&](u32 value, u32 id, int block) {
                            if (better(number(value), id, best.value, best.id))
                                best.value = number(value), best.id = id, from = block;
                        });

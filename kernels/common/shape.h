@@ -20,8 +20,10 @@ constexpr int kNormLanes = KIE_NORM_LANES;  // rows of a norm's weights: 1, or o
 constexpr bool kHeadNorm = KIE_HEAD_NORM;   // q and k heads are normed before they turn
 constexpr bool kBias = KIE_BIAS;            // q, k, v have biases
 constexpr int kMerge = KIE_MERGE;           // 1: attention parts are merged by owners first
-constexpr int kPollMode = KIE_POLL;         // 0: poll the batch, 1: one word a warp first
-constexpr bool kStreamed = KIE_STREAMED;    // keys and values come through the ring: stream.h
+// How vectors are gathered. 0: everything is asked for, and what was late once more; 1: one word a
+// warp is waited for first.
+constexpr int kPollMode = KIE_POLL;
+constexpr bool kStreamed = KIE_STREAMED;  // keys and values come through the ring: stream.h
 // Measuring only, and garbage: what is computed without waits, without weights, or by ranks
 // that take their own words for those of the others.
 constexpr bool kNoWaits = KIE_NO_WAITS, kNoStream = KIE_NO_STREAM, kNoRanks = KIE_NO_RANKS,
@@ -69,8 +71,10 @@ KIE_CONST_FN int row_warps_of(int rows, int k) {
             return w;
     return kWarps;
 }
-// Two stages are held in registers: at most so many tile pairs a warp in each.
-constexpr int kPairsHeld = kWarps <= 8 ? 4 : 2;
+// A warp holds two stages in registers, or kAhead: at most so many tile pairs in each.
+constexpr int kPairsHeld = KIE_HELD;
+// Stages that are in registers before the vector has arrived.
+constexpr int kAhead = kColumns > 1 ? 1 : KIE_AHEAD;
 KIE_CONST_FN int chunk_of(int pairs, int tiles, int bytes_a_pair) {
     int best = 1;
     for (int c = 1; c <= pairs; ++c)
@@ -92,6 +96,7 @@ struct Split {
     static constexpr int pairs = kK / 32 / k_warps,
                          chunk = chunk_of(pairs, tiles, k_warps * kRows * 64);
     static constexpr int stages = pairs / chunk, stage_bytes = k_warps * chunk * kRows * 64;
+    static constexpr int ahead = stages < kAhead ? stages : kAhead;
     static constexpr int row_pairs = kRows / 2;
     // Results a thread ends up with: (row pair, column).
     static constexpr int items = k_warps == 1 ? tiles * (kColumns == 1 ? 1 : 2)
@@ -146,7 +151,9 @@ constexpr long kAtPick = kAtLast + (kHeadMode == kHeadPerLane ? 0 : kLanesAll * 
 constexpr int kRounds = 13, kBins = 16, kCountWords = 3 * kBins;
 constexpr long kAtMore = kAtPick + 2l * kBlocksAll * kColumns;
 constexpr long kAtOrder = kAtMore + 4l * kBlocksAll * kColumns;
-constexpr long kAtTally = kAtOrder + 2;
+// Offers are taken where steps meet, so nothing says that all have been when the next step's come:
+// they have two places in turn.
+constexpr long kOffers = kAtOrder + 2 - kAtPick, kAtTally = kAtPick + 2 * kOffers;
 constexpr long kAtVerdict = kAtTally + 2l * kRounds * kBlocksAll * kColumns * kCountWords;
 constexpr long kAtFinal = kAtVerdict + 2l * kRounds * kColumns * 8;
 constexpr long kWords = kAtFinal + (long)kBlocksAll * kColumns * 4;

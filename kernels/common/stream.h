@@ -43,8 +43,10 @@ KIE_DEVICE bool feed_pages(Feed& f, const u8* shared, int layer, u32 step) {
     for (int c = 0; c < columns; ++c) {
         const Streamed s = streamed_pages(f.args, shared, seat, layer, step, c);
         for (int i = 0; i < s.count; ++i) {
-            const u8* page =
-                page_at(f.args, shared, {layer, kv_index, c}, s.first + i * kSplitsMax);
+            const int at = s.first + i * kSplitsMax;
+            const u8* page = page_at(f.args, shared, {layer, kv_index, c}, at);
+            const int position = (int)position_at(f.args, step, c);
+            if (at == position / kPage) without_newest(page, position);
             for (int stage = 0; stage < kPageStages; ++stage) {
                 if (!feed(f, page + stage * kPageStageBytes, kPageStageBytes, first)) return false;
                 first = false;

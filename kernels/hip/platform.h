@@ -147,6 +147,8 @@ KIE_DEVICE void load_words(const u64* p, u64& a, u64& b) { a = load_word(p), b =
 KIE_DEVICE void store_word(u64* p, u64 v) {
     __hip_atomic_store((KIE_GLOBAL u64*)p, v, __ATOMIC_RELAXED, KIE_WORD_SCOPE);
 }
+KIE_DEVICE void works_at(u32) {}
+KIE_DEVICE void reads_without(int, const u8*, u32, u32, u32) {}
 KIE_DEVICE void fence_device() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "agent"); }
 
 // The same for memory that the host reads and writes, too.

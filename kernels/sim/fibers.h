@@ -51,10 +51,11 @@ struct Launch {
     u64 switches, steps, schedule;    // out
     const Owned* owned;               // in the order of addresses; none where nobody is a rank
     u64 owned_count;
+    u64 others;  // memory of other processes is open, whose stores let anybody go on
 };
 
 enum Kind { kNothing, kSyncWarp, kShuffle, kShuffleXor, kBallot, kMma, kJoin };
-inline const char* name_of(int kind) {
+KIE_UNSEEN inline const char* name_of(int kind) {
     const char* names[] = {"nothing", "sync_warp", "shuffle",  "shuffle_xor",
                            "ballot",  "mma",       "join_wave"};
     return names[kind];
@@ -70,12 +71,16 @@ struct Lane {
     const char* waits;   // primitive of the last failed look
     const void* inputs;  // of an mma
     void* context;       // where there is no switch of our own
+    u32 epoch;           // of the words that it works at; 0: it says nothing of them
+    bool fenced;         // it has passed a fence
+    Without without[2];  // what it reads without
 };
 struct Block;
 struct Wave {
     Team* teams;
     u32 count, index, list, place;
     u64 seen;  // `activity` when it last looked
+    u32 meetings;
 };
 // Masks of lanes. Every live lane is in exactly one of ready (the running one too), polling,
 // arrived, at[..] and granted.
@@ -87,11 +92,13 @@ struct Team {
     u32 waiting;  // between a failed look and the next other primitive
     u32 phase, kind, turn, fuel;
     u32 value[2][kTeam];
+    u32 meetings[kBarriers];
+    Order order;
 };
 struct Block {
     Team* teams;
     u8* shared;
-    u32 index, team_count, live, arrived[kBarriers];
+    u32 index, team_count, live, arrived[kBarriers], meetings[kBarriers];
 };
 struct Copy {
     u64* full;
@@ -151,8 +158,8 @@ kie_sim_switch:
     jmp *%rdx
     .size kie_sim_switch, . - kie_sim_switch
 )");
-inline void change(void** save, void* load) { kie_sim_switch(save, load); }
-inline void* prepare(u8* bottom, u64 bytes, void (*run)()) {
+KIE_UNSEEN inline void change(void** save, void* load) { kie_sim_switch(save, load); }
+KIE_UNSEEN inline void* prepare(u8* bottom, u64 bytes, void (*run)()) {
     u64* top = (u64*)(((u64)bottom + bytes) & ~15ull);
     *--top = 0;  // as if called, from nowhere
     for (u32 i = 0; i < 7; ++i) *--top = 0;
@@ -165,12 +172,12 @@ inline void* prepare(u8* bottom, u64 bytes, void (*run)()) {
 namespace kie_sim {
 // The saved "stack" is the address of a context at the bottom of the fiber's stack.
 static ucontext_t scheduler_context;
-inline void change(void** save, void* load) {
+KIE_UNSEEN inline void change(void** save, void* load) {
     ucontext_t* from = *save ? (ucontext_t*)*save : &scheduler_context;
     *save = from;
     swapcontext(from, (ucontext_t*)load);
 }
-inline void* prepare(u8* bottom, u64 bytes, void (*run)()) {
+KIE_UNSEEN inline void* prepare(u8* bottom, u64 bytes, void (*run)()) {
     ucontext_t* c = (ucontext_t*)bottom;
     const u64 head = (sizeof(ucontext_t) + 63) / 64 * 64;
     getcontext(c);
@@ -180,19 +187,20 @@ inline void* prepare(u8* bottom, u64 bytes, void (*run)()) {
 }
 #endif
 
-inline u64 draw() {
+KIE_UNSEEN inline u64 draw() {
     u64& x = machine.random;
     x ^= x << 13, x ^= x >> 7, x ^= x << 17;
     return x * 0x2545f4914f6cdd1dull >> 16;
 }
-inline u32 draw_below(u32 n) { return (u32)((draw() & 0xffffffff) * n >> 32); }
+KIE_UNSEEN inline u32 draw_below(u32 n) { return (u32)((draw() & 0xffffffff) * n >> 32); }
 
-inline void to_scheduler() {
+KIE_UNSEEN inline void to_scheduler() {
     ++machine.switches;
+    order_leave();
     change(&me->stack, machine.stack);
 }
 // Leaves this lane, which is not ready, for the next of its team or for the scheduler.
-inline void to_next(Team& t) {
+KIE_UNSEEN inline void to_next(Team& t) {
     if (!t.ready) return to_scheduler();
     const u32 later = t.ready & (~0u << t.turn);
     Lane* next = t.lanes + __builtin_ctz(later ? later : t.ready);
@@ -202,16 +210,17 @@ inline void to_next(Team& t) {
     change(&mine->stack, next->stack);
 }
 // Takes the wave off; the lane stays ready.
-inline void preempt() {
+KIE_UNSEEN inline void preempt() {
     machine.off = true;
     to_scheduler();
 }
-inline void maybe_preempt(u32 one_in) {
+KIE_UNSEEN inline void maybe_preempt(u32 one_in) {
     if (draw_below(one_in) == 0) preempt();
 }
 
 // ---- Failing.
-__attribute__((noinline, format(printf, 1, 2))) static void fail(const char* format, ...) {
+KIE_UNSEEN __attribute__((noinline, format(printf, 1, 2))) static void fail(const char* format,
+                                                                            ...) {
     Launch& l = *machine.launch;
     if (!machine.failed) {
         __builtin_va_list list;
@@ -230,7 +239,8 @@ __attribute__((noinline, format(printf, 1, 2))) static void fail(const char* for
 
 // ---- Whose memory it is.
 enum Reach { kOwn, kPeers };
-__attribute__((noinline)) static void touch_owned(const void* p, Reach reach, const char* at) {
+KIE_UNSEEN __attribute__((noinline)) static void touch_owned(const void* p, Reach reach,
+                                                             const char* at) {
     const Launch& l = *machine.launch;
     const u32 rank = me->team->block->index / l.blocks;
     u64 low = 0, high = l.owned_count;
@@ -248,48 +258,48 @@ __attribute__((noinline)) static void touch_owned(const void* p, Reach reach, co
                              : "which others must not reach";
     fail("rank %u: %s at %p is memory of rank %u, %s", rank, at, p, o.rank, why);
 }
-inline void touch(const void* p, Reach reach, const char* at) {
+KIE_UNSEEN inline void touch(const void* p, Reach reach, const char* at) {
     if (machine.launch->owned_count) touch_owned(p, reach, at);
 }
 
 // ---- Lists of waves.
-inline void unlist(Wave& w) {
+KIE_UNSEEN inline void unlist(Wave& w) {
     if (w.list == kNone) return;
     Wave** list = machine.lists[w.list];
     Wave* last = list[--machine.lengths[w.list]];
     list[w.place] = last, last->place = w.place, w.list = kNone;
 }
-inline void enlist(Wave& w, u32 list) {
+KIE_UNSEEN inline void enlist(Wave& w, u32 list) {
     if (w.list == list) return;
     unlist(w);
     w.list = list, w.place = machine.lengths[list]++;
     machine.lists[list][w.place] = &w;
 }
-inline bool waits(const Wave& w) {
+KIE_UNSEEN inline bool waits(const Wave& w) {
     u32 waiting = w.teams[0].waiting;
     for (u32 i = 1; i < w.count; ++i) waiting |= w.teams[i].waiting;
     return waiting != 0;
 }
 // Lets lanes go on, at once or, in lock step, when their wave stands and none of it waits.
-inline void grant(Team& t, u32 mask) {
+KIE_UNSEEN inline void grant(Team& t, u32 mask) {
     (machine.lock_step ? t.granted : t.ready) |= mask;
     if (mask && t.wave != me->team->wave && !(machine.hold && waits(*t.wave)))
         enlist(*t.wave, kRunnable);
 }
 
 // ---- Events that are not looks.
-inline void act() { me->team->waiting &= ~me->bit, me->looks = 0, machine.acted = true; }
-inline void complete(Team& t) {
+KIE_UNSEEN inline void act() { me->team->waiting &= ~me->bit, me->looks = 0, machine.acted = true; }
+KIE_UNSEEN inline void complete(Team& t) {
     const u32 all = t.arrived;
     t.arrived = 0, t.phase ^= 1, t.turn = (t.turn + 11) % kTeam;
     grant(t, all);
 }
-__attribute__((noinline)) static void meet_otherwise(Team& t, u32 kind) {
+KIE_UNSEEN __attribute__((noinline)) static void meet_otherwise(Team& t, u32 kind) {
     fail("%s, while other lanes of its team are at %s", name_of(kind), name_of(t.kind));
 }
 // All live lanes of the team; `last` is run by the last one before anybody goes on.
 template <class F>
-inline void meet(u32 kind, F last) {
+KIE_UNSEEN inline void meet(u32 kind, F last) {
     act();
     Team& t = *me->team;
     if (t.arrived == 0) t.kind = kind;
@@ -301,54 +311,66 @@ inline void meet(u32 kind, F last) {
     if (!(t.ready & me->bit)) return to_next(t);
     if (--t.fuel == 0) t.fuel = 1 + draw_below(512), preempt();
 }
-inline void meet(u32 kind) {
-    meet(kind, [](Team&) {});
+KIE_UNSEEN inline void meet(u32 kind) {
+    meet(kind, [](Team&) KIE_UNSEEN {});
 }
 // All live lanes of the wave, of each team that has any.
-inline void meet_wave() {
+KIE_UNSEEN inline void meet_wave() {
     act();
     Team& t = *me->team;
     if (t.arrived == 0) t.kind = kJoin;
     if (t.kind != kJoin) meet_otherwise(t, kJoin);
     t.arrived |= me->bit, t.ready &= ~me->bit;
     Wave& w = *t.wave;
-    for (u32 i = 0; i < w.count; ++i) {
+    // Two places in turn: nobody comes to the meeting after the next before all have left this one.
+    const u8* place = (const u8*)&w.meetings + w.meetings % 2;
+    order_release(place);
+    bool all = true;
+    for (u32 i = 0; i < w.count && all; ++i) {
         const Team& other = w.teams[i];
-        if (other.live && (other.arrived != other.live || other.kind != kJoin)) return to_next(t);
+        all = !other.live || (other.arrived == other.live && other.kind == kJoin);
     }
-    for (u32 i = 0; i < w.count; ++i)
+    if (all) ++w.meetings;
+    for (u32 i = 0; i < w.count && all; ++i)
         if (w.teams[i].live) complete(w.teams[i]);
     if (!(t.ready & me->bit)) to_next(t);
+    order_acquire(place);
 }
 // A lane's value for the collective that comes next; the row holds until all have left it.
-inline u32* offer_value(u32 v) {
+KIE_UNSEEN inline u32* offer_value(u32 v) {
     Team& t = *me->team;
     u32* row = t.value[t.phase];
     row[me->index] = v;
     return row;
 }
-static void open_barrier(Block& b, u32 id) {
-    b.arrived[id] = 0;
+KIE_UNSEEN static void open_barrier(Block& b, u32 id) {
+    b.arrived[id] = 0, ++b.meetings[id];
     for (u32 i = 0; i < b.team_count; ++i) {
         const u32 all = b.teams[i].at[id];
         b.teams[i].at[id] = 0;
         grant(b.teams[i], all);
     }
 }
-__attribute__((noinline)) static void barrier(u32 id, u32 expected) {
+KIE_UNSEEN __attribute__((noinline)) static void barrier(u32 id, u32 expected) {
     act();
     Team& t = *me->team;
     Block& b = *t.block;
     if (id == 0) expected = b.live;
     t.at[id] |= me->bit, t.ready &= ~me->bit;
-    if (++b.arrived[id] == expected) {
-        open_barrier(b, id);
-        if (t.ready & me->bit) return maybe_preempt(2);
-    }
-    to_next(t);
+    const u32 meeting = b.meetings[id];
+    const u8* place = (const u8*)&b.meetings[id] + meeting % 2;  // as in meet_wave
+    if (t.at[id] == t.live) order_release(place);
+    if (++b.arrived[id] == expected) open_barrier(b, id);
+    if (t.ready & me->bit)
+        maybe_preempt(2);
+    else
+        to_next(t);
+    if (t.meetings[id] == meeting + 1) return;
+    t.meetings[id] = meeting + 1;
+    order_acquire(place);
 }
 // A failed look: the lane is off until others have done something, or time has gone by.
-__attribute__((noinline)) static void wait(const char* at) {
+KIE_UNSEEN __attribute__((noinline)) static void wait(const char* at) {
     Team& t = *me->team;
     me->looks = 0, me->waits = at;
     t.waiting |= me->bit, t.polling |= me->bit, t.ready &= ~me->bit;
@@ -356,20 +378,21 @@ __attribute__((noinline)) static void wait(const char* at) {
 }
 // A look at a word. Coming back to the same address is waiting; the address is remembered at each
 // power of two, so that a loop over any number of words is found within two rounds.
-inline void look(const void* p, const char* at) {
+KIE_UNSEEN inline void look(const void* p, const char* at) {
     if (me->looks && me->anchor == p) wait(at);
     const u32 n = ++me->looks;
     if ((n & (n - 1)) == 0) me->anchor = p;
 }
 
 // ---- Copies and slots. A slot's word: phase << 32 | what completes it << 16 | what is missing.
-inline bool passed(const u64* word, u32 parity) { return (*word >> 32 & 1) != parity; }
-inline void arrive(u64* word) {
+KIE_UNSEEN inline bool passed(const u64* word, u32 parity) { return (*word >> 32 & 1) != parity; }
+KIE_UNSEEN inline void arrive(u64* word) {
     const u32 left = (u32)*word & 0xffff, all = (u32)(*word >> 16) & 0xffff;
     if (left == 0) fail("arrival at a slot that slot_init has not seen");
     *word = left > 1 ? *word - 1 : ((*word >> 32) + 1) << 32 | all << 16 | all;
 }
-__attribute__((noinline)) static void copy(u64* full, void* to, const void* from, u32 bytes) {
+KIE_UNSEEN __attribute__((noinline)) static void copy(u64* full, void* to, const void* from,
+                                                      u32 bytes) {
     Machine& m = machine;
     act();
     const Block& b = *me->team->block;
@@ -385,11 +408,13 @@ __attribute__((noinline)) static void copy(u64* full, void* to, const void* from
         m.copy_room = 2 * m.copy_room + 64;
         m.copies = (Copy*)__builtin_realloc(m.copies, m.copy_room * sizeof(Copy));
     }
+    order_read(from, bytes, me->without);
+    order_access(to, bytes, true), order_release(full);
     __builtin_memset(to, kPoison, bytes);
     m.copies[m.copy_count++] = {full, to, from, bytes, b.index};
     maybe_preempt(2);
 }
-static void land_one() {
+KIE_UNSEEN static void land_one() {
     Machine& m = machine;
     const u32 i = draw_below(m.copy_count);
     const Copy c = m.copies[i];
@@ -401,7 +426,7 @@ static void land_one() {
 }
 
 // ---- Lanes from start to end.
-static void leave() {
+KIE_UNSEEN static void leave() {
     act();
     Team& t = *me->team;
     Block& b = *t.block;
@@ -416,21 +441,22 @@ static void leave() {
         if (machine.copies[i].block == b.index) fail("the block ends with copies in flight");
     for (;;) to_next(t);
 }
-static void run_lane() {
+KIE_UNSEEN static void run_lane() {
     const Launch& l = *machine.launch;
     l.entry((const u8*)l.args + me->team->block->index / l.blocks * l.args_stride);
     leave();
 }
 
 // ---- The scheduler.
-static void resume(Team& t) {
+KIE_UNSEEN static void resume(Team& t) {
     const u32 later = t.ready & (~0u << t.turn);
     me = t.lanes + __builtin_ctz(later ? later : t.ready);
     ++machine.switches;
+    order_enter(t.order);
     change(&machine.stack, me->stack);
     me = nullptr;
 }
-static void run_wave(Wave& w) {
+KIE_UNSEEN static void run_wave(Wave& w) {
     Machine& m = machine;
     m.off = false;
     const u32 first = w.count > 1 ? draw_below(w.count) : 0;
@@ -459,7 +485,7 @@ static void run_wave(Wave& w) {
     }
 }
 // After its turn.
-static void put_back(Wave& w) {
+KIE_UNSEEN static void put_back(Wave& w) {
     u32 ready = 0, polling = 0, live = 0;
     for (u32 i = 0; i < w.count; ++i)
         ready |= w.teams[i].ready, polling |= w.teams[i].polling, live |= w.teams[i].live;
@@ -468,7 +494,7 @@ static void put_back(Wave& w) {
     if (live && ready) enlist(w, kRunnable);
     if (live && !ready && polling) w.seen = machine.activity, enlist(w, kPolling);
 }
-static Wave* pick() {
+KIE_UNSEEN static Wave* pick() {
     Machine& m = machine;
     const u32 runnable = m.lengths[kRunnable], polling = m.lengths[kPolling];
     if (polling && (!runnable || draw_below(4) == 0)) {
@@ -492,7 +518,8 @@ struct Text {
     char* at;
     u64 left;
 };
-__attribute__((format(printf, 2, 3))) static void say(Text& text, const char* format, ...) {
+KIE_UNSEEN __attribute__((format(printf, 2, 3))) static void say(Text& text, const char* format,
+                                                                 ...) {
     __builtin_va_list list;
     __builtin_va_start(list, format);
     const int n = __builtin_vsnprintf(text.at, text.left, format, list);
@@ -500,8 +527,8 @@ __attribute__((format(printf, 2, 3))) static void say(Text& text, const char* fo
     const u64 took = n < 0 ? 0 : (u64)n < text.left ? (u64)n : text.left - (text.left > 0);
     text.at += took, text.left -= took;
 }
-static void describe(Text& text, const Team& t) {
-    const auto lanes = [&](u32 mask) {
+KIE_UNSEEN static void describe(Text& text, const Team& t) {
+    const auto lanes = [&](u32 mask) KIE_UNSEEN {
         const u32 first = t.lanes[0].thread + __builtin_ctz(mask),
                   last = t.lanes[0].thread + 31 - __builtin_clz(mask);
         say(text, "\n  block %u threads %u..%u (%d): ", t.block->index, first, last,
@@ -517,7 +544,7 @@ static void describe(Text& text, const Team& t) {
     if (t.at[1]) lanes(t.at[1]), say(text, "at sync_consumers, %u there", b.arrived[1]);
     if (t.granted) lanes(t.granted), say(text, "held by a waiting lane of their wave");
 }
-static void stuck(const char* why) {
+KIE_UNSEEN static void stuck(const char* why) {
     Machine& m = machine;
     Text text = {m.launch->error, m.launch->error_bytes};
     say(text, "%s", why);
@@ -527,9 +554,9 @@ static void stuck(const char* why) {
     m.failed = true;
 }
 // Only waiting lanes are left, and all have looked since the last event.
-static void idle() {
+KIE_UNSEEN static void idle() {
     Machine& m = machine;
-    if (m.host_seen) {
+    if (m.host_seen || m.launch->others) {
         m.host_seen = false, m.quiet = 0, m.since = m.switches;
         const u64 rest = m.launch->host_pace(20000);
         m.now += rest, m.host_ns += rest;
@@ -543,7 +570,7 @@ static void idle() {
     }
     ++m.activity;
 }
-static void schedule() {
+KIE_UNSEEN static void schedule() {
     Machine& m = machine;
     while (m.live_waves && !m.failed) {
         ++m.steps;
@@ -572,15 +599,16 @@ static void schedule() {
 
 // ---- Launch.
 template <class T>
-T* zeroed(u32 n) {
+KIE_UNSEEN T* zeroed(u32 n) {
     return (T*)__builtin_calloc(n, sizeof(T));
 }
-static void set_up(Launch& l) {
+KIE_UNSEEN static void set_up(Launch& l) {
     Machine& m = machine;
     const u32 teams = (l.threads + kTeam - 1) / kTeam, a_wave = l.warp / kTeam,
               waves = (teams + a_wave - 1) / a_wave;
     const u32 blocks = l.blocks * (u32)l.ranks;
     m = {};
+    order_begin((const void*)l.host_pace);
     m.launch = &l, m.now = l.now_ns, m.lock_step = l.warp > kTeam;
     m.hold = l.hold && m.lock_step;
     m.random = (l.seed + 1) * 0x9e3779b97f4a7c15ull | 1;
@@ -591,7 +619,7 @@ static void set_up(Launch& l) {
     for (int i = 0; i < 3; ++i) m.lists[i] = zeroed<Wave*>(m.wave_count);
     for (u32 i = 0; i < blocks; ++i) {
         Block& b = m.blocks[i];
-        b = {m.teams + i * teams, l.shared + i * l.shared_stride, i, teams, l.threads, {0, 0}};
+        b = {m.teams + i * teams, l.shared + i * l.shared_stride, i, teams, l.threads, {}, {}};
         __builtin_memset(b.shared, kPoison, l.shared_bytes);
         for (u32 j = 0; j < teams; ++j) {
             Team& t = b.teams[j];
@@ -602,6 +630,7 @@ static void set_up(Launch& l) {
             t.lanes = m.lanes + i * l.threads + j * kTeam, t.wave = &w, t.block = &b;
             t.live = t.ready = ~0u >> (kTeam - lanes), t.fuel = 1 + draw_below(512);
             t.turn = draw_below(kTeam);
+            order_start(t.order);
             for (u32 k = 0; k < lanes; ++k) {
                 Lane& lane = t.lanes[k];
                 lane.team = &t, lane.thread = j * kTeam + k, lane.index = k, lane.bit = 1u << k;
@@ -613,7 +642,7 @@ static void set_up(Launch& l) {
     }
     for (u32 i = 0; i < m.wave_count; ++i) enlist(m.waves[i], kRunnable);
 }
-static void check_stacks(Launch& l) {
+KIE_UNSEEN static void check_stacks(Launch& l) {
     for (u32 i = 0; i < l.blocks * (u32)l.ranks * l.threads; ++i)
         if (*(u64*)(l.stacks + i * l.stack_stride) != 0x6b69652073696d21ull && !machine.failed) {
             __builtin_snprintf(l.error, l.error_bytes, "block %u thread %u: stack overflow",
@@ -624,12 +653,16 @@ static void check_stacks(Launch& l) {
 }  // namespace kie_sim
 
 // Runs one launch to its end. 0: ended; 1: `error` says why not.
-extern "C" __attribute__((visibility("default"))) int kie_sim_run(kie_sim::Launch* launch) {
+extern "C" KIE_UNSEEN __attribute__((visibility("default"))) int kie_sim_run(
+    kie_sim::Launch* launch) {
     using namespace kie_sim;
     set_up(*launch);
     schedule();
     check_stacks(*launch);
     Machine& m = machine;
+    for (u32 i = 0; i < m.wave_count; ++i)
+        for (u32 j = 0; j < m.waves[i].count; ++j) order_end(m.waves[i].teams[j].order);
+    order_done((const void*)launch->host_pace);
     launch->now_ns = m.now, launch->switches = m.switches, launch->steps = m.steps;
     launch->schedule = m.schedule;
     void* all[] = {m.lanes,    m.teams,    m.waves,    m.blocks,

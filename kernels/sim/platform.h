@@ -54,20 +54,20 @@ KIE_DEVICE void sync_warp() { kie_sim::meet(kie_sim::kSyncWarp); }
 KIE_DEVICE void join_wave() { kie_sim::meet_wave(); }
 KIE_DEVICE u32 bits(float f) { return __builtin_bit_cast(u32, f); }
 KIE_DEVICE float number(u32 u) { return __builtin_bit_cast(float, u); }
-KIE_DEVICE u32 shuffle_xor(u32 v, u32 mask) {
+KIE_UNSEEN KIE_DEVICE u32 shuffle_xor(u32 v, u32 mask) {
     const u32* row = kie_sim::offer_value(v);
     kie_sim::meet(kie_sim::kShuffleXor);
     return row[(lane() ^ mask) % kie_sim::kTeam];
 }
 KIE_DEVICE float shuffle_xor(float v, u32 mask) { return number(shuffle_xor(bits(v), mask)); }
-KIE_DEVICE float shuffle(float v, u32 from) {
+KIE_UNSEEN KIE_DEVICE float shuffle(float v, u32 from) {
     const u32* row = kie_sim::offer_value(bits(v));
     kie_sim::meet(kie_sim::kShuffle);
     return number(row[from % kie_sim::kTeam]);
 }
-KIE_DEVICE u32 ballot(bool v) {
+KIE_UNSEEN KIE_DEVICE u32 ballot(bool v) {
     u32* row = kie_sim::offer_value(v);
-    kie_sim::meet(kie_sim::kBallot, [row](kie_sim::Team& t) {
+    kie_sim::meet(kie_sim::kBallot, [row](kie_sim::Team& t) KIE_UNSEEN {
         u32 all = 0;
         for (u32 i = 0; i < kie_sim::kTeam; ++i) all |= (t.arrived >> i & row[i]) << i;
         for (u32 i = 0; i < kie_sim::kTeam; ++i) row[i] = all;
@@ -77,42 +77,69 @@ KIE_DEVICE u32 ballot(bool v) {
 
 // Words.
 namespace kie_sim {
-inline u64 load(const u64* p, const char* at) {
+KIE_UNSEEN inline u64 take(const u64* p) {
+    const u64 v = *(const volatile u64*)p;
+    order_seen(p);
+    if (kOrders && me->epoch && v >> 32 == me->epoch) order_took(p, me->epoch);
+    return v;
+}
+KIE_UNSEEN inline u64 load(const u64* p, const char* at) {
     touch(p, kOwn, at);
     look(p, at);
-    return *(const volatile u64*)p;
+    return take(p);
 }
-inline void load_pair(const u64* p, u64& a, u64& b, const char* at) {
+KIE_UNSEEN inline void load_pair(const u64* p, u64& a, u64& b, const char* at) {
     check_aligned(p, 16, at);
     touch(p, kOwn, at);
     look(p, at);
-    a = ((const volatile u64*)p)[0], b = ((const volatile u64*)p)[1];
+    a = take(p), b = take(p + 1);
 }
-inline void store(u64* p, u64 v, Reach reach, const char* at) {
+KIE_UNSEEN inline void store(u64* p, u64 v, Reach reach, const char* at) {
     touch(p, reach, at);
     act();
+    if (kOrders && me->epoch && v >> 32 == me->epoch) order_put(p, me->epoch, (u32)(*p >> 32));
+    order_sent(p, me->fenced);
     *(volatile u64*)p = v;
     maybe_preempt(16);
 }
 }  // namespace kie_sim
+#if defined(__SANITIZE_THREAD__)
+// Volatile words are words, too. The compiler calls these before each access.
+extern "C" KIE_UNSEEN void __tsan_volatile_read4(void* p) { kie_sim::order_seen(p); }
+extern "C" KIE_UNSEEN void __tsan_volatile_write4(void* p) {
+    kie_sim::order_sent(p, kie_sim::me->fenced);
+}
+#endif
+// What has this epoch, this thread works at from here on.
+KIE_UNSEEN KIE_DEVICE void works_at(u32 epoch) {
+    kie_sim::me->epoch = epoch;
+    kie_sim::me->without[0].count = kie_sim::me->without[1].count = 0;
+}
+KIE_UNSEEN KIE_DEVICE void reads_without(int which, const u8* at, u32 bytes, u32 stride,
+                                         u32 count) {
+    kie_sim::me->without[which] = {at, bytes, stride, count};
+}
 KIE_DEVICE u64 load_word(const u64* p) { return kie_sim::load(p, "load_word"); }
 KIE_DEVICE void load_words(const u64* p, u64& a, u64& b) {
     kie_sim::load_pair(p, a, b, "load_words");
 }
 KIE_DEVICE void store_word(u64* p, u64 v) { kie_sim::store(p, v, kie_sim::kOwn, "store_word"); }
-KIE_DEVICE void fence_device() { asm volatile("" ::: "memory"); }
+KIE_DEVICE void fence_device() {
+    asm volatile("" ::: "memory");
+    kie_sim::order_fence(kie_sim::me->fenced);
+}
 
 // Words of the host, which runs beside.
 namespace kie_sim {
 template <class T>
-T load_shared_with_host(const T* p) {
+KIE_UNSEEN T load_shared_with_host(const T* p) {
     machine.host_seen = true;
     touch(p, kOwn, "load_host");
     look(p, "load_host");
     return __atomic_load_n(p, __ATOMIC_RELAXED);
 }
 template <class T>
-void store_shared_with_host(T* p, T v) {
+KIE_UNSEEN void store_shared_with_host(T* p, T v) {
     touch(p, kOwn, "store_host");
     act();
     __atomic_store_n(p, v, __ATOMIC_RELAXED);
@@ -137,14 +164,18 @@ KIE_DEVICE void store_words_system(u64* p, u64 a, u64 b) {
     const u32 first = kie_sim::draw_below(2);
     store_word_system(p + first, first ? b : a), store_word_system(p + 1 - first, first ? a : b);
 }
-KIE_DEVICE void fence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+KIE_DEVICE void fence_system() {
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    kie_sim::order_fence(kie_sim::me->fenced);
+}
 
-KIE_DEVICE void add_shared(u32* p, u32 v) { *p += v; }
-KIE_DEVICE void add_shared(u64* p, u64 v) { *p += v; }
+KIE_UNSEEN KIE_DEVICE void add_shared(u32* p, u32 v) { *p += v; }
+KIE_UNSEEN KIE_DEVICE void add_shared(u64* p, u64 v) { *p += v; }
 
-KIE_DEVICE Quad load_state(const void* p) {
+KIE_UNSEEN KIE_DEVICE Quad load_state(const void* p) {
     kie_sim::check_aligned(p, 16, "load_state");
     kie_sim::touch(p, kie_sim::kOwn, "load_state");
+    kie_sim::order_read(p, 16, kie_sim::me->without);
     return *(const Quad*)p;
 }
 KIE_DEVICE void store_state(void* p, Quad q) {
@@ -158,13 +189,15 @@ KIE_DEVICE void prefetch(const void*) {}
 struct Slot {
     u64 full, empty;
 };
-KIE_DEVICE void slot_init(Slot* s, u32 warps) {
+KIE_UNSEEN KIE_DEVICE void slot_init(Slot* s, u32 warps) {
     s->full = 1u << 16 | 1u, s->empty = warps << 16 | warps;
 }
 KIE_DEVICE void slots_ready() { asm volatile("" ::: "memory"); }
-KIE_DEVICE bool barrier_passed(const u64* b, u32 parity, const char* at) {
+KIE_UNSEEN KIE_DEVICE bool barrier_passed(const u64* b, u32 parity, const char* at) {
     if (!kie_sim::passed(b, parity)) kie_sim::wait(at);
-    return kie_sim::passed(b, parity);
+    if (!kie_sim::passed(b, parity)) return false;
+    kie_sim::order_acquire(b);
+    return true;
 }
 KIE_DEVICE bool slot_filled(const Slot* s, u32 parity) {
     return barrier_passed(&s->full, parity, "slot_filled");
@@ -174,6 +207,7 @@ KIE_DEVICE bool slot_free(const Slot* s, u32 parity) {
 }
 KIE_DEVICE void slot_release(Slot* s) {
     kie_sim::act();
+    kie_sim::order_release(&s->empty);
     kie_sim::arrive(&s->empty);
     kie_sim::maybe_preempt(4);
 }
@@ -190,7 +224,7 @@ KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, Strea
 
 // Time.
 KIE_DEVICE void pause_ns(u32) { kie_sim::wait("pause_ns"); }
-KIE_DEVICE u64 clock_ns() { return ++kie_sim::machine.now; }
+KIE_UNSEEN KIE_DEVICE u64 clock_ns() { return ++kie_sim::machine.now; }
 KIE_DEVICE u64 clock_ticks() { return clock_ns() * kie_sim::kTicksPerNs; }
 
 // Numbers. Halves are rounded to nearest, ties to even.

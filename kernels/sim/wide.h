@@ -10,14 +10,15 @@ struct Expected {
     bool said;
 };
 static Expected expected_stages[4096];
-inline Expected& expected_at(const void* slot) {
+KIE_UNSEEN inline Expected& expected_at(const void* slot) {
     for (u32 i = (u64)slot / 16 % 4096;; i = (i + 1) % 4096) {
         Expected& e = expected_stages[i];
         if (!e.slot) e.slot = slot;
         if (e.slot == slot) return e;
     }
 }
-inline void settle(Slot* s, long bytes, bool said) {
+KIE_UNSEEN inline void settle(Slot* s, long bytes, bool said) {
+    order_release(&s->full);
     Expected& e = expected_at(s);
     e.bytes += bytes, e.said |= said;
     if (!e.said || e.bytes != 0) return;
@@ -82,6 +83,7 @@ KIE_DEVICE void stage_expect(Slot* s, u32 bytes) {
 KIE_DEVICE void stage_copy(Slot* s, void* to, const void* from, u32 bytes) {
     kie_sim::act();
     if (((u64)to | (u64)from | bytes) & 15) kie_sim::fail("stage_copy: not 16-byte aligned");
+    kie_sim::order_access(from, bytes, false), kie_sim::order_access(to, bytes, true);
     __builtin_memcpy(to, from, bytes);
     kie_sim::settle(s, -(long)bytes, false);
     kie_sim::maybe_preempt(4);
@@ -93,11 +95,13 @@ KIE_DEVICE void quad_copy(void* to, const void* from) {
 KIE_DEVICE void quads_here() {}
 KIE_DEVICE void slot_fill(Slot* s) {
     kie_sim::act();
+    kie_sim::order_release(&s->full);
     kie_sim::arrive(&s->full);
     kie_sim::maybe_preempt(4);
 }
-KIE_DEVICE u64 count_in(u64* p) {
+KIE_UNSEEN KIE_DEVICE u64 count_in(u64* p) {
     const u64 before = *(volatile u64*)p;
+    kie_sim::order_acquire(p), kie_sim::order_release(p);
     store_word(p, before + 1);
     return before;
 }

@@ -32,7 +32,8 @@ class Engine:
             None for the model that ships with the package.
         device: "auto" (the first NVIDIA GPU that takes the model, else the CPU; `info()` says why
             under "passed_over"), "cpu", "cuda", "cuda:0", "cuda:0,1", ... One that is asked for
-            and not there is an error.
+            and not there is an error. For tests, several ranks without GPUs: "cpu:0,1" (lanes in
+            one address space), "sim:0,1" (the GPUs' kernels, simulated).
         dtype: "auto" (as stored), "f32", "f16" or "bf16".
         max_seq_len: longest sequence in tokens; None: what the model was made for.
         max_batch: requests that run at once.
@@ -330,7 +331,7 @@ def compile_ahead(
     Raises:
         LoadError, UnsupportedModelError, DeviceError, InvalidRequestError.
     """
-    if device in ("auto", "cpu"):
+    if device == "auto" or device.split(":")[0] == "cpu":
         raise InvalidRequestError(
             f'nothing is compiled for device="{device}"',
             hint='pass the GPU, device="cuda:0"',

@@ -95,6 +95,7 @@ def report(measure: bool = True) -> Report:
     if Path("/dev/kfd").exists():
         nodes += tuple(sorted(str(node) for node in Path("/dev/dri").glob("renderD*")))
     found, refused = _kie.gpus()
+    gpus = tuple(Gpu(*gpu) for gpu in found)
     linked = _kie.topology() if found else None
     libcuda = _libcuda()
     nvrtc = _installed("nvidia-cuda-nvrtc") or _installed("nvidia-cuda-nvrtc-cu12")
@@ -108,16 +109,24 @@ def report(measure: bool = True) -> Report:
         memory_bytes=total,
         memory_free_bytes=free,
         read_bandwidth=_kie.read_bandwidth(gigabytes=1.0) if measure else None,
-        gpus=tuple(Gpu(*gpu) for gpu in found),
+        gpus=gpus,
         topology=linked[0] if linked else None,
         gpu_nodes=nodes,
         libcuda=libcuda,
         nvrtc=nvrtc is not None,
         compiler=_compiler(),
         hub=_installed("huggingface_hub"),
-        will_use=f"cpu ({isa}, {len(os.sched_getaffinity(0))} threads)",
+        will_use=_auto(gpus, f"cpu ({isa}, {len(os.sched_getaffinity(0))} threads)"),
         missing=_missing(nodes, libcuda, nvrtc is not None, refused),
     )
+
+
+def _auto(gpus: tuple[Gpu, ...], cpu: str) -> str:
+    """What `device="auto"` is: the first NVIDIA GPU, for models that it takes."""
+    first = next((gpu for gpu in gpus if gpu.name == "cuda:0"), None)
+    if first is None:
+        return cpu
+    return f"{first.name} ({first.model}); {cpu} for what it does not take"
 
 
 def _missing(

@@ -60,7 +60,10 @@ fn fails(name: &str, device: &str, mutant: (&'static str, &'static str), parts: 
 #[test]
 fn a_dead_rank_ends_the_request_on_all() {
     const DIES: &str = "        b.live = live_at(args, step);
-        if (args.rank == 1 && step == 3) break;
+        if (args.rank == 1 && step == 3) {
+            *stop = step + 1;
+            break;
+        }
 ";
     let all: [(&str, u32, &[&str]); 3] = [
         ("llama", 2, &["in step 3 waited for layer 0, other lanes' attention of rank 1 (wanted"]),

@@ -4,7 +4,8 @@
 use kie_core::engine::{Engine, LogitsPath};
 use kie_core::request::EngineConfig;
 
-use super::support::{goldens, open_on};
+use super::machines::Grouped;
+use super::support::{goldens, greedy_request, open_on};
 use super::{check, fixture, two_at_a_time, Job};
 
 /// Fixture, ranks, blocks of each: every head mode, both exchanges, one lane a rank and several,
@@ -55,6 +56,51 @@ fn heads_that_do_not_divide_are_shared_or_left_out() {
     together(UNEVEN);
 }
 
+/// Sequences together on several machines, with prompts in columns or in the prefill kernel.
+#[test]
+fn sequences_together_are_what_they_are_alone() {
+    let all =
+        [("laneformer_d2", 2, 8, true), ("laneformer_d2", 4, 4, false), ("llama", 2, 8, true)];
+    two_at_a_time(all.into(), |(name, ranks, blocks, wide)| {
+        let config = EngineConfig { max_batch: 4, prefix_cache: false, ..EngineConfig::default() };
+        let device = format!("sim:ranks={ranks},blocks={blocks},seed=6");
+        let builder = Engine::builder(fixture(name)).config(config).device(&device);
+        let engine = builder.prefill_kernel(wide).build().unwrap();
+        let prompts: Vec<Vec<u32>> = [40, 7, 25]
+            .map(|count| (0..count).map(|i| 3 + (i * 37 + count) % 300).collect())
+            .into();
+        let ask = |ids: &Vec<u32>| engine.stream(greedy_request(ids, 8)).unwrap();
+        let alone: Vec<_> =
+            prompts.iter().map(|ids| ask(ids).completion().unwrap().token_ids).collect();
+        let streams: Vec<_> = prompts.iter().map(ask).collect();
+        for (mut stream, alone) in streams.into_iter().zip(&alone) {
+            assert_eq!(&stream.completion().unwrap().token_ids, alone, "{name} on {ranks}");
+        }
+    });
+}
+
+/// The same where warps share the columns of a matrix, and other lanes' words are dealt out to all
+/// threads: matrices of the usual fixtures are too narrow for that.
+#[test]
+fn sequences_together_whose_warps_share_columns() {
+    let model = Grouped::new("ranks");
+    let prompts: Vec<Vec<u32>> =
+        [5, 11].map(|count| (0..count).map(|i| (i * 37 + count) % 256).collect()).into();
+    let open = |device: &str| {
+        let config = EngineConfig { max_batch: 4, prefix_cache: false, ..EngineConfig::default() };
+        Engine::builder(&model.0).config(config).device(device).build().unwrap()
+    };
+    let engine = open("sim:ranks=2,blocks=16,seed=6");
+    let plan = &engine.info().plan;
+    assert!(plan.contains("Output: 32 rows x 256, 8 k-warps"), "{plan}");
+    let (ask, reference) = (|engine: &Engine, ids| engine.stream(ids).unwrap(), open("cpu"));
+    let streams: Vec<_> = prompts.iter().map(|ids| ask(&engine, greedy_request(ids, 6))).collect();
+    for (mut stream, ids) in streams.into_iter().zip(&prompts) {
+        let wanted = ask(&reference, greedy_request(ids, 6)).completion().unwrap().token_ids;
+        assert_eq!(stream.completion().unwrap().token_ids, wanted, "{} ids", ids.len());
+    }
+}
+
 #[test]
 fn bits_do_not_depend_on_the_schedule() {
     let folder = fixture("qwen2");
@@ -79,7 +125,7 @@ fn what_does_not_divide_is_refused_in_words() {
         let config = EngineConfig::default();
         let engine = Engine::builder(fixture(name)).config(config).device(&device).build();
         let error = engine.err().map(|e| e.to_string()).unwrap_or_default();
-        let wanted = format!("do not divide by {ranks} machines");
+        let wanted = format!("do not divide by {ranks} ranks");
         assert!(error.contains(&wanted), "{name} on {ranks}: {error:?}");
     }
 }
@@ -88,9 +134,11 @@ fn what_does_not_divide_is_refused_in_words() {
 fn ranks_are_named_by_number_where_there_are_any() {
     let open = |device: &str| Engine::builder(fixture("llama")).device(device).build();
     assert_eq!(open("sim:0,1").map(|e| e.info().device).unwrap(), "sim:0,1");
-    for device in ["cpu:0,1", "cpu:0"] {
+    assert_eq!(open("cpu:0,1").map(|e| e.info().device).unwrap(), "cpu:0,1");
+    assert_eq!(open("cpu:0").map(|e| e.info().device).unwrap(), "cpu:0");
+    for device in ["cpu:1", "cpu:1,0", "cpu:0,0", "cpu:ranks=2", "cpu:0,1,2,3,4,5,6,7,8", "cpu:"] {
         let error = open(device).err().map(|e| e.to_string()).unwrap_or_default();
-        assert!(error.contains(device) && error.contains("ask for \"sim:0,1\""), "{error}");
+        assert!(error.contains(device) && error.contains("such as \"cpu:0,1\""), "{error}");
     }
     for device in ["sim:1,0", "sim:0,2", "sim:0,1,2,3,4,5,6,7,8"] {
         assert!(open(device).is_err(), "{device}");

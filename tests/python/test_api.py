@@ -433,6 +433,8 @@ def test_the_doctor_reports() -> None:
     assert report.kie == kie.__version__
     assert all(finding.command for finding in report.missing)
     assert report.to_dict()["will_use"] == report.will_use
+    gpu = any(gpu.name == "cuda:0" for gpu in report.gpus)
+    assert report.will_use.startswith("cuda:0 (" if gpu else "cpu (")
 
 
 def test_a_gpu_that_is_not_there_is_an_error_with_a_remedy() -> None:

@@ -46,6 +46,18 @@ def test_every_operation(device: str, dtype: str) -> None:
     communicator.barrier()
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64", "float64"])
+def test_arrays_of_any_type_are_moved(device: str, dtype: str) -> None:
+    communicator = ranks_of(device)
+    given = [(array * 100).astype(dtype) for array in arrays("float32")]
+    moved = communicator.all_to_all(given)
+    np.testing.assert_array_equal(moved[2], np.stack(given).reshape(4, 4, 30)[:, 2].ravel())
+    np.testing.assert_array_equal(communicator.broadcast(given, root=3)[1], given[3])
+    with pytest.raises(errors.InvalidRequestError, match="one type of"):
+        communicator.all_reduce(given)
+
+
 def test_shapes_and_roots_are_kept() -> None:
     communicator = ranks_of("cpu", 2)
     given = [np.full((3, 5), rank, dtype="float32") for rank in range(2)]

@@ -73,7 +73,7 @@ fn check(communicator: &mut Communicator, most: usize) -> Result<(), Failure> {
     let ranks = communicator.ranks();
     let mut count = 0;
     for op in Op::ALL {
-        for dtype in Dtype::ALL {
+        for dtype in Dtype::ALL.into_iter().filter(|dtype| !op.adds() || *dtype != Dtype::U8) {
             for numbers in [1, 63, 4096, 100_001, 1_000_003] {
                 let bytes = numbers * op.slices_in(ranks) * dtype.bytes();
                 let message = numbers * op.slices(ranks) * dtype.bytes();

@@ -7,7 +7,9 @@ use half::{bf16, f16};
 use crate::op::{Dtype, Op};
 
 /// The outputs of all ranks. The inputs are of one length, which the operation's slices divide.
-/// [`Dtype::U8`] only for what does not add.
+///
+/// # Panics
+/// Where [`Dtype::U8`] is to be added.
 pub fn run(op: Op, dtype: Dtype, root: usize, inputs: &[&[u8]]) -> Vec<Vec<u8>> {
     let ranks = inputs.len();
     let slice = inputs[0].len() / op.slices_in(ranks).max(1);

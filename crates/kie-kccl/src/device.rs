@@ -13,7 +13,7 @@ use kie_kernels::mono::source::platform_headers;
 use crate::algorithm::{Algorithm, Kind, BLOCKS_MAX, PUSH_BYTES_MAX};
 use crate::error::{Error, Result, Wait};
 use crate::op::Op;
-use crate::symmetric::{Mapping, Symmetric};
+use crate::symmetric::Symmetric;
 
 /// The device functions and the kernel.
 const KCCL: &str = include_str!("../kernels/common/kccl.h");
@@ -50,7 +50,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    fn new(message_bytes: usize) -> Self {
+    pub(crate) fn new(message_bytes: usize) -> Self {
         // Each slice is rounded up to 16 bytes.
         let area = (message_bytes + 16 * RANKS_MAX).next_multiple_of(256);
         let staging = (AT_SLOTS + SLOT_BYTES).next_multiple_of(256);
@@ -132,7 +132,7 @@ pub struct Devices {
     memory: Symmetric,
     layout: Layout,
     modules: Vec<Arc<dyn Module>>,
-    /// All ranks are blocks of one launch.
+    /// All ranks of this process are blocks of one launch.
     one_launch: bool,
     budget: Duration,
     epoch: u32,
@@ -140,22 +140,22 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Allocates and compiles everything that a collective needs.
+    /// Compiles everything that a collective needs, over memory that was laid out for messages of
+    /// so many bytes.
     pub fn new(
-        machines: &[Arc<dyn Machine>],
-        message_bytes: usize,
+        memory: Symmetric,
+        layout: Layout,
         budget: Duration,
         first_epoch: u32,
-        mapping: &Mapping,
     ) -> Result<Self> {
-        let layout = Layout::new(message_bytes);
-        let memory = Symmetric::new(machines, layout.bytes, mapping)?;
-        let one_launch = machines.iter().all(|machine| Arc::ptr_eq(machine, &machines[0]));
-        let launches = if one_launch { &machines[..1] } else { machines };
-        let modules: Result<Vec<_>> =
-            launches.iter().map(|machine| compile(&**machine, machines.len())).collect();
-        let modules = modules?;
-        let epoch = first_epoch;
+        let (local, first) = (memory.local(), memory.machine(memory.local().start));
+        let one_launch = local.clone().all(|rank| Arc::ptr_eq(memory.machine(rank), first));
+        let launches = if one_launch { 1 } else { local.len() };
+        let modules: Result<Vec<_>> = local
+            .take(launches)
+            .map(|rank| compile(&**memory.machine(rank), memory.ranks()))
+            .collect();
+        let (modules, epoch) = (modules?, first_epoch);
         Ok(Self { memory, layout, modules, one_launch, budget, epoch, closed: None })
     }
 
@@ -178,7 +178,7 @@ impl Devices {
             return Err(Error::Closed { why: why.clone() });
         }
         if EPOCH_LAST - self.epoch < job.steps {
-            self.clear()?;
+            self.clear("all epochs have been used")?;
         }
         let epoch = self.epoch;
         self.epoch += job.steps;
@@ -190,8 +190,15 @@ impl Devices {
             (Err(error), false) => Err(error),
             (Ok(()), false) => Err(Error::Stalled { op: job.op.name(), epoch, waits }),
         };
-        if outcome.is_err() && self.closed.is_none() {
-            self.clear()?;
+        match &outcome {
+            Err(error) if self.closed.is_none() => {
+                // Elsewhere the others' words would have to go, too, while none of them runs.
+                match self.clear(&error.to_string()) {
+                    Ok(()) | Err(Error::Closed { .. }) => {}
+                    Err(other) => return Err(other),
+                }
+            }
+            Ok(()) | Err(_) => {}
         }
         outcome
     }
@@ -206,15 +213,16 @@ impl Devices {
             let end = stamps.iter().skip(1).step_by(2).max().copied().unwrap_or(0);
             Ok(end.saturating_sub(start))
         };
-        (0..self.memory.ranks()).map(one).collect()
+        self.memory.local().map(one).collect()
     }
 
     fn fly(&mut self, job: &Job, epoch: u32) -> Result<()> {
         let mut flights = Vec::new();
         let mut refused = None;
         for (index, module) in self.modules.iter().enumerate() {
-            let args = self.args(job, epoch, index).bytes();
-            let each = if self.one_launch { self.memory.ranks() as u32 } else { 1 };
+            let rank = self.memory.local().start + index;
+            let args = self.args(job, epoch, rank).bytes();
+            let each = if self.one_launch { self.memory.local().len() as u32 } else { 1 };
             let launch = Launch {
                 entry: ENTRIES[usize::from(job.algorithm.kind == Kind::Bulk)],
                 blocks: job.algorithm.blocks * each,
@@ -222,7 +230,7 @@ impl Devices {
                 shared_bytes: 0,
                 args: &args,
             };
-            match self.memory.machine(index).launch(module, &launch) {
+            match self.memory.machine(rank).launch(module, &launch) {
                 Ok(flight) => flights.push(flight),
                 Err(error) => {
                     refused = Some(Error::from(error));
@@ -270,7 +278,7 @@ impl Devices {
             return Ok(Vec::new());
         }
         let mut found = Vec::new();
-        for rank in 0..self.memory.ranks() {
+        for rank in self.memory.local() {
             let mut word = [0; 8];
             self.memory.read(rank, AT_WHY, &mut word).map_err(|error| self.close(error))?;
             if let Some(wait) = Wait::of(u64::from_le_bytes(word)) {
@@ -280,8 +288,13 @@ impl Devices {
         Ok(found)
     }
 
-    /// Zeroes everything that carries an epoch, on all ranks.
-    fn clear(&mut self) -> Result<()> {
+    /// Zeroes everything that carries an epoch, on all ranks; with ranks of other processes, which
+    /// may be at work, there is no more to be done.
+    fn clear(&mut self, why: &str) -> Result<()> {
+        if self.memory.local().len() < self.memory.ranks() {
+            self.closed = Some(why.to_owned());
+            return Err(Error::Closed { why: why.to_owned() });
+        }
         let zeros = vec![0; AT_SLOTS + SLOT_BYTES];
         for rank in 0..self.memory.ranks() {
             self.memory.write(rank, 0, &zeros).map_err(|error| self.close(error))?;

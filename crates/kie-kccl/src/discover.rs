@@ -305,16 +305,16 @@ mod tests {
         let topology = discover(&machines, &system).unwrap();
         topology.check().unwrap();
         let link = |a, b| topology.link(a, b).unwrap();
-        assert_eq!((link(0, 1).via, link(0, 1).mb_s), (Via::Nvlink { links: 2 }, 100_000));
+        assert_eq!((link(0, 1).via, link(0, 1).mb_s), (Via::Nvlink { links: 2 }, 50_000));
         assert_eq!((link(1, 2).via, link(1, 2).mb_s), (Via::Socket, 31_507));
         let peers = [link(0, 1), link(1, 2), link(0, 2)].map(|link| link.peer_access);
         assert_eq!(peers, [Some(true), Some(true), Some(false)]);
         let egress = topology.gpus.iter().map(|gpu| gpu.egress_mb_s);
-        assert!(egress.eq([100_000, 100_000, 63_015]));
+        assert!(egress.eq([100_000, 63_015, 63_015]));
         let nodes = topology.gpus.iter().map(|gpu| gpu.numa);
         assert!(nodes.eq([Some(0), Some(0), Some(1)]));
         let printed = topology.to_string();
-        assert!(printed.contains("NV2 100") && printed.contains("SOCK 31 no"), "{printed}");
+        assert!(printed.contains("NV2 50") && printed.contains("SOCK 31 no"), "{printed}");
         std::fs::remove_dir_all(&root).unwrap();
     }
 

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use kie_kernels::mono::handle::HandleFault;
+
 /// Result with [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -57,6 +59,14 @@ pub enum Error {
         to: usize,
         /// The driver's words.
         detail: String,
+    },
+    /// Another process's memory that cannot be opened.
+    #[error("memory of rank {rank}: {fault}")]
+    Handle {
+        /// The rank whose memory it is.
+        rank: usize,
+        /// What is wrong with its handle.
+        fault: HandleFault,
     },
     /// A rank died, came too late, or its words were lost. The communicator is ready again.
     #[error("{op} {epoch} stalled: {}", Waits(.waits))]

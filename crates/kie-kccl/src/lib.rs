@@ -2,8 +2,9 @@
 //! ([`symmetric`]), which way a message goes ([`algorithm`]), and the [`Communicator`] over them.
 //! The device side is `kernels/common/kccl.h`, for use inside other kernels, too.
 //!
-//! Ranks are GPUs of this process, virtual ranks of one machine (a GPU or the simulator), or
-//! nothing but the host's memory (`cpu`, the definition of what every result must be).
+//! Ranks are GPUs of this process, or one of each of several processes ([`Joining`]), virtual ranks
+//! of one machine (a GPU or the simulator), or nothing but the host's memory (`cpu`, the definition
+//! of what every result must be).
 //!
 //! Invariants: every rank's bits are the same, and those of [`cpu`]; a rank that dies or is late
 //! ends the collective in [`Error::Stalled`] within the budget.
@@ -15,11 +16,13 @@ mod discover;
 pub mod error;
 mod nvml;
 pub mod op;
+mod processes;
 pub mod symmetric;
 #[cfg(test)]
 mod tests;
 pub mod topology;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,7 +33,8 @@ use self::device::{Devices, Job};
 pub use self::device::{Layout, RANKS_MAX};
 pub use self::error::{Error, Result};
 pub use self::op::{Dtype, Op};
-use self::symmetric::{Mapping, Symmetric};
+pub use self::processes::Joining;
+use self::symmetric::Symmetric;
 pub use self::topology::Topology;
 
 /// What a caller may choose about a communicator.
@@ -46,8 +50,6 @@ pub struct Options {
     pub topology: Option<Topology>,
     /// Where collectives start counting, chosen by tests.
     pub first_epoch: u32,
-    /// How ranks come to each other's memory.
-    pub mapping: Mapping,
 }
 
 impl Default for Options {
@@ -58,7 +60,6 @@ impl Default for Options {
             threads: 1024,
             topology: None,
             first_epoch: 1,
-            mapping: Mapping::InProcess,
         }
     }
 }
@@ -143,29 +144,42 @@ impl Communicator {
     }
 
     fn over(machines: &[Arc<dyn Machine>], own: Topology, options: &Options) -> Result<Self> {
-        let mut topology = options.topology.clone().unwrap_or(own);
+        let topology = options.topology.clone().unwrap_or(own);
         topology.check()?;
         if topology.ranks() != machines.len() {
             let wanted = format!("the topology {} has {}", topology.name, topology.ranks());
             return Err(Error::Ranks { wanted, got: machines.len() });
         }
+        let layout = Layout::new(options.message_bytes);
+        let memory = Symmetric::new(machines, layout.bytes)?;
+        Self::over_memory(memory, layout, topology, options)
+    }
+
+    /// Over memory that all ranks have mapped.
+    fn over_memory(
+        memory: Symmetric,
+        layout: Layout,
+        mut topology: Topology,
+        options: &Options,
+    ) -> Result<Self> {
         for gpu in &mut topology.gpus {
             gpu.threads = gpu.threads.min(options.threads.max(32) / 32 * 32);
         }
-        let devices = Devices::new(
-            machines,
-            options.message_bytes,
-            options.budget,
-            options.first_epoch,
-            &options.mapping,
-        )?;
-        let (ranks, message_bytes) = (machines.len(), options.message_bytes);
+        let ranks = memory.ranks();
+        let devices = Devices::new(memory, layout, options.budget, options.first_epoch)?;
+        let message_bytes = options.message_bytes;
         Ok(Self { ranks, topology, message_bytes, devices: Some(devices) })
     }
 
     /// How many ranks there are.
     pub fn ranks(&self) -> usize {
         self.ranks
+    }
+
+    /// The ranks of this process, which collectives here take inputs of and have outputs for: all,
+    /// but for a communicator of several processes.
+    pub fn local(&self) -> Range<usize> {
+        self.devices.as_ref().map_or(0..self.ranks, |devices| devices.memory().local())
     }
 
     /// What lies between them.
@@ -238,11 +252,12 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::run`].
     pub fn barrier(&mut self) -> Result<()> {
-        self.run(Op::Barrier, Dtype::F32, 0, &vec![&[][..]; self.ranks]).map(|_| ())
+        self.run(Op::Barrier, Dtype::F32, 0, &vec![&[][..]; self.local().len()]).map(|_| ())
     }
 
-    /// Any of the operations, the way [`Communicator::plan`] says: one input a rank, all of the
-    /// same length; one output a rank. After [`Error::Stalled`] the communicator is ready again.
+    /// Any of the operations, the way [`Communicator::plan`] says: one input a rank of this
+    /// process, all of the same length; one output each. After [`Error::Stalled`] the communicator
+    /// is ready again; one of several processes is closed.
     ///
     /// # Errors
     /// [`Error::NotNumbers`], [`Error::Size`], [`Error::TooLarge`], [`Error::Stalled`],
@@ -271,16 +286,16 @@ impl Communicator {
         inputs: &[&[u8]],
         algorithm: Algorithm,
     ) -> Result<Vec<Vec<u8>>> {
-        let ranks = self.ranks;
+        let (ranks, local) = (self.ranks, self.local());
         let slice = self.check(op, dtype, root, inputs)?;
         let Some(devices) = self.devices.as_mut() else {
             return Ok(cpu::run(op, dtype, root, inputs));
         };
         if slice == 0 && op != Op::Barrier {
-            return Ok(vec![Vec::new(); ranks]);
+            return Ok(vec![Vec::new(); local.len()]);
         }
         let (layout, padded) = (devices.layout(), slice.next_multiple_of(16));
-        for (rank, input) in inputs.iter().enumerate().filter(|(_, input)| !input.is_empty()) {
+        for (rank, input) in local.clone().zip(inputs).filter(|(_, input)| !input.is_empty()) {
             let mut bytes = vec![0; padded * op.slices_in(ranks)];
             for (to, from) in bytes.chunks_exact_mut(padded).zip(input.chunks_exact(slice)) {
                 to[..slice].copy_from_slice(from);
@@ -296,7 +311,7 @@ impl Communicator {
             let slices = bytes.chunks_exact(padded.max(1)).flat_map(|part| &part[..slice]);
             Ok(slices.copied().collect())
         };
-        (0..ranks).map(read).collect()
+        local.map(read).collect()
     }
 
     /// Does an operation `warm + steps` times inside one kernel on each rank and measures the last
@@ -345,8 +360,9 @@ impl Communicator {
             Err(Error::Size { op: op.name(), what, wanted, got })
         };
         check_numbers(op, dtype)?;
-        if inputs.len() != self.ranks {
-            return fault("inputs".into(), format!("one a rank, {}", self.ranks), inputs.len());
+        let here = self.local().len();
+        if inputs.len() != here {
+            return fault("inputs".into(), format!("one a rank, {here}"), inputs.len());
         }
         if root >= self.ranks {
             return fault("root".into(), format!("below {}", self.ranks), root);

@@ -6,8 +6,10 @@ use nvml_wrapper::{Device, Nvml};
 
 /// Most links of a GPU that NVML numbers.
 const LINKS_MAX: u32 = 18;
-/// MB/s of one link in one direction: from the second generation on, and from the fifth on.
+/// MB/s of one link in one direction: of generations 2 to 4, and from the fifth on.
 const LINK_MB_S: [u64; 2] = [25_000, 50_000];
+/// NVML's number of the fifth generation; it counts 2.2 and 3.1, too, so a H200's fourth is 6.
+const FIFTH: u32 = 7;
 
 /// The NVLinks of a GPU that are up.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -44,7 +46,7 @@ pub(crate) fn links(bus: &str, library: Option<&Path>) -> Option<NvLinks> {
     let up: Vec<u32> = (0..LINKS_MAX)
         .filter(|link| device.link_wrapper_for(*link).is_active().unwrap_or(false))
         .collect();
-    let newer = |link: &u32| device.link_wrapper_for(*link).version().is_ok_and(|v| v >= 5);
+    let newer = |link: &u32| device.link_wrapper_for(*link).version().is_ok_and(|v| v >= FIFTH);
     let mb_s = LINK_MB_S[usize::from(up.first().is_some_and(newer))];
     Some(NvLinks { to: up.iter().map(|link| remote(&device, *link)).collect(), mb_s })
 }
@@ -95,7 +97,8 @@ pub(crate) mod tests {
         assert_eq!(address("0000:1B:00.0"), "0000:1b:00.0");
     }
 
-    /// NVML as a library with three links: two to the other GPU, one that is down.
+    /// NVML as a library with three links: two to the other GPU, one that is down. The first GPU's
+    /// are of the fifth generation, the second's of the fourth.
     const STUB: &str = r#"
         #include <stdio.h>
         #include <string.h>
@@ -112,8 +115,8 @@ pub(crate) mod tests {
             return link < 3 ? 0 : 2;
         }
         int nvmlDeviceGetNvLinkVersion(void* device, unsigned link, unsigned* version) {
-            (void)device, (void)link;
-            *version = 5;
+            (void)link;
+            *version = device == (void*)1 ? 7 : 6;
             return 0;
         }
         int nvmlDeviceGetNvLinkRemotePciInfo_v2(void* device, unsigned link, struct pci* to) {
@@ -143,6 +146,7 @@ pub(crate) mod tests {
         let of = |bus| super::links(bus, Some(&library));
         let (a, b) = (of("0000:19:00.0").unwrap(), of("0000:3b:00.0").unwrap());
         assert_eq!(a, NvLinks { to: vec!["0000:3b:00.0".into(); 2], mb_s: 50_000 });
+        assert_eq!(b, NvLinks { to: vec!["0000:19:00.0".into(); 2], mb_s: 25_000 });
         let bus = ["0000:19:00.0", "0000:3b:00.0"];
         assert_eq!(a.shared(&b, bus, &bus), 2);
         assert_eq!(of("0000:99:00.0"), None, "no such GPU");

@@ -2,28 +2,23 @@
 //! by which a rank's kernels come to another's memory.
 //!
 //! Invariants: the blocks are zeroed when made; each stays mapped on every rank as long as this
-//! lives, because it holds all machines; the host touches a block only while no kernel uses it.
+//! lives, because it holds all machines (of other processes' blocks, what opened them); the host
+//! touches a block only while no kernel uses it.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use kie_kernels::mono::machine::{Machine, Memory};
 
 use crate::error::{Error, Result};
 
-/// How ranks come to each other's memory.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Mapping {
-    /// All ranks are machines of this process: peer access.
-    InProcess,
-    /// Ranks are processes that hand each other handles, one a rank, as the driver exports them.
-    Ipc(Vec<Vec<u8>>),
-}
-
 /// The blocks of all ranks.
 pub struct Symmetric {
     machines: Vec<Arc<dyn Machine>>,
     blocks: Vec<Memory>,
     bytes: usize,
+    /// Ranks of this process.
+    local: Range<usize>,
 }
 
 impl Symmetric {
@@ -31,15 +26,8 @@ impl Symmetric {
     /// its blocks are those of virtual ranks.
     ///
     /// # Errors
-    /// [`Error::Unreachable`] with the pair, [`Error::NotBuilt`] for handles between processes, or
-    /// what a machine says.
-    pub fn new(machines: &[Arc<dyn Machine>], bytes: usize, mapping: &Mapping) -> Result<Self> {
-        if let Mapping::Ipc(_) = mapping {
-            return Err(Error::NotBuilt {
-                what: "symmetric memory between processes",
-                remedy: "keep all ranks in one process (Mapping::InProcess)",
-            });
-        }
+    /// [`Error::Unreachable`] with the pair, or what a machine says.
+    pub fn new(machines: &[Arc<dyn Machine>], bytes: usize) -> Result<Self> {
         for (from, ours) in machines.iter().enumerate() {
             for (to, theirs) in machines.iter().enumerate() {
                 if from != to && !Arc::ptr_eq(ours, theirs) {
@@ -53,7 +41,14 @@ impl Symmetric {
         }
         let blocks: kie_kernels::Result<_> =
             machines.iter().map(|machine| machine.alloc_symmetric(bytes)).collect();
-        Ok(Self { machines: machines.to_vec(), blocks: blocks?, bytes })
+        let local = 0..machines.len();
+        Ok(Self { machines: machines.to_vec(), blocks: blocks?, bytes, local })
+    }
+
+    /// Blocks of other processes' ranks, opened on the machine of this process's one, and its own.
+    pub(crate) fn joined(machine: Arc<dyn Machine>, rank: usize, blocks: Vec<Memory>) -> Self {
+        let (machines, bytes) = (vec![machine; blocks.len()], blocks[rank].bytes);
+        Self { machines, blocks, bytes, local: rank..rank + 1 }
     }
 
     /// Bytes of each block.
@@ -66,12 +61,17 @@ impl Symmetric {
         self.blocks.len()
     }
 
-    /// The machine of a rank.
+    /// The ranks of this process.
+    pub fn local(&self) -> Range<usize> {
+        self.local.clone()
+    }
+
+    /// The machine that reaches a rank's block from here: the rank's own, in one process.
     pub fn machine(&self, rank: usize) -> &Arc<dyn Machine> {
         &self.machines[rank]
     }
 
-    /// Where a rank's block starts: the same number on all ranks.
+    /// Where a rank's block starts, as this process's ranks see it.
     pub fn address(&self, rank: usize) -> u64 {
         self.blocks[rank].address
     }

@@ -214,13 +214,14 @@ pub trait Running {
     fn park(&mut self);
 }
 
-/// Opens a device by its name: `cpu`, `cuda` or `cuda:0`, `sim` or `sim:seed=3,warp=64`.
+/// Opens a device by its name: `cpu` or `cpu:0,1` (virtual ranks), `cuda` or `cuda:0`, `sim` or
+/// `sim:seed=3,warp=64`.
 ///
 /// # Errors
 /// [`Error::NoDevice`] with what was looked for, [`Error::DriverTooOld`].
 pub fn open(name: &str, options: &Options) -> Result<Arc<dyn Device>> {
-    if name == "cpu" {
-        return Ok(Arc::new(crate::cpu::Cpu::new(options)?));
+    if name.split(':').next() == Some("cpu") {
+        return Ok(Arc::new(crate::cpu::Cpu::new(name, options)?));
     }
     Ok(Arc::new(Mono::new(name, machines(name, options)?, options)?))
 }
@@ -228,18 +229,11 @@ pub fn open(name: &str, options: &Options) -> Result<Arc<dyn Device>> {
 /// The machines that a name stands for, in order of rank; see [`open`].
 ///
 /// # Errors
-/// As [`open`], and for the CPU, which is none.
+/// As [`open`], and for the CPU, whose ranks are virtual.
 pub fn machines(name: &str, options: &Options) -> Result<Vec<Arc<dyn Machine>>> {
     #[cfg(target_os = "linux")]
     let cache = options.cache_dir.as_deref();
     match name.split(':').next() {
-        Some("cpu") => {
-            let detail =
-                "the CPU is one device whose threads share all work, and ranks of it would \
-                          only copy; for tensor parallelism without GPUs ask for \"sim:0,1\" (the \
-                          GPUs' kernels, simulated) or, of collectives, kie.kccl's \"cpu\"";
-            Err(Error::NoDevice { device: name.to_owned(), detail: detail.to_owned() })
-        }
         #[cfg(target_os = "linux")]
         Some("cuda") => each_of(name)?
             .iter()
@@ -250,9 +244,10 @@ pub fn machines(name: &str, options: &Options) -> Result<Vec<Arc<dyn Machine>>> 
         Some("sim") => crate::sim::open(name),
         Some(_) | None => Err(Error::NoDevice {
             device: name.to_owned(),
-            detail: "devices are \"cpu\", \"cuda:N\" or \"cuda:N,M\", \"hip:N\" and, for tests, \
-                     \"sim\""
-                .to_owned(),
+            detail:
+                "devices are \"cpu\" or \"cpu:0,1\", \"cuda:N\" or \"cuda:N,M\", \"hip:N\" and, \
+                     for tests, \"sim\""
+                    .to_owned(),
         }),
     }
 }

@@ -1,5 +1,7 @@
 //! What a device can answer instead of doing its work.
 
+use crate::mono::handle::HandleFault;
+
 /// Result with [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -32,6 +34,14 @@ pub enum Error {
         have: String,
         /// What it must speak, and the remedy.
         need: String,
+    },
+    /// Memory of another process that cannot be opened, or that no other process can open.
+    #[error("{device}: {fault}")]
+    Handle {
+        /// The device that was to open it, or has it.
+        device: String,
+        /// What is wrong.
+        fault: HandleFault,
     },
     /// A plan that a device must not run.
     #[error("invalid program: step {step}: {detail}")]

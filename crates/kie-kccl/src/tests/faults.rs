@@ -3,7 +3,6 @@
 use super::*;
 use crate::cpu;
 use crate::error::{Error, What};
-use crate::symmetric::Mapping;
 
 const START: &str = "    u64* stamps = (u64*)";
 
@@ -168,9 +167,6 @@ fn what_makes_no_sense_is_refused() {
     }
     let error = Communicator::virtual_ranks(sim(0, 2, 32), 4, &options()).err().unwrap();
     assert!(error.to_string().contains("2 multiprocessors"), "{error}");
-    let between = Options { mapping: Mapping::Ipc(Vec::new()), ..options() };
-    let error = Communicator::virtual_ranks(sim(0, 4, 32), 4, &between).err().unwrap();
-    assert!(matches!(error, Error::NotBuilt { .. }), "{error}");
     let error = Communicator::new(&[sim(0, 2, 32), sim(1, 2, 32)], &options()).err().unwrap();
     assert!(matches!(error, Error::NotBuilt { .. }), "{error}");
     assert!(Communicator::cpu(2).unwrap().measure(Op::Barrier, Dtype::F32, 0, 1, None).is_err());

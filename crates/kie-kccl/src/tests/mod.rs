@@ -4,6 +4,7 @@
 
 mod compiled;
 mod faults;
+mod processes;
 mod product;
 mod recorded;
 

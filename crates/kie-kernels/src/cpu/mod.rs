@@ -1,6 +1,8 @@
 //! The CPU device. Its fast levels and its scalar level run the same programs through the same
 //! walk ([`pass`]); the scalar level is the oracle for the others.
 //!
+//! `cpu:0,1` is the same with virtual ranks ([`ranks`]): as many lanes in one address space.
+//!
 //! The host thread is member 0 of the thread team: [`Running::drive`] runs one pass on it. Small
 //! checkpoints are read in place, from where they were mapped; large ones from huge pages.
 
@@ -11,6 +13,7 @@ pub mod numbers;
 pub mod ops;
 mod pass;
 pub mod prefill;
+mod ranks;
 pub mod simd;
 mod slots;
 pub mod stream;
@@ -19,26 +22,40 @@ pub mod team;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::device::{Buffer, Device, DeviceInfo, HostBytes, Options, Running};
+use crate::abi::{Dims, Program};
+use crate::device::{Buffer, Device, DeviceInfo, Holding, HostBytes, Options, Running};
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
-use crate::validate::ValidProgram;
+use crate::validate::{validate, ValidProgram};
+use ranks::Lanes;
 use simd::Level;
 
 /// The machine's own processor.
 pub struct Cpu {
+    name: String,
+    /// Virtual ranks.
+    ranks: u32,
     threads: usize,
     level: Level,
     max_itl: Option<Duration>,
 }
 
 impl Cpu {
-    /// A CPU device with `options.threads` threads (all that the process may use by default).
+    /// A CPU device with `options.threads` threads (all that the process may use by default), by
+    /// its name: `cpu`, or `cpu:0,1` with so many virtual ranks.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] for zero threads or an instruction set that this machine lacks.
-    pub fn new(options: &Options) -> Result<Self> {
-        let refuse = |detail: String| Err(Error::NoDevice { device: "cpu".to_owned(), detail });
+    /// [`Error::NoDevice`] for zero threads or an instruction set that this machine lacks, or ranks
+    /// that are not numbered from 0 on.
+    pub fn new(name: &str, options: &Options) -> Result<Self> {
+        let refuse = |detail: String| Err(Error::NoDevice { device: name.to_owned(), detail });
+        let Some(ranks) = ranks::count(name) else {
+            let most = ranks::RANKS_MAX;
+            return refuse(format!(
+                "virtual ranks are listed from 0 on, {most} at most, such as \"cpu:0,1\"; the CPU \
+                 itself is \"cpu\""
+            ));
+        };
         if options.meter.is_some() {
             return refuse(
                 "its passes are timed from outside, not phase by phase; name a GPU, such as \
@@ -54,7 +71,12 @@ impl Cpu {
         if !level.is_available() {
             return refuse(format!("this processor does not have {level:?}"));
         }
-        Ok(Self { threads, level, max_itl: options.max_itl })
+        Ok(Self { name: name.to_owned(), ranks, threads, level, max_itl: options.max_itl })
+    }
+
+    /// A program cut for the virtual ranks, if there are several.
+    fn lanes(&self, program: &Program) -> Result<Option<Lanes>> {
+        (self.ranks > 1).then(|| Lanes::new(program, self.ranks)).transpose()
     }
 }
 
@@ -67,7 +89,7 @@ impl Device for Cpu {
     fn info(&self) -> DeviceInfo {
         let (total, free) = memory();
         DeviceInfo {
-            name: "cpu".to_owned(),
+            name: self.name.clone(),
             model: processor_name(),
             blocks: self.threads as u32,
             memory_bytes: total,
@@ -83,12 +105,37 @@ impl Device for Cpu {
         Ok(Buffer::in_place(Arc::new(arena::Arena::copy(bytes.bytes(), self.threads))))
     }
 
+    fn describe(&self, program: &ValidProgram) -> Result<String> {
+        Ok(self.lanes(program.program())?.map_or_else(String::new, |lanes| lanes.how))
+    }
+
+    fn page_bytes(&self, dims: &Dims, group: usize) -> u64 {
+        ranks::page_bytes(dims, group, self.ranks)
+    }
+
+    fn holdings(&self, program: &ValidProgram) -> Result<Vec<Holding>> {
+        let program = program.program();
+        let Some(lanes) = self.lanes(program)?.filter(Lanes::are_cut) else {
+            return Ok(Vec::new());
+        };
+        let [weight_bytes, kv_bytes, scratch_bytes] = lanes.bytes(program);
+        let (name, part, free_bytes) = (self.name.clone(), "all ranks".to_owned(), memory().1);
+        Ok(vec![Holding { name, part, weight_bytes, kv_bytes, scratch_bytes, free_bytes }])
+    }
+
     fn start(
         &self,
         program: ValidProgram,
         buffers: Vec<Buffer>,
         mailbox: Arc<Mailbox>,
     ) -> Result<Box<dyn Running>> {
+        let (program, buffers) = match self.lanes(program.program())? {
+            None => (program, buffers),
+            Some(lanes) => {
+                let (program, buffers) = lanes.load(buffers);
+                (validate(program, &buffers)?, buffers)
+            }
+        };
         let team = team::Team::new(self.threads, true)
             .map_err(|e| Error::Failed(format!("threads: {e}")))?;
         let pass = pass::Pass::new(program, buffers, self.level)?;

@@ -664,8 +664,10 @@ impl Walk<'_> {
         let vocab = d.vocab as usize;
         let mine = self.rows(step);
         let parts = if d.head_mode == HeadMode::PerLane { lanes } else { 1 };
+        // The last parts are shorter, or empty, where the vocabulary does not divide.
+        let each = vocab.div_ceil(parts);
         for part in 0..parts {
-            let slice = part * (vocab / parts)..(part + 1) * (vocab / parts);
+            let slice = (part * each).min(vocab)..((part + 1) * each).min(vocab);
             let rows = intersect(&mine, slice.clone());
             let matrix = self.pass.matrix(&tensor, part);
             for begin in (0..wanted.len()).step_by(DECODE_COLUMNS) {

@@ -44,6 +44,7 @@ pub(super) struct Flights {
 /// What freeing would make the driver wait.
 pub(super) enum Retired {
     Device(Address),
+    Opened(Address),
     Host(usize),
     Code(Handle),
 }
@@ -192,6 +193,8 @@ impl Context {
             let _ = match what {
                 // SAFETY: allocated by us, given back once, and no kernel of ours runs.
                 Retired::Device(address) => unsafe { (api.cuMemFree_v2)(address) },
+                // SAFETY: opened by us, given back once, and no kernel of ours runs.
+                Retired::Opened(address) => unsafe { (api.cuIpcCloseMemHandle)(address) },
                 // SAFETY: as above.
                 Retired::Host(host) => unsafe { (api.cuMemFreeHost)(host as *mut c_void) },
                 // SAFETY: as above; the functions in it are used through its owner only.

@@ -17,12 +17,22 @@ pub(crate) type Ordinal = c_int;
 /// `CUdeviceptr`.
 pub(crate) type Address = u64;
 
+/// `CUipcMemHandle`, which goes by value.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct IpcHandle(pub [u8; 64]);
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
+pub(crate) const IPC_ENABLE_PEER: c_uint = 1;
+
 pub(crate) const SUCCESS: Code = 0;
+pub(crate) const INVALID_VALUE: Code = 1;
 pub(crate) const OUT_OF_MEMORY: Code = 2;
 pub(crate) const NOT_INITIALIZED: Code = 3;
 pub(crate) const DEVICE_UNAVAILABLE: Code = 46;
 pub(crate) const NO_DEVICE: Code = 100;
+pub(crate) const MAP_FAILED: Code = 205;
 pub(crate) const NO_BINARY_FOR_GPU: Code = 209;
+pub(crate) const INVALID_HANDLE: Code = 400;
 pub(crate) const NOT_FOUND: Code = 500;
 pub(crate) const NOT_READY: Code = 600;
 pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
@@ -96,6 +106,9 @@ symbols! {
         fn cuMemGetInfo_v2(*mut usize, *mut usize) -> Code;
         fn cuMemAlloc_v2(*mut Address, usize) -> Code;
         fn cuMemFree_v2(Address) -> Code;
+        fn cuIpcGetMemHandle(*mut IpcHandle, Address) -> Code;
+        fn cuIpcOpenMemHandle_v2(*mut Address, IpcHandle, c_uint) -> Code;
+        fn cuIpcCloseMemHandle(Address) -> Code;
         fn cuMemHostAlloc(*mut *mut c_void, usize, c_uint) -> Code;
         fn cuMemFreeHost(*mut c_void) -> Code;
         fn cuMemHostGetDevicePointer_v2(*mut Address, *mut c_void, c_uint) -> Code;

@@ -30,6 +30,7 @@ use self::nvrtc::{compile_source, Compiled, Nvrtc};
 use self::staging::Fill;
 use crate::error::{Error, Result};
 use crate::mono::cache::Cache;
+use crate::mono::handle::{Handle, HandleFault};
 use crate::mono::machine::{
     Flight, Launch, Machine, MachineInfo, Memory, Module, Peer, Platform, Shared, Source,
 };
@@ -90,16 +91,18 @@ struct Cuda {
     nvrtc: OnceLock<Result<Nvrtc>>,
 }
 
-/// Device memory of ours.
+/// Device memory of ours, or another process's that we opened.
 struct Block {
     context: Arc<Context>,
     address: Address,
     bytes: usize,
+    opened: bool,
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        self.context.retire(Retired::Device(self.address));
+        let retired = if self.opened { Retired::Opened } else { Retired::Device };
+        self.context.retire(retired(self.address));
     }
 }
 
@@ -240,8 +243,26 @@ impl Machine for Cuda {
             let code = unsafe { (self.context.driver.api.cuMemAlloc_v2)(&mut address, room) };
             self.context.driver.check_memory(&self.context.name, "cuMemAlloc", code, room)?;
         }
-        let block = Block { context: self.context.clone(), address, bytes: room };
+        let context = self.context.clone();
+        let block = Block { context, address, bytes: room, opened: false };
         self.zero(address, room)?;
+        Ok(Memory { address, bytes, owner: Arc::new(block) })
+    }
+
+    fn export(&self, memory: &Memory) -> Result<Handle> {
+        self.inside(memory, 0, memory.bytes)?;
+        let block = memory.owner.downcast_ref::<Block>();
+        if block.is_none_or(|block| block.opened || block.address != memory.address) {
+            let fault = HandleFault::Private("it is a part, or another process's".to_owned());
+            return Err(Error::Handle { device: self.context.name.clone(), fault });
+        }
+        self.context.export(memory.address, memory.bytes)
+    }
+
+    fn import(&self, handle: &Handle, bytes: usize) -> Result<Memory> {
+        let address = self.context.import(handle, bytes)?;
+        let context = self.context.clone();
+        let block = Block { context, address, bytes, opened: true };
         Ok(Memory { address, bytes, owner: Arc::new(block) })
     }
 

@@ -17,7 +17,7 @@ const OLDEST: (i32, i32) = (12, 0);
 const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
 const REMEDY: &str = "pip install 'kie[cuda]', or name the file in KIE_NVRTC";
 /// What every kernel is compiled with, besides its architecture. ptxas tells registers and spills.
-const OPTIONS: [&str; 2] = ["--std=c++17", "--ptxas-options=-v"];
+const OPTIONS: [&str; 3] = ["--std=c++17", "--ptxas-options=-v", "--generate-line-info"];
 
 /// The compiler.
 #[derive(Debug)]

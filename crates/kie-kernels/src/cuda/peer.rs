@@ -1,4 +1,4 @@
-//! Devices of one process that reach each other's memory.
+//! Devices of one process that reach each other's memory, and memory of other processes.
 //!
 //! Invariant: what is opened stays open as long as both contexts live, which whoever uses the
 //! memory sees to by holding both machines.
@@ -7,7 +7,9 @@ use std::ffi::CStr;
 
 use super::context::Context;
 use super::ffi;
-use crate::error::Result;
+use super::ffi::{Address, IpcHandle};
+use crate::error::{Error, Result};
+use crate::mono::handle::{Handle, HandleFault};
 use crate::mono::machine::{Peer, Platform};
 
 /// Room for a PCI address with its zero.
@@ -67,6 +69,47 @@ impl Context {
         match code {
             ffi::PEER_ACCESS_ALREADY_ENABLED => Ok(()),
             code => self.check("cuCtxEnablePeerAccess", code),
+        }
+    }
+
+    fn fault(&self, fault: HandleFault) -> Error {
+        Error::Handle { device: self.name.clone(), fault }
+    }
+
+    /// How another process opens memory of ours, which begins at `address`.
+    pub(super) fn export(&self, address: Address, bytes: usize) -> Result<Handle> {
+        let mut handle = IpcHandle([0; 64]);
+        let _current = self.current()?;
+        // SAFETY: a live structure; the driver knows what is memory of this context.
+        let code = unsafe { (self.driver.api.cuIpcGetMemHandle)(&mut handle, address) };
+        if code != ffi::SUCCESS {
+            let words = self.driver.words("cuIpcGetMemHandle", code);
+            return Err(self.fault(HandleFault::Private(words)));
+        }
+        let (process, token) = (std::process::id(), handle.0.to_vec());
+        Ok(Handle { platform: Platform::Cuda, process, bytes: bytes as u64, token })
+    }
+
+    /// Opens another process's memory; whoever calls this retires it.
+    pub(super) fn import(&self, handle: &Handle, bytes: usize) -> Result<Address> {
+        handle.check(Platform::Cuda, bytes).map_err(|fault| self.fault(fault))?;
+        let token: Option<[u8; 64]> = handle.token.as_slice().try_into().ok();
+        let Some(token) = token else {
+            return Err(self.fault(HandleFault::Garbled(handle.token.len())));
+        };
+        let (mut address, flags) = (0, ffi::IPC_ENABLE_PEER);
+        let _current = self.current()?;
+        // SAFETY: a live integer; the driver looks through whatever bytes it is given.
+        let code = unsafe {
+            (self.driver.api.cuIpcOpenMemHandle_v2)(&mut address, IpcHandle(token), flags)
+        };
+        match code {
+            ffi::SUCCESS => Ok(address),
+            ffi::INVALID_VALUE | ffi::MAP_FAILED | ffi::INVALID_HANDLE => {
+                let words = self.driver.words("cuIpcOpenMemHandle", code);
+                Err(self.fault(handle.stale(words)))
+            }
+            code => self.check("cuIpcOpenMemHandle", code).map(|()| address),
         }
     }
 }

@@ -20,6 +20,17 @@ const MOST_SPLITS: u32 = 8;
 const MOST_SPLITS_MERGED: u32 = 16;
 /// Bytes of a block's line from which on the weights, not the exchange, make the step's time.
 const LONG_LINE: u64 = 24 << 20;
+/// Bytes of a block's line below which the words of a step are waited for more than its weights.
+const SHORT_LINE: u64 = 12 << 20;
+
+/// What bounds a stage.
+#[derive(Debug, Clone, Copy)]
+struct Stage {
+    /// Of a slot of the ring.
+    slot_bytes: u32,
+    /// Tile pairs that a warp holds in registers.
+    held: u32,
+}
 
 /// How the warps of a block share a matrix of `rows` x `k` (shape.h's `Split`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,12 +66,12 @@ impl Split {
         }
     }
 
-    fn new(rows: u32, k: u32, row_warps: u32, warps: u32, slot_bytes: u32) -> Option<Self> {
+    fn new(rows: u32, k: u32, row_warps: u32, warps: u32, stage: Stage) -> Option<Self> {
+        let Stage { slot_bytes, held } = stage;
         let tiles_all = rows.div_ceil(16);
         let k_warps = warps / row_warps;
         let tiles = tiles_all.div_ceil(row_warps);
         let pairs = k / 32 / k_warps;
-        let held = if warps <= 8 { 4 } else { 2 };
         let bytes = k_warps * rows * 64;
         let good =
             |c: &u32| pairs.is_multiple_of(*c) && c * bytes <= slot_bytes && c * tiles <= held;
@@ -119,6 +130,8 @@ pub struct Cut {
     pub splits: u32,
     /// Attention parts are merged by owners first.
     pub merge: bool,
+    /// Tile pairs of a stage that a warp holds in registers.
+    pub held: u32,
     /// Weight bytes in flight of a block.
     pub in_flight_bytes: u32,
     /// Pages of a longest sequence.
@@ -157,6 +170,25 @@ fn slot_bytes(usual: u32, shared_bytes: u32, vectors: u32) -> u32 {
     let room = shared_bytes.saturating_sub(vectors + OTHERS_BYTES);
     let sizes = [usual, 12 << 10, 8 << 10, 6 << 10];
     sizes.into_iter().find(|size| 3 * size <= room).unwrap_or(6 << 10)
+}
+
+/// Tile pairs of a stage that a warp holds in registers. Twelve warps have fewer registers each,
+/// and where steps are short several stages are held. `layer`: rows and columns of a block.
+fn held(model: &Model, warps: u32, layer: &[(u32, u32)]) -> u32 {
+    let bytes: u64 = layer.iter().map(|(rows, k)| 2 * u64::from(*rows) * u64::from(*k)).sum();
+    if warps > 8 || u64::from(model.layers) * bytes < LONG_LINE {
+        2
+    } else {
+        4
+    }
+}
+
+/// Rows of the head that a block of a lane of `each` has, and their columns.
+fn head(model: &Model, each: u32, hidden: u32) -> (u32, u32) {
+    let per_lane = model.head_mode == HeadMode::PerLane;
+    let blocks = if per_lane { each } else { each * model.lanes * model.ranks };
+    let concat = model.head_mode == HeadMode::Concat;
+    (share(model.vocab, blocks, 2), if concat { model.lanes_all() } else { 1 } * hidden)
 }
 
 fn share(rows: u32, blocks: u32, unit: u32) -> u32 {
@@ -225,30 +257,29 @@ impl Cut {
         let (usual, vectors) = (usual_slot(model, warps), 2 * (hidden + attn.max(ffn)));
         let slot_bytes = slot_bytes(usual, m.shared_bytes, vectors).max(slot_least);
         let row_warps = |rows, k| Split::row_warps(rows, k, warps, slot_bytes);
-        let split = |rows, k| Split::new(rows, k, row_warps(rows, k), warps, slot_bytes);
+        let rows_qkv = share(attn + 2 * model.kv_heads * head_dim, each, 2);
+        let rows_gu = share(2 * ffn, each, 4);
+        let halves = [(rows_qkv, hidden), (rows_gu, hidden), (share(hidden, each, 2), attn + ffn)];
+        let stage = Stage { slot_bytes, held: held(model, warps, &halves) };
+        let split = |rows, k| Split::new(rows, k, row_warps(rows, k), warps, stage);
         // A thread owns the same residual rows in both: either of them by rows means both.
         let residual = share(hidden, each, 2);
         let by_rows = [attn, ffn].iter().any(|k| row_warps(residual, *k) == warps);
         let owned = |k| {
             let row_warps = if by_rows { warps } else { row_warps(residual, k) };
-            Split::new(residual, k, row_warps, warps, slot_bytes)
+            Split::new(residual, k, row_warps, warps, stage)
         };
         let layer = [
-            (Matrix::Qkv, split(share(attn + 2 * model.kv_heads * head_dim, each, 2), hidden)?),
+            (Matrix::Qkv, split(rows_qkv, hidden)?),
             (Matrix::Output, owned(attn)?),
-            (Matrix::GateUp, split(share(2 * ffn, each, 4), hidden)?),
+            (Matrix::GateUp, split(rows_gu, hidden)?),
             (Matrix::Down, owned(ffn)?),
         ];
         let blocks = each * model.lanes;
-        let per_lane = model.head_mode == HeadMode::PerLane;
-        let head_blocks = if per_lane { each } else { blocks * model.ranks };
-        let concat = model.head_mode == HeadMode::Concat;
-        let width = if concat { model.lanes_all() } else { 1 } * hidden;
-        let rows_head = share(model.vocab, head_blocks, 2);
+        let (rows_head, width) = head(model, each, hidden);
         let pass_rows = rows_head.min(16 * warps);
         let rest = rows_head % pass_rows;
         let tail = if rest > 0 { Some(split(rest, width)?) } else { None };
-        let split_blocks = each / model.kv_heads;
         let merge = model.lanes_all() == 1 && warps == 8 && (attn / 2).is_multiple_of(each);
         let mut cut = Self {
             hidden,
@@ -258,8 +289,9 @@ impl Cut {
             chiplets: m.chiplets.max(1),
             warps,
             slot_bytes,
-            splits: split_blocks.min(if merge { MOST_SPLITS_MERGED } else { MOST_SPLITS }),
+            splits: if merge { MOST_SPLITS_MERGED } else { MOST_SPLITS }.min(each / model.kv_heads),
             merge,
+            held: stage.held,
             in_flight_bytes: in_flight(model, warps),
             pages_max: positions.div_ceil(PAGE as u32),
             shared_max: m.shared_bytes,
@@ -346,6 +378,21 @@ impl Cut {
         }
     }
 
+    /// Whether a gather asks for all its words at once, and once more for what was late: where the
+    /// chain of exchanges weighs more than the weights. Measured on one H200, shape by shape.
+    fn retries(&self, model: &Model, columns: u32) -> bool {
+        columns == 1 && self.line_bytes(model) < SHORT_LINE
+    }
+
+    /// Stages of a product that are in registers before its vector has arrived.
+    fn ahead(&self, model: &Model) -> u32 {
+        if self.line_bytes(model) < LONG_LINE {
+            4
+        } else {
+            1
+        }
+    }
+
     /// Blocks of a lane.
     pub const fn blocks_a_lane(&self, model: &Model) -> u32 {
         self.blocks / model.lanes
@@ -424,7 +471,7 @@ impl Cut {
         let (ranks, lanes) = (u64::from(model.ranks), u64::from(model.lanes_all()));
         let others = (2 * u64::from(model.layers) + 1) * lanes * hidden;
         let choice =
-            u64::from(self.blocks) * ranks * c * (6 + 2 * 13 * 48 + 4) + 2 * 13 * c * 8 + 16;
+            u64::from(self.blocks) * ranks * c * (12 + 2 * 13 * 48 + 4) + 2 * 13 * c * 8 + 16;
         all * (vectors + parts) + others + choice
     }
 
@@ -440,6 +487,7 @@ impl Cut {
         let scale = std::f64::consts::LOG2_E / f64::from(model.head_dim).sqrt();
         let float = |v: f64| format!("{v:e}f");
         let head_mode = model.head_mode as u32;
+        let retries = self.retries(model, columns);
         let all = [
             ("LAYERS", model.layers.to_string()),
             ("HIDDEN", self.hidden.to_string()),
@@ -466,12 +514,14 @@ impl Cut {
             ("SLOT_BYTES", self.slot_bytes.to_string()),
             ("SPLITS", self.splits.to_string()),
             ("MERGE", u32::from(self.merge).to_string()),
-            ("POLL", "1".to_owned()),
+            ("POLL", u32::from(!retries).to_string()),
+            ("AHEAD", self.ahead(model).to_string()),
+            ("HELD", self.held.to_string()),
             ("NO_WAITS", "false".to_owned()),
             ("NO_STREAM", "false".to_owned()),
             ("NO_RANKS", "false".to_owned()),
             ("PAGES_MAX", self.pages_max.to_string()),
-            ("REST_GATHER", "250".to_owned()),
+            ("REST_GATHER", if retries { 200 } else { 250 }.to_string()),
             ("REST_MERGE", "0".to_owned()),
             ("SHARED_MAX", self.shared_max.to_string()),
             ("ROWS_QKV", self.rows(Matrix::Qkv).to_string()),
@@ -533,6 +583,27 @@ fn refuse<T>(detail: String) -> Result<T> {
 mod tests {
     use super::super::shapes::{amd, model, nvidia};
     use super::*;
+
+    #[test]
+    fn short_steps_hold_more_stages_before_the_words_are_there() {
+        for (name, held, ahead, poll, rest) in [
+            ("lane", "2", "4", "0", "200"),
+            ("1b", "2", "4", "1", "250"),
+            ("2b", "2", "1", "1", "250"),
+            ("8b", "4", "1", "1", "250"),
+        ] {
+            let cut = Cut::new(&model(name), &nvidia(), 4096).unwrap();
+            let of = |columns| cut.defines(&model(name), Kind { columns, streamed: false });
+            let value = |list: &[(String, String)], of: &str| {
+                list.iter().find(|(name, _)| name == of).unwrap().1.clone()
+            };
+            let one = of(1);
+            let seen =
+                ["KIE_HELD", "KIE_AHEAD", "KIE_POLL", "KIE_REST_GATHER"].map(|n| value(&one, n));
+            assert_eq!(seen, [held, ahead, poll, rest], "{name}");
+            assert_eq!(value(&of(8), "KIE_POLL"), "1", "{name}: several columns wait for one word");
+        }
+    }
 
     #[test]
     fn blocks_are_numbered_die_by_die() {

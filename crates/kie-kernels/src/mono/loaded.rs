@@ -2,7 +2,7 @@
 //! and nowhere later but for logits that somebody asks for.
 
 use std::sync::atomic::Ordering::Release;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::cut::{Cut, Kind, Matrix};
@@ -46,7 +46,7 @@ pub struct Loaded {
     pub warning: Option<String>,
     /// What loading did, in order.
     pub phases: Vec<Phase>,
-    kernels: Vec<(Kind, Arc<dyn Module>)>,
+    kernels: Vec<Kernel>,
     base: Args,
     logits: Option<Memory>,
     /// What `base` points to.
@@ -304,15 +304,23 @@ impl Loaded {
 
     /// The kernel for so many columns. Of those for one column, the one that streams pages, or the
     /// other.
-    pub fn module(&self, columns: u32, streamed: bool) -> &Arc<dyn Module> {
+    ///
+    /// # Errors
+    /// What the machine's compiler says of a kernel that nobody has asked for before.
+    pub fn module(&self, columns: u32, streamed: bool) -> Result<Arc<dyn Module>> {
         let good = |k: &Kind| k.columns == columns && (columns > 1 || k.streamed == streamed);
-        let found = self.kernels.iter().find(|(kind, _)| good(kind));
-        &found.expect("one of the cut's kernels").1
+        let found = self.kernels.iter().find(|kernel| good(&kernel.kind));
+        let kernel = found.expect("one of the cut's kernels");
+        if let Some(module) = kernel.module.get() {
+            return Ok(Arc::clone(module));
+        }
+        let module = compile_decode(&*self.machine, &self.model, &self.cut, kernel.kind)?;
+        Ok(Arc::clone(kernel.module.get_or_init(|| module)))
     }
 
     /// The first position of a sequence that the kernel with streamed pages is for.
     pub fn streams_from(&self) -> u32 {
-        let any = self.kernels.iter().any(|(kind, _)| kind.columns == 1 && kind.streamed);
+        let any = self.kernels.iter().any(|k| k.kind.columns == 1 && k.kind.streamed);
         if any {
             self.cut.streams_from(&self.model)
         } else {
@@ -322,7 +330,7 @@ impl Loaded {
 
     /// What every launch is given.
     pub fn args(&self, columns: u32) -> Args {
-        debug_assert!(self.kernels.iter().any(|(kind, _)| kind.columns == columns));
+        debug_assert!(self.kernels.iter().any(|k| k.kind.columns == columns));
         self.base
     }
 
@@ -415,11 +423,26 @@ impl Loaded {
     }
 }
 
-/// Decode kernels by what they are for, and the prefill kernel, if it compiled.
-type Kernels = (Vec<(Kind, Arc<dyn Module>)>, Option<Result<Arc<dyn Module>>>);
+/// A decode kernel and what it is for.
+pub(super) struct Kernel {
+    kind: Kind,
+    module: OnceLock<Arc<dyn Module>>,
+}
+/// Decode kernels, and the prefill kernel, if it compiled.
+type Kernels = (Vec<Kernel>, Option<Result<Arc<dyn Module>>>);
 
-/// The kernels of a cut, and the planned prefill kernel, compiled
-/// side by side.
+fn compile_decode(
+    machine: &dyn Machine,
+    model: &Model,
+    cut: &Cut,
+    kind: Kind,
+) -> Result<Arc<dyn Module>> {
+    let (defines, text) = (cut.defines(model, kind), source::text(machine.platform()));
+    machine.compile(&Source { defines, text, entries: vec!["kie_decode"] })
+}
+
+/// The kernels of a cut, and the planned prefill kernel, compiled side by side; in the simulator,
+/// whose tests launch few of many kernels, a decode kernel when it is first launched.
 ///
 /// # Errors
 /// What the machine's compiler says.
@@ -429,11 +452,13 @@ pub(super) fn compile(
     cut: &Cut,
     plan: Option<&Plan>,
 ) -> Result<Kernels> {
-    let text = source::text(machine.platform());
-    let one = |kind: Kind| -> Result<(Kind, Arc<dyn Module>)> {
-        let defines = cut.defines(model, kind);
-        let source = Source { defines, text: text.clone(), entries: vec!["kie_decode"] };
-        Ok((kind, machine.compile(&source)?))
+    let at_once = machine.platform() != Platform::Sim;
+    let one = |kind: Kind| -> Result<Kernel> {
+        let module = OnceLock::new();
+        if at_once {
+            let _ = module.set(compile_decode(machine, model, cut, kind)?);
+        }
+        Ok(Kernel { kind, module })
     };
     let (kernels, one) = (cut.kernels(model, machine.platform()), &one);
     std::thread::scope(|scope| {

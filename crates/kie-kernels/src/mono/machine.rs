@@ -11,6 +11,7 @@ use std::any::Any;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::Arc;
 
+use super::handle::{Handle, HandleFault};
 use crate::error::{Error, Result};
 
 /// What the machine has, as far as a plan asks.
@@ -212,6 +213,30 @@ pub trait Machine: Send + Sync {
     /// [`crate::Error::OutOfMemory`].
     fn alloc_symmetric(&self, bytes: usize) -> Result<Memory> {
         self.alloc(bytes)
+    }
+
+    /// What another process needs to open memory that [`Machine::alloc_symmetric`] gave, all of it.
+    ///
+    /// # Errors
+    /// [`Error::Handle`] for memory that no other process can open.
+    fn export(&self, memory: &Memory) -> Result<Handle> {
+        let _ = memory;
+        let fault = HandleFault::Private("devices of this kind hand out none".to_owned());
+        Err(Error::Handle { device: self.info()?.name, fault })
+    }
+
+    /// Opens another process's memory of `bytes` bytes: kernels of this machine reach it as that
+    /// process's own do. Closed when its last owner goes; the other process must keep it so long.
+    ///
+    /// # Errors
+    /// [`Error::Handle`] for a handle of another kind or length, or of memory that is no more.
+    fn import(&self, handle: &Handle, bytes: usize) -> Result<Memory> {
+        let (device, platform) = (self.info()?.name, self.platform());
+        let fault = match handle.check(platform, bytes) {
+            Ok(()) => handle.stale("devices of this kind open none"),
+            Err(fault) => fault,
+        };
+        Err(Error::Handle { device, fault })
     }
 
     /// Zeroed host memory that kernels reach.

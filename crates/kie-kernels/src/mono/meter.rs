@@ -1,10 +1,10 @@
 //! Measuring the decode kernel from inside: how long each step took by the device's clock, where a
-//! block's time went phase by phase, and what is left of a step without its waits, its weights or the
-//! other machines.
+//! block's time went phase by phase, and what is left of a step without its waits, its weights or
+//! the other machines.
 //!
 //! A device that was opened with a [`Meter`] has a kernel of one column for each further [`Mode`]
-//! beside the usual ones, and runs the meter's present mode. Some of the modes compute garbage, so a
-//! meter is for those who look at times and hand no token on ([`Mode::is_garbage`]).
+//! beside the usual ones, and runs the meter's present mode. Some of the modes compute garbage, so
+//! a meter is for those who look at times and hand no token on ([`Mode::is_garbage`]).
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -8,6 +8,7 @@ pub mod cache;
 pub mod clock;
 pub mod cut;
 pub mod echo;
+pub mod handle;
 pub(crate) mod library;
 pub mod loaded;
 pub mod machine;

@@ -138,14 +138,12 @@ impl Model {
             final_norm: head.norm,
         };
         if !lanes_all.is_multiple_of(ranks) || (sliced && dealt.is_none()) {
-            return refuse(
-                0,
-                format!(
-                    "{} lanes, {} query and {} kv heads do not divide by {ranks} machines: each \
-                     takes as many lanes, or whole kv heads' heads, or an equal part of one's",
-                    d.lanes, d.heads, d.kv_heads
-                ),
+            let detail = format!(
+                "{} lanes, {} query and {} kv heads do not divide by {ranks} ranks: each takes as \
+                 many lanes, or whole kv heads' heads, or an equal part of one's",
+                d.lanes, d.heads, d.kv_heads
             );
+            return Err(Error::InvalidProgram { step: 0, detail });
         }
         model.check(program, rows_of)?;
         Ok(model)
@@ -262,7 +260,7 @@ pub fn page_bytes(dims: &Dims, group: usize, ranks: u32) -> u64 {
 /// Query and kv heads of each of so many machines: whole kv heads with all their query heads, fewer
 /// on the last machine, or a part of the query heads of one kv head, which several machines then
 /// have. None where a machine would have nothing.
-fn dealt(heads: u32, kv_heads: u32, ranks: u32) -> Option<(u32, u32)> {
+pub(crate) fn dealt(heads: u32, kv_heads: u32, ranks: u32) -> Option<(u32, u32)> {
     let group = heads / kv_heads;
     if kv_heads >= ranks {
         let each = kv_heads.div_ceil(ranks);

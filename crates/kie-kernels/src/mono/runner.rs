@@ -664,7 +664,7 @@ impl Runner {
     fn takes_last(&self, first: usize, count: usize) -> bool {
         let chunk = self.first().prefill.as_ref().map_or(1, Prefill::chunk);
         // A chunk of one position is a pass over all weights, too; what is measured is whole steps.
-        (first % PAGE + count) % chunk != 0 && self.meter.is_none()
+        !(first % PAGE + count).is_multiple_of(chunk) && self.meter.is_none()
     }
 
     /// The next layers of a chunk, whose tokens are at `prompt`.
@@ -805,9 +805,12 @@ impl Runner {
                 None => {}
             }
             let measuring = mode.zip(loaded.probe.as_ref());
-            let module =
+            let probing =
                 measuring.and_then(|(mode, probe)| probe.module(mode, ask.streamed, &mut args));
-            let module = module.unwrap_or_else(|| loaded.module(ask.columns, ask.streamed));
+            let module = match probing {
+                Some(module) => Arc::clone(module),
+                None => loaded.module(ask.columns, ask.streamed)?,
+            };
             let launch = Launch {
                 entry: "kie_decode",
                 blocks: loaded.cut.blocks,
@@ -815,7 +818,7 @@ impl Runner {
                 shared_bytes: loaded.cut.shared_max,
                 args: args.as_bytes(),
             };
-            flights.push(loaded.machine.launch(module, &launch)?);
+            flights.push(loaded.machine.launch(&module, &launch)?);
         }
         self.going = Some(Going::new(flights, work, ask.steps, mode));
         Ok(())

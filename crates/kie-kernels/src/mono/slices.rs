@@ -8,7 +8,7 @@ use std::time::Duration;
 /// What a launch of layers may take where the gap between tokens has no bound.
 const UNBOUNDED: Duration = Duration::from_millis(10);
 /// Of a bounded gap, what is left for launches and for steps that take longer than the last one.
-const MARGIN: Duration = Duration::from_micros(200);
+const MARGIN: Duration = Duration::from_micros(500);
 
 /// A chunk of a slot's prompt on its way through the layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(pace.layers(&chunk(1024), 32), 1, "nothing is known");
         pace.note_layers(&chunk(1024), 1, ms(1));
         pace.note_steps(4, ms(16));
-        assert_eq!(pace.layers(&chunk(1024), 32), 5, "10 - 4 - 0.2 ms, a layer a millisecond");
+        assert_eq!(pace.layers(&chunk(1024), 32), 5, "10 - 4 - 0.5 ms, a layer a millisecond");
         assert_eq!(pace.layers(&chunk(1024), 3), 3, "the last ones");
         assert_eq!(pace.layers(&chunk(64), 32), 5, "a shorter chunk may take as long");
         assert_eq!(pace.layers(&chunk(2048), 32), 2, "a longer one takes longer");

@@ -11,12 +11,14 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::mono::machine::Source;
 
 /// The runtime that stands in front of every source.
-const FIBERS: &str = include_str!("../../kernels/sim/fibers.h");
+const RUNTIME: [&str; 2] =
+    [include_str!("../../kernels/sim/order.h"), include_str!("../../kernels/sim/fibers.h")];
 const ARCH: &str = "the simulator";
 /// Halves and text puns are as on a GPU; every product and sum is rounded by itself. Kernels
 /// run for less time than more than `-Og` takes to compile them.
@@ -34,10 +36,21 @@ const FLAGS: &[&str] = &[
     "c++",
 ];
 
+/// For ThreadSanitizer, as GCC spells it. Lanes of a team share one of its threads, so no stack of
+/// calls can be kept; volatile words are not accesses that could race.
+const RACES_FLAGS: &[&str] = &[
+    "-fsanitize=thread",
+    "-g1",
+    "-fno-omit-frame-pointer",
+    "--param=tsan-instrument-func-entry-exit=0",
+    "--param=tsan-distinguish-volatile=1",
+];
+
 /// A C++ compiler and what to call it with.
 pub(super) struct Compiler {
     words: Vec<String>,
     flags: Vec<&'static str>,
+    races: bool,
     /// Its own first line about itself.
     pub(super) version: String,
     folder: PathBuf,
@@ -57,6 +70,8 @@ pub(super) struct Library {
     handle: *mut c_void,
     /// `kie_sim_run`.
     pub(super) run: unsafe extern "C" fn(*mut c_void) -> c_int,
+    /// To be removed with it.
+    file: Option<PathBuf>,
     entries: BTreeMap<&'static str, Entry>,
 }
 
@@ -73,8 +88,11 @@ fn environment() -> (Option<String>, Option<PathBuf>) {
 }
 
 impl Compiler {
-    /// `$CXX`, or the first of the usual names that answers.
-    pub(super) fn find(device: &str) -> Result<Self> {
+    /// `$CXX`, or the first of the usual names that answers; for ThreadSanitizer, if `races`.
+    pub(super) fn find(device: &str, races: bool) -> Result<Self> {
+        if races {
+            check_sanitizer(device)?;
+        }
         let (wanted, cache) = environment();
         let named = wanted.is_some();
         let candidates = match wanted {
@@ -85,7 +103,9 @@ impl Compiler {
             let words: Vec<String> = candidate.split_whitespace().map(str::to_owned).collect();
             if let Some(version) = version_of(&words) {
                 let folder = cache_folder(cache)?;
-                return Ok(Self { words, flags: processor_flags(), version, folder });
+                let mut flags = processor_flags();
+                flags.extend(RACES_FLAGS.iter().filter(|_| races));
+                return Ok(Self { words, flags, races, version, folder });
             }
         }
         let detail = if named {
@@ -100,7 +120,11 @@ impl Compiler {
     /// Compiles, unless the cache has it, and loads.
     pub(super) fn library(&self, source: &Source, warp: u32) -> Result<Library> {
         let text = text_of(source, warp);
-        let kept = self.folder.join(format!("{}.so", self.key(&text)));
+        let key = self.key(&text);
+        let kept = self.folder.join(format!("{key}.so"));
+        // Ranks, and tests that run at once, ask for the same kernels: one compiles, others wait.
+        let turn = turn_of(key);
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         let own = unique(&self.folder, "so");
         if std::fs::copy(&kept, &own).is_err() {
             self.build(&text, &own)?;
@@ -109,9 +133,13 @@ impl Compiler {
                 .and_then(|_| std::fs::rename(&published, &kept))
                 .map_err(|error| failed(&kept, &error))?;
         }
-        let library = Library::load(&own, &source.entries);
-        // Mapped by now; the name is needed no more.
-        let _ = std::fs::remove_file(&own);
+        let mut library = Library::load(&own, &source.entries);
+        match &mut library {
+            // Reports of races look up lines in the file.
+            Ok(library) if self.races => library.file = Some(own),
+            // Mapped by now; the name is needed no more.
+            _ => drop(std::fs::remove_file(&own)),
+        }
         library
     }
 
@@ -150,9 +178,16 @@ impl Compiler {
     }
 }
 
+/// Whoever compiles what the key names holds this.
+fn turn_of(key: String) -> Arc<Mutex<()>> {
+    static TURNS: Mutex<BTreeMap<String, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
+    let mut turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
+    Arc::clone(turns.entry(key).or_default())
+}
+
 /// The whole translation unit.
 fn text_of(source: &Source, warp: u32) -> String {
-    let mut text = FIBERS.to_owned();
+    let mut text = RUNTIME.map(|part| part.replace("#pragma once\n", "")).concat();
     let _ = writeln!(text, "#define KIE_SIM_WARP {warp}");
     for (name, value) in &source.defines {
         let _ = writeln!(text, "#define {name} {value}");
@@ -167,6 +202,18 @@ fn version_of(words: &[String]) -> Option<String> {
     let done = Command::new(words.first()?).args(&words[1..]).arg("--version").output().ok()?;
     let text = String::from_utf8_lossy(&done.stdout).into_owned();
     done.status.success().then(|| text.lines().next().unwrap_or("").to_owned())
+}
+
+/// The sanitizer's library must have been there before anything else was.
+fn check_sanitizer(device: &str) -> Result<()> {
+    // SAFETY: a lookup by name runs no code of ours.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__tsan_create_fiber".as_ptr()) };
+    if !found.is_null() {
+        return Ok(());
+    }
+    let detail = "races=1 needs ThreadSanitizer in the process: start it with LD_PRELOAD=$(g++ \
+                  -print-file-name=libtsan.so), and TSAN_OPTIONS=ignore_noninstrumented_modules=1";
+    Err(Error::NoDevice { device: device.to_owned(), detail: detail.to_owned() })
 }
 
 /// Instructions of this processor that kernels gain from.
@@ -231,7 +278,7 @@ impl Library {
         if handle.is_null() {
             return Err(refused(linker_error()));
         }
-        let mut library = Self { handle, run: unloaded, entries: BTreeMap::new() };
+        let mut library = Self { handle, run: unloaded, file: None, entries: BTreeMap::new() };
         let run = library.symbol("kie_sim_run")?;
         // SAFETY: fibers.h defines this name with this type.
         library.run = unsafe {
@@ -273,5 +320,8 @@ impl Drop for Library {
     fn drop(&mut self) {
         // SAFETY: opened by `load`; flights own their module, so no code of it is running.
         unsafe { libc::dlclose(self.handle) };
+        if let Some(file) = &self.file {
+            let _ = std::fs::remove_file(file);
+        }
     }
 }

@@ -16,12 +16,13 @@ mod tests;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::mono::handle::{Handle, HandleFault};
 use crate::mono::machine::{
     Flight, Launch, Machine, MachineInfo, Memory, Module, Peer, Platform, Shared, Source,
 };
@@ -55,6 +56,9 @@ pub struct Options {
     pub host_ms_max: u64,
     /// At warp 64, a team that waits also stops the other team of its wave.
     pub hold: bool,
+    /// Kernels are compiled for ThreadSanitizer (`kernels/sim/order.h`), which must have been
+    /// loaded with the process.
+    pub races: bool,
 }
 
 impl Default for Options {
@@ -69,6 +73,7 @@ impl Default for Options {
             switches_max: 20_000_000_000,
             host_ms_max: 5000,
             hold: false,
+            races: false,
         }
     }
 }
@@ -76,7 +81,7 @@ impl Default for Options {
 impl Options {
     /// From `sim`, `sim:0,1` (ranks) or `sim:seed=3,warp=64,blocks=8`, each key at most once.
     /// There are `seed`, `warp`, `blocks`, `chiplets`, `ranks`, `shared` (bytes), `switches`,
-    /// `host` (ms) and `hold` (0 or 1).
+    /// `host` (ms), `hold` and `races` (0 or 1).
     ///
     /// # Errors
     /// [`Error::NoDevice`] with the part that is not understood.
@@ -116,9 +121,10 @@ impl Options {
                 "shared" => 1024..=1 << 24,
                 "switches" => 1..=u64::MAX,
                 "host" => 1..=1 << 40,
-                "hold" => 0..=1,
+                "hold" | "races" => 0..=1,
                 _ => {
-                    let known = "seed, warp, blocks, chiplets, ranks, shared, switches, host, hold";
+                    let known = "seed, warp, blocks, chiplets, ranks, shared, switches, host, \
+                                 hold, races";
                     return Err(fault(format!("no option {key}; there are {known}")));
                 }
             };
@@ -137,6 +143,7 @@ impl Options {
                 "shared" => options.shared_bytes = small,
                 "switches" => options.switches_max = number,
                 "host" => options.host_ms_max = number,
+                "races" => options.races = number != 0,
                 _ => options.hold = number != 0,
             }
         }
@@ -147,9 +154,10 @@ impl Options {
         let Self { seed, warp, blocks, chiplets, shared_bytes: shared, .. } = self;
         let (switches, host, hold) = (self.switches_max, self.host_ms_max, u32::from(self.hold));
         let dies = if *chiplets > 1 { format!(",chiplets={chiplets}") } else { String::new() };
+        let races = if self.races { ",races=1" } else { "" };
         format!(
             "sim:seed={seed},warp={warp},blocks={blocks}{dies},shared={shared},\
-             switches={switches},host={host},hold={hold}"
+             switches={switches},host={host},hold={hold}{races}"
         )
     }
 }
@@ -227,6 +235,8 @@ struct RawLaunch {
     /// In the order of addresses.
     owned: *const Owned,
     owned_count: u64,
+    /// Memory of other processes is open.
+    others: u64,
 }
 
 /// Memory of one rank (`kie_sim::Owned`).
@@ -266,6 +276,8 @@ struct Inner {
     turn: Condvar,
     /// What belongs to a rank, and whether others may store into it.
     owned: Mutex<Vec<(usize, bool, Weak<Region>)>>,
+    /// Memory of other processes was opened: who waits may wait for one of them, in its time.
+    others: AtomicBool,
 }
 
 impl Inner {
@@ -328,7 +340,7 @@ impl Sim {
     /// [`Error::NoDevice`] where there is no C++ compiler.
     pub fn new(options: Options) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let compiler = compile::Compiler::find(&options.name())?;
+        let compiler = compile::Compiler::find(&options.name(), options.races)?;
         let state = State { now_ns: 1_000_000, ..State::default() };
         let inner = Inner {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
@@ -338,6 +350,7 @@ impl Sim {
             state: Mutex::new(state),
             turn: Condvar::new(),
             owned: Mutex::default(),
+            others: AtomicBool::new(false),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -345,6 +358,10 @@ impl Sim {
     /// How the launch that ended last went, also if it failed.
     pub fn last_trace(&self) -> Option<Trace> {
         self.inner.state().trace
+    }
+
+    fn fault(&self, fault: HandleFault) -> Error {
+        Error::Handle { device: self.inner.options.name(), fault }
     }
 
     fn region(&self, bytes: usize) -> Result<Arc<Region>> {
@@ -503,6 +520,7 @@ impl Job {
             schedule: 0,
             owned: owned.as_ptr(),
             owned_count: owned.len() as u64,
+            others: self.inner.others.load(Ordering::Relaxed).into(),
         };
         // SAFETY: the function is the module's `kie_sim_run` with this very layout; the regions
         // are as large as `run` made them, nobody else uses them or the module's statics, since
@@ -592,6 +610,22 @@ impl Machine for Sim {
 
     fn alloc(&self, bytes: usize) -> Result<Memory> {
         Ok(memory_of(self.region(bytes)?, bytes))
+    }
+
+    fn alloc_symmetric(&self, bytes: usize) -> Result<Memory> {
+        let region = Region::open_to_others(bytes, &self.inner.options.name())?;
+        Ok(memory_of(Arc::new(region), bytes))
+    }
+
+    fn export(&self, memory: &Memory) -> Result<Handle> {
+        let region = region_of(memory, 0, memory.bytes)?;
+        region.export(memory.bytes).map_err(|fault| self.fault(fault))
+    }
+
+    fn import(&self, handle: &Handle, bytes: usize) -> Result<Memory> {
+        let region = Region::import(handle, bytes).map_err(|fault| self.fault(fault))?;
+        self.inner.others.store(true, Ordering::Relaxed);
+        Ok(memory_of(Arc::new(region), bytes))
     }
 
     fn alloc_shared(&self, bytes: usize) -> Result<Shared> {

@@ -8,6 +8,7 @@ use crate::cuda::staging::CHUNK_BYTES;
 use crate::cuda::CudaModule;
 use crate::error::Error;
 use crate::mono::cache::Cache;
+use crate::mono::handle::{Handle, HandleFault};
 use crate::mono::machine::{Launch, Machine, Memory, Module, Platform};
 
 const LAUNCH: Launch<'static> =
@@ -56,6 +57,45 @@ fn peers_are_asked_for_and_opened_once() {
     let sim = crate::sim::Sim::open("sim").unwrap();
     assert!(first.enable_peer(&sim).is_err() && sim.enable_peer(&first).is_err());
     sim.enable_peer(&crate::sim::Sim::open("sim").unwrap()).unwrap();
+}
+
+#[test]
+fn memory_of_another_process_is_opened_and_closed() {
+    let Some(stub) = Stub::new("handles") else { return };
+    let cuda = stub.open().unwrap();
+    let memory = cuda.alloc_symmetric(1000).unwrap();
+    cuda.write(&memory, 5, b"here").unwrap();
+    let handle = cuda.export(&memory).unwrap();
+    let process = std::process::id();
+    assert_eq!((handle.bytes, handle.process, handle.token.len()), (1000, process, 64));
+    let fault = |handle: &Handle, bytes: usize| match cuda.import(handle, bytes).err().unwrap() {
+        Error::Handle { device, fault } if device == "cuda:0" => fault,
+        other => panic!("{other}"),
+    };
+    let opened = cuda.import(&handle, 1000).unwrap();
+    let mut out = [0; 4];
+    cuda.read(&opened, 5, &mut out).unwrap();
+    assert_eq!((&out, stub.get("opened")), (b"here", 1));
+    assert!(matches!(cuda.export(&opened), Err(Error::Handle { .. })), "it is not ours to give");
+    let part = Memory { address: memory.address + 256, bytes: 8, owner: memory.owner.clone() };
+    assert!(matches!(cuda.export(&part), Err(Error::Handle { .. })), "a part");
+    drop(opened);
+    assert_eq!(stub.get("opened"), 0);
+    assert_eq!(fault(&handle, 999), HandleFault::Size { wanted: 999, got: 1000 });
+    let (wanted, got) = (Platform::Cuda, Platform::Sim);
+    let other = Handle { platform: got, ..handle.clone() };
+    assert_eq!(fault(&other, 1000), HandleFault::Kind { wanted, got });
+    let short = Handle { token: vec![7; 63], ..handle.clone() };
+    assert_eq!(fault(&short, 1000), HandleFault::Garbled(63));
+    for code in [1, 205, 400] {
+        stub.set("stale", code);
+        let fault = fault(&handle, 1000);
+        assert!(matches!(fault, HandleFault::Stale { .. }), "{code}: {fault}");
+    }
+    stub.set("stale", 719);
+    assert!(matches!(cuda.import(&handle, 1000), Err(Error::Failed(_))));
+    drop((cuda, memory, part));
+    stub.check_clean();
 }
 
 #[test]

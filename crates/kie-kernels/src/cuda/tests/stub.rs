@@ -90,8 +90,8 @@ impl Stub {
     /// Nothing of ours is left, no context is current on this thread, and nothing waited for a
     /// kernel.
     pub fn check_clean(&self) {
-        for count in ["violations", "blocks", "pinned", "modules", "streams", "events", "contexts"]
-        {
+        let counts = ["violations", "blocks", "pinned", "modules", "streams", "events", "contexts"];
+        for count in counts.into_iter().chain(["opened"]) {
             assert_eq!(self.get(count), 0, "{count}");
         }
         // SAFETY: as above.

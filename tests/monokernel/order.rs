@@ -1,0 +1,209 @@
+//! What orders what, judged by ThreadSanitizer: kernels compiled for it run in a process of its
+//! own, since its library must be there before anything else is. `kernels/sim/order.h` says what
+//! it is told. It looks at order, not at results, so it needs no schedule in which things go wrong.
+
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+use kie_core::request::{Prompt, Request, SamplingParams};
+
+use super::failures::{edited_by, open_over, Edit};
+use super::support::greedy_request;
+use super::two_at_a_time;
+
+/// What a process of its own is to run.
+const CASE: &str = "KIE_ORDER_CASE";
+/// The host's code is not compiled for it: what its threads do is not looked at.
+const OPTIONS: &str = "ignore_noninstrumented_modules=1 halt_on_error=1 history_size=4";
+/// With which the sanitizer ends a process that it has reported.
+const REPORTED: i32 = 66;
+
+/// A run under the sanitizer.
+struct Case {
+    what: &'static str,
+    fixture: &'static str,
+    /// Options of the simulator, besides the seed.
+    machine: &'static str,
+    /// Lengths of the prompts of requests that run beside each other.
+    prompts: &'static [u32],
+    edits: &'static [Edit],
+    /// Functions that a report is about; none where there must be no report.
+    about: &'static [&'static str],
+}
+
+/// A model whose requests are short, for what goes wrong within a few steps.
+const SHORT: Case = Case {
+    what: "",
+    fixture: "laneformer_d2",
+    machine: "blocks=8",
+    prompts: &[3],
+    edits: &[],
+    about: &[],
+};
+
+/// A block that has not written the newest key reads it, at one side of the edge.
+macro_rules! reads_newest {
+    () => {
+        "if (kColumns == 1) { \
+         const int newest = (int)position_at(args, b.step, 0) / kPage; \
+         const u8* page = page_at(args, b.shared, {0, b.lane_index * kKvHeads, 0}, newest); \
+         reads_without(0, page, 0, 0, 0), reads_without(1, page, 0, 0, 0); \
+         const int slot = (int)position_at(args, b.step, 0) % kPage; \
+         const Quad read = load_state(page + slot * kHeadDim * 2); \
+         if (read.v[0] == 0x12345678u && read.v[1] == 0x9abcdef0u) watch.polls = 0; }"
+    };
+}
+
+/// The sources as they are.
+const TRUE: &[Case] = &[
+    Case { what: "several columns", prompts: &[12, 3], ..SHORT },
+    Case {
+        what: "pages through the ring",
+        fixture: "own_llama_f16",
+        machine: "warp=64,blocks=2",
+        prompts: &[130, 67],
+        ..SHORT
+    },
+    Case { what: "norms of heads, and pages", fixture: "qwen3", prompts: &[66], ..SHORT },
+    Case { what: "two ranks", machine: "ranks=2,blocks=4", ..SHORT },
+    Case {
+        what: "keys read by another block behind the edge",
+        edits: &[(
+            "    accept(watch, args, b);\n    stamp",
+            concat!("    accept(watch, args, b);\n", reads_newest!(), "\n    stamp"),
+        )],
+        ..SHORT
+    },
+];
+
+const MUTANTS: &[Case] = &[
+    Case {
+        what: "the fence before the step's edge is dropped",
+        edits: &[("            fence_edge();\n            const long", "            const long")],
+        about: &["publish", "load_word"],
+        ..SHORT
+    },
+    Case {
+        what: "the fence behind the step's edge is dropped",
+        edits: &[("        fence_edge();\n        if (watch", "        if (watch")],
+        about: &["publish", "load_word"],
+        ..SHORT
+    },
+    Case {
+        what: "keys read by another block before the edge",
+        edits: &[(
+            "    offer(args, b, pick);\n",
+            concat!(reads_newest!(), "\n    offer(args, b, pick);\n"),
+        )],
+        about: &["load_state", "store_key"],
+        ..SHORT
+    },
+    Case {
+        what: "keys copied before the edge: the ring has more slots than a step has stages",
+        fixture: "own_llama_f16",
+        machine: "warp=64,blocks=2,shared=1000000",
+        prompts: &[67],
+        edits: &[(
+            "min_i((kSharedMax - kShRing) / kSlotBytes, min_i(kLineStages, 64))",
+            "min_i((kSharedMax - kShRing) / kSlotBytes, 64)",
+        )],
+        about: &["copy_async", "store_"],
+    },
+    Case {
+        what: "offers have one place",
+        edits: &[("(b.epoch & 1) * kOffers", "0 * kOffers")],
+        about: &["offer", "each_offer"],
+        ..SHORT
+    },
+    Case {
+        what: "keys are read before all columns have stored theirs",
+        prompts: &[20],
+        edits: &[(
+            "pages, b.epoch, b.shared);\n        }\n        sync_consumers<kThreads>();",
+            "pages, b.epoch, b.shared);\n        }",
+        )],
+        about: &["load_state", "store_"],
+        ..SHORT
+    },
+];
+
+/// Runs a case under the sanitizer, which ends the process with its first report.
+fn run(at: usize) -> Output {
+    let library = Command::new("g++").arg("-print-file-name=libtsan.so").output().unwrap();
+    let library = String::from_utf8(library.stdout).unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "order::a_case_by_itself", "--ignored", "--nocapture"])
+        .env(CASE, at.to_string())
+        .env("LD_PRELOAD", library.trim())
+        .env("TSAN_OPTIONS", format!("{OPTIONS} exitcode={REPORTED}"));
+    // The sanitizer knows few layouts of memory. Where this is refused, it may still know ours.
+    // SAFETY: between fork and exec, a system call that allocates nothing.
+    unsafe {
+        command.pre_exec(|| {
+            libc::personality(libc::ADDR_NO_RANDOMIZE as libc::c_ulong);
+            Ok(())
+        });
+    }
+    command.output().unwrap()
+}
+
+fn case(at: usize) -> &'static Case {
+    TRUE.iter().chain(MUTANTS).nth(at).unwrap()
+}
+
+fn judge(at: usize) {
+    let Case { what, about, .. } = case(at);
+    let start = std::time::Instant::now();
+    let done = run(at);
+    let said = [done.stdout, done.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    let said = said.concat();
+    eprintln!("{what}: {:.1?}", start.elapsed());
+    if about.is_empty() {
+        let good = done.status.success() && said.contains("1 passed");
+        assert!(good && !said.contains("ThreadSanitizer"), "{what}: {:?}\n{said}", done.status);
+        return;
+    }
+    let reported = said.split("WARNING: ThreadSanitizer: data race").nth(1);
+    let report = reported.unwrap_or_else(|| panic!("{what}: no report\n{said}"));
+    assert_eq!(done.status.code(), Some(REPORTED), "{what}\n{said}");
+    let missing: Vec<_> = about.iter().filter(|name| !report.contains(**name)).collect();
+    assert!(missing.is_empty(), "{what}: nothing of {missing:?} in\n{report}");
+}
+
+#[test]
+fn the_sources_order_all_that_they_share() {
+    two_at_a_time((0..TRUE.len()).collect(), judge);
+}
+
+#[test]
+fn a_lost_order_is_reported() {
+    two_at_a_time((TRUE.len()..TRUE.len() + MUTANTS.len()).collect(), judge);
+}
+
+#[test]
+#[ignore = "run by the tests above, in a process of its own"]
+fn a_case_by_itself() {
+    let at: usize = std::env::var(CASE).unwrap().parse().unwrap();
+    let Case { fixture, machine, prompts, edits, .. } = case(at);
+    let device = format!("sim:seed={at},{machine},races=1");
+    let engine = open_over(fixture, edited_by("kie_decode", &device, edits, &Arc::default()));
+    let ids = |n: u32| (0..n).map(|i| 3 + i * 7 % 90).collect::<Vec<_>>();
+    let streams: Vec<_> =
+        prompts.iter().map(|&n| engine.stream(greedy_request(&ids(n), 4)).unwrap()).collect();
+    for mut stream in streams {
+        assert_eq!(stream.completion().unwrap().token_ids.len(), 4);
+    }
+    let params = SamplingParams {
+        max_tokens: Some(3),
+        temperature: Some(0.8),
+        top_k: Some(20),
+        top_p: Some(0.9),
+        repetition_penalty: Some(1.3),
+        ignore_eos: true,
+        ..SamplingParams::default()
+    };
+    let request = Request { prompt: Prompt::Ids(ids(prompts[0])), params };
+    assert_eq!(engine.generate(request).unwrap().token_ids.len(), 3);
+}
