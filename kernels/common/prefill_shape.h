@@ -20,7 +20,7 @@ struct PrefillArgs {
 constexpr int kChunk = KIE_PREFILL_CHUNK;  // positions that go through together
 // The kernel is compiled twice: code for narrow tiles, without which blocks are idle where there
 // are few positions, takes registers that wide tiles need.
-constexpr bool kShort = KIE_PREFILL_SHORT;   // for up to kNarrowN positions
+constexpr bool kFew = KIE_PREFILL_FEW;       // for up to kNarrowN positions
 constexpr int kWideN = 256, kNarrowN = 128;  // positions of a wide tile, of a narrow one
 constexpr int kWideRows = 128, kWideTiles = kWideRows / 16;  // row tiles of 16 of a wide tile
 constexpr int kNarrowTiles = 16;                             // of a narrow one, at most
@@ -101,7 +101,7 @@ KIE_DEVICE volatile u32* phase_word() { return (volatile u32*)(prefill_shared() 
 struct WideItem {
     int lane_index, frag, tiles, place, width, part, tile, part_items;
 };
-KIE_CONST_FN bool is_narrow(const WideItem& item) { return kShort && item.width == kNarrowN; }
+KIE_CONST_FN bool is_narrow(const WideItem& item) { return kFew && item.width == kNarrowN; }
 // A warp's results: so many turns, each some batches of one row tile.
 KIE_CONST_FN int turns_of(const WideItem& item) {
     return is_narrow(item) ? over(item.tiles, 4) : 1;
@@ -171,7 +171,7 @@ KIE_CONST_FN u32 cut_of(int product, int places, int blocks) {
     u32 best = 0;
     long least = 1L << 60;
     // Wide, then narrow ones of 4, 8, 12 row tiles.
-    for (int kind = 0; kind <= (kShort ? 3 : 0); ++kind) {
+    for (int kind = 0; kind <= (kFew ? 3 : 0); ++kind) {
         const u32 tiles = kind == 0 ? kWideTiles : 4 * kind, wide = kind == 0;
         for (u32 parts = 1; parts <= (u32)min_i(kPartsMost, stages); ++parts) {
             const u32 packed = wide << 9 | tiles << 4 | parts;
@@ -217,7 +217,7 @@ KIE_DEVICE WideItem item_at(int product, const Chunk& c, const Cut& cut, int i) 
             frag,
             min_i(cut.tiles, frags_of(product) - frag),
             place,
-            kShort && c.to - place <= kNarrowN ? kNarrowN : cut.width,
+            kFew && c.to - place <= kNarrowN ? kNarrowN : cut.width,
             i / (all * kLanes),
             tile,
             part_items(cut)};

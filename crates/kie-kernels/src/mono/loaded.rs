@@ -429,7 +429,7 @@ pub(super) struct Kernel {
     module: OnceLock<Arc<dyn Module>>,
 }
 /// Decode kernels, and the prefill kernels (see `Prefill`), if they compiled.
-type Kernels = (Vec<Kernel>, Option<Result<[Arc<dyn Module>; 2]>>);
+type Kernels = (Vec<Kernel>, Option<Result<Vec<Arc<dyn Module>>>>);
 
 fn compile_decode(
     machine: &dyn Machine,
@@ -462,17 +462,15 @@ pub(super) fn compile(
     };
     let (kernels, one) = (cut.kernels(model, machine.platform()), &one);
     std::thread::scope(|scope| {
-        let prefill = |plan, short| {
-            scope.spawn(move || machine.compile(&Plan::source(plan, model, cut, short)))
-        };
-        let wide = plan.map(|plan| [false, true].map(|short| prefill(plan, short)));
+        let wide = plan.map(|plan| {
+            let sources = plan.sources(model, cut).into_iter();
+            sources.map(|s| scope.spawn(move || machine.compile(&s))).collect::<Vec<_>>()
+        });
         let all: Vec<_> = kernels.iter().map(|c| scope.spawn(move || one(*c))).collect();
         let decode: Result<Vec<_>> =
             all.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(died()))).collect();
-        let wide = wide.map(|all| {
-            let [many, few] = all.map(|t| t.join().unwrap_or_else(|_| Err(died())));
-            Ok([many?, few?])
-        });
+        let wide = wide
+            .map(|all| all.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(died()))).collect());
         Ok((decode?, wide))
     })
 }

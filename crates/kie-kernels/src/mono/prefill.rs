@@ -28,7 +28,11 @@ const CHUNK: u32 = 2048;
 const CHUNK_BOUNDED: u32 = 1024;
 /// Positions of a tile, and of a narrow one: so many are few.
 const TILE: u32 = 256;
-const SHORT: u32 = 128;
+const FEW: u32 = 128;
+/// Bytes of a block's line from which on a layer has tiles enough for all blocks, so that few
+/// positions want no kernel of their own: with one, 2B (34 MB) takes 2.4 ms for 128 instead of 2.9,
+/// 8B (117 MB) 7.5 instead of 6.7.
+const MANY_TILES: u64 = 64 << 20;
 /// Tiles of partial sums.
 const ITEMS: u32 = 576;
 /// The grid's arrivals, one a tile of partial sums, one a rank.
@@ -61,6 +65,8 @@ pub struct Plan {
     pub shared_bytes: u32,
     /// Blocks of the grid.
     pub blocks: u32,
+    /// Few positions have a kernel of their own.
+    few: bool,
 }
 
 impl Plan {
@@ -96,6 +102,7 @@ impl Plan {
             scratch_bytes: scratch_bytes(model, cut, chunk),
             shared_bytes: RING + stages * STAGE_BYTES,
             blocks: machine.multiprocessors,
+            few: cut.line_bytes(model) < MANY_TILES,
         })
     }
 
@@ -104,8 +111,14 @@ impl Plan {
         self.scratch_bytes + (ALIGN + COUNTERS * 8) as u64
     }
 
-    /// What the compiler is given, of the kernel for few positions or for many.
-    pub fn source(&self, model: &Model, cut: &Cut, short: bool) -> Source {
+    /// What the compiler is given: of the kernel for many positions and, if there is one, of that
+    /// for few.
+    pub fn sources(&self, model: &Model, cut: &Cut) -> Vec<Source> {
+        let few = [false, true];
+        few[..1 + usize::from(self.few)].iter().map(|few| self.source(model, cut, *few)).collect()
+    }
+
+    fn source(&self, model: &Model, cut: &Cut, few: bool) -> Source {
         let text = source::prefill_text(self.platform).expect("the plan's platform has it");
         // Its grid is the whole machine's, and every block works with every other.
         let cut = &Cut { chiplets: 1, ..cut.clone() };
@@ -120,7 +133,7 @@ impl Plan {
             ("ARGS_BYTES", size_of::<PrefillArgs>() as u64),
         ];
         defines.extend(all.map(|(name, value)| (format!("KIE_PREFILL_{name}"), value.to_string())));
-        defines.push(("KIE_PREFILL_SHORT".to_owned(), short.to_string()));
+        defines.push(("KIE_PREFILL_FEW".to_owned(), few.to_string()));
         Source { defines, text, entries: vec!["kie_prefill"] }
     }
 }
@@ -208,8 +221,8 @@ pub struct Part {
 /// The compiled kernel and its memory.
 pub struct Prefill {
     plan: Plan,
-    /// For many positions, and for up to [`SHORT`].
-    modules: [Arc<dyn Module>; 2],
+    /// For many positions, and maybe for up to [`FEW`].
+    modules: Vec<Arc<dyn Module>>,
     /// Scratch, then the counters.
     memory: Memory,
     /// Bytes from this rank's scratch to each rank's.
@@ -221,7 +234,7 @@ impl Prefill {
     ///
     /// # Errors
     /// [`crate::Error::OutOfMemory`].
-    pub fn new(machine: &dyn Machine, plan: Plan, modules: [Arc<dyn Module>; 2]) -> Result<Self> {
+    pub fn new(machine: &dyn Machine, plan: Plan, modules: Vec<Arc<dyn Module>>) -> Result<Self> {
         let bytes = plan.bytes() as usize;
         Ok(Self { plan, modules, memory: machine.alloc_symmetric(bytes)?, hops: [0; 8] })
     }
@@ -283,8 +296,9 @@ impl Prefill {
             args: args.as_bytes(),
         };
         // Places before the first position, up to a whole page, are computed, too.
-        let short = part.first % PAGE as u32 + part.count <= SHORT;
-        machine.launch(&self.modules[usize::from(short)], &launch)
+        let few = part.first % PAGE as u32 + part.count <= FEW;
+        let module = if few { self.modules.last() } else { self.modules.first() };
+        machine.launch(module.expect("there is one"), &launch)
     }
 
     /// Positions that go through a layer together.

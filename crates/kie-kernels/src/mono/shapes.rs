@@ -113,10 +113,10 @@ pub fn decode(name: &str, machine: &MachineInfo, platform: Platform, kind: Kind)
     (Source { defines, text: source::text(platform), entries: vec!["kie_decode"] }, cut)
 }
 
-/// The prefill kernel of a model on a H200, for few positions or for many, if it fits.
-pub fn prefill(model: &Model, short: bool) -> Option<Source> {
+/// The prefill kernels of a model on a H200, for many positions and for few, where they fit.
+pub fn prefill(model: &Model) -> Vec<Source> {
     let machine = nvidia();
     let cut = Cut::new(model, &machine, 33_280).expect("a cut");
-    let plan = Plan::new(model, &cut, (Platform::Cuda, &machine), (33_280, 512), false)?;
-    Some(plan.source(model, &cut, short))
+    let plan = Plan::new(model, &cut, (Platform::Cuda, &machine), (33_280, 512), false);
+    plan.map_or_else(Vec::new, |plan| plan.sources(model, &cut))
 }
