@@ -15,8 +15,8 @@ from kie.errors import InvalidRequestError
 
 KERNELS = ("full", "trace", "stream_only", "exchange_only", "alone")
 """The usual kernel; the same with its phases told; nobody waits for others' words; nobody waits
-for weights; of several GPUs each by itself, its own words for those of the others. All but the first
-two compute garbage, of which nothing but times is handed out."""
+for weights; of several GPUs each by itself, its own words for those of the others. All but the
+first two compute garbage, of which nothing but times is handed out."""
 
 
 def measure(
