@@ -228,7 +228,9 @@ impl Loaded {
         let program = program.program();
         let dims = program.dims;
         let mut phases = Phases { all: Vec::new(), last: Instant::now() };
-        let (kernels, wide) = compile(&*machine, &model, &cut, plan.as_ref())?;
+        // The simulator's tests launch few of many kernels.
+        let at_once = machine.platform() != Platform::Sim;
+        let (kernels, wide) = compile(&*machine, &model, &cut, plan.as_ref(), at_once)?;
         phases.next("kernels", 0);
         let weights = Weights { program, buffers, model: &model, cut: &cut, rank };
         let mut kept = Vec::new();
@@ -441,8 +443,8 @@ fn compile_decode(
     machine.compile(&Source { defines, text, entries: vec!["kie_decode"] })
 }
 
-/// The kernels of a cut, and the planned prefill kernels, compiled side by side; in the simulator,
-/// whose tests launch few of many kernels, a decode kernel when it is first launched.
+/// The kernels of a cut, and the planned prefill kernels, compiled side by side; unless `at_once`,
+/// a decode kernel when it is first launched.
 ///
 /// # Errors
 /// What the machine's compiler says.
@@ -451,8 +453,8 @@ pub(super) fn compile(
     model: &Model,
     cut: &Cut,
     plan: Option<&Plan>,
+    at_once: bool,
 ) -> Result<Kernels> {
-    let at_once = machine.platform() != Platform::Sim;
     let one = |kind: Kind| -> Result<Kernel> {
         let module = OnceLock::new();
         if at_once {

@@ -167,7 +167,7 @@ impl Device for Mono {
         self.machines.iter().enumerate().try_for_each(|(rank, machine)| {
             let (model, cut) = self.cut(program, rank)?;
             let plan = self.plan(&model, &cut, &**machine, program)?;
-            let (_, wide) = loaded::compile(&**machine, &model, &cut, plan.as_ref())?;
+            let (_, wide) = loaded::compile(&**machine, &model, &cut, plan.as_ref(), true)?;
             machine.compile(&upload::kernel(machine.platform()))?;
             wide.transpose().map(drop)
         })
