@@ -264,6 +264,7 @@ impl Runner {
             // It runs on this machine's cores: leave them to it.
             std::thread::sleep(SIM_REST);
         }
+        // The first rank's kernel watches the host; each does when it is measured alone.
         for rank in &self.ranks {
             rank.room.control.word32(4).fetch_add(1, Relaxed);
         }
@@ -498,16 +499,20 @@ impl Runner {
             (0..self.slots.len()).filter(|i| self.slots[*i].state == State::Decode).collect();
         let waiting = (0..self.slots.len()).filter(|i| self.slots[*i].state == State::Prefill);
         let oldest = waiting.min_by_key(|i| self.slots[*i].since);
+        let mut left = 0;
         if let Some(slot) = oldest {
-            if self.prompt_left(slot)? == 0 {
+            left = self.prompt_left(slot)?;
+            if left == 0 {
                 return self.take_off();
             }
         }
         match oldest {
-            Some(slot) if self.goes_beside(&decoding, slot) => self.start_both(decoding, slot),
+            Some(slot) if self.goes_beside(&decoding, slot) => {
+                self.start_both(decoding, slot, left)
+            }
             Some(slot) if decoding.is_empty() || !self.prompted => {
                 self.prompted = true;
-                self.start_prompt(slot, !decoding.is_empty())
+                self.start_prompt(slot, left, !decoding.is_empty())
             }
             Some(_) | None if decoding.is_empty() => Ok(()),
             waits => {
@@ -557,9 +562,8 @@ impl Runner {
         Ok(last - slot.next)
     }
 
-    /// The next positions of a prompt in the columns that the sequences leave free.
-    fn start_both(&mut self, slots: Vec<usize>, index: usize) -> Result<()> {
-        let count = self.prompt_left(index)?;
+    /// The `count` positions left of a prompt, in the columns that the sequences leave free.
+    fn start_both(&mut self, slots: Vec<usize>, index: usize, count: usize) -> Result<()> {
         self.write_prompt(index, self.slots[index].next, count)?;
         let columns = self.first().most_columns();
         let share = columns - slots.len();
@@ -584,23 +588,23 @@ impl Runner {
         self.ranks.iter().try_for_each(|r| r.machine.write(&r.room.prompt, 0, &bytes))
     }
 
-    /// A prompt's next positions in a launch of their own.
-    fn start_prompt(&mut self, index: usize, beside: bool) -> Result<()> {
+    /// The next positions of a prompt that has so many left, in a launch of their own.
+    fn start_prompt(&mut self, index: usize, left: usize, beside: bool) -> Result<()> {
         if self.slots[index].wide {
-            return self.start_layers(index, beside);
+            return self.start_layers(index, left, beside);
         }
-        let (left, position) = (self.prompt_left(index)?, self.slots[index].next);
+        let position = self.slots[index].next;
         let count = if beside { left.min(TURN_POSITIONS) } else { left };
         self.launch_prompt(index, position, count, None, Work::Prompt(index, position + count))
     }
 
     /// A prompt's next positions through the prefill kernel, or those that are between its layers.
-    fn start_layers(&mut self, index: usize, beside: bool) -> Result<()> {
+    fn start_layers(&mut self, index: usize, left: usize, beside: bool) -> Result<()> {
         let begun = self.chunk.take().filter(|c| c.slot == index);
         let chunk = match begun {
             Some(chunk) => chunk,
             None => {
-                let (left, first) = (self.prompt_left(index)?, self.slots[index].next);
+                let first = self.slots[index].next;
                 // Chunks start at whole pages, so launches end there.
                 let count = left.min(self.launch_positions(beside) - first % PAGE);
                 let whole = count == left && self.takes_last(first, count);
