@@ -11,9 +11,7 @@ use kie_core::request::EngineConfig;
 use kie_core::Error;
 use kie_kccl::Topology;
 use kie_kernels::device::Options;
-use kie_kernels::mono::machine::{
-    Flight, Launch, Machine, MachineInfo, Memory, Module, Peer, Platform, Shared, Source,
-};
+use kie_kernels::mono::machine::{Flight, Launch, Machine, Memory, Module, Source};
 use kie_kernels::mono::Mono;
 use kie_kernels::sim;
 use safetensors::tensor::{Dtype, TensorView};
@@ -82,15 +80,7 @@ impl Counted {
 }
 
 impl Machine for Counted {
-    fn platform(&self) -> Platform {
-        self.machine.platform()
-    }
-    fn warp(&self) -> u32 {
-        self.machine.warp()
-    }
-    fn info(&self) -> kie_kernels::Result<MachineInfo> {
-        self.machine.info()
-    }
+    as_the_machine_does!();
     fn compile(&self, source: &Source) -> kie_kernels::Result<Arc<dyn Module>> {
         self.machine.compile(source)
     }
@@ -100,37 +90,12 @@ impl Machine for Counted {
     fn alloc_symmetric(&self, bytes: usize) -> kie_kernels::Result<Memory> {
         Ok(self.count(self.machine.alloc_symmetric(bytes)?))
     }
-    fn alloc_shared(&self, bytes: usize) -> kie_kernels::Result<Shared> {
-        self.machine.alloc_shared(bytes)
-    }
-    fn write(&self, to: &Memory, offset: usize, bytes: &[u8]) -> kie_kernels::Result<()> {
-        self.machine.write(to, offset, bytes)
-    }
-    fn read(&self, from: &Memory, offset: usize, out: &mut [u8]) -> kie_kernels::Result<()> {
-        self.machine.read(from, offset, out)
-    }
-    fn launch_alone(
-        &self,
-        module: &Arc<dyn Module>,
-        launch: &Launch<'_>,
-    ) -> kie_kernels::Result<Box<dyn Flight>> {
-        self.machine.launch_alone(module, launch)
-    }
     fn launch(
         &self,
         module: &Arc<dyn Module>,
         launch: &Launch<'_>,
     ) -> kie_kernels::Result<Box<dyn Flight>> {
         self.machine.launch(module, launch)
-    }
-    fn peer(&self) -> kie_kernels::Result<Peer> {
-        self.machine.peer()
-    }
-    fn reaches(&self, other: &dyn Machine) -> kie_kernels::Result<bool> {
-        self.machine.reaches(other)
-    }
-    fn enable_peer(&self, other: &dyn Machine) -> kie_kernels::Result<()> {
-        self.machine.enable_peer(other)
     }
 }
 

@@ -7,14 +7,14 @@
 //! Options: `--steps N` (2000), `--most BYTES` (64 MB), `--nvrtc FOLDER`.
 #![allow(clippy::print_stdout)]
 
+mod common;
+
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use kie_kccl::algorithm::{Kind, Table};
 use kie_kccl::{cpu, Algorithm, Communicator, Dtype, Op, Options};
-use kie_kernels::mono::machine::Machine;
 
-type Failure = Box<dyn std::error::Error>;
+use common::{open, pattern, Failure};
 
 struct Asked {
     devices: Vec<String>,
@@ -53,27 +53,11 @@ fn asked() -> Result<Asked, Failure> {
     Ok(asked)
 }
 
-fn open(name: &str, nvrtc: &[PathBuf]) -> Result<Arc<dyn Machine>, Failure> {
-    if name.starts_with("sim") {
-        return Ok(Arc::new(kie_kernels::sim::Sim::open(name)?));
-    }
-    Ok(kie_kernels::cuda::open(name, nvrtc, None)?)
-}
-
-/// Any bits that are finite numbers in every format.
-fn pattern(bytes: usize, rank: usize) -> Vec<u8> {
-    let word = |i: usize| {
-        let mixed = ((i * 8 + rank) as u32).wrapping_mul(0x9e37_79b9);
-        (mixed & 0x83ff_83ff) | 0x3c00_3c00
-    };
-    (0..bytes.div_ceil(4)).flat_map(|i| word(i).to_le_bytes()).take(bytes).collect()
-}
-
 fn check(communicator: &mut Communicator, most: usize) -> Result<(), Failure> {
     let ranks = communicator.ranks();
     let mut count = 0;
     for op in Op::ALL {
-        for dtype in Dtype::ALL.into_iter().filter(|dtype| !op.adds() || *dtype != Dtype::U8) {
+        for dtype in op.dtypes() {
             for numbers in [1, 63, 4096, 100_001, 1_000_003] {
                 let bytes = numbers * op.slices_in(ranks) * dtype.bytes();
                 let message = numbers * op.slices(ranks) * dtype.bytes();

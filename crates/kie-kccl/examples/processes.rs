@@ -7,16 +7,16 @@
 //! Options: `--steps N` (2000), `--nvrtc FOLDER`, `--topology FILE` (what lies between the GPUs).
 #![allow(clippy::print_stdout)]
 
+mod common;
+
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::time::Duration;
 
 use kie_kccl::{cpu, Communicator, Dtype, Joining, Op, Options, Topology};
-use kie_kernels::mono::machine::Machine;
 
-type Failure = Box<dyn std::error::Error>;
+use common::{open, pattern, Failure};
 
 #[derive(Default)]
 struct Asked {
@@ -48,13 +48,6 @@ fn asked() -> Result<Asked, Failure> {
     Ok(asked)
 }
 
-fn open(name: &str, nvrtc: &[PathBuf]) -> Result<Arc<dyn Machine>, Failure> {
-    if name.starts_with("sim") {
-        return Ok(Arc::new(kie_kernels::sim::Sim::open(name)?));
-    }
-    Ok(kie_kernels::cuda::open(name, nvrtc, None)?)
-}
-
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -65,21 +58,12 @@ fn bytes_of(hex: &str) -> Result<Vec<u8>, Failure> {
     (0..hex.len()).step_by(2).map(|at| Ok(u8::from_str_radix(pair(at)?, 16)?)).collect()
 }
 
-/// Any bits that are finite numbers in every format.
-fn pattern(bytes: usize, rank: usize) -> Vec<u8> {
-    let word = |i: usize| {
-        let mixed = ((i * 8 + rank) as u32).wrapping_mul(0x9e37_79b9);
-        (mixed & 0x83ff_83ff) | 0x3c00_3c00
-    };
-    (0..bytes.div_ceil(4)).flat_map(|i| word(i).to_le_bytes()).take(bytes).collect()
-}
-
 /// Every operation, every rank on its own output.
 fn check(communicator: &mut Communicator) -> Result<usize, Failure> {
     let (ranks, rank) = (communicator.ranks(), communicator.local().start);
     let mut count = 0;
     for op in Op::ALL {
-        for dtype in Dtype::ALL.into_iter().filter(|dtype| !op.adds() || *dtype != Dtype::U8) {
+        for dtype in op.dtypes() {
             for numbers in [1, 63, 4096, 100_001] {
                 let bytes = numbers * op.slices_in(ranks) * dtype.bytes();
                 let given: Vec<_> = (0..ranks).map(|rank| pattern(bytes, rank)).collect();

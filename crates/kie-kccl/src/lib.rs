@@ -391,7 +391,7 @@ fn too_large(op: Op, bytes: usize, most: usize) -> Error {
 }
 
 fn check_numbers(op: Op, dtype: Dtype) -> Result<()> {
-    if op.adds() && dtype == Dtype::U8 {
+    if !op.takes(dtype) {
         return Err(Error::NotNumbers { op: op.name(), dtype: dtype.name() });
     }
     Ok(())

@@ -56,6 +56,16 @@ impl Op {
         }
     }
 
+    /// Whether it can be asked of a format: bytes of no known kind are moved, never added.
+    pub fn takes(self, dtype: Dtype) -> bool {
+        !self.adds() || dtype != Dtype::U8
+    }
+
+    /// The formats that it can be asked of.
+    pub fn dtypes(self) -> impl Iterator<Item = Dtype> {
+        Dtype::ALL.into_iter().filter(move |dtype| self.takes(*dtype))
+    }
+
     /// Slices in a rank's input.
     pub fn slices_in(self, ranks: usize) -> usize {
         match self {
