@@ -41,6 +41,11 @@ TABLE = (
 DECODE_TARGET_US = {t.shape: t.target_us for t in TABLE if t.what == "decode" and t.at == 128}
 
 
+def shapes() -> list[str]:
+    """What the table asks for."""
+    return list(dict.fromkeys(t.shape for t in TABLE))
+
+
 def prompts_of(shape: str) -> list[int]:
     """Lengths of prompts that the table asks for, shortest first."""
     at = {t.at for t in TABLE if t.shape == shape and t.what in ("decode", "prompt")}

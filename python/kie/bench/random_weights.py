@@ -71,6 +71,12 @@ SPECS: dict[str, dict[str, Any]] = {
     # What each of eight GPUs does: one lane, with a slice of the vocabulary (4,096 ids where the
     # model's is 4,000, as the tokenizer needs them).
     "laneformer-2b-lane": _LLAMA | _sizes(3072, 15, (4, 2, 96), 1536, 4096),
+    # Four of its lanes: on four GPUs each has the load that each of eight has of the whole model.
+    "laneformer-2b-half": _LANEFORMER
+    | _sizes(3072, 15, (16, 8, 96), 6144, 16000)
+    | {"num_lanes": 4},
+    # The same sizes without lanes, for tensor parallelism beside delayed sums.
+    "laneformer-2b-plain": _LLAMA | _sizes(3072, 15, (32, 16, 96), 12288, 32000),
     "llama-3.2-1b": _LLAMA | _sizes(2048, 16, (32, 8, 64), 8192, 128256),
     "llama-3.1-8b": _LLAMA | _sizes(4096, 32, (32, 8, 128), 14336, 128256),
 }
