@@ -173,10 +173,21 @@ KIE_DEVICE void take_heads(Watch& watch, const DecodeArgs& args, const AttendAt&
                            const PageSpan& span, u32 epoch, bool fresh, u8* shared) {
     const int me = thread();
     u32* q_sh = (u32*)(shared + kShQkv);
-    KIE_UNROLL for (int i = 0; i < (kTake + kThreads - 1) / kThreads; ++i) {
+    constexpr int kEach = (kTake + kThreads - 1) / kThreads;
+    const auto wanted = [&](int n) { return n < kQWords || (fresh && n < kTake); };
+    u64 v[kEach];  // on their way at once
+    KIE_UNROLL for (int i = 0; i < kEach; ++i) {
         const int n = i * kThreads + me;
-        if (n >= kQWords && !(fresh && n < kTake)) continue;
-        q_sh[n] = take_word(watch, head_word(args, at, n), epoch, at.layer << 4 | 1);
+        v[i] = wanted(n) ? load_word(head_word(args, at, n)) : 0;
+    }
+    KIE_UNROLL for (int i = 0; i < kEach; ++i) {
+        const int n = i * kThreads + me;
+        if (!wanted(n)) continue;
+        watch.polls = 0;
+        while (!kNoWaits && epoch_of(v[i]) != epoch &&
+               patient(watch, at.layer << 4 | 1, epoch, epoch_of(v[i])))
+            v[i] = load_word(head_word(args, at, n));
+        q_sh[n] = (u32)v[i];
     }
     if constexpr (kHeadNorm) {
         sync_consumers<kThreads>();
@@ -352,49 +363,61 @@ KIE_DEVICE void merge(Watch& watch, const DecodeArgs& args, int layer, int lane_
     const int pages = span.last - span.first + 1, live = pages < kSplitsMax ? pages : kSplitsMax;
     const long unit = (long)layer * kLanes + lane_index;
     const int my = lane(), group = my / kWide;
-    KIE_NO_UNROLL for (int n = 0; n < kCount; n += kWide) {
-        const int w = first + n + my % kWide;
-        const int line = w / 8 * kPartLine;  // heads are whole numbers of lines
-        u64 a[kEach], m[kEach];
-        const u64* parts = args.words + kAtPart + unit * kSplitsMax * kColumns * kPartWords;
-        const auto lot = [&](int split) {
-            return parts + (long)(split * kColumns + column) * kPartWords + line;
+    constexpr int kPasses = kCount / kWide;
+    constexpr int kOnce = kPasses == 2 && kEach <= 8 ? 2 : 1;  // passes whose words travel together
+    const u64* parts = args.words + kAtPart + unit * kSplitsMax * kColumns * kPartWords;
+    KIE_NO_UNROLL for (int n = 0; n < kCount; n += kOnce * kWide) {
+        // Heads are whole numbers of lines.
+        const auto word_of = [&](int pass) { return first + n + pass * kWide + my % kWide; };
+        const auto lot = [&](int split, int pass) {
+            return parts + (long)(split * kColumns + column) * kPartWords +
+                   word_of(pass) / 8 * kPartLine;
         };
+        u64 a[kOnce][kEach], m[kOnce][kEach];
         if (n == 0)
-            await_one(watch, lot((span.last + shift) % kSplitsMax) + kPartMass, epoch,
+            await_one(watch, lot((span.last + shift) % kSplitsMax, 0) + kPartMass, epoch,
                       layer << 4 | 2, rest_ns);
-        KIE_UNROLL for (int i = 0; i < kEach; ++i) a[i] = m[i] = 0;
+        KIE_UNROLL for (int c = 0; c < kOnce; ++c) {
+            KIE_UNROLL for (int i = 0; i < kEach; ++i) a[c][i] = m[c][i] = 0;
+        }
         watch.polls = 0;
         for (;;) {
             bool ok = true;
             KIE_UNROLL for (int i = 0; i < kEach; ++i) {
                 const int s = group + i * kGroups;
-                const u64* p = lot((span.first + s + shift) % kSplitsMax);
-                if (s < live) m[i] = load_word(p + kPartMass), a[i] = load_word(p + w % 8);
+                KIE_UNROLL for (int c = 0; c < kOnce; ++c) {
+                    const u64* p = lot((span.first + s + shift) % kSplitsMax, c);
+                    if (s < live)
+                        m[c][i] = load_word(p + kPartMass), a[c][i] = load_word(p + word_of(c) % 8);
+                }
             }
-            KIE_UNROLL for (int i = 0; i < kEach; ++i) if (group + i * kGroups < live) ok &=
-                epoch_of(a[i]) == epoch && epoch_of(m[i]) == epoch;
-            if (ok || kNoWaits || !patient(watch, layer << 4 | 2, epoch, epoch_of(a[0]))) break;
+            KIE_UNROLL for (int i = 0; i < kEach; ++i) {
+                KIE_UNROLL for (int c = 0; c < kOnce; ++c) if (group + i * kGroups < live) ok &=
+                    epoch_of(a[c][i]) == epoch && epoch_of(m[c][i]) == epoch;
+            }
+            if (ok || kNoWaits || !patient(watch, layer << 4 | 2, epoch, epoch_of(a[0][0]))) break;
         }
-        float top = -1e30f, total = 0, x0 = 0, x1 = 0;
-        KIE_UNROLL for (int i = 0; i < kEach; ++i) if (group + i * kGroups < live) top =
-            max_f(top, number((u32)m[i]));
-        KIE_UNROLL for (int k = kWide; k < 32; k *= 2) top = max_f(top, shuffle_xor(top, k));
-        KIE_UNROLL for (int i = 0; i < kEach; ++i) if (group + i * kGroups < live) {
-            const float f = exp2_f(number((u32)m[i]) - top);
-            float v0, v1;
-            unpack_half2((u32)a[i], v0, v1);
-            total += f, x0 += f * v0, x1 += f * v1;
-        }
-        KIE_UNROLL for (int k = kWide; k < 32; k *= 2) total += shuffle_xor(total, k),
-            x0 += shuffle_xor(x0, k), x1 += shuffle_xor(x1, k);
-        total = reciprocal_f(total);
-        const u32 both = pack_half2(x0 * total, x1 * total);
-        if (group == 0) {
-            if (out)
-                publish(out + w, both, epoch);
-            else
-                x[n + my % kWide] = both;
+        KIE_UNROLL for (int c = 0; c < kOnce; ++c) {
+            float top = -1e30f, total = 0, x0 = 0, x1 = 0;
+            KIE_UNROLL for (int i = 0; i < kEach; ++i) if (group + i * kGroups < live) top =
+                max_f(top, number((u32)m[c][i]));
+            KIE_UNROLL for (int k = kWide; k < 32; k *= 2) top = max_f(top, shuffle_xor(top, k));
+            KIE_UNROLL for (int i = 0; i < kEach; ++i) if (group + i * kGroups < live) {
+                const float f = exp2_f(number((u32)m[c][i]) - top);
+                float v0, v1;
+                unpack_half2((u32)a[c][i], v0, v1);
+                total += f, x0 += f * v0, x1 += f * v1;
+            }
+            KIE_UNROLL for (int k = kWide; k < 32; k *= 2) total += shuffle_xor(total, k),
+                x0 += shuffle_xor(x0, k), x1 += shuffle_xor(x1, k);
+            total = reciprocal_f(total);
+            const u32 both = pack_half2(x0 * total, x1 * total);
+            if (group == 0) {
+                if (out)
+                    publish(out + word_of(c), both, epoch);
+                else
+                    x[n + c * kWide + my % kWide] = both;
+            }
         }
     }
 }

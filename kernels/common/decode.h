@@ -102,7 +102,7 @@ KIE_DEVICE void early_page(const DecodeArgs& args, const Block& b, int layer, He
 }
 // What every layer or token looks at, into shared memory: layers, stop ids, page tables.
 KIE_DEVICE void take_tables(const DecodeArgs& args, u8* shared) {
-    constexpr int kAllThreads = kThreads + 2 * kWarp;
+    constexpr int kAllThreads = kThreads + kHelpers * kWarp;
     const int me = thread();
     u32* layers = (u32*)(shared + kShLayers);
     for (int i = me; i < kLayers * 8; i += kAllThreads) layers[i] = ((const u32*)args.layers)[i];
@@ -266,15 +266,77 @@ KIE_DEVICE Far<S> early_far(Watch& watch, const DecodeArgs& args, const Block& b
     if (kFar && delay > 0) add_far<S>(watch, args, b, kind, layer, delay, false, far);
     return far;
 }
+// The same where one thread alone owns a result of the only column: it takes the others' words
+// itself, the earlier ones asked for before a wait and added up behind it.
+constexpr bool kByOwner = kBrought && kColumns == 1;
+template <class S>
+struct Near {
+    u64 v[kByOwner ? kLanesAll : 1];
+    float sum[2];
+};
+template <class S>
+KIE_DEVICE void ask_near(const DecodeArgs& args, const Block& b, int kind, int layer, int delay,
+                         Near<S>& near) {
+    static_assert(!kByOwner || S::items == 1, "one result a thread");
+    near.sum[0] = near.sum[1] = 0;
+    if constexpr (kByOwner) {
+        KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) near.v[l] = 0;
+        const int pair = (int)thread();
+        if (delay < 0 || pair >= S::row_pairs) return;
+        KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) if (l != b.lane_all) near.v[l] =
+            load_word(other_word(args, b, kind, layer - delay, l, pair, 0));
+    }
+}
+// `mine`: this lane's own part, where it counts as the others' do.
+template <class S>
+KIE_DEVICE void take_near(Watch& watch, const DecodeArgs& args, const Block& b, int kind, int layer,
+                          int delay, bool alike, u32 mine, Near<S>& near) {
+    if constexpr (kByOwner) {
+        const int pair = (int)thread();
+        if (delay < 0 || pair >= S::row_pairs) return;
+        watch.polls = 0;
+        for (;;) {
+            u32 late = 0;
+            int from = 0;
+            KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) {
+                const u32 off = epoch_of(near.v[l]) ^ b.epoch;
+                if (l != b.lane_all && off != 0) late = off, from = l;
+            }
+            const u32 where = of_rank(from) | layer << 4 | (kind ? 7 : 3);
+            if (late == 0 || kNoWaits || !patient(watch, where, b.epoch, b.epoch ^ late)) break;
+            KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) {
+                if (l != b.lane_all && epoch_of(near.v[l]) != b.epoch)
+                    near.v[l] = load_word(other_word(args, b, kind, layer - delay, l, pair, 0));
+            }
+        }
+        KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) {
+            const bool self = l == b.lane_all;
+            if (self && !alike) continue;
+            float x0, x1;
+            unpack_half2(self ? mine : (u32)near.v[l], x0, x1);
+            near.sum[0] += x0, near.sum[1] += x1;
+        }
+    }
+}
+// A rank's words for the others, each other rank's stored by a warp of its own: those that own
+// results go on at once.
+constexpr bool kSpread = kByOwner && kRanks > 1 && kRanks <= kWarps&& SplitO::row_pairs <= kTeam;
+KIE_DEVICE void publish_share(const DecodeArgs& args, u64* p, u32 payload, u32 epoch) {
+    if constexpr (kSpread) {
+        publish_to(args, (thread() / kTeam + args.rank) % kRanks, p, payload, epoch);
+    } else {
+        publish_all(args, p, payload, epoch);
+    }
+}
 // `product` is the block's own part of the output.
 template <class S, class Product>
 KIE_DEVICE void step_residual(Watch& watch, const DecodeArgs& args, Block& b, int kind, int layer,
-                              Owned& own, int phase, Far<S>& far, Product product) {
+                              Owned& own, int phase, Far<S>& far, Near<S>& near, Product product) {
     Others others;
     KIE_UNROLL for (int i = 0; i < kOthers; ++i) others.v[i] = 0;
     const Layer& l = layer_of(b, layer);
     const int delay = l.delay[kind];
-    if (!kAlone) early_others<S>(args, b, kind, layer, delay, others);
+    if (!kAlone && !kByOwner) early_others<S>(args, b, kind, layer, delay, others);
     Sums<S> s = product();
     stamp(b, phase);
     const float keep = l.own[kind];
@@ -284,23 +346,31 @@ KIE_DEVICE void step_residual(Watch& watch, const DecodeArgs& args, Block& b, in
     const bool alike = delay == 0 && keep == 1.0f;
     u64* to = hidden_slot(args, kind, layer, b.lane_index) + b.seat * (kRowsO / 2);
     u64* share = other_slot(args, kind, layer, b.lane_all) + b.seat * (kRowsO / 2);
-    if (!kAlone && delay > 0) take_others<S>(watch, args, b, kind, layer, delay, others);
+    if (!kAlone && !kByOwner && delay > 0)
+        take_others<S>(watch, args, b, kind, layer, delay, others);
     u32 mine[S::items];
     float sum[S::items][2];
     KIE_UNROLL for (int i = 0; i < S::items; ++i) mine[i] = 0, sum[i][0] = sum[i][1] = 0;
-    finish<S>(s, (float*)(b.shared + kShPartB),
-              [&](int item, int pair, int column, float v0, float v1, bool live, bool lead) {
-                  mine[item] = pack_half2(v0, v1), sum[item][0] = v0, sum[item][1] = v1;
-                  if (shares && live && lead && column < live_of(b))
-                      publish_all(args, share + (long)column * kWordsH + pair, mine[item], b.epoch);
-              });
+    const auto give = [&](int item, int pair, int column) {
+        if (shares) publish_share(args, share + (long)column * kWordsH + pair, mine[item], b.epoch);
+    };
+    const bool later = kByOwner && delay > 0;  // what nobody waits for yet
+    finish<S, kSpread ? kRanks : 1>(
+        s, (float*)(b.shared + kShPartB),
+        [&](int item, int pair, int column, float v0, float v1, bool live, bool lead) {
+            mine[item] = pack_half2(v0, v1), sum[item][0] = v0, sum[item][1] = v1;
+            if (live && (lead ? !later : kSpread) && column < live_of(b)) give(item, pair, column);
+        });
     if (kFar && delay == 0) add_far<S>(watch, args, b, kind, layer, 0, alike, far);
-    if (!kAlone && delay == 0) take_others<S>(watch, args, b, kind, layer, delay, others);
+    if (kByOwner && delay == 0) take_near<S>(watch, args, b, kind, layer, 0, alike, mine[0], near);
+    if (!kAlone && !kByOwner && delay == 0)
+        take_others<S>(watch, args, b, kind, layer, delay, others);
     if (kLanesAll > 1 && !kQuad && !kAlone && (delay == 0 || S::k_warps == 1))
         sync_consumers<kThreads>();
     each_owned<S>([&](int item, int pair, int column, bool live, bool lead) {
         float a0 = far.v[item][0], a1 = far.v[item][1];
-        if (!kAlone && kLanesAll > 1 && delay >= 0)
+        if (kByOwner) a0 = near.sum[0], a1 = near.sum[1];
+        if (!kAlone && !kByOwner && kLanesAll > 1 && delay >= 0)
             add_others<S>(b, others, item, pair, column, live, alike, mine[item], a0, a1);
         const bool whole = kLanesAll > 1 && alike;
         own.v[item][0] += whole ? a0 : keep * sum[item][0] + a0;
@@ -309,6 +379,7 @@ KIE_DEVICE void step_residual(Watch& watch, const DecodeArgs& args, Block& b, in
         const long at = (long)column * kWordsH + pair;
         const u32 both = pack_half2(own.v[item][0], own.v[item][1]);
         publish(to + at, both, b.epoch);
+        if (later) give(item, pair, column);
         if (kHeadMode != kHeadPerLane && kind == 1 && layer == kLayers - 1)
             publish_all(args, last_slot(args, b.lane_all) + b.seat * (kRowsO / 2) + at, both,
                         b.epoch);
@@ -517,6 +588,9 @@ KIE_DEVICE Sums<S> multiply_output(Ring& ring, Watch& watch, Lots<S>& lots, cons
 KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b, int layer,
                              Owned& own) {
     Held held;
+    const int delay[2] = {layer_of(b, layer).delay[0], layer_of(b, layer).delay[1]};
+    Near<SplitO> near_o;
+    ask_near<SplitO>(args, b, 0, layer, delay[0] > 0 ? delay[0] : -1, near_o);
     {
         Lots<SplitQkv> lots;
         take_first<SplitQkv>(ring, lots);
@@ -546,13 +620,16 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
         Lots<SplitO> lots;
         take_first<SplitO>(ring, lots);
         Far<SplitO> far = early_far<SplitO>(watch, args, b, 0, layer);
+        if (delay[0] > 0) take_near<SplitO>(watch, args, b, 0, layer, delay[0], false, 0, near_o);
         gather_attention(watch, args, b, layer, attended);
-        step_residual<SplitO>(watch, args, b, 0, layer, own, 5, far, [&]() {
+        step_residual<SplitO>(watch, args, b, 0, layer, own, 5, far, near_o, [&]() {
             return multiply_output<SplitO, kDirectO>(
                 ring, watch, lots, b, args.words + kAtAttn + unit * kVecA, kWordsA, layer << 4 | 4);
         });
     }
     Far<SplitDown> far = early_far<SplitDown>(watch, args, b, 1, layer);
+    Near<SplitDown> near_down;
+    ask_near<SplitDown>(args, b, 1, layer, delay[1] > 0 ? delay[1] : -1, near_down);
     {
         Lots<SplitGu> lots;
         take_first<SplitGu>(ring, lots);
@@ -565,6 +642,7 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
     Lots<SplitDown> lots;
     take_first<SplitDown>(ring, lots);
     const u64* act = args.words + kAtAct + unit * kVecF;
+    if (delay[1] > 0) take_near<SplitDown>(watch, args, b, 1, layer, delay[1], false, 0, near_down);
     if constexpr (!kDirectDown) {
         vector_free<SplitGu>();
         constexpr int kShare = kFfn / 2 / kWarps;
@@ -574,7 +652,7 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
                               nullptr, (u32*)(b.shared + kShXb) + first, kStrideB / 2, none.v);
     }
     stamp(b, 10);
-    step_residual<SplitDown>(watch, args, b, 1, layer, own, 11, far, [&]() {
+    step_residual<SplitDown>(watch, args, b, 1, layer, own, 11, far, near_down, [&]() {
         return multiply_output<SplitDown, kDirectDown>(ring, watch, lots, b, act, kWordsF,
                                                        layer << 4 | 6);
     });
@@ -682,7 +760,7 @@ KIE_DEVICE void run_steps(Ring& ring, Watch& watch, const DecodeArgs& args, Bloc
 // Behind the consumers two threads with work of their own, each in a warp of the machine's: on some
 // machines a warp runs one side of a branch after the other, and neither of these ever ends first.
 static_assert(kThreads % kWarp == 0, "consumers share no warp with others");
-KIE_KERNEL(kie_decode, kThreads + 2 * kWarp, DecodeArgs args) {
+KIE_KERNEL(kie_decode, kThreads + kHelpers * kWarp, DecodeArgs args) {
     KIE_SHARED_BYTES(shared);
     Slot* slots = (Slot*)(shared + kShSlots);
     // The number of steps once the last is done, order seen, order agreed, lost (block.h). Whoever
@@ -699,12 +777,14 @@ KIE_KERNEL(kie_decode, kThreads + 2 * kWarp, DecodeArgs args) {
     take_tokens(args, shared, 0);
     sync_block();
     if (thread() >= kThreads) {
+        be_helper<kWarps>();
         if (thread() == kThreads)
             stream_line(args, shared, misc);
         else if (thread() == kThreads + kWarp && block_all(args) == 0)
             watch_host(args, misc + 1, misc);
         return;
     }
+    be_consumer<kWarps>();
     Ring ring = {slots, shared + kShRing, 0, 0};
     Watch watch = {args, 0, 0, 0, false};
     Block b = {(int)block() / kBlocksPerLane,

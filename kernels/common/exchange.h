@@ -48,13 +48,16 @@ KIE_DEVICE bool patient(Watch& w, u32 where, u32 wanted, u32 seen) {
 KIE_DEVICE u64 word(u32 payload, u32 epoch) { return (u64)epoch << 32 | payload; }
 KIE_DEVICE u32 epoch_of(u64 w) { return (u32)(w >> 32); }
 KIE_DEVICE void publish(u64* p, u32 payload, u32 epoch) { store_word(p, word(payload, epoch)); }
-// To the same word of every rank. `p` is this rank's.
+// To the same word of another rank, or of every rank. `p` is this rank's.
+KIE_DEVICE void publish_to(const DecodeArgs& args, int rank, u64* p, u32 payload, u32 epoch) {
+    store_word_system(p + args.hops[rank], word(payload, epoch));
+}
 KIE_DEVICE void publish_all(const DecodeArgs& args, u64* p, u32 payload, u32 epoch) {
     if constexpr (kRanks == 1) {
         publish(p, payload, epoch);
     } else {
         KIE_UNROLL for (int rank = 0; rank < kRanks; ++rank)
-            store_word_system(p + args.hops[rank], word(payload, epoch));
+            publish_to(args, rank, p, payload, epoch);
     }
 }
 // A lane's residual behind a layer's attention (0) or mlp (1), of this rank; behind the last layer

@@ -130,7 +130,7 @@ KIE_DEVICE Sums<S> multiply(Ring& ring, Lots<S>& lots, const u8* x, int stride) 
 // says that the row exists, `lead` that this thread is the one of several equals that should store.
 // With more than one k-warp the parts are added in warp order behind one barrier, which `part` must
 // survive.
-template <class S, class F>
+template <class S, int kCopies = 1, class F>
 KIE_DEVICE void finish(Sums<S>& s, float* part, F out) {
     const int me = thread(), warp = me / kTeam, my = me % kTeam, g = my / 4, t = my % 4;
     const int row_warp = S::row_warps == 1 ? 0 : warp % S::row_warps;
@@ -159,7 +159,8 @@ KIE_DEVICE void finish(Sums<S>& s, float* part, F out) {
         }
         sync_consumers<kThreads>();
         KIE_UNROLL for (int i = 0; i < S::items; ++i) {
-            const int item = i * kThreads + me;
+            if (kCopies > 1 && warp >= kCopies) continue;
+            const int item = kCopies > 1 ? my : i * kThreads + me;
             if ((item & ~31) < S::row_pairs * kColumns) {
                 const bool live = item < S::row_pairs * kColumns;
                 const int at = live ? item : 0, pair = at % S::row_pairs,
@@ -170,7 +171,7 @@ KIE_DEVICE void finish(Sums<S>& s, float* part, F out) {
                                                 2 * pair);
                     a += number((u32)v), b += number((u32)(v >> 32));
                 }
-                out(i, pair, column, a, b, live, true);
+                out(i, pair, column, a, b, live, kCopies == 1 || warp == 0);
             }
         }
     }

@@ -211,7 +211,8 @@ KIE_DEVICE void offer(const DecodeArgs& args, Block& b, Pick& pick) {
 template <class F>
 KIE_DEVICE u32 each_offer(Watch& watch, const DecodeArgs& args, const Block& b, const u64* from,
                           int stride, const u64* beside, F take) {
-    constexpr int kEach = (kBlocksAll + kTeam - 1) / kTeam, kAtOnce = min_i(kEach, 4);
+    constexpr int kEach = (kBlocksAll + kTeam - 1) / kTeam,
+                  kAtOnce = min_i(kEach, kColumns == 1 ? 16 : 4);
     u64 extra = (u64)b.epoch << 32;
     KIE_NO_UNROLL for (int first = 0; first < kEach; first += kAtOnce) {
         const auto at = [&](int i) { return kTeam * (first + i) + (int)lane(); };

@@ -17,6 +17,26 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 constexpr u32 kWarp = 32;  // the machine's; work is cut into teams of 32 threads on all of them
+// Warps behind the consumers' `kWarps`: two of them work, the others make up a group, as only whole
+// groups of four may pass registers on.
+constexpr u32 kHelpers = 4;
+// Each in its branch for good, all warps of it: helpers give registers away, consumers take them. A
+// thread of a launch has as many as all its threads can have alike, a multiple of eight.
+constexpr u32 kHelperRegisters = 40;
+template <u32 kWarps>
+KIE_CONST_FN u32 consumer_registers() {
+    constexpr u32 kAll = kWarps + kHelpers, kAlike = 65536 / (32 * kAll) / 8 * 8;
+    return (kAlike * kAll - kHelperRegisters * kHelpers) / kWarps / 8 * 8;
+}
+template <u32 kWarps>
+KIE_DEVICE void be_helper() {
+    static_assert(kWarps % 4 == 0, "groups of four");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kHelperRegisters));
+}
+template <u32 kWarps>
+KIE_DEVICE void be_consumer() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(consumer_registers<kWarps>()));
+}
 struct alignas(16) Quad {
     u32 v[4];
 };

@@ -22,6 +22,11 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 constexpr u32 kWarp = KIE_SIM_WARP;
+constexpr u32 kHelpers = 2;
+template <u32 kWarps>
+KIE_DEVICE void be_helper() {}
+template <u32 kWarps>
+KIE_DEVICE void be_consumer() {}
 struct alignas(16) Quad {
     u32 v[4];
 };

@@ -17,7 +17,7 @@ use super::{fixture, two_at_a_time};
 const STEP: &str = "        b.live = live_at(args, step);\n";
 /// Where a lane's output goes to all ranks.
 pub const SHARE: &str =
-    "publish_all(args, share + (long)column * kWordsH + pair, mine[item], b.epoch);";
+    "publish_share(args, share + (long)column * kWordsH + pair, mine[item], b.epoch);";
 /// Where all ranks' blocks offer their token.
 const OFFER: &str = "            publish_all(args, to + 1, best.id, b.epoch);
             if (masses) {";

@@ -22,6 +22,8 @@ const MOST_SPLITS_MERGED: u32 = 16;
 const LONG_LINE: u64 = 24 << 20;
 /// Bytes of a block's line below which the words of a step are waited for more than its weights.
 const SHORT_LINE: u64 = 12 << 20;
+/// Bytes of a block's line below which a step is hardly more than its exchanges.
+const SHORTEST_LINE: u64 = 6 << 20;
 
 /// What bounds a stage.
 #[derive(Debug, Clone, Copy)]
@@ -155,28 +157,72 @@ pub struct Cut {
 /// What shape.h lays out in shared memory besides vectors, parts and ring, about.
 const OTHERS_BYTES: u32 = 16 << 10;
 
-/// Bytes of a slot that did best on one H200, shape by shape (benches/gpu/NOTES.md).
-fn usual_slot(model: &Model, warps: u32) -> u32 {
-    match (warps, model.lanes) {
-        (12, 1) => 18 << 10,
-        (12, _) => 24 << 10,
-        (_, _) => 16 << 10,
+/// What a block has of a layer: its rows of each matrix, and their columns, padded.
+#[derive(Debug, Clone, Copy)]
+struct Rows {
+    qkv: u32,
+    gate_up: u32,
+    /// Of the residual: of attention's output and of the mlp's.
+    residual: u32,
+    hidden: u32,
+    attn: u32,
+    ffn: u32,
+    warps: u32,
+}
+
+impl Rows {
+    /// The matrices, as warps share them and stages cut them.
+    fn layer(&self, stage: Stage) -> Option<[(Matrix, Split); 4]> {
+        let Self { warps, residual, hidden, .. } = *self;
+        let row_warps = |rows, k| Split::row_warps(rows, k, warps, stage.slot_bytes);
+        let split = |rows, k| Split::new(rows, k, row_warps(rows, k), warps, stage);
+        // A thread owns the same residual rows in both: either of them by rows means both.
+        let by_rows = [self.attn, self.ffn].iter().any(|k| row_warps(residual, *k) == warps);
+        let owned = |k| {
+            let row_warps = if by_rows { warps } else { row_warps(residual, k) };
+            Split::new(residual, k, row_warps, warps, stage)
+        };
+        Some([
+            (Matrix::Qkv, split(self.qkv, hidden)?),
+            (Matrix::Output, owned(self.attn)?),
+            (Matrix::GateUp, split(self.gate_up, hidden)?),
+            (Matrix::Down, owned(self.ffn)?),
+        ])
+    }
+
+    /// Bytes of a layer.
+    fn bytes(&self) -> u64 {
+        let of = |rows: u32, k: u32| 2 * u64::from(rows) * u64::from(k);
+        of(self.qkv + self.gate_up, self.hidden) + of(self.residual, self.attn + self.ffn)
+    }
+
+    /// Bytes of weights that a ring of such slots holds in `room`: stages fill a slot or do not.
+    fn held_by_ring(&self, stage: Stage, room: u32) -> u64 {
+        let stages = |layer: [(Matrix, Split); 4]| layer.iter().map(|(_, s)| s.stages).sum::<u32>();
+        let Some(stages) = self.layer(stage).map(stages) else { return 0 };
+        u64::from(room / stage.slot_bytes) * self.bytes() / u64::from(stages)
+    }
+
+    /// Slots of a size that did well on one H200 (benches/gpu/NOTES.md), the one whose ring holds
+    /// more, or smaller ones where shared memory has no room for three beside the vectors; the
+    /// kernel, which knows the room exactly, refuses fewer than two.
+    fn slot_bytes(&self, held: u32, shared_bytes: u32) -> u32 {
+        let vectors = 2 * (self.hidden + self.attn.max(self.ffn));
+        let room = shared_bytes.saturating_sub(vectors + OTHERS_BYTES);
+        let usual: &[u32] = if self.warps == 12 { &[18 << 10, 24 << 10] } else { &[16 << 10] };
+        let fits = |slot_bytes: &&u32| 3 * **slot_bytes <= room;
+        let holds =
+            |slot_bytes: &&u32| self.held_by_ring(Stage { slot_bytes: **slot_bytes, held }, room);
+        let best = usual.iter().filter(fits).max_by_key(holds);
+        let smaller = [12 << 10, 8 << 10, 6 << 10].into_iter().find(|size| 3 * size <= room);
+        best.copied().or(smaller).unwrap_or(6 << 10)
     }
 }
 
-/// Slots of the usual size, or smaller ones where shared memory has no room for three beside
-/// `vectors` bytes; the kernel, which knows the room exactly, refuses fewer than two.
-fn slot_bytes(usual: u32, shared_bytes: u32, vectors: u32) -> u32 {
-    let room = shared_bytes.saturating_sub(vectors + OTHERS_BYTES);
-    let sizes = [usual, 12 << 10, 8 << 10, 6 << 10];
-    sizes.into_iter().find(|size| 3 * size <= room).unwrap_or(6 << 10)
-}
-
 /// Tile pairs of a stage that a warp holds in registers. Twelve warps have fewer registers each,
-/// and where steps are short several stages are held. `layer`: rows and columns of a block.
-fn held(model: &Model, warps: u32, layer: &[(u32, u32)]) -> u32 {
-    let bytes: u64 = layer.iter().map(|(rows, k)| 2 * u64::from(*rows) * u64::from(*k)).sum();
-    if warps > 8 || u64::from(model.layers) * bytes < LONG_LINE {
+/// and where steps are short several stages are held.
+fn held(model: &Model, rows: &Rows) -> u32 {
+    if rows.warps > 8 || u64::from(model.layers) * rows.bytes() < LONG_LINE {
         2
     } else {
         4
@@ -254,27 +300,22 @@ impl Cut {
         if !attn.is_multiple_of(unit) || model.heads / model.kv_heads > 8 {
             return None;
         }
-        let (usual, vectors) = (usual_slot(model, warps), 2 * (hidden + attn.max(ffn)));
-        let slot_bytes = slot_bytes(usual, m.shared_bytes, vectors).max(slot_least);
-        let row_warps = |rows, k| Split::row_warps(rows, k, warps, slot_bytes);
-        let rows_qkv = share(attn + 2 * model.kv_heads * head_dim, each, 2);
-        let rows_gu = share(2 * ffn, each, 4);
-        let halves = [(rows_qkv, hidden), (rows_gu, hidden), (share(hidden, each, 2), attn + ffn)];
-        let stage = Stage { slot_bytes, held: held(model, warps, &halves) };
-        let split = |rows, k| Split::new(rows, k, row_warps(rows, k), warps, stage);
-        // A thread owns the same residual rows in both: either of them by rows means both.
-        let residual = share(hidden, each, 2);
-        let by_rows = [attn, ffn].iter().any(|k| row_warps(residual, *k) == warps);
-        let owned = |k| {
-            let row_warps = if by_rows { warps } else { row_warps(residual, k) };
-            Split::new(residual, k, row_warps, warps, stage)
+        let rows = Rows {
+            qkv: share(attn + 2 * model.kv_heads * head_dim, each, 2),
+            gate_up: share(2 * ffn, each, 4),
+            residual: share(hidden, each, 2),
+            hidden,
+            attn,
+            ffn,
+            warps,
         };
-        let layer = [
-            (Matrix::Qkv, split(rows_qkv, hidden)?),
-            (Matrix::Output, owned(attn)?),
-            (Matrix::GateUp, split(rows_gu, hidden)?),
-            (Matrix::Down, owned(ffn)?),
-        ];
+        let held = held(model, &rows);
+        let slot_bytes = rows.slot_bytes(held, m.shared_bytes).max(slot_least);
+        let stage = Stage { slot_bytes, held };
+        let split = |rows, k| {
+            Split::new(rows, k, Split::row_warps(rows, k, warps, slot_bytes), warps, stage)
+        };
+        let layer = rows.layer(stage)?;
         let blocks = each * model.lanes;
         let (rows_head, width) = head(model, each, hidden);
         let pass_rows = rows_head.min(16 * warps);
@@ -291,8 +332,8 @@ impl Cut {
             slot_bytes,
             splits: if merge { MOST_SPLITS_MERGED } else { MOST_SPLITS }.min(each / model.kv_heads),
             merge,
-            held: stage.held,
-            in_flight_bytes: in_flight(model, warps),
+            held,
+            in_flight_bytes: 0,
             pages_max: positions.div_ceil(PAGE as u32),
             shared_max: m.shared_bytes,
             layer,
@@ -302,6 +343,7 @@ impl Cut {
             rows_head,
             columns: 1,
         };
+        cut.in_flight_bytes = cut.in_flight(model);
         let fits = |c: &u32| cut.shared_bytes(width, attn, *c) <= m.shared_bytes;
         let room = slot_least == 0 || fits(&1);
         cut.columns = [COLUMNS_MAX, 4, 2].into_iter().find(fits).unwrap_or(1);
@@ -382,6 +424,18 @@ impl Cut {
     /// chain of exchanges weighs more than the weights. Measured on one H200, shape by shape.
     fn retries(&self, model: &Model, columns: u32) -> bool {
         columns == 1 && self.line_bytes(model) < SHORT_LINE
+    }
+
+    /// Weight bytes in flight of a block: more hide the memory's latency, but stand before every
+    /// word that somebody waits for. Measured on one H200, shape by shape (benches/gpu/NOTES.md).
+    fn in_flight(&self, model: &Model) -> u32 {
+        let line = self.line_bytes(model);
+        match self.warps {
+            _ if line < SHORTEST_LINE => 36 << 10,
+            12 => 72 << 10,
+            _ if line < LONG_LINE => 56 << 10,
+            _ => 144 << 10,
+        }
     }
 
     /// Stages of a product that are in registers before its vector has arrived.
@@ -477,8 +531,12 @@ impl Cut {
 
     /// Threads of a block: teams of 32 that compute, a warp of the machine's that copies, one that
     /// watches the host.
-    pub const fn threads(&self, warp: u32) -> u32 {
-        self.warps * 32 + 2 * warp
+    pub const fn threads(&self, platform: Platform, warp: u32) -> u32 {
+        let helpers = match platform {
+            Platform::Cuda => 4,
+            Platform::Hip | Platform::Sim => 2,
+        };
+        self.warps * 32 + helpers * warp
     }
 
     /// The definitions in front of the sources.
@@ -560,17 +618,6 @@ impl fmt::Display for Cut {
             )?;
         }
         writeln!(f, "  head: {} rows in {} passes", self.rows_head, self.head_passes)
-    }
-}
-
-/// Weight bytes in flight of a block: more hide the memory's latency, but stand before every word
-/// that somebody waits for. Measured on one H200, shape by shape (benches/gpu/NOTES.md).
-fn in_flight(model: &Model, warps: u32) -> u32 {
-    match (warps, model.lanes) {
-        (12, 1) => 36 * 1024,
-        (12, _) => 72 * 1024,
-        (_, _) if model.hidden < 4096 => 56 * 1024,
-        (_, _) => 144 * 1024,
     }
 }
 

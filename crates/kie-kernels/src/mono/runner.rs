@@ -818,7 +818,7 @@ impl Runner {
             let launch = Launch {
                 entry: "kie_decode",
                 blocks: loaded.cut.blocks,
-                threads: loaded.cut.threads(loaded.machine.warp()),
+                threads: loaded.cut.threads(loaded.machine.platform(), loaded.machine.warp()),
                 shared_bytes: loaded.cut.shared_max,
                 args: args.as_bytes(),
             };

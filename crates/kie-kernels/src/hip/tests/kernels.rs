@@ -74,7 +74,7 @@ fn the_decode_kernel_compiles_without_spills() {
         // `private_bytes`, so accesses are counted instead.
         let spills = (scratch_accesses(&text), kernel.spilled_registers);
         assert_eq!(spills, (0, 0), "{name}: {kernel:?}");
-        let threads = cut.threads(64);
+        let threads = cut.threads(Platform::Hip, 64);
         assert_eq!((kernel.threads_max, kernel.wave_lanes), (threads, 64), "{name}: {kernel:?}");
         let waves = threads.div_ceil(64).div_ceil(UNITS);
         assert!(kernel.registers <= REGISTERS / waves, "{name}: {kernel:?}");
