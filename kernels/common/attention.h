@@ -354,17 +354,18 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer,
 
 // The merged output of up to 32 neighbouring words a warp pass: a lane takes one word (two features
 // of a head) of some of the splits, lanes that share a word add up at the end, in a fixed order.
-template <int kCount>  // words this warp takes, from `first` of the column's kAttn / 2
-KIE_DEVICE void merge(Watch& watch, const DecodeArgs& args, int layer, int lane_index, int column,
-                      int shift, const PageSpan& span, u32 epoch, int first, u32* x, u64* out,
-                      u32 rest_ns) {
+// `kCount`: words this warp takes, from `first` of the column's kAttn / 2; `kMost`: parts, of which
+// there are `live`.
+template <int kCount, int kMost>
+KIE_DEVICE void merge_parts(Watch& watch, const DecodeArgs& args, int layer, int lane_index,
+                            int column, int shift, const PageSpan& span, int live, u32 epoch,
+                            int first, u32* x, u64* out, u32 rest_ns) {
     constexpr int kLow = kCount & -kCount, kWide = kLow < 32 ? kLow : 32, kGroups = 32 / kWide;
-    constexpr int kEach = (kSplitsMax + kGroups - 1) / kGroups;
-    const int pages = span.last - span.first + 1, live = pages < kSplitsMax ? pages : kSplitsMax;
+    constexpr int kEach = (kMost + kGroups - 1) / kGroups;
     const long unit = (long)layer * kLanes + lane_index;
     const int my = lane(), group = my / kWide;
     constexpr int kPasses = kCount / kWide;
-    constexpr int kOnce = kPasses == 2 && kEach <= 8 ? 2 : 1;  // passes whose words travel together
+    constexpr int kOnce = kPasses == 2 && kEach <= 4 ? 2 : 1;  // passes whose words travel together
     const u64* parts = args.words + kAtPart + unit * kSplitsMax * kColumns * kPartWords;
     KIE_NO_UNROLL for (int n = 0; n < kCount; n += kOnce * kWide) {
         // Heads are whole numbers of lines.
@@ -420,4 +421,19 @@ KIE_DEVICE void merge(Watch& watch, const DecodeArgs& args, int layer, int lane_
             }
         }
     }
+}
+// Few parts have a way of their own: what the others would need costs time even where it is not
+// there.
+template <int kCount>
+KIE_DEVICE void merge(Watch& watch, const DecodeArgs& args, int layer, int lane_index, int column,
+                      int shift, const PageSpan& span, u32 epoch, int first, u32* x, u64* out,
+                      u32 rest_ns) {
+    constexpr int kFew = (kSplitsMax + 1) / 2;
+    const int pages = span.last - span.first + 1;
+    if (pages <= kFew)
+        merge_parts<kCount, kFew>(watch, args, layer, lane_index, column, shift, span, pages, epoch,
+                                  first, x, out, rest_ns);
+    else
+        merge_parts<kCount, kSplitsMax>(watch, args, layer, lane_index, column, shift, span,
+                                        min_i(pages, kSplitsMax), epoch, first, x, out, rest_ns);
 }

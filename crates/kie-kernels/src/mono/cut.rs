@@ -18,10 +18,13 @@ pub const COLUMNS_MAX: u32 = 8;
 /// merged by owners; elsewhere a block merges all of its lane's, and more parts cost registers.
 const MOST_SPLITS: u32 = 8;
 const MOST_SPLITS_MERGED: u32 = 16;
-/// Bytes of a block's line from which on the weights, not the exchange, make the step's time.
-const LONG_LINE: u64 = 24 << 20;
+/// Bytes of a block's line from which on the weights, not the exchange, make the step's time: those
+/// of a whole 2B are, those of a quarter of an 8B are not.
+const LONG_LINE: u64 = 32 << 20;
 /// Bytes of a block's line below which the words of a step are waited for more than its weights.
 const SHORT_LINE: u64 = 12 << 20;
+/// Widest vectors that all blocks may ask for again and again.
+const NARROW: u32 = 4096;
 /// Bytes of a block's line below which a step is hardly more than its exchanges.
 const SHORTEST_LINE: u64 = 6 << 20;
 
@@ -423,7 +426,9 @@ impl Cut {
     /// Whether a gather asks for all its words at once, and once more for what was late: where the
     /// chain of exchanges weighs more than the weights. Measured on one H200, shape by shape.
     fn retries(&self, model: &Model, columns: u32) -> bool {
-        columns == 1 && self.line_bytes(model) < SHORT_LINE
+        let line = self.line_bytes(model);
+        let narrow = model.lanes == 1 && self.hidden.max(self.ffn) <= NARROW;
+        columns == 1 && (line < SHORT_LINE || narrow && line < LONG_LINE)
     }
 
     /// Weight bytes in flight of a block: more hide the memory's latency, but stand before every
@@ -649,6 +654,56 @@ mod tests {
                 ["KIE_HELD", "KIE_AHEAD", "KIE_POLL", "KIE_REST_GATHER"].map(|n| value(&one, n));
             assert_eq!(seen, [held, ahead, poll, rest], "{name}");
             assert_eq!(value(&of(8), "KIE_POLL"), "1", "{name}: several columns wait for one word");
+        }
+    }
+
+    /// What each of so many machines has of a model: heads, mlp and vocabulary, or lanes.
+    fn rank(name: &str, ranks: u32) -> Model {
+        let whole = match name {
+            "plain" => {
+                Model { heads: 32, kv_heads: 16, ffn: 12_288, vocab: 32_000, ..model("lane") }
+            }
+            _ => model(name),
+        };
+        if whole.lanes > 1 {
+            return Model { ranks, lanes: whole.lanes / ranks, ..whole };
+        }
+        Model {
+            ranks,
+            heads: whole.heads / ranks,
+            kv_heads: whole.kv_heads / ranks,
+            ffn: whole.ffn / ranks,
+            vocab: whole.vocab / ranks,
+            ..whole
+        }
+    }
+
+    #[test]
+    fn a_rank_is_cut_by_what_it_holds() {
+        // Name, ranks: KB of a slot, KB in flight, stages ahead, first position with pages through
+        // the ring, whether a gather asks for all at once.
+        for (name, ranks, wanted) in [
+            ("8b", 1, (16, 144, 1, 0, false)),
+            ("8b", 2, (16, 144, 1, 0, false)),
+            ("8b", 4, (16, 56, 4, 512, true)),
+            ("1b", 1, (16, 56, 4, 1024, false)),
+            ("1b", 4, (16, 36, 4, 512, true)),
+            ("2b", 1, (24, 72, 1, 0, false)),
+            ("2b", 4, (24, 72, 4, 512, true)),
+            ("2b", 8, (18, 36, 4, 512, true)),
+            ("plain", 4, (24, 72, 4, 512, true)),
+            ("lane", 1, (18, 36, 4, 512, true)),
+        ] {
+            let model = rank(name, ranks);
+            let cut = Cut::new(&model, &nvidia(), 4096).unwrap();
+            let seen = (
+                cut.slot_bytes >> 10,
+                cut.in_flight_bytes >> 10,
+                cut.ahead(&model),
+                cut.streams_from(&model),
+                cut.retries(&model, 1),
+            );
+            assert_eq!(seen, wanted, "{name} on {ranks}: {cut}");
         }
     }
 
