@@ -438,7 +438,7 @@ impl Cut {
         match self.warps {
             _ if line < SHORTEST_LINE => 36 << 10,
             12 => 72 << 10,
-            _ if line < LONG_LINE => 56 << 10,
+            _ if self.hidden < 4096 => 56 << 10,
             _ => 144 << 10,
         }
     }
@@ -584,7 +584,7 @@ impl Cut {
             ("NO_STREAM", "false".to_owned()),
             ("NO_RANKS", "false".to_owned()),
             ("PAGES_MAX", self.pages_max.to_string()),
-            ("REST_GATHER", if retries { 200 } else { 250 }.to_string()),
+            ("REST_GATHER", if retries { 100 } else { 250 }.to_string()),
             ("REST_MERGE", "0".to_owned()),
             ("SHARED_MAX", self.shared_max.to_string()),
             ("ROWS_QKV", self.rows(Matrix::Qkv).to_string()),
@@ -639,7 +639,7 @@ mod tests {
     #[test]
     fn short_steps_hold_more_stages_before_the_words_are_there() {
         for (name, held, ahead, poll, rest) in [
-            ("lane", "2", "4", "0", "200"),
+            ("lane", "2", "4", "0", "100"),
             ("1b", "2", "4", "1", "250"),
             ("2b", "2", "1", "1", "250"),
             ("8b", "4", "1", "1", "250"),
@@ -685,7 +685,7 @@ mod tests {
         for (name, ranks, wanted) in [
             ("8b", 1, (16, 144, 1, 0, false)),
             ("8b", 2, (16, 144, 1, 0, false)),
-            ("8b", 4, (16, 56, 4, 512, true)),
+            ("8b", 4, (16, 144, 4, 512, true)),
             ("1b", 1, (16, 56, 4, 1024, false)),
             ("1b", 4, (16, 36, 4, 512, true)),
             ("2b", 1, (24, 72, 1, 0, false)),
