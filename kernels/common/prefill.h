@@ -478,6 +478,7 @@ KIE_DEVICE void mix_chunk(const PrefillArgs& args, const Chunk& chunk, int kind,
 KIE_DEVICE void put_last(const PrefillArgs& args, const Chunk& chunk) {
     const int my = lane(), g = my / 4, t = my % 4, warps = kWorkers / kTeam;
     const int place = chunk.to - 1, e = place % 2;
+    const u32 epoch = epoch_at(args.model.epoch, kLayers - 1);
     KIE_NO_UNROLL for (int i = block() * warps + thread() / kTeam; i < kLanes * kFrags;
                        i += args.blocks * warps) {
         const int frag = i % kFrags, l = i / kFrags;
@@ -487,10 +488,10 @@ KIE_DEVICE void put_last(const PrefillArgs& args, const Chunk& chunk) {
         const u32 both = pack_half2(number(v.v[e]), number(v.v[2 + e]));
         const int pair = rows.row / 2 + g;
         if (kHeadMode == kHeadPerLane)
-            publish(hidden_slot(args.model, 1, kLayers - 1, l) + pair, both, args.model.epoch);
+            publish(hidden_slot(args.model, 1, kLayers - 1, l) + pair, both, epoch);
         else
             publish_all(args.model, last_slot(args.model, lane_of_model(args, l)) + pair, both,
-                        args.model.epoch);
+                        epoch);
     }
 }
 

@@ -112,7 +112,7 @@ const MUTANTS: &[Case] = &[
     },
     Case {
         what: "offers have one place",
-        edits: &[("(b.epoch & 1) * kOffers", "0 * kOffers")],
+        edits: &[("((args.epoch + b.step) & 1) * kOffers", "0 * kOffers")],
         about: &["offer", "each_offer"],
         ..SHORT
     },

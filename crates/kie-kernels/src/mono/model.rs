@@ -87,6 +87,45 @@ impl Model {
         self.lanes * self.ranks
     }
 
+    /// Places of the words of what other lanes want, which layers use in turn: as few as let no lane
+    /// write a layer's where another may still read an earlier one's.
+    pub fn turns_other(&self) -> u32 {
+        if self.lanes_all() == 1 {
+            return 1;
+        }
+        let outputs: Vec<_> =
+            (0..self.layers).flat_map(|layer| [0, 1].map(|kind| (layer, kind))).collect();
+        // A lane's work in order, three places an output: a sum of earlier ones is read, the output
+        // is stored, a sum without delay is read.
+        let stored = |layer: u32, kind: usize| 3 * (2 * layer + kind as u32) + 1;
+        let source = |layer: u32, kind: usize| {
+            let delay = u32::try_from(self.layer.get(layer as usize)?.delay[kind]).ok()?;
+            layer.checked_sub(delay)
+        };
+        let read = |layer: u32, kind: usize| {
+            let from = source(layer, kind)?;
+            let at = stored(layer, kind);
+            Some((from, if from < layer { at - 1 } else { at + 1 }))
+        };
+        // How far every other lane is at least when one stores there.
+        let known = |at: u32| {
+            let seen = |(layer, kind): &(u32, usize)| {
+                let (from, when) = read(*layer, *kind)?;
+                (when < at).then(|| stored(from, *kind))
+            };
+            outputs.iter().filter_map(seen).max().unwrap_or(0)
+        };
+        let fits = |turns: &u32| {
+            outputs.iter().filter(|(layer, _)| layer >= turns).all(|&(layer, kind)| {
+                let known = known(stored(layer, kind));
+                (0..self.layers).filter_map(|reader| read(reader, kind)).all(|(from, when)| {
+                    from != layer - turns || when < known
+                })
+            })
+        };
+        (1..self.layers).find(fits).unwrap_or(self.layers)
+    }
+
     /// Reads a program, for so many machines.
     ///
     /// # Errors
