@@ -270,7 +270,16 @@ const MUTANTS: &[(&str, &str, &str)] = &[
         "(epoch_of(a[c][i]) ^ epoch) | (epoch_of(b[c][i]) ^ epoch);",
         "(epoch_of(a[c][i]) == 0) | (epoch_of(b[c][i]) == 0);",
     ),
-    ("epochs start anew with each launch", "epoch_at(args.epoch + b.step, first)", "epoch_at(1 + b.step, first)"),
+    (
+        "epochs start anew with each launch",
+        "epoch_at(args.epoch + b.step, first)",
+        "epoch_at(1 + b.step, first)",
+    ),
+    (
+        "a layer's words are overwritten before other lanes have read them",
+        "(u32)layer % kTurnsOther",
+        "(u32)layer % 1",
+    ),
     (
         "words are overwritten while others read: the step's edge is dropped",
         "sync_consumers<kThreads>();  // the edge: see exchange.h",

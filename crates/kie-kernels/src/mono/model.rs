@@ -93,37 +93,24 @@ impl Model {
         if self.lanes_all() == 1 {
             return 1;
         }
-        let outputs: Vec<_> =
-            (0..self.layers).flat_map(|layer| [0, 1].map(|kind| (layer, kind))).collect();
-        // A lane's work in order, three places an output: a sum of earlier ones is read, the output
-        // is stored, a sum without delay is read.
-        let stored = |layer: u32, kind: usize| 3 * (2 * layer + kind as u32) + 1;
-        let source = |layer: u32, kind: usize| {
-            let delay = u32::try_from(self.layer.get(layer as usize)?.delay[kind]).ok()?;
-            layer.checked_sub(delay)
+        let layers = self.layers as usize;
+        // Outputs are numbered in the order of the work. Where output `at` is made, an earlier one's
+        // words are read, if any.
+        let source = |at: usize| {
+            let delay = usize::try_from(self.layer.get(at / 2)?.delay[at % 2]).ok()?;
+            at.checked_sub(2 * delay)
         };
-        let read = |layer: u32, kind: usize| {
-            let from = source(layer, kind)?;
-            let at = stored(layer, kind);
-            Some((from, if from < layer { at - 1 } else { at + 1 }))
-        };
-        // How far every other lane is at least when one stores there.
-        let known = |at: u32| {
-            let seen = |(layer, kind): &(u32, usize)| {
-                let (from, when) = read(*layer, *kind)?;
-                (when < at).then(|| stored(from, *kind))
-            };
-            outputs.iter().filter_map(seen).max().unwrap_or(0)
-        };
-        let fits = |turns: &u32| {
-            outputs.iter().filter(|(layer, _)| layer >= turns).all(|&(layer, kind)| {
-                let known = known(stored(layer, kind));
-                (0..self.layers).filter_map(|reader| read(reader, kind)).all(|(from, when)| {
-                    from != layer - turns || when < known
-                })
+        // When a lane stores output `at` it has all that it read for those before: the lanes that
+        // stored that were done with what they read for what comes before it. Of what is read for
+        // one and the same output threads read parts side by side, so nothing follows.
+        let done = |at: usize| (0..at).filter_map(source).max().unwrap_or(0);
+        let fits = |turns: &usize| {
+            (2 * turns..2 * layers).all(|at| {
+                let mut readers = (0..2 * layers).filter(|n| source(*n) == Some(at - 2 * turns));
+                readers.all(|reader| reader < done(at))
             })
         };
-        (1..self.layers).find(fits).unwrap_or(self.layers)
+        (1..layers).find(fits).unwrap_or(layers) as u32
     }
 
     /// Reads a program, for so many machines.
@@ -360,6 +347,22 @@ mod tests {
         // Heads are padded to whole tiles.
         let narrow = Dims { head_dim: 40, ..dims(16, 2, 1) };
         assert_eq!(page_bytes(&narrow, 0, 8), 8 * one / 2);
+    }
+
+    #[test]
+    fn words_for_other_lanes_have_as_many_places_as_delays_ask_for() {
+        let with = |delay: &dyn Fn(u32) -> i32| {
+            let model = model("2b");
+            let layer = |n| Layer { delay: [delay(n); 2], ..model.layer[0] };
+            Model { layer: (0..model.layers).map(layer).collect(), ..model.clone() }.turns_other()
+        };
+        assert_eq!(model("8b").turns_other(), 1, "there is no other lane");
+        assert_eq!(with(&|_| 0), 1);
+        assert_eq!(with(&|_| 1), 3);
+        assert_eq!(with(&|_| 2), 5);
+        assert_eq!(with(&|n| if n < 3 { -1 } else { 3 }), 7);
+        assert_eq!(with(&|n| if n == 14 { 2 } else { -1 }), 3, "12's words are read in layer 14");
+        assert_eq!(with(&|n| if n == 14 { 14 } else { -1 }), 15, "and here layer 0's");
     }
 
     #[test]
