@@ -2,11 +2,12 @@
 // data itself. Each layer of each step has an epoch of its own, so no word is ever cleared.
 //
 // A vector's words have two places, which layers use in turn. Nobody writes layer l + 2's while
-// somebody may still read layer l's: to write, a block has taken words of layer l + 1 that depend
-// on all blocks of its lane, each of which had taken all that it wants of layer l to make them. A
-// word that was taken is in registers, and what is made of it is stored later: this needs no fence.
-// What other lanes want has as many places as its delays ask for (cut.rs). The sampling exchange
-// orders one step's last read before the next step's first write.
+// somebody may still read layer l's: who writes has words of layer l + 1 that depend on all blocks
+// of the lane, each of which had taken all that it wants of layer l to make them (a block's warps
+// meet between taking a vector and storing what is made of it). What was taken is in registers
+// before what is made of it is stored, so this needs no fence. What other lanes want has as many
+// places as delays ask for (model.rs, turns_other). The sampling exchange orders one step's last
+// read before the next step's first write.
 #pragma once
 
 // Of a layer, or (kLayers) of the choice of the token. `turn`: the step's number in all launches.
