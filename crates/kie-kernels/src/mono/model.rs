@@ -87,15 +87,15 @@ impl Model {
         self.lanes * self.ranks
     }
 
-    /// Places of the words of what other lanes want, which layers use in turn: as few as let no lane
-    /// write a layer's where another may still read an earlier one's.
+    /// Places of the words of what other lanes want, which layers use in turn: as few as let no
+    /// lane write a layer's where another may still read an earlier one's.
     pub fn turns_other(&self) -> u32 {
         if self.lanes_all() == 1 {
             return 1;
         }
         let layers = self.layers as usize;
-        // Outputs are numbered in the order of the work. Where output `at` is made, an earlier one's
-        // words are read, if any.
+        // Outputs are numbered in the order of the work. Where output `at` is made, an earlier
+        // one's words are read, if any.
         let source = |at: usize| {
             let delay = usize::try_from(self.layer.get(at / 2)?.delay[at % 2]).ok()?;
             at.checked_sub(2 * delay)
