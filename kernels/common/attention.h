@@ -124,7 +124,7 @@ KIE_DEVICE u32 take_word(Watch& watch, const u64* p, u32 epoch, u32 where) {
 }
 // The query heads' words, then the key's, then the value's: where word `n` of them stands.
 KIE_DEVICE const u64* head_word(const DecodeArgs& args, const AttendAt& at, int n) {
-    const long unit = (long)at.layer * kLanes + at.lane_index;
+    const long unit = unit_of(at.layer, at.lane_index);
     const int j = n < kQWords               ? at.kv_head * kQWords + n
                   : n < kQWords + kHalfHead ? kAttn / 2 + at.kv_head * kHalfHead + n - kQWords
                                             : (kAttn + kKvHeads * kHeadDim) / 2 +
@@ -239,7 +239,7 @@ KIE_DEVICE void store_new(Watch& watch, const DecodeArgs& args, const AttendAt& 
 // features.
 constexpr int kPartHead = kHeadDim / 16 * kPartLine;
 KIE_DEVICE u64* part_at(const DecodeArgs& args, const AttendAt& at) {
-    const long unit = (long)at.layer * kLanes + at.lane_index;
+    const long unit = unit_of(at.layer, at.lane_index);
     const long lot = (unit * kSplitsMax + at.split) * kColumns + at.column;
     return args.words + kAtPart + lot * kPartWords + at.kv_head * kGroup * kPartHead;
 }
@@ -362,7 +362,7 @@ KIE_DEVICE void merge_parts(Watch& watch, const DecodeArgs& args, int layer, int
                             int first, u32* x, u64* out, u32 rest_ns) {
     constexpr int kLow = kCount & -kCount, kWide = kLow < 32 ? kLow : 32, kGroups = 32 / kWide;
     constexpr int kEach = (kMost + kGroups - 1) / kGroups;
-    const long unit = (long)layer * kLanes + lane_index;
+    const long unit = unit_of(layer, lane_index);
     const int my = lane(), group = my / kWide;
     constexpr int kPasses = kCount / kWide;
     constexpr int kOnce = kPasses == 2 && kEach <= 4 ? 2 : 1;  // passes whose words travel together

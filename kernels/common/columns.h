@@ -63,7 +63,7 @@ KIE_DEVICE void merge_one(Watch& watch, const u64* parts, int word, int column, 
 }
 // This block's share.
 KIE_DEVICE void merge_columns(Watch& watch, const DecodeArgs& args, const Block& b, int layer) {
-    const long unit = (long)layer * kLanes + b.lane_index;
+    const long unit = unit_of(layer, b.lane_index);
     const u64* parts = args.words + kAtPart + unit * kSplitsMax * kColumns * kPartWords;
     // The last warps: pages are the first ones' work.
     KIE_NO_UNROLL for (int n = kThreads - 1 - (int)thread(); n < kMergeItems; n += kThreads) {
@@ -184,8 +184,8 @@ struct Far {
 template <class S>
 KIE_DEVICE void add_far(Watch& watch, const DecodeArgs& args, const Block& b, int kind, int layer,
                         int delay, bool alike, Far<S>& far) {
-    const u64* from =
-        args.words + kAtOther + ((long)kind * kLayers + layer - delay) * kLanesAll * kVecH;
+    const u64* from = others_of(args, kind, layer - delay);
+    const u32 epoch = b.epoch - delay;
     constexpr int kOnce = S::items < 2 ? S::items : 2;
     static_assert(S::items % kOnce == 0, "results in groups");
     KIE_UNROLL for (int first = 0; first < S::items; first += kOnce) {
@@ -200,19 +200,19 @@ KIE_DEVICE void add_far(Watch& watch, const DecodeArgs& args, const Block& b, in
         watch.polls = 0;
         for (;;) {
             bool ok = true;
-            u32 seen = b.epoch;
+            u32 seen = epoch;
             int late = 0;
             KIE_UNROLL for (int i = 0; i < kOnce; ++i) {
                 KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) v[i][l] =
                     load_word(p[i] + l * kVecH);
             }
             KIE_UNROLL for (int i = 0; i < kOnce; ++i) {
-                KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) if (epoch_of(v[i][l]) != b.epoch)
+                KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) if (epoch_of(v[i][l]) != epoch)
                     ok = false,
                     seen = epoch_of(v[i][l]), late = l;
             }
             const u32 where = of_rank(late) | layer << 4 | (kind ? 7 : 3);
-            if (ok || kNoWaits || !patient(watch, where, b.epoch, seen)) break;
+            if (ok || kNoWaits || !patient(watch, where, epoch, seen)) break;
         }
         KIE_UNROLL for (int i = 0; i < kOnce; ++i) {
             float sum[4][2];

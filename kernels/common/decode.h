@@ -6,8 +6,7 @@
 #pragma once
 
 KIE_DEVICE u64* other_slot(const DecodeArgs& args, int kind, int layer, int lane_all) {
-    const long at = ((long)kind * kLayers + layer) * kLanesAll + heard_lane(lane_all);
-    return args.words + kAtOther + at * kVecH;
+    return others_of(args, kind, layer) + heard_lane(lane_all) * kVecH;
 }
 
 // This warp's share of a normed vector into shared memory: words, or the embedding of the tokens.
@@ -15,7 +14,7 @@ struct Squares {
     float v[kColumns];
 };  // a lane's part of each column's sum of squares
 KIE_DEVICE Squares gather_normed(Watch& watch, const DecodeArgs& args, const Block& b,
-                                 const u64* from, bool embedded, int norm, u32 where) {
+                                 const u64* from, bool embedded, int norm, u32 epoch, u32 where) {
     constexpr int kShare = kHidden / 2 / kWarps;
     const int warp = thread() / kTeam;
     const int norm_row = norm * kNormLanes + (kNormLanes > 1 ? b.lane_all : 0);
@@ -24,7 +23,7 @@ KIE_DEVICE Squares gather_normed(Watch& watch, const DecodeArgs& args, const Blo
     KIE_UNROLL for (int c = 0; c < kColumns; ++c) squares.v[c] = 0;
     u32* x = (u32*)(b.shared + kShXa) + warp * kShare;
     if (!embedded) {
-        gather<kShare, true>(watch, from + warp * kShare, kWordsH, b.epoch, where, live_of(b),
+        gather<kShare, true>(watch, from + warp * kShare, kWordsH, epoch, where, live_of(b),
                              weights, x, kStrideA / 2, squares.v);
         return squares;
     }
@@ -130,8 +129,7 @@ KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer
     Sums<SplitQkv> s = multiply_normed<SplitQkv>(ring, lots, b, squares);
     stamp(b, 1);
     early_page(args, b, layer, held);
-    u64* to = args.words + kAtQkv + ((long)layer * kLanes + b.lane_index) * kVecQ +
-              b.seat * (kRowsQkv / 2);
+    u64* to = args.words + kAtQkv + unit_of(layer, b.lane_index) * kVecQ + b.seat * (kRowsQkv / 2);
     finish<SplitQkv>(s, (float*)(b.shared + kShPartA),
                      [&](int item, int pair, int column, float v0, float v1, bool live, bool lead) {
                          const float scale = rms_scale(b, live ? column : 0);
@@ -226,10 +224,10 @@ KIE_DEVICE void take_others(Watch& watch, const DecodeArgs& args, const Block& b
     if (kLanesAll == 1 || delay < 0) return;
     each_other<S>(b, [&](int i, int from, int pair, int column, int place) {
         const u64* p = other_word(args, b, kind, layer - delay, from, pair, column);
+        const u32 epoch = b.epoch - delay;
         watch.polls = 0;
-        while (
-            !kNoWaits && epoch_of(o.v[i]) != b.epoch &&
-            patient(watch, of_rank(from) | layer << 4 | (kind ? 7 : 3), b.epoch, epoch_of(o.v[i])))
+        while (!kNoWaits && epoch_of(o.v[i]) != epoch &&
+               patient(watch, of_rank(from) | layer << 4 | (kind ? 7 : 3), epoch, epoch_of(o.v[i])))
             o.v[i] = load_word(p);
         if (!kQuad) ((u32*)(b.shared + kShOthers))[place] = (u32)o.v[i];
     });
@@ -294,18 +292,19 @@ KIE_DEVICE void take_near(Watch& watch, const DecodeArgs& args, const Block& b, 
     if constexpr (kByOwner) {
         const int pair = (int)thread();
         if (delay < 0 || pair >= S::row_pairs) return;
+        const u32 epoch = b.epoch - delay;
         watch.polls = 0;
         for (;;) {
             u32 late = 0;
             int from = 0;
             KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) {
-                const u32 off = epoch_of(near.v[l]) ^ b.epoch;
+                const u32 off = epoch_of(near.v[l]) ^ epoch;
                 if (l != b.lane_all && off != 0) late = off, from = l;
             }
             const u32 where = of_rank(from) | layer << 4 | (kind ? 7 : 3);
-            if (late == 0 || kNoWaits || !patient(watch, where, b.epoch, b.epoch ^ late)) break;
+            if (late == 0 || kNoWaits || !patient(watch, where, epoch, epoch ^ late)) break;
             KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) {
-                if (l != b.lane_all && epoch_of(near.v[l]) != b.epoch)
+                if (l != b.lane_all && epoch_of(near.v[l]) != epoch)
                     near.v[l] = load_word(other_word(args, b, kind, layer - delay, l, pair, 0));
             }
         }
@@ -391,7 +390,7 @@ KIE_DEVICE void step_gate_up(Ring& ring, const DecodeArgs& args, Block& b, int l
                              Lots<SplitGu>& lots, Squares& squares) {
     Sums<SplitGu> s = multiply_normed<SplitGu>(ring, lots, b, squares);
     stamp(b, 8);
-    u64* to = args.words + kAtAct + ((long)layer * kLanes + b.lane_index) * kVecF;
+    u64* to = args.words + kAtAct + unit_of(layer, b.lane_index) * kVecF;
     finish<SplitGu>(
         s, (float*)(b.shared + kShPartA),
         [&](int, int pair, int column, float v0, float v1, bool live, bool lead) {
@@ -410,6 +409,7 @@ KIE_DEVICE void step_gate_up(Ring& ring, const DecodeArgs& args, Block& b, int l
 KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& b) {
     constexpr int kShare = kHidden / 2 / kWarps;
     const int warp = thread() / kTeam, my = lane();
+    const u32 epoch = b.epoch - 1;
     float* all = (float*)(b.shared + kShNorm);  // [kNormSets][kColumns][kWarps]
     const auto words_of = [&](int from, int c) {
         return args.words + kAtLast + heard_lane(from) * kVecH + (long)c * kWordsH + warp * kShare;
@@ -423,8 +423,8 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
                 for (int l = kHeadMode == kHeadSum ? 0 : set;
                      l < (kHeadMode == kHeadSum ? kLanesAll : set + 1); ++l) {
                     float a, e;
-                    unpack_half2(take_word(watch, words_of(l, c) + i, b.epoch, of_rank(l) | 0xffe),
-                                 a, e);
+                    unpack_half2(take_word(watch, words_of(l, c) + i, epoch, of_rank(l) | 0xffe), a,
+                                 e);
                     v0 += a, v1 += e;
                 }
                 sum += v0 * v0 + v1 * v1;
@@ -440,7 +440,7 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
             float s0 = 0, s1 = 0;
             for (int l = 0; l < kLanesAll; ++l) {
                 float v0, v1, n0, n1;
-                unpack_half2(take_word(watch, words_of(l, c) + i, b.epoch, of_rank(l) | 0xffe), v0,
+                unpack_half2(take_word(watch, words_of(l, c) + i, epoch, of_rank(l) | 0xffe), v0,
                              v1);
                 const int row =
                     2 * kLayers * kNormLanes + (kNormLanes > 1 && kHeadMode != kHeadSum ? l : 0);
@@ -544,7 +544,7 @@ KIE_DEVICE void gather_attention(Watch& watch, const DecodeArgs& args, Block& b,
                                  bool attended) {
     const int warp = thread() / kTeam;
     constexpr int kShare = kWordsA / kWarps;
-    const long unit = (long)layer * kLanes + b.lane_index;
+    const long unit = unit_of(layer, b.lane_index);
     u32* x = (u32*)(b.shared + kShXb) + warp * kShare;
     u64* to = args.words + kAtAttn + unit * kVecA;
     if constexpr (kColumns > 1) {
@@ -597,14 +597,14 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
         vector_free<SplitDown>();
         Squares squares =
             gather_normed(watch, args, b, hidden_slot(args, 1, layer - 1, b.lane_index), layer == 0,
-                          2 * layer, layer << 4);
+                          2 * layer, b.epoch - 1, layer << 4);
         stamp(b, 0);
         step_qkv(ring, args, b, layer, held, lots, squares);
     }
     if (layer == 0)
         KIE_UNROLL for (int i = 0; i < SplitO::items; ++i)
             unpack_half2(bits(own.v[i][0]), own.v[i][0], own.v[i][1]);
-    const long unit = (long)layer * kLanes + b.lane_index;
+    const long unit = unit_of(layer, b.lane_index);
     {
         bool attended = false;
         if constexpr (kStreamed && kColumns == 1) {
@@ -635,7 +635,7 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
         take_first<SplitGu>(ring, lots);
         vector_free<SplitO>();
         Squares squares = gather_normed(watch, args, b, hidden_slot(args, 0, layer, b.lane_index),
-                                        false, 2 * layer + 1, layer << 4 | 5);
+                                        false, 2 * layer + 1, b.epoch, layer << 4 | 5);
         stamp(b, 7);
         step_gate_up(ring, args, b, layer, lots, squares);
     }
@@ -667,7 +667,7 @@ KIE_DEVICE void decode_head(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
             vector_free<SplitDown>();
             Squares squares =
                 gather_normed(watch, args, b, hidden_slot(args, 1, kLayers - 1, b.lane_index),
-                              false, 2 * kLayers, 0xffe);
+                              false, 2 * kLayers, b.epoch - 1, 0xffe);
             stamp(b, 13);
             Sums<SplitHead> s = multiply_normed<SplitHead>(ring, lots, b, squares);
             step_head<SplitHead>(args, b, s, 0, pick);
@@ -704,8 +704,10 @@ KIE_DEVICE void decode_step(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
                                     : 0u);
     });
     const int first = begins_at_head(args, b.step) ? kLayers : 0;
+    b.epoch = epoch_at(args.epoch + b.step, first);
     KIE_NO_UNROLL for (int layer = first; layer < kLayers; ++layer)
-        decode_layer(ring, watch, args, b, layer, own);
+        decode_layer(ring, watch, args, b, layer, own),
+        ++b.epoch;
     Pick pick = {kLowest, kNone};
     if (sequences_of(args) > 0 || args.logits) decode_head(ring, watch, args, b, pick);
     stamp(b, 14);
@@ -743,8 +745,7 @@ KIE_DEVICE void run_steps(Ring& ring, Watch& watch, const DecodeArgs& args, Bloc
     KIE_NO_UNROLL for (u32 step = 0; step < args.steps; ++step) {
         if (thread() == 0 && block() == 0 && args.stamps) args.stamps[step] = clock_ns();
         watch.step = b.step = step;
-        b.epoch = args.epoch + step;
-        works_at(b.epoch);
+        works_at(epoch_at(args.epoch + step, kLayers));
         b.live = live_at(args, step);
         decode_step(ring, watch, args, b);
         if (watch.lost) *stop = step + 1;
@@ -791,7 +792,7 @@ KIE_KERNEL(kie_decode, kThreads + kHelpers * kWarp, DecodeArgs args) {
                (int)block() % kBlocksPerLane,
                (int)args.rank * kLanes + (int)block() / kBlocksPerLane,
                shared,
-               args.epoch,
+               0,
                0,
                0,
                nullptr,

@@ -1,7 +1,17 @@
 // Epoch words: a value travels as {payload, epoch} in one 8-byte store, and the reader waits on the
-// data itself. The epoch is the step's number, so no word is ever cleared; the sampling exchange
-// orders one step's last read before the next step's first write.
+// data itself. Each layer of each step has an epoch of its own, so no word is ever cleared.
+//
+// A vector's words have two places, which layers use in turn. Nobody writes layer l + 2's while
+// somebody may still read layer l's: who writes has words of layer l + 1 that depend on all blocks
+// of the lane, each of which had taken all that it wants of layer l to make them (a block's warps
+// meet between taking a vector and storing what is made of it). What was taken is in registers
+// before what is made of it is stored, so this needs no fence. What other lanes want has as many
+// places as delays ask for (model.rs, turns_other). The sampling exchange orders one step's last
+// read before the next step's first write.
 #pragma once
+
+// Of a layer, or (kLayers) of the choice of the token. `turn`: the step's number in all launches.
+KIE_DEVICE u32 epoch_at(u32 turn, int layer) { return turn * (kLayers + 1) + (u32)layer; }
 
 // Bounded waiting. The first to lose patience poisons its rank. Who waits then writes down what
 // for, stops waiting, runs the step to its end on whatever it has, poisons the other ranks and
@@ -63,7 +73,17 @@ KIE_DEVICE void publish_all(const DecodeArgs& args, u64* p, u32 payload, u32 epo
 // A lane's residual behind a layer's attention (0) or mlp (1), of this rank; behind the last layer
 // that of each lane of the model, where the head combines lanes.
 KIE_DEVICE u64* hidden_slot(const DecodeArgs& args, int kind, int layer, int lane_index) {
-    return args.words + kAtHidden + (((long)kind * kLayers + layer) * kLanes + lane_index) * kVecH;
+    const u32 at = (kind * kTurns + (u32)layer % kTurns) * kLanes + lane_index;
+    return args.words + kAtHidden + at * kVecH;
+}
+// Of the other vectors: which of the places a lane's of a layer has.
+KIE_DEVICE long unit_of(int layer, int lane_index) {
+    return (long)((u32)layer % kTurns) * kLanes + lane_index;
+}
+// All lanes' words of what a layer adds to the others.
+KIE_DEVICE u64* others_of(const DecodeArgs& args, int kind, int layer) {
+    const u32 at = kind * kTurnsOther + (u32)layer % kTurnsOther;
+    return args.words + kAtOther + at * kLanesAll * kVecH;
 }
 KIE_DEVICE u64* last_slot(const DecodeArgs& args, int lane_all) {
     return args.words + kAtLast + lane_all * kVecH;

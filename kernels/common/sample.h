@@ -88,7 +88,7 @@ KIE_DEVICE void best_of_team(Chosen& c, int from, bool masses) {
 
 // The step's one release and acquire: every block offers its best, all choose the same token.
 KIE_DEVICE u64* offers_of(const DecodeArgs& args, const Block& b) {
-    return args.words + (b.epoch & 1) * kOffers;
+    return args.words + ((args.epoch + b.step) & 1) * kOffers;
 }
 KIE_DEVICE bool masses_wanted(const DecodeArgs& args) {
     u32 wants = 0;

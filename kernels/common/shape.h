@@ -129,15 +129,22 @@ constexpr long kLineBytes = kLayers * kLayerBytes +
                             kHeadPasses * bytes_of(SplitHead::stages, SplitHead::stage_bytes) +
                             (kHeadTail ? bytes_of(SplitTail::stages, SplitTail::stage_bytes) : 0);
 
-// Words of the exchange, as offsets from one base. Every slot is written once a step. A column of
-// a vector takes whole cache lines of words, the last of which may be padding.
+// Words of the exchange, as offsets from one base. A column of a vector takes whole cache lines of
+// words, the last of which may be padding. Layers take turns with few places, so that the words
+// stay in the second-level cache: eight columns' words of all layers would not (exchange.h says why
+// a place is free again). A block whose rows nobody waits for may lag as far as a step goes.
+constexpr bool kAllAwaited = (kBlocksPerLane - 1) * kRowsQkv < kQkv ||
+                             (kBlocksPerLane - 1) * kRowsO < kHidden ||
+                             (kBlocksPerLane - 1) * kRowsGu < 2 * kFfn;
+constexpr int kTurns = kAllAwaited && kLayers > 2 ? 2 : kLayers;
+constexpr int kTurnsOther = KIE_TURNS_OTHER;  // of what other lanes want: as delays ask for
 KIE_CONST_FN int lines_of(int words) { return (words + 15) / 16 * 16; }
 constexpr int kWordsH = lines_of(kRowsO * kBlocksPerLane / 2);
 constexpr int kWordsQ = lines_of(kRowsQkv * kBlocksPerLane / 2);
 constexpr int kWordsA = kAttn / 2, kWordsF = lines_of(kRowsGu * kBlocksPerLane / 4);
 constexpr long kVecH = (long)kColumns * kWordsH, kVecQ = (long)kColumns * kWordsQ;
 constexpr long kVecA = (long)kColumns * kWordsA, kVecF = (long)kColumns * kWordsF;
-constexpr long kAll = (long)kLayers * kLanes;
+constexpr long kAll = (long)kTurns * kLanes;
 constexpr long kAtHidden = 0, kAtQkv = kAtHidden + 2 * kAll * kVecH,
                kAtPart = kAtQkv + kAll * kVecQ;
 // A part of attention: for each head and each 16 features a line of its own, 8 words of the output
@@ -145,7 +152,7 @@ constexpr long kAtHidden = 0, kAtQkv = kAtHidden + 2 * kAll * kVecH,
 constexpr int kPartLine = 16, kPartMass = 8, kPartWords = kHeads * (kHeadDim / 16) * kPartLine;
 constexpr long kAtAttn = kAtPart + kAll * kSplitsMax * kColumns * kPartWords;
 constexpr long kAtAct = kAtAttn + kAll * kVecA, kAtOther = kAtAct + kAll * kVecF;
-constexpr long kAtLast = kAtOther + (kLanesAll > 1 ? 2l * kLayers * kLanesAll * kVecH : 0);
+constexpr long kAtLast = kAtOther + (kLanesAll > 1 ? 2l * kTurnsOther * kLanesAll * kVecH : 0);
 constexpr long kAtPick = kAtLast + (kHeadMode == kHeadPerLane ? 0 : kLanesAll * kVecH);
 // Choosing a token: each block's offer, and the rounds that narrow a filter (sample.h).
 constexpr int kRounds = 13, kBins = 16, kCountWords = 3 * kBins;

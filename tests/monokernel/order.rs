@@ -23,6 +23,8 @@ const REPORTED: i32 = 66;
 struct Case {
     what: &'static str,
     fixture: &'static str,
+    /// The kernel that is edited; prompts run in the prefill kernel if it is that one.
+    entry: &'static str,
     /// Options of the simulator, besides the seed.
     machine: &'static str,
     /// Lengths of the prompts of requests that run beside each other.
@@ -36,11 +38,25 @@ struct Case {
 const SHORT: Case = Case {
     what: "",
     fixture: "laneformer_d2",
+    entry: "kie_decode",
     machine: "blocks=8",
     prompts: &[3],
     edits: &[],
     about: &[],
 };
+
+/// A prompt over several ranks, whose gate and up come in two parts.
+const PARTED: Case = Case {
+    fixture: "own_llama_fp8_tied",
+    entry: "kie_prefill",
+    machine: "ranks=3,blocks=3",
+    prompts: &[300],
+    ..SHORT
+};
+
+/// The same, long enough for halves.
+const HALVED: Case =
+    Case { fixture: "qwen2", machine: "ranks=2,blocks=2", prompts: &[600], ..PARTED };
 
 /// A block that has not written the newest key reads it, at one side of the edge.
 macro_rules! reads_newest {
@@ -67,6 +83,8 @@ const TRUE: &[Case] = &[
     },
     Case { what: "norms of heads, and pages", fixture: "qwen3", prompts: &[66], ..SHORT },
     Case { what: "two ranks", machine: "ranks=2,blocks=4", ..SHORT },
+    Case { what: "a prompt's slices in two parts", ..PARTED },
+    Case { what: "a prompt's slices, down by halves", ..HALVED },
     Case {
         what: "keys read by another block behind the edge",
         edits: &[(
@@ -109,10 +127,11 @@ const MUTANTS: &[Case] = &[
             "min_i((kSharedMax - kShRing) / kSlotBytes, 64)",
         )],
         about: &["copy_async", "store_"],
+        ..SHORT
     },
     Case {
         what: "offers have one place",
-        edits: &[("(b.epoch & 1) * kOffers", "0 * kOffers")],
+        edits: &[("((args.epoch + b.step) & 1) * kOffers", "0 * kOffers")],
         about: &["offer", "each_offer"],
         ..SHORT
     },
@@ -125,6 +144,39 @@ const MUTANTS: &[Case] = &[
         )],
         about: &["load_state", "store_"],
         ..SHORT
+    },
+    Case {
+        what: "what the next product takes is not waited for",
+        edits: &[("kNotBegun, kAwait + kOfBegun", "kNotBegun, kGoOn")],
+        about: &["stage_copy", "store_state"],
+        ..PARTED
+    },
+    Case {
+        what: "what it takes of the other places is not waited for",
+        edits: &[("kBegun, kAwait + kOfOthers", "kBegun, kGoOn")],
+        about: &["stage_copy", "store_state"],
+        ..PARTED
+    },
+    Case {
+        what: "other ranks' sums are not waited for",
+        edits: &[("kToO, kAllPlaces, kMeetRanks", "kToO, kAllPlaces, kMeet")],
+        about: &["stage_copy", "store_state"],
+        ..PARTED
+    },
+    Case {
+        what: "other ranks' sums of the first half are not waited for",
+        edits: &[("kSecondHalf, kAwait + kOfSums", "kSecondHalf, kGoOn")],
+        about: &["stage_copy", "store_state"],
+        ..HALVED
+    },
+    Case {
+        what: "nothing is fenced behind the wait for what other ranks sent",
+        edits: &[(
+            "        }\n    }\n    fence_system();\n}\n// What the block has sent",
+            "        }\n    }\n}\n// What the block has sent",
+        )],
+        about: &["take_scales", "mix_places"],
+        ..PARTED
     },
 ];
 
@@ -186,9 +238,9 @@ fn a_lost_order_is_reported() {
 #[ignore = "run by the tests above, in a process of its own"]
 fn a_case_by_itself() {
     let at: usize = std::env::var(CASE).unwrap().parse().unwrap();
-    let Case { fixture, machine, prompts, edits, .. } = case(at);
+    let Case { fixture, entry, machine, prompts, edits, .. } = case(at);
     let device = format!("sim:seed={at},{machine},races=1");
-    let engine = open_over(fixture, edited_by("kie_decode", &device, edits, &Arc::default()));
+    let engine = open_over(fixture, edited_by(entry, &device, edits, &Arc::default()));
     let ids = |n: u32| (0..n).map(|i| 3 + i * 7 % 90).collect::<Vec<_>>();
     let streams: Vec<_> =
         prompts.iter().map(|&n| engine.stream(greedy_request(&ids(n), 4)).unwrap()).collect();

@@ -252,6 +252,52 @@ fn prompts_run_on_several_machines_as_on_one() {
     });
 }
 
+/// Slices whose gate and up come in two parts, since a few blocks have many tiles: 300 positions
+/// make two, 500 fill both.
+fn parted(device: &str) -> Engine {
+    let config = EngineConfig { max_batch: 2, prefix_cache: false, ..EngineConfig::default() };
+    open_with(PARTED, &format!("sim:ranks=3,blocks=3,{device}"), config)
+}
+const PARTED: &str = "own_llama_fp8_tied";
+
+#[test]
+fn long_prompts_on_several_machines_come_in_two_parts() {
+    let reference = reference(PARTED);
+    for (seed, count) in [(1, 300), (2, 500)] {
+        judge(PARTED, &parted(&format!("seed={seed}")), &reference, &ids(count), 3);
+    }
+    // Three tiles: two halves, of which the first is begun with its half.
+    let (name, config) = ("qwen2", EngineConfig { max_batch: 2, ..EngineConfig::default() });
+    let engine = open_with(name, "sim:ranks=2,blocks=2,seed=3", config);
+    judge(name, &engine, &self::reference(name), &ids(700), 2);
+}
+
+/// Nobody waits for good for a rank that does not tell of what it sent.
+#[test]
+fn a_rank_that_tells_nothing_ends_the_request() {
+    let silent = (
+        "        store_word_system(stream_word(args, stream, args.model.rank, r), turn);",
+        "        if (stream != kOfOthers || args.model.rank != 2)
+            store_word_system(stream_word(args, stream, args.model.rank, r), turn);",
+    );
+    let device = "sim:ranks=3,blocks=3,seed=6,host=300";
+    let engine = open_kernel("kie_prefill", PARTED, device, silent.0, silent.1);
+    let error = continuation(&engine, &ids(300), 1).unwrap_err().to_string();
+    assert!(error.contains("in step 0 waited for the prefill kernel's wait 0x"), "{error}");
+    assert!(engine.is_closed());
+}
+
+/// A head a rank has pages enough for two teams, which take them in turn.
+#[test]
+fn teams_share_the_queries_of_few_heads() {
+    let (name, config) = ("own_llama_f16", EngineConfig { max_batch: 2, ..Default::default() });
+    let engine = open_with(name, "sim:ranks=2,blocks=8,seed=4", config);
+    let reference = reference(name);
+    for count in [301, 64, 410] {
+        judge(name, &engine, &reference, &ids(count), 3);
+    }
+}
+
 /// Ids and log-probabilities behind a prompt, as bits, while a sequence decodes beside it: how many
 /// tokens that one made before the first of these, and whether they were those that it makes alone.
 fn beside(engine: &Engine, ids: &[u32]) -> (Vec<Made>, usize, bool) {
@@ -320,9 +366,45 @@ const MUTANTS: &[(&str, &str, &str, &str)] = &[
     ),
     (
         "a rank keeps what its lanes added to itself",
-        "llama",
+        "laneformer_d2",
         "rank < kRanks; ++rank) {\n        u64* there",
         "rank < 1; ++rank) {\n        u64* there",
+    ),
+    (
+        "a rank keeps its slices' sums to itself",
+        "llama",
+        "const long hop = args.hops[",
+        "const long hop = 0 * args.hops[",
+    ),
+    (
+        "a rank keeps what the next product takes to itself",
+        "llama",
+        "args.scratch + at + args.hops[my]",
+        "args.scratch + at + 0 * args.hops[my]",
+    ),
+    (
+        "a rank keeps the squares of its places to itself",
+        "llama",
+        "(float*)(to + args.hops[r])",
+        "(float*)(to + 0 * args.hops[r])",
+    ),
+    (
+        "a rank adds sums of places that are not its own",
+        "llama",
+        "(int)(args.model.rank + kRanks - from % kRanks) % kRanks",
+        "(int)(args.model.rank + 1 + kRanks - from % kRanks) % kRanks",
+    ),
+    (
+        "a rank tells of the last residual, which another owns",
+        "llama",
+        "owner_of(place / 8) != (int)args.model.rank",
+        "owner_of(place / 8) == (int)args.model.rank",
+    ),
+    (
+        "teams of a rank weigh what the other tells as they do their own",
+        "own_llama_f16",
+        "add[r] = exp2_f(best - top)",
+        "add[r] = exp2_f(m.best[r] - top)",
     ),
     (
         "others' outputs are those of another layer",

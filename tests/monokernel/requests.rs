@@ -234,8 +234,9 @@ fn tokens_stay_the_same_across_the_end_of_epochs() {
     let folder = fixture("laneformer_d2");
     let usual = open_simulated(&folder, 32);
     let wanted = generate(&usual, &PROMPT, &base(6, 4)).token_ids;
-    // The runner starts anew where a longest launch would pass 2^31: here behind the first request.
-    let first_epoch = (1 << 31) - (1 << 20) - 4;
+    // The runner starts anew where a longest launch would pass 2^32, with as many epochs a step as
+    // there are layers, and one: here behind the first request.
+    let first_epoch = u32::MAX / (6 + 1) - (1 << 20) - 4;
     let device = "sim:seed=7,warp=32,blocks=8";
     let late = Engine::builder(&folder).device(device).max_batch(4).first_epoch(first_epoch);
     let late = late.build().unwrap();

@@ -516,10 +516,24 @@ impl Cut {
         all
     }
 
+    /// Places of a vector's words, which layers use in turn (shape.h).
+    fn turns(&self, model: &Model) -> u32 {
+        let before = self.blocks_a_lane(model) - 1;
+        let qkv = (model.heads + 2 * model.kv_heads) * self.head_dim;
+        let awaited = before * self.rows(Matrix::Qkv) < qkv
+            || before * self.rows(Matrix::Output) < self.hidden
+            || before * self.rows(Matrix::GateUp) < 2 * self.ffn;
+        if awaited && model.layers > 2 {
+            2
+        } else {
+            model.layers
+        }
+    }
+
     /// Words of 8 bytes of the exchange, at least as many as shape.h lays out.
     pub fn words(&self, model: &Model, columns: u32) -> u64 {
         let (c, each) = (u64::from(columns), u64::from(self.blocks_a_lane(model)));
-        let all = u64::from(model.layers) * u64::from(model.lanes);
+        let all = u64::from(self.turns(model)) * u64::from(model.lanes);
         let words = |matrix, a_word: u64| {
             c * (u64::from(self.rows(matrix)) * each / a_word).next_multiple_of(16)
         };
@@ -528,7 +542,7 @@ impl Cut {
         let parts = u64::from(self.splits) * c * attn;
         let vectors = 2 * hidden + words(Matrix::Qkv, 2) + words(Matrix::GateUp, 4) + c * attn / 2;
         let (ranks, lanes) = (u64::from(model.ranks), u64::from(model.lanes_all()));
-        let others = (2 * u64::from(model.layers) + 1) * lanes * hidden;
+        let others = (2 * u64::from(model.turns_other()) + 1) * lanes * hidden;
         let choice =
             u64::from(self.blocks) * ranks * c * (12 + 2 * 13 * 48 + 4) + 2 * 13 * c * 8 + 16;
         all * (vectors + parts) + others + choice
@@ -577,6 +591,7 @@ impl Cut {
             ("SLOT_BYTES", self.slot_bytes.to_string()),
             ("SPLITS", self.splits.to_string()),
             ("MERGE", u32::from(self.merge).to_string()),
+            ("TURNS_OTHER", model.turns_other().to_string()),
             ("POLL", u32::from(!retries).to_string()),
             ("AHEAD", self.ahead(model).to_string()),
             ("HELD", self.held.to_string()),

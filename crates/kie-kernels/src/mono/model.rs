@@ -87,6 +87,32 @@ impl Model {
         self.lanes * self.ranks
     }
 
+    /// Places of the words of what other lanes want, which layers use in turn: as few as let no
+    /// lane write a layer's where another may still read an earlier one's.
+    pub fn turns_other(&self) -> u32 {
+        if self.lanes_all() == 1 {
+            return 1;
+        }
+        let layers = self.layers as usize;
+        // Outputs are numbered in the order of the work. Where output `at` is made, an earlier
+        // one's words are read, if any.
+        let source = |at: usize| {
+            let delay = usize::try_from(self.layer.get(at / 2)?.delay[at % 2]).ok()?;
+            at.checked_sub(2 * delay)
+        };
+        // When a lane stores output `at` it has all that it read for those before: the lanes that
+        // stored that were done with what they read for what comes before it. Of what is read for
+        // one and the same output threads read parts side by side, so nothing follows.
+        let done = |at: usize| (0..at).filter_map(source).max().unwrap_or(0);
+        let fits = |turns: &usize| {
+            (2 * turns..2 * layers).all(|at| {
+                let mut readers = (0..2 * layers).filter(|n| source(*n) == Some(at - 2 * turns));
+                readers.all(|reader| reader < done(at))
+            })
+        };
+        (1..layers).find(fits).unwrap_or(layers) as u32
+    }
+
     /// Reads a program, for so many machines.
     ///
     /// # Errors
@@ -321,6 +347,22 @@ mod tests {
         // Heads are padded to whole tiles.
         let narrow = Dims { head_dim: 40, ..dims(16, 2, 1) };
         assert_eq!(page_bytes(&narrow, 0, 8), 8 * one / 2);
+    }
+
+    #[test]
+    fn words_for_other_lanes_have_as_many_places_as_delays_ask_for() {
+        let with = |delay: &dyn Fn(u32) -> i32| {
+            let model = model("2b");
+            let layer = |n| Layer { delay: [delay(n); 2], ..model.layer[0] };
+            Model { layer: (0..model.layers).map(layer).collect(), ..model.clone() }.turns_other()
+        };
+        assert_eq!(model("8b").turns_other(), 1, "there is no other lane");
+        assert_eq!(with(&|_| 0), 1);
+        assert_eq!(with(&|_| 1), 3);
+        assert_eq!(with(&|_| 2), 5);
+        assert_eq!(with(&|n| if n < 3 { -1 } else { 3 }), 7);
+        assert_eq!(with(&|n| if n == 14 { 2 } else { -1 }), 3, "12's words are read in layer 14");
+        assert_eq!(with(&|n| if n == 14 { 14 } else { -1 }), 15, "and here layer 0's");
     }
 
     #[test]

@@ -33,8 +33,6 @@ const TURN_POSITIONS: usize = 128;
 const TURN_TOKENS: u32 = 8;
 /// Steps of a launch when nobody else waits.
 const LONG: u32 = 1 << 20;
-/// Epochs end here; the words are zeroed and they start anew (MONOKERNEL 3.4).
-const LAST_EPOCH: u32 = 1 << 31;
 /// Behind the kernel's own patience, the host's with a launch of which nothing comes.
 const LOOK_AFTER: Duration = Duration::from_millis(500);
 /// Between looks at a simulated launch.
@@ -772,9 +770,10 @@ impl Runner {
         }
     }
 
-    /// Starts epochs anew where a longest launch would pass the last.
+    /// Starts epochs anew where a longest launch would pass the last: the words are zeroed. Kernels
+    /// tell a step's layers, and the choice of its token, apart by 32 bits.
     fn renew_epochs(&mut self) -> Result<()> {
-        if self.epoch >= LAST_EPOCH - LONG {
+        if self.epoch >= u32::MAX / (self.first().model.layers + 1) - LONG {
             for rank in &self.ranks {
                 rank.clear_words()?;
             }

@@ -53,7 +53,7 @@ pub fn model(name: &str) -> Model {
         norm_lanes: 1,
         head_norm: false,
         bias: false,
-        layer: if name == "2b" { vec![delayed()] } else { Vec::new() },
+        layer: if name == "2b" { vec![delayed(); 15] } else { Vec::new() },
         embed: 0,
         head: 0,
         final_norm: 0,

@@ -243,6 +243,7 @@ const SHAPE: &[(&str, &str)] = &[
     ("WARPS", "8"),
     ("SLOT_BYTES", "16384"),
     ("SPLITS", "4"),
+    ("TURNS_OTHER", "1"),
     ("POLL", "0"),
     ("AHEAD", "3"),
     ("HELD", "4"),
@@ -393,7 +394,7 @@ fn mutants_of_the_decode_kernel_fail() {
         ("while (!slot_filled(r.slots + r.at, r.parity)) {", "if (false) {"),
         ("r.at = 0, r.parity ^= 1;", "r.at = 0;"),
         ("sync_warp();\n        if (lane() == 0) slot_release", "if (lane() == 0) slot_release"),
-        ("b.epoch = args.epoch + step;", "b.epoch = args.epoch + step / 2;"),
+        ("epoch_at(args.epoch + b.step, first)", "epoch_at(args.epoch + b.step / 2, first)"),
     ];
     for (i, (from, to)) in mutants.into_iter().enumerate() {
         let warp = if i % 2 == 0 { 32 } else { 64 };
