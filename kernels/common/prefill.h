@@ -290,7 +290,7 @@ KIE_DEVICE void add_quad(Quad& sum, const Quad& v) {
 // them; while others attend, by blocks without queries, if those are not few.
 KIE_DEVICE void add_lanes(const PrefillArgs& args, const Chunk& chunk, int layer) {
     if (kLanesAll == 1) return;
-    const int busy = runs_of(chunk), blocks = (int)args.blocks, warps = kWorkers / kTeam,
+    const int busy = runs_of(all_of(chunk)), blocks = (int)args.blocks, warps = kWorkers / kTeam,
               first = 4 * busy <= 3 * blocks ? busy : 0, seat = (int)block() - first;
     const int groups = over(chunk.to, 8), units = kFrags * groups;
     if (seat < 0) return;
@@ -412,11 +412,19 @@ KIE_DEVICE void put_squares(const PrefillArgs& args, const WideItem& item) {
         to[(long)m * kChunk] = sum;
     }
 }
-// What a lane added, for the lanes that will want it, on every rank.
-KIE_DEVICE void share_sums(const PrefillArgs& args, u64* to, const float* d) {
+// What a lane added, for the lanes that will want it, on every rank; slices' sums of a group of
+// eight places for its owner alone.
+KIE_DEVICE void share_sums(const PrefillArgs& args, u64* to, int eight, const float* d) {
     u64 v[kBatch];
     KIE_UNROLL for (int j = 0; j < kBatch; ++j) v[j] =
         (u64)pack_half2(d[4 * j + 2], d[4 * j + 3]) << 32 | pack_half2(d[4 * j], d[4 * j + 1]);
+    if constexpr (kSliced) {
+        KIE_UNROLL for (int j = 0; j < kBatch; ++j) {
+            const long hop = args.hops[owner_of(kBatch % kRanks == 0 ? j : eight + j)];
+            *(u64*)((u8*)(to + j * 32) + hop) = v[j];
+        }
+        return;
+    }
     KIE_UNROLL for (int rank = 0; rank < kRanks; ++rank) {
         u64* there = (u64*)((u8*)to + (kRanks > 1 ? args.hops[rank] : 0));
         KIE_UNROLL for (int j = 0; j < kBatch; ++j) there[j * 32] = v[j];
@@ -429,9 +437,10 @@ KIE_DEVICE void put_sums(const PrefillArgs& args, Pipe& pipe, bool joined, int k
     const int delay = delay_of(args, kind, layer);
     const bool shares = shares_of(args, kind, layer) && r.live;
     u64* to = past_at(args, kind, layer, lane_of_model(args, item.lane_index)) + r.at;
-    KIE_NO_UNROLL for (; batches > 0; --batches, to += kBatch * 32) {
-        if (shares) share_sums(args, to, d);
-        if (kLanesAll == 1 || delay != 0) {
+    int eight = turn_at(item, turn).place / 8;
+    KIE_NO_UNROLL for (; batches > 0; --batches, to += kBatch * 32, eight += kBatch) {
+        if (shares) share_sums(args, to, eight, d);
+        if (!kSliced && (kLanesAll == 1 || delay != 0)) {
             Quad old[kBatch];
             if (joined)
                 take_old(args, item, kind, layer, r.at, old);
@@ -446,9 +455,9 @@ KIE_DEVICE void put_sums(const PrefillArgs& args, Pipe& pipe, bool joined, int k
 // stay alike to the bit.
 KIE_DEVICE void mix_chunk(const PrefillArgs& args, const Chunk& chunk, int kind, int layer) {
     const Cut cut = {8 * kBatch, kWideTiles, 1};
-    const int items = items_of(kToO, chunk, cut);
+    const int items = items_of(kToO, all_of(chunk), cut);
     KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks) {
-        WideItem item = item_at(kToO, chunk, cut, i);
+        WideItem item = item_at(kToO, all_of(chunk), cut, i);
         item.width = cut.width;
         const WideRows rows = residual_rows(item.frag + turn_at(item, 0).tile);
         const int mine = lane_of_model(args, item.lane_index);
@@ -478,6 +487,7 @@ KIE_DEVICE void mix_chunk(const PrefillArgs& args, const Chunk& chunk, int kind,
 KIE_DEVICE void put_last(const PrefillArgs& args, const Chunk& chunk) {
     const int my = lane(), g = my / 4, t = my % 4, warps = kWorkers / kTeam;
     const int place = chunk.to - 1, e = place % 2;
+    if (kSliced && owner_of(place / 8) != (int)args.model.rank) return;
     KIE_NO_UNROLL for (int i = block() * warps + thread() / kTeam; i < kLanes * kFrags;
                        i += args.blocks * warps) {
         const int frag = i % kFrags, l = i / kFrags;
@@ -486,7 +496,10 @@ KIE_DEVICE void put_last(const PrefillArgs& args, const Chunk& chunk) {
         if (2 * g >= rows.live || t != place % 8 / 2) continue;
         const u32 both = pack_half2(number(v.v[e]), number(v.v[2 + e]));
         const int pair = rows.row / 2 + g;
-        if (kHeadMode == kHeadPerLane)
+        if (kSliced)
+            publish_all(args.model, hidden_slot(args.model, 1, kLayers - 1, 0) + pair, both,
+                        args.model.epoch);
+        else if (kHeadMode == kHeadPerLane)
             publish(hidden_slot(args.model, 1, kLayers - 1, l) + pair, both, args.model.epoch);
         else
             publish_all(args.model, last_slot(args.model, lane_of_model(args, l)) + pair, both,
@@ -502,9 +515,9 @@ KIE_DEVICE WideRows rows_of_product(int product, int f) {
 // The rows of the embedding, in the order of a product's results.
 KIE_DEVICE void embed_chunk(const PrefillArgs& args, const Chunk& chunk) {
     const Cut cut = {chunk.to <= kNarrowN ? kNarrowN : kWideN, kWideTiles, 1};
-    const int items = items_of(kToO, chunk, cut);
+    const int items = items_of(kToO, all_of(chunk), cut);
     KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks) {
-        const WideItem item = item_at(kToO, chunk, cut, i);
+        const WideItem item = item_at(kToO, all_of(chunk), cut, i);
         sync_consumers<kWorkers>();  // the last item's squares are read
         KIE_NO_UNROLL for (int turn = 0; turn < turns_of(item); ++turn) {
             const Turn at = turn_at(item, turn);
@@ -548,14 +561,17 @@ KIE_DEVICE void multiply_item(Pipe& pipe, const Cut& cut, int product, const Wid
     else
         accumulate_narrow<3>(pipe, from, to, pairs, rows_of, d);
 }
-KIE_DEVICE void product_phase(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk, int product,
-                              int layer) {
+// `passed` is called by all workers behind each item's products, before its results go anywhere.
+template <class Passed>
+KIE_DEVICE void product_phase(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk,
+                              const Span& span, int product, int layer, Round round,
+                              Passed passed) {
     const Cut cut = cut_at(chunk, product);
-    const int items = items_of(product, chunk, cut);
+    const int items = last_item(args, items_of(product, span, cut), round);
     float d[kWideN / 2];
     int turn = 0;
-    KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks, turn ^= 1) {
-        const WideItem item = item_at(product, chunk, cut, i);
+    KIE_NO_UNROLL for (int i = first_item(args, round); i < items; i += args.blocks, turn ^= 1) {
+        const WideItem item = item_at(product, span, cut, i);
         float* scale = (float*)(prefill_shared() + kPfScale) + turn * kWideN;
         if (product == kToQkv || product == kToGateUp) take_scales(args, item, scale);
         Clock clock = {args.model.trace, 0};
@@ -563,6 +579,7 @@ KIE_DEVICE void product_phase(const PrefillArgs& args, Pipe& pipe, const Chunk& 
         multiply_item(pipe, cut, product, item, d);
         sync_consumers<kWorkers>();  // scales are there, the last item's squares are read
         tick(clock, 12 + product);
+        passed();
         if (cut.parts > 1 && !join_parts(args, item, cut.parts, d)) continue;
         KIE_NO_UNROLL for (int turn = 0; turn < turns_of(item); ++turn) {
             const Turn at = turn_at(item, turn);
@@ -591,7 +608,7 @@ KIE_DEVICE bool is_shared(const PrefillArgs& args, int product, int layer) {
 KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
     PagePipe pages = {0};
     Watch watch = {args.model, 0, 0, 0, false};
-    Phase phase = {0};
+    Phase phase = {0, 0};
     Clock clock = {args.model.trace, 0};
     const int chunks = chunks_of(args);
     tick(clock, -1);
@@ -606,13 +623,14 @@ KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
             watch.step = layer;
             KIE_NO_UNROLL for (int product = kToQkv; product <= kToDown; ++product) {
                 if (product == kToO) {
-                    attend_chunk(args, chunk, layer, pages);
+                    attend_chunk(args, chunk, all_of(chunk), layer, pages);
                     add_lanes(args, chunk, layer);
                     tick(clock, 8);
                     if (!meet(watch, args, phase)) return;
                     tick(clock, 9);
                 }
-                product_phase(args, pipe, chunk, product, layer);
+                product_phase(args, pipe, chunk, all_of(chunk), product, layer, kAllRounds,
+                              []() {});
                 tick(clock, 2 * product);
                 const u32 behind = kPhases * min_i(kSlack, layer - (int)args.from);
                 if (!meet(watch, args, phase, is_shared(args, product, layer), behind)) return;
@@ -629,25 +647,5 @@ KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
             }
         }
         if (args.model.epoch != 0 && c + 1 == chunks) put_last(args, chunk);
-    }
-}
-
-KIE_KERNEL(kie_prefill, kPrefillThreads, PrefillArgs args) {
-    if (thread() == 0) {
-        for (int i = 0; i < kStages; ++i) slot_init(stage_slot(i), kWorkers / kTeam);
-        for (int i = 0; i < kPageBuffers; ++i) slot_init(page_slot(i), kWorkers / kTeam);
-        slots_ready();
-        *stop_word() = *phase_word() = *passed_word() = 0;
-    }
-    sync_block();
-    Pipe pipe = {0, 0, 0};
-    if (thread() >= kWorkers) {
-        fewer_registers<40>();
-        pipe.parity = 1;
-        feed_all(args, pipe);
-        drain();
-    } else {
-        more_registers<232>();
-        work_all(args, pipe);
     }
 }

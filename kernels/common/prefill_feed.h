@@ -22,7 +22,7 @@ KIE_DEVICE void tick(Clock& c, int what) {
 #ifdef KIE_TRACE
     if (thread() == 0) {
         const u64 now = clock_ticks();
-        if (what >= 0) c.trace[block() * 16 + what] += now - c.at;
+        if (what >= 0) c.trace[block() * 32 + what] += now - c.at;
         c.at = now;
     }
 #endif
@@ -31,9 +31,10 @@ KIE_DEVICE void tick(Clock& c, int what) {
 // ---- The grid's barrier: arrivals are counted, a phase is over at blocks x its number.
 struct Phase {
     u32 done;
+    u32 apart;  // of those, how many were over without the grid's arrivals
 };
 KIE_DEVICE u64 arrivals_wanted(const PrefillArgs& args, const Phase& p) {
-    return (u64)p.done * args.blocks;
+    return (u64)(p.done - (kSliced ? p.apart : 0)) * args.blocks;
 }
 // By one thread. What others wrote before they arrived may be read afterwards.
 KIE_DEVICE void await_phase(Watch& w, const PrefillArgs& args, const Phase& p) {
@@ -172,7 +173,7 @@ KIE_DEVICE u64* own_past(const PrefillArgs& args, int kind, int layer, int lane_
 // Outputs of the very same layer are added behind one more meeting, by nobody who copies.
 KIE_DEVICE bool is_mixed(const PrefillArgs& args, int product, int layer) {
     if (kLanesAll == 1 || (product != kToO && product != kToDown)) return false;
-    return delay_of(args, product == kToDown, layer) == 0;
+    return kSliced || delay_of(args, product == kToDown, layer) == 0;
 }
 // What all lanes of the model made in the layer whose outputs are added at this one.
 KIE_DEVICE Quad* totals_at(const PrefillArgs& args, int kind) {
@@ -222,18 +223,27 @@ KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, con
     }
     return true;
 }
+// Which of a product's items blocks take: all, each its first one, or the others.
+enum Round { kAllRounds, kFirstRound, kOtherRounds };
+KIE_DEVICE int first_item(const PrefillArgs& args, Round round) {
+    return block() + (round == kOtherRounds ? args.blocks : 0);
+}
+KIE_DEVICE int last_item(const PrefillArgs& args, int items, Round round) {
+    return round == kFirstRound ? min_i(items, args.blocks) : items;
+}
 // One product of one layer. `at`: the product in every block's line; `x`: its operand.
 template <class S>
-KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe, const Chunk& chunk, int product,
-                     int layer, long at, const u8* x) {
+KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe, const Chunk& chunk,
+                     const Span& span, int product, int layer, long at, const u8* x,
+                     Round round = kAllRounds) {
     constexpr int kPairs = S::k / 32;
     const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kTeam;
     const Cut cut = cut_at(chunk, product);
-    const int items = items_of(product, chunk, cut);
+    const int items = last_item(args, items_of(product, span, cut), round);
     const bool once = chunk.to <= cut.width;  // weights are read by one item
     const StreamPolicy policy = stream_policy();
-    KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks) {
-        const WideItem item = item_at(product, chunk, cut, i);
+    KIE_NO_UNROLL for (int i = first_item(args, round); i < items; i += args.blocks) {
+        const WideItem item = item_at(product, span, cut, i);
         const Load load = load_of<S>(args, item, at, x);
         const int end = 2 * part_from(product, cut, item.part + 1);
         KIE_NO_UNROLL for (int p = 2 * part_from(product, cut, item.part); p < end; p += 2) {
@@ -285,28 +295,32 @@ KIE_DEVICE bool await_feed(Watch& w, const PrefillArgs& args, Phase& p, u32 phas
 KIE_DEVICE void feed_all(const PrefillArgs& args, Pipe& pipe) {
     PagePipe pages = {0};
     Watch watch = {args.model, 0, 0, 0, false};
-    Phase phase = {0};
+    Phase phase = {0, 0};
     const u8* s = args.scratch;
     const int chunks = chunks_of(args);
     KIE_NO_UNROLL for (int c = 0; c < chunks; ++c) {
         const Chunk chunk = chunk_at(args, c);
+        const Span all = all_of(chunk);
         KIE_NO_UNROLL for (int layer = args.from; layer < (int)args.to; ++layer) {
             watch.step = layer;
             long at = layer * kLayerBytes;
             if (!await_feed(watch, args, phase, 1, false)) return;
-            if (!feed<SplitQkv>(watch, args, pipe, chunk, kToQkv, layer, at, s + kScrX)) return;
+            if (!feed<SplitQkv>(watch, args, pipe, chunk, all, kToQkv, layer, at, s + kScrX))
+                return;
             at += product_bytes<SplitQkv>();
             if (!await_feed(watch, args, phase, kHeadNorm ? 2 : 1, true)) return;
-            if (!feed_pages(watch, args, pages, chunk, layer)) return;
+            if (!feed_pages(watch, args, pages, chunk, all, layer)) return;
             if (!await_feed(watch, args, phase, 1, true)) return;
-            if (!feed<SplitO>(watch, args, pipe, chunk, kToO, layer, at, s + kScrAttn)) return;
+            if (!feed<SplitO>(watch, args, pipe, chunk, all, kToO, layer, at, s + kScrAttn)) return;
             at += product_bytes<SplitO>();
             const u32 mixed = is_mixed(args, kToO, layer) ? 2 : 1;
             if (!await_feed(watch, args, phase, mixed, false)) return;
-            if (!feed<SplitGu>(watch, args, pipe, chunk, kToGateUp, layer, at, s + kScrX)) return;
+            if (!feed<SplitGu>(watch, args, pipe, chunk, all, kToGateUp, layer, at, s + kScrX))
+                return;
             at += product_bytes<SplitGu>();
             if (!await_feed(watch, args, phase, 1, false)) return;
-            if (!feed<SplitDown>(watch, args, pipe, chunk, kToDown, layer, at, s + kScrAct)) return;
+            if (!feed<SplitDown>(watch, args, pipe, chunk, all, kToDown, layer, at, s + kScrAct))
+                return;
             phase.done += is_mixed(args, kToDown, layer) ? 1 : 0;
         }
         ++phase.done;

@@ -18,6 +18,10 @@ struct PrefillArgs {
 };
 
 constexpr int kChunk = KIE_PREFILL_CHUNK;  // positions that go through together
+// Ranks have slices of one lane (tensor parallelism), whose outputs are added at once. Each group
+// of eight places has an owner, the only rank that keeps their residual.
+constexpr bool kSliced = KIE_PREFILL_SLICED;
+KIE_CONST_FN int owner_of(int eight) { return eight % kRanks; }
 // The kernel is compiled twice: code for narrow tiles, without which blocks are idle where there
 // are few positions, takes registers that wide tiles need.
 constexpr bool kFew = KIE_PREFILL_FEW;       // for up to kNarrowN positions
@@ -27,14 +31,15 @@ constexpr int kNarrowTiles = 16;                             // of a narrow one,
 static_assert(kChunk % kWideN == 0, "whole tiles");
 constexpr u32 kCrew = 128, kWorkers = 2 * kCrew, kPrefillThreads = kWorkers + kCrew;
 
-// Row tiles of 16 of a lane's matrix, over the blocks that own them when decoding.
-template <class S>
-KIE_CONST_FN int frags_of() {
-    return kBlocksPerLane * S::tiles_all;
-}
 KIE_CONST_FN int over(int a, int b) { return (a + b - 1) / b; }
+// Row tiles of 16 of a lane's matrix of kRows, over the blocks that own them when decoding: those
+// that have any of its rows.
+template <class S, int kRows>
+KIE_CONST_FN int frags_of() {
+    return over(kRows, S::rows) * S::tiles_all;
+}
 // Of a norm's squares there is a sum for every four row tiles.
-constexpr int kFrags = frags_of<SplitO>(), kFours = over(kFrags, 4);
+constexpr int kFrags = frags_of<SplitO, kHidden>(), kFours = over(kFrags, 4);
 
 // Operands of the matrix unit, [lane][k / 32][position / 8][4 cores][8 positions][8 halves]. Within
 // 32 elements of k the order is that of the weights: 8 t + 4 h + 2 w + e stands in core 2 h + w at
@@ -64,7 +69,11 @@ constexpr int kPartItems = 576, kPartsMost = 8;  // items of 128 rows x 128 plac
 constexpr long kPartBytes = (long)kWideRows * 128 * 4;
 constexpr long kPrefillScratch = kScrParts + kPartItems * kPartBytes;
 // The grid's arrivals, one a tile that is made in parts, each rank's meetings.
-constexpr int kCountRanks = 1 + kPartItems, kPrefillCounters = kCountRanks + kRanks;
+constexpr int kCountRanks = 1 + kPartItems;
+// What slices tell each other meanwhile: of each such stream, on lines of their own, the grid's
+// arrivals and each rank's word.
+constexpr int kStreams = 4, kStreamWords = 32, kCountStreams = (kCountRanks + 8 + 15) / 16 * 16;
+constexpr int kPrefillCounters = kCountStreams + kStreams * kStreamWords;
 
 // A batch of results: 8 groups of 8 places. Behind the stages of a tile that changes the residual
 // the ring brings, for each batch, the tile's old residual and what its lane made some layers ago,
@@ -78,11 +87,11 @@ constexpr int kStageBytes = kStageWeights + 2 * kStagePart;
 constexpr int kNarrowWeights = 2 * kNarrowTiles * 1024, kNarrowPart = kNarrowN * 64;
 static_assert(kNarrowWeights + 2 * kNarrowPart == kStageBytes, "stages of one size");
 static_assert(kOldBytes + kOldBytes / 2 <= kStageBytes, "a lane's part stands beside its residual");
-constexpr int kPfSlots = 0, kPfPages = 64, kPfStop = 128, kPfLast = 132, kPfPhase = 136,
-              kPfPassed = 140, kPfScale = 256, kPfSquares = kPfScale + 2 * kWideN * 4;
+constexpr int kPfSlots = 0, kPfPages = 64, kPfStop = 192, kPfLast = 196, kPfPhase = 200,
+              kPfPassed = 204, kPfScale = 256, kPfSquares = kPfScale + 2 * kWideN * 4;
 constexpr int kPfRing = (kPfSquares + kWideTiles * kWideN * 4 + 1023) / 1024 * 1024;
 constexpr int kStages = (kSharedMax - kPfRing) / kStageBytes;
-constexpr int kPrefillShared = kPfRing + kStages * kStageBytes;
+constexpr int kPfTold = kPfRing + kStages * kStageBytes;  // see join_teams
 static_assert(kStages >= 2 && kStages <= 4, "one stage in use, one under way; slots fit");
 
 // The block's shared memory. Asked for anew wherever it is needed: it is a constant, where pointers
@@ -123,7 +132,7 @@ struct WideRows {
 };
 template <class S, int kRows>  // of kRows rows in all
 KIE_DEVICE WideRows rows_at(int f) {
-    if (f >= frags_of<S>()) return {frags_of<S>() - 1, 0, 0, 0};
+    if (f >= frags_of<S, kRows>()) return {frags_of<S, kRows>() - 1, 0, 0, 0};
     const int i = f % S::tiles_all, row = f / S::tiles_all * S::rows + 16 * i;
     const int rows = min_i(S::rows - 16 * i, 16);
     return {f, row, rows, min_i(rows, kRows - row)};
@@ -131,8 +140,8 @@ KIE_DEVICE WideRows rows_at(int f) {
 KIE_DEVICE WideRows residual_rows(int f) { return rows_at<SplitO, kHidden>(f); }
 enum Product { kToQkv, kToO, kToGateUp, kToDown };
 KIE_CONST_FN int frags_of(int product) {
-    return product == kToQkv      ? frags_of<SplitQkv>()
-           : product == kToGateUp ? frags_of<SplitGu>()
+    return product == kToQkv      ? frags_of<SplitQkv, kQkv>()
+           : product == kToGateUp ? frags_of<SplitGu, 2 * kFfn>()
                                   : kFrags;
 }
 KIE_CONST_FN int pairs_of(int product) {  // of 32 columns
@@ -185,39 +194,64 @@ KIE_CONST_FN u32 cut_of(int product, int places, int blocks) {
     return best;
 }
 
-// A chunk under way: absolute position of its place 0, the places that are alive, and its cuts.
+// A chunk under way: absolute position of its place 0, the places that are alive, its cuts, and
+// where its second half begins, if slices take it by halves, or 0.
 struct Chunk {
     int base, from, to;
     u64 cuts;
+    int middle;
 };
+// Places of it, whole tiles but for the chunk's last.
+struct Span {
+    int first, to;
+};
+KIE_DEVICE Span all_of(const Chunk& c) { return {0, c.to}; }
+// Halves, where they leave no more blocks idle than the whole does.
+KIE_CONST_FN int rounds_of(int product, int places, int blocks) {
+    return over(over(places, kWideN) * over(frags_of(product), kWideTiles), blocks);
+}
+KIE_CONST_FN int middle_of(int places, int blocks) {
+    const int middle = over(places, 2 * kWideN) * kWideN;
+    if (!kSliced || kFew || middle >= places) return 0;
+    for (int product = kToO; product <= kToDown; ++product)
+        if (rounds_of(product, middle, blocks) + rounds_of(product, places - middle, blocks) >
+            rounds_of(product, places, blocks))
+            return 0;
+    return middle;
+}
 KIE_DEVICE int chunks_of(const PrefillArgs& a) {
     return ((int)(a.first % kPage + a.count) + kChunk - 1) / kChunk;
 }
 KIE_DEVICE Chunk chunk_at(const PrefillArgs& a, int i) {
     const int start = (int)(a.first / kPage * kPage), base = start + i * kChunk,
               end = (int)(a.first + a.count) - base;
-    Chunk c = {base, i == 0 ? (int)a.first - start : 0, end < kChunk ? end : kChunk, 0};
-    KIE_NO_UNROLL for (int p = kToQkv; p <= kToDown; ++p) c.cuts |=
-        (u64)cut_of(p, c.to, (int)a.blocks) << 16 * p;
+    Chunk c = {base, i == 0 ? (int)a.first - start : 0, end < kChunk ? end : kChunk, 0, 0};
+    if constexpr (kSliced) c.middle = middle_of(c.to, (int)a.blocks);
+    KIE_NO_UNROLL for (int p = kToQkv; p <= kToDown; ++p) {
+        u32 cut = cut_of(p, c.to, (int)a.blocks);
+        if (kSliced && c.middle > 0 && p != kToQkv) cut = 1 << 9 | kWideTiles << 4 | 1;
+        c.cuts |= (u64)cut << 16 * p;
+    }
     return c;
 }
 KIE_DEVICE Cut cut_at(const Chunk& c, int product) {
     return unpack_cut(opaque((u32)(c.cuts >> 16 * product) & 0xffff));  // not kept for all
 }
-KIE_DEVICE int items_of(int product, const Chunk& c, const Cut& cut) {
-    return over(c.to, cut.width) * over(frags_of(product), cut.tiles) * kLanes * cut.parts;
+KIE_DEVICE int items_of(int product, const Span& s, const Cut& cut) {
+    return over(s.to - s.first, cut.width) * over(frags_of(product), cut.tiles) * kLanes *
+           cut.parts;
 }
 // Neighbouring items share their rows, so that weights come from memory once.
-KIE_DEVICE WideItem item_at(int product, const Chunk& c, const Cut& cut, int i) {
-    const int across = over(c.to, cut.width), rows = over(frags_of(product), cut.tiles),
+KIE_DEVICE WideItem item_at(int product, const Span& s, const Cut& cut, int i) {
+    const int across = over(s.to - s.first, cut.width), rows = over(frags_of(product), cut.tiles),
               all = across * rows, tile = i % (all * kLanes), r = tile / across;
-    const int place = tile % across * cut.width, lane_index = kLanes == 1 ? 0 : r / rows,
+    const int place = s.first + tile % across * cut.width, lane_index = kLanes == 1 ? 0 : r / rows,
               frag = (kLanes == 1 ? r : r % rows) * cut.tiles;
     return {lane_index,
             frag,
             min_i(cut.tiles, frags_of(product) - frag),
             place,
-            kFew && c.to - place <= kNarrowN ? kNarrowN : cut.width,
+            kFew && s.to - place <= kNarrowN ? kNarrowN : cut.width,
             i / (all * kLanes),
             tile,
             part_items(cut)};

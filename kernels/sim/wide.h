@@ -66,12 +66,19 @@ KIE_DEVICE void multiply_wide(float (&all)[kAll], const Quad& q, WideOperand whe
 }
 KIE_DEVICE void wide_begin() {}
 KIE_DEVICE void wide_commit() {}
+// A warp does these together, so what one of its threads does behind them, all have come to.
 template <int kLeft>
-KIE_DEVICE void wide_wait() {}
+KIE_DEVICE void wide_wait() {
+    sync_warp();
+}
 template <int kLeft, int kAll>
-KIE_DEVICE void wide_wait(float (&)[kAll]) {}
+KIE_DEVICE void wide_wait(float (&)[kAll]) {
+    sync_warp();
+}
 template <int kAll>
-KIE_DEVICE void wide_finish(float (&)[kAll]) {}
+KIE_DEVICE void wide_finish(float (&)[kAll]) {
+    sync_warp();
+}
 KIE_DEVICE void writes_before_tiles() {}
 KIE_DEVICE void writes_before_copies() {}
 

@@ -23,6 +23,8 @@ const REPORTED: i32 = 66;
 struct Case {
     what: &'static str,
     fixture: &'static str,
+    /// The kernel that is edited; prompts run in the prefill kernel if it is that one.
+    entry: &'static str,
     /// Options of the simulator, besides the seed.
     machine: &'static str,
     /// Lengths of the prompts of requests that run beside each other.
@@ -36,6 +38,7 @@ struct Case {
 const SHORT: Case = Case {
     what: "",
     fixture: "laneformer_d2",
+    entry: "kie_decode",
     machine: "blocks=8",
     prompts: &[3],
     edits: &[],
@@ -67,6 +70,14 @@ const TRUE: &[Case] = &[
     },
     Case { what: "norms of heads, and pages", fixture: "qwen3", prompts: &[66], ..SHORT },
     Case { what: "two ranks", machine: "ranks=2,blocks=4", ..SHORT },
+    Case {
+        what: "a prompt's slices by halves",
+        fixture: "own_llama_fp8_tied",
+        entry: "kie_prefill",
+        machine: "ranks=3,blocks=3",
+        prompts: &[300],
+        ..SHORT
+    },
     Case {
         what: "keys read by another block behind the edge",
         edits: &[(
@@ -109,6 +120,7 @@ const MUTANTS: &[Case] = &[
             "min_i((kSharedMax - kShRing) / kSlotBytes, 64)",
         )],
         about: &["copy_async", "store_"],
+        ..SHORT
     },
     Case {
         what: "offers have one place",
@@ -186,9 +198,9 @@ fn a_lost_order_is_reported() {
 #[ignore = "run by the tests above, in a process of its own"]
 fn a_case_by_itself() {
     let at: usize = std::env::var(CASE).unwrap().parse().unwrap();
-    let Case { fixture, machine, prompts, edits, .. } = case(at);
+    let Case { fixture, entry, machine, prompts, edits, .. } = case(at);
     let device = format!("sim:seed={at},{machine},races=1");
-    let engine = open_over(fixture, edited_by("kie_decode", &device, edits, &Arc::default()));
+    let engine = open_over(fixture, edited_by(entry, &device, edits, &Arc::default()));
     let ids = |n: u32| (0..n).map(|i| 3 + i * 7 % 90).collect::<Vec<_>>();
     let streams: Vec<_> =
         prompts.iter().map(|&n| engine.stream(greedy_request(&ids(n), 4)).unwrap()).collect();

@@ -252,6 +252,22 @@ fn prompts_run_on_several_machines_as_on_one() {
     });
 }
 
+/// Slices that go through in halves, since a few blocks have many tiles: 300 positions are two
+/// halves, 500 fill both.
+fn by_halves(device: &str) -> Engine {
+    let config = EngineConfig { max_batch: 2, prefix_cache: false, ..EngineConfig::default() };
+    open_with(HALVED, &format!("sim:ranks=3,blocks=3,{device}"), config)
+}
+const HALVED: &str = "own_llama_fp8_tied";
+
+#[test]
+fn long_prompts_on_several_machines_go_by_halves() {
+    let reference = reference(HALVED);
+    for (seed, count) in [(1, 300), (2, 500)] {
+        judge(HALVED, &by_halves(&format!("seed={seed}")), &reference, &ids(count), 3);
+    }
+}
+
 /// Ids and log-probabilities behind a prompt, as bits, while a sequence decodes beside it: how many
 /// tokens that one made before the first of these, and whether they were those that it makes alone.
 fn beside(engine: &Engine, ids: &[u32]) -> (Vec<Made>, usize, bool) {

@@ -35,8 +35,9 @@ const FEW: u32 = 128;
 const MANY_TILES: u64 = 64 << 20;
 /// Tiles of partial sums.
 const ITEMS: u32 = 576;
-/// The grid's arrivals, one a tile of partial sums, one a rank.
-const COUNTERS: usize = 1 + ITEMS as usize + 8;
+/// The grid's arrivals, one a tile of partial sums, one a rank, then four lines of what slices tell
+/// each other.
+const COUNTERS: usize = (1 + ITEMS as usize + 8).next_multiple_of(16) + 4 * 32;
 /// Of scratch: machines promise less.
 const ALIGN: usize = 1024;
 /// Row tiles of 16 that have a sum of squares together.
@@ -100,7 +101,8 @@ impl Plan {
             platform,
             chunk,
             scratch_bytes: scratch_bytes(model, cut, chunk),
-            shared_bytes: RING + stages * STAGE_BYTES,
+            // What is left is for what the teams of slices' attention tell each other.
+            shared_bytes: if model.sliced { cut.shared_max } else { RING + stages * STAGE_BYTES },
             blocks: machine.multiprocessors,
             few: cut.line_bytes(model) < MANY_TILES,
         })
@@ -127,6 +129,7 @@ impl Plan {
             ("CHUNK", u64::from(self.chunk)),
             ("PAST", u64::from(past(model))),
             ("SLACK", u64::from(slack(model))),
+            ("SLICED", u64::from(model.sliced && model.ranks > 1)),
             ("ITEMS", u64::from(ITEMS)),
             ("THREADS", u64::from(THREADS)),
             ("SCRATCH", self.scratch_bytes),

@@ -41,6 +41,7 @@ pub const PREFILL: &[(&str, &str)] = &[
     kernel!("common/prefill_feed.h"),
     kernel!("common/prefill_norm.h"),
     kernel!("common/prefill.h"),
+    kernel!("common/prefill_slices.h"),
 ];
 /// The kernel that packs weights, behind the platform without its tiles.
 const PACK: (&str, &str) = kernel!("common/pack.h");

@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::mono::cut::Kind;
 use crate::mono::echo;
 use crate::mono::machine::{Platform, Source};
-use crate::mono::model::Model;
+use crate::mono::model::{Layer, Model};
 use crate::mono::{shapes, upload};
 
 /// `libnvrtc` folders of the repository's own Python environment.
@@ -90,16 +90,31 @@ fn eight_columns_spill_no_more_than_they_did() {
 }
 
 /// (model, bytes of stack, bytes of spills) of the prefill kernel.
-const PREFILL: [Spills; 3] = [("1b", 128, 312), ("8b", 128, 292), ("2b", 176, 474)];
+const PREFILL: [Spills; 4] =
+    [("1b", 128, 312), ("8b", 128, 292), ("2b", 176, 474), (SLICED, 144, 308)];
 /// The same of the one for few positions; 8b has none.
-const PREFILL_FEW: [Spills; 2] = [("1b", 128, 224), ("2b", 224, 542)];
+const PREFILL_FEW: [Spills; 3] = [("1b", 128, 224), ("2b", 224, 542), (SLICED, 416, 748)];
+/// 8b over four machines.
+const SLICED: &str = "8b on four";
+
+fn sliced(ranks: u32) -> Model {
+    let whole = shapes::model("8b");
+    let [heads, kv_heads, ffn] = [whole.heads, whole.kv_heads, whole.ffn].map(|n| n / ranks);
+    let (layer, vocab) = (whole.layer.clone(), whole.vocab_all / ranks);
+    let layer = layer.into_iter().map(|l| Layer { delay: [0; 2], shares: [true; 2], ..l });
+    let layer = layer.collect();
+    Model { ranks, sliced: true, heads, kv_heads, ffn, vocab, layer, ..whole }
+}
 
 #[test]
 fn the_prefill_kernel_spills_no_more_than_it_did() {
     let Some(nvrtc) = nvrtc("compiling the prefill kernel") else { return };
     let mut seen = [Vec::new(), Vec::new()];
     for (name, ..) in PREFILL {
-        let sources = shapes::prefill(&shapes::model(name));
+        let sources = shapes::prefill(&match name {
+            SLICED => sliced(4),
+            name => shapes::model(name),
+        });
         for (source, seen) in sources.iter().zip(&mut seen) {
             let kernel = sole(&nvrtc, source);
             assert_eq!((kernel.entry.as_str(), kernel.registers), ("kie_prefill", 168), "{name}");
