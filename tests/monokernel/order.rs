@@ -45,6 +45,15 @@ const SHORT: Case = Case {
     about: &[],
 };
 
+/// A prompt that goes over several ranks in two halves.
+const HALVES: Case = Case {
+    fixture: "own_llama_fp8_tied",
+    entry: "kie_prefill",
+    machine: "ranks=3,blocks=3",
+    prompts: &[300],
+    ..SHORT
+};
+
 /// A block that has not written the newest key reads it, at one side of the edge.
 macro_rules! reads_newest {
     () => {
@@ -70,14 +79,7 @@ const TRUE: &[Case] = &[
     },
     Case { what: "norms of heads, and pages", fixture: "qwen3", prompts: &[66], ..SHORT },
     Case { what: "two ranks", machine: "ranks=2,blocks=4", ..SHORT },
-    Case {
-        what: "a prompt's slices by halves",
-        fixture: "own_llama_fp8_tied",
-        entry: "kie_prefill",
-        machine: "ranks=3,blocks=3",
-        prompts: &[300],
-        ..SHORT
-    },
+    Case { what: "a prompt's slices by halves", ..HALVES },
     Case {
         what: "keys read by another block behind the edge",
         edits: &[(
@@ -137,6 +139,33 @@ const MUTANTS: &[Case] = &[
         )],
         about: &["load_state", "store_"],
         ..SHORT
+    },
+    Case {
+        what: "what the next product takes is not waited for",
+        edits: &[("kSecond, kAwait + 0, kAllRounds", "kSecond, kGoOn, kAllRounds")],
+        about: &["stage_copy", "store_state"],
+        ..HALVES
+    },
+    Case {
+        what: "other ranks' sums are not waited for",
+        edits: &[("kFirst, kAwait + 1, kFirstRound", "kFirst, kGoOn, kFirstRound")],
+        about: &["mix_places", "share_sums"],
+        ..HALVES
+    },
+    Case {
+        what: "nothing is fenced behind the wait for other ranks' sums",
+        edits: &[(
+            "            pause_ns(40);\n        }\n    }\n    fence_system();\n}\nKIE_DEVICE bool end_step",
+            "            pause_ns(40);\n        }\n    }\n}\nKIE_DEVICE bool end_step",
+        )],
+        about: &["mix_places"],
+        ..HALVES
+    },
+    Case {
+        what: "pages do not wait for the stages before them",
+        edits: &[("s.work == kAttend && s.half == kSecond", "false")],
+        about: &["fetch_page"],
+        ..HALVES
     },
 ];
 

@@ -268,6 +268,32 @@ fn long_prompts_on_several_machines_go_by_halves() {
     }
 }
 
+/// Nobody waits for good for a rank that says nothing between the halves.
+#[test]
+fn a_rank_that_tells_nothing_of_a_half_ends_the_request() {
+    let silent = (
+        "        store_word_system(stream_word(args, stream, args.model.rank, r), turn);",
+        "        if (stream != 1 || args.model.rank != 2)
+            store_word_system(stream_word(args, stream, args.model.rank, r), turn);",
+    );
+    let device = "sim:ranks=3,blocks=3,seed=6,host=300";
+    let engine = open_kernel("kie_prefill", HALVED, device, silent.0, silent.1);
+    let error = continuation(&engine, &ids(300), 1).unwrap_err().to_string();
+    assert!(error.contains("in step 0 waited for the prefill kernel's wait 0x"), "{error}");
+    assert!(engine.is_closed());
+}
+
+/// A head a rank has pages enough for two teams, which take them in turn.
+#[test]
+fn teams_share_the_queries_of_few_heads() {
+    let (name, config) = ("own_llama_f16", EngineConfig { max_batch: 2, ..Default::default() });
+    let engine = open_with(name, "sim:ranks=2,blocks=8,seed=4", config);
+    let reference = reference(name);
+    for count in [301, 64, 410] {
+        judge(name, &engine, &reference, &ids(count), 3);
+    }
+}
+
 /// Ids and log-probabilities behind a prompt, as bits, while a sequence decodes beside it: how many
 /// tokens that one made before the first of these, and whether they were those that it makes alone.
 fn beside(engine: &Engine, ids: &[u32]) -> (Vec<Made>, usize, bool) {
@@ -336,9 +362,45 @@ const MUTANTS: &[(&str, &str, &str, &str)] = &[
     ),
     (
         "a rank keeps what its lanes added to itself",
-        "llama",
+        "laneformer_d2",
         "rank < kRanks; ++rank) {\n        u64* there",
         "rank < 1; ++rank) {\n        u64* there",
+    ),
+    (
+        "a rank keeps its slices' sums to itself",
+        "llama",
+        "const long hop = args.hops[",
+        "const long hop = 0 * args.hops[",
+    ),
+    (
+        "a rank keeps what the next product takes to itself",
+        "llama",
+        "store_state(to + args.hops[r], x)",
+        "store_state(to + 0 * args.hops[r], x)",
+    ),
+    (
+        "a rank keeps the squares of its places to itself",
+        "llama",
+        "(to + args.hops[r]) = square",
+        "(to + 0 * args.hops[r]) = square",
+    ),
+    (
+        "a rank adds sums of places that are not its own",
+        "llama",
+        "(int)(args.model.rank + kRanks - from % kRanks) % kRanks",
+        "(int)(args.model.rank + 1 + kRanks - from % kRanks) % kRanks",
+    ),
+    (
+        "a rank tells of the last residual, which another owns",
+        "llama",
+        "owner_of(place / 8) != (int)args.model.rank",
+        "owner_of(place / 8) == (int)args.model.rank",
+    ),
+    (
+        "teams of a rank weigh what the other tells as they do their own",
+        "own_llama_f16",
+        "add[r] = exp2_f(best - top)",
+        "add[r] = exp2_f(m.best[r] - top)",
     ),
     (
         "others' outputs are those of another layer",
