@@ -564,13 +564,12 @@ KIE_DEVICE void multiply_item(Pipe& pipe, const Cut& cut, int product, const Wid
 // `passed` is called by all workers behind each item's products, before its results go anywhere.
 template <class Passed>
 KIE_DEVICE void product_phase(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk,
-                              const Span& span, int product, int layer, Round round,
-                              Passed passed) {
+                              const Span& span, int product, int layer, Passed passed) {
     const Cut cut = cut_at(chunk, product);
-    const int items = last_item(args, items_of(product, span, cut), round);
+    const int items = items_of(product, span, cut);
     float d[kWideN / 2];
     int turn = 0;
-    KIE_NO_UNROLL for (int i = first_item(args, round); i < items; i += args.blocks, turn ^= 1) {
+    KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks, turn ^= 1) {
         const WideItem item = item_at(product, span, cut, i);
         float* scale = (float*)(prefill_shared() + kPfScale) + turn * kWideN;
         if (product == kToQkv || product == kToGateUp) take_scales(args, item, scale);
@@ -629,8 +628,7 @@ KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
                     if (!meet(watch, args, phase)) return;
                     tick(clock, 9);
                 }
-                product_phase(args, pipe, chunk, all_of(chunk), product, layer, kAllRounds,
-                              []() {});
+                product_phase(args, pipe, chunk, all_of(chunk), product, layer, []() {});
                 tick(clock, 2 * product);
                 const u32 behind = kPhases * min_i(kSlack, layer - (int)args.from);
                 if (!meet(watch, args, phase, is_shared(args, product, layer), behind)) return;

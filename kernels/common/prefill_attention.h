@@ -49,21 +49,25 @@ KIE_DEVICE Run run_at(const PrefillArgs& args, const Chunk& c, const Span& s, in
 struct PagePipe {
     u32 at;
 };
-KIE_DEVICE Slot* page_slot(u32 at) {
-    return (Slot*)(prefill_shared() + kPfPages) + at % kPageBuffers;
+// Where teams take pages in turn, values have slots of their own: keys are done with earlier.
+enum PagePart { kKeys, kValues };
+KIE_DEVICE Slot* page_slot(u32 at, int part) {
+    return (Slot*)(prefill_shared() + kPfPages) + at % kPageBuffers +
+           (kApart ? part * kPageBuffers : 0);
 }
 KIE_DEVICE u8* page_bytes(u32 at) {
     return prefill_shared() + kPfRing + at % kPageBuffers * (2 * kPageHalf);
 }
-KIE_DEVICE void await_page(u32 at) {
-    while (!slot_filled(page_slot(at), at / kPageBuffers & 1))
+KIE_DEVICE void await_page(u32 at, int part = kKeys) {
+    while (!slot_filled(page_slot(at, part), at / kPageBuffers & 1))
         if (*stop_word()) break;
 }
-KIE_DEVICE void release_page(u32 at) {
-    if (lane() == 0) slot_release(page_slot(at));
+KIE_DEVICE void release_page(u32 at, int part = kValues) {
+    if (!kApart && part == kKeys) return;  // with its values
+    if (lane() == 0) slot_release(page_slot(at, part));
 }
 // By a warp: a page's keys as 64 columns x head_dim, its values as head_dim columns x 64.
-KIE_DEVICE void fetch_page(const u8* page, u8* to) {
+KIE_DEVICE void fetch_page(const u8* page, u8* to, bool keys = true, bool values = true) {
     const int my = lane(), row = my % 8, core = my / 8;  // 8 rows x 4 neighbouring cores at a time
     to += my * 16;
     if constexpr (kHeadDim % 32 == 0) {
@@ -71,15 +75,16 @@ KIE_DEVICE void fetch_page(const u8* page, u8* to) {
         const u8* k = page + (row * kHeadDim + core * 8) * 2;
         const u8* v = page + kPageHalf + (row * kPage + core * 8) * 2;
         KIE_UNROLL for (int n = 0; n < kPageQuads / 32; ++n) {
-            quad_copy(to + n * 512, k + n / kAcross * (16 * kHeadDim) + n % kAcross * 64);
-            quad_copy(to + kPageHalf + n * 512, v + n / 2 * (16 * kPage) + n % 2 * 64);
+            if (keys) quad_copy(to + n * 512, k + n / kAcross * (16 * kHeadDim) + n % kAcross * 64);
+            if (values) quad_copy(to + kPageHalf + n * 512, v + n / 2 * (16 * kPage) + n % 2 * 64);
         }
     } else {
         KIE_NO_UNROLL for (int n = 0; n < kPageQuads / 32; ++n) {
             const int ck = 4 * n + core, rk = ck / (kHeadDim / 8) * 8 + row;
-            quad_copy(to + n * 512, page + (rk * kHeadDim + ck % (kHeadDim / 8) * 8) * 2);
-            quad_copy(to + kPageHalf + n * 512,
-                      page + kPageHalf + ((n / 2 * 8 + row) * kPage + ck % 8 * 8) * 2);
+            if (keys) quad_copy(to + n * 512, page + (rk * kHeadDim + ck % (kHeadDim / 8) * 8) * 2);
+            if (values)
+                quad_copy(to + kPageHalf + n * 512,
+                          page + kPageHalf + ((n / 2 * 8 + row) * kPage + ck % 8 * 8) * 2);
         }
     }
 }
@@ -92,14 +97,19 @@ KIE_DEVICE bool feed_pages(Watch& w, const PrefillArgs& args, PagePipe& pipe, co
         const Run run = run_at(args, chunk, span, layer, i, 0);
         const int kv = run.lane_index * kKvHeads + run.head / kGroup;
         KIE_NO_UNROLL for (int page = run.first; page <= run.last; ++page, ++pipe.at) {
-            if ((int)(pipe.at % kCopiers) != warp) continue;
-            Slot* slot = page_slot(pipe.at);
+            // A warp every fourth page, or, with slots of their own, every other one's keys or
+            // values.
+            if ((int)(pipe.at % (kCopiers / kEach)) != warp / (int)kEach) continue;
+            const int part = kApart ? warp % 2 : 0;
+            Slot* slot = page_slot(pipe.at, part);
+            const u8* from = prefill_page(args, layer, kv, page);  // before the wait, not behind it
             w.polls = 0;
             while (!slot_free(slot, (pipe.at / kPageBuffers & 1) ^ 1)) {
                 if (*stop_word()) return false;
                 if (lane() == 0 && !patient(w, 0x3000 | layer, page, run.last)) *stop_word() = 1;
             }
-            fetch_page(prefill_page(args, layer, kv, page), page_bytes(pipe.at));
+            fetch_page(from, page_bytes(pipe.at), !kApart || part == kKeys,
+                       !kApart || part == kValues);
             quads_here();
             writes_before_tiles();
             sync_warp();
@@ -253,19 +263,23 @@ KIE_DEVICE void attend_run(const PrefillArgs& args, const Chunk& chunk, int laye
         await_page(start);
         score_page(q, page_bytes(start), s);
         wide_finish(s);
+        release_page(start, kKeys);
         weigh_page(start);
         pack();
         u32 at = start;
         KIE_NO_UNROLL for (; at != end; at += kEach) {
             score_page(q, page_bytes(at + kEach), s);
+            if (kApart) await_page(at, kValues);
             add_values(p, page_bytes(at) + kPageHalf, o);
             wide_wait<1>(s);
+            release_page(at + kEach, kKeys);
             weigh_page(at + kEach);
             wide_finish(o);
             release_page(at);
             pack();
             KIE_UNROLL for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= keep[i / 2 % 2];
         }
+        if (kApart) await_page(at, kValues);
         add_values(p, page_bytes(at) + kPageHalf, o);
         wide_finish(o);
         release_page(at);

@@ -223,26 +223,17 @@ KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, con
     }
     return true;
 }
-// Which of a product's items blocks take: all, each its first one, or the others.
-enum Round { kAllRounds, kFirstRound, kOtherRounds };
-KIE_DEVICE int first_item(const PrefillArgs& args, Round round) {
-    return block() + (round == kOtherRounds ? args.blocks : 0);
-}
-KIE_DEVICE int last_item(const PrefillArgs& args, int items, Round round) {
-    return round == kFirstRound ? min_i(items, args.blocks) : items;
-}
 // One product of one layer. `at`: the product in every block's line; `x`: its operand.
 template <class S>
 KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe, const Chunk& chunk,
-                     const Span& span, int product, int layer, long at, const u8* x,
-                     Round round = kAllRounds) {
+                     const Span& span, int product, int layer, long at, const u8* x) {
     constexpr int kPairs = S::k / 32;
     const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kTeam;
     const Cut cut = cut_at(chunk, product);
-    const int items = last_item(args, items_of(product, span, cut), round);
+    const int items = items_of(product, span, cut);
     const bool once = chunk.to <= cut.width;  // weights are read by one item
     const StreamPolicy policy = stream_policy();
-    KIE_NO_UNROLL for (int i = first_item(args, round); i < items; i += args.blocks) {
+    KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks) {
         const WideItem item = item_at(product, span, cut, i);
         const Load load = load_of<S>(args, item, at, x);
         const int end = 2 * part_from(product, cut, item.part + 1);

@@ -72,7 +72,7 @@ constexpr long kPrefillScratch = kScrParts + kPartItems * kPartBytes;
 constexpr int kCountRanks = 1 + kPartItems;
 // What slices tell each other meanwhile: of each such stream, on lines of their own, the grid's
 // arrivals and each rank's word.
-constexpr int kStreams = 4, kStreamWords = 32, kCountStreams = (kCountRanks + 8 + 15) / 16 * 16;
+constexpr int kStreams = 2, kStreamWords = 32, kCountStreams = (kCountRanks + 8 + 15) / 16 * 16;
 constexpr int kPrefillCounters = kCountStreams + kStreams * kStreamWords;
 
 // A batch of results: 8 groups of 8 places. Behind the stages of a tile that changes the residual
@@ -87,11 +87,15 @@ constexpr int kStageBytes = kStageWeights + 2 * kStagePart;
 constexpr int kNarrowWeights = 2 * kNarrowTiles * 1024, kNarrowPart = kNarrowN * 64;
 static_assert(kNarrowWeights + 2 * kNarrowPart == kStageBytes, "stages of one size");
 static_assert(kOldBytes + kOldBytes / 2 <= kStageBytes, "a lane's part stands beside its residual");
-constexpr int kPfSlots = 0, kPfPages = 64, kPfStop = 192, kPfLast = 196, kPfPhase = 200,
-              kPfPassed = 204, kPfScale = 256, kPfSquares = kPfScale + 2 * kWideN * 4;
+constexpr int kPfSlots = 0, kPfPages = 64, kPfStop = 256, kPfLast = 260, kPfPhase = 264,
+              kPfPassed = 268, kPfScale = 320, kPfSquares = kPfScale + 2 * kWideN * 4;
 constexpr int kPfRing = (kPfSquares + kWideTiles * kWideN * 4 + 1023) / 1024 * 1024;
 constexpr int kStages = (kSharedMax - kPfRing) / kStageBytes;
-constexpr int kPfTold = kPfRing + kStages * kStageBytes;  // see join_teams
+// Behind the stages, for slices: what teams tell each other (join_teams), or what a warp has under
+// way to the ranks (mix_places), some 64 rows of eight places.
+constexpr int kPfTold = kPfRing + kStages * kStageBytes, kPushBytes = 64 * 8 * 2;
+constexpr int kPushSlots = min_i((kSharedMax - kPfTold) / ((int)kWorkers / kTeam * kPushBytes), 3);
+static_assert(!kSliced || kPushSlots > 0, "slices want room behind the stages");
 static_assert(kStages >= 2 && kStages <= 4, "one stage in use, one under way; slots fit");
 
 // The block's shared memory. Asked for anew wherever it is needed: it is a constant, where pointers
@@ -195,7 +199,7 @@ KIE_CONST_FN u32 cut_of(int product, int places, int blocks) {
 }
 
 // A chunk under way: absolute position of its place 0, the places that are alive, its cuts, and
-// where its second half begins, if slices take it by halves, or 0.
+// where the second part begins, if gate and up take it in two, or 0.
 struct Chunk {
     int base, from, to;
     u64 cuts;
@@ -206,18 +210,17 @@ struct Span {
     int first, to;
 };
 KIE_DEVICE Span all_of(const Chunk& c) { return {0, c.to}; }
-// Halves, where they leave no more blocks idle than the whole does.
+// The places of which gate and up have items for each block once, if that takes no more rounds.
 KIE_CONST_FN int rounds_of(int product, int places, int blocks) {
     return over(over(places, kWideN) * over(frags_of(product), kWideTiles), blocks);
 }
 KIE_CONST_FN int middle_of(int places, int blocks) {
-    const int middle = over(places, 2 * kWideN) * kWideN;
+    const int rows = over(frags_of(kToGateUp), kWideTiles);
+    const int middle = max_i(blocks / rows, 1) * kWideN;
     if (!kSliced || kFew || middle >= places) return 0;
-    for (int product = kToO; product <= kToDown; ++product)
-        if (rounds_of(product, middle, blocks) + rounds_of(product, places - middle, blocks) >
-            rounds_of(product, places, blocks))
-            return 0;
-    return middle;
+    const int both =
+        rounds_of(kToGateUp, middle, blocks) + rounds_of(kToGateUp, places - middle, blocks);
+    return both > rounds_of(kToGateUp, places, blocks) ? 0 : middle;
 }
 KIE_DEVICE int chunks_of(const PrefillArgs& a) {
     return ((int)(a.first % kPage + a.count) + kChunk - 1) / kChunk;
@@ -229,7 +232,7 @@ KIE_DEVICE Chunk chunk_at(const PrefillArgs& a, int i) {
     if constexpr (kSliced) c.middle = middle_of(c.to, (int)a.blocks);
     KIE_NO_UNROLL for (int p = kToQkv; p <= kToDown; ++p) {
         u32 cut = cut_of(p, c.to, (int)a.blocks);
-        if (kSliced && c.middle > 0 && p != kToQkv) cut = 1 << 9 | kWideTiles << 4 | 1;
+        if (kSliced && c.middle > 0 && p == kToGateUp) cut = 1 << 9 | kWideTiles << 4 | 1;
         c.cuts |= (u64)cut << 16 * p;
     }
     return c;

@@ -3,86 +3,52 @@
 // the residual, in order of rank, and gives all ranks what the next product takes: each number is
 // made once, so all ranks hold the same bits, and crosses the links once.
 //
-// A long chunk goes through in two halves, so that one is under way between ranks while the other
-// is multiplied:
-//
-//     attend 0, o 0, attend 1 | mix 0, o 1, half of gate/up 0 | mix 1, the rest of gate/up 0,
-//     down 0, half of gate/up 1 | mix 0, the rest of gate/up 1, down 1 | mix 1 | qkv of both
-//
-// What is behind a `|` needs what other ranks sent before it. Where something was sent long before,
-// a block says so once its next item is multiplied: the fence would wait for stores under way.
+// Of a long chunk, gate and up begin with as many places as give each block one item: theirs are
+// sent first, and the others are under way meanwhile.
 #pragma once
 
 enum SliceWork { kMultiply, kAttend, kNormHeads, kMix };
-// What a step ends with: nothing, the grid meets, the grids of all ranks do, or a stream is waited
-// for.
+// What a step ends with: nothing, the grid meets, the grids of all ranks do, or what a stream tells
+// of is waited for.
 enum SliceEnd { kGoOn, kMeet, kMeetRanks, kAwait };
-// What is sent meanwhile: 0 o's operand of the first half, 1 o's sums of the second, 2 their
-// operand, 3 down's sums of the first half.
-enum SliceStream { kNone = 7 };
-enum SliceHalf { kFirst, kSecond, kBoth };
+// Both tell of what gate and up take: of the first places, of the others.
+enum SliceStream { kOfFirst, kOfOthers, kOfNone };
+enum SlicePlaces { kFirstPlaces, kOtherPlaces, kAllPlaces };
 struct SliceStep {
     int work, which;  // a product; of kMix 0 o's sums, 1 down's
-    int half, round;
-    int told, end;  // the stream that is told of behind the first item; see SliceEnd
+    int places, end;
+    int told;  // the stream that is told of behind the first item, or behind the mixing
 };
-KIE_CONST_FN u32 pack_step(int work, int which, int half, int end, int round = kAllRounds,
-                           int told = kNone) {
-    return work | which << 2 | half << 4 | round << 6 | told << 8 | end << 11;
+KIE_CONST_FN u32 pack_step(int work, int which, int places, int end, int told = kOfNone) {
+    return work | which << 2 | places << 4 | told << 6 | end << 8;
 }
-KIE_CONST_FN int steps_of(bool halves) { return (halves ? 15 : 7) + (kHeadNorm ? 1 : 0); }
-KIE_DEVICE SliceStep step_at(bool halves, int n) {
-    u32 v = pack_step(kNormHeads, 0, kBoth, kMeet);
-    if (n == 0) {
-        v = pack_step(kMultiply, kToQkv, kBoth, kMeet);
-    } else if (!kHeadNorm || n > 1) {
-        n -= kHeadNorm ? 1 : 0;
-        if (halves) {
-            // clang-format off
-            switch (n) {
-            case 1: v = pack_step(kAttend, 0, kFirst, kMeet); break;
-            case 2: v = pack_step(kMultiply, kToO, kFirst, kGoOn); break;
-            case 3: v = pack_step(kAttend, 0, kSecond, kMeetRanks); break;
-            case 4: v = pack_step(kMix, 0, kFirst, kGoOn); break;
-            case 5: v = pack_step(kMultiply, kToO, kSecond, kAwait + 0, kAllRounds, 0); break;
-            case 6: v = pack_step(kMultiply, kToGateUp, kFirst, kAwait + 1, kFirstRound, 1); break;
-            case 7: v = pack_step(kMix, 0, kSecond, kGoOn); break;
-            case 8: v = pack_step(kMultiply, kToGateUp, kFirst, kMeet, kOtherRounds, 2); break;
-            case 9: v = pack_step(kMultiply, kToDown, kFirst, kAwait + 2); break;
-            case 10: v = pack_step(kMultiply, kToGateUp, kSecond, kAwait + 3, kFirstRound, 3); break;
-            case 11: v = pack_step(kMix, 1, kFirst, kGoOn); break;
-            case 12: v = pack_step(kMultiply, kToGateUp, kSecond, kMeet, kOtherRounds); break;
-            case 13: v = pack_step(kMultiply, kToDown, kSecond, kMeetRanks); break;
-            default: v = pack_step(kMix, 1, kSecond, kMeetRanks);
-            }
-            // clang-format on
-        } else {
-            switch (n) {
-                case 1:
-                    v = pack_step(kAttend, 0, kBoth, kMeet);
-                    break;
-                case 2:
-                    v = pack_step(kMultiply, kToO, kBoth, kMeetRanks);
-                    break;
-                case 3:
-                    v = pack_step(kMix, 0, kBoth, kMeetRanks);
-                    break;
-                case 4:
-                    v = pack_step(kMultiply, kToGateUp, kBoth, kMeet);
-                    break;
-                case 5:
-                    v = pack_step(kMultiply, kToDown, kBoth, kMeetRanks);
-                    break;
-                default:
-                    v = pack_step(kMix, 1, kBoth, kMeetRanks);
-            }
-        }
+KIE_CONST_FN int steps_of(const Chunk& c) { return (c.middle > 0 ? 9 : 7) + (kHeadNorm ? 1 : 0); }
+KIE_DEVICE u32 packed_step(bool two, int n) {
+    if (n == 0) return pack_step(kMultiply, kToQkv, kAllPlaces, kMeet);
+    if (kHeadNorm && n == 1) return pack_step(kNormHeads, 0, kAllPlaces, kMeet);
+    n -= kHeadNorm ? 1 : 0;
+    if (n == 1) return pack_step(kAttend, 0, kAllPlaces, kMeet);
+    if (n == 2) return pack_step(kMultiply, kToO, kAllPlaces, kMeetRanks);
+    if (two) {
+        if (n == 3) return pack_step(kMix, 0, kFirstPlaces, kGoOn, kOfFirst);
+        if (n == 4) return pack_step(kMix, 0, kOtherPlaces, kAwait + kOfFirst);
+        if (n == 5)
+            return pack_step(kMultiply, kToGateUp, kFirstPlaces, kAwait + kOfOthers, kOfOthers);
+        if (n == 6) return pack_step(kMultiply, kToGateUp, kOtherPlaces, kMeet);
+        n -= 2;
+    } else {
+        if (n == 3) return pack_step(kMix, 0, kAllPlaces, kMeetRanks);
+        if (n == 4) return pack_step(kMultiply, kToGateUp, kAllPlaces, kMeet);
     }
-    return {(int)(v & 3),      (int)(v >> 2 & 3), (int)(v >> 4 & 3),
-            (int)(v >> 6 & 3), (int)(v >> 8 & 7), (int)(v >> 11)};
+    if (n == 5) return pack_step(kMultiply, kToDown, kAllPlaces, kMeetRanks);
+    return pack_step(kMix, 1, kAllPlaces, kMeetRanks);
 }
-KIE_DEVICE Span span_of(const Chunk& c, int half) {
-    return {half == kSecond ? c.middle : 0, half == kFirst ? c.middle : c.to};
+KIE_DEVICE SliceStep step_at(const Chunk& c, int n) {
+    const u32 v = packed_step(c.middle > 0, n);
+    return {(int)(v & 3), (int)(v >> 2 & 3), (int)(v >> 4 & 3), (int)(v >> 8), (int)(v >> 6 & 3)};
+}
+KIE_DEVICE Span span_of(const Chunk& c, int places) {
+    return {places == kOtherPlaces ? c.middle : 0, places == kFirstPlaces ? c.middle : c.to};
 }
 
 // The streams: what blocks have sent is counted here, and the last one tells all ranks. `turn`:
@@ -112,9 +78,16 @@ KIE_DEVICE void await_stream(Watch& w, const PrefillArgs& args, int stream, u32 
     }
     fence_system();
 }
+// What the block has sent is where it belongs, and all ranks hear of it once all blocks have said
+// so. By all workers. The fence is quick where what was stored has had time to arrive.
+KIE_DEVICE void tell(const PrefillArgs& args, int stream, u32 turn) {
+    push_done();
+    sync_consumers<kWorkers>();
+    if (thread() == 0) tell_stream(args, stream, turn);
+}
 KIE_DEVICE bool end_step(Watch& w, const PrefillArgs& args, Phase& p, int end, u32 turn) {
     if (end == kGoOn) return true;
-    if (end == kMeet || end == kMeetRanks) return meet(w, args, p, end == kMeetRanks);
+    if (end < kAwait) return meet(w, args, p, end == kMeetRanks);
     ++p.done, ++p.apart;
     sync_consumers<kWorkers>();
     if (thread() == 0) {
@@ -128,61 +101,89 @@ KIE_DEVICE bool end_step(Watch& w, const PrefillArgs& args, Phase& p, int end, u
     return *stop_word() == 0;
 }
 
-// The same of slices of one lane (tensor parallelism): who owns a group of eight places adds all
-// ranks' sums to its residual, which is nowhere else, and gives every rank what the next product
-// takes. A warp takes 64 rows of a group at a time: a thread four pairs of rows of one place, which
-// stand together in the operand.
+// The owner's part. A warp takes 64 rows of a group of eight places at a time: a thread four pairs
+// of rows of one place from each 32, which stand together in the operand. They go to the ranks from
+// shared memory, so that nobody waits for the links.
+struct Mixed {
+    u64 sums[4][kRanks];
+    int at[4];  // of the residual, in floats
+    float old[4][2];
+    u32 norm[4];
+};
+KIE_DEVICE void take_mixed(const PrefillArgs& args, const u32* norms, int kind, int layer, int c,
+                           int eight, Mixed& m) {
+    const int q = (int)lane() / 8, p = (int)lane() % 8;
+    KIE_UNROLL for (int n = 0; n < 4; ++n) {
+        const int row = c + 8 * n + 2 * q, in = row % SplitO::rows;
+        const int frag = row / SplitO::rows * SplitO::tiles_all + in / 16;
+        const int at = (frag * kEights + eight) * 32 + in % 16 / 2 * 4 + p / 2;
+        KIE_UNROLL for (int r = 0; r < kRanks; ++r) m.sums[n][r] =
+            past_at(args, kind, layer, r)[at];
+        m.at[n] = 4 * at + p % 2;
+        const float* residual = (const float*)old_at(args, 0) + m.at[n];
+        m.old[n][0] = residual[0], m.old[n][1] = residual[2];
+        m.norm[n] = norms[row / 2];
+    }
+}
+// Adds up, keeps, and says what the next product takes; adds to the squares' sum.
+KIE_DEVICE Quad add_mixed(const PrefillArgs& args, const Mixed& m, float& square) {
+    const bool odd = lane() % 2 != 0;
+    Quad x;
+    KIE_UNROLL for (int n = 0; n < 4; ++n) {
+        float sum[2] = {0, 0}, n0, n1;
+        KIE_UNROLL for (int r = 0; r < kRanks; ++r) {
+            float a[2], b[2];
+            unpack_half2((u32)m.sums[n][r], a[0], a[1]);
+            unpack_half2((u32)(m.sums[n][r] >> 32), b[0], b[1]);
+            sum[0] += odd ? a[1] : a[0], sum[1] += odd ? b[1] : b[0];
+        }
+        sum[0] += m.old[n][0], sum[1] += m.old[n][1];
+        float* residual = (float*)old_at(args, 0) + m.at[n];
+        residual[0] = sum[0], residual[2] = sum[1];
+        square += sum[0] * sum[0] + sum[1] * sum[1];
+        unpack_half2(m.norm[n], n0, n1);
+        x.v[n] = pack_half2(sum[0] * n0, sum[1] * n1);
+    }
+    return x;
+}
 KIE_DEVICE void mix_places(const PrefillArgs& args, const Span& span, int kind, int layer) {
-    const int my = lane(), q = my / 8, p = my % 8, e = p % 2, warps = kWorkers / kTeam;
+    const int my = lane(), warp = thread() / kTeam, warps = kWorkers / kTeam;
+    const u32* norms = args.model.norms + (long)(2 * layer + 1 + kind) * (kHidden / 2);
+    u8* slots = prefill_shared() + kPfTold + warp * (kPushSlots * kPushBytes);
     // Of the span's groups this rank has one in kRanks.
     const int from = span.first / 8,
               first = from + (int)(args.model.rank + kRanks - from % kRanks) % kRanks,
               own = over(max_i(over(span.to, 8) - first, 0), kRanks);
-    const u32* norms = args.model.norms + (long)(2 * layer + 1 + kind) * (kHidden / 2);
-    KIE_NO_UNROLL for (int i = block() * warps + thread() / kTeam; i < kFours * own;
-                       i += args.blocks * warps) {
-        const int four = i / own, eight = first + i % own * kRanks;
-        float square = 0;
-        KIE_UNROLL for (int b = 0; b < 2; ++b) {
-            const int c = 64 * four + 32 * b;
-            if (c >= kHidden) continue;
-            u64 v[4][kRanks];
-            float *residual[4], old[4][2];
-            u32 norm[4];
-            KIE_UNROLL for (int n = 0; n < 4; ++n) {
-                const int row = c + 8 * n + 2 * q, in = row % SplitO::rows;
-                const int frag = row / SplitO::rows * SplitO::tiles_all + in / 16;
-                const long at = ((long)frag * kEights + eight) * 32 + in % 16 / 2 * 4 + p / 2;
-                KIE_UNROLL for (int r = 0; r < kRanks; ++r) v[n][r] =
-                    past_at(args, kind, layer, r)[at];
-                residual[n] = (float*)(old_at(args, 0) + at) + e;
-                old[n][0] = residual[n][0], old[n][1] = residual[n][2];
-                norm[n] = norms[c / 2 + 4 * n + q];
+    int slot = 0;
+    KIE_NO_UNROLL for (int i = block() * warps + warp; i < kFours * own; i += args.blocks * warps) {
+        const int four = i / own, eight = first + i % own * kRanks, c = 64 * four;
+        float square = 0;  // none of rows beyond the matrix, of which there may be squares, too
+        if (c < kHidden) {
+            const bool whole = c + 32 < kHidden;
+            Mixed a, b;
+            take_mixed(args, norms, kind, layer, c, eight, a);
+            if (whole) take_mixed(args, norms, kind, layer, c + 32, eight, b);
+            push_read<kPushSlots - 1>();  // this slot's last bytes are gone
+            sync_warp();
+            u8* here = slots + slot * kPushBytes;
+            slot = slot + 1 < kPushSlots ? slot + 1 : 0;
+            ((Quad*)here)[my] = add_mixed(args, a, square);
+            if (whole) ((Quad*)here)[32 + my] = add_mixed(args, b, square);
+            writes_before_tiles();
+            sync_warp();
+            if (my < kRanks) {  // a thread a rank
+                const long at = kScrX + ((long)(c / 32) * kEights + eight) * kCores;
+                u8* to = args.scratch + at + args.hops[my];
+                push_copy(to, here, kCores);
+                if (whole) push_copy(to + kEights * kCores, here + kCores, kCores);
             }
-            Quad x;
-            KIE_UNROLL for (int n = 0; n < 4; ++n) {
-                float sum[2] = {0, 0}, n0, n1;
-                KIE_UNROLL for (int r = 0; r < kRanks; ++r) {
-                    float a[2], b[2];
-                    unpack_half2((u32)v[n][r], a[0], a[1]);
-                    unpack_half2((u32)(v[n][r] >> 32), b[0], b[1]);
-                    sum[0] += e ? a[1] : a[0], sum[1] += e ? b[1] : b[0];
-                }
-                sum[0] += old[n][0], sum[1] += old[n][1];
-                residual[n][0] = sum[0], residual[n][2] = sum[1];
-                square += sum[0] * sum[0] + sum[1] * sum[1];
-                unpack_half2(norm[n], n0, n1);
-                x.v[n] = pack_half2(sum[0] * n0, sum[1] * n1);
-            }
-            u8* to = args.scratch + kScrX + ((long)(c / 32) * kEights + eight) * kCores + q * 128 +
-                     p * 16;
-            KIE_UNROLL for (int r = 0; r < kRanks; ++r) store_state(to + args.hops[r], x);
+            push_commit();
         }
         square += shuffle_xor(square, 8), square += shuffle_xor(square, 16);
-        u8* to = args.scratch + kScrSquares + ((long)four * kChunk + 8 * eight + p) * 4;
-        KIE_NO_UNROLL for (int r = q; r < kRanks; r += 4) * (float*)(to + args.hops[r]) = square;
+        u8* to = args.scratch + kScrSquares + ((long)four * kChunk + 8 * eight + my % 8) * 4;
+        KIE_NO_UNROLL for (int r = my / 8; r < kRanks; r += 4) * (float*)(to + args.hops[r]) =
+            square;
     }
-    writes_before_copies();
 }
 
 KIE_DEVICE void work_slices(const PrefillArgs& args, Pipe& pipe) {
@@ -195,33 +196,31 @@ KIE_DEVICE void work_slices(const PrefillArgs& args, Pipe& pipe) {
     tick(clock, -1);
     KIE_NO_UNROLL for (int c = 0; c < chunks; ++c) {
         const Chunk chunk = chunk_at(args, c);
-        const bool halves = chunk.middle > 0;
         if (args.from == 0) embed_chunk(args, chunk);
         if (!meet(watch, args, phase)) return;
         tick(clock, 31);
         KIE_NO_UNROLL for (int layer = args.from; layer < (int)args.to; ++layer) {
             watch.step = layer;
-            turn += halves;
-            KIE_NO_UNROLL for (int n = 0; n < steps_of(halves); ++n) {
-                const SliceStep s = step_at(halves, n);
-                const Span span = span_of(chunk, s.half);
+            turn += chunk.middle > 0;
+            KIE_NO_UNROLL for (int n = 0; n < steps_of(chunk); ++n) {
+                const SliceStep s = step_at(chunk, n);
+                const Span span = span_of(chunk, s.places);
+                int told = s.told;
+                const auto tell_once = [&]() {
+                    if (told != kOfNone) tell(args, told, turn);
+                    told = kOfNone;
+                };
                 if (s.work == kMultiply) {
-                    int told = s.told;
-                    const auto tell = [&]() {
-                        if (told == kNone) return;
-                        if (thread() == 0) tell_stream(args, told, turn);
-                        told = kNone;
-                    };
-                    product_phase(args, pipe, chunk, span, s.which, layer, (Round)s.round, tell);
-                    if (told != kNone) sync_consumers<kWorkers>();
-                    tell();
+                    product_phase(args, pipe, chunk, span, s.which, layer, tell_once);
                 } else if (s.work == kAttend) {
                     attend_chunk(args, chunk, span, layer, pages);
                 } else if (s.work == kMix) {
                     mix_places(args, span, s.which, layer);
+                    if (s.end == kMeetRanks) push_done();
                 } else {
                     norm_heads(args, chunk, layer);
                 }
+                tell_once();
                 tick(clock, 2 * n);
                 if (!end_step(watch, args, phase, s.end, turn)) return;
                 tick(clock, 2 * n + 1);
@@ -232,30 +231,19 @@ KIE_DEVICE void work_slices(const PrefillArgs& args, Pipe& pipe) {
 }
 
 KIE_DEVICE bool feed_slice(Watch& w, const PrefillArgs& args, Pipe& pipe, const Chunk& chunk,
-                           const SliceStep& s, int layer) {
-    const Span span = span_of(chunk, s.half);
-    const Round round = (Round)s.round;
+                           const Span& span, int product, int layer) {
     const u8* x = args.scratch;
     long at = layer * kLayerBytes;
-    if (s.which == kToQkv)
-        return feed<SplitQkv>(w, args, pipe, chunk, span, kToQkv, layer, at, x + kScrX, round);
+    if (product == kToQkv)
+        return feed<SplitQkv>(w, args, pipe, chunk, span, kToQkv, layer, at, x + kScrX);
     at += product_bytes<SplitQkv>();
-    if (s.which == kToO)
-        return feed<SplitO>(w, args, pipe, chunk, span, kToO, layer, at, x + kScrAttn, round);
+    if (product == kToO)
+        return feed<SplitO>(w, args, pipe, chunk, span, kToO, layer, at, x + kScrAttn);
     at += product_bytes<SplitO>();
-    if (s.which == kToGateUp)
-        return feed<SplitGu>(w, args, pipe, chunk, span, kToGateUp, layer, at, x + kScrX, round);
+    if (product == kToGateUp)
+        return feed<SplitGu>(w, args, pipe, chunk, span, kToGateUp, layer, at, x + kScrX);
     at += product_bytes<SplitGu>();
-    return feed<SplitDown>(w, args, pipe, chunk, span, kToDown, layer, at, x + kScrAct, round);
-}
-// Pages follow a product's stages, which the block has not met since.
-KIE_DEVICE bool await_ring(Watch& w, const Pipe& pipe, u32 layer) {
-    Pipe at = pipe;
-    KIE_NO_UNROLL for (int i = 0; i < kStages; ++i) {
-        if (!await_free(w, at, 0x2009, layer)) return false;
-        forward(at);
-    }
-    return true;
+    return feed<SplitDown>(w, args, pipe, chunk, span, kToDown, layer, at, x + kScrAct);
 }
 KIE_DEVICE void feed_slices(const PrefillArgs& args, Pipe& pipe) {
     PagePipe pages = {0};
@@ -265,23 +253,21 @@ KIE_DEVICE void feed_slices(const PrefillArgs& args, Pipe& pipe) {
     u32 behind = 0;  // phases since the last that was waited for
     KIE_NO_UNROLL for (int c = 0; c < chunks; ++c) {
         const Chunk chunk = chunk_at(args, c);
-        const bool halves = chunk.middle > 0;
         ++behind;
         KIE_NO_UNROLL for (int layer = args.from; layer < (int)args.to; ++layer) {
             watch.step = layer;
-            KIE_NO_UNROLL for (int n = 0; n < steps_of(halves); ++n) {
-                const SliceStep s = step_at(halves, n);
+            KIE_NO_UNROLL for (int n = 0; n < steps_of(chunk); ++n) {
+                const SliceStep s = step_at(chunk, n);
+                const Span span = span_of(chunk, s.places);
                 if (s.work == kMultiply || s.work == kAttend) {
                     // Pages take the ring that stages do.
                     const bool all = s.work == kAttend || s.which == kToO;
                     if (!await_feed(watch, args, phase, behind, all)) return;
                     behind = 0;
-                    if (s.work == kAttend && s.half == kSecond && !await_ring(watch, pipe, layer))
-                        return;
                     const bool fed =
                         s.work == kMultiply
-                            ? feed_slice(watch, args, pipe, chunk, s, layer)
-                            : feed_pages(watch, args, pages, chunk, span_of(chunk, s.half), layer);
+                            ? feed_slice(watch, args, pipe, chunk, span, s.which, layer)
+                            : feed_pages(watch, args, pages, chunk, span, layer);
                     if (!fed) return;
                 }
                 behind += s.end != kGoOn;
@@ -294,7 +280,9 @@ KIE_DEVICE void feed_slices(const PrefillArgs& args, Pipe& pipe) {
 KIE_KERNEL(kie_prefill, kPrefillThreads, PrefillArgs args) {
     if (thread() == 0) {
         for (int i = 0; i < kStages; ++i) slot_init(stage_slot(i), kWorkers / kTeam);
-        for (int i = 0; i < kPageBuffers; ++i) slot_init(page_slot(i), kWorkers / kTeam / kEach);
+        for (int part = 0; part < (int)kEach; ++part)
+            for (int i = 0; i < kPageBuffers; ++i)
+                slot_init(page_slot(i, part), kWorkers / kTeam / kEach);
         slots_ready();
         *stop_word() = *phase_word() = *passed_word() = 0;
     }

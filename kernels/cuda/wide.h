@@ -138,6 +138,22 @@ KIE_DEVICE void slot_fill(Slot* s) {
                  : "memory");
 }
 
+// Bytes of shared memory to memory of any rank, under way when this returns; threads that wrote
+// them call writes_before_tiles before. A thread's copies since its last push_commit are a group:
+// of all but its newest kLeft groups the bytes have been read, or are where they belong and ordered
+// like what the thread wrote itself.
+KIE_DEVICE void push_copy(void* to, const void* from, u32 bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+                 "r"(shared_address(from)), "r"(bytes)
+                 : "memory");
+}
+KIE_DEVICE void push_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+template <int kLeft>
+KIE_DEVICE void push_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
+}
+KIE_DEVICE void push_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 // One more arrival of a block, after its fence.
 KIE_DEVICE void count_up(u64* p) {
     asm volatile("red.release.gpu.global.add.u64 [%0], 1;" ::"l"(p) : "memory");

@@ -103,6 +103,15 @@ KIE_DEVICE void quad_copy(void* to, const void* from) {
     *(Quad*)to = *(const Quad*)from;
 }
 KIE_DEVICE void quads_here() {}
+KIE_DEVICE void push_copy(void* to, const void* from, u32 bytes) {
+    kie_sim::check_aligned(from, 16, "push_copy");
+    for (u32 i = 0; i < bytes; i += 16)
+        store_state((u8*)to + i, *(const Quad*)((const u8*)from + i));
+}
+KIE_DEVICE void push_commit() {}
+template <int kLeft>
+KIE_DEVICE void push_read() {}
+KIE_DEVICE void push_done() {}
 KIE_DEVICE void slot_fill(Slot* s) {
     kie_sim::act();
     kie_sim::order_release(&s->full);

@@ -45,8 +45,8 @@ const SHORT: Case = Case {
     about: &[],
 };
 
-/// A prompt that goes over several ranks in two halves.
-const HALVES: Case = Case {
+/// A prompt over several ranks, whose gate and up come in two parts.
+const PARTED: Case = Case {
     fixture: "own_llama_fp8_tied",
     entry: "kie_prefill",
     machine: "ranks=3,blocks=3",
@@ -79,7 +79,7 @@ const TRUE: &[Case] = &[
     },
     Case { what: "norms of heads, and pages", fixture: "qwen3", prompts: &[66], ..SHORT },
     Case { what: "two ranks", machine: "ranks=2,blocks=4", ..SHORT },
-    Case { what: "a prompt's slices by halves", ..HALVES },
+    Case { what: "a prompt's slices in two parts", ..PARTED },
     Case {
         what: "keys read by another block behind the edge",
         edits: &[(
@@ -142,30 +142,30 @@ const MUTANTS: &[Case] = &[
     },
     Case {
         what: "what the next product takes is not waited for",
-        edits: &[("kSecond, kAwait + 0, kAllRounds", "kSecond, kGoOn, kAllRounds")],
+        edits: &[("kOtherPlaces, kAwait + kOfFirst", "kOtherPlaces, kGoOn")],
         about: &["stage_copy", "store_state"],
-        ..HALVES
+        ..PARTED
+    },
+    Case {
+        what: "what it takes of the other places is not waited for",
+        edits: &[("kFirstPlaces, kAwait + kOfOthers", "kFirstPlaces, kGoOn")],
+        about: &["stage_copy", "store_state"],
+        ..PARTED
     },
     Case {
         what: "other ranks' sums are not waited for",
-        edits: &[("kFirst, kAwait + 1, kFirstRound", "kFirst, kGoOn, kFirstRound")],
-        about: &["mix_places", "share_sums"],
-        ..HALVES
+        edits: &[("kToO, kAllPlaces, kMeetRanks", "kToO, kAllPlaces, kMeet")],
+        about: &["take_mixed", "share_sums"],
+        ..PARTED
     },
     Case {
-        what: "nothing is fenced behind the wait for other ranks' sums",
+        what: "nothing is fenced behind the wait for what other ranks sent",
         edits: &[(
-            "            pause_ns(40);\n        }\n    }\n    fence_system();\n}\nKIE_DEVICE bool end_step",
-            "            pause_ns(40);\n        }\n    }\n}\nKIE_DEVICE bool end_step",
+            "        }\n    }\n    fence_system();\n}\n// What the block has sent",
+            "        }\n    }\n}\n// What the block has sent",
         )],
-        about: &["mix_places"],
-        ..HALVES
-    },
-    Case {
-        what: "pages do not wait for the stages before them",
-        edits: &[("s.work == kAttend && s.half == kSecond", "false")],
-        about: &["fetch_page"],
-        ..HALVES
+        about: &["store_state"],
+        ..PARTED
     },
 ];
 

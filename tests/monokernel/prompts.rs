@@ -252,32 +252,32 @@ fn prompts_run_on_several_machines_as_on_one() {
     });
 }
 
-/// Slices that go through in halves, since a few blocks have many tiles: 300 positions are two
-/// halves, 500 fill both.
-fn by_halves(device: &str) -> Engine {
+/// Slices whose gate and up come in two parts, since a few blocks have many tiles: 300 positions
+/// make two, 500 fill both.
+fn parted(device: &str) -> Engine {
     let config = EngineConfig { max_batch: 2, prefix_cache: false, ..EngineConfig::default() };
-    open_with(HALVED, &format!("sim:ranks=3,blocks=3,{device}"), config)
+    open_with(PARTED, &format!("sim:ranks=3,blocks=3,{device}"), config)
 }
-const HALVED: &str = "own_llama_fp8_tied";
+const PARTED: &str = "own_llama_fp8_tied";
 
 #[test]
-fn long_prompts_on_several_machines_go_by_halves() {
-    let reference = reference(HALVED);
+fn long_prompts_on_several_machines_come_in_two_parts() {
+    let reference = reference(PARTED);
     for (seed, count) in [(1, 300), (2, 500)] {
-        judge(HALVED, &by_halves(&format!("seed={seed}")), &reference, &ids(count), 3);
+        judge(PARTED, &parted(&format!("seed={seed}")), &reference, &ids(count), 3);
     }
 }
 
-/// Nobody waits for good for a rank that says nothing between the halves.
+/// Nobody waits for good for a rank that does not tell of what it sent.
 #[test]
-fn a_rank_that_tells_nothing_of_a_half_ends_the_request() {
+fn a_rank_that_tells_nothing_ends_the_request() {
     let silent = (
         "        store_word_system(stream_word(args, stream, args.model.rank, r), turn);",
-        "        if (stream != 1 || args.model.rank != 2)
+        "        if (stream != kOfOthers || args.model.rank != 2)
             store_word_system(stream_word(args, stream, args.model.rank, r), turn);",
     );
     let device = "sim:ranks=3,blocks=3,seed=6,host=300";
-    let engine = open_kernel("kie_prefill", HALVED, device, silent.0, silent.1);
+    let engine = open_kernel("kie_prefill", PARTED, device, silent.0, silent.1);
     let error = continuation(&engine, &ids(300), 1).unwrap_err().to_string();
     assert!(error.contains("in step 0 waited for the prefill kernel's wait 0x"), "{error}");
     assert!(engine.is_closed());
@@ -375,8 +375,8 @@ const MUTANTS: &[(&str, &str, &str, &str)] = &[
     (
         "a rank keeps what the next product takes to itself",
         "llama",
-        "store_state(to + args.hops[r], x)",
-        "store_state(to + 0 * args.hops[r], x)",
+        "args.scratch + at + args.hops[my]",
+        "args.scratch + at + 0 * args.hops[my]",
     ),
     (
         "a rank keeps the squares of its places to itself",

@@ -35,9 +35,9 @@ const FEW: u32 = 128;
 const MANY_TILES: u64 = 64 << 20;
 /// Tiles of partial sums.
 const ITEMS: u32 = 576;
-/// The grid's arrivals, one a tile of partial sums, one a rank, then four lines of what slices tell
-/// each other.
-const COUNTERS: usize = (1 + ITEMS as usize + 8).next_multiple_of(16) + 4 * 32;
+/// The grid's arrivals, one a tile of partial sums, one a rank, then what slices tell each other
+/// meanwhile.
+const COUNTERS: usize = (1 + ITEMS as usize + 8).next_multiple_of(16) + 2 * 32;
 /// Of scratch: machines promise less.
 const ALIGN: usize = 1024;
 /// Row tiles of 16 that have a sum of squares together.
@@ -101,7 +101,7 @@ impl Plan {
             platform,
             chunk,
             scratch_bytes: scratch_bytes(model, cut, chunk),
-            // What is left is for what the teams of slices' attention tell each other.
+            // Slices use what is left (prefill_shape.h).
             shared_bytes: if model.sliced { cut.shared_max } else { RING + stages * STAGE_BYTES },
             blocks: machine.multiprocessors,
             few: cut.line_bytes(model) < MANY_TILES,
