@@ -181,8 +181,10 @@ KIE_DEVICE void mix_places(const PrefillArgs& args, const Span& span, int kind, 
         }
         square += shuffle_xor(square, 8), square += shuffle_xor(square, 16);
         u8* to = args.scratch + kScrSquares + ((long)four * kChunk + 8 * eight + my % 8) * 4;
-        KIE_NO_UNROLL for (int r = my / 8; r < kRanks; r += 4) * (float*)(to + args.hops[r]) =
-            square;
+        KIE_NO_UNROLL for (int r = my / 8; r < kRanks; r += 4) {
+            float* there = (float*)(to + args.hops[r]);
+            *there = square;
+        }
     }
 }
 

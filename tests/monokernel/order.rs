@@ -164,7 +164,7 @@ const MUTANTS: &[Case] = &[
             "        }\n    }\n    fence_system();\n}\n// What the block has sent",
             "        }\n    }\n}\n// What the block has sent",
         )],
-        about: &["store_state"],
+        about: &["take_scales", "mix_places"],
         ..PARTED
     },
 ];

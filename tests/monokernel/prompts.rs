@@ -381,8 +381,8 @@ const MUTANTS: &[(&str, &str, &str, &str)] = &[
     (
         "a rank keeps the squares of its places to itself",
         "llama",
-        "(to + args.hops[r]) = square",
-        "(to + 0 * args.hops[r]) = square",
+        "(float*)(to + args.hops[r])",
+        "(float*)(to + 0 * args.hops[r])",
     ),
     (
         "a rank adds sums of places that are not its own",
