@@ -219,13 +219,16 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
     const u64* rope = (const u64*)(args.model.rope + f);
     const int last_page = (chunk.base + chunk.to - 1) / kPage;
     place += 2 * t, scale += 2 * t;
+    const auto page_of = [&](int place) -> u8* {
+        const int at = (chunk.base + place) / kPage;
+        return is_q ? nullptr
+                    : prefill_page(args, layer, kv_index, at < last_page ? at : last_page);
+    };
+    u8* next = page_of(place);
     KIE_NO_UNROLL for (int n = 2 * batches; n > 0; --n, place += 32, scale += 32) {
         u64 turn[4][2];
-        u8* page = nullptr;
-        if (!is_q) {
-            const int at = (chunk.base + place) / kPage;
-            page = prefill_page(args, layer, kv_index, at < last_page ? at : last_page);
-        }
+        u8* page = next;
+        next = page_of(place + 32);  // asked for before this one's stores
         KIE_UNROLL for (int i = 0; i < 8; ++i) {
             const int at = place + i / 2 * 8 + i % 2,
                       to = chunk.base + (at < chunk.to ? at : chunk.to - 1);
