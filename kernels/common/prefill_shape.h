@@ -72,7 +72,7 @@ constexpr long kPrefillScratch = kScrParts + kPartItems * kPartBytes;
 constexpr int kCountRanks = 1 + kPartItems;
 // What slices tell each other meanwhile: of each such stream, on lines of their own, the grid's
 // arrivals and each rank's word.
-constexpr int kStreams = 2, kStreamWords = 32, kCountStreams = (kCountRanks + 8 + 15) / 16 * 16;
+constexpr int kStreams = 3, kStreamWords = 32, kCountStreams = (kCountRanks + 8 + 15) / 16 * 16;
 constexpr int kPrefillCounters = kCountStreams + kStreams * kStreamWords;
 
 // A batch of results: 8 groups of 8 places. Behind the stages of a tile that changes the residual
@@ -198,29 +198,41 @@ KIE_CONST_FN u32 cut_of(int product, int places, int blocks) {
     return best;
 }
 
-// A chunk under way: absolute position of its place 0, the places that are alive, its cuts, and
-// where the second part begins, if gate and up take it in two, or 0.
+// A chunk under way: absolute position of its place 0, the places that are alive, its cuts. For
+// slices: where the places end that gate and up begin with, if they do, or 0, and where the second
+// half begins, if gate, up and down take the first half first, or 0.
 struct Chunk {
     int base, from, to;
     u64 cuts;
-    int middle;
+    int begun, middle;
 };
 // Places of it, whole tiles but for the chunk's last.
 struct Span {
     int first, to;
 };
 KIE_DEVICE Span all_of(const Chunk& c) { return {0, c.to}; }
-// The places of which gate and up have items for each block once, if that takes no more rounds.
+// Parts that take no more rounds than the whole.
 KIE_CONST_FN int rounds_of(int product, int places, int blocks) {
     return over(over(places, kWideN) * over(frags_of(product), kWideTiles), blocks);
 }
-KIE_CONST_FN int middle_of(int places, int blocks) {
+KIE_CONST_FN bool parts_well(int product, int first, int places, int blocks) {
+    return first < places &&
+           rounds_of(product, first, blocks) + rounds_of(product, places - first, blocks) <=
+               rounds_of(product, places, blocks);
+}
+// So many that gate and up have an item for each block.
+KIE_CONST_FN int begun_of(int places, int blocks) {
     const int rows = over(frags_of(kToGateUp), kWideTiles);
-    const int middle = max_i(blocks / rows, 1) * kWideN;
-    if (!kSliced || kFew || middle >= places) return 0;
-    const int both =
-        rounds_of(kToGateUp, middle, blocks) + rounds_of(kToGateUp, places - middle, blocks);
-    return both > rounds_of(kToGateUp, places, blocks) ? 0 : middle;
+    const int begun = max_i(blocks / rows, 1) * kWideN;
+    return kSliced && !kFew && parts_well(kToGateUp, begun, places, blocks) ? begun : 0;
+}
+KIE_CONST_FN int middle_of(int begun, int places, int blocks) {
+    const int middle = over(places, 2 * kWideN) * kWideN;
+    return begun > 0 && parts_well(kToDown, middle, places, blocks) &&
+                   parts_well(kToGateUp, middle, places, blocks) &&
+                   parts_well(kToGateUp, begun, middle, blocks)
+               ? middle
+               : 0;
 }
 KIE_DEVICE int chunks_of(const PrefillArgs& a) {
     return ((int)(a.first % kPage + a.count) + kChunk - 1) / kChunk;
@@ -228,11 +240,15 @@ KIE_DEVICE int chunks_of(const PrefillArgs& a) {
 KIE_DEVICE Chunk chunk_at(const PrefillArgs& a, int i) {
     const int start = (int)(a.first / kPage * kPage), base = start + i * kChunk,
               end = (int)(a.first + a.count) - base;
-    Chunk c = {base, i == 0 ? (int)a.first - start : 0, end < kChunk ? end : kChunk, 0, 0};
-    if constexpr (kSliced) c.middle = middle_of(c.to, (int)a.blocks);
+    Chunk c = {base, i == 0 ? (int)a.first - start : 0, end < kChunk ? end : kChunk, 0, 0, 0};
+    if constexpr (kSliced) {
+        c.begun = begun_of(c.to, (int)a.blocks);
+        c.middle = middle_of(c.begun, c.to, (int)a.blocks);
+    }
     KIE_NO_UNROLL for (int p = kToQkv; p <= kToDown; ++p) {
         u32 cut = cut_of(p, c.to, (int)a.blocks);
-        if (kSliced && c.middle > 0 && p == kToGateUp) cut = 1 << 9 | kWideTiles << 4 | 1;
+        if (kSliced && (p == kToGateUp ? c.begun : p == kToDown ? c.middle : 0) > 0)
+            cut = 1 << 9 | kWideTiles << 4 | 1;
         c.cuts |= (u64)cut << 16 * p;
     }
     return c;

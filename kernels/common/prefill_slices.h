@@ -4,51 +4,67 @@
 // made once, so all ranks hold the same bits, and crosses the links once.
 //
 // Of a long chunk, gate and up begin with as many places as give each block one item: theirs are
-// sent first, and the others are under way meanwhile.
+// sent first, and the others are under way meanwhile. Of a longer one, down takes the first half
+// before gate and up take the second, so that its sums are under way meanwhile, too.
 #pragma once
 
 enum SliceWork { kMultiply, kAttend, kNormHeads, kMix };
 // What a step ends with: nothing, the grid meets, the grids of all ranks do, or what a stream tells
 // of is waited for.
 enum SliceEnd { kGoOn, kMeet, kMeetRanks, kAwait };
-// Both tell of what gate and up take: of the first places, of the others.
-enum SliceStream { kOfFirst, kOfOthers, kOfNone };
-enum SlicePlaces { kFirstPlaces, kOtherPlaces, kAllPlaces };
+// What is told of: what gate and up take of the places that they begin with and of the others,
+// down's sums of the first half.
+enum SliceStream { kOfBegun, kOfOthers, kOfSums, kOfNone };
+enum SlicePlaces { kAllPlaces, kBegun, kNotBegun, kFirstHalf, kRestOfFirst, kSecondHalf };
 struct SliceStep {
     int work, which;  // a product; of kMix 0 o's sums, 1 down's
     int places, end;
     int told;  // the stream that is told of behind the first item, or behind the mixing
 };
 KIE_CONST_FN u32 pack_step(int work, int which, int places, int end, int told = kOfNone) {
-    return work | which << 2 | places << 4 | told << 6 | end << 8;
+    return work | which << 2 | places << 4 | told << 7 | end << 9;
 }
-KIE_CONST_FN int steps_of(const Chunk& c) { return (c.middle > 0 ? 9 : 7) + (kHeadNorm ? 1 : 0); }
-KIE_DEVICE u32 packed_step(bool two, int n) {
+KIE_CONST_FN int steps_of(const Chunk& c) {
+    return (c.middle > 0 ? 12 : c.begun > 0 ? 9 : 7) + (kHeadNorm ? 1 : 0);
+}
+KIE_DEVICE u32 packed_step(const Chunk& c, int n) {
     if (n == 0) return pack_step(kMultiply, kToQkv, kAllPlaces, kMeet);
     if (kHeadNorm && n == 1) return pack_step(kNormHeads, 0, kAllPlaces, kMeet);
     n -= kHeadNorm ? 1 : 0;
     if (n == 1) return pack_step(kAttend, 0, kAllPlaces, kMeet);
     if (n == 2) return pack_step(kMultiply, kToO, kAllPlaces, kMeetRanks);
-    if (two) {
-        if (n == 3) return pack_step(kMix, 0, kFirstPlaces, kGoOn, kOfFirst);
-        if (n == 4) return pack_step(kMix, 0, kOtherPlaces, kAwait + kOfFirst);
-        if (n == 5)
-            return pack_step(kMultiply, kToGateUp, kFirstPlaces, kAwait + kOfOthers, kOfOthers);
-        if (n == 6) return pack_step(kMultiply, kToGateUp, kOtherPlaces, kMeet);
-        n -= 2;
-    } else {
+    if (c.begun == 0) {
         if (n == 3) return pack_step(kMix, 0, kAllPlaces, kMeetRanks);
         if (n == 4) return pack_step(kMultiply, kToGateUp, kAllPlaces, kMeet);
+        n += 2;
     }
-    if (n == 5) return pack_step(kMultiply, kToDown, kAllPlaces, kMeetRanks);
-    return pack_step(kMix, 1, kAllPlaces, kMeetRanks);
+    if (n == 3) return pack_step(kMix, 0, kBegun, kGoOn, kOfBegun);
+    if (n == 4) return pack_step(kMix, 0, kNotBegun, kAwait + kOfBegun);
+    if (n == 5) return pack_step(kMultiply, kToGateUp, kBegun, kAwait + kOfOthers, kOfOthers);
+    if (c.middle == 0) {
+        if (n == 6) return pack_step(kMultiply, kToGateUp, kNotBegun, kMeet);
+        if (n == 7) return pack_step(kMultiply, kToDown, kAllPlaces, kMeetRanks);
+        return pack_step(kMix, 1, kAllPlaces, kMeetRanks);
+    }
+    if (n == 6) return pack_step(kMultiply, kToGateUp, kRestOfFirst, kMeet);
+    if (n == 7) return pack_step(kMultiply, kToDown, kFirstHalf, kGoOn);
+    if (n == 8) return pack_step(kMultiply, kToGateUp, kSecondHalf, kAwait + kOfSums, kOfSums);
+    if (n == 9) return pack_step(kMix, 1, kFirstHalf, kMeet);
+    if (n == 10) return pack_step(kMultiply, kToDown, kSecondHalf, kMeetRanks);
+    return pack_step(kMix, 1, kSecondHalf, kMeetRanks);
 }
 KIE_DEVICE SliceStep step_at(const Chunk& c, int n) {
-    const u32 v = packed_step(c.middle > 0, n);
-    return {(int)(v & 3), (int)(v >> 2 & 3), (int)(v >> 4 & 3), (int)(v >> 8), (int)(v >> 6 & 3)};
+    const u32 v = packed_step(c, n);
+    return {(int)(v & 3), (int)(v >> 2 & 3), (int)(v >> 4 & 7), (int)(v >> 9), (int)(v >> 7 & 3)};
 }
 KIE_DEVICE Span span_of(const Chunk& c, int places) {
-    return {places == kOtherPlaces ? c.middle : 0, places == kFirstPlaces ? c.middle : c.to};
+    const int first = places == kNotBegun || places == kRestOfFirst ? c.begun
+                      : places == kSecondHalf                       ? c.middle
+                                                                    : 0,
+              to = places == kBegun                                 ? c.begun
+                   : places == kFirstHalf || places == kRestOfFirst ? c.middle
+                                                                    : c.to;
+    return {first, to};
 }
 
 // The streams: what blocks have sent is counted here, and the last one tells all ranks. `turn`:
@@ -87,6 +103,7 @@ KIE_DEVICE void tell(const PrefillArgs& args, int stream, u32 turn) {
 }
 KIE_DEVICE bool end_step(Watch& w, const PrefillArgs& args, Phase& p, int end, u32 turn) {
     if (end == kGoOn) return true;
+    if (end == kMeetRanks) push_done();
     if (end < kAwait) return meet(w, args, p, end == kMeetRanks);
     ++p.done, ++p.apart;
     sync_consumers<kWorkers>();
@@ -203,7 +220,7 @@ KIE_DEVICE void work_slices(const PrefillArgs& args, Pipe& pipe) {
         tick(clock, 31);
         KIE_NO_UNROLL for (int layer = args.from; layer < (int)args.to; ++layer) {
             watch.step = layer;
-            turn += chunk.middle > 0;
+            turn += chunk.begun > 0;
             KIE_NO_UNROLL for (int n = 0; n < steps_of(chunk); ++n) {
                 const SliceStep s = step_at(chunk, n);
                 const Span span = span_of(chunk, s.places);
@@ -218,7 +235,6 @@ KIE_DEVICE void work_slices(const PrefillArgs& args, Pipe& pipe) {
                     attend_chunk(args, chunk, span, layer, pages);
                 } else if (s.work == kMix) {
                     mix_places(args, span, s.which, layer);
-                    if (s.end == kMeetRanks) push_done();
                 } else {
                     norm_heads(args, chunk, layer);
                 }

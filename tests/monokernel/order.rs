@@ -54,6 +54,10 @@ const PARTED: Case = Case {
     ..SHORT
 };
 
+/// The same, long enough for halves.
+const HALVED: Case =
+    Case { fixture: "mistral", machine: "ranks=2,blocks=2", prompts: &[600], ..PARTED };
+
 /// A block that has not written the newest key reads it, at one side of the edge.
 macro_rules! reads_newest {
     () => {
@@ -80,6 +84,7 @@ const TRUE: &[Case] = &[
     Case { what: "norms of heads, and pages", fixture: "qwen3", prompts: &[66], ..SHORT },
     Case { what: "two ranks", machine: "ranks=2,blocks=4", ..SHORT },
     Case { what: "a prompt's slices in two parts", ..PARTED },
+    Case { what: "a prompt's slices, down by halves", ..HALVED },
     Case {
         what: "keys read by another block behind the edge",
         edits: &[(
@@ -142,13 +147,13 @@ const MUTANTS: &[Case] = &[
     },
     Case {
         what: "what the next product takes is not waited for",
-        edits: &[("kOtherPlaces, kAwait + kOfFirst", "kOtherPlaces, kGoOn")],
+        edits: &[("kNotBegun, kAwait + kOfBegun", "kNotBegun, kGoOn")],
         about: &["stage_copy", "store_state"],
         ..PARTED
     },
     Case {
         what: "what it takes of the other places is not waited for",
-        edits: &[("kFirstPlaces, kAwait + kOfOthers", "kFirstPlaces, kGoOn")],
+        edits: &[("kBegun, kAwait + kOfOthers", "kBegun, kGoOn")],
         about: &["stage_copy", "store_state"],
         ..PARTED
     },
@@ -157,6 +162,12 @@ const MUTANTS: &[Case] = &[
         edits: &[("kToO, kAllPlaces, kMeetRanks", "kToO, kAllPlaces, kMeet")],
         about: &["take_mixed", "share_sums"],
         ..PARTED
+    },
+    Case {
+        what: "other ranks' sums of the first half are not waited for",
+        edits: &[("kSecondHalf, kAwait + kOfSums", "kSecondHalf, kGoOn")],
+        about: &["take_mixed", "share_sums"],
+        ..HALVED
     },
     Case {
         what: "nothing is fenced behind the wait for what other ranks sent",

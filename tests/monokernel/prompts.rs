@@ -266,6 +266,10 @@ fn long_prompts_on_several_machines_come_in_two_parts() {
     for (seed, count) in [(1, 300), (2, 500)] {
         judge(PARTED, &parted(&format!("seed={seed}")), &reference, &ids(count), 3);
     }
+    // Three tiles: two halves, of which the first is begun with its half.
+    let (name, config) = ("mistral", EngineConfig { max_batch: 2, ..EngineConfig::default() });
+    let engine = open_with(name, "sim:ranks=2,blocks=2,seed=3", config);
+    judge(name, &engine, &self::reference(name), &ids(700), 2);
 }
 
 /// Nobody waits for good for a rank that does not tell of what it sent.
