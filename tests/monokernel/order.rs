@@ -56,7 +56,7 @@ const PARTED: Case = Case {
 
 /// The same, long enough for halves.
 const HALVED: Case =
-    Case { fixture: "mistral", machine: "ranks=2,blocks=2", prompts: &[600], ..PARTED };
+    Case { fixture: "qwen2", machine: "ranks=2,blocks=2", prompts: &[600], ..PARTED };
 
 /// A block that has not written the newest key reads it, at one side of the edge.
 macro_rules! reads_newest {
@@ -160,7 +160,7 @@ const MUTANTS: &[Case] = &[
     Case {
         what: "other ranks' sums are not waited for",
         edits: &[("kToO, kAllPlaces, kMeetRanks", "kToO, kAllPlaces, kMeet")],
-        about: &["take_mixed", "share_sums"],
+        about: &["stage_copy", "store_state"],
         ..PARTED
     },
     Case {

@@ -267,7 +267,7 @@ fn long_prompts_on_several_machines_come_in_two_parts() {
         judge(PARTED, &parted(&format!("seed={seed}")), &reference, &ids(count), 3);
     }
     // Three tiles: two halves, of which the first is begun with its half.
-    let (name, config) = ("mistral", EngineConfig { max_batch: 2, ..EngineConfig::default() });
+    let (name, config) = ("qwen2", EngineConfig { max_batch: 2, ..EngineConfig::default() });
     let engine = open_with(name, "sim:ranks=2,blocks=2,seed=3", config);
     judge(name, &engine, &self::reference(name), &ids(700), 2);
 }
