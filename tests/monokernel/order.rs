@@ -166,7 +166,7 @@ const MUTANTS: &[Case] = &[
     Case {
         what: "other ranks' sums of the first half are not waited for",
         edits: &[("kSecondHalf, kAwait + kOfSums", "kSecondHalf, kGoOn")],
-        about: &["take_mixed", "share_sums"],
+        about: &["stage_copy", "store_state"],
         ..HALVED
     },
     Case {
