@@ -23,6 +23,10 @@ SHAPES = {
     "llama-3.1-8b": "Llama 3.1 8B",
     "laneformer-2b-lane": "1/8 of Laneformer 2B",
 }
+SEVERAL = SHAPES | {
+    "laneformer-2b-half": "1/2 of Laneformer 2B",
+    "laneformer-2b-plain": "2B without lanes",
+}
 WIDTH, LEFT, RIGHT, TOP, ROW = 720, 160, 96, 34, 38
 STYLE = """
   text { font: 13px system-ui, sans-serif; fill: #24292f }
@@ -46,16 +50,18 @@ def latest(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         shape = row.get("shape")
         if shape not in SHAPES or row.get("context") != 128:
             continue
+        if (row["bench"], row.get("gpus"), row.get("batch")) != ("decode", 1, 1):
+            continue
         if "peer" in row:
             peers[shape] = row["us_per_token"]
-        elif row["bench"] == "decode" and row["gpus"] == 1 and row["batch"] == 1:
+        else:
             found[shape] = row
     return [
         {
             "name": name,
             "us": found[shape]["us_per_token"],
             "floor": found[shape]["floor_us"],
-            "target": DECODE_TARGET_US[shape],
+            "target": DECODE_TARGET_US[shape, 1],
             "peer": peers.get(shape),
             "about": f"{found[shape]['device']}, {found[shape]['date']}",
         }
@@ -69,7 +75,7 @@ def scaling(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for row in lines:
         at = (row.get("shape"), row.get("context"), row.get("batch"), row["bench"])
-        if at[0] in SHAPES and at[1:] == (128, 1, "decode") and "peer" not in row:
+        if at[0] in SEVERAL and at[1:] == (128, 1, "decode") and "peer" not in row:
             found[row["shape"], row["gpus"]] = row
     several = {shape for shape, gpus in found if gpus > 1}
     return [
@@ -79,7 +85,7 @@ def scaling(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "floor": row["floor_us"] / gpus,
             "about": f"{row['device']}, {row['date']}",
         }
-        for shape, name in SHAPES.items()
+        for shape, name in SEVERAL.items()
         if shape in several
         for (of, gpus), row in sorted(found.items())
         if of == shape

@@ -46,7 +46,7 @@ KEPT = {
     "floor_us": "floor_us",
 }
 """Of a row, what baselines have under which name."""
-STEADY = ("llama-3.2-1b", "laneformer-2b-lane")
+STEADY = ("llama-3.2-1b", "laneformer-2b-lane", "laneformer-2b-half")
 
 
 def distance(got: np.ndarray, want: np.ndarray) -> float:
@@ -107,6 +107,7 @@ def keep(path: Path, device: str, rows: list[dict[str, Any]]) -> None:
     with path.open("a") as file:
         for row in rows:
             figures = {name: round(row[key], 2) for key, name in KEPT.items() if key in row}
+            figures |= {f"us_{k}": round(v, 1) for k, v in (targets.split(row) or {}).items()}
             date = time.strftime("%Y-%m-%d", time.gmtime())
             name = {"batch": "decode"}.get(row["what"], row["what"])
             kept = {"bench": name, "shape": row["shape"], "gpus": gpus, "batch": row["batch"]}
@@ -132,8 +133,9 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument("--checks", default=",".join(CHECKS), help="names, or none")
     given = parser.parse_args()
+    given.gpus = given.device.count(",") + 1
     if given.shapes is None:
-        given.shapes = ",".join(targets.shapes())
+        given.shapes = ",".join(targets.shapes(given.gpus))
     given.checks = set(given.checks.split(",")) - {"none", ""}
     if unknown := given.checks - set(CHECKS + SANITIZERS):
         parser.error(f"no checks {unknown}; there are {', '.join(CHECKS + SANITIZERS)}")
@@ -156,14 +158,15 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []
     for shape in filter(None, given.shapes.replace("none", "").split(",")):
-        prompts = targets.prompts_of(shape)
+        prompts = targets.prompts_of(shape, given.gpus)
         if given.prompts:
             prompts = [int(n) for n in given.prompts.split(",")]
         with speed.shaped(shape) as folder:
             look = not given.no_inside
             rows += speed.measure(shape, folder, given.device, prompts, given.runs, look)
             if "steady" in given.checks and shape in STEADY:
-                others.append(checks.steady(shape, folder, given.device, runs=20, tokens=1000))
+                runs = 20 if given.gpus == 1 else 100
+                others.append(checks.steady(shape, folder, given.device, runs=runs, tokens=1000))
                 print(checks.show(others[-1]), flush=True)
     for row in check_all(given.device, given.checks):
         others.append(row)
@@ -191,8 +194,15 @@ def main() -> int:
             f" {alone[0]:>8} {alone[1]:>9} {alone[2]:>9}"
             f" {r.get('ttft_ms', 0):8.2f}"
         )
+    print(f"\n{'a step goes to':20} context  stream     sync  others' GPUs  sampling")
+    for r in rows:
+        if parts := targets.split(r):
+            print(
+                f"{r['shape']:20} {r['context']:7} {parts['stream']:7.1f} {parts['sync']:8.1f}"
+                f" {parts['collective']:13.1f} {parts['sampling']:9.1f}"
+            )
     print()
-    for line in targets.verdicts(rows) if "," not in given.device else ():
+    for line in targets.verdicts(rows, given.gpus):
         print(line)
     print()
     for row in others:

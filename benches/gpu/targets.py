@@ -1,4 +1,4 @@
-"""How fast what should be on one H200, and what was measured beside it."""
+"""How fast what should be on one H200 and on four, and what was measured beside it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ GAP_MS = 5.0
 
 
 class Target(NamedTuple):
-    """A row of the table: what of which shape, and how long it may take on one H200."""
+    """A row of the table: what of which shape, and how long it may take on so many H200."""
 
     shape: str
     what: str
     """decode: median gap; batch: the same of BATCH requests, its target a factor on one's; prompt:
-    to the first token; beside: p99 of the gap beside a prompt; load: opening once more."""
+    to the first token; beside: p99 of the gap beside a prompt; load: opening once more; exposed:
+    what of the median gap is there because of the other GPUs, its target a factor on the rest."""
     at: int
     """Tokens of the prompt."""
     floor_us: float | None
     target_us: float
+    gpus: int = 1
 
 
 TABLE = (
@@ -37,24 +39,36 @@ TABLE = (
     Target("llama-3.1-8b", "beside", 8192, None, 1000 * GAP_MS),
     Target("laneformer-2b", "prompt", 128, 1000, 3000),
     Target("laneformer-2b", "load", 128, 90_000, 1_500_000),
+    Target("laneformer-2b", "decode", 128, 244, 1e6 / 3000, gpus=4),
+    Target("laneformer-2b", "exposed", 128, None, 0.03, gpus=4),
+    Target("laneformer-2b-half", "decode", 128, 122, 200, gpus=4),
+    Target("laneformer-2b-half", "exposed", 128, None, 0.03, gpus=4),
+    Target("llama-3.1-8b", "decode", 128, 830, 1000, gpus=4),
+    # Three times the rate of one GPU.
+    Target("llama-3.1-8b", "prompt", 2048, None, 51_700 / 3, gpus=4),
 )
-DECODE_TARGET_US = {t.shape: t.target_us for t in TABLE if t.what == "decode" and t.at == 128}
+BESIDE = ("laneformer-2b-plain", "llama-3.2-1b")
+"""Measured on several GPUs without a target: what lanes buy, and a small model."""
+DECODE_TARGET_US = {
+    (t.shape, t.gpus): t.target_us for t in TABLE if t.what == "decode" and t.at == 128
+}
 
 
-def shapes() -> list[str]:
-    """What the table asks for."""
-    return list(dict.fromkeys(t.shape for t in TABLE))
+def shapes(gpus: int = 1) -> list[str]:
+    """What the table asks for on so many GPUs."""
+    asked = [t.shape for t in TABLE if (t.gpus > 1) == (gpus > 1)]
+    return list(dict.fromkeys([*asked, *(BESIDE if gpus > 1 else ())]))
 
 
-def prompts_of(shape: str) -> list[int]:
+def prompts_of(shape: str, gpus: int = 1) -> list[int]:
     """Lengths of prompts that the table asks for, shortest first."""
-    at = {t.at for t in TABLE if t.shape == shape and t.what in ("decode", "prompt")}
-    return sorted(at | {128})
+    of = [t for t in TABLE if t.shape == shape and (t.gpus > 1) == (gpus > 1)]
+    return sorted({t.at for t in of if t.what in ("decode", "prompt")} | {128})
 
 
 def figure(target: Target, rows: list[dict[str, Any]]) -> tuple[float, float] | None:
     """What was measured for a target, in microseconds, and the target in microseconds."""
-    wanted = {"prompt": "decode", "load": "decode"}.get(target.what, target.what)
+    wanted = target.what if target.what in ("batch", "beside") else "decode"
     mine = [r for r in rows if r["shape"] == target.shape]
     row = next((r for r in mine if r["what"] == wanted and r["context"] == target.at), None)
     if row is None:
@@ -62,6 +76,9 @@ def figure(target: Target, rows: list[dict[str, Any]]) -> tuple[float, float] | 
     if target.what == "batch":
         one = next((r for r in mine if r["what"] == "decode" and r["context"] == target.at), None)
         return (row["itl_us"], target.target_us * one["itl_us"]) if one else None
+    if target.what == "exposed":
+        alone = row.get("alone")
+        return (row["full"] - alone, target.target_us * alone) if alone else None
     found = {
         "decode": row["itl_us"],
         "prompt": 1e3 * row.get("ttft_ms", 0),
@@ -71,10 +88,27 @@ def figure(target: Target, rows: list[dict[str, Any]]) -> tuple[float, float] | 
     return found[target.what], target.target_us
 
 
-def verdicts(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """The table, a line each row that was measured."""
+def split(row: dict[str, Any]) -> dict[str, float] | None:
+    """Where a decode step's microseconds go, if it was looked inside: the stream of weights by
+    itself, what other GPUs add, choosing the token, and what waiting for each other adds else.
+    """
+    if "stream_only" not in row:
+        return None
+    collective = row["full"] - row["alone"] if "alone" in row else 0.0
+    sampling = sum(p["us_mean"] for p in row["phases"] if p["name"].startswith("token"))
+    rest = row["full"] - row["stream_only"] - collective - sampling
+    return {
+        "stream": row["stream_only"],
+        "sync": rest,
+        "collective": collective,
+        "sampling": sampling,
+    }
+
+
+def verdicts(rows: list[dict[str, Any]], gpus: int = 1) -> Iterator[str]:
+    """The table, a line each row that was measured on so many GPUs."""
     yield f"{'work':44} {'floor us':>9} {'target us':>10} {'us':>10}"
-    for target in TABLE:
+    for target in (t for t in TABLE if t.gpus == gpus):
         found = figure(target, rows)
         if found is None:
             continue

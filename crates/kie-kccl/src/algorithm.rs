@@ -19,13 +19,11 @@ use crate::op::Op;
 use crate::topology::Topology;
 
 /// Most bytes that a rank pushes to another as words; twice as many are kept for each rank, twice.
-pub const PUSH_BYTES_MAX: u64 = 256 << 10;
+pub const PUSH_BYTES_MAX: u64 = 512 << 10;
 /// Most blocks of a collective: flags are laid out for so many.
 pub const BLOCKS_MAX: u32 = 128;
 /// Blocks that saturate a GPU's links with 16-byte stores; the others keep computing.
 const BLOCKS_BULK: u32 = 64;
-/// A block takes up to so many pairs a thread before there is another one.
-const PAIRS_A_THREAD: u64 = 1;
 /// A piece is what one flag stands for: large enough to hide the fence, small enough to overlap.
 const PIECE_BYTES: [u64; 2] = [4 << 10, 64 << 10];
 
@@ -87,10 +85,13 @@ pub fn choose(op: Op, bytes: u64, topology: &Topology) -> Algorithm {
         return Algorithm { kind, blocks: 1, threads, piece_bytes: 0, cost_ns: push_ns };
     }
     if payload <= PUSH_BYTES_MAX && push.0 <= bulk.0 {
+        // A pair a thread, and few threads a block: 1,024 of one block stand in line before its
+        // one way out. 8 KB among four H200: 2.5 us from one block, 1.3 from eight, 1.24 from 32.
         let pairs = payload.div_ceil(8).max(1);
-        let threads = pairs.next_multiple_of(32).min(u64::from(threads_most)) as u32;
-        let blocks = pairs.div_ceil(PAIRS_A_THREAD * u64::from(threads));
-        let blocks = blocks.clamp(1, u64::from(blocks_most)) as u32;
+        let warp = topology.gpus.iter().map(|gpu| gpu.warp).max().unwrap_or(32).max(32);
+        let threads = pairs.div_ceil(u64::from(blocks_most)).next_multiple_of(u64::from(warp));
+        let threads = threads.min(u64::from(threads_most)) as u32;
+        let blocks = pairs.div_ceil(u64::from(threads)).min(u64::from(blocks_most)) as u32;
         let kind = Kind::OneShot;
         return Algorithm { kind, blocks, threads, piece_bytes: 0, cost_ns: push_ns };
     }

@@ -305,7 +305,7 @@ impl Runner {
         if lost.iter().all(Option::is_none) || !std::mem::replace(&mut going.poisoned, true) {
             return Ok(None);
         }
-        let Error::Hang(detail) = hang(&lost, self.first().cut.blocks) else { return Ok(None) };
+        let Error::Hang(detail) = hang(&lost) else { return Ok(None) };
         Ok(Some(Error::Hang(format!("{detail}; the launch does not end"))))
     }
 
@@ -480,7 +480,7 @@ impl Runner {
     fn check(&mut self) -> Result<()> {
         let lost = self.ranks.iter().map(Loaded::lost).collect::<Result<Vec<_>>>()?;
         if lost.iter().any(Option::is_some) {
-            return Err(hang(&lost, self.first().cut.blocks));
+            return Err(hang(&lost));
         }
         Ok(())
     }
@@ -830,7 +830,7 @@ impl Runner {
 }
 
 /// Who gave up on each rank, as an error: the ranks and their blocks that had come least far first.
-fn hang(lost: &[Option<Vec<Lost>>], blocks: u32) -> Error {
+fn hang(lost: &[Option<Vec<Lost>>]) -> Error {
     let one = |l: &Lost| {
         format!(
             "block {} in step {} waited for {} (wanted {}, seen {})",
@@ -847,7 +847,7 @@ fn hang(lost: &[Option<Vec<Lost>>], blocks: u32) -> Error {
     let most = if ranks.len() > 1 { 2 } else { 4 };
     let of = |(rank, lost): &(usize, &Vec<Lost>)| {
         let some: Vec<String> = lost.iter().take(most).map(one).collect();
-        format!("rank {rank}: {} of {blocks} blocks gave up: {}", lost.len(), some.join("; "))
+        format!("rank {rank}: {} blocks gave up: {}", lost.len(), some.join("; "))
     };
     let mut told: Vec<String> = ranks.iter().map(of).collect();
     if told.is_empty() {

@@ -106,10 +106,14 @@ pub fn amd() -> MachineInfo {
 }
 
 /// The decode kernel of a model on a machine, and its cut.
-pub fn decode(name: &str, machine: &MachineInfo, platform: Platform, kind: Kind) -> (Source, Cut) {
-    let model = model(name);
-    let cut = Cut::new(&model, machine, 33_280).expect(name);
-    let defines = cut.defines(&model, kind);
+pub fn decode(
+    model: &Model,
+    machine: &MachineInfo,
+    platform: Platform,
+    kind: Kind,
+) -> (Source, Cut) {
+    let cut = Cut::new(model, machine, 33_280).expect("a cut");
+    let defines = cut.defines(model, kind);
     (Source { defines, text: source::text(platform), entries: vec!["kie_decode"] }, cut)
 }
 

@@ -65,7 +65,8 @@ fn compare(columns: u32, streamed: bool, wanted: &[Spills]) {
     let mut seen = Vec::new();
     for &(name, ..) in wanted {
         let kind = Kind { columns, streamed };
-        let (source, cut) = shapes::decode(name, &shapes::nvidia(), Platform::Cuda, kind);
+        let (source, cut) =
+            shapes::decode(&shapes::model(name), &shapes::nvidia(), Platform::Cuda, kind);
         let kernel = sole(&nvrtc, &source);
         assert_eq!(kernel.entry, "kie_decode");
         let most = 65_536 / cut.threads(32) / 8 * 8;
