@@ -207,7 +207,7 @@ def main() -> None:
 
     splits = split(files, found.packages, args.val_per_mille)
     tokenizer = train_tokenizer(splits.train, args.vocab, args.tokenizer_mb * 1e6)
-    tokenizer.save(str(args.out / "tokenizer.json"))
+    tokenizer.save(str(args.out / "tokenizer.json"), pretty=False)
     check_round_trip(tokenizer, splits.train)
     counts = {
         "train": write(args.out, "train", splits.train, tokenizer),
