@@ -388,7 +388,7 @@ fn is_caught(model: &Source, warp: u32, from: &str, to: &str) -> bool {
 fn mutants_of_the_decode_kernel_fail() {
     let mutants = [
         ("if (late == 0 || kNoWaits || !patient(w, where, epoch, epoch ^ late)) break;", "break;"),
-        ("while (!kNoWaits && epoch_of(v) != epoch && patient(", "while (v == 0 && patient("),
+        ("while (!kNoWaits && epoch_of(v[i]) != epoch &&", "while (v[i] == 0 &&"),
         ("slot_init(slots + i, kWarps)", "slot_init(slots + i, kWarps - 1)"),
         ("sync_consumers<kThreads>();  // the edge: see exchange.h", ""),
         ("while (!slot_filled(r.slots + r.at, r.parity)) {", "if (false) {"),
