@@ -23,9 +23,12 @@ SHAPES = {
     "llama-3.1-8b": "Llama 3.1 8B",
     "laneformer-2b-lane": "1/8 of Laneformer 2B",
 }
-SEVERAL = SHAPES | {
-    "laneformer-2b-half": "1/2 of Laneformer 2B",
+SEVERAL = {
+    "laneformer-2b": "Laneformer 2B",
     "laneformer-2b-plain": "2B without lanes",
+    "laneformer-2b-half": "4 of its 8 lanes",
+    "llama-3.2-1b": "Llama 3.2 1B",
+    "llama-3.1-8b": "Llama 3.1 8B",
 }
 WIDTH, LEFT, RIGHT, TOP, ROW = 720, 160, 96, 34, 38
 STYLE = """
