@@ -19,16 +19,11 @@ from targets import DECODE_TARGET_US
 FOLDER = Path(__file__).resolve().parents[1]
 SHAPES = {
     "laneformer-2b": "Laneformer 2B",
-    "llama-3.2-1b": "Llama 3.2 1B",
-    "llama-3.1-8b": "Llama 3.1 8B",
-    "laneformer-2b-lane": "1/8 of Laneformer 2B",
-}
-SEVERAL = {
-    "laneformer-2b": "Laneformer 2B",
     "laneformer-2b-plain": "2B without lanes",
     "laneformer-2b-half": "4 of its 8 lanes",
     "llama-3.2-1b": "Llama 3.2 1B",
     "llama-3.1-8b": "Llama 3.1 8B",
+    "laneformer-2b-lane": "1/8 of Laneformer 2B",
 }
 WIDTH, LEFT, RIGHT, TOP, ROW = 720, 160, 96, 34, 38
 STYLE = """
@@ -69,7 +64,7 @@ def latest(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "about": f"{found[shape]['device']}, {found[shape]['date']}",
         }
         for shape, name in SHAPES.items()
-        if shape in found
+        if shape in found and (shape, 1) in DECODE_TARGET_US
     ]
 
 
@@ -78,7 +73,7 @@ def scaling(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for row in lines:
         at = (row.get("shape"), row.get("context"), row.get("batch"), row["bench"])
-        if at[0] in SEVERAL and at[1:] == (128, 1, "decode") and "peer" not in row:
+        if at[0] in SHAPES and at[1:] == (128, 1, "decode") and "peer" not in row:
             found[row["shape"], row["gpus"]] = row
     several = {shape for shape, gpus in found if gpus > 1}
     return [
@@ -88,7 +83,7 @@ def scaling(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "floor": row["floor_us"] / gpus,
             "about": f"{row['device']}, {row['date']}",
         }
-        for shape, name in SEVERAL.items()
+        for shape, name in SHAPES.items()
         if shape in several
         for (of, gpus), row in sorted(found.items())
         if of == shape

@@ -178,7 +178,7 @@ def measure(shape: str) -> Iterator[dict[str, Any]]:
     import torch
 
     torch.manual_seed(0)
-    wanted = [t for t in targets.TABLE if t.shape == shape and t.what in ("decode", "prompt")]
+    wanted = [t for t in targets.asked() if t.shape == shape and t.what in ("decode", "prompt")]
     model = Model(SPECS[shape], max((t.at for t in wanted), default=128) + SPARE)
     for target in wanted:
         with torch.no_grad():

@@ -101,13 +101,14 @@ def check_all(device: str, chosen: set[str]) -> Iterator[dict[str, Any]]:
             yield checks.sanitize(data / "llama", device, tool)
 
 
-def keep(path: Path, device: str, rows: list[dict[str, Any]]) -> None:
+def keep(path: Path, device: str, gpus: int, rows: list[dict[str, Any]]) -> None:
     """Appends the speed rows to a file of baselines."""
-    about, gpus = checks.nvml(device).describe(), device.count(",") + 1
+    about = checks.nvml(device).describe()
     with path.open("a") as file:
         for row in rows:
             figures = {name: round(row[key], 2) for key, name in KEPT.items() if key in row}
-            figures |= {f"us_{k}": round(v, 1) for k, v in (targets.split(row) or {}).items()}
+            parts = targets.split(row) or {}  # of which KEPT has the stream
+            figures |= {f"us_{k}": round(v, 1) for k, v in parts.items() if k != "stream"}
             date = time.strftime("%Y-%m-%d", time.gmtime())
             name = {"batch": "decode"}.get(row["what"], row["what"])
             kept = {"bench": name, "shape": row["shape"], "gpus": gpus, "batch": row["batch"]}
@@ -175,7 +176,7 @@ def main() -> int:
         found = {"fixtures": checked, "rows": rows, "checks": others}
         given.out.write_text(json.dumps(found, indent=1))
     if given.keep:
-        keep(given.keep, given.device, rows)
+        keep(given.keep, given.device, given.gpus, rows)
     print(f"\n{'fixture':40} decode   prefill  greedy")
     for c in checked:
         if "refused" in c:

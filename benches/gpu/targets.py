@@ -54,16 +54,20 @@ DECODE_TARGET_US = {
 }
 
 
+def asked(gpus: int = 1) -> list[Target]:
+    """Rows of the table that so many GPUs measure: those of one GPU, or those of several."""
+    return [t for t in TABLE if (t.gpus > 1) == (gpus > 1)]
+
+
 def shapes(gpus: int = 1) -> list[str]:
     """What the table asks for on so many GPUs."""
-    asked = [t.shape for t in TABLE if (t.gpus > 1) == (gpus > 1)]
-    return list(dict.fromkeys([*asked, *(BESIDE if gpus > 1 else ())]))
+    return list(dict.fromkeys([*(t.shape for t in asked(gpus)), *(BESIDE if gpus > 1 else ())]))
 
 
 def prompts_of(shape: str, gpus: int = 1) -> list[int]:
     """Lengths of prompts that the table asks for, shortest first."""
-    of = [t for t in TABLE if t.shape == shape and (t.gpus > 1) == (gpus > 1)]
-    return sorted({t.at for t in of if t.what in ("decode", "prompt")} | {128})
+    of = [t for t in asked(gpus) if t.shape == shape and t.what in ("decode", "prompt")]
+    return sorted({t.at for t in of} | {128})
 
 
 def figure(target: Target, rows: list[dict[str, Any]]) -> tuple[float, float] | None:
@@ -77,8 +81,7 @@ def figure(target: Target, rows: list[dict[str, Any]]) -> tuple[float, float] | 
         one = next((r for r in mine if r["what"] == "decode" and r["context"] == target.at), None)
         return (row["itl_us"], target.target_us * one["itl_us"]) if one else None
     if target.what == "exposed":
-        alone = row.get("alone")
-        return (row["full"] - alone, target.target_us * alone) if alone else None
+        return (exposed_us(row), target.target_us * row["alone"]) if "alone" in row else None
     found = {
         "decode": row["itl_us"],
         "prompt": 1e3 * row.get("ttft_ms", 0),
@@ -88,13 +91,18 @@ def figure(target: Target, rows: list[dict[str, Any]]) -> tuple[float, float] | 
     return found[target.what], target.target_us
 
 
+def exposed_us(row: dict[str, Any]) -> float:
+    """What other GPUs add to a step, next to the same step without them."""
+    return row["full"] - row["alone"]
+
+
 def split(row: dict[str, Any]) -> dict[str, float] | None:
     """Where a decode step's microseconds go, if it was looked inside: the stream of weights by
     itself, what other GPUs add, choosing the token, and what waiting for each other adds else.
     """
     if "stream_only" not in row:
         return None
-    collective = row["full"] - row["alone"] if "alone" in row else 0.0
+    collective = exposed_us(row) if "alone" in row else 0.0
     sampling = sum(p["us_mean"] for p in row["phases"] if p["name"].startswith("token"))
     rest = row["full"] - row["stream_only"] - collective - sampling
     return {
