@@ -71,7 +71,12 @@ impl Split {
         }
     }
 
-    fn new(rows: u32, k: u32, row_warps: u32, warps: u32, stage: Stage) -> Option<Self> {
+    fn new(rows: u32, k: u32, warps: u32, stage: Stage) -> Option<Self> {
+        let row_warps = Self::row_warps(rows, k, warps, stage.slot_bytes);
+        Self::with_row_warps(rows, k, row_warps, warps, stage)
+    }
+
+    fn with_row_warps(rows: u32, k: u32, row_warps: u32, warps: u32, stage: Stage) -> Option<Self> {
         let Stage { slot_bytes, held } = stage;
         let tiles_all = rows.div_ceil(16);
         let k_warps = warps / row_warps;
@@ -177,13 +182,13 @@ impl Rows {
     /// The matrices, as warps share them and stages cut them.
     fn layer(&self, stage: Stage) -> Option<[(Matrix, Split); 4]> {
         let Self { warps, residual, hidden, .. } = *self;
-        let row_warps = |rows, k| Split::row_warps(rows, k, warps, stage.slot_bytes);
-        let split = |rows, k| Split::new(rows, k, row_warps(rows, k), warps, stage);
+        let split = |rows, k| Split::new(rows, k, warps, stage);
         // A thread owns the same residual rows in both: either of them by rows means both.
-        let by_rows = [self.attn, self.ffn].iter().any(|k| row_warps(residual, *k) == warps);
+        let row_warps = |k| Split::row_warps(residual, k, warps, stage.slot_bytes);
+        let by_rows = [self.attn, self.ffn].into_iter().any(|k| row_warps(k) == warps);
         let owned = |k| {
-            let row_warps = if by_rows { warps } else { row_warps(residual, k) };
-            Split::new(residual, k, row_warps, warps, stage)
+            let row_warps = if by_rows { warps } else { row_warps(k) };
+            Split::with_row_warps(residual, k, row_warps, warps, stage)
         };
         Some([
             (Matrix::Qkv, split(self.qkv, hidden)?),
@@ -315,9 +320,7 @@ impl Cut {
         let held = held(model, &rows);
         let slot_bytes = rows.slot_bytes(held, m.shared_bytes).max(slot_least);
         let stage = Stage { slot_bytes, held };
-        let split = |rows, k| {
-            Split::new(rows, k, Split::row_warps(rows, k, warps, slot_bytes), warps, stage)
-        };
+        let split = |rows, k| Split::new(rows, k, warps, stage);
         let layer = rows.layer(stage)?;
         let blocks = each * model.lanes;
         let (rows_head, width) = head(model, each, hidden);
