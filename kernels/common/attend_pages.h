@@ -95,7 +95,7 @@ KIE_DEVICE void take_page(Ring& ring, Part& part, const DecodeArgs& args, const 
     const int my = lane() % kTeam, g = my / 4;
     const int position = (int)opaque(position_at(args, b.step, column));
     const bool fresh = page == position / kPage;
-    u8* keys = (u8*)take_stage(ring, false);
+    u8* keys = (u8*)take_stage(ring, false, kPageStageBytes);
     if (fresh) {
         KIE_NO_UNROLL for (int n = my; n < kHalfHead; n += kTeam)
             store_key(keys, position % kPage, n, heads[kQWords + n]);
@@ -113,7 +113,7 @@ KIE_DEVICE void take_page(Ring& ring, Part& part, const DecodeArgs& args, const 
     u8* values = keys + kPageHalf;
     if (kPageStages == 2) {
         release_stage(ring);
-        values = (u8*)take_stage(ring, false);
+        values = (u8*)take_stage(ring, false, kPageStageBytes);
     }
     if (fresh) {
         KIE_NO_UNROLL for (int n = my; n < kHalfHead; n += kTeam)
@@ -125,7 +125,8 @@ KIE_DEVICE void take_page(Ring& ring, Part& part, const DecodeArgs& args, const 
     release_stage(ring);
 }
 KIE_DEVICE void pass_page(Ring& ring) {
-    KIE_UNROLL for (int i = 0; i < kPageStages; ++i) take_stage(ring, false), release_stage(ring);
+    KIE_UNROLL for (int i = 0; i < kPageStages; ++i) take_stage(ring, false, kPageStageBytes),
+        release_stage(ring);
 }
 
 KIE_DEVICE void publish_mass(u64* line, const float (&mass)[2], u32 epoch) {

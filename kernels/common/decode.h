@@ -130,20 +130,21 @@ KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer
     stamp(b, 1);
     early_page(args, b, layer, held);
     u64* to = args.words + kAtQkv + unit_of(layer, b.lane_index) * kVecQ + b.seat * (kRowsQkv / 2);
-    finish<SplitQkv>(s, (float*)(b.shared + kShPartA),
-                     [&](int item, int pair, int column, float v0, float v1, bool live, bool lead) {
-                         const float scale = rms_scale(b, live ? column : 0);
-                         const u64 turn =
-                             ((const u64*)(b.shared + kShTurn))[item * kThreads + thread()];
-                         float c = number((u32)turn), d = number((u32)(turn >> 32));
-                         if constexpr (kBias)
-                             v0 = v0 * scale + bias[item][0], v1 = v1 * scale + bias[item][1];
-                         else
-                             c *= scale, d *= scale;
-                         if (live && lead && column < live_of(b))
-                             publish(to + (long)column * kWordsQ + pair,
-                                     pack_half2(v0 * c - v1 * d, v0 * d + v1 * c), b.epoch);
-                     });
+    finish<SplitQkv>(
+        s, (float*)(b.shared + kShPartA),
+        [&](int item, int pair, int column, float v0, float v1, bool live, bool lead) {
+            const float scale = rms_scale(b, live ? column : 0);
+            const u64 turn =
+                ((const u64*)(b.shared + kShTurn))[live ? item * kThreads + thread() : 0];
+            float c = number((u32)turn), d = number((u32)(turn >> 32));
+            if constexpr (kBias)
+                v0 = v0 * scale + bias[item][0], v1 = v1 * scale + bias[item][1];
+            else
+                c *= scale, d *= scale;
+            if (live && lead && column < live_of(b))
+                publish(to + (long)column * kWordsQ + pair,
+                        pack_half2(v0 * c - v1 * d, v0 * d + v1 * c), b.epoch);
+        });
     stamp(b, 2);
 }
 // Rotation of each row pair that this thread will own, for the step's positions; the identity for
@@ -165,7 +166,8 @@ KIE_DEVICE void rotations(const DecodeArgs& args, const Block& b, u32 step) {
                 c *= KIE_QUERY_SCALE, s *= KIE_QUERY_SCALE;
             }
         }
-        ((u64*)(b.shared + kShTurn))[item * kThreads + thread()] = (u64)bits(s) << 32 | bits(c);
+        if (live || SplitQkv::k_warps == 1)
+            ((u64*)(b.shared + kShTurn))[item * kThreads + thread()] = (u64)bits(s) << 32 | bits(c);
     });
 }
 
@@ -786,7 +788,7 @@ KIE_KERNEL(kie_decode, kThreads + kHelpers * kWarp, DecodeArgs args) {
         return;
     }
     be_consumer<kWarps>();
-    Ring ring = {slots, shared + kShRing, 0, 0};
+    Ring ring = {slots, shared + kShRing, 0, 0, 0};
     Watch watch = {args, 0, 0, 0, false};
     Block b = {(int)block() / kBlocksPerLane,
                (int)block() % kBlocksPerLane,

@@ -32,7 +32,7 @@ KIE_DEVICE Place place_of() {
 }
 template <class S>
 KIE_DEVICE void take_lot(Ring& ring, Lot<S>& lot, bool here, const Place& place) {
-    const u8* w = take_stage(ring, here) + place.at;
+    const u8* w = take_stage(ring, here, S::stage_bytes) + place.at;
     KIE_UNROLL for (int c = 0; c < S::chunk; ++c) {
         KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
             const int rows = rows_of<S>(place.row_warp * S::tiles + i);

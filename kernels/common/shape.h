@@ -192,7 +192,11 @@ constexpr int kNormSets = kHeadMode == kHeadMean || kHeadMode == kHeadConcat ? k
 // Page tables stand in shared memory where they are small.
 constexpr int kTableWords = kColumns * kPools * kPagesMax;
 constexpr bool kTableShared = kTableWords <= 4096;
-constexpr bool kOneVector = kColumns > 1 && !(kDirectO && kDirectDown);
+// One column's vectors share a place, too, where nobody has to wait for that: every product's warps
+// meet when its parts are added up, and what joins streamed pages needs no second place.
+constexpr bool kAllMeet =
+    SplitQkv::k_warps > 1 && SplitO::k_warps > 1 && SplitGu::k_warps > 1 && SplitDown::k_warps > 1;
+constexpr bool kOneVector = kColumns > 1 ? !(kDirectO && kDirectDown) : kAllMeet && !kStreamed;
 constexpr int kShXa = 0, kShXb = kShXa + (kOneVector ? 0 : kStrideA * kColumns * 2),
               kShPartA = kShXb + max_i(kOneVector ? kStrideA : 0, kStrideB) * kColumns * 2;
 constexpr int kShPartB = kShPartA + kPartA * 4, kShNorm = kShPartB + kPartB * 4;
@@ -206,8 +210,10 @@ constexpr int kShSum = kShTally + kBins * 16, kShStops = kShSum + kCountWords * 
 constexpr int kShLayers = kShStops + kColumns * kStopsMax * 4;
 constexpr int kShTrace = (kShLayers + kLayers * 32 + 63) / 64 * 64, kShSlots = kShTrace + 16 * 8;
 constexpr int kShSizes = kShSlots + 64 * 16, kShTurn = kShSizes + 64 * 4;
-constexpr int kShOthers = kShTurn + SplitQkv::items * kThreads * 8,
-              kShTable = kShOthers + kOtherWords * 4;
+// Rotations of the results that threads own.
+constexpr int kTurned =
+    SplitQkv::k_warps > 1 ? SplitQkv::row_pairs * kColumns : SplitQkv::items * kThreads;
+constexpr int kShOthers = kShTurn + kTurned * 8, kShTable = kShOthers + kOtherWords * 4;
 constexpr int kShOwn = (kShTable + (kTableShared ? kTableWords * 4 : 0) + 15) / 16 * 16;
 // Attention out of the ring (attend_pages.h): each warp's heads, with several columns, and the join
 // of the warps' parts. They stand where the vectors do, of which none is at work while a block
@@ -221,7 +227,8 @@ constexpr bool kRoomThere =
 constexpr int kShHeads = kRoomThere ? kShXa : kShOwn, kShJoin = kShHeads + kWarps * kWarpHeads;
 constexpr int kShRing = (kShOwn + (kStreamed && !kRoomThere ? kRoom : 0) + 1023) / 1024 * 1024;
 constexpr int kSharedMax = KIE_SHARED_MAX;
+constexpr int kRingBytes = (kSharedMax - kShRing) / 1024 * 1024;
 // No more than a step has stages: see stream.h.
-constexpr int kSlots = min_i((kSharedMax - kShRing) / kSlotBytes, min_i(kLineStages, 64));
-constexpr int kSharedBytes = kShRing + kSlots * kSlotBytes;
-static_assert(kSlots >= 2, "no room for the ring");
+constexpr int kSlots = min_i(kLineStages, 64);
+constexpr int kSharedBytes = kShRing + kRingBytes;
+static_assert(kRingBytes >= 2 * kSlotBytes && kSlotBytes <= 0xffff, "no room for the ring");

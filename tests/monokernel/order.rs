@@ -122,10 +122,7 @@ const MUTANTS: &[Case] = &[
         fixture: "own_llama_f16",
         machine: "warp=64,blocks=2,shared=1000000",
         prompts: &[67],
-        edits: &[(
-            "min_i((kSharedMax - kShRing) / kSlotBytes, min_i(kLineStages, 64))",
-            "min_i((kSharedMax - kShRing) / kSlotBytes, 64)",
-        )],
+        edits: &[("kSlots = min_i(kLineStages, 64)", "kSlots = 64")],
         about: &["copy_async", "store_"],
         ..SHORT
     },
