@@ -86,7 +86,8 @@ KIE_DEVICE Sums<S> multiply_normed(Ring& ring, Lots<S>& lots, const Block& b, Sq
     return s;
 }
 
-// The first page of the only column, asked for before its query is known.
+// The first page of the only column, asked for while the layer's input is waited for: who attends
+// has its share of queries, keys and values to compute, too, and everybody waits for those.
 KIE_DEVICE void early_page(const DecodeArgs& args, const Block& b, int layer, Held& held) {
     if (kColumns > 1 || kStreamed) return;
     clear(held);
@@ -115,7 +116,7 @@ KIE_DEVICE void take_tables(const DecodeArgs& args, u8* shared) {
         table[i] = args.pages[(u64)args.column[i / kEach].row * kEach + i % kEach];
 }
 
-KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer, Held& held,
+KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer,
                          Lots<SplitQkv>& lots, Squares& squares) {
     float bias[SplitQkv::items][2];
     if constexpr (kBias) {
@@ -128,7 +129,6 @@ KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer
     }
     Sums<SplitQkv> s = multiply_normed<SplitQkv>(ring, lots, b, squares);
     stamp(b, 1);
-    early_page(args, b, layer, held);
     u64* to = args.words + kAtQkv + unit_of(layer, b.lane_index) * kVecQ + b.seat * (kRowsQkv / 2);
     finish<SplitQkv>(
         s, (float*)(b.shared + kShPartA),
@@ -597,11 +597,12 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
         Lots<SplitQkv> lots;
         take_first<SplitQkv>(ring, lots);
         vector_free<SplitDown>();
+        early_page(args, b, layer, held);
         Squares squares =
             gather_normed(watch, args, b, hidden_slot(args, 1, layer - 1, b.lane_index), layer == 0,
                           2 * layer, b.epoch - 1, layer << 4);
         stamp(b, 0);
-        step_qkv(ring, args, b, layer, held, lots, squares);
+        step_qkv(ring, args, b, layer, lots, squares);
     }
     if (layer == 0)
         KIE_UNROLL for (int i = 0; i < SplitO::items; ++i)
