@@ -116,7 +116,7 @@ KIE_DEVICE void take_tables(const DecodeArgs& args, u8* shared) {
         table[i] = args.pages[(u64)args.column[i / kEach].row * kEach + i % kEach];
 }
 
-KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer,
+KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer, Held& held,
                          Lots<SplitQkv>& lots, Squares& squares) {
     float bias[SplitQkv::items][2];
     if constexpr (kBias) {
@@ -129,13 +129,15 @@ KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer
     }
     Sums<SplitQkv> s = multiply_normed<SplitQkv>(ring, lots, b, squares);
     stamp(b, 1);
+    if (!kDeep) early_page(args, b, layer, held);
     u64* to = args.words + kAtQkv + unit_of(layer, b.lane_index) * kVecQ + b.seat * (kRowsQkv / 2);
     finish<SplitQkv>(
         s, (float*)(b.shared + kShPartA),
         [&](int item, int pair, int column, float v0, float v1, bool live, bool lead) {
             const float scale = rms_scale(b, live ? column : 0);
             const u64 turn =
-                ((const u64*)(b.shared + kShTurn))[live ? item * kThreads + thread() : 0];
+                ((const u64*)(b.shared +
+                              kShTurn))[live || !kTurnsOwned ? item * kThreads + thread() : 0];
             float c = number((u32)turn), d = number((u32)(turn >> 32));
             if constexpr (kBias)
                 v0 = v0 * scale + bias[item][0], v1 = v1 * scale + bias[item][1];
@@ -166,7 +168,7 @@ KIE_DEVICE void rotations(const DecodeArgs& args, const Block& b, u32 step) {
                 c *= KIE_QUERY_SCALE, s *= KIE_QUERY_SCALE;
             }
         }
-        if (live || SplitQkv::k_warps == 1)
+        if (live || !kTurnsOwned)
             ((u64*)(b.shared + kShTurn))[item * kThreads + thread()] = (u64)bits(s) << 32 | bits(c);
     });
 }
@@ -597,17 +599,19 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
         Lots<SplitQkv> lots;
         take_first<SplitQkv>(ring, lots);
         vector_free<SplitDown>();
-        early_page(args, b, layer, held);
+        if (kDeep) early_page(args, b, layer, held);
         Squares squares =
             gather_normed(watch, args, b, hidden_slot(args, 1, layer - 1, b.lane_index), layer == 0,
                           2 * layer, b.epoch - 1, layer << 4);
         stamp(b, 0);
-        step_qkv(ring, args, b, layer, lots, squares);
+        step_qkv(ring, args, b, layer, held, lots, squares);
     }
     if (layer == 0)
         KIE_UNROLL for (int i = 0; i < SplitO::items; ++i)
             unpack_half2(bits(own.v[i][0]), own.v[i][0], own.v[i][1]);
     const long unit = unit_of(layer, b.lane_index);
+    constexpr int kEarly = min_i(kEarlyGu, SplitGu::ahead);
+    Lots<SplitGu> gate_up;
     {
         bool attended = false;
         if constexpr (kStreamed && kColumns == 1) {
@@ -622,6 +626,7 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
         stamp(b, 3);
         Lots<SplitO> lots;
         take_first<SplitO>(ring, lots);
+        take_first<SplitGu, 0, kEarly>(ring, gate_up);
         Far<SplitO> far = early_far<SplitO>(watch, args, b, 0, layer);
         if (delay[0] > 0) take_near<SplitO>(watch, args, b, 0, layer, delay[0], false, 0, near_o);
         gather_attention(watch, args, b, layer, attended);
@@ -634,13 +639,12 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
     Near<SplitDown> near_down;
     ask_near<SplitDown>(args, b, 1, layer, delay[1] > 0 ? delay[1] : -1, near_down);
     {
-        Lots<SplitGu> lots;
-        take_first<SplitGu>(ring, lots);
+        take_first<SplitGu, kEarly>(ring, gate_up);
         vector_free<SplitO>();
         Squares squares = gather_normed(watch, args, b, hidden_slot(args, 0, layer, b.lane_index),
                                         false, 2 * layer + 1, b.epoch, layer << 4 | 5);
         stamp(b, 7);
-        step_gate_up(ring, args, b, layer, lots, squares);
+        step_gate_up(ring, args, b, layer, gate_up, squares);
     }
     Lots<SplitDown> lots;
     take_first<SplitDown>(ring, lots);

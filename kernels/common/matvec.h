@@ -44,15 +44,15 @@ KIE_DEVICE void take_lot(Ring& ring, Lot<S>& lot, bool here, const Place& place)
     }
     release_stage(ring);
 }
-// The first stages.
+// The first stages, or some of them.
 template <class S>
 struct Lots {
     Lot<S> v[S::ahead];
 };
-template <class S>
+template <class S, int kFrom = 0, int kTo = S::ahead>
 KIE_DEVICE void take_first(Ring& ring, Lots<S>& lots) {
     const Place place = place_of<S>();
-    KIE_UNROLL for (int i = 0; i < S::ahead; ++i) take_lot<S>(ring, lots.v[i], false, place);
+    KIE_UNROLL for (int i = kFrom; i < kTo; ++i) take_lot<S>(ring, lots.v[i], false, place);
 }
 template <class S>
 struct Sums {

@@ -1,14 +1,16 @@
 // The weight stream: one warp copies the block's line into a ring for ever, independent of the
-// data; consumers take the stages in the same order. A stage stands behind the one before it, or at
-// the ring's beginning where the end has no room for it, and has a slot of its own that says when
-// it is there and when it has been read. Three limits: free bytes, bytes in flight, and a pace:
-// bursts at the memory's full speed stand in the way of the exchange's words.
+// data; consumers take the stages in the same order. Three limits: room in the ring, bytes in
+// flight, and a pace: bursts at the memory's full speed stand in the way of the exchange's words.
+//
+// A slot says when a stage is there and when it has been read. Each has room for the largest stage,
+// or (kPacked) a stage stands behind the one before it, or at the ring's beginning where the end is
+// too short: more fit then, and who copies has more to do.
 #pragma once
 
 struct Ring {
     Slot* slots;
     u8* bytes;
-    u32 at, parity, from;  // slot; where the stage before ended
+    u32 at, parity, from;  // slot; kPacked: where the stage before ended
 };
 KIE_DEVICE u32 place_of_stage(u32 from, u32 bytes) {
     return from + bytes > (u32)kRingBytes ? 0 : from;
@@ -26,6 +28,7 @@ KIE_DEVICE const u8* take_stage(Ring& r, bool here, u32 bytes) {
     if (!kNoStream && !here)
         while (!slot_filled(r.slots + r.at, r.parity)) {
         }
+    if (!kPacked) return r.bytes + (u32)r.at * kSlotBytes;
     const u32 at = place_of_stage(r.from, bytes);
     r.from = at + bytes;
     return r.bytes + at;
@@ -48,46 +51,79 @@ struct Feed {
     u32* sizes;
     const volatile u32* stop;
     StreamPolicy policy;
-    u32 head, from;                       // the next stage's slot, where the last one ends
-    u32 tail, tail_parity, flying, open;  // what is in flight
-    u32 last, last_parity, used, kept;    // what has not been read yet
+    u32 head, head_parity, tail, tail_parity, flying, open;
     u64 next;
+    // kPacked: most copies in flight; where the last stage ends; the first that has not been read,
+    // how many there are, and the bytes from its beginning on.
+    u32 most, from, last, last_parity, kept, used;
 };
+// The next stages have so many bytes.
+KIE_DEVICE void expect_stages(Feed& f, u32 bytes) {
+    if (kPacked) f.most = max_i(1, min_i(kSlots - 1, (int)(f.args.in_flight_bytes / bytes)));
+}
 KIE_DEVICE void land(Feed& f) {
     while (!slot_filled(f.slots + f.tail, f.tail_parity)) {
     }
-    f.flying -= f.sizes[f.tail] & 0xffff, --f.open;
-    advance(f.tail, f.tail_parity);
+    if (!kPacked) f.flying -= f.sizes[f.tail];
+    --f.open, advance(f.tail, f.tail_parity);
 }
 KIE_DEVICE void land_all(Feed& f) {
     while (f.open > 0) land(f);
 }
-// Copies one more stage; false where the kernel ends. `state`: its bytes were written by this
-// block's consumers in earlier steps.
-KIE_DEVICE bool feed(Feed& f, const u8* from, u32 bytes, bool state) {
-    while (f.open > 0 && f.flying + bytes > f.args.in_flight_bytes) land(f);
-    const u32 at = place_of_stage(f.from, bytes), left = at < f.from ? kRingBytes - f.from : 0;
-    while (f.kept == kSlots || f.used + left + bytes > kRingBytes) {
-        while (!slot_free(f.slots + f.last, f.last_parity))
-            if (*f.stop) {
-                land_all(f);
-                return false;
-            }
-        f.used -= (f.sizes[f.last] & 0xffff) + (f.sizes[f.last] >> 16), --f.kept;
-        advance(f.last, f.last_parity);
-    }
-    if (f.args.pace) {
-        while (clock_ticks() < f.next) pause_ns(20);
-        f.next = clock_ticks() + (u64)f.args.pace * bytes / 1024;
-    }
+// Waits until a slot has been read; false where the kernel ends.
+KIE_DEVICE bool await_slot(Feed& f, u32 slot, u32 parity) {
+    while (!slot_free(f.slots + slot, parity))
+        if (*f.stop) {
+            land_all(f);
+            return false;
+        }
+    return true;
+}
+KIE_DEVICE void before_copy(bool state) {
     if (state)
         state_before_copy();
     else
         reads_before_copy();
-    copy_async(f.slots + f.head, f.bytes + at, from, bytes, f.policy);
-    f.sizes[f.head] = left << 16 | bytes, f.from = at + bytes;
-    f.flying += bytes, ++f.open, f.used += left + bytes, ++f.kept;
-    if (++f.head == kSlots) f.head = 0;
+}
+KIE_DEVICE void keep_pace(Feed& f, u32 bytes) {
+    if (!f.args.pace) return;
+    while (clock_ticks() < f.next) pause_ns(20);
+    f.next = clock_ticks() + (u64)f.args.pace * bytes / 1024;
+}
+// Copies one more stage into the slot that is next; false where the kernel ends. `state`: its bytes
+// were written by this block's consumers in earlier steps.
+KIE_DEVICE bool feed_slot(Feed& f, const u8* from, u32 bytes, bool state) {
+    while (f.open > 0 && f.flying + bytes > f.args.in_flight_bytes) land(f);
+    if (!await_slot(f, f.head, f.head_parity)) return false;
+    keep_pace(f, bytes);
+    before_copy(state);
+    copy_async(f.slots + f.head, f.bytes + f.head * kSlotBytes, from, bytes, f.policy);
+    f.sizes[f.head] = bytes, f.flying += bytes, ++f.open;
+    advance(f.head, f.head_parity);
     if (f.open == kSlots) land(f);
     return true;
+}
+// The same, behind the stage before it. A copy in flight is waited for last: each instruction from
+// there on keeps the memory waiting.
+KIE_DEVICE bool feed_packed(Feed& f, const u8* from, u32 bytes, bool state) {
+    const u32 at = place_of_stage(f.from, bytes), left = at < f.from ? kRingBytes - f.from : 0;
+    while (f.kept == kSlots || f.used + left + bytes > kRingBytes) {
+        if (!await_slot(f, f.last, f.last_parity)) return false;
+        f.used -= f.sizes[f.last], --f.kept;
+        advance(f.last, f.last_parity);
+    }
+    before_copy(state);
+    while (f.open >= f.most) land(f);
+    keep_pace(f, bytes);
+    copy_async(f.slots + f.head, f.bytes + at, from, bytes, f.policy);
+    f.sizes[f.head] = left + bytes, f.used += left + bytes, ++f.kept;
+    f.from = at + bytes, ++f.open;
+    advance(f.head, f.head_parity);
+    return true;
+}
+KIE_DEVICE bool feed(Feed& f, const u8* from, u32 bytes, bool state) {
+    if constexpr (kPacked)
+        return feed_packed(f, from, bytes, state);
+    else
+        return feed_slot(f, from, bytes, state);
 }

@@ -23,6 +23,7 @@ constexpr int kMerge = KIE_MERGE;           // 1: attention parts are merged by 
 // How vectors are gathered. 0: everything is asked for, and what was late once more; 1: one word a
 // warp is waited for first.
 constexpr int kPollMode = KIE_POLL;
+constexpr bool kPacked = KIE_PACKED && KIE_COLUMNS == 1;  // stages side by side: ring.h
 constexpr bool kStreamed = KIE_STREAMED;  // keys and values come through the ring: stream.h
 // Measuring only, and garbage: what is computed without waits, without weights, or by ranks
 // that take their own words for those of the others.
@@ -75,6 +76,10 @@ KIE_CONST_FN int row_warps_of(int rows, int k) {
 constexpr int kPairsHeld = KIE_HELD;
 // Stages that are in registers before the vector has arrived.
 constexpr int kAhead = kColumns > 1 ? 1 : KIE_AHEAD;
+// Of gate and up, with kDeep, more, some of them even before attention's output has arrived, so
+// that the stream goes on while everybody waits for that.
+constexpr bool kDeep = kColumns == 1 && KIE_DEEP;
+constexpr int kAheadGu = kDeep ? 7 : kAhead, kEarlyGu = kDeep ? 3 : 0;
 KIE_CONST_FN int chunk_of(int pairs, int tiles, int bytes_a_pair) {
     int best = 1;
     for (int c = 1; c <= pairs; ++c)
@@ -87,7 +92,7 @@ KIE_CONST_FN int chunk_of(int pairs, int tiles, int bytes_a_pair) {
 // `chunk` tile pairs (16 rows x 32 columns) for every warp. A stage holds, for each k-warp, for
 // each pair, for each row tile: two 16 x 16 tiles of 32 bytes a row. Rows missing from the last
 // tile take no bytes.
-template <int kRows, int kK, bool kByRows = false>
+template <int kRows, int kK, int kMost, bool kByRows = false>
 struct Split {
     static constexpr int rows = kRows, k = kK, tiles_all = (kRows + 15) / 16;
     static constexpr int row_warps = kByRows ? kWarps : row_warps_of(kRows, kK),
@@ -96,7 +101,7 @@ struct Split {
     static constexpr int pairs = kK / 32 / k_warps,
                          chunk = chunk_of(pairs, tiles, k_warps * kRows * 64);
     static constexpr int stages = pairs / chunk, stage_bytes = k_warps * chunk * kRows * 64;
-    static constexpr int ahead = stages < kAhead ? stages : kAhead;
+    static constexpr int ahead = stages < kMost ? stages : kMost;
     static constexpr int row_pairs = kRows / 2;
     // Results a thread ends up with: (row pair, column).
     static constexpr int items = k_warps == 1 ? tiles * (kColumns == 1 ? 1 : 2)
@@ -105,18 +110,18 @@ struct Split {
     static_assert(pairs * 32 * k_warps == kK && stage_bytes <= kSlotBytes,
                   "matrix does not fit the plan");
 };
-using SplitQkv = Split<kRowsQkv, kHidden>;
+using SplitQkv = Split<kRowsQkv, kHidden, kAhead>;
 // A thread owns the same residual rows in both: either of them by rows means both.
 constexpr bool kOwnedByRows =
     row_warps_of(kRowsO, kAttn) == kWarps || row_warps_of(kRowsO, kFfn) == kWarps;
-using SplitO = Split<kRowsO, kAttn, kOwnedByRows>;
-using SplitGu = Split<kRowsGu, kHidden>;
-using SplitDown = Split<kRowsO, kFfn, kOwnedByRows>;
+using SplitO = Split<kRowsO, kAttn, kAhead, kOwnedByRows>;
+using SplitGu = Split<kRowsGu, kHidden, kAheadGu>;
+using SplitDown = Split<kRowsO, kFfn, kAhead, kOwnedByRows>;
 static_assert(SplitO::items == SplitDown::items, "owned rows");
 constexpr int kHeadPassRows = kRowsHead < kWarps * 16 ? kRowsHead : kWarps * 16;
 constexpr int kHeadPasses = kRowsHead / kHeadPassRows, kHeadTail = kRowsHead % kHeadPassRows;
-using SplitHead = Split<kHeadPassRows, kHeadWidth>;
-using SplitTail = Split<(kHeadTail ? kHeadTail : kHeadPassRows), kHeadWidth>;
+using SplitHead = Split<kHeadPassRows, kHeadWidth, kAhead>;
+using SplitTail = Split<(kHeadTail ? kHeadTail : kHeadPassRows), kHeadWidth, kAhead>;
 
 KIE_CONST_FN long bytes_of(int stages, int bytes) { return (long)stages * bytes; }
 constexpr long kLayerBytes = bytes_of(SplitQkv::stages, SplitQkv::stage_bytes) +
@@ -192,11 +197,13 @@ constexpr int kNormSets = kHeadMode == kHeadMean || kHeadMode == kHeadConcat ? k
 // Page tables stand in shared memory where they are small.
 constexpr int kTableWords = kColumns * kPools * kPagesMax;
 constexpr bool kTableShared = kTableWords <= 4096;
-// One column's vectors share a place, too, where nobody has to wait for that: every product's warps
-// meet when its parts are added up, and what joins streamed pages needs no second place.
+// One column's vectors share a place, too, where that gives the ring more and nobody has to wait:
+// every product's warps meet when its parts are added up, and what joins streamed pages needs no
+// second place.
 constexpr bool kAllMeet =
     SplitQkv::k_warps > 1 && SplitO::k_warps > 1 && SplitGu::k_warps > 1 && SplitDown::k_warps > 1;
-constexpr bool kOneVector = kColumns > 1 ? !(kDirectO && kDirectDown) : kAllMeet && !kStreamed;
+constexpr bool kOneVector =
+    kColumns > 1 ? !(kDirectO && kDirectDown) : kPacked && kAllMeet && !kStreamed;
 constexpr int kShXa = 0, kShXb = kShXa + (kOneVector ? 0 : kStrideA * kColumns * 2),
               kShPartA = kShXb + max_i(kOneVector ? kStrideA : 0, kStrideB) * kColumns * 2;
 constexpr int kShPartB = kShPartA + kPartA * 4, kShNorm = kShPartB + kPartB * 4;
@@ -211,8 +218,8 @@ constexpr int kShLayers = kShStops + kColumns * kStopsMax * 4;
 constexpr int kShTrace = (kShLayers + kLayers * 32 + 63) / 64 * 64, kShSlots = kShTrace + 16 * 8;
 constexpr int kShSizes = kShSlots + 64 * 16, kShTurn = kShSizes + 64 * 4;
 // Rotations of the results that threads own.
-constexpr int kTurned =
-    SplitQkv::k_warps > 1 ? SplitQkv::row_pairs * kColumns : SplitQkv::items * kThreads;
+constexpr bool kTurnsOwned = kPacked && SplitQkv::k_warps > 1;  // of those alone
+constexpr int kTurned = kTurnsOwned ? SplitQkv::row_pairs * kColumns : SplitQkv::items * kThreads;
 constexpr int kShOthers = kShTurn + kTurned * 8, kShTable = kShOthers + kOtherWords * 4;
 constexpr int kShOwn = (kShTable + (kTableShared ? kTableWords * 4 : 0) + 15) / 16 * 16;
 // Attention out of the ring (attend_pages.h): each warp's heads, with several columns, and the join
@@ -227,8 +234,9 @@ constexpr bool kRoomThere =
 constexpr int kShHeads = kRoomThere ? kShXa : kShOwn, kShJoin = kShHeads + kWarps * kWarpHeads;
 constexpr int kShRing = (kShOwn + (kStreamed && !kRoomThere ? kRoom : 0) + 1023) / 1024 * 1024;
 constexpr int kSharedMax = KIE_SHARED_MAX;
-constexpr int kRingBytes = (kSharedMax - kShRing) / 1024 * 1024;
+constexpr int kRoomForRing = kSharedMax - kShRing;
 // No more than a step has stages: see stream.h.
-constexpr int kSlots = min_i(kLineStages, 64);
+constexpr int kSlots = min_i(kPacked ? 64 : kRoomForRing / kSlotBytes, min_i(kLineStages, 64));
+constexpr int kRingBytes = kPacked ? kRoomForRing / 1024 * 1024 : kSlots * kSlotBytes;
 constexpr int kSharedBytes = kShRing + kRingBytes;
 static_assert(kRingBytes >= 2 * kSlotBytes && kSlotBytes <= 0xffff, "no room for the ring");

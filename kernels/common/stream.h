@@ -39,6 +39,7 @@ KIE_DEVICE bool feed_pages(Feed& f, const u8* shared, int layer, u32 step) {
     const int seat = (int)block() % kBlocksPerLane, lane_index = (int)block() / kBlocksPerLane;
     const int kv_index = lane_index * kKvHeads + seat / kSplitBlocks;
     const int columns = kColumns == 1 ? 1 : sequences_of(f.args);
+    if (kStreamed) expect_stages(f, kPageStageBytes);
     bool first = true;  // what stands before its copy stands before them all; fences cost 0.7 us
     for (int c = 0; c < columns; ++c) {
         const Streamed s = streamed_pages(f.args, shared, seat, layer, step, c);
@@ -68,6 +69,8 @@ KIE_DEVICE void stream_line(const DecodeArgs& args, u8* shared, const volatile u
               stop,
               stream_policy(),
               0,
+              1,
+              0,
               0,
               0,
               0,
@@ -86,6 +89,7 @@ KIE_DEVICE void stream_line(const DecodeArgs& args, u8* shared, const volatile u
             if (kStreamed && s % kLayerSegments == 1 && s < kLayerSegments * kLayers &&
                 !feed_pages(f, shared, (int)(s / kLayerSegments), step))
                 return;
+            expect_stages(f, g.bytes);
             for (u32 i = 0; i < g.stages; ++i, from += g.bytes)
                 if (!feed(f, from, g.bytes, false)) return;
         }

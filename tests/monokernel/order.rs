@@ -122,7 +122,10 @@ const MUTANTS: &[Case] = &[
         fixture: "own_llama_f16",
         machine: "warp=64,blocks=2,shared=1000000",
         prompts: &[67],
-        edits: &[("kSlots = min_i(kLineStages, 64)", "kSlots = 64")],
+        edits: &[(
+            "min_i(kPacked ? 64 : kRoomForRing / kSlotBytes, min_i(kLineStages, 64))",
+            "min_i(kPacked ? 64 : kRoomForRing / kSlotBytes, 64)",
+        )],
         about: &["copy_async", "store_"],
         ..SHORT
     },

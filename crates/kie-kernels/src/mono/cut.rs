@@ -31,7 +31,7 @@ const SHORTEST_LINE: u64 = 6 << 20;
 /// What bounds a stage.
 #[derive(Debug, Clone, Copy)]
 struct Stage {
-    /// Of a slot of the ring.
+    /// Bytes, at most.
     slot_bytes: u32,
     /// Tile pairs that a warp holds in registers.
     held: u32,
@@ -134,7 +134,7 @@ pub struct Cut {
     pub chiplets: u32,
     /// Warps that compute.
     pub warps: u32,
-    /// Bytes of a slot of the ring.
+    /// Bytes of a slot of the ring: of a stage, at most.
     pub slot_bytes: u32,
     /// Blocks that share the pages of a kv head.
     pub splits: u32,
@@ -455,6 +455,19 @@ impl Cut {
         }
     }
 
+    /// Whether weights of a rank that waits for others keep it as busy as its words do: the stream
+    /// stands still when the ring is full, so that what it holds counts.
+    fn stands(&self, model: &Model) -> bool {
+        let line = self.line_bytes(model);
+        model.ranks > 1 && model.lanes == 1 && (SHORTEST_LINE..LONG_LINE).contains(&line)
+    }
+
+    /// Whether even more stages of gate and up are in registers, some of them while everybody waits
+    /// for attention. Twelve warps have no registers for that.
+    fn deep(&self, model: &Model) -> bool {
+        self.warps == 8 && self.line_bytes(model) >= SHORT_LINE && self.stands(model)
+    }
+
     /// Blocks of a lane.
     pub const fn blocks_a_lane(&self, model: &Model) -> u32 {
         self.blocks / model.lanes
@@ -597,6 +610,8 @@ impl Cut {
             ("TURNS_OTHER", model.turns_other().to_string()),
             ("POLL", u32::from(!retries).to_string()),
             ("AHEAD", self.ahead(model).to_string()),
+            ("PACKED", self.stands(model).to_string()),
+            ("DEEP", self.deep(model).to_string()),
             ("HELD", self.held.to_string()),
             ("NO_WAITS", "false".to_owned()),
             ("NO_STREAM", "false".to_owned()),
