@@ -124,9 +124,10 @@ fn what_does_not_divide_is_refused_in_words() {
         let device = format!("sim:ranks={ranks},blocks=8");
         let config = EngineConfig::default();
         let engine = Engine::builder(fixture(name)).config(config).device(&device).build();
-        let error = engine.err().map(|e| e.to_string()).unwrap_or_default();
+        let Err(error) = engine else { panic!("{name} on {ranks}") };
         let wanted = format!("do not divide by {ranks} ranks");
-        assert!(error.contains(&wanted), "{name} on {ranks}: {error:?}");
+        assert!(error.to_string().contains(&wanted), "{name} on {ranks}: {error}");
+        assert_eq!(error.class(), "UnsupportedModelError", "{name} on {ranks}: {error}");
     }
 }
 
