@@ -8,8 +8,9 @@ use super::machines::Grouped;
 use super::support::{goldens, greedy_request, open_on};
 use super::{check, fixture, two_at_a_time, Job};
 
-/// Fixture, ranks, blocks of each: every fixture at 2, 4 and 8 as far as its lanes or heads admit it.
-/// So every head mode, both exchanges, one lane a rank and several, biases, head norms, windows, FP8.
+/// Fixture, ranks, blocks of each: every fixture at 2, 4 and 8 as far as its lanes or heads admit
+/// it. So every head mode, both exchanges, one lane a rank and several, biases, head norms,
+/// windows, FP8.
 const TOGETHER: &[(&str, u32, u32)] = &[
     ("laneformer_d1", 2, 8),
     ("laneformer_d1", 4, 4),
