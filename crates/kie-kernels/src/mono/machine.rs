@@ -10,6 +10,7 @@
 use std::any::Any;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::handle::{Handle, HandleFault};
 use crate::error::{Error, Result};
@@ -152,6 +153,18 @@ pub trait Flight: Send {
     /// # Errors
     /// [`crate::Error::Failed`] with what the driver (or the simulator) said.
     fn done(&mut self) -> Result<bool>;
+
+    /// Waits for its end, as dropping it does. False where that was not seen: then whatever the
+    /// kernel stores into must stay, on other machines, too.
+    fn wait(&mut self) -> bool {
+        loop {
+            match self.done() {
+                Ok(true) => return true,
+                Ok(false) => std::thread::sleep(Duration::from_micros(50)),
+                Err(_) => return false,
+            }
+        }
+    }
 }
 
 /// What another machine must know of one to reach its memory.
