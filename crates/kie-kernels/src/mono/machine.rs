@@ -265,12 +265,20 @@ pub trait Machine: Send + Sync {
     /// [`crate::Error::Failed`].
     fn write(&self, to: &Memory, offset: usize, bytes: &[u8]) -> Result<()>;
 
-    /// Copies several pieces, each to its offset, as [`Machine::write`] does one.
+    /// Copies several pieces, each to its offset, as [`Machine::write`] does one; neighbours
+    /// together.
     ///
     /// # Errors
     /// [`crate::Error::Failed`].
     fn write_all(&self, to: &Memory, pieces: &[(usize, &[u8])]) -> Result<()> {
-        pieces.iter().try_for_each(|(offset, bytes)| self.write(to, *offset, bytes))
+        let mut runs = pieces.chunk_by(|(at, bytes), (next, _)| at + bytes.len() == *next);
+        runs.try_for_each(|run| match run {
+            [(offset, bytes)] => self.write(to, *offset, bytes),
+            _ => {
+                let all: Vec<&[u8]> = run.iter().map(|(_, bytes)| *bytes).collect();
+                self.write(to, run[0].0, &all.concat())
+            }
+        })
     }
 
     /// Copies from the device what ended kernels wrote; of a running one, what has arrived.
