@@ -564,39 +564,44 @@ KIE_DEVICE void multiply_item(Pipe& pipe, const Cut& cut, int product, const Wid
     else
         accumulate_narrow<3>(pipe, from, to, pairs, rows_of, d);
 }
-// `passed` is called by all workers behind each item's products, before its results go anywhere.
-template <class Passed>
-KIE_DEVICE void product_phase(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk,
-                              const Span& span, int product, int layer, Passed passed) {
+// False: of an item in parts others have yet to make theirs.
+KIE_DEVICE bool product_item(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk,
+                             const Cut& cut, const WideItem& item, int product, int layer,
+                             float* scale, float (&d)[kWideN / 2]) {
+    if (kSliced) await_stage(pipe);  // what the squares are of is there, too
+    if (product == kToQkv || product == kToGateUp) take_scales(args, item, scale);
+    Clock clock = {args.model.trace, 0};
+    tick(clock, -1);
+    multiply_item(pipe, cut, product, item, d);
+    sync_consumers<kWorkers>();  // scales are there, the last item's squares are read
+    tick(clock, 12 + product);
+    if (cut.parts > 1 && !join_parts(args, item, cut.parts, d)) return false;
+    KIE_NO_UNROLL for (int turn = 0; turn < turns_of(item); ++turn) {
+        const Turn at = turn_at(item, turn);
+        const WideRows rows = rows_of_product(product, item.frag + at.tile);
+        const float* scales = scale + (at.place - item.place);
+        if (product == kToQkv)
+            put_qkv(args, chunk, layer, item, rows, at.place, at.batches, scales, d);
+        else if (product == kToGateUp)
+            put_act(args, item, rows, at.place, at.batches, scales, d);
+        else
+            put_sums(args, pipe, cut.parts > 1, product == kToDown, layer, item, rows, turn,
+                     at.batches, d);
+    }
+    const bool adds = product == kToO || product == kToDown;
+    if (adds && !is_mixed(args, product, layer)) put_squares(args, item);
+    return true;
+}
+KIE_DEVICE void product_phase(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk, int product,
+                              int layer) {
     const Cut cut = cut_at(chunk, product);
-    const int items = items_of(product, span, cut);
+    const int items = items_of(product, all_of(chunk), cut);
     float d[kWideN / 2];
     int turn = 0;
     KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks, turn ^= 1) {
-        const WideItem item = item_at(product, span, cut, i);
         float* scale = (float*)(prefill_shared() + kPfScale) + turn * kWideN;
-        if (product == kToQkv || product == kToGateUp) take_scales(args, item, scale);
-        Clock clock = {args.model.trace, 0};
-        tick(clock, -1);
-        multiply_item(pipe, cut, product, item, d);
-        sync_consumers<kWorkers>();  // scales are there, the last item's squares are read
-        tick(clock, 12 + product);
-        passed();
-        if (cut.parts > 1 && !join_parts(args, item, cut.parts, d)) continue;
-        KIE_NO_UNROLL for (int turn = 0; turn < turns_of(item); ++turn) {
-            const Turn at = turn_at(item, turn);
-            const WideRows rows = rows_of_product(product, item.frag + at.tile);
-            const float* scales = scale + (at.place - item.place);
-            if (product == kToQkv)
-                put_qkv(args, chunk, layer, item, rows, at.place, at.batches, scales, d);
-            else if (product == kToGateUp)
-                put_act(args, item, rows, at.place, at.batches, scales, d);
-            else
-                put_sums(args, pipe, cut.parts > 1, product == kToDown, layer, item, rows, turn,
-                         at.batches, d);
-        }
-        const bool adds = product == kToO || product == kToDown;
-        if (adds && !is_mixed(args, product, layer)) put_squares(args, item);
+        const WideItem item = item_at(product, all_of(chunk), cut, i);
+        product_item(args, pipe, chunk, cut, item, product, layer, scale, d);
     }
 }
 // Whether ranks meet behind a phase: who reads others' outputs is done with them before these are
@@ -610,7 +615,7 @@ KIE_DEVICE bool is_shared(const PrefillArgs& args, int product, int layer) {
 KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
     PagePipe pages = {0};
     Watch watch = {args.model, 0, 0, 0, false};
-    Phase phase = {0, 0};
+    Phase phase = {0};
     Clock clock = {args.model.trace, 0};
     const int chunks = chunks_of(args);
     tick(clock, -1);
@@ -625,13 +630,13 @@ KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
             watch.step = layer;
             KIE_NO_UNROLL for (int product = kToQkv; product <= kToDown; ++product) {
                 if (product == kToO) {
-                    attend_chunk(args, chunk, all_of(chunk), layer, pages);
+                    attend_chunk(args, chunk, layer, pages);
                     add_lanes(args, chunk, layer);
                     tick(clock, 8);
                     if (!meet(watch, args, phase)) return;
                     tick(clock, 9);
                 }
-                product_phase(args, pipe, chunk, all_of(chunk), product, layer, []() {});
+                product_phase(args, pipe, chunk, product, layer);
                 tick(clock, 2 * product);
                 const u32 behind = kPhases * min_i(kSlack, layer - (int)args.from);
                 if (!meet(watch, args, phase, is_shared(args, product, layer), behind)) return;
@@ -642,7 +647,7 @@ KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
                 }
                 if constexpr (kHeadNorm) {
                     if (product != kToQkv) continue;
-                    norm_heads(args, chunk, layer);
+                    norm_heads(args, chunk, all_of(chunk), layer, block(), (int)args.blocks);
                     if (!meet(watch, args, phase)) return;
                 }
             }

@@ -88,33 +88,37 @@ KIE_DEVICE void fetch_page(const u8* page, u8* to, bool keys = true, bool values
         }
     }
 }
+KIE_DEVICE bool feed_run(Watch& w, const PrefillArgs& args, PagePipe& pipe, int layer,
+                         const Run& run) {
+    const int warp = (int)(thread() - kWorkers) / (int)kTeam;
+    const int kv = run.lane_index * kKvHeads + run.head / kGroup;
+    KIE_NO_UNROLL for (int page = run.first; page <= run.last; ++page, ++pipe.at) {
+        // A warp every fourth page, or, with slots of their own, every other one's keys or values.
+        if ((int)(pipe.at % (kCopiers / kEach)) != warp / (int)kEach) continue;
+        const int part = kApart ? warp % 2 : 0;
+        Slot* slot = page_slot(pipe.at, part);
+        const u8* from = prefill_page(args, layer, kv, page);  // before the wait, not behind it
+        w.polls = 0;
+        while (!slot_free(slot, (pipe.at / kPageBuffers & 1) ^ 1)) {
+            if (*stop_word()) return false;
+            if (lane() == 0 && !patient(w, 0x3000 | layer, page, run.last)) *stop_word() = 1;
+        }
+        fetch_page(from, page_bytes(pipe.at), !kApart || part == kKeys, !kApart || part == kValues);
+        quads_here();
+        writes_before_tiles();
+        sync_warp();
+        if (lane() == 0) slot_fill(slot);
+    }
+    return true;
+}
 KIE_DEVICE bool feed_pages(Watch& w, const PrefillArgs& args, PagePipe& pipe, const Chunk& chunk,
-                           const Span& span, int layer) {
-    const int runs = runs_of(span), warp = (int)(thread() - kWorkers) / (int)kTeam;
+                           int layer) {
+    const Span span = all_of(chunk);
+    const int runs = runs_of(span);
     KIE_NO_UNROLL for (int turn = 0; turn * (int)args.blocks < runs; ++turn) {
         const int i = run_index(args, turn);
         if (i >= runs) continue;
-        const Run run = run_at(args, chunk, span, layer, i, 0);
-        const int kv = run.lane_index * kKvHeads + run.head / kGroup;
-        KIE_NO_UNROLL for (int page = run.first; page <= run.last; ++page, ++pipe.at) {
-            // A warp every fourth page, or, with slots of their own, every other one's keys or
-            // values.
-            if ((int)(pipe.at % (kCopiers / kEach)) != warp / (int)kEach) continue;
-            const int part = kApart ? warp % 2 : 0;
-            Slot* slot = page_slot(pipe.at, part);
-            const u8* from = prefill_page(args, layer, kv, page);  // before the wait, not behind it
-            w.polls = 0;
-            while (!slot_free(slot, (pipe.at / kPageBuffers & 1) ^ 1)) {
-                if (*stop_word()) return false;
-                if (lane() == 0 && !patient(w, 0x3000 | layer, page, run.last)) *stop_word() = 1;
-            }
-            fetch_page(from, page_bytes(pipe.at), !kApart || part == kKeys,
-                       !kApart || part == kValues);
-            quads_here();
-            writes_before_tiles();
-            sync_warp();
-            if (lane() == 0) slot_fill(slot);
-        }
+        if (!feed_run(w, args, pipe, layer, run_at(args, chunk, span, layer, i, 0))) return false;
     }
     return true;
 }
@@ -288,8 +292,9 @@ KIE_DEVICE void attend_run(const PrefillArgs& args, const Chunk& chunk, int laye
     if constexpr (kApart) join_teams(m, o);
     put_attention(args, run, m, o);
 }
-KIE_DEVICE void attend_chunk(const PrefillArgs& args, const Chunk& chunk, const Span& span,
-                             int layer, PagePipe& pipe) {
+KIE_DEVICE void attend_chunk(const PrefillArgs& args, const Chunk& chunk, int layer,
+                             PagePipe& pipe) {
+    const Span span = all_of(chunk);
     const int runs = runs_of(span), team = thread() / kCrew;
     KIE_NO_UNROLL for (int turn = 0; turn * (int)args.blocks < runs; ++turn) {
         const int i = run_index(args, turn);

@@ -70,10 +70,13 @@ constexpr long kPartBytes = (long)kWideRows * 128 * 4;
 constexpr long kPrefillScratch = kScrParts + kPartItems * kPartBytes;
 // The grid's arrivals, one a tile that is made in parts, each rank's meetings.
 constexpr int kCountRanks = 1 + kPartItems;
-// What slices tell each other meanwhile: of each such stream, on lines of their own, the grid's
-// arrivals and each rank's word.
-constexpr int kStreams = 3, kStreamWords = 32, kCountStreams = (kCountRanks + 8 + 15) / 16 * 16;
-constexpr int kPrefillCounters = kCountStreams + kStreams * kStreamWords;
+// Slices: of what is done with each group of places, on lines of their own, how many items are
+// ready and each rank's word; then the number of the next item of all.
+constexpr int kGroupPlaces = 2 * kWideN, kGroups = (kChunk + kGroupPlaces - 1) / kGroupPlaces;
+constexpr int kStreams = 8 * kGroups, kStreamWords = 32,
+              kCountStreams = (kCountRanks + 8 + 15) / 16 * 16,
+              kCountItems = kCountStreams + kStreams * kStreamWords;
+constexpr int kPrefillCounters = kCountItems + 16;
 
 // A batch of results: 8 groups of 8 places. Behind the stages of a tile that changes the residual
 // the ring brings, for each batch, the tile's old residual and what its lane made some layers ago,
@@ -88,7 +91,8 @@ constexpr int kNarrowWeights = 2 * kNarrowTiles * 1024, kNarrowPart = kNarrowN *
 static_assert(kNarrowWeights + 2 * kNarrowPart == kStageBytes, "stages of one size");
 static_assert(kOldBytes + kOldBytes / 2 <= kStageBytes, "a lane's part stands beside its residual");
 constexpr int kPfSlots = 0, kPfPages = 64, kPfStop = 256, kPfLast = 260, kPfPhase = 264,
-              kPfPassed = 268, kPfScale = 320, kPfSquares = kPfScale + 2 * kWideN * 4;
+              kPfPassed = 268, kPfBegun = 272, kPfItems = 276, kPfSeen = 284, kPfNow = 300,
+              kPfScale = 320, kPfSquares = kPfScale + 2 * kWideN * 4;
 constexpr int kPfRing = (kPfSquares + kWideTiles * kWideN * 4 + 1023) / 1024 * 1024;
 constexpr int kStages = (kSharedMax - kPfRing) / kStageBytes;
 // Behind the stages, for slices: what teams tell each other (join_teams), or what a warp has under
@@ -198,57 +202,27 @@ KIE_CONST_FN u32 cut_of(int product, int places, int blocks) {
     return best;
 }
 
-// A chunk under way: absolute position of its place 0, the places that are alive, its cuts. For
-// slices: where the places end that gate and up begin with, if they do, or 0, and where the second
-// half begins, if gate, up and down take the first half first, or 0.
+// A chunk under way: absolute position of its place 0, the places that are alive, its cuts.
 struct Chunk {
     int base, from, to;
     u64 cuts;
-    int begun, middle;
 };
 // Places of it, whole tiles but for the chunk's last.
 struct Span {
     int first, to;
 };
 KIE_DEVICE Span all_of(const Chunk& c) { return {0, c.to}; }
-// Parts that take no more rounds than the whole.
-KIE_CONST_FN int rounds_of(int product, int places, int blocks) {
-    return over(over(places, kWideN) * over(frags_of(product), kWideTiles), blocks);
-}
-KIE_CONST_FN bool parts_well(int product, int first, int places, int blocks) {
-    return first < places &&
-           rounds_of(product, first, blocks) + rounds_of(product, places - first, blocks) <=
-               rounds_of(product, places, blocks);
-}
-// So many that gate and up have an item for each block.
-KIE_CONST_FN int begun_of(int places, int blocks) {
-    const int rows = over(frags_of(kToGateUp), kWideTiles);
-    const int begun = max_i(blocks / rows, 1) * kWideN;
-    return kSliced && !kFew && parts_well(kToGateUp, begun, places, blocks) ? begun : 0;
-}
-KIE_CONST_FN int middle_of(int begun, int places, int blocks) {
-    const int middle = over(places, 2 * kWideN) * kWideN;
-    return begun > 0 && parts_well(kToDown, middle, places, blocks) &&
-                   parts_well(kToGateUp, middle, places, blocks) &&
-                   parts_well(kToGateUp, begun, middle, blocks)
-               ? middle
-               : 0;
-}
 KIE_DEVICE int chunks_of(const PrefillArgs& a) {
     return ((int)(a.first % kPage + a.count) + kChunk - 1) / kChunk;
 }
 KIE_DEVICE Chunk chunk_at(const PrefillArgs& a, int i) {
     const int start = (int)(a.first / kPage * kPage), base = start + i * kChunk,
               end = (int)(a.first + a.count) - base;
-    Chunk c = {base, i == 0 ? (int)a.first - start : 0, end < kChunk ? end : kChunk, 0, 0, 0};
-    if constexpr (kSliced) {
-        c.begun = begun_of(c.to, (int)a.blocks);
-        c.middle = middle_of(c.begun, c.to, (int)a.blocks);
-    }
+    Chunk c = {base, i == 0 ? (int)a.first - start : 0, end < kChunk ? end : kChunk, 0};
     KIE_NO_UNROLL for (int p = kToQkv; p <= kToDown; ++p) {
-        u32 cut = cut_of(p, c.to, (int)a.blocks);
-        if (kSliced && (p == kToGateUp ? c.begun : p == kToDown ? c.middle : 0) > 0)
-            cut = 1 << 9 | kWideTiles << 4 | 1;
+        // Parts have one place for their sums, and groups of places are multiplied side by side.
+        const bool whole = kSliced && c.to > kGroupPlaces;
+        const u32 cut = whole ? 1 << 9 | kWideTiles << 4 | 1 : cut_of(p, c.to, (int)a.blocks);
         c.cuts |= (u64)cut << 16 * p;
     }
     return c;

@@ -3,119 +3,188 @@
 // the residual, in order of rank, and gives all ranks what the next product takes: each number is
 // made once, so all ranks hold the same bits, and crosses the links once.
 //
-// Of a long chunk, gate and up begin with as many places as give each block one item: theirs are
-// sent first, and the others are under way meanwhile. Of a longer one, down takes the first half
-// before gate and up take the second, so that its sums are under way meanwhile, too.
+// Nobody meets. What there is to do is one list of items: a layer's stages one after another, a
+// stage's groups of places one after another. Blocks take the next item when they are about to be
+// done with theirs, and wait for what it needs: the stage before it at the same places, of
+// attention at all places up to those. So while some finish a group of a stage, others are at the
+// next group or stage, and sums are on their way meanwhile. An item needs only what stands before
+// it in the list, so somebody is always at work.
 #pragma once
 
-enum SliceWork { kMultiply, kAttend, kNormHeads, kMix };
-// What a step ends with: nothing, the grid meets, the grids of all ranks do, or what a stream tells
-// of is waited for.
-enum SliceEnd { kGoOn, kMeet, kMeetRanks, kAwait };
-// What is told of: what gate and up take of the places that they begin with and of the others,
-// down's sums of the first half.
-enum SliceStream { kOfBegun, kOfOthers, kOfSums, kOfNone };
-enum SlicePlaces { kAllPlaces, kBegun, kNotBegun, kFirstHalf, kRestOfFirst, kSecondHalf };
-struct SliceStep {
-    int work, which;  // a product; of kMix 0 o's sums, 1 down's
-    int places, end;
-    int told;  // the stream that is told of behind the first item, or behind the mixing
+enum SliceStage {
+    kDoQkv,
+    kDoNorms,  // of heads, where a model has them
+    kDoAttend,
+    kDoO,
+    kDoMixO,
+    kDoGateUp,
+    kDoDown,
+    kDoMixDown,
+    kStages8
 };
-KIE_CONST_FN u32 pack_step(int work, int which, int places, int end, int told = kOfNone) {
-    return work | which << 2 | places << 4 | told << 7 | end << 9;
+static_assert(kStreams == kStages8 * kGroups, "a stream a stage and group");
+KIE_CONST_FN bool is_product(int stage) {
+    return stage == kDoQkv || stage == kDoO || stage == kDoGateUp || stage == kDoDown;
 }
-KIE_CONST_FN int steps_of(const Chunk& c) {
-    return (c.middle > 0 ? 12 : c.begun > 0 ? 9 : 7) + (kHeadNorm ? 1 : 0);
+KIE_CONST_FN int product_of(int stage) {
+    return stage == kDoQkv      ? kToQkv
+           : stage == kDoO      ? kToO
+           : stage == kDoGateUp ? kToGateUp
+                                : kToDown;
 }
-KIE_DEVICE u32 packed_step(const Chunk& c, int n) {
-    if (n == 0) return pack_step(kMultiply, kToQkv, kAllPlaces, kMeet);
-    if (kHeadNorm && n == 1) return pack_step(kNormHeads, 0, kAllPlaces, kMeet);
-    n -= kHeadNorm ? 1 : 0;
-    if (n == 1) return pack_step(kAttend, 0, kAllPlaces, kMeet);
-    if (n == 2) return pack_step(kMultiply, kToO, kAllPlaces, kMeetRanks);
-    if (c.begun == 0) {
-        if (n == 3) return pack_step(kMix, 0, kAllPlaces, kMeetRanks);
-        if (n == 4) return pack_step(kMultiply, kToGateUp, kAllPlaces, kMeet);
-        n += 2;
+// Whether other ranks need what a stage makes.
+KIE_CONST_FN bool is_for_all(int stage) { return stage >= kDoO && stage != kDoGateUp; }
+
+// Mixing, in units of a warp: 64 rows of a group of eight places that this rank owns.
+constexpr int kMixWarps = (int)kWorkers / (int)kTeam;
+struct Owned {
+    int first, count;  // the first of this rank's groups of eight, how many it has
+};
+KIE_DEVICE Owned owned_of(const PrefillArgs& args, const Span& s) {
+    const int from = s.first / 8,
+              first = from + (int)(args.model.rank + kRanks - from % kRanks) % kRanks;
+    return {first, over(max_i(over(s.to, 8) - first, 0), kRanks)};
+}
+constexpr int kMixTurns = 4;  // units of a warp, of a whole group of places
+KIE_DEVICE int mix_turns(const Span& s) { return s.to - s.first == kGroupPlaces ? kMixTurns : 1; }
+
+constexpr u32 kItemBits = 24, kItemMask = (1u << kItemBits) - 1;
+// An item: the stage and group of the layer that it is of, and the number of the first one of
+// these.
+struct Work {
+    int layer, stage, group;
+    u32 first;
+};
+KIE_DEVICE Span places_of(const Chunk& c, const Work& w) {
+    return {w.group * kGroupPlaces, min_i((w.group + 1) * kGroupPlaces, c.to)};
+}
+KIE_DEVICE int groups_of(const Chunk& c) { return over(c.to, kGroupPlaces); }
+// Items of a stage's group; `ends`: those that end with telling that they are done.
+KIE_DEVICE int items_at(const PrefillArgs& args, const Chunk& c, const Work& w, bool ends = false) {
+    const Span s = places_of(c, w);
+    if (is_product(w.stage)) {
+        const int product = product_of(w.stage);
+        const Cut cut = cut_at(c, product);
+        const int items = items_of(product, s, cut);
+        return ends ? items / cut.parts : items;
     }
-    if (n == 3) return pack_step(kMix, 0, kBegun, kGoOn, kOfBegun);
-    if (n == 4) return pack_step(kMix, 0, kNotBegun, kAwait + kOfBegun);
-    if (n == 5) return pack_step(kMultiply, kToGateUp, kBegun, kAwait + kOfOthers, kOfOthers);
-    if (c.middle == 0) {
-        if (n == 6) return pack_step(kMultiply, kToGateUp, kNotBegun, kMeet);
-        if (n == 7) return pack_step(kMultiply, kToDown, kAllPlaces, kMeetRanks);
-        return pack_step(kMix, 1, kAllPlaces, kMeetRanks);
+    if (w.stage == kDoAttend) return runs_of(s);
+    if (w.stage == kDoNorms) return kHeadNorm ? over(s.to - s.first, 16) : 0;
+    return max_i(over(kFours * owned_of(args, s).count, kMixWarps * mix_turns(s)), 1);
+}
+// Goes on to the item of this number. False: it is of another chunk.
+KIE_DEVICE bool find_work(const PrefillArgs& args, const Chunk& c, u32 item, Work& w) {
+    for (;;) {
+        const u32 items = items_at(args, c, w);
+        if ((item - w.first & kItemMask) < items) return true;
+        w.first += items;
+        if (++w.group < groups_of(c)) continue;
+        w.group = 0;
+        if (++w.stage < kStages8) continue;
+        w.stage = 0;
+        if (++w.layer == (int)args.to) return false;
     }
-    if (n == 6) return pack_step(kMultiply, kToGateUp, kRestOfFirst, kMeet);
-    if (n == 7) return pack_step(kMultiply, kToDown, kFirstHalf, kGoOn);
-    if (n == 8) return pack_step(kMultiply, kToGateUp, kSecondHalf, kAwait + kOfSums, kOfSums);
-    if (n == 9) return pack_step(kMix, 1, kFirstHalf, kMeet);
-    if (n == 10) return pack_step(kMultiply, kToDown, kSecondHalf, kMeetRanks);
-    return pack_step(kMix, 1, kSecondHalf, kMeetRanks);
-}
-KIE_DEVICE SliceStep step_at(const Chunk& c, int n) {
-    const u32 v = packed_step(c, n);
-    return {(int)(v & 3), (int)(v >> 2 & 3), (int)(v >> 4 & 7), (int)(v >> 9), (int)(v >> 7 & 3)};
-}
-KIE_DEVICE Span span_of(const Chunk& c, int places) {
-    const int first = places == kNotBegun || places == kRestOfFirst ? c.begun
-                      : places == kSecondHalf                       ? c.middle
-                                                                    : 0,
-              to = places == kBegun                                 ? c.begun
-                   : places == kFirstHalf || places == kRestOfFirst ? c.middle
-                                                                    : c.to;
-    return {first, to};
 }
 
-// The streams: what blocks have sent is counted here, and the last one tells all ranks. `turn`:
-// how often this stream has been told of, this time included.
-KIE_DEVICE u64* stream_counter(const PrefillArgs& args, int stream) {
-    return args.arrivals + kCountStreams + stream * kStreamWords;
+// What is told: a stage's group is done so many times, this layer's included.
+KIE_DEVICE u64* stream_counter(const PrefillArgs& args, int stage, int group) {
+    return args.arrivals + kCountStreams + (stage * kGroups + group) * kStreamWords;
 }
-KIE_DEVICE u64* stream_word(const PrefillArgs& args, int stream, int of, int at) {
-    return (u64*)((u8*)(stream_counter(args, stream) + 16 + of) + args.hops[at]);
+KIE_DEVICE u64* stream_word(const PrefillArgs& args, int stage, int group, int of, int at) {
+    return (u64*)((u8*)(stream_counter(args, stage, group) + 16 + of) + args.hops[at]);
 }
-// By one thread, behind a barrier of the workers that have sent.
-KIE_DEVICE void tell_stream(const PrefillArgs& args, int stream, u32 turn) {
-    fence_system();
-    if (count_in(stream_counter(args, stream)) + 1 != (u64)turn * args.blocks) return;
-    fence_system();
-    KIE_UNROLL for (int r = 0; r < kRanks; ++r)
-        store_word_system(stream_word(args, stream, args.model.rank, r), turn);
-}
-KIE_DEVICE void await_stream(Watch& w, const PrefillArgs& args, int stream, u32 turn) {
-    KIE_NO_UNROLL for (int r = 0; r < kRanks; ++r) {
-        const u64* word = stream_word(args, stream, r, args.model.rank);
-        w.polls = 0;
-        for (u64 seen = load_word_system(word); seen < turn; seen = load_word_system(word)) {
-            if (!patient(w, 0x6000 | stream << 4 | r, turn, (u32)seen)) break;
-            pause_ns(40);
-        }
-    }
-    fence_system();
-}
-// What the block has sent is where it belongs, and all ranks hear of it once all blocks have said
-// so. By all workers. The fence is quick where what was stored has had time to arrive.
-KIE_DEVICE void tell(const PrefillArgs& args, int stream, u32 turn) {
+// By all workers, behind an item, unless it is `told` by who makes the last part of it. Whoever is
+// the last of a group tells; a thread, while the others go on.
+KIE_DEVICE void tell(const PrefillArgs& args, const Chunk& c, const Work& w, u32 turn, bool told) {
     push_done();
+    writes_before_copies();
     sync_consumers<kWorkers>();
-    if (thread() == 0) tell_stream(args, stream, turn);
-}
-KIE_DEVICE bool end_step(Watch& w, const PrefillArgs& args, Phase& p, int end, u32 turn) {
-    if (end == kGoOn) return true;
-    if (end == kMeetRanks) push_done();
-    if (end < kAwait) return meet(w, args, p, end == kMeetRanks);
-    ++p.done, ++p.apart;
-    sync_consumers<kWorkers>();
-    if (thread() == 0) {
-        await_stream(w, args, end - kAwait, turn);
-        if (w.lost)
-            *stop_word() = 1;
-        else
-            *phase_word() = p.done;
+    if (thread() != kCrew || told || *stop_word()) return;
+    const bool all = is_for_all(w.stage);
+    if (all)
+        fence_system();
+    else
+        fence_device();
+    u64* counter = stream_counter(args, w.stage, w.group);
+    if (count_in(counter) + 1 != (u64)items_at(args, c, w, true)) return;
+    store_word(counter, 0);
+    fence_system();
+    const int mine = args.model.rank;
+    KIE_UNROLL for (int r = 0; r < kRanks; ++r) {
+        if (all || r == mine) store_word_system(stream_word(args, w.stage, w.group, mine, r), turn);
     }
-    sync_consumers<kWorkers>();
-    return *stop_word() == 0;
+}
+// By one thread: groups up to one, from one on.
+KIE_DEVICE void await_stream(Watch& w, const PrefillArgs& args, int stage, int from, int to,
+                             u32 turn) {
+    const bool all = is_for_all(stage);
+    const int mine = args.model.rank;
+    w.polls = 0;
+    for (;;) {
+        u64 seen = turn;  // of all at once, since each takes a while
+        KIE_UNROLL for (int g = 0; g < kGroups; ++g) {
+            KIE_UNROLL for (int r = 0; r < kRanks; ++r) {
+                if (g < from || g > to || !(all || r == mine)) continue;
+                const u64 one = load_word_system(stream_word(args, stage, g, r, mine));
+                seen = one < seen ? one : seen;
+            }
+        }
+        if (seen >= turn || !patient(w, 0x6000 | stage << 4 | to, turn, (u32)seen)) break;
+        pause_ns(40);
+    }
+    fence_system();
+}
+// What an item needs; `turn`: this layer's.
+KIE_DEVICE void await_needs(Watch& w, const PrefillArgs& args, const Work& work, u32 turn) {
+    const bool first = work.stage == kDoQkv, attends = work.stage == kDoAttend;
+    const int before = first ? kDoMixDown : attends && !kHeadNorm ? kDoQkv : work.stage - 1;
+    await_stream(w, args, before, attends ? 0 : work.group, work.group, first ? turn - 1 : turn);
+}
+
+// ---- Items' numbers, of which the last bits are told, and whose they are.
+// A warp that copies takes a block's next one; the block's others hear of it in
+// two words of shared memory by turns, which say whose number it is: of the n-th item of this
+// block.
+KIE_DEVICE volatile u32* item_word(u32 n) {
+    return (volatile u32*)(prefill_shared() + kPfItems) + n % 2;
+}
+KIE_DEVICE volatile u32* now_word() { return (volatile u32*)(prefill_shared() + kPfNow); }
+KIE_DEVICE volatile u32* begun_word() { return (volatile u32*)(prefill_shared() + kPfBegun); }
+KIE_DEVICE volatile u32* seen_word(int warp) {
+    return (volatile u32*)(prefill_shared() + kPfSeen) + warp;
+}
+KIE_DEVICE bool hear_item(u32 n, u32& item) {
+    u32 said = *item_word(n);
+    while (said >> kItemBits != (n + 1) % (1u << (32 - kItemBits)) && *stop_word() == 0) {
+        pause_ns(20);
+        said = *item_word(n);
+    }
+    item = said & kItemMask;
+    return said >> kItemBits == (n + 1) % (1u << (32 - kItemBits));
+}
+// By a warp that copies: not before the workers are at the item before it, so that none is kept
+// from other blocks for long, and all have heard of the last number that stood there.
+KIE_DEVICE bool take_item(Watch& w, const PrefillArgs& args, u32 n, u32& item) {
+    const int warp = (int)(thread() - kWorkers) / (int)kTeam;
+    if (warp == 0 && lane() == 0) {
+        bool early = true;
+        w.polls = 0;
+        while (early && *stop_word() == 0) {
+            early = *begun_word() < n;
+            KIE_UNROLL for (int other = 1; other < kCopiers; ++other) early |=
+                *seen_word(other) + 1 < n;
+            if (!early) break;
+            if (!patient(w, 0x7000, n, *begun_word())) *stop_word() = 1;
+            pause_ns(20);
+        }
+        const u32 number = (u32)count_in(args.arrivals + kCountItems) & kItemMask;
+        if (!early) *item_word(n) = (n + 1) << kItemBits | number;
+    }
+    sync_warp();
+    const bool heard = hear_item(n, item);
+    sync_warp();
+    if (lane() == 0) *seen_word(warp) = n + 1;
+    return ballot(heard) == ~0u;
 }
 
 // The owner's part. A warp takes 64 rows of a group of eight places at a time: a thread four pairs
@@ -163,17 +232,17 @@ KIE_DEVICE Quad add_mixed(const PrefillArgs& args, const Mixed& m, float& square
     }
     return x;
 }
-KIE_DEVICE void mix_places(const PrefillArgs& args, const Span& span, int kind, int layer) {
-    const int my = lane(), warp = thread() / kTeam, warps = kWorkers / kTeam;
+KIE_DEVICE void mix_places(const PrefillArgs& args, const Span& span, int kind, int layer,
+                           int item) {
+    const int my = lane(), warp = thread() / kTeam;
     const u32* norms = args.model.norms + (long)(2 * layer + 1 + kind) * (kHidden / 2);
     u8* slots = prefill_shared() + kPfTold + warp * (kPushSlots * kPushBytes);
-    // Of the span's groups this rank has one in kRanks.
-    const int from = span.first / 8,
-              first = from + (int)(args.model.rank + kRanks - from % kRanks) % kRanks,
-              own = over(max_i(over(span.to, 8) - first, 0), kRanks);
+    const Owned own = owned_of(args, span);
+    const int each = kMixWarps * mix_turns(span),
+              end = min_i((item + 1) * each, kFours * own.count);
     int slot = 0;
-    KIE_NO_UNROLL for (int i = block() * warps + warp; i < kFours * own; i += args.blocks * warps) {
-        const int four = i / own, eight = first + i % own * kRanks, c = 64 * four;
+    KIE_NO_UNROLL for (int i = item * each + warp; i < end; i += kMixWarps) {
+        const int four = i / own.count, eight = own.first + i % own.count * kRanks, c = 64 * four;
         float square = 0;  // none of rows beyond the matrix, of which there may be squares, too
         if (c < kHidden) {
             const bool whole = c + 32 < kHidden;
@@ -205,94 +274,175 @@ KIE_DEVICE void mix_places(const PrefillArgs& args, const Span& span, int kind, 
     }
 }
 
+KIE_DEVICE void attend_item(const PrefillArgs& args, const Chunk& chunk, const Span& span,
+                            int layer, int i, PagePipe& pages) {
+    const int team = thread() / kCrew;
+    attend_run(args, chunk, layer, run_at(args, chunk, span, layer, i, team), pages);
+}
+// False: nothing to tell of yet.
+KIE_DEVICE bool do_item(const PrefillArgs& args, Pipe& pipe, PagePipe& pages, const Chunk& chunk,
+                        const Work& w, int i) {
+    const Span span = places_of(chunk, w);
+    if (is_product(w.stage)) {
+        const int product = product_of(w.stage);
+        const Cut cut = cut_at(chunk, product);
+        float d[kWideN / 2];
+        return product_item(args, pipe, chunk, cut, item_at(product, span, cut, i), product,
+                            w.layer, (float*)(prefill_shared() + kPfScale), d);
+    }
+    if (w.stage == kDoAttend)
+        attend_item(args, chunk, span, w.layer, i, pages);
+    else if (w.stage == kDoNorms)
+        norm_heads(args, chunk, span, w.layer, i, over(span.to - span.first, 16));
+    else
+        mix_places(args, span, w.stage == kDoMixDown, w.layer, i);
+    return true;
+}
+// What none of those who copy waits for. False: somebody gave up.
+KIE_DEVICE bool await_alone(Watch& w, const PrefillArgs& args, const Work& work, u32 turn) {
+    sync_consumers<kWorkers>();  // all know what is on
+    if (thread() == 0) {
+        await_needs(w, args, work, turn);
+        if (w.lost) *stop_word() = 1;
+        *now_word() = *stop_word() == 0;
+    }
+    sync_consumers<kWorkers>();
+    return *now_word() != 0;
+}
+// All that ranks add to a chunk is here, so that others may be behind by nothing of it.
+KIE_DEVICE bool await_chunk(Watch& w, const PrefillArgs& args, const Chunk& chunk, u32 turn) {
+    sync_consumers<kWorkers>();
+    if (thread() == 0) {
+        await_stream(w, args, kDoMixDown, 0, groups_of(chunk) - 1, turn);
+        if (w.lost) *stop_word() = 1;
+        *now_word() = *stop_word() == 0;
+    }
+    sync_consumers<kWorkers>();
+    return *now_word() != 0;
+}
 KIE_DEVICE void work_slices(const PrefillArgs& args, Pipe& pipe) {
     PagePipe pages = {0};
     Watch watch = {args.model, 0, 0, 0, false};
-    Phase phase = {0, 0};
+    Phase phase = {0};
     Clock clock = {args.model.trace, 0};
-    const int chunks = chunks_of(args);
-    u32 turn = 0;
+    const int chunks = chunks_of(args), layers = (int)(args.to - args.from);
+    u32 n = 0, item;
+    Work w = {0, 0, 0, 0};
     tick(clock, -1);
     KIE_NO_UNROLL for (int c = 0; c < chunks; ++c) {
         const Chunk chunk = chunk_at(args, c);
         if (args.from == 0) embed_chunk(args, chunk);
         if (!meet(watch, args, phase)) return;
         tick(clock, 31);
-        KIE_NO_UNROLL for (int layer = args.from; layer < (int)args.to; ++layer) {
-            watch.step = layer;
-            turn += chunk.begun > 0;
-            KIE_NO_UNROLL for (int n = 0; n < steps_of(chunk); ++n) {
-                const SliceStep s = step_at(chunk, n);
-                const Span span = span_of(chunk, s.places);
-                int told = s.told;
-                const auto tell_once = [&]() {
-                    if (told != kOfNone) tell(args, told, turn);
-                    told = kOfNone;
-                };
-                if (s.work == kMultiply) {
-                    product_phase(args, pipe, chunk, span, s.which, layer, tell_once);
-                } else if (s.work == kAttend) {
-                    attend_chunk(args, chunk, span, layer, pages);
-                } else if (s.work == kMix) {
-                    mix_places(args, span, s.which, layer);
-                } else {
-                    norm_heads(args, chunk, layer);
-                }
-                tell_once();
-                tick(clock, 2 * n);
-                if (!end_step(watch, args, phase, s.end, turn)) return;
-                tick(clock, 2 * n + 1);
+        w.layer = args.from, w.stage = w.group = 0;
+        const u32 before = c * layers + 1 - args.from;
+        KIE_NO_UNROLL for (;; ++n) {
+            // One looks for all, so that they agree.
+            if (thread() == 0) {
+                const bool heard = hear_item(n, item);
+                *now_word() = heard && *stop_word() == 0 ? item + 1 : 0;
             }
+            sync_consumers<kWorkers>();
+            item = *now_word() - 1;
+            if (item == ~0u) return;
+            if (!find_work(args, chunk, item, w)) break;
+            watch.step = w.layer;
+            const u32 turn = before + w.layer;
+            if (thread() == 0) *begun_word() = n + 1;
+            // Who copies has waited for what a product needs.
+            if (!is_product(w.stage) && !await_alone(watch, args, w, turn)) return;
+            tick(clock, 16 + w.stage);
+            const int i = (int)(item - w.first & kItemMask);
+            const bool whole = do_item(args, pipe, pages, chunk, w, i);
+            tell(args, chunk, w, turn, !whole);
+            tick(clock, w.stage);
         }
+        if (!await_chunk(watch, args, chunk, (c + 1) * layers)) return;
         if (args.model.epoch != 0 && c + 1 == chunks) put_last(args, chunk);
     }
+    if (thread() == 0) *begun_word() = n + 1;
 }
 
+template <class S>
+KIE_DEVICE bool feed_product(Watch& w, const PrefillArgs& args, Pipe& pipe, const Chunk& chunk,
+                             const Work& work, int i, long at, const u8* x) {
+    const int product = product_of(work.stage);
+    const Cut cut = cut_at(chunk, product);
+    const WideItem item = item_at(product, places_of(chunk, work), cut, i);
+    return feed_item<S>(w, args, pipe, cut, item, product, at, x, chunk.to <= cut.width,
+                        stream_policy());
+}
 KIE_DEVICE bool feed_slice(Watch& w, const PrefillArgs& args, Pipe& pipe, const Chunk& chunk,
-                           const Span& span, int product, int layer) {
+                           const Work& work, int i) {
     const u8* x = args.scratch;
-    long at = layer * kLayerBytes;
-    if (product == kToQkv)
-        return feed<SplitQkv>(w, args, pipe, chunk, span, kToQkv, layer, at, x + kScrX);
+    long at = work.layer * kLayerBytes;
+    if (work.stage == kDoQkv)
+        return feed_product<SplitQkv>(w, args, pipe, chunk, work, i, at, x + kScrX);
     at += product_bytes<SplitQkv>();
-    if (product == kToO)
-        return feed<SplitO>(w, args, pipe, chunk, span, kToO, layer, at, x + kScrAttn);
+    if (work.stage == kDoO)
+        return feed_product<SplitO>(w, args, pipe, chunk, work, i, at, x + kScrAttn);
     at += product_bytes<SplitO>();
-    if (product == kToGateUp)
-        return feed<SplitGu>(w, args, pipe, chunk, span, kToGateUp, layer, at, x + kScrX);
+    if (work.stage == kDoGateUp)
+        return feed_product<SplitGu>(w, args, pipe, chunk, work, i, at, x + kScrX);
     at += product_bytes<SplitGu>();
-    return feed<SplitDown>(w, args, pipe, chunk, span, kToDown, layer, at, x + kScrAct);
+    return feed_product<SplitDown>(w, args, pipe, chunk, work, i, at, x + kScrAct);
+}
+KIE_DEVICE void await_begun(Watch& w, u32 n) {
+    w.polls = 0;
+    while (*begun_word() <= n && *stop_word() == 0) {
+        if (!patient(w, 0x4000, n, *begun_word())) *stop_word() = 1;
+        pause_ns(20);
+    }
+}
+// Weights depend on nobody, so those who bring them go ahead. Pages take the ring that stages do:
+// where one comes behind the other, or a chunk begins, all wait until the workers are there; else
+// who brings what the stage before has made waits for that.
+KIE_DEVICE bool await_item(Watch& w, const PrefillArgs& args, const Work& work, u32 n, u32 turn,
+                           bool behind) {
+    if (!behind && is_product(work.stage) && thread() - kWorkers < kCrew / 2)
+        return *stop_word() == 0;
+    if (lane() == 0) {
+        w.polls = 0;
+        if (behind) await_begun(w, n);
+        if (!is_product(work.stage) || thread() - kWorkers >= kCrew / 2)
+            await_needs(w, args, work, turn);
+        if (w.lost) *stop_word() = 1;
+        fence_device();
+    }
+    sync_warp();
+    writes_before_copies();
+    return *stop_word() == 0;
 }
 KIE_DEVICE void feed_slices(const PrefillArgs& args, Pipe& pipe) {
     PagePipe pages = {0};
     Watch watch = {args.model, 0, 0, 0, false};
-    Phase phase = {0, 0};
-    const int chunks = chunks_of(args);
-    u32 behind = 0;  // phases since the last that was waited for
+    const int chunks = chunks_of(args), layers = (int)(args.to - args.from);
+    u32 n = 0, item = 0;
+    Work w = {0, 0, 0, 0};
+    bool heard = false;  // of the n-th item
     KIE_NO_UNROLL for (int c = 0; c < chunks; ++c) {
         const Chunk chunk = chunk_at(args, c);
-        ++behind;
-        KIE_NO_UNROLL for (int layer = args.from; layer < (int)args.to; ++layer) {
-            watch.step = layer;
-            KIE_NO_UNROLL for (int n = 0; n < steps_of(chunk); ++n) {
-                const SliceStep s = step_at(chunk, n);
-                const Span span = span_of(chunk, s.places);
-                if (s.work == kMultiply || s.work == kAttend) {
-                    // Pages take the ring that stages do.
-                    const bool all = s.work == kAttend || s.which == kToO;
-                    if (!await_feed(watch, args, phase, behind, all)) return;
-                    behind = 0;
-                    const bool fed =
-                        s.work == kMultiply
-                            ? feed_slice(watch, args, pipe, chunk, span, s.which, layer)
-                            : feed_pages(watch, args, pages, chunk, span, layer);
-                    if (!fed) return;
-                }
-                behind += s.end != kGoOn;
-            }
+        w.layer = args.from, w.stage = w.group = 0;
+        const u32 before = c * layers + 1 - args.from;
+        int last = -1;  // whose the ring is: pages', or stages'
+        KIE_NO_UNROLL for (;; ++n, heard = false) {
+            if (!heard && !take_item(watch, args, n, item)) return;
+            heard = true;
+            if (!find_work(args, chunk, item, w)) break;
+            watch.step = w.layer;
+            const bool attends = w.stage == kDoAttend;
+            if (!attends && !is_product(w.stage)) continue;
+            if (!await_item(watch, args, w, n, before + w.layer, last != attends)) return;
+            last = attends;
+            const int i = (int)(item - w.first & kItemMask);
+            const Span span = places_of(chunk, w);
+            const bool fed = attends ? feed_run(watch, args, pages, w.layer,
+                                                run_at(args, chunk, span, w.layer, i, 0))
+                                     : feed_slice(watch, args, pipe, chunk, w, i);
+            if (!fed) return;
         }
     }
-    await_feed(watch, args, phase, behind, true);  // workers' waits look at `stop`, not the clock
+    await_begun(watch, n);  // the workers' waits look at `stop`, not the clock
 }
 
 KIE_KERNEL(kie_prefill, kPrefillThreads, PrefillArgs args) {
@@ -302,7 +452,8 @@ KIE_KERNEL(kie_prefill, kPrefillThreads, PrefillArgs args) {
             for (int i = 0; i < kPageBuffers; ++i)
                 slot_init(page_slot(i, part), kWorkers / kTeam / kEach);
         slots_ready();
-        *stop_word() = *phase_word() = *passed_word() = 0;
+        *stop_word() = *phase_word() = *passed_word() = *begun_word() = 0;
+        for (int i = 0; i < kCopiers; ++i) *seen_word(i) = *item_word(i) = 0;
     }
     sync_block();
     Pipe pipe = {0, 0, 0};

@@ -37,7 +37,7 @@ const MANY_TILES: u64 = 64 << 20;
 const ITEMS: u32 = 576;
 /// The grid's arrivals, one a tile of partial sums, one a rank, then what slices tell each other
 /// meanwhile.
-const COUNTERS: usize = (1 + ITEMS as usize + 8).next_multiple_of(16) + 3 * 32;
+const COUNTERS: usize = (1 + ITEMS as usize + 8).next_multiple_of(16) + 8 * 4 * 32 + 16;
 /// Of scratch: machines promise less.
 const ALIGN: usize = 1024;
 /// Row tiles of 16 that have a sum of squares together.
