@@ -32,6 +32,11 @@ KIE_CONST_FN int product_of(int stage) {
            : stage == kDoGateUp ? kToGateUp
                                 : kToDown;
 }
+// What a stage has in the ring of shared memory.
+enum RingUse { kNoRing, kOfPages, kOfStages };
+KIE_CONST_FN int ring_of(int stage) {
+    return is_product(stage) ? kOfStages : stage == kDoAttend ? kOfPages : kNoRing;
+}
 // Whether other ranks need what a stage makes.
 KIE_CONST_FN bool is_for_all(int stage) { return stage >= kDoO && stage != kDoGateUp; }
 
@@ -141,10 +146,9 @@ KIE_DEVICE void await_needs(Watch& w, const PrefillArgs& args, const Work& work,
     await_stream(w, args, before, attends ? 0 : work.group, work.group, first ? turn - 1 : turn);
 }
 
-// ---- Items' numbers, of which the last bits are told, and whose they are.
-// A warp that copies takes a block's next one; the block's others hear of it in
-// two words of shared memory by turns, which say whose number it is: of the n-th item of this
-// block.
+// ---- Items' numbers. A warp that copies takes a block's next one; the block's others hear of its
+// last bits in two words of shared memory by turns, which say, too, for the how manieth item of the
+// block it is (n).
 KIE_DEVICE volatile u32* item_word(u32 n) {
     return (volatile u32*)(prefill_shared() + kPfItems) + n % 2;
 }
@@ -336,6 +340,7 @@ KIE_DEVICE void work_slices(const PrefillArgs& args, Pipe& pipe) {
         tick(clock, 31);
         w.layer = args.from, w.stage = w.group = 0;
         const u32 before = c * layers + 1 - args.from;
+        int last = kNoRing;
         KIE_NO_UNROLL for (;; ++n) {
             // One looks for all, so that they agree.
             if (thread() == 0) {
@@ -348,7 +353,12 @@ KIE_DEVICE void work_slices(const PrefillArgs& args, Pipe& pipe) {
             if (!find_work(args, chunk, item, w)) break;
             watch.step = w.layer;
             const u32 turn = before + w.layer;
-            if (thread() == 0) *begun_word() = n + 1;
+            const int ring = ring_of(w.stage);
+            if (thread() == 0) {
+                if (ring != last) fence_device();  // what was there is read
+                *begun_word() = n + 1;
+            }
+            if (ring != kNoRing) last = ring;
             // Who copies has waited for what a product needs.
             if (!is_product(w.stage) && !await_alone(watch, args, w, turn)) return;
             tick(clock, 16 + w.stage);
@@ -424,21 +434,21 @@ KIE_DEVICE void feed_slices(const PrefillArgs& args, Pipe& pipe) {
         const Chunk chunk = chunk_at(args, c);
         w.layer = args.from, w.stage = w.group = 0;
         const u32 before = c * layers + 1 - args.from;
-        int last = -1;  // whose the ring is: pages', or stages'
+        int last = kNoRing;
         KIE_NO_UNROLL for (;; ++n, heard = false) {
             if (!heard && !take_item(watch, args, n, item)) return;
             heard = true;
             if (!find_work(args, chunk, item, w)) break;
             watch.step = w.layer;
-            const bool attends = w.stage == kDoAttend;
-            if (!attends && !is_product(w.stage)) continue;
-            if (!await_item(watch, args, w, n, before + w.layer, last != attends)) return;
-            last = attends;
+            const int ring = ring_of(w.stage);
+            if (ring == kNoRing) continue;
+            if (!await_item(watch, args, w, n, before + w.layer, ring != last)) return;
+            last = ring;
             const int i = (int)(item - w.first & kItemMask);
             const Span span = places_of(chunk, w);
-            const bool fed = attends ? feed_run(watch, args, pages, w.layer,
-                                                run_at(args, chunk, span, w.layer, i, 0))
-                                     : feed_slice(watch, args, pipe, chunk, w, i);
+            const bool fed = ring == kOfPages ? feed_run(watch, args, pages, w.layer,
+                                                         run_at(args, chunk, span, w.layer, i, 0))
+                                              : feed_slice(watch, args, pipe, chunk, w, i);
             if (!fed) return;
         }
     }

@@ -45,8 +45,8 @@ const SHORT: Case = Case {
     about: &[],
 };
 
-/// A prompt over several ranks, whose gate and up come in two parts.
-const PARTED: Case = Case {
+/// A prompt over several ranks that slice a model.
+const SLICED: Case = Case {
     fixture: "own_llama_fp8_tied",
     entry: "kie_prefill",
     machine: "ranks=3,blocks=3",
@@ -54,9 +54,9 @@ const PARTED: Case = Case {
     ..SHORT
 };
 
-/// The same, long enough for halves.
-const HALVED: Case =
-    Case { fixture: "qwen2", machine: "ranks=2,blocks=2", prompts: &[600], ..PARTED };
+/// The same of several groups of places.
+const GROUPED: Case =
+    Case { fixture: "qwen3", machine: "ranks=2,blocks=2", prompts: &[530], ..SLICED };
 
 /// A block that has not written the newest key reads it, at one side of the edge.
 macro_rules! reads_newest {
@@ -83,8 +83,8 @@ const TRUE: &[Case] = &[
     },
     Case { what: "norms of heads, and pages", fixture: "qwen3", prompts: &[66], ..SHORT },
     Case { what: "two ranks", machine: "ranks=2,blocks=4", ..SHORT },
-    Case { what: "a prompt's slices in two parts", ..PARTED },
-    Case { what: "a prompt's slices, down by halves", ..HALVED },
+    Case { what: "a prompt's slices", ..SLICED },
+    Case { what: "a prompt's slices by groups, norms of heads", ..GROUPED },
     Case {
         what: "keys read by another block behind the edge",
         edits: &[(
@@ -146,37 +146,49 @@ const MUTANTS: &[Case] = &[
         ..SHORT
     },
     Case {
-        what: "what the next product takes is not waited for",
-        edits: &[("kNotBegun, kAwait + kOfBegun", "kNotBegun, kGoOn")],
-        about: &["stage_copy", "store_state"],
-        ..PARTED
-    },
-    Case {
-        what: "what it takes of the other places is not waited for",
-        edits: &[("kBegun, kAwait + kOfOthers", "kBegun, kGoOn")],
-        about: &["stage_copy", "store_state"],
-        ..PARTED
+        what: "what a product takes is not waited for",
+        edits: &[(
+            "if (!is_product(work.stage) || thread() - kWorkers >= kCrew / 2)\n            await",
+            "if (!is_product(work.stage))\n            await",
+        )],
+        about: &["stage_copy"],
+        ..SLICED
     },
     Case {
         what: "other ranks' sums are not waited for",
-        edits: &[("kToO, kAllPlaces, kMeetRanks", "kToO, kAllPlaces, kMeet")],
-        about: &["stage_copy", "store_state"],
-        ..PARTED
+        edits: &[("return stage >= kDoO && stage", "return stage > kDoO && stage")],
+        about: &["take_mixed", "share_sums"],
+        ..SLICED
     },
     Case {
-        what: "other ranks' sums of the first half are not waited for",
-        edits: &[("kSecondHalf, kAwait + kOfSums", "kSecondHalf, kGoOn")],
-        about: &["stage_copy", "store_state"],
-        ..HALVED
+        what: "operands from other ranks are not waited for",
+        edits: &[("return stage >= kDoO && stage != kDoGateUp", "return stage == kDoO")],
+        about: &["store_state"],
+        ..SLICED
     },
     Case {
-        what: "nothing is fenced behind the wait for what other ranks sent",
+        what: "a group is told of before its last item",
         edits: &[(
-            "        }\n    }\n    fence_system();\n}\n// What the block has sent",
-            "        }\n    }\n}\n// What the block has sent",
+            "count_in(counter) + 1 != (u64)items_at(args, c, w, true)",
+            "count_in(counter) + 1 != (u64)max_i(items_at(args, c, w, true) - 1, 1)",
         )],
-        about: &["take_scales", "mix_places"],
-        ..PARTED
+        about: &["quad_copy", "norm_key"],
+        ..GROUPED
+    },
+    Case {
+        what: "stages come where pages are still read",
+        edits: &[("before + w.layer, ring != last)", "before + w.layer, last == kNoRing)")],
+        about: &["stage_copy"],
+        ..SLICED
+    },
+    Case {
+        what: "nothing is fenced behind the wait for what others made",
+        edits: &[(
+            "        pause_ns(40);\n    }\n    fence_system();\n}\n// What an item needs",
+            "        pause_ns(40);\n    }\n}\n// What an item needs",
+        )],
+        about: &["prefill"],
+        ..SLICED
     },
 ];
 
