@@ -95,10 +95,10 @@ constexpr int kPfSlots = 0, kPfPages = 64, kPfStop = 256, kPfLast = 260, kPfPhas
               kPfScale = 320, kPfSquares = kPfScale + 2 * kWideN * 4;
 constexpr int kPfRing = (kPfSquares + kWideTiles * kWideN * 4 + 1023) / 1024 * 1024;
 constexpr int kStages = (kSharedMax - kPfRing) / kStageBytes;
-// Behind the stages, for slices: what teams tell each other (join_teams), or what a warp has under
-// way to the ranks (mix_places), some 64 rows of eight places.
-constexpr int kPfTold = kPfRing + kStages * kStageBytes, kPushBytes = 64 * 8 * 2;
-constexpr int kPushSlots = min_i((kSharedMax - kPfTold) / ((int)kWorkers / kTeam * kPushBytes), 3);
+// Behind the stages, for slices: what a warp has under way to the ranks (mix_places), some 64 rows
+// of eight places.
+constexpr int kPfPush = kPfRing + kStages * kStageBytes, kPushBytes = 64 * 8 * 2;
+constexpr int kPushSlots = min_i((kSharedMax - kPfPush) / ((int)kWorkers / kTeam * kPushBytes), 3);
 static_assert(!kSliced || kPushSlots > 0, "slices want room behind the stages");
 static_assert(kStages >= 2 && kStages <= 4, "one stage in use, one under way; slots fit");
 

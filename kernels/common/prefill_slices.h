@@ -240,7 +240,7 @@ KIE_DEVICE void mix_places(const PrefillArgs& args, const Span& span, int kind, 
                            int item) {
     const int my = lane(), warp = thread() / kTeam;
     const u32* norms = args.model.norms + (long)(2 * layer + 1 + kind) * (kHidden / 2);
-    u8* slots = prefill_shared() + kPfTold + warp * (kPushSlots * kPushBytes);
+    u8* slots = prefill_shared() + kPfPush + warp * (kPushSlots * kPushBytes);
     const Owned own = owned_of(args, span);
     const int each = kMixWarps * mix_turns(span),
               end = min_i((item + 1) * each, kFours * own.count);
@@ -458,9 +458,7 @@ KIE_DEVICE void feed_slices(const PrefillArgs& args, Pipe& pipe) {
 KIE_KERNEL(kie_prefill, kPrefillThreads, PrefillArgs args) {
     if (thread() == 0) {
         for (int i = 0; i < kStages; ++i) slot_init(stage_slot(i), kWorkers / kTeam);
-        for (int part = 0; part < (int)kEach; ++part)
-            for (int i = 0; i < kPageBuffers; ++i)
-                slot_init(page_slot(i, part), kWorkers / kTeam / kEach);
+        for (int i = 0; i < kPageBuffers; ++i) slot_init(page_slot(i), kWorkers / kTeam);
         slots_ready();
         *stop_word() = *phase_word() = *passed_word() = *begun_word() = 0;
         for (int i = 0; i < kCopiers; ++i) *seen_word(i) = *item_word(i) = 0;

@@ -286,17 +286,6 @@ fn a_rank_that_tells_nothing_ends_the_request() {
     assert!(engine.is_closed());
 }
 
-/// A head a rank has pages enough for two teams, which take them in turn.
-#[test]
-fn teams_share_the_queries_of_few_heads() {
-    let (name, config) = ("own_llama_f16", EngineConfig { max_batch: 2, ..Default::default() });
-    let engine = open_with(name, "sim:ranks=2,blocks=8,seed=4", config);
-    let reference = reference(name);
-    for count in [301, 64, 410] {
-        judge(name, &engine, &reference, &ids(count), 3);
-    }
-}
-
 /// Ids and log-probabilities behind a prompt, as bits, while a sequence decodes beside it: how many
 /// tokens that one made before the first of these, and whether they were those that it makes alone.
 fn beside(engine: &Engine, ids: &[u32]) -> (Vec<Made>, usize, bool) {
@@ -409,12 +398,6 @@ const MUTANTS: &[(&str, &str, &str, &str)] = &[
         "llama",
         "return {first, over(max_i(over(s.to, 8) - first, 0), kRanks)};",
         "return {first, over(max_i(over(s.to, 8) - first, 0), kRanks) - 1};",
-    ),
-    (
-        "teams of a rank weigh what the other tells as they do their own",
-        "own_llama_f16",
-        "add[r] = exp2_f(best - top)",
-        "add[r] = exp2_f(m.best[r] - top)",
     ),
     (
         "others' outputs are those of another layer",
