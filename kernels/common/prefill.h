@@ -17,14 +17,35 @@ KIE_DEVICE void await_stage(const Pipe& p) {
 struct Share {
     Quad v[4];
 };  // a warp's 16 rows of a stage: 64 of k
-KIE_DEVICE void take_share(const Pipe& p, Share& a, int rows, bool whole) {
+// Where a thread's part of its warp's rows lies: of those that one block owns, or of the matrix's.
+struct OwnRows {
+    int rows;
+    KIE_DEVICE bool live() const { return (int)lane() < 2 * rows; }
+    KIE_DEVICE u32 at() const { return thread() / kTeam * 1024 + lane() * 16; }
+    KIE_DEVICE u32 half() const { return rows * 32; }
+};
+struct DenseRows {
+    u32 where;  // its tile's rows, its byte
+    KIE_DEVICE bool live() const { return where != 0; }
+    KIE_DEVICE u32 at() const { return where & 0xffff; }
+    KIE_DEVICE u32 half() const { return (where >> 16) * 32; }
+};
+template <class S>
+KIE_DEVICE DenseRows dense_rows(const WideItem& item, int all) {
+    const int first = 16 * item.frag, row = first + thread() / kTeam * 16 + lane() / 4 * 2;
+    if (row >= min_i(first + 16 * item.tiles, all)) return {0};
+    const int in = row % S::rows, tile = in - in % 16, rows = min_i(S::rows - tile, 16);
+    const int from = row - in + tile - touched_by<S>(first, first + 16).first;
+    return {(u32)rows << 16 | (u32)(from * 64 + in % 16 / 2 * 64 + lane() % 4 * 16)};
+}
+template <class Rows>
+KIE_DEVICE void take_share(const Pipe& p, Share& a, const Rows& rows, bool whole) {
     await_stage(p);
-    const int my = lane(), tile = thread() / kTeam;
-    const u8* w = stage_bytes(p.at) + tile * 1024 + my * 16;
+    const u8* w = stage_bytes(p.at) + rows.at();
     KIE_UNROLL for (int i = 0; i < 4; ++i) {
         a.v[i] = {{0, 0, 0, 0}};
-        if (my < 2 * rows && (i < 2 || whole))
-            a.v[i] = *(const Quad*)(w + i / 2 * (kStageWeights / 2) + i % 2 * rows * 32);
+        if (rows.live() && (i < 2 || whole))
+            a.v[i] = *(const Quad*)(w + i / 2 * (kStageWeights / 2) + i % 2 * rows.half());
     }
 }
 template <int kN>
@@ -37,8 +58,8 @@ KIE_DEVICE void multiply_share(const Pipe& p, const Share& a, float (&d)[kWideN 
 }
 // A run of pairs of k of one wide item. One group of products is always queued behind the one that
 // runs.
-template <int kN>
-KIE_DEVICE void accumulate(Pipe& pipe, int from, int to, int pairs, int rows,
+template <int kN, class Rows>
+KIE_DEVICE void accumulate(Pipe& pipe, int from, int to, int pairs, const Rows& rows,
                            float (&d)[kWideN / 2]) {
     KIE_UNROLL for (int i = 0; i < kWideN / 2; ++i) d[i] = 0;
     Share a, b;
@@ -511,8 +532,8 @@ KIE_DEVICE void put_last(const PrefillArgs& args, const Chunk& chunk) {
 }
 
 KIE_DEVICE WideRows rows_of_product(int product, int f) {
-    return product == kToQkv      ? rows_at<SplitQkv, kQkv>(f)
-           : product == kToGateUp ? rows_at<SplitGu, 2 * kFfn>(f)
+    return product == kToQkv      ? product_rows<SplitQkv, kQkv>(f)
+           : product == kToGateUp ? product_rows<SplitGu, 2 * kFfn>(f)
                                   : residual_rows(f);
 }
 // The rows of the embedding, in the order of a product's results.
@@ -555,9 +576,16 @@ KIE_DEVICE void multiply_item(Pipe& pipe, const Cut& cut, int product, const Wid
     const auto rows_of = [&](int turn) {
         return rows_of_product(product, item.frag + turn_at(item, turn).tile).rows;
     };
-    if (!is_narrow(item))
-        accumulate<kWideN>(pipe, from, to, pairs, rows_of(0), d);
-    else if (item.tiles <= 4)
+    if constexpr (kDense) {
+        const OwnRows own = {rows_of(0)};
+        const DenseRows rows = product == kToQkv ? dense_rows<SplitQkv>(item, kQkv)
+                               : product == kToGateUp
+                                   ? dense_rows<SplitGu>(item, 2 * kFfn)
+                                   : DenseRows{own.live() ? (u32)own.rows << 16 | own.at() : 0};
+        accumulate<kWideN>(pipe, from, to, pairs, rows, d);
+    } else if (!is_narrow(item)) {
+        accumulate<kWideN>(pipe, from, to, pairs, OwnRows{rows_of(0)}, d);
+    } else if (item.tiles <= 4)
         accumulate_narrow<1>(pipe, from, to, pairs, rows_of, d);
     else if (item.tiles <= 8)
         accumulate_narrow<2>(pipe, from, to, pairs, rows_of, d);

@@ -102,8 +102,20 @@ struct Load {
     const u8* from;
     u32 to, bytes, all;
 };
+// The same of a tile of the matrix's rows: what each block has of them.
 template <class S>
-KIE_DEVICE Load load_of(const PrefillArgs& args, const WideItem& item, long at, const u8* x) {
+KIE_DEVICE Load own_part(const PrefillArgs& args, const WideItem& item, int rows, long at) {
+    const int row = 16 * item.frag, end = min_i(row + 16 * item.tiles, rows),
+              own = (row / S::rows + (int)lane()) * S::rows;
+    if (own >= end) return {nullptr, 0, 0, 0};
+    const int from = touched_by<S>(row, end).first, first = max_i(from, own),
+              to = touched_by<S>(row, min_i(end, own + S::rows)).end;
+    return {args.model.line + (u64)(own / S::rows) * kLineBytes + at + (first - own) * 64,
+            (u32)(first - from) * 64, (u32)(to - first) * 64, 0};
+}
+template <class S>
+KIE_DEVICE Load load_of(const PrefillArgs& args, const WideItem& item, int product, long at,
+                        const u8* x) {
     const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kTeam, pair = warp % 2;
     const int f = item.frag + my, tile = f % S::tiles_all;
     const int left = S::tiles_all - tile, most = item.tiles - my, run = left < most ? left : most;
@@ -113,9 +125,17 @@ KIE_DEVICE Load load_of(const PrefillArgs& args, const WideItem& item, long at, 
         bytes = S::rows * 64 - tile * 1024;
         if (bytes > (u32)run * 1024) bytes = run * 1024;
     }
+    const bool dense = kDense && (product == kToQkv || product == kToGateUp);
+    Load part = {nullptr, 0, 0, 0};
+    if (dense) {
+        part = own_part<S>(args, item, product == kToQkv ? kQkv : 2 * kFfn, at);
+        bytes = part.bytes;
+    }
     u32 all = bytes;
-    KIE_UNROLL for (int m = 1; m < kNarrowTiles; m *= 2) all += shuffle_xor(all, m);
+    KIE_UNROLL for (int m = 1; m < (kDense ? kTeam : kNarrowTiles); m *= 2) all +=
+        shuffle_xor(all, m);
     all = 2 * all + 2 * item.width * 64;
+    if (dense && warp < 2) return {part.from, part.to + pair * (kStageWeights / 2), bytes, all};
     if (warp < 2)
         return {args.model.line +
                     (u64)(item.lane_index * kBlocksPerLane + f / S::tiles_all) * kLineBytes + at +
@@ -227,7 +247,7 @@ KIE_DEVICE bool feed_item(Watch& w, const PrefillArgs& args, Pipe& pipe, const C
                           StreamPolicy policy) {
     constexpr int kPairs = S::k / 32;
     const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kTeam;
-    const Load load = load_of<S>(args, item, at, x);
+    const Load load = load_of<S>(args, item, product, at, x);
     const int end = 2 * part_from(product, cut, item.part + 1);
     KIE_NO_UNROLL for (int p = 2 * part_from(product, cut, item.part); p < end; p += 2) {
         if (!await_free(w, pipe, 0x2000 | product, p)) return false;

@@ -38,6 +38,28 @@ template <class S, int kRows>
 KIE_CONST_FN int frags_of() {
     return over(kRows, S::rows) * S::tiles_all;
 }
+// Slices leave blocks few rows each, and tiles that each block has for itself part empty: those of
+// slices are the matrix's own instead, of as many blocks as it takes. A wide tile's rows come as
+// tiles that blocks own, from the one with its first row to the one with its last.
+struct Touched {
+    int first, end;  // rows
+};
+template <class S>
+KIE_CONST_FN Touched touched_by(int row, int end) {
+    const int last = (end - 1) / S::rows * S::rows, tiles = over(end - last, 16);
+    return {row - row % S::rows % 16, last + min_i(16 * tiles, S::rows)};
+}
+constexpr int kDenseRows = 144;  // for which there is room
+template <class S, int kRows>
+KIE_CONST_FN bool is_dense() {
+    for (int row = 0; row < kRows; row += kWideRows) {
+        const Touched t = touched_by<S>(row, min_i(row + kWideRows, kRows));
+        if (t.end - t.first > kDenseRows) return false;
+    }
+    return S::rows >= 6 && S::rows % 2 == 0;
+}
+constexpr bool kDense = kSliced && !kFew && (SplitQkv::rows % 16 != 0 || SplitGu::rows % 16 != 0) &&
+                        is_dense<SplitQkv, kQkv>() && is_dense<SplitGu, 2 * kFfn>();
 // Of a norm's squares there is a sum for every four row tiles.
 constexpr int kFrags = frags_of<SplitO, kHidden>(), kFours = over(kFrags, 4);
 
@@ -85,14 +107,16 @@ constexpr int kBatch = 8, kOldBytes = kWideTiles * kBatch * 512;
 
 // Shared memory. A stage: 64 of k, as 2 x 8 weight tiles of 16 x 32, then 2 x kWideN positions; of
 // a narrow tile 2 x 16 weight tiles, then 2 x kNarrowN positions.
-constexpr int kStageWeights = 2 * kWideTiles * 1024, kStagePart = kWideN * 64;
+constexpr int kStageWeights = 2 * (kDense ? kDenseRows * 64 : kWideTiles * 1024),
+              kStagePart = kWideN * 64;
 constexpr int kStageBytes = kStageWeights + 2 * kStagePart;
 constexpr int kNarrowWeights = 2 * kNarrowTiles * 1024, kNarrowPart = kNarrowN * 64;
-static_assert(kNarrowWeights + 2 * kNarrowPart == kStageBytes, "stages of one size");
+static_assert(kNarrowWeights + 2 * kNarrowPart <= kStageBytes, "stages of one size");
 static_assert(kOldBytes + kOldBytes / 2 <= kStageBytes, "a lane's part stands beside its residual");
 constexpr int kPfSlots = 0, kPfPages = 64, kPfStop = 256, kPfLast = 260, kPfPhase = 264,
               kPfPassed = 268, kPfBegun = 272, kPfItems = 276, kPfSeen = 284, kPfNow = 300,
-              kPfScale = 320, kPfSquares = kPfScale + 2 * kWideN * 4;
+              kPfReady = 304, kPfLimit = 308, kPfScale = 320,
+              kPfSquares = kPfScale + 2 * kWideN * 4;
 constexpr int kPfRing = (kPfSquares + kWideTiles * kWideN * 4 + 1023) / 1024 * 1024;
 constexpr int kStages = (kSharedMax - kPfRing) / kStageBytes;
 // Behind the stages, for slices: what a warp has under way to the ranks (mix_places), some 64 rows
@@ -145,11 +169,17 @@ KIE_DEVICE WideRows rows_at(int f) {
     const int rows = min_i(S::rows - 16 * i, 16);
     return {f, row, rows, min_i(rows, kRows - row)};
 }
+template <class S, int kRows>
+KIE_DEVICE WideRows product_rows(int f) {
+    if (!kDense) return rows_at<S, kRows>(f);
+    const int live = min_i(kRows - 16 * f, 16);
+    return live > 0 ? WideRows{f, 16 * f, 16, live} : WideRows{f, 0, 0, 0};
+}
 KIE_DEVICE WideRows residual_rows(int f) { return rows_at<SplitO, kHidden>(f); }
 enum Product { kToQkv, kToO, kToGateUp, kToDown };
 KIE_CONST_FN int frags_of(int product) {
-    return product == kToQkv      ? frags_of<SplitQkv, kQkv>()
-           : product == kToGateUp ? frags_of<SplitGu, 2 * kFfn>()
+    return product == kToQkv      ? kDense ? over(kQkv, 16) : frags_of<SplitQkv, kQkv>()
+           : product == kToGateUp ? kDense ? over(2 * kFfn, 16) : frags_of<SplitGu, 2 * kFfn>()
                                   : kFrags;
 }
 KIE_CONST_FN int pairs_of(int product) {  // of 32 columns

@@ -106,14 +106,14 @@ KIE_DEVICE void tell(const PrefillArgs& args, const Chunk& c, const Work& w, u32
     sync_consumers<kWorkers>();
     if (thread() != kCrew || told || *stop_word()) return;
     const bool all = is_for_all(w.stage);
+    if (all) fence_system();
+    u64* counter = stream_counter(args, w.stage, w.group);
+    if (count_in(counter) + 1 != (u64)items_at(args, c, w, true)) return;
+    store_word(counter, 0);
     if (all)
         fence_system();
     else
         fence_device();
-    u64* counter = stream_counter(args, w.stage, w.group);
-    if (count_in(counter) + 1 != (u64)items_at(args, c, w, true)) return;
-    store_word(counter, 0);
-    fence_system();
     const int mine = args.model.rank;
     KIE_UNROLL for (int r = 0; r < kRanks; ++r) {
         if (all || r == mine) store_word_system(stream_word(args, w.stage, w.group, mine, r), turn);
@@ -146,25 +146,32 @@ KIE_DEVICE void await_needs(Watch& w, const PrefillArgs& args, const Work& work,
     await_stream(w, args, before, attends ? 0 : work.group, work.group, first ? turn - 1 : turn);
 }
 
+constexpr int kLooks = 2;  // the copying warp that waits for what an item needs
+
 // ---- Items' numbers. A warp that copies takes a block's next one; the block's others hear of its
 // last bits in two words of shared memory by turns, which say, too, for the how manieth item of the
 // block it is (n).
 KIE_DEVICE volatile u32* item_word(u32 n) {
     return (volatile u32*)(prefill_shared() + kPfItems) + n % 2;
 }
+// So many of the block's items are ready, or begun; from this one on there will be none.
+KIE_DEVICE volatile u32* ready_word() { return (volatile u32*)(prefill_shared() + kPfReady); }
+KIE_DEVICE volatile u32* limit_word() { return (volatile u32*)(prefill_shared() + kPfLimit); }
 KIE_DEVICE volatile u32* now_word() { return (volatile u32*)(prefill_shared() + kPfNow); }
 KIE_DEVICE volatile u32* begun_word() { return (volatile u32*)(prefill_shared() + kPfBegun); }
 KIE_DEVICE volatile u32* seen_word(int warp) {
     return (volatile u32*)(prefill_shared() + kPfSeen) + warp;
 }
+// False: there is none. All workers find the same, since numbers below the limit are there.
 KIE_DEVICE bool hear_item(u32 n, u32& item) {
-    u32 said = *item_word(n);
-    while (said >> kItemBits != (n + 1) % (1u << (32 - kItemBits)) && *stop_word() == 0) {
+    constexpr u32 kWhose = 1u << (32 - kItemBits);
+    for (;;) {
+        const u32 said = *item_word(n);
+        item = said & kItemMask;
+        if (said >> kItemBits == (n + 1) % kWhose) return true;
+        if (*limit_word() <= n) return false;
         pause_ns(20);
-        said = *item_word(n);
     }
-    item = said & kItemMask;
-    return said >> kItemBits == (n + 1) % (1u << (32 - kItemBits));
 }
 // By a warp that copies: not before the workers are at the item before it, so that none is kept
 // from other blocks for long, and all have heard of the last number that stood there.
@@ -181,8 +188,11 @@ KIE_DEVICE bool take_item(Watch& w, const PrefillArgs& args, u32 n, u32& item) {
             if (!patient(w, 0x7000, n, *begun_word())) *stop_word() = 1;
             pause_ns(20);
         }
-        const u32 number = (u32)count_in(args.arrivals + kCountItems) & kItemMask;
-        if (!early) *item_word(n) = (n + 1) << kItemBits | number;
+        if (early)
+            *limit_word() = n;
+        else
+            *item_word(n) =
+                (n + 1) << kItemBits | ((u32)count_in(args.arrivals + kCountItems) & kItemMask);
     }
     sync_warp();
     const bool heard = hear_item(n, item);
@@ -302,16 +312,13 @@ KIE_DEVICE bool do_item(const PrefillArgs& args, Pipe& pipe, PagePipe& pages, co
         mix_places(args, span, w.stage == kDoMixDown, w.layer, i);
     return true;
 }
-// What none of those who copy waits for. False: somebody gave up.
-KIE_DEVICE bool await_alone(Watch& w, const PrefillArgs& args, const Work& work, u32 turn) {
-    sync_consumers<kWorkers>();  // all know what is on
+// By all workers, where no stage says that what an item needs is there.
+KIE_DEVICE void await_ready(u32 n) {
     if (thread() == 0) {
-        await_needs(w, args, work, turn);
-        if (w.lost) *stop_word() = 1;
-        *now_word() = *stop_word() == 0;
+        while (*ready_word() <= n && *stop_word() == 0) pause_ns(20);
+        fence_device();
     }
     sync_consumers<kWorkers>();
-    return *now_word() != 0;
 }
 // All that ranks add to a chunk is here, so that others may be behind by nothing of it.
 KIE_DEVICE bool await_chunk(Watch& w, const PrefillArgs& args, const Chunk& chunk, u32 turn) {
@@ -342,25 +349,17 @@ KIE_DEVICE void work_slices(const PrefillArgs& args, Pipe& pipe) {
         const u32 before = c * layers + 1 - args.from;
         int last = kNoRing;
         KIE_NO_UNROLL for (;; ++n) {
-            // One looks for all, so that they agree.
-            if (thread() == 0) {
-                const bool heard = hear_item(n, item);
-                *now_word() = heard && *stop_word() == 0 ? item + 1 : 0;
-            }
-            sync_consumers<kWorkers>();
-            item = *now_word() - 1;
-            if (item == ~0u) return;
+            if (!hear_item(n, item)) return;
             if (!find_work(args, chunk, item, w)) break;
             watch.step = w.layer;
             const u32 turn = before + w.layer;
             const int ring = ring_of(w.stage);
             if (thread() == 0) {
-                if (ring != last) fence_device();  // what was there is read
+                if (ring != kNoRing && ring != last) fence_device();  // what was there is read
                 *begun_word() = n + 1;
             }
             if (ring != kNoRing) last = ring;
-            // Who copies has waited for what a product needs.
-            if (!is_product(w.stage) && !await_alone(watch, args, w, turn)) return;
+            if (ring != kOfStages) await_ready(n);
             tick(clock, 16 + w.stage);
             const int i = (int)(item - w.first & kItemMask);
             const bool whole = do_item(args, pipe, pages, chunk, w, i);
@@ -405,23 +404,33 @@ KIE_DEVICE void await_begun(Watch& w, u32 n) {
     }
 }
 // Weights depend on nobody, so those who bring them go ahead. Pages take the ring that stages do:
-// where one comes behind the other, or a chunk begins, all wait until the workers are there; else
-// who brings what the stage before has made waits for that.
+// where one comes behind the other, or a chunk begins, all wait until the workers are there
+// (`behind`). One looks for what the item needs, for all of the block, since who is looked at by
+// many is late.
 KIE_DEVICE bool await_item(Watch& w, const PrefillArgs& args, const Work& work, u32 n, u32 turn,
                            bool behind) {
-    if (!behind && is_product(work.stage) && thread() - kWorkers < kCrew / 2)
-        return *stop_word() == 0;
+    const int warp = (int)(thread() - kWorkers) / (int)kTeam, ring = ring_of(work.stage);
+    const bool looks = warp == kLooks,
+               brings = ring == kOfPages || (ring == kOfStages && warp >= 2);
+    if (!behind && !brings && !looks) return *stop_word() == 0;
     if (lane() == 0) {
-        w.polls = 0;
         if (behind) await_begun(w, n);
-        if (!is_product(work.stage) || thread() - kWorkers >= kCrew / 2)
+        if (looks) {
             await_needs(w, args, work, turn);
-        if (w.lost) *stop_word() = 1;
+            if (w.lost) *stop_word() = 1;
+            *ready_word() = n + 1;
+        } else if (brings) {
+            while (*ready_word() <= n && *stop_word() == 0) pause_ns(20);
+        }
         fence_device();
     }
     sync_warp();
     writes_before_copies();
     return *stop_word() == 0;
+}
+// Who takes items gives up: workers get no more.
+KIE_DEVICE void limit(u32 n) {
+    if (thread() == kWorkers) *limit_word() = n;
 }
 KIE_DEVICE void feed_slices(const PrefillArgs& args, Pipe& pipe) {
     PagePipe pages = {0};
@@ -441,15 +450,16 @@ KIE_DEVICE void feed_slices(const PrefillArgs& args, Pipe& pipe) {
             if (!find_work(args, chunk, item, w)) break;
             watch.step = w.layer;
             const int ring = ring_of(w.stage);
+            const bool behind = ring != kNoRing && ring != last;
+            if (!await_item(watch, args, w, n, before + w.layer, behind)) return limit(n + 1);
             if (ring == kNoRing) continue;
-            if (!await_item(watch, args, w, n, before + w.layer, ring != last)) return;
             last = ring;
             const int i = (int)(item - w.first & kItemMask);
             const Span span = places_of(chunk, w);
             const bool fed = ring == kOfPages ? feed_run(watch, args, pages, w.layer,
                                                          run_at(args, chunk, span, w.layer, i, 0))
                                               : feed_slice(watch, args, pipe, chunk, w, i);
-            if (!fed) return;
+            if (!fed) return limit(n + 1);
         }
     }
     await_begun(watch, n);  // the workers' waits look at `stop`, not the clock
@@ -462,6 +472,7 @@ KIE_KERNEL(kie_prefill, kPrefillThreads, PrefillArgs args) {
         slots_ready();
         *stop_word() = *phase_word() = *passed_word() = *begun_word() = 0;
         for (int i = 0; i < kCopiers; ++i) *seen_word(i) = *item_word(i) = 0;
+        *ready_word() = 0, *limit_word() = ~0u;
     }
     sync_block();
     Pipe pipe = {0, 0, 0};
