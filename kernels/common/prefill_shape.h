@@ -306,4 +306,5 @@ KIE_DEVICE long query_at(int lane_index, int head, int place) {
 static_assert(sizeof(PrefillArgs) == KIE_PREFILL_ARGS_BYTES && kPartItems == KIE_PREFILL_ITEMS &&
                   kPrefillThreads == KIE_PREFILL_THREADS,
               "host structures");
+static_assert(kPrefillCounters <= KIE_PREFILL_COUNTERS, "host counters");
 static_assert(kLineBytes == KIE_LINE_BYTES && kPrefillScratch <= KIE_PREFILL_SCRATCH, "host plan");

@@ -3,8 +3,8 @@
 // the residual, in order of rank, and gives all ranks what the next product takes: each number is
 // made once, so all ranks hold the same bits, and crosses the links once.
 //
-// Nobody meets. What there is to do is one list of items: a layer's stages one after another, a
-// stage's groups of places one after another. Blocks take the next item when they are about to be
+// Nobody meets. What there is to do is one list of items: of a layer, its stages' groups of places,
+// a turn each of the stages that have one. Blocks take the next item when they are about to be
 // done with theirs, and wait for what it needs: the stage before it at the same places, of
 // attention at all places up to those. So while some finish a group of a stage, others are at the
 // next group or stage, and sums are on their way meanwhile. An item needs only what stands before
@@ -59,7 +59,12 @@ constexpr u32 kItemBits = 24, kItemMask = (1u << kItemBits) - 1;
 struct Work {
     int layer, stage, group;
     u32 first;
+    int turn;  // of the layer's
 };
+// The turn in which a stage has its first group. Links are in use all the time, and few blocks
+// wait, where stages that send much come between others.
+KIE_CONST_FN int first_turn(int stage) { return 0x0c0a070605020100ull >> 8 * stage & 255; }
+KIE_CONST_FN int layer_turns(int groups) { return first_turn(kDoMixDown) + groups; }
 KIE_DEVICE Span places_of(const Chunk& c, const Work& w) {
     return {w.group * kGroupPlaces, min_i((w.group + 1) * kGroupPlaces, c.to)};
 }
@@ -80,70 +85,87 @@ KIE_DEVICE int items_at(const PrefillArgs& args, const Chunk& c, const Work& w, 
 // Goes on to the item of this number. False: it is of another chunk.
 KIE_DEVICE bool find_work(const PrefillArgs& args, const Chunk& c, u32 item, Work& w) {
     for (;;) {
-        const u32 items = items_at(args, c, w);
-        if ((item - w.first & kItemMask) < items) return true;
-        w.first += items;
-        if (++w.group < groups_of(c)) continue;
-        w.group = 0;
+        w.group = w.turn - first_turn(w.stage);
+        if (w.group >= 0 && w.group < groups_of(c)) {
+            const u32 items = items_at(args, c, w);
+            if ((item - w.first & kItemMask) < items) return true;
+            w.first += items;
+        }
         if (++w.stage < kStages8) continue;
         w.stage = 0;
+        if (++w.turn < layer_turns(groups_of(c))) continue;
+        w.turn = 0;
         if (++w.layer == (int)args.to) return false;
     }
 }
 
-// What is told: a stage's group is done so many times, this layer's included.
+// What is told. The rank's own blocks count the items of a stage's group that they have done in the
+// chunk; where others wait, too, the block that has done a layer's last one tells all ranks how
+// many layers they are (`turn`).
 KIE_DEVICE u64* stream_counter(const PrefillArgs& args, int stage, int group) {
     return args.arrivals + kCountStreams + (stage * kGroups + group) * kStreamWords;
 }
 KIE_DEVICE u64* stream_word(const PrefillArgs& args, int stage, int group, int of, int at) {
     return (u64*)((u8*)(stream_counter(args, stage, group) + 16 + of) + args.hops[at]);
 }
-// By all workers, behind an item, unless it is `told` by who makes the last part of it. Whoever is
-// the last of a group tells; a thread, while the others go on.
+// What the counter says once all of a layer's items are done.
+KIE_DEVICE u64 counted_at(const PrefillArgs& args, const Chunk& c, const Work& w) {
+    return (u64)(w.layer - (int)args.from + 1) * items_at(args, c, w, true);
+}
+// By all workers, behind an item, unless it is `told` by who makes the last part of it. A thread
+// tells while the others go on.
 KIE_DEVICE void tell(const PrefillArgs& args, const Chunk& c, const Work& w, u32 turn, bool told) {
     push_done();
     writes_before_copies();
     sync_consumers<kWorkers>();
     if (thread() != kCrew || told || *stop_word()) return;
-    const bool all = is_for_all(w.stage);
-    if (all) fence_system();
     u64* counter = stream_counter(args, w.stage, w.group);
-    if (count_in(counter) + 1 != (u64)items_at(args, c, w, true)) return;
-    store_word(counter, 0);
-    if (all)
-        fence_system();
-    else
-        fence_device();
-    const int mine = args.model.rank;
-    KIE_UNROLL for (int r = 0; r < kRanks; ++r) {
-        if (all || r == mine) store_word_system(stream_word(args, w.stage, w.group, mine, r), turn);
+    if (!is_for_all(w.stage)) {
+        count_up(counter);
+        return;
     }
+    fence_system();
+    if (count_in(counter) + 1 != counted_at(args, c, w)) return;
+    fence_system();
+    KIE_UNROLL for (int r = 0; r < kRanks; ++r)
+        store_word_system(stream_word(args, w.stage, w.group, args.model.rank, r), turn);
 }
-// By one thread: groups up to one, from one on.
-KIE_DEVICE void await_stream(Watch& w, const PrefillArgs& args, int stage, int from, int to,
-                             u32 turn) {
-    const bool all = is_for_all(stage);
-    const int mine = args.model.rank;
+// By one thread: of all ranks ...
+KIE_DEVICE void await_ranks_at(Watch& w, const PrefillArgs& args, int stage, int group, u32 turn) {
     w.polls = 0;
     for (;;) {
         u64 seen = turn;  // of all at once, since each takes a while
-        KIE_UNROLL for (int g = 0; g < kGroups; ++g) {
-            KIE_UNROLL for (int r = 0; r < kRanks; ++r) {
-                if (g < from || g > to || !(all || r == mine)) continue;
-                const u64 one = load_word_system(stream_word(args, stage, g, r, mine));
-                seen = one < seen ? one : seen;
-            }
+        KIE_UNROLL for (int r = 0; r < kRanks; ++r) {
+            const u64 one = load_word_system(stream_word(args, stage, group, r, args.model.rank));
+            seen = one < seen ? one : seen;
         }
-        if (seen >= turn || !patient(w, 0x6000 | stage << 4 | to, turn, (u32)seen)) break;
+        if (seen >= turn || !patient(w, 0x6000 | stage << 4 | group, turn, (u32)seen)) break;
         pause_ns(40);
     }
     fence_system();
 }
+// ... or of its own.
+KIE_DEVICE void await_blocks_at(Watch& w, const PrefillArgs& args, int stage, int group,
+                                u64 wanted) {
+    const u64* counter = stream_counter(args, stage, group);
+    w.polls = 0;
+    for (u64 seen = load_word(counter); seen < wanted; seen = load_word(counter)) {
+        if (!patient(w, 0x8000 | stage << 4 | group, (u32)wanted, (u32)seen)) break;
+        pause_ns(40);
+    }
+}
 // What an item needs; `turn`: this layer's.
-KIE_DEVICE void await_needs(Watch& w, const PrefillArgs& args, const Work& work, u32 turn) {
+KIE_DEVICE void await_needs(Watch& w, const PrefillArgs& args, const Chunk& c, const Work& work,
+                            u32 turn) {
     const bool first = work.stage == kDoQkv, attends = work.stage == kDoAttend;
     const int before = first ? kDoMixDown : attends && !kHeadNorm ? kDoQkv : work.stage - 1;
-    await_stream(w, args, before, attends ? 0 : work.group, work.group, first ? turn - 1 : turn);
+    if (is_for_all(before)) {
+        await_ranks_at(w, args, before, work.group, first ? turn - 1 : turn);
+        return;
+    }
+    KIE_NO_UNROLL for (int g = attends ? 0 : work.group; g <= work.group; ++g)
+        await_blocks_at(w, args, before, g, counted_at(args, c, {work.layer, before, g, 0, 0}));
+    fence_device();
 }
 
 constexpr int kLooks = 2;  // the copying warp that waits for what an item needs
@@ -324,7 +346,11 @@ KIE_DEVICE void await_ready(u32 n) {
 KIE_DEVICE bool await_chunk(Watch& w, const PrefillArgs& args, const Chunk& chunk, u32 turn) {
     sync_consumers<kWorkers>();
     if (thread() == 0) {
-        await_stream(w, args, kDoMixDown, 0, groups_of(chunk) - 1, turn);
+        KIE_NO_UNROLL for (int g = 0; g < groups_of(chunk); ++g)
+            await_ranks_at(w, args, kDoMixDown, g, turn);
+        // Nobody looks at these any more, nor counts before the next chunk begins.
+        KIE_NO_UNROLL for (int i = 0; i < kStreams && block() == 0; ++i)
+            store_word(stream_counter(args, 0, i), 0);
         if (w.lost) *stop_word() = 1;
         *now_word() = *stop_word() == 0;
     }
@@ -338,14 +364,14 @@ KIE_DEVICE void work_slices(const PrefillArgs& args, Pipe& pipe) {
     Clock clock = {args.model.trace, 0};
     const int chunks = chunks_of(args), layers = (int)(args.to - args.from);
     u32 n = 0, item;
-    Work w = {0, 0, 0, 0};
+    Work w = {0, 0, 0, 0, 0};
     tick(clock, -1);
     KIE_NO_UNROLL for (int c = 0; c < chunks; ++c) {
         const Chunk chunk = chunk_at(args, c);
         if (args.from == 0) embed_chunk(args, chunk);
         if (!meet(watch, args, phase)) return;
         tick(clock, 31);
-        w.layer = args.from, w.stage = w.group = 0;
+        w.layer = args.from, w.stage = w.turn = 0;
         const u32 before = c * layers + 1 - args.from;
         int last = kNoRing;
         KIE_NO_UNROLL for (;; ++n) {
@@ -407,8 +433,8 @@ KIE_DEVICE void await_begun(Watch& w, u32 n) {
 // where one comes behind the other, or a chunk begins, all wait until the workers are there
 // (`behind`). One looks for what the item needs, for all of the block, since who is looked at by
 // many is late.
-KIE_DEVICE bool await_item(Watch& w, const PrefillArgs& args, const Work& work, u32 n, u32 turn,
-                           bool behind) {
+KIE_DEVICE bool await_item(Watch& w, const PrefillArgs& args, const Chunk& chunk, const Work& work,
+                           u32 n, u32 turn, bool behind) {
     const int warp = (int)(thread() - kWorkers) / (int)kTeam, ring = ring_of(work.stage);
     const bool looks = warp == kLooks,
                brings = ring == kOfPages || (ring == kOfStages && warp >= 2);
@@ -416,7 +442,7 @@ KIE_DEVICE bool await_item(Watch& w, const PrefillArgs& args, const Work& work, 
     if (lane() == 0) {
         if (behind) await_begun(w, n);
         if (looks) {
-            await_needs(w, args, work, turn);
+            await_needs(w, args, chunk, work, turn);
             if (w.lost) *stop_word() = 1;
             *ready_word() = n + 1;
         } else if (brings) {
@@ -437,11 +463,11 @@ KIE_DEVICE void feed_slices(const PrefillArgs& args, Pipe& pipe) {
     Watch watch = {args.model, 0, 0, 0, false};
     const int chunks = chunks_of(args), layers = (int)(args.to - args.from);
     u32 n = 0, item = 0;
-    Work w = {0, 0, 0, 0};
+    Work w = {0, 0, 0, 0, 0};
     bool heard = false;  // of the n-th item
     KIE_NO_UNROLL for (int c = 0; c < chunks; ++c) {
         const Chunk chunk = chunk_at(args, c);
-        w.layer = args.from, w.stage = w.group = 0;
+        w.layer = args.from, w.stage = w.turn = 0;
         const u32 before = c * layers + 1 - args.from;
         int last = kNoRing;
         KIE_NO_UNROLL for (;; ++n, heard = false) {
@@ -451,7 +477,8 @@ KIE_DEVICE void feed_slices(const PrefillArgs& args, Pipe& pipe) {
             watch.step = w.layer;
             const int ring = ring_of(w.stage);
             const bool behind = ring != kNoRing && ring != last;
-            if (!await_item(watch, args, w, n, before + w.layer, behind)) return limit(n + 1);
+            if (!await_item(watch, args, chunk, w, n, before + w.layer, behind))
+                return limit(n + 1);
             if (ring == kNoRing) continue;
             last = ring;
             const int i = (int)(item - w.first & kItemMask);

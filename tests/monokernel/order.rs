@@ -148,8 +148,8 @@ const MUTANTS: &[Case] = &[
     Case {
         what: "what a product takes is not waited for",
         edits: &[(
-            "if (!is_product(work.stage) || thread() - kWorkers >= kCrew / 2)\n            await",
-            "if (!is_product(work.stage))\n            await",
+            "            await_needs(w, args, chunk, work, turn);\n",
+            "            if (!is_product(work.stage)) await_needs(w, args, chunk, work, turn);\n",
         )],
         about: &["stage_copy"],
         ..SLICED
@@ -162,30 +162,33 @@ const MUTANTS: &[Case] = &[
     },
     Case {
         what: "operands from other ranks are not waited for",
-        edits: &[("return stage >= kDoO && stage != kDoGateUp", "return stage == kDoO")],
+        edits: &[(
+            "            seen = one < seen ? one : seen;",
+            "            if (stage == kDoO || r == (int)args.model.rank) seen = one < seen ? one : seen;",
+        )],
         about: &["store_state"],
         ..SLICED
     },
     Case {
         what: "a group is told of before its last item",
         edits: &[(
-            "count_in(counter) + 1 != (u64)items_at(args, c, w, true)",
-            "count_in(counter) + 1 != (u64)max_i(items_at(args, c, w, true) - 1, 1)",
+            "return (u64)(w.layer - (int)args.from + 1) * items_at(args, c, w, true);",
+            "return (u64)(w.layer - (int)args.from + 1) * items_at(args, c, w, true) - 1;",
         )],
-        about: &["quad_copy", "norm_key"],
+        about: &["prefill"],
         ..GROUPED
     },
     Case {
         what: "stages come where pages are still read",
-        edits: &[("before + w.layer, ring != last)", "before + w.layer, last == kNoRing)")],
+        edits: &[("ring != kNoRing && ring != last;", "ring != kNoRing && last == kNoRing;")],
         about: &["stage_copy"],
         ..SLICED
     },
     Case {
-        what: "nothing is fenced behind the wait for what others made",
+        what: "nothing is fenced behind the wait for what other ranks made",
         edits: &[(
-            "        pause_ns(40);\n    }\n    fence_system();\n}\n// What an item needs",
-            "        pause_ns(40);\n    }\n}\n// What an item needs",
+            "        pause_ns(40);\n    }\n    fence_system();\n}\n// ... or of",
+            "        pause_ns(40);\n    }\n}\n// ... or of",
         )],
         about: &["prefill"],
         ..SLICED

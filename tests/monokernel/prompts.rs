@@ -276,8 +276,9 @@ fn long_prompts_on_several_machines_go_by_groups_of_places() {
 #[test]
 fn a_rank_that_tells_nothing_ends_the_request() {
     let silent = (
-        "if (all || r == mine) store_word_system(",
-        "if ((all || r == mine) && (w.stage != kDoMixO || mine != 2)) store_word_system(",
+        "        store_word_system(stream_word(args, w.stage,",
+        "        if (w.stage != kDoMixO || args.model.rank != 2)
+            store_word_system(stream_word(args, w.stage,",
     );
     let device = "sim:ranks=3,blocks=3,seed=6,host=300";
     let engine = open_kernel("kie_prefill", SLICED, device, silent.0, silent.1);

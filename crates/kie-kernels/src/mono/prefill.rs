@@ -35,8 +35,8 @@ const FEW: u32 = 128;
 const MANY_TILES: u64 = 64 << 20;
 /// Tiles of partial sums.
 const ITEMS: u32 = 576;
-/// The grid's arrivals, one a tile of partial sums, one a rank, then what slices tell each other
-/// meanwhile.
+/// The grid's arrivals, one a tile of partial sums, one a rank; of slices, what is done of eight
+/// stages at four groups of places, and the number of the next item.
 const COUNTERS: usize = (1 + ITEMS as usize + 8).next_multiple_of(16) + 8 * 4 * 32 + 16;
 /// Of scratch: machines promise less.
 const ALIGN: usize = 1024;
@@ -131,6 +131,7 @@ impl Plan {
             ("SLACK", u64::from(slack(model))),
             ("SLICED", u64::from(model.sliced && model.ranks > 1)),
             ("ITEMS", u64::from(ITEMS)),
+            ("COUNTERS", COUNTERS as u64),
             ("THREADS", u64::from(THREADS)),
             ("SCRATCH", self.scratch_bytes),
             ("ARGS_BYTES", size_of::<PrefillArgs>() as u64),
