@@ -333,9 +333,6 @@ KIE_DEVICE void add_lanes(const PrefillArgs& args, const Chunk& chunk, int layer
 }
 // A batch of the residual with the other lanes' sums: from memory, where parts of k were joined
 // (nobody knew who would need it) ...
-KIE_DEVICE const Quad* old_at(const PrefillArgs& args, int lane_index) {
-    return (const Quad*)(args.scratch + kScrResidual) + lane_index * kLaneResidual;
-}
 KIE_DEVICE void take_old(const PrefillArgs& args, const WideItem& item, int kind, int layer,
                          long at, Quad (&old)[kBatch]) {
     const Quad* residual = old_at(args, item.lane_index) + at;
@@ -596,13 +593,14 @@ KIE_DEVICE void multiply_item(Pipe& pipe, const Cut& cut, int product, const Wid
 KIE_DEVICE bool product_item(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk,
                              const Cut& cut, const WideItem& item, int product, int layer,
                              float* scale, float (&d)[kWideN / 2]) {
-    if (kSliced) await_stage(pipe);  // what the squares are of is there, too
+    if (kListed) await_stage(pipe);  // what the squares are of is there, too
     if (product == kToQkv || product == kToGateUp) take_scales(args, item, scale);
     Clock clock = {args.model.trace, 0};
     tick(clock, -1);
     multiply_item(pipe, cut, product, item, d);
     sync_consumers<kWorkers>();  // scales are there, the last item's squares are read
     tick(clock, 12 + product);
+    ask_next();
     if (cut.parts > 1 && !join_parts(args, item, cut.parts, d)) return false;
     KIE_NO_UNROLL for (int turn = 0; turn < turns_of(item); ++turn) {
         const Turn at = turn_at(item, turn);
@@ -670,8 +668,11 @@ KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
                 if (!meet(watch, args, phase, is_shared(args, product, layer), behind)) return;
                 tick(clock, 2 * product + 1);
                 if (is_mixed(args, product, layer)) {
-                    mix_chunk(args, chunk, product == kToDown, layer);
-                    if (!meet(watch, args, phase)) return;
+                    if (kSliced)
+                        mix_slices(args, chunk, product == kToDown, layer);
+                    else
+                        mix_chunk(args, chunk, product == kToDown, layer);
+                    if (!meet(watch, args, phase, kSliced)) return;
                 }
                 if constexpr (kHeadNorm) {
                     if (product != kToQkv) continue;

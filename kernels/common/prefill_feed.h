@@ -195,6 +195,9 @@ KIE_DEVICE bool is_mixed(const PrefillArgs& args, int product, int layer) {
 KIE_DEVICE Quad* totals_at(const PrefillArgs& args, int kind) {
     return (Quad*)(args.scratch + kScrTotals) + kind * kLaneResidual;
 }
+KIE_DEVICE const Quad* old_at(const PrefillArgs& args, int lane_index) {
+    return (const Quad*)(args.scratch + kScrResidual) + lane_index * kLaneResidual;
+}
 // The old residual of an item and the lanes' sums, batch after batch.
 KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, const WideItem& item,
                               int kind, int layer) {
@@ -254,7 +257,7 @@ KIE_DEVICE bool feed_item(Watch& w, const PrefillArgs& args, Pipe& pipe, const C
         Slot* s = stage_slot(pipe.at);
         const int mine = p + warp % 2 < kPairs ? p + warp % 2 : kPairs - 1;
         // Of slices by who has waited for what others made: the workers are told by this.
-        if (warp == (kSliced ? 2 : 0) && my == 0) stage_expect(s, load.all);
+        if (warp == (kListed ? 2 : 0) && my == 0) stage_expect(s, load.all);
         if (load.bytes > 0) {
             reads_before_copy();
             u8* to = stage_bytes(pipe.at) + load.to;

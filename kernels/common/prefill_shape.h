@@ -24,7 +24,9 @@ constexpr bool kSliced = KIE_PREFILL_SLICED;
 KIE_CONST_FN int owner_of(int eight) { return eight % kRanks; }
 // The kernel is compiled twice: code for narrow tiles, without which blocks are idle where there
 // are few positions, takes registers that wide tiles need.
-constexpr bool kFew = KIE_PREFILL_FEW;       // for up to kNarrowN positions
+constexpr bool kFew = KIE_PREFILL_FEW;  // for up to kNarrowN positions
+// Slices of many positions: blocks take items from a list instead of meeting (prefill_slices.h).
+constexpr bool kListed = kSliced && !kFew;
 constexpr int kWideN = 256, kNarrowN = 128;  // positions of a wide tile, of a narrow one
 constexpr int kWideRows = 128, kWideTiles = kWideRows / 16;  // row tiles of 16 of a wide tile
 constexpr int kNarrowTiles = 16;                             // of a narrow one, at most
@@ -58,7 +60,7 @@ KIE_CONST_FN bool is_dense() {
     }
     return S::rows >= 6 && S::rows % 2 == 0;
 }
-constexpr bool kDense = kSliced && !kFew && (SplitQkv::rows % 16 != 0 || SplitGu::rows % 16 != 0) &&
+constexpr bool kDense = kListed && (SplitQkv::rows % 16 != 0 || SplitGu::rows % 16 != 0) &&
                         is_dense<SplitQkv, kQkv>() && is_dense<SplitGu, 2 * kFfn>();
 // Of a norm's squares there is a sum for every four row tiles.
 constexpr int kFrags = frags_of<SplitO, kHidden>(), kFours = over(kFrags, 4);
@@ -115,7 +117,7 @@ static_assert(kNarrowWeights + 2 * kNarrowPart <= kStageBytes, "stages of one si
 static_assert(kOldBytes + kOldBytes / 2 <= kStageBytes, "a lane's part stands beside its residual");
 constexpr int kPfSlots = 0, kPfPages = 64, kPfStop = 256, kPfLast = 260, kPfPhase = 264,
               kPfPassed = 268, kPfBegun = 272, kPfItems = 276, kPfSeen = 284, kPfNow = 300,
-              kPfReady = 304, kPfLimit = 308, kPfScale = 320,
+              kPfReady = 304, kPfLimit = 308, kPfAsked = 312, kPfScale = 320,
               kPfSquares = kPfScale + 2 * kWideN * 4;
 constexpr int kPfRing = (kPfSquares + kWideTiles * kWideN * 4 + 1023) / 1024 * 1024;
 constexpr int kStages = (kSharedMax - kPfRing) / kStageBytes;
@@ -134,6 +136,13 @@ KIE_DEVICE u8* prefill_shared() {
 }
 KIE_DEVICE volatile u32* stop_word() { return (volatile u32*)(prefill_shared() + kPfStop); }
 KIE_DEVICE volatile u32* passed_word() { return (volatile u32*)(prefill_shared() + kPfPassed); }
+// Of slices (prefill_slices.h): how many of the block's items the workers have begun, and with how
+// many they are almost done, so that the next one may be taken: earlier, others might do it sooner.
+KIE_DEVICE volatile u32* begun_word() { return (volatile u32*)(prefill_shared() + kPfBegun); }
+KIE_DEVICE volatile u32* asked_word() { return (volatile u32*)(prefill_shared() + kPfAsked); }
+KIE_DEVICE void ask_next() {
+    if (kListed && thread() == 0) *asked_word() = *begun_word();
+}
 KIE_DEVICE volatile u32* phase_word() { return (volatile u32*)(prefill_shared() + kPfPhase); }
 
 // A tile of a product: `tiles` row tiles of one lane's matrix, from `frag` on, times `width`

@@ -1,14 +1,9 @@
-// Slices of one lane on several ranks (tensor parallelism): each rank's o and down make a part of
-// every sum. The sums of a group of eight places go to the rank that owns it; it alone adds them to
-// the residual, in order of rank, and gives all ranks what the next product takes: each number is
-// made once, so all ranks hold the same bits, and crosses the links once.
-//
-// Nobody meets. What there is to do is one list of items: of a layer, its stages' groups of places,
-// a turn each of the stages that have one. Blocks take the next item when they are about to be
-// done with theirs, and wait for what it needs: the stage before it at the same places, of
-// attention at all places up to those. So while some finish a group of a stage, others are at the
-// next group or stage, and sums are on their way meanwhile. An item needs only what stands before
-// it in the list, so somebody is always at work.
+// Many positions through slices of one lane on several ranks. Nobody meets. What there is to do is
+// one list of items: of a layer, its stages' groups of places, a turn each of the stages that have
+// one. Blocks take the next item when they are about to be done with theirs, and wait for what it
+// needs: the stage before it at the same places, of attention at all places up to those. So while
+// some finish a group of a stage, others are at the next group or stage, and sums are on their way
+// meanwhile. An item needs only what stands before it in the list, so somebody is always at work.
 #pragma once
 
 enum SliceStage {
@@ -40,19 +35,6 @@ KIE_CONST_FN int ring_of(int stage) {
 // Whether other ranks need what a stage makes.
 KIE_CONST_FN bool is_for_all(int stage) { return stage >= kDoO && stage != kDoGateUp; }
 
-// Mixing, in units of a warp: 64 rows of a group of eight places that this rank owns.
-constexpr int kMixWarps = (int)kWorkers / (int)kTeam;
-struct Owned {
-    int first, count;  // the first of this rank's groups of eight, how many it has
-};
-KIE_DEVICE Owned owned_of(const PrefillArgs& args, const Span& s) {
-    const int from = s.first / 8,
-              first = from + (int)(args.model.rank + kRanks - from % kRanks) % kRanks;
-    return {first, over(max_i(over(s.to, 8) - first, 0), kRanks)};
-}
-constexpr int kMixTurns = 4;  // units of a warp, of a whole group of places
-KIE_DEVICE int mix_turns(const Span& s) { return s.to - s.first == kGroupPlaces ? kMixTurns : 1; }
-
 constexpr u32 kItemBits = 24, kItemMask = (1u << kItemBits) - 1;
 // An item: the stage and group of the layer that it is of, and the number of the first one of
 // these.
@@ -74,13 +56,14 @@ KIE_DEVICE int items_at(const PrefillArgs& args, const Chunk& c, const Work& w, 
     const Span s = places_of(c, w);
     if (is_product(w.stage)) {
         const int product = product_of(w.stage);
-        const Cut cut = cut_at(c, product);
-        const int items = items_of(product, s, cut);
-        return ends ? items / cut.parts : items;
+        const int parts = cut_at(c, product).parts;
+        // As items_of, without divisions by what is not known before.
+        return over(s.to - s.first, kWideN) * over(frags_of(product), kWideTiles) *
+               (ends ? 1 : parts);
     }
     if (w.stage == kDoAttend) return runs_of(s);
     if (w.stage == kDoNorms) return kHeadNorm ? over(s.to - s.first, 16) : 0;
-    return max_i(over(kFours * owned_of(args, s).count, kMixWarps * mix_turns(s)), 1);
+    return mix_items(args, s);
 }
 // Goes on to the item of this number. False: it is of another chunk.
 KIE_DEVICE bool find_work(const PrefillArgs& args, const Chunk& c, u32 item, Work& w) {
@@ -180,7 +163,6 @@ KIE_DEVICE volatile u32* item_word(u32 n) {
 KIE_DEVICE volatile u32* ready_word() { return (volatile u32*)(prefill_shared() + kPfReady); }
 KIE_DEVICE volatile u32* limit_word() { return (volatile u32*)(prefill_shared() + kPfLimit); }
 KIE_DEVICE volatile u32* now_word() { return (volatile u32*)(prefill_shared() + kPfNow); }
-KIE_DEVICE volatile u32* begun_word() { return (volatile u32*)(prefill_shared() + kPfBegun); }
 KIE_DEVICE volatile u32* seen_word(int warp) {
     return (volatile u32*)(prefill_shared() + kPfSeen) + warp;
 }
@@ -195,19 +177,19 @@ KIE_DEVICE bool hear_item(u32 n, u32& item) {
         pause_ns(20);
     }
 }
-// By a warp that copies: not before the workers are at the item before it, so that none is kept
-// from other blocks for long, and all have heard of the last number that stood there.
+// By a warp that copies: not before the workers ask, and all have heard of the last number that
+// stood there.
 KIE_DEVICE bool take_item(Watch& w, const PrefillArgs& args, u32 n, u32& item) {
     const int warp = (int)(thread() - kWorkers) / (int)kTeam;
     if (warp == 0 && lane() == 0) {
         bool early = true;
         w.polls = 0;
         while (early && *stop_word() == 0) {
-            early = *begun_word() < n;
+            early = *asked_word() < n;
             KIE_UNROLL for (int other = 1; other < kCopiers; ++other) early |=
                 *seen_word(other) + 1 < n;
             if (!early) break;
-            if (!patient(w, 0x7000, n, *begun_word())) *stop_word() = 1;
+            if (!patient(w, 0x7000, n, *asked_word())) *stop_word() = 1;
             pause_ns(20);
         }
         if (early)
@@ -221,93 +203,6 @@ KIE_DEVICE bool take_item(Watch& w, const PrefillArgs& args, u32 n, u32& item) {
     sync_warp();
     if (lane() == 0) *seen_word(warp) = n + 1;
     return ballot(heard) == ~0u;
-}
-
-// The owner's part. A warp takes 64 rows of a group of eight places at a time: a thread four pairs
-// of rows of one place from each 32, which stand together in the operand. They go to the ranks from
-// shared memory, so that nobody waits for the links.
-struct Mixed {
-    u64 sums[4][kRanks];
-    int at[4];  // of the residual, in floats
-    float old[4][2];
-    u32 norm[4];
-};
-KIE_DEVICE void take_mixed(const PrefillArgs& args, const u32* norms, int kind, int layer, int c,
-                           int eight, Mixed& m) {
-    const int q = (int)lane() / 8, p = (int)lane() % 8;
-    KIE_UNROLL for (int n = 0; n < 4; ++n) {
-        const int row = c + 8 * n + 2 * q, in = row % SplitO::rows;
-        const int frag = row / SplitO::rows * SplitO::tiles_all + in / 16;
-        const int at = (frag * kEights + eight) * 32 + in % 16 / 2 * 4 + p / 2;
-        KIE_UNROLL for (int r = 0; r < kRanks; ++r) m.sums[n][r] =
-            past_at(args, kind, layer, r)[at];
-        m.at[n] = 4 * at + p % 2;
-        const float* residual = (const float*)old_at(args, 0) + m.at[n];
-        m.old[n][0] = residual[0], m.old[n][1] = residual[2];
-        m.norm[n] = norms[row / 2];
-    }
-}
-// Adds up, keeps, and says what the next product takes; adds to the squares' sum.
-KIE_DEVICE Quad add_mixed(const PrefillArgs& args, const Mixed& m, float& square) {
-    const bool odd = lane() % 2 != 0;
-    Quad x;
-    KIE_UNROLL for (int n = 0; n < 4; ++n) {
-        float sum[2] = {0, 0}, n0, n1;
-        KIE_UNROLL for (int r = 0; r < kRanks; ++r) {
-            float a[2], b[2];
-            unpack_half2((u32)m.sums[n][r], a[0], a[1]);
-            unpack_half2((u32)(m.sums[n][r] >> 32), b[0], b[1]);
-            sum[0] += odd ? a[1] : a[0], sum[1] += odd ? b[1] : b[0];
-        }
-        sum[0] += m.old[n][0], sum[1] += m.old[n][1];
-        float* residual = (float*)old_at(args, 0) + m.at[n];
-        residual[0] = sum[0], residual[2] = sum[1];
-        square += sum[0] * sum[0] + sum[1] * sum[1];
-        unpack_half2(m.norm[n], n0, n1);
-        x.v[n] = pack_half2(sum[0] * n0, sum[1] * n1);
-    }
-    return x;
-}
-KIE_DEVICE void mix_places(const PrefillArgs& args, const Span& span, int kind, int layer,
-                           int item) {
-    const int my = lane(), warp = thread() / kTeam;
-    const u32* norms = args.model.norms + (long)(2 * layer + 1 + kind) * (kHidden / 2);
-    u8* slots = prefill_shared() + kPfPush + warp * (kPushSlots * kPushBytes);
-    const Owned own = owned_of(args, span);
-    const int each = kMixWarps * mix_turns(span),
-              end = min_i((item + 1) * each, kFours * own.count);
-    int slot = 0;
-    KIE_NO_UNROLL for (int i = item * each + warp; i < end; i += kMixWarps) {
-        const int four = i / own.count, eight = own.first + i % own.count * kRanks, c = 64 * four;
-        float square = 0;  // none of rows beyond the matrix, of which there may be squares, too
-        if (c < kHidden) {
-            const bool whole = c + 32 < kHidden;
-            Mixed a, b;
-            take_mixed(args, norms, kind, layer, c, eight, a);
-            if (whole) take_mixed(args, norms, kind, layer, c + 32, eight, b);
-            push_read<kPushSlots - 1>();  // this slot's last bytes are gone
-            sync_warp();
-            u8* here = slots + slot * kPushBytes;
-            slot = slot + 1 < kPushSlots ? slot + 1 : 0;
-            ((Quad*)here)[my] = add_mixed(args, a, square);
-            if (whole) ((Quad*)here)[32 + my] = add_mixed(args, b, square);
-            writes_before_tiles();
-            sync_warp();
-            if (my < kRanks) {  // a thread a rank
-                const long at = kScrX + ((long)(c / 32) * kEights + eight) * kCores;
-                u8* to = args.scratch + at + args.hops[my];
-                push_copy(to, here, kCores);
-                if (whole) push_copy(to + kEights * kCores, here + kCores, kCores);
-            }
-            push_commit();
-        }
-        square += shuffle_xor(square, 8), square += shuffle_xor(square, 16);
-        u8* to = args.scratch + kScrSquares + ((long)four * kChunk + 8 * eight + my % 8) * 4;
-        KIE_NO_UNROLL for (int r = my / 8; r < kRanks; r += 4) {
-            float* there = (float*)(to + args.hops[r]);
-            *there = square;
-        }
-    }
 }
 
 KIE_DEVICE void attend_item(const PrefillArgs& args, const Chunk& chunk, const Span& span,
@@ -386,6 +281,7 @@ KIE_DEVICE void work_slices(const PrefillArgs& args, Pipe& pipe) {
             }
             if (ring != kNoRing) last = ring;
             if (ring != kOfStages) await_ready(n);
+            if (ring == kNoRing) ask_next();
             tick(clock, 16 + w.stage);
             const int i = (int)(item - w.first & kItemMask);
             const bool whole = do_item(args, pipe, pages, chunk, w, i);
@@ -497,7 +393,7 @@ KIE_KERNEL(kie_prefill, kPrefillThreads, PrefillArgs args) {
         for (int i = 0; i < kStages; ++i) slot_init(stage_slot(i), kWorkers / kTeam);
         for (int i = 0; i < kPageBuffers; ++i) slot_init(page_slot(i), kWorkers / kTeam);
         slots_ready();
-        *stop_word() = *phase_word() = *passed_word() = *begun_word() = 0;
+        *stop_word() = *phase_word() = *passed_word() = *begun_word() = *asked_word() = 0;
         for (int i = 0; i < kCopiers; ++i) *seen_word(i) = *item_word(i) = 0;
         *ready_word() = 0, *limit_word() = ~0u;
     }
@@ -506,14 +402,14 @@ KIE_KERNEL(kie_prefill, kPrefillThreads, PrefillArgs args) {
     if (thread() >= kWorkers) {
         fewer_registers<40>();
         pipe.parity = 1;
-        if constexpr (kSliced)
+        if constexpr (kListed)
             feed_slices(args, pipe);
         else
             feed_all(args, pipe);
         drain();
     } else {
         more_registers<232>();
-        if constexpr (kSliced)
+        if constexpr (kListed)
             work_slices(args, pipe);
         else
             work_all(args, pipe);

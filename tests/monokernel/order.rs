@@ -84,6 +84,7 @@ const TRUE: &[Case] = &[
     Case { what: "norms of heads, and pages", fixture: "qwen3", prompts: &[66], ..SHORT },
     Case { what: "two ranks", machine: "ranks=2,blocks=4", ..SHORT },
     Case { what: "a prompt's slices", ..SLICED },
+    Case { what: "a short prompt's slices", prompts: &[70], ..SLICED },
     Case { what: "a prompt's slices by groups, norms of heads", ..GROUPED },
     Case {
         what: "keys read by another block behind the edge",
@@ -158,6 +159,13 @@ const MUTANTS: &[Case] = &[
         what: "other ranks' sums are not waited for",
         edits: &[("return stage >= kDoO && stage", "return stage > kDoO && stage")],
         about: &["take_mixed", "share_sums"],
+        ..SLICED
+    },
+    Case {
+        what: "operands of a short prompt from other ranks are not waited for",
+        prompts: &[70],
+        edits: &[("if (!meet(watch, args, phase, kSliced)) return;", "if (!meet(watch, args, phase)) return;")],
+        about: &["store_state"],
         ..SLICED
     },
     Case {
