@@ -229,8 +229,6 @@ class Engine:
     def __del__(self) -> None:
         core = getattr(self, "_core", None)
         if core is not None and not core.is_closed():
-            import warnings
-
             warnings.warn(
                 "an engine was dropped without close(); use `with kie.Engine(...) as engine:`",
                 ResourceWarning,
@@ -383,7 +381,7 @@ def plan_ahead(
 
 def compiler_folders(device: str) -> list[str]:
     """Where `pip install kie[cuda]` has put the compiler of a GPU's kernels."""
-    if device != "auto" and not device.startswith("cuda"):
+    if device != "auto" and not str(device).startswith("cuda"):  # of a wrong type others tell
         return []
     from importlib.util import find_spec
 
