@@ -41,12 +41,7 @@ constexpr u32 kItemBits = 24, kItemMask = (1u << kItemBits) - 1;
 struct Work {
     int layer, stage, group;
     u32 first;
-    int turn;  // of the layer's
 };
-// The turn in which a stage has its first group. Links are in use all the time, and few blocks
-// wait, where stages that send much come between others.
-KIE_CONST_FN int first_turn(int stage) { return 0x0c0a070605020100ull >> 8 * stage & 255; }
-KIE_CONST_FN int layer_turns(int groups) { return first_turn(kDoMixDown) + groups; }
 KIE_DEVICE Span places_of(const Chunk& c, const Work& w) {
     return {w.group * kGroupPlaces, min_i((w.group + 1) * kGroupPlaces, c.to)};
 }
@@ -68,16 +63,13 @@ KIE_DEVICE int items_at(const PrefillArgs& args, const Chunk& c, const Work& w, 
 // Goes on to the item of this number. False: it is of another chunk.
 KIE_DEVICE bool find_work(const PrefillArgs& args, const Chunk& c, u32 item, Work& w) {
     for (;;) {
-        w.group = w.turn - first_turn(w.stage);
-        if (w.group >= 0 && w.group < groups_of(c)) {
-            const u32 items = items_at(args, c, w);
-            if ((item - w.first & kItemMask) < items) return true;
-            w.first += items;
-        }
+        const u32 items = items_at(args, c, w);
+        if ((item - w.first & kItemMask) < items) return true;
+        w.first += items;
+        if (++w.group < groups_of(c)) continue;
+        w.group = 0;
         if (++w.stage < kStages8) continue;
         w.stage = 0;
-        if (++w.turn < layer_turns(groups_of(c))) continue;
-        w.turn = 0;
         if (++w.layer == (int)args.to) return false;
     }
 }
@@ -147,7 +139,7 @@ KIE_DEVICE void await_needs(Watch& w, const PrefillArgs& args, const Chunk& c, c
         return;
     }
     KIE_NO_UNROLL for (int g = attends ? 0 : work.group; g <= work.group; ++g)
-        await_blocks_at(w, args, before, g, counted_at(args, c, {work.layer, before, g, 0, 0}));
+        await_blocks_at(w, args, before, g, counted_at(args, c, {work.layer, before, g, 0}));
     fence_device();
 }
 
@@ -259,14 +251,14 @@ KIE_DEVICE void work_slices(const PrefillArgs& args, Pipe& pipe) {
     Clock clock = {args.model.trace, 0};
     const int chunks = chunks_of(args), layers = (int)(args.to - args.from);
     u32 n = 0, item;
-    Work w = {0, 0, 0, 0, 0};
+    Work w = {0, 0, 0, 0};
     tick(clock, -1);
     KIE_NO_UNROLL for (int c = 0; c < chunks; ++c) {
         const Chunk chunk = chunk_at(args, c);
         if (args.from == 0) embed_chunk(args, chunk);
         if (!meet(watch, args, phase)) return;
         tick(clock, 31);
-        w.layer = args.from, w.stage = w.turn = 0;
+        w.layer = args.from, w.stage = w.group = 0;
         const u32 before = c * layers + 1 - args.from;
         int last = kNoRing;
         KIE_NO_UNROLL for (;; ++n) {
@@ -359,11 +351,11 @@ KIE_DEVICE void feed_slices(const PrefillArgs& args, Pipe& pipe) {
     Watch watch = {args.model, 0, 0, 0, false};
     const int chunks = chunks_of(args), layers = (int)(args.to - args.from);
     u32 n = 0, item = 0;
-    Work w = {0, 0, 0, 0, 0};
+    Work w = {0, 0, 0, 0};
     bool heard = false;  // of the n-th item
     KIE_NO_UNROLL for (int c = 0; c < chunks; ++c) {
         const Chunk chunk = chunk_at(args, c);
-        w.layer = args.from, w.stage = w.turn = 0;
+        w.layer = args.from, w.stage = w.group = 0;
         const u32 before = c * layers + 1 - args.from;
         int last = kNoRing;
         KIE_NO_UNROLL for (;; ++n, heard = false) {

@@ -61,7 +61,7 @@ const GROUPED: Case =
     Case { fixture: "qwen3", machine: "ranks=2,blocks=2", prompts: &[530], ..SLICED };
 
 /// A prompt by phases of the grid, and another in the kernel for short ones.
-const PHASED: Case = Case { fixture: "qwen3", machine: "blocks=3", prompts: &[200, 90], ..PARTED };
+const PHASED: Case = Case { fixture: "qwen3", machine: "blocks=3", prompts: &[200, 90], ..SLICED };
 
 /// A block that has not written the newest key reads it, at one side of the edge.
 macro_rules! reads_newest {
