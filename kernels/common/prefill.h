@@ -600,6 +600,7 @@ KIE_DEVICE bool product_item(const PrefillArgs& args, Pipe& pipe, const Chunk& c
     multiply_item(pipe, cut, product, item, d);
     sync_consumers<kWorkers>();  // scales are there, the last item's squares are read
     tick(clock, 12 + product);
+    ask_next();
     if (cut.parts > 1 && !join_parts(args, item, cut.parts, d)) return false;
     KIE_NO_UNROLL for (int turn = 0; turn < turns_of(item); ++turn) {
         const Turn at = turn_at(item, turn);

@@ -232,6 +232,7 @@ KIE_DEVICE void attend_run(const PrefillArgs& args, const Chunk& chunk, int laye
     wide_finish(o);
     release_page(at);
     pipe.at = end + 1;
+    ask_next();
     put_attention(args, run, m, o);
 }
 KIE_DEVICE void attend_chunk(const PrefillArgs& args, const Chunk& chunk, int layer,

@@ -117,7 +117,7 @@ static_assert(kNarrowWeights + 2 * kNarrowPart <= kStageBytes, "stages of one si
 static_assert(kOldBytes + kOldBytes / 2 <= kStageBytes, "a lane's part stands beside its residual");
 constexpr int kPfSlots = 0, kPfPages = 64, kPfStop = 256, kPfLast = 260, kPfPhase = 264,
               kPfPassed = 268, kPfBegun = 272, kPfItems = 276, kPfSeen = 284, kPfNow = 300,
-              kPfReady = 304, kPfLimit = 308, kPfScale = 320,
+              kPfReady = 304, kPfLimit = 308, kPfAsked = 312, kPfScale = 320,
               kPfSquares = kPfScale + 2 * kWideN * 4;
 constexpr int kPfRing = (kPfSquares + kWideTiles * kWideN * 4 + 1023) / 1024 * 1024;
 constexpr int kStages = (kSharedMax - kPfRing) / kStageBytes;
@@ -136,6 +136,13 @@ KIE_DEVICE u8* prefill_shared() {
 }
 KIE_DEVICE volatile u32* stop_word() { return (volatile u32*)(prefill_shared() + kPfStop); }
 KIE_DEVICE volatile u32* passed_word() { return (volatile u32*)(prefill_shared() + kPfPassed); }
+// Of slices (prefill_slices.h): how many of the block's items the workers have begun, and with how
+// many they are almost done, so that the next one may be taken: earlier, others might do it sooner.
+KIE_DEVICE volatile u32* begun_word() { return (volatile u32*)(prefill_shared() + kPfBegun); }
+KIE_DEVICE volatile u32* asked_word() { return (volatile u32*)(prefill_shared() + kPfAsked); }
+KIE_DEVICE void ask_next() {
+    if (kListed && thread() == 0) *asked_word() = *begun_word();
+}
 KIE_DEVICE volatile u32* phase_word() { return (volatile u32*)(prefill_shared() + kPfPhase); }
 
 // A tile of a product: `tiles` row tiles of one lane's matrix, from `frag` on, times `width`

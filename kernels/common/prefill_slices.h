@@ -151,7 +151,6 @@ constexpr int kLooks = 2;  // the copying warp that waits for what an item needs
 KIE_DEVICE volatile u32* item_word(u32 n) {
     return (volatile u32*)(prefill_shared() + kPfItems) + n % 2;
 }
-KIE_DEVICE volatile u32* begun_word() { return (volatile u32*)(prefill_shared() + kPfBegun); }
 // So many of the block's items are ready, or begun; from this one on there will be none.
 KIE_DEVICE volatile u32* ready_word() { return (volatile u32*)(prefill_shared() + kPfReady); }
 KIE_DEVICE volatile u32* limit_word() { return (volatile u32*)(prefill_shared() + kPfLimit); }
@@ -170,19 +169,19 @@ KIE_DEVICE bool hear_item(u32 n, u32& item) {
         pause_ns(20);
     }
 }
-// By a warp that copies: not before the workers are at the item before it, so that none is kept
-// from other blocks for long, and all have heard of the last number that stood there.
+// By a warp that copies: not before the workers ask, and all have heard of the last number that
+// stood there.
 KIE_DEVICE bool take_item(Watch& w, const PrefillArgs& args, u32 n, u32& item) {
     const int warp = (int)(thread() - kWorkers) / (int)kTeam;
     if (warp == 0 && lane() == 0) {
         bool early = true;
         w.polls = 0;
         while (early && *stop_word() == 0) {
-            early = *begun_word() < n;
+            early = *asked_word() < n;
             KIE_UNROLL for (int other = 1; other < kCopiers; ++other) early |=
                 *seen_word(other) + 1 < n;
             if (!early) break;
-            if (!patient(w, 0x7000, n, *begun_word())) *stop_word() = 1;
+            if (!patient(w, 0x7000, n, *asked_word())) *stop_word() = 1;
             pause_ns(20);
         }
         if (early)
@@ -274,6 +273,7 @@ KIE_DEVICE void work_slices(const PrefillArgs& args, Pipe& pipe) {
             }
             if (ring != kNoRing) last = ring;
             if (ring != kOfStages) await_ready(n);
+            if (ring == kNoRing) ask_next();
             tick(clock, 16 + w.stage);
             const int i = (int)(item - w.first & kItemMask);
             const bool whole = do_item(args, pipe, pages, chunk, w, i);
@@ -385,7 +385,7 @@ KIE_KERNEL(kie_prefill, kPrefillThreads, PrefillArgs args) {
         for (int i = 0; i < kStages; ++i) slot_init(stage_slot(i), kWorkers / kTeam);
         for (int i = 0; i < kPageBuffers; ++i) slot_init(page_slot(i), kWorkers / kTeam);
         slots_ready();
-        *stop_word() = *phase_word() = *passed_word() = *begun_word() = 0;
+        *stop_word() = *phase_word() = *passed_word() = *begun_word() = *asked_word() = 0;
         for (int i = 0; i < kCopiers; ++i) *seen_word(i) = *item_word(i) = 0;
         *ready_word() = 0, *limit_word() = ~0u;
     }

@@ -178,7 +178,7 @@ const MUTANTS: &[Case] = &[
         what: "operands of a short prompt from other ranks are not waited for",
         prompts: &[70],
         edits: &[("if (!meet(watch, args, phase, kSliced)) return;", "if (!meet(watch, args, phase)) return;")],
-        about: &["store_state"],
+        about: &["prefill_mix.h"],
         ..SLICED
     },
     Case {
@@ -187,7 +187,7 @@ const MUTANTS: &[Case] = &[
             "            seen = one < seen ? one : seen;",
             "            if (stage == kDoO || r == (int)args.model.rank) seen = one < seen ? one : seen;",
         )],
-        about: &["store_state"],
+        about: &["prefill_mix.h"],
         ..SLICED
     },
     Case {
