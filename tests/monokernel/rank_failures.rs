@@ -3,12 +3,16 @@
 //! The machines stay good for the next engine. On GPUs, `KIE_DEVICE=cuda:0,1`, those with so many
 //! ranks run, and the error has to come within a second.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::any::Any;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kie_core::engine::Engine;
 use kie_core::Error;
+use kie_kernels::device::{self, Options};
+use kie_kernels::mono::machine::{Flight, Launch, Machine, Memory, Module, Source};
+use kie_kernels::mono::Mono;
 
 use super::failures::{continue_greedily, edited, open_over, several};
 use super::support::{goldens, greedy_request};
@@ -192,4 +196,93 @@ fn a_stray_access_is_a_fault_that_names_both_ranks() {
         let parts = [what, "memory of rank ", "which others "];
         assert!(parts.iter().all(|part| error.contains(part)), "{to}: {error}");
     }
+}
+
+/// The kernels under way of a group whose last rank is slow, and what was freed meanwhile.
+#[derive(Default)]
+struct Watched {
+    flying: AtomicUsize,
+    freed: AtomicUsize,
+}
+
+/// A machine whose memory tells when it is freed, and whose kernels end late where it is slow.
+struct Slow {
+    machine: Arc<dyn Machine>,
+    slow: bool,
+    watched: Arc<Watched>,
+}
+
+struct Owned(Option<Arc<dyn Any + Send + Sync>>, Arc<Watched>);
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        self.1.freed.fetch_add(usize::from(self.1.flying.load(Relaxed) > 0), Relaxed);
+        self.0.take();
+    }
+}
+
+struct SlowFlight {
+    flight: Box<dyn Flight>,
+    ended: Option<Instant>,
+    late: Duration,
+    watched: Arc<Watched>,
+}
+
+impl Flight for SlowFlight {
+    fn done(&mut self) -> kie_kernels::Result<bool> {
+        if self.ended.is_none() && self.flight.done()? {
+            self.ended = Some(Instant::now());
+        }
+        Ok(self.ended.is_some_and(|ended| ended.elapsed() >= self.late))
+    }
+}
+
+impl Drop for SlowFlight {
+    fn drop(&mut self) {
+        self.wait();
+        self.watched.flying.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Machine for Slow {
+    as_the_machine_does!();
+    fn compile(&self, source: &Source) -> kie_kernels::Result<Arc<dyn Module>> {
+        self.machine.compile(source)
+    }
+    fn alloc(&self, bytes: usize) -> kie_kernels::Result<Memory> {
+        self.machine.alloc(bytes)
+    }
+    fn alloc_symmetric(&self, bytes: usize) -> kie_kernels::Result<Memory> {
+        let Memory { address, bytes, owner } = self.machine.alloc_symmetric(bytes)?;
+        let owner = Arc::new(Owned(Some(owner), self.watched.clone()));
+        Ok(Memory { address, bytes, owner })
+    }
+    fn launch(
+        &self,
+        module: &Arc<dyn Module>,
+        launch: &Launch<'_>,
+    ) -> kie_kernels::Result<Box<dyn Flight>> {
+        let flight = self.machine.launch(module, launch)?;
+        self.watched.flying.fetch_add(1, Relaxed);
+        let late = Duration::from_millis(if self.slow { 300 } else { 0 });
+        Ok(Box::new(SlowFlight { flight, ended: None, late, watched: self.watched.clone() }))
+    }
+}
+
+/// Who still runs may store into anybody's words.
+#[test]
+fn nothing_is_freed_before_the_last_rank_has_ended() {
+    let (name, sim) = ("sim:ranks=2,blocks=4,seed=3", Options::default());
+    let watched = Arc::new(Watched::default());
+    let slow = |(rank, machine)| -> Arc<dyn Machine> {
+        Arc::new(Slow { machine, slow: rank == 1, watched: watched.clone() })
+    };
+    let machines = device::machines(name, &sim).unwrap();
+    let machines = machines.into_iter().enumerate().map(slow).collect();
+    let engine = open_over("llama", Arc::new(Mono::new(name, machines, &sim).unwrap()));
+    let mut stream = engine.stream(greedy_request(&goldens(&fixture("llama"), "")[0].ids, 400));
+    assert!(stream.as_mut().unwrap().next().unwrap().is_ok());
+    engine.close();
+    assert_eq!(watched.flying.load(Relaxed), 0);
+    assert_eq!(watched.freed.load(Relaxed), 0, "freed under a kernel");
 }

@@ -13,6 +13,7 @@ from kie import errors
 from kie.kccl import Communicator
 
 DEVICES = ["cpu", "sim:blocks=8"]
+FOUR = Path(__file__).parents[2] / "crates" / "kie-kccl" / "topologies" / "h200x4.json"
 
 
 def ranks_of(device: str, ranks: int = 4) -> Communicator:
@@ -108,6 +109,8 @@ def test_ranks_that_are_listed(device: str) -> None:
         ("sim:blocks=2", {"ranks": 2, "message_bytes": -1}, "message_bytes=-1 is out of range"),
         # Three times this is a little more than 64 bits hold.
         ("sim:blocks=2", {"ranks": 2, "message_bytes": 2**64 // 3 + 1}, "message_bytes: wanted at"),
+        ("sim:blocks=8", {"ranks": 2, "topology": FOUR}, "2 ranks: the topology 4x H200"),
+        ("sim:0,1", {"topology": FOUR}, "2 ranks: the topology 4x H200"),
         ("cpu", {"budget_s": float("nan")}, "budget_s NaN"),
         ("cpu", {"budget_s": -1.0}, "budget_s -1"),
         (["cpu", "cpu"], {}, "the CPU is one"),
