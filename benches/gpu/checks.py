@@ -67,6 +67,47 @@ def steady(shape: str, folder: Path, device: str, *, runs: int, tokens: int) -> 
     }
 
 
+def behind(engine: kie.Engine, ids: list[int], tokens: int) -> list[tuple[int, dict[int, float]]]:
+    """Greedy tokens behind a prompt, each with the log-probabilities of the 20 likeliest ids."""
+    asked = {"temperature": 0, "max_tokens": tokens, "ignore_eos": True, "logprobs": 20}
+    with engine.stream(ids, **asked) as stream:
+        return [(t.token_ids[0], {top.id: top.logprob for top in t.top_logprobs}) for t in stream]
+
+
+def prompts(
+    shape: str, folder: Path, device: str, *, lengths: tuple[int, ...], runs: int, gate: float
+) -> Iterator[dict[str, Any]]:
+    """Long prompts over several GPUs: log-probabilities behind them beside those of the first GPU
+    alone, relative to how large logits are, and one continuation with the same bits in all runs.
+
+    Prompts are not shared between runs, so each is computed anew.
+    """
+    options = {"max_seq_len": max(lengths) + 64, "max_batch": 1, "prefix_cache": False}
+    alone = device.partition(",")[0]
+    with kie.Engine(folder, device=alone, **options) as engine:
+        drawn = [fresh(pool(engine), n, random.Random(n)) for n in lengths]
+        wanted = [behind(engine, ids, 1)[0] for ids in drawn]
+        size = float(np.sqrt(np.mean(np.square(engine.logits(drawn[0][:8], path="decode")))))
+    with kie.Engine(folder, device=device, **options) as engine:
+        for ids, (_, want) in zip(drawn, wanted, strict=True):
+            found = [behind(engine, ids, 8) for _ in range(runs)]
+            got = found[0][0][1]
+            both = sorted(want.keys() & got.keys())
+            off = np.array([got[i] - want[i] for i in both])
+            distance = float(np.sqrt(np.mean(np.square(off)))) / size if both else float("inf")
+            alike = sum(one == found[0] for one in found)
+            yield {
+                "check": "prompts",
+                "shape": shape,
+                "gpus": device.count(",") + 1,
+                "ids": len(ids),
+                "distance": round(distance, 6),
+                "likeliest_shared": len(both),
+                "runs_alike": f"{alike} of {runs}",
+                "good": distance <= gate and len(both) >= 15 and alike == runs,
+            }
+
+
 class Nvml:
     """How busy a GPU has been lately, as its driver says."""
 

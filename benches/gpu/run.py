@@ -32,7 +32,7 @@ KNOWN = {"own_laneformer_mixed": (2.6e-3, 2.6e-3), "own_llama_f16": (GATE["decod
 what halves cost by themselves (tools/fixtures/rounded.py)."""
 ECHO_US = (4.0, 50.0)
 """Targets of the host's answer to a token: median, p99."""
-CHECKS = ("echo", "steady", "idle", "neighbours")
+CHECKS = ("echo", "steady", "prompts", "idle", "neighbours")
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 """Slow, and only where the CUDA toolkit is: run when named."""
 KEPT = {
@@ -47,6 +47,8 @@ KEPT = {
     "floor_us": "floor_us",
 }
 """Of a row, what baselines have under which name."""
+PROMPTS = ("llama-3.1-8b-few", "llama-3.2-1b")
+"""Shapes whose long prompts several GPUs have to answer as one does."""
 STEADY = ("llama-3.2-1b", "laneformer-2b-lane", "laneformer-2b-half")
 
 
@@ -171,6 +173,13 @@ def main() -> int:
                 runs = 20 if given.gpus == 1 else 100
                 others.append(checks.steady(shape, folder, given.device, runs=runs, tokens=1000))
                 print(checks.show(others[-1]), flush=True)
+    for shape in PROMPTS if "prompts" in given.checks and given.gpus > 1 else ():
+        with speed.shaped(shape) as folder:
+            for row in checks.prompts(
+                shape, folder, given.device, lengths=(700, 2037), runs=20, gate=GATE["prefill"]
+            ):
+                others.append(row)
+                print(checks.show(row), flush=True)
     for row in check_all(given.device, given.checks):
         others.append(row)
         print(checks.show(row), flush=True)

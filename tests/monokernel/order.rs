@@ -47,8 +47,8 @@ const SHORT: Case = Case {
     about: &[],
 };
 
-/// A prompt over several ranks, whose gate and up come in two parts.
-const PARTED: Case = Case {
+/// A prompt over several ranks that slice a model.
+const SLICED: Case = Case {
     fixture: "own_llama_fp8_tied",
     entry: "kie_prefill",
     machine: "ranks=3,blocks=3",
@@ -56,12 +56,12 @@ const PARTED: Case = Case {
     ..SHORT
 };
 
-/// The same, long enough for halves.
-const HALVED: Case =
-    Case { fixture: "qwen2", machine: "ranks=2,blocks=2", prompts: &[600], ..PARTED };
+/// The same of several groups of places.
+const GROUPED: Case =
+    Case { fixture: "qwen3", machine: "ranks=2,blocks=2", prompts: &[530], ..SLICED };
 
 /// A prompt by phases of the grid, and another in the kernel for short ones.
-const PHASED: Case = Case { fixture: "qwen3", machine: "blocks=3", prompts: &[200, 90], ..PARTED };
+const PHASED: Case = Case { fixture: "qwen3", machine: "blocks=3", prompts: &[200, 90], ..SLICED };
 
 /// A block that has not written the newest key reads it, at one side of the edge.
 macro_rules! reads_newest {
@@ -88,8 +88,9 @@ const TRUE: &[Case] = &[
     },
     Case { what: "norms of heads, and pages", fixture: "qwen3", prompts: &[66], ..SHORT },
     Case { what: "two ranks", machine: "ranks=2,blocks=4", ..SHORT },
-    Case { what: "a prompt's slices in two parts", ..PARTED },
-    Case { what: "a prompt's slices, down by halves", ..HALVED },
+    Case { what: "a prompt's slices", ..SLICED },
+    Case { what: "a short prompt's slices", prompts: &[70], ..SLICED },
+    Case { what: "a prompt's slices by groups, norms of heads", ..GROUPED },
     Case {
         what: "keys read by another block behind the edge",
         edits: &[(
@@ -159,37 +160,59 @@ const MUTANTS: &[Case] = &[
         ..SHORT
     },
     Case {
-        what: "what the next product takes is not waited for",
-        edits: &[("kNotBegun, kAwait + kOfBegun", "kNotBegun, kGoOn")],
-        about: &["stage_copy", "store_state"],
-        ..PARTED
-    },
-    Case {
-        what: "what it takes of the other places is not waited for",
-        edits: &[("kBegun, kAwait + kOfOthers", "kBegun, kGoOn")],
-        about: &["stage_copy", "store_state"],
-        ..PARTED
+        what: "what a product takes is not waited for",
+        edits: &[(
+            "            await_needs(w, args, chunk, work, turn);\n",
+            "            if (!is_product(work.stage)) await_needs(w, args, chunk, work, turn);\n",
+        )],
+        about: &["stage_copy"],
+        ..SLICED
     },
     Case {
         what: "other ranks' sums are not waited for",
-        edits: &[("kToO, kAllPlaces, kMeetRanks", "kToO, kAllPlaces, kMeet")],
-        about: &["stage_copy", "store_state"],
-        ..PARTED
+        edits: &[("return stage >= kDoO && stage", "return stage > kDoO && stage")],
+        about: &["take_mixed", "share_sums"],
+        ..SLICED
     },
     Case {
-        what: "other ranks' sums of the first half are not waited for",
-        edits: &[("kSecondHalf, kAwait + kOfSums", "kSecondHalf, kGoOn")],
-        about: &["stage_copy", "store_state"],
-        ..HALVED
+        what: "operands of a short prompt from other ranks are not waited for",
+        prompts: &[70],
+        edits: &[("if (!meet(watch, args, phase, kSliced)) return;", "if (!meet(watch, args, phase)) return;")],
+        about: &["prefill_mix.h"],
+        ..SLICED
     },
     Case {
-        what: "nothing is fenced behind the wait for what other ranks sent",
+        what: "operands from other ranks are not waited for",
         edits: &[(
-            "        }\n    }\n    fence_system();\n}\n// What the block has sent",
-            "        }\n    }\n}\n// What the block has sent",
+            "            seen = one < seen ? one : seen;",
+            "            if (stage == kDoO || r == (int)args.model.rank) seen = one < seen ? one : seen;",
         )],
-        about: &["take_scales", "mix_places"],
-        ..PARTED
+        about: &["prefill_mix.h"],
+        ..SLICED
+    },
+    Case {
+        what: "a group is told of before its last item",
+        edits: &[(
+            "return (u64)(w.layer - (int)args.from + 1) * items_at(args, c, w, true);",
+            "return (u64)(w.layer - (int)args.from + 1) * items_at(args, c, w, true) - 1;",
+        )],
+        about: &["prefill"],
+        ..GROUPED
+    },
+    Case {
+        what: "stages come where pages are still read",
+        edits: &[("ring != kNoRing && ring != last;", "ring != kNoRing && last == kNoRing;")],
+        about: &["stage_copy"],
+        ..SLICED
+    },
+    Case {
+        what: "nothing is fenced behind the wait for what other ranks made",
+        edits: &[(
+            "        pause_ns(40);\n    }\n    fence_system();\n}\n// ... or of",
+            "        pause_ns(40);\n    }\n}\n// ... or of",
+        )],
+        about: &["prefill"],
+        ..SLICED
     },
     Case {
         what: "copying warps do not wait for the phase before",
