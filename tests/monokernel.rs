@@ -85,10 +85,14 @@ const DECODE_GATE: f64 = 2e-3;
 /// The same where a prompt's activations may be bfloat16 for the matrix units.
 const PREFILL_GATE: f64 = 1.5e-2;
 
-/// Beyond the gate of the decode path, with the bound that holds instead. A float64 pass with the
-/// kernel's roundings put in one by one gives the same 2.4e-3: 1.6e-3 of it from normed activations
-/// as halves, 1.3e-3 from q and k, 0.7e-3 from the residual's words. It needs two halves a number.
-const KNOWN: &[(&str, f64)] = &[("own_laneformer_mixed", 2.6e-3)];
+/// Beyond the gate of the decode path, on one machine and on several, with the bounds that hold
+/// instead. A float64 pass with the kernel's roundings put in (tools/fixtures/rounded.py) says that
+/// it is the numbers' format. The first: 2.4e-3, of it 1.6e-3 from normed activations as halves,
+/// 1.3e-3 from q and k, 0.7e-3 from the residual's words. The second, whose attention is sharp, has
+/// 1.96e-3 on one, 2.13e-3 and 2.08e-3 where the sums of two and four ranks travel as halves. They
+/// need two halves a number.
+const KNOWN: &[(&str, f64, f64)] =
+    &[("own_laneformer_mixed", 2.6e-3, 2.6e-3), ("own_llama_f16", DECODE_GATE, 2.2e-3)];
 
 /// One engine's turn.
 struct Job {
@@ -136,6 +140,15 @@ fn worst(engine: &Engine, goldens: &[Golden], path: LogitsPath, most: usize) -> 
     goldens.iter().map(error).fold(0.0, f64::max)
 }
 
+/// How many machines a device is.
+fn machines_of(device: &str) -> usize {
+    match device.split_once("ranks=") {
+        Some((_, rest)) => rest.split(',').next().unwrap().parse().unwrap(),
+        None if device.starts_with("sim") => 1,
+        None => device.split(',').count(),
+    }
+}
+
 fn check(job: &Job) {
     let Job { folder, device, positions, tokens } = job;
     let name = folder.file_name().unwrap().to_string_lossy().into_owned();
@@ -144,9 +157,13 @@ fn check(job: &Job) {
     let prefill = worst(&engine, &goldens, LogitsPath::Prefill, usize::MAX);
     let decode = worst(&engine, &goldens, LogitsPath::Decode, *positions);
     eprintln!("{name} {device}: relative L2 {prefill:.2e} prefill, {decode:.2e} decode");
-    assert!(prefill <= PREFILL_GATE, "{name} {device}: {prefill:.2e} on the prefill path");
-    let known = KNOWN.iter().find(|(fixture, _)| *fixture == name);
-    let gate = known.map_or(DECODE_GATE, |(_, bound)| *bound);
+    let known = KNOWN.iter().find(|(fixture, ..)| *fixture == name);
+    let several = machines_of(device) > 1;
+    let gate = known.map_or(DECODE_GATE, |(_, one, more)| if several { *more } else { *one });
+    // Simulated prompts are columns of the decode kernel, in full length.
+    let simulated = device.starts_with("sim");
+    let most = if simulated { gate } else { PREFILL_GATE };
+    assert!(prefill <= most, "{name} {device}: {prefill:.2e} on the prefill path");
     assert!(decode <= gate, "{name} {device}: {decode:.2e} on the decode path");
     for (i, golden) in goldens.iter().enumerate() {
         let count = golden.generated.len().min(*tokens);

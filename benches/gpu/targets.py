@@ -44,6 +44,7 @@ TABLE = (
     Target("laneformer-2b-half", "decode", 128, 122, 200, gpus=4),
     Target("laneformer-2b-half", "exposed", 128, None, 0.03, gpus=4),
     Target("llama-3.1-8b", "decode", 128, 830, 1000, gpus=4),
+    Target("laneformer-2b", "decode", 128, 122, 200, gpus=8),
     # Three times the rate of one GPU.
     Target("llama-3.1-8b", "prompt", 2048, None, 47_100 / 3, gpus=4),
 )
@@ -114,14 +115,15 @@ def split(row: dict[str, Any]) -> dict[str, float] | None:
 
 
 def verdicts(rows: list[dict[str, Any]], gpus: int = 1) -> Iterator[str]:
-    """The table, a line each row that was measured on so many GPUs."""
+    """The table of so many GPUs, a line each row."""
     yield f"{'work':44} {'floor us':>9} {'target us':>10} {'us':>10}"
     for target in (t for t in TABLE if t.gpus == gpus):
-        found = figure(target, rows)
-        if found is None:
-            continue
-        us, limit = found
         floor = f"{target.floor_us:.0f}" if target.floor_us else ""
         work = f"{target.shape}, {target.what} at {target.at}"
+        found = figure(target, rows)
+        if found is None:
+            yield f"{work:44} {floor:>9} {'':10} not measured"
+            continue
+        us, limit = found
         missed = "" if us <= limit else f"  missed: {us / limit:.2f}x"
         yield f"{work:44} {floor:>9} {limit:10.0f} {us:10.1f}{missed}"

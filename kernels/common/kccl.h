@@ -396,7 +396,7 @@ struct Args {
     u32 warm;   // steps before the clock starts
     float scale;
 };
-static_assert(sizeof(Args) == 160, "lib.rs has the same");
+static_assert(sizeof(Args) == 160, "device.rs has the same");
 
 // One step the one-shot way, or in bulk; `in` is where an all-reduce finds its own data.
 template <int kDtype, bool kBulk>

@@ -14,7 +14,7 @@ constexpr u64 kPackNowhere = ~0ull;
 // Rows of one stored matrix. A stored row is `parts` parts of `real` numbers behind `skip` others;
 // each part is padded to `padded` numbers.
 struct PackJob {
-    u64 from;    // the first row, aligned as its numbers
+    u64 from;    // where the first row's first number stands, or would; aligned as numbers
     u64 scales;  // float32 factors, from those of the first row's blocks on
     u64 places;  // a PackPlace a row
     u64 to;      // what places count from
@@ -26,7 +26,7 @@ struct PackJob {
     u32 unit_bytes;             // 32 columns of all rows of a block; 0: halves in a row, no units
     u32 k_warps, pairs, chunk;  // units of a warp, and of a stage
     u32 tag;                    // names the matrix where a number is beyond float16
-    u32 padding;                // 0
+    u32 stride;  // numbers from row to row: of rows that are not there in full, fewer
 };
 enum PackFormat : u32 { kPackF32, kPackF16, kPackBf16, kPackF8 };
 
@@ -67,7 +67,7 @@ KIE_DEVICE float pack_stored(const PackJob& job, u64 at) {
 // The number at a column, 0 behind the last one.
 KIE_DEVICE float pack_number(const PackJob& job, u32 row, u32 column) {
     if (column >= job.cols) return 0;
-    const float stored = pack_stored(job, (u64)row * job.cols + column);
+    const float stored = pack_stored(job, (u64)row * job.stride + column);
     if (job.block_rows == 0) return stored;
     const u32 grid = (job.cols + job.block_cols - 1) / job.block_cols;
     const u32 down = (job.first + row) / job.block_rows - job.first / job.block_rows;

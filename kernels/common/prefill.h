@@ -17,14 +17,35 @@ KIE_DEVICE void await_stage(const Pipe& p) {
 struct Share {
     Quad v[4];
 };  // a warp's 16 rows of a stage: 64 of k
-KIE_DEVICE void take_share(const Pipe& p, Share& a, int rows, bool whole) {
+// Where a thread's part of its warp's rows lies: of those that one block owns, or of the matrix's.
+struct OwnRows {
+    int rows;
+    KIE_DEVICE bool live() const { return (int)lane() < 2 * rows; }
+    KIE_DEVICE u32 at() const { return thread() / kTeam * 1024 + lane() * 16; }
+    KIE_DEVICE u32 half() const { return rows * 32; }
+};
+struct DenseRows {
+    u32 where;  // its tile's rows, its byte
+    KIE_DEVICE bool live() const { return where != 0; }
+    KIE_DEVICE u32 at() const { return where & 0xffff; }
+    KIE_DEVICE u32 half() const { return (where >> 16) * 32; }
+};
+template <class S>
+KIE_DEVICE DenseRows dense_rows(const WideItem& item, int all) {
+    const int first = 16 * item.frag, row = first + thread() / kTeam * 16 + lane() / 4 * 2;
+    if (row >= min_i(first + 16 * item.tiles, all)) return {0};
+    const int in = row % S::rows, tile = in - in % 16, rows = min_i(S::rows - tile, 16);
+    const int from = row - in + tile - touched_by<S>(first, first + 16).first;
+    return {(u32)rows << 16 | (u32)(from * 64 + in % 16 / 2 * 64 + lane() % 4 * 16)};
+}
+template <class Rows>
+KIE_DEVICE void take_share(const Pipe& p, Share& a, const Rows& rows, bool whole) {
     await_stage(p);
-    const int my = lane(), tile = thread() / kTeam;
-    const u8* w = stage_bytes(p.at) + tile * 1024 + my * 16;
+    const u8* w = stage_bytes(p.at) + rows.at();
     KIE_UNROLL for (int i = 0; i < 4; ++i) {
         a.v[i] = {{0, 0, 0, 0}};
-        if (my < 2 * rows && (i < 2 || whole))
-            a.v[i] = *(const Quad*)(w + i / 2 * (kStageWeights / 2) + i % 2 * rows * 32);
+        if (rows.live() && (i < 2 || whole))
+            a.v[i] = *(const Quad*)(w + i / 2 * (kStageWeights / 2) + i % 2 * rows.half());
     }
 }
 template <int kN>
@@ -37,8 +58,8 @@ KIE_DEVICE void multiply_share(const Pipe& p, const Share& a, float (&d)[kWideN 
 }
 // A run of pairs of k of one wide item. One group of products is always queued behind the one that
 // runs.
-template <int kN>
-KIE_DEVICE void accumulate(Pipe& pipe, int from, int to, int pairs, int rows,
+template <int kN, class Rows>
+KIE_DEVICE void accumulate(Pipe& pipe, int from, int to, int pairs, const Rows& rows,
                            float (&d)[kWideN / 2]) {
     KIE_UNROLL for (int i = 0; i < kWideN / 2; ++i) d[i] = 0;
     Share a, b;
@@ -312,9 +333,6 @@ KIE_DEVICE void add_lanes(const PrefillArgs& args, const Chunk& chunk, int layer
 }
 // A batch of the residual with the other lanes' sums: from memory, where parts of k were joined
 // (nobody knew who would need it) ...
-KIE_DEVICE const Quad* old_at(const PrefillArgs& args, int lane_index) {
-    return (const Quad*)(args.scratch + kScrResidual) + lane_index * kLaneResidual;
-}
 KIE_DEVICE void take_old(const PrefillArgs& args, const WideItem& item, int kind, int layer,
                          long at, Quad (&old)[kBatch]) {
     const Quad* residual = old_at(args, item.lane_index) + at;
@@ -511,8 +529,8 @@ KIE_DEVICE void put_last(const PrefillArgs& args, const Chunk& chunk) {
 }
 
 KIE_DEVICE WideRows rows_of_product(int product, int f) {
-    return product == kToQkv      ? rows_at<SplitQkv, kQkv>(f)
-           : product == kToGateUp ? rows_at<SplitGu, 2 * kFfn>(f)
+    return product == kToQkv      ? product_rows<SplitQkv, kQkv>(f)
+           : product == kToGateUp ? product_rows<SplitGu, 2 * kFfn>(f)
                                   : residual_rows(f);
 }
 // The rows of the embedding, in the order of a product's results.
@@ -555,48 +573,61 @@ KIE_DEVICE void multiply_item(Pipe& pipe, const Cut& cut, int product, const Wid
     const auto rows_of = [&](int turn) {
         return rows_of_product(product, item.frag + turn_at(item, turn).tile).rows;
     };
-    if (!is_narrow(item))
-        accumulate<kWideN>(pipe, from, to, pairs, rows_of(0), d);
-    else if (item.tiles <= 4)
+    if constexpr (kDense) {
+        const OwnRows own = {rows_of(0)};
+        const DenseRows rows = product == kToQkv ? dense_rows<SplitQkv>(item, kQkv)
+                               : product == kToGateUp
+                                   ? dense_rows<SplitGu>(item, 2 * kFfn)
+                                   : DenseRows{own.live() ? (u32)own.rows << 16 | own.at() : 0};
+        accumulate<kWideN>(pipe, from, to, pairs, rows, d);
+    } else if (!is_narrow(item)) {
+        accumulate<kWideN>(pipe, from, to, pairs, OwnRows{rows_of(0)}, d);
+    } else if (item.tiles <= 4)
         accumulate_narrow<1>(pipe, from, to, pairs, rows_of, d);
     else if (item.tiles <= 8)
         accumulate_narrow<2>(pipe, from, to, pairs, rows_of, d);
     else
         accumulate_narrow<3>(pipe, from, to, pairs, rows_of, d);
 }
-// `passed` is called by all workers behind each item's products, before its results go anywhere.
-template <class Passed>
-KIE_DEVICE void product_phase(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk,
-                              const Span& span, int product, int layer, Passed passed) {
+// False: of an item in parts others have yet to make theirs.
+KIE_DEVICE bool product_item(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk,
+                             const Cut& cut, const WideItem& item, int product, int layer,
+                             float* scale, float (&d)[kWideN / 2]) {
+    if (kListed) await_stage(pipe);  // what the squares are of is there, too
+    if (product == kToQkv || product == kToGateUp) take_scales(args, item, scale);
+    Clock clock = {args.model.trace, 0};
+    tick(clock, -1);
+    multiply_item(pipe, cut, product, item, d);
+    sync_consumers<kWorkers>();  // scales are there, the last item's squares are read
+    tick(clock, 12 + product);
+    ask_next();
+    if (cut.parts > 1 && !join_parts(args, item, cut.parts, d)) return false;
+    KIE_NO_UNROLL for (int turn = 0; turn < turns_of(item); ++turn) {
+        const Turn at = turn_at(item, turn);
+        const WideRows rows = rows_of_product(product, item.frag + at.tile);
+        const float* scales = scale + (at.place - item.place);
+        if (product == kToQkv)
+            put_qkv(args, chunk, layer, item, rows, at.place, at.batches, scales, d);
+        else if (product == kToGateUp)
+            put_act(args, item, rows, at.place, at.batches, scales, d);
+        else
+            put_sums(args, pipe, cut.parts > 1, product == kToDown, layer, item, rows, turn,
+                     at.batches, d);
+    }
+    const bool adds = product == kToO || product == kToDown;
+    if (adds && !is_mixed(args, product, layer)) put_squares(args, item);
+    return true;
+}
+KIE_DEVICE void product_phase(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk, int product,
+                              int layer) {
     const Cut cut = cut_at(chunk, product);
-    const int items = items_of(product, span, cut);
+    const int items = items_of(product, all_of(chunk), cut);
     float d[kWideN / 2];
     int turn = 0;
     KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks, turn ^= 1) {
-        const WideItem item = item_at(product, span, cut, i);
         float* scale = (float*)(prefill_shared() + kPfScale) + turn * kWideN;
-        if (product == kToQkv || product == kToGateUp) take_scales(args, item, scale);
-        Clock clock = {args.model.trace, 0};
-        tick(clock, -1);
-        multiply_item(pipe, cut, product, item, d);
-        sync_consumers<kWorkers>();  // scales are there, the last item's squares are read
-        tick(clock, 12 + product);
-        passed();
-        if (cut.parts > 1 && !join_parts(args, item, cut.parts, d)) continue;
-        KIE_NO_UNROLL for (int turn = 0; turn < turns_of(item); ++turn) {
-            const Turn at = turn_at(item, turn);
-            const WideRows rows = rows_of_product(product, item.frag + at.tile);
-            const float* scales = scale + (at.place - item.place);
-            if (product == kToQkv)
-                put_qkv(args, chunk, layer, item, rows, at.place, at.batches, scales, d);
-            else if (product == kToGateUp)
-                put_act(args, item, rows, at.place, at.batches, scales, d);
-            else
-                put_sums(args, pipe, cut.parts > 1, product == kToDown, layer, item, rows, turn,
-                         at.batches, d);
-        }
-        const bool adds = product == kToO || product == kToDown;
-        if (adds && !is_mixed(args, product, layer)) put_squares(args, item);
+        const WideItem item = item_at(product, all_of(chunk), cut, i);
+        product_item(args, pipe, chunk, cut, item, product, layer, scale, d);
     }
 }
 // Whether ranks meet behind a phase: who reads others' outputs is done with them before these are
@@ -610,7 +641,7 @@ KIE_DEVICE bool is_shared(const PrefillArgs& args, int product, int layer) {
 KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
     PagePipe pages = {0};
     Watch watch = {args.model, 0, 0, 0, false};
-    Phase phase = {0, 0};
+    Phase phase = {0};
     Clock clock = {args.model.trace, 0};
     const int chunks = chunks_of(args);
     tick(clock, -1);
@@ -625,24 +656,27 @@ KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
             watch.step = layer;
             KIE_NO_UNROLL for (int product = kToQkv; product <= kToDown; ++product) {
                 if (product == kToO) {
-                    attend_chunk(args, chunk, all_of(chunk), layer, pages);
+                    attend_chunk(args, chunk, layer, pages);
                     add_lanes(args, chunk, layer);
                     tick(clock, 8);
                     if (!meet(watch, args, phase)) return;
                     tick(clock, 9);
                 }
-                product_phase(args, pipe, chunk, all_of(chunk), product, layer, []() {});
+                product_phase(args, pipe, chunk, product, layer);
                 tick(clock, 2 * product);
                 const u32 behind = kPhases * min_i(kSlack, layer - (int)args.from);
                 if (!meet(watch, args, phase, is_shared(args, product, layer), behind)) return;
                 tick(clock, 2 * product + 1);
                 if (is_mixed(args, product, layer)) {
-                    mix_chunk(args, chunk, product == kToDown, layer);
-                    if (!meet(watch, args, phase)) return;
+                    if (kSliced)
+                        mix_slices(args, chunk, product == kToDown, layer);
+                    else
+                        mix_chunk(args, chunk, product == kToDown, layer);
+                    if (!meet(watch, args, phase, kSliced)) return;
                 }
                 if constexpr (kHeadNorm) {
                     if (product != kToQkv) continue;
-                    norm_heads(args, chunk, layer);
+                    norm_heads(args, chunk, all_of(chunk), layer, block(), (int)args.blocks);
                     if (!meet(watch, args, phase)) return;
                 }
             }

@@ -1,21 +1,15 @@
 // Attention of a chunk over the pages, which already hold the chunk's own keys and values. A team
 // takes 64 queries of a head; two teams share each page: two heads of a group, or, where groups are
-// odd, two neighbouring runs of queries. Where that makes too few items for the longest ones to be
-// dealt out evenly, the teams share the queries instead, and each takes every other page. The
-// copying warps bring pages, 16 bytes a thread, straight into the matrix unit's cores. Scores stay
-// in registers and become the second product's operand.
+// odd, two neighbouring runs of queries. The copying warps bring pages, 16 bytes a thread, straight
+// into the matrix unit's cores. Scores stay in registers and become the second product's operand.
 #pragma once
 
 constexpr int kRun = 64;  // queries of a team
-constexpr int kTold = kHeadDim / 8 + 4, kToldBytes = kTold * 4 * (int)kWorkers;
-constexpr bool kApart = kSliced && kLanes * kHeads * (kChunk / kRun) <= 2 * kBlocks &&
-                        kPfTold + kToldBytes <= kSharedMax;
-constexpr bool kPaired = kGroup % 2 == 0 && !kApart;
-constexpr int kItemRun = kPaired || kApart ? kRun : 2 * kRun;  // queries of an item
+constexpr bool kPaired = kGroup % 2 == 0;
+constexpr int kItemRun = kPaired ? kRun : 2 * kRun;  // queries of an item
 constexpr int kItemHeads = kPaired ? kHeads / 2 : kHeads;
-constexpr u32 kEach = kApart ? 2 : 1;  // pages from one of a team to its next
-// A team holds two pages and waits for a third.
-constexpr int kPageBuffers = kApart ? 6 : 4, kCopiers = (int)kCrew / kTeam;
+constexpr int kPageBuffers = 4, kCopiers = (int)kCrew / kTeam;
+static_assert(kPageBuffers == kCopiers, "a copying warp a buffer");
 static_assert(kPageBuffers * 2 * kPageHalf <= kStages * kStageBytes, "pages fit the ring");
 constexpr int kSteps = kHeadDim / 16, kPageQuads = 8 * kHeadDim;  // quads of keys, of values
 static_assert(kHeadDim % 16 == 0, "whole fragments");
@@ -49,25 +43,21 @@ KIE_DEVICE Run run_at(const PrefillArgs& args, const Chunk& c, const Span& s, in
 struct PagePipe {
     u32 at;
 };
-// Where teams take pages in turn, values have slots of their own: keys are done with earlier.
-enum PagePart { kKeys, kValues };
-KIE_DEVICE Slot* page_slot(u32 at, int part) {
-    return (Slot*)(prefill_shared() + kPfPages) + at % kPageBuffers +
-           (kApart ? part * kPageBuffers : 0);
+KIE_DEVICE Slot* page_slot(u32 at) {
+    return (Slot*)(prefill_shared() + kPfPages) + at % kPageBuffers;
 }
 KIE_DEVICE u8* page_bytes(u32 at) {
     return prefill_shared() + kPfRing + at % kPageBuffers * (2 * kPageHalf);
 }
-KIE_DEVICE void await_page(u32 at, int part = kKeys) {
-    while (!slot_filled(page_slot(at, part), at / kPageBuffers & 1))
+KIE_DEVICE void await_page(u32 at) {
+    while (!slot_filled(page_slot(at), at / kPageBuffers & 1))
         if (*stop_word()) break;
 }
-KIE_DEVICE void release_page(u32 at, int part = kValues) {
-    if (!kApart && part == kKeys) return;  // with its values
-    if (lane() == 0) slot_release(page_slot(at, part));
+KIE_DEVICE void release_page(u32 at) {
+    if (lane() == 0) slot_release(page_slot(at));
 }
 // By a warp: a page's keys as 64 columns x head_dim, its values as head_dim columns x 64.
-KIE_DEVICE void fetch_page(const u8* page, u8* to, bool keys = true, bool values = true) {
+KIE_DEVICE void fetch_page(const u8* page, u8* to) {
     const int my = lane(), row = my % 8, core = my / 8;  // 8 rows x 4 neighbouring cores at a time
     to += my * 16;
     if constexpr (kHeadDim % 32 == 0) {
@@ -75,46 +65,47 @@ KIE_DEVICE void fetch_page(const u8* page, u8* to, bool keys = true, bool values
         const u8* k = page + (row * kHeadDim + core * 8) * 2;
         const u8* v = page + kPageHalf + (row * kPage + core * 8) * 2;
         KIE_UNROLL for (int n = 0; n < kPageQuads / 32; ++n) {
-            if (keys) quad_copy(to + n * 512, k + n / kAcross * (16 * kHeadDim) + n % kAcross * 64);
-            if (values) quad_copy(to + kPageHalf + n * 512, v + n / 2 * (16 * kPage) + n % 2 * 64);
+            quad_copy(to + n * 512, k + n / kAcross * (16 * kHeadDim) + n % kAcross * 64);
+            quad_copy(to + kPageHalf + n * 512, v + n / 2 * (16 * kPage) + n % 2 * 64);
         }
     } else {
         KIE_NO_UNROLL for (int n = 0; n < kPageQuads / 32; ++n) {
             const int ck = 4 * n + core, rk = ck / (kHeadDim / 8) * 8 + row;
-            if (keys) quad_copy(to + n * 512, page + (rk * kHeadDim + ck % (kHeadDim / 8) * 8) * 2);
-            if (values)
-                quad_copy(to + kPageHalf + n * 512,
-                          page + kPageHalf + ((n / 2 * 8 + row) * kPage + ck % 8 * 8) * 2);
+            quad_copy(to + n * 512, page + (rk * kHeadDim + ck % (kHeadDim / 8) * 8) * 2);
+            quad_copy(to + kPageHalf + n * 512,
+                      page + kPageHalf + ((n / 2 * 8 + row) * kPage + ck % 8 * 8) * 2);
         }
     }
 }
+KIE_DEVICE bool feed_run(Watch& w, const PrefillArgs& args, PagePipe& pipe, int layer,
+                         const Run& run) {
+    const int warp = (int)(thread() - kWorkers) / (int)kTeam;
+    const int kv = run.lane_index * kKvHeads + run.head / kGroup;
+    KIE_NO_UNROLL for (int page = run.first; page <= run.last; ++page, ++pipe.at) {
+        if ((int)(pipe.at % kPageBuffers) != warp) continue;
+        Slot* slot = page_slot(pipe.at);
+        const u8* from = prefill_page(args, layer, kv, page);  // before the wait, not behind it
+        w.polls = 0;
+        while (!slot_free(slot, (pipe.at / kPageBuffers & 1) ^ 1)) {
+            if (*stop_word()) return false;
+            if (lane() == 0 && !patient(w, 0x3000 | layer, page, run.last)) *stop_word() = 1;
+        }
+        fetch_page(from, page_bytes(pipe.at));
+        quads_here();
+        writes_before_tiles();
+        sync_warp();
+        if (lane() == 0) slot_fill(slot);
+    }
+    return true;
+}
 KIE_DEVICE bool feed_pages(Watch& w, const PrefillArgs& args, PagePipe& pipe, const Chunk& chunk,
-                           const Span& span, int layer) {
-    const int runs = runs_of(span), warp = (int)(thread() - kWorkers) / (int)kTeam;
+                           int layer) {
+    const Span span = all_of(chunk);
+    const int runs = runs_of(span);
     KIE_NO_UNROLL for (int turn = 0; turn * (int)args.blocks < runs; ++turn) {
         const int i = run_index(args, turn);
         if (i >= runs) continue;
-        const Run run = run_at(args, chunk, span, layer, i, 0);
-        const int kv = run.lane_index * kKvHeads + run.head / kGroup;
-        KIE_NO_UNROLL for (int page = run.first; page <= run.last; ++page, ++pipe.at) {
-            // A warp every fourth page, or, with slots of their own, every other one's keys or
-            // values.
-            if ((int)(pipe.at % (kCopiers / kEach)) != warp / (int)kEach) continue;
-            const int part = kApart ? warp % 2 : 0;
-            Slot* slot = page_slot(pipe.at, part);
-            const u8* from = prefill_page(args, layer, kv, page);  // before the wait, not behind it
-            w.polls = 0;
-            while (!slot_free(slot, (pipe.at / kPageBuffers & 1) ^ 1)) {
-                if (*stop_word()) return false;
-                if (lane() == 0 && !patient(w, 0x3000 | layer, page, run.last)) *stop_word() = 1;
-            }
-            fetch_page(from, page_bytes(pipe.at), !kApart || part == kKeys,
-                       !kApart || part == kValues);
-            quads_here();
-            writes_before_tiles();
-            sync_warp();
-            if (lane() == 0) slot_fill(slot);
-        }
+        if (!feed_run(w, args, pipe, layer, run_at(args, chunk, span, layer, i, 0))) return false;
     }
     return true;
 }
@@ -151,31 +142,25 @@ KIE_DEVICE void mask_scores(float (&s)[kPage / 2], int key, int query, int lowes
 KIE_DEVICE void put_attention(const PrefillArgs& args, const Run& run, Softmax& m,
                               float (&o)[kHeadDim / 2]) {
     const int my = lane(), g = my / 4, t = my % 4, warp = thread() / kTeam % 4;
-    // Teams that share the queries each have half of the features.
-    const int from = kApart ? (int)(thread() / kCrew) * (kHeadDim / 2) : 0,
-              to_end = kApart ? from + kHeadDim / 2 : kHeadDim;
     KIE_UNROLL for (int r = 0; r < 2; ++r) {
         float mass = m.mass[r];
         mass += shuffle_xor(mass, 1), mass += shuffle_xor(mass, 2);
         const float f = reciprocal_f(mass);
         const int place = run.place + 16 * warp + g + 8 * r;
         u8* to = args.scratch + kScrAttn;
-        if constexpr (kHeadDim % (kApart ? 64 : 32) == 0) {
+        if constexpr (kHeadDim % 32 == 0) {
             to += operand_at(run.lane_index, kAttn, place, run.head * kHeadDim + 2 * t);
             KIE_UNROLL for (int b = 0; b < kHeadDim / 32; ++b) {
-                if (kApart && (32 * b < from || 32 * b >= to_end)) continue;
                 Quad v;
                 KIE_UNROLL for (int i = 0; i < 4; ++i) v.v[i] =
                     pack_half2(o[16 * b + 4 * i + 2 * r] * f, o[16 * b + 4 * i + 2 * r + 1] * f);
                 *(Quad*)(to + (long)b * kEights * kCores) = v;
             }
         } else {
-            KIE_UNROLL for (int j = 0; j < kHeadDim / 8; ++j) {
-                if (kApart && (8 * j < from || 8 * j >= to_end)) continue;
-                *(u32*)(to + operand_at(run.lane_index, kAttn, place,
-                                        run.head * kHeadDim + 8 * j + 2 * t)) =
-                    pack_half2(o[4 * j + 2 * r] * f, o[4 * j + 2 * r + 1] * f);
-            }
+            KIE_UNROLL for (int j = 0; j < kHeadDim / 8; ++j) *
+                (u32*)(to + operand_at(run.lane_index, kAttn, place,
+                                       run.head * kHeadDim + 8 * j + 2 * t)) =
+                pack_half2(o[4 * j + 2 * r] * f, o[4 * j + 2 * r + 1] * f);
         }
     }
 }
@@ -199,36 +184,6 @@ KIE_DEVICE void add_values(const u32 (&p)[kPage / 4], const u8* values, float (&
     wide_commit();
 }
 
-// Teams that share queries: each adds the other's sums of half of the features to its own, the
-// first team the first half, in two rounds, for which there is room behind the ring.
-KIE_DEVICE void join_teams(Softmax& m, float (&o)[kHeadDim / 2]) {
-    constexpr int kHalf = kHeadDim / 4, kPart = kHalf / 2, kBy = (int)kWorkers;
-    const bool second = thread() >= kCrew;
-    float* told = (float*)(prefill_shared() + kPfTold);
-    float *mine = told + thread(), *others = told + (thread() ^ kCrew);
-    KIE_UNROLL for (int r = 0; r < 2; ++r) mine[(kPart + r) * kBy] = m.best[r],
-                                                              mine[(kPart + 2 + r) * kBy] =
-                                                                  m.mass[r];
-    float keep[2] = {0, 0}, add[2] = {0, 0};
-    KIE_UNROLL for (int part = 0; part < 2; ++part) {
-        KIE_UNROLL for (int i = part * kPart; i < (part + 1) * kPart; ++i)
-            mine[(i - part * kPart) * kBy] = second ? o[i] : o[kHalf + i];
-        sync_consumers<kWorkers>();
-        KIE_UNROLL for (int r = 0; r < 2 && part == 0; ++r) {
-            const float best = others[(kPart + r) * kBy], top = max_f(m.best[r], best);
-            keep[r] = exp2_f(m.best[r] - top), add[r] = exp2_f(best - top);
-            m.mass[r] = m.mass[r] * keep[r] + others[(kPart + 2 + r) * kBy] * add[r];
-        }
-        KIE_UNROLL for (int i = part * kPart; i < (part + 1) * kPart; ++i) {
-            const int r = i / 2 % 2;
-            const float own = (second ? o[kHalf + i] : o[i]) * keep[r] +
-                              others[(i - part * kPart) * kBy] * add[r];
-            o[i] = second ? o[i] : own, o[kHalf + i] = second ? own : o[kHalf + i];
-        }
-        sync_consumers<kWorkers>();  // what was told is read
-    }
-}
-
 // While a page's scores are weighed, the values of the one before are added.
 KIE_DEVICE void attend_run(const PrefillArgs& args, const Chunk& chunk, int layer, const Run& run,
                            PagePipe& pipe) {
@@ -236,9 +191,7 @@ KIE_DEVICE void attend_run(const PrefillArgs& args, const Chunk& chunk, int laye
     const int query = chunk.base + run.place + 16 * warp + g;  // and 8 more
     const int window = (int)args.model.layers[layer].window;
     const int lowest = window > 0 ? window : 1 << 30;
-    // Of pages that teams take in turn, this one's: its first, and its last place in the pipe.
-    const u32 skip = kApart ? thread() / kCrew : 0, pages = run.last - run.first + 1;
-    const u32 start = pipe.at + skip, end = start + (pages - 1 - skip) / kEach * kEach;
+    const u32 end = pipe.at + (run.last - run.first);
     Quad q[kSteps];
     const u8* from =
         args.scratch + kScrQ + query_at(run.lane_index, run.head, run.place + 16 * warp);
@@ -249,47 +202,42 @@ KIE_DEVICE void attend_run(const PrefillArgs& args, const Chunk& chunk, int laye
     Softmax m = {{-1e30f, -1e30f}, {0, 0}};
     u32 p[kPage / 4];
     const auto weigh_page = [&](u32 at) {
-        const int page = run.first + (int)(at - pipe.at);
+        const int page = run.last - (int)(end - at);
         if (page * kPage + kPage > query || page * kPage <= query + 8 - lowest)
             mask_scores(s, page * kPage + 2 * t, query, lowest);
         weigh(m, s, keep);
         // Here, since a loop keeps what was weighed from being put off behind the wait to come.
-        if (at != end) await_page(at + kEach);
+        if (at != end) await_page(at + 1);
     };
     const auto pack = [&]() {
         KIE_UNROLL for (int i = 0; i < kPage / 4; ++i) p[i] = pack_half2(s[2 * i], s[2 * i + 1]);
     };
-    if (!kApart || skip < pages) {
-        await_page(start);
-        score_page(q, page_bytes(start), s);
-        wide_finish(s);
-        release_page(start, kKeys);
-        weigh_page(start);
-        pack();
-        u32 at = start;
-        KIE_NO_UNROLL for (; at != end; at += kEach) {
-            score_page(q, page_bytes(at + kEach), s);
-            if (kApart) await_page(at, kValues);
-            add_values(p, page_bytes(at) + kPageHalf, o);
-            wide_wait<1>(s);
-            release_page(at + kEach, kKeys);
-            weigh_page(at + kEach);
-            wide_finish(o);
-            release_page(at);
-            pack();
-            KIE_UNROLL for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= keep[i / 2 % 2];
-        }
-        if (kApart) await_page(at, kValues);
+    u32 at = pipe.at;
+    await_page(at);
+    score_page(q, page_bytes(at), s);
+    wide_finish(s);
+    weigh_page(at);
+    pack();
+    KIE_NO_UNROLL for (; at != end; ++at) {
+        score_page(q, page_bytes(at + 1), s);
         add_values(p, page_bytes(at) + kPageHalf, o);
+        wide_wait<1>(s);
+        weigh_page(at + 1);
         wide_finish(o);
         release_page(at);
+        pack();
+        KIE_UNROLL for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= keep[i / 2 % 2];
     }
-    pipe.at += pages;
-    if constexpr (kApart) join_teams(m, o);
+    add_values(p, page_bytes(at) + kPageHalf, o);
+    wide_finish(o);
+    release_page(at);
+    pipe.at = end + 1;
+    ask_next();
     put_attention(args, run, m, o);
 }
-KIE_DEVICE void attend_chunk(const PrefillArgs& args, const Chunk& chunk, const Span& span,
-                             int layer, PagePipe& pipe) {
+KIE_DEVICE void attend_chunk(const PrefillArgs& args, const Chunk& chunk, int layer,
+                             PagePipe& pipe) {
+    const Span span = all_of(chunk);
     const int runs = runs_of(span), team = thread() / kCrew;
     KIE_NO_UNROLL for (int turn = 0; turn * (int)args.blocks < runs; ++turn) {
         const int i = run_index(args, turn);

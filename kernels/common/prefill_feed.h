@@ -31,14 +31,10 @@ KIE_DEVICE void tick(Clock& c, int what) {
 // ---- The grid's barrier: arrivals are counted, a phase is over at blocks x its number.
 struct Phase {
     u32 done;
-    u32 apart;  // of those, how many were over without the grid's arrivals
 };
-KIE_DEVICE u64 arrivals_wanted(const PrefillArgs& args, const Phase& p) {
-    return (u64)(p.done - (kSliced ? p.apart : 0)) * args.blocks;
-}
 // By one thread. What others wrote before they arrived may be read afterwards.
 KIE_DEVICE void await_phase(Watch& w, const PrefillArgs& args, const Phase& p) {
-    const u64 wanted = arrivals_wanted(args, p);
+    const u64 wanted = (u64)p.done * args.blocks;
     w.polls = 0;
     for (u64 seen = load_word(args.arrivals); seen < wanted; seen = load_word(args.arrivals)) {
         if (!patient(w, 0x1000 | p.done % 5, (u32)wanted, (u32)seen)) break;
@@ -53,7 +49,7 @@ KIE_DEVICE u64* rank_counter(const PrefillArgs& args, int of, int at) {
 KIE_DEVICE void await_ranks(Watch& w, const PrefillArgs& args, const Phase& p, u32 behind) {
     const int mine = args.model.rank;
     fence_system();
-    if (count_in(args.arrivals) + 1 == arrivals_wanted(args, p)) {
+    if (count_in(args.arrivals) + 1 == (u64)p.done * args.blocks) {
         fence_system();
         KIE_UNROLL for (int r = 0; r < kRanks; ++r)
             store_word_system(rank_counter(args, mine, r), p.done);
@@ -106,8 +102,20 @@ struct Load {
     const u8* from;
     u32 to, bytes, all;
 };
+// The same of a tile of the matrix's rows: what each block has of them.
 template <class S>
-KIE_DEVICE Load load_of(const PrefillArgs& args, const WideItem& item, long at, const u8* x) {
+KIE_DEVICE Load own_part(const PrefillArgs& args, const WideItem& item, int rows, long at) {
+    const int row = 16 * item.frag, end = min_i(row + 16 * item.tiles, rows),
+              own = (row / S::rows + (int)lane()) * S::rows;
+    if (own >= end) return {nullptr, 0, 0, 0};
+    const int from = touched_by<S>(row, end).first, first = max_i(from, own),
+              to = touched_by<S>(row, min_i(end, own + S::rows)).end;
+    return {args.model.line + (u64)(own / S::rows) * kLineBytes + at + (first - own) * 64,
+            (u32)(first - from) * 64, (u32)(to - first) * 64, 0};
+}
+template <class S>
+KIE_DEVICE Load load_of(const PrefillArgs& args, const WideItem& item, int product, long at,
+                        const u8* x) {
     const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kTeam, pair = warp % 2;
     const int f = item.frag + my, tile = f % S::tiles_all;
     const int left = S::tiles_all - tile, most = item.tiles - my, run = left < most ? left : most;
@@ -117,9 +125,17 @@ KIE_DEVICE Load load_of(const PrefillArgs& args, const WideItem& item, long at, 
         bytes = S::rows * 64 - tile * 1024;
         if (bytes > (u32)run * 1024) bytes = run * 1024;
     }
+    const bool dense = kDense && (product == kToQkv || product == kToGateUp);
+    Load part = {nullptr, 0, 0, 0};
+    if (dense) {
+        part = own_part<S>(args, item, product == kToQkv ? kQkv : 2 * kFfn, at);
+        bytes = part.bytes;
+    }
     u32 all = bytes;
-    KIE_UNROLL for (int m = 1; m < kNarrowTiles; m *= 2) all += shuffle_xor(all, m);
+    KIE_UNROLL for (int m = 1; m < (kDense ? kTeam : kNarrowTiles); m *= 2) all +=
+        shuffle_xor(all, m);
     all = 2 * all + 2 * item.width * 64;
+    if (dense && warp < 2) return {part.from, part.to + pair * (kStageWeights / 2), bytes, all};
     if (warp < 2)
         return {args.model.line +
                     (u64)(item.lane_index * kBlocksPerLane + f / S::tiles_all) * kLineBytes + at +
@@ -179,6 +195,9 @@ KIE_DEVICE bool is_mixed(const PrefillArgs& args, int product, int layer) {
 KIE_DEVICE Quad* totals_at(const PrefillArgs& args, int kind) {
     return (Quad*)(args.scratch + kScrTotals) + kind * kLaneResidual;
 }
+KIE_DEVICE const Quad* old_at(const PrefillArgs& args, int lane_index) {
+    return (const Quad*)(args.scratch + kScrResidual) + lane_index * kLaneResidual;
+}
 // The old residual of an item and the lanes' sums, batch after batch.
 KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, const WideItem& item,
                               int kind, int layer) {
@@ -223,37 +242,47 @@ KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, con
     }
     return true;
 }
-// One product of one layer. `at`: the product in every block's line; `x`: its operand.
+// An item of a product. `at`: the product in every block's line; `x`: its operand; `once`: weights
+// are read by one item.
 template <class S>
-KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe, const Chunk& chunk,
-                     const Span& span, int product, int layer, long at, const u8* x) {
+KIE_DEVICE bool feed_item(Watch& w, const PrefillArgs& args, Pipe& pipe, const Cut& cut,
+                          const WideItem& item, int product, long at, const u8* x, bool once,
+                          StreamPolicy policy) {
     constexpr int kPairs = S::k / 32;
     const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kTeam;
+    const Load load = load_of<S>(args, item, product, at, x);
+    const int end = 2 * part_from(product, cut, item.part + 1);
+    KIE_NO_UNROLL for (int p = 2 * part_from(product, cut, item.part); p < end; p += 2) {
+        if (!await_free(w, pipe, 0x2000 | product, p)) return false;
+        Slot* s = stage_slot(pipe.at);
+        const int mine = p + warp % 2 < kPairs ? p + warp % 2 : kPairs - 1;
+        // Of slices by who has waited for what others made: the workers are told by this.
+        if (warp == (kListed ? 2 : 0) && my == 0) stage_expect(s, load.all);
+        if (load.bytes > 0) {
+            reads_before_copy();
+            u8* to = stage_bytes(pipe.at) + load.to;
+            if (warp >= 2)
+                stage_copy(s, to, load.from + (long)mine * kEights * kCores, load.bytes);
+            else if (once)
+                stage_copy(s, to, load.from + unit_at<S>(mine), load.bytes, policy);
+            else
+                stage_copy(s, to, load.from + unit_at<S>(mine), load.bytes);
+        }
+        forward(pipe);
+    }
+    return true;
+}
+// One product of one layer.
+template <class S>
+KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe, const Chunk& chunk, int product,
+                     int layer, long at, const u8* x) {
     const Cut cut = cut_at(chunk, product);
-    const int items = items_of(product, span, cut);
-    const bool once = chunk.to <= cut.width;  // weights are read by one item
+    const int items = items_of(product, all_of(chunk), cut);
+    const bool once = chunk.to <= cut.width;
     const StreamPolicy policy = stream_policy();
     KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks) {
-        const WideItem item = item_at(product, span, cut, i);
-        const Load load = load_of<S>(args, item, at, x);
-        const int end = 2 * part_from(product, cut, item.part + 1);
-        KIE_NO_UNROLL for (int p = 2 * part_from(product, cut, item.part); p < end; p += 2) {
-            if (!await_free(w, pipe, 0x2000 | product, p)) return false;
-            Slot* s = stage_slot(pipe.at);
-            const int mine = p + warp % 2 < kPairs ? p + warp % 2 : kPairs - 1;
-            if (warp == 0 && my == 0) stage_expect(s, load.all);
-            if (load.bytes > 0) {
-                reads_before_copy();
-                u8* to = stage_bytes(pipe.at) + load.to;
-                if (warp >= 2)
-                    stage_copy(s, to, load.from + (long)mine * kEights * kCores, load.bytes);
-                else if (once)
-                    stage_copy(s, to, load.from + unit_at<S>(mine), load.bytes, policy);
-                else
-                    stage_copy(s, to, load.from + unit_at<S>(mine), load.bytes);
-            }
-            forward(pipe);
-        }
+        const WideItem item = item_at(product, all_of(chunk), cut, i);
+        if (!feed_item<S>(w, args, pipe, cut, item, product, at, x, once, policy)) return false;
         if ((product == kToO || product == kToDown) && cut.parts == 1 &&
             !is_mixed(args, product, layer) &&
             !feed_residual(w, args, pipe, item, product == kToDown, layer))
@@ -286,32 +315,28 @@ KIE_DEVICE bool await_feed(Watch& w, const PrefillArgs& args, Phase& p, u32 phas
 KIE_DEVICE void feed_all(const PrefillArgs& args, Pipe& pipe) {
     PagePipe pages = {0};
     Watch watch = {args.model, 0, 0, 0, false};
-    Phase phase = {0, 0};
+    Phase phase = {0};
     const u8* s = args.scratch;
     const int chunks = chunks_of(args);
     KIE_NO_UNROLL for (int c = 0; c < chunks; ++c) {
         const Chunk chunk = chunk_at(args, c);
-        const Span all = all_of(chunk);
         KIE_NO_UNROLL for (int layer = args.from; layer < (int)args.to; ++layer) {
             watch.step = layer;
             long at = layer * kLayerBytes;
             if (!await_feed(watch, args, phase, 1, false)) return;
-            if (!feed<SplitQkv>(watch, args, pipe, chunk, all, kToQkv, layer, at, s + kScrX))
-                return;
+            if (!feed<SplitQkv>(watch, args, pipe, chunk, kToQkv, layer, at, s + kScrX)) return;
             at += product_bytes<SplitQkv>();
             if (!await_feed(watch, args, phase, kHeadNorm ? 2 : 1, true)) return;
-            if (!feed_pages(watch, args, pages, chunk, all, layer)) return;
+            if (!feed_pages(watch, args, pages, chunk, layer)) return;
             if (!await_feed(watch, args, phase, 1, true)) return;
-            if (!feed<SplitO>(watch, args, pipe, chunk, all, kToO, layer, at, s + kScrAttn)) return;
+            if (!feed<SplitO>(watch, args, pipe, chunk, kToO, layer, at, s + kScrAttn)) return;
             at += product_bytes<SplitO>();
             const u32 mixed = is_mixed(args, kToO, layer) ? 2 : 1;
             if (!await_feed(watch, args, phase, mixed, false)) return;
-            if (!feed<SplitGu>(watch, args, pipe, chunk, all, kToGateUp, layer, at, s + kScrX))
-                return;
+            if (!feed<SplitGu>(watch, args, pipe, chunk, kToGateUp, layer, at, s + kScrX)) return;
             at += product_bytes<SplitGu>();
             if (!await_feed(watch, args, phase, 1, false)) return;
-            if (!feed<SplitDown>(watch, args, pipe, chunk, all, kToDown, layer, at, s + kScrAct))
-                return;
+            if (!feed<SplitDown>(watch, args, pipe, chunk, kToDown, layer, at, s + kScrAct)) return;
             phase.done += is_mixed(args, kToDown, layer) ? 1 : 0;
         }
         ++phase.done;

@@ -72,15 +72,17 @@ KIE_DEVICE void norm_key(const PrefillArgs& args, int layer, int kv_index, int p
         k[n] = turned_at(args, layer, true, position, 2 * n).of(a, b, head_scale(sum), 1);
     }
 }
-KIE_DEVICE void norm_heads(const PrefillArgs& args, const Chunk& chunk, int layer) {
-    const int warps = kWorkers / kTeam, sixteens = over(chunk.to, 16), live = chunk.to - chunk.from;
+// Those of some places, by one of so many blocks.
+KIE_DEVICE void norm_heads(const PrefillArgs& args, const Chunk& chunk, const Span& span, int layer,
+                           int at, int blocks) {
+    const int warps = kWorkers / kTeam, sixteens = over(span.to - span.first, 16),
+              from = max_i(span.first, chunk.from), live = max_i(span.to - from, 0);
     const int queries = kLanes * kHeads * sixteens, all = queries + kLanes * kKvHeads * live;
-    KIE_NO_UNROLL for (int i = block() * warps + thread() / kTeam; i < all;
-                       i += args.blocks * warps) {
+    KIE_NO_UNROLL for (int i = at * warps + thread() / kTeam; i < all; i += blocks * warps) {
         const int n = i - queries;
         if (n < 0)
-            norm_queries(args, chunk, layer, i / sixteens, i % sixteens * 16);
+            norm_queries(args, chunk, layer, i / sixteens, span.first + i % sixteens * 16);
         else
-            norm_key(args, layer, n / live, chunk.base + chunk.from + n % live);
+            norm_key(args, layer, n / live, chunk.base + from + n % live);
     }
 }

@@ -24,7 +24,9 @@ constexpr bool kSliced = KIE_PREFILL_SLICED;
 KIE_CONST_FN int owner_of(int eight) { return eight % kRanks; }
 // The kernel is compiled twice: code for narrow tiles, without which blocks are idle where there
 // are few positions, takes registers that wide tiles need.
-constexpr bool kFew = KIE_PREFILL_FEW;       // for up to kNarrowN positions
+constexpr bool kFew = KIE_PREFILL_FEW;  // for up to kNarrowN positions
+// Slices of many positions: blocks take items from a list instead of meeting (prefill_slices.h).
+constexpr bool kListed = kSliced && !kFew;
 constexpr int kWideN = 256, kNarrowN = 128;  // positions of a wide tile, of a narrow one
 constexpr int kWideRows = 128, kWideTiles = kWideRows / 16;  // row tiles of 16 of a wide tile
 constexpr int kNarrowTiles = 16;                             // of a narrow one, at most
@@ -38,6 +40,28 @@ template <class S, int kRows>
 KIE_CONST_FN int frags_of() {
     return over(kRows, S::rows) * S::tiles_all;
 }
+// Slices leave blocks few rows each, and tiles that each block has for itself part empty: those of
+// slices are the matrix's own instead, of as many blocks as it takes. A wide tile's rows come as
+// tiles that blocks own, from the one with its first row to the one with its last.
+struct Touched {
+    int first, end;  // rows
+};
+template <class S>
+KIE_CONST_FN Touched touched_by(int row, int end) {
+    const int last = (end - 1) / S::rows * S::rows, tiles = over(end - last, 16);
+    return {row - row % S::rows % 16, last + min_i(16 * tiles, S::rows)};
+}
+constexpr int kDenseRows = 144;  // for which there is room
+template <class S, int kRows>
+KIE_CONST_FN bool is_dense() {
+    for (int row = 0; row < kRows; row += kWideRows) {
+        const Touched t = touched_by<S>(row, min_i(row + kWideRows, kRows));
+        if (t.end - t.first > kDenseRows) return false;
+    }
+    return S::rows >= 6 && S::rows % 2 == 0;
+}
+constexpr bool kDense = kListed && (SplitQkv::rows % 16 != 0 || SplitGu::rows % 16 != 0) &&
+                        is_dense<SplitQkv, kQkv>() && is_dense<SplitGu, 2 * kFfn>();
 // Of a norm's squares there is a sum for every four row tiles.
 constexpr int kFrags = frags_of<SplitO, kHidden>(), kFours = over(kFrags, 4);
 
@@ -70,10 +94,13 @@ constexpr long kPartBytes = (long)kWideRows * 128 * 4;
 constexpr long kPrefillScratch = kScrParts + kPartItems * kPartBytes;
 // The grid's arrivals, one a tile that is made in parts, each rank's meetings.
 constexpr int kCountRanks = 1 + kPartItems;
-// What slices tell each other meanwhile: of each such stream, on lines of their own, the grid's
-// arrivals and each rank's word.
-constexpr int kStreams = 3, kStreamWords = 32, kCountStreams = (kCountRanks + 8 + 15) / 16 * 16;
-constexpr int kPrefillCounters = kCountStreams + kStreams * kStreamWords;
+// Slices: of what is done with each group of places, on lines of their own, how many items are
+// ready and each rank's word; then the number of the next item of all.
+constexpr int kGroupPlaces = 2 * kWideN, kGroups = (kChunk + kGroupPlaces - 1) / kGroupPlaces;
+constexpr int kStreams = 8 * kGroups, kStreamWords = 32,
+              kCountStreams = (kCountRanks + 8 + 15) / 16 * 16,
+              kCountItems = kCountStreams + kStreams * kStreamWords;
+constexpr int kPrefillCounters = kCountItems + 16;
 
 // A batch of results: 8 groups of 8 places. Behind the stages of a tile that changes the residual
 // the ring brings, for each batch, the tile's old residual and what its lane made some layers ago,
@@ -82,19 +109,22 @@ constexpr int kBatch = 8, kOldBytes = kWideTiles * kBatch * 512;
 
 // Shared memory. A stage: 64 of k, as 2 x 8 weight tiles of 16 x 32, then 2 x kWideN positions; of
 // a narrow tile 2 x 16 weight tiles, then 2 x kNarrowN positions.
-constexpr int kStageWeights = 2 * kWideTiles * 1024, kStagePart = kWideN * 64;
+constexpr int kStageWeights = 2 * (kDense ? kDenseRows * 64 : kWideTiles * 1024),
+              kStagePart = kWideN * 64;
 constexpr int kStageBytes = kStageWeights + 2 * kStagePart;
 constexpr int kNarrowWeights = 2 * kNarrowTiles * 1024, kNarrowPart = kNarrowN * 64;
-static_assert(kNarrowWeights + 2 * kNarrowPart == kStageBytes, "stages of one size");
+static_assert(kNarrowWeights + 2 * kNarrowPart <= kStageBytes, "stages of one size");
 static_assert(kOldBytes + kOldBytes / 2 <= kStageBytes, "a lane's part stands beside its residual");
 constexpr int kPfSlots = 0, kPfPages = 64, kPfStop = 256, kPfLast = 260, kPfPhase = 264,
-              kPfPassed = 268, kPfScale = 320, kPfSquares = kPfScale + 2 * kWideN * 4;
+              kPfPassed = 268, kPfBegun = 272, kPfItems = 276, kPfSeen = 284, kPfNow = 300,
+              kPfReady = 304, kPfLimit = 308, kPfAsked = 312, kPfScale = 320,
+              kPfSquares = kPfScale + 2 * kWideN * 4;
 constexpr int kPfRing = (kPfSquares + kWideTiles * kWideN * 4 + 1023) / 1024 * 1024;
 constexpr int kStages = (kSharedMax - kPfRing) / kStageBytes;
-// Behind the stages, for slices: what teams tell each other (join_teams), or what a warp has under
-// way to the ranks (mix_places), some 64 rows of eight places.
-constexpr int kPfTold = kPfRing + kStages * kStageBytes, kPushBytes = 64 * 8 * 2;
-constexpr int kPushSlots = min_i((kSharedMax - kPfTold) / ((int)kWorkers / kTeam * kPushBytes), 3);
+// Behind the stages, for slices: what a warp has under way to the ranks (mix_places), some 64 rows
+// of eight places.
+constexpr int kPfPush = kPfRing + kStages * kStageBytes, kPushBytes = 64 * 8 * 2;
+constexpr int kPushSlots = min_i((kSharedMax - kPfPush) / ((int)kWorkers / kTeam * kPushBytes), 3);
 static_assert(!kSliced || kPushSlots > 0, "slices want room behind the stages");
 static_assert(kStages >= 2 && kStages <= 4, "one stage in use, one under way; slots fit");
 
@@ -106,6 +136,13 @@ KIE_DEVICE u8* prefill_shared() {
 }
 KIE_DEVICE volatile u32* stop_word() { return (volatile u32*)(prefill_shared() + kPfStop); }
 KIE_DEVICE volatile u32* passed_word() { return (volatile u32*)(prefill_shared() + kPfPassed); }
+// Of slices (prefill_slices.h): how many of the block's items the workers have begun, and with how
+// many they are almost done, so that the next one may be taken: earlier, others might do it sooner.
+KIE_DEVICE volatile u32* begun_word() { return (volatile u32*)(prefill_shared() + kPfBegun); }
+KIE_DEVICE volatile u32* asked_word() { return (volatile u32*)(prefill_shared() + kPfAsked); }
+KIE_DEVICE void ask_next() {
+    if (kListed && thread() == 0) *asked_word() = *begun_word();
+}
 KIE_DEVICE volatile u32* phase_word() { return (volatile u32*)(prefill_shared() + kPfPhase); }
 
 // A tile of a product: `tiles` row tiles of one lane's matrix, from `frag` on, times `width`
@@ -141,11 +178,17 @@ KIE_DEVICE WideRows rows_at(int f) {
     const int rows = min_i(S::rows - 16 * i, 16);
     return {f, row, rows, min_i(rows, kRows - row)};
 }
+template <class S, int kRows>
+KIE_DEVICE WideRows product_rows(int f) {
+    if (!kDense) return rows_at<S, kRows>(f);
+    const int live = min_i(kRows - 16 * f, 16);
+    return live > 0 ? WideRows{f, 16 * f, 16, live} : WideRows{f, 0, 0, 0};
+}
 KIE_DEVICE WideRows residual_rows(int f) { return rows_at<SplitO, kHidden>(f); }
 enum Product { kToQkv, kToO, kToGateUp, kToDown };
 KIE_CONST_FN int frags_of(int product) {
-    return product == kToQkv      ? frags_of<SplitQkv, kQkv>()
-           : product == kToGateUp ? frags_of<SplitGu, 2 * kFfn>()
+    return product == kToQkv      ? kDense ? over(kQkv, 16) : frags_of<SplitQkv, kQkv>()
+           : product == kToGateUp ? kDense ? over(2 * kFfn, 16) : frags_of<SplitGu, 2 * kFfn>()
                                   : kFrags;
 }
 KIE_CONST_FN int pairs_of(int product) {  // of 32 columns
@@ -198,57 +241,27 @@ KIE_CONST_FN u32 cut_of(int product, int places, int blocks) {
     return best;
 }
 
-// A chunk under way: absolute position of its place 0, the places that are alive, its cuts. For
-// slices: where the places end that gate and up begin with, if they do, or 0, and where the second
-// half begins, if gate, up and down take the first half first, or 0.
+// A chunk under way: absolute position of its place 0, the places that are alive, its cuts.
 struct Chunk {
     int base, from, to;
     u64 cuts;
-    int begun, middle;
 };
 // Places of it, whole tiles but for the chunk's last.
 struct Span {
     int first, to;
 };
 KIE_DEVICE Span all_of(const Chunk& c) { return {0, c.to}; }
-// Parts that take no more rounds than the whole.
-KIE_CONST_FN int rounds_of(int product, int places, int blocks) {
-    return over(over(places, kWideN) * over(frags_of(product), kWideTiles), blocks);
-}
-KIE_CONST_FN bool parts_well(int product, int first, int places, int blocks) {
-    return first < places &&
-           rounds_of(product, first, blocks) + rounds_of(product, places - first, blocks) <=
-               rounds_of(product, places, blocks);
-}
-// So many that gate and up have an item for each block.
-KIE_CONST_FN int begun_of(int places, int blocks) {
-    const int rows = over(frags_of(kToGateUp), kWideTiles);
-    const int begun = max_i(blocks / rows, 1) * kWideN;
-    return kSliced && !kFew && parts_well(kToGateUp, begun, places, blocks) ? begun : 0;
-}
-KIE_CONST_FN int middle_of(int begun, int places, int blocks) {
-    const int middle = over(places, 2 * kWideN) * kWideN;
-    return begun > 0 && parts_well(kToDown, middle, places, blocks) &&
-                   parts_well(kToGateUp, middle, places, blocks) &&
-                   parts_well(kToGateUp, begun, middle, blocks)
-               ? middle
-               : 0;
-}
 KIE_DEVICE int chunks_of(const PrefillArgs& a) {
     return ((int)(a.first % kPage + a.count) + kChunk - 1) / kChunk;
 }
 KIE_DEVICE Chunk chunk_at(const PrefillArgs& a, int i) {
     const int start = (int)(a.first / kPage * kPage), base = start + i * kChunk,
               end = (int)(a.first + a.count) - base;
-    Chunk c = {base, i == 0 ? (int)a.first - start : 0, end < kChunk ? end : kChunk, 0, 0, 0};
-    if constexpr (kSliced) {
-        c.begun = begun_of(c.to, (int)a.blocks);
-        c.middle = middle_of(c.begun, c.to, (int)a.blocks);
-    }
+    Chunk c = {base, i == 0 ? (int)a.first - start : 0, end < kChunk ? end : kChunk, 0};
     KIE_NO_UNROLL for (int p = kToQkv; p <= kToDown; ++p) {
-        u32 cut = cut_of(p, c.to, (int)a.blocks);
-        if (kSliced && (p == kToGateUp ? c.begun : p == kToDown ? c.middle : 0) > 0)
-            cut = 1 << 9 | kWideTiles << 4 | 1;
+        // Parts have one place for their sums, and groups of places are multiplied side by side.
+        const bool whole = kSliced && c.to > kGroupPlaces;
+        const u32 cut = whole ? 1 << 9 | kWideTiles << 4 | 1 : cut_of(p, c.to, (int)a.blocks);
         c.cuts |= (u64)cut << 16 * p;
     }
     return c;
@@ -302,4 +315,5 @@ KIE_DEVICE long query_at(int lane_index, int head, int place) {
 static_assert(sizeof(PrefillArgs) == KIE_PREFILL_ARGS_BYTES && kPartItems == KIE_PREFILL_ITEMS &&
                   kPrefillThreads == KIE_PREFILL_THREADS,
               "host structures");
+static_assert(kPrefillCounters <= KIE_PREFILL_COUNTERS, "host counters");
 static_assert(kLineBytes == KIE_LINE_BYTES && kPrefillScratch <= KIE_PREFILL_SCRATCH, "host plan");

@@ -1,322 +1,407 @@
-// Slices of one lane on several ranks (tensor parallelism): each rank's o and down make a part of
-// every sum. The sums of a group of eight places go to the rank that owns it; it alone adds them to
-// the residual, in order of rank, and gives all ranks what the next product takes: each number is
-// made once, so all ranks hold the same bits, and crosses the links once.
-//
-// Of a long chunk, gate and up begin with as many places as give each block one item: theirs are
-// sent first, and the others are under way meanwhile. Of a longer one, down takes the first half
-// before gate and up take the second, so that its sums are under way meanwhile, too.
+// Many positions through slices of one lane on several ranks. Nobody meets. What there is to do is
+// one list of items: of a layer, its stages' groups of places, a turn each of the stages that have
+// one. Blocks take the next item when they are about to be done with theirs, and wait for what it
+// needs: the stage before it at the same places, of attention at all places up to those. So while
+// some finish a group of a stage, others are at the next group or stage, and sums are on their way
+// meanwhile. An item needs only what stands before it in the list, so somebody is always at work.
 #pragma once
 
-enum SliceWork { kMultiply, kAttend, kNormHeads, kMix };
-// What a step ends with: nothing, the grid meets, the grids of all ranks do, or what a stream tells
-// of is waited for.
-enum SliceEnd { kGoOn, kMeet, kMeetRanks, kAwait };
-// What is told of: what gate and up take of the places that they begin with and of the others,
-// down's sums of the first half.
-enum SliceStream { kOfBegun, kOfOthers, kOfSums, kOfNone };
-enum SlicePlaces { kAllPlaces, kBegun, kNotBegun, kFirstHalf, kRestOfFirst, kSecondHalf };
-struct SliceStep {
-    int work, which;  // a product; of kMix 0 o's sums, 1 down's
-    int places, end;
-    int told;  // the stream that is told of behind the first item, or behind the mixing
+enum SliceStage {
+    kDoQkv,
+    kDoNorms,  // of heads, where a model has them
+    kDoAttend,
+    kDoO,
+    kDoMixO,
+    kDoGateUp,
+    kDoDown,
+    kDoMixDown,
+    kStages8
 };
-KIE_CONST_FN u32 pack_step(int work, int which, int places, int end, int told = kOfNone) {
-    return work | which << 2 | places << 4 | told << 7 | end << 9;
+static_assert(kStreams == kStages8 * kGroups, "a stream a stage and group");
+KIE_CONST_FN bool is_product(int stage) {
+    return stage == kDoQkv || stage == kDoO || stage == kDoGateUp || stage == kDoDown;
 }
-KIE_CONST_FN int steps_of(const Chunk& c) {
-    return (c.middle > 0 ? 12 : c.begun > 0 ? 9 : 7) + (kHeadNorm ? 1 : 0);
+KIE_CONST_FN int product_of(int stage) {
+    return stage == kDoQkv      ? kToQkv
+           : stage == kDoO      ? kToO
+           : stage == kDoGateUp ? kToGateUp
+                                : kToDown;
 }
-KIE_DEVICE u32 packed_step(const Chunk& c, int n) {
-    if (n == 0) return pack_step(kMultiply, kToQkv, kAllPlaces, kMeet);
-    if (kHeadNorm && n == 1) return pack_step(kNormHeads, 0, kAllPlaces, kMeet);
-    n -= kHeadNorm ? 1 : 0;
-    if (n == 1) return pack_step(kAttend, 0, kAllPlaces, kMeet);
-    if (n == 2) return pack_step(kMultiply, kToO, kAllPlaces, kMeetRanks);
-    if (c.begun == 0) {
-        if (n == 3) return pack_step(kMix, 0, kAllPlaces, kMeetRanks);
-        if (n == 4) return pack_step(kMultiply, kToGateUp, kAllPlaces, kMeet);
-        n += 2;
+// What a stage has in the ring of shared memory.
+enum RingUse { kNoRing, kOfPages, kOfStages };
+KIE_CONST_FN int ring_of(int stage) {
+    return is_product(stage) ? kOfStages : stage == kDoAttend ? kOfPages : kNoRing;
+}
+// Whether other ranks need what a stage makes.
+KIE_CONST_FN bool is_for_all(int stage) { return stage >= kDoO && stage != kDoGateUp; }
+
+constexpr u32 kItemBits = 24, kItemMask = (1u << kItemBits) - 1;
+// An item: the stage and group of the layer that it is of, and the number of the first one of
+// these.
+struct Work {
+    int layer, stage, group;
+    u32 first;
+};
+KIE_DEVICE Span places_of(const Chunk& c, const Work& w) {
+    return {w.group * kGroupPlaces, min_i((w.group + 1) * kGroupPlaces, c.to)};
+}
+KIE_DEVICE int groups_of(const Chunk& c) { return over(c.to, kGroupPlaces); }
+// Items of a stage's group; `ends`: those that end with telling that they are done.
+KIE_DEVICE int items_at(const PrefillArgs& args, const Chunk& c, const Work& w, bool ends = false) {
+    const Span s = places_of(c, w);
+    if (is_product(w.stage)) {
+        const int product = product_of(w.stage);
+        const int parts = cut_at(c, product).parts;
+        // As items_of, without divisions by what is not known before.
+        return over(s.to - s.first, kWideN) * over(frags_of(product), kWideTiles) *
+               (ends ? 1 : parts);
     }
-    if (n == 3) return pack_step(kMix, 0, kBegun, kGoOn, kOfBegun);
-    if (n == 4) return pack_step(kMix, 0, kNotBegun, kAwait + kOfBegun);
-    if (n == 5) return pack_step(kMultiply, kToGateUp, kBegun, kAwait + kOfOthers, kOfOthers);
-    if (c.middle == 0) {
-        if (n == 6) return pack_step(kMultiply, kToGateUp, kNotBegun, kMeet);
-        if (n == 7) return pack_step(kMultiply, kToDown, kAllPlaces, kMeetRanks);
-        return pack_step(kMix, 1, kAllPlaces, kMeetRanks);
+    if (w.stage == kDoAttend) return runs_of(s);
+    if (w.stage == kDoNorms) return kHeadNorm ? over(s.to - s.first, 16) : 0;
+    return mix_items(args, s);
+}
+// Goes on to the item of this number. False: it is of another chunk.
+KIE_DEVICE bool find_work(const PrefillArgs& args, const Chunk& c, u32 item, Work& w) {
+    for (;;) {
+        const u32 items = items_at(args, c, w);
+        if ((item - w.first & kItemMask) < items) return true;
+        w.first += items;
+        if (++w.group < groups_of(c)) continue;
+        w.group = 0;
+        if (++w.stage < kStages8) continue;
+        w.stage = 0;
+        if (++w.layer == (int)args.to) return false;
     }
-    if (n == 6) return pack_step(kMultiply, kToGateUp, kRestOfFirst, kMeet);
-    if (n == 7) return pack_step(kMultiply, kToDown, kFirstHalf, kGoOn);
-    if (n == 8) return pack_step(kMultiply, kToGateUp, kSecondHalf, kAwait + kOfSums, kOfSums);
-    if (n == 9) return pack_step(kMix, 1, kFirstHalf, kMeet);
-    if (n == 10) return pack_step(kMultiply, kToDown, kSecondHalf, kMeetRanks);
-    return pack_step(kMix, 1, kSecondHalf, kMeetRanks);
-}
-KIE_DEVICE SliceStep step_at(const Chunk& c, int n) {
-    const u32 v = packed_step(c, n);
-    return {(int)(v & 3), (int)(v >> 2 & 3), (int)(v >> 4 & 7), (int)(v >> 9), (int)(v >> 7 & 3)};
-}
-KIE_DEVICE Span span_of(const Chunk& c, int places) {
-    const int first = places == kNotBegun || places == kRestOfFirst ? c.begun
-                      : places == kSecondHalf                       ? c.middle
-                                                                    : 0,
-              to = places == kBegun                                 ? c.begun
-                   : places == kFirstHalf || places == kRestOfFirst ? c.middle
-                                                                    : c.to;
-    return {first, to};
 }
 
-// The streams: what blocks have sent is counted here, and the last one tells all ranks. `turn`:
-// how often this stream has been told of, this time included.
-KIE_DEVICE u64* stream_counter(const PrefillArgs& args, int stream) {
-    return args.arrivals + kCountStreams + stream * kStreamWords;
+// What is told. The rank's own blocks count the items of a stage's group that they have done in the
+// chunk; where others wait, too, the block that has done a layer's last one tells all ranks how
+// many layers they are (`turn`).
+KIE_DEVICE u64* stream_counter(const PrefillArgs& args, int stage, int group) {
+    return args.arrivals + kCountStreams + (stage * kGroups + group) * kStreamWords;
 }
-KIE_DEVICE u64* stream_word(const PrefillArgs& args, int stream, int of, int at) {
-    return (u64*)((u8*)(stream_counter(args, stream) + 16 + of) + args.hops[at]);
+KIE_DEVICE u64* stream_word(const PrefillArgs& args, int stage, int group, int of, int at) {
+    return (u64*)((u8*)(stream_counter(args, stage, group) + 16 + of) + args.hops[at]);
 }
-// By one thread, behind a barrier of the workers that have sent.
-KIE_DEVICE void tell_stream(const PrefillArgs& args, int stream, u32 turn) {
+// What the counter says once all of a layer's items are done.
+KIE_DEVICE u64 counted_at(const PrefillArgs& args, const Chunk& c, const Work& w) {
+    return (u64)(w.layer - (int)args.from + 1) * items_at(args, c, w, true);
+}
+// By all workers, behind an item, unless it is `told` by who makes the last part of it. A thread
+// tells while the others go on.
+KIE_DEVICE void tell(const PrefillArgs& args, const Chunk& c, const Work& w, u32 turn, bool told) {
+    push_done();
+    writes_before_copies();
+    sync_consumers<kWorkers>();
+    if (thread() != kCrew || told || *stop_word()) return;
+    u64* counter = stream_counter(args, w.stage, w.group);
+    if (!is_for_all(w.stage)) {
+        count_up(counter);
+        return;
+    }
     fence_system();
-    if (count_in(stream_counter(args, stream)) + 1 != (u64)turn * args.blocks) return;
+    if (count_in(counter) + 1 != counted_at(args, c, w)) return;
     fence_system();
     KIE_UNROLL for (int r = 0; r < kRanks; ++r)
-        store_word_system(stream_word(args, stream, args.model.rank, r), turn);
+        store_word_system(stream_word(args, w.stage, w.group, args.model.rank, r), turn);
 }
-KIE_DEVICE void await_stream(Watch& w, const PrefillArgs& args, int stream, u32 turn) {
-    KIE_NO_UNROLL for (int r = 0; r < kRanks; ++r) {
-        const u64* word = stream_word(args, stream, r, args.model.rank);
-        w.polls = 0;
-        for (u64 seen = load_word_system(word); seen < turn; seen = load_word_system(word)) {
-            if (!patient(w, 0x6000 | stream << 4 | r, turn, (u32)seen)) break;
-            pause_ns(40);
+// By one thread: of all ranks ...
+KIE_DEVICE void await_ranks_at(Watch& w, const PrefillArgs& args, int stage, int group, u32 turn) {
+    w.polls = 0;
+    for (;;) {
+        u64 seen = turn;  // of all at once, since each takes a while
+        KIE_UNROLL for (int r = 0; r < kRanks; ++r) {
+            const u64 one = load_word_system(stream_word(args, stage, group, r, args.model.rank));
+            seen = one < seen ? one : seen;
         }
+        if (seen >= turn || !patient(w, 0x6000 | stage << 4 | group, turn, (u32)seen)) break;
+        pause_ns(40);
     }
     fence_system();
 }
-// What the block has sent is where it belongs, and all ranks hear of it once all blocks have said
-// so. By all workers. The fence is quick where what was stored has had time to arrive.
-KIE_DEVICE void tell(const PrefillArgs& args, int stream, u32 turn) {
-    push_done();
-    sync_consumers<kWorkers>();
-    if (thread() == 0) tell_stream(args, stream, turn);
+// ... or of its own.
+KIE_DEVICE void await_blocks_at(Watch& w, const PrefillArgs& args, int stage, int group,
+                                u64 wanted) {
+    const u64* counter = stream_counter(args, stage, group);
+    w.polls = 0;
+    for (u64 seen = load_word(counter); seen < wanted; seen = load_word(counter)) {
+        if (!patient(w, 0x8000 | stage << 4 | group, (u32)wanted, (u32)seen)) break;
+        pause_ns(40);
+    }
 }
-KIE_DEVICE bool end_step(Watch& w, const PrefillArgs& args, Phase& p, int end, u32 turn) {
-    if (end == kGoOn) return true;
-    if (end == kMeetRanks) push_done();
-    if (end < kAwait) return meet(w, args, p, end == kMeetRanks);
-    ++p.done, ++p.apart;
+// What an item needs; `turn`: this layer's.
+KIE_DEVICE void await_needs(Watch& w, const PrefillArgs& args, const Chunk& c, const Work& work,
+                            u32 turn) {
+    const bool first = work.stage == kDoQkv, attends = work.stage == kDoAttend;
+    const int before = first ? kDoMixDown : attends && !kHeadNorm ? kDoQkv : work.stage - 1;
+    if (is_for_all(before)) {
+        await_ranks_at(w, args, before, work.group, first ? turn - 1 : turn);
+        return;
+    }
+    KIE_NO_UNROLL for (int g = attends ? 0 : work.group; g <= work.group; ++g)
+        await_blocks_at(w, args, before, g, counted_at(args, c, {work.layer, before, g, 0}));
+    fence_device();
+}
+
+constexpr int kLooks = 2;  // the copying warp that waits for what an item needs
+
+// ---- Items' numbers. A warp that copies takes a block's next one; the block's others hear of its
+// last bits in two words of shared memory by turns, which say, too, for the how manieth item of the
+// block it is (n).
+KIE_DEVICE volatile u32* item_word(u32 n) {
+    return (volatile u32*)(prefill_shared() + kPfItems) + n % 2;
+}
+// So many of the block's items are ready, or begun; from this one on there will be none.
+KIE_DEVICE volatile u32* ready_word() { return (volatile u32*)(prefill_shared() + kPfReady); }
+KIE_DEVICE volatile u32* limit_word() { return (volatile u32*)(prefill_shared() + kPfLimit); }
+KIE_DEVICE volatile u32* now_word() { return (volatile u32*)(prefill_shared() + kPfNow); }
+KIE_DEVICE volatile u32* seen_word(int warp) {
+    return (volatile u32*)(prefill_shared() + kPfSeen) + warp;
+}
+// False: there is none. All workers find the same, since numbers below the limit are there.
+KIE_DEVICE bool hear_item(u32 n, u32& item) {
+    constexpr u32 kWhose = 1u << (32 - kItemBits);
+    for (;;) {
+        const u32 said = *item_word(n);
+        item = said & kItemMask;
+        if (said >> kItemBits == (n + 1) % kWhose) return true;
+        if (*limit_word() <= n) return false;
+        pause_ns(20);
+    }
+}
+// By a warp that copies: not before the workers ask, and all have heard of the last number that
+// stood there.
+KIE_DEVICE bool take_item(Watch& w, const PrefillArgs& args, u32 n, u32& item) {
+    const int warp = (int)(thread() - kWorkers) / (int)kTeam;
+    if (warp == 0 && lane() == 0) {
+        bool early = true;
+        w.polls = 0;
+        while (early && *stop_word() == 0) {
+            early = *asked_word() < n;
+            KIE_UNROLL for (int other = 1; other < kCopiers; ++other) early |=
+                *seen_word(other) + 1 < n;
+            if (!early) break;
+            if (!patient(w, 0x7000, n, *asked_word())) *stop_word() = 1;
+            pause_ns(20);
+        }
+        if (early)
+            *limit_word() = n;
+        else
+            *item_word(n) =
+                (n + 1) << kItemBits | ((u32)count_in(args.arrivals + kCountItems) & kItemMask);
+    }
+    sync_warp();
+    const bool heard = hear_item(n, item);
+    sync_warp();
+    if (lane() == 0) *seen_word(warp) = n + 1;
+    return ballot(heard) == ~0u;
+}
+
+KIE_DEVICE void attend_item(const PrefillArgs& args, const Chunk& chunk, const Span& span,
+                            int layer, int i, PagePipe& pages) {
+    const int team = thread() / kCrew;
+    attend_run(args, chunk, layer, run_at(args, chunk, span, layer, i, team), pages);
+}
+// False: nothing to tell of yet.
+KIE_DEVICE bool do_item(const PrefillArgs& args, Pipe& pipe, PagePipe& pages, const Chunk& chunk,
+                        const Work& w, int i) {
+    const Span span = places_of(chunk, w);
+    if (is_product(w.stage)) {
+        const int product = product_of(w.stage);
+        const Cut cut = cut_at(chunk, product);
+        float d[kWideN / 2];
+        return product_item(args, pipe, chunk, cut, item_at(product, span, cut, i), product,
+                            w.layer, (float*)(prefill_shared() + kPfScale), d);
+    }
+    if (w.stage == kDoAttend)
+        attend_item(args, chunk, span, w.layer, i, pages);
+    else if (w.stage == kDoNorms)
+        norm_heads(args, chunk, span, w.layer, i, over(span.to - span.first, 16));
+    else
+        mix_places(args, span, w.stage == kDoMixDown, w.layer, i);
+    return true;
+}
+// By all workers, where no stage says that what an item needs is there.
+KIE_DEVICE void await_ready(u32 n) {
+    if (thread() == 0) {
+        while (*ready_word() <= n && *stop_word() == 0) pause_ns(20);
+        fence_device();
+    }
+    sync_consumers<kWorkers>();
+}
+// All that ranks add to a chunk is here, so that others may be behind by nothing of it.
+KIE_DEVICE bool await_chunk(Watch& w, const PrefillArgs& args, const Chunk& chunk, u32 turn) {
     sync_consumers<kWorkers>();
     if (thread() == 0) {
-        await_stream(w, args, end - kAwait, turn);
-        if (w.lost)
-            *stop_word() = 1;
-        else
-            *phase_word() = p.done;
+        KIE_NO_UNROLL for (int g = 0; g < groups_of(chunk); ++g)
+            await_ranks_at(w, args, kDoMixDown, g, turn);
+        // Nobody looks at these any more, nor counts before the next chunk begins.
+        KIE_NO_UNROLL for (int i = 0; i < kStreams && block() == 0; ++i)
+            store_word(stream_counter(args, 0, i), 0);
+        if (w.lost) *stop_word() = 1;
+        *now_word() = *stop_word() == 0;
     }
     sync_consumers<kWorkers>();
-    return *stop_word() == 0;
+    return *now_word() != 0;
 }
-
-// The owner's part. A warp takes 64 rows of a group of eight places at a time: a thread four pairs
-// of rows of one place from each 32, which stand together in the operand. They go to the ranks from
-// shared memory, so that nobody waits for the links.
-struct Mixed {
-    u64 sums[4][kRanks];
-    int at[4];  // of the residual, in floats
-    float old[4][2];
-    u32 norm[4];
-};
-KIE_DEVICE void take_mixed(const PrefillArgs& args, const u32* norms, int kind, int layer, int c,
-                           int eight, Mixed& m) {
-    const int q = (int)lane() / 8, p = (int)lane() % 8;
-    KIE_UNROLL for (int n = 0; n < 4; ++n) {
-        const int row = c + 8 * n + 2 * q, in = row % SplitO::rows;
-        const int frag = row / SplitO::rows * SplitO::tiles_all + in / 16;
-        const int at = (frag * kEights + eight) * 32 + in % 16 / 2 * 4 + p / 2;
-        KIE_UNROLL for (int r = 0; r < kRanks; ++r) m.sums[n][r] =
-            past_at(args, kind, layer, r)[at];
-        m.at[n] = 4 * at + p % 2;
-        const float* residual = (const float*)old_at(args, 0) + m.at[n];
-        m.old[n][0] = residual[0], m.old[n][1] = residual[2];
-        m.norm[n] = norms[row / 2];
-    }
-}
-// Adds up, keeps, and says what the next product takes; adds to the squares' sum.
-KIE_DEVICE Quad add_mixed(const PrefillArgs& args, const Mixed& m, float& square) {
-    const bool odd = lane() % 2 != 0;
-    Quad x;
-    KIE_UNROLL for (int n = 0; n < 4; ++n) {
-        float sum[2] = {0, 0}, n0, n1;
-        KIE_UNROLL for (int r = 0; r < kRanks; ++r) {
-            float a[2], b[2];
-            unpack_half2((u32)m.sums[n][r], a[0], a[1]);
-            unpack_half2((u32)(m.sums[n][r] >> 32), b[0], b[1]);
-            sum[0] += odd ? a[1] : a[0], sum[1] += odd ? b[1] : b[0];
-        }
-        sum[0] += m.old[n][0], sum[1] += m.old[n][1];
-        float* residual = (float*)old_at(args, 0) + m.at[n];
-        residual[0] = sum[0], residual[2] = sum[1];
-        square += sum[0] * sum[0] + sum[1] * sum[1];
-        unpack_half2(m.norm[n], n0, n1);
-        x.v[n] = pack_half2(sum[0] * n0, sum[1] * n1);
-    }
-    return x;
-}
-KIE_DEVICE void mix_places(const PrefillArgs& args, const Span& span, int kind, int layer) {
-    const int my = lane(), warp = thread() / kTeam, warps = kWorkers / kTeam;
-    const u32* norms = args.model.norms + (long)(2 * layer + 1 + kind) * (kHidden / 2);
-    u8* slots = prefill_shared() + kPfTold + warp * (kPushSlots * kPushBytes);
-    // Of the span's groups this rank has one in kRanks.
-    const int from = span.first / 8,
-              first = from + (int)(args.model.rank + kRanks - from % kRanks) % kRanks,
-              own = over(max_i(over(span.to, 8) - first, 0), kRanks);
-    int slot = 0;
-    KIE_NO_UNROLL for (int i = block() * warps + warp; i < kFours * own; i += args.blocks * warps) {
-        const int four = i / own, eight = first + i % own * kRanks, c = 64 * four;
-        float square = 0;  // none of rows beyond the matrix, of which there may be squares, too
-        if (c < kHidden) {
-            const bool whole = c + 32 < kHidden;
-            Mixed a, b;
-            take_mixed(args, norms, kind, layer, c, eight, a);
-            if (whole) take_mixed(args, norms, kind, layer, c + 32, eight, b);
-            push_read<kPushSlots - 1>();  // this slot's last bytes are gone
-            sync_warp();
-            u8* here = slots + slot * kPushBytes;
-            slot = slot + 1 < kPushSlots ? slot + 1 : 0;
-            ((Quad*)here)[my] = add_mixed(args, a, square);
-            if (whole) ((Quad*)here)[32 + my] = add_mixed(args, b, square);
-            writes_before_tiles();
-            sync_warp();
-            if (my < kRanks) {  // a thread a rank
-                const long at = kScrX + ((long)(c / 32) * kEights + eight) * kCores;
-                u8* to = args.scratch + at + args.hops[my];
-                push_copy(to, here, kCores);
-                if (whole) push_copy(to + kEights * kCores, here + kCores, kCores);
-            }
-            push_commit();
-        }
-        square += shuffle_xor(square, 8), square += shuffle_xor(square, 16);
-        u8* to = args.scratch + kScrSquares + ((long)four * kChunk + 8 * eight + my % 8) * 4;
-        KIE_NO_UNROLL for (int r = my / 8; r < kRanks; r += 4) {
-            float* there = (float*)(to + args.hops[r]);
-            *there = square;
-        }
-    }
-}
-
 KIE_DEVICE void work_slices(const PrefillArgs& args, Pipe& pipe) {
     PagePipe pages = {0};
     Watch watch = {args.model, 0, 0, 0, false};
-    Phase phase = {0, 0};
+    Phase phase = {0};
     Clock clock = {args.model.trace, 0};
-    const int chunks = chunks_of(args);
-    u32 turn = 0;
+    const int chunks = chunks_of(args), layers = (int)(args.to - args.from);
+    u32 n = 0, item;
+    Work w = {0, 0, 0, 0};
     tick(clock, -1);
     KIE_NO_UNROLL for (int c = 0; c < chunks; ++c) {
         const Chunk chunk = chunk_at(args, c);
         if (args.from == 0) embed_chunk(args, chunk);
         if (!meet(watch, args, phase)) return;
         tick(clock, 31);
-        KIE_NO_UNROLL for (int layer = args.from; layer < (int)args.to; ++layer) {
-            watch.step = layer;
-            turn += chunk.begun > 0;
-            KIE_NO_UNROLL for (int n = 0; n < steps_of(chunk); ++n) {
-                const SliceStep s = step_at(chunk, n);
-                const Span span = span_of(chunk, s.places);
-                int told = s.told;
-                const auto tell_once = [&]() {
-                    if (told != kOfNone) tell(args, told, turn);
-                    told = kOfNone;
-                };
-                if (s.work == kMultiply) {
-                    product_phase(args, pipe, chunk, span, s.which, layer, tell_once);
-                } else if (s.work == kAttend) {
-                    attend_chunk(args, chunk, span, layer, pages);
-                } else if (s.work == kMix) {
-                    mix_places(args, span, s.which, layer);
-                } else {
-                    norm_heads(args, chunk, layer);
-                }
-                tell_once();
-                tick(clock, 2 * n);
-                if (!end_step(watch, args, phase, s.end, turn)) return;
-                tick(clock, 2 * n + 1);
+        w.layer = args.from, w.stage = w.group = 0;
+        const u32 before = c * layers + 1 - args.from;
+        int last = kNoRing;
+        KIE_NO_UNROLL for (;; ++n) {
+            if (!hear_item(n, item)) return;
+            if (!find_work(args, chunk, item, w)) break;
+            watch.step = w.layer;
+            const u32 turn = before + w.layer;
+            const int ring = ring_of(w.stage);
+            if (thread() == 0) {
+                if (ring != kNoRing && ring != last) fence_device();  // what was there is read
+                *begun_word() = n + 1;
             }
+            if (ring != kNoRing) last = ring;
+            if (ring != kOfStages) await_ready(n);
+            if (ring == kNoRing) ask_next();
+            tick(clock, 16 + w.stage);
+            const int i = (int)(item - w.first & kItemMask);
+            const bool whole = do_item(args, pipe, pages, chunk, w, i);
+            tell(args, chunk, w, turn, !whole);
+            tick(clock, w.stage);
         }
+        if (!await_chunk(watch, args, chunk, (c + 1) * layers)) return;
         if (args.model.epoch != 0 && c + 1 == chunks) put_last(args, chunk);
     }
+    if (thread() == 0) *begun_word() = n + 1;
 }
 
+template <class S>
+KIE_DEVICE bool feed_product(Watch& w, const PrefillArgs& args, Pipe& pipe, const Chunk& chunk,
+                             const Work& work, int i, long at, const u8* x) {
+    const int product = product_of(work.stage);
+    const Cut cut = cut_at(chunk, product);
+    const WideItem item = item_at(product, places_of(chunk, work), cut, i);
+    return feed_item<S>(w, args, pipe, cut, item, product, at, x, chunk.to <= cut.width,
+                        stream_policy());
+}
 KIE_DEVICE bool feed_slice(Watch& w, const PrefillArgs& args, Pipe& pipe, const Chunk& chunk,
-                           const Span& span, int product, int layer) {
+                           const Work& work, int i) {
     const u8* x = args.scratch;
-    long at = layer * kLayerBytes;
-    if (product == kToQkv)
-        return feed<SplitQkv>(w, args, pipe, chunk, span, kToQkv, layer, at, x + kScrX);
+    long at = work.layer * kLayerBytes;
+    if (work.stage == kDoQkv)
+        return feed_product<SplitQkv>(w, args, pipe, chunk, work, i, at, x + kScrX);
     at += product_bytes<SplitQkv>();
-    if (product == kToO)
-        return feed<SplitO>(w, args, pipe, chunk, span, kToO, layer, at, x + kScrAttn);
+    if (work.stage == kDoO)
+        return feed_product<SplitO>(w, args, pipe, chunk, work, i, at, x + kScrAttn);
     at += product_bytes<SplitO>();
-    if (product == kToGateUp)
-        return feed<SplitGu>(w, args, pipe, chunk, span, kToGateUp, layer, at, x + kScrX);
+    if (work.stage == kDoGateUp)
+        return feed_product<SplitGu>(w, args, pipe, chunk, work, i, at, x + kScrX);
     at += product_bytes<SplitGu>();
-    return feed<SplitDown>(w, args, pipe, chunk, span, kToDown, layer, at, x + kScrAct);
+    return feed_product<SplitDown>(w, args, pipe, chunk, work, i, at, x + kScrAct);
+}
+KIE_DEVICE void await_begun(Watch& w, u32 n) {
+    w.polls = 0;
+    while (*begun_word() <= n && *stop_word() == 0) {
+        if (!patient(w, 0x4000, n, *begun_word())) *stop_word() = 1;
+        pause_ns(20);
+    }
+}
+// Weights depend on nobody, so those who bring them go ahead. Pages take the ring that stages do:
+// where one comes behind the other, or a chunk begins, all wait until the workers are there
+// (`behind`). One looks for what the item needs, for all of the block, since who is looked at by
+// many is late.
+KIE_DEVICE bool await_item(Watch& w, const PrefillArgs& args, const Chunk& chunk, const Work& work,
+                           u32 n, u32 turn, bool behind) {
+    const int warp = (int)(thread() - kWorkers) / (int)kTeam, ring = ring_of(work.stage);
+    const bool looks = warp == kLooks,
+               brings = ring == kOfPages || (ring == kOfStages && warp >= 2);
+    if (!behind && !brings && !looks) return *stop_word() == 0;
+    if (lane() == 0) {
+        if (behind) await_begun(w, n);
+        if (looks) {
+            await_needs(w, args, chunk, work, turn);
+            if (w.lost) *stop_word() = 1;
+            *ready_word() = n + 1;
+        } else if (brings) {
+            while (*ready_word() <= n && *stop_word() == 0) pause_ns(20);
+        }
+        fence_device();
+    }
+    sync_warp();
+    writes_before_copies();
+    return *stop_word() == 0;
+}
+// Who takes items gives up: workers get no more.
+KIE_DEVICE void limit(u32 n) {
+    if (thread() == kWorkers) *limit_word() = n;
 }
 KIE_DEVICE void feed_slices(const PrefillArgs& args, Pipe& pipe) {
     PagePipe pages = {0};
     Watch watch = {args.model, 0, 0, 0, false};
-    Phase phase = {0, 0};
-    const int chunks = chunks_of(args);
-    u32 behind = 0;  // phases since the last that was waited for
+    const int chunks = chunks_of(args), layers = (int)(args.to - args.from);
+    u32 n = 0, item = 0;
+    Work w = {0, 0, 0, 0};
+    bool heard = false;  // of the n-th item
     KIE_NO_UNROLL for (int c = 0; c < chunks; ++c) {
         const Chunk chunk = chunk_at(args, c);
-        ++behind;
-        KIE_NO_UNROLL for (int layer = args.from; layer < (int)args.to; ++layer) {
-            watch.step = layer;
-            KIE_NO_UNROLL for (int n = 0; n < steps_of(chunk); ++n) {
-                const SliceStep s = step_at(chunk, n);
-                const Span span = span_of(chunk, s.places);
-                if (s.work == kMultiply || s.work == kAttend) {
-                    // Pages take the ring that stages do.
-                    const bool all = s.work == kAttend || s.which == kToO;
-                    if (!await_feed(watch, args, phase, behind, all)) return;
-                    behind = 0;
-                    const bool fed =
-                        s.work == kMultiply
-                            ? feed_slice(watch, args, pipe, chunk, span, s.which, layer)
-                            : feed_pages(watch, args, pages, chunk, span, layer);
-                    if (!fed) return;
-                }
-                behind += s.end != kGoOn;
-            }
+        w.layer = args.from, w.stage = w.group = 0;
+        const u32 before = c * layers + 1 - args.from;
+        int last = kNoRing;
+        KIE_NO_UNROLL for (;; ++n, heard = false) {
+            if (!heard && !take_item(watch, args, n, item)) return;
+            heard = true;
+            if (!find_work(args, chunk, item, w)) break;
+            watch.step = w.layer;
+            const int ring = ring_of(w.stage);
+            const bool behind = ring != kNoRing && ring != last;
+            if (!await_item(watch, args, chunk, w, n, before + w.layer, behind))
+                return limit(n + 1);
+            if (ring == kNoRing) continue;
+            last = ring;
+            const int i = (int)(item - w.first & kItemMask);
+            const Span span = places_of(chunk, w);
+            const bool fed = ring == kOfPages ? feed_run(watch, args, pages, w.layer,
+                                                         run_at(args, chunk, span, w.layer, i, 0))
+                                              : feed_slice(watch, args, pipe, chunk, w, i);
+            if (!fed) return limit(n + 1);
         }
     }
-    await_feed(watch, args, phase, behind, true);  // workers' waits look at `stop`, not the clock
+    await_begun(watch, n);  // the workers' waits look at `stop`, not the clock
 }
 
 KIE_KERNEL(kie_prefill, kPrefillThreads, PrefillArgs args) {
     if (thread() == 0) {
         for (int i = 0; i < kStages; ++i) slot_init(stage_slot(i), kWorkers / kTeam);
-        for (int part = 0; part < (int)kEach; ++part)
-            for (int i = 0; i < kPageBuffers; ++i)
-                slot_init(page_slot(i, part), kWorkers / kTeam / kEach);
+        for (int i = 0; i < kPageBuffers; ++i) slot_init(page_slot(i), kWorkers / kTeam);
         slots_ready();
-        *stop_word() = *phase_word() = *passed_word() = 0;
+        *stop_word() = *phase_word() = *passed_word() = *begun_word() = *asked_word() = 0;
+        for (int i = 0; i < kCopiers; ++i) *seen_word(i) = *item_word(i) = 0;
+        *ready_word() = 0, *limit_word() = ~0u;
     }
     sync_block();
     Pipe pipe = {0, 0, 0};
     if (thread() >= kWorkers) {
         fewer_registers<40>();
         pipe.parity = 1;
-        if constexpr (kSliced)
+        if constexpr (kListed)
             feed_slices(args, pipe);
         else
             feed_all(args, pipe);
         drain();
     } else {
         more_registers<232>();
-        if constexpr (kSliced)
+        if constexpr (kListed)
             work_slices(args, pipe);
         else
             work_all(args, pipe);

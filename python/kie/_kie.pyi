@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import Any, ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, TypedDict, final
+
+from typing_extensions import Unpack
 
 from kie.types import Message
 
@@ -29,52 +31,43 @@ __all__ = [
 
 __version__: str
 
-def compile(
-    path: str | PathLike[str],
-    *,
-    device: str,
-    dtype: str,
-    max_seq_len: int | None,
-    cache_dir: str | PathLike[str] | None,
-    nvrtc_dirs: Sequence[str | PathLike[str]],
-) -> str:
+class _Options(TypedDict, total=False):
+    device: str
+    dtype: str
+    max_seq_len: int | None
+    max_batch: int
+    max_queue: int
+    kv_bytes: int | None
+    threads: int | None
+    prefix_cache: bool
+    idle: str
+    max_itl_ms: float | None
+    hang_timeout_s: float
+    cache_dir: str | PathLike[str] | None
+    nvrtc_dirs: Sequence[str | PathLike[str]]
+
+def compile(path: str | PathLike[str], **options: Unpack[_Options]) -> str:
     """Compiles ahead what an engine with these options would, and returns the printed plan."""
 
 def plan(
     path: str | PathLike[str],
     *,
-    device: str,
-    dtype: str,
-    max_seq_len: int | None,
-    max_batch: int,
-    threads: int | None,
     topology: str | PathLike[str] | None,
-    cache_dir: str | PathLike[str] | None,
-    nvrtc_dirs: Sequence[str | PathLike[str]],
+    **options: Unpack[_Options],
 ) -> str:
     """The plan of a model that is not loaded, as JSON; `topology`, a file, is the machine."""
 
 def measure(
     path: str | PathLike[str],
     *,
-    device: str,
-    dtype: str,
-    max_seq_len: int | None,
-    cache_dir: str | PathLike[str] | None,
-    nvrtc_dirs: Sequence[str | PathLike[str]],
     prompt_tokens: int,
     tokens: int,
     runs: int,
+    **options: Unpack[_Options],
 ) -> str:
     """Times of decode steps from inside the kernel, as JSON; no tokens leave it."""
 
-def echo(
-    *,
-    device: str,
-    cache_dir: str | PathLike[str] | None,
-    nvrtc_dirs: Sequence[str | PathLike[str]],
-    rounds: int,
-) -> list[float]:
+def echo(*, rounds: int, **options: Unpack[_Options]) -> list[float]:
     """Microseconds of each of `rounds` round trips of a token between a GPU and the host."""
 
 def gpus() -> tuple[list[tuple[str, str, str, int, int, int]], list[str]]:
@@ -288,20 +281,8 @@ class Engine:
         cls,
         path: str | PathLike[str],
         *,
-        device: str,
-        dtype: str,
-        max_seq_len: int | None,
-        max_batch: int,
-        max_queue: int,
-        kv_bytes: int | None,
-        threads: int | None,
-        prefix_cache: bool,
-        idle: str,
-        max_itl_ms: float | None,
-        hang_timeout_s: float,
-        cache_dir: str | PathLike[str] | None,
-        nvrtc_dirs: Sequence[str | PathLike[str]],
         progress: Callable[[str, int, int], None] | None,
+        **options: Unpack[_Options],
     ) -> Engine: ...
     def stream(
         self,

@@ -32,8 +32,9 @@ class Engine:
             None for the model that ships with the package.
         device: "auto" (the first NVIDIA GPU that takes the model, else the CPU; `info()` says why
             under "passed_over"), "cpu", "cuda", "cuda:0", "cuda:0,1", ... One that is asked for
-            and not there is an error. For tests, several ranks without GPUs: "cpu:0,1" (lanes in
-            one address space), "sim:0,1" (the GPUs' kernels, simulated).
+            and not there is an error. Bits may differ between numbers of GPUs. For tests, several
+            ranks without GPUs: "cpu:0,1" (lanes in one address space), "sim:0,1" (the GPUs'
+            kernels, simulated).
         dtype: "auto" (as stored), "f32", "f16" or "bf16".
         max_seq_len: longest sequence in tokens; None: what the model was made for.
         max_batch: requests that run at once.
@@ -229,8 +230,6 @@ class Engine:
     def __del__(self) -> None:
         core = getattr(self, "_core", None)
         if core is not None and not core.is_closed():
-            import warnings
-
             warnings.warn(
                 "an engine was dropped without close(); use `with kie.Engine(...) as engine:`",
                 ResourceWarning,
@@ -383,7 +382,7 @@ def plan_ahead(
 
 def compiler_folders(device: str) -> list[str]:
     """Where `pip install kie[cuda]` has put the compiler of a GPU's kernels."""
-    if device != "auto" and not device.startswith("cuda"):
+    if device != "auto" and not str(device).startswith("cuda"):  # of a wrong type others tell
         return []
     from importlib.util import find_spec
 

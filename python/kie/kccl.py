@@ -36,7 +36,8 @@ class Communicator:
     """Ranks that work together.
 
     Args:
-        devices: one name a rank, such as `["cuda:0", "cuda:1"]`; or one name, with `ranks`.
+        devices: one name a rank, such as `["cuda:0", "cuda:1"]`, or all in one (`"cuda:0,1"`); or
+            the name of one device, with `ranks`.
         ranks: virtual ranks on the one device (`cpu`, `sim:...` or a GPU).
         message_bytes: the largest message, the larger of a rank's input and output.
         budget_s: longest wait of a rank for another.
@@ -123,13 +124,17 @@ class Communicator:
     def _run(self, op: Op, arrays: Arrays, root: int = 0) -> list[NDArray[Any]]:
         import numpy as np
 
-        given: list[NDArray[Any]] = [np.ascontiguousarray(array) for array in arrays]
+        try:
+            given: list[NDArray[Any]] = [np.asarray(array, order="C") for array in arrays]
+        except ValueError as why:
+            raise InvalidRequestError(f"{op}: wanted {self.ranks} arrays: {why}") from None
         kinds = {(str(array.dtype), array.shape) for array in given}
         name = str(given[0].dtype) if given else ""
         adds = op in ("all-reduce", "reduce-scatter")
-        if len(kinds) != 1 or (adds and name not in _DTYPES):
+        objects = any(array.dtype.hasobject for array in given)
+        if len(kinds) != 1 or objects or (adds and name not in _DTYPES):
             found = ", ".join(sorted(f"{kind}{list(shape)}" for kind, shape in kinds)) or "none"
-            types = f"one type of {sorted(_DTYPES)}" if adds else "one type"
+            types = f"one type of {sorted(_DTYPES)}" if adds else "one type without objects"
             wanted = f"wanted {self.ranks} arrays of one shape and {types}"
             raise InvalidRequestError(f"{op}: {wanted}, got {found}")
         dtype: np.dtype[Any] = given[0].dtype

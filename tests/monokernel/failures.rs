@@ -10,7 +10,6 @@ use kie_core::{Error, Result};
 use kie_kernels::device::Options;
 use kie_kernels::mono::machine::{Flight, Launch, Machine, Memory, Module, Source};
 use kie_kernels::mono::Mono;
-use kie_kernels::sim;
 
 use super::support::{float32, goldens, greedy_request, relative};
 use super::{fixture, two_at_a_time, DECODE_GATE, PREFILL_GATE};
@@ -145,11 +144,16 @@ fn here(simulated: &str) -> String {
     std::env::var("KIE_DEVICE").unwrap_or_else(|_| simulated.to_owned())
 }
 
-fn machines(device: &str) -> Vec<Arc<dyn Machine>> {
-    if device.starts_with("sim") {
-        return sim::open(device).unwrap();
+/// The GPUs that `KIE_DEVICE` names if they are so many, else so many simulated machines.
+pub fn several(ranks: u32, simulated: &str) -> Option<String> {
+    match std::env::var("KIE_DEVICE") {
+        Ok(device) => (device.split(',').count() == ranks as usize).then_some(device),
+        Err(_) => Some(format!("sim:ranks={ranks},{simulated}")),
     }
-    vec![kie_kernels::cuda::open(device, &[], None).unwrap()]
+}
+
+fn machines(device: &str) -> Vec<Arc<dyn Machine>> {
+    kie_kernels::device::machines(device, &Options::default()).unwrap()
 }
 
 /// Patience of edited kernels; on the simulator time is its own.

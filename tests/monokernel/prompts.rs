@@ -252,50 +252,39 @@ fn prompts_run_on_several_machines_as_on_one() {
     });
 }
 
-/// Slices whose gate and up come in two parts, since a few blocks have many tiles: 300 positions
-/// make two, 500 fill both.
-fn parted(device: &str) -> Engine {
-    let config = EngineConfig { max_batch: 2, prefix_cache: false, ..EngineConfig::default() };
-    open_with(PARTED, &format!("sim:ranks=3,blocks=3,{device}"), config)
-}
-const PARTED: &str = "own_llama_fp8_tied";
+/// A model without lanes over three ranks, which slice them.
+const SLICED: &str = "own_llama_fp8_tied";
 
+/// Slices of one group of places; of two, with norms of heads; of several chunks, the last one's
+/// last group owned by one rank only.
 #[test]
-fn long_prompts_on_several_machines_come_in_two_parts() {
-    let reference = reference(PARTED);
-    for (seed, count) in [(1, 300), (2, 500)] {
-        judge(PARTED, &parted(&format!("seed={seed}")), &reference, &ids(count), 3);
-    }
-    // Three tiles: two halves, of which the first is begun with its half.
-    let (name, config) = ("qwen2", EngineConfig { max_batch: 2, ..EngineConfig::default() });
-    let engine = open_with(name, "sim:ranks=2,blocks=2,seed=3", config);
-    judge(name, &engine, &self::reference(name), &ids(700), 2);
+fn long_prompts_on_several_machines_go_by_groups_of_places() {
+    let all = [
+        (SLICED, "ranks=3,blocks=3,seed=1", 500),
+        ("qwen2", "ranks=2,blocks=2,seed=3", 700),
+        ("qwen3", "ranks=2,blocks=5,seed=4", 517),
+        ("mistral", "ranks=2,blocks=7,seed=5", 1540),
+    ];
+    two_at_a_time(all.into(), |(name, device, count)| {
+        let config = EngineConfig { max_batch: 2, prefix_cache: false, ..EngineConfig::default() };
+        let engine = open_with(name, &format!("sim:{device}"), config);
+        judge(name, &engine, &reference(name), &ids(count), 2);
+    });
 }
 
 /// Nobody waits for good for a rank that does not tell of what it sent.
 #[test]
 fn a_rank_that_tells_nothing_ends_the_request() {
     let silent = (
-        "        store_word_system(stream_word(args, stream, args.model.rank, r), turn);",
-        "        if (stream != kOfOthers || args.model.rank != 2)
-            store_word_system(stream_word(args, stream, args.model.rank, r), turn);",
+        "        store_word_system(stream_word(args, w.stage,",
+        "        if (w.stage != kDoMixO || args.model.rank != 2)
+            store_word_system(stream_word(args, w.stage,",
     );
     let device = "sim:ranks=3,blocks=3,seed=6,host=300";
-    let engine = open_kernel("kie_prefill", PARTED, device, silent.0, silent.1);
+    let engine = open_kernel("kie_prefill", SLICED, device, silent.0, silent.1);
     let error = continuation(&engine, &ids(300), 1).unwrap_err().to_string();
     assert!(error.contains("in step 0 waited for the prefill kernel's wait 0x"), "{error}");
     assert!(engine.is_closed());
-}
-
-/// A head a rank has pages enough for two teams, which take them in turn.
-#[test]
-fn teams_share_the_queries_of_few_heads() {
-    let (name, config) = ("own_llama_f16", EngineConfig { max_batch: 2, ..Default::default() });
-    let engine = open_with(name, "sim:ranks=2,blocks=8,seed=4", config);
-    let reference = reference(name);
-    for count in [301, 64, 410] {
-        judge(name, &engine, &reference, &ids(count), 3);
-    }
 }
 
 /// Ids and log-probabilities behind a prompt, as bits, while a sequence decodes beside it: how many
@@ -331,7 +320,12 @@ fn beside(engine: &Engine, ids: &[u32]) -> (Vec<Made>, usize, bool) {
 #[test]
 fn a_prompt_beside_a_sequence_goes_some_layers_at_a_time() {
     // Fixture, its layers, ranks, blocks of each.
-    let all = [("own_llama_f16", 3, 1, 8), ("laneformer_d2", 6, 1, 8), ("laneformer_d2", 6, 2, 6)];
+    let all = [
+        ("own_llama_f16", 3, 1, 8),
+        ("own_llama_f16", 3, 2, 6),
+        ("laneformer_d2", 6, 1, 8),
+        ("laneformer_d2", 6, 2, 6),
+    ];
     two_at_a_time(all.into(), |(name, layers, ranks, blocks)| {
         let config = EngineConfig {
             max_batch: 2,
@@ -401,10 +395,10 @@ const MUTANTS: &[(&str, &str, &str, &str)] = &[
         "owner_of(place / 8) == (int)args.model.rank",
     ),
     (
-        "teams of a rank weigh what the other tells as they do their own",
-        "own_llama_f16",
-        "add[r] = exp2_f(best - top)",
-        "add[r] = exp2_f(m.best[r] - top)",
+        "a rank forgets the last group of eight places that it owns",
+        "llama",
+        "return {first, over(max_i(over(s.to, 8) - first, 0), kRanks)};",
+        "return {first, over(max_i(over(s.to, 8) - first, 0), kRanks) - 1};",
     ),
     (
         "others' outputs are those of another layer",

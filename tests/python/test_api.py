@@ -492,3 +492,28 @@ def test_auto_on_the_cpu_beside_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -
     # A machine of developers may have a GPU, CI's has none.
     assert device.startswith("cuda") == (why is None)
     assert [str(w.message).endswith(str(why)) for w in told] == [True] * (why is not None)
+
+
+@pytest.mark.parametrize(
+    "name", ["max_seq_len", "max_batch", "max_queue", "kv_bytes", "threads", "max_itl_ms"]
+)
+def test_options_out_of_range_are_named(name: str) -> None:
+    options: dict[str, Any] = {name: -1}
+    with pytest.raises(kie.InvalidRequestError, match=name):
+        kie.Engine(TINY, device="cpu", **options)
+    options = {name: "1"}
+    with pytest.raises(TypeError, match=name):
+        kie.Engine(TINY, device="cpu", **options)
+
+
+def test_a_device_is_a_name_of_ranks_that_divide() -> None:
+    for device in (None, 3):
+        with pytest.raises(TypeError, match="device must be str"):
+            kie.Engine(TINY, device=device)  # type: ignore[arg-type]
+    for device in ("cpu:1", "cpu:0,0", "cpu:0,", "sim:1,0", "sim:ranks=9", "cuda:0,0", "gpu"):
+        with pytest.raises(kie.NoDeviceError) as caught:
+            kie.Engine(TINY, device=device)
+        assert device in caught.value.message
+    for device in ("cpu:0,1,2,3,4,5,6", "sim:0,1,2,3,4,5,6"):
+        with pytest.raises(kie.UnsupportedModelError, match="do not divide by 7 ranks"):
+            kie.Engine(TINY, device=device)

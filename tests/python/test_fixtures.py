@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT / "tools" / "fixtures"))
 
 import container  # noqa: E402
 import forward  # noqa: E402
+import rounded  # noqa: E402
 
 FOLDERS = sorted(path.parent for path in ROOT.glob("tests/data/*/golden.safetensors"))
 
@@ -64,6 +65,25 @@ def test_a_wrong_flag_shows_in_the_logits(name: str, change: dict[str, Any]) -> 
     wrong = forward.Model(model.config | change, model.tensors)
     logits = wrong.forward(want["prompt_2.ids"]).logits
     assert np.abs(logits - want["prompt_2.logits"]).max() > 0.05
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "cost", "without_norms"),
+    [
+        ("own_laneformer_mixed", 1, 2.39e-3, 1.80e-3),
+        ("own_llama_f16", 1, 1.96e-3, 1.37e-3),
+        ("own_llama_f16", 2, 2.13e-3, 1.61e-3),
+        ("own_llama_f16", 4, 2.08e-3, 1.46e-3),
+        ("own_llama_fp8_tied", 8, 1.44e-3, 1.09e-3),
+    ],
+)
+def test_what_halves_alone_cost(name: str, ranks: int, cost: float, without_norms: float) -> None:
+    """Where the kernel is at or beyond the gate of 2e-3, so is exact arithmetic on its halves."""
+    model, prompts = rounded.load(ROOT / "tests" / "data" / name, ranks)
+    assert rounded.error(model, (), prompts) < 1e-7
+    assert rounded.error(model, rounded.KINDS, prompts) == pytest.approx(cost, rel=0.02)
+    kinds = set(rounded.KINDS) - {"normed"}
+    assert rounded.error(model, kinds, prompts) == pytest.approx(without_norms, rel=0.02)
 
 
 def test_a_partial_fp8_block_takes_its_own_scale() -> None:

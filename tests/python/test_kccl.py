@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from kie import errors
 from kie.kccl import Communicator
 
 DEVICES = ["cpu", "sim:blocks=8"]
+FOUR = Path(__file__).parents[2] / "crates" / "kie-kccl" / "topologies" / "h200x4.json"
 
 
 def ranks_of(device: str, ranks: int = 4) -> Communicator:
@@ -60,6 +64,7 @@ def test_arrays_of_any_type_are_moved(device: str, dtype: str) -> None:
 
 def test_shapes_and_roots_are_kept() -> None:
     communicator = ranks_of("cpu", 2)
+    assert communicator.all_reduce([np.float32(1), np.float32(2)])[0].shape == ()
     given = [np.full((3, 5), rank, dtype="float32") for rank in range(2)]
     assert communicator.all_reduce(given)[1].shape == (3, 5)
     np.testing.assert_array_equal(communicator.broadcast(given, root=1)[0], given[1])
@@ -80,6 +85,82 @@ def test_the_plan_prints_and_is_saved(tmp_path: Path) -> None:
     again = Communicator("sim:blocks=8", ranks=4, topology=file, threads=64, message_bytes=1 << 16)
     assert str(again) == str(communicator)
     assert all(us > 0 for us in communicator.measure("all-reduce", 64, steps=5))
+
+
+@pytest.mark.parametrize("device", ["cpu:0,1,2", "sim:0,1,2", "sim:ranks=3,blocks=2"])
+def test_ranks_that_are_listed(device: str) -> None:
+    communicator = Communicator(device, threads=64, message_bytes=1 << 16)
+    assert communicator.ranks == 3
+    given = arrays("float32", 3)
+    total = given[0] + given[1] + given[2]
+    np.testing.assert_array_equal(communicator.all_reduce(given)[1], total)
+    with pytest.raises(errors.InvalidRequestError, match=r"2 ranks: .* has 3"):
+        Communicator(device, ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("devices", "options", "told"),
+    [
+        ("cpu", {"ranks": 0}, "0 ranks: wanted 1 to 8"),
+        ("cpu", {"ranks": -1}, "ranks=-1 is out of range"),
+        ("sim:blocks=2", {"ranks": 3}, "2 multiprocessors"),
+        ("sim:blocks=2", {"ranks": 2, "threads": 0}, "threads: wanted 1 or more, got 0"),
+        ("sim:blocks=2", {"ranks": 2, "threads": -1}, "threads=-1 is out of range"),
+        ("sim:blocks=2", {"ranks": 2, "message_bytes": -1}, "message_bytes=-1 is out of range"),
+        # Three times this is a little more than 64 bits hold.
+        ("sim:blocks=2", {"ranks": 2, "message_bytes": 2**64 // 3 + 1}, "message_bytes: wanted at"),
+        ("sim:blocks=8", {"ranks": 2, "topology": FOUR}, "2 ranks: the topology 4x H200"),
+        ("sim:0,1", {"topology": FOUR}, "2 ranks: the topology 4x H200"),
+        ("cpu", {"budget_s": float("nan")}, "budget_s NaN"),
+        ("cpu", {"budget_s": -1.0}, "budget_s -1"),
+        (["cpu", "cpu"], {}, "the CPU is one"),
+        (["sim:blocks=2", "sim:blocks=2"], {}, "several simulators is not built"),
+        ([], {}, "devices: one name"),
+    ],
+)
+def test_options_that_make_no_sense_are_named(
+    devices: str | list[str], options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(errors.InvalidRequestError, match=re.escape(told)):
+        Communicator(devices, **options)
+
+
+@pytest.mark.parametrize(
+    "device", ["", "gpu", "cpu:1", "cpu:0,0", "cpu:0,", "cuda:", "cuda:0,0", "cuda:x", "sim:0,2"]
+)
+def test_devices_that_are_none_are_named(device: str) -> None:
+    with pytest.raises(errors.NoDeviceError, match=re.escape(f"no such device: {device}")):
+        Communicator(device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_no_collective_takes_is_named(device: str) -> None:
+    communicator = ranks_of(device)
+    given = arrays("float32", numbers=8)
+    strange: list[tuple[Callable[[], object], str]] = [
+        (lambda: communicator.broadcast(given, root=-1), "root=-1 is out of range"),
+        (lambda: communicator.broadcast(given, root=4), "root: wanted below 4, got 4"),
+        (lambda: communicator.all_gather([np.array([object()])] * 4), "one type without objects"),
+        (lambda: communicator.all_gather([[1, [2]]] * 4), "inhomogeneous"),  # type: ignore[list-item]
+        (lambda: communicator.all_reduce([]), "got none"),
+        (lambda: communicator.all_reduce([*given[:3], given[3][:4]]), "float32[4], float32[8]"),
+        (lambda: communicator.all_reduce([*given[:3], given[3] > 0]), "bool[8], float32[8]"),
+        (lambda: communicator.all_reduce([a.astype(">f4") for a in given]), "got >f4[8]"),
+        (lambda: communicator.plan("all-reduce", -1), "bytes=-1 is out of range"),
+        (lambda: communicator.plan("all-redcue", 1), "there are all-reduce, "),  # type: ignore[arg-type]
+        (lambda: communicator.measure("barrier", 0, dtype="f64"), "there are f16, "),  # type: ignore[arg-type]
+        (lambda: communicator.measure("barrier", 0, steps=-1), "steps=-1 is out of range"),
+    ]
+    if device != "cpu":
+        strange += [
+            (lambda: communicator.measure("barrier", 0, steps=0), "steps: wanted 1 or more"),
+            (lambda: communicator.measure("all-gather", 1 << 20), "raise message_bytes"),
+            (lambda: communicator.all_gather(arrays("float32", numbers=8192)), "131072 bytes"),
+        ]
+    for call, told in strange:
+        with pytest.raises(errors.InvalidRequestError, match=re.escape(told)):
+            call()
+    np.testing.assert_array_equal(communicator.broadcast(given)[3], given[0])
 
 
 def test_errors_are_typed() -> None:

@@ -225,6 +225,11 @@ mod tests {
                 "DriverTooOldError",
                 "install a newer driver",
             ),
+            (
+                Device::Indivisible { ranks: 3, detail: detail.clone() },
+                "UnsupportedModelError",
+                "`kie info MODEL`",
+            ),
             (Device::Compile { arch, detail: detail.clone() }, "DeviceError", "`kie doctor`"),
             (Device::Hang(detail.clone()), "EngineHangError", "opened again"),
             (Device::Failed(detail), "DeviceError", "`kie doctor`"),

@@ -255,6 +255,7 @@ impl Devices {
                     Ok(true) => drop(flights.swap_remove(index)),
                     Err(error) => {
                         drop(flights.swap_remove(index));
+                        self.memory.keep();
                         self.closed = Some(error.to_string());
                         outcome = Err(error.into());
                     }
@@ -262,6 +263,7 @@ impl Devices {
             }
             if Instant::now() >= deadline {
                 let why = format!("a kernel does not end within {} s", patience.as_secs());
+                self.memory.keep();
                 self.closed = Some(why.clone());
                 return Err(Error::Closed { why });
             }

@@ -64,6 +64,9 @@ impl Default for Options {
     }
 }
 
+/// More than any machine has; three such areas and what lies before them have addresses.
+const MESSAGE_BYTES_MAX: usize = 1 << 48;
+
 /// How long collectives took inside one kernel.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Timing {
@@ -125,32 +128,40 @@ impl Communicator {
         Self::over(&vec![machine; ranks], own, options)
     }
 
-    /// One rank on each machine; all must be different.
+    /// One rank on each machine; all must be different, or of one simulator.
     ///
     /// # Errors
-    /// [`Error::Ranks`], [`Error::Unreachable`] with the pair, [`Error::NotBuilt`] for several
-    /// simulators, or what a machine says.
+    /// [`Error::Ranks`], [`Error::Size`], [`Error::Unreachable`] with the pair, [`Error::NotBuilt`]
+    /// for several simulators, or what a machine says.
     pub fn new(machines: &[Arc<dyn Machine>], options: &Options) -> Result<Self> {
         check_ranks(machines.len())?;
-        if machines.len() > 1 && machines[0].platform() == Platform::Sim {
-            // Each has a scheduler and a time of its own, so bounds on waits would mean nothing.
-            return Err(Error::NotBuilt {
-                what: "one communicator over several simulators",
-                remedy: "make virtual ranks on one (sim:blocks=..)",
-            });
+        if machines[0].platform() != Platform::Sim {
+            return Self::over(machines, Topology::discover(machines)?, options);
         }
-        let own = Topology::discover(machines)?;
+        let owner = machines[0].peer()?.owner;
+        for machine in machines {
+            if machine.peer()?.owner != owner {
+                // Another scheduler has a time of its own: bounds on waits would mean nothing.
+                return Err(Error::NotBuilt {
+                    what: "one communicator over several simulators",
+                    remedy: "make ranks of one (sim:0,1)",
+                });
+            }
+        }
+        let (info, ranks) = (machines[0].info()?, machines.len() as u32);
+        let units = info.multiprocessors * ranks;
+        let own = Topology::virtual_ranks(&info.name, ranks, units, options.threads);
         Self::over(machines, own, options)
     }
 
     fn over(machines: &[Arc<dyn Machine>], own: Topology, options: &Options) -> Result<Self> {
+        let layout = layout_for(options)?;
         let topology = options.topology.clone().unwrap_or(own);
         topology.check()?;
         if topology.ranks() != machines.len() {
             let wanted = format!("the topology {} has {}", topology.name, topology.ranks());
             return Err(Error::Ranks { wanted, got: machines.len() });
         }
-        let layout = Layout::new(options.message_bytes);
         let memory = Symmetric::new(machines, layout.bytes)?;
         Self::over_memory(memory, layout, topology, options)
     }
@@ -318,7 +329,8 @@ impl Communicator {
     /// `steps`. Each all-reduce takes the last one's result, as a mean, so they cannot overlap.
     ///
     /// # Errors
-    /// [`Error::NotBuilt`] for `cpu`; otherwise as [`Communicator::run`].
+    /// [`Error::NotBuilt`] for `cpu`, [`Error::Size`] for no steps; otherwise as
+    /// [`Communicator::run`].
     pub fn measure(
         &mut self,
         op: Op,
@@ -336,6 +348,10 @@ impl Communicator {
         })?;
         if bytes > self.message_bytes {
             return Err(too_large(op, bytes, self.message_bytes));
+        }
+        if steps == 0 {
+            let (what, wanted) = ("steps".to_owned(), "1 or more".to_owned());
+            return Err(Error::Size { op: op.name(), what, wanted, got: 0 });
         }
         let slice_bytes = (bytes / op.slices(ranks).max(1)).next_multiple_of(16);
         let warm = steps.div_ceil(10);
@@ -384,6 +400,21 @@ impl Communicator {
         }
         Ok(slice)
     }
+}
+
+/// The layout of a communicator's memory, if its options make sense.
+fn layout_for(options: &Options) -> Result<Layout> {
+    let refuse = |what: &str, wanted: String, got: usize| {
+        Err(Error::Size { op: "communicator", what: what.to_owned(), wanted, got })
+    };
+    if options.threads == 0 {
+        return refuse("threads", "1 or more".to_owned(), 0);
+    }
+    if options.message_bytes > MESSAGE_BYTES_MAX {
+        let wanted = format!("at most {MESSAGE_BYTES_MAX}");
+        return refuse("message_bytes", wanted, options.message_bytes);
+    }
+    Ok(Layout::new(options.message_bytes))
 }
 
 fn too_large(op: Op, bytes: usize, most: usize) -> Error {

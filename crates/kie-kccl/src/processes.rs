@@ -11,11 +11,10 @@ use std::sync::Arc;
 use kie_kernels::mono::handle::{Handle, HandleFault};
 use kie_kernels::mono::machine::{Machine, Memory};
 
-use crate::device::Layout;
 use crate::error::{Error, Result};
 use crate::symmetric::Symmetric;
 use crate::topology::Topology;
-use crate::{check_ranks, Communicator, Options};
+use crate::{check_ranks, layout_for, Communicator, Options};
 
 /// This process's rank, before it knows the others.
 pub struct Joining {
@@ -32,7 +31,7 @@ impl Joining {
     /// links matter, the same on all ranks.
     ///
     /// # Errors
-    /// [`Error::Ranks`], or what the machine says.
+    /// [`Error::Ranks`], [`Error::Size`], or what the machine says.
     pub fn new(
         machine: Arc<dyn Machine>,
         rank: usize,
@@ -44,7 +43,7 @@ impl Joining {
             let wanted = format!("rank {rank} is not among them");
             return Err(Error::Ranks { wanted, got: ranks });
         }
-        let memory = machine.alloc_symmetric(Layout::new(options.message_bytes).bytes)?;
+        let memory = machine.alloc_symmetric(layout_for(options)?.bytes)?;
         Ok(Self { machine, memory, rank, ranks, options: options.clone() })
     }
 
@@ -88,7 +87,7 @@ impl Joining {
         };
         let blocks: Result<Vec<_>> = handles.iter().enumerate().map(open).collect();
         let memory = Symmetric::joined(machine.clone(), rank, blocks?);
-        let layout = Layout::new(options.message_bytes);
+        let layout = layout_for(&options)?;
         Communicator::over_memory(memory, layout, topology, &options)
     }
 }

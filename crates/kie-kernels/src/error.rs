@@ -51,6 +51,14 @@ pub enum Error {
         /// What is wrong.
         detail: String,
     },
+    /// A model that so many machines cannot share.
+    #[error("{ranks} ranks: {detail}")]
+    Indivisible {
+        /// Machines.
+        ranks: u32,
+        /// What does not divide, and what would.
+        detail: String,
+    },
     /// Memory that could not be had.
     #[error("{wanted_bytes} bytes could not be allocated on {device}")]
     OutOfMemory {

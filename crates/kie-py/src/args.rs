@@ -1,7 +1,9 @@
 //! From Python arguments to the request types of kie-core. A wrong type is a `TypeError`, a
 //! value that makes no sense an `InvalidRequestError`; neither is ever a panic.
 
-use kie_core::request::{Prompt, SamplingParams};
+use std::path::PathBuf;
+
+use kie_core::request::{EngineConfig, Prompt, SamplingParams};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyMapping, PyString};
@@ -97,6 +99,41 @@ pub fn sampling(py: Python<'_>, keywords: &Bound<'_, PyDict>) -> PyResult<Sampli
     Ok(params)
 }
 
+/// How an engine is opened; what is not among the keywords has its default.
+pub fn options(keywords: Option<&Bound<'_, PyDict>>) -> PyResult<EngineConfig> {
+    let mut config = EngineConfig::default();
+    for (name, value) in keywords.into_iter().flatten() {
+        let name: String = name.extract()?;
+        match &*name {
+            "device" => config.device = text(&value, &name)?,
+            "dtype" => config.dtype = text(&value, &name)?,
+            "max_seq_len" => config.max_seq_len = integer(&name, &value)?,
+            "max_batch" => config.max_batch = count(&name, &value)?,
+            "max_queue" => config.max_queue = count(&name, &value)?,
+            "kv_bytes" => config.kv_bytes = integer(&name, &value)?,
+            "threads" => config.threads = integer(&name, &value)?,
+            "prefix_cache" => config.prefix_cache = value.extract()?,
+            "idle" => config.idle = text(&value, &name)?,
+            "max_itl_ms" => config.max_itl_ms = number(&name, &value)?,
+            "hang_timeout_s" => {
+                config.hang_timeout_s = number(&name, &value)?.ok_or_else(|| missing(&name))?;
+            }
+            "cache_dir" => config.cache_dir = value.extract::<Option<PathBuf>>()?,
+            "nvrtc_dirs" => config.nvrtc_dirs = value.extract()?,
+            unknown => return Err(unexpected(unknown)),
+        }
+    }
+    Ok(config)
+}
+
+fn unexpected(name: &str) -> PyErr {
+    PyTypeError::new_err(format!("got an unexpected keyword argument '{name}'"))
+}
+
+fn missing(name: &str) -> PyErr {
+    PyTypeError::new_err(format!("{name} must be a number, got None"))
+}
+
 fn set(
     py: Python<'_>,
     params: &mut SamplingParams,
@@ -127,10 +164,7 @@ fn set(
         "logprobs" => params.logprobs = integer(name, value)?,
         "logit_bias" => params.logit_bias = bias(py, value)?,
         "timeout" => params.timeout = number(name, value)?,
-        unknown => {
-            let message = format!("got an unexpected keyword argument '{unknown}'");
-            return Err(PyTypeError::new_err(message));
-        }
+        unknown => return Err(unexpected(unknown)),
     }
     Ok(())
 }
@@ -155,6 +189,11 @@ pub fn integer<T: TryFrom<u64>>(name: &str, value: &Bound<'_, PyAny>) -> PyResul
             Err(PyTypeError::new_err(format!("{name} must be int or None, got {got}")))
         }
     }
+}
+
+/// A count.
+pub fn count<T: TryFrom<u64>>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<T> {
+    integer(name, value)?.ok_or_else(|| missing(name))
 }
 
 fn number(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Option<f64>> {

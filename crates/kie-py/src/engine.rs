@@ -4,9 +4,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kie_core::engine::{self, LogitsPath};
-use kie_core::request::{EngineConfig, Request};
+use kie_core::request::Request;
 use kie_core::session;
-use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
 
@@ -29,50 +28,26 @@ pub(crate) fn detached<T: Send>(
 
 /// Compiles ahead what an engine with these options would, and returns the printed plan.
 #[pyfunction]
-#[pyo3(signature = (path, *, device, dtype, max_seq_len, cache_dir, nvrtc_dirs))]
+#[pyo3(signature = (path, **options))]
 pub fn compile(
     py: Python<'_>,
     path: PathBuf,
-    device: String,
-    dtype: String,
-    max_seq_len: Option<usize>,
-    cache_dir: Option<PathBuf>,
-    nvrtc_dirs: Vec<PathBuf>,
+    options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<String> {
-    let defaults = EngineConfig::default();
-    let config = EngineConfig { device, dtype, max_seq_len, cache_dir, nvrtc_dirs, ..defaults };
+    let config = args::options(options)?;
     detached(py, move || engine::Engine::builder(path).config(config).compile())
 }
 
 /// The plan of a model that is not loaded, as JSON; `topology`, a file, stands for the machine.
 #[pyfunction]
-#[pyo3(signature = (path, *, device, dtype, max_seq_len, max_batch, threads, topology, cache_dir,
-    nvrtc_dirs))]
-#[allow(clippy::too_many_arguments)] // one per keyword
+#[pyo3(signature = (path, *, topology, **options))]
 pub fn plan(
     py: Python<'_>,
     path: PathBuf,
-    device: String,
-    dtype: String,
-    max_seq_len: Option<usize>,
-    max_batch: usize,
-    threads: Option<usize>,
     topology: Option<PathBuf>,
-    cache_dir: Option<PathBuf>,
-    nvrtc_dirs: Vec<PathBuf>,
+    options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<String> {
-    let defaults = EngineConfig::default();
-    let config = EngineConfig {
-        device,
-        dtype,
-        max_seq_len,
-        max_batch,
-        threads,
-        cache_dir,
-        nvrtc_dirs,
-        ..defaults
-    };
-    let builder = engine::Engine::builder(path).config(config);
+    let builder = engine::Engine::builder(path).config(args::options(options)?);
     json(py, &detached(py, move || builder.plan(topology.as_deref()))?)
 }
 
@@ -84,43 +59,14 @@ pub(crate) fn json<T: serde::Serialize>(py: Python<'_>, value: &T) -> PyResult<S
 #[pymethods]
 impl Engine {
     #[new]
-    #[pyo3(signature = (path, *, device, dtype, max_seq_len, max_batch, max_queue, kv_bytes,
-        threads, prefix_cache, idle, max_itl_ms, hang_timeout_s, cache_dir, nvrtc_dirs,
-        progress))]
-    #[allow(clippy::too_many_arguments)] // one per documented keyword
+    #[pyo3(signature = (path, *, progress, **options))]
     fn new(
         py: Python<'_>,
         path: PathBuf,
-        device: String,
-        dtype: String,
-        max_seq_len: Option<usize>,
-        max_batch: usize,
-        max_queue: usize,
-        kv_bytes: Option<u64>,
-        threads: Option<usize>,
-        prefix_cache: bool,
-        idle: String,
-        max_itl_ms: Option<f64>,
-        hang_timeout_s: f64,
-        cache_dir: Option<PathBuf>,
-        nvrtc_dirs: Vec<PathBuf>,
         progress: Option<Py<PyAny>>,
+        options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
-        let config = EngineConfig {
-            device,
-            dtype,
-            max_seq_len,
-            max_batch,
-            max_queue,
-            kv_bytes,
-            threads,
-            prefix_cache,
-            idle,
-            max_itl_ms,
-            hang_timeout_s,
-            cache_dir,
-            nvrtc_dirs,
-        };
+        let config = args::options(options)?;
         let mut builder = engine::Engine::builder(path).config(config);
         if let Some(callback) = progress {
             builder = builder.progress(Arc::new(move |stage: &str, done: u64, total: u64| {
@@ -280,8 +226,7 @@ impl Session {
     }
 
     fn rollback(&self, py: Python<'_>, to: &Bound<'_, PyAny>) -> PyResult<()> {
-        let to: usize = args::integer("to", to)?
-            .ok_or_else(|| PyTypeError::new_err("to must be int, got None"))?;
+        let to: usize = args::count("to", to)?;
         self.with(py, |session| session.rollback(to))
     }
 

@@ -1,17 +1,18 @@
 //! `kie.kccl`: collectives of one host. Bytes in, bytes out; the package turns arrays into bytes.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kie_kccl::algorithm::Table;
 use kie_kccl::topology::simulated;
 use kie_kccl::{Communicator as Ranks, Dtype, Error, Op, Options, Topology};
-use kie_kernels::mono::machine::Machine;
+use kie_kernels::device;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict};
 
+use crate::args::{count, integer};
 use crate::error;
 use crate::owned::Owned;
 
@@ -57,35 +58,39 @@ fn dtype_of(py: Python<'_>, name: &str) -> PyResult<Dtype> {
         .ok_or_else(|| invalid(py, format!("dtype {name:?}: there are {}", names())))
 }
 
-fn open(name: &str, nvrtc: &[PathBuf]) -> kie_kernels::Result<Arc<dyn Machine>> {
-    if name.starts_with("sim") {
-        return Ok(Arc::new(kie_kernels::sim::Sim::open(name)?));
-    }
-    #[cfg(target_os = "linux")]
-    return kie_kernels::cuda::open(name, nvrtc, None);
-    #[cfg(not(target_os = "linux"))]
-    Err(kie_kernels::Error::NoDevice { device: name.into(), detail: format!("not in {nvrtc:?}") })
-}
-
 fn make(
     devices: &[String],
     ranks: Option<usize>,
     options: &Options,
-    nvrtc: &[PathBuf],
+    opening: &device::Options,
 ) -> Result<Ranks, Error> {
-    if let ("cpu", [_]) = (devices[0].as_str(), devices) {
-        return Ranks::cpu(ranks.unwrap_or(2));
+    // One device by itself is that of so many virtual ranks; otherwise its name says how many.
+    let listed = |count: usize| match ranks {
+        Some(got) if got != count => {
+            Err(Error::Ranks { wanted: format!("{} has {count}", devices.join(" and ")), got })
+        }
+        _ => Ok(count),
+    };
+    match devices {
+        [one] if one == "cpu" => return Ranks::cpu(ranks.unwrap_or(2)),
+        [several] if several.starts_with("cpu:") => {
+            device::open(several, opening)?;
+            return Ranks::cpu(listed(1 + several.matches(',').count())?);
+        }
+        _ => {}
     }
     let (mut machines, mut options) = (Vec::new(), options.clone());
     for name in devices {
         let (told, topology) = simulated(name)?;
-        machines.push(open(&told, nvrtc)?);
+        machines.extend(device::machines(&told, opening)?);
         options.topology = options.topology.or(topology);
     }
-    let options = &options;
     match (ranks, &machines[..]) {
-        (Some(ranks), [machine]) => Ranks::virtual_ranks(machine.clone(), ranks, options),
-        _ => Ranks::new(&machines, options),
+        (Some(ranks), [machine]) => Ranks::virtual_ranks(machine.clone(), ranks, &options),
+        (_, several) => {
+            listed(several.len())?;
+            Ranks::new(several, &options)
+        }
     }
 }
 
@@ -106,19 +111,26 @@ impl Communicator {
 impl Communicator {
     #[new]
     #[pyo3(signature = (devices, *, ranks, message_bytes, budget_s, threads, topology, nvrtc_dirs))]
-    #[allow(clippy::too_many_arguments)]
+    #[allow(clippy::too_many_arguments)] // one per keyword
     fn new(
         py: Python<'_>,
         devices: Vec<String>,
-        ranks: Option<usize>,
-        message_bytes: usize,
+        ranks: &Bound<'_, PyAny>,
+        message_bytes: &Bound<'_, PyAny>,
         budget_s: f64,
-        threads: u32,
+        threads: &Bound<'_, PyAny>,
         topology: Option<PathBuf>,
         nvrtc_dirs: Vec<PathBuf>,
     ) -> PyResult<Self> {
+        let ranks: Option<usize> = integer("ranks", ranks)?;
+        let (message_bytes, threads) =
+            (count("message_bytes", message_bytes)?, count("threads", threads)?);
         if devices.is_empty() || (ranks.is_some() && devices.len() > 1) {
             let text = "devices: one name and a number of virtual ranks, or one name a rank";
+            return Err(invalid(py, text.to_owned()));
+        }
+        if devices.len() > 1 && devices.iter().any(|name| name.starts_with("cpu")) {
+            let text = "devices: the CPU is one: \"cpu\" with ranks=, or \"cpu:0,1\"";
             return Err(invalid(py, text.to_owned()));
         }
         let budget = Duration::try_from_secs_f64(budget_s)
@@ -127,7 +139,8 @@ impl Communicator {
             let topology = topology.as_deref().map(Topology::load).transpose()?;
             let options =
                 Options { message_bytes, budget, threads, topology, ..Options::default() };
-            make(&devices, ranks, &options, &nvrtc_dirs)
+            let opening = device::Options { nvrtc_dirs, ..device::Options::default() };
+            make(&devices, ranks, &options, &opening)
         });
         let ranks = made.map_err(|error| raise(py, &error))?;
         Ok(Self { ranks: Owned::new(Mutex::new(ranks)) })
@@ -150,8 +163,8 @@ impl Communicator {
     }
 
     /// The way of a message.
-    fn plan(&self, py: Python<'_>, op: &str, bytes: usize) -> PyResult<String> {
-        let op = op_of(py, op)?;
+    fn plan(&self, py: Python<'_>, op: &str, bytes: &Bound<'_, PyAny>) -> PyResult<String> {
+        let (op, bytes) = (op_of(py, op)?, count("bytes", bytes)?);
         Ok(self.lock(py)?.plan(op, bytes).to_string())
     }
 
@@ -161,10 +174,10 @@ impl Communicator {
         py: Python<'py>,
         op: &str,
         dtype: &str,
-        root: usize,
+        root: &Bound<'py, PyAny>,
         inputs: Vec<PyBackedBytes>,
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-        let (op, dtype) = (op_of(py, op)?, dtype_of(py, dtype)?);
+        let (op, dtype, root) = (op_of(py, op)?, dtype_of(py, dtype)?, count("root", root)?);
         let ranks = self.ranks.get(py)?;
         let outputs = py.detach(|| {
             let inputs: Vec<&[u8]> = inputs.iter().map(|bytes| &**bytes).collect();
@@ -181,10 +194,11 @@ impl Communicator {
         py: Python<'_>,
         op: &str,
         dtype: &str,
-        bytes: usize,
-        steps: u32,
+        bytes: &Bound<'_, PyAny>,
+        steps: &Bound<'_, PyAny>,
     ) -> PyResult<Vec<f64>> {
         let (op, dtype) = (op_of(py, op)?, dtype_of(py, dtype)?);
+        let (bytes, steps) = (count("bytes", bytes)?, count("steps", steps)?);
         let ranks = self.ranks.get(py)?;
         let timing = py.detach(|| {
             let mut ranks = ranks.lock().unwrap_or_else(PoisonError::into_inner);

@@ -78,6 +78,8 @@ SPECS: dict[str, dict[str, Any]] = {
     # The same sizes without lanes, for tensor parallelism beside delayed sums.
     "laneformer-2b-plain": _LLAMA | _sizes(3072, 15, (32, 16, 96), 12288, 32000),
     "llama-3.2-1b": _LLAMA | _sizes(2048, 16, (32, 8, 64), 8192, 128256),
+    # Few of the layers of the next one, for what does not depend on how many there are.
+    "llama-3.1-8b-few": _LLAMA | _sizes(4096, 4, (32, 8, 128), 14336, 32000),
     "llama-3.1-8b": _LLAMA | _sizes(4096, 32, (32, 8, 128), 14336, 128256),
 }
 

@@ -283,6 +283,9 @@ impl From<kie_kernels::Error> for Error {
             kie_kernels::Error::OutOfMemory { wanted_bytes, device } => {
                 Self::OutOfMemory { need: wanted_bytes, free: 0, plan: device }
             }
+            kie_kernels::Error::Indivisible { ranks, detail } => {
+                Self::UnsupportedModel { what: format!("{ranks} ranks"), detail }
+            }
             kie_kernels::Error::Hang(detail) => Self::EngineHang { detail },
             other => Self::Device(other.to_string()),
         }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::cpu;
 use crate::error::{Error, What};
+use crate::Joining;
 
 const START: &str = "    u64* stamps = (u64*)";
 
@@ -10,12 +11,24 @@ fn fault(text: &str) -> String {
     format!("{text}\n{START}")
 }
 
+/// As many as CI has of each.
+const RANKS: [usize; 3] = [2, 4, 8];
+
 fn given() -> Vec<Vec<u8>> {
-    inputs(Dtype::F32, 4, 400, 1)
+    of_ranks(4)
+}
+
+fn of_ranks(ranks: usize) -> Vec<Vec<u8>> {
+    inputs(Dtype::F32, ranks, 400, 1)
+}
+
+/// Ranks of a machine whose kernels' text has been changed.
+fn changed(seed: u64, ranks: usize, from: &'static str, to: &str) -> Communicator {
+    virtual_ranks(mutant(sim(seed, 2 * ranks as u32, 32), from, to), ranks)
 }
 
 fn stalled(communicator: &mut Communicator, op: Op, way: Algorithm) -> Vec<crate::error::Wait> {
-    let given = given();
+    let given = of_ranks(communicator.ranks());
     match communicator.run_as(op, Dtype::F32, 0, &slices(&given), way) {
         Err(Error::Stalled { op: name, waits, .. }) => {
             assert_eq!(name, op.name());
@@ -28,17 +41,20 @@ fn stalled(communicator: &mut Communicator, op: Op, way: Algorithm) -> Vec<crate
 
 #[test]
 fn a_dead_rank_ends_every_operation() {
-    let machine = mutant(sim(1, 8, 32), START, &fault("    if (r.rank == 2) return;"));
-    let mut communicator = virtual_ranks(machine, 4);
-    for op in Op::ALL {
-        for way in ways(2) {
-            if op == Op::Barrier {
-                assert!(matches!(communicator.barrier(), Err(Error::Stalled { .. })));
-                continue;
+    for ranks in RANKS {
+        let dead = ranks as u32 / 2;
+        let text = fault(&format!("    if (r.rank == {dead}) return;"));
+        let mut communicator = changed(1, ranks, START, &text);
+        for op in Op::ALL {
+            for way in ways(2) {
+                if op == Op::Barrier {
+                    assert!(matches!(communicator.barrier(), Err(Error::Stalled { .. })));
+                    continue;
+                }
+                let waits = stalled(&mut communicator, op, way);
+                assert!(waits.iter().all(|wait| wait.rank != dead), "{ranks}: {waits:?}");
+                assert!(waits.iter().any(|wait| wait.peer == dead), "{ranks}: {waits:?}");
             }
-            let waits = stalled(&mut communicator, op, way);
-            assert!(waits.iter().all(|wait| wait.rank != 2), "{waits:?}");
-            assert!(waits.iter().any(|wait| wait.peer == 2), "{waits:?}");
         }
     }
 }
@@ -88,43 +104,55 @@ fn a_refused_launch_leaves_the_communicator_usable() {
 
 #[test]
 fn a_late_rank_is_waited_for_within_the_budget() {
-    let late = |ms: u64| {
+    let late = |ranks: usize, ms: u64| {
         let text = format!(
-            "    for (u64 from = clock_ns(); r.rank == 3 && clock_ns() - from < {ms}000000;)\n\
-             \x20       pause_ns(1000);"
+            "    for (u64 from = clock_ns(); r.rank == {} && clock_ns() - from < {ms}000000;)\n\
+             \x20       pause_ns(1000);",
+            ranks - 1
         );
-        virtual_ranks(mutant(sim(3, 8, 32), START, &fault(&text)), 4)
+        changed(3, ranks, START, &fault(&text))
     };
-    let given = given();
-    let wanted = cpu::run(Op::AllReduce, Dtype::F32, 0, &slices(&given));
-    for way in ways(2) {
-        let got = late(300).run_as(Op::AllReduce, Dtype::F32, 0, &slices(&given), way).unwrap();
-        assert!(got == wanted, "{way}");
-        let waits = stalled(&mut late(3000), Op::AllReduce, way);
-        assert!(waits.iter().any(|wait| wait.peer == 3), "{waits:?}");
+    for ranks in RANKS {
+        let given = of_ranks(ranks);
+        let wanted = cpu::run(Op::AllReduce, Dtype::F32, 0, &slices(&given));
+        for way in ways(2) {
+            let got = late(ranks, 300).run_as(Op::AllReduce, Dtype::F32, 0, &slices(&given), way);
+            assert!(got.unwrap() == wanted, "{ranks}: {way}");
+            let waits = stalled(&mut late(ranks, 3000), Op::AllReduce, way);
+            assert!(waits.iter().any(|wait| wait.peer as usize == ranks - 1), "{ranks}: {waits:?}");
+        }
     }
 }
 
 #[test]
 fn a_lost_word_is_missed() {
     const PUSH: &str = "    store_words_system(slot_in(r, memory_of(r, to), r.rank) + 2 * pair,";
-    let lost =
-        format!("    if (r.rank == 0 && to == 2 && pair == 5 && r.epoch == 1) return;\n{PUSH}");
-    let mut communicator = virtual_ranks(mutant(sim(4, 8, 32), PUSH, &lost), 4);
-    let waits = stalled(&mut communicator, Op::AllReduce, ways(2)[0]);
-    let (rank, peer, what) = (waits[0].rank, waits[0].peer, waits[0].what);
-    assert_eq!((rank, peer, what), (2, 0, What::Words));
+    for ranks in RANKS {
+        let last = ranks as u32 - 1;
+        let lost = format!(
+            "    if (r.rank == 0 && to == {last} && pair == 5 && r.epoch == 1) return;\n{PUSH}"
+        );
+        let mut communicator = changed(4, ranks, PUSH, &lost);
+        let waits = stalled(&mut communicator, Op::AllReduce, ways(2)[0]);
+        let (rank, peer, what) = (waits[0].rank, waits[0].peer, waits[0].what);
+        assert_eq!((rank, peer, what), (last, 0, What::Words));
+    }
 }
 
 #[test]
 fn a_lost_flag_is_missed() {
     const FLAG: &str = "        store_word_system(flag_in(r, memory_of(r, to), r.rank, phase),";
-    for (phase, what) in [(0, What::Arrival), (1, What::Parts), (2, What::Results)] {
-        let lost =
-            format!("        if (r.rank == 1 && to == 3 && phase == {phase}) return;\n{FLAG}");
-        let mut communicator = virtual_ranks(mutant(sim(5, 8, 32), FLAG, &lost), 4);
-        let waits = stalled(&mut communicator, Op::AllReduce, ways(2)[1]);
-        assert!(waits.iter().any(|w| (w.rank, w.peer, w.what) == (3, 1, what)), "{waits:?}");
+    for ranks in RANKS {
+        let last = ranks as u32 - 1;
+        for (phase, what) in [(0, What::Arrival), (1, What::Parts), (2, What::Results)] {
+            let lost = format!(
+                "        if (r.rank == 0 && to == {last} && phase == {phase}) return;\n{FLAG}"
+            );
+            let mut communicator = changed(5, ranks, FLAG, &lost);
+            let waits = stalled(&mut communicator, Op::AllReduce, ways(2)[1]);
+            let found = waits.iter().any(|w| (w.rank, w.peer, w.what) == (last, 0, what));
+            assert!(found, "{ranks}: {waits:?}");
+        }
     }
 }
 
@@ -167,6 +195,18 @@ fn what_makes_no_sense_is_refused() {
     }
     let error = Communicator::virtual_ranks(sim(0, 2, 32), 4, &options()).err().unwrap();
     assert!(error.to_string().contains("2 multiprocessors"), "{error}");
+    for (options, what) in [
+        (Options { threads: 0, ..options() }, "communicator: threads: wanted 1 or more, got 0"),
+        // Three of these, and a little, are 64 bits' worth of bytes and that little.
+        (Options { message_bytes: usize::MAX / 3, ..options() }, "message_bytes: wanted at most"),
+    ] {
+        let error = Communicator::virtual_ranks(sim(0, 4, 32), 2, &options).err().unwrap();
+        assert!(error.to_string().contains(what), "{error}");
+        let error = Joining::new(sim(0, 4, 32), 0, 2, &options).err().unwrap();
+        assert!(error.to_string().contains(what), "{error}");
+    }
+    let error = communicator.measure(Op::AllReduce, Dtype::F32, 64, 0, None).unwrap_err();
+    assert_eq!(error.to_string(), "all-reduce: steps: wanted 1 or more, got 0");
     let error = Communicator::new(&[sim(0, 2, 32), sim(1, 2, 32)], &options()).err().unwrap();
     assert!(matches!(error, Error::NotBuilt { .. }), "{error}");
     assert!(Communicator::cpu(2).unwrap().measure(Op::Barrier, Dtype::F32, 0, 1, None).is_err());

@@ -4,6 +4,7 @@
 
 mod compiled;
 mod faults;
+mod inside;
 mod processes;
 mod product;
 mod recorded;
@@ -125,5 +126,13 @@ impl Machine for Mutant {
 
     fn peer(&self) -> Result<Peer> {
         self.machine.peer()
+    }
+
+    fn reaches(&self, other: &dyn Machine) -> Result<bool> {
+        self.machine.reaches(other)
+    }
+
+    fn enable_peer(&self, other: &dyn Machine) -> Result<()> {
+        self.machine.enable_peer(other)
     }
 }

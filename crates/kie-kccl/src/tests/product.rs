@@ -223,7 +223,8 @@ fn both_sides_of_a_change_of_ways() {
 #[test]
 fn interleavings_change_no_bit() {
     for seed in 10..22 {
-        let mut communicator = virtual_ranks(sim(seed, 8, if seed % 2 == 0 { 32 } else { 64 }), 4);
+        let (warp, ranks) = (32 + seed as u32 % 2 * 32, [2, 4, 8][seed as usize / 2 % 3]);
+        let mut communicator = virtual_ranks(sim(seed, 2 * ranks as u32, warp), ranks);
         for op in [Op::AllReduce, Op::Broadcast, Op::AllToAll, Op::ReduceScatter] {
             for way in ways(2) {
                 check(&mut communicator, op, Dtype::F16, 300, way);

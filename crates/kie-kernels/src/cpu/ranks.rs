@@ -288,7 +288,7 @@ impl Lanes {
     /// Cuts a program for so many ranks.
     ///
     /// # Errors
-    /// [`Error::InvalidProgram`] with what does not divide.
+    /// [`Error::Indivisible`]; [`Error::InvalidProgram`] for a factor that ranks would each apply.
     pub fn new(program: &Program, ranks: u32) -> Result<Self> {
         let model = Model::read(program, ranks)?;
         let d = &program.dims;

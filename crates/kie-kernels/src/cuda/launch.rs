@@ -318,16 +318,14 @@ impl Flight for CudaFlight {
             }
         }
     }
-}
 
-impl Drop for CudaFlight {
-    fn drop(&mut self) {
+    fn wait(&mut self) -> bool {
         let deadline = Instant::now() + self.context.patience;
         let mut rest = Duration::from_micros(10);
         while let Ok(false) = self.done() {
             if Instant::now() >= deadline {
                 self.lose(format!("{}: {} does not end", self.context.name, self.name));
-                return;
+                return false;
             }
             std::thread::sleep(rest);
             rest = (2 * rest).min(Duration::from_millis(1));
@@ -336,5 +334,12 @@ impl Drop for CudaFlight {
         if matches!(self.state, State::Flying) {
             self.lose(format!("{}: the context does not answer", self.context.name));
         }
+        matches!(self.state, State::Landed)
+    }
+}
+
+impl Drop for CudaFlight {
+    fn drop(&mut self) {
+        self.wait();
     }
 }

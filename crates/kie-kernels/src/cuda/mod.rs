@@ -297,7 +297,7 @@ impl Machine for Cuda {
             Ok((address, *bytes))
         });
         let pieces = places.collect::<Result<Vec<_>>>()?;
-        self.context.copy_in(Fill::Pieces(&staging::cut(&pieces)))
+        self.context.copy_in(Fill::Pieces(&staging::Cut::new(&pieces)))
     }
 
     fn read(&self, from: &Memory, offset: usize, out: &mut [u8]) -> Result<()> {

@@ -71,17 +71,38 @@ impl Staging {
 pub(super) enum Fill<'a> {
     /// So many zeros from an address on.
     Zeros(Address, usize),
-    /// Pieces of at most [`CHUNK_BYTES`], each with its address.
-    Pieces(&'a [(Address, &'a [u8])]),
+    /// Pieces of host memory.
+    Pieces(&'a Cut<'a>),
 }
 
-/// Pieces cut to what a buffer holds.
-pub(super) fn cut<'a>(pieces: &[(Address, &'a [u8])]) -> Vec<(Address, &'a [u8])> {
-    let cut = |(at, bytes): &(Address, &'a [u8])| {
-        let (at, chunks) = (*at, bytes.chunks(CHUNK_BYTES));
-        chunks.enumerate().map(move |(n, chunk)| (at + (n * CHUNK_BYTES) as Address, chunk))
-    };
-    pieces.iter().flat_map(cut).collect()
+/// Pieces as buffers take them: cut to what one holds, those that are neighbours on the device
+/// together.
+pub(super) struct Cut<'a> {
+    parts: Vec<&'a [u8]>,
+    /// Where each buffer goes, and its first part.
+    buffers: Vec<(Address, usize)>,
+}
+
+impl<'a> Cut<'a> {
+    pub fn new(pieces: &[(Address, &'a [u8])]) -> Self {
+        let mut cut = Self { parts: Vec::with_capacity(pieces.len()), buffers: Vec::new() };
+        // Where the buffer at hand ends, and how much it still takes.
+        let (mut end, mut room) = (0, 0);
+        for (at, bytes) in pieces {
+            let (mut at, mut bytes) = (*at, *bytes);
+            while !bytes.is_empty() {
+                if room == 0 || at != end {
+                    cut.buffers.push((at, cut.parts.len()));
+                    room = CHUNK_BYTES;
+                }
+                let (part, rest) = bytes.split_at(bytes.len().min(room));
+                cut.parts.push(part);
+                at += part.len() as Address;
+                (end, room, bytes) = (at, room - part.len(), rest);
+            }
+        }
+        cut
+    }
 }
 
 impl Fill<'_> {
@@ -89,7 +110,7 @@ impl Fill<'_> {
     fn count(&self) -> usize {
         match self {
             Self::Zeros(_, bytes) => bytes.div_ceil(CHUNK_BYTES),
-            Self::Pieces(pieces) => pieces.len(),
+            Self::Pieces(cut) => cut.buffers.len(),
         }
     }
 
@@ -102,10 +123,15 @@ impl Fill<'_> {
                 buffer[..len].fill(0);
                 (address + at as Address, len)
             }
-            Self::Pieces(pieces) => {
-                let (at, bytes) = pieces[index];
-                buffer[..bytes.len()].copy_from_slice(bytes);
-                (at, bytes.len())
+            Self::Pieces(cut) => {
+                let (at, first) = cut.buffers[index];
+                let end = cut.buffers.get(index + 1).map_or(cut.parts.len(), |next| next.1);
+                let mut len = 0;
+                for part in &cut.parts[first..end] {
+                    buffer[len..len + part.len()].copy_from_slice(part);
+                    len += part.len();
+                }
+                (at, len)
             }
         }
     }

@@ -271,16 +271,14 @@ impl Flight for HipFlight {
             code => Err(self.lose(&context.runtime.words(self.name, code))),
         }
     }
-}
 
-impl Drop for HipFlight {
-    fn drop(&mut self) {
+    fn wait(&mut self) -> bool {
         let deadline = Instant::now() + self.context.patience;
         let mut rest = Duration::from_micros(10);
         while let Ok(false) = self.done() {
             if Instant::now() >= deadline {
                 self.lose(&format!("{} does not end", self.name));
-                return;
+                return false;
             }
             std::thread::sleep(rest);
             rest = (2 * rest).min(Duration::from_millis(1));
@@ -289,5 +287,12 @@ impl Drop for HipFlight {
         if matches!(self.state, State::Flying) {
             self.lose("the device does not answer");
         }
+        matches!(self.state, State::Landed)
+    }
+}
+
+impl Drop for HipFlight {
+    fn drop(&mut self) {
+        self.wait();
     }
 }

@@ -10,6 +10,7 @@
 use std::any::Any;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::handle::{Handle, HandleFault};
 use crate::error::{Error, Result};
@@ -152,6 +153,18 @@ pub trait Flight: Send {
     /// # Errors
     /// [`crate::Error::Failed`] with what the driver (or the simulator) said.
     fn done(&mut self) -> Result<bool>;
+
+    /// Waits for its end, as dropping it does. False where that was not seen: then whatever the
+    /// kernel stores into must stay, on other machines, too.
+    fn wait(&mut self) -> bool {
+        loop {
+            match self.done() {
+                Ok(true) => return true,
+                Ok(false) => std::thread::sleep(Duration::from_micros(50)),
+                Err(_) => return false,
+            }
+        }
+    }
 }
 
 /// What another machine must know of one to reach its memory.
@@ -252,12 +265,20 @@ pub trait Machine: Send + Sync {
     /// [`crate::Error::Failed`].
     fn write(&self, to: &Memory, offset: usize, bytes: &[u8]) -> Result<()>;
 
-    /// Copies several pieces, each to its offset, as [`Machine::write`] does one.
+    /// Copies several pieces, each to its offset, as [`Machine::write`] does one; neighbours
+    /// together.
     ///
     /// # Errors
     /// [`crate::Error::Failed`].
     fn write_all(&self, to: &Memory, pieces: &[(usize, &[u8])]) -> Result<()> {
-        pieces.iter().try_for_each(|(offset, bytes)| self.write(to, *offset, bytes))
+        let mut runs = pieces.chunk_by(|(at, bytes), (next, _)| at + bytes.len() == *next);
+        runs.try_for_each(|run| match run {
+            [(offset, bytes)] => self.write(to, *offset, bytes),
+            _ => {
+                let all: Vec<&[u8]> = run.iter().map(|(_, bytes)| *bytes).collect();
+                self.write(to, run[0].0, &all.concat())
+            }
+        })
     }
 
     /// Copies from the device what ended kernels wrote; of a running one, what has arrived.

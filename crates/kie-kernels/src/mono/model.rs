@@ -116,7 +116,7 @@ impl Model {
     /// Reads a program, for so many machines.
     ///
     /// # Errors
-    /// [`Error::InvalidProgram`] with the step that is not as expected, or what does not divide.
+    /// [`Error::InvalidProgram`] with the step that is not as expected, [`Error::Indivisible`].
     pub fn read(program: &Program, ranks: u32) -> Result<Self> {
         let d = &program.dims;
         let steps = &program.steps;
@@ -169,7 +169,7 @@ impl Model {
                  many lanes, or whole kv heads' heads, or an equal part of one's",
                 d.lanes, d.heads, d.kv_heads
             );
-            return Err(Error::InvalidProgram { step: 0, detail });
+            return Err(Error::Indivisible { ranks, detail });
         }
         model.check(program, rows_of)?;
         Ok(model)

@@ -29,15 +29,11 @@ const CHUNK_BOUNDED: u32 = 1024;
 /// Positions of a tile, and of a narrow one: so many are few.
 const TILE: u32 = 256;
 const FEW: u32 = 128;
-/// Bytes of a block's line from which on a layer has tiles enough for all blocks, so that few
-/// positions want no kernel of their own: with one, 2B (34 MB) takes 2.4 ms for 128 instead of 2.9,
-/// 8B (117 MB) 7.5 instead of 6.7.
-const MANY_TILES: u64 = 64 << 20;
 /// Tiles of partial sums.
 const ITEMS: u32 = 576;
-/// The grid's arrivals, one a tile of partial sums, one a rank, then what slices tell each other
-/// meanwhile.
-const COUNTERS: usize = (1 + ITEMS as usize + 8).next_multiple_of(16) + 3 * 32;
+/// The grid's arrivals, one a tile of partial sums, one a rank; of slices, what is done of eight
+/// stages at four groups of places, and the number of the next item.
+const COUNTERS: usize = (1 + ITEMS as usize + 8).next_multiple_of(16) + 8 * 4 * 32 + 16;
 /// Of scratch: machines promise less.
 const ALIGN: usize = 1024;
 /// Row tiles of 16 that have a sum of squares together.
@@ -66,8 +62,6 @@ pub struct Plan {
     pub shared_bytes: u32,
     /// Blocks of the grid.
     pub blocks: u32,
-    /// Few positions have a kernel of their own.
-    few: bool,
 }
 
 impl Plan {
@@ -104,7 +98,6 @@ impl Plan {
             // Slices use what is left (prefill_shape.h).
             shared_bytes: if model.sliced { cut.shared_max } else { RING + stages * STAGE_BYTES },
             blocks: machine.multiprocessors,
-            few: cut.line_bytes(model) < MANY_TILES,
         })
     }
 
@@ -113,11 +106,9 @@ impl Plan {
         self.scratch_bytes + (ALIGN + COUNTERS * 8) as u64
     }
 
-    /// What the compiler is given: of the kernel for many positions and, if there is one, of that
-    /// for few.
+    /// What the compiler is given: of the kernel for many positions, then of that for few.
     pub fn sources(&self, model: &Model, cut: &Cut) -> Vec<Source> {
-        let few = [false, true];
-        few[..1 + usize::from(self.few)].iter().map(|few| self.source(model, cut, *few)).collect()
+        [false, true].into_iter().map(|few| self.source(model, cut, few)).collect()
     }
 
     fn source(&self, model: &Model, cut: &Cut, few: bool) -> Source {
@@ -131,6 +122,7 @@ impl Plan {
             ("SLACK", u64::from(slack(model))),
             ("SLICED", u64::from(model.sliced && model.ranks > 1)),
             ("ITEMS", u64::from(ITEMS)),
+            ("COUNTERS", COUNTERS as u64),
             ("THREADS", u64::from(THREADS)),
             ("SCRATCH", self.scratch_bytes),
             ("ARGS_BYTES", size_of::<PrefillArgs>() as u64),
@@ -224,7 +216,7 @@ pub struct Part {
 /// The compiled kernel and its memory.
 pub struct Prefill {
     plan: Plan,
-    /// For many positions, and maybe for up to [`FEW`].
+    /// For many positions, and for up to [`FEW`].
     modules: Vec<Arc<dyn Module>>,
     /// Scratch, then the counters.
     memory: Memory,

@@ -246,16 +246,20 @@ impl Runner {
 
     /// Reads what a launch on its way has made; ends it where it has ended.
     fn follow(&mut self, mut going: Going) -> Result<()> {
-        let mut done = true;
-        for flight in &mut going.flights {
-            done &= flight.done()?;
-        }
+        let landed: Result<Vec<bool>> = going.flights.iter_mut().map(|f| f.done()).collect();
+        let landed = match landed {
+            Ok(landed) => landed,
+            Err(error) => {
+                self.going = Some(going);
+                return Err(error);
+            }
+        };
         if let Work::Tokens(slots) | Work::Both(slots, _) = &going.work {
             if slots.iter().fold(false, |any, slot| self.collect(*slot) | any) {
                 going.quiet = Instant::now();
             }
         }
-        if done {
+        if landed.iter().all(|landed| *landed) {
             return self.land(going);
         }
         if self.first().machine.platform() == Platform::Sim {
@@ -266,7 +270,7 @@ impl Runner {
         for rank in &self.ranks {
             rank.room.control.word32(4).fetch_add(1, Relaxed);
         }
-        if let Some(error) = self.look(&mut going)? {
+        if let Some(error) = self.look(&mut going, landed.contains(&true))? {
             // Its end may take long to come, or never does.
             self.going = Some(going);
             return Err(error);
@@ -292,8 +296,10 @@ impl Runner {
 
     /// Whether a launch of which nothing has come for long was given up by somebody, and then does
     /// not end either: a block is stuck for good. A launch that waits for its turn is no such.
-    fn look(&self, going: &mut Going) -> Result<Option<Error>> {
-        let long = Duration::from_nanos(self.budget_ns).saturating_add(LOOK_AFTER);
+    /// `partly`: it has ended on some machines, which soon ends it on all.
+    fn look(&self, going: &mut Going, partly: bool) -> Result<Option<Error>> {
+        let budget = Duration::from_nanos(self.budget_ns);
+        let long = if partly { LOOK_AFTER / 5 } else { budget.saturating_add(LOOK_AFTER) };
         // The simulator finds such blocks by itself.
         if self.first().machine.platform() == Platform::Sim || going.quiet.elapsed() < long {
             return Ok(None);
@@ -899,6 +905,15 @@ impl Running for Runner {
 impl Drop for Runner {
     fn drop(&mut self) {
         self.first().room.control.word32(0).store(Order::Abort as u32, Release);
+        let Some(mut going) = self.going.take() else { return };
+        // As long as a kernel runs it may store into any rank's words, whoever else has ended.
+        let mut ended = true;
+        for flight in &mut going.flights {
+            ended &= flight.wait();
+        }
+        if !ended {
+            std::mem::forget(std::mem::take(&mut self.ranks));
+        }
     }
 }
 

@@ -40,6 +40,7 @@ pub const PREFILL: &[(&str, &str)] = &[
     kernel!("common/prefill_attention.h"),
     kernel!("common/prefill_feed.h"),
     kernel!("common/prefill_norm.h"),
+    kernel!("common/prefill_mix.h"),
     kernel!("common/prefill.h"),
     kernel!("common/prefill_slices.h"),
 ];

@@ -5,6 +5,7 @@
 //! Invariants: a scratch is written only when the kernel that read it has ended; both are freed
 //! before [`run`] returns.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -47,7 +48,7 @@ struct Job {
     pairs: u32,
     chunk: u32,
     tag: u32,
-    padding: u32,
+    stride: u32,
 }
 
 // SAFETY: four u64s, sixteen u32s.
@@ -184,6 +185,15 @@ fn scratch_bytes(weights: &Weights<'_>, packing: &Packing, most: usize) -> usize
     JOBS_BYTES + all.sum::<usize>().clamp(ALIGN, most)
 }
 
+/// Columns of a stored matrix of which something is made: a rank's own, of a matrix that it has a
+/// slice of.
+fn columns_of(targets: &[Target], cols: usize) -> Range<usize> {
+    let end = |p: &Parts| (p.skip + p.count * p.real) as usize;
+    let first = targets.iter().map(|t| t.parts.skip as usize).min().unwrap_or(0);
+    let last = targets.iter().map(|t| end(&t.parts)).max().unwrap_or(0);
+    first.min(cols)..last.min(cols)
+}
+
 /// Waits for a kernel's end.
 fn land(flight: Option<Box<dyn Flight>>) -> Result<()> {
     let Some(mut flight) = flight else { return Ok(()) };
@@ -208,11 +218,13 @@ impl<'a> Upload<'a> {
         let rows = stored.rows as u32;
         let first = all.clone().map(|t| t.first).min().unwrap_or(0).min(rows);
         let end = all.map(|t| t.end()).max().unwrap_or(0).min(rows);
+        let columns = columns_of(targets, stored.cols);
+        let (unit, width) = (stored.dtype.bytes(), columns.len());
         let mut at = first;
         while at < end {
-            let fit = self.rows_that_fit(tensor, targets.len());
+            let fit = self.rows_that_fit(tensor, width, targets.len());
             if fit == 0 && self.halves[self.turn].jobs.is_empty() {
-                let bytes = stored.cols * stored.dtype.bytes();
+                let bytes = width * unit;
                 return Err(Error::Failed(format!("a row of {bytes} bytes is too long to load")));
             }
             if fit == 0 {
@@ -220,7 +232,7 @@ impl<'a> Upload<'a> {
                 continue;
             }
             let count = fit.min(end - at);
-            let [from, scales] = self.take(&stored, at, count);
+            let [from, scales] = self.take(&stored, at..at + count, &columns);
             for target in targets {
                 let table = &packing.tables[target.table];
                 let begin = at.max(table.first);
@@ -228,17 +240,19 @@ impl<'a> Upload<'a> {
                 if rows == 0 {
                     continue;
                 }
-                let skipped = u64::from(begin - at) * (stored.cols * stored.dtype.bytes()) as u64;
+                let skipped = u64::from(begin - at) * (width * unit) as u64;
                 let grid = 4 * u64::from(tensor.scale_grid()[1]);
                 let blocks =
                     |row: u32| u64::from(row.checked_div(tensor.block[0].into()).unwrap_or(0));
                 let job = Job {
-                    from: from + skipped,
+                    // Where the row's first number would stand.
+                    from: (from + skipped).wrapping_sub((columns.start * unit) as u64),
                     scales: scales + (blocks(begin) - blocks(at)) * grid,
                     places: tables[target.table] + u64::from(begin - table.first) * 16,
                     first: begin,
                     rows,
                     tag: (of.0 + 1) << TAG_LANE | of.1,
+                    stride: width as u32,
                     ..Job::of(tensor, target)
                 };
                 self.halves[self.turn].jobs.push(job);
@@ -249,7 +263,7 @@ impl<'a> Upload<'a> {
     }
 
     /// Rows of a matrix for which there is room, with their scales.
-    fn rows_that_fit(&self, tensor: &Tensor, targets: usize) -> u32 {
+    fn rows_that_fit(&self, tensor: &Tensor, width: usize, targets: usize) -> u32 {
         let half = &self.halves[self.turn];
         if half.jobs.len() + targets > JOBS {
             return 0;
@@ -259,24 +273,33 @@ impl<'a> Upload<'a> {
             [rows, cols] => 4 * rows as usize * cols as usize + ALIGN,
         };
         let room = half.memory.bytes.saturating_sub(half.used + ALIGN + scales);
-        (room / (tensor.cols as usize * tensor.dtype.bytes()).max(1)) as u32
+        (room / (width * tensor.dtype.bytes()).max(1)) as u32
     }
 
-    /// Gives rows (and their scales) room in the scratch: where they will be.
-    fn take(&mut self, stored: &Stored<'a>, first: u32, count: u32) -> [u64; 2] {
+    /// Gives columns of rows (and the rows' scales) room in the scratch: where they will be.
+    fn take(&mut self, stored: &Stored<'a>, rows: Range<u32>, columns: &Range<usize>) -> [u64; 2] {
         let half = &mut self.halves[self.turn];
-        let mut put = |bytes: &'a [u8]| {
+        let mut put = |bytes: &'a [u8], each: usize, skip: usize, take: usize| {
             let at = half.used;
-            half.pieces.push((at, bytes));
-            half.used = (at + bytes.len()).next_multiple_of(ALIGN);
+            for row in bytes.chunks_exact(each.max(1)) {
+                half.pieces.push((half.used, &row[skip..skip + take]));
+                half.used += take;
+            }
+            half.used = half.used.next_multiple_of(ALIGN);
             half.memory.address + at as u64
         };
-        let (first, end) = (first as usize, (first + count) as usize);
-        let row_bytes = stored.cols * stored.dtype.bytes();
-        let from = put(&stored.data[first * row_bytes..end * row_bytes]);
+        let (first, end) = (rows.start as usize, rows.end as usize);
+        let (unit, row_bytes) = (stored.dtype.bytes(), stored.cols * stored.dtype.bytes());
+        let bytes = &stored.data[first * row_bytes..end * row_bytes];
+        let from = if columns.len() == stored.cols {
+            put(bytes, bytes.len(), 0, bytes.len())
+        } else {
+            put(bytes, row_bytes, columns.start * unit, columns.len() * unit)
+        };
         let scales = stored.scales.map_or(0, |s| {
             let grid = 4 * stored.cols.div_ceil(s.block_cols);
-            put(&s.data[first / s.block_rows * grid..end.div_ceil(s.block_rows) * grid])
+            let bytes = &s.data[first / s.block_rows * grid..end.div_ceil(s.block_rows) * grid];
+            put(bytes, bytes.len(), 0, bytes.len())
         });
         [from, scales]
     }
@@ -373,7 +396,7 @@ impl Job {
             pairs,
             chunk,
             tag: 0,
-            padding: 0,
+            stride: tensor.cols,
         }
     }
 }

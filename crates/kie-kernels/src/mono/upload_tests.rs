@@ -278,6 +278,11 @@ impl Case {
 
     /// What the device makes of it: lines, embedding, norms.
     fn packed(&self, cut: &Cut, sim: &Sim, most: usize) -> Result<[Vec<u8>; 3]> {
+        Ok(self.uploaded(cut, sim, most)?.0)
+    }
+
+    /// The same, and how many bytes went to the device.
+    fn uploaded(&self, cut: &Cut, sim: &Sim, most: usize) -> Result<([Vec<u8>; 3], u64)> {
         let buffers = [Buffer::in_place(Arc::new(self.bytes.clone()))];
         let (program, model) = (&self.program, &self.model);
         let weights = Weights { program, buffers: &buffers, model, cut, rank: self.rank };
@@ -287,12 +292,13 @@ impl Case {
         let to = [line, model.vocab_all as usize * row, norms].map(|n| sim.alloc(n).unwrap());
         let [line, embed, norms] = to.each_ref().map(|memory| memory.address);
         let packing = weights.packing(To { line, embed, norms });
-        run_within(sim, &weights, &packing, most)?;
-        Ok(to.each_ref().map(|memory| {
+        let phases = run_within(sim, &weights, &packing, most)?;
+        let read = to.each_ref().map(|memory| {
             let mut out = vec![0; memory.bytes];
             sim.read(memory, 0, &mut out).unwrap();
             out
-        }))
+        });
+        Ok((read, phases.iter().map(|phase| phase.bytes).sum()))
     }
 
     fn check(&self, sim: &Sim, most: usize) {
@@ -424,6 +430,30 @@ fn slices_of_whole_matrices() {
             let model = Model { ranks, sliced, vocab: 167, vocab_all: 333, ..small() };
             Case::new(model, dtype, rank).check(&sim, ROOM);
         }
+    }
+}
+
+/// Of what ranks share out each byte goes to one of them, all else to all.
+#[test]
+fn no_rank_copies_what_is_anothers() {
+    let sim = Sim::open("sim:blocks=8").unwrap();
+    for dtype in [Dtype::Bf16, Dtype::F8E4m3] {
+        let (mut copied, mut wanted) = (0, 0);
+        for rank in 0..2 {
+            let wide = Model { sliced: true, heads: 2, kv_heads: 1, ffn: 500, ..small() };
+            let model = Model { ranks: 2, vocab: 167, vocab_all: 333, ..wide };
+            let case = Case::new(model, dtype, rank);
+            let cut = Cut::new(&case.model, &sim.info().unwrap(), 64).unwrap();
+            let bytes = |tensor: u32| case.program.tensors[tensor as usize].bytes();
+            let norms = case.model.layer.iter().flat_map(|l| l.norms);
+            let whole: u64 =
+                norms.chain([case.model.final_norm, case.model.embed]).map(bytes).sum();
+            let all: u64 = (0..case.program.tensors.len() as u32).map(bytes).sum();
+            wanted += whole + u64::from(rank == 0) * (all - whole);
+            copied += case.uploaded(&cut, &sim, ROOM).unwrap().1;
+        }
+        // Jobs, and the scales of FP8 once more.
+        assert!((wanted..wanted + 8000).contains(&copied), "{dtype:?}: {wanted}, {copied}");
     }
 }
 

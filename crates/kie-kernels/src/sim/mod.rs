@@ -571,6 +571,11 @@ impl Flight for SimFlight {
         self.land();
         self.outcome.clone().map(|()| true)
     }
+
+    fn wait(&mut self) -> bool {
+        self.land();
+        true
+    }
 }
 
 impl Drop for SimFlight {

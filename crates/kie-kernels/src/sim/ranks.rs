@@ -56,6 +56,10 @@ impl Flight for Together {
     fn done(&mut self) -> Result<bool> {
         locked(&self.flight).as_mut().map_or(Ok(false), |flight| flight.done())
     }
+
+    fn wait(&mut self) -> bool {
+        locked(&self.flight).as_mut().is_none_or(|flight| flight.wait())
+    }
 }
 
 impl Drop for Together {

@@ -144,6 +144,31 @@ fn large_copies_arrive_whole() {
 }
 
 #[test]
+fn small_pieces_travel_together() {
+    let Some(stub) = Stub::new("pieces") else { return };
+    let cuda = stub.open().unwrap();
+    let bytes = pattern(3 * CHUNK_BYTES);
+    let memory = cuda.alloc(4 * CHUNK_BYTES).unwrap();
+    // Every second 700 bytes, one behind the other; then some elsewhere, and nothing.
+    let (near, far) = bytes.split_at(2 * CHUNK_BYTES + 1400);
+    let mut pieces: Vec<(usize, &[u8])> = near
+        .chunks(1400)
+        .enumerate()
+        .map(|(n, two)| (700 * n, &two[..two.len().min(700)]))
+        .collect();
+    let wanted: Vec<u8> = pieces.iter().flat_map(|(_, piece)| *piece).copied().collect();
+    pieces.extend([(3 * CHUNK_BYTES, &far[..CHUNK_BYTES / 2]), (5, &far[..0])]);
+    cuda.write_all(&memory, &pieces).unwrap();
+    assert_eq!(stub.get("copies"), 3, "a buffer and a bit, and what lies elsewhere");
+    let mut out = vec![0; 4 * CHUNK_BYTES];
+    cuda.read(&memory, 0, &mut out).unwrap();
+    assert!(out[..wanted.len()] == wanted && wanted.len() > CHUNK_BYTES, "the bytes differ");
+    assert!(out[3 * CHUNK_BYTES..][..CHUNK_BYTES / 2] == far[..CHUNK_BYTES / 2]);
+    drop((cuda, memory));
+    stub.check_clean();
+}
+
+#[test]
 fn copies_stay_inside_their_memory() {
     let Some(stub) = Stub::new("bounds") else { return };
     let cuda = stub.open().unwrap();
