@@ -62,6 +62,8 @@ mod machines;
 mod measured;
 #[path = "monokernel/order.rs"]
 mod order;
+#[path = "monokernel/packed.rs"]
+mod packed;
 #[path = "monokernel/prompts.rs"]
 mod prompts;
 #[path = "monokernel/rank_failures.rs"]

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use kie_core::request::{Prompt, Request, SamplingParams};
 
 use super::failures::{edited_by, open_over, Edit};
+use super::packed::PACKED;
 use super::support::greedy_request;
 use super::two_at_a_time;
 
@@ -87,6 +88,7 @@ const TRUE: &[Case] = &[
         ..SHORT
     },
     Case { what: "norms of heads, and pages", fixture: "qwen3", prompts: &[66], ..SHORT },
+    Case { what: "stages side by side", machine: "ranks=2,blocks=4", edits: &PACKED, ..SHORT },
     Case { what: "two ranks", machine: "ranks=2,blocks=4", ..SHORT },
     Case { what: "a prompt's slices", ..SLICED },
     Case { what: "a short prompt's slices", prompts: &[70], ..SLICED },
@@ -141,6 +143,18 @@ const MUTANTS: &[Case] = &[
             "min_i(kPacked ? 64 : kRoomForRing / kSlotBytes, 64)",
         )],
         about: &["copy_async", "store_"],
+        ..SHORT
+    },
+    Case {
+        what: "a stage stands where another is still read",
+        machine: "ranks=2,blocks=4",
+        edits: &[
+            PACKED[0],
+            PACKED[1],
+            PACKED[2],
+            ("f.kept == kSlots || f.used + left + bytes > kRingBytes", "f.kept == kSlots"),
+        ],
+        about: &["copy_async", "take_lot"],
         ..SHORT
     },
     Case {

@@ -741,6 +741,23 @@ mod tests {
     }
 
     #[test]
+    fn ranks_whose_stream_stands_have_stages_side_by_side() {
+        for (name, ranks, wanted) in [
+            ("8b", 1, [false, false]),
+            ("8b", 2, [false, false]),
+            ("8b", 4, [true, true]),
+            ("plain", 4, [true, false]),
+            ("1b", 4, [false, false]),
+            ("2b", 4, [false, false]),
+            ("2b", 8, [false, false]),
+        ] {
+            let model = rank(name, ranks);
+            let cut = Cut::new(&model, &nvidia(), 4096).unwrap();
+            assert_eq!([cut.stands(&model), cut.deep(&model)], wanted, "{name} on {ranks}: {cut}");
+        }
+    }
+
+    #[test]
     fn blocks_are_numbered_die_by_die() {
         let cut = |model: &Model, machine: &MachineInfo| Cut::new(model, machine, 4096).unwrap();
         for name in ["2b", "lane", "1b"] {
