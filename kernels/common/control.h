@@ -4,31 +4,37 @@
 //
 // Orders: control[0] is kGoOn, or why to leave. One thread of block 0 of rank 0, which takes part
 // in no exchange, reads it all the while; what it saw travels with the step's offers, so all blocks
-// leave at the same edge. control[1] is the host's heartbeat, a number that changes; if it stands
-// still for kHostSilent while control[2] is set, the host is gone and the kernel leaves. Behind its
-// last edge the kernel writes the number of its steps to control[3].
+// leave at the same edge. control[1], read with it as one, is the host's heartbeat, a number that
+// changes; if it stands still for kHostSilent while control[2] is set, the host is gone and the
+// kernel leaves. Behind its last edge the kernel writes the number of its steps to control[3].
 //
 // Tokens: tell.h says how they travel.
 #pragma once
 
 enum Order { kGoOn = 0, kLeave = 1, kAbort = 2, kHostGone = 3 };
 constexpr u64 kHostSilent = 1000000000ull;
+// Looks at the host are this many rests apart. Asked for at every rest, the host's words cost some
+// engines 4 %, by where they lay: half of the multiprocessors then got less of the device's memory
+// than the others (benches/gpu/NOTES.md).
+constexpr u32 kHostRests = 20;
 
 // One thread. `seen`: the latest order, for block 0's offer; `made`: the kernel's steps, once they
 // are done.
 KIE_DEVICE void watch_host(const DecodeArgs& args, volatile u32* seen, const volatile u32* made) {
-    u32 beat = load_host(args.control + 1);
+    const bool watched = load_host(args.control + 2) != 0;
+    u32 beat = load_host(args.control + 1), steps;
     u64 since = clock_ns();
-    u32 steps;
-    while ((steps = *made) == 0) {
-        const u32 order = load_host(args.control), now = load_host(args.control + 1);
-        if (now != beat) beat = now, since = clock_ns();
-        const bool watched = load_host(args.control + 2) != 0;
-        if (order != kGoOn)
-            *seen = order;
-        else if (watched && clock_ns() - since > kHostSilent)
-            *seen = kHostGone;
-        if (order == kAbort) poison_all(args);
+    for (u32 turn = 0; (steps = *made) == 0; ++turn) {
+        if (turn % kHostRests == 0) {
+            const u64 both = load_host((const u64*)args.control);
+            const u32 order = (u32)both, now = (u32)(both >> 32);
+            if (now != beat) beat = now, since = clock_ns();
+            if (order != kGoOn)
+                *seen = order;
+            else if (watched && clock_ns() - since > kHostSilent)
+                *seen = kHostGone;
+            if (order == kAbort) poison_all(args);
+        }
         pause_ns(500);
     }
     store_host(args.control + 3, steps);
