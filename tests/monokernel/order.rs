@@ -181,7 +181,7 @@ const MUTANTS: &[Case] = &[
             "if (!meet(watch, args, phase, kSliced)) return;",
             "if (!meet(watch, args, phase)) return;",
         )],
-        about: &["prefill_mix.h"],
+        about: &["prefill"],
         ..SLICED
     },
     Case {
@@ -191,7 +191,7 @@ const MUTANTS: &[Case] = &[
             "            if (stage == kDoO || r == (int)args.model.rank)\n\
              seen = one < seen ? one : seen;",
         )],
-        about: &["prefill_mix.h"],
+        about: &["prefill"],
         ..SLICED
     },
     Case {
