@@ -91,6 +91,11 @@ def check(folder: Path, device: str) -> dict[str, Any]:
 def check_all(device: str, chosen: set[str]) -> Iterator[dict[str, Any]]:
     """The checks that were asked for, one row each."""
     data = ROOT / "tests" / "data"
+    for shape in PROMPTS if "prompts" in chosen and "," in device else ():
+        with speed.shaped(shape) as folder:
+            yield from checks.prompts(
+                shape, folder, device, lengths=(700, 2037), runs=20, gate=GATE["prefill"]
+            )
     if "echo" in chosen:
         times = {f"{k}_us": round(v, 2) for k, v in inside.echo(device).items()}
         good = times["p50_us"] <= ECHO_US[0] and times["p99_us"] <= ECHO_US[1]
@@ -173,13 +178,6 @@ def main() -> int:
                 runs = 20 if given.gpus == 1 else 100
                 others.append(checks.steady(shape, folder, given.device, runs=runs, tokens=1000))
                 print(checks.show(others[-1]), flush=True)
-    for shape in PROMPTS if "prompts" in given.checks and given.gpus > 1 else ():
-        with speed.shaped(shape) as folder:
-            for row in checks.prompts(
-                shape, folder, given.device, lengths=(700, 2037), runs=20, gate=GATE["prefill"]
-            ):
-                others.append(row)
-                print(checks.show(row), flush=True)
     for row in check_all(given.device, given.checks):
         others.append(row)
         print(checks.show(row), flush=True)

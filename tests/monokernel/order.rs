@@ -191,17 +191,21 @@ const MUTANTS: &[Case] = &[
     Case {
         what: "operands of a short prompt from other ranks are not waited for",
         prompts: &[70],
-        edits: &[("if (!meet(watch, args, phase, kSliced)) return;", "if (!meet(watch, args, phase)) return;")],
-        about: &["prefill_mix.h"],
+        edits: &[(
+            "if (!meet(watch, args, phase, kSliced)) return;",
+            "if (!meet(watch, args, phase)) return;",
+        )],
+        about: &["prefill"],
         ..SLICED
     },
     Case {
         what: "operands from other ranks are not waited for",
         edits: &[(
             "            seen = one < seen ? one : seen;",
-            "            if (stage == kDoO || r == (int)args.model.rank) seen = one < seen ? one : seen;",
+            "            if (stage == kDoO || r == (int)args.model.rank)\n\
+             seen = one < seen ? one : seen;",
         )],
-        about: &["prefill_mix.h"],
+        about: &["prefill"],
         ..SLICED
     },
     Case {
