@@ -129,7 +129,7 @@ KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer
     }
     Sums<SplitQkv> s = multiply_normed<SplitQkv>(ring, lots, b, squares);
     stamp(b, 1);
-    if (!kDeep) early_page(args, b, layer, held);
+    if (!kPacked) early_page(args, b, layer, held);
     u64* to = args.words + kAtQkv + unit_of(layer, b.lane_index) * kVecQ + b.seat * (kRowsQkv / 2);
     finish<SplitQkv>(
         s, (float*)(b.shared + kShPartA),
@@ -599,7 +599,7 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
         Lots<SplitQkv> lots;
         take_first<SplitQkv>(ring, lots);
         vector_free<SplitDown>();
-        if (kDeep) early_page(args, b, layer, held);
+        if (kPacked) early_page(args, b, layer, held);
         Squares squares =
             gather_normed(watch, args, b, hidden_slot(args, 1, layer - 1, b.lane_index), layer == 0,
                           2 * layer, b.epoch - 1, layer << 4);

@@ -23,7 +23,8 @@ constexpr int kMerge = KIE_MERGE;           // 1: attention parts are merged by 
 // How vectors are gathered. 0: everything is asked for, and what was late once more; 1: one word a
 // warp is waited for first.
 constexpr int kPollMode = KIE_POLL;
-constexpr bool kPacked = KIE_PACKED && KIE_COLUMNS == 1;  // stages side by side: ring.h
+// One column of a rank whose stream often stands still: stages side by side in the ring (ring.h).
+constexpr bool kPacked = KIE_PACKED && KIE_COLUMNS == 1;
 constexpr bool kStreamed = KIE_STREAMED;  // keys and values come through the ring: stream.h
 // Measuring only, and garbage: what is computed without waits, without weights, or by ranks
 // that take their own words for those of the others.
@@ -76,10 +77,9 @@ KIE_CONST_FN int row_warps_of(int rows, int k) {
 constexpr int kPairsHeld = KIE_HELD;
 // Stages that are in registers before the vector has arrived.
 constexpr int kAhead = kColumns > 1 ? 1 : KIE_AHEAD;
-// Of gate and up, with kDeep, more, some of them even before attention's output has arrived, so
-// that the stream goes on while everybody waits for that.
-constexpr bool kDeep = kColumns == 1 && KIE_DEEP;
-constexpr int kAheadGu = kDeep ? 7 : kAhead, kEarlyGu = kDeep ? 3 : 0;
+// There, more of gate and up, some of it even before attention's output has arrived, so that the
+// stream goes on while everybody waits for that.
+constexpr int kAheadGu = kPacked ? 7 : kAhead, kEarlyGu = kPacked ? 3 : 0;
 KIE_CONST_FN int chunk_of(int pairs, int tiles, int bytes_a_pair) {
     int best = 1;
     for (int c = 1; c <= pairs; ++c)

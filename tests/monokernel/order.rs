@@ -151,7 +151,6 @@ const MUTANTS: &[Case] = &[
         edits: &[
             PACKED[0],
             PACKED[1],
-            PACKED[2],
             ("f.kept == kSlots || f.used + left + bytes > kRingBytes", "f.kept == kSlots"),
         ],
         about: &["copy_async", "take_lot"],

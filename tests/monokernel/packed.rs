@@ -1,4 +1,4 @@
-//! Stages side by side, and more of them in registers (`KIE_PACKED`, `KIE_DEEP`): what large ranks
+//! Stages side by side, and more of them in registers (`KIE_PACKED`): what large ranks
 //! run, here on fixtures, which are too small to be cut that way.
 
 use std::sync::Arc;
@@ -8,9 +8,8 @@ use kie_core::engine::LogitsPath;
 use super::failures::{continue_greedily, edited_by, open_over, Edit};
 
 /// All of it, with a ring that stages go around in several times a step.
-pub const PACKED: [Edit; 3] = [
+pub const PACKED: [Edit; 2] = [
     ("kPacked = KIE_PACKED &&", "kPacked = true &&"),
-    ("kDeep = kColumns == 1 && KIE_DEEP", "kDeep = kColumns == 1"),
     ("kPacked ? kRoomForRing / 1024 * 1024", "kPacked ? 2 * kSlotBytes + 512"),
 ];
 

@@ -455,17 +455,15 @@ impl Cut {
         }
     }
 
-    /// Whether weights of a rank that waits for others keep it as busy as its words do: the stream
-    /// stands still when the ring is full, so that what it holds counts.
-    fn stands(&self, model: &Model) -> bool {
+    /// Whether stages stand side by side in the ring, and more of gate and up in registers: where a
+    /// rank waits for others about as long as its weights take, the stream stands still once the
+    /// ring is full, so that what it holds counts. Twelve warps have no registers for that.
+    fn packed(&self, model: &Model) -> bool {
         let line = self.line_bytes(model);
-        model.ranks > 1 && model.lanes == 1 && (SHORTEST_LINE..LONG_LINE).contains(&line)
-    }
-
-    /// Whether even more stages of gate and up are in registers, some of them while everybody waits
-    /// for attention. Twelve warps have no registers for that.
-    fn deep(&self, model: &Model) -> bool {
-        self.warps == 8 && self.line_bytes(model) >= SHORT_LINE && self.stands(model)
+        model.ranks > 1
+            && model.lanes == 1
+            && self.warps == 8
+            && (SHORT_LINE..LONG_LINE).contains(&line)
     }
 
     /// Blocks of a lane.
@@ -610,8 +608,7 @@ impl Cut {
             ("TURNS_OTHER", model.turns_other().to_string()),
             ("POLL", u32::from(!retries).to_string()),
             ("AHEAD", self.ahead(model).to_string()),
-            ("PACKED", self.stands(model).to_string()),
-            ("DEEP", self.deep(model).to_string()),
+            ("PACKED", self.packed(model).to_string()),
             ("HELD", self.held.to_string()),
             ("NO_WAITS", "false".to_owned()),
             ("NO_STREAM", "false".to_owned()),
@@ -741,19 +738,12 @@ mod tests {
     }
 
     #[test]
-    fn ranks_whose_stream_stands_have_stages_side_by_side() {
-        for (name, ranks, wanted) in [
-            ("8b", 1, [false, false]),
-            ("8b", 2, [false, false]),
-            ("8b", 4, [true, true]),
-            ("plain", 4, [true, false]),
-            ("1b", 4, [false, false]),
-            ("2b", 4, [false, false]),
-            ("2b", 8, [false, false]),
-        ] {
+    fn ranks_whose_stream_stands_hold_more_of_it() {
+        let all = [("8b", 1), ("8b", 2), ("8b", 4), ("plain", 4), ("1b", 4), ("2b", 4), ("2b", 8)];
+        for (name, ranks) in all {
             let model = rank(name, ranks);
             let cut = Cut::new(&model, &nvidia(), 4096).unwrap();
-            assert_eq!([cut.stands(&model), cut.deep(&model)], wanted, "{name} on {ranks}: {cut}");
+            assert_eq!(cut.packed(&model), (name, ranks) == ("8b", 4), "{name} on {ranks}: {cut}");
         }
     }
 
