@@ -246,6 +246,7 @@ const SHAPE: &[(&str, &str)] = &[
     ("TURNS_OTHER", "1"),
     ("POLL", "0"),
     ("AHEAD", "3"),
+    ("PACKED", "false"),
     ("HELD", "4"),
     ("NO_WAITS", "false"),
     ("NO_STREAM", "false"),
