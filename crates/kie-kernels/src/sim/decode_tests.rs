@@ -393,7 +393,7 @@ fn mutants_of_the_decode_kernel_fail() {
         ("slot_init(slots + i, kWarps)", "slot_init(slots + i, kWarps - 1)"),
         ("sync_consumers<kThreads>();  // the edge: see exchange.h", ""),
         ("while (!slot_filled(r.slots + r.at, r.parity)) {", "if (false) {"),
-        ("r.at = 0, r.parity ^= 1;", "r.at = 0;"),
+        ("advance(r.at, r.parity);", "u32 same = 0; advance(r.at, same);"),
         ("sync_warp();\n        if (lane() == 0) slot_release", "if (lane() == 0) slot_release"),
         ("epoch_at(args.epoch + b.step, first)", "epoch_at(args.epoch + b.step / 2, first)"),
     ];
