@@ -73,5 +73,6 @@ fn a_host_that_does_not_answer_is_told() {
     let machine = Sim::open("sim").unwrap();
     let error = round_trips(&machine, 50, Duration::from_nanos(1)).unwrap_err();
     let kie_kernels::Error::Hang(detail) = &error else { panic!("{error}") };
-    assert!(detail.contains("round trip 0 of 50"), "{detail}");
+    // A machine that is held up behind its first words finds them answered.
+    assert!(detail.starts_with("round trip ") && detail.contains(" of 50 took"), "{detail}");
 }
