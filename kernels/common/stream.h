@@ -69,18 +69,7 @@ KIE_DEVICE void stream_line(const DecodeArgs& args, u8* shared, const volatile u
               stop,
               stream_policy(),
               0,
-              1,
-              0,
-              0,
-              0,
-              0,
-              0,
-              0,
-              0,
-              0,
-              0,
-              0,
-              0};
+              1};  // all slots are free
     for (u32 step = 0; step < args.steps; ++step) {
         const bool at_head = begins_at_head(args, step);
         const u8* from = line + (at_head ? kLayers * kLayerBytes : 0);
