@@ -84,6 +84,10 @@ gpu: setup ## on a GPU: every fixture, then speed beside the targets (DEVICE=cud
 gpu-peers: setup ## on a GPU: PyTorch's decode of the same shapes, compiled and graphed
 	$(BIN)/python benches/gpu/peers.py
 
+.PHONY: eval
+eval: setup ## the default model writes small programs, which are run with tests: pass rates
+	$(BIN)/python tools/demo_model/evaluate.py
+
 .PHONY: bench
 bench: setup ## decode latency of the default model on this machine
 	$(BIN)/kie bench latency

@@ -1,0 +1,48 @@
+"""The evaluation of the default model: its sandbox holds, its tasks are sound, and it passes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import kie
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools" / "demo_model"))
+
+import evaluate  # noqa: E402
+import sandbox  # noqa: E402
+
+
+@pytest.mark.parametrize("name", evaluate.SETS)
+def test_the_reference_programs_of_tasks_pass_their_tests(name: str) -> None:
+    tasks = evaluate.read(evaluate.TASKS / f"{name}.json.gz")[::10]
+    jobs = [(task["solution"], task["tests"]) for task in tasks]
+    assert sandbox.run(jobs) == [sandbox.PASSED] * len(tasks)
+
+
+def test_what_a_program_must_not_do_is_no_pass() -> None:
+    programs = {
+        "wrong": "def f():\n    return 2\n",
+        "syntax": "def f(:\n",
+        "file": "def f():\n    return len(open('/etc/passwd').read())\n",
+        "module": "import os\ndef f():\n    return 1\n",
+        "memory": "def f():\n    return len('x' * 10**10)\n",
+        "loop": "def f():\n    while True:\n        pass\n",
+        "quits": "def f():\n    raise SystemExit(0)\n",
+        "right": "def f():\n    print('pass')\n    return 1\n",
+    }
+    jobs = [(code, ["assert same(f(), 1)"]) for code in programs.values()]
+    results = dict(zip(programs, sandbox.run(jobs), strict=True))
+    assert results.pop("right") == sandbox.PASSED
+    assert sandbox.PASSED not in results.values(), results
+    assert results["module"].startswith("ImportError")
+    assert results["file"].startswith("NameError")
+    assert results["loop"].startswith(("died", "TimeoutError"))
+
+
+def test_the_default_model_writes_programs_that_run(demo: kie.Engine) -> None:
+    run = evaluate.evaluate(demo, evaluate.TASKS / "heldout_compositions.json.gz", first=16)
+    assert run["tasks"] == 16
+    assert run["passed"] >= 15, run["results"]
