@@ -91,7 +91,7 @@ static TOKENIZERS: LazyLock<Vec<(&str, Tokenizer)>> = LazyLock::new(|| {
     };
     let nested = sequence(&[sequence(&[strip(1), replace()]), fallback.clone(), fuse.clone()]);
     vec![
-        ("bos", stored("tests/data/laneformer_d1")),
+        ("bos", stored("tests/data/laneformer_d2")),
         ("qwen", stored("tests/data/qwen2")),
         ("default", stored("python/kie/demo")),
         ("llama2", LLAMA2.clone()),

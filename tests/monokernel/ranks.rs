@@ -12,8 +12,6 @@ use super::{check, fixture, two_at_a_time, Job};
 /// it. So every head mode, both exchanges, one lane a rank and several, biases, head norms,
 /// windows, FP8.
 const TOGETHER: &[(&str, u32, u32)] = &[
-    ("laneformer_d1", 2, 8),
-    ("laneformer_d1", 4, 4),
     ("laneformer_d1_preagg_f32", 2, 8),
     ("laneformer_d1_preagg_f32", 4, 4),
     ("laneformer_d2", 2, 8),
