@@ -20,6 +20,8 @@ export PROPTEST_RNG_SEED := $(SEED)
 
 RUST := $(shell find crates kernels -name target -prune -o -type f -print 2>/dev/null)
 KERNELS := $(shell find kernels -name '*.h' -o -name '*.cu' -o -name '*.hip' 2>/dev/null)
+# The oldest huggingface_hub that pyproject.toml admits, and the newest that was tried.
+HUB_VERSIONS := 0.30.0 2.4.0
 LIBRARIES := kie-kernels kie-kccl kie-core
 
 .PHONY: help
@@ -39,6 +41,8 @@ $(TOOLS): requirements-dev.txt
 	    || { echo "Python 3.10 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt
+	$(foreach v,$(HUB_VERSIONS),test -d .venv/hub/$(v) || $(BIN)/python -m pip install --quiet \
+	    --no-warn-script-location --target .venv/hub/$(v) huggingface_hub==$(v);)
 	touch $@
 
 $(BUILT): $(TOOLS) $(RUST) Cargo.toml Cargo.lock pyproject.toml

@@ -32,6 +32,7 @@ __all__ = [
 __version__: str
 
 class _Options(TypedDict, total=False):
+    name: str | None
     device: str
     dtype: str
     max_seq_len: int | None

@@ -36,6 +36,8 @@ class Engine:
             ranks without GPUs: "cpu:0,1" (lanes in one address space), "sim:0,1" (the GPUs'
             kernels, simulated).
         dtype: "auto" (as stored), "f32", "f16" or "bf16".
+        revision: of a hub id: branch, tag or commit; None: `main`.
+        token: the hub's access token; None: HF_TOKEN, or what `hf auth login` left.
         max_seq_len: longest sequence in tokens; None: what the model was made for.
         max_batch: requests that run at once.
         max_queue: requests that may wait.
@@ -60,6 +62,8 @@ class Engine:
         *,
         device: str = "auto",
         dtype: Literal["auto", "f32", "f16", "bf16"] = "auto",
+        revision: str | None = None,
+        token: str | None = None,
         max_seq_len: int | None = None,
         max_batch: int = 8,
         max_queue: int = 64,
@@ -72,8 +76,10 @@ class Engine:
         cache_dir: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
     ) -> None:
+        found = hub.resolve(model, revision=revision, token=token)
         self._core = _kie.Engine(
-            hub.resolve(model),
+            found.folder,
+            name=found.name,
             device=device,
             dtype=dtype,
             max_seq_len=max_seq_len,
@@ -337,7 +343,7 @@ def compile_ahead(
             context={"device": device},
         )
     return _kie.compile(
-        hub.resolve(model),
+        hub.resolve(model).folder,
         device=device,
         dtype=dtype,
         max_seq_len=max_seq_len,
@@ -351,6 +357,8 @@ def plan_ahead(
     *,
     device: str = "auto",
     dtype: Literal["auto", "f32", "f16", "bf16"] = "auto",
+    revision: str | None = None,
+    token: str | None = None,
     max_seq_len: int | None = None,
     max_batch: int = 8,
     threads: int | None = None,
@@ -367,7 +375,7 @@ def plan_ahead(
         code "topology" for the file).
     """
     found = _kie.plan(
-        hub.resolve(model),
+        hub.resolve(model, revision=revision, token=token).folder,
         device=device,
         dtype=dtype,
         max_seq_len=max_seq_len,

@@ -320,7 +320,8 @@ impl Builder {
 
 fn describe(path: &Path, spec: &Spec, config: &EngineConfig, plan: &plan::Plan) -> Info {
     let absolute = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let name = absolute.file_name().map(|n| n.to_string_lossy().into_owned());
+    let folder = || absolute.file_name().map(|n| n.to_string_lossy().into_owned());
+    let name = config.name.clone().or_else(folder);
     let device = plan.device();
     Info {
         model: name.unwrap_or_default(),

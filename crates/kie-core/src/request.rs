@@ -222,6 +222,8 @@ pub struct Completion {
 /// How an engine is opened.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EngineConfig {
+    /// What reports and completions call the model; `None`: the name of its folder.
+    pub name: Option<String>,
     /// Device name, `auto`, `cpu`, `cuda:0`, ...
     pub device: String,
     /// `auto`, `f32`, `f16` or `bf16`.
@@ -253,6 +255,7 @@ pub struct EngineConfig {
 impl Default for EngineConfig {
     fn default() -> Self {
         Self {
+            name: None,
             device: "auto".to_owned(),
             dtype: "auto".to_owned(),
             max_seq_len: None,

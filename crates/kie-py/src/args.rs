@@ -105,6 +105,7 @@ pub fn options(keywords: Option<&Bound<'_, PyDict>>) -> PyResult<EngineConfig> {
     for (name, value) in keywords.into_iter().flatten() {
         let name: String = name.extract()?;
         match &*name {
+            "name" => config.name = value.extract()?,
             "device" => config.device = text(&value, &name)?,
             "dtype" => config.dtype = text(&value, &name)?,
             "max_seq_len" => config.max_seq_len = integer(&name, &value)?,

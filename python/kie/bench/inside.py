@@ -40,7 +40,7 @@ def measure(
         LoadError, UnsupportedModelError, DeviceError, OutOfMemoryError, InvalidRequestError.
     """
     text = _kie.measure(
-        hub.resolve(model),
+        hub.resolve(model).folder,
         device=device,
         dtype=dtype,
         max_seq_len=max_seq_len,

@@ -27,6 +27,7 @@ def model(parser: ArgumentParser, *names: str, **how: Any) -> None:
 
 def engine(parser: ArgumentParser) -> None:
     """How an engine is opened; `engine_options` reads it."""
+    parser.add_argument("--revision", metavar="REV", help="of a hub id: branch, tag or commit")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda:0, ...")
     parser.add_argument("--dtype", default="auto", help="auto, f32, f16 or bf16")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads")
@@ -35,7 +36,7 @@ def engine(parser: ArgumentParser) -> None:
 
 def engine_options(given: Namespace) -> dict[str, Any]:
     """Keywords for `opened` from what `engine` defined."""
-    names = ("device", "dtype", "threads", "max_seq_len")
+    names = ("revision", "device", "dtype", "threads", "max_seq_len")
     return {name: getattr(given, name) for name in names}
 
 

@@ -12,6 +12,8 @@ from kie.errors import InvalidRequestError
 def define(parser: ArgumentParser) -> None:
     """Defines the verb."""
     parser.add_argument("model", help="a hub id, `org/name`")
+    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit; default: main")
+    parser.add_argument("--token", help="access token; default: HF_TOKEN or the hub's own login")
     options.verb(parser, pull)
 
 
@@ -19,4 +21,4 @@ def pull(given: Namespace) -> None:
     """Downloads the model and prints its folder."""
     if not hub.is_hub_id(given.model):
         raise InvalidRequestError(f"{given.model!r} is no hub id", hint="pass `org/name`")
-    print(hub.download(given.model))
+    print(hub.download(given.model, revision=given.revision, token=given.token))
