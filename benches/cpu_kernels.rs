@@ -137,7 +137,7 @@ fn chunk(data: &[u8], team: &Team, level: Level, dtype: Dtype, (rows, cols): (us
     let (mut packing, mut alone) = (0.0, f64::MAX);
     let speed = median(|| {
         let start = Instant::now();
-        pack(level, dtype, &x, n, cols, &mut packed);
+        pack(level, &[dtype], &x, n, cols, &mut packed);
         packing = start.elapsed().as_secs_f64() * 1e3;
         layer = (layer + 1) % (BYTES / size);
         let data = &data[layer * size..(layer + 1) * size];

@@ -10,7 +10,7 @@
 
 mod support;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kie_core::engine::{Engine, LogitsPath};
 use kie_core::request::{EngineConfig, Prompt, Request, SamplingParams};
@@ -168,6 +168,79 @@ fn bits_do_not_depend_on_threads_chunks_or_neighbours() {
         assert_eq!(stream.completion().unwrap().token_ids, alone[seed], "seed {seed}");
     }
     assert!(alone[1..].iter().any(|ids| *ids != alone[0]), "seeds must matter");
+}
+
+/// A copy of a fixture whose matrices have the types that `choose` names for them, in a folder of
+/// its own.
+fn retyped(fixture: &str, choose: impl Fn(&str) -> safetensors::Dtype) -> PathBuf {
+    let source = repository().join("tests/data").join(fixture);
+    let folder = std::env::temp_dir().join(format!("kie-retyped-{fixture}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(source.join(name), folder.join(name)).unwrap();
+    }
+    let bytes = std::fs::read(source.join("model.safetensors")).unwrap();
+    let stored = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let tensors: Vec<_> = stored
+        .iter()
+        .map(|(name, tensor)| {
+            assert_eq!(tensor.dtype(), safetensors::Dtype::BF16, "{name}");
+            let halves = tensor.data().as_chunks::<2>().0.iter();
+            let floats = halves.map(|b| half::bf16::from_le_bytes(*b).to_f32());
+            let dtype = choose(name);
+            let data: Vec<u8> = match dtype {
+                safetensors::Dtype::BF16 => {
+                    floats.flat_map(|x| half::bf16::from_f32(x).to_le_bytes()).collect()
+                }
+                safetensors::Dtype::F16 => {
+                    floats.flat_map(|x| half::f16::from_f32(x).to_le_bytes()).collect()
+                }
+                _ => floats.flat_map(f32::to_le_bytes).collect(),
+            };
+            (name.to_owned(), dtype, tensor.shape().to_vec(), data)
+        })
+        .collect();
+    let views = tensors.iter().map(|(name, dtype, shape, data)| {
+        (name, safetensors::tensor::TensorView::new(*dtype, shape.clone(), data).unwrap())
+    });
+    std::fs::write(folder.join("model.safetensors"), safetensors::serialize(views, None).unwrap())
+        .unwrap();
+    folder
+}
+
+/// Matrices that share an input need not share a type: each meets activations packed for its own.
+#[test]
+fn matrices_of_one_step_may_differ_in_type() {
+    use safetensors::Dtype::{BF16, F16, F32};
+    let types: [(&str, [safetensors::Dtype; 3]); 3] =
+        [("q", [F32, BF16, F16]), ("k", [BF16, F32, BF16]), ("gate", [F16, BF16, F32])];
+    for turn in 0..3 {
+        let folder = retyped("llama", |name| {
+            let of = |part: &str| types.iter().find(|(t, _)| *t == part).map(|(_, t)| t[turn]);
+            let part = name.rsplit('.').nth(1).unwrap_or_default();
+            part.strip_suffix("_proj").and_then(of).unwrap_or(BF16)
+        });
+        let ids = goldens(&repository().join("tests/data/llama"), "").pop().unwrap().ids;
+        for level in simd::available() {
+            for device in ["cpu", "cpu:0,1"] {
+                let logits = |dtype: &str, path: LogitsPath| {
+                    let config = EngineConfig {
+                        threads: Some(2),
+                        dtype: dtype.to_owned(),
+                        ..EngineConfig::default()
+                    };
+                    let builder = Engine::builder(&folder).config(config).device(device);
+                    builder.level(level).build().unwrap().logits(&ids, path).unwrap().values
+                };
+                for (path, gate) in [(LogitsPath::Decode, 2e-3), (LogitsPath::Prefill, 1.5e-2)] {
+                    let error = relative(&logits("auto", path), &logits("f32", path));
+                    let place = format!("types {turn} {device} {level:?} {path:?}");
+                    assert!(error <= gate, "{place}: {error:.2e} > {gate:.1e}");
+                }
+            }
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }
 
 #[test]

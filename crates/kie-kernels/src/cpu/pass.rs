@@ -292,7 +292,7 @@ impl Walk<'_> {
     }
 
     /// RMSNorm of every column and lane of `input` into `normed`, packed where prefill wants it.
-    fn norm(&self, step: &Step, dtype: Dtype) {
+    fn norm(&self, step: &Step, weights: &[u32]) {
         let (hidden, lanes) = (self.dims().hidden as usize, self.dims().lanes as usize);
         let scale = self.pass.constant(step.norm);
         for item in self.mine(self.columns.len() * lanes) {
@@ -304,7 +304,7 @@ impl Walk<'_> {
             self.normalise(scale, lane, x, out);
         }
         self.barrier.wait();
-        self.pack_input(dtype, hidden, lanes, |lane| {
+        self.pack_input(weights, hidden, lanes, |lane| {
             let at = self.at(lane, self.decode, hidden);
             // SAFETY: nobody writes `normed` in this phase.
             unsafe { self.pass.normed.part(at..at + (self.columns.len() - self.decode) * hidden) }
@@ -323,10 +323,11 @@ impl Walk<'_> {
         }
     }
 
-    /// Packs the prefill columns of each lane's input; one member a lane.
+    /// Packs the prefill columns of each lane's input as each of the matrices `weights` wants
+    /// them; one member a lane.
     fn pack_input<'x>(
         &self,
-        dtype: Dtype,
+        weights: &[u32],
         width: usize,
         lanes: usize,
         input: impl Fn(usize) -> &'x mut [f32],
@@ -335,10 +336,15 @@ impl Walk<'_> {
         if columns == 0 {
             return;
         }
+        let mut dtypes = [Dtype::F32; 3];
+        let dtypes = &mut dtypes[..weights.len()];
+        for (dtype, weight) in dtypes.iter_mut().zip(weights) {
+            *dtype = self.pass.program.tensors[*weight as usize].dtype;
+        }
         for lane in self.mine(lanes) {
             // SAFETY: one member a lane, and nobody reads `packed` before the barrier.
             let packed = unsafe { &mut *self.pass.packed[lane].get() };
-            pack(self.pass.level, dtype, input(lane), columns, width, packed);
+            pack(self.pass.level, dtypes, input(lane), columns, width, packed);
         }
         self.barrier.wait();
     }
@@ -385,7 +391,7 @@ impl Walk<'_> {
 
     fn qkv(&self, step: &Step) {
         let d = *self.dims();
-        self.norm(step, self.pass.program.tensors[step.weights[0] as usize].dtype);
+        self.norm(step, &step.weights);
         let hd = d.head_dim as usize;
         let heads = [d.heads as usize, d.kv_heads as usize, d.kv_heads as usize];
         let per_lane: usize = heads.iter().sum();
@@ -584,7 +590,7 @@ impl Walk<'_> {
             // SAFETY: nobody writes the input in this step.
             unsafe { self.pass.vectors[step.input as usize].part(at..at + columns.len() * width) }
         };
-        self.pack_input(tensor.dtype, width, lanes, |lane| input(lane, self.decode..all));
+        self.pack_input(&step.weights[..1], width, lanes, |lane| input(lane, self.decode..all));
         let rows = self.rows(step);
         for lane in 0..lanes {
             let at = self.at(lane, 0, hidden) + rows.start;
@@ -626,7 +632,7 @@ impl Walk<'_> {
 
     fn gate_up(&self, step: &Step) {
         let d = *self.dims();
-        self.norm(step, self.pass.program.tensors[step.weights[0] as usize].dtype);
+        self.norm(step, &step.weights[..2]);
         let ffn = d.ffn as usize;
         let mine = self.rows(step);
         for lane in 0..d.lanes as usize {

@@ -36,10 +36,9 @@ const PIECE: usize = 256;
 struct Line([u8; 64]);
 
 /// How activations lie in [`Packed`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     /// `[block][k][16 columns]` float32: a line for each k.
-    #[default]
     Single,
     /// `[block][pair of k][16 columns][2]` bfloat16, zeros up to a multiple of 32 in k.
     Pairs,
@@ -62,20 +61,23 @@ impl Form {
     }
 }
 
-/// Activations in the layout of [`prefill`]. Reused from step to step, it grows to the largest.
+/// Activations in the layout of [`prefill`], in each form that the weights of a step want. Reused
+/// from step to step, it grows to the largest.
 #[derive(Default)]
 pub struct Packed {
-    lines: Vec<Line>,
-    form: Form,
+    /// By [`Form`].
+    lines: [Vec<Line>; 2],
+    /// The forms that hold the present activations.
+    ready: [bool; 2],
     n: usize,
     cols: usize,
 }
 
 impl Packed {
-    /// Room for `n` columns of `cols` numbers in any form, so that packing never allocates.
+    /// Room for `n` columns of `cols` numbers in every form, so that packing never allocates.
     pub fn with_capacity(n: usize, cols: usize) -> Self {
-        let lines = n.div_ceil(BLOCK) * cols.next_multiple_of(32);
-        Self { lines: Vec::with_capacity(lines), ..Self::default() }
+        let lines = |form: Form| Vec::with_capacity(n.div_ceil(BLOCK) * form.lines(cols));
+        Self { lines: [lines(Form::Single), lines(Form::Pairs)], ..Self::default() }
     }
 
     /// Number of columns.
@@ -84,27 +86,35 @@ impl Packed {
     }
 
     /// First line of a block.
-    fn block(&self, block: usize) -> *const Line {
-        let lines = self.form.lines(self.cols);
-        self.lines[block * lines..(block + 1) * lines].as_ptr()
+    fn block(&self, form: Form, block: usize) -> *const Line {
+        let lines = form.lines(self.cols);
+        self.lines[form as usize][block * lines..(block + 1) * lines].as_ptr()
     }
 }
 
-/// Packs `n` columns of `cols` numbers each (`x[c * cols + k]`) for weights of `dtype`.
+/// Packs `n` columns of `cols` numbers each (`x[c * cols + k]`) for weights of each of `dtypes`.
 ///
 /// # Panics
 /// When `x` is too short or the machine lacks `level`.
-pub fn pack(level: Level, dtype: Dtype, x: &[f32], n: usize, cols: usize, packed: &mut Packed) {
+pub fn pack(level: Level, dtypes: &[Dtype], x: &[f32], n: usize, cols: usize, packed: &mut Packed) {
     assert!(level.is_available(), "this machine has no {}", level.name());
     assert!(x.len() >= n * cols, "x holds {} numbers, wanted {n} x {cols}", x.len());
-    let form = Form::of(level, dtype);
+    (packed.ready, packed.n, packed.cols) = ([false; 2], n, cols);
+    for dtype in dtypes {
+        let form = Form::of(level, *dtype);
+        if !std::mem::replace(&mut packed.ready[form as usize], true) {
+            pack_as(form, x, n, cols, &mut packed.lines[form as usize]);
+        }
+    }
+}
+
+fn pack_as(form: Form, x: &[f32], n: usize, cols: usize, out: &mut Vec<Line>) {
     let lines = form.lines(cols);
-    (packed.form, packed.n, packed.cols) = (form, n, cols);
-    packed.lines.resize(n.div_ceil(BLOCK) * lines, Line([0; 64]));
+    out.resize(n.div_ceil(BLOCK) * lines, Line([0; 64]));
     if lines == 0 {
         return;
     }
-    for (block, out) in packed.lines.chunks_exact_mut(lines).enumerate() {
+    for (block, out) in out.chunks_exact_mut(lines).enumerate() {
         let columns = &x[block * BLOCK * cols..n.min((block + 1) * BLOCK) * cols];
         match form {
             Form::Single => pack_single(columns, cols, out),
@@ -148,10 +158,11 @@ pub fn prefill(
         return;
     }
     assert_eq!(packed.cols, m.cols, "packed columns of another length");
-    assert_eq!(packed.form, Form::of(level, m.dtype), "packed for another level or dtype");
+    let form = Form::of(level, m.dtype);
+    assert!(packed.ready[form as usize], "packed for another level or dtype");
     assert!(n == 1 || y_stride >= rows.len(), "y_stride {y_stride} below {} rows", rows.len());
     assert!(y.len() >= (n - 1) * y_stride + rows.len(), "y holds {} numbers", y.len());
-    if packed.form == Form::Pairs {
+    if form == Form::Pairs {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the form was checked against the level, and `pack` saw that it exists.
         unsafe {
@@ -310,8 +321,13 @@ impl Run<'_> {
             // SAFETY: the blocks have a line for each k; sums hold ROWS x 16 a block of the chunk.
             unsafe {
                 let x = [
-                    self.task.packed.block(block).add(k.start).cast::<f32>(),
-                    self.task.packed.block(second).add(k.start).cast::<f32>().add(half),
+                    self.task.packed.block(Form::Single, block).add(k.start).cast::<f32>(),
+                    self.task
+                        .packed
+                        .block(Form::Single, second)
+                        .add(k.start)
+                        .cast::<f32>()
+                        .add(half),
                 ];
                 let w = self.scratch.panel.as_ptr().add(row * PIECE);
                 let part = products::<V, R>(w, x, k.len());
@@ -364,7 +380,7 @@ mod tests {
 
     fn all(level: Level, m: &Matrix<'_>, x: &[f32], n: usize) -> Vec<f32> {
         let mut packed = Packed::default();
-        pack(level, m.dtype, x, n, m.cols, &mut packed);
+        pack(level, &[m.dtype], x, n, m.cols, &mut packed);
         let mut y = vec![f32::NAN; n * m.rows];
         prefill(level, m, 0..m.rows, &packed, &mut y, m.rows);
         y
@@ -411,7 +427,7 @@ mod tests {
             for level in available() {
                 let whole = all(level, &owned.matrix(), &x, n);
                 for c in [0, n / 2, n - 1] {
-                    pack(level, dtype, &x[c * cols..][..cols], 1, cols, &mut packed);
+                    pack(level, &[dtype], &x[c * cols..][..cols], 1, cols, &mut packed);
                     let mut alone = vec![f32::NAN; rows];
                     let (upper, lower) = alone.split_at_mut(split);
                     prefill(level, &m, 0..split, &packed, upper, 0);

@@ -13,7 +13,7 @@ use std::arch::x86_64::*;
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::{Line, Packed, BLOCK, CHUNK};
+use super::{Form, Line, Packed, BLOCK, CHUNK};
 use crate::abi::Dtype;
 use crate::cpu::matmul::Matrix;
 use crate::cpu::simd::x86::f8_to_bf16;
@@ -249,7 +249,7 @@ impl Task<'_> {
 
     /// Packed lines of a block at the panel's first k.
     fn lines(&self, block: usize, piece: &Piece) -> *const Line {
-        self.packed.block(block).wrapping_add(piece.first / 2)
+        self.packed.block(Form::Pairs, block).wrapping_add(piece.first / 2)
     }
 
     /// The piece's numbers of the rows as bfloat16 tiles, zeros around.
