@@ -18,7 +18,7 @@ use super::prefill::{pack, prefill, Packed};
 use super::simd::Level;
 use super::team::{Barrier, Team};
 use super::{numbers, ops};
-use crate::abi::{Dims, Dtype, HeadMode, Op, Program, Step, Tensor, Vector, GROUPS, NONE, PAGE};
+use crate::abi::{Codes, Dims, HeadMode, Op, Program, Step, Tensor, Vector, GROUPS, NONE, PAGE};
 use crate::device::Buffer;
 use crate::error::Result;
 use crate::mailbox::Mailbox;
@@ -292,7 +292,7 @@ impl Walk<'_> {
     }
 
     /// RMSNorm of every column and lane of `input` into `normed`, packed where prefill wants it.
-    fn norm(&self, step: &Step, dtype: Dtype) {
+    fn norm(&self, step: &Step, codes: Codes) {
         let (hidden, lanes) = (self.dims().hidden as usize, self.dims().lanes as usize);
         let scale = self.pass.constant(step.norm);
         for item in self.mine(self.columns.len() * lanes) {
@@ -304,7 +304,7 @@ impl Walk<'_> {
             self.normalise(scale, lane, x, out);
         }
         self.barrier.wait();
-        self.pack_input(dtype, hidden, lanes, |lane| {
+        self.pack_input(codes, hidden, lanes, |lane| {
             let at = self.at(lane, self.decode, hidden);
             // SAFETY: nobody writes `normed` in this phase.
             unsafe { self.pass.normed.part(at..at + (self.columns.len() - self.decode) * hidden) }
@@ -326,7 +326,7 @@ impl Walk<'_> {
     /// Packs the prefill columns of each lane's input; one member a lane.
     fn pack_input<'x>(
         &self,
-        dtype: Dtype,
+        codes: Codes,
         width: usize,
         lanes: usize,
         input: impl Fn(usize) -> &'x mut [f32],
@@ -338,7 +338,7 @@ impl Walk<'_> {
         for lane in self.mine(lanes) {
             // SAFETY: one member a lane, and nobody reads `packed` before the barrier.
             let packed = unsafe { &mut *self.pass.packed[lane].get() };
-            pack(self.pass.level, dtype, input(lane), columns, width, packed);
+            pack(self.pass.level, codes, input(lane), columns, width, packed);
         }
         self.barrier.wait();
     }
@@ -385,7 +385,7 @@ impl Walk<'_> {
 
     fn qkv(&self, step: &Step) {
         let d = *self.dims();
-        self.norm(step, self.pass.program.tensors[step.weights[0] as usize].dtype);
+        self.norm(step, self.pass.program.tensors[step.weights[0] as usize].encoding.codes);
         let hd = d.head_dim as usize;
         let heads = [d.heads as usize, d.kv_heads as usize, d.kv_heads as usize];
         let per_lane: usize = heads.iter().sum();
@@ -584,7 +584,7 @@ impl Walk<'_> {
             // SAFETY: nobody writes the input in this step.
             unsafe { self.pass.vectors[step.input as usize].part(at..at + columns.len() * width) }
         };
-        self.pack_input(tensor.dtype, width, lanes, |lane| input(lane, self.decode..all));
+        self.pack_input(tensor.encoding.codes, width, lanes, |lane| input(lane, self.decode..all));
         let rows = self.rows(step);
         for lane in 0..lanes {
             let at = self.at(lane, 0, hidden) + rows.start;
@@ -626,7 +626,7 @@ impl Walk<'_> {
 
     fn gate_up(&self, step: &Step) {
         let d = *self.dims();
-        self.norm(step, self.pass.program.tensors[step.weights[0] as usize].dtype);
+        self.norm(step, self.pass.program.tensors[step.weights[0] as usize].encoding.codes);
         let ffn = d.ffn as usize;
         let mine = self.rows(step);
         for lane in 0..d.lanes as usize {
