@@ -9,7 +9,7 @@
 use std::cell::UnsafeCell;
 use std::time::Instant;
 
-use kie_kernels::abi::Dtype;
+use kie_kernels::abi::{Codes, Dtype, Encoding};
 use kie_kernels::cpu::attention::{attend, attend_chunk, KvPage, Scratch};
 use kie_kernels::cpu::matmul::{matmul, Matrix, Scales};
 use kie_kernels::cpu::prefill::{pack, prefill, Packed};
@@ -92,12 +92,32 @@ fn rows_of(member: usize, members: usize, rows: usize) -> std::ops::Range<usize>
     rows * member / members..rows * (member + 1) / members
 }
 
-fn decode(data: &[u8], team: &Team, level: Level, dtype: Dtype, n: usize) {
-    let rows = BYTES / COLS / dtype.bytes();
-    let factors = vec![0u8; 4 * rows.div_ceil(128) * COLS / 128];
-    let scales = Scales { data: &factors, block_rows: 128, block_cols: 128 };
-    let scales = (dtype == Dtype::F8E4m3).then_some(scales);
-    let m = Matrix { data, dtype, rows, cols: COLS, scales };
+/// Scales of nothing but zeros.
+fn factors(encoding: Encoding, rows: usize, cols: usize) -> Vec<u8> {
+    let [down, across] = encoding.grid(rows as u32, cols as u32);
+    vec![0; (down * across) as usize * encoding.scale.bytes()]
+}
+
+fn matrix<'a>(
+    data: &'a [u8],
+    encoding: Encoding,
+    (rows, cols): (usize, usize),
+    factors: &'a [u8],
+) -> Matrix<'a> {
+    let scales = encoding.has_scales().then_some(Scales {
+        data: factors,
+        dtype: encoding.scale,
+        zeros: None,
+        block_rows: encoding.group[0] as usize,
+        block_cols: encoding.group[1] as usize,
+    });
+    Matrix { data, codes: encoding.codes, rows, cols, scales }
+}
+
+fn decode(data: &[u8], team: &Team, level: Level, encoding: Encoding, n: usize) {
+    let rows = BYTES / encoding.codes.bytes_of(COLS);
+    let factors = factors(encoding, rows, COLS);
+    let m = matrix(data, encoding, (rows, COLS), &factors);
     let x = vec![0.25f32; COLS * n];
     let y = Shared(UnsafeCell::new(vec![0f32; rows * n]));
     let (mut limit, mut share) = (Vec::new(), Vec::new());
@@ -118,30 +138,28 @@ fn decode(data: &[u8], team: &Team, level: Level, dtype: Dtype, n: usize) {
     println!(
         "decode  {:12} {:8} n={n}  {speed:6.1} GB/s  {:4.2} of the read loop; on CPU {:.1} GB/s",
         level.name(),
-        dtype.name(),
+        encoding.codes.name(),
         share[3],
         BYTES as f64 / team.members() as f64 / alone / 1e9,
     );
 }
 
-fn chunk(data: &[u8], team: &Team, level: Level, dtype: Dtype, (rows, cols): (usize, usize)) {
+fn chunk(data: &[u8], team: &Team, level: Level, encoding: Encoding, (rows, cols): (usize, usize)) {
     let n = 512;
-    let size = rows * cols * dtype.bytes();
+    let size = rows * encoding.codes.bytes_of(cols);
     let x = vec![0.25f32; cols * n];
     let y = Shared(UnsafeCell::new(vec![0f32; rows * n]));
-    let factors = vec![0u8; 4 * rows.div_ceil(128) * cols.div_ceil(128)];
-    let scales = Scales { data: &factors, block_rows: 128, block_cols: 128 };
-    let scales = (dtype == Dtype::F8E4m3).then_some(scales);
+    let factors = factors(encoding, rows, cols);
     let mut packed = Packed::default();
     let mut layer = 0;
     let (mut packing, mut alone) = (0.0, f64::MAX);
     let speed = median(|| {
         let start = Instant::now();
-        pack(level, &[dtype], &x, n, cols, &mut packed);
+        pack(level, &[encoding.codes], &x, n, cols, &mut packed);
         packing = start.elapsed().as_secs_f64() * 1e3;
         layer = (layer + 1) % (BYTES / size);
         let data = &data[layer * size..(layer + 1) * size];
-        let m = Matrix { data, dtype, rows, cols, scales };
+        let m = matrix(data, encoding, (rows, cols), &factors);
         let start = Instant::now();
         let used = timed(team, |member| {
             let rows = rows_of(member, team.members(), m.rows);
@@ -154,7 +172,7 @@ fn chunk(data: &[u8], team: &Team, level: Level, dtype: Dtype, (rows, cols): (us
         "prefill {:12} {:8} {rows}x{cols}x{n}  {speed:6.0} GFLOP/s; on CPU {:.0} GFLOP/s \
          (packing {packing:.2} ms)",
         level.name(),
-        dtype.name(),
+        encoding.codes.name(),
         2.0 * (rows * cols * n) as f64 / team.members() as f64 / alone / 1e9,
     );
 }
@@ -213,24 +231,26 @@ fn main() {
         "read {threads} threads, huge pages: {:.1} GB/s",
         median(|| read_bandwidth(huge, &team))
     );
+    let plain = Encoding::plain;
+    let blocks = Encoding::scaled(Codes::E4m3, [128, 128], Dtype::F32);
     let only = std::env::args().find_map(|a| Level::ALL.into_iter().find(|l| l.name() == a));
     for level in available().into_iter().skip(1) {
         if only.is_some_and(|only| only != level) {
             continue;
         }
-        for dtype in [Dtype::Bf16, Dtype::F8E4m3, Dtype::F16, Dtype::F32] {
+        for encoding in [plain(Codes::Bf16), blocks, plain(Codes::F16), plain(Codes::F32)] {
             for n in [1, 4, 8] {
-                if n == 1 || dtype == Dtype::Bf16 {
-                    decode(huge, &team, level, dtype, n);
+                if n == 1 || encoding.codes == Codes::Bf16 {
+                    decode(huge, &team, level, encoding, n);
                 }
             }
         }
         attention(level, Dtype::F32);
         attention(level, Dtype::F16);
-        for dtype in [Dtype::Bf16, Dtype::F8E4m3, Dtype::F32] {
+        for encoding in [plain(Codes::Bf16), blocks, plain(Codes::F32)] {
             for shape in [(2048, 2048), (8192, 2048), (2048, 8192)] {
                 if level > Level::Avx2 || shape.0 < 8192 {
-                    chunk(huge, &team, level, dtype, shape);
+                    chunk(huge, &team, level, encoding, shape);
                 }
             }
         }
@@ -242,5 +262,5 @@ fn main() {
         "read {threads} threads, 4 KB pages: {:.1} GB/s",
         median(|| read_bandwidth(small, &team))
     );
-    decode(small, &team, available()[available().len() - 1], Dtype::Bf16, 1);
+    decode(small, &team, available()[available().len() - 1], plain(Codes::Bf16), 1);
 }

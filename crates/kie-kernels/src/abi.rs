@@ -5,6 +5,7 @@
 //! column of a pass computes) and KV pages. A *column* is one position of one sequence; a *pass*
 //! runs all steps over up to `Dims::columns` columns at once.
 
+pub use crate::encoding::{Codes, Dtype, Encoding};
 pub use crate::sample::Sampling;
 
 /// Positions of a KV page.
@@ -20,41 +21,6 @@ pub const MAX_ALTERNATIVES: usize = 20;
 /// Layer groups with page pools of their own: 0 sees everything, 1 is windowed.
 pub const GROUPS: usize = 2;
 
-/// Storage format of one number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Dtype {
-    /// IEEE single.
-    F32 = 0,
-    /// IEEE half.
-    F16 = 1,
-    /// The upper half of a single.
-    Bf16 = 2,
-    /// 8-bit float, 4 exponent and 3 mantissa bits, no infinity; scaled by a float32 per block.
-    F8E4m3 = 3,
-}
-
-impl Dtype {
-    /// Bytes of one number.
-    pub const fn bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-            Self::F8E4m3 => 1,
-        }
-    }
-
-    /// Name as safetensors and users write it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::F8E4m3 => "f8_e4m3",
-        }
-    }
-}
-
 /// How the numbers of a matrix lie in its buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -69,44 +35,65 @@ pub enum Layout {
 pub struct Tensor {
     /// Index into the buffers that the program is started with.
     pub buffer: u32,
-    /// Number format.
-    pub dtype: Dtype,
+    /// How the numbers are stored.
+    pub encoding: Encoding,
     /// Order of the numbers.
     pub layout: Layout,
-    /// Rows and columns of a scale block; 0 where there are no scales.
-    pub block: [u16; 2],
     /// Matrices, one a lane; vectors shared by the lanes have 1.
     pub lanes: u32,
     /// Rows of one lane's matrix.
     pub rows: u32,
-    /// Columns of one lane's matrix.
+    /// Columns of one lane's matrix, whole pieces of its codes.
     pub cols: u32,
-    /// Buffer that holds the scales (float32, row-major per lane).
+    /// Buffer that holds the scales (row-major per lane) and the zero points (the same, bytes).
     pub scale_buffer: u32,
     /// Byte offset of the first number.
     pub offset: u64,
     /// Byte offset of the first scale.
     pub scale_offset: u64,
+    /// Byte offset of the first zero point.
+    pub zero_offset: u64,
 }
 
 impl Tensor {
+    /// Bytes of one row of codes.
+    pub fn row_bytes(&self) -> u64 {
+        self.encoding.codes.bytes_of(self.cols as usize) as u64
+    }
+
     /// Bytes of one lane's matrix, scales excluded.
     pub fn lane_bytes(&self) -> u64 {
-        u64::from(self.rows) * u64::from(self.cols) * self.dtype.bytes() as u64
+        u64::from(self.rows) * self.row_bytes()
     }
 
-    /// Scale blocks of one lane's matrix, `[rows, cols]`.
+    /// Groups of one lane's matrix, `[rows, cols]`; a scale each.
     pub fn scale_grid(&self) -> [u32; 2] {
-        if self.block[0] == 0 {
-            return [0, 0];
-        }
-        [self.rows.div_ceil(self.block[0].into()), self.cols.div_ceil(self.block[1].into())]
+        self.encoding.grid(self.rows, self.cols)
     }
 
-    /// Bytes read when every number is read once, scales included.
+    /// Groups of one lane's matrix.
+    pub fn groups(&self) -> u64 {
+        let [rows, cols] = self.scale_grid();
+        u64::from(rows) * u64::from(cols)
+    }
+
+    /// Bytes of the scales of one lane's matrix.
+    pub fn scale_bytes(&self) -> u64 {
+        self.groups() * self.encoding.scale.bytes() as u64
+    }
+
+    /// Bytes of the zero points of one lane's matrix.
+    pub fn zero_bytes(&self) -> u64 {
+        if self.encoding.zeros {
+            self.groups()
+        } else {
+            0
+        }
+    }
+
+    /// Bytes read when every number is read once, scales and zero points included.
     pub fn bytes(&self) -> u64 {
-        let [r, c] = self.scale_grid();
-        u64::from(self.lanes) * (self.lane_bytes() + u64::from(r) * u64::from(c) * 4)
+        u64::from(self.lanes) * (self.lane_bytes() + self.scale_bytes() + self.zero_bytes())
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::abi::Dims;
+use crate::abi::{Dims, Encoding};
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
 use crate::mono::machine::Machine;
@@ -100,6 +100,13 @@ pub trait Device: Send + Sync {
 
     /// Makes host bytes readable by the device: in place where the address space is shared.
     fn load(&self, bytes: Arc<dyn HostBytes>) -> Result<Buffer>;
+
+    /// Whether it reads matrices of an encoding as they are stored. Others are rounded to halves
+    /// before they are loaded, which is said.
+    fn carries(&self, encoding: &Encoding) -> bool {
+        let _ = encoding;
+        true
+    }
 
     /// How it will run a program, to print; empty where there is nothing to say.
     ///

@@ -5,6 +5,7 @@ pub mod cpu;
 #[cfg(target_os = "linux")]
 pub mod cuda;
 pub mod device;
+pub mod encoding;
 pub mod error;
 #[cfg(target_os = "linux")]
 pub mod hip;

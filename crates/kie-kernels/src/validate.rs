@@ -71,10 +71,15 @@ impl Checker<'_> {
         if !inside(t.buffer, t.offset, t.lane_bytes() * u64::from(t.lanes)) {
             return refuse(usize::MAX, format!("tensor {index} leaves its buffer: {t:?}"));
         }
-        let [rows, cols] = t.scale_grid();
-        let scales = 4 * u64::from(rows) * u64::from(cols) * u64::from(t.lanes);
-        if scales > 0 && !inside(t.scale_buffer, t.scale_offset, scales) {
-            return refuse(usize::MAX, format!("scales of tensor {index} leave their buffer"));
+        if !t.cols.is_multiple_of(t.encoding.codes.row().numbers) {
+            return refuse(usize::MAX, format!("rows of tensor {index} are no whole bytes: {t:?}"));
+        }
+        let beside = [(t.scale_offset, t.scale_bytes()), (t.zero_offset, t.zero_bytes())];
+        for (offset, bytes) in beside {
+            let bytes = bytes * u64::from(t.lanes);
+            if bytes > 0 && !inside(t.scale_buffer, offset, bytes) {
+                return refuse(usize::MAX, format!("scales of tensor {index} leave their buffer"));
+            }
         }
         Ok(())
     }

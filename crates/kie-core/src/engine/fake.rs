@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kie_kernels::abi::{
-    self, CommandKind, Dims, Dtype, HeadMode, Program, Record, SlotEnd, Tensor, PAGE,
+    self, Codes, CommandKind, Dims, Dtype, Encoding, HeadMode, Program, Record, SlotEnd, Tensor,
+    PAGE,
 };
 use kie_kernels::device::{Buffer, Device, DeviceInfo, HostBytes, Running};
 use kie_kernels::mailbox::Mailbox;
@@ -330,15 +331,15 @@ pub fn open(setup: &Setup) -> (Engine, Arc<Knobs>) {
     };
     let rope = Tensor {
         buffer: 0,
-        dtype: Dtype::F32,
+        encoding: Encoding::plain(Codes::F32),
         layout: abi::Layout::RowMajor,
-        block: [0, 0],
         lanes: 1,
         rows: 1,
         cols: 1,
         scale_buffer: 0,
         offset: 0,
         scale_offset: 0,
+        zero_offset: 0,
     };
     let program = Program {
         dims,

@@ -1,8 +1,8 @@
 //! Weights in another number format than the checkpoint's, on request only: what it costs is said.
 
 use half::{bf16, f16};
-use kie_kernels::abi::{Dtype, Tensor};
-use kie_kernels::cpu::matmul::{Matrix, Scales};
+use kie_kernels::abi::{Codes, Dtype, Encoding, Tensor};
+use kie_kernels::cpu::matmul::Matrix;
 use kie_kernels::cpu::numbers;
 
 use crate::error::{Error, Result};
@@ -39,7 +39,8 @@ pub(super) fn convert(
     dtype: Dtype,
 ) -> Result<Converted> {
     let cols = described.cols as usize;
-    let mut bytes = Vec::with_capacity(stored.bytes().len() / stored.dtype.bytes() * dtype.bytes());
+    let numbers = described.lanes as usize * described.rows as usize * cols;
+    let mut bytes = Vec::with_capacity(numbers * dtype.bytes());
     let mut row = vec![0.0f32; cols];
     let (mut error, mut norm) = (0.0f64, 0.0f64);
     for at in 0..(described.lanes * described.rows) as usize {
@@ -59,37 +60,39 @@ pub(super) fn convert(
             norm += f64::from(*value).powi(2);
         }
     }
+    let codes = Codes::plain(dtype).expect("a configuration asks for plain numbers");
     let relative = (error / norm.max(f64::MIN_POSITIVE)).sqrt();
     let note = (relative > 0.0).then(|| {
         format!(
             "{}: {} to {}, relative error {relative:.1e}",
             stored.name,
-            stored.dtype.name(),
+            stored.encoding.codes.name(),
             dtype.name()
         )
     });
-    let tensor =
-        Tensor { dtype, block: [0, 0], offset: 0, scale_offset: 0, scale_buffer: 0, ..*described };
+    let tensor = Tensor {
+        encoding: Encoding::plain(codes),
+        offset: 0,
+        scale_offset: 0,
+        scale_buffer: 0,
+        ..*described
+    };
     Ok(Converted { tensor, bytes, note })
 }
 
 /// One lane of a stored tensor.
 fn matrix<'a>(described: &Tensor, stored: &'a weights::Tensor, lane: usize) -> Matrix<'a> {
-    let bytes = described.lane_bytes() as usize;
-    let [rows, cols] = described.scale_grid();
-    let grid = (rows * cols * 4) as usize;
-    let scales = stored.scales.as_ref().map(|scales| Scales {
-        data: &scales.bytes()[lane * grid..(lane + 1) * grid],
-        block_rows: described.block[0].into(),
-        block_cols: described.block[1].into(),
-    });
-    Matrix {
-        data: &stored.bytes()[lane * bytes..(lane + 1) * bytes],
-        dtype: stored.dtype,
-        rows: described.rows as usize,
-        cols: described.cols as usize,
-        scales,
-    }
+    let part = |all: &'a [u8], bytes: u64| {
+        let bytes = bytes as usize;
+        &all[lane * bytes..(lane + 1) * bytes]
+    };
+    let scales = || stored.scales.as_ref().map_or(&[][..], |scales| scales.bytes());
+    Matrix::described(
+        described,
+        part(stored.bytes(), described.lane_bytes()),
+        || part(scales(), described.scale_bytes()),
+        || &[],
+    )
 }
 
 /// Appends one number and returns what was kept of it.
@@ -109,6 +112,6 @@ fn push(bytes: &mut Vec<u8>, value: f32, dtype: Dtype) -> f32 {
             bytes.extend(half.to_le_bytes());
             half.to_f32()
         }
-        Dtype::F8E4m3 => unreachable!("no configuration asks for FP8"),
+        Dtype::F8E4m3 | Dtype::F8E8m0 => unreachable!("no configuration asks for it"),
     }
 }

@@ -98,12 +98,13 @@ pub(crate) fn human(bytes: u64) -> String {
     }
 }
 
-/// Sizes of the model on this device under this configuration.
+/// Sizes of the model on this device under this configuration: its weights take so many bytes, and
+/// are float32 or not.
 pub(super) fn size(
     spec: &Spec,
     config: &EngineConfig,
     (device, info): (&dyn Device, &DeviceInfo),
-    dtype: Dtype,
+    (weight_bytes, wide): (u64, bool),
 ) -> Result<(Dims, Memory)> {
     let context = config.max_seq_len.unwrap_or(spec.max_positions);
     if context < 2 || context > spec.max_positions {
@@ -130,14 +131,13 @@ pub(super) fn size(
         eps: spec.norm_eps,
         rope_interleaved: interleaved(spec.rope.style),
         head_mode: schedule::head_mode(spec.head),
-        kv_dtype: kv_dtype(spec, dtype),
+        kv_dtype: kv_dtype(spec, wide),
         max_positions: context as u32,
         slots,
         columns: slots + device.chunk().min(context as u32),
         group_layers: [spec.layers.len() as u32 - windowed, windowed],
         group_pages: [0, 0],
     };
-    let weight_bytes = spec.parameters() * dtype.bytes() as u64;
     let scratch_bytes = scratch(spec, &dims);
     let left = info.free_bytes.saturating_sub(weight_bytes + scratch_bytes);
     let page_bytes = [0, 1].map(|group| device.page_bytes(&dims, group));
@@ -172,9 +172,9 @@ const WIDE_KV: usize = 64 << 10;
 /// Float32 for float32 weights and wherever a position is small: rounding keys to float16 costs up
 /// to 1e-3 of the logits, and memory is what it saves. A function of the model alone, so that the
 /// same request gives the same bits whatever is free.
-fn kv_dtype(spec: &Spec, weights: Dtype) -> Dtype {
+fn kv_dtype(spec: &Spec, wide: bool) -> Dtype {
     let position = spec.layers.len() * spec.kv_heads * spec.head_dim * 2 * 4;
-    if weights == Dtype::F32 || position <= WIDE_KV {
+    if wide || position <= WIDE_KV {
         Dtype::F32
     } else {
         Dtype::F16

@@ -10,12 +10,12 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use kie_kernels::abi::{Dims, Dtype, Program, Tensor};
+use kie_kernels::abi::{Codes, Dims, Dtype, Encoding, Program, Tensor};
 use kie_kernels::device::{Buffer, Device, DeviceInfo, Holding};
 use kie_kernels::validate::{validate, ValidProgram};
 
 use crate::error::{Error, Result};
-use crate::model::{Role, Rope, RopeStyle, Spec};
+use crate::model::{Role, Rope, RopeStyle, Spec, TensorSpec};
 use crate::request::EngineConfig;
 use crate::weights::Checkpoint;
 
@@ -84,38 +84,16 @@ fn assemble(
 ) -> Result<Plan> {
     let info = device.info();
     let wanted = convert::wanted(&config.dtype)?;
-    let stored = checkpoint.tensor(Role::Q(0)).map_or(Dtype::F32, |t| t.dtype);
-    let dtype = wanted.unwrap_or(stored);
-    let (dims, mut memory) = memory::size(spec, config, (device, &info), dtype)?;
-    let mut notes = Vec::new();
-    let mut buffers = vec![load(device, Arc::new(frequencies(&spec.rope, spec.head_dim)))?];
-    let mut tensors = vec![rope_tensor(spec)];
-    for file in checkpoint.files() {
-        buffers.push(load(device, file.clone())?);
-    }
-    let mut roles = HashMap::new();
-    let total = spec.tensors.len() as u64;
-    let stored = |role| checkpoint.tensor(role).expect("Checkpoint::open checked it");
-    if let Some(progress) = reads {
-        let tensors: Vec<_> = spec.tensors.iter().map(|tensor| stored(tensor.role)).collect();
-        checkpoint.check_all_finite(&tensors, &|done| progress("load", done as u64, total))?;
-    }
-    for tensor in &spec.tensors {
-        let stored = stored(tensor.role);
-        let mut entry = describe(spec, stored);
-        if let Some(dtype) = wanted.filter(|d| reads.is_some() && *d != stored.dtype) {
-            let converted = convert::convert(&entry, stored, dtype)?;
-            notes.extend(converted.note);
-            entry = Tensor { buffer: buffers.len() as u32, ..converted.tensor };
-            buffers.push(load(device, Arc::new(converted.bytes))?);
-        }
-        roles.insert(tensor.role, tensors.len() as u32);
-        tensors.push(entry);
-    }
-    reads.inspect(|progress| progress("load", total, total));
-    if let (true, Some(embedding)) = (spec.tied, roles.get(&Role::Embedding).copied()) {
-        roles.insert(Role::Head, embedding);
-    }
+    let weights = weights_of(spec, checkpoint, wanted);
+    let (dims, mut memory) = memory::size(spec, config, (device, &info), weights)?;
+    let mut placed = Placed {
+        buffers: vec![load(device, Arc::new(frequencies(&spec.rope, spec.head_dim)))?],
+        tensors: vec![rope_tensor(spec)],
+        roles: HashMap::new(),
+        notes: Vec::new(),
+    };
+    placed.all(spec, checkpoint, device, wanted, reads)?;
+    let Placed { buffers, tensors, roles, notes } = placed;
     let weight_bytes_per_token = read_per_token(&roles, &tensors);
     let schedule = schedule::schedule(spec, &dims, info.blocks, &roles);
     let program = Program {
@@ -144,6 +122,70 @@ fn assemble(
         how,
         notes,
     })
+}
+
+/// Tensors where the device reads them.
+struct Placed {
+    buffers: Vec<Buffer>,
+    tensors: Vec<Tensor>,
+    /// Index of the tensor of each role.
+    roles: HashMap<Role, u32>,
+    /// What conversions cost.
+    notes: Vec<String>,
+}
+
+impl Placed {
+    /// All of a checkpoint, in the format `wanted` or one that the device carries.
+    fn all(
+        &mut self,
+        spec: &Spec,
+        checkpoint: &Checkpoint,
+        device: &dyn Device,
+        wanted: Option<Dtype>,
+        reads: Option<&Progress>,
+    ) -> Result<()> {
+        for file in checkpoint.files() {
+            self.buffers.push(load(device, file.clone())?);
+        }
+        let total = spec.tensors.len() as u64;
+        let stored = |role| checkpoint.tensor(role).expect("Checkpoint::open checked it");
+        if let Some(progress) = reads {
+            let tensors: Vec<_> = spec.tensors.iter().map(|tensor| stored(tensor.role)).collect();
+            checkpoint.check_all_finite(&tensors, &|done| progress("load", done as u64, total))?;
+        }
+        for tensor in &spec.tensors {
+            let stored = stored(tensor.role);
+            let mut entry = describe(stored);
+            let wanted = wanted.or((!device.carries(&entry.encoding)).then_some(Dtype::F16));
+            let differs = |d: &Dtype| Some(entry.encoding) != Codes::plain(*d).map(Encoding::plain);
+            if let Some(dtype) = wanted.filter(|d| reads.is_some() && differs(d)) {
+                let converted = convert::convert(&entry, stored, dtype)?;
+                self.notes.extend(converted.note);
+                entry = Tensor { buffer: self.buffers.len() as u32, ..converted.tensor };
+                self.buffers.push(load(device, Arc::new(converted.bytes))?);
+            }
+            self.roles.insert(tensor.role, self.tensors.len() as u32);
+            self.tensors.push(entry);
+        }
+        reads.inspect(|progress| progress("load", total, total));
+        if let (true, Some(embedding)) = (spec.tied, self.roles.get(&Role::Embedding).copied()) {
+            self.roles.insert(Role::Head, embedding);
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of all weights as they will be read, and whether they are float32.
+fn weights_of(spec: &Spec, checkpoint: &Checkpoint, wanted: Option<Dtype>) -> (u64, bool) {
+    let bytes = |tensor: &TensorSpec| match (wanted, checkpoint.tensor(tensor.role)) {
+        (Some(dtype), _) => tensor.numbers() * dtype.bytes() as u64,
+        (None, stored) => stored.map_or(0, |stored| describe(stored).bytes()),
+    };
+    let wide = wanted.map_or_else(
+        || checkpoint.tensor(Role::Q(0)).is_none_or(|t| t.encoding.codes == Codes::F32),
+        |dtype| dtype == Dtype::F32,
+    );
+    (spec.tensors.iter().map(bytes).sum(), wide)
 }
 
 fn load(device: &dyn Device, bytes: Arc<dyn kie_kernels::device::HostBytes>) -> Result<Buffer> {
@@ -178,43 +220,39 @@ fn frequencies(rope: &Rope, head_dim: usize) -> Vec<u8> {
 fn rope_tensor(spec: &Spec) -> Tensor {
     Tensor {
         buffer: 0,
-        dtype: Dtype::F32,
+        encoding: Encoding::plain(Codes::F32),
         layout: kie_kernels::abi::Layout::RowMajor,
-        block: [0, 0],
         lanes: 1,
         rows: 1,
         cols: (spec.head_dim / 2) as u32,
         scale_buffer: 0,
         offset: 0,
         scale_offset: 0,
+        zero_offset: 0,
     }
 }
 
 /// A checkpoint tensor in place. Matrices have the lane first where they have three dimensions;
 /// everything else is rows of numbers.
-fn describe(spec: &Spec, t: &crate::weights::Tensor) -> Tensor {
+fn describe(t: &crate::weights::Tensor) -> Tensor {
     let (lanes, rows, cols) = match t.shape[..] {
         [lanes, rows, cols] => (lanes, rows, cols),
         [rows, cols] => (1, rows, cols),
         [cols] => (1, 1, cols),
         _ => unreachable!("the spec asks for one to three dimensions"),
     };
-    let block = match (&t.scales, &spec.fp8) {
-        (Some(_), Some(blocks)) => [blocks.rows as u16, blocks.cols as u16],
-        (None, _) | (_, None) => [0, 0],
-    };
     let (scale_file, scale_offset) = t.scales.as_ref().map_or((0, 0), |s| (s.file, s.offset));
     Tensor {
         buffer: t.file as u32 + 1,
-        dtype: t.dtype,
+        encoding: t.encoding,
         layout: kie_kernels::abi::Layout::RowMajor,
-        block,
         lanes: lanes as u32,
         rows: rows as u32,
         cols: cols as u32,
         scale_buffer: scale_file as u32 + 1,
         offset: t.offset as u64,
         scale_offset: scale_offset as u64,
+        zero_offset: 0,
     }
 }
 

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use kie_kernels::abi::Dtype;
+use kie_kernels::abi::{Codes, Dtype};
 use kie_kernels::cpu::allowed_cores;
 
 use super::{Checkpoint, Tensor};
@@ -70,7 +70,13 @@ fn pieces_of<'a>((number, tensor): (usize, &&'a Tensor)) -> impl Iterator<Item =
         pieces.map(move |(n, piece)| (number, scale, n, dtype, piece))
     };
     let scales = tensor.scales.as_ref().map_or(&[][..], |s| s.bytes());
-    cut(false, tensor.dtype, tensor.bytes()).chain(cut(true, Dtype::F32, scales))
+    let codes = match tensor.encoding.codes {
+        Codes::F32 => Dtype::F32,
+        Codes::F16 => Dtype::F16,
+        Codes::Bf16 => Dtype::Bf16,
+        Codes::E4m3 => Dtype::F8E4m3,
+    };
+    cut(false, codes, tensor.bytes()).chain(cut(true, tensor.encoding.scale, scales))
 }
 
 /// Index of the first number whose exponent is all ones (FP8: whose bits mean NaN).
@@ -89,5 +95,6 @@ pub(super) fn first_not_finite(dtype: Dtype, bytes: &[u8]) -> Option<usize> {
         Dtype::F16 => find(bytes, |b| u16::from_le_bytes(b) & 0x7c00 == 0x7c00),
         Dtype::Bf16 => find(bytes, |b| u16::from_le_bytes(b) & 0x7f80 == 0x7f80),
         Dtype::F8E4m3 => find(bytes, |[b]| b & 0x7f == 0x7f),
+        Dtype::F8E8m0 => find(bytes, |[b]| b == 0xff),
     }
 }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use kie_kernels::abi::Dtype;
+use kie_kernels::abi::{Codes, Dtype, Encoding};
 
 use crate::error::{Error, Result};
 use crate::json;
@@ -24,20 +24,20 @@ pub struct Tensor {
     pub name: String,
     /// The file it is in.
     pub path: PathBuf,
-    /// Storage format.
-    pub dtype: Dtype,
+    /// How its numbers are stored.
+    pub encoding: Encoding,
     /// Shape; lane tensors have the lane first.
     pub shape: Vec<usize>,
     /// Index into [`Checkpoint::files`].
     pub file: usize,
     /// Offset of its first byte in the file.
     pub offset: usize,
-    /// Block scales, where it is FP8.
+    /// Its scales, where the encoding has them beside the codes.
     pub scales: Option<Scales>,
     bytes: Slice,
 }
 
-/// Float32 block scales of an FP8 tensor, `[lanes,] rows / block, cols / block` rounded up.
+/// Scales of a tensor, `[lanes,] rows / group, cols / group` rounded up.
 #[derive(Clone)]
 pub struct Scales {
     /// Index into [`Checkpoint::files`].
@@ -69,7 +69,7 @@ impl Tensor {
 }
 
 impl Scales {
-    /// The scales, little-endian float32.
+    /// The scales, little-endian.
     pub fn bytes(&self) -> &[u8] {
         self.bytes.bytes()
     }
@@ -139,11 +139,13 @@ impl Checkpoint {
             let (want, got) = (format!("shape {:?}", wanted.shape), format!("{:?}", entry.shape));
             return Err(Error::tensor(path, name, want, got));
         }
-        let dtype = entry
+        let codes = entry
             .dtype
+            .and_then(Codes::plain)
             .ok_or_else(|| Error::tensor(path, name, "F32, F16, BF16 or F8_E4M3", &entry.stored))?;
-        let scales = match (&spec.fp8, dtype) {
-            (Some(blocks), Dtype::F8E4m3) if wanted.role.is_matrix() => {
+        let mut encoding = Encoding::plain(codes);
+        let scales = match (&spec.fp8, codes) {
+            (Some(blocks), Codes::E4m3) if wanted.role.is_matrix() => {
                 let scale_name = format!("{name}_scale_inv");
                 let (file, scale) =
                     entries.remove(&scale_name).ok_or_else(|| missing(&scale_name))?;
@@ -157,19 +159,20 @@ impl Checkpoint {
                     return Err(Error::tensor(&paths[file], scale_name, want, got));
                 }
                 let bytes = self.slice(file, &scale);
+                encoding.group = [blocks.rows as u32, blocks.cols as u32];
                 Some(Scales { file, offset: scale.offset, bytes })
             }
-            (_, Dtype::F8E4m3) => {
+            (_, Codes::E4m3) => {
                 let want = "F32, F16 or BF16 (FP8 needs a quantization_config and a matrix)";
                 return Err(Error::tensor(path, name, want, "F8_E4M3"));
             }
-            (_, Dtype::F32 | Dtype::F16 | Dtype::Bf16) => None,
+            (_, Codes::F32 | Codes::F16 | Codes::Bf16) => None,
         };
         Ok(Tensor {
             role: wanted.role,
             name: name.clone(),
             path: path.clone(),
-            dtype,
+            encoding,
             shape: entry.shape.clone(),
             file,
             offset: entry.offset,

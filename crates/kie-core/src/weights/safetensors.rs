@@ -145,6 +145,7 @@ fn dtype(name: &str) -> Option<Dtype> {
         "F16" => Some(Dtype::F16),
         "BF16" => Some(Dtype::Bf16),
         "F8_E4M3" => Some(Dtype::F8E4m3),
+        "F8_E8M0" => Some(Dtype::F8E8m0),
         _ => None,
     }
 }

@@ -76,7 +76,7 @@ fn whole_file_opens() {
     let folder = Folder::new("qwen2", "whole");
     let checkpoint = folder.open().unwrap();
     let tensor = checkpoint.tensor(Role::Up(1)).unwrap();
-    assert_eq!((tensor.name.as_str(), tensor.dtype), (NAME, Dtype::Bf16));
+    assert_eq!((tensor.name.as_str(), tensor.encoding.codes), (NAME, Codes::Bf16));
     assert_eq!(tensor.bytes().len(), tensor.shape.iter().product::<usize>() * 2);
     checkpoint.check_finite(tensor).unwrap();
 }
@@ -199,7 +199,7 @@ fn fp8_needs_its_scales() {
     let tensor = checkpoint.tensor(Role::Up(0)).unwrap();
     let [rows, cols] = tensor.shape[..] else { panic!("a matrix") };
     let blocks = rows.div_ceil(128) * cols.div_ceil(128);
-    assert!(blocks > 1 && tensor.dtype == Dtype::F8E4m3);
+    assert!(blocks > 1 && tensor.encoding.codes == Codes::E4m3);
     assert_eq!(tensor.scales.as_ref().unwrap().bytes().len(), 4 * blocks);
     folder.header(|h| {
         let entry = h.remove(name).unwrap();

@@ -183,7 +183,7 @@ impl Kernel for One<'_> {
         unsafe {
             match self.dtype {
                 Dtype::F32 => self.page::<V, F32>(),
-                Dtype::F16 | Dtype::Bf16 | Dtype::F8E4m3 => self.page::<V, F16>(),
+                Dtype::F16 | Dtype::Bf16 | Dtype::F8E4m3 | Dtype::F8E8m0 => self.page::<V, F16>(),
             }
         }
     }
@@ -385,7 +385,7 @@ impl Kernel for Turn<'_> {
         unsafe {
             match self.dtype {
                 Dtype::F32 => self.turn::<V, F32>(),
-                Dtype::F16 | Dtype::Bf16 | Dtype::F8E4m3 => self.turn::<V, F16>(),
+                Dtype::F16 | Dtype::Bf16 | Dtype::F8E4m3 | Dtype::F8E8m0 => self.turn::<V, F16>(),
             }
         }
     }

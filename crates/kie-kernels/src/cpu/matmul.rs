@@ -3,96 +3,130 @@
 //! Weights are read in place (row-major, any alignment), once for all columns, a few rows at a
 //! time; activations and sums are float32. Invariant: the bits of one output depend on the level,
 //! its row's weights and its column only: every (row, column) has accumulators of its own, filled
-//! along the row in an order that is a function of the level, the dtype, the row's length and the
-//! scale blocks; the number of columns, the row range, the alignment and the register blocking
-//! do not enter.
+//! along the row in an order that is a function of the level, the encoding and the row's length;
+//! the number of columns, the row range, the alignment and the register blocking do not enter.
 
 // Register blocks are indexed by the same number as pointers and other blocks.
 #![allow(clippy::needless_range_loop)]
 
 use std::ops::Range;
 
-use crate::abi::{Dtype, Tensor};
+use crate::abi::{Codes, Dtype, Tensor};
 use crate::device::Buffer;
 
+use super::numbers::number_to_f32;
 use super::simd::{dispatch, prefetch, Kernel, Level, Vector};
 
-/// Float32 factors of an FP8 matrix, one for each block of `block_rows` x `block_cols` weights.
+/// Scales of a matrix, one for each group of `block_rows` x `block_cols` weights.
 #[derive(Debug, Clone, Copy)]
 pub struct Scales<'a> {
-    /// Little-endian float32 `[ceil(rows / block_rows), ceil(cols / block_cols)]`, any alignment.
+    /// Little-endian `dtype`, `[ceil(rows / block_rows), ceil(cols / block_cols)]`, any alignment.
     pub data: &'a [u8],
-    /// Rows that share a factor.
+    /// Storage type of a scale.
+    pub dtype: Dtype,
+    /// Zero points of the groups, a byte each; none: codes are signed.
+    pub zeros: Option<&'a [u8]>,
+    /// Rows that share a scale.
     pub block_rows: usize,
-    /// Columns that share a factor.
+    /// Columns that share a scale.
     pub block_cols: usize,
 }
 
 impl Scales<'_> {
-    /// Index of the first factor of `row`, of a matrix with `cols` columns.
+    /// Index of the first scale of `row`, of a matrix with `cols` columns.
     #[inline(always)]
     pub(crate) fn first(&self, row: usize, cols: usize) -> usize {
         row / self.block_rows * cols.div_ceil(self.block_cols)
     }
 
-    /// The factor at `index`, which is [`Scales::first`] plus the block column.
+    /// The scale at `index`, which is [`Scales::first`] plus the block column.
     ///
     /// # Panics
     /// When it lies outside `data`.
     #[inline(always)]
     pub(crate) fn at(&self, index: usize) -> f32 {
-        let bytes = self.data[4 * index..4 * index + 4].try_into();
-        f32::from_le_bytes(bytes.expect("a slice of 4 bytes"))
+        let size = self.dtype.bytes();
+        number_to_f32(self.dtype, &self.data[size * index..size * (index + 1)])
+    }
+
+    /// The zero point at `index`; 0 without zero points.
+    #[inline(always)]
+    pub(crate) fn zero(&self, index: usize) -> f32 {
+        self.zeros.map_or(0.0, |zeros| f32::from(zeros[index]))
     }
 }
 
 /// A weight matrix as it lies in a checkpoint: row-major, possibly unaligned.
 #[derive(Debug, Clone, Copy)]
 pub struct Matrix<'a> {
-    /// `rows * cols` numbers of `dtype`, little-endian.
+    /// `rows` rows of codes.
     pub data: &'a [u8],
-    /// Storage format.
-    pub dtype: Dtype,
+    /// What the codes stand for.
+    pub codes: Codes,
     /// Output features.
     pub rows: usize,
     /// Input features.
     pub cols: usize,
-    /// Block factors; only FP8 checkpoints have them.
+    /// Scales beside the codes.
     pub scales: Option<Scales<'a>>,
 }
 
 impl<'a> Matrix<'a> {
     /// One lane's matrix of a program's tensor, in the buffers that the program was checked with.
     pub fn of(tensor: &Tensor, lane: usize, buffers: &'a [Buffer]) -> Self {
-        let bytes = tensor.lane_bytes();
-        let begin = (tensor.offset + bytes * lane as u64) as usize;
-        let [rows, cols] = tensor.scale_grid();
-        let scales = (tensor.block[0] > 0).then(|| {
-            let len = (rows * cols * 4) as usize;
-            let begin = tensor.scale_offset as usize + len * lane;
-            Scales {
-                data: &buffers[tensor.scale_buffer as usize].host()[begin..begin + len],
-                block_rows: tensor.block[0].into(),
-                block_cols: tensor.block[1].into(),
-            }
+        let part = |buffer: u32, offset: u64, bytes: u64| {
+            let begin = (offset + bytes * lane as u64) as usize;
+            &buffers[buffer as usize].host()[begin..begin + bytes as usize]
+        };
+        let beside = |offset, bytes| part(tensor.scale_buffer, offset, bytes);
+        Self::described(
+            tensor,
+            part(tensor.buffer, tensor.offset, tensor.lane_bytes()),
+            || beside(tensor.scale_offset, tensor.scale_bytes()),
+            || beside(tensor.zero_offset, tensor.zero_bytes()),
+        )
+    }
+
+    /// One lane's matrix of a tensor whose bytes are given; scales and zero points are asked for
+    /// where the encoding has them.
+    pub fn described(
+        tensor: &Tensor,
+        data: &'a [u8],
+        scales: impl FnOnce() -> &'a [u8],
+        zeros: impl FnOnce() -> &'a [u8],
+    ) -> Self {
+        let encoding = &tensor.encoding;
+        let scales = encoding.has_scales().then(|| Scales {
+            data: scales(),
+            dtype: encoding.scale,
+            zeros: encoding.zeros.then(zeros),
+            block_rows: encoding.group[0] as usize,
+            block_cols: encoding.group[1] as usize,
         });
-        Self {
-            data: &buffers[tensor.buffer as usize].host()[begin..begin + bytes as usize],
-            dtype: tensor.dtype,
-            rows: tensor.rows as usize,
-            cols: tensor.cols as usize,
-            scales,
-        }
+        let (rows, cols) = (tensor.rows as usize, tensor.cols as usize);
+        Self { data, codes: encoding.codes, rows, cols, scales }
+    }
+
+    /// Bytes from one row to the next.
+    #[inline(always)]
+    pub fn row_bytes(&self) -> usize {
+        self.codes.bytes_of(self.cols)
+    }
+
+    /// The codes of a row.
+    pub fn row(&self, row: usize) -> &'a [u8] {
+        &self.data[row * self.row_bytes()..(row + 1) * self.row_bytes()]
     }
 
     /// Asserts that the slices have the sizes that the dims ask for.
     pub(crate) fn check(&self, rows: &Range<usize>) {
-        assert_eq!(self.data.len(), self.rows * self.cols * self.dtype.bytes(), "weight bytes");
+        assert_eq!(self.data.len(), self.rows * self.row_bytes(), "weight bytes");
         assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
         if let Some(s) = &self.scales {
             assert!(s.block_rows > 0 && s.block_cols > 0, "empty scale blocks");
             let blocks = self.rows.div_ceil(s.block_rows) * self.cols.div_ceil(s.block_cols);
-            assert_eq!(s.data.len(), 4 * blocks, "scale bytes");
+            assert_eq!(s.data.len(), s.dtype.bytes() * blocks, "scale bytes");
+            assert!(s.zeros.is_none_or(|z| z.len() == blocks), "zero points");
         }
     }
 }
@@ -140,17 +174,17 @@ impl Kernel for Decode<'_> {
     unsafe fn run<V: Vector>(mut self) {
         // SAFETY: the caller has V's level; `matmul` checked the slices.
         unsafe {
-            match self.m.dtype {
-                Dtype::F32 => self.all::<V, F32>(),
-                Dtype::F16 => self.all::<V, F16>(),
-                Dtype::Bf16 => self.all::<V, Bf16>(),
-                Dtype::F8E4m3 => self.all::<V, F8>(),
+            match self.m.codes {
+                Codes::F32 => self.all::<V, F32>(),
+                Codes::F16 => self.all::<V, F16>(),
+                Codes::Bf16 => self.all::<V, Bf16>(),
+                Codes::E4m3 => self.all::<V, F8>(),
             }
         }
     }
 }
 
-/// How weights of one dtype become float32 lanes.
+/// How weights of one kind of codes become float32 lanes.
 pub(super) trait Weight {
     /// Bytes of one weight.
     const BYTES: usize;
@@ -162,13 +196,13 @@ pub(super) trait Weight {
     unsafe fn group<V: Vector>(from: *const u8) -> [V; 4];
 }
 
-/// See [`Dtype`].
+/// See [`Codes`].
 pub(super) struct F32;
-/// See [`Dtype`].
+/// See [`Codes`].
 pub(super) struct F16;
-/// See [`Dtype`].
+/// See [`Codes`].
 pub(super) struct Bf16;
-/// See [`Dtype`].
+/// See [`Codes`].
 pub(super) struct F8;
 
 impl Weight for F32 {
@@ -404,7 +438,7 @@ pub(crate) mod tests {
     pub(crate) struct Owned {
         bytes: Vec<u8>,
         skew: usize,
-        dtype: Dtype,
+        codes: Codes,
         rows: usize,
         cols: usize,
         scales: Vec<u8>,
@@ -425,7 +459,7 @@ pub(crate) mod tests {
 
     impl Owned {
         pub(crate) fn random(
-            dtype: Dtype,
+            codes: Codes,
             (rows, cols): (usize, usize),
             block: Option<(usize, usize)>,
             skew: usize,
@@ -433,12 +467,12 @@ pub(crate) mod tests {
         ) -> Self {
             let mut bytes = vec![0u8; skew];
             for v in noise(seed, rows * cols) {
-                match dtype {
-                    Dtype::F32 => bytes.extend(v.to_le_bytes()),
-                    Dtype::F16 => bytes.extend(half::f16::from_f32(v).to_le_bytes()),
-                    Dtype::Bf16 => bytes.extend(half::bf16::from_f32(v).to_le_bytes()),
+                match codes {
+                    Codes::F32 => bytes.extend(v.to_le_bytes()),
+                    Codes::F16 => bytes.extend(half::f16::from_f32(v).to_le_bytes()),
+                    Codes::Bf16 => bytes.extend(half::bf16::from_f32(v).to_le_bytes()),
                     // Any code but NaN.
-                    Dtype::F8E4m3 => {
+                    Codes::E4m3 => {
                         let code = v.to_bits() as u8;
                         bytes.push(if code & 0x7f == 0x7f { code ^ 1 } else { code });
                     }
@@ -450,17 +484,19 @@ pub(crate) mod tests {
                     scales.extend((s * 0.01).to_le_bytes());
                 }
             }
-            Self { bytes, skew, dtype, rows, cols, scales, block }
+            Self { bytes, skew, codes, rows, cols, scales, block }
         }
 
         pub(crate) fn matrix(&self) -> Matrix<'_> {
             Matrix {
                 data: &self.bytes[self.skew..],
-                dtype: self.dtype,
+                codes: self.codes,
                 rows: self.rows,
                 cols: self.cols,
                 scales: self.block.map(|(block_rows, block_cols)| Scales {
                     data: &self.scales,
+                    dtype: Dtype::F32,
+                    zeros: None,
                     block_rows,
                     block_cols,
                 }),
@@ -475,12 +511,12 @@ pub(crate) mod tests {
         }
 
         pub(crate) fn weight(&self, r: usize, k: usize) -> f64 {
-            let b = &self.bytes[self.skew + (r * self.cols + k) * self.dtype.bytes()..];
-            let value = match self.dtype {
-                Dtype::F32 => f32::from_le_bytes(b[..4].try_into().unwrap()),
-                Dtype::F16 => half::f16::from_le_bytes([b[0], b[1]]).to_f32(),
-                Dtype::Bf16 => half::bf16::from_le_bytes([b[0], b[1]]).to_f32(),
-                Dtype::F8E4m3 => f8_to_f32(b[0]),
+            let b = &self.bytes[self.skew + (r * self.cols + k) * self.codes.bytes_of(1)..];
+            let value = match self.codes {
+                Codes::F32 => f32::from_le_bytes(b[..4].try_into().unwrap()),
+                Codes::F16 => half::f16::from_le_bytes([b[0], b[1]]).to_f32(),
+                Codes::Bf16 => half::bf16::from_le_bytes([b[0], b[1]]).to_f32(),
+                Codes::E4m3 => f8_to_f32(b[0]),
             };
             let scale = match self.block {
                 None => 1.0,
@@ -503,8 +539,8 @@ pub(crate) mod tests {
         }
     }
 
-    pub(crate) fn dtypes() -> impl Strategy<Value = Dtype> {
-        prop_oneof![Just(Dtype::F32), Just(Dtype::F16), Just(Dtype::Bf16), Just(Dtype::F8E4m3)]
+    pub(crate) fn codes() -> impl Strategy<Value = Codes> {
+        prop_oneof![Just(Codes::F32), Just(Codes::F16), Just(Codes::Bf16), Just(Codes::E4m3)]
     }
 
     pub(crate) fn blocks() -> impl Strategy<Value = Option<(usize, usize)>> {
@@ -528,10 +564,10 @@ pub(crate) mod tests {
 
         #[test]
         fn equals_a_float64_product(
-            dtype in dtypes(), rows in 1usize..40, cols in 1usize..400, n in 1usize..12,
+            codes in codes(), rows in 1usize..40, cols in 1usize..400, n in 1usize..12,
             block in blocks(), skew in 0usize..5, seed in 1u64..1000,
         ) {
-            let owned = Owned::random(dtype, (rows, cols), block, skew, seed);
+            let owned = Owned::random(codes, (rows, cols), block, skew, seed);
             let x = noise(seed + 7, n * cols);
             for level in available() {
                 let y = all(level, &owned.matrix(), &x, n);
@@ -547,10 +583,10 @@ pub(crate) mod tests {
 
         #[test]
         fn bits_ignore_neighbours_split_and_alignment(
-            dtype in dtypes(), rows in 1usize..24, cols in 1usize..300, n in 1usize..10,
+            codes in codes(), rows in 1usize..24, cols in 1usize..300, n in 1usize..10,
             block in blocks(), split in 0usize..24, seed in 1u64..1000,
         ) {
-            let owned = Owned::random(dtype, (rows, cols), block, 0, seed);
+            let owned = Owned::random(codes, (rows, cols), block, 0, seed);
             let other = owned.shifted(3);
             let split = split.min(rows);
             let x = noise(seed + 7, n * cols);
@@ -574,7 +610,7 @@ pub(crate) mod tests {
     #[test]
     fn every_fp8_code_at_every_level() {
         let codes: Vec<u8> = (0..=255).collect();
-        let m = Matrix { data: &codes, dtype: Dtype::F8E4m3, rows: 1, cols: 256, scales: None };
+        let m = Matrix { data: &codes, codes: Codes::E4m3, rows: 1, cols: 256, scales: None };
         for level in available() {
             for code in 0..256usize {
                 let mut x = vec![0f32; 256];

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::matmul::Matrix;
 use super::simd::f8_to_f32;
-use crate::abi::Dtype;
+use crate::abi::{Codes, Dtype};
 
 /// The number in `bytes`, which holds exactly one.
 pub fn number_to_f32(dtype: Dtype, bytes: &[u8]) -> f32 {
@@ -13,26 +13,48 @@ pub fn number_to_f32(dtype: Dtype, bytes: &[u8]) -> f32 {
         (Dtype::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f32(),
         (Dtype::Bf16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f32(),
         (Dtype::F8E4m3, &[a]) => f8_to_f32(a),
-        (Dtype::F32 | Dtype::F16 | Dtype::Bf16 | Dtype::F8E4m3, _) => {
+        (Dtype::F8E8m0, &[a]) => e8m0_to_f32(a),
+        (Dtype::F32 | Dtype::F16 | Dtype::Bf16 | Dtype::F8E4m3 | Dtype::F8E8m0, _) => {
             unreachable!("one {} is {} bytes, not {}", dtype.name(), dtype.bytes(), bytes.len())
         }
     }
 }
 
+/// Value of an e8m0 code: a power of two, or NaN for 255.
+pub fn e8m0_to_f32(code: u8) -> f32 {
+    match code {
+        255 => f32::NAN,
+        // 2^-127 is subnormal.
+        0 => f32::from_bits(1 << 22),
+        code => f32::from_bits(u32::from(code) << 23),
+    }
+}
+
+/// The code at `col` of a row's bytes, before its scale.
+pub fn code_to_f32(codes: Codes, row: &[u8], col: usize) -> f32 {
+    let number = |dtype: Dtype| {
+        let size = dtype.bytes();
+        number_to_f32(dtype, &row[col * size..(col + 1) * size])
+    };
+    match codes {
+        Codes::F32 => number(Dtype::F32),
+        Codes::F16 => number(Dtype::F16),
+        Codes::Bf16 => number(Dtype::Bf16),
+        Codes::E4m3 => number(Dtype::F8E4m3),
+    }
+}
+
 /// Row `row` of a matrix, scales applied, into `out[..cols]`.
 pub fn row_to_f32(m: &Matrix<'_>, row: usize, out: &mut [f32]) {
-    let size = m.dtype.bytes();
-    let bytes = &m.data[row * m.cols * size..(row + 1) * m.cols * size];
-    for (out, bytes) in out.iter_mut().zip(bytes.chunks_exact(size)) {
-        *out = number_to_f32(m.dtype, bytes);
+    let bytes = m.row(row);
+    for (col, out) in out[..m.cols].iter_mut().enumerate() {
+        *out = code_to_f32(m.codes, bytes, col);
     }
     let Some(scales) = &m.scales else { return };
-    let grid = m.cols.div_ceil(scales.block_cols);
-    let first = row / scales.block_rows * grid;
+    let first = scales.first(row, m.cols);
     for (block, out) in out[..m.cols].chunks_mut(scales.block_cols).enumerate() {
-        let at = (first + block) * 4;
-        let scale = number_to_f32(Dtype::F32, &scales.data[at..at + 4]);
-        out.iter_mut().for_each(|x| *x *= scale);
+        let (scale, zero) = (scales.at(first + block), scales.zero(first + block));
+        out.iter_mut().for_each(|x| *x = (*x - zero) * scale);
     }
 }
 
@@ -51,6 +73,6 @@ pub fn store_f32(dtype: Dtype, x: &[f32], out: &mut [u8]) {
                 out.copy_from_slice(&f16::from_f32(x.clamp(-most, most)).to_le_bytes());
             }
         }
-        Dtype::Bf16 | Dtype::F8E4m3 => unreachable!("KV pages are F32 or F16"),
+        Dtype::Bf16 | Dtype::F8E4m3 | Dtype::F8E8m0 => unreachable!("KV pages are F32 or F16"),
     }
 }

@@ -18,7 +18,7 @@ use super::prefill::{pack, prefill, Packed};
 use super::simd::Level;
 use super::team::{Barrier, Team};
 use super::{numbers, ops};
-use crate::abi::{Dims, Dtype, HeadMode, Op, Program, Step, Tensor, Vector, GROUPS, NONE, PAGE};
+use crate::abi::{Codes, Dims, HeadMode, Op, Program, Step, Tensor, Vector, GROUPS, NONE, PAGE};
 use crate::device::Buffer;
 use crate::error::Result;
 use crate::mailbox::Mailbox;
@@ -336,15 +336,15 @@ impl Walk<'_> {
         if columns == 0 {
             return;
         }
-        let mut dtypes = [Dtype::F32; 3];
-        let dtypes = &mut dtypes[..weights.len()];
-        for (dtype, weight) in dtypes.iter_mut().zip(weights) {
-            *dtype = self.pass.program.tensors[*weight as usize].dtype;
+        let mut codes = [Codes::F32; 3];
+        let codes = &mut codes[..weights.len()];
+        for (codes, weight) in codes.iter_mut().zip(weights) {
+            *codes = self.pass.program.tensors[*weight as usize].encoding.codes;
         }
         for lane in self.mine(lanes) {
             // SAFETY: one member a lane, and nobody reads `packed` before the barrier.
             let packed = unsafe { &mut *self.pass.packed[lane].get() };
-            pack(self.pass.level, dtypes, input(lane), columns, width, packed);
+            pack(self.pass.level, codes, input(lane), columns, width, packed);
         }
         self.barrier.wait();
     }

@@ -13,7 +13,7 @@
 
 use std::ops::Range;
 
-use crate::abi::Dtype;
+use crate::abi::Codes;
 
 use super::matmul::{part, Bf16, Matrix, Weight, F16, F32, F8};
 use super::simd::{dispatch, Kernel, Level, Vector};
@@ -45,10 +45,10 @@ enum Form {
 }
 
 impl Form {
-    fn of(level: Level, dtype: Dtype) -> Self {
-        match dtype {
-            Dtype::Bf16 | Dtype::F8E4m3 if level >= Level::Avx512Bf16 => Self::Pairs,
-            Dtype::Bf16 | Dtype::F8E4m3 | Dtype::F32 | Dtype::F16 => Self::Single,
+    fn of(level: Level, codes: Codes) -> Self {
+        match codes {
+            Codes::Bf16 | Codes::E4m3 if level >= Level::Avx512Bf16 => Self::Pairs,
+            Codes::Bf16 | Codes::E4m3 | Codes::F32 | Codes::F16 => Self::Single,
         }
     }
 
@@ -92,16 +92,16 @@ impl Packed {
     }
 }
 
-/// Packs `n` columns of `cols` numbers each (`x[c * cols + k]`) for weights of each of `dtypes`.
+/// Packs `n` columns of `cols` numbers each (`x[c * cols + k]`) for weights of each of `codes`.
 ///
 /// # Panics
 /// When `x` is too short or the machine lacks `level`.
-pub fn pack(level: Level, dtypes: &[Dtype], x: &[f32], n: usize, cols: usize, packed: &mut Packed) {
+pub fn pack(level: Level, codes: &[Codes], x: &[f32], n: usize, cols: usize, packed: &mut Packed) {
     assert!(level.is_available(), "this machine has no {}", level.name());
     assert!(x.len() >= n * cols, "x holds {} numbers, wanted {n} x {cols}", x.len());
     (packed.ready, packed.n, packed.cols) = ([false; 2], n, cols);
-    for dtype in dtypes {
-        let form = Form::of(level, *dtype);
+    for codes in codes {
+        let form = Form::of(level, *codes);
         if !std::mem::replace(&mut packed.ready[form as usize], true) {
             pack_as(form, x, n, cols, &mut packed.lines[form as usize]);
         }
@@ -143,7 +143,7 @@ fn pack_single(columns: &[f32], cols: usize, out: &mut [Line]) {
 /// `rows` and all packed columns.
 ///
 /// # Panics
-/// When the columns were packed for another length, level or dtype, or `y` is too short.
+/// When the columns were packed for another length, level or encoding, or `y` is too short.
 pub fn prefill(
     level: Level,
     m: &Matrix<'_>,
@@ -158,8 +158,8 @@ pub fn prefill(
         return;
     }
     assert_eq!(packed.cols, m.cols, "packed columns of another length");
-    let form = Form::of(level, m.dtype);
-    assert!(packed.ready[form as usize], "packed for another level or dtype");
+    let form = Form::of(level, m.codes);
+    assert!(packed.ready[form as usize], "packed for another level or encoding");
     assert!(n == 1 || y_stride >= rows.len(), "y_stride {y_stride} below {} rows", rows.len());
     assert!(y.len() >= (n - 1) * y_stride + rows.len(), "y holds {} numbers", y.len());
     if form == Form::Pairs {
@@ -260,11 +260,11 @@ impl Kernel for Run<'_> {
             let factors = self.task.factors(block);
             // SAFETY: the caller has V's level; the cut lies in the rows.
             unsafe {
-                match self.task.m.dtype {
-                    Dtype::F32 => self.fill::<V, F32>(&k),
-                    Dtype::F16 => self.fill::<V, F16>(&k),
-                    Dtype::Bf16 => self.fill::<V, Bf16>(&k),
-                    Dtype::F8E4m3 => self.fill::<V, F8>(&k),
+                match self.task.m.codes {
+                    Codes::F32 => self.fill::<V, F32>(&k),
+                    Codes::F16 => self.fill::<V, F16>(&k),
+                    Codes::Bf16 => self.fill::<V, Bf16>(&k),
+                    Codes::E4m3 => self.fill::<V, F8>(&k),
                 }
                 let mut row = 0;
                 while row < rows {
@@ -374,13 +374,13 @@ unsafe fn products<V: Vector, const R: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::matmul::tests::{blocks, dtypes, noise, Owned};
+    use crate::cpu::matmul::tests::{blocks, codes, noise, Owned};
     use crate::cpu::simd::available;
     use proptest::prelude::*;
 
     fn all(level: Level, m: &Matrix<'_>, x: &[f32], n: usize) -> Vec<f32> {
         let mut packed = Packed::default();
-        pack(level, &[m.dtype], x, n, m.cols, &mut packed);
+        pack(level, &[m.codes], x, n, m.cols, &mut packed);
         let mut y = vec![f32::NAN; n * m.rows];
         prefill(level, m, 0..m.rows, &packed, &mut y, m.rows);
         y
@@ -391,13 +391,13 @@ mod tests {
 
         #[test]
         fn equals_a_float64_product(
-            dtype in dtypes(), rows in 1usize..70, cols in 1usize..700, n in 1usize..70,
+            codes in codes(), rows in 1usize..70, cols in 1usize..700, n in 1usize..70,
             block in blocks(), skew in 0usize..5, seed in 1u64..1000,
         ) {
-            let owned = Owned::random(dtype, (rows, cols), block, skew, seed);
+            let owned = Owned::random(codes, (rows, cols), block, skew, seed);
             let mut x = noise(seed + 7, n * cols);
             for level in available() {
-                if Form::of(level, dtype) == Form::Pairs {
+                if Form::of(level, codes) == Form::Pairs {
                     // Rounded beforehand, BF16 activations cost nothing.
                     for v in &mut x {
                         *v = half::bf16::from_f32(*v).to_f32();
@@ -416,10 +416,10 @@ mod tests {
 
         #[test]
         fn bits_ignore_neighbours_and_split(
-            dtype in dtypes(), rows in 1usize..70, cols in 1usize..300, n in 1usize..70,
+            codes in codes(), rows in 1usize..70, cols in 1usize..300, n in 1usize..70,
             block in blocks(), split in 0usize..70, seed in 1u64..1000,
         ) {
-            let owned = Owned::random(dtype, (rows, cols), block, 0, seed);
+            let owned = Owned::random(codes, (rows, cols), block, 0, seed);
             let other = owned.shifted(3);
             let (split, m) = (split.min(rows), other.matrix());
             let x = noise(seed + 7, n * cols);
@@ -427,7 +427,7 @@ mod tests {
             for level in available() {
                 let whole = all(level, &owned.matrix(), &x, n);
                 for c in [0, n / 2, n - 1] {
-                    pack(level, &[dtype], &x[c * cols..][..cols], 1, cols, &mut packed);
+                    pack(level, &[codes], &x[c * cols..][..cols], 1, cols, &mut packed);
                     let mut alone = vec![f32::NAN; rows];
                     let (upper, lower) = alone.split_at_mut(split);
                     prefill(level, &m, 0..split, &packed, upper, 0);
@@ -443,8 +443,8 @@ mod tests {
     #[test]
     fn more_than_a_chunk_and_a_group_and_a_nan_stays_in_its_column() {
         let (rows, cols, n) = (300, 270, CHUNK + 20);
-        for dtype in [Dtype::Bf16, Dtype::F8E4m3, Dtype::F32] {
-            let owned = Owned::random(dtype, (rows, cols), None, 0, 5);
+        for codes in [Codes::Bf16, Codes::E4m3, Codes::F32] {
+            let owned = Owned::random(codes, (rows, cols), None, 0, 5);
             let mut x = noise(9, n * cols);
             let clean = x.clone();
             x[CHUNK * cols + 3] = f32::NAN;

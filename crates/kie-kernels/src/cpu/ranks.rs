@@ -10,7 +10,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::abi::{Dims, HeadMode, Op, Program, Tensor, GROUPS, NONE};
+use crate::abi::{Dims, Encoding, HeadMode, Op, Program, Tensor, GROUPS, NONE};
 use crate::device::Buffer;
 use crate::error::{Error, Result};
 use crate::mono::model::{dealt, Model};
@@ -68,22 +68,24 @@ impl Slices {
         (0..).zip(&self.rows).all(lines_up)
             && self.cols.iter().all(|c| *c == (0..cols))
             && (rows * self.rows.len() as u32, cols) == (self.from.rows, self.from.cols)
-            && (self.from.block[0] == 0 || rows.is_multiple_of(self.from.block[0].into()))
+            && (!self.from.encoding.has_scales()
+                || rows.is_multiple_of(self.from.encoding.group[0]))
     }
 
-    /// Rows and columns of a block of scales that lies within one of the stored ones.
-    fn block(&self) -> [u16; 2] {
-        let within = |block: u16, parts: &[Range<u32>], size: u32| {
-            parts.iter().fold(gcd(block.into(), size), |g, part| gcd(g, part.start)) as u16
+    /// Rows and columns of a group that lies within one of the stored ones.
+    fn group(&self) -> [u32; 2] {
+        let within = |group: u32, parts: &[Range<u32>], size: u32| {
+            parts.iter().fold(gcd(group, size), |g, part| gcd(g, part.start))
         };
-        let [rows, cols] = self.from.block;
+        let [rows, cols] = self.from.encoding.group;
         if rows == 0 {
             return [0, 0];
         }
         [within(rows, &self.rows, self.shape[0]), within(cols, &self.cols, self.shape[1])]
     }
 
-    /// The tensor, its numbers in place or at the beginning of `buffer`, its scales behind them.
+    /// The tensor, its numbers in place or at the beginning of `buffer`, its scales and zero points
+    /// behind them.
     fn tensor(&self, buffer: u32) -> Tensor {
         let (lanes, [rows, cols]) = (self.rows.len() as u32, self.shape);
         let whole = Tensor { lanes, rows, cols, ..self.from };
@@ -91,55 +93,55 @@ impl Slices {
             return whole;
         }
         let scale_offset = (whole.lane_bytes() * u64::from(lanes)).next_multiple_of(4);
-        let (block, scale_buffer) = (self.block(), buffer);
-        Tensor { buffer, offset: 0, block, scale_buffer, scale_offset, ..whole }
+        let encoding = Encoding { group: self.group(), ..self.from.encoding };
+        let copied =
+            Tensor { buffer, offset: 0, encoding, scale_buffer: buffer, scale_offset, ..whole };
+        let zero_offset = scale_offset + copied.scale_bytes() * u64::from(lanes);
+        Tensor { zero_offset, ..copied }
     }
 
-    /// The numbers, then the scales.
+    /// The codes, then the scales, then the zero points.
     fn copy(&self, to: &Tensor, buffers: &[Buffer]) -> Vec<u8> {
         let mut out = vec![0; to.scale_offset as usize];
-        let (width, [_, scales]) = (to.dtype.bytes(), to.scale_grid());
+        let codes = to.encoding.codes;
         let stored = buffers[self.from.buffer as usize].host();
+        let (from_row, to_row) = (self.from.row_bytes() as usize, to.row_bytes() as usize);
         for (lane, (rows, cols)) in self.rows.iter().zip(&self.cols).enumerate() {
             for (at, row) in rows.clone().enumerate() {
                 let from = self.from.offset as usize
-                    + (row as usize * self.from.cols as usize + cols.start as usize) * width;
-                let to = ((lane * to.rows as usize + at) * to.cols as usize) * width;
-                let bytes = cols.len() * width;
+                    + row as usize * from_row
+                    + codes.bytes_of(cols.start as usize);
+                let to = (lane * to.rows as usize + at) * to_row;
+                let bytes = codes.bytes_of(cols.len());
                 out[to..to + bytes].copy_from_slice(&stored[from..from + bytes]);
             }
         }
-        if scales == 0 {
-            return out;
+        let from = &self.from;
+        let beside = |offset: u64| &buffers[from.scale_buffer as usize].host()[offset as usize..];
+        if to.encoding.has_scales() {
+            let size = to.encoding.scale.bytes();
+            self.groups(to, size, beside(from.scale_offset), &mut out);
         }
-        for (rows, cols) in self.rows.iter().zip(&self.cols) {
-            out.extend(self.scales(to, (rows, cols), buffers));
+        if to.encoding.zeros {
+            self.groups(to, 1, beside(from.zero_offset), &mut out);
         }
         out
     }
 
-    /// Those of one lane.
-    fn scales(
-        &self,
-        to: &Tensor,
-        (rows, cols): (&Range<u32>, &Range<u32>),
-        buffers: &[Buffer],
-    ) -> Vec<u8> {
-        let stored =
-            &buffers[self.from.scale_buffer as usize].host()[self.from.scale_offset as usize..];
+    /// What is stored for each group of all lanes, `size` bytes each.
+    fn groups(&self, to: &Tensor, size: usize, stored: &[u8], out: &mut Vec<u8>) {
         let [_, grid] = self.from.scale_grid();
-        let mut out = Vec::new();
-        for row in (rows.start..rows.start + to.rows).step_by(to.block[0].into()) {
-            for col in (cols.start..cols.start + to.cols).step_by(to.block[1].into()) {
-                // Behind the last number there are zeros, whatever their factor.
-                let [row, col] = [row.min(rows.end - 1), col.min(cols.end - 1)];
-                let [r, c] =
-                    [row / u32::from(self.from.block[0]), col / u32::from(self.from.block[1])];
-                let at = 4 * (r * grid + c) as usize;
-                out.extend(&stored[at..at + 4]);
+        let ([down, across], of) = (to.encoding.group, self.from.encoding.group);
+        for (rows, cols) in self.rows.iter().zip(&self.cols) {
+            for row in (rows.start..rows.start + to.rows).step_by(down as usize) {
+                for col in (cols.start..cols.start + to.cols).step_by(across as usize) {
+                    // Behind the last number there are zeros, whatever their scale.
+                    let [row, col] = [row.min(rows.end - 1), col.min(cols.end - 1)];
+                    let at = size * (row / of[0] * grid + col / of[1]) as usize;
+                    out.extend(&stored[at..at + size]);
+                }
             }
         }
-        out
     }
 }
 
@@ -367,7 +369,7 @@ impl Lanes {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::abi::{Dtype, Layout};
+    use crate::abi::{Codes, Dtype, Layout};
     use crate::cpu::matmul::Matrix;
     use crate::cpu::numbers::row_to_f32;
 
@@ -382,28 +384,29 @@ mod tests {
     }
 
     /// A stored matrix of 24 x 40 behind 4 other bytes, and its scales in blocks of 8 x 16.
-    fn stored(dtype: Dtype) -> (Tensor, Vec<Buffer>) {
+    fn stored(codes: Codes) -> (Tensor, Vec<Buffer>) {
         let (rows, cols, mut state) = (24, 40, 7_u32);
         let mut byte = move || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             // No exponent is that of numbers that are none.
             (state >> 24) as u8 & 0xb7
         };
-        let numbers: Vec<u8> = (0..4 + rows * cols * dtype.bytes()).map(|_| byte()).collect();
-        let scaled = dtype == Dtype::F8E4m3;
+        let numbers: Vec<u8> = (0..4 + rows * cols * codes.bytes_of(1)).map(|_| byte()).collect();
+        let scaled = codes == Codes::E4m3;
+        let group = if scaled { [8, 16] } else { [0, 0] };
         let scales = (0..9).flat_map(|n| (n as f32 * 0.37 + 0.1).to_le_bytes()).collect::<Vec<_>>();
         let buffers = [numbers, scales].map(|bytes| Buffer::in_place(Arc::new(bytes)));
         let tensor = Tensor {
             buffer: 0,
-            dtype,
+            encoding: Encoding::scaled(codes, group, Dtype::F32),
             layout: Layout::RowMajor,
-            block: if scaled { [8, 16] } else { [0, 0] },
             lanes: 1,
             rows: rows as u32,
             cols: cols as u32,
             scale_buffer: 1,
             offset: 4,
             scale_offset: 0,
+            zero_offset: 0,
         };
         (tensor, buffers.into())
     }
@@ -420,8 +423,8 @@ mod tests {
             (vec![0..24; 3], even(3, 40), [24, 14]),
             (vec![0..12, 0..12, 12..24, 12..24], vec![0..40; 4], [12, 40]),
         ];
-        for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F8E4m3] {
-            let (from, mut buffers) = stored(dtype);
+        for codes in [Codes::F32, Codes::Bf16, Codes::E4m3] {
+            let (from, mut buffers) = stored(codes);
             for (rows, cols, shape) in &cases {
                 let slices = Slices { from, rows: rows.clone(), cols: cols.clone(), shape: *shape };
                 let to = slices.tensor(2);
@@ -445,13 +448,13 @@ mod tests {
                             let col = cols.start as usize + n;
                             let inside = there && col < cols.end as usize;
                             let wanted = if inside { wanted[col] } else { 0.0 };
-                            assert!(*got == wanted, "{dtype:?} {shape:?}: {lane}, {at}, {n}");
+                            assert!(*got == wanted, "{codes:?} {shape:?}: {lane}, {at}, {n}");
                         }
                     }
                 }
             }
         }
-        let (from, _) = stored(Dtype::F8E4m3);
+        let (from, _) = stored(Codes::E4m3);
         let (rows, cols) = (even(3, 24), vec![0..40; 3]);
         assert!(Slices { from, rows, cols, shape: [8, 40] }.in_place(), "whole blocks stay");
     }

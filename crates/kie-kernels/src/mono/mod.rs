@@ -35,7 +35,7 @@ use self::meter::{Meter, Probe};
 use self::model::Model;
 use self::prefill::Plan;
 use self::runner::Runner;
-use crate::abi::Dims;
+use crate::abi::{Codes, Dims, Dtype, Encoding};
 use crate::device::{Buffer, Device, DeviceInfo, Holding, HostBytes, Options, Running};
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
@@ -125,6 +125,13 @@ impl Device for Mono {
 
     fn load(&self, bytes: Arc<dyn HostBytes>) -> Result<Buffer> {
         Ok(Buffer::in_place(bytes))
+    }
+
+    fn carries(&self, encoding: &Encoding) -> bool {
+        let plain = !encoding.has_scales() || encoding.scale == Dtype::F32 && !encoding.zeros;
+        match encoding.codes {
+            Codes::F32 | Codes::F16 | Codes::Bf16 | Codes::E4m3 => plain,
+        }
     }
 
     fn describe(&self, program: &ValidProgram) -> Result<String> {

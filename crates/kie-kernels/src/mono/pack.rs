@@ -15,7 +15,7 @@ use half::{bf16, f16};
 use super::cut::{Cut, Matrix, Split};
 use super::model::Model;
 use super::wire::Wire;
-use crate::abi::{Dtype, HeadMode, Program, Tensor};
+use crate::abi::{Codes, HeadMode, Program, Tensor};
 use crate::cpu::matmul::Matrix as Stored;
 use crate::cpu::numbers::row_to_f32;
 use crate::device::Buffer;
@@ -406,7 +406,7 @@ impl Weights<'_> {
 /// bits: half the digits, but no range is lost, and the result is that of the published model.
 fn row_of(stored: &Stored<'_>, row: usize, out: &mut [f32]) {
     row_to_f32(stored, row, out);
-    if stored.dtype == Dtype::F32 {
+    if stored.codes == Codes::F32 {
         out.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
     }
 }

@@ -219,7 +219,7 @@ impl<'a> Upload<'a> {
         let first = all.clone().map(|t| t.first).min().unwrap_or(0).min(rows);
         let end = all.map(|t| t.end()).max().unwrap_or(0).min(rows);
         let columns = columns_of(targets, stored.cols);
-        let (unit, width) = (stored.dtype.bytes(), columns.len());
+        let (unit, width) = (stored.codes.bytes_of(1), columns.len());
         let mut at = first;
         while at < end {
             let fit = self.rows_that_fit(tensor, width, targets.len());
@@ -243,7 +243,7 @@ impl<'a> Upload<'a> {
                 let skipped = u64::from(begin - at) * (width * unit) as u64;
                 let grid = 4 * u64::from(tensor.scale_grid()[1]);
                 let blocks =
-                    |row: u32| u64::from(row.checked_div(tensor.block[0].into()).unwrap_or(0));
+                    |row: u32| u64::from(row.checked_div(tensor.encoding.group[0]).unwrap_or(0));
                 let job = Job {
                     // Where the row's first number would stand.
                     from: (from + skipped).wrapping_sub((columns.start * unit) as u64),
@@ -273,7 +273,7 @@ impl<'a> Upload<'a> {
             [rows, cols] => 4 * rows as usize * cols as usize + ALIGN,
         };
         let room = half.memory.bytes.saturating_sub(half.used + ALIGN + scales);
-        (room / (width * tensor.dtype.bytes()).max(1)) as u32
+        (room / (width * tensor.encoding.codes.bytes_of(1)).max(1)) as u32
     }
 
     /// Gives columns of rows (and the rows' scales) room in the scratch: where they will be.
@@ -289,7 +289,7 @@ impl<'a> Upload<'a> {
             half.memory.address + at as u64
         };
         let (first, end) = (rows.start as usize, rows.end as usize);
-        let (unit, row_bytes) = (stored.dtype.bytes(), stored.cols * stored.dtype.bytes());
+        let (unit, row_bytes) = (stored.codes.bytes_of(1), stored.row_bytes());
         let bytes = &stored.data[first * row_bytes..end * row_bytes];
         let from = if columns.len() == stored.cols {
             put(bytes, bytes.len(), 0, bytes.len())
@@ -384,9 +384,9 @@ impl Job {
             rows: 0,
             cols: tensor.cols,
             first: 0,
-            format: tensor.dtype as u32,
-            block_rows: tensor.block[0].into(),
-            block_cols: tensor.block[1].into(),
+            format: tensor.encoding.codes as u32,
+            block_rows: tensor.encoding.group[0],
+            block_cols: tensor.encoding.group[1],
             parts,
             real,
             padded,

@@ -11,8 +11,8 @@ use super::super::model::{Layer, Model};
 use super::super::pack::{To, Weights};
 use super::super::shapes;
 use super::*;
-use crate::abi::{Dims, Dtype, HeadMode, Layout, Program, NONE};
-use crate::cpu::numbers::number_to_f32;
+use crate::abi::{Codes, Dims, Dtype, Encoding, HeadMode, Layout, Program, NONE};
+use crate::cpu::numbers::{code_to_f32, number_to_f32};
 use crate::device::Buffer;
 use crate::sim::Sim;
 
@@ -22,7 +22,7 @@ struct Case {
     program: Program,
     bytes: Vec<u8>,
     rank: u32,
-    dtype: Dtype,
+    codes: Codes,
     random: u32,
 }
 
@@ -30,7 +30,7 @@ struct Case {
 type Grid = Vec<Vec<f32>>;
 
 impl Case {
-    fn new(model: Model, dtype: Dtype, rank: u32) -> Self {
+    fn new(model: Model, codes: Codes, rank: u32) -> Self {
         let whole = if model.sliced { model.ranks } else { 1 };
         let dims = Dims {
             hidden: model.hidden,
@@ -53,7 +53,7 @@ impl Case {
         let (steps, tensors) = (vec![], vec![]);
         let program =
             Program { dims, blocks: 1, steps, tensors, vectors: vec![], splits: vec![], rope: 0 };
-        let mut case = Self { model, program, bytes: vec![0; 3], rank, dtype, random: 1 };
+        let mut case = Self { model, program, bytes: vec![0; 3], rank, codes, random: 1 };
         case.fill();
         case
     }
@@ -98,9 +98,9 @@ impl Case {
 
     /// Vectors are never FP8.
     fn plain(&mut self, rows: u32, cols: u32) -> u32 {
-        let dtype = std::mem::replace(&mut self.dtype, Dtype::Bf16);
+        let codes = std::mem::replace(&mut self.codes, Codes::Bf16);
         let index = self.matrix(1, rows, cols);
-        self.dtype = dtype;
+        self.codes = codes;
         index
     }
 
@@ -111,28 +111,28 @@ impl Case {
 
     /// A tensor of random numbers at an odd offset.
     fn matrix(&mut self, lanes: u32, rows: u32, cols: u32) -> u32 {
-        let block = if self.dtype == Dtype::F8E4m3 { [48, 32] } else { [0, 0] };
+        let group = if self.codes == Codes::E4m3 { [48, 32] } else { [0, 0] };
         let mut tensor = Tensor {
             buffer: 0,
-            dtype: self.dtype,
+            encoding: Encoding::scaled(self.codes, group, Dtype::F32),
             layout: Layout::RowMajor,
-            block,
             lanes,
             rows,
             cols,
             scale_buffer: 0,
             offset: self.bytes.len() as u64,
             scale_offset: 0,
+            zero_offset: 0,
         };
         for _ in 0..lanes * rows * cols {
             let drawn = self.next();
             let value = (drawn as f32 / (1 << 23) as f32 - 1.0) / 7.0;
-            match self.dtype {
-                Dtype::F32 => self.bytes.extend(value.to_le_bytes()),
-                Dtype::F16 => self.bytes.extend(f16::from_f32(value).to_le_bytes()),
-                Dtype::Bf16 => self.bytes.extend(bf16::from_f32(value).to_le_bytes()),
+            match self.codes {
+                Codes::F32 => self.bytes.extend(value.to_le_bytes()),
+                Codes::F16 => self.bytes.extend(f16::from_f32(value).to_le_bytes()),
+                Codes::Bf16 => self.bytes.extend(bf16::from_f32(value).to_le_bytes()),
                 // Subnormal numbers and both signs, but no NaN.
-                Dtype::F8E4m3 => self.bytes.push((drawn % 0x7f) as u8 | (drawn >> 8) as u8 & 0x80),
+                Codes::E4m3 => self.bytes.push((drawn % 0x7f) as u8 | (drawn >> 8) as u8 & 0x80),
             }
         }
         tensor.scale_offset = self.bytes.len() as u64;
@@ -148,15 +148,15 @@ impl Case {
     /// A number as the checkpoint means it.
     fn number(&self, tensor: u32, lane: u32, row: u32, col: u32) -> f32 {
         let t = &self.program.tensors[tensor as usize];
-        let size = t.dtype.bytes();
-        let at = t.offset as usize + (((lane * t.rows + row) * t.cols + col) as usize) * size;
-        let value = number_to_f32(t.dtype, &self.bytes[at..at + size]);
-        let value = if t.dtype == Dtype::F32 { bf16::from_f32(value).to_f32() } else { value };
-        if t.block[0] == 0 {
+        let codes = t.encoding.codes;
+        let at = t.offset as usize + (lane * t.rows + row) as usize * t.row_bytes() as usize;
+        let value = code_to_f32(codes, &self.bytes[at..], col as usize);
+        let value = if codes == Codes::F32 { bf16::from_f32(value).to_f32() } else { value };
+        if !t.encoding.has_scales() {
             return value;
         }
         let [down, across] = t.scale_grid();
-        let (row, col) = (row / u32::from(t.block[0]), col / u32::from(t.block[1]));
+        let (row, col) = (row / t.encoding.group[0], col / t.encoding.group[1]);
         let at = t.scale_offset as usize + 4 * ((lane * down + row) * across + col) as usize;
         value * number_to_f32(Dtype::F32, &self.bytes[at..at + 4])
     }
@@ -316,7 +316,7 @@ impl Case {
         {
             assert_eq!(got.len(), wanted.len(), "{name}");
             let differs = got.iter().zip(wanted).position(|(a, b)| a != b);
-            assert_eq!(differs, None, "{name} of {:?} {:?}\n{cut}", self.dtype, self.model);
+            assert_eq!(differs, None, "{name} of {:?} {:?}\n{cut}", self.codes, self.model);
         }
     }
 }
@@ -373,9 +373,9 @@ const ROOM: usize = 64 << 20;
 #[test]
 fn dense_models_of_every_format() {
     let sim = Sim::open("sim:blocks=8").unwrap();
-    for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::F8E4m3] {
+    for codes in [Codes::F32, Codes::F16, Codes::Bf16, Codes::E4m3] {
         for interleaved in [false, true] {
-            let case = Case::new(Model { interleaved, ..small() }, dtype, 0);
+            let case = Case::new(Model { interleaved, ..small() }, codes, 0);
             case.check(&sim, ROOM);
         }
     }
@@ -384,10 +384,10 @@ fn dense_models_of_every_format() {
 #[test]
 fn a_small_scratch_takes_matrices_in_pieces() {
     let sim = Sim::open("sim:blocks=8,warp=64").unwrap();
-    for dtype in [Dtype::F32, Dtype::F8E4m3] {
-        Case::new(small(), dtype, 0).check(&sim, 8000);
+    for codes in [Codes::F32, Codes::E4m3] {
+        Case::new(small(), codes, 0).check(&sim, 8000);
     }
-    let error = Case::new(small(), Dtype::F32, 0);
+    let error = Case::new(small(), Codes::F32, 0);
     let cut = Cut::new(&error.model, &sim.info().unwrap(), 64).unwrap();
     let error = error.packed(&cut, &sim, 300).unwrap_err().to_string();
     assert!(error.contains("a row of 288 bytes"), "{error}");
@@ -399,7 +399,7 @@ fn a_wide_model_on_many_blocks() {
     let sim = Sim::open("sim:blocks=44,shared=120000").unwrap();
     let wide = Model { layers: 1, hidden: 384, heads: 4, kv_heads: 2, head_dim: 96, ..small() };
     let model = Model { ffn: 1536, vocab: 12_345, vocab_all: 12_345, ..wide };
-    let case = Case::new(model, Dtype::Bf16, 0);
+    let case = Case::new(model, Codes::Bf16, 0);
     let cut = Cut::new(&case.model, &sim.info().unwrap(), 64).unwrap();
     assert!(cut.warps == 12 && cut.head_passes > 0 && cut.tail.is_some(), "{cut}");
     assert!(cut.layer.iter().any(|(_, s)| s.k_warps > 1 && s.stages > 1), "{cut}");
@@ -413,11 +413,11 @@ fn lanes_and_their_heads() {
         let vocab = if head_mode == HeadMode::PerLane { 111 } else { 222 };
         let (lanes, norm_lanes) = (2, 2);
         let one = Model { lanes, norm_lanes, head_mode, vocab, vocab_all: 222, ..small() };
-        Case::new(one.clone(), Dtype::Bf16, 0).check(&sim, ROOM);
+        Case::new(one.clone(), Codes::Bf16, 0).check(&sim, ROOM);
         // The second of two machines with as many lanes each.
         let all = if head_mode == HeadMode::PerLane { 444 } else { 222 };
         let two = Model { ranks: 2, norm_lanes: 1, vocab_all: all, ..one };
-        Case::new(two, Dtype::F16, 1).check(&sim, ROOM);
+        Case::new(two, Codes::F16, 1).check(&sim, ROOM);
     }
 }
 
@@ -425,10 +425,10 @@ fn lanes_and_their_heads() {
 fn slices_of_whole_matrices() {
     let sim = Sim::open("sim:blocks=8").unwrap();
     for rank in 0..2 {
-        for dtype in [Dtype::Bf16, Dtype::F8E4m3] {
+        for codes in [Codes::Bf16, Codes::E4m3] {
             let (ranks, sliced) = (2, true);
             let model = Model { ranks, sliced, vocab: 167, vocab_all: 333, ..small() };
-            Case::new(model, dtype, rank).check(&sim, ROOM);
+            Case::new(model, codes, rank).check(&sim, ROOM);
         }
     }
 }
@@ -437,12 +437,12 @@ fn slices_of_whole_matrices() {
 #[test]
 fn no_rank_copies_what_is_anothers() {
     let sim = Sim::open("sim:blocks=8").unwrap();
-    for dtype in [Dtype::Bf16, Dtype::F8E4m3] {
+    for codes in [Codes::Bf16, Codes::E4m3] {
         let (mut copied, mut wanted) = (0, 0);
         for rank in 0..2 {
             let wide = Model { sliced: true, heads: 2, kv_heads: 1, ffn: 500, ..small() };
             let model = Model { ranks: 2, vocab: 167, vocab_all: 333, ..wide };
-            let case = Case::new(model, dtype, rank);
+            let case = Case::new(model, codes, rank);
             let cut = Cut::new(&case.model, &sim.info().unwrap(), 64).unwrap();
             let bytes = |tensor: u32| case.program.tensors[tensor as usize].bytes();
             let norms = case.model.layer.iter().flat_map(|l| l.norms);
@@ -453,14 +453,14 @@ fn no_rank_copies_what_is_anothers() {
             copied += case.uploaded(&cut, &sim, ROOM).unwrap().1;
         }
         // Jobs, and the scales of FP8 once more.
-        assert!((wanted..wanted + 8000).contains(&copied), "{dtype:?}: {wanted}, {copied}");
+        assert!((wanted..wanted + 8000).contains(&copied), "{codes:?}: {wanted}, {copied}");
     }
 }
 
 #[test]
 fn a_weight_beyond_halves_is_told_with_tensor_and_row() {
     let sim = Sim::open("sim:blocks=8").unwrap();
-    let mut case = Case::new(small(), Dtype::Bf16, 0);
+    let mut case = Case::new(small(), Codes::Bf16, 0);
     let cut = Cut::new(&case.model, &sim.info().unwrap(), 64).unwrap();
     let tensor = case.model.layer[1].outputs[1];
     let t = case.program.tensors[tensor as usize];

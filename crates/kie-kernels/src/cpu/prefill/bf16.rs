@@ -14,7 +14,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::{Form, Line, Packed, BLOCK, CHUNK};
-use crate::abi::Dtype;
+use crate::abi::Codes;
 use crate::cpu::matmul::Matrix;
 use crate::cpu::simd::x86::f8_to_bf16;
 
@@ -264,24 +264,24 @@ impl Task<'_> {
         let steps = piece.steps();
         for i in 0..self.rows.len().next_multiple_of(32) {
             let live = i < self.rows.len();
-            let row = (self.rows.start + i) * m.cols * m.dtype.bytes();
+            let row = (self.rows.start + i) * m.row_bytes();
             let row = m.data.as_ptr().wrapping_add(row);
             for step in (0..steps).step_by(2) {
                 // Numbers from.. + 64 that belong to the piece, as bits.
                 let from = piece.first + 32 * step;
                 let (skip, end) = (piece.k.start.saturating_sub(from), piece.k.end - from);
                 let mask = if live { below(end) & !below(skip) } else { 0 };
-                let halves = match m.dtype {
-                    Dtype::F8E4m3 => {
+                let halves = match m.codes {
+                    Codes::E4m3 => {
                         // SAFETY: masked-off bytes are not read, the others lie in the row.
                         let codes =
                             unsafe { _mm512_maskz_loadu_epi8(mask, row.wrapping_add(from).cast()) };
                         // SAFETY: the caller has VBMI.
                         unsafe { f8_to_bf16(_mm512_permutexvar_epi8(order, codes)) }
                     }
-                    Dtype::Bf16 | Dtype::F16 | Dtype::F32 => {
+                    Codes::Bf16 | Codes::F16 | Codes::F32 => {
                         let at = row.wrapping_add(2 * from).cast::<i16>();
-                        // SAFETY: as above; `Form::of` lets no other dtype than BF16 come here.
+                        // SAFETY: as above; `Form::of` lets no other codes than BF16 come here.
                         unsafe {
                             [
                                 _mm512_maskz_loadu_epi16(mask as u32, at),
