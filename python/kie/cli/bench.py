@@ -16,7 +16,7 @@ from typing import Any
 from kie.bench import inside, random_weights, report
 from kie.bench import latency as requests
 from kie.bench.compare import compare as judge
-from kie.cli import options
+from kie.cli import bench_roofline, options
 from kie.errors import InvalidRequestError
 
 
@@ -43,6 +43,7 @@ def define(parser: ArgumentParser) -> None:
     echo.add_argument("--rounds", type=counted, default=10_000, metavar="N")
     echo.add_argument("--json", action="store_true", help="print JSON")
     options.verb(echo, answer)
+    bench_roofline.define(verbs)
     line = "compare two reports; exit code 1 if the second is worse"
     compared = verbs.add_parser("compare", help=line, description=line)
     compared.add_argument("before", type=Path, help="a report of `kie bench ... --json`")

@@ -1,0 +1,329 @@
+"""How fast one sequence could be: the ceiling of the memory's bandwidth, and an estimate of what
+waiting for each other leaves of it.
+
+Three times are estimated for a token. *Stream*: each GPU's bytes over its bandwidth. *Chain*: every
+exchange (0.62 us and 28 ns a KB on an H200, more where it crosses GPUs), what follows it, and
+products at the rate at which a device makes them of stored bytes. *Chosen* experts cannot be asked
+for before the router is done, so their latency, and what their stream takes longer than their
+products, lengthen the chain. The estimate is a smooth maximum of stream and chain; its power is
+fitted to a simulation of the pipeline, from which it is within 5 %; of what was measured on one to
+four H200 it is within 10 %. Constants of an H200 are measured, others say what they are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kie.bench.counts import WORD_BYTES, Counts, count
+from kie.bench.published import CONFIGS, PROJECTED
+from kie.errors import InvalidRequestError, LoadError
+
+SMOOTH = 6
+"""Power of the smooth maximum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One kind of device, and how many. Bandwidths in GB/s, times in microseconds."""
+
+    name: str
+    count: int
+    sheet: float
+    """Of the data sheet."""
+    stream: float
+    """A long stream as measured by `kie doctor` or stated in `source`."""
+    memory: float
+    """Bytes of one device; 0 unknown."""
+    source: str
+    """Where the figures come from."""
+    sustained: tuple[float, float] = (0.95, 0.88)
+    """Share of `stream` that a decode keeps: one device, several."""
+    exchange_us: float = 0.62
+    exchange_us_kb: float = 0.028
+    latency_us: float = 0.75
+    """From asking for chosen weights to their first bytes."""
+    cross_us: Mapping[int, float] | None = None
+    """What crossing adds, by number of devices."""
+    product: Mapping[str, float] | None = None
+    """MB a microsecond of stored bytes that become products; None: never the limit."""
+
+
+_CROSS = {1: 0.0, 2: 1.1, 4: 1.3, 8: 1.6}
+_H200 = Machine(
+    "H200", 1, 4800, 4550, 150.7e9, "measured on 1 to 4 H200; 8 by their simulation",
+    cross_us=_CROSS, product={"bf16": 13.0, "fp8": 10.0, "4bit": 8.0},
+)  # fmt: skip
+_MI300X = replace(
+    _H200, name="MI300X", sheet=5300, stream=4200, memory=206.1e9, exchange_us=0.85,
+    cross_us={1: 0.0, 2: 2.0, 4: 2.0, 8: 2.0}, source="published bandwidth; never run by kie",
+)  # fmt: skip
+GPUS = {
+    "H200": _H200,
+    "H100": replace(
+        _H200, name="H100", sheet=3350, stream=3175, memory=85.0e9,
+        source="an H200's constants with its data sheet's bandwidth",
+    ),
+    "MI300X": _MI300X,
+    "RTX PRO 6000": replace(
+        _H200, name="RTX PRO 6000", sheet=1792, stream=1700, memory=102.0e9,
+        cross_us={1: 0.0, 2: 4.5, 4: 4.5, 8: 4.5}, source="data sheet; links by PCIe; never run",
+    ),
+}  # fmt: skip
+LINK_US = {"nvlink": None, "xgmi": 2.0, "pcie": 4.5, "socket": 4.5}
+"""What crossing adds over a link of this kind; None: as the GPU's table has it."""
+
+
+def machine(device: str, topology: str | Path | None = None) -> Machine:
+    """`8xH200`, `MI300X`, `cpu` (measured here), or the GPUs of a topology file (`device` "auto").
+
+    Raises InvalidRequestError for what it does not know.
+    """
+    if topology is not None:
+        return _recorded(Path(topology), device)
+    if device in ("cpu", "auto"):
+        return _cpu()
+    found = re.fullmatch(r"(?:(\d+)x)?(.+)", device)
+    name = next((one for one in GPUS if found and one.lower() == found[2].lower()), None)
+    if found is None or name is None:
+        raise InvalidRequestError(
+            f"--device {device}: wanted NxNAME or cpu, got no known name",
+            hint=f"names are {', '.join(GPUS)}; or pass --topology FILE",
+            context={"param": "device"},
+        )
+    number = int(found[1] or 1)
+    if number not in _CROSS:
+        raise InvalidRequestError(
+            f"--device {device}: wanted 1, 2, 4 or 8 of them, got {number}",
+            context={"param": "device"},
+        )
+    return replace(GPUS[name], count=number)
+
+
+def _cpu() -> Machine:
+    from kie import _kie
+
+    name, isa, total, _ = _kie.host()
+    stream = _kie.read_bandwidth(gigabytes=1.0) / 1e9
+    return Machine(
+        f"cpu ({name}, {isa})", 1, 0, stream, total, "read bandwidth measured now",
+        sustained=(0.95, 0.95), exchange_us=1.0, exchange_us_kb=0.0, latency_us=0.1,
+    )  # fmt: skip
+
+
+def _recorded(path: Path, device: str) -> Machine:
+    """The GPUs of a file that `kie doctor --topology` wrote."""
+    try:
+        recorded = json.loads(path.read_text())
+        models = {gpu["model"].split(maxsplit=1)[-1] for gpu in recorded["gpus"]}
+        if "PRO 6000" in models:
+            models = {"RTX PRO 6000"}
+        kinds = {link["via"]["kind"] for link in recorded["links"]}
+        number = len(recorded["gpus"])
+    except (OSError, ValueError, KeyError, TypeError) as cause:
+        raise InvalidRequestError(
+            f"{path}: wanted a topology as kie doctor --topology writes it, got "
+            f"{type(cause).__name__}: {cause}",
+            context={"param": "topology"},
+        ) from cause
+    if len(models) != 1 or not models <= set(GPUS):
+        raise InvalidRequestError(
+            f"{path}: wanted GPUs of one known model, got {', '.join(sorted(models))}",
+            hint=f"known are {', '.join(GPUS)}",
+            context={"param": "topology"},
+        )
+    if device != "auto":
+        number = machine(device).count
+    found = replace(GPUS[models.pop()], count=number)
+    added = max((LINK_US.get(kind) or 0.0 for kind in kinds), default=0.0)
+    return replace(found, cross_us={1: 0.0, number: added}) if added else found
+
+
+def config_of(spec: str | None) -> tuple[str, Mapping[str, Any]]:
+    """Name and config.json of a known name, a folder, a file, or the default model.
+
+    Raises LoadError where there is none.
+    """
+    known = spec.lower() if spec else ""
+    if known in CONFIGS:
+        return known, CONFIGS[known]
+    path = Path(spec) if spec else Path(__file__).parent.parent / "demo"
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        found: Any = json.loads(file.read_text())
+    except (OSError, ValueError) as cause:
+        raise LoadError(
+            f"{file}: wanted a model's config.json, got {type(cause).__name__}: {cause}",
+            hint=f"or name one of {', '.join(CONFIGS)}",
+            context={"param": "spec"},
+        ) from cause
+    return (spec or "default model"), found
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """What `kie bench roofline` prints. Times in microseconds a token."""
+
+    model: str
+    device: str
+    source: str
+    context: int
+    parts: tuple[tuple[str, float], ...]
+    """Name and bytes."""
+    bytes_per_token: float
+    stored_bytes: float
+    fits: bool
+    bandwidth_gb_s: float
+    """All devices, as measured."""
+    exchanges: int
+    cross: int
+    ceiling_us: float
+    stream_us: float
+    exchange_us: float
+    cross_us: float
+    after_us: float
+    """What follows exchanges: ends of products, softmax, choices."""
+    product_us: float
+    chosen_us: float
+    """What chosen weights come too late for."""
+    chain_us: float
+    estimate_us: float
+    limit: str
+    """What to make better first."""
+    projected: tuple[float, str] | None
+    """Tokens a second that others print, and whose."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, and the rates."""
+        rates = {"ceiling_tok_s": 1e6 / self.ceiling_us, "estimate_tok_s": 1e6 / self.estimate_us}
+        return asdict(self) | rates
+
+
+def roofline(spec: str | None, on: Machine, context: int = 4096) -> Roofline:
+    """Ceiling and estimate of one sequence at `context` positions.
+
+    Raises LoadError, UnsupportedModelError, InvalidRequestError.
+    """
+    if context < 1:
+        raise InvalidRequestError(
+            f"context must be at least 1, got {context}", context={"param": "context"}
+        )
+    name, config = config_of(spec)
+    counts = count(config, context)
+    several = on.count > 1
+    rate = on.stream * on.sustained[several] / 1e3  # MB a microsecond, one device
+    held = [(part, part.bytes / min(on.count, part.ranks) / 1e6) for part in counts.parts]
+    stream = sum(size for _, size in held) / rate
+    product, late = 0.0, 0.0
+    for part, size in held:
+        made = size / on.product[part.format] if on.product else 0.0
+        product += made
+        if part.chosen:
+            late += max(0.0, size / rate - made)
+    exchange, after, cross = _waits(counts, on)
+    late += sum(one.times * on.latency_us for one in counts.exchanges if one.chosen)
+    chain = exchange + cross + after + product + late
+    estimate = (stream**SMOOTH + chain**SMOOTH) ** (1 / SMOOTH)
+    waits = {"exchanges": exchange, "crossing GPUs": cross, "ends of products": after}
+    waits |= {"products": product, "chosen weights": late}
+    largest = max(waits, key=lambda name: waits[name])
+    limit = "memory bandwidth" if stream >= chain else f"the chain; most of it {largest}"
+    label = f"{on.count}x{on.name}" if on.sheet else on.name
+    return Roofline(
+        model=name,
+        device=label,
+        source=on.source,
+        context=context,
+        parts=tuple((part.name, part.bytes) for part in counts.parts),
+        bytes_per_token=counts.bytes,
+        stored_bytes=counts.stored,
+        fits=not on.memory or counts.stored / on.count < on.memory * 0.98,
+        bandwidth_gb_s=on.stream * on.count,
+        exchanges=sum(one.times for one in counts.exchanges),
+        cross=sum(one.times for one in counts.exchanges if one.cross) if several else 0,
+        ceiling_us=counts.bytes / 1e3 / (on.stream * on.count),
+        stream_us=stream,
+        exchange_us=exchange,
+        cross_us=cross,
+        after_us=after,
+        product_us=product,
+        chosen_us=late,
+        chain_us=chain,
+        estimate_us=estimate,
+        limit=limit,
+        projected=PROJECTED.get((name, label)),
+    )
+
+
+def _waits(counts: Counts, on: Machine) -> tuple[float, float, float]:
+    """Microseconds a token: exchanges, what follows them, crossing."""
+    exchange = after = crossing = 0.0
+    added = (on.cross_us or {}).get(on.count, 0.0)
+    for one in counts.exchanges:
+        kb = one.words * WORD_BYTES / 1024 / (on.count if one.split else 1)
+        exchange += one.times * (on.exchange_us + on.exchange_us_kb * kb)
+        after += one.times * one.us if on.product else 0.0
+        crossing += one.times * added if one.cross else 0.0
+    return exchange, after, crossing
+
+
+def table(found: Roofline) -> str:
+    """For a terminal."""
+    lines = [
+        f"{found.model} on {found.device}, one sequence at {found.context:,} positions",
+        f"  ({found.source})",
+        "",
+        "a token reads",
+    ]
+    lines += [f"  {name:34}{size / 1e6:12,.1f} MB" for name, size in found.parts]
+    fits = "" if found.fits else "; does not fit"
+    lines += [
+        f"  {'in all':34}{found.bytes_per_token / 1e6:12,.1f} MB"
+        f"   (stored {found.stored_bytes / 1e9:,.1f} GB{fits})",
+        "",
+        f"ceiling: {found.bandwidth_gb_s:,.0f} GB/s, nothing waited for   "
+        f"{_both(found.ceiling_us)}",
+        "",
+        "estimate, us a token",
+        _term("stream of the weights", found.stream_us),
+        _term("chain of what waits for each other", found.chain_us),
+        _term(f"  {found.exchanges} exchanges", found.exchange_us),
+        _term(f"  {found.cross} of them cross GPUs", found.cross_us),
+        _term("  ends of products, softmax, choices", found.after_us),
+        _term("  products", found.product_us),
+        _term("  chosen weights come late", found.chosen_us),
+        f"  {'both overlap':42}{_both(found.estimate_us)}",
+        f"limit: {found.limit}",
+    ]
+    if found.projected:
+        rate, whose = found.projected
+        lines.append(f"beside it: {rate:,.0f} tok/s ({whose})")
+    return "\n".join(lines)
+
+
+def markdown(found: Sequence[Roofline]) -> str:
+    """A row a model, for pasting."""
+    lines = [
+        "| model | device | MB a token | ceiling tok/s | estimate tok/s | limit | others print |",
+        "|---|---|--:|--:|--:|---|---|",
+    ]
+    for one in found:
+        beside = f"{one.projected[0]:,.0f} ({one.projected[1]})" if one.projected else ""
+        rates = f"{1e6 / one.ceiling_us:,.0f} | {1e6 / one.estimate_us:,.0f}"
+        lines.append(
+            f"| {one.model} | {one.device} | {one.bytes_per_token / 1e6:,.0f} | {rates} "
+            f"| {one.limit if one.fits else 'does not fit'} | {beside} |"
+        )
+    return "\n".join(lines)
+
+
+def _term(name: str, us: float) -> str:
+    return f"  {name:42}{us:10,.1f}"
+
+
+def _both(us: float) -> str:
+    return f"{us:10,.1f} us   {1e6 / us:10,.1f} tok/s"
