@@ -1,7 +1,7 @@
 //! From a source to a loaded library, by the C++ compiler of the host and a cache on disk.
 //!
-//! Invariants: a file in the cache is complete (published by rename) and belongs to this user; a
-//! loaded library is a copy of its own, because the runtime in it keeps its state in statics.
+//! Invariants: what comes from the cache is whole and belongs to this user; a loaded library is a
+//! copy of its own, because the runtime in it keeps its state in statics.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void, CStr, CString, OsStr};
@@ -14,12 +14,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::{Error, Result};
+use crate::mono::cache::{Bounds, Cache, Key};
 use crate::mono::machine::Source;
 
 /// The runtime that stands in front of every source.
 const RUNTIME: [&str; 2] =
     [include_str!("../../kernels/sim/order.h"), include_str!("../../kernels/sim/fibers.h")];
 const ARCH: &str = "the simulator";
+/// The tests alone compile some hundreds.
+const KEPT: Bounds = Bounds { entries: 1024, bytes: 512 << 20 };
 /// Halves and text puns are as on a GPU; every product and sum is rounded by itself. Kernels
 /// run for less time than more than `-Og` takes to compile them.
 const FLAGS: &[&str] = &[
@@ -121,17 +124,22 @@ impl Compiler {
     pub(super) fn library(&self, source: &Source, warp: u32) -> Result<Library> {
         let text = text_of(source, warp);
         let key = self.key(&text);
-        let kept = self.folder.join(format!("{key}.so"));
         // Ranks, and tests that run at once, ask for the same kernels: one compiles, others wait.
         let turn = turn_of(key);
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         let own = unique(&self.folder, "so");
-        if std::fs::copy(&kept, &own).is_err() {
-            self.build(&text, &own)?;
-            let published = unique(&self.folder, "so");
-            std::fs::copy(&own, &published)
-                .and_then(|_| std::fs::rename(&published, &kept))
-                .map_err(|error| failed(&kept, &error))?;
+        let cache = Cache::at(&self.folder).bounded(KEPT);
+        // Whole or not there: the linker maps what it is given, and a file cut short would fault.
+        match cache.get(key) {
+            Some(library) => {
+                std::fs::write(&own, library).map_err(|error| discarded(&own, &error))?;
+            }
+            None => {
+                self.build(&text, &own)?;
+                let built = std::fs::read(&own).map_err(|error| discarded(&own, &error))?;
+                // The cache only saves time.
+                let _ = cache.put(key, &built);
+            }
         }
         let mut library = Library::load(&own, &source.entries);
         match &mut library {
@@ -144,22 +152,11 @@ impl Compiler {
     }
 
     /// Names everything that the result depends on.
-    fn key(&self, text: &str) -> String {
-        let mut parts = vec![self.version.as_str(), text];
-        parts.extend(self.words.iter().map(String::as_str));
-        parts.extend(FLAGS.iter().chain(&self.flags));
-        let hash = |start: u64| {
-            let mut hash = start;
-            for part in &parts {
-                for &byte in part.as_bytes().iter().chain(&[0xff]) {
-                    hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-                    hash ^= hash >> 29;
-                }
-            }
-            hash
-        };
-        let (a, b) = (hash(0xcbf2_9ce4_8422_2325), hash(0x9e37_79b9_7f4a_7c15));
-        format!("{a:016x}{b:016x}-{}", text.len())
+    fn key(&self, text: &str) -> Key {
+        let mut parts = vec![self.version.as_bytes(), text.as_bytes()];
+        parts.extend(self.words.iter().map(|word| word.as_bytes()));
+        parts.extend(FLAGS.iter().chain(&self.flags).map(|flag| flag.as_bytes()));
+        Key::of(&parts)
     }
 
     fn build(&self, text: &str, to: &Path) -> Result<()> {
@@ -179,8 +176,8 @@ impl Compiler {
 }
 
 /// Whoever compiles what the key names holds this.
-fn turn_of(key: String) -> Arc<Mutex<()>> {
-    static TURNS: Mutex<BTreeMap<String, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
+fn turn_of(key: Key) -> Arc<Mutex<()>> {
+    static TURNS: Mutex<BTreeMap<Key, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
     let mut turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
     Arc::clone(turns.entry(key).or_default())
 }
@@ -251,6 +248,12 @@ fn unique(folder: &Path, extension: &str) -> PathBuf {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     folder.join(format!("tmp-{}-{number}.{extension}", std::process::id()))
+}
+
+/// As [`failed`], and what was begun is removed.
+fn discarded(path: &Path, error: &std::io::Error) -> Error {
+    let _ = std::fs::remove_file(path);
+    failed(path, error)
 }
 
 fn failed(path: &Path, error: &std::io::Error) -> Error {
