@@ -119,8 +119,8 @@ pub fn options(keywords: Option<&Bound<'_, PyDict>>) -> PyResult<EngineConfig> {
             "hang_timeout_s" => {
                 config.hang_timeout_s = number(&name, &value)?.ok_or_else(|| missing(&name))?;
             }
-            "cache_dir" => config.cache_dir = paths(&name, &value)?,
-            "nvrtc_dirs" => config.nvrtc_dirs = paths(&name, &value)?,
+            "cache_dir" => config.cache_dir = path::<Option<PathBuf>>(&name, &value)?,
+            "nvrtc_dirs" => config.nvrtc_dirs = path(&name, &value)?,
             unknown => return Err(unexpected(unknown)),
         }
     }
@@ -198,7 +198,7 @@ pub fn count<T: TryFrom<u64>>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<
 }
 
 /// A path, several, or none, as `T` says.
-fn paths<'py, T: FromPyObjectOwned<'py>>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<T> {
+fn path<'py, T: FromPyObjectOwned<'py>>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<T> {
     let wrong = || format!("{name} must be a path, got {}", kind(value));
     value.extract().map_err(|_: T::Error| PyTypeError::new_err(wrong()))
 }

@@ -6,12 +6,14 @@
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void, CStr, CString, OsStr};
 use std::fmt::Write as _;
+use std::io::Read as _;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::mono::cache::{Bounds, Cache, Key};
@@ -38,6 +40,10 @@ const FLAGS: &[&str] = &[
     "-x",
     "c++",
 ];
+
+/// What a compiler says about itself is shorter, and said sooner.
+const ANSWER_BYTES_MAX: u64 = 1 << 20;
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// For ThreadSanitizer, as GCC spells it. Lanes of a team share one of its threads, so no stack of
 /// calls can be kept; volatile words are not accesses that could race.
@@ -96,12 +102,8 @@ impl Compiler {
         if races {
             check_sanitizer(device)?;
         }
-        let (wanted, cache) = environment();
-        let named = wanted.is_some();
-        let candidates = match wanted {
-            Some(words) => vec![words],
-            None => ["g++", "clang++", "c++"].map(str::to_owned).to_vec(),
-        };
+        let cache = environment().1;
+        let (candidates, named) = candidates();
         for candidate in &candidates {
             let words: Vec<String> = candidate.split_whitespace().map(str::to_owned).collect();
             if let Some(version) = version_of(&words) {
@@ -112,7 +114,11 @@ impl Compiler {
             }
         }
         let detail = if named {
-            format!("$CXX names {:?}, which does not answer to --version", candidates[0])
+            format!(
+                "$CXX names {:?}, which is no C++ compiler: it does not answer to \
+                     --version, or not to -x c++ -dM -E",
+                candidates[0]
+            )
         } else {
             "no C++ compiler: looked for g++, clang++, c++ in PATH; install one or set $CXX"
                 .to_owned()
@@ -194,11 +200,59 @@ fn text_of(source: &Source, warp: u32) -> String {
     text
 }
 
-/// The first line of `--version`, or nothing if there is no such program.
+/// The first line of `--version`, or nothing if there is no such program or it is no compiler of
+/// C++: many a program answers to `--version`.
 fn version_of(words: &[String]) -> Option<String> {
-    let done = Command::new(words.first()?).args(&words[1..]).arg("--version").output().ok()?;
-    let text = String::from_utf8_lossy(&done.stdout).into_owned();
-    done.status.success().then(|| text.lines().next().unwrap_or("").to_owned())
+    let text = answer_of(words, &["--version"])?;
+    let defines = answer_of(words, &["-x", "c++", "-dM", "-E", "/dev/null"])?;
+    let compiles = defines.contains("__cplusplus");
+    compiles.then(|| text.lines().next().unwrap_or("").to_owned())
+}
+
+/// What a program prints that is given nothing to read and a few seconds.
+fn answer_of(words: &[String], arguments: &[&str]) -> Option<String> {
+    let mut command = Command::new(words.first()?);
+    command.args(&words[1..]).args(arguments).stdin(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.stdout(Stdio::piped()).spawn().ok()?;
+    let mut pipe = child.stdout.take()?.take(ANSWER_BYTES_MAX);
+    let (said, answer) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut text = Vec::new();
+        let _ = pipe.read_to_end(&mut text);
+        // Nobody listens to one that took too long.
+        let _ = said.send(text);
+    });
+    let until = Instant::now() + ANSWER_TIME_MAX;
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_millis(2)),
+            Ok(None) | Err(_) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return None;
+            }
+        }
+    };
+    // Whoever it started may hold the pipe open.
+    let text = answer.recv_timeout(ANSWER_TIME_MAX).ok()?;
+    status.success().then(|| String::from_utf8_lossy(&text).into_owned())
+}
+
+/// The compiler that the simulator would use, as it was named, and its first line about itself.
+pub fn compiler() -> Option<(String, String)> {
+    candidates().0.into_iter().find_map(|candidate| {
+        let words: Vec<String> = candidate.split_whitespace().map(str::to_owned).collect();
+        Some((candidate, version_of(&words)?))
+    })
+}
+
+/// Compilers that are asked, in order, and whether the user named it.
+fn candidates() -> (Vec<String>, bool) {
+    match environment().0 {
+        Some(words) => (vec![words], true),
+        None => (["g++", "clang++", "c++"].map(str::to_owned).to_vec(), false),
+    }
 }
 
 /// The sanitizer's library must have been there before anything else was.
