@@ -79,13 +79,19 @@ def gpus() -> tuple[list[tuple[str, str, str, int, int, int]], list[str]]:
 def topology() -> tuple[str, str] | None:
     """The GPUs and what lies between them, printed and as the JSON of a file; None without."""
 
-def host() -> tuple[str, str, int, int]:
-    """Processor, instruction set that the kernels use, memory in all and free, in bytes."""
+def host() -> tuple[str, str, int, int, int]:
+    """Processor, instruction set that the kernels use, memory in all and free, in bytes, and the
+    threads that an engine on the CPU has.
+    """
+
+def compiler() -> str | None:
+    """The C++ compiler that `device="sim"` would use; None if there is none."""
 
 def read_bandwidth(threads: int | None = None, gigabytes: float = 2.0) -> float:
     """Bytes a second that `threads` threads (all cores) read, the best of three passes.
 
-    Raises ValueError for threads outside 1 to 1024 or gigabytes outside 0 to 64.
+    Raises MemoryError without room for the buffer, ValueError for threads outside 1 to 1024 or
+    gigabytes outside 0 to 64.
     """
 
 @final

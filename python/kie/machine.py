@@ -60,7 +60,8 @@ class Report:
     memory_free_bytes: int
     """Memory that is available now, within the limit of the control group."""
     read_bandwidth: float | None
-    """Bytes a second that all cores read from memory, None where it was not measured."""
+    """Bytes a second that all cores read from memory, None where it was not measured: not asked
+    for, or no room for a buffer that no cache holds."""
     gpus: tuple[Gpu, ...]
     """GPUs that can be used, as their drivers see them."""
     topology: str | None
@@ -90,7 +91,7 @@ def report(measure: bool = True) -> Report:
 
     `measure=False` leaves out the read bandwidth, which takes a second and 1 GB.
     """
-    cpu, isa, total, free = _kie.host()
+    cpu, isa, total, free, threads = _kie.host()
     nodes = tuple(sorted(str(node) for node in Path("/dev").glob("nvidia[0-9]*")))
     if Path("/dev/kfd").exists():
         nodes += tuple(sorted(str(node) for node in Path("/dev/dri").glob("renderD*")))
@@ -108,15 +109,15 @@ def report(measure: bool = True) -> Report:
         isa=isa,
         memory_bytes=total,
         memory_free_bytes=free,
-        read_bandwidth=_kie.read_bandwidth(gigabytes=1.0) if measure else None,
+        read_bandwidth=_read_bandwidth(free) if measure else None,
         gpus=gpus,
         topology=linked[0] if linked else None,
         gpu_nodes=nodes,
         libcuda=libcuda,
         nvrtc=nvrtc is not None,
-        compiler=_compiler(),
+        compiler=_kie.compiler(),
         hub=_installed("huggingface_hub"),
-        will_use=_auto(gpus, f"cpu ({isa}, {len(os.sched_getaffinity(0))} threads)"),
+        will_use=_auto(gpus, f"cpu ({isa}, {threads} {'thread' if threads == 1 else 'threads'})"),
         missing=_missing(nodes, libcuda, nvrtc is not None, refused),
     )
 
@@ -167,8 +168,12 @@ def _installed(distribution: str) -> str | None:
         return None
 
 
-def _compiler() -> str | None:
-    import shutil
-
-    names = (os.environ.get("CXX"), "c++", "g++", "clang++")
-    return next((path for name in names if name and (path := shutil.which(name))), None)
+def _read_bandwidth(free: int) -> float | None:
+    """Read from 1 GB, or from a quarter of what is free; from less it would be a cache's."""
+    gigabytes = min(1.0, free / 4e9)
+    if gigabytes < 0.125:
+        return None
+    try:
+        return _kie.read_bandwidth(gigabytes=gigabytes)
+    except (MemoryError, OSError):
+        return None

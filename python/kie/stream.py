@@ -8,6 +8,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from kie.errors import InvalidRequestError
 from kie.types import Completion, Token
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Stream:
             if core.finished:
                 self._release()
                 raise StopAsyncIteration
+            if self._waker is not None and not self._waker.is_ours():
+                self._release()
             if self._waker is None:
                 # Look once more after arming: what came in between wrote to no descriptor.
                 self._waker = _Waker(core.poll_fd())
@@ -159,6 +162,26 @@ class _Waker:
         self._loop = asyncio.get_running_loop()
         self._future: asyncio.Future[None] | None = None
         self._loop.add_reader(fd, self._wake)
+
+    def is_ours(self) -> bool:
+        """Whether the running loop listens; a loop that has ended is left behind.
+
+        Raises InvalidRequestError where another loop, or another task, reads the stream: one wake
+        may stand for many tokens, so that one of two would wait for ever.
+        """
+        import asyncio
+
+        here = self._loop is asyncio.get_running_loop()
+        if here and self._future is None:
+            return True
+        if not here and not self._loop.is_running():
+            return False
+        other = "task" if here else "event loop"
+        raise InvalidRequestError(
+            f"the stream is read in another {other}",
+            hint="a stream has one reader at a time; start a stream for each",
+            context={"param": "stream"},
+        )
 
     async def wait(self) -> None:
         """Until the engine has written since the last wake."""

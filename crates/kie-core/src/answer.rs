@@ -53,6 +53,9 @@ impl Answer {
 
     /// Appends what was held back: the answer has ended.
     pub(crate) fn finish(&mut self, out: &mut String) {
+        if self.pushed < self.min_tokens {
+            return out.push_str(self.decoder.finish());
+        }
         out.push_str(self.matcher.push(self.decoder.finish()));
         out.push_str(self.matcher.finish());
     }

@@ -292,8 +292,8 @@ impl Builder {
     /// What a device is opened with.
     pub(crate) fn options(&self) -> Result<device::Options> {
         let config = &self.config;
-        if config.threads.is_some_and(|n| !(1..=1024).contains(&n)) {
-            let detail = format!("threads must be 1 to 1024, got {:?}", config.threads);
+        if let Some(got) = config.threads.filter(|n| !(1..=1024).contains(n)) {
+            let detail = format!("threads must be 1 to 1024, got {got}");
             return Err(Error::InvalidRequest(detail));
         }
         let time = |name: &str, unit: &str, seconds: f64, got: f64| {
@@ -548,7 +548,7 @@ impl Engine {
         values.try_reserve_exact(need).map_err(|_| Error::OutOfMemory {
             need: need as u64 * 4,
             free: 0,
-            plan: format!("{} x {vocab} logits on the host", ids.len()),
+            plan: format!("{} x {vocab} logits on the host\nask for fewer at a time", ids.len()),
         })?;
         let (out, result) = channel();
         self.0.inbox.submit(Box::new(Job {
@@ -727,6 +727,9 @@ fn message(panic: &(dyn std::any::Any + Send)) -> &str {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs)]
 pub(crate) mod fake;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod stop_tests;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;

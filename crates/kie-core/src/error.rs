@@ -74,7 +74,7 @@ pub enum Error {
         need: u64,
         /// Bytes that are free.
         free: u64,
-        /// The printed plan, with what to lower.
+        /// The printed plan; its last line, the hint, says what to lower or raise.
         plan: String,
     },
     /// A file that says how machines are linked is missing, broken or contradicts itself.
@@ -176,7 +176,7 @@ impl Error {
     }
 
     /// One line that says what to do about it.
-    pub fn hint(&self) -> &'static str {
+    pub fn hint(&self) -> &str {
         match self {
             Self::Load { .. } => "fetch the model folder again, or point at the right one",
             Self::UnsupportedModel { .. } => "`kie info MODEL` lists what kie supports",
@@ -185,7 +185,7 @@ impl Error {
             Self::DriverTooOld { .. } => "install a newer driver",
             Self::EngineHang { .. } => "report the dump; the engine must be opened again",
             Self::Device(_) => "`kie doctor` checks the device",
-            Self::OutOfMemory { .. } => "lower max_seq_len, max_batch or kv_bytes",
+            Self::OutOfMemory { plan, .. } => plan.lines().last().unwrap_or_default(),
             Self::Topology { .. } => {
                 "correct it, or let `kie doctor --topology FILE` write that of this machine"
             }

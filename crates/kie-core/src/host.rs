@@ -365,9 +365,10 @@ impl Host {
             },
             SlotEnd::StopId => {
                 let id = active.tokens.last().copied().unwrap_or_default();
-                Ok((FinishReason::Stop, Some(StopReason::Id(id))))
+                let stop = (FinishReason::Stop, Some(StopReason::Id(id)));
+                Ok(stop_at_end(active).unwrap_or(stop))
             }
-            SlotEnd::Length => Ok((FinishReason::Length, None)),
+            SlotEnd::Length => Ok(stop_at_end(active).unwrap_or((FinishReason::Length, None))),
             SlotEnd::Cancelled => Ok((FinishReason::Cancelled, None)),
             SlotEnd::NotFinite => Err(not_finite(active.tokens.len())),
         };
@@ -448,6 +449,15 @@ impl Host {
     }
 }
 
+/// The stop string that only the text held back to the end completes, as the reader will see it.
+fn stop_at_end(active: &mut Active) -> Option<(FinishReason, Option<StopReason>)> {
+    let Some(Work::Generate(g)) = &mut active.work else { return None };
+    let answer = g.answer.as_mut().filter(|answer| answer.hit().is_none())?;
+    answer.finish(&mut String::new());
+    let text = g.stop[answer.hit()?].clone();
+    Some((FinishReason::Stop, Some(StopReason::Text(text))))
+}
+
 /// Why a request must end now, if it must.
 fn due(cancelled: &std::sync::atomic::AtomicBool, deadline: u64, now: u64) -> Option<FinishReason> {
     if cancelled.load(Ordering::Acquire) {
@@ -485,8 +495,8 @@ fn logits_command(path: LogitsPath, slot: usize, at: usize, end: usize, chunk: u
 fn no_room(room: &crate::memory::NoRoom, dims: &Dims, sessions: usize) -> Error {
     let bytes = |pages: usize| pages as u64 * dims.page_bytes(room.group).max(1);
     let plan = format!(
-        "{room} ({PAGE} positions each); {sessions} open sessions hold pages: close some, lower \
-         max_tokens, or raise kv_bytes"
+        "{room} ({PAGE} positions each); {sessions} open sessions hold pages\n\
+         close some of them, lower max_tokens, or raise kv_bytes"
     );
     Error::OutOfMemory { need: bytes(room.wanted), free: bytes(room.available), plan }
 }

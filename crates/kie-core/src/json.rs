@@ -17,15 +17,7 @@ const MAX_FILE: u64 = 64 << 20;
 /// [`Error::Load`] for what is no regular file, too long, or no JSON with each key once.
 pub(crate) fn read(file: &Path) -> Result<Value> {
     let failed = |got: String| Error::load(file, "a JSON file", got);
-    // Asked before it is opened: opening a pipe would wait for a writer.
-    let about = std::fs::metadata(file).map_err(|e| failed(e.to_string()))?;
-    if !about.is_file() {
-        return Err(failed("not a regular file".to_owned()));
-    }
-    if about.len() > MAX_FILE {
-        return Err(failed(format!("{} bytes", about.len())));
-    }
-    let bytes = std::fs::read(file).map_err(|e| failed(e.to_string()))?;
+    let bytes = kie_kernels::file::read(file, MAX_FILE).map_err(failed)?;
     parse(&bytes).map_err(|e| failed(e.to_string()))
 }
 

@@ -10,6 +10,7 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::Path;
 use std::sync::Arc;
 
+use kie_kernels::file;
 use serde_json::{Map, Value};
 
 use crate::template::ChatTemplates;
@@ -231,7 +232,7 @@ impl Config {
             })?,
         };
         let jinja = dir.join("chat_template.jinja");
-        if jinja.exists() {
+        if file::is_listed(&jinja) {
             let source = String::from_utf8(read(&jinja, "a chat template")?)
                 .map_err(|e| Error::load(&jinja, "UTF-8", e.to_string()))?;
             templates.insert("default".to_string(), source);
@@ -269,14 +270,8 @@ fn wrong(file: &Path, key: &str, wanted: &str, got: &Value) -> Error {
     Error::tensor(file, key, wanted, got)
 }
 
-fn read(file: &Path, what: &str) -> Result<Vec<u8>> {
-    let fail = |e: std::io::Error| Error::load(file, what, e.to_string());
-    let bytes = std::fs::metadata(file).map_err(fail)?.len();
-    if bytes > FILE_BYTES_MAX {
-        let wanted = format!("{what}, at most {FILE_BYTES_MAX} bytes");
-        return Err(Error::load(file, wanted, format!("{bytes} bytes")));
-    }
-    std::fs::read(file).map_err(fail)
+fn read(path: &Path, what: &str) -> Result<Vec<u8>> {
+    file::read(path, FILE_BYTES_MAX).map_err(|got| Error::load(path, what, got))
 }
 
 fn without_limits(mut t: tokenizers::Tokenizer) -> tokenizers::Result<tokenizers::Tokenizer> {

@@ -18,6 +18,9 @@ use crate::error::{Error, Result};
 /// Version of the files that are read and written.
 pub const VERSION: u32 = 1;
 
+/// Longest file that is read, in bytes; one of eight GPUs has 15 kB.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+
 /// The GPUs of one host and what lies between them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -387,7 +390,8 @@ impl Topology {
             version: Option<u32>,
         }
         let fault = |detail: String| Error::Topology { path: path.to_path_buf(), detail };
-        let text = std::fs::read_to_string(path).map_err(|error| fault(error.to_string()))?;
+        let bytes = kie_kernels::file::read(path, FILE_BYTES_MAX).map_err(fault)?;
+        let text = String::from_utf8(bytes).map_err(|error| fault(error.to_string()))?;
         let broken = |error: serde_json::Error| fault(format!("no topology: {error}"));
         let first: Versioned = serde_json::from_str(&text).map_err(broken)?;
         if first.version != Some(VERSION) {

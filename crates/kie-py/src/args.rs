@@ -113,14 +113,14 @@ pub fn options(keywords: Option<&Bound<'_, PyDict>>) -> PyResult<EngineConfig> {
             "max_queue" => config.max_queue = count(&name, &value)?,
             "kv_bytes" => config.kv_bytes = integer(&name, &value)?,
             "threads" => config.threads = integer(&name, &value)?,
-            "prefix_cache" => config.prefix_cache = value.extract()?,
+            "prefix_cache" => config.prefix_cache = flag(&name, &value)?,
             "idle" => config.idle = text(&value, &name)?,
             "max_itl_ms" => config.max_itl_ms = number(&name, &value)?,
             "hang_timeout_s" => {
                 config.hang_timeout_s = number(&name, &value)?.ok_or_else(|| missing(&name))?;
             }
-            "cache_dir" => config.cache_dir = value.extract::<Option<PathBuf>>()?,
-            "nvrtc_dirs" => config.nvrtc_dirs = value.extract()?,
+            "cache_dir" => config.cache_dir = path::<Option<PathBuf>>(&name, &value)?,
+            "nvrtc_dirs" => config.nvrtc_dirs = path(&name, &value)?,
             unknown => return Err(unexpected(unknown)),
         }
     }
@@ -160,7 +160,7 @@ fn set(
             params.stop_token_ids = if value.is_none() { Vec::new() } else { ids(value, name)? };
         }
         "min_tokens" => params.min_tokens = integer(name, value)?.unwrap_or(defaults.min_tokens),
-        "ignore_eos" => params.ignore_eos = !value.is_none() && value.extract()?,
+        "ignore_eos" => params.ignore_eos = !value.is_none() && flag(name, value)?,
         "seed" => params.seed = integer(name, value)?,
         "logprobs" => params.logprobs = integer(name, value)?,
         "logit_bias" => params.logit_bias = bias(py, value)?,
@@ -197,6 +197,17 @@ pub fn count<T: TryFrom<u64>>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<
     integer(name, value)?.ok_or_else(|| missing(name))
 }
 
+/// A path, several, or none, as `T` says.
+fn path<'py, T: FromPyObjectOwned<'py>>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<T> {
+    let wrong = || format!("{name} must be a path, got {}", kind(value));
+    value.extract().map_err(|_: T::Error| PyTypeError::new_err(wrong()))
+}
+
+fn flag(name: &str, value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let wrong = || format!("{name} must be bool, got {}", kind(value));
+    value.extract().map_err(|_| PyTypeError::new_err(wrong()))
+}
+
 fn number(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Option<f64>> {
     if value.is_none() {
         return Ok(None);
@@ -216,7 +227,9 @@ fn strings(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
     if value.is_instance_of::<PyString>() {
         return Ok(vec![text(value, name)?]);
     }
-    value.try_iter()?.map(|item| text(&item?, name)).collect()
+    let wrong = || format!("{name} must be str or a sequence of str, got {}", kind(value));
+    let items = value.try_iter().map_err(|_| PyTypeError::new_err(wrong()))?;
+    items.map(|item| text(&item?, name)).collect()
 }
 
 fn bias(py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<Vec<(u32, f64)>> {

@@ -1,16 +1,23 @@
 //! What `kie.doctor()` cannot find out from Python.
 
 use kie_kernels::{cpu, device};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::engine::{detached, json};
 
-/// Processor's name, the instruction set that the kernels use, memory in all and free, in bytes.
+/// Processor's name, the instruction set that the kernels use, memory in all and free, in bytes,
+/// and the threads that an engine on the CPU has.
 #[pyfunction]
-pub fn host() -> (String, &'static str, u64, u64) {
+pub fn host() -> (String, &'static str, u64, u64, usize) {
     let (total, free) = cpu::memory();
-    (cpu::processor_name(), cpu::simd::detect().name(), total, free)
+    (cpu::processor_name(), cpu::simd::detect().name(), total, free, cpu::allowed_cores())
+}
+
+/// The C++ compiler that `device="sim"` would use; None if there is none.
+#[pyfunction]
+pub fn compiler(py: Python<'_>) -> Option<String> {
+    py.detach(kie_kernels::sim::compiler).map(|(words, _)| words)
 }
 
 /// Name, model, architecture, multiprocessors, memory in all and free.
@@ -52,8 +59,14 @@ pub fn read_bandwidth(py: Python<'_>, threads: Option<usize>, gigabytes: f64) ->
     }
     py.detach(|| {
         let words = (gigabytes * 1e9 / 8.0) as u64;
-        let buffer: Vec<u8> =
-            (0..words).flat_map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect();
+        let mut buffer = Vec::new();
+        let bytes = words as usize * 8;
+        buffer.try_reserve_exact(bytes).map_err(|_| {
+            PyMemoryError::new_err(format!("a buffer of {bytes} bytes to read cannot be had"))
+        })?;
+        for i in 0..words {
+            buffer.extend_from_slice(&i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+        }
         let team = cpu::team::Team::new(threads, true)?;
         let passes = (0..3).map(|_| cpu::stream::read_bandwidth(&buffer, &team));
         Ok(passes.fold(0.0, f64::max) * 1e9)

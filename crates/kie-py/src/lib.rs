@@ -34,6 +34,7 @@ fn _kie(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(measure::measure, module)?)?;
     module.add_function(wrap_pyfunction!(measure::echo, module)?)?;
     module.add_function(wrap_pyfunction!(doctor::gpus, module)?)?;
+    module.add_function(wrap_pyfunction!(doctor::compiler, module)?)?;
     module.add_function(wrap_pyfunction!(doctor::host, module)?)?;
     module.add_function(wrap_pyfunction!(doctor::read_bandwidth, module)?)
 }

@@ -30,8 +30,11 @@ VERBS = {
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command line and exits."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    closed = _fill_descriptors()
     parsed = parser(words).parse_args(words)
     try:
+        if 1 in closed:
+            raise OSError("standard output is closed")
         code = parsed.call(parsed) or 0
         sys.stdout.flush()
     except BrokenPipeError:
@@ -44,9 +47,36 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except Exception as error:
         if parsed.verbose:
             raise
-        _report(error)
+        report_error(error)
+        _drop_output()
         code = 1
     sys.exit(code)
+
+
+def _fill_descriptors() -> list[int]:
+    """Puts /dev/null where standard input, output or error are closed; says which were.
+
+    Otherwise the next file that is opened gets their number, and Python has no stream for them.
+    """
+    closed: list[int] = []
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            closed.append(descriptor)
+            # The lowest free number is this one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+            stream = open(descriptor, "w" if descriptor else "r", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+    return closed
+
+
+def _drop_output() -> None:
+    """What cannot be written now cannot be written when Python flushes at exit, either."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parser(words: Sequence[str]) -> argparse.ArgumentParser:
@@ -66,7 +96,7 @@ def parser(words: Sequence[str]) -> argparse.ArgumentParser:
     return root
 
 
-def _report(error: Exception) -> None:
+def report_error(error: Exception) -> None:
     """Prints one line of cause and one of remedy."""
     from kie.errors import KieError
 

@@ -24,8 +24,15 @@ def define(parser: ArgumentParser) -> None:
     options.verb(parser, chat)
 
 
-def chat(given: Namespace) -> None:
-    """One turn a line; without a chat template, plain text goes on turn by turn."""
+def chat(given: Namespace) -> int:
+    """One turn a line; without a chat template, plain text goes on turn by turn.
+
+    A line that is refused (too long, say) is told and is no turn; 1 where there was one.
+    """
+    from kie.cli import report_error
+    from kie.errors import InvalidRequestError
+
+    refused = 0
     asks = sys.stdin.isatty()
     keywords = options.sampling_options(given)
     with (
@@ -40,8 +47,13 @@ def chat(given: Namespace) -> None:
             elif line == "/reset":
                 session.rollback(0)
             elif line and line.strip():
-                with session.stream(line, **keywords) as stream:
-                    _answer(stream, asks)
+                try:
+                    with session.stream(line, **keywords) as stream:
+                        _answer(stream, asks)
+                except InvalidRequestError as error:
+                    report_error(error)
+                    refused = 0 if asks else 1
+    return refused
 
 
 def _answer(stream: Stream, asks: bool) -> None:

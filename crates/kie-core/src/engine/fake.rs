@@ -271,11 +271,14 @@ pub struct Setup {
     pub context: u32,
     pub pages: u32,
     pub template: bool,
+    /// In place of the default model's.
+    pub tokenizer: Option<Tokenizer>,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { slots: 4, queue: 64, context: 2048, pages: 256, template: true }
+        let (slots, queue, context, pages) = (4, 64, 2048, 256);
+        Self { slots, queue, context, pages, template: true, tokenizer: None }
     }
 }
 
@@ -358,7 +361,7 @@ pub fn open(setup: &Setup) -> (Engine, Arc<Knobs>) {
         program,
         buffers,
         dims,
-        tokenizer: tokenizer(setup.template),
+        tokenizer: setup.tokenizer.clone().unwrap_or_else(|| tokenizer(setup.template)),
         limits: Limits { vocab: VOCAB, context: setup.context as usize, generation },
         window: None,
         prefix_cache: true,

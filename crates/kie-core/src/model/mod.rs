@@ -15,6 +15,7 @@ mod transformer;
 use std::fmt;
 use std::path::Path;
 
+use kie_kernels::abi::MAX_STOP_IDS;
 use serde_json::Value;
 
 use crate::error::{Error, Result};
@@ -123,6 +124,24 @@ pub struct Rope {
     pub style: RopeStyle,
     /// Llama-3 frequency scaling.
     pub scaling: Option<Llama3Scaling>,
+}
+
+impl Rope {
+    /// Radians a position by which pair `j` of a head of `head_dim` features turns, Llama-3
+    /// scaling applied (Llama 3.1 model card; LANEFORMER uses the same rule).
+    pub fn frequency(&self, j: usize, head_dim: usize) -> f64 {
+        let f = self.theta.powf(-(2.0 * j as f64) / head_dim as f64);
+        let Some(s) = self.scaling else { return f };
+        let turns = s.original_max_positions * f / (2.0 * std::f64::consts::PI);
+        if turns < s.low_freq_factor {
+            f / s.factor
+        } else if turns > s.high_freq_factor {
+            f
+        } else {
+            let t = (turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
+            (1.0 - t) * f / s.factor + t * f
+        }
+    }
 }
 
 /// Which two features of a head turn together.
@@ -276,6 +295,12 @@ impl Spec {
         if self.rope.scaling.is_some_and(|s| s.low_freq_factor >= s.high_freq_factor) {
             return config.unsupported("low_freq_factor", "it must be below high_freq_factor");
         }
+        // A position turns by a radian at most; more is noise, and soon not finite.
+        let turns = |j| self.rope.frequency(j, self.head_dim);
+        if let Some(got) = (0..self.head_dim / 2).map(turns).find(|f| !(0.0..=1.0).contains(f)) {
+            let got = format!("{got:e} radians a position; 1 at most (rope_theta from 1 on)");
+            return config.unsupported("rope_theta/rope_scaling", got);
+        }
         let vocab = self.vocab as u32;
         if let Some(id) = self.eos.iter().chain(&self.bos).find(|id| **id >= vocab) {
             let detail = format!("{id} is not below vocab_size {vocab}");
@@ -364,15 +389,17 @@ impl Generation {
     /// [`Error::Load`] for a file that is not JSON or has a value of the wrong kind.
     pub fn read(folder: &Path) -> Result<Self> {
         let file = folder.join(GENERATION);
-        if !file.exists() {
+        if !kie_kernels::file::is_listed(&file) {
             return Ok(Self::default());
         }
         let value = json::read(&file)?;
         let config = Config::new(&value, &file)?;
-        let number = |key: &str| -> Result<Option<f64>> {
-            let wrong = |v: &Value| Error::tensor(&file, key, "a number from 0", v.to_string());
-            let finite = |v: &Value| v.as_f64().filter(|n| n.is_finite() && *n >= 0.0);
-            config.get(key).map(|v| finite(v).ok_or_else(|| wrong(v))).transpose()
+        // Here and not when a request comes without its own: the file is at fault.
+        let number = |key: &str, wanted: &str, inside: fn(f64) -> bool| -> Result<Option<f64>> {
+            let wrong = |v: &Value| Error::tensor(&file, key, wanted, v.to_string());
+            let fits = |n: &f64| (*n as f32).is_finite() && inside(*n);
+            let good = |v: &Value| v.as_f64().filter(fits).ok_or_else(|| wrong(v));
+            config.get(key).map(good).transpose()
         };
         let whole = |v: &Value| v.as_u64().and_then(|k| u32::try_from(k).ok());
         let top_k = |v: &Value| {
@@ -380,15 +407,22 @@ impl Generation {
             whole(v).ok_or_else(|| Error::tensor(&file, "top_k", wanted, v.to_string()))
         };
         let do_sample = config.get("do_sample").map(|_| config.flag_or("do_sample", false));
+        let eos = config.token_ids("eos_token_id")?;
+        if eos.len() > MAX_STOP_IDS {
+            let (wanted, got) = (format!("at most {MAX_STOP_IDS} ids"), eos.len().to_string());
+            return Err(Error::tensor(file, "eos_token_id", wanted, got));
+        }
+        let share = "a number above 0 and at most 1";
+        let above = "a number above 0";
         Ok(Self {
             bos: config.token_ids("bos_token_id")?.first().copied(),
-            eos: config.token_ids("eos_token_id")?,
+            eos,
             do_sample: do_sample.transpose()?,
-            temperature: number("temperature")?,
-            top_p: number("top_p")?,
+            temperature: number("temperature", "a number from 0", |n| n >= 0.0)?,
+            top_p: number("top_p", share, |n| n > 0.0 && n <= 1.0)?,
             top_k: config.get("top_k").map(top_k).transpose()?,
-            min_p: number("min_p")?,
-            repetition_penalty: number("repetition_penalty")?,
+            min_p: number("min_p", "a number from 0 to 1", |n| (0.0..=1.0).contains(&n))?,
+            repetition_penalty: number("repetition_penalty", above, |n| n as f32 > 0.0)?,
         })
     }
 }

@@ -153,14 +153,18 @@ pub(super) fn size(
     };
     let short = u64::from(dims.group_pages[0]) < dims.max_pages() as u64;
     if memory.need() > info.free_bytes || short {
-        let lower = if short && config.kv_bytes.is_some() {
-            "raise kv_bytes, or lower max_seq_len"
-        } else {
-            "lower max_seq_len, max_batch or kv_bytes"
-        };
         let one = dims.max_pages() as u64 * (page_bytes[0] + page_bytes[1]);
         let need = weight_bytes + scratch_bytes + kv_bytes.max(one);
-        let plan = format!("{memory}{lower}: one sequence of {context} needs {}", human(one));
+        if let Some(got) = config.kv_bytes.filter(|_| short && need <= info.free_bytes) {
+            return Err(Error::InvalidRequest(format!(
+                "kv_bytes must be at least {one}, one sequence of max_seq_len {context}, got {got}"
+            )));
+        }
+        let lower = match config.kv_bytes {
+            None => "lower max_seq_len or max_batch",
+            Some(_) => "lower kv_bytes, max_seq_len or max_batch",
+        };
+        let plan = format!("{memory}{lower}: one sequence of {context} needs {} of KV", human(one));
         return Err(Error::OutOfMemory { need, free: info.free_bytes, plan });
     }
     Ok((dims, memory))

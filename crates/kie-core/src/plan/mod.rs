@@ -198,23 +198,10 @@ fn read_per_token(roles: &HashMap<Role, u32>, tensors: &[Tensor]) -> u64 {
     read.map(|(_, index)| tensors[*index as usize].bytes()).sum()
 }
 
-/// Rotary inverse frequencies, float32 `[head_dim / 2]` as bytes, Llama-3 scaling applied
-/// (Llama 3.1 model card; LANEFORMER uses the same rule).
+/// Rotary inverse frequencies, float32 `[head_dim / 2]` as bytes.
 fn frequencies(rope: &Rope, head_dim: usize) -> Vec<u8> {
-    let frequency = |j: usize| {
-        let f = rope.theta.powf(-(2.0 * j as f64) / head_dim as f64);
-        let Some(s) = rope.scaling else { return f };
-        let turns = s.original_max_positions * f / (2.0 * std::f64::consts::PI);
-        if turns < s.low_freq_factor {
-            f / s.factor
-        } else if turns > s.high_freq_factor {
-            f
-        } else {
-            let t = (turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
-            (1.0 - t) * f / s.factor + t * f
-        }
-    };
-    (0..head_dim / 2).flat_map(|j| (frequency(j) as f32).to_le_bytes()).collect()
+    let bytes = |j| (rope.frequency(j, head_dim) as f32).to_le_bytes();
+    (0..head_dim / 2).flat_map(bytes).collect()
 }
 
 fn rope_tensor(spec: &Spec) -> Tensor {
@@ -319,7 +306,8 @@ impl From<kie_kernels::Error> for Error {
                 Self::DriverTooOld { have, need }
             }
             kie_kernels::Error::OutOfMemory { wanted_bytes, device } => {
-                Self::OutOfMemory { need: wanted_bytes, free: 0, plan: device }
+                let plan = format!("{device}\nlower max_seq_len, max_batch or kv_bytes");
+                Self::OutOfMemory { need: wanted_bytes, free: 0, plan }
             }
             kie_kernels::Error::Indivisible { ranks, detail } => {
                 Self::UnsupportedModel { what: format!("{ranks} ranks"), detail }

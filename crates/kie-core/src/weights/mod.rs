@@ -8,6 +8,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use kie_kernels::abi::{Codes, Dtype, Encoding};
+use kie_kernels::file::is_listed;
 
 use crate::error::{Error, Result};
 use crate::json;
@@ -199,9 +200,9 @@ impl Checkpoint {
 /// The weight files of a folder, and for a sharded one which file each tensor must be in.
 fn files_of(folder: &Path) -> Result<(Vec<PathBuf>, HashMap<String, usize>)> {
     let index_file = folder.join(INDEX);
-    if !index_file.exists() {
+    if !is_listed(&index_file) {
         let single = folder.join(SINGLE);
-        if !single.exists() {
+        if !is_listed(&single) {
             let got = if folder.is_dir() { "neither" } else { "no such folder" };
             return Err(Error::load(folder, format!("{SINGLE} or {INDEX}"), got));
         }
@@ -224,7 +225,7 @@ fn files_of(folder: &Path) -> Result<(Vec<PathBuf>, HashMap<String, usize>)> {
         let number = *numbers.entry(name).or_insert(paths.len());
         if number == paths.len() {
             paths.push(folder.join(name));
-            if !paths[number].exists() {
+            if !is_listed(&paths[number]) {
                 let wanted = format!("the file {name}");
                 return Err(Error::tensor(&index_file, tensor, wanted, "no such file"));
             }

@@ -44,19 +44,17 @@ impl Mapped {
     /// Maps a file.
     pub(super) fn open(path: &Path) -> Result<Arc<Self>> {
         let failed = |e: std::io::Error| Error::load(path, "a readable file", e.to_string());
-        // Asked before it is opened: opening a pipe would wait for a writer.
-        let about = std::fs::metadata(path).map_err(failed)?;
-        if !about.is_file() || about.len() < 8 {
-            let got = if about.is_file() { "less than 8 bytes" } else { "not a regular file" };
-            return Err(Error::load(path, "a safetensors file", got));
+        let wrong = |got: &str| Error::load(path, "a safetensors file", got);
+        let (file, bytes) = kie_kernels::file::open(path).map_err(|got| wrong(&got))?;
+        if bytes < 8 {
+            return Err(wrong("less than 8 bytes"));
         }
-        let file = std::fs::File::open(path).map_err(failed)?;
         // SAFETY: the map is read-only and private. Truncating the file while it is mapped would
         // fault, as with every mapped library; whoever changes a model folder under a running
         // engine upholds this.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(failed)?;
         if map.len() < 8 {
-            return Err(Error::load(path, "a safetensors file", "less than 8 bytes"));
+            return Err(wrong("less than 8 bytes"));
         }
         // A hint: a file system that does not take it is only slower.
         let _ = map.advise(memmap2::Advice::WillNeed);

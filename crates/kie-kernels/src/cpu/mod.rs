@@ -8,6 +8,7 @@
 
 mod arena;
 pub mod attention;
+mod limits;
 pub mod matmul;
 pub mod numbers;
 pub mod ops;
@@ -143,7 +144,8 @@ impl Device for Cpu {
     }
 }
 
-/// Total and available memory in bytes, the tighter of the machine's and the control group's.
+/// Total and available memory in bytes, the tightest of the machine's, the control groups' and the
+/// address space's.
 pub fn memory() -> (u64, u64) {
     let field = |text: &str, key: &str| {
         let line = text.lines().find(|l| l.starts_with(key))?;
@@ -152,11 +154,8 @@ pub fn memory() -> (u64, u64) {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = field(&info, "MemTotal:").map_or(u64::MAX, |kb| kb * 1024);
     let free = field(&info, "MemAvailable:").map_or(u64::MAX, |kb| kb * 1024);
-    let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    match (number("/sys/fs/cgroup/memory.max"), number("/sys/fs/cgroup/memory.current")) {
-        (Some(max), Some(used)) => (total.min(max), free.min(max.saturating_sub(used))),
-        (None, _) | (_, None) => (total, free),
-    }
+    let room = limits::room().and(limits::Room { limit: total, free });
+    (room.limit, room.free)
 }
 
 /// What the processor calls itself.

@@ -18,6 +18,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
+use crate::file;
+
 const MAGIC: &[u8; 8] = b"kie-bin1";
 const HEADER_BYTES: usize = 8 + 8 + 16;
 /// Longer files are not ours.
@@ -27,9 +29,9 @@ const DRAFT_AGE_MAX: Duration = Duration::from_secs(3600);
 
 /// How much is kept: a model has 3 kernels of about 200 KB.
 #[derive(Debug, Clone, Copy)]
-struct Bounds {
-    entries: usize,
-    bytes: u64,
+pub(crate) struct Bounds {
+    pub(crate) entries: usize,
+    pub(crate) bytes: u64,
 }
 
 const BOUNDS: Bounds = Bounds { entries: 64, bytes: 256 << 20 };
@@ -38,10 +40,11 @@ const BOUNDS: Bounds = Bounds { entries: 64, bytes: 256 << 20 };
 #[derive(Debug, Clone)]
 pub struct Cache {
     folder: Option<PathBuf>,
+    bounds: Bounds,
 }
 
 /// Name of an entry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(u128);
 
 impl Key {
@@ -65,14 +68,20 @@ fn fnv128(start: u128, bytes: &[u8]) -> u128 {
 impl Cache {
     /// In this folder, which is made when the first entry comes.
     pub fn at(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: Some(folder.into()) }
+        Self { folder: Some(folder.into()), bounds: BOUNDS }
     }
 
     /// `$KIE_CACHE`, or else `kie/kernels` in the user's folder of caches.
     pub fn usual() -> Self {
         let set = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         let user = || set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
-        Self { folder: set("KIE_CACHE").or_else(|| Some(user()?.join("kie/kernels"))) }
+        let folder = set("KIE_CACHE").or_else(|| Some(user()?.join("kie/kernels")));
+        Self { folder, bounds: BOUNDS }
+    }
+
+    /// Keeps other than the usual number of entries.
+    pub(crate) fn bounded(self, bounds: Bounds) -> Self {
+        Self { bounds, ..self }
     }
 
     /// Where entries are, if anywhere.
@@ -82,13 +91,8 @@ impl Cache {
 
     /// The payload under `key`; nothing if there is none, or only a broken one.
     pub fn get(&self, key: Key) -> Option<Vec<u8>> {
-        let mut file = File::open(self.entry(key)?).ok()?;
-        let bytes = file.metadata().ok()?.len();
-        if bytes > ENTRY_BYTES_MAX {
-            return None;
-        }
-        let mut entry = Vec::with_capacity(bytes as usize);
-        file.read_to_end(&mut entry).ok()?;
+        let path = self.entry(key)?;
+        let mut entry = file::read(&path, ENTRY_BYTES_MAX).ok()?;
         if entry.len() < HEADER_BYTES {
             return None;
         }
@@ -96,7 +100,7 @@ impl Cache {
         let whole = entry == header(&payload);
         if whole {
             // Its last use. Where the file is somebody else's, it only looks older than it is.
-            let _ = file.set_modified(SystemTime::now());
+            let _ = File::open(&path).and_then(|file| file.set_modified(SystemTime::now()));
         }
         whole.then_some(payload)
     }
@@ -116,7 +120,7 @@ impl Cache {
                 path.display()
             )
         })?;
-        prune(&entry, BOUNDS);
+        prune(&entry, self.bounds);
         Ok(())
     }
 
@@ -372,7 +376,7 @@ mod tests {
         let note = cache.put(Key::of(&[b"key"]), b"payload").unwrap_err();
         assert!(note.contains("KIE_CACHE") && note.contains("file/kernels"), "{note}");
         assert_eq!(cache.get(Key::of(&[b"key"])), None);
-        let nowhere = Cache { folder: None };
+        let nowhere = Cache { folder: None, bounds: BOUNDS };
         assert!(nowhere.put(Key::of(&[b"key"]), b"payload").unwrap_err().contains("HOME"));
     }
 }

@@ -1,25 +1,30 @@
 //! From a source to a loaded library, by the C++ compiler of the host and a cache on disk.
 //!
-//! Invariants: a file in the cache is complete (published by rename) and belongs to this user; a
-//! loaded library is a copy of its own, because the runtime in it keeps its state in statics.
+//! Invariants: what comes from the cache is whole and belongs to this user; a loaded library is a
+//! copy of its own, because the runtime in it keeps its state in statics.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void, CStr, CString, OsStr};
 use std::fmt::Write as _;
+use std::io::Read as _;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::mono::cache::{Bounds, Cache, Key};
 use crate::mono::machine::Source;
 
 /// The runtime that stands in front of every source.
 const RUNTIME: [&str; 2] =
     [include_str!("../../kernels/sim/order.h"), include_str!("../../kernels/sim/fibers.h")];
 const ARCH: &str = "the simulator";
+/// The tests alone compile some hundreds.
+const KEPT: Bounds = Bounds { entries: 1024, bytes: 512 << 20 };
 /// Halves and text puns are as on a GPU; every product and sum is rounded by itself. Kernels
 /// run for less time than more than `-Og` takes to compile them.
 const FLAGS: &[&str] = &[
@@ -35,6 +40,10 @@ const FLAGS: &[&str] = &[
     "-x",
     "c++",
 ];
+
+/// What a compiler says about itself is shorter, and said sooner.
+const ANSWER_BYTES_MAX: u64 = 1 << 20;
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// For ThreadSanitizer, as GCC spells it. Lanes of a team share one of its threads, so no stack of
 /// calls can be kept; volatile words are not accesses that could race.
@@ -93,12 +102,8 @@ impl Compiler {
         if races {
             check_sanitizer(device)?;
         }
-        let (wanted, cache) = environment();
-        let named = wanted.is_some();
-        let candidates = match wanted {
-            Some(words) => vec![words],
-            None => ["g++", "clang++", "c++"].map(str::to_owned).to_vec(),
-        };
+        let cache = environment().1;
+        let (candidates, named) = candidates();
         for candidate in &candidates {
             let words: Vec<String> = candidate.split_whitespace().map(str::to_owned).collect();
             if let Some(version) = version_of(&words) {
@@ -109,7 +114,11 @@ impl Compiler {
             }
         }
         let detail = if named {
-            format!("$CXX names {:?}, which does not answer to --version", candidates[0])
+            format!(
+                "$CXX names {:?}, which is no C++ compiler: it does not answer to \
+                     --version, or not to -x c++ -dM -E",
+                candidates[0]
+            )
         } else {
             "no C++ compiler: looked for g++, clang++, c++ in PATH; install one or set $CXX"
                 .to_owned()
@@ -121,17 +130,22 @@ impl Compiler {
     pub(super) fn library(&self, source: &Source, warp: u32) -> Result<Library> {
         let text = text_of(source, warp);
         let key = self.key(&text);
-        let kept = self.folder.join(format!("{key}.so"));
         // Ranks, and tests that run at once, ask for the same kernels: one compiles, others wait.
         let turn = turn_of(key);
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         let own = unique(&self.folder, "so");
-        if std::fs::copy(&kept, &own).is_err() {
-            self.build(&text, &own)?;
-            let published = unique(&self.folder, "so");
-            std::fs::copy(&own, &published)
-                .and_then(|_| std::fs::rename(&published, &kept))
-                .map_err(|error| failed(&kept, &error))?;
+        let cache = Cache::at(&self.folder).bounded(KEPT);
+        // Whole or not there: the linker maps what it is given, and a file cut short would fault.
+        match cache.get(key) {
+            Some(library) => {
+                std::fs::write(&own, library).map_err(|error| discarded(&own, &error))?;
+            }
+            None => {
+                self.build(&text, &own)?;
+                let built = std::fs::read(&own).map_err(|error| discarded(&own, &error))?;
+                // The cache only saves time.
+                let _ = cache.put(key, &built);
+            }
         }
         let mut library = Library::load(&own, &source.entries);
         match &mut library {
@@ -144,22 +158,11 @@ impl Compiler {
     }
 
     /// Names everything that the result depends on.
-    fn key(&self, text: &str) -> String {
-        let mut parts = vec![self.version.as_str(), text];
-        parts.extend(self.words.iter().map(String::as_str));
-        parts.extend(FLAGS.iter().chain(&self.flags));
-        let hash = |start: u64| {
-            let mut hash = start;
-            for part in &parts {
-                for &byte in part.as_bytes().iter().chain(&[0xff]) {
-                    hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-                    hash ^= hash >> 29;
-                }
-            }
-            hash
-        };
-        let (a, b) = (hash(0xcbf2_9ce4_8422_2325), hash(0x9e37_79b9_7f4a_7c15));
-        format!("{a:016x}{b:016x}-{}", text.len())
+    fn key(&self, text: &str) -> Key {
+        let mut parts = vec![self.version.as_bytes(), text.as_bytes()];
+        parts.extend(self.words.iter().map(|word| word.as_bytes()));
+        parts.extend(FLAGS.iter().chain(&self.flags).map(|flag| flag.as_bytes()));
+        Key::of(&parts)
     }
 
     fn build(&self, text: &str, to: &Path) -> Result<()> {
@@ -179,8 +182,8 @@ impl Compiler {
 }
 
 /// Whoever compiles what the key names holds this.
-fn turn_of(key: String) -> Arc<Mutex<()>> {
-    static TURNS: Mutex<BTreeMap<String, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
+fn turn_of(key: Key) -> Arc<Mutex<()>> {
+    static TURNS: Mutex<BTreeMap<Key, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
     let mut turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
     Arc::clone(turns.entry(key).or_default())
 }
@@ -197,11 +200,59 @@ fn text_of(source: &Source, warp: u32) -> String {
     text
 }
 
-/// The first line of `--version`, or nothing if there is no such program.
+/// The first line of `--version`, or nothing if there is no such program or it is no compiler of
+/// C++: many a program answers to `--version`.
 fn version_of(words: &[String]) -> Option<String> {
-    let done = Command::new(words.first()?).args(&words[1..]).arg("--version").output().ok()?;
-    let text = String::from_utf8_lossy(&done.stdout).into_owned();
-    done.status.success().then(|| text.lines().next().unwrap_or("").to_owned())
+    let text = answer_of(words, &["--version"])?;
+    let defines = answer_of(words, &["-x", "c++", "-dM", "-E", "/dev/null"])?;
+    let compiles = defines.contains("__cplusplus");
+    compiles.then(|| text.lines().next().unwrap_or("").to_owned())
+}
+
+/// What a program prints that is given nothing to read and a few seconds.
+fn answer_of(words: &[String], arguments: &[&str]) -> Option<String> {
+    let mut command = Command::new(words.first()?);
+    command.args(&words[1..]).args(arguments).stdin(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.stdout(Stdio::piped()).spawn().ok()?;
+    let mut pipe = child.stdout.take()?.take(ANSWER_BYTES_MAX);
+    let (said, answer) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut text = Vec::new();
+        let _ = pipe.read_to_end(&mut text);
+        // Nobody listens to one that took too long.
+        let _ = said.send(text);
+    });
+    let until = Instant::now() + ANSWER_TIME_MAX;
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_millis(2)),
+            Ok(None) | Err(_) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return None;
+            }
+        }
+    };
+    // Whoever it started may hold the pipe open.
+    let text = answer.recv_timeout(ANSWER_TIME_MAX).ok()?;
+    status.success().then(|| String::from_utf8_lossy(&text).into_owned())
+}
+
+/// The compiler that the simulator would use, as it was named, and its first line about itself.
+pub fn compiler() -> Option<(String, String)> {
+    candidates().0.into_iter().find_map(|candidate| {
+        let words: Vec<String> = candidate.split_whitespace().map(str::to_owned).collect();
+        Some((candidate, version_of(&words)?))
+    })
+}
+
+/// Compilers that are asked, in order, and whether the user named it.
+fn candidates() -> (Vec<String>, bool) {
+    match environment().0 {
+        Some(words) => (vec![words], true),
+        None => (["g++", "clang++", "c++"].map(str::to_owned).to_vec(), false),
+    }
 }
 
 /// The sanitizer's library must have been there before anything else was.
@@ -251,6 +302,12 @@ fn unique(folder: &Path, extension: &str) -> PathBuf {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     folder.join(format!("tmp-{}-{number}.{extension}", std::process::id()))
+}
+
+/// As [`failed`], and what was begun is removed.
+fn discarded(path: &Path, error: &std::io::Error) -> Error {
+    let _ = std::fs::remove_file(path);
+    failed(path, error)
 }
 
 fn failed(path: &Path, error: &std::io::Error) -> Error {

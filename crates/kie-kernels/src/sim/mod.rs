@@ -26,6 +26,7 @@ use crate::mono::handle::{Handle, HandleFault};
 use crate::mono::machine::{
     Flight, Launch, Machine, MachineInfo, Memory, Module, Peer, Platform, Shared, Source,
 };
+pub use compile::compiler;
 use compile::Library;
 use memory::Region;
 
