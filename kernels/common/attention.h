@@ -6,7 +6,7 @@
 // pages a block have them in the ring (attend_pages.h), with the same bits where there is one. A
 // page of one (layer, lane, kv
 // head): 64 keys as rows, then the values transposed (feature x 64 positions): both are read as
-// matrix fragments straight from memory. q carries 1 / sqrt(d) and log2 e (KIE_QUERY_SCALE).
+// matrix fragments straight from memory. q carries 1 / sqrt(d) and log2 e (kQueryScale).
 // Traffic: 2 * positions * head_dim * 2 bytes a kv head.
 #pragma once
 
@@ -154,7 +154,7 @@ KIE_DEVICE void norm_head(const DecodeArgs& args, int layer, int position, int h
     }
     KIE_UNROLL for (int m = 16; m > 0; m /= 2) sum += shuffle_xor(sum, m);
     float scale = rsqrt_f(sum * (1.0f / kHeadDimReal) + kEps);
-    const float keep = head == kGroup ? 1.0f : KIE_QUERY_SCALE;
+    const float keep = head == kGroup ? 1.0f : kQueryScale;
     KIE_UNROLL for (int i = 0; i < kEach; ++i) {
         const int n = i * kTeam + my;
         if (n >= kHalfHead) continue;
@@ -240,8 +240,9 @@ KIE_DEVICE void store_new(Watch& watch, const DecodeArgs& args, const AttendAt& 
 constexpr int kPartHead = kHeadDim / 16 * kPartLine;
 KIE_DEVICE u64* part_at(const DecodeArgs& args, const AttendAt& at) {
     const long unit = unit_of(at.layer, at.lane_index);
-    const long lot = (unit * kSplitsMax + at.split) * kColumns + at.column;
-    return args.words + kAtPart + lot * kPartWords + at.kv_head * kGroup * kPartHead;
+    const long lot = (long)at.split * kColumns + at.column;
+    return args.words + kAtPart + unit * kVecPart + lot * kPartWords +
+           at.kv_head * kGroup * kPartHead;
 }
 // A tile's 16 features of each head; `i0` and `i1` turn the sums of this thread's heads into means.
 KIE_DEVICE void publish_features(u64* line, const float (&sums)[4], float i0, float i1, u32 epoch) {
@@ -366,7 +367,7 @@ KIE_DEVICE void merge_parts(Watch& watch, const DecodeArgs& args, int layer, int
     const int my = lane(), group = my / kWide;
     constexpr int kPasses = kCount / kWide;
     constexpr int kOnce = kPasses == 2 && kEach <= 4 ? 2 : 1;  // passes whose words travel together
-    const u64* parts = args.words + kAtPart + unit * kSplitsMax * kColumns * kPartWords;
+    const u64* parts = args.words + kAtPart + unit * kVecPart;
     KIE_NO_UNROLL for (int n = 0; n < kCount; n += kOnce * kWide) {
         // Heads are whole numbers of lines.
         const auto word_of = [&](int pass) { return first + n + pass * kWide + my % kWide; };

@@ -64,7 +64,7 @@ KIE_DEVICE void merge_one(Watch& watch, const u64* parts, int word, int column, 
 // This block's share.
 KIE_DEVICE void merge_columns(Watch& watch, const DecodeArgs& args, const Block& b, int layer) {
     const long unit = unit_of(layer, b.lane_index);
-    const u64* parts = args.words + kAtPart + unit * kSplitsMax * kColumns * kPartWords;
+    const u64* parts = args.words + kAtPart + unit * kVecPart;
     // The last warps: pages are the first ones' work.
     KIE_NO_UNROLL for (int n = kThreads - 1 - (int)thread(); n < kMergeItems; n += kThreads) {
         const int item = b.seat * kMergeItems + n, column = item / kWordsA, word = item % kWordsA;

@@ -117,21 +117,21 @@ KIE_DEVICE void take_tables(const DecodeArgs& args, u8* shared) {
 }
 
 KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer, Held& held,
-                         Lots<SplitQkv>& lots, Squares& squares) {
-    float bias[SplitQkv::items][2];
+                         Lots<TilingQkv>& lots, Squares& squares) {
+    float bias[TilingQkv::items][2];
     if constexpr (kBias) {
         const float* from = args.biases +
                             ((long)layer * kLanes + b.lane_index) * (kRowsQkv * kBlocksPerLane) +
                             b.seat * kRowsQkv;
-        each_item<SplitQkv>([&](int item, int pair, int, bool live) {
+        each_item<TilingQkv>([&](int item, int pair, int, bool live) {
             KIE_UNROLL for (int i = 0; i < 2; ++i) bias[item][i] = live ? from[2 * pair + i] : 0;
         });
     }
-    Sums<SplitQkv> s = multiply_normed<SplitQkv>(ring, lots, b, squares);
+    Sums<TilingQkv> s = multiply_normed<TilingQkv>(ring, lots, b, squares);
     stamp(b, 1);
     if (!kPacked) early_page(args, b, layer, held);
     u64* to = args.words + kAtQkv + unit_of(layer, b.lane_index) * kVecQ + b.seat * (kRowsQkv / 2);
-    finish<SplitQkv>(
+    finish<TilingQkv>(
         s, (float*)(b.shared + kShPartA),
         [&](int item, int pair, int column, float v0, float v1, bool live, bool lead) {
             const float scale = rms_scale(b, live ? column : 0);
@@ -154,7 +154,7 @@ KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer
 // in shared memory. q also takes the softmax's 1 / sqrt(head_dim) and log2 e.
 KIE_DEVICE void rotations(const DecodeArgs& args, const Block& b, u32 step) {
     const int live_columns = live_at(args, step);
-    each_item<SplitQkv>([&](int item, int pair, int column, bool live) {
+    each_item<TilingQkv>([&](int item, int pair, int column, bool live) {
         const int row = b.seat * kRowsQkv + 2 * pair;
         float c = 1, s = 0;
         if (!kHeadNorm && live && row < kAttn + kKvHeads * kHeadDim) {
@@ -165,7 +165,7 @@ KIE_DEVICE void rotations(const DecodeArgs& args, const Block& b, u32 step) {
                                 2;
             c = r[0], s = r[1];
             if (row < kAttn) {
-                c *= KIE_QUERY_SCALE, s *= KIE_QUERY_SCALE;
+                c *= kQueryScale, s *= kQueryScale;
             }
         }
         if (live || !kTurnsOwned)
@@ -175,16 +175,16 @@ KIE_DEVICE void rotations(const DecodeArgs& args, const Block& b, u32 step) {
 
 // Residual rows: h += own (+ the other lanes' sums, of this layer or earlier), then publish both.
 struct Owned {
-    float v[SplitO::items][2];
+    float v[TilingO::items][2];
 };
 // Words of other lanes that a thread looks after. Where four lanes of a team hold the same result
 // (kQuad), each adds some of the lanes. Where every thread owns results (kAlone), see add_far.
 // Otherwise the words are dealt out to all threads, who leave them in shared memory for the owner
 // of the row.
-constexpr bool kQuad = SplitO::k_warps == 1 && kColumns == 1;
-constexpr bool kAlone = SplitO::k_warps == 1 && kColumns > 1, kFar = kAlone && kLanesAll > 1;
+constexpr bool kQuad = TilingO::k_warps == 1 && kColumns == 1;
+constexpr bool kAlone = TilingO::k_warps == 1 && kColumns > 1, kFar = kAlone && kLanesAll > 1;
 constexpr int kOthers =
-    kQuad ? SplitO::items * ((kLanesAll + 3) / 4) : (kOtherWords + kThreads - 1) / kThreads;
+    kQuad ? TilingO::items * ((kLanesAll + 3) / 4) : (kOtherWords + kThreads - 1) / kThreads;
 struct Others {
     u64 v[kOthers > 0 ? kOthers : 1];
 };
@@ -323,7 +323,7 @@ KIE_DEVICE void take_near(Watch& watch, const DecodeArgs& args, const Block& b, 
 }
 // A rank's words for the others, each other rank's stored by a warp of its own: those that own
 // results go on at once.
-constexpr bool kSpread = kByOwner && kRanks > 1 && kRanks <= kWarps&& SplitO::row_pairs <= kTeam;
+constexpr bool kSpread = kByOwner && kRanks > 1 && kRanks <= kWarps&& TilingO::row_pairs <= kTeam;
 KIE_DEVICE void publish_share(const DecodeArgs& args, u64* p, u32 payload, u32 epoch) {
     if constexpr (kSpread) {
         publish_to(args, (thread() / kTeam + args.rank) % kRanks, p, payload, epoch);
@@ -391,16 +391,16 @@ KIE_DEVICE void step_residual(Watch& watch, const DecodeArgs& args, Block& b, in
 }
 
 KIE_DEVICE void step_gate_up(Ring& ring, const DecodeArgs& args, Block& b, int layer,
-                             Lots<SplitGu>& lots, Squares& squares) {
-    Sums<SplitGu> s = multiply_normed<SplitGu>(ring, lots, b, squares);
+                             Lots<TilingGu>& lots, Squares& squares) {
+    Sums<TilingGu> s = multiply_normed<TilingGu>(ring, lots, b, squares);
     stamp(b, 8);
     u64* to = args.words + kAtAct + unit_of(layer, b.lane_index) * kVecF;
-    finish<SplitGu>(
+    finish<TilingGu>(
         s, (float*)(b.shared + kShPartA),
         [&](int, int pair, int column, float v0, float v1, bool live, bool lead) {
             const float scale = rms_scale(b, live ? column : 0), gate = v0 * scale, up = v1 * scale;
             const float y = gate * up * reciprocal_f(1.0f + exp2_f(-1.44269504f * gate));
-            const float next = shuffle_xor(y, neighbour<SplitGu>());
+            const float next = shuffle_xor(y, neighbour<TilingGu>());
             const int n = b.seat * (kRowsGu / 4) + pair / 2, at = kDirectDown ? direct_word(n) : n;
             if (live && lead && pair % 2 == 0 && column < live_of(b))
                 publish(to + (long)column * kWordsF + at, pack_half2(y, next), b.epoch);
@@ -593,12 +593,12 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
                              Owned& own) {
     Held held;
     const int delay[2] = {layer_of(b, layer).delay[0], layer_of(b, layer).delay[1]};
-    Near<SplitO> near_o;
-    ask_near<SplitO>(args, b, 0, layer, delay[0] > 0 ? delay[0] : -1, near_o);
+    Near<TilingO> near_o;
+    ask_near<TilingO>(args, b, 0, layer, delay[0] > 0 ? delay[0] : -1, near_o);
     {
-        Lots<SplitQkv> lots;
-        take_first<SplitQkv>(ring, lots);
-        vector_free<SplitDown>();
+        Lots<TilingQkv> lots;
+        take_first<TilingQkv>(ring, lots);
+        vector_free<TilingDown>();
         if (kPacked) early_page(args, b, layer, held);
         Squares squares =
             gather_normed(watch, args, b, hidden_slot(args, 1, layer - 1, b.lane_index), layer == 0,
@@ -607,11 +607,10 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
         step_qkv(ring, args, b, layer, held, lots, squares);
     }
     if (layer == 0)
-        KIE_UNROLL for (int i = 0; i < SplitO::items; ++i)
+        KIE_UNROLL for (int i = 0; i < TilingO::items; ++i)
             unpack_half2(bits(own.v[i][0]), own.v[i][0], own.v[i][1]);
     const long unit = unit_of(layer, b.lane_index);
-    constexpr int kEarly = min_i(kEarlyGu, SplitGu::ahead);
-    Lots<SplitGu> gate_up;
+    Lots<TilingGu> gate_up;
     {
         bool attended = false;
         if constexpr (kStreamed && kColumns == 1) {
@@ -624,34 +623,35 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
             if (first < live_of(b)) attended |= attend_columns(watch, args, b, layer, first, held);
         }
         stamp(b, 3);
-        Lots<SplitO> lots;
-        take_first<SplitO>(ring, lots);
-        take_first<SplitGu, 0, kEarly>(ring, gate_up);
-        Far<SplitO> far = early_far<SplitO>(watch, args, b, 0, layer);
-        if (delay[0] > 0) take_near<SplitO>(watch, args, b, 0, layer, delay[0], false, 0, near_o);
+        Lots<TilingO> lots;
+        take_first<TilingO>(ring, lots);
+        take_first<TilingGu, 0, kEarlyGu>(ring, gate_up);
+        Far<TilingO> far = early_far<TilingO>(watch, args, b, 0, layer);
+        if (delay[0] > 0) take_near<TilingO>(watch, args, b, 0, layer, delay[0], false, 0, near_o);
         gather_attention(watch, args, b, layer, attended);
-        step_residual<SplitO>(watch, args, b, 0, layer, own, 5, far, near_o, [&]() {
-            return multiply_output<SplitO, kDirectO>(
+        step_residual<TilingO>(watch, args, b, 0, layer, own, 5, far, near_o, [&]() {
+            return multiply_output<TilingO, kDirectO>(
                 ring, watch, lots, b, args.words + kAtAttn + unit * kVecA, kWordsA, layer << 4 | 4);
         });
     }
-    Far<SplitDown> far = early_far<SplitDown>(watch, args, b, 1, layer);
-    Near<SplitDown> near_down;
-    ask_near<SplitDown>(args, b, 1, layer, delay[1] > 0 ? delay[1] : -1, near_down);
+    Far<TilingDown> far = early_far<TilingDown>(watch, args, b, 1, layer);
+    Near<TilingDown> near_down;
+    ask_near<TilingDown>(args, b, 1, layer, delay[1] > 0 ? delay[1] : -1, near_down);
     {
-        take_first<SplitGu, kEarly>(ring, gate_up);
-        vector_free<SplitO>();
+        take_first<TilingGu, kEarlyGu>(ring, gate_up);
+        vector_free<TilingO>();
         Squares squares = gather_normed(watch, args, b, hidden_slot(args, 0, layer, b.lane_index),
                                         false, 2 * layer + 1, b.epoch, layer << 4 | 5);
         stamp(b, 7);
         step_gate_up(ring, args, b, layer, gate_up, squares);
     }
-    Lots<SplitDown> lots;
-    take_first<SplitDown>(ring, lots);
+    Lots<TilingDown> lots;
+    take_first<TilingDown>(ring, lots);
     const u64* act = args.words + kAtAct + unit * kVecF;
-    if (delay[1] > 0) take_near<SplitDown>(watch, args, b, 1, layer, delay[1], false, 0, near_down);
+    if (delay[1] > 0)
+        take_near<TilingDown>(watch, args, b, 1, layer, delay[1], false, 0, near_down);
     if constexpr (!kDirectDown) {
-        vector_free<SplitGu>();
+        vector_free<TilingGu>();
         constexpr int kShare = kFfn / 2 / kWarps;
         const int first = (int)(thread() / kTeam) * kShare;
         Squares none;
@@ -659,52 +659,52 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
                               nullptr, (u32*)(b.shared + kShXb) + first, kStrideB / 2, none.v);
     }
     stamp(b, 10);
-    step_residual<SplitDown>(watch, args, b, 1, layer, own, 11, far, near_down, [&]() {
-        return multiply_output<SplitDown, kDirectDown>(ring, watch, lots, b, act, kWordsF,
-                                                       layer << 4 | 6);
+    step_residual<TilingDown>(watch, args, b, 1, layer, own, 11, far, near_down, [&]() {
+        return multiply_output<TilingDown, kDirectDown>(ring, watch, lots, b, act, kWordsF,
+                                                        layer << 4 | 6);
     });
 }
 
 KIE_DEVICE void decode_head(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b,
                             Pick& pick) {
     {
-        Lots<SplitHead> lots;
-        take_first<SplitHead>(ring, lots);
+        Lots<TilingHead> lots;
+        take_first<TilingHead>(ring, lots);
         if constexpr (kHeadMode == kHeadPerLane) {
-            vector_free<SplitDown>();
+            vector_free<TilingDown>();
             Squares squares =
                 gather_normed(watch, args, b, hidden_slot(args, 1, kLayers - 1, b.lane_index),
                               false, 2 * kLayers, b.epoch - 1, 0xffe);
             stamp(b, 13);
-            Sums<SplitHead> s = multiply_normed<SplitHead>(ring, lots, b, squares);
-            step_head<SplitHead>(args, b, s, 0, pick);
+            Sums<TilingHead> s = multiply_normed<TilingHead>(ring, lots, b, squares);
+            step_head<TilingHead>(args, b, s, 0, pick);
         } else {
             sync_consumers<kThreads>();  // the squares of the layer before have been read
             gather_lanes(watch, args, b);
             stamp(b, 13);
-            Sums<SplitHead> s = multiply<SplitHead>(ring, lots, b.shared + kShXa, kStrideA);
-            step_head<SplitHead>(args, b, s, 0, pick);
+            Sums<TilingHead> s = multiply<TilingHead>(ring, lots, b.shared + kShXa, kStrideA);
+            step_head<TilingHead>(args, b, s, 0, pick);
         }
     }
     KIE_NO_UNROLL for (int p = 1; p < kHeadPasses; ++p) {
-        if (SplitHead::k_warps > 1) sync_consumers<kThreads>();
-        Lots<SplitHead> lots;
-        take_first<SplitHead>(ring, lots);
-        Sums<SplitHead> s = multiply<SplitHead>(ring, lots, b.shared + kShXa, kStrideA);
-        step_head<SplitHead>(args, b, s, p * kHeadPassRows, pick);
+        if (TilingHead::k_warps > 1) sync_consumers<kThreads>();
+        Lots<TilingHead> lots;
+        take_first<TilingHead>(ring, lots);
+        Sums<TilingHead> s = multiply<TilingHead>(ring, lots, b.shared + kShXa, kStrideA);
+        step_head<TilingHead>(args, b, s, p * kHeadPassRows, pick);
     }
     if constexpr (kHeadTail > 0) {
-        if (SplitHead::k_warps > 1 || SplitTail::k_warps > 1) sync_consumers<kThreads>();
-        Lots<SplitTail> lots;
-        take_first<SplitTail>(ring, lots);
-        Sums<SplitTail> s = multiply<SplitTail>(ring, lots, b.shared + kShXa, kStrideA);
-        step_head<SplitTail>(args, b, s, kHeadPasses * kHeadPassRows, pick);
+        if (TilingHead::k_warps > 1 || TilingTail::k_warps > 1) sync_consumers<kThreads>();
+        Lots<TilingTail> lots;
+        take_first<TilingTail>(ring, lots);
+        Sums<TilingTail> s = multiply<TilingTail>(ring, lots, b.shared + kShXa, kStrideA);
+        step_head<TilingTail>(args, b, s, kHeadPasses * kHeadPassRows, pick);
     }
 }
 
 KIE_DEVICE void decode_step(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b) {
     Owned own;
-    each_item<SplitO>([&](int item, int pair, int column, bool live) {
+    each_item<TilingO>([&](int item, int pair, int column, bool live) {
         const int row = b.seat * (kRowsO / 2) + pair;
         own.v[item][0] = number(live && row < kHidden / 2
                                     ? args.embed[(long)tokens_of(b)[column] * (kHidden / 2) + row]
@@ -810,10 +810,3 @@ KIE_KERNEL(kie_decode, kThreads + kHelpers * kWarp, DecodeArgs args) {
     if (b.trace)
         for (int i = 0; i < 16; ++i) args.trace[block() * 16 + i] = trace[i];
 }
-
-// The host's arithmetic is the same, or nothing compiles.
-static_assert(sizeof(DecodeArgs) == KIE_ARGS_BYTES && sizeof(Layer) == 32, "host structures");
-static_assert(kRowsQkv == KIE_ROWS_QKV && kRowsO == KIE_ROWS_O && kRowsGu == KIE_ROWS_GU &&
-                  kRowsHead == KIE_ROWS_HEAD && kLineBytes == KIE_LINE_BYTES &&
-                  kWords <= KIE_WORDS && kSharedBytes <= KIE_SHARED_MAX,
-              "host plan");

@@ -229,7 +229,7 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
     const bool is_q = row < kAttn, is_v = row >= kAttn + kKvHeads * kHeadDim;
     const int head = row / kHeadDim, f = row % kHeadDim;
     const int kv_head = is_q ? 0 : is_v ? head - kHeads - kKvHeads : head - kHeads;
-    const float factor = is_q && !kHeadNorm ? KIE_QUERY_SCALE : 1.0f;
+    const float factor = is_q && !kHeadNorm ? kQueryScale : 1.0f;
     const int kv_index = item.lane_index * kKvHeads + kv_head;
     float bias[2] = {0, 0};
     if constexpr (kBias) {
@@ -529,8 +529,8 @@ KIE_DEVICE void put_last(const PrefillArgs& args, const Chunk& chunk) {
 }
 
 KIE_DEVICE WideRows rows_of_product(int product, int f) {
-    return product == kToQkv      ? product_rows<SplitQkv, kQkv>(f)
-           : product == kToGateUp ? product_rows<SplitGu, 2 * kFfn>(f)
+    return product == kToQkv      ? product_rows<TilingQkv, kQkv>(f)
+           : product == kToGateUp ? product_rows<TilingGu, 2 * kFfn>(f)
                                   : residual_rows(f);
 }
 // The rows of the embedding, in the order of a product's results.
@@ -575,9 +575,9 @@ KIE_DEVICE void multiply_item(Pipe& pipe, const Cut& cut, int product, const Wid
     };
     if constexpr (kDense) {
         const OwnRows own = {rows_of(0)};
-        const DenseRows rows = product == kToQkv ? dense_rows<SplitQkv>(item, kQkv)
+        const DenseRows rows = product == kToQkv ? dense_rows<TilingQkv>(item, kQkv)
                                : product == kToGateUp
-                                   ? dense_rows<SplitGu>(item, 2 * kFfn)
+                                   ? dense_rows<TilingGu>(item, 2 * kFfn)
                                    : DenseRows{own.live() ? (u32)own.rows << 16 | own.at() : 0};
         accumulate<kWideN>(pipe, from, to, pairs, rows, d);
     } else if (!is_narrow(item)) {

@@ -324,19 +324,20 @@ KIE_DEVICE void feed_all(const PrefillArgs& args, Pipe& pipe) {
             watch.step = layer;
             long at = layer * kLayerBytes;
             if (!await_feed(watch, args, phase, 1, false)) return;
-            if (!feed<SplitQkv>(watch, args, pipe, chunk, kToQkv, layer, at, s + kScrX)) return;
-            at += product_bytes<SplitQkv>();
+            if (!feed<TilingQkv>(watch, args, pipe, chunk, kToQkv, layer, at, s + kScrX)) return;
+            at += product_bytes<TilingQkv>();
             if (!await_feed(watch, args, phase, kHeadNorm ? 2 : 1, true)) return;
             if (!feed_pages(watch, args, pages, chunk, layer)) return;
             if (!await_feed(watch, args, phase, 1, true)) return;
-            if (!feed<SplitO>(watch, args, pipe, chunk, kToO, layer, at, s + kScrAttn)) return;
-            at += product_bytes<SplitO>();
+            if (!feed<TilingO>(watch, args, pipe, chunk, kToO, layer, at, s + kScrAttn)) return;
+            at += product_bytes<TilingO>();
             const u32 mixed = is_mixed(args, kToO, layer) ? 2 : 1;
             if (!await_feed(watch, args, phase, mixed, false)) return;
-            if (!feed<SplitGu>(watch, args, pipe, chunk, kToGateUp, layer, at, s + kScrX)) return;
-            at += product_bytes<SplitGu>();
+            if (!feed<TilingGu>(watch, args, pipe, chunk, kToGateUp, layer, at, s + kScrX)) return;
+            at += product_bytes<TilingGu>();
             if (!await_feed(watch, args, phase, 1, false)) return;
-            if (!feed<SplitDown>(watch, args, pipe, chunk, kToDown, layer, at, s + kScrAct)) return;
+            if (!feed<TilingDown>(watch, args, pipe, chunk, kToDown, layer, at, s + kScrAct))
+                return;
             phase.done += is_mixed(args, kToDown, layer) ? 1 : 0;
         }
         ++phase.done;

@@ -46,7 +46,7 @@ KIE_DEVICE void norm_queries(const PrefillArgs& args, const Chunk& chunk, int la
                 turned_at(args, layer, false, chunk.base + at, 16 * i + n / 2 * 8 + 2 * t);
             float a, b;
             unpack_half2(v[i].v[n], a, b);
-            v[i].v[n] = turned.of(a, b, sum[n % 2], KIE_QUERY_SCALE);
+            v[i].v[n] = turned.of(a, b, sum[n % 2], kQueryScale);
         }
         q[i * 32] = v[i];
     }

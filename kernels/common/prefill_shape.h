@@ -60,10 +60,10 @@ KIE_CONST_FN bool is_dense() {
     }
     return S::rows >= 6 && S::rows % 2 == 0;
 }
-constexpr bool kDense = kListed && (SplitQkv::rows % 16 != 0 || SplitGu::rows % 16 != 0) &&
-                        is_dense<SplitQkv, kQkv>() && is_dense<SplitGu, 2 * kFfn>();
+constexpr bool kDense = kListed && (TilingQkv::rows % 16 != 0 || TilingGu::rows % 16 != 0) &&
+                        is_dense<TilingQkv, kQkv>() && is_dense<TilingGu, 2 * kFfn>();
 // Of a norm's squares there is a sum for every four row tiles.
-constexpr int kFrags = frags_of<SplitO, kHidden>(), kFours = over(kFrags, 4);
+constexpr int kFrags = frags_of<TilingO, kHidden>(), kFours = over(kFrags, 4);
 
 // Operands of the matrix unit, [lane][k / 32][position / 8][4 cores][8 positions][8 halves]. Within
 // 32 elements of k the order is that of the weights: 8 t + 4 h + 2 w + e stands in core 2 h + w at
@@ -184,11 +184,11 @@ KIE_DEVICE WideRows product_rows(int f) {
     const int live = min_i(kRows - 16 * f, 16);
     return live > 0 ? WideRows{f, 16 * f, 16, live} : WideRows{f, 0, 0, 0};
 }
-KIE_DEVICE WideRows residual_rows(int f) { return rows_at<SplitO, kHidden>(f); }
+KIE_DEVICE WideRows residual_rows(int f) { return rows_at<TilingO, kHidden>(f); }
 enum Product { kToQkv, kToO, kToGateUp, kToDown };
 KIE_CONST_FN int frags_of(int product) {
-    return product == kToQkv      ? kDense ? over(kQkv, 16) : frags_of<SplitQkv, kQkv>()
-           : product == kToGateUp ? kDense ? over(2 * kFfn, 16) : frags_of<SplitGu, 2 * kFfn>()
+    return product == kToQkv      ? kDense ? over(kQkv, 16) : frags_of<TilingQkv, kQkv>()
+           : product == kToGateUp ? kDense ? over(2 * kFfn, 16) : frags_of<TilingGu, 2 * kFfn>()
                                   : kFrags;
 }
 KIE_CONST_FN int pairs_of(int product) {  // of 32 columns
@@ -316,4 +316,4 @@ static_assert(sizeof(PrefillArgs) == KIE_PREFILL_ARGS_BYTES && kPartItems == KIE
                   kPrefillThreads == KIE_PREFILL_THREADS,
               "host structures");
 static_assert(kPrefillCounters <= KIE_PREFILL_COUNTERS, "host counters");
-static_assert(kLineBytes == KIE_LINE_BYTES && kPrefillScratch <= KIE_PREFILL_SCRATCH, "host plan");
+static_assert(kPrefillScratch <= KIE_PREFILL_SCRATCH, "host plan");

@@ -300,15 +300,15 @@ KIE_DEVICE bool feed_slice(Watch& w, const PrefillArgs& args, Pipe& pipe, const 
     const u8* x = args.scratch;
     long at = work.layer * kLayerBytes;
     if (work.stage == kDoQkv)
-        return feed_product<SplitQkv>(w, args, pipe, chunk, work, i, at, x + kScrX);
-    at += product_bytes<SplitQkv>();
+        return feed_product<TilingQkv>(w, args, pipe, chunk, work, i, at, x + kScrX);
+    at += product_bytes<TilingQkv>();
     if (work.stage == kDoO)
-        return feed_product<SplitO>(w, args, pipe, chunk, work, i, at, x + kScrAttn);
-    at += product_bytes<SplitO>();
+        return feed_product<TilingO>(w, args, pipe, chunk, work, i, at, x + kScrAttn);
+    at += product_bytes<TilingO>();
     if (work.stage == kDoGateUp)
-        return feed_product<SplitGu>(w, args, pipe, chunk, work, i, at, x + kScrX);
-    at += product_bytes<SplitGu>();
-    return feed_product<SplitDown>(w, args, pipe, chunk, work, i, at, x + kScrAct);
+        return feed_product<TilingGu>(w, args, pipe, chunk, work, i, at, x + kScrX);
+    at += product_bytes<TilingGu>();
+    return feed_product<TilingDown>(w, args, pipe, chunk, work, i, at, x + kScrAct);
 }
 KIE_DEVICE void await_begun(Watch& w, u32 n) {
     w.polls = 0;

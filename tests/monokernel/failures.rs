@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use kie_core::engine::{Engine, LogitsPath};
 use kie_core::{Error, Result};
 use kie_kernels::device::Options;
+use kie_kernels::mono::lower::tuning::Tuning;
 use kie_kernels::mono::machine::{Flight, Launch, Machine, Memory, Module, Source};
 use kie_kernels::mono::Mono;
 
@@ -42,7 +43,10 @@ impl Machine for Edited {
         for (from, to) in &self.edits {
             let found = text.matches(from).count();
             assert_eq!(found, 1, "{from:?} stands {found} times in the sources");
-            text = text.replace(from, to);
+            // Of a generated constant the name is known, not the value.
+            let at = text.find(from).unwrap();
+            let value = if from.ends_with(" = ") { text[at..].find(';').unwrap() } else { 0 };
+            text.replace_range(at..at + from.len().max(value), to);
         }
         self.machine.compile(&Source { text, ..source.clone() })
     }
@@ -179,6 +183,17 @@ pub fn edited_by(
     edits: &[Edit],
     broken: &Arc<AtomicBool>,
 ) -> Arc<Mono> {
+    edited_and_tuned(entry, device, edits, broken, None)
+}
+
+/// The same, tuned otherwise than the machine is.
+pub fn edited_and_tuned(
+    entry: &'static str,
+    device: &str,
+    edits: &[Edit],
+    broken: &Arc<AtomicBool>,
+    tuning: Option<Tuning>,
+) -> Arc<Mono> {
     let machines = machines(device);
     let last = machines.len() - 1;
     let one = |(at, machine)| -> Arc<dyn Machine> {
@@ -189,7 +204,7 @@ pub fn edited_by(
     let machines = machines.into_iter().enumerate().map(one).collect();
     let hang_timeout = Some(patience(device));
     let prefill_kernel = Some(entry == "kie_prefill");
-    let options = Options { hang_timeout, prefill_kernel, ..Options::default() };
+    let options = Options { hang_timeout, prefill_kernel, tuning, ..Options::default() };
     Arc::new(Mono::new(device, machines, &options).unwrap())
 }
 

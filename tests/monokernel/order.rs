@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use kie_core::request::{Prompt, Request, SamplingParams};
 
-use super::failures::{edited_by, open_over, Edit};
+use kie_kernels::mono::lower::tuning::{Tuning, H200};
+
+use super::failures::{edited_and_tuned, open_over, Edit};
 use super::packed::PACKED;
 use super::support::greedy_request;
 use super::two_at_a_time;
@@ -33,6 +35,8 @@ struct Case {
     /// Lengths of the prompts of requests that run beside each other.
     prompts: &'static [u32],
     edits: &'static [Edit],
+    /// Of the machine.
+    tuning: Tuning,
     /// Functions that a report is about; none where there must be no report.
     about: &'static [&'static str],
 }
@@ -45,6 +49,7 @@ const SHORT: Case = Case {
     machine: "blocks=8",
     prompts: &[3],
     edits: &[],
+    tuning: H200,
     about: &[],
 };
 
@@ -88,7 +93,7 @@ const TRUE: &[Case] = &[
         ..SHORT
     },
     Case { what: "norms of heads, and pages", fixture: "qwen3", prompts: &[66], ..SHORT },
-    Case { what: "stages side by side", machine: "ranks=2,blocks=4", edits: &PACKED, ..SHORT },
+    Case { what: "stages side by side", machine: "ranks=2,blocks=4", tuning: PACKED, ..SHORT },
     Case { what: "two ranks", machine: "ranks=2,blocks=4", ..SHORT },
     Case { what: "a prompt's slices", ..SLICED },
     Case { what: "a short prompt's slices", prompts: &[70], ..SLICED },
@@ -139,8 +144,9 @@ const MUTANTS: &[Case] = &[
         machine: "warp=64,blocks=2,shared=1000000",
         prompts: &[67],
         edits: &[(
-            "min_i(kPacked ? 64 : kRoomForRing / kSlotBytes, min_i(kLineStages, 64))",
-            "min_i(kPacked ? 64 : kRoomForRing / kSlotBytes, 64)",
+            "constexpr int kSlots = ",
+            "constexpr int kSlots = (1000000 - kShRing) / kSlotBytes < 64 \
+             ? (1000000 - kShRing) / kSlotBytes : 64",
         )],
         about: &["copy_async", "store_"],
         ..SHORT
@@ -148,11 +154,8 @@ const MUTANTS: &[Case] = &[
     Case {
         what: "a stage stands where another is still read",
         machine: "ranks=2,blocks=4",
-        edits: &[
-            PACKED[0],
-            PACKED[1],
-            ("f.kept == kSlots || f.used + left + bytes > kRingBytes", "f.kept == kSlots"),
-        ],
+        tuning: PACKED,
+        edits: &[("f.kept == kSlots || f.used + left + bytes > kRingBytes", "f.kept == kSlots")],
         about: &["copy_async", "take_lot"],
         ..SHORT
     },
@@ -313,9 +316,10 @@ fn a_lost_order_is_reported() {
 #[ignore = "run by the tests above, in a process of its own"]
 fn a_case_by_itself() {
     let at: usize = std::env::var(CASE).unwrap().parse().unwrap();
-    let Case { fixture, entry, machine, prompts, edits, .. } = case(at);
+    let &Case { fixture, entry, machine, prompts, edits, tuning, .. } = case(at);
     let device = format!("sim:seed={},{machine},races=1", seed(at));
-    let engine = open_over(fixture, edited_by(entry, &device, edits, &Arc::default()));
+    let engine =
+        open_over(fixture, edited_and_tuned(entry, &device, edits, &Arc::default(), Some(tuning)));
     let ids = |n: u32| (0..n).map(|i| 3 + i * 7 % 90).collect::<Vec<_>>();
     let streams: Vec<_> =
         prompts.iter().map(|&n| engine.stream(greedy_request(&ids(n), 4)).unwrap()).collect();

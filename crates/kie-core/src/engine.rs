@@ -313,6 +313,7 @@ impl Builder {
             max_itl: gap.transpose()?,
             first_epoch: self.first_epoch,
             prefill_kernel: self.prefill_kernel,
+            tuning: None,
             meter: self.meter.clone(),
         })
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::abi::{Dims, Encoding};
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
+use crate::mono::lower::tuning::Tuning;
 use crate::mono::machine::Machine;
 use crate::mono::meter::Meter;
 use crate::mono::Mono;
@@ -312,6 +313,8 @@ pub struct Options {
     pub prefill_kernel: Option<bool>,
     /// Bound on the gap of a decoding slot beside a prefill.
     pub max_itl: Option<Duration>,
+    /// What was measured best on a GPU, in place of the table's row for it; chosen by tests.
+    pub tuning: Option<Tuning>,
     /// Times a GPU's launches; what its requests say then may be garbage.
     pub meter: Option<Arc<Meter>>,
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::abi::{Dims, Encoding, HeadMode, Op, Program, Tensor, GROUPS, NONE};
 use crate::device::Buffer;
 use crate::error::{Error, Result};
-use crate::mono::model::{dealt, Model};
+use crate::mono::lower::model::{dealt, Class, Model};
 
 /// Most ranks, as on GPUs.
 pub(super) const RANKS_MAX: usize = 8;
@@ -163,6 +163,8 @@ const TILE_ROWS: u32 = 16;
 
 struct Builder<'a> {
     model: &'a Model,
+    /// Of all layers.
+    class: &'a Class,
     ranks: u32,
     /// Buffers of the program as it was given.
     buffers: u32,
@@ -205,7 +207,7 @@ impl Builder<'_> {
 
     /// Features of each rank's query (0) or kv (1) heads, and places for them.
     fn features(&self, which: usize) -> (Vec<Range<u32>>, u32) {
-        let (m, dim) = (self.model, self.model.head_dim);
+        let (m, dim) = (self.class, self.class.head_dim);
         let of = |heads: &[Range<u32>; 2]| heads[which].start * dim..heads[which].end * dim;
         (self.heads.iter().map(of).collect(), [m.heads, m.kv_heads][which] * dim)
     }
@@ -224,7 +226,7 @@ impl Builder<'_> {
 
     fn steps(&mut self) {
         let (m, ranks) = (self.model, self.ranks);
-        let ffn = parts(self.program.dims.ffn, m.ffn, ranks);
+        let ffn = parts(self.program.dims.ffn, self.class.ffn, ranks);
         let vocab = parts(m.vocab_all, m.vocab, ranks);
         let mut widths = vec![None; self.program.vectors.len()];
         let mut before = Op::Embed;
@@ -238,21 +240,24 @@ impl Builder<'_> {
                         step.weights[n] = self.by_rows(step.weights[n], rows, each);
                         step.biases[n] = self.bias(step.biases[n], which);
                     }
-                    widths[step.output as usize] = Some(m.heads * m.head_dim);
+                    widths[step.output as usize] = Some(self.class.heads * self.class.head_dim);
                 }
-                Op::Attend => widths[step.output as usize] = Some(m.heads * m.head_dim),
+                Op::Attend => {
+                    widths[step.output as usize] = Some(self.class.heads * self.class.head_dim)
+                }
                 Op::Project => {
                     let attended = before == Op::Attend;
                     let (cols, each) =
-                        if attended { self.features(0) } else { (ffn.clone(), m.ffn) };
+                        if attended { self.features(0) } else { (ffn.clone(), self.class.ffn) };
                     step.weights[0] = self.by_cols(step.weights[0], cols, each);
                     step.mix_delay = 0;
                 }
                 Op::GateUp => {
                     for n in 0..2 {
-                        step.weights[n] = self.by_rows(step.weights[n], ffn.clone(), m.ffn);
+                        step.weights[n] =
+                            self.by_rows(step.weights[n], ffn.clone(), self.class.ffn);
                     }
-                    widths[step.output as usize] = Some(m.ffn);
+                    widths[step.output as usize] = Some(self.class.ffn);
                 }
                 Op::Head => step.weights[0] = self.by_rows(step.weights[0], vocab.clone(), m.vocab),
                 Op::Sample => {}
@@ -305,26 +310,31 @@ impl Lanes {
             let detail = "one lane's output has a factor, and ranks would each have it".to_owned();
             return Err(Error::InvalidProgram { step, detail });
         }
+        let [class] = &model.classes[..] else {
+            let detail = "layers of several classes, which `cpu` does not deal out".to_owned();
+            return Err(Error::InvalidProgram { step: 1, detail });
+        };
         let last = program.tensors.iter().map(|t| t.buffer.max(t.scale_buffer)).max();
         let mut builder = Builder {
             model: &model,
+            class,
             ranks,
             buffers: last.map_or(0, |last| last + 1),
-            heads: (0..ranks).map(|rank| model.heads_of(rank, (d.heads, d.kv_heads))).collect(),
+            heads: (0..ranks).map(|rank| model.heads_of(rank, class)).collect(),
             program: program.clone(),
             copies: Vec::new(),
         };
         builder.steps();
         let dims = &mut builder.program.dims;
-        (dims.lanes, dims.heads, dims.kv_heads) = (ranks, model.heads, model.kv_heads);
-        (dims.ffn, dims.head_mode) = (model.ffn, HeadMode::PerLane);
+        (dims.lanes, dims.heads, dims.kv_heads) = (ranks, class.heads, class.kv_heads);
+        (dims.ffn, dims.head_mode) = (class.ffn, HeadMode::PerLane);
         builder.splits();
         debug_assert!((0..GROUPS)
             .all(|group| builder.program.dims.page_bytes(group) == page_bytes(d, group, ranks)));
         let (program, copies) = (builder.program, builder.copies);
         let how = format!(
             "ranks     {ranks} virtual ones, a lane each: {} query, {} kv heads, ffn {}, {} ids\n",
-            model.heads, model.kv_heads, model.ffn, model.vocab
+            class.heads, class.kv_heads, class.ffn, model.vocab
         );
         Ok(Self { program, copies, how, cut: true })
     }

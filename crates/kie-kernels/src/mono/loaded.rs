@@ -5,10 +5,12 @@ use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use super::cut::{Cut, Kind, Matrix};
-use super::machine::{Machine, Memory, Module, Platform, Shared, Source};
-use super::meter::Probe;
-use super::model::Model;
+use super::lower::layout::Exchange;
+use super::lower::model::{self, Model};
+use super::lower::partition::{ClassPartition, Kind, Matrix, Partition};
+use super::lower::segments;
+use super::machine::{Machine, Memory, Module, Platform, Shared};
+use super::meter::{Mode, Probe};
 use super::pack::{To, Weights};
 use super::prefill::{Plan, Prefill};
 use super::runner::prompt_counts;
@@ -32,8 +34,8 @@ pub struct Loaded {
     pub machine: Arc<dyn Machine>,
     /// What it is.
     pub model: Model,
-    /// How it is cut.
-    pub cut: Cut,
+    /// Its partition on the machine.
+    pub partition: Partition,
     /// Sizes of the program.
     pub dims: Dims,
     /// What launches write, and what tells them apart.
@@ -59,33 +61,58 @@ fn bytes_of(floats: &[f32]) -> Vec<u8> {
 }
 
 /// Bytes of a group's pages.
-fn pool_bytes(dims: &Dims, model: &Model, cut: &Cut, group: usize) -> u64 {
-    let each = dims.group_layers[group] * model.lanes * model.kv_heads;
-    let half = PAGE as u64 * u64::from(cut.head_dim) * 2;
-    u64::from(each) * u64::from(dims.group_pages[group]) * 2 * half
+fn pool_bytes(dims: &Dims, model: &Model, partition: &Partition, group: usize) -> u64 {
+    let page = |layer: &model::Layer| {
+        let (class, part) = (&model.classes[layer.class], &partition.classes[layer.class]);
+        let heads = u64::from(model.lanes * class.kv_heads);
+        if layer.pool[0] as usize == group {
+            heads * u64::from(part.head_dim)
+        } else {
+            0
+        }
+    };
+    let numbers: u64 = model.layer.iter().map(page).sum();
+    numbers * PAGE as u64 * 2 * 2 * u64::from(dims.group_pages[group])
 }
 
 /// Bytes that a rank takes: weights as packed, KV pages, and the rest: tables, exchange, the
 /// prefill kernel's scratch, and the upload's as far as there is no room for it where pages and the
 /// others will be.
-pub fn bytes(program: &Program, model: &Model, cut: &Cut, plan: Option<&Plan>) -> [u64; 3] {
+pub fn bytes(
+    program: &Program,
+    model: &Model,
+    partition: &Partition,
+    plan: Option<&Plan>,
+) -> [u64; 3] {
     let dims = &program.dims;
     let (vocab, slots, columns) =
-        (u64::from(dims.vocab), u64::from(dims.slots), u64::from(cut.columns));
-    let (row, layers) = (u64::from(cut.hidden) * 2, u64::from(model.layers));
-    let lines = cut.line_bytes(model) * u64::from(cut.blocks);
-    let packed = lines + vocab * row + (2 * layers + 1) * u64::from(model.norm_lanes) * row;
-    let pools: u64 = (0..GROUPS).map(|group| pool_bytes(dims, model, cut, group)).sum();
-    let head_norms = if model.head_norm { layers * 4 * u64::from(cut.head_dim) } else { 0 };
-    let biases = u64::from(model.bias) * layers * 4;
-    let biases = biases * u64::from(cut.rows(Matrix::Qkv)) * u64::from(cut.blocks);
-    let rope = u64::from(dims.max_positions) * u64::from(cut.head_dim) * 4;
-    let of_slots = slots * 4 * (GROUPS as u64 * u64::from(cut.pages_max) + STOPS as u64);
+        (u64::from(dims.vocab), u64::from(dims.slots), u64::from(partition.columns));
+    let (row, layers) = (u64::from(partition.hidden) * 2, u64::from(model.layers()));
+    let lines = partition.line_bytes(model) * u64::from(partition.blocks);
+    let packed = lines + vocab * row + u64::from(model.norm_rows()) * row;
+    let pools: u64 = (0..GROUPS).map(|group| pool_bytes(dims, model, partition, group)).sum();
+    let of_layers = |of: &dyn Fn(&model::Class, &ClassPartition) -> u64| {
+        let one = |l: &model::Layer| of(&model.classes[l.class], &partition.classes[l.class]);
+        model.layer.iter().map(one).sum::<u64>()
+    };
+    let head_norms = of_layers(&|c, p| if c.head_norm { 4 * u64::from(p.head_dim) } else { 0 });
+    let bias = |c: &model::Class, p: &ClassPartition| {
+        let rows = u64::from(p.tiling(Matrix::Qkv).rows) * u64::from(partition.blocks);
+        if c.bias {
+            4 * rows
+        } else {
+            0
+        }
+    };
+    let biases = of_layers(&bias);
+    let head_dims: u64 = partition.classes.iter().map(|c| u64::from(c.head_dim)).sum();
+    let rope = u64::from(dims.max_positions) * head_dims * 4;
+    let of_slots = slots * 4 * (GROUPS as u64 * u64::from(partition.pages_max) + STOPS as u64);
     let tables = (slots + columns) * vocab * 8 + of_slots + u64::from(dims.max_positions) * 4;
-    let lists = layers * size_of::<Layer>() as u64 + cut.segments(model).len() as u64 * 8;
-    let writers = u64::from(plan.map_or(0, |plan| plan.blocks).max(cut.blocks));
+    let lists = layers * size_of::<Layer>() as u64 + segments(model, partition).len() as u64;
+    let writers = u64::from(plan.map_or(0, |plan| plan.blocks).max(partition.blocks));
     let records = writers * (RECORDS_BLOCK * RECORD_BYTES) as u64;
-    let words = cut.words(model, cut.columns) * 8 + POISON_BYTES as u64;
+    let words = Exchange::new(model, partition, partition.columns).words * 8 + POISON_BYTES as u64;
     let prefill = plan.map_or(0, Plan::bytes);
     let others = head_norms + biases + rope + tables + lists + records + words + prefill;
     [packed, pools, others + upload::most_bytes(packed).saturating_sub(pools + others)]
@@ -111,21 +138,29 @@ pub struct Room {
 }
 
 impl Room {
-    fn new(m: &dyn Machine, dims: &Dims, model: &Model, cut: &Cut, writers: u32) -> Result<Self> {
+    fn new(
+        m: &dyn Machine,
+        dims: &Dims,
+        model: &Model,
+        partition: &Partition,
+        writers: u32,
+    ) -> Result<Self> {
         let (slots, vocab) = (dims.slots as usize, dims.vocab as usize);
-        let pool = |group| m.alloc(pool_bytes(dims, model, cut, group).max(256) as usize);
+        let pool = |group| m.alloc(pool_bytes(dims, model, partition, group).max(256) as usize);
         let room = Self {
             out: m.alloc_shared(slots * RING * wire::TOLD_BYTES)?,
             control: m.alloc_shared(wire::CONTROL_BYTES)?,
             records: m.alloc(writers as usize * RECORDS_BLOCK * RECORD_BYTES)?,
             prompt: m.alloc(dims.max_positions as usize * 4)?,
-            pages: m.alloc(slots * GROUPS * cut.pages_max as usize * 4)?,
+            pages: m.alloc(slots * GROUPS * partition.pages_max as usize * 4)?,
             stop_ids: m.alloc(slots * STOPS * 4)?,
             logit_bias: m.alloc(slots * vocab * 4)?,
             counts: m.alloc(slots * vocab * 4)?,
-            words: m
-                .alloc_symmetric((cut.words(model, cut.columns) * 8) as usize + POISON_BYTES)?,
-            values: m.alloc(cut.columns as usize * 2 * vocab * 4)?,
+            words: m.alloc_symmetric(
+                (Exchange::new(model, partition, partition.columns).words * 8) as usize
+                    + POISON_BYTES,
+            )?,
+            values: m.alloc(partition.columns as usize * 2 * vocab * 4)?,
             pools: [pool(0)?, pool(1)?],
         };
         // The simulator's clock is not the host's.
@@ -166,17 +201,16 @@ fn weights_args(
     kept: &mut Vec<Memory>,
     phases: &mut Phases,
 ) -> Result<Args> {
-    let (model, cut) = (weights.model, weights.cut);
+    let (model, partition) = (weights.model, weights.partition);
     let mut keep = |memory: Memory| {
         kept.push(memory.clone());
         memory.address
     };
-    let row = cut.hidden as usize * 2;
-    let norms = (2 * model.layers + 1) * model.norm_lanes;
+    let row = partition.hidden as usize * 2;
     let to = To {
-        line: keep(m.alloc((cut.line_bytes(model) * u64::from(cut.blocks)) as usize)?),
+        line: keep(m.alloc((partition.line_bytes(model) * u64::from(partition.blocks)) as usize)?),
         embed: keep(m.alloc(weights.program.dims.vocab as usize * row)?),
-        norms: keep(m.alloc(norms as usize * row)?),
+        norms: keep(m.alloc(model.norm_rows() as usize * row)?),
     };
     phases.next("memory for weights", 0);
     let packing = weights.packing(to);
@@ -187,11 +221,11 @@ fn weights_args(
         line: to.line,
         embed: to.embed,
         norms: to.norms,
-        head_norms: if model.head_norm { keep(upload(m, &weights.head_norms())?) } else { 0 },
-        biases: if model.bias { keep(upload(m, &weights.biases())?) } else { 0 },
+        head_norms: keep(upload(m, &weights.head_norms())?),
+        biases: keep(upload(m, &weights.biases())?),
         rope: keep(upload(m, &rope(weights))?),
         layers: keep(upload(m, &layers(model))?),
-        segments: keep(upload(m, &segments(model, cut))?),
+        segments: keep(upload(m, &segments(model, partition))?),
         ..Args::default()
     };
     phases.next("rotary table and others", 0);
@@ -222,7 +256,7 @@ impl Loaded {
         machine: Arc<dyn Machine>,
         program: &ValidProgram,
         buffers: &[Buffer],
-        (model, cut, plan): (Model, Cut, Option<Plan>),
+        (model, partition, plan): (Model, Partition, Option<Plan>),
         rank: u32,
     ) -> Result<Self> {
         let program = program.program();
@@ -230,9 +264,9 @@ impl Loaded {
         let mut phases = Phases { all: Vec::new(), last: Instant::now() };
         // The simulator's tests launch few of many kernels.
         let at_once = machine.platform() != Platform::Sim;
-        let (kernels, wide) = compile(&*machine, &model, &cut, plan.as_ref(), at_once)?;
+        let (kernels, wide) = compile(&*machine, &model, &partition, plan.as_ref(), at_once)?;
         phases.next("kernels", 0);
-        let weights = Weights { program, buffers, model: &model, cut: &cut, rank };
+        let weights = Weights { program, buffers, model: &model, partition: &partition, rank };
         let mut kept = Vec::new();
         // First, as it needs memory for a while that the others may have afterwards.
         let packed = weights_args(&*machine, &weights, &mut kept, &mut phases)?;
@@ -242,20 +276,20 @@ impl Loaded {
             Some((_, Err(why))) => (None, Some(format!("no prefill kernel: {why}"))),
             None => (None, None),
         };
-        let writers = prefill.as_ref().map_or(0, Prefill::blocks).max(cut.blocks);
-        let room = Room::new(&*machine, &dims, &model, &cut, writers)?;
+        let writers = prefill.as_ref().map_or(0, Prefill::blocks).max(partition.blocks);
+        let room = Room::new(&*machine, &dims, &model, &partition, writers)?;
         let base = Args {
             rank,
             pool_layers: dims.group_layers,
-            segment_count: cut.segments(&model).len() as u32,
-            in_flight_bytes: cut.in_flight_bytes,
+            segment_count: segments::segments(&model, &partition).len() as u32,
+            in_flight_bytes: partition.in_flight_bytes,
             ..room.args(packed)
         };
         phases.next("pages and buffers", 0);
         Ok(Self {
             machine,
             model,
-            cut,
+            partition,
             dims,
             room,
             prefill,
@@ -271,7 +305,7 @@ impl Loaded {
 
     /// Columns of the widest kernel.
     pub fn most_columns(&self) -> usize {
-        self.cut.columns as usize
+        self.partition.columns as usize
     }
 
     /// Tells the kernel where each rank's words are; `all` are in order of rank.
@@ -295,7 +329,7 @@ impl Loaded {
 
     /// Ids whose logits this machine computes.
     pub fn ids(&self) -> std::ops::Range<usize> {
-        let (m, c, rank) = (&self.model, &self.cut, self.base.rank);
+        let (m, c, rank) = (&self.model, &self.partition, self.base.rank);
         let each = match m.head_mode {
             HeadMode::PerLane => m.lanes * m.vocab,
             HeadMode::Mean | HeadMode::SumThenNorm | HeadMode::Concat => c.blocks * c.rows_head,
@@ -312,11 +346,11 @@ impl Loaded {
     pub fn module(&self, columns: u32, streamed: bool) -> Result<Arc<dyn Module>> {
         let good = |k: &Kind| k.columns == columns && (columns > 1 || k.streamed == streamed);
         let found = self.kernels.iter().find(|kernel| good(&kernel.kind));
-        let kernel = found.expect("one of the cut's kernels");
+        let kernel = found.expect("one of the partition's kernels");
         if let Some(module) = kernel.module.get() {
             return Ok(Arc::clone(module));
         }
-        let module = compile_decode(&*self.machine, &self.model, &self.cut, kernel.kind)?;
+        let module = compile_decode(&*self.machine, &self.model, &self.partition, kernel.kind)?;
         Ok(Arc::clone(kernel.module.get_or_init(|| module)))
     }
 
@@ -324,7 +358,7 @@ impl Loaded {
     pub fn streams_from(&self) -> u32 {
         let any = self.kernels.iter().any(|k| k.kind.columns == 1 && k.kind.streamed);
         if any {
-            self.cut.streams_from(&self.model)
+            self.partition.streams_from(&self.model)
         } else {
             u32::MAX
         }
@@ -436,36 +470,37 @@ type Kernels = (Vec<Kernel>, Option<Result<Vec<Arc<dyn Module>>>>);
 fn compile_decode(
     machine: &dyn Machine,
     model: &Model,
-    cut: &Cut,
+    partition: &Partition,
     kind: Kind,
 ) -> Result<Arc<dyn Module>> {
-    let (defines, text) = (cut.defines(model, kind), source::text(machine.platform()));
-    machine.compile(&Source { defines, text, entries: vec!["kie_decode"] })
+    let platform = machine.platform();
+    machine.compile(&source::decode(platform, (model, partition), kind, Mode::Full)?)
 }
 
-/// The kernels of a cut, and the planned prefill kernels, compiled side by side; unless `at_once`,
-/// a decode kernel when it is first launched.
+/// The kernels of a partition, and the planned prefill kernels, compiled side by side; unless
+/// `at_once`, a decode kernel when it is first launched.
 ///
 /// # Errors
 /// What the machine's compiler says.
 pub(super) fn compile(
     machine: &dyn Machine,
     model: &Model,
-    cut: &Cut,
+    partition: &Partition,
     plan: Option<&Plan>,
     at_once: bool,
 ) -> Result<Kernels> {
     let one = |kind: Kind| -> Result<Kernel> {
         let module = OnceLock::new();
         if at_once {
-            let _ = module.set(compile_decode(machine, model, cut, kind)?);
+            let _ = module.set(compile_decode(machine, model, partition, kind)?);
         }
         Ok(Kernel { kind, module })
     };
-    let (kernels, one) = (cut.kernels(model, machine.platform()), &one);
+    let (kernels, one) = (partition.kernels(model, machine.platform()), &one);
+    let wide = plan.map(|plan| plan.sources(model, partition)).transpose()?;
     std::thread::scope(|scope| {
-        let wide = plan.map(|plan| {
-            let sources = plan.sources(model, cut).into_iter();
+        let wide = wide.map(|sources| {
+            let sources = sources.into_iter();
             sources.map(|s| scope.spawn(move || machine.compile(&s))).collect::<Vec<_>>()
         });
         let all: Vec<_> = kernels.iter().map(|c| scope.spawn(move || one(*c))).collect();
@@ -487,27 +522,30 @@ fn upload(machine: &dyn Machine, bytes: &[u8]) -> Result<Memory> {
     Ok(memory)
 }
 
-/// cos and sin of every position and pair, `[positions][head_dim / 2][2]`; angles in float32,
-/// as the CPU and the references have them.
+/// cos and sin of every position and pair, `[positions][head_dim / 2][2]`, a table a class; angles
+/// in float32, as the CPU and the references have them.
 fn rope(weights: &Weights<'_>) -> Vec<u8> {
     let program = weights.program;
-    let mut frequencies = vec![0.0; weights.cut.head_dim as usize / 2];
-    let tensor = &program.tensors[program.rope as usize];
-    let stored = crate::cpu::matmul::Matrix::of(tensor, 0, weights.buffers);
-    row_to_f32(&stored, 0, &mut frequencies[..stored.cols]);
-    let mut out = Vec::with_capacity(program.dims.max_positions as usize * frequencies.len() * 8);
-    for position in 0..program.dims.max_positions {
-        for f in &frequencies {
-            let (sin, cos) = (position as f32 * f).sin_cos();
-            out.extend(cos.to_le_bytes());
-            out.extend(sin.to_le_bytes());
+    let mut out = Vec::new();
+    for (class, part) in weights.model.classes.iter().zip(&weights.partition.classes) {
+        let mut frequencies = vec![0.0; part.head_dim as usize / 2];
+        let tensor = &program.tensors[class.rope as usize];
+        let stored = crate::cpu::matmul::Matrix::of(tensor, 0, weights.buffers);
+        row_to_f32(&stored, 0, &mut frequencies[..stored.cols]);
+        out.reserve(program.dims.max_positions as usize * frequencies.len() * 8);
+        for position in 0..program.dims.max_positions {
+            for f in &frequencies {
+                let (sin, cos) = (position as f32 * f).sin_cos();
+                out.extend(cos.to_le_bytes());
+                out.extend(sin.to_le_bytes());
+            }
         }
     }
     out
 }
 
 fn layers(model: &Model) -> Vec<u8> {
-    let one = |l: &super::model::Layer| Layer {
+    let one = |l: &model::Layer| Layer {
         window: l.window,
         pool: l.pool[0],
         pool_layer: l.pool[1],
@@ -518,6 +556,7 @@ fn layers(model: &Model) -> Vec<u8> {
     model.layer.iter().flat_map(|l| one(l).as_bytes().to_vec()).collect()
 }
 
-fn segments(model: &Model, cut: &Cut) -> Vec<u8> {
-    cut.segments(model).iter().flatten().flat_map(|n| n.to_le_bytes()).collect()
+fn segments(model: &Model, partition: &Partition) -> Vec<u8> {
+    let all = segments::segments(model, partition);
+    all.iter().flat_map(|s| [s.stages, s.bytes]).flat_map(u32::to_le_bytes).collect()
 }

@@ -8,10 +8,10 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::cut::{Cut, Kind, Matrix};
 use super::loaded::died;
-use super::machine::{Machine, Memory, Module, Source};
-use super::model::Model;
+use super::lower::model::{Layer, Model};
+use super::lower::partition::{Kind, Matrix, Partition};
+use super::machine::{Machine, Memory, Module};
 use super::source;
 use super::wire::Args;
 use crate::error::{Error, Result};
@@ -59,23 +59,6 @@ impl Mode {
     /// Whether what it computes means nothing.
     pub const fn is_garbage(self) -> bool {
         matches!(self, Self::StreamOnly | Self::ExchangeOnly | Self::Alone)
-    }
-
-    /// The usual definitions as this mode has them.
-    fn defines(self, mut usual: Vec<(String, String)>) -> Vec<(String, String)> {
-        let constant = match self {
-            Self::Full => return usual,
-            Self::Trace => {
-                usual.push(("KIE_TRACE".to_owned(), "1".to_owned()));
-                return usual;
-            }
-            Self::StreamOnly => "KIE_NO_WAITS",
-            Self::ExchangeOnly => "KIE_NO_STREAM",
-            Self::Alone => "KIE_NO_RANKS",
-        };
-        let found = usual.iter_mut().find(|(name, _)| name == constant);
-        found.expect("one of the cut's definitions").1 = "true".to_owned();
-        usual
     }
 }
 
@@ -152,10 +135,13 @@ impl Meter {
 }
 
 /// The phases of a step, in the order of the kernel's numbers.
-pub fn phases(model: &Model, cut: &Cut) -> Vec<Phase> {
-    let blocks = u64::from(cut.blocks);
-    let layers = |m: Matrix| blocks * u64::from(model.layers) * cut.layer[m as usize].1.bytes();
-    let head = blocks * (cut.line_bytes(model) - u64::from(model.layers) * cut.layer_bytes());
+pub fn phases(model: &Model, partition: &Partition) -> Vec<Phase> {
+    let blocks = u64::from(partition.blocks);
+    let layers = |m: Matrix| {
+        let of = |layer: &Layer| partition.classes[layer.class].tiling(m).bytes();
+        blocks * model.layer.iter().map(of).sum::<u64>()
+    };
+    let head = blocks * partition.head_bytes();
     let all = [
         ("attention input: gather, norm", 0),
         ("qkv: product", layers(Matrix::Qkv)),
@@ -190,15 +176,18 @@ impl Probe {
     ///
     /// # Errors
     /// What the machine's compiler says, [`Error::OutOfMemory`].
-    pub fn new(machine: &dyn Machine, model: &Model, cut: &Cut, positions: u32) -> Result<Self> {
-        let text = source::text(machine.platform());
+    pub fn new(
+        machine: &dyn Machine,
+        model: &Model,
+        partition: &Partition,
+        positions: u32,
+    ) -> Result<Self> {
         let one = |mode: Mode, kind: Kind| -> Result<((Mode, bool), Arc<dyn Module>)> {
-            let defines = mode.defines(cut.defines(model, kind));
-            let source = Source { defines, text: text.clone(), entries: vec!["kie_decode"] };
+            let source = source::decode(machine.platform(), (model, partition), kind, mode)?;
             Ok(((mode, kind.streamed), machine.compile(&source)?))
         };
         let one = &one;
-        let mut kinds = cut.kernels(model, machine.platform());
+        let mut kinds = partition.kernels(model, machine.platform());
         kinds.retain(|kind| kind.columns == 1);
         let modules = std::thread::scope(|scope| {
             let modes = Mode::of(model.ranks as usize).skip(1);
@@ -208,7 +197,7 @@ impl Probe {
             landed.collect::<Result<_>>()
         })?;
         let stamps = machine.alloc((positions as usize + 1) * 8)?;
-        let trace = machine.alloc(cut.blocks as usize * PHASES * 8)?;
+        let trace = machine.alloc(partition.blocks as usize * PHASES * 8)?;
         Ok(Self { modules, stamps, trace })
     }
 

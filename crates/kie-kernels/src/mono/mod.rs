@@ -1,19 +1,18 @@
 //! The monokernel: one launch that holds the whole decode loop, over any [`machine`].
 //!
-//! A program comes in as every device gets it; [`model`] reads it as layers that are all alike,
-//! [`cut`] deals the work out to blocks, [`pack`] brings the weights into the order in which blocks
-//! take them, [`runner`] feeds launches and carries their tokens to the mailbox.
+//! A program comes in as every device gets it; [`lower`] reads it as layers of a few classes and
+//! decides every size, [`pack`] brings the weights into the order in which blocks take them,
+//! [`runner`] feeds launches and carries their tokens to the mailbox.
 
 pub mod cache;
 pub mod clock;
-pub mod cut;
 pub mod echo;
 pub mod handle;
 pub(crate) mod library;
 pub mod loaded;
+pub mod lower;
 pub mod machine;
 pub mod meter;
-pub mod model;
 pub mod pack;
 pub mod prefill;
 pub mod recorded;
@@ -28,11 +27,12 @@ pub mod wire;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::cut::Cut;
 use self::loaded::Loaded;
+use self::lower::model::{self, Model};
+use self::lower::partition::Partition;
+use self::lower::tuning::Tuning;
 use self::machine::{Machine, Platform};
 use self::meter::{Meter, Probe};
-use self::model::Model;
 use self::prefill::Plan;
 use self::runner::Runner;
 use crate::abi::{Codes, Dims, Dtype, Encoding};
@@ -56,6 +56,8 @@ pub struct Mono {
     gap: Option<Duration>,
     /// Whether prompts run in the prefill kernel where it fits.
     prefill_kernel: Option<bool>,
+    /// In place of the machine's own row.
+    tuning: Option<Tuning>,
     /// Times launches; some of what it runs computes garbage.
     meter: Option<Arc<Meter>>,
 }
@@ -88,6 +90,7 @@ impl Mono {
             prefill_kernel: options.prefill_kernel,
             meter: options.meter.clone(),
             gap: options.max_itl,
+            tuning: options.tuning,
         })
     }
 
@@ -95,7 +98,7 @@ impl Mono {
     fn plan(
         &self,
         model: &Model,
-        cut: &Cut,
+        partition: &Partition,
         machine: &dyn Machine,
         program: &ValidProgram,
     ) -> Result<Option<Plan>> {
@@ -106,15 +109,23 @@ impl Mono {
         }
         let on = (machine.platform(), &machine.info()?);
         let dims = &program.program().dims;
-        Ok(Plan::new(model, cut, on, (dims.max_positions, dims.chunk() as u32), self.gap.is_some()))
+        Ok(Plan::new(
+            model,
+            partition,
+            on,
+            (dims.max_positions, dims.chunk() as u32),
+            self.gap.is_some(),
+        ))
     }
 
-    /// What a rank runs of a program, and how it is cut.
-    fn cut(&self, program: &ValidProgram, rank: usize) -> Result<(Model, Cut)> {
+    /// What a rank runs of a program, and its partition.
+    fn lowered(&self, program: &ValidProgram, rank: usize) -> Result<(Model, Partition)> {
         let program = program.program();
         let model = Model::read(program, self.machines.len() as u32)?;
-        let cut = Cut::new(&model, &self.machines[rank].info()?, program.dims.max_positions)?;
-        Ok((model, cut))
+        let machine = self.machines[rank].info()?;
+        let tuning = self.tuning.unwrap_or_else(|| Tuning::of(&machine));
+        let partition = Partition::tuned(&model, &machine, program.dims.max_positions, tuning)?;
+        Ok((model, partition))
     }
 }
 
@@ -135,12 +146,14 @@ impl Device for Mono {
     }
 
     fn describe(&self, program: &ValidProgram) -> Result<String> {
-        let (model, cut) = self.cut(program, 0)?;
-        let prompts = match self.plan(&model, &cut, &*self.machines[0], program)? {
+        let (model, partition) = self.lowered(program, 0)?;
+        let prompts = match self.plan(&model, &partition, &*self.machines[0], program)? {
             Some(plan) => plan.to_string(),
-            None => format!("prompts   {} positions a pass of the decode kernel\n", cut.columns),
+            None => {
+                format!("prompts   {} positions a pass of the decode kernel\n", partition.columns)
+            }
         };
-        Ok(format!("{cut}{}{prompts}", cut.placement(&model)))
+        Ok(format!("{partition}{}{prompts}", partition.placement(&model)))
     }
 
     fn chunk(&self) -> u32 {
@@ -157,12 +170,12 @@ impl Device for Mono {
 
     fn holdings(&self, program: &ValidProgram) -> Result<Vec<Holding>> {
         let one = |rank: usize| -> Result<Holding> {
-            let (model, cut) = self.cut(program, rank)?;
-            let plan = self.plan(&model, &cut, &*self.machines[rank], program)?;
+            let (model, partition) = self.lowered(program, rank)?;
+            let plan = self.plan(&model, &partition, &*self.machines[rank], program)?;
             let info = self.machines[rank].info()?;
             let program = program.program();
             let [weight_bytes, kv_bytes, scratch_bytes] =
-                loaded::bytes(program, &model, &cut, plan.as_ref());
+                loaded::bytes(program, &model, &partition, plan.as_ref());
             let part = model.part(rank as u32, &program.dims);
             let (name, free_bytes) = (info.name, info.free_bytes);
             Ok(Holding { name, part, weight_bytes, kv_bytes, scratch_bytes, free_bytes })
@@ -172,9 +185,9 @@ impl Device for Mono {
 
     fn compile(&self, program: &ValidProgram) -> Result<()> {
         self.machines.iter().enumerate().try_for_each(|(rank, machine)| {
-            let (model, cut) = self.cut(program, rank)?;
-            let plan = self.plan(&model, &cut, &**machine, program)?;
-            let (_, wide) = loaded::compile(&**machine, &model, &cut, plan.as_ref(), true)?;
+            let (model, partition) = self.lowered(program, rank)?;
+            let plan = self.plan(&model, &partition, &**machine, program)?;
+            let (_, wide) = loaded::compile(&**machine, &model, &partition, plan.as_ref(), true)?;
             machine.compile(&upload::kernel(machine.platform()))?;
             wide.transpose().map(drop)
         })
@@ -191,9 +204,9 @@ impl Device for Mono {
         mailbox: Arc<Mailbox>,
     ) -> Result<Box<dyn Running>> {
         let load = |(rank, machine): (usize, &Arc<dyn Machine>)| -> Result<Loaded> {
-            let (model, cut) = self.cut(&program, rank)?;
-            let plan = self.plan(&model, &cut, &**machine, &program)?;
-            let parts = (model, cut, plan);
+            let (model, partition) = self.lowered(&program, rank)?;
+            let plan = self.plan(&model, &partition, &**machine, &program)?;
+            let parts = (model, partition, plan);
             Loaded::new(machine.clone(), &program, &buffers, parts, rank as u32)
         };
         let mut loaded = std::thread::scope(|scope| -> Result<Vec<Loaded>> {
@@ -217,11 +230,11 @@ impl Device for Mono {
                 rank.probe = Some(Probe::new(
                     &*rank.machine,
                     &rank.model,
-                    &rank.cut,
+                    &rank.partition,
                     rank.dims.max_positions,
                 )?);
             }
-            meter.started(loaded.len(), meter::phases(&loaded[0].model, &loaded[0].cut));
+            meter.started(loaded.len(), meter::phases(&loaded[0].model, &loaded[0].partition));
         }
         let (epoch, patience) = (self.first_epoch, self.hang_timeout);
         let runner = Runner::new(loaded, mailbox, epoch, patience, self.gap);

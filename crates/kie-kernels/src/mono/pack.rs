@@ -1,7 +1,7 @@
-//! Where stored weights go: [`Cut`]'s rows in the order in which blocks take them, sixteen rows by
-//! sixteen columns a tile, in the order of a matrix unit's first operand, as halves. The bytes are
-//! moved on the device (`kernels/common/pack.h`, driven by [`super::upload`]); here are the tables
-//! that tell it, for every stored row, where it goes.
+//! Where stored weights go: a [`Partition`]'s rows in the order in which blocks take them, sixteen
+//! rows by sixteen columns a tile, in the order of a matrix unit's first operand, as halves. The
+//! bytes are moved on the device (`kernels/common/pack.h`, driven by [`super::upload`]); here are
+//! the tables that tell it, for every stored row, where it goes.
 //!
 //! A *unit* is 16 rows x 32 columns, two tiles of 32 bytes a row: lane `4 g + t` of a team takes,
 //! of the rows `2 g` and `2 g + 1`, the columns `8 t .. 8 t + 4` (first tile) and the four after
@@ -12,8 +12,9 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use super::cut::{Cut, Matrix, Split};
-use super::model::Model;
+use super::lower::model::{Class, Model};
+use super::lower::partition::{ClassPartition, Matrix, Partition, Tiling};
+use super::lower::segments::{layer_offsets, matrix_offset};
 use super::wire::Wire;
 use crate::abi::{Codes, HeadMode, Program, Tensor};
 use crate::cpu::matmul::Matrix as Stored;
@@ -28,8 +29,8 @@ pub struct Weights<'a> {
     pub buffers: &'a [Buffer],
     /// The program as the monokernel sees it.
     pub model: &'a Model,
-    /// Its cut.
-    pub cut: &'a Cut,
+    /// Its partition.
+    pub partition: &'a Partition,
     /// The machine among those that run it together.
     pub rank: u32,
 }
@@ -57,7 +58,7 @@ impl Place {
     }
 
     /// Row `row` of a block's rows of one matrix.
-    fn in_units(split: &Split, row: u32) -> Self {
+    fn in_units(split: &Tiling, row: u32) -> Self {
         let here = (split.rows - row / 16 * 16).min(16);
         let at = row / 16 * 1024 + row % 16 / 2 * 64 + row % 2 * 4;
         Self::new(u64::from(at), here / 2 * 64)
@@ -112,7 +113,7 @@ pub struct Target {
     /// Its columns.
     pub parts: Parts,
     /// How blocks share its units; none: halves, row after row.
-    pub split: Option<Split>,
+    pub split: Option<Tiling>,
     /// Address that places count from.
     pub to: u64,
 }
@@ -160,8 +161,8 @@ impl Weights<'_> {
     }
 
     /// Where a feature of a turned head lies in the checkpoint: pairs are neighbours on the device.
-    fn feature(&self, at: u32) -> Option<u32> {
-        let dim = self.model.head_dim;
+    fn feature(&self, class: &Class, at: u32) -> Option<u32> {
+        let dim = class.head_dim;
         match (at < dim, self.model.interleaved) {
             (false, _) => None,
             (true, true) => Some(at),
@@ -169,27 +170,26 @@ impl Weights<'_> {
         }
     }
 
-    /// Which query and kv heads of the stored matrices this machine's lanes have.
-    fn heads(&self) -> [Range<u32>; 2] {
-        let dims = &self.program.dims;
-        self.model.heads_of(self.rank, (dims.heads, dims.kv_heads))
+    /// A class, and its part of the partition.
+    fn class(&self, class: usize) -> (&Class, &ClassPartition) {
+        (&self.model.classes[class], &self.partition.classes[class])
     }
 
     /// Row `row` of q, k and v one after another, heads padded: (which, row in the stored matrix).
-    fn qkv_row(&self, row: u32) -> Option<(usize, u32)> {
-        let (m, dim) = (self.model, self.cut.head_dim);
-        let (head, at) = (row / dim, row % dim);
-        let [query, kv] = self.heads();
+    fn qkv_row(&self, class: usize, row: u32) -> Option<(usize, u32)> {
+        let (c, part) = self.class(class);
+        let (head, at) = (row / part.head_dim, row % part.head_dim);
+        let [query, kv] = self.model.heads_of(self.rank, c);
         let real = |heads: Range<u32>, head: u32, at: u32| {
             let head = heads.start + head;
-            (head < heads.end).then_some(head * m.head_dim + at)
+            (head < heads.end).then_some(head * c.head_dim + at)
         };
-        if head < m.heads {
-            Some((0, real(query, head, self.feature(at)?)?))
-        } else if head < m.heads + m.kv_heads {
-            Some((1, real(kv, head - m.heads, self.feature(at)?)?))
-        } else if head < m.heads + 2 * m.kv_heads && at < m.head_dim {
-            Some((2, real(kv, head - m.heads - m.kv_heads, at)?))
+        if head < c.heads {
+            Some((0, real(query, head, self.feature(c, at)?)?))
+        } else if head < c.heads + c.kv_heads {
+            Some((1, real(kv, head - c.heads, self.feature(c, at)?)?))
+        } else if head < c.heads + 2 * c.kv_heads && at < c.head_dim {
+            Some((2, real(kv, head - c.heads - c.kv_heads, at)?))
         } else {
             None
         }
@@ -197,22 +197,28 @@ impl Weights<'_> {
 
     /// Row `row` (over all blocks of a lane) of a layer's matrix: which of its tensors, the lane
     /// in it, the row. The row may lie behind the tensor's last.
-    fn source(&self, matrix: Matrix, lane: u32, row: u32) -> Option<(usize, u32, u32)> {
-        let m = self.model;
+    fn source(
+        &self,
+        class: usize,
+        matrix: Matrix,
+        lane: u32,
+        row: u32,
+    ) -> Option<(usize, u32, u32)> {
+        let (m, ffn) = (self.model, self.model.classes[class].ffn);
         let of = |which: usize, row: u32, rows: u32| {
             let (lane, row) = self.lane_row(lane, row, rows);
             (which, lane, row)
         };
         match matrix {
             Matrix::Qkv => {
-                let (which, row) = self.qkv_row(row)?;
+                let (which, row) = self.qkv_row(class, row)?;
                 Some((which, if m.sliced { 0 } else { self.lane_all(lane) }, row))
             }
             Matrix::Output | Matrix::Down => {
                 let lane = if m.sliced { 0 } else { self.lane_all(lane) };
                 (row < m.hidden).then_some((0, lane, row))
             }
-            Matrix::GateUp => (row / 2 < m.ffn).then(|| of((row % 2) as usize, row / 2, m.ffn)),
+            Matrix::GateUp => (row / 2 < ffn).then(|| of((row % 2) as usize, row / 2, ffn)),
         }
     }
 
@@ -241,22 +247,22 @@ impl Weights<'_> {
     }
 
     /// Columns of a layer's matrix. A machine has one lane of a sliced matrix.
-    fn parts(&self, matrix: Matrix) -> Parts {
-        let (m, c) = (self.model, self.cut);
+    fn parts(&self, class: usize, matrix: Matrix) -> Parts {
+        let (m, (c, part)) = (self.model, self.class(class));
         let slice = if m.sliced { self.rank } else { 0 };
-        let [query, _] = self.heads();
+        let [query, _] = m.heads_of(self.rank, c);
         let heads = query.end - query.start;
         let (count, real, padded, skip) = match matrix {
-            Matrix::Qkv | Matrix::GateUp => (1, m.hidden, c.hidden, 0),
-            Matrix::Output => (heads, m.head_dim, c.head_dim, query.start * m.head_dim),
-            Matrix::Down => (1, m.ffn, c.ffn, slice * m.ffn),
+            Matrix::Qkv | Matrix::GateUp => return self.whole(),
+            Matrix::Output => (heads, c.head_dim, part.head_dim, query.start * c.head_dim),
+            Matrix::Down => (1, c.ffn, part.ffn, slice * c.ffn),
         };
         Parts { count, real, padded, skip }
     }
 
     /// A row of the hidden width.
     fn whole(&self) -> Parts {
-        Parts { count: 1, real: self.model.hidden, padded: self.cut.hidden, skip: 0 }
+        Parts { count: 1, real: self.model.hidden, padded: self.partition.hidden, skip: 0 }
     }
 
     /// Everything that is packed, and where it goes.
@@ -264,61 +270,74 @@ impl Weights<'_> {
         let mut all = Packing::default();
         self.layers(&mut all, to.line);
         self.head(&mut all, to.line);
-        let row_bytes = 2 * u64::from(self.cut.hidden);
+        let row_bytes = 2 * u64::from(self.partition.hidden);
         let rows = |count: u32| -> Vec<_> {
             (0..count).map(|n| (n, Place::new(u64::from(n) * row_bytes, 0))).collect()
         };
         let plain = |table, to| Target { table, parts: self.whole(), split: None, to };
         let table = all.table(&rows(self.program.dims.vocab));
         all.tasks.entry((self.model.embed, 0)).or_default().push(plain(table, to.embed));
-        let table = all.table(&rows(self.model.norm_lanes));
-        let norms = self.model.layer.iter().flat_map(|l| l.norms).chain([self.model.final_norm]);
-        for (n, norm) in norms.enumerate() {
-            let to = to.norms + n as u64 * u64::from(self.model.norm_lanes) * row_bytes;
-            all.tasks.entry((norm, 0)).or_default().push(plain(table, to));
+        let tables = BTreeMap::from_iter(self.model.norms().map(|norm| (norm.rows, 0)));
+        let tables: BTreeMap<u32, usize> =
+            tables.into_keys().map(|count| (count, all.table(&rows(count)))).collect();
+        let mut to = to.norms;
+        for norm in self.model.norms() {
+            all.tasks.entry((norm.tensor, 0)).or_default().push(plain(tables[&norm.rows], to));
+            to += u64::from(norm.rows) * row_bytes;
         }
         all
     }
 
     /// The layers' parts of all lines.
     fn layers(&self, all: &mut Packing, line: u64) {
-        let each = self.cut.blocks_a_lane(self.model);
-        let line_bytes = self.cut.line_bytes(self.model);
-        let mut before = 0;
-        for (matrix, split) in &self.cut.layer {
-            let mut found: Found<usize> = BTreeMap::new();
-            for block in 0..self.cut.blocks {
-                let (lane, rank) = (block / each, block % each);
-                for row in 0..split.rows {
-                    let source = self.source(*matrix, lane, rank * split.rows + row);
-                    let Some((which, lane, from)) = source else { continue };
-                    let mut place = Place::in_units(split, row);
-                    place.at += u64::from(block) * line_bytes + before;
-                    found.entry((which, lane)).or_default().push((from, place));
-                }
+        for class in 0..self.model.classes.len() {
+            for matrix in Matrix::ALL {
+                self.matrix(all, line, class, matrix);
             }
-            let (parts, split) = (self.parts(*matrix), Some(*split));
-            for ((which, lane), rows) in found {
-                let table = all.table(&rows);
-                for layer in 0..self.model.layers as usize {
-                    let to = line + layer as u64 * self.cut.layer_bytes();
-                    let tensor = self.tensors(layer, *matrix)[which];
-                    let target = Target { table, parts, split, to };
-                    all.tasks.entry((tensor, lane)).or_default().push(target);
-                }
+        }
+    }
+
+    /// A matrix's part of the lines, in all layers of a class.
+    fn matrix(&self, all: &mut Packing, line: u64, class: usize, matrix: Matrix) {
+        let each = self.partition.blocks_a_lane(self.model);
+        let line_bytes = self.partition.line_bytes(self.model);
+        let tiling = *self.partition.classes[class].tiling(matrix);
+        let mut found: Found<usize> = BTreeMap::new();
+        for block in 0..self.partition.blocks {
+            let (lane, rank) = (block / each, block % each);
+            for row in 0..tiling.rows {
+                let source = self.source(class, matrix, lane, rank * tiling.rows + row);
+                let Some((which, lane, from)) = source else { continue };
+                let mut place = Place::in_units(&tiling, row);
+                place.at += u64::from(block) * line_bytes;
+                found.entry((which, lane)).or_default().push((from, place));
             }
-            before += split.map_or(0, |s| s.bytes());
+        }
+        let before = matrix_offset(self.partition, class, matrix);
+        let offsets = layer_offsets(self.model, self.partition);
+        let (parts, split) = (self.parts(class, matrix), Some(tiling));
+        for ((which, lane), rows) in found {
+            let table = all.table(&rows);
+            for (layer, offset) in offsets.iter().enumerate().take(self.model.layer.len()) {
+                if self.model.layer[layer].class != class {
+                    continue;
+                }
+                let to = line + offset + before;
+                let tensor = self.tensors(layer, matrix)[which];
+                let target = Target { table, parts, split, to };
+                all.tasks.entry((tensor, lane)).or_default().push(target);
+            }
         }
     }
 
     /// The head's part of all lines.
     fn head(&self, all: &mut Packing, line: u64) {
-        let (m, c) = (self.model, self.cut);
+        let (m, c) = (self.model, self.partition);
         let per_lane = m.head_mode == HeadMode::PerLane;
         let each = c.blocks_a_lane(m);
         let line_bytes = c.line_bytes(m);
         let passes = (0..c.head_passes).map(|_| c.head).chain(c.tail);
-        let passes: Vec<Split> = passes.collect();
+        let passes: Vec<Tiling> = passes.collect();
         // Full passes first, then the tail.
         let mut found: Found<bool> = BTreeMap::new();
         for block in 0..c.blocks {
@@ -326,7 +345,7 @@ impl Weights<'_> {
                 true => (block / each, block % each),
                 false => (0, self.rank * c.blocks + block),
             };
-            let mut before = u64::from(m.layers) * c.layer_bytes();
+            let mut before = line_bytes - c.head_bytes();
             let mut first = seat * c.rows_head;
             for split in &passes {
                 for row in 0..split.rows.min(m.vocab.saturating_sub(first)) {
@@ -359,32 +378,40 @@ impl Weights<'_> {
         floats.into_iter().find(|x| x.abs() > f16::MAX.to_f32())
     }
 
-    /// Norm scales of heads as halves, `[layers][q, k][head_dim]`, in the device's order.
+    /// Norm scales of heads as halves, `[q, k][head_dim]` of each layer that has them, in the
+    /// device's order.
     pub fn head_norms(&self) -> Vec<u8> {
-        let mut floats = vec![0.0; self.model.head_dim as usize];
         let mut out = Vec::new();
-        for norm in self.model.layer.iter().flat_map(|l| l.head_norms) {
-            row_of(&Stored::of(self.tensor(norm), 0, self.buffers), 0, &mut floats);
-            for at in 0..self.cut.head_dim {
-                let value = self.feature(at).map_or(0.0, |f| floats[f as usize]);
-                out.extend(f16::from_f32(value).to_le_bytes());
+        for layer in &self.model.layer {
+            let (class, part) = self.class(layer.class);
+            if !class.head_norm {
+                continue;
+            }
+            let mut floats = vec![0.0; class.head_dim as usize];
+            for norm in layer.head_norms {
+                row_of(&Stored::of(self.tensor(norm), 0, self.buffers), 0, &mut floats);
+                for at in 0..part.head_dim {
+                    let value = self.feature(class, at).map_or(0.0, |f| floats[f as usize]);
+                    out.extend(f16::from_f32(value).to_le_bytes());
+                }
             }
         }
         out
     }
 
-    /// Biases of q, k, v as floats, `[layers][lanes][rows of all blocks]`.
+    /// Biases of q, k, v as floats, `[lanes][rows of all blocks]` of each layer that has them.
     pub fn biases(&self) -> Vec<u8> {
-        let (m, c) = (self.model, self.cut);
-        let rows = c.rows(Matrix::Qkv) * c.blocks_a_lane(m);
+        let (m, c) = (self.model, self.partition);
         let mut out = Vec::new();
-        for layer in &m.layer {
+        for layer in m.layer.iter().filter(|layer| m.classes[layer.class].bias) {
+            let rows = c.classes[layer.class].tiling(Matrix::Qkv).rows * c.blocks_a_lane(m);
             for lane in 0..m.lanes {
                 let lane = self.lane_all(lane);
                 let values = layer.biases.map(|bias| self.bias(bias, lane));
                 for row in 0..rows {
-                    let value =
-                        self.qkv_row(row).map_or(0.0, |(which, row)| values[which][row as usize]);
+                    let value = self
+                        .qkv_row(layer.class, row)
+                        .map_or(0.0, |(which, row)| values[which][row as usize]);
                     out.extend(value.to_le_bytes());
                 }
             }

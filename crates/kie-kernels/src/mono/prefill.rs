@@ -10,9 +10,9 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::cut::{Cut, Kind, Matrix};
+use super::lower::model::Model;
+use super::lower::partition::Partition;
 use super::machine::{Launch, Machine, MachineInfo, Memory, Module, Platform, Source};
-use super::model::Model;
 use super::source;
 use super::wire::{Args, Wire};
 use crate::abi::PAGE;
@@ -71,21 +71,25 @@ impl Plan {
     /// so is the gap between the tokens of sequences beside a prompt.
     pub fn new(
         model: &Model,
-        cut: &Cut,
+        partition: &Partition,
         (platform, machine): (Platform, &MachineInfo),
         (positions, ring): (u32, u32),
         bounded: bool,
     ) -> Option<Self> {
-        let stages = cut.shared_max.checked_sub(RING)? / STAGE_BYTES;
+        let stages = partition.shared_max.checked_sub(RING)? / STAGE_BYTES;
         let wide_tiles = match platform {
             Platform::Cuda => machine.arch == "sm_90a",
             Platform::Sim => true,
             Platform::Hip => false,
         };
+        // It is made for layers of one class whose norms are alike; elsewhere prompts are columns.
+        let [class] = &partition.classes[..] else { return None };
+        let alike = model.norms().all(|norm| norm.rows == model.final_norm.rows);
         let fits = wide_tiles
-            && cut.head_dim <= HEAD_DIM_MAX
+            && alike
+            && class.head_dim <= HEAD_DIM_MAX
             && (2..=4).contains(&stages)
-            && 4 * 4 * 64 * cut.head_dim <= stages * STAGE_BYTES;
+            && 4 * 4 * 64 * class.head_dim <= stages * STAGE_BYTES;
         // Positions that go through together must not overwrite what the first of them still see.
         let sees_all = model.layer.iter().all(|l| l.window == 0 || l.window >= positions);
         let together = if sees_all || ring >= positions { CHUNK } else { ring / TILE * TILE };
@@ -94,9 +98,13 @@ impl Plan {
         (fits && chunk > 0).then(|| Self {
             platform,
             chunk,
-            scratch_bytes: scratch_bytes(model, cut, chunk),
+            scratch_bytes: scratch_bytes(model, partition, chunk),
             // Slices use what is left (prefill_shape.h).
-            shared_bytes: if model.sliced { cut.shared_max } else { RING + stages * STAGE_BYTES },
+            shared_bytes: if model.sliced {
+                partition.shared_max
+            } else {
+                RING + stages * STAGE_BYTES
+            },
             blocks: machine.multiprocessors,
         })
     }
@@ -107,15 +115,16 @@ impl Plan {
     }
 
     /// What the compiler is given: of the kernel for many positions, then of that for few.
-    pub fn sources(&self, model: &Model, cut: &Cut) -> Vec<Source> {
-        [false, true].into_iter().map(|few| self.source(model, cut, few)).collect()
+    ///
+    /// # Errors
+    /// Where the kernel does not fit the machine.
+    pub fn sources(&self, model: &Model, partition: &Partition) -> Result<Vec<Source>> {
+        [false, true].into_iter().map(|few| self.source(model, partition, few)).collect()
     }
 
-    fn source(&self, model: &Model, cut: &Cut, few: bool) -> Source {
-        let text = source::prefill_text(self.platform).expect("the plan's platform has it");
+    fn source(&self, model: &Model, partition: &Partition, few: bool) -> Result<Source> {
         // Its grid is the whole machine's, and every block works with every other.
-        let cut = &Cut { chiplets: 1, ..cut.clone() };
-        let mut defines = cut.defines(model, Kind { columns: 1, streamed: false });
+        let partition = &Partition { chiplets: 1, ..partition.clone() };
         let all = [
             ("CHUNK", u64::from(self.chunk)),
             ("PAST", u64::from(past(model))),
@@ -127,9 +136,11 @@ impl Plan {
             ("SCRATCH", self.scratch_bytes),
             ("ARGS_BYTES", size_of::<PrefillArgs>() as u64),
         ];
-        defines.extend(all.map(|(name, value)| (format!("KIE_PREFILL_{name}"), value.to_string())));
-        defines.push(("KIE_PREFILL_FEW".to_owned(), few.to_string()));
-        Source { defines, text, entries: vec!["kie_prefill"] }
+        let all = all.map(|(name, value)| (name, value.to_string()));
+        let own = all.into_iter().chain([("FEW", few.to_string())]);
+        let own = own.map(|(name, value)| (format!("KIE_PREFILL_{name}"), value));
+        let source = source::prefill(self.platform, (model, partition), own)?;
+        Ok(source.expect("the plan's platform has it"))
     }
 }
 
@@ -145,11 +156,12 @@ impl fmt::Display for Plan {
 }
 
 /// What shape.h lays out in scratch, and the partial sums behind it.
-fn scratch_bytes(model: &Model, cut: &Cut, chunk: u32) -> u64 {
+fn scratch_bytes(model: &Model, partition: &Partition, chunk: u32) -> u64 {
     let frags =
-        u64::from(cut.blocks_a_lane(model)) * u64::from(cut.rows(Matrix::Output).div_ceil(16));
-    let (chunk, attn) = (u64::from(chunk), u64::from(model.heads * cut.head_dim));
-    let operands = (u64::from(cut.hidden) + attn + u64::from(cut.ffn)) * chunk * 2;
+        u64::from(partition.blocks_a_lane(model)) * u64::from(partition.residual.div_ceil(16));
+    let (class, of) = (&partition.classes[0], &model.classes[0]);
+    let (chunk, attn) = (u64::from(chunk), u64::from(of.heads * class.head_dim));
+    let operands = (u64::from(partition.hidden) + attn + u64::from(class.ffn)) * chunk * 2;
     let queries = attn * chunk * 2;
     let residual = frags * chunk / 8 * 32 * 16;
     let squares = frags.div_ceil(u64::from(FOUR)) * chunk * 4;

@@ -394,7 +394,7 @@ impl Runner {
             Work::Layers(mut chunk, layers) => {
                 self.pace.note_layers(&chunk, layers, since.elapsed());
                 chunk.done += layers;
-                if chunk.done == self.first().model.layers {
+                if chunk.done == self.first().model.layers() {
                     self.slots[chunk.slot].next = chunk.first + chunk.count;
                 } else {
                     self.chunk = Some(chunk);
@@ -617,7 +617,7 @@ impl Runner {
                 Chunk { slot: index, first, count, done: 0, whole }
             }
         };
-        let left = self.first().model.layers - chunk.done;
+        let left = self.first().model.layers() - chunk.done;
         let layers = if beside { self.pace.layers(&chunk, left) } else { left };
         self.launch_layers(chunk, layers)
     }
@@ -677,7 +677,7 @@ impl Runner {
 
     /// The next layers of a chunk, whose tokens are at `prompt`.
     fn launch_layers(&mut self, chunk: Chunk, layers: u32) -> Result<()> {
-        let to_head = chunk.whole && chunk.done + layers == self.first().model.layers;
+        let to_head = chunk.whole && chunk.done + layers == self.first().model.layers();
         self.renew_epochs()?;
         let epoch = if to_head { self.epoch } else { 0 };
         let all = || self.ranks.iter().filter_map(|l| Some((l, l.prefill.as_ref()?)));
@@ -779,7 +779,7 @@ impl Runner {
     /// Starts epochs anew where a longest launch would pass the last: the words are zeroed. Kernels
     /// tell a step's layers, and the choice of its token, apart by 32 bits.
     fn renew_epochs(&mut self) -> Result<()> {
-        if self.epoch >= u32::MAX / (self.first().model.layers + 1) - LONG {
+        if self.epoch >= u32::MAX / (self.first().model.layers() + 1) - LONG {
             for rank in &self.ranks {
                 rank.clear_words()?;
             }
@@ -810,7 +810,7 @@ impl Runner {
             match ask.logits {
                 Some(positions) => args.logits = loaded.logits_for(positions as usize)?,
                 // A prompt's positions need no head.
-                None if ask.live == 0 => args.segment_count = 4 * loaded.model.layers,
+                None if ask.live == 0 => args.segment_count = 4 * loaded.model.layers(),
                 None => {}
             }
             let measuring = mode.zip(loaded.probe.as_ref());
@@ -822,9 +822,9 @@ impl Runner {
             };
             let launch = Launch {
                 entry: "kie_decode",
-                blocks: loaded.cut.blocks,
-                threads: loaded.cut.threads(loaded.machine.platform(), loaded.machine.warp()),
-                shared_bytes: loaded.cut.shared_max,
+                blocks: loaded.partition.blocks,
+                threads: loaded.partition.threads(loaded.machine.platform(), loaded.machine.warp()),
+                shared_bytes: loaded.partition.shared_max,
                 args: args.as_bytes(),
             };
             flights.push(loaded.machine.launch(&module, &launch)?);

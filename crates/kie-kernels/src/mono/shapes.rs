@@ -1,9 +1,10 @@
-//! Models whose kernels every platform's compiler is tried on: the sizes of real checkpoints, cut
-//! for a real machine.
+//! Models whose kernels every platform's compiler is tried on: the sizes of real checkpoints, for a
+//! real machine.
 
-use super::cut::{Cut, Kind};
+use super::lower::model::{Class, Layer, Model, Norm};
+use super::lower::partition::{Kind, Partition};
 use super::machine::{MachineInfo, Platform, Source};
-use super::model::{Layer, Model};
+use super::meter::Mode;
 use super::prefill::Plan;
 use super::source;
 use crate::abi::{HeadMode, NONE};
@@ -11,64 +12,65 @@ use crate::abi::{HeadMode, NONE};
 /// `2b`: eight lanes of a laneformer; `lane`: one of them; `1b`, `8b`: dense models.
 pub fn model(name: &str) -> Model {
     let dense = name == "1b" || name == "8b";
+    let of = |lane, small, large| match name {
+        "8b" => large,
+        "1b" => small,
+        _ => lane,
+    };
+    let norm = Norm { tensor: 0, rows: 1 };
+    let class = Class {
+        heads: of(4, 32, 32),
+        kv_heads: of(2, 8, 8),
+        heads_all: [of(4, 32, 32), of(2, 8, 8)],
+        head_dim: of(96, 64, 128),
+        ffn: of(1536, 8192, 14_336),
+        ffn_all: of(1536, 8192, 14_336),
+        head_norm: false,
+        bias: false,
+        rope: 0,
+    };
+    let lanes = if name == "2b" { 8 } else { 1 };
+    let layer = if lanes > 1 { delayed() } else { alone() };
     Model {
-        layers: [15, 16, 32][["1b", "8b"].iter().position(|n| *n == name).map_or(0, |n| n + 1)],
         ranks: 1,
         sliced: false,
-        vocab_all: if dense {
-            128_256
-        } else if name == "2b" {
-            32_000
-        } else {
-            4000
-        },
-        lanes: if name == "2b" { 8 } else { 1 },
-        hidden: if name == "8b" {
-            4096
-        } else if dense {
-            2048
-        } else {
-            3072
-        },
-        heads: if dense { 32 } else { 4 },
-        kv_heads: if dense { 8 } else { 2 },
-        head_dim: if name == "8b" {
-            128
-        } else if dense {
-            64
-        } else {
-            96
-        },
-        ffn: if name == "8b" {
-            14_336
-        } else if dense {
-            8192
-        } else {
-            1536
-        },
+        vocab_all: if dense { 128_256 } else { 4000 * lanes },
+        lanes,
+        hidden: of(3072, 2048, 4096),
         vocab: if dense { 128_256 } else { 4000 },
         head_mode: HeadMode::PerLane,
         interleaved: false,
         eps: 1e-5,
-        norm_lanes: 1,
-        head_norm: false,
-        bias: false,
-        layer: if name == "2b" { vec![delayed(); 15] } else { Vec::new() },
+        classes: vec![class],
+        layer: vec![layer; of(15, 16, 32) as usize],
         embed: 0,
         head: 0,
-        final_norm: 0,
+        final_norm: norm,
     }
 }
 
+/// The same with another only class.
+pub fn with_class(model: Model, change: impl Fn(&mut Class)) -> Model {
+    let mut model = model;
+    model.classes.iter_mut().for_each(change);
+    model
+}
+
+/// A layer that sees everything, of a model without lanes.
+fn alone() -> Layer {
+    Layer { window: 0, pool: [0, 0], delay: [-1; 2], shares: [false; 2], ..delayed() }
+}
+
 /// A layer that sees a window, and other lanes' outputs of two layers before.
-fn delayed() -> Layer {
+pub fn delayed() -> Layer {
     Layer {
+        class: 0,
         qkv: [0; 3],
         biases: [NONE; 3],
         head_norms: [NONE; 2],
         outputs: [0; 2],
         gate_up: [0; 2],
-        norms: [0; 2],
+        norms: [Norm { tensor: 0, rows: 1 }; 2],
         window: 512,
         pool: [1, 0],
         own: [1.0; 2],
@@ -105,22 +107,22 @@ pub fn amd() -> MachineInfo {
     }
 }
 
-/// The decode kernel of a model on a machine, and its cut.
+/// The decode kernel of a model on a machine, and its partition.
 pub fn decode(
     model: &Model,
     machine: &MachineInfo,
     platform: Platform,
     kind: Kind,
-) -> (Source, Cut) {
-    let cut = Cut::new(model, machine, 33_280).expect("a cut");
-    let defines = cut.defines(model, kind);
-    (Source { defines, text: source::text(platform), entries: vec!["kie_decode"] }, cut)
+) -> (Source, Partition) {
+    let partition = Partition::new(model, machine, 33_280).expect("a partition");
+    let source = source::decode(platform, (model, &partition), kind, Mode::Full);
+    (source.expect("it fits"), partition)
 }
 
 /// The prefill kernels of a model on a H200, for many positions and for few, where they fit.
 pub fn prefill(model: &Model) -> Vec<Source> {
     let machine = nvidia();
-    let cut = Cut::new(model, &machine, 33_280).expect("a cut");
-    let plan = Plan::new(model, &cut, (Platform::Cuda, &machine), (33_280, 512), false);
-    plan.map_or_else(Vec::new, |plan| plan.sources(model, &cut))
+    let partition = Partition::new(model, &machine, 33_280).expect("a partition");
+    let plan = Plan::new(model, &partition, (Platform::Cuda, &machine), (33_280, 512), false);
+    plan.map_or_else(Vec::new, |plan| plan.sources(model, &partition).expect("it fits"))
 }

@@ -1,7 +1,13 @@
 //! The kernel sources, carried as text. One compilation is one text: the platform's headers first,
 //! then `kernels/common` in the order of [`COMMON`].
 
-use super::machine::Platform;
+use super::lower::header::header;
+use super::lower::layout::Layout;
+use super::lower::model::Model;
+use super::lower::partition::{Kind, Partition};
+use super::machine::{Platform, Source};
+use super::meter::Mode;
+use crate::error::Result;
 
 macro_rules! kernel {
     ($path:literal) => {
@@ -65,13 +71,58 @@ pub fn platform_headers(platform: Platform) -> &'static [(&'static str, &'static
     }
 }
 
-/// Everything as one text. Line directives keep the compiler's messages readable.
+/// What the platforms' own headers ask for before anything else.
+fn defines(partition: &Partition, model: &Model) -> Vec<(String, String)> {
+    let all = [("KIE_RANKS", model.ranks), ("KIE_BLOCKS", partition.blocks)];
+    // Where there is one die, nothing of it is in the source.
+    let dies = (partition.chiplets > 1).then_some(("KIE_CHIPLETS", partition.chiplets));
+    all.into_iter().chain(dies).map(|(name, value)| (name.to_owned(), value.to_string())).collect()
+}
+
+/// A decode kernel, to run or to measure with.
+///
+/// # Errors
+/// Where the kernel does not fit the machine: see [`Layout::new`].
+pub fn decode(
+    platform: Platform,
+    (model, partition): (&Model, &Partition),
+    kind: Kind,
+    mode: Mode,
+) -> Result<Source> {
+    let layout = Layout::new(model, partition, kind)?;
+    let mut defines = defines(partition, model);
+    if mode == Mode::Trace {
+        defines.push(("KIE_TRACE".to_owned(), "1".to_owned()));
+    }
+    let text = header(model, partition, &layout, mode) + &text(platform);
+    Ok(Source { defines, text, entries: vec!["kie_decode"] })
+}
+
+/// The prefill kernel, with definitions of its own; none where there are no wide tiles.
+///
+/// # Errors
+/// As [`decode`].
+pub fn prefill(
+    platform: Platform,
+    (model, partition): (&Model, &Partition),
+    own: impl IntoIterator<Item = (String, String)>,
+) -> Result<Option<Source>> {
+    let Some(text) = prefill_text(platform) else { return Ok(None) };
+    let layout = Layout::new(model, partition, Kind { columns: 1, streamed: false })?;
+    let mut defines = defines(partition, model);
+    defines.extend(own);
+    let text = header(model, partition, &layout, Mode::Full) + &text;
+    Ok(Some(Source { defines, text, entries: vec!["kie_prefill"] }))
+}
+
+/// Everything but the generated header as one text. Line directives keep the compiler's messages
+/// readable.
 pub fn text(platform: Platform) -> String {
     join(platform_headers(platform).iter().chain(COMMON))
 }
 
 /// The prefill kernel as one text; none where there are no wide tiles.
-pub fn prefill_text(platform: Platform) -> Option<String> {
+fn prefill_text(platform: Platform) -> Option<String> {
     let wide = match platform {
         Platform::Cuda => &WIDE_CUDA,
         Platform::Sim => &WIDE_SIM,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 
-use super::super::cut::{Cut, Matrix, Split};
-use super::super::model::{Layer, Model};
+use super::super::lower::model::{Class, Layer, Model, Norm};
+use super::super::lower::partition::{Matrix, Partition, Tiling};
 use super::super::pack::{To, Weights};
 use super::super::shapes;
 use super::*;
@@ -32,13 +32,18 @@ type Grid = Vec<Vec<f32>>;
 impl Case {
     fn new(model: Model, codes: Codes, rank: u32) -> Self {
         let whole = if model.sliced { model.ranks } else { 1 };
+        let mut model = model;
+        for class in &mut model.classes {
+            class.heads_all = [class.heads, class.kv_heads].map(|heads| heads * whole);
+        }
+        let class = model.classes[0];
         let dims = Dims {
             hidden: model.hidden,
             lanes: model.lanes_all(),
-            heads: model.heads * whole,
-            kv_heads: model.kv_heads * whole,
-            head_dim: model.head_dim,
-            ffn: model.ffn,
+            heads: class.heads * whole,
+            kv_heads: class.kv_heads * whole,
+            head_dim: class.head_dim,
+            ffn: class.ffn,
             vocab: model.vocab_all,
             eps: 1e-5,
             rope_interleaved: u32::from(model.interleaved),
@@ -47,7 +52,7 @@ impl Case {
             max_positions: 64,
             slots: 1,
             columns: 2,
-            group_layers: [model.layers, 0],
+            group_layers: [model.layers(), 0],
             group_pages: [1, 0],
         };
         let (steps, tensors) = (vec![], vec![]);
@@ -63,17 +68,20 @@ impl Case {
         let m = self.model.clone();
         let lanes = if m.sliced { 1 } else { m.lanes_all() };
         let all = if m.sliced { m.ranks } else { 1 };
-        let (attn, kv) = (m.heads * m.head_dim * all, m.kv_heads * m.head_dim * all);
-        // A slice of the last rank may be shorter.
-        let ffn = if m.sliced { m.ffn * all - 1 } else { m.ffn };
-        for _ in 0..m.layers {
+        self.model.layer.clear();
+        for layer in &m.layer {
+            let c = &m.classes[layer.class];
+            let [attn, kv] = c.heads_all.map(|heads| heads * c.head_dim);
+            // A slice of the last rank may be shorter.
+            let ffn = if m.sliced { c.ffn * all - 1 } else { c.ffn };
             let layer = Layer {
+                class: layer.class,
                 qkv: [attn, kv, kv].map(|rows| self.matrix(lanes, rows, m.hidden)),
                 biases: [NONE; 3],
                 head_norms: [NONE; 2],
                 outputs: [attn, ffn].map(|cols| self.matrix(lanes, m.hidden, cols)),
                 gate_up: [ffn; 2].map(|rows| self.matrix(lanes, rows, m.hidden)),
-                norms: [0; 2].map(|_: u32| self.plain(m.norm_lanes, m.hidden)),
+                norms: layer.norms.map(|norm| self.norm(norm)),
                 window: 0,
                 pool: [0, 0],
                 own: [1.0; 2],
@@ -82,7 +90,7 @@ impl Case {
             };
             self.model.layer.push(layer);
         }
-        self.model.final_norm = self.plain(m.norm_lanes, m.hidden);
+        self.model.final_norm = self.norm(m.final_norm);
         self.model.embed = self.matrix(1, m.vocab_all, m.hidden);
         let per_lane = m.head_mode == HeadMode::PerLane;
         self.model.head = match (per_lane, m.lanes_all()) {
@@ -94,6 +102,10 @@ impl Case {
                 self.matrix(1, m.vocab_all, m.hidden * wide)
             }
         };
+    }
+
+    fn norm(&mut self, norm: Norm) -> Norm {
+        Norm { tensor: self.plain(norm.rows, self.model.hidden), ..norm }
     }
 
     /// Vectors are never FP8.
@@ -189,15 +201,16 @@ impl Case {
     }
 
     /// A lane's matrix of a layer as its blocks multiply it, without padding at the end.
-    fn matrix_of(&self, cut: &Cut, layer: usize, matrix: Matrix, lane: u32) -> Grid {
+    fn matrix_of(&self, partition: &Partition, layer: usize, matrix: Matrix, lane: u32) -> Grid {
         let (m, l) = (&self.model, &self.model.layer[layer]);
-        let (dim, padded) = (m.head_dim as usize, cut.head_dim as usize);
+        let (c, part) = (m.class_of(layer), &partition.classes[l.class]);
+        let (dim, padded) = (c.head_dim as usize, part.head_dim as usize);
         match matrix {
             Matrix::Qkv => {
                 let mut all = Grid::new();
                 for (which, tensor) in l.qkv.into_iter().enumerate() {
-                    let heads = if which == 0 { m.heads } else { m.kv_heads };
-                    for head in self.rows(tensor, lane, heads * m.head_dim).chunks(dim) {
+                    let heads = if which == 0 { c.heads } else { c.kv_heads };
+                    for head in self.rows(tensor, lane, heads * c.head_dim).chunks(dim) {
                         let mut out = vec![Vec::new(); padded];
                         for (feature, row) in head.iter().enumerate() {
                             let turned = which < 2 && !m.interleaved;
@@ -210,20 +223,20 @@ impl Case {
                 all
             }
             Matrix::Output => {
-                let rows = self.columns(l.outputs[0], lane, m.heads * m.head_dim);
+                let rows = self.columns(l.outputs[0], lane, c.heads * c.head_dim);
                 let pad = |head: &[f32]| [head, &vec![0.0; padded - dim]].concat();
                 rows.iter().map(|row| row.chunks(dim).flat_map(pad).collect()).collect()
             }
-            Matrix::Down => self.columns(l.outputs[1], lane, m.ffn),
+            Matrix::Down => self.columns(l.outputs[1], lane, c.ffn),
             Matrix::GateUp => {
-                let [gate, up] = l.gate_up.map(|tensor| self.rows(tensor, lane, m.ffn));
+                let [gate, up] = l.gate_up.map(|tensor| self.rows(tensor, lane, c.ffn));
                 gate.into_iter().zip(up).flat_map(|(gate, up)| [gate, up]).collect()
             }
         }
     }
 
     /// The head's matrix for a lane, or for all.
-    fn head_of(&self, cut: &Cut, lane: u32) -> Grid {
+    fn head_of(&self, partition: &Partition, lane: u32) -> Grid {
         let m = &self.model;
         match m.head_mode {
             HeadMode::PerLane => self.rows(m.head, lane, m.vocab),
@@ -231,7 +244,7 @@ impl Case {
             HeadMode::Concat => {
                 let pad = |part: &[f32]| {
                     let mut part = part.to_vec();
-                    part.resize(cut.hidden as usize, 0.0);
+                    part.resize(partition.hidden as usize, 0.0);
                     part
                 };
                 let whole = self.grid(m.head, 0).into_iter();
@@ -241,25 +254,32 @@ impl Case {
     }
 
     /// All lines, written one number after another.
-    fn lines(&self, cut: &Cut) -> Vec<u8> {
-        let (m, each) = (&self.model, cut.blocks_a_lane(&self.model));
+    fn lines(&self, partition: &Partition) -> Vec<u8> {
+        let (m, each) = (&self.model, partition.blocks_a_lane(&self.model));
         let mut out = Vec::new();
-        for block in 0..cut.blocks {
+        for block in 0..partition.blocks {
             let (lane, seat) = (self.rank * m.lanes + block / each, block % each);
-            for layer in 0..m.layers as usize {
-                for (matrix, split) in &cut.layer {
-                    let whole = self.matrix_of(cut, layer, *matrix, lane);
-                    write(&whole, split, seat * split.rows, &mut out);
+            for layer in 0..m.layer.len() {
+                for matrix in Matrix::ALL {
+                    let whole = self.matrix_of(partition, layer, matrix, lane);
+                    let tiling = partition.classes[m.layer[layer].class].tiling(matrix);
+                    write(&whole, tiling, seat * tiling.rows, &mut out);
                 }
             }
             let per_lane = m.head_mode == HeadMode::PerLane;
-            let seat = if per_lane { seat } else { self.rank * cut.blocks + block };
-            let whole = self.head_of(cut, lane);
-            for pass in 0..cut.head_passes {
-                write(&whole, &cut.head, seat * cut.rows_head + pass * cut.head.rows, &mut out);
+            let seat = if per_lane { seat } else { self.rank * partition.blocks + block };
+            let whole = self.head_of(partition, lane);
+            for pass in 0..partition.head_passes {
+                write(
+                    &whole,
+                    &partition.head,
+                    seat * partition.rows_head + pass * partition.head.rows,
+                    &mut out,
+                );
             }
-            if let Some(tail) = &cut.tail {
-                let first = seat * cut.rows_head + cut.head_passes * cut.head.rows;
+            if let Some(tail) = &partition.tail {
+                let first =
+                    seat * partition.rows_head + partition.head_passes * partition.head.rows;
                 write(&whole, tail, first, &mut out);
             }
         }
@@ -267,28 +287,33 @@ impl Case {
     }
 
     /// Rows of halves, padded.
-    fn plain_rows(&self, cut: &Cut, tensors: &[u32]) -> Vec<u8> {
+    fn plain_rows(&self, partition: &Partition, tensors: &[u32]) -> Vec<u8> {
         let grids = tensors.iter().flat_map(|tensor| self.grid(*tensor, 0));
         let row = |mut row: Vec<f32>| {
-            row.resize(cut.hidden as usize, 0.0);
+            row.resize(partition.hidden as usize, 0.0);
             row.into_iter().flat_map(|x| f16::from_f32(x).to_le_bytes())
         };
         grids.flat_map(row).collect()
     }
 
     /// What the device makes of it: lines, embedding, norms.
-    fn packed(&self, cut: &Cut, sim: &Sim, most: usize) -> Result<[Vec<u8>; 3]> {
-        Ok(self.uploaded(cut, sim, most)?.0)
+    fn packed(&self, partition: &Partition, sim: &Sim, most: usize) -> Result<[Vec<u8>; 3]> {
+        Ok(self.uploaded(partition, sim, most)?.0)
     }
 
     /// The same, and how many bytes went to the device.
-    fn uploaded(&self, cut: &Cut, sim: &Sim, most: usize) -> Result<([Vec<u8>; 3], u64)> {
+    fn uploaded(
+        &self,
+        partition: &Partition,
+        sim: &Sim,
+        most: usize,
+    ) -> Result<([Vec<u8>; 3], u64)> {
         let buffers = [Buffer::in_place(Arc::new(self.bytes.clone()))];
         let (program, model) = (&self.program, &self.model);
-        let weights = Weights { program, buffers: &buffers, model, cut, rank: self.rank };
-        let row = cut.hidden as usize * 2;
-        let norms = ((2 * model.layers + 1) * model.norm_lanes) as usize * row;
-        let line = (cut.line_bytes(model) * u64::from(cut.blocks)) as usize;
+        let weights = Weights { program, buffers: &buffers, model, partition, rank: self.rank };
+        let row = partition.hidden as usize * 2;
+        let norms = model.norm_rows() as usize * row;
+        let line = (partition.line_bytes(model) * u64::from(partition.blocks)) as usize;
         let to = [line, model.vocab_all as usize * row, norms].map(|n| sim.alloc(n).unwrap());
         let [line, embed, norms] = to.each_ref().map(|memory| memory.address);
         let packing = weights.packing(To { line, embed, norms });
@@ -302,27 +327,27 @@ impl Case {
     }
 
     fn check(&self, sim: &Sim, most: usize) {
-        let cut = Cut::new(&self.model, &sim.info().unwrap(), 64).unwrap();
-        let norms = self.model.layer.iter().flat_map(|l| l.norms).chain([self.model.final_norm]);
+        let partition = Partition::new(&self.model, &sim.info().unwrap(), 64).unwrap();
+        let norms = self.model.norms().map(|norm| norm.tensor);
         let norms: Vec<_> = norms.collect();
         let wanted = [
-            self.lines(&cut),
-            self.plain_rows(&cut, &[self.model.embed]),
-            self.plain_rows(&cut, &norms),
+            self.lines(&partition),
+            self.plain_rows(&partition, &[self.model.embed]),
+            self.plain_rows(&partition, &norms),
         ];
-        let got = self.packed(&cut, sim, most).unwrap();
+        let got = self.packed(&partition, sim, most).unwrap();
         for (name, (got, wanted)) in
             ["lines", "embedding", "norms"].iter().zip(got.iter().zip(&wanted))
         {
             assert_eq!(got.len(), wanted.len(), "{name}");
             let differs = got.iter().zip(wanted).position(|(a, b)| a != b);
-            assert_eq!(differs, None, "{name} of {:?} {:?}\n{cut}", self.codes, self.model);
+            assert_eq!(differs, None, "{name} of {:?} {:?}\n{partition}", self.codes, self.model);
         }
     }
 }
 
 /// A block's rows of a matrix in the order of decode.h's stages.
-fn write(whole: &Grid, split: &Split, first: u32, out: &mut Vec<u8>) {
+fn write(whole: &Grid, split: &Tiling, first: u32, out: &mut Vec<u8>) {
     let at = |row: u32, col: u32| {
         let row = whole.get((first + row) as usize);
         let value = row.and_then(|row| row.get(col as usize)).copied().unwrap_or(0.0);
@@ -354,17 +379,17 @@ fn write(whole: &Grid, split: &Split, first: u32, out: &mut Vec<u8>) {
 
 /// A small dense model with a padded width and padded heads.
 fn small() -> Model {
-    Model {
-        layers: 2,
-        hidden: 72,
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 24,
-        ffn: 100,
-        vocab: 333,
-        vocab_all: 333,
-        ..shapes::model("1b")
-    }
+    let class = |c: &mut Class| *c = Class { heads: 4, kv_heads: 2, head_dim: 24, ffn: 100, ..*c };
+    let mut model = shapes::with_class(shapes::model("1b"), class);
+    model.layer.truncate(2);
+    Model { hidden: 72, vocab: 333, vocab_all: 333, ..model }
+}
+
+/// The same with norms of so many rows.
+fn norms(mut model: Model, rows: u32) -> Model {
+    model.final_norm.rows = rows;
+    model.layer.iter_mut().for_each(|layer| layer.norms.iter_mut().for_each(|n| n.rows = rows));
+    model
 }
 
 /// Enough that nothing comes in pieces.
@@ -388,8 +413,8 @@ fn a_small_scratch_takes_matrices_in_pieces() {
         Case::new(small(), codes, 0).check(&sim, 8000);
     }
     let error = Case::new(small(), Codes::F32, 0);
-    let cut = Cut::new(&error.model, &sim.info().unwrap(), 64).unwrap();
-    let error = error.packed(&cut, &sim, 300).unwrap_err().to_string();
+    let partition = Partition::new(&error.model, &sim.info().unwrap(), 64).unwrap();
+    let error = error.packed(&partition, &sim, 300).unwrap_err().to_string();
     assert!(error.contains("a row of 288 bytes"), "{error}");
 }
 
@@ -397,12 +422,20 @@ fn a_small_scratch_takes_matrices_in_pieces() {
 #[test]
 fn a_wide_model_on_many_blocks() {
     let sim = Sim::open("sim:blocks=44,shared=120000").unwrap();
-    let wide = Model { layers: 1, hidden: 384, heads: 4, kv_heads: 2, head_dim: 96, ..small() };
-    let model = Model { ffn: 1536, vocab: 12_345, vocab_all: 12_345, ..wide };
+    let class = |c: &mut Class| *c = Class { head_dim: 96, ffn: 1536, ..*c };
+    let mut wide = shapes::with_class(small(), class);
+    wide.layer.truncate(1);
+    let model = Model { hidden: 384, vocab: 12_345, vocab_all: 12_345, ..wide };
     let case = Case::new(model, Codes::Bf16, 0);
-    let cut = Cut::new(&case.model, &sim.info().unwrap(), 64).unwrap();
-    assert!(cut.warps == 12 && cut.head_passes > 0 && cut.tail.is_some(), "{cut}");
-    assert!(cut.layer.iter().any(|(_, s)| s.k_warps > 1 && s.stages > 1), "{cut}");
+    let partition = Partition::new(&case.model, &sim.info().unwrap(), 64).unwrap();
+    assert!(
+        partition.warps == 12 && partition.head_passes > 0 && partition.tail.is_some(),
+        "{partition}"
+    );
+    assert!(
+        partition.classes[0].tilings.iter().any(|t| t.k_warps > 1 && t.stages > 1),
+        "{partition}"
+    );
     case.check(&sim, ROOM);
 }
 
@@ -411,12 +444,11 @@ fn lanes_and_their_heads() {
     let sim = Sim::open("sim:blocks=11").unwrap();
     for head_mode in [HeadMode::PerLane, HeadMode::Mean, HeadMode::Concat] {
         let vocab = if head_mode == HeadMode::PerLane { 111 } else { 222 };
-        let (lanes, norm_lanes) = (2, 2);
-        let one = Model { lanes, norm_lanes, head_mode, vocab, vocab_all: 222, ..small() };
+        let one = norms(Model { lanes: 2, head_mode, vocab, vocab_all: 222, ..small() }, 2);
         Case::new(one.clone(), Codes::Bf16, 0).check(&sim, ROOM);
         // The second of two machines with as many lanes each.
         let all = if head_mode == HeadMode::PerLane { 444 } else { 222 };
-        let two = Model { ranks: 2, norm_lanes: 1, vocab_all: all, ..one };
+        let two = norms(Model { ranks: 2, vocab_all: all, ..one }, 1);
         Case::new(two, Codes::F16, 1).check(&sim, ROOM);
     }
 }
@@ -440,17 +472,17 @@ fn no_rank_copies_what_is_anothers() {
     for codes in [Codes::Bf16, Codes::E4m3] {
         let (mut copied, mut wanted) = (0, 0);
         for rank in 0..2 {
-            let wide = Model { sliced: true, heads: 2, kv_heads: 1, ffn: 500, ..small() };
-            let model = Model { ranks: 2, vocab: 167, vocab_all: 333, ..wide };
+            let class = |c: &mut Class| *c = Class { heads: 2, kv_heads: 1, ffn: 500, ..*c };
+            let wide = shapes::with_class(small(), class);
+            let model = Model { ranks: 2, sliced: true, vocab: 167, vocab_all: 333, ..wide };
             let case = Case::new(model, codes, rank);
-            let cut = Cut::new(&case.model, &sim.info().unwrap(), 64).unwrap();
+            let partition = Partition::new(&case.model, &sim.info().unwrap(), 64).unwrap();
             let bytes = |tensor: u32| case.program.tensors[tensor as usize].bytes();
-            let norms = case.model.layer.iter().flat_map(|l| l.norms);
-            let whole: u64 =
-                norms.chain([case.model.final_norm, case.model.embed]).map(bytes).sum();
+            let norms = case.model.norms().map(|norm| norm.tensor);
+            let whole: u64 = norms.chain([case.model.embed]).map(bytes).sum();
             let all: u64 = (0..case.program.tensors.len() as u32).map(bytes).sum();
             wanted += whole + u64::from(rank == 0) * (all - whole);
-            copied += case.uploaded(&cut, &sim, ROOM).unwrap().1;
+            copied += case.uploaded(&partition, &sim, ROOM).unwrap().1;
         }
         // Jobs, and the scales of FP8 once more.
         assert!((wanted..wanted + 8000).contains(&copied), "{codes:?}: {wanted}, {copied}");
@@ -461,13 +493,13 @@ fn no_rank_copies_what_is_anothers() {
 fn a_weight_beyond_halves_is_told_with_tensor_and_row() {
     let sim = Sim::open("sim:blocks=8").unwrap();
     let mut case = Case::new(small(), Codes::Bf16, 0);
-    let cut = Cut::new(&case.model, &sim.info().unwrap(), 64).unwrap();
+    let partition = Partition::new(&case.model, &sim.info().unwrap(), 64).unwrap();
     let tensor = case.model.layer[1].outputs[1];
     let t = case.program.tensors[tensor as usize];
     let mut put = |value: f32| {
         let at = (t.offset + u64::from(71 * t.cols + 99) * 2) as usize;
         case.bytes[at..at + 2].copy_from_slice(&bf16::from_f32(value).to_le_bytes());
-        case.packed(&cut, &sim, ROOM)
+        case.packed(&partition, &sim, ROOM)
     };
     put(-65_280.0).unwrap();
     let error = put(-65_536.0).unwrap_err().to_string();

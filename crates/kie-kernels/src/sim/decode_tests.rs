@@ -7,7 +7,12 @@
 
 use super::tests::{fetch, land, run_with};
 use super::*;
-use crate::mono::source;
+use crate::mono::lower::model::{Class, Model};
+use crate::mono::lower::partition::{Kind, Partition};
+use crate::mono::lower::tuning::Tuning;
+use crate::mono::machine::MachineInfo;
+use crate::mono::meter::Mode;
+use crate::mono::{shapes, source};
 
 const CHECK: &str = r"
 // Weights that anybody can compute, as halves.
@@ -89,15 +94,15 @@ KIE_KERNEL(prepare, 32, Check c) {
     long line = 0;
     Segment* s = segments;
     for (int l = 0; l < kLayers; ++l) {
-        fill<SplitQkv>(lines, line, s, kMatQkv, l, 0, kRowsQkv, kQkv);
-        fill<SplitO>(lines, line, s, kMatO, l, 0, kRowsO, kHidden);
-        fill<SplitGu>(lines, line, s, kMatGu, l, 0, kRowsGu, 2 * kFfn);
-        fill<SplitDown>(lines, line, s, kMatDown, l, 0, kRowsO, kHidden);
+        fill<TilingQkv>(lines, line, s, kMatQkv, l, 0, kRowsQkv, kQkv);
+        fill<TilingO>(lines, line, s, kMatO, l, 0, kRowsO, kHidden);
+        fill<TilingGu>(lines, line, s, kMatGu, l, 0, kRowsGu, 2 * kFfn);
+        fill<TilingDown>(lines, line, s, kMatDown, l, 0, kRowsO, kHidden);
     }
     for (int p = 0; p < kHeadPasses; ++p)
-        fill<SplitHead>(lines, line, s, kMatHead, kLayers, p * kHeadPassRows, kRowsHead, kVocab);
+        fill<TilingHead>(lines, line, s, kMatHead, kLayers, p * kHeadPassRows, kRowsHead, kVocab);
     if (kHeadTail)
-        fill<SplitTail>(lines, line, s, kMatHead, kLayers, kHeadPasses * kHeadPassRows, kRowsHead,
+        fill<TilingTail>(lines, line, s, kMatHead, kLayers, kHeadPasses * kHeadPassRows, kRowsHead,
                         kVocab);
     a.segment_count = s - segments;
     u32* embed = take<u32>(at, (u64)kVocab * kHidden / 2);
@@ -124,7 +129,7 @@ KIE_KERNEL(prepare, 32, Check c) {
         for (int i = 0; i < kPagesMax; ++i)
             pages[r * kPools * kPagesMax + i] = (r + 1) * kPagesMax - 1 - i;
     a.embed = embed, a.norms = norms, a.rope = rope, a.layers = layers, a.pages = pages;
-    const u64 pool = (u64)kColumns * kPagesMax * kAll * kKvHeads * 2 * kPageHalf;
+    const u64 pool = (u64)kColumns * kPagesMax * kLayers * kLanes * kKvHeads * 2 * kPageHalf;
     a.pools[0] = a.pools[1] = take<u8>(at, pool), a.pool_layers[0] = a.pool_layers[1] = kLayers;
     a.stop_ids = take<u32>(at, kColumns * kStopsMax), a.words = take<u64>(at, kWords);
     a.values = take<float>(at, 2 * kColumns * kVocabAll);
@@ -220,66 +225,47 @@ KIE_KERNEL(reference, 32, Check c) {
 }
 ";
 
-const SHAPE: &[(&str, &str)] = &[
-    ("LAYERS", "2"),
-    ("HIDDEN", "256"),
-    ("HIDDEN_REAL", "256"),
-    ("HEADS", "8"),
-    ("KV_HEADS", "2"),
-    ("HEAD_DIM", "32"),
-    ("HEAD_DIM_REAL", "32"),
-    ("QUERY_SCALE", "0.25503487f"),
-    ("FFN", "384"),
-    ("VOCAB", "300"),
-    ("LANES", "1"),
-    ("RANKS", "1"),
-    ("VOCAB_ALL", "KIE_VOCAB"),
-    ("HEAD_MODE", "0"),
-    ("NORM_LANES", "1"),
-    ("HEAD_NORM", "false"),
-    ("BIAS", "false"),
-    ("EPS", "1e-5f"),
-    ("BLOCKS", "8"),
-    ("WARPS", "8"),
-    ("SLOT_BYTES", "16384"),
-    ("SPLITS", "4"),
-    ("TURNS_OTHER", "1"),
-    ("POLL", "0"),
-    ("AHEAD", "3"),
-    ("PACKED", "false"),
-    ("HELD", "4"),
-    ("NO_WAITS", "false"),
-    ("NO_STREAM", "false"),
-    ("NO_RANKS", "false"),
-    ("PAGES_MAX", "4"),
-    ("STREAMED", "false"),
-    ("CHECK_WINDOW", "0"),
-    ("REST_GATHER", "250"),
-    ("REST_MERGE", "0"),
-    ("SHARED_MAX", "232448"),
-    // What a host would have computed: here there is none.
-    ("ARGS_BYTES", "sizeof(DecodeArgs)"),
-    ("LINE_BYTES", "kLineBytes"),
-    ("WORDS", "kWords"),
-    ("ROWS_QKV", "kRowsQkv"),
-    ("ROWS_O", "kRowsO"),
-    ("ROWS_GU", "kRowsGu"),
-    ("ROWS_HEAD", "kRowsHead"),
-];
 const ENTRIES: [&str; 3] = ["prepare", "kie_decode", "reference"];
 
-fn model(columns: u32, merge: u32) -> Source {
-    changed_model(columns, merge, &[])
+/// What a test may have otherwise.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    columns: u32,
+    /// Attention's partials are combined by owners.
+    merge: bool,
+    streamed: bool,
+    head_dim: u32,
+    kv_splits: u32,
+    /// Of every other layer.
+    window: u32,
 }
 
-fn changed_model(columns: u32, merge: u32, changes: &[(&str, &str)]) -> Source {
-    let value = |name, usual| changes.iter().find(|(n, _)| *n == name).map_or(usual, |c| c.1);
-    let define = |&(name, usual)| (format!("KIE_{name}"), value(name, usual).to_owned());
-    let mut defines: Vec<(String, String)> = SHAPE.iter().map(define).collect();
-    defines.push(("KIE_COLUMNS".to_owned(), columns.to_string()));
-    defines.push(("KIE_MERGE".to_owned(), merge.to_string()));
-    let text = format!("{}{CHECK}", source::text(Platform::Sim));
-    Source { defines, text, entries: ENTRIES.to_vec() }
+const SHAPE: Shape =
+    Shape { columns: 1, merge: true, streamed: false, head_dim: 32, kv_splits: 4, window: 0 };
+
+fn source_of(shape: Shape) -> Source {
+    let Shape { columns, streamed, head_dim, .. } = shape;
+    let class = |c: &mut Class| *c = Class { heads: 8, kv_heads: 2, head_dim, ffn: 384, ..*c };
+    let mut model = shapes::with_class(shapes::model("1b"), class);
+    model.layer.truncate(2);
+    let model = Model { hidden: 256, vocab: 300, vocab_all: 300, ..model };
+    let machine = MachineInfo { multiprocessors: 8, chiplets: 1, ..shapes::nvidia() };
+    let found = Partition::new(&model, &machine, 4 * 64).unwrap();
+    assert_eq!((found.blocks, found.warps, found.slot_bytes), (8, 8, 16 << 10), "{found}");
+    let tuning = Tuning { poll_delay_retries_ns: 250, ahead_short: 3, ..found.tuning };
+    let mut partition = Partition { tuning, ..found };
+    for class in &mut partition.classes {
+        (class.kv_splits, class.merge) = (shape.kv_splits, shape.merge);
+    }
+    let kind = Kind { columns, streamed };
+    let mut source = source::decode(Platform::Sim, (&model, &partition), kind, Mode::Full).unwrap();
+    source.defines.push(("KIE_CHECK_WINDOW".to_owned(), shape.window.to_string()));
+    source.text += CHECK;
+    Source { entries: ENTRIES.to_vec(), ..source }
+}
+
+fn model(columns: u32, merge: bool) -> Source {
+    source_of(Shape { columns, merge, ..SHAPE })
 }
 
 /// Errors of `steps` steps, how the decode kernel's launch went, and its seconds.
@@ -322,9 +308,14 @@ fn decode_hashed(
 
 #[test]
 fn the_decode_kernel_computes_what_plain_loops_compute() {
-    for (warp, seed, columns, merge) in
-        [(32, 1, 1, 1), (64, 2, 1, 1), (32, 3, 1, 0), (64, 4, 1, 0), (32, 5, 8, 1), (64, 6, 8, 0)]
-    {
+    for (warp, seed, columns, merge) in [
+        (32, 1, 1, true),
+        (64, 2, 1, true),
+        (32, 3, 1, false),
+        (64, 4, 1, false),
+        (32, 5, 8, true),
+        (64, 6, 8, false),
+    ] {
         let sim = Sim::open(&format!("sim:warp={warp},seed={seed}")).unwrap();
         let module = sim.compile(&model(columns, merge)).unwrap();
         let (errors, ..) = decode(&sim, &module, 3).unwrap();
@@ -337,26 +328,22 @@ fn the_decode_kernel_computes_what_plain_loops_compute() {
 /// without are the same where no block has two pages.
 #[test]
 fn pages_come_through_the_ring() {
-    let wide = [("HEAD_DIM", "96"), ("HEAD_DIM_REAL", "96"), ("QUERY_SCALE", "0.14724446f")];
-    let one = [("SPLITS", "1"), ("CHECK_WINDOW", "70")];
-    let rows =
-        [(one.to_vec(), 70, false), (vec![], 67, true), ([&wide[..], &one].concat(), 66, false)];
-    for (seed, (mut changes, steps, same)) in rows.into_iter().enumerate() {
+    let one = Shape { kv_splits: 1, window: 70, ..SHAPE };
+    let rows = [(one, 70, false), (SHAPE, 67, true), (Shape { head_dim: 96, ..one }, 66, false)];
+    for (seed, (shape, steps, same)) in rows.into_iter().enumerate() {
         let mut hashes = Vec::new();
         for (warp, columns, streamed) in
-            [(32, 1, "false"), (64, 1, "true"), (32, 1, "true"), (32, 4, "true")]
+            [(32, 1, false), (64, 1, true), (32, 1, true), (32, 4, true)]
         {
-            changes.push(("STREAMED", streamed));
             let sim = Sim::open(&format!("sim:warp={warp},seed={seed}")).unwrap();
-            let module = sim.compile(&changed_model(columns, 1, &changes)).unwrap();
+            let module = sim.compile(&source_of(Shape { columns, streamed, ..shape })).unwrap();
             let (mut errors, ..) = decode_hashed(&sim, &module, steps).unwrap();
             hashes.push(errors.pop().unwrap().to_bits());
             let worst = errors.iter().copied().fold(0.0, f32::max);
-            assert!(worst < 2e-3, "{warp} {columns} {changes:?}: {errors:?}");
-            changes.pop();
+            assert!(worst < 2e-3, "{warp} {columns} {shape:?}: {errors:?}");
         }
         let alike = if same { &hashes[..] } else { &hashes[1..] };
-        assert!(alike.iter().all(|h| *h == hashes[1]), "{changes:?}: {hashes:x?}");
+        assert!(alike.iter().all(|h| *h == hashes[1]), "{shape:?}: {hashes:x?}");
     }
 }
 
@@ -366,7 +353,7 @@ fn pages_come_through_the_ring() {
 fn speed() {
     for (warp, columns) in [(32, 1), (64, 1), (32, 8)] {
         let sim = Sim::open(&format!("sim:warp={warp}")).unwrap();
-        let module = sim.compile(&model(columns, 1)).unwrap();
+        let module = sim.compile(&model(columns, true)).unwrap();
         let (_, trace, seconds) = decode(&sim, &module, 100).unwrap();
         let rate = trace.switches as f64 / seconds * 1e-6;
         eprintln!(
@@ -400,7 +387,7 @@ fn mutants_of_the_decode_kernel_fail() {
     for (i, (from, to)) in mutants.into_iter().enumerate() {
         let warp = if i % 2 == 0 { 32 } else { 64 };
         assert!(
-            is_caught(&model(1, 1), warp, from, to),
+            is_caught(&model(1, true), warp, from, to),
             "{from:?} -> {to:?} at warp {warp} goes unnoticed"
         );
     }
@@ -408,7 +395,7 @@ fn mutants_of_the_decode_kernel_fail() {
 
 #[test]
 fn mutants_of_streamed_pages_fail() {
-    let streamed = changed_model(1, 1, &[("STREAMED", "true")]);
+    let streamed = source_of(Shape { streamed: true, ..SHAPE });
     let mutants = [
         ("store_key(keys, position % kPage, n, heads[kQWords + n]);", "{}"),
         ("store_value(values - kPageHalf, position % kPage", "store_value(values - kPageHalf, 63"),

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::mono::cut::Cut;
+use crate::mono::lower::partition::Partition;
 use crate::mono::shapes::{amd, model};
 use crate::mono::source::platform_headers;
 
@@ -77,11 +77,11 @@ fn run(sim: &Sim, text: &str, args: &[u64], shape: (u32, u32)) -> Result<()> {
 
 #[test]
 fn blocks_are_placed_as_the_cut_says() {
-    let cut = Cut::new(&model("2b"), &amd(), 4096).unwrap();
+    let partition = Partition::new(&model("2b"), &amd(), 4096).unwrap();
     for (blocks, chiplets) in [(16, 8), (13, 4), (24, 6), (5, 8)] {
         let sim = Sim::open(&format!("sim:seed=2,blocks={blocks},chiplets={chiplets}")).unwrap();
         assert_eq!(sim.info().unwrap().chiplets, chiplets);
-        let cut = Cut { blocks, chiplets, ..cut.clone() };
+        let partition = Partition { blocks, chiplets, ..partition.clone() };
         let text = "struct Args { u32* out; };\nKIE_KERNEL(toy, 32, Args a) {\n\
                     if (thread() == 0) a.out[grid_block()] = block();\n}\n";
         let defines = [("KIE_CHIPLETS", chiplets), ("KIE_BLOCKS", blocks)];
@@ -89,7 +89,7 @@ fn blocks_are_placed_as_the_cut_says() {
         let module = sim.compile(&Source { defines, ..source(text, "toy") }).unwrap();
         let out = sim.alloc(blocks as usize * 4).unwrap();
         run_with(&sim, &module, "toy", &[out.address], (blocks, 32)).unwrap();
-        let wanted: Vec<_> = (0..blocks).map(|block| cut.block_of(block)).collect();
+        let wanted: Vec<_> = (0..blocks).map(|block| partition.block_of(block)).collect();
         assert_eq!(fetch_u32(&sim, &out), wanted, "{blocks} on {chiplets}");
     }
 }

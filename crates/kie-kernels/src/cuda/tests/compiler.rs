@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use crate::cuda::nvrtc::{candidates, compile_source, Nvrtc, Usage};
 use crate::error::Error;
-use crate::mono::cut::Kind;
 use crate::mono::echo;
+use crate::mono::lower::model::{Class, Layer, Model};
+use crate::mono::lower::partition::Kind;
 use crate::mono::machine::{Platform, Source};
-use crate::mono::model::{Layer, Model};
 use crate::mono::{shapes, upload};
 
 /// `libnvrtc` folders of the repository's own Python environment.
@@ -64,11 +64,11 @@ fn compare(columns: u32, streamed: bool, wanted: &[Spills]) {
     let mut seen = Vec::new();
     for &(name, ..) in wanted {
         let kind = Kind { columns, streamed };
-        let (source, cut) =
+        let (source, partition) =
             shapes::decode(&shapes::model(name), &shapes::nvidia(), Platform::Cuda, kind);
         let kernel = sole(&nvrtc, &source);
         assert_eq!(kernel.entry, "kie_decode");
-        let most = 65_536 / cut.threads(Platform::Cuda, 32) / 8 * 8;
+        let most = 65_536 / partition.threads(Platform::Cuda, 32) / 8 * 8;
         assert!(kernel.registers > 0 && kernel.registers <= most, "{name}: {kernel:?}");
         seen.push((name, kernel.stack_bytes, kernel.spill_bytes));
     }
@@ -100,11 +100,14 @@ const SLICED: &str = "8b on four";
 
 fn sliced(ranks: u32) -> Model {
     let whole = shapes::model("8b");
-    let [heads, kv_heads, ffn] = [whole.heads, whole.kv_heads, whole.ffn].map(|n| n / ranks);
+    let share = |c: &mut Class| {
+        (c.heads, c.kv_heads, c.ffn) = (c.heads / ranks, c.kv_heads / ranks, c.ffn / ranks);
+    };
+    let whole = shapes::with_class(whole, share);
     let (layer, vocab) = (whole.layer.clone(), whole.vocab_all / ranks);
     let layer = layer.into_iter().map(|l| Layer { delay: [0; 2], shares: [true; 2], ..l });
     let layer = layer.collect();
-    Model { ranks, sliced: true, heads, kv_heads, ffn, vocab, layer, ..whole }
+    Model { ranks, sliced: true, vocab, layer, ..whole }
 }
 
 #[test]
@@ -142,23 +145,17 @@ fn the_packing_kernel_spills_nothing() {
 fn the_prefill_kernel_takes_all_that_its_plan_takes() {
     let Some(nvrtc) = nvrtc("compiling the prefill kernel") else { return };
     let dense = shapes::model("1b");
-    let small = |heads, kv_heads, head_dim, hidden, ffn, bias| Model {
-        layers: 2,
-        heads,
-        kv_heads,
-        head_dim,
-        hidden,
-        ffn,
-        bias,
-        vocab: 512,
-        vocab_all: 512,
-        ..dense.clone()
+    let small = |heads, kv_heads, head_dim, hidden, ffn, bias| {
+        let sizes = |c: &mut Class| *c = Class { heads, kv_heads, head_dim, ffn, bias, ..*c };
+        let model = shapes::with_class(dense.clone(), sizes);
+        let layer = model.layer[..2].to_vec();
+        Model { layer, hidden, vocab: 512, vocab_all: 512, ..model }
     };
     for model in [
         small(4, 2, 16, 64, 160, false),
         small(6, 2, 96, 576, 1536, true),
         small(14, 2, 64, 896, 4864, true),
-        Model { head_norm: true, ..small(32, 8, 128, 2048, 6144, false) },
+        shapes::with_class(small(32, 8, 128, 2048, 6144, false), |c| c.head_norm = true),
         Model { ranks: 2, sliced: true, ..small(16, 4, 128, 4096, 7168, false) },
         Model { ranks: 2, lanes: 4, ..shapes::model("2b") },
     ] {
@@ -206,4 +203,32 @@ fn keys_differ_with_all_they_depend_on() {
     assert_ne!(key, nvrtc.key(&one, "sm_100a"));
     assert_ne!(key, nvrtc.key(&source("text "), "sm_90a"));
     assert_ne!(key, nvrtc.key(&Source { defines: defines(&[("N", 4)]), ..one }, "sm_90a"));
+}
+
+/// Prints what every kernel of the usual shapes takes; run it by name before and after a change
+/// that should make no difference.
+#[test]
+#[ignore = "a measurement"]
+fn sizes() {
+    let Some(nvrtc) = nvrtc("sizes of kernels") else { return };
+    let show = |what: String, source: &Source| {
+        let compiled = compile_source(&nvrtc, source, "sm_90a").unwrap();
+        let usage = compiled.usage();
+        let hash = compiled.cubin.iter().fold(0u64, |h, b| h.wrapping_mul(31) + u64::from(*b));
+        eprintln!("{what}: {} bytes, {hash:016x}, {usage:?}", compiled.cubin.len());
+    };
+    for name in ["2b", "lane", "1b", "8b"] {
+        let model = shapes::model(name);
+        for (columns, streamed) in [(1, false), (1, true), (8, true)] {
+            let kind = Kind { columns, streamed };
+            let (source, _) = shapes::decode(&model, &shapes::nvidia(), Platform::Cuda, kind);
+            show(format!("{name} decode {columns} {streamed}"), &source);
+        }
+    }
+    for name in ["1b", "8b", "2b", SLICED] {
+        let model = if name == SLICED { sliced(4) } else { shapes::model(name) };
+        for source in shapes::prefill(&model) {
+            show(format!("{name} prefill"), &source);
+        }
+    }
 }

@@ -7,10 +7,10 @@ use std::process::Command;
 
 use super::Folder;
 use crate::hip::code_object::{kernels, Kernel};
-use crate::mono::cut::Cut;
 use crate::mono::echo;
+use crate::mono::lower::model::Model;
+use crate::mono::lower::partition::Partition;
 use crate::mono::machine::{Platform, Source};
-use crate::mono::model::Model;
 use crate::mono::{shapes, upload};
 
 /// Vector registers of a unit's lane, which its waves share; units of a multiprocessor.
@@ -66,22 +66,23 @@ fn scratch_accesses(text: &str) -> usize {
 #[test]
 fn the_decode_kernel_compiles_without_spills() {
     let machine = shapes::amd();
-    // 8b leaves no room for the head's stages: refused, until a cut is found.
-    assert!(Cut::new(&shapes::model("8b"), &machine, 33_280).is_err());
+    // 8b leaves no room for the head's stages: refused, until a partition is found.
+    assert!(Partition::new(&shapes::model("8b"), &machine, 33_280).is_err());
     let one_of_eight = Model { ranks: 8, ..shapes::model("lane") };
     let models = ["2b", "lane", "1b"].map(shapes::model).into_iter().chain([one_of_eight]);
     for model in models {
         let name = format!("{} lanes of {} ranks", model.lanes, model.ranks);
-        let kinds = Cut::new(&model, &machine, 33_280).unwrap().kernels(&model, Platform::Hip);
+        let kinds =
+            Partition::new(&model, &machine, 33_280).unwrap().kernels(&model, Platform::Hip);
         assert!(kinds.len() > 1, "{name}: several columns, too");
         for kind in kinds {
-            let (source, cut) = shapes::decode(&model, &machine, Platform::Hip, kind);
+            let (source, partition) = shapes::decode(&model, &machine, Platform::Hip, kind);
             let Some((kernel, text)) = compile(&name, &source) else { return };
             // A slot whose scalar registers went into lanes of a vector register still counts in
             // `private_bytes`, so accesses are counted instead.
             let spills = (scratch_accesses(&text), kernel.spilled_registers);
             assert_eq!(spills, (0, 0), "{name}: {kernel:?}");
-            let threads = cut.threads(Platform::Hip, 64);
+            let threads = partition.threads(Platform::Hip, 64);
             assert_eq!(
                 (kernel.threads_max, kernel.wave_lanes),
                 (threads, 64),

@@ -1,5 +1,6 @@
-//! A program read as what the monokernel runs: layers that are all alike but for numbers. Anything
-//! else is refused here, before a byte is allocated.
+//! A program read as what the monokernel runs: layers of a few classes. Layers of a class have the
+//! same phases and sizes and differ in numbers alone (windows, delays, where their tensors and
+//! pages are). What is no such program is refused here, with the step, before a byte is allocated.
 
 use std::ops::Range;
 
@@ -9,8 +10,6 @@ use crate::error::{Error, Result};
 /// Sizes of one lane, and where its tensors are.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Model {
-    /// Layers.
-    pub layers: u32,
     /// Machines that run it together, each the same number of lanes.
     pub ranks: u32,
     /// Lanes of one machine.
@@ -22,14 +21,6 @@ pub struct Model {
     pub vocab_all: u32,
     /// Width of a residual stream.
     pub hidden: u32,
-    /// Query heads.
-    pub heads: u32,
-    /// Key/value heads.
-    pub kv_heads: u32,
-    /// Features of a head.
-    pub head_dim: u32,
-    /// MLP width.
-    pub ffn: u32,
     /// Rows of one head matrix: of the vocabulary, or of a lane's slice of it.
     pub vocab: u32,
     /// How the head combines lanes.
@@ -38,25 +29,65 @@ pub struct Model {
     pub interleaved: bool,
     /// Epsilon of the norms.
     pub eps: f32,
-    /// Rows of a norm's scale: 1, or one a lane.
-    pub norm_lanes: u32,
-    /// q and k heads have norms.
-    pub head_norm: bool,
-    /// q, k and v have biases.
-    pub bias: bool,
+    /// What layers are alike in.
+    pub classes: Vec<Class>,
     /// What differs from layer to layer.
     pub layer: Vec<Layer>,
     /// Tensor of the embedding table.
     pub embed: u32,
     /// Tensor of the head.
     pub head: u32,
-    /// Tensor of the final norm's scale.
-    pub final_norm: u32,
+    /// The final norm's scale.
+    pub final_norm: Norm,
+}
+
+/// Most classes of a model: each is a copy of the layer's code.
+pub const MOST_CLASSES: usize = 4;
+
+/// What the layers of a class are alike in: all that is a constant while one of them runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Class {
+    /// Query heads.
+    pub heads: u32,
+    /// Key/value heads.
+    pub kv_heads: u32,
+    /// The same two of the program, where these are a machine's share.
+    pub heads_all: [u32; 2],
+    /// Features of a head.
+    pub head_dim: u32,
+    /// MLP width.
+    pub ffn: u32,
+    /// The same of the program.
+    pub ffn_all: u32,
+    /// q and k heads have norms.
+    pub head_norm: bool,
+    /// q, k and v have biases.
+    pub bias: bool,
+    /// Tensor of the rotary frequencies.
+    pub rope: u32,
+}
+
+impl Class {
+    /// Query heads of a kv head.
+    pub const fn group(&self) -> u32 {
+        self.heads / self.kv_heads
+    }
+}
+
+/// A norm's scale: a tensor, and its rows, 1 or one a lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Norm {
+    /// The tensor.
+    pub tensor: u32,
+    /// Its rows.
+    pub rows: u32,
 }
 
 /// One layer: tensors by index, and numbers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Layer {
+    /// Index into [`Model::classes`].
+    pub class: usize,
     /// q, k, v.
     pub qkv: [u32; 3],
     /// Their biases, or [`NONE`].
@@ -68,7 +99,7 @@ pub struct Layer {
     /// Gate and up.
     pub gate_up: [u32; 2],
     /// Norm scales before attention and before the mlp.
-    pub norms: [u32; 2],
+    pub norms: [Norm; 2],
     /// Positions a query sees; 0: all.
     pub window: u32,
     /// Page group, and the layer's index in it.
@@ -82,6 +113,31 @@ pub struct Layer {
 }
 
 impl Model {
+    /// Layers.
+    pub fn layers(&self) -> u32 {
+        self.layer.len() as u32
+    }
+
+    /// The class of a layer.
+    pub fn class_of(&self, layer: usize) -> &Class {
+        &self.classes[self.layer[layer].class]
+    }
+
+    /// Layers of a class.
+    pub fn layers_of(&self, class: usize) -> u32 {
+        self.layer.iter().filter(|layer| layer.class == class).count() as u32
+    }
+
+    /// All norms, in the order of their rows on a device.
+    pub fn norms(&self) -> impl Iterator<Item = Norm> + '_ {
+        self.layer.iter().flat_map(|l| l.norms).chain([self.final_norm])
+    }
+
+    /// Rows of all norms.
+    pub fn norm_rows(&self) -> u32 {
+        self.norms().map(|norm| norm.rows).sum()
+    }
+
     /// Lanes of all machines.
     pub const fn lanes_all(&self) -> u32 {
         self.lanes * self.ranks
@@ -93,7 +149,7 @@ impl Model {
         if self.lanes_all() == 1 {
             return 1;
         }
-        let layers = self.layers as usize;
+        let layers = self.layer.len();
         // Outputs are numbered in the order of the work. Where output `at` is made, an earlier
         // one's words are read, if any.
         let source = |at: usize| {
@@ -119,78 +175,77 @@ impl Model {
     /// [`Error::InvalidProgram`] with the step that is not as expected, [`Error::Indivisible`].
     pub fn read(program: &Program, ranks: u32) -> Result<Self> {
         let d = &program.dims;
-        let steps = &program.steps;
-        let layers = steps.len().saturating_sub(3) / 5;
-        let order = [Op::Qkv, Op::Attend, Op::Project, Op::GateUp, Op::Project];
-        let wanted = [Op::Embed]
-            .into_iter()
-            .chain(order.into_iter().cycle().take(layers * 5))
-            .chain([Op::Head, Op::Sample]);
-        if let Some(at) = wanted.zip(steps).position(|(w, s)| w != s.op) {
-            return refuse(at, "not in the order of a transformer's layers".to_owned());
-        }
-        if steps.len() != layers * 5 + 3 || layers == 0 {
-            return refuse(steps.len(), format!("{} steps are no whole layers", steps.len()));
-        }
-        let rows_of = |t: u32| program.tensors.get(t as usize).map_or(1, |t: &Tensor| t.rows);
-        let head = &steps[steps.len() - 2];
+        let mut steps = Steps { program, at: 0 };
+        let embed = steps.take(Op::Embed)?;
         let sliced = d.lanes == 1 && ranks > 1;
         let lanes_all = if sliced { ranks } else { d.lanes };
+        // A norm of slices is that of the one lane there is.
+        let lanes = if sliced { 1 } else { lanes_all };
+        let (mut classes, mut layer) = (Vec::new(), Vec::new());
+        while steps.next_is(Op::Qkv) {
+            let first = steps.at;
+            let phases = steps.layer()?;
+            let class = Class::read(program, &phases, ranks)?;
+            let index = classes.iter().position(|c| *c == class).unwrap_or(classes.len());
+            if index == classes.len() {
+                classes.push(class);
+            }
+            if classes.len() > MOST_CLASSES {
+                return refuse(first, format!("a layer of class {index}: {MOST_CLASSES} at most"));
+            }
+            layer.push(Layer::read(program, &phases, index, (lanes, sliced), first)?);
+        }
+        let head = steps.take(Op::Head)?;
+        let head_at = steps.at - 1;
+        steps.take(Op::Sample)?;
+        if steps.at != program.steps.len() || layer.is_empty() {
+            let count = layer.len();
+            return refuse(steps.at, format!("{count} layers, then what is no step of theirs"));
+        }
+        if !lanes_all.is_multiple_of(ranks) {
+            return Err(indivisible(d.lanes, &classes[0], ranks));
+        }
         let per_lane = d.lanes == 1 || d.head_mode == HeadMode::PerLane;
-        let dealt = if sliced { dealt(d.heads, d.kv_heads, ranks) } else { None };
-        let (heads, kv_heads) = dealt.unwrap_or((d.heads, d.kv_heads));
-        let first = &steps[1];
         let model = Self {
-            layers: layers as u32,
             ranks,
             lanes: lanes_all / ranks,
             sliced,
             vocab_all: d.vocab,
             hidden: d.hidden,
-            heads,
-            kv_heads,
-            head_dim: d.head_dim,
-            ffn: if sliced { d.ffn.div_ceil(ranks) } else { d.ffn },
             vocab: if per_lane { d.vocab.div_ceil(lanes_all) } else { d.vocab },
             head_mode: if per_lane { HeadMode::PerLane } else { d.head_mode },
             interleaved: d.rope_interleaved != 0,
             eps: d.eps,
-            norm_lanes: rows_of(first.norm),
-            head_norm: first.head_norms[0] != NONE,
-            bias: first.biases[0] != NONE,
-            layer: steps[1..=layers * 5].chunks_exact(5).map(|s| Layer::read(s, sliced)).collect(),
-            embed: steps[0].weights[0],
+            classes,
+            layer,
+            embed: embed.weights[0],
             head: head.weights[0],
-            final_norm: head.norm,
+            final_norm: Norm::read(program, head.norm, lanes, head_at)?,
         };
-        if !lanes_all.is_multiple_of(ranks) || (sliced && dealt.is_none()) {
-            let detail = format!(
-                "{} lanes, {} query and {} kv heads do not divide by {ranks} ranks: each takes as \
-                 many lanes, or whole kv heads' heads, or an equal part of one's",
-                d.lanes, d.heads, d.kv_heads
-            );
-            return Err(Error::Indivisible { ranks, detail });
+        let width = program.tensors.get(model.embed as usize).map(|t| t.cols);
+        if width != Some(model.hidden) {
+            return refuse(0, format!("embedding of width {width:?}, not {}", model.hidden));
         }
-        model.check(program, rows_of)?;
         Ok(model)
     }
 
-    /// Which of the program's query and kv heads a machine's lane has, of `self.heads` and
-    /// `self.kv_heads` places; the last places may stay empty.
-    pub fn heads_of(&self, rank: u32, (heads, kv_heads): (u32, u32)) -> [Range<u32>; 2] {
+    /// Which of the program's query and kv heads of a class a machine's lane has, of as many places
+    /// as the class has heads; the last places may stay empty.
+    pub fn heads_of(&self, rank: u32, class: &Class) -> [Range<u32>; 2] {
+        let [heads, kv_heads] = class.heads_all;
         if !self.sliced {
-            return [0..self.heads, 0..self.kv_heads];
+            return [0..class.heads, 0..class.kv_heads];
         }
         let group = heads / kv_heads;
         if kv_heads >= self.ranks {
-            let kv = |rank: u32| (rank * self.kv_heads).min(kv_heads);
+            let kv = |rank: u32| (rank * class.kv_heads).min(kv_heads);
             let (from, to) = (kv(rank), kv(rank + 1));
             return [from * group..to * group, from..to];
         }
         // Several machines share a kv head, each with a part of its query heads.
         let sharers = self.ranks / kv_heads;
         let (kv, part) = (rank / sharers, rank % sharers);
-        let query = |part: u32| kv * group + (part * self.heads).min(group);
+        let query = |part: u32| kv * group + (part * class.heads).min(group);
         [query(part)..query(part + 1), kv..kv + 1]
     }
 
@@ -208,68 +263,138 @@ impl Model {
             let lanes = rank * self.lanes..(rank + 1) * self.lanes;
             return format!("lanes {} of {}", span(lanes), dims.lanes);
         }
-        let [query, kv] = self.heads_of(rank, (dims.heads, dims.kv_heads));
         let end = |rank: u32, each: u32, all: u32| (rank * each).min(all);
         let rows = |each, all| span(end(rank, each, all)..end(rank + 1, each, all));
-        format!(
-            "heads {} of {}, kv heads {} of {}, features {} of {}, ids {} of {}",
-            span(query),
-            dims.heads,
-            span(kv),
-            dims.kv_heads,
-            rows(self.ffn, dims.ffn),
-            dims.ffn,
-            rows(self.vocab, dims.vocab),
-            dims.vocab
-        )
+        let of_class = |class: &Class| {
+            let [query, kv] = self.heads_of(rank, class);
+            format!(
+                "heads {} of {}, kv heads {} of {}, features {} of {}",
+                span(query),
+                class.heads_all[0],
+                span(kv),
+                class.heads_all[1],
+                rows(class.ffn, class.ffn_all),
+                class.ffn_all,
+            )
+        };
+        let classes: Vec<_> = self.classes.iter().map(of_class).collect();
+        format!("{}, ids {} of {}", classes.join(" or "), rows(self.vocab, dims.vocab), dims.vocab)
+    }
+}
+
+/// The steps of a program, one after another.
+struct Steps<'a> {
+    program: &'a Program,
+    at: usize,
+}
+
+impl<'a> Steps<'a> {
+    fn next_is(&self, op: Op) -> bool {
+        self.program.steps.get(self.at).is_some_and(|step| step.op == op)
     }
 
-    /// What the kernel takes for granted.
-    fn check(&self, program: &Program, rows_of: impl Fn(u32) -> u32) -> Result<()> {
-        let mut norms: Vec<u32> = self.layer.iter().flat_map(|l| l.norms).collect();
-        norms.push(self.final_norm);
-        if norms.contains(&NONE) || norms.iter().any(|n| rows_of(*n) != self.norm_lanes) {
-            return refuse(1, "norms that differ in kind".to_owned());
-        }
-        for (at, layer) in self.layer.iter().enumerate() {
-            let alike = (layer.head_norms[0] != NONE) == self.head_norm
-                && (layer.biases[0] != NONE) == self.bias;
-            if !alike || layer.head_norms.iter().any(|n| *n != NONE && rows_of(*n) != 1) {
-                return refuse(
-                    1 + 5 * at,
-                    "biases or head norms differ from layer to layer".into(),
-                );
+    /// The next step, which must be this one.
+    fn take(&mut self, op: Op) -> Result<&'a Step> {
+        match self.program.steps.get(self.at) {
+            Some(step) if step.op == op => {
+                self.at += 1;
+                Ok(step)
             }
+            Some(step) => {
+                let got = step.op;
+                refuse(self.at, format!("{got:?} where the order of known phases has {op:?}"))
+            }
+            None => refuse(self.at, format!("the end where the order of phases has {op:?}")),
         }
-        if self.norm_lanes != 1 && self.norm_lanes != self.lanes_all() {
-            let lanes = self.lanes_all();
-            return refuse(1, format!("norms of {} rows for {lanes} lanes", self.norm_lanes));
+    }
+
+    /// The phases of a layer: attention, then an mlp.
+    fn layer(&mut self) -> Result<[&'a Step; 5]> {
+        Ok([
+            self.take(Op::Qkv)?,
+            self.take(Op::Attend)?,
+            self.take(Op::Project)?,
+            self.take(Op::GateUp)?,
+            self.take(Op::Project)?,
+        ])
+    }
+}
+
+impl Class {
+    fn read(program: &Program, phases: &[&Step; 5], ranks: u32) -> Result<Self> {
+        let d = &program.dims;
+        let sliced = d.lanes == 1 && ranks > 1;
+        let [qkv, ..] = phases;
+        let whole = Self {
+            heads: d.heads,
+            kv_heads: d.kv_heads,
+            heads_all: [d.heads, d.kv_heads],
+            head_dim: d.head_dim,
+            ffn: d.ffn,
+            ffn_all: d.ffn,
+            head_norm: qkv.head_norms[0] != NONE,
+            bias: qkv.biases[0] != NONE,
+            rope: program.rope,
+        };
+        if !sliced {
+            return Ok(whole);
         }
-        let embed = program.tensors.get(self.embed as usize).map(|t| t.cols);
-        if embed != Some(self.hidden) {
-            return refuse(0, format!("embedding of width {embed:?}, not {}", self.hidden));
+        let Some((heads, kv_heads)) = dealt(whole.heads, whole.kv_heads, ranks) else {
+            return Err(indivisible(d.lanes, &whole, ranks));
+        };
+        Ok(Self { heads, kv_heads, ffn: whole.ffn.div_ceil(ranks), ..whole })
+    }
+}
+
+impl Norm {
+    fn read(program: &Program, tensor: u32, lanes_all: u32, step: usize) -> Result<Self> {
+        match program.tensors.get(tensor as usize).map(|t| t.rows) {
+            Some(rows) if rows == 1 || rows == lanes_all => Ok(Self { tensor, rows }),
+            Some(rows) => refuse(step, format!("a norm of {rows} rows for {lanes_all} lanes")),
+            None => refuse(step, "a product without a norm".to_owned()),
         }
-        Ok(())
     }
 }
 
 impl Layer {
-    fn read(steps: &[Step], sliced: bool) -> Self {
-        let [qkv, _, output, gate_up, down] = steps else { unreachable!("chunks of five") };
-        Self {
+    fn read(
+        program: &Program,
+        [qkv, _, output, gate_up, down]: &[&Step; 5],
+        class: usize,
+        (lanes, sliced): (u32, bool),
+        first: usize,
+    ) -> Result<Self> {
+        let rows_of = |t: u32| program.tensors.get(t as usize).map_or(1, |t: &Tensor| t.rows);
+        if qkv.head_norms.iter().any(|n| *n != NONE && rows_of(*n) != 1) {
+            return refuse(first, "norms of heads that differ from lane to lane".to_owned());
+        }
+        Ok(Self {
+            class,
             qkv: qkv.weights,
             biases: qkv.biases,
             head_norms: qkv.head_norms,
             outputs: [output.weights[0], down.weights[0]],
             gate_up: [gate_up.weights[0], gate_up.weights[1]],
-            norms: [qkv.norm, gate_up.norm],
+            norms: [
+                Norm::read(program, qkv.norm, lanes, first)?,
+                Norm::read(program, gate_up.norm, lanes, first + 3)?,
+            ],
             window: if qkv.window == NONE { 0 } else { qkv.window },
             pool: [qkv.group, qkv.group_layer],
             own: [output.mix_own, down.mix_own],
             delay: if sliced { [0; 2] } else { [output.mix_delay, down.mix_delay] },
             shares: [output, down].map(|s| sliced || s.partial != NONE || s.mix_delay == 0),
-        }
+        })
     }
+}
+
+fn indivisible(lanes: u32, class: &Class, ranks: u32) -> Error {
+    let [heads, kv_heads] = class.heads_all;
+    let detail = format!(
+        "{lanes} lanes, {heads} query and {kv_heads} kv heads do not divide by {ranks} ranks: each \
+         takes as many lanes, or whole kv heads' heads, or an equal part of one's"
+    );
+    Error::Indivisible { ranks, detail }
 }
 
 /// Bytes of one KV page of a group on all of so many machines, each of which has whole kv heads
@@ -303,8 +428,8 @@ fn refuse<T>(step: usize, detail: String) -> Result<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::shapes::model;
     use super::*;
+    use crate::mono::shapes::model;
 
     #[test]
     fn shared_kv_heads_are_counted_on_every_machine() {
@@ -354,7 +479,7 @@ mod tests {
         let with = |delay: &dyn Fn(u32) -> i32| {
             let model = model("2b");
             let layer = |n| Layer { delay: [delay(n); 2], ..model.layer[0] };
-            Model { layer: (0..model.layers).map(layer).collect(), ..model.clone() }.turns_other()
+            Model { layer: (0..model.layers()).map(layer).collect(), ..model.clone() }.turns_other()
         };
         assert_eq!(model("8b").turns_other(), 1, "there is no other lane");
         assert_eq!(with(&|_| 0), 1);
@@ -381,11 +506,12 @@ mod tests {
         ] {
             assert_eq!(dealt(heads, kv_heads, ranks), wanted, "{heads}/{kv_heads} on {ranks}");
             let Some((each, kv_each)) = wanted else { continue };
-            let dense = Model { heads: each, kv_heads: kv_each, ..model("1b") };
-            let part = Model { sliced: true, ranks, ..dense };
+            let part = Model { sliced: true, ranks, ..model("1b") };
+            let heads_all = [heads, kv_heads];
+            let class = Class { heads: each, kv_heads: kv_each, heads_all, ..part.classes[0] };
             let mut seen = Vec::new();
             for rank in 0..ranks {
-                let [query, kv] = part.heads_of(rank, (heads, kv_heads));
+                let [query, kv] = part.heads_of(rank, &class);
                 assert!(!query.is_empty() && query.len() <= each as usize, "{query:?}");
                 assert!(!kv.is_empty() && kv.len() <= kv_each as usize, "{kv:?}");
                 // A query head's kv head has the place that the kernel looks for it in.

@@ -1,0 +1,303 @@
+//! All that was decided, as the one header that stands in front of the kernels: constants of the
+//! model and the machine, and of each class of layers a struct. Kernels compute no size.
+
+use std::collections::BTreeMap;
+use std::fmt::{Display, Write as _};
+
+use super::layout::{self, ClassLayout, Layout};
+use super::model::{Class, Model};
+use super::partition::{ClassPartition, Matrix, Partition, Tiling};
+use super::segments;
+use crate::abi::{GROUPS, PAGE};
+use crate::mono::meter::Mode;
+use crate::mono::wire;
+
+/// The name under which compilers report lines of the header.
+const NAME: &str = "generated/lowered.h";
+
+/// Constants, one after another.
+struct Text {
+    out: String,
+    indent: &'static str,
+    /// Tilings that have been said, and their names.
+    tilings: BTreeMap<String, String>,
+}
+
+impl Text {
+    fn line(&mut self, what: impl Display) {
+        let _ = writeln!(self.out, "{}{what}", self.indent);
+    }
+
+    fn put(&mut self, kind: &str, name: &str, value: impl Display) {
+        let fixed = if self.indent.is_empty() { "" } else { "static " };
+        self.line(format_args!("{fixed}constexpr {kind} {name} = {value};"));
+    }
+
+    fn ints<const N: usize>(&mut self, all: [(&str, u32); N]) {
+        for (name, value) in all {
+            self.put("int", name, value);
+        }
+    }
+
+    fn longs<const N: usize>(&mut self, all: [(&str, u64); N]) {
+        for (name, value) in all {
+            self.put("long", name, value);
+        }
+    }
+
+    fn bools<const N: usize>(&mut self, all: [(&str, bool); N]) {
+        for (name, value) in all {
+            self.put("bool", name, value);
+        }
+    }
+
+    fn float(&mut self, name: &str, value: f64) {
+        self.put("float", name, format_args!("{value:e}f"));
+    }
+
+    /// A tiling's struct, once for all that are alike, and its name.
+    fn tiling(&mut self, t: &Tiling, layout: &Layout, ahead: u32) -> String {
+        let columns = layout.kind.columns;
+        let threads = t.row_warps * t.k_warps * layout::TEAM;
+        let all = [
+            ("rows", t.rows),
+            ("k", t.k),
+            ("tiles_all", t.rows.div_ceil(16)),
+            ("row_warps", t.row_warps),
+            ("k_warps", t.k_warps),
+            ("tiles", t.tiles),
+            ("pairs", t.pairs),
+            ("chunk", t.chunk),
+            ("stages", t.stages),
+            ("stage_bytes", t.stage_bytes),
+            ("ahead", t.stages.min(ahead)),
+            ("row_pairs", t.row_pairs()),
+            ("items", t.items(columns, threads)),
+            ("part_floats", t.part_floats(columns)),
+        ];
+        let body: Vec<_> = all.iter().map(|(name, value)| format!("{name} = {value}")).collect();
+        let body = body.join(", ");
+        if let Some(name) = self.tilings.get(&body) {
+            return name.clone();
+        }
+        let name = format!("Tiling{}", self.tilings.len());
+        self.line(format_args!("struct {name} {{"));
+        self.line(format_args!("    static constexpr int {body};"));
+        self.line("};");
+        self.tilings.insert(body, name.clone());
+        name
+    }
+}
+
+/// The header of a decode kernel, or of the prefill kernel, which is one of a single column.
+pub fn header(model: &Model, p: &Partition, layout: &Layout, mode: Mode) -> String {
+    let mut text =
+        Text { out: format!("#line 1 \"{NAME}\"\n"), indent: "", tilings: BTreeMap::new() };
+    sizes(&mut text, model, p, layout);
+    measuring(&mut text, mode);
+    exchange(&mut text, layout);
+    shared(&mut text, p, layout);
+    for at in 0..model.classes.len() {
+        class(&mut text, (model, p, layout), at);
+    }
+    let head = text.tiling(&p.head, layout, layout.ahead);
+    let tail = text.tiling(p.tail.as_ref().unwrap_or(&p.head), layout, layout.ahead);
+    text.line(format_args!("using TilingHead = {head};"));
+    text.line(format_args!("using TilingTail = {tail};"));
+    text.out
+}
+
+fn sizes(t: &mut Text, model: &Model, p: &Partition, layout: &Layout) {
+    let each = p.blocks_a_lane(model);
+    t.ints([
+        ("kLayers", model.layers()),
+        ("kClasses", model.classes.len() as u32),
+        ("kHidden", p.hidden),
+        ("kHiddenReal", model.hidden),
+        ("kVocab", model.vocab),
+        ("kVocabAll", model.vocab_all),
+        ("kRanks", model.ranks),
+        ("kLanes", model.lanes),
+        ("kLanesAll", model.lanes_all()),
+        ("kNormLanes", model.final_norm.rows),
+        ("kHeadMode", layout::head_mode(model) as u32),
+        ("kBlocks", p.blocks),
+        ("kBlocksPerLane", each),
+        ("kBlocksAll", p.blocks * model.ranks),
+        ("kTeam", layout::TEAM),
+        ("kWarps", p.warps),
+        ("kThreads", p.warps * layout::TEAM),
+        ("kColumns", layout.kind.columns),
+        ("kSlotBytes", p.slot_bytes),
+        ("kPage", PAGE as u32),
+        ("kPagesMax", p.pages_max),
+        ("kPools", GROUPS as u32),
+        ("kRowsO", p.residual),
+        ("kRowsHead", p.rows_head),
+        ("kHeadPassRows", p.head.rows),
+        ("kHeadPasses", p.head_passes),
+        ("kHeadTail", p.tail.map_or(0, |tail| tail.rows)),
+        ("kLineStages", segments::layer_stages(model, p)),
+        ("kStopsMax", wire::STOPS as u32),
+        ("kRing", wire::RING as u32),
+        ("kArgsBytes", size_of::<wire::Args>() as u32),
+        ("kLayerWireBytes", size_of::<wire::Layer>() as u32),
+    ]);
+    t.longs([("kLineBytes", p.line_bytes(model))]);
+    t.float("kEps", f64::from(model.eps));
+    let retries = p.retries(model, layout.kind.columns);
+    let delay = if retries { p.tuning.poll_delay_retries_ns } else { p.tuning.poll_delay_ns };
+    t.line("// How vectors are gathered. 0: everything is asked for, and what was late once more;");
+    t.line("// 1: one word a warp is waited for first. Nanoseconds before the first look.");
+    t.ints([("kPollMode", u32::from(!retries))]);
+    t.put("unsigned", "kRestGather", delay);
+    t.put("unsigned", "kRestMerge", 0);
+    t.bools([("kPacked", layout.packed), ("kStreamed", layout.kind.streamed)]);
+}
+
+fn measuring(t: &mut Text, mode: Mode) {
+    t.line(
+        "// Measuring only, and garbage: what is computed without waits, without weights, or by",
+    );
+    t.line("// ranks that take their own words for those of the others.");
+    t.bools([
+        ("kNoWaits", mode == Mode::StreamOnly),
+        ("kNoStream", mode == Mode::ExchangeOnly),
+        ("kNoRanks", mode == Mode::Alone),
+        ("kGarbage", mode.is_garbage()),
+    ]);
+}
+
+fn exchange(t: &mut Text, layout: &Layout) {
+    let x = &layout.exchange;
+    t.line("// Words of the exchange, as offsets from one base (lower/layout.rs).");
+    t.ints([
+        ("kTurns", x.turns),
+        ("kTurnsOther", x.turns_other),
+        ("kWordsH", x.words_h as u32),
+        ("kPartLine", layout::PART_LINE),
+        ("kPartMass", layout::PART_MASS),
+        ("kRounds", layout::ROUNDS),
+        ("kBins", layout::BINS),
+        ("kCountWords", layout::COUNT_WORDS),
+    ]);
+    t.longs([
+        ("kVecH", x.vec_h),
+        ("kVecQ", x.vec_q),
+        ("kVecPart", x.vec_part),
+        ("kVecA", x.vec_a),
+        ("kVecF", x.vec_f),
+        ("kAtHidden", 0),
+        ("kAtQkv", x.at_qkv),
+        ("kAtPart", x.at_part),
+        ("kAtAttn", x.at_attn),
+        ("kAtAct", x.at_act),
+        ("kAtOther", x.at_other),
+        ("kAtLast", x.at_last),
+        ("kAtPick", x.at_pick),
+        ("kAtMore", x.at_more),
+        ("kAtOrder", x.at_order),
+        ("kOffers", x.offers),
+        ("kAtTally", x.at_tally),
+        ("kAtVerdict", x.at_verdict),
+        ("kAtFinal", x.at_final),
+        ("kWords", x.words),
+    ]);
+}
+
+fn shared(t: &mut Text, p: &Partition, l: &Layout) {
+    t.line("// Shared memory, in bytes (lower/layout.rs).");
+    t.bools([
+        ("kOneVector", l.vectors.one_vector),
+        ("kTableShared", l.vectors.table_words > 0),
+        ("kTurnsOwned", l.vectors.turns_owned),
+        ("kBrought", l.vectors.other_words > 0),
+    ]);
+    t.ints([
+        ("kStrideA", l.vectors.stride_a),
+        ("kStrideB", l.vectors.stride_b),
+        ("kScores", l.vectors.scores),
+        ("kOtherWords", l.vectors.other_words),
+        ("kNormSets", l.vectors.norm_sets),
+        ("kTableWords", l.vectors.table_words),
+        ("kShXa", 0),
+        ("kShXb", l.at.xb),
+        ("kShPartA", l.at.part_a),
+        ("kShPartB", l.at.part_b),
+        ("kShNorm", l.at.norm),
+        ("kShScores", l.at.scores),
+        ("kShQkv", l.at.qkv),
+        ("kShPick", l.at.pick),
+        ("kShMisc", l.at.misc),
+        ("kShTokens", l.at.tokens),
+        ("kShEnds", l.at.ends),
+        ("kShTally", l.at.tally),
+        ("kShSum", l.at.sum),
+        ("kShStops", l.at.stops),
+        ("kShLayers", l.at.layers),
+        ("kShTrace", l.at.trace),
+        ("kShSlots", l.at.slots),
+        ("kShSizes", l.at.sizes),
+        ("kShOthers", l.at.others),
+        ("kShTable", l.at.table),
+        ("kShRing", l.ring.at),
+        ("kSharedMax", p.shared_max),
+        ("kSlots", l.ring.slots),
+        ("kRingBytes", l.ring.bytes),
+        ("kSharedBytes", l.ring.at + l.ring.bytes),
+    ]);
+}
+
+fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: usize) {
+    let (class, part): (&Class, &ClassPartition) = (&model.classes[at], &p.classes[at]);
+    let l: &ClassLayout = &layout.classes[at];
+    let ahead = |m| if m == Matrix::GateUp { l.ahead_gu } else { layout.ahead };
+    let tilings = Matrix::ALL.map(|m| t.tiling(part.tiling(m), layout, ahead(m)));
+    let each = p.blocks_a_lane(model);
+    t.line(format_args!("struct Class{at} {{"));
+    t.indent = "    ";
+    for (name, tiling) in ["Qkv", "O", "Gu", "Down"].into_iter().zip(tilings) {
+        t.line(format_args!("using Tiling{name} = {tiling};"));
+    }
+    let attn = class.heads * part.head_dim;
+    t.ints([
+        ("kHeads", class.heads),
+        ("kKvHeads", class.kv_heads),
+        ("kGroup", class.group()),
+        ("kHeadDim", part.head_dim),
+        ("kHeadDimReal", class.head_dim),
+        ("kAttn", attn),
+        ("kQkv", attn + 2 * class.kv_heads * part.head_dim),
+        ("kFfn", part.ffn),
+        ("kRowsQkv", part.tiling(Matrix::Qkv).rows),
+        ("kRowsGu", part.tiling(Matrix::GateUp).rows),
+        ("kSplitBlocks", each / class.kv_heads),
+        ("kSplitsMax", part.kv_splits),
+        ("kMerge", u32::from(part.merge)),
+        ("kWordsQ", l.words.q as u32),
+        ("kWordsA", l.words.a as u32),
+        ("kWordsF", l.words.f as u32),
+        ("kPartWords", l.words.part as u32),
+        ("kShTurn", l.turn),
+        ("kShHeads", l.heads),
+        ("kShJoin", l.join),
+        ("kWarpHeads", l.warp_heads),
+        ("kEarlyGu", l.early_gu),
+    ]);
+    t.bools([
+        ("kHeadNorm", class.head_norm),
+        ("kBias", class.bias),
+        ("kDirectO", l.direct_o),
+        ("kDirectDown", l.direct_down),
+    ]);
+    t.float("kQueryScale", std::f64::consts::LOG2_E / f64::from(class.head_dim).sqrt());
+    let offset = |m| segments::matrix_offset(p, at, m);
+    t.longs([
+        ("kLayerBytes", part.layer_bytes()),
+        ("kStreamO", offset(Matrix::Output)),
+        ("kStreamGu", offset(Matrix::GateUp)),
+        ("kStreamDown", offset(Matrix::Down)),
+    ]);
+    t.indent = "";
+    t.line("};");
+}

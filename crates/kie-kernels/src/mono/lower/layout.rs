@@ -1,0 +1,480 @@
+//! Where a decode kernel has what: the words of the exchange, and a block's shared memory. Of one
+//! kernel, since several columns need more of both.
+
+use super::model::{Class, Model};
+use super::partition::{head_width, ClassPartition, Kind, Matrix, Partition, Tiling};
+use super::segments;
+use crate::abi::{HeadMode, GROUPS, PAGE};
+use crate::error::{Error, Result};
+use crate::mono::wire;
+
+/// Threads that exchange registers; a machine's warp is one or two of these.
+pub const TEAM: u32 = 32;
+/// Rounds that narrow a filter, bins of a round, words of its counts (filter.h).
+pub const ROUNDS: u32 = 13;
+/// See above.
+pub const BINS: u32 = 16;
+/// See above.
+pub const COUNT_WORDS: u32 = 3 * BINS;
+/// A partial of attention: for each head and each 16 features a cache line of its own, 8 words of
+/// the output, then log2 of the mass. One mass for all would be one line that every warp of every
+/// block reads.
+pub const PART_LINE: u32 = 16;
+/// See above.
+pub const PART_MASS: u32 = 8;
+/// Slots of a ring, at most.
+const SLOTS_MAX: u32 = 64;
+/// Largest page tables that stand in shared memory, in words.
+const TABLE_WORDS_MAX: u32 = 4096;
+/// Of the layers' table, which has 8-byte numbers.
+const LAYERS_ALIGN: u32 = 8;
+/// Neighbouring columns of a vector stand 16 banks apart: padding, in halves.
+const COLUMN_PAD: u32 = 32;
+
+const fn lines_of(words: u64) -> u64 {
+    words.next_multiple_of(16)
+}
+
+/// The words of the exchange, as offsets from one base; vectors of all columns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exchange {
+    /// Buffers that layers use in rotation (exchange.h says why one is free again).
+    pub turns: u32,
+    /// The same of what other lanes want.
+    pub turns_other: u32,
+    /// Words of one column of the residual: whole cache lines, the last may be padding.
+    pub words_h: u64,
+    /// Words of the residual, and of the widest class's q k v, partials, attention, activations.
+    pub vec_h: u64,
+    /// See above.
+    pub vec_q: u64,
+    /// See above.
+    pub vec_part: u64,
+    /// See above.
+    pub vec_a: u64,
+    /// See above.
+    pub vec_f: u64,
+    /// Where each begins.
+    pub at_qkv: u64,
+    /// See above.
+    pub at_part: u64,
+    /// See above.
+    pub at_attn: u64,
+    /// See above.
+    pub at_act: u64,
+    /// See above.
+    pub at_other: u64,
+    /// Lanes' last residual.
+    pub at_last: u64,
+    /// Candidates for the token: each block's, ...
+    pub at_pick: u64,
+    /// ... its masses, ...
+    pub at_more: u64,
+    /// ... the host's order.
+    pub at_order: u64,
+    /// Words of all three, which have two buffers: they are taken where steps meet, so nothing says
+    /// that all have been when the next step's come.
+    pub offers: u64,
+    /// Rounds that narrow a filter, and what is left at the end.
+    pub at_tally: u64,
+    /// See above.
+    pub at_verdict: u64,
+    /// See above.
+    pub at_final: u64,
+    /// All words.
+    pub words: u64,
+}
+
+/// Words of one column of a class's vectors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClassWords {
+    /// q, k, v.
+    pub q: u64,
+    /// Attention's output.
+    pub a: u64,
+    /// The mlp's activations.
+    pub f: u64,
+    /// One partial of attention.
+    pub part: u64,
+}
+
+impl ClassWords {
+    fn new(class: &Class, p: &ClassPartition, each: u32) -> Self {
+        let of = |m, a_word| lines_of(u64::from(p.tiling(m).rows) * u64::from(each) / a_word);
+        Self {
+            q: of(Matrix::Qkv, 2),
+            a: u64::from(class.heads * p.head_dim / 2),
+            f: of(Matrix::GateUp, 4),
+            part: u64::from(class.heads * (p.head_dim / 16) * PART_LINE),
+        }
+    }
+}
+
+/// Whether everybody waits for some rows of every block in every layer of a class. A block whose
+/// rows nobody waits for may lag as far as a step goes, so that buffers could not be used again.
+fn all_awaited(class: &Class, p: &ClassPartition, partition: &Partition, each: u32) -> bool {
+    let before = each - 1;
+    let qkv = (class.heads + 2 * class.kv_heads) * p.head_dim;
+    before * p.tiling(Matrix::Qkv).rows < qkv
+        || before * partition.residual < partition.hidden
+        || before * p.tiling(Matrix::GateUp).rows < 2 * p.ffn
+}
+
+impl Exchange {
+    /// Of so many columns.
+    pub fn new(model: &Model, partition: &Partition, columns: u32) -> Self {
+        let each = partition.blocks_a_lane(model);
+        let pairs = || model.classes.iter().zip(&partition.classes);
+        let two = pairs().all(|(c, p)| all_awaited(c, p, partition, each));
+        let turns = if two && model.layers() > 2 { 2 } else { model.layers() };
+        let turns_other = model.turns_other();
+        let c = u64::from(columns);
+        let words_h = lines_of(u64::from(partition.residual) * u64::from(each) / 2);
+        let widest = |of: &dyn Fn(ClassWords, u64) -> u64| {
+            let words =
+                pairs().map(|(c, p)| of(ClassWords::new(c, p, each), u64::from(p.kv_splits)));
+            c * words.max().unwrap_or(0)
+        };
+        let (vec_h, vec_q) = (c * words_h, widest(&|w, _| w.q));
+        let (vec_part, vec_a) = (widest(&|w, splits| splits * w.part), widest(&|w, _| w.a));
+        let vec_f = widest(&|w, _| w.f);
+        let lanes_all = u64::from(model.lanes_all());
+        let all = u64::from(turns * model.lanes);
+        let blocks = u64::from(partition.blocks * model.ranks);
+        let at_qkv = 2 * all * vec_h;
+        let at_part = at_qkv + all * vec_q;
+        let at_attn = at_part + all * vec_part;
+        let at_act = at_attn + all * vec_a;
+        let at_other = at_act + all * vec_f;
+        let others = if lanes_all > 1 { 2 * u64::from(turns_other) * lanes_all * vec_h } else { 0 };
+        let at_last = at_other + others;
+        let last = if head_mode(model) == HeadMode::PerLane { 0 } else { lanes_all * vec_h };
+        let at_pick = at_last + last;
+        let at_more = at_pick + 2 * blocks * c;
+        let at_order = at_more + 4 * blocks * c;
+        let offers = at_order + 2 - at_pick;
+        let at_tally = at_pick + 2 * offers;
+        let rounds = 2 * u64::from(ROUNDS);
+        let at_verdict = at_tally + rounds * blocks * c * u64::from(COUNT_WORDS);
+        let at_final = at_verdict + rounds * c * 8;
+        let words = at_final + blocks * c * 4;
+        Self {
+            turns,
+            turns_other,
+            words_h,
+            vec_h,
+            vec_q,
+            vec_part,
+            vec_a,
+            vec_f,
+            at_qkv,
+            at_part,
+            at_attn,
+            at_act,
+            at_other,
+            at_last,
+            at_pick,
+            at_more,
+            at_order,
+            offers,
+            at_tally,
+            at_verdict,
+            at_final,
+            words,
+        }
+    }
+}
+
+/// How the head combines lanes; with one lane all ways are the same.
+pub fn head_mode(model: &Model) -> HeadMode {
+    if model.lanes_all() == 1 {
+        HeadMode::PerLane
+    } else {
+        model.head_mode
+    }
+}
+
+/// A class's part of a layout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClassLayout {
+    /// Words of its vectors.
+    pub words: ClassWords,
+    /// Every warp has a range of attention's columns of its own, so several columns' vectors need
+    /// no room: the operands are taken from the words (columns.h).
+    pub direct_o: bool,
+    /// The same of the mlp's activations.
+    pub direct_down: bool,
+    /// Shared memory: rotations of the results that threads own.
+    pub turn: u32,
+    /// Each warp's heads, where several columns' pages come through the ring, and the join of the
+    /// warps' partials.
+    pub heads: u32,
+    /// See above.
+    pub join: u32,
+    /// Bytes of one warp's heads.
+    pub warp_heads: u32,
+    /// Stages of a product in registers before its vector is there: of gate and up, and how many of
+    /// these even before attention's output is.
+    pub ahead_gu: u32,
+    /// See above.
+    pub early_gu: u32,
+}
+
+/// What stands in shared memory, and how large it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Vectors {
+    /// Vectors A (q k v, gate/up, head) and B (o, down) have one place: who fills it waits for the
+    /// readers. Otherwise a warp may fill the next vector while another still reads the last one.
+    pub one_vector: bool,
+    /// Halves from a column of A to the next, and of B.
+    pub stride_a: u32,
+    /// See above.
+    pub stride_b: u32,
+    /// Floats of the parts that warps leave for each other: of products with A, and with B.
+    pub parts_a: u32,
+    /// See above.
+    pub parts_b: u32,
+    /// Threads bring other lanes' words of the owned rows for each other: so many (decode.h).
+    pub other_words: u32,
+    /// Sums of squares of one column.
+    pub norm_sets: u32,
+    /// Words of page tables that stand in shared memory, or 0.
+    pub table_words: u32,
+    /// Floats of attention's scores.
+    pub scores: u32,
+    /// Halves of one column's query heads, key and value.
+    pub heads: u32,
+    /// Rotations are kept for the results that exist, not one a thread.
+    pub turns_owned: bool,
+}
+
+/// The largest of a number that each class has.
+fn most(model: &Model, p: &Partition, of: impl Fn(&Class, &ClassPartition) -> u32) -> u32 {
+    model.classes.iter().zip(&p.classes).map(|(c, p)| of(c, p)).max().unwrap_or(0)
+}
+
+/// Whether several columns' operands are taken from the words (columns.h).
+fn is_direct(t: &Tiling, columns: u32) -> bool {
+    columns > 1 && t.row_warps == 1
+}
+
+impl Vectors {
+    fn new(model: &Model, p: &Partition, kind: Kind, packed: bool) -> Self {
+        let columns = kind.columns;
+        let pair = |c: &ClassPartition| [Matrix::Output, Matrix::Down].map(|m| *c.tiling(m));
+        let all_meet = p.classes.iter().all(|c| c.tilings.iter().all(|t| t.k_warps > 1));
+        let direct = |t: &Tiling| is_direct(t, columns);
+        let all_direct = p.classes.iter().all(|c| pair(c).iter().all(direct));
+        let one_vector =
+            if columns > 1 { !all_direct } else { packed && all_meet && !kind.streamed };
+        let pad = if columns > 1 { COLUMN_PAD } else { 0 };
+        let kept = |t: Tiling| if direct(&t) { 0 } else { t.k };
+        let narrow = most(model, p, |_, c| pair(c).map(kept).into_iter().max().unwrap_or(0));
+        let parts = |t: &Tiling| t.part_floats(columns);
+        let of_head = parts(&p.head).max(p.tail.as_ref().map_or(0, parts));
+        let of_layers = |one: Matrix, other: Matrix| {
+            most(model, p, |_, c| parts(c.tiling(one)).max(parts(c.tiling(other))))
+        };
+        let owned = p.classes[0].tiling(Matrix::Output);
+        let brought = model.lanes_all() > 1 && owned.k_warps > 1;
+        let table_words = columns * GROUPS as u32 * p.pages_max;
+        Self {
+            one_vector,
+            stride_a: p.hidden.max(head_width(model, p.hidden)) + pad,
+            stride_b: narrow + pad,
+            parts_a: of_head.max(of_layers(Matrix::Qkv, Matrix::GateUp)),
+            parts_b: of_layers(Matrix::Output, Matrix::Down),
+            other_words: if brought { owned.row_pairs() * columns * model.lanes_all() } else { 0 },
+            norm_sets: match head_mode(model) {
+                HeadMode::Mean | HeadMode::Concat => model.lanes_all(),
+                HeadMode::PerLane | HeadMode::SumThenNorm => 1,
+            },
+            table_words: if table_words <= TABLE_WORDS_MAX { table_words } else { 0 },
+            scores: most(model, p, |c, _| 2 * c.group() * PAGE as u32),
+            heads: most(model, p, |c, p| (c.group() + 2) * p.head_dim),
+            turns_owned: packed && p.classes.iter().all(|c| c.tiling(Matrix::Qkv).k_warps > 1),
+        }
+    }
+}
+
+/// Where it stands, in bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Shared {
+    pub xb: u32,
+    pub part_a: u32,
+    pub part_b: u32,
+    pub norm: u32,
+    pub scores: u32,
+    pub qkv: u32,
+    pub pick: u32,
+    pub misc: u32,
+    pub tokens: u32,
+    pub ends: u32,
+    pub tally: u32,
+    pub sum: u32,
+    pub stops: u32,
+    pub layers: u32,
+    pub trace: u32,
+    pub slots: u32,
+    pub sizes: u32,
+    /// Rotations of the results that threads own, of each class.
+    pub turns: Vec<u32>,
+    pub others: u32,
+    pub table: u32,
+    /// Behind all this.
+    pub end: u32,
+}
+
+/// Offsets, given out one after another.
+struct Offsets(u32);
+
+impl Offsets {
+    fn next(&mut self, bytes: u32, align: u32) -> u32 {
+        let at = self.0.next_multiple_of(align);
+        self.0 = at + bytes;
+        at
+    }
+}
+
+impl Shared {
+    fn new(model: &Model, p: &Partition, columns: u32, v: &Vectors) -> Self {
+        let threads = p.warps * TEAM;
+        let rotations = |c: &ClassPartition| {
+            let t = c.tiling(Matrix::Qkv);
+            let owned = t.row_pairs() * columns;
+            8 * if v.turns_owned { owned } else { t.items(columns, threads) * threads }
+        };
+        let mut at = Offsets(0);
+        if !v.one_vector {
+            at.next(v.stride_a * columns * 2, 1);
+        }
+        let wide = if v.one_vector { v.stride_a } else { 0 };
+        Self {
+            xb: at.next(wide.max(v.stride_b) * columns * 2, 1),
+            part_a: at.next(v.parts_a * 4, 1),
+            part_b: at.next(v.parts_b * 4, 1),
+            norm: at.next(p.warps * columns * v.norm_sets * 4, 1),
+            scores: at.next(v.scores * 4, 1),
+            qkv: at.next(v.heads * 2, 16),
+            pick: at.next((p.warps * columns + columns + p.warps) * 20, 1),
+            misc: at.next(64, 16),
+            tokens: at.next(columns * 4, 1),
+            ends: at.next(columns * 4, 1),
+            tally: at.next(BINS * 16, 64),
+            sum: at.next(COUNT_WORDS * 8, 1),
+            stops: at.next(columns * wire::STOPS as u32 * 4, 1),
+            layers: at.next(model.layers() * size_of::<wire::Layer>() as u32, LAYERS_ALIGN),
+            trace: at.next(16 * 8, 64),
+            slots: at.next(SLOTS_MAX * 16, 1),
+            sizes: at.next(SLOTS_MAX * 4, 1),
+            turns: p.classes.iter().map(|c| at.next(rotations(c), 1)).collect(),
+            others: at.next(v.other_words * 4, 1),
+            table: at.next(v.table_words * 4, 1),
+            end: at.next(0, 16),
+        }
+    }
+}
+
+/// The ring of a block's shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ring {
+    /// Where it begins.
+    pub at: u32,
+    /// Slots.
+    pub slots: u32,
+    /// Bytes.
+    pub bytes: u32,
+}
+
+impl Ring {
+    /// From `end` on.
+    fn new(model: &Model, p: &Partition, (packed, columns): (bool, u32), end: u32) -> Result<Self> {
+        let at = end.next_multiple_of(1024);
+        let room = p.shared_max.saturating_sub(at);
+        // No more than a step has stages: see stream.h.
+        let most = SLOTS_MAX.min(segments::layer_stages(model, p));
+        let (slots, bytes) = if packed {
+            let bytes = p.tuning.ring_most.max(2 * p.slot_bytes + 512);
+            (most, (room / 1024 * 1024).min(bytes))
+        } else {
+            let slots = (room / p.slot_bytes).min(most);
+            (slots, slots * p.slot_bytes)
+        };
+        if bytes < 2 * p.slot_bytes || p.slot_bytes > 0xffff {
+            let detail = format!(
+                "for the monokernel: {columns} columns need {at} bytes of shared memory and two \
+                 slots of {} for weights; there are {}",
+                p.slot_bytes, p.shared_max
+            );
+            return Err(Error::InvalidProgram { step: usize::MAX, detail });
+        }
+        Ok(Self { at, slots, bytes })
+    }
+}
+
+/// The layout of one decode kernel.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Layout {
+    /// Of which kernel.
+    pub kind: Kind,
+    /// Stages of different sizes stand side by side in the ring (ring.h).
+    pub packed: bool,
+    /// Stages in registers before a product's vector has arrived.
+    pub ahead: u32,
+    /// The exchange.
+    pub exchange: Exchange,
+    /// Of each class.
+    pub classes: Vec<ClassLayout>,
+    /// What stands in shared memory.
+    pub vectors: Vectors,
+    /// Where.
+    pub at: Shared,
+    /// The ring, behind.
+    pub ring: Ring,
+}
+
+impl Layout {
+    /// Of a kernel of a partition.
+    ///
+    /// # Errors
+    /// [`Error::InvalidProgram`] where shared memory has no room for two slots of the ring.
+    pub fn new(model: &Model, p: &Partition, kind: Kind) -> Result<Self> {
+        let columns = kind.columns;
+        let packed = p.packed(model) && columns == 1;
+        let ahead = if columns > 1 { 1 } else { p.ahead(model) };
+        let vectors = Vectors::new(model, p, kind, packed);
+        let at = Shared::new(model, p, columns, &vectors);
+        // Attention out of the ring (attend_pages.h) stands where the vectors do, of which none is
+        // at work while a block attends, or, where those are small, has a place of its own.
+        let warp_heads = |c: &Class, p: &ClassPartition| {
+            if columns > 1 {
+                (c.group() + 2) * p.head_dim * 2
+            } else {
+                0
+            }
+        };
+        let join = |c: &Class, p: &ClassPartition| p.head_dim / 16 * 8 * c.group().div_ceil(2) * 16;
+        let room = p.warps * most(model, p, |c, p| warp_heads(c, p) + join(c, p));
+        let all_heads = p.warps * most(model, p, warp_heads);
+        let there = (vectors.one_vector || all_heads <= at.xb) && room <= at.part_a;
+        let heads = if there { 0 } else { at.end };
+        let own = if kind.streamed && !there { room } else { 0 };
+        let ring = Ring::new(model, p, (packed, columns), at.end + own)?;
+        let each = p.blocks_a_lane(model);
+        let of_class = |((c, part), turn): ((&Class, &ClassPartition), &u32)| ClassLayout {
+            words: ClassWords::new(c, part, each),
+            direct_o: is_direct(part.tiling(Matrix::Output), columns),
+            direct_down: is_direct(part.tiling(Matrix::Down), columns),
+            turn: *turn,
+            heads,
+            join: heads + p.warps * warp_heads(c, part),
+            warp_heads: warp_heads(c, part),
+            ahead_gu: if packed { 7 } else { ahead },
+            early_gu: if packed { part.tiling(Matrix::GateUp).stages.min(3) } else { 0 },
+        };
+        let classes = model.classes.iter().zip(&p.classes).zip(&at.turns).map(of_class).collect();
+        let exchange = Exchange::new(model, p, columns);
+        Ok(Self { kind, packed, ahead, exchange, classes, vectors, at, ring })
+    }
+}

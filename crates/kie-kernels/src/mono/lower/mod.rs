@@ -1,0 +1,17 @@
+//! Lowering: from a program to all that a launch is made of. Pure and printable; no machine is
+//! touched, and every size, offset and buffer is computed here and nowhere else.
+//!
+//! ```text
+//! Program ─ model     ─▶ layers of a few classes, or InvalidProgram with the step
+//!         ─ partition ─▶ rows over blocks, how warps share them, stages (by tuning, a row a GPU)
+//!         ─ segments  ─▶ what passes through a block's ring, and the offset table of layers
+//!         ─ layout    ─▶ of one kernel: words of the exchange, shared memory
+//!         ─ header    ─▶ all of it as constants, the text in front of the kernels
+//! ```
+
+pub mod header;
+pub mod layout;
+pub mod model;
+pub mod partition;
+pub mod segments;
+pub mod tuning;

@@ -1,0 +1,806 @@
+//! The partition of a model's work on a machine: sizes padded to what the kernel's tiles need, rows
+//! dealt out to blocks, and how the warps of a block share its rows. All layers of a class are
+//! partitioned alike; what classes have in common (the residual's rows, the ring, the head) is
+//! decided over all of them.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use super::model::{Class, Model};
+use super::tuning::Tuning;
+use crate::abi::{HeadMode, PAGE};
+use crate::error::{Error, Result};
+use crate::mono::machine::{MachineInfo, Platform};
+
+/// Most columns of a weight pass: the second operand of a matrix unit has eight.
+pub const COLUMNS_MAX: u32 = 8;
+/// What bounds a stage.
+#[derive(Debug, Clone, Copy)]
+struct Stage {
+    /// Bytes, at most.
+    slot_bytes: u32,
+    /// Tile pairs that a warp holds in registers.
+    held: u32,
+}
+
+/// How the warps of a block share a matrix of `rows` x `k` (matvec.h).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tiling {
+    /// Rows of a block.
+    pub rows: u32,
+    /// Columns.
+    pub k: u32,
+    /// Warps that share the rows.
+    pub row_warps: u32,
+    /// Warps that share `k`.
+    pub k_warps: u32,
+    /// Tiles of 16 rows of a warp.
+    pub tiles: u32,
+    /// Pairs of 16 columns of a warp.
+    pub pairs: u32,
+    /// Those of a stage.
+    pub chunk: u32,
+    /// Stages.
+    pub stages: u32,
+    /// Bytes of a stage.
+    pub stage_bytes: u32,
+}
+
+impl Tiling {
+    /// Warps that share the rows; the others share `k`.
+    fn row_warps(rows: u32, k: u32, warps: u32, slot_bytes: u32) -> u32 {
+        let tiles_all = rows.div_ceil(16);
+        let fits = |w: &u32| {
+            warps.is_multiple_of(*w)
+                && tiles_all.is_multiple_of(*w)
+                && k.is_multiple_of(32 * (warps / w))
+                && rows * 64 * (warps / w) <= slot_bytes
+        };
+        if tiles_all >= warps {
+            warps
+        } else {
+            (1..warps).find(fits).unwrap_or(warps)
+        }
+    }
+
+    fn new(rows: u32, k: u32, warps: u32, stage: Stage) -> Option<Self> {
+        let row_warps = Self::row_warps(rows, k, warps, stage.slot_bytes);
+        Self::with_row_warps(rows, k, row_warps, warps, stage)
+    }
+
+    fn with_row_warps(rows: u32, k: u32, row_warps: u32, warps: u32, stage: Stage) -> Option<Self> {
+        let Stage { slot_bytes, held } = stage;
+        let tiles_all = rows.div_ceil(16);
+        let k_warps = warps / row_warps;
+        let tiles = tiles_all.div_ceil(row_warps);
+        let pairs = k / 32 / k_warps;
+        let bytes = k_warps * rows * 64;
+        let good =
+            |c: &u32| pairs.is_multiple_of(*c) && c * bytes <= slot_bytes && c * tiles <= held;
+        let chunk = (1..=pairs).rev().find(good).unwrap_or(1);
+        let stage_bytes = chunk * bytes;
+        let whole = pairs * 32 * k_warps == k && stage_bytes <= slot_bytes;
+        let stages = pairs / chunk;
+        let split = Self { rows, k, row_warps, k_warps, tiles, pairs, chunk, stages, stage_bytes };
+        whole.then_some(split)
+    }
+
+    /// Bytes of the whole matrix in a block's stream.
+    pub const fn bytes(&self) -> u64 {
+        self.stages as u64 * self.stage_bytes as u64
+    }
+
+    /// Pairs of rows.
+    pub const fn row_pairs(&self) -> u32 {
+        self.rows / 2
+    }
+
+    /// Results that one of so many threads ends up with: row pairs of a column.
+    pub const fn items(&self, columns: u32, threads: u32) -> u32 {
+        match (self.k_warps, columns) {
+            (1, 1) => self.tiles,
+            (1, _) => 2 * self.tiles,
+            _ => (self.row_pairs() * columns).div_ceil(threads),
+        }
+    }
+
+    /// Floats of the parts that warps which share `k` leave for each other.
+    pub const fn part_floats(&self, columns: u32) -> u32 {
+        if self.k_warps == 1 {
+            0
+        } else {
+            self.k_warps * self.rows * columns
+        }
+    }
+}
+
+/// One matrix of a layer, by its place in the line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Matrix {
+    /// Queries, keys, values.
+    Qkv,
+    /// Attention's output.
+    Output,
+    /// Gate and up, row by row in turn.
+    GateUp,
+    /// The mlp's output.
+    Down,
+}
+
+impl Matrix {
+    /// In the order of the stream.
+    pub const ALL: [Self; 4] = [Self::Qkv, Self::Output, Self::GateUp, Self::Down];
+}
+
+/// One of the decode kernels of a partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kind {
+    /// Columns of a step.
+    pub columns: u32,
+    /// Sequences' keys and values come through the ring (stream.h).
+    pub streamed: bool,
+}
+
+/// What a class has of the partition.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClassPartition {
+    /// Features of a head, padded.
+    pub head_dim: u32,
+    /// MLP width of a lane, padded.
+    pub ffn: u32,
+    /// Blocks that share the pages of a kv head.
+    pub kv_splits: u32,
+    /// Attention's partials are combined by owners first.
+    pub merge: bool,
+    /// The matrices of a layer, in the order of [`Matrix`].
+    pub tilings: [Tiling; 4],
+}
+
+impl ClassPartition {
+    /// How warps share a matrix.
+    pub const fn tiling(&self, matrix: Matrix) -> &Tiling {
+        &self.tilings[matrix as usize]
+    }
+
+    /// Bytes of a layer in a block's stream.
+    pub fn layer_bytes(&self) -> u64 {
+        self.tilings.iter().map(Tiling::bytes).sum()
+    }
+}
+
+/// The partition of a model for a machine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Partition {
+    /// Width of a residual stream, padded.
+    pub hidden: u32,
+    /// Blocks of the grid.
+    pub blocks: u32,
+    /// Dies among which the machine deals out the grid's blocks; see [`Partition::block_of`].
+    pub chiplets: u32,
+    /// Warps that compute.
+    pub warps: u32,
+    /// Bytes of a slot of the ring: of a stage, at most.
+    pub slot_bytes: u32,
+    /// Tile pairs of a stage that a warp holds in registers.
+    pub held: u32,
+    /// Weight bytes in flight of a block.
+    pub in_flight_bytes: u32,
+    /// Pages of a longest sequence.
+    pub pages_max: u32,
+    /// Shared memory of a block at most.
+    pub shared_max: u32,
+    /// Rows of the residual that a block owns, in every layer.
+    pub residual: u32,
+    /// Of each class of layers.
+    pub classes: Vec<ClassPartition>,
+    /// Rows of the head that one pass takes, and the rest.
+    pub head: Tiling,
+    /// Passes of `head`.
+    pub head_passes: u32,
+    /// The rest of the head's rows.
+    pub tail: Option<Tiling>,
+    /// Rows of the head a block has.
+    pub rows_head: u32,
+    /// Columns of the widest kernel; there is one for a single column, too.
+    pub columns: u32,
+    /// What was chosen by measurements.
+    pub tuning: Tuning,
+}
+
+/// Shared memory besides vectors, parts and ring, about: by this, slots are chosen; what fits in
+/// the end is the layout's to say.
+const OTHERS_BYTES: u32 = 16 << 10;
+
+/// Sizes that are the same in all classes, padded.
+#[derive(Debug, Clone, Copy)]
+struct Common {
+    hidden: u32,
+    /// Rows of the residual that a block owns.
+    residual: u32,
+    /// Blocks of a lane.
+    each: u32,
+    warps: u32,
+    unit: u32,
+}
+
+impl Common {
+    fn new(model: &Model, each: u32) -> Self {
+        let wide = |c: &Class| [c.heads * c.head_dim, c.ffn];
+        let mut widths = model.classes.iter().flat_map(wide).chain([model.hidden]);
+        let warps = if widths.all(|w| w.is_multiple_of(384)) { 12 } else { 8 };
+        let unit = 4 * warps.max(8);
+        let hidden = model.hidden.next_multiple_of(unit);
+        Self { hidden, residual: share(hidden, each, 2), each, warps, unit }
+    }
+}
+
+/// What a block has of a layer: its rows of each matrix, and their columns, padded.
+#[derive(Debug, Clone, Copy)]
+struct Rows {
+    qkv: u32,
+    gate_up: u32,
+    attn: u32,
+    ffn: u32,
+    head_dim: u32,
+    layers: u32,
+}
+
+impl Rows {
+    fn new(class: &Class, common: &Common, layers: u32) -> Option<Self> {
+        let head_dim = class.head_dim.next_multiple_of(32);
+        let ffn = class.ffn.next_multiple_of(common.unit);
+        let attn = class.heads * head_dim;
+        let good = attn.is_multiple_of(common.unit) && class.group() <= 8;
+        good.then(|| Self {
+            qkv: share(attn + 2 * class.kv_heads * head_dim, common.each, 2),
+            gate_up: share(2 * ffn, common.each, 4),
+            attn,
+            ffn,
+            head_dim,
+            layers,
+        })
+    }
+
+    /// Bytes of all the class's layers.
+    fn bytes(&self, common: &Common) -> u64 {
+        let of = |rows: u32, k: u32| 2 * u64::from(rows) * u64::from(k);
+        let layer =
+            of(self.qkv + self.gate_up, common.hidden) + of(common.residual, self.attn + self.ffn);
+        u64::from(self.layers) * layer
+    }
+}
+
+/// The matrices of each class's layers, as warps share them and stages divide them.
+fn tilings(all: &[Rows], common: &Common, stage: Stage) -> Option<Vec<[Tiling; 4]>> {
+    let Common { hidden, residual, warps, .. } = *common;
+    let tiling = |rows, k| Tiling::new(rows, k, warps, stage);
+    // A thread owns the same residual rows in all of these: any of them by rows means all.
+    let row_warps = |k| Tiling::row_warps(residual, k, warps, stage.slot_bytes);
+    let by_rows = all.iter().any(|r| [r.attn, r.ffn].into_iter().any(|k| row_warps(k) == warps));
+    let owned = |k| {
+        let row_warps = if by_rows { warps } else { row_warps(k) };
+        Tiling::with_row_warps(residual, k, row_warps, warps, stage)
+    };
+    let of_class = |r: &Rows| {
+        Some([tiling(r.qkv, hidden)?, owned(r.attn)?, tiling(r.gate_up, hidden)?, owned(r.ffn)?])
+    };
+    all.iter().map(of_class).collect()
+}
+
+/// Bytes of weights that a ring of such slots holds in `room`: stages fill a slot or do not.
+fn held_by_ring(all: &[Rows], common: &Common, stage: Stage, room: u32) -> u64 {
+    let Some(tilings) = tilings(all, common, stage) else { return 0 };
+    let stages = |(rows, layer): (&Rows, &[Tiling; 4])| {
+        u64::from(rows.layers) * layer.iter().map(|t| u64::from(t.stages)).sum::<u64>()
+    };
+    let stages: u64 = all.iter().zip(&tilings).map(stages).sum();
+    let bytes: u64 = all.iter().map(|rows| rows.bytes(common)).sum();
+    u64::from(room / stage.slot_bytes) * bytes / stages
+}
+
+/// Slots of the machine's usual sizes, the one whose ring holds more, or smaller ones where shared
+/// memory has no room for three beside the vectors.
+fn slot_bytes(all: &[Rows], common: &Common, held: u32, shared_bytes: u32, t: &Tuning) -> u32 {
+    let narrow = all.iter().map(|r| r.attn.max(r.ffn)).max().unwrap_or(0);
+    let room = shared_bytes.saturating_sub(2 * (common.hidden + narrow) + OTHERS_BYTES);
+    let usual = if common.warps == 12 { t.slots_12_warps } else { t.slots_8_warps };
+    let fits = |slot_bytes: &&u32| 3 * **slot_bytes <= room;
+    let holds = |slot_bytes: &&u32| {
+        held_by_ring(all, common, Stage { slot_bytes: **slot_bytes, held }, room)
+    };
+    let best = usual.iter().filter(fits).max_by_key(holds);
+    let smaller = [12 << 10, 8 << 10, 6 << 10].into_iter().find(|size| 3 * size <= room);
+    best.copied().or(smaller).unwrap_or(6 << 10)
+}
+
+/// Rows of the head that a block of a lane of `each` has, and their columns.
+fn head(model: &Model, each: u32, hidden: u32) -> (u32, u32) {
+    let per_lane = model.head_mode == HeadMode::PerLane;
+    let blocks = if per_lane { each } else { each * model.lanes * model.ranks };
+    (share(model.vocab, blocks, 2), head_width(model, hidden))
+}
+
+/// Columns of the head, of a padded width.
+pub(super) fn head_width(model: &Model, hidden: u32) -> u32 {
+    let concat = model.head_mode == HeadMode::Concat;
+    if concat {
+        model.lanes_all() * hidden
+    } else {
+        hidden
+    }
+}
+
+fn share(rows: u32, blocks: u32, unit: u32) -> u32 {
+    rows.div_ceil(blocks).next_multiple_of(unit)
+}
+
+impl Partition {
+    /// The partition that reads the fewest bytes a block, among the block counts the machine can
+    /// hold.
+    ///
+    /// # Errors
+    /// [`Error::InvalidProgram`] where none fits, with what does not.
+    pub fn new(model: &Model, machine: &MachineInfo, positions: u32) -> Result<Self> {
+        Self::tuned(model, machine, positions, Tuning::of(machine))
+    }
+
+    /// The same with another choice of what measurements decide.
+    ///
+    /// # Errors
+    /// As [`Partition::new`].
+    pub fn tuned(
+        model: &Model,
+        machine: &MachineInfo,
+        positions: u32,
+        tuning: Tuning,
+    ) -> Result<Self> {
+        let most = machine.multiprocessors / model.lanes;
+        let kv_heads = model.classes.iter().map(|c| c.kv_heads).max().unwrap_or(1);
+        let least = kv_heads.max(1);
+        if most < least {
+            return refuse(format!(
+                "{} lanes of {} kv heads need {} multiprocessors, {} has {}",
+                model.lanes,
+                kv_heads,
+                model.lanes * least,
+                machine.name,
+                machine.multiprocessors
+            ));
+        }
+        let from = least.max(most * 3 / 4);
+        let all = (from..=most).filter_map(|n| {
+            // Wider slots only where a stage needs them: fewer of them fit.
+            let least = [0, 24 << 10, 32 << 10, 48 << 10];
+            least.iter().find_map(|w| Self::with_blocks(model, machine, positions, (n, *w), tuning))
+        });
+        // Equal bytes: the fewer blocks the better, as each one more only waits and polls.
+        // Partials of attention that cannot be combined by owners cost a narrow model about a
+        // twentieth.
+        let owners = |p: &Self| p.warps == 8 && model.lanes_all() == 1;
+        let merge = |p: &Self| p.classes.iter().all(|c| c.merge);
+        let cost = |p: &Self| p.line_bytes(model) * if owners(p) && !merge(p) { 21 } else { 20 };
+        let best = all.min_by_key(|p| (cost(p), p.blocks));
+        let none = || {
+            let Model { lanes, hidden, .. } = model;
+            let class = |c: &Class| {
+                format!("{}/{} heads of {}, ffn {}", c.heads, c.kv_heads, c.head_dim, c.ffn)
+            };
+            let classes: Vec<_> = model.classes.iter().map(class).collect();
+            refuse(format!(
+                "no partition fits: {lanes} lanes of hidden {hidden}, {} on {} multiprocessors \
+                 with {} bytes of shared memory; query heads a kv head are at most 8",
+                classes.join(" and "),
+                machine.multiprocessors,
+                machine.shared_bytes
+            ))
+        };
+        best.map_or_else(none, Ok)
+    }
+
+    /// With `each` blocks a lane and slots of at least `slot_least` bytes; none if that is no
+    /// partition.
+    fn with_blocks(
+        model: &Model,
+        m: &MachineInfo,
+        positions: u32,
+        (each, slot_least): (u32, u32),
+        tuning: Tuning,
+    ) -> Option<Self> {
+        let common = Common::new(model, each);
+        let Common { hidden, residual, warps, .. } = common;
+        let of_class = |(at, class)| Rows::new(class, &common, model.layers_of(at));
+        let rows: Vec<_> = model.classes.iter().enumerate().map(of_class).collect::<Option<_>>()?;
+        let bytes: u64 = rows.iter().map(|rows| rows.bytes(&common)).sum();
+        // Twelve warps have fewer registers each, and where steps are short several stages are
+        // held.
+        let held = if warps > 8 || bytes < tuning.long_stream_bytes { 2 } else { 4 };
+        let slot_bytes = slot_bytes(&rows, &common, held, m.shared_bytes, &tuning).max(slot_least);
+        let stage = Stage { slot_bytes, held };
+        let tiling = |rows, k| Tiling::new(rows, k, warps, stage);
+        let tilings = tilings(&rows, &common, stage)?;
+        let (rows_head, width) = head(model, each, hidden);
+        let pass_rows = rows_head.min(16 * warps);
+        let rest = rows_head % pass_rows;
+        let tail = if rest > 0 { Some(tiling(rest, width)?) } else { None };
+        let owners = model.lanes_all() == 1 && warps == 8;
+        let classes = model.classes.iter().zip(rows.iter().zip(tilings));
+        let class = |(class, (rows, tilings)): (&Class, (&Rows, [Tiling; 4]))| {
+            let merge = owners && (rows.attn / 2).is_multiple_of(each);
+            let most = if merge { tuning.most_splits_merged } else { tuning.most_splits };
+            ClassPartition {
+                head_dim: rows.head_dim,
+                ffn: rows.ffn,
+                kv_splits: most.min(each / class.kv_heads),
+                merge,
+                tilings,
+            }
+        };
+        let mut partition = Self {
+            hidden,
+            blocks: each * model.lanes,
+            chiplets: m.chiplets.max(1),
+            warps,
+            slot_bytes,
+            held,
+            in_flight_bytes: 0,
+            pages_max: positions.div_ceil(PAGE as u32),
+            shared_max: m.shared_bytes,
+            residual,
+            classes: classes.map(class).collect(),
+            head: tiling(pass_rows, width)?,
+            head_passes: rows_head / pass_rows,
+            tail,
+            rows_head,
+            columns: 1,
+            tuning,
+        };
+        partition.in_flight_bytes = partition.in_flight(model);
+        let fits = |c: &u32| partition.shared_bytes(model, *c) <= m.shared_bytes;
+        let room = slot_least == 0 || fits(&1);
+        partition.columns = [COLUMNS_MAX, 4, 2].into_iter().find(fits).unwrap_or(1);
+        room.then_some(partition)
+    }
+
+    /// Shared memory of the vectors at work.
+    fn vector_bytes(&self, model: &Model, columns: u32) -> u32 {
+        // Where every warp has a range of its own, several columns' vectors stay where they are.
+        let kept = |t: &Tiling| if columns > 1 && t.k_warps == self.warps { 0 } else { t.k };
+        let narrow =
+            |c: &ClassPartition| kept(c.tiling(Matrix::Output)).max(kept(c.tiling(Matrix::Down)));
+        let narrow = self.classes.iter().map(narrow).max().unwrap_or(0);
+        let wide = head_width(model, self.hidden).max(self.hidden);
+        let pad = if columns > 1 { 32 } else { 0 };
+        // One place for both, one after the other, unless only the wide one needs a place.
+        let room = if columns == 1 { wide + narrow } else { wide.max(narrow) + 2 * pad };
+        2 * room * columns
+    }
+
+    /// Shared memory with two slots of the ring, about.
+    fn shared_bytes(&self, model: &Model, columns: u32) -> u32 {
+        let parts = |t: &Tiling| 4 * t.part_floats(columns);
+        let widest = |matrices: [Matrix; 2]| {
+            let all = self.classes.iter().flat_map(|c| matrices.map(|m| parts(c.tiling(m))));
+            all.max().unwrap_or(0)
+        };
+        let tail = self.tail.as_ref().map_or(0, parts);
+        let wide = widest([Matrix::Qkv, Matrix::GateUp]).max(parts(&self.head)).max(tail);
+        let parts = wide + widest([Matrix::Output, Matrix::Down]);
+        self.vector_bytes(model, columns) + parts + 2 * self.slot_bytes + OTHERS_BYTES
+    }
+
+    /// The kernels of this partition.
+    pub fn kernels(&self, model: &Model, platform: Platform) -> Vec<Kind> {
+        // Bits do not depend on neighbours: where sequences are long, all kernels stream, or none.
+        let streamed =
+            platform != Platform::Hip && [1, self.columns].iter().all(|c| self.streams(model, *c));
+        let mut all = Vec::new();
+        if !streamed || self.streams_from(model) > 0 {
+            all.push(Kind { columns: 1, streamed: false });
+        }
+        if streamed {
+            all.push(Kind { columns: 1, streamed });
+        }
+        if self.columns > 1 {
+            all.push(Kind { columns: self.columns, streamed });
+        }
+        all
+    }
+
+    /// Whether pages fit the ring's slots, and shared memory what joins them (stream.h).
+    fn streams(&self, model: &Model, columns: u32) -> bool {
+        let room = |(class, p): (&Class, &ClassPartition)| {
+            let heads =
+                if columns > 1 { self.warps * (class.group() + 2) * p.head_dim * 2 } else { 0 };
+            heads + self.warps * (p.head_dim / 16) * 8 * class.group().div_ceil(2) * 16
+        };
+        let room = model.classes.iter().zip(&self.classes).map(room).max().unwrap_or(0);
+        let there = room <= self.vector_bytes(model, columns);
+        let own = if there { 0 } else { room };
+        self.classes.iter().all(|c| PAGE as u32 * c.head_dim * 2 <= self.slot_bytes)
+            && self.shared_bytes(model, columns) + own <= self.shared_max
+    }
+
+    /// The first position that the kernel of one column with streamed keys is for. Where a step is
+    /// short, loads are sooner as long as no block has two pages; then both make the same bits.
+    pub fn streams_from(&self, model: &Model) -> u32 {
+        let long = self.line_bytes(model) >= self.tuning.long_stream_bytes;
+        let splits = self.classes.iter().map(|c| c.kv_splits).min().unwrap_or(0);
+        if long {
+            0
+        } else {
+            splits * PAGE as u32
+        }
+    }
+
+    /// Whether a gather asks for all its words at once, and once more for what was late: where the
+    /// chain of exchanges weighs more than the weights.
+    pub(super) fn retries(&self, model: &Model, columns: u32) -> bool {
+        let (line, t) = (self.line_bytes(model), &self.tuning);
+        let ffn = self.classes.iter().map(|c| c.ffn).max().unwrap_or(0);
+        let narrow = model.lanes == 1 && self.hidden.max(ffn) <= t.narrow;
+        columns == 1 && (line < t.short_stream_bytes || narrow && line < t.long_stream_bytes)
+    }
+
+    /// Weight bytes in flight of a block: more hide the memory's latency, but stand before every
+    /// word that somebody waits for.
+    fn in_flight(&self, model: &Model) -> u32 {
+        let t = &self.tuning;
+        match self.warps {
+            _ if self.line_bytes(model) < t.shortest_stream_bytes => t.in_flight_shortest,
+            12 => t.in_flight_12_warps,
+            _ if self.hidden < t.wide_hidden => t.in_flight_narrow,
+            _ => t.in_flight_wide,
+        }
+    }
+
+    /// Stages of a product that are in registers before its vector has arrived.
+    pub(super) fn ahead(&self, model: &Model) -> u32 {
+        if self.line_bytes(model) < self.tuning.long_stream_bytes {
+            self.tuning.ahead_short
+        } else {
+            1
+        }
+    }
+
+    /// Whether stages stand side by side in the ring, and more of gate and up in registers: where a
+    /// rank waits for others about as long as its weights take, the stream stands still once the
+    /// ring is full, so that what it holds counts. Twelve warps have no registers for that.
+    pub(super) fn packed(&self, model: &Model) -> bool {
+        let (line, t) = (self.line_bytes(model), &self.tuning);
+        t.packed_always
+            || model.ranks > 1
+                && model.lanes == 1
+                && self.warps == 8
+                && (t.short_stream_bytes..t.long_stream_bytes).contains(&line)
+    }
+
+    /// Blocks of a lane.
+    pub const fn blocks_a_lane(&self, model: &Model) -> u32 {
+        self.blocks / model.lanes
+    }
+
+    /// Which block of the work a block of the grid is (place.h): numbered die by die, so that those
+    /// of a lane, who exchange most, share as few second-level caches as can be.
+    pub const fn block_of(&self, grid_block: u32) -> u32 {
+        let (die, row) = (grid_block % self.chiplets, grid_block / self.chiplets);
+        let (each, more) = (self.blocks / self.chiplets, self.blocks % self.chiplets);
+        die * each + if die < more { die } else { more } + row
+    }
+
+    /// The dies on which a lane's blocks lie.
+    pub fn dies_of(&self, model: &Model, lane: u32) -> BTreeSet<u32> {
+        let each = self.blocks_a_lane(model);
+        let own = |block: u32| self.block_of(block) / each == lane;
+        (0..self.blocks).filter(|block| own(*block)).map(|block| block % self.chiplets).collect()
+    }
+
+    /// Where lanes lie, to print; nothing where there is one die.
+    pub fn placement(&self, model: &Model) -> String {
+        if self.chiplets == 1 {
+            return String::new();
+        }
+        let lane = |lane| {
+            let dies = self.dies_of(model, lane);
+            let ends = dies.first().zip(dies.last()).map_or((0, 0), |(a, b)| (*a, *b));
+            match ends {
+                (one, other) if one == other => format!("lane {lane} on {one}"),
+                (from, to) => format!("lane {lane} on {from} to {to}"),
+            }
+        };
+        let lanes: Vec<_> = (0..model.lanes).map(lane).collect();
+        format!("placed    {} chiplets: {}\n", self.chiplets, lanes.join(", "))
+    }
+
+    /// Bytes of a block's stream: what it reads a token.
+    pub fn line_bytes(&self, model: &Model) -> u64 {
+        let layers = model.layer.iter().map(|l| self.classes[l.class].layer_bytes());
+        layers.sum::<u64>() + self.head_bytes()
+    }
+
+    /// The head's part of it.
+    pub fn head_bytes(&self) -> u64 {
+        u64::from(self.head_passes) * self.head.bytes() + self.tail.map_or(0, |t| t.bytes())
+    }
+
+    /// Threads of a block: teams of 32 that compute, a warp of the machine's that copies, one that
+    /// watches the host.
+    pub const fn threads(&self, platform: Platform, warp: u32) -> u32 {
+        let helpers = match platform {
+            Platform::Cuda => 4,
+            Platform::Hip | Platform::Sim => 2,
+        };
+        self.warps * 32 + helpers * warp
+    }
+}
+
+impl fmt::Display for Partition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "partition {} blocks of {} warps, {} columns, {} KB slots, {} KB in flight",
+            self.blocks,
+            self.warps,
+            self.columns,
+            self.slot_bytes / 1024,
+            self.in_flight_bytes / 1024,
+        )?;
+        for (at, class) in self.classes.iter().enumerate() {
+            let merged = if class.merge { ", combined by owners" } else { "" };
+            writeln!(f, "  class {at}: {} kv splits{merged}", class.kv_splits)?;
+            for (matrix, s) in Matrix::ALL.iter().zip(&class.tilings) {
+                writeln!(
+                    f,
+                    "    {matrix:?}: {} rows x {}, {} k-warps, {} stages of {} bytes",
+                    s.rows, s.k, s.k_warps, s.stages, s.stage_bytes
+                )?;
+            }
+        }
+        writeln!(f, "  head: {} rows in {} passes", self.rows_head, self.head_passes)
+    }
+}
+
+fn refuse<T>(detail: String) -> Result<T> {
+    Err(Error::InvalidProgram { step: usize::MAX, detail })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::mono::lower::layout::Layout;
+    use crate::mono::meter::Mode;
+    use crate::mono::shapes::{amd, model, nvidia, with_class};
+
+    #[test]
+    fn short_steps_hold_more_stages_before_the_words_are_there() {
+        for (name, held, ahead, retries) in
+            [("lane", 2, 4, true), ("1b", 2, 4, false), ("2b", 2, 1, false), ("8b", 4, 1, false)]
+        {
+            let cut = Partition::new(&model(name), &nvidia(), 4096).unwrap();
+            let ahead_of =
+                |columns| Layout::new(&model(name), &cut, Kind { columns, streamed: false });
+            let (one, eight) = (ahead_of(1).unwrap(), ahead_of(8).unwrap());
+            let seen = (cut.held, one.ahead, cut.retries(&model(name), 1));
+            assert_eq!(seen, (held, ahead, retries), "{name}");
+            assert_eq!(eight.ahead, 1, "{name}");
+            assert!(!cut.retries(&model(name), 8), "{name}: several columns wait for one word");
+        }
+    }
+
+    /// What each of so many machines has of a model: heads, mlp and vocabulary, or lanes.
+    fn rank(name: &str, ranks: u32) -> Model {
+        let whole = match name {
+            "plain" => {
+                let sizes =
+                    |c: &mut Class| *c = Class { heads: 32, kv_heads: 16, ffn: 12_288, ..*c };
+                Model { vocab: 32_000, ..with_class(model("lane"), sizes) }
+            }
+            _ => model(name),
+        };
+        if whole.lanes > 1 {
+            return Model { ranks, lanes: whole.lanes / ranks, ..whole };
+        }
+        let share = |c: &mut Class| {
+            (c.heads, c.kv_heads, c.ffn) = (c.heads / ranks, c.kv_heads / ranks, c.ffn / ranks);
+        };
+        Model { ranks, vocab: whole.vocab / ranks, ..with_class(whole, share) }
+    }
+
+    #[test]
+    fn a_rank_is_cut_by_what_it_holds() {
+        // Name, ranks: KB of a slot, KB in flight, stages ahead, first position with pages through
+        // the ring, whether a gather asks for all at once.
+        for (name, ranks, wanted) in [
+            ("8b", 1, (16, 144, 1, 0, false)),
+            ("8b", 2, (16, 144, 1, 0, false)),
+            ("8b", 4, (16, 144, 4, 512, true)),
+            ("1b", 1, (16, 56, 4, 1024, false)),
+            ("1b", 4, (16, 36, 4, 512, true)),
+            ("2b", 1, (24, 72, 1, 0, false)),
+            ("2b", 4, (24, 72, 4, 512, true)),
+            ("2b", 8, (18, 36, 4, 512, true)),
+            ("plain", 4, (24, 72, 4, 512, true)),
+            ("lane", 1, (18, 36, 4, 512, true)),
+        ] {
+            let model = rank(name, ranks);
+            let cut = Partition::new(&model, &nvidia(), 4096).unwrap();
+            let seen = (
+                cut.slot_bytes >> 10,
+                cut.in_flight_bytes >> 10,
+                cut.ahead(&model),
+                cut.streams_from(&model),
+                cut.retries(&model, 1),
+            );
+            assert_eq!(seen, wanted, "{name} on {ranks}: {cut}");
+        }
+    }
+
+    #[test]
+    fn ranks_whose_stream_stands_hold_more_of_it() {
+        let all = [("8b", 1), ("8b", 2), ("8b", 4), ("plain", 4), ("1b", 4), ("2b", 4), ("2b", 8)];
+        for (name, ranks) in all {
+            let model = rank(name, ranks);
+            let cut = Partition::new(&model, &nvidia(), 4096).unwrap();
+            assert_eq!(cut.packed(&model), (name, ranks) == ("8b", 4), "{name} on {ranks}: {cut}");
+        }
+    }
+
+    #[test]
+    fn blocks_are_numbered_die_by_die() {
+        let cut =
+            |model: &Model, machine: &MachineInfo| Partition::new(model, machine, 4096).unwrap();
+        for name in ["2b", "lane", "1b"] {
+            let model = model(name);
+            for chiplets in 1..=12 {
+                let cut = Partition { chiplets, ..cut(&model, &amd()) };
+                let mut seen: Vec<_> = (0..cut.blocks).map(|block| cut.block_of(block)).collect();
+                seen.sort_unstable();
+                assert!(seen.into_iter().eq(0..cut.blocks), "{name}, {chiplets}");
+            }
+        }
+        // Eight lanes on eight dies: each has one, so nothing of a gather inside a lane leaves it.
+        let model = model("2b");
+        let amd = cut(&model, &amd());
+        assert_eq!(amd.chiplets, 8);
+        for lane in 0..8 {
+            assert_eq!(amd.dies_of(&model, lane), BTreeSet::from([lane]), "{amd}");
+        }
+        let wide = |lane| {
+            Partition { chiplets: 8, ..amd.clone() }
+                .dies_of(&Model { lanes: 2, ..model.clone() }, lane)
+        };
+        assert_eq!(wide(1), BTreeSet::from([4, 5, 6, 7]));
+        assert!(amd
+            .placement(&model)
+            .starts_with("placed    8 chiplets: lane 0 on 0, lane 1 on 1"));
+        let nvidia = cut(&model, &nvidia());
+        assert!((0..nvidia.blocks).all(|block| nvidia.block_of(block) == block));
+        assert_eq!(nvidia.placement(&model), "");
+        let named = |cut: &Partition| {
+            let kind = Kind { columns: 1, streamed: false };
+            let (platform, of) = (Platform::Hip, (&model, cut));
+            let source = crate::mono::source::decode(platform, of, kind, Mode::Full).unwrap();
+            source.defines.iter().any(|(name, _)| name == "KIE_CHIPLETS")
+        };
+        assert!(named(&amd) && !named(&nvidia));
+    }
+
+    #[test]
+    fn slots_widen_only_where_a_stage_needs_it() {
+        let cut = |m: &Model| Partition::new(m, &nvidia(), 4096).unwrap();
+        for (name, slot_bytes) in [("2b", 24), ("lane", 18), ("1b", 16), ("8b", 16)] {
+            assert_eq!(cut(&model(name)).slot_bytes, slot_bytes << 10, "{name}");
+        }
+        let sizes = |hidden, heads, kv_heads, ffn| {
+            let sizes = |c: &mut Class| *c = Class { heads, kv_heads, ffn, ..*c };
+            Model { hidden, ..with_class(model("8b"), sizes) }
+        };
+        // The widths of dense models of 24 and 32 thousand million weights.
+        for wide in [sizes(5120, 32, 8, 32_768), sizes(5120, 40, 8, 27_648)] {
+            let cut = cut(&wide);
+            assert!((24..=48).contains(&(cut.slot_bytes >> 10)), "{cut}");
+        }
+        let error = Partition::new(&sizes(4096, 32, 2, 14_336), &nvidia(), 4096).unwrap_err();
+        assert!(error.to_string().contains("32/2 heads"), "{error}");
+    }
+}
