@@ -16,7 +16,7 @@ use super::source;
 use super::upload;
 use super::wire::{self, Args, Layer, Lost, Wire};
 use super::wire::{RECORDS_BLOCK, RECORD_BYTES, RING, STOPS};
-use crate::abi::{Dims, HeadMode, Program, GROUPS, PAGE};
+use crate::abi::{Dims, HeadMode, PageGroup, Program, PAGE};
 use crate::cpu::numbers::row_to_f32;
 use crate::device::{Buffer, Phase};
 use crate::error::{Error, Result};
@@ -58,11 +58,14 @@ fn bytes_of(floats: &[f32]) -> Vec<u8> {
     floats.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
-/// Bytes of a group's pages.
-fn pool_bytes(dims: &Dims, model: &Model, cut: &Cut, group: usize) -> u64 {
-    let each = dims.group_layers[group] * model.lanes * model.kv_heads;
+/// Pools of pages that the kernel has; a program may have fewer groups.
+const POOLS: usize = 2;
+
+/// Bytes of a group's pages; none where there is no such group.
+fn pool_bytes(group: Option<&PageGroup>, model: &Model, cut: &Cut) -> u64 {
+    let each = group.map_or(0, |group| group.layers) * model.lanes * model.kv_heads;
     let half = PAGE as u64 * u64::from(cut.head_dim) * 2;
-    u64::from(each) * u64::from(dims.group_pages[group]) * 2 * half
+    u64::from(each) * group.map_or(0, |group| u64::from(group.pages)) * 2 * half
 }
 
 /// Bytes that a rank takes: weights as packed, KV pages, and the rest: tables, exchange, the
@@ -75,12 +78,12 @@ pub fn bytes(program: &Program, model: &Model, cut: &Cut, plan: Option<&Plan>) -
     let (row, layers) = (u64::from(cut.hidden) * 2, u64::from(model.layers));
     let lines = cut.line_bytes(model) * u64::from(cut.blocks);
     let packed = lines + vocab * row + (2 * layers + 1) * u64::from(model.norm_lanes) * row;
-    let pools: u64 = (0..GROUPS).map(|group| pool_bytes(dims, model, cut, group)).sum();
+    let pools: u64 = program.groups.iter().map(|g| pool_bytes(Some(g), model, cut)).sum();
     let head_norms = if model.head_norm { layers * 4 * u64::from(cut.head_dim) } else { 0 };
     let biases = u64::from(model.bias) * layers * 4;
     let biases = biases * u64::from(cut.rows(Matrix::Qkv)) * u64::from(cut.blocks);
     let rope = u64::from(dims.max_positions) * u64::from(cut.head_dim) * 4;
-    let of_slots = slots * 4 * (GROUPS as u64 * u64::from(cut.pages_max) + STOPS as u64);
+    let of_slots = slots * 4 * (POOLS as u64 * u64::from(cut.pages_max) + STOPS as u64);
     let tables = (slots + columns) * vocab * 8 + of_slots + u64::from(dims.max_positions) * 4;
     let lists = layers * size_of::<Layer>() as u64 + cut.segments(model).len() as u64 * 8;
     let writers = u64::from(plan.map_or(0, |plan| plan.blocks).max(cut.blocks));
@@ -107,19 +110,27 @@ pub struct Room {
     counts: Memory,
     words: Memory,
     values: Memory,
-    pools: [Memory; GROUPS],
+    pools: [Memory; POOLS],
 }
 
 impl Room {
-    fn new(m: &dyn Machine, dims: &Dims, model: &Model, cut: &Cut, writers: u32) -> Result<Self> {
+    fn new(
+        m: &dyn Machine,
+        program: &Program,
+        (model, cut): (&Model, &Cut),
+        writers: u32,
+    ) -> Result<Self> {
+        let dims = &program.dims;
         let (slots, vocab) = (dims.slots as usize, dims.vocab as usize);
-        let pool = |group| m.alloc(pool_bytes(dims, model, cut, group).max(256) as usize);
+        let pool = |group: usize| {
+            m.alloc(pool_bytes(program.groups.get(group), model, cut).max(256) as usize)
+        };
         let room = Self {
             out: m.alloc_shared(slots * RING * wire::TOLD_BYTES)?,
             control: m.alloc_shared(wire::CONTROL_BYTES)?,
             records: m.alloc(writers as usize * RECORDS_BLOCK * RECORD_BYTES)?,
             prompt: m.alloc(dims.max_positions as usize * 4)?,
-            pages: m.alloc(slots * GROUPS * cut.pages_max as usize * 4)?,
+            pages: m.alloc(slots * POOLS * cut.pages_max as usize * 4)?,
             stop_ids: m.alloc(slots * STOPS * 4)?,
             logit_bias: m.alloc(slots * vocab * 4)?,
             counts: m.alloc(slots * vocab * 4)?,
@@ -243,10 +254,10 @@ impl Loaded {
             None => (None, None),
         };
         let writers = prefill.as_ref().map_or(0, Prefill::blocks).max(cut.blocks);
-        let room = Room::new(&*machine, &dims, &model, &cut, writers)?;
+        let room = Room::new(&*machine, program, (&model, &cut), writers)?;
         let base = Args {
             rank,
-            pool_layers: dims.group_layers,
+            pool_layers: [0, 1].map(|n| program.groups.get(n).map_or(0, |group| group.layers)),
             segment_count: cut.segments(&model).len() as u32,
             in_flight_bytes: cut.in_flight_bytes,
             ..room.args(packed)
@@ -344,7 +355,8 @@ impl Loaded {
         let m = &*self.machine;
         let ids = |ids: &[u32]| -> Vec<u8> { ids.iter().flat_map(|i| i.to_le_bytes()).collect() };
         let pages: Vec<u8> = slot.pages.iter().flat_map(|group| ids(group)).collect();
-        m.write(&self.room.pages, index * pages.len(), &pages)?;
+        let each = POOLS * self.cut.pages_max as usize * 4;
+        m.write(&self.room.pages, index * each, &pages)?;
         let params = &slot.params;
         let stops = ids(&slot.stop_ids[..params.stop_ids as usize]);
         m.write(&self.room.stop_ids, index * STOPS * 4, &stops)?;
@@ -492,7 +504,7 @@ fn upload(machine: &dyn Machine, bytes: &[u8]) -> Result<Memory> {
 fn rope(weights: &Weights<'_>) -> Vec<u8> {
     let program = weights.program;
     let mut frequencies = vec![0.0; weights.cut.head_dim as usize / 2];
-    let tensor = &program.tensors[program.rope as usize];
+    let tensor = &program.tensors[weights.model.rope as usize];
     let stored = crate::cpu::matmul::Matrix::of(tensor, 0, weights.buffers);
     row_to_f32(&stored, 0, &mut frequencies[..stored.cols]);
     let mut out = Vec::with_capacity(program.dims.max_positions as usize * frequencies.len() * 8);

@@ -3,8 +3,12 @@
 
 use std::ops::Range;
 
-use crate::abi::{Dims, HeadMode, Op, Program, Step, Tensor, NONE, PAGE};
+use crate::abi::{
+    GateUp, HeadMode, Heads, Join, PageGroup, Program, Project, Qkv, Rotary, StateKind, Step,
+    StepKind, Tensor, NONE, PAGE,
+};
 use crate::error::{Error, Result};
+use crate::shard::{dealt, heads_of, indivisible, state_of};
 
 /// Sizes of one lane, and where its tensors are.
 #[derive(Debug, Clone, PartialEq)]
@@ -46,6 +50,10 @@ pub struct Model {
     pub bias: bool,
     /// What differs from layer to layer.
     pub layer: Vec<Layer>,
+    /// Query heads, kv heads and MLP width of the whole program, where lanes are slices of it.
+    pub whole: [u32; 3],
+    /// Tensor of the rotary frequencies.
+    pub rope: u32,
     /// Tensor of the embedding table.
     pub embed: u32,
     /// Tensor of the head.
@@ -118,30 +126,34 @@ impl Model {
     /// # Errors
     /// [`Error::InvalidProgram`] with the step that is not as expected, [`Error::Indivisible`].
     pub fn read(program: &Program, ranks: u32) -> Result<Self> {
-        let d = &program.dims;
-        let steps = &program.steps;
-        let layers = steps.len().saturating_sub(3) / 5;
-        let order = [Op::Qkv, Op::Attend, Op::Project, Op::GateUp, Op::Project];
-        let wanted = [Op::Embed]
-            .into_iter()
-            .chain(order.into_iter().cycle().take(layers * 5))
-            .chain([Op::Head, Op::Sample]);
-        if let Some(at) = wanted.zip(steps).position(|(w, s)| w != s.op) {
-            return refuse(at, "not in the order of a transformer's layers".to_owned());
-        }
-        if steps.len() != layers * 5 + 3 || layers == 0 {
-            return refuse(steps.len(), format!("{} steps are no whole layers", steps.len()));
-        }
+        let (d, steps) = (&program.dims, &program.steps);
+        let count = steps.len().saturating_sub(3);
+        let five = steps.get(1..=count).unwrap_or_default();
+        let layers: Vec<Five<'_>> =
+            five.chunks(5).enumerate().map(|(at, s)| Five::of(s, at)).collect::<Result<_>>()?;
+        let (embed, head) = match (steps.first().map(|s| &s.kind), steps.get(count + 1..)) {
+            (
+                Some(StepKind::Embed(embed)),
+                Some([Step { kind: StepKind::Head(head), .. }, Step { kind: last, .. }]),
+            ) if matches!(last, StepKind::Sample(_)) => (embed, head),
+            (_, _) => return refuse(count + 1, "no embedding, or no head behind it".to_owned()),
+        };
+        let Some(first) = layers.first() else {
+            return refuse(1, "no layers".to_owned());
+        };
+        alike(&layers, program)?;
+        let Heads { query, kv, dim } = first.qkv.heads;
+        let ffn = first.gate_up.ffn;
         let rows_of = |t: u32| program.tensors.get(t as usize).map_or(1, |t: &Tensor| t.rows);
-        let head = &steps[steps.len() - 2];
         let sliced = d.lanes == 1 && ranks > 1;
         let lanes_all = if sliced { ranks } else { d.lanes };
-        let per_lane = d.lanes == 1 || d.head_mode == HeadMode::PerLane;
-        let dealt = if sliced { dealt(d.heads, d.kv_heads, ranks) } else { None };
-        let (heads, kv_heads) = dealt.unwrap_or((d.heads, d.kv_heads));
-        let first = &steps[1];
+        let per_lane = d.lanes == 1 || head.mode == HeadMode::PerLane;
+        let each = if sliced { dealt(query, kv, ranks) } else { Some((query, kv)) };
+        let Some((heads, kv_heads)) = each.filter(|_| lanes_all.is_multiple_of(ranks)) else {
+            return Err(indivisible(d.lanes, query, kv, ranks));
+        };
         let model = Self {
-            layers: layers as u32,
+            layers: layers.len() as u32,
             ranks,
             lanes: lanes_all / ranks,
             sliced,
@@ -149,53 +161,38 @@ impl Model {
             hidden: d.hidden,
             heads,
             kv_heads,
-            head_dim: d.head_dim,
-            ffn: if sliced { d.ffn.div_ceil(ranks) } else { d.ffn },
+            head_dim: dim,
+            ffn: if sliced { ffn.div_ceil(ranks) } else { ffn },
             vocab: if per_lane { d.vocab.div_ceil(lanes_all) } else { d.vocab },
-            head_mode: if per_lane { HeadMode::PerLane } else { d.head_mode },
-            interleaved: d.rope_interleaved != 0,
+            head_mode: if per_lane { HeadMode::PerLane } else { head.mode },
+            interleaved: first.qkv.rotary.interleaved,
             eps: d.eps,
-            norm_lanes: rows_of(first.norm),
-            head_norm: first.head_norms[0] != NONE,
-            bias: first.biases[0] != NONE,
-            layer: steps[1..=layers * 5].chunks_exact(5).map(|s| Layer::read(s, sliced)).collect(),
-            embed: steps[0].weights[0],
-            head: head.weights[0],
+            norm_lanes: rows_of(first.qkv.norm),
+            head_norm: first.qkv.head_norms.is_some(),
+            bias: first.qkv.biases.is_some(),
+            layer: layers.iter().map(|five| five.layer(sliced)).collect(),
+            whole: [query, kv, ffn],
+            rope: first.qkv.rotary.frequencies,
+            embed: embed.table,
+            head: head.weight,
             final_norm: head.norm,
         };
-        if !lanes_all.is_multiple_of(ranks) || (sliced && dealt.is_none()) {
-            let detail = format!(
-                "{} lanes, {} query and {} kv heads do not divide by {ranks} ranks: each takes as \
-                 many lanes, or whole kv heads' heads, or an equal part of one's",
-                d.lanes, d.heads, d.kv_heads
-            );
-            return Err(Error::Indivisible { ranks, detail });
-        }
-        model.check(program, rows_of)?;
+        model.check(rows_of)?;
         Ok(model)
     }
 
     /// Which of the program's query and kv heads a machine's lane has, of `self.heads` and
     /// `self.kv_heads` places; the last places may stay empty.
-    pub fn heads_of(&self, rank: u32, (heads, kv_heads): (u32, u32)) -> [Range<u32>; 2] {
+    pub fn heads_of(&self, rank: u32) -> [Range<u32>; 2] {
         if !self.sliced {
             return [0..self.heads, 0..self.kv_heads];
         }
-        let group = heads / kv_heads;
-        if kv_heads >= self.ranks {
-            let kv = |rank: u32| (rank * self.kv_heads).min(kv_heads);
-            let (from, to) = (kv(rank), kv(rank + 1));
-            return [from * group..to * group, from..to];
-        }
-        // Several machines share a kv head, each with a part of its query heads.
-        let sharers = self.ranks / kv_heads;
-        let (kv, part) = (rank / sharers, rank % sharers);
-        let query = |part: u32| kv * group + (part * self.heads).min(group);
-        [query(part)..query(part + 1), kv..kv + 1]
+        let [heads, kv_heads, _] = self.whole;
+        heads_of(rank, self.ranks, heads, kv_heads)
     }
 
     /// Which part of the program a machine has, in words.
-    pub fn part(&self, rank: u32, dims: &Dims) -> String {
+    pub fn part(&self, rank: u32) -> String {
         let span = |range: Range<u32>| match range.len() {
             0 => "none".to_owned(),
             1 => range.start.to_string(),
@@ -206,95 +203,126 @@ impl Model {
         }
         if !self.sliced {
             let lanes = rank * self.lanes..(rank + 1) * self.lanes;
-            return format!("lanes {} of {}", span(lanes), dims.lanes);
+            return format!("lanes {} of {}", span(lanes), self.lanes_all());
         }
-        let [query, kv] = self.heads_of(rank, (dims.heads, dims.kv_heads));
+        let [query, kv] = self.heads_of(rank);
+        let [heads, kv_heads, ffn] = self.whole;
         let end = |rank: u32, each: u32, all: u32| (rank * each).min(all);
         let rows = |each, all| span(end(rank, each, all)..end(rank + 1, each, all));
         format!(
             "heads {} of {}, kv heads {} of {}, features {} of {}, ids {} of {}",
             span(query),
-            dims.heads,
+            heads,
             span(kv),
-            dims.kv_heads,
-            rows(self.ffn, dims.ffn),
-            dims.ffn,
-            rows(self.vocab, dims.vocab),
-            dims.vocab
+            kv_heads,
+            rows(self.ffn, ffn),
+            ffn,
+            rows(self.vocab, self.vocab_all),
+            self.vocab_all
         )
     }
 
-    /// What the kernel takes for granted.
-    fn check(&self, program: &Program, rows_of: impl Fn(u32) -> u32) -> Result<()> {
-        let mut norms: Vec<u32> = self.layer.iter().flat_map(|l| l.norms).collect();
-        norms.push(self.final_norm);
-        if norms.contains(&NONE) || norms.iter().any(|n| rows_of(*n) != self.norm_lanes) {
-            return refuse(1, "norms that differ in kind".to_owned());
-        }
+    /// What the kernel takes for granted of norms.
+    fn check(&self, rows_of: impl Fn(u32) -> u32) -> Result<()> {
         for (at, layer) in self.layer.iter().enumerate() {
-            let alike = (layer.head_norms[0] != NONE) == self.head_norm
-                && (layer.biases[0] != NONE) == self.bias;
-            if !alike || layer.head_norms.iter().any(|n| *n != NONE && rows_of(*n) != 1) {
-                return refuse(
-                    1 + 5 * at,
-                    "biases or head norms differ from layer to layer".into(),
-                );
+            if layer.norms.iter().any(|n| rows_of(*n) != self.norm_lanes) {
+                return refuse(1 + 5 * at, "norms that differ in kind".to_owned());
+            }
+            if layer.head_norms.iter().any(|n| *n != NONE && rows_of(*n) != 1) {
+                return refuse(1 + 5 * at, "norms of heads in several rows".to_owned());
             }
         }
-        if self.norm_lanes != 1 && self.norm_lanes != self.lanes_all() {
-            let lanes = self.lanes_all();
-            return refuse(1, format!("norms of {} rows for {lanes} lanes", self.norm_lanes));
-        }
-        let embed = program.tensors.get(self.embed as usize).map(|t| t.cols);
-        if embed != Some(self.hidden) {
-            return refuse(0, format!("embedding of width {embed:?}, not {}", self.hidden));
+        if rows_of(self.final_norm) != self.norm_lanes {
+            return refuse(5 * self.layer.len() + 1, "norms that differ in kind".to_owned());
         }
         Ok(())
     }
 }
 
-impl Layer {
-    fn read(steps: &[Step], sliced: bool) -> Self {
-        let [qkv, _, output, gate_up, down] = steps else { unreachable!("chunks of five") };
-        Self {
+/// The steps of one layer.
+struct Five<'a> {
+    qkv: &'a Qkv,
+    window: Option<u32>,
+    output: &'a Project,
+    gate_up: &'a GateUp,
+    down: &'a Project,
+}
+
+impl<'a> Five<'a> {
+    fn of(steps: &'a [Step], layer: usize) -> Result<Self> {
+        let kinds: Vec<&StepKind> = steps.iter().map(|step| &step.kind).collect();
+        match kinds[..] {
+            [StepKind::Qkv(qkv), StepKind::Attend(attend), StepKind::Project(output), StepKind::GateUp(gate_up), StepKind::Project(down)] => {
+                Ok(Self { qkv, window: attend.window, output, gate_up, down })
+            }
+            _ => refuse(1 + 5 * layer, "not in the order of a transformer's layers".to_owned()),
+        }
+    }
+
+    fn layer(&self, sliced: bool) -> Layer {
+        let Self { qkv, window, output, gate_up, down } = self;
+        // The lane's own factor, and the delay of the others.
+        let join = |project: &Project| match project.join {
+            Join::Sum => (1.0, 0),
+            Join::Own { factor } => (factor, if sliced { 0 } else { -1 }),
+            Join::Delayed { layers, .. } => (1.0, if sliced { 0 } else { layers as i32 }),
+        };
+        let joins = [join(output), join(down)];
+        let shares = |p: &Project| sliced || p.keep.is_some() || p.join == Join::Sum;
+        Layer {
             qkv: qkv.weights,
-            biases: qkv.biases,
-            head_norms: qkv.head_norms,
-            outputs: [output.weights[0], down.weights[0]],
-            gate_up: [gate_up.weights[0], gate_up.weights[1]],
+            biases: qkv.biases.unwrap_or([NONE; 3]),
+            head_norms: qkv.head_norms.unwrap_or([NONE; 2]),
+            outputs: [output.weight, down.weight],
+            gate_up: gate_up.weights,
             norms: [qkv.norm, gate_up.norm],
-            window: if qkv.window == NONE { 0 } else { qkv.window },
-            pool: [qkv.group, qkv.group_layer],
-            own: [output.mix_own, down.mix_own],
-            delay: if sliced { [0; 2] } else { [output.mix_delay, down.mix_delay] },
-            shares: [output, down].map(|s| sliced || s.partial != NONE || s.mix_delay == 0),
+            window: window.unwrap_or(0),
+            pool: [qkv.state.group, qkv.state.layer],
+            own: joins.map(|(own, _)| own),
+            delay: joins.map(|(_, delay)| delay),
+            shares: [shares(output), shares(down)],
         }
     }
 }
 
-/// Bytes of one KV page of a group on all of so many machines, each of which has whole kv heads
-/// with what that pads, in float16; heads that do not divide count as in the program, which is
-/// refused later.
-pub fn page_bytes(dims: &Dims, group: usize, ranks: u32) -> u64 {
-    let sliced = dims.lanes == 1 && ranks > 1;
-    let dealt = if sliced { dealt(dims.heads, dims.kv_heads, ranks) } else { None };
-    let kv_heads = dealt.map_or(dims.lanes * dims.kv_heads, |(_, each)| each * ranks);
-    let width = u64::from(kv_heads) * u64::from(dims.head_dim.next_multiple_of(32));
-    u64::from(dims.group_layers[group]) * width * 2 * PAGE as u64 * 2
+/// Layers have the same heads, widths, tables and kinds of operands, and their pages lie in the two
+/// pools that the kernel has: one that sees everything, one that is windowed.
+fn alike(layers: &[Five<'_>], program: &Program) -> Result<()> {
+    let first = &layers[0];
+    for (at, layer) in layers.iter().enumerate() {
+        let (qkv, step) = (layer.qkv, 1 + 5 * at);
+        let differ = |what: &str| refuse(step, format!("{what} differ from layer to layer"));
+        let Rotary { frequencies, interleaved } = qkv.rotary;
+        if qkv.heads != first.qkv.heads {
+            return differ("heads");
+        }
+        if (frequencies, interleaved)
+            != (first.qkv.rotary.frequencies, first.qkv.rotary.interleaved)
+        {
+            return differ("rotary embeddings");
+        }
+        if qkv.biases.is_some() != first.qkv.biases.is_some()
+            || qkv.head_norms.is_some() != first.qkv.head_norms.is_some()
+        {
+            return differ("biases or head norms");
+        }
+        if layer.gate_up.ffn != first.gate_up.ffn {
+            return refuse(step + 3, "widths of the MLP differ from layer to layer".to_owned());
+        }
+    }
+    let windowed: Vec<bool> = program.groups.iter().map(|g| g.window.is_some()).collect();
+    if !matches!(windowed[..], [false] | [false, true]) {
+        return refuse(1, format!("{} page groups", windowed.len()));
+    }
+    Ok(())
 }
 
-/// Query and kv heads of each of so many machines: whole kv heads with all their query heads, fewer
-/// on the last machine, or a part of the query heads of one kv head, which several machines then
-/// have. None where a machine would have nothing.
-pub(crate) fn dealt(heads: u32, kv_heads: u32, ranks: u32) -> Option<(u32, u32)> {
-    let group = heads / kv_heads;
-    if kv_heads >= ranks {
-        let each = kv_heads.div_ceil(ranks);
-        return ((ranks - 1) * each < kv_heads).then_some((each * group, each));
-    }
-    let sharers = ranks / kv_heads;
-    let each = group.div_ceil(sharers);
-    (ranks.is_multiple_of(kv_heads) && (sharers - 1) * each < group).then_some((each, 1))
+/// Bytes of one KV page of a group on all of so many machines, each of which has whole kv heads
+/// with what that pads, in float16; heads that do not divide are refused later.
+pub fn page_bytes(group: &PageGroup, ranks: u32) -> u64 {
+    let StateKind::KeysValues { lanes, kv_heads, head_dim, .. } = state_of(group, ranks);
+    let width = u64::from(lanes * kv_heads) * u64::from(head_dim.next_multiple_of(32));
+    u64::from(group.layers) * width * 2 * PAGE as u64 * 2
 }
 
 fn refuse<T>(step: usize, detail: String) -> Result<T> {
@@ -307,46 +335,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shared_kv_heads_are_counted_on_every_machine() {
-        let dims = |heads, kv_heads, lanes| Dims {
-            hidden: 1024,
-            lanes,
-            heads,
-            kv_heads,
-            head_dim: 128,
-            ffn: 4096,
-            vocab: 1000,
-            eps: 1e-5,
-            rope_interleaved: 0,
-            head_mode: HeadMode::PerLane,
-            kv_dtype: crate::abi::Dtype::F16,
-            max_positions: 4096,
-            slots: 1,
-            columns: 2,
-            group_layers: [3, 1],
-            group_pages: [1, 1],
+    fn pages_are_halves_in_whole_tiles() {
+        let group = |head_dim| PageGroup {
+            state: StateKind::KeysValues {
+                dtype: crate::abi::Dtype::F32,
+                lanes: 1,
+                kv_heads: 2,
+                head_dim,
+            },
+            layers: 3,
+            window: None,
+            pages: 1,
         };
         // Keys and values of 64 positions of one head in three layers, as halves.
         let one = 3 * 2 * 64 * 128 * 2;
-        for (heads, kv_heads, lanes, ranks, held) in [
-            (16, 2, 1, 1, 2),
-            (16, 2, 1, 2, 2),
-            (16, 2, 1, 4, 4),
-            (16, 2, 1, 8, 8),
-            (32, 8, 1, 8, 8),
-            // Three, three, and room for three on the last.
-            (16, 8, 1, 3, 9),
-            // Lanes are never shared.
-            (4, 2, 8, 8, 16),
-        ] {
-            let dims = dims(heads, kv_heads, lanes);
-            let got = page_bytes(&dims, 0, ranks);
-            assert_eq!(got, held * one, "{heads}/{kv_heads} in {lanes} lanes on {ranks}");
-            assert_eq!(page_bytes(&dims, 1, ranks), got / 3);
-        }
+        assert_eq!(page_bytes(&group(128), 1), 2 * one);
+        assert_eq!(page_bytes(&group(128), 8), 8 * one);
         // Heads are padded to whole tiles.
-        let narrow = Dims { head_dim: 40, ..dims(16, 2, 1) };
-        assert_eq!(page_bytes(&narrow, 0, 8), 8 * one / 2);
+        assert_eq!(page_bytes(&group(40), 8), 8 * one / 2);
     }
 
     #[test]
@@ -363,39 +369,5 @@ mod tests {
         assert_eq!(with(&|n| if n < 3 { -1 } else { 3 }), 7);
         assert_eq!(with(&|n| if n == 14 { 2 } else { -1 }), 3, "12's words are read in layer 14");
         assert_eq!(with(&|n| if n == 14 { 14 } else { -1 }), 15, "and here layer 0's");
-    }
-
-    #[test]
-    fn heads_are_dealt_out_whole_in_parts_or_not_at_all() {
-        for (heads, kv_heads, ranks, wanted) in [
-            (32, 8, 8, Some((4, 1))),
-            (32, 8, 2, Some((16, 4))),
-            (16, 8, 3, Some((6, 3))),
-            (16, 2, 8, Some((2, 1))),
-            (6, 2, 4, Some((2, 1))),
-            (28, 4, 8, Some((4, 1))),
-            (4, 1, 3, None),
-            (4, 2, 8, None),
-            (6, 3, 4, None),
-            (12, 6, 4, None),
-        ] {
-            assert_eq!(dealt(heads, kv_heads, ranks), wanted, "{heads}/{kv_heads} on {ranks}");
-            let Some((each, kv_each)) = wanted else { continue };
-            let dense = Model { heads: each, kv_heads: kv_each, ..model("1b") };
-            let part = Model { sliced: true, ranks, ..dense };
-            let mut seen = Vec::new();
-            for rank in 0..ranks {
-                let [query, kv] = part.heads_of(rank, (heads, kv_heads));
-                assert!(!query.is_empty() && query.len() <= each as usize, "{query:?}");
-                assert!(!kv.is_empty() && kv.len() <= kv_each as usize, "{kv:?}");
-                // A query head's kv head has the place that the kernel looks for it in.
-                for (place, head) in query.clone().enumerate() {
-                    let at = kv.start + place as u32 / (each / kv_each);
-                    assert_eq!(at, head / (heads / kv_heads), "head {head} of rank {rank}");
-                }
-                seen.extend(query);
-            }
-            assert!(seen.into_iter().eq(0..heads), "{heads}/{kv_heads} on {ranks}");
-        }
     }
 }

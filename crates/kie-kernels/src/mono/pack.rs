@@ -171,8 +171,7 @@ impl Weights<'_> {
 
     /// Which query and kv heads of the stored matrices this machine's lanes have.
     fn heads(&self) -> [Range<u32>; 2] {
-        let dims = &self.program.dims;
-        self.model.heads_of(self.rank, (dims.heads, dims.kv_heads))
+        self.model.heads_of(self.rank)
     }
 
     /// Row `row` of q, k and v one after another, heads padded: (which, row in the stored matrix).

@@ -54,6 +54,8 @@ pub fn model(name: &str) -> Model {
         head_norm: false,
         bias: false,
         layer: if name == "2b" { vec![delayed(); 15] } else { Vec::new() },
+        whole: [0; 3],
+        rope: 0,
         embed: 0,
         head: 0,
         final_norm: 0,

@@ -32,27 +32,28 @@ type Grid = Vec<Vec<f32>>;
 impl Case {
     fn new(model: Model, codes: Codes, rank: u32) -> Self {
         let whole = if model.sliced { model.ranks } else { 1 };
+        let model = Model {
+            whole: [model.heads * whole, model.kv_heads * whole, model.ffn * whole],
+            ..model
+        };
         let dims = Dims {
             hidden: model.hidden,
             lanes: model.lanes_all(),
-            heads: model.heads * whole,
-            kv_heads: model.kv_heads * whole,
-            head_dim: model.head_dim,
-            ffn: model.ffn,
             vocab: model.vocab_all,
             eps: 1e-5,
-            rope_interleaved: u32::from(model.interleaved),
-            head_mode: model.head_mode,
-            kv_dtype: Dtype::F16,
             max_positions: 64,
             slots: 1,
             columns: 2,
-            group_layers: [model.layers, 0],
-            group_pages: [1, 0],
         };
-        let (steps, tensors) = (vec![], vec![]);
-        let program =
-            Program { dims, blocks: 1, steps, tensors, vectors: vec![], splits: vec![], rope: 0 };
+        let program = Program {
+            dims,
+            blocks: 1,
+            steps: vec![],
+            tensors: vec![],
+            vectors: vec![],
+            groups: vec![],
+            row_partition: vec![],
+        };
         let mut case = Self { model, program, bytes: vec![0; 3], rank, codes, random: 1 };
         case.fill();
         case
