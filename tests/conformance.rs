@@ -63,11 +63,16 @@ fn every_fixture_at_every_level() {
 fn divides(folder: &Path, ranks: u64) -> bool {
     let config = std::fs::read(folder.join("config.json")).unwrap();
     let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
-    let number = |key: &str| config[key].as_u64();
-    let lanes = number("num_lanes").unwrap_or(1);
+    let lanes = config["num_lanes"].as_u64().unwrap_or(1);
     if lanes > 1 {
         return lanes.is_multiple_of(ranks);
     }
+    let layers = config["layers"].as_array().cloned().unwrap_or_else(|| vec![config.clone()]);
+    layers.iter().all(|layer| heads_divide(layer, ranks))
+}
+
+fn heads_divide(layer: &serde_json::Value, ranks: u64) -> bool {
+    let number = |key: &str| layer[key].as_u64();
     let heads = number("num_attention_heads").unwrap();
     let kv_heads = number("num_key_value_heads").unwrap_or(heads);
     // What all but the last take, one more each than they would evenly.

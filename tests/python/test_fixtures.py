@@ -27,7 +27,7 @@ def golden(folder: Path) -> dict[str, Any]:
 
 
 def test_every_folder_is_here() -> None:
-    assert len(FOLDERS) == 14
+    assert len(FOLDERS) == 15
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -57,6 +57,9 @@ def test_float64_pass_reproduces_the_golden(folder: Path) -> None:
         ("own_laneformer_replicate", {"rope_scaling": None}),
         ("own_laneformer_replicate", {"swa_layers": [1, 2, 3]}),
         ("own_llama_f16", {"rope_theta": 20000.0}),
+        ("own_laneformer_preagg", {"pre_norm_lane_agg": False, "lm_head_type": "replicate"}),
+        ("own_laneformer_preagg", {"use_early_comm": False}),
+        ("own_laneformer_preagg", {"swa_layers": []}),
     ],
 )
 def test_a_wrong_flag_shows_in_the_logits(name: str, change: dict[str, Any]) -> None:
@@ -64,6 +67,35 @@ def test_a_wrong_flag_shows_in_the_logits(name: str, change: dict[str, Any]) -> 
     model, want = forward.Model.load(folder), golden(folder)
     wrong = forward.Model(model.config | change, model.tensors)
     logits = wrong.forward(want["prompt_2.ids"]).logits
+    assert np.abs(logits - want["prompt_2.logits"]).max() > 0.05
+
+
+@pytest.mark.parametrize(
+    ("layer", "change"),
+    [
+        (0, {"rope_theta": 500.0}),
+        (1, {"rope_theta": 10000.0}),
+        (1, {"sliding_window": None}),
+        (2, {"sliding_window": 8}),
+        (3, {"sliding_window": 12}),
+    ],
+)
+def test_a_wrong_layer_shows_in_the_logits(layer: int, change: dict[str, Any]) -> None:
+    folder = ROOT / "tests" / "data" / "own_hybrid"
+    model, want = forward.Model.load(folder), golden(folder)
+    layers = [dict(entry) for entry in model.config["layers"]]
+    layers[layer] |= change
+    wrong = forward.Model(model.config | {"layers": layers}, model.tensors)
+    logits = wrong.forward(want["prompt_2.ids"]).logits
+    assert np.abs(logits - want["prompt_2.logits"]).max() > 0.05
+
+
+def test_biases_show_in_the_logits() -> None:
+    folder = ROOT / "tests" / "data" / "own_hybrid"
+    model, want = forward.Model.load(folder), golden(folder)
+    without = {name: t for name, t in model.tensors.items() if not name.endswith(".bias")}
+    assert len(model.tensors) - len(without) == 6
+    logits = forward.Model(model.config, without).forward(want["prompt_2.ids"]).logits
     assert np.abs(logits - want["prompt_2.logits"]).max() > 0.05
 
 

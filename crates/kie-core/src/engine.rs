@@ -28,7 +28,7 @@ use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::inbox::{Generate, Inbox, Job, Logits as LogitsJob, Message, Work};
 use crate::load::{Lap, LoadPhase, LoadReport};
-use crate::memory::{Pages, PagesConfig};
+use crate::memory::{GroupConfig, Pages, PagesConfig};
 use crate::metrics::{Counters, Metrics};
 use crate::model::{Generation, Spec};
 use crate::outlook;
@@ -91,7 +91,7 @@ pub struct Info {
     /// Requests that may wait.
     pub max_queue: usize,
     /// KV pages of each layer group.
-    pub kv_pages: [usize; 2],
+    pub kv_pages: Vec<usize>,
     /// Bytes of all KV pages.
     pub kv_bytes: u64,
     /// Bytes of KV a position.
@@ -231,7 +231,6 @@ impl Builder {
             dims: plan.dims,
             tokenizer,
             limits: Limits { vocab, context, generation },
-            window: spec.layers.iter().filter_map(|l| l.window).max(),
             prefix_cache: config.prefix_cache,
             max_queue: config.max_queue,
             hot,
@@ -338,7 +337,7 @@ fn describe(path: &Path, spec: &Spec, config: &EngineConfig, plan: &plan::Plan) 
         context: plan.dims.max_positions as usize,
         max_batch: plan.dims.slots as usize,
         max_queue: config.max_queue,
-        kv_pages: plan.dims.group_pages.map(|n| n as usize),
+        kv_pages: plan.program.program().groups.iter().map(|group| group.pages as usize).collect(),
         kv_bytes: plan.memory.kv_bytes,
         kv_bytes_per_position: plan.kv_bytes_per_position,
         weight_bytes: plan.memory.weight_bytes,
@@ -356,7 +355,6 @@ pub(crate) struct Parts {
     pub(crate) dims: Dims,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) limits: Limits,
-    pub(crate) window: Option<usize>,
     pub(crate) prefix_cache: bool,
     pub(crate) max_queue: usize,
     pub(crate) hot: bool,
@@ -403,11 +401,11 @@ impl Engine {
         let Parts { device, program, buffers, dims, tokenizer, limits, mut info, .. } = parts;
         let inbox = Arc::new(Inbox::new(dims.slots as usize, parts.max_queue));
         let counters = Arc::new(Counters::default());
-        let ring = HostRing::new(&dims);
+        let groups: Vec<_> = program.program().groups.iter().map(GroupConfig::of).collect();
+        let ring = HostRing::new(&dims, groups.len());
         let mailbox = ring.mailbox();
         let pages = Pages::new(PagesConfig {
-            pages: dims.group_pages.map(|n| n as usize),
-            window: parts.window,
+            groups,
             slots: dims.slots as usize,
             chunk: dims.chunk(),
             prefix_cache: parts.prefix_cache,

@@ -205,7 +205,7 @@ impl Host {
                 }
                 Err(room) if self.running == 0 || room.wanted > room.total => {
                     let job = self.waiting.pop_front().expect("there was a front");
-                    let error = no_room(&room, &self.dims, self.pins.len());
+                    let error = no_room(&room, self.pages.page_bytes(room.group), self.pins.len());
                     refuse(&self.inbox, &self.counters, *job, Err(error));
                 }
                 Err(_) => break,
@@ -492,8 +492,8 @@ fn logits_command(path: LogitsPath, slot: usize, at: usize, end: usize, chunk: u
     Command { kind, slot: slot as u32, a: at as u32, b: count as u32 }
 }
 
-fn no_room(room: &crate::memory::NoRoom, dims: &Dims, sessions: usize) -> Error {
-    let bytes = |pages: usize| pages as u64 * dims.page_bytes(room.group).max(1);
+fn no_room(room: &crate::memory::NoRoom, page_bytes: u64, sessions: usize) -> Error {
+    let bytes = |pages: usize| pages as u64 * page_bytes.max(1);
     let plan = format!(
         "{room} ({PAGE} positions each); {sessions} open sessions hold pages\n\
          close some of them, lower max_tokens, or raise kv_bytes"

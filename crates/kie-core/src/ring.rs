@@ -237,9 +237,9 @@ pub struct HostRing {
 }
 
 impl HostRing {
-    /// A mailbox for the program's slots, and its host half.
-    pub fn new(dims: &Dims) -> Self {
-        Self { mailbox: HostArc::new(Mailbox::new(dims)) }
+    /// A mailbox for the slots of a program with so many page groups, and its host half.
+    pub fn new(dims: &Dims, groups: usize) -> Self {
+        Self { mailbox: HostArc::new(Mailbox::new(dims, groups)) }
     }
 
     /// What the device gets.

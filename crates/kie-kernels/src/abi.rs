@@ -2,15 +2,15 @@
 //!
 //! A [`Program`] is the plan as data: the only thing a runner reads besides its buffers and its
 //! mailbox. It is a list of [`Step`]s over [`Tensor`]s (what is read-only), [`Vector`]s (what one
-//! column of a pass computes) and KV pages. A *column* is one position of one sequence; a *pass*
-//! runs all steps over up to `Dims::columns` columns at once.
+//! column of a pass computes) and [`PageGroup`]s (what is kept of a sequence). A *column* is one
+//! position of one sequence; a *pass* runs all steps over up to `Dims::columns` columns at once.
 
 pub use crate::encoding::{Codes, Dtype, Encoding};
 pub use crate::sample::Sampling;
 
 /// Positions of a KV page.
 pub const PAGE: usize = 64;
-/// "No tensor", "no vector", "no window" in a table index.
+/// "No entry" in a table that a runner lowers a program to.
 pub const NONE: u32 = u32::MAX;
 /// Most stop ids of a request (end-of-sequence ids included).
 pub const MAX_STOP_IDS: usize = 64;
@@ -18,8 +18,6 @@ pub const MAX_STOP_IDS: usize = 64;
 pub const MAX_BIAS: usize = 1024;
 /// Most alternatives a token can report.
 pub const MAX_ALTERNATIVES: usize = 20;
-/// Layer groups with page pools of their own: 0 sees everything, 1 is windowed.
-pub const GROUPS: usize = 2;
 
 /// How the numbers of a matrix lie in its buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,29 +105,271 @@ pub struct Vector {
     pub width: u32,
 }
 
-/// What a step does. One row here, one function in each runner.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u16)]
-pub enum Op {
-    /// `output[l] = weights[0][token]` for every lane.
-    Embed = 0,
-    /// `q, k, v = W · norm(input) + bias`, optional norm of each q and k head, rotary; q goes to
-    /// `output`, k and v into the pages of `group`.
-    Qkv = 1,
-    /// `output = softmax(q kᵀ / sqrt(head_dim)) v` over the pages of `group`.
-    Attend = 2,
-    /// `o = W · input`; kept in `partial` where a later layer wants it; then the residual stream
-    /// `output += mix_own · o + others` (see [`Step::mix_delay`]).
-    Project = 3,
-    /// `output = silu(W0 · norm(input)) * (W1 · norm(input))`.
-    GateUp = 4,
-    /// Logits of the columns that want them, into `output`.
-    Head = 5,
-    /// Chooses a token for the columns that want one.
-    Sample = 6,
+/// One fused operation over all lanes, all columns and all blocks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Step {
+    /// Layer it belongs to; layers count from 0, the head is one past the last.
+    pub layer: u16,
+    /// What it does, and on what.
+    pub kind: StepKind,
 }
 
-/// How [`Op::Head`] combines the lanes.
+/// What a step does, with the operands and sizes of its own. Matrices, scales and biases are
+/// indices into [`Program::tensors`], inputs and outputs into [`Program::vectors`]. One row here,
+/// one function in each runner.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs)]
+pub enum StepKind {
+    Embed(Embed),
+    Qkv(Qkv),
+    Attend(Attend),
+    Project(Project),
+    GateUp(GateUp),
+    Head(Head),
+    Sample(Sample),
+}
+
+impl StepKind {
+    /// Its name, to print.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Embed(_) => "embed",
+            Self::Qkv(_) => "qkv",
+            Self::Attend(_) => "attend",
+            Self::Project(_) => "project",
+            Self::GateUp(_) => "gate_up",
+            Self::Head(_) => "head",
+            Self::Sample(_) => "sample",
+        }
+    }
+}
+
+/// `output[l] = table[token]` for every lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Embed {
+    /// `[vocab, hidden]`, shared by the lanes.
+    pub table: u32,
+    /// `[hidden]` a lane.
+    pub output: u32,
+}
+
+/// `q, k, v = W · norm(input) + bias`, optional norm of each q and k head, rotary embedding of q
+/// and k; q goes to `output`, k and v into the pages of `state`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Qkv {
+    /// RMSNorm scale of the input, `[hidden]` or `[lanes, hidden]`.
+    pub norm: u32,
+    /// q, k and v, `[lanes, rows, hidden]`.
+    pub weights: [u32; 3],
+    /// Biases of the same, one row or one a lane.
+    pub biases: Option<[u32; 3]>,
+    /// RMSNorm scales of each q and each k head, `[heads.dim]`.
+    pub head_norms: Option<[u32; 2]>,
+    /// How q and k are turned.
+    pub rotary: Rotary,
+    /// Heads of one lane.
+    pub heads: Heads,
+    /// Residual streams.
+    pub input: u32,
+    /// q, `[heads.query * heads.dim]` a lane.
+    pub output: u32,
+    /// Where k and v are kept.
+    pub state: StateAt,
+    /// Which block does which heads; see [`Program::row_partition`].
+    pub partition: u32,
+}
+
+/// `output = softmax(q kᵀ / sqrt(heads.dim)) v` over the pages of `state`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attend {
+    /// Heads of one lane.
+    pub heads: Heads,
+    /// q, `[heads.query * heads.dim]` a lane.
+    pub input: u32,
+    /// The same size.
+    pub output: u32,
+    /// Where k and v are kept.
+    pub state: StateAt,
+    /// Positions a query sees, itself included; all of them where there is none.
+    pub window: Option<u32>,
+}
+
+/// `o_l = W_l · input_l`, joined to the residual streams; kept where a later layer wants it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Project {
+    /// `[lanes, hidden, width of input]`.
+    pub weight: u32,
+    /// Attention's or the MLP's output.
+    pub input: u32,
+    /// Residual streams, read and written.
+    pub residual: u32,
+    /// How `o` joins them.
+    pub join: Join,
+    /// Vector that keeps `o` for a later layer.
+    pub keep: Option<u32>,
+    /// Which block does which rows.
+    pub partition: u32,
+}
+
+/// How the lanes' outputs o_l of one module join the residual streams x_l.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Join {
+    /// `x_l += sum of o_m over all lanes m`: an all-reduce without delay.
+    Sum,
+    /// `x_l += factor · o_l`.
+    Own {
+        /// On the lane's own output.
+        factor: f32,
+    },
+    /// `x_l += o_l + sum of the other lanes' outputs` of the same kind of module, `layers` ago.
+    Delayed {
+        /// Layers since `from` was written, 1 or more.
+        layers: u32,
+        /// Vector that an earlier step kept.
+        from: u32,
+    },
+}
+
+/// `output = silu(W0 · norm(input)) * (W1 · norm(input))`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GateUp {
+    /// RMSNorm scale of the input, `[hidden]` or `[lanes, hidden]`.
+    pub norm: u32,
+    /// Gate and up, `[lanes, ffn, hidden]`.
+    pub weights: [u32; 2],
+    /// Inner width of one lane.
+    pub ffn: u32,
+    /// Residual streams.
+    pub input: u32,
+    /// `[ffn]` a lane.
+    pub output: u32,
+    /// Which block does which rows.
+    pub partition: u32,
+}
+
+/// Logits of the columns that want them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Head {
+    /// RMSNorm scale of the input.
+    pub norm: u32,
+    /// The output matrix; its shape depends on `mode`.
+    pub weight: u32,
+    /// How the lanes are combined.
+    pub mode: HeadMode,
+    /// Residual streams.
+    pub input: u32,
+    /// `[vocab]`.
+    pub output: u32,
+    /// Which block does which rows.
+    pub partition: u32,
+}
+
+/// Chooses a token for the columns that want one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sample {
+    /// Logits.
+    pub input: u32,
+}
+
+/// Heads of one lane's attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Heads {
+    /// Query heads.
+    pub query: u32,
+    /// Key/value heads; divides `query`.
+    pub kv: u32,
+    /// Features of a head; even.
+    pub dim: u32,
+}
+
+impl Heads {
+    /// Numbers of q.
+    pub const fn query_width(self) -> u32 {
+        self.query * self.dim
+    }
+
+    /// Numbers of k, or of v.
+    pub const fn kv_width(self) -> u32 {
+        self.kv * self.dim
+    }
+
+    /// Heads of q, k and v.
+    pub const fn all(self) -> u32 {
+        self.query + 2 * self.kv
+    }
+}
+
+/// A rotary embedding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rotary {
+    /// Inverse frequencies, float32 `[dim / 2]`, in radians a position.
+    pub frequencies: u32,
+    /// Pairs are (2j, 2j+1); otherwise (j, j + dim/2).
+    pub interleaved: bool,
+}
+
+/// A layer's place in the pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateAt {
+    /// Index into [`Program::groups`].
+    pub group: u32,
+    /// The layer's number inside the group.
+    pub layer: u32,
+}
+
+/// Layers whose state lies in the same pages: one page holds [`PAGE`] positions of all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageGroup {
+    /// What a layer keeps of a position.
+    pub state: StateKind,
+    /// Layers of the group.
+    pub layers: u32,
+    /// Most positions that one of them looks back, the own included; all where there is none.
+    pub window: Option<u32>,
+    /// Pages of the group's pool.
+    pub pages: u32,
+}
+
+impl PageGroup {
+    /// Bytes of one page.
+    pub const fn page_bytes(&self) -> u64 {
+        self.layers as u64 * self.state.layer_bytes()
+    }
+}
+
+/// What a layer keeps of the positions it has seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum StateKind {
+    /// For each lane and kv head 64 keys, then 64 values.
+    KeysValues {
+        /// Format of the numbers.
+        dtype: Dtype,
+        /// Lanes.
+        lanes: u32,
+        /// Key/value heads of one lane.
+        kv_heads: u32,
+        /// Features of a head.
+        head_dim: u32,
+    },
+}
+
+impl StateKind {
+    /// Bytes of one layer in one page.
+    pub const fn layer_bytes(&self) -> u64 {
+        match *self {
+            Self::KeysValues { dtype, lanes, kv_heads, head_dim } => {
+                lanes as u64
+                    * kv_heads as u64
+                    * head_dim as u64
+                    * 2
+                    * PAGE as u64
+                    * dtype.bytes() as u64
+            }
+        }
+    }
+}
+
+/// How [`Head`] combines the lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum HeadMode {
@@ -143,45 +383,7 @@ pub enum HeadMode {
     Concat = 3,
 }
 
-/// One fused operation over all lanes, all columns and all blocks.
-#[derive(Debug, Clone, Copy, PartialEq)]
-#[repr(C)]
-pub struct Step {
-    /// What to do.
-    pub op: Op,
-    /// Layer it belongs to; layers count from 0, the head is one past the last.
-    pub layer: u16,
-    /// Matrices: (q, k, v), (gate, up), or one.
-    pub weights: [u32; 3],
-    /// Biases of the same, or [`NONE`].
-    pub biases: [u32; 3],
-    /// RMSNorm scale applied to the input, or [`NONE`].
-    pub norm: u32,
-    /// Norm scales of each q and each k head, or [`NONE`].
-    pub head_norms: [u32; 2],
-    /// Vector read.
-    pub input: u32,
-    /// Vector written.
-    pub output: u32,
-    /// Vector that keeps this module's own output for a later layer, or [`NONE`].
-    pub partial: u32,
-    /// Vector with the other lanes' outputs to add (of this layer or an earlier one), or [`NONE`].
-    pub others: u32,
-    /// Factor on the lane's own output.
-    pub mix_own: f32,
-    /// Layers since `others` was written; 0 is an ordinary sum over lanes; -1: none is added.
-    pub mix_delay: i32,
-    /// Page group of the layer.
-    pub group: u32,
-    /// Index of the layer inside its group.
-    pub group_layer: u32,
-    /// Positions a query sees, itself included, or [`NONE`].
-    pub window: u32,
-    /// First of `blocks + 1` entries in [`Program::splits`]: which block does which rows.
-    pub split: u32,
-}
-
-/// Sizes that inner loops depend on.
+/// Sizes that all steps share.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C)]
 pub struct Dims {
@@ -189,51 +391,19 @@ pub struct Dims {
     pub hidden: u32,
     /// Lanes on this device.
     pub lanes: u32,
-    /// Query heads of one lane.
-    pub heads: u32,
-    /// Key/value heads of one lane.
-    pub kv_heads: u32,
-    /// Features of a head.
-    pub head_dim: u32,
-    /// MLP width of one lane.
-    pub ffn: u32,
     /// Vocabulary.
     pub vocab: u32,
     /// Epsilon of the norms.
     pub eps: f32,
-    /// 1: rotary pairs are (2j, 2j+1); 0: (j, j + head_dim/2).
-    pub rope_interleaved: u32,
-    /// How the head combines lanes.
-    pub head_mode: HeadMode,
-    /// Number format of the KV pages.
-    pub kv_dtype: Dtype,
     /// Longest sequence, in positions.
     pub max_positions: u32,
     /// Sequences that can run at once.
     pub slots: u32,
     /// Most columns of one pass: `slots` decoding ones and the rest of a prefill chunk.
     pub columns: u32,
-    /// Layers of each page group.
-    pub group_layers: [u32; GROUPS],
-    /// Pages of each group's pool.
-    pub group_pages: [u32; GROUPS],
 }
 
 impl Dims {
-    /// Numbers of k (or of v) that one position adds in one layer, over the device's lanes.
-    pub const fn kv_width(&self) -> usize {
-        (self.lanes * self.kv_heads * self.head_dim) as usize
-    }
-
-    /// Bytes of one page of a group: for each layer, lane and kv head 64 keys, then 64 values.
-    pub const fn page_bytes(&self, group: usize) -> u64 {
-        self.group_layers[group] as u64
-            * self.kv_width() as u64
-            * 2
-            * PAGE as u64
-            * self.kv_dtype.bytes() as u64
-    }
-
     /// Pages of a longest sequence.
     pub const fn max_pages(&self) -> usize {
         (self.max_positions as usize).div_ceil(PAGE)
@@ -259,10 +429,11 @@ pub struct Program {
     pub tensors: Vec<Tensor>,
     /// What is computed.
     pub vectors: Vec<Vector>,
-    /// Row boundaries, `blocks + 1` a step.
-    pub splits: Vec<u32>,
-    /// Rotary inverse frequencies, float32 `[head_dim / 2]`, in radians a position.
-    pub rope: u32,
+    /// What is kept of a sequence. The first group sees everything; it has no layers, and its
+    /// pages no bytes, where all layers are windowed.
+    pub groups: Vec<PageGroup>,
+    /// Row ranges of the blocks: `blocks + 1` ascending ends from a step's `partition` on.
+    pub row_partition: Vec<u32>,
 }
 
 /// What a request wants of the device. Written by the host before the command that names the slot.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::abi::{Dims, Encoding};
+use crate::abi::{Encoding, PageGroup};
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
 use crate::mono::lower::tuning::Tuning;
@@ -125,8 +125,8 @@ pub trait Device: Send + Sync {
 
     /// Bytes of one KV page of a group, wherever it lies: the same keys and values may lie on
     /// several machines, padded and in another type than the program's.
-    fn page_bytes(&self, dims: &Dims, group: usize) -> u64 {
-        dims.page_bytes(group)
+    fn page_bytes(&self, group: &PageGroup) -> u64 {
+        group.page_bytes()
     }
 
     /// What each of its machines will hold of a program, in order of rank; nothing where what the

@@ -13,8 +13,10 @@ pub mod hip;
 pub mod kfd;
 pub mod mailbox;
 pub mod mono;
+pub mod partition;
 pub mod philox;
 pub mod sample;
+mod shard;
 pub mod sim;
 pub mod validate;
 

@@ -18,8 +18,7 @@ use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::abi::{
-    Command, Dims, Record, Sampling, SlotEnd, SlotParams, GROUPS, MAX_ALTERNATIVES, MAX_BIAS,
-    MAX_STOP_IDS,
+    Command, Dims, Record, Sampling, SlotEnd, SlotParams, MAX_ALTERNATIVES, MAX_BIAS, MAX_STOP_IDS,
 };
 
 /// Commands in flight at most; the host never has more than one a slot.
@@ -45,8 +44,8 @@ pub struct SlotMemory {
     pub params: SlotParams,
     /// Prompt ids, `[max_positions]`.
     pub tokens: Box<[u32]>,
-    /// Physical page of each logical page, per group.
-    pub pages: [Box<[u32]>; GROUPS],
+    /// Physical page of each logical page, `[groups][max_pages]`.
+    pub pages: Box<[Box<[u32]>]>,
     /// Ids that end the sequence.
     pub stop_ids: Box<[u32]>,
     /// Logit bias.
@@ -71,8 +70,9 @@ impl Mailbox {
     /// Records whose alternatives are kept.
     pub const ALTERNATIVES: usize = 1024;
 
-    /// Memory for the program's slots. Large arrays come zeroed from the allocator, untouched.
-    pub fn new(dims: &Dims) -> Self {
+    /// Memory for the slots of a program with so many page groups. Large arrays come zeroed from
+    /// the allocator, untouched.
+    pub fn new(dims: &Dims, groups: usize) -> Self {
         let positions = dims.max_positions as usize;
         let slot = || Slot {
             made: AtomicU32::new(0),
@@ -88,7 +88,7 @@ impl Mailbox {
                     sampling: Sampling::default(),
                 },
                 tokens: vec![0; positions].into(),
-                pages: std::array::from_fn(|_| vec![0; dims.max_pages()].into()),
+                pages: vec![vec![0; dims.max_pages()].into(); groups].into(),
                 stop_ids: vec![0; MAX_STOP_IDS].into(),
                 bias: vec![(0, 0.0); MAX_BIAS].into(),
                 records: vec![Record { token: 0, logprob: 0.0, t_ns: 0 }; positions].into(),

@@ -1,7 +1,11 @@
 //! The only door to a device: a [`ValidProgram`] is a program whose every index is in bounds, whose
-//! every vector is written before it is read, and whose rows are each owned by exactly one block.
+//! operands have the sizes that its steps say, whose vectors and states are written before they are
+//! read, and whose rows are each owned by exactly one block.
 
-use crate::abi::{Op, Program, Step, Tensor, NONE};
+use crate::abi::{
+    Attend, Dtype, Embed, GateUp, Head, HeadMode, Heads, Join, PageGroup, Program, Project, Qkv,
+    StateAt, StateKind, Step, StepKind, Tensor,
+};
 use crate::device::Buffer;
 use crate::error::{Error, Result};
 
@@ -22,136 +26,268 @@ impl ValidProgram {
 /// [`Error::InvalidProgram`] names the step and what is wrong with it.
 pub fn validate(program: Program, buffers: &[Buffer]) -> Result<ValidProgram> {
     let lengths: Vec<u64> = buffers.iter().map(|b| b.len() as u64).collect();
-    let checker = Checker { program: &program, lengths: &lengths };
-    checker.sizes()?;
-    for (index, tensor) in program.tensors.iter().enumerate() {
-        checker.tensor(index, tensor)?;
-    }
-    let mut written = vec![false; program.vectors.len()];
+    let mut checker = Checker {
+        program: &program,
+        lengths: &lengths,
+        written: vec![false; program.vectors.len()],
+        kept: program.groups.iter().map(|group| vec![false; group.layers as usize]).collect(),
+    };
+    let whole = |detail| Error::InvalidProgram { step: usize::MAX, detail };
+    checker.sizes().map_err(whole)?;
+    program.groups.iter().try_for_each(|group| checker.group(group)).map_err(whole)?;
+    let tensors = program.tensors.iter().enumerate();
+    tensors.clone().try_for_each(|(index, tensor)| checker.tensor(index, tensor)).map_err(whole)?;
     for (index, step) in program.steps.iter().enumerate() {
-        checker.step(index, step, &mut written)?;
+        checker.step(step).map_err(|detail| {
+            let detail = format!("{} of layer {}: {detail}", step.kind.name(), step.layer);
+            Error::InvalidProgram { step: index, detail }
+        })?;
     }
     Ok(ValidProgram(program))
 }
 
+/// What is wrong, if anything is.
+type Check = std::result::Result<(), String>;
+
 struct Checker<'a> {
     program: &'a Program,
     lengths: &'a [u64],
+    /// Vectors that an earlier step wrote.
+    written: Vec<bool>,
+    /// Layers' states that an earlier step wrote, by group.
+    kept: Vec<Vec<bool>>,
 }
 
-fn refuse<T>(step: usize, detail: String) -> Result<T> {
-    Err(Error::InvalidProgram { step, detail })
+fn wanted(holds: bool, detail: impl FnOnce() -> String) -> Check {
+    if holds {
+        Ok(())
+    } else {
+        Err(detail())
+    }
 }
 
 impl Checker<'_> {
-    fn sizes(&self) -> Result<()> {
+    fn sizes(&self) -> Check {
         let d = &self.program.dims;
-        let sizes = [d.hidden, d.lanes, d.heads, d.kv_heads, d.head_dim, d.ffn, d.vocab, d.slots];
-        if sizes.contains(&0) || d.max_positions == 0 || self.program.blocks == 0 {
-            return refuse(usize::MAX, format!("a size is zero: {d:?}"));
-        }
-        if d.columns <= d.slots {
-            return refuse(usize::MAX, format!("{} columns for {} slots", d.columns, d.slots));
-        }
-        if !d.heads.is_multiple_of(d.kv_heads) || !d.head_dim.is_multiple_of(2) {
-            return refuse(usize::MAX, format!("heads do not divide: {d:?}"));
-        }
-        match self.program.tensors.get(self.program.rope as usize) {
-            Some(rope) if rope.cols == d.head_dim / 2 => Ok(()),
-            found => refuse(usize::MAX, format!("rotary table is {found:?}")),
-        }
+        let sizes = [d.hidden, d.lanes, d.vocab, d.slots, d.max_positions, self.program.blocks];
+        wanted(!sizes.contains(&0), || format!("a size is zero: {d:?}"))?;
+        let (columns, slots) = (d.columns, d.slots);
+        wanted(columns > slots, || format!("{columns} columns for {slots} slots"))?;
+        let first = self.program.groups.first();
+        wanted(first.is_some_and(|group| group.window.is_none()), || {
+            format!("the first page group must see all positions: {first:?}")
+        })
     }
 
-    fn tensor(&self, index: usize, t: &Tensor) -> Result<()> {
+    fn group(&self, group: &PageGroup) -> Check {
+        let StateKind::KeysValues { dtype, lanes, kv_heads, head_dim } = group.state;
+        let sized = lanes == self.program.dims.lanes && kv_heads > 0 && head_dim > 0;
+        let stored = matches!(dtype, Dtype::F32 | Dtype::F16);
+        wanted(sized && stored && group.window != Some(0), || format!("page group {group:?}"))
+    }
+
+    fn tensor(&self, index: usize, t: &Tensor) -> Check {
         let inside = |buffer: u32, offset: u64, bytes: u64| {
             let end = offset.checked_add(bytes);
             let len = self.lengths.get(buffer as usize).copied();
             matches!((end, len), (Some(end), Some(len)) if end <= len)
         };
-        if !inside(t.buffer, t.offset, t.lane_bytes() * u64::from(t.lanes)) {
-            return refuse(usize::MAX, format!("tensor {index} leaves its buffer: {t:?}"));
-        }
-        if !t.cols.is_multiple_of(t.encoding.codes.row().numbers) {
-            return refuse(usize::MAX, format!("rows of tensor {index} are no whole bytes: {t:?}"));
-        }
+        let numbers = t.lane_bytes() * u64::from(t.lanes);
+        wanted(inside(t.buffer, t.offset, numbers), || {
+            format!("tensor {index} leaves its buffer: {t:?}")
+        })?;
+        wanted(t.cols.is_multiple_of(t.encoding.codes.row().numbers), || {
+            format!("rows of tensor {index} are no whole bytes: {t:?}")
+        })?;
         let beside = [(t.scale_offset, t.scale_bytes()), (t.zero_offset, t.zero_bytes())];
-        for (offset, bytes) in beside {
+        beside.into_iter().try_for_each(|(offset, bytes)| {
             let bytes = bytes * u64::from(t.lanes);
-            if bytes > 0 && !inside(t.scale_buffer, offset, bytes) {
-                return refuse(usize::MAX, format!("scales of tensor {index} leave their buffer"));
+            wanted(bytes == 0 || inside(t.scale_buffer, offset, bytes), || {
+                format!("scales of tensor {index} leave their buffer")
+            })
+        })
+    }
+
+    fn step(&mut self, step: &Step) -> Check {
+        match &step.kind {
+            StepKind::Embed(embed) => self.embed(embed),
+            StepKind::Qkv(qkv) => self.qkv(qkv),
+            StepKind::Attend(attend) => self.attend(attend),
+            StepKind::Project(project) => self.project(project),
+            StepKind::GateUp(gate_up) => self.gate_up(gate_up),
+            StepKind::Head(head) => self.head(head),
+            StepKind::Sample(sample) => self.reads(sample.input, 1, self.program.dims.vocab),
+        }
+    }
+
+    fn embed(&mut self, &Embed { table, output }: &Embed) -> Check {
+        let d = self.program.dims;
+        self.matrix(table, [1, d.vocab, d.hidden])?;
+        self.writes(output, d.lanes, d.hidden)
+    }
+
+    fn qkv(&mut self, step: &Qkv) -> Check {
+        let (d, heads) = (self.program.dims, step.heads);
+        let divide = heads.kv > 0 && heads.query > 0 && heads.query.is_multiple_of(heads.kv);
+        let even = heads.dim > 0 && heads.dim.is_multiple_of(2);
+        wanted(divide && even, || format!("heads do not divide: {heads:?}"))?;
+        self.norm(step.norm)?;
+        let widths = [heads.query_width(), heads.kv_width(), heads.kv_width()];
+        for (weight, rows) in step.weights.into_iter().zip(widths) {
+            self.matrix(weight, [d.lanes, rows, d.hidden])?;
+        }
+        for (bias, width) in step.biases.into_iter().flatten().zip(widths) {
+            self.numbers(bias, d.lanes * width, "bias")?;
+        }
+        for norm in step.head_norms.into_iter().flatten() {
+            self.numbers(norm, heads.dim, "norm of heads")?;
+        }
+        self.numbers(step.rotary.frequencies, heads.dim / 2, "rotary table")?;
+        self.reads(step.input, d.lanes, d.hidden)?;
+        self.writes(step.output, d.lanes, heads.query_width())?;
+        self.state(step.state, heads)?;
+        let kept = &mut self.kept[step.state.group as usize][step.state.layer as usize];
+        wanted(!std::mem::replace(kept, true), || format!("{:?} is another layer's", step.state))?;
+        self.partition(step.partition, d.lanes * heads.all())
+    }
+
+    fn attend(&mut self, step: &Attend) -> Check {
+        let (d, heads) = (self.program.dims, step.heads);
+        self.state(step.state, heads)?;
+        let StateAt { group, layer } = step.state;
+        let kept = self.kept[group as usize][layer as usize];
+        wanted(kept, || format!("{:?} is read before it is written", step.state))?;
+        let sees = self.program.groups[group as usize].window;
+        let within = match (step.window, sees) {
+            (Some(window), Some(most)) => (1..=most).contains(&window),
+            (Some(window), None) => window > 0,
+            (None, sees) => sees.is_none(),
+        };
+        wanted(within, || format!("a window of {:?} in a page group of {sees:?}", step.window))?;
+        self.reads(step.input, d.lanes, heads.query_width())?;
+        self.writes(step.output, d.lanes, heads.query_width())
+    }
+
+    fn project(&mut self, step: &Project) -> Check {
+        let d = self.program.dims;
+        let width = self.program.vectors.get(step.input as usize).map_or(0, |v| v.width);
+        self.reads(step.input, d.lanes, width)?;
+        self.reads(step.residual, d.lanes, d.hidden)?;
+        match step.join {
+            Join::Sum => {}
+            Join::Own { factor } => {
+                wanted(factor.is_finite(), || format!("a factor of {factor}"))?;
+            }
+            Join::Delayed { layers, from } => {
+                wanted(layers > 0, || "a delay of no layers".to_owned())?;
+                self.reads(from, d.lanes, d.hidden)?;
             }
         }
+        self.matrix(step.weight, [d.lanes, d.hidden, width])?;
+        self.writes(step.residual, d.lanes, d.hidden)?;
+        step.keep.map_or(Ok(()), |keep| self.writes(keep, d.lanes, d.hidden))?;
+        self.partition(step.partition, d.hidden)
+    }
+
+    fn gate_up(&mut self, step: &GateUp) -> Check {
+        let (d, ffn) = (self.program.dims, step.ffn);
+        wanted(ffn > 0, || "an inner width of 0".to_owned())?;
+        self.norm(step.norm)?;
+        for weight in step.weights {
+            self.matrix(weight, [d.lanes, ffn, d.hidden])?;
+        }
+        self.reads(step.input, d.lanes, d.hidden)?;
+        self.writes(step.output, d.lanes, ffn)?;
+        self.partition(step.partition, d.lanes * ffn)
+    }
+
+    fn head(&mut self, step: &Head) -> Check {
+        let d = self.program.dims;
+        self.norm(step.norm)?;
+        let shape = match step.mode {
+            HeadMode::Mean | HeadMode::SumThenNorm => [1, d.vocab, d.hidden],
+            HeadMode::PerLane => [d.lanes, d.vocab.div_ceil(d.lanes), d.hidden],
+            HeadMode::Concat => [1, d.vocab, d.lanes * d.hidden],
+        };
+        self.matrix(step.weight, shape)?;
+        self.reads(step.input, d.lanes, d.hidden)?;
+        self.writes(step.output, 1, d.vocab)?;
+        self.partition(step.partition, d.vocab)
+    }
+
+    fn found(&self, index: u32) -> std::result::Result<&Tensor, String> {
+        let tensors = &self.program.tensors;
+        let none = || format!("tensor {index} of {}", tensors.len());
+        tensors.get(index as usize).ok_or_else(none)
+    }
+
+    /// A matrix of `[lanes, rows, cols]`.
+    fn matrix(&self, index: u32, shape: [u32; 3]) -> Check {
+        let t = self.found(index)?;
+        let found = [t.lanes, t.rows, t.cols];
+        wanted(found == shape, || format!("tensor {index}: {shape:?} wanted, got {found:?}"))
+    }
+
+    /// The scale of a norm of the residual streams: one row for all lanes, or one a lane.
+    fn norm(&self, index: u32) -> Check {
+        let (t, d) = (self.found(index)?, &self.program.dims);
+        let fits = t.cols == d.hidden && [1, d.lanes].contains(&t.rows);
+        wanted(fits, || format!("norm scale {index} is {} x {}", t.rows, t.cols))
+    }
+
+    /// A list of `count` numbers, in rows of any length.
+    fn numbers(&self, index: u32, count: u32, what: &str) -> Check {
+        let t = self.found(index)?;
+        let found = u64::from(t.rows) * u64::from(t.cols);
+        wanted(found == u64::from(count), || {
+            format!("{what} {index}: {count} numbers wanted, got {found}")
+        })
+    }
+
+    fn vector(&self, index: u32, lanes: u32, width: u32) -> Check {
+        let found = self.program.vectors.get(index as usize);
+        let v = found.ok_or_else(|| format!("vector {index} does not exist"))?;
+        wanted((v.lanes, v.width) == (lanes, width), || {
+            format!("vector {index}: {lanes} x {width} wanted, got {} x {}", v.lanes, v.width)
+        })
+    }
+
+    fn reads(&self, index: u32, lanes: u32, width: u32) -> Check {
+        self.vector(index, lanes, width)?;
+        wanted(self.written[index as usize], || {
+            format!("vector {index} is read before it is written")
+        })
+    }
+
+    fn writes(&mut self, index: u32, lanes: u32, width: u32) -> Check {
+        self.vector(index, lanes, width)?;
+        self.written[index as usize] = true;
         Ok(())
     }
 
-    fn step(&self, index: usize, step: &Step, written: &mut [bool]) -> Result<()> {
-        let tensors = self.program.tensors.len() as u32;
-        let named = step.weights.iter().chain(&step.biases).chain(&step.head_norms);
-        if let Some(bad) = named.chain([&step.norm]).find(|t| **t != NONE && **t >= tensors) {
-            return refuse(index, format!("tensor {bad} of {tensors}"));
-        }
-        let reads: &[u32] = match step.op {
-            Op::Embed => &[],
-            Op::Project if step.mix_delay > 0 => &[step.input, step.output, step.others],
-            Op::Project => &[step.input, step.output],
-            Op::Qkv | Op::Attend | Op::GateUp | Op::Head | Op::Sample => &[step.input],
-        };
-        for v in reads {
-            if !written.get(*v as usize).copied().unwrap_or(false) {
-                return refuse(index, format!("vector {v} is read before it is written"));
-            }
-        }
-        for v in [step.output, step.partial] {
-            match written.get_mut(v as usize) {
-                Some(flag) => *flag = true,
-                None if v == NONE => {}
-                None => return refuse(index, format!("vector {v} does not exist")),
-            }
-        }
-        self.matrices(index, step)?;
-        self.rows(index, step)
+    /// The place exists, and is one of such heads.
+    fn state(&self, at: StateAt, heads: Heads) -> Check {
+        let group = self.program.groups.get(at.group as usize);
+        let group = group.filter(|group| at.layer < group.layers);
+        let group = group.ok_or_else(|| format!("{at:?} does not exist"))?;
+        let StateKind::KeysValues { kv_heads, head_dim, .. } = group.state;
+        wanted((kv_heads, head_dim) == (heads.kv, heads.dim), || {
+            format!("{at:?} keeps {kv_heads} heads of {head_dim}, not {heads:?}")
+        })
     }
 
-    fn matrices(&self, index: usize, step: &Step) -> Result<()> {
-        let d = &self.program.dims;
-        let (q, kv) = (d.heads * d.head_dim, d.kv_heads * d.head_dim);
-        let wanted: &[(u32, u32)] = match step.op {
-            Op::Embed => &[(d.vocab, d.hidden)],
-            Op::Qkv => &[(q, d.hidden), (kv, d.hidden), (kv, d.hidden)],
-            Op::GateUp => &[(d.ffn, d.hidden), (d.ffn, d.hidden)],
-            Op::Project => {
-                let width = self.program.vectors[step.input as usize].width;
-                &[(d.hidden, width)]
-            }
-            Op::Attend | Op::Head | Op::Sample => &[],
-        };
-        for (tensor, (rows, cols)) in step.weights.iter().zip(wanted) {
-            let found = self.program.tensors.get(*tensor as usize).map(|t| (t.rows, t.cols));
-            if found != Some((*rows, *cols)) {
-                return refuse(index, format!("matrix of {rows} x {cols} wanted, got {found:?}"));
-            }
-        }
-        Ok(())
-    }
-
-    /// The split covers every row once: it rises from 0 to the number of rows.
-    fn rows(&self, index: usize, step: &Step) -> Result<()> {
-        let d = &self.program.dims;
-        let rows = match step.op {
-            Op::Embed | Op::Attend | Op::Sample => return Ok(()),
-            Op::Qkv => d.lanes * (d.heads + 2 * d.kv_heads),
-            Op::GateUp => d.lanes * d.ffn,
-            Op::Project => d.hidden,
-            Op::Head => d.vocab,
-        };
-        let first = step.split as usize;
-        let split = self.program.splits.get(first..=first + self.program.blocks as usize);
-        let covers = split.is_some_and(|s| {
-            s[0] == 0 && s[s.len() - 1] == rows && s.windows(2).all(|w| w[0] <= w[1])
+    /// The partition covers every row once: it rises from 0 to the number of rows.
+    fn partition(&self, first: u32, rows: u32) -> Check {
+        let first = first as usize;
+        let ends = first.checked_add(self.program.blocks as usize);
+        let part = ends.and_then(|last| self.program.row_partition.get(first..=last));
+        let covers = part.is_some_and(|p| {
+            p[0] == 0 && p[p.len() - 1] == rows && p.windows(2).all(|w| w[0] <= w[1])
         });
-        if !covers {
-            return refuse(index, format!("split {split:?} does not cover {rows} rows"));
-        }
-        Ok(())
+        wanted(covers, || format!("row partition {part:?} does not cover {rows} rows"))
     }
 }
+
+#[cfg(test)]
+#[path = "validate_tests.rs"]
+mod tests;

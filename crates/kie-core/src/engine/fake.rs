@@ -10,8 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kie_kernels::abi::{
-    self, Codes, CommandKind, Dims, Dtype, Encoding, HeadMode, Program, Record, SlotEnd, Tensor,
-    PAGE,
+    CommandKind, Dims, Dtype, PageGroup, Program, Record, SlotEnd, StateKind, PAGE,
 };
 use kie_kernels::device::{Buffer, Device, DeviceInfo, HostBytes, Running};
 use kie_kernels::mailbox::Mailbox;
@@ -104,7 +103,8 @@ impl Device for Fake {
         _buffers: Vec<Buffer>,
         mailbox: Arc<Mailbox>,
     ) -> kie_kernels::Result<Box<dyn Running>> {
-        let dims = program.program().dims;
+        let program = program.program();
+        let dims = program.dims;
         let thread = std::fs::read_link("/proc/thread-self").unwrap();
         *self.0.thread.lock().unwrap() = std::path::Path::new("/proc").join(thread);
         let slot = || Slot { tokens: Vec::new(), fed: 0, made: 0 };
@@ -112,7 +112,7 @@ impl Device for Fake {
             knobs: Arc::clone(&self.0),
             mailbox,
             slots: (0..dims.slots).map(|_| slot()).collect(),
-            kv: vec![[u32::MAX; PAGE]; dims.group_pages[0] as usize],
+            kv: vec![[u32::MAX; PAGE]; program.groups[0].pages as usize],
             dims,
         }))
     }
@@ -317,43 +317,23 @@ pub fn open(setup: &Setup) -> (Engine, Arc<Knobs>) {
     let dims = Dims {
         hidden: 2,
         lanes: 1,
-        heads: 1,
-        kv_heads: 1,
-        head_dim: 2,
-        ffn: 1,
         vocab: VOCAB as u32,
         eps: 1e-5,
-        rope_interleaved: 0,
-        head_mode: HeadMode::Mean,
-        kv_dtype: Dtype::F32,
         max_positions: setup.context,
         slots: setup.slots,
         columns: setup.slots + 64,
-        group_layers: [1, 0],
-        group_pages: [setup.pages, 0],
     };
-    let rope = Tensor {
-        buffer: 0,
-        encoding: Encoding::plain(Codes::F32),
-        layout: abi::Layout::RowMajor,
-        lanes: 1,
-        rows: 1,
-        cols: 1,
-        scale_buffer: 0,
-        offset: 0,
-        scale_offset: 0,
-        zero_offset: 0,
-    };
+    let state = StateKind::KeysValues { dtype: Dtype::F32, lanes: 1, kv_heads: 1, head_dim: 2 };
     let program = Program {
         dims,
         blocks: 1,
         steps: vec![],
-        tensors: vec![rope],
+        tensors: vec![],
         vectors: vec![],
-        splits: vec![],
-        rope: 0,
+        groups: vec![PageGroup { state, layers: 1, window: None, pages: setup.pages }],
+        row_partition: vec![],
     };
-    let buffers = vec![device.load(Arc::new(vec![0u8; 4])).unwrap()];
+    let buffers = vec![];
     let program = validate(program, &buffers).unwrap();
     let generation = Generation { eos: vec![EOS], ..Generation::default() };
     let engine = Engine::start(Parts {
@@ -363,7 +343,6 @@ pub fn open(setup: &Setup) -> (Engine, Arc<Knobs>) {
         dims,
         tokenizer: setup.tokenizer.clone().unwrap_or_else(|| tokenizer(setup.template)),
         limits: Limits { vocab: VOCAB, context: setup.context as usize, generation },
-        window: None,
         prefix_cache: true,
         max_queue: setup.queue,
         hot: false,

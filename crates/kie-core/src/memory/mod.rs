@@ -1,17 +1,18 @@
 //! KV pages and the prefix cache: who owns which page. Bookkeeping only, no tensor data.
 //!
 //! A request gets its page tables once, at admission; nothing here is called per token.
-//! Layer group 0 sees everything: each logical page of a request has a physical page of its own.
-//! Group 1 sees the last W positions: with room to spare its pages are distinct too; otherwise a
-//! request runs on a ring (logical pages j and j + R share a physical one), with distinct pages
-//! only where a checkpoint (every 1,024 positions) will want the window in front of it.
+//! There is a pool a page group of the program. In a group that sees everything each logical page
+//! of a request has a physical page of its own; the first group always does. A windowed group sees
+//! the last W positions: with room to spare its pages are distinct too; otherwise a request runs on
+//! a ring (logical pages j and j + R share a physical one), with distinct pages only where a
+//! checkpoint (every 1,024 positions) will want the window in front of it.
 //!
 //! Invariants:
 //! - a page's owner count is the number of leases, tree nodes and pins that hold it;
 //! - a page in a ring has one owner, the lease that writes it; a shared page is never written;
-//! - a cached prefix of p tokens is used only with all its full pages and the window pages that
-//!   hold `[p - W + 1, p)`;
-//! - what is free or can be evicted in the window pool covers one ring for every idle slot, so
+//! - a cached prefix of p tokens is used only with all its full pages and, of each windowed group,
+//!   the pages that hold `[p - W + 1, p)`;
+//! - what is free or can be evicted in a windowed pool covers one ring for every idle slot, so
 //!   long as the pool holds `slots` rings: admission then fails for want of full pages only;
 //! - the same calls in the same order give the same pages.
 
@@ -22,22 +23,44 @@ use pool::Pool;
 use prefix::{Id, Tree};
 use std::collections::{BTreeMap, BTreeSet};
 
-pub use kie_kernels::abi::{GROUPS, PAGE};
+use kie_kernels::abi::PageGroup;
+
+pub use kie_kernels::abi::PAGE;
 
 /// Entry of a page table that is never read: a page behind the window.
 pub const DEAD: u32 = u32::MAX;
 
-/// Positions between checkpoints of the window group.
+/// Positions between checkpoints of windowed groups.
 pub const CHECKPOINT: usize = 1024;
+
+/// The pool of one page group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupConfig {
+    /// Pages of the pool.
+    pub pages: usize,
+    /// Most positions that a layer looks back, the own included; `None`: all. Only then are the
+    /// pages of a sequence ever given up while it runs.
+    pub window: Option<usize>,
+    /// Bytes of a page; 0 where it only counts positions.
+    pub page_bytes: u64,
+}
+
+impl GroupConfig {
+    /// The pool of a program's group.
+    pub fn of(group: &PageGroup) -> Self {
+        Self {
+            pages: group.pages as usize,
+            window: group.window.map(|window| window as usize),
+            page_bytes: group.page_bytes(),
+        }
+    }
+}
 
 /// What the pools are made of.
 #[derive(Debug, Clone)]
 pub struct PagesConfig {
-    /// Pages of each group's pool; the second is 0 without windowed layers. A model of windowed
-    /// layers only still counts pages in group 0 (they have no bytes).
-    pub pages: [usize; GROUPS],
-    /// Positions that a windowed layer sees, the own included; `None`: no windowed layers.
-    pub window: Option<usize>,
+    /// One a page group; the first is not windowed.
+    pub groups: Vec<GroupConfig>,
     /// Requests that may hold a lease at once.
     pub slots: usize,
     /// Most positions computed in one pass.
@@ -47,9 +70,9 @@ pub struct PagesConfig {
 }
 
 impl PagesConfig {
-    /// Window pages that one slot can always run on.
-    pub fn ring(&self) -> usize {
-        self.window.map_or(0, |window| ring_pages(window, self.chunk))
+    /// Pages of a windowed group that one slot can always run on; 0 where the group is not.
+    pub fn ring(&self, group: usize) -> usize {
+        self.groups[group].window.map_or(0, |window| ring_pages(window, self.chunk))
     }
 }
 
@@ -80,7 +103,7 @@ pub struct Lease {
     /// Leading tokens whose keys and values are already in the pages; a multiple of 64.
     pub cached: usize,
     /// Per group: physical page of each logical page, [`DEAD`] where it is never read.
-    pub tables: [Vec<u32>; GROUPS],
+    pub tables: Vec<Vec<u32>>,
 }
 
 /// Keeps the cached pages of one history from eviction. Give it back with [`Pages::unpin`].
@@ -91,15 +114,15 @@ pub struct Pin {
     pub tokens: usize,
 }
 
-/// Figures for `metrics()`; arrays are per group.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// Figures for `metrics()`; lists are per group.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PagesStats {
     /// Pages without an owner.
-    pub free: [usize; GROUPS],
+    pub free: Vec<usize>,
     /// Pages held by leases or pins.
-    pub used: [usize; GROUPS],
+    pub used: Vec<usize>,
     /// Pages held by the cache alone; evicted when room is wanted.
-    pub cached: [usize; GROUPS],
+    pub cached: Vec<usize>,
     /// Requests that found a prefix.
     pub hits: u64,
     /// Requests admitted.
@@ -113,16 +136,16 @@ pub struct PagesStats {
 struct Holding {
     path: Vec<Id>,
     /// Pages held, each once, per group.
-    pages: [Vec<u32>; GROUPS],
-    /// Window pages that are written more than once.
-    ring: BTreeSet<u32>,
+    pages: Vec<Vec<u32>>,
+    /// Pages that are written more than once, per group.
+    rings: Vec<BTreeSet<u32>>,
 }
 
 /// The pools of all groups, the tree, and who holds what.
 #[derive(Debug)]
 pub struct Pages {
     config: PagesConfig,
-    pools: [Pool; GROUPS],
+    pools: Vec<Pool>,
     tree: Tree,
     leases: BTreeMap<u64, Holding>,
     pins: BTreeMap<u64, Holding>,
@@ -134,7 +157,7 @@ impl Pages {
     /// All pages free.
     pub fn new(config: PagesConfig) -> Self {
         Self {
-            pools: config.pages.map(Pool::new),
+            pools: config.groups.iter().map(|group| Pool::new(group.pages)).collect(),
             config,
             tree: Tree::default(),
             leases: BTreeMap::new(),
@@ -142,6 +165,11 @@ impl Pages {
             next_id: 0,
             stats: PagesStats::default(),
         }
+    }
+
+    /// Bytes of a page of a group.
+    pub fn page_bytes(&self, group: usize) -> u64 {
+        self.config.groups[group].page_bytes
     }
 
     /// Tokens that a request with these prompt tokens would find cached (a multiple of 64, less
@@ -156,7 +184,7 @@ impl Pages {
         let reserve = reserve.max(tokens.len());
         // Holding a prefix can be what leaves too little; without it there may be room.
         let mut admitted = self.admit_on(path, reserve);
-        if matches!(admitted, Err(NoRoom { group: 1, .. })) {
+        if admitted.as_ref().is_err_and(|room| self.window(room.group).is_some()) {
             admitted = self.admit_on(Vec::new(), reserve);
         }
         let lease = admitted?;
@@ -169,18 +197,21 @@ impl Pages {
     fn admit_on(&mut self, path: Vec<Id>, reserve: usize) -> Result<Lease, NoRoom> {
         let cached = path.len();
         let total = reserve.div_ceil(PAGE);
-        let first_seen = self.window_start(cached * PAGE);
-        let mut holding = self.hold(path, |depth| depth >= first_seen);
-        let mut tables = [Vec::new(), Vec::new()];
-        tables[0].clone_from(&holding.pages[0]);
+        let first_seen: Vec<usize> =
+            self.groups().map(|group| self.first_seen(group, cached * PAGE)).collect();
+        let mut holding = self.hold(path, |group, depth| depth >= first_seen[group]);
+        let mut tables = vec![Vec::new(); self.pools.len()];
         let room = self.plan_room(total - cached);
-        let taken = room.and_then(|distinct_room| {
-            self.take(0, total - cached, &mut holding)?;
-            tables[0].extend(&holding.pages[0][cached..]);
-            if self.config.window.is_some() {
-                tables[1].resize(first_seen, DEAD);
-                tables[1].extend(&holding.pages[1]);
-                self.take_window(cached..total, distinct_room, &mut holding, &mut tables[1])?;
+        let taken = room.and_then(|room| {
+            for (group, table) in tables.iter_mut().enumerate() {
+                table.resize(first_seen[group], DEAD);
+                table.extend(&holding.pages[group]);
+                if self.window(group).is_some() {
+                    self.take_window(group, cached..total, room[group], &mut holding, table)?;
+                } else {
+                    self.take(group, total - cached, &mut holding)?;
+                    table.extend(&holding.pages[group][cached..]);
+                }
             }
             Ok(())
         });
@@ -193,49 +224,47 @@ impl Pages {
         Ok(Lease { id, cached: cached * PAGE, tables })
     }
 
-    /// Whether `need` more logical pages can be had in both groups; returns the window pages that
+    /// Whether `need` more logical pages can be had in all groups; returns the pages of each that
     /// may be taken beyond a ring without touching what the idle slots are sure of.
-    fn plan_room(&self, need: usize) -> Result<usize, NoRoom> {
-        let ring = self.config.ring();
+    fn plan_room(&self, need: usize) -> Result<Vec<usize>, NoRoom> {
         let idle_others = self.config.slots.saturating_sub(self.leases.len() + 1);
-        let sure = [0, idle_others * ring];
-        let wanted = [need, need.min(ring)];
-        for group in 0..GROUPS {
-            let available = self.available(group).saturating_sub(sure[group]);
-            if wanted[group] > available {
-                let total = self.pools[group].len();
-                return Err(NoRoom { group, wanted: wanted[group], available, total });
-            }
-        }
-        Ok(self.available(1) - sure[1] - wanted[1])
+        let room = |group: usize| {
+            let ring = self.config.ring(group);
+            let wanted = if self.window(group).is_some() { need.min(ring) } else { need };
+            let available = self.available(group).saturating_sub(idle_others * ring);
+            let total = self.pools[group].len();
+            let none = NoRoom { group, wanted, available, total };
+            available.checked_sub(wanted).ok_or(none)
+        };
+        self.groups().map(room).collect()
     }
 
-    /// Window pages for the logical pages `span`, appended to `table`.
+    /// Pages of a windowed group for the logical pages `span`, appended to `table`.
     fn take_window(
         &mut self,
+        group: usize,
         span: std::ops::Range<usize>,
         mut room: usize,
         holding: &mut Holding,
         table: &mut Vec<u32>,
     ) -> Result<(), NoRoom> {
-        let ring = self.config.ring();
+        let ring = self.config.ring(group);
+        let before = holding.pages[group].len();
         if span.len() <= ring + room {
-            let before = holding.pages[1].len();
-            self.take(1, span.len(), holding)?;
-            table.extend(&holding.pages[1][before..]);
+            self.take(group, span.len(), holding)?;
+            table.extend(&holding.pages[group][before..]);
             return Ok(());
         }
-        let before = holding.pages[1].len();
-        self.take(1, ring, holding)?;
-        let pages: Vec<u32> = holding.pages[1][before..].to_vec();
-        holding.ring.extend(&pages);
+        self.take(group, ring, holding)?;
+        let pages: Vec<u32> = holding.pages[group][before..].to_vec();
+        holding.rings[group].extend(&pages);
         let end = span.end;
         for logical in span {
             let reached = checkpoint_after(logical) <= end * PAGE;
-            if room > 0 && reached && self.before_checkpoint(logical) {
+            if room > 0 && reached && self.before_checkpoint(group, logical) {
                 room -= 1;
-                self.take(1, 1, holding)?;
-                table.extend(holding.pages[1].last());
+                self.take(group, 1, holding)?;
+                table.extend(holding.pages[group].last());
             } else {
                 table.push(pages[logical % ring]);
             }
@@ -265,10 +294,10 @@ impl Pages {
         let pages = if self.config.prefix_cache { tokens.as_chunks::<PAGE>().0 } else { &[] };
         let mut parent = None;
         for (logical, page) in pages.iter().take(lease.tables[0].len()).enumerate() {
-            let id = self.tree.child(parent, page).unwrap_or_else(|| {
-                self.pools[0].share(lease.tables[0][logical]);
-                self.tree.insert(parent, page, lease.tables[0][logical])
-            });
+            let id = self
+                .tree
+                .child(parent, page)
+                .unwrap_or_else(|| self.insert(parent, page, lease, logical));
             match holding.path.get(logical) {
                 Some(&held) if held != id => break, // not the tokens it was admitted with
                 Some(_) => {}
@@ -277,14 +306,16 @@ impl Pages {
                     holding.path.push(id);
                 }
             }
-            let own = lease.tables[1].get(logical).copied().filter(|&own| own != DEAD);
-            if let Some(own) = own.filter(|own| {
-                !holding.ring.contains(own)
-                    || written.is_some_and(|w| survives(&lease.tables[1], logical, w))
-            }) {
-                if self.tree.node(id).window.is_none() {
-                    self.tree.node_mut(id).window = Some(own);
-                    self.pools[1].share(own);
+            for group in 0..self.pools.len() {
+                let (table, ring) = (&lease.tables[group], &holding.rings[group]);
+                let own = table.get(logical).copied().filter(|&own| own != DEAD);
+                let valid = |own: &u32| {
+                    !ring.contains(own) || written.is_some_and(|w| survives(table, logical, w))
+                };
+                let vacant = self.tree.node(id).pages[group].is_none();
+                if let Some(own) = own.filter(|own| vacant && valid(own)) {
+                    self.tree.node_mut(id).pages[group] = Some(own);
+                    self.pools[group].share(own);
                 }
             }
             parent = Some(id);
@@ -293,27 +324,56 @@ impl Pages {
         self.leases.insert(lease.id, holding);
     }
 
+    /// A node with the lease's pages of the groups that see everything.
+    fn insert(
+        &mut self,
+        parent: Option<Id>,
+        tokens: &[u32; PAGE],
+        lease: &Lease,
+        logical: usize,
+    ) -> Id {
+        let mut pages = vec![None; self.pools.len()];
+        for (group, page) in pages.iter_mut().enumerate() {
+            if self.config.groups[group].window.is_none() {
+                let own = lease.tables[group][logical];
+                self.pools[group].share(own);
+                *page = Some(own);
+            }
+        }
+        self.tree.insert(parent, tokens, pages.into())
+    }
+
     /// Holds the cached pages of a history: all its full pages, and the window pages at its end
     /// and at checkpoints while the idle slots' rings stay covered. Pinning again is a fork.
     pub fn pin(&mut self, tokens: &[u32]) -> Pin {
         let path = self.usable_path(tokens);
-        let first_seen = self.window_start(path.len() * PAGE);
-        let sure = self.config.slots.saturating_sub(self.leases.len()) * self.config.ring();
-        let mut spare = self.available(1).saturating_sub(sure);
+        let wanted: Vec<Vec<bool>> =
+            self.groups().map(|group| self.worth_pinning(group, &path)).collect();
+        let tokens = path.len() * PAGE;
+        let holding = self.hold(path, |group, depth| wanted[group][depth]);
+        let id = self.new_id();
+        self.pins.insert(id, holding);
+        Pin { id, tokens }
+    }
+
+    /// Which pages of a path a pin holds in a group.
+    fn worth_pinning(&self, group: usize, path: &[Id]) -> Vec<bool> {
+        if self.window(group).is_none() {
+            return vec![true; path.len()];
+        }
+        let first_seen = self.first_seen(group, path.len() * PAGE);
+        let idle = self.config.slots.saturating_sub(self.leases.len());
+        let mut spare = self.available(group).saturating_sub(idle * self.config.ring(group));
         let mut wanted = vec![false; path.len()];
         for (depth, &id) in path.iter().enumerate().rev() {
-            let Some(page) = self.tree.node(id).window else { continue };
-            let cost = usize::from(self.pools[1].owners(page) == 1);
-            if (depth >= first_seen || self.before_checkpoint(depth)) && spare >= cost {
+            let Some(page) = self.tree.node(id).pages[group] else { continue };
+            let cost = usize::from(self.pools[group].owners(page) == 1);
+            if (depth >= first_seen || self.before_checkpoint(group, depth)) && spare >= cost {
                 wanted[depth] = true;
                 spare -= cost;
             }
         }
-        let tokens = path.len() * PAGE;
-        let holding = self.hold(path, |depth| wanted[depth]);
-        let id = self.new_id();
-        self.pins.insert(id, holding);
-        Pin { id, tokens }
+        wanted
     }
 
     /// Lets go of what a pin held; the cache keeps it until room is wanted.
@@ -325,18 +385,24 @@ impl Pages {
 
     /// Empties the cache of all that no lease and no pin holds.
     pub fn clear(&mut self) {
-        self.evict_full(self.pools[0].len() + 1);
+        self.evict_full(0, self.pools[0].len() + 1);
     }
 
     /// Figures of this moment.
     pub fn stats(&self) -> PagesStats {
-        let mut stats = self.stats;
-        for group in 0..GROUPS {
-            stats.free[group] = self.pools[group].free();
-            stats.cached[group] = self.evictable(group);
-            stats.used[group] = self.pools[group].len() - stats.free[group] - stats.cached[group];
-        }
-        stats
+        let free: Vec<usize> = self.pools.iter().map(Pool::free).collect();
+        let cached: Vec<usize> = self.groups().map(|group| self.evictable(group)).collect();
+        let used = |(pool, (free, cached)): (&Pool, (&usize, &usize))| pool.len() - free - cached;
+        let used = self.pools.iter().zip(free.iter().zip(&cached)).map(used).collect();
+        PagesStats { free, used, cached, ..self.stats.clone() }
+    }
+
+    fn groups(&self) -> std::ops::Range<usize> {
+        0..self.pools.len()
+    }
+
+    fn window(&self, group: usize) -> Option<usize> {
+        self.config.groups[group].window
     }
 
     fn new_id(&mut self) -> u64 {
@@ -344,46 +410,50 @@ impl Pages {
         self.next_id
     }
 
-    /// First logical page that the windowed layers need to continue at position `p`.
-    fn window_start(&self, p: usize) -> usize {
-        self.config.window.map_or(p / PAGE, |w| (p + 1).saturating_sub(w) / PAGE)
+    /// First logical page that a group's layers need to continue at position `p`.
+    fn first_seen(&self, group: usize, p: usize) -> usize {
+        self.window(group).map_or(0, |w| (p + 1).saturating_sub(w) / PAGE)
     }
 
-    /// Whether the logical page belongs to the window in front of a checkpoint.
-    fn before_checkpoint(&self, logical: usize) -> bool {
-        logical >= self.window_start(checkpoint_after(logical))
+    /// Whether the logical page belongs to a windowed group's window in front of a checkpoint.
+    fn before_checkpoint(&self, group: usize, logical: usize) -> bool {
+        logical >= self.first_seen(group, checkpoint_after(logical))
     }
 
     /// The longest cached path along `tokens` from whose end a request can continue.
     fn usable_path(&self, tokens: &[u32]) -> Vec<Id> {
         let mut path = self.tree.path(tokens);
-        if self.config.window.is_some() {
-            let (mut run, mut usable) = (0, 0);
-            for (depth, &id) in path.iter().enumerate() {
-                run = if self.tree.node(id).window.is_some() { run + 1 } else { 0 };
-                if depth + 1 - run <= self.window_start((depth + 1) * PAGE) {
-                    usable = depth + 1;
-                }
+        let mut usable = 0;
+        // Pages in a row, up to here, of each group.
+        let mut runs = vec![0; self.pools.len()];
+        for (depth, &id) in path.iter().enumerate() {
+            for (run, page) in runs.iter_mut().zip(&self.tree.node(id).pages) {
+                *run = if page.is_some() { *run + 1 } else { 0 };
             }
-            path.truncate(usable);
+            let end = depth + 1;
+            if self.groups().all(|group| end - runs[group] <= self.first_seen(group, end * PAGE)) {
+                usable = end;
+            }
         }
+        path.truncate(usable);
         path
     }
 
-    /// Becomes an owner of a path's full pages and of those window pages that `wanted` names.
-    fn hold(&mut self, path: Vec<Id>, wanted: impl Fn(usize) -> bool) -> Holding {
-        let mut pages = [Vec::new(), Vec::new()];
+    /// Becomes an owner of those pages of a path that `wanted` names by group and depth.
+    fn hold(&mut self, path: Vec<Id>, wanted: impl Fn(usize, usize) -> bool) -> Holding {
+        let mut pages = vec![Vec::new(); self.pools.len()];
         for (depth, &id) in path.iter().enumerate() {
             let node = self.tree.node_mut(id);
             node.users += 1;
-            pages[0].push(node.full);
-            pages[1].extend(node.window.filter(|_| wanted(depth)));
+            for (group, pages) in pages.iter_mut().enumerate() {
+                pages.extend(node.pages[group].filter(|_| wanted(group, depth)));
+            }
         }
         for (pool, pages) in self.pools.iter_mut().zip(&pages) {
             pages.iter().for_each(|&page| pool.share(page));
         }
         self.tree.touch(&path);
-        Holding { path, pages, ring: BTreeSet::new() }
+        Holding { path, rings: vec![BTreeSet::new(); pages.len()], pages }
     }
 
     fn let_go(&mut self, holding: Holding) {
@@ -397,9 +467,9 @@ impl Pages {
 
     /// Takes `n` private pages, evicting as needed.
     fn take(&mut self, group: usize, n: usize, holding: &mut Holding) -> Result<(), NoRoom> {
-        match group {
-            0 => self.evict_full(n),
-            _ => self.evict_window(n),
+        match self.window(group) {
+            None => self.evict_full(group, n),
+            Some(window) => self.evict_window(group, window, n),
         }
         for _ in 0..n {
             let page = self.pools[group].take().ok_or(NoRoom {
@@ -419,53 +489,52 @@ impl Pages {
 
     /// Pages that only the tree holds.
     fn evictable(&self, group: usize) -> usize {
-        let page = |n: &prefix::Node| match group {
-            0 => (n.users == 0).then_some(n.full),
-            _ => n.window,
-        };
+        let windowed = self.window(group).is_some();
+        let page = |n: &prefix::Node| n.pages[group].filter(|_| windowed || n.users == 0);
         let alone = |p: &u32| self.pools[group].owners(*p) == 1;
         self.tree.iter().filter_map(|(_, n)| page(n)).filter(alone).count()
     }
 
-    /// Removes unused nodes, oldest first, until `wanted` full pages are free.
-    fn evict_full(&mut self, wanted: usize) {
-        if self.pools[0].free() >= wanted {
+    /// Removes unused nodes, oldest first, until `wanted` pages of a group that sees everything are
+    /// free.
+    fn evict_full(&mut self, group: usize, wanted: usize) {
+        if self.pools[group].free() >= wanted {
             return;
         }
         for id in self.tree.by_age() {
-            if self.pools[0].free() >= wanted {
+            if self.pools[group].free() >= wanted {
                 return;
             }
             if self.tree.node(id).users == 0 {
                 let node = self.tree.remove(id);
-                self.pools[0].release(node.full);
-                node.window.into_iter().for_each(|page| self.pools[1].release(page));
+                for (pool, page) in self.pools.iter_mut().zip(&node.pages) {
+                    page.iter().for_each(|&page| pool.release(page));
+                }
             }
         }
     }
 
-    /// Drops window pages of the tree, oldest first, until `wanted` are free: first those away
-    /// from checkpoints and more than a window before the end of any path, then all.
-    fn evict_window(&mut self, wanted: usize) {
-        if self.pools[1].free() >= wanted {
+    /// Drops the tree's pages of a windowed group, oldest first, until `wanted` are free: first
+    /// those away from checkpoints and more than a window before the end of any path, then all.
+    fn evict_window(&mut self, group: usize, window: usize, wanted: usize) {
+        if self.pools[group].free() >= wanted {
             return;
         }
         let distance = self.tree.distance_to_end();
-        let reach = self.config.window.unwrap_or(0).div_ceil(PAGE);
+        let reach = window.div_ceil(PAGE);
         let ages = self.tree.by_age();
         for all in [false, true] {
             for &id in &ages {
-                if self.pools[1].free() >= wanted {
+                if self.pools[group].free() >= wanted {
                     return;
                 }
                 let depth = self.tree.node(id).depth;
-                let kept = self.before_checkpoint(depth) || distance[id as usize] <= reach;
-                let Some(page) = self.tree.node(id).window.filter(|_| all || !kept) else {
-                    continue;
-                };
-                if self.pools[1].owners(page) == 1 {
-                    self.tree.node_mut(id).window = None;
-                    self.pools[1].release(page);
+                let kept = self.before_checkpoint(group, depth) || distance[id as usize] <= reach;
+                let page = self.tree.node(id).pages[group].filter(|_| all || !kept);
+                let Some(page) = page else { continue };
+                if self.pools[group].owners(page) == 1 {
+                    self.tree.node_mut(id).pages[group] = None;
+                    self.pools[group].release(page);
                 }
             }
         }
@@ -474,20 +543,23 @@ impl Pages {
     /// Verifies the ownership invariants of the module by counting from scratch; O(pages).
     pub fn check(&self) -> Result<(), String> {
         self.tree.check()?;
-        let mut owners = self.config.pages.map(|n| vec![0u32; n]);
+        let mut owners: Vec<Vec<u32>> = self.pools.iter().map(|p| vec![0; p.len()]).collect();
         let mut users: BTreeMap<Id, u32> = BTreeMap::new();
         for holding in self.leases.values().chain(self.pins.values()) {
             holding.path.iter().for_each(|&id| *users.entry(id).or_default() += 1);
             for (group, pages) in holding.pages.iter().enumerate() {
                 pages.iter().for_each(|&page| owners[group][page as usize] += 1);
             }
-            if let Some(p) = holding.ring.iter().find(|&&p| self.pools[1].owners(p) != 1) {
-                return Err(format!("ring page {p} is shared"));
+            for (pool, ring) in self.pools.iter().zip(&holding.rings) {
+                if let Some(p) = ring.iter().find(|&&p| pool.owners(p) != 1) {
+                    return Err(format!("ring page {p} is shared"));
+                }
             }
         }
         for (id, node) in self.tree.iter() {
-            owners[0][node.full as usize] += 1;
-            node.window.into_iter().for_each(|page| owners[1][page as usize] += 1);
+            for (owners, page) in owners.iter_mut().zip(&node.pages) {
+                page.iter().for_each(|&page| owners[page as usize] += 1);
+            }
             if node.users != users.get(&id).copied().unwrap_or(0) {
                 return Err(format!("node {id} counts {} users", node.users));
             }

@@ -2,7 +2,7 @@
 //!
 //! A node is one page of 64 tokens below its parent's, so a path from a root spells a sequence.
 //!
-//! Invariants: a node has a page of the full group, and perhaps one of the window group; a node
+//! Invariants: a node has a page of each group that sees everything, and perhaps one of the others; a node
 //! with users has users on its whole path; a node was never used later than its parent. So nodes
 //! without users, sorted by last use and then deepest first, can be removed in that order.
 
@@ -22,10 +22,8 @@ pub(super) struct Node {
     children: Children,
     /// Pages from the root: 0 for the first.
     pub(super) depth: usize,
-    /// Physical page of the full group.
-    pub(super) full: u32,
-    /// Physical page of the window group.
-    pub(super) window: Option<u32>,
+    /// Physical page in each group.
+    pub(super) pages: Box<[Option<u32>]>,
     /// Leases and pins whose path holds the node.
     pub(super) users: u32,
     last_use: u64,
@@ -83,14 +81,18 @@ impl Tree {
     }
 
     /// A new node without users.
-    pub(super) fn insert(&mut self, parent: Option<Id>, tokens: &[u32; PAGE], full: u32) -> Id {
+    pub(super) fn insert(
+        &mut self,
+        parent: Option<Id>,
+        tokens: &[u32; PAGE],
+        pages: Box<[Option<u32>]>,
+    ) -> Id {
         let node = Node {
             parent,
             tokens: *tokens,
             children: Children::new(),
             depth: parent.map_or(0, |p| self.node(p).depth + 1),
-            full,
-            window: None,
+            pages,
             users: 0,
             last_use: self.clock,
         };

@@ -16,7 +16,7 @@ struct Running {
 
 struct World {
     pages: Pages,
-    content: [Content; GROUPS],
+    content: Vec<Content>,
     running: Vec<Running>,
     pins: Vec<(Pin, Vec<u32>)>,
     /// Histories to draw prompts from.
@@ -37,14 +37,16 @@ fn hashes(tokens: &[u32]) -> Vec<u64> {
 }
 
 fn config(full: usize, window_pages: usize, window: Option<usize>, slots: usize) -> PagesConfig {
-    let pages = [full, window_pages];
-    PagesConfig { pages, window, slots, chunk: 96, prefix_cache: true }
+    let group = |pages, window| GroupConfig { pages, window, page_bytes: 1 };
+    let windowed = window.map(|window| group(window_pages, Some(window)));
+    let groups = [group(full, None)].into_iter().chain(windowed).collect();
+    PagesConfig { groups, slots, chunk: 96, prefix_cache: true }
 }
 
 impl World {
     fn new(config: PagesConfig) -> Self {
         Self {
-            content: config.pages.map(|n| vec![[0; PAGE]; n]),
+            content: config.groups.iter().map(|g| vec![[0; PAGE]; g.pages]).collect(),
             pages: Pages::new(config),
             running: Vec::new(),
             pins: Vec::new(),
@@ -55,13 +57,8 @@ impl World {
 
     /// All that a request at position `at` reads must be what its tokens say.
     fn verify(&self, lease: &Lease, hashes: &[u64], at: usize, to: usize) {
-        let window = self.pages.config.window;
-        for group in 0..GROUPS {
-            let from = match (group, window) {
-                (0, _) => 0,
-                (_, Some(w)) => (at + 1).saturating_sub(w),
-                (_, None) => continue,
-            };
+        for group in self.pages.groups() {
+            let from = self.pages.window(group).map_or(0, |w| (at + 1).saturating_sub(w));
             for (i, &want) in hashes.iter().enumerate().take(to).skip(from) {
                 let page = lease.tables[group][i / PAGE];
                 assert_eq!(self.content[group][page as usize][i % PAGE], want, "group {group} {i}");
@@ -75,7 +72,7 @@ impl World {
         while r.written < r.tokens.len() {
             let to = r.tokens.len().min(r.written + self.pages.config.chunk);
             for (i, &hash) in hashes.iter().enumerate().take(to).skip(r.written) {
-                for group in 0..GROUPS {
+                for group in self.pages.groups() {
                     if let Some(&page) = r.lease.tables[group].get(i / PAGE) {
                         self.content[group][page as usize][i % PAGE] = hash;
                     }
@@ -151,7 +148,7 @@ impl World {
         self.pages.check().unwrap();
         let mut writable = BTreeSet::new();
         for r in &self.running {
-            for group in 0..GROUPS {
+            for group in self.pages.groups() {
                 let ahead = r.lease.tables[group].iter().skip(r.written / PAGE);
                 let own: BTreeSet<u32> = ahead.copied().collect();
                 for page in own {
@@ -172,7 +169,8 @@ impl World {
         self.pages.clear();
         self.check();
         let stats = self.pages.stats();
-        assert_eq!((stats.free, stats.used), (self.pages.config.pages, [0, 0]));
+        let all: Vec<usize> = self.pages.config.groups.iter().map(|group| group.pages).collect();
+        assert_eq!((stats.used, stats.free), (vec![0; all.len()], all));
     }
 }
 
@@ -238,9 +236,17 @@ proptest! {
         window in prop::option::of(1usize..400),
         spare in 0usize..60,
         slots in 1usize..5,
+        // Further groups, with windows of their own or seeing everything.
+        more in prop::collection::vec(prop::option::of(1usize..400), 0..3),
     ) {
         let mut config = config(full, 0, window, slots);
-        config.pages[1] = if window.is_some() { slots * config.ring() + spare } else { 0 };
+        let further = more.into_iter().map(|window| GroupConfig { pages: full, window, page_bytes: 1 });
+        config.groups.extend(further);
+        for group in 0..config.groups.len() {
+            if config.groups[group].window.is_some() {
+                config.groups[group].pages = slots * config.ring(group) + spare;
+            }
+        }
         let mut world = World::new(config.clone());
         let mut twin = World::new(config);
         for act in acts {
@@ -258,7 +264,7 @@ proptest! {
 #[test]
 fn a_ring_is_guaranteed() {
     let mut c = config(4000, 0, Some(200), 4);
-    c.pages[1] = 4 * c.ring();
+    c.groups[1].pages = 4 * c.ring(1);
     let mut world = World::new(c);
     for round in 0..40 {
         while world.running.len() < 4 {
@@ -298,8 +304,8 @@ fn a_shared_thousand_is_found() {
 #[test]
 fn windows_drop_old_pages_but_checkpoints() {
     let mut c = config(100, 0, Some(128), 1);
-    let ring = c.ring();
-    c.pages[1] = ring + 6;
+    let ring = c.ring(1);
+    c.groups[1].pages = ring + 6;
     let mut world = World::new(c);
     let tokens: Vec<u32> = (0..3000).collect();
     world.start(tokens.clone(), 0);

@@ -252,6 +252,16 @@ impl<'a> Config<'a> {
         self.get(key).map(|v| Config::nested(v, &self.file, &prefix)).transpose()
     }
 
+    /// A list of objects; it must be there.
+    pub(super) fn objects(&self, key: &str) -> Result<Vec<Config<'a>>> {
+        let value = self.need(key)?;
+        let list = value.as_array().ok_or_else(|| self.wrong(key, "a list of objects", value))?;
+        let entry = |(at, value): (usize, &'a Value)| {
+            Config::nested(value, &self.file, &format!("{}{key}[{at}].", self.prefix))
+        };
+        list.iter().enumerate().map(entry).collect()
+    }
+
     /// Refuses every key that nobody asked for and that is not known to change nothing: by
     /// [`HARMLESS`], by `harmless` for this family, or by [`OFF`] and its value.
     pub(super) fn finish(&self, harmless: &[&str]) -> Result<()> {

@@ -6,8 +6,8 @@
 
 use super::config::Config;
 use super::{
-    fp8_blocks, transformer::silu, HeadKind, LayerSpec, Llama3Scaling, Mix, Role, Rope, RopeStyle,
-    Spec, TensorSpec,
+    fp8_blocks, transformer::silu, Attention, Gated, HeadKind, Join, LayerSpec, Llama3Scaling,
+    Mixer, Mlp, Role, Rope, RopeStyle, Spec, TensorSpec,
 };
 use crate::error::Result;
 
@@ -29,11 +29,21 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
     let layers = config.layers()?;
     let head = head(config)?;
     let per_lane_norms = !config.flag_or("replicated_rmsn_scale", true)?;
-    let mixes = mixes(config, layers, lanes)?;
+    let joins = joins(config, layers, lanes)?;
     let windows = windows(config, layers)?;
-    let layer = |(mix, window): ([Mix; 2], Option<usize>)| {
-        let [attention_mix, mlp_mix] = mix;
-        LayerSpec { window, attention_mix, mlp_mix }
+    let attention = Attention {
+        heads,
+        kv_heads: config.size_or("num_key_value_heads", heads)?,
+        head_dim: config.size_or("head_dim", hidden / heads)?,
+        window: None,
+        rope: rope(config)?,
+        qk_norm: false,
+        qkv_bias: false,
+    };
+    let ffn = config.size("intermediate_size")?;
+    let layer = |([mixer_join, mlp_join], window): ([Join; 2], Option<usize>)| {
+        let mixer = Mixer::Attention(Attention { window, ..attention });
+        LayerSpec { mixer, mixer_join, mlp: Mlp::Gated(Gated { ffn }), mlp_join }
     };
     if config.flag_or("tie_word_embeddings", false)? {
         return config.unsupported("tie_word_embeddings", "true; a Laneformer's head is its own");
@@ -42,18 +52,11 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
     let mut spec = Spec {
         architecture: String::new(),
         hidden,
-        heads,
-        kv_heads: config.size_or("num_key_value_heads", heads)?,
-        head_dim: config.size_or("head_dim", hidden / heads)?,
-        ffn: config.size("intermediate_size")?,
         vocab: config.size("vocab_size")?,
         max_positions: config.size("max_position_embeddings")?,
         norm_eps: config.positive_or("norm_eps", 1e-5)? as f32,
-        rope: rope(config)?,
-        qk_norm: false,
-        qkv_bias: false,
         lanes,
-        layers: mixes.into_iter().zip(windows).map(layer).collect(),
+        layers: joins.into_iter().zip(windows).map(layer).collect(),
         head,
         tied: false,
         norm_per_lane: per_lane_norms,
@@ -63,14 +66,14 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
         bos: config.token_ids("bos_token_id")?.first().copied(),
         eos: config.token_ids("eos_token_id")?,
     };
-    for (key, size) in [("num_attention_heads", spec.heads), ("num_key_value_heads", spec.kv_heads)]
+    for (key, size) in [("num_attention_heads", heads), ("num_key_value_heads", attention.kv_heads)]
     {
         if !size.is_multiple_of(lanes) {
             return config.unsupported(key, format!("{size} heads over {lanes} lanes"));
         }
     }
-    if !spec.ffn.is_multiple_of(lanes) {
-        let detail = format!("{} neurons over {lanes} lanes", spec.ffn);
+    if !ffn.is_multiple_of(lanes) {
+        let detail = format!("{ffn} neurons over {lanes} lanes");
         return config.unsupported("intermediate_size", detail);
     }
     if head == HeadKind::VocabParallel && !spec.vocab.is_multiple_of(lanes) {
@@ -98,23 +101,23 @@ fn head(config: &Config<'_>) -> Result<HeadKind> {
 
 /// How attention and MLP outputs join the streams. `use_early_comm` alone decides the layers below
 /// the delay, whatever the later layers do; the layers right behind add the early outputs again.
-fn mixes(config: &Config<'_>, layers: usize, lanes: usize) -> Result<Vec<[Mix; 2]>> {
+fn joins(config: &Config<'_>, layers: usize, lanes: usize) -> Result<Vec<[Join; 2]>> {
     let delay = config.integer_or("broadcast_delay", 1)?;
     if delay < 1 {
         return config.unsupported("broadcast_delay", format!("{delay}; 1 layer or more"));
     }
-    let silent = Mix { own: (lanes as f32).sqrt(), others: None };
-    let early = if config.flag_or("use_early_comm", true)? { Mix::PRESENT } else { silent };
+    let delay = delay as usize;
+    let silent = Join::Own { factor: (lanes as f32).sqrt() };
+    let early = if config.flag_or("use_early_comm", true)? { Join::Sum } else { silent };
     let old = config.flag_or("use_comm", true)?;
     let comm = [config.flag_or("use_attention_comm", old)?, config.flag_or("use_mlp_comm", old)?];
-    let late = Mix { own: 1.0, others: Some(delay as usize) };
-    let mix = |layer: usize, comm: bool| match (layer < delay as usize, comm) {
-        _ if lanes == 1 => Mix::PRESENT,
+    let join = |layer: usize, comm: bool| match (layer < delay, comm) {
+        _ if lanes == 1 => Join::Sum,
         (true, _) => early,
-        (false, true) => late,
+        (false, true) => Join::Delayed { layers: delay },
         (false, false) => silent,
     };
-    Ok((0..layers).map(|layer| comm.map(|comm| mix(layer, comm))).collect())
+    Ok((0..layers).map(|layer| comm.map(|comm| join(layer, comm))).collect())
 }
 
 fn windows(config: &Config<'_>, layers: usize) -> Result<Vec<Option<usize>>> {
@@ -152,9 +155,6 @@ fn rope(config: &Config<'_>) -> Result<Rope> {
 /// Lane tensors have the lane first.
 fn tensors(spec: &Spec) -> Vec<TensorSpec> {
     let (hidden, lanes) = (spec.hidden, spec.lanes);
-    let ffn = spec.ffn / lanes;
-    let q = spec.heads / lanes * spec.head_dim;
-    let kv = spec.kv_heads / lanes * spec.head_dim;
     let mut list = Vec::new();
     let mut add = |role, name: String, shape: &[usize]| {
         list.push(TensorSpec { role, name, shape: shape.to_vec() });
@@ -167,7 +167,10 @@ fn tensors(spec: &Spec) -> Vec<TensorSpec> {
         }
     };
     add(Role::Embedding, "model.tok_embeddings.weight".to_owned(), &[spec.vocab, hidden]);
-    for i in 0..spec.layers.len() {
+    for (i, layer) in spec.layers.iter().enumerate() {
+        let (Mixer::Attention(attention), Mlp::Gated(mlp)) = (&layer.mixer, &layer.mlp);
+        let (q, kv) = (attention.query_width() / lanes, attention.kv_width() / lanes);
+        let ffn = mlp.ffn / lanes;
         let name = |part: &str| format!("model.layers.{i}.{part}");
         let (scale, shape) = norm(spec.norm_per_lane, name("attention_norm"));
         add(Role::AttentionNorm(i), scale, &shape);

@@ -5,6 +5,7 @@
 //! has several lanes, each with its own residual stream and its own slice of heads and neurons.
 
 mod config;
+mod hybrid;
 mod laneformer;
 mod llama;
 mod mistral;
@@ -27,6 +28,7 @@ type Read = fn(&Config<'_>) -> Result<Spec>;
 
 /// One line a `model_type`.
 const REGISTRY: &[(&str, Read)] = &[
+    ("kie_hybrid", hybrid::spec),
     ("laneformer", laneformer::spec),
     ("laneformer_tp", laneformer::spec),
     ("llama", llama::spec),
@@ -47,26 +49,12 @@ pub struct Spec {
     pub architecture: String,
     /// Width of a residual stream.
     pub hidden: usize,
-    /// Query heads.
-    pub heads: usize,
-    /// Key/value heads; divides `heads`.
-    pub kv_heads: usize,
-    /// Features of one head; even.
-    pub head_dim: usize,
-    /// Inner width of the gated MLP.
-    pub ffn: usize,
     /// Rows of the embedding table and of the head.
     pub vocab: usize,
     /// Longest context the model was made for, in tokens.
     pub max_positions: usize,
     /// Epsilon of every RMSNorm.
     pub norm_eps: f32,
-    /// Rotary embedding, the same in all layers.
-    pub rope: Rope,
-    /// RMSNorm over each head's q and k before the rotary embedding (Qwen3).
-    pub qk_norm: bool,
-    /// Biases on q, k and v (Qwen2).
-    pub qkv_bias: bool,
     /// Parallel residual streams; 1 for an ordinary transformer.
     pub lanes: usize,
     /// One entry a layer.
@@ -89,30 +77,85 @@ pub struct Spec {
     pub eos: Vec<u32>,
 }
 
-/// What differs from layer to layer.
+/// One layer: what mixes positions, what works on each position alone, and how the outputs of both
+/// join the residual streams.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerSpec {
+    /// What mixes positions.
+    pub mixer: Mixer,
+    /// How the mixer's outputs join the residual streams.
+    pub mixer_join: Join,
+    /// What works on each position alone.
+    pub mlp: Mlp,
+    /// How the MLP's outputs join the residual streams.
+    pub mlp_join: Join,
+}
+
+/// What mixes positions in a layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Mixer {
+    /// Softmax attention over keys and values.
+    Attention(Attention),
+}
+
+/// Softmax attention with grouped heads. Sizes are of the whole, over all lanes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Attention {
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Features of one head; even.
+    pub head_dim: usize,
     /// A query sees the last `window` positions, itself included; `None` sees all.
     pub window: Option<usize>,
-    /// How attention outputs join the residual streams.
-    pub attention_mix: Mix,
-    /// How MLP outputs join the residual streams.
-    pub mlp_mix: Mix,
+    /// Rotary embedding of q and k.
+    pub rope: Rope,
+    /// RMSNorm over each head's q and k before the rotary embedding (Qwen3).
+    pub qk_norm: bool,
+    /// Biases on q, k and v (Qwen2).
+    pub qkv_bias: bool,
 }
 
-/// Lane l adds `own * o_l`, and, with `others = Some(d)`, the sum over the other lanes of what the
-/// same kind of module put out `d` layers earlier (0: this layer, an ordinary all-reduce).
+/// What works on each position alone.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Mix {
-    /// Factor on the lane's own output.
-    pub own: f32,
-    /// Delay in layers of the other lanes' outputs; `None`: they are never added.
-    pub others: Option<usize>,
+pub enum Mlp {
+    /// `down(silu(gate x) * up x)`.
+    Gated(Gated),
 }
 
-impl Mix {
-    /// The ordinary residual sum; the only one a model of one lane has.
-    pub const PRESENT: Self = Self { own: 1.0, others: Some(0) };
+/// A gated MLP. Sizes are of the whole, over all lanes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gated {
+    /// Inner width.
+    pub ffn: usize,
+}
+
+impl LayerSpec {
+    /// Positions that its mixer looks back, the own included; `None`: all.
+    pub fn window(&self) -> Option<usize> {
+        let Mixer::Attention(attention) = self.mixer;
+        attention.window
+    }
+}
+
+/// How a module's outputs o_l, one a lane, join the residual streams x_l.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Join {
+    /// Each stream adds the sum over all lanes: an ordinary all-reduce, and the only join that a
+    /// model of one lane has.
+    Sum,
+    /// Each stream adds `factor` times its own lane's output.
+    Own {
+        /// On the output.
+        factor: f32,
+    },
+    /// Each stream adds its own lane's output, and the sum over the other lanes of what the same
+    /// kind of module put out `layers` earlier (delayed tensor parallelism).
+    Delayed {
+        /// 1 or more.
+        layers: usize,
+    },
 }
 
 /// Rotary position embedding.
@@ -282,24 +325,12 @@ impl Spec {
 
     /// What no family may break.
     fn check(&self, config: &Config<'_>) -> Result<()> {
-        if !self.heads.is_multiple_of(self.kv_heads) {
-            let detail = format!("{} query heads on {}", self.heads, self.kv_heads);
-            return config.unsupported("num_key_value_heads", detail);
-        }
-        if self.head_dim == 0 || !self.head_dim.is_multiple_of(2) {
-            return config.unsupported("head_dim", format!("{}; it must be even", self.head_dim));
+        for layer in &self.layers {
+            let Mixer::Attention(attention) = &layer.mixer;
+            attention.check(config)?;
         }
         if !self.norm_eps.is_normal() {
             return config.unsupported("rms_norm_eps/norm_eps", "no normal float32 number");
-        }
-        if self.rope.scaling.is_some_and(|s| s.low_freq_factor >= s.high_freq_factor) {
-            return config.unsupported("low_freq_factor", "it must be below high_freq_factor");
-        }
-        // A position turns by a radian at most; more is noise, and soon not finite.
-        let turns = |j| self.rope.frequency(j, self.head_dim);
-        if let Some(got) = (0..self.head_dim / 2).map(turns).find(|f| !(0.0..=1.0).contains(f)) {
-            let got = format!("{got:e} radians a position; 1 at most (rope_theta from 1 on)");
-            return config.unsupported("rope_theta/rope_scaling", got);
         }
         let vocab = self.vocab as u32;
         if let Some(id) = self.eos.iter().chain(&self.bos).find(|id| **id >= vocab) {
@@ -319,6 +350,38 @@ impl Spec {
     }
 }
 
+impl Attention {
+    /// Numbers of q.
+    pub fn query_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Numbers of k, or of v.
+    pub fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    fn check(&self, config: &Config<'_>) -> Result<()> {
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            let detail = format!("{} query heads on {}", self.heads, self.kv_heads);
+            return config.unsupported("num_key_value_heads", detail);
+        }
+        if self.head_dim == 0 || !self.head_dim.is_multiple_of(2) {
+            return config.unsupported("head_dim", format!("{}; it must be even", self.head_dim));
+        }
+        if self.rope.scaling.is_some_and(|s| s.low_freq_factor >= s.high_freq_factor) {
+            return config.unsupported("low_freq_factor", "it must be below high_freq_factor");
+        }
+        // A position turns by a radian at most; more is noise, and soon not finite.
+        let turns = |j| self.rope.frequency(j, self.head_dim);
+        if let Some(got) = (0..self.head_dim / 2).map(turns).find(|f| !(0.0..=1.0).contains(f)) {
+            let got = format!("{got:e} radians a position; 1 at most (rope_theta from 1 on)");
+            return config.unsupported("rope_theta/rope_scaling", got);
+        }
+        Ok(())
+    }
+}
+
 impl TensorSpec {
     /// Numbers in the tensor.
     pub fn numbers(&self) -> u64 {
@@ -328,7 +391,6 @@ impl TensorSpec {
 
 impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let windowed = self.layers.iter().filter(|l| l.window.is_some()).count();
         writeln!(
             f,
             "model     {}, {:.1} M parameters, {} tensors",
@@ -338,24 +400,45 @@ impl fmt::Display for Spec {
         )?;
         write!(
             f,
-            "shape     {} layers x {}, {}/{} heads of {}, MLP {}, vocabulary {}, context {}",
+            "shape     {} layers x {}, {}, vocabulary {}, context {}",
             self.layers.len(),
             self.hidden,
-            self.heads,
-            self.kv_heads,
-            self.head_dim,
-            self.ffn,
+            self.classes(),
             self.vocab,
             self.max_positions
         )?;
         if self.lanes > 1 {
             write!(f, ", {} lanes", self.lanes)?;
         }
-        if windowed > 0 {
-            let window = self.layers.iter().find_map(|l| l.window).unwrap_or(0);
-            write!(f, ", window {window} on {windowed} layers")?;
+        let windows: Vec<usize> = self.layers.iter().filter_map(LayerSpec::window).collect();
+        if let Some(window) = windows.iter().max() {
+            write!(f, ", window {window} on {} layers", windows.len())?;
         }
         writeln!(f)
+    }
+}
+
+impl Spec {
+    /// Heads and MLP widths in the order of their first layers, each with how many layers have it
+    /// where not all do.
+    fn classes(&self) -> String {
+        let mut classes: Vec<(String, usize)> = Vec::new();
+        for layer in &self.layers {
+            let (Mixer::Attention(a), Mlp::Gated(m)) = (&layer.mixer, &layer.mlp);
+            let heads = format!("{}/{} heads of {}", a.heads, a.kv_heads, a.head_dim);
+            let class = format!("{heads}, MLP {}", m.ffn);
+            match classes.iter_mut().find(|(known, _)| *known == class) {
+                Some((_, count)) => *count += 1,
+                None => classes.push((class, 1)),
+            }
+        }
+        match &classes[..] {
+            [(class, _)] => class.clone(),
+            several => {
+                let each = several.iter().map(|(class, count)| format!("{count} of {class}"));
+                each.collect::<Vec<_>>().join(" + ")
+            }
+        }
     }
 }
 

@@ -10,6 +10,12 @@ fn read(config: Value) -> Result<Spec> {
     Spec::from_config(&config, Path::new("config.json"))
 }
 
+/// The first layer's attention.
+fn first(spec: &Spec) -> Attention {
+    let Mixer::Attention(attention) = spec.layers[0].mixer;
+    attention
+}
+
 fn with(mut config: Value, key: &str, value: Value) -> Value {
     config[key] = value;
     config
@@ -41,20 +47,20 @@ fn laneformer_2b_has_the_published_size() {
     let spec = read(laneformer_2b()).unwrap();
     assert_eq!(spec.parameters(), 2_320_069_632);
     assert_eq!(spec.tensors.len(), 138);
-    let silent = Mix { own: 8f32.sqrt(), others: None };
-    assert_eq!(spec.layers[1].mlp_mix, silent);
-    assert_eq!(spec.layers[2].attention_mix, Mix { own: 1.0, others: Some(2) });
-    assert_eq!(spec.layers.iter().filter(|l| l.window == Some(512)).count(), 5);
+    let silent = Join::Own { factor: 8f32.sqrt() };
+    assert_eq!(spec.layers[1].mlp_join, silent);
+    assert_eq!(spec.layers[2].mixer_join, Join::Delayed { layers: 2 });
+    assert_eq!(spec.layers.iter().filter(|l| l.window() == Some(512)).count(), 5);
 }
 
 #[test]
 fn laneformer_flags() {
     let mixed = with(laneformer_2b(), "use_mlp_comm", json!(false));
     let spec = read(mixed).unwrap();
-    assert_eq!(spec.layers[5].mlp_mix.others, None);
-    assert_eq!(spec.layers[5].attention_mix.others, Some(2));
+    assert_eq!(spec.layers[5].mlp_join, Join::Own { factor: 8f32.sqrt() });
+    assert_eq!(spec.layers[5].mixer_join, Join::Delayed { layers: 2 });
     let early = read(with(laneformer_2b(), "use_early_comm", json!(true))).unwrap();
-    assert_eq!(early.layers[0].attention_mix, Mix::PRESENT);
+    assert_eq!(early.layers[0].mixer_join, Join::Sum);
     for (key, value) in [
         ("broadcast_delay", json!(0)),
         ("use_comm", json!(true)),
@@ -83,10 +89,13 @@ fn llama_variants() {
     let scaled = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, "original_max_position_embeddings": 64});
     let spec = read(with(llama(), "rope_scaling", scaled.clone())).unwrap();
-    assert_eq!(spec.rope.scaling.unwrap().factor, 8.0);
+    assert_eq!(first(&spec).rope.scaling.unwrap().factor, 8.0);
     let new = with(scaled, "rope_theta", json!(5e5));
     let spec = read(with(llama(), "rope_parameters", new)).unwrap();
-    assert_eq!((spec.rope.theta, spec.rope.scaling.unwrap().low_freq_factor), (5e5, 1.0));
+    assert_eq!(
+        (first(&spec).rope.theta, first(&spec).rope.scaling.unwrap().low_freq_factor),
+        (5e5, 1.0)
+    );
     let tied = read(with(llama(), "tie_word_embeddings", json!(true))).unwrap();
     assert!(tied.tensors.iter().all(|t| t.role != Role::Head));
     for (key, value) in [
@@ -117,12 +126,12 @@ fn llama_variants() {
 #[test]
 fn windows_follow_each_familys_rule() {
     let windowed = with(with(llama(), "sliding_window", json!(16)), "model_type", json!("mistral"));
-    assert!(read(windowed).unwrap().layers.iter().all(|l| l.window == Some(16)));
+    assert!(read(windowed).unwrap().layers.iter().all(|l| l.window() == Some(16)));
     let qwen = with(with(llama(), "sliding_window", json!(16)), "model_type", json!("qwen2"));
     let qwen = with(qwen, "max_window_layers", json!(1));
-    assert!(read(qwen.clone()).unwrap().layers.iter().all(|l| l.window.is_none()));
+    assert!(read(qwen.clone()).unwrap().layers.iter().all(|l| l.window().is_none()));
     let used = read(with(qwen.clone(), "use_sliding_window", json!(true))).unwrap();
-    assert_eq!(used.layers.iter().map(|l| l.window).collect::<Vec<_>>(), [None, Some(16)]);
+    assert_eq!(used.layers.iter().map(|l| l.window()).collect::<Vec<_>>(), [None, Some(16)]);
     let short = with(qwen, "layer_types", json!(["full_attention"]));
     assert_eq!(read(short).unwrap_err().class(), "UnsupportedModelError");
 }
@@ -194,7 +203,10 @@ fn keys_that_must_be_off() {
 fn rope_is_said_once() {
     let default = json!({"rope_type": "default", "rope_theta": 5e5});
     let twice = with(with(llama(), "rope_parameters", default), "rope_scaling", json!(null));
-    assert_eq!(read(with(twice.clone(), "rope_theta", json!(5e5))).unwrap().rope.theta, 5e5);
+    assert_eq!(
+        read(with(twice.clone(), "rope_theta", json!(5e5))).map(|s| first(&s).rope.theta).unwrap(),
+        5e5
+    );
     for (key, value) in [
         ("rope_theta", json!(1e4)),
         ("rope_scaling", json!({"type": "default"})),
@@ -218,7 +230,7 @@ fn qwen_windows_are_not_guessed() {
     let qwen = with(qwen, "sliding_window", json!(16));
     let types = json!(["sliding_attention", "full_attention"]);
     let spec = read(with(qwen.clone(), "layer_types", types.clone())).unwrap();
-    assert_eq!(spec.layers.iter().map(|l| l.window).collect::<Vec<_>>(), [Some(16), None]);
+    assert_eq!(spec.layers.iter().map(|l| l.window()).collect::<Vec<_>>(), [Some(16), None]);
     let unused = with(qwen.clone(), "use_sliding_window", json!(false));
     assert_eq!(refusal(unused, "layer_types", types).class(), "UnsupportedModelError");
     let other = json!(["full_attention", "linear_attention"]);
@@ -284,7 +296,7 @@ fn laneformer_in_the_earlier_dialect() {
     }
     let config = with(config, "model_type", json!("laneformer_tp"));
     let windowed = |spec: Spec| {
-        let windows = spec.layers.iter().enumerate().filter(|(_, l)| l.window.is_some());
+        let windows = spec.layers.iter().enumerate().filter(|(_, l)| l.window().is_some());
         windows.map(|(i, _)| i).collect::<Vec<_>>()
     };
     let counted = |n: i64| with(config.clone(), "sliding_window_n_layers", json!(n));
@@ -293,17 +305,14 @@ fn laneformer_in_the_earlier_dialect() {
     let last = with(counted(-3), "unclamped_layers", json!([13]));
     assert_eq!(windowed(read(last).unwrap()), [12, 14]);
     let silent = read(with(config.clone(), "use_comm", json!(false))).unwrap();
-    assert!(silent.layers.iter().all(|l| l.mlp_mix == Mix { own: 8f32.sqrt(), others: None }));
+    assert!(silent.layers.iter().all(|l| l.mlp_join == Join::Own { factor: 8f32.sqrt() }));
     let early = with(with(config.clone(), "use_comm", json!(false)), "use_early_comm", json!(true));
     let early = read(early).unwrap();
-    assert_eq!(early.layers[1].attention_mix, Mix::PRESENT);
-    assert_eq!(early.layers[2].attention_mix.others, None);
+    assert_eq!(early.layers[1].mixer_join, Join::Sum);
+    assert_eq!(early.layers[2].mixer_join, Join::Own { factor: 8f32.sqrt() });
     assert_eq!(refusal(counted(3), "swa_layers", json!([])).class(), "UnsupportedModelError");
     let one = read(with(config, "num_lanes", json!(1))).unwrap();
-    assert!(one
-        .layers
-        .iter()
-        .all(|l| l.attention_mix == Mix::PRESENT && l.mlp_mix == Mix::PRESENT));
+    assert!(one.layers.iter().all(|l| l.mixer_join == Join::Sum && l.mlp_join == Join::Sum));
 }
 
 const RELEASED_ONLY: [&str; 3] = ["use_attention_comm", "use_mlp_comm", "swa_layers"];
@@ -355,6 +364,63 @@ fn generation_config_is_merged_and_checked() {
     let spec = Spec::read(&folder).unwrap();
     assert_eq!((spec.bos, spec.eos), (Some(1), vec![2]));
     std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// Two layers of different shapes, in the project's own dialect.
+fn hybrid() -> Value {
+    let narrow = json!({"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "intermediate_size": 96, "rope_theta": 1e4});
+    let wide = json!({"num_attention_heads": 2, "head_dim": 32, "intermediate_size": 64,
+        "rope_theta": 5e2, "sliding_window": 8, "attention_bias": true, "qk_norm": true});
+    json!({"model_type": "kie_hybrid", "hidden_size": 64, "num_hidden_layers": 2,
+        "vocab_size": 100, "max_position_embeddings": 128, "layers": [narrow, wide]})
+}
+
+#[test]
+fn layers_of_different_shapes() {
+    let spec = read(hybrid()).unwrap();
+    let Mixer::Attention(second) = spec.layers[1].mixer;
+    assert_eq!((second.heads, second.kv_heads, second.window), (2, 2, Some(8)));
+    assert_eq!((first(&spec).head_dim, first(&spec).window), (16, None));
+    let shape = |role: Role| {
+        spec.tensors.iter().find(|tensor| tensor.role == role).map(|tensor| tensor.shape.clone())
+    };
+    assert_eq!(
+        [shape(Role::K(0)), shape(Role::K(1))],
+        [[32, 64], [64, 64]].map(|s| Some(s.into()))
+    );
+    assert_eq!(shape(Role::Down(1)), Some(vec![64, 64]));
+    assert_eq!([shape(Role::QBias(0)), shape(Role::QBias(1))], [None, Some(vec![64])]);
+    assert_eq!([shape(Role::KNorm(0)), shape(Role::KNorm(1))], [None, Some(vec![32])]);
+    let text = spec.to_string();
+    for part in ["1 of 4/2 heads of 16, MLP 96 + 1 of 2/2 heads of 32, MLP 64", "window 8 on 1"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+}
+
+#[test]
+fn layers_that_make_no_model() {
+    let cases = [
+        ("num_key_value_heads", json!(3), "num_key_value_heads: 4 query heads on 3"),
+        ("head_dim", json!(15), "head_dim: 15"),
+        ("rope_theta", json!(0), "layers[0].rope_theta"),
+        ("intermediate_size", json!(null), "layers[0].intermediate_size"),
+        ("rope_scaling", json!({"factor": 2}), "layers[0].rope_scaling"),
+    ];
+    for (key, value, told) in cases {
+        let mut config = hybrid();
+        config["layers"][0][key] = value;
+        let error = read(config).unwrap_err().to_string();
+        assert!(error.contains(told), "{told:?} in {error:?}");
+    }
+    for (value, told) in [
+        (json!([hybrid()["layers"][0]]), "1 entries for 2"),
+        (json!([1, 2]), "an object layers[0]."),
+        (json!({}), "a list of objects"),
+    ] {
+        let error = refusal(hybrid(), "layers", value).to_string();
+        assert!(error.contains(told), "{told:?} in {error:?}");
+    }
 }
 
 #[test]

@@ -3,7 +3,8 @@
 
 use super::config::Config;
 use super::{
-    fp8_blocks, HeadKind, LayerSpec, Llama3Scaling, Mix, Role, Rope, RopeStyle, Spec, TensorSpec,
+    fp8_blocks, Attention, Gated, HeadKind, Join, LayerSpec, Llama3Scaling, Mixer, Mlp, Role, Rope,
+    RopeStyle, Spec, TensorSpec,
 };
 use crate::error::Result;
 
@@ -22,38 +23,49 @@ const THETA: f64 = 10_000.0;
 
 /// Reads a config of the family into a spec.
 pub(super) fn spec(config: &Config<'_>, traits: &Traits) -> Result<Spec> {
-    let hidden = config.size("hidden_size")?;
     let heads = config.size("num_attention_heads")?;
-    let kv_heads = config.size_or("num_key_value_heads", heads)?;
-    let head_dim = config.size_or("head_dim", hidden / heads)?;
-    let layers = config.layers()?;
-    let ffn = config.size("intermediate_size")?;
-    let vocab = config.size("vocab_size")?;
-    let rope = rope(config)?;
-    let windows = (traits.windows)(config, layers)?;
-    let tied = config.flag_or("tie_word_embeddings", false)?;
+    let attention = Attention {
+        heads,
+        kv_heads: config.size_or("num_key_value_heads", heads)?,
+        head_dim: config.size_or("head_dim", config.size("hidden_size")? / heads)?,
+        window: None,
+        rope: rope(config)?,
+        qk_norm: traits.qk_norm,
+        qkv_bias: traits.qkv_bias,
+    };
+    let mlp = Gated { ffn: config.size("intermediate_size")? };
+    let windows = (traits.windows)(config, config.layers()?)?;
+    let layers = windows.into_iter().map(|window| layer(Attention { window, ..attention }, mlp));
     if config.size_or("pretraining_tp", 1)? != 1 {
         return config.unsupported("pretraining_tp", "only 1");
     }
+    let spec = with_layers(config, layers.collect())?;
+    config.finish(&["is_llama_config"])?;
+    Ok(spec)
+}
+
+/// A layer of a model with one residual stream.
+pub(super) fn layer(attention: Attention, mlp: Gated) -> LayerSpec {
+    LayerSpec {
+        mixer: Mixer::Attention(attention),
+        mixer_join: Join::Sum,
+        mlp: Mlp::Gated(mlp),
+        mlp_join: Join::Sum,
+    }
+}
+
+/// The spec of a model with these layers, all else read from the config.
+pub(super) fn with_layers(config: &Config<'_>, layers: Vec<LayerSpec>) -> Result<Spec> {
+    let tied = config.flag_or("tie_word_embeddings", false)?;
     silu(config)?;
     let mut spec = Spec {
         architecture: String::new(),
-        hidden,
-        heads,
-        kv_heads,
-        head_dim,
-        ffn,
-        vocab,
+        hidden: config.size("hidden_size")?,
+        vocab: config.size("vocab_size")?,
         max_positions: config.size("max_position_embeddings")?,
         norm_eps: config.positive_or("rms_norm_eps", 1e-6)? as f32,
-        rope,
-        qk_norm: traits.qk_norm,
-        qkv_bias: traits.qkv_bias,
         lanes: 1,
-        layers: windows
-            .into_iter()
-            .map(|window| LayerSpec { window, attention_mix: Mix::PRESENT, mlp_mix: Mix::PRESENT })
-            .collect(),
+        layers,
         head: HeadKind::Replicate,
         tied,
         norm_per_lane: false,
@@ -67,7 +79,6 @@ pub(super) fn spec(config: &Config<'_>, traits: &Traits) -> Result<Spec> {
     if tied {
         spec.ignored.push("lm_head.weight".to_owned());
     }
-    config.finish(&["is_llama_config"])?;
     Ok(spec)
 }
 
@@ -80,7 +91,7 @@ pub(super) fn silu(config: &Config<'_>) -> Result<()> {
 }
 
 /// `rope_theta` with `rope_scaling`, or transformers 5's `rope_parameters`, which holds both.
-fn rope(config: &Config<'_>) -> Result<Rope> {
+pub(super) fn rope(config: &Config<'_>) -> Result<Rope> {
     let style = RopeStyle::HalfSplit;
     let outer = config.optional_positive("rope_theta")?;
     let old = config.object("rope_scaling")?;
@@ -124,27 +135,28 @@ fn llama3_scaling(parameters: &Config<'_>) -> Result<Option<Llama3Scaling>> {
 
 /// Hugging Face's names.
 fn tensors(spec: &Spec) -> Vec<TensorSpec> {
-    let (hidden, ffn) = (spec.hidden, spec.ffn);
-    let (q, kv) = (spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim);
+    let hidden = spec.hidden;
     let mut list = Vec::new();
     let mut add = |role, name: String, shape: &[usize]| {
         list.push(TensorSpec { role, name, shape: shape.to_vec() });
     };
     add(Role::Embedding, "model.embed_tokens.weight".to_owned(), &[spec.vocab, hidden]);
-    for i in 0..spec.layers.len() {
+    for (i, layer) in spec.layers.iter().enumerate() {
+        let (Mixer::Attention(attention), Mlp::Gated(Gated { ffn })) = (&layer.mixer, layer.mlp);
+        let (q, kv) = (attention.query_width(), attention.kv_width());
         let name = |part: &str| format!("model.layers.{i}.{part}");
         add(Role::AttentionNorm(i), name("input_layernorm.weight"), &[hidden]);
         add(Role::Q(i), name("self_attn.q_proj.weight"), &[q, hidden]);
         add(Role::K(i), name("self_attn.k_proj.weight"), &[kv, hidden]);
         add(Role::V(i), name("self_attn.v_proj.weight"), &[kv, hidden]);
-        if spec.qkv_bias {
+        if attention.qkv_bias {
             add(Role::QBias(i), name("self_attn.q_proj.bias"), &[q]);
             add(Role::KBias(i), name("self_attn.k_proj.bias"), &[kv]);
             add(Role::VBias(i), name("self_attn.v_proj.bias"), &[kv]);
         }
-        if spec.qk_norm {
-            add(Role::QNorm(i), name("self_attn.q_norm.weight"), &[spec.head_dim]);
-            add(Role::KNorm(i), name("self_attn.k_norm.weight"), &[spec.head_dim]);
+        if attention.qk_norm {
+            add(Role::QNorm(i), name("self_attn.q_norm.weight"), &[attention.head_dim]);
+            add(Role::KNorm(i), name("self_attn.k_norm.weight"), &[attention.head_dim]);
         }
         add(Role::O(i), name("self_attn.o_proj.weight"), &[hidden, q]);
         add(Role::MlpNorm(i), name("post_attention_layernorm.weight"), &[hidden]);

@@ -1,14 +1,14 @@
 //! How many bytes of what: weights, KV pages, scratch. Refuses before anything is loaded.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use kie_kernels::abi::{Dims, Dtype, PAGE};
 use kie_kernels::device::{Device, DeviceInfo, Holding};
 
-use super::{interleaved, schedule};
+use super::state::{self, States};
 use crate::error::{Error, Result};
-use crate::memory::ring_pages;
-use crate::model::Spec;
+use crate::model::{Join, Mixer, Mlp, Spec};
 use crate::request::EngineConfig;
 
 /// Sizes of a plan, in bytes.
@@ -105,7 +105,7 @@ pub(super) fn size(
     config: &EngineConfig,
     (device, info): (&dyn Device, &DeviceInfo),
     (weight_bytes, wide): (u64, bool),
-) -> Result<(Dims, Memory)> {
+) -> Result<(Dims, States, Memory)> {
     let context = config.max_seq_len.unwrap_or(spec.max_positions);
     if context < 2 || context > spec.max_positions {
         return Err(Error::InvalidRequest(format!(
@@ -118,42 +118,34 @@ pub(super) fn size(
         return Err(Error::InvalidRequest(format!("max_batch must be 1 to 256, got {got}")));
     }
     let slots = config.max_batch as u32;
-    let windowed = spec.layers.iter().filter(|l| l.window.is_some()).count() as u32;
-    let lanes = spec.lanes as u32;
-    let mut dims = Dims {
+    let dims = Dims {
         hidden: spec.hidden as u32,
-        lanes,
-        heads: spec.heads as u32 / lanes,
-        kv_heads: spec.kv_heads as u32 / lanes,
-        head_dim: spec.head_dim as u32,
-        ffn: spec.ffn as u32 / lanes,
+        lanes: spec.lanes as u32,
         vocab: spec.vocab as u32,
         eps: spec.norm_eps,
-        rope_interleaved: interleaved(spec.rope.style),
-        head_mode: schedule::head_mode(spec.head),
-        kv_dtype: kv_dtype(spec, wide),
         max_positions: context as u32,
         slots,
         columns: slots + device.chunk().min(context as u32),
-        group_layers: [spec.layers.len() as u32 - windowed, windowed],
-        group_pages: [0, 0],
     };
+    let mut states = state::states(spec, kv_dtype(spec, wide));
     let scratch_bytes = scratch(spec, &dims);
     let left = info.free_bytes.saturating_sub(weight_bytes + scratch_bytes);
-    let page_bytes = [0, 1].map(|group| device.page_bytes(&dims, group));
-    pages(&mut dims, spec, config, left, page_bytes);
-    let kv_bytes = (0..2).map(|g| page_bytes[g] * u64::from(dims.group_pages[g])).sum();
+    let budget = config.kv_bytes.unwrap_or(left / 10 * 8);
+    state::share(&mut states.groups, &dims, device, budget);
+    let (kv_bytes, page_bytes) =
+        (state::bytes(&states.groups, device), state::bytes_of_one(&states.groups, device));
+    let whole_pages = u64::from(states.groups[0].pages);
     let memory = Memory {
         weight_bytes,
         kv_bytes,
         scratch_bytes,
         free_bytes: info.free_bytes,
-        kv_bytes_per_position: (page_bytes[0] + page_bytes[1]) / PAGE as u64,
-        kv_positions: u64::from(dims.group_pages[0]) * PAGE as u64,
+        kv_bytes_per_position: page_bytes / PAGE as u64,
+        kv_positions: whole_pages * PAGE as u64,
     };
-    let short = u64::from(dims.group_pages[0]) < dims.max_pages() as u64;
+    let short = whole_pages < dims.max_pages() as u64;
     if memory.need() > info.free_bytes || short {
-        let one = dims.max_pages() as u64 * (page_bytes[0] + page_bytes[1]);
+        let one = dims.max_pages() as u64 * page_bytes;
         let need = weight_bytes + scratch_bytes + kv_bytes.max(one);
         if let Some(got) = config.kv_bytes.filter(|_| short && need <= info.free_bytes) {
             return Err(Error::InvalidRequest(format!(
@@ -167,7 +159,7 @@ pub(super) fn size(
         let plan = format!("{memory}{lower}: one sequence of {context} needs {} of KV", human(one));
         return Err(Error::OutOfMemory { need, free: info.free_bytes, plan });
     }
-    Ok((dims, memory))
+    Ok((dims, states, memory))
 }
 
 /// Widest position, in bytes of float32 KV, that is kept in float32.
@@ -177,7 +169,11 @@ const WIDE_KV: usize = 64 << 10;
 /// to 1e-3 of the logits, and memory is what it saves. A function of the model alone, so that the
 /// same request gives the same bits whatever is free.
 fn kv_dtype(spec: &Spec, wide: bool) -> Dtype {
-    let position = spec.layers.len() * spec.kv_heads * spec.head_dim * 2 * 4;
+    let layer = |mixer: &Mixer| {
+        let Mixer::Attention(attention) = mixer;
+        attention.kv_width() * 2 * 4
+    };
+    let position: usize = spec.layers.iter().map(|l| layer(&l.mixer)).sum();
     if wide || position <= WIDE_KV {
         Dtype::F32
     } else {
@@ -185,32 +181,23 @@ fn kv_dtype(spec: &Spec, wide: bool) -> Dtype {
     }
 }
 
-/// Shares the budget among the groups: room for every slot's longest sequence where there is
-/// memory for it, else at least the rings of the windowed layers and the rest for the others.
-fn pages(dims: &mut Dims, spec: &Spec, config: &EngineConfig, left: u64, bytes: [u64; 2]) {
-    let most = u64::from(dims.slots) * dims.max_pages() as u64;
-    let budget = config.kv_bytes.unwrap_or(left / 10 * 8);
-    let both = (budget / (bytes[0] + bytes[1]).max(1)).min(most);
-    let window = spec.layers.iter().filter_map(|l| l.window).max().unwrap_or(0);
-    // A ring may be longer than a sequence; `Pages` counts on it for every slot all the same.
-    let rings = u64::from(dims.slots) * ring_pages(window, dims.chunk()) as u64;
-    let windowed = if dims.group_layers[1] > 0 { both.max(rings) } else { 0 };
-    let full = match bytes[0] {
-        // No layer sees everything: the group's pages are free of charge and only count positions.
-        0 => most,
-        bytes_0 => (budget.saturating_sub(windowed * bytes[1]) / bytes_0).min(most),
-    };
-    dims.group_pages = [full as u32, windowed as u32];
-}
-
 /// Activations of a pass (each vector, its normed and raw twins, packed copies) and the mailbox.
 fn scratch(spec: &Spec, dims: &Dims) -> u64 {
     let streams = 6 * u64::from(dims.lanes * dims.hidden);
-    let heads = 3 * u64::from(dims.lanes * (dims.heads + 2 * dims.kv_heads) * dims.head_dim);
-    let inner = 3 * u64::from(dims.lanes * dims.ffn);
-    let delays = spec.layers.iter().filter_map(|l| l.mlp_mix.others).max().unwrap_or(0) as u64;
-    let partials = 2 * (delays + 1) * u64::from(dims.lanes * dims.hidden);
-    let columns = u64::from(dims.columns) * 4 * (streams + heads + inner + partials);
+    let shapes = spec.layers.iter().map(|layer| {
+        let (Mixer::Attention(a), Mlp::Gated(mlp)) = (&layer.mixer, &layer.mlp);
+        ((a.heads, a.kv_heads, a.head_dim), mlp.ffn)
+    });
+    let (heads, inner): (BTreeSet<_>, BTreeSet<_>) = shapes.unzip();
+    let heads: usize = heads.iter().map(|(q, kv, dim)| (q + 2 * kv) * dim).sum();
+    let (heads, inner) = (3 * heads as u64, 3 * inner.iter().sum::<usize>() as u64);
+    let delay = |join: Join| match join {
+        Join::Sum | Join::Own { .. } => 0,
+        Join::Delayed { layers } => layers,
+    };
+    let delays = spec.layers.iter().map(|l| delay(l.mlp_join)).max().unwrap_or(0) as u64;
+    let kept = 2 * (delays + 1) * u64::from(dims.lanes * dims.hidden);
+    let columns = u64::from(dims.columns) * 4 * (streams + heads + inner + kept);
     let slot = u64::from(dims.max_positions) * 24 + u64::from(dims.vocab) * 40;
     columns + u64::from(dims.slots) * slot
 }

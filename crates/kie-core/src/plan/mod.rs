@@ -5,6 +5,7 @@
 mod convert;
 mod memory;
 mod schedule;
+mod state;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,10 +13,11 @@ use std::sync::Arc;
 
 use kie_kernels::abi::{Codes, Dims, Dtype, Encoding, Program, Tensor};
 use kie_kernels::device::{Buffer, Device, DeviceInfo, Holding};
+use kie_kernels::partition::partition_rows;
 use kie_kernels::validate::{validate, ValidProgram};
 
 use crate::error::{Error, Result};
-use crate::model::{Role, Rope, RopeStyle, Spec, TensorSpec};
+use crate::model::{Attention, Mixer, Role, Rope, Spec, TensorSpec};
 use crate::request::EngineConfig;
 use crate::weights::Checkpoint;
 
@@ -85,26 +87,29 @@ fn assemble(
     let info = device.info();
     let wanted = convert::wanted(&config.dtype)?;
     let weights = weights_of(spec, checkpoint, wanted);
-    let (dims, mut memory) = memory::size(spec, config, (device, &info), weights)?;
+    let (dims, states, mut memory) = memory::size(spec, config, (device, &info), weights)?;
+    let rotary = rotary_tables(spec);
     let mut placed = Placed {
-        buffers: vec![load(device, Arc::new(frequencies(&spec.rope, spec.head_dim)))?],
-        tensors: vec![rope_tensor(spec)],
+        buffers: vec![load(device, Arc::new(rotary.bytes))?],
+        tensors: rotary.tensors,
         roles: HashMap::new(),
         notes: Vec::new(),
     };
     placed.all(spec, checkpoint, device, wanted, reads)?;
     let Placed { buffers, tensors, roles, notes } = placed;
     let weight_bytes_per_token = read_per_token(&roles, &tensors);
-    let schedule = schedule::schedule(spec, &dims, info.blocks, &roles);
-    let program = Program {
-        dims,
-        blocks: info.blocks,
-        steps: schedule.steps,
-        tensors,
-        vectors: schedule.vectors,
-        splits: schedule.splits,
-        rope: 0,
+    let made = schedule::Planned {
+        spec,
+        dims: &dims,
+        tensors: &roles,
+        states: &states.layers,
+        rotary: &rotary.of_layer,
     };
+    let schedule::Schedule { mut steps, vectors } = schedule::schedule(&made);
+    let row_partition = partition_rows(&mut steps, &dims, info.blocks);
+    let groups = states.groups;
+    let program =
+        Program { dims, blocks: info.blocks, steps, tensors, vectors, groups, row_partition };
     let program = validate(program, &buffers)?;
     let how = device.describe(&program)?;
     let machines = device.holdings(&program)?;
@@ -204,19 +209,42 @@ fn frequencies(rope: &Rope, head_dim: usize) -> Vec<u8> {
     (0..head_dim / 2).flat_map(bytes).collect()
 }
 
-fn rope_tensor(spec: &Spec) -> Tensor {
-    Tensor {
-        buffer: 0,
-        encoding: Encoding::plain(Codes::F32),
-        layout: kie_kernels::abi::Layout::RowMajor,
-        lanes: 1,
-        rows: 1,
-        cols: (spec.head_dim / 2) as u32,
-        scale_buffer: 0,
-        offset: 0,
-        scale_offset: 0,
-        zero_offset: 0,
+/// The rotary tables of a model, in the planner's buffer.
+struct RotaryTables {
+    bytes: Vec<u8>,
+    /// The first tensors of the program.
+    tensors: Vec<Tensor>,
+    /// Which of them each layer turns by.
+    of_layer: Vec<u32>,
+}
+
+/// One table for all layers that turn alike.
+fn rotary_tables(spec: &Spec) -> RotaryTables {
+    let mut all = RotaryTables { bytes: Vec::new(), tensors: Vec::new(), of_layer: Vec::new() };
+    let mut known: Vec<(Rope, usize)> = Vec::new();
+    for layer in &spec.layers {
+        let Mixer::Attention(Attention { rope, head_dim, .. }) = layer.mixer;
+        let at = known.iter().position(|table| *table == (rope, head_dim));
+        let at = at.unwrap_or_else(|| {
+            known.push((rope, head_dim));
+            all.tensors.push(Tensor {
+                buffer: 0,
+                encoding: Encoding::plain(Codes::F32),
+                layout: kie_kernels::abi::Layout::RowMajor,
+                lanes: 1,
+                rows: 1,
+                cols: (head_dim / 2) as u32,
+                scale_buffer: 0,
+                offset: all.bytes.len() as u64,
+                scale_offset: 0,
+                zero_offset: 0,
+            });
+            all.bytes.extend(frequencies(&rope, head_dim));
+            known.len() - 1
+        });
+        all.of_layer.push(at as u32);
     }
+    all
 }
 
 /// A checkpoint tensor in place. Matrices have the lane first where they have three dimensions;
@@ -316,9 +344,4 @@ impl From<kie_kernels::Error> for Error {
             other => Self::Device(other.to_string()),
         }
     }
-}
-
-/// True where rotary pairs are neighbours.
-fn interleaved(style: RopeStyle) -> u32 {
-    u32::from(style == RopeStyle::Interleaved)
 }

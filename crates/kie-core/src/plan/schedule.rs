@@ -1,198 +1,201 @@
-//! Spec → steps: the order of operations, which vector each reads and writes, and which block owns
-//! which rows. Pure: the same spec and block count give the same steps.
+//! Spec → steps: the order of operations, and which vector each reads and writes. Pure: the same
+//! spec gives the same steps.
 
 use std::collections::HashMap;
 
-use kie_kernels::abi::{Dims, HeadMode, Op, Step, Vector, NONE};
+use kie_kernels::abi::{
+    Attend, Dims, Embed, GateUp, Head, HeadMode, Heads, Join, Project, Qkv, Rotary, Sample,
+    StateAt, Step, StepKind, Vector,
+};
 
-use crate::model::{HeadKind, Mix, Role, Spec};
+use crate::model::{self, Attention, Gated, HeadKind, Mixer, Mlp, Role, RopeStyle, Spec};
 
-/// The vectors of a program by their use.
-struct Vectors {
-    all: Vec<Vector>,
-    residual: u32,
-    query: u32,
-    attended: u32,
-    inner: u32,
-    logits: u32,
-    /// Module outputs that later layers add, by (is the MLP's, layer modulo ring length).
-    partials: HashMap<(bool, usize), u32>,
+/// What steps are made of. Lists are by layer.
+pub(super) struct Planned<'a> {
+    pub spec: &'a Spec,
+    pub dims: &'a Dims,
+    /// The program's tensors.
+    pub tensors: &'a HashMap<Role, u32>,
+    /// Places in the page groups.
+    pub states: &'a [StateAt],
+    /// Rotary tables, as tensors.
+    pub rotary: &'a [u32],
 }
 
-impl Vectors {
-    fn new(spec: &Spec, dims: &Dims) -> Self {
-        let mut all = Vec::new();
-        let mut add = |lanes, width| {
-            all.push(Vector { lanes, width });
-            all.len() as u32 - 1
-        };
-        let lanes = dims.lanes;
-        let residual = add(lanes, dims.hidden);
-        let query = add(lanes, dims.heads * dims.head_dim);
-        let attended = add(lanes, dims.heads * dims.head_dim);
-        let inner = add(lanes, dims.ffn);
-        let logits = add(1, dims.vocab);
-        let mut partials = HashMap::new();
-        for mlp in [false, true] {
-            let delays =
-                spec.layers.iter().map(|l| delay(if mlp { l.mlp_mix } else { l.attention_mix }));
-            let ring = delays.max().unwrap_or(0);
-            if ring > 0 {
-                // One slot more than the delay: a layer is read while a newer one is written.
-                (0..=ring).for_each(|at| {
-                    partials.insert((mlp, at), add(lanes, dims.hidden));
-                });
-            }
-        }
-        Self { all, residual, query, attended, inner, logits, partials }
-    }
-
-    fn partial(&self, mlp: bool, layer: usize) -> u32 {
-        let ring = self.partials.keys().filter(|k| k.0 == mlp).count();
-        if ring == 0 {
-            return NONE;
-        }
-        self.partials[&(mlp, layer % ring)]
-    }
-}
-
-fn delay(mix: Mix) -> usize {
-    mix.others.unwrap_or(0)
-}
-
-/// Steps, vectors and row splits of one pass.
+/// Steps and vectors of one pass.
 pub(super) struct Schedule {
     pub steps: Vec<Step>,
     pub vectors: Vec<Vector>,
-    pub splits: Vec<u32>,
 }
 
-/// Splits `rows` evenly over `blocks`, on multiples of `unit` (the last block takes the rest).
-fn split(rows: u32, unit: u32, blocks: u32) -> impl Iterator<Item = u32> {
-    let units = u64::from(rows.div_ceil(unit));
-    (0..=blocks)
-        .map(move |b| (units * u64::from(b) / u64::from(blocks)) as u32 * unit)
-        .map(move |row| row.min(rows))
+/// Which of a layer's two modules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Module {
+    Mixer,
+    Mlp,
+}
+
+/// What a vector is for. Layers of the same sizes use the same ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Use {
+    Residual,
+    Query(Heads),
+    Attended(Heads),
+    Inner(u32),
+    Logits,
+    /// A module's outputs that later layers add: the layer, modulo what is kept at a time.
+    Kept(Module, usize),
 }
 
 struct Builder<'a> {
-    spec: &'a Spec,
-    dims: &'a Dims,
-    blocks: u32,
-    tensors: &'a HashMap<Role, u32>,
-    vectors: Vectors,
+    planned: &'a Planned<'a>,
+    vectors: Vec<Vector>,
+    known: HashMap<Use, u32>,
     steps: Vec<Step>,
-    splits: Vec<u32>,
 }
-
-/// Rows that one block takes at least: an AMX or mma tile.
-const TILE_ROWS: u32 = 16;
 
 impl Builder<'_> {
     fn tensor(&self, role: Role) -> u32 {
-        self.tensors.get(&role).copied().unwrap_or(NONE)
+        self.planned.tensors[&role]
     }
 
-    fn push(&mut self, op: Op, layer: usize, rows: u32, unit: u32) -> &mut Step {
-        let at = self.splits.len() as u32;
-        self.splits.extend(split(rows, unit, self.blocks));
-        let group = usize::from(self.spec.layers.get(layer).is_some_and(|l| l.window.is_some()));
-        let earlier = self.spec.layers[..layer.min(self.spec.layers.len())].iter();
-        let group_layer = earlier.filter(|l| usize::from(l.window.is_some()) == group).count();
-        self.steps.push(Step {
-            op,
-            layer: layer as u16,
-            weights: [NONE; 3],
-            biases: [NONE; 3],
-            norm: NONE,
-            head_norms: [NONE; 2],
-            input: self.vectors.residual,
-            output: self.vectors.residual,
-            partial: NONE,
-            others: NONE,
-            mix_own: 1.0,
-            mix_delay: -1,
-            group: group as u32,
-            group_layer: group_layer as u32,
-            window: NONE,
-            split: at,
-        });
-        self.steps.last_mut().expect("just pushed")
-    }
-
-    fn attention(&mut self, layer: usize) {
-        let d = *self.dims;
-        let window = self.spec.layers[layer].window.map_or(NONE, |w| w as u32);
-        let weights = [Role::Q(layer), Role::K(layer), Role::V(layer)].map(|r| self.tensor(r));
-        let biases =
-            [Role::QBias(layer), Role::KBias(layer), Role::VBias(layer)].map(|r| self.tensor(r));
-        let norm = self.tensor(Role::AttentionNorm(layer));
-        let head_norms = [Role::QNorm(layer), Role::KNorm(layer)].map(|r| self.tensor(r));
-        let (query, attended) = (self.vectors.query, self.vectors.attended);
-        let step = self.push(Op::Qkv, layer, d.lanes * (d.heads + 2 * d.kv_heads), 1);
-        (step.weights, step.biases, step.norm) = (weights, biases, norm);
-        (step.head_norms, step.output, step.window) = (head_norms, query, window);
-        let step = self.push(Op::Attend, layer, d.lanes * d.kv_heads, 1);
-        (step.input, step.output, step.window) = (query, attended, window);
-        let mix = self.spec.layers[layer].attention_mix;
-        self.project(layer, Role::O(layer), attended, mix, false);
-    }
-
-    fn mlp(&mut self, layer: usize) {
-        let d = *self.dims;
-        let (gate, up) = (self.tensor(Role::Gate(layer)), self.tensor(Role::Up(layer)));
-        let norm = self.tensor(Role::MlpNorm(layer));
-        let inner = self.vectors.inner;
-        let step = self.push(Op::GateUp, layer, d.lanes * d.ffn, TILE_ROWS);
-        (step.weights, step.norm, step.output) = ([gate, up, NONE], norm, inner);
-        let mix = self.spec.layers[layer].mlp_mix;
-        self.project(layer, Role::Down(layer), inner, mix, true);
-    }
-
-    fn project(&mut self, layer: usize, role: Role, input: u32, mix: Mix, mlp: bool) {
-        let weight = self.tensor(role);
-        let later = self.spec.layers.iter().enumerate().skip(layer + 1).any(|(i, l)| {
-            let mix = if mlp { l.mlp_mix } else { l.attention_mix };
-            delay(mix) > 0 && i - delay(mix) == layer
-        });
-        let partial = if later { self.vectors.partial(mlp, layer) } else { NONE };
-        let others = match mix.others {
-            Some(delay) if delay > 0 => self.vectors.partial(mlp, layer - delay),
-            Some(_) | None => NONE,
+    fn vector(&mut self, what: Use) -> u32 {
+        let d = self.planned.dims;
+        let (lanes, width) = match what {
+            Use::Residual | Use::Kept(..) => (d.lanes, d.hidden),
+            Use::Query(heads) | Use::Attended(heads) => (d.lanes, heads.query_width()),
+            Use::Inner(ffn) => (d.lanes, ffn),
+            Use::Logits => (1, d.vocab),
         };
-        let step = self.push(Op::Project, layer, self.dims.hidden, TILE_ROWS);
-        step.weights[0] = weight;
-        (step.input, step.partial, step.others) = (input, partial, others);
-        (step.mix_own, step.mix_delay) = (mix.own, mix.others.map_or(-1, |d| d as i32));
+        *self.known.entry(what).or_insert_with(|| {
+            self.vectors.push(Vector { lanes, width });
+            self.vectors.len() as u32 - 1
+        })
+    }
+
+    fn push(&mut self, layer: usize, kind: StepKind) {
+        self.steps.push(Step { layer: layer as u16, kind });
+    }
+
+    fn attention(&mut self, layer: usize, attention: &Attention) {
+        let lanes = self.planned.spec.lanes;
+        let heads = Heads {
+            query: (attention.heads / lanes) as u32,
+            kv: (attention.kv_heads / lanes) as u32,
+            dim: attention.head_dim as u32,
+        };
+        let residual = self.vector(Use::Residual);
+        let (query, attended) = (self.vector(Use::Query(heads)), self.vector(Use::Attended(heads)));
+        let biases = [Role::QBias(layer), Role::KBias(layer), Role::VBias(layer)];
+        let head_norms = [Role::QNorm(layer), Role::KNorm(layer)];
+        let state = self.planned.states[layer];
+        let qkv = Qkv {
+            norm: self.tensor(Role::AttentionNorm(layer)),
+            weights: [Role::Q(layer), Role::K(layer), Role::V(layer)].map(|r| self.tensor(r)),
+            biases: attention.qkv_bias.then(|| biases.map(|role| self.tensor(role))),
+            head_norms: attention.qk_norm.then(|| head_norms.map(|role| self.tensor(role))),
+            rotary: Rotary {
+                frequencies: self.planned.rotary[layer],
+                interleaved: attention.rope.style == RopeStyle::Interleaved,
+            },
+            heads,
+            input: residual,
+            output: query,
+            state,
+            partition: 0,
+        };
+        self.push(layer, StepKind::Qkv(qkv));
+        let window = attention.window.map(|window| window as u32);
+        let attend = Attend { heads, input: query, output: attended, state, window };
+        self.push(layer, StepKind::Attend(attend));
+        self.project(layer, Role::O(layer), attended, Module::Mixer);
+    }
+
+    fn mlp(&mut self, layer: usize, &Gated { ffn }: &Gated) {
+        let ffn = (ffn / self.planned.spec.lanes) as u32;
+        let gate_up = GateUp {
+            norm: self.tensor(Role::MlpNorm(layer)),
+            weights: [Role::Gate(layer), Role::Up(layer)].map(|role| self.tensor(role)),
+            ffn,
+            input: self.vector(Use::Residual),
+            output: self.vector(Use::Inner(ffn)),
+            partition: 0,
+        };
+        self.push(layer, StepKind::GateUp(gate_up));
+        self.project(layer, Role::Down(layer), gate_up.output, Module::Mlp);
+    }
+
+    /// Layers between a module's output and where others' streams add it; 0 where none do later.
+    fn delay(&self, layer: usize, module: Module) -> usize {
+        let layer = &self.planned.spec.layers[layer];
+        let join = match module {
+            Module::Mixer => layer.mixer_join,
+            Module::Mlp => layer.mlp_join,
+        };
+        match join {
+            model::Join::Sum | model::Join::Own { .. } => 0,
+            model::Join::Delayed { layers } => layers,
+        }
+    }
+
+    /// The vector that keeps a layer's output. One more is in use than the delay: a layer is read
+    /// while a newer one is written.
+    fn kept(&mut self, layer: usize, module: Module) -> u32 {
+        let layers = 0..self.planned.spec.layers.len();
+        let longest = layers.map(|layer| self.delay(layer, module)).max().unwrap_or(0);
+        self.vector(Use::Kept(module, layer % (longest + 1)))
+    }
+
+    fn project(&mut self, layer: usize, role: Role, input: u32, module: Module) {
+        let spec = self.planned.spec;
+        let join = match module {
+            Module::Mixer => spec.layers[layer].mixer_join,
+            Module::Mlp => spec.layers[layer].mlp_join,
+        };
+        let join = match join {
+            model::Join::Sum => Join::Sum,
+            model::Join::Own { factor } => Join::Own { factor },
+            model::Join::Delayed { layers } => {
+                Join::Delayed { layers: layers as u32, from: self.kept(layer - layers, module) }
+            }
+        };
+        let wanted = (layer + 1..spec.layers.len()).any(|later| {
+            let delay = self.delay(later, module);
+            delay > 0 && later - delay == layer
+        });
+        let keep = wanted.then(|| self.kept(layer, module));
+        let (weight, residual) = (self.tensor(role), self.vector(Use::Residual));
+        let project = Project { weight, input, residual, join, keep, partition: 0 };
+        self.push(layer, StepKind::Project(project));
     }
 }
 
-/// The steps of a model on one device. `tensors` maps roles to the program's tensor table.
-pub(super) fn schedule(
-    spec: &Spec,
-    dims: &Dims,
-    blocks: u32,
-    tensors: &HashMap<Role, u32>,
-) -> Schedule {
-    let vectors = Vectors::new(spec, dims);
-    let (steps, splits) = (Vec::new(), Vec::new());
-    let mut b = Builder { spec, dims, blocks, tensors, vectors, steps, splits };
-    let embedding = b.tensor(Role::Embedding);
-    b.push(Op::Embed, 0, dims.hidden, TILE_ROWS).weights[0] = embedding;
-    for layer in 0..spec.layers.len() {
-        b.attention(layer);
-        b.mlp(layer);
+/// The steps of a model on one device; their partitions are filled in afterwards.
+pub(super) fn schedule(planned: &Planned<'_>) -> Schedule {
+    let (vectors, known, steps) = (Vec::new(), HashMap::new(), Vec::new());
+    let mut b = Builder { planned, vectors, known, steps };
+    let spec = planned.spec;
+    let (table, residual) = (b.tensor(Role::Embedding), b.vector(Use::Residual));
+    b.push(0, StepKind::Embed(Embed { table, output: residual }));
+    for (at, layer) in spec.layers.iter().enumerate() {
+        match &layer.mixer {
+            Mixer::Attention(attention) => b.attention(at, attention),
+        }
+        match &layer.mlp {
+            Mlp::Gated(gated) => b.mlp(at, gated),
+        }
     }
-    let (head, norm, logits) = (b.tensor(Role::Head), b.tensor(Role::FinalNorm), b.vectors.logits);
-    let step = b.push(Op::Head, spec.layers.len(), dims.vocab, TILE_ROWS);
-    (step.weights[0], step.norm, step.output) = (head, norm, logits);
-    let step = b.push(Op::Sample, spec.layers.len(), 1, 1);
-    (step.input, step.output) = (logits, NONE);
-    Schedule { steps: b.steps, vectors: b.vectors.all, splits: b.splits }
+    let output = b.vector(Use::Logits);
+    let (norm, weight) = (b.tensor(Role::FinalNorm), b.tensor(Role::Head));
+    let (mode, partition) = (head_mode(spec.head), 0);
+    let head = Head { norm, weight, mode, input: residual, output, partition };
+    b.push(spec.layers.len(), StepKind::Head(head));
+    b.push(spec.layers.len(), StepKind::Sample(Sample { input: output }));
+    Schedule { steps: b.steps, vectors: b.vectors }
 }
 
 /// The head's mode in the program.
-pub(super) fn head_mode(kind: HeadKind) -> HeadMode {
+fn head_mode(kind: HeadKind) -> HeadMode {
     match kind {
         HeadKind::Replicate => HeadMode::Mean,
         HeadKind::SumThenNorm => HeadMode::SumThenNorm,

@@ -23,10 +23,11 @@ pub mod team;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::abi::{Dims, Program};
+use crate::abi::{PageGroup, Program};
 use crate::device::{Buffer, Device, DeviceInfo, Holding, HostBytes, Options, Running};
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
+use crate::shard::state_of;
 use crate::validate::{validate, ValidProgram};
 use ranks::Lanes;
 use simd::Level;
@@ -110,8 +111,8 @@ impl Device for Cpu {
         Ok(self.lanes(program.program())?.map_or_else(String::new, |lanes| lanes.how))
     }
 
-    fn page_bytes(&self, dims: &Dims, group: usize) -> u64 {
-        ranks::page_bytes(dims, group, self.ranks)
+    fn page_bytes(&self, group: &PageGroup) -> u64 {
+        PageGroup { state: state_of(group, self.ranks), ..*group }.page_bytes()
     }
 
     fn holdings(&self, program: &ValidProgram) -> Result<Vec<Holding>> {

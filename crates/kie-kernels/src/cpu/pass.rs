@@ -2,7 +2,7 @@
 //!
 //! # Who writes what
 //! A step is one or more phases with a barrier behind each. Inside a phase a member writes only
-//! the rows of its own block (from the program's splits) or the items whose number is congruent to
+//! the rows of its own block (from the program's row partition) or the items whose number is congruent to
 //! its own; all other data of the phase is read-only. The barrier's release/acquire makes a
 //! phase's writes visible to the next. That is the argument behind every `Field` access below.
 //!
@@ -18,7 +18,10 @@ use super::prefill::{pack, prefill, Packed};
 use super::simd::Level;
 use super::team::{Barrier, Team};
 use super::{numbers, ops};
-use crate::abi::{Codes, Dims, HeadMode, Op, Program, Step, Tensor, Vector, GROUPS, NONE, PAGE};
+use crate::abi::{
+    Attend, Codes, Dims, Dtype, Embed, GateUp, Head, HeadMode, Heads, Join, PageGroup, Program,
+    Project, Qkv, Rotary, StateAt, StateKind, Step, StepKind, Tensor, Vector, PAGE,
+};
 use crate::device::Buffer;
 use crate::error::Result;
 use crate::mailbox::Mailbox;
@@ -80,6 +83,53 @@ struct Scratch {
     stream: Vec<f32>,
 }
 
+/// Where the columns of a pass stand on one rotary table.
+struct Angles {
+    /// The table, by tensor.
+    table: u32,
+    /// Inverse frequencies.
+    frequencies: Box<[f32]>,
+    /// cos then sin of the pass's columns, `[column][head_dim]`.
+    turned: Field<f32>,
+}
+
+/// The largest operands of a program's steps, in numbers a column and lane.
+#[derive(Default)]
+struct Largest {
+    /// What is packed for a product.
+    input: usize,
+    /// What a product leaves in `raw`.
+    raw: usize,
+    /// Query heads of a kv head.
+    shared: usize,
+    head_dim: usize,
+}
+
+impl Largest {
+    fn of(program: &Program) -> Self {
+        let hidden = program.dims.hidden as usize;
+        let mut most = Self { input: hidden, raw: hidden, shared: 1, head_dim: 2 };
+        for step in &program.steps {
+            match &step.kind {
+                StepKind::Qkv(Qkv { heads, .. }) => {
+                    most.raw = most.raw.max((heads.all() * heads.dim) as usize);
+                }
+                StepKind::Attend(Attend { heads, .. }) => {
+                    most.shared = most.shared.max((heads.query / heads.kv) as usize);
+                    most.head_dim = most.head_dim.max(heads.dim as usize);
+                }
+                StepKind::Project(project) => {
+                    let width = program.vectors[project.input as usize].width;
+                    most.input = most.input.max(width as usize);
+                }
+                StepKind::GateUp(gate_up) => most.raw = most.raw.max(gate_up.ffn as usize),
+                StepKind::Embed(_) | StepKind::Head(_) | StepKind::Sample(_) => {}
+            }
+        }
+        most
+    }
+}
+
 /// A program with its memory.
 pub(super) struct Pass {
     program: Program,
@@ -93,11 +143,9 @@ pub(super) struct Pass {
     /// Packed prefill activations, one a lane.
     packed: Vec<UnsafeCell<Packed>>,
     /// KV pages, one arena a group.
-    pages: [Field<u8>; GROUPS],
-    /// cos then sin of the pass's columns, `[column][head_dim]`.
-    angles: Field<f32>,
-    /// Rotary inverse frequencies.
-    frequencies: Vec<f32>,
+    pages: Vec<Field<u8>>,
+    /// Of each rotary table that a step names.
+    angles: Vec<Angles>,
     /// Norm scales and biases as float32, by tensor; empty for the others.
     constants: Vec<Box<[f32]>>,
     /// Final streams of the wanted columns, and their logits.
@@ -117,26 +165,22 @@ impl Pass {
         let lanes = d.lanes as usize;
         let field = |v: &Vector| Field::new((v.lanes * v.width) as usize * columns);
         let widest = (d.lanes * d.hidden) as usize;
-        let qkv = ((d.heads + 2 * d.kv_heads) * d.head_dim) as usize;
-        let inner = d.hidden.max(d.ffn).max(d.heads * d.head_dim) as usize;
-        let raw = qkv.max(d.ffn as usize).max(d.hidden as usize);
-        let arena = |g: usize| Field::new(d.page_bytes(g) as usize * d.group_pages[g] as usize);
-        let packed = || Packed::with_capacity(d.chunk(), inner);
+        let most = Largest::of(&program);
+        let packed = || Packed::with_capacity(d.chunk(), most.input);
         let member = || {
             let stream = vec![0.0; d.hidden as usize];
-            let heads = (d.heads / d.kv_heads) as usize;
-            let head_dim = d.head_dim as usize;
-            let attention = attention::Scratch::with_capacity(heads, head_dim, QUERY_BLOCK);
+            let attention =
+                attention::Scratch::with_capacity(most.shared, most.head_dim, QUERY_BLOCK);
             UnsafeCell::new(Scratch { attention, stream })
         };
+        let arena = |g: &PageGroup| Field::new(g.page_bytes() as usize * g.pages as usize);
         let mut pass = Self {
             vectors: program.vectors.iter().map(field).collect(),
             normed: Field::new(widest * columns),
-            raw: Field::new(lanes * raw * columns),
+            raw: Field::new(lanes * most.raw * columns),
             packed: (0..lanes).map(|_| UnsafeCell::new(packed())).collect(),
-            pages: [arena(0), arena(1)],
-            angles: Field::new(columns * d.head_dim as usize),
-            frequencies: Vec::new(),
+            pages: program.groups.iter().map(arena).collect(),
+            angles: Vec::new(),
             constants: Vec::new(),
             logits: Field::new(d.slots as usize * d.vocab as usize),
             wanted: Vec::with_capacity(columns),
@@ -146,8 +190,25 @@ impl Pass {
             program,
         };
         pass.constants = pass.constants();
-        pass.frequencies = pass.constants[pass.program.rope as usize].to_vec();
+        pass.angles = pass.angles();
         Ok(pass)
+    }
+
+    /// Room for the angles of each rotary table.
+    fn angles(&self) -> Vec<Angles> {
+        let mut all: Vec<Angles> = Vec::new();
+        for step in &self.program.steps {
+            let StepKind::Qkv(Qkv { rotary: Rotary { frequencies: table, .. }, .. }) = step.kind
+            else {
+                continue;
+            };
+            if all.iter().all(|angles| angles.table != table) {
+                let frequencies = self.constants[table as usize].clone();
+                let numbers = 2 * frequencies.len() * self.program.dims.columns as usize;
+                all.push(Angles { table, frequencies, turned: Field::new(numbers) });
+            }
+        }
+        all
     }
 
     pub(super) fn dims(&self) -> &Dims {
@@ -184,26 +245,41 @@ impl Pass {
 
     /// Rotary angles of the pass: position times inverse frequency in float32, as the references.
     fn turn(&mut self, columns: &[Column]) {
-        let half = self.frequencies.len();
-        let angles = self.angles.0.get_mut();
-        for (at, column) in angles.chunks_exact_mut(2 * half).zip(columns) {
-            let (cos, sin) = at.split_at_mut(half);
-            for ((c, s), f) in cos.iter_mut().zip(sin).zip(&self.frequencies) {
-                (*s, *c) = (column.position as f32 * f).sin_cos();
+        for angles in &mut self.angles {
+            let half = angles.frequencies.len();
+            let turned = angles.turned.0.get_mut();
+            for (at, column) in turned.chunks_exact_mut(2 * half).zip(columns) {
+                let (cos, sin) = at.split_at_mut(half);
+                for ((c, s), f) in cos.iter_mut().zip(sin).zip(&angles.frequencies) {
+                    (*s, *c) = (column.position as f32 * f).sin_cos();
+                }
             }
         }
     }
 
-    fn matrix(&self, tensor: &Tensor, lane: usize) -> Matrix<'_> {
-        Matrix::of(tensor, lane, &self.buffers)
+    /// One lane of a tensor.
+    fn matrix(&self, tensor: u32, lane: usize) -> Matrix<'_> {
+        Matrix::of(&self.program.tensors[tensor as usize], lane, &self.buffers)
     }
 
     /// What steps use number by number, converted once.
     fn constants(&self) -> Vec<Box<[f32]>> {
-        let steps = self.program.steps.iter();
-        let mut used: Vec<u32> =
-            steps.flat_map(|s| [s.norm].into_iter().chain(s.biases).chain(s.head_norms)).collect();
-        used.push(self.program.rope);
+        let mut used: Vec<u32> = Vec::new();
+        for step in &self.program.steps {
+            match &step.kind {
+                StepKind::Qkv(qkv) => {
+                    used.extend([qkv.norm, qkv.rotary.frequencies]);
+                    used.extend(qkv.biases.iter().flatten());
+                    used.extend(qkv.head_norms.iter().flatten());
+                }
+                StepKind::GateUp(gate_up) => used.push(gate_up.norm),
+                StepKind::Head(head) => used.push(head.norm),
+                StepKind::Embed(_)
+                | StepKind::Attend(_)
+                | StepKind::Project(_)
+                | StepKind::Sample(_) => {}
+            }
+        }
         let convert = |(index, tensor): (usize, &Tensor)| {
             if !used.contains(&(index as u32)) {
                 return Box::default();
@@ -211,16 +287,16 @@ impl Pass {
             let (rows, cols) = (tensor.rows as usize, tensor.cols as usize);
             let mut numbers = vec![0.0; rows * cols];
             for (row, out) in numbers.chunks_exact_mut(cols).enumerate() {
-                numbers::row_to_f32(&self.matrix(tensor, 0), row, out);
+                numbers::row_to_f32(&self.matrix(index as u32, 0), row, out);
             }
             numbers.into()
         };
         self.program.tensors.iter().enumerate().map(convert).collect()
     }
 
-    /// A norm scale or bias, if the step has one.
-    fn constant(&self, index: u32) -> Option<&[f32]> {
-        (index != NONE).then(|| &*self.constants[index as usize])
+    /// A norm scale or bias.
+    fn constant(&self, index: u32) -> &[f32] {
+        &self.constants[index as usize]
     }
 }
 
@@ -237,15 +313,15 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     fn step(&self, step: &Step) {
-        match step.op {
-            Op::Embed => self.embed(step),
-            Op::Qkv => self.qkv(step),
-            Op::Attend => self.attend(step),
-            Op::Project => self.project(step),
-            Op::GateUp => self.gate_up(step),
-            Op::Head => self.head(step),
+        match &step.kind {
+            StepKind::Embed(embed) => self.embed(embed),
+            StepKind::Qkv(qkv) => self.qkv(qkv),
+            StepKind::Attend(attend) => self.attend(attend),
+            StepKind::Project(project) => self.project(project),
+            StepKind::GateUp(gate_up) => self.gate_up(gate_up),
+            StepKind::Head(head) => self.head(head),
             // Tokens are chosen between passes, where the control plane needs them.
-            Op::Sample => return,
+            StepKind::Sample(_) => return,
         }
         self.barrier.wait();
     }
@@ -259,11 +335,11 @@ impl Walk<'_> {
         (self.member..items).step_by(self.pass.program.blocks as usize)
     }
 
-    /// Rows of this member's block.
-    fn rows(&self, step: &Step) -> Range<usize> {
-        let at = step.split as usize + self.member;
-        let split = &self.pass.program.splits;
-        split[at] as usize..split[at + 1] as usize
+    /// Rows of this member's block in a partition.
+    fn rows(&self, partition: u32) -> Range<usize> {
+        let at = partition as usize + self.member;
+        let ends = &self.pass.program.row_partition;
+        ends[at] as usize..ends[at + 1] as usize
     }
 
     fn at(&self, lane: usize, column: usize, width: usize) -> usize {
@@ -279,25 +355,24 @@ impl Walk<'_> {
         unsafe { self.pass.vectors[index as usize].part(at + part.start..at + part.end) }
     }
 
-    fn embed(&self, step: &Step) {
-        let tensor = self.pass.program.tensors[step.weights[0] as usize];
+    fn embed(&self, step: &Embed) {
         let hidden = self.dims().hidden as usize;
         for item in self.mine(self.columns.len()) {
             for lane in 0..self.dims().lanes as usize {
                 let out = self.vector(step.output, lane, item, 0..hidden);
                 let row = self.columns[item].token as usize;
-                numbers::row_to_f32(&self.pass.matrix(&tensor, 0), row, out);
+                numbers::row_to_f32(&self.pass.matrix(step.table, 0), row, out);
             }
         }
     }
 
     /// RMSNorm of every column and lane of `input` into `normed`, packed where prefill wants it.
-    fn norm(&self, step: &Step, weights: &[u32]) {
+    fn norm(&self, scale: u32, input: u32, weights: &[u32]) {
         let (hidden, lanes) = (self.dims().hidden as usize, self.dims().lanes as usize);
-        let scale = self.pass.constant(step.norm);
+        let scale = self.pass.constant(scale);
         for item in self.mine(self.columns.len() * lanes) {
             let (lane, column) = (item % lanes, item / lanes);
-            let x = self.vector(step.input, lane, column, 0..hidden);
+            let x = self.vector(input, lane, column, 0..hidden);
             let at = self.at(lane, column, hidden);
             // SAFETY: one member an item.
             let out = unsafe { self.pass.normed.part(at..at + hidden) };
@@ -311,11 +386,8 @@ impl Walk<'_> {
         });
     }
 
-    fn normalise(&self, scale: Option<&[f32]>, lane: usize, x: &[f32], out: &mut [f32]) {
+    fn normalise(&self, scale: &[f32], lane: usize, x: &[f32], out: &mut [f32]) {
         let factor = 1.0 / (ops::mean_square(self.pass.level, x) + self.dims().eps).sqrt();
-        let Some(scale) = scale else {
-            return out.iter_mut().zip(x).for_each(|(o, x)| *o = x * factor);
-        };
         // A scale is one row shared by the lanes, or one row a lane.
         let row = if scale.len() == x.len() { 0 } else { lane * x.len() };
         for ((o, x), scale) in out.iter_mut().zip(x).zip(&scale[row..]) {
@@ -389,22 +461,19 @@ impl Walk<'_> {
         unsafe { self.pass.normed.part(at..at + self.columns.len() * width) }
     }
 
-    fn qkv(&self, step: &Step) {
+    fn qkv(&self, step: &Qkv) {
         let d = *self.dims();
-        self.norm(step, &step.weights);
-        let hd = d.head_dim as usize;
-        let heads = [d.heads as usize, d.kv_heads as usize, d.kv_heads as usize];
-        let per_lane: usize = heads.iter().sum();
+        self.norm(step.norm, step.input, &step.weights);
+        let (hd, per_lane) = (step.heads.dim as usize, step.heads.all() as usize);
+        let heads = [step.heads.query, step.heads.kv, step.heads.kv].map(|count| count as usize);
         let stride = per_lane * hd;
-        let mine = self.rows(step);
+        let mine = self.rows(step.partition);
         for lane in 0..d.lanes as usize {
             let x = self.normed(lane, d.hidden as usize);
             let mut first = lane * per_lane;
             for (which, count) in heads.into_iter().enumerate() {
                 let part = intersect(&mine, first..first + count);
-                let matrix = self
-                    .pass
-                    .matrix(&self.pass.program.tensors[step.weights[which] as usize], lane);
+                let matrix = self.pass.matrix(step.weights[which], lane);
                 let rows = (part.start - first) * hd..(part.end - first) * hd;
                 let offset = (first - lane * per_lane) * hd + rows.start;
                 let at = self.at(lane, 0, stride) + offset;
@@ -418,45 +487,50 @@ impl Walk<'_> {
     }
 
     /// Bias, head norm and rotary of one head of q, k or v, then to where attention reads it.
-    fn finish_head(&self, step: &Step, lane: usize, which: usize, head: usize, raw_head: usize) {
-        let d = self.dims();
-        let hd = d.head_dim as usize;
-        let stride = ((d.heads + 2 * d.kv_heads) * d.head_dim) as usize;
-        let heads = if which == 0 { d.heads } else { d.kv_heads } as usize;
+    fn finish_head(&self, step: &Qkv, lane: usize, which: usize, head: usize, raw_head: usize) {
+        let hd = step.heads.dim as usize;
+        let stride = step.heads.all() as usize * hd;
+        let heads = if which == 0 { step.heads.query } else { step.heads.kv } as usize;
         for column in 0..self.columns.len() {
             let at = self.at(lane, column, stride) + raw_head * hd;
             // SAFETY: the head is this member's own.
             let x = unsafe { self.pass.raw.part(at..at + hd) };
-            if let Some(bias) = self.pass.constant(step.biases[which]) {
-                let bias = &bias[(lane * heads + head) * hd..][..hd];
+            if let Some(biases) = step.biases {
+                let bias = &self.pass.constant(biases[which])[(lane * heads + head) * hd..][..hd];
                 x.iter_mut().zip(bias).for_each(|(x, b)| *x += b);
             }
             if which < 2 {
-                if let Some(scale) = self.pass.constant(step.head_norms[which]) {
-                    let factor = 1.0 / (ops::mean_square(self.pass.level, x) + d.eps).sqrt();
+                if let Some(norms) = step.head_norms {
+                    let scale = self.pass.constant(norms[which]);
+                    let square = ops::mean_square(self.pass.level, x);
+                    let factor = 1.0 / (square + self.dims().eps).sqrt();
                     x.iter_mut().zip(scale).for_each(|(x, scale)| *x *= factor * scale);
                 }
-                self.rotate(column, x);
+                self.rotate(step.rotary, column, x);
             }
             if which == 0 {
                 self.vector(step.output, lane, column, head * hd..(head + 1) * hd)
                     .copy_from_slice(x);
             } else {
-                self.store_kv(step, lane, column, head, which == 2, x);
+                let at = KvAt { state: step.state, lane, head };
+                self.store_kv(&at, column, which == 2, x);
             }
         }
     }
 
-    fn rotate(&self, column: usize, x: &mut [f32]) {
+    fn rotate(&self, rotary: Rotary, column: usize, x: &mut [f32]) {
         let (hd, half) = (x.len(), x.len() / 2);
+        let mut tables = self.pass.angles.iter();
+        let table = tables.find(|angles| angles.table == rotary.frequencies);
+        let turned = &table.expect("every step's table has angles").turned;
         // SAFETY: nobody writes the angles during a pass.
-        let angles = unsafe { self.pass.angles.part(column * hd..(column + 1) * hd) };
+        let angles = unsafe { turned.part(column * hd..(column + 1) * hd) };
         let (cos, sin) = angles.split_at(half);
         let turn = |a: &mut f32, b: &mut f32, cos: f32, sin: f32| {
             (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
         };
         let angles = cos.iter().zip(sin);
-        if self.dims().rope_interleaved == 1 {
+        if rotary.interleaved {
             for (pair, (cos, sin)) in x.chunks_exact_mut(2).zip(angles) {
                 let (a, b) = pair.split_at_mut(1);
                 turn(&mut a[0], &mut b[0], *cos, *sin);
@@ -469,48 +543,43 @@ impl Walk<'_> {
         }
     }
 
-    /// First byte of the 64 keys (or values) of one page, layer, lane and kv head.
-    fn kv_at(&self, step: &Step, page: usize, lane: usize, head: usize, values: bool) -> usize {
-        let d = self.dims();
-        let group = step.group as usize;
-        let half = PAGE * d.head_dim as usize * d.kv_dtype.bytes();
-        let head = (step.group_layer * d.lanes + lane as u32) * d.kv_heads + head as u32;
-        page * d.page_bytes(group) as usize + (2 * head as usize + usize::from(values)) * half
+    /// First byte of the 64 keys (or values) of one page, layer, lane and kv head, and the format
+    /// of its numbers.
+    fn kv_at(&self, at: &KvAt, page: usize, values: bool) -> (usize, Dtype) {
+        let group = &self.pass.program.groups[at.state.group as usize];
+        let StateKind::KeysValues { dtype, lanes, kv_heads, head_dim } = group.state;
+        let half = PAGE * head_dim as usize * dtype.bytes();
+        let head = (at.state.layer * lanes + at.lane as u32) * kv_heads + at.head as u32;
+        let first = page * group.page_bytes() as usize;
+        (first + (2 * head as usize + usize::from(values)) * half, dtype)
     }
 
-    fn page(&self, step: &Step, slot: usize, logical: usize) -> usize {
+    fn page(&self, state: StateAt, slot: usize, logical: usize) -> usize {
         // SAFETY: the slot runs, so host and control plane leave its page table alone.
         let memory = unsafe { self.mailbox.slot_of_device(slot) };
-        memory.pages[step.group as usize][logical] as usize
+        memory.pages[state.group as usize][logical] as usize
     }
 
-    fn store_kv(
-        &self,
-        step: &Step,
-        lane: usize,
-        column: usize,
-        head: usize,
-        values: bool,
-        x: &[f32],
-    ) {
+    fn store_kv(&self, to: &KvAt, column: usize, values: bool, x: &[f32]) {
         let Column { slot, position, .. } = self.columns[column];
-        let page = self.page(step, slot, position / PAGE);
-        let bytes = x.len() * self.dims().kv_dtype.bytes();
-        let at = self.kv_at(step, page, lane, head, values) + position % PAGE * bytes;
+        let page = self.page(to.state, slot, position / PAGE);
+        let (first, dtype) = self.kv_at(to, page, values);
+        let bytes = x.len() * dtype.bytes();
+        let at = first + position % PAGE * bytes;
         // SAFETY: this position of this head is this member's own.
-        let out = unsafe { self.pass.pages[step.group as usize].part(at..at + bytes) };
-        numbers::store_f32(self.dims().kv_dtype, x, out);
+        let out = unsafe { self.pass.pages[to.state.group as usize].part(at..at + bytes) };
+        numbers::store_f32(dtype, x, out);
     }
 
-    fn attend(&self, step: &Step) {
-        let d = self.dims();
-        let heads = (d.lanes * d.kv_heads) as usize;
+    fn attend(&self, step: &Attend) {
+        let kv_heads = step.heads.kv as usize;
+        let heads = self.dims().lanes as usize * kv_heads;
         let prefills = self.columns.len() - self.decode;
         let blocks = prefills.div_ceil(QUERY_BLOCK);
         for item in self.mine((self.decode + blocks) * heads) {
             // Consecutive items are the heads of one block of queries.
             let (block, head) = (item / heads, item % heads);
-            let (lane, head) = (head / d.kv_heads as usize, head % d.kv_heads as usize);
+            let (lane, head) = (head / kv_heads, head % kv_heads);
             if block < self.decode {
                 self.attend_columns(step, lane, head, block..block + 1);
                 continue;
@@ -527,22 +596,23 @@ impl Walk<'_> {
     }
 
     /// The query heads that share one kv head, for columns of one sequence and one path.
-    fn attend_columns(&self, step: &Step, lane: usize, head: usize, columns: Range<usize>) {
-        let d = self.dims();
-        let (hd, shared) = (d.head_dim as usize, (d.heads / d.kv_heads) as usize);
+    fn attend_columns(&self, step: &Attend, lane: usize, head: usize, columns: Range<usize>) {
+        let Heads { query, kv, dim } = step.heads;
+        let (hd, shared) = (dim as usize, (query / kv) as usize);
         let first_seen = |column: usize| match step.window {
-            NONE => 0,
-            window => (self.columns[column].position + 1).saturating_sub(window as usize),
+            None => 0,
+            Some(window) => (self.columns[column].position + 1).saturating_sub(window as usize),
         };
         let Column { slot, path, .. } = self.columns[columns.start];
         // Pages before the first key may be gone: count from the page that holds it.
         let begin = first_seen(columns.start) / PAGE;
-        let half = PAGE * hd * d.kv_dtype.bytes();
-        let pages = &self.pass.pages[step.group as usize];
+        let pages = &self.pass.pages[step.state.group as usize];
+        let from = KvAt { state: step.state, lane, head };
+        let (_, dtype) = self.kv_at(&from, 0, false);
+        let half = PAGE * hd * dtype.bytes();
         let page = |logical: usize| {
-            let page = self.page(step, slot, begin + logical);
-            let at = |values| self.kv_at(step, page, lane, head, values);
-            let (k, v) = (at(false), at(true));
+            let page = self.page(step.state, slot, begin + logical);
+            let (k, v) = (self.kv_at(&from, page, false).0, self.kv_at(&from, page, true).0);
             // SAFETY: keys and values were stored before the last barrier.
             let k = unsafe { pages.part(k..k + half) };
             // SAFETY: as above.
@@ -553,7 +623,7 @@ impl Walk<'_> {
             first_seen(column) - begin * PAGE..=self.columns[column].position - begin * PAGE
         };
         let width = shared * hd;
-        let stride = d.heads as usize * hd;
+        let stride = query as usize * hd;
         let heads = |vector: u32| {
             let at = self.at(lane, columns.start, stride) + head * width;
             let last = (columns.len() - 1) * stride + width;
@@ -565,7 +635,7 @@ impl Walk<'_> {
         let scale = 1.0 / (hd as f32).sqrt();
         // SAFETY: member's own scratch.
         let scratch = unsafe { &mut (*self.pass.members[self.member].get()).attention };
-        let (level, dtype) = (self.pass.level, d.kv_dtype);
+        let level = self.pass.level;
         if path == Path::Decode {
             let span = span(columns.start);
             attention::attend(level, dtype, hd, q, page, span, scale, out, scratch);
@@ -579,23 +649,22 @@ impl Walk<'_> {
         );
     }
 
-    fn project(&self, step: &Step) {
+    fn project(&self, step: &Project) {
         let d = *self.dims();
         let (hidden, lanes) = (d.hidden as usize, d.lanes as usize);
-        let tensor = self.pass.program.tensors[step.weights[0] as usize];
-        let width = tensor.cols as usize;
+        let width = self.pass.program.vectors[step.input as usize].width as usize;
         let all = self.columns.len();
         let input = |lane, columns: Range<usize>| {
             let at = self.at(lane, columns.start, width);
             // SAFETY: nobody writes the input in this step.
             unsafe { self.pass.vectors[step.input as usize].part(at..at + columns.len() * width) }
         };
-        self.pack_input(&step.weights[..1], width, lanes, |lane| input(lane, self.decode..all));
-        let rows = self.rows(step);
+        self.pack_input(&[step.weight], width, lanes, |lane| input(lane, self.decode..all));
+        let rows = self.rows(step.partition);
         for lane in 0..lanes {
             let at = self.at(lane, 0, hidden) + rows.start;
             let out = Output { field: &self.pass.raw, at, stride: hidden };
-            let matrix = self.pass.matrix(&tensor, lane);
+            let matrix = self.pass.matrix(step.weight, lane);
             self.multiply(&matrix, rows.clone(), input(lane, 0..all), lane, out);
         }
         for column in 0..all {
@@ -604,7 +673,7 @@ impl Walk<'_> {
     }
 
     /// Adds the module's outputs to the residual streams; this member's rows of one column.
-    fn mix(&self, step: &Step, rows: Range<usize>, column: usize) {
+    fn mix(&self, step: &Project, rows: Range<usize>, column: usize) {
         let (hidden, lanes) = (self.dims().hidden as usize, self.dims().lanes as usize);
         let own = |lane: usize| -> &[f32] {
             let at = self.at(lane, column, hidden);
@@ -612,29 +681,31 @@ impl Walk<'_> {
             unsafe { self.pass.raw.part(at + rows.start..at + rows.end) }
         };
         for lane in 0..lanes {
-            let x = self.vector(step.output, lane, column, rows.clone());
-            if step.mix_delay == 0 {
+            let x = self.vector(step.residual, lane, column, rows.clone());
+            match step.join {
                 // Lanes in order, so that all end with the same bits.
-                (0..lanes).for_each(|l| add(x, own(l), 1.0));
-                continue;
-            }
-            add(x, own(lane), step.mix_own);
-            for other in (0..lanes).filter(|l| step.mix_delay > 0 && *l != lane) {
-                add(x, self.vector(step.others, other, column, rows.clone()), 1.0);
+                Join::Sum => (0..lanes).for_each(|l| add(x, own(l), 1.0)),
+                Join::Own { factor } => add(x, own(lane), factor),
+                Join::Delayed { from, .. } => {
+                    add(x, own(lane), 1.0);
+                    for other in (0..lanes).filter(|l| *l != lane) {
+                        add(x, self.vector(from, other, column, rows.clone()), 1.0);
+                    }
+                }
             }
         }
-        if step.partial != NONE {
+        if let Some(keep) = step.keep {
             for lane in 0..lanes {
-                self.vector(step.partial, lane, column, rows.clone()).copy_from_slice(own(lane));
+                self.vector(keep, lane, column, rows.clone()).copy_from_slice(own(lane));
             }
         }
     }
 
-    fn gate_up(&self, step: &Step) {
+    fn gate_up(&self, step: &GateUp) {
         let d = *self.dims();
-        self.norm(step, &step.weights[..2]);
-        let ffn = d.ffn as usize;
-        let mine = self.rows(step);
+        self.norm(step.norm, step.input, &step.weights);
+        let ffn = step.ffn as usize;
+        let mine = self.rows(step.partition);
         for lane in 0..d.lanes as usize {
             let part = intersect(&mine, lane * ffn..(lane + 1) * ffn);
             let rows = part.start - lane * ffn..part.end - lane * ffn;
@@ -642,7 +713,7 @@ impl Walk<'_> {
             let at = self.at(lane, 0, ffn) + rows.start;
             let fields = [&self.pass.vectors[step.output as usize], &self.pass.raw];
             for (tensor, field) in step.weights.iter().zip(fields) {
-                let matrix = self.pass.matrix(&self.pass.program.tensors[*tensor as usize], lane);
+                let matrix = self.pass.matrix(*tensor, lane);
                 self.multiply(&matrix, rows.clone(), x, lane, Output { field, at, stride: ffn });
             }
             for column in 0..self.columns.len() {
@@ -657,7 +728,7 @@ impl Walk<'_> {
 
     /// Final norm and lane combination of the wanted columns into `normed`, packed to the front;
     /// then logits by the decode path, whatever path the column took so far.
-    fn head(&self, step: &Step) {
+    fn head(&self, step: &Head) {
         let d = *self.dims();
         let (hidden, lanes) = (d.hidden as usize, d.lanes as usize);
         let wanted = &self.pass.wanted;
@@ -665,17 +736,16 @@ impl Walk<'_> {
             self.final_norm(step, row, wanted[row]);
         }
         self.barrier.wait();
-        let tensor = self.pass.program.tensors[step.weights[0] as usize];
-        let width = tensor.cols as usize;
+        let width = self.pass.program.tensors[step.weight as usize].cols as usize;
         let vocab = d.vocab as usize;
-        let mine = self.rows(step);
-        let parts = if d.head_mode == HeadMode::PerLane { lanes } else { 1 };
+        let mine = self.rows(step.partition);
+        let parts = if step.mode == HeadMode::PerLane { lanes } else { 1 };
         // The last parts are shorter, or empty, where the vocabulary does not divide.
         let each = vocab.div_ceil(parts);
         for part in 0..parts {
             let slice = (part * each).min(vocab)..((part + 1) * each).min(vocab);
             let rows = intersect(&mine, slice.clone());
-            let matrix = self.pass.matrix(&tensor, part);
+            let matrix = self.pass.matrix(step.weight, part);
             for begin in (0..wanted.len()).step_by(DECODE_COLUMNS) {
                 let n = DECODE_COLUMNS.min(wanted.len() - begin);
                 if rows.is_empty() {
@@ -695,7 +765,7 @@ impl Walk<'_> {
     }
 
     /// The head's input for one wanted column, at `row` of `normed`.
-    fn final_norm(&self, step: &Step, row: usize, column: usize) {
+    fn final_norm(&self, step: &Head, row: usize, column: usize) {
         let d = self.dims();
         let (hidden, lanes) = (d.hidden as usize, d.lanes as usize);
         let scale = self.pass.constant(step.norm);
@@ -704,7 +774,7 @@ impl Walk<'_> {
         let place = |at: usize| unsafe { self.pass.normed.part(at..at + hidden) };
         // SAFETY: member's own scratch.
         let scratch = unsafe { &mut (*self.pass.members[self.member].get()).stream };
-        match d.head_mode {
+        match step.mode {
             HeadMode::PerLane => {
                 for lane in 0..lanes {
                     let out = place(self.at(lane, row, hidden));
@@ -740,6 +810,13 @@ impl Walk<'_> {
 /// `x += factor * y`.
 fn add(x: &mut [f32], y: &[f32], factor: f32) {
     x.iter_mut().zip(y).for_each(|(x, y)| *x += factor * y);
+}
+
+/// One kv head's place in the pages.
+struct KvAt {
+    state: StateAt,
+    lane: usize,
+    head: usize,
 }
 
 /// Where a product goes: `field[at + column * stride + row]`.

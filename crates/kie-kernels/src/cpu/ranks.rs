@@ -7,13 +7,15 @@
 //! is filled up with zeros, which add nothing. Slices that lie in the checkpoint as a lane wants
 //! them are read in place; the others (columns of output matrices, mostly) are copied.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::abi::{Dims, Encoding, HeadMode, Op, Program, Tensor, GROUPS, NONE};
+use crate::abi::{Attend, Encoding, HeadMode, Heads, Join, PageGroup, Program, StepKind, Tensor};
 use crate::device::Buffer;
 use crate::error::{Error, Result};
-use crate::mono::lower::model::{dealt, Class, Model};
+use crate::partition::partition_rows;
+use crate::shard::{dealt, heads_of, indivisible, state_of};
 
 /// Most ranks, as on GPUs.
 pub(super) const RANKS_MAX: usize = 8;
@@ -24,15 +26,6 @@ pub(super) fn count(name: &str) -> Option<u32> {
     let numbered = list.split(',').enumerate().all(|(rank, n)| n == rank.to_string());
     let count = list.split(',').count();
     (numbered && count <= RANKS_MAX).then_some(count as u32)
-}
-
-/// Bytes of one page of a group, kv heads that several ranks have counted for each; heads that do
-/// not divide count as in the program, which is refused later.
-pub(super) fn page_bytes(dims: &Dims, group: usize, ranks: u32) -> u64 {
-    let sliced = dims.lanes == 1 && ranks > 1;
-    let dealt = if sliced { dealt(dims.heads, dims.kv_heads, ranks) } else { None };
-    let kv_heads = dealt.map_or(dims.kv_heads * dims.lanes, |(_, each)| each * ranks);
-    Dims { lanes: 1, kv_heads, ..*dims }.page_bytes(group)
 }
 
 /// What each lane has of a stored matrix, padded with zeros to `shape`.
@@ -150,31 +143,24 @@ fn parts(rows: u32, each: u32, count: u32) -> Vec<Range<u32>> {
     (0..count).map(|n| (n * each).min(rows)..((n + 1) * each).min(rows)).collect()
 }
 
-/// Ends of the shares of `rows` rows, on multiples of `unit`, one a block.
-fn split(rows: u32, unit: u32, blocks: u32) -> impl Iterator<Item = u32> {
-    let units = u64::from(rows.div_ceil(unit));
-    (0..=blocks)
-        .map(move |b| (units * u64::from(b) / u64::from(blocks)) as u32 * unit)
-        .map(move |row| row.min(rows))
+/// Parts of what the lanes share out, and places of each.
+#[derive(Clone)]
+struct Parts {
+    of: Vec<Range<u32>>,
+    each: u32,
 }
 
-/// Rows of a block at least, for the processor's tiles.
-const TILE_ROWS: u32 = 16;
-
-struct Builder<'a> {
-    model: &'a Model,
-    /// Of all layers.
-    class: &'a Class,
+struct Builder {
     ranks: u32,
     /// Buffers of the program as it was given.
     buffers: u32,
-    /// Query and kv heads of each rank.
-    heads: Vec<[Range<u32>; 2]>,
     program: Program,
     copies: Vec<(usize, Slices)>,
+    /// What vectors hold that the lanes share out.
+    held: HashMap<u32, Parts>,
 }
 
-impl Builder<'_> {
+impl Builder {
     /// A new tensor in place of `index`.
     fn sliced(
         &mut self,
@@ -193,101 +179,111 @@ impl Builder<'_> {
         at as u32
     }
 
-    fn by_rows(&mut self, index: u32, rows: Vec<Range<u32>>, each: u32) -> u32 {
+    fn by_rows(&mut self, index: u32, rows: &Parts) -> u32 {
         let cols = self.program.tensors[index as usize].cols;
-        let all = vec![0..cols; rows.len()];
-        self.sliced(index, rows, all, [each, cols])
+        let all = vec![0..cols; rows.of.len()];
+        self.sliced(index, rows.of.clone(), all, [rows.each, cols])
     }
 
-    fn by_cols(&mut self, index: u32, cols: Vec<Range<u32>>, each: u32) -> u32 {
+    fn by_cols(&mut self, index: u32, cols: &Parts) -> u32 {
         let rows = self.program.tensors[index as usize].rows;
-        let all = vec![0..rows; cols.len()];
-        self.sliced(index, all, cols, [rows, each])
-    }
-
-    /// Features of each rank's query (0) or kv (1) heads, and places for them.
-    fn features(&self, which: usize) -> (Vec<Range<u32>>, u32) {
-        let (m, dim) = (self.class, self.class.head_dim);
-        let of = |heads: &[Range<u32>; 2]| heads[which].start * dim..heads[which].end * dim;
-        (self.heads.iter().map(of).collect(), [m.heads, m.kv_heads][which] * dim)
+        let all = vec![0..rows; cols.of.len()];
+        self.sliced(index, all, cols.of.clone(), [rows, cols.each])
     }
 
     /// A bias is one row; afterwards it is one a lane.
-    fn bias(&mut self, index: u32, which: usize) -> u32 {
-        if index == NONE {
-            return NONE;
-        }
-        let (cols, each) = self.features(which);
-        let at = self.by_cols(index, cols, each);
+    fn bias(&mut self, index: u32, cols: &Parts) -> u32 {
+        let at = self.by_cols(index, cols);
         let tensor = &mut self.program.tensors[at as usize];
         (tensor.lanes, tensor.rows) = (1, self.ranks);
         at
     }
 
-    fn steps(&mut self) {
-        let (m, ranks) = (self.model, self.ranks);
-        let ffn = parts(self.program.dims.ffn, self.class.ffn, ranks);
-        let vocab = parts(m.vocab_all, m.vocab, ranks);
-        let mut widths = vec![None; self.program.vectors.len()];
-        let mut before = Op::Embed;
-        for index in 0..self.program.steps.len() {
-            let mut step = self.program.steps[index];
-            match step.op {
-                Op::Embed => widths[step.output as usize] = Some(m.hidden),
-                Op::Qkv => {
-                    for (n, which) in [0, 1, 1].into_iter().enumerate() {
-                        let (rows, each) = self.features(which);
-                        step.weights[n] = self.by_rows(step.weights[n], rows, each);
-                        step.biases[n] = self.bias(step.biases[n], which);
-                    }
-                    widths[step.output as usize] = Some(self.class.heads * self.class.head_dim);
-                }
-                Op::Attend => {
-                    widths[step.output as usize] = Some(self.class.heads * self.class.head_dim)
-                }
-                Op::Project => {
-                    let attended = before == Op::Attend;
-                    let (cols, each) =
-                        if attended { self.features(0) } else { (ffn.clone(), self.class.ffn) };
-                    step.weights[0] = self.by_cols(step.weights[0], cols, each);
-                    step.mix_delay = 0;
-                }
-                Op::GateUp => {
-                    for n in 0..2 {
-                        step.weights[n] =
-                            self.by_rows(step.weights[n], ffn.clone(), self.class.ffn);
-                    }
-                    widths[step.output as usize] = Some(self.class.ffn);
-                }
-                Op::Head => step.weights[0] = self.by_rows(step.weights[0], vocab.clone(), m.vocab),
-                Op::Sample => {}
-            }
-            before = step.op;
-            self.program.steps[index] = step;
-        }
-        for (vector, width) in self.program.vectors.iter_mut().zip(widths) {
-            if let Some(width) = width {
-                (vector.lanes, vector.width) = (ranks, width);
-            }
-        }
+    /// Heads of one rank, and its features of q and of k or v.
+    fn heads(&self, heads: Heads) -> Result<(Heads, [Parts; 2])> {
+        let Heads { query, kv, dim } = heads;
+        let Some((query_each, kv_each)) = dealt(query, kv, self.ranks) else {
+            return Err(indivisible(1, query, kv, self.ranks));
+        };
+        let parts = |which: usize, each: u32| {
+            let features = |rank| {
+                let part = heads_of(rank, self.ranks, query, kv)[which].clone();
+                part.start * dim..part.end * dim
+            };
+            Parts { of: (0..self.ranks).map(features).collect(), each: each * dim }
+        };
+        let each = Heads { query: query_each, kv: kv_each, dim };
+        Ok((each, [parts(0, query_each), parts(1, kv_each)]))
     }
 
-    fn splits(&mut self) {
-        let d = self.program.dims;
-        let program = &mut self.program;
-        program.splits.clear();
-        for step in &mut program.steps {
-            step.split = program.splits.len() as u32;
-            let (rows, unit) = match step.op {
-                Op::Embed | Op::Project => (d.hidden, TILE_ROWS),
-                Op::Qkv => (d.lanes * (d.heads + 2 * d.kv_heads), 1),
-                Op::Attend => (d.lanes * d.kv_heads, 1),
-                Op::GateUp => (d.lanes * d.ffn, TILE_ROWS),
-                Op::Head => (d.vocab, TILE_ROWS),
-                Op::Sample => (1, 1),
-            };
-            program.splits.extend(split(rows, unit, program.blocks));
+    fn evenly(&self, rows: u32) -> Parts {
+        let each = rows.div_ceil(self.ranks);
+        Parts { of: parts(rows, each, self.ranks), each }
+    }
+
+    /// Each lane has its own copy of the vector.
+    fn widen(&mut self, vector: u32, width: u32) {
+        let vector = &mut self.program.vectors[vector as usize];
+        (vector.lanes, vector.width) = (self.ranks, width);
+    }
+
+    fn step(&mut self, index: usize) -> Result<()> {
+        let mut step = self.program.steps[index];
+        match &mut step.kind {
+            StepKind::Embed(embed) => self.widen(embed.output, self.program.dims.hidden),
+            StepKind::Qkv(qkv) => {
+                let (heads, [query, kv]) = self.heads(qkv.heads)?;
+                for (n, parts) in [&query, &kv, &kv].into_iter().enumerate() {
+                    qkv.weights[n] = self.by_rows(qkv.weights[n], parts);
+                    if let Some(biases) = &mut qkv.biases {
+                        biases[n] = self.bias(biases[n], parts);
+                    }
+                }
+                qkv.heads = heads;
+                self.widen(qkv.output, heads.query_width());
+            }
+            StepKind::Attend(attend) => {
+                let (heads, [query, _]) = self.heads(attend.heads)?;
+                attend.heads = heads;
+                self.widen(attend.output, heads.query_width());
+                self.held.insert(attend.output, query);
+            }
+            StepKind::Project(project) => {
+                // One lane has nobody to wait for.
+                let (Join::Sum | Join::Delayed { .. } | Join::Own { factor: 1.0 }) = project.join
+                else {
+                    let detail = "one lane's output has a factor, and ranks would each have it";
+                    return Err(Error::InvalidProgram { step: index, detail: detail.to_owned() });
+                };
+                let parts = self.held.get(&project.input).cloned();
+                let parts = parts.ok_or_else(|| Error::InvalidProgram {
+                    step: index,
+                    detail: "its input is not what ranks share out".to_owned(),
+                })?;
+                project.weight = self.by_cols(project.weight, &parts);
+                project.join = Join::Sum;
+                if let Some(keep) = project.keep {
+                    self.widen(keep, self.program.dims.hidden);
+                }
+            }
+            StepKind::GateUp(gate_up) => {
+                let parts = self.evenly(gate_up.ffn);
+                for weight in &mut gate_up.weights {
+                    *weight = self.by_rows(*weight, &parts);
+                }
+                gate_up.ffn = parts.each;
+                self.widen(gate_up.output, parts.each);
+                self.held.insert(gate_up.output, parts);
+            }
+            StepKind::Head(head) => {
+                let parts = self.evenly(self.program.dims.vocab);
+                head.weight = self.by_rows(head.weight, &parts);
+                head.mode = HeadMode::PerLane;
+            }
+            StepKind::Sample(_) => {}
         }
+        self.program.steps[index] = step;
+        Ok(())
     }
 }
 
@@ -297,45 +293,42 @@ impl Lanes {
     /// # Errors
     /// [`Error::Indivisible`]; [`Error::InvalidProgram`] for a factor that ranks would each apply.
     pub fn new(program: &Program, ranks: u32) -> Result<Self> {
-        let model = Model::read(program, ranks)?;
-        let d = &program.dims;
-        if !model.sliced {
-            let how = format!("ranks     {ranks} virtual ones, {} lanes each\n", model.lanes);
+        let lanes = program.dims.lanes;
+        if lanes > 1 {
+            let query = |step: &StepKind| match step {
+                StepKind::Qkv(qkv) => Some((qkv.heads.query, qkv.heads.kv)),
+                StepKind::Embed(_)
+                | StepKind::Attend(_)
+                | StepKind::Project(_)
+                | StepKind::GateUp(_)
+                | StepKind::Head(_)
+                | StepKind::Sample(_) => None,
+            };
+            if !lanes.is_multiple_of(ranks) {
+                let heads = program.steps.iter().find_map(|step| query(&step.kind));
+                let (heads, kv_heads) = heads.unwrap_or_default();
+                return Err(indivisible(lanes, heads, kv_heads, ranks));
+            }
+            let how = format!("ranks     {ranks} virtual ones, {} lanes each\n", lanes / ranks);
             let program = program.clone();
             return Ok(Self { program, copies: Vec::new(), how, cut: false });
         }
-        if let Some(step) =
-            program.steps.iter().position(|s| s.op == Op::Project && s.mix_own != 1.0)
-        {
-            let detail = "one lane's output has a factor, and ranks would each have it".to_owned();
-            return Err(Error::InvalidProgram { step, detail });
-        }
-        let [class] = &model.classes[..] else {
-            let detail = "layers of several classes, which `cpu` does not deal out".to_owned();
-            return Err(Error::InvalidProgram { step: 1, detail });
-        };
         let last = program.tensors.iter().map(|t| t.buffer.max(t.scale_buffer)).max();
         let mut builder = Builder {
-            model: &model,
-            class,
             ranks,
             buffers: last.map_or(0, |last| last + 1),
-            heads: (0..ranks).map(|rank| model.heads_of(rank, class)).collect(),
             program: program.clone(),
             copies: Vec::new(),
+            held: HashMap::new(),
         };
-        builder.steps();
-        let dims = &mut builder.program.dims;
-        (dims.lanes, dims.heads, dims.kv_heads) = (ranks, class.heads, class.kv_heads);
-        (dims.ffn, dims.head_mode) = (class.ffn, HeadMode::PerLane);
-        builder.splits();
-        debug_assert!((0..GROUPS)
-            .all(|group| builder.program.dims.page_bytes(group) == page_bytes(d, group, ranks)));
-        let (program, copies) = (builder.program, builder.copies);
-        let how = format!(
-            "ranks     {ranks} virtual ones, a lane each: {} query, {} kv heads, ffn {}, {} ids\n",
-            class.heads, class.kv_heads, class.ffn, model.vocab
-        );
+        (0..program.steps.len()).try_for_each(|index| builder.step(index))?;
+        let Builder { mut program, copies, .. } = builder;
+        program.dims.lanes = ranks;
+        for group in &mut program.groups {
+            group.state = state_of(group, ranks);
+        }
+        program.row_partition = partition_rows(&mut program.steps, &program.dims, program.blocks);
+        let how = format!("ranks     {ranks} virtual ones, a lane each: {}\n", shares(&program));
         Ok(Self { program, copies, how, cut: true })
     }
 
@@ -349,14 +342,14 @@ impl Lanes {
         let d = &self.program.dims;
         let copied = |(at, _): &(usize, Slices)| self.program.tensors[*at].bytes();
         let stored: u64 = before.tensors.iter().map(Tensor::bytes).sum();
-        let pages = |group: usize| d.page_bytes(group) * u64::from(d.group_pages[group]);
+        let pages = |group: &PageGroup| group.page_bytes() * u64::from(group.pages);
         // What a pass computes a column, with normed, packed and raw twins; then the mailbox.
         let vectors = self.program.vectors.iter().map(|v| u64::from(v.lanes) * u64::from(v.width));
         let column = 12 * (vectors.sum::<u64>() + u64::from(d.lanes * d.hidden));
         let slot = u64::from(d.max_positions) * 24 + u64::from(d.vocab) * 40;
         [
             stored + self.copies.iter().map(copied).sum::<u64>(),
-            (0..GROUPS).map(pages).sum(),
+            self.program.groups.iter().map(pages).sum(),
             u64::from(d.columns) * column + u64::from(d.slots) * slot,
         ]
     }
@@ -373,6 +366,27 @@ impl Lanes {
         }
         (program, buffers)
     }
+}
+
+/// What a lane has of each kind of layer, for people.
+fn shares(program: &Program) -> String {
+    let mut all: Vec<String> = Vec::new();
+    for step in &program.steps {
+        let share = match &step.kind {
+            StepKind::Attend(Attend { heads: Heads { query, kv, .. }, .. }) => {
+                format!("{query} query, {kv} kv heads")
+            }
+            StepKind::GateUp(gate_up) => format!("ffn {}", gate_up.ffn),
+            StepKind::Head(_) => format!("{} ids", program.dims.vocab.div_ceil(program.dims.lanes)),
+            StepKind::Embed(_) | StepKind::Qkv(_) | StepKind::Project(_) | StepKind::Sample(_) => {
+                continue;
+            }
+        };
+        if !all.contains(&share) {
+            all.push(share);
+        }
+    }
+    all.join(", ")
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use super::lower::layout::Exchange;
+use super::lower::layout::{Exchange, POOLS};
 use super::lower::model::{self, Model};
 use super::lower::partition::{ClassPartition, Kind, Matrix, Partition};
 use super::lower::segments;
@@ -18,7 +18,7 @@ use super::source;
 use super::upload;
 use super::wire::{self, Args, Layer, Lost, Wire};
 use super::wire::{RECORDS_BLOCK, RECORD_BYTES, RING, STOPS};
-use crate::abi::{Dims, HeadMode, Program, GROUPS, PAGE};
+use crate::abi::{Dims, HeadMode, Program, PAGE};
 use crate::cpu::numbers::row_to_f32;
 use crate::device::{Buffer, Phase};
 use crate::error::{Error, Result};
@@ -60,8 +60,8 @@ fn bytes_of(floats: &[f32]) -> Vec<u8> {
     floats.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
-/// Bytes of a group's pages.
-fn pool_bytes(dims: &Dims, model: &Model, partition: &Partition, group: usize) -> u64 {
+/// Bytes of a group's pages; none where there is no such group.
+fn pool_bytes(program: &Program, model: &Model, partition: &Partition, group: usize) -> u64 {
     let page = |layer: &model::Layer| {
         let (class, part) = (&model.classes[layer.class], &partition.classes[layer.class]);
         let heads = u64::from(model.lanes * class.kv_heads);
@@ -72,7 +72,8 @@ fn pool_bytes(dims: &Dims, model: &Model, partition: &Partition, group: usize) -
         }
     };
     let numbers: u64 = model.layer.iter().map(page).sum();
-    numbers * PAGE as u64 * 2 * 2 * u64::from(dims.group_pages[group])
+    let pages = program.groups.get(group).map_or(0, |group| group.pages);
+    numbers * PAGE as u64 * 2 * 2 * u64::from(pages)
 }
 
 /// Bytes that a rank takes: weights as packed, KV pages, and the rest: tables, exchange, the
@@ -90,7 +91,7 @@ pub fn bytes(
     let (row, layers) = (u64::from(partition.hidden) * 2, u64::from(model.layers()));
     let lines = partition.line_bytes(model) * u64::from(partition.blocks);
     let packed = lines + vocab * row + u64::from(model.norm_rows()) * row;
-    let pools: u64 = (0..GROUPS).map(|group| pool_bytes(dims, model, partition, group)).sum();
+    let pools: u64 = (0..POOLS).map(|group| pool_bytes(program, model, partition, group)).sum();
     let of_layers = |of: &dyn Fn(&model::Class, &ClassPartition) -> u64| {
         let one = |l: &model::Layer| of(&model.classes[l.class], &partition.classes[l.class]);
         model.layer.iter().map(one).sum::<u64>()
@@ -107,7 +108,7 @@ pub fn bytes(
     let biases = of_layers(&bias);
     let head_dims: u64 = partition.classes.iter().map(|c| u64::from(c.head_dim)).sum();
     let rope = u64::from(dims.max_positions) * head_dims * 4;
-    let of_slots = slots * 4 * (GROUPS as u64 * u64::from(partition.pages_max) + STOPS as u64);
+    let of_slots = slots * 4 * (POOLS as u64 * u64::from(partition.pages_max) + STOPS as u64);
     let tables = (slots + columns) * vocab * 8 + of_slots + u64::from(dims.max_positions) * 4;
     let lists = layers * size_of::<Layer>() as u64 + segments(model, partition).len() as u64;
     let writers = u64::from(plan.map_or(0, |plan| plan.blocks).max(partition.blocks));
@@ -134,25 +135,26 @@ pub struct Room {
     counts: Memory,
     words: Memory,
     values: Memory,
-    pools: [Memory; GROUPS],
+    pools: [Memory; POOLS],
 }
 
 impl Room {
     fn new(
         m: &dyn Machine,
-        dims: &Dims,
-        model: &Model,
-        partition: &Partition,
+        program: &Program,
+        (model, partition): (&Model, &Partition),
         writers: u32,
     ) -> Result<Self> {
+        let dims = &program.dims;
         let (slots, vocab) = (dims.slots as usize, dims.vocab as usize);
-        let pool = |group| m.alloc(pool_bytes(dims, model, partition, group).max(256) as usize);
+        let pool =
+            |group: usize| m.alloc(pool_bytes(program, model, partition, group).max(256) as usize);
         let room = Self {
             out: m.alloc_shared(slots * RING * wire::TOLD_BYTES)?,
             control: m.alloc_shared(wire::CONTROL_BYTES)?,
             records: m.alloc(writers as usize * RECORDS_BLOCK * RECORD_BYTES)?,
             prompt: m.alloc(dims.max_positions as usize * 4)?,
-            pages: m.alloc(slots * GROUPS * partition.pages_max as usize * 4)?,
+            pages: m.alloc(slots * POOLS * partition.pages_max as usize * 4)?,
             stop_ids: m.alloc(slots * STOPS * 4)?,
             logit_bias: m.alloc(slots * vocab * 4)?,
             counts: m.alloc(slots * vocab * 4)?,
@@ -277,10 +279,10 @@ impl Loaded {
             None => (None, None),
         };
         let writers = prefill.as_ref().map_or(0, Prefill::blocks).max(partition.blocks);
-        let room = Room::new(&*machine, &dims, &model, &partition, writers)?;
+        let room = Room::new(&*machine, program, (&model, &partition), writers)?;
         let base = Args {
             rank,
-            pool_layers: dims.group_layers,
+            pool_layers: [0, 1].map(|n| program.groups.get(n).map_or(0, |group| group.layers)),
             segment_count: segments::segments(&model, &partition).len() as u32,
             in_flight_bytes: partition.in_flight_bytes,
             ..room.args(packed)
@@ -378,7 +380,8 @@ impl Loaded {
         let m = &*self.machine;
         let ids = |ids: &[u32]| -> Vec<u8> { ids.iter().flat_map(|i| i.to_le_bytes()).collect() };
         let pages: Vec<u8> = slot.pages.iter().flat_map(|group| ids(group)).collect();
-        m.write(&self.room.pages, index * pages.len(), &pages)?;
+        let each = POOLS * self.partition.pages_max as usize * 4;
+        m.write(&self.room.pages, index * each, &pages)?;
         let params = &slot.params;
         let stops = ids(&slot.stop_ids[..params.stop_ids as usize]);
         m.write(&self.room.stop_ids, index * STOPS * 4, &stops)?;

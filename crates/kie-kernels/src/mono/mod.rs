@@ -35,7 +35,7 @@ use self::machine::{Machine, Platform};
 use self::meter::{Meter, Probe};
 use self::prefill::Plan;
 use self::runner::Runner;
-use crate::abi::{Codes, Dims, Dtype, Encoding};
+use crate::abi::{Codes, Dtype, Encoding, PageGroup};
 use crate::device::{Buffer, Device, DeviceInfo, Holding, HostBytes, Options, Running};
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
@@ -164,8 +164,8 @@ impl Device for Mono {
         }
     }
 
-    fn page_bytes(&self, dims: &Dims, group: usize) -> u64 {
-        model::page_bytes(dims, group, self.machines.len() as u32)
+    fn page_bytes(&self, group: &PageGroup) -> u64 {
+        model::page_bytes(group, self.machines.len() as u32)
     }
 
     fn holdings(&self, program: &ValidProgram) -> Result<Vec<Holding>> {
@@ -176,7 +176,7 @@ impl Device for Mono {
             let program = program.program();
             let [weight_bytes, kv_bytes, scratch_bytes] =
                 loaded::bytes(program, &model, &partition, plan.as_ref());
-            let part = model.part(rank as u32, &program.dims);
+            let part = model.part(rank as u32);
             let (name, free_bytes) = (info.name, info.free_bytes);
             Ok(Holding { name, part, weight_bytes, kv_bytes, scratch_bytes, free_bytes })
         };

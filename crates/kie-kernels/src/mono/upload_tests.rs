@@ -36,28 +36,24 @@ impl Case {
         for class in &mut model.classes {
             class.heads_all = [class.heads, class.kv_heads].map(|heads| heads * whole);
         }
-        let class = model.classes[0];
         let dims = Dims {
             hidden: model.hidden,
             lanes: model.lanes_all(),
-            heads: class.heads * whole,
-            kv_heads: class.kv_heads * whole,
-            head_dim: class.head_dim,
-            ffn: class.ffn,
             vocab: model.vocab_all,
             eps: 1e-5,
-            rope_interleaved: u32::from(model.interleaved),
-            head_mode: model.head_mode,
-            kv_dtype: Dtype::F16,
             max_positions: 64,
             slots: 1,
             columns: 2,
-            group_layers: [model.layers(), 0],
-            group_pages: [1, 0],
         };
-        let (steps, tensors) = (vec![], vec![]);
-        let program =
-            Program { dims, blocks: 1, steps, tensors, vectors: vec![], splits: vec![], rope: 0 };
+        let program = Program {
+            dims,
+            blocks: 1,
+            steps: vec![],
+            tensors: vec![],
+            vectors: vec![],
+            groups: vec![],
+            row_partition: vec![],
+        };
         let mut case = Self { model, program, bytes: vec![0; 3], rank, codes, random: 1 };
         case.fill();
         case

@@ -8,7 +8,7 @@ use super::layout::{self, ClassLayout, Layout};
 use super::model::{Class, Model};
 use super::partition::{ClassPartition, Matrix, Partition, Tiling};
 use super::segments;
-use crate::abi::{GROUPS, PAGE};
+use crate::abi::PAGE;
 use crate::mono::meter::Mode;
 use crate::mono::wire;
 
@@ -131,7 +131,7 @@ fn sizes(t: &mut Text, model: &Model, p: &Partition, layout: &Layout) {
         ("kSlotBytes", p.slot_bytes),
         ("kPage", PAGE as u32),
         ("kPagesMax", p.pages_max),
-        ("kPools", GROUPS as u32),
+        ("kPools", layout::POOLS as u32),
         ("kRowsO", p.residual),
         ("kRowsHead", p.rows_head),
         ("kHeadPassRows", p.head.rows),

@@ -4,8 +4,12 @@
 
 use std::ops::Range;
 
-use crate::abi::{Dims, HeadMode, Op, Program, Step, Tensor, NONE, PAGE};
+use crate::abi::{
+    Attend, GateUp, HeadMode, Heads, Join, PageGroup, Program, Project, Qkv, StateKind, StepKind,
+    Tensor, NONE, PAGE,
+};
 use crate::error::{Error, Result};
+use crate::shard::{dealt, heads_of, indivisible, state_of};
 
 /// Sizes of one lane, and where its tensors are.
 #[derive(Debug, Clone, PartialEq)]
@@ -175,17 +179,24 @@ impl Model {
     /// [`Error::InvalidProgram`] with the step that is not as expected, [`Error::Indivisible`].
     pub fn read(program: &Program, ranks: u32) -> Result<Self> {
         let d = &program.dims;
+        pools(program)?;
         let mut steps = Steps { program, at: 0 };
-        let embed = steps.take(Op::Embed)?;
+        let StepKind::Embed(embed) = steps.next()? else { return steps.refuse("embed") };
         let sliced = d.lanes == 1 && ranks > 1;
         let lanes_all = if sliced { ranks } else { d.lanes };
         // A norm of slices is that of the one lane there is.
         let lanes = if sliced { 1 } else { lanes_all };
         let (mut classes, mut layer) = (Vec::new(), Vec::new());
-        while steps.next_is(Op::Qkv) {
+        let mut interleaved = false;
+        while steps.at_layer() {
             let first = steps.at;
             let phases = steps.layer()?;
-            let class = Class::read(program, &phases, ranks)?;
+            if layer.is_empty() {
+                interleaved = phases.qkv.rotary.interleaved;
+            } else if interleaved != phases.qkv.rotary.interleaved {
+                return refuse(first, "rotary pairs differ from layer to layer".to_owned());
+            }
+            let class = Class::read(d.lanes, &phases, ranks)?;
             let index = classes.iter().position(|c| *c == class).unwrap_or(classes.len());
             if index == classes.len() {
                 classes.push(class);
@@ -195,17 +206,18 @@ impl Model {
             }
             layer.push(Layer::read(program, &phases, index, (lanes, sliced), first)?);
         }
-        let head = steps.take(Op::Head)?;
+        let StepKind::Head(head) = steps.next()? else { return steps.refuse("head") };
         let head_at = steps.at - 1;
-        steps.take(Op::Sample)?;
+        let StepKind::Sample(_) = steps.next()? else { return steps.refuse("sample") };
         if steps.at != program.steps.len() || layer.is_empty() {
             let count = layer.len();
             return refuse(steps.at, format!("{count} layers, then what is no step of theirs"));
         }
         if !lanes_all.is_multiple_of(ranks) {
-            return Err(indivisible(d.lanes, &classes[0], ranks));
+            let [heads, kv_heads] = classes[0].heads_all;
+            return Err(indivisible(d.lanes, heads, kv_heads, ranks));
         }
-        let per_lane = d.lanes == 1 || d.head_mode == HeadMode::PerLane;
+        let per_lane = d.lanes == 1 || head.mode == HeadMode::PerLane;
         let model = Self {
             ranks,
             lanes: lanes_all / ranks,
@@ -213,20 +225,33 @@ impl Model {
             vocab_all: d.vocab,
             hidden: d.hidden,
             vocab: if per_lane { d.vocab.div_ceil(lanes_all) } else { d.vocab },
-            head_mode: if per_lane { HeadMode::PerLane } else { d.head_mode },
-            interleaved: d.rope_interleaved != 0,
+            head_mode: if per_lane { HeadMode::PerLane } else { head.mode },
+            interleaved,
             eps: d.eps,
             classes,
             layer,
-            embed: embed.weights[0],
-            head: head.weights[0],
+            embed: embed.table,
+            head: head.weight,
             final_norm: Norm::read(program, head.norm, lanes, head_at)?,
         };
         let width = program.tensors.get(model.embed as usize).map(|t| t.cols);
         if width != Some(model.hidden) {
             return refuse(0, format!("embedding of width {width:?}, not {}", model.hidden));
         }
+        model.one_class()?;
         Ok(model)
+    }
+
+    /// The kernel walks layers of one class, with norms of one kind.
+    fn one_class(&self) -> Result<()> {
+        let first = self.layer[0].norms[0].rows;
+        if let Some(at) = self.norms().position(|norm| norm.rows != first) {
+            return refuse(1 + at / 2 * 5, "norms that differ in kind".to_owned());
+        }
+        match self.layer.iter().position(|layer| layer.class > 0) {
+            Some(at) => refuse(1 + at * 5, "a layer of another class than the first".to_owned()),
+            None => Ok(()),
+        }
     }
 
     /// Which of the program's query and kv heads of a class a machine's lane has, of as many places
@@ -236,21 +261,11 @@ impl Model {
         if !self.sliced {
             return [0..class.heads, 0..class.kv_heads];
         }
-        let group = heads / kv_heads;
-        if kv_heads >= self.ranks {
-            let kv = |rank: u32| (rank * class.kv_heads).min(kv_heads);
-            let (from, to) = (kv(rank), kv(rank + 1));
-            return [from * group..to * group, from..to];
-        }
-        // Several machines share a kv head, each with a part of its query heads.
-        let sharers = self.ranks / kv_heads;
-        let (kv, part) = (rank / sharers, rank % sharers);
-        let query = |part: u32| kv * group + (part * class.heads).min(group);
-        [query(part)..query(part + 1), kv..kv + 1]
+        heads_of(rank, self.ranks, heads, kv_heads)
     }
 
     /// Which part of the program a machine has, in words.
-    pub fn part(&self, rank: u32, dims: &Dims) -> String {
+    pub fn part(&self, rank: u32) -> String {
         let span = |range: Range<u32>| match range.len() {
             0 => "none".to_owned(),
             1 => range.start.to_string(),
@@ -261,7 +276,7 @@ impl Model {
         }
         if !self.sliced {
             let lanes = rank * self.lanes..(rank + 1) * self.lanes;
-            return format!("lanes {} of {}", span(lanes), dims.lanes);
+            return format!("lanes {} of {}", span(lanes), self.lanes_all());
         }
         let end = |rank: u32, each: u32, all: u32| (rank * each).min(all);
         let rows = |each, all| span(end(rank, each, all)..end(rank + 1, each, all));
@@ -278,7 +293,8 @@ impl Model {
             )
         };
         let classes: Vec<_> = self.classes.iter().map(of_class).collect();
-        format!("{}, ids {} of {}", classes.join(" or "), rows(self.vocab, dims.vocab), dims.vocab)
+        let ids = rows(self.vocab, self.vocab_all);
+        format!("{}, ids {ids} of {}", classes.join(" or "), self.vocab_all)
     }
 }
 
@@ -288,61 +304,73 @@ struct Steps<'a> {
     at: usize,
 }
 
+/// The phases of a layer: attention, then an mlp.
+struct Phases<'a> {
+    qkv: &'a Qkv,
+    attend: &'a Attend,
+    output: &'a Project,
+    gate_up: &'a GateUp,
+    down: &'a Project,
+}
+
 impl<'a> Steps<'a> {
-    fn next_is(&self, op: Op) -> bool {
-        self.program.steps.get(self.at).is_some_and(|step| step.op == op)
+    fn at_layer(&self) -> bool {
+        self.program.steps.get(self.at).is_some_and(|step| matches!(step.kind, StepKind::Qkv(_)))
     }
 
-    /// The next step, which must be this one.
-    fn take(&mut self, op: Op) -> Result<&'a Step> {
-        match self.program.steps.get(self.at) {
-            Some(step) if step.op == op => {
-                self.at += 1;
-                Ok(step)
-            }
-            Some(step) => {
-                let got = step.op;
-                refuse(self.at, format!("{got:?} where the order of known phases has {op:?}"))
-            }
-            None => refuse(self.at, format!("the end where the order of phases has {op:?}")),
+    fn next(&mut self) -> Result<&'a StepKind> {
+        let Some(step) = self.program.steps.get(self.at) else {
+            return refuse(self.at, "the end where the order of phases goes on".to_owned());
+        };
+        self.at += 1;
+        Ok(&step.kind)
+    }
+
+    /// The step just taken is not the one that the order of known phases has here.
+    fn refuse<T>(&self, wanted: &str) -> Result<T> {
+        let got = self.program.steps[self.at - 1].kind.name();
+        refuse(self.at - 1, format!("{got} where the order of known phases has {wanted}"))
+    }
+
+    fn project(&mut self) -> Result<&'a Project> {
+        match self.next()? {
+            StepKind::Project(project) => Ok(project),
+            _ => self.refuse("project"),
         }
     }
 
-    /// The phases of a layer: attention, then an mlp.
-    fn layer(&mut self) -> Result<[&'a Step; 5]> {
-        Ok([
-            self.take(Op::Qkv)?,
-            self.take(Op::Attend)?,
-            self.take(Op::Project)?,
-            self.take(Op::GateUp)?,
-            self.take(Op::Project)?,
-        ])
+    fn layer(&mut self) -> Result<Phases<'a>> {
+        let StepKind::Qkv(qkv) = self.next()? else { return self.refuse("qkv") };
+        let StepKind::Attend(attend) = self.next()? else { return self.refuse("attend") };
+        let output = self.project()?;
+        let StepKind::GateUp(gate_up) = self.next()? else { return self.refuse("gate_up") };
+        Ok(Phases { qkv, attend, output, gate_up, down: self.project()? })
     }
 }
 
 impl Class {
-    fn read(program: &Program, phases: &[&Step; 5], ranks: u32) -> Result<Self> {
-        let d = &program.dims;
-        let sliced = d.lanes == 1 && ranks > 1;
-        let [qkv, ..] = phases;
+    fn read(lanes: u32, phases: &Phases<'_>, ranks: u32) -> Result<Self> {
+        let qkv = phases.qkv;
+        let Heads { query, kv, dim } = qkv.heads;
+        let ffn = phases.gate_up.ffn;
         let whole = Self {
-            heads: d.heads,
-            kv_heads: d.kv_heads,
-            heads_all: [d.heads, d.kv_heads],
-            head_dim: d.head_dim,
-            ffn: d.ffn,
-            ffn_all: d.ffn,
-            head_norm: qkv.head_norms[0] != NONE,
-            bias: qkv.biases[0] != NONE,
-            rope: program.rope,
+            heads: query,
+            kv_heads: kv,
+            heads_all: [query, kv],
+            head_dim: dim,
+            ffn,
+            ffn_all: ffn,
+            head_norm: qkv.head_norms.is_some(),
+            bias: qkv.biases.is_some(),
+            rope: qkv.rotary.frequencies,
         };
-        if !sliced {
+        if lanes > 1 || ranks == 1 {
             return Ok(whole);
         }
-        let Some((heads, kv_heads)) = dealt(whole.heads, whole.kv_heads, ranks) else {
-            return Err(indivisible(d.lanes, &whole, ranks));
+        let Some((heads, kv_heads)) = dealt(query, kv, ranks) else {
+            return Err(indivisible(lanes, query, kv, ranks));
         };
-        Ok(Self { heads, kv_heads, ffn: whole.ffn.div_ceil(ranks), ..whole })
+        Ok(Self { heads, kv_heads, ffn: ffn.div_ceil(ranks), ..whole })
     }
 }
 
@@ -359,67 +387,59 @@ impl Norm {
 impl Layer {
     fn read(
         program: &Program,
-        [qkv, _, output, gate_up, down]: &[&Step; 5],
+        phases: &Phases<'_>,
         class: usize,
         (lanes, sliced): (u32, bool),
         first: usize,
     ) -> Result<Self> {
+        let Phases { qkv, attend, output, gate_up, down } = phases;
         let rows_of = |t: u32| program.tensors.get(t as usize).map_or(1, |t: &Tensor| t.rows);
-        if qkv.head_norms.iter().any(|n| *n != NONE && rows_of(*n) != 1) {
+        if qkv.head_norms.into_iter().flatten().any(|norm| rows_of(norm) != 1) {
             return refuse(first, "norms of heads that differ from lane to lane".to_owned());
         }
+        // The lane's own factor, and the delay of the others.
+        let join = |project: &Project| match project.join {
+            Join::Sum => (1.0, 0),
+            Join::Own { factor } => (factor, if sliced { 0 } else { -1 }),
+            Join::Delayed { layers, .. } => (1.0, if sliced { 0 } else { layers as i32 }),
+        };
+        let joins = [join(output), join(down)];
+        let shares = |p: &Project| sliced || p.keep.is_some() || p.join == Join::Sum;
         Ok(Self {
             class,
             qkv: qkv.weights,
-            biases: qkv.biases,
-            head_norms: qkv.head_norms,
-            outputs: [output.weights[0], down.weights[0]],
-            gate_up: [gate_up.weights[0], gate_up.weights[1]],
+            biases: qkv.biases.unwrap_or([NONE; 3]),
+            head_norms: qkv.head_norms.unwrap_or([NONE; 2]),
+            outputs: [output.weight, down.weight],
+            gate_up: gate_up.weights,
             norms: [
                 Norm::read(program, qkv.norm, lanes, first)?,
                 Norm::read(program, gate_up.norm, lanes, first + 3)?,
             ],
-            window: if qkv.window == NONE { 0 } else { qkv.window },
-            pool: [qkv.group, qkv.group_layer],
-            own: [output.mix_own, down.mix_own],
-            delay: if sliced { [0; 2] } else { [output.mix_delay, down.mix_delay] },
-            shares: [output, down].map(|s| sliced || s.partial != NONE || s.mix_delay == 0),
+            window: attend.window.unwrap_or(0),
+            pool: [qkv.state.group, qkv.state.layer],
+            own: joins.map(|(own, _)| own),
+            delay: joins.map(|(_, delay)| delay),
+            shares: [shares(output), shares(down)],
         })
     }
 }
 
-fn indivisible(lanes: u32, class: &Class, ranks: u32) -> Error {
-    let [heads, kv_heads] = class.heads_all;
-    let detail = format!(
-        "{lanes} lanes, {heads} query and {kv_heads} kv heads do not divide by {ranks} ranks: each \
-         takes as many lanes, or whole kv heads' heads, or an equal part of one's"
-    );
-    Error::Indivisible { ranks, detail }
+/// The kernel has two pools of pages: one of layers that see everything, one of windowed ones.
+fn pools(program: &Program) -> Result<()> {
+    let windowed: Vec<bool> = program.groups.iter().map(|g| g.window.is_some()).collect();
+    match windowed[..] {
+        [false] | [false, true] => Ok(()),
+        _ => refuse(1, format!("{} page groups", windowed.len())),
+    }
 }
 
 /// Bytes of one KV page of a group on all of so many machines, each of which has whole kv heads
-/// with what that pads, in float16; heads that do not divide count as in the program, which is
-/// refused later.
-pub fn page_bytes(dims: &Dims, group: usize, ranks: u32) -> u64 {
-    let sliced = dims.lanes == 1 && ranks > 1;
-    let dealt = if sliced { dealt(dims.heads, dims.kv_heads, ranks) } else { None };
-    let kv_heads = dealt.map_or(dims.lanes * dims.kv_heads, |(_, each)| each * ranks);
-    let width = u64::from(kv_heads) * u64::from(dims.head_dim.next_multiple_of(32));
-    u64::from(dims.group_layers[group]) * width * 2 * PAGE as u64 * 2
-}
-
-/// Query and kv heads of each of so many machines: whole kv heads with all their query heads, fewer
-/// on the last machine, or a part of the query heads of one kv head, which several machines then
-/// have. None where a machine would have nothing.
-pub(crate) fn dealt(heads: u32, kv_heads: u32, ranks: u32) -> Option<(u32, u32)> {
-    let group = heads / kv_heads;
-    if kv_heads >= ranks {
-        let each = kv_heads.div_ceil(ranks);
-        return ((ranks - 1) * each < kv_heads).then_some((each * group, each));
-    }
-    let sharers = ranks / kv_heads;
-    let each = group.div_ceil(sharers);
-    (ranks.is_multiple_of(kv_heads) && (sharers - 1) * each < group).then_some((each, 1))
+/// with what that pads, in float16; heads that do not divide are refused later.
+pub fn page_bytes(group: &PageGroup, ranks: u32) -> u64 {
+    let StateKind::KeysValues { lanes, kv_heads, head_dim, .. } = state_of(group, ranks);
+    let width = u64::from(lanes * kv_heads) * u64::from(head_dim.next_multiple_of(32));
+    u64::from(group.layers) * width * 2 * PAGE as u64 * 2
 }
 
 fn refuse<T>(step: usize, detail: String) -> Result<T> {
@@ -432,46 +452,24 @@ mod tests {
     use crate::mono::shapes::model;
 
     #[test]
-    fn shared_kv_heads_are_counted_on_every_machine() {
-        let dims = |heads, kv_heads, lanes| Dims {
-            hidden: 1024,
-            lanes,
-            heads,
-            kv_heads,
-            head_dim: 128,
-            ffn: 4096,
-            vocab: 1000,
-            eps: 1e-5,
-            rope_interleaved: 0,
-            head_mode: HeadMode::PerLane,
-            kv_dtype: crate::abi::Dtype::F16,
-            max_positions: 4096,
-            slots: 1,
-            columns: 2,
-            group_layers: [3, 1],
-            group_pages: [1, 1],
+    fn pages_are_halves_in_whole_tiles() {
+        let group = |head_dim| PageGroup {
+            state: StateKind::KeysValues {
+                dtype: crate::abi::Dtype::F32,
+                lanes: 1,
+                kv_heads: 2,
+                head_dim,
+            },
+            layers: 3,
+            window: None,
+            pages: 1,
         };
         // Keys and values of 64 positions of one head in three layers, as halves.
         let one = 3 * 2 * 64 * 128 * 2;
-        for (heads, kv_heads, lanes, ranks, held) in [
-            (16, 2, 1, 1, 2),
-            (16, 2, 1, 2, 2),
-            (16, 2, 1, 4, 4),
-            (16, 2, 1, 8, 8),
-            (32, 8, 1, 8, 8),
-            // Three, three, and room for three on the last.
-            (16, 8, 1, 3, 9),
-            // Lanes are never shared.
-            (4, 2, 8, 8, 16),
-        ] {
-            let dims = dims(heads, kv_heads, lanes);
-            let got = page_bytes(&dims, 0, ranks);
-            assert_eq!(got, held * one, "{heads}/{kv_heads} in {lanes} lanes on {ranks}");
-            assert_eq!(page_bytes(&dims, 1, ranks), got / 3);
-        }
+        assert_eq!(page_bytes(&group(128), 1), 2 * one);
+        assert_eq!(page_bytes(&group(128), 8), 8 * one);
         // Heads are padded to whole tiles.
-        let narrow = Dims { head_dim: 40, ..dims(16, 2, 1) };
-        assert_eq!(page_bytes(&narrow, 0, 8), 8 * one / 2);
+        assert_eq!(page_bytes(&group(40), 8), 8 * one / 2);
     }
 
     #[test]
@@ -488,40 +486,5 @@ mod tests {
         assert_eq!(with(&|n| if n < 3 { -1 } else { 3 }), 7);
         assert_eq!(with(&|n| if n == 14 { 2 } else { -1 }), 3, "12's words are read in layer 14");
         assert_eq!(with(&|n| if n == 14 { 14 } else { -1 }), 15, "and here layer 0's");
-    }
-
-    #[test]
-    fn heads_are_dealt_out_whole_in_parts_or_not_at_all() {
-        for (heads, kv_heads, ranks, wanted) in [
-            (32, 8, 8, Some((4, 1))),
-            (32, 8, 2, Some((16, 4))),
-            (16, 8, 3, Some((6, 3))),
-            (16, 2, 8, Some((2, 1))),
-            (6, 2, 4, Some((2, 1))),
-            (28, 4, 8, Some((4, 1))),
-            (4, 1, 3, None),
-            (4, 2, 8, None),
-            (6, 3, 4, None),
-            (12, 6, 4, None),
-        ] {
-            assert_eq!(dealt(heads, kv_heads, ranks), wanted, "{heads}/{kv_heads} on {ranks}");
-            let Some((each, kv_each)) = wanted else { continue };
-            let part = Model { sliced: true, ranks, ..model("1b") };
-            let heads_all = [heads, kv_heads];
-            let class = Class { heads: each, kv_heads: kv_each, heads_all, ..part.classes[0] };
-            let mut seen = Vec::new();
-            for rank in 0..ranks {
-                let [query, kv] = part.heads_of(rank, &class);
-                assert!(!query.is_empty() && query.len() <= each as usize, "{query:?}");
-                assert!(!kv.is_empty() && kv.len() <= kv_each as usize, "{kv:?}");
-                // A query head's kv head has the place that the kernel looks for it in.
-                for (place, head) in query.clone().enumerate() {
-                    let at = kv.start + place as u32 / (each / kv_each);
-                    assert_eq!(at, head / (heads / kv_heads), "head {head} of rank {rank}");
-                }
-                seen.extend(query);
-            }
-            assert!(seen.into_iter().eq(0..heads), "{heads}/{kv_heads} on {ranks}");
-        }
     }
 }

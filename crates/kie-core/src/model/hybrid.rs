@@ -1,0 +1,39 @@
+//! `kie_hybrid`: this project's own dialect for transformers whose layers differ in shape. It has
+//! Hugging Face's tensor names and, in `layers`, an object a layer; `tests/data/README.md` lists
+//! its keys. Made-up models use it; released families have files of their own.
+
+use super::config::Config;
+use super::transformer::{layer, with_layers};
+use super::{Attention, Gated, LayerSpec, Rope, RopeStyle, Spec};
+use crate::error::Result;
+
+pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
+    let entries = config.objects("layers")?;
+    let count = config.layers()?;
+    if entries.len() != count {
+        return config.unsupported("layers", format!("{} entries for {count}", entries.len()));
+    }
+    let spec = with_layers(config, entries.iter().map(one).collect::<Result<_>>()?)?;
+    config.finish(&[])?;
+    Ok(spec)
+}
+
+fn one(config: &Config<'_>) -> Result<LayerSpec> {
+    let heads = config.size("num_attention_heads")?;
+    let attention = Attention {
+        heads,
+        kv_heads: config.size_or("num_key_value_heads", heads)?,
+        head_dim: config.size("head_dim")?,
+        window: config.optional_size("sliding_window")?,
+        rope: Rope {
+            theta: config.positive("rope_theta")?,
+            style: RopeStyle::HalfSplit,
+            scaling: None,
+        },
+        qk_norm: config.flag_or("qk_norm", false)?,
+        qkv_bias: config.flag_or("attention_bias", false)?,
+    };
+    let mlp = Gated { ffn: config.size("intermediate_size")? };
+    config.finish(&[])?;
+    Ok(layer(attention, mlp))
+}

@@ -1,0 +1,34 @@
+//! Which block does which rows of a step: even shares, on multiples of what a unit of work is.
+
+use crate::abi::{Dims, Step, StepKind};
+
+/// Rows that one block takes at least: an AMX or mma tile.
+const TILE_ROWS: u32 = 16;
+
+/// Fills in the steps' partitions and returns [`crate::abi::Program::row_partition`].
+pub fn partition_rows(steps: &mut [Step], dims: &Dims, blocks: u32) -> Vec<u32> {
+    let mut ends = Vec::new();
+    for step in steps {
+        let (partition, rows, unit) = match &mut step.kind {
+            StepKind::Qkv(qkv) => (&mut qkv.partition, dims.lanes * qkv.heads.all(), 1),
+            StepKind::Project(project) => (&mut project.partition, dims.hidden, TILE_ROWS),
+            StepKind::GateUp(gate_up) => {
+                (&mut gate_up.partition, dims.lanes * gate_up.ffn, TILE_ROWS)
+            }
+            StepKind::Head(head) => (&mut head.partition, dims.vocab, TILE_ROWS),
+            // Their items go round the blocks.
+            StepKind::Embed(_) | StepKind::Attend(_) | StepKind::Sample(_) => continue,
+        };
+        *partition = ends.len() as u32;
+        ends.extend(evenly(rows, unit, blocks));
+    }
+    ends
+}
+
+/// Ends of the blocks' shares of `rows`; the last block takes what is no whole unit.
+fn evenly(rows: u32, unit: u32, blocks: u32) -> impl Iterator<Item = u32> {
+    let units = u64::from(rows.div_ceil(unit));
+    (0..=blocks)
+        .map(move |b| (units * u64::from(b) / u64::from(blocks)) as u32 * unit)
+        .map(move |row| row.min(rows))
+}

@@ -1,0 +1,320 @@
+//! A small program that holds, and ways in which it does not.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use super::*;
+use crate::abi::{Codes, Dims, Encoding, Layout, Rotary, Sample, Vector};
+use crate::partition::partition_rows;
+
+const HIDDEN: u32 = 8;
+const VOCAB: u32 = 10;
+const LANES: u32 = 2;
+const HEADS: [Heads; 2] = [Heads { query: 2, kv: 1, dim: 4 }, Heads { query: 1, kv: 1, dim: 6 }];
+
+/// Two layers of other sizes, the second windowed and with the first one's outputs delayed.
+struct Made {
+    program: Program,
+    bytes: u64,
+}
+
+impl Made {
+    fn tensor(&mut self, lanes: u32, rows: u32, cols: u32) -> u32 {
+        let tensor = Tensor {
+            buffer: 0,
+            encoding: Encoding::plain(Codes::F32),
+            layout: Layout::RowMajor,
+            lanes,
+            rows,
+            cols,
+            scale_buffer: 0,
+            offset: self.bytes,
+            scale_offset: 0,
+            zero_offset: 0,
+        };
+        self.bytes += tensor.bytes();
+        self.program.tensors.push(tensor);
+        self.program.tensors.len() as u32 - 1
+    }
+
+    fn vector(&mut self, lanes: u32, width: u32) -> u32 {
+        self.program.vectors.push(Vector { lanes, width });
+        self.program.vectors.len() as u32 - 1
+    }
+
+    fn push(&mut self, layer: u16, kind: StepKind) {
+        self.program.steps.push(Step { layer, kind });
+    }
+
+    fn layer(&mut self, layer: u16, kept: [u32; 2]) {
+        let (heads, state) = (HEADS[layer as usize], StateAt { group: layer.into(), layer: 0 });
+        let (q, kv, ffn) = (heads.query_width(), heads.kv_width(), 3 + u32::from(layer));
+        let (query, attended) = (self.vector(LANES, q), self.vector(LANES, q));
+        let inner = self.vector(LANES, ffn);
+        let (keep, join) = match layer {
+            0 => (kept.map(Some), [Join::Own { factor: 1.5 }, Join::Sum]),
+            _ => ([None; 2], kept.map(|from| Join::Delayed { layers: 1, from })),
+        };
+        let qkv = Qkv {
+            norm: self.tensor(1, 1 + u32::from(layer), HIDDEN),
+            weights: [q, kv, kv].map(|rows| self.tensor(LANES, rows, HIDDEN)),
+            biases: (layer == 1).then(|| [q, kv, kv].map(|rows| self.tensor(1, LANES, rows))),
+            head_norms: (layer == 0).then(|| [self.tensor(1, 1, 4), self.tensor(1, 1, 4)]),
+            rotary: Rotary { frequencies: self.tensor(1, 1, heads.dim / 2), interleaved: false },
+            heads,
+            input: 0,
+            output: query,
+            state,
+            partition: 0,
+        };
+        self.push(layer, StepKind::Qkv(qkv));
+        let window = (layer == 1).then_some(5);
+        let attend = Attend { heads, input: query, output: attended, state, window };
+        self.push(layer, StepKind::Attend(attend));
+        let weight = self.tensor(LANES, HIDDEN, q);
+        let project = |weight, input, at: usize| {
+            let (join, keep) = (join[at], keep[at]);
+            StepKind::Project(Project { weight, input, residual: 0, join, keep, partition: 0 })
+        };
+        self.push(layer, project(weight, attended, 0));
+        let gate_up = GateUp {
+            norm: self.tensor(1, 1, HIDDEN),
+            weights: [(); 2].map(|()| self.tensor(LANES, ffn, HIDDEN)),
+            ffn,
+            input: 0,
+            output: inner,
+            partition: 0,
+        };
+        self.push(layer, StepKind::GateUp(gate_up));
+        let weight = self.tensor(LANES, HIDDEN, ffn);
+        self.push(layer, project(weight, inner, 1));
+    }
+
+    fn new() -> Self {
+        let dims = Dims {
+            hidden: HIDDEN,
+            lanes: LANES,
+            vocab: VOCAB,
+            eps: 1e-5,
+            max_positions: 128,
+            slots: 1,
+            columns: 5,
+        };
+        let group = |(layer, heads): (usize, Heads)| PageGroup {
+            state: StateKind::KeysValues {
+                dtype: Dtype::F32,
+                lanes: LANES,
+                kv_heads: heads.kv,
+                head_dim: heads.dim,
+            },
+            layers: 1,
+            window: (layer == 1).then_some(5),
+            pages: 2,
+        };
+        let program = Program {
+            dims,
+            blocks: 3,
+            steps: vec![],
+            tensors: vec![],
+            vectors: vec![],
+            groups: HEADS.into_iter().enumerate().map(group).collect(),
+            row_partition: vec![],
+        };
+        let mut made = Self { program, bytes: 0 };
+        let residual = made.vector(LANES, HIDDEN);
+        let kept = [made.vector(LANES, HIDDEN), made.vector(LANES, HIDDEN)];
+        let logits = made.vector(1, VOCAB);
+        let table = made.tensor(1, VOCAB, HIDDEN);
+        made.push(0, StepKind::Embed(Embed { table, output: residual }));
+        made.layer(0, kept);
+        made.layer(1, kept);
+        let head = Head {
+            norm: made.tensor(1, 1, HIDDEN),
+            weight: table,
+            mode: HeadMode::Mean,
+            input: residual,
+            output: logits,
+            partition: 0,
+        };
+        made.push(2, StepKind::Head(head));
+        made.push(2, StepKind::Sample(Sample { input: logits }));
+        let Program { steps, dims, blocks, .. } = &mut made.program;
+        made.program.row_partition = partition_rows(steps, dims, *blocks);
+        made
+    }
+
+    fn check(self) -> Result<ValidProgram> {
+        validate(self.program, &[Buffer::in_place(Arc::new(vec![0_u8; self.bytes as usize]))])
+    }
+}
+
+/// Where a broken program is refused, and what is said.
+fn refusal(name: &str, spoil: impl FnOnce(&mut Program)) -> (usize, String) {
+    let mut made = Made::new();
+    spoil(&mut made.program);
+    match made.check() {
+        Err(Error::InvalidProgram { step, detail }) => (step, detail),
+        Err(other) => panic!("{name}: {other}"),
+        Ok(_) => panic!("{name} was let in"),
+    }
+}
+
+fn qkv(program: &mut Program, layer: usize) -> &mut Qkv {
+    match &mut program.steps[1 + 5 * layer].kind {
+        StepKind::Qkv(qkv) => qkv,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn attend(program: &mut Program, layer: usize) -> &mut Attend {
+    match &mut program.steps[2 + 5 * layer].kind {
+        StepKind::Attend(attend) => attend,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn project(program: &mut Program, at: usize) -> &mut Project {
+    match &mut program.steps[at].kind {
+        StepKind::Project(project) => project,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn gate_up(program: &mut Program, layer: usize) -> &mut GateUp {
+    match &mut program.steps[4 + 5 * layer].kind {
+        StepKind::GateUp(gate_up) => gate_up,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn head(program: &mut Program) -> &mut Head {
+    match &mut program.steps[11].kind {
+        StepKind::Head(head) => head,
+        other => panic!("{other:?}"),
+    }
+}
+
+type Spoil = fn(&mut Program);
+
+/// Runs all of them: the step that is named, a part of what is said, and what is wrong.
+fn all_are_refused(cases: &[(usize, &str, Spoil)]) {
+    for (wanted, said, spoil) in cases {
+        let (step, detail) = refusal(said, spoil);
+        assert_eq!(step, *wanted, "{said}: {detail}");
+        assert!(detail.contains(said), "{said:?} in {detail:?}");
+    }
+}
+
+/// What belongs to no step.
+const WHOLE: usize = usize::MAX;
+
+#[test]
+fn a_program_that_holds() {
+    Made::new().check().unwrap();
+}
+
+#[test]
+fn sizes_tensors_and_groups() {
+    all_are_refused(&[
+        (WHOLE, "a size is zero", |p| p.dims.hidden = 0),
+        (WHOLE, "a size is zero", |p| p.dims.slots = 0),
+        (WHOLE, "a size is zero", |p| p.blocks = 0),
+        (WHOLE, "1 columns for 1 slots", |p| p.dims.columns = 1),
+        (WHOLE, "tensor 0 leaves its buffer", |p| p.tensors[0].offset = u64::MAX),
+        (WHOLE, "tensor 1 leaves its buffer", |p| p.tensors[1].buffer = 1),
+        (WHOLE, "tensor 2 leaves its buffer", |p| p.tensors[2].rows = 1 << 20),
+        (WHOLE, "scales of tensor 3", |p| {
+            p.tensors[3].encoding = Encoding::scaled(Codes::F32, [2, 2], Dtype::F32);
+            p.tensors[3].scale_buffer = 7;
+        }),
+        (WHOLE, "must see all positions", |p| p.groups[0].window = Some(5)),
+        (WHOLE, "must see all positions", |p| p.groups.clear()),
+        (WHOLE, "page group", |p| p.groups[1].window = Some(0)),
+        (WHOLE, "page group", |p| {
+            let StateKind::KeysValues { lanes, .. } = &mut p.groups[1].state;
+            *lanes = 1;
+        }),
+        (WHOLE, "page group", |p| {
+            let StateKind::KeysValues { dtype, .. } = &mut p.groups[0].state;
+            *dtype = Dtype::Bf16;
+        }),
+    ]);
+}
+
+#[test]
+fn operands() {
+    all_are_refused(&[
+        (0, "[1, 10, 8] wanted", |p| p.tensors[0].rows -= 1),
+        (1, "qkv of layer 0: tensor 999 of", |p| qkv(p, 0).weights[1] = 999),
+        (1, "norm scale", |p| qkv(p, 0).norm = 0),
+        (1, "[2, 8, 8] wanted", |p| qkv(p, 0).weights.swap(0, 1)),
+        (1, "norm of heads", |p| qkv(p, 0).head_norms = Some([0, 0])),
+        (1, "rotary table", |p| qkv(p, 0).rotary.frequencies = 0),
+        (1, "heads do not divide", |p| qkv(p, 0).heads.kv = 3),
+        (1, "heads do not divide", |p| qkv(p, 0).heads.kv = 0),
+        (1, "heads do not divide", |p| qkv(p, 0).heads.dim = 5),
+        (6, "bias 0: 12 numbers wanted", |p| qkv(p, 1).biases.as_mut().unwrap()[2] = 0),
+        (3, "tensor 4294967295 of", |p| project(p, 3).weight = u32::MAX),
+        (3, "a factor of inf", |p| project(p, 3).join = Join::Own { factor: f32::INFINITY }),
+        (4, "an inner width of 0", |p| gate_up(p, 0).ffn = 0),
+        (4, "[2, 4, 8] wanted", |p| gate_up(p, 0).ffn = 4),
+        (4, "norm scale 1 is", |p| {
+            gate_up(p, 0).norm = 1;
+            p.tensors[1].cols = 4;
+            qkv(p, 0).norm = 11;
+        }),
+        (11, "[2, 5, 8] wanted", |p| head(p).mode = HeadMode::PerLane),
+        (11, "[1, 10, 16] wanted", |p| head(p).mode = HeadMode::Concat),
+    ]);
+}
+
+#[test]
+fn vectors_and_states() {
+    all_are_refused(&[
+        (1, "vector 0 is read before it is written", |p| {
+            p.steps[0].kind = StepKind::Embed(Embed { table: 0, output: 1 });
+        }),
+        (0, "vector 99 does not exist", |p| {
+            p.steps[0].kind = StepKind::Embed(Embed { table: 0, output: 99 });
+        }),
+        (1, "2 x 8 wanted, got 2 x 9", |p| p.vectors[4].width = 9),
+        (3, "vector 1: 2 x 8 wanted", |p| p.vectors[1].width = 7),
+        (3, "vector 2 is read before", |p| {
+            project(p, 3).join = Join::Delayed { layers: 1, from: 2 };
+        }),
+        (8, "a delay of no layers", |p| {
+            project(p, 8).join = Join::Delayed { layers: 0, from: 1 };
+        }),
+        (8, "vector 1 is read before", |p| project(p, 3).keep = None),
+        (2, "is read before it is written", |p| {
+            attend(p, 0).state = StateAt { group: 0, layer: 1 };
+            p.groups[0].layers = 2;
+        }),
+        (1, "does not exist", |p| qkv(p, 0).state.layer = 1),
+        (6, "does not exist", |p| qkv(p, 1).state.group = 2),
+        (6, "keeps 1 heads of 4", |p| qkv(p, 1).state.group = 0),
+        (6, "is another layer's", |p| {
+            let (first, second) = (*qkv(p, 0), p.steps[6]);
+            p.steps[6] = Step { kind: StepKind::Qkv(first), ..second };
+        }),
+        (2, "a window of Some(0)", |p| attend(p, 0).window = Some(0)),
+        (7, "a window of Some(6)", |p| attend(p, 1).window = Some(6)),
+        (7, "a window of None", |p| attend(p, 1).window = None),
+        (12, "vector 0: 1 x 10 wanted", |p| {
+            p.steps[12].kind = StepKind::Sample(Sample { input: 0 });
+        }),
+    ]);
+}
+
+#[test]
+fn rows_have_one_owner() {
+    all_are_refused(&[
+        (1, "does not cover 8 rows", |p| p.row_partition[0] = 1),
+        (1, "does not cover 8 rows", |p| p.row_partition[3] -= 1),
+        (1, "does not cover 8 rows", |p| p.row_partition.swap(1, 2)),
+        (3, "does not cover 8 rows", |p| project(p, 3).partition = u32::MAX),
+        (4, "does not cover 6 rows", |p| gate_up(p, 0).partition = 0),
+        (11, "does not cover 10 rows", |p| head(p).partition += 1),
+    ]);
+}
