@@ -339,6 +339,10 @@ class _ServerOptions(TypedDict, total=False):
     drain_s: float
     cors_origins: Sequence[str]
     allowed_hosts: Sequence[str]
+    log_json: bool
+    metrics_compat_vllm: bool
+    protect_metrics: bool
+    protect_page: bool
 
 @final
 class Server:

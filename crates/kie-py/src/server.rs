@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kie_server::Config;
+use kie_server::{Config, Log};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -73,6 +73,10 @@ fn config(options: Option<&Bound<'_, PyDict>>) -> PyResult<Config> {
             "drain_s" => config.drain = seconds(name, &value)?,
             "cors_origins" => config.cors_origins = value.extract()?,
             "allowed_hosts" => config.allowed_hosts = value.extract()?,
+            "log_json" => config.log = if value.extract()? { Log::Json } else { Log::Off },
+            "metrics_compat_vllm" => config.metrics_compat_vllm = value.extract()?,
+            "protect_metrics" => config.protect_metrics = value.extract()?,
+            "protect_page" => config.protect_page = value.extract()?,
             unknown => return Err(args::unexpected(unknown)),
         }
     }

@@ -8,7 +8,9 @@ use tokio::sync::watch;
 
 use crate::config::Config;
 use crate::errors::ApiError;
+use crate::log::Logger;
 use crate::messages;
+use crate::metrics::Metrics;
 
 /// Where a server is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +26,8 @@ pub(crate) enum Phase {
 /// See the module.
 pub(crate) struct App {
     pub(crate) config: Config,
+    pub(crate) metrics: Metrics,
+    pub(crate) log: Logger,
     served: OnceLock<Served>,
     pub(crate) phase: watch::Sender<Phase>,
     /// Seconds since 1970 when it began.
@@ -46,6 +50,8 @@ impl App {
     /// A server that loads.
     pub(crate) fn new(config: Config) -> Arc<Self> {
         Arc::new(Self {
+            metrics: Metrics::new(),
+            log: Logger::new(config.log),
             config,
             served: OnceLock::new(),
             phase: watch::Sender::new(Phase::Open),

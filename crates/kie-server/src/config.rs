@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::log::Log;
+
 /// How a server behaves. [`Default`] is what `kie serve` does without options.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -27,6 +29,14 @@ pub struct Config {
     pub cors_origins: Vec<String>,
     /// Names that a `Host` header may have on loopback besides those of this machine.
     pub allowed_hosts: Vec<String>,
+    /// What is written to standard error.
+    pub log: Log,
+    /// `/metrics` has vLLM's names, too.
+    pub metrics_compat_vllm: bool,
+    /// `/metrics` wants the key.
+    pub protect_metrics: bool,
+    /// `/` wants the key.
+    pub protect_page: bool,
 }
 
 impl Default for Config {
@@ -43,6 +53,10 @@ impl Default for Config {
             idle_timeout: Duration::from_secs(120),
             cors_origins: Vec::new(),
             allowed_hosts: Vec::new(),
+            log: Log::Off,
+            metrics_compat_vllm: false,
+            protect_metrics: false,
+            protect_page: false,
         }
     }
 }

@@ -19,6 +19,7 @@ use axum::body::{Body, Bytes, HttpBody};
 use hyper::body::Frame;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 /// How often a socket with a further request waiting in it is looked at.
@@ -29,6 +30,8 @@ pub(crate) struct Conn {
     pub(crate) stream: TcpStream,
     /// Requests whose answers are not written yet.
     busy: AtomicUsize,
+    /// Told of the first request.
+    asked: Semaphore,
     /// When the head that is being read began, or the connection came to rest.
     since: Mutex<Since>,
 }
@@ -45,6 +48,7 @@ impl Conn {
         Arc::new(Self {
             stream,
             busy: AtomicUsize::new(0),
+            asked: Semaphore::new(0),
             since: Mutex::new(Since::Resting(Instant::now())),
         })
     }
@@ -63,8 +67,14 @@ impl Conn {
     /// A request's head is whole; the guard goes with its answer.
     pub(crate) fn request(self: &Arc<Self>) -> Busy {
         self.busy.fetch_add(1, Ordering::AcqRel);
+        self.asked.close();
         *self.since() = Since::Busy;
         Busy(Arc::clone(self))
+    }
+
+    /// Waits until there has been a request.
+    pub(crate) async fn first_request(&self) {
+        drop(self.asked.acquire().await);
     }
 
     /// When it must be closed, and whether a head is being read.

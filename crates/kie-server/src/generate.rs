@@ -17,6 +17,8 @@ use tokio::time::{sleep_until, Instant};
 use crate::app::{reached, App, Phase, Served};
 use crate::conn::Peer;
 use crate::errors::ApiError;
+use crate::ledger::Ledger;
+use crate::openai::Caller;
 use crate::tokens::Tokens;
 
 /// Longest time between two chunks of a stream whose tokens come faster.
@@ -54,6 +56,7 @@ pub(crate) struct Generation {
     tokens: Tokens,
     phase: watch::Receiver<Phase>,
     peer: Peer,
+    ledger: Ledger,
     prompt_field: &'static str,
     /// Tokens a chunk; `None`: [`CHUNK_TOKENS`] or [`CHUNK_TIME`].
     interval: Option<usize>,
@@ -91,7 +94,11 @@ impl Generation {
     ///
     /// # Errors
     /// What the engine refuses, and 503 while draining.
-    pub(crate) fn start(app: &Arc<App>, peer: Peer, request: Prepared) -> Result<Self, ApiError> {
+    pub(crate) fn start(
+        app: &Arc<App>,
+        caller: Caller,
+        request: Prepared,
+    ) -> Result<Self, ApiError> {
         let served = app.served()?;
         let Prepared { ids, mut params, interval, prompt_field } = request;
         clamp(served, &mut params, ids.len(), prompt_field)?;
@@ -101,7 +108,8 @@ impl Generation {
         Ok(Self {
             tokens: Tokens::new(stream),
             phase: app.phase.subscribe(),
-            peer,
+            peer: caller.peer,
+            ledger: Ledger::new(app, caller.id),
             prompt_field,
             interval,
             batch: Vec::new(),
@@ -137,7 +145,7 @@ impl Generation {
     pub(crate) async fn collect(mut self) -> Result<(Vec<Token>, Box<Completion>), ApiError> {
         loop {
             if let Err(error) = self.take(usize::MAX) {
-                return Err(ApiError::engine(&error, self.prompt_field));
+                return Err(self.refusal(&error));
             }
             let event = match self.ended {
                 true => self.done(),
@@ -162,7 +170,7 @@ impl Generation {
         let until = Instant::now() + FIRST_WORD;
         loop {
             if let Err(error) = self.take(1) {
-                return Err(ApiError::engine(&error, self.prompt_field));
+                return Err(self.refusal(&error));
             }
             if self.ended || !self.batch.is_empty() {
                 return Ok(());
@@ -187,7 +195,10 @@ impl Generation {
     fn take(&mut self, most: usize) -> kie_core::Result<()> {
         while !self.ended && self.batch.len() < most {
             match self.tokens.try_next()? {
-                Next::Token(token) => self.batch.push(token),
+                Next::Token(token) => {
+                    self.ledger.token(&token);
+                    self.batch.push(token);
+                }
                 Next::Pending => return Ok(()),
                 Next::Finished => self.ended = true,
             }
@@ -233,13 +244,21 @@ impl Generation {
 
     fn done(&mut self) -> Event {
         match self.tokens.stream().completion() {
-            Ok(done) => Event::Done(Box::new(done)),
+            Ok(done) => {
+                self.ledger.completed(&done);
+                Event::Done(Box::new(done))
+            }
             Err(error) => self.failed(&error),
         }
     }
 
     fn failed(&mut self, error: &kie_core::Error) -> Event {
         self.ended = true;
-        Event::Failed(ApiError::engine(error, self.prompt_field))
+        Event::Failed(self.refusal(error))
+    }
+
+    fn refusal(&mut self, error: &kie_core::Error) -> ApiError {
+        self.ledger.failed(error);
+        ApiError::engine(error, self.prompt_field)
     }
 }

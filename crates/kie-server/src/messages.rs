@@ -6,6 +6,7 @@
 use kie_core::Engine;
 use serde_json::{json, Map, Value};
 
+use crate::app::Served;
 use crate::errors::ApiError;
 use crate::request::kind_of;
 
@@ -57,6 +58,16 @@ pub(crate) fn for_template(given: Value, abilities: Abilities) -> Result<Vec<Val
         messages.push(one(&format!("messages[{at}]"), message)?);
     }
     Ok(fold_system(messages, abilities))
+}
+
+/// Ids of messages that [`for_template`] wrote.
+///
+/// # Errors
+/// 400 for what the template or the tokenizer refuses.
+pub(crate) fn encode(served: &Served, messages: &[Value]) -> Result<Vec<u32>, ApiError> {
+    let refused = |e: kie_core::Error| ApiError::engine(&e, "messages");
+    let text = served.engine.apply_chat_template(messages, true).map_err(refused)?;
+    served.engine.tokenize(&text, false).map_err(refused)
 }
 
 fn one(at: &str, message: Value) -> Result<Value, ApiError> {

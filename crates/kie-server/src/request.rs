@@ -168,7 +168,7 @@ pub(crate) fn wanted_but(name: &str, wanted: &str, got: &Value) -> ApiError {
 fn whole(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| {
         let number = value.as_f64()?;
-        let inside = number >= 0.0 && number < 9e15 && number.fract() == 0.0;
+        let inside = (0.0..9e15).contains(&number) && number.fract() == 0.0;
         inside.then_some(number as u64)
     })
 }

@@ -4,6 +4,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -13,12 +14,13 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use kie_core::Engine;
+use serde_json::json;
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 
 use crate::app::{unix_seconds, App, Phase};
 use crate::config::Config;
 use crate::errors::ApiError;
-use crate::{auth, health, models, openai};
+use crate::{auth, health, metrics, models, openai, page, text};
 
 /// The paths of [`crate`] over `engine`, to serve alone or beside a program's own.
 ///
@@ -37,12 +39,15 @@ pub fn router_with(engine: Engine, config: Config) -> Router {
 
 /// The paths over an app whose engine may still be loading.
 pub(crate) fn routes(app: &Arc<App>) -> Router {
-    let router = Router::new()
+    let router = page::routes(Router::new())
         .route("/health", get(health::health))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
         .route("/v1/chat/completions", post(openai::chat::create))
         .route("/v1/completions", post(openai::completions::create))
+        .route("/tokenize", post(text::tokenize))
+        .route("/detokenize", post(text::detokenize))
+        .route("/metrics", get(metrics::metrics))
         .fallback(no_path)
         .method_not_allowed_fallback(no_method)
         .with_state(Arc::clone(app));
@@ -85,7 +90,7 @@ fn cors(config: &Config) -> Option<CorsLayer> {
 }
 
 /// The id of a request, for what is logged about it.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(crate) struct RequestId(pub(crate) Arc<str>);
 
 /// The client's own id if it is one, else a new one.
@@ -107,7 +112,9 @@ fn request_id(headers: &HeaderMap) -> (RequestId, HeaderValue) {
 /// Stands around every path; see the module.
 async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
-    let options = request.method() == Method::OPTIONS;
+    let began = Instant::now();
+    let method = request.method().clone();
+    let options = method == Method::OPTIONS;
     let (id, id_header) = request_id(request.headers());
     request.extensions_mut().insert(id.clone());
     let mut response = match admit(&app, &path, options, &request) {
@@ -134,13 +141,44 @@ async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -
     }
     let name = if anthropic { "request-id" } else { "x-request-id" };
     response.headers_mut().insert(name, id_header);
+    let code = response.status().as_u16();
+    app.metrics.answered(label(&path), code);
+    let ms = began.elapsed().as_secs_f64() * 1e3;
+    let path: String = path.chars().take(200).collect();
+    let facts = json!({"method": method.as_str(), "path": path, "status": code, "ms": ms});
+    app.log.line("request", &id.0, facts);
     response
+}
+
+/// A path as metrics name it: of the server's own, or `other`.
+fn label(path: &str) -> &'static str {
+    const PATHS: [&str; 12] = [
+        "/health",
+        "/metrics",
+        "/",
+        "/tokenize",
+        "/detokenize",
+        "/v1/models",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/models/{id}",
+    ];
+    match PATHS.iter().find(|known| **known == path) {
+        Some(known) => known,
+        None if path.starts_with("/v1/models/") => "/v1/models/{id}",
+        None => "other",
+    }
 }
 
 /// Whether a request may go to its path at all.
 fn admit(app: &App, path: &str, options: bool, request: &Request) -> Result<(), ApiError> {
     auth::host(&app.config, request.uri(), request.headers())?;
-    if options || path == "/health" {
+    let open = (path == "/metrics" && !app.config.protect_metrics)
+        || (page::has(path) && !app.config.protect_page);
+    if options || path == "/health" || open {
         return Ok(());
     }
     auth::key(&app.config, request.headers())?;

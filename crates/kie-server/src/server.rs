@@ -30,6 +30,8 @@ use crate::router::routes;
 const BACKLOG: u32 = 1024;
 /// Most bytes of a request's head.
 const HEAD_BYTES_MAX: usize = 64 << 10;
+/// How long a drained server waits for the first request of a connection.
+const FIRST_REQUEST: Duration = Duration::from_secs(1);
 /// How long ended streams have to be written.
 const LAST_WRITE: Duration = Duration::from_millis(500);
 const SLOW_HEAD: &str = "{\"error\":{\"message\":\"the request's head did not come in time\",\
@@ -203,8 +205,19 @@ async fn connection(app: &Arc<App>, stream: TcpStream, router: Router) {
         tokio::select! {
             ended = until_deadline(served.as_mut(), &conn, head, rest) => ended.map(drop),
             () = reached(&mut phase, |phase| phase != Phase::Open) => {
-                served.as_mut().graceful_shutdown();
-                until_deadline(served.as_mut(), &conn, head, rest).await.map(drop)
+                // A request that is on its way into a new connection is to hear why it is refused.
+                let first = tokio::time::timeout(FIRST_REQUEST, conn.first_request());
+                let ended = tokio::select! {
+                    ended = until_deadline(served.as_mut(), &conn, head, rest) => Some(ended),
+                    _ = first => None,
+                };
+                match ended {
+                    Some(ended) => ended.map(drop),
+                    None => {
+                        served.as_mut().graceful_shutdown();
+                        until_deadline(served.as_mut(), &conn, head, rest).await.map(drop)
+                    }
+                }
             }
         }
     };

@@ -41,6 +41,10 @@ def define(parser: ArgumentParser) -> None:
     repeated: dict[str, Any] = {"action": "append", "default": []}
     add("--cors-origin", **repeated, metavar="URL", help="whose pages may ask; *: all; repeatable")
     add("--allowed-host", **repeated, metavar="NAME", help="further names of this machine")
+    add("--log-json", action="store_true", help="a JSON line a request on standard error")
+    add("--metrics-compat", choices=("vllm",), help="further names in /metrics")
+    add("--protect-page", action="store_true", help="the page at / wants the key, too")
+    add("--protect-metrics", action="store_true", help="/metrics wants the key, too")
     options.engine(parser)
     add("--kv-bytes", type=int, metavar="N", help="bytes for keys and values")
     add("--no-prefix-cache", action="store_true", help="compute equal beginnings again")
@@ -64,11 +68,12 @@ def serve(given: Namespace) -> int:
         )
         return 2
     names = ("host", "port", "served_model_name", "max_body_mb", "header_timeout_s")
-    names += ("body_timeout_s", "drain_s")
+    names += ("body_timeout_s", "drain_s", "log_json", "protect_page", "protect_metrics")
     server = _kie.Server(
         api_key=key,
         cors_origins=given.cors_origin,
         allowed_hosts=given.allowed_host,
+        metrics_compat_vllm=given.metrics_compat == "vllm",
         **{name: getattr(given, name) for name in names},
     )
     stop = _Stop(server)

@@ -6,9 +6,11 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::Json;
 use kie_core::request::Completion;
+use kie_core::Engine;
 use serde::Serialize;
 use serde_json::{json, Value};
 
+use super::logprobs;
 use super::types::{self, Head, Streaming};
 use crate::app::App;
 use crate::errors::ApiError;
@@ -34,19 +36,28 @@ pub(crate) async fn create(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (body, peer) = super::received(&app, request).await?;
+    let (body, caller) = super::received(&app, request).await?;
     let (prepared, streaming) = super::prepared(&app, body, prepare).await?;
-    let seed = prepared.params.seed;
+    let (seed, with_logprobs) = (prepared.params.seed, prepared.params.logprobs.is_some());
     let served = app.served()?;
-    let mut generation = Generation::start(&app, peer, prepared)?;
+    let engine = with_logprobs.then(|| served.engine.clone());
+    let mut generation = Generation::start(&app, caller, prepared)?;
     if streaming.on {
         generation.first_word().await?;
         let head = Head::new(served, "chatcmpl", "chat.completion.chunk");
-        return Ok(sse::response(Chunks { head, generation, streaming, seed, begun: false }));
+        return Ok(sse::response(Chunks {
+            head,
+            generation,
+            streaming,
+            seed,
+            engine,
+            begun: false,
+        }));
     }
     let head = Head::new(served, "chatcmpl", "chat.completion");
-    let (_, done) = generation.collect().await?;
-    Ok(Json(whole(head, &done)).into_response())
+    let (tokens, done) = generation.collect().await?;
+    let logprobs = engine.map(|engine| logprobs::chat(&engine, &tokens));
+    Ok(Json(whole(head, &done, logprobs)).into_response())
 }
 
 fn prepare(app: &App, mut fields: Fields) -> Result<(Prepared, Streaming), ApiError> {
@@ -60,17 +71,34 @@ fn prepare(app: &App, mut fields: Fields) -> Result<(Prepared, Streaming), ApiEr
     sampling::take_without_effect(&mut fields)?;
     let names = ["max_completion_tokens", "max_tokens"];
     params.max_tokens = types::take_max_tokens(&mut fields, &names, 1)?;
+    params.logprobs = take_logprobs(&mut fields)?;
     let given = fields.need("messages")?;
     fields.finish()?;
     let messages = messages::for_template(given, served.template)?;
-    let refused = |e: kie_core::Error| ApiError::engine(&e, "messages");
-    let text = served.engine.apply_chat_template(&messages, true).map_err(refused)?;
-    let ids = served.engine.tokenize(&text, false).map_err(refused)?;
+    let ids = messages::encode(served, &messages)?;
     let interval = streaming.interval;
     Ok((Prepared { ids, params, interval, prompt_field: "messages" }, streaming))
 }
 
-fn whole(head: Head, done: &Completion) -> Value {
+/// `logprobs` with `top_logprobs`: alternatives a token.
+fn take_logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+    let on = fields.flag("logprobs")?.unwrap_or(false);
+    match fields.count("top_logprobs")? {
+        Some(0) | None => Ok(on.then_some(0)),
+        Some(_) if !on => {
+            let message = "top_logprobs: only with \"logprobs\": true";
+            Err(ApiError::field("top_logprobs", message))
+        }
+        Some(most) if most > types::ALTERNATIVES_MAX => {
+            let wanted = types::ALTERNATIVES_MAX;
+            let message = format!("top_logprobs: wanted 0 to {wanted}, got {most}");
+            Err(ApiError::field("top_logprobs", message))
+        }
+        Some(most) => Ok(Some(most)),
+    }
+}
+
+fn whole(head: Head, done: &Completion, logprobs: Option<Value>) -> Value {
     let (finish_reason, stop_reason) = types::finish(done);
     json!({
         "id": head.id,
@@ -80,7 +108,7 @@ fn whole(head: Head, done: &Completion) -> Value {
         "choices": [{
             "index": 0,
             "message": {"role": "assistant", "content": done.text, "refusal": null},
-            "logprobs": null,
+            "logprobs": logprobs,
             "finish_reason": finish_reason,
             "stop_reason": stop_reason,
         }],
@@ -126,6 +154,8 @@ struct Chunks {
     generation: Generation,
     streaming: Streaming,
     seed: Option<u64>,
+    /// Where log-probabilities are wanted.
+    engine: Option<Engine>,
     begun: bool,
 }
 
@@ -174,9 +204,12 @@ impl sse::Frames for Chunks {
         match event {
             Event::Tokens(tokens) => {
                 let text: String = tokens.iter().map(|token| token.text.as_str()).collect();
-                if !text.is_empty() {
+                if !text.is_empty() || self.engine.is_some() {
                     let delta = Delta { role: None, content: Some(&text) };
-                    sse::data(out, &self.chunk(delta));
+                    let mut chunk = self.chunk(delta);
+                    let engine = self.engine.as_ref();
+                    chunk.choices[0].logprobs = engine.map(|e| logprobs::chat(e, &tokens));
+                    sse::data(out, &chunk);
                 }
                 true
             }

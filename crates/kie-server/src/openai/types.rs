@@ -8,6 +8,9 @@ use crate::app::{unix_seconds, Served};
 use crate::errors::ApiError;
 use crate::request::Fields;
 
+/// Most alternatives a token, of OpenAI's API and of the engine.
+pub(crate) const ALTERNATIVES_MAX: usize = 20;
+
 /// What every answer and every chunk of it begins with.
 #[derive(Serialize, Clone)]
 pub(crate) struct Head {
