@@ -22,7 +22,7 @@ RUST := $(shell find crates kernels -name target -prune -o -type f -print 2>/dev
 KERNELS := $(shell find kernels -name '*.h' -o -name '*.cu' -o -name '*.hip' 2>/dev/null)
 # The oldest huggingface_hub that pyproject.toml admits, and the newest that was tried.
 HUB_VERSIONS := 0.30.0 2.4.0
-LIBRARIES := kie-kernels kie-kccl kie-core
+LIBRARIES := kie-kernels kie-kccl kie-core kie-server
 
 .PHONY: help
 help: ## list the targets

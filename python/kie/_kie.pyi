@@ -12,6 +12,7 @@ __all__ = [
     "Communicator",
     "Completion",
     "Engine",
+    "Server",
     "Session",
     "Stream",
     "Timings",
@@ -326,6 +327,32 @@ class Session:
     def fork(self) -> Session: ...
     def rollback(self, to: int) -> None: ...
     def turns(self) -> int: ...
+
+class _ServerOptions(TypedDict, total=False):
+    host: str
+    port: int
+    api_key: str | None
+    served_model_name: str | None
+    max_body_mb: int
+    header_timeout_s: float
+    body_timeout_s: float
+    drain_s: float
+    cors_origins: Sequence[str]
+    allowed_hosts: Sequence[str]
+    log_json: bool
+    metrics_compat_vllm: bool
+    protect_metrics: bool
+    protect_page: bool
+
+@final
+class Server:
+    """A port that answers; with 503 until it has an engine."""
+
+    def __new__(cls, **options: Unpack[_ServerOptions]) -> Server: ...
+    def address(self) -> tuple[str, int]: ...
+    def serve(self, engine: Engine) -> None: ...
+    def drain(self) -> None: ...
+    def wait(self, timeout: float) -> bool: ...
 
 @final
 class Stream:

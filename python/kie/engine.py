@@ -201,6 +201,10 @@ class Engine:
         """The text that the model's chat template makes of `messages`."""
         return self._core.apply_chat_template(messages, add_generation_prompt)
 
+    def core(self) -> _kie.Engine:
+        """The engine as the extension module has it, for what is built on it."""
+        return self._core
+
     def warmup(self) -> None:
         """Touches every page, so that the first request is as fast as later ones."""
         self._core.warmup()

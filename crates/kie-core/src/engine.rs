@@ -577,6 +577,12 @@ impl Engine {
         self.0.tokenizer.decode(ids, skip_special)
     }
 
+    /// Bytes of one token: part of a character may be all of it. See
+    /// [`Tokenizer::token_bytes`].
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        self.0.tokenizer.token_bytes(id)
+    }
+
     /// Messages as the model's chat template writes them.
     ///
     /// # Errors

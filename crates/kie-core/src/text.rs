@@ -192,6 +192,12 @@ fn byte_of(c: char) -> Option<u8> {
 }
 
 impl TextTable {
+    /// Bytes that an id adds behind another one; none for a special token, or where they depend on
+    /// more than the id.
+    pub(crate) fn bytes(&self, id: u32) -> &[u8] {
+        self.rest.get(id).1
+    }
+
     /// For ids below `ids`. The error says which step of the decoder failed.
     pub(crate) fn new(tokenizer: &tokenizers::Tokenizer, ids: usize) -> tokenizers::Result<Self> {
         let (rest, first) = (Pieces::default(), Pieces::default());

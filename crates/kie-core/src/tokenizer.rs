@@ -139,6 +139,15 @@ impl Tokenizer {
         self.0.tokenizer.token_to_id(token)
     }
 
+    /// Bytes that a token adds to a text. Of a special token those of its name; of an id that the
+    /// tokenizer does not use none.
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        match self.0.text.bytes(id) {
+            [] => self.0.tokenizer.id_to_token(id).unwrap_or_default().into_bytes(),
+            bytes => bytes.to_vec(),
+        }
+    }
+
     /// Ids of the tokenizer: the highest plus one. At most the model's.
     pub fn vocab(&self) -> usize {
         self.0.ids

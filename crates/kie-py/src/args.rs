@@ -127,7 +127,8 @@ pub fn options(keywords: Option<&Bound<'_, PyDict>>) -> PyResult<EngineConfig> {
     Ok(config)
 }
 
-fn unexpected(name: &str) -> PyErr {
+/// A keyword that nobody knows.
+pub fn unexpected(name: &str) -> PyErr {
     PyTypeError::new_err(format!("got an unexpected keyword argument '{name}'"))
 }
 

@@ -18,6 +18,13 @@ use crate::stream::Stream;
 #[pyclass(frozen, module = "kie._kie")]
 pub struct Engine(Owned<engine::Engine>);
 
+impl Engine {
+    /// The engine itself.
+    pub(crate) fn core(&self, py: Python<'_>) -> PyResult<engine::Engine> {
+        self.0.get(py).cloned()
+    }
+}
+
 /// Runs a fallible call of kie-core without the interpreter.
 pub(crate) fn detached<T: Send>(
     py: Python<'_>,

@@ -11,6 +11,7 @@ mod error;
 mod kccl;
 mod measure;
 mod owned;
+mod server;
 mod stream;
 mod types;
 
@@ -22,6 +23,7 @@ fn _kie(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<engine::Engine>()?;
     module.add_class::<engine::Session>()?;
     module.add_class::<kccl::Communicator>()?;
+    module.add_class::<server::Server>()?;
     module.add_class::<stream::Stream>()?;
     module.add_class::<types::Token>()?;
     module.add_class::<types::TopLogprob>()?;

@@ -18,6 +18,7 @@ from typing import NoReturn
 VERBS = {
     "run": "continue one prompt and stream the text",
     "chat": "talk with a model, its keys and values kept between turns",
+    "serve": "serve a model over HTTP, as OpenAI's clients expect it",
     "info": "print Spec, Plan, memory and roofline of a model on a device",
     "compile": "compile a model's kernels for a GPU ahead, so that it opens at once",
     "doctor": "look at this machine: what there is, what kie uses, what is missing",

@@ -1,0 +1,51 @@
+//! Event streams: `data: {json}` and a blank line, and a comment after 15 s of silence.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::{header, HeaderValue};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use serde::Serialize;
+
+/// Longest silence: some proxies close what is silent for 30 s.
+const SILENCE: Duration = Duration::from_secs(15);
+
+/// What a stream is made of.
+pub(crate) trait Frames: Send + 'static {
+    /// Appends what comes next; false: that was all. May be dropped and called again.
+    fn next(&mut self, out: &mut Vec<u8>) -> impl Future<Output = bool> + Send;
+}
+
+/// Appends one `data` frame.
+pub(crate) fn data<T: Serialize>(out: &mut Vec<u8>, value: &T) {
+    out.extend_from_slice(b"data: ");
+    serde_json::to_writer(&mut *out, value).expect("plain values into memory");
+    out.extend_from_slice(b"\n\n");
+}
+
+/// A response that streams `frames`.
+pub(crate) fn response(frames: impl Frames) -> Response {
+    let body = stream::unfold(Some(frames), |frames| async {
+        let mut frames = frames?;
+        let mut out = Vec::new();
+        let more = match tokio::time::timeout(SILENCE, frames.next(&mut out)).await {
+            Ok(more) => more,
+            Err(_) => {
+                out.extend_from_slice(b": waiting\n\n");
+                true
+            }
+        };
+        let left = if more { Some(frames) } else { None };
+        Some((Ok::<_, Infallible>(Bytes::from(out)), left))
+    });
+    let mut response = Body::from_stream(body).into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // nginx would gather events otherwise.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
