@@ -114,6 +114,12 @@ def command(*words: str) -> None:
     assert ended.value.code == 0
 
 
+def test_this_machine_is_measured() -> None:
+    found = roofline(None, machine("cpu"), 128)
+    assert found.bandwidth_gb_s > 0
+    assert found.limit == "memory bandwidth"
+
+
 def test_it_prints_its_terms(capsys: pytest.CaptureFixture[str]) -> None:
     eight = machine("8xH200")
     text = table(roofline("qwen3-coder-next", eight))

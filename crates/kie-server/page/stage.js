@@ -25,6 +25,7 @@ class Replay {
   #shown = 0;
   #since = 0;
   #whole = false;
+  #late = false;
   active = false;
 
   constructor() {
@@ -36,6 +37,7 @@ class Replay {
     this.#pieces = [];
     this.#shown = 0;
     this.#whole = false;
+    this.#late = false;
     this.active = true;
     this.#note.textContent = "";
   }
@@ -57,16 +59,17 @@ class Replay {
 
   frame(now) {
     if (!this.active || !this.#pieces.length) return;
-    const due = Math.min(
-      this.#pieces.length,
-      Math.floor(Math.max(0, now - this.#since) / REPLAY_TOKEN_MS) + 1,
-    );
+    const paced = Math.floor(Math.max(0, now - this.#since) / REPLAY_TOKEN_MS) + 1;
+    const due = Math.min(this.#pieces.length, paced);
     if (due > this.#shown) {
       this.#view.write(this.#pieces.slice(this.#shown, due).join(""));
       this.#shown = due;
     }
     const total = this.#pieces.length;
-    const spent = ((this.#shown - 1) * REPLAY_TOKEN_MS) / 1000;
+    // An answer that comes slower than this pace is shown when it comes.
+    this.#late ||= !this.#whole && paced > total + 10;
+    const ms = this.#late ? now - this.#since : (this.#shown - 1) * REPLAY_TOKEN_MS;
+    const spent = ms / 1000;
     this.#note.textContent = `${this.#shown} of ${total}, ${spent.toFixed(2)} s`;
     if (this.#whole && this.#shown === total) {
       this.#view.end();

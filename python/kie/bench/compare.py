@@ -44,6 +44,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
         for point in before["points"]
         if point["label"] in later
         for name in MORE_IS_BETTER + LESS_IS_BETTER
+        if name in point and name in later[point["label"]]
     ]
     if not changes:
         raise InvalidRequestError(

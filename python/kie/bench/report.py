@@ -29,23 +29,27 @@ def document(
     duration_s: float,
 ) -> dict[str, Any]:
     """`schema_version, env, config, runs[], summary`."""
-    from kie import machine
-
     labels = list(dict.fromkeys(run.label for run in runs))
     return {
-        "schema_version": SCHEMA_VERSION,
-        "env": {
-            "machine": machine.report().to_dict(),
-            "engine": dict(engine),
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        },
-        "config": dict(config),
+        **opening(config, {"engine": dict(engine)}),
         "runs": [record(run) for run in runs],
         "summary": summary(runs, duration_s),
         "points": [
             {"label": label, **summary([run for run in runs if run.label == label], None)}
             for label in labels
         ],
+    }
+
+
+def opening(config: Mapping[str, Any], what: Mapping[str, Any]) -> dict[str, Any]:
+    """What every document begins with: the schema, the machine, what was measured and how."""
+    from kie import machine
+
+    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "env": {"machine": machine.report().to_dict(), **what, "time": moment},
+        "config": dict(config),
     }
 
 
@@ -65,15 +69,7 @@ def summary(runs: Sequence[Run], duration_s: float | None) -> dict[str, Any]:
     output = sum(run.completion_tokens for run in runs)
     given = sum(run.prompt_tokens for run in runs)
     gaps = [gap for run in runs for gap in run.gaps_us]
-    flat: dict[str, Any] = {
-        "completed": len(runs),
-        "duration": seconds,
-        "total_input_tokens": given,
-        "total_output_tokens": output,
-        "request_throughput": len(runs) / seconds if seconds else 0.0,
-        "output_throughput": output / seconds if seconds else 0.0,
-        "total_token_throughput": (output + given) / seconds if seconds else 0.0,
-    }
+    flat = totals(len(runs), seconds, given, output)
     flat |= statistic("ttft_ms", [run.ttft_ms for run in runs])
     flat |= statistic("tpot_ms", [run.tpot_ms for run in runs if run.gaps_us])
     flat |= statistic("itl_ms", [gap / 1e3 for gap in gaps])
@@ -91,6 +87,19 @@ def summary(runs: Sequence[Run], duration_s: float | None) -> dict[str, Any]:
     flat["windows"] = [w for index, run in enumerate(runs) for w in windows(index, run)]
     flat["stalls"] = [s for index, run in enumerate(runs) for s in stalls(index, run)]
     return flat
+
+
+def totals(completed: int, seconds: float, given: int, output: int) -> dict[str, Any]:
+    """vLLM's keys for a whole measurement; `given` and `output` are tokens."""
+    return {
+        "completed": completed,
+        "duration": seconds,
+        "total_input_tokens": given,
+        "total_output_tokens": output,
+        "request_throughput": completed / seconds if seconds else 0.0,
+        "output_throughput": output / seconds if seconds else 0.0,
+        "total_token_throughput": (output + given) / seconds if seconds else 0.0,
+    }
 
 
 def statistic(name: str, values: Sequence[float]) -> dict[str, float]:
@@ -172,25 +181,29 @@ COLUMNS = (
 )
 
 
-def table(report: Mapping[str, Any]) -> list[list[str]]:
+Columns = Sequence[tuple[str, str]]
+"""Titles, and where in a point their numbers stand."""
+
+
+def table(report: Mapping[str, Any], columns: Columns = COLUMNS) -> list[list[str]]:
     """A heading and a row for each point."""
-    rows = [[title for title, _ in COLUMNS]]
+    rows = [[title for title, _ in columns]]
     for point in report["points"]:
-        rows.append([_show(_pick(point, path)) for _, path in COLUMNS])
+        rows.append([_show(_pick(point, path)) for _, path in columns])
     return rows
 
 
-def markdown(report: Mapping[str, Any]) -> str:
+def markdown(report: Mapping[str, Any], columns: Columns = COLUMNS) -> str:
     """The table for pasting."""
-    heading, *rows = table(report)
+    heading, *rows = table(report, columns)
     lines = [heading, ["---:"] * len(heading), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def plain(report: Mapping[str, Any]) -> str:
+def plain(report: Mapping[str, Any], columns: Columns = COLUMNS) -> str:
     """The table for a terminal, with the answers to the usual doubts underneath."""
-    rows = table(report)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    rows = table(report, columns)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(columns))]
     lines = [
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
         for row in rows
@@ -205,10 +218,10 @@ def plain(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def comma_separated(report: Mapping[str, Any]) -> str:
+def comma_separated(report: Mapping[str, Any], columns: Columns = COLUMNS) -> str:
     """The table as CSV."""
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(table(report))
+    csv.writer(out, lineterminator="\n").writerows(table(report, columns))
     return out.getvalue().rstrip("\n")
 
 

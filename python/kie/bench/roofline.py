@@ -107,7 +107,7 @@ def machine(device: str, topology: str | Path | None = None) -> Machine:
 def _cpu() -> Machine:
     from kie import _kie
 
-    name, isa, total, _ = _kie.host()
+    name, isa, total = _kie.host()[:3]
     stream = _kie.read_bandwidth(gigabytes=1.0) / 1e9
     return Machine(
         f"cpu ({name}, {isa})", 1, 0, stream, total, "read bandwidth measured now",

@@ -1,5 +1,5 @@
 """`kie bench`: latency at one point, a sweep over prompt lengths, the host's answer to a token, two
-reports compared."""
+reports compared; load and limits are defined beside it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kie.bench import inside, random_weights, report
+from kie.bench import chart, inside, random_weights, report
 from kie.bench import latency as requests
 from kie.bench.compare import compare as judge
-from kie.cli import bench_roofline, options
+from kie.cli import bench_load, bench_roofline, options
 from kie.errors import InvalidRequestError
 
 
@@ -43,6 +43,7 @@ def define(parser: ArgumentParser) -> None:
     echo.add_argument("--rounds", type=counted, default=10_000, metavar="N")
     echo.add_argument("--json", action="store_true", help="print JSON")
     options.verb(echo, answer)
+    bench_load.define(verbs)
     bench_roofline.define(verbs)
     line = "compare two reports; exit code 1 if the second is worse"
     compared = verbs.add_parser("compare", help=line, description=line)
@@ -68,6 +69,7 @@ def _define_measurement(parser: ArgumentParser, tokens: int) -> None:
     parser.add_argument("--seed", type=int, default=0, help="key of prompts and sampling")
     options.engine(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report; - prints it")
+    parser.add_argument("--chart", type=Path, metavar="FILE", help="draw a .png or .svg")
     parser.add_argument("--csv", action="store_true", help="print the table as CSV")
     parser.add_argument("--md", action="store_true", help="print the table as Markdown")
     options.verb(parser, measure)
@@ -128,6 +130,8 @@ def measure(given: Namespace) -> None:
             found = report.document(runs, settings, engine.info(), duration_s=seconds)
     if seen:
         found["inside"] = seen
+    if given.chart is not None:
+        chart.draw(found, given.chart)
     if given.json is not None and str(given.json) == "-":
         print(json.dumps(found))
         return
