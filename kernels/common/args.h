@@ -2,9 +2,14 @@
 // kernel except through the pointers that say otherwise. The host's mirror is mono/wire.rs.
 #pragma once
 
-// `stages` stages of `bytes` bytes, in the line's order.
+// What passes through a block's ring, in order: of the block's weights `stages` stages of `bytes`
+// bytes from `at` on, or (kFromPages) the block's pages of a layer, as many as positions ask for.
+// A third source is reserved: stages whose address is looked up by an id that the device computed.
+enum SegmentSource { kFromStream = 0, kFromPages = 1 };
 struct Segment {
+    u64 at;
     u32 stages, bytes;
+    u32 source, layer;
 };
 // Who gave up, where, in which step, at which word. `where`: kWritten and what wire.rs tells.
 struct Record {
@@ -12,13 +17,22 @@ struct Record {
 };
 constexpr u32 kWritten = 0x80000000u;
 constexpr u32 kRecordsBlock = 16;  // one a warp, which waits for one thing at a time
-// What differs between layers. Index 0 is attention's output, 1 the mlp's.
+// What differs between layers, and where each layer's own is: nothing multiplies a layer's number
+// by a layer's size. Index 0 is attention's (input or output), 1 the mlp's.
 struct Layer {
-    u32 window;            // positions a query sees, itself included; 0: all
-    u32 pool, pool_layer;  // which pages, and which layer inside them
-    u32 shares;            // bit i: other lanes will want output i
-    float own[2];          // factor on the lane's own output
-    int delay[2];          // layers since the others' output that is added; -1: none is
+    u64 stream;      // bytes from the beginning of a block's weights
+    u32 window;      // positions a query sees, itself included; 0: all
+    u32 page_at;     // bytes from the beginning of a page of the pool
+    u32 norm[2];     // the first row of a norm's scale
+    u32 head_norms;  // half pairs from the first layer's
+    u32 biases;      // floats from the first layer's
+    float own[2];    // factor on the lane's own output
+    int delay[2];    // layers since the others' output that is added; -1: none is
+    u8 kind;         // class
+    u8 pool;         // which pages
+    u8 shares;       // bit i: other lanes will want output i
+    u8 norm_lanes;   // bit i: norm i has a row a lane
+    u32 padding;
 };
 // A sequence at work. Its tokens come from the prompt while there are any left, then from itself.
 struct Sequence {
@@ -39,10 +53,10 @@ enum Wants { kWantsLogprob = 1, kWantsBias = 2, kWantsPenalties = 4, kWantsFilte
 struct DecodeArgs {
     const u8* line;    // [kBlocks][kLineBytes] weights in the order in which a block takes them
     const u32* embed;  // [vocabulary][kHidden / 2] half pairs
-    const u32* norms;  // [2 kLayers + 1][kNormLanes][kHidden / 2] half pairs
-    const u32* head_norms;    // [kLayers][q, k][kHeadDim / 2] half pairs, or null
-    const float* biases;      // [kLayers][kLanes][kRowsQkv kBlocksPerLane], or null
-    const float* rope;        // [positions][kHeadDim / 2][cos, sin]
+    const u32* norms;  // rows of [kHidden / 2] half pairs: each layer's two, the final one
+    const u32* head_norms;    // of layers that have them [q, k][kHeadDim / 2] half pairs
+    const float* biases;      // of layers that have them [kLanes][kRowsQkv kBlocksPerLane]
+    const float* rope;        // of each class [positions][kHeadDim / 2][cos, sin]
     const Layer* layers;      // [kLayers]
     u8* pools[2];             // KV pages; see attention.h
     const u32* pages;         // [rows][kPools][kPagesMax] physical page of each 64 positions
@@ -63,7 +77,7 @@ struct DecodeArgs {
     long hops[8];             // words from this rank's exchange to each rank's, its own 0
     u64 budget_ns;
     u64 at_head;  // not 0: the first step begins at the head, whose input is there (prefill.h)
-    u32 pool_layers[2];
+    u32 page_bytes[2];  // of a page of each pool, all its layers
     u32 segment_count, steps, epoch, in_flight_bytes;
     u32 pace;            // least clock ticks between stages, per KiB of the earlier one; 0: none
     u32 live;            // columns with a sequence that makes tokens, the first ones

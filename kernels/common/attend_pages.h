@@ -7,12 +7,14 @@
 
 // What a warp has of a column's pages, for heads 2t and 2t + 1: the best score, this lane's part of
 // the mass, and tiles of 16 features (rows 2g and 2g + 1 of the page's values) of both heads.
+template <class C>
 struct Part {
-    float best[2], mass[2], sums[kHeadDim / 16][4];
+    float best[2], mass[2], sums[C::kHeadDim / 16][4];
 };
-KIE_DEVICE Part no_part() {
-    Part p = {{-1e30f, -1e30f}, {0, 0}, {}};
-    KIE_UNROLL for (int i = 0; i < kHeadDim / 16; ++i) {
+template <class C>
+KIE_DEVICE Part<C> no_part() {
+    Part<C> p = {{-1e30f, -1e30f}, {0, 0}, {}};
+    KIE_UNROLL for (int i = 0; i < C::kHeadDim / 16; ++i) {
         KIE_UNROLL for (int j = 0; j < 4; ++j) p.sums[i][j] = 0;
     }
     return p;
@@ -25,17 +27,19 @@ KIE_DEVICE int key_of(int b, int g) { return 32 * (b / 4) + 8 * (g / 2) + 2 * (b
 struct Scores {
     float v[8][2];  // eight rows, heads 2t and 2t + 1
 };
+template <class C>
 KIE_DEVICE Scores score_keys(const u8* keys, const u32* heads) {
     const int my = lane() % kTeam, g = my / 4, t = my % 4;
-    const u8* mine = keys + (key_of(0, g) * kHeadDim + 8 * t) * 2;
-    const u8* query = (const u8*)heads + ((g % kGroup) * kHeadDim + 8 * t) * 2;
+    const u8* mine = keys + (key_of(0, g) * C::kHeadDim + 8 * t) * 2;
+    const u8* query = (const u8*)heads + ((g % C::kGroup) * C::kHeadDim + 8 * t) * 2;
     float d[4][4];
     KIE_UNROLL for (int i = 0; i < 4; ++i) { KIE_UNROLL for (int j = 0; j < 4; ++j) d[i][j] = 0; }
-    KIE_UNROLL for (int j = 0; j < kHeadDim / 32; ++j) {
+    KIE_UNROLL for (int j = 0; j < C::kHeadDim / 32; ++j) {
         const Quad q = *(const Quad*)(query + 64 * j);
         KIE_UNROLL for (int i = 0; i < 4; ++i) {
-            const Quad r0 = *(const Quad*)(mine + (key_of(2 * i, 0) * kHeadDim + 32 * j) * 2);
-            const Quad r1 = *(const Quad*)(mine + (key_of(2 * i + 1, 0) * kHeadDim + 32 * j) * 2);
+            const Quad r0 = *(const Quad*)(mine + (key_of(2 * i, 0) * C::kHeadDim + 32 * j) * 2);
+            const Quad r1 =
+                *(const Quad*)(mine + (key_of(2 * i + 1, 0) * C::kHeadDim + 32 * j) * 2);
             mma(d[i], r0.v[0], r1.v[0], r0.v[1], r1.v[1], q.v[0], q.v[1]);
             mma(d[i], r0.v[2], r1.v[2], r0.v[3], r1.v[3], q.v[2], q.v[3]);
         }
@@ -50,7 +54,8 @@ KIE_DEVICE Scores score_keys(const u8* keys, const u32* heads) {
 struct Weights {
     u32 v[8];
 };
-KIE_DEVICE Weights weigh(Part& part, Scores& s) {
+template <class C>
+KIE_DEVICE Weights weigh(Part<C>& part, Scores& s) {
     const int my = lane() % kTeam, g = my / 4, t = my % 4;
     float keep[2];
     KIE_UNROLL for (int h = 0; h < 2; ++h) {
@@ -63,7 +68,7 @@ KIE_DEVICE Weights weigh(Part& part, Scores& s) {
                                                sum += s.v[b][h];
         part.mass[h] = part.mass[h] * keep[h] + sum;
     }
-    KIE_UNROLL for (int i = 0; i < kHeadDim / 16; ++i) {
+    KIE_UNROLL for (int i = 0; i < C::kHeadDim / 16; ++i) {
         KIE_UNROLL for (int j = 0; j < 4; ++j) part.sums[i][j] *= keep[j % 2];
     }
     Weights w;
@@ -75,10 +80,11 @@ KIE_DEVICE Weights weigh(Part& part, Scores& s) {
     }
     return w;
 }
-KIE_DEVICE void add_values(Part& part, const u8* values, const Weights& w) {
+template <class C>
+KIE_DEVICE void add_values(Part<C>& part, const u8* values, const Weights& w) {
     const int my = lane() % kTeam, g = my / 4, t = my % 4;
     const u8* mine = values + (2 * g * kPage + 8 * t) * 2;
-    KIE_UNROLL for (int i = 0; i < kHeadDim / 16; ++i) {
+    KIE_UNROLL for (int i = 0; i < C::kHeadDim / 16; ++i) {
         KIE_UNROLL for (int j = 0; j < 2; ++j) {
             const Quad r0 = *(const Quad*)(mine + (16 * i * kPage + 32 * j) * 2),
                        r1 = *(const Quad*)(mine + ((16 * i + 1) * kPage + 32 * j) * 2);
@@ -90,18 +96,19 @@ KIE_DEVICE void add_values(Part& part, const u8* values, const Weights& w) {
 
 // Adds the page at hand. `heads`: queries, key and value of the position at work; the copy of its
 // page may have missed the latter two.
-KIE_DEVICE void take_page(Ring& ring, Part& part, const DecodeArgs& args, const Block& b, int layer,
-                          int column, int page, const u32* heads) {
+template <class C>
+KIE_DEVICE void take_page(Ring& ring, Part<C>& part, const DecodeArgs& args, const Block& b,
+                          int layer, int column, int page, const u32* heads) {
     const int my = lane() % kTeam, g = my / 4;
     const int position = (int)opaque(position_at(args, b.step, column));
     const bool fresh = page == position / kPage;
-    u8* keys = (u8*)take_stage(ring, false, kPageStageBytes);
+    u8* keys = (u8*)take_stage(ring, false, C::kPageStageBytes);
     if (fresh) {
-        KIE_NO_UNROLL for (int n = my; n < kHalfHead; n += kTeam)
-            store_key(keys, position % kPage, n, heads[kQWords + n]);
+        KIE_NO_UNROLL for (int n = my; n < C::kHalfHead; n += kTeam)
+            store_key<C>(keys, position % kPage, n, heads[C::kQWords + n]);
         sync_warp();
     }
-    Scores s = score_keys(keys, heads);
+    Scores s = score_keys<C>(keys, heads);
     const int window = (int)layer_of(b, layer).window;
     const int lowest = window > 0 ? position - window : -1;
     if (fresh || page * kPage <= lowest) {
@@ -110,74 +117,81 @@ KIE_DEVICE void take_page(Ring& ring, Part& part, const DecodeArgs& args, const 
             if (at > position || at <= lowest) s.v[i][0] = s.v[i][1] = -1e30f;
         }
     }
-    u8* values = keys + kPageHalf;
-    if (kPageStages == 2) {
+    u8* values = keys + C::kPageHalf;
+    if (C::kPageStages == 2) {
         release_stage(ring);
-        values = (u8*)take_stage(ring, false, kPageStageBytes);
+        values = (u8*)take_stage(ring, false, C::kPageStageBytes);
     }
     if (fresh) {
-        KIE_NO_UNROLL for (int n = my; n < kHalfHead; n += kTeam)
-            store_value(values - kPageHalf, position % kPage, n, heads[kQWords + kHalfHead + n]);
+        KIE_NO_UNROLL for (int n = my; n < C::kHalfHead; n += kTeam) store_value<C>(
+            values - C::kPageHalf, position % kPage, n, heads[C::kQWords + C::kHalfHead + n]);
         sync_warp();
     }
-    const Weights w = weigh(part, s);
-    add_values(part, values, w);
+    const Weights w = weigh<C>(part, s);
+    add_values<C>(part, values, w);
     release_stage(ring);
 }
+template <class C>
 KIE_DEVICE void pass_page(Ring& ring) {
-    KIE_UNROLL for (int i = 0; i < kPageStages; ++i) take_stage(ring, false, kPageStageBytes),
+    KIE_UNROLL for (int i = 0; i < C::kPageStages; ++i) take_stage(ring, false, C::kPageStageBytes),
         release_stage(ring);
 }
 
+template <class C>
 KIE_DEVICE void publish_mass(u64* line, const float (&mass)[2], u32 epoch) {
     const int my = lane() % kTeam, t = my % 4;
     if (my >= 4) return;
-    if (2 * t < kGroup) publish(line + 2 * t * kPartHead + kPartMass, bits(mass[0]), epoch);
-    if (2 * t + 1 < kGroup)
-        publish(line + (2 * t + 1) * kPartHead + kPartMass, bits(mass[1]), epoch);
+    if (2 * t < C::kGroup) publish(line + 2 * t * C::kPartHead + kPartMass, bits(mass[0]), epoch);
+    if (2 * t + 1 < C::kGroup)
+        publish(line + (2 * t + 1) * C::kPartHead + kPartMass, bits(mass[1]), epoch);
 }
 // The part of the one warp that took all of a column's pages.
-KIE_DEVICE void publish_alone(Part& part, u64* to, u32 epoch) {
+template <class C>
+KIE_DEVICE void publish_alone(Part<C>& part, u64* to, u32 epoch) {
     const float i0 = reciprocal_f(part.mass[0]), i1 = reciprocal_f(part.mass[1]);
     const float mass[2] = {part.best[0] + log2_f(part.mass[0]),
                            part.best[1] + log2_f(part.mass[1])};
-    KIE_UNROLL for (int i = 0; i < kHeadDim / 16; ++i) {
-        publish_features(to + i * kPartLine, part.sums[i], i0, i1, epoch);
-        publish_mass(to + i * kPartLine, mass, epoch);
+    KIE_UNROLL for (int i = 0; i < C::kHeadDim / 16; ++i) {
+        publish_features<C>(to + i * kPartLine, part.sums[i], i0, i1, epoch);
+        publish_mass<C>(to + i * kPartLine, mass, epoch);
     }
 }
 // Parts of several warps: in shared memory, each tile added up by one warp, in the parts' order.
-KIE_DEVICE void leave_part(const Part& part, int index, u8* shared) {
+template <class C>
+KIE_DEVICE void leave_part(const Part<C>& part, int index, u8* shared) {
     const int my = lane() % kTeam, g = my / 4, t = my % 4;
-    if (t >= kHeadPairs) return;
-    Quad* to = (Quad*)(shared + kShJoin) + index * kJoinWarp + g * kHeadPairs + t;
-    KIE_UNROLL for (int i = 0; i < kHeadDim / 16; ++i)
-        to[i * kJoinTile] = {{bits(part.sums[i][0]), bits(part.sums[i][1]), bits(part.sums[i][2]),
-                              bits(part.sums[i][3])}};
+    if (t >= C::kHeadPairs) return;
+    Quad* to = (Quad*)(shared + C::kShJoin) + index * C::kJoinWarp + g * C::kHeadPairs + t;
+    KIE_UNROLL for (int i = 0; i < C::kHeadDim / 16; ++i)
+        to[i * C::kJoinTile] = {{bits(part.sums[i][0]), bits(part.sums[i][1]),
+                                 bits(part.sums[i][2]), bits(part.sums[i][3])}};
     if (g == 0)
-        ((Quad*)(shared + kShScores))[index * kHeadPairs + t] = {
+        ((Quad*)(shared + kShScores))[index * C::kHeadPairs + t] = {
             {bits(part.best[0]), bits(part.best[1]), bits(part.mass[0]), bits(part.mass[1])}};
 }
+template <class C>
 KIE_DEVICE void join_parts(int parts, u64* to, u32 epoch, const u8* shared) {
-    const int my = lane() % kTeam, g = my / 4, t = my % 4 < kHeadPairs ? my % 4 : 0;
+    const int my = lane() % kTeam, g = my / 4, t = my % 4 < C::kHeadPairs ? my % 4 : 0;
     const Quad* heads = (const Quad*)(shared + kShScores) + t;
-    const Quad* sums = (const Quad*)(shared + kShJoin) + g * kHeadPairs + t;
-    KIE_NO_UNROLL for (int tile = (int)(thread() / kTeam); tile < kHeadDim / 16; tile += kWarps) {
+    const Quad* sums = (const Quad*)(shared + C::kShJoin) + g * C::kHeadPairs + t;
+    KIE_NO_UNROLL for (int tile = (int)(thread() / kTeam); tile < C::kHeadDim / 16;
+                       tile += kWarps) {
         float top[2] = {-1e30f, -1e30f}, mass[2] = {0, 0}, all[4] = {0, 0, 0, 0};
         KIE_NO_UNROLL for (int i = 0; i < parts; ++i) {
             KIE_UNROLL for (int h = 0; h < 2; ++h) top[h] =
-                max_f(top[h], number(heads[i * kHeadPairs].v[h]));
+                max_f(top[h], number(heads[i * C::kHeadPairs].v[h]));
         }
         KIE_NO_UNROLL for (int i = 0; i < parts; ++i) {
-            const Quad m = heads[i * kHeadPairs], s = sums[i * kJoinWarp + tile * kJoinTile];
+            const Quad m = heads[i * C::kHeadPairs],
+                       s = sums[i * C::kJoinWarp + tile * C::kJoinTile];
             const float f[2] = {exp2_f(number(m.v[0]) - top[0]), exp2_f(number(m.v[1]) - top[1])};
             mass[0] += f[0] * number(m.v[2]), mass[1] += f[1] * number(m.v[3]);
             KIE_UNROLL for (int j = 0; j < 4; ++j) all[j] += f[j % 2] * number(s.v[j]);
         }
         u64* line = to + tile * kPartLine;
-        publish_features(line, all, reciprocal_f(mass[0]), reciprocal_f(mass[1]), epoch);
+        publish_features<C>(line, all, reciprocal_f(mass[0]), reciprocal_f(mass[1]), epoch);
         const float logs[2] = {top[0] + log2_f(mass[0]), top[1] + log2_f(mass[1])};
-        publish_mass(line, logs, epoch);
+        publish_mass<C>(line, logs, epoch);
     }
 }
 
@@ -187,15 +201,16 @@ KIE_DEVICE int part_index(int turn) {
 }
 // All pages of a column that come to this block. `heads`: queries, then, where the newest page is
 // among them, the newest key and value. Returns the number of parts.
+template <class C>
 KIE_DEVICE int attend_pages(Ring& ring, const DecodeArgs& args, const Block& b, int layer,
                             int column, const Streamed& s, int turn, const u32* heads) {
-    Part part = no_part();
+    Part<C> part = no_part<C>();
     int wait = part_index(turn);
     KIE_NO_UNROLL for (int i = 0; i < s.count; ++i) {
         if (wait == 0)
-            take_page(ring, part, args, b, layer, column, s.first + i * kSplitsMax, heads);
+            take_page<C>(ring, part, args, b, layer, column, s.first + i * C::kSplitsMax, heads);
         else
-            pass_page(ring);
+            pass_page<C>(ring);
         wait = wait == 0 ? kWarps - 1 : wait - 1;
     }
     KIE_UNROLL for (int h = 0; h < 2; ++h) {
@@ -203,26 +218,27 @@ KIE_DEVICE int attend_pages(Ring& ring, const DecodeArgs& args, const Block& b, 
     }
     const int seat = (int)opaque(block()) % kBlocksPerLane, index = part_index(turn);
     const int parts = min_i(s.count, kWarps);
-    u64* to =
-        part_at(args, {layer, b.lane_index, seat / kSplitBlocks, seat % kSplitBlocks, column, 0});
+    u64* to = part_at<C>(
+        args, {layer, b.lane_index, seat / C::kSplitBlocks, seat % C::kSplitBlocks, column, 0});
     if (parts == 1) {
-        if (index == 0) publish_alone(part, to, b.epoch);
+        if (index == 0) publish_alone<C>(part, to, b.epoch);
         return parts;
     }
-    if (index < parts) leave_part(part, index, b.shared);
+    if (index < parts) leave_part<C>(part, index, b.shared);
     sync_consumers<kThreads>();
-    join_parts(parts, to, b.epoch, b.shared);
+    join_parts<C>(parts, to, b.epoch, b.shared);
     sync_consumers<kThreads>();  // vectors will stand here
     return parts;
 }
 
 // A column's heads into this warp's own shared memory; `fresh`: the newest key and value as well,
 // into their page, too.
+template <class C>
 KIE_DEVICE void warp_heads(Watch& watch, const DecodeArgs& args, const AttendAt& at,
                            const PageSpan& span, const Pages& pages, u32 epoch, bool fresh,
                            u32* heads, const u8* shared) {
-    constexpr int kWords = kQWords + 2 * kHalfHead, kEach = (kWords + kTeam - 1) / kTeam;
-    const int my = lane() % kTeam, count = fresh ? kWords : kQWords;
+    constexpr int kWords = C::kQWords + 2 * C::kHalfHead, kEach = (kWords + kTeam - 1) / kTeam;
+    const int my = lane() % kTeam, count = fresh ? kWords : C::kQWords;
     const u32 where = at.layer << 4 | 1;
     u64 v[kEach];
     watch.polls = 0;
@@ -230,7 +246,7 @@ KIE_DEVICE void warp_heads(Watch& watch, const DecodeArgs& args, const AttendAt&
         bool ok = true;
         KIE_UNROLL for (int i = 0; i < kEach; ++i) {
             const int n = i * kTeam + my;
-            v[i] = n < count ? load_word(head_word(args, at, n)) : word(0, epoch);
+            v[i] = n < count ? load_word(head_word<C>(args, at, n)) : word(0, epoch);
         }
         KIE_UNROLL for (int i = 0; i < kEach; ++i) ok &= epoch_of(v[i]) == epoch;
         if (ok || kNoWaits || !patient(watch, where, epoch, epoch_of(v[0]))) break;
@@ -239,31 +255,32 @@ KIE_DEVICE void warp_heads(Watch& watch, const DecodeArgs& args, const AttendAt&
     KIE_UNROLL for (int i = 0; i < kEach; ++i) if (i * kTeam + my < count) heads[i * kTeam + my] =
         (u32)v[i];
     sync_warp();
-    if constexpr (kHeadNorm) {
-        for (int head = 0; head < kGroup + (fresh ? 1 : 0); ++head)
-            norm_head(args, at.layer, span.position, head, heads);
+    if constexpr (C::kHeadNorm) {
+        for (int head = 0; head < C::kGroup + (fresh ? 1 : 0); ++head)
+            norm_head<C>(args, shared, at.layer, span.position, head, heads);
         sync_warp();
     }
     if (!fresh) return;
-    u8* page = page_at(args, shared, pages, span.last);
-    for (int n = my; n < kHalfHead; n += kTeam) {
-        store_key(page, span.position % kPage, n, heads[kQWords + n]);
-        store_value(page, span.position % kPage, n, heads[kQWords + kHalfHead + n]);
+    u8* page = page_at<C>(args, shared, pages, span.last);
+    for (int n = my; n < C::kHalfHead; n += kTeam) {
+        store_key<C>(page, span.position % kPage, n, heads[C::kQWords + n]);
+        store_value<C>(page, span.position % kPage, n, heads[C::kQWords + C::kHalfHead + n]);
     }
 }
 // Several sequences side by side: each one's pages fall to other warps than those of the one
 // before. Whether this block had any.
+template <class C>
 KIE_DEVICE bool attend_sequences(Ring& ring, Watch& watch, const DecodeArgs& args, const Block& b,
                                  int layer) {
-    const int kv_head = b.seat / kSplitBlocks, split = b.seat % kSplitBlocks;
-    if (split >= kSplitsMax || kv_head >= kKvHeads) return false;
+    const int kv_head = b.seat / C::kSplitBlocks, split = b.seat % C::kSplitBlocks;
+    if (split >= C::kSplitsMax || kv_head >= C::kKvHeads) return false;
     const Layer& l = layer_of(b, layer);
-    u32* heads = (u32*)(b.shared + kShHeads + (int)(thread() / kTeam) * kWarpHeads);
+    u32* heads = (u32*)(b.shared + C::kShHeads + (int)(thread() / kTeam) * C::kWarpHeads);
     int turn = 0;
     const int my = lane() % kTeam, columns = sequences_of(args);
     // A lane looks at a column.
     const Streamed its =
-        streamed_pages(args, b.shared, b.seat, layer, b.step, my < columns ? my : 0);
+        streamed_pages<C>(args, b.shared, b.seat, layer, b.step, my < columns ? my : 0);
     const float both = number((u32)its.first << 16 | (u32)its.count);
     sync_consumers<kThreads>();  // the vectors have been used
     KIE_NO_UNROLL for (int c = 0; c < columns; ++c) {
@@ -271,18 +288,18 @@ KIE_DEVICE bool attend_sequences(Ring& ring, Watch& watch, const DecodeArgs& arg
         const Streamed s = {(int)(of >> 16), (int)(of & 0xffff)};
         if (s.count == 0) continue;
         if (s.count == 1 && part_index(turn) != 0) {  // another warp's only page
-            pass_page(ring), ++turn;
+            pass_page<C>(ring), ++turn;
             continue;
         }
         const AttendAt at = {layer, b.lane_index, kv_head, split, c, shift_at(args, c)};
-        const Pages pages = {layer, b.lane_index * kKvHeads + kv_head, c};
+        const Pages pages = {layer, b.lane_index * C::kKvHeads + kv_head, c};
         const PageSpan span = pages_of(l, (int)position_at(args, b.step, c));
         const int index = part_index(turn);
-        const bool newest = s.first + (s.count - 1) * kSplitsMax == span.last;
+        const bool newest = s.first + (s.count - 1) * C::kSplitsMax == span.last;
         if (index < s.count)
-            warp_heads(watch, args, at, span, pages, b.epoch,
-                       newest && (s.count - 1) % kWarps == index, heads, b.shared);
-        turn += attend_pages(ring, args, b, layer, c, s, turn, heads);
+            warp_heads<C>(watch, args, at, span, pages, b.epoch,
+                          newest && (s.count - 1) % kWarps == index, heads, b.shared);
+        turn += attend_pages<C>(ring, args, b, layer, c, s, turn, heads);
     }
     return turn > 0;
 }

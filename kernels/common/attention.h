@@ -10,10 +10,7 @@
 // Traffic: 2 * positions * head_dim * 2 bytes a kv head.
 #pragma once
 
-constexpr int kPageHalf = kPage * kHeadDim * 2;  // bytes of the keys (or values) of a page
 constexpr int kScoreWarps = 4, kValueWarps = kWarps - kScoreWarps;
-constexpr int kValueTiles = (kHeadDim / 16 + kValueWarps - 1) / kValueWarps;
-constexpr int kHeld = max_i(kHeadDim / 16, 4 * kValueTiles);
 
 struct PageSpan {
     int first, last, position;
@@ -23,9 +20,10 @@ KIE_DEVICE PageSpan pages_of(const Layer& layer, int position) {
     const int from = window > 0 && position >= window ? position - window + 1 : 0;
     return {from / kPage, position / kPage, position};
 }
+template <class C>
 KIE_DEVICE int first_page(const PageSpan& s, int split, int shift) {
-    const int r =
-        (split + 64 * kSplitsMax - shift % kSplitsMax - s.first % kSplitsMax) % kSplitsMax;
+    const int r = (split + 64 * C::kSplitsMax - shift % C::kSplitsMax - s.first % C::kSplitsMax) %
+                  C::kSplitsMax;
     return s.first + r;
 }
 // The pages of one sequence, layer, lane and kv head. Addresses are made anew where they are
@@ -33,8 +31,8 @@ KIE_DEVICE int first_page(const PageSpan& s, int split, int shift) {
 struct Pages {
     int layer, kv_index, column;
 };
+template <class C>
 KIE_DEVICE u8* page_at(const DecodeArgs& args, const u8* shared, const Pages& at, int page) {
-    constexpr int kEach = kLanes * kKvHeads;
     const Layer& layer = ((const Layer*)(shared + kShLayers))[at.layer];
     const u32 entry = layer.pool * kPagesMax + page;
     u32 physical;
@@ -42,47 +40,53 @@ KIE_DEVICE u8* page_at(const DecodeArgs& args, const u8* shared, const Pages& at
         physical = ((const u32*)(shared + kShTable))[at.column * (kPools * kPagesMax) + entry];
     else
         physical = args.pages[(u64)args.column[at.column].row * (kPools * kPagesMax) + entry];
-    const u32 unit = physical * args.pool_layers[layer.pool] + layer.pool_layer;
-    return args.pools[layer.pool] + ((u64)unit * kEach + at.kv_index) * (2 * kPageHalf);
+    return args.pools[layer.pool] + (u64)physical * args.page_bytes[layer.pool] + layer.page_at +
+           at.kv_index * (2 * C::kPageHalf);
 }
 
 // Before the page of the position at hand is read while its key and value are put there: readers
 // take these from the words.
+template <class C>
 KIE_DEVICE void without_newest(const u8* page, int position) {
     const int slot = position % kPage;
-    reads_without(0, page + slot * kHeadDim * 2, kHeadDim * 2, 0, 1);
-    reads_without(1, page + kPageHalf + slot * 2, 2, kPage * 2, kHeadDim);
+    reads_without(0, page + slot * C::kHeadDim * 2, C::kHeadDim * 2, 0, 1);
+    reads_without(1, page + C::kPageHalf + slot * 2, 2, kPage * 2, C::kHeadDim);
 }
 
 // What a warp holds of a page: 16 keys, or 16 (32) features of 64 values.
+template <class C>
 struct Held {
-    Quad v[kHeld];
+    Quad v[C::kHeld];
 };
 // Before what only some threads fill: otherwise the compiler keeps the registers from the last use
 // on, through everything in between.
-KIE_DEVICE void clear(Held& h) {
-    KIE_UNROLL for (int i = 0; i < kHeld; ++i) h.v[i] = {{0, 0, 0, 0}};
+template <class C>
+KIE_DEVICE void clear(Held<C>& h) {
+    KIE_UNROLL for (int i = 0; i < C::kHeld; ++i) h.v[i] = {{0, 0, 0, 0}};
 }
-KIE_DEVICE void hold(Held& h, const u8* page) {
+template <class C>
+KIE_DEVICE void hold(Held<C>& h, const u8* page) {
     const int me = thread(), warp = me / kTeam, g = me % kTeam / 4, t = me % 4;
     if (warp < kScoreWarps) {
-        KIE_UNROLL for (int j = 0; j < kHeadDim / 32; ++j) {
+        KIE_UNROLL for (int j = 0; j < C::kHeadDim / 32; ++j) {
             KIE_UNROLL for (int r = 0; r < 2; ++r) h.v[2 * j + r] =
-                load_state(page + ((16 * warp + g + 8 * r) * kHeadDim + 32 * j + 8 * t) * 2);
+                load_state(page + ((16 * warp + g + 8 * r) * C::kHeadDim + 32 * j + 8 * t) * 2);
         }
     } else {
-        KIE_UNROLL for (int i = 0; i < kValueTiles; ++i) {
+        KIE_UNROLL for (int i = 0; i < C::kValueTiles; ++i) {
             const int tile = warp - kScoreWarps + i * kValueWarps;
-            if (tile < kHeadDim / 16) KIE_UNROLL for (int j = 0; j < 2; ++j) {
-                    KIE_UNROLL for (int r = 0; r < 2; ++r) h.v[4 * i + 2 * j + r] = load_state(
-                        page + kPageHalf + ((16 * tile + 2 * g + r) * kPage + 32 * j + 8 * t) * 2);
+            if (tile < C::kHeadDim / 16) KIE_UNROLL for (int j = 0; j < 2; ++j) {
+                    KIE_UNROLL for (int r = 0; r < 2; ++r) h.v[4 * i + 2 * j + r] =
+                        load_state(page + C::kPageHalf +
+                                   ((16 * tile + 2 * g + r) * kPage + 32 * j + 8 * t) * 2);
                 }
         }
     }
 }
-KIE_DEVICE void hold_next(Held& h, const u8* page, bool newest, int position) {
-    if (newest) without_newest(page, position);
-    hold(h, page);
+template <class C>
+KIE_DEVICE void hold_next(Held<C>& h, const u8* page, bool newest, int position) {
+    if (newest) without_newest<C>(page, position);
+    hold<C>(h, page);
 }
 // `two` with its half number `which` (0 or 1; any other: none) replaced. Masks, because a choice of
 // registers by index would put them into memory.
@@ -92,11 +96,12 @@ KIE_DEVICE u32 with_half(u32 two, int which, u32 half) {
 }
 
 // The current position's value into the features that a warp holds.
-KIE_DEVICE void put_value(Held& h, const u16* value, int slot) {
+template <class C>
+KIE_DEVICE void put_value(Held<C>& h, const u16* value, int slot) {
     const int me = thread(), warp = me / kTeam, g = me % kTeam / 4, t = me % 4;
-    KIE_UNROLL for (int i = 0; i < kValueTiles; ++i) {
+    KIE_UNROLL for (int i = 0; i < C::kValueTiles; ++i) {
         const int tile = warp - kScoreWarps + i * kValueWarps;
-        if (tile >= kHeadDim / 16) continue;
+        if (tile >= C::kHeadDim / 16) continue;
         const u32 a = value[16 * tile + 2 * g], b = value[16 * tile + 2 * g + 1];
         KIE_UNROLL for (int j = 0; j < 2; ++j) {
             KIE_UNROLL for (int e = 0; e < 4; ++e) {
@@ -112,7 +117,6 @@ KIE_DEVICE void put_value(Held& h, const u16* value, int slot) {
 struct AttendAt {
     int layer, lane_index, kv_head, split, column, shift;
 };
-constexpr int kQWords = kGroup * kHeadDim / 2, kHalfHead = kHeadDim / 2;
 
 // Waits for one word and returns its payload.
 KIE_DEVICE u32 take_word(Watch& watch, const u64* p, u32 epoch, u32 where) {
@@ -123,44 +127,51 @@ KIE_DEVICE u32 take_word(Watch& watch, const u64* p, u32 epoch, u32 where) {
     return (u32)v;
 }
 // The query heads' words, then the key's, then the value's: where word `n` of them stands.
+template <class C>
 KIE_DEVICE const u64* head_word(const DecodeArgs& args, const AttendAt& at, int n) {
     const long unit = unit_of(at.layer, at.lane_index);
-    const int j = n < kQWords               ? at.kv_head * kQWords + n
-                  : n < kQWords + kHalfHead ? kAttn / 2 + at.kv_head * kHalfHead + n - kQWords
-                                            : (kAttn + kKvHeads * kHeadDim) / 2 +
-                                                  at.kv_head * kHalfHead + n - kQWords - kHalfHead;
-    return args.words + kAtQkv + unit * kVecQ + (long)at.column * kWordsQ + j;
+    const int j = n < C::kQWords ? at.kv_head * C::kQWords + n
+                  : n < C::kQWords + C::kHalfHead
+                      ? C::kAttn / 2 + at.kv_head * C::kHalfHead + n - C::kQWords
+                      : (C::kAttn + C::kKvHeads * C::kHeadDim) / 2 + at.kv_head * C::kHalfHead + n -
+                            C::kQWords - C::kHalfHead;
+    return args.words + kAtQkv + unit * kVecQ + (long)at.column * C::kWordsQ + j;
 }
 // Word `n` (a pair of features) of the key or value at hand into its page.
+template <class C>
 KIE_DEVICE void store_key(u8* page, int slot, int n, u32 v) {
-    *(u32*)(page + (slot * kHalfHead + n) * 4) = v;
+    *(u32*)(page + (slot * C::kHalfHead + n) * 4) = v;
 }
+template <class C>
 KIE_DEVICE void store_value(u8* page, int slot, int n, u32 v) {
-    u16* values = (u16*)(page + kPageHalf) + 2 * n * kPage + slot;
+    u16* values = (u16*)(page + C::kPageHalf) + 2 * n * kPage + slot;
     values[0] = (u16)v, values[kPage] = (u16)(v >> 16);
 }
 // Norms and turns head `head` of those taken (the key comes last), a warp a head. Only where heads
 // have norms: otherwise who computed them has turned them.
-KIE_DEVICE void norm_head(const DecodeArgs& args, int layer, int position, int head, u32* heads) {
+template <class C>
+KIE_DEVICE void norm_head(const DecodeArgs& args, const u8* shared, int layer, int position,
+                          int head, u32* heads) {
     const int my = lane();
-    constexpr int kEach = (kHalfHead + kTeam - 1) / kTeam;
-    u32* x = heads + head * kHalfHead;
-    const u32* weights = args.head_norms + (layer * 2 + (head == kGroup)) * kHalfHead;
+    constexpr int kEach = (C::kHalfHead + kTeam - 1) / kTeam;
+    u32* x = heads + head * C::kHalfHead;
+    const u32* weights = args.head_norms + ((const Layer*)(shared + kShLayers))[layer].head_norms +
+                         (head == C::kGroup) * C::kHalfHead;
     float v[kEach][2], sum = 0;
     KIE_UNROLL for (int i = 0; i < kEach; ++i) {
         const int n = i * kTeam + my;
-        unpack_half2(n < kHalfHead ? x[n] : 0, v[i][0], v[i][1]);
+        unpack_half2(n < C::kHalfHead ? x[n] : 0, v[i][0], v[i][1]);
         sum += v[i][0] * v[i][0] + v[i][1] * v[i][1];
     }
     KIE_UNROLL for (int m = 16; m > 0; m /= 2) sum += shuffle_xor(sum, m);
-    float scale = rsqrt_f(sum * (1.0f / kHeadDimReal) + kEps);
-    const float keep = head == kGroup ? 1.0f : kQueryScale;
+    float scale = rsqrt_f(sum * (1.0f / C::kHeadDimReal) + kEps);
+    const float keep = head == C::kGroup ? 1.0f : C::kQueryScale;
     KIE_UNROLL for (int i = 0; i < kEach; ++i) {
         const int n = i * kTeam + my;
-        if (n >= kHalfHead) continue;
+        if (n >= C::kHalfHead) continue;
         float n0, n1;
         unpack_half2(weights[n], n0, n1);
-        const float* r = args.rope + ((long)position * kHalfHead + n) * 2;
+        const float* r = args.rope + C::kRope + ((long)position * C::kHalfHead + n) * 2;
         const float a = v[i][0] * scale * n0, b = v[i][1] * scale * n1;
         x[n] = pack_half2((a * r[0] - b * r[1]) * keep, (a * r[1] + b * r[0]) * keep);
     }
@@ -168,17 +179,17 @@ KIE_DEVICE void norm_head(const DecodeArgs& args, int layer, int position, int h
 
 // Takes the query heads and, where this split owns the newest page, the new key and value into
 // shared memory.
-constexpr int kTake = kQWords + 2 * kHalfHead;
+template <class C>
 KIE_DEVICE void take_heads(Watch& watch, const DecodeArgs& args, const AttendAt& at,
                            const PageSpan& span, u32 epoch, bool fresh, u8* shared) {
     const int me = thread();
     u32* q_sh = (u32*)(shared + kShQkv);
-    constexpr int kEach = (kTake + kThreads - 1) / kThreads;
-    const auto wanted = [&](int n) { return n < kQWords || (fresh && n < kTake); };
+    constexpr int kEach = (C::kTake + kThreads - 1) / kThreads;
+    const auto wanted = [&](int n) { return n < C::kQWords || (fresh && n < C::kTake); };
     u64 v[kEach];  // on their way at once
     KIE_UNROLL for (int i = 0; i < kEach; ++i) {
         const int n = i * kThreads + me;
-        v[i] = wanted(n) ? load_word(head_word(args, at, n)) : 0;
+        v[i] = wanted(n) ? load_word(head_word<C>(args, at, n)) : 0;
     }
     KIE_UNROLL for (int i = 0; i < kEach; ++i) {
         const int n = i * kThreads + me;
@@ -186,50 +197,54 @@ KIE_DEVICE void take_heads(Watch& watch, const DecodeArgs& args, const AttendAt&
         watch.polls = 0;
         while (!kNoWaits && epoch_of(v[i]) != epoch &&
                patient(watch, at.layer << 4 | 1, epoch, epoch_of(v[i])))
-            v[i] = load_word(head_word(args, at, n));
+            v[i] = load_word(head_word<C>(args, at, n));
         q_sh[n] = (u32)v[i];
     }
-    if constexpr (kHeadNorm) {
+    if constexpr (C::kHeadNorm) {
         sync_consumers<kThreads>();
-        for (int head = me / kTeam; head < kGroup + (fresh ? 1 : 0); head += kWarps)
-            norm_head(args, at.layer, span.position, head, q_sh);
+        for (int head = me / kTeam; head < C::kGroup + (fresh ? 1 : 0); head += kWarps)
+            norm_head<C>(args, shared, at.layer, span.position, head, q_sh);
     }
 }
 // The newest key and value, which were taken, into their page for later steps: behind a barrier,
 // and when this step's part is out.
+template <class C>
 KIE_DEVICE void keep_newest(const DecodeArgs& args, const PageSpan& span, const Pages& pages,
                             const u8* shared) {
     const u32* q_sh = (const u32*)(shared + kShQkv);
-    u8* page = page_at(args, shared, pages, span.last);
-    for (int n = kQWords + (int)thread(); n < kTake; n += kThreads) {
-        if (n < kQWords + kHalfHead)
-            store_key(page, span.position % kPage, n - kQWords, q_sh[n]);
+    u8* page = page_at<C>(args, shared, pages, span.last);
+    for (int n = C::kQWords + (int)thread(); n < C::kTake; n += kThreads) {
+        if (n < C::kQWords + C::kHalfHead)
+            store_key<C>(page, span.position % kPage, n - C::kQWords, q_sh[n]);
         else
-            store_value(page, span.position % kPage, n - kQWords - kHalfHead, q_sh[n]);
+            store_value<C>(page, span.position % kPage, n - C::kQWords - C::kHalfHead, q_sh[n]);
     }
 }
 // With several columns: the new keys and values of all of them that land in pages of this split,
 // before anybody attends, since columns may be positions of one sequence.
+template <class C>
 KIE_DEVICE void store_new(Watch& watch, const DecodeArgs& args, const AttendAt& at, int position,
                           const Pages& pages, u32 epoch, u8* shared) {
     const int me = thread(), slot = position % kPage;
     u32* q_sh = (u32*)(shared + kShQkv);
-    u8* page = page_at(args, shared, pages, position / kPage);
-    for (int n = me; n < 2 * kHalfHead; n += kThreads) {
-        const u32 v = take_word(watch, head_word(args, at, kQWords + n), epoch, at.layer << 4 | 1);
-        if (n >= kHalfHead)
-            store_value(page, slot, n - kHalfHead, v);
-        else if (kHeadNorm)
-            q_sh[kQWords + n] = v;
+    u8* page = page_at<C>(args, shared, pages, position / kPage);
+    for (int n = me; n < 2 * C::kHalfHead; n += kThreads) {
+        const u32 v =
+            take_word(watch, head_word<C>(args, at, C::kQWords + n), epoch, at.layer << 4 | 1);
+        if (n >= C::kHalfHead)
+            store_value<C>(page, slot, n - C::kHalfHead, v);
+        else if (C::kHeadNorm)
+            q_sh[C::kQWords + n] = v;
         else
-            store_key(page, slot, n, v);
+            store_key<C>(page, slot, n, v);
     }
-    if constexpr (kHeadNorm) {
+    if constexpr (C::kHeadNorm) {
         sync_consumers<kThreads>();
         if (me / kTeam == 0) {
-            norm_head(args, at.layer, position, kGroup, q_sh);
+            norm_head<C>(args, shared, at.layer, position, C::kGroup, q_sh);
             sync_warp();
-            for (int n = me; n < kHalfHead; n += kTeam) store_key(page, slot, n, q_sh[kQWords + n]);
+            for (int n = me; n < C::kHalfHead; n += kTeam)
+                store_key<C>(page, slot, n, q_sh[C::kQWords + n]);
         }
         sync_consumers<kThreads>();
     }
@@ -237,49 +252,52 @@ KIE_DEVICE void store_new(Watch& watch, const DecodeArgs& args, const AttendAt& 
 
 // Where this block's part of a kv head's attention goes: the line of its first head's first
 // features.
-constexpr int kPartHead = kHeadDim / 16 * kPartLine;
+template <class C>
 KIE_DEVICE u64* part_at(const DecodeArgs& args, const AttendAt& at) {
     const long unit = unit_of(at.layer, at.lane_index);
     const long lot = (long)at.split * kColumns + at.column;
-    return args.words + kAtPart + unit * kVecPart + lot * kPartWords +
-           at.kv_head * kGroup * kPartHead;
+    return args.words + kAtPart + unit * kVecPart + lot * C::kPartWords +
+           at.kv_head * C::kGroup * C::kPartHead;
 }
 // A tile's 16 features of each head; `i0` and `i1` turn the sums of this thread's heads into means.
+template <class C>
 KIE_DEVICE void publish_features(u64* line, const float (&sums)[4], float i0, float i1, u32 epoch) {
     const int g = thread() % kTeam / 4, t = thread() % 4;
-    if (2 * t < kGroup)
-        publish(line + 2 * t * kPartHead + g, pack_half2(sums[0] * i0, sums[2] * i0), epoch);
-    if (2 * t + 1 < kGroup)
-        publish(line + (2 * t + 1) * kPartHead + g, pack_half2(sums[1] * i1, sums[3] * i1), epoch);
+    if (2 * t < C::kGroup)
+        publish(line + 2 * t * C::kPartHead + g, pack_half2(sums[0] * i0, sums[2] * i0), epoch);
+    if (2 * t + 1 < C::kGroup)
+        publish(line + (2 * t + 1) * C::kPartHead + g, pack_half2(sums[1] * i1, sums[3] * i1),
+                epoch);
 }
 
+template <class C>
 KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer, const AttendAt& at,
-                       const PageSpan& span, u32 epoch, Held& held, int page, u8* shared) {
+                       const PageSpan& span, u32 epoch, Held<C>& held, int page, u8* shared) {
     const int me = thread(), warp = me / kTeam, g = me % kTeam / 4, t = me % 4;
     u32* q_sh = (u32*)(shared + kShQkv);
     float* scores = (float*)(shared + kShScores);
-    const int kv_index = at.lane_index * kKvHeads + at.kv_head, slot = span.position % kPage;
+    const int kv_index = at.lane_index * C::kKvHeads + at.kv_head, slot = span.position % kPage;
     const Pages pages = {at.layer, kv_index, at.column};
     // With one column the newest key and value are used from the words' copy, not from the page.
-    const bool fresh = kColumns == 1 && (span.last + at.shift) % kSplitsMax == at.split;
-    take_heads(watch, args, at, span, epoch, fresh, shared);
+    const bool fresh = kColumns == 1 && (span.last + at.shift) % C::kSplitsMax == at.split;
+    take_heads<C>(watch, args, at, span, epoch, fresh, shared);
     sync_consumers<kThreads>();
-    float best = -1e30f, mass = 0, sums[kValueTiles][4];
-    KIE_UNROLL for (int i = 0; i < kValueTiles; ++i) {
+    float best = -1e30f, mass = 0, sums[C::kValueTiles][4];
+    KIE_UNROLL for (int i = 0; i < C::kValueTiles; ++i) {
         KIE_UNROLL for (int j = 0; j < 4; ++j) sums[i][j] = 0;
     }
     const u8* q_bytes = (const u8*)q_sh;
-    const u8* k_new = q_bytes + kGroup * kHeadDim * 2;
-    const u16* v_new = (const u16*)(k_new + kHeadDim * 2);
+    const u8* k_new = q_bytes + C::kGroup * C::kHeadDim * 2;
+    const u16* v_new = (const u16*)(k_new + C::kHeadDim * 2);
     const int lowest = layer.window > 0 ? span.position - (int)layer.window : -1;
-    KIE_NO_UNROLL for (int turn = 0; page <= span.last; ++turn, page += kSplitsMax) {
+    KIE_NO_UNROLL for (int turn = 0; page <= span.last; ++turn, page += C::kSplitsMax) {
         const bool here = fresh && page == span.last;
-        float* sc = scores + (turn & 1) * (kGroup * kPage);
+        float* sc = scores + (turn & 1) * (C::kGroup * kPage);
         if (warp < kScoreWarps) {
             float d[4] = {0, 0, 0, 0};
-            KIE_UNROLL for (int j = 0; j < kHeadDim / 32; ++j) {
+            KIE_UNROLL for (int j = 0; j < C::kHeadDim / 32; ++j) {
                 const Quad b =
-                    *(const Quad*)(q_bytes + ((g % kGroup) * kHeadDim + 32 * j + 8 * t) * 2);
+                    *(const Quad*)(q_bytes + ((g % C::kGroup) * C::kHeadDim + 32 * j + 8 * t) * 2);
                 Quad r0 = held.v[2 * j], r1 = held.v[2 * j + 1];
                 if (here && 16 * warp + g == slot)
                     r0 = *(const Quad*)(k_new + (32 * j + 8 * t) * 2);
@@ -291,23 +309,23 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer,
             KIE_UNROLL for (int i = 0; i < 4; ++i) {
                 const int head = 2 * t + (i & 1), row = 16 * warp + g + (i & 2) * 4,
                           position = page * kPage + row;
-                if (head < kGroup)
+                if (head < C::kGroup)
                     sc[head * kPage + row] =
                         position <= span.position && position > lowest ? d[i] : -1e30f;
             }
-            if (page + kSplitsMax <= span.last)
-                hold_next(held, page_at(args, shared, pages, page + kSplitsMax),
-                          fresh && page + kSplitsMax == span.last, span.position);
+            if (page + C::kSplitsMax <= span.last)
+                hold_next<C>(held, page_at<C>(args, shared, pages, page + C::kSplitsMax),
+                             fresh && page + C::kSplitsMax == span.last, span.position);
         } else if (here) {
-            put_value(held, v_new, slot);  // while the scores are being made
+            put_value<C>(held, v_new, slot);  // while the scores are being made
         }
         sync_consumers<kThreads>();
         if (warp >= kScoreWarps) {
             float s[16], top = -1e30f, sum = 0, odd = 0;
             u32 p[8];
             KIE_UNROLL for (int j = 0; j < 4; ++j) {
-                const Quad f =
-                    *(const Quad*)(sc + (g % kGroup) * kPage + (j / 2) * 32 + 8 * t + (j & 1) * 4);
+                const Quad f = *(const Quad*)(sc + (g % C::kGroup) * kPage + (j / 2) * 32 + 8 * t +
+                                              (j & 1) * 4);
                 KIE_UNROLL for (int i = 0; i < 4; ++i) s[4 * j + i] = number(f.v[i]),
                                                                  top = max_f(top, s[4 * j + i]);
             }
@@ -322,9 +340,9 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer,
             sum += odd, sum += shuffle_xor(sum, 1), sum += shuffle_xor(sum, 2);
             mass = mass * keep + sum, best = top;
             const float k0 = shuffle(keep, 8 * t), k1 = shuffle(keep, 8 * t + 4);
-            KIE_UNROLL for (int i = 0; i < kValueTiles; ++i) {
+            KIE_UNROLL for (int i = 0; i < C::kValueTiles; ++i) {
                 const int tile = warp - kScoreWarps + i * kValueWarps;
-                if (tile >= kHeadDim / 16) continue;
+                if (tile >= C::kHeadDim / 16) continue;
                 sums[i][0] *= k0, sums[i][1] *= k1, sums[i][2] *= k0, sums[i][3] *= k1;
                 KIE_UNROLL for (int j = 0; j < 2; ++j) {
                     const Quad &r0 = held.v[4 * i + 2 * j], &r1 = held.v[4 * i + 2 * j + 1];
@@ -332,32 +350,32 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer,
                     mma(sums[i], r0.v[2], r1.v[2], r0.v[3], r1.v[3], p[4 * j + 2], p[4 * j + 3]);
                 }
             }
-            if (page + kSplitsMax <= span.last)
-                hold_next(held, page_at(args, shared, pages, page + kSplitsMax),
-                          fresh && page + kSplitsMax == span.last, span.position);
+            if (page + C::kSplitsMax <= span.last)
+                hold_next<C>(held, page_at<C>(args, shared, pages, page + C::kSplitsMax),
+                             fresh && page + C::kSplitsMax == span.last, span.position);
         }
     }
     if (warp >= kScoreWarps) {
         const float inverse = reciprocal_f(mass);
         const float i0 = shuffle(inverse, 8 * t), i1 = shuffle(inverse, 8 * t + 4);
-        u64* to = part_at(args, at);
-        KIE_UNROLL for (int i = 0; i < kValueTiles; ++i) {
+        u64* to = part_at<C>(args, at);
+        KIE_UNROLL for (int i = 0; i < C::kValueTiles; ++i) {
             const int tile = warp - kScoreWarps + i * kValueWarps;
-            if (tile >= kHeadDim / 16) continue;
+            if (tile >= C::kHeadDim / 16) continue;
             u64* line = to + tile * kPartLine;
-            publish_features(line, sums[i], i0, i1, epoch);
-            if (t == 0 && g < kGroup)
-                publish(line + g * kPartHead + kPartMass, bits(best + log2_f(mass)), epoch);
+            publish_features<C>(line, sums[i], i0, i1, epoch);
+            if (t == 0 && g < C::kGroup)
+                publish(line + g * C::kPartHead + kPartMass, bits(best + log2_f(mass)), epoch);
         }
     }
-    if (fresh) keep_newest(args, span, pages, shared);
+    if (fresh) keep_newest<C>(args, span, pages, shared);
 }
 
 // The merged output of up to 32 neighbouring words a warp pass: a lane takes one word (two features
 // of a head) of some of the splits, lanes that share a word add up at the end, in a fixed order.
 // `kCount`: words this warp takes, from `first` of the column's kAttn / 2; `kMost`: parts, of which
 // there are `live`.
-template <int kCount, int kMost>
+template <class C, int kCount, int kMost>
 KIE_DEVICE void merge_parts(Watch& watch, const DecodeArgs& args, int layer, int lane_index,
                             int column, int shift, const PageSpan& span, int live, u32 epoch,
                             int first, u32* x, u64* out, u32 rest_ns) {
@@ -372,12 +390,12 @@ KIE_DEVICE void merge_parts(Watch& watch, const DecodeArgs& args, int layer, int
         // Heads are whole numbers of lines.
         const auto word_of = [&](int pass) { return first + n + pass * kWide + my % kWide; };
         const auto lot = [&](int split, int pass) {
-            return parts + (long)(split * kColumns + column) * kPartWords +
+            return parts + (long)(split * kColumns + column) * C::kPartWords +
                    word_of(pass) / 8 * kPartLine;
         };
         u64 a[kOnce][kEach], m[kOnce][kEach];
         if (n == 0)
-            await_one(watch, lot((span.last + shift) % kSplitsMax, 0) + kPartMass, epoch,
+            await_one(watch, lot((span.last + shift) % C::kSplitsMax, 0) + kPartMass, epoch,
                       layer << 4 | 2, rest_ns);
         KIE_UNROLL for (int c = 0; c < kOnce; ++c) {
             KIE_UNROLL for (int i = 0; i < kEach; ++i) a[c][i] = m[c][i] = 0;
@@ -388,7 +406,7 @@ KIE_DEVICE void merge_parts(Watch& watch, const DecodeArgs& args, int layer, int
             KIE_UNROLL for (int i = 0; i < kEach; ++i) {
                 const int s = group + i * kGroups;
                 KIE_UNROLL for (int c = 0; c < kOnce; ++c) {
-                    const u64* p = lot((span.first + s + shift) % kSplitsMax, c);
+                    const u64* p = lot((span.first + s + shift) % C::kSplitsMax, c);
                     if (s < live)
                         m[c][i] = load_word(p + kPartMass), a[c][i] = load_word(p + word_of(c) % 8);
                 }
@@ -425,16 +443,17 @@ KIE_DEVICE void merge_parts(Watch& watch, const DecodeArgs& args, int layer, int
 }
 // Few parts have a way of their own: what the others would need costs time even where it is not
 // there.
-template <int kCount>
+template <class C, int kCount>
 KIE_DEVICE void merge(Watch& watch, const DecodeArgs& args, int layer, int lane_index, int column,
                       int shift, const PageSpan& span, u32 epoch, int first, u32* x, u64* out,
                       u32 rest_ns) {
-    constexpr int kFew = (kSplitsMax + 1) / 2;
+    constexpr int kFew = (C::kSplitsMax + 1) / 2;
     const int pages = span.last - span.first + 1;
     if (pages <= kFew)
-        merge_parts<kCount, kFew>(watch, args, layer, lane_index, column, shift, span, pages, epoch,
-                                  first, x, out, rest_ns);
+        merge_parts<C, kCount, kFew>(watch, args, layer, lane_index, column, shift, span, pages,
+                                     epoch, first, x, out, rest_ns);
     else
-        merge_parts<kCount, kSplitsMax>(watch, args, layer, lane_index, column, shift, span,
-                                        min_i(pages, kSplitsMax), epoch, first, x, out, rest_ns);
+        merge_parts<C, kCount, C::kSplitsMax>(watch, args, layer, lane_index, column, shift, span,
+                                              min_i(pages, C::kSplitsMax), epoch, first, x, out,
+                                              rest_ns);
 }

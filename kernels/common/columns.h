@@ -5,46 +5,42 @@
 
 // Attention's parts, merged by owners: the blocks of a lane share all words of all columns, a word
 // of one column a thread. Everybody gathers them afterwards.
-constexpr int kMergeItems = (kColumns * kWordsA + kBlocksPerLane - 1) / kBlocksPerLane;
 // How the one-column kernel's warps share the splits of a word (see merge). With many parts two
 // warps of an owner share its words: all of one warp's looks are in flight at once.
-constexpr int kMergeOwn = kWordsA / kBlocksPerLane,
-              kMergeSharers = kSplitsMax > 8 && kMergeOwn % 16 == 0 ? 2 : 1;
-constexpr int kMergeCount = kMerge == 1 ? kMergeOwn / kMergeSharers : kWordsA / kWarps;
-constexpr int kMergeLow = kMergeCount & -kMergeCount,
-              kMergeGroups = 32 / (kMergeLow < 32 ? kMergeLow : 32);
 
+template <class C>
 KIE_DEVICE void merge_one(Watch& watch, const u64* parts, int word, int column, int shift,
                           const PageSpan& span, u32 epoch, u32 where, u64* out) {
-    constexpr int kGroups = kMergeGroups < kSplitsMax ? kMergeGroups : kSplitsMax;
-    constexpr int kOnce = kSplitsMax < 8 ? kSplitsMax : 8;
-    const int pages = span.last - span.first + 1, live = pages < kSplitsMax ? pages : kSplitsMax;
+    constexpr int kGroups = C::kMergeGroups < C::kSplitsMax ? C::kMergeGroups : C::kSplitsMax;
+    constexpr int kOnce = C::kSplitsMax < 8 ? C::kSplitsMax : 8;
+    const int pages = span.last - span.first + 1,
+              live = pages < C::kSplitsMax ? pages : C::kSplitsMax;
     const auto lot = [&](int s) {
-        const int split = (span.first + s + shift) % kSplitsMax;
-        return parts + (long)(split * kColumns + column) * kPartWords + word / 8 * kPartLine;
+        const int split = (span.first + s + shift) % C::kSplitsMax;
+        return parts + (long)(split * kColumns + column) * C::kPartWords + word / 8 * kPartLine;
     };
-    u64 a[kOnce], m[kSplitsMax];
-    KIE_UNROLL for (int s = 0; s < kSplitsMax; ++s) m[s] = 0;
+    u64 a[kOnce], m[C::kSplitsMax];
+    KIE_UNROLL for (int s = 0; s < C::kSplitsMax; ++s) m[s] = 0;
     float top = -1e30f, total[kGroups], x0[kGroups], x1[kGroups];
     KIE_UNROLL for (int g = 0; g < kGroups; ++g) total[g] = x0[g] = x1[g] = 0;
-    KIE_UNROLL for (int first = 0; first < kSplitsMax; first += kOnce) {
+    KIE_UNROLL for (int first = 0; first < C::kSplitsMax; first += kOnce) {
         if (first >= live) continue;
         KIE_UNROLL for (int i = 0; i < kOnce; ++i) a[i] = 0;
         watch.polls = 0;
         for (;;) {
             bool ok = true;
-            KIE_UNROLL for (int s = 0; s < kSplitsMax; ++s) if (first == 0 && s < live) m[s] =
+            KIE_UNROLL for (int s = 0; s < C::kSplitsMax; ++s) if (first == 0 && s < live) m[s] =
                 load_word(lot(s) + kPartMass);
             KIE_UNROLL for (int i = 0; i < kOnce; ++i) if (first + i < live) a[i] =
                 load_word(lot(first + i) + word % 8);
-            KIE_UNROLL for (int s = 0; s < kSplitsMax; ++s) if (first == 0 && s < live) ok &=
+            KIE_UNROLL for (int s = 0; s < C::kSplitsMax; ++s) if (first == 0 && s < live) ok &=
                 epoch_of(m[s]) == epoch;
             KIE_UNROLL for (int i = 0; i < kOnce; ++i) if (first + i < live) ok &=
                 epoch_of(a[i]) == epoch;
             if (ok || kNoWaits || !patient(watch, where, epoch, epoch_of(a[0]))) break;
             pause_ns(20);
         }
-        KIE_UNROLL for (int s = 0; s < kSplitsMax; ++s) if (first == 0 && s < live) top =
+        KIE_UNROLL for (int s = 0; s < C::kSplitsMax; ++s) if (first == 0 && s < live) top =
             max_f(top, number((u32)m[s]));
         KIE_UNROLL for (int i = 0; i < kOnce; ++i) if (first + i < live) {
             const int g = (first + i) % kGroups;
@@ -62,18 +58,20 @@ KIE_DEVICE void merge_one(Watch& watch, const u64* parts, int word, int column, 
     publish(out, pack_half2(x0[0] * inverse, x1[0] * inverse), epoch);
 }
 // This block's share.
+template <class C>
 KIE_DEVICE void merge_columns(Watch& watch, const DecodeArgs& args, const Block& b, int layer) {
     const long unit = unit_of(layer, b.lane_index);
     const u64* parts = args.words + kAtPart + unit * kVecPart;
     // The last warps: pages are the first ones' work.
-    KIE_NO_UNROLL for (int n = kThreads - 1 - (int)thread(); n < kMergeItems; n += kThreads) {
-        const int item = b.seat * kMergeItems + n, column = item / kWordsA, word = item % kWordsA;
+    KIE_NO_UNROLL for (int n = kThreads - 1 - (int)thread(); n < C::kMergeItems; n += kThreads) {
+        const int item = b.seat * C::kMergeItems + n, column = item / C::kWordsA,
+                  word = item % C::kWordsA;
         if (column >= live_of(b)) continue;
         const PageSpan span = pages_of(layer_of(b, layer), (int)position_at(args, b.step, column));
-        u64* out = args.words + kAtAttn + unit * kVecA + column * kWordsA +
-                   (kDirectO ? direct_word(word) : word);
-        merge_one(watch, parts, word, column, shift_at(args, column), span, b.epoch, layer << 4 | 2,
-                  out);
+        u64* out = args.words + kAtAttn + unit * kVecA + column * C::kWordsA +
+                   (C::kDirectO ? direct_word(word) : word);
+        merge_one<C>(watch, parts, word, column, shift_at(args, column), span, b.epoch,
+                     layer << 4 | 2, out);
     }
 }
 // A warp's share of all live columns, a few words of each, into shared memory.

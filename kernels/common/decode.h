@@ -9,16 +9,20 @@ KIE_DEVICE u64* other_slot(const DecodeArgs& args, int kind, int layer, int lane
     return others_of(args, kind, layer) + heard_lane(lane_all) * kVecH;
 }
 
+// The row of a layer's norm's scale: attention's (0) or the mlp's (1).
+KIE_DEVICE u32 norm_row(const Block& b, int layer, int kind) {
+    const Layer& l = layer_of(b, layer);
+    return l.norm[kind] + (kLanesAll > 1 && (l.norm_lanes >> kind & 1) != 0 ? b.lane_all : 0);
+}
 // This warp's share of a normed vector into shared memory: words, or the embedding of the tokens.
 struct Squares {
     float v[kColumns];
 };  // a lane's part of each column's sum of squares
 KIE_DEVICE Squares gather_normed(Watch& watch, const DecodeArgs& args, const Block& b,
-                                 const u64* from, bool embedded, int norm, u32 epoch, u32 where) {
+                                 const u64* from, bool embedded, u32 norm, u32 epoch, u32 where) {
     constexpr int kShare = kHidden / 2 / kWarps;
     const int warp = thread() / kTeam;
-    const int norm_row = norm * kNormLanes + (kNormLanes > 1 ? b.lane_all : 0);
-    const u32* weights = args.norms + (long)norm_row * (kHidden / 2) + warp * kShare;
+    const u32* weights = args.norms + (long)norm * (kHidden / 2) + warp * kShare;
     Squares squares;
     KIE_UNROLL for (int c = 0; c < kColumns; ++c) squares.v[c] = 0;
     u32* x = (u32*)(b.shared + kShXa) + warp * kShare;
@@ -88,24 +92,27 @@ KIE_DEVICE Sums<S> multiply_normed(Ring& ring, Lots<S>& lots, const Block& b, Sq
 
 // The first page of the only column, asked for while the layer's input is waited for: who attends
 // has its share of queries, keys and values to compute, too, and everybody waits for those.
-KIE_DEVICE void early_page(const DecodeArgs& args, const Block& b, int layer, Held& held) {
+template <class C>
+KIE_DEVICE void early_page(const DecodeArgs& args, const Block& b, int layer, Held<C>& held) {
     if (kColumns > 1 || kStreamed) return;
-    clear(held);
-    const int kv_head = b.seat / kSplitBlocks, split = b.seat % kSplitBlocks;
+    clear<C>(held);
+    const int kv_head = b.seat / C::kSplitBlocks, split = b.seat % C::kSplitBlocks;
     const Layer& l = layer_of(b, layer);
     const PageSpan span = pages_of(l, (int)position_at(args, b.step, 0));
-    const int page = first_page(span, split, 0);
-    if (split < kSplitsMax && kv_head < kKvHeads && page <= span.last)
-        hold_next(held,
-                  page_at(args, b.shared, {layer, b.lane_index * kKvHeads + kv_head, 0}, page),
-                  page == span.last, span.position);
+    const int page = first_page<C>(span, split, 0);
+    if (split < C::kSplitsMax && kv_head < C::kKvHeads && page <= span.last)
+        hold_next<C>(
+            held,
+            page_at<C>(args, b.shared, {layer, b.lane_index * C::kKvHeads + kv_head, 0}, page),
+            page == span.last, span.position);
 }
 // What every layer or token looks at, into shared memory: layers, stop ids, page tables.
 KIE_DEVICE void take_tables(const DecodeArgs& args, u8* shared) {
     constexpr int kAllThreads = kThreads + kHelpers * kWarp;
     const int me = thread();
     u32* layers = (u32*)(shared + kShLayers);
-    for (int i = me; i < kLayers * 8; i += kAllThreads) layers[i] = ((const u32*)args.layers)[i];
+    for (int i = me; i < kLayers * (int)sizeof(Layer) / 4; i += kAllThreads)
+        layers[i] = ((const u32*)args.layers)[i];
     u32* stops = (u32*)(shared + kShStops);
     for (int i = me; i < kColumns * kStopsMax; i += kAllThreads)
         stops[i] = args.stop_ids[args.column[i / kStopsMax].row * kStopsMax + i % kStopsMax];
@@ -116,35 +123,36 @@ KIE_DEVICE void take_tables(const DecodeArgs& args, u8* shared) {
         table[i] = args.pages[(u64)args.column[i / kEach].row * kEach + i % kEach];
 }
 
-KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer, Held& held,
-                         Lots<TilingQkv>& lots, Squares& squares) {
-    float bias[TilingQkv::items][2];
-    if constexpr (kBias) {
-        const float* from = args.biases +
-                            ((long)layer * kLanes + b.lane_index) * (kRowsQkv * kBlocksPerLane) +
-                            b.seat * kRowsQkv;
-        each_item<TilingQkv>([&](int item, int pair, int, bool live) {
+template <class C>
+KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer, Held<C>& held,
+                         Lots<typename C::TilingQkv>& lots, Squares& squares) {
+    float bias[C::TilingQkv::items][2];
+    if constexpr (C::kBias) {
+        const float* from = args.biases + layer_of(b, layer).biases +
+                            (b.lane_index * kBlocksPerLane + b.seat) * C::kRowsQkv;
+        each_item<typename C::TilingQkv>([&](int item, int pair, int, bool live) {
             KIE_UNROLL for (int i = 0; i < 2; ++i) bias[item][i] = live ? from[2 * pair + i] : 0;
         });
     }
-    Sums<TilingQkv> s = multiply_normed<TilingQkv>(ring, lots, b, squares);
+    Sums<typename C::TilingQkv> s = multiply_normed<typename C::TilingQkv>(ring, lots, b, squares);
     stamp(b, 1);
-    if (!kPacked) early_page(args, b, layer, held);
-    u64* to = args.words + kAtQkv + unit_of(layer, b.lane_index) * kVecQ + b.seat * (kRowsQkv / 2);
-    finish<TilingQkv>(
+    if (!kPacked) early_page<C>(args, b, layer, held);
+    u64* to =
+        args.words + kAtQkv + unit_of(layer, b.lane_index) * kVecQ + b.seat * (C::kRowsQkv / 2);
+    finish<typename C::TilingQkv>(
         s, (float*)(b.shared + kShPartA),
         [&](int item, int pair, int column, float v0, float v1, bool live, bool lead) {
             const float scale = rms_scale(b, live ? column : 0);
             const u64 turn =
                 ((const u64*)(b.shared +
-                              kShTurn))[live || !kTurnsOwned ? item * kThreads + thread() : 0];
+                              C::kShTurn))[live || !kTurnsOwned ? item * kThreads + thread() : 0];
             float c = number((u32)turn), d = number((u32)(turn >> 32));
-            if constexpr (kBias)
+            if constexpr (C::kBias)
                 v0 = v0 * scale + bias[item][0], v1 = v1 * scale + bias[item][1];
             else
                 c *= scale, d *= scale;
             if (live && lead && column < live_of(b))
-                publish(to + (long)column * kWordsQ + pair,
+                publish(to + (long)column * C::kWordsQ + pair,
                         pack_half2(v0 * c - v1 * d, v0 * d + v1 * c), b.epoch);
         });
     stamp(b, 2);
@@ -152,39 +160,41 @@ KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer
 // Rotation of each row pair that this thread will own, for the step's positions; the identity for
 // v, and for all where heads have norms: then who takes a head turns it. Each thread keeps its own
 // in shared memory. q also takes the softmax's 1 / sqrt(head_dim) and log2 e.
+template <class C>
 KIE_DEVICE void rotations(const DecodeArgs& args, const Block& b, u32 step) {
     const int live_columns = live_at(args, step);
-    each_item<TilingQkv>([&](int item, int pair, int column, bool live) {
-        const int row = b.seat * kRowsQkv + 2 * pair;
+    each_item<typename C::TilingQkv>([&](int item, int pair, int column, bool live) {
+        const int row = b.seat * C::kRowsQkv + 2 * pair;
         float c = 1, s = 0;
-        if (!kHeadNorm && live && row < kAttn + kKvHeads * kHeadDim) {
-            const float* r =
-                args.rope + ((long)position_at(args, step, column < live_columns ? column : 0) *
-                                 (kHeadDim / 2) +
-                             row % kHeadDim / 2) *
-                                2;
+        if (!C::kHeadNorm && live && row < C::kAttn + C::kKvHeads * C::kHeadDim) {
+            const float* r = args.rope + C::kRope +
+                             ((long)position_at(args, step, column < live_columns ? column : 0) *
+                                  (C::kHeadDim / 2) +
+                              row % C::kHeadDim / 2) *
+                                 2;
             c = r[0], s = r[1];
-            if (row < kAttn) {
-                c *= kQueryScale, s *= kQueryScale;
+            if (row < C::kAttn) {
+                c *= C::kQueryScale, s *= C::kQueryScale;
             }
         }
         if (live || !kTurnsOwned)
-            ((u64*)(b.shared + kShTurn))[item * kThreads + thread()] = (u64)bits(s) << 32 | bits(c);
+            ((u64*)(b.shared + C::kShTurn))[item * kThreads + thread()] =
+                (u64)bits(s) << 32 | bits(c);
     });
 }
 
 // Residual rows: h += own (+ the other lanes' sums, of this layer or earlier), then publish both.
 struct Owned {
-    float v[TilingO::items][2];
+    float v[TilingOwned::items][2];
 };
 // Words of other lanes that a thread looks after. Where four lanes of a team hold the same result
 // (kQuad), each adds some of the lanes. Where every thread owns results (kAlone), see add_far.
 // Otherwise the words are dealt out to all threads, who leave them in shared memory for the owner
 // of the row.
-constexpr bool kQuad = TilingO::k_warps == 1 && kColumns == 1;
-constexpr bool kAlone = TilingO::k_warps == 1 && kColumns > 1, kFar = kAlone && kLanesAll > 1;
+constexpr bool kQuad = TilingOwned::k_warps == 1 && kColumns == 1;
+constexpr bool kAlone = TilingOwned::k_warps == 1 && kColumns > 1, kFar = kAlone && kLanesAll > 1;
 constexpr int kOthers =
-    kQuad ? TilingO::items * ((kLanesAll + 3) / 4) : (kOtherWords + kThreads - 1) / kThreads;
+    kQuad ? TilingOwned::items * ((kLanesAll + 3) / 4) : (kOtherWords + kThreads - 1) / kThreads;
 struct Others {
     u64 v[kOthers > 0 ? kOthers : 1];
 };
@@ -323,7 +333,8 @@ KIE_DEVICE void take_near(Watch& watch, const DecodeArgs& args, const Block& b, 
 }
 // A rank's words for the others, each other rank's stored by a warp of its own: those that own
 // results go on at once.
-constexpr bool kSpread = kByOwner && kRanks > 1 && kRanks <= kWarps&& TilingO::row_pairs <= kTeam;
+constexpr bool kSpread =
+    kByOwner && kRanks > 1 && kRanks <= kWarps&& TilingOwned::row_pairs <= kTeam;
 KIE_DEVICE void publish_share(const DecodeArgs& args, u64* p, u32 payload, u32 epoch) {
     if constexpr (kSpread) {
         publish_to(args, (thread() / kTeam + args.rank) % kRanks, p, payload, epoch);
@@ -390,20 +401,22 @@ KIE_DEVICE void step_residual(Watch& watch, const DecodeArgs& args, Block& b, in
     stamp(b, phase + 1);
 }
 
+template <class C>
 KIE_DEVICE void step_gate_up(Ring& ring, const DecodeArgs& args, Block& b, int layer,
-                             Lots<TilingGu>& lots, Squares& squares) {
-    Sums<TilingGu> s = multiply_normed<TilingGu>(ring, lots, b, squares);
+                             Lots<typename C::TilingGu>& lots, Squares& squares) {
+    Sums<typename C::TilingGu> s = multiply_normed<typename C::TilingGu>(ring, lots, b, squares);
     stamp(b, 8);
     u64* to = args.words + kAtAct + unit_of(layer, b.lane_index) * kVecF;
-    finish<TilingGu>(
+    finish<typename C::TilingGu>(
         s, (float*)(b.shared + kShPartA),
         [&](int, int pair, int column, float v0, float v1, bool live, bool lead) {
             const float scale = rms_scale(b, live ? column : 0), gate = v0 * scale, up = v1 * scale;
             const float y = gate * up * reciprocal_f(1.0f + exp2_f(-1.44269504f * gate));
-            const float next = shuffle_xor(y, neighbour<TilingGu>());
-            const int n = b.seat * (kRowsGu / 4) + pair / 2, at = kDirectDown ? direct_word(n) : n;
+            const float next = shuffle_xor(y, neighbour<typename C::TilingGu>());
+            const int n = b.seat * (C::kRowsGu / 4) + pair / 2,
+                      at = C::kDirectDown ? direct_word(n) : n;
             if (live && lead && pair % 2 == 0 && column < live_of(b))
-                publish(to + (long)column * kWordsF + at, pack_half2(y, next), b.epoch);
+                publish(to + (long)column * C::kWordsF + at, pack_half2(y, next), b.epoch);
         });
     stamp(b, 9);
 }
@@ -446,8 +459,7 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
                 float v0, v1, n0, n1;
                 unpack_half2(take_word(watch, words_of(l, c) + i, epoch, of_rank(l) | 0xffe), v0,
                              v1);
-                const int row =
-                    2 * kLayers * kNormLanes + (kNormLanes > 1 && kHeadMode != kHeadSum ? l : 0);
+                const int row = kFinalNorm + (kFinalNormLanes > 1 && kHeadMode != kHeadSum ? l : 0);
                 unpack_half2(args.norms[(long)row * (kHidden / 2) + warp * kShare + i], n0, n1);
                 const float scale = kHeadMode == kHeadSum ? 1 : set_scale(b, l, c);
                 v0 *= n0 * scale, v1 *= n1 * scale;
@@ -495,84 +507,89 @@ KIE_DEVICE void step_head(const DecodeArgs& args, Block& b, Sums<S>& s, int row,
 
 // Attention of this block's share of pages, for each column from `first` on; whether there were
 // any.
+template <class C>
 KIE_DEVICE bool attend_columns(Watch& watch, const DecodeArgs& args, Block& b, int layer, int first,
-                               Held& held) {
-    const int kv_head = b.seat / kSplitBlocks, split = b.seat % kSplitBlocks;
+                               Held<C>& held) {
+    const int kv_head = b.seat / C::kSplitBlocks, split = b.seat % C::kSplitBlocks;
     const Layer& l = layer_of(b, layer);
     bool any = false;
-    if (kColumns > 1) clear(held);
-    if (split >= kSplitsMax || kv_head >= kKvHeads) return any;
-    const int kv_index = b.lane_index * kKvHeads + kv_head;
+    if (kColumns > 1) clear<C>(held);
+    if (split >= C::kSplitsMax || kv_head >= C::kKvHeads) return any;
+    const int kv_index = b.lane_index * C::kKvHeads + kv_head;
     if constexpr (kColumns > 1) {
         KIE_NO_UNROLL for (int c = first; c < live_of(b); ++c) {
             const int position = position_at(args, b.step, c), shift = shift_at(args, c);
-            if ((position / kPage + shift) % kSplitsMax != split) continue;
+            if ((position / kPage + shift) % C::kSplitsMax != split) continue;
             const AttendAt at = {layer, b.lane_index, kv_head, split, c, shift};
             const Pages pages = {layer, kv_index, c};
-            store_new(watch, args, at, position, pages, b.epoch, b.shared);
+            store_new<C>(watch, args, at, position, pages, b.epoch, b.shared);
         }
         sync_consumers<kThreads>();
     }
     KIE_NO_UNROLL for (int c = first; c < live_of(b); ++c) {
         const int shift = shift_at(args, c);
         const PageSpan span = pages_of(l, (int)position_at(args, b.step, c));
-        const int page = first_page(span, split, shift);
+        const int page = first_page<C>(span, split, shift);
         if (page > span.last) continue;
         if (kColumns > 1) {
             if (any) sync_consumers<kThreads>();
-            hold(held, page_at(args, b.shared, {layer, kv_index, c}, page));
+            hold<C>(held, page_at<C>(args, b.shared, {layer, kv_index, c}, page));
         }
         any = true;
-        attend(watch, args, l, {layer, b.lane_index, kv_head, split, c, shift}, span, b.epoch, held,
-               page, b.shared);
+        attend<C>(watch, args, l, {layer, b.lane_index, kv_head, split, c, shift}, span, b.epoch,
+                  held, page, b.shared);
     }
     return any;
 }
 // The same for the only column, whose pages come through the ring.
+template <class C>
 KIE_DEVICE bool attend_stream(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b,
                               int layer) {
-    const int kv_head = b.seat / kSplitBlocks, split = b.seat % kSplitBlocks;
-    const Streamed s = streamed_pages(args, b.shared, b.seat, layer, b.step, 0);
+    const int kv_head = b.seat / C::kSplitBlocks, split = b.seat % C::kSplitBlocks;
+    const Streamed s = streamed_pages<C>(args, b.shared, b.seat, layer, b.step, 0);
     if (s.count == 0) return false;
     const PageSpan span = pages_of(layer_of(b, layer), (int)position_at(args, b.step, 0));
-    const bool fresh = s.first + (s.count - 1) * kSplitsMax == span.last;
-    take_heads(watch, args, {layer, b.lane_index, kv_head, split, 0, 0}, span, b.epoch, fresh,
-               b.shared);
+    const bool fresh = s.first + (s.count - 1) * C::kSplitsMax == span.last;
+    take_heads<C>(watch, args, {layer, b.lane_index, kv_head, split, 0, 0}, span, b.epoch, fresh,
+                  b.shared);
     sync_consumers<kThreads>();
-    attend_pages(ring, args, b, layer, 0, s, 0, (const u32*)(b.shared + kShQkv));
-    if (fresh) keep_newest(args, span, {layer, b.lane_index * kKvHeads + kv_head, 0}, b.shared);
+    attend_pages<C>(ring, args, b, layer, 0, s, 0, (const u32*)(b.shared + kShQkv));
+    if (fresh)
+        keep_newest<C>(args, span, {layer, b.lane_index * C::kKvHeads + kv_head, 0}, b.shared);
     return true;
 }
 // The merged attention output, this warp's share of it, into shared memory.
+template <class C>
 KIE_DEVICE void gather_attention(Watch& watch, const DecodeArgs& args, Block& b, int layer,
                                  bool attended) {
     const int warp = thread() / kTeam;
-    constexpr int kShare = kWordsA / kWarps;
+    constexpr int kShare = C::kWordsA / kWarps;
     const long unit = unit_of(layer, b.lane_index);
     u32* x = (u32*)(b.shared + kShXb) + warp * kShare;
     u64* to = args.words + kAtAttn + unit * kVecA;
     if constexpr (kColumns > 1) {
-        merge_columns(watch, args, b, layer);
+        merge_columns<C>(watch, args, b, layer);
         join_wave();  // as below
         stamp(b, 4);
         if (kOneVector) sync_consumers<kThreads>();  // attention's vectors may stand there, too
-        if constexpr (!kDirectO)
-            gather_narrow<kShare>(watch, to + warp * kShare, kWordsA, b.epoch, layer << 4 | 4,
+        if constexpr (!C::kDirectO)
+            gather_narrow<kShare>(watch, to + warp * kShare, C::kWordsA, b.epoch, layer << 4 | 4,
                                   live_of(b), x, kStrideB / 2);
         return;
     }
     const PageSpan span = pages_of(layer_of(b, layer), (int)position_at(args, b.step, 0));
     const u32 rest = attended ? 0 : kRestMerge;
-    if constexpr (kMerge == 0) {
-        merge<kMergeCount>(watch, args, layer, b.lane_index, 0, 0, span, b.epoch, warp * kShare, x,
-                           nullptr, rest);
+    if constexpr (C::kMerge == 0) {
+        merge<C, C::kMergeCount>(watch, args, layer, b.lane_index, 0, 0, span, b.epoch,
+                                 warp * kShare, x, nullptr, rest);
     } else {
-        if (warp < kMergeSharers)
-            merge<kMergeCount>(watch, args, layer, b.lane_index, 0, 0, span, b.epoch,
-                               b.seat * kMergeOwn + warp * kMergeCount, nullptr, to, rest);
+        if (warp < C::kMergeSharers)
+            merge<C, C::kMergeCount>(watch, args, layer, b.lane_index, 0, 0, span, b.epoch,
+                                     b.seat * C::kMergeOwn + warp * C::kMergeCount, nullptr, to,
+                                     rest);
         join_wave();  // some of these words are published above, by one team of a wave
         Squares none;
-        gather<kShare, false>(watch, to + warp * kShare, kWordsA, b.epoch, layer << 4 | 4, 1,
+        gather<kShare, false>(watch, to + warp * kShare, C::kWordsA, b.epoch, layer << 4 | 4, 1,
                               nullptr, x, kStrideB / 2, none.v);
     }
     stamp(b, 4);
@@ -589,79 +606,83 @@ KIE_DEVICE Sums<S> multiply_output(Ring& ring, Watch& watch, Lots<S>& lots, cons
     }
 }
 
+template <class C>
 KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b, int layer,
                              Owned& own) {
-    Held held;
+    Held<C> held;
     const int delay[2] = {layer_of(b, layer).delay[0], layer_of(b, layer).delay[1]};
-    Near<TilingO> near_o;
-    ask_near<TilingO>(args, b, 0, layer, delay[0] > 0 ? delay[0] : -1, near_o);
+    Near<typename C::TilingO> near_o;
+    ask_near<typename C::TilingO>(args, b, 0, layer, delay[0] > 0 ? delay[0] : -1, near_o);
     {
-        Lots<TilingQkv> lots;
-        take_first<TilingQkv>(ring, lots);
-        vector_free<TilingDown>();
-        if (kPacked) early_page(args, b, layer, held);
+        Lots<typename C::TilingQkv> lots;
+        take_first<typename C::TilingQkv>(ring, lots);
+        vector_free<typename C::TilingDown>();
+        if (kPacked) early_page<C>(args, b, layer, held);
         Squares squares =
             gather_normed(watch, args, b, hidden_slot(args, 1, layer - 1, b.lane_index), layer == 0,
-                          2 * layer, b.epoch - 1, layer << 4);
+                          norm_row(b, layer, 0), b.epoch - 1, layer << 4);
         stamp(b, 0);
-        step_qkv(ring, args, b, layer, held, lots, squares);
+        step_qkv<C>(ring, args, b, layer, held, lots, squares);
     }
     if (layer == 0)
-        KIE_UNROLL for (int i = 0; i < TilingO::items; ++i)
+        KIE_UNROLL for (int i = 0; i < C::TilingO::items; ++i)
             unpack_half2(bits(own.v[i][0]), own.v[i][0], own.v[i][1]);
     const long unit = unit_of(layer, b.lane_index);
-    Lots<TilingGu> gate_up;
+    Lots<typename C::TilingGu> gate_up;
     {
         bool attended = false;
         if constexpr (kStreamed && kColumns == 1) {
-            attended = attend_stream(ring, watch, args, b, layer);
+            attended = attend_stream<C>(ring, watch, args, b, layer);
         } else {
             // The positions of a prompt have many keys of this step among them: they stay with
             // loads.
             const int first = kStreamed ? sequences_of(args) : 0;
-            if constexpr (kStreamed) attended = attend_sequences(ring, watch, args, b, layer);
-            if (first < live_of(b)) attended |= attend_columns(watch, args, b, layer, first, held);
+            if constexpr (kStreamed) attended = attend_sequences<C>(ring, watch, args, b, layer);
+            if (first < live_of(b))
+                attended |= attend_columns<C>(watch, args, b, layer, first, held);
         }
         stamp(b, 3);
-        Lots<TilingO> lots;
-        take_first<TilingO>(ring, lots);
-        take_first<TilingGu, 0, kEarlyGu>(ring, gate_up);
-        Far<TilingO> far = early_far<TilingO>(watch, args, b, 0, layer);
-        if (delay[0] > 0) take_near<TilingO>(watch, args, b, 0, layer, delay[0], false, 0, near_o);
-        gather_attention(watch, args, b, layer, attended);
-        step_residual<TilingO>(watch, args, b, 0, layer, own, 5, far, near_o, [&]() {
-            return multiply_output<TilingO, kDirectO>(
-                ring, watch, lots, b, args.words + kAtAttn + unit * kVecA, kWordsA, layer << 4 | 4);
+        Lots<typename C::TilingO> lots;
+        take_first<typename C::TilingO>(ring, lots);
+        take_first<typename C::TilingGu, 0, C::kEarlyGu>(ring, gate_up);
+        Far<typename C::TilingO> far = early_far<typename C::TilingO>(watch, args, b, 0, layer);
+        if (delay[0] > 0)
+            take_near<typename C::TilingO>(watch, args, b, 0, layer, delay[0], false, 0, near_o);
+        gather_attention<C>(watch, args, b, layer, attended);
+        step_residual<typename C::TilingO>(watch, args, b, 0, layer, own, 5, far, near_o, [&]() {
+            return multiply_output<typename C::TilingO, C::kDirectO>(
+                ring, watch, lots, b, args.words + kAtAttn + unit * kVecA, C::kWordsA,
+                layer << 4 | 4);
         });
     }
-    Far<TilingDown> far = early_far<TilingDown>(watch, args, b, 1, layer);
-    Near<TilingDown> near_down;
-    ask_near<TilingDown>(args, b, 1, layer, delay[1] > 0 ? delay[1] : -1, near_down);
+    Far<typename C::TilingDown> far = early_far<typename C::TilingDown>(watch, args, b, 1, layer);
+    Near<typename C::TilingDown> near_down;
+    ask_near<typename C::TilingDown>(args, b, 1, layer, delay[1] > 0 ? delay[1] : -1, near_down);
     {
-        take_first<TilingGu, kEarlyGu>(ring, gate_up);
-        vector_free<TilingO>();
+        take_first<typename C::TilingGu, C::kEarlyGu>(ring, gate_up);
+        vector_free<typename C::TilingO>();
         Squares squares = gather_normed(watch, args, b, hidden_slot(args, 0, layer, b.lane_index),
-                                        false, 2 * layer + 1, b.epoch, layer << 4 | 5);
+                                        false, norm_row(b, layer, 1), b.epoch, layer << 4 | 5);
         stamp(b, 7);
-        step_gate_up(ring, args, b, layer, gate_up, squares);
+        step_gate_up<C>(ring, args, b, layer, gate_up, squares);
     }
-    Lots<TilingDown> lots;
-    take_first<TilingDown>(ring, lots);
+    Lots<typename C::TilingDown> lots;
+    take_first<typename C::TilingDown>(ring, lots);
     const u64* act = args.words + kAtAct + unit * kVecF;
     if (delay[1] > 0)
-        take_near<TilingDown>(watch, args, b, 1, layer, delay[1], false, 0, near_down);
-    if constexpr (!kDirectDown) {
-        vector_free<TilingGu>();
-        constexpr int kShare = kFfn / 2 / kWarps;
+        take_near<typename C::TilingDown>(watch, args, b, 1, layer, delay[1], false, 0, near_down);
+    if constexpr (!C::kDirectDown) {
+        vector_free<typename C::TilingGu>();
+        constexpr int kShare = C::kFfn / 2 / kWarps;
         const int first = (int)(thread() / kTeam) * kShare;
         Squares none;
-        gather<kShare, false>(watch, act + first, kWordsF, b.epoch, layer << 4 | 6, live_of(b),
+        gather<kShare, false>(watch, act + first, C::kWordsF, b.epoch, layer << 4 | 6, live_of(b),
                               nullptr, (u32*)(b.shared + kShXb) + first, kStrideB / 2, none.v);
     }
     stamp(b, 10);
-    step_residual<TilingDown>(watch, args, b, 1, layer, own, 11, far, near_down, [&]() {
-        return multiply_output<TilingDown, kDirectDown>(ring, watch, lots, b, act, kWordsF,
-                                                        layer << 4 | 6);
+    step_residual<typename C::TilingDown>(watch, args, b, 1, layer, own, 11, far, near_down, [&]() {
+        return multiply_output<typename C::TilingDown, C::kDirectDown>(ring, watch, lots, b, act,
+                                                                       C::kWordsF, layer << 4 | 6);
     });
 }
 
@@ -671,10 +692,10 @@ KIE_DEVICE void decode_head(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
         Lots<TilingHead> lots;
         take_first<TilingHead>(ring, lots);
         if constexpr (kHeadMode == kHeadPerLane) {
-            vector_free<TilingDown>();
-            Squares squares =
-                gather_normed(watch, args, b, hidden_slot(args, 1, kLayers - 1, b.lane_index),
-                              false, 2 * kLayers, b.epoch - 1, 0xffe);
+            vector_free<TilingOwned>();
+            Squares squares = gather_normed(
+                watch, args, b, hidden_slot(args, 1, kLayers - 1, b.lane_index), false,
+                kFinalNorm + (kFinalNormLanes > 1 ? b.lane_all : 0), b.epoch - 1, 0xffe);
             stamp(b, 13);
             Sums<TilingHead> s = multiply_normed<TilingHead>(ring, lots, b, squares);
             step_head<TilingHead>(args, b, s, 0, pick);
@@ -702,9 +723,31 @@ KIE_DEVICE void decode_head(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
     }
 }
 
+// Structs, since NVRTC knows no generic lambdas.
+struct RunLayer {
+    Ring& ring;
+    Watch& watch;
+    const DecodeArgs& args;
+    Block& b;
+    int layer;
+    Owned& own;
+    template <class C>
+    KIE_DEVICE void operator()(C) const {
+        decode_layer<C>(ring, watch, args, b, layer, own);
+    }
+};
+struct Rotate {
+    const DecodeArgs& args;
+    const Block& b;
+    u32 step;
+    template <class C>
+    KIE_DEVICE void operator()(C) const {
+        rotations<C>(args, b, step);
+    }
+};
 KIE_DEVICE void decode_step(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b) {
     Owned own;
-    each_item<TilingO>([&](int item, int pair, int column, bool live) {
+    each_item<TilingOwned>([&](int item, int pair, int column, bool live) {
         const int row = b.seat * (kRowsO / 2) + pair;
         own.v[item][0] = number(live && row < kHidden / 2
                                     ? args.embed[(long)tokens_of(b)[column] * (kHidden / 2) + row]
@@ -713,14 +756,15 @@ KIE_DEVICE void decode_step(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
     const int first = begins_at_head(args, b.step) ? kLayers : 0;
     b.epoch = epoch_at(args.epoch + b.step, first);
     KIE_NO_UNROLL for (int layer = first; layer < kLayers; ++layer)
-        decode_layer(ring, watch, args, b, layer, own),
+        of_class(b.shared, layer, RunLayer{ring, watch, args, b, layer, own}),
         ++b.epoch;
     Pick pick = {kLowest, kNone};
     if (sequences_of(args) > 0 || args.logits) decode_head(ring, watch, args, b, pick);
     stamp(b, 14);
     if (watch.lost) lost_of(b) = 1;
     offer(args, b, pick);
-    rotations(args, b, b.step + 1);  // the next step's, while the offers travel
+    // The next step's, while the offers travel.
+    each_class(Rotate{args, b, b.step + 1});
     accept(watch, args, b);
     stamp(b, 15);
 }
@@ -805,7 +849,7 @@ KIE_KERNEL(kie_decode, kThreads + kHelpers * kWarp, DecodeArgs args) {
                nullptr,
                0};
     if (thread() == 0 && args.trace) b.trace = trace, b.traced_at = clock_ticks();
-    rotations(args, b, 0);
+    each_class(Rotate{args, b, 0});
     run_steps(ring, watch, args, b, misc);
     if (b.trace)
         for (int i = 0; i < 16; ++i) args.trace[block() * 16 + i] = trace[i];

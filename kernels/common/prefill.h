@@ -233,8 +233,8 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
     const int kv_index = item.lane_index * kKvHeads + kv_head;
     float bias[2] = {0, 0};
     if constexpr (kBias) {
-        const float* from = args.model.biases +
-                            ((long)layer * kLanes + item.lane_index) * (kRowsQkv * kBlocksPerLane);
+        const float* from = args.model.biases + args.model.layers[layer].biases +
+                            item.lane_index * (TilingQkv::rows * kBlocksPerLane);
         bias[0] = from[row] * factor, bias[1] = from[row + 1] * factor;
     }
     const u64* rope = (const u64*)(args.model.rope + f);
@@ -380,17 +380,13 @@ struct Residual {
 KIE_DEVICE Residual residual_of(const PrefillArgs& args, int kind, int layer, const WideItem& item,
                                 const WideRows& rows, int turn) {
     const int my = lane(), g = my / 4, t = my % 4, row = rows.row + 2 * g;
-    const int norm = kind == 2 ? 0 : 2 * layer + 1 + kind;
-    const int norm_lane = kNormLanes > 1 ? lane_of_model(args, item.lane_index) : 0;
+    const u32 norm = next_norm(args, kind, layer, lane_of_model(args, item.lane_index));
     const int place = turn_at(item, turn).place, warp = (int)(thread() / kTeam);
     Residual r = {
         item.lane_index, 2 * g < rows.live, 1, 0, 0, residual_at(rows.frag, place), nullptr,
         nullptr};
     if (kind < 2) r.keep = args.model.layers[layer].own[kind];
-    if (r.live)
-        unpack_half2(
-            args.model.norms[(long)(norm * kNormLanes + norm_lane) * (kHidden / 2) + row / 2], r.n0,
-            r.n1);
+    if (r.live) unpack_half2(args.model.norms[(long)norm * (kHidden / 2) + row / 2], r.n0, r.n1);
     r.x = args.scratch + kScrX + operand_at(item.lane_index, kHidden, place + 2 * t, row);
     r.squares = (u64*)(prefill_shared() + kPfSquares) +
                 (is_narrow(item) ? (4 * turn + warp % 4) * kNarrowN : warp * kWideN) / 2 +

@@ -322,7 +322,7 @@ KIE_DEVICE void feed_all(const PrefillArgs& args, Pipe& pipe) {
         const Chunk chunk = chunk_at(args, c);
         KIE_NO_UNROLL for (int layer = args.from; layer < (int)args.to; ++layer) {
             watch.step = layer;
-            long at = layer * kLayerBytes;
+            long at = (long)args.model.layers[layer].stream;
             if (!await_feed(watch, args, phase, 1, false)) return;
             if (!feed<TilingQkv>(watch, args, pipe, chunk, kToQkv, layer, at, s + kScrX)) return;
             at += product_bytes<TilingQkv>();

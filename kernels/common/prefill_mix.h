@@ -68,7 +68,7 @@ KIE_DEVICE Quad add_mixed(const PrefillArgs& args, const Mixed& m, float& square
 KIE_DEVICE void mix_places(const PrefillArgs& args, const Span& span, int kind, int layer,
                            int item) {
     const int my = lane(), warp = thread() / kTeam;
-    const u32* norms = args.model.norms + (long)(2 * layer + 1 + kind) * (kHidden / 2);
+    const u32* norms = args.model.norms + (long)next_norm(args, kind, layer, 0) * (kHidden / 2);
     u8* slots = prefill_shared() + kPfPush + warp * (kPushSlots * kPushBytes);
     const Owned own = owned_of(args, span);
     const int each = kMixWarps * mix_turns(span),

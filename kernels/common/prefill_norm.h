@@ -13,7 +13,10 @@ struct Turned {
 KIE_DEVICE Turned turned_at(const PrefillArgs& args, int layer, bool is_key, int position, int f) {
     const u64 turn = ((const u64*)args.model.rope)[(long)position * (kHeadDim / 2) + f / 2];
     Turned r = {0, 0, number((u32)turn), number((u32)(turn >> 32))};
-    unpack_half2(args.model.head_norms[(layer * 2 + is_key) * (kHeadDim / 2) + f / 2], r.n0, r.n1);
+    unpack_half2(
+        args.model
+            .head_norms[args.model.layers[layer].head_norms + is_key * (kHeadDim / 2) + f / 2],
+        r.n0, r.n1);
     return r;
 }
 KIE_DEVICE float head_scale(float squares) {

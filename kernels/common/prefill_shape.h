@@ -17,6 +17,19 @@ struct PrefillArgs {
     u32 blocks;         // of the grid, all resident
 };
 
+// The kernel is made for layers of one class (mono/prefill.rs): these are its numbers.
+using TilingQkv = Class0::TilingQkv;
+using TilingO = Class0::TilingO;
+using TilingGu = Class0::TilingGu;
+using TilingDown = Class0::TilingDown;
+constexpr int kHeads = Class0::kHeads, kKvHeads = Class0::kKvHeads, kGroup = Class0::kGroup;
+constexpr int kHeadDim = Class0::kHeadDim, kHeadDimReal = Class0::kHeadDimReal,
+              kAttn = Class0::kAttn, kQkv = Class0::kQkv, kFfn = Class0::kFfn;
+constexpr int kPageHalf = Class0::kPageHalf;
+constexpr bool kHeadNorm = Class0::kHeadNorm, kBias = Class0::kBias;
+constexpr float kQueryScale = Class0::kQueryScale;
+static_assert(kClasses == 1, "others take prompts as columns of the decode kernel");
+
 constexpr int kChunk = KIE_PREFILL_CHUNK;  // positions that go through together
 // Ranks have slices of one lane (tensor parallelism), whose outputs are added at once. Each group
 // of eight places has an owner, the only rank that keeps their residual.
@@ -300,9 +313,15 @@ KIE_DEVICE long operand_at(int lane_index, int k, int place, int c) {
 KIE_DEVICE u8* prefill_page(const PrefillArgs& args, int layer, int kv_index, int page) {
     const Layer& l = args.model.layers[layer];
     const u32 physical = args.model.pages[(args.row * kPools + l.pool) * kPagesMax + page];
-    const u32 unit = physical * args.model.pool_layers[l.pool] + l.pool_layer;
-    return args.model.pools[l.pool] +
-           ((u64)unit * (kLanes * kKvHeads) + kv_index) * (2 * kPageHalf);
+    return args.model.pools[l.pool] + (u64)physical * args.model.page_bytes[l.pool] + l.page_at +
+           kv_index * (2 * kPageHalf);
+}
+// The row of the norm that the residual takes next, behind step `kind` of a layer.
+KIE_DEVICE u32 next_norm(const PrefillArgs& args, int kind, int layer, int lane_all) {
+    if (kind == 1 && layer + 1 == kLayers) return kFinalNorm + (kFinalNormLanes > 1 ? lane_all : 0);
+    const Layer& l = args.model.layers[kind == 1 ? layer + 1 : layer];
+    const int which = kind == 0;  // the embedding's is the first layer's first
+    return l.norm[which] + (kLanesAll > 1 && (l.norm_lanes >> which & 1) != 0 ? lane_all : 0);
 }
 // Queries go to scratch as fragments [lane][head][place / 16][d / 16][lane][4]: what attention
 // multiplies.

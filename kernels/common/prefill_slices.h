@@ -298,7 +298,7 @@ KIE_DEVICE bool feed_product(Watch& w, const PrefillArgs& args, Pipe& pipe, cons
 KIE_DEVICE bool feed_slice(Watch& w, const PrefillArgs& args, Pipe& pipe, const Chunk& chunk,
                            const Work& work, int i) {
     const u8* x = args.scratch;
-    long at = work.layer * kLayerBytes;
+    long at = (long)args.model.layers[work.layer].stream;
     if (work.stage == kDoQkv)
         return feed_product<TilingQkv>(w, args, pipe, chunk, work, i, at, x + kScrX);
     at += product_bytes<TilingQkv>();

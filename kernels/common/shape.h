@@ -1,6 +1,6 @@
 // What the generated header (mono/lower/header.rs) leaves to say of the shape of a decode program:
-// what its numbers mean, and the names of the one class of layers. All sizes are per lane unless
-// they say otherwise, and padded with zeros to what the partition needs; `Real` is the model's own.
+// what its numbers mean, and how code finds a layer's class. All sizes are per lane unless they say
+// otherwise, and padded with zeros to what the partition needs; `Real` is the model's own.
 #pragma once
 
 // How the head combines lanes: the mean of their norms, the norm of their sum, a slice of the
@@ -22,29 +22,37 @@ KIE_CONST_FN int min_i(int a, int b) { return a < b ? a : b; }
 // Where word `n` stands of a vector whose operands are taken from the words: see columns.h.
 KIE_CONST_FN int direct_word(int n) { return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2; }
 
-using TilingQkv = Class0::TilingQkv;
-using TilingO = Class0::TilingO;
-using TilingGu = Class0::TilingGu;
-using TilingDown = Class0::TilingDown;
-constexpr int kHeads = Class0::kHeads, kKvHeads = Class0::kKvHeads, kGroup = Class0::kGroup;
-constexpr int kHeadDim = Class0::kHeadDim, kHeadDimReal = Class0::kHeadDimReal,
-              kAttn = Class0::kAttn, kQkv = Class0::kQkv, kFfn = Class0::kFfn;
-constexpr int kRowsQkv = Class0::kRowsQkv, kRowsGu = Class0::kRowsGu;
-constexpr int kSplitBlocks = Class0::kSplitBlocks, kSplitsMax = Class0::kSplitsMax,
-              kMerge = Class0::kMerge;
-constexpr int kWordsQ = Class0::kWordsQ, kWordsA = Class0::kWordsA, kWordsF = Class0::kWordsF,
-              kPartWords = Class0::kPartWords;
-constexpr int kShTurn = Class0::kShTurn, kShHeads = Class0::kShHeads, kShJoin = Class0::kShJoin,
-              kWarpHeads = Class0::kWarpHeads, kEarlyGu = Class0::kEarlyGu;
-constexpr bool kHeadNorm = Class0::kHeadNorm, kBias = Class0::kBias, kDirectO = Class0::kDirectO,
-               kDirectDown = Class0::kDirectDown;
-constexpr float kQueryScale = Class0::kQueryScale;
-constexpr long kLayerBytes = Class0::kLayerBytes;
-constexpr int kHeadPairs = (kGroup + 1) / 2, kJoinTile = 8 * kHeadPairs;  // quads of 16 features
-constexpr int kJoinWarp = kHeadDim / 16 * kJoinTile;
+// What threads own of the residual is the same in all classes: rows of either product's results.
+using TilingOwned = Class0::TilingO;
 
-static_assert(kGroup <= 8 && kHeadDim % 32 == 0 && kWarps > 4, "attention does not fit");
-static_assert(kWarps <= (int)kRecordsBlock, "a record a warp");
+// visit(Class{}) with the class of a layer: `layers` is the table of them in shared memory.
+template <class F>
+KIE_DEVICE auto of_class(const u8* shared, int layer, F visit) {
+    if constexpr (kClasses == 1) {
+        return visit(Class0{});
+    } else {
+        const u32 kind = ((const Layer*)(shared + kShLayers))[layer].kind;
+        if (kind == 0) return visit(Class0{});
+        if constexpr (kClasses > 2) {
+            if (kind == 1) return visit(Class1{});
+        }
+        if constexpr (kClasses > 3) {
+            if (kind == 2) return visit(Class2{});
+        }
+        return visit(ClassLast{});
+    }
+}
+// visit(Class{}) with each class.
+template <class F>
+KIE_DEVICE void each_class(F visit) {
+    visit(Class0{});
+    if constexpr (kClasses > 2) visit(Class1{});
+    if constexpr (kClasses > 3) visit(Class2{});
+    if constexpr (kClasses > 1) visit(ClassLast{});
+}
+
+static_assert(kWarps <= (int)kRecordsBlock && kWarps > 4, "a record a warp; attention");
 static_assert(kSharedBytes <= kSharedMax && kRingBytes >= 2 * kSlotBytes, "no room for the ring");
-static_assert(sizeof(DecodeArgs) == kArgsBytes && sizeof(Layer) == kLayerWireBytes,
+static_assert(sizeof(DecodeArgs) == kArgsBytes && sizeof(Layer) == kLayerWireBytes &&
+                  sizeof(Segment) == kSegmentWireBytes,
               "mono/wire.rs has the same");

@@ -10,46 +10,44 @@
 // fence in `feed` stands between those writes and the copy.
 #pragma once
 
-// A page is one stage, or two (keys, values), or does not fit the slots.
-constexpr int kPageStages = 2 * kPageHalf <= kSlotBytes ? 1 : kPageHalf <= kSlotBytes ? 2 : 0;
-constexpr int kPageStageBytes = kPageStages > 0 ? 2 * kPageHalf / kPageStages : 0;
-
-static_assert(!kStreamed || (kCopiesState && kPageStages > 0), "pages do not fit");
-static_assert(kWarps * kHeadPairs * 16 <= kScores * 4, "bests and masses stand with the scores");
-
 // Pages first, first + kSplitsMax, ... of one column (of several: of a sequence) reach this block
 // through the ring in a layer.
 struct Streamed {
     int first, count;
 };
+template <class C>
 KIE_DEVICE Streamed streamed_pages(const DecodeArgs& args, const u8* shared, int seat, int layer,
                                    u32 step, int column) {
-    const int kv_head = seat / kSplitBlocks, split = seat % kSplitBlocks;
-    if (!kStreamed || split >= kSplitsMax || kv_head >= kKvHeads) return {0, 0};
+    const int kv_head = seat / C::kSplitBlocks, split = seat % C::kSplitBlocks;
+    if (!kStreamed || split >= C::kSplitsMax || kv_head >= C::kKvHeads) return {0, 0};
     const u32 position = opaque(position_at(args, step, column));
     // The producer is ahead: what it finds behind the end nobody will ask for.
     const bool alone = kColumns == 1 && args.prompt;
     if (alone ? step >= args.count : position >= args.column[column].last) return {0, 0};
     const PageSpan span = pages_of(((const Layer*)(shared + kShLayers))[layer], (int)position);
-    const int first = first_page(span, split, shift_at(args, column));
-    return {first, first > span.last ? 0 : (span.last - first) / kSplitsMax + 1};
+    const int first = first_page<C>(span, split, shift_at(args, column));
+    return {first, first > span.last ? 0 : (span.last - first) / C::kSplitsMax + 1};
 }
 
+template <class C>
 KIE_DEVICE bool feed_pages(Feed& f, const u8* shared, int layer, u32 step) {
     const int seat = (int)block() % kBlocksPerLane, lane_index = (int)block() / kBlocksPerLane;
-    const int kv_index = lane_index * kKvHeads + seat / kSplitBlocks;
+    const int kv_index = lane_index * C::kKvHeads + seat / C::kSplitBlocks;
     const int columns = kColumns == 1 ? 1 : sequences_of(f.args);
-    if (kStreamed) expect_stages(f, kPageStageBytes);
+    static_assert(!kStreamed || (kCopiesState && C::kPageStages > 0), "pages do not fit");
+    static_assert(kWarps * C::kHeadPairs * 16 <= kScores * 4, "bests and masses beside scores");
+    expect_stages(f, C::kPageStageBytes);
     bool first = true;  // what stands before its copy stands before them all; fences cost 0.7 us
     for (int c = 0; c < columns; ++c) {
-        const Streamed s = streamed_pages(f.args, shared, seat, layer, step, c);
+        const Streamed s = streamed_pages<C>(f.args, shared, seat, layer, step, c);
         for (int i = 0; i < s.count; ++i) {
-            const int at = s.first + i * kSplitsMax;
-            const u8* page = page_at(f.args, shared, {layer, kv_index, c}, at);
+            const int at = s.first + i * C::kSplitsMax;
+            const u8* page = page_at<C>(f.args, shared, {layer, kv_index, c}, at);
             const int position = (int)position_at(f.args, step, c);
-            if (at == position / kPage) without_newest(page, position);
-            for (int stage = 0; stage < kPageStages; ++stage) {
-                if (!feed(f, page + stage * kPageStageBytes, kPageStageBytes, first)) return false;
+            if (at == position / kPage) without_newest<C>(page, position);
+            for (int stage = 0; stage < C::kPageStages; ++stage) {
+                if (!feed(f, page + stage * C::kPageStageBytes, C::kPageStageBytes, first))
+                    return false;
                 first = false;
             }
         }
@@ -57,8 +55,18 @@ KIE_DEVICE bool feed_pages(Feed& f, const u8* shared, int layer, u32 step) {
     return true;
 }
 
+struct FeedPages {
+    Feed& f;
+    const u8* shared;
+    const Segment& segment;
+    u32 step;
+    template <class C>
+    KIE_DEVICE bool operator()(C) const {
+        const int layer = (int)segment.layer;
+        return feed_pages<C>(f, shared, layer, step);
+    }
+};
 // The producer: one thread. `stop` (shared memory) ends it early.
-constexpr u32 kLayerSegments = 4;  // qkv, o, gate/up, down
 KIE_DEVICE void stream_line(const DecodeArgs& args, u8* shared, const volatile u32* stop) {
     if (kNoStream) return;
     const u8* line = args.line + (u64)block() * kLineBytes;
@@ -71,14 +79,15 @@ KIE_DEVICE void stream_line(const DecodeArgs& args, u8* shared, const volatile u
               0,
               1};  // all slots are free
     for (u32 step = 0; step < args.steps; ++step) {
-        const bool at_head = begins_at_head(args, step);
-        const u8* from = line + (at_head ? kLayers * kLayerBytes : 0);
-        for (u32 s = at_head ? kLayerSegments * kLayers : 0; s < args.segment_count; ++s) {
-            const Segment g = args.segments[s];
-            if (kStreamed && s % kLayerSegments == 1 && s < kLayerSegments * kLayers &&
-                !feed_pages(f, shared, (int)(s / kLayerSegments), step))
-                return;
+        for (u32 s = begins_at_head(args, step) ? kHeadSegment : 0; s < args.segment_count; ++s) {
+            Segment g = args.segments[s];
+            if (g.source == kFromPages) {
+                if (kStreamed && !of_class(shared, (int)g.layer, FeedPages{f, shared, g, step}))
+                    return;
+                continue;
+            }
             expect_stages(f, g.bytes);
+            const u8* from = line + g.at;
             for (u32 i = 0; i < g.stages; ++i, from += g.bytes)
                 if (!feed(f, from, g.bytes, false)) return;
         }

@@ -306,9 +306,9 @@ const MUTANTS: &[(&str, &str, &str)] = &[
     ),
     (
         "keys are read before all columns have stored theirs",
-        "store_new(watch, args, at, position, pages, b.epoch, b.shared);\n        }\n        \
+        "store_new<C>(watch, args, at, position, pages, b.epoch, b.shared);\n        }\n        \
          sync_consumers<kThreads>();",
-        "store_new(watch, args, at, position, pages, b.epoch, b.shared);\n        }",
+        "store_new<C>(watch, args, at, position, pages, b.epoch, b.shared);\n        }",
     ),
 ];
 
@@ -359,9 +359,9 @@ fn says(detail: &str, parts: &[&str]) {
 
 #[test]
 fn a_lost_word_is_told_and_the_engine_closes() {
-    let from = "publish(to + (long)column * kWordsF + at, pack_half2(y, next), b.epoch);";
+    let from = "publish(to + (long)column * C::kWordsF + at, pack_half2(y, next), b.epoch);";
     let to = "if (!(layer == 1 && block() == 1 && b.step == 3)) \
-              publish(to + (long)column * kWordsF + at, pack_half2(y, next), b.epoch);";
+              publish(to + (long)column * C::kWordsF + at, pack_half2(y, next), b.epoch);";
     let device = here("sim:seed=3,blocks=8");
     let engine = open("llama", &device, from, to);
     let detail = hang(&engine, Duration::from_secs(10));

@@ -417,12 +417,7 @@ const MUTANTS: &[(&str, &str, &str, &str)] = &[
         "k <= q - lowest) s[4 * j + i]",
         "k <= q - lowest + 1) s[4 * j + i]",
     ),
-    (
-        "keys take the queries' norm",
-        "qwen3",
-        "head_norms[(layer * 2 + is_key) *",
-        "head_norms[(layer * 2) *",
-    ),
+    ("keys take the queries' norm", "qwen3", "is_key * (kHeadDim / 2) + f / 2", "f / 2"),
     (
         "the first token follows the last position but one",
         "laneformer_d2",

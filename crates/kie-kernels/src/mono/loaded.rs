@@ -16,9 +16,9 @@ use super::prefill::{Plan, Prefill};
 use super::runner::prompt_counts;
 use super::source;
 use super::upload;
-use super::wire::{self, Args, Layer, Lost, Wire};
+use super::wire::{self, Args, Lost, Wire};
 use super::wire::{RECORDS_BLOCK, RECORD_BYTES, RING, STOPS};
-use crate::abi::{Dims, HeadMode, Program, PAGE};
+use crate::abi::{Dims, HeadMode, Program};
 use crate::cpu::numbers::row_to_f32;
 use crate::device::{Buffer, Phase};
 use crate::error::{Error, Result};
@@ -55,6 +55,14 @@ pub struct Loaded {
     _kept: Vec<Memory>,
 }
 
+fn segments(model: &Model, partition: &Partition) -> Vec<wire::Segment> {
+    segments::segments(model, partition).iter().map(segments::Segment::wire).collect()
+}
+
+fn bytes_of_all<T: Wire>(all: &[T]) -> Vec<u8> {
+    all.iter().flat_map(|one| one.as_bytes().to_vec()).collect()
+}
+
 /// Floats as bytes.
 fn bytes_of(floats: &[f32]) -> Vec<u8> {
     floats.iter().flat_map(|x| x.to_le_bytes()).collect()
@@ -62,18 +70,9 @@ fn bytes_of(floats: &[f32]) -> Vec<u8> {
 
 /// Bytes of a group's pages; none where there is no such group.
 fn pool_bytes(program: &Program, model: &Model, partition: &Partition, group: usize) -> u64 {
-    let page = |layer: &model::Layer| {
-        let (class, part) = (&model.classes[layer.class], &partition.classes[layer.class]);
-        let heads = u64::from(model.lanes * class.kv_heads);
-        if layer.pool[0] as usize == group {
-            heads * u64::from(part.head_dim)
-        } else {
-            0
-        }
-    };
-    let numbers: u64 = model.layer.iter().map(page).sum();
+    let page = segments::page_bytes(model, partition)[group];
     let pages = program.groups.get(group).map_or(0, |group| group.pages);
-    numbers * PAGE as u64 * 2 * 2 * u64::from(pages)
+    u64::from(page) * u64::from(pages)
 }
 
 /// Bytes that a rank takes: weights as packed, KV pages, and the rest: tables, exchange, the
@@ -110,7 +109,8 @@ pub fn bytes(
     let rope = u64::from(dims.max_positions) * head_dims * 4;
     let of_slots = slots * 4 * (POOLS as u64 * u64::from(partition.pages_max) + STOPS as u64);
     let tables = (slots + columns) * vocab * 8 + of_slots + u64::from(dims.max_positions) * 4;
-    let lists = layers * size_of::<Layer>() as u64 + segments(model, partition).len() as u64;
+    let segments = segments(model, partition).len() * size_of::<wire::Segment>();
+    let lists = layers * size_of::<wire::Layer>() as u64 + segments as u64;
     let writers = u64::from(plan.map_or(0, |plan| plan.blocks).max(partition.blocks));
     let records = writers * (RECORDS_BLOCK * RECORD_BYTES) as u64;
     let words = Exchange::new(model, partition, partition.columns).words * 8 + POISON_BYTES as u64;
@@ -226,8 +226,8 @@ fn weights_args(
         head_norms: keep(upload(m, &weights.head_norms())?),
         biases: keep(upload(m, &weights.biases())?),
         rope: keep(upload(m, &rope(weights))?),
-        layers: keep(upload(m, &layers(model))?),
-        segments: keep(upload(m, &segments(model, partition))?),
+        layers: keep(upload(m, &bytes_of_all(&segments::layers(model, partition)))?),
+        segments: keep(upload(m, &bytes_of_all(&segments(model, partition)))?),
         ..Args::default()
     };
     phases.next("rotary table and others", 0);
@@ -282,8 +282,8 @@ impl Loaded {
         let room = Room::new(&*machine, program, (&model, &partition), writers)?;
         let base = Args {
             rank,
-            pool_layers: [0, 1].map(|n| program.groups.get(n).map_or(0, |group| group.layers)),
-            segment_count: segments::segments(&model, &partition).len() as u32,
+            page_bytes: segments::page_bytes(&model, &partition),
+            segment_count: segments(&model, &partition).len() as u32,
             in_flight_bytes: partition.in_flight_bytes,
             ..room.args(packed)
         };
@@ -545,21 +545,4 @@ fn rope(weights: &Weights<'_>) -> Vec<u8> {
         }
     }
     out
-}
-
-fn layers(model: &Model) -> Vec<u8> {
-    let one = |l: &model::Layer| Layer {
-        window: l.window,
-        pool: l.pool[0],
-        pool_layer: l.pool[1],
-        shares: u32::from(l.shares[0]) | u32::from(l.shares[1]) << 1,
-        own: l.own,
-        delay: l.delay,
-    };
-    model.layer.iter().flat_map(|l| one(l).as_bytes().to_vec()).collect()
-}
-
-fn segments(model: &Model, partition: &Partition) -> Vec<u8> {
-    let all = segments::segments(model, partition);
-    all.iter().flat_map(|s| [s.stages, s.bytes]).flat_map(u32::to_le_bytes).collect()
 }

@@ -82,11 +82,9 @@ impl Plan {
             Platform::Sim => true,
             Platform::Hip => false,
         };
-        // It is made for layers of one class whose norms are alike; elsewhere prompts are columns.
+        // It is made for layers of one class: others take prompts as columns of the decode kernel.
         let [class] = &partition.classes[..] else { return None };
-        let alike = model.norms().all(|norm| norm.rows == model.final_norm.rows);
         let fits = wide_tiles
-            && alike
             && class.head_dim <= HEAD_DIM_MAX
             && (2..=4).contains(&stages)
             && 4 * 4 * 64 * class.head_dim <= stages * STAGE_BYTES;

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use super::clock::DeviceClock;
 use super::loaded::Loaded;
+use super::lower::segments::head_segment;
 use super::machine::{Flight, Launch, Platform};
 use super::meter::{Meter, Mode};
 use super::prefill::{self, Part, Prefill};
@@ -810,7 +811,7 @@ impl Runner {
             match ask.logits {
                 Some(positions) => args.logits = loaded.logits_for(positions as usize)?,
                 // A prompt's positions need no head.
-                None if ask.live == 0 => args.segment_count = 4 * loaded.model.layers(),
+                None if ask.live == 0 => args.segment_count = head_segment(&loaded.model),
                 None => {}
             }
             let measuring = mode.zip(loaded.probe.as_ref());

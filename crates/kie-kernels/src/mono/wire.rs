@@ -66,22 +66,53 @@ pub fn told(out: &Shared, row: usize, told: u32) -> Option<Told> {
 /// that the last launch made.
 pub const CONTROL_BYTES: usize = 64;
 
-/// What differs between layers.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// What differs between layers, and where each layer's own is. Index 0 is attention's (input or
+/// output), 1 the mlp's.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 #[repr(C)]
 pub struct Layer {
+    /// Bytes from the beginning of a block's weights.
+    pub stream: u64,
     /// Positions a query sees; 0: all.
     pub window: u32,
-    /// Page group.
-    pub pool: u32,
-    /// Index in the group.
-    pub pool_layer: u32,
-    /// Bit i: others want output i.
-    pub shares: u32,
+    /// Bytes from the beginning of a page of the pool.
+    pub page_at: u32,
+    /// The first row of a norm's scale.
+    pub norm: [u32; 2],
+    /// Half pairs of head norms from the first layer's.
+    pub head_norms: u32,
+    /// Biases from the first layer's.
+    pub biases: u32,
     /// Factor on the lane's own output.
     pub own: [f32; 2],
     /// Layers since the others' output that is added; -1: none is.
     pub delay: [i32; 2],
+    /// Class.
+    pub kind: u8,
+    /// Which pages.
+    pub pool: u8,
+    /// Bit i: others want output i.
+    pub shares: u8,
+    /// Bit i: norm i has a row a lane.
+    pub norm_lanes: u8,
+    /// 0.
+    pub padding: u32,
+}
+
+/// What passes through a block's ring, in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct Segment {
+    /// Bytes from the beginning of a block's weights.
+    pub at: u64,
+    /// How many stages.
+    pub stages: u32,
+    /// Bytes of each.
+    pub bytes: u32,
+    /// args.h's `SegmentSource`.
+    pub source: u32,
+    /// Of which layer.
+    pub layer: u32,
 }
 
 /// A sequence at work.
@@ -155,7 +186,7 @@ pub struct Args {
     pub hops: [i64; 8],
     pub budget_ns: u64,
     pub at_head: u64,
-    pub pool_layers: [u32; 2],
+    pub page_bytes: [u32; 2],
     pub segment_count: u32,
     pub steps: u32,
     pub epoch: u32,
@@ -181,10 +212,13 @@ pub unsafe trait Wire: Sized {
 
 // SAFETY: 34 u64s, 10 u32s, 8 sequences: every field on its own alignment, 8-byte multiples.
 unsafe impl Wire for Args {}
-// SAFETY: eight 4-byte fields.
+// SAFETY: a u64, ten 4-byte fields, four bytes and one more u32.
 unsafe impl Wire for Layer {}
+// SAFETY: a u64, then four u32s.
+unsafe impl Wire for Segment {}
 
-const _: () = assert!(size_of::<Layer>() == 32 && size_of::<Sequence>() == 8 + 16 * 4);
+const _: () = assert!(size_of::<Layer>() == 8 + 10 * 4 + 4 + 4 && size_of::<Segment>() == 24);
+const _: () = assert!(size_of::<Sequence>() == 8 + 16 * 4);
 const _: () = assert!(size_of::<Args>() == 34 * 8 + 10 * 4 + 8 * size_of::<Sequence>());
 
 /// Who gave up waiting, where (args.h's `Record`).

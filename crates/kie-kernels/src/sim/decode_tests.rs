@@ -9,9 +9,11 @@ use super::tests::{fetch, land, run_with};
 use super::*;
 use crate::mono::lower::model::{Class, Model};
 use crate::mono::lower::partition::{Kind, Partition};
+use crate::mono::lower::segments;
 use crate::mono::lower::tuning::Tuning;
 use crate::mono::machine::MachineInfo;
 use crate::mono::meter::Mode;
+use crate::mono::wire::Wire as _;
 use crate::mono::{shapes, source};
 
 const CHECK: &str = r"
@@ -32,8 +34,10 @@ float weight(int matrix, int layer, int row, int col, int k) {
     return uniform(1000 + layer * 8 + matrix, row, col, 1.0f / __builtin_sqrtf((float)k));
 }
 float norm_weight(int which, int i) { return 1 + uniform(kMatNorm, which, i, 0.1f); }
+float bias_of(int layer, int row) { return uniform(900 + layer, row, 0, 0.1f); }
+template <class C>
 float angle(int position, int j) {
-    return position * __builtin_powf(10000.0f, -2.0f * j / kHeadDim);
+    return position * __builtin_powf(10000.0f, -2.0f * j / C::kHeadDim);
 }
 
 struct Check {
@@ -42,7 +46,17 @@ struct Check {
     u8* host;  // order, heartbeat, watch; from 64 on the rows' rings
     float* errors;
     u32 steps, token;
+    const Segment* segments;  // of the host, like all that says where things are
+    const Layer* layers;
+    u32 segment_count, page_bytes;
 };
+template <class F>
+void at_layer(const Check& c, int layer, F visit) {
+    if (c.layers[layer].kind == 0)
+        visit(Class0{});
+    else
+        visit(ClassLast{});
+}
 template <class T>
 T* take(u8*& at, u64 count) {
     T* p = (T*)at;
@@ -54,9 +68,7 @@ struct Op {
     int matrix, layer, rows, k, chunk, stage_bytes, k_warps, first, each, all;
 };
 template <class S>
-void fill(u8* lines, long& at, Segment*& segment, int matrix, int layer, int first, int each,
-          int all) {
-    *segment++ = {(u32)S::stages, (u32)S::stage_bytes};
+void fill(u8* lines, long& at, int matrix, int layer, int first, int each, int all) {
     for (int b = 0; b < kBlocks; ++b) {
         u32* to = (u32*)(lines + b * kLineBytes + at);
         for (long n = 0; n < (long)S::rows * S::k / 2; ++n) {
@@ -83,28 +95,26 @@ void fill(u8* lines, long& at, Segment*& segment, int matrix, int layer, int fir
     at += (long)S::stages * S::stage_bytes;
 }
 
-int window_of(int layer) { return layer % 2 ? KIE_CHECK_WINDOW : 0; }
 KIE_KERNEL(prepare, 32, Check c) {
     if (thread() != 0) return;
     u8* at = c.base;
     DecodeArgs& a = *c.args;
     u8* lines = take<u8>(at, kLineBytes * kBlocks);
-    Segment* segments = take<Segment>(at, 4 * kLayers + kHeadPasses + 1);
-    a.line = lines, a.segments = segments;
+    a.line = lines, a.segments = c.segments, a.segment_count = c.segment_count;
     long line = 0;
-    Segment* s = segments;
-    for (int l = 0; l < kLayers; ++l) {
-        fill<TilingQkv>(lines, line, s, kMatQkv, l, 0, kRowsQkv, kQkv);
-        fill<TilingO>(lines, line, s, kMatO, l, 0, kRowsO, kHidden);
-        fill<TilingGu>(lines, line, s, kMatGu, l, 0, kRowsGu, 2 * kFfn);
-        fill<TilingDown>(lines, line, s, kMatDown, l, 0, kRowsO, kHidden);
-    }
+    for (int l = 0; l < kLayers; ++l)
+        at_layer(c, l, [&](auto of) {
+            using C = decltype(of);
+            fill<typename C::TilingQkv>(lines, line, kMatQkv, l, 0, C::kRowsQkv, C::kQkv);
+            fill<typename C::TilingO>(lines, line, kMatO, l, 0, kRowsO, kHidden);
+            fill<typename C::TilingGu>(lines, line, kMatGu, l, 0, C::kRowsGu, 2 * C::kFfn);
+            fill<typename C::TilingDown>(lines, line, kMatDown, l, 0, kRowsO, kHidden);
+        });
     for (int p = 0; p < kHeadPasses; ++p)
-        fill<TilingHead>(lines, line, s, kMatHead, kLayers, p * kHeadPassRows, kRowsHead, kVocab);
+        fill<TilingHead>(lines, line, kMatHead, kLayers, p * kHeadPassRows, kRowsHead, kVocab);
     if (kHeadTail)
-        fill<TilingTail>(lines, line, s, kMatHead, kLayers, kHeadPasses * kHeadPassRows, kRowsHead,
-                        kVocab);
-    a.segment_count = s - segments;
+        fill<TilingTail>(lines, line, kMatHead, kLayers, kHeadPasses * kHeadPassRows, kRowsHead,
+                         kVocab);
     u32* embed = take<u32>(at, (u64)kVocab * kHidden / 2);
     for (int i = 0; i < kVocab * kHidden / 2; ++i) {
         const int row = i / (kHidden / 2), col = i % (kHidden / 2) * 2;
@@ -115,22 +125,33 @@ KIE_KERNEL(prepare, 32, Check c) {
         const int row = i / (kHidden / 2), col = i % (kHidden / 2) * 2;
         norms[i] = pack_half2(norm_weight(row, col), norm_weight(row, col + 1));
     }
-    float* rope = take<float>(at, kPagesMax * kPage * kHeadDim);
-    for (int p = 0; p < kPagesMax * kPage; ++p)
-        for (int j = 0; j < kHeadDim / 2; ++j) {
-            rope[(p * kHeadDim / 2 + j) * 2] = __builtin_cosf(angle(p, j));
-            rope[(p * kHeadDim / 2 + j) * 2 + 1] = __builtin_sinf(angle(p, j));
-        }
-    Layer* layers = take<Layer>(at, kLayers);
+    int dims = 0;
+    each_class([&](auto of) { dims += decltype(of)::kHeadDim; });
+    float* rope = take<float>(at, kPagesMax * kPage * dims);
+    each_class([&](auto of) {
+        using C = decltype(of);
+        for (int p = 0; p < kPagesMax * kPage; ++p)
+            for (int j = 0; j < C::kHeadDim / 2; ++j) {
+                float* to = rope + C::kRope + (p * C::kHeadDim / 2 + j) * 2;
+                to[0] = __builtin_cosf(angle<C>(p, j)), to[1] = __builtin_sinf(angle<C>(p, j));
+            }
+    });
+    float* biases = take<float>(at, kLayers * 2048);
     for (int l = 0; l < kLayers; ++l)
-        layers[l] = {(u32)window_of(l), 0, (u32)l, 0, {1, 1}, {-1, -1}};
+        at_layer(c, l, [&](auto of) {
+            using C = decltype(of);
+            for (int row = 0; C::kBias && row < C::kQkv; ++row)
+                biases[c.layers[l].biases + row] = bias_of(l, row);
+        });
+    a.biases = biases;
     u32* pages = take<u32>(at, kColumns * kPools * kPagesMax);
     for (int r = 0; r < kColumns; ++r)
         for (int i = 0; i < kPagesMax; ++i)
             pages[r * kPools * kPagesMax + i] = (r + 1) * kPagesMax - 1 - i;
-    a.embed = embed, a.norms = norms, a.rope = rope, a.layers = layers, a.pages = pages;
-    const u64 pool = (u64)kColumns * kPagesMax * kLayers * kLanes * kKvHeads * 2 * kPageHalf;
-    a.pools[0] = a.pools[1] = take<u8>(at, pool), a.pool_layers[0] = a.pool_layers[1] = kLayers;
+    a.embed = embed, a.norms = norms, a.rope = rope, a.layers = c.layers, a.pages = pages;
+    const u64 pool = (u64)kColumns * kPagesMax * c.page_bytes;
+    a.pools[0] = a.pools[1] = take<u8>(at, pool);
+    a.page_bytes[0] = a.page_bytes[1] = c.page_bytes;
     a.stop_ids = take<u32>(at, kColumns * kStopsMax), a.words = take<u64>(at, kWords);
     a.values = take<float>(at, 2 * kColumns * kVocabAll);
     a.poison = take<u64>(at, 1), a.records = take<Record>(at, kBlocks * kRecordsBlock);
@@ -157,20 +178,20 @@ void normed(const float* x, int which, float* y) {
     const float f = 1 / __builtin_sqrtf(s / kHidden + kEps);
     for (int i = 0; i < kHidden; ++i) y[i] = x[i] * f * norm_weight(which, i);
 }
-void attention(float* y, float* past, int layer, int steps, int step, float* out) {
+template <class C>
+void attention(float* y, float* past, int window, int step, float* out) {
+    constexpr int kHeads = C::kHeads, kKvHeads = C::kKvHeads, kHeadDim = C::kHeadDim;
     for (int r = 0; r < (kHeads + kKvHeads) * kHeadDim; r += 2) {
-        const float a = angle(step, r % kHeadDim / 2), v0 = y[r], v1 = y[r + 1];
+        const float a = angle<C>(step, r % kHeadDim / 2), v0 = y[r], v1 = y[r + 1];
         y[r] = v0 * __builtin_cosf(a) - v1 * __builtin_sinf(a);
         y[r + 1] = v0 * __builtin_sinf(a) + v1 * __builtin_cosf(a);
     }
     constexpr int kBoth = 2 * kKvHeads * kHeadDim;
-    past += (u64)layer * steps * kBoth;
-    for (int i = 0; i < kBoth; ++i) past[step * kBoth + i] = y[kAttn + i];
+    for (int i = 0; i < kBoth; ++i) past[step * kBoth + i] = y[C::kAttn + i];
     for (int h = 0; h < kHeads; ++h) {
-        const float *k = past + h / kGroup * kHeadDim, *v = k + kKvHeads * kHeadDim;
+        const float *k = past + h / C::kGroup * kHeadDim, *v = k + kKvHeads * kHeadDim;
         float sum = 0;
         for (int d = 0; d < kHeadDim; ++d) out[h * kHeadDim + d] = 0;
-        const int window = window_of(layer);
         for (int p = window > 0 && step >= window ? step - window + 1 : 0; p <= step; ++p) {
             float s = 0;
             for (int d = 0; d < kHeadDim; ++d) s += y[h * kHeadDim + d] * k[p * kBoth + d];
@@ -186,23 +207,30 @@ KIE_KERNEL(reference, 32, Check c) {
     u8* at = c.base;
     const DecodeArgs& a = *c.args;
     float *x = take<float>(at, kHidden), *h = take<float>(at, kHidden),
-          *y = take<float>(at, kQkv + 2 * kFfn), *o = take<float>(at, kAttn + kFfn),
-          *z = take<float>(at, kHidden), *logits = take<float>(at, kVocab),
-          *past = take<float>(at, (u64)kLayers * c.steps * 2 * kKvHeads * kHeadDim);
+          *y = take<float>(at, 4096), *o = take<float>(at, 4096),
+          *z = take<float>(at, kHidden), *logits = take<float>(at, kVocab);
+    constexpr int kBothMost = max_i(Class0::kKvHeads * Class0::kHeadDim,
+                                    ClassLast::kKvHeads * ClassLast::kHeadDim) * 2;
+    float* past = take<float>(at, (u64)kLayers * c.steps * kBothMost);
     u32 token = c.token, hash = 0;
     for (u32 step = 0; step < c.steps; ++step) {
         for (int i = 0; i < kHidden; ++i) x[i] = uniform(kMatEmbed, token, i, 1);
-        for (int l = 0; l < kLayers; ++l) {
-            normed(x, 2 * l, h), product(kMatQkv, l, kQkv, kHidden, h, y);
-            attention(y, past, l, c.steps, step, o);
-            product(kMatO, l, kHidden, kAttn, o, z);
-            for (int i = 0; i < kHidden; ++i) x[i] += z[i];
-            normed(x, 2 * l + 1, h), product(kMatGu, l, 2 * kFfn, kHidden, h, y);
-            for (int i = 0; i < kFfn; ++i)
-                o[i] = y[2 * i] / (1 + __builtin_expf(-y[2 * i])) * y[2 * i + 1];
-            product(kMatDown, l, kHidden, kFfn, o, z);
-            for (int i = 0; i < kHidden; ++i) x[i] += z[i];
-        }
+        for (int l = 0; l < kLayers; ++l)
+            at_layer(c, l, [&](auto of) {
+                using C = decltype(of);
+                static_assert(C::kQkv <= 4096 && 2 * C::kFfn <= 4096);
+                normed(x, 2 * l, h), product(kMatQkv, l, C::kQkv, kHidden, h, y);
+                for (int i = 0; C::kBias && i < C::kQkv; ++i) y[i] += bias_of(l, i);
+                float* its = past + (u64)l * c.steps * kBothMost;
+                attention<C>(y, its, (int)c.layers[l].window, step, o);
+                product(kMatO, l, kHidden, C::kAttn, o, z);
+                for (int i = 0; i < kHidden; ++i) x[i] += z[i];
+                normed(x, 2 * l + 1, h), product(kMatGu, l, 2 * C::kFfn, kHidden, h, y);
+                for (int i = 0; i < C::kFfn; ++i)
+                    o[i] = y[2 * i] / (1 + __builtin_expf(-y[2 * i])) * y[2 * i + 1];
+                product(kMatDown, l, kHidden, C::kFfn, o, z);
+                for (int i = 0; i < kHidden; ++i) x[i] += z[i];
+            });
         normed(x, 2 * kLayers, h), product(kMatHead, kLayers, kVocab, kHidden, h, logits);
         const float* got = a.logits + (u64)step * kColumns * kVocabAll;
         float wrong = 0, norm = 0;
@@ -238,16 +266,45 @@ struct Shape {
     kv_splits: u32,
     /// Of every other layer.
     window: u32,
+    /// Layers of two classes.
+    hybrid: bool,
 }
 
-const SHAPE: Shape =
-    Shape { columns: 1, merge: true, streamed: false, head_dim: 32, kv_splits: 4, window: 0 };
+const SHAPE: Shape = Shape {
+    columns: 1,
+    merge: true,
+    streamed: false,
+    head_dim: 32,
+    kv_splits: 4,
+    window: 0,
+    hybrid: false,
+};
 
-fn source_of(shape: Shape) -> Source {
+/// A kernel with its reference, and what the host says of where things are.
+struct Case {
+    source: Source,
+    segments: Vec<u8>,
+    layers: Vec<u8>,
+    segment_count: u32,
+    page_bytes: u32,
+}
+
+fn case_of(shape: Shape) -> Case {
     let Shape { columns, streamed, head_dim, .. } = shape;
     let class = |c: &mut Class| *c = Class { heads: 8, kv_heads: 2, head_dim, ffn: 384, ..*c };
     let mut model = shapes::with_class(shapes::model("1b"), class);
-    model.layer.truncate(2);
+    let kinds: &[usize] = if shape.hybrid { &[0, 1, 1, 0] } else { &[0, 0] };
+    model.layer.truncate(kinds.len());
+    if shape.hybrid {
+        let wide =
+            Class { heads: 4, kv_heads: 1, head_dim: 64, ffn: 640, bias: true, ..model.classes[0] };
+        model.classes.push(wide);
+    }
+    for (at, (layer, class)) in model.layer.iter_mut().zip(kinds).enumerate() {
+        layer.class = *class;
+        layer.pool = [0, at as u32];
+        layer.window = if at % 2 == 1 { shape.window } else { 0 };
+    }
     let model = Model { hidden: 256, vocab: 300, vocab_all: 300, ..model };
     let machine = MachineInfo { multiprocessors: 8, chiplets: 1, ..shapes::nvidia() };
     let found = Partition::new(&model, &machine, 4 * 64).unwrap();
@@ -259,32 +316,50 @@ fn source_of(shape: Shape) -> Source {
     }
     let kind = Kind { columns, streamed };
     let mut source = source::decode(Platform::Sim, (&model, &partition), kind, Mode::Full).unwrap();
-    source.defines.push(("KIE_CHECK_WINDOW".to_owned(), shape.window.to_string()));
     source.text += CHECK;
-    Source { entries: ENTRIES.to_vec(), ..source }
+    let segments = segments::segments(&model, &partition);
+    let bytes = |one: &segments::Segment| one.wire().as_bytes().to_vec();
+    Case {
+        source: Source { entries: ENTRIES.to_vec(), ..source },
+        segments: segments.iter().flat_map(bytes).collect(),
+        layers: segments::layers(&model, &partition)
+            .iter()
+            .flat_map(|layer| layer.as_bytes().to_vec())
+            .collect(),
+        segment_count: segments.len() as u32,
+        page_bytes: segments::page_bytes(&model, &partition)[0],
+    }
 }
 
-fn model(columns: u32, merge: bool) -> Source {
-    source_of(Shape { columns, merge, ..SHAPE })
+fn model(columns: u32, merge: bool) -> Case {
+    case_of(Shape { columns, merge, ..SHAPE })
 }
 
 /// Errors of `steps` steps, how the decode kernel's launch went, and its seconds.
-fn decode(sim: &Sim, module: &Arc<dyn Module>, steps: u32) -> Result<(Vec<f32>, Trace, f64)> {
-    let (mut errors, trace, seconds) = decode_hashed(sim, module, steps)?;
+fn decode(sim: &Sim, case: &Case, steps: u32) -> Result<(Vec<f32>, Trace, f64)> {
+    let (mut errors, trace, seconds) = decode_hashed(sim, case, steps)?;
     errors.pop();
     Ok((errors, trace, seconds))
 }
 
 /// The same, and behind the errors a hash of all logits.
-fn decode_hashed(
-    sim: &Sim,
-    module: &Arc<dyn Module>,
-    steps: u32,
-) -> Result<(Vec<f32>, Trace, f64)> {
+fn decode_hashed(sim: &Sim, case: &Case, steps: u32) -> Result<(Vec<f32>, Trace, f64)> {
+    let module = &sim.compile(&case.source).unwrap();
     let [base, args, errors] = [48 << 20, 4096, 4096].map(|bytes| sim.alloc(bytes).unwrap());
     let host = sim.alloc_shared(64 + 8 * 8192 * 24).unwrap();
+    let [segments, layers] = [&case.segments, &case.layers].map(|bytes| {
+        let memory = sim.alloc(bytes.len()).unwrap();
+        sim.write(&memory, 0, bytes).unwrap();
+        memory
+    });
     let words = [base.address, args.address, host.address, errors.address];
-    let words: Vec<u64> = words.into_iter().chain([u64::from(steps) | 11 << 32]).collect();
+    let more = [
+        u64::from(steps) | 11 << 32,
+        segments.address,
+        layers.address,
+        u64::from(case.segment_count) | u64::from(case.page_bytes) << 32,
+    ];
+    let words: Vec<u64> = words.into_iter().chain(more).collect();
     run_with(sim, module, "prepare", &words, (1, 32)).unwrap();
     let given = fetch(sim, &args);
     let launch = Launch {
@@ -317,8 +392,7 @@ fn the_decode_kernel_computes_what_plain_loops_compute() {
         (64, 6, 8, false),
     ] {
         let sim = Sim::open(&format!("sim:warp={warp},seed={seed}")).unwrap();
-        let module = sim.compile(&model(columns, merge)).unwrap();
-        let (errors, ..) = decode(&sim, &module, 3).unwrap();
+        let (errors, ..) = decode(&sim, &model(columns, merge), 3).unwrap();
         assert!(errors.iter().all(|&e| e < 2e-3), "{warp} {columns} {merge}: {errors:?}");
     }
 }
@@ -336,8 +410,8 @@ fn pages_come_through_the_ring() {
             [(32, 1, false), (64, 1, true), (32, 1, true), (32, 4, true)]
         {
             let sim = Sim::open(&format!("sim:warp={warp},seed={seed}")).unwrap();
-            let module = sim.compile(&source_of(Shape { columns, streamed, ..shape })).unwrap();
-            let (mut errors, ..) = decode_hashed(&sim, &module, steps).unwrap();
+            let case = case_of(Shape { columns, streamed, ..shape });
+            let (mut errors, ..) = decode_hashed(&sim, &case, steps).unwrap();
             hashes.push(errors.pop().unwrap().to_bits());
             let worst = errors.iter().copied().fold(0.0, f32::max);
             assert!(worst < 2e-3, "{warp} {columns} {shape:?}: {errors:?}");
@@ -347,14 +421,30 @@ fn pages_come_through_the_ring() {
     }
 }
 
+/// Layers of two classes that take turns: heads of two sizes, two widths of the mlp, biases and
+/// windows in some, with pages by loads and through the ring, in one column and in several.
+#[test]
+fn layers_of_two_classes_compute_what_plain_loops_compute() {
+    let hybrid = Shape { hybrid: true, window: 3, kv_splits: 2, ..SHAPE };
+    for (seed, (warp, columns, merge, streamed)) in
+        [(32, 1, true, false), (64, 1, false, true), (32, 4, true, true), (64, 8, false, false)]
+            .into_iter()
+            .enumerate()
+    {
+        let sim = Sim::open(&format!("sim:warp={warp},seed={seed}")).unwrap();
+        let case = case_of(Shape { columns, merge, streamed, ..hybrid });
+        let (errors, ..) = decode(&sim, &case, 6).unwrap();
+        assert!(errors.iter().all(|&e| e < 2e-3), "{warp} {columns} {merge}: {errors:?}");
+    }
+}
+
 /// Prints how fast the simulator is; run it by name.
 #[test]
 #[ignore = "a measurement"]
 fn speed() {
     for (warp, columns) in [(32, 1), (64, 1), (32, 8)] {
         let sim = Sim::open(&format!("sim:warp={warp}")).unwrap();
-        let module = sim.compile(&model(columns, true)).unwrap();
-        let (_, trace, seconds) = decode(&sim, &module, 100).unwrap();
+        let (_, trace, seconds) = decode(&sim, &model(columns, true), 100).unwrap();
         let rate = trace.switches as f64 / seconds * 1e-6;
         eprintln!(
             "warp {warp}, {columns} columns: {seconds:.2} s, {rate:.0} M switches/s, {trace:?}"
@@ -363,12 +453,15 @@ fn speed() {
 }
 
 /// Whether one of eight seeds finds a mutant of a kernel of one column out.
-fn is_caught(model: &Source, warp: u32, from: &str, to: &str) -> bool {
-    let wrong = mutate(model, from, to).unwrap();
+fn is_caught(case: &Case, warp: u32, from: &str, to: &str) -> bool {
+    let source = mutate(&case.source, from, to).unwrap();
+    let Case { segments, layers, segment_count, page_bytes, .. } = case;
+    let (segment_count, page_bytes) = (*segment_count, *page_bytes);
+    let (segments, layers) = (segments.clone(), layers.clone());
+    let wrong = Case { source, segments, layers, segment_count, page_bytes };
     (0..8).any(|seed| {
         let sim = Sim::open(&format!("sim:warp={warp},seed={seed},host=200")).unwrap();
-        let module = sim.compile(&wrong).unwrap();
-        !matches!(decode(&sim, &module, 4), Ok((e, ..)) if e.iter().all(|&e| e < 2e-3))
+        !matches!(decode(&sim, &wrong, 4), Ok((e, ..)) if e.iter().all(|&e| e < 2e-3))
     })
 }
 
@@ -395,16 +488,39 @@ fn mutants_of_the_decode_kernel_fail() {
 
 #[test]
 fn mutants_of_streamed_pages_fail() {
-    let streamed = source_of(Shape { streamed: true, ..SHAPE });
+    let streamed = case_of(Shape { streamed: true, ..SHAPE });
     let mutants = [
-        ("store_key(keys, position % kPage, n, heads[kQWords + n]);", "{}"),
-        ("store_value(values - kPageHalf, position % kPage", "store_value(values - kPageHalf, 63"),
+        ("store_key<C>(keys, position % kPage, n, heads[C::kQWords + n]);", "{}"),
+        ("values - C::kPageHalf, position % kPage,", "values - C::kPageHalf, 63,"),
         ("if (at > position || at <= lowest)", "if (at <= lowest)"),
-        ("s % kLayerSegments == 1", "s % kLayerSegments == 2"),
+        ("const int layer = (int)segment.layer;", "const int layer = (int)segment.layer ^ 1;"),
     ];
     for (i, (from, to)) in mutants.into_iter().enumerate() {
         let warp = if i % 2 == 0 { 32 } else { 64 };
         let caught = is_caught(&streamed, warp, from, to);
+        assert!(caught, "{from:?} -> {to:?} at warp {warp} goes unnoticed");
+    }
+}
+
+#[test]
+fn mutants_of_classes_fail() {
+    let hybrid = case_of(Shape { hybrid: true, window: 3, kv_splits: 2, ..SHAPE });
+    let mutants = [
+        // Another class's layer, rotations, biases, or place in a page.
+        ("[layer].kind;", "[layer ^ 1].kind;"),
+        ("args.rope + C::kRope +\n", "args.rope +\n"),
+        ("layer_of(b, layer).biases", "layer_of(b, layer ^ 3).biases"),
+        ("+ layer.page_at +", "+"),
+        // A stage too short, and one that is elsewhere.
+        (
+            "expect_stages(f, g.bytes);",
+            "expect_stages(f, g.bytes); if (g.layer == 1) g.bytes -= 512;",
+        ),
+        ("line + g.at", "line + (g.layer == 2 ? g.at - 1024 : g.at)"),
+    ];
+    for (i, (from, to)) in mutants.into_iter().enumerate() {
+        let warp = if i % 2 == 0 { 32 } else { 64 };
+        let caught = is_caught(&hybrid, warp, from, to);
         assert!(caught, "{from:?} -> {to:?} at warp {warp} goes unnoticed");
     }
 }

@@ -19,6 +19,7 @@ const NAME: &str = "generated/lowered.h";
 struct Text {
     out: String,
     indent: &'static str,
+    columns: u32,
     /// Tilings that have been said, and their names.
     tilings: BTreeMap<String, String>,
 }
@@ -91,8 +92,13 @@ impl Text {
 
 /// The header of a decode kernel, or of the prefill kernel, which is one of a single column.
 pub fn header(model: &Model, p: &Partition, layout: &Layout, mode: Mode) -> String {
-    let mut text =
-        Text { out: format!("#line 1 \"{NAME}\"\n"), indent: "", tilings: BTreeMap::new() };
+    let columns = layout.kind.columns;
+    let mut text = Text {
+        out: format!("#line 1 \"{NAME}\"\n"),
+        indent: "",
+        columns,
+        tilings: BTreeMap::new(),
+    };
     sizes(&mut text, model, p, layout);
     measuring(&mut text, mode);
     exchange(&mut text, layout);
@@ -100,6 +106,11 @@ pub fn header(model: &Model, p: &Partition, layout: &Layout, mode: Mode) -> Stri
     for at in 0..model.classes.len() {
         class(&mut text, (model, p, layout), at);
     }
+    // Names for the classes that code may speak of: the others are never looked for.
+    for at in model.classes.len()..3 {
+        text.line(format_args!("using Class{at} = Class0;"));
+    }
+    text.line(format_args!("using ClassLast = Class{};", model.classes.len() - 1));
     let head = text.tiling(&p.head, layout, layout.ahead);
     let tail = text.tiling(p.tail.as_ref().unwrap_or(&p.head), layout, layout.ahead);
     text.line(format_args!("using TilingHead = {head};"));
@@ -119,7 +130,9 @@ fn sizes(t: &mut Text, model: &Model, p: &Partition, layout: &Layout) {
         ("kRanks", model.ranks),
         ("kLanes", model.lanes),
         ("kLanesAll", model.lanes_all()),
-        ("kNormLanes", model.final_norm.rows),
+        ("kFinalNorm", model.norm_rows() - model.final_norm.rows),
+        ("kFinalNormLanes", model.final_norm.rows),
+        ("kHeadSegment", segments::head_segment(model)),
         ("kHeadMode", layout::head_mode(model) as u32),
         ("kBlocks", p.blocks),
         ("kBlocksPerLane", each),
@@ -142,6 +155,7 @@ fn sizes(t: &mut Text, model: &Model, p: &Partition, layout: &Layout) {
         ("kRing", wire::RING as u32),
         ("kArgsBytes", size_of::<wire::Args>() as u32),
         ("kLayerWireBytes", size_of::<wire::Layer>() as u32),
+        ("kSegmentWireBytes", size_of::<wire::Segment>() as u32),
     ]);
     t.longs([("kLineBytes", p.line_bytes(model))]);
     t.float("kEps", f64::from(model.eps));
@@ -290,14 +304,56 @@ fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
         ("kDirectO", l.direct_o),
         ("kDirectDown", l.direct_down),
     ]);
+    attention(t, (class, part), p, each);
+    let before = p.classes[..at].iter().map(|c| u64::from(c.head_dim));
+    let rope = before.sum::<u64>() * u64::from(p.positions);
     t.float("kQueryScale", std::f64::consts::LOG2_E / f64::from(class.head_dim).sqrt());
     let offset = |m| segments::matrix_offset(p, at, m);
     t.longs([
-        ("kLayerBytes", part.layer_bytes()),
+        ("kRope", rope),
         ("kStreamO", offset(Matrix::Output)),
         ("kStreamGu", offset(Matrix::GateUp)),
         ("kStreamDown", offset(Matrix::Down)),
     ]);
     t.indent = "";
     t.line("};");
+}
+
+/// Of a class's attention: pages, what a warp holds of them, and how partials are combined.
+fn attention(t: &mut Text, (class, part): (&Class, &ClassPartition), p: &Partition, each: u32) {
+    let (group, dim) = (class.group(), part.head_dim);
+    // Four warps make scores, the others take values.
+    let value_tiles = (dim / 16).div_ceil(p.warps - 4);
+    let words = class.heads * dim / 2;
+    let page_half = PAGE as u32 * dim * 2;
+    let page_stages = match page_half {
+        half if 2 * half <= p.slot_bytes => 1,
+        half if half <= p.slot_bytes => 2,
+        _ => 0,
+    };
+    // A word of one column a thread; of the one-column kernel a word of some of the splits. With
+    // many partials two warps of an owner share its words: all of one warp's looks are in flight.
+    let own = words / each;
+    let sharers = if part.kv_splits > 8 && own % 16 == 0 { 2 } else { 1 };
+    let count = if part.merge { own / sharers } else { words / p.warps };
+    let low = 1 << count.trailing_zeros();
+    t.ints([
+        ("kPageHalf", page_half),
+        ("kPageStages", page_stages),
+        ("kPageStageBytes", 2 * page_half / page_stages.max(1)),
+        ("kValueTiles", value_tiles),
+        ("kHeld", (dim / 16).max(4 * value_tiles)),
+        ("kQWords", group * dim / 2),
+        ("kHalfHead", dim / 2),
+        ("kTake", group * dim / 2 + dim),
+        ("kPartHead", dim / 16 * layout::PART_LINE),
+        ("kHeadPairs", group.div_ceil(2)),
+        ("kJoinTile", 8 * group.div_ceil(2)),
+        ("kJoinWarp", dim / 16 * 8 * group.div_ceil(2)),
+        ("kMergeItems", (t.columns * words).div_ceil(each)),
+        ("kMergeOwn", own),
+        ("kMergeSharers", sharers),
+        ("kMergeCount", count),
+        ("kMergeGroups", 32 / low.min(32)),
+    ]);
 }

@@ -185,7 +185,9 @@ pub struct Partition {
     pub held: u32,
     /// Weight bytes in flight of a block.
     pub in_flight_bytes: u32,
-    /// Pages of a longest sequence.
+    /// Positions of a longest sequence.
+    pub positions: u32,
+    /// Its pages.
     pub pages_max: u32,
     /// Shared memory of a block at most.
     pub shared_max: u32,
@@ -443,6 +445,7 @@ impl Partition {
             slot_bytes,
             held,
             in_flight_bytes: 0,
+            positions,
             pages_max: positions.div_ceil(PAGE as u32),
             shared_max: m.shared_bytes,
             residual,

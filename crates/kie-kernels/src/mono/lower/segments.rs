@@ -1,12 +1,30 @@
-//! What passes through a block's ring in a step, in order, and where each layer of the stream
-//! begins: decoding, prefill and packing walk this one table.
+//! What passes through a block's ring in a step, in order, and where each layer's own is: weights,
+//! norms, biases, pages. Decoding, prefill and packing walk these tables; nothing multiplies a
+//! layer's number by a layer's size.
 
-use super::model::Model;
+use super::layout::POOLS;
+use super::model::{Layer, Model};
 use super::partition::{Matrix, Partition};
+use crate::abi::PAGE;
+use crate::mono::wire;
+
+/// Where the stages of a segment come from. A third source is reserved: stages whose address is
+/// looked up by an id that the device computed, as experts' will be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// A block's weights: the same every step.
+    Fixed,
+    /// A block's pages of the layer: as many as positions ask for.
+    Pages,
+}
 
 /// A run of stages of one size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
+    /// Where they come from.
+    pub source: Source,
+    /// The layer; of the head's, one behind the last.
+    pub layer: u32,
     /// Bytes from the beginning of a block's stream.
     pub offset: u64,
     /// How many stages.
@@ -15,18 +33,42 @@ pub struct Segment {
     pub bytes: u32,
 }
 
-/// The segments of a step: four a layer, then the head's.
+impl Segment {
+    /// As launches have it.
+    pub const fn wire(&self) -> wire::Segment {
+        let Self { offset: at, stages, bytes, layer, .. } = *self;
+        wire::Segment { at, stages, bytes, source: self.source as u32, layer }
+    }
+}
+
+/// The segments of a step: of each layer the four matrices and, between the first two, its pages;
+/// then the head's.
 pub fn segments(model: &Model, partition: &Partition) -> Vec<Segment> {
-    let layers = model.layer.iter().flat_map(|l| partition.classes[l.class].tilings);
-    let passes = (0..partition.head_passes).map(|_| partition.head);
     let mut offset = 0;
-    let all = layers.chain(passes).chain(partition.tail);
-    all.map(|t| {
-        let segment = Segment { offset, stages: t.stages, bytes: t.stage_bytes };
+    let mut all = Vec::new();
+    for (layer, l) in model.layer.iter().enumerate() {
+        for (at, t) in partition.classes[l.class].tilings.iter().enumerate() {
+            let (layer, stages, bytes) = (layer as u32, t.stages, t.stage_bytes);
+            all.push(Segment { source: Source::Fixed, layer, offset, stages, bytes });
+            offset += t.bytes();
+            if at == Matrix::Qkv as usize {
+                let (source, offset) = (Source::Pages, 0);
+                all.push(Segment { source, layer, offset, stages: 0, bytes: 0 });
+            }
+        }
+    }
+    let passes = (0..partition.head_passes).map(|_| partition.head);
+    for t in passes.chain(partition.tail) {
+        let (layer, stages, bytes) = (model.layers(), t.stages, t.stage_bytes);
+        all.push(Segment { source: Source::Fixed, layer, offset, stages, bytes });
         offset += t.bytes();
-        segment
-    })
-    .collect()
+    }
+    all
+}
+
+/// Segments of all layers: the first one of the head's.
+pub fn head_segment(model: &Model) -> u32 {
+    (Matrix::ALL.len() as u32 + 1) * model.layers()
 }
 
 /// Where each layer begins in a block's stream, and behind the last one the head.
@@ -50,4 +92,180 @@ pub fn matrix_offset(partition: &Partition, class: usize, matrix: Matrix) -> u64
 pub fn layer_stages(model: &Model, partition: &Partition) -> u32 {
     let layers = model.layer.iter().flat_map(|l| partition.classes[l.class].tilings);
     layers.map(|t| t.stages).sum()
+}
+
+/// Bytes of keys and values of a layer in a page of its pool.
+fn page_share(model: &Model, partition: &Partition, layer: &Layer) -> u32 {
+    let (class, part) = (&model.classes[layer.class], &partition.classes[layer.class]);
+    model.lanes * class.kv_heads * part.head_dim * PAGE as u32 * 2 * 2
+}
+
+/// Bytes of a page of each pool: all its layers'.
+pub fn page_bytes(model: &Model, partition: &Partition) -> [u32; POOLS] {
+    std::array::from_fn(|pool| {
+        let of_pool = model.layer.iter().filter(|layer| layer.pool[0] as usize == pool);
+        of_pool.map(|layer| page_share(model, partition, layer)).sum()
+    })
+}
+
+/// What differs between layers, as launches have it.
+pub fn layers(model: &Model, partition: &Partition) -> Vec<wire::Layer> {
+    let offsets = layer_offsets(model, partition);
+    let (mut norm, mut head_norms, mut biases) = (0, 0, 0);
+    let one = |(at, l): (usize, &Layer)| {
+        let (class, part) = (&model.classes[l.class], &partition.classes[l.class]);
+        // Layers of a pool stand in a page in the order of their numbers in it.
+        let before = |other: &&Layer| other.pool[0] == l.pool[0] && other.pool[1] < l.pool[1];
+        let before = model.layer.iter().filter(before);
+        let bit = |i: usize| u8::from(l.norms[i].rows > 1) << i;
+        let wire = wire::Layer {
+            stream: offsets[at],
+            window: l.window,
+            page_at: before.map(|other| page_share(model, partition, other)).sum(),
+            norm: [norm, norm + l.norms[0].rows],
+            head_norms,
+            biases,
+            own: l.own,
+            delay: l.delay,
+            kind: l.class as u8,
+            pool: l.pool[0] as u8,
+            shares: u8::from(l.shares[0]) | u8::from(l.shares[1]) << 1,
+            norm_lanes: bit(0) | bit(1),
+            padding: 0,
+        };
+        norm += l.norms[0].rows + l.norms[1].rows;
+        head_norms += if class.head_norm { part.head_dim } else { 0 };
+        let rows = part.tiling(Matrix::Qkv).rows * partition.blocks;
+        biases += if class.bias { rows } else { 0 };
+        wire
+    };
+    model.layer.iter().enumerate().map(one).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::mono::lower::layout::Layout;
+    use crate::mono::lower::model::Class;
+    use crate::mono::lower::partition::Kind;
+    use crate::mono::shapes::{model, nvidia};
+
+    /// The usual shapes, and each with a second class for every third layer.
+    fn models() -> Vec<Model> {
+        let mut all: Vec<Model> = ["2b", "lane", "1b", "8b"].map(model).into();
+        for mut hybrid in all.clone() {
+            let one = hybrid.classes[0];
+            let (heads, kv_heads) = (one.heads / 2, one.kv_heads / 2);
+            let (head_dim, ffn) = (2 * one.head_dim, one.ffn / 2);
+            let head_norm = true;
+            let other = Class { heads, kv_heads, head_dim, ffn, bias: true, head_norm, ..one };
+            hybrid.classes.push(other);
+            for (at, layer) in hybrid.layer.iter_mut().enumerate() {
+                layer.class = usize::from(at % 3 == 1);
+                layer.norms[1].rows = if at % 2 == 1 { hybrid.lanes } else { 1 };
+            }
+            all.push(hybrid);
+        }
+        for model in &mut all {
+            for (at, layer) in model.layer.iter_mut().enumerate() {
+                layer.pool = [(at % 2) as u32, at as u32 / 2];
+            }
+        }
+        all
+    }
+
+    /// Ranges that neither meet nor leave anything of `0..end`.
+    fn covers(mut ranges: Vec<(u64, u64)>, end: u64, what: &str) {
+        ranges.sort_unstable();
+        let mut at = 0;
+        for (from, bytes) in ranges {
+            assert_eq!(from, at, "{what}");
+            at += bytes;
+        }
+        assert_eq!(at, end, "{what}");
+    }
+
+    #[test]
+    fn offsets_meet_nowhere_and_leave_nothing() {
+        for model in models() {
+            let partition = Partition::new(&model, &nvidia(), 4096).unwrap();
+            let fixed = segments(&model, &partition).into_iter();
+            let fixed = fixed.filter(|s| s.source == Source::Fixed);
+            let bytes = |s: Segment| (s.offset, u64::from(s.stages) * u64::from(s.bytes));
+            let end = partition.line_bytes(&model);
+            covers(fixed.map(bytes).collect(), end, "the stream");
+
+            let layers = layers(&model, &partition);
+            let each = model.layer.iter().zip(&layers);
+            let norms = each.clone().flat_map(|(l, wire)| {
+                [0, 1].map(|i| (u64::from(wire.norm[i]), u64::from(l.norms[i].rows)))
+            });
+            let rows = u64::from(model.norm_rows() - model.final_norm.rows);
+            covers(norms.collect(), rows, "norms");
+            for pool in 0..POOLS {
+                let its = each.clone().filter(|(l, _)| l.pool[0] as usize == pool);
+                let pages = its.map(|(l, wire)| {
+                    (wire.page_at.into(), page_share(&model, &partition, l).into())
+                });
+                let end = page_bytes(&model, &partition)[pool].into();
+                covers(pages.collect(), end, "pages");
+            }
+            let rows = |l: &Layer| partition.classes[l.class].tiling(Matrix::Qkv).rows;
+            let biases = each
+                .filter(|(l, _)| model.classes[l.class].bias)
+                .map(|(l, wire)| (u64::from(wire.biases), u64::from(rows(l) * partition.blocks)));
+            let all: Vec<_> = biases.collect();
+            let end = all.iter().map(|(_, count)| count).sum();
+            covers(all, end, "biases");
+        }
+    }
+
+    #[test]
+    fn layers_begin_where_their_first_segment_does() {
+        for model in models() {
+            let partition = Partition::new(&model, &nvidia(), 4096).unwrap();
+            let all = segments(&model, &partition);
+            for (at, layer) in layers(&model, &partition).iter().enumerate() {
+                let class = model.layer[at].class;
+                let its: Vec<_> = all.iter().filter(|s| s.layer == at as u32).collect();
+                assert_eq!(its.len(), 5);
+                assert_eq!(its[1].source, Source::Pages);
+                for (matrix, s) in Matrix::ALL.iter().zip([its[0], its[2], its[3], its[4]]) {
+                    let offset = layer.stream + matrix_offset(&partition, class, *matrix);
+                    assert_eq!(s.offset, offset, "{matrix:?} of layer {at}");
+                    let tiling = partition.classes[class].tiling(*matrix);
+                    assert_eq!((s.stages, s.bytes), (tiling.stages, tiling.stage_bytes));
+                }
+            }
+            assert_eq!(all[head_segment(&model) as usize].layer, model.layers());
+        }
+    }
+
+    #[test]
+    fn buffers_and_shared_memory_follow_each_other_and_fit_the_widest_class() {
+        for model in models() {
+            let partition = Partition::new(&model, &nvidia(), 4096).unwrap();
+            for kind in [1, partition.columns].map(|columns| Kind { columns, streamed: false }) {
+                let layout = Layout::new(&model, &partition, kind).unwrap();
+                let x = &layout.exchange;
+                let at = [x.at_qkv, x.at_part, x.at_attn, x.at_act, x.at_other, x.at_last];
+                let more = [x.at_pick, x.at_more, x.at_order, x.at_tally, x.at_verdict, x.words];
+                let order: Vec<_> = at.into_iter().chain(more).collect();
+                assert!(order.is_sorted(), "{order:?}");
+                let columns = u64::from(kind.columns);
+                for (class, part) in layout.classes.iter().zip(&partition.classes) {
+                    assert!(columns * class.words.q <= x.vec_q);
+                    assert!(columns * class.words.a <= x.vec_a);
+                    assert!(columns * class.words.f <= x.vec_f);
+                    let parts = columns * u64::from(part.kv_splits) * class.words.part;
+                    assert!(parts <= x.vec_part);
+                    let down = part.tiling(Matrix::Down);
+                    assert!(class.direct_down || down.k <= layout.vectors.stride_b);
+                }
+                let end = layout.ring.at + layout.ring.bytes;
+                assert!(layout.at.end <= layout.ring.at && end <= partition.shared_max);
+            }
+        }
+    }
 }
