@@ -97,7 +97,10 @@ const KNOWN: &[(&str, f64, f64)] =
     &[("own_laneformer_mixed", 2.6e-3, 2.6e-3), ("own_llama_f16", DECODE_GATE, 2.2e-3)];
 
 /// Fixtures of programs that the monokernel does not lower yet: the step that it names, and why.
-const REFUSED: &[(&str, usize, &str)] = &[("own_hybrid", 1, "4 page groups")];
+const REFUSED: &[(&str, usize, &str)] = &[
+    ("own_hybrid", 1, "4 page groups"),
+    ("own_laneformer_preagg", 16, "norms that differ in kind"),
+];
 
 /// One engine's turn.
 struct Job {
