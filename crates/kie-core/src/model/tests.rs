@@ -401,8 +401,12 @@ fn layers_of_different_shapes() {
 #[test]
 fn layers_that_make_no_model() {
     let cases = [
-        ("num_key_value_heads", json!(3), "num_key_value_heads: 4 query heads on 3"),
-        ("head_dim", json!(15), "head_dim: 15"),
+        (
+            "num_key_value_heads",
+            json!(3),
+            "num_key_value_heads: not supported (4 query heads on 3)",
+        ),
+        ("head_dim", json!(15), "head_dim: not supported (15"),
         ("rope_theta", json!(0), "layers[0].rope_theta"),
         ("intermediate_size", json!(null), "layers[0].intermediate_size"),
         ("rope_scaling", json!({"factor": 2}), "layers[0].rope_scaling"),

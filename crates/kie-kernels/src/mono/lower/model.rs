@@ -239,6 +239,10 @@ impl Model {
             return refuse(0, format!("embedding of width {width:?}, not {}", model.hidden));
         }
         model.one_class()?;
+        // The kernel's head does not take another kind of norm than the layers' yet.
+        if model.norms().any(|norm| norm.rows != model.final_norm.rows) {
+            return refuse(program.steps.len() - 2, "norms that differ in kind".to_owned());
+        }
         Ok(model)
     }
 
