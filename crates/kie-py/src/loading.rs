@@ -1,9 +1,9 @@
-//! Long work of kie-core that hears signals: it runs on a thread of its own, while the caller's looks
-//! at signals, and calls back, every few milliseconds.
+//! Long work of kie-core that hears signals: it runs on a thread of its own, while the caller's
+//! looks at signals, and calls back, every few milliseconds.
 //!
-//! Invariants: callbacks run on the caller's thread; what they raise, or a signal's handler, ends the
-//! work, and is what the caller gets, whether or not the work was done by then. Work that does not
-//! notice in time (a compiler's) is left behind: it ends by itself, and what it made is dropped.
+//! Invariants: callbacks run on the caller's thread; what they raise, or a signal's handler, ends
+//! the work, and is what the caller gets, whether or not the work was done by then. Work that does
+//! not notice in time (a compiler's) is left behind: it ends by itself, and what it made is dropped.
 
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,5 +1,5 @@
-//! What a read of a mapped file meets where the file was cut short, or its disk fails: SIGBUS, which
-//! ends the process. While a file is guarded it meets zeros instead, and the guard remembers; who
+//! What a read of a mapped file meets where the file was cut short, or its disk fails: SIGBUS,
+//! which ends the process. While a file is guarded it meets zeros instead, and the guard remembers; who
 //! loads asks at the end and throws away what was made of them.
 //!
 //! Invariants: guarded ranges are found without a lock, in a list that only grows (its entries are
