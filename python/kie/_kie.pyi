@@ -42,6 +42,7 @@ class _Options(TypedDict, total=False):
     kv_bytes: int | None
     threads: int | None
     prefix_cache: bool
+    reproducible: bool
     idle: str
     max_itl_ms: float | None
     hang_timeout_s: float

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kie.sampling import Sampling, SamplingParams
 
 Progress = Callable[[str, int, int], None]
-"""Called while loading with (stage, done, total); it may come from another thread."""
+"""Called while loading with (stage, done, total), on the thread that opens the engine."""
 
 
 class Engine:
@@ -44,11 +44,14 @@ class Engine:
         kv_bytes: bytes for KV pages; None: one sequence of `max_seq_len` a slot, as memory allows.
         threads: CPU threads; None: all that this process may use.
         prefix_cache: share KV between requests with equal beginnings.
+        reproducible: the same request gives the same tokens whatever ran before it. KV that
+            decoding made is then computed again by prefill where it becomes part of a prompt, since
+            the two differ in rounding; with False a session's next turn starts sooner by that much.
         idle: "park" (idle costs nothing) or "hot".
         max_itl_ms: bound on the gap of a decoding request beside a prefill, above 0.
         hang_timeout_s: seconds after which a silent device is reported as hanging.
         cache_dir: where compiled kernels are kept; None: the user's cache folder.
-        progress: called while loading with (stage, done, total).
+        progress: called while loading with (stage, done, total); what it raises ends loading.
 
     Raises:
         LoadError, UnsupportedModelError, DeviceError, OutOfMemoryError, InvalidRequestError.
@@ -70,6 +73,7 @@ class Engine:
         kv_bytes: int | None = None,
         threads: int | None = None,
         prefix_cache: bool = True,
+        reproducible: bool = True,
         idle: Literal["park", "hot"] = "park",
         max_itl_ms: float | None = None,
         hang_timeout_s: float = 1.0,
@@ -88,6 +92,7 @@ class Engine:
             kv_bytes=kv_bytes,
             threads=threads,
             prefix_cache=prefix_cache,
+            reproducible=reproducible,
             idle=idle,
             max_itl_ms=max_itl_ms,
             hang_timeout_s=hang_timeout_s,

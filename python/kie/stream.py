@@ -151,14 +151,18 @@ class TextStream:
 
 
 class _Waker:
-    """The stream's eventfd in the running loop. One wake may stand for many tokens."""
+    """The stream's eventfd in the running loop. One wake may stand for many tokens.
 
-    __slots__ = ("_fd", "_future", "_loop")
+    In a fork it leaves both alone: descriptor and epoll set are still the parent's.
+    """
+
+    __slots__ = ("_fd", "_future", "_loop", "_pid")
 
     def __init__(self, fd: int) -> None:
         import asyncio
 
         self._fd = fd
+        self._pid = os.getpid()
         self._loop = asyncio.get_running_loop()
         self._future: asyncio.Future[None] | None = None
         self._loop.add_reader(fd, self._wake)
@@ -193,10 +197,14 @@ class _Waker:
 
     def close(self) -> None:
         """Stops listening; the descriptor stays the engine's."""
-        if not self._loop.is_closed():
+        if os.getpid() == self._pid and not self._loop.is_closed():
             self._loop.remove_reader(self._fd)
 
     def _wake(self) -> None:
+        if os.getpid() != self._pid:
+            if self._future is not None and not self._future.done():
+                self._future.set_result(None)  # to find out that this is a fork
+            return
         # Where the engine has reset the counter itself there is still something to look at.
         with suppress(BlockingIOError):
             os.read(self._fd, 8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 
 import kie
@@ -109,3 +110,51 @@ def test_waiting_costs_no_processor_time(engine: kie.Engine) -> None:
         return time.process_time() - before
 
     assert asyncio.run(main()) < 0.25
+
+
+def test_a_forked_child_leaves_its_parents_wakes_alone(demo: kie.Engine) -> None:
+    async def run() -> tuple[int, int]:
+        async with demo.stream("def f", max_tokens=400, ignore_eos=True) as stream:
+            await anext(stream)
+            while stream._waker is None:
+                await anext(stream)
+            child = os.fork()
+            if child == 0:
+                os._exit(touch(stream))
+            count = 2
+            async for token in stream:
+                count += token.index > 1
+            return count, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    def touch(stream: kie.Stream) -> int:
+        """Every way in: each says that this is a fork, and reads nothing of the parent's."""
+        wrong = 0
+        deadline = time.monotonic() + 0.5
+        while time.monotonic() < deadline:
+            for call in (
+                lambda: asyncio.new_event_loop().run_until_complete(stream.__anext__()),
+                lambda: next(stream),
+                stream.read_available,
+                stream.result,
+                stream._core.try_next,
+                stream._core.poll_fd,
+                demo.info,
+                demo.metrics,
+                demo.session,
+                lambda: demo.tokenize("x"),
+                lambda: demo.logits([1]),
+                demo.warmup,
+            ):
+                try:
+                    call()
+                    wrong += 1
+                except kie.EngineClosedError as error:
+                    wrong += error.code != "forked"
+            if stream._waker is not None:
+                stream._waker._wake()
+        stream._release()
+        return min(wrong, 100)
+
+    counts = asyncio.run(asyncio.wait_for(run(), 60))
+    assert counts[1] == 0
+    assert counts[0] >= 300

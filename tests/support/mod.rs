@@ -100,3 +100,18 @@ pub fn float32(folder: &Path) -> bool {
     let single = file.iter().all(|(_, t)| t.dtype() == safetensors::Dtype::F32);
     single
 }
+
+/// The signal that a fork of this process ends with when it runs `f`; none if it gets to its end.
+pub fn ended_by(f: impl FnOnce()) -> Option<i32> {
+    // SAFETY: the child runs `f`, which a test keeps to what a fork may do, and leaves.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        f();
+        // SAFETY: ends the child at once, without running anything of the parent's.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above.
+    unsafe { libc::waitpid(child, &mut status, 0) };
+    libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status))
+}

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use kie_kernels::abi::{Dims, SlotParams};
 use kie_kernels::cpu::simd::Level;
-use kie_kernels::device::{self, Buffer, Device};
+use kie_kernels::device::{self, Buffer, Device, ExactReuse, Stop};
 use kie_kernels::mono::meter::Meter;
 use kie_kernels::validate::ValidProgram;
 use serde::Serialize;
@@ -32,8 +32,9 @@ use crate::memory::{GroupConfig, Pages, PagesConfig};
 use crate::metrics::{Counters, Metrics};
 use crate::model::{Generation, Spec};
 use crate::outlook;
-use crate::plan::{self, Progress};
+use crate::plan::{self, Progress, Reads};
 use crate::primitive::now_ns;
+use crate::process::Process;
 use crate::request::{Completion, EngineConfig, Prompt, Request, SamplingParams};
 use crate::ring::{sequence, HostRing};
 use crate::session::Session;
@@ -115,6 +116,7 @@ pub struct Builder {
     prefill_kernel: Option<bool>,
     runner: Option<Arc<dyn Device>>,
     pub(crate) meter: Option<Arc<Meter>>,
+    pub(crate) stop: Stop,
     progress: Arc<Progress>,
 }
 
@@ -146,6 +148,8 @@ impl Builder {
         threads: usize = Some(threads);
         /// See [`EngineConfig::prefix_cache`].
         prefix_cache: bool = prefix_cache;
+        /// See [`EngineConfig::reproducible`].
+        reproducible: bool = reproducible;
     }
 
     /// All options at once.
@@ -192,11 +196,19 @@ impl Builder {
         self
     }
 
+    /// What ends opening before its time, from any thread.
+    #[must_use]
+    pub fn stop(mut self, stop: Stop) -> Self {
+        self.stop = stop;
+        self
+    }
+
     /// Reads, plans, loads and starts.
     ///
     /// # Errors
     /// [`Error::Load`] and [`Error::UnsupportedModel`] for the folder, [`Error::NoDevice`],
-    /// [`Error::OutOfMemory`] before weights are loaded, [`Error::InvalidRequest`] for options.
+    /// [`Error::OutOfMemory`] before weights are loaded, [`Error::InvalidRequest`] for options,
+    /// [`Error::Interrupted`].
     pub fn build(self) -> Result<Engine> {
         let (path, config) = (&self.path, &self.config);
         let hot = match config.idle.as_str() {
@@ -212,11 +224,30 @@ impl Builder {
         let tokenizer = Tokenizer::from_dir(path, spec.vocab)?;
         let checkpoint = Checkpoint::open(path, &spec)?;
         lap.next("configuration and tokenizer", 0);
-        let (device, passed_over) = self.choose(&spec, &checkpoint)?;
+        let engine = self.load(&spec, tokenizer, &checkpoint, hot, lap);
+        // What was read of a file that changed is garbage, whatever came of it.
+        checkpoint.unchanged()?;
+        engine
+    }
+
+    /// An engine with the checkpoint's weights.
+    fn load(
+        &self,
+        spec: &Spec,
+        tokenizer: Tokenizer,
+        checkpoint: &Checkpoint,
+        hot: bool,
+        mut lap: Lap,
+    ) -> Result<Engine> {
+        let (path, config) = (&self.path, &self.config);
+        self.stop.check()?;
+        let (device, passed_over) = self.choose(spec, checkpoint)?;
         lap.next("device", 0);
-        let plan = plan::prepare(&spec, &checkpoint, &*device, config, &*self.progress)?;
-        let info = Info { passed_over, ..describe(path, &spec, config, &plan) };
+        let reads = Reads { progress: &*self.progress, stop: &self.stop };
+        let plan = plan::prepare(spec, checkpoint, &*device, config, &reads)?;
+        let info = Info { passed_over, ..describe(path, spec, config, &plan) };
         lap.next("plan and check of weights", plan.memory.weight_bytes);
+        let exact = config.reproducible.then(|| device.exact_reuse(&plan.program)).transpose()?;
         let mut generation = Generation::read(path)?;
         if generation.eos.is_empty() {
             generation.eos.clone_from(&spec.eos);
@@ -232,10 +263,12 @@ impl Builder {
             tokenizer,
             limits: Limits { vocab, context, generation },
             prefix_cache: config.prefix_cache,
+            exact,
             max_queue: config.max_queue,
             hot,
             info,
         })?;
+        self.stop.check()?;
         let inner = Arc::get_mut(&mut engine.0).expect("nobody else has it yet");
         inner.info.load.seconds = began.elapsed().as_secs_f64();
         Ok(engine)
@@ -314,6 +347,8 @@ impl Builder {
             prefill_kernel: self.prefill_kernel,
             tuning: None,
             meter: self.meter.clone(),
+            reproducible: config.reproducible,
+            stop: self.stop.clone(),
         })
     }
 }
@@ -356,6 +391,8 @@ pub(crate) struct Parts {
     pub(crate) tokenizer: Tokenizer,
     pub(crate) limits: Limits,
     pub(crate) prefix_cache: bool,
+    /// See [`PagesConfig::exact`].
+    pub(crate) exact: Option<ExactReuse>,
     pub(crate) max_queue: usize,
     pub(crate) hot: bool,
     pub(crate) info: Info,
@@ -371,7 +408,7 @@ pub(crate) struct Inner {
     info: Info,
     sessions: AtomicU64,
     opened: Instant,
-    process: u32,
+    process: Process,
 }
 
 /// A model, loaded and running. Cheap to clone, safe from any thread.
@@ -392,6 +429,7 @@ impl Engine {
             prefill_kernel: None,
             runner: None,
             meter: None,
+            stop: Stop::default(),
             progress,
         }
     }
@@ -409,6 +447,7 @@ impl Engine {
             slots: dims.slots as usize,
             chunk: dims.chunk(),
             prefix_cache: parts.prefix_cache,
+            exact: parts.exact,
         });
         let (in_thread, in_counters) = (Arc::clone(&inbox), Arc::clone(&counters));
         let mut host = Host::new(in_thread, in_counters, ring, pages, dims, parts.hot);
@@ -449,7 +488,7 @@ impl Engine {
             info,
             sessions: AtomicU64::new(0),
             opened: Instant::now(),
-            process: std::process::id(),
+            process: Process::current(),
         })))
     }
 
@@ -632,14 +671,14 @@ impl Engine {
 impl Inner {
     /// The engine thread exists only in the process that opened the engine.
     pub(crate) fn check_process(&self) -> Result<()> {
-        let here = std::process::id();
-        if here != self.process {
-            return Err(Error::InvalidRequest(format!(
-                "the engine was opened in process {}, not in its fork {here}: open one there",
-                self.process
-            )));
+        if self.process.is_current() {
+            return Ok(());
         }
-        Ok(())
+        Err(Error::InvalidRequest(format!(
+            "the engine was opened in process {}, not in its fork {}: open one there",
+            self.process.id(),
+            std::process::id()
+        )))
     }
 
     fn check_open(&self) -> Result<()> {
@@ -706,7 +745,7 @@ impl Inner {
     }
 
     fn close(&self) {
-        if std::process::id() != self.process {
+        if !self.process.is_current() {
             return;
         }
         self.inbox.close(None);

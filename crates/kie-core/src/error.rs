@@ -106,6 +106,9 @@ pub enum Error {
     /// The engine was closed, or closed while the request ran.
     #[error("the engine is closed")]
     EngineClosed,
+    /// Opening an engine was interrupted; nothing is open.
+    #[error("opening the engine was interrupted")]
+    Interrupted,
     /// More requests wait than `max_queue` allows.
     #[error("the queue is full ({0} requests wait)")]
     QueueFull(usize),
@@ -150,7 +153,7 @@ impl Error {
             Self::Topology { .. } | Self::InvalidRequest(_) => "InvalidRequestError",
             Self::ContextLength { .. } => "ContextLengthError",
             Self::Template(_) => "TemplateError",
-            Self::EngineClosed => "EngineClosedError",
+            Self::EngineClosed | Self::Interrupted => "EngineClosedError",
             Self::QueueFull(_) => "QueueFullError",
         }
     }
@@ -171,6 +174,7 @@ impl Error {
             Self::ContextLength { .. } => "context_length",
             Self::Template(_) => "template",
             Self::EngineClosed => "engine_closed",
+            Self::Interrupted => "interrupted",
             Self::QueueFull(_) => "queue_full",
         }
     }
@@ -194,7 +198,7 @@ impl Error {
                 "shorten the prompt, lower max_tokens or raise max_seq_len"
             }
             Self::Template(_) => "pass prompt=, or messages that the template accepts",
-            Self::EngineClosed => "open a new engine",
+            Self::EngineClosed | Self::Interrupted => "open a new engine",
             Self::QueueFull(_) => "retry later, or raise max_queue",
         }
     }

@@ -296,7 +296,8 @@ impl Host {
         if made > active.taken {
             if !active.committed {
                 active.committed = true;
-                self.pages.commit(&active.lease, &active.tokens[..active.prompt]);
+                let kept = self.pages.reusable(active.prompt, active.prompt);
+                self.pages.commit(&active.lease, &active.tokens[..kept]);
             }
             if active.is_stopping() {
                 active.taken = made;
@@ -402,7 +403,8 @@ impl Host {
         let good = active.committed && end != SlotEnd::NotFinite;
         let valid = if good { &active.tokens[..active.tokens.len() - 1] } else { &[] };
         let (admitted_ns, cached) = (active.admitted_ns, active.lease.cached);
-        self.pages.retire(active.lease, valid, written);
+        let kept = self.pages.reusable(active.prompt, valid.len());
+        self.pages.retire(active.lease, &valid[..kept], written);
         // The session may be gone by now: then it has no pin to replace.
         if let Some(id) = active.session.filter(|id| good && self.pins.contains_key(id)) {
             self.pin(id, valid);

@@ -20,6 +20,7 @@ pub mod model;
 pub mod outlook;
 pub mod plan;
 mod primitive;
+mod process;
 mod pyfmt;
 pub mod request;
 mod ring;
@@ -30,9 +31,12 @@ pub mod text;
 pub mod tokenizer;
 pub mod weights;
 
+pub use kie_kernels::device::Stop;
+
 pub use engine::{Builder, Engine, Info, Logits, LogitsPath};
 pub use error::{Error, Result};
 pub use metrics::Metrics;
 pub use outlook::Outlook;
+pub use process::Process;
 pub use session::Session;
 pub use stream::{Next, TokenStream};

@@ -88,6 +88,7 @@ impl Builder {
         let config = &mut self.config;
         (config.max_batch, config.prefix_cache) = (1, false);
         config.max_seq_len.get_or_insert(work.prompt_tokens + work.tokens);
+        let stop = self.stop.clone();
         let engine = self.build()?;
         let mut source = Source(0x9e37_79b9_7f4a_7c15);
         let mut found = Vec::new();
@@ -95,6 +96,7 @@ impl Builder {
             meter.set_mode(mode);
             let mut seen = Vec::with_capacity(work.runs);
             for run in 0..=work.runs {
+                stop.check()?;
                 generate(&engine, &mut source, work)?;
                 let new = meter.take();
                 if run > 0 {

@@ -6,6 +6,7 @@
 use std::cell;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::Ordering;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -153,6 +154,25 @@ pub fn in_fork(f: impl FnOnce() -> bool) -> bool {
     // SAFETY: waits for the child made above.
     unsafe { libc::waitpid(child, &mut status, 0) };
     status == 0
+}
+
+/// What is another number in a fork.
+pub type Forks = u32;
+
+/// Forks between the first process that asked and this one.
+pub fn forks() -> Forks {
+    static FORKS: AtomicU32 = AtomicU32::new(0);
+    static WATCHED: OnceLock<bool> = OnceLock::new();
+    extern "C" fn forked() {
+        FORKS.fetch_add(1, Ordering::Relaxed);
+    }
+    // SAFETY: the handler is code of this library, which is never unloaded, and touches one word.
+    let watch = || unsafe { libc::pthread_atfork(None, None, Some(forked)) == 0 };
+    match WATCHED.get_or_init(watch) {
+        true => FORKS.load(Ordering::Relaxed),
+        // Slower: a system call.
+        false => std::process::id(),
+    }
 }
 
 /// CLOCK_MONOTONIC in nanoseconds; no system call where the vDSO has it.

@@ -240,6 +240,10 @@ pub struct EngineConfig {
     pub threads: Option<usize>,
     /// Share KV pages between requests with equal beginnings.
     pub prefix_cache: bool,
+    /// A request has the same bits whatever ran before it: shared pages are those that prefill made
+    /// as it would make them again. Otherwise also those that decoding made, which differ from them
+    /// in rounding, so that a session's next turn need not compute the last answer again.
+    pub reproducible: bool,
     /// `park` (idle costs nothing) or `hot`.
     pub idle: String,
     /// Bound on the gap of a decoding request beside a prefill, in milliseconds.
@@ -264,6 +268,7 @@ impl Default for EngineConfig {
             kv_bytes: None,
             threads: None,
             prefix_cache: true,
+            reproducible: true,
             idle: "park".to_owned(),
             max_itl_ms: None,
             hang_timeout_s: 1.0,

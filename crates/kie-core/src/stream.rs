@@ -67,6 +67,7 @@ impl TokenStream {
     /// # Errors
     /// What ended the request, once; then it is [`Next::Finished`].
     pub fn try_next(&mut self) -> Result<Next> {
+        self.ticket.engine.check_process()?;
         loop {
             match self.step()? {
                 Next::Pending if self.ticket.reader.rearm(self.have()) => {}
@@ -107,6 +108,7 @@ impl TokenStream {
     /// # Errors
     /// [`Error::InvalidRequest`] if the process has no descriptor left.
     pub fn poll_fd(&self) -> Result<RawFd> {
+        self.ticket.engine.check_process()?;
         let fd = self.ticket.reader.fd(self.have());
         fd.map_err(|e| Error::InvalidRequest(format!("no eventfd for the stream: {e}")))
     }

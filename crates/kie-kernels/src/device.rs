@@ -1,10 +1,11 @@
 //! What a runner is: [`Device`] opens it, [`Running`] is a started program.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::abi::{Encoding, PageGroup};
+use crate::abi::{Encoding, PageGroup, PAGE};
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
 use crate::mono::lower::tuning::Tuning;
@@ -159,6 +160,15 @@ pub trait Device: Send + Sync {
         Err(Error::NoDevice { device: self.info().name, detail })
     }
 
+    /// Where a prompt may go on behind cached pages with the very bits that it has without them.
+    ///
+    /// # Errors
+    /// As [`Device::describe`].
+    fn exact_reuse(&self, program: &ValidProgram) -> Result<ExactReuse> {
+        let _ = program;
+        Ok(ExactReuse { every: PAGE as u32, last: true })
+    }
+
     /// Starts a program over its buffers. The calling thread becomes the host thread of the
     /// mailbox and must be the one that calls [`Running::drive`].
     fn start(
@@ -294,6 +304,42 @@ pub fn gpus() -> Vec<Result<DeviceInfo>> {
     Vec::new()
 }
 
+/// Where the keys and values of one prompt may stand in for another's, bit for bit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExactReuse {
+    /// At multiples of so many positions, which are a multiple of 64 themselves.
+    pub every: u32,
+    /// A prompt's last position is computed as all others are, so that it counts with them.
+    pub last: bool,
+}
+
+/// Says to whatever opens or loads that nobody wants it any more. Clones are the same one.
+#[derive(Debug, Clone, Default)]
+pub struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// Asks it to end.
+    pub fn set(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    /// Whether it is to end.
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// Ends what asks.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`] once it is set.
+    pub fn check(&self) -> Result<()> {
+        if self.is_set() {
+            return Err(Error::Interrupted);
+        }
+        Ok(())
+    }
+}
+
 /// What a caller may choose about a device.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
@@ -317,4 +363,9 @@ pub struct Options {
     pub tuning: Option<Tuning>,
     /// Times a GPU's launches; what its requests say then may be garbage.
     pub meter: Option<Arc<Meter>>,
+    /// A prompt has the same bits behind cached pages as without them
+    /// ([`Device::exact_reuse`] says where that begins).
+    pub reproducible: bool,
+    /// Ends opening and loading.
+    pub stop: Stop,
 }

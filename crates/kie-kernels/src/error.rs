@@ -75,6 +75,9 @@ pub enum Error {
         /// The compiler's words.
         detail: String,
     },
+    /// Whoever opened the device wants it no more.
+    #[error("opening was interrupted")]
+    Interrupted,
     /// A kernel waited for something that did not come.
     #[error("the kernel hangs: {0}")]
     Hang(String),

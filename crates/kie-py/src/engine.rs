@@ -1,7 +1,7 @@
 //! `Engine` and `Session`: each call converts its arguments, detaches and calls kie-core.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use kie_core::engine::{self, LogitsPath};
 use kie_core::request::Request;
@@ -11,6 +11,7 @@ use pyo3::types::{PyByteArray, PyDict};
 
 use crate::args;
 use crate::error::{invalid, raise};
+use crate::loading::interruptible;
 use crate::owned::Owned;
 use crate::stream::Stream;
 
@@ -41,8 +42,8 @@ pub fn compile(
     path: PathBuf,
     options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<String> {
-    let config = args::options(options)?;
-    detached(py, move || engine::Engine::builder(path).config(config).compile())
+    let builder = engine::Engine::builder(path).config(args::options(options)?);
+    interruptible(py, None, |stop, _| builder.stop(stop).compile())
 }
 
 /// The plan of a model that is not loaded, as JSON; `topology`, a file, stands for the machine.
@@ -73,18 +74,11 @@ impl Engine {
         progress: Option<Py<PyAny>>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
-        let config = args::options(options)?;
-        let mut builder = engine::Engine::builder(path).config(config);
-        if let Some(callback) = progress {
-            builder = builder.progress(Arc::new(move |stage: &str, done: u64, total: u64| {
-                Python::attach(|py| {
-                    if let Err(error) = callback.call1(py, (stage, done, total)) {
-                        error.write_unraisable(py, None);
-                    }
-                });
-            }));
-        }
-        Ok(Self(Owned::new(detached(py, move || builder.build())?)))
+        let builder = engine::Engine::builder(path).config(args::options(options)?);
+        let opened = interruptible(py, progress.as_ref(), |stop, told| {
+            builder.stop(stop).progress(told).build()
+        });
+        Ok(Self(Owned::new(opened?)))
     }
 
     #[pyo3(signature = (prompt, messages, sampling))]
@@ -188,8 +182,9 @@ impl Engine {
         Ok(())
     }
 
+    /// In a fork it is: the engine thread stayed behind.
     fn is_closed(&self) -> bool {
-        self.0.unchecked().is_closed()
+        self.0.here().is_none_or(engine::Engine::is_closed)
     }
 }
 

@@ -9,6 +9,7 @@ mod doctor;
 mod engine;
 mod error;
 mod kccl;
+mod loading;
 mod measure;
 mod owned;
 mod server;

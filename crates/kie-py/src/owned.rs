@@ -1,11 +1,10 @@
 //! A handle that belongs to the process which made it.
 //!
 //! Invariant: engine threads do not survive `fork`, so in a child the value is neither used (it
-//! would wait for ever) nor dropped (it would join threads that are not there).
+//! would wait for ever, or take its parent's wakes) nor dropped (it would join threads that are not
+//! there).
 
-use std::process;
-
-use kie_core::Error;
+use kie_core::{Error, Process};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -14,31 +13,32 @@ use crate::error;
 /// `T`, usable only in the process that called [`Owned::new`].
 pub struct Owned<T> {
     value: Option<T>,
-    pid: u32,
+    process: Process,
 }
 
 impl<T> Owned<T> {
     pub fn new(value: T) -> Self {
-        Self { value: Some(value), pid: process::id() }
+        Self { value: Some(value), process: Process::current() }
     }
 
     /// The value, or an `EngineClosedError` that explains about forks.
     pub fn get(&self, py: Python<'_>) -> PyResult<&T> {
-        if self.pid != process::id() {
-            return Err(forked(py, self.pid)?);
+        match self.here() {
+            Some(value) => Ok(value),
+            None => Err(forked(py, self.process.id())?),
         }
-        Ok(self.unchecked())
     }
 
-    /// The value, for calls that cannot wait.
-    pub fn unchecked(&self) -> &T {
-        self.value.as_ref().expect("only drop takes the value")
+    /// The value, unless this is a fork.
+    pub fn here(&self) -> Option<&T> {
+        let value = self.value.as_ref().expect("only drop takes the value");
+        self.process.is_current().then_some(value)
     }
 }
 
 impl<T> Drop for Owned<T> {
     fn drop(&mut self) {
-        if self.pid != process::id() {
+        if !self.process.is_current() {
             std::mem::forget(self.value.take());
         }
     }

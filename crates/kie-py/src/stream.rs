@@ -42,7 +42,7 @@ impl Stream {
 
     /// What is there now, without waiting; `None` while another thread holds the stream.
     fn poll(&self, py: Python<'_>) -> PyResult<Option<Next>> {
-        let next = match self.tokens.unchecked().try_lock() {
+        let next = match self.tokens.get(py)?.try_lock() {
             Ok(mut tokens) => tokens.try_next(),
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().try_next(),
             Err(TryLockError::WouldBlock) => return Ok(None),

@@ -12,7 +12,7 @@ use std::time::Duration;
 use kie_kernels::abi::{
     CommandKind, Dims, Dtype, PageGroup, Program, Record, SlotEnd, StateKind, PAGE,
 };
-use kie_kernels::device::{Buffer, Device, DeviceInfo, HostBytes, Running};
+use kie_kernels::device::{Buffer, Device, DeviceInfo, ExactReuse, HostBytes, Running};
 use kie_kernels::mailbox::Mailbox;
 use kie_kernels::validate::{validate, ValidProgram};
 
@@ -273,12 +273,13 @@ pub struct Setup {
     pub template: bool,
     /// In place of the default model's.
     pub tokenizer: Option<Tokenizer>,
+    pub exact: Option<ExactReuse>,
 }
 
 impl Default for Setup {
     fn default() -> Self {
         let (slots, queue, context, pages) = (4, 64, 2048, 256);
-        Self { slots, queue, context, pages, template: true, tokenizer: None }
+        Self { slots, queue, context, pages, template: true, tokenizer: None, exact: None }
     }
 }
 
@@ -344,6 +345,7 @@ pub fn open(setup: &Setup) -> (Engine, Arc<Knobs>) {
         tokenizer: setup.tokenizer.clone().unwrap_or_else(|| tokenizer(setup.template)),
         limits: Limits { vocab: VOCAB, context: setup.context as usize, generation },
         prefix_cache: true,
+        exact: setup.exact,
         max_queue: setup.queue,
         hot: false,
         info: Info { model: "fake".into(), bytes_per_token: 100, ..Info::default() },

@@ -14,6 +14,8 @@
 //!   the pages that hold `[p - W + 1, p)`;
 //! - what is free or can be evicted in a windowed pool covers one ring for every idle slot, so
 //!   long as the pool holds `slots` rings: admission then fails for want of full pages only;
+//! - where bits matter ([`PagesConfig::exact`]) the tree has only pages that prefill made, and a
+//!   request continues only where a cold run would have begun anew.
 //! - the same calls in the same order give the same pages.
 
 mod pool;
@@ -24,6 +26,7 @@ use prefix::{Id, Tree};
 use std::collections::{BTreeMap, BTreeSet};
 
 use kie_kernels::abi::PageGroup;
+use kie_kernels::device::ExactReuse;
 
 pub use kie_kernels::abi::PAGE;
 
@@ -67,6 +70,9 @@ pub struct PagesConfig {
     pub chunk: usize,
     /// Whether requests share pages.
     pub prefix_cache: bool,
+    /// Pages are shared only where a prompt goes on behind them with the bits that it would have
+    /// without them; `None`: wherever their tokens are the same.
+    pub exact: Option<ExactReuse>,
 }
 
 impl PagesConfig {
@@ -272,6 +278,14 @@ impl Pages {
         Ok(())
     }
 
+    /// How many of a request's `valid` tokens, the prompt's first, may be put into the tree: where
+    /// bits matter, no more than prefill has made as it would for any prompt that begins so.
+    pub fn reusable(&self, prompt: usize, valid: usize) -> usize {
+        let Some(ExactReuse { every, last }) = self.config.exact else { return valid };
+        let alike = if last { prompt } else { prompt.saturating_sub(1) };
+        valid.min(alike / every as usize * every as usize)
+    }
+
     /// Puts the complete pages of `tokens` (all tokens whose keys and values are valid, the
     /// prompt first) into the tree, so that other requests find them. Call it after prefill.
     pub fn commit(&mut self, lease: &Lease, tokens: &[u32]) {
@@ -423,6 +437,7 @@ impl Pages {
     /// The longest cached path along `tokens` from whose end a request can continue.
     fn usable_path(&self, tokens: &[u32]) -> Vec<Id> {
         let mut path = self.tree.path(tokens);
+        let every = self.config.exact.map_or(1, |exact| exact.every as usize / PAGE);
         let mut usable = 0;
         // Pages in a row, up to here, of each group.
         let mut runs = vec![0; self.pools.len()];
@@ -431,7 +446,8 @@ impl Pages {
                 *run = if page.is_some() { *run + 1 } else { 0 };
             }
             let end = depth + 1;
-            if self.groups().all(|group| end - runs[group] <= self.first_seen(group, end * PAGE)) {
+            let whole = |group: usize| end - runs[group] <= self.first_seen(group, end * PAGE);
+            if end.is_multiple_of(every) && self.groups().all(whole) {
                 usable = end;
             }
         }

@@ -24,6 +24,33 @@ struct World {
     fresh: u32,
 }
 
+/// Where bits matter, what decoding made is in no tree, and prompts go on at multiples alone.
+#[test]
+fn exact_reuse_ends_where_prefill_did() {
+    let (prompt, answer): (Vec<u32>, Vec<u32>) = ((0..640).collect(), (700..900).collect());
+    let whole = [&prompt[..], &answer[..], &[1][..]].concat();
+    for (every, last, found) in [(64, true, 640), (64, false, 576), (256, true, 512)] {
+        let exact = Some(ExactReuse { every, last });
+        for window in [None, Some(100)] {
+            let mut pages = Pages::new(PagesConfig { exact, ..config(40, 40, window, 2) });
+            let lease = pages.admit(&prompt, whole.len()).unwrap();
+            let kept = pages.reusable(prompt.len(), prompt.len());
+            pages.commit(&lease, &prompt[..kept]);
+            let kept = pages.reusable(prompt.len(), whole.len() - 1);
+            pages.retire(lease, &whole[..kept], whole.len());
+            assert_eq!(pages.how_far(&whole), found, "{every} {last} {window:?}");
+            let held = pages.pin(&whole);
+            assert_eq!(held.tokens, found);
+            pages.unpin(held);
+            pages.check().unwrap();
+        }
+    }
+    let mut pages = Pages::new(config(40, 0, None, 2));
+    let lease = pages.admit(&prompt, whole.len()).unwrap();
+    pages.retire(lease, &whole[..pages.reusable(640, 840)], 841);
+    assert_eq!(pages.how_far(&whole), 832, "elsewhere the answer's pages, too");
+}
+
 fn hashes(tokens: &[u32]) -> Vec<u64> {
     let mut h = 0xcbf2_9ce4_8422_2325u64;
     let step = |h: u64, t: u32| (h ^ u64::from(t)).wrapping_mul(0x0100_0000_01b3).rotate_left(23);
@@ -40,7 +67,7 @@ fn config(full: usize, window_pages: usize, window: Option<usize>, slots: usize)
     let group = |pages, window| GroupConfig { pages, window, page_bytes: 1 };
     let windowed = window.map(|window| group(window_pages, Some(window)));
     let groups = [group(full, None)].into_iter().chain(windowed).collect();
-    PagesConfig { groups, slots, chunk: 96, prefix_cache: true }
+    PagesConfig { groups, slots, chunk: 96, prefix_cache: true, exact: None }
 }
 
 impl World {

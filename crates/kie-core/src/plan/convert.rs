@@ -4,6 +4,7 @@ use half::{bf16, f16};
 use kie_kernels::abi::{Codes, Dtype, Encoding, Tensor};
 use kie_kernels::cpu::matmul::Matrix;
 use kie_kernels::cpu::numbers;
+use kie_kernels::device::Stop;
 
 use crate::error::{Error, Result};
 use crate::weights;
@@ -32,18 +33,27 @@ pub(super) struct Converted {
 /// buffer of its own.
 ///
 /// # Errors
-/// [`Error::Load`] where a number does not fit the wanted format.
+/// [`Error::Load`] where a number does not fit the wanted format, [`Error::OutOfMemory`],
+/// [`Error::Interrupted`].
 pub(super) fn convert(
     described: &Tensor,
     stored: &weights::Tensor,
     dtype: Dtype,
+    stop: &Stop,
 ) -> Result<Converted> {
     let cols = described.cols as usize;
     let numbers = described.lanes as usize * described.rows as usize * cols;
-    let mut bytes = Vec::with_capacity(numbers * dtype.bytes());
+    let need = numbers * dtype.bytes();
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(need).map_err(|_| Error::OutOfMemory {
+        need: need as u64,
+        free: 0,
+        plan: format!("{} as {}; open it as it is stored", stored.name, dtype.name()),
+    })?;
     let mut row = vec![0.0f32; cols];
     let (mut error, mut norm) = (0.0f64, 0.0f64);
     for at in 0..(described.lanes * described.rows) as usize {
+        stop.check()?;
         let (lane, at) = (at / described.rows as usize, at % described.rows as usize);
         numbers::row_to_f32(&matrix(described, stored, lane), at, &mut row);
         for value in &row {

@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use kie_kernels::abi::{Codes, Dims, Dtype, Encoding, Program, Tensor};
-use kie_kernels::device::{Buffer, Device, DeviceInfo, Holding};
+use kie_kernels::device::{Buffer, Device, DeviceInfo, Holding, Stop};
 use kie_kernels::partition::partition_rows;
 use kie_kernels::validate::{validate, ValidProgram};
 
@@ -25,6 +25,14 @@ pub use memory::Memory;
 
 /// Told what is being done: phase, units done, units in all.
 pub type Progress = dyn Fn(&str, u64, u64) + Send + Sync;
+
+/// Who hears how reading goes, and who ends it.
+pub struct Reads<'a> {
+    /// Told what is being done.
+    pub progress: &'a Progress,
+    /// Asked all the while.
+    pub stop: &'a Stop,
+}
 
 /// A model planned for a device, with its weights where the device reads them.
 pub struct Plan {
@@ -58,9 +66,9 @@ pub fn prepare(
     checkpoint: &Checkpoint,
     device: &dyn Device,
     config: &EngineConfig,
-    progress: &Progress,
+    reads: &Reads<'_>,
 ) -> Result<Plan> {
-    assemble(spec, checkpoint, device, config, Some(progress))
+    assemble(spec, checkpoint, device, config, Some(reads))
 }
 
 /// As [`prepare`], but no weight is read, checked or converted: good for compiling, not for
@@ -82,7 +90,7 @@ fn assemble(
     checkpoint: &Checkpoint,
     device: &dyn Device,
     config: &EngineConfig,
-    reads: Option<&Progress>,
+    reads: Option<&Reads<'_>>,
 ) -> Result<Plan> {
     let info = device.info();
     let wanted = convert::wanted(&config.dtype)?;
@@ -147,24 +155,28 @@ impl Placed {
         checkpoint: &Checkpoint,
         device: &dyn Device,
         wanted: Option<Dtype>,
-        reads: Option<&Progress>,
+        reads: Option<&Reads<'_>>,
     ) -> Result<()> {
         for file in checkpoint.files() {
-            self.buffers.push(load(device, file.clone())?);
+            let file = Arc::clone(file);
+            // Nothing is read of what is only outlined.
+            let read = reads.is_some();
+            self.buffers.push(if read { load(device, file)? } else { Buffer::in_place(file) });
         }
         let total = spec.tensors.len() as u64;
         let stored = |role| checkpoint.tensor(role).expect("Checkpoint::open checked it");
-        if let Some(progress) = reads {
+        if let Some(Reads { progress, stop }) = reads {
             let tensors: Vec<_> = spec.tensors.iter().map(|tensor| stored(tensor.role)).collect();
-            checkpoint.check_all_finite(&tensors, &|done| progress("load", done as u64, total))?;
+            let told = |done: usize| progress("load", done as u64, total);
+            checkpoint.check_all_finite(&tensors, &told, stop)?;
         }
         for tensor in &spec.tensors {
             let stored = stored(tensor.role);
             let mut entry = describe(stored);
             let wanted = wanted.or((!device.carries(&entry.encoding)).then_some(Dtype::F16));
             let differs = |d: &Dtype| Some(entry.encoding) != Codes::plain(*d).map(Encoding::plain);
-            if let Some(dtype) = wanted.filter(|d| reads.is_some() && differs(d)) {
-                let converted = convert::convert(&entry, stored, dtype)?;
+            if let Some((reads, dtype)) = reads.zip(wanted.filter(differs)) {
+                let converted = convert::convert(&entry, stored, dtype, reads.stop)?;
                 self.notes.extend(converted.note);
                 entry = Tensor { buffer: self.buffers.len() as u32, ..converted.tensor };
                 self.buffers.push(load(device, Arc::new(converted.bytes))?);
@@ -172,7 +184,7 @@ impl Placed {
             self.roles.insert(tensor.role, self.tensors.len() as u32);
             self.tensors.push(entry);
         }
-        reads.inspect(|progress| progress("load", total, total));
+        reads.inspect(|reads| (reads.progress)("load", total, total));
         if let (true, Some(embedding)) = (spec.tied, self.roles.get(&Role::Embedding).copied()) {
             self.roles.insert(Role::Head, embedding);
         }
@@ -333,6 +345,7 @@ impl From<kie_kernels::Error> for Error {
             kie_kernels::Error::DriverTooOld { have, need, .. } => {
                 Self::DriverTooOld { have, need }
             }
+            kie_kernels::Error::Interrupted => Self::Interrupted,
             kie_kernels::Error::OutOfMemory { wanted_bytes, device } => {
                 let plan = format!("{device}\nlower max_seq_len, max_batch or kv_bytes");
                 Self::OutOfMemory { need: wanted_bytes, free: 0, plan }

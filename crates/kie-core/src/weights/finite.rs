@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use kie_kernels::abi::{Codes, Dtype};
 use kie_kernels::cpu::allowed_cores;
+use kie_kernels::device::Stop;
 
 use super::{Checkpoint, Tensor};
 use crate::error::{Error, Result};
@@ -22,20 +23,29 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::check_all_finite`].
     pub fn check_finite(&self, tensor: &Tensor) -> Result<()> {
-        self.check_all_finite(&[tensor], &|_| {})
+        self.check_all_finite(&[tensor], &|_| {}, &Stop::default())
     }
 
     /// Refuses numbers that are not finite; `told` hears which tensor comes next.
     ///
     /// # Errors
-    /// [`Error::Load`] with the first bad number's tensor and index.
-    pub fn check_all_finite(&self, tensors: &[&Tensor], told: &dyn Fn(usize)) -> Result<()> {
+    /// [`Error::Load`] with the first bad number's tensor and index; [`Error::Interrupted`] once
+    /// `stop` is set.
+    pub fn check_all_finite(
+        &self,
+        tensors: &[&Tensor],
+        told: &dyn Fn(usize),
+        stop: &Stop,
+    ) -> Result<()> {
         let pieces: Vec<Piece<'_>> = tensors.iter().enumerate().flat_map(pieces_of).collect();
         let next = AtomicUsize::new(0);
         let worst = Mutex::new(None);
         let work = |told: &dyn Fn(usize)| {
             while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
                 told(piece.0);
+                if stop.is_set() {
+                    return;
+                }
                 let Some(index) = first_not_finite(piece.3, piece.4) else { continue };
                 // Earlier pieces are taken already; none behind this one matters.
                 next.fetch_max(pieces.len(), Ordering::Relaxed);
@@ -48,10 +58,15 @@ impl Checkpoint {
         std::thread::scope(|scope| {
             let others = allowed_cores().min(pieces.len()).saturating_sub(1);
             for _ in 0..others {
-                scope.spawn(|| work(&|_| {}));
+                // With fewer threads it takes longer.
+                let quiet = || work(&|_| {});
+                if std::thread::Builder::new().spawn_scoped(scope, quiet).is_err() {
+                    break;
+                }
             }
             work(told);
         });
+        stop.check()?;
         let Some((tensor, scale, index)) =
             worst.into_inner().unwrap_or_else(PoisonError::into_inner)
         else {

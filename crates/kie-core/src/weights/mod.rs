@@ -1,6 +1,11 @@
-//! A checkpoint folder as tensors by role, each a slice of a mapped file: nothing is copied.
+//! A checkpoint folder as tensors by role, each a slice of a mapped file: nothing is copied here.
+//!
+//! The maps are for loading alone: devices copy what they run on, so that nobody reads a file
+//! afterwards. A file that is cut short meanwhile is read as zeros (`guard`), one that is written
+//! to as anything; [`Checkpoint::unchanged`] tells, and what was loaded then is of no use.
 
 mod finite;
+mod guard;
 mod safetensors;
 
 use std::collections::HashMap;
@@ -94,8 +99,32 @@ impl Checkpoint {
     pub fn open(folder: &Path, spec: &Spec) -> Result<Self> {
         let (paths, index) = files_of(folder)?;
         let files: Vec<_> = paths.iter().map(|p| Mapped::open(p)).collect::<Result<_>>()?;
+        let checkpoint = Self { files, tensors: HashMap::new() };
+        let kept = checkpoint.files.clone();
+        checkpoint.read(folder, spec, &paths, &index).or_else(|error| {
+            kept.iter().try_for_each(|file| file.unchanged())?;
+            Err(error)
+        })
+    }
+
+    /// Whether the files are what they were when they were opened.
+    ///
+    /// # Errors
+    /// [`Error::Load`] names the first that is not, with its length or time then and now.
+    pub fn unchanged(&self) -> Result<()> {
+        self.files.iter().try_for_each(|file| file.unchanged())
+    }
+
+    /// Finds the tensors in the files.
+    fn read(
+        mut self,
+        folder: &Path,
+        spec: &Spec,
+        paths: &[PathBuf],
+        index: &HashMap<String, usize>,
+    ) -> Result<Self> {
         let mut entries: HashMap<String, (usize, Entry)> = HashMap::new();
-        for (file, map) in files.iter().enumerate() {
+        for (file, map) in self.files.iter().enumerate() {
             for (name, entry) in map.entries()? {
                 if let Some((other, _)) = entries.insert(name.clone(), (file, entry)) {
                     let got = format!("it also stands in {}", paths[other].display());
@@ -103,11 +132,10 @@ impl Checkpoint {
                 }
             }
         }
-        check_index(folder, &index, &entries, &paths)?;
-        let mut checkpoint = Self { files, tensors: HashMap::new() };
+        check_index(folder, index, &entries, paths)?;
         for wanted in &spec.tensors {
-            let tensor = checkpoint.take(folder, wanted, spec, &mut entries, &paths)?;
-            checkpoint.tensors.insert(wanted.role, tensor);
+            let tensor = self.take(folder, wanted, spec, &mut entries, paths)?;
+            self.tensors.insert(wanted.role, tensor);
         }
         let harmless =
             |name: &String| spec.ignored.contains(name) || name.ends_with(".rotary_emb.inv_freq");
@@ -118,7 +146,7 @@ impl Checkpoint {
             let wanted = format!("only the tensors of {}", spec.architecture);
             return Err(Error::tensor(&paths[*file], *name, wanted, got));
         }
-        Ok(checkpoint)
+        Ok(self)
     }
 
     fn take(

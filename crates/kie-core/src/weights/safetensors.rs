@@ -4,12 +4,15 @@
 //! Invariant: the tensors of an opened file tile its data exactly, without gap or overlap, each
 //! named once and as long as its shape and type say.
 
+use std::fs::{File, Metadata};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use kie_kernels::abi::Dtype;
 use serde_json::Value;
 
+use super::guard::Guard;
 use crate::error::{Error, Result};
 use crate::json;
 
@@ -19,7 +22,11 @@ const MAX_HEADER: u64 = 100 << 20;
 /// A file mapped read-only.
 pub struct Mapped {
     path: PathBuf,
+    // Before the map, which must outlive it.
+    guard: Guard,
     map: memmap2::Mmap,
+    file: File,
+    written: Option<SystemTime>,
 }
 
 impl AsRef<[u8]> for Mapped {
@@ -49,16 +56,38 @@ impl Mapped {
         if bytes < 8 {
             return Err(wrong("less than 8 bytes"));
         }
-        // SAFETY: the map is read-only and private. Truncating the file while it is mapped would
-        // fault, as with every mapped library; whoever changes a model folder under a running
-        // engine upholds this.
+        let about = file.metadata().map_err(failed)?;
+        // SAFETY: the map is read-only and private. Where the file is cut short its guard puts
+        // zeros; what others write to it may be read as anything, and is plain bytes whatever it
+        // is; `unchanged` tells of both.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(failed)?;
         if map.len() < 8 {
             return Err(wrong("less than 8 bytes"));
         }
         // A hint: a file system that does not take it is only slower.
         let _ = map.advise(memmap2::Advice::WillNeed);
-        Ok(Arc::new(Self { path: path.to_owned(), map }))
+        let (guard, written) = (Guard::over(&map), written(&about));
+        Ok(Arc::new(Self { path: path.to_owned(), guard, map, file, written }))
+    }
+
+    /// Whether the file is as long and as old as when it was opened, and could be read.
+    pub(super) fn unchanged(&self) -> Result<()> {
+        let wanted = "the same file from beginning to end of loading";
+        let changed = |got: String| Err(Error::load(&self.path, wanted, got));
+        let about = match self.file.metadata() {
+            Ok(about) => about,
+            Err(error) => return changed(error.to_string()),
+        };
+        if about.len() != self.map.len() as u64 {
+            return changed(format!("{} bytes, then {}", self.map.len(), about.len()));
+        }
+        if self.guard.is_cut() {
+            return changed("pages that could not be read".to_owned());
+        }
+        if written(&about) != self.written {
+            return changed("one that was written to meanwhile".to_owned());
+        }
+        Ok(())
     }
 
     /// The tensors by name, in the order of their bytes.
@@ -134,6 +163,11 @@ impl Mapped {
         }
         Ok(Entry { stored, dtype, shape, offset: start + begin, len: end - begin })
     }
+}
+
+/// When it was written to last; `None` on systems that do not know.
+fn written(about: &Metadata) -> Option<SystemTime> {
+    about.modified().ok()
 }
 
 /// The types that kie computes with, under their names in the format.

@@ -69,6 +69,21 @@ impl Drop for Folder {
     }
 }
 
+#[test]
+fn a_file_that_was_cut_is_read_as_zeros_and_told_of() {
+    let folder = Folder::new("qwen2", "cut-while-mapped");
+    let checkpoint = folder.open().unwrap();
+    assert!(checkpoint.unchanged().is_ok());
+    let file = std::fs::OpenOptions::new().write(true).open(folder.0.join(SINGLE)).unwrap();
+    file.set_len(64).unwrap();
+    let last = |t: &Tensor| t.bytes().last().copied();
+    let all = checkpoint.tensors.values().map(last);
+    assert!(all.filter(|byte| *byte != Some(0)).count() <= 1, "what shares the first page");
+    let error = checkpoint.unchanged().unwrap_err();
+    assert_eq!(error.class(), "LoadError");
+    assert!(error.to_string().contains("then 64"), "{error}");
+}
+
 const NAME: &str = "model.layers.1.mlp.up_proj.weight";
 
 #[test]

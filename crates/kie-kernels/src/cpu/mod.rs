@@ -3,8 +3,8 @@
 //!
 //! `cpu:0,1` is the same with virtual ranks ([`ranks`]): as many lanes in one address space.
 //!
-//! The host thread is member 0 of the thread team: [`Running::drive`] runs one pass on it. Small
-//! checkpoints are read in place, from where they were mapped; large ones from huge pages.
+//! The host thread is member 0 of the thread team: [`Running::drive`] runs one pass on it. Weights
+//! are copied when they are loaded ([`arena`]), so that nothing is read from a file afterwards.
 
 mod arena;
 pub mod attention;
@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::abi::{PageGroup, Program};
-use crate::device::{Buffer, Device, DeviceInfo, Holding, HostBytes, Options, Running};
+use crate::device::{Buffer, Device, DeviceInfo, Holding, HostBytes, Options, Running, Stop};
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
 use crate::shard::state_of;
@@ -40,6 +40,7 @@ pub struct Cpu {
     threads: usize,
     level: Level,
     max_itl: Option<Duration>,
+    stop: Stop,
 }
 
 impl Cpu {
@@ -73,7 +74,8 @@ impl Cpu {
         if !level.is_available() {
             return refuse(format!("this processor does not have {level:?}"));
         }
-        Ok(Self { name: name.to_owned(), ranks, threads, level, max_itl: options.max_itl })
+        let (name, stop) = (name.to_owned(), options.stop.clone());
+        Ok(Self { name, ranks, threads, level, max_itl: options.max_itl, stop })
     }
 
     /// A program cut for the virtual ranks, if there are several.
@@ -101,10 +103,8 @@ impl Device for Cpu {
     }
 
     fn load(&self, bytes: Arc<dyn HostBytes>) -> Result<Buffer> {
-        if bytes.bytes().len() < arena::COPY_FROM {
-            return Ok(Buffer::in_place(bytes));
-        }
-        Ok(Buffer::in_place(Arc::new(arena::Arena::copy(bytes.bytes(), self.threads))))
+        let copy = arena::Arena::copy(bytes.bytes(), self.threads, &self.stop)?;
+        Ok(Buffer::in_place(Arc::new(copy)))
     }
 
     fn describe(&self, program: &ValidProgram) -> Result<String> {

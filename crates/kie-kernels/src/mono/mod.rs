@@ -35,8 +35,10 @@ use self::machine::{Machine, Platform};
 use self::meter::{Meter, Probe};
 use self::prefill::Plan;
 use self::runner::Runner;
-use crate::abi::{Codes, Dtype, Encoding, PageGroup};
-use crate::device::{Buffer, Device, DeviceInfo, Holding, HostBytes, Options, Running};
+use crate::abi::{Codes, Dtype, Encoding, PageGroup, PAGE};
+use crate::device::{
+    Buffer, Device, DeviceInfo, ExactReuse, Holding, HostBytes, Options, Running, Stop,
+};
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
 use crate::validate::ValidProgram;
@@ -54,6 +56,9 @@ pub struct Mono {
     hang_timeout: Duration,
     /// The longest that a prompt may hold up a token.
     gap: Option<Duration>,
+    /// See [`Options::reproducible`].
+    reproducible: bool,
+    stop: Stop,
     /// Whether prompts run in the prefill kernel where it fits.
     prefill_kernel: Option<bool>,
     /// In place of the machine's own row.
@@ -91,6 +96,8 @@ impl Mono {
             meter: options.meter.clone(),
             gap: options.max_itl,
             tuning: options.tuning,
+            reproducible: options.reproducible,
+            stop: options.stop.clone(),
         })
     }
 
@@ -193,6 +200,18 @@ impl Device for Mono {
         })
     }
 
+    /// Products over few positions of a chunk are cut along k, so a position's bits depend on how
+    /// many go through the layers with it: whole chunks are alike whatever their prompts. Columns
+    /// of the decode kernel have their bits alone.
+    fn exact_reuse(&self, program: &ValidProgram) -> Result<ExactReuse> {
+        let (model, partition) = self.lowered(program, 0)?;
+        let plan = self.plan(&model, &partition, &*self.machines[0], program)?;
+        Ok(match plan {
+            Some(plan) => ExactReuse { every: plan.chunk, last: false },
+            None => ExactReuse { every: PAGE as u32, last: true },
+        })
+    }
+
     fn echo(&self, rounds: u32) -> Result<Vec<f64>> {
         echo::round_trips(&*self.machines[0], rounds, self.hang_timeout)
     }
@@ -204,6 +223,7 @@ impl Device for Mono {
         mailbox: Arc<Mailbox>,
     ) -> Result<Box<dyn Running>> {
         let load = |(rank, machine): (usize, &Arc<dyn Machine>)| -> Result<Loaded> {
+            self.stop.check()?;
             let (model, partition) = self.lowered(&program, rank)?;
             let plan = self.plan(&model, &partition, &**machine, &program)?;
             let parts = (model, partition, plan);
@@ -216,6 +236,7 @@ impl Device for Mono {
             let died = |_| Err(Error::Failed("a loading thread died".into()));
             all.into_iter().map(|thread| thread.join().unwrap_or_else(died)).collect()
         })?;
+        self.stop.check()?;
         let words: Vec<_> = loaded.iter().map(|l| (l.machine.clone(), l.words_address())).collect();
         for rank in &mut loaded {
             rank.connect(&words)?;
@@ -237,7 +258,8 @@ impl Device for Mono {
             meter.started(loaded.len(), meter::phases(&loaded[0].model, &loaded[0].partition));
         }
         let (epoch, patience) = (self.first_epoch, self.hang_timeout);
-        let runner = Runner::new(loaded, mailbox, epoch, patience, self.gap);
+        let mut runner = Runner::new(loaded, mailbox, epoch, patience, self.gap);
+        runner.reproducible = self.reproducible;
         Ok(Box::new(runner.metered(self.meter.clone())))
     }
 }

@@ -156,6 +156,8 @@ pub struct Runner {
     /// What is between its layers, of the oldest prompt.
     chunk: Option<Chunk>,
     pace: Pace,
+    /// Which kernel takes a prompt is a matter of its length, not of what is cached of it.
+    pub(super) reproducible: bool,
 }
 
 impl Runner {
@@ -193,6 +195,7 @@ impl Runner {
             meter: None,
             chunk: None,
             pace: Pace::new(gap),
+            reproducible: false,
         }
     }
 
@@ -557,7 +560,8 @@ impl Runner {
             }
             // A few positions are done sooner as columns, in steps of a token's time.
             let few = 2 * self.first().most_columns();
-            let wide = self.is_wide() && last - self.slots[index].next > few;
+            let begin = if self.reproducible { 0 } else { self.slots[index].next };
+            let wide = self.is_wide() && last - begin > few;
             (self.slots[index].token, self.slots[index].wide) = (0, wide);
         }
         let slot = &mut self.slots[index];
