@@ -100,6 +100,10 @@ bench: setup ## decode latency of the default model on this machine
 bench-page: setup ## frames of the playground in Chromium at 5,000 tokens a second
 	$(BIN)/python benches/page.py
 
+.PHONY: bench-serve
+bench-serve: setup ## what `kie serve` costs and bears over loopback (REQUESTS=10000)
+	ulimit -n 8192; $(BIN)/python benches/serve.py --requests $(or $(REQUESTS),10000)
+
 .PHONY: bench-peers
 bench-peers: setup ## CPU decode and prefill beside llama.cpp and transformers (installs them; slow)
 	$(BIN)/python -m pip install --quiet torch transformers gguf llama-cpp-python

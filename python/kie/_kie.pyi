@@ -21,6 +21,7 @@ __all__ = [
     "Usage",
     "__version__",
     "compile",
+    "compiler",
     "echo",
     "gpus",
     "host",

@@ -1,7 +1,7 @@
 //! Errors as clients read them: one type inside, OpenAI's or Anthropic's form outside.
 //!
-//! Invariant: a handler returns [`ApiError`]; the form is chosen at the edge (`router.rs`), by path,
-//! so that a missing path and a wrong key look like the API that was meant.
+//! Invariant: a handler returns [`ApiError`]; the form is chosen at the edge (`router.rs`),
+//! by path, so that a missing path and a wrong key look like the API that was meant.
 
 use axum::http::{header, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};

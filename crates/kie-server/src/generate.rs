@@ -236,9 +236,10 @@ impl Generation {
                 axum::http::StatusCode::BAD_REQUEST,
                 "the client closed the connection",
             ))),
-            () = reached(&mut self.phase, |phase| phase == Phase::Over) => Err(Event::Failed(ApiError::unavailable(
-                "the server is shutting down: the request was ended",
-            ))),
+            () = reached(&mut self.phase, |phase| phase == Phase::Over) => {
+                let why = "the server is shutting down: the request was ended";
+                Err(Event::Failed(ApiError::unavailable(why)))
+            }
         }
     }
 

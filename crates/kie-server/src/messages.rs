@@ -172,7 +172,9 @@ mod tests {
         let given = json!([
             {"role": "developer", "content": "Be brief."},
             {"role": "assistant", "content": null},
-            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "user", "content": [
+                {"type": "text", "text": "a"}, {"type": "text", "text": "b"},
+            ]},
         ]);
         let folded = for_template(given.clone(), Abilities { system: false }).unwrap();
         assert_eq!(folded.len(), 2);

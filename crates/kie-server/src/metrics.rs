@@ -147,8 +147,8 @@ impl Metrics {
         rate.tokens[0] += count as u64;
     }
 
-    /// A request came to its end; `first_ns` is the stamp of its first token, `gaps` are the longest
-    /// of its gaps, from and to.
+    /// A request came to its end; `first_ns` is the stamp of its first token, `gaps` are the
+    /// longest of its gaps, from and to.
     pub(crate) fn completed(&self, done: &Completion, first_ns: u64, gaps: &[(u64, u64)]) {
         let t = &done.timings;
         self.queue.observe(t.queue_ms / 1e3);

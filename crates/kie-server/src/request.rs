@@ -1,7 +1,7 @@
 //! A JSON body, taken field by field.
 //!
-//! Invariants: `null` is absent; a field of the wrong type is 400 with its name; a field that nobody
-//! took is unknown and 400 too, so that nothing a client asks for is dropped in silence.
+//! Invariants: `null` is absent; a field of the wrong type is 400 with its name; a field that
+//! nobody took is unknown and 400 too, so that nothing a client asks for is dropped in silence.
 
 use serde_json::{Map, Value};
 

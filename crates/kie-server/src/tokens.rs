@@ -47,8 +47,8 @@ impl Tokens {
         let failed = |e: std::io::Error| kie_core::Error::Device(format!("eventfd: {e}"));
         let Some(fd) = &self.fd else {
             let raw = self.stream.poll_fd()?;
-            // SAFETY: `raw` stays what it is until `self.stream` is dropped, which is behind `self.fd`
-            // (field order); `Borrowed` is private and always answers with `raw`.
+            // SAFETY: `raw` stays what it is until `self.stream` is dropped, which is behind
+            // `self.fd` (field order); `Borrowed` is private and always answers with `raw`.
             let fd = unsafe { AsyncFd::register_with_interest(Borrowed(raw), READ) };
             self.fd = Some(fd.map_err(|e| failed(e.into()))?);
             // What came before the descriptor was made wrote to none.

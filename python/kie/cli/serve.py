@@ -67,8 +67,10 @@ def serve(given: Namespace) -> int:
             file=sys.stderr,
         )
         return 2
-    names = ("host", "port", "served_model_name", "max_body_mb", "header_timeout_s")
-    names += ("body_timeout_s", "drain_s", "log_json", "protect_page", "protect_metrics")
+    names = [
+        *("host", "port", "served_model_name", "max_body_mb", "header_timeout_s"),
+        *("body_timeout_s", "drain_s", "log_json", "protect_page", "protect_metrics"),
+    ]
     server = _kie.Server(
         api_key=key,
         cors_origins=given.cors_origin,
