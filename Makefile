@@ -80,6 +80,12 @@ SEEDS ?= 6
 sim: ## the monokernel on every fixture, simulated: SEEDS=6 schedules, both warp widths
 	SEEDS=$(SEEDS) cargo test -p kie-core --test monokernel --locked -- --nocapture every_fixture
 
+# How long new cases are drawn, after those that were found before.
+SECONDS ?= 600
+.PHONY: attack
+attack: setup ## hostile cases for ten minutes: SECONDS=600, SEED=...; findings go to tests/attack/corpus
+	$(BIN)/python tests/attack --seconds $(SECONDS) --seed $(SEED)
+
 .PHONY: gpu
 gpu: setup ## on a GPU: every fixture, then speed beside the targets (DEVICE=cuda:0)
 	$(BIN)/python benches/gpu/run.py --device $(or $(DEVICE),cuda:0)

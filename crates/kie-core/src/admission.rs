@@ -83,9 +83,7 @@ impl Limits {
             let got = p.min_tokens;
             return invalid(format!("min_tokens must be at most max_tokens {max_new}, got {got}"));
         }
-        let longest = u64::MAX as f64 / 4e9;
-        let seconds = |t: f64| number("timeout", t, "above 0 s", |t| t > 0.0).map(|_| t);
-        let timeout = p.timeout.map(seconds).transpose()?;
+        let timeout_ns = self.timeout_ns(p)?;
         self.check_stops(p)?;
         Ok(Resolved {
             sampling: self.sampling(p)?,
@@ -93,8 +91,19 @@ impl Limits {
             min_new: p.min_tokens,
             stop_ids: self.stop_ids(p)?,
             bias: self.bias(p)?,
-            timeout_ns: timeout.map(|t| (t.min(longest) * 1e9) as u64),
+            timeout_ns,
         })
+    }
+
+    /// The time of a request, in nanoseconds.
+    ///
+    /// # Errors
+    /// [`Error::InvalidRequest`] for what is no time.
+    pub(crate) fn timeout_ns(&self, p: &SamplingParams) -> Result<Option<u64>> {
+        let longest = u64::MAX as f64 / 4e9;
+        let seconds = |t: f64| number("timeout", t, "above 0 s", |t| t > 0.0).map(|_| t);
+        let timeout = p.timeout.map(seconds).transpose()?;
+        Ok(timeout.map(|t| (t.min(longest) * 1e9) as u64))
     }
 
     fn sampling(&self, p: &SamplingParams) -> Result<Sampling> {

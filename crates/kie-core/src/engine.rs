@@ -26,19 +26,20 @@ use crate::admission::{Limits, Resolved};
 use crate::answer::Answer;
 use crate::error::{Error, Result};
 use crate::host::Host;
-use crate::inbox::{Generate, Inbox, Job, Logits as LogitsJob, Message, Work};
+use crate::inbox::{Ending, Generate, Inbox, Job, Logits as LogitsJob, Message, Work};
 use crate::load::{Lap, LoadPhase, LoadReport};
 use crate::memory::{GroupConfig, Pages, PagesConfig};
 use crate::metrics::{Counters, Metrics};
 use crate::model::{Generation, Spec};
 use crate::outlook;
+use crate::patience::Patience;
 use crate::plan::{self, Progress, Reads};
 use crate::primitive::now_ns;
 use crate::process::Process;
-use crate::request::{Completion, EngineConfig, Prompt, Request, SamplingParams};
+use crate::request::{Completion, EngineConfig, FinishReason, Prompt, Request, SamplingParams};
 use crate::ring::{sequence, HostRing};
 use crate::session::Session;
-use crate::stream::{Ticket, TokenStream};
+use crate::stream::{Next, Ticket, TokenStream};
 use crate::tokenizer::Tokenizer;
 use crate::weights::Checkpoint;
 
@@ -498,9 +499,62 @@ impl Engine {
     /// [`Error::InvalidRequest`], [`Error::ContextLength`] or [`Error::Template`] for what was
     /// asked, [`Error::QueueFull`], [`Error::EngineClosed`], or what the device failed with.
     pub fn stream(&self, request: Request) -> Result<TokenStream> {
+        self.stream_within(request, &Patience::ENDLESS)
+    }
+
+    /// [`stream`](Self::stream), while there is patience: templates and tokenizers may take long.
+    /// The request's own timeout counts from here; where it ends before the request is queued, the
+    /// stream ends with it.
+    ///
+    /// # Errors
+    /// As [`stream`](Self::stream), and [`Error::GivenUp`].
+    pub fn stream_within(&self, request: Request, patience: &Patience<'_>) -> Result<TokenStream> {
+        let began_ns = now_ns();
         self.0.check_open()?;
-        let ids = self.0.encode(&request.prompt)?;
-        self.submit(ids, &request.params, None).map(TokenStream::new)
+        let Request { prompt, params } = request;
+        let ticket = self.within(&params, began_ns, patience, |patience| {
+            let ids = self.0.encode(&prompt, patience)?;
+            self.submit(ids, &params, None, began_ns)
+        })?;
+        Ok(TokenStream::new(ticket))
+    }
+
+    /// The ticket that `submit` gets with as much patience as a request has; a request whose time
+    /// is over before ends as others do.
+    pub(crate) fn within(
+        &self,
+        params: &SamplingParams,
+        began_ns: u64,
+        patience: &Patience<'_>,
+        submit: impl FnOnce(&Patience<'_>) -> Result<Ticket>,
+    ) -> Result<Ticket> {
+        self.0.limits.timeout_ns(params)?;
+        match submit(&patience.at_most(params.timeout)) {
+            Err(Error::GivenUp { what, late: true }) => {
+                // Unless it was the caller's own.
+                patience.check(what)?;
+                self.expired(params, began_ns)
+            }
+            other => other,
+        }
+    }
+
+    /// A request that ended with reason `timeout` before it was queued.
+    fn expired(&self, params: &SamplingParams, submitted_ns: u64) -> Result<Ticket> {
+        let inner = &self.0;
+        let resolved = inner.limits.resolve(params, 0)?;
+        let (out, reader) = sequence(1);
+        out.end(Ending { result: Ok((FinishReason::Timeout, None)), admitted_ns: 0, cached: 0 });
+        Ok(Ticket {
+            engine: Arc::clone(inner),
+            reader,
+            cancelled: Arc::new(AtomicBool::new(false)),
+            answer: inner.answer(params, &resolved),
+            logprobs: params.logprobs,
+            prompt_tokens: 0,
+            seed: resolved.sampling.seed,
+            submitted_ns,
+        })
     }
 
     /// [`stream`](Self::stream) and its [`completion`](TokenStream::completion).
@@ -518,7 +572,21 @@ impl Engine {
     /// [`Error::EngineClosed`], or [`Error::InvalidRequest`] for a text the tokenizer refuses.
     pub fn session(&self, system: Option<&str>) -> Result<Session> {
         self.0.check_open()?;
-        Session::new(self.clone(), system)
+        Session::new(self.clone(), system, &Patience::ENDLESS)
+    }
+
+    /// [`session`](Self::session), while there is patience to tokenize `system`.
+    ///
+    /// # Errors
+    /// As [`session`](Self::session), and [`Error::GivenUp`].
+    pub fn session_within(&self, system: Option<&str>, patience: &Patience<'_>) -> Result<Session> {
+        self.0.check_open()?;
+        Session::new(self.clone(), system, patience)
+    }
+
+    /// Positions of a longest sequence.
+    pub fn context(&self) -> usize {
+        self.0.limits.context
     }
 
     /// Queues a checked request.
@@ -527,8 +595,8 @@ impl Engine {
         prompt: Vec<u32>,
         params: &SamplingParams,
         session: Option<u64>,
+        submitted_ns: u64,
     ) -> Result<Ticket> {
-        let submitted_ns = now_ns();
         let inner = &self.0;
         inner.limits.check_prompt(&prompt, params.max_tokens)?;
         let resolved = inner.limits.resolve(params, prompt.len())?;
@@ -578,6 +646,19 @@ impl Engine {
     /// # Errors
     /// As [`stream`](Self::stream), and [`Error::OutOfMemory`] if there is no room for them.
     pub fn logits(&self, ids: &[u32], path: LogitsPath) -> Result<Logits> {
+        self.logits_within(ids, path, &Patience::ENDLESS)
+    }
+
+    /// [`logits`](Self::logits), while there is patience.
+    ///
+    /// # Errors
+    /// As [`logits`](Self::logits), and [`Error::GivenUp`].
+    pub fn logits_within(
+        &self,
+        ids: &[u32],
+        path: LogitsPath,
+        patience: &Patience<'_>,
+    ) -> Result<Logits> {
         self.0.check_open()?;
         let Limits { vocab, context, .. } = self.0.limits;
         self.0.limits.check_prompt(ids, Some(0))?;
@@ -589,14 +670,19 @@ impl Engine {
             plan: format!("{} x {vocab} logits on the host\nask for fewer at a time", ids.len()),
         })?;
         let (out, result) = channel();
+        let cancelled = Arc::new(AtomicBool::new(false));
         self.0.inbox.submit(Box::new(Job {
             prompt: ids.to_vec(),
             reserve: ids.len().min(context),
-            cancelled: Arc::new(AtomicBool::new(false)),
+            cancelled: Arc::clone(&cancelled),
             deadline_ns: u64::MAX,
             work: Work::Logits(LogitsJob { out, path, values }),
         }))?;
-        let values = result.recv().map_err(|_| self.0.failure())??;
+        let received = patience.receive(&result, "logits").inspect_err(|_| {
+            cancelled.store(true, Ordering::Release);
+            self.0.nudge();
+        })?;
+        let values = received.ok_or_else(|| self.0.failure())??;
         Ok(Logits { tokens: ids.len(), vocab, values })
     }
 
@@ -606,6 +692,32 @@ impl Engine {
     /// [`Error::InvalidRequest`] for a text that the tokenizer refuses.
     pub fn tokenize(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
         self.0.tokenizer.encode(text, add_special)
+    }
+
+    /// [`tokenize`](Self::tokenize), while there is patience.
+    ///
+    /// # Errors
+    /// As [`tokenize`](Self::tokenize), and [`Error::GivenUp`].
+    pub fn tokenize_within(
+        &self,
+        text: &str,
+        add_special: bool,
+        patience: &Patience<'_>,
+    ) -> Result<Vec<u32>> {
+        self.0.tokenizer.encode_within(text, add_special, patience)
+    }
+
+    /// [`detokenize`](Self::detokenize), while there is patience.
+    ///
+    /// # Errors
+    /// As [`detokenize`](Self::detokenize), and [`Error::GivenUp`].
+    pub fn detokenize_within(
+        &self,
+        ids: &[u32],
+        skip_special: bool,
+        patience: &Patience<'_>,
+    ) -> Result<String> {
+        self.0.tokenizer.decode_within(ids, skip_special, patience)
     }
 
     /// Text of ids.
@@ -631,8 +743,23 @@ impl Engine {
         messages: &[Value],
         add_generation_prompt: bool,
     ) -> Result<String> {
+        self.apply_chat_template_within(messages, add_generation_prompt, &Patience::ENDLESS)
+    }
+
+    /// [`apply_chat_template`](Self::apply_chat_template), while there is patience.
+    ///
+    /// # Errors
+    /// As [`apply_chat_template`](Self::apply_chat_template), and [`Error::GivenUp`].
+    pub fn apply_chat_template_within(
+        &self,
+        messages: &[Value],
+        add_generation_prompt: bool,
+        patience: &Patience<'_>,
+    ) -> Result<String> {
         let messages = Value::Array(messages.to_vec());
-        self.0.tokenizer.apply_chat_template(&messages, add_generation_prompt, &Map::new())
+        let tokenizer = &self.0.tokenizer;
+        let none = Map::new();
+        tokenizer.apply_chat_template_within(&messages, add_generation_prompt, &none, patience)
     }
 
     /// Touches every weight once, so that the first request finds them in memory.
@@ -640,10 +767,22 @@ impl Engine {
     /// # Errors
     /// As [`stream`](Self::stream).
     pub fn warmup(&self) -> Result<()> {
+        self.warmup_within(&Patience::ENDLESS)
+    }
+
+    /// [`warmup`](Self::warmup), while there is patience.
+    ///
+    /// # Errors
+    /// As [`warmup`](Self::warmup), and [`Error::GivenUp`].
+    pub fn warmup_within(&self, patience: &Patience<'_>) -> Result<()> {
         let mut request = Request::new(Prompt::Ids(vec![0]));
         request.params.max_tokens = Some(1);
         request.params.temperature = Some(0.0);
-        self.generate(request).map(drop)
+        let mut stream = self.stream_within(request, patience)?;
+        while !matches!(stream.recv_timeout(patience.slice())?, Next::Finished) {
+            patience.check("warming up")?;
+        }
+        Ok(())
     }
 
     /// What the engine is made of.
@@ -733,13 +872,13 @@ impl Inner {
         Ok(self.answer(params, &self.limits.resolve(params, prompt)?))
     }
 
-    fn encode(&self, prompt: &Prompt) -> Result<Vec<u32>> {
+    fn encode(&self, prompt: &Prompt, patience: &Patience<'_>) -> Result<Vec<u32>> {
         match prompt {
-            Prompt::Text(text) => self.tokenizer.encode(text, true),
+            Prompt::Text(text) => self.tokenizer.encode_within(text, true, patience),
             Prompt::Ids(ids) => Ok(ids.clone()),
             Prompt::Messages(messages) => {
                 let messages = Value::Array(messages.clone());
-                self.tokenizer.encode_chat(&messages, true, &Map::new())
+                self.tokenizer.encode_chat_within(&messages, true, &Map::new(), patience)
             }
         }
     }

@@ -103,6 +103,14 @@ pub enum Error {
     /// The chat template is missing or refused the messages.
     #[error("chat template: {0}")]
     Template(String),
+    /// Whoever waited wanted no answer any more, or not so late.
+    #[error("{what}: {}", if *late { "its time is over" } else { "given up by its caller" })]
+    GivenUp {
+        /// What was waited for.
+        what: &'static str,
+        /// A deadline passed; otherwise the caller was asked and did not go on.
+        late: bool,
+    },
     /// The engine was closed, or closed while the request ran.
     #[error("the engine is closed")]
     EngineClosed,
@@ -153,6 +161,7 @@ impl Error {
             Self::Topology { .. } | Self::InvalidRequest(_) => "InvalidRequestError",
             Self::ContextLength { .. } => "ContextLengthError",
             Self::Template(_) => "TemplateError",
+            Self::GivenUp { .. } => "KieError",
             Self::EngineClosed | Self::Interrupted => "EngineClosedError",
             Self::QueueFull(_) => "QueueFullError",
         }
@@ -173,6 +182,7 @@ impl Error {
             Self::InvalidRequest(_) => "invalid_request",
             Self::ContextLength { .. } => "context_length",
             Self::Template(_) => "template",
+            Self::GivenUp { .. } => "given_up",
             Self::EngineClosed => "engine_closed",
             Self::Interrupted => "interrupted",
             Self::QueueFull(_) => "queue_full",
@@ -197,6 +207,7 @@ impl Error {
             Self::ContextLength { .. } => {
                 "shorten the prompt, lower max_tokens or raise max_seq_len"
             }
+            Self::GivenUp { .. } => "give it more time",
             Self::Template(_) => "pass prompt=, or messages that the template accepts",
             Self::EngineClosed | Self::Interrupted => "open a new engine",
             Self::QueueFull(_) => "retry later, or raise max_queue",

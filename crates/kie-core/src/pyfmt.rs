@@ -7,6 +7,8 @@ use minijinja::value::{Value as Jinja, ValueKind};
 use minijinja::{Error, ErrorKind};
 use serde_json::Value;
 
+use crate::template::meter::spend;
+
 /// Nested lists deeper than this are refused.
 const DEPTH_MAX: usize = 128;
 
@@ -26,6 +28,8 @@ fn repr(value: &Jinja, out: &mut String, depth: usize) -> Result<(), Error> {
     if depth > DEPTH_MAX {
         return Err(Error::new(ErrorKind::InvalidOperation, "lists nested too deeply to print"));
     }
+    let bytes = value.as_str().map_or(0, str::len);
+    spend(32 + bytes as u64)?;
     match value.kind() {
         ValueKind::None => out.push_str("None"),
         ValueKind::Bool => out.push_str(if value.is_true() { "True" } else { "False" }),

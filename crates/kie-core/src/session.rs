@@ -14,6 +14,8 @@ use serde_json::{json, Map, Value};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::inbox::Message;
+use crate::patience::Patience;
+use crate::primitive::now_ns;
 use crate::request::{Completion, FinishReason, Prompt, SamplingParams};
 use crate::stream::{TokenStream, Turn};
 
@@ -39,14 +41,20 @@ pub struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(engine: Engine, system: Option<&str>) -> Result<Self> {
+    pub(crate) fn new(
+        engine: Engine,
+        system: Option<&str>,
+        patience: &Patience<'_>,
+    ) -> Result<Self> {
         let chat = engine.0.tokenizer().has_chat_template();
         let mut first = State::default();
         match (system, chat) {
             (Some(system), true) => {
                 first.messages.push(json!({"role": "system", "content": system}));
             }
-            (Some(system), false) => first.tokens = engine.tokenize(system, true)?,
+            (Some(system), false) => {
+                first.tokens = engine.tokenize_within(system, true, patience)?;
+            }
             (None, _) => {}
         }
         Self::with(engine, chat, vec![first])
@@ -66,17 +74,37 @@ impl Session {
     /// As [`Engine::stream`]; [`Error::Template`] for messages without a template, and for ids
     /// with one. The session is then as it was.
     pub fn stream(&mut self, prompt: Prompt, params: SamplingParams) -> Result<TokenStream> {
-        self.settle()?;
-        let state = self.ask(&prompt)?;
-        let ticket = self.engine.submit(state.tokens.clone(), &params, Some(self.id))?;
-        let turn = Turn {
-            engine: Arc::clone(&self.engine.0),
-            reader: ticket.reader.clone(),
-            cancelled: Arc::clone(&ticket.cancelled),
-            stride: 1 + params.logprobs.unwrap_or(0),
-            answer: self.engine.0.answer_of(&params, state.tokens.len())?,
-        };
-        self.open = Some((turn, state));
+        self.stream_within(prompt, params, &Patience::ENDLESS)
+    }
+
+    /// [`stream`](Self::stream), while there is patience to wait for the last turn. A timeout that
+    /// ends before the turn begins ends the stream; the session is as it was.
+    ///
+    /// # Errors
+    /// As [`stream`](Self::stream), and [`Error::GivenUp`].
+    pub fn stream_within(
+        &mut self,
+        prompt: Prompt,
+        params: SamplingParams,
+        patience: &Patience<'_>,
+    ) -> Result<TokenStream> {
+        let began_ns = now_ns();
+        let engine = self.engine.clone();
+        let ticket = engine.within(&params, began_ns, patience, |patience| {
+            self.settle(patience)?;
+            let state = self.ask(&prompt, patience)?;
+            let tokens = state.tokens.clone();
+            let ticket = self.engine.submit(tokens, &params, Some(self.id), began_ns)?;
+            let turn = Turn {
+                engine: Arc::clone(&self.engine.0),
+                reader: ticket.reader.clone(),
+                cancelled: Arc::clone(&ticket.cancelled),
+                stride: 1 + params.logprobs.unwrap_or(0),
+                answer: self.engine.0.answer_of(&params, state.tokens.len())?,
+            };
+            self.open = Some((turn, state));
+            Ok(ticket)
+        })?;
         Ok(TokenStream::new(ticket))
     }
 
@@ -93,7 +121,15 @@ impl Session {
     /// # Errors
     /// [`Error::EngineClosed`].
     pub fn fork(&mut self) -> Result<Self> {
-        self.settle()?;
+        self.fork_within(&Patience::ENDLESS)
+    }
+
+    /// [`fork`](Self::fork), while there is patience to wait for the last turn.
+    ///
+    /// # Errors
+    /// As [`fork`](Self::fork), and [`Error::GivenUp`].
+    pub fn fork_within(&mut self, patience: &Patience<'_>) -> Result<Self> {
+        self.settle(patience)?;
         Self::with(self.engine.clone(), self.chat, self.states.clone())
     }
 
@@ -102,6 +138,14 @@ impl Session {
     /// # Errors
     /// [`Error::InvalidRequest`] if there are fewer.
     pub fn rollback(&mut self, to: usize) -> Result<()> {
+        self.rollback_within(to, &Patience::ENDLESS)
+    }
+
+    /// [`rollback`](Self::rollback), while there is patience to wait for the last turn.
+    ///
+    /// # Errors
+    /// As [`rollback`](Self::rollback), and [`Error::GivenUp`].
+    pub fn rollback_within(&mut self, to: usize, patience: &Patience<'_>) -> Result<()> {
         if to > self.turns() {
             let turns = self.turns();
             let detail = format!("rollback must be to at most {turns} turns, got {to}");
@@ -110,7 +154,7 @@ impl Session {
         if let Some((turn, _)) = self.open.as_ref().filter(|_| to < self.turns()) {
             turn.cancel();
         }
-        self.settle()?;
+        self.settle(patience)?;
         self.states.truncate(to + 1);
         self.pin()
     }
@@ -125,7 +169,7 @@ impl Session {
     /// # Errors
     /// What the last turn failed with, if it did.
     pub fn tokens(&mut self) -> Result<&[u32]> {
-        self.settle()?;
+        self.settle(&Patience::ENDLESS)?;
         Ok(&self.last().tokens)
     }
 
@@ -139,7 +183,7 @@ impl Session {
     }
 
     /// What the model is given for the next turn.
-    fn ask(&self, prompt: &Prompt) -> Result<State> {
+    fn ask(&self, prompt: &Prompt, patience: &Patience<'_>) -> Result<State> {
         let mut state = self.last().clone();
         let refuse = |why: &str| Err(Error::Template(why.to_owned()));
         match (prompt, self.chat) {
@@ -153,7 +197,7 @@ impl Session {
             }
             (Prompt::Text(text), false) => {
                 let first = state.tokens.is_empty();
-                state.tokens.extend(self.engine.tokenize(text, first)?);
+                state.tokens.extend(self.engine.tokenize_within(text, first, patience)?);
                 return Ok(state);
             }
             (Prompt::Ids(ids), false) => {
@@ -163,19 +207,23 @@ impl Session {
         }
         let messages = Value::Array(state.messages.clone());
         let tokenizer = self.engine.0.tokenizer();
-        let rendered = tokenizer.apply_chat_template(&messages, true, &Map::new())?;
+        let none = Map::new();
+        let rendered = tokenizer.apply_chat_template_within(&messages, true, &none, patience)?;
         let known = !state.tokens.is_empty();
         match rendered.strip_prefix(&state.text).filter(|_| known) {
-            Some(more) => state.tokens.extend(tokenizer.encode(more, false)?),
+            Some(more) => state.tokens.extend(tokenizer.encode_within(more, false, patience)?),
             // The template rewrites the past: the cache keeps what is still equal.
-            None => state.tokens = tokenizer.encode(&rendered, false)?,
+            None => state.tokens = tokenizer.encode_within(&rendered, false, patience)?,
         }
         state.text = rendered;
         Ok(state)
     }
 
     /// Takes in the answer of the open turn. A turn that failed is no turn.
-    fn settle(&mut self) -> Result<()> {
+    fn settle(&mut self, patience: &Patience<'_>) -> Result<()> {
+        if let Some((turn, _)) = &self.open {
+            turn.wait(patience)?;
+        }
         let Some((turn, mut state)) = self.open.take() else { return Ok(()) };
         let Ok((ids, text, reason)) = turn.settle() else { return self.engine.0.check_process() };
         let tokenizer = self.engine.0.tokenizer();

@@ -17,6 +17,7 @@ use crate::answer::Answer;
 use crate::engine::Inner;
 use crate::error::{Error, Result};
 use crate::inbox::Ending;
+use crate::patience::Patience;
 use crate::request::{Completion, FinishReason, Timings, Token, TopLogprob, Usage};
 use crate::ring::Reader;
 
@@ -308,14 +309,23 @@ impl Turn {
         self.engine.nudge();
     }
 
-    /// Waits for the end: ids, text and why; an error if it failed.
-    pub(crate) fn settle(mut self) -> Result<(Vec<u32>, String, FinishReason)> {
+    /// Waits for the end.
+    ///
+    /// # Errors
+    /// [`Error::GivenUp`], and where this is another process.
+    pub(crate) fn wait(&self, patience: &Patience<'_>) -> Result<()> {
         let mut have = self.reader.seen().0;
         while !self.reader.seen().1 {
             self.engine.check_process()?;
-            self.reader.wait(have, None);
+            self.reader.wait(have, Some(patience.slice()));
             have = self.reader.seen().0;
+            patience.check("the last turn")?;
         }
+        Ok(())
+    }
+
+    /// Ids, text and why it ended; an error if it failed. It has ended.
+    pub(crate) fn settle(mut self) -> Result<(Vec<u32>, String, FinishReason)> {
         let ending = self.reader.end().ok_or_else(|| self.engine.failure())?;
         let (reason, _) = ending.result.clone()?;
         let rows = self.reader.seen().0 / self.stride;

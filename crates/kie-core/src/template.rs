@@ -1,33 +1,61 @@
 //! Chat templates: messages to the text that a model was trained on, rendered as transformers does
 //! (Jinja 2 with `trim_blocks` and `lstrip_blocks`; values print as Python prints them).
 //!
+//! Templates come with models and are not trusted: each is rendered on a thread of its own, whose
+//! stack is known and which may be given up, from bytecode that is charged for what it does
+//! ([`compiled`], [`meter`], [`builtins`]).
+//!
 //! Invariants: a template that does not parse is an error when it is used, not when the model is
 //! loaded; rendering takes at most [`FUEL`] instructions; nothing is read but the variables given.
 //! `strftime_now` tells UTC, as the time zone of a machine is no input of a model.
 
+mod builtins;
+mod compiled;
+pub(crate) mod meter;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
+
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
 
+use minijinja::machinery::{make_string_output, Vm};
 use minijinja::value::{Kwargs, Value as Jinja};
-use minijinja::{Environment, ErrorKind, State};
+use minijinja::{AutoEscape, ErrorKind};
 use serde_json::{Map, Value};
 
-use crate::pyfmt::{py_json, py_str, strftime, JsonStyle};
+use crate::patience::{apart, Patience};
+use crate::pyfmt::{py_json, JsonStyle};
+use crate::tokenizer::guarded;
 use crate::{Error, Result};
 
-/// Instructions that one rendering may take; a chat of 1,000 messages takes about 100,000.
-const FUEL: u64 = 5_000_000;
+/// Instructions that one rendering may take, checks included; a chat of 1,000 messages takes about
+/// 300,000.
+const FUEL: u64 = 10_000_000;
+
+/// Of the rendering thread. What recurses (the parser over a tag's tokens, the library over values)
+/// takes a few kB a level, for some thousand levels at most; only what is touched takes memory.
+const STACK_BYTES: usize = 64 << 20;
+
+/// Widest indentation of `tojson`.
+const INDENT_MAX: usize = 64;
+
+/// What is waited for.
+const WHAT: &str = "rendering the chat template";
 
 /// The chat templates of one model, by name; most have one, `default`.
 #[derive(Debug)]
 pub(crate) struct ChatTemplates {
-    env: Environment<'static>,
-    /// Why a template does not parse, or nothing.
-    names: BTreeMap<String, Option<String>>,
-    /// The template looks into parts of a content, so that it takes lists of them.
-    takes_parts: BTreeMap<String, bool>,
+    templates: BTreeMap<String, Template>,
     tokens: Vec<(&'static str, String)>,
+}
+
+#[derive(Debug)]
+struct Template {
+    source: Arc<str>,
+    /// The template looks into parts of a content, so that it takes lists of them.
+    takes_parts: bool,
 }
 
 impl ChatTemplates {
@@ -36,48 +64,40 @@ impl ChatTemplates {
         sources: BTreeMap<String, String>,
         tokens: Vec<(&'static str, String)>,
     ) -> Self {
-        let mut env = environment();
-        let mut names = BTreeMap::new();
-        let mut takes_parts = BTreeMap::new();
-        for (name, source) in sources {
-            let looks = ["'text'", "\"text\"", ".text"].iter().any(|t| source.contains(t));
-            takes_parts.insert(name.clone(), looks);
-            let source = without_generation_marks(&source).into_owned();
-            let fault = env.add_template_owned(name.clone(), source).err().map(|e| say(&e));
-            names.insert(name, fault);
-        }
-        Self { env, names, takes_parts, tokens }
+        let template = |source: String| {
+            let takes_parts = ["'text'", "\"text\"", ".text"].iter().any(|t| source.contains(t));
+            let source = without_generation_marks(&source).into_owned().into();
+            Template { source, takes_parts }
+        };
+        let templates = sources.into_iter().map(|(name, source)| (name, template(source)));
+        Self { templates: templates.collect(), tokens }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.names.is_empty()
+        self.templates.is_empty()
     }
 
-    /// As [`crate::tokenizer::Tokenizer::apply_chat_template`].
+    /// As [`crate::tokenizer::Tokenizer::apply_chat_template_within`].
     pub(crate) fn render(
         &self,
         messages: &Value,
         add_generation_prompt: bool,
         extra: &Map<String, Value>,
+        patience: &Patience<'_>,
     ) -> Result<String> {
         let fail = |what: String| Error::Template(what);
         let with_tools = extra.get("tools").is_some_and(|t| !t.is_null());
         let wanted = ["tool_use", "default"];
-        let name =
-            wanted.iter().skip(usize::from(!with_tools)).find_map(|&n| self.names.get_key_value(n));
-        let Some((name, fault)) = name else {
-            let have: Vec<_> = self.names.keys().collect();
+        let mut wanted = wanted.iter().skip(usize::from(!with_tools));
+        let Some(template) = wanted.find_map(|&name| self.templates.get(name)) else {
+            let have: Vec<_> = self.templates.keys().collect();
             return Err(fail(match have.is_empty() {
                 true => "this model has none".to_string(),
                 false => format!("wanted one named default, got {have:?}"),
             }));
         };
-        if let Some(fault) = fault {
-            return Err(fail(fault.clone()));
-        }
-        let takes_parts = self.takes_parts.get(name).is_some_and(|&t| t);
         let mut variables = Map::new();
-        variables.insert("messages".into(), checked_messages(messages, takes_parts)?);
+        variables.insert("messages".into(), checked_messages(messages, template.takes_parts)?);
         variables.insert("add_generation_prompt".into(), add_generation_prompt.into());
         // Templates ask `tools is not none`, which is true of what is not there at all.
         variables.insert("tools".into(), Value::Null);
@@ -86,9 +106,36 @@ impl ChatTemplates {
             variables.insert((*token).into(), text.as_str().into());
         }
         variables.extend(extra.iter().map(|(k, v)| (k.clone(), v.clone())));
-        let template = self.env.get_template(name).map_err(|e| fail(say(&e)))?;
-        template.render(Jinja::from_serialize(&variables)).map_err(|e| fail(say(&e)))
+        let source = Arc::clone(&template.source);
+        // The thread gives up by itself; should it not notice, it is left behind.
+        let most = meter::TIME_MAX.as_secs_f64() + 1.0;
+        let own = patience.at_most(Some(most));
+        let rendered = apart(WHAT, STACK_BYTES, &own, move |given_up| {
+            meter::begin(given_up);
+            guarded(|| Ok(rendered(&source, &variables)?))
+        });
+        match rendered {
+            Ok(text) => text.map_err(fail),
+            // Whose patience it was that came to its end.
+            Err(Error::GivenUp { late: true, .. }) if patience.check(WHAT).is_ok() => {
+                Err(fail(meter::too_long()))
+            }
+            Err(error) => Err(error),
+        }
     }
+}
+
+/// Renders on this thread. The error is one line.
+fn rendered(source: &str, variables: &Map<String, Value>) -> std::result::Result<String, String> {
+    let env = builtins::environment(FUEL);
+    let compiled = compiled::compile("template", source).map_err(|e| say(&e))?;
+    let mut text = String::new();
+    let mut out = make_string_output(&mut text);
+    let root = Jinja::from_serialize(variables);
+    let vm = Vm::new(&env);
+    let done = vm.eval(&compiled.main, root, &compiled.blocks, &mut out, AutoEscape::None);
+    done.map(drop).map_err(|e| say(&e))?;
+    Ok(text)
 }
 
 /// The messages as the template takes them: a list of text parts becomes one text, with line breaks
@@ -128,28 +175,9 @@ fn checked_messages(messages: &Value, takes_parts: bool) -> Result<Value> {
     Ok(Value::Array(out))
 }
 
-fn environment() -> Environment<'static> {
-    let mut env = Environment::new();
-    env.set_trim_blocks(true);
-    env.set_lstrip_blocks(true);
-    env.set_fuel(Some(FUEL));
-    env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    env.set_formatter(|out, _: &State, value| Ok(out.write_str(&py_str(value)?)?));
-    env.add_filter("string", |value: Jinja| py_str(&value).map(Cow::into_owned));
-    env.add_filter("tojson", tojson);
-    env.add_function("raise_exception", |what: String| -> std::result::Result<Jinja, _> {
-        Err(minijinja::Error::new(ErrorKind::InvalidOperation, what))
-    });
-    env.add_function("strftime_now", |format: String| {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-        strftime(&format, now)
-    });
-    env
-}
-
 /// `json.dumps` of Python without ASCII escapes, as transformers sets it up.
 fn tojson(value: Jinja, options: Kwargs) -> std::result::Result<String, minijinja::Error> {
+    let refuse = |kind: ErrorKind, what: String| Err(minijinja::Error::new(kind, what));
     let style = JsonStyle {
         ensure_ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
         indent: options.get("indent")?,
@@ -158,9 +186,18 @@ fn tojson(value: Jinja, options: Kwargs) -> std::result::Result<String, minijinj
     };
     options.assert_all_used()?;
     if value.is_undefined() {
-        let what = "tojson: the value is undefined";
-        return Err(minijinja::Error::new(ErrorKind::UndefinedError, what));
+        return refuse(ErrorKind::UndefinedError, "tojson: the value is undefined".to_owned());
     }
+    if let Some(indent) = style.indent.filter(|indent| *indent > INDENT_MAX) {
+        let what = format!("tojson: indent must be at most {INDENT_MAX}, got {indent}");
+        return refuse(ErrorKind::InvalidOperation, what);
+    }
+    let (bytes, items) = meter::deep(&value)?;
+    let between = style.separators.iter().flatten().map(String::len).sum::<usize>();
+    let indent = style.indent.map_or(0, |indent| indent * meter::DEPTH_MAX);
+    // A character is 6 bytes of an escape at most.
+    let most = bytes.saturating_mul(6).saturating_add(items * (8 + between + indent) as u64);
+    meter::spend(most)?;
     let json = serde_json::to_value(&value)
         .map_err(|e| minijinja::Error::new(ErrorKind::BadSerialization, e.to_string()))?;
     Ok(py_json(&json, &style))

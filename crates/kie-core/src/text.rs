@@ -16,6 +16,9 @@ use crate::tokenizer::Tokenizer;
 /// Room for text that is held back.
 const HELD_BYTES: usize = 4096;
 
+/// Bytes of the texts of all tokens. The largest published vocabulary has about 3 MB.
+const PIECES_BYTES_MAX: usize = 256 << 20;
+
 /// What an id adds to the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -43,6 +46,9 @@ struct Pieces {
 
 impl Pieces {
     fn add(&mut self, kind: Kind, bytes: &[u8]) -> Option<()> {
+        if self.bytes.len() + bytes.len() > PIECES_BYTES_MAX {
+            return None;
+        }
         let (start, len) = (self.bytes.len().try_into().ok()?, bytes.len().try_into().ok()?);
         self.bytes.extend_from_slice(bytes);
         self.pieces.push(Piece { start, len, kind });
@@ -212,8 +218,8 @@ impl TextTable {
         for id in 0..u32::try_from(ids)? {
             let token = tokenizer.id_to_token(id).filter(|t| !added.is_special_token(t));
             let Some(token) = token else {
-                table.rest.add(Kind::Skip, &[]).ok_or("4 GiB of tokens")?;
-                first.add(Kind::Skip, &[]).ok_or("4 GiB of tokens")?;
+                table.rest.add(Kind::Skip, &[]).ok_or("tokens of more than 256 MiB of text")?;
+                first.add(Kind::Skip, &[]).ok_or("tokens of more than 256 MiB of text")?;
                 continue;
             };
             let (at_first, mut later) = steps.read(token)?;
@@ -224,7 +230,7 @@ impl TextTable {
             for (pieces, text) in [(&mut first, at_first), (&mut table.rest, later)] {
                 let (kind, bytes) = steps.classify(&text, &mut scratch);
                 table.piece_bytes_max = table.piece_bytes_max.max(bytes.len());
-                pieces.add(kind, bytes).ok_or("4 GiB of tokens")?;
+                pieces.add(kind, bytes).ok_or("tokens of more than 256 MiB of text")?;
             }
         }
         table.first = differs.then_some(first);

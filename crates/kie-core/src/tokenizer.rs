@@ -13,12 +13,17 @@ use std::sync::Arc;
 use kie_kernels::file;
 use serde_json::{Map, Value};
 
+use crate::growth::{decoded, Growth};
+use crate::patience::{apart, Patience};
 use crate::template::ChatTemplates;
 use crate::text::TextTable;
 use crate::{Error, Result};
 
 /// Largest file read, in bytes. The largest published tokenizer.json has about 35 MB.
 const FILE_BYTES_MAX: u64 = 256 << 20;
+
+/// Of a thread that tokenizes.
+const STACK_BYTES: usize = 16 << 20;
 
 /// The tokens that a template sees by name, where `tokenizer_config.json` sets them.
 const NAMED_TOKENS: [&str; 7] =
@@ -40,6 +45,7 @@ pub struct Tokenizer(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     tokenizer: tokenizers::Tokenizer,
+    growth: Growth,
     text: TextTable,
     templates: ChatTemplates,
     /// Ids of the tokenizer: the highest plus one.
@@ -61,6 +67,7 @@ impl Tokenizer {
         let file = dir.join("tokenizer.json");
         let bytes = read(&file, "the tokenizer of the model")?;
         let fail = |got: String| Error::load(&file, "a tokenizer.json", got);
+        let growth = check_growth(&file, &bytes)?;
         let tokenizer = guarded(|| tokenizers::Tokenizer::from_bytes(&bytes)).map_err(fail)?;
         let config = Config::read(dir)?;
         let tokenizer = guarded(|| without_limits(tokenizer)).map_err(fail)?;
@@ -82,7 +89,8 @@ impl Tokenizer {
             (Some(true | false) | None, _) => Bos::AsProcessed,
         };
         let templates = ChatTemplates::new(config.templates, config.tokens);
-        let inner = Inner { tokenizer, text, templates, ids, model_ids: vocab, bos, eos, bos_rule };
+        let inner =
+            Inner { tokenizer, growth, text, templates, ids, model_ids: vocab, bos, eos, bos_rule };
         Ok(Self(Arc::new(inner)))
     }
 
@@ -92,13 +100,33 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::InvalidRequest`] for a text that the tokenizer gives up on.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        let encoding =
-            guarded(|| self.0.tokenizer.encode_fast(text, add_special)).map_err(|e| {
-                Error::InvalidRequest(format!(
-                    "text of {} bytes cannot be tokenized: {e}",
-                    text.len()
-                ))
-            })?;
+        self.encode_within(text, add_special, &Patience::ENDLESS)
+    }
+
+    /// [`encode`](Self::encode), for as long as there is patience.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode), and [`Error::GivenUp`].
+    pub fn encode_within(
+        &self,
+        text: &str,
+        add_special: bool,
+        patience: &Patience<'_>,
+    ) -> Result<Vec<u32>> {
+        // The library behind it takes a second for 500 kB, or much longer for odd expressions.
+        let (this, text) = (self.clone(), text.to_owned());
+        apart("tokenizing", STACK_BYTES, patience, move |_| this.encode_here(&text, add_special))?
+    }
+
+    fn encode_here(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        let encode = || {
+            self.0.growth.check(text)?;
+            self.0.tokenizer.encode_fast(text, add_special)
+        };
+        let encoding = guarded(encode).map_err(|e| {
+            let bytes = text.len();
+            Error::InvalidRequest(format!("text of {bytes} bytes cannot be tokenized: {e}"))
+        })?;
         let mut ids = encoding.get_ids().to_vec();
         match self.0.bos_rule {
             Bos::Prepend(bos) if add_special => ids.insert(0, bos),
@@ -132,6 +160,21 @@ impl Tokenizer {
         }
         guarded(|| tokenizer.decode(ids, skip_special))
             .map_err(|e| Error::InvalidRequest(format!("ids cannot be decoded: {e}")))
+    }
+
+    /// [`decode`](Self::decode), for as long as there is patience.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode), and [`Error::GivenUp`].
+    pub fn decode_within(
+        &self,
+        ids: &[u32],
+        skip_special: bool,
+        patience: &Patience<'_>,
+    ) -> Result<String> {
+        let (this, ids) = (self.clone(), ids.to_vec());
+        let decode = move |_| this.decode(&ids, skip_special);
+        apart("decoding token ids", STACK_BYTES, patience, decode)?
     }
 
     /// Id of a token as it stands in the vocabulary (`"<s>"`, `"Ġthe"`).
@@ -181,8 +224,22 @@ impl Tokenizer {
         add_generation_prompt: bool,
         extra: &Map<String, Value>,
     ) -> Result<String> {
-        guarded(|| Ok(self.0.templates.render(messages, add_generation_prompt, extra)))
-            .map_err(Error::Template)?
+        self.apply_chat_template_within(messages, add_generation_prompt, extra, &Patience::ENDLESS)
+    }
+
+    /// [`apply_chat_template`](Self::apply_chat_template), for as long as there is patience (and
+    /// for 10 s at most).
+    ///
+    /// # Errors
+    /// As [`apply_chat_template`](Self::apply_chat_template), and [`Error::GivenUp`].
+    pub fn apply_chat_template_within(
+        &self,
+        messages: &Value,
+        add_generation_prompt: bool,
+        extra: &Map<String, Value>,
+        patience: &Patience<'_>,
+    ) -> Result<String> {
+        self.0.templates.render(messages, add_generation_prompt, extra, patience)
     }
 
     /// Ids of a rendered chat. The template writes the special tokens; none are added.
@@ -195,7 +252,23 @@ impl Tokenizer {
         add_generation_prompt: bool,
         extra: &Map<String, Value>,
     ) -> Result<Vec<u32>> {
-        self.encode(&self.apply_chat_template(messages, add_generation_prompt, extra)?, false)
+        self.encode_chat_within(messages, add_generation_prompt, extra, &Patience::ENDLESS)
+    }
+
+    /// [`encode_chat`](Self::encode_chat), for as long as there is patience.
+    ///
+    /// # Errors
+    /// As [`encode_chat`](Self::encode_chat), and [`Error::GivenUp`].
+    pub fn encode_chat_within(
+        &self,
+        messages: &Value,
+        add_generation_prompt: bool,
+        extra: &Map<String, Value>,
+        patience: &Patience<'_>,
+    ) -> Result<Vec<u32>> {
+        let text =
+            self.apply_chat_template_within(messages, add_generation_prompt, extra, patience)?;
+        self.encode_within(&text, false, patience)
     }
 
     pub(crate) fn text_table(&self) -> &TextTable {
@@ -283,6 +356,44 @@ fn read(path: &Path, what: &str) -> Result<Vec<u8>> {
     file::read(path, FILE_BYTES_MAX).map_err(|got| Error::load(path, what, got))
 }
 
+/// Bytes that the rules of a tokenizer may make of one of its own tokens.
+const TOKEN_BYTES_MAX: u64 = 1 << 20;
+
+/// Reads how much the rules of a file multiply, before they are applied to anything: the library
+/// applies them to added tokens as it reads the file.
+fn check_growth(file: &Path, bytes: &[u8]) -> Result<Growth> {
+    /// What of the file is looked at.
+    #[derive(serde::Deserialize)]
+    struct Rules {
+        #[serde(default)]
+        normalizer: Value,
+        #[serde(default)]
+        decoder: Value,
+        #[serde(default)]
+        added_tokens: Vec<Value>,
+    }
+    let rules: Rules = serde_json::from_slice(bytes)
+        .map_err(|e| Error::load(file, "a tokenizer.json", e.to_string()))?;
+    let wanted = |key: &str, got: String| {
+        let wanted = format!("rules that make at most {TOKEN_BYTES_MAX} bytes of a token");
+        Error::tensor(file, key, wanted, got)
+    };
+    let growth = guarded(|| Ok(Growth::of(&rules.normalizer)?));
+    let growth = growth.map_err(|got| wanted("normalizer", got))?;
+    let content = |token: &Value| token.get("content")?.as_str().map(str::to_owned);
+    for token in rules.added_tokens.iter().filter_map(content) {
+        let short = || Ok(growth.check(&token)?);
+        guarded(short).map_err(|got| wanted("normalizer", got))?;
+    }
+    // Tokens of a vocabulary are shorter than this, or the file is longer than it may be.
+    let longest = 4096;
+    match guarded(|| Ok(decoded(&rules.decoder, longest)?)) {
+        Ok(bytes) if bytes <= TOKEN_BYTES_MAX => Ok(growth),
+        Ok(bytes) => Err(wanted("decoder", format!("{bytes} of one of {longest}"))),
+        Err(got) => Err(wanted("decoder", got)),
+    }
+}
+
 fn without_limits(mut t: tokenizers::Tokenizer) -> tokenizers::Result<tokenizers::Tokenizer> {
     t.with_truncation(None)?;
     t.with_padding(None);
@@ -291,7 +402,9 @@ fn without_limits(mut t: tokenizers::Tokenizer) -> tokenizers::Result<tokenizers
 
 /// Runs code of a library that panics on some inputs. Whatever it was working on is either dropped
 /// or only read, so nothing half-changed is seen later.
-fn guarded<T>(f: impl FnOnce() -> tokenizers::Result<T>) -> std::result::Result<T, String> {
+pub(crate) fn guarded<T>(
+    f: impl FnOnce() -> tokenizers::Result<T>,
+) -> std::result::Result<T, String> {
     match catch_unwind(AssertUnwindSafe(f)) {
         Ok(result) => result.map_err(|e| e.to_string()),
         Err(panic) => Err(panic

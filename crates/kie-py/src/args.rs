@@ -4,18 +4,64 @@
 use std::path::PathBuf;
 
 use kie_core::request::{EngineConfig, Prompt, SamplingParams};
+use kie_core::Error;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyMapping, PyString};
 use serde_json::Value;
 
-use crate::error::invalid;
+use crate::error::{invalid, raise};
 
-/// Exactly one of a prompt (text or ids) and messages.
+/// Token ids that a call takes where no context bounds them.
+pub const IDS_MAX: usize = 1 << 24;
+
+/// Messages, and stop strings, that are looked at before there are too many.
+const MESSAGES_MAX: usize = 1 << 20;
+const STRINGS_MAX: usize = 1 << 10;
+
+/// Items between two looks at signals.
+const SIGNALS_EVERY: usize = 1 << 12;
+
+/// The items of an iterable, at most `most` of them; whatever it is, signals are heard.
+fn items<'py>(
+    value: &Bound<'py, PyAny>,
+    most: usize,
+    refused: impl Fn() -> PyErr,
+) -> PyResult<impl Iterator<Item = PyResult<Bound<'py, PyAny>>>> {
+    let (py, items) = (value.py(), value.try_iter().map_err(|_| refused())?);
+    Ok(items.enumerate().map(move |(index, item)| {
+        if index % SIGNALS_EVERY == SIGNALS_EVERY - 1 {
+            py.check_signals()?;
+        }
+        if index == most {
+            return Err(invalid(py, format!("at most {most} items are taken, got more")));
+        }
+        item
+    }))
+}
+
+/// Token ids of a prompt, for so many tokens to generate and such a context: one that is too long
+/// is refused unread.
+pub fn prompt_ids(
+    value: &Bound<'_, PyAny>,
+    name: &str,
+    (max_tokens, limit): (Option<usize>, usize),
+) -> PyResult<Vec<u32>> {
+    match value.len() {
+        Ok(prompt) if prompt > limit && !value.is_instance_of::<PyString>() => {
+            let max_tokens = max_tokens.unwrap_or(1);
+            Err(raise(value.py(), Error::ContextLength { prompt, max_tokens, limit }))
+        }
+        Ok(_) | Err(_) => ids(value, name, limit),
+    }
+}
+
+/// Exactly one of a prompt (text or ids) and messages, for these parameters and a context.
 pub fn prompt(
     py: Python<'_>,
     prompt: Option<&Bound<'_, PyAny>>,
     messages: Option<&Bound<'_, PyAny>>,
+    (params, context): (&SamplingParams, usize),
 ) -> PyResult<Prompt> {
     match (prompt, messages) {
         (Some(_), Some(_)) | (None, None) => {
@@ -24,7 +70,10 @@ pub fn prompt(
         (None, Some(messages)) => Ok(Prompt::Messages(self::messages(py, messages)?)),
         (Some(prompt), None) => match prompt.cast::<PyString>() {
             Ok(_) => Ok(Prompt::Text(text(prompt, "prompt")?)),
-            Err(_) => Ok(Prompt::Ids(ids(prompt, "prompt")?)),
+            Err(_) => {
+                let room = (params.max_tokens, context);
+                Ok(Prompt::Ids(prompt_ids(prompt, "prompt", room)?))
+            }
         },
     }
 }
@@ -44,7 +93,7 @@ pub fn text(value: &Bound<'_, PyAny>, name: &str) -> PyResult<String> {
 }
 
 /// Token ids from any sequence of integers (`list`, `tuple`, a NumPy vector).
-pub fn ids(value: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<u32>> {
+pub fn ids(value: &Bound<'_, PyAny>, name: &str, most: usize) -> PyResult<Vec<u32>> {
     let refuse = || format!("{name} must be a sequence of token ids, got {}", kind(value));
     if value.is_instance_of::<PyString>()
         || value.is_instance_of::<PyBytes>()
@@ -54,7 +103,7 @@ pub fn ids(value: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<u32>> {
     {
         return Err(PyTypeError::new_err(refuse()));
     }
-    let items = value.try_iter().map_err(|_| PyTypeError::new_err(refuse()))?;
+    let items = items(value, most, || PyTypeError::new_err(refuse()))?;
     items.enumerate().map(|(index, item)| id(&item?, name, index)).collect()
 }
 
@@ -81,7 +130,10 @@ pub fn messages(py: Python<'_>, messages: &Bound<'_, PyAny>) -> PyResult<Vec<Val
         let got = kind(messages);
         return Err(PyTypeError::new_err(format!("messages must be a list of dicts, got {got}")));
     }
-    let list = messages.try_iter()?.collect::<PyResult<Vec<_>>>()?;
+    let refuse = || {
+        PyTypeError::new_err(format!("messages must be a list of dicts, got {}", kind(messages)))
+    };
+    let list = items(messages, MESSAGES_MAX, refuse)?.collect::<PyResult<Vec<_>>>()?;
     if list.is_empty() {
         return Err(invalid(py, "messages is empty"));
     }
@@ -159,7 +211,8 @@ fn set(
         }
         "stop" => params.stop = strings(name, value)?,
         "stop_token_ids" => {
-            params.stop_token_ids = if value.is_none() { Vec::new() } else { ids(value, name)? };
+            params.stop_token_ids =
+                if value.is_none() { Vec::new() } else { ids(value, name, STRINGS_MAX)? };
         }
         "min_tokens" => params.min_tokens = integer(name, value)?.unwrap_or(defaults.min_tokens),
         "ignore_eos" => params.ignore_eos = !value.is_none() && flag(name, value)?,
@@ -230,7 +283,7 @@ fn strings(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
         return Ok(vec![text(value, name)?]);
     }
     let wrong = || format!("{name} must be str or a sequence of str, got {}", kind(value));
-    let items = value.try_iter().map_err(|_| PyTypeError::new_err(wrong()))?;
+    let items = items(value, STRINGS_MAX, || PyTypeError::new_err(wrong()))?;
     items.map(|item| text(&item?, name)).collect()
 }
 
@@ -242,6 +295,13 @@ fn bias(py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<Vec<(u32, f64)>> {
         let got = kind(value);
         PyTypeError::new_err(format!("logit_bias must map ids to numbers, got {got}"))
     })?;
+    let entries = mapping.len()?;
+    if entries > STRINGS_MAX {
+        return Err(invalid(
+            py,
+            format!("logit_bias must have at most {STRINGS_MAX} entries, got {entries}"),
+        ));
+    }
     let mut pairs = Vec::new();
     for item in mapping.items()?.iter() {
         let (key, amount): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;

@@ -1,11 +1,12 @@
 //! `Engine` and `Session`: each call converts its arguments, detaches and calls kie-core.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, TryLockError};
+use std::time::Duration;
 
 use kie_core::engine::{self, LogitsPath};
 use kie_core::request::Request;
-use kie_core::session;
+use kie_core::{session, Patience};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
 
@@ -32,6 +33,28 @@ pub(crate) fn detached<T: Send>(
     call: impl FnOnce() -> kie_core::Result<T> + Send,
 ) -> PyResult<T> {
     py.detach(call).map_err(|error| raise(py, error))
+}
+
+/// The same for calls that may wait long: signals are looked at while they do, and what a handler
+/// raises ends them.
+pub(crate) fn patiently<T: Send>(
+    py: Python<'_>,
+    call: impl FnOnce(&Patience<'_>) -> kie_core::Result<T> + Send,
+) -> PyResult<T> {
+    let raised = Mutex::new(None);
+    let goes_on = || {
+        let signal = Python::attach(|py| py.check_signals());
+        let quiet = signal.is_ok();
+        if let Err(error) = signal {
+            *raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        }
+        quiet
+    };
+    let done = py.detach(|| call(&Patience::asking(&goes_on)));
+    match raised.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => done.map_err(|error| raise(py, error)),
+    }
 }
 
 /// Compiles ahead what an engine with these options would, and returns the printed plan.
@@ -90,15 +113,18 @@ impl Engine {
         sampling: &Bound<'_, PyDict>,
     ) -> PyResult<Stream> {
         let params = args::sampling(py, sampling)?;
-        let prompt = args::prompt(py, prompt, messages)?;
         let engine = self.0.get(py)?;
-        Ok(Stream::new(detached(py, || engine.stream(Request { prompt, params }))?))
+        let prompt = args::prompt(py, prompt, messages, (&params, engine.context()))?;
+        let request = Request { prompt, params };
+        Ok(Stream::new(patiently(py, |patience| engine.stream_within(request, patience))?))
     }
 
     fn session(&self, py: Python<'_>, system: Option<&Bound<'_, PyAny>>) -> PyResult<Session> {
         let system = system.map(|text| args::text(text, "system")).transpose()?;
         let engine = self.0.get(py)?;
-        Ok(Session::new(detached(py, || engine.session(system.as_deref()))?))
+        let context = engine.context();
+        let session = patiently(py, |p| engine.session_within(system.as_deref(), p))?;
+        Ok(Session::new(session, context))
     }
 
     /// Little-endian float32 `[tokens, vocab]` and the two sizes.
@@ -116,9 +142,9 @@ impl Engine {
                 return Err(invalid(py, message));
             }
         };
-        let ids = args::ids(ids, "ids")?;
         let engine = self.0.get(py)?;
-        let logits = detached(py, || engine.logits(&ids, path))?;
+        let ids = args::prompt_ids(ids, "ids", (Some(0), engine.context()))?;
+        let logits = patiently(py, |patience| engine.logits_within(&ids, path, patience))?;
         let bytes = PyByteArray::new_with(py, logits.values.len() * 4, |bytes| {
             for (place, value) in bytes.chunks_exact_mut(4).zip(&logits.values) {
                 place.copy_from_slice(&value.to_le_bytes());
@@ -136,7 +162,7 @@ impl Engine {
     ) -> PyResult<Vec<u32>> {
         let text = args::text(text, "text")?;
         let engine = self.0.get(py)?;
-        detached(py, || engine.tokenize(&text, add_special))
+        patiently(py, |patience| engine.tokenize_within(&text, add_special, patience))
     }
 
     fn detokenize(
@@ -145,9 +171,9 @@ impl Engine {
         ids: &Bound<'_, PyAny>,
         skip_special: bool,
     ) -> PyResult<String> {
-        let ids = args::ids(ids, "ids")?;
+        let ids = args::ids(ids, "ids", args::IDS_MAX)?;
         let engine = self.0.get(py)?;
-        detached(py, || engine.detokenize(&ids, skip_special))
+        patiently(py, |patience| engine.detokenize_within(&ids, skip_special, patience))
     }
 
     fn apply_chat_template(
@@ -158,12 +184,14 @@ impl Engine {
     ) -> PyResult<String> {
         let messages = args::messages(py, messages)?;
         let engine = self.0.get(py)?;
-        detached(py, || engine.apply_chat_template(&messages, add_generation_prompt))
+        patiently(py, |patience| {
+            engine.apply_chat_template_within(&messages, add_generation_prompt, patience)
+        })
     }
 
     fn warmup(&self, py: Python<'_>) -> PyResult<()> {
         let engine = self.0.get(py)?;
-        detached(py, || engine.warmup())
+        patiently(py, |patience| engine.warmup_within(patience))
     }
 
     /// The report as JSON.
@@ -190,21 +218,35 @@ impl Engine {
 
 /// A conversation whose KV stays between turns.
 #[pyclass(frozen, module = "kie._kie")]
-pub struct Session(Owned<Mutex<session::Session>>);
+pub struct Session {
+    session: Owned<Mutex<session::Session>>,
+    /// Positions of a longest sequence.
+    context: usize,
+}
 
 impl Session {
-    fn new(session: session::Session) -> Self {
-        Self(Owned::new(Mutex::new(session)))
+    fn new(session: session::Session, context: usize) -> Self {
+        Self { session: Owned::new(Mutex::new(session)), context }
     }
 
-    /// Runs `call` detached, one at a time.
+    /// Runs `call` detached, one at a time; whoever waits for another thread's call hears signals.
     fn with<T: Send>(
         &self,
         py: Python<'_>,
-        call: impl FnOnce(&mut session::Session) -> kie_core::Result<T> + Send,
+        call: impl FnOnce(&mut session::Session, &Patience<'_>) -> kie_core::Result<T> + Send,
     ) -> PyResult<T> {
-        let session = self.0.get(py)?;
-        detached(py, || call(&mut session.lock().unwrap_or_else(PoisonError::into_inner)))
+        let session = self.session.get(py)?;
+        patiently(py, |patience| {
+            let mut session = loop {
+                match session.try_lock() {
+                    Ok(session) => break session,
+                    Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
+                    Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(2)),
+                }
+                patience.check("another thread's call of the session")?;
+            };
+            call(&mut session, patience)
+        })
     }
 }
 
@@ -219,20 +261,21 @@ impl Session {
         sampling: &Bound<'_, PyDict>,
     ) -> PyResult<Stream> {
         let params = args::sampling(py, sampling)?;
-        let prompt = args::prompt(py, prompt, messages)?;
-        Ok(Stream::new(self.with(py, |session| session.stream(prompt, params))?))
+        let prompt = args::prompt(py, prompt, messages, (&params, self.context))?;
+        let turn = self.with(py, |session, p| session.stream_within(prompt, params, p))?;
+        Ok(Stream::new(turn))
     }
 
     fn fork(&self, py: Python<'_>) -> PyResult<Self> {
-        Ok(Self::new(self.with(py, |session| session.fork())?))
+        Ok(Self::new(self.with(py, |session, p| session.fork_within(p))?, self.context))
     }
 
     fn rollback(&self, py: Python<'_>, to: &Bound<'_, PyAny>) -> PyResult<()> {
         let to: usize = args::count("to", to)?;
-        self.with(py, |session| session.rollback(to))
+        self.with(py, |session, patience| session.rollback_within(to, patience))
     }
 
     fn turns(&self, py: Python<'_>) -> PyResult<usize> {
-        self.with(py, |session| Ok(session.turns()))
+        self.with(py, |session, _| Ok(session.turns()))
     }
 }

@@ -382,3 +382,39 @@ impl Drop for Library {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_cut_short_is_compiled_again() {
+        let folder = std::env::temp_dir().join(format!("kie-cut-{}", std::process::id()));
+        let mut compiler = Compiler::find("sim", false).unwrap();
+        std::fs::create_dir_all(&folder).unwrap();
+        compiler.folder.clone_from(&folder);
+        let source = Source { defines: Vec::new(), text: String::new(), entries: Vec::new() };
+        compiler.library(&source, 32).unwrap();
+        let kept: Vec<_> = folder.read_dir().unwrap().map(|file| file.unwrap().path()).collect();
+        assert_eq!(kept.len(), 1, "{kept:?}");
+        let file = std::fs::File::options().write(true).open(&kept[0]).unwrap();
+        let whole = file.metadata().unwrap().len();
+        file.set_len(whole / 2).unwrap();
+        // The dynamic linker would map what is not there.
+        compiler.library(&source, 32).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), whole / 2, "replaced, not written over");
+        assert_eq!(std::fs::metadata(&kept[0]).unwrap().len(), whole);
+        compiler.library(&source, 32).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn what_answers_to_version_alone_is_no_compiler() {
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        for impostor in ["/bin/true", "/bin/cat", "/bin/false", "/nonexistent", "env true"] {
+            assert_eq!(version_of(&words(impostor)), None, "{impostor}");
+        }
+        assert!(compiler().is_some());
+    }
+}
