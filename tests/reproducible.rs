@@ -1,5 +1,6 @@
-//! What an engine has done before changes no bit of what it does next: random histories of requests,
-//! sessions, forks and rollbacks, each answer compared with that of an engine without a cache.
+//! What an engine has done before changes no bit of what it does next: random histories of
+//! requests, sessions, forks and rollbacks, each answer compared with that of an engine without
+//! a cache.
 //!
 //! Invariant: an answer is compared by its ids and by the bits of its log-probabilities, so that
 //! two continuations that only happen to choose the same ids do not pass for equal.

@@ -3,7 +3,8 @@
 //!
 //! Invariants: callbacks run on the caller's thread; what they raise, or a signal's handler, ends
 //! the work, and is what the caller gets, whether or not the work was done by then. Work that does
-//! not notice in time (a compiler's) is left behind: it ends by itself, and what it made is dropped.
+//! not notice in time (a compiler's) is left behind: it ends by itself, and what it made is
+//! dropped.
 
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};

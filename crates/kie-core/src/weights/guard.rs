@@ -1,6 +1,6 @@
 //! What a read of a mapped file meets where the file was cut short, or its disk fails: SIGBUS,
-//! which ends the process. While a file is guarded it meets zeros instead, and the guard remembers; who
-//! loads asks at the end and throws away what was made of them.
+//! which ends the process. While a file is guarded it meets zeros instead, and the guard
+//! remembers; who loads asks at the end and throws away what was made of them.
 //!
 //! Invariants: guarded ranges are found without a lock, in a list that only grows (its entries are
 //! used again), so the handler may run anywhere, also inside itself on another thread; what is no
