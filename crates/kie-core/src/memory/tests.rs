@@ -267,7 +267,8 @@ proptest! {
         more in prop::collection::vec(prop::option::of(1usize..400), 0..3),
     ) {
         let mut config = config(full, 0, window, slots);
-        let further = more.into_iter().map(|window| GroupConfig { pages: full, window, page_bytes: 1 });
+        let group = |window| GroupConfig { pages: full, window, page_bytes: 1 };
+        let further = more.into_iter().map(group);
         config.groups.extend(further);
         for group in 0..config.groups.len() {
             if config.groups[group].window.is_some() {

@@ -2,7 +2,7 @@
 //!
 //! # Who writes what
 //! A step is one or more phases with a barrier behind each. Inside a phase a member writes only
-//! the rows of its own block (from the program's row partition) or the items whose number is congruent to
+//! the rows of its own block (by the row partition) or the items whose number is congruent to
 //! its own; all other data of the phase is read-only. The barrier's release/acquire makes a
 //! phase's writes visible to the next. That is the argument behind every `Field` access below.
 //!
