@@ -3,8 +3,8 @@
 //! A node is one page of 64 tokens below its parent's, so a path from a root spells a sequence.
 //!
 //! Invariants: a node has a page of each group that sees everything, and perhaps one of the others;
-//! a node with users has users on its whole path; a node was never used later than its parent. So nodes
-//! without users, sorted by last use and then deepest first, can be removed in that order.
+//! a node with users has users on its whole path; a node was never used later than its parent. So
+//! nodes without users, sorted by last use and then deepest first, can be removed in that order.
 
 use super::PAGE;
 use std::collections::BTreeMap;
