@@ -144,7 +144,7 @@ fn sizes(t: &mut Text, model: &Model, p: &Partition, layout: &Layout) {
         ("kSlotBytes", p.slot_bytes),
         ("kPage", PAGE as u32),
         ("kPagesMax", p.pages_max),
-        ("kPools", layout::POOLS as u32),
+        ("kPools", model.pools),
         ("kRowsO", p.residual),
         ("kRowsHead", p.rows_head),
         ("kHeadPassRows", p.head.rows),
@@ -334,7 +334,7 @@ fn attention(t: &mut Text, (class, part): (&Class, &ClassPartition), p: &Partiti
     // A word of one column a thread; of the one-column kernel a word of some of the splits. With
     // many partials two warps of an owner share its words: all of one warp's looks are in flight.
     let own = words / each;
-    let sharers = if part.kv_splits > 8 && own % 16 == 0 { 2 } else { 1 };
+    let sharers = if part.kv_splits > 8 && own.is_multiple_of(16) { 2 } else { 1 };
     let count = if part.merge { own / sharers } else { words / p.warps };
     let low = 1 << count.trailing_zeros();
     t.ints([
