@@ -91,15 +91,13 @@ const PREFILL_GATE: f64 = 1.5e-2;
 /// instead. A float64 pass with the kernel's roundings put in (tools/fixtures/rounded.py) says that
 /// it is the numbers' format. The first: 2.4e-3, of it 1.6e-3 from normed activations as halves,
 /// 1.3e-3 from q and k, 0.7e-3 from the residual's words. The second, whose attention is sharp, has
-/// 1.96e-3 on one, 2.13e-3 and 2.08e-3 where the sums of two and four ranks travel as halves. They
-/// need two halves a number.
-const KNOWN: &[(&str, f64, f64)] =
-    &[("own_laneformer_mixed", 2.6e-3, 2.6e-3), ("own_llama_f16", DECODE_GATE, 2.2e-3)];
-
-/// Fixtures of programs that the monokernel does not lower yet: the step that it names, and why.
-const REFUSED: &[(&str, usize, &str)] = &[
-    ("own_hybrid", 1, "4 page groups"),
-    ("own_laneformer_preagg", 16, "norms that differ in kind"),
+/// 1.96e-3 on one, 2.13e-3 and 2.08e-3 where the sums of two and four ranks travel as halves. The
+/// third has 2.20e-3 on one, of it 1.7e-3 from normed activations, and 1.86e-3 on two. They need two
+/// halves a number.
+const KNOWN: &[(&str, f64, f64)] = &[
+    ("own_laneformer_mixed", 2.6e-3, 2.6e-3),
+    ("own_llama_f16", DECODE_GATE, 2.2e-3),
+    ("own_hybrid", 2.3e-3, DECODE_GATE),
 ];
 
 /// One engine's turn.
@@ -115,7 +113,6 @@ fn jobs() -> VecDeque<Job> {
     let only = std::env::var("KIE_ONLY").ok();
     let mut folders = fixtures();
     folders.retain(|f| only.as_ref().is_none_or(|o| f.ends_with(o)));
-    folders.retain(|f| REFUSED.iter().all(|(name, ..)| !f.ends_with(name)));
     let all = |device: String, positions, tokens| {
         let job = move |folder: PathBuf| Job { folder, device: device.clone(), positions, tokens };
         folders.iter().cloned().map(job).collect::<Vec<_>>()
@@ -200,16 +197,6 @@ fn two_at_a_time<T: Send>(items: VecDeque<T>, work: impl Fn(T) + Sync) {
 #[test]
 fn every_fixture() {
     two_at_a_time(jobs(), |job| check(&job));
-}
-
-#[test]
-fn what_does_not_lower_is_refused_by_step() {
-    for (name, step, why) in REFUSED {
-        let builder = Engine::builder(fixture(name)).device("sim:blocks=8");
-        let Err(error) = builder.build() else { panic!("{name} lowers: strike it off the list") };
-        let wanted = format!("invalid program: step {step}: for the monokernel: {why}");
-        assert!(error.to_string().contains(&wanted), "{name}: {error}");
-    }
 }
 
 /// A fixture that the repository carries.

@@ -58,7 +58,7 @@ struct DecodeArgs {
     const float* biases;      // of layers that have them [kLanes][kRowsQkv kBlocksPerLane]
     const float* rope;        // of each class [positions][kHeadDim / 2][cos, sin]
     const Layer* layers;      // [kLayers]
-    u8* pools[2];             // KV pages; see attention.h
+    u8* pools[4];             // KV pages; see attention.h
     const u32* pages;         // [rows][kPools][kPagesMax] physical page of each 64 positions
     const u32* stop_ids;      // [rows][kStopsMax]
     const float* logit_bias;  // [rows][kVocabAll], or null
@@ -77,7 +77,7 @@ struct DecodeArgs {
     long hops[8];             // words from this rank's exchange to each rank's, its own 0
     u64 budget_ns;
     u64 at_head;  // not 0: the first step begins at the head, whose input is there (prefill.h)
-    u32 page_bytes[2];  // of a page of each pool, all its layers
+    u32 page_bytes[4];  // of a page of each pool, all its layers
     u32 segment_count, steps, epoch, in_flight_bytes;
     u32 pace;            // least clock ticks between stages, per KiB of the earlier one; 0: none
     u32 live;            // columns with a sequence that makes tokens, the first ones

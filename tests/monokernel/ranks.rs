@@ -26,6 +26,8 @@ const TOGETHER: &[(&str, u32, u32)] = &[
     ("own_laneformer_mixed", 2, 8),
     ("own_laneformer_mixed", 4, 6),
     ("own_laneformer_mixed", 8, 3),
+    ("own_laneformer_preagg", 2, 8),
+    ("own_hybrid", 2, 4),
     ("llama", 2, 8),
     ("llama_tied", 2, 8),
     ("mistral", 2, 8),

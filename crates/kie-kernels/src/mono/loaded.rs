@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use super::lower::layout::{Exchange, POOLS};
-use super::lower::model::{self, Model};
+use super::lower::layout::Exchange;
+use super::lower::model::{self, Model, MOST_POOLS};
 use super::lower::partition::{ClassPartition, Kind, Matrix, Partition};
 use super::lower::segments;
 use super::machine::{Machine, Memory, Module, Platform, Shared};
@@ -90,7 +90,8 @@ pub fn bytes(
     let (row, layers) = (u64::from(partition.hidden) * 2, u64::from(model.layers()));
     let lines = partition.line_bytes(model) * u64::from(partition.blocks);
     let packed = lines + vocab * row + u64::from(model.norm_rows()) * row;
-    let pools: u64 = (0..POOLS).map(|group| pool_bytes(program, model, partition, group)).sum();
+    let pools: u64 =
+        (0..MOST_POOLS).map(|group| pool_bytes(program, model, partition, group)).sum();
     let of_layers = |of: &dyn Fn(&model::Class, &ClassPartition) -> u64| {
         let one = |l: &model::Layer| of(&model.classes[l.class], &partition.classes[l.class]);
         model.layer.iter().map(one).sum::<u64>()
@@ -107,7 +108,7 @@ pub fn bytes(
     let biases = of_layers(&bias);
     let head_dims: u64 = partition.classes.iter().map(|c| u64::from(c.head_dim)).sum();
     let rope = u64::from(dims.max_positions) * head_dims * 4;
-    let of_slots = slots * 4 * (POOLS as u64 * u64::from(partition.pages_max) + STOPS as u64);
+    let of_slots = slots * 4 * (u64::from(model.pools * partition.pages_max) + STOPS as u64);
     let tables = (slots + columns) * vocab * 8 + of_slots + u64::from(dims.max_positions) * 4;
     let segments = segments(model, partition).len() * size_of::<wire::Segment>();
     let lists = layers * size_of::<wire::Layer>() as u64 + segments as u64;
@@ -135,7 +136,7 @@ pub struct Room {
     counts: Memory,
     words: Memory,
     values: Memory,
-    pools: [Memory; POOLS],
+    pools: [Memory; MOST_POOLS],
 }
 
 impl Room {
@@ -154,7 +155,7 @@ impl Room {
             control: m.alloc_shared(wire::CONTROL_BYTES)?,
             records: m.alloc(writers as usize * RECORDS_BLOCK * RECORD_BYTES)?,
             prompt: m.alloc(dims.max_positions as usize * 4)?,
-            pages: m.alloc(slots * POOLS * partition.pages_max as usize * 4)?,
+            pages: m.alloc(slots * (model.pools * partition.pages_max) as usize * 4)?,
             stop_ids: m.alloc(slots * STOPS * 4)?,
             logit_bias: m.alloc(slots * vocab * 4)?,
             counts: m.alloc(slots * vocab * 4)?,
@@ -163,7 +164,7 @@ impl Room {
                     + POISON_BYTES,
             )?,
             values: m.alloc(partition.columns as usize * 2 * vocab * 4)?,
-            pools: [pool(0)?, pool(1)?],
+            pools: [pool(0)?, pool(1)?, pool(2)?, pool(3)?],
         };
         // The simulator's clock is not the host's.
         let watched = m.platform() != Platform::Sim;
@@ -380,7 +381,7 @@ impl Loaded {
         let m = &*self.machine;
         let ids = |ids: &[u32]| -> Vec<u8> { ids.iter().flat_map(|i| i.to_le_bytes()).collect() };
         let pages: Vec<u8> = slot.pages.iter().flat_map(|group| ids(group)).collect();
-        let each = POOLS * self.partition.pages_max as usize * 4;
+        let each = (self.model.pools * self.partition.pages_max) as usize * 4;
         m.write(&self.room.pages, index * each, &pages)?;
         let params = &slot.params;
         let stops = ids(&slot.stop_ids[..params.stop_ids as usize]);

@@ -41,6 +41,7 @@ pub fn model(name: &str) -> Model {
         head_mode: HeadMode::PerLane,
         interleaved: false,
         eps: 1e-5,
+        pools: 2,
         classes: vec![class],
         layer: vec![layer; of(15, 16, 32) as usize],
         embed: 0,

@@ -3,6 +3,7 @@
 
 use std::sync::atomic::Ordering::Acquire;
 
+use super::lower::model::MOST_POOLS;
 use super::machine::Shared;
 
 /// Most stop ids of a sequence.
@@ -167,7 +168,7 @@ pub struct Args {
     pub biases: u64,
     pub rope: u64,
     pub layers: u64,
-    pub pools: [u64; 2],
+    pub pools: [u64; MOST_POOLS],
     pub pages: u64,
     pub stop_ids: u64,
     pub logit_bias: u64,
@@ -186,7 +187,7 @@ pub struct Args {
     pub hops: [i64; 8],
     pub budget_ns: u64,
     pub at_head: u64,
-    pub page_bytes: [u32; 2],
+    pub page_bytes: [u32; MOST_POOLS],
     pub segment_count: u32,
     pub steps: u32,
     pub epoch: u32,
@@ -210,7 +211,7 @@ pub unsafe trait Wire: Sized {
     }
 }
 
-// SAFETY: 34 u64s, 10 u32s, 8 sequences: every field on its own alignment, 8-byte multiples.
+// SAFETY: 36 u64s, 12 u32s, 8 sequences: every field on its own alignment, 8-byte multiples.
 unsafe impl Wire for Args {}
 // SAFETY: a u64, ten 4-byte fields, four bytes and one more u32.
 unsafe impl Wire for Layer {}
@@ -219,7 +220,7 @@ unsafe impl Wire for Segment {}
 
 const _: () = assert!(size_of::<Layer>() == 8 + 10 * 4 + 4 + 4 && size_of::<Segment>() == 24);
 const _: () = assert!(size_of::<Sequence>() == 8 + 16 * 4);
-const _: () = assert!(size_of::<Args>() == 34 * 8 + 10 * 4 + 8 * size_of::<Sequence>());
+const _: () = assert!(size_of::<Args>() == 36 * 8 + 12 * 4 + 8 * size_of::<Sequence>());
 
 /// Who gave up waiting, where (args.h's `Record`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

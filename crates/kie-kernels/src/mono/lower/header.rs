@@ -144,7 +144,7 @@ fn sizes(t: &mut Text, model: &Model, p: &Partition, layout: &Layout) {
         ("kSlotBytes", p.slot_bytes),
         ("kPage", PAGE as u32),
         ("kPagesMax", p.pages_max),
-        ("kPools", layout::POOLS as u32),
+        ("kPools", model.pools),
         ("kRowsO", p.residual),
         ("kRowsHead", p.rows_head),
         ("kHeadPassRows", p.head.rows),

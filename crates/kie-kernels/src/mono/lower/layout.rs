@@ -6,8 +6,6 @@ use super::partition::{head_width, ClassPartition, Kind, Matrix, Partition, Tili
 use super::segments;
 use crate::abi::{HeadMode, PAGE};
 
-/// Pools of pages that a kernel has; a program may have fewer groups.
-pub const POOLS: usize = 2;
 use crate::error::{Error, Result};
 use crate::mono::wire;
 
@@ -280,7 +278,7 @@ impl Vectors {
         };
         let owned = p.classes[0].tiling(Matrix::Output);
         let brought = model.lanes_all() > 1 && owned.k_warps > 1;
-        let table_words = columns * POOLS as u32 * p.pages_max;
+        let table_words = columns * model.pools * p.pages_max;
         Self {
             one_vector,
             stride_a: p.hidden.max(head_width(model, p.hidden)) + pad,

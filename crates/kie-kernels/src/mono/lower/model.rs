@@ -33,6 +33,8 @@ pub struct Model {
     pub interleaved: bool,
     /// Epsilon of the norms.
     pub eps: f32,
+    /// Pools of pages, at most [`MOST_POOLS`].
+    pub pools: u32,
     /// What layers are alike in.
     pub classes: Vec<Class>,
     /// What differs from layer to layer.
@@ -44,6 +46,9 @@ pub struct Model {
     /// The final norm's scale.
     pub final_norm: Norm,
 }
+
+/// Most pools of pages: what differs in size or is windowed has one of its own.
+pub const MOST_POOLS: usize = 4;
 
 /// Most classes of a model: each is a copy of the layer's code.
 pub const MOST_CLASSES: usize = 4;
@@ -179,7 +184,7 @@ impl Model {
     /// [`Error::InvalidProgram`] with the step that is not as expected, [`Error::Indivisible`].
     pub fn read(program: &Program, ranks: u32) -> Result<Self> {
         let d = &program.dims;
-        pools(program)?;
+        let pools = pools(program)?;
         let mut steps = Steps { program, at: 0 };
         let StepKind::Embed(embed) = steps.next()? else { return steps.refuse("embed") };
         let sliced = d.lanes == 1 && ranks > 1;
@@ -228,6 +233,7 @@ impl Model {
             head_mode: if per_lane { HeadMode::PerLane } else { head.mode },
             interleaved,
             eps: d.eps,
+            pools,
             classes,
             layer,
             embed: embed.table,
@@ -238,24 +244,7 @@ impl Model {
         if width != Some(model.hidden) {
             return refuse(0, format!("embedding of width {width:?}, not {}", model.hidden));
         }
-        model.one_class()?;
-        // The kernel's head does not take another kind of norm than the layers' yet.
-        if model.norms().any(|norm| norm.rows != model.final_norm.rows) {
-            return refuse(program.steps.len() - 2, "norms that differ in kind".to_owned());
-        }
         Ok(model)
-    }
-
-    /// The kernel walks layers of one class, with norms of one kind.
-    fn one_class(&self) -> Result<()> {
-        let first = self.layer[0].norms[0].rows;
-        if let Some(at) = self.norms().position(|norm| norm.rows != first) {
-            return refuse(1 + at / 2 * 5, "norms that differ in kind".to_owned());
-        }
-        match self.layer.iter().position(|layer| layer.class > 0) {
-            Some(at) => refuse(1 + at * 5, "a layer of another class than the first".to_owned()),
-            None => Ok(()),
-        }
     }
 
     /// Which of the program's query and kv heads of a class a machine's lane has, of as many places
@@ -429,12 +418,12 @@ impl Layer {
     }
 }
 
-/// The kernel has two pools of pages: one of layers that see everything, one of windowed ones.
-fn pools(program: &Program) -> Result<()> {
-    let windowed: Vec<bool> = program.groups.iter().map(|g| g.window.is_some()).collect();
-    match windowed[..] {
-        [false] | [false, true] => Ok(()),
-        _ => refuse(1, format!("{} page groups", windowed.len())),
+/// Pools of pages that tables have room for.
+fn pools(program: &Program) -> Result<u32> {
+    match program.groups.len() {
+        // Tables have two rows also where one is empty.
+        groups @ ..=MOST_POOLS => Ok(groups.max(2) as u32),
+        groups => refuse(1, format!("{groups} page groups: {MOST_POOLS} at most")),
     }
 }
 

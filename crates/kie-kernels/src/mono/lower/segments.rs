@@ -2,8 +2,7 @@
 //! norms, biases, pages. Decoding, prefill and packing walk these tables; nothing multiplies a
 //! layer's number by a layer's size.
 
-use super::layout::POOLS;
-use super::model::{Layer, Model};
+use super::model::{Layer, Model, MOST_POOLS};
 use super::partition::{Matrix, Partition};
 use crate::abi::PAGE;
 use crate::mono::wire;
@@ -101,7 +100,7 @@ fn page_share(model: &Model, partition: &Partition, layer: &Layer) -> u32 {
 }
 
 /// Bytes of a page of each pool: all its layers'.
-pub fn page_bytes(model: &Model, partition: &Partition) -> [u32; POOLS] {
+pub fn page_bytes(model: &Model, partition: &Partition) -> [u32; MOST_POOLS] {
     std::array::from_fn(|pool| {
         let of_pool = model.layer.iter().filter(|layer| layer.pool[0] as usize == pool);
         of_pool.map(|layer| page_share(model, partition, layer)).sum()
@@ -203,7 +202,7 @@ mod tests {
             });
             let rows = u64::from(model.norm_rows() - model.final_norm.rows);
             covers(norms.collect(), rows, "norms");
-            for pool in 0..POOLS {
+            for pool in 0..MOST_POOLS {
                 let its = each.clone().filter(|(l, _)| l.pool[0] as usize == pool);
                 let pages = its.map(|(l, wire)| {
                     (wire.page_at.into(), page_share(&model, &partition, l).into())
