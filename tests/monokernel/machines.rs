@@ -242,7 +242,8 @@ fn kv_heads_that_ranks_share_are_counted_on_each() {
     assert_eq!(budget("hip:0", whole / 2), "2048");
     assert_eq!(budget("auto", whole / 2 * 4), "2048");
     let short = on("auto", Some(whole / 8)).unwrap_err();
-    assert!(matches!(short, Error::OutOfMemory { .. }), "{short}");
+    assert!(matches!(short, Error::InvalidRequest(_)), "{short}");
+    assert!(short.to_string().contains("kv_bytes must be at least"), "{short}");
 }
 
 #[test]

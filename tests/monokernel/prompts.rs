@@ -430,7 +430,7 @@ const MUTANTS: &[(&str, &str, &str, &str)] = &[
         "lane_of_model(args, l)) + pair",
         "l) + pair",
     ),
-    ("nothing", "laneformer_d2", "(layer * 2 + is_key) *", "(layer * 2 + is_key)  *"),
+    ("nothing", "laneformer_d2", "head_norms + is_key *", "head_norms + is_key  *"),
 ];
 
 #[test]

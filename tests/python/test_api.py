@@ -475,9 +475,9 @@ def test_a_compiler_in_site_packages_is_found(
 
 def test_the_kernels_of_a_simulated_gpu_compile_ahead() -> None:
     plan = compile_ahead(TINY, device="sim:blocks=8")
-    assert "cut       8 blocks" in plan
+    assert "partition 8 blocks" in plan
     with kie.Engine(TINY, device="sim:blocks=8") as engine:
-        assert "cut       8 blocks" in engine.info()["plan"]
+        assert "partition 8 blocks" in engine.info()["plan"]
         assert len(engine.generate([1, 2, 3], max_tokens=2, ignore_eos=True).token_ids) == 2
 
 

@@ -187,7 +187,7 @@ def test_nothing_runs_on_a_recorded_machine() -> None:
 def test_info_prints_the_cut_for_a_simulated_gpu() -> None:
     done = run("info", str(TINY), "--device", "sim:blocks=8")
     assert done.returncode == 0, done.stderr
-    assert "cut       8 blocks" in done.stdout
+    assert "partition 8 blocks" in done.stdout
     assert "head:" in done.stdout
 
 
@@ -195,7 +195,7 @@ def test_compile_fills_the_cache(tmp_path: Path) -> None:
     environment = os.environ | {"KIE_CACHE": str(tmp_path)}
     done = run("compile", str(TINY), "--device", "sim:blocks=8", env=environment)
     assert done.returncode == 0, done.stderr
-    assert "cut       8 blocks" in done.stdout
+    assert "partition 8 blocks" in done.stdout
     assert "compiled in" in done.stderr
     kept = sorted((tmp_path / "sim").glob("*.so"))
     assert kept
