@@ -92,8 +92,8 @@ const PREFILL_GATE: f64 = 1.5e-2;
 /// it is the numbers' format. The first: 2.4e-3, of it 1.6e-3 from normed activations as halves,
 /// 1.3e-3 from q and k, 0.7e-3 from the residual's words. The second, whose attention is sharp, has
 /// 1.96e-3 on one, 2.13e-3 and 2.08e-3 where the sums of two and four ranks travel as halves. The
-/// third has 2.20e-3 on one, of it 1.7e-3 from normed activations, and 1.86e-3 on two. They need two
-/// halves a number.
+/// third has 2.20e-3 on one, of it 1.7e-3 from normed activations, and 1.86e-3 on two. They need
+/// two halves a number.
 const KNOWN: &[(&str, f64, f64)] = &[
     ("own_laneformer_mixed", 2.6e-3, 2.6e-3),
     ("own_llama_f16", DECODE_GATE, 2.2e-3),

@@ -197,10 +197,10 @@ def test_compile_fills_the_cache(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "partition 8 blocks" in done.stdout
     assert "compiled in" in done.stderr
-    kept = sorted((tmp_path / "sim").glob("*.so"))
+    kept = sorted((tmp_path / "sim").glob("*.bin"))
     assert kept
     run("run", "x", "-m", str(TINY), "-n", "1", "--device", "sim:blocks=8", env=environment)
-    assert sorted((tmp_path / "sim").glob("*.so")) == kept, "an engine compiles nothing more"
+    assert sorted((tmp_path / "sim").glob("*.bin")) == kept, "an engine compiles nothing more"
     refused = run("compile", str(TINY), "--device", "cpu")
     assert refused.returncode == 1
     assert "nothing is compiled" in refused.stderr

@@ -260,9 +260,9 @@ fn operands() {
         (4, "an inner width of 0", |p| gate_up(p, 0).ffn = 0),
         (4, "[2, 4, 8] wanted", |p| gate_up(p, 0).ffn = 4),
         (4, "norm scale 1 is", |p| {
+            qkv(p, 0).norm = gate_up(p, 0).norm;
             gate_up(p, 0).norm = 1;
             p.tensors[1].cols = 4;
-            qkv(p, 0).norm = 11;
         }),
         (11, "[2, 5, 8] wanted", |p| head(p).mode = HeadMode::PerLane),
         (11, "[1, 10, 16] wanted", |p| head(p).mode = HeadMode::Concat),
