@@ -5,11 +5,11 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::Json;
-use kie_core::request::Completion;
 use kie_core::Engine;
 use serde::Serialize;
 use serde_json::{json, Value};
 
+use super::chunk::{self, Chunk};
 use super::logprobs;
 use super::types::{self, Head, Streaming};
 use crate::app::App;
@@ -57,7 +57,9 @@ pub(crate) async fn create(
     let head = Head::new(served, "chatcmpl", "chat.completion");
     let (tokens, done) = generation.collect().await?;
     let logprobs = engine.map(|engine| logprobs::chat(&engine, &tokens));
-    Ok(Json(whole(head, &done, logprobs)).into_response())
+    let message = json!({"role": "assistant", "content": done.text, "refusal": null});
+    let part = json!({"message": message});
+    Ok(Json(chunk::whole(head, &done, part, logprobs)).into_response())
 }
 
 fn prepare(app: &App, mut fields: Fields) -> Result<(Prepared, Streaming), ApiError> {
@@ -98,46 +100,10 @@ fn take_logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     }
 }
 
-fn whole(head: Head, done: &Completion, logprobs: Option<Value>) -> Value {
-    let (finish_reason, stop_reason) = types::finish(done);
-    json!({
-        "id": head.id,
-        "object": head.object,
-        "created": head.created,
-        "model": head.model,
-        "choices": [{
-            "index": 0,
-            "message": {"role": "assistant", "content": done.text, "refusal": null},
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-            "stop_reason": stop_reason,
-        }],
-        "usage": types::usage(&done.usage),
-        "timings": types::timings(&done.timings),
-        "seed": done.seed,
-        "system_fingerprint": head.system_fingerprint,
-    })
-}
-
+/// What a chunk's choice holds.
 #[derive(Serialize)]
-struct Chunk<'a> {
-    #[serde(flatten)]
-    head: &'a Head,
-    choices: [Choice<'a>; 1],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    seed: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    timings: Option<Value>,
-}
-
-#[derive(Serialize)]
-struct Choice<'a> {
-    index: u32,
+struct Part<'a> {
     delta: Delta<'a>,
-    logprobs: Option<Value>,
-    finish_reason: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    stop_reason: Option<Value>,
 }
 
 #[derive(Serialize, Default)]
@@ -160,36 +126,15 @@ struct Chunks {
 }
 
 impl Chunks {
-    fn chunk<'a>(&'a self, delta: Delta<'a>) -> Chunk<'a> {
-        let choice =
-            Choice { index: 0, delta, logprobs: None, finish_reason: None, stop_reason: None };
-        Chunk { head: &self.head, choices: [choice], seed: None, timings: None }
+    fn chunk<'a>(&'a self, delta: Delta<'a>, logprobs: Option<Value>) -> Chunk<'a, Part<'a>> {
+        Chunk::new(&self.head, Part { delta }, logprobs)
     }
 
     fn begin(&mut self, out: &mut Vec<u8>) {
         if !std::mem::replace(&mut self.begun, true) {
             let delta = Delta { role: Some("assistant"), content: Some("") };
-            let mut chunk = self.chunk(delta);
-            chunk.seed = self.seed;
-            sse::data(out, &chunk);
+            sse::data(out, &self.chunk(delta, None).seeded(self.seed));
         }
-    }
-
-    fn end(&self, out: &mut Vec<u8>, done: &Completion) {
-        let (finish_reason, stop_reason) = types::finish(done);
-        let mut last = self.chunk(Delta::default());
-        last.choices[0].finish_reason = Some(finish_reason);
-        last.choices[0].stop_reason = Some(stop_reason);
-        last.seed = self.seed;
-        let timings = types::timings(&done.timings);
-        if !self.streaming.include_usage {
-            last.timings = Some(timings);
-            sse::data(out, &last);
-        } else {
-            sse::data(out, &last);
-            sse::data(out, &types::usage_chunk(&self.head, done, timings));
-        }
-        out.extend_from_slice(b"data: [DONE]\n\n");
     }
 }
 
@@ -206,15 +151,15 @@ impl sse::Frames for Chunks {
                 let text: String = tokens.iter().map(|token| token.text.as_str()).collect();
                 if !text.is_empty() || self.engine.is_some() {
                     let delta = Delta { role: None, content: Some(&text) };
-                    let mut chunk = self.chunk(delta);
                     let engine = self.engine.as_ref();
-                    chunk.choices[0].logprobs = engine.map(|e| logprobs::chat(e, &tokens));
-                    sse::data(out, &chunk);
+                    let logprobs = engine.map(|e| logprobs::chat(e, &tokens));
+                    sse::data(out, &self.chunk(delta, logprobs));
                 }
                 true
             }
             Event::Done(done) => {
-                self.end(out, &done);
+                let last = self.chunk(Delta::default(), None).seeded(self.seed);
+                last.end(out, self.streaming, &done);
                 false
             }
             Event::Failed(error) => {

@@ -10,6 +10,7 @@ use kie_core::Engine;
 use serde::Serialize;
 use serde_json::{json, Value};
 
+use super::chunk::{self, Chunk};
 use super::logprobs::{joined, Legacy};
 use super::types::{self, Head, Streaming};
 use crate::app::{App, Served};
@@ -161,50 +162,19 @@ fn ids(served: &Served, given: Value) -> Result<Vec<u32>, ApiError> {
 type Front = Option<(String, Option<Value>)>;
 
 fn whole(head: Head, done: &Completion, front: Front, logprobs: Option<Value>) -> Value {
-    let (finish_reason, stop_reason) = types::finish(done);
     let (before, of_prompt) = front.unwrap_or_default();
     let logprobs = match (of_prompt, logprobs) {
         (Some(first), Some(second)) => Some(joined(first, second)),
         (first, second) => first.or(second),
     };
-    json!({
-        "id": head.id,
-        "object": head.object,
-        "created": head.created,
-        "model": head.model,
-        "choices": [{
-            "index": 0,
-            "text": before + &done.text,
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-            "stop_reason": stop_reason,
-        }],
-        "usage": types::usage(&done.usage),
-        "timings": types::timings(&done.timings),
-        "seed": done.seed,
-        "system_fingerprint": head.system_fingerprint,
-    })
+    let part = json!({"text": before + &done.text});
+    chunk::whole(head, done, part, logprobs)
 }
 
+/// What a chunk's choice holds.
 #[derive(Serialize)]
-struct Chunk<'a> {
-    #[serde(flatten)]
-    head: &'a Head,
-    choices: [Choice<'a>; 1],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    seed: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    timings: Option<Value>,
-}
-
-#[derive(Serialize)]
-struct Choice<'a> {
-    index: u32,
+struct Part<'a> {
     text: &'a str,
-    logprobs: Option<Value>,
-    finish_reason: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    stop_reason: Option<Value>,
 }
 
 /// The stream of one answer.
@@ -221,36 +191,15 @@ struct Chunks {
 }
 
 impl Chunks {
-    fn chunk<'a>(&'a self, text: &'a str) -> Chunk<'a> {
-        let choice =
-            Choice { index: 0, text, logprobs: None, finish_reason: None, stop_reason: None };
-        Chunk { head: &self.head, choices: [choice], seed: None, timings: None }
-    }
-
-    fn end(&self, out: &mut Vec<u8>, done: &Completion) {
-        let (finish_reason, stop_reason) = types::finish(done);
-        let mut last = self.chunk("");
-        last.choices[0].finish_reason = Some(finish_reason);
-        last.choices[0].stop_reason = Some(stop_reason);
-        last.seed = self.seed;
-        let timings = types::timings(&done.timings);
-        if !self.streaming.include_usage {
-            last.timings = Some(timings);
-            sse::data(out, &last);
-        } else {
-            sse::data(out, &last);
-            sse::data(out, &types::usage_chunk(&self.head, done, timings));
-        }
-        out.extend_from_slice(b"data: [DONE]\n\n");
+    fn chunk<'a>(&'a self, text: &'a str, logprobs: Option<Value>) -> Chunk<'a, Part<'a>> {
+        Chunk::new(&self.head, Part { text }, logprobs)
     }
 }
 
 impl sse::Frames for Chunks {
     async fn next(&mut self, out: &mut Vec<u8>) -> bool {
         if let Some((text, logprobs)) = self.front.take() {
-            let mut chunk = self.chunk(&text);
-            chunk.choices[0].logprobs = logprobs;
-            sse::data(out, &chunk);
+            sse::data(out, &self.chunk(&text, logprobs));
             return true;
         }
         match self.generation.next().await {
@@ -258,14 +207,13 @@ impl sse::Frames for Chunks {
                 let text: String = tokens.iter().map(|token| token.text.as_str()).collect();
                 if !text.is_empty() || self.engine.is_some() {
                     let logprobs = self.engine.as_ref().map(|e| self.legacy.of_tokens(e, &tokens));
-                    let mut chunk = self.chunk(&text);
-                    chunk.choices[0].logprobs = logprobs;
-                    sse::data(out, &chunk);
+                    sse::data(out, &self.chunk(&text, logprobs));
                 }
                 true
             }
             Event::Done(done) => {
-                self.end(out, &done);
+                let last = self.chunk("", None).seeded(self.seed);
+                last.end(out, self.streaming, &done);
                 false
             }
             Event::Failed(error) => {

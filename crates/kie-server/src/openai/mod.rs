@@ -1,6 +1,7 @@
 //! OpenAI's paths.
 
 pub(crate) mod chat;
+mod chunk;
 pub(crate) mod completions;
 mod logprobs;
 mod types;
