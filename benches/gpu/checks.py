@@ -326,7 +326,7 @@ ORDERED = (
     ({"feed_residual"}, {"await_second"}),
 )
 """Pairs of functions whose accesses to shared memory racecheck calls a race since it does not
-follow what orders them; NOTES.md says for each why it is none.
+follow what orders them; RESULTS.md says for each why it is none.
 """
 
 

@@ -15,7 +15,7 @@ enum Order { kGoOn = 0, kLeave = 1, kAbort = 2, kHostGone = 3 };
 constexpr u64 kHostSilent = 1000000000ull;
 // Looks at the host are this many rests apart. Asked for at every rest, the host's words cost some
 // engines 4 %, by where they lay: half of the multiprocessors then got less of the device's memory
-// than the others (benches/gpu/NOTES.md).
+// than the others (benches/gpu/HISTORY.md).
 constexpr u32 kHostRests = 20;
 
 // One thread. `seen`: the latest order, for block 0's offer; `made`: the kernel's steps, once they

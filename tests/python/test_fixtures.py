@@ -36,7 +36,11 @@ def test_float64_pass_reproduces_the_golden(folder: Path) -> None:
     for i in range(3):
         ids, picked = want[f"prompt_{i}.ids"], want[f"prompt_{i}.gen_ids"]
         logits = model.forward(np.concatenate([ids, picked[:-1]])).logits
-        assert np.abs(logits[: len(ids)] - want[f"prompt_{i}.logits"]).max() < 1e-4
+        recorded = want[f"prompt_{i}.logits"]
+        columns = logits[: len(ids), :: -(-logits.shape[1] // recorded.shape[1])]
+        assert np.abs(columns - recorded).max() < 1e-4
+        if f"prompt_{i}.last_logits" in want:
+            assert np.abs(logits[len(ids) - 1] - want[f"prompt_{i}.last_logits"]).max() < 1e-4
         steps = logits[len(ids) - 1 :]
         assert steps.argmax(-1).tolist() == picked.tolist()
         top = np.sort(steps, -1)

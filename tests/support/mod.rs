@@ -11,8 +11,24 @@ use safetensors::SafeTensors;
 /// One prompt of a fixture.
 pub struct Golden {
     pub ids: Vec<u32>,
-    pub logits: Vec<f32>,
+    /// A row a position: all columns, or evenly spaced ones from the first.
+    logits: Vec<f32>,
+    /// All logits behind the last position.
+    pub last: Vec<f32>,
     pub generated: Vec<u32>,
+}
+
+impl Golden {
+    /// The relative L2 error of the logits at the first positions, in the columns recorded.
+    pub fn error(&self, ours: &[f32]) -> f64 {
+        let (vocab, width) = (self.last.len(), self.logits.len() / self.ids.len());
+        assert_eq!(ours.len() % vocab, 0);
+        let stride = vocab.div_ceil(width);
+        let rows = ours.chunks_exact(vocab);
+        let picked: Vec<f32> = rows.flat_map(|row| row.iter().step_by(stride)).copied().collect();
+        assert_eq!(picked.len(), ours.len() / vocab * width);
+        relative(&picked, &self.logits[..picked.len()])
+    }
 }
 
 pub fn repository() -> PathBuf {
@@ -55,13 +71,18 @@ pub fn goldens(folder: &Path, prefix: &str) -> Vec<Golden> {
     };
     (0..)
         .map_while(|i| {
+            let ids_of = ids(&format!("prompt_{i}.ids"))?;
+            let logits = floats(&format!("{prefix}prompt_{i}.logits")).unwrap_or_default();
+            let last_row = || logits[logits.len() - logits.len() / ids_of.len()..].to_vec();
+            let last = floats(&format!("{prefix}prompt_{i}.last_logits")).unwrap_or_else(last_row);
             Some(Golden {
-                ids: ids(&format!("prompt_{i}.ids"))?,
-                logits: floats(&format!("{prefix}prompt_{i}.logits")).unwrap_or_default(),
+                ids: ids_of,
+                logits,
+                last,
                 generated: ids(&format!("{prefix}prompt_{i}.gen_ids")).unwrap_or_default(),
             })
         })
-        .filter(|g| !g.logits.is_empty())
+        .filter(|golden| !golden.logits.is_empty())
         .collect()
 }
 

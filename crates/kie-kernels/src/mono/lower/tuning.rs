@@ -49,7 +49,7 @@ pub struct Tuning {
     pub ring_most: u32,
 }
 
-/// One H200 (benches/gpu/NOTES.md has what each number gave).
+/// One H200 (benches/gpu/HISTORY.md has what each number gave).
 pub const H200: Tuning = Tuning {
     name: "H200",
     most_splits: 8,
