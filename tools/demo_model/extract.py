@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import os
 import random
 import re
 import textwrap
@@ -196,10 +195,9 @@ def process(job: Job) -> Record | None:
     is_test = any(f in TEST_FOLDERS for f in folders)
     is_test = is_test or bool(re.match(r"test_|conftest|.*_test\.py", last))
     try:
-        if os.path.getsize(job.path) > FILE_BYTES_MAX:
+        raw = job.read(FILE_BYTES_MAX)
+        if raw is None:
             return None
-        with open(job.path, encoding="utf-8") as file:
-            raw = file.read()
         text = clean(raw)
         if not acceptable(text, raw):
             return None

@@ -1,6 +1,6 @@
 """Collect Python source, train a tokenizer on it and write token files.
 
-    python prepare_data.py --out data
+    python prepare_data.py --out data [--wheels FOLDER] [--tokenizer tokenizer.json]
 
 Written under --out, for the splits train and val:
 
@@ -34,10 +34,10 @@ KINDS = ["file", "test", "function", "chat", "primer", "talk"]
 # How often a document of each kind is used in one epoch (every function has two chat variants).
 EPOCH_WEIGHT = {
     "file": 1.0,
-    "test": 0.5,
+    "test": 0.4,
     "function": 1.0,
-    "chat": 0.5,
-    "primer": 2.0,
+    "chat": 0.4,
+    "primer": 1.5,
     "talk": 20.0,
 }
 SPECIAL = ["<unk>", "<s>", "</s>", "<|start_header_id|>", "<|end_header_id|>"]
@@ -118,9 +118,11 @@ def split(files: list[Record], packages: dict[str, dict[str, Any]], per_mille: i
     return Splits(train, val, len(keys))
 
 
-def train_tokenizer(documents: list[Document], vocab: int, characters_max: float) -> Tokenizer:
-    """Byte-level BPE over the first `characters_max` characters of code and chats."""
-    texts: list[str] = []
+def train_tokenizer(
+    documents: list[Document], more: list[str], vocab: int, characters_max: float
+) -> Tokenizer:
+    """Byte-level BPE over the first `characters_max` characters of code and chats, and `more`."""
+    texts = list(more)
     left = characters_max
     for kind, text in documents:
         if left > 0 and kind in ("file", "function", "chat", "primer"):
@@ -188,6 +190,9 @@ def arguments() -> argparse.Namespace:
     add("--test-share", type=float, default=0.2, help="test code as a share of the other code")
     add("--tokenizer-mb", type=float, default=60, help="text the tokenizer is trained on")
     add("--val-per-mille", type=int, default=10)
+    add("--wheels", type=Path, help="a folder of wheels, as pip download leaves them")
+    add("--tokenizer", type=Path, help="use this tokenizer.json, train none")
+    add("--generated-text", type=Path, help="text of generated tasks for the tokenizer")
     add("--files-max", type=int, default=0, help="look at this many files only, for a smoke test")
     return parser.parse_args()
 
@@ -195,7 +200,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     args.out.mkdir(parents=True, exist_ok=True)
-    found = find()
+    found = find(args.wheels)
     jobs = found.jobs
     if args.files_max:
         jobs = random.Random(0).sample(jobs, min(args.files_max, len(jobs)))
@@ -206,7 +211,11 @@ def main() -> None:
     print(f"{len(records)} files accepted, {len(files)} kept", flush=True)
 
     splits = split(files, found.packages, args.val_per_mille)
-    tokenizer = train_tokenizer(splits.train, args.vocab, args.tokenizer_mb * 1e6)
+    if args.tokenizer:
+        tokenizer = Tokenizer.from_file(str(args.tokenizer))
+    else:
+        more = args.generated_text.read_text().split("\n\n\n") if args.generated_text else []
+        tokenizer = train_tokenizer(splits.train, more, args.vocab, args.tokenizer_mb * 1e6)
     tokenizer.save(str(args.out / "tokenizer.json"), pretty=False)
     check_round_trip(tokenizer, splits.train)
     counts = {

@@ -1,8 +1,8 @@
 """Find the Python source of this machine whose licence allows training on it.
 
-Sources are the standard library and every installed package whose metadata names a permissive
-licence.
-Copyleft and proprietary packages are left out by name and reported; nothing is downloaded.
+Sources are the standard library, every installed package and every wheel of a given folder whose
+metadata names a permissive licence. Copyleft and proprietary packages are left out by name and
+reported; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ import os
 import platform
 import re
 import sysconfig
+import zipfile
 from dataclasses import dataclass, field
-from importlib.metadata import Distribution, distributions
+from email.message import Message
+from email.parser import Parser
+from importlib.metadata import distributions
+from pathlib import Path
 from typing import Any
 
 ALLOWED = re.compile(
@@ -60,6 +64,19 @@ class Job:
     package: str
     path: str
     name: str
+    wheel: str | None = None
+    """The wheel that holds it as `path`; None for a file of its own."""
+
+    def read(self, bytes_max: int) -> str | None:
+        """The file's text, None where it is longer."""
+        if self.wheel is None:
+            if os.path.getsize(self.path) > bytes_max:
+                return None
+            return Path(self.path).read_text(encoding="utf-8")
+        with zipfile.ZipFile(self.wheel) as wheel:
+            if wheel.getinfo(self.path).file_size > bytes_max:
+                return None
+            return wheel.read(self.path).decode("utf-8")
 
 
 @dataclass
@@ -71,15 +88,14 @@ class Found:
     excluded: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def canonical(dist: Distribution) -> str:
-    return dist.metadata["Name"].lower().replace("_", "-")
+def canonical(metadata: Any) -> str:
+    return metadata["Name"].lower().replace("_", "-")
 
 
-def licence_of(dist: Distribution) -> str:
+def licence_of(metadata: Any) -> str:
     """The licence a package declares: expression, else classifiers, else the first free line."""
-    if canonical(dist) in LICENCE_OF_SOURCE:
-        return LICENCE_OF_SOURCE[canonical(dist)]
-    metadata = dist.metadata
+    if canonical(metadata) in LICENCE_OF_SOURCE:
+        return LICENCE_OF_SOURCE[canonical(metadata)]
     if expression := metadata.get("License-Expression"):
         return expression
     classifiers = [
@@ -106,32 +122,51 @@ def add_stdlib(found: Found) -> None:
             found.jobs.append(Job(STDLIB, path, os.path.relpath(path, home)))
 
 
+def admit(found: Found, metadata: Any, files: list[str]) -> bool:
+    """Whether a package that has files may be used; enters it in one of the two lists."""
+    name, licence = canonical(metadata), licence_of(metadata)
+    if not files or name in found.packages or name in found.excluded:
+        return False
+    denied = DENIED.search(licence) or not ALLOWED.search(licence)
+    if denied or name.startswith(("nvidia", "cuda-")):
+        found.excluded[name] = licence or "no licence in the metadata"
+        return False
+    found.packages[name] = {"version": metadata["Version"], "licence": licence}
+    return True
+
+
 def add_packages(found: Found) -> None:
     """Every .py file of the installed packages with a permissive licence."""
     named = [dist for dist in distributions() if dist.metadata and dist.metadata["Name"]]
-    seen: set[str] = set()
     for dist in sorted(named, key=lambda d: d.metadata["Name"].lower()):
-        name = canonical(dist)
-        if name in seen:
-            continue
-        seen.add(name)
+        name = canonical(dist.metadata)
         files = sorted(
             str(f) for f in dist.files or [] if str(f).endswith(".py") and ".." not in str(f)
         )
-        if not files:
-            continue
-        licence = licence_of(dist)
-        denied = DENIED.search(licence) or not ALLOWED.search(licence)
-        if denied or name.startswith(("nvidia", "cuda-")):
-            found.excluded[name] = licence or "no licence in the metadata"
-            continue
-        found.packages[name] = {"version": dist.version, "licence": licence}
-        found.jobs += [Job(name, str(dist.locate_file(f)), f) for f in files]
+        if admit(found, dist.metadata, files):
+            found.jobs += [Job(name, str(dist.locate_file(f)), f) for f in files]
 
 
-def find() -> Found:
-    """Candidate files of the standard library, then of packages by name."""
+def metadata_of(wheel: zipfile.ZipFile) -> Message:
+    name = next(n for n in wheel.namelist() if n.endswith(".dist-info/METADATA"))
+    return Parser().parsestr(wheel.read(name).decode("utf-8"))
+
+
+def add_wheels(found: Found, folder: Path) -> None:
+    """Every .py file of the wheels with a permissive licence; small wheels first."""
+    for path in sorted(folder.glob("*.whl"), key=lambda p: (p.stat().st_size, p.name)):
+        with zipfile.ZipFile(path) as wheel:
+            files = sorted(name for name in wheel.namelist() if name.endswith(".py"))
+            metadata = metadata_of(wheel)
+        if admit(found, metadata, files):
+            found.jobs += [Job(canonical(metadata), f, f, str(path)) for f in files]
+
+
+def find(wheels: Path | None = None) -> Found:
+    """Candidate files of the standard library, of installed packages by name, then of wheels."""
     found = Found()
     add_stdlib(found)
     add_packages(found)
+    if wheels:
+        add_wheels(found, wheels)
     return found

@@ -1,7 +1,8 @@
-"""Token files as training windows, and the held-out loss."""
+"""Training windows from token files and from shards of generated tasks; the held-out loss."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,70 @@ class Stream:
         t = order[self.pos : self.pos + n + 1].long()
         self.pos += n
         return t[:-1].view(rows, length), t[1:].view(rows, length)
+
+
+CONTEXT_ONLY = 0x4000
+"""Bit of a token that is read and not learned: its target becomes <s>, which has no loss."""
+
+
+class Shards:
+    """Generated tasks from `synth_00000.bin`, ... of a folder, which may still be growing.
+
+    Process `rank` of `world` takes every `world`-th shard. Where the next one is not there yet, an
+    old one is repeated; where there is none at all, the first is waited for.
+    """
+
+    def __init__(self, folder: Path, device: str, rank: int, world: int, seed: int) -> None:
+        self.folder, self.device, self.world, self.number = folder, device, world, rank
+        self.rng = np.random.default_rng(seed * 1000 + rank)
+        self.seen: list[Path] = []
+        self.repeats = 0
+        self.left = torch.zeros(0, dtype=torch.int16, device=device)
+
+    def following(self) -> Path:
+        while True:
+            path = self.folder / f"synth_{self.number:05d}.bin"
+            if path.exists():
+                self.seen.append(path)
+                self.number += self.world
+                return path
+            if self.seen:
+                self.repeats += 1
+                return self.seen[self.rng.integers(len(self.seen))]
+            time.sleep(0.2)
+
+    def next(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, each [rows, length]."""
+        n = rows * length
+        while len(self.left) < n + 1:
+            tokens = np.fromfile(self.following(), np.uint16).astype(np.int16)
+            self.left = torch.cat([self.left, torch.from_numpy(tokens).to(self.device)])
+        t = self.left[: n + 1].long()
+        self.left = self.left[n:]
+        ids = t & (CONTEXT_ONLY - 1)
+        targets = torch.where(t & CONTEXT_ONLY != 0, BOS, ids)
+        return ids[:-1].view(rows, length), targets[1:].view(rows, length)
+
+
+class Mixture:
+    """Rows of real source and of generated tasks, in a share that the caller names."""
+
+    def __init__(self, real: Stream, generated: Shards | None) -> None:
+        self.real, self.generated = real, generated
+        self.real_tokens = self.generated_tokens = 0
+
+    def next(self, rows: int, length: int, real_share: float) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, each [rows, length]; real rows first."""
+        real = rows if self.generated is None else round(rows * real_share)
+        self.real_tokens += real * length
+        self.generated_tokens += (rows - real) * length
+        if self.generated is None or real == rows:
+            return self.real.next(rows, length)
+        if real == 0:
+            return self.generated.next(rows, length)
+        x, y = self.real.next(real, length)
+        more_x, more_y = self.generated.next(rows - real, length)
+        return torch.cat([x, more_x]), torch.cat([y, more_y])
 
 
 @torch.no_grad()

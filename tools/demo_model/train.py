@@ -1,9 +1,10 @@
-"""Train the default model on the token files of prepare_data.py.
+"""Train the default model on token files of real source and on shards of generated tasks.
 
-    python prepare_data.py --out data && python train.py --seconds 850
+    python prepare_data.py --out data && torchrun --nproc_per_node 2 train.py --synth synth
 
-Needs one CUDA GPU with BF16; lower --micro-tokens for a small one. `--small` trains a tiny model
-and also runs on a CPU. The checkpoint lands in --out in the form that inference engines read.
+Needs CUDA GPUs with BF16, one process each; lower --micro-tokens for small ones. `--small` trains a
+tiny model and also runs on a CPU. The checkpoint lands in --out in the form that inference engines
+read. Half of every batch is real source, and less in the last fifth of the run.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from attend import How
 from export import export
 from model import BOS, CONFIG, SMALL, Laneformer
 from muon import Muon
-from stream import Stream, evaluate
+from ranks import Ranks
+from stream import Mixture, Shards, Stream, evaluate
 from torch import Tensor, nn
 
 SHORT, LONG = 1024, 2048
 LOG_EVERY = 50
+LAST_FIFTH = 0.8
 
 
 def arguments() -> argparse.Namespace:
@@ -33,11 +36,16 @@ def arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--data", type=Path, default=Path("data"))
     add("--out", type=Path, default=Path("out"), help="where the weights go")
-    add("--log", type=Path, default=Path("log.json"))
+    add("--report", type=Path, default=Path("log.json"))
+    add("--synth", type=Path, help="folder with shards of generated tasks")
+    add("--real-share", type=float, default=0.5, help="rows of real source, of all rows")
+    add("--real-share-end", type=float, default=0.35, help="the same in the last fifth of the run")
     add("--mode", choices=["dtp", "tp"], default="dtp", help="tp: the twin without a delay")
     add("--steps", type=int, default=4000, help="length of the run, unless --seconds")
     add("--seconds", type=float, default=0, help="length of the run in seconds of training")
+    add("--until", type=float, default=0, help="be done by this time, in seconds since 1970")
     add("--stop-after", type=float, default=0, help="checkpoint and stop after these seconds")
+    add("--save-every", type=float, default=150, help="seconds between saves of latest.pt in --out")
     add("--checkpoint", type=Path, help="continue from this file if it exists; write it at the end")
     add("--batch-tokens", type=int, default=262_144)
     add("--micro-tokens", type=int, default=131_072)
@@ -48,6 +56,7 @@ def arguments() -> argparse.Namespace:
     add("--warmup", type=int, default=100)
     add("--eval-every", type=int, default=500)
     add("--seed", type=int, default=0)
+    add("--dry-run", action="store_true", help="check attention, time both lengths, write nothing")
     add("--small", action="store_true", help="a tiny model, for a test on a CPU")
     return parser.parse_args()
 
@@ -97,8 +106,9 @@ class Trainer:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.born = time.time()
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.born = self.saved = time.time()
+        self.ranks = Ranks()
+        self.device = self.ranks.device
         torch.manual_seed(args.seed)
         torch.set_float32_matmul_precision("high")
         config = CONFIG | SMALL if args.small else dict(CONFIG)
@@ -123,14 +133,20 @@ class Trainer:
             "epoch_weight"
         ]
         self.kinds = list(weights)
-        self.stream = Stream(args.data, "train", self.device, list(weights.values()), args.seed)
+        rank, world = self.ranks.rank, self.ranks.world
+        seed = args.seed + 7919 * rank
+        real = Stream(args.data, "train", self.device, list(weights.values()), seed)
+        shards = Shards(args.synth, self.device, rank, world, args.seed) if args.synth else None
+        self.stream = Mixture(real, shards)
         self.attention: dict[int, How] = {}
         self.state: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0, "log": []}
         self.losses: list[Tensor] = []
+        self.done = 0.0
         self.warm: set[int] = set()
 
     def say(self, *words: object) -> None:
-        print(f"[{time.time() - self.born:6.1f}s]", *words, flush=True)
+        if self.ranks.rank == 0:
+            print(f"[{time.time() - self.born:6.1f}s]", *words, flush=True)
 
     def how(self, length: int) -> How:
         """The attention for sequences of this length, checked once."""
@@ -142,33 +158,38 @@ class Trainer:
         return self.attention[length]
 
     def progress(self) -> float:
-        """Share of the run that is done, 0 to 1."""
-        if self.args.seconds:
-            return min(1.0, self.state["seconds"] / self.args.seconds)
-        return self.state["step"] / self.args.steps
+        """Share of the run that is done, 0 to 1, the same on all ranks."""
+        args, done = self.args, self.state["step"] / self.args.steps
+        if args.seconds:
+            done = min(1.0, self.state["seconds"] / args.seconds)
+        if args.until:
+            done = max(done, min(1.0, (time.time() - self.born) / (args.until - self.born)))
+        return self.ranks.agree(done)
 
     def length(self) -> int:
         """Sequence length of the next step."""
-        length = LONG if self.progress() >= self.args.long_from else SHORT
+        length = LONG if self.done >= self.args.long_from else SHORT
         return length // 8 if self.args.small else length
 
     def rate(self) -> float:
         """Factor on the learning rates: linear warm-up, then a cosine down to 1 %."""
         warm = min(1.0, (self.state["step"] + 1) / self.args.warmup)
-        return warm * max(0.01, 0.5 * (1 + math.cos(math.pi * self.progress())))
+        return warm * max(0.01, 0.5 * (1 + math.cos(math.pi * self.done)))
 
     def optimise(self, length: int, factor: float) -> Tensor:
         """One step over `batch_tokens`; returns the mean loss."""
         args = self.args
         rows = args.micro_tokens // length
-        micro = max(1, args.batch_tokens // args.micro_tokens)
+        micro = max(1, args.batch_tokens // args.micro_tokens // self.ranks.world)
+        share = args.real_share if self.done < LAST_FIFTH else args.real_share_end
         total = torch.zeros((), device=self.device)
         for _ in range(micro):
-            x, y = self.stream.next(rows, length)
+            x, y = self.stream.next(rows, length, share)
             losses = self.model.token_losses(x, y, how=self.how(length))
             loss = losses.sum() / (args.micro_tokens * micro)
             loss.backward()
             total = total + loss.detach()
+        self.ranks.average(p.grad for p in self.model.parameters() if p.grad is not None)
         nn.utils.clip_grad_norm_(self.others, 1.0)
         for group in self.adam.param_groups:
             group["lr"] = args.adam_lr * factor
@@ -185,7 +206,7 @@ class Trainer:
 
     def record(self, length: int) -> None:
         """Log the mean of the last losses, with the held-out loss now and then."""
-        state, last = self.state, self.progress() >= 1.0
+        state, last = self.state, self.done >= 1.0
         if state["step"] % LOG_EVERY and not last:
             return
         mean = float(torch.stack(self.losses[-LOG_EVERY:]).mean())
@@ -194,11 +215,13 @@ class Trainer:
         entry: dict[str, Any] = {
             "step": state["step"],
             "tokens": state["tokens"],
-            "epoch": self.stream.epoch,
+            "real": self.stream.real_tokens * self.ranks.world,
+            "generated": self.stream.generated_tokens * self.ranks.world,
+            "epoch": self.stream.real.epoch,
             "seconds": round(state["seconds"], 1),
             "train": round(mean, 4),
         }
-        if state["step"] % self.args.eval_every == 0 or last:
+        if (state["step"] % self.args.eval_every == 0 or last) and self.ranks.rank == 0:
             entry["val"] = self.evaluate(length)
         state["log"].append(entry)
         self.say(entry)
@@ -215,7 +238,30 @@ class Trainer:
         self.warm.add(length)
         self.state["step"] += 1
         self.state["tokens"] += self.args.batch_tokens
+        self.done = self.progress()
         self.record(length)
+        if self.ranks.rank == 0 and time.time() - self.saved > self.args.save_every:
+            self.save_weights()
+
+    def save_weights(self) -> None:
+        """The weights so far as `latest.pt`, BF16."""
+        self.args.out.mkdir(parents=True, exist_ok=True)
+        weights = {k: v.to(torch.bfloat16) for k, v in self.model.state_dict().items()}
+        part = self.args.out / "latest.tmp"
+        torch.save({"model": weights, "step": self.state["step"]}, part)
+        part.rename(self.args.out / "latest.pt")
+        self.saved = time.time()
+
+    def dry_run(self) -> None:
+        """Whether attention agrees with its dense form at both lengths, and what a step takes."""
+        for length in (SHORT, LONG):
+            how = self.how(length)
+            self.optimise(length, 1e-3)
+            began = time.time()
+            for _ in range(4):
+                loss = self.optimise(length, 1e-3)
+            rate = 4 * self.args.batch_tokens / (time.time() - began)
+            self.say(f"length {length}, {how}: {rate / 1e6:.3f} M tokens/s, loss {float(loss):.3f}")
 
     def restore(self) -> None:
         """Continue from the checkpoint if there is one."""
@@ -227,7 +273,8 @@ class Trainer:
         for shape, buffer in self.muon.buffers.items():
             buffer.copy_(saved["muon"][shape])
         self.state = saved["state"]
-        self.stream.epoch, self.stream.pos = saved["epoch"], saved["pos"]
+        self.stream.real.epoch, self.stream.real.pos = saved["epoch"], saved["pos"]
+        self.done = self.progress()
         self.say(f"continuing at step {self.state['step']}")
 
     def save(self) -> None:
@@ -237,8 +284,8 @@ class Trainer:
                 "adam": self.adam.state_dict(),
                 "muon": self.muon.buffers,
                 "state": self.state,
-                "epoch": self.stream.epoch,
-                "pos": self.stream.pos,
+                "epoch": self.stream.real.epoch,
+                "pos": self.stream.real.pos,
             }
             torch.save(saved, self.args.checkpoint)
 
@@ -253,17 +300,22 @@ class Trainer:
         self.say(self.state["final"])
 
     def run(self) -> None:
+        if self.args.dry_run:
+            self.dry_run()
+            return
         self.restore()
-        while self.progress() < 1.0:
+        while self.done < 1.0:
             if self.args.stop_after and time.time() - self.born > self.args.stop_after:
                 break
             self.step()
+        if self.ranks.rank != 0:
+            return
         self.save()
-        if self.progress() >= 1.0:
+        if self.done >= 1.0:
             self.final_loss()
         self.state["torch"] = torch.__version__
         self.state["args"] = {k: str(v) for k, v in vars(self.args).items()}
-        self.args.log.write_text(json.dumps(self.state))
+        self.args.report.write_text(json.dumps(self.state))
         export(self.model, self.args.data, self.args.out)
 
 
