@@ -115,6 +115,13 @@ bench-peers: setup ## CPU decode and prefill beside llama.cpp and transformers (
 	$(BIN)/python -m pip install --quiet torch transformers gguf llama-cpp-python
 	$(BIN)/python benches/peers.py
 
+.PHONY: docs
+docs: setup ## build the manual into site/, rustdoc under site/rust
+	$(BIN)/python -m pip install --quiet --requirement docs/requirements.txt
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --locked $(foreach l,$(LIBRARIES),-p $(l))
+	rm -rf site/rust && cp -r $(CARGO_TARGET_DIR)/doc site/rust
+
 .PHONY: wheel
 wheel: $(TOOLS) ## build the wheel that ships, then check it in an empty environment
 	rm -rf dist
@@ -123,5 +130,5 @@ wheel: $(TOOLS) ## build the wheel that ships, then check it in an empty environ
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf .venv dist target .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv dist site target .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find python tests tools -name __pycache__ -prune -exec rm -rf {} +

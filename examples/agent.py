@@ -12,7 +12,10 @@ import sys
 
 import kie
 
-TASK = "Write a function that returns the sum of the squares of the even numbers in a list."
+TASK = (
+    "Write a function sum_even_squares(numbers) that returns "
+    "the sum of the squares of the even numbers."
+)
 EDITS = (
     "Add a docstring.",
     "Rename it to total.",

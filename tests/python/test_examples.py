@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-ASKED = "Write a function that returns the sum of the squares of the even numbers in a list."
+ASKED = (
+    "Write a function sum_even_squares(numbers) that returns "
+    "the sum of the squares of the even numbers."
+)
 
 
 def run(name: str, text: str = "") -> str:

@@ -1,0 +1,147 @@
+"""The manual: links lead somewhere, commands parse, code compiles and what is marked runs.
+
+A block below the line `<!-- run -->` is executed, all of a page in one namespace.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import kie
+import pytest
+from kie import cli, sampling
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import pages  # noqa: E402
+import terminal  # noqa: E402
+
+DOCS = ROOT / "docs"
+MADE = pages.pages()
+WRITTEN = sorted(DOCS.rglob("*.md"))
+READABLE = [ROOT / "README.md", *WRITTEN]
+BLOCK = re.compile(r"^(<!-- run -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path, language: str) -> Iterator[tuple[bool, str]]:
+    for run, kind, code in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if kind == language:
+            yield bool(run), code
+
+
+def anchors(text: str) -> set[str]:
+    heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [path.relative_to(ROOT).as_posix() for path in paths]
+
+
+@pytest.mark.parametrize("page", READABLE, ids=names(READABLE))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([\w-]*))?\)", text):
+        if "://" in target:
+            own = target.removeprefix(pages.SOURCE)
+            assert own == target or (ROOT / own).exists(), target
+            continue
+        file = (page.parent / target).resolve() if target else page
+        made = MADE.get(file.relative_to(DOCS).as_posix()) if file.is_relative_to(DOCS) else None
+        chart = file.parent.name == "pictures" and (ROOT / "benches" / file.name).exists()
+        assert made or chart or file.exists(), f"{page.name}: {target}"
+        if anchor:
+            assert anchor in anchors(made or file.read_text(encoding="utf-8")), anchor
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("nav:")[1]
+    listed = set(re.findall(r"[\w/-]+\.md", navigation))
+    assert listed == {path.relative_to(DOCS).as_posix() for path in WRITTEN} | set(MADE)
+
+
+@pytest.mark.parametrize("page", READABLE, ids=names(READABLE))
+def test_python_blocks_compile_and_commands_parse(page: Path) -> None:
+    for _, code in blocks(page, "python"):
+        compile(code, page.name, "exec")
+    targets = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for _, code in blocks(page, "console"):
+        for line in code.splitlines():
+            program, *words = shlex.split(line, comments=True)
+            if program == "kie":
+                cli.parser(words).parse_args(words)
+            else:
+                assert program == "make", line
+                assert re.search(rf"^{words[0]}:", targets, re.MULTILINE), line
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=names(WRITTEN))
+def test_marked_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    space: dict[str, object] = {}
+    for run, code in blocks(page, "python"):
+        if run:
+            exec(compile(code, page.name, "exec"), space)
+
+
+def test_some_blocks_are_marked() -> None:
+    count = {page.stem: sum(run for run, _ in blocks(page, "python")) for page in WRITTEN}
+    assert count["quickstart"] >= 5
+    assert count["agents"] >= 5
+
+
+def test_every_option_of_engine_is_explained() -> None:
+    page = MADE["reference/python.md"]
+    documented = pages.arguments_of(inspect.getdoc(kie.Engine) or "")
+    taken = set(inspect.signature(kie.Engine).parameters)
+    assert set(documented) == taken, "the docstring names what Engine takes"
+    for name in taken:
+        row = re.search(rf"^\| `{name}` \|.*\| (.*) \|$", page, re.MULTILINE)
+        assert row, name
+        assert len(row[1]) > 3, name
+    for name in sampling.SamplingParams.__dataclass_fields__:
+        assert f"| `{name}` |" in page
+
+
+def test_everything_public_is_in_the_reference() -> None:
+    page = MADE["reference/python.md"]
+    other = {"FinishReason", "Message", "Sampling", "__version__", "doctor"}
+    for name in set(kie.__all__) - other:
+        assert f"kie.{name}" in page, name
+
+
+def test_every_command_is_in_the_reference() -> None:
+    page = MADE["reference/command-line.md"]
+    for verb in cli.VERBS:
+        assert f"\n## kie {verb}" in page, verb
+    assert page.count("--max-tokens N") >= 2
+    assert "\n## kie bench latency\n" in page
+
+
+def test_the_paths_of_the_server_are_its_routes() -> None:
+    routes = (ROOT / "crates/kie-server/src/router.rs").read_text(encoding="utf-8")
+    table = (DOCS / "server.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`(/[\w/]*)`", table)
+    assert len(paths) >= 8
+    for path in paths:
+        assert f'"{path}"' in routes, path
+
+
+def test_the_terminal_picture_is_what_the_model_says(demo: kie.Engine) -> None:
+    assert terminal.FILE.read_text(encoding="utf-8") == terminal.drawn(terminal.conversation(demo))
+
+
+def test_figures_of_readme_and_manual_stand_in_the_results() -> None:
+    results = (ROOT / "benches/gpu/RESULTS.md").read_text(encoding="utf-8")
+    for page in (ROOT / "README.md", DOCS / "figures.md"):
+        text = page.read_text(encoding="utf-8")
+        figures = re.findall(r"\d[\d,.]*(?= µs)", text)
+        assert len(figures) >= 7
+        for figure in figures:
+            assert figure in results, f"{page.name}: {figure}"
