@@ -323,6 +323,8 @@ pub struct Shared {
     pub turns: Vec<u32>,
     pub others: u32,
     pub table: u32,
+    /// Which of a stage's scales each row has.
+    pub index: u32,
     /// Behind all this.
     pub end: u32,
 }
@@ -372,6 +374,7 @@ impl Shared {
             turns: p.classes.iter().map(|c| at.next(rotations(c), 1)).collect(),
             others: at.next(v.other_words * 4, 1),
             table: at.next(v.table_words * 4, 1),
+            index: at.next(p.index_bytes(), 1),
             end: at.next(0, 16),
         }
     }
