@@ -14,8 +14,9 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use super::lower::model::{Class, Model};
-use super::lower::partition::{ClassPartition, Matrix, Partition, StoredBits, Tiling};
+use super::lower::partition::{ClassPartition, Matrix, Partition};
 use super::lower::segments::{layer_offsets, matrix_offset};
+use super::lower::tiling::{StoredBits, Tiling};
 use super::wire::Wire;
 use crate::abi::{Codes, HeadMode, Program, Tensor};
 use crate::cpu::matmul::Matrix as Stored;

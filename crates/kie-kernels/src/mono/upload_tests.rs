@@ -7,7 +7,8 @@ use std::sync::Arc;
 use half::{bf16, f16};
 
 use super::super::lower::model::{Class, Layer, Model, Norm};
-use super::super::lower::partition::{Matrix, Partition, StoredBits, Tiling};
+use super::super::lower::partition::{Matrix, Partition};
+use super::super::lower::tiling::{StoredBits, Tiling};
 use super::super::pack::{To, Weights};
 use super::super::shapes;
 use super::*;

@@ -6,8 +6,9 @@ use std::fmt::{Display, Write as _};
 
 use super::layout::{self, ClassLayout, Layout};
 use super::model::{Class, Model};
-use super::partition::{ClassPartition, Matrix, Partition, Tiling};
+use super::partition::{ClassPartition, Matrix, Partition};
 use super::segments;
+use super::tiling::Tiling;
 use crate::abi::PAGE;
 use crate::mono::meter::Mode;
 use crate::mono::wire;

@@ -2,8 +2,9 @@
 //! kernel, since several columns need more of both.
 
 use super::model::{Class, Model};
-use super::partition::{head_width, ClassPartition, Kind, Matrix, Partition, Tiling};
+use super::partition::{head_width, ClassPartition, Kind, Matrix, Partition};
 use super::segments;
+use super::tiling::Tiling;
 use crate::abi::{HeadMode, PAGE};
 
 use crate::error::{Error, Result};
