@@ -311,7 +311,7 @@ SANITIZED_FIXTURES = ("llama", "qwen3", "laneformer_d2")
 ORDERED = (
     # A bulk copy into a slot of the ring, which waits on one mbarrier for the slot's readers and is
     # waited for on another.
-    ({"copy_async"}, {"take_lot", "score_keys", "add_values", "store_key", "store_value"}),
+    ({"copy_async"}, {"take_fragment", "score_keys", "add_values", "store_key", "store_value"}),
     # The same in the prefill kernel: stages of weights, positions and the old residual (take_share
     # stands in the kernel itself, too).
     ({"stage_copy"}, {"take_narrow", "take_share", "kie_prefill", "take_old", "add_quad"}),

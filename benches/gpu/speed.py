@@ -38,7 +38,8 @@ def weights_bytes(folder: Path) -> int:
     total = 0
     for name, shape in random_weights.tensors(config):
         if "embed" not in name:
-            total += 2 * int(np.prod(shape))
+            count = int(np.prod(shape))
+            total += count if random_weights.is_fp8(config, name) else 2 * count
     return total
 
 

@@ -45,6 +45,9 @@ TABLE = (
     Target("laneformer-2b-half", "exposed", 128, None, 0.03, gpus=4),
     Target("llama-3.1-8b", "decode", 128, 830, 1000, gpus=4),
     Target("laneformer-2b", "decode", 128, 122, 200, gpus=8),
+    Target("laneformer-2b-fp8-all", "decode", 128, 489, 550),
+    Target("llama-3.1-8b-fp8-all", "decode", 128, 1650, 1790),
+    Target("llama-3.1-8b-fp8-all", "prompt", 2037, 37_600, 52_000),
     # Three times the rate of one GPU.
     Target("llama-3.1-8b", "prompt", 2048, None, 47_100 / 3, gpus=4),
 )

@@ -66,6 +66,7 @@ struct DecodeArgs {
     float* values;            // [kColumns][kVocabAll] logits at work, or null
     const u32* prompt;        // tokens of a prompt, or null: see `count`
     const Segment* segments;  // one step's segments
+    const u8* scale_index;    // [kBlocks][kIndexBytes] which of a stage's scales a row has
     u64* words;               // [kWords] exchange
     u64* poison;              // not 0: everybody stops; as far from any rank's as the words are
     Record* records;          // [kBlocks][kRecordsBlock] who gave up where

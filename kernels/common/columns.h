@@ -151,22 +151,22 @@ KIE_DEVICE Sums<S> multiply_words(Ring& ring, Watch& watch, Lots<S>& lots, const
     KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
         KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] = 0;
     }
-    Lot<S>&lot = lots.v[0], other;
-    const Place place = place_of<S>();
+    WeightFragment<S>&lot = lots.v[0], other;
+    const Place<S> place = place_of<S>(ring);
     bool here = S::stages > 1 && stage_here(ring);
     KIE_NO_UNROLL for (int first = 0; first < S::stages; first += kAhead) {
         KIE_UNROLL for (int d = 0; d < kAhead; ++d) {
             const int stage = first + d;
             if (S::stages % kAhead != 0 && stage >= S::stages) continue;
-            Lot<S>&now = d % 2 ? other : lot, &next = d % 2 ? lot : other;
+            WeightFragment<S>&now = d % 2 ? other : lot, &next = d % 2 ? lot : other;
             const Column<S> x = take_words<S>(watch, ahead[d], mine, epoch, where);
             if (stage + kAhead < S::stages) load_stage<S>(ahead[d], mine + kAhead * kStep);
             mine += kStep;
             if (stage + 1 < S::stages) {
-                take_lot<S>(ring, next, here, place);
+                take_fragment<S>(ring, next, here, place);
                 here = stage + 2 < S::stages && stage_here(ring);
             }
-            add_lot<S>(s, now, x);
+            add_fragment<S>(s, now, x);
         }
     }
     return s;

@@ -116,6 +116,8 @@ KIE_DEVICE void take_tables(const DecodeArgs& args, u8* shared) {
     u32* stops = (u32*)(shared + kShStops);
     for (int i = me; i < kColumns * kStopsMax; i += kAllThreads)
         stops[i] = args.stop_ids[args.column[i / kStopsMax].row * kStopsMax + i % kStopsMax];
+    const u8* index = args.scale_index + block() * kIndexBytes;
+    for (int i = me; i < kIndexBytes; i += kAllThreads) shared[kShIndex + i] = index[i];
     if (!kTableShared) return;
     u32* table = (u32*)(shared + kShTable);
     constexpr int kEach = kPools * kPagesMax;
@@ -709,17 +711,19 @@ KIE_DEVICE void decode_head(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
     }
     KIE_NO_UNROLL for (int p = 1; p < kHeadPasses; ++p) {
         if (TilingHead::k_warps > 1) sync_consumers<kThreads>();
+        const int row = p * kHeadPassRows;
         Lots<TilingHead> lots;
-        take_first<TilingHead>(ring, lots);
-        Sums<TilingHead> s = multiply<TilingHead>(ring, lots, b.shared + kShXa, kStrideA);
-        step_head<TilingHead>(args, b, s, p * kHeadPassRows, pick);
+        take_first<TilingHead>(ring, lots, row);
+        Sums<TilingHead> s = multiply<TilingHead>(ring, lots, b.shared + kShXa, kStrideA, row);
+        step_head<TilingHead>(args, b, s, row, pick);
     }
     if constexpr (kHeadTail > 0) {
         if (TilingHead::k_warps > 1 || TilingTail::k_warps > 1) sync_consumers<kThreads>();
+        constexpr int kRow = kHeadPasses * kHeadPassRows;
         Lots<TilingTail> lots;
-        take_first<TilingTail>(ring, lots);
-        Sums<TilingTail> s = multiply<TilingTail>(ring, lots, b.shared + kShXa, kStrideA);
-        step_head<TilingTail>(args, b, s, kHeadPasses * kHeadPassRows, pick);
+        take_first<TilingTail>(ring, lots, kRow);
+        Sums<TilingTail> s = multiply<TilingTail>(ring, lots, b.shared + kShXa, kStrideA, kRow);
+        step_head<TilingTail>(args, b, s, kRow, pick);
     }
 }
 
@@ -837,7 +841,7 @@ KIE_KERNEL(kie_decode, kThreads + kHelpers * kWarp, DecodeArgs args) {
         return;
     }
     be_consumer<kWarps>();
-    Ring ring = {slots, shared + kShRing, 0, 0, 0};
+    Ring ring = {slots, shared + kShRing, 0, 0, 0, shared + kShIndex};
     Watch watch = {args, 0, 0, 0, false};
     Block b = {(int)block() / kBlocksPerLane,
                (int)block() % kBlocksPerLane,

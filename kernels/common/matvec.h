@@ -1,5 +1,6 @@
 // y = W x for a block's rows: weights from the ring once, x (1 to 8 columns, halves) from shared
-// memory, sums in float. Traffic: rows * k * 2 bytes from memory, whatever the number of columns.
+// memory, sums in float. Traffic: the matrix's bytes from memory, codes and scales, whatever the
+// number of columns.
 #pragma once
 
 // Rows of a tile: 16, fewer in the last, 0 or less where a warp has no such tile.
@@ -10,36 +11,62 @@ KIE_DEVICE int rows_of(int tile) {
     return rows > 16 ? 16 : rows;
 }
 
-// One stage of a warp's tiles, in registers; its slot of the ring is free again. The first ones are
-// taken before the vector has arrived, later ones while the products of those before are running.
+// One stage of a warp's tiles, in registers, as the bits that are stored; its slot of the ring is
+// free again. The first ones are taken before the vector has arrived, later ones while the products
+// of those before are running.
 template <class S>
-struct Lot {
-    Quad lo[S::chunk][S::tiles], hi[S::chunk][S::tiles];
+struct WeightFragment {
+    Quad bits[S::chunk][S::tiles][S::quads];
+    float scale[S::scaled ? S::spans : 1][S::tiles][2];  // of rows 2g and 2g + 1
 };
 
 // Where a warp's tiles stand in a stage, worked out once a product.
+template <class S>
 struct Place {
     int lane, row_warp;
     u32 at;
+    u32 scale_at[S::scaled ? S::tiles : 1];  // bytes behind the codes, 16 bits a row
 };
+// `first`: of the passes of one matrix, the row at which this one begins.
 template <class S>
-KIE_DEVICE Place place_of() {
+KIE_DEVICE Place<S> place_of(const Ring& ring, int first = 0) {
     const int me = thread(), warp = me / kTeam, my = me % kTeam;
     const int row_warp = S::row_warps == 1 ? 0 : warp % S::row_warps;
     const int k_warp = S::k_warps == 1 ? 0 : warp / S::row_warps;
-    return {my, row_warp,
-            (u32)(k_warp * (S::chunk * S::rows * 64) + row_warp * S::tiles * 1024 + my * 16)};
+    Place<S> p = {my, row_warp,
+                  (u32)(k_warp * (S::chunk * S::unit_bytes) +
+                        row_warp * S::tiles * (16 * S::row_bytes) + my * 16)};
+    if constexpr (S::scaled) {
+        KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
+            const int row = (row_warp * S::tiles + i) * 16 + my / 4 * 2;
+            const u8* index = ring.scale_index + S::index_at + first + (row < S::rows ? row : 0);
+            const u32 base = k_warp * S::spans * S::scale_rows;
+            p.scale_at[i] = (base + index[0]) * 4 | (base + index[1]) * 4 << 16;
+        }
+    }
+    return p;
 }
 template <class S>
-KIE_DEVICE void take_lot(Ring& ring, Lot<S>& lot, bool here, const Place& place) {
-    const u8* w = take_stage(ring, here, S::stage_bytes) + place.at;
+KIE_DEVICE void take_fragment(Ring& ring, WeightFragment<S>& f, bool here, const Place<S>& place) {
+    const u8* stage = take_stage(ring, here, S::stage_bytes);
     KIE_UNROLL for (int c = 0; c < S::chunk; ++c) {
         KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
             const int rows = rows_of<S>(place.row_warp * S::tiles + i);
-            const u8* p = w + c * (S::rows * 64) + i * 1024;
-            lot.lo[c][i] = lot.hi[c][i] = {{0, 0, 0, 0}};
-            if (place.lane < 2 * rows)
-                lot.lo[c][i] = *(const Quad*)p, lot.hi[c][i] = *(const Quad*)(p + rows * 32);
+            const u8* p = stage + place.at + c * S::unit_bytes + i * (16 * S::row_bytes);
+            KIE_UNROLL for (int q = 0; q < S::quads; ++q) {
+                f.bits[c][i][q] = {{0, 0, 0, 0}};
+                if (place.lane < 2 * rows) f.bits[c][i][q] = *(const Quad*)(p + q * (rows * 32));
+            }
+        }
+    }
+    if constexpr (S::scaled) {
+        const u8* scales = stage + S::code_bytes;
+        KIE_UNROLL for (int n = 0; n < S::spans; ++n) {
+            KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
+                const u8* from = scales + n * (S::scale_rows * 4);
+                f.scale[n][i][0] = *(const float*)(from + (place.scale_at[i] & 0xffff));
+                f.scale[n][i][1] = *(const float*)(from + (place.scale_at[i] >> 16));
+            }
         }
     }
     release_stage(ring);
@@ -47,12 +74,12 @@ KIE_DEVICE void take_lot(Ring& ring, Lot<S>& lot, bool here, const Place& place)
 // The first stages, or some of them.
 template <class S>
 struct Lots {
-    Lot<S> v[S::ahead];
+    WeightFragment<S> v[S::ahead];
 };
 template <class S, int kFrom = 0, int kTo = S::ahead>
-KIE_DEVICE void take_first(Ring& ring, Lots<S>& lots) {
-    const Place place = place_of<S>();
-    KIE_UNROLL for (int i = kFrom; i < kTo; ++i) take_lot<S>(ring, lots.v[i], false, place);
+KIE_DEVICE void take_first(Ring& ring, Lots<S>& lots, int first = 0) {
+    const Place<S> place = place_of<S>(ring, first);
+    KIE_UNROLL for (int i = kFrom; i < kTo; ++i) take_fragment<S>(ring, lots.v[i], false, place);
 }
 template <class S>
 struct Sums {
@@ -68,22 +95,42 @@ KIE_DEVICE Column<S> take_column(const u8* x) {
     KIE_UNROLL for (int c = 0; c < S::chunk; ++c) b.v[c] = *(const Quad*)(x + c * 64);
     return b;
 }
+// d += weights of a tile and unit, without their scales, times x.
 template <class S>
-KIE_DEVICE void add_lot(Sums<S>& s, const Lot<S>& lot, const Column<S>& x) {
-    KIE_UNROLL for (int c = 0; c < S::chunk; ++c) {
-        const Quad& b = x.v[c];
-        KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
-            const Quad &l = lot.lo[c][i], &h = lot.hi[c][i];
-            mma(s.v[i], l.v[0], l.v[1], l.v[2], l.v[3], b.v[0], b.v[1]);
-            mma(s.v[i], h.v[0], h.v[1], h.v[2], h.v[3], b.v[2], b.v[3]);
+KIE_DEVICE void add_unit(float (&d)[4], const Quad (&bits)[S::quads], const Quad& x) {
+    if constexpr (S::bits == kBitsF16) {
+        const Quad &l = bits[0], &h = bits[1];
+        mma(d, l.v[0], l.v[1], l.v[2], l.v[3], x.v[0], x.v[1]);
+        mma(d, h.v[0], h.v[1], h.v[2], h.v[3], x.v[2], x.v[3]);
+    } else {
+        const F8Halves a = decode_f8(bits[0]);
+        mma(d, a.v[0], a.v[1], a.v[2], a.v[3], x.v[0], x.v[1]);
+        mma(d, a.v[4], a.v[5], a.v[6], a.v[7], x.v[2], x.v[3]);
+    }
+}
+// Scales multiply float sums, once for all columns that share them.
+template <class S>
+KIE_DEVICE void add_fragment(Sums<S>& s, const WeightFragment<S>& f, const Column<S>& x) {
+    if constexpr (!S::scaled) {
+        KIE_UNROLL for (int c = 0; c < S::chunk; ++c) {
+            KIE_UNROLL for (int i = 0; i < S::tiles; ++i) add_unit<S>(s.v[i], f.bits[c][i], x.v[c]);
+        }
+    } else {
+        KIE_UNROLL for (int n = 0; n < S::spans; ++n) {
+            KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
+                float d[4] = {0, 0, 0, 0};
+                KIE_UNROLL for (int c = n * S::span; c < (n + 1) * S::span; ++c)
+                    add_unit<S>(d, f.bits[c][i], x.v[c]);
+                KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] += f.scale[n][i][j / 2] * d[j];
+            }
         }
     }
 }
 
 // Adds up this warp's tiles. `x`: column c, element k at halves x[c * stride + k]. `lots`: the
-// first stages.
+// first stages; `first` as place_of has it.
 template <class S>
-KIE_DEVICE Sums<S> multiply(Ring& ring, Lots<S>& lots, const u8* x, int stride) {
+KIE_DEVICE Sums<S> multiply(Ring& ring, Lots<S>& lots, const u8* x, int stride, int first = 0) {
     const int me = thread(), warp = me / kTeam, my = me % kTeam, g = my / 4, t = my % 4;
     const int k_warp = S::k_warps == 1 ? 0 : warp / S::row_warps;
     const int column = kColumns == 1 ? 0 : (g < kColumns ? g : kColumns - 1);
@@ -93,35 +140,35 @@ KIE_DEVICE Sums<S> multiply(Ring& ring, Lots<S>& lots, const u8* x, int stride) 
     KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
         KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] = 0;
     }
-    const Place place = place_of<S>();
+    const Place<S> place = place_of<S>(ring, first);
     if constexpr (kMany > 1) {
         Column<S> next = take_column<S>(mine);
-        KIE_NO_UNROLL for (int first = 0; first < S::stages; first += kMany) {
+        KIE_NO_UNROLL for (int stage = 0; stage < S::stages; stage += kMany) {
             KIE_UNROLL for (int i = 0; i < kMany; ++i) {
-                if (S::stages % kMany != 0 && first + i >= S::stages) continue;
+                if (S::stages % kMany != 0 && stage + i >= S::stages) continue;
                 const Column<S> now = next;
-                if (first + i + 1 < S::stages) next = take_column<S>(mine += kStep);
-                add_lot<S>(s, lots.v[i], now);
-                if (first + i + kMany < S::stages) take_lot<S>(ring, lots.v[i], false, place);
+                if (stage + i + 1 < S::stages) next = take_column<S>(mine += kStep);
+                add_fragment<S>(s, lots.v[i], now);
+                if (stage + i + kMany < S::stages) take_fragment<S>(ring, lots.v[i], false, place);
             }
         }
         return s;
     }
-    Lot<S>&lot = lots.v[0], other;
+    WeightFragment<S>&lot = lots.v[0], other;
     bool here = S::stages > 1 && stage_here(ring);
     KIE_NO_UNROLL for (int stage = 0; stage + 1 < S::stages; stage += 2, mine += 2 * kStep) {
         const Column<S> x0 = take_column<S>(mine), x1 = take_column<S>(mine + kStep);
-        take_lot<S>(ring, other, here, place);
+        take_fragment<S>(ring, other, here, place);
         const bool more = stage + 2 < S::stages;
         here = more && stage_here(ring);
-        add_lot<S>(s, lot, x0);
+        add_fragment<S>(s, lot, x0);
         if (more) {
-            take_lot<S>(ring, lot, here, place);
+            take_fragment<S>(ring, lot, here, place);
             here = stage + 3 < S::stages && stage_here(ring);
         }
-        add_lot<S>(s, other, x1);
+        add_fragment<S>(s, other, x1);
     }
-    if (S::stages % 2 == 1) add_lot<S>(s, lot, take_column<S>(mine));
+    if (S::stages % 2 == 1) add_fragment<S>(s, lot, take_column<S>(mine));
     return s;
 }
 

@@ -5,9 +5,9 @@
 
 // Where a row goes.
 struct PackPlace {
-    u64 at;       // bytes from PackJob::to; kPackNowhere: nowhere
-    u32 half;     // bytes from the first tile of a unit to its second
-    u32 padding;  // 0
+    u64 at;     // bytes from PackJob::to; kPackNowhere: nowhere
+    u32 half;   // bytes from the first tile of a unit to its second; codes: see `scale`
+    u32 scale;  // codes: bytes from the row's place to where a k-warp's first scale for it stands
 };
 constexpr u64 kPackNowhere = ~0ull;
 
@@ -27,6 +27,9 @@ struct PackJob {
     u32 k_warps, pairs, chunk;  // units of a warp, and of a stage
     u32 tag;                    // names the matrix where a number is beyond float16
     u32 stride;  // numbers from row to row: of rows that are not there in full, fewer
+    u32 codes;   // not 0: the stored bits, and scales behind a stage's
+    u32 stage_bytes;
+    u32 span, scale_rows;  // units that share scales, and scales of such a run
 };
 enum PackFormat : u32 { kPackF32, kPackF16, kPackBf16, kPackF8 };
 
@@ -37,7 +40,7 @@ struct PackArgs {
     u32 blocks, threads;
     u32 padding;  // 0
 };
-static_assert(sizeof(PackPlace) == 16 && sizeof(PackJob) == 96 && sizeof(PackArgs) == 32,
+static_assert(sizeof(PackPlace) == 16 && sizeof(PackJob) == 112 && sizeof(PackArgs) == 32,
               "as mono/upload.rs has them");
 
 constexpr u32 kPackThreads = 1024;
@@ -64,34 +67,67 @@ KIE_DEVICE float pack_stored(const PackJob& job, u64 at) {
     unpack_half2(((const u16*)job.from)[at], low, high);
     return low;
 }
+KIE_DEVICE float pack_scale_of(const PackJob& job, u32 row, u32 column) {
+    const u32 grid = (job.cols + job.block_cols - 1) / job.block_cols;
+    const u32 down = (job.first + row) / job.block_rows - job.first / job.block_rows;
+    return ((const float*)job.scales)[(u64)down * grid + column / job.block_cols];
+}
 // The number at a column, 0 behind the last one.
 KIE_DEVICE float pack_number(const PackJob& job, u32 row, u32 column) {
     if (column >= job.cols) return 0;
     const float stored = pack_stored(job, (u64)row * job.stride + column);
-    if (job.block_rows == 0) return stored;
-    const u32 grid = (job.cols + job.block_cols - 1) / job.block_cols;
-    const u32 down = (job.first + row) / job.block_rows - job.first / job.block_rows;
-    return stored * ((const float*)job.scales)[(u64)down * grid + column / job.block_cols];
+    return job.block_rows == 0 ? stored : stored * pack_scale_of(job, row, column);
+}
+// Which stage, k-warp and unit of its share of the stage has a column.
+struct PackUnit {
+    u32 stage, warp, in_chunk;
+};
+KIE_DEVICE PackUnit pack_unit(const PackJob& job, u32 column) {
+    const u32 unit = column / 32, pair = unit % job.pairs;
+    return {pair / job.chunk, unit / job.pairs, pair % job.chunk};
 }
 // Bytes from a row's place to its two numbers from `column` on, which is even.
 KIE_DEVICE u64 pack_offset(const PackJob& job, u32 half, u32 column) {
     if (job.unit_bytes == 0) return 2 * (u64)column;
-    const u32 unit = column / 32, warp = unit / job.pairs, pair = unit % job.pairs;
-    const u32 stage = pair / job.chunk, turn = (stage * job.k_warps + warp) * job.chunk;
-    const u32 inside = column / 8 % 4 * 16 + column / 2 % 2 * 8;
-    return (u64)(turn + pair % job.chunk) * job.unit_bytes + (column / 4 % 2) * half + inside;
+    const PackUnit u = pack_unit(job, column);
+    const u64 at =
+        (u64)u.stage * job.stage_bytes + (u.warp * job.chunk + u.in_chunk) * job.unit_bytes;
+    if (job.codes) return at + column / 8 % 4 * 16 + column / 2 % 4 * 4;
+    return at + (column / 4 % 2) * half + column / 8 % 4 * 16 + column / 2 % 2 * 8;
+}
+// The stored column of a padded one; past the last where there is none.
+KIE_DEVICE u32 pack_column(const PackJob& job, u32 column) {
+    const u32 part = column / job.padded, inside = column % job.padded;
+    return inside < job.real ? job.skip + part * job.real + inside : ~0u;
+}
+KIE_DEVICE u32 pack_code(const PackJob& job, u32 row, u32 column) {
+    return column < job.cols ? ((const u8*)job.from)[(u64)row * job.stride + column] : 0;
+}
+// A run's scale: that of any of its columns, which all have the same.
+KIE_DEVICE void pack_scale(const PackJob& job, const PackPlace& place, u32 row, u32 column) {
+    const PackUnit u = pack_unit(job, column);
+    u32 from = ~0u;
+    for (u32 i = 0; i < 32 * job.span && from >= job.cols; i += 2)
+        from = pack_column(job, column + i);
+    const u64 at = (u64)u.stage * job.stage_bytes + place.scale +
+                   (u.warp * (job.chunk / job.span) + u.in_chunk / job.span) * job.scale_rows * 4;
+    *(float*)(job.to + place.at + at) = from < job.cols ? pack_scale_of(job, row, from) : 0;
 }
 KIE_DEVICE void pack_row(const PackJob& job, u32 row, u32 threads, u64* beyond) {
     const PackPlace place = ((const PackPlace*)job.places)[row];
     if (place.at == kPackNowhere) return;
     bool far = false;
     KIE_NO_UNROLL for (u32 i = thread(); i < job.parts * job.padded / 2; i += threads) {
-        const u32 column = 2 * i, part = column / job.padded, inside = column % job.padded;
-        const u32 from = job.skip + part * job.real + inside;
-        const float a = inside < job.real ? pack_number(job, row, from) : 0;
-        const float b = inside + 1 < job.real ? pack_number(job, row, from + 1) : 0;
+        const u32 column = 2 * i, from = pack_column(job, column),
+                  next = pack_column(job, column + 1);
+        const float a = pack_number(job, row, from), b = pack_number(job, row, next);
         far |= max_f(a, -a) > kHalfMax || max_f(b, -b) > kHalfMax;
-        *(u32*)(job.to + place.at + pack_offset(job, place.half, column)) = pack_half2(a, b);
+        const u64 to = job.to + place.at + pack_offset(job, place.half, column);
+        if (job.codes)
+            *(u16*)to = (u16)(pack_code(job, row, from) | pack_code(job, row, next) << 8);
+        else
+            *(u32*)to = pack_half2(a, b);
+        if (job.codes && column % (32 * job.span) == 0) pack_scale(job, place, row, column);
     }
     if (far) store_word(beyond, (u64)job.tag << 32 | (job.first + row));
 }

@@ -17,11 +17,13 @@ KIE_DEVICE void await_stage(const Pipe& p) {
 struct Share {
     Quad v[4];
 };  // a warp's 16 rows of a stage: 64 of k
+KIE_CONST_FN int tile_bytes(bool coded) { return coded ? 512 : 1024; }
 // Where a thread's part of its warp's rows lies: of those that one block owns, or of the matrix's.
+template <bool kCoded>
 struct OwnRows {
     int rows;
     KIE_DEVICE bool live() const { return (int)lane() < 2 * rows; }
-    KIE_DEVICE u32 at() const { return thread() / kTeam * 1024 + lane() * 16; }
+    KIE_DEVICE u32 at() const { return thread() / kTeam * tile_bytes(kCoded) + lane() * 16; }
     KIE_DEVICE u32 half() const { return rows * 32; }
 };
 struct DenseRows {
@@ -36,16 +38,67 @@ KIE_DEVICE DenseRows dense_rows(const WideItem& item, int all) {
     if (row >= min_i(first + 16 * item.tiles, all)) return {0};
     const int in = row % S::rows, tile = in - in % 16, rows = min_i(S::rows - tile, 16);
     const int from = row - in + tile - touched_by<S>(first, first + 16).first;
-    return {(u32)rows << 16 | (u32)(from * 64 + in % 16 / 2 * 64 + lane() % 4 * 16)};
+    constexpr int kRow = S::row_bytes;
+    return {(u32)rows << 16 | (u32)(from * kRow + in % 16 / 2 * 64 + lane() % 4 * 16)};
 }
-template <class Rows>
-KIE_DEVICE void take_share(const Pipe& p, Share& a, const Rows& rows, bool whole) {
+// Codes become halves times their scales, rounded once: what sums of 256 positions are kept in
+// leaves no registers for sums without. The scales come straight from the stages that decoding has,
+// each before the codes that it is for.
+template <int kTiles>
+struct ScaleRows {
+    int product;
+    const u8* from[kTiles];  // of each row tile: row 2g's first scale
+    int next[kTiles];        // bytes from there to row 2g + 1's
+};
+struct Scale {
+    float v[2];
+};
+template <class S>
+KIE_CONST_FN int scale_offset(int pair) {
+    const int q = pair % S::pairs, in = q % S::chunk;
+    return q / S::chunk * S::stage_bytes +
+           (pair / S::pairs * S::spans + in / S::span) * (S::scale_rows * 4);
+}
+KIE_DEVICE int scale_offset(int product, int pair) {
+    return product == kToQkv      ? scale_offset<TilingQkv>(pair)
+           : product == kToO      ? scale_offset<TilingO>(pair)
+           : product == kToGateUp ? scale_offset<TilingGu>(pair)
+                                  : scale_offset<TilingDown>(pair);
+}
+template <int kTiles>
+KIE_DEVICE void ask_scales(const ScaleRows<kTiles>& r, int pair, Scale (&s)[kTiles]) {
+    const int at = scale_offset(r.product, pair);
+    KIE_UNROLL for (int m = 0; m < kTiles; ++m) {
+        const u8* from = r.from[m] + at;
+        s[m] = {{*(const float*)from, *(const float*)(from + r.next[m])}};
+    }
+}
+KIE_DEVICE u32 times_scale(u32 halves, float scale) {
+    float a, b;
+    unpack_half2(halves, a, b);
+    return pack_half2(a * scale, b * scale);
+}
+KIE_DEVICE void decode_share(const Quad& codes, const Scale& scale, Quad& low, Quad& high) {
+    const F8Halves h = decode_f8(codes);
+    KIE_UNROLL for (int i = 0; i < 4; ++i) {
+        low.v[i] = times_scale(h.v[i], scale.v[i % 2]);
+        high.v[i] = times_scale(h.v[4 + i], scale.v[i % 2]);
+    }
+}
+
+template <bool kCoded, class Rows>
+KIE_DEVICE void take_share(const Pipe& p, Share& a, const Rows& rows, bool whole,
+                           const Scale (&scale)[2][1]) {
     await_stage(p);
     const u8* w = stage_bytes(p.at) + rows.at();
-    KIE_UNROLL for (int i = 0; i < 4; ++i) {
-        a.v[i] = {{0, 0, 0, 0}};
-        if (rows.live() && (i < 2 || whole))
-            a.v[i] = *(const Quad*)(w + i / 2 * (kStageWeights / 2) + i % 2 * rows.half());
+    KIE_UNROLL for (int i = 0; i < 4; i += 2) {
+        a.v[i] = a.v[i + 1] = {{0, 0, 0, 0}};
+        if (!rows.live() || (i == 2 && !whole)) continue;
+        const u8* from = w + i / 2 * (kStageWeights / 2);
+        if constexpr (kCoded)
+            decode_share(*(const Quad*)from, scale[i / 2][0], a.v[i], a.v[i + 1]);
+        else
+            a.v[i] = *(const Quad*)from, a.v[i + 1] = *(const Quad*)(from + rows.half());
     }
 }
 template <int kN>
@@ -58,12 +111,20 @@ KIE_DEVICE void multiply_share(const Pipe& p, const Share& a, float (&d)[kWideN 
 }
 // A run of pairs of k of one wide item. One group of products is always queued behind the one that
 // runs.
-template <int kN, class Rows>
+template <bool kCoded, int kN, class Rows>
 KIE_DEVICE void accumulate(Pipe& pipe, int from, int to, int pairs, const Rows& rows,
-                           float (&d)[kWideN / 2]) {
+                           const ScaleRows<1>& scales, float (&d)[kWideN / 2]) {
     KIE_UNROLL for (int i = 0; i < kWideN / 2; ++i) d[i] = 0;
     Share a, b;
-    take_share(pipe, a, rows, from + 1 < pairs);
+    Scale ahead[2][1];  // of the stage that is taken next
+    const auto ask = [&](int p) {
+        if constexpr (kCoded)
+            KIE_UNROLL for (int i = 0; i < 2; ++i)
+                ask_scales(scales, min_i(p + i, pairs - 1), ahead[i]);
+    };
+    ask(from);
+    take_share<kCoded>(pipe, a, rows, from + 1 < pairs, ahead);
+    ask(from + 2);
     u32 last = kStages;  // whose products are still under way
     const auto step = [&](const Share& now, Share& next, int after) {
         multiply_share<kN>(pipe, now, d);
@@ -71,7 +132,9 @@ KIE_DEVICE void accumulate(Pipe& pipe, int from, int to, int pairs, const Rows& 
         if (last < kStages && lane() == 0) slot_release(stage_slot(last));
         last = pipe.at;
         forward(pipe);
-        if (after < to) take_share(pipe, next, rows, after + 1 < pairs);
+        if (after >= to) return;
+        take_share<kCoded>(pipe, next, rows, after + 1 < pairs, ahead);
+        ask(after + 2);
     };
     KIE_NO_UNROLL for (int p = from; p < to; p += 4) {
         step(a, b, p + 2);
@@ -86,16 +149,18 @@ template <int kFourth>
 struct NarrowShare {
     Quad v[kFourth][2];
 };
-template <int kFourth>
+template <bool kCoded, int kFourth>
 KIE_DEVICE void take_narrow(const u8* weights, const int (&rows)[kFourth], bool there,
-                            NarrowShare<kFourth>& a) {
+                            const Scale (&scale)[kFourth], NarrowShare<kFourth>& a) {
     const int my = lane();
     KIE_UNROLL for (int m = 0; m < kFourth; ++m) {
-        KIE_UNROLL for (int i = 0; i < 2; ++i) {
-            a.v[m][i] = {{0, 0, 0, 0}};
-            if (my < 2 * rows[m] && there)
-                a.v[m][i] = *(const Quad*)(weights + m * 4096 + i * rows[m] * 32);
-        }
+        a.v[m][0] = a.v[m][1] = {{0, 0, 0, 0}};
+        if (my >= 2 * rows[m] || !there) continue;
+        const u8* from = weights + m * (4 * tile_bytes(kCoded));
+        if constexpr (kCoded)
+            decode_share(*(const Quad*)from, scale[m], a.v[m][0], a.v[m][1]);
+        else
+            a.v[m][0] = *(const Quad*)from, a.v[m][1] = *(const Quad*)(from + rows[m] * 32);
     }
 }
 template <int kFourth>
@@ -110,26 +175,35 @@ KIE_DEVICE void multiply_narrow(const NarrowShare<kFourth>& a, const WideOperand
     }
     wide_commit();
 }
-template <int kFourth, class Rows>
+template <bool kCoded, int kFourth, class Rows>
 KIE_DEVICE void accumulate_narrow(Pipe& pipe, int from, int to, int pairs, Rows rows_of,
-                                  float (&d)[kWideN / 2]) {
+                                  const ScaleRows<kFourth>& scales, float (&d)[kWideN / 2]) {
     KIE_UNROLL for (int i = 0; i < 32 * kFourth; ++i) d[i] = 0;
     int rows[kFourth];
     KIE_UNROLL for (int m = 0; m < kFourth; ++m) rows[m] = rows_of(m);
-    const u32 team = thread() / kCrew, mine = thread() / kTeam % 4 * 1024 + lane() * 16,
+    const u32 team = thread() / kCrew,
+              mine = thread() / kTeam % 4 * tile_bytes(kCoded) + lane() * 16,
               places = kNarrowWeights + team * (kNarrowPart / 2);
     NarrowShare<kFourth> a, b;
+    Scale ahead[2][kFourth];
+    const auto ask = [&](int p) {
+        if constexpr (kCoded) ask_scales(scales, min_i(p, pairs - 1), ahead[(p - from) % 2]);
+    };
+    ask(from), ask(from + 1);
     u32 last = kStages;
     KIE_NO_UNROLL for (int p = from; p < to; p += 2) {
         await_stage(pipe);
         const u8* stage = stage_bytes(pipe.at);
         const WideOperand x = wide_operand(stage + places, 128, kCores);
-        take_narrow<kFourth>(stage + mine, rows, true, a);
+        take_narrow<kCoded, kFourth>(stage + mine, rows, true, ahead[0], a);
+        ask(p + 2);
         multiply_narrow<kFourth>(a, x, d);
         wide_wait<1>();
         if (last < kStages && lane() == 0) slot_release(stage_slot(last));
         last = pipe.at;
-        take_narrow<kFourth>(stage + kNarrowWeights / 2 + mine, rows, p + 1 < pairs, b);
+        take_narrow<kCoded, kFourth>(stage + kNarrowWeights / 2 + mine, rows, p + 1 < pairs,
+                                     ahead[1], b);
+        ask(p + 3);
         multiply_narrow<kFourth>(b, wide_shift(x, kNarrowPart), d);
         wide_wait<1>();
         forward(pipe);
@@ -562,28 +636,89 @@ KIE_DEVICE void embed_chunk(const PrefillArgs& args, const Chunk& chunk) {
         put_squares(args, item);
     }
 }
-KIE_DEVICE void multiply_item(Pipe& pipe, const Cut& cut, int product, const WideItem& item,
-                              float (&d)[kWideN / 2]) {
-    const int pairs = pairs_of(product), from = 2 * part_from(product, cut, item.part),
-              to = 2 * part_from(product, cut, item.part + 1);
+// Where a product stands in a block's line.
+KIE_DEVICE long product_at(const PrefillArgs& args, int product, int layer) {
+    return (long)args.model.layers[layer].stream +
+           (product > kToQkv ? product_bytes<TilingQkv>() : 0) +
+           (product > kToO ? product_bytes<TilingO>() : 0) +
+           (product > kToGateUp ? product_bytes<TilingGu>() : 0);
+}
+template <class S, int kTiles>
+KIE_DEVICE void find_scales(const PrefillArgs& args, const WideItem& item, int rows, bool dense,
+                            int layer, ScaleRows<kTiles>& found) {
+    KIE_UNROLL for (int m = 0; m < kTiles; ++m) {
+        const int f = item.frag + turn_at(item, m).tile, pair = lane() / 4 * 2;
+        int block = f / S::tiles_all, row = f % S::tiles_all * 16 + pair;
+        if (dense) block = (16 * f + pair) / S::rows, row = (16 * f + pair) % S::rows;
+        if (row >= S::rows || block * S::rows + row >= rows) block = row = 0;
+        block += item.lane_index * kBlocksPerLane;
+        const u8* index = args.model.scale_index + block * kIndexBytes + S::index_at + row;
+        found.from[m] = args.model.line + (u64)block * kLineBytes +
+                        product_at(args, found.product, layer) + S::code_bytes + index[0] * 4;
+        found.next[m] = (index[1] - index[0]) * 4;
+    }
+}
+template <bool kCoded, int kTiles>
+KIE_DEVICE ScaleRows<kTiles> scale_rows(const PrefillArgs& args, const WideItem& item, int product,
+                                        int layer) {
+    ScaleRows<kTiles> found = {product};
+    if constexpr (kCoded) {
+        if (product == kToQkv)
+            find_scales<TilingQkv>(args, item, kQkv, kDense, layer, found);
+        else if (product == kToO)
+            find_scales<TilingO>(args, item, kHidden, false, layer, found);
+        else if (product == kToGateUp)
+            find_scales<TilingGu>(args, item, 2 * kFfn, kDense, layer, found);
+        else
+            find_scales<TilingDown>(args, item, kHidden, false, layer, found);
+    }
+    return found;
+}
+template <bool kCoded, int kFourth>
+KIE_DEVICE void multiply_narrow_item(const PrefillArgs& args, Pipe& pipe, int from, int to,
+                                     int product, int layer, const WideItem& item,
+                                     float (&d)[kWideN / 2]) {
     const auto rows_of = [&](int turn) {
         return rows_of_product(product, item.frag + turn_at(item, turn).tile).rows;
     };
-    if constexpr (kDense) {
-        const OwnRows own = {rows_of(0)};
-        const DenseRows rows = product == kToQkv ? dense_rows<TilingQkv>(item, kQkv)
-                               : product == kToGateUp
-                                   ? dense_rows<TilingGu>(item, 2 * kFfn)
-                                   : DenseRows{own.live() ? (u32)own.rows << 16 | own.at() : 0};
-        accumulate<kWideN>(pipe, from, to, pairs, rows, d);
-    } else if (!is_narrow(item)) {
-        accumulate<kWideN>(pipe, from, to, pairs, OwnRows{rows_of(0)}, d);
+    const auto scales = scale_rows<kCoded, kFourth>(args, item, product, layer);
+    accumulate_narrow<kCoded, kFourth>(pipe, from, to, pairs_of(product), rows_of, scales, d);
+}
+template <bool kCoded>
+KIE_DEVICE void multiply_stored(const PrefillArgs& args, Pipe& pipe, const Cut& cut, int product,
+                                int layer, const WideItem& item, float (&d)[kWideN / 2]) {
+    const int pairs = pairs_of(product), from = 2 * part_from(product, cut, item.part),
+              to = 2 * part_from(product, cut, item.part + 1);
+    if (kDense || !is_narrow(item)) {
+        const auto scales = scale_rows<kCoded, 1>(args, item, product, layer);
+        const int f = item.frag + turn_at(item, 0).tile;
+        const OwnRows<kCoded> own = {rows_of_product(product, f).rows};
+        if constexpr (kDense) {
+            const DenseRows rows = product == kToQkv ? dense_rows<TilingQkv>(item, kQkv)
+                                   : product == kToGateUp
+                                       ? dense_rows<TilingGu>(item, 2 * kFfn)
+                                       : DenseRows{own.live() ? (u32)own.rows << 16 | own.at() : 0};
+            accumulate<kCoded, kWideN>(pipe, from, to, pairs, rows, scales, d);
+        } else {
+            accumulate<kCoded, kWideN>(pipe, from, to, pairs, own, scales, d);
+        }
     } else if (item.tiles <= 4)
-        accumulate_narrow<1>(pipe, from, to, pairs, rows_of, d);
+        multiply_narrow_item<kCoded, 1>(args, pipe, from, to, product, layer, item, d);
     else if (item.tiles <= 8)
-        accumulate_narrow<2>(pipe, from, to, pairs, rows_of, d);
+        multiply_narrow_item<kCoded, 2>(args, pipe, from, to, product, layer, item, d);
     else
-        accumulate_narrow<3>(pipe, from, to, pairs, rows_of, d);
+        multiply_narrow_item<kCoded, 3>(args, pipe, from, to, product, layer, item, d);
+}
+KIE_DEVICE void multiply_item(const PrefillArgs& args, Pipe& pipe, const Cut& cut, int product,
+                              int layer, const WideItem& item, float (&d)[kWideN / 2]) {
+    if constexpr (kAllCoded) {
+        multiply_stored<true>(args, pipe, cut, product, layer, item, d);
+    } else {
+        if constexpr (kAnyCoded)
+            if (is_coded(product))
+                return multiply_stored<true>(args, pipe, cut, product, layer, item, d);
+        multiply_stored<false>(args, pipe, cut, product, layer, item, d);
+    }
 }
 // False: of an item in parts others have yet to make theirs.
 KIE_DEVICE bool product_item(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk,
@@ -593,7 +728,7 @@ KIE_DEVICE bool product_item(const PrefillArgs& args, Pipe& pipe, const Chunk& c
     if (product == kToQkv || product == kToGateUp) take_scales(args, item, scale);
     Clock clock = {args.model.trace, 0};
     tick(clock, -1);
-    multiply_item(pipe, cut, product, item, d);
+    multiply_item(args, pipe, cut, product, layer, item, d);
     sync_consumers<kWorkers>();  // scales are there, the last item's squares are read
     tick(clock, 12 + product);
     ask_next();

@@ -94,7 +94,7 @@ template <class S>
 KIE_DEVICE long unit_at(int pair) {  // bytes of 32 columns of a block's rows inside its product
     const int q = pair % S::pairs;
     return (long)(q / S::chunk) * S::stage_bytes +
-           (pair / S::pairs * S::chunk + q % S::chunk) * (S::rows * 64);
+           (pair / S::pairs * S::chunk + q % S::chunk) * S::unit_bytes;
 }
 // What a lane of a copying warp brings of every stage of an item: a run of one block's tiles, or
 // (lane 0 of the others) the positions.
@@ -110,8 +110,9 @@ KIE_DEVICE Load own_part(const PrefillArgs& args, const WideItem& item, int rows
     if (own >= end) return {nullptr, 0, 0, 0};
     const int from = touched_by<S>(row, end).first, first = max_i(from, own),
               to = touched_by<S>(row, min_i(end, own + S::rows)).end;
-    return {args.model.line + (u64)(own / S::rows) * kLineBytes + at + (first - own) * 64,
-            (u32)(first - from) * 64, (u32)(to - first) * 64, 0};
+    constexpr int kRow = S::row_bytes;
+    return {args.model.line + (u64)(own / S::rows) * kLineBytes + at + (first - own) * kRow,
+            (u32)(first - from) * kRow, (u32)(to - first) * kRow, 0};
 }
 template <class S>
 KIE_DEVICE Load load_of(const PrefillArgs& args, const WideItem& item, int product, long at,
@@ -120,10 +121,11 @@ KIE_DEVICE Load load_of(const PrefillArgs& args, const WideItem& item, int produ
     const int f = item.frag + my, tile = f % S::tiles_all;
     const int left = S::tiles_all - tile, most = item.tiles - my, run = left < most ? left : most;
     const bool narrow = is_narrow(item);
+    constexpr int kTile = 16 * S::row_bytes;
     u32 bytes = 0;
     if (my < item.tiles && (my == 0 || tile == 0)) {
-        bytes = S::rows * 64 - tile * 1024;
-        if (bytes > (u32)run * 1024) bytes = run * 1024;
+        bytes = S::unit_bytes - tile * kTile;
+        if (bytes > (u32)run * kTile) bytes = run * kTile;
     }
     const bool dense = kDense && (product == kToQkv || product == kToGateUp);
     Load part = {nullptr, 0, 0, 0};
@@ -139,8 +141,8 @@ KIE_DEVICE Load load_of(const PrefillArgs& args, const WideItem& item, int produ
     if (warp < 2)
         return {args.model.line +
                     (u64)(item.lane_index * kBlocksPerLane + f / S::tiles_all) * kLineBytes + at +
-                    tile * 1024,
-                (u32)(pair * (narrow ? kNarrowWeights : kStageWeights) / 2 + my * 1024), bytes,
+                    tile * kTile,
+                (u32)(pair * (narrow ? kNarrowWeights : kStageWeights) / 2 + my * kTile), bytes,
                 all};
     return {x + ((long)item.lane_index * (S::k / 32) * kEights + item.place / 8) * kCores,
             (u32)(narrow ? kNarrowWeights + pair * kNarrowPart : kStageWeights + pair * kStagePart),

@@ -204,6 +204,16 @@ KIE_CONST_FN int frags_of(int product) {
            : product == kToGateUp ? kDense ? over(2 * kFfn, 16) : frags_of<TilingGu, 2 * kFfn>()
                                   : kFrags;
 }
+KIE_CONST_FN bool is_coded(int product) {  // its stages hold codes, not halves
+    return product == kToQkv      ? TilingQkv::scaled
+           : product == kToO      ? TilingO::scaled
+           : product == kToGateUp ? TilingGu::scaled
+                                  : TilingDown::scaled;
+}
+constexpr bool kAnyCoded =
+    TilingQkv::scaled || TilingO::scaled || TilingGu::scaled || TilingDown::scaled;
+constexpr bool kAllCoded =
+    TilingQkv::scaled && TilingO::scaled && TilingGu::scaled && TilingDown::scaled;
 KIE_CONST_FN int pairs_of(int product) {  // of 32 columns
     return (product == kToO ? kAttn : product == kToDown ? kFfn : kHidden) / 32;
 }

@@ -10,7 +10,8 @@
 struct Ring {
     Slot* slots;
     u8* bytes;
-    u32 at, parity, from;  // slot; kPacked: where the stage before ended
+    u32 at, parity, from;   // slot; kPacked: where the stage before ended
+    const u8* scale_index;  // [kIndexBytes] which of a stage's scales a row has
 };
 KIE_DEVICE u32 place_of_stage(u32 from, u32 bytes) {
     return from + bytes > (u32)kRingBytes ? 0 : from;

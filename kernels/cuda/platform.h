@@ -234,6 +234,17 @@ KIE_DEVICE void unpack_half2(u32 h, float& a, float& b) {
         : "=f"(a), "=f"(b)
         : "r"(h));
 }
+// Four e4m3 codes: the lower two as halves, then the upper two. Where there is no instruction for
+// it, ops/decode_fp8.h has it of others.
+#if __CUDA_ARCH__ >= 890
+#define KIE_UNPACK_F8
+KIE_DEVICE void unpack_f8(u32 codes, u32& low, u32& high) {
+    asm("{\n .reg .b16 x, y;\n mov.b32 {x, y}, %2;\n cvt.rn.f16x2.e4m3x2 %0, x;\n"
+        " cvt.rn.f16x2.e4m3x2 %1, y;\n}"
+        : "=r"(low), "=r"(high)
+        : "r"(codes));
+}
+#endif
 KIE_DEVICE u32 bits(float f) { return __float_as_uint(f); }
 KIE_DEVICE float number(u32 u) { return __uint_as_float(u); }
 KIE_DEVICE float exp2_f(float x) {

@@ -157,7 +157,7 @@ const MUTANTS: &[Case] = &[
         machine: "ranks=2,blocks=4",
         tuning: PACKED,
         edits: &[("f.kept == kSlots || f.used + left + bytes > kRingBytes", "f.kept == kSlots")],
-        about: &["copy_async", "take_lot"],
+        about: &["copy_async", "take_fragment"],
         ..SHORT
     },
     Case {

@@ -1,6 +1,7 @@
-"""Checkpoints of random 16-bit weights in the shape of a known model, to measure speed with where
-the model itself is not at hand. Numbers are normal with a standard deviation of one over the root
-of a row's length, so that activations keep their size; norm scales are near one.
+"""Checkpoints of random weights in the shape of a known model, to measure speed with where the
+model itself is not at hand: bfloat16, or FP8 in blocks of 128 x 128 where a name says so. Numbers
+have a standard deviation of one over the root of a row's length, so that activations keep their
+size; norm scales are near one.
 """
 
 from __future__ import annotations
@@ -84,6 +85,33 @@ SPECS: dict[str, dict[str, Any]] = {
 }
 
 
+BLOCK = 128
+
+
+def _fp8(name: str, keep: list[str]) -> dict[str, Any]:
+    """A shape with FP8 matrices, but for the embedding and those that are to be kept."""
+    quantization = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [BLOCK, BLOCK],
+        "modules_to_not_convert": keep,
+    }
+    return SPECS[name] | {"quantization_config": quantization}
+
+
+# As checkpoints are published, and with the head in FP8, too.
+for _name in ("laneformer-2b", "llama-3.1-8b"):
+    SPECS[f"{_name}-fp8"] = _fp8(_name, ["lm_head"])
+    SPECS[f"{_name}-fp8-all"] = _fp8(_name, [])
+
+
+def is_fp8(config: dict[str, Any], name: str) -> bool:
+    """Whether a tensor's numbers are FP8: matrices, where the config says so."""
+    keep = config.get("quantization_config", {}).get("modules_to_not_convert", [""])
+    return not any(part in name for part in ("norm", "embed", *keep))
+
+
 def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of a config's tensors."""
     hidden, dim = config["hidden_size"], config["head_dim"]
@@ -118,7 +146,7 @@ def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
 def write(spec: str, folder: Path, seed: int = 0) -> Path:
     """Writes a checkpoint of `spec` (a key of SPECS) with the default model's tokenizer.
 
-    Raises InvalidRequestError for an unknown name. Numbers are bfloat16.
+    Raises InvalidRequestError for an unknown name.
     """
     import numpy as np
 
@@ -137,27 +165,47 @@ def write(spec: str, folder: Path, seed: int = 0) -> Path:
     header: dict[str, Any] = {}
     at = 0
     for name, shape in tensors(config):
-        size = 2 * int(np.prod(shape))
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + size]}
-        at += size
+        parts = [(name, "BF16", 2, shape)]
+        if is_fp8(config, name):
+            grid = (*shape[:-2], *(-(-n // BLOCK) for n in shape[-2:]))
+            parts = [(name + "_scale_inv", "F32", 4, grid), (name, "F8_E4M3", 1, shape)]
+        for part, dtype, each, sizes in parts:
+            size = each * int(np.prod(sizes))
+            header[part] = {"dtype": dtype, "shape": sizes, "data_offsets": [at, at + size]}
+            at += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     path = folder / "model.safetensors"
     path.write_bytes(struct.pack("<Q", len(text)) + text)
     os.truncate(path, 8 + len(text) + at)
-    file = np.memmap(path, np.uint16, "r+", 8 + len(text), (at // 2,))
+    file = np.memmap(path, np.uint8, "r+", 8 + len(text), (at,))
+    # The root mean square of all codes but NaN.
+    values = np.arange(1, 0x7F)
+    exponents = np.maximum(values >> 3, 1) - 10.0
+    codes = ((values & 7) + 8 * (values >= 8)) * 2.0**exponents
+    spread = float(np.sqrt(np.mean(codes**2)))
 
     def fill(index: int, name: str) -> None:
         entry = header[name]
-        begin, end = (offset // 2 for offset in entry["data_offsets"])
+        begin, end = entry["data_offsets"]
         numbers = np.random.default_rng([seed, index])
         scale = entry["shape"][-1] ** -0.5
-        for first in range(begin, end, 1 << 22):
-            last = min(end, first + (1 << 22))
+        if entry["dtype"] == "F32":
+            width = header[name.removesuffix("_scale_inv")]["shape"][-1]
+            drawn = numbers.uniform(0.8, 1.2, (end - begin) // 4) * width**-0.5 / spread
+            file[begin:end] = np.frombuffer(drawn.astype("<f4").tobytes(), np.uint8)
+            return
+        for first in range(begin, end, 1 << 23):
+            last = min(end, first + (1 << 23))
+            if entry["dtype"] == "F8_E4M3":
+                drawn = numbers.integers(0, 256, last - first, np.uint8)
+                file[first:last] = drawn - ((drawn & 0x7F) == 0x7F)  # NaN
+                continue
             shift = 1 if len(entry["shape"]) == 1 else 0
-            drawn = np.asarray(numbers.standard_normal(last - first, np.float32), np.float32)
+            drawn = np.asarray(numbers.standard_normal((last - first) // 2, np.float32), np.float32)
             drawn = (drawn * np.float32(scale) + np.float32(shift)).astype(np.float32)
-            file[first:last] = np.frombuffer(drawn, np.uint32) >> 16
+            halves = (np.frombuffer(drawn, np.uint32) >> 16).astype("<u2")
+            file[first:last] = np.frombuffer(halves.tobytes(), np.uint8)
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for done in [pool.submit(fill, index, name) for index, name in enumerate(header)]:

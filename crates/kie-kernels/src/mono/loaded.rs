@@ -112,6 +112,7 @@ pub fn bytes(
     let tables = (slots + columns) * vocab * 8 + of_slots + u64::from(dims.max_positions) * 4;
     let segments = segments(model, partition).len() * size_of::<wire::Segment>();
     let lists = layers * size_of::<wire::Layer>() as u64 + segments as u64;
+    let lists = lists + u64::from(partition.blocks * partition.index_bytes());
     let writers = u64::from(plan.map_or(0, |plan| plan.blocks).max(partition.blocks));
     let records = writers * (RECORDS_BLOCK * RECORD_BYTES) as u64;
     let words = Exchange::new(model, partition, partition.columns).words * 8 + POISON_BYTES as u64;
@@ -229,6 +230,7 @@ fn weights_args(
         rope: keep(upload(m, &rope(weights))?),
         layers: keep(upload(m, &bytes_of_all(&segments::layers(model, partition)))?),
         segments: keep(upload(m, &bytes_of_all(&segments(model, partition)))?),
+        scale_index: keep(upload(m, &packing.scale_index)?),
         ..Args::default()
     };
     phases.next("rotary table and others", 0);

@@ -1,6 +1,7 @@
 //! Where stored weights go: a [`Partition`]'s rows in the order in which blocks take them, sixteen
-//! rows by sixteen columns a tile, in the order of a matrix unit's first operand, as halves. The
-//! bytes are moved on the device (`kernels/common/pack.h`, driven by [`super::upload`]); here are
+//! rows by sixteen columns a tile, in the order of a matrix unit's first operand, as halves or as
+//! the codes that are stored (`kernels/common/ops`) with scales behind those of a stage. The bytes
+//! are moved on the device (`kernels/common/pack.h`, driven by [`super::upload`]); here are
 //! the tables that tell it, for every stored row, where it goes.
 //!
 //! A *unit* is 16 rows x 32 columns, two tiles of 32 bytes a row: lane `4 g + t` of a team takes,
@@ -13,8 +14,9 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use super::lower::model::{Class, Model};
-use super::lower::partition::{ClassPartition, Matrix, Partition, Tiling};
+use super::lower::partition::{ClassPartition, Matrix, Partition};
 use super::lower::segments::{layer_offsets, matrix_offset};
+use super::lower::tiling::{StoredBits, Tiling};
 use super::wire::Wire;
 use crate::abi::{Codes, HeadMode, Program, Tensor};
 use crate::cpu::matmul::Matrix as Stored;
@@ -41,9 +43,10 @@ pub struct Weights<'a> {
 pub struct Place {
     /// Bytes from [`Target::to`].
     pub at: u64,
-    /// Bytes from the first tile of a unit to its second.
+    /// Halves: bytes from the first tile of a unit to its second.
     pub half: u32,
-    padding: u32,
+    /// Codes: bytes from `at` to where a k-warp's first scale for the row stands.
+    pub scale: u32,
 }
 
 // SAFETY: a u64 and two u32s.
@@ -54,14 +57,20 @@ impl Place {
     pub const NOWHERE: Self = Self::new(u64::MAX, 0);
 
     const fn new(at: u64, half: u32) -> Self {
-        Self { at, half, padding: 0 }
+        Self { at, half, scale: 0 }
     }
 
-    /// Row `row` of a block's rows of one matrix.
-    fn in_units(split: &Tiling, row: u32) -> Self {
+    /// Row `row` of a block's rows of one matrix, which has the block's scale `scale`.
+    fn in_units(split: &Tiling, row: u32, scale: u32) -> Self {
         let here = (split.rows - row / 16 * 16).min(16);
-        let at = row / 16 * 1024 + row % 16 / 2 * 64 + row % 2 * 4;
-        Self::new(u64::from(at), here / 2 * 64)
+        let tile = row / 16 * (16 * split.encoding.row_bytes()) + row % 16 / 2 * 64;
+        match split.encoding.bits {
+            StoredBits::F16 => Self::new(u64::from(tile + row % 2 * 4), here / 2 * 64),
+            StoredBits::F8 => {
+                let at = tile + row % 2 * 2;
+                Self { at: u64::from(at), half: 0, scale: split.code_bytes() + 4 * scale - at }
+            }
+        }
     }
 }
 
@@ -105,6 +114,29 @@ pub struct Parts {
     pub skip: u32,
 }
 
+impl Parts {
+    /// Units of 32 columns that share their scales, which the stored matrix has for each `columns`
+    /// of its own: as many as always do, at most 16; 0 where one unit has several.
+    pub fn group(&self, columns: u32) -> u32 {
+        let stored = |column: u32| {
+            let (part, inside) = (column / self.padded, column % self.padded);
+            (inside < self.real).then_some(self.skip + part * self.real + inside)
+        };
+        let alike = |group: &u32| {
+            let runs = (self.count * self.padded).div_ceil(32 * group);
+            (0..runs).all(|run| {
+                let mut found = (32 * group * run..32 * group * (run + 1))
+                    .filter(|column| *column < self.count * self.padded)
+                    .filter_map(stored)
+                    .map(|column| column / columns);
+                let first = found.next();
+                found.all(|block| Some(block) == first)
+            })
+        };
+        [16, 8, 4, 2, 1].into_iter().find(alike).unwrap_or(0)
+    }
+}
+
 /// One use of a stored matrix.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Target {
@@ -125,6 +157,26 @@ pub struct Packing {
     pub tables: Vec<Table>,
     /// What is made of each stored matrix, by tensor and lane.
     pub tasks: BTreeMap<(u32, u32), Vec<Target>>,
+    /// Which of a stage's scales each row has, `[blocks][index bytes]` (shape.h).
+    pub scale_index: Vec<u8>,
+}
+
+/// The scales that a block's rows of a matrix have, in the order in which the rows name them.
+#[derive(Default)]
+struct Scales {
+    seen: Vec<(usize, u32, u32)>,
+}
+
+impl Scales {
+    /// Number of the scale of a row of a stored matrix.
+    fn of(&mut self, split: &Tiling, scale: (usize, u32, u32)) -> u32 {
+        let at = self.seen.iter().position(|seen| *seen == scale).unwrap_or(self.seen.len());
+        if at == self.seen.len() {
+            self.seen.push(scale);
+        }
+        debug_assert!(!split.encoding.scaled() || at < split.encoding.scale_rows as usize);
+        at as u32
+    }
 }
 
 /// Rows with their places, by some key and the stored lane.
@@ -136,6 +188,18 @@ impl Packing {
         self.tables.push(Table::of(rows));
         self.tables.len() - 1
     }
+
+    /// Says which of a stage's scales a row has, where its index byte stands.
+    fn tell_scale(&mut self, tiling: &Tiling, at: u32, scale: u32) {
+        if tiling.encoding.scaled() {
+            self.scale_index[at as usize] = scale as u8;
+        }
+    }
+}
+
+/// Rows of the passes before each.
+fn rows_before(passes: &[Tiling]) -> impl Iterator<Item = u32> + '_ {
+    passes.iter().scan(0, |done, split| Some(std::mem::replace(done, *done + split.rows)))
 }
 
 /// Addresses of what is packed.
@@ -267,7 +331,8 @@ impl Weights<'_> {
 
     /// Everything that is packed, and where it goes.
     pub fn packing(&self, to: To) -> Packing {
-        let mut all = Packing::default();
+        let index = (self.partition.blocks * self.partition.index_bytes()) as usize;
+        let mut all = Packing { scale_index: vec![0; index], ..Packing::default() };
         self.layers(&mut all, to.line);
         self.head(&mut all, to.line);
         let row_bytes = 2 * u64::from(self.partition.hidden);
@@ -303,12 +368,18 @@ impl Weights<'_> {
         let line_bytes = self.partition.line_bytes(self.model);
         let tiling = *self.partition.classes[class].tiling(matrix);
         let mut found: Found<usize> = BTreeMap::new();
+        let block_rows = self.block_rows(matrix as usize);
         for block in 0..self.partition.blocks {
             let (lane, rank) = (block / each, block % each);
+            let index =
+                block * self.partition.index_bytes() + self.partition.index_offset(class, matrix);
+            let mut scales = Scales::default();
             for row in 0..tiling.rows {
                 let source = self.source(class, matrix, lane, rank * tiling.rows + row);
                 let Some((which, lane, from)) = source else { continue };
-                let mut place = Place::in_units(&tiling, row);
+                let scale = scales.of(&tiling, (which, lane, from / block_rows));
+                all.tell_scale(&tiling, index + row, scale);
+                let mut place = Place::in_units(&tiling, row, scale);
                 place.at += u64::from(block) * line_bytes;
                 found.entry((which, lane)).or_default().push((from, place));
             }
@@ -330,6 +401,12 @@ impl Weights<'_> {
         }
     }
 
+    /// Rows that share a scale of a matrix of the layers, or of the head.
+    fn block_rows(&self, at: usize) -> u32 {
+        let block = self.model.scale_blocks[at].as_ref().and_then(|b| b.as_ref().ok());
+        block.map_or(u32::MAX, |block| block[0])
+    }
+
     /// The head's part of all lines.
     fn head(&self, all: &mut Packing, line: u64) {
         let (m, c) = (self.model, self.partition);
@@ -347,13 +424,17 @@ impl Weights<'_> {
             };
             let mut before = line_bytes - c.head_bytes();
             let mut first = seat * c.rows_head;
-            for split in &passes {
+            let index = block * c.index_bytes() + c.index_offset(c.classes.len(), Matrix::Qkv);
+            for (split, done) in passes.iter().zip(rows_before(&passes)) {
+                let mut scales = Scales::default();
                 for row in 0..split.rows.min(m.vocab.saturating_sub(first)) {
                     let (lane, from) = match per_lane {
                         true => self.lane_row(lane, first + row, m.vocab),
                         false => (0, first + row),
                     };
-                    let mut place = Place::in_units(split, row);
+                    let scale = scales.of(split, (0, lane, from / self.block_rows(4)));
+                    all.tell_scale(split, index + done + row, scale);
+                    let mut place = Place::in_units(split, row, scale);
                     place.at += u64::from(block) * line_bytes + before;
                     found.entry((*split != c.head, lane)).or_default().push((from, place));
                 }

@@ -11,6 +11,11 @@ use crate::abi::{HeadMode, NONE};
 
 /// `2b`: eight lanes of a laneformer; `lane`: one of them; `1b`, `8b`: dense models.
 pub fn model(name: &str) -> Model {
+    if let Some(name) = name.strip_suffix("-fp8") {
+        let scaled = Some(Ok([128, 128]));
+        let scale_blocks = [scaled.clone(), scaled.clone(), scaled.clone(), scaled, None];
+        return Model { scale_blocks, ..model(name) };
+    }
     let dense = name == "1b" || name == "8b";
     let of = |lane, small, large| match name {
         "8b" => large,
@@ -44,6 +49,7 @@ pub fn model(name: &str) -> Model {
         pools: 2,
         classes: vec![class],
         layer: vec![layer; of(15, 16, 32) as usize],
+        scale_blocks: Default::default(),
         embed: 0,
         head: 0,
         final_norm: norm,

@@ -21,6 +21,7 @@ pub const COMMON: &[(&str, &str)] = &[
     kernel!("common/shape.h"),
     kernel!("common/exchange.h"),
     kernel!("common/ring.h"),
+    DECODE_FP8,
     kernel!("common/matvec.h"),
     kernel!("common/attention.h"),
     kernel!("common/block.h"),
@@ -34,11 +35,15 @@ pub const COMMON: &[(&str, &str)] = &[
     kernel!("common/decode.h"),
 ];
 
+const DECODE_FP8: (&str, &str) = kernel!("common/ops/decode_fp8.h");
+/// Decoders of stored bits, which need the platform only.
+#[cfg(test)]
+pub const DECODERS: &[(&str, &str)] = &[DECODE_FP8];
 const TELL: (&str, &str) = kernel!("common/tell.h");
 const ECHO: (&str, &str) = kernel!("common/echo.h");
 
 /// Of [`COMMON`], what the prefill kernel stands on: up to the pages' layout.
-const UNDER_PREFILL: usize = 6;
+const UNDER_PREFILL: usize = 7;
 
 /// The prefill kernel, behind those.
 pub const PREFILL: &[(&str, &str)] = &[

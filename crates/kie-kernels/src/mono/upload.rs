@@ -49,11 +49,15 @@ struct Job {
     chunk: u32,
     tag: u32,
     stride: u32,
+    codes: u32,
+    stage_bytes: u32,
+    span: u32,
+    scale_rows: u32,
 }
 
-// SAFETY: four u64s, sixteen u32s.
+// SAFETY: four u64s, twenty u32s.
 unsafe impl Wire for Job {}
-const _: () = assert!(size_of::<Job>() == 96);
+const _: () = assert!(size_of::<Job>() == 112);
 
 /// The launch's one parameter (pack.h's `PackArgs`).
 #[derive(Debug, Clone, Copy)]
@@ -374,8 +378,11 @@ impl Job {
     fn of(tensor: &Tensor, target: &Target) -> Self {
         let Parts { count: parts, real, padded, skip } = target.parts;
         let split = target.split;
-        let [unit_bytes, k_warps, pairs, chunk] =
-            split.map_or([0, 1, 1, 1], |s| [s.rows * 64, s.k_warps, s.k / 32 / s.k_warps, s.chunk]);
+        let [unit_bytes, k_warps, pairs, chunk] = split
+            .map_or([0, 1, 1, 1], |s| [s.unit_bytes(), s.k_warps, s.stages * s.chunk, s.chunk]);
+        let [codes, stage_bytes, span, scale_rows] = split.map_or([0, 0, 1, 0], |s| {
+            [s.encoding.bits as u32, s.stage_bytes, s.span, s.encoding.scale_rows]
+        });
         Self {
             from: 0,
             scales: 0,
@@ -397,6 +404,10 @@ impl Job {
             chunk,
             tag: 0,
             stride: tensor.cols,
+            codes,
+            stage_bytes,
+            span,
+            scale_rows,
         }
     }
 }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use half::{bf16, f16};
 
 use super::super::lower::model::{Class, Layer, Model, Norm};
-use super::super::lower::partition::{Matrix, Partition, Tiling};
+use super::super::lower::partition::{Matrix, Partition};
+use super::super::lower::tiling::{StoredBits, Tiling};
 use super::super::pack::{To, Weights};
 use super::super::shapes;
 use super::*;
@@ -23,6 +24,8 @@ struct Case {
     bytes: Vec<u8>,
     rank: u32,
     codes: Codes,
+    /// Of a scale, where numbers are FP8.
+    group: [u32; 2],
     random: u32,
 }
 
@@ -31,6 +34,13 @@ type Grid = Vec<Vec<f32>>;
 
 impl Case {
     fn new(model: Model, codes: Codes, rank: u32) -> Self {
+        let mut case = Self::empty(model, codes, rank);
+        case.fill();
+        case
+    }
+
+    /// Without tensors.
+    fn empty(model: Model, codes: Codes, rank: u32) -> Self {
         let whole = if model.sliced { model.ranks } else { 1 };
         let mut model = model;
         for class in &mut model.classes {
@@ -54,9 +64,8 @@ impl Case {
             groups: vec![],
             row_partition: vec![],
         };
-        let mut case = Self { model, program, bytes: vec![0; 3], rank, codes, random: 1 };
-        case.fill();
-        case
+        let group = [48, 32];
+        Self { model, program, bytes: vec![0; 3], rank, codes, group, random: 1 }
     }
 
     /// Tensors of all layers, the embedding and the head, as a checkpoint has them.
@@ -119,7 +128,7 @@ impl Case {
 
     /// A tensor of random numbers at an odd offset.
     fn matrix(&mut self, lanes: u32, rows: u32, cols: u32) -> u32 {
-        let group = if self.codes == Codes::E4m3 { [48, 32] } else { [0, 0] };
+        let group = if self.codes == Codes::E4m3 { self.group } else { [0, 0] };
         let mut tensor = Tensor {
             buffer: 0,
             encoding: Encoding::scaled(self.codes, group, Dtype::F32),
@@ -249,34 +258,36 @@ impl Case {
         }
     }
 
-    /// All lines, written one number after another.
-    fn lines(&self, partition: &Partition) -> Vec<u8> {
+    /// What blocks' lines are made of, one after another.
+    fn lines(&self, partition: &Partition) -> Vec<Piece> {
         let (m, each) = (&self.model, partition.blocks_a_lane(&self.model));
         let mut out = Vec::new();
+        let mut write = |grid: &Grid, split: &Tiling, first: u32, index: u32| {
+            out.push(Piece { grid: grid.clone(), split: *split, first, index });
+        };
         for block in 0..partition.blocks {
             let (lane, seat) = (self.rank * m.lanes + block / each, block % each);
+            let start = block * partition.index_bytes();
             for layer in 0..m.layer.len() {
                 for matrix in Matrix::ALL {
                     let whole = self.matrix_of(partition, layer, matrix, lane);
-                    let tiling = partition.classes[m.layer[layer].class].tiling(matrix);
-                    write(&whole, tiling, seat * tiling.rows, &mut out);
+                    let class = m.layer[layer].class;
+                    let tiling = partition.classes[class].tiling(matrix);
+                    let index = start + partition.index_offset(class, matrix);
+                    write(&whole, tiling, seat * tiling.rows, index);
                 }
             }
             let per_lane = m.head_mode == HeadMode::PerLane;
             let seat = if per_lane { seat } else { self.rank * partition.blocks + block };
             let whole = self.head_of(partition, lane);
+            let index = start + partition.index_offset(partition.classes.len(), Matrix::Qkv);
             for pass in 0..partition.head_passes {
-                write(
-                    &whole,
-                    &partition.head,
-                    seat * partition.rows_head + pass * partition.head.rows,
-                    &mut out,
-                );
+                let row = pass * partition.head.rows;
+                write(&whole, &partition.head, seat * partition.rows_head + row, index + row);
             }
             if let Some(tail) = &partition.tail {
-                let first =
-                    seat * partition.rows_head + partition.head_passes * partition.head.rows;
-                write(&whole, tail, first, &mut out);
+                let row = partition.head_passes * partition.head.rows;
+                write(&whole, tail, seat * partition.rows_head + row, index + row);
             }
         }
         out
@@ -293,17 +304,17 @@ impl Case {
     }
 
     /// What the device makes of it: lines, embedding, norms.
-    fn packed(&self, partition: &Partition, sim: &Sim, most: usize) -> Result<[Vec<u8>; 3]> {
+    fn packed(&self, partition: &Partition, sim: &Sim, most: usize) -> Result<[Vec<u8>; 4]> {
         Ok(self.uploaded(partition, sim, most)?.0)
     }
 
-    /// The same, and how many bytes went to the device.
+    /// The same, which scales rows have, and how many bytes went to the device.
     fn uploaded(
         &self,
         partition: &Partition,
         sim: &Sim,
         most: usize,
-    ) -> Result<([Vec<u8>; 3], u64)> {
+    ) -> Result<([Vec<u8>; 4], u64)> {
         let buffers = [Buffer::in_place(Arc::new(self.bytes.clone()))];
         let (program, model) = (&self.program, &self.model);
         let weights = Weights { program, buffers: &buffers, model, partition, rank: self.rank };
@@ -319,27 +330,83 @@ impl Case {
             sim.read(memory, 0, &mut out).unwrap();
             out
         });
-        Ok((read, phases.iter().map(|phase| phase.bytes).sum()))
+        let [line, embed, norms] = read;
+        let all = [line, embed, norms, packing.scale_index];
+        Ok((all, phases.iter().map(|phase| phase.bytes).sum()))
     }
 
     fn check(&self, sim: &Sim, most: usize) {
         let partition = Partition::new(&self.model, &sim.info().unwrap(), 64).unwrap();
         let norms = self.model.norms().map(|norm| norm.tensor);
         let norms: Vec<_> = norms.collect();
-        let wanted = [
-            self.lines(&partition),
-            self.plain_rows(&partition, &[self.model.embed]),
-            self.plain_rows(&partition, &norms),
-        ];
-        let got = self.packed(&partition, sim, most).unwrap();
-        for (name, (got, wanted)) in
-            ["lines", "embedding", "norms"].iter().zip(got.iter().zip(&wanted))
-        {
+        let [lines, embed, plain, index] = self.packed(&partition, sim, most).unwrap();
+        let what = format!("{:?} {:?}\n{partition}", self.codes, self.model);
+        for (name, got, wanted) in [
+            ("embedding", embed, self.plain_rows(&partition, &[self.model.embed])),
+            ("norms", plain, self.plain_rows(&partition, &norms)),
+        ] {
             assert_eq!(got.len(), wanted.len(), "{name}");
-            let differs = got.iter().zip(wanted).position(|(a, b)| a != b);
-            assert_eq!(differs, None, "{name} of {:?} {:?}\n{partition}", self.codes, self.model);
+            let differs = got.iter().zip(&wanted).position(|(a, b)| a != b);
+            assert_eq!(differs, None, "{name} of {what}");
         }
+        let mut rest = &lines[..];
+        for (at, piece) in self.lines(&partition).iter().enumerate() {
+            let (got, behind) = rest.split_at(piece.split.bytes() as usize);
+            rest = behind;
+            let differs = match piece.split.encoding.bits {
+                StoredBits::F16 => {
+                    let mut wanted = Vec::new();
+                    write(&piece.grid, &piece.split, piece.first, &mut wanted);
+                    got.iter().zip(&wanted).position(|(a, b)| a != b)
+                }
+                StoredBits::F8 => {
+                    let index = &index[piece.index as usize..];
+                    let wanted = piece.split.rows * piece.split.k;
+                    (0..wanted).position(|n| {
+                        let (row, col) = (n / piece.split.k, n % piece.split.k);
+                        decoded(got, &piece.split, index, row, col) != piece.number(row, col)
+                    })
+                }
+            };
+            assert_eq!(differs, None, "piece {at}, {:?}, of {what}", piece.split);
+        }
+        assert!(rest.is_empty());
     }
+}
+
+/// A block's rows of a matrix.
+struct Piece {
+    /// All rows.
+    grid: Grid,
+    split: Tiling,
+    /// The block's first one.
+    first: u32,
+    /// Where the index says which scales they have.
+    index: u32,
+}
+
+impl Piece {
+    /// A number of the block's, 0 where there is none.
+    fn number(&self, row: u32, col: u32) -> f32 {
+        let row = self.grid.get((self.first + row) as usize);
+        row.and_then(|row| row.get(col as usize)).copied().unwrap_or(0.0)
+    }
+}
+
+/// A number out of a block's stages of codes and scales, as decode.h finds it.
+fn decoded(stages: &[u8], split: &Tiling, index: &[u8], row: u32, col: u32) -> f32 {
+    let pairs = split.k / 32 / split.k_warps;
+    let (warp, unit) = (col / 32 / pairs, col / 32 % pairs);
+    let (stage, unit) = (unit / split.chunk * split.stage_bytes, unit % split.chunk);
+    let tile = (warp * split.chunk + unit) * split.rows * 32 + row / 16 * 512;
+    // Lane 4 g + t has rows 2 g and 2 g + 1, columns 8 t to 8 t + 7, four codes a word.
+    let lane = row % 16 / 2 * 4 + col % 32 / 8;
+    let code = stage + tile + lane * 16 + col % 8 / 2 * 4 + row % 2 * 2 + col % 2;
+    let run = warp * (split.chunk / split.span) + unit / split.span;
+    let scale = run * split.encoding.scale_rows + u32::from(index[row as usize]);
+    let scale = (stage + split.k_warps * split.chunk * split.rows * 32 + scale * 4) as usize;
+    let scale = number_to_f32(Dtype::F32, &stages[scale..scale + 4]);
+    code_to_f32(Codes::E4m3, &stages[code as usize..], 0) * scale
 }
 
 /// A block's rows of a matrix in the order of decode.h's stages.
@@ -398,6 +465,41 @@ fn dense_models_of_every_format() {
         for interleaved in [false, true] {
             let case = Case::new(Model { interleaved, ..small() }, codes, 0);
             case.check(&sim, ROOM);
+        }
+    }
+}
+
+/// FP8 as it is stored: each number is found again, in lines that are about half as long. Where a
+/// unit would have two scales, the matrix becomes halves, and the plan says so.
+#[test]
+fn codes_land_where_they_are_decoded() {
+    let class = |c: &mut Class| *c = Class { heads: 16, kv_heads: 8, head_dim: 8, ffn: 144, ..*c };
+    let wide = Model { hidden: 136, ..shapes::with_class(small(), class) };
+    // Rows and columns of a block; which matrices stay codes, head included.
+    for (block, coded) in [
+        ([128, 128], [true; 5]),
+        ([24, 64], [true; 5]),
+        ([1, 32], [true; 5]),
+        // Heads have a unit each, whose scale is the same six times.
+        ([200, 48], [false, true, false, false, false]),
+    ] {
+        for (sim, rank) in [("sim:blocks=8", 0), ("sim:blocks=11,warp=64", 1)] {
+            let sim = Sim::open(sim).unwrap();
+            let sliced = Model { sliced: true, ranks: 2, vocab: 167, ..wide.clone() };
+            let model = if rank == 0 { wide.clone() } else { sliced };
+            let mut case = Case { group: block, ..Case::empty(model, Codes::E4m3, rank) };
+            case.fill();
+            case.model.scale_blocks = [0; 5].map(|_| Some(Ok(block)));
+            let partition = Partition::new(&case.model, &sim.info().unwrap(), 64).unwrap();
+            let all = partition.classes[0].tilings.iter().chain([&partition.head]);
+            let seen: Vec<_> = all.map(|s| s.encoding.bits == StoredBits::F8).collect();
+            let halves = seen.iter().filter(|coded| !**coded).count();
+            assert_eq!(partition.as_halves.len(), halves, "{partition}");
+            // A slice of 72 columns begins in the middle of a unit.
+            if rank == 0 {
+                assert_eq!(seen, coded, "{block:?}: {partition}");
+            }
+            case.check(&sim, if block[0] == 24 { 9000 } else { ROOM });
         }
     }
 }

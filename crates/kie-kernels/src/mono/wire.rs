@@ -176,6 +176,8 @@ pub struct Args {
     pub values: u64,
     pub prompt: u64,
     pub segments: u64,
+    /// `[blocks][index bytes]`: which of a stage's scales each row has.
+    pub scale_index: u64,
     pub words: u64,
     pub poison: u64,
     pub records: u64,
@@ -211,7 +213,7 @@ pub unsafe trait Wire: Sized {
     }
 }
 
-// SAFETY: 36 u64s, 12 u32s, 8 sequences: every field on its own alignment, 8-byte multiples.
+// SAFETY: 37 u64s, 12 u32s, 8 sequences: every field on its own alignment, 8-byte multiples.
 unsafe impl Wire for Args {}
 // SAFETY: a u64, ten 4-byte fields, four bytes and one more u32.
 unsafe impl Wire for Layer {}
@@ -220,7 +222,7 @@ unsafe impl Wire for Segment {}
 
 const _: () = assert!(size_of::<Layer>() == 8 + 10 * 4 + 4 + 4 && size_of::<Segment>() == 24);
 const _: () = assert!(size_of::<Sequence>() == 8 + 16 * 4);
-const _: () = assert!(size_of::<Args>() == 36 * 8 + 12 * 4 + 8 * size_of::<Sequence>());
+const _: () = assert!(size_of::<Args>() == 37 * 8 + 12 * 4 + 8 * size_of::<Sequence>());
 
 /// Who gave up waiting, where (args.h's `Record`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -40,6 +40,35 @@ float angle(int position, int j) {
     return position * __builtin_powf(10000.0f, -2.0f * j / C::kHeadDim);
 }
 
+// Matrices of FP8 codes: numbers cut off to what FP8 holds, times a scale that blocks of
+// kScaleRows rows by the columns of a group share.
+constexpr int kScaleRows = 23;  // neighbouring rows differ, too
+int group_of(int matrix) {  // its columns
+    return matrix == kMatQkv    ? Class0::TilingQkv::scaled * 64
+           : matrix == kMatO    ? Class0::TilingO::scaled * 32
+           : matrix == kMatGu   ? Class0::TilingGu::scaled * 128
+           : matrix == kMatDown ? Class0::TilingDown::scaled * 64
+                                : TilingHead::scaled * 128;
+}
+u32 code_of(int matrix, int layer, int row, int col) {
+    const float v = uniform(5000 + layer * 8 + matrix, row, col, 1);
+    const u32 h = pack_half2(v, 0), magnitude = (h & 0x7fff) >> 7;
+    return (h >> 15 & 1) << 7 | (magnitude > 64 ? magnitude - 64 : 0);
+}
+float scale_of(int matrix, int layer, int row, int col, int k) {
+    const u32 h = mix(mix(matrix * 64 + layer) + row / kScaleRows * 4099 +
+                      col / group_of(matrix));
+    return (0.5f + (h >> 8) * (1.0f / 16777216.0f)) / __builtin_sqrtf((float)k);
+}
+float stored(int matrix, int layer, int row, int col, int k) {
+    if (group_of(matrix) == 0) return weight(matrix, layer, row, col, k);
+    u32 low, high;
+    unpack_f8(code_of(matrix, layer, row, col), low, high);
+    float v, none;
+    unpack_half2(low, v, none);
+    return v * scale_of(matrix, layer, row, col, k);
+}
+
 struct Check {
     u8* base;  // zeros, for everything
     DecodeArgs* args;
@@ -68,7 +97,31 @@ struct Op {
     int matrix, layer, rows, k, chunk, stage_bytes, k_warps, first, each, all;
 };
 template <class S>
-void fill(u8* lines, long& at, int matrix, int layer, int first, int each, int all) {
+void fill_codes(u8* lines, u8* index, long at, int matrix, int layer, int first, int each,
+                int all) {
+    for (int b = 0; b < kBlocks; ++b)
+        for (int n = 0; n < S::rows * S::k; ++n) {
+            const int r = n / S::k, col = n % S::k, row = b * each + first + r;
+            if (first + r >= each || row >= all) continue;
+            const int scale = row / kScaleRows - (b * each + first) / kScaleRows;
+            index[b * kIndexBytes + S::index_at + first + r] = scale;
+            const int unit = col / 32, kw = unit / S::pairs, p = unit % S::pairs,
+                      c = p % S::chunk;
+            u8* stage = lines + b * kLineBytes + at + p / S::chunk * S::stage_bytes;
+            stage[(kw * S::chunk + c) * S::unit_bytes + r / 16 * 512 + r % 16 / 2 * 64 +
+                  col % 32 / 8 * 16 + col % 8 / 2 * 4 + r % 2 * 2 + col % 2] =
+                code_of(matrix, layer, row, col);
+            ((float*)(stage + S::code_bytes))[(kw * S::spans + c / S::span) * S::scale_rows +
+                                       scale] = scale_of(matrix, layer, row, col, S::k);
+        }
+}
+template <class S>
+void fill(u8* lines, u8* index, long& at, int matrix, int layer, int first, int each, int all) {
+    if (S::scaled) {
+        fill_codes<S>(lines, index, at, matrix, layer, first, each, all);
+        at += (long)S::stages * S::stage_bytes;
+        return;
+    }
     for (int b = 0; b < kBlocks; ++b) {
         u32* to = (u32*)(lines + b * kLineBytes + at);
         for (long n = 0; n < (long)S::rows * S::k / 2; ++n) {
@@ -100,21 +153,24 @@ KIE_KERNEL(prepare, 32, Check c) {
     u8* at = c.base;
     DecodeArgs& a = *c.args;
     u8* lines = take<u8>(at, kLineBytes * kBlocks);
+    u8* index = take<u8>(at, kBlocks * kIndexBytes + 1);
     a.line = lines, a.segments = c.segments, a.segment_count = c.segment_count;
+    a.scale_index = index;
     long line = 0;
     for (int l = 0; l < kLayers; ++l)
         at_layer(c, l, [&](auto of) {
             using C = decltype(of);
-            fill<typename C::TilingQkv>(lines, line, kMatQkv, l, 0, C::kRowsQkv, C::kQkv);
-            fill<typename C::TilingO>(lines, line, kMatO, l, 0, kRowsO, kHidden);
-            fill<typename C::TilingGu>(lines, line, kMatGu, l, 0, C::kRowsGu, 2 * C::kFfn);
-            fill<typename C::TilingDown>(lines, line, kMatDown, l, 0, kRowsO, kHidden);
+            fill<typename C::TilingQkv>(lines, index, line, kMatQkv, l, 0, C::kRowsQkv, C::kQkv);
+            fill<typename C::TilingO>(lines, index, line, kMatO, l, 0, kRowsO, kHidden);
+            fill<typename C::TilingGu>(lines, index, line, kMatGu, l, 0, C::kRowsGu, 2 * C::kFfn);
+            fill<typename C::TilingDown>(lines, index, line, kMatDown, l, 0, kRowsO, kHidden);
         });
     for (int p = 0; p < kHeadPasses; ++p)
-        fill<TilingHead>(lines, line, kMatHead, kLayers, p * kHeadPassRows, kRowsHead, kVocab);
-    if (kHeadTail)
-        fill<TilingTail>(lines, line, kMatHead, kLayers, kHeadPasses * kHeadPassRows, kRowsHead,
+        fill<TilingHead>(lines, index, line, kMatHead, kLayers, p * kHeadPassRows, kRowsHead,
                          kVocab);
+    if (kHeadTail)
+        fill<TilingTail>(lines, index, line, kMatHead, kLayers, kHeadPasses * kHeadPassRows,
+                         kRowsHead, kVocab);
     u32* embed = take<u32>(at, (u64)kVocab * kHidden / 2);
     for (int i = 0; i < kVocab * kHidden / 2; ++i) {
         const int row = i / (kHidden / 2), col = i % (kHidden / 2) * 2;
@@ -168,7 +224,7 @@ KIE_KERNEL(prepare, 32, Check c) {
 void product(int matrix, int layer, int rows, int k, const float* x, float* y) {
     for (int r = 0; r < rows; ++r) {
         float sum = 0;
-        for (int i = 0; i < k; ++i) sum += weight(matrix, layer, r, i, k) * x[i];
+        for (int i = 0; i < k; ++i) sum += stored(matrix, layer, r, i, k) * x[i];
         y[r] = sum;
     }
 }
@@ -268,6 +324,8 @@ struct Shape {
     window: u32,
     /// Layers of two classes.
     hybrid: bool,
+    /// Which matrices are FP8 codes: q, k and v, attention's output, gate and up, down, the head.
+    coded: [bool; 5],
 }
 
 const SHAPE: Shape = Shape {
@@ -278,6 +336,7 @@ const SHAPE: Shape = Shape {
     kv_splits: 4,
     window: 0,
     hybrid: false,
+    coded: [false; 5],
 };
 
 /// A kernel with its reference, and what the host says of where things are.
@@ -305,10 +364,13 @@ fn case_of(shape: Shape) -> Case {
         layer.pool = [0, at as u32];
         layer.window = if at % 2 == 1 { shape.window } else { 0 };
     }
-    let model = Model { hidden: 256, vocab: 300, vocab_all: 300, ..model };
+    let block = |at: usize| shape.coded[at].then(|| Ok([23, CODED[at]]));
+    let scale_blocks = [0, 1, 2, 3, 4].map(block);
+    let model = Model { hidden: 256, vocab: 300, vocab_all: 300, scale_blocks, ..model };
     let machine = MachineInfo { multiprocessors: 8, chiplets: 1, ..shapes::nvidia() };
     let found = Partition::new(&model, &machine, 4 * 64).unwrap();
-    assert_eq!((found.blocks, found.warps, found.slot_bytes), (8, 8, 16 << 10), "{found}");
+    assert_eq!((found.blocks, found.warps, found.slot_bytes >> 10), (8, 8, 16), "{found}");
+    assert_eq!(found.as_halves, Vec::<String>::new());
     let tuning = Tuning { poll_delay_retries_ns: 250, ahead_short: 3, ..found.tuning };
     let mut partition = Partition { tuning, ..found };
     for class in &mut partition.classes {
@@ -435,6 +497,41 @@ fn layers_of_two_classes_compute_what_plain_loops_compute() {
         let case = case_of(Shape { columns, merge, streamed, ..hybrid });
         let (errors, ..) = decode(&sim, &case, 6).unwrap();
         assert!(errors.iter().all(|&e| e < 2e-3), "{warp} {columns} {merge}: {errors:?}");
+    }
+}
+
+/// Columns of a scale of each matrix, as group_of has them.
+const CODED: [u32; 5] = [64, 32, 128, 64, 128];
+
+/// A model whose matrices are FP8 codes, some of them or all.
+fn coded_model(columns: u32, hybrid: bool, kept: std::ops::Range<usize>) -> Case {
+    let coded = [0, 1, 2, 3, 4].map(|at| kept.contains(&at));
+    case_of(Shape { columns, hybrid, coded, ..SHAPE })
+}
+
+#[test]
+fn codes_are_decoded_in_registers() {
+    for (warp, columns, hybrid, kept) in
+        [(32, 1, false, 0..5), (64, 1, true, 0..5), (32, 8, false, 0..5), (32, 1, false, 1..3)]
+    {
+        let sim = Sim::open(&format!("sim:warp={warp},seed={columns}")).unwrap();
+        let (errors, ..) = decode(&sim, &coded_model(columns, hybrid, kept.clone()), 3).unwrap();
+        assert!(errors.iter().all(|&e| e < 2e-3), "{warp} {columns} {hybrid} {kept:?}: {errors:?}");
+    }
+}
+
+#[test]
+fn mutants_of_scales_fail() {
+    let mutants = [
+        ("scales + n * (S::scale_rows * 4);", "scales + (n + 1) % S::spans * (S::scale_rows * 4);"),
+        ("(place.scale_at[i] >> 16));", "(place.scale_at[i] & 0xffff));"),
+        ("k_warp * S::spans * S::scale_rows;", "k_warp / 2 * S::spans * S::scale_rows;"),
+        ("shared[kShIndex + i] = index[i];", "shared[kShIndex + i] = index[0];"),
+    ];
+    for (i, (from, to)) in mutants.into_iter().enumerate() {
+        let warp = if i % 2 == 0 { 32 } else { 64 };
+        let caught = is_caught(&coded_model(1, false, 0..5), warp, from, to);
+        assert!(caught, "{from:?} -> {to:?} at warp {warp} goes unnoticed");
     }
 }
 

@@ -8,6 +8,8 @@
 mod compile;
 #[cfg(test)]
 mod decode_tests;
+#[cfg(test)]
+mod encoding_tests;
 mod memory;
 mod ranks;
 #[cfg(test)]

@@ -39,7 +39,7 @@ pub(super) fn fetch(sim: &Sim, memory: &Memory) -> Vec<u8> {
     out
 }
 
-fn fetch_u32(sim: &Sim, memory: &Memory) -> Vec<u32> {
+pub(super) fn fetch_u32(sim: &Sim, memory: &Memory) -> Vec<u32> {
     let bytes = fetch(sim, memory);
     bytes.chunks_exact(4).map(|part| u32::from_ne_bytes(part.try_into().unwrap())).collect()
 }

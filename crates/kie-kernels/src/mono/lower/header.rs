@@ -6,8 +6,9 @@ use std::fmt::{Display, Write as _};
 
 use super::layout::{self, ClassLayout, Layout};
 use super::model::{Class, Model};
-use super::partition::{ClassPartition, Matrix, Partition, Tiling};
+use super::partition::{ClassPartition, Matrix, Partition};
 use super::segments;
+use super::tiling::Tiling;
 use crate::abi::PAGE;
 use crate::mono::meter::Mode;
 use crate::mono::wire;
@@ -57,7 +58,7 @@ impl Text {
     }
 
     /// A tiling's struct, once for all that are alike, and its name.
-    fn tiling(&mut self, t: &Tiling, layout: &Layout, ahead: u32) -> String {
+    fn tiling(&mut self, t: &Tiling, layout: &Layout, ahead: u32, index_at: u32) -> String {
         let columns = layout.kind.columns;
         let threads = t.row_warps * t.k_warps * layout::TEAM;
         let all = [
@@ -75,6 +76,15 @@ impl Text {
             ("row_pairs", t.row_pairs()),
             ("items", t.items(columns, threads)),
             ("part_floats", t.part_floats(columns)),
+            ("bits", t.encoding.bits as u32),
+            ("row_bytes", t.encoding.row_bytes()),
+            ("quads", t.encoding.row_bytes() / 32),
+            ("unit_bytes", t.unit_bytes()),
+            ("code_bytes", t.code_bytes()),
+            ("span", t.span),
+            ("spans", t.chunk / t.span),
+            ("scale_rows", t.encoding.scale_rows),
+            ("index_at", if t.encoding.scaled() { index_at } else { 0 }),
         ];
         let body: Vec<_> = all.iter().map(|(name, value)| format!("{name} = {value}")).collect();
         let body = body.join(", ");
@@ -84,6 +94,7 @@ impl Text {
         let name = format!("Tiling{}", self.tilings.len());
         self.line(format_args!("struct {name} {{"));
         self.line(format_args!("    static constexpr int {body};"));
+        self.line(format_args!("    static constexpr bool scaled = {};", t.encoding.scaled()));
         self.line("};");
         self.tilings.insert(body, name.clone());
         name
@@ -111,8 +122,9 @@ pub fn header(model: &Model, p: &Partition, layout: &Layout, mode: Mode) -> Stri
         text.line(format_args!("using Class{at} = Class0;"));
     }
     text.line(format_args!("using ClassLast = Class{};", model.classes.len() - 1));
-    let head = text.tiling(&p.head, layout, layout.ahead);
-    let tail = text.tiling(p.tail.as_ref().unwrap_or(&p.head), layout, layout.ahead);
+    let index = p.index_offset(p.classes.len(), Matrix::Qkv);
+    let head = text.tiling(&p.head, layout, layout.ahead, index);
+    let tail = text.tiling(p.tail.as_ref().unwrap_or(&p.head), layout, layout.ahead, index);
     text.line(format_args!("using TilingHead = {head};"));
     text.line(format_args!("using TilingTail = {tail};"));
     text.out
@@ -254,6 +266,8 @@ fn shared(t: &mut Text, p: &Partition, l: &Layout) {
         ("kShSizes", l.at.sizes),
         ("kShOthers", l.at.others),
         ("kShTable", l.at.table),
+        ("kShIndex", l.at.index),
+        ("kIndexBytes", p.index_bytes()),
         ("kShRing", l.ring.at),
         ("kSharedMax", p.shared_max),
         ("kSlots", l.ring.slots),
@@ -266,7 +280,8 @@ fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
     let (class, part): (&Class, &ClassPartition) = (&model.classes[at], &p.classes[at]);
     let l: &ClassLayout = &layout.classes[at];
     let ahead = |m| if m == Matrix::GateUp { l.ahead_gu } else { layout.ahead };
-    let tilings = Matrix::ALL.map(|m| t.tiling(part.tiling(m), layout, ahead(m)));
+    let index = |m| p.index_offset(at, m);
+    let tilings = Matrix::ALL.map(|m| t.tiling(part.tiling(m), layout, ahead(m), index(m)));
     let each = p.blocks_a_lane(model);
     t.line(format_args!("struct Class{at} {{"));
     t.indent = "    ";

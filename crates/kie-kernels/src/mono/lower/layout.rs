@@ -2,8 +2,9 @@
 //! kernel, since several columns need more of both.
 
 use super::model::{Class, Model};
-use super::partition::{head_width, ClassPartition, Kind, Matrix, Partition, Tiling};
+use super::partition::{head_width, ClassPartition, Kind, Matrix, Partition};
 use super::segments;
+use super::tiling::Tiling;
 use crate::abi::{HeadMode, PAGE};
 
 use crate::error::{Error, Result};
@@ -323,6 +324,8 @@ pub struct Shared {
     pub turns: Vec<u32>,
     pub others: u32,
     pub table: u32,
+    /// Which of a stage's scales each row has.
+    pub index: u32,
     /// Behind all this.
     pub end: u32,
 }
@@ -372,6 +375,7 @@ impl Shared {
             turns: p.classes.iter().map(|c| at.next(rotations(c), 1)).collect(),
             others: at.next(v.other_words * 4, 1),
             table: at.next(v.table_words * 4, 1),
+            index: at.next(p.index_bytes(), 1),
             end: at.next(0, 16),
         }
     }

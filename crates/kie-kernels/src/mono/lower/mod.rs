@@ -14,4 +14,5 @@ pub mod layout;
 pub mod model;
 pub mod partition;
 pub mod segments;
+pub mod tiling;
 pub mod tuning;

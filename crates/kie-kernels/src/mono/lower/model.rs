@@ -5,8 +5,8 @@
 use std::ops::Range;
 
 use crate::abi::{
-    Attend, GateUp, HeadMode, Heads, Join, PageGroup, Program, Project, Qkv, StateKind, StepKind,
-    Tensor, NONE, PAGE,
+    Attend, Codes, GateUp, HeadMode, Heads, Join, PageGroup, Program, Project, Qkv, StateKind,
+    StepKind, Tensor, NONE, PAGE,
 };
 use crate::error::{Error, Result};
 use crate::shard::{dealt, heads_of, indivisible, state_of};
@@ -39,6 +39,9 @@ pub struct Model {
     pub classes: Vec<Class>,
     /// What differs from layer to layer.
     pub layer: Vec<Layer>,
+    /// Rows and columns that share a scale, of q, k and v, attention's output, gate and up, down
+    /// and the head, where all layers have them in FP8; or why FP8 does not stay as it is.
+    pub scale_blocks: [Option<std::result::Result<[u32; 2], String>>; 5],
     /// Tensor of the embedding table.
     pub embed: u32,
     /// Tensor of the head.
@@ -223,7 +226,7 @@ impl Model {
             return Err(indivisible(d.lanes, heads, kv_heads, ranks));
         }
         let per_lane = d.lanes == 1 || head.mode == HeadMode::PerLane;
-        let model = Self {
+        let mut model = Self {
             ranks,
             lanes: lanes_all / ranks,
             sliced,
@@ -236,6 +239,7 @@ impl Model {
             pools,
             classes,
             layer,
+            scale_blocks: Default::default(),
             embed: embed.table,
             head: head.weight,
             final_norm: Norm::read(program, head.norm, lanes, head_at)?,
@@ -244,7 +248,34 @@ impl Model {
         if width != Some(model.hidden) {
             return refuse(0, format!("embedding of width {width:?}, not {}", model.hidden));
         }
+        model.scale_blocks = model.scales(program);
         Ok(model)
+    }
+
+    /// What [`Model::scale_blocks`] says of a program.
+    fn scales(&self, program: &Program) -> [Option<std::result::Result<[u32; 2], String>>; 5] {
+        let of = |tensors: Vec<u32>| {
+            let all = tensors.iter().filter_map(|t| program.tensors.get(*t as usize));
+            let group = |t: &Tensor| match t.encoding.codes {
+                Codes::E4m3 => t.encoding.group,
+                Codes::F32 | Codes::F16 | Codes::Bf16 => [0; 2],
+            };
+            let blocks: Vec<[u32; 2]> = all.map(group).collect();
+            let first = *blocks.first()?;
+            match (blocks.iter().all(|b| *b == first), first[0]) {
+                (true, 0) => None,
+                (true, _) => Some(Ok(first)),
+                (false, _) => Some(Err("layers or parts of it are stored differently".to_owned())),
+            }
+        };
+        let each = |pick: fn(&Layer) -> Vec<u32>| self.layer.iter().flat_map(pick).collect();
+        [
+            of(each(|l| l.qkv.to_vec())),
+            of(each(|l| vec![l.outputs[0]])),
+            of(each(|l| l.gate_up.to_vec())),
+            of(each(|l| vec![l.outputs[1]])),
+            of(vec![self.head]),
+        ]
     }
 
     /// Which of the program's query and kv heads of a class a machine's lane has, of as many places

@@ -7,112 +7,15 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use super::model::{Class, Model};
+use super::tiling::{Encoding, Stage, StoredBits, Tiling};
 use super::tuning::Tuning;
 use crate::abi::{HeadMode, PAGE};
 use crate::error::{Error, Result};
 use crate::mono::machine::{MachineInfo, Platform};
+use crate::mono::pack::Parts;
 
 /// Most columns of a weight pass: the second operand of a matrix unit has eight.
 pub const COLUMNS_MAX: u32 = 8;
-/// What bounds a stage.
-#[derive(Debug, Clone, Copy)]
-struct Stage {
-    /// Bytes, at most.
-    slot_bytes: u32,
-    /// Tile pairs that a warp holds in registers.
-    held: u32,
-}
-
-/// How the warps of a block share a matrix of `rows` x `k` (matvec.h).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tiling {
-    /// Rows of a block.
-    pub rows: u32,
-    /// Columns.
-    pub k: u32,
-    /// Warps that share the rows.
-    pub row_warps: u32,
-    /// Warps that share `k`.
-    pub k_warps: u32,
-    /// Tiles of 16 rows of a warp.
-    pub tiles: u32,
-    /// Pairs of 16 columns of a warp.
-    pub pairs: u32,
-    /// Those of a stage.
-    pub chunk: u32,
-    /// Stages.
-    pub stages: u32,
-    /// Bytes of a stage.
-    pub stage_bytes: u32,
-}
-
-impl Tiling {
-    /// Warps that share the rows; the others share `k`.
-    fn row_warps(rows: u32, k: u32, warps: u32, slot_bytes: u32) -> u32 {
-        let tiles_all = rows.div_ceil(16);
-        let fits = |w: &u32| {
-            warps.is_multiple_of(*w)
-                && tiles_all.is_multiple_of(*w)
-                && k.is_multiple_of(32 * (warps / w))
-                && rows * 64 * (warps / w) <= slot_bytes
-        };
-        if tiles_all >= warps {
-            warps
-        } else {
-            (1..warps).find(fits).unwrap_or(warps)
-        }
-    }
-
-    fn new(rows: u32, k: u32, warps: u32, stage: Stage) -> Option<Self> {
-        let row_warps = Self::row_warps(rows, k, warps, stage.slot_bytes);
-        Self::with_row_warps(rows, k, row_warps, warps, stage)
-    }
-
-    fn with_row_warps(rows: u32, k: u32, row_warps: u32, warps: u32, stage: Stage) -> Option<Self> {
-        let Stage { slot_bytes, held } = stage;
-        let tiles_all = rows.div_ceil(16);
-        let k_warps = warps / row_warps;
-        let tiles = tiles_all.div_ceil(row_warps);
-        let pairs = k / 32 / k_warps;
-        let bytes = k_warps * rows * 64;
-        let good =
-            |c: &u32| pairs.is_multiple_of(*c) && c * bytes <= slot_bytes && c * tiles <= held;
-        let chunk = (1..=pairs).rev().find(good).unwrap_or(1);
-        let stage_bytes = chunk * bytes;
-        let whole = pairs * 32 * k_warps == k && stage_bytes <= slot_bytes;
-        let stages = pairs / chunk;
-        let split = Self { rows, k, row_warps, k_warps, tiles, pairs, chunk, stages, stage_bytes };
-        whole.then_some(split)
-    }
-
-    /// Bytes of the whole matrix in a block's stream.
-    pub const fn bytes(&self) -> u64 {
-        self.stages as u64 * self.stage_bytes as u64
-    }
-
-    /// Pairs of rows.
-    pub const fn row_pairs(&self) -> u32 {
-        self.rows / 2
-    }
-
-    /// Results that one of so many threads ends up with: row pairs of a column.
-    pub const fn items(&self, columns: u32, threads: u32) -> u32 {
-        match (self.k_warps, columns) {
-            (1, 1) => self.tiles,
-            (1, _) => 2 * self.tiles,
-            _ => (self.row_pairs() * columns).div_ceil(threads),
-        }
-    }
-
-    /// Floats of the parts that warps which share `k` leave for each other.
-    pub const fn part_floats(&self, columns: u32) -> u32 {
-        if self.k_warps == 1 {
-            0
-        } else {
-            self.k_warps * self.rows * columns
-        }
-    }
-}
 
 /// One matrix of a layer, by its place in the line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -207,6 +110,8 @@ pub struct Partition {
     pub columns: u32,
     /// What was chosen by measurements.
     pub tuning: Tuning,
+    /// Matrices whose codes do not stay as they are stored, and why.
+    pub as_halves: Vec<String>,
 }
 
 /// Shared memory besides vectors, parts and ring, about: by this, slots are chosen; what fits in
@@ -245,29 +150,36 @@ struct Rows {
     ffn: u32,
     head_dim: u32,
     layers: u32,
+    encodings: [Encoding; 4],
 }
 
 impl Rows {
-    fn new(class: &Class, common: &Common, layers: u32) -> Option<Self> {
+    fn new(model: &Model, at: usize, common: &Common, why: &mut Vec<String>) -> Option<Self> {
+        let class = &model.classes[at];
         let head_dim = class.head_dim.next_multiple_of(32);
         let ffn = class.ffn.next_multiple_of(common.unit);
         let attn = class.heads * head_dim;
         let good = attn.is_multiple_of(common.unit) && class.group() <= 8;
-        good.then(|| Self {
-            qkv: share(attn + 2 * class.kv_heads * head_dim, common.each, 2),
-            gate_up: share(2 * ffn, common.each, 4),
-            attn,
-            ffn,
-            head_dim,
-            layers,
-        })
+        let qkv = share(attn + 2 * class.kv_heads * head_dim, common.each, 2);
+        let gate_up = share(2 * ffn, common.each, 4);
+        let rows = [qkv, common.residual, gate_up, common.residual];
+        let layers = model.layers_of(at);
+        let encodings = encodings(model, class, (common.hidden, head_dim, ffn), rows, why);
+        good.then_some(Self { qkv, gate_up, attn, ffn, head_dim, layers, encodings })
     }
 
-    /// Bytes of all the class's layers.
+    /// Bytes of all the class's layers, without scales.
     fn bytes(&self, common: &Common) -> u64 {
-        let of = |rows: u32, k: u32| 2 * u64::from(rows) * u64::from(k);
-        let layer =
-            of(self.qkv + self.gate_up, common.hidden) + of(common.residual, self.attn + self.ffn);
+        let all = [
+            (self.qkv, common.hidden),
+            (common.residual, self.attn),
+            (self.gate_up, common.hidden),
+            (common.residual, self.ffn),
+        ];
+        let of = |((rows, k), e): ((u32, u32), &Encoding)| {
+            u64::from(rows) * u64::from(k / 32 * e.row_bytes())
+        };
+        let layer: u64 = all.into_iter().zip(&self.encodings).map(of).sum();
         u64::from(self.layers) * layer
     }
 }
@@ -275,16 +187,22 @@ impl Rows {
 /// The matrices of each class's layers, as warps share them and stages divide them.
 fn tilings(all: &[Rows], common: &Common, stage: Stage) -> Option<Vec<[Tiling; 4]>> {
     let Common { hidden, residual, warps, .. } = *common;
-    let tiling = |rows, k| Tiling::new(rows, k, warps, stage);
+    let row_warps = |k, e| Tiling::row_warps(residual, k, warps, stage.slot_bytes, e);
     // A thread owns the same residual rows in all of these: any of them by rows means all.
-    let row_warps = |k| Tiling::row_warps(residual, k, warps, stage.slot_bytes);
-    let by_rows = all.iter().any(|r| [r.attn, r.ffn].into_iter().any(|k| row_warps(k) == warps));
-    let owned = |k| {
-        let row_warps = if by_rows { warps } else { row_warps(k) };
-        Tiling::with_row_warps(residual, k, row_warps, warps, stage)
+    let owners = |r: &Rows| [(r.attn, r.encodings[1]), (r.ffn, r.encodings[3])];
+    let by_rows = all.iter().flat_map(owners).any(|(k, e)| row_warps(k, e) == warps);
+    let owned = |k, e| {
+        let row_warps = if by_rows { warps } else { row_warps(k, e) };
+        Tiling::with_row_warps((residual, k), row_warps, warps, stage, e)
     };
     let of_class = |r: &Rows| {
-        Some([tiling(r.qkv, hidden)?, owned(r.attn)?, tiling(r.gate_up, hidden)?, owned(r.ffn)?])
+        let [qkv, output, gate_up, down] = r.encodings;
+        Some([
+            Tiling::new(r.qkv, hidden, warps, stage, qkv)?,
+            owned(r.attn, output)?,
+            Tiling::new(r.gate_up, hidden, warps, stage, gate_up)?,
+            owned(r.ffn, down)?,
+        ])
     };
     all.iter().map(of_class).collect()
 }
@@ -306,13 +224,15 @@ fn slot_bytes(all: &[Rows], common: &Common, held: u32, shared_bytes: u32, t: &T
     let narrow = all.iter().map(|r| r.attn.max(r.ffn)).max().unwrap_or(0);
     let room = shared_bytes.saturating_sub(2 * (common.hidden + narrow) + OTHERS_BYTES);
     let usual = if common.warps == 12 { t.slots_12_warps } else { t.slots_8_warps };
-    let fits = |slot_bytes: &&u32| 3 * **slot_bytes <= room;
-    let holds = |slot_bytes: &&u32| {
-        held_by_ring(all, common, Stage { slot_bytes: **slot_bytes, held }, room)
-    };
-    let best = usual.iter().filter(fits).max_by_key(holds);
-    let smaller = [12 << 10, 8 << 10, 6 << 10].into_iter().find(|size| 3 * size <= room);
-    best.copied().or(smaller).unwrap_or(6 << 10)
+    // Where stages have scales there is room for those beside the codes.
+    let scaled = all.iter().flat_map(|r| &r.encodings).any(Encoding::scaled);
+    let more = if scaled { 512 } else { 0 };
+    let fits = |slot_bytes: &u32| 3 * *slot_bytes <= room;
+    let holds =
+        |slot_bytes: &u32| held_by_ring(all, common, Stage { slot_bytes: *slot_bytes, held }, room);
+    let best = usual.iter().map(|size| size + more).filter(fits).max_by_key(holds);
+    let smaller = [12 << 10, 8 << 10, 6 << 10].map(|size| size + more);
+    best.or_else(|| smaller.into_iter().find(fits)).unwrap_or((6 << 10) + more)
 }
 
 /// Rows of the head that a block of a lane of `each` has, and their columns.
@@ -330,6 +250,67 @@ pub(super) fn head_width(model: &Model, hidden: u32) -> u32 {
     } else {
         hidden
     }
+}
+
+/// The matrices of a layer, and the head, as they are told of.
+const NAMES: [&str; 5] = ["q, k and v", "attention's output", "gate and up", "down", "head"];
+
+/// How one matrix (by its place in [`NAMES`]) lies in the stream; as halves, and why is told, where
+/// its scales do not line up with what blocks have of it: `most` scales for `parts` of a row.
+fn encoding(
+    model: &Model,
+    at: usize,
+    parts: &[Parts],
+    most: u32,
+    why: &mut Vec<String>,
+) -> Encoding {
+    let Some(stored) = &model.scale_blocks[at] else { return Encoding::default() };
+    let found = stored.as_ref().map_err(Clone::clone).and_then(|block| {
+        let group = parts.iter().map(|p| p.group(block[1])).min().unwrap_or(0);
+        match (group, most) {
+            (0, _) => Err(format!("scales of {} columns in units of 32", block[1])),
+            (_, 256..) => Err(format!("a block has {most} scales a column")),
+            (..) => Ok(Encoding { bits: StoredBits::F8, group, scale_rows: most }),
+        }
+    });
+    found.unwrap_or_else(|reason| {
+        why.push(format!("{}: {reason}", NAMES[at]));
+        Encoding::default()
+    })
+}
+
+/// Scale blocks that so many neighbouring rows touch, at most.
+fn touched(model: &Model, at: usize, rows: u32) -> u32 {
+    let block = model.scale_blocks[at].as_ref().and_then(|b| b.as_ref().ok());
+    block.map_or(1, |block| (rows + block[0]).saturating_sub(2) / block[0] + 1)
+}
+
+/// How the matrices of a class's layers lie in the stream; `rows`: a block's of each.
+fn encodings(
+    model: &Model,
+    class: &Class,
+    (hidden, head_dim, ffn): (u32, u32, u32),
+    rows: [u32; 4],
+    why: &mut Vec<String>,
+) -> [Encoding; 4] {
+    let whole = Parts { count: 1, real: model.hidden, padded: hidden, skip: 0 };
+    let ranks = if model.sliced { model.ranks } else { 1 };
+    let heads = |rank| {
+        let skip = model.heads_of(rank, class)[0].start * class.head_dim;
+        Parts { count: class.heads, real: class.head_dim, padded: head_dim, skip }
+    };
+    let slice = |rank| Parts { count: 1, real: class.ffn, padded: ffn, skip: rank * class.ffn };
+    let heads: Vec<_> = (0..ranks).map(heads).collect();
+    let slices: Vec<_> = (0..ranks).map(slice).collect();
+    let of_block = (rows[0] + head_dim).saturating_sub(2) / head_dim + 1;
+    let most = [
+        of_block * touched(model, 0, class.head_dim),
+        touched(model, 1, rows[1]),
+        2 * touched(model, 2, rows[2] / 2),
+        touched(model, 3, rows[3]),
+    ];
+    let parts: [&[Parts]; 4] = [&[whole], &heads, &[whole], &slices];
+    [0, 1, 2, 3].map(|at| encoding(model, at, parts[at], most[at].min(rows[at]), why))
 }
 
 fn share(rows: u32, blocks: u32, unit: u32) -> u32 {
@@ -410,18 +391,23 @@ impl Partition {
     ) -> Option<Self> {
         let common = Common::new(model, each);
         let Common { hidden, residual, warps, .. } = common;
-        let of_class = |(at, class)| Rows::new(class, &common, model.layers_of(at));
-        let rows: Vec<_> = model.classes.iter().enumerate().map(of_class).collect::<Option<_>>()?;
+        let mut as_halves = Vec::new();
+        let of_class = |at| Rows::new(model, at, &common, &mut as_halves);
+        let rows: Vec<_> = (0..model.classes.len()).map(of_class).collect::<Option<_>>()?;
         let bytes: u64 = rows.iter().map(|rows| rows.bytes(&common)).sum();
         // Twelve warps have fewer registers each, and where steps are short several stages are
         // held.
         let held = if warps > 8 || bytes < tuning.long_stream_bytes { 2 } else { 4 };
         let slot_bytes = slot_bytes(&rows, &common, held, m.shared_bytes, &tuning).max(slot_least);
         let stage = Stage { slot_bytes, held };
-        let tiling = |rows, k| Tiling::new(rows, k, warps, stage);
         let tilings = tilings(&rows, &common, stage)?;
         let (rows_head, width) = head(model, each, hidden);
         let pass_rows = rows_head.min(16 * warps);
+        let count = width / hidden;
+        let parts = [Parts { count, real: model.hidden, padded: hidden, skip: 0 }];
+        let most = touched(model, 4, pass_rows).min(pass_rows);
+        let of_head = encoding(model, 4, &parts, most, &mut as_halves);
+        let tiling = |rows, k| Tiling::new(rows, k, warps, stage, of_head);
         let rest = rows_head % pass_rows;
         let tail = if rest > 0 { Some(tiling(rest, width)?) } else { None };
         let owners = model.lanes_all() == 1 && warps == 8;
@@ -456,6 +442,7 @@ impl Partition {
             rows_head,
             columns: 1,
             tuning,
+            as_halves,
         };
         partition.in_flight_bytes = partition.in_flight(model);
         let fits = |c: &u32| partition.shared_bytes(model, *c) <= m.shared_bytes;
@@ -489,6 +476,20 @@ impl Partition {
         let wide = widest([Matrix::Qkv, Matrix::GateUp]).max(parts(&self.head)).max(tail);
         let parts = wide + widest([Matrix::Output, Matrix::Down]);
         self.vector_bytes(model, columns) + parts + 2 * self.slot_bytes + OTHERS_BYTES
+    }
+
+    /// Bytes of a block that say which of a stage's scales each row has: of each class's matrices,
+    /// then of the head.
+    pub fn index_bytes(&self) -> u32 {
+        let head = if self.head.encoding.scaled() { self.rows_head } else { 0 };
+        self.index_offset(self.classes.len(), Matrix::Qkv) + head
+    }
+
+    /// Where those of a class's matrix begin; behind the last class the head's.
+    pub fn index_offset(&self, class: usize, matrix: Matrix) -> u32 {
+        let before = self.classes[..class].iter().flat_map(|c| &c.tilings);
+        let here = self.classes.get(class).map_or(&[][..], |c| &c.tilings[..matrix as usize]);
+        before.chain(here).map(Tiling::index_bytes).sum()
     }
 
     /// The kernels of this partition.

@@ -1,0 +1,214 @@
+//! How a block's rows of a matrix lie in its stream, and how its warps share them (matvec.h).
+
+/// What bounds a stage.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stage {
+    /// Bytes, at most.
+    pub slot_bytes: u32,
+    /// Tile pairs that a warp holds in registers.
+    pub held: u32,
+}
+
+/// Bits in which weights lie in the stream (shape.h's `StoredBits`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum StoredBits {
+    /// Halves, whatever was stored.
+    #[default]
+    F16 = 0,
+    /// FP8 e4m3 codes.
+    F8 = 1,
+}
+
+/// How the weights of a matrix lie in the stream (shape.h's `Encoding`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Encoding {
+    /// A number.
+    pub bits: StoredBits,
+    /// Units that share their scales, at most; 0: there are none.
+    pub group: u32,
+    /// Scales that a block has for such a group, at most.
+    pub scale_rows: u32,
+}
+
+impl Encoding {
+    /// Bytes of a row of a unit, which has 32 columns.
+    pub const fn row_bytes(&self) -> u32 {
+        match self.bits {
+            StoredBits::F16 => 64,
+            StoredBits::F8 => 32,
+        }
+    }
+
+    /// Whether stages have scales behind the codes.
+    pub const fn scaled(&self) -> bool {
+        self.group > 0
+    }
+
+    /// Units of a stage of `chunk` a warp that share their scales.
+    fn span(&self, chunk: u32) -> u32 {
+        if self.scaled() {
+            (1..=chunk)
+                .rev()
+                .find(|s| chunk.is_multiple_of(*s) && self.group.is_multiple_of(*s))
+                .unwrap_or(1)
+        } else {
+            chunk
+        }
+    }
+
+    fn stage_bytes(&self, rows: u32, k_warps: u32, chunk: u32) -> u32 {
+        let codes = k_warps * chunk * rows * self.row_bytes();
+        let scales = k_warps * (chunk / self.span(chunk)) * self.scale_rows * 4;
+        if self.scaled() {
+            (codes + scales).next_multiple_of(128)
+        } else {
+            codes
+        }
+    }
+}
+
+/// How the warps of a block share a matrix of `rows` x `k` (matvec.h).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tiling {
+    /// What its weights are in the stream.
+    pub encoding: Encoding,
+    /// Rows of a block.
+    pub rows: u32,
+    /// Columns.
+    pub k: u32,
+    /// Warps that share the rows.
+    pub row_warps: u32,
+    /// Warps that share `k`.
+    pub k_warps: u32,
+    /// Tiles of 16 rows of a warp.
+    pub tiles: u32,
+    /// Units of 32 columns of a warp.
+    pub pairs: u32,
+    /// Those of a stage.
+    pub chunk: u32,
+    /// Those of a stage that share their scales.
+    pub span: u32,
+    /// Stages.
+    pub stages: u32,
+    /// Bytes of a stage.
+    pub stage_bytes: u32,
+}
+
+impl Tiling {
+    /// Warps that share the rows; the others share `k`.
+    pub(super) fn row_warps(
+        rows: u32,
+        k: u32,
+        warps: u32,
+        slot_bytes: u32,
+        encoding: Encoding,
+    ) -> u32 {
+        let tiles_all = rows.div_ceil(16);
+        let fits = |w: &u32| {
+            warps.is_multiple_of(*w)
+                && tiles_all.is_multiple_of(*w)
+                && k.is_multiple_of(32 * (warps / w))
+                && encoding.stage_bytes(rows, warps / w, 1) <= slot_bytes
+        };
+        if tiles_all >= warps {
+            warps
+        } else {
+            (1..warps).find(fits).unwrap_or(warps)
+        }
+    }
+
+    pub(super) fn new(
+        rows: u32,
+        k: u32,
+        warps: u32,
+        stage: Stage,
+        encoding: Encoding,
+    ) -> Option<Self> {
+        let row_warps = Self::row_warps(rows, k, warps, stage.slot_bytes, encoding);
+        Self::with_row_warps((rows, k), row_warps, warps, stage, encoding)
+    }
+
+    pub(super) fn with_row_warps(
+        (rows, k): (u32, u32),
+        row_warps: u32,
+        warps: u32,
+        stage: Stage,
+        encoding: Encoding,
+    ) -> Option<Self> {
+        let Stage { slot_bytes, held } = stage;
+        let tiles_all = rows.div_ceil(16);
+        let k_warps = warps / row_warps;
+        let tiles = tiles_all.div_ceil(row_warps);
+        let pairs = k / 32 / k_warps;
+        let good = |c: &u32| {
+            pairs.is_multiple_of(*c)
+                && encoding.stage_bytes(rows, k_warps, *c) <= slot_bytes
+                && c * tiles * encoding.row_bytes() <= 64 * held
+        };
+        let chunk = (1..=pairs).rev().find(good).unwrap_or(1);
+        let stage_bytes = encoding.stage_bytes(rows, k_warps, chunk);
+        let (span, stages) = (encoding.span(chunk), pairs / chunk);
+        let whole = pairs * 32 * k_warps == k && stage_bytes <= slot_bytes;
+        let tiling = Self {
+            encoding,
+            rows,
+            k,
+            row_warps,
+            k_warps,
+            tiles,
+            pairs,
+            chunk,
+            span,
+            stages,
+            stage_bytes,
+        };
+        whole.then_some(tiling)
+    }
+
+    /// Bytes of a unit.
+    pub const fn unit_bytes(&self) -> u32 {
+        self.rows * self.encoding.row_bytes()
+    }
+
+    /// Bytes of the codes of a stage; its scales stand behind them.
+    pub const fn code_bytes(&self) -> u32 {
+        self.k_warps * self.chunk * self.unit_bytes()
+    }
+
+    /// Bytes that say which scales the rows have.
+    pub const fn index_bytes(&self) -> u32 {
+        if self.encoding.scaled() {
+            self.rows
+        } else {
+            0
+        }
+    }
+
+    /// Bytes of the whole matrix in a block's stream.
+    pub const fn bytes(&self) -> u64 {
+        self.stages as u64 * self.stage_bytes as u64
+    }
+
+    /// Pairs of rows.
+    pub const fn row_pairs(&self) -> u32 {
+        self.rows / 2
+    }
+
+    /// Results that one of so many threads ends up with: row pairs of a column.
+    pub const fn items(&self, columns: u32, threads: u32) -> u32 {
+        match (self.k_warps, columns) {
+            (1, 1) => self.tiles,
+            (1, _) => 2 * self.tiles,
+            _ => (self.row_pairs() * columns).div_ceil(threads),
+        }
+    }
+
+    /// Floats of the parts that warps which share `k` leave for each other.
+    pub const fn part_floats(&self, columns: u32) -> u32 {
+        if self.k_warps == 1 {
+            0
+        } else {
+            self.k_warps * self.rows * columns
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! Every code of every stored encoding, decoded as kernels do, against what the format says.
+
+#![allow(clippy::unwrap_used)]
+
+use super::tests::{fetch_u32, run_with};
+use super::*;
+use crate::abi::Codes;
+use crate::cpu::numbers::code_to_f32;
+use crate::mono::source::{platform_headers, DECODERS};
+use half::f16;
+
+/// What a kernel makes of words: `count` words of `each` bytes of codes, `halves` words each.
+fn decoded(call: &str, words: &[u32], halves: usize) -> Vec<f16> {
+    let sim = Sim::open("sim:warp=32").unwrap();
+    let headers = platform_headers(Platform::Sim).iter().chain(DECODERS);
+    let text: String = headers.map(|(_, text)| *text).collect();
+    let kernel = format!(
+        "struct Args {{ const u32* in; u32* out; u64 count; }};\n\
+         KIE_KERNEL(toy, 32, Args a) {{\n\
+         for (u64 i = thread(); i < a.count; i += 32) {{ {call} }}\n}}\n"
+    );
+    let source = Source { defines: vec![], text: text + &kernel, entries: vec!["toy"] };
+    let module = sim.compile(&source).unwrap();
+    let input = sim.alloc(words.len() * 4).unwrap();
+    let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+    sim.write(&input, 0, &bytes).unwrap();
+    let out = sim.alloc(words.len() * halves * 4).unwrap();
+    run_with(&sim, &module, "toy", &[input.address, out.address, words.len() as u64], (1, 32))
+        .unwrap();
+    let both = |word: u32| [word as u16, (word >> 16) as u16].map(f16::from_bits);
+    fetch_u32(&sim, &out).into_iter().flat_map(both).collect()
+}
+
+#[test]
+fn every_fp8_code_in_every_place() {
+    let codes = |n: u32| [n, n.wrapping_mul(7) + 3, n.wrapping_mul(29) + 1, !n].map(|n| n as u8);
+    let words: Vec<u32> = (0..256).map(|n| u32::from_le_bytes(codes(n))).collect();
+    let got = decoded("unpack_f8(a.in[i], a.out[2 * i], a.out[2 * i + 1]);", &words, 2);
+    for (n, got) in got.chunks_exact(4).enumerate() {
+        for (code, got) in codes(n as u32).into_iter().zip(got) {
+            let wanted = f64::from(code_to_f32(Codes::E4m3, &[code], 0));
+            let (got, sign) = (got.to_f64(), got.is_sign_negative());
+            let alike = got == wanted && sign == wanted.is_sign_negative();
+            assert!(alike || (got.is_nan() && wanted.is_nan()), "{code:#x}: {got} {wanted}");
+        }
+    }
+}
