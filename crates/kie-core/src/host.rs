@@ -9,9 +9,9 @@
 //!   text here.)
 //! * Requests are admitted in the order they came.
 //! * A request gets pages some positions before it needs them. Where there are none the youngest
-//!   request waits for them, or gives its own up to an older one: it begins anew when there is room,
-//!   and what it has told comes out again and is not told twice. The oldest never waits for good,
-//!   since one request may grow to no more than there is; so all of them end.
+//!   request waits for them, or gives its own up to an older one: it begins anew when there is
+//!   room, and what it has told comes out again and is not told twice. The oldest never waits for
+//!   good, since one request may grow to no more than there is; so all of them end.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
