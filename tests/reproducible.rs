@@ -225,3 +225,56 @@ fn a_history_changes_no_bit_on_a_gpus_kernels() {
         assert_eq!(world.apart, 0, "wide: {wide}");
     }
 }
+
+/// Where two requests want more pages than there are, the younger gives its pages up and begins
+/// anew: both have the bits that they have alone.
+fn pages_run_out(open: &dyn Fn() -> Builder, (prompt, tokens): (u32, usize)) {
+    let (warm, cold) = (open().build().unwrap(), open().prefix_cache(false).build().unwrap());
+    let request = |seed: u64| Request {
+        prompt: Prompt::Ids((0..prompt).map(|i| 3 + i * (seed as u32 + 5) % 200).collect()),
+        params: SamplingParams {
+            max_tokens: Some(tokens),
+            temperature: Some(0.9),
+            seed: Some(seed),
+            logprobs: Some(2),
+            ignore_eos: true,
+            ..SamplingParams::default()
+        },
+    };
+    let mut streams: Vec<_> = (0..2).map(|seed| warm.stream(request(seed)).unwrap()).collect();
+    let both: Vec<Bits> = streams.iter_mut().map(|stream| read(stream).0).collect();
+    assert!(warm.metrics().preempted > 0, "{:?}", warm.metrics());
+    for (seed, bits) in (0..).zip(both) {
+        let (alone, _) = read(&mut cold.stream(request(seed)).unwrap());
+        assert!(bits == alone, "request {seed} has other bits");
+    }
+}
+
+#[test]
+fn giving_pages_up_changes_no_bit() {
+    // Of one model a layer's window is shorter than the sequence, of the other there is none.
+    for (name, context) in [("demo", 1024), ("qwen3", 256)] {
+        let open = || {
+            let builder = Engine::builder(folder(name)).device("cpu").threads(2).max_batch(4);
+            builder.max_seq_len(context)
+        };
+        pages_run_out(&with_least_kv(open), (40, context - 41));
+    }
+}
+
+#[test]
+fn giving_pages_up_changes_no_bit_on_a_gpus_kernels() {
+    let open = || {
+        let builder = Engine::builder(folder("llama")).device("sim:seed=5,warp=32,blocks=4");
+        builder.max_batch(2).max_seq_len(256)
+    };
+    pages_run_out(&with_least_kv(open), (60, 72));
+}
+
+/// The same with the least bytes of KV that the engine opens with.
+fn with_least_kv(open: impl Fn() -> Builder) -> impl Fn() -> Builder {
+    let refused = open().kv_bytes(1).build().err().unwrap().to_string();
+    let least = refused.split("at least ").nth(1).and_then(|rest| rest.split(',').next());
+    let least: u64 = least.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{refused}"));
+    move || open().kv_bytes(least)
+}

@@ -61,3 +61,30 @@ def test_sessions_refuse_what_engines_refuse(demo: kie.Engine) -> None:
     with pytest.raises(kie.InvalidRequestError):
         demo.session(system="\ud800")
     assert chat.turns == 0
+
+
+def test_idle_sessions_leave_room_for_others() -> None:
+    """Each holds more pages than its share: what is gone is computed again when it speaks."""
+    with kie.Engine(max_batch=1) as engine:
+        chats = [engine.session() for _ in range(14)]
+        first = [chat.stream(f"# {i}\n" + OPENING, **TURN).result() for i, chat in enumerate(chats)]
+        pages = sum(engine.info()["kv_pages"][:1])
+        assert sum(done.usage.prompt_tokens // 64 for done in first) > pages
+        assert engine.generate("def f(", stop="\n").finish_reason in ("stop", "length")
+        forgotten = chats[0].stream("\n# more", **TURN).result()
+        assert forgotten.usage.cached_tokens == 0
+        assert forgotten.usage.completion_tokens == 8
+        assert engine.metrics()["kv_pages_used"] == 0
+
+
+def test_more_requests_than_pages_all_end_as_alone() -> None:
+    """The youngest begins anew where pages run out, and tells nothing twice."""
+    wanted = {"max_tokens": 440, "ignore_eos": True, "temperature": 1}
+    with kie.Engine(max_batch=4, max_seq_len=512) as engine:
+        alone = [engine.generate("def f(", seed=seed, **wanted).token_ids for seed in range(3)]
+        per_position = engine.info()["kv_bytes_per_position"]
+    # Rings of windowed layers for four, and two of the longest sequences.
+    few = per_position * 512 * 6
+    with kie.Engine(max_batch=4, max_seq_len=512, kv_bytes=few) as engine:
+        streams = [engine.stream("def f(", seed=seed, **wanted) for seed in range(3)]
+        assert [stream.result().token_ids for stream in streams] == alone

@@ -8,7 +8,7 @@
 //! * No panic crosses this interface: one on the engine thread becomes [`Error::Device`].
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -26,7 +26,7 @@ use crate::admission::{Limits, Resolved};
 use crate::answer::Answer;
 use crate::error::{Error, Result};
 use crate::host::Host;
-use crate::inbox::{Ending, Generate, Inbox, Job, Logits as LogitsJob, Message, Work};
+use crate::inbox::{Ending, Generate, Inbox, Job, Logits as LogitsJob, Work};
 use crate::load::{Lap, LoadPhase, LoadReport};
 use crate::memory::{GroupConfig, Pages, PagesConfig};
 use crate::metrics::{Counters, Metrics};
@@ -407,7 +407,6 @@ pub(crate) struct Inner {
     tokenizer: Tokenizer,
     limits: Limits,
     info: Info,
-    sessions: AtomicU64,
     opened: Instant,
     process: Process,
 }
@@ -487,7 +486,6 @@ impl Engine {
             tokenizer,
             limits,
             info,
-            sessions: AtomicU64::new(0),
             opened: Instant::now(),
             process: Process::current(),
         })))
@@ -514,7 +512,7 @@ impl Engine {
         let Request { prompt, params } = request;
         let ticket = self.within(&params, began_ns, patience, |patience| {
             let ids = self.0.encode(&prompt, patience)?;
-            self.submit(ids, &params, None, began_ns)
+            self.submit(ids, &params, false, began_ns)
         })?;
         Ok(TokenStream::new(ticket))
     }
@@ -594,7 +592,7 @@ impl Engine {
         &self,
         prompt: Vec<u32>,
         params: &SamplingParams,
-        session: Option<u64>,
+        session: bool,
         submitted_ns: u64,
     ) -> Result<Ticket> {
         let inner = &self.0;
@@ -602,11 +600,10 @@ impl Engine {
         let resolved = inner.limits.resolve(params, prompt.len())?;
         let answer = || inner.answer(params, &resolved);
         let (out, reader) = sequence(resolved.max_new * (1 + params.logprobs.unwrap_or(0)));
-        let cancelled = Arc::new(AtomicBool::new(false));
-        let ticket = Ticket {
+        let mut ticket = Ticket {
             engine: Arc::clone(inner),
             reader,
-            cancelled: Arc::clone(&cancelled),
+            cancelled: Arc::default(),
             answer: answer(),
             logprobs: params.logprobs,
             prompt_tokens: prompt.len(),
@@ -623,21 +620,19 @@ impl Engine {
             sampling: resolved.sampling,
         };
         let answer = (!params.stop.is_empty()).then(answer);
-        inner.inbox.submit(Box::new(Job {
-            reserve: prompt.len() + resolved.max_new,
-            prompt,
-            cancelled,
-            deadline_ns: resolved.timeout_ns.map_or(u64::MAX, |t| submitted_ns.saturating_add(t)),
-            work: Work::Generate(Box::new(Generate {
-                out,
-                params: device_params,
-                stop_ids: resolved.stop_ids,
-                bias: resolved.bias,
-                answer,
-                stop: params.stop.clone(),
-                session,
-            })),
-        }))?;
+        let work = Work::Generate(Box::new(Generate {
+            out,
+            params: device_params,
+            stop_ids: resolved.stop_ids,
+            bias: resolved.bias,
+            answer,
+            stop: params.stop.clone(),
+            session,
+        }));
+        let mut job = Job::new(prompt, ticket.prompt_tokens + resolved.max_new, work);
+        job.deadline_ns = resolved.timeout_ns.map_or(u64::MAX, |t| submitted_ns.saturating_add(t));
+        ticket.cancelled = Arc::clone(&job.cancelled);
+        inner.inbox.submit(job)?;
         Ok(ticket)
     }
 
@@ -660,7 +655,7 @@ impl Engine {
         patience: &Patience<'_>,
     ) -> Result<Logits> {
         self.0.check_open()?;
-        let Limits { vocab, context, .. } = self.0.limits;
+        let vocab = self.0.limits.vocab;
         self.0.limits.check_prompt(ids, Some(0))?;
         let mut values = Vec::new();
         let need = ids.len().saturating_mul(vocab);
@@ -670,14 +665,10 @@ impl Engine {
             plan: format!("{} x {vocab} logits on the host\nask for fewer at a time", ids.len()),
         })?;
         let (out, result) = channel();
-        let cancelled = Arc::new(AtomicBool::new(false));
-        self.0.inbox.submit(Box::new(Job {
-            prompt: ids.to_vec(),
-            reserve: ids.len().min(context),
-            cancelled: Arc::clone(&cancelled),
-            deadline_ns: u64::MAX,
-            work: Work::Logits(LogitsJob { out, path, values }),
-        }))?;
+        let work = Work::Logits(LogitsJob { out, path, values });
+        let job = Job::new(ids.to_vec(), ids.len(), work);
+        let cancelled = Arc::clone(&job.cancelled);
+        self.0.inbox.submit(job)?;
         let received = patience.receive(&result, "logits").inspect_err(|_| {
             cancelled.store(true, Ordering::Release);
             self.0.nudge();
@@ -820,7 +811,7 @@ impl Inner {
         )))
     }
 
-    fn check_open(&self) -> Result<()> {
+    pub(crate) fn check_open(&self) -> Result<()> {
         self.check_process()?;
         if self.inbox.is_closed() {
             return Err(self.failure());
@@ -836,17 +827,6 @@ impl Inner {
     /// Has the engine thread look at cancel flags.
     pub(crate) fn nudge(&self) {
         self.inbox.nudge();
-    }
-
-    /// Tells the engine thread about a session.
-    pub(crate) fn tell(&self, message: Message) -> Result<()> {
-        self.check_process()?;
-        self.inbox.tell(message)
-    }
-
-    /// A number for a new session.
-    pub(crate) fn next_session(&self) -> u64 {
-        self.sessions.fetch_add(1, Ordering::Relaxed)
     }
 
     pub(crate) fn model(&self) -> &str {

@@ -8,8 +8,12 @@
 //!   and makes no system call but to wake a reader that sleeps. (Requests with stop strings decode
 //!   text here.)
 //! * Requests are admitted in the order they came.
+//! * A request gets pages some positions before it needs them. Where there are none the youngest
+//!   request waits for them, or gives its own up to an older one: it begins anew when there is
+//!   room, and what it has told comes out again and is not told twice. The oldest never waits for
+//!   good, since one request may grow to no more than there is; so all of them end.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
@@ -18,8 +22,8 @@ use kie_kernels::device::Running;
 
 use crate::engine::LogitsPath;
 use crate::error::{Error, Result};
-use crate::inbox::{Ending, Inbox, Job, Message, Outcome, Work};
-use crate::memory::{Lease, Pages, Pin};
+use crate::inbox::{Ending, Inbox, Job, Outcome, Work};
+use crate::memory::{Lease, NoRoom, Pages};
 use crate::metrics::{add, set, Counters};
 use crate::primitive::now_ns;
 use crate::request::{FinishReason, StopReason};
@@ -32,13 +36,23 @@ struct Active {
     /// Prompt, then what was generated; room for all of it.
     tokens: Vec<u32>,
     prompt: usize,
+    /// Positions it may grow to, and those that the device was given.
+    reserve: usize,
+    granted: usize,
     /// Records taken from the device, and those handed on (a stop string hides the rest).
     taken: u32,
+    since: u64,
     cancelled: Arc<std::sync::atomic::AtomicBool>,
     deadline_ns: u64,
     admitted_ns: u64,
-    session: Option<u64>,
+    /// Prompt tokens that were cached when it began.
+    cached: usize,
+    session: bool,
     logits: bool,
+    /// It gives its pages up, to begin anew.
+    preempted: bool,
+    /// It found no pages when so many requests had given theirs back.
+    stuck: Option<u64>,
     /// The end of a session's turn, to be told when the device has ended it too.
     verdict: Option<Outcome>,
     /// To be sent as soon as the ring has room.
@@ -54,6 +68,21 @@ impl Active {
     fn is_stopping(&self) -> bool {
         self.work.is_none() || self.verdict.is_some()
     }
+
+    /// Something is to be sent to the device.
+    fn has_to_send(&self) -> bool {
+        let cancel = (self.is_stopping() || self.preempted) && !self.logits && !self.cancel_sent;
+        self.command.is_some() || self.granted < self.lease.positions() || cancel
+    }
+
+    /// The position that the device has reached, by the records taken.
+    fn at(&self) -> usize {
+        self.prompt + self.taken as usize
+    }
+
+    fn ending(&self, result: Outcome) -> Ending {
+        Ending { result, admitted_ns: self.admitted_ns, cached: self.cached }
+    }
 }
 
 /// Everything the engine thread owns.
@@ -66,7 +95,11 @@ pub(crate) struct Host {
     waiting: VecDeque<Box<Job>>,
     slots: Vec<Option<Active>>,
     running: usize,
-    pins: HashMap<u64, Pin>,
+    arrivals: u64,
+    /// Positions that a request has pages for before it gets there.
+    ahead: usize,
+    /// Requests that gave pages back.
+    released: u64,
     /// No deadline is earlier.
     deadline_ns: u64,
     hot: bool,
@@ -86,12 +119,14 @@ impl Host {
             inbox,
             counters,
             ring,
+            arrivals: 0,
+            ahead: pages.ahead(),
+            released: 0,
             pages,
             dims,
             waiting: VecDeque::new(),
             slots: (0..dims.slots).map(|_| None).collect(),
             running: 0,
-            pins: HashMap::new(),
             deadline_ns: u64::MAX,
             hot,
         }
@@ -134,31 +169,22 @@ impl Host {
             }
         }
         if ended {
+            // Those who run come before those who wait.
+            for slot in 0..self.slots.len() {
+                self.grow(slot);
+            }
             self.admit();
         }
         Ok(())
     }
 
     fn read_inbox(&mut self) {
-        while let Some(message) = self.inbox.take() {
-            match message {
-                Message::Job(job) => self.waiting.push_back(job),
-                Message::Pin { id, history } => self.pin(id, &history),
-                Message::Unpin { id } => {
-                    if let Some(pin) = self.pins.remove(&id) {
-                        self.pages.unpin(pin);
-                    }
-                }
-            }
+        while let Some(mut job) = self.inbox.take() {
+            self.arrivals += 1;
+            job.since = self.arrivals;
+            self.waiting.push_back(job);
         }
         self.gauges();
-    }
-
-    fn pin(&mut self, id: u64, history: &[u32]) {
-        let pin = self.pages.pin(history);
-        if let Some(old) = self.pins.insert(id, pin) {
-            self.pages.unpin(old);
-        }
     }
 
     /// Looks at every cancel flag and deadline, then admits what fits.
@@ -192,20 +218,25 @@ impl Host {
     fn admit(&mut self) {
         while let Some(slot) = self.slots.iter().position(Option::is_none) {
             let Some(job) = self.waiting.front() else { break };
+            let short = |a: &Active| a.preempted || a.stuck == Some(self.released);
+            if self.slots.iter().flatten().any(short) {
+                break; // pages that come back are for those who run
+            }
             let logits = matches!(job.work, Work::Logits(_));
             if logits && self.slots.iter().flatten().any(|a| a.logits) {
                 break; // the mailbox has room for the logits of one
             }
             // Logits are of every position, so nothing of theirs may come from shared pages.
-            let known = if logits { &[] } else { &job.prompt[..] };
-            match self.pages.admit(known, job.reserve) {
+            let known = if logits { &[] } else { &job.tokens[..job.prompt] };
+            let now = job.tokens.len() + self.ahead;
+            match self.pages.admit(known, now.min(job.reserve), job.reserve) {
                 Ok(lease) => {
                     let job = self.waiting.pop_front().expect("there was a front");
                     self.start(slot, *job, lease);
                 }
                 Err(room) if self.running == 0 || room.wanted > room.total => {
                     let job = self.waiting.pop_front().expect("there was a front");
-                    let error = no_room(&room, self.pages.page_bytes(room.group), self.pins.len());
+                    let error = no_room(&room, self.pages.page_bytes(room.group));
                     refuse(&self.inbox, &self.counters, *job, Err(error));
                 }
                 Err(_) => break,
@@ -217,13 +248,11 @@ impl Host {
     /// Hands a job to the device.
     fn start(&mut self, slot: usize, job: Job, lease: Lease) {
         let memory = self.ring.slot(slot).expect("a free slot is the host's");
-        let prompt = job.prompt.len();
-        memory.tokens[..prompt].copy_from_slice(&job.prompt);
-        for (to, from) in memory.pages.iter_mut().zip(&lease.tables) {
-            to[..from.len()].copy_from_slice(from);
-        }
+        let prompt = job.prompt;
+        memory.tokens[..prompt].copy_from_slice(&job.tokens[..prompt]);
+        let granted = lease.positions();
         let mut next = 0;
-        let mut session = None;
+        let mut session = false;
         let command = match &job.work {
             Work::Generate(g) => {
                 memory.params = g.params;
@@ -231,9 +260,12 @@ impl Host {
                 memory.stop_ids[..g.stop_ids.len()].copy_from_slice(&g.stop_ids);
                 memory.bias[..g.bias.len()].copy_from_slice(&g.bias);
                 session = g.session;
-                add(&self.counters.prompt_tokens, prompt);
-                add(&self.counters.cached_tokens, lease.cached);
-                Command { kind: CommandKind::Start, slot: slot as u32, a: 0, b: 0 }
+                if job.begun.is_none() {
+                    add(&self.counters.prompt_tokens, prompt);
+                    add(&self.counters.cached_tokens, lease.cached);
+                }
+                let a = granted as u32;
+                Command { kind: CommandKind::Start, slot: slot as u32, a, b: 0 }
             }
             Work::Logits(l) => {
                 memory.params.prompt = prompt as u32;
@@ -243,8 +275,10 @@ impl Host {
                 command
             }
         };
-        let mut tokens = Vec::with_capacity(job.reserve + 1);
-        tokens.extend_from_slice(&job.prompt);
+        self.ring.write_pages(slot, &lease.tables, 0);
+        let mut tokens = job.tokens;
+        tokens.reserve_exact((job.reserve + 1).saturating_sub(tokens.len()));
+        let (admitted_ns, cached) = job.begun.unwrap_or_else(|| (now_ns(), lease.cached));
         self.deadline_ns = self.deadline_ns.min(job.deadline_ns);
         self.slots[slot] = Some(Active {
             logits: matches!(job.work, Work::Logits(_)),
@@ -253,11 +287,17 @@ impl Host {
             lease,
             tokens,
             prompt,
+            reserve: job.reserve,
+            granted,
             taken: 0,
+            since: job.since,
             cancelled: job.cancelled,
             deadline_ns: job.deadline_ns,
-            admitted_ns: now_ns(),
+            admitted_ns,
+            cached,
             session,
+            preempted: false,
+            stuck: None,
             command: Some(command),
             committed: false,
             cancel_sent: false,
@@ -276,7 +316,15 @@ impl Host {
             }
             active.command = None;
         }
-        if active.is_stopping() && !active.logits && !active.cancel_sent {
+        let positions = active.lease.positions();
+        if active.granted < positions {
+            let a = positions as u32;
+            if !self.ring.send(Command { kind: CommandKind::Grow, slot: slot as u32, a, b: 0 }) {
+                return;
+            }
+            active.granted = positions;
+        }
+        if active.has_to_send() {
             let kind = CommandKind::Cancel;
             active.cancel_sent = self.ring.send(Command { kind, slot: slot as u32, a: 0, b: 0 });
         }
@@ -285,7 +333,7 @@ impl Host {
     /// Takes what a slot has made; true if it is free now.
     fn poll(&mut self, slot: usize) -> bool {
         let active = self.slots[slot].as_ref().expect("the caller looked");
-        if active.command.is_some() || (active.is_stopping() && !active.cancel_sent) {
+        if active.has_to_send() {
             self.flush(slot);
             if self.slots[slot].as_ref().is_some_and(|a| a.command.is_some()) {
                 return false;
@@ -306,9 +354,57 @@ impl Host {
             }
         }
         if end == SlotEnd::Running {
+            self.grow(slot);
             return false;
         }
         self.device_ended(slot, end)
+    }
+
+    /// Sees to it that a request has pages before it needs them.
+    fn grow(&mut self, slot: usize) {
+        let Some(active) = &mut self.slots[slot] else { return };
+        let (at, has) = (active.at(), active.lease.positions());
+        let enough = has >= active.reserve || at + self.ahead / 2 < has;
+        let vain = active.stuck == Some(self.released);
+        if enough || vain || active.preempted || active.is_stopping() {
+            return;
+        }
+        if self.pages.grow(&mut active.lease, at + self.ahead) {
+            active.stuck = None;
+            self.ring.write_pages(slot, &active.lease.tables, has / PAGE);
+            return self.flush(slot);
+        }
+        active.stuck = Some(self.released);
+        self.make_room(slot);
+    }
+
+    /// Has the youngest request give its pages up, unless that is the one that lacks some: then it
+    /// waits, as it does while another's are on their way.
+    fn make_room(&mut self, lacking: usize) {
+        let running = self.slots.iter().enumerate().filter_map(|(i, a)| Some((i, a.as_ref()?)));
+        if running.clone().any(|(_, a)| a.preempted) {
+            return;
+        }
+        let able = running.filter(|(_, a)| !a.logits && !a.is_stopping());
+        let Some((youngest, _)) = able.max_by_key(|(_, a)| a.since) else { return };
+        if let Some(active) = self.slots[youngest].as_mut().filter(|_| youngest != lacking) {
+            active.preempted = true;
+            self.flush(youngest);
+        }
+    }
+
+    /// A request that gave its pages up waits again, before all that came later.
+    fn wait_again(&mut self, slot: usize) {
+        let Some(active) = self.slots[slot].take() else { return };
+        self.running -= 1;
+        add(&self.counters.preempted, 1);
+        self.give_back(&active, true);
+        let (since, begun) = (active.since, Some((active.admitted_ns, active.cached)));
+        let Active { work: Some(work), tokens, prompt, reserve, .. } = active else { return };
+        let (cancelled, deadline_ns) = (active.cancelled, active.deadline_ns);
+        let job = Job { tokens, prompt, reserve, cancelled, deadline_ns, work, since, begun };
+        let later = self.waiting.iter().position(|job| job.since > since);
+        self.waiting.insert(later.unwrap_or(self.waiting.len()), Box::new(job));
     }
 
     /// Copies records `taken..made` to the reader, as far as no stop string hits.
@@ -319,9 +415,15 @@ impl Host {
         let mut alternatives = [(0, 0.0); MAX_ALTERNATIVES];
         let mut hit = None;
         let before = active.tokens.len();
+        let mut otherwise = false;
         while active.taken < made && hit.is_none() {
             let record = self.ring.record(slot, active.taken, &mut alternatives[..k]);
+            let told = active.tokens.get(active.prompt + active.taken as usize);
             active.taken += 1;
+            if let Some(told) = told {
+                otherwise |= *told != record.token;
+                continue;
+            }
             active.tokens.push(record.token);
             g.out.push(record);
             for (token, logprob) in &alternatives[..k] {
@@ -334,6 +436,9 @@ impl Host {
         }
         add(&self.counters.generated_tokens, active.tokens.len() - before);
         active.taken = made;
+        if otherwise {
+            return self.conclude(slot, Err(comes_out_otherwise()));
+        }
         match hit {
             Some(index) => {
                 let text = g.stop[index].clone();
@@ -346,11 +451,11 @@ impl Host {
     /// Decides how a slot's request ends and tells the device to stop.
     fn conclude(&mut self, slot: usize, outcome: Outcome) {
         let Some(active) = &mut self.slots[slot] else { return };
-        if active.session.is_some() {
+        if active.session {
             active.verdict.get_or_insert(outcome);
         } else if let Some(work) = active.work.take() {
-            let (admitted_ns, cached) = (active.admitted_ns, active.lease.cached);
-            tell(&self.counters, work, Ending { result: outcome, admitted_ns, cached });
+            let ending = active.ending(outcome);
+            tell(&self.counters, work, ending);
         }
         self.flush(slot);
     }
@@ -370,8 +475,12 @@ impl Host {
                 Ok(stop_at_end(active).unwrap_or(stop))
             }
             SlotEnd::Length => Ok(stop_at_end(active).unwrap_or((FinishReason::Length, None))),
+            SlotEnd::Cancelled if active.preempted && !active.is_stopping() => {
+                self.wait_again(slot);
+                return true;
+            }
             SlotEnd::Cancelled => Ok((FinishReason::Cancelled, None)),
-            SlotEnd::NotFinite => Err(not_finite(active.tokens.len())),
+            SlotEnd::NotFinite => Err(not_finite(active.at())),
         };
         self.free(slot, end, outcome);
         true
@@ -393,26 +502,29 @@ impl Host {
         true
     }
 
-    /// Gives a slot's pages back, with the KV that is valid and wanted, then tells the reader.
+    /// Gives a slot's pages back, then tells the reader.
     fn free(&mut self, slot: usize, end: SlotEnd, outcome: Outcome) {
-        let Some(active) = self.slots[slot].take() else { return };
+        let Some(mut active) = self.slots[slot].take() else { return };
         self.running -= 1;
         self.inbox.leave();
+        self.give_back(&active, end != SlotEnd::NotFinite);
+        if let Some(work) = active.work.take() {
+            let result = active.verdict.take().unwrap_or(outcome);
+            tell(&self.counters, work, active.ending(result));
+        }
+    }
+
+    /// Gives pages back, with the KV that is valid (where `good`) and wanted.
+    fn give_back(&mut self, active: &Active, good: bool) {
         // The last token was chosen but never fed; what lies behind a stop string is not wanted.
-        let written = active.prompt + active.taken as usize + self.dims.chunk();
-        let good = active.committed && end != SlotEnd::NotFinite;
-        let valid = if good { &active.tokens[..active.tokens.len() - 1] } else { &[] };
-        let (admitted_ns, cached) = (active.admitted_ns, active.lease.cached);
-        let kept = self.pages.reusable(active.prompt, valid.len());
-        self.pages.retire(active.lease, &valid[..kept], written);
-        // The session may be gone by now: then it has no pin to replace.
-        if let Some(id) = active.session.filter(|id| good && self.pins.contains_key(id)) {
-            self.pin(id, valid);
-        }
-        if let Some(work) = active.work {
-            let result = active.verdict.unwrap_or(outcome);
-            tell(&self.counters, work, Ending { result, admitted_ns, cached });
-        }
+        let written = active.at() + self.dims.chunk();
+        let valid = match good && active.committed {
+            true => active.tokens.len().min(active.at()) - 1,
+            false => 0,
+        };
+        let kept = self.pages.reusable(active.prompt, valid);
+        self.pages.retire(&active.lease, &active.tokens[..kept], written);
+        self.released += 1;
     }
 
     fn gauges(&self) {
@@ -426,21 +538,14 @@ impl Host {
     /// Ends everything that runs, waits or is still in the inbox. The inbox is closed.
     pub(crate) fn end_all(&mut self, error: &Error) {
         for slot in 0..self.slots.len() {
-            let Some(active) = self.slots[slot].take() else { continue };
+            let Some(mut active) = self.slots[slot].take() else { continue };
             self.inbox.leave();
-            if let Some(work) = active.work {
-                let (admitted_ns, cached) = (active.admitted_ns, active.lease.cached);
-                tell(
-                    &self.counters,
-                    work,
-                    Ending { result: Err(error.clone()), admitted_ns, cached },
-                );
+            if let Some(work) = active.work.take() {
+                tell(&self.counters, work, active.ending(Err(error.clone())));
             }
         }
-        while let Some(message) = self.inbox.take() {
-            if let Message::Job(job) = message {
-                self.waiting.push_back(job);
-            }
+        while let Some(job) = self.inbox.take() {
+            self.waiting.push_back(job);
         }
         while let Some(job) = self.waiting.pop_front() {
             refuse(&self.inbox, &self.counters, *job, Err(error.clone()));
@@ -471,7 +576,8 @@ fn due(cancelled: &std::sync::atomic::AtomicBool, deadline: u64, now: u64) -> Op
 /// Ends a job that never got a slot.
 fn refuse(inbox: &Inbox, counters: &Counters, job: Job, outcome: Outcome) {
     inbox.leave();
-    tell(counters, job.work, Ending { result: outcome, admitted_ns: 0, cached: 0 });
+    let (admitted_ns, cached) = job.begun.unwrap_or_default();
+    tell(counters, job.work, Ending { result: outcome, admitted_ns, cached });
 }
 
 /// Tells a reader the end.
@@ -494,13 +600,18 @@ fn logits_command(path: LogitsPath, slot: usize, at: usize, end: usize, chunk: u
     Command { kind, slot: slot as u32, a: at as u32, b: count as u32 }
 }
 
-fn no_room(room: &crate::memory::NoRoom, page_bytes: u64, sessions: usize) -> Error {
+fn no_room(room: &NoRoom, page_bytes: u64) -> Error {
     let bytes = |pages: usize| pages as u64 * page_bytes.max(1);
-    let plan = format!(
-        "{room} ({PAGE} positions each); {sessions} open sessions hold pages\n\
-         close some of them, lower max_tokens, or raise kv_bytes"
-    );
+    let plan = format!("{room} ({PAGE} positions each)\nlower max_tokens, or raise kv_bytes");
     Error::OutOfMemory { need: bytes(room.wanted), free: bytes(room.available), plan }
+}
+
+fn comes_out_otherwise() -> Error {
+    let plan =
+        "older requests took the pages of this one, and its tokens came out otherwise when it \
+                began anew with reproducible=False\n\
+                lower max_tokens or max_batch, raise kv_bytes, or leave reproducible=True";
+    Error::OutOfMemory { need: 0, free: 0, plan: plan.to_owned() }
 }
 
 fn not_finite(position: usize) -> Error {

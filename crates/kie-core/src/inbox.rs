@@ -50,8 +50,8 @@ pub(crate) struct Generate {
     /// Text so far, where stop strings need it, and those strings.
     pub(crate) answer: Option<Answer>,
     pub(crate) stop: Vec<String>,
-    /// The session whose pages follow this request.
-    pub(crate) session: Option<u64>,
+    /// A session's turn: its end is told when its pages are the cache's.
+    pub(crate) session: bool,
 }
 
 /// A request for logits.
@@ -64,28 +64,34 @@ pub(crate) struct Logits {
 
 /// One thing to do in a slot.
 pub(crate) struct Job {
-    pub(crate) prompt: Vec<u32>,
+    /// The prompt; of a request that begins anew, what it had made, too.
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) prompt: usize,
     /// Positions it may grow to.
     pub(crate) reserve: usize,
     pub(crate) cancelled: Arc<AtomicBool>,
     /// CLOCK_MONOTONIC at which it ends; `u64::MAX`: never.
     pub(crate) deadline_ns: u64,
     pub(crate) work: Work,
+    /// Order of arrival, by the engine thread.
+    pub(crate) since: u64,
+    /// When it first began, and what was cached of it then; it begins anew.
+    pub(crate) begun: Option<(u64, usize)>,
 }
 
-/// What the engine thread is told.
-pub(crate) enum Message {
-    /// Do this.
-    Job(Box<Job>),
-    /// Session `id` holds this history and no other.
-    Pin { id: u64, history: Vec<u32> },
-    /// Session `id` is gone.
-    Unpin { id: u64 },
+impl Job {
+    /// Something new to do.
+    pub(crate) fn new(prompt: Vec<u32>, reserve: usize, work: Work) -> Box<Self> {
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let (deadline_ns, since, begun) = (u64::MAX, 0, None);
+        let (tokens, prompt) = (prompt.clone(), prompt.len());
+        Box::new(Self { tokens, prompt, reserve, cancelled, deadline_ns, work, since, begun })
+    }
 }
 
 /// See the module.
 pub(crate) struct Inbox {
-    queue: Mutex<VecDeque<Message>>,
+    queue: Mutex<VecDeque<Box<Job>>>,
     bell: Bell,
     closed: AtomicBool,
     failure: Mutex<Option<Error>>,
@@ -119,16 +125,12 @@ impl Inbox {
         if self.in_flight.fetch_update(order, Ordering::Acquire, more).is_err() {
             return Err(Error::QueueFull(self.max_queue));
         }
-        self.tell(Message::Job(job)).inspect_err(|_| self.leave())
-    }
-
-    /// Leaves a message.
-    pub(crate) fn tell(&self, message: Message) -> Result<()> {
         let mut queue = lock(&self.queue);
         if self.is_closed() {
+            self.leave();
             return Err(self.failure());
         }
-        queue.push_back(message);
+        queue.push_back(job);
         drop(queue);
         self.bell.ring();
         Ok(())
@@ -169,8 +171,8 @@ impl Inbox {
         self.bell.rang()
     }
 
-    /// Engine thread: the oldest message.
-    pub(crate) fn take(&self) -> Option<Message> {
+    /// Engine thread: the oldest job.
+    pub(crate) fn take(&self) -> Option<Box<Job>> {
         lock(&self.queue).pop_front()
     }
 

@@ -25,13 +25,15 @@ pub struct Metrics {
     pub cached_tokens: u64,
     /// Tokens handed to readers.
     pub generated_tokens: u64,
+    /// Requests that gave their pages up to older ones and began anew.
+    pub preempted: u64,
     /// Requests in slots now.
     pub running: u64,
     /// Requests that wait for a slot now.
     pub waiting: u64,
-    /// KV pages held by requests and sessions now, both groups.
+    /// KV pages held by requests now, all groups.
     pub kv_pages_used: u64,
-    /// KV pages kept only because a later request may want them.
+    /// KV pages kept only because a later request or turn may want them.
     pub kv_pages_cached: u64,
     /// KV pages in all.
     pub kv_pages: u64,
@@ -46,6 +48,7 @@ pub(crate) struct Counters {
     pub(crate) prompt_tokens: AtomicU64,
     pub(crate) cached_tokens: AtomicU64,
     pub(crate) generated_tokens: AtomicU64,
+    pub(crate) preempted: AtomicU64,
     pub(crate) running: AtomicU64,
     pub(crate) waiting: AtomicU64,
     pub(crate) pages_used: AtomicU64,
@@ -81,6 +84,7 @@ impl Counters {
             prompt_tokens: get(&self.prompt_tokens),
             cached_tokens: get(&self.cached_tokens),
             generated_tokens: get(&self.generated_tokens),
+            preempted: get(&self.preempted),
             running: get(&self.running),
             waiting: get(&self.waiting),
             kv_pages_used: get(&self.pages_used),

@@ -257,6 +257,16 @@ impl HostRing {
         Some(unsafe { self.mailbox.slot_of_host(slot) })
     }
 
+    /// Writes page tables, one a page group, from logical page `from` on: behind what the device
+    /// was given.
+    pub fn write_pages(&self, slot: usize, tables: &[Vec<u32>], from: usize) {
+        for (to, table) in self.mailbox.pages(slot).iter().zip(tables) {
+            for (to, page) in to.iter().zip(table).skip(from) {
+                to.store(*page, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// Sends a command; false if the ring is full. See [`Mailbox::send`].
     pub fn send(&mut self, command: Command) -> bool {
         self.mailbox.send(command)

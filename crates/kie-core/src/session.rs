@@ -4,8 +4,8 @@
 //! * `tokens` is what the model saw: the prompt of the last turn and its answer, without a stop id
 //!   and without what lies behind a stop string. The next prompt starts with it where the chat
 //!   template allows, so its KV is found.
-//! * The engine's pin of session `id` follows `tokens`: set by the engine thread when a turn ends,
-//!   by messages on fork and rollback, gone when the session is dropped.
+//! * An idle session holds no pages. The cache keeps what its turns left until room is wanted,
+//!   oldest use first; what is gone is computed again when it speaks.
 
 use std::sync::Arc;
 
@@ -13,7 +13,6 @@ use serde_json::{json, Map, Value};
 
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::inbox::Message;
 use crate::patience::Patience;
 use crate::primitive::now_ns;
 use crate::request::{Completion, FinishReason, Prompt, SamplingParams};
@@ -32,7 +31,6 @@ struct State {
 /// A conversation. Waits for the last turn to end wherever it needs its answer.
 pub struct Session {
     engine: Engine,
-    id: u64,
     chat: bool,
     /// After 0, 1, 2, ... turns; never empty.
     states: Vec<State>,
@@ -57,14 +55,7 @@ impl Session {
             }
             (None, _) => {}
         }
-        Self::with(engine, chat, vec![first])
-    }
-
-    fn with(engine: Engine, chat: bool, states: Vec<State>) -> Result<Self> {
-        let id = engine.0.next_session();
-        let session = Self { engine, id, chat, states, open: None };
-        session.pin()?;
-        Ok(session)
+        Ok(Self { engine, chat, states: vec![first], open: None })
     }
 
     /// Starts a turn: `Text` is what the user says (or, without a chat template, how the text goes
@@ -94,7 +85,7 @@ impl Session {
             self.settle(patience)?;
             let state = self.ask(&prompt, patience)?;
             let tokens = state.tokens.clone();
-            let ticket = self.engine.submit(tokens, &params, Some(self.id), began_ns)?;
+            let ticket = self.engine.submit(tokens, &params, true, began_ns)?;
             let turn = Turn {
                 engine: Arc::clone(&self.engine.0),
                 reader: ticket.reader.clone(),
@@ -130,7 +121,9 @@ impl Session {
     /// As [`fork`](Self::fork), and [`Error::GivenUp`].
     pub fn fork_within(&mut self, patience: &Patience<'_>) -> Result<Self> {
         self.settle(patience)?;
-        Self::with(self.engine.clone(), self.chat, self.states.clone())
+        self.engine.0.check_open()?;
+        let (engine, states) = (self.engine.clone(), self.states.clone());
+        Ok(Self { engine, chat: self.chat, states, open: None })
     }
 
     /// Forgets all turns but the first `to`; a running turn that is forgotten is cancelled.
@@ -156,7 +149,7 @@ impl Session {
         }
         self.settle(patience)?;
         self.states.truncate(to + 1);
-        self.pin()
+        self.engine.0.check_open()
     }
 
     /// Turns so far, a running one included.
@@ -175,11 +168,6 @@ impl Session {
 
     fn last(&self) -> &State {
         self.states.last().expect("there is a state after 0 turns")
-    }
-
-    fn pin(&self) -> Result<()> {
-        let history = self.last().tokens.clone();
-        self.engine.0.tell(Message::Pin { id: self.id, history })
     }
 
     /// What the model is given for the next turn.
@@ -253,13 +241,6 @@ impl Session {
         }
         self.states.push(state);
         Ok(())
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        // A closed engine has let go of everything.
-        drop(self.engine.0.tell(Message::Unpin { id: self.id }));
     }
 }
 

@@ -460,7 +460,8 @@ pub struct SlotParams {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum CommandKind {
-    /// Prefill the slot's prompt from `cached`, then decode until a stop rule hits.
+    /// Prefill the slot's prompt from `cached`, then decode until a stop rule hits. Positions
+    /// below `a` have pages; a slot that needs more waits for [`Grow`](Self::Grow).
     Start = 1,
     /// End the slot after the token in flight.
     Cancel = 2,
@@ -468,6 +469,18 @@ pub enum CommandKind {
     LogitsPrefill = 3,
     /// The same for the single position `a`, by the decode path.
     LogitsDecode = 4,
+    /// Positions of the slot below `a` have pages now. Without effect on a slot that has ended.
+    Grow = 5,
+}
+
+impl CommandKind {
+    /// Whether the command hands the slot to the device.
+    pub fn begins(self) -> bool {
+        match self {
+            Self::Start | Self::LogitsPrefill | Self::LogitsDecode => true,
+            Self::Cancel | Self::Grow => false,
+        }
+    }
 }
 
 /// One order to the device, 64 bytes.

@@ -3,9 +3,11 @@
 //!
 //! # Protocol
 //! * The host owns a slot from the moment it saw the slot's `end` until it sends the next command
-//!   for it; the device owns it in between. `params`, `tokens`, `pages`, `stop_ids`, `bias` are
+//!   for it; the device owns it in between. `params`, `tokens`, `stop_ids`, `bias` are
 //!   plain memory written by the owner only. The hand-over to the device is the release store of
 //!   `sent` in [`Mailbox::send`], matched by the acquire load in [`Mailbox::receive`].
+//! * The page table is the host's alone. The device reads the entries of the positions that the
+//!   last start, logits or grow command gave it; the host writes only entries behind them.
 //! * The device writes record `n`, then stores `made = n + 1` with release; the host loads `made`
 //!   with acquire and may read the records below it at any later time while it owns or polls the
 //!   slot. `end` is stored with release after the last `made`, so a host that sees `end != Running`
@@ -35,6 +37,8 @@ unsafe impl<T: Send> Sync for Plain<T> {}
 struct Slot {
     made: AtomicU32,
     end: AtomicU32,
+    /// Physical page of each logical page, `[groups][max_pages]`.
+    pages: Box<[Box<[AtomicU32]>]>,
     inner: Plain<SlotMemory>,
 }
 
@@ -44,8 +48,6 @@ pub struct SlotMemory {
     pub params: SlotParams,
     /// Prompt ids, `[max_positions]`.
     pub tokens: Box<[u32]>,
-    /// Physical page of each logical page, `[groups][max_pages]`.
-    pub pages: Box<[Box<[u32]>]>,
     /// Ids that end the sequence.
     pub stop_ids: Box<[u32]>,
     /// Logit bias.
@@ -74,9 +76,11 @@ impl Mailbox {
     /// the allocator, untouched.
     pub fn new(dims: &Dims, groups: usize) -> Self {
         let positions = dims.max_positions as usize;
+        let zeros = |n: usize| (0..n).map(|_| AtomicU32::new(0)).collect();
         let slot = || Slot {
             made: AtomicU32::new(0),
             end: AtomicU32::new(SlotEnd::Cancelled as u32),
+            pages: (0..groups).map(|_| zeros(dims.max_pages())).collect(),
             inner: Plain(UnsafeCell::new(SlotMemory {
                 params: SlotParams {
                     prompt: 0,
@@ -88,7 +92,6 @@ impl Mailbox {
                     sampling: Sampling::default(),
                 },
                 tokens: vec![0; positions].into(),
-                pages: vec![vec![0; dims.max_pages()].into(); groups].into(),
                 stop_ids: vec![0; MAX_STOP_IDS].into(),
                 bias: vec![(0, 0.0); MAX_BIAS].into(),
                 records: vec![Record { token: 0, logprob: 0.0, t_ns: 0 }; positions].into(),
@@ -126,6 +129,17 @@ impl Mailbox {
         unsafe { &mut *self.slots[slot].inner.0.get() }
     }
 
+    /// Physical pages of a slot's logical pages, by page group. Entries behind the positions that
+    /// the device was given mean nothing.
+    pub fn pages(&self, slot: usize) -> &[Box<[AtomicU32]>] {
+        &self.slots[slot].pages
+    }
+
+    /// Device: the physical page of a logical page whose positions it was given.
+    pub fn page(&self, slot: usize, group: usize, logical: usize) -> u32 {
+        self.slots[slot].pages[group][logical].load(Ordering::Relaxed)
+    }
+
     /// Host: sends a command; false if the ring is full, which only a stuck device can cause.
     /// A start or logits command first resets the slot's counters.
     pub fn send(&self, command: Command) -> bool {
@@ -133,7 +147,7 @@ impl Mailbox {
         if sent.wrapping_sub(self.received.load(Ordering::Acquire)) as usize >= COMMANDS {
             return false;
         }
-        if command.kind != crate::abi::CommandKind::Cancel {
+        if command.kind.begins() {
             let slot = &self.slots[command.slot as usize];
             slot.made.store(0, Ordering::Relaxed);
             slot.end.store(SlotEnd::Running as u32, Ordering::Relaxed);

@@ -65,10 +65,12 @@ pub struct Knobs {
 
 pub struct Fake(pub Arc<Knobs>);
 
+#[derive(Default)]
 struct Slot {
     /// Tokens so far; empty: idle.
     tokens: Vec<u32>,
     fed: usize,
+    granted: usize,
     made: u32,
 }
 
@@ -107,7 +109,7 @@ impl Device for Fake {
         let dims = program.dims;
         let thread = std::fs::read_link("/proc/thread-self").unwrap();
         *self.0.thread.lock().unwrap() = std::path::Path::new("/proc").join(thread);
-        let slot = || Slot { tokens: Vec::new(), fed: 0, made: 0 };
+        let slot = Slot::default;
         Ok(Box::new(Work {
             knobs: Arc::clone(&self.0),
             mailbox,
@@ -146,8 +148,9 @@ impl Work {
                     let mut tokens = memory.tokens[..p.prompt as usize].to_vec();
                     tokens.reserve_exact(p.max_new as usize);
                     let fed = p.cached as usize;
-                    self.slots[index] = Slot { tokens, fed, made: 0 };
+                    self.slots[index] = Slot { tokens, fed, granted: command.a as usize, made: 0 };
                 }
+                CommandKind::Grow => self.slots[index].granted = command.a as usize,
                 CommandKind::Cancel if self.slots[index].tokens.is_empty() => {}
                 CommandKind::Cancel => self.end(index, SlotEnd::Cancelled),
                 CommandKind::LogitsPrefill | CommandKind::LogitsDecode => {
@@ -173,15 +176,14 @@ impl Work {
     }
 
     fn feed(&mut self, index: usize, token: u32, at: usize) {
-        let page = unsafe { self.mailbox.slot_of_device(index) }.pages[0][at / PAGE];
+        let page = self.mailbox.page(index, 0, at / PAGE);
         self.kv[page as usize][at % PAGE] = token;
     }
 
     /// Attention: every earlier position must hold its token.
     fn look_back(&self, index: usize, tokens: &[u32]) {
-        let pages = &unsafe { self.mailbox.slot_of_device(index) }.pages[0];
         for (at, token) in tokens.iter().enumerate() {
-            let seen = self.kv[pages[at / PAGE] as usize][at % PAGE];
+            let seen = self.kv[self.mailbox.page(index, 0, at / PAGE) as usize][at % PAGE];
             if seen != *token {
                 let what = format!("slot {index} position {at}: KV of {seen}, wanted {token}");
                 self.knobs.corrupt.lock().unwrap().get_or_insert(what);
@@ -193,8 +195,7 @@ impl Work {
         let mailbox = Arc::clone(&self.mailbox);
         let memory = unsafe { mailbox.slot_of_device(index) };
         let params = memory.params;
-        let mut slot =
-            std::mem::replace(&mut self.slots[index], Slot { tokens: Vec::new(), fed: 0, made: 0 });
+        let mut slot = std::mem::take(&mut self.slots[index]);
         let end = slot.tokens.len().min(slot.fed + self.dims.chunk());
         for at in slot.fed..end {
             self.feed(index, slot.tokens[at], at);
@@ -243,7 +244,8 @@ impl Running for Work {
         assert!(!self.knobs.panic.load(Ordering::Relaxed), "told to panic");
         let mut busy = false;
         for index in 0..self.slots.len() {
-            if !self.slots[index].tokens.is_empty() {
+            let slot = &self.slots[index];
+            if !slot.tokens.is_empty() && (slot.made == 0 || slot.fed < slot.granted) {
                 busy = true;
                 self.step(index);
             }

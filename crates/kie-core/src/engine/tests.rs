@@ -409,12 +409,73 @@ fn requests_that_can_never_fit_are_refused() {
     let (engine, _) = open(&Setup { pages: 8, context: 1024, ..Setup::default() });
     let error = engine.generate(ids(&numbers(10, 0), greedy(600))).unwrap_err();
     assert!(matches!(error, Error::OutOfMemory { .. }), "{error:?}");
+    // What an idle session left is given up, and computed again when it speaks.
     let mut session = engine.session(None).unwrap();
-    session.generate(Prompt::Text("x ".repeat(300)), greedy(2)).unwrap();
-    let error = engine.generate(ids(&numbers(10, 0), greedy(400))).unwrap_err();
-    assert!(error.to_string().contains("sessions"), "{error}");
-    drop(session);
-    soon(|| engine.generate(ids(&numbers(10, 0), greedy(400))).is_ok());
+    session.generate(Prompt::Text("x ".repeat(150)), greedy(2)).unwrap();
+    assert_eq!(engine.generate(ids(&numbers(10, 0), greedy(500))).unwrap().token_ids.len(), 500);
+    let again = session.generate(Prompt::Text("y".to_owned()), greedy(2)).unwrap();
+    assert_eq!(again.usage.cached_tokens, 0);
+}
+
+/// Requests that together want more pages than there are: the youngest give theirs up and begin
+/// anew, all tell the tokens that they would tell alone, once, and the oldest never waits.
+#[test]
+fn the_youngest_gives_its_pages_up_and_begins_anew() {
+    for slots in [2, 3, 8] {
+        let setup = Setup { pages: 16, context: 1024, slots, ..Setup::default() };
+        let (engine, knobs) = open(&setup);
+        knobs.pass_us.store(5, SeqCst);
+        let params = |seed| SamplingParams {
+            seed: Some(seed),
+            logprobs: Some(1),
+            ignore_eos: true,
+            stop: if seed == 1 { vec!["\u{1}never".to_owned()] } else { vec![] },
+            max_tokens: Some(700),
+            ..Default::default()
+        };
+        let ask = |seed| engine.stream(ids(&numbers(40, seed as u32), params(seed))).unwrap();
+        let streams: Vec<_> = (0..12).map(ask).collect();
+        let mut ends = Vec::new();
+        for (seed, mut stream) in (0..).zip(streams) {
+            let tokens: Vec<Token> = stream.by_ref().map(Result::unwrap).collect();
+            let done = stream.completion().unwrap();
+            let mut history = numbers(40, seed as u32);
+            for token in &tokens {
+                let wanted = next_token(&history, 40, seed, false, VOCAB as u32);
+                assert_eq!(token.token_ids, [wanted], "request {seed}");
+                assert_eq!(token.top_logprobs[0].id, wanted);
+                history.push(wanted);
+            }
+            assert_eq!(done.token_ids, history[40..]);
+            assert_eq!((tokens.len(), done.usage.prompt_tokens), (700, 40));
+            ends.push(tokens.last().unwrap().t_ns);
+        }
+        assert!(engine.metrics().preempted > 0, "{slots}: {:?}", engine.metrics());
+        assert!(ends[0] < ends[11]);
+        soon(|| engine.metrics().kv_pages_used == 0);
+        sane(&knobs);
+    }
+}
+
+/// Who waits for pages hears a cancel and its timeout, and what began anew is found by neither
+/// twice.
+#[test]
+fn who_lacks_pages_can_be_cancelled() {
+    let (engine, knobs) = open(&Setup { pages: 12, context: 768, slots: 4, ..Setup::default() });
+    knobs.pass_us.store(200, SeqCst);
+    let mut old = engine.stream(ids(&numbers(40, 0), greedy(720))).unwrap();
+    let mut young = engine.stream(ids(&numbers(40, 1), greedy(600))).unwrap();
+    soon(|| engine.metrics().preempted > 0);
+    let late = SamplingParams { timeout: Some(0.02), ..greedy(20) };
+    let late = engine.generate(ids(&numbers(40, 2), late)).unwrap();
+    assert_eq!(late.finish_reason, FinishReason::Timeout);
+    young.cancel();
+    let young = young.completion().unwrap();
+    assert_eq!(young.finish_reason, FinishReason::Cancelled);
+    assert!(!young.token_ids.is_empty(), "what was told stays told");
+    assert_eq!(old.completion().unwrap().token_ids.len(), 720);
+    soon(|| engine.metrics().kv_pages_used == 0 && engine.metrics().running == 0);
+    sane(&knobs);
 }
 
 #[test]

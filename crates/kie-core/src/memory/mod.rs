@@ -1,6 +1,8 @@
 //! KV pages and the prefix cache: who owns which page. Bookkeeping only, no tensor data.
 //!
-//! A request gets its page tables once, at admission; nothing here is called per token.
+//! A request gets pages for its prompt and for some positions more at admission, and further ones
+//! as it grows ([`Pages::grow`]); nothing here is called per token. What all running requests may
+//! grow to is at most [`OVERCOMMIT`] times what there is.
 //! There is a pool a page group of the program. In a group that sees everything each logical page
 //! of a request has a physical page of its own; the first group always does. A windowed group sees
 //! the last W positions: with room to spare its pages are distinct too; otherwise a request runs on
@@ -8,7 +10,7 @@
 //! checkpoint (every 1,024 positions) will want the window in front of it.
 //!
 //! Invariants:
-//! - a page's owner count is the number of leases, tree nodes and pins that hold it;
+//! - a page's owner count is the number of leases and tree nodes that hold it;
 //! - a page in a ring has one owner, the lease that writes it; a shared page is never written;
 //! - a cached prefix of p tokens is used only with all its full pages and, of each windowed group,
 //!   the pages that hold `[p - W + 1, p)`;
@@ -35,6 +37,9 @@ pub const DEAD: u32 = u32::MAX;
 
 /// Positions between checkpoints of windowed groups.
 pub const CHECKPOINT: usize = 1024;
+
+/// What running requests may grow to, in times of the pages that there are.
+pub const OVERCOMMIT: usize = 2;
 
 /// The pool of one page group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,16 +113,18 @@ pub struct Lease {
     id: u64,
     /// Leading tokens whose keys and values are already in the pages; a multiple of 64.
     pub cached: usize,
-    /// Per group: physical page of each logical page, [`DEAD`] where it is never read.
+    /// Per group: physical page of each logical page, [`DEAD`] where it is never read. Those of a
+    /// windowed group are all there; the others grow.
     pub tables: Vec<Vec<u32>>,
+    /// Pages that it may grow to.
+    most: usize,
 }
 
-/// Keeps the cached pages of one history from eviction. Give it back with [`Pages::unpin`].
-#[derive(Debug, PartialEq, Eq)]
-pub struct Pin {
-    id: u64,
-    /// Leading tokens that are held; a multiple of 64.
-    pub tokens: usize,
+impl Lease {
+    /// Positions that have pages in all groups.
+    pub fn positions(&self) -> usize {
+        self.tables[0].len() * PAGE
+    }
 }
 
 /// Figures for `metrics()`; lists are per group.
@@ -125,7 +132,7 @@ pub struct Pin {
 pub struct PagesStats {
     /// Pages without an owner.
     pub free: Vec<usize>,
-    /// Pages held by leases or pins.
+    /// Pages held by leases.
     pub used: Vec<usize>,
     /// Pages held by the cache alone; evicted when room is wanted.
     pub cached: Vec<usize>,
@@ -137,10 +144,12 @@ pub struct PagesStats {
     pub tokens_reused: u64,
 }
 
-/// What a lease or a pin holds.
+/// What a lease holds.
 #[derive(Debug, Default)]
 struct Holding {
     path: Vec<Id>,
+    /// Pages that a lease may grow to.
+    most: usize,
     /// Pages held, each once, per group.
     pages: Vec<Vec<u32>>,
     /// Pages that are written more than once, per group.
@@ -154,7 +163,6 @@ pub struct Pages {
     pools: Vec<Pool>,
     tree: Tree,
     leases: BTreeMap<u64, Holding>,
-    pins: BTreeMap<u64, Holding>,
     next_id: u64,
     stats: PagesStats,
 }
@@ -167,7 +175,6 @@ impl Pages {
             config,
             tree: Tree::default(),
             leases: BTreeMap::new(),
-            pins: BTreeMap::new(),
             next_id: 0,
             stats: PagesStats::default(),
         }
@@ -184,14 +191,17 @@ impl Pages {
         self.usable_path(&tokens[..tokens.len().saturating_sub(1)]).len() * PAGE
     }
 
-    /// Pages for a request of these prompt tokens that may grow to `reserve` positions.
-    pub fn admit(&mut self, tokens: &[u32], reserve: usize) -> Result<Lease, NoRoom> {
+    /// Pages for the first `now` positions of a request of these prompt tokens, which may grow to
+    /// `most` positions.
+    pub fn admit(&mut self, tokens: &[u32], now: usize, most: usize) -> Result<Lease, NoRoom> {
         let path = self.usable_path(&tokens[..tokens.len().saturating_sub(1)]);
-        let reserve = reserve.max(tokens.len());
+        let most = most.max(tokens.len());
+        let need = (now.clamp(tokens.len(), most).div_ceil(PAGE), most.div_ceil(PAGE));
+        self.check_promises(need.1)?;
         // Holding a prefix can be what leaves too little; without it there may be room.
-        let mut admitted = self.admit_on(path, reserve);
+        let mut admitted = self.admit_on(path, need);
         if admitted.as_ref().is_err_and(|room| self.window(room.group).is_some()) {
-            admitted = self.admit_on(Vec::new(), reserve);
+            admitted = self.admit_on(Vec::new(), need);
         }
         let lease = admitted?;
         self.stats.admitted += 1;
@@ -200,22 +210,40 @@ impl Pages {
         Ok(lease)
     }
 
-    fn admit_on(&mut self, path: Vec<Id>, reserve: usize) -> Result<Lease, NoRoom> {
+    /// Whether one more request may grow to `most` pages: more than there are is nothing that
+    /// waiting helps, more than is promised already something that it does.
+    fn check_promises(&self, most: usize) -> Result<(), NoRoom> {
+        let promised: usize = self.leases.values().map(|holding| holding.most).sum();
+        for group in self.groups().filter(|group| self.window(*group).is_none()) {
+            let total = self.pools[group].len();
+            let left = (OVERCOMMIT * total).saturating_sub(promised);
+            let available = if most > total { self.available(group) } else { left };
+            if most > total || (promised > 0 && most > left) {
+                return Err(NoRoom { group, wanted: most, available, total });
+            }
+        }
+        Ok(())
+    }
+
+    fn admit_on(&mut self, path: Vec<Id>, (now, most): (usize, usize)) -> Result<Lease, NoRoom> {
         let cached = path.len();
-        let total = reserve.div_ceil(PAGE);
         let first_seen: Vec<usize> =
             self.groups().map(|group| self.first_seen(group, cached * PAGE)).collect();
         let mut holding = self.hold(path, |group, depth| depth >= first_seen[group]);
+        holding.most = most;
         let mut tables = vec![Vec::new(); self.pools.len()];
-        let room = self.plan_room(total - cached);
+        let room = self.plan_room(now - cached, most - cached);
         let taken = room.and_then(|room| {
             for (group, table) in tables.iter_mut().enumerate() {
+                // Growing allocates nothing.
+                table.reserve_exact(most);
                 table.resize(first_seen[group], DEAD);
                 table.extend(&holding.pages[group]);
                 if self.window(group).is_some() {
-                    self.take_window(group, cached..total, room[group], &mut holding, table)?;
+                    self.take_window(group, cached..most, room[group], &mut holding, table)?;
                 } else {
-                    self.take(group, total - cached, &mut holding)?;
+                    holding.pages[group].reserve_exact(most - cached);
+                    self.take(group, now - cached, &mut holding)?;
                     table.extend(&holding.pages[group][cached..]);
                 }
             }
@@ -227,16 +255,52 @@ impl Pages {
         }
         let id = self.new_id();
         self.leases.insert(id, holding);
-        Ok(Lease { id, cached: cached * PAGE, tables })
+        Ok(Lease { id, cached: cached * PAGE, tables, most })
     }
 
-    /// Whether `need` more logical pages can be had in all groups; returns the pages of each that
-    /// may be taken beyond a ring without touching what the idle slots are sure of.
-    fn plan_room(&self, need: usize) -> Result<Vec<usize>, NoRoom> {
+    /// Positions that a request has pages for before it gets there: a quarter of a slot's share of
+    /// the smallest pool, 512 at most.
+    pub fn ahead(&self) -> usize {
+        let whole = self.groups().filter(|group| self.window(*group).is_none());
+        let pages = whole.map(|group| self.pools[group].len()).min().unwrap_or(0);
+        (pages / (4 * self.config.slots.max(1))).clamp(1, 8) * PAGE
+    }
+
+    /// Further pages for a lease, so that it has `to` positions, or as many as can be had. True if
+    /// there were any.
+    pub fn grow(&mut self, lease: &mut Lease, to: usize) -> bool {
+        let had = lease.tables[0].len();
+        let wanted = to.div_ceil(PAGE).min(lease.most).saturating_sub(had);
+        let whole = |pages: &Self, group: &usize| pages.window(*group).is_none();
+        let groups = self.groups().filter(|group| whole(self, group));
+        // What is free is counted at once, what could be evicted is not.
+        let has = |group: usize| match self.pools[group].free() {
+            free if free >= wanted => wanted,
+            _ => self.available(group),
+        };
+        let more = groups.map(has).min().unwrap_or(0).min(wanted);
+        let Some(holding) = self.leases.get_mut(&lease.id).filter(|_| more > 0) else {
+            return false;
+        };
+        let mut holding = std::mem::take(holding);
+        for group in 0..self.pools.len() {
+            if whole(self, &group) && self.take(group, more, &mut holding).is_ok() {
+                let from = holding.pages[group].len() - more;
+                lease.tables[group].extend(&holding.pages[group][from..]);
+            }
+        }
+        self.leases.insert(lease.id, holding);
+        true
+    }
+
+    /// Whether `now` more logical pages, and `most` in a windowed group, can be had in all groups;
+    /// returns the pages of each that may be taken beyond a ring without touching what the idle
+    /// slots are sure of.
+    fn plan_room(&self, now: usize, most: usize) -> Result<Vec<usize>, NoRoom> {
         let idle_others = self.config.slots.saturating_sub(self.leases.len() + 1);
         let room = |group: usize| {
             let ring = self.config.ring(group);
-            let wanted = if self.window(group).is_some() { need.min(ring) } else { need };
+            let wanted = if self.window(group).is_some() { most.min(ring) } else { now };
             let available = self.available(group).saturating_sub(idle_others * ring);
             let total = self.pools[group].len();
             let none = NoRoom { group, wanted, available, total };
@@ -294,8 +358,8 @@ impl Pages {
 
     /// Ends a request: commits `tokens` and gives its pages back. `written` is the number of
     /// positions that were computed at most; more than `tokens` where the end is rolled back.
-    pub fn retire(&mut self, lease: Lease, tokens: &[u32], written: usize) {
-        self.publish(&lease, tokens, Some(written.max(tokens.len())));
+    pub fn retire(&mut self, lease: &Lease, tokens: &[u32], written: usize) {
+        self.publish(lease, tokens, Some(written.max(tokens.len())));
         if let Some(holding) = self.leases.remove(&lease.id) {
             self.let_go(holding);
         }
@@ -357,47 +421,7 @@ impl Pages {
         self.tree.insert(parent, tokens, pages.into())
     }
 
-    /// Holds the cached pages of a history: all its full pages, and the window pages at its end
-    /// and at checkpoints while the idle slots' rings stay covered. Pinning again is a fork.
-    pub fn pin(&mut self, tokens: &[u32]) -> Pin {
-        let path = self.usable_path(tokens);
-        let wanted: Vec<Vec<bool>> =
-            self.groups().map(|group| self.worth_pinning(group, &path)).collect();
-        let tokens = path.len() * PAGE;
-        let holding = self.hold(path, |group, depth| wanted[group][depth]);
-        let id = self.new_id();
-        self.pins.insert(id, holding);
-        Pin { id, tokens }
-    }
-
-    /// Which pages of a path a pin holds in a group.
-    fn worth_pinning(&self, group: usize, path: &[Id]) -> Vec<bool> {
-        if self.window(group).is_none() {
-            return vec![true; path.len()];
-        }
-        let first_seen = self.first_seen(group, path.len() * PAGE);
-        let idle = self.config.slots.saturating_sub(self.leases.len());
-        let mut spare = self.available(group).saturating_sub(idle * self.config.ring(group));
-        let mut wanted = vec![false; path.len()];
-        for (depth, &id) in path.iter().enumerate().rev() {
-            let Some(page) = self.tree.node(id).pages[group] else { continue };
-            let cost = usize::from(self.pools[group].owners(page) == 1);
-            if (depth >= first_seen || self.before_checkpoint(group, depth)) && spare >= cost {
-                wanted[depth] = true;
-                spare -= cost;
-            }
-        }
-        wanted
-    }
-
-    /// Lets go of what a pin held; the cache keeps it until room is wanted.
-    pub fn unpin(&mut self, pin: Pin) {
-        if let Some(holding) = self.pins.remove(&pin.id) {
-            self.let_go(holding);
-        }
-    }
-
-    /// Empties the cache of all that no lease and no pin holds.
+    /// Empties the cache of all that no lease holds.
     pub fn clear(&mut self) {
         self.evict_full(0, self.pools[0].len() + 1);
     }
@@ -469,7 +493,7 @@ impl Pages {
             pages.iter().for_each(|&page| pool.share(page));
         }
         self.tree.touch(&path);
-        Holding { path, rings: vec![BTreeSet::new(); pages.len()], pages }
+        Holding { path, most: 0, rings: vec![BTreeSet::new(); pages.len()], pages }
     }
 
     fn let_go(&mut self, holding: Holding) {
@@ -561,7 +585,7 @@ impl Pages {
         self.tree.check()?;
         let mut owners: Vec<Vec<u32>> = self.pools.iter().map(|p| vec![0; p.len()]).collect();
         let mut users: BTreeMap<Id, u32> = BTreeMap::new();
-        for holding in self.leases.values().chain(self.pins.values()) {
+        for holding in self.leases.values() {
             holding.path.iter().for_each(|&id| *users.entry(id).or_default() += 1);
             for (group, pages) in holding.pages.iter().enumerate() {
                 pages.iter().for_each(|&page| owners[group][page as usize] += 1);

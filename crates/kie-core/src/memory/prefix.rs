@@ -24,7 +24,7 @@ pub(super) struct Node {
     pub(super) depth: usize,
     /// Physical page in each group.
     pub(super) pages: Box<[Option<u32>]>,
-    /// Leases and pins whose path holds the node.
+    /// Leases whose path holds the node.
     pub(super) users: u32,
     last_use: u64,
 }

@@ -18,7 +18,6 @@ struct World {
     pages: Pages,
     content: Vec<Content>,
     running: Vec<Running>,
-    pins: Vec<(Pin, Vec<u32>)>,
     /// Histories to draw prompts from.
     past: Vec<Vec<u32>>,
     fresh: u32,
@@ -33,21 +32,18 @@ fn exact_reuse_ends_where_prefill_did() {
         let exact = Some(ExactReuse { every, last });
         for window in [None, Some(100)] {
             let mut pages = Pages::new(PagesConfig { exact, ..config(40, 40, window, 2) });
-            let lease = pages.admit(&prompt, whole.len()).unwrap();
+            let lease = pages.admit(&prompt, whole.len(), whole.len()).unwrap();
             let kept = pages.reusable(prompt.len(), prompt.len());
             pages.commit(&lease, &prompt[..kept]);
             let kept = pages.reusable(prompt.len(), whole.len() - 1);
-            pages.retire(lease, &whole[..kept], whole.len());
+            pages.retire(&lease, &whole[..kept], whole.len());
             assert_eq!(pages.how_far(&whole), found, "{every} {last} {window:?}");
-            let held = pages.pin(&whole);
-            assert_eq!(held.tokens, found);
-            pages.unpin(held);
             pages.check().unwrap();
         }
     }
     let mut pages = Pages::new(config(40, 0, None, 2));
-    let lease = pages.admit(&prompt, whole.len()).unwrap();
-    pages.retire(lease, &whole[..pages.reusable(640, 840)], 841);
+    let lease = pages.admit(&prompt, whole.len(), whole.len()).unwrap();
+    pages.retire(&lease, &whole[..pages.reusable(640, 840)], 841);
     assert_eq!(pages.how_far(&whole), 832, "elsewhere the answer's pages, too");
 }
 
@@ -76,7 +72,6 @@ impl World {
             content: config.groups.iter().map(|g| vec![[0; PAGE]; g.pages]).collect(),
             pages: Pages::new(config),
             running: Vec::new(),
-            pins: Vec::new(),
             past: vec![Vec::new()],
             fresh: 0,
         }
@@ -130,10 +125,11 @@ impl World {
             return false;
         }
         let (far, reserve) = (self.pages.how_far(&tokens), tokens.len() + reserve_more);
-        let Ok(lease) = self.pages.admit(&tokens, reserve) else { return false };
+        let now = tokens.len() + reserve_more % 100;
+        let Ok(lease) = self.pages.admit(&tokens, now, reserve) else { return false };
         assert!(lease.cached == far || lease.cached == 0);
         assert!(lease.cached < tokens.len() && lease.cached % PAGE == 0);
-        assert!(lease.tables[0].len() * PAGE >= reserve);
+        assert!((now.min(reserve)..reserve + PAGE).contains(&lease.positions()));
         self.verify(&lease, &hashes(&tokens), lease.cached, lease.cached);
         let written = lease.cached;
         self.past.push(tokens.clone());
@@ -154,12 +150,17 @@ impl World {
     fn finish(&mut self, which: usize, more: usize, drop: usize) {
         let Some(i) = which.checked_rem(self.running.len()) else { return };
         let mut r = self.running.remove(i);
-        let room = r.reserve - r.tokens.len();
+        let wanted = r.reserve.min(r.tokens.len() + more);
+        let had = r.lease.positions();
+        let grown = self.pages.grow(&mut r.lease, wanted);
+        assert_eq!(grown, r.lease.positions() > had);
+        assert!(r.lease.positions() < r.reserve + PAGE);
+        let room = wanted.min(r.lease.positions()) - r.tokens.len();
         r.tokens.extend((0..more.min(room) as u32).map(|t| t % 3));
         let mut r = self.compute(r);
         r.tokens.truncate(r.tokens.len().saturating_sub(drop));
         self.past.push(r.tokens.clone());
-        self.pages.retire(r.lease, &r.tokens, r.written);
+        self.pages.retire(&r.lease, &r.tokens, r.written);
     }
 
     /// Cancelled in the middle of the prompt.
@@ -168,7 +169,7 @@ impl World {
         let mut r = self.running.remove(i);
         r.tokens.truncate(r.written.max(at));
         let r = self.compute(r);
-        self.pages.retire(r.lease, &r.tokens[..r.written], r.written);
+        self.pages.retire(&r.lease, &r.tokens[..r.written], r.written);
     }
 
     fn check(&self) {
@@ -190,9 +191,6 @@ impl World {
         while !self.running.is_empty() {
             self.finish(0, 0, 0);
         }
-        for (pin, _) in std::mem::take(&mut self.pins) {
-            self.pages.unpin(pin);
-        }
         self.pages.clear();
         self.check();
         let stats = self.pages.stats();
@@ -207,8 +205,7 @@ enum Act {
     Prefill(usize),
     Finish { which: usize, more: usize, drop: usize },
     Cancel { which: usize, at: usize },
-    Pin(usize),
-    Unpin(usize),
+    Grow { which: usize, by: usize },
     Clear,
 }
 
@@ -221,8 +218,7 @@ fn act() -> impl Strategy<Value = Act> {
         4 => (any.clone(), 0usize..600, prop_oneof![Just(0usize), 0usize..300])
             .prop_map(|(which, more, drop)| Act::Finish { which, more, drop }),
         1 => (any.clone(), 0usize..500).prop_map(|(which, at)| Act::Cancel { which, at }),
-        2 => any.clone().prop_map(Act::Pin),
-        1 => any.prop_map(Act::Unpin),
+        3 => (any, 0usize..400).prop_map(|(which, by)| Act::Grow { which, by }),
         1 => Just(Act::Clear),
     ]
 }
@@ -237,15 +233,11 @@ impl World {
             Act::Prefill(which) => self.prefill(which),
             Act::Finish { which, more, drop } => self.finish(which, more, drop),
             Act::Cancel { which, at } => self.cancel(which, at),
-            Act::Pin(from) => {
-                let tokens = self.past[from % self.past.len()].clone();
-                let pin = self.pages.pin(&tokens);
-                self.pins.push((pin, tokens));
-            }
-            Act::Unpin(which) => {
-                if let Some(i) = which.checked_rem(self.pins.len()) {
-                    let (pin, _) = self.pins.remove(i);
-                    self.pages.unpin(pin);
+            Act::Grow { which, by } => {
+                if let Some(i) = which.checked_rem(self.running.len()) {
+                    let lease = &mut self.running[i].lease;
+                    let to = lease.positions() + by;
+                    self.pages.grow(lease, to);
                 }
             }
             Act::Clear => self.pages.clear(),
@@ -300,9 +292,6 @@ fn a_ring_is_guaranteed() {
             assert!(world.start(tokens, 1000), "round {round}");
             world.check();
         }
-        let last = world.past.last().unwrap().clone();
-        let pin = world.pages.pin(&last);
-        world.pins.push((pin, last));
         world.prefill(0);
         world.finish(round, 900, 10);
         world.finish(round, 5, 0);
@@ -360,29 +349,11 @@ fn ten_thousand_requests_leave_nothing() {
             world.finish(i, i % 40, i % 4);
         }
         if i % 11 == 0 {
-            world.act(Act::Pin(i));
-        }
-        if world.pins.len() > 3 {
-            world.act(Act::Unpin(0));
+            world.act(Act::Grow { which: i, by: 70 });
         }
         world.past.drain(..world.past.len().saturating_sub(50));
     }
     assert!(world.pages.stats().hits > 1000);
-    world.close();
-}
-
-#[test]
-fn fork_of_a_long_session_is_quick() {
-    let mut world = World::new(config(100, 100, Some(512), 1));
-    let tokens: Vec<u32> = (0..4001).collect();
-    world.start(tokens.clone(), 0);
-    world.finish(0, 0, 0);
-    let start = std::time::Instant::now();
-    let pin = world.pages.pin(&tokens);
-    let took = start.elapsed();
-    assert_eq!(pin.tokens, 3968, "62 whole pages");
-    world.pins.push((pin, tokens));
-    assert!(took.as_micros() < 1000, "{took:?}");
     world.close();
 }
 
@@ -400,7 +371,27 @@ fn without_the_cache_nothing_is_shared() {
 #[test]
 fn no_room_says_what_is_missing() {
     let mut world = World::new(config(4, 0, None, 2));
-    let refused = world.pages.admit(&[1; 10], 300).unwrap_err();
+    let refused = world.pages.admit(&[1; 10], 10, 300).unwrap_err();
     assert_eq!(refused, NoRoom { group: 0, wanted: 5, available: 4, total: 4 });
     world.check();
+}
+
+/// Requests are promised twice what there is, and get it as they grow while there is some.
+#[test]
+fn what_is_promised_is_bounded() {
+    let mut pages = Pages::new(config(8, 0, None, 4));
+    let mut first = pages.admit(&[1; 10], 10, 512).unwrap();
+    let mut second = pages.admit(&[2; 10], 10, 448).unwrap();
+    assert_eq!((first.positions(), second.positions()), (64, 64));
+    let refused = pages.admit(&[3; 10], 10, 128).unwrap_err();
+    assert_eq!(refused, NoRoom { group: 0, wanted: 2, available: 1, total: 8 });
+    let third = pages.admit(&[3; 10], 10, 64).unwrap();
+    assert!(pages.grow(&mut first, 300) && first.positions() == 320);
+    assert!(pages.grow(&mut second, 500) && second.positions() == 128, "as many as there are");
+    assert!(!pages.grow(&mut first, 400));
+    pages.retire(&third, &[], 10);
+    assert!(pages.grow(&mut first, 400) && !pages.grow(&mut first, 512));
+    pages.retire(&second, &[], 10);
+    assert!(pages.grow(&mut first, 4000) && first.positions() == 512, "never beyond the promise");
+    pages.check().unwrap();
 }

@@ -145,7 +145,7 @@ pub(super) fn size(
     };
     let short = whole_pages < dims.max_pages() as u64;
     if memory.need() > info.free_bytes || short {
-        let one = dims.max_pages() as u64 * page_bytes;
+        let one = state::least(&states.groups, &dims, device);
         let need = weight_bytes + scratch_bytes + kv_bytes.max(one);
         if let Some(got) = config.kv_bytes.filter(|_| short && need <= info.free_bytes) {
             return Err(Error::InvalidRequest(format!(

@@ -66,21 +66,41 @@ pub(super) fn bytes_of_one(groups: &[PageGroup], device: &dyn Device) -> u64 {
 pub(super) fn share(groups: &mut [PageGroup], dims: &Dims, device: &dyn Device, budget: u64) {
     let most = u64::from(dims.slots) * dims.max_pages() as u64;
     let every = (budget / bytes_of_one(groups, device).max(1)).min(most);
-    for group in groups.iter_mut() {
-        // A ring may be longer than a sequence; `Pages` counts on it for every slot all the same.
+    let whole = groups.iter().filter(|group| group.window.is_none());
+    let one = whole.map(|group| device.page_bytes(group)).sum();
+    let mut pages = 0;
+    // Where both cannot be had, rings and one longest sequence come first.
+    for every in [every, 0] {
+        if pages >= dims.max_pages() as u64 {
+            break;
+        }
+        set_windowed(groups, dims, every);
+        let left = budget.saturating_sub(bytes(groups, device));
+        // Where no layer sees everything its pages are free of charge and only count positions.
+        pages = left.checked_div(one).map_or(most, |pages| pages.min(most));
+    }
+    for group in groups.iter_mut().filter(|group| group.window.is_none()) {
+        group.pages = pages as u32;
+    }
+}
+
+/// Gives windowed groups a ring a slot, or `every` pages where that is more; others none. A ring
+/// may be longer than a sequence; `Pages` counts on it for every slot all the same.
+fn set_windowed(groups: &mut [PageGroup], dims: &Dims, every: u64) {
+    for group in groups {
         group.pages = group.window.map_or(0, |window| {
             let ring = ring_pages(window as usize, dims.chunk()) as u64;
             every.max(u64::from(dims.slots) * ring) as u32
         });
     }
-    let left = budget.saturating_sub(bytes(groups, device));
-    let whole = groups.iter().filter(|group| group.window.is_none());
-    let pages = match whole.map(|group| device.page_bytes(group)).sum() {
-        // No layer sees everything: the group's pages are free of charge and only count positions.
-        0 => most,
-        one => (left / one).min(most),
-    };
+}
+
+/// Bytes of the least pages that [`share`] needs: one longest sequence, and every slot's rings.
+pub(super) fn least(groups: &[PageGroup], dims: &Dims, device: &dyn Device) -> u64 {
+    let mut groups = groups.to_vec();
+    set_windowed(&mut groups, dims, 0);
     for group in groups.iter_mut().filter(|group| group.window.is_none()) {
-        group.pages = pages as u32;
+        group.pages = dims.max_pages() as u32;
     }
+    bytes(&groups, device)
 }

@@ -555,9 +555,7 @@ impl Walk<'_> {
     }
 
     fn page(&self, state: StateAt, slot: usize, logical: usize) -> usize {
-        // SAFETY: the slot runs, so host and control plane leave its page table alone.
-        let memory = unsafe { self.mailbox.slot_of_device(slot) };
-        memory.pages[state.group as usize][logical] as usize
+        self.mailbox.page(slot, state.group as usize, logical) as usize
     }
 
     fn store_kv(&self, to: &KvAt, column: usize, values: bool, x: &[f32]) {

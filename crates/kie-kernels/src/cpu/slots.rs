@@ -1,8 +1,8 @@
 //! The CPU's control plane: which columns the next pass has, and what its tokens do to the slots.
 //!
 //! A pass takes every decoding slot as one column and fills the rest with prompt positions, oldest
-//! request first. What a column computes does not depend on the others, so neither the chunking of
-//! a prompt nor the neighbours change a request's bits.
+//! request first. A slot whose pages end waits for more. What a column computes does not depend on
+//! the others, so neither the chunking of a prompt nor the neighbours change a request's bits.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,6 +31,8 @@ struct Slot {
     state: State,
     /// Next position to compute.
     next: usize,
+    /// Positions that have pages.
+    granted: usize,
     /// Tokens made.
     made: usize,
     /// Order of arrival.
@@ -68,6 +70,7 @@ impl Slots {
         let slot = || Slot {
             state: State::Idle,
             next: 0,
+            granted: 0,
             made: 0,
             since: 0,
             counts: vec![0; vocab],
@@ -90,7 +93,9 @@ impl Slots {
     fn command(&mut self, command: Command) {
         let index = command.slot as usize;
         match command.kind {
-            CommandKind::Start => self.start(index),
+            CommandKind::Start => self.start(index, command.a as usize),
+            // A slot that has ended is told anew when it starts.
+            CommandKind::Grow => self.slots[index].granted = command.a as usize,
             CommandKind::Cancel => {
                 if self.slots[index].state != State::Idle {
                     self.finish(index, SlotEnd::Cancelled);
@@ -101,11 +106,12 @@ impl Slots {
         }
     }
 
-    fn start(&mut self, index: usize) {
+    fn start(&mut self, index: usize, granted: usize) {
         // SAFETY: a start command for the slot was just received, so the device owns it.
         let memory = unsafe { self.mailbox.slot_of_device(index) };
         let slot = &mut self.slots[index];
         slot.state = State::Prefill;
+        slot.granted = granted;
         slot.next = memory.params.cached as usize;
         slot.made = 0;
         slot.since = self.arrivals;
@@ -140,7 +146,7 @@ impl Slots {
     fn gather(&mut self) {
         self.columns.clear();
         for (index, slot) in self.slots.iter().enumerate() {
-            if slot.state == State::Decode {
+            if slot.state == State::Decode && slot.next < slot.granted {
                 // SAFETY: the slot runs, so the device owns it.
                 let memory = unsafe { self.mailbox.slot_of_device(index) };
                 let token = memory.records[slot.made - 1].token;

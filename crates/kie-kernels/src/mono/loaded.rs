@@ -1,7 +1,8 @@
 //! A program on a machine: compiled kernels, packed weights, pages and tables, all allocated here
 //! and nowhere later but for logits that somebody asks for.
 
-use std::sync::atomic::Ordering::Release;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -375,16 +376,24 @@ impl Loaded {
         self.base
     }
 
-    /// A slot's pages, stop ids, bias and counts, where kernels look for them.
+    /// A slot's page tables, where kernels look for them.
+    ///
+    /// # Errors
+    /// What the machine says.
+    pub fn write_pages(&self, index: usize, tables: &[Box<[AtomicU32]>]) -> Result<()> {
+        let bytes = |page: &AtomicU32| page.load(Relaxed).to_le_bytes();
+        let pages: Vec<u8> = tables.iter().flatten().flat_map(bytes).collect();
+        let each = (self.model.pools * self.partition.pages_max) as usize * 4;
+        self.machine.write(&self.room.pages, index * each, &pages)
+    }
+
+    /// A slot's stop ids, bias and counts, where kernels look for them.
     ///
     /// # Errors
     /// What the machine says.
     pub fn write_slot(&self, index: usize, slot: &SlotMemory) -> Result<()> {
         let m = &*self.machine;
         let ids = |ids: &[u32]| -> Vec<u8> { ids.iter().flat_map(|i| i.to_le_bytes()).collect() };
-        let pages: Vec<u8> = slot.pages.iter().flat_map(|group| ids(group)).collect();
-        let each = (self.model.pools * self.partition.pages_max) as usize * 4;
-        m.write(&self.room.pages, index * each, &pages)?;
         let params = &slot.params;
         let stops = ids(&slot.stop_ids[..params.stop_ids as usize]);
         m.write(&self.room.stop_ids, index * STOPS * 4, &stops)?;

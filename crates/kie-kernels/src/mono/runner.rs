@@ -51,6 +51,10 @@ enum State {
 struct Slot {
     state: State,
     next: usize,
+    /// Positions that have pages: a slot that decodes waits there for more.
+    granted: usize,
+    /// The page table is to be written before the next launch.
+    grown: bool,
     token: u32,
     made: usize,
     /// Tokens that the row's ring ever held.
@@ -62,6 +66,13 @@ struct Slot {
     cancelled: bool,
     /// Why it ended, once its last record is published.
     end: Option<SlotEnd>,
+}
+
+impl Slot {
+    /// It decodes, and its next position has a page.
+    fn has_pages(&self) -> bool {
+        self.state == State::Decode && self.next < self.granted
+    }
 }
 
 /// What a launch on its way is for.
@@ -132,7 +143,10 @@ impl Going {
 fn logits_range(command: Command) -> (usize, usize) {
     let count = match command.kind {
         CommandKind::LogitsDecode => 1,
-        CommandKind::LogitsPrefill | CommandKind::Start | CommandKind::Cancel => command.b as usize,
+        CommandKind::LogitsPrefill
+        | CommandKind::Start
+        | CommandKind::Cancel
+        | CommandKind::Grow => command.b as usize,
     };
     (command.a as usize, count)
 }
@@ -173,6 +187,8 @@ impl Runner {
         let slot = |_| Slot {
             state: State::Idle,
             next: 0,
+            granted: 0,
+            grown: false,
             token: 0,
             made: 0,
             told: 0,
@@ -226,12 +242,17 @@ impl Runner {
                 // SAFETY: a start command for the slot was just received: the device owns it.
                 let memory = unsafe { self.mailbox.slot_of_device(command.slot as usize) };
                 slot.next = memory.params.cached as usize;
+                (slot.granted, slot.grown) = (command.a as usize, false);
                 // What the kernel reads of it is written when no kernel runs.
                 slot.token = u32::MAX;
             }
             CommandKind::Cancel => {
                 let slot = &mut self.slots[command.slot as usize];
                 slot.cancelled = slot.state != State::Idle;
+            }
+            CommandKind::Grow => {
+                let slot = &mut self.slots[command.slot as usize];
+                (slot.granted, slot.grown) = (command.a as usize, slot.state != State::Idle);
             }
             CommandKind::LogitsPrefill | CommandKind::LogitsDecode => {
                 self.logits.push_back(command);
@@ -243,8 +264,11 @@ impl Runner {
     /// Whether a launch of tokens should make room.
     fn somebody_waits(&self, slots: &[usize]) -> bool {
         let waits = |s: &Slot| s.state == State::Prefill;
+        // It waited for pages when the launch began, and has some now.
+        let resumes = |(i, s): (usize, &Slot)| s.grown && s.has_pages() && !slots.contains(&i);
         !self.logits.is_empty()
             || self.slots.iter().any(waits)
+            || self.slots.iter().enumerate().any(resumes)
             || slots.iter().any(|s| self.slots[*s].cancelled)
     }
 
@@ -503,8 +527,9 @@ impl Runner {
         if let Some(command) = self.logits.pop_front() {
             return self.start_logits(command);
         }
+        self.write_grown()?;
         let decoding: Vec<usize> =
-            (0..self.slots.len()).filter(|i| self.slots[*i].state == State::Decode).collect();
+            (0..self.slots.len()).filter(|i| self.slots[*i].has_pages()).collect();
         let waiting = (0..self.slots.len()).filter(|i| self.slots[*i].state == State::Prefill);
         let oldest = waiting.min_by_key(|i| self.slots[*i].since);
         let mut left = 0;
@@ -542,6 +567,18 @@ impl Runner {
         }
     }
 
+    /// Page tables that have grown, to where kernels look for them. Of a prompt that no launch has
+    /// seen they are written with all else.
+    fn write_grown(&mut self) -> Result<()> {
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            if std::mem::take(&mut slot.grown) && slot.token != u32::MAX {
+                let pages = self.mailbox.pages(index);
+                self.ranks.iter().try_for_each(|rank| rank.write_pages(index, pages))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Whether a prompt takes the columns that these sequences leave free.
     fn goes_beside(&self, decoding: &[usize], slot: usize) -> bool {
         let free = self.first().most_columns().saturating_sub(decoding.len());
@@ -557,6 +594,7 @@ impl Runner {
         if self.slots[index].token == u32::MAX {
             for rank in &self.ranks {
                 rank.write_slot(index, memory)?;
+                rank.write_pages(index, self.mailbox.pages(index))?;
             }
             // A few positions are done sooner as columns, in steps of a token's time.
             let few = 2 * self.first().most_columns();
@@ -643,6 +681,7 @@ impl Runner {
         let memory = unsafe { self.mailbox.slot_of_device(index) };
         for rank in &self.ranks {
             rank.write_slot(index, memory)?;
+            rank.write_pages(index, self.mailbox.pages(index))?;
         }
         let (position, count) = logits_range(command);
         let columns = (command.kind == CommandKind::LogitsDecode).then_some(1);
@@ -757,6 +796,7 @@ impl Runner {
         let flag = |on: bool, bit: u32| if on { bit } else { 0 };
         let filter = s.temperature > 0.0 && (s.top_k > 0 || s.top_p < 1.0 || s.min_p > 0.0);
         let left = params.max_new as usize - slot.made;
+        let longest = self.first().dims.max_positions as usize;
         Sequence {
             seed: s.seed,
             row: index as u32,
@@ -764,7 +804,7 @@ impl Runner {
             token: slot.token,
             made: slot.made as u32,
             min_new: params.min_new,
-            last: (slot.next + left).min(self.first().dims.max_positions as usize) as u32,
+            last: (slot.next + left).min(longest).min(slot.granted) as u32,
             stop_count: params.stop_ids,
             wants: flag(s.logprobs > 0, wants::LOGPROB)
                 | flag(params.bias > 0, wants::BIAS)
