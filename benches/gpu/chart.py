@@ -4,7 +4,7 @@ and on several GPUs.
 
     python3 benches/gpu/chart.py [BASELINES] [FOLDER]
 
-Writes decode.svg and scaling.svg, which the manual shows. Light and dark by the reader's own setting.
+Writes decode.svg and scaling.svg for the manual. Light and dark by the reader's own setting.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ SIMULATED = {
     "deepseek-v4-flash": (497, {2: 1740, 4: 1337, 8: 1174}),
     "kimi-k2.6": (611, {8: 1775}),
 }
-# Microseconds of the floor on one H200 at 128 positions, and measured on that many (README).
+# Microseconds of the floor on one H200 at 128 positions, and measured on that many (RESULTS.md).
 MEASURED = {
     "laneformer-2b": (977, {1: 1000, 2: 530, 4: 293}),
     "llama-3.2-1b": (543, {1: 581, 2: 341, 4: 234}),
