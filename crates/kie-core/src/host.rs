@@ -228,7 +228,7 @@ impl Host {
             }
             // Logits are of every position, so nothing of theirs may come from shared pages.
             let known = if logits { &[] } else { &job.tokens[..job.prompt] };
-            let now = job.tokens.len() + self.ahead;
+            let now = self.pages.share().max(job.tokens.len() + self.ahead);
             match self.pages.admit(known, now.min(job.reserve), job.reserve) {
                 Ok(lease) => {
                     let job = self.waiting.pop_front().expect("there was a front");
@@ -369,7 +369,8 @@ impl Host {
         if enough || vain || active.preempted || active.is_stopping() {
             return;
         }
-        if self.pages.grow(&mut active.lease, at + self.ahead) {
+        let to = (has + self.pages.share()).max(at + self.ahead);
+        if self.pages.grow(&mut active.lease, to) {
             active.stuck = None;
             self.ring.write_pages(slot, &active.lease.tables, has / PAGE);
             return self.flush(slot);

@@ -395,3 +395,15 @@ fn what_is_promised_is_bounded() {
     assert!(pages.grow(&mut first, 4000) && first.positions() == 512, "never beyond the promise");
     pages.check().unwrap();
 }
+
+#[test]
+fn pages_that_hold_nothing_are_shared_among_idle_slots() {
+    let mut pages = Pages::new(config(12, 0, None, 3));
+    assert_eq!(pages.share(), 4 * PAGE);
+    let tokens: Vec<u32> = (0..8 * PAGE as u32).collect();
+    let first = pages.admit(&tokens, 0, tokens.len()).unwrap();
+    assert_eq!(pages.share(), 2 * PAGE);
+    pages.retire(first, &tokens, tokens.len());
+    // Eight pages are the cache's now: evicting them is not free.
+    assert_eq!(pages.share(), PAGE);
+}
