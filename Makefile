@@ -119,7 +119,7 @@ bench-peers: setup ## CPU decode and prefill beside llama.cpp and transformers (
 docs: setup ## build the manual into site/, rustdoc under site/rust
 	$(BIN)/python -m pip install --quiet --requirement docs/requirements.txt
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
-	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --locked $(foreach l,$(LIBRARIES),-p $(l))
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --no-deps --locked $(foreach l,$(LIBRARIES),-p $(l))
 	rm -rf site/rust && cp -r $(CARGO_TARGET_DIR)/doc site/rust
 
 .PHONY: wheel

@@ -139,7 +139,7 @@ fn bits_of_virtual_ranks_are_of_their_number_alone() {
             assert!(first == logits(name, &device, threads), "{name} on {device}, {threads}");
         }
     }
-    // Lanes are what they are, whoever has them.
+    // Lanes are the same on any number of ranks.
     let name = "laneformer_d2";
     assert!(logits(name, "cpu", 2) == logits(name, "cpu:0,1,2,3", 2));
 }

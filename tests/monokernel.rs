@@ -128,7 +128,7 @@ fn jobs() -> VecDeque<Job> {
             1 => (12, 16),
             _ => (8, 4),
         };
-        // Strict lock step: whoever waits holds the whole wave up.
+        // Strict lock step: a lane that waits holds the whole wave up.
         let hold = u32::from(seed % 4 == 1);
         let device = format!("sim:seed={seed},warp={warp},blocks={blocks},hold={hold}");
         all(device, positions, tokens)

@@ -1,5 +1,6 @@
 // Attention of one position over its pages, split over the blocks of a lane.
-//   part = softmax(q k / sqrt(d)) v over the pages that a block owns, and log2 of its mass.
+//   partial = softmax(q k / sqrt(d)) v over the pages that a block owns, and log2 of its sum of
+//   exponentials (flash-decoding's lse); partials are combined at the end.
 // Page p of a column with shift s (block.h) belongs to split (p + s) % kSplitsMax for as long as a
 // launch lasts, so only the block that wrote a key reads it again. Here a page comes by plain loads
 // into the registers of all warps, which is soonest for one page; kernels for contexts of several
@@ -148,7 +149,7 @@ KIE_DEVICE void store_value(u8* page, int slot, int n, u32 v) {
     values[0] = (u16)v, values[kPage] = (u16)(v >> 16);
 }
 // Norms and turns head `head` of those taken (the key comes last), a warp a head. Only where heads
-// have norms: otherwise who computed them has turned them.
+// have norms: otherwise their producer has rotated them.
 template <class C>
 KIE_DEVICE void norm_head(const DecodeArgs& args, const u8* shared, int layer, int position,
                           int head, u32* heads) {

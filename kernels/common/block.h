@@ -21,7 +21,7 @@ KIE_DEVICE void stamp(Block& b, int phase) {
 }
 KIE_DEVICE u32* tokens_of(const Block& b) { return (u32*)(b.shared + kShTokens); }
 KIE_DEVICE u32* ends_of(const Block& b) { return (u32*)(b.shared + kShEnds); }
-// Not 0 once a thread of the block has lost patience: no token may be made of what it has.
+// Not 0 once a wait of the block has expired: no token may be made of what it has.
 KIE_DEVICE volatile u32& lost_of(const Block& b) {
     return ((volatile u32*)(b.shared + kShMisc))[3];
 }

@@ -1,25 +1,26 @@
-// What the host says to a running kernel, and how tokens reach the host. Both are words of host
-// memory, each complete in itself: no fence stands between them, and a host that is late reads old
-// words, never torn ones.
+// Commands of the host to a running kernel, and how tokens reach the host. Both are words of host
+// memory, each self-contained: no fence stands between them, and a late host reads old words, never
+// torn ones.
 //
 // Orders: control[0] is kGoOn, or why to leave. One thread of block 0 of rank 0, which takes part
-// in no exchange, reads it all the while; what it saw travels with the step's offers, so all blocks
-// leave at the same edge. control[1], read with it as one, is the host's heartbeat, a number that
+// in no exchange, polls it; what it saw travels with the step's candidates, so all blocks leave at
+// the same step barrier. control[1], read with it as one, is the host's heartbeat, a number that
 // changes; if it stands still for kHostSilent while control[2] is set, the host is gone and the
-// kernel leaves. Behind its last edge the kernel writes the number of its steps to control[3].
+// kernel leaves. After its last step barrier the kernel writes the number of its steps to
+// control[3].
 //
 // Tokens: tell.h says how they travel.
 #pragma once
 
 enum Order { kGoOn = 0, kLeave = 1, kAbort = 2, kHostGone = 3 };
 constexpr u64 kHostSilent = 1000000000ull;
-// Looks at the host are this many rests apart. Asked for at every rest, the host's words cost some
-// engines 4 %, by where they lay: half of the multiprocessors then got less of the device's memory
-// than the others (benches/gpu/HISTORY.md).
+// Polls of the host are this many delays apart. Polled at every delay, the host's words cost some
+// engines 4 %, depending on their address: half of the multiprocessors then got less of the
+// memory's bandwidth than the others (benches/gpu/HISTORY.md).
 constexpr u32 kHostRests = 20;
 
-// One thread. `seen`: the latest order, for block 0's offer; `made`: the kernel's steps, once they
-// are done.
+// One thread. `seen`: the latest order, for block 0's candidate; `made`: the kernel's steps, once
+// they are done.
 KIE_DEVICE void watch_host(const DecodeArgs& args, volatile u32* seen, const volatile u32* made) {
     const bool watched = load_host(args.control + 2) != 0;
     u32 beat = load_host(args.control + 1), steps;

@@ -1,22 +1,24 @@
-// Epoch words: a value travels as {payload, epoch} in one 8-byte store, and the reader waits on the
-// data itself. Each layer of each step has an epoch of its own, so no word is ever cleared.
+// LL words, after NCCL's LL protocol: a value travels as {payload, sequence number} in one 8-byte
+// store, and the reader polls the data itself. The sequence number is called epoch here; each layer
+// of each step has one of its own, so no word is ever cleared.
 //
-// A vector's words have two places, which layers use in turn. Nobody writes layer l + 2's while
-// somebody may still read layer l's: who writes has words of layer l + 1 that depend on all blocks
-// of the lane, each of which had taken all that it wants of layer l to make them (a block's warps
-// meet between taking a vector and storing what is made of it). What was taken is in registers
-// before what is made of it is stored, so this needs no fence. What other lanes want has as many
-// places as delays ask for (model.rs, turns_other). The sampling exchange orders one step's last
-// read before the next step's first write.
+// A vector's words have two buffers, which layers use in rotation. Layer l + 2's words never
+// replace layer l's while these may still be read: a writer of layer l + 2 has read words of layer
+// l + 1 that depend on all blocks of the lane, and each block had read all it needs of layer l to
+// make them (a block's warps pass a barrier between reading a vector and storing its result). What
+// was read is in registers before the result is stored, so this needs no fence. Words for other
+// lanes have as many buffers as their delays need (model.rs, turns_other). The sampling exchange
+// orders one step's last read before the next step's first write.
 #pragma once
 
 // Of a layer, or (kLayers) of the choice of the token. `turn`: the step's number in all launches.
 KIE_DEVICE u32 epoch_at(u32 turn, int layer) { return turn * (kLayers + 1) + (u32)layer; }
 
-// Bounded waiting. The first to lose patience poisons its rank. Who waits then writes down what
-// for, stops waiting, runs the step to its end on whatever it has, poisons the other ranks and
-// leaves: the earliest of all that was waited for tells where it began. What such a block offers
-// for the step's token is kNotFinite (sample.h), so that no token made of half the words is told.
+// Bounded waiting. The first wait that expires sets its rank's abort flag (`poison`). Every waiting
+// warp then records what it waited for, stops waiting, runs the step to its end on whatever it has,
+// sets the other ranks' flags and leaves: the earliest recorded wait is the cause. Such a block's
+// candidate for the step's token is kNotFinite (sample.h), so no token of incomplete words is
+// emitted.
 struct Watch {
     const DecodeArgs& args;
     u32 step, polls;
@@ -88,7 +90,7 @@ KIE_DEVICE u64* others_of(const DecodeArgs& args, int kind, int layer) {
 KIE_DEVICE u64* last_slot(const DecodeArgs& args, int lane_all) {
     return args.words + kAtLast + lane_all * kVecH;
 }
-// The edge's release and acquire, as wide as those who take part.
+// Release and acquire of the step barrier, in the scope of all that take part.
 KIE_DEVICE void fence_edge() {
     if constexpr (kRanks > 1)
         fence_system();
@@ -96,9 +98,9 @@ KIE_DEVICE void fence_edge() {
         fence_device();
 }
 
-// One lane of the warp watches one word, with a short rest between looks, before all lanes load all
-// words: 128 blocks that poll everything saturate the second-level cache. `rest_ns`: what cannot
-// have arrived sooner is not asked for.
+// One thread of the warp polls one word, with a short delay between polls, before all threads load
+// all words: 128 blocks that poll everything saturate the second-level cache. `rest_ns`: delay
+// before the first poll, in which the word cannot have arrived.
 KIE_DEVICE void await_one(Watch& w, const u64* p, u32 epoch, u32 where, u32 rest_ns) {
     if (kNoWaits) return;
     if (lane() == 0) {
@@ -142,7 +144,7 @@ KIE_DEVICE void gather(Watch& w, const u64* base, int base_stride, u32 epoch, u3
     KIE_UNROLL for (int first = 0; first < kColumns; first += kAtOnce) {
         if (kColumns > 1 && first >= live) continue;
         u64 a[kAtOnce][kPairs], b[kAtOnce][kPairs];
-        // Who has no words takes another's, and nobody looks at the result.
+        // A thread without words loads another's; the result is unused.
         const auto from = [&](int c) {
             return base + (long)(kColumns == 1 || c < live ? c : first) * base_stride + mine;
         };

@@ -3,20 +3,21 @@
 // the headers beside it.
 //
 // Every rank has one symmetric memory, of the same layout on all of them, mapped on all of them:
-//   poison, reason, stamps | flags | slots of words | staging | whatever its owner keeps there
+//   abort flag (`poison`), reason, stamps | flags | slots of LL words | staging | the owner's own
 // A rank stores into its peers' memory and loads from its own only.
 //
 // Invariants:
 // - All ranks call the same collectives with the same sizes, in the same order, with the same grid.
-// - Epochs count collectives: one each, never 0, the same on all ranks. Words carry their epoch, so
-//   nothing is ever cleared. There are two sets of slots, by the epoch's parity: every collective
-//   hears from every peer, so who has finished epoch e + 1 knows that all have finished e.
+// - Epochs are sequence numbers of collectives: one each, never 0, the same on all ranks. Words
+//   carry their epoch (NCCL's LL protocol), so nothing is ever cleared. There are two sets of
+//   slots, by the epoch's parity: every collective receives from every peer, so a rank that has
+//   finished epoch e + 1 knows that all have finished e.
 // - Within one kernel that argument holds for each thread by itself (push) or each block (bulk), so
-//   collectives of one kernel that follow one another have the same size, or the grid meets.
+//   consecutive collectives of one kernel have the same size, or a grid barrier between them.
 // - Sums are float32, in the order of the ranks, wherever they are made: the same bits on all.
-// - Every wait is bounded. Who loses patience sets every rank's poison; all who wait then write
-// what
-//   for, wait no more, and run to the end on whatever there is; the host trusts no result.
+// - Every wait is bounded. The first wait that expires sets every rank's abort flag; all waiting
+//   threads then record what they waited for and run to the end on whatever there is; the host
+//   discards the result.
 #pragma once
 
 namespace kccl {
@@ -37,7 +38,7 @@ constexpr u64 kAtPoison = 0, kAtWhy = 8, kAtStamps = 64, kAtFlags = 4096;
 constexpr u64 kAtSlots = kAtFlags + 8ull * kPhases * kRanksMax * kBlocksMax;
 static_assert(kAtStamps + 16 * kBlocksMax <= kAtFlags, "two stamps a block");
 
-// Where everybody's memory is.
+// Where each rank's memory is.
 struct Peers {
     u8* base[kRanksMax];  // of each rank, as this device sees it
     u64 slot_words;       // words that a rank may push to another at once
@@ -82,15 +83,15 @@ KIE_DEVICE u32 after(const Ranks& r, u32 i) {
 }
 
 // ---- Waiting.
-// Stops waiting. Every rank keeps the first reason of its own: what was outstanding when somebody
-// lost patience tells where it began.
+// Stops waiting. Every rank keeps the first reason of its own: what was outstanding when the first
+// wait expired is the cause.
 KIE_DEVICE void give_up(Ranks& r, u32 where, u32 peer, u32 seen) {
     r.lost = true;
     const u64 why = 1ull << 63 | (u64)where << 56 | (u64)r.rank << 48 | (u64)peer << 40 | seen;
     u64* own = (u64*)(r.own + kAtWhy);
     if (load_word_system(own) == 0) store_word_system(own, why);
 }
-// After a failed look, of which `polls` were made before: whether to look again.
+// After a failed poll, the `polls`th: whether to poll again.
 KIE_DEVICE bool patient(Ranks& r, u32 where, u32 peer, u32 seen) {
     if (r.lost) return false;
     if ((++r.polls & 63) == 0) {
@@ -106,7 +107,7 @@ KIE_DEVICE bool patient(Ranks& r, u32 where, u32 peer, u32 seen) {
 }
 
 // ---- Flags. Whole blocks call these.
-// Tells the blocks of the same number that this one is so far, with all it stored before.
+// Signals the blocks of the same number on all ranks, with all that this block stored before.
 KIE_DEVICE void tell(const Ranks& r, u32 phase, u32 count) {
     sync_block();
     const u32 to = thread();
@@ -132,7 +133,7 @@ KIE_DEVICE void hear(Ranks& r, u32 phase, u32 count, u32 where) {
     if (from < kRanks && from != r.rank) hear_one(r, from, phase, count, where);
     sync_block();
 }
-// Blocks of the same number meet; each may then store into the others' memory.
+// Barrier of the blocks of the same number; each may then store into the others' memory.
 KIE_DEVICE void meet(Ranks& r) {
     tell(r, kHere, 1);
     hear(r, kHere, 1, kArrival);
@@ -177,7 +178,7 @@ KIE_DEVICE void push(const Ranks& r, u32 to, u32 pair, u64 data) {
     store_words_system(slot_in(r, memory_of(r, to), r.rank) + 2 * pair, word((u32)data, r.epoch),
                        word((u32)(data >> 32), r.epoch));
 }
-// One pair of every peer. Asks all of them before it looks at any.
+// One pair of every peer. All loads are in flight before the first is checked.
 KIE_DEVICE void take_all(Ranks& r, u32 pair, u64 own, u32 (&low)[kRanks], u32 (&high)[kRanks]) {
     u64 a[kRanks], b[kRanks];
     r.polls = 0;
@@ -223,7 +224,7 @@ KIE_DEVICE void exchange_push(Ranks& r, const u64* in, u32 stride, u64* out, u32
 }
 KIE_DEVICE void broadcast_push(Ranks& r, u32 root, const u64* in, u64* out, u32 pairs) {
     const u32 first = r.block * r.threads + thread(), step = r.blocks * r.threads;
-    // The root hears no data, so it could run ahead: it waits for all to have come this far.
+    // The root receives no data, so it could run ahead: it waits until all have come this far.
     tell(r, kHere, 1);
     for (u32 p = first; p < pairs; p += step) {
         u64 a = in[p], b = 0;
@@ -305,7 +306,7 @@ KIE_DEVICE void reduce_piece(const Ranks& r, const Cut& c, const u8* in, u64 out
     }
 }
 // Two-shot all-reduce (`all`), or its first half, a reduce-scatter. `out` is an offset into
-// everybody's memory; `in` may be the same place when `all`.
+// every rank's memory; `in` may be the same address when `all`.
 template <int kDtype>
 KIE_DEVICE void reduce_bulk(Ranks& r, const Cut& c, const u8* in, u64 out, bool all, float scale) {
     meet(r);

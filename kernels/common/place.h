@@ -1,7 +1,7 @@
 // Which block of the work a block of the grid is. Machines whose multiprocessors lie on several
 // dies, each with a second-level cache of its own, hand the grid's blocks to the dies in turn. The
-// work's blocks are numbered die by die instead, so that those of a lane, who talk most, share a
-// cache.
+// work's blocks are numbered die by die instead, so that the blocks of a lane, which exchange most,
+// share a cache.
 #pragma once
 
 #ifndef KIE_CHIPLETS

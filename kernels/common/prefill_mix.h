@@ -22,7 +22,7 @@ KIE_DEVICE int mix_items(const PrefillArgs& args, const Span& s) {
 
 // The owner's part. A warp takes 64 rows of a group of eight places at a time: a thread four pairs
 // of rows of one place from each 32, which stand together in the operand. They go to the ranks from
-// shared memory, so that nobody waits for the links.
+// shared memory, so that no thread waits for the links.
 struct Mixed {
     u64 sums[4][kRanks];
     int at[4];  // of the residual, in floats

@@ -1,9 +1,10 @@
-// Many positions through slices of one lane on several ranks. Nobody meets. What there is to do is
-// one list of items: of a layer, its stages' groups of places, a turn each of the stages that have
-// one. Blocks take the next item when they are about to be done with theirs, and wait for what it
-// needs: the stage before it at the same places, of attention at all places up to those. So while
-// some finish a group of a stage, others are at the next group or stage, and sums are on their way
-// meanwhile. An item needs only what stands before it in the list, so somebody is always at work.
+// Tensor-parallel prefill: many positions through slices of one lane on several ranks, without grid
+// barriers. The work is one queue of tile tasks (items): of a layer, each stage's groups of
+// positions. A block takes the next task shortly before its present one ends, and waits for what
+// that task needs: the stage before it at the same positions, for attention at all earlier
+// positions too. So while some blocks finish a group of a stage, others are at the next group or
+// stage, and sums travel meanwhile. A task needs only tasks before it in the queue, so there is
+// always one to run.
 #pragma once
 
 enum SliceStage {
@@ -74,9 +75,9 @@ KIE_DEVICE bool find_work(const PrefillArgs& args, const Chunk& c, u32 item, Wor
     }
 }
 
-// What is told. The rank's own blocks count the items of a stage's group that they have done in the
-// chunk; where others wait, too, the block that has done a layer's last one tells all ranks how
-// many layers they are (`turn`).
+// Completion counters. The rank's own blocks count the finished tasks of a stage's group in the
+// chunk; where other ranks wait, too, the block that finishes a layer's last task publishes to all
+// ranks how many layers are done (`turn`).
 KIE_DEVICE u64* stream_counter(const PrefillArgs& args, int stage, int group) {
     return args.arrivals + kCountStreams + (stage * kGroups + group) * kStreamWords;
 }
@@ -87,8 +88,8 @@ KIE_DEVICE u64* stream_word(const PrefillArgs& args, int stage, int group, int o
 KIE_DEVICE u64 counted_at(const PrefillArgs& args, const Chunk& c, const Work& w) {
     return (u64)(w.layer - (int)args.from + 1) * items_at(args, c, w, true);
 }
-// By all workers, behind an item, unless it is `told` by who makes the last part of it. A thread
-// tells while the others go on.
+// By all workers, behind a task, unless the maker of its last part publishes it (`told`). One
+// thread publishes while the others go on.
 KIE_DEVICE void tell(const PrefillArgs& args, const Chunk& c, const Work& w, u32 turn, bool told) {
     push_done();
     writes_before_copies();
@@ -145,9 +146,9 @@ KIE_DEVICE void await_needs(Watch& w, const PrefillArgs& args, const Chunk& c, c
 
 constexpr int kLooks = 2;  // the copying warp that waits for what an item needs
 
-// ---- Items' numbers. A warp that copies takes a block's next one; the block's others hear of its
-// last bits in two words of shared memory by turns, which say, too, for the how manieth item of the
-// block it is (n).
+// ---- Task numbers. One copying warp takes the block's next task; the block's other warps read the
+// number's low bits from two words of shared memory in rotation, each tagged with the block-local
+// task index (n).
 KIE_DEVICE volatile u32* item_word(u32 n) {
     return (volatile u32*)(prefill_shared() + kPfItems) + n % 2;
 }
@@ -169,8 +170,8 @@ KIE_DEVICE bool hear_item(u32 n, u32& item) {
         pause_ns(20);
     }
 }
-// By a warp that copies: not before the workers ask, and all have heard of the last number that
-// stood there.
+// By a copying warp: not before the workers ask, and all have read the last number that stood
+// there.
 KIE_DEVICE bool take_item(Watch& w, const PrefillArgs& args, u32 n, u32& item) {
     const int warp = (int)(thread() - kWorkers) / (int)kTeam;
     if (warp == 0 && lane() == 0) {
@@ -202,7 +203,7 @@ KIE_DEVICE void attend_item(const PrefillArgs& args, const Chunk& chunk, const S
     const int team = thread() / kCrew;
     attend_run(args, chunk, layer, run_at(args, chunk, span, layer, i, team), pages);
 }
-// False: nothing to tell of yet.
+// False: nothing to publish yet.
 KIE_DEVICE bool do_item(const PrefillArgs& args, Pipe& pipe, PagePipe& pages, const Chunk& chunk,
                         const Work& w, int i) {
     const Span span = places_of(chunk, w);
@@ -235,7 +236,7 @@ KIE_DEVICE bool await_chunk(Watch& w, const PrefillArgs& args, const Chunk& chun
     if (thread() == 0) {
         KIE_NO_UNROLL for (int g = 0; g < groups_of(chunk); ++g)
             await_ranks_at(w, args, kDoMixDown, g, turn);
-        // Nobody looks at these any more, nor counts before the next chunk begins.
+        // No block reads these any more or counts before the next chunk begins.
         KIE_NO_UNROLL for (int i = 0; i < kStreams && block() == 0; ++i)
             store_word(stream_counter(args, 0, i), 0);
         if (w.lost) *stop_word() = 1;
@@ -317,10 +318,10 @@ KIE_DEVICE void await_begun(Watch& w, u32 n) {
         pause_ns(20);
     }
 }
-// Weights depend on nobody, so those who bring them go ahead. Pages take the ring that stages do:
-// where one comes behind the other, or a chunk begins, all wait until the workers are there
-// (`behind`). One looks for what the item needs, for all of the block, since who is looked at by
-// many is late.
+// Weights depend on no other block, so the warps that copy them run ahead. Pages use the ring that
+// stages use: where one follows the other, or a chunk begins, all wait until the workers are there
+// (`behind`). One warp polls for what the task needs, for the whole block: more pollers delay the
+// flag.
 KIE_DEVICE bool await_item(Watch& w, const PrefillArgs& args, const Chunk& chunk, const Work& work,
                            u32 n, u32 turn, bool behind) {
     const int warp = (int)(thread() - kWorkers) / (int)kTeam, ring = ring_of(work.stage);
@@ -342,7 +343,7 @@ KIE_DEVICE bool await_item(Watch& w, const PrefillArgs& args, const Chunk& chunk
     writes_before_copies();
     return *stop_word() == 0;
 }
-// Who takes items gives up: workers get no more.
+// The warp that takes tasks gives up: workers get no more.
 KIE_DEVICE void limit(u32 n) {
     if (thread() == kWorkers) *limit_word() = n;
 }

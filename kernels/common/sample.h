@@ -1,7 +1,8 @@
 // Choosing a token on the device, in the order of the crate's reference (sample.rs): bias,
-// penalties, bans, temperature, filters, then argmax of value + Gumbel noise. Each thread looks at
-// the logits that it owns, each block offers its best, and every block picks the same token from
-// the same offers. Noise is Philox4x32-10 keyed by the seed, counted by position and id.
+// penalties, bans, temperature, filters, then argmax of value + Gumbel noise. Each thread reduces
+// the logits that it owns, each block publishes its best as a candidate, and every block picks the
+// same token from the same candidates. Noise is Philox4x32-10 keyed by the seed, counted by
+// position and id.
 #pragma once
 
 // Codes where no token can be had.
@@ -63,7 +64,7 @@ KIE_DEVICE bool is_plain(const Sequence& q, u32 step) {
     return kColumns == 1 && q.temperature <= 0 && q.wants == 0 && q.made + step >= q.min_new;
 }
 KIE_DEVICE bool is_finite(float logit) { return logit < infinity(); }  // -inf is a lawful "never"
-// A block's, or everybody's, best.
+// The best of a block, or of all blocks.
 struct Chosen {
     float value, raw, top, mass;
     u32 id;
@@ -86,7 +87,8 @@ KIE_DEVICE void best_of_team(Chosen& c, int from, bool masses) {
     }
 }
 
-// The step's one release and acquire: every block offers its best, all choose the same token.
+// The step's one release and acquire: every block publishes its candidate, all choose the same
+// token.
 KIE_DEVICE u64* offers_of(const DecodeArgs& args, const Block& b) {
     return args.words + ((args.epoch + b.step) & 1) * kOffers;
 }
@@ -95,7 +97,7 @@ KIE_DEVICE bool masses_wanted(const DecodeArgs& args) {
     KIE_UNROLL for (int c = 0; c < kColumns; ++c) wants |= args.column[c].wants;
     return (wants & kWantsLogprob) != 0;
 }
-// Calls visit(id, values) for each of the column's logits that this thread looks after: values[0]
+// Calls visit(id, values) for each of the column's logits that this thread owns: values[0]
 // is the one at work, values[kVocabAll] the raw one.
 template <class F>
 KIE_DEVICE void each_value(const DecodeArgs& args, const Block& b, int column, F visit) {
@@ -128,7 +130,7 @@ KIE_DEVICE void bring_logits(const DecodeArgs& args, const Block& b) {
         }
     }
 }
-// The best of the logits that this thread looks after, for a column that is more than greedy.
+// The best of the logits that this thread owns, for a column that is more than greedy.
 KIE_DEVICE Chosen weigh(const DecodeArgs& args, const Block& b, int column) {
     const Sequence& q = args.column[column];
     const u32 first = head_base(b) + head_seat(args, b) * kRowsHead;
@@ -234,7 +236,7 @@ KIE_DEVICE u32 each_offer(Watch& watch, const DecodeArgs& args, const Block& b, 
     }
     return (u32)extra;
 }
-// What all blocks offered for one column, a warp's work; and the host's order, where asked for.
+// All blocks' candidates for one column, reduced by a warp; and the host's order, where wanted.
 KIE_DEVICE Chosen take_offers(Watch& watch, const DecodeArgs& args, const Block& b, int c,
                               bool masses, u32& order) {
     Chosen best = {kLowest, 0, kLowest, 0, kNone};

@@ -1,13 +1,13 @@
-// What passes through a block's ring: its line of weights, the same every step, and between the
-// stages of qkv and those of o its pages of that layer, as many as the positions ask for. So keys
-// and values are on their way while queries are still being computed and exchanged.
+// What passes through a block's ring: its weight stream, the same every step, and between the
+// stages of qkv and those of o its pages of that layer, as many as the positions need. So keys and
+// values are in flight while queries are still being computed and exchanged.
 //
 // Even the newest page comes this way, though its last key and value are written in the very step
-// that reads it: who takes the page puts them there (attend_pages.h). All that it holds besides
-// this block's own consumers wrote a step ago or earlier, before they took that step's first stage
-// of o. From there to this step's pages of the layer are at least kLineStages stages, and the ring
-// has no more slots than that: each of its slots has been released since, by every consumer, so the
-// fence in `feed` stands between those writes and the copy.
+// that reads it: the warp that takes the page inserts them (attend_pages.h). All that it holds
+// besides this block's own consumers wrote a step ago or earlier, before they took that step's
+// first stage of o. From there to this step's pages of the layer are at least kLineStages stages,
+// and the ring has no more slots than that: each of its slots has been released since, by every
+// consumer, so the fence in `feed` stands between those writes and the copy.
 #pragma once
 
 // Pages first, first + kSplitsMax, ... of one column (of several: of a sequence) reach this block
@@ -21,7 +21,7 @@ KIE_DEVICE Streamed streamed_pages(const DecodeArgs& args, const u8* shared, int
     const int kv_head = seat / C::kSplitBlocks, split = seat % C::kSplitBlocks;
     if (!kStreamed || split >= C::kSplitsMax || kv_head >= C::kKvHeads) return {0, 0};
     const u32 position = opaque(position_at(args, step, column));
-    // The producer is ahead: what it finds behind the end nobody will ask for.
+    // The producer is ahead: what it finds behind the end is never used.
     const bool alone = kColumns == 1 && args.prompt;
     if (alone ? step >= args.count : position >= args.column[column].last) return {0, 0};
     const PageSpan span = pages_of(((const Layer*)(shared + kShLayers))[layer], (int)position);

@@ -1,7 +1,7 @@
 // A token on its way to the host: entry n % kRing of a row's ring holds, for the n-th token that
 // the row ever made,
 //   {n + 1, token}, {n + 1, log-probability}, {(n + 1) mod 2^24, time in ns mod 2^40}
-// (tag in the high bits), so that whoever polls knows each word's turn by itself.
+// (tag in the high bits), so that a poller knows of each word by itself which token it is of.
 #pragma once
 
 constexpr int kTellWords = 3;

@@ -11,11 +11,11 @@
 // where control flow joins again before the wait; with `hold` it does (from its first failed look
 // to its next other primitive), and what might hang a divergent wave hangs. Memory is sequentially
 // consistent: a missing fence is not seen.
-// A wait is a look that fails: slot_filled and slot_free say so themselves, a loop of load_word or
+// A wait is a poll that fails: slot_filled and slot_free say so themselves, a loop of load_word or
 // load_host is known by coming back to the same address, pause_ns is always one.
 // Time is virtual: it moves with every scheduling step, and in growing steps while only waiting
 // lanes are left, so that bounded waits expire. While some of them wait for the host, it moves with
-// the host's clock instead, and a host that lets nobody go on for too long ends the launch.
+// the host's clock instead, and a host that holds all threads up for too long ends the launch.
 // Of several ranks, each owns memory. Words, states and copies are seen: a rank loads from its own
 // memory alone, and stores into another's only what was made for it to reach, in the system's
 // scope. Plain loads and stores of C++ are not seen.
@@ -322,7 +322,7 @@ KIE_UNSEEN inline void meet_wave() {
     if (t.kind != kJoin) meet_otherwise(t, kJoin);
     t.arrived |= me->bit, t.ready &= ~me->bit;
     Wave& w = *t.wave;
-    // Two places in turn: nobody comes to the meeting after the next before all have left this one.
+    // Two buffers in rotation: no lane reaches the meeting after the next before all left this one.
     const u8* place = (const u8*)&w.meetings + w.meetings % 2;
     order_release(place);
     bool all = true;

@@ -4,7 +4,7 @@
 // To the sanitizer each team is one thread (order among a team's lanes is not looked at) and the
 // scheduler none. It sees what the compiler sees: plain loads and stores of kernels, not what this
 // folder does for them. Order comes from
-//   meetings    of a wave and of a block: who leaves knows what all who came had done;
+//   meetings    of a wave and of a block: a thread that leaves knows what all that came had done;
 //   slots       what was done before slot_release is known behind slot_free, what was done before
 //               a copy was asked for, and the copy, behind slot_filled;
 //   fences      as in C++: behind a fence, what others had done before a fence of theirs if one of
@@ -12,12 +12,12 @@
 //   counters    of the grid, which release and acquire;
 //   launches    one after another,
 // and from nothing else: a word (and what is volatile) carries itself. A copy reads and writes when
-// it is asked for: who is ordered neither before that nor behind slot_filled races with it.
+// it is issued: an access ordered neither before that nor behind slot_filled races with it.
 //
 // A thread may say that it reads without some bytes: they may change meanwhile, and it takes what
 // should be there from elsewhere.
 //
-// Words stay where they are from step to step, so who took one must be done with it, in this sense,
+// Words stay where they are from step to step, so a reader must be done with one, in this sense,
 // before the word of a later step takes its place. A load that returns the epoch at which its
 // thread works is seen as a read of byte epoch % 8 of the word, a store as a write of the byte of
 // the epoch that it replaces.

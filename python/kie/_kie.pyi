@@ -273,11 +273,11 @@ class Communicator:
     def ranks(self) -> int:
         """How many there are."""
     def table(self) -> str:
-        """The topology, and the way of every operation and size."""
+        """The topology, and the algorithm of every operation and size."""
     def save_topology(self, path: str | PathLike[str]) -> None:
         """Write the topology to a file."""
     def plan(self, op: str, bytes: int) -> str:
-        """The way of a message."""
+        """The algorithm of a message."""
     def run(self, op: str, dtype: str, root: int, inputs: Sequence[bytes]) -> list[bytes]:
         """Run an operation: one input a rank, one output a rank."""
     def measure(self, op: str, dtype: str, bytes: int, steps: int) -> list[float]:

@@ -76,7 +76,7 @@ class Communicator:
         return self._core.ranks
 
     def __str__(self) -> str:
-        """The topology, and the way of every operation and size."""
+        """The topology, and the algorithm of every operation and size."""
         return self._core.table()
 
     def save_topology(self, path: str | os.PathLike[str]) -> None:
@@ -88,7 +88,7 @@ class Communicator:
         return self._core.plan(op, bytes)
 
     def all_reduce(self, arrays: Arrays) -> list[NDArray[Any]]:
-        """Everybody gets the sum of all arrays. uint16 arrays hold bfloat16 numbers."""
+        """Every rank gets the sum of all arrays. uint16 arrays hold bfloat16 numbers."""
         return self._run("all-reduce", arrays)
 
     def reduce_scatter(self, arrays: Arrays) -> list[NDArray[Any]]:
@@ -96,11 +96,11 @@ class Communicator:
         return self._run("reduce-scatter", arrays)
 
     def all_gather(self, arrays: Arrays) -> list[NDArray[Any]]:
-        """Everybody gets all arrays, flat, in the order of the ranks."""
+        """Every rank gets all arrays, flat, in the order of the ranks."""
         return self._run("all-gather", arrays)
 
     def broadcast(self, arrays: Arrays, root: int = 0) -> list[NDArray[Any]]:
-        """Everybody gets the root's array; the others are of its shape, whatever they hold."""
+        """Every rank gets the root's array; the others are of its shape, whatever they hold."""
         return self._run("broadcast", arrays, root)
 
     def all_to_all(self, arrays: Arrays) -> list[NDArray[Any]]:
@@ -108,7 +108,7 @@ class Communicator:
         return self._run("all-to-all", arrays)
 
     def barrier(self) -> None:
-        """Return when all ranks have come."""
+        """Return when all ranks have called it."""
         self._core.run("barrier", "f32", 0, [b""] * self.ranks)
 
     def measure(

@@ -1,5 +1,5 @@
 //! Kernels that are wrong on purpose, through a machine that edits the sources on their way to the
-//! compiler: each must be found out, and a lost word must be told for what it is.
+//! compiler: each must be found out, and a lost word must be reported as one.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -165,7 +165,7 @@ fn patience(device: &str) -> Duration {
     Duration::from_millis(if device.starts_with("sim") { 50 } else { 500 })
 }
 
-/// The device over edited sources of a kernel, which soon loses patience; the last of its
+/// The device over edited sources of a kernel, whose waits soon expire; the last of its
 /// machines breaks where `broken` is set.
 pub fn edited(
     entry: &'static str,

@@ -269,7 +269,7 @@ fn long_prompts_on_several_machines_go_by_groups_of_places() {
     });
 }
 
-/// Nobody waits for good for a rank that does not tell of what it sent.
+/// No rank waits for ever for one that does not publish what it sent.
 #[test]
 fn a_rank_that_tells_nothing_ends_the_request() {
     let silent = (
@@ -313,7 +313,7 @@ fn beside(engine: &Engine, ids: &[u32]) -> (Vec<Made>, usize, bool) {
     (made, meanwhile, same && alone.len() == tokens.len())
 }
 
-/// Between the layers of a prompt's chunk sequences go on, and nobody changes a bit of the other.
+/// Between the layers of a prompt's chunk sequences go on, and neither changes a bit of the other.
 #[test]
 fn a_prompt_beside_a_sequence_goes_some_layers_at_a_time() {
     // Fixture, its layers, ranks, blocks of each.

@@ -1,5 +1,5 @@
-//! Ranks that die, come late or lose a word: the request ends in one typed error that says who
-//! waited for what of whom, no token made of half the words is told, and the engine closes.
+//! Ranks that die, come late or lose a word: the request ends in one typed error that says which
+//! rank waited for what of which, no token of incomplete words is emitted, and the engine closes.
 //! The machines stay good for the next engine. On GPUs, `KIE_DEVICE=cuda:0,1`, those with so many
 //! ranks run, and the error has to come within a second.
 
@@ -269,7 +269,7 @@ impl Machine for Slow {
     }
 }
 
-/// Who still runs may store into anybody's words.
+/// A rank that still runs may store into any rank's words.
 #[test]
 fn nothing_is_freed_before_the_last_rank_has_ended() {
     let (name, sim) = ("sim:ranks=2,blocks=4,seed=3", Options::default());

@@ -6,6 +6,7 @@ A block below the line `<!-- run -->` is executed, all of a page in one namespac
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import shlex
 import sys
@@ -135,6 +136,40 @@ def test_the_paths_of_the_server_are_its_routes() -> None:
 
 def test_the_terminal_picture_is_what_the_model_says(demo: kie.Engine) -> None:
     assert terminal.FILE.read_text(encoding="utf-8") == terminal.drawn(terminal.conversation(demo))
+
+
+def test_architectures_are_those_of_the_registry() -> None:
+    source = (ROOT / "crates/kie-core/src/model/mod.rs").read_text(encoding="utf-8")
+    table = source.split("const REGISTRY")[1].split("];")[0]
+    known = set(re.findall(r"\(\"(\w+)\",", table))
+    for page in (ROOT / "README.md", DOCS / "models.md"):
+        row = re.search(r"^\| architectures \| (.*) \|$", page.read_text(encoding="utf-8"), re.M)
+        assert row, page
+        for name in known - {"laneformer_tp", "kie_hybrid"}:  # a dialect, and a fixture's
+            assert name in row[1], f"{page.name}: {name}"
+
+
+def test_claims_of_the_default_model_are_its_evaluation() -> None:
+    path = ROOT / "python/kie/demo/training.json"
+    rates = json.loads(path.read_text(encoding="utf-8"))["evaluation"]
+    assert rates["new_held_greedy"]["all"] == "497 of 500"
+    hand = [rates[f"new_hand_{form}_greedy"]["all"] for form in ("docstring", "chat")]
+    passed, tasks = (sum(int(rate.split(" of ")[i]) for rate in hand) for i in (0, 1))
+    assert tasks / passed == pytest.approx(6, abs=0.5), "about one in six"
+    for page in (ROOT / "README.md", DOCS / "models.md"):
+        text = " ".join(page.read_text(encoding="utf-8").split())
+        assert "497" in text
+        assert "one in six" in text
+
+
+def test_figures_of_peers_on_a_cpu_are_recorded() -> None:
+    lines = (ROOT / "benches/baselines.jsonl").read_text(encoding="utf-8").splitlines()
+    runs = [json.loads(line) for line in lines]
+    run = [run for run in runs if run["bench"] == "cpu_peers"][-1]
+    text = (DOCS / "figures.md").read_text(encoding="utf-8")
+    for engine in ("kie", "llama.cpp", "transformers"):
+        assert f"{run[engine]['decode_tok_per_s']:.1f}" in text, engine
+        assert f"{run[engine]['prefill_512_tok_per_s']:.0f}" in text, engine
 
 
 def test_figures_of_readme_and_manual_stand_in_the_results() -> None:

@@ -10,6 +10,7 @@ import urllib.parse
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,18 @@ def run(name: str, text: str = "") -> str:
 def test_all_examples_are_tested() -> None:
     names = {path.name for path in EXAMPLES.glob("*.py")}
     assert names == {"agent.py", "batch.py", "chat.py", "web.py"}
+    assert [path.name for path in EXAMPLES.glob("*.ipynb")] == ["notebook.ipynb"]
+
+
+def test_the_notebook_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
+    cells = json.loads((EXAMPLES / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+    space: dict[str, Any] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            assert not cell["outputs"], "a notebook is kept without outputs"
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), space)
+    assert "def count_vowels" in capsys.readouterr().out
+    assert space["session"].turns == 1
 
 
 def test_chat_answers_and_edits() -> None:

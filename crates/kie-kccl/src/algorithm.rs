@@ -1,9 +1,10 @@
-//! Which way a collective goes: a pure function of operation, bytes and topology. It knows nothing
-//! of the rank that asks, so all ranks choose the same.
+//! Which algorithm a collective takes: a pure function of operation, bytes and topology. It knows
+//! nothing of the rank that asks, so all ranks choose the same.
 //!
-//! Two ways are built. *One-shot* pushes every datum with its epoch in one word: one way through
-//! the link and no fence, but twice the bytes, and sums are made by everybody of everything.
-//! *Bulk* moves plain bytes and flags: a meeting, then one or two rounds that each end in a fence.
+//! Two algorithms are built. *One-shot* pushes every datum with its sequence number in one word, as
+//! NCCL's LL protocol does: one trip through the link and no fence, but twice the bytes, and every
+//! rank makes every sum. *Bulk* moves plain bytes and flags: a barrier, then one or two rounds that
+//! each end in a fence.
 //!
 //! There is no ring. Its sums would start at another rank for each part: alike on all ranks, but
 //! not in the order of the ranks, so that bits would depend on a message's size. And where each GPU
@@ -36,10 +37,10 @@ fn push_threads(ranks: usize) -> u32 {
     }
 }
 
-/// One of the ways.
+/// One of the algorithms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// Words that carry their epoch.
+    /// LL words: each carries its sequence number.
     OneShot,
     /// Plain bytes, then flags.
     Bulk,
@@ -48,7 +49,7 @@ pub enum Kind {
 /// How a collective is done, on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Algorithm {
-    /// Which way.
+    /// Which one.
     pub kind: Kind,
     /// Blocks of each rank.
     pub blocks: u32,
@@ -60,7 +61,7 @@ pub struct Algorithm {
     pub cost_ns: u64,
 }
 
-/// What a way puts on the links: exact numbers, so that two ways change places only once.
+/// What an algorithm puts on the links: exact numbers, so that two of them change places only once.
 struct Traffic {
     /// Bytes from one rank to one other in all rounds, times the ranks.
     pair_times_ranks: u128,

@@ -1,4 +1,4 @@
-//! The collectives in plain sight: what every other way of doing them is compared with.
+//! The collectives in plain sight: what every other algorithm is compared with.
 //!
 //! Invariant: sums are float32, in the order of the ranks, rounded once.
 

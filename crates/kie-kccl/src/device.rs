@@ -274,7 +274,7 @@ impl Devices {
         outcome
     }
 
-    /// Who gave up, if anybody did.
+    /// The waits that expired, if any did.
     fn waits(&mut self) -> Result<Vec<Wait>> {
         if self.closed.is_some() {
             return Ok(Vec::new());

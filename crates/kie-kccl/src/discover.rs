@@ -1,5 +1,5 @@
 //! The topology of the machines at hand, from the system's files and from what the drivers say.
-//! What nobody tells stays unknown; nothing is guessed from a product's name.
+//! What no source says stays unknown; nothing is guessed from a product's name.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::nvml::{self, NvLinks};
 use crate::topology::{pairs, Gpu, Link, Topology, Via, VERSION};
 
-/// MB/s of a way of which only that it exists is known: PCIe 4.0, 16 lanes, less its framing.
+/// MB/s of a link of which only its existence is known: PCIe 4.0, 16 lanes, less its framing.
 const UNKNOWN_MB_S: u64 = 25_000;
 
 /// Where the system's answers are, apart so that tests can put recorded ones in their place.
@@ -101,8 +101,8 @@ impl Found {
         }
     }
 
-    /// The way to another, and its MB/s; `buses` are those of all GPUs.
-    fn way(&self, other: &Self, buses: &[&str]) -> (Via, u64) {
+    /// The link to another, and its MB/s; `buses` are those of all GPUs.
+    fn link_to(&self, other: &Self, buses: &[&str]) -> (Via, u64) {
         if self.platform == Platform::Sim {
             return (Via::Same, 1_000_000);
         }
@@ -135,7 +135,7 @@ pub(crate) fn discover(machines: &[Arc<dyn Machine>], system: &System) -> Result
         let (i, j) = (a as usize, b as usize);
         let reaches = |from: usize, to: usize| machines[from].reaches(&*machines[to]).ok();
         let peer_access = reaches(i, j).zip(reaches(j, i)).map(|(there, back)| there && back);
-        let (via, mb_s) = found[i].way(&found[j], &buses);
+        let (via, mb_s) = found[i].link_to(&found[j], &buses);
         Link { a, b, via, mb_s, peer_access }
     };
     let links = pairs(machines.len() as u32).map(link).collect();

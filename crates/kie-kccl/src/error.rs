@@ -75,7 +75,7 @@ pub enum Error {
         op: &'static str,
         /// Its number since the communicator was made or cleared.
         epoch: u32,
-        /// Who was waiting for whom when the first lost patience; at least one.
+        /// Which rank waited for which when the first wait expired; at least one.
         waits: Vec<Wait>,
     },
     /// An earlier failure left nothing to go on with.
@@ -105,16 +105,16 @@ pub enum Error {
     Device(#[from] kie_kernels::Error),
 }
 
-/// One rank that gave up on another.
+/// One rank whose wait for another expired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wait {
-    /// Who gave up.
+    /// The rank that waited.
     pub rank: u32,
-    /// Who was waited for.
+    /// The rank that it waited for.
     pub peer: u32,
     /// What did not come.
     pub what: What,
-    /// Epoch of the last thing that had come, where it is known.
+    /// Sequence number of the last thing that had come, where it is known.
     pub seen: u32,
 }
 
@@ -134,7 +134,7 @@ pub enum What {
 }
 
 impl Wait {
-    /// From the word that the kernel leaves; `None` where nobody gave up.
+    /// From the word that the kernel leaves; `None` where no wait expired.
     pub(crate) fn of(word: u64) -> Option<Self> {
         if word >> 63 == 0 {
             return None;

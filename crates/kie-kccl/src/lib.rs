@@ -1,5 +1,5 @@
-//! Collectives of one host: who can reach whom ([`topology`]), memory that all ranks map
-//! ([`symmetric`]), which way a message goes ([`algorithm`]), and the [`Communicator`] over them.
+//! Collectives of one host: which rank can reach which ([`topology`]), memory that all ranks map
+//! ([`symmetric`]), the algorithm of a message ([`algorithm`]), and the [`Communicator`] over them.
 //! The device side is `kernels/common/kccl.h`, for use inside other kernels, too.
 //!
 //! Ranks are GPUs of this process, or one of each of several processes ([`Joining`]), virtual ranks
@@ -208,12 +208,12 @@ impl Communicator {
         self.devices.as_ref().map(|devices| (devices.memory(), devices.layout()))
     }
 
-    /// Number of the next collective; `None` for `cpu`.
+    /// Sequence number of the next collective; `None` for `cpu`.
     pub fn epoch(&self) -> Option<u32> {
         self.devices.as_ref().map(Devices::epoch)
     }
 
-    /// Everybody gets the sum of all inputs.
+    /// Every rank gets the sum of all inputs.
     ///
     /// # Errors
     /// As [`Communicator::run`].
@@ -229,7 +229,7 @@ impl Communicator {
         self.run(Op::ReduceScatter, dtype, 0, inputs)
     }
 
-    /// Everybody gets all inputs, in the order of the ranks.
+    /// Every rank gets all inputs, in the order of the ranks.
     ///
     /// # Errors
     /// As [`Communicator::run`].
@@ -237,7 +237,7 @@ impl Communicator {
         self.run(Op::AllGather, dtype, 0, inputs)
     }
 
-    /// Everybody gets the root's input; the others' are not looked at, but as long.
+    /// Every rank gets the root's input; the others' are ignored, and have its length.
     ///
     /// # Errors
     /// As [`Communicator::run`].
@@ -258,7 +258,7 @@ impl Communicator {
         self.run(Op::AllToAll, dtype, 0, inputs)
     }
 
-    /// Returns when all ranks have come.
+    /// Returns when all ranks have called it.
     ///
     /// # Errors
     /// As [`Communicator::run`].
@@ -266,7 +266,7 @@ impl Communicator {
         self.run(Op::Barrier, Dtype::F32, 0, &vec![&[][..]; self.local().len()]).map(|_| ())
     }
 
-    /// Any of the operations, the way [`Communicator::plan`] says: one input a rank of this
+    /// Any of the operations, by the algorithm of [`Communicator::plan`]: one input a rank of this
     /// process, all of the same length; one output each. After [`Error::Stalled`] the communicator
     /// is ready again; one of several processes is closed.
     ///
@@ -285,7 +285,7 @@ impl Communicator {
         self.run_as(op, dtype, root, inputs, algorithm)
     }
 
-    /// As [`Communicator::run`], another way than planned: for tests and measurements.
+    /// As [`Communicator::run`], by another algorithm than planned: for tests and measurements.
     ///
     /// # Errors
     /// As [`Communicator::run`].

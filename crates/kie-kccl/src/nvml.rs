@@ -34,8 +34,8 @@ impl NvLinks {
     }
 }
 
-/// Of the GPU at a PCI address; `None` where nobody can tell. `library` is NVML's, the usual one if
-/// there is none.
+/// Of the GPU at a PCI address; `None` where NVML says nothing. `library` is NVML's, the usual one
+/// if there is none.
 pub(crate) fn links(bus: &str, library: Option<&Path>) -> Option<NvLinks> {
     let mut builder = Nvml::builder();
     if let Some(library) = library {

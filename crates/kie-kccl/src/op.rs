@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Op {
-    /// Everybody gets the sum of all.
+    /// Every rank gets the sum of all.
     AllReduce,
     /// Rank r gets slice r of the sum.
     ReduceScatter,
-    /// Everybody gets all, one after another.
+    /// Every rank gets all, one after another.
     AllGather,
-    /// Everybody gets the root's.
+    /// Every rank gets the root's.
     Broadcast,
     /// Rank r gets slice r of each.
     AllToAll,
-    /// Nothing moves; nobody leaves before all have come.
+    /// Nothing moves; no rank leaves before all have come.
     Barrier,
 }
 

@@ -1,5 +1,5 @@
-//! Who can reach whom, how, and how fast: plain data, printed, saved and loaded, so that a machine
-//! can be planned for and simulated without having it.
+//! Which rank can reach which, how, and how fast: plain data, printed, saved and loaded, so that a
+//! machine can be planned for and simulated without having it.
 //!
 //! Invariants: GPUs are numbered as ranks are; every pair has exactly one [`Link`]; speeds are what
 //! the hardware carries in one direction, not what was measured.
@@ -141,11 +141,11 @@ pub struct Link {
     pub a: u32,
     /// The other, larger.
     pub b: u32,
-    /// The way.
+    /// Its kind.
     pub via: Via,
     /// MB/s in one direction.
     pub mb_s: u64,
-    /// Whether each may map the other's memory; nothing where nobody was asked.
+    /// Whether each may map the other's memory; nothing where no driver was asked.
     pub peer_access: Option<bool>,
 }
 
@@ -169,7 +169,7 @@ pub enum Via {
     Pcie,
     /// PCIe, and the link between two sockets.
     Socket,
-    /// Nobody knows.
+    /// Unknown.
     Unknown,
 }
 
@@ -245,7 +245,7 @@ impl Topology {
         self.links.iter().find(|link| (link.a, link.b) == (a, b))
     }
 
-    /// The slowest way, which sets the pace of all.
+    /// The slowest link, which sets the pace of all.
     pub fn slowest(&self) -> Via {
         self.links.iter().map(|link| link.via).max().unwrap_or(Via::Same)
     }

@@ -313,7 +313,7 @@ pub struct ExactReuse {
     pub last: bool,
 }
 
-/// Says to whatever opens or loads that nobody wants it any more. Clones are the same one.
+/// Tells whatever opens or loads that its result is wanted no more. Clones are the same one.
 #[derive(Debug, Clone, Default)]
 pub struct Stop(Arc<AtomicBool>);
 

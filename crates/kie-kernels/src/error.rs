@@ -75,7 +75,7 @@ pub enum Error {
         /// The compiler's words.
         detail: String,
     },
-    /// Whoever opened the device wants it no more.
+    /// The caller that opened the device wants it no more.
     #[error("opening was interrupted")]
     Interrupted,
     /// A kernel waited for something that did not come.

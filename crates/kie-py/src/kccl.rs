@@ -151,7 +151,7 @@ impl Communicator {
         Ok(self.lock(py)?.ranks())
     }
 
-    /// The topology, and the way of every operation and size.
+    /// The topology, and the algorithm of every operation and size.
     fn table(&self, py: Python<'_>) -> PyResult<String> {
         Ok(Table(self.lock(py)?.topology()).to_string())
     }
@@ -162,7 +162,7 @@ impl Communicator {
         self.lock(py)?.topology().save(path).map_err(|error| raise(py, &error))
     }
 
-    /// The way of a message.
+    /// The algorithm of a message.
     fn plan(&self, py: Python<'_>, op: &str, bytes: &Bound<'_, PyAny>) -> PyResult<String> {
         let (op, bytes) = (op_of(py, op)?, count("bytes", bytes)?);
         Ok(self.lock(py)?.plan(op, bytes).to_string())

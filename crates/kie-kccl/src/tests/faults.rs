@@ -27,15 +27,19 @@ fn changed(seed: u64, ranks: usize, from: &'static str, to: &str) -> Communicato
     virtual_ranks(mutant(sim(seed, 2 * ranks as u32, 32), from, to), ranks)
 }
 
-fn stalled(communicator: &mut Communicator, op: Op, way: Algorithm) -> Vec<crate::error::Wait> {
+fn stalled(
+    communicator: &mut Communicator,
+    op: Op,
+    algorithm: Algorithm,
+) -> Vec<crate::error::Wait> {
     let given = of_ranks(communicator.ranks());
-    match communicator.run_as(op, Dtype::F32, 0, &slices(&given), way) {
+    match communicator.run_as(op, Dtype::F32, 0, &slices(&given), algorithm) {
         Err(Error::Stalled { op: name, waits, .. }) => {
             assert_eq!(name, op.name());
             assert!(!waits.is_empty());
             waits
         }
-        other => panic!("{} {way}: {other:?}", op.name()),
+        other => panic!("{} {algorithm}: {other:?}", op.name()),
     }
 }
 
@@ -46,12 +50,12 @@ fn a_dead_rank_ends_every_operation() {
         let text = fault(&format!("    if (r.rank == {dead}) return;"));
         let mut communicator = changed(1, ranks, START, &text);
         for op in Op::ALL {
-            for way in ways(2) {
+            for algorithm in algorithms(2) {
                 if op == Op::Barrier {
                     assert!(matches!(communicator.barrier(), Err(Error::Stalled { .. })));
                     continue;
                 }
-                let waits = stalled(&mut communicator, op, way);
+                let waits = stalled(&mut communicator, op, algorithm);
                 assert!(waits.iter().all(|wait| wait.rank != dead), "{ranks}: {waits:?}");
                 assert!(waits.iter().any(|wait| wait.peer == dead), "{ranks}: {waits:?}");
             }
@@ -65,12 +69,12 @@ fn a_rank_that_dies_once_leaves_the_communicator_usable() {
     let mut communicator = virtual_ranks(mutant(sim(2, 8, 32), START, &fault(text)), 4);
     let given = given();
     let wanted = cpu::run(Op::AllReduce, Dtype::F32, 0, &slices(&given));
-    for way in ways(2) {
+    for algorithm in algorithms(2) {
         for round in 1..=2 {
-            let got = communicator.run_as(Op::AllReduce, Dtype::F32, 0, &slices(&given), way);
-            assert!(got.unwrap() == wanted, "{round} {way}");
+            let got = communicator.run_as(Op::AllReduce, Dtype::F32, 0, &slices(&given), algorithm);
+            assert!(got.unwrap() == wanted, "{round} {algorithm}");
         }
-        let waits = stalled(&mut communicator, Op::AllReduce, way);
+        let waits = stalled(&mut communicator, Op::AllReduce, algorithm);
         assert!(waits.iter().any(|wait| wait.peer == 1), "{waits:?}");
         assert_eq!(communicator.epoch(), Some(1));
     }
@@ -94,7 +98,7 @@ fn a_kernel_that_faults_closes_the_communicator() {
 fn a_refused_launch_leaves_the_communicator_usable() {
     let mut communicator = virtual_ranks(sim(2, 8, 32), 4);
     let given = given();
-    let large = Algorithm { blocks: 3, ..ways(2)[0] };
+    let large = Algorithm { blocks: 3, ..algorithms(2)[0] };
     let error = communicator.run_as(Op::AllReduce, Dtype::F32, 0, &slices(&given), large);
     let error = error.unwrap_err();
     assert!(matches!(error, Error::Device(_)), "{error}");
@@ -115,10 +119,11 @@ fn a_late_rank_is_waited_for_within_the_budget() {
     for ranks in RANKS {
         let given = of_ranks(ranks);
         let wanted = cpu::run(Op::AllReduce, Dtype::F32, 0, &slices(&given));
-        for way in ways(2) {
-            let got = late(ranks, 300).run_as(Op::AllReduce, Dtype::F32, 0, &slices(&given), way);
-            assert!(got.unwrap() == wanted, "{ranks}: {way}");
-            let waits = stalled(&mut late(ranks, 3000), Op::AllReduce, way);
+        for algorithm in algorithms(2) {
+            let got =
+                late(ranks, 300).run_as(Op::AllReduce, Dtype::F32, 0, &slices(&given), algorithm);
+            assert!(got.unwrap() == wanted, "{ranks}: {algorithm}");
+            let waits = stalled(&mut late(ranks, 3000), Op::AllReduce, algorithm);
             assert!(waits.iter().any(|wait| wait.peer as usize == ranks - 1), "{ranks}: {waits:?}");
         }
     }
@@ -133,7 +138,7 @@ fn a_lost_word_is_missed() {
             "    if (r.rank == 0 && to == {last} && pair == 5 && r.epoch == 1) return;\n{PUSH}"
         );
         let mut communicator = changed(4, ranks, PUSH, &lost);
-        let waits = stalled(&mut communicator, Op::AllReduce, ways(2)[0]);
+        let waits = stalled(&mut communicator, Op::AllReduce, algorithms(2)[0]);
         let (rank, peer, what) = (waits[0].rank, waits[0].peer, waits[0].what);
         assert_eq!((rank, peer, what), (last, 0, What::Words));
     }
@@ -149,7 +154,7 @@ fn a_lost_flag_is_missed() {
                 "        if (r.rank == 0 && to == {last} && phase == {phase}) return;\n{FLAG}"
             );
             let mut communicator = changed(5, ranks, FLAG, &lost);
-            let waits = stalled(&mut communicator, Op::AllReduce, ways(2)[1]);
+            let waits = stalled(&mut communicator, Op::AllReduce, algorithms(2)[1]);
             let found = waits.iter().any(|w| (w.rank, w.peer, w.what) == (last, 0, what));
             assert!(found, "{ranks}: {waits:?}");
         }
@@ -164,7 +169,7 @@ fn sums_in_another_order_are_seen() {
     let mut communicator = virtual_ranks(machine, 4);
     let given = given();
     let wanted = cpu::run(Op::AllReduce, Dtype::F32, 0, &slices(&given));
-    let got = communicator.run_as(Op::AllReduce, Dtype::F32, 0, &slices(&given), ways(2)[0]);
+    let got = communicator.run_as(Op::AllReduce, Dtype::F32, 0, &slices(&given), algorithms(2)[0]);
     assert!(got.unwrap() != wanted);
 }
 

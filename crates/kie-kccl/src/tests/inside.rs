@@ -19,11 +19,12 @@ fn a_rank_touches_symmetric_memory_alone() {
         let mut communicator = Communicator::new(&apart(1, ranks, 2), &options()).unwrap();
         for op in Op::ALL {
             for (dtype, slice) in [(Dtype::F16, 33), (Dtype::F32, 700)] {
-                for way in ways(2) {
+                for algorithm in algorithms(2) {
                     let given = inputs(dtype, ranks, slice * op.slices_in(ranks), 3);
                     let wanted = cpu::run(op, dtype, 1, &slices(&given));
-                    let got = communicator.run_as(op, dtype, 1, &slices(&given), way).unwrap();
-                    assert!(got == wanted, "{} of {slice} on {ranks}, {way}", op.name());
+                    let got =
+                        communicator.run_as(op, dtype, 1, &slices(&given), algorithm).unwrap();
+                    assert!(got == wanted, "{} of {slice} on {ranks}, {algorithm}", op.name());
                 }
             }
         }
@@ -55,12 +56,12 @@ fn a_stray_access_is_a_fault() {
             "load_words_system",
         ),
     ];
-    for (from, to, way, what) in all {
+    for (from, to, algorithm, what) in all {
         let machines: Vec<_> = apart(2, 2, 2).into_iter().map(|m| mutant(m, from, to)).collect();
         let mut communicator = Communicator::new(&machines, &options()).unwrap();
         let given = inputs(Dtype::F32, 2, 400, 1);
-        let way = ways(2)[way];
-        let error = communicator.run_as(Op::AllReduce, Dtype::F32, 0, &slices(&given), way);
+        let algorithm = algorithms(2)[algorithm];
+        let error = communicator.run_as(Op::AllReduce, Dtype::F32, 0, &slices(&given), algorithm);
         let error = error.unwrap_err().to_string();
         let parts = [&format!("{what} at 0x"), " is memory of rank ", ", which "];
         assert!(parts.iter().all(|part| error.contains(part)), "{to}: {error}");

@@ -66,12 +66,12 @@ fn slices(inputs: &[Vec<u8>]) -> Vec<&[u8]> {
     inputs.iter().map(Vec::as_slice).collect()
 }
 
-/// Both ways, whatever a topology would choose, small enough to have several blocks and pieces.
-fn ways(blocks: u32) -> [Algorithm; 2] {
+/// Both algorithms, whatever a topology would choose, small enough for several blocks and pieces.
+fn algorithms(blocks: u32) -> [Algorithm; 2] {
     use crate::algorithm::Kind::{Bulk, OneShot};
-    let way =
+    let algorithm =
         |kind, piece_bytes| Algorithm { kind, blocks, threads: THREADS, piece_bytes, cost_ns: 0 };
-    [way(OneShot, 0), way(Bulk, 80 * 16)]
+    [algorithm(OneShot, 0), algorithm(Bulk, 80 * 16)]
 }
 
 /// A machine whose compiler gets another text.

@@ -10,7 +10,7 @@ use crate::cpu;
 use crate::error::Error;
 use crate::Joining;
 
-/// What a child is told to do, and the name that it is found by.
+/// What a child shall do, and the name that it is found by.
 const ROLE: &str = "KIE_TEST_ROLE";
 const CHILD: &str = "tests::processes::a_process_of_its_own";
 
@@ -68,17 +68,18 @@ impl Other {
     }
 }
 
-/// Every operation, both ways, one after another; each process looks at its own rank's output.
+/// Every operation, by both algorithms, one after another; each process checks its own rank.
 fn work_together(communicator: &mut Communicator) {
     let rank = communicator.local().start;
     for op in Op::ALL {
         for dtype in [Dtype::F16, Dtype::F32] {
             for slice in [1, 33, 700] {
-                for way in ways(2) {
+                for algorithm in algorithms(2) {
                     let given = inputs(dtype, 2, slice * op.slices_in(2), slice as u64);
                     let wanted = cpu::run(op, dtype, 1, &slices(&given));
-                    let got = communicator.run_as(op, dtype, 1, &[&given[rank]], way).unwrap();
-                    let what = format!("{} of {slice} {dtype:?}, {way}", op.name());
+                    let got =
+                        communicator.run_as(op, dtype, 1, &[&given[rank]], algorithm).unwrap();
+                    let what = format!("{} of {slice} {dtype:?}, {algorithm}", op.name());
                     assert!(got == [wanted[rank].clone()], "rank {rank}: {what}");
                 }
             }

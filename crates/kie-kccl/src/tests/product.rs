@@ -1,4 +1,4 @@
-//! Every operation, format, number of ranks, way and size gives the bits of the definition.
+//! Every operation, format, number of ranks, algorithm and size gives the bits of the definition.
 
 use super::*;
 use crate::algorithm::{Kind, Table};
@@ -73,29 +73,35 @@ fn check_with(
     op: Op,
     dtype: Dtype,
     given: &[Vec<u8>],
-    way: Option<Algorithm>,
+    algorithm: Option<Algorithm>,
 ) {
     let (ranks, bytes) = (communicator.ranks(), given[0].len());
     let root = bytes % ranks;
     let data = slices(given);
-    let got = match way {
-        Some(way) => communicator.run_as(op, dtype, root, &data, way).unwrap(),
+    let got = match algorithm {
+        Some(algorithm) => communicator.run_as(op, dtype, root, &data, algorithm).unwrap(),
         None => communicator.run(op, dtype, root, &data).unwrap(),
     };
     let wanted = wanted(op, dtype, root, given);
     for rank in 0..ranks {
-        let (name, way) = (op.name(), way.map(|way| way.to_string()));
+        let (name, algorithm) = (op.name(), algorithm.map(|algorithm| algorithm.to_string()));
         assert!(
             got[rank] == wanted[rank],
-            "{name} of {bytes} bytes of {dtype:?} on rank {rank} of {ranks}, {way:?}"
+            "{name} of {bytes} bytes of {dtype:?} on rank {rank} of {ranks}, {algorithm:?}"
         );
     }
 }
 
-fn check(communicator: &mut Communicator, op: Op, dtype: Dtype, slice: usize, way: Algorithm) {
+fn check(
+    communicator: &mut Communicator,
+    op: Op,
+    dtype: Dtype,
+    slice: usize,
+    algorithm: Algorithm,
+) {
     let numbers = slice * op.slices_in(communicator.ranks());
     let given = inputs(dtype, communicator.ranks(), numbers, (slice + numbers) as u64);
-    check_with(communicator, op, dtype, &given, Some(way));
+    check_with(communicator, op, dtype, &given, Some(algorithm));
 }
 
 /// Operations and formats that go together.
@@ -108,8 +114,8 @@ fn product(ranks: usize, seed: u64, warp: u32, sizes: &[usize]) {
     let mut communicator = virtual_ranks(machine, ranks);
     for (op, dtype) in pairs() {
         for slice in sizes {
-            for way in ways(2) {
-                check(&mut communicator, op, dtype, *slice, way);
+            for algorithm in algorithms(2) {
+                check(&mut communicator, op, dtype, *slice, algorithm);
             }
         }
     }
@@ -154,8 +160,8 @@ fn other_numbers_of_ranks_do_too() {
     for ranks in [1, 5, 6, 7] {
         let mut communicator = virtual_ranks(sim(4, 2 * ranks as u32, 32), ranks);
         for op in Op::ALL {
-            for way in ways(2) {
-                check(&mut communicator, op, Dtype::F16, 261, way);
+            for algorithm in algorithms(2) {
+                check(&mut communicator, op, Dtype::F16, 261, algorithm);
             }
         }
     }
@@ -183,15 +189,15 @@ fn sums_at_the_edges_of_a_format() {
         for dtype in [Dtype::F16, Dtype::Bf16, Dtype::F32] {
             let given: Vec<Vec<u8>> = (0..ranks).map(|rank| one(rank, dtype)).collect();
             for communicator in &mut machines {
-                for way in ways(2) {
-                    check_with(communicator, Op::AllReduce, dtype, &given, Some(way));
+                for algorithm in algorithms(2) {
+                    check_with(communicator, Op::AllReduce, dtype, &given, Some(algorithm));
                 }
             }
         }
     }
 }
 
-/// Of the way that is planned: the largest message that is pushed, and a number more and less.
+/// Of the planned algorithm: the largest message that is pushed, and a number more and less.
 #[test]
 fn both_sides_of_a_change_of_ways() {
     for ranks in [2, 4] {
@@ -226,8 +232,8 @@ fn interleavings_change_no_bit() {
         let (warp, ranks) = (32 + seed as u32 % 2 * 32, [2, 4, 8][seed as usize / 2 % 3]);
         let mut communicator = virtual_ranks(sim(seed, 2 * ranks as u32, warp), ranks);
         for op in [Op::AllReduce, Op::Broadcast, Op::AllToAll, Op::ReduceScatter] {
-            for way in ways(2) {
-                check(&mut communicator, op, Dtype::F16, 300, way);
+            for algorithm in algorithms(2) {
+                check(&mut communicator, op, Dtype::F16, 300, algorithm);
             }
         }
     }
@@ -236,12 +242,12 @@ fn interleavings_change_no_bit() {
 #[test]
 fn one_after_another_in_one_kernel() {
     for op in Op::ALL {
-        for way in ways(2) {
+        for algorithm in algorithms(2) {
             let mut communicator = virtual_ranks(sim(5, 8, 32), 4);
             let given = inputs(Dtype::F32, 4, 512 * op.slices_in(4), 9);
-            let first = communicator.run_as(op, Dtype::F32, 0, &slices(&given), way).unwrap();
+            let first = communicator.run_as(op, Dtype::F32, 0, &slices(&given), algorithm).unwrap();
             let bytes = 2048 * op.slices(4);
-            communicator.measure(op, Dtype::F32, bytes, 20, Some(way)).unwrap();
+            communicator.measure(op, Dtype::F32, bytes, 20, Some(algorithm)).unwrap();
             assert_eq!(communicator.epoch(), Some(1 + 1 + 22));
             let Some((memory, layout)) = communicator.symmetric() else { panic!("a device") };
             for rank in 0..4 {
@@ -256,9 +262,9 @@ fn one_after_another_in_one_kernel() {
                         .chunks_exact(4)
                         .flat_map(|part| quarter(part).to_le_bytes())
                         .collect();
-                    assert!(last == mean, "rank {rank}, {way}");
+                    assert!(last == mean, "rank {rank}, {algorithm}");
                 } else if op != Op::ReduceScatter {
-                    assert!(last == first[rank], "{} rank {rank}, {way}", op.name());
+                    assert!(last == first[rank], "{} rank {rank}, {algorithm}", op.name());
                 }
             }
         }
@@ -270,8 +276,8 @@ fn epochs_end_and_start_anew() {
     let more = Options { first_epoch: (1 << 31) - 3, ..options() };
     let mut communicator = Communicator::virtual_ranks(sim(6, 4, 32), 2, &more).unwrap();
     for round in 0..6 {
-        for way in ways(2) {
-            check(&mut communicator, Op::AllReduce, Dtype::F32, 100 + round, way);
+        for algorithm in algorithms(2) {
+            check(&mut communicator, Op::AllReduce, Dtype::F32, 100 + round, algorithm);
         }
     }
     assert_eq!(communicator.epoch(), Some(1 + 10));

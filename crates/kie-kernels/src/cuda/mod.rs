@@ -166,7 +166,7 @@ impl Cuda {
         }
         let _current = self.context.current()?;
         let (api, stream) = (&self.context.driver.api, self.context.copies);
-        // SAFETY: memory of ours that nobody else knows of yet.
+        // SAFETY: our own memory, not yet published.
         let code = unsafe { (api.cuMemsetD8Async)(address, 0, bytes, stream) };
         self.context.check("cuMemsetD8Async", code)?;
         self.context.wait_copies()
@@ -270,7 +270,7 @@ impl Machine for Cuda {
         let room = bytes.max(1).next_multiple_of(64);
         let host = self.context.pinned(room)?;
         let owner = Arc::new(Pinned { context: self.context.clone(), host: host as usize });
-        // SAFETY: so many bytes that nobody else knows of yet.
+        // SAFETY: so many bytes, not yet published.
         unsafe { std::ptr::write_bytes(host.cast::<u8>(), 0, room) };
         let _current = self.context.current()?;
         let mut address = 0;
@@ -283,7 +283,7 @@ impl Machine for Cuda {
             return Err(Error::Failed(detail));
         }
         let host: *const c_void = host;
-        // SAFETY: zeroed and aligned above, lives as long as `owner`, and nobody else has it.
+        // SAFETY: zeroed and aligned above, lives as long as `owner`, and has no other user.
         Ok(unsafe { Shared::new(address, host.cast(), bytes, owner) })
     }
 

@@ -26,7 +26,7 @@ pub(super) struct Staging {
     lanes: Vec<Lane>,
 }
 
-/// Two buffers that one thread fills in turn.
+/// Two buffers that one thread fills in rotation.
 struct Lane {
     buffers: [usize; 2],
     /// The copy out of each has ended.
@@ -183,7 +183,7 @@ impl Context {
                 self.check("cuEventSynchronize", code)?;
             }
             // SAFETY: this lane's buffer of so many pinned bytes; the copy out of it has ended, and
-            // the lock on `staging` keeps everybody else away.
+            // the lock on `staging` keeps all other threads away.
             let room = unsafe { std::slice::from_raw_parts_mut(buffer as *mut u8, CHUNK_BYTES) };
             let (at, len) = fill.put(index, room);
             let from = buffer as *const c_void;

@@ -176,7 +176,7 @@ impl Context {
             return self.copy_in(address, Fill::Zeros(bytes));
         }
         let _current = self.current()?;
-        // SAFETY: memory of ours that nobody else knows of yet.
+        // SAFETY: our own memory, not yet published.
         let code = unsafe { (self.runtime.api.hipMemsetD8Async)(address, 0, bytes, self.copies) };
         self.check("hipMemsetD8Async", code)?;
         self.wait_copies()

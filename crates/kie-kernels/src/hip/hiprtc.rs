@@ -204,7 +204,7 @@ impl<'a> Program<'a> {
 
 impl Drop for Program<'_> {
     fn drop(&mut self) {
-        // SAFETY: the program is live and used no more. Failing to free it harms nobody.
+        // SAFETY: the program is live and used no more. Failing to free it does no harm.
         let _ = unsafe { (self.hiprtc.api.hiprtcDestroyProgram)(&mut self.handle) };
     }
 }

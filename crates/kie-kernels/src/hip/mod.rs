@@ -221,7 +221,7 @@ impl Machine for Hip {
         let room = bytes.max(1).next_multiple_of(64);
         let host = self.context.pinned(room)?;
         let owner = Arc::new(Pinned { context: self.context.clone(), host: host as usize });
-        // SAFETY: so many bytes that nobody else knows of yet.
+        // SAFETY: so many bytes, not yet published.
         unsafe { std::ptr::write_bytes(host.cast::<u8>(), 0, room) };
         let _current = self.context.current()?;
         let (mut address, api) = (0, &self.context.runtime.api);
@@ -233,7 +233,7 @@ impl Machine for Hip {
             return Err(Error::Failed(detail));
         }
         let host: *const c_void = host;
-        // SAFETY: zeroed and aligned above, lives as long as `owner`, and nobody else has it.
+        // SAFETY: zeroed and aligned above, lives as long as `owner`, and has no other user.
         Ok(unsafe { Shared::new(address, host.cast(), bytes, owner) })
     }
 
@@ -253,7 +253,7 @@ impl Machine for Hip {
         Ok(Peer { platform, name, ordinal: *ordinal, owner: 0, bus })
     }
 
-    /// What the runtime says. It is told to nobody but people: several of these have never worked
+    /// What the runtime says. It is for people only: several of these have never worked
     /// together, so [`Machine::enable_peer`] refuses.
     fn reaches(&self, other: &dyn Machine) -> Result<bool> {
         let (context, other) = (&self.context, other.peer()?);

@@ -89,7 +89,7 @@ unsafe impl Send for Library {}
 // SAFETY: as above.
 unsafe impl Sync for Library {}
 
-/// What the process was told from outside, read here and nowhere else.
+/// What the environment says, read here and nowhere else.
 fn environment() -> (Option<String>, Option<PathBuf>) {
     let full = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     let compiler = full("CXX").map(|value| value.to_string_lossy().into_owned());
@@ -181,7 +181,7 @@ impl Compiler {
     }
 }
 
-/// Whoever compiles what the key names holds this.
+/// Held while what the key names is compiled.
 fn turn_of(key: Key) -> Arc<Mutex<()>> {
     static TURNS: Mutex<BTreeMap<Key, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
     let mut turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -221,7 +221,7 @@ fn answer_of(words: &[String], arguments: &[&str]) -> Option<String> {
     std::thread::spawn(move || {
         let mut text = Vec::new();
         let _ = pipe.read_to_end(&mut text);
-        // Nobody listens to one that took too long.
+        // The receiver of one that took too long is gone.
         let _ = said.send(text);
     });
     let until = Instant::now() + ANSWER_TIME_MAX;
@@ -236,7 +236,7 @@ fn answer_of(words: &[String], arguments: &[&str]) -> Option<String> {
             }
         }
     };
-    // Whoever it started may hold the pipe open.
+    // A process that it started may hold the pipe open.
     let text = answer.recv_timeout(ANSWER_TIME_MAX).ok()?;
     status.success().then(|| String::from_utf8_lossy(&text).into_owned())
 }

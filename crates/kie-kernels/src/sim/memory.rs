@@ -115,7 +115,7 @@ impl Region {
     pub(super) fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.bytes, "{offset} of {}", self.bytes);
         let to = self.start.wrapping_add(offset);
-        // SAFETY: in bounds (asserted); nobody has references into a region, so `bytes` is apart.
+        // SAFETY: in bounds (asserted); there are no references into a region, so `bytes` is apart.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
@@ -143,7 +143,7 @@ fn nameless() -> Option<File> {
     if number < 0 {
         return None;
     }
-    // SAFETY: a descriptor that was just made, and that nobody else has.
+    // SAFETY: a descriptor that was just made and has no other user.
     Some(unsafe { File::from_raw_fd(number) })
 }
 

@@ -47,7 +47,7 @@ pub struct Options {
     pub warp: u32,
     /// Multiprocessors, of each rank.
     pub blocks: u32,
-    /// Dies among which the blocks are dealt out in turn, of each rank.
+    /// Dies among which each rank's blocks are dealt out round-robin.
     pub chiplets: u32,
     /// Machines that [`open`] makes, under one scheduler.
     pub ranks: u32,
@@ -279,7 +279,7 @@ struct Inner {
     turn: Condvar,
     /// What belongs to a rank, and whether others may store into it.
     owned: Mutex<Vec<(usize, bool, Weak<Region>)>>,
-    /// Memory of other processes was opened: who waits may wait for one of them, in its time.
+    /// Memory of other processes was opened: a wait may be for one of them, in its time.
     others: AtomicBool,
 }
 
@@ -526,7 +526,7 @@ impl Job {
             others: self.inner.others.load(Ordering::Relaxed).into(),
         };
         // SAFETY: the function is the module's `kie_sim_run` with this very layout; the regions
-        // are as large as `run` made them, nobody else uses them or the module's statics, since
+        // are as large as `run` made them, nothing else uses them or the module's statics, since
         // this launch has the machine's turn and a module belongs to one machine. What the kernel
         // does with addresses in its args is the caller's promise, as on any machine.
         let code: c_int = unsafe { (library.run)(std::ptr::from_mut(&mut raw).cast()) };

@@ -4,7 +4,7 @@
 //! Each rank owns what it allocates: a kernel that loads or copies from another's memory, or stores
 //! into it but for symmetric memory in the system's scope, faults with both ranks and the address.
 //! Seen are words, states, copies and words of the host, not plain loads and stores of C++. Virtual
-//! ranks that share one machine (kie-kccl) own nothing apart and are not told from each other.
+//! ranks that share one machine (kie-kccl) own nothing apart and cannot be told from each other.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -165,7 +165,7 @@ mod tests {
         let module = machines[0].compile(&source).unwrap();
         let own = machines[0].alloc(4096).unwrap();
         let open = machines[0].alloc_symmetric(4096).unwrap();
-        // Freed memory belongs to nobody.
+        // Freed memory has no owner.
         drop(machines[0].alloc(1 << 20).unwrap());
         let flights = (0..2_u64).map(|rank| {
             let args: Vec<u8> =
