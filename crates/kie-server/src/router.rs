@@ -45,6 +45,7 @@ pub(crate) fn routes(app: &Arc<App>) -> Router {
         .route("/v1/models/{*id}", get(models::one))
         .route("/v1/chat/completions", post(openai::chat::create))
         .route("/v1/completions", post(openai::completions::create))
+        .route("/v1/responses", post(openai::responses::create))
         .route("/v1/messages", post(anthropic::create))
         .route("/v1/messages/count_tokens", post(anthropic::count))
         .route("/tokenize", post(text::tokenize))

@@ -4,6 +4,7 @@ pub(crate) mod chat;
 mod chunk;
 pub(crate) mod completions;
 mod logprobs;
+pub(crate) mod responses;
 pub(crate) mod types;
 
 use std::sync::Arc;

@@ -20,7 +20,7 @@ mod request;
 mod tests;
 
 pub(crate) use parser::Parser;
-pub(crate) use request::{choice, list, Choice, Tools};
+pub(crate) use request::{choice, function_type, list, Choice, Tools};
 
 /// How a model writes calls: the formats of the published chat templates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
