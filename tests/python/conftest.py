@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import kie
 import pytest
+import scripted
+from serving import Serving, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
 TINY = DATA / "llama"
+# The clients that it is about need Python 3.11.
+collect_ignore = ["test_clients.py"] if sys.version_info < (3, 11) else []
 
 
 def fixture_folders() -> list[Path]:
@@ -34,3 +39,11 @@ def demo() -> Iterator[kie.Engine]:
     """The default model."""
     with kie.Engine(device="cpu") as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """`kie serve` with a model that calls tools and reasons: see scripted.py."""
+    folder = scripted.write(tmp_path_factory.mktemp("scripted"))
+    with serving(str(folder), "--threads", "1", "--served-model-name", "talker") as running:
+        yield running

@@ -98,6 +98,19 @@ def events_of(body: bytes) -> Iterator[Any]:
         yield text if text == "[DONE]" else json.loads(text)
 
 
+def named_events(body: bytes) -> list[tuple[str, Any]]:
+    """Name and data of each event of a stream whose events have names."""
+    blocks = body.decode().split("\n\n")
+    assert blocks.pop() == ""
+    found: list[tuple[str, Any]] = []
+    for block in blocks:
+        if not block.startswith(":"):
+            name, data = block.split("\n")
+            assert (name[:7], data[:6]) == ("event: ", "data: ")
+            found.append((name[7:], json.loads(data[6:])))
+    return found
+
+
 def start(*words: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """The process, before it says anything."""
     command = [sys.executable, "-m", "kie", "serve", "--port", "0", "--device", "cpu", *words]

@@ -725,6 +725,11 @@ impl Engine {
         self.0.tokenizer.token_bytes(id)
     }
 
+    /// The model's tokenizer, for templates with variables of their own.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.0.tokenizer
+    }
+
     /// Messages as the model's chat template writes them.
     ///
     /// # Errors

@@ -77,6 +77,17 @@ impl ChatTemplates {
         self.templates.is_empty()
     }
 
+    fn named(&self, with_tools: bool) -> Option<&Template> {
+        let wanted = ["tool_use", "default"];
+        let mut wanted = wanted.iter().skip(usize::from(!with_tools));
+        wanted.find_map(|&name| self.templates.get(name))
+    }
+
+    /// As [`crate::tokenizer::Tokenizer::chat_template`].
+    pub(crate) fn source(&self, with_tools: bool) -> Option<&str> {
+        Some(&self.named(with_tools)?.source)
+    }
+
     /// As [`crate::tokenizer::Tokenizer::apply_chat_template_within`].
     pub(crate) fn render(
         &self,
@@ -87,9 +98,7 @@ impl ChatTemplates {
     ) -> Result<String> {
         let fail = |what: String| Error::Template(what);
         let with_tools = extra.get("tools").is_some_and(|t| !t.is_null());
-        let wanted = ["tool_use", "default"];
-        let mut wanted = wanted.iter().skip(usize::from(!with_tools));
-        let Some(template) = wanted.find_map(|&name| self.templates.get(name)) else {
+        let Some(template) = self.named(with_tools) else {
             let have: Vec<_> = self.templates.keys().collect();
             return Err(fail(match have.is_empty() {
                 true => "this model has none".to_string(),

@@ -212,6 +212,11 @@ impl Tokenizer {
         !self.0.templates.is_empty()
     }
 
+    /// The text of the template that renders chats, with or without tools.
+    pub fn chat_template(&self, with_tools: bool) -> Option<&str> {
+        self.0.templates.source(with_tools)
+    }
+
     /// Renders `messages` (a list of objects with `role` and `content`) with the model's chat
     /// template; `extra` are further variables (`tools`, `enable_thinking`, ...).
     ///

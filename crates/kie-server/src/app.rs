@@ -6,10 +6,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use kie_core::{Engine, Info};
 use tokio::sync::watch;
 
+use crate::chat::Chat;
 use crate::config::Config;
 use crate::errors::ApiError;
 use crate::log::Logger;
-use crate::messages;
 use crate::metrics::Metrics;
 
 /// Where a server is in its life.
@@ -42,8 +42,8 @@ pub(crate) struct Served {
     pub(crate) name: String,
     /// `system_fingerprint`: version, and a hash of what decides an answer's bits.
     pub(crate) fingerprint: String,
-    /// What its chat template does with messages.
-    pub(crate) template: messages::Abilities,
+    /// What its chat template does.
+    pub(crate) chat: Chat,
 }
 
 impl App {
@@ -64,8 +64,8 @@ impl App {
         let info = engine.info();
         let name = self.config.served_model_name.clone().unwrap_or_else(|| info.model.clone());
         let fingerprint = fingerprint(&info);
-        let template = messages::Abilities::of(&engine);
-        drop(self.served.set(Served { engine, info, name, fingerprint, template }));
+        let chat = Chat::of(&engine);
+        drop(self.served.set(Served { engine, info, name, fingerprint, chat }));
     }
 
     /// The engine; 503 before it is there.

@@ -5,6 +5,8 @@
 //! conn.rs    one socket: slow heads, departures   app.rs     what all requests share
 //! generate.rs  one request's tokens, coalesced    sse.rs     event streams
 //! request.rs   fields of a body, one by one       openai/    one file a path
+//! chat.rs  the model's template, prompts and answers      anthropic/  the same of that API
+//! tools/   calls in what a model writes
 //! ```
 //!
 //! # Invariants
@@ -14,8 +16,10 @@
 //! * A body that is dropped, and a socket whose other side is closed, cancel the request.
 //! * No text of a prompt or an answer is logged.
 
+mod anthropic;
 mod app;
 mod auth;
+mod chat;
 mod config;
 mod conn;
 mod errors;
@@ -36,6 +40,7 @@ mod server;
 mod sse;
 mod text;
 mod tokens;
+mod tools;
 
 pub use config::Config;
 pub use log::Log;

@@ -1,51 +1,23 @@
-//! Chat messages, from what the APIs send to what a template takes.
+//! Chat messages of OpenAI's form, checked. `crate::chat` writes them for a template.
 //!
-//! Invariant: what a template cannot say is not lost. System text goes before the first user turn
-//! where the template would drop or refuse it.
+//! What comes out is an object with `role` (system, user, assistant or tool) and `content`, a string;
+//! an assistant's may have `tool_calls`, whose arguments are text, and `reasoning_content`; a tool's
+//! has `tool_call_id` and, where the call is known, `name`.
 
-use kie_core::Engine;
 use serde_json::{json, Map, Value};
 
-use crate::app::Served;
 use crate::errors::ApiError;
-use crate::request::kind_of;
+use crate::request::{kind_of, wanted_but};
 
-/// Text that no template contains.
-const PROBE: &str = "qZ7probe";
 /// What a message may have besides role and content; none of it reaches a template.
-const IGNORED: [&str; 8] = [
-    "name",
-    "annotations",
-    "cache_control",
-    "refusal",
-    "audio",
-    "function_call",
-    "reasoning_content",
-    "reasoning",
-];
+const IGNORED: [&str; 7] =
+    ["name", "annotations", "cache_control", "refusal", "audio", "function_call", "reasoning"];
 
-/// What a template does with messages.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Abilities {
-    /// Writes a system message.
-    pub(crate) system: bool,
-}
-
-impl Abilities {
-    /// Tries it out.
-    pub(crate) fn of(engine: &Engine) -> Self {
-        let probe =
-            [json!({"role": "system", "content": PROBE}), json!({"role": "user", "content": "x"})];
-        let said = engine.apply_chat_template(&probe, true);
-        Self { system: said.is_ok_and(|text| text.contains(PROBE)) }
-    }
-}
-
-/// Checks `messages` of chat completions and writes them for a template of `abilities`.
+/// Checks `messages` of chat completions.
 ///
 /// # Errors
 /// 400 with the path of what is wrong.
-pub(crate) fn for_template(given: Value, abilities: Abilities) -> Result<Vec<Value>, ApiError> {
+pub(crate) fn checked(given: Value) -> Result<Vec<Value>, ApiError> {
     let Value::Array(given) = given else {
         let got = kind_of(&given);
         return Err(ApiError::field("messages", format!("messages: wanted a list, got {got}")));
@@ -53,21 +25,24 @@ pub(crate) fn for_template(given: Value, abilities: Abilities) -> Result<Vec<Val
     if given.is_empty() {
         return Err(ApiError::field("messages", "messages: wanted at least one message, got none"));
     }
-    let mut messages = Vec::with_capacity(given.len());
+    let mut messages: Vec<Value> = Vec::with_capacity(given.len());
     for (at, message) in given.into_iter().enumerate() {
-        messages.push(one(&format!("messages[{at}]"), message)?);
+        let mut message = one(&format!("messages[{at}]"), message)?;
+        name_result(&messages, &mut message);
+        messages.push(message);
     }
-    Ok(fold_system(messages, abilities))
+    Ok(messages)
 }
 
-/// Ids of messages that [`for_template`] wrote.
-///
-/// # Errors
-/// 400 for what the template or the tokenizer refuses.
-pub(crate) fn encode(served: &Served, messages: &[Value]) -> Result<Vec<u32>, ApiError> {
-    let refused = |e: kie_core::Error| ApiError::engine(&e, "messages");
-    let text = served.engine.apply_chat_template(messages, true).map_err(refused)?;
-    served.engine.tokenize(&text, false).map_err(refused)
+/// Gives a tool's result the name of the tool that was called; some templates write it.
+pub(crate) fn name_result(before: &[Value], result: &mut Value) {
+    let Some(id) = result.get("tool_call_id").filter(|_| result["role"] == "tool") else { return };
+    let calls = before.iter().rev().filter_map(|m| m.get("tool_calls")?.as_array()).flatten();
+    let name =
+        calls.into_iter().find(|call| &call["id"] == id).map(|c| c["function"]["name"].clone());
+    if let Some(name) = name {
+        result["name"] = name;
+    }
 }
 
 fn one(at: &str, message: Value) -> Result<Value, ApiError> {
@@ -87,8 +62,9 @@ fn one(at: &str, message: Value) -> Result<Value, ApiError> {
         "developer" | "system" => "system",
         "user" => "user",
         "assistant" => "assistant",
+        "tool" => "tool",
         _ => {
-            let wanted = "system, developer, user or assistant";
+            let wanted = "system, developer, user, assistant or tool";
             let message = format!("{at}.role: wanted {wanted}, got {role:?}");
             return Err(ApiError::field(format!("{at}.role"), message));
         }
@@ -97,8 +73,60 @@ fn one(at: &str, message: Value) -> Result<Value, ApiError> {
         None | Some(Value::Null) if role == "assistant" => String::new(),
         content => text_of(&format!("{at}.content"), content.unwrap_or(Value::Null))?,
     };
+    let mut out = json!({"role": role, "content": content});
+    if role == "assistant" {
+        if let Some(calls) = message.remove("tool_calls").filter(|calls| !calls.is_null()) {
+            let calls = tool_calls(&format!("{at}.tool_calls"), calls)?;
+            if !calls.is_empty() {
+                out["tool_calls"] = calls.into();
+            }
+        }
+    }
+    let thought = message.remove("reasoning_content");
+    if let (Some(Value::String(thought)), "assistant") = (thought, role) {
+        out["reasoning_content"] = thought.into();
+    }
+    if role == "tool" {
+        let path = format!("{at}.tool_call_id");
+        match message.remove("tool_call_id") {
+            Some(Value::String(id)) => out["tool_call_id"] = id.into(),
+            got => return Err(missing(&path, "a string", got.as_ref())),
+        }
+    }
     known_only(at, &message)?;
-    Ok(json!({"role": role, "content": content}))
+    Ok(out)
+}
+
+/// Calls that an assistant made: id, name, and arguments as text.
+fn tool_calls(at: &str, given: Value) -> Result<Vec<Value>, ApiError> {
+    let Value::Array(calls) = given else { return Err(wanted_but(at, "a list", &given)) };
+    let one = |(n, call): (usize, &Value)| {
+        let at = format!("{at}[{n}]");
+        let path = |name: &str| format!("{at}.{name}");
+        let text = |value: &Value, name: &str| match value.as_str() {
+            Some(text) => Ok(text.to_owned()),
+            None => Err(missing(&path(name), "a string", Some(value).filter(|v| !v.is_null()))),
+        };
+        if !call.is_object() {
+            return Err(wanted_but(&at, "an object", call));
+        }
+        if !call["type"].is_null() && call["type"] != "function" {
+            return Err(wanted_but(&path("type"), "\"function\"", &call["type"]));
+        }
+        let id = text(&call["id"], "id")?;
+        let name = text(&call["function"]["name"], "function.name")?;
+        let arguments = text(&call["function"]["arguments"], "function.arguments")?;
+        Ok(json!({"id": id, "type": "function",
+            "function": {"name": name, "arguments": arguments}}))
+    };
+    calls.iter().enumerate().map(one).collect()
+}
+
+fn missing(path: &str, wanted: &str, got: Option<&Value>) -> ApiError {
+    match got {
+        Some(got) => wanted_but(path, wanted, got),
+        None => ApiError::field(path, format!("{path}: missing; wanted {wanted}")),
+    }
 }
 
 fn known_only(at: &str, rest: &Map<String, Value>) -> Result<(), ApiError> {
@@ -142,46 +170,30 @@ pub(crate) fn text_of(at: &str, content: Value) -> Result<String, ApiError> {
     Ok(text)
 }
 
-/// System text in front of the first user turn, where the template has no place for it.
-fn fold_system(messages: Vec<Value>, abilities: Abilities) -> Vec<Value> {
-    let is = |message: &Value, role: &str| message["role"] == role;
-    if abilities.system || !messages.iter().any(|m| is(m, "system")) {
-        return messages;
-    }
-    let (system, mut rest): (Vec<Value>, Vec<Value>) =
-        messages.into_iter().partition(|m| is(m, "system"));
-    let texts: Vec<&str> = system.iter().filter_map(|m| m["content"].as_str()).collect();
-    let text = texts.join("\n\n");
-    match rest.iter_mut().find(|m| is(m, "user")) {
-        Some(user) => {
-            let said = user["content"].as_str().unwrap_or_default();
-            user["content"] = format!("{text}\n\n{said}").into();
-        }
-        None => rest.insert(0, json!({"role": "user", "content": text})),
-    }
-    rest
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
     #[test]
-    fn system_text_goes_before_the_first_user_turn() {
+    fn calls_and_their_results() {
+        let call = json!({"id": "c1", "type": "function",
+            "function": {"name": "add", "arguments": "{}"}});
         let given = json!([
             {"role": "developer", "content": "Be brief."},
-            {"role": "assistant", "content": null},
+            {"role": "assistant", "content": null, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "2"}]},
             {"role": "user", "content": [
                 {"type": "text", "text": "a"}, {"type": "text", "text": "b"},
             ]},
         ]);
-        let folded = for_template(given.clone(), Abilities { system: false }).unwrap();
-        assert_eq!(folded.len(), 2);
-        assert_eq!(folded[0], json!({"role": "assistant", "content": ""}));
-        assert_eq!(folded[1], json!({"role": "user", "content": "Be brief.\n\nab"}));
-        let kept = for_template(given, Abilities { system: true }).unwrap();
-        assert_eq!(kept[0], json!({"role": "system", "content": "Be brief."}));
+        let found = checked(given).unwrap();
+        assert_eq!(found[0], json!({"role": "system", "content": "Be brief."}));
+        let wanted = json!({"role": "assistant", "content": "", "tool_calls": [call]});
+        assert_eq!(found[1], wanted);
+        let result = json!({"role": "tool", "content": "2", "tool_call_id": "c1", "name": "add"});
+        assert_eq!(found[2], result);
+        assert_eq!(found[3], json!({"role": "user", "content": "ab"}));
     }
 
     #[test]
@@ -199,9 +211,15 @@ mod tests {
                 "messages[0].content",
             ),
             (json!([{"role": "user", "content": "x", "foo": 1}]), "messages[0].foo"),
+            (json!([{"role": "tool", "content": "x"}]), "messages[0].tool_call_id"),
+            (
+                json!([{"role": "assistant", "tool_calls": [{"id": "1", "function": {}}]}]),
+                "messages[0].tool_calls[0].function.name",
+            ),
+            (json!([{"role": "user", "content": "x", "tool_calls": []}]), "messages[0].tool_calls"),
         ];
         for (given, param) in wrong {
-            let error = for_template(given, Abilities::default()).unwrap_err();
+            let error = checked(given).unwrap_err();
             assert_eq!(error.param.as_deref(), Some(param), "{}", error.message);
         }
     }

@@ -40,6 +40,11 @@ impl Fields {
         }
     }
 
+    /// A field that stays to be taken.
+    pub(crate) fn get(&self, name: &str) -> Option<&Value> {
+        self.0.get(name)
+    }
+
     /// A field, whatever it is.
     pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
         self.0.remove(name)

@@ -20,7 +20,7 @@ use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 use crate::app::{unix_seconds, App, Phase};
 use crate::config::Config;
 use crate::errors::ApiError;
-use crate::{auth, health, metrics, models, openai, page, text};
+use crate::{anthropic, auth, health, metrics, models, openai, page, text};
 
 /// The paths of [`crate`] over `engine`, to serve alone or beside a program's own.
 ///
@@ -45,6 +45,9 @@ pub(crate) fn routes(app: &Arc<App>) -> Router {
         .route("/v1/models/{*id}", get(models::one))
         .route("/v1/chat/completions", post(openai::chat::create))
         .route("/v1/completions", post(openai::completions::create))
+        .route("/v1/responses", post(openai::responses::create))
+        .route("/v1/messages", post(anthropic::create))
+        .route("/v1/messages/count_tokens", post(anthropic::count))
         .route("/tokenize", post(text::tokenize))
         .route("/detokenize", post(text::detokenize))
         .route("/metrics", get(metrics::metrics))

@@ -26,6 +26,14 @@ pub(crate) fn data<T: Serialize>(out: &mut Vec<u8>, value: &T) {
     out.extend_from_slice(b"\n\n");
 }
 
+/// Appends one frame of a named event.
+pub(crate) fn event<T: Serialize>(out: &mut Vec<u8>, name: &str, value: &T) {
+    out.extend_from_slice(b"event: ");
+    out.extend_from_slice(name.as_bytes());
+    out.push(b'\n');
+    data(out, value);
+}
+
 /// A response that streams `frames`.
 pub(crate) fn response(frames: impl Frames) -> Response {
     let body = stream::unfold(Some(frames), |frames| async {

@@ -7,10 +7,12 @@ use axum::Json;
 use serde_json::{json, Value};
 
 use crate::app::App;
+use crate::chat::Conversation;
 use crate::errors::ApiError;
 use crate::messages;
 use crate::openai::{prepared, received};
 use crate::request::Fields;
+use crate::tools::Tools;
 
 /// `{"prompt": text}` or `{"messages": [...]}` to the ids that a request with it would have.
 pub(crate) async fn tokenize(
@@ -22,21 +24,23 @@ pub(crate) async fn tokenize(
         let served = app.served()?;
         fields.ignore(&["model"]);
         let (text, messages) = (fields.text("prompt")?, fields.take("messages"));
-        fields.finish()?;
         let ids = match (text, messages) {
             (Some(text), None) => {
                 let refused = |e: kie_core::Error| ApiError::engine(&e, "prompt");
                 served.engine.tokenize(&text, true).map_err(refused)?
             }
             (None, Some(messages)) => {
-                let messages = messages::for_template(messages, served.template)?;
-                messages::encode(served, &messages)?
+                let messages = messages::checked(messages)?;
+                let tools = Arc::new(Tools::take(&mut fields)?);
+                let talk = Conversation { messages, tools, ..Conversation::default() };
+                talk.encode(served, "messages")?.0
             }
             (Some(_), Some(_)) | (None, None) => {
                 let message = "wanted exactly one of prompt and messages";
                 return Err(ApiError::field("prompt", message));
             }
         };
+        fields.finish()?;
         let count = ids.len();
         Ok(Json(json!({"tokens": ids, "count": count})))
     })

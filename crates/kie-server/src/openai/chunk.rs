@@ -44,8 +44,13 @@ impl<'a, P: Serialize> Chunk<'a, P> {
     }
 
     /// Sends it as the last one, with what ends a stream behind it.
-    pub(crate) fn end(mut self, out: &mut Vec<u8>, streaming: Streaming, done: &Completion) {
-        let (finish_reason, stop_reason) = types::finish(done);
+    pub(crate) fn end(
+        mut self,
+        out: &mut Vec<u8>,
+        streaming: Streaming,
+        done: &Completion,
+        (finish_reason, stop_reason): (&'static str, Value),
+    ) {
         self.choices[0].finish_reason = Some(finish_reason);
         self.choices[0].stop_reason = Some(stop_reason);
         let timings = types::timings(&done.timings);
@@ -66,8 +71,8 @@ pub(crate) fn whole<P: Serialize>(
     done: &Completion,
     part: P,
     logprobs: Option<Value>,
+    (finish_reason, stop_reason): (&'static str, Value),
 ) -> Value {
-    let (finish_reason, stop_reason) = types::finish(done);
     let (finish_reason, stop_reason) = (Some(finish_reason), Some(stop_reason));
     json!({
         "id": head.id,

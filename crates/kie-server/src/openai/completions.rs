@@ -168,7 +168,7 @@ fn whole(head: Head, done: &Completion, front: Front, logprobs: Option<Value>) -
         (first, second) => first.or(second),
     };
     let part = json!({"text": before + &done.text});
-    chunk::whole(head, done, part, logprobs)
+    chunk::whole(head, done, part, logprobs, types::finish(done, false))
 }
 
 /// What a chunk's choice holds.
@@ -213,7 +213,7 @@ impl sse::Frames for Chunks {
             }
             Event::Done(done) => {
                 let last = self.chunk("", None).seeded(self.seed);
-                last.end(out, self.streaming, &done);
+                last.end(out, self.streaming, &done, types::finish(&done, false));
                 false
             }
             Event::Failed(error) => {

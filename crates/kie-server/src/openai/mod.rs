@@ -4,7 +4,8 @@ pub(crate) mod chat;
 mod chunk;
 pub(crate) mod completions;
 mod logprobs;
-mod types;
+pub(crate) mod responses;
+pub(crate) mod types;
 
 use std::sync::Arc;
 

@@ -83,8 +83,15 @@ impl Streaming {
 }
 
 /// `finish_reason` in OpenAI's words, and `stop_reason`: the string or id that hit, or `timeout`
-/// where the time was what ran out.
-pub(crate) fn finish(done: &Completion) -> (&'static str, Value) {
+/// where the time was what ran out. An answer that ends by itself and `called` says `tool_calls`.
+pub(crate) fn finish(done: &Completion, called: bool) -> (&'static str, Value) {
+    match (done.finish_reason, &done.stop_reason) {
+        (FinishReason::Stop, _) if called => ("tool_calls", Value::Null),
+        _ => finish_plain(done),
+    }
+}
+
+fn finish_plain(done: &Completion) -> (&'static str, Value) {
     match (done.finish_reason, &done.stop_reason) {
         (FinishReason::Stop, Some(StopReason::Text(text))) => ("stop", json!(text)),
         (FinishReason::Stop, Some(StopReason::Id(id))) => ("stop", json!(id)),
