@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{json, Value};
 
-use super::finite::first_not_finite;
+use super::finite::{first_not_finite, Numbers};
 use super::*;
 
 /// A folder of the repository.
@@ -320,9 +320,9 @@ fn not_a_number_is_found_where_it_is() {
         (Dtype::F8E4m3, vec![0xff]),
     ] {
         let mut bytes = vec![0; 10_000 * dtype.bytes()];
-        assert_eq!(first_not_finite(dtype, &bytes), None);
+        assert_eq!(first_not_finite(Numbers::Plain(dtype), &bytes), None);
         bytes[9_999 * dtype.bytes()..].copy_from_slice(&bad);
-        assert_eq!(first_not_finite(dtype, &bytes), Some(9_999));
+        assert_eq!(first_not_finite(Numbers::Plain(dtype), &bytes), Some(9_999));
     }
 }
 

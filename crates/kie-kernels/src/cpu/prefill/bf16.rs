@@ -15,8 +15,10 @@ use std::ops::Range;
 
 use super::{Form, Line, Packed, BLOCK, CHUNK};
 use crate::abi::Codes;
+use crate::cpu::codes::{with_decoder, Decoder};
 use crate::cpu::matmul::Matrix;
-use crate::cpu::simd::x86::f8_to_bf16;
+use crate::cpu::simd::x86::{f8_to_bf16, to_bf16, V512};
+use crate::cpu::simd::Vector;
 
 /// Floats of one tile of sums.
 const TILE: usize = 16 * 16;
@@ -197,7 +199,7 @@ impl Task<'_> {
     /// The piece that starts at `from`: whole factor blocks where they end on steps, else one.
     fn piece(&self, from: usize) -> Piece {
         let cols = self.m.cols;
-        let (width, first) = (self.m.scales.map_or(cols, |s| s.block_cols), from / 32 * 32);
+        let (width, first) = (self.m.group_cols(), from / 32 * 32);
         let block = from / width;
         let most = first + 32 * STEPS;
         let (end, cut) = if width < 32 * STEPS && width.is_multiple_of(32) {
@@ -230,7 +232,7 @@ impl Task<'_> {
                     near: self.lines(block, &piece),
                     far: (block + 1 < blocks.end).then(|| self.lines(block + 1, &piece)),
                     sums: 2 * pair * GROUP,
-                    scaled: self.m.scales.is_some(),
+                    scaled: self.m.is_scaled(),
                 };
                 for row in (0..self.rows.len()).step_by(height) {
                     // SAFETY: the panel is filled; the caller has the levels.
@@ -255,8 +257,8 @@ impl Task<'_> {
     /// The piece's numbers of the rows as bfloat16 tiles, zeros around.
     ///
     /// # Safety
-    /// The CPU has AVX-512 BW and VBMI; `piece.k` lies in the rows.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+    /// The CPU has AVX-512 BF16 and VBMI; `piece.k` lies in the rows.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")]
     unsafe fn fill(&self, piece: &Piece, panel: &mut [Line]) {
         let m = self.m;
         // SAFETY: 64 bytes.
@@ -279,14 +281,30 @@ impl Task<'_> {
                         // SAFETY: the caller has VBMI.
                         unsafe { f8_to_bf16(_mm512_permutexvar_epi8(order, codes)) }
                     }
-                    Codes::Bf16 | Codes::F16 | Codes::F32 => {
+                    Codes::Bf16 => {
                         let at = row.wrapping_add(2 * from).cast::<i16>();
-                        // SAFETY: as above; `Form::of` lets no other codes than BF16 come here.
+                        // SAFETY: as above.
                         unsafe {
                             [
                                 _mm512_maskz_loadu_epi16(mask as u32, at),
                                 _mm512_maskz_loadu_epi16((mask >> 32) as u32, at.wrapping_add(32)),
                             ]
+                        }
+                    }
+                    Codes::F32
+                    | Codes::F16
+                    | Codes::I8
+                    | Codes::I4
+                    | Codes::E2m1
+                    | Codes::Q8x0
+                    | Codes::Q4x0
+                    | Codes::Q4k
+                    | Codes::Q6k => {
+                        let k = if live { piece.k.clone() } else { 0..0 };
+                        let zeros = live.then_some(self.rows.start + i);
+                        // SAFETY: the caller has the levels; `k` lies in the row.
+                        unsafe {
+                            [self.decoded(zeros, &k, from), self.decoded(zeros, &k, from + 32)]
                         }
                     }
                 };
@@ -300,13 +318,62 @@ impl Task<'_> {
         }
     }
 
+    /// Numbers `from..from + 32` of a row as bfloat16, less their zero points: those of `k`, zeros
+    /// around them.
+    ///
+    /// # Safety
+    /// The CPU has AVX-512 BF16 and VBMI; `k` lies in the row.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")]
+    unsafe fn decoded(&self, row: Option<usize>, k: &Range<usize>, from: usize) -> __m512i {
+        let Some(row) = row else { return _mm512_setzero_si512() };
+        let m = self.m;
+        // SAFETY: the caller's promise.
+        unsafe {
+            with_decoder!(m.codes, m.has_zeros(), D => {
+                let low = self.lanes::<D>(row, k, from);
+                let high = self.lanes::<D>(row, k, from + 16);
+                to_bf16(low, high)
+            })
+        }
+    }
+
+    /// Sixteen of them.
+    ///
+    /// # Safety
+    /// As `decoded`.
+    #[inline(always)]
+    unsafe fn lanes<D: Decoder>(&self, row: usize, k: &Range<usize>, from: usize) -> V512<true> {
+        let (first, end) = (from.max(k.start), (from + 16).min(k.end));
+        // SAFETY: the caller's promise; `lanes` holds 16 numbers from any place of the first 16.
+        unsafe {
+            if first >= end {
+                return V512::splat(0.0);
+            }
+            let m = self.m;
+            let bytes = m.data.as_ptr().add(row * m.row_bytes());
+            let mut part: V512<true> = D::part(bytes, first, end - first);
+            if let Some(scales) = m.scales.filter(|scales| scales.zeros.is_some()) {
+                let group = scales.first(row, m.cols) + first / scales.block_cols;
+                part = part.sub(V512::splat(scales.zero(group)));
+            }
+            if end - first == 16 {
+                return part;
+            }
+            let mut lanes = [0f32; 32];
+            part.store_part(lanes.as_mut_ptr().add(first - from), end - first);
+            V512::load(lanes.as_ptr())
+        }
+    }
+
     /// The factors of each cut and row.
     fn factors(&self, piece: &Piece, factors: &mut [[f32; GROUP]]) {
-        let Some(scales) = &self.m.scales else { return };
+        if !self.m.is_scaled() {
+            return;
+        }
         for (i, row) in self.rows.clone().enumerate() {
-            let first = scales.first(row, self.m.cols) + piece.block;
             for cut in 0..piece.steps().div_ceil(piece.cut) {
-                factors[cut][i] = scales.at(first + cut);
+                // Zero points are gone from the panel.
+                [factors[cut][i], _] = self.m.factor(row, piece.block + cut);
             }
         }
     }
