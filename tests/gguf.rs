@@ -308,13 +308,17 @@ impl Folder {
         path
     }
 
-    /// The twin.
-    fn twin(&self, pairs: &[Pair]) {
+    /// The twin: norms in float32, matrices in `dtype`.
+    fn twin(&self, pairs: &[Pair], dtype: &str) {
         let (mut header, mut body) = (serde_json::Map::new(), Vec::<u8>::new());
         for pair in pairs {
             let begin = body.len();
-            body.extend(pair.values.iter().flat_map(|v| v.to_le_bytes()));
-            let entry = json!({"dtype": "F32", "shape": pair.shape,
+            let dtype = if pair.shape.len() == 1 { "F32" } else { dtype };
+            match dtype {
+                "F32" => body.extend(pair.values.iter().flat_map(|v| v.to_le_bytes())),
+                _ => body.extend(pair.values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes())),
+            }
+            let entry = json!({"dtype": dtype, "shape": pair.shape,
                 "data_offsets": [begin, body.len()]});
             header.insert(pair.name.clone(), entry);
         }
@@ -355,7 +359,7 @@ fn every_type_of_block_has_the_values_of_its_twin() {
     for (kind, ..) in TYPES {
         let (pairs, folder, twin) = (model(kind), Folder::new("file"), Folder::new("twin"));
         let path = folder.file(&gguf(&pairs, &metadata()));
-        twin.twin(&pairs);
+        twin.twin(&pairs, "F32");
         let plain = open(&twin.0, "cpu", Some(Level::Scalar)).unwrap();
         let wanted = logits(&plain, LogitsPath::Decode);
         for level in simd::available() {
@@ -378,15 +382,15 @@ fn every_type_of_block_has_the_values_of_its_twin() {
     }
 }
 
-/// Blocks that a GPU's stream does not carry become halves.
+/// Blocks that a GPU's stream does not carry become halves: the bits of a twin of halves.
 #[test]
 fn the_simulator_has_halves_of_blocks() {
-    let (pairs, folder) = (model(8), Folder::new("sim"));
+    let (pairs, folder, twin) = (model(8), Folder::new("sim"), Folder::new("sim-twin"));
     let path = folder.file(&gguf(&pairs, &metadata()));
-    let wanted = logits(&open(&path, "cpu", None).unwrap(), LogitsPath::Decode);
-    let engine = open(&path, "sim", None).unwrap();
-    let error = relative(&logits(&engine, LogitsPath::Decode), &wanted);
-    assert!(error <= 4e-3, "{error:.1e}");
+    twin.twin(&pairs, "F16");
+    let ours = logits(&open(&path, "sim", None).unwrap(), LogitsPath::Decode);
+    let wanted = logits(&open(&twin.0, "sim", None).unwrap(), LogitsPath::Decode);
+    assert!(ours == wanted, "{:.1e}", relative(&ours, &wanted));
 }
 
 #[test]
