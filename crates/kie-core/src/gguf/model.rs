@@ -254,7 +254,8 @@ fn byte_pairs(vocab: Map<String, Value>, merges: &[Value], pattern: &str, pre: &
         ]},
         "post_processor": bytes(true, true),
         "decoder": bytes(true, true),
-        "model": {"type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": pre != "qwen2"},
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges,
+            "ignore_merges": pre != "qwen2"},
     })
 }
 
@@ -287,7 +288,10 @@ fn sentence_pieces(
     unknown: Option<&str>,
     space: bool,
 ) -> Value {
-    let replace = |from: &str, to: &str| json!({"type": "Replace", "pattern": {"String": from}, "content": to});
+    let replace = |from: &str, to: &str| {
+        let pattern = json!({"String": from});
+        json!({"type": "Replace", "pattern": pattern, "content": to})
+    };
     let mut normalizers = vec![replace(" ", "\u{2581}")];
     if space {
         normalizers.insert(0, json!({"type": "Prepend", "prepend": "\u{2581}"}));
