@@ -3,7 +3,11 @@
 //! Decoded codes are exact; their scales multiply float32 sums later. `numbers.rs` has the slow and
 //! obvious form of the same.
 
-use super::simd::Vector;
+use std::ops::Range;
+
+use super::matrix::Matrix;
+use super::simd::{Kernel, Vector};
+use crate::abi::Codes;
 
 /// How numbers of one storage type become float32 lanes.
 pub(super) trait Weight {
@@ -21,8 +25,6 @@ pub(super) trait Weight {
 pub(super) trait Decoder {
     /// Groups have offsets besides scales.
     const OFFSETS: bool;
-    /// Decoding costs so little that eight columns take two rows at a time.
-    const PLAIN: bool;
     /// Vectors that are decoded together, at most 4.
     fn vectors<V: Vector>() -> usize;
     /// Bytes from a row's beginning to its number `k`, or just before.
@@ -104,7 +106,6 @@ pub(super) unsafe fn part<V: Vector, W: Weight>(from: *const u8, len: usize) -> 
 
 impl<W: Weight> Decoder for W {
     const OFFSETS: bool = false;
-    const PLAIN: bool = true;
     #[inline(always)]
     fn vectors<V: Vector>() -> usize {
         W::GROUP
@@ -143,7 +144,6 @@ macro_rules! decoder {
     ($name:ty, $offsets:expr, $numbers:expr, $byte:expr, $one:expr, $part:expr) => {
         impl Decoder for $name {
             const OFFSETS: bool = $offsets;
-            const PLAIN: bool = false;
             #[inline(always)]
             fn vectors<V: Vector>() -> usize {
                 $numbers / V::LANES
@@ -289,28 +289,13 @@ decoder!(Q4x0, false, 32, |k| k / 32 * 18, q4_0, no_tail);
 decoder!(Q4k, true, 32, |k| k / 256 * 144 + k % 256 / 64 * 32, q4_k, no_tail);
 decoder!(Q6k, false, 16, |k| k / 256 * 210 + k % 256 / 2, q6_k, no_tail);
 
-/// Runs `$body` with `$D` as the decoder of `$codes`, with or without zero points.
-macro_rules! with_decoder {
+/// Runs `$body` with `$D` as the decoder of `$codes`, with or without zero points; `$codes` are
+/// none of the plain numbers, which have bodies of their own.
+macro_rules! with_coded {
     ($codes:expr, $zeros:expr, $D:ident => $body:expr) => {{
         use crate::abi::Codes as C;
         use crate::cpu::codes as d;
         match ($codes, $zeros) {
-            (C::F32, _) => {
-                type $D = d::F32;
-                $body
-            }
-            (C::F16, _) => {
-                type $D = d::F16;
-                $body
-            }
-            (C::Bf16, _) => {
-                type $D = d::Bf16;
-                $body
-            }
-            (C::E4m3, _) => {
-                type $D = d::F8;
-                $body
-            }
             (C::I8, _) => {
                 type $D = d::I8;
                 $body
@@ -343,7 +328,56 @@ macro_rules! with_decoder {
                 type $D = d::Q6k;
                 $body
             }
+            (C::F32 | C::F16 | C::Bf16 | C::E4m3, _) => unreachable!("plain numbers"),
         }
     }};
 }
-pub(super) use with_decoder;
+pub(super) use with_coded;
+
+/// Codes `k` of rows of a matrix as float32, each row at the beginning of a row of a panel; scales
+/// and zero points are left out. `k` starts with a group, or a multiple of 16 behind.
+pub(super) struct Unpack<'a, const PIECE: usize> {
+    pub m: &'a Matrix<'a>,
+    pub rows: Range<usize>,
+    /// At most PIECE numbers.
+    pub k: Range<usize>,
+    /// At least as many rows.
+    pub panel: &'a mut [[f32; PIECE]],
+}
+
+impl<const PIECE: usize> Kernel for Unpack<'_, PIECE> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) {
+        // SAFETY: the caller has V's level, and the matrix these rows and columns.
+        unsafe {
+            match self.m.codes {
+                Codes::F32 => self.all::<V, F32>(),
+                Codes::F16 => self.all::<V, F16>(),
+                Codes::Bf16 => self.all::<V, Bf16>(),
+                Codes::E4m3 => self.all::<V, F8>(),
+                codes => with_coded!(codes, false, D => self.all::<V, D>()),
+            }
+        }
+    }
+}
+
+impl<const PIECE: usize> Unpack<'_, PIECE> {
+    /// Safety: V's level; rows and columns exist.
+    #[inline(always)]
+    unsafe fn all<V: Vector, D: Decoder>(self) {
+        assert!(self.k.len() <= PIECE, "{} numbers of {PIECE}", self.k.len());
+        for (row, out) in self.rows.zip(self.panel) {
+            let row = self.m.row(row).as_ptr();
+            for k in self.k.clone().step_by(V::LANES) {
+                let len = V::LANES.min(self.k.end - k);
+                // SAFETY: the caller's promise; `out` has PIECE numbers.
+                unsafe {
+                    let to = out.as_mut_ptr().add(k - self.k.start);
+                    D::part::<V>(row, k, len).store_part(to, len);
+                }
+            }
+        }
+    }
+}

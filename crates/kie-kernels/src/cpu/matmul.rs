@@ -11,10 +11,11 @@
 
 use std::ops::Range;
 
-use super::codes::{with_decoder, Decoder};
-use super::matrix::{Factors, FACTORS};
+use super::codes::{with_coded, Bf16, Decoder, Unpack, F16, F32, F8};
+use super::matrix::{Factors, FactorsOf, FACTORS};
 pub use super::matrix::{Matrix, Scales};
 use super::simd::{dispatch, prefetch, Kernel, Level, Vector};
+use crate::abi::Codes;
 
 /// `y[c * y_stride + (r - rows.start)] = sum over k of m[r, k] * x[c * m.cols + k]` for the rows
 /// `r` of `rows` and the columns `c < n`.
@@ -57,9 +58,20 @@ impl Kernel for Decode<'_> {
 
     #[inline(always)]
     unsafe fn run<V: Vector>(mut self) {
+        let alone = V::TILES && self.n == 1;
         // SAFETY: the caller has V's level; `matmul` checked the slices.
         unsafe {
-            with_decoder!(self.m.codes, self.m.has_zeros(), D => self.all::<V, D>());
+            let done = match self.m.codes {
+                Codes::F32 => self.plain::<V, F32>(),
+                Codes::F16 => self.plain::<V, F16>(),
+                Codes::Bf16 => self.plain::<V, Bf16>(),
+                Codes::E4m3 => self.plain::<V, F8>(),
+                codes if alone => {
+                    with_coded!(codes, self.m.has_zeros(), D => self.alone::<V, D>())
+                }
+                _ => self.rows.start,
+            };
+            self.unpacked::<V>(done);
         }
     }
 }
@@ -67,28 +79,38 @@ impl Kernel for Decode<'_> {
 /// Bytes between a row's load and the prefetch that runs ahead of it.
 const AHEAD: usize = 2048;
 
+/// Numbers of four rows.
+type Panel = [[f32; PIECE]; 4];
+/// Numbers of a row that a panel holds.
+const PIECE: usize = 512;
+
 impl Decode<'_> {
-    /// All rows. Safety: V's level; the slices were checked.
+    /// Fours of rows, which one is next. Safety: V's level; the slices were checked.
     #[inline(always)]
-    unsafe fn all<V: Vector, D: Decoder>(&mut self) {
+    unsafe fn plain<V: Vector, D: Decoder>(&mut self) -> usize {
         let mut r = self.rows.start;
-        // SAFETY: rows r.. lie in the range; the caller's promise otherwise.
-        unsafe {
-            while r + 4 <= self.rows.end {
-                self.four::<V, D>(r);
-                r += 4;
-            }
-            while r < self.rows.end {
-                for c in 0..self.n {
-                    self.tile::<V, D, 1, 1>(r, c);
-                }
-                r += 1;
-            }
+        while r + 4 <= self.rows.end {
+            // SAFETY: rows r.. lie in the range; the caller's promise otherwise.
+            unsafe { self.four::<V, D>(r) };
+            r += 4;
         }
+        r
+    }
+
+    /// As `plain`, for one column. Safety: as `plain`.
+    #[inline(always)]
+    unsafe fn alone<V: Vector, D: Decoder>(&mut self) -> usize {
+        let mut r = self.rows.start;
+        while r + 4 <= self.rows.end {
+            // SAFETY: as in `plain`.
+            unsafe { self.tile::<V, D, 4, 1>(r, 0) };
+            r += 4;
+        }
+        r
     }
 
     /// Four rows from `r`, all columns: blocks that fit the registers, since what they leave out
-    /// waits in the first cache. Safety: as `all`; the rows lie in the range.
+    /// waits in the first cache. Safety: as `plain`; the rows lie in the range.
     #[inline(always)]
     unsafe fn four<V: Vector, D: Decoder>(&mut self, r: usize) {
         let mut c = 0;
@@ -96,7 +118,7 @@ impl Decode<'_> {
             let left = self.n - c;
             // SAFETY: the columns c.. exist; the caller's promise otherwise.
             c += unsafe {
-                if D::PLAIN && left >= 8 && V::REGISTERS == 32 {
+                if left >= 8 && V::REGISTERS == 32 {
                     self.tile::<V, D, 2, 8>(r, c);
                     self.tile::<V, D, 2, 8>(r + 2, c);
                     8
@@ -111,6 +133,97 @@ impl Decode<'_> {
                     1
                 }
             };
+        }
+    }
+
+    /// Rows from `r` on, of any codes, through a panel: one body for all codes where decoding is
+    /// little beside what follows, or the rows are few. Its bits are those of `tile`. Safety: as
+    /// `plain`.
+    #[inline(always)]
+    unsafe fn unpacked<V: Vector>(&mut self, mut r: usize) {
+        if r == self.rows.end {
+            return;
+        }
+        let mut panel = [[0.0; PIECE]; 4];
+        while r < self.rows.end {
+            let mut c = 0;
+            while c < self.n {
+                let left = self.n - c;
+                // SAFETY: the columns c.. exist; the caller's promise otherwise.
+                c += unsafe {
+                    if left >= 4 && V::REGISTERS == 32 {
+                        self.through::<V, 4>(r, c, &mut panel);
+                        4
+                    } else if left >= 2 && V::REGISTERS >= 16 {
+                        self.through::<V, 2>(r, c, &mut panel);
+                        2
+                    } else {
+                        self.through::<V, 1>(r, c, &mut panel);
+                        1
+                    }
+                };
+            }
+            r += 4;
+        }
+    }
+
+    /// Four rows, or as many as are left, x `N` columns. Safety: as `unpacked`; the columns exist.
+    #[inline(always)]
+    unsafe fn through<V: Vector, const N: usize>(&mut self, r: usize, c: usize, panel: &mut Panel) {
+        let (m, cols, width) = (self.m, self.m.cols, self.m.group_cols());
+        let rows = r..self.rows.end.min(r + 4);
+        let mut factors = [Factors::NONE; 4];
+        let mut held = 0..0;
+        // SAFETY: the caller has V's level.
+        let mut total = unsafe { [[V::splat(0.0); N]; 4] };
+        for group in 0..cols.div_ceil(width) {
+            let (mut from, end) = (group * width, cols.min((group + 1) * width));
+            if group % FACTORS == 0 && m.is_scaled() {
+                let count = FACTORS.min(cols.div_ceil(width) - group);
+                for (row, factors) in rows.clone().zip(&mut factors) {
+                    // SAFETY: as above; the groups exist.
+                    unsafe { V::apart(FactorsOf { m, row, group, count, factors }) };
+                }
+            }
+            // SAFETY: as above.
+            let (mut part, mut sums) = unsafe { ([[V::splat(0.0); N]; 4], [V::splat(0.0); N]) };
+            while from < end {
+                if from == held.end {
+                    // Whole groups, or a piece of one.
+                    let len = if width > PIECE { PIECE } else { PIECE / width * width };
+                    held = from..(from + len).min(if width > PIECE { end } else { cols });
+                    // SAFETY: the numbers exist; a row of the panel has PIECE.
+                    unsafe { V::apart(Unpack { m, rows: rows.clone(), k: held.clone(), panel }) };
+                }
+                let until = end.min(held.end);
+                // SAFETY: the panel holds these numbers, the columns have them, too.
+                unsafe {
+                    let w = panel.as_ptr().cast::<f32>().add(from - held.start);
+                    let x = self.x.as_ptr().add(c * cols + from);
+                    products::<V, N>(w, (x, cols), until - from, &mut part);
+                    if m.has_offsets() {
+                        sums_of::<V, N>((x, cols), until - from, &mut sums);
+                    }
+                }
+                from = until;
+            }
+            for i in 0..4 {
+                // SAFETY: as above.
+                let [scale, offset] = unsafe {
+                    [factors[i].scales, factors[i].offsets].map(|f| V::splat(f[group % FACTORS]))
+                };
+                for j in 0..N {
+                    total[i][j] = part[i][j].fma(scale, total[i][j]);
+                    if m.has_offsets() {
+                        total[i][j] = sums[j].fma(offset, total[i][j]);
+                    }
+                }
+            }
+        }
+        for (row, total) in rows.zip(&total) {
+            for (j, lanes) in total.iter().enumerate() {
+                self.y[(c + j) * self.y_stride + row - self.rows.start] = lanes.sum();
+            }
         }
     }
 
@@ -130,8 +243,11 @@ impl Decode<'_> {
         for first in (0..groups).step_by(FACTORS) {
             let count = FACTORS.min(groups - first);
             for i in 0..R {
-                // SAFETY: as above.
-                unsafe { m.factors::<V>(r + i, first, count, &mut factors[i]) };
+                let (row, factors) = (r + i, &mut factors[i]);
+                if m.is_scaled() {
+                    // SAFETY: as above; the groups exist.
+                    unsafe { V::apart(FactorsOf { m, row, group: first, count, factors }) };
+                }
             }
             for at in 0..count {
                 let k = (first + at) * width;
@@ -222,6 +338,51 @@ unsafe fn segment<V: Vector, D: Decoder, const R: usize, const N: usize>(
             k += len;
         }
         (acc, sums)
+    }
+}
+
+/// Adds the lane products of `len` numbers of the panel's rows with `N` columns, a stride apart.
+/// Safety: V's level; the rows and columns hold them.
+#[inline(always)]
+unsafe fn products<V: Vector, const N: usize>(
+    w: *const f32,
+    (x, stride): (*const f32, usize),
+    len: usize,
+    acc: &mut [[V; N]; 4],
+) {
+    let mut k = 0;
+    while k < len {
+        let count = V::LANES.min(len - k);
+        // SAFETY: the caller's promise: `count` numbers at `k`.
+        unsafe {
+            let mut columns = [V::splat(0.0); N];
+            for j in 0..N {
+                columns[j] = V::load_part(x.add(j * stride + k), count);
+            }
+            for i in 0..4 {
+                let weight = V::load_part(w.add(i * PIECE + k), count);
+                for j in 0..N {
+                    acc[i][j] = weight.fma(columns[j], acc[i][j]);
+                }
+            }
+        }
+        k += count;
+    }
+}
+
+/// Adds the lanes of `len` numbers of the columns. Safety: as `products`.
+#[inline(always)]
+unsafe fn sums_of<V: Vector, const N: usize>(
+    (x, stride): (*const f32, usize),
+    len: usize,
+    sums: &mut [V; N],
+) {
+    for k in (0..len).step_by(V::LANES) {
+        for j in 0..N {
+            // SAFETY: the caller's promise.
+            let column = unsafe { V::load_part(x.add(j * stride + k), V::LANES.min(len - k)) };
+            sums[j] = sums[j].add(column);
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::numbers::{number_to_f32, scales_among};
-use super::simd::Vector;
+use super::simd::{Kernel, Vector};
 use crate::abi::{Codes, Dtype, Tensor};
 use crate::device::Buffer;
 
@@ -58,6 +58,25 @@ pub(crate) struct Factors {
 
 impl Factors {
     pub const NONE: Self = Self { scales: [1.0; FACTORS], offsets: [0.0; FACTORS] };
+}
+
+/// [`Matrix::factors`] as a body of its own.
+pub(crate) struct FactorsOf<'a> {
+    pub m: &'a Matrix<'a>,
+    pub row: usize,
+    pub group: usize,
+    pub count: usize,
+    pub factors: &'a mut Factors,
+}
+
+impl Kernel for FactorsOf<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) {
+        // SAFETY: the caller has V's level.
+        unsafe { self.m.factors::<V>(self.row, self.group, self.count, self.factors) };
+    }
 }
 
 /// A weight matrix as it lies in a checkpoint: row-major, possibly unaligned.
@@ -136,6 +155,12 @@ impl<'a> Matrix<'a> {
     #[inline(always)]
     pub(crate) fn is_scaled(&self) -> bool {
         self.codes.row().group > 0 || self.scales.is_some()
+    }
+
+    /// Whether groups have offsets besides scales.
+    #[inline(always)]
+    pub(crate) fn has_offsets(&self) -> bool {
+        self.has_zeros() || self.codes == Codes::Q4k
     }
 
     /// Whether groups have zero points.

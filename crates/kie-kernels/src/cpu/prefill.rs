@@ -14,8 +14,8 @@ use std::ops::Range;
 
 use crate::abi::Codes;
 
-use super::codes::{with_decoder, Decoder};
-use super::matrix::{Factors, Matrix, FACTORS};
+use super::codes::Unpack;
+use super::matrix::{Factors, FactorsOf, Matrix, FACTORS};
 use super::simd::{dispatch, Kernel, Level, Vector};
 
 #[cfg(target_arch = "x86_64")]
@@ -207,13 +207,13 @@ pub fn prefill(
 #[repr(C, align(64))]
 struct Scratch {
     /// `[ROWS][PIECE]`.
-    panel: [f32; ROWS * PIECE],
+    panel: [[f32; PIECE]; ROWS],
     /// `[block][ROWS][16]`.
     sums: [f32; ROWS * CHUNK],
 }
 
 impl Scratch {
-    const ZERO: Self = Self { panel: [0.0; ROWS * PIECE], sums: [0.0; ROWS * CHUNK] };
+    const ZERO: Self = Self { panel: [[0.0; PIECE]; ROWS], sums: [0.0; ROWS * CHUNK] };
 }
 
 /// One panel's rows times one chunk of columns, in float32.
@@ -287,8 +287,7 @@ impl Kernel for Run<'_> {
             let factors = self.task.factors(block);
             // SAFETY: the caller has V's level; the cut lies in the rows.
             unsafe {
-                let m = self.task.m;
-                with_decoder!(m.codes, m.has_zeros(), D => self.fill::<V, D>(&k, block));
+                self.fill::<V>(&k, block);
                 let mut row = 0;
                 while row < rows {
                     if V::REGISTERS == 32 {
@@ -309,32 +308,30 @@ impl Run<'_> {
     /// The cut `k` of the rows as float32 in the panel. Safety: V's level; `k` lies in the rows,
     /// its first group is `block`.
     #[inline(always)]
-    unsafe fn fill<V: Vector, D: Decoder>(&mut self, k: &Range<usize>, block: usize) {
-        let (m, scaled) = (self.task.m, self.task.scales_in_panel());
-        let (width, block) = if scaled { (m.group_cols(), block) } else { (m.cols, 0) };
-        let groups = k.end.div_ceil(width) - block;
+    unsafe fn fill<V: Vector>(&mut self, k: &Range<usize>, block: usize) {
+        let (m, rows) = (self.task.m, self.task.rows.clone());
+        let panel = &mut self.scratch.panel;
+        // SAFETY: the caller has V's level; a cut has at most PIECE numbers.
+        unsafe { V::apart(Unpack { m, rows: rows.clone(), k: k.clone(), panel }) };
+        if !self.task.scales_in_panel() {
+            return;
+        }
+        let width = m.group_cols();
+        let count = k.end.div_ceil(width) - block;
         let mut factors = Factors::NONE;
-        for (i, row) in self.task.rows.clone().enumerate() {
-            if scaled {
-                // SAFETY: the caller has V's level.
-                unsafe { m.factors::<V>(row, block, groups, &mut factors) };
-            }
+        for (row, panel) in rows.zip(panel) {
+            // SAFETY: the caller has V's level; the groups exist.
+            unsafe { V::apart(FactorsOf { m, row, group: block, count, factors: &mut factors }) };
             let mut at = k.start;
             while at < k.end {
                 let group = at / width;
                 let len = V::LANES.min(k.end - at).min((group + 1) * width - at);
-                // SAFETY: `check` saw that the matrix has its bytes; a cut has at most PIECE
-                // numbers.
+                let (scale, offset) = (factors.scales, factors.offsets);
+                // SAFETY: as above: the panel's row holds the cut.
                 unsafe {
-                    let mut weights =
-                        D::part::<V>(m.data.as_ptr().add(row * m.row_bytes()), at, len);
-                    if scaled {
-                        let (scale, offset) = (factors.scales, factors.offsets);
-                        let at = group - block;
-                        weights = weights.fma(V::splat(scale[at]), V::splat(offset[at]));
-                    }
-                    let to = self.scratch.panel.as_mut_ptr().add(i * PIECE + at - k.start);
-                    weights.store_part(to, len);
+                    let numbers = panel.as_mut_ptr().add(at - k.start);
+                    let [scale, offset] = [scale, offset].map(|f| V::splat(f[group - block]));
+                    V::load_part(numbers, len).fma(scale, offset).store_part(numbers, len);
                 }
                 at += len;
             }
@@ -367,7 +364,7 @@ impl Run<'_> {
                         .cast::<f32>()
                         .add(half),
                 ];
-                let w = self.scratch.panel.as_ptr().add(row * PIECE);
+                let w = self.scratch.panel[row].as_ptr();
                 let part = products::<V, R>(w, x, k.len());
                 for i in 0..R {
                     let factor = V::splat(factors[row + i]);

@@ -133,7 +133,12 @@ pub(crate) trait Vector: Copy {
     /// Vectors that registers hold, which bounds the blocking; 8 for the portable code, whose
     /// vectors are pairs of SSE registers.
     const REGISTERS: usize;
+    /// Whether packed codes have tiles of their own, which pay where decoding takes as long as
+    /// memory does.
+    const TILES: bool;
 
+    /// Runs `kernel` with this level's instructions, in a function of its own.
+    unsafe fn apart<K: Kernel>(kernel: K) -> K::Output;
     /// All lanes `value`.
     unsafe fn splat(value: f32) -> Self;
     /// `LANES` float32.
@@ -312,6 +317,13 @@ macro_rules! lanewise {
 impl Vector for V8 {
     const LANES: usize = 8;
     const REGISTERS: usize = 8;
+    const TILES: bool = false;
+
+    #[inline(never)]
+    unsafe fn apart<K: Kernel>(kernel: K) -> K::Output {
+        // SAFETY: V8 needs nothing.
+        unsafe { kernel.run::<Self>() }
+    }
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {

@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use super::{Form, Line, Packed, BLOCK, CHUNK};
 use crate::abi::Codes;
-use crate::cpu::codes::{with_decoder, Decoder};
+use crate::cpu::codes::Unpack;
 use crate::cpu::matmul::Matrix;
 use crate::cpu::simd::x86::{f8_to_bf16, to_bf16, V512};
 use crate::cpu::simd::Vector;
@@ -264,10 +264,17 @@ impl Task<'_> {
         // SAFETY: 64 bytes.
         let order = unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) };
         let steps = piece.steps();
+        let plain = matches!(m.codes, Codes::E4m3 | Codes::Bf16);
+        let mut unpacked = [0.0; 32 * STEPS];
         for i in 0..self.rows.len().next_multiple_of(32) {
             let live = i < self.rows.len();
             let row = (self.rows.start + i) * m.row_bytes();
             let row = m.data.as_ptr().wrapping_add(row);
+            if !plain {
+                let row = live.then_some(self.rows.start + i);
+                // SAFETY: the caller has the levels; `piece.k` lies in the row.
+                unsafe { self.unpack(row, piece, &mut unpacked) };
+            }
             for step in (0..steps).step_by(2) {
                 // Numbers from.. + 64 that belong to the piece, as bits.
                 let from = piece.first + 32 * step;
@@ -300,12 +307,9 @@ impl Task<'_> {
                     | Codes::Q4x0
                     | Codes::Q4k
                     | Codes::Q6k => {
-                        let k = if live { piece.k.clone() } else { 0..0 };
-                        let zeros = live.then_some(self.rows.start + i);
-                        // SAFETY: the caller has the levels; `k` lies in the row.
-                        unsafe {
-                            [self.decoded(zeros, &k, from), self.decoded(zeros, &k, from + 32)]
-                        }
+                        let numbers = unpacked[32 * step..].as_ptr();
+                        // SAFETY: the caller has the levels; the buffer holds whole steps.
+                        unsafe { [pairs(numbers), pairs(numbers.wrapping_add(32))] }
                     }
                 };
                 // STEPS is even, so the second half has its place, too.
@@ -318,50 +322,27 @@ impl Task<'_> {
         }
     }
 
-    /// Numbers `from..from + 32` of a row as bfloat16, less their zero points: those of `k`, zeros
-    /// around them.
+    /// The piece's numbers of a row, less their zero points, and zeros around them.
     ///
     /// # Safety
-    /// The CPU has AVX-512 BF16 and VBMI; `k` lies in the row.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")]
-    unsafe fn decoded(&self, row: Option<usize>, k: &Range<usize>, from: usize) -> __m512i {
-        let Some(row) = row else { return _mm512_setzero_si512() };
-        let m = self.m;
-        // SAFETY: the caller's promise.
-        unsafe {
-            with_decoder!(m.codes, m.has_zeros(), D => {
-                let low = self.lanes::<D>(row, k, from);
-                let high = self.lanes::<D>(row, k, from + 16);
-                to_bf16(low, high)
-            })
-        }
-    }
-
-    /// Sixteen of them.
-    ///
-    /// # Safety
-    /// As `decoded`.
-    #[inline(always)]
-    unsafe fn lanes<D: Decoder>(&self, row: usize, k: &Range<usize>, from: usize) -> V512<true> {
-        let (first, end) = (from.max(k.start), (from + 16).min(k.end));
-        // SAFETY: the caller's promise; `lanes` holds 16 numbers from any place of the first 16.
-        unsafe {
-            if first >= end {
-                return V512::splat(0.0);
+    /// The CPU has AVX-512 BF16 and VBMI; `piece.k` lies in the row.
+    unsafe fn unpack(&self, row: Option<usize>, piece: &Piece, out: &mut [f32; 32 * STEPS]) {
+        out.fill(0.0);
+        let Some(row) = row else { return };
+        let (m, k) = (self.m, piece.k.clone());
+        let before = k.start - piece.first;
+        let mut panel = [[0.0; 32 * STEPS]];
+        let count = k.len();
+        // SAFETY: the caller has the level; a piece has at most as many numbers.
+        unsafe { V512::<true>::apart(Unpack { m, rows: row..row + 1, k, panel: &mut panel }) };
+        let out = &mut out[before..before + count];
+        out.copy_from_slice(&panel[0][..count]);
+        if let Some(scales) = m.scales.filter(|scales| scales.zeros.is_some()) {
+            let group = scales.first(row, m.cols) + piece.block;
+            for (at, numbers) in out.chunks_mut(scales.block_cols).enumerate() {
+                let zero = scales.zero(group + at);
+                numbers.iter_mut().for_each(|number| *number -= zero);
             }
-            let m = self.m;
-            let bytes = m.data.as_ptr().add(row * m.row_bytes());
-            let mut part: V512<true> = D::part(bytes, first, end - first);
-            if let Some(scales) = m.scales.filter(|scales| scales.zeros.is_some()) {
-                let group = scales.first(row, m.cols) + first / scales.block_cols;
-                part = part.sub(V512::splat(scales.zero(group)));
-            }
-            if end - first == 16 {
-                return part;
-            }
-            let mut lanes = [0f32; 32];
-            part.store_part(lanes.as_mut_ptr().add(first - from), end - first);
-            V512::load(lanes.as_ptr())
         }
     }
 
@@ -403,6 +384,17 @@ impl Task<'_> {
             }
         }
     }
+}
+
+/// Two vectors as bfloat16.
+///
+/// # Safety
+/// The CPU has AVX-512 BF16; 32 numbers.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")]
+unsafe fn pairs(numbers: *const f32) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe { to_bf16(V512::load(numbers), V512::load(numbers.add(16))) }
 }
 
 /// The lowest `count` bits.

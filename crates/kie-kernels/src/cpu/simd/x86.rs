@@ -11,6 +11,7 @@ use super::{Kernel, Vector, E2M1};
 ///
 /// # Safety
 /// The CPU has the features named.
+#[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn avx2<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the caller checked the level.
@@ -21,6 +22,7 @@ pub(crate) unsafe fn avx2<K: Kernel>(kernel: K) -> K::Output {
 ///
 /// # Safety
 /// The CPU has the features named.
+#[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 pub(crate) unsafe fn avx512<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the caller checked the level.
@@ -31,6 +33,7 @@ pub(crate) unsafe fn avx512<K: Kernel>(kernel: K) -> K::Output {
 ///
 /// # Safety
 /// The CPU has the features named.
+#[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")]
 pub(crate) unsafe fn avx512_vbmi<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the caller checked the level.
@@ -131,6 +134,13 @@ pub(crate) unsafe fn to_bf16(low: V512<true>, high: V512<true>) -> __m512i {
 impl Vector for V256 {
     const LANES: usize = 8;
     const REGISTERS: usize = 16;
+    const TILES: bool = true;
+
+    #[inline(always)]
+    unsafe fn apart<K: Kernel>(kernel: K) -> K::Output {
+        // SAFETY: the caller has the level.
+        unsafe { avx2(kernel) }
+    }
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
@@ -367,6 +377,19 @@ pub(crate) unsafe fn f8_to_bf16(codes: __m512i) -> [__m512i; 2] {
 impl<const VBMI: bool> Vector for V512<VBMI> {
     const LANES: usize = 16;
     const REGISTERS: usize = 32;
+    const TILES: bool = VBMI;
+
+    #[inline(always)]
+    unsafe fn apart<K: Kernel>(kernel: K) -> K::Output {
+        // SAFETY: the caller has the level.
+        unsafe {
+            if VBMI {
+                avx512_vbmi(kernel)
+            } else {
+                avx512(kernel)
+            }
+        }
+    }
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
