@@ -102,7 +102,7 @@ fn llama_variants() {
         ("rope_scaling", json!({"rope_type": "yarn", "factor": 2.0})),
         ("attention_bias", json!(true)),
         ("hidden_act", json!("gelu")),
-        ("quantization_config", json!({"quant_method": "awq"})),
+        ("quantization_config", json!({"quant_method": "bitsandbytes"})),
         ("num_key_value_heads", json!(3)),
         ("head_dim", json!(15)),
         ("eos_token_id", json!(100)),

@@ -161,12 +161,15 @@ pub fn f32_to_f8(x: f32) -> u8 {
     sign | code.min(0x7e)
 }
 
+/// A group's scale as stored and as a number, and what a code of it stands for.
+type Group<const SIZE: usize> = ([u8; SIZE], f32, fn(u8) -> f32);
+
 /// Groups of 32 of a row: `quantise` gives a scale of `SIZE` bytes and codes of 4 bits.
 fn groups<const SIZE: usize>(
     rows: &[f32],
     codes: &mut [u8],
     scales: &mut [u8],
-    quantise: fn(&[f32; 32], &mut [u8; 32]) -> ([u8; SIZE], f32, fn(u8) -> f32),
+    quantise: fn(&[f32; 32], &mut [u8; 32]) -> Group<SIZE>,
 ) -> [f64; 2] {
     let mut error = [0.0, 0.0];
     let (groups, _) = rows.as_chunks::<32>();
@@ -205,7 +208,7 @@ fn best(
     found.1
 }
 
-fn int4(group: &[f32; 32], codes: &mut [u8; 32]) -> ([u8; 2], f32, fn(u8) -> f32) {
+fn int4(group: &[f32; 32], codes: &mut [u8; 32]) -> Group<2> {
     let round: fn(f32) -> u8 = |x| (x.round_ties_even().clamp(-8.0, 7.0) + 8.0) as u8;
     let value: fn(u8) -> f32 = |code| f32::from(code) - 8.0;
     let most = group.iter().fold(0.0f32, |most, x| if x.abs() > most.abs() { *x } else { most });
@@ -220,7 +223,7 @@ fn int4(group: &[f32; 32], codes: &mut [u8; 32]) -> ([u8; 2], f32, fn(u8) -> f32
     (bf16::from_f32(scale).to_le_bytes(), scale, value)
 }
 
-fn mxfp4(group: &[f32; 32], codes: &mut [u8; 32]) -> ([u8; 1], f32, fn(u8) -> f32) {
+fn mxfp4(group: &[f32; 32], codes: &mut [u8; 32]) -> Group<1> {
     let value: fn(u8) -> f32 = |code| E2M1[code as usize];
     let round: fn(f32) -> u8 = |x| {
         // Halfway between neighbours; ties go to the even code.
