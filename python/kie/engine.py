@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 """Called while loading with (stage, done, total), on the thread that opens the engine."""
 
+Dtype = Literal["auto", "f32", "f16", "bf16", "fp8", "int4", "mxfp4"]
+"""How weights are held: as stored, in another type, or quantised at load."""
+
 
 class Engine:
     """A model on a device. A context manager; `close()` may be called twice.
@@ -35,7 +38,8 @@ class Engine:
             and not there is an error. Bits may differ between numbers of GPUs. For tests, several
             ranks without GPUs: "cpu:0,1" (lanes in one address space), "sim:0,1" (the GPUs'
             kernels, simulated).
-        dtype: "auto" (as stored), "f32", "f16" or "bf16".
+        dtype: "auto" (as stored), "f32", "f16" or "bf16"; "fp8", "int4" or "mxfp4" quantises the
+            matrices of layers at load, and `info()["plan"]` says what it saved and lost.
         revision: of a hub id: branch, tag or commit; None: `main`.
         token: the hub's access token; None: HF_TOKEN, or what `hf auth login` left.
         max_seq_len: longest sequence in tokens; None: what the model was made for.
@@ -64,7 +68,7 @@ class Engine:
         model: str | os.PathLike[str] | None = None,
         *,
         device: str = "auto",
-        dtype: Literal["auto", "f32", "f16", "bf16"] = "auto",
+        dtype: Dtype = "auto",
         revision: str | None = None,
         token: str | None = None,
         max_seq_len: int | None = None,
@@ -334,7 +338,7 @@ def compile_ahead(
     model: str | os.PathLike[str] | None = None,
     *,
     device: str = "cuda:0",
-    dtype: Literal["auto", "f32", "f16", "bf16"] = "auto",
+    dtype: Dtype = "auto",
     max_seq_len: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> str:
@@ -365,7 +369,7 @@ def plan_ahead(
     model: str | os.PathLike[str] | None = None,
     *,
     device: str = "auto",
-    dtype: Literal["auto", "f32", "f16", "bf16"] = "auto",
+    dtype: Dtype = "auto",
     revision: str | None = None,
     token: str | None = None,
     max_seq_len: int | None = None,

@@ -13,10 +13,12 @@ use std::sync::Arc;
 use kie_kernels::file;
 use serde_json::{Map, Value};
 
+use crate::gguf;
 use crate::growth::{decoded, Growth};
 use crate::patience::{apart, Patience};
 use crate::template::ChatTemplates;
 use crate::text::TextTable;
+use crate::weights::Mapped;
 use crate::{Error, Result};
 
 /// Largest file read, in bytes. The largest published tokenizer.json has about 35 MB.
@@ -64,12 +66,19 @@ impl Tokenizer {
     /// [`Error::Load`] with file, wanted and got if a file is missing, broken or too large, or if
     /// the tokenizer has an id that the model has not (fewer ids than rows are fine).
     pub fn from_dir(dir: &Path, vocab: usize) -> Result<Self> {
-        let file = dir.join("tokenizer.json");
-        let bytes = read(&file, "the tokenizer of the model")?;
+        let (file, bytes, config) = if gguf::is_gguf(dir) {
+            let found = Mapped::gguf(dir)?;
+            let tokens = gguf::tokenizer(&found, dir)?;
+            let config = Config::parse(dir.to_owned(), tokens.config)?;
+            (dir.to_owned(), tokens.tokenizer.to_string().into_bytes(), config)
+        } else {
+            let file = dir.join("tokenizer.json");
+            let bytes = read(&file, "the tokenizer of the model")?;
+            (file, bytes, Config::read(dir)?)
+        };
         let fail = |got: String| Error::load(&file, "a tokenizer.json", got);
         let growth = check_growth(&file, &bytes)?;
         let tokenizer = guarded(|| tokenizers::Tokenizer::from_bytes(&bytes)).map_err(fail)?;
-        let config = Config::read(dir)?;
         let tokenizer = guarded(|| without_limits(tokenizer)).map_err(fail)?;
 
         let ids = tokenizer.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
@@ -294,8 +303,22 @@ impl Config {
         let file = dir.join("tokenizer_config.json");
         let bytes = read(&file, "the special tokens of the model")?;
         let fail = |got: String| Error::load(&file, "a JSON object", got);
-        let json: Map<String, Value> =
-            serde_json::from_slice(&bytes).map_err(|e| fail(e.to_string()))?;
+        let json: Value = serde_json::from_slice(&bytes).map_err(|e| fail(e.to_string()))?;
+        let mut config = Self::parse(file, json)?;
+        let jinja = dir.join("chat_template.jinja");
+        if file::is_listed(&jinja) {
+            let source = String::from_utf8(read(&jinja, "a chat template")?)
+                .map_err(|e| Error::load(&jinja, "UTF-8", e.to_string()))?;
+            config.templates.insert("default".to_string(), source);
+        }
+        Ok(config)
+    }
+
+    /// A parsed `tokenizer_config.json`; `file` is for messages.
+    fn parse(file: std::path::PathBuf, json: Value) -> Result<Self> {
+        let Value::Object(json) = json else {
+            return Err(Error::load(&file, "a JSON object", "something else"));
+        };
         let mut tokens = Vec::new();
         for name in NAMED_TOKENS {
             match json.get(name) {
@@ -312,18 +335,12 @@ impl Config {
             Some(Value::Bool(b)) => Some(*b),
             Some(v) => return Err(wrong(&file, "add_bos_token", "true or false", v)),
         };
-        let mut templates = match json.get("chat_template") {
+        let templates = match json.get("chat_template") {
             None | Some(Value::Null) => BTreeMap::new(),
             Some(v) => named_templates(v).ok_or_else(|| {
                 wrong(&file, "chat_template", "a string or a list of {name, template}", v)
             })?,
         };
-        let jinja = dir.join("chat_template.jinja");
-        if file::is_listed(&jinja) {
-            let source = String::from_utf8(read(&jinja, "a chat template")?)
-                .map_err(|e| Error::load(&jinja, "UTF-8", e.to_string()))?;
-            templates.insert("default".to_string(), source);
-        }
         Ok(Self { file, tokens, add_bos, templates })
     }
 

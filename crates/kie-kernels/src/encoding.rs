@@ -54,6 +54,23 @@ pub enum Codes {
     Bf16 = 2,
     /// FP8 e4m3.
     E4m3 = 3,
+    /// Signed bytes.
+    I8 = 4,
+    /// Two integers a byte, the first in the low half, each plus 8.
+    I4 = 5,
+    /// Two 4-bit floats a byte, the first in the low half: a sign, 2 exponent bits and 1 mantissa
+    /// bit (OCP MX); 0, 0.5, 1, 1.5, 2, 3, 4, 6.
+    E2m1 = 6,
+    /// GGUF: 32 signed bytes behind their float16 scale.
+    Q8x0 = 7,
+    /// GGUF: 32 integers of 4 bits, each plus 8, behind their float16 scale.
+    Q4x0 = 8,
+    /// GGUF: 256 integers of 4 bits in groups of 32 with a scale and a minimum of 6 bits each,
+    /// behind two float16 that scale those.
+    Q4k = 9,
+    /// GGUF: 256 integers of 6 bits, each plus 32, in groups of 16 with a scale of 8 bits each,
+    /// before the float16 that scales those.
+    Q6k = 10,
 }
 
 /// A row of the table of encodings.
@@ -67,18 +84,27 @@ pub struct CodesRow {
     pub numbers: u32,
     /// Bytes of that piece.
     pub bytes: u32,
+    /// Numbers of a group whose scale lies among the codes; 0: scales lie beside them, if at all.
+    pub group: u32,
 }
 
-const fn row(codes: Codes, name: &'static str, numbers: u32, bytes: u32) -> CodesRow {
-    CodesRow { codes, name, numbers, bytes }
+const fn row(codes: Codes, name: &'static str, piece: (u32, u32), group: u32) -> CodesRow {
+    CodesRow { codes, name, numbers: piece.0, bytes: piece.1, group }
 }
 
 /// All codes, in the order of their numbers.
-pub const CODES: [CodesRow; 4] = [
-    row(Codes::F32, "f32", 1, 4),
-    row(Codes::F16, "f16", 1, 2),
-    row(Codes::Bf16, "bf16", 1, 2),
-    row(Codes::E4m3, "f8_e4m3", 1, 1),
+pub const CODES: [CodesRow; 11] = [
+    row(Codes::F32, "f32", (1, 4), 0),
+    row(Codes::F16, "f16", (1, 2), 0),
+    row(Codes::Bf16, "bf16", (1, 2), 0),
+    row(Codes::E4m3, "f8_e4m3", (1, 1), 0),
+    row(Codes::I8, "i8", (1, 1), 0),
+    row(Codes::I4, "i4", (2, 1), 0),
+    row(Codes::E2m1, "f4_e2m1", (2, 1), 0),
+    row(Codes::Q8x0, "q8_0", (32, 34), 32),
+    row(Codes::Q4x0, "q4_0", (32, 18), 32),
+    row(Codes::Q4k, "q4_k", (256, 144), 32),
+    row(Codes::Q6k, "q6_k", (256, 210), 16),
 ];
 
 impl Codes {
@@ -109,8 +135,8 @@ impl Codes {
     }
 }
 
-/// How a matrix is stored. A number is its code times the scale of its group; with zero points the
-/// group's zero point is taken from the code first.
+/// How a matrix is stored. A number is its code, less its group's zero point if there is one, times
+/// its group's scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct Encoding {
@@ -118,7 +144,7 @@ pub struct Encoding {
     pub codes: Codes,
     /// Storage type of the scales.
     pub scale: Dtype,
-    /// Whether each group has a zero point, a byte each.
+    /// Whether each group has a zero point, a signed byte each, that is taken from its codes.
     pub zeros: bool,
     /// Rows and columns of a group that shares a scale; 0 where there are none beside the codes.
     pub group: [u32; 2],
@@ -138,6 +164,11 @@ impl Encoding {
     /// Whether scales lie beside the codes.
     pub const fn has_scales(&self) -> bool {
         self.group[0] != 0
+    }
+
+    /// Whether numbers are codes that need scales, among them or beside them.
+    pub const fn is_quantised(&self) -> bool {
+        self.has_scales() || self.codes.row().group > 0
     }
 
     /// Groups of a matrix, `[rows, cols]`; zeros where there are no scales.
@@ -187,6 +218,10 @@ mod tests {
     #[test]
     fn bits_count_the_scales() {
         assert_eq!(Encoding::plain(Codes::Bf16).bits(), 16.0);
+        assert_eq!(Encoding::plain(Codes::Q8x0).bits(), 8.5);
+        assert_eq!(Encoding::plain(Codes::Q4k).bits(), 4.5);
+        assert_eq!(Encoding::scaled(Codes::I4, [1, 32], Dtype::Bf16).bits(), 4.5);
+        assert_eq!(Encoding::scaled(Codes::E2m1, [1, 32], Dtype::F8E8m0).bits(), 4.25);
         let blocks = Encoding::scaled(Codes::E4m3, [128, 128], Dtype::F32);
         assert_eq!(blocks.bits(), 8.0 + 32.0 / 16384.0);
         assert_eq!(blocks.grid(129, 256), [2, 2]);

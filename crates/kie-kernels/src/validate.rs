@@ -3,8 +3,8 @@
 //! read, and whose rows are each owned by exactly one block.
 
 use crate::abi::{
-    Attend, Dtype, Embed, GateUp, Head, HeadMode, Heads, Join, PageGroup, Program, Project, Qkv,
-    StateAt, StateKind, Step, StepKind, Tensor,
+    Attend, Codes, Dtype, Embed, GateUp, Head, HeadMode, Heads, Join, PageGroup, Program, Project,
+    Qkv, StateAt, StateKind, Step, StepKind, Tensor,
 };
 use crate::device::Buffer;
 use crate::error::{Error, Result};
@@ -98,6 +98,14 @@ impl Checker<'_> {
         })?;
         wanted(t.cols.is_multiple_of(t.encoding.codes.row().numbers), || {
             format!("rows of tensor {index} are no whole bytes: {t:?}")
+        })?;
+        let [_, across] = t.encoding.group;
+        let piece = t.encoding.codes.row().numbers;
+        wanted(across >= t.cols || across.is_multiple_of(piece), || {
+            format!("groups of tensor {index} cut its codes: {t:?}")
+        })?;
+        wanted(!t.encoding.zeros || t.encoding.codes == Codes::I4, || {
+            format!("zero points of tensor {index}: {t:?}")
         })?;
         let beside = [(t.scale_offset, t.scale_bytes()), (t.zero_offset, t.zero_bytes())];
         beside.into_iter().try_for_each(|(offset, bytes)| {

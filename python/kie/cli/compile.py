@@ -13,7 +13,7 @@ def define(parser: ArgumentParser) -> None:
     """Defines the verb."""
     options.model(parser, nargs="?")
     parser.add_argument("--device", default="cuda:0", help="cuda:0, ...")
-    parser.add_argument("--dtype", default="auto", help="auto, f32, f16 or bf16")
+    parser.add_argument("--dtype", default="auto", help="auto, f32, f16, bf16, fp8, int4 or mxfp4")
     parser.add_argument("--max-seq-len", type=int, metavar="N", help="longest sequence, tokens")
     options.verb(parser, compile_model)
 

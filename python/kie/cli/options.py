@@ -29,7 +29,7 @@ def engine(parser: ArgumentParser) -> None:
     """How an engine is opened; `engine_options` reads it."""
     parser.add_argument("--revision", metavar="REV", help="of a hub id: branch, tag or commit")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda:0, ...")
-    parser.add_argument("--dtype", default="auto", help="auto, f32, f16 or bf16")
+    parser.add_argument("--dtype", default="auto", help="auto, f32, f16, bf16, fp8, int4 or mxfp4")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads")
     parser.add_argument("--max-seq-len", type=int, metavar="N", help="longest sequence, tokens")
 

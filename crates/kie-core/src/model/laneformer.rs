@@ -6,7 +6,7 @@
 
 use super::config::Config;
 use super::{
-    fp8_blocks, transformer::silu, Attention, Gated, HeadKind, Join, LayerSpec, Llama3Scaling,
+    quantization, transformer::silu, Attention, Gated, HeadKind, Join, LayerSpec, Llama3Scaling,
     Mixer, Mlp, Role, Rope, RopeStyle, Spec, TensorSpec,
 };
 use crate::error::Result;
@@ -60,7 +60,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
         head,
         tied: false,
         norm_per_lane: per_lane_norms,
-        fp8: fp8_blocks(config)?,
+        quantization: quantization::read(config)?,
         tensors: Vec::new(),
         ignored: Vec::new(),
         bos: config.token_ids("bos_token_id")?.first().copied(),

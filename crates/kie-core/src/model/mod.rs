@@ -9,6 +9,7 @@ mod hybrid;
 mod laneformer;
 mod llama;
 mod mistral;
+mod quantization;
 mod qwen2;
 mod qwen3;
 mod transformer;
@@ -20,8 +21,11 @@ use kie_kernels::abi::MAX_STOP_IDS;
 use serde_json::Value;
 
 use crate::error::{Error, Result};
+use crate::gguf;
 use crate::json;
+use crate::weights::Mapped;
 use config::Config;
+pub use quantization::{Group, Quantization};
 
 /// Turns a family's config into a spec.
 type Read = fn(&Config<'_>) -> Result<Spec>;
@@ -65,8 +69,8 @@ pub struct Spec {
     pub tied: bool,
     /// Norm scales are per lane, `[lanes, hidden]`, rather than shared, `[hidden]`.
     pub norm_per_lane: bool,
-    /// Block-scaled FP8 storage, where the config says so.
-    pub fp8: Option<Fp8Blocks>,
+    /// How matrices are quantised, where the config says so.
+    pub quantization: Option<Quantization>,
     /// Every tensor the model needs. A checkpoint with others is refused.
     pub tensors: Vec<TensorSpec>,
     /// Tensors that may be there and take no part (exact names).
@@ -222,15 +226,6 @@ pub enum HeadKind {
     Concat,
 }
 
-/// `quantization_config` with `quant_method: fp8`: e4m3 with one float32 scale per block.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fp8Blocks {
-    /// Rows of a block.
-    pub rows: usize,
-    /// Columns of a block.
-    pub cols: usize,
-}
-
 /// What a tensor is for. The number is the layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
@@ -252,10 +247,12 @@ pub enum Role {
     Down(usize),
     FinalNorm,
     Head,
+    /// Divisors of the rotary frequencies, `[head_dim / 2]`.
+    RopeFactors,
 }
 
 impl Role {
-    /// True for the large matrices, which may be stored as FP8 blocks.
+    /// True for the large matrices, which may be quantised.
     pub fn is_matrix(self) -> bool {
         matches!(
             self,
@@ -269,6 +266,13 @@ impl Role {
                 | Self::Head
                 | Self::Embedding
         )
+    }
+}
+
+impl Role {
+    /// True for the matrices of layers, which `dtype` quantises; embedding and head stay.
+    pub fn is_linear(self) -> bool {
+        self.is_matrix() && !matches!(self, Self::Head | Self::Embedding)
     }
 }
 
@@ -290,6 +294,12 @@ impl Spec {
     /// [`Error::Load`] for a file that is not what it should be, [`Error::UnsupportedModel`] for
     /// what kie does not know.
     pub fn read(folder: &Path) -> Result<Self> {
+        if gguf::is_gguf(folder) {
+            let file = Mapped::gguf(folder)?;
+            let mut spec = Self::from_config(&gguf::config(&file, folder)?, folder)?;
+            gguf::rope(&mut spec, &file);
+            return Ok(spec);
+        }
         let file = folder.join("config.json");
         let mut spec = Self::from_config(&json::read(&file)?, &file)?;
         let generation = Generation::read(folder)?;
@@ -508,32 +518,6 @@ impl Generation {
             repetition_penalty: number("repetition_penalty", above, |n| n as f32 > 0.0)?,
         })
     }
-}
-
-/// `quantization_config`, where there is one.
-fn fp8_blocks(config: &Config<'_>) -> Result<Option<Fp8Blocks>> {
-    let Some(q) = config.object("quantization_config")? else { return Ok(None) };
-    match (q.text("quant_method")?, q.text("fmt")?) {
-        (Some("fp8"), None | Some("e4m3")) => {}
-        (method, format) => {
-            let detail = format!("{method:?} {format:?}; fp8 e4m3 in blocks");
-            return q.unsupported("quant_method", detail);
-        }
-    }
-    let Some(&[rows, cols]) = q.sizes("weight_block_size")?.as_deref() else {
-        return q.unsupported("weight_block_size", "two sizes are needed, such as [128, 128]");
-    };
-    if rows > 4096 || cols > 4096 {
-        return q.unsupported("weight_block_size", "at most 4096 each");
-    }
-    // Which modules are not converted shows in the checkpoint: their tensors have no scales.
-    q.texts("modules_to_not_convert")?;
-    // Static scales of activations would be tensors of their own.
-    if let Some(other) = q.text("activation_scheme")?.filter(|scheme| *scheme != "dynamic") {
-        return q.unsupported("activation_scheme", format!("{other:?}; dynamic"));
-    }
-    q.finish(&[])?;
-    Ok(Some(Fp8Blocks { rows, cols }))
 }
 
 #[cfg(test)]

@@ -102,7 +102,7 @@ fn llama_variants() {
         ("rope_scaling", json!({"rope_type": "yarn", "factor": 2.0})),
         ("attention_bias", json!(true)),
         ("hidden_act", json!("gelu")),
-        ("quantization_config", json!({"quant_method": "awq"})),
+        ("quantization_config", json!({"quant_method": "bitsandbytes"})),
         ("num_key_value_heads", json!(3)),
         ("head_dim", json!(15)),
         ("eos_token_id", json!(100)),
@@ -238,16 +238,17 @@ fn qwen_windows_are_not_guessed() {
 }
 
 #[test]
-fn fp8_is_the_only_quantisation() {
+fn fp8_blocks_are_read_and_nothing_else_of_them() {
     let fp8 = json!({"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
         "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]});
+    let wanted = Quantization::Fp8(Group::Block(128, 128));
     for family in ["llama", "mistral", "qwen2", "qwen3"] {
         let config =
             with(with(llama(), "model_type", json!(family)), "quantization_config", fp8.clone());
-        assert_eq!(read(config).unwrap().fp8, Some(Fp8Blocks { rows: 128, cols: 128 }), "{family}");
+        assert_eq!(read(config).unwrap().quantization, Some(wanted), "{family}");
     }
     for (key, value) in [
-        ("quant_method", json!("gptq")),
+        ("quant_method", json!("bitsandbytes")),
         ("fmt", json!("e5m2")),
         ("activation_scheme", json!("static")),
         ("weight_block_size", json!(null)),

@@ -3,8 +3,8 @@
 
 use super::config::Config;
 use super::{
-    fp8_blocks, Attention, Gated, HeadKind, Join, LayerSpec, Llama3Scaling, Mixer, Mlp, Role, Rope,
-    RopeStyle, Spec, TensorSpec,
+    quantization, Attention, Gated, HeadKind, Join, LayerSpec, Llama3Scaling, Mixer, Mlp, Role,
+    Rope, RopeStyle, Spec, TensorSpec,
 };
 use crate::error::Result;
 
@@ -69,7 +69,7 @@ pub(super) fn with_layers(config: &Config<'_>, layers: Vec<LayerSpec>) -> Result
         head: HeadKind::Replicate,
         tied,
         norm_per_lane: false,
-        fp8: fp8_blocks(config)?,
+        quantization: quantization::read(config)?,
         tensors: Vec::new(),
         ignored: Vec::new(),
         bos: config.token_ids("bos_token_id")?.first().copied(),

@@ -1,4 +1,6 @@
-//! Weights in another number format than the checkpoint's, on request only: what it costs is said.
+//! Weights in another format than the checkpoint's, on request only: what it costs is said.
+
+use std::borrow::Cow;
 
 use half::{bf16, f16};
 use kie_kernels::abi::{Codes, Dtype, Encoding, Tensor};
@@ -6,37 +8,65 @@ use kie_kernels::cpu::matmul::Matrix;
 use kie_kernels::cpu::numbers;
 use kie_kernels::device::Stop;
 
+use super::quantize::{quantise, Scheme};
 use crate::error::{Error, Result};
-use crate::weights;
+use crate::weights::{self, Parts};
 
-/// The format a configuration asks for; `None`: as stored.
-pub(super) fn wanted(dtype: &str) -> Result<Option<Dtype>> {
-    match dtype {
-        "auto" => Ok(None),
-        "f32" => Ok(Some(Dtype::F32)),
-        "f16" => Ok(Some(Dtype::F16)),
-        "bf16" => Ok(Some(Dtype::Bf16)),
-        other => Err(Error::InvalidRequest(format!(
-            "dtype must be auto, f32, f16 or bf16, got {other:?}"
+/// What a configuration asks of the weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// As stored.
+    Stored,
+    /// Every number in a type.
+    Plain(Dtype),
+    /// Matrices of layers quantised, all else as stored.
+    Quantised(Scheme),
+}
+
+/// The format a configuration asks for.
+pub(super) fn wanted(dtype: &str) -> Result<Wanted> {
+    match (dtype, Scheme::named(dtype)) {
+        (_, Some(scheme)) => Ok(Wanted::Quantised(scheme)),
+        ("auto", None) => Ok(Wanted::Stored),
+        ("f32", None) => Ok(Wanted::Plain(Dtype::F32)),
+        ("f16", None) => Ok(Wanted::Plain(Dtype::F16)),
+        ("bf16", None) => Ok(Wanted::Plain(Dtype::Bf16)),
+        (other, None) => Err(Error::InvalidRequest(format!(
+            "dtype must be auto, f32, f16, bf16, fp8, int4 or mxfp4, got {other:?}"
         ))),
     }
 }
 
-/// A converted tensor, its bytes and what it lost.
+impl Wanted {
+    /// How a stored tensor will be held.
+    pub(super) fn encoding(self, stored: &weights::Tensor, described: &Tensor) -> Encoding {
+        let plain = !described.encoding.is_quantised();
+        match self {
+            Self::Plain(dtype) => Codes::plain(dtype).map_or(described.encoding, Encoding::plain),
+            Self::Quantised(scheme)
+                if plain && stored.role.is_linear() && scheme.fits(described.cols) =>
+            {
+                scheme.encoding()
+            }
+            Self::Stored | Self::Quantised(_) => described.encoding,
+        }
+    }
+}
+
+/// A converted tensor's numbers, and what they lost.
 pub(super) struct Converted {
-    pub tensor: Tensor,
     pub bytes: Vec<u8>,
     pub note: Option<String>,
 }
 
-/// Rewrites a tensor. `stored` describes it in its checkpoint; the result lies at offset 0 of a
-/// buffer of its own.
+/// Rewrites a tensor as numbers of `dtype`. `described` and `parts` are what there is of it.
 ///
 /// # Errors
 /// [`Error::Load`] where a number does not fit the wanted format, [`Error::OutOfMemory`],
 /// [`Error::Interrupted`].
 pub(super) fn convert(
     described: &Tensor,
+    parts: &Parts<'_>,
     stored: &weights::Tensor,
     dtype: Dtype,
     stop: &Stop,
@@ -55,7 +85,7 @@ pub(super) fn convert(
     for at in 0..(described.lanes * described.rows) as usize {
         stop.check()?;
         let (lane, at) = (at / described.rows as usize, at % described.rows as usize);
-        numbers::row_to_f32(&matrix(described, stored, lane), at, &mut row);
+        numbers::row_to_f32(&matrix(described, parts, lane), at, &mut row);
         for value in &row {
             let kept = push(&mut bytes, *value, dtype);
             if value.is_finite() && !kept.is_finite() {
@@ -70,38 +100,74 @@ pub(super) fn convert(
             norm += f64::from(*value).powi(2);
         }
     }
-    let codes = Codes::plain(dtype).expect("a configuration asks for plain numbers");
     let relative = (error / norm.max(f64::MIN_POSITIVE)).sqrt();
     let note = (relative > 0.0).then(|| {
         format!(
             "{}: {} to {}, relative error {relative:.1e}",
             stored.name,
-            stored.encoding.codes.name(),
+            described.encoding.codes.name(),
             dtype.name()
         )
     });
-    let tensor = Tensor {
-        encoding: Encoding::plain(codes),
-        offset: 0,
-        scale_offset: 0,
-        scale_buffer: 0,
-        ..*described
-    };
-    Ok(Converted { tensor, bytes, note })
+    Ok(Converted { bytes, note })
 }
 
-/// One lane of a stored tensor.
-fn matrix<'a>(described: &Tensor, stored: &'a weights::Tensor, lane: usize) -> Matrix<'a> {
+/// What quantising has done so far.
+#[derive(Default)]
+pub(super) struct Tally {
+    matrices: usize,
+    bytes: [u64; 2],
+    error: [f64; 2],
+}
+
+impl Tally {
+    /// Quantises all lanes of a tensor.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`].
+    pub(super) fn quantise(
+        &mut self,
+        scheme: Scheme,
+        described: &Tensor,
+        parts: &Parts<'_>,
+        stop: &Stop,
+    ) -> Result<Parts<'static>> {
+        let (mut codes, mut scales) = (Vec::new(), Vec::new());
+        for lane in 0..described.lanes as usize {
+            let made = quantise(scheme, &matrix(described, parts, lane), stop)?;
+            codes.extend(made.codes);
+            scales.extend(made.scales);
+            self.error = [self.error[0] + made.error[0], self.error[1] + made.error[1]];
+        }
+        self.matrices += 1;
+        self.bytes[0] += described.bytes();
+        self.bytes[1] += (codes.len() + scales.len()) as u64;
+        let [codes, scales] = [codes, scales].map(Cow::Owned);
+        Ok(Parts { codes, scales, zeros: Cow::Borrowed(&[]) })
+    }
+
+    /// A line for people, if there was anything.
+    pub(super) fn note(&self, scheme: Scheme) -> Option<String> {
+        let [before, after] = self.bytes.map(super::memory::human);
+        let relative = (self.error[0] / self.error[1].max(f64::MIN_POSITIVE)).sqrt();
+        let what = format!("{} matrices to {}", self.matrices, scheme.name());
+        (self.matrices > 0).then(|| {
+            format!("{what}: {before} became {after}, relative error of the weights {relative:.1e}")
+        })
+    }
+}
+
+/// One lane of a tensor.
+fn matrix<'a>(described: &Tensor, parts: &'a Parts<'_>, lane: usize) -> Matrix<'a> {
     let part = |all: &'a [u8], bytes: u64| {
         let bytes = bytes as usize;
         &all[lane * bytes..(lane + 1) * bytes]
     };
-    let scales = || stored.scales.as_ref().map_or(&[][..], |scales| scales.bytes());
     Matrix::described(
         described,
-        part(stored.bytes(), described.lane_bytes()),
-        || part(scales(), described.scale_bytes()),
-        || &[],
+        part(&parts.codes, described.lane_bytes()),
+        || part(&parts.scales, described.scale_bytes()),
+        || part(&parts.zeros, described.zero_bytes()),
     )
 }
 

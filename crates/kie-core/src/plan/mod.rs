@@ -4,22 +4,26 @@
 
 mod convert;
 mod memory;
+pub mod quantize;
 mod schedule;
 mod state;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
 use kie_kernels::abi::{Codes, Dims, Dtype, Encoding, Program, Tensor};
+use kie_kernels::cpu::numbers::code_to_f32;
 use kie_kernels::device::{Buffer, Device, DeviceInfo, Holding, Stop};
 use kie_kernels::partition::partition_rows;
 use kie_kernels::validate::{validate, ValidProgram};
 
 use crate::error::{Error, Result};
-use crate::model::{Attention, Mixer, Role, Rope, Spec, TensorSpec};
+use crate::model::{Attention, Mixer, Role, Rope, Spec};
 use crate::request::EngineConfig;
-use crate::weights::Checkpoint;
+use crate::weights::{self, Checkpoint, Parts};
+use convert::{Tally, Wanted};
 
 pub use memory::Memory;
 
@@ -96,7 +100,7 @@ fn assemble(
     let wanted = convert::wanted(&config.dtype)?;
     let weights = weights_of(spec, checkpoint, wanted);
     let (dims, states, mut memory) = memory::size(spec, config, (device, &info), weights)?;
-    let rotary = rotary_tables(spec);
+    let rotary = rotary_tables(spec, checkpoint);
     let mut placed = Placed {
         buffers: vec![load(device, Arc::new(rotary.bytes))?],
         tensors: rotary.tensors,
@@ -154,7 +158,7 @@ impl Placed {
         spec: &Spec,
         checkpoint: &Checkpoint,
         device: &dyn Device,
-        wanted: Option<Dtype>,
+        wanted: Wanted,
         reads: Option<&Reads<'_>>,
     ) -> Result<()> {
         for file in checkpoint.files() {
@@ -170,19 +174,14 @@ impl Placed {
             let told = |done: usize| progress("load", done as u64, total);
             checkpoint.check_all_finite(&tensors, &told, stop)?;
         }
+        let mut tally = Tally::default();
         for tensor in &spec.tensors {
-            let stored = stored(tensor.role);
-            let mut entry = describe(stored);
-            let wanted = wanted.or((!device.carries(&entry.encoding)).then_some(Dtype::F16));
-            let differs = |d: &Dtype| Some(entry.encoding) != Codes::plain(*d).map(Encoding::plain);
-            if let Some((reads, dtype)) = reads.zip(wanted.filter(differs)) {
-                let converted = convert::convert(&entry, stored, dtype, reads.stop)?;
-                self.notes.extend(converted.note);
-                entry = Tensor { buffer: self.buffers.len() as u32, ..converted.tensor };
-                self.buffers.push(load(device, Arc::new(converted.bytes))?);
-            }
+            let entry = self.one(stored(tensor.role), device, wanted, &mut tally, reads)?;
             self.roles.insert(tensor.role, self.tensors.len() as u32);
             self.tensors.push(entry);
+        }
+        if let Wanted::Quantised(scheme) = wanted {
+            self.notes.extend(tally.note(scheme));
         }
         reads.inspect(|reads| (reads.progress)("load", total, total));
         if let (true, Some(embedding)) = (spec.tied, self.roles.get(&Role::Embedding).copied()) {
@@ -192,17 +191,66 @@ impl Placed {
     }
 }
 
+impl Placed {
+    /// A tensor where the device reads it: in its file, or in a buffer of its own where the file
+    /// has it otherwise. Without `reads` nothing is made, and it is only described.
+    fn one(
+        &mut self,
+        stored: &weights::Tensor,
+        device: &dyn Device,
+        wanted: Wanted,
+        tally: &mut Tally,
+        reads: Option<&Reads<'_>>,
+    ) -> Result<Tensor> {
+        let mut entry = describe(stored);
+        let encoding = wanted.encoding(stored, &entry);
+        let carried = device.carries(&encoding);
+        let as_stored = encoding == entry.encoding && carried && !stored.is_repacked();
+        let Some(Reads { stop, .. }) = reads.filter(|_| !as_stored) else { return Ok(entry) };
+        stop.check()?;
+        let mut parts = stored.parts();
+        match wanted {
+            Wanted::Quantised(scheme) if encoding != entry.encoding => {
+                parts = tally.quantise(scheme, &entry, &parts, stop)?;
+                entry.encoding = encoding;
+            }
+            Wanted::Stored | Wanted::Plain(_) | Wanted::Quantised(_) => {}
+        }
+        let plain = match wanted {
+            Wanted::Plain(dtype) if encoding != entry.encoding => Some(dtype),
+            Wanted::Stored | Wanted::Plain(_) | Wanted::Quantised(_) => {
+                (!carried).then_some(Dtype::F16)
+            }
+        };
+        if let Some(dtype) = plain {
+            let converted = convert::convert(&entry, &parts, stored, dtype, stop)?;
+            self.notes.extend(converted.note);
+            entry.encoding = Codes::plain(dtype).map_or(entry.encoding, Encoding::plain);
+            let [scales, zeros] = [&[][..]; 2].map(Cow::Borrowed);
+            parts = Parts { codes: Cow::Owned(converted.bytes), scales, zeros };
+        }
+        let buffer = self.buffers.len() as u32;
+        let scale_offset = (parts.codes.len() as u64).next_multiple_of(4);
+        let zero_offset = scale_offset + parts.scales.len() as u64;
+        let mut bytes = parts.codes.into_owned();
+        bytes.resize(scale_offset as usize, 0);
+        bytes.extend(&*parts.scales);
+        bytes.extend(&*parts.zeros);
+        self.buffers.push(load(device, Arc::new(bytes))?);
+        Ok(Tensor { buffer, offset: 0, scale_buffer: buffer, scale_offset, zero_offset, ..entry })
+    }
+}
+
 /// Bytes of all weights as they will be read, and whether they are float32.
-fn weights_of(spec: &Spec, checkpoint: &Checkpoint, wanted: Option<Dtype>) -> (u64, bool) {
-    let bytes = |tensor: &TensorSpec| match (wanted, checkpoint.tensor(tensor.role)) {
-        (Some(dtype), _) => tensor.numbers() * dtype.bytes() as u64,
-        (None, stored) => stored.map_or(0, |stored| describe(stored).bytes()),
+fn weights_of(spec: &Spec, checkpoint: &Checkpoint, wanted: Wanted) -> (u64, bool) {
+    let held = |stored: &weights::Tensor| {
+        let entry = describe(stored);
+        Tensor { encoding: wanted.encoding(stored, &entry), ..entry }
     };
-    let wide = wanted.map_or_else(
-        || checkpoint.tensor(Role::Q(0)).is_none_or(|t| t.encoding.codes == Codes::F32),
-        |dtype| dtype == Dtype::F32,
-    );
-    (spec.tensors.iter().map(bytes).sum(), wide)
+    let tensors = spec.tensors.iter().filter_map(|tensor| checkpoint.tensor(tensor.role));
+    let query = checkpoint.tensor(Role::Q(0)).map(held);
+    let wide = query.is_none_or(|t| t.encoding == Encoding::plain(Codes::F32));
+    (tensors.map(|tensor| held(tensor).bytes()).sum(), wide)
 }
 
 fn load(device: &dyn Device, bytes: Arc<dyn kie_kernels::device::HostBytes>) -> Result<Buffer> {
@@ -215,9 +263,13 @@ fn read_per_token(roles: &HashMap<Role, u32>, tensors: &[Tensor]) -> u64 {
     read.map(|(_, index)| tensors[*index as usize].bytes()).sum()
 }
 
-/// Rotary inverse frequencies, float32 `[head_dim / 2]` as bytes.
-fn frequencies(rope: &Rope, head_dim: usize) -> Vec<u8> {
-    let bytes = |j| (rope.frequency(j, head_dim) as f32).to_le_bytes();
+/// Rotary inverse frequencies, float32 `[head_dim / 2]` as bytes, divided by the checkpoint's
+/// factors where it has some.
+fn frequencies(rope: &Rope, head_dim: usize, checkpoint: &Checkpoint) -> Vec<u8> {
+    let factors = checkpoint.tensor(Role::RopeFactors);
+    let factor =
+        |j: usize| factors.map_or(1.0, |t| f64::from(code_to_f32(t.encoding.codes, t.bytes(), j)));
+    let bytes = |j| ((rope.frequency(j, head_dim) / factor(j)) as f32).to_le_bytes();
     (0..head_dim / 2).flat_map(bytes).collect()
 }
 
@@ -231,7 +283,7 @@ struct RotaryTables {
 }
 
 /// One table for all layers that turn alike.
-fn rotary_tables(spec: &Spec) -> RotaryTables {
+fn rotary_tables(spec: &Spec, checkpoint: &Checkpoint) -> RotaryTables {
     let mut all = RotaryTables { bytes: Vec::new(), tensors: Vec::new(), of_layer: Vec::new() };
     let mut known: Vec<(Rope, usize)> = Vec::new();
     for layer in &spec.layers {
@@ -251,7 +303,7 @@ fn rotary_tables(spec: &Spec) -> RotaryTables {
                 scale_offset: 0,
                 zero_offset: 0,
             });
-            all.bytes.extend(frequencies(&rope, head_dim));
+            all.bytes.extend(frequencies(&rope, head_dim, checkpoint));
             known.len() - 1
         });
         all.of_layer.push(at as u32);
@@ -261,7 +313,7 @@ fn rotary_tables(spec: &Spec) -> RotaryTables {
 
 /// A checkpoint tensor in place. Matrices have the lane first where they have three dimensions;
 /// everything else is rows of numbers.
-fn describe(t: &crate::weights::Tensor) -> Tensor {
+fn describe(t: &weights::Tensor) -> Tensor {
     let (lanes, rows, cols) = match t.shape[..] {
         [lanes, rows, cols] => (lanes, rows, cols),
         [rows, cols] => (1, rows, cols),
@@ -269,7 +321,7 @@ fn describe(t: &crate::weights::Tensor) -> Tensor {
         _ => unreachable!("the spec asks for one to three dimensions"),
     };
     let (scale_file, scale_offset) = t.scales.as_ref().map_or((0, 0), |s| (s.file, s.offset));
-    Tensor {
+    let described = Tensor {
         buffer: t.file as u32 + 1,
         encoding: t.encoding,
         layout: kie_kernels::abi::Layout::RowMajor,
@@ -280,7 +332,12 @@ fn describe(t: &crate::weights::Tensor) -> Tensor {
         offset: t.offset as u64,
         scale_offset: scale_offset as u64,
         zero_offset: 0,
+    };
+    if t.is_repacked() {
+        // What rows will be made of; where they lie is known when they are.
+        return Tensor { offset: 0, scale_offset: 0, ..described };
     }
+    described
 }
 
 impl fmt::Display for Plan {

@@ -6,18 +6,22 @@
 
 mod finite;
 mod guard;
+mod quantized;
 mod safetensors;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use kie_kernels::abi::{Codes, Dtype, Encoding};
+use kie_kernels::abi::{Codes, Encoding};
 use kie_kernels::file::is_listed;
 
 use crate::error::{Error, Result};
+use crate::gguf;
 use crate::json;
 use crate::model::{Role, Spec, TensorSpec};
+use quantized::{Entries, Finder, Repack};
 use safetensors::Entry;
 pub use safetensors::Mapped;
 
@@ -40,7 +44,19 @@ pub struct Tensor {
     pub offset: usize,
     /// Its scales, where the encoding has them beside the codes.
     pub scales: Option<Scales>,
+    /// It is stored by columns: [`Tensor::parts`] has its rows.
+    repack: Option<Repack>,
     bytes: Slice,
+}
+
+/// A tensor's codes, scales and zero points, by rows.
+pub struct Parts<'a> {
+    /// The codes.
+    pub codes: Cow<'a, [u8]>,
+    /// The scales beside them, if any.
+    pub scales: Cow<'a, [u8]>,
+    /// The zero points, if any.
+    pub zeros: Cow<'a, [u8]>,
 }
 
 /// Scales of a tensor, `[lanes,] rows / group, cols / group` rounded up.
@@ -71,6 +87,22 @@ impl Tensor {
     /// The numbers, little-endian, row-major.
     pub fn bytes(&self) -> &[u8] {
         self.bytes.bytes()
+    }
+
+    /// Whether the file holds columns, so that rows have to be made of them.
+    pub fn is_repacked(&self) -> bool {
+        self.repack.is_some()
+    }
+
+    /// Its codes, scales and zero points by rows: those of the file, or made of its columns.
+    pub fn parts(&self) -> Parts<'_> {
+        if let (Some(repack), [rows, cols]) = (&self.repack, &self.shape[..]) {
+            let [codes, scales, zeros] = repack.rows(*rows, *cols).map(Cow::Owned);
+            return Parts { codes, scales, zeros };
+        }
+        let scales = self.scales.as_ref().map_or(&[][..], Scales::bytes);
+        let [codes, scales, zeros] = [self.bytes(), scales, &[]].map(Cow::Borrowed);
+        Parts { codes, scales, zeros }
     }
 }
 
@@ -123,7 +155,7 @@ impl Checkpoint {
         paths: &[PathBuf],
         index: &HashMap<String, usize>,
     ) -> Result<Self> {
-        let mut entries: HashMap<String, (usize, Entry)> = HashMap::new();
+        let mut entries = Entries::new();
         for (file, map) in self.files.iter().enumerate() {
             for (name, entry) in map.entries()? {
                 if let Some((other, _)) = entries.insert(name.clone(), (file, entry)) {
@@ -154,58 +186,43 @@ impl Checkpoint {
         folder: &Path,
         wanted: &TensorSpec,
         spec: &Spec,
-        entries: &mut HashMap<String, (usize, Entry)>,
+        entries: &mut Entries,
         paths: &[PathBuf],
     ) -> Result<Tensor> {
-        let missing = |name: &str| {
-            let listed = if paths.len() == 1 { paths[0].clone() } else { folder.join(INDEX) };
-            Error::tensor(listed, name, "the tensor", "nothing")
-        };
+        let listed = if paths.len() == 1 { paths[0].clone() } else { folder.join(INDEX) };
         let name = &wanted.name;
-        let (file, entry) = entries.remove(name).ok_or_else(|| missing(name))?;
+        if let (Some(scheme), true) = (spec.quantization, wanted.role.is_matrix()) {
+            let listed = listed.clone();
+            let mut finder = Finder { checkpoint: self, wanted, entries, paths, listed };
+            if let Some(tensor) = finder.find(scheme)? {
+                return Ok(tensor);
+            }
+        }
+        let missing = || Error::tensor(listed, name, "the tensor", "nothing");
+        let (file, entry) = entries.remove(name).ok_or_else(missing)?;
         let path = &paths[file];
         if entry.shape != wanted.shape {
             let (want, got) = (format!("shape {:?}", wanted.shape), format!("{:?}", entry.shape));
             return Err(Error::tensor(path, name, want, got));
         }
-        let codes = entry
-            .dtype
-            .and_then(Codes::plain)
-            .ok_or_else(|| Error::tensor(path, name, "F32, F16, BF16 or F8_E4M3", &entry.stored))?;
-        let mut encoding = Encoding::plain(codes);
-        let scales = match (&spec.fp8, codes) {
-            (Some(blocks), Codes::E4m3) if wanted.role.is_matrix() => {
-                let scale_name = format!("{name}_scale_inv");
-                let (file, scale) =
-                    entries.remove(&scale_name).ok_or_else(|| missing(&scale_name))?;
-                let mut shape = wanted.shape.clone();
-                let n = shape.len();
-                shape[n - 2] = shape[n - 2].div_ceil(blocks.rows);
-                shape[n - 1] = shape[n - 1].div_ceil(blocks.cols);
-                if scale.dtype != Some(Dtype::F32) || scale.shape != shape {
-                    let got = format!("{} {:?}", scale.stored, scale.shape);
-                    let want = format!("F32 {shape:?}");
-                    return Err(Error::tensor(&paths[file], scale_name, want, got));
-                }
-                let bytes = self.slice(file, &scale);
-                encoding.group = [blocks.rows as u32, blocks.cols as u32];
-                Some(Scales { file, offset: scale.offset, bytes })
+        let plain = |codes: &Codes| codes.row().group == 0 || wanted.role.is_matrix();
+        let codes = match entry.codes.filter(plain) {
+            Some(Codes::E4m3) | None => {
+                let want = "F32, F16 or BF16, or a matrix of the quantization_config's scheme";
+                return Err(Error::tensor(path, name, want, &entry.stored));
             }
-            (_, Codes::E4m3) => {
-                let want = "F32, F16 or BF16 (FP8 needs a quantization_config and a matrix)";
-                return Err(Error::tensor(path, name, want, "F8_E4M3"));
-            }
-            (_, Codes::F32 | Codes::F16 | Codes::Bf16) => None,
+            Some(codes) => codes,
         };
         Ok(Tensor {
             role: wanted.role,
             name: name.clone(),
             path: path.clone(),
-            encoding,
+            encoding: Encoding::plain(codes),
             shape: entry.shape.clone(),
             file,
             offset: entry.offset,
-            scales,
+            scales: None,
+            repack: None,
             bytes: self.slice(file, &entry),
         })
     }
@@ -227,6 +244,9 @@ impl Checkpoint {
 
 /// The weight files of a folder, and for a sharded one which file each tensor must be in.
 fn files_of(folder: &Path) -> Result<(Vec<PathBuf>, HashMap<String, usize>)> {
+    if gguf::is_gguf(folder) {
+        return Ok((vec![folder.to_owned()], HashMap::new()));
+    }
     let index_file = folder.join(INDEX);
     if !is_listed(&index_file) {
         let single = folder.join(SINGLE);
@@ -268,7 +288,7 @@ fn files_of(folder: &Path) -> Result<(Vec<PathBuf>, HashMap<String, usize>)> {
 fn check_index(
     folder: &Path,
     index: &HashMap<String, usize>,
-    entries: &HashMap<String, (usize, Entry)>,
+    entries: &Entries,
     paths: &[PathBuf],
 ) -> Result<()> {
     for (name, wanted) in index {

@@ -9,11 +9,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use kie_kernels::abi::Dtype;
+use kie_kernels::abi::{Codes, Dtype};
 use serde_json::Value;
 
 use super::guard::Guard;
 use crate::error::{Error, Result};
+use crate::gguf::{self, Gguf};
 use crate::json;
 
 /// Longest header that is read, in bytes.
@@ -39,8 +40,10 @@ impl AsRef<[u8]> for Mapped {
 pub(super) struct Entry {
     /// Its type as the file names it.
     pub stored: String,
-    /// Its type, if kie computes with it.
+    /// Its type, if kie knows numbers of it.
     pub dtype: Option<Dtype>,
+    /// The codes that are its numbers, if it needs no scheme to be understood.
+    pub codes: Option<Codes>,
     pub shape: Vec<usize>,
     /// From the start of the file.
     pub offset: usize,
@@ -92,6 +95,9 @@ impl Mapped {
 
     /// The tensors by name, in the order of their bytes.
     pub(super) fn entries(&self) -> Result<Vec<(String, Entry)>> {
+        if gguf::is_gguf(&self.path) {
+            return self.gguf_entries();
+        }
         let wrong = |got: String| Error::load(&self.path, "a safetensors header", got);
         let length = u64::from_le_bytes(self.map[..8].try_into().expect("8 bytes"));
         if length > MAX_HEADER || length > self.map.len() as u64 - 8 {
@@ -125,6 +131,24 @@ impl Mapped {
         Ok(entries)
     }
 
+    fn gguf_entries(&self) -> Result<Vec<(String, Entry)>> {
+        let file = Gguf::parse(&self.path, &self.map)?;
+        let entry = |info: gguf::Info| {
+            let gguf::Info { name, stored, codes, shape, offset, len } = info;
+            (name, Entry { stored, dtype: None, codes, shape, offset, len })
+        };
+        Ok(file.tensors.into_iter().map(entry).collect())
+    }
+
+    /// What a GGUF file says before its data.
+    ///
+    /// # Errors
+    /// As [`Gguf::parse`], and for a file that cannot be mapped.
+    pub(crate) fn gguf(path: &Path) -> Result<Gguf> {
+        let file = Self::open(path)?;
+        Gguf::parse(path, &file.map)
+    }
+
     /// One entry of the header; `start` is where the data begin. Its bytes are inside the file and
     /// as many as its shape and type say.
     fn entry(&self, name: &str, info: &Value, start: usize) -> Result<Entry> {
@@ -153,15 +177,17 @@ impl Mapped {
             return Err(wrong(&want, &info["data_offsets"]));
         }
         let dtype = dtype(&stored);
-        if let Some(dtype) = dtype {
-            let bytes = shape.iter().try_fold(dtype.bytes(), |n, d| n.checked_mul(*d));
+        let size = dtype.map(Dtype::bytes).or_else(|| integer_bytes(&stored));
+        if let Some(size) = size {
+            let bytes = shape.iter().try_fold(size, |n, d| n.checked_mul(*d));
             if bytes != Some(end - begin) {
                 let want = format!("{stored} {shape:?}");
                 let got = format!("{} bytes", end - begin);
                 return Err(Error::tensor(&self.path, name, want, got));
             }
         }
-        Ok(Entry { stored, dtype, shape, offset: start + begin, len: end - begin })
+        let codes = dtype.and_then(Codes::plain);
+        Ok(Entry { stored, dtype, codes, shape, offset: start + begin, len: end - begin })
     }
 }
 
@@ -178,6 +204,16 @@ fn dtype(name: &str) -> Option<Dtype> {
         "BF16" => Some(Dtype::Bf16),
         "F8_E4M3" => Some(Dtype::F8E4m3),
         "F8_E8M0" => Some(Dtype::F8E8m0),
+        _ => None,
+    }
+}
+
+/// Bytes of the integers that packed codes are stored as.
+fn integer_bytes(name: &str) -> Option<usize> {
+    match name {
+        "I8" | "U8" => Some(1),
+        "I32" => Some(4),
+        "I64" => Some(8),
         _ => None,
     }
 }

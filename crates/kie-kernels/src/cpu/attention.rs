@@ -13,7 +13,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::matmul::{part, Weight, F16, F32};
+use super::codes::{part, Weight, F16, F32};
 use super::simd::{dispatch, Kernel, Level, Vector};
 use crate::abi::{Dtype, PAGE};
 

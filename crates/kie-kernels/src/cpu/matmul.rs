@@ -11,125 +11,11 @@
 
 use std::ops::Range;
 
-use crate::abi::{Codes, Dtype, Tensor};
-use crate::device::Buffer;
-
-use super::numbers::number_to_f32;
+use super::codes::{with_coded, Bf16, Decoder, Unpack, F16, F32, F8};
+use super::matrix::{Factors, FactorsOf, FACTORS};
+pub use super::matrix::{Matrix, Scales};
 use super::simd::{dispatch, prefetch, Kernel, Level, Vector};
-
-/// Scales of a matrix, one for each group of `block_rows` x `block_cols` weights.
-#[derive(Debug, Clone, Copy)]
-pub struct Scales<'a> {
-    /// Little-endian `dtype`, `[ceil(rows / block_rows), ceil(cols / block_cols)]`, any alignment.
-    pub data: &'a [u8],
-    /// Storage type of a scale.
-    pub dtype: Dtype,
-    /// Zero points of the groups, a byte each; none: codes are signed.
-    pub zeros: Option<&'a [u8]>,
-    /// Rows that share a scale.
-    pub block_rows: usize,
-    /// Columns that share a scale.
-    pub block_cols: usize,
-}
-
-impl Scales<'_> {
-    /// Index of the first scale of `row`, of a matrix with `cols` columns.
-    #[inline(always)]
-    pub(crate) fn first(&self, row: usize, cols: usize) -> usize {
-        row / self.block_rows * cols.div_ceil(self.block_cols)
-    }
-
-    /// The scale at `index`, which is [`Scales::first`] plus the block column.
-    ///
-    /// # Panics
-    /// When it lies outside `data`.
-    #[inline(always)]
-    pub(crate) fn at(&self, index: usize) -> f32 {
-        let size = self.dtype.bytes();
-        number_to_f32(self.dtype, &self.data[size * index..size * (index + 1)])
-    }
-
-    /// The zero point at `index`; 0 without zero points.
-    #[inline(always)]
-    pub(crate) fn zero(&self, index: usize) -> f32 {
-        self.zeros.map_or(0.0, |zeros| f32::from(zeros[index]))
-    }
-}
-
-/// A weight matrix as it lies in a checkpoint: row-major, possibly unaligned.
-#[derive(Debug, Clone, Copy)]
-pub struct Matrix<'a> {
-    /// `rows` rows of codes.
-    pub data: &'a [u8],
-    /// What the codes stand for.
-    pub codes: Codes,
-    /// Output features.
-    pub rows: usize,
-    /// Input features.
-    pub cols: usize,
-    /// Scales beside the codes.
-    pub scales: Option<Scales<'a>>,
-}
-
-impl<'a> Matrix<'a> {
-    /// One lane's matrix of a program's tensor, in the buffers that the program was checked with.
-    pub fn of(tensor: &Tensor, lane: usize, buffers: &'a [Buffer]) -> Self {
-        let part = |buffer: u32, offset: u64, bytes: u64| {
-            let begin = (offset + bytes * lane as u64) as usize;
-            &buffers[buffer as usize].host()[begin..begin + bytes as usize]
-        };
-        let beside = |offset, bytes| part(tensor.scale_buffer, offset, bytes);
-        Self::described(
-            tensor,
-            part(tensor.buffer, tensor.offset, tensor.lane_bytes()),
-            || beside(tensor.scale_offset, tensor.scale_bytes()),
-            || beside(tensor.zero_offset, tensor.zero_bytes()),
-        )
-    }
-
-    /// One lane's matrix of a tensor whose bytes are given; scales and zero points are asked for
-    /// where the encoding has them.
-    pub fn described(
-        tensor: &Tensor,
-        data: &'a [u8],
-        scales: impl FnOnce() -> &'a [u8],
-        zeros: impl FnOnce() -> &'a [u8],
-    ) -> Self {
-        let encoding = &tensor.encoding;
-        let scales = encoding.has_scales().then(|| Scales {
-            data: scales(),
-            dtype: encoding.scale,
-            zeros: encoding.zeros.then(zeros),
-            block_rows: encoding.group[0] as usize,
-            block_cols: encoding.group[1] as usize,
-        });
-        let (rows, cols) = (tensor.rows as usize, tensor.cols as usize);
-        Self { data, codes: encoding.codes, rows, cols, scales }
-    }
-
-    /// Bytes from one row to the next.
-    #[inline(always)]
-    pub fn row_bytes(&self) -> usize {
-        self.codes.bytes_of(self.cols)
-    }
-
-    /// The codes of a row.
-    pub fn row(&self, row: usize) -> &'a [u8] {
-        &self.data[row * self.row_bytes()..(row + 1) * self.row_bytes()]
-    }
-
-    /// Asserts that the slices have the sizes that the dims ask for.
-    pub(crate) fn check(&self, rows: &Range<usize>) {
-        assert_eq!(self.data.len(), self.rows * self.row_bytes(), "weight bytes");
-        assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
-        if let Some(s) = &self.scales {
-            assert!(s.block_rows > 0 && s.block_cols > 0, "empty scale blocks");
-            let blocks = self.rows.div_ceil(s.block_rows) * self.cols.div_ceil(s.block_cols);
-            assert_eq!(s.data.len(), s.dtype.bytes() * blocks, "scale bytes");
-            assert!(s.zeros.is_none_or(|z| z.len() == blocks), "zero points");
-        }
-    }
-}
+use crate::abi::Codes;
 
 /// `y[c * y_stride + (r - rows.start)] = sum over k of m[r, k] * x[c * m.cols + k]` for the rows
 /// `r` of `rows` and the columns `c < n`.
@@ -172,184 +58,215 @@ impl Kernel for Decode<'_> {
 
     #[inline(always)]
     unsafe fn run<V: Vector>(mut self) {
+        let alone = V::TILES && self.n == 1;
         // SAFETY: the caller has V's level; `matmul` checked the slices.
         unsafe {
-            match self.m.codes {
-                Codes::F32 => self.all::<V, F32>(),
-                Codes::F16 => self.all::<V, F16>(),
-                Codes::Bf16 => self.all::<V, Bf16>(),
-                Codes::E4m3 => self.all::<V, F8>(),
-            }
+            let done = match self.m.codes {
+                Codes::F32 => self.plain::<V, F32>(),
+                Codes::F16 => self.plain::<V, F16>(),
+                Codes::Bf16 => self.plain::<V, Bf16>(),
+                Codes::E4m3 => self.plain::<V, F8>(),
+                codes if alone => {
+                    with_coded!(codes, self.m.has_zeros(), D => self.alone::<V, D>())
+                }
+                _ => self.rows.start,
+            };
+            self.unpacked::<V>(done);
         }
-    }
-}
-
-/// How weights of one kind of codes become float32 lanes.
-pub(super) trait Weight {
-    /// Bytes of one weight.
-    const BYTES: usize;
-    /// Vectors that are loaded together, at most 4.
-    const GROUP: usize;
-    /// One vector. Safety: V's level, `LANES * BYTES` readable bytes.
-    unsafe fn one<V: Vector>(from: *const u8) -> V;
-    /// `GROUP` vectors in order; the rest of the array repeats. Safety: as `one`, `GROUP` times.
-    unsafe fn group<V: Vector>(from: *const u8) -> [V; 4];
-}
-
-/// See [`Codes`].
-pub(super) struct F32;
-/// See [`Codes`].
-pub(super) struct F16;
-/// See [`Codes`].
-pub(super) struct Bf16;
-/// See [`Codes`].
-pub(super) struct F8;
-
-impl Weight for F32 {
-    const BYTES: usize = 4;
-    const GROUP: usize = 2;
-    #[inline(always)]
-    unsafe fn one<V: Vector>(from: *const u8) -> V {
-        // SAFETY: the caller's promise.
-        unsafe { V::load(from.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn group<V: Vector>(from: *const u8) -> [V; 4] {
-        // SAFETY: the caller's promise for two vectors.
-        let (a, b) = unsafe { (V::load(from.cast()), V::load(from.add(4 * V::LANES).cast())) };
-        [a, b, a, b]
-    }
-}
-
-impl Weight for F16 {
-    const BYTES: usize = 2;
-    const GROUP: usize = 2;
-    #[inline(always)]
-    unsafe fn one<V: Vector>(from: *const u8) -> V {
-        // SAFETY: the caller's promise.
-        unsafe { V::load_f16(from) }
-    }
-    #[inline(always)]
-    unsafe fn group<V: Vector>(from: *const u8) -> [V; 4] {
-        // SAFETY: the caller's promise for two vectors.
-        let (a, b) = unsafe { (V::load_f16(from), V::load_f16(from.add(2 * V::LANES))) };
-        [a, b, a, b]
-    }
-}
-
-impl Weight for Bf16 {
-    const BYTES: usize = 2;
-    const GROUP: usize = 2;
-    #[inline(always)]
-    unsafe fn one<V: Vector>(from: *const u8) -> V {
-        // SAFETY: the caller's promise.
-        unsafe { V::load_bf16(from) }
-    }
-    #[inline(always)]
-    unsafe fn group<V: Vector>(from: *const u8) -> [V; 4] {
-        // SAFETY: the caller's promise for two vectors.
-        let [a, b] = unsafe { V::load_bf16x2(from) };
-        [a, b, a, b]
-    }
-}
-
-impl Weight for F8 {
-    const BYTES: usize = 1;
-    const GROUP: usize = 4;
-    #[inline(always)]
-    unsafe fn one<V: Vector>(from: *const u8) -> V {
-        // SAFETY: the caller's promise.
-        unsafe { V::load_f8(from) }
-    }
-    #[inline(always)]
-    unsafe fn group<V: Vector>(from: *const u8) -> [V; 4] {
-        // SAFETY: the caller's promise for four vectors.
-        unsafe { V::load_f8x4(from) }
     }
 }
 
 /// Bytes between a row's load and the prefetch that runs ahead of it.
 const AHEAD: usize = 2048;
 
+/// Numbers of four rows.
+type Panel = [[f32; PIECE]; 4];
+/// Numbers of a row that a panel holds.
+const PIECE: usize = 512;
+
 impl Decode<'_> {
-    /// All rows. Safety: V's level; the slices were checked.
+    /// Fours of rows, which one is next. Safety: V's level; the slices were checked.
     #[inline(always)]
-    unsafe fn all<V: Vector, W: Weight>(&mut self) {
+    unsafe fn plain<V: Vector, D: Decoder>(&mut self) -> usize {
         let mut r = self.rows.start;
-        // SAFETY: rows r.. lie in the range; the caller's promise otherwise.
-        unsafe {
-            while r + 4 <= self.rows.end {
-                self.four::<V, W>(r);
-                r += 4;
-            }
-            while r < self.rows.end {
-                for c in 0..self.n {
-                    self.tile::<V, W, 1, 1>(r, c);
-                }
-                r += 1;
-            }
+        while r + 4 <= self.rows.end {
+            // SAFETY: rows r.. lie in the range; the caller's promise otherwise.
+            unsafe { self.four::<V, D>(r) };
+            r += 4;
         }
+        r
+    }
+
+    /// As `plain`, for one column. Safety: as `plain`.
+    #[inline(always)]
+    unsafe fn alone<V: Vector, D: Decoder>(&mut self) -> usize {
+        let mut r = self.rows.start;
+        while r + 4 <= self.rows.end {
+            // SAFETY: as in `plain`.
+            unsafe { self.tile::<V, D, 4, 1>(r, 0) };
+            r += 4;
+        }
+        r
     }
 
     /// Four rows from `r`, all columns: blocks that fit the registers, since what they leave out
-    /// waits in the first cache. Safety: as `all`; the rows lie in the range.
+    /// waits in the first cache. Safety: as `plain`; the rows lie in the range.
     #[inline(always)]
-    unsafe fn four<V: Vector, W: Weight>(&mut self, r: usize) {
+    unsafe fn four<V: Vector, D: Decoder>(&mut self, r: usize) {
         let mut c = 0;
         while c < self.n {
             let left = self.n - c;
             // SAFETY: the columns c.. exist; the caller's promise otherwise.
             c += unsafe {
                 if left >= 8 && V::REGISTERS == 32 {
-                    self.tile::<V, W, 2, 8>(r, c);
-                    self.tile::<V, W, 2, 8>(r + 2, c);
+                    self.tile::<V, D, 2, 8>(r, c);
+                    self.tile::<V, D, 2, 8>(r + 2, c);
                     8
                 } else if left >= 4 && V::REGISTERS == 32 {
-                    self.tile::<V, W, 4, 4>(r, c);
+                    self.tile::<V, D, 4, 4>(r, c);
                     4
                 } else if left >= 2 && V::REGISTERS >= 16 {
-                    self.tile::<V, W, 4, 2>(r, c);
+                    self.tile::<V, D, 4, 2>(r, c);
                     2
                 } else {
-                    self.tile::<V, W, 4, 1>(r, c);
+                    self.tile::<V, D, 4, 1>(r, c);
                     1
                 }
             };
         }
     }
 
+    /// Rows from `r` on, of any codes, through a panel: one body for all codes where decoding is
+    /// little beside what follows, or the rows are few. Its bits are those of `tile`. Safety: as
+    /// `plain`.
+    #[inline(always)]
+    unsafe fn unpacked<V: Vector>(&mut self, mut r: usize) {
+        if r == self.rows.end {
+            return;
+        }
+        let mut panel = [[0.0; PIECE]; 4];
+        while r < self.rows.end {
+            let mut c = 0;
+            while c < self.n {
+                let left = self.n - c;
+                // SAFETY: the columns c.. exist; the caller's promise otherwise.
+                c += unsafe {
+                    if left >= 4 && V::REGISTERS == 32 {
+                        self.through::<V, 4>(r, c, &mut panel);
+                        4
+                    } else if left >= 2 && V::REGISTERS >= 16 {
+                        self.through::<V, 2>(r, c, &mut panel);
+                        2
+                    } else {
+                        self.through::<V, 1>(r, c, &mut panel);
+                        1
+                    }
+                };
+            }
+            r += 4;
+        }
+    }
+
+    /// Four rows, or as many as are left, x `N` columns. Safety: as `unpacked`; the columns exist.
+    #[inline(always)]
+    unsafe fn through<V: Vector, const N: usize>(&mut self, r: usize, c: usize, panel: &mut Panel) {
+        let (m, cols, width) = (self.m, self.m.cols, self.m.group_cols());
+        let rows = r..self.rows.end.min(r + 4);
+        let mut factors = [Factors::NONE; 4];
+        let mut held = 0..0;
+        // SAFETY: the caller has V's level.
+        let mut total = unsafe { [[V::splat(0.0); N]; 4] };
+        for group in 0..cols.div_ceil(width) {
+            let (mut from, end) = (group * width, cols.min((group + 1) * width));
+            if group % FACTORS == 0 && m.is_scaled() {
+                let count = FACTORS.min(cols.div_ceil(width) - group);
+                for (row, factors) in rows.clone().zip(&mut factors) {
+                    // SAFETY: as above; the groups exist.
+                    unsafe { V::apart(FactorsOf { m, row, group, count, factors }) };
+                }
+            }
+            // SAFETY: as above.
+            let (mut part, mut sums) = unsafe { ([[V::splat(0.0); N]; 4], [V::splat(0.0); N]) };
+            while from < end {
+                if from == held.end {
+                    // Whole groups, or a piece of one.
+                    let len = if width > PIECE { PIECE } else { PIECE / width * width };
+                    held = from..(from + len).min(if width > PIECE { end } else { cols });
+                    // SAFETY: the numbers exist; a row of the panel has PIECE.
+                    unsafe { V::apart(Unpack { m, rows: rows.clone(), k: held.clone(), panel }) };
+                }
+                let until = end.min(held.end);
+                // SAFETY: the panel holds these numbers, the columns have them, too.
+                unsafe {
+                    let w = panel.as_ptr().cast::<f32>().add(from - held.start);
+                    let x = self.x.as_ptr().add(c * cols + from);
+                    products::<V, N>(w, (x, cols), until - from, &mut part);
+                    if m.has_offsets() {
+                        sums_of::<V, N>((x, cols), until - from, &mut sums);
+                    }
+                }
+                from = until;
+            }
+            for i in 0..4 {
+                // SAFETY: as above.
+                let [scale, offset] = unsafe {
+                    [factors[i].scales, factors[i].offsets].map(|f| V::splat(f[group % FACTORS]))
+                };
+                for j in 0..N {
+                    total[i][j] = part[i][j].fma(scale, total[i][j]);
+                    if m.has_offsets() {
+                        total[i][j] = sums[j].fma(offset, total[i][j]);
+                    }
+                }
+            }
+        }
+        for (row, total) in rows.zip(&total) {
+            for (j, lanes) in total.iter().enumerate() {
+                self.y[(c + j) * self.y_stride + row - self.rows.start] = lanes.sum();
+            }
+        }
+    }
+
     /// `R` rows x `N` columns. Safety: as `all`; rows and columns exist.
     #[inline(always)]
-    unsafe fn tile<V: Vector, W: Weight, const R: usize, const N: usize>(
+    unsafe fn tile<V: Vector, D: Decoder, const R: usize, const N: usize>(
         &mut self,
         r: usize,
         c: usize,
     ) {
-        let cols = self.m.cols;
-        let block_cols = self.m.scales.map_or(cols.max(1), |s| s.block_cols);
-        let mut factors = [0; R];
-        if let Some(s) = &self.m.scales {
-            for i in 0..R {
-                factors[i] = s.first(r + i, cols);
-            }
-        }
+        let (m, cols) = (self.m, self.m.cols);
+        let (width, stride) = (m.group_cols(), m.row_bytes());
+        let groups = cols.div_ceil(width);
+        let mut factors = [Factors::NONE; R];
         // SAFETY: the caller has V's level.
         let mut total = unsafe { [[V::splat(0.0); N]; R] };
-        for block in 0..cols.div_ceil(block_cols) {
-            let k = block * block_cols;
-            // SAFETY: the caller's promise: the rows and columns exist, and `check` saw the sizes.
-            unsafe {
-                let w = self.m.data.as_ptr().add(r * cols * W::BYTES);
-                let x = self.x.as_ptr().add(c * cols);
-                let part = segment::<V, W, R, N>(w, x, cols, k, cols.min(k + block_cols));
-                for i in 0..R {
-                    let scale = match &self.m.scales {
-                        None => 1.0,
-                        Some(s) => s.at(factors[i] + block),
-                    };
-                    let scale = V::splat(scale);
-                    for j in 0..N {
-                        total[i][j] = part[i][j].fma(scale, total[i][j]);
+        for first in (0..groups).step_by(FACTORS) {
+            let count = FACTORS.min(groups - first);
+            for i in 0..R {
+                let (row, factors) = (r + i, &mut factors[i]);
+                if m.is_scaled() {
+                    // SAFETY: as above; the groups exist.
+                    unsafe { V::apart(FactorsOf { m, row, group: first, count, factors }) };
+                }
+            }
+            for at in 0..count {
+                let k = (first + at) * width;
+                // SAFETY: the caller's promise: the rows and columns exist, and `check` saw the
+                // sizes.
+                unsafe {
+                    let w = m.data.as_ptr().add(r * stride);
+                    let x = self.x.as_ptr().add(c * cols);
+                    let end = cols.min(k + width);
+                    let (part, sums) = segment::<V, D, R, N>((w, stride), x, cols, k, end);
+                    for i in 0..R {
+                        let scale = V::splat(factors[i].scales[at]);
+                        let offset = V::splat(factors[i].offsets[at]);
+                        for j in 0..N {
+                            total[i][j] = part[i][j].fma(scale, total[i][j]);
+                            if D::OFFSETS {
+                                total[i][j] = sums[j].fma(offset, total[i][j]);
+                            }
+                        }
                     }
                 }
             }
@@ -362,36 +279,45 @@ impl Decode<'_> {
     }
 }
 
-/// Lane sums over `k..end` of `R` rows (from `w`, `cols` apart) with `N` columns (from `x`,
-/// `cols` apart). Safety: V's level; the rows and columns are readable.
+/// Lane sums over `k..end` of the codes of `R` rows (from the first, a stride apart) with `N`
+/// columns (from `x`, `cols` apart), and of the columns alone where groups have offsets. Safety:
+/// V's level; the rows and columns are readable.
 #[inline(always)]
-unsafe fn segment<V: Vector, W: Weight, const R: usize, const N: usize>(
-    w: *const u8,
+unsafe fn segment<V: Vector, D: Decoder, const R: usize, const N: usize>(
+    (w, stride): (*const u8, usize),
     x: *const f32,
     cols: usize,
     mut k: usize,
     end: usize,
-) -> [[V; N]; R] {
-    let step = V::LANES * W::GROUP;
+) -> ([[V; N]; R], [V; N]) {
+    let step = V::LANES * D::vectors::<V>();
     // SAFETY: all offsets stay below `end <= cols` of existing rows and columns; the caller has
     // the level.
     unsafe {
         let mut acc = [[V::splat(0.0); N]; R];
+        let mut sums = [V::splat(0.0); N];
         while k + step <= end {
             let mut weights = [[V::splat(0.0); 4]; R];
+            let (from, to) = (D::byte(k), D::byte(k + step));
+            // A line is asked for once, by the first step that begins in it.
+            let fetch = to - from >= 32 || from / 64 != to / 64;
             // Past the rows' end comes the start of the next `R` rows.
-            let ahead = k + AHEAD / W::BYTES;
-            let ahead = if ahead < cols { ahead } else { ahead + (R - 1) * cols };
+            let ahead = from + AHEAD;
+            let ahead = if ahead < stride { ahead } else { ahead + (R - 1) * stride };
             for i in 0..R {
-                let at = w.add((i * cols + k) * W::BYTES);
-                prefetch(w.wrapping_add((i * cols + ahead) * W::BYTES));
-                weights[i] = W::group::<V>(at);
+                if fetch {
+                    prefetch(w.wrapping_add(i * stride + ahead));
+                }
+                weights[i] = D::decode::<V>(w.add(i * stride), k);
             }
-            for g in 0..W::GROUP {
+            for g in 0..D::vectors::<V>() {
                 for j in 0..N {
                     let column = V::load(x.add(j * cols + k + g * V::LANES));
                     for i in 0..R {
                         acc[i][j] = weights[i][g].fma(column, acc[i][j]);
+                    }
+                    if D::OFFSETS {
+                        sums[j] = sums[j].add(column);
                     }
                 }
             }
@@ -399,31 +325,64 @@ unsafe fn segment<V: Vector, W: Weight, const R: usize, const N: usize>(
         }
         while k < end {
             let len = V::LANES.min(end - k);
-            for i in 0..R {
-                let weight = part::<V, W>(w.add((i * cols + k) * W::BYTES), len);
-                for j in 0..N {
-                    let column = V::load_part(x.add(j * cols + k), len);
+            for j in 0..N {
+                let column = V::load_part(x.add(j * cols + k), len);
+                for i in 0..R {
+                    let weight = D::part::<V>(w.add(i * stride), k, len);
                     acc[i][j] = weight.fma(column, acc[i][j]);
+                }
+                if D::OFFSETS {
+                    sums[j] = sums[j].add(column);
                 }
             }
             k += len;
         }
-        acc
+        (acc, sums)
     }
 }
 
-/// The first `len <= LANES` weights at `from`, then zeros. Safety: V's level, readable bytes.
+/// Adds the lane products of `len` numbers of the panel's rows with `N` columns, a stride apart.
+/// Safety: V's level; the rows and columns hold them.
 #[inline(always)]
-pub(super) unsafe fn part<V: Vector, W: Weight>(from: *const u8, len: usize) -> V {
-    if len == V::LANES {
-        // SAFETY: the caller's promise.
-        return unsafe { W::one(from) };
+unsafe fn products<V: Vector, const N: usize>(
+    w: *const f32,
+    (x, stride): (*const f32, usize),
+    len: usize,
+    acc: &mut [[V; N]; 4],
+) {
+    let mut k = 0;
+    while k < len {
+        let count = V::LANES.min(len - k);
+        // SAFETY: the caller's promise: `count` numbers at `k`.
+        unsafe {
+            let mut columns = [V::splat(0.0); N];
+            for j in 0..N {
+                columns[j] = V::load_part(x.add(j * stride + k), count);
+            }
+            for i in 0..4 {
+                let weight = V::load_part(w.add(i * PIECE + k), count);
+                for j in 0..N {
+                    acc[i][j] = weight.fma(columns[j], acc[i][j]);
+                }
+            }
+        }
+        k += count;
     }
-    let mut bytes = [0u8; 64];
-    // SAFETY: `len * BYTES <= 16 * 4`, and the caller promised them readable.
-    unsafe {
-        std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), len * W::BYTES);
-        W::one(bytes.as_ptr())
+}
+
+/// Adds the lanes of `len` numbers of the columns. Safety: as `products`.
+#[inline(always)]
+unsafe fn sums_of<V: Vector, const N: usize>(
+    (x, stride): (*const f32, usize),
+    len: usize,
+    sums: &mut [V; N],
+) {
+    for k in (0..len).step_by(V::LANES) {
+        for j in 0..N {
+            // SAFETY: the caller's promise.
+            let column = unsafe { V::load_part(x.add(j * stride + k), V::LANES.min(len - k)) };
+            sums[j] = sums[j].add(column);
+        }
     }
 }
 
@@ -431,18 +390,22 @@ pub(super) unsafe fn part<V: Vector, W: Weight>(from: *const u8, len: usize) -> 
 #[allow(clippy::unwrap_used)]
 pub(crate) mod tests {
     use super::*;
+    use crate::abi::{Codes, Dtype, Encoding};
+    use crate::cpu::numbers::code_to_f32;
     use crate::cpu::simd::{available, f8_to_f32};
     use proptest::prelude::*;
+    use proptest::sample::select;
 
     /// A matrix that owns its bytes, `skew` bytes off alignment.
+    #[derive(Clone)]
     pub(crate) struct Owned {
         bytes: Vec<u8>,
         skew: usize,
-        codes: Codes,
+        encoding: Encoding,
         rows: usize,
         cols: usize,
         scales: Vec<u8>,
-        block: Option<(usize, usize)>,
+        zeros: Vec<u8>,
     }
 
     /// Numbers in -1..1 from a counter-based generator.
@@ -457,48 +420,90 @@ pub(crate) mod tests {
         (0..len).map(|_| next()).collect()
     }
 
+    /// A number as it is stored.
+    fn push(bytes: &mut Vec<u8>, dtype: Dtype, v: f32) {
+        match dtype {
+            Dtype::F32 => bytes.extend(v.to_le_bytes()),
+            Dtype::F16 => bytes.extend(half::f16::from_f32(v).to_le_bytes()),
+            Dtype::Bf16 => bytes.extend(half::bf16::from_f32(v).to_le_bytes()),
+            // Any code but NaN.
+            Dtype::F8E4m3 => {
+                let code = v.to_bits() as u8;
+                bytes.push(if code & 0x7f == 0x7f { code ^ 1 } else { code });
+            }
+            // 2^-16 ... 2^-1, and now and then the smallest there is.
+            Dtype::F8E8m0 => {
+                let code = 111 + (v.to_bits() & 15) as u8;
+                bytes.push(if v.to_bits() & 0xff0 == 0 { 0 } else { code });
+            }
+        }
+    }
+
     impl Owned {
+        /// Columns are rounded up to whole pieces of the codes.
         pub(crate) fn random(
-            codes: Codes,
+            encoding: Encoding,
             (rows, cols): (usize, usize),
-            block: Option<(usize, usize)>,
             skew: usize,
             seed: u64,
         ) -> Self {
+            let codes = encoding.codes;
+            let piece = codes.row().numbers as usize;
+            let cols = cols.next_multiple_of(piece);
             let mut bytes = vec![0u8; skew];
-            for v in noise(seed, rows * cols) {
+            for v in noise(seed, rows * cols / piece) {
                 match codes {
-                    Codes::F32 => bytes.extend(v.to_le_bytes()),
-                    Codes::F16 => bytes.extend(half::f16::from_f32(v).to_le_bytes()),
-                    Codes::Bf16 => bytes.extend(half::bf16::from_f32(v).to_le_bytes()),
-                    // Any code but NaN.
-                    Codes::E4m3 => {
-                        let code = v.to_bits() as u8;
-                        bytes.push(if code & 0x7f == 0x7f { code ^ 1 } else { code });
+                    Codes::F32 => push(&mut bytes, Dtype::F32, v),
+                    Codes::F16 => push(&mut bytes, Dtype::F16, v),
+                    Codes::Bf16 => push(&mut bytes, Dtype::Bf16, v),
+                    Codes::E4m3 => push(&mut bytes, Dtype::F8E4m3, v),
+                    Codes::I8 | Codes::I4 | Codes::E2m1 => bytes.push(v.to_bits() as u8),
+                    Codes::Q8x0 | Codes::Q4x0 | Codes::Q4k | Codes::Q6k => {
+                        let len = codes.row().bytes as usize;
+                        let at = bytes.len();
+                        let random = noise(v.to_bits().into(), len);
+                        bytes.extend(random.iter().map(|v| v.to_bits() as u8));
+                        let (first, second) = match codes {
+                            Codes::Q6k => (len - 2, len - 2),
+                            Codes::Q4k => (0, 2),
+                            _ => (0, 0),
+                        };
+                        for place in [first, second] {
+                            let scale = half::f16::from_f32(random[place] * 0.01);
+                            bytes[at + place..][..2].copy_from_slice(&scale.to_le_bytes());
+                        }
                     }
                 }
             }
+            let [down, across] = encoding.grid(rows as u32, cols as u32);
+            let groups = (down * across) as usize;
             let mut scales = Vec::new();
-            if let Some((br, bc)) = block {
-                for s in noise(seed + 1, rows.div_ceil(br) * cols.div_ceil(bc)) {
-                    scales.extend((s * 0.01).to_le_bytes());
-                }
+            for v in noise(seed + 1, groups) {
+                push(&mut scales, encoding.scale, v * 0.01);
             }
-            Self { bytes, skew, codes, rows, cols, scales, block }
+            let zero = |v: f32| (v * 8.0) as i8 as u8;
+            let zeros = noise(seed + 2, if encoding.zeros { groups } else { 0 });
+            let zeros = zeros.into_iter().map(zero).collect();
+            Self { bytes, skew, encoding, rows, cols, scales, zeros }
+        }
+
+        pub(crate) fn cols(&self) -> usize {
+            self.cols
         }
 
         pub(crate) fn matrix(&self) -> Matrix<'_> {
+            let encoding = &self.encoding;
             Matrix {
                 data: &self.bytes[self.skew..],
-                codes: self.codes,
+                codes: encoding.codes,
                 rows: self.rows,
                 cols: self.cols,
-                scales: self.block.map(|(block_rows, block_cols)| Scales {
+                scales: encoding.has_scales().then_some(Scales {
                     data: &self.scales,
-                    dtype: Dtype::F32,
-                    zeros: None,
-                    block_rows,
-                    block_cols,
+                    dtype: encoding.scale,
+                    zeros: encoding.zeros.then_some(&self.zeros[..]),
+                    block_rows: encoding.group[0] as usize,
+                    block_cols: encoding.group[1] as usize,
                 }),
             }
         }
@@ -507,49 +512,47 @@ pub(crate) mod tests {
         pub(crate) fn shifted(&self, skew: usize) -> Self {
             let mut bytes = vec![0u8; skew];
             bytes.extend(&self.bytes[self.skew..]);
-            Self { bytes, skew, scales: self.scales.clone(), ..*self }
+            Self { bytes, skew, ..self.clone() }
         }
 
-        pub(crate) fn weight(&self, r: usize, k: usize) -> f64 {
-            let b = &self.bytes[self.skew + (r * self.cols + k) * self.codes.bytes_of(1)..];
-            let value = match self.codes {
-                Codes::F32 => f32::from_le_bytes(b[..4].try_into().unwrap()),
-                Codes::F16 => half::f16::from_le_bytes([b[0], b[1]]).to_f32(),
-                Codes::Bf16 => half::bf16::from_le_bytes([b[0], b[1]]).to_f32(),
-                Codes::E4m3 => f8_to_f32(b[0]),
-            };
-            let scale = match self.block {
-                None => 1.0,
-                Some((_, bc)) => {
-                    let scales = self.matrix().scales.unwrap();
-                    scales.at(scales.first(r, self.cols) + k / bc)
-                }
-            };
-            f64::from(value) * f64::from(scale)
+        /// A number's two terms: its code times the scale of its group, and the group's offset.
+        pub(crate) fn weight(&self, r: usize, k: usize) -> [f64; 2] {
+            let m = self.matrix();
+            let code = code_to_f32(m.codes, m.row(r), k);
+            let [scale, offset] = m.factor(r, k / m.group_cols());
+            [f64::from(code) * f64::from(scale), f64::from(offset)]
         }
 
-        /// The product in float64 and the sum of magnitudes, which bounds the rounding.
+        /// The product in float64 and the sum of the terms' magnitudes, which bounds the rounding.
         pub(crate) fn product(&self, r: usize, x: &[f32]) -> (f64, f64) {
             let mut sums = (0.0, 0.0);
             for (k, &v) in x.iter().enumerate() {
-                let term = self.weight(r, k) * f64::from(v);
-                sums = (sums.0 + term, sums.1 + term.abs());
+                let terms = self.weight(r, k).map(|term| term * f64::from(v));
+                sums = (sums.0 + terms[0] + terms[1], sums.1 + terms[0].abs() + terms[1].abs());
             }
             sums
         }
     }
 
-    pub(crate) fn codes() -> impl Strategy<Value = Codes> {
-        prop_oneof![Just(Codes::F32), Just(Codes::F16), Just(Codes::Bf16), Just(Codes::E4m3)]
-    }
-
-    pub(crate) fn blocks() -> impl Strategy<Value = Option<(usize, usize)>> {
+    /// Every kind of codes, with every kind of scales that goes with them.
+    pub(crate) fn encodings() -> impl Strategy<Value = Encoding> {
+        let floats = [Codes::F32, Codes::F16, Codes::Bf16, Codes::E4m3, Codes::I8];
+        let blocks = [[0, 0], [128, 128], [1, 1000], [5, 33], [16, 64], [1000, 1000]];
+        let scales = [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::F8E8m0];
+        let among = [Codes::Q8x0, Codes::Q4x0, Codes::Q4k, Codes::Q6k];
+        let groups = [[1, 32], [1, 64], [1, 128], [1, 1000]];
+        let zeros = |encoding: Encoding, zeros: bool| Encoding {
+            zeros: zeros && encoding.has_scales(),
+            ..encoding
+        };
         prop_oneof![
-            Just(None),
-            Just(Some((128, 128))),
-            Just(Some((1, 1000))),
-            Just(Some((5, 33))),
-            Just(Some((16, 64))),
+            3 => (select(floats.to_vec()), select(blocks.to_vec()), select(scales.to_vec()))
+                .prop_map(|(codes, group, scale)| Encoding::scaled(codes, group, scale)),
+            3 => (select(groups.to_vec()), select(scales.to_vec()), any::<bool>())
+                .prop_map(move |(group, s, z)| zeros(Encoding::scaled(Codes::I4, group, s), z)),
+            1 => (select(groups.to_vec()), select(scales.to_vec()))
+                .prop_map(|(group, scale)| Encoding::scaled(Codes::E2m1, group, scale)),
+            3 => select(among.to_vec()).prop_map(Encoding::plain),
         ]
     }
 
@@ -560,14 +563,15 @@ pub(crate) mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(96))]
+        #![proptest_config(ProptestConfig::with_cases(256))]
 
         #[test]
         fn equals_a_float64_product(
-            codes in codes(), rows in 1usize..40, cols in 1usize..400, n in 1usize..12,
-            block in blocks(), skew in 0usize..5, seed in 1u64..1000,
+            encoding in encodings(), rows in 1usize..40, cols in 1usize..800, n in 1usize..12,
+            skew in 0usize..5, seed in 1u64..1000,
         ) {
-            let owned = Owned::random(codes, (rows, cols), block, skew, seed);
+            let owned = Owned::random(encoding, (rows, cols), skew, seed);
+            let cols = owned.cols();
             let x = noise(seed + 7, n * cols);
             for level in available() {
                 let y = all(level, &owned.matrix(), &x, n);
@@ -583,10 +587,11 @@ pub(crate) mod tests {
 
         #[test]
         fn bits_ignore_neighbours_split_and_alignment(
-            codes in codes(), rows in 1usize..24, cols in 1usize..300, n in 1usize..10,
-            block in blocks(), split in 0usize..24, seed in 1u64..1000,
+            encoding in encodings(), rows in 1usize..24, cols in 1usize..300, n in 1usize..10,
+            split in 0usize..24, seed in 1u64..1000,
         ) {
-            let owned = Owned::random(codes, (rows, cols), block, 0, seed);
+            let owned = Owned::random(encoding, (rows, cols), 0, seed);
+            let cols = owned.cols();
             let other = owned.shifted(3);
             let split = split.min(rows);
             let x = noise(seed + 7, n * cols);

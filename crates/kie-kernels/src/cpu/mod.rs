@@ -8,8 +8,10 @@
 
 mod arena;
 pub mod attention;
+mod codes;
 mod limits;
 pub mod matmul;
+mod matrix;
 pub mod numbers;
 pub mod ops;
 mod pass;

@@ -2,8 +2,8 @@
 
 use half::{bf16, f16};
 
-use super::matmul::Matrix;
-use super::simd::f8_to_f32;
+use super::matrix::Matrix;
+use super::simd::{f8_to_f32, E2M1};
 use crate::abi::{Codes, Dtype};
 
 /// The number in `bytes`, which holds exactly one.
@@ -36,11 +36,71 @@ pub fn code_to_f32(codes: Codes, row: &[u8], col: usize) -> f32 {
         let size = dtype.bytes();
         number_to_f32(dtype, &row[col * size..(col + 1) * size])
     };
+    let half = |byte: u8, high: bool| if high { byte >> 4 } else { byte & 15 };
+    let two = || half(row[col / 2], col % 2 == 1);
     match codes {
         Codes::F32 => number(Dtype::F32),
         Codes::F16 => number(Dtype::F16),
         Codes::Bf16 => number(Dtype::Bf16),
         Codes::E4m3 => number(Dtype::F8E4m3),
+        Codes::I8 => f32::from(row[col] as i8),
+        Codes::I4 => f32::from(two()) - 8.0,
+        Codes::E2m1 => E2M1[two() as usize],
+        Codes::Q8x0 => f32::from(row[col / 32 * 34 + 2 + col % 32] as i8),
+        Codes::Q4x0 => {
+            let at = col % 32;
+            f32::from(half(row[col / 32 * 18 + 2 + at % 16], at >= 16)) - 8.0
+        }
+        Codes::Q4k => {
+            let at = col % 256;
+            let byte = row[col / 256 * 144 + 16 + at / 64 * 32 + at % 32];
+            f32::from(half(byte, at % 64 >= 32))
+        }
+        Codes::Q6k => {
+            let (at, block) = (col % 256, &row[col / 256 * 210..]);
+            let (part, l) = (at / 128, at % 32);
+            let quarter = at % 128 / 32;
+            let low = half(block[64 * part + 32 * (quarter % 2) + l], quarter >= 2);
+            let high = block[128 + 32 * part + l] >> (2 * quarter) & 3;
+            f32::from(low | high << 4) - 32.0
+        }
+    }
+}
+
+/// Scale and minimum number `n` of eight, of 6 bits each in 12 bytes: of the first four the low six
+/// bits of a byte, of the others four bits of a byte and the upper two of an earlier one.
+pub(super) fn six_bits(bytes: &[u8], n: usize) -> [u8; 2] {
+    if n < 4 {
+        return [bytes[n] & 63, bytes[n + 4] & 63];
+    }
+    let (low, [scale, min]) = (bytes[n + 4], [bytes[n - 4], bytes[n]]);
+    [low & 15 | scale >> 6 << 4, low >> 4 | min >> 6 << 4]
+}
+
+/// Scale and offset of a group of a row whose scales lie among its codes: a number is
+/// `scale * code + offset`.
+pub fn scales_among(codes: Codes, row: &[u8], group: usize) -> [f32; 2] {
+    let half = |at: usize| number_to_f32(Dtype::F16, &row[at..at + 2]);
+    match codes {
+        Codes::Q8x0 => [half(group * 34), 0.0],
+        Codes::Q4x0 => [half(group * 18), 0.0],
+        Codes::Q4k => {
+            let block = group / 8 * 144;
+            let [scale, min] = six_bits(&row[block + 4..block + 16], group % 8);
+            [half(block) * f32::from(scale), -half(block + 2) * f32::from(min)]
+        }
+        Codes::Q6k => {
+            let block = group / 16 * 210;
+            let scale = row[block + 192 + group % 16] as i8;
+            [half(block + 208) * f32::from(scale), 0.0]
+        }
+        Codes::F32
+        | Codes::F16
+        | Codes::Bf16
+        | Codes::E4m3
+        | Codes::I8
+        | Codes::I4
+        | Codes::E2m1 => [1.0, 0.0],
     }
 }
 
@@ -50,11 +110,17 @@ pub fn row_to_f32(m: &Matrix<'_>, row: usize, out: &mut [f32]) {
     for (col, out) in out[..m.cols].iter_mut().enumerate() {
         *out = code_to_f32(m.codes, bytes, col);
     }
-    let Some(scales) = &m.scales else { return };
-    let first = scales.first(row, m.cols);
-    for (block, out) in out[..m.cols].chunks_mut(scales.block_cols).enumerate() {
-        let (scale, zero) = (scales.at(first + block), scales.zero(first + block));
-        out.iter_mut().for_each(|x| *x = (*x - zero) * scale);
+    if !m.is_scaled() {
+        return;
+    }
+    for (group, out) in out[..m.cols].chunks_mut(m.group_cols()).enumerate() {
+        let [scale, offset] = m.factor(row, group);
+        let zero = m.scales.map_or(0.0, |s| s.zero(s.first(row, m.cols) + group));
+        if zero == 0.0 {
+            out.iter_mut().for_each(|x| *x = *x * scale + offset);
+        } else {
+            out.iter_mut().for_each(|x| *x = (*x - zero) * scale);
+        }
     }
 }
 

@@ -1,10 +1,9 @@
 //! Matrix times many columns: the prefill path, bound by arithmetic.
 //!
-//! Activations are packed once a step into blocks of 16 columns. BF16 and FP8 weights meet BF16
-//! activations on machines with BF16 units (AMX tiles or AVX-512 dot products): FP8 codes are
-//! exact in BF16 and their block factors multiply the float32 sums. All other combinations compute
-//! in float32. Weights go through panels in a cache: in place, rows of 4 KB multiples would all
-//! fall on the same few cache sets.
+//! Activations are packed once a step into blocks of 16 columns. Weights whose codes are exact in
+//! BF16 meet BF16 activations on machines with BF16 units (AMX tiles or AVX-512 dot products), and
+//! their scales multiply the float32 sums. All other combinations compute in float32. Weights go
+//! through panels in a cache: in place, rows of 4 KB multiples would all fall on the same few sets.
 //!
 //! Invariant: the bits of one output depend on the level, its row's weights and its column only:
 //! every column has accumulators of its own, and the row is cut into the same pieces always.
@@ -15,7 +14,8 @@ use std::ops::Range;
 
 use crate::abi::Codes;
 
-use super::matmul::{part, Bf16, Matrix, Weight, F16, F32, F8};
+use super::codes::Unpack;
+use super::matrix::{Factors, FactorsOf, Matrix, FACTORS};
 use super::simd::{dispatch, Kernel, Level, Vector};
 
 #[cfg(target_arch = "x86_64")]
@@ -47,8 +47,29 @@ enum Form {
 impl Form {
     fn of(level: Level, codes: Codes) -> Self {
         match codes {
-            Codes::Bf16 | Codes::E4m3 if level >= Level::Avx512Bf16 => Self::Pairs,
-            Codes::Bf16 | Codes::E4m3 | Codes::F32 | Codes::F16 => Self::Single,
+            // Exact in bfloat16, and in groups of whole steps.
+            Codes::Bf16
+            | Codes::E4m3
+            | Codes::I8
+            | Codes::I4
+            | Codes::E2m1
+            | Codes::Q8x0
+            | Codes::Q4x0
+                if level >= Level::Avx512Bf16 =>
+            {
+                Self::Pairs
+            }
+            Codes::Bf16
+            | Codes::E4m3
+            | Codes::I8
+            | Codes::I4
+            | Codes::E2m1
+            | Codes::Q8x0
+            | Codes::Q4x0
+            | Codes::Q4k
+            | Codes::Q6k
+            | Codes::F32
+            | Codes::F16 => Self::Single,
         }
     }
 
@@ -186,13 +207,13 @@ pub fn prefill(
 #[repr(C, align(64))]
 struct Scratch {
     /// `[ROWS][PIECE]`.
-    panel: [f32; ROWS * PIECE],
+    panel: [[f32; PIECE]; ROWS],
     /// `[block][ROWS][16]`.
     sums: [f32; ROWS * CHUNK],
 }
 
 impl Scratch {
-    const ZERO: Self = Self { panel: [0.0; ROWS * PIECE], sums: [0.0; ROWS * CHUNK] };
+    const ZERO: Self = Self { panel: [[0.0; PIECE]; ROWS], sums: [0.0; ROWS * CHUNK] };
 }
 
 /// One panel's rows times one chunk of columns, in float32.
@@ -209,24 +230,30 @@ impl Single<'_> {
         self.columns.start / BLOCK..self.columns.end.div_ceil(BLOCK)
     }
 
+    /// Whether the panel holds numbers with their scales, as those of small groups; FP8 blocks have
+    /// theirs on the sums.
+    fn scales_in_panel(&self) -> bool {
+        self.m.is_scaled() && self.m.codes != Codes::E4m3
+    }
+
     /// The cut of a row that starts at `from` and the column of its factors: a cut ends where
-    /// factors end, or after PIECE numbers.
+    /// factors of the sums end, after FACTORS groups, or after PIECE numbers.
     fn cut(&self, from: usize) -> Option<(Range<usize>, usize)> {
         let cols = self.m.cols;
         if from >= cols {
             return None;
         }
-        let width = self.m.scales.map_or(cols, |s| s.block_cols);
-        let block = from / width;
-        Some((from..cols.min((block + 1) * width).min(from + PIECE), block))
+        let width = self.m.group_cols();
+        let (block, most) = (from / width, if self.scales_in_panel() { FACTORS } else { 1 });
+        Some((from..cols.min((block + most) * width).min(from + PIECE), block))
     }
 
-    /// Factors of the panel's rows for a block column; 1 without factors.
+    /// Factors of the panel's rows for a block column; 1 where the panel has the scales.
     fn factors(&self, block: usize) -> [f32; ROWS] {
         let mut factors = [1.0; ROWS];
-        if let Some(scales) = &self.m.scales {
+        if !self.scales_in_panel() {
             for (factor, row) in factors.iter_mut().zip(self.rows.clone()) {
-                *factor = scales.at(scales.first(row, self.m.cols) + block);
+                [*factor, _] = self.m.factor(row, block);
             }
         }
         factors
@@ -260,12 +287,7 @@ impl Kernel for Run<'_> {
             let factors = self.task.factors(block);
             // SAFETY: the caller has V's level; the cut lies in the rows.
             unsafe {
-                match self.task.m.codes {
-                    Codes::F32 => self.fill::<V, F32>(&k),
-                    Codes::F16 => self.fill::<V, F16>(&k),
-                    Codes::Bf16 => self.fill::<V, Bf16>(&k),
-                    Codes::E4m3 => self.fill::<V, F8>(&k),
-                }
+                self.fill::<V>(&k, block);
                 let mut row = 0;
                 while row < rows {
                     if V::REGISTERS == 32 {
@@ -283,20 +305,33 @@ impl Kernel for Run<'_> {
 }
 
 impl Run<'_> {
-    /// The cut `k` of the rows as float32 in the panel. Safety: V's level; `k` lies in the rows.
+    /// The cut `k` of the rows as float32 in the panel. Safety: V's level; `k` lies in the rows,
+    /// its first group is `block`.
     #[inline(always)]
-    unsafe fn fill<V: Vector, W: Weight>(&mut self, k: &Range<usize>) {
-        let m = self.task.m;
-        for (i, row) in self.task.rows.clone().enumerate() {
-            let mut at = 0;
-            while at < k.len() {
-                let len = V::LANES.min(k.len() - at);
-                // SAFETY: `check` saw that the matrix has its bytes; a cut has at most
-                // PIECE numbers, so whole vectors end inside the panel's row.
+    unsafe fn fill<V: Vector>(&mut self, k: &Range<usize>, block: usize) {
+        let (m, rows) = (self.task.m, self.task.rows.clone());
+        let panel = &mut self.scratch.panel;
+        // SAFETY: the caller has V's level; a cut has at most PIECE numbers.
+        unsafe { V::apart(Unpack { m, rows: rows.clone(), k: k.clone(), panel }) };
+        if !self.task.scales_in_panel() {
+            return;
+        }
+        let width = m.group_cols();
+        let count = k.end.div_ceil(width) - block;
+        let mut factors = Factors::NONE;
+        for (row, panel) in rows.zip(panel) {
+            // SAFETY: the caller has V's level; the groups exist.
+            unsafe { V::apart(FactorsOf { m, row, group: block, count, factors: &mut factors }) };
+            let mut at = k.start;
+            while at < k.end {
+                let group = at / width;
+                let len = V::LANES.min(k.end - at).min((group + 1) * width - at);
+                let (scale, offset) = (factors.scales, factors.offsets);
+                // SAFETY: as above: the panel's row holds the cut.
                 unsafe {
-                    let from = m.data.as_ptr().add((row * m.cols + k.start + at) * W::BYTES);
-                    let to = self.scratch.panel.as_mut_ptr();
-                    part::<V, W>(from, len).store(to.add(i * PIECE + at));
+                    let numbers = panel.as_mut_ptr().add(at - k.start);
+                    let [scale, offset] = [scale, offset].map(|f| V::splat(f[group - block]));
+                    V::load_part(numbers, len).fma(scale, offset).store_part(numbers, len);
                 }
                 at += len;
             }
@@ -329,7 +364,7 @@ impl Run<'_> {
                         .cast::<f32>()
                         .add(half),
                 ];
-                let w = self.scratch.panel.as_ptr().add(row * PIECE);
+                let w = self.scratch.panel[row].as_ptr();
                 let part = products::<V, R>(w, x, k.len());
                 for i in 0..R {
                     let factor = V::splat(factors[row + i]);
@@ -374,7 +409,8 @@ unsafe fn products<V: Vector, const R: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::matmul::tests::{blocks, codes, noise, Owned};
+    use crate::abi::Encoding;
+    use crate::cpu::matmul::tests::{encodings, noise, Owned};
     use crate::cpu::simd::available;
     use proptest::prelude::*;
 
@@ -387,14 +423,15 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
+        #![proptest_config(ProptestConfig::with_cases(128))]
 
         #[test]
         fn equals_a_float64_product(
-            codes in codes(), rows in 1usize..70, cols in 1usize..700, n in 1usize..70,
-            block in blocks(), skew in 0usize..5, seed in 1u64..1000,
+            encoding in encodings(), rows in 1usize..70, cols in 1usize..700, n in 1usize..70,
+            skew in 0usize..5, seed in 1u64..1000,
         ) {
-            let owned = Owned::random(codes, (rows, cols), block, skew, seed);
+            let owned = Owned::random(encoding, (rows, cols), skew, seed);
+            let (cols, codes) = (owned.cols(), encoding.codes);
             let mut x = noise(seed + 7, n * cols);
             for level in available() {
                 if Form::of(level, codes) == Form::Pairs {
@@ -416,10 +453,11 @@ mod tests {
 
         #[test]
         fn bits_ignore_neighbours_and_split(
-            codes in codes(), rows in 1usize..70, cols in 1usize..300, n in 1usize..70,
-            block in blocks(), split in 0usize..70, seed in 1u64..1000,
+            encoding in encodings(), rows in 1usize..70, cols in 1usize..300, n in 1usize..70,
+            split in 0usize..70, seed in 1u64..1000,
         ) {
-            let owned = Owned::random(codes, (rows, cols), block, 0, seed);
+            let owned = Owned::random(encoding, (rows, cols), 0, seed);
+            let (cols, codes) = (owned.cols(), encoding.codes);
             let other = owned.shifted(3);
             let (split, m) = (split.min(rows), other.matrix());
             let x = noise(seed + 7, n * cols);
@@ -444,7 +482,7 @@ mod tests {
     fn more_than_a_chunk_and_a_group_and_a_nan_stays_in_its_column() {
         let (rows, cols, n) = (300, 270, CHUNK + 20);
         for codes in [Codes::Bf16, Codes::E4m3, Codes::F32] {
-            let owned = Owned::random(codes, (rows, cols), None, 0, 5);
+            let owned = Owned::random(Encoding::plain(codes), (rows, cols), 0, 5);
             let mut x = noise(9, n * cols);
             let clean = x.clone();
             x[CHUNK * cols + 3] = f32::NAN;

@@ -11,7 +11,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::abi::{Attend, Encoding, HeadMode, Heads, Join, PageGroup, Program, StepKind, Tensor};
+use crate::abi::{
+    Attend, Codes, Encoding, HeadMode, Heads, Join, PageGroup, Program, StepKind, Tensor,
+};
 use crate::device::Buffer;
 use crate::error::{Error, Result};
 use crate::partition::partition_rows;
@@ -65,10 +67,21 @@ impl Slices {
                 || rows.is_multiple_of(self.from.encoding.group[0]))
     }
 
+    /// Whether some lane's columns begin or end inside a piece of codes.
+    fn cuts_pieces(&self) -> bool {
+        let piece = self.from.encoding.codes.row().numbers;
+        let [_, group] = self.group();
+        let inside = |n: u32| !n.is_multiple_of(piece);
+        let parts = self.cols.iter().any(|part| inside(part.start) || inside(part.end));
+        parts || inside(self.shape[1]) || inside(group)
+    }
+
     /// Rows and columns of a group that lies within one of the stored ones.
     fn group(&self) -> [u32; 2] {
+        // A padded group has a zero point of its own.
+        let whole = |part: &Range<u32>| if self.from.encoding.zeros { part.end } else { 0 };
         let within = |group: u32, parts: &[Range<u32>], size: u32| {
-            parts.iter().fold(gcd(group, size), |g, part| gcd(g, part.start))
+            parts.iter().fold(gcd(group, size), |g, part| gcd(gcd(g, part.start), whole(part)))
         };
         let [rows, cols] = self.from.encoding.group;
         if rows == 0 {
@@ -95,8 +108,10 @@ impl Slices {
 
     /// The codes, then the scales, then the zero points.
     fn copy(&self, to: &Tensor, buffers: &[Buffer]) -> Vec<u8> {
-        let mut out = vec![0; to.scale_offset as usize];
         let codes = to.encoding.codes;
+        // What stands for zeros: all bits 0, but for integers with 8 added.
+        let zero = if codes == Codes::I4 { 0x88 } else { 0 };
+        let mut out = vec![zero; to.scale_offset as usize];
         let stored = buffers[self.from.buffer as usize].host();
         let (from_row, to_row) = (self.from.row_bytes() as usize, to.row_bytes() as usize);
         for (lane, (rows, cols)) in self.rows.iter().zip(&self.cols).enumerate() {
@@ -113,22 +128,27 @@ impl Slices {
         let beside = |offset: u64| &buffers[from.scale_buffer as usize].host()[offset as usize..];
         if to.encoding.has_scales() {
             let size = to.encoding.scale.bytes();
-            self.groups(to, size, beside(from.scale_offset), &mut out);
+            self.groups(to, size, beside(from.scale_offset), false, &mut out);
         }
         if to.encoding.zeros {
-            self.groups(to, 1, beside(from.zero_offset), &mut out);
+            self.groups(to, 1, beside(from.zero_offset), true, &mut out);
         }
         out
     }
 
     /// What is stored for each group of all lanes, `size` bytes each.
-    fn groups(&self, to: &Tensor, size: usize, stored: &[u8], out: &mut Vec<u8>) {
+    fn groups(&self, to: &Tensor, size: usize, stored: &[u8], zeros: bool, out: &mut Vec<u8>) {
         let [_, grid] = self.from.scale_grid();
         let ([down, across], of) = (to.encoding.group, self.from.encoding.group);
         for (rows, cols) in self.rows.iter().zip(&self.cols) {
             for row in (rows.start..rows.start + to.rows).step_by(down as usize) {
                 for col in (cols.start..cols.start + to.cols).step_by(across as usize) {
-                    // Behind the last number there are zeros, whatever their scale.
+                    // Behind the last number there are zeros, whatever their scale; their zero
+                    // point is 0.
+                    if zeros && (row >= rows.end || col >= cols.end) {
+                        out.push(0);
+                        continue;
+                    }
                     let [row, col] = [row.min(rows.end - 1), col.min(cols.end - 1)];
                     let at = size * (row / of[0] * grid + col / of[1]) as usize;
                     out.extend(&stored[at..at + size]);
@@ -322,6 +342,15 @@ impl Lanes {
             held: HashMap::new(),
         };
         (0..program.steps.len()).try_for_each(|index| builder.step(index))?;
+        if let Some((_, cut)) = builder.copies.iter().find(|(_, slices)| slices.cuts_pieces()) {
+            let codes = cut.from.encoding.codes;
+            let detail = format!(
+                "a rank's columns of a {} matrix are no whole pieces of {} numbers",
+                codes.name(),
+                codes.row().numbers
+            );
+            return Err(Error::Indivisible { ranks, detail });
+        }
         let Builder { mut program, copies, .. } = builder;
         program.dims.lanes = ranks;
         for group in &mut program.groups {
@@ -393,7 +422,7 @@ fn shares(program: &Program) -> String {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::abi::{Codes, Dtype, Layout};
+    use crate::abi::{Dtype, Layout};
     use crate::cpu::matmul::Matrix;
     use crate::cpu::numbers::row_to_f32;
 
@@ -415,14 +444,17 @@ mod tests {
             // No exponent is that of numbers that are none.
             (state >> 24) as u8 & 0xb7
         };
-        let numbers: Vec<u8> = (0..4 + rows * cols * codes.bytes_of(1)).map(|_| byte()).collect();
-        let scaled = codes == Codes::E4m3;
+        let numbers: Vec<u8> = (0..4 + rows * codes.bytes_of(cols)).map(|_| byte()).collect();
+        let scaled = matches!(codes, Codes::E4m3 | Codes::I4);
+        let zeros = codes == Codes::I4;
         let group = if scaled { [8, 16] } else { [0, 0] };
         let scales = (0..9).flat_map(|n| (n as f32 * 0.37 + 0.1).to_le_bytes()).collect::<Vec<_>>();
+        let points = (0..9).map(|n| (n as i8 - 4) as u8);
+        let scales = scales.into_iter().chain(points).collect();
         let buffers = [numbers, scales].map(|bytes| Buffer::in_place(Arc::new(bytes)));
         let tensor = Tensor {
             buffer: 0,
-            encoding: Encoding::scaled(codes, group, Dtype::F32),
+            encoding: Encoding { zeros, ..Encoding::scaled(codes, group, Dtype::F32) },
             layout: Layout::RowMajor,
             lanes: 1,
             rows: rows as u32,
@@ -430,7 +462,7 @@ mod tests {
             scale_buffer: 1,
             offset: 4,
             scale_offset: 0,
-            zero_offset: 0,
+            zero_offset: 36,
         };
         (tensor, buffers.into())
     }
@@ -447,7 +479,7 @@ mod tests {
             (vec![0..24; 3], even(3, 40), [24, 14]),
             (vec![0..12, 0..12, 12..24, 12..24], vec![0..40; 4], [12, 40]),
         ];
-        for codes in [Codes::F32, Codes::Bf16, Codes::E4m3] {
+        for codes in [Codes::F32, Codes::Bf16, Codes::E4m3, Codes::I4] {
             let (from, mut buffers) = stored(codes);
             for (rows, cols, shape) in &cases {
                 let slices = Slices { from, rows: rows.clone(), cols: cols.clone(), shape: *shape };

@@ -133,7 +133,12 @@ pub(crate) trait Vector: Copy {
     /// Vectors that registers hold, which bounds the blocking; 8 for the portable code, whose
     /// vectors are pairs of SSE registers.
     const REGISTERS: usize;
+    /// Whether packed codes have tiles of their own, which pay where decoding takes as long as
+    /// memory does.
+    const TILES: bool;
 
+    /// Runs `kernel` with this level's instructions, in a function of its own.
+    unsafe fn apart<K: Kernel>(kernel: K) -> K::Output;
     /// All lanes `value`.
     unsafe fn splat(value: f32) -> Self;
     /// `LANES` float32.
@@ -163,6 +168,18 @@ pub(crate) trait Vector: Copy {
             ]
         }
     }
+    /// `LANES` signed bytes.
+    unsafe fn load_i8(from: *const u8) -> Self;
+    /// `LANES` integers, each plus 8, two a byte.
+    unsafe fn load_i4(from: *const u8) -> Self;
+    /// `LANES` e2m1 codes, two a byte.
+    unsafe fn load_e2m1(from: *const u8) -> Self;
+    /// Of `LANES` bytes the bits of `mask` behind a shift to the right.
+    unsafe fn load_bits(from: *const u8, shift: u32, mask: u8) -> Self;
+    /// `LANES` e8m0 codes; 255 gives infinity.
+    unsafe fn load_e8m0(from: *const u8) -> Self;
+    /// One float16, little-endian.
+    unsafe fn half(bytes: [u8; 2]) -> f32;
     /// Writes `LANES` float32; they must be writable.
     unsafe fn store(self, to: *mut f32);
     /// `self * b + c`, fused where the level has it.
@@ -270,6 +287,18 @@ pub fn f8_to_f32(code: u8) -> f32 {
     }
 }
 
+/// Values of the e2m1 codes.
+pub const E2M1: [f32; 16] =
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
+/// The halves of four bytes, low ones first. Safety: they are readable.
+#[inline(always)]
+unsafe fn nibbles(from: *const u8) -> [u8; 8] {
+    // SAFETY: the caller's promise.
+    let [a, b, c, d] = unsafe { from.cast::<[u8; 4]>().read_unaligned() };
+    [a & 15, a >> 4, b & 15, b >> 4, c & 15, c >> 4, d & 15, d >> 4]
+}
+
 /// Eight lanes of portable code.
 #[derive(Clone, Copy)]
 pub(crate) struct V8([f32; 8]);
@@ -288,6 +317,13 @@ macro_rules! lanewise {
 impl Vector for V8 {
     const LANES: usize = 8;
     const REGISTERS: usize = 8;
+    const TILES: bool = false;
+
+    #[inline(never)]
+    unsafe fn apart<K: Kernel>(kernel: K) -> K::Output {
+        // SAFETY: V8 needs nothing.
+        unsafe { kernel.run::<Self>() }
+    }
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
@@ -315,6 +351,38 @@ impl Vector for V8 {
         // SAFETY: the caller promised 8 readable bytes.
         let codes = unsafe { from.cast::<[u8; 8]>().read_unaligned() };
         Self(codes.map(f8_to_f32))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(from: *const u8) -> Self {
+        // SAFETY: the caller promised 8 readable bytes.
+        let codes = unsafe { from.cast::<[i8; 8]>().read_unaligned() };
+        Self(codes.map(f32::from))
+    }
+    #[inline(always)]
+    unsafe fn load_i4(from: *const u8) -> Self {
+        // SAFETY: the caller promised 4 readable bytes.
+        Self(unsafe { nibbles(from) }.map(|code| f32::from(code) - 8.0))
+    }
+    #[inline(always)]
+    unsafe fn load_e2m1(from: *const u8) -> Self {
+        // SAFETY: the caller promised 4 readable bytes.
+        Self(unsafe { nibbles(from) }.map(|code| E2M1[code as usize]))
+    }
+    #[inline(always)]
+    unsafe fn load_bits(from: *const u8, shift: u32, mask: u8) -> Self {
+        // SAFETY: the caller promised 8 readable bytes.
+        let bytes = unsafe { from.cast::<[u8; 8]>().read_unaligned() };
+        Self(bytes.map(|b| f32::from(b >> shift & mask)))
+    }
+    #[inline(always)]
+    unsafe fn load_e8m0(from: *const u8) -> Self {
+        // SAFETY: the caller promised 8 readable bytes.
+        let codes = unsafe { from.cast::<[u8; 8]>().read_unaligned() };
+        Self(codes.map(|code| f32::from_bits((u32::from(code) << 23).max(1 << 22))))
+    }
+    #[inline(always)]
+    unsafe fn half(bytes: [u8; 2]) -> f32 {
+        half::f16::from_le_bytes(bytes).to_f32()
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {

@@ -149,6 +149,13 @@ impl Device for Mono {
         let plain = !encoding.has_scales() || encoding.scale == Dtype::F32 && !encoding.zeros;
         match encoding.codes {
             Codes::F32 | Codes::F16 | Codes::Bf16 | Codes::E4m3 => plain,
+            Codes::I8
+            | Codes::I4
+            | Codes::E2m1
+            | Codes::Q8x0
+            | Codes::Q4x0
+            | Codes::Q4k
+            | Codes::Q6k => false,
         }
     }
 

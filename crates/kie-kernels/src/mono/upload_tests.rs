@@ -150,6 +150,13 @@ impl Case {
                 Codes::Bf16 => self.bytes.extend(bf16::from_f32(value).to_le_bytes()),
                 // Subnormal numbers and both signs, but no NaN.
                 Codes::E4m3 => self.bytes.push((drawn % 0x7f) as u8 | (drawn >> 8) as u8 & 0x80),
+                Codes::I8
+                | Codes::I4
+                | Codes::E2m1
+                | Codes::Q8x0
+                | Codes::Q4x0
+                | Codes::Q4k
+                | Codes::Q6k => unreachable!("a GPU does not carry {}", self.codes.name()),
             }
         }
         tensor.scale_offset = self.bytes.len() as u64;

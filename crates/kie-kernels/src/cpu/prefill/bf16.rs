@@ -15,8 +15,10 @@ use std::ops::Range;
 
 use super::{Form, Line, Packed, BLOCK, CHUNK};
 use crate::abi::Codes;
+use crate::cpu::codes::Unpack;
 use crate::cpu::matmul::Matrix;
-use crate::cpu::simd::x86::f8_to_bf16;
+use crate::cpu::simd::x86::{f8_to_bf16, to_bf16, V512};
+use crate::cpu::simd::Vector;
 
 /// Floats of one tile of sums.
 const TILE: usize = 16 * 16;
@@ -197,7 +199,7 @@ impl Task<'_> {
     /// The piece that starts at `from`: whole factor blocks where they end on steps, else one.
     fn piece(&self, from: usize) -> Piece {
         let cols = self.m.cols;
-        let (width, first) = (self.m.scales.map_or(cols, |s| s.block_cols), from / 32 * 32);
+        let (width, first) = (self.m.group_cols(), from / 32 * 32);
         let block = from / width;
         let most = first + 32 * STEPS;
         let (end, cut) = if width < 32 * STEPS && width.is_multiple_of(32) {
@@ -230,7 +232,7 @@ impl Task<'_> {
                     near: self.lines(block, &piece),
                     far: (block + 1 < blocks.end).then(|| self.lines(block + 1, &piece)),
                     sums: 2 * pair * GROUP,
-                    scaled: self.m.scales.is_some(),
+                    scaled: self.m.is_scaled(),
                 };
                 for row in (0..self.rows.len()).step_by(height) {
                     // SAFETY: the panel is filled; the caller has the levels.
@@ -255,17 +257,24 @@ impl Task<'_> {
     /// The piece's numbers of the rows as bfloat16 tiles, zeros around.
     ///
     /// # Safety
-    /// The CPU has AVX-512 BW and VBMI; `piece.k` lies in the rows.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+    /// The CPU has AVX-512 BF16 and VBMI; `piece.k` lies in the rows.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")]
     unsafe fn fill(&self, piece: &Piece, panel: &mut [Line]) {
         let m = self.m;
         // SAFETY: 64 bytes.
         let order = unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) };
         let steps = piece.steps();
+        let plain = matches!(m.codes, Codes::E4m3 | Codes::Bf16);
+        let mut unpacked = [0.0; 32 * STEPS];
         for i in 0..self.rows.len().next_multiple_of(32) {
             let live = i < self.rows.len();
             let row = (self.rows.start + i) * m.row_bytes();
             let row = m.data.as_ptr().wrapping_add(row);
+            if !plain {
+                let row = live.then_some(self.rows.start + i);
+                // SAFETY: the caller has the levels; `piece.k` lies in the row.
+                unsafe { self.unpack(row, piece, &mut unpacked) };
+            }
             for step in (0..steps).step_by(2) {
                 // Numbers from.. + 64 that belong to the piece, as bits.
                 let from = piece.first + 32 * step;
@@ -279,15 +288,28 @@ impl Task<'_> {
                         // SAFETY: the caller has VBMI.
                         unsafe { f8_to_bf16(_mm512_permutexvar_epi8(order, codes)) }
                     }
-                    Codes::Bf16 | Codes::F16 | Codes::F32 => {
+                    Codes::Bf16 => {
                         let at = row.wrapping_add(2 * from).cast::<i16>();
-                        // SAFETY: as above; `Form::of` lets no other codes than BF16 come here.
+                        // SAFETY: as above.
                         unsafe {
                             [
                                 _mm512_maskz_loadu_epi16(mask as u32, at),
                                 _mm512_maskz_loadu_epi16((mask >> 32) as u32, at.wrapping_add(32)),
                             ]
                         }
+                    }
+                    Codes::F32
+                    | Codes::F16
+                    | Codes::I8
+                    | Codes::I4
+                    | Codes::E2m1
+                    | Codes::Q8x0
+                    | Codes::Q4x0
+                    | Codes::Q4k
+                    | Codes::Q6k => {
+                        let numbers = unpacked[32 * step..].as_ptr();
+                        // SAFETY: the caller has the levels; the buffer holds whole steps.
+                        unsafe { [pairs(numbers), pairs(numbers.wrapping_add(32))] }
                     }
                 };
                 // STEPS is even, so the second half has its place, too.
@@ -300,13 +322,39 @@ impl Task<'_> {
         }
     }
 
+    /// The piece's numbers of a row, less their zero points, and zeros around them.
+    ///
+    /// # Safety
+    /// The CPU has AVX-512 BF16 and VBMI; `piece.k` lies in the row.
+    unsafe fn unpack(&self, row: Option<usize>, piece: &Piece, out: &mut [f32; 32 * STEPS]) {
+        out.fill(0.0);
+        let Some(row) = row else { return };
+        let (m, k) = (self.m, piece.k.clone());
+        let before = k.start - piece.first;
+        let mut panel = [[0.0; 32 * STEPS]];
+        let count = k.len();
+        // SAFETY: the caller has the level; a piece has at most as many numbers.
+        unsafe { V512::<true>::apart(Unpack { m, rows: row..row + 1, k, panel: &mut panel }) };
+        let out = &mut out[before..before + count];
+        out.copy_from_slice(&panel[0][..count]);
+        if let Some(scales) = m.scales.filter(|scales| scales.zeros.is_some()) {
+            let group = scales.first(row, m.cols) + piece.block;
+            for (at, numbers) in out.chunks_mut(scales.block_cols).enumerate() {
+                let zero = scales.zero(group + at);
+                numbers.iter_mut().for_each(|number| *number -= zero);
+            }
+        }
+    }
+
     /// The factors of each cut and row.
     fn factors(&self, piece: &Piece, factors: &mut [[f32; GROUP]]) {
-        let Some(scales) = &self.m.scales else { return };
+        if !self.m.is_scaled() {
+            return;
+        }
         for (i, row) in self.rows.clone().enumerate() {
-            let first = scales.first(row, self.m.cols) + piece.block;
             for cut in 0..piece.steps().div_ceil(piece.cut) {
-                factors[cut][i] = scales.at(first + cut);
+                // Zero points are gone from the panel.
+                [factors[cut][i], _] = self.m.factor(row, piece.block + cut);
             }
         }
     }
@@ -336,6 +384,17 @@ impl Task<'_> {
             }
         }
     }
+}
+
+/// Two vectors as bfloat16.
+///
+/// # Safety
+/// The CPU has AVX-512 BF16; 32 numbers.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")]
+unsafe fn pairs(numbers: *const f32) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe { to_bf16(V512::load(numbers), V512::load(numbers.add(16))) }
 }
 
 /// The lowest `count` bits.

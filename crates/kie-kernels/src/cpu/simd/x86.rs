@@ -5,12 +5,13 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, Vector};
+use super::{Kernel, Vector, E2M1};
 
 /// Runs `kernel` as AVX2 code.
 ///
 /// # Safety
 /// The CPU has the features named.
+#[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn avx2<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the caller checked the level.
@@ -21,6 +22,7 @@ pub(crate) unsafe fn avx2<K: Kernel>(kernel: K) -> K::Output {
 ///
 /// # Safety
 /// The CPU has the features named.
+#[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 pub(crate) unsafe fn avx512<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the caller checked the level.
@@ -31,6 +33,7 @@ pub(crate) unsafe fn avx512<K: Kernel>(kernel: K) -> K::Output {
 ///
 /// # Safety
 /// The CPU has the features named.
+#[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")]
 pub(crate) unsafe fn avx512_vbmi<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the caller checked the level.
@@ -76,9 +79,68 @@ pub(crate) struct V256(__m256);
 #[derive(Clone, Copy)]
 pub(crate) struct V512<const VBMI: bool>(__m512);
 
+/// Values of the codes of 4-bit integers.
+const I4: [f32; 16] =
+    [-8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0];
+
+/// Eight halves of four bytes in order, in the lowest bits of each lane.
+///
+/// # Safety
+/// The CPU has AVX2; the bytes are readable.
+#[inline(always)]
+unsafe fn nibbles8(from: *const u8) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let all = _mm256_set1_epi32(from.cast::<i32>().read_unaligned());
+        _mm256_srlv_epi32(all, _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28))
+    }
+}
+
+/// Sixteen halves of eight bytes in order, in the lowest bits of each lane.
+///
+/// # Safety
+/// The CPU has AVX-512; the bytes are readable.
+#[inline(always)]
+unsafe fn nibbles16(from: *const u8) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let which = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+        let shift = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+        let all = _mm512_castsi128_si512(_mm_loadl_epi64(from.cast()));
+        _mm512_srlv_epi32(_mm512_permutexvar_epi32(which, all), shift)
+    }
+}
+
+/// # Safety
+/// The CPU has F16C.
+#[inline(always)]
+unsafe fn half(bytes: [u8; 2]) -> f32 {
+    let bits = i32::from(u16::from_le_bytes(bytes));
+    // SAFETY: the caller has F16C.
+    unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits))) }
+}
+
+/// Two vectors as bfloat16 in order, rounded to nearest.
+///
+/// # Safety
+/// The CPU has AVX-512 BF16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub(crate) unsafe fn to_bf16(low: V512<true>, high: V512<true>) -> __m512i {
+    // SAFETY: both are 64 plain bytes.
+    unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high.0, low.0)) }
+}
+
 impl Vector for V256 {
     const LANES: usize = 8;
     const REGISTERS: usize = 16;
+    const TILES: bool = true;
+
+    #[inline(always)]
+    unsafe fn apart<K: Kernel>(kernel: K) -> K::Output {
+        // SAFETY: the caller has the level.
+        unsafe { avx2(kernel) }
+    }
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
@@ -115,6 +177,53 @@ impl Vector for V256 {
             let half = _mm_or_si128(_mm_or_si128(sign, magnitude), nan);
             _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0))
         })
+    }
+    #[inline(always)]
+    unsafe fn load_i8(from: *const u8) -> Self {
+        // SAFETY: the caller has the level and 8 readable bytes.
+        Self(unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) })
+    }
+    #[inline(always)]
+    unsafe fn load_i4(from: *const u8) -> Self {
+        // SAFETY: the caller has the level and 4 readable bytes.
+        Self(unsafe {
+            let codes = _mm256_and_si256(nibbles8(from), _mm256_set1_epi32(15));
+            _mm256_cvtepi32_ps(_mm256_sub_epi32(codes, _mm256_set1_epi32(8)))
+        })
+    }
+    #[inline(always)]
+    unsafe fn load_e2m1(from: *const u8) -> Self {
+        // SAFETY: the caller has the level and 4 readable bytes; the table has 16 numbers. The
+        // permutation reads the lowest three bits; the fourth is the sign.
+        Self(unsafe {
+            let codes = nibbles8(from);
+            let size = _mm256_permutevar8x32_ps(_mm256_loadu_ps(E2M1.as_ptr()), codes);
+            let sign = _mm256_slli_epi32::<28>(codes);
+            let sign = _mm256_and_si256(sign, _mm256_set1_epi32(i32::MIN));
+            _mm256_xor_ps(size, _mm256_castsi256_ps(sign))
+        })
+    }
+    #[inline(always)]
+    unsafe fn load_bits(from: *const u8, shift: u32, mask: u8) -> Self {
+        // SAFETY: the caller has the level and 8 readable bytes.
+        Self(unsafe {
+            let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()));
+            let bits = _mm256_srl_epi32(bytes, _mm_cvtsi32_si128(shift as i32));
+            _mm256_cvtepi32_ps(_mm256_and_si256(bits, _mm256_set1_epi32(mask.into())))
+        })
+    }
+    #[inline(always)]
+    unsafe fn load_e8m0(from: *const u8) -> Self {
+        // SAFETY: the caller has the level and 8 readable bytes.
+        Self(unsafe {
+            let bits = _mm256_slli_epi32::<23>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast())));
+            _mm256_castsi256_ps(_mm256_max_epi32(bits, _mm256_set1_epi32(1 << 22)))
+        })
+    }
+    #[inline(always)]
+    unsafe fn half(bytes: [u8; 2]) -> f32 {
+        // SAFETY: the caller has the level.
+        unsafe { half(bytes) }
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
@@ -268,6 +377,19 @@ pub(crate) unsafe fn f8_to_bf16(codes: __m512i) -> [__m512i; 2] {
 impl<const VBMI: bool> Vector for V512<VBMI> {
     const LANES: usize = 16;
     const REGISTERS: usize = 32;
+    const TILES: bool = VBMI;
+
+    #[inline(always)]
+    unsafe fn apart<K: Kernel>(kernel: K) -> K::Output {
+        // SAFETY: the caller has the level.
+        unsafe {
+            if VBMI {
+                avx512_vbmi(kernel)
+            } else {
+                avx512(kernel)
+            }
+        }
+    }
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
@@ -341,6 +463,44 @@ impl<const VBMI: bool> Vector for V512<VBMI> {
                 Self(_mm512_castsi512_ps(_mm512_and_si512(high, mask))),
             ]
         }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(from: *const u8) -> Self {
+        // SAFETY: the caller has the level and 16 readable bytes.
+        Self(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) })
+    }
+    #[inline(always)]
+    unsafe fn load_i4(from: *const u8) -> Self {
+        // SAFETY: the caller has the level and 8 readable bytes; the table has 16 numbers, and the
+        // permutation reads the lowest four bits.
+        Self(unsafe { _mm512_permutexvar_ps(nibbles16(from), _mm512_loadu_ps(I4.as_ptr())) })
+    }
+    #[inline(always)]
+    unsafe fn load_e2m1(from: *const u8) -> Self {
+        // SAFETY: as above.
+        Self(unsafe { _mm512_permutexvar_ps(nibbles16(from), _mm512_loadu_ps(E2M1.as_ptr())) })
+    }
+    #[inline(always)]
+    unsafe fn load_bits(from: *const u8, shift: u32, mask: u8) -> Self {
+        // SAFETY: the caller has the level and 16 readable bytes.
+        Self(unsafe {
+            let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
+            let bits = _mm512_srl_epi32(bytes, _mm_cvtsi32_si128(shift as i32));
+            _mm512_cvtepi32_ps(_mm512_and_si512(bits, _mm512_set1_epi32(mask.into())))
+        })
+    }
+    #[inline(always)]
+    unsafe fn load_e8m0(from: *const u8) -> Self {
+        // SAFETY: the caller has the level and 16 readable bytes.
+        Self(unsafe {
+            let bits = _mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast())));
+            _mm512_castsi512_ps(_mm512_max_epi32(bits, _mm512_set1_epi32(1 << 22)))
+        })
+    }
+    #[inline(always)]
+    unsafe fn half(bytes: [u8; 2]) -> f32 {
+        // SAFETY: the caller has the level.
+        unsafe { half(bytes) }
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {

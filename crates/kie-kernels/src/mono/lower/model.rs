@@ -258,7 +258,16 @@ impl Model {
             let all = tensors.iter().filter_map(|t| program.tensors.get(*t as usize));
             let group = |t: &Tensor| match t.encoding.codes {
                 Codes::E4m3 => t.encoding.group,
-                Codes::F32 | Codes::F16 | Codes::Bf16 => [0; 2],
+                Codes::F32
+                | Codes::F16
+                | Codes::Bf16
+                | Codes::I8
+                | Codes::I4
+                | Codes::E2m1
+                | Codes::Q8x0
+                | Codes::Q4x0
+                | Codes::Q4k
+                | Codes::Q6k => [0; 2],
             };
             let blocks: Vec<[u32; 2]> = all.map(group).collect();
             let first = *blocks.first()?;

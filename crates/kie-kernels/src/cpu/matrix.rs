@@ -1,0 +1,278 @@
+//! A weight matrix as it is stored: codes, and scales among or beside them.
+
+use std::ops::Range;
+
+use super::numbers::{number_to_f32, scales_among};
+use super::simd::{Kernel, Vector};
+use crate::abi::{Codes, Dtype, Tensor};
+use crate::device::Buffer;
+
+/// Scales of a matrix, one for each group of `block_rows` x `block_cols` weights.
+#[derive(Debug, Clone, Copy)]
+pub struct Scales<'a> {
+    /// Little-endian `dtype`, `[ceil(rows / block_rows), ceil(cols / block_cols)]`, any alignment.
+    pub data: &'a [u8],
+    /// Storage type of a scale.
+    pub dtype: Dtype,
+    /// Zero points of the groups, a signed byte each; none: they are 0.
+    pub zeros: Option<&'a [u8]>,
+    /// Rows that share a scale.
+    pub block_rows: usize,
+    /// Columns that share a scale.
+    pub block_cols: usize,
+}
+
+impl Scales<'_> {
+    /// Index of the first scale of `row`, of a matrix with `cols` columns.
+    #[inline(always)]
+    pub(crate) fn first(&self, row: usize, cols: usize) -> usize {
+        row / self.block_rows * cols.div_ceil(self.block_cols)
+    }
+
+    /// The scale at `index`, which is [`Scales::first`] plus the block column.
+    ///
+    /// # Panics
+    /// When it lies outside `data`.
+    #[inline(always)]
+    pub(crate) fn at(&self, index: usize) -> f32 {
+        let size = self.dtype.bytes();
+        number_to_f32(self.dtype, &self.data[size * index..size * (index + 1)])
+    }
+
+    /// The zero point at `index`; 0 without zero points.
+    #[inline(always)]
+    pub(crate) fn zero(&self, index: usize) -> f32 {
+        self.zeros.map_or(0.0, |zeros| f32::from(zeros[index] as i8))
+    }
+}
+
+/// Groups whose factors are read together.
+pub(crate) const FACTORS: usize = 16;
+
+/// Scales and offsets of groups of one row: a number is `scale * code + offset`.
+#[derive(Clone, Copy)]
+pub(crate) struct Factors {
+    pub scales: [f32; FACTORS],
+    pub offsets: [f32; FACTORS],
+}
+
+impl Factors {
+    pub const NONE: Self = Self { scales: [1.0; FACTORS], offsets: [0.0; FACTORS] };
+}
+
+/// [`Matrix::factors`] as a body of its own.
+pub(crate) struct FactorsOf<'a> {
+    pub m: &'a Matrix<'a>,
+    pub row: usize,
+    pub group: usize,
+    pub count: usize,
+    pub factors: &'a mut Factors,
+}
+
+impl Kernel for FactorsOf<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) {
+        // SAFETY: the caller has V's level.
+        unsafe { self.m.factors::<V>(self.row, self.group, self.count, self.factors) };
+    }
+}
+
+/// A weight matrix as it lies in a checkpoint: row-major, possibly unaligned.
+#[derive(Debug, Clone, Copy)]
+pub struct Matrix<'a> {
+    /// `rows` rows of codes.
+    pub data: &'a [u8],
+    /// What the codes stand for.
+    pub codes: Codes,
+    /// Output features.
+    pub rows: usize,
+    /// Input features.
+    pub cols: usize,
+    /// Scales beside the codes.
+    pub scales: Option<Scales<'a>>,
+}
+
+impl<'a> Matrix<'a> {
+    /// One lane's matrix of a program's tensor, in the buffers that the program was checked with.
+    pub fn of(tensor: &Tensor, lane: usize, buffers: &'a [Buffer]) -> Self {
+        let part = |buffer: u32, offset: u64, bytes: u64| {
+            let begin = (offset + bytes * lane as u64) as usize;
+            &buffers[buffer as usize].host()[begin..begin + bytes as usize]
+        };
+        let beside = |offset, bytes| part(tensor.scale_buffer, offset, bytes);
+        Self::described(
+            tensor,
+            part(tensor.buffer, tensor.offset, tensor.lane_bytes()),
+            || beside(tensor.scale_offset, tensor.scale_bytes()),
+            || beside(tensor.zero_offset, tensor.zero_bytes()),
+        )
+    }
+
+    /// One lane's matrix of a tensor whose bytes are given; scales and zero points are asked for
+    /// where the encoding has them.
+    pub fn described(
+        tensor: &Tensor,
+        data: &'a [u8],
+        scales: impl FnOnce() -> &'a [u8],
+        zeros: impl FnOnce() -> &'a [u8],
+    ) -> Self {
+        let encoding = &tensor.encoding;
+        let scales = encoding.has_scales().then(|| Scales {
+            data: scales(),
+            dtype: encoding.scale,
+            zeros: encoding.zeros.then(zeros),
+            block_rows: encoding.group[0] as usize,
+            block_cols: encoding.group[1] as usize,
+        });
+        let (rows, cols) = (tensor.rows as usize, tensor.cols as usize);
+        Self { data, codes: encoding.codes, rows, cols, scales }
+    }
+
+    /// Bytes from one row to the next.
+    #[inline(always)]
+    pub fn row_bytes(&self) -> usize {
+        self.codes.bytes_of(self.cols)
+    }
+
+    /// The codes of a row.
+    pub fn row(&self, row: usize) -> &'a [u8] {
+        &self.data[row * self.row_bytes()..(row + 1) * self.row_bytes()]
+    }
+
+    /// Columns that share a scale; all where there is none.
+    #[inline(always)]
+    pub(crate) fn group_cols(&self) -> usize {
+        match (self.codes.row().group, &self.scales) {
+            (0, None) => self.cols.max(1),
+            (0, Some(scales)) => scales.block_cols,
+            (group, _) => group as usize,
+        }
+    }
+
+    /// Whether codes are not the numbers themselves.
+    #[inline(always)]
+    pub(crate) fn is_scaled(&self) -> bool {
+        self.codes.row().group > 0 || self.scales.is_some()
+    }
+
+    /// Whether groups have offsets besides scales.
+    #[inline(always)]
+    pub(crate) fn has_offsets(&self) -> bool {
+        self.has_zeros() || self.codes == Codes::Q4k
+    }
+
+    /// Whether groups have zero points.
+    #[inline(always)]
+    pub(crate) fn has_zeros(&self) -> bool {
+        self.scales.is_some_and(|scales| scales.zeros.is_some())
+    }
+
+    /// Scale and offset of a group of a row.
+    pub(crate) fn factor(&self, row: usize, group: usize) -> [f32; 2] {
+        match &self.scales {
+            Some(scales) => {
+                let index = scales.first(row, self.cols) + group;
+                [scales.at(index), -scales.zero(index) * scales.at(index)]
+            }
+            None if self.codes.row().group > 0 => scales_among(self.codes, self.row(row), group),
+            None => [1.0, 0.0],
+        }
+    }
+
+    /// Those of `count <= FACTORS` groups from `group` on. Safety: V's level.
+    #[inline(always)]
+    pub(crate) unsafe fn factors<V: Vector>(
+        &self,
+        row: usize,
+        group: usize,
+        count: usize,
+        out: &mut Factors,
+    ) {
+        let Some(scales) = &self.scales else {
+            if self.codes.row().group > 0 {
+                let bytes = self.row(row);
+                for i in 0..count {
+                    // SAFETY: the caller has the level.
+                    let [scale, offset] = unsafe { among::<V>(self.codes, bytes, group + i) };
+                    (out.scales[i], out.offsets[i]) = (scale, offset);
+                }
+            }
+            return;
+        };
+        let first = scales.first(row, self.cols) + group;
+        let size = scales.dtype.bytes();
+        let bytes = &scales.data[first * size..(first + count) * size];
+        let mut padded = [0u8; 4 * FACTORS];
+        padded[..bytes.len()].copy_from_slice(bytes);
+        // SAFETY: FACTORS scales of 4 bytes at most, in vectors that divide their number; the
+        // caller has the level.
+        unsafe {
+            for i in (0..FACTORS).step_by(V::LANES) {
+                let from = padded.as_ptr().add(i * size);
+                let vector: V = match scales.dtype {
+                    Dtype::F32 => V::load(from.cast()),
+                    Dtype::F16 => V::load_f16(from),
+                    Dtype::Bf16 => V::load_bf16(from),
+                    Dtype::F8E8m0 => V::load_e8m0(from),
+                    Dtype::F8E4m3 => V::load_f8(from),
+                };
+                vector.store(out.scales.as_mut_ptr().add(i));
+            }
+        }
+        if let Some(zeros) = scales.zeros {
+            let zeros = &zeros[first..first + count];
+            for i in 0..count {
+                out.offsets[i] = -f32::from(zeros[i] as i8) * out.scales[i];
+            }
+        }
+    }
+
+    /// Asserts that the slices have the sizes that the dims ask for.
+    pub(crate) fn check(&self, rows: &Range<usize>) {
+        let piece = self.codes.row().numbers as usize;
+        assert!(self.cols.is_multiple_of(piece), "{} columns of {}", self.cols, self.codes.name());
+        assert_eq!(self.data.len(), self.rows * self.row_bytes(), "weight bytes");
+        assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
+        if let Some(s) = &self.scales {
+            assert!(s.block_rows > 0 && s.block_cols > 0, "empty scale blocks");
+            assert!(s.block_cols.is_multiple_of(piece) || s.block_cols >= self.cols, "cut codes");
+            let blocks = self.rows.div_ceil(s.block_rows) * self.cols.div_ceil(s.block_cols);
+            assert_eq!(s.data.len(), s.dtype.bytes() * blocks, "scale bytes");
+            assert!(s.zeros.is_none_or(|z| z.len() == blocks), "zero points");
+        }
+    }
+}
+
+/// Scale and offset of a group of a row whose scales lie among its codes, with the level's
+/// conversion of halves. Safety: V's level.
+#[inline(always)]
+unsafe fn among<V: Vector>(codes: Codes, row: &[u8], group: usize) -> [f32; 2] {
+    let half = |at: usize| [row[at], row[at + 1]];
+    // SAFETY: the caller has the level.
+    unsafe {
+        match codes {
+            Codes::Q8x0 => [V::half(half(group * 34)), 0.0],
+            Codes::Q4x0 => [V::half(half(group * 18)), 0.0],
+            Codes::Q4k => {
+                let block = group / 8 * 144;
+                let [scale, min] = super::numbers::six_bits(&row[block + 4..block + 16], group % 8);
+                let [d, m] = [V::half(half(block)), V::half(half(block + 2))];
+                [d * f32::from(scale), -m * f32::from(min)]
+            }
+            Codes::Q6k => {
+                let block = group / 16 * 210;
+                let scale = row[block + 192 + group % 16] as i8;
+                [V::half(half(block + 208)) * f32::from(scale), 0.0]
+            }
+            Codes::F32
+            | Codes::F16
+            | Codes::Bf16
+            | Codes::E4m3
+            | Codes::I8
+            | Codes::I4
+            | Codes::E2m1 => [1.0, 0.0],
+        }
+    }
+}
