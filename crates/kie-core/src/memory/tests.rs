@@ -403,7 +403,7 @@ fn pages_that_hold_nothing_are_shared_among_idle_slots() {
     let tokens: Vec<u32> = (0..8 * PAGE as u32).collect();
     let first = pages.admit(&tokens, 0, tokens.len()).unwrap();
     assert_eq!(pages.share(), 2 * PAGE);
-    pages.retire(first, &tokens, tokens.len());
+    pages.retire(&first, &tokens, tokens.len());
     // Eight pages are the cache's now: evicting them is not free.
     assert_eq!(pages.share(), PAGE);
 }
