@@ -6,7 +6,7 @@
 //! away.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
 
-use std::cell::UnsafeCell;
+use std::ops::Range;
 use std::time::Instant;
 
 use kie_kernels::abi::{Codes, Dtype, Encoding};
@@ -16,23 +16,16 @@ use kie_kernels::cpu::prefill::{pack, prefill, Packed};
 use kie_kernels::cpu::simd::{available, Level};
 use kie_kernels::cpu::stream::read_bandwidth;
 use kie_kernels::cpu::team::Team;
+use kie_kernels::field::{Columns, Field};
 
 const COLS: usize = 2048;
 /// Bytes of weights a pass reads: more than a shared 480 MB cache is likely to keep.
 const BYTES: usize = 1 << 30;
 
-/// A result of which each member writes its own part.
-struct Shared(UnsafeCell<Vec<f32>>);
-
-// SAFETY: members write disjoint rows.
-unsafe impl Sync for Shared {}
-
-impl Shared {
-    #[allow(clippy::mut_from_ref)]
-    fn from(&self, at: usize) -> &mut [f32] {
-        // SAFETY: members write disjoint rows and read none.
-        unsafe { &mut (&mut *self.0.get())[at..] }
-    }
+/// Where a member's rows of `all` rows of every column go.
+fn own<'a>(y: &'a Field<f32>, rows: &Range<usize>, all: usize, n: usize) -> Columns<'a, f32> {
+    // SAFETY: members write disjoint rows and read none.
+    unsafe { y.columns(rows.start, rows.len(), all, n) }
 }
 
 /// Processor time of this thread in seconds.
@@ -45,15 +38,19 @@ fn processor_s() -> f64 {
 
 /// Runs `body` on the team; processor seconds of member 0.
 fn timed(team: &Team, body: impl Fn(usize) + Sync) -> f64 {
-    let used = Shared(UnsafeCell::new(vec![0.0]));
+    let used = Field::new(1);
     team.run(|member, _| {
         let start = processor_s();
         body(member);
         if member == 0 {
-            used.from(0)[0] = (processor_s() - start) as f32;
+            // SAFETY: member 0 alone touches it.
+            let used = unsafe { used.write(0..1) };
+            used[0] = processor_s() - start;
         }
     });
-    f64::from(used.from(0)[0])
+    // SAFETY: the team is done.
+    let used = unsafe { used.read(0..1) };
+    used[0]
 }
 
 fn median(mut run: impl FnMut() -> f64) -> f64 {
@@ -119,7 +116,7 @@ fn decode(data: &[u8], team: &Team, level: Level, encoding: Encoding, n: usize) 
     let factors = factors(encoding, rows, COLS);
     let m = matrix(data, encoding, (rows, COLS), &factors);
     let x = vec![0.25f32; COLS * n];
-    let y = Shared(UnsafeCell::new(vec![0f32; rows * n]));
+    let y = Field::new(rows * n);
     let (mut limit, mut share) = (Vec::new(), Vec::new());
     let mut alone = f64::MAX;
     let speed = median(|| {
@@ -127,7 +124,7 @@ fn decode(data: &[u8], team: &Team, level: Level, encoding: Encoding, n: usize) 
         let start = Instant::now();
         let used = timed(team, |member| {
             let rows = rows_of(member, team.members(), m.rows);
-            matmul(level, &m, rows.clone(), &x, n, y.from(rows.start), m.rows);
+            matmul(level, &m, rows.clone(), &x, own(&y, &rows, m.rows, n));
         });
         alone = alone.min(used);
         let speed = BYTES as f64 / start.elapsed().as_secs_f64() / 1e9;
@@ -148,7 +145,7 @@ fn chunk(data: &[u8], team: &Team, level: Level, encoding: Encoding, (rows, cols
     let n = 512;
     let size = rows * encoding.codes.bytes_of(cols);
     let x = vec![0.25f32; cols * n];
-    let y = Shared(UnsafeCell::new(vec![0f32; rows * n]));
+    let y = Field::new(rows * n);
     let factors = factors(encoding, rows, cols);
     let mut packed = Packed::default();
     let mut layer = 0;
@@ -163,7 +160,7 @@ fn chunk(data: &[u8], team: &Team, level: Level, encoding: Encoding, (rows, cols
         let start = Instant::now();
         let used = timed(team, |member| {
             let rows = rows_of(member, team.members(), m.rows);
-            prefill(level, &m, rows.clone(), &packed, y.from(rows.start), m.rows);
+            prefill(level, &m, rows.clone(), &packed, own(&y, &rows, m.rows, n));
         });
         alone = alone.min(used);
         2.0 * (rows * cols * n) as f64 / start.elapsed().as_secs_f64() / 1e9
@@ -198,19 +195,8 @@ fn attention(level: Level, dtype: Dtype) {
     let many = median(|| {
         let start = Instant::now();
         let stride = heads * hd;
-        attend_chunk(
-            level,
-            dtype,
-            hd,
-            heads,
-            &q,
-            page,
-            &spans,
-            0.1,
-            &mut out,
-            stride,
-            &mut scratch,
-        );
+        let out = Columns::of(&mut out, stride, stride, n);
+        attend_chunk(level, dtype, hd, heads, &q, stride, page, &spans, 0.1, out, &mut scratch);
         start.elapsed().as_secs_f64() * 1e6
     });
     let flops = (4 * n * heads * hd * last) as f64 / many / 1e3;

@@ -35,6 +35,18 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/kie-server/src/tokens.rs",
 ];
 
+/// Files of kie-kernels that make a `&mut` of memory which several threads, or a device, may touch:
+/// there stands why nobody else is at it.
+const SHARED_MEMORY_FILES: &[&str] = &[
+    // Disjoint parts of a team's memory.
+    "crates/kie-kernels/src/field.rs",
+    // A slot's request, which host and device have in turn.
+    "crates/kie-kernels/src/mailbox.rs",
+    // Pinned memory before the driver is told to read it.
+    "crates/kie-kernels/src/cuda/staging.rs",
+    "crates/kie-kernels/src/hip/context.rs",
+];
+
 /// Crates and what they may depend on in this workspace.
 const EDGES: &[(&str, &[&str])] = &[
     ("kie-kernels", &[]),
@@ -365,6 +377,36 @@ fn unsafe_stands_only_in_the_named_files() {
             for line in lines_with(&code_only(source.text()), "unsafe") {
                 writeln!(faults, "{}:{line}: unsafe", source.path).unwrap();
             }
+        }
+    }
+    report(&faults);
+}
+
+#[test]
+fn shared_memory_is_borrowed_only_in_the_named_files() {
+    // An import would hide the second.
+    let (cells, slices) = ("UnsafeCell", "slice::from_raw_parts_mut");
+    let mut faults = String::new();
+    let mut borrowing = Vec::new();
+    for source in sources().iter().filter(|s| s.path.starts_with("crates/kie-kernels/src/")) {
+        let code = code_only(source.text());
+        let borrows = code.lines().any(|l| l.contains("&mut *") && l.contains(".get()"));
+        let lines = lines_with(&code, "from_raw_parts_mut");
+        if borrows && code.contains(cells) || code.contains(slices) {
+            borrowing.push(source.path.clone());
+        }
+        if !SHARED_MEMORY_FILES.contains(&source.path.as_str()) {
+            for line in lines {
+                writeln!(faults, "{}:{line}: a `&mut [T]` of shared memory", source.path).unwrap();
+            }
+            if borrows {
+                writeln!(faults, "{}: a `&mut` out of a cell", source.path).unwrap();
+            }
+        }
+    }
+    for file in SHARED_MEMORY_FILES {
+        if !borrowing.iter().any(|path| path == file) {
+            writeln!(faults, "{file}: listed, and borrows nothing").unwrap();
         }
     }
     report(&faults);

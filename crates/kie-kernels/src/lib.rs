@@ -7,6 +7,7 @@ pub mod cuda;
 pub mod device;
 pub mod encoding;
 pub mod error;
+pub mod field;
 pub mod file;
 #[cfg(target_os = "linux")]
 pub mod hip;

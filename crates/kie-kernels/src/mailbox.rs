@@ -1,5 +1,6 @@
-//! The only live wire between host and device: a ring of commands one way, a sequence of records a
-//! slot the other way.
+//! What the engine's scheduler and a device's runner hand each other: a ring of commands one way, a
+//! sequence of records a slot the other way. Both ends run on the engine's thread, between passes or
+//! launches; the words that the host shares with a kernel while it runs are `mono/wire.rs`'s.
 //!
 //! # Protocol
 //! * The host owns a slot from the moment it saw the slot's `end` until it sends the next command
@@ -13,8 +14,7 @@
 //!   slot. `end` is stored with release after the last `made`, so a host that sees `end != Running`
 //!   with acquire sees all records. A slot's records are the whole sequence: a slow host loses
 //!   nothing and stalls nobody.
-//! * There is one host thread and one device thread on this interface (MONOKERNEL 3.8: exactly one
-//!   warp of rank 0 reads the ring).
+//! * The protocol would hold for two threads, one at each end. No more than one is at an end.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::abi::{
     Command, Dims, Record, Sampling, SlotEnd, SlotParams, MAX_ALTERNATIVES, MAX_BIAS, MAX_STOP_IDS,
 };
+use crate::field::Field;
 
 /// Commands in flight at most; the host never has more than one a slot.
 const COMMANDS: usize = 64;
@@ -39,10 +40,15 @@ struct Slot {
     end: AtomicU32,
     /// Physical page of each logical page, `[groups][max_pages]`.
     pages: Box<[Box<[AtomicU32]>]>,
-    inner: Plain<SlotMemory>,
+    request: Plain<SlotMemory>,
+    /// What was generated, `[max_positions]`.
+    records: Field<Record>,
+    /// Alternatives of the record with the same index, `[n][MAX_ALTERNATIVES]`: a ring over the
+    /// last [`Mailbox::ALTERNATIVES`] records.
+    alternatives: Field<(u32, f32)>,
 }
 
-/// What the owner of a slot may touch.
+/// What the host writes of a request before the slot is the device's.
 pub struct SlotMemory {
     /// Scalars of the request.
     pub params: SlotParams,
@@ -52,11 +58,6 @@ pub struct SlotMemory {
     pub stop_ids: Box<[u32]>,
     /// Logit bias.
     pub bias: Box<[(u32, f32)]>,
-    /// What was generated, `[max_positions]`.
-    pub records: Box<[Record]>,
-    /// Alternatives of the record with the same index, `[max_positions / n][MAX_ALTERNATIVES]`;
-    /// a ring over the last [`Mailbox::ALTERNATIVES`] records.
-    pub alternatives: Box<[(u32, f32)]>,
 }
 
 /// Shared memory of one device. See the module's protocol.
@@ -81,7 +82,9 @@ impl Mailbox {
             made: AtomicU32::new(0),
             end: AtomicU32::new(SlotEnd::Cancelled as u32),
             pages: (0..groups).map(|_| zeros(dims.max_pages())).collect(),
-            inner: Plain(UnsafeCell::new(SlotMemory {
+            records: Field::of(vec![Record { token: 0, logprob: 0.0, t_ns: 0 }; positions]),
+            alternatives: Field::of(vec![(0, 0.0); Self::ALTERNATIVES * MAX_ALTERNATIVES]),
+            request: Plain(UnsafeCell::new(SlotMemory {
                 params: SlotParams {
                     prompt: 0,
                     cached: 0,
@@ -94,8 +97,6 @@ impl Mailbox {
                 tokens: vec![0; positions].into(),
                 stop_ids: vec![0; MAX_STOP_IDS].into(),
                 bias: vec![(0, 0.0); MAX_BIAS].into(),
-                records: vec![Record { token: 0, logprob: 0.0, t_ns: 0 }; positions].into(),
-                alternatives: vec![(0, 0.0); Self::ALTERNATIVES * MAX_ALTERNATIVES].into(),
             })),
         };
         let none = Command { kind: crate::abi::CommandKind::Cancel, slot: u32::MAX, a: 0, b: 0 };
@@ -115,18 +116,42 @@ impl Mailbox {
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn slot_of_host(&self, slot: usize) -> &mut SlotMemory {
         // SAFETY: ownership by the protocol, which the caller upholds.
-        unsafe { &mut *self.slots[slot].inner.0.get() }
+        unsafe { &mut *self.slots[slot].request.0.get() }
     }
 
-    /// Device: memory of a slot it owns.
+    /// Device: the request of a slot it owns, which nobody writes before the slot ends.
     ///
     /// # Safety
     /// The caller is the device's control thread and received a start command for the slot that
     /// has not ended yet.
-    #[allow(clippy::mut_from_ref)]
-    pub unsafe fn slot_of_device(&self, slot: usize) -> &mut SlotMemory {
+    pub unsafe fn slot_of_device(&self, slot: usize) -> &SlotMemory {
         // SAFETY: ownership by the protocol, which the caller upholds.
-        unsafe { &mut *self.slots[slot].inner.0.get() }
+        unsafe { &*self.slots[slot].request.0.get() }
+    }
+
+    /// Device: a record that it has not published.
+    ///
+    /// # Safety
+    /// The caller is the device's control thread, owns the slot, and `index` is not below what it
+    /// has published of it.
+    pub unsafe fn write_record(&self, slot: usize, index: usize, record: Record) {
+        // SAFETY: the host reads no record before it is published.
+        unsafe { self.slots[slot].records.write(index..index + 1)[0] = record };
+    }
+
+    /// Device: alternatives of a record that it has not published.
+    ///
+    /// # Safety
+    /// As [`write_record`](Self::write_record).
+    ///
+    /// # Panics
+    /// For more than [`MAX_ALTERNATIVES`].
+    pub unsafe fn write_alternatives(&self, slot: usize, index: usize, all: &[(u32, f32)]) {
+        assert!(all.len() <= MAX_ALTERNATIVES, "{} alternatives", all.len());
+        let at = index % Self::ALTERNATIVES * MAX_ALTERNATIVES;
+        let alternatives = &self.slots[slot].alternatives;
+        // SAFETY: as above; of the ring's earlier round the host has read them (see `record`).
+        unsafe { alternatives.write(at..at + all.len()).copy_from_slice(all) };
     }
 
     /// Physical pages of a slot's logical pages, by page group. Entries behind the positions that
@@ -198,14 +223,13 @@ impl Mailbox {
 
     /// Host: a record that `poll` has announced, with its `k` alternatives copied to `out`.
     pub fn record(&self, slot: usize, index: u32, k: usize, out: &mut [(u32, f32)]) -> Record {
-        let memory = self.slots[slot].inner.0.get();
-        let at = index as usize % Self::ALTERNATIVES * MAX_ALTERNATIVES;
+        let (slot, index) = (&self.slots[slot], index as usize);
+        let at = index % Self::ALTERNATIVES * MAX_ALTERNATIVES;
         // SAFETY: record `index` is below an acquired `made`: the device wrote it and its
         // alternatives and will not write them again before the host sends a new command (or, for
         // alternatives, before `ALTERNATIVES` further records, which the polling host outruns).
-        let (record, alternatives) = unsafe {
-            ((&(*memory).records)[index as usize], &(&(*memory).alternatives)[at..at + k])
-        };
+        let (record, alternatives) =
+            unsafe { (slot.records.read(index..index + 1)[0], slot.alternatives.read(at..at + k)) };
         out[..k].copy_from_slice(alternatives);
         record
     }

@@ -215,12 +215,13 @@ impl Work {
         let s = params.sampling;
         let prompt = params.prompt as usize;
         let token = next_token(&slot.tokens, prompt, s.seed, s.temperature == 0.0, self.dims.vocab);
-        for j in 0..s.logprobs.saturating_sub(1) {
-            let at = slot.made as usize % Mailbox::ALTERNATIVES;
-            memory.alternatives[at * kie_kernels::abi::MAX_ALTERNATIVES + j as usize] =
-                (token + j, -(j as f32));
+        let alternatives = (0..s.logprobs.saturating_sub(1)).map(|j| (token + j, -(j as f32)));
+        let (made, alternatives) = (slot.made as usize, alternatives.collect::<Vec<_>>());
+        let record = Record { token, logprob: -0.5, t_ns: now_ns() };
+        unsafe {
+            mailbox.write_alternatives(index, made, &alternatives);
+            mailbox.write_record(index, made, record);
         }
-        memory.records[slot.made as usize] = Record { token, logprob: -0.5, t_ns: now_ns() };
         slot.made += 1;
         slot.tokens.push(token);
         self.mailbox.publish(index, slot.made);

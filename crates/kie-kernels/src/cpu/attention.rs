@@ -16,6 +16,7 @@ use std::ops::RangeInclusive;
 use super::codes::{part, Weight, F16, F32};
 use super::simd::{dispatch, Kernel, Level, Vector};
 use crate::abi::{Dtype, PAGE};
+use crate::field::Columns;
 
 /// 64 positions of one kv head.
 #[derive(Debug, Clone, Copy)]
@@ -97,7 +98,7 @@ pub fn attend<'a>(
     finish(out, head_dim, &scratch.state);
 }
 
-/// Many positions: position `i` has its heads at `q[i * stride..]` and `out[i * stride..]`,
+/// Many positions: position `i` has its heads at `q[i * q_stride..]` and in piece `i` of `out`,
 /// `[heads][head_dim]` each, and sees `spans[i]`.
 ///
 /// # Panics
@@ -109,11 +110,11 @@ pub fn attend_chunk<'a>(
     head_dim: usize,
     heads: usize,
     q: &[f32],
+    q_stride: usize,
     page: impl Fn(usize) -> KvPage<'a>,
     spans: &[RangeInclusive<usize>],
     scale: f32,
-    out: &mut [f32],
-    stride: usize,
+    mut out: Columns<'_, f32>,
     scratch: &mut Scratch,
 ) {
     let width = heads * head_dim;
@@ -124,7 +125,7 @@ pub fn attend_chunk<'a>(
     };
     scratch.prepare(heads, heads * spans.len(), 2 * head_dim * PAGE);
     for i in 0..spans.len() {
-        out[i * stride..][..width].fill(0.0);
+        out.piece(i).fill(0.0);
     }
     for index in first / PAGE..=last / PAGE {
         let page = page(index);
@@ -135,15 +136,15 @@ pub fn attend_chunk<'a>(
             if live.is_empty() {
                 continue;
             }
-            let q = &q[i * stride..][..width];
-            let out = &mut out[i * stride..][..width];
+            let q = &q[i * q_stride..][..width];
+            let out = out.piece(i);
             let state = &mut scratch.state[i * heads..(i + 1) * heads];
             let (page, scores) = (&scratch.page, &mut scratch.scores);
             dispatch(level, Turned { head_dim, q, page, live, scale, out, scores, state });
         }
     }
     for (i, state) in scratch.state.chunks_exact(heads).enumerate() {
-        finish(&mut out[i * stride..][..width], head_dim, state);
+        finish(out.piece(i), head_dim, state);
     }
 }
 
@@ -590,10 +591,9 @@ mod tests {
                 let page = |i| cache.page(i);
                 attend(level, dtype, hd, &q, page, span.clone(), scale, &mut one, &mut scratch);
                 let spans = std::slice::from_ref(&span);
-                let (stride, out) = (heads * hd, &mut many);
-                attend_chunk(
-                    level, dtype, hd, heads, &q, page, spans, scale, out, stride, &mut scratch,
-                );
+                let (width, scratch) = (heads * hd, &mut scratch);
+                let out = Columns::of(&mut many, width, width, 1);
+                attend_chunk(level, dtype, hd, heads, &q, width, page, spans, scale, out, scratch);
                 for h in 0..heads {
                     let q = &q[h * hd..][..hd];
                     let bound = cache.bound(q, span.clone(), scale);
@@ -622,12 +622,14 @@ mod tests {
             let page = |i| cache.page(i);
             for level in available() {
                 let mut whole = vec![0.0; n * width];
-                attend_chunk(level, Dtype::F32, hd, heads, &q, page, &spans, 0.3, &mut whole,
-                    width, &mut scratch);
+                let out = Columns::of(&mut whole, width, width, n);
+                attend_chunk(level, Dtype::F32, hd, heads, &q, width, page, &spans, 0.3, out,
+                    &mut scratch);
                 for i in [0, n / 2, n - 1] {
                     let mut alone = vec![0.0; width];
-                    attend_chunk(level, Dtype::F32, hd, heads, &q[i * width..], page,
-                        &spans[i..=i], 0.3, &mut alone, width, &mut scratch);
+                    let out = Columns::of(&mut alone, width, width, 1);
+                    attend_chunk(level, Dtype::F32, hd, heads, &q[i * width..], width, page,
+                        &spans[i..=i], 0.3, out, &mut scratch);
                     for (a, b) in alone.iter().zip(&whole[i * width..]) {
                         prop_assert_eq!(a.to_bits(), b.to_bits());
                     }

@@ -16,31 +16,24 @@ use super::matrix::{Factors, FactorsOf, FACTORS};
 pub use super::matrix::{Matrix, Scales};
 use super::simd::{dispatch, prefetch, Kernel, Level, Vector};
 use crate::abi::Codes;
+use crate::field::Columns;
 
-/// `y[c * y_stride + (r - rows.start)] = sum over k of m[r, k] * x[c * m.cols + k]` for the rows
-/// `r` of `rows` and the columns `c < n`.
+/// Piece `c` of `y` at `r - rows.start` = sum over k of `m[r, k] * x[c * m.cols + k]`, for the rows
+/// `r` of `rows` and each of the pieces.
 ///
 /// Traffic: the rows once, `x` once for each row block (from cache).
 ///
 /// # Panics
 /// When a slice is shorter than the dims ask for, or the machine lacks `level`.
-pub fn matmul(
-    level: Level,
-    m: &Matrix<'_>,
-    rows: Range<usize>,
-    x: &[f32],
-    n: usize,
-    y: &mut [f32],
-    y_stride: usize,
-) {
+pub fn matmul(level: Level, m: &Matrix<'_>, rows: Range<usize>, x: &[f32], y: Columns<'_, f32>) {
     m.check(&rows);
+    let n = y.count();
     if rows.is_empty() || n == 0 {
         return;
     }
     assert!(x.len() >= n * m.cols, "x holds {} numbers, wanted {n} x {}", x.len(), m.cols);
-    assert!(n == 1 || y_stride >= rows.len(), "y_stride {y_stride} below {} rows", rows.len());
-    assert!(y.len() >= (n - 1) * y_stride + rows.len(), "y holds {} numbers", y.len());
-    dispatch(level, Decode { m, rows, x, n, y, y_stride });
+    assert_eq!(y.width(), rows.len(), "elements of a column, and rows");
+    dispatch(level, Decode { m, rows, x, n, y });
 }
 
 /// The arguments of [`matmul`], checked.
@@ -49,8 +42,7 @@ struct Decode<'a> {
     rows: Range<usize>,
     x: &'a [f32],
     n: usize,
-    y: &'a mut [f32],
-    y_stride: usize,
+    y: Columns<'a, f32>,
 }
 
 impl Kernel for Decode<'_> {
@@ -222,7 +214,7 @@ impl Decode<'_> {
         }
         for (row, total) in rows.zip(&total) {
             for (j, lanes) in total.iter().enumerate() {
-                self.y[(c + j) * self.y_stride + row - self.rows.start] = lanes.sum();
+                self.y.piece(c + j)[row - self.rows.start] = lanes.sum();
             }
         }
     }
@@ -273,7 +265,7 @@ impl Decode<'_> {
         }
         for (i, row) in total.iter().enumerate() {
             for (j, lanes) in row.iter().enumerate() {
-                self.y[(c + j) * self.y_stride + r + i - self.rows.start] = lanes.sum();
+                self.y.piece(c + j)[r + i - self.rows.start] = lanes.sum();
             }
         }
     }
@@ -558,7 +550,7 @@ pub(crate) mod tests {
 
     fn all(level: Level, m: &Matrix<'_>, x: &[f32], n: usize) -> Vec<f32> {
         let mut y = vec![f32::NAN; n * m.rows];
-        matmul(level, m, 0..m.rows, x, n, &mut y, m.rows);
+        matmul(level, m, 0..m.rows, x, Columns::of(&mut y, m.rows, m.rows, n));
         y
     }
 
@@ -602,8 +594,8 @@ pub(crate) mod tests {
                     let mut alone = vec![f32::NAN; rows];
                     let (upper, lower) = alone.split_at_mut(split);
                     let m = other.matrix();
-                    matmul(level, &m, 0..split, column, 1, upper, 0);
-                    matmul(level, &m, split..rows, column, 1, lower, 0);
+                    matmul(level, &m, 0..split, column, Columns::one(upper));
+                    matmul(level, &m, split..rows, column, Columns::one(lower));
                     for r in 0..rows {
                         prop_assert_eq!(whole[c * rows + r].to_bits(), alone[r].to_bits());
                     }
@@ -625,11 +617,11 @@ pub(crate) mod tests {
                     codes.iter().map(|&c| if c & 0x7f == 0x7f { 0 } else { c }).collect();
                 let clean = Matrix { data: &row, ..m };
                 let mut y = [0f32];
-                matmul(level, &clean, 0..1, &x, 1, &mut y, 1);
+                matmul(level, &clean, 0..1, &x, Columns::one(&mut y));
                 assert_eq!(y[0], f8_to_f32(row[code]), "{level:?} code {code:#x}");
             }
             let mut y = [0f32];
-            matmul(level, &m, 0..1, &[0f32; 256], 1, &mut y, 1);
+            matmul(level, &m, 0..1, &[0f32; 256], Columns::one(&mut y));
             assert!(y[0].is_nan(), "{level:?} hides a NaN code");
         }
         assert_eq!(f8_to_f32(0x7e), 448.0);

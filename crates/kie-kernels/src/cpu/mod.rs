@@ -8,8 +8,11 @@
 
 mod arena;
 pub mod attention;
+mod barrier;
 mod codes;
 mod limits;
+#[cfg(test)]
+mod loomed;
 pub mod matmul;
 mod matrix;
 pub mod numbers;
@@ -21,6 +24,7 @@ pub mod simd;
 mod slots;
 pub mod stream;
 pub mod team;
+mod wait;
 
 use std::sync::Arc;
 use std::time::Duration;

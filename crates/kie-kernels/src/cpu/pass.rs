@@ -9,7 +9,6 @@
 //! # Layout
 //! Vectors are lane-major: `[lane][column][width]`, so that one lane's columns are contiguous.
 
-use std::cell::UnsafeCell;
 use std::ops::Range;
 
 use super::attention::{self, KvPage};
@@ -24,6 +23,7 @@ use crate::abi::{
 };
 use crate::device::Buffer;
 use crate::error::Result;
+use crate::field::{Columns, Field};
 use crate::mailbox::Mailbox;
 use crate::validate::ValidProgram;
 
@@ -51,29 +51,6 @@ pub(super) struct Column {
     pub path: Path,
     /// Its logits are wanted.
     pub wanted: bool,
-}
-
-/// Memory that the members write in disjoint parts (see the module's argument).
-struct Field<T>(UnsafeCell<Vec<T>>);
-
-// SAFETY: parts are disjoint between barriers, by the module's argument.
-unsafe impl<T: Send> Sync for Field<T> {}
-
-impl<T: Copy + Default> Field<T> {
-    fn new(len: usize) -> Self {
-        Self(UnsafeCell::new(vec![T::default(); len]))
-    }
-
-    /// # Safety
-    /// Nobody writes `range` in this phase but the caller, or nobody at all.
-    #[allow(clippy::mut_from_ref)]
-    unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
-        // SAFETY: the vector's own pointer, not a reference to the vector, is what members share.
-        let all = unsafe { &mut *self.0.get() };
-        assert!(range.start <= range.end && range.end <= all.len(), "{range:?} of {}", all.len());
-        // SAFETY: in bounds (asserted); disjointness is the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(all.as_mut_ptr().add(range.start), range.len()) }
-    }
 }
 
 /// What one member alone uses.
@@ -141,7 +118,7 @@ pub(super) struct Pass {
     /// Raw matrix outputs, `[lane][column][rows]`: q|k|v, up, or a module's output.
     raw: Field<f32>,
     /// Packed prefill activations, one a lane.
-    packed: Vec<UnsafeCell<Packed>>,
+    packed: Field<Packed>,
     /// KV pages, one arena a group.
     pages: Vec<Field<u8>>,
     /// Of each rotary table that a step names.
@@ -151,11 +128,8 @@ pub(super) struct Pass {
     /// Final streams of the wanted columns, and their logits.
     logits: Field<f32>,
     wanted: Vec<usize>,
-    members: Vec<UnsafeCell<Scratch>>,
+    members: Field<Scratch>,
 }
-
-// SAFETY: `packed` entries are written by one member a phase, `members[i]` by member i only.
-unsafe impl Sync for Pass {}
 
 impl Pass {
     pub(super) fn new(program: ValidProgram, buffers: Vec<Buffer>, level: Level) -> Result<Self> {
@@ -171,20 +145,20 @@ impl Pass {
             let stream = vec![0.0; d.hidden as usize];
             let attention =
                 attention::Scratch::with_capacity(most.shared, most.head_dim, QUERY_BLOCK);
-            UnsafeCell::new(Scratch { attention, stream })
+            Scratch { attention, stream }
         };
         let arena = |g: &PageGroup| Field::new(g.page_bytes() as usize * g.pages as usize);
         let mut pass = Self {
             vectors: program.vectors.iter().map(field).collect(),
             normed: Field::new(widest * columns),
             raw: Field::new(lanes * most.raw * columns),
-            packed: (0..lanes).map(|_| UnsafeCell::new(packed())).collect(),
+            packed: Field::of((0..lanes).map(|_| packed()).collect()),
             pages: program.groups.iter().map(arena).collect(),
             angles: Vec::new(),
             constants: Vec::new(),
             logits: Field::new(d.slots as usize * d.vocab as usize),
             wanted: Vec::with_capacity(columns),
-            members: (0..program.blocks).map(|_| member()).collect(),
+            members: Field::of((0..program.blocks).map(|_| member()).collect()),
             level,
             buffers,
             program,
@@ -219,7 +193,7 @@ impl Pass {
     pub(super) fn logits(&self, row: usize) -> &[f32] {
         let vocab = self.program.dims.vocab as usize;
         // SAFETY: no pass runs: `run` takes `&mut self`.
-        unsafe { self.logits.part(row * vocab..(row + 1) * vocab) }
+        unsafe { self.logits.read(row * vocab..(row + 1) * vocab) }
     }
 
     /// Computes all steps for `columns`; decode-path columns must come first.
@@ -228,10 +202,7 @@ impl Pass {
         let wanted = columns.iter().enumerate().filter(|(_, c)| c.wanted);
         self.wanted.extend(wanted.map(|(i, _)| i));
         let rows = self.wanted.len() * self.program.dims.vocab as usize;
-        let logits = self.logits.0.get_mut();
-        if rows > logits.len() {
-            logits.resize(rows, 0.0);
-        }
+        self.logits.reserve(rows);
         self.turn(columns);
         let decode = columns.iter().take_while(|c| c.path == Path::Decode).count();
         let pass: &Self = self;
@@ -247,7 +218,7 @@ impl Pass {
     fn turn(&mut self, columns: &[Column]) {
         for angles in &mut self.angles {
             let half = angles.frequencies.len();
-            let turned = angles.turned.0.get_mut();
+            let turned = angles.turned.all();
             for (at, column) in turned.chunks_exact_mut(2 * half).zip(columns) {
                 let (cos, sin) = at.split_at_mut(half);
                 for ((c, s), f) in cos.iter_mut().zip(sin).zip(&angles.frequencies) {
@@ -346,20 +317,41 @@ impl Walk<'_> {
         (lane * self.dims().columns as usize + column) * width
     }
 
-    /// `width` numbers of a vector, from `from`. See the module's argument for why this is sound.
-    #[allow(clippy::mut_from_ref)]
-    fn vector(&self, index: u32, lane: usize, column: usize, part: Range<usize>) -> &mut [f32] {
+    /// Elements of a vector's field that are `part` of one lane and column.
+    fn place(&self, index: u32, lane: usize, column: usize, part: Range<usize>) -> Range<usize> {
         let width = self.pass.program.vectors[index as usize].width as usize;
         let at = self.at(lane, column, width);
-        // SAFETY: rows and items of a phase are disjoint between members (module docs).
-        unsafe { self.pass.vectors[index as usize].part(at + part.start..at + part.end) }
+        at + part.start..at + part.end
+    }
+
+    /// Part of a vector that no member writes in this phase.
+    fn read(&self, index: u32, lane: usize, column: usize, part: Range<usize>) -> &[f32] {
+        let place = self.place(index, lane, column, part);
+        // SAFETY: what a phase reads of others it does not write (module docs).
+        unsafe { self.pass.vectors[index as usize].read(place) }
+    }
+
+    /// Part of a vector that is this member's own in this phase.
+    #[allow(clippy::mut_from_ref)]
+    fn write(&self, index: u32, lane: usize, column: usize, part: Range<usize>) -> &mut [f32] {
+        let place = self.place(index, lane, column, part);
+        // SAFETY: rows and items of a phase are disjoint between members (module docs), and no
+        // step holds two references to one of them.
+        unsafe { self.pass.vectors[index as usize].write(place) }
+    }
+
+    /// This member's own; a step takes it once.
+    #[allow(clippy::mut_from_ref)]
+    fn scratch(&self) -> &mut Scratch {
+        // SAFETY: a member takes its own alone, and has done with it before it takes it again.
+        unsafe { &mut self.pass.members.write(self.member..self.member + 1)[0] }
     }
 
     fn embed(&self, step: &Embed) {
         let hidden = self.dims().hidden as usize;
         for item in self.mine(self.columns.len()) {
             for lane in 0..self.dims().lanes as usize {
-                let out = self.vector(step.output, lane, item, 0..hidden);
+                let out = self.write(step.output, lane, item, 0..hidden);
                 let row = self.columns[item].token as usize;
                 numbers::row_to_f32(&self.pass.matrix(step.table, 0), row, out);
             }
@@ -372,17 +364,17 @@ impl Walk<'_> {
         let scale = self.pass.constant(scale);
         for item in self.mine(self.columns.len() * lanes) {
             let (lane, column) = (item % lanes, item / lanes);
-            let x = self.vector(input, lane, column, 0..hidden);
+            let x = self.read(input, lane, column, 0..hidden);
             let at = self.at(lane, column, hidden);
             // SAFETY: one member an item.
-            let out = unsafe { self.pass.normed.part(at..at + hidden) };
+            let out = unsafe { self.pass.normed.write(at..at + hidden) };
             self.normalise(scale, lane, x, out);
         }
         self.barrier.wait();
         self.pack_input(weights, hidden, lanes, |lane| {
             let at = self.at(lane, self.decode, hidden);
             // SAFETY: nobody writes `normed` in this phase.
-            unsafe { self.pass.normed.part(at..at + (self.columns.len() - self.decode) * hidden) }
+            unsafe { self.pass.normed.read(at..at + (self.columns.len() - self.decode) * hidden) }
         });
     }
 
@@ -402,7 +394,7 @@ impl Walk<'_> {
         weights: &[u32],
         width: usize,
         lanes: usize,
-        input: impl Fn(usize) -> &'x mut [f32],
+        input: impl Fn(usize) -> &'x [f32],
     ) {
         let columns = self.columns.len() - self.decode;
         if columns == 0 {
@@ -415,50 +407,56 @@ impl Walk<'_> {
         }
         for lane in self.mine(lanes) {
             // SAFETY: one member a lane, and nobody reads `packed` before the barrier.
-            let packed = unsafe { &mut *self.pass.packed[lane].get() };
-            pack(self.pass.level, codes, input(lane), columns, width, packed);
+            let packed = unsafe { self.pass.packed.write(lane..lane + 1) };
+            pack(self.pass.level, codes, input(lane), columns, width, &mut packed[0]);
         }
         self.barrier.wait();
     }
 
-    /// `rows` of one matrix for all columns, into `out[column * stride + row - rows.start]`.
+    /// `rows` of one matrix for all columns, into those rows' piece of each column.
     fn multiply(
         &self,
         matrix: &Matrix<'_>,
         rows: Range<usize>,
         x: &[f32],
         lane: usize,
-        out: Output<'_>,
+        out: Columns<'_, f32>,
     ) {
         if rows.is_empty() {
             return;
         }
         let width = matrix.cols;
-        let part = |columns: Range<usize>| {
-            let last = (columns.len() - 1) * out.stride + rows.len();
-            let at = out.at + columns.start * out.stride;
-            // SAFETY: a member's own rows of every column; columns of other rows between them are
-            // not touched, though the slice spans them.
-            unsafe { out.field.part(at..at + last) }
-        };
+        let mut out = out;
         for begin in (0..self.decode).step_by(DECODE_COLUMNS) {
             let columns = begin..self.decode.min(begin + DECODE_COLUMNS);
             let x = &x[columns.start * width..columns.end * width];
-            let y = part(columns.clone());
-            matmul(self.pass.level, matrix, rows.clone(), x, columns.len(), y, out.stride);
+            let y = out.some(columns, 0..rows.len());
+            matmul(self.pass.level, matrix, rows.clone(), x, y);
         }
         if self.decode < self.columns.len() {
             // SAFETY: packed before the last barrier; nobody writes it in this phase.
-            let packed = unsafe { &*self.pass.packed[lane].get() };
-            let y = part(self.decode..self.columns.len());
-            prefill(self.pass.level, matrix, rows, packed, y, out.stride);
+            let packed = unsafe { self.pass.packed.read(lane..lane + 1) };
+            let y = out.some(self.decode..self.columns.len(), 0..rows.len());
+            prefill(self.pass.level, matrix, rows, &packed[0], y);
         }
+    }
+
+    /// Where a product of this member's rows goes: `width` of them in every column, from `at` on.
+    fn output<'f>(
+        &self,
+        field: &'f Field<f32>,
+        at: usize,
+        width: usize,
+        stride: usize,
+    ) -> Columns<'f, f32> {
+        // SAFETY: a member's own rows of every column (module docs).
+        unsafe { field.columns(at, width, stride, self.columns.len()) }
     }
 
     fn normed(&self, lane: usize, width: usize) -> &[f32] {
         let at = self.at(lane, 0, width);
         // SAFETY: nobody writes `normed` in this phase.
-        unsafe { self.pass.normed.part(at..at + self.columns.len() * width) }
+        unsafe { self.pass.normed.read(at..at + self.columns.len() * width) }
     }
 
     fn qkv(&self, step: &Qkv) {
@@ -477,7 +475,8 @@ impl Walk<'_> {
                 let rows = (part.start - first) * hd..(part.end - first) * hd;
                 let offset = (first - lane * per_lane) * hd + rows.start;
                 let at = self.at(lane, 0, stride) + offset;
-                self.multiply(&matrix, rows, x, lane, Output { field: &self.pass.raw, at, stride });
+                let out = self.output(&self.pass.raw, at, rows.len(), stride);
+                self.multiply(&matrix, rows, x, lane, out);
                 for head in part {
                     self.finish_head(step, lane, which, head - first, head - lane * per_lane);
                 }
@@ -494,7 +493,7 @@ impl Walk<'_> {
         for column in 0..self.columns.len() {
             let at = self.at(lane, column, stride) + raw_head * hd;
             // SAFETY: the head is this member's own.
-            let x = unsafe { self.pass.raw.part(at..at + hd) };
+            let x = unsafe { self.pass.raw.write(at..at + hd) };
             if let Some(biases) = step.biases {
                 let bias = &self.pass.constant(biases[which])[(lane * heads + head) * hd..][..hd];
                 x.iter_mut().zip(bias).for_each(|(x, b)| *x += b);
@@ -509,7 +508,7 @@ impl Walk<'_> {
                 self.rotate(step.rotary, column, x);
             }
             if which == 0 {
-                self.vector(step.output, lane, column, head * hd..(head + 1) * hd)
+                self.write(step.output, lane, column, head * hd..(head + 1) * hd)
                     .copy_from_slice(x);
             } else {
                 let at = KvAt { state: step.state, lane, head };
@@ -524,7 +523,7 @@ impl Walk<'_> {
         let table = tables.find(|angles| angles.table == rotary.frequencies);
         let turned = &table.expect("every step's table has angles").turned;
         // SAFETY: nobody writes the angles during a pass.
-        let angles = unsafe { turned.part(column * hd..(column + 1) * hd) };
+        let angles = unsafe { turned.read(column * hd..(column + 1) * hd) };
         let (cos, sin) = angles.split_at(half);
         let turn = |a: &mut f32, b: &mut f32, cos: f32, sin: f32| {
             (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
@@ -565,7 +564,7 @@ impl Walk<'_> {
         let bytes = x.len() * dtype.bytes();
         let at = first + position % PAGE * bytes;
         // SAFETY: this position of this head is this member's own.
-        let out = unsafe { self.pass.pages[to.state.group as usize].part(at..at + bytes) };
+        let out = unsafe { self.pass.pages[to.state.group as usize].write(at..at + bytes) };
         numbers::store_f32(dtype, x, out);
     }
 
@@ -612,9 +611,9 @@ impl Walk<'_> {
             let page = self.page(step.state, slot, begin + logical);
             let (k, v) = (self.kv_at(&from, page, false).0, self.kv_at(&from, page, true).0);
             // SAFETY: keys and values were stored before the last barrier.
-            let k = unsafe { pages.part(k..k + half) };
+            let k = unsafe { pages.read(k..k + half) };
             // SAFETY: as above.
-            let v = unsafe { pages.part(v..v + half) };
+            let v = unsafe { pages.read(v..v + half) };
             KvPage { k, v }
         };
         let span = |column: usize| {
@@ -622,28 +621,26 @@ impl Walk<'_> {
         };
         let width = shared * hd;
         let stride = query as usize * hd;
-        let heads = |vector: u32| {
-            let at = self.at(lane, columns.start, stride) + head * width;
-            let last = (columns.len() - 1) * stride + width;
-            // SAFETY: this kv head's query heads are the item's own; what lies between the columns
-            // is spanned, not touched.
-            unsafe { self.pass.vectors[vector as usize].part(at..at + last) }
-        };
-        let (q, out) = (heads(step.input), heads(step.output));
+        let at = self.at(lane, columns.start, stride) + head * width;
+        let last = (columns.len() - 1) * stride + width;
+        // SAFETY: nobody writes queries in this step.
+        let q = unsafe { self.pass.vectors[step.input as usize].read(at..at + last) };
+        let output = &self.pass.vectors[step.output as usize];
+        // SAFETY: this kv head's query heads are the item's own, in every column.
+        let mut out = unsafe { output.columns(at, width, stride, columns.len()) };
         let scale = 1.0 / (hd as f32).sqrt();
-        // SAFETY: member's own scratch.
-        let scratch = unsafe { &mut (*self.pass.members[self.member].get()).attention };
+        let scratch = &mut self.scratch().attention;
         let level = self.pass.level;
         if path == Path::Decode {
             let span = span(columns.start);
-            attention::attend(level, dtype, hd, q, page, span, scale, out, scratch);
+            attention::attend(level, dtype, hd, q, page, span, scale, out.piece(0), scratch);
             return;
         }
         let mut spans = [const { 0..=0 }; QUERY_BLOCK];
         spans.iter_mut().zip(columns.clone()).for_each(|(s, column)| *s = span(column));
         let spans = &spans[..columns.len()];
         attention::attend_chunk(
-            level, dtype, hd, shared, q, page, spans, scale, out, stride, scratch,
+            level, dtype, hd, shared, q, stride, page, spans, scale, out, scratch,
         );
     }
 
@@ -655,13 +652,13 @@ impl Walk<'_> {
         let input = |lane, columns: Range<usize>| {
             let at = self.at(lane, columns.start, width);
             // SAFETY: nobody writes the input in this step.
-            unsafe { self.pass.vectors[step.input as usize].part(at..at + columns.len() * width) }
+            unsafe { self.pass.vectors[step.input as usize].read(at..at + columns.len() * width) }
         };
         self.pack_input(&[step.weight], width, lanes, |lane| input(lane, self.decode..all));
         let rows = self.rows(step.partition);
         for lane in 0..lanes {
             let at = self.at(lane, 0, hidden) + rows.start;
-            let out = Output { field: &self.pass.raw, at, stride: hidden };
+            let out = self.output(&self.pass.raw, at, rows.len(), hidden);
             let matrix = self.pass.matrix(step.weight, lane);
             self.multiply(&matrix, rows.clone(), input(lane, 0..all), lane, out);
         }
@@ -676,10 +673,10 @@ impl Walk<'_> {
         let own = |lane: usize| -> &[f32] {
             let at = self.at(lane, column, hidden);
             // SAFETY: this member's own rows, written above by itself.
-            unsafe { self.pass.raw.part(at + rows.start..at + rows.end) }
+            unsafe { self.pass.raw.read(at + rows.start..at + rows.end) }
         };
         for lane in 0..lanes {
-            let x = self.vector(step.residual, lane, column, rows.clone());
+            let x = self.write(step.residual, lane, column, rows.clone());
             match step.join {
                 // Lanes in order, so that all end with the same bits.
                 Join::Sum => (0..lanes).for_each(|l| add(x, own(l), 1.0)),
@@ -687,14 +684,14 @@ impl Walk<'_> {
                 Join::Delayed { from, .. } => {
                     add(x, own(lane), 1.0);
                     for other in (0..lanes).filter(|l| *l != lane) {
-                        add(x, self.vector(from, other, column, rows.clone()), 1.0);
+                        add(x, self.read(from, other, column, rows.clone()), 1.0);
                     }
                 }
             }
         }
         if let Some(keep) = step.keep {
             for lane in 0..lanes {
-                self.vector(keep, lane, column, rows.clone()).copy_from_slice(own(lane));
+                self.write(keep, lane, column, rows.clone()).copy_from_slice(own(lane));
             }
         }
     }
@@ -712,13 +709,14 @@ impl Walk<'_> {
             let fields = [&self.pass.vectors[step.output as usize], &self.pass.raw];
             for (tensor, field) in step.weights.iter().zip(fields) {
                 let matrix = self.pass.matrix(*tensor, lane);
-                self.multiply(&matrix, rows.clone(), x, lane, Output { field, at, stride: ffn });
+                let out = self.output(field, at, rows.len(), ffn);
+                self.multiply(&matrix, rows.clone(), x, lane, out);
             }
             for column in 0..self.columns.len() {
-                let gate = self.vector(step.output, lane, column, rows.clone());
+                let gate = self.write(step.output, lane, column, rows.clone());
                 let at = self.at(lane, column, ffn);
                 // SAFETY: this member's own rows.
-                let up = unsafe { self.pass.raw.part(at + rows.start..at + rows.end) };
+                let up = unsafe { self.pass.raw.read(at + rows.start..at + rows.end) };
                 ops::silu_mul(self.pass.level, gate, up);
             }
         }
@@ -751,13 +749,12 @@ impl Walk<'_> {
                 }
                 let at = part * d.columns as usize * hidden + begin * width;
                 // SAFETY: nobody writes `normed` in this phase.
-                let x = unsafe { self.pass.normed.part(at..at + n * width) };
+                let x = unsafe { self.pass.normed.read(at..at + n * width) };
                 let at = begin * vocab + rows.start;
-                let last = (n - 1) * vocab + rows.len();
                 // SAFETY: this member's own rows of every column.
-                let y = unsafe { self.pass.logits.part(at..at + last) };
+                let y = unsafe { self.pass.logits.columns(at, rows.len(), vocab, n) };
                 let local = rows.start - slice.start..rows.end - slice.start;
-                matmul(self.pass.level, &matrix, local, x, n, y, vocab);
+                matmul(self.pass.level, &matrix, local, x, y);
             }
         }
     }
@@ -767,11 +764,10 @@ impl Walk<'_> {
         let d = self.dims();
         let (hidden, lanes) = (d.hidden as usize, d.lanes as usize);
         let scale = self.pass.constant(step.norm);
-        let stream = |lane| -> &[f32] { self.vector(step.input, lane, column, 0..hidden) };
+        let stream = |lane| self.read(step.input, lane, column, 0..hidden);
         // SAFETY: one member a row.
-        let place = |at: usize| unsafe { self.pass.normed.part(at..at + hidden) };
-        // SAFETY: member's own scratch.
-        let scratch = unsafe { &mut (*self.pass.members[self.member].get()).stream };
+        let place = |at: usize| unsafe { self.pass.normed.write(at..at + hidden) };
+        let scratch = &mut self.scratch().stream;
         match step.mode {
             HeadMode::PerLane => {
                 for lane in 0..lanes {
@@ -815,13 +811,6 @@ struct KvAt {
     state: StateAt,
     lane: usize,
     head: usize,
-}
-
-/// Where a product goes: `field[at + column * stride + row]`.
-struct Output<'a> {
-    field: &'a Field<f32>,
-    at: usize,
-    stride: usize,
 }
 
 fn intersect(a: &Range<usize>, b: Range<usize>) -> Range<usize> {

@@ -17,6 +17,7 @@ use crate::abi::Codes;
 use super::codes::Unpack;
 use super::matrix::{Factors, FactorsOf, Matrix, FACTORS};
 use super::simd::{dispatch, Kernel, Level, Vector};
+use crate::field::Columns;
 
 #[cfg(target_arch = "x86_64")]
 mod bf16;
@@ -160,7 +161,7 @@ fn pack_single(columns: &[f32], cols: usize, out: &mut [Line]) {
     }
 }
 
-/// `y[c * y_stride + (r - rows.start)] = sum over k of m[r, k] * packed[c][k]` for the rows `r` of
+/// Piece `c` of `y` at `r - rows.start` = sum over k of `m[r, k] * packed[c][k]`, for the rows `r` of
 /// `rows` and all packed columns.
 ///
 /// # Panics
@@ -170,8 +171,7 @@ pub fn prefill(
     m: &Matrix<'_>,
     rows: Range<usize>,
     packed: &Packed,
-    y: &mut [f32],
-    y_stride: usize,
+    mut y: Columns<'_, f32>,
 ) {
     m.check(&rows);
     let n = packed.n;
@@ -181,13 +181,12 @@ pub fn prefill(
     assert_eq!(packed.cols, m.cols, "packed columns of another length");
     let form = Form::of(level, m.codes);
     assert!(packed.ready[form as usize], "packed for another level or encoding");
-    assert!(n == 1 || y_stride >= rows.len(), "y_stride {y_stride} below {} rows", rows.len());
-    assert!(y.len() >= (n - 1) * y_stride + rows.len(), "y holds {} numbers", y.len());
+    assert_eq!((y.count(), y.width()), (n, rows.len()), "columns of so many rows");
     if form == Form::Pairs {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the form was checked against the level, and `pack` saw that it exists.
         unsafe {
-            bf16::run(level == Level::Amx, m, rows, packed, y, y_stride);
+            bf16::run(level == Level::Amx, m, rows, packed, y);
         }
         return;
     }
@@ -196,9 +195,10 @@ pub fn prefill(
         let columns = first..n.min(first + CHUNK);
         for r in rows.clone().step_by(ROWS) {
             let panel = r..rows.end.min(r + ROWS);
+            let at = panel.start - rows.start..panel.end - rows.start;
             let task = Single { m, rows: panel, packed, columns: columns.clone() };
             dispatch(level, Run { task: &task, scratch: &mut scratch });
-            task.write(&scratch.sums, &mut y[first * y_stride + r - rows.start..], y_stride);
+            task.write(&scratch.sums, y.some(task.columns.clone(), at));
         }
     }
 }
@@ -259,11 +259,11 @@ impl Single<'_> {
         factors
     }
 
-    /// Sums to `y`, which starts at the panel's first row and the chunk's first column.
-    fn write(&self, sums: &[f32; ROWS * CHUNK], y: &mut [f32], y_stride: usize) {
+    /// Sums to `y`: the panel's rows of the chunk's columns.
+    fn write(&self, sums: &[f32; ROWS * CHUNK], mut y: Columns<'_, f32>) {
         for c in 0..self.columns.len() {
             let sums = &sums[c / BLOCK * ROWS * BLOCK + c % BLOCK..];
-            for (r, y) in y[c * y_stride..][..self.rows.len()].iter_mut().enumerate() {
+            for (r, y) in y.piece(c).iter_mut().enumerate() {
                 *y = sums[r * BLOCK];
             }
         }
@@ -418,7 +418,7 @@ mod tests {
         let mut packed = Packed::default();
         pack(level, &[m.codes], x, n, m.cols, &mut packed);
         let mut y = vec![f32::NAN; n * m.rows];
-        prefill(level, m, 0..m.rows, &packed, &mut y, m.rows);
+        prefill(level, m, 0..m.rows, &packed, Columns::of(&mut y, m.rows, m.rows, n));
         y
     }
 
@@ -468,8 +468,8 @@ mod tests {
                     pack(level, &[codes], &x[c * cols..][..cols], 1, cols, &mut packed);
                     let mut alone = vec![f32::NAN; rows];
                     let (upper, lower) = alone.split_at_mut(split);
-                    prefill(level, &m, 0..split, &packed, upper, 0);
-                    prefill(level, &m, split..rows, &packed, lower, 0);
+                    prefill(level, &m, 0..split, &packed, Columns::one(upper));
+                    prefill(level, &m, split..rows, &packed, Columns::one(lower));
                     for r in 0..rows {
                         prop_assert_eq!(whole[c * rows + r].to_bits(), alone[r].to_bits());
                     }

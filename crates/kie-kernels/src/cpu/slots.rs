@@ -147,9 +147,7 @@ impl Slots {
         self.columns.clear();
         for (index, slot) in self.slots.iter().enumerate() {
             if slot.state == State::Decode && slot.next < slot.granted {
-                // SAFETY: the slot runs, so the device owns it.
-                let memory = unsafe { self.mailbox.slot_of_device(index) };
-                let token = memory.records[slot.made - 1].token;
+                let token = self.mailbox.record(index, slot.made as u32 - 1, 0, &mut []).token;
                 let position = slot.next;
                 let path = Path::Decode;
                 self.columns.push(Column { slot: index, position, token, path, wanted: true });
@@ -214,12 +212,17 @@ impl Slots {
         if slot.penalised {
             slot.counts[choice.id as usize] += 1;
         }
-        let at = slot.made % Mailbox::ALTERNATIVES * MAX_ALTERNATIVES;
-        let alternatives = params.sampling.logprobs.saturating_sub(1) as usize;
-        if alternatives > 0 {
-            top_logprobs(logits, &mut memory.alternatives[at..at + alternatives]);
+        let mut alternatives = [(0, 0.0); MAX_ALTERNATIVES];
+        let alternatives = &mut alternatives[..params.sampling.logprobs.saturating_sub(1) as usize];
+        if !alternatives.is_empty() {
+            top_logprobs(logits, alternatives);
         }
-        memory.records[slot.made] = Record { token: choice.id, logprob: choice.logprob, t_ns: now };
+        let record = Record { token: choice.id, logprob: choice.logprob, t_ns: now };
+        // SAFETY: the slot runs, so the device owns it; this record is the next to be published.
+        unsafe {
+            self.mailbox.write_alternatives(column.slot, slot.made, alternatives);
+            self.mailbox.write_record(column.slot, slot.made, record);
+        }
         slot.made += 1;
         self.mailbox.publish(column.slot, slot.made as u32);
         let stopped = stop_ids.contains(&choice.id);

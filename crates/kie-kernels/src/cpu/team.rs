@@ -1,20 +1,22 @@
 //! A persistent thread team: the caller is member 0, the others wait for its jobs.
 //!
-//! Waiting members spin for a bounded time and then sleep on a futex, so a running team makes no
-//! system call and an idle one costs nothing. Invariants: a job's closure is borrowed only while
-//! [`Team::run`] is on the stack (it returns after every member has left the closure, also when
-//! one panicked); nothing here allocates or locks unless a member panics; every wait is on a word
-//! that only grows, and whoever changes it wakes the sleepers it can see (the counter of sleepers
-//! and the word are both sequentially consistent, so a sleeper either sees the new word or is
-//! seen).
+//! Waiting members spin for a bounded time and then sleep ([`super::barrier`]), so a running team
+//! makes no system call and an idle one costs nothing. Invariants: a job's closure is borrowed only
+//! while [`Team::run`] is on the stack (it returns after every member has left the closure, also
+//! when one panicked); nothing here allocates or locks unless a member panics.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+use std::sync::atomic::Ordering::*;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use super::barrier::{Broken, Event};
+use super::wait::{AtomicBool, AtomicU32};
+
+pub use super::barrier::Barrier;
 
 /// How long members spin for the next job after one has ended.
 const JOB_SPIN: Duration = Duration::from_millis(2);
@@ -22,113 +24,6 @@ const JOB_SPIN: Duration = Duration::from_millis(2);
 const BARRIER_SPIN: Duration = Duration::from_micros(300);
 /// The same where there are more members than cores, and spinning keeps a peer from working.
 const CROWDED_SPIN: Duration = Duration::from_micros(3);
-/// Pauses between two looks at the clock.
-const PAUSES: u32 = 16;
-
-/// A word that grows, and those who wait for it.
-#[repr(align(128))]
-struct Event {
-    word: AtomicU32,
-    sleepers: AtomicU32,
-}
-
-impl Event {
-    const fn new() -> Self {
-        Self { word: AtomicU32::new(0), sleepers: AtomicU32::new(0) }
-    }
-
-    /// Changes the word and wakes all sleepers.
-    fn bump(&self) {
-        self.word.fetch_add(1, SeqCst);
-        if self.sleepers.load(SeqCst) > 0 {
-            futex_wake(&self.word);
-        }
-    }
-
-    /// Returns once the word is no longer `seen`: spins while `spin` lasts and `hurry` is false,
-    /// then sleeps.
-    fn wait_past(&self, seen: u32, spin: Duration, hurry: &AtomicBool) {
-        if self.word.load(Acquire) != seen {
-            return;
-        }
-        let start = Instant::now();
-        loop {
-            for _ in 0..PAUSES {
-                std::hint::spin_loop();
-                if self.word.load(Acquire) != seen {
-                    return;
-                }
-            }
-            if hurry.load(Relaxed) || start.elapsed() >= spin {
-                break;
-            }
-        }
-        self.sleepers.fetch_add(1, SeqCst);
-        while self.word.load(SeqCst) == seen {
-            futex_wait(&self.word, seen);
-        }
-        self.sleepers.fetch_sub(1, SeqCst);
-    }
-}
-
-/// Where the members of a job meet.
-pub struct Barrier {
-    members: u32,
-    spin: Duration,
-    arrived: AtomicU32,
-    opened: Event,
-    broken: AtomicBool,
-    never: AtomicBool,
-}
-
-/// What a member unwinds with when another one has panicked.
-struct Broken;
-
-impl Barrier {
-    fn new(members: u32, spin: Duration) -> Self {
-        Self {
-            members,
-            spin,
-            arrived: AtomicU32::new(0),
-            opened: Event::new(),
-            broken: AtomicBool::new(false),
-            never: AtomicBool::new(false),
-        }
-    }
-
-    /// Returns when every member has called it; what they wrote before is then visible to all.
-    ///
-    /// # Panics
-    /// Unwinds (silently) when another member of the job has panicked.
-    pub fn wait(&self) {
-        if self.members == 1 {
-            return;
-        }
-        let seen = self.opened.word.load(Acquire);
-        if !self.broken.load(Acquire) {
-            if self.arrived.fetch_add(1, AcqRel) + 1 == self.members {
-                self.arrived.store(0, Relaxed);
-                self.opened.bump();
-            } else {
-                self.opened.wait_past(seen, self.spin, &self.never);
-            }
-        }
-        if self.broken.load(Acquire) {
-            resume_unwind(Box::new(Broken));
-        }
-    }
-
-    fn poison(&self) {
-        self.broken.store(true, Release);
-        self.opened.bump();
-    }
-
-    /// Ready for the next job; no member is inside.
-    fn reset(&self) {
-        self.arrived.store(0, Relaxed);
-        self.broken.store(false, Relaxed);
-    }
-}
 
 /// A borrowed closure without its type.
 #[derive(Clone, Copy)]
@@ -309,30 +204,6 @@ impl Drop for Team {
         }
     }
 }
-
-/// Sleeps while `word` is `seen`; may return early.
-#[cfg(target_os = "linux")]
-fn futex_wait(word: &AtomicU32, seen: u32) {
-    let no_timeout = std::ptr::null::<libc::timespec>();
-    let op = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: `word` outlives the call; a null timeout means none.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), op, seen, no_timeout) };
-}
-
-#[cfg(target_os = "linux")]
-fn futex_wake(word: &AtomicU32) {
-    let op = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: waking reads nothing but the address.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), op, libc::c_int::MAX) };
-}
-
-#[cfg(not(target_os = "linux"))]
-fn futex_wait(_word: &AtomicU32, _seen: u32) {
-    std::thread::sleep(Duration::from_micros(200));
-}
-
-#[cfg(not(target_os = "linux"))]
-fn futex_wake(_word: &AtomicU32) {}
 
 /// Cores that this process may run on, ascending, as they were before any team pinned a thread.
 fn allowed_cores() -> Vec<usize> {

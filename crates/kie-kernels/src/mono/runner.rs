@@ -369,7 +369,9 @@ impl Runner {
         }
         // SAFETY: the slot runs, so the device owns it.
         let memory = unsafe { self.mailbox.slot_of_device(index) };
-        memory.records[slot.made] = Record { token, logprob, t_ns };
+        let record = Record { token, logprob, t_ns };
+        // SAFETY: as above; this record is the next to be published.
+        unsafe { self.mailbox.write_record(index, slot.made, record) };
         slot.made += 1;
         slot.next += 1;
         slot.token = token;
@@ -488,8 +490,10 @@ impl Runner {
         for rank in &self.ranks {
             rank.read_logits(column, &mut logits)?;
         }
-        let at = (slot.made - 1) % Mailbox::ALTERNATIVES * MAX_ALTERNATIVES;
-        top_logprobs(&logits, &mut memory.alternatives[at..at + wanted]);
+        let mut alternatives = [(0, 0.0); MAX_ALTERNATIVES];
+        top_logprobs(&logits, &mut alternatives[..wanted]);
+        // SAFETY: as above; this record is the next to be published.
+        unsafe { self.mailbox.write_alternatives(index, slot.made - 1, &alternatives[..wanted]) };
         self.mailbox.publish(index, slot.made as u32);
         Ok(())
     }

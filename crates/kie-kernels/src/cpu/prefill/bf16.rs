@@ -19,6 +19,7 @@ use crate::cpu::codes::Unpack;
 use crate::cpu::matmul::Matrix;
 use crate::cpu::simd::x86::{f8_to_bf16, to_bf16, V512};
 use crate::cpu::simd::Vector;
+use crate::field::Columns;
 
 /// Floats of one tile of sums.
 const TILE: usize = 16 * 16;
@@ -140,8 +141,7 @@ pub(super) unsafe fn run(
     m: &Matrix<'_>,
     rows: Range<usize>,
     packed: &Packed,
-    y: &mut [f32],
-    y_stride: usize,
+    mut y: Columns<'_, f32>,
 ) {
     if amx {
         // SAFETY: the caller has AMX.
@@ -151,13 +151,14 @@ pub(super) unsafe fn run(
         for first in (0..packed.n).step_by(CHUNK) {
             let columns = first..packed.n.min(first + CHUNK);
             for r in rows.clone().step_by(GROUP) {
-                let out = &mut y[first * y_stride + r - rows.start..];
-                let rows = r..rows.end.min(r + GROUP);
-                let task = Task { amx, m, rows, packed, columns: columns.clone() };
+                let group = r..rows.end.min(r + GROUP);
+                let at = group.start - rows.start..group.end - rows.start;
+                let out = y.some(columns.clone(), at);
+                let task = Task { amx, m, rows: group, packed, columns: columns.clone() };
                 // SAFETY: the caller has the levels.
                 unsafe {
                     task.sum(scratch);
-                    task.write(&scratch.sums, out, y_stride);
+                    task.write(&scratch.sums, out);
                 }
             }
         }
@@ -359,12 +360,12 @@ impl Task<'_> {
         }
     }
 
-    /// Sums to `y`, transposed; `y` starts at the first row and column.
+    /// Sums to `y`, transposed: the task's rows of its columns.
     ///
     /// # Safety
     /// AVX-512.
     #[target_feature(enable = "avx512f")]
-    unsafe fn write(&self, sums: &[Line], y: &mut [f32], y_stride: usize) {
+    unsafe fn write(&self, sums: &[Line], mut y: Columns<'_, f32>) {
         let (rows, columns) = (self.rows.len(), self.columns.len());
         for block in 0..columns.div_ceil(BLOCK) {
             for row in (0..rows).step_by(16) {
@@ -377,7 +378,7 @@ impl Task<'_> {
                 let mask = ((1u32 << count) - 1) as u16;
                 let left = BLOCK.min(columns - block * BLOCK);
                 for (c, line) in transpose(tile).into_iter().take(left).enumerate() {
-                    let to = &mut y[(block * BLOCK + c) * y_stride + row..][..count];
+                    let to = &mut y.piece(block * BLOCK + c)[row..row + count];
                     // SAFETY: `count` lanes are written.
                     unsafe { _mm512_mask_storeu_epi32(to.as_mut_ptr().cast(), mask, line) };
                 }
