@@ -37,6 +37,11 @@ def cell(text: object) -> str:
     return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
 
 
+def code(text: object) -> str:
+    """The same as code, in which nothing needs an escape; empty for nothing."""
+    return f"`{' '.join(str(text).split())}`" if str(text) else ""
+
+
 def sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
@@ -69,7 +74,7 @@ def spelled(action: argparse.Action) -> str:
 
 def default_of(action: argparse.Action) -> str:
     plain = action.default in (None, False, argparse.SUPPRESS) or action.default == []
-    return "" if plain else f"`{action.default}`"
+    return "" if plain else code(action.default)
 
 
 def command_table(parser: argparse.ArgumentParser) -> list[str]:
@@ -80,7 +85,7 @@ def command_table(parser: argparse.ArgumentParser) -> list[str]:
         meaning = action.help or ""
         if action.choices:
             meaning = f"{meaning} ({', '.join(map(str, action.choices))})".strip()
-        rows.append(f"| `{cell(spelled(action))}` | {cell(meaning)} | {cell(default_of(action))} |")
+        rows.append(f"| {code(spelled(action))} | {cell(meaning)} | {default_of(action)} |")
     return rows
 
 
@@ -125,8 +130,8 @@ def signature_table(call: Callable[..., Any], text: str) -> list[str]:
     for name, parameter in inspect.signature(call).parameters.items():
         if name == "self":
             continue
-        kind = "" if parameter.annotation is EMPTY else f"`{cell(parameter.annotation)}`"
-        default = "" if parameter.default is EMPTY else f"`{parameter.default!r}`"
+        kind = "" if parameter.annotation is EMPTY else code(parameter.annotation)
+        default = "" if parameter.default is EMPTY else code(repr(parameter.default))
         rows.append(f"| `{name}` | {kind} | {default} | {cell(meant.get(name, ''))} |")
     return rows
 
@@ -141,7 +146,7 @@ def field_table(cls: type) -> list[str]:
             meaning = ast.literal_eval(below.value)
             default = ast.unparse(field.value) if field.value else ""
             name, kind = ast.unparse(field.target), ast.unparse(field.annotation)
-            rows.append(f"| `{name}` | `{cell(kind)}` | `{default}` | {cell(meaning)} |")
+            rows.append(f"| `{name}` | {code(kind)} | {code(default)} | {cell(meaning)} |")
     return rows
 
 

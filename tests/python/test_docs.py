@@ -16,6 +16,7 @@ from pathlib import Path
 import kie
 import pytest
 from kie import cli, sampling
+from serving import serving
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -129,9 +130,18 @@ def test_the_paths_of_the_server_are_its_routes() -> None:
     routes = (ROOT / "crates/kie-server/src/router.rs").read_text(encoding="utf-8")
     table = (DOCS / "server.md").read_text(encoding="utf-8")
     paths = re.findall(r"`(/[\w/]*)`", table)
-    assert len(paths) >= 8
     for path in paths:
-        assert f'"{path}"' in routes, path
+        assert f'.route("{path}"' in routes or path == "/", path
+    assert set(re.findall(r'\.route\("([^"{]*)"', routes)) <= set(paths), "a path is missing"
+
+
+def test_the_openai_client_of_the_server_page_works(capsys: pytest.CaptureFixture[str]) -> None:
+    code = next(code for _, code in blocks(DOCS / "server.md", "python"))
+    with serving() as server:
+        here = code.replace("http://127.0.0.1:8000", server.url)
+        assert here != code
+        exec(compile(here, "server.md", "exec"), {})
+    assert "def count_vowels" in capsys.readouterr().out
 
 
 def test_the_terminal_picture_is_what_the_model_says(demo: kie.Engine) -> None:
