@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -74,32 +75,13 @@ def pieces(text: str, used: set[str], draw: random.Random) -> list[str]:
     return cut
 
 
-def write(folder: Path) -> Path:
-    """Writes the checkpoint."""
-    table = letters()
-    specials = ["</s>", *(f"<|{name}|>" for name in SCRIPTS)]
-    vocab = {token: n for n, token in enumerate([*table, *specials])}
-    successors: dict[int, int] = {}
-    draw = random.Random(7)
-    used = set(table)
-    for name, text in SCRIPTS.items():
-        at = vocab[f"<|{name}|>"]
-        for piece in pieces(text, used, draw):
-            token = vocab.setdefault(piece, len(vocab))
-            successors[at] = token
-            at = token
-    assert len(vocab) <= WIDTH
-    head = np.zeros((WIDTH, WIDTH), dtype=np.float32)
-    end = vocab["</s>"]
-    head[end, :] = 0.5
-    for before, after in successors.items():
-        head[end, before] = 0
-        head[after, before] = 1
+def weights(head: np.ndarray) -> dict[str, np.ndarray]:
+    """One layer that adds nothing: the embedding goes straight to the head."""
     zero = np.zeros((WIDTH, WIDTH), dtype=np.float32)
     small = np.zeros((64, WIDTH), dtype=np.float32)
     ones = np.ones(WIDTH, dtype=np.float32)
     layer = "model.layers.0"
-    tensors = {
+    return {
         "model.embed_tokens.weight": np.eye(WIDTH, dtype=np.float32),
         "model.norm.weight": ones,
         "lm_head.weight": head,
@@ -110,26 +92,12 @@ def write(folder: Path) -> Path:
         f"{layer}.mlp.up_proj.weight": small,
         f"{layer}.mlp.down_proj.weight": small.T.copy(),
     }
-    save_file({name: value.copy() for name, value in tensors.items()}, folder / "model.safetensors")
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "hidden_size": WIDTH,
-        "intermediate_size": 64,
-        "max_position_embeddings": 4096,
-        "num_attention_heads": 10,
-        "num_hidden_layers": 1,
-        "num_key_value_heads": 10,
-        "rms_norm_eps": 1e-05,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        "torch_dtype": "float32",
-        "vocab_size": WIDTH,
-        "eos_token_id": end,
-    }
+
+
+def tokenizer_of(vocab: dict[str, int], specials: list[str]) -> dict[str, Any]:
+    """The tokenizer.json: pieces as they are, nothing merged."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    tokenizer = {
+    return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -152,6 +120,49 @@ def write(folder: Path) -> Path:
         },
         "model": {"type": "BPE", "vocab": vocab, "merges": []},
     }
+
+
+def write(folder: Path) -> Path:
+    """Writes the checkpoint."""
+    table = letters()
+    specials = ["</s>", *(f"<|{name}|>" for name in SCRIPTS)]
+    vocab = {token: n for n, token in enumerate([*table, *specials])}
+    successors: dict[int, int] = {}
+    draw = random.Random(7)
+    used = set(table)
+    for name, text in SCRIPTS.items():
+        at = vocab[f"<|{name}|>"]
+        for piece in pieces(text, used, draw):
+            token = vocab.setdefault(piece, len(vocab))
+            successors[at] = token
+            at = token
+    assert len(vocab) <= WIDTH
+    head = np.zeros((WIDTH, WIDTH), dtype=np.float32)
+    end = vocab["</s>"]
+    head[end, :] = 0.5
+    for before, after in successors.items():
+        head[end, before] = 0
+        head[after, before] = 1
+    tensors = weights(head)
+    save_file({name: value.copy() for name, value in tensors.items()}, folder / "model.safetensors")
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": WIDTH,
+        "intermediate_size": 64,
+        "max_position_embeddings": 4096,
+        "num_attention_heads": 10,
+        "num_hidden_layers": 1,
+        "num_key_value_heads": 10,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "vocab_size": WIDTH,
+        "eos_token_id": end,
+    }
+    tokenizer = tokenizer_of(vocab, specials)
     named = {"eos_token": "</s>", "chat_template": TEMPLATE}
     files = {"config": config, "tokenizer": tokenizer, "tokenizer_config": named}
     for name, content in files.items():

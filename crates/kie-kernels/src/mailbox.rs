@@ -1,6 +1,6 @@
 //! What the engine's scheduler and a device's runner hand each other: a ring of commands one way, a
-//! sequence of records a slot the other way. Both ends run on the engine's thread, between passes or
-//! launches; the words that the host shares with a kernel while it runs are `mono/wire.rs`'s.
+//! sequence of records a slot the other way. Both ends run on the engine's thread, between passes
+//! or launches; the words that the host shares with a kernel while it runs are `mono/wire.rs`'s.
 //!
 //! # Protocol
 //! * The host owns a slot from the moment it saw the slot's `end` until it sends the next command

@@ -1,7 +1,7 @@
 //! Words on which the members of a team wait for each other: an event that grows, and the barrier.
 //!
-//! Invariants: every wait is on a word that only grows, and whoever changes it wakes the sleepers it
-//! can see (the counter of sleepers and the word are both sequentially consistent, so a sleeper
+//! Invariants: every wait is on a word that only grows, and whoever changes it wakes the sleepers
+//! it can see (the counter of sleepers and the word are both sequentially consistent, so a sleeper
 //! either sees the new word or is seen). What members wrote before a barrier is visible to all
 //! behind it. Tests compile this file a second time over loom's primitives (`loomed.rs`).
 

@@ -1,5 +1,6 @@
-//! `barrier.rs` once more, over loom's primitives: every interleaving of small cases. Cells stand for
-//! the rows of a [`crate::field::Field`]: loom fails where two members touch one without an order.
+//! `barrier.rs` once more, over loom's primitives: every interleaving of small cases. Cells stand
+//! for the rows of a [`crate::field::Field`]: loom fails where two members touch one without an
+//! order.
 
 // The second look at barrier.rs is what this module is for.
 #![allow(dead_code, clippy::unwrap_used, clippy::duplicate_mod)]

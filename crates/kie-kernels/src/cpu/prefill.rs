@@ -161,8 +161,8 @@ fn pack_single(columns: &[f32], cols: usize, out: &mut [Line]) {
     }
 }
 
-/// Piece `c` of `y` at `r - rows.start` = sum over k of `m[r, k] * packed[c][k]`, for the rows `r` of
-/// `rows` and all packed columns.
+/// Piece `c` of `y` at `r - rows.start` = sum over k of `m[r, k] * packed[c][k]`, for the rows `r`
+/// of `rows` and all packed columns.
 ///
 /// # Panics
 /// When the columns were packed for another length, level or encoding, or `y` is too short.
