@@ -90,7 +90,11 @@ fn cors(config: &Config) -> Option<CorsLayer> {
             .allow_origin(allowed)
             .allow_methods(AllowMethods::list([Method::GET, Method::POST, Method::HEAD]))
             .allow_headers(AllowHeaders::mirror_request())
-            .expose_headers([HeaderName::from_static("x-request-id"), header::RETRY_AFTER])
+            .expose_headers([
+                HeaderName::from_static("x-request-id"),
+                HeaderName::from_static("request-id"),
+                header::RETRY_AFTER,
+            ])
             .max_age(std::time::Duration::from_secs(600)),
     )
 }

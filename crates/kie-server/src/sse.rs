@@ -68,3 +68,39 @@ pub(crate) fn response(frames: impl Frames, silence: Duration) -> Response {
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use http_body_util::BodyExt;
+
+    use super::*;
+
+    /// Says nothing for some steps, then one word.
+    struct Quiet(usize);
+
+    impl Frames for Quiet {
+        fn waits(&self) -> String {
+            "queued, position 3".to_owned()
+        }
+
+        async fn next(&mut self, out: &mut Vec<u8>) -> bool {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            self.0 -= 1;
+            if self.0 == 0 {
+                event(out, "word", &1);
+            }
+            self.0 > 0
+        }
+    }
+
+    #[tokio::test]
+    async fn steps_without_a_word_are_silence() {
+        let body = response(Quiet(50), Duration::from_millis(20)).into_body();
+        let text = String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap();
+        let (silence, word) = text.split_at(text.find("event").unwrap());
+        assert_eq!(word, "event: word\ndata: 1\n\n");
+        assert!(silence.starts_with(": queued, position 3\n\n"));
+        assert_eq!(silence.replace(": queued, position 3\n\n", ""), "");
+    }
+}
