@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -74,6 +75,55 @@ def pieces(text: str, used: set[str], draw: random.Random) -> list[str]:
     return cut
 
 
+def configuration(end: int) -> dict[str, Any]:
+    """config.json of a model of one layer that ends with this token."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": WIDTH,
+        "intermediate_size": 64,
+        "max_position_embeddings": 4096,
+        "num_attention_heads": 10,
+        "num_hidden_layers": 1,
+        "num_key_value_heads": 10,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "vocab_size": WIDTH,
+        "eos_token_id": end,
+    }
+
+
+def tokens(vocab: dict[str, int], specials: list[str]) -> dict[str, Any]:
+    """tokenizer.json of a vocabulary without merges."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": vocab[name], "content": name, "special": True, **flags} for name in specials
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": False,
+            "use_regex": True,
+        },
+        "post_processor": None,
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": False,
+            "use_regex": True,
+        },
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    }
+
+
 def write(folder: Path) -> Path:
     """Writes the checkpoint."""
     table = letters()
@@ -111,49 +161,12 @@ def write(folder: Path) -> Path:
         f"{layer}.mlp.down_proj.weight": small.T.copy(),
     }
     save_file({name: value.copy() for name, value in tensors.items()}, folder / "model.safetensors")
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "hidden_size": WIDTH,
-        "intermediate_size": 64,
-        "max_position_embeddings": 4096,
-        "num_attention_heads": 10,
-        "num_hidden_layers": 1,
-        "num_key_value_heads": 10,
-        "rms_norm_eps": 1e-05,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        "torch_dtype": "float32",
-        "vocab_size": WIDTH,
-        "eos_token_id": end,
-    }
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    tokenizer = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": vocab[name], "content": name, "special": True, **flags} for name in specials
-        ],
-        "normalizer": None,
-        "pre_tokenizer": {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": False,
-            "use_regex": True,
-        },
-        "post_processor": None,
-        "decoder": {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": False,
-            "use_regex": True,
-        },
-        "model": {"type": "BPE", "vocab": vocab, "merges": []},
-    }
     named = {"eos_token": "</s>", "chat_template": TEMPLATE}
-    files = {"config": config, "tokenizer": tokenizer, "tokenizer_config": named}
+    files = {
+        "config": configuration(end),
+        "tokenizer": tokens(vocab, specials),
+        "tokenizer_config": named,
+    }
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content, ensure_ascii=False))
     return folder

@@ -120,8 +120,8 @@ fn marks(tokenizer: &Tokenizer, family: Family) -> BTreeMap<u32, String> {
     family.special().iter().filter_map(special).collect()
 }
 
-/// A conversation as every API brings it: messages of OpenAI's form, of which `crate::messages` says
-/// more, and tools.
+/// A conversation as every API brings it: messages of OpenAI's form, of which `crate::messages`
+/// says more, and tools.
 #[derive(Debug, Default)]
 pub(crate) struct Conversation {
     pub(crate) messages: Vec<Value>,

@@ -1,8 +1,8 @@
 //! Chat messages of OpenAI's form, checked. `crate::chat` writes them for a template.
 //!
-//! What comes out is an object with `role` (system, user, assistant or tool) and `content`, a string;
-//! an assistant's may have `tool_calls`, whose arguments are text, and `reasoning_content`; a tool's
-//! has `tool_call_id` and, where the call is known, `name`.
+//! What comes out is an object with `role` (system, user, assistant or tool) and `content`, a
+//! string; an assistant's may have `tool_calls`, whose arguments are text, and `reasoning_content`;
+//! a tool's has `tool_call_id` and, where the call is known, `name`.
 
 use serde_json::{json, Map, Value};
 

@@ -1,9 +1,9 @@
-//! Spans for OpenTelemetry, as OTLP in JSON over HTTP (`opentelemetry-proto` 1.x, `/v1/traces`), where
-//! the feature `otlp` is built in and a collector is named.
+//! Spans for OpenTelemetry, as OTLP in JSON over HTTP (`opentelemetry-proto` 1.x, `/v1/traces`),
+//! where the feature `otlp` is built in and a collector is named.
 //!
-//! A request is a span, its generation one below it; `traceparent` of the client is the parent. Spans
-//! hold counts, times and names, never a text. The exporters that there are bring sixty crates for
-//! these few fields, so this is our own.
+//! A request is a span, its generation one below it; `traceparent` of the client is the parent.
+//! Spans hold counts, times and names, never a text. The exporters that there are bring sixty
+//! crates for these few fields, so this is our own.
 //!
 //! Invariant: who ends a span never waits. Spans go through a bounded channel to a thread of their
 //! own; while the collector is away they are dropped.

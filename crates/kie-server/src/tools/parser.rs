@@ -1,7 +1,8 @@
 //! What a model writes, into text, reasoning and calls, as it comes.
 //!
-//! A call is given out when it is whole, as only then it is known to be one. Text is held back while
-//! it may be the beginning of a mark, and so is white space, which before a call belongs to it.
+//! A call is given out when it is whole, as only then it is known to be one. Text is held back
+//! while it may be the beginning of a mark, and so is white space, which before a call belongs to
+//! it.
 
 use std::sync::Arc;
 
