@@ -60,7 +60,7 @@ fmt: $(TOOLS) ## format Rust, Python and kernel sources in place
 lint: $(BUILT) ## formatters in check mode, clippy, ruff, pyright, the stub against the module
 	cargo fmt --all --check
 	$(if $(KERNELS),$(BIN)/clang-format --dry-run -Werror $(KERNELS))
-	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy --workspace --all-targets --features kie-server/otlp --locked -- -D warnings
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
@@ -68,7 +68,7 @@ lint: $(BUILT) ## formatters in check mode, clippy, ruff, pyright, the stub agai
 
 .PHONY: test
 test: lint ## everything that CI runs
-	cargo test --workspace --exclude kie-py --locked
+	cargo test --workspace --exclude kie-py --features kie-server/otlp --locked
 	cargo test -p kie-core --lib --locked -- --ignored --test-threads=1
 	cargo run --quiet --locked -p kie-core --example embed
 	$(BIN)/python -m pytest --quiet

@@ -339,6 +339,8 @@ class _ServerOptions(TypedDict, total=False):
     header_timeout_s: float
     body_timeout_s: float
     drain_s: float
+    silence_s: float
+    otlp_endpoint: str | None
     cors_origins: Sequence[str]
     allowed_hosts: Sequence[str]
     log_json: bool

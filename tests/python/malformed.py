@@ -8,10 +8,15 @@ import string
 from collections.abc import Iterator
 from typing import Any
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+PATHS = (
+    *("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"),
+    *("/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
+)
 FIELDS = """model messages prompt max_tokens temperature top_p top_k min_p seed stop stop_token_ids
     logit_bias logprobs top_logprobs stream stream_options n store tools tool_choice response_format
-    timeout min_tokens echo suffix user metadata stream_interval presence_penalty""".split()
+    timeout min_tokens echo suffix user metadata stream_interval presence_penalty input system
+    instructions include reasoning text thinking stop_sequences output_config role content type
+    tool_calls function name arguments id""".split()
 
 
 def requests(count: int, seed: int) -> Iterator[bytes]:
@@ -41,7 +46,14 @@ def value(draw: random.Random, depth: int = 0) -> Any:
 def sound(draw: random.Random) -> dict[str, Any]:
     """A request that would be answered."""
     chat = {"model": "default", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
-    return draw.choice([chat, {"model": "default", "prompt": "x", "max_tokens": 1}])
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    return draw.choice(
+        [
+            {**chat, "tools": [tool], "tool_choice": "auto"},
+            {"model": "default", "prompt": "x", "max_tokens": 1},
+            {"model": "default", "input": [{"role": "user", "content": "x"}], "tools": []},
+        ]
+    )
 
 
 def broken_json(draw: random.Random) -> bytes:

@@ -75,27 +75,29 @@ def pieces(text: str, used: set[str], draw: random.Random) -> list[str]:
     return cut
 
 
-def weights(head: np.ndarray) -> dict[str, np.ndarray]:
-    """One layer that adds nothing: the embedding goes straight to the head."""
-    zero = np.zeros((WIDTH, WIDTH), dtype=np.float32)
-    small = np.zeros((64, WIDTH), dtype=np.float32)
-    ones = np.ones(WIDTH, dtype=np.float32)
-    layer = "model.layers.0"
+def configuration(end: int) -> dict[str, Any]:
+    """config.json of a model of one layer that ends with this token."""
     return {
-        "model.embed_tokens.weight": np.eye(WIDTH, dtype=np.float32),
-        "model.norm.weight": ones,
-        "lm_head.weight": head,
-        f"{layer}.input_layernorm.weight": ones,
-        f"{layer}.post_attention_layernorm.weight": ones,
-        **{f"{layer}.self_attn.{name}_proj.weight": zero for name in "qkvo"},
-        f"{layer}.mlp.gate_proj.weight": small,
-        f"{layer}.mlp.up_proj.weight": small,
-        f"{layer}.mlp.down_proj.weight": small.T.copy(),
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": WIDTH,
+        "intermediate_size": 64,
+        "max_position_embeddings": 4096,
+        "num_attention_heads": 10,
+        "num_hidden_layers": 1,
+        "num_key_value_heads": 10,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "vocab_size": WIDTH,
+        "eos_token_id": end,
     }
 
 
-def tokenizer_of(vocab: dict[str, int], specials: list[str]) -> dict[str, Any]:
-    """The tokenizer.json: pieces as they are, nothing merged."""
+def tokens(vocab: dict[str, int], specials: list[str]) -> dict[str, Any]:
+    """tokenizer.json of a vocabulary without merges."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {
         "version": "1.0",
@@ -143,28 +145,28 @@ def write(folder: Path) -> Path:
     for before, after in successors.items():
         head[end, before] = 0
         head[after, before] = 1
-    tensors = weights(head)
-    save_file({name: value.copy() for name, value in tensors.items()}, folder / "model.safetensors")
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "hidden_size": WIDTH,
-        "intermediate_size": 64,
-        "max_position_embeddings": 4096,
-        "num_attention_heads": 10,
-        "num_hidden_layers": 1,
-        "num_key_value_heads": 10,
-        "rms_norm_eps": 1e-05,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        "torch_dtype": "float32",
-        "vocab_size": WIDTH,
-        "eos_token_id": end,
+    zero = np.zeros((WIDTH, WIDTH), dtype=np.float32)
+    small = np.zeros((64, WIDTH), dtype=np.float32)
+    ones = np.ones(WIDTH, dtype=np.float32)
+    layer = "model.layers.0"
+    tensors = {
+        "model.embed_tokens.weight": np.eye(WIDTH, dtype=np.float32),
+        "model.norm.weight": ones,
+        "lm_head.weight": head,
+        f"{layer}.input_layernorm.weight": ones,
+        f"{layer}.post_attention_layernorm.weight": ones,
+        **{f"{layer}.self_attn.{name}_proj.weight": zero for name in "qkvo"},
+        f"{layer}.mlp.gate_proj.weight": small,
+        f"{layer}.mlp.up_proj.weight": small,
+        f"{layer}.mlp.down_proj.weight": small.T.copy(),
     }
-    tokenizer = tokenizer_of(vocab, specials)
+    save_file({name: value.copy() for name, value in tensors.items()}, folder / "model.safetensors")
     named = {"eos_token": "</s>", "chat_template": TEMPLATE}
-    files = {"config": config, "tokenizer": tokenizer, "tokenizer_config": named}
+    files = {
+        "config": configuration(end),
+        "tokenizer": tokens(vocab, specials),
+        "tokenizer_config": named,
+    }
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content, ensure_ascii=False))
     return folder

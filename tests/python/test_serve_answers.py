@@ -222,6 +222,21 @@ def test_logs_hold_no_text() -> None:
         body = {**BASE, "prompt": f"{secret} = ", "user": secret}
         got = running.post("/v1/completions", body, headers={**key, "x-request-id": "id-7"})
         assert got.status == 200
+        talk = {"model": "default", "messages": [{"role": "user", "content": secret}]}
+        tool = {"type": "function", "name": secret, "parameters": {"description": secret}}
+        others = {
+            "/v1/chat/completions": {**talk, "max_tokens": 2},
+            "/v1/messages": {**talk, "max_tokens": 2, "system": secret},
+            "/v1/responses": {
+                "model": "default",
+                "input": secret,
+                "tools": [tool],
+                "max_output_tokens": 2,
+            },
+        }
+        for path, other in others.items():
+            assert running.post(path, other, headers=key).status == 200
+            assert running.post(path, {**other, "x": secret}, headers=key).status == 400
         assert running.get("/metrics").status == 401
         assert "vllm:num_requests_running" in running.get("/metrics", headers=key).body.decode()
         assert running.get("/").status == 200

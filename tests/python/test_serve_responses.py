@@ -49,6 +49,8 @@ def test_text_reasoning_and_the_budget(client: openai.OpenAI) -> None:
     assert thought.type == "reasoning"
     assert thought.content[0].text == "I wonder whether."
     assert message.content[0].text == "Yes, indeed."
+    assert made.usage is not None
+    assert 0 < made.usage.output_tokens_details.reasoning_tokens < made.usage.output_tokens
     again: Any = [{"role": "user", "content": "x"}, *made.output, {"role": "user", "content": "y"}]
     assert client.responses.create(model="talker", input=again).output_text == SCRIPTS["plain"]
     cut = client.responses.create(model="talker", input="x", max_output_tokens=3)

@@ -11,6 +11,8 @@ use crate::config::Config;
 use crate::errors::ApiError;
 use crate::log::Logger;
 use crate::metrics::Metrics;
+use crate::queue::Queue;
+use crate::trace::Tracer;
 
 /// Where a server is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +30,8 @@ pub(crate) struct App {
     pub(crate) config: Config,
     pub(crate) metrics: Metrics,
     pub(crate) log: Logger,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) tracer: Tracer,
     served: OnceLock<Served>,
     pub(crate) phase: watch::Sender<Phase>,
     /// Seconds since 1970 when it began.
@@ -48,10 +52,12 @@ pub(crate) struct Served {
 
 impl App {
     /// A server that loads.
-    pub(crate) fn new(config: Config) -> Arc<Self> {
+    pub(crate) fn new(config: Config, tracer: Tracer) -> Arc<Self> {
         Arc::new(Self {
             metrics: Metrics::new(),
             log: Logger::new(config.log),
+            queue: Arc::default(),
+            tracer,
             config,
             served: OnceLock::new(),
             phase: watch::Sender::new(Phase::Open),

@@ -15,8 +15,10 @@ use crate::app::Served;
 use crate::errors::ApiError;
 use crate::tools::{Family, Parser, Part, Tools, THINK, THINK_END};
 
-/// Text that no template contains; as the id of a call it has the nine letters that Mistral wants.
-const PROBE: &str = "qZ7probe9";
+/// Text that no template contains.
+const PROBE: &str = "qZ7probe";
+/// Nine letters, as Mistral's template wants them.
+const CALL_ID: &str = "R8callid9";
 
 /// What a template does.
 #[derive(Debug, Clone, Default)]
@@ -94,11 +96,11 @@ fn says_calls(tokenizer: &Tokenizer, arguments: Arguments) -> bool {
         Arguments::Text => json!(format!("{{\"x\": \"{PROBE}\"}}")),
     };
     let function = json!({"name": "probe", "arguments": given});
-    let call = json!({"id": PROBE, "type": "function", "function": function});
+    let call = json!({"id": CALL_ID, "type": "function", "function": function});
     let messages = json!([
         {"role": "user", "content": "x"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": "R8result", "tool_call_id": PROBE, "name": "probe"},
+        {"role": "tool", "content": "R8result", "tool_call_id": CALL_ID, "name": "probe"},
     ]);
     let said = tokenizer.apply_chat_template(&messages, true, &Map::new());
     said.is_ok_and(|text| {
@@ -271,6 +273,7 @@ pub(crate) struct Answer {
     parser: Option<Parser>,
     family: Option<Family>,
     marks: Arc<BTreeMap<u32, String>>,
+    thought: usize,
 }
 
 impl Answer {
@@ -278,24 +281,29 @@ impl Answer {
         let family = chat.family.unwrap_or(Family::Tagged);
         let wanted = chat.reasons || !tools.is_empty();
         let parser = wanted.then(|| Parser::new(family, tools, chat.reasons, inside));
-        Self { parser, family: chat.family, marks: Arc::clone(&chat.marks) }
+        Self { parser, family: chat.family, marks: Arc::clone(&chat.marks), thought: 0 }
     }
 
     /// The next tokens.
     pub(crate) fn read(&mut self, tokens: &[Token]) -> Vec<Part> {
-        let mut text = String::new();
+        let Some(parser) = &mut self.parser else {
+            let text: String = tokens.iter().map(|token| token.text.as_str()).collect();
+            return if text.is_empty() { Vec::new() } else { vec![Part::Text(text)] };
+        };
+        let mut parts = Vec::new();
         for token in tokens {
-            if self.parser.is_some() {
-                let marks = token.token_ids.iter().filter_map(|id| self.marks.get(id));
-                marks.for_each(|mark| text.push_str(mark));
+            self.thought += usize::from(parser.is_reasoning());
+            for mark in token.token_ids.iter().filter_map(|id| self.marks.get(id)) {
+                parts.extend(parser.push(mark));
             }
-            text.push_str(&token.text);
+            parts.extend(parser.push(&token.text));
         }
-        match &mut self.parser {
-            Some(parser) => parser.push(&text),
-            None if text.is_empty() => Vec::new(),
-            None => vec![Part::Text(text)],
-        }
+        joined(parts)
+    }
+
+    /// Tokens so far that came while the model reasoned.
+    pub(crate) fn thought(&self) -> usize {
+        self.thought
     }
 
     /// The end.
@@ -311,6 +319,19 @@ impl Answer {
             _ => format!("{prefix}{}", random_letters(24)),
         }
     }
+}
+
+/// Neighbours of one kind as one.
+fn joined(parts: Vec<Part>) -> Vec<Part> {
+    let mut out: Vec<Part> = Vec::with_capacity(parts.len());
+    for part in parts {
+        match (out.last_mut(), part) {
+            (Some(Part::Text(all)), Part::Text(more))
+            | (Some(Part::Reasoning(all)), Part::Reasoning(more)) => all.push_str(&more),
+            (_, part) => out.push(part),
+        }
+    }
+    out
 }
 
 /// Letters and digits that nobody had before.

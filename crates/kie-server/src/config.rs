@@ -25,12 +25,17 @@ pub struct Config {
     pub drain: Duration,
     /// How long a connection may rest between two requests.
     pub idle_timeout: Duration,
+    /// Longest silence of a stream; then comes a comment.
+    pub silence: Duration,
     /// Origins whose pages may read answers; `*`: all.
     pub cors_origins: Vec<String>,
     /// Names that a `Host` header may have on loopback besides those of this machine.
     pub allowed_hosts: Vec<String>,
     /// What is written to standard error.
     pub log: Log,
+    /// Where spans go (`http://host:port` of an OpenTelemetry collector that takes OTLP); wants the
+    /// feature `otlp`.
+    pub otlp_endpoint: Option<String>,
     /// `/metrics` has vLLM's names, too.
     pub metrics_compat_vllm: bool,
     /// `/metrics` wants the key.
@@ -51,9 +56,11 @@ impl Default for Config {
             body_timeout: Duration::from_secs(30),
             drain: Duration::from_secs(30),
             idle_timeout: Duration::from_secs(120),
+            silence: Duration::from_secs(15),
             cors_origins: Vec::new(),
             allowed_hosts: Vec::new(),
             log: Log::Off,
+            otlp_endpoint: None,
             metrics_compat_vllm: false,
             protect_metrics: false,
             protect_page: false,

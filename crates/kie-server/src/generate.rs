@@ -19,6 +19,7 @@ use crate::conn::Peer;
 use crate::errors::ApiError;
 use crate::ledger::Ledger;
 use crate::openai::Caller;
+use crate::queue::Place;
 use crate::tokens::Tokens;
 
 /// Longest time between two chunks of a stream whose tokens come faster.
@@ -57,6 +58,8 @@ pub(crate) struct Generation {
     phase: watch::Receiver<Phase>,
     peer: Peer,
     ledger: Ledger,
+    place: Place,
+    slots: usize,
     prompt_field: &'static str,
     /// Tokens a chunk; `None`: [`CHUNK_TOKENS`] or [`CHUNK_TIME`].
     interval: Option<usize>,
@@ -103,13 +106,22 @@ impl Generation {
         let Prepared { ids, mut params, interval, prompt_field } = request;
         clamp(served, &mut params, ids.len(), prompt_field)?;
         let request = Request { prompt: Prompt::Ids(ids), params };
-        let refused = |e: kie_core::Error| ApiError::engine(&e, prompt_field);
+        let slots = served.info.max_batch;
+        let refused = |e: kie_core::Error| {
+            let mut error = ApiError::engine(&e, prompt_field);
+            if matches!(e, kie_core::Error::QueueFull(_)) {
+                error.retry_after = Some(app.queue.retry_after(slots));
+            }
+            error
+        };
         let stream = served.engine.stream(request).map_err(refused)?;
         Ok(Self {
             tokens: Tokens::new(stream),
             phase: app.phase.subscribe(),
             peer: caller.peer,
             ledger: Ledger::new(app, caller.id),
+            place: app.queue.enter(),
+            slots,
             prompt_field,
             interval,
             batch: Vec::new(),
@@ -191,11 +203,20 @@ impl Generation {
         self.ended || !self.batch.is_empty()
     }
 
+    /// What it waits for, for a comment in its stream.
+    pub(crate) fn waits(&self) -> String {
+        match self.place.position(self.slots) {
+            Some(position) => format!("queued, position {position}"),
+            None => "waiting".to_owned(),
+        }
+    }
+
     /// Takes tokens that are there, until the chunk has `most`.
     fn take(&mut self, most: usize) -> kie_core::Result<()> {
         while !self.ended && self.batch.len() < most {
             match self.tokens.try_next()? {
                 Next::Token(token) => {
+                    self.place.begin();
                     self.ledger.token(&token);
                     self.batch.push(token);
                 }

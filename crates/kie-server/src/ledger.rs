@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use kie_core::request::{Completion, Token};
 use kie_core::Error;
@@ -20,6 +20,7 @@ pub(crate) struct Ledger {
     app: Arc<App>,
     id: RequestId,
     began: Instant,
+    started: SystemTime,
     first_ns: u64,
     last_ns: u64,
     tokens: usize,
@@ -33,6 +34,7 @@ impl Ledger {
             app: Arc::clone(app),
             id,
             began: Instant::now(),
+            started: SystemTime::now(),
             first_ns: 0,
             last_ns: 0,
             tokens: 0,
@@ -68,8 +70,10 @@ impl Ledger {
         } else {
             metrics.completed(done, 0, &[]);
         }
-        metrics.whole.observe(self.began.elapsed().as_secs_f64());
+        let whole = self.began.elapsed().as_secs_f64();
+        metrics.whole.observe(whole);
         let (usage, timings) = (&done.usage, &done.timings);
+        self.app.queue.held((whole - timings.queue_ms / 1e3).max(0.0));
         self.close(json!({
             "finish_reason": done.finish_reason.name(),
             "prompt_tokens": usage.prompt_tokens,
@@ -93,6 +97,8 @@ impl Ledger {
 
     fn close(&mut self, facts: serde_json::Value) {
         if !std::mem::replace(&mut self.closed, true) {
+            let span = self.app.tracer.below(self.id.1);
+            self.app.tracer.end(span, "generate", self.started, &facts);
             self.app.log.line("generation", &self.id.0, facts);
         }
     }

@@ -33,6 +33,7 @@ mod metrics;
 mod models;
 mod openai;
 mod page;
+mod queue;
 mod request;
 mod router;
 mod sampling;
@@ -41,6 +42,7 @@ mod sse;
 mod text;
 mod tokens;
 mod tools;
+mod trace;
 
 pub use config::Config;
 pub use log::Log;

@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -20,6 +20,7 @@ use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer};
 use crate::app::{unix_seconds, App, Phase};
 use crate::config::Config;
 use crate::errors::ApiError;
+use crate::trace::{Span, Tracer};
 use crate::{anthropic, auth, health, metrics, models, openai, page, text};
 
 /// The paths of [`crate`] over `engine`, to serve alone or beside a program's own.
@@ -32,7 +33,9 @@ pub fn router(engine: Engine) -> Router {
 /// [`router`] with options; those about the port are not looked at, but a `host` that is not
 /// loopback turns the check of the `Host` header off.
 pub fn router_with(engine: Engine, config: Config) -> Router {
-    let app = App::new(config);
+    // A collector that cannot be one is told by `Server::bind`; here it gets no spans.
+    let tracer = Tracer::new(config.otlp_endpoint.as_deref()).unwrap_or_default();
+    let app = App::new(config, tracer);
     app.serve(engine);
     routes(&app)
 }
@@ -87,14 +90,18 @@ fn cors(config: &Config) -> Option<CorsLayer> {
             .allow_origin(allowed)
             .allow_methods(AllowMethods::list([Method::GET, Method::POST, Method::HEAD]))
             .allow_headers(AllowHeaders::mirror_request())
-            .expose_headers([HeaderName::from_static("x-request-id"), header::RETRY_AFTER])
+            .expose_headers([
+                HeaderName::from_static("x-request-id"),
+                HeaderName::from_static("request-id"),
+                header::RETRY_AFTER,
+            ])
             .max_age(std::time::Duration::from_secs(600)),
     )
 }
 
 /// The id of a request, for what is logged about it.
 #[derive(Clone, Default)]
-pub(crate) struct RequestId(pub(crate) Arc<str>);
+pub(crate) struct RequestId(pub(crate) Arc<str>, pub(crate) Span);
 
 /// The client's own id if it is one, else a new one.
 fn request_id(headers: &HeaderMap) -> (RequestId, HeaderValue) {
@@ -104,12 +111,12 @@ fn request_id(headers: &HeaderMap) -> (RequestId, HeaderValue) {
     if let Some(value) = given.filter(|value| (1..=128).contains(&value.len())) {
         let printable = value.to_str().ok().filter(|id| id.bytes().all(|b| b.is_ascii_graphic()));
         if let Some(id) = printable {
-            return (RequestId(id.into()), value);
+            return (RequestId(id.into(), Span::default()), value);
         }
     }
     let id = format!("req_{:08x}{:08x}", unix_seconds(), COUNT.fetch_add(1, Ordering::Relaxed));
     let value = HeaderValue::from_str(&id).expect("letters and digits");
-    (RequestId(id.into()), value)
+    (RequestId(id.into(), Span::default()), value)
 }
 
 /// Stands around every path; see the module.
@@ -118,7 +125,9 @@ async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -
     let began = Instant::now();
     let method = request.method().clone();
     let options = method == Method::OPTIONS;
-    let (id, id_header) = request_id(request.headers());
+    let (mut id, id_header) = request_id(request.headers());
+    let started = SystemTime::now();
+    id.1 = app.tracer.request(request.headers());
     request.extensions_mut().insert(id.clone());
     let mut response = match admit(&app, &path, options, &request) {
         Ok(()) => next.run(request).await,
@@ -146,6 +155,14 @@ async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -
     response.headers_mut().insert(name, id_header);
     let code = response.status().as_u16();
     app.metrics.answered(label(&path), code);
+    let name = format!("{method} {}", label(&path));
+    let facts = json!({
+        "http.request.method": method.as_str(),
+        "http.route": label(&path),
+        "http.response.status_code": code,
+        "kie.request_id": &*id.0,
+    });
+    app.tracer.end(id.1, &name, started, &facts);
     let ms = began.elapsed().as_secs_f64() * 1e3;
     let path: String = path.chars().take(200).collect();
     let facts = json!({"method": method.as_str(), "path": path, "status": code, "ms": ms});

@@ -25,6 +25,7 @@ use crate::app::{reached, App, Phase};
 use crate::config::Config;
 use crate::conn::{last_words, linger, until_deadline, Answer, Conn, Io, Peer};
 use crate::router::routes;
+use crate::trace::Tracer;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 1024;
@@ -55,7 +56,7 @@ impl Server {
     /// Binds the port and begins to answer, with 503 until [`serve`](Self::serve).
     ///
     /// # Errors
-    /// What the system said about host and port.
+    /// What the system said about host and port; a collector that cannot be one.
     pub fn bind(config: Config) -> io::Result<Self> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from).clamp(1, 4);
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -68,7 +69,9 @@ impl Server {
             listen(&config)?
         };
         let address = listener.local_addr()?;
-        let app = App::new(config);
+        let tracer = Tracer::new(config.otlp_endpoint.as_deref());
+        let tracer = tracer.map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
+        let app = App::new(config, tracer);
         let over = Arc::new(Over::default());
         let (app_of_loop, over_of_loop) = (Arc::clone(&app), Arc::clone(&over));
         runtime.spawn(async move {

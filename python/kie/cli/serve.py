@@ -38,10 +38,14 @@ def define(parser: ArgumentParser) -> None:
     add(
         "--drain-s", type=float, default=30, metavar="S", help="time of running requests at the end"
     )
+    text = "longest silence of a stream, then comes a comment"
+    add("--silence-s", type=float, default=15, metavar="S", help=text)
     repeated: dict[str, Any] = {"action": "append", "default": []}
     add("--cors-origin", **repeated, metavar="URL", help="whose pages may ask; *: all; repeatable")
     add("--allowed-host", **repeated, metavar="NAME", help="further names of this machine")
     add("--log-json", action="store_true", help="a JSON line a request on standard error")
+    text = "OpenTelemetry collector for spans (a build with the feature otlp)"
+    add("--otlp-endpoint", metavar="URL", help=text)
     add("--metrics-compat", choices=("vllm",), help="further names in /metrics")
     add("--protect-page", action="store_true", help="the page at / wants the key, too")
     add("--protect-metrics", action="store_true", help="/metrics wants the key, too")
@@ -69,7 +73,15 @@ def serve(given: Namespace) -> int:
         return 2
     names = [
         *("host", "port", "served_model_name", "max_body_mb", "header_timeout_s"),
-        *("body_timeout_s", "drain_s", "log_json", "protect_page", "protect_metrics"),
+        *(
+            "body_timeout_s",
+            "drain_s",
+            "silence_s",
+            "otlp_endpoint",
+            "log_json",
+            "protect_page",
+            "protect_metrics",
+        ),
     ]
     server = _kie.Server(
         api_key=key,

@@ -24,7 +24,7 @@ impl Spin {
     pub fn turn(&mut self) -> bool {
         std::hint::spin_loop();
         self.turns += 1;
-        self.turns % PAUSES != 0 || self.start.elapsed() < self.most
+        !self.turns.is_multiple_of(PAUSES) || self.start.elapsed() < self.most
     }
 }
 

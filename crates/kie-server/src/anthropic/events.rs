@@ -134,6 +134,10 @@ impl Events {
 }
 
 impl sse::Frames for Events {
+    fn waits(&self) -> String {
+        self.generation.waits()
+    }
+
     async fn next(&mut self, out: &mut Vec<u8>) -> bool {
         if !self.begun && !self.generation.has_news() {
             self.begin(out);

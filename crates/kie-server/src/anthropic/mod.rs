@@ -42,7 +42,7 @@ pub(crate) async fn create(
     if stream {
         generation.first_word().await?;
         let events = events::Events::new(head, generation, answer, request_id, usage);
-        return Ok(sse::response(events));
+        return Ok(sse::response(events, app.config.silence));
     }
     let (tokens, done) = generation.collect().await?;
     let mut parts = answer.read(&tokens);

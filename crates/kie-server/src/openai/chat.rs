@@ -54,7 +54,7 @@ pub(crate) async fn create(
         let head = Head::new(served, "chatcmpl", "chat.completion.chunk");
         let (begun, calls) = (false, 0);
         let chunks = Chunks { head, generation, streaming, seed, engine, answer, begun, calls };
-        return Ok(sse::response(chunks));
+        return Ok(sse::response(chunks, app.config.silence));
     }
     let head = Head::new(served, "chatcmpl", "chat.completion");
     let (tokens, done) = generation.collect().await?;
@@ -241,6 +241,10 @@ impl Chunks {
 }
 
 impl sse::Frames for Chunks {
+    fn waits(&self) -> String {
+        self.generation.waits()
+    }
+
     async fn next(&mut self, out: &mut Vec<u8>) -> bool {
         if !self.begun && !self.generation.has_news() {
             self.begin(out);

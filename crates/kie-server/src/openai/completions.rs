@@ -49,7 +49,7 @@ pub(crate) async fn create(
     if streaming.on {
         generation.first_word().await?;
         let chunks = Chunks { head, generation, streaming, seed, engine, legacy, front };
-        return Ok(sse::response(chunks));
+        return Ok(sse::response(chunks, app.config.silence));
     }
     let (tokens, done) = generation.collect().await?;
     let logprobs = engine.map(|engine| legacy.of_tokens(&engine, &tokens));
@@ -197,6 +197,10 @@ impl Chunks {
 }
 
 impl sse::Frames for Chunks {
+    fn waits(&self) -> String {
+        self.generation.waits()
+    }
+
     async fn next(&mut self, out: &mut Vec<u8>) -> bool {
         if let Some((text, logprobs)) = self.front.take() {
             sse::data(out, &self.chunk(&text, logprobs));

@@ -38,6 +38,10 @@ enum Body {
 }
 
 impl Harmony {
+    pub(crate) fn is_reasoning(&self) -> bool {
+        matches!(self.body, Some(Body::Reasoning))
+    }
+
     pub(crate) fn run(&mut self, text: &str, at_end: bool, out: &mut Vec<Part>) {
         self.flow.buf.push_str(text);
         while !self.flow.buf.is_empty() && self.step(at_end, out) {}

@@ -35,6 +35,14 @@ impl Parser {
         Self(Kind::Marked(Marked { family, tools, calls, state, flow }))
     }
 
+    /// Whether what comes next is reasoning, unless it ends it.
+    pub(crate) fn is_reasoning(&self) -> bool {
+        match &self.0 {
+            Kind::Marked(marked) => matches!(marked.state, State::Reasoning { .. }),
+            Kind::Harmony(harmony) => harmony.is_reasoning(),
+        }
+    }
+
     /// Takes the next piece of text.
     pub(crate) fn push(&mut self, text: &str) -> Vec<Part> {
         self.run(text, false)

@@ -1,4 +1,4 @@
-//! Answers of every family, read whole and cut anywhere.
+//! Every family, what is no call, and that cuts change nothing.
 
 use std::sync::Arc;
 
@@ -65,27 +65,27 @@ const CALLS: &[(Family, &str)] = &[
     (
         Family::Tagged,
         "Let me see.\n\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"B\
-         </tool_call>\"}}\n</tool_call>\n",
+            </tool_call>\"}}\n</tool_call>\n",
     ),
     (
         Family::Tagged,
-        "Let me see.<tool_call>\n<function=weather>\n<parameter=city>\nB</tool_call>\n\
-         </parameter>\n</function>\n</tool_call>",
+        "Let me see.<tool_call>\n<function=weather>\n<parameter=city>\nB</tool_call>\n</pa\
+            rameter>\n</function>\n</tool_call>",
     ),
     (
         Family::Tagged,
-        "Let me see.\n<function=weather>\n<parameter=city>\nB</tool_call>\n</parameter>\n\
-         </function>\n</tool_call>",
+        "Let me see.\n<function=weather>\n<parameter=city>\nB</tool_call>\n</parameter>\n<\
+            /function>\n</tool_call>",
     ),
     (
         Family::Llama,
-        "Let me see. <|python_tag|>{\"name\": \"weather\", \"parameters\": {\"city\": \"B\
-         </tool_call>\"}}",
+        "Let me see. <|python_tag|>{\"name\": \"weather\", \"parameters\": {\"city\": \"B<\
+            /tool_call>\"}}",
     ),
     (
         Family::Mistral,
-        "Let me see.[TOOL_CALLS] [{\"name\": \"weather\", \"arguments\": {\"city\": \"B\
-         </tool_call>\"}, \"id\": \"abcdefghi\"}]",
+        "Let me see.[TOOL_CALLS] [{\"name\": \"weather\", \"arguments\": {\"city\": \"B</t\
+            ool_call>\"}, \"id\": \"abcdefghi\"}]",
     ),
     (Family::Mistral, "Let me see.[TOOL_CALLS]weather[ARGS]{\"city\": \"B</tool_call>\"}"),
     (
@@ -94,25 +94,25 @@ const CALLS: &[(Family, &str)] = &[
     ),
     (
         Family::DeepSeek,
-        "Let me see.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n\
-         {\"city\": \"B</tool_call>\"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "Let me see.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n``\
+            `json\n{\"city\": \"B</tool_call>\"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     ),
     (
         Family::DeepSeek,
-        "Let me see.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"city\": \"B\
-         </tool_call>\"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "Let me see.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"city\": \
+            \"B</tool_call>\"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     ),
     (
         Family::Kimi,
-        "Let me see.<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0\
-         <|tool_call_argument_begin|>{\"city\": \"B</tool_call>\"}<|tool_call_end|>\
-         <|tool_calls_section_end|>",
+        "Let me see.<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|to\
+            ol_call_argument_begin|>{\"city\": \"B</tool_call>\"}<|tool_call_end|><|tool_calls\
+            _section_end|>",
     ),
     (
         Family::Harmony,
-        "<|channel|>final<|message|>Let me see.<|end|><|start|>assistant\
-         <|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"city\": \"B\
-         </tool_call>\"}<|call|>",
+        "<|channel|>final<|message|>Let me see.<|end|><|start|>assistant<|channel|>comment\
+            ary to=functions.weather <|constrain|>json<|message|>{\"city\": \"B</tool_call>\"}\
+            <|call|>",
     ),
 ];
 

@@ -174,6 +174,10 @@ impl Events {
 }
 
 impl sse::Frames for Events {
+    fn waits(&self) -> String {
+        self.generation.waits()
+    }
+
     async fn next(&mut self, out: &mut Vec<u8>) -> bool {
         if !self.begun && !self.generation.has_news() {
             self.begin(out);
@@ -194,7 +198,8 @@ impl sse::Frames for Events {
                     // An empty answer is one message.
                     self.text(Kind::Message, "", out);
                 }
-                let mut response = self.head.response(Vec::new(), Some(&done));
+                let mut response =
+                    self.head.response(Vec::new(), Some((&done, self.answer.thought())));
                 let whole = response["status"] == "completed";
                 self.close(if whole { "completed" } else { "incomplete" }, out);
                 response["output"] = std::mem::take(&mut self.output).into();

@@ -37,13 +37,15 @@ pub(crate) async fn create(
     let mut generation = Generation::start(&app, caller, prepared)?;
     if stream {
         generation.first_word().await?;
-        return Ok(sse::response(events::Events::new(head, generation, answer)));
+        let events = events::Events::new(head, generation, answer);
+        return Ok(sse::response(events, app.config.silence));
     }
     let (tokens, done) = generation.collect().await?;
     let mut parts = answer.read(&tokens);
     parts.extend(answer.finish());
     let output = output(&answer, parts);
-    Ok(Json(head.response(output, Some(&done))).into_response())
+    let done = Some((&*done, answer.thought()));
+    Ok(Json(head.response(output, done)).into_response())
 }
 
 /// What a response says beside its output.
@@ -67,9 +69,9 @@ impl Head {
         }
     }
 
-    /// The response; without `done` one that is in progress.
-    fn response(&self, output: Vec<Value>, done: Option<&Completion>) -> Value {
-        let whole = done.is_none_or(|done| done.finish_reason == FinishReason::Stop);
+    /// The response; without `done`, the end and tokens of reasoning, one that is in progress.
+    fn response(&self, output: Vec<Value>, done: Option<(&Completion, usize)>) -> Value {
+        let whole = done.is_none_or(|(done, _)| done.finish_reason == FinishReason::Stop);
         let status = match (done, whole) {
             (None, _) => "in_progress",
             (Some(_), true) => "completed",
@@ -94,7 +96,7 @@ impl Head {
         });
         if let Some(fields) = response.as_object_mut() {
             fields.extend(self.echoed.clone());
-            if let Some(done) = done {
+            if let Some((done, _)) = done {
                 fields.insert("timings".to_owned(), types::timings(&done.timings));
                 fields.insert("seed".to_owned(), done.seed.into());
             }
@@ -103,13 +105,13 @@ impl Head {
     }
 }
 
-fn usage(done: &Completion) -> Value {
+fn usage((done, thought): (&Completion, usize)) -> Value {
     let usage = &done.usage;
     json!({
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": thought},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     })
 }
