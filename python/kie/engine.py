@@ -128,9 +128,19 @@ class Engine:
         **sampling: Unpack[Sampling],
     ) -> Completion: ...
 
-    def generate(self, prompt: Any = None, **keywords: Any) -> Completion:
+    def generate(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        params: SamplingParams | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Completion:
         """The whole completion of one request. Arguments as for `stream`."""
-        with self._stream(prompt, **keywords) as stream:
+        variables = _variables(tools, chat_template_kwargs)
+        with self._stream(prompt, messages, variables, params, sampling) as stream:
             return stream.result()
 
     @overload
@@ -153,10 +163,20 @@ class Engine:
         **sampling: Unpack[Sampling],
     ) -> Completion: ...
 
-    async def agenerate(self, prompt: Any = None, **keywords: Any) -> Completion:
+    async def agenerate(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        params: SamplingParams | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Completion:
         """`generate` for asynchronous code: the loop goes on meanwhile, and cancelling the task
         cancels the request. Arguments as for `stream`."""
-        async with self._stream(prompt, **keywords) as stream:
+        variables = _variables(tools, chat_template_kwargs)
+        async with self._stream(prompt, messages, variables, params, sampling) as stream:
             return await stream.aresult()
 
     def generate_many(
@@ -202,7 +222,16 @@ class Engine:
         **sampling: Unpack[Sampling],
     ) -> Stream: ...
 
-    def stream(self, prompt: Any = None, **keywords: Any) -> Stream:
+    def stream(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        params: SamplingParams | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Stream:
         """Starts one request and returns its tokens as they come.
 
         Args:
@@ -218,19 +247,17 @@ class Engine:
             InvalidRequestError, ContextLengthError, TemplateError: a request that makes no sense.
             QueueFullError, EngineClosedError.
         """
-        return self._stream(prompt, **keywords)
+        variables = _variables(tools, chat_template_kwargs)
+        return self._stream(prompt, messages, variables, params, sampling)
 
     def _stream(
         self,
-        prompt: str | Sequence[int] | None = None,
-        *,
-        messages: Sequence[Message] | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        params: SamplingParams | None = None,
-        **sampling: Any,
+        prompt: str | Sequence[int] | None,
+        messages: Sequence[Message] | None,
+        variables: Mapping[str, Any],
+        params: SamplingParams | None,
+        sampling: Mapping[str, Any],
     ) -> Stream:
-        variables = _variables(tools, chat_template_kwargs)
         keywords = _keywords(params, sampling)
         return Stream(self._core.stream(prompt, messages, keywords, variables or None))
 

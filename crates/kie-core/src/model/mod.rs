@@ -53,7 +53,7 @@ pub fn encodings() -> &'static [&'static str] {
         "F16",
         "BF16",
         "FP8 (E4M3 in blocks)",
-        "compressed-tensors (FP8, INT8, INT4)",
+        "compressed-tensors (FP8, INT8, INT4, MXFP4)",
         "AWQ",
         "GPTQ",
         "GGUF",
