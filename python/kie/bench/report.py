@@ -174,7 +174,6 @@ COLUMNS = (
     ("± iqr", "decode_tokens_per_second_iqr"),
     ("p50 us", "device_itl_us.p50"),
     ("p99", "device_itl_us.p99"),
-    ("p99.9", "device_itl_us.p999"),
     ("max", "device_itl_us.max"),
     ("MBU", "mbu"),
 )

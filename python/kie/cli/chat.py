@@ -70,7 +70,12 @@ def chat(given: Namespace) -> int:
             if entry is None or entry.strip() == "/exit":
                 return refused
             if entry.strip():
-                refused |= _entry(talk, entry, keywords, asks)
+                try:
+                    refused |= _entry(talk, entry, keywords, asks)
+                except KeyboardInterrupt:
+                    if not asks:
+                        raise
+                    print(file=sys.stderr)
 
 
 def _entry(talk: Conversation, entry: str, keywords: dict[str, Any], asks: bool) -> int:
