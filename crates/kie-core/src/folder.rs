@@ -83,7 +83,6 @@ fn base_model(folder: &Path) -> Option<String> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::*;
     use crate::Engine;
 
     #[test]
