@@ -62,7 +62,7 @@ impl Folder {
     /// The file, key and texts of the load error.
     fn fault(&self, vocab: usize) -> (String, String) {
         match Tokenizer::from_dir(&self.0, vocab).unwrap_err() {
-            Error::Load { file, tensor, wanted, got } => {
+            Error::Load { file, tensor, wanted, got, .. } => {
                 assert!(!wanted.is_empty() && !got.is_empty());
                 let file = file.file_name().unwrap().to_str().unwrap().to_string();
                 (file, format!("{}: {wanted}: {got}", tensor.unwrap_or_default()))

@@ -20,7 +20,7 @@ from kie import cli, kccl, sampling
 ROOT = Path(__file__).resolve().parents[1]
 EMPTY = inspect.Parameter.empty
 INTERFACE = (kie.Engine, kie.Session, kie.Stream, sampling.SamplingParams)
-RESULTS = (kie.Completion, kie.Token, kie.TopLogprob, kie.Usage, kie.Timings)
+RESULTS = (kie.Completion, kie.Token, kie.TokenLogprob, kie.TopLogprob, kie.Usage, kie.Timings)
 # Files of the repository that are pages of the site, and what links to them become.
 COPIED = {
     "figures-gpu.md": "benches/gpu/RESULTS.md",

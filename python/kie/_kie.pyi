@@ -17,8 +17,10 @@ __all__ = [
     "Stream",
     "Timings",
     "Token",
+    "TokenLogprob",
     "TopLogprob",
     "Usage",
+    "__commit__",
     "__version__",
     "compile",
     "compiler",
@@ -28,10 +30,12 @@ __all__ = [
     "measure",
     "plan",
     "read_bandwidth",
+    "supported",
     "topology",
 ]
 
 __version__: str
+__commit__: str
 
 class _Options(TypedDict, total=False):
     name: str | None
@@ -48,6 +52,7 @@ class _Options(TypedDict, total=False):
     max_itl_ms: float | None
     hang_timeout_s: float
     cache_dir: str | PathLike[str] | None
+    read_bandwidth: float | None
     nvrtc_dirs: Sequence[str | PathLike[str]]
 
 def compile(path: str | PathLike[str], **options: Unpack[_Options]) -> str:
@@ -87,6 +92,9 @@ def host() -> tuple[str, str, int, int, int]:
     threads that an engine on the CPU has.
     """
 
+def supported() -> tuple[list[str], list[str]]:
+    """The `model_type`s that kie runs, and how weights may be stored."""
+
 def compiler() -> str | None:
     """The C++ compiler that `device="sim"` would use; None if there is none."""
 
@@ -102,6 +110,16 @@ class Token:
     """One generated token."""
 
     __match_args__: ClassVar[tuple[str, ...]]
+    def __new__(
+        cls,
+        text: str,
+        token_ids: Sequence[int],
+        index: int,
+        logprob: float | None,
+        top_logprobs: Sequence[TopLogprob],
+        t_ns: int,
+    ) -> Token: ...
+    def __reduce__(self) -> tuple[type[Token], tuple[Any, ...]]: ...
     @property
     def text(self) -> str:
         """Text that became certain with it.
@@ -133,6 +151,12 @@ class TopLogprob:
     """A token and how probable it was."""
 
     __match_args__: ClassVar[tuple[str, ...]]
+    def __new__(
+        cls,
+        id: int,
+        logprob: float,
+    ) -> TopLogprob: ...
+    def __reduce__(self) -> tuple[type[TopLogprob], tuple[Any, ...]]: ...
     @property
     def id(self) -> int:
         """The token."""
@@ -145,10 +169,43 @@ class TopLogprob:
     def __ne__(self, other: object, /) -> bool: ...
 
 @final
+class TokenLogprob:
+    """A generated token, how probable it was, and what else was."""
+
+    __match_args__: ClassVar[tuple[str, ...]]
+    def __new__(
+        cls,
+        id: int,
+        logprob: float,
+        top_logprobs: Sequence[TopLogprob],
+    ) -> TokenLogprob: ...
+    def __reduce__(self) -> tuple[type[TokenLogprob], tuple[Any, ...]]: ...
+    @property
+    def id(self) -> int:
+        """The token."""
+    @property
+    def logprob(self) -> float:
+        """Natural log of its probability under the raw logits."""
+    @property
+    def top_logprobs(self) -> tuple[TopLogprob, ...]:
+        """The most probable tokens, most probable first; as many as were asked for."""
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name, nested."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
 class Usage:
     """Token counts of one request."""
 
     __match_args__: ClassVar[tuple[str, ...]]
+    def __new__(
+        cls,
+        prompt_tokens: int,
+        completion_tokens: int,
+        cached_tokens: int,
+    ) -> Usage: ...
+    def __reduce__(self) -> tuple[type[Usage], tuple[Any, ...]]: ...
     @property
     def prompt_tokens(self) -> int:
         """Tokens of the prompt."""
@@ -168,6 +225,25 @@ class Timings:
     """Where the time went. Milliseconds unless the name says otherwise."""
 
     __match_args__: ClassVar[tuple[str, ...]]
+    def __new__(
+        cls,
+        prompt_n: int,
+        prompt_ms: float,
+        prompt_per_second: float,
+        predicted_n: int,
+        predicted_ms: float,
+        predicted_per_second: float,
+        cache_n: int,
+        queue_ms: float,
+        ttft_ms: float,
+        itl_p50_us: float,
+        itl_p99_us: float,
+        itl_max_us: float,
+        bytes_per_token: int,
+        mbu: float,
+        mbu_peak: float,
+    ) -> Timings: ...
+    def __reduce__(self) -> tuple[type[Timings], tuple[Any, ...]]: ...
     @property
     def prompt_n(self) -> int:
         """Prompt tokens computed."""
@@ -223,6 +299,19 @@ class Completion:
     """A finished request."""
 
     __match_args__: ClassVar[tuple[str, ...]]
+    def __new__(
+        cls,
+        text: str,
+        token_ids: Sequence[int],
+        finish_reason: str,
+        stop_reason: str | int | None,
+        usage: Usage,
+        timings: Timings,
+        seed: int,
+        model: str,
+        logprobs: Sequence[TokenLogprob] | None = None,
+    ) -> Completion: ...
+    def __reduce__(self) -> tuple[type[Completion], tuple[Any, ...]]: ...
     @property
     def text(self) -> str:
         """The generated text."""
@@ -237,6 +326,9 @@ class Completion:
     @property
     def stop_reason(self) -> str | int | None:
         """What stopped it, where something did."""
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        """One entry a token of `token_ids`, where `logprobs=` asked for them."""
     @property
     def usage(self) -> Usage:
         """Counts."""
@@ -299,6 +391,7 @@ class Engine:
         prompt: str | Sequence[int] | None,
         messages: Sequence[Message] | None,
         sampling: Mapping[str, Any],
+        template: Mapping[str, Any] | None = None,
     ) -> Stream: ...
     def session(self, system: str | None) -> Session: ...
     def logits(self, ids: Sequence[int], path: str) -> tuple[bytearray, int, int]:
@@ -306,7 +399,10 @@ class Engine:
     def tokenize(self, text: str, add_special: bool) -> list[int]: ...
     def detokenize(self, ids: Sequence[int], skip_special: bool) -> str: ...
     def apply_chat_template(
-        self, messages: Sequence[Message], add_generation_prompt: bool
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        template: Mapping[str, Any],
     ) -> str: ...
     def warmup(self) -> None: ...
     def info(self) -> str:

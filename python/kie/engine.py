@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
-from kie import _kie, hub
+from kie import _kie, bandwidth, hub
 from kie.errors import InvalidRequestError
 from kie.stream import Stream
-from kie.types import Completion, Message
+from kie.types import Completion, Info, Message, Metrics
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,6 +101,7 @@ class Engine:
             max_itl_ms=max_itl_ms,
             hang_timeout_s=hang_timeout_s,
             cache_dir=cache_dir,
+            read_bandwidth=bandwidth.known() if threads is None else None,
             nvrtc_dirs=compiler_folders(device),
             progress=progress,
         )
@@ -121,6 +122,8 @@ class Engine:
         self,
         *,
         messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         **sampling: Unpack[Sampling],
     ) -> Completion: ...
@@ -130,13 +133,74 @@ class Engine:
         prompt: str | Sequence[int] | None = None,
         *,
         messages: Sequence[Message] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         **sampling: Unpack[Sampling],
     ) -> Completion:
         """The whole completion of one request. Arguments as for `stream`."""
-        core = self._core.stream(prompt, messages, _keywords(params, sampling))
-        with Stream(core) as stream:
+        variables = _variables(tools, chat_template_kwargs)
+        with self._stream(prompt, messages, variables, params, sampling) as stream:
             return stream.result()
+
+    @overload
+    async def agenerate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        params: SamplingParams | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Completion: ...
+
+    @overload
+    async def agenerate(
+        self,
+        *,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        params: SamplingParams | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Completion: ...
+
+    async def agenerate(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        params: SamplingParams | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Completion:
+        """`generate` for asynchronous code: the loop goes on meanwhile, and cancelling the task
+        cancels the request. Arguments as for `stream`."""
+        variables = _variables(tools, chat_template_kwargs)
+        async with self._stream(prompt, messages, variables, params, sampling) as stream:
+            return await stream.aresult()
+
+    def generate_many(
+        self,
+        prompts: Iterable[str | Sequence[int] | Sequence[Message]],
+        *,
+        progress: bool = False,
+        params: SamplingParams | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> list[Completion]:
+        """The completions of many requests, in the order of `prompts`.
+
+        As many run as the engine takes at once and few wait, so that the queue is never full of
+        them; where others fill it, these wait. The first error ends all of them.
+
+        Args:
+            prompts: text, token ids or lists of messages, in any mixture.
+            progress: draw a progress bar on standard error.
+            params: a `SamplingParams` instead of keywords, for all of them.
+            sampling: the fields of `SamplingParams` as keywords, for all of them.
+        """
+        from kie.many import generate_many
+
+        return generate_many(self, prompts, _keywords(params, sampling), progress)
 
     @overload
     def stream(
@@ -152,6 +216,8 @@ class Engine:
         self,
         *,
         messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         **sampling: Unpack[Sampling],
     ) -> Stream: ...
@@ -161,6 +227,8 @@ class Engine:
         prompt: str | Sequence[int] | None = None,
         *,
         messages: Sequence[Message] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         **sampling: Unpack[Sampling],
     ) -> Stream:
@@ -169,6 +237,8 @@ class Engine:
         Args:
             prompt: text (encoded with the special tokens in front) or token ids as they are.
             messages: chat messages instead of a prompt, through the model's template.
+            tools: what the template is given as `tools`; calls come back as the model's own text.
+            chat_template_kwargs: further variables of the template (`enable_thinking`, ...).
             params: a `SamplingParams` instead of keywords.
             sampling: the fields of `SamplingParams` as keywords.
 
@@ -177,7 +247,19 @@ class Engine:
             InvalidRequestError, ContextLengthError, TemplateError: a request that makes no sense.
             QueueFullError, EngineClosedError.
         """
-        return Stream(self._core.stream(prompt, messages, _keywords(params, sampling)))
+        variables = _variables(tools, chat_template_kwargs)
+        return self._stream(prompt, messages, variables, params, sampling)
+
+    def _stream(
+        self,
+        prompt: str | Sequence[int] | None,
+        messages: Sequence[Message] | None,
+        variables: Mapping[str, Any],
+        params: SamplingParams | None,
+        sampling: Mapping[str, Any],
+    ) -> Stream:
+        keywords = _keywords(params, sampling)
+        return Stream(self._core.stream(prompt, messages, keywords, variables or None))
 
     def session(self, system: str | None = None) -> Session:
         """A conversation whose KV stays between turns. Without a chat template it continues
@@ -205,10 +287,17 @@ class Engine:
         return self._core.detokenize(ids, skip_special)
 
     def apply_chat_template(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_kwargs: Any,
     ) -> str:
-        """The text that the model's chat template makes of `messages`."""
-        return self._core.apply_chat_template(messages, add_generation_prompt)
+        """The text that the model's chat template makes of `messages`; further keywords are its
+        variables."""
+        variables = _variables(tools, template_kwargs)
+        return self._core.apply_chat_template(messages, add_generation_prompt, variables)
 
     def core(self) -> _kie.Engine:
         """The engine as the extension module has it, for what is built on it."""
@@ -218,13 +307,13 @@ class Engine:
         """Touches every page, so that the first request is as fast as later ones."""
         self._core.warmup()
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> Info:
         """Model, device, plan and memory, as plain data."""
-        return _object(self._core.info())
+        return cast(Info, _object(self._core.info()))
 
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> Metrics:
         """Counters since the engine was opened, as plain data."""
-        return _object(self._core.metrics())
+        return cast(Metrics, _object(self._core.metrics()))
 
     @property
     def closed(self) -> bool:
@@ -325,6 +414,17 @@ def _keywords(params: SamplingParams | None, sampling: Mapping[str, Any]) -> dic
     if sampling:
         raise TypeError(f"params= and the keyword {next(iter(sampling))!r} exclude each other")
     return params.to_dict()
+
+
+def _variables(
+    tools: Sequence[Mapping[str, Any]] | None, others: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Variables of a chat template, beside the messages."""
+    if others is not None and not isinstance(others, Mapping):  # pyright: ignore
+        kind = type(others).__name__
+        raise TypeError(f"chat_template_kwargs must be a dict, got {kind}")
+    variables = dict(others or {})
+    return variables if tools is None else {**variables, "tools": list(tools)}
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kie import _kie
+from kie import _kie, bandwidth
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def report(measure: bool = True) -> Report:
         isa=isa,
         memory_bytes=total,
         memory_free_bytes=free,
-        read_bandwidth=_read_bandwidth(free) if measure else None,
+        read_bandwidth=_read_bandwidth(free) if measure else bandwidth.known(),
         gpus=gpus,
         topology=linked[0] if linked else None,
         gpu_nodes=nodes,
@@ -168,12 +168,19 @@ def _installed(distribution: str) -> str | None:
         return None
 
 
+def measure_bandwidth() -> float | None:
+    """Bytes a second that all cores read from memory; kept for engines that are opened later."""
+    return _read_bandwidth(_kie.host()[3])
+
+
 def _read_bandwidth(free: int) -> float | None:
     """Read from 1 GB, or from a quarter of what is free; from less it would be a cache's."""
     gigabytes = min(1.0, free / 4e9)
     if gigabytes < 0.125:
         return None
     try:
-        return _kie.read_bandwidth(gigabytes=gigabytes)
+        found = _kie.read_bandwidth(gigabytes=gigabytes)
     except (MemoryError, OSError):
         return None
+    bandwidth.keep(found)
+    return found

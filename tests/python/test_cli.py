@@ -13,6 +13,7 @@ from pathlib import Path
 import kie
 import pytest
 from conftest import DATA, ROOT, TINY
+from kie.cli.models import EXAMPLES
 from kie.engine import plan_ahead
 
 FIBONACCI = "def fibonacci(n):"
@@ -51,6 +52,39 @@ def test_run_takes_sampling_options() -> None:
     assert "seed 4" in first.stderr
 
 
+def test_run_prints_a_completion_and_takes_messages(demo: kie.Engine) -> None:
+    words = ("run", "hi", "--chat", "--json", "-t", "0", "-n", "5", "--logprobs", "1", "-q")
+    done = json.loads(run(*words, "--logit-bias", "7=-3", "--min-p", "0").stdout)
+    asked = {"max_tokens": 5, "temperature": 0, "logit_bias": {7: -3.0}}
+    wanted = demo.generate(messages=[{"role": "user", "content": "hi"}], **asked)
+    assert done["token_ids"] == list(wanted.token_ids)
+    assert len(done["logprobs"][0]["top_logprobs"]) == 1
+    assert run("run", "x", "--logit-bias", "nonsense").returncode == 2
+
+
+def test_models_lists_what_runs() -> None:
+    found = json.loads(run("models", "--json").stdout)
+    assert "Qwen/Qwen3-0.6B" in found["architectures"]["qwen3"]
+    printed = run("models").stdout
+    assert set(EXAMPLES) <= set(found["architectures"]), "an example of what does not run"
+    assert all(f"\n{name}" in f"\n{printed}" for name in found["architectures"])
+    unknown = run("info", str(DATA / "llama"), "--max-seq-len", "1")
+    assert "correct the request" not in unknown.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completions_know_verbs_and_options(shell: str) -> None:
+    script = run("completion", shell).stdout
+    for word in ("serve", "compare", "max-seq-len", "min-p"):
+        assert word in script
+    if shell == "bash":
+        asks = "COMP_WORDS=(kie run --min); COMP_CWORD=2; _kie; echo ${COMPREPLY[*]}"
+        done = subprocess.run(
+            ["bash", "-c", f"{script}\n{asks}"], capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout.split() == ["--min-p", "--min-tokens"]
+
+
 def test_chat_answers_each_line() -> None:
     done = run("chat", "-n", "4", "-t", "0", input="def f(x):\n/undo\ndef f(x):\n\n/exit\nmore\n")
     assert done.returncode == 0, done.stderr
@@ -65,7 +99,10 @@ def test_info_names_the_model() -> None:
     assert json.loads(done.stdout)
     plain = run("info", str(TINY))
     assert plain.returncode == 0
-    assert ":" in plain.stdout
+    assert "weight bytes            " in plain.stdout
+    assert re.search(r"^opened in .* ms$", plain.stdout, re.MULTILINE)
+    assert "passed over" not in plain.stdout or list(Path("/dev").glob("nvidia0"))
+    assert max(map(len, plain.stdout.splitlines())) <= 120
 
 
 def test_doctor_in_both_forms() -> None:
@@ -112,8 +149,10 @@ def test_plans_for_recorded_machines(machine: str, model: str, ranks: int, told:
     done = run(*words)
     assert done.returncode == 0, done.stderr
     golden = (TOPOLOGIES / f"{machine}.plan").read_text()
-    assert done.stdout.startswith(golden)
-    plan = done.stdout[len(golden) :]
+    plan = done.stdout
+    assert plan.startswith("device    ")
+    assert golden not in plan
+    assert run(*words, "-v").stdout.endswith(golden)
     assert told in plan
     assert plan.count("\n  rank ") == ranks
     assert ("placed    8 chiplets" in plan) == (machine == "mi300xx8")
@@ -128,16 +167,17 @@ def test_plans_for_recorded_machines(machine: str, model: str, ranks: int, told:
 def test_a_plan_names_some_of_a_recorded_machine() -> None:
     file = str(TOPOLOGIES / "pcie4.json")
     words = ("info", str(TINY), "--plan", "--topology", file)
-    done = run(*words, "--device", "cuda:1,3")
+    done = run(*words, "--device", "cuda:1,3", "-v")
     assert done.returncode == 0, done.stderr
     assert "SOCK 31" in done.stdout
     assert "device    cuda:1,3 (2 x RTX PRO 6000)" in done.stdout
-    alone = run(*words, "--device", "cuda:2")
+    alone = run(*words, "--device", "cuda:2", "-v")
     assert "one machine: no messages" in alone.stdout
     assert "all-reduce" not in alone.stdout
-    here = run("info", str(TINY), "--plan", "--device", "cpu")
-    assert here.stdout.startswith("no topology: the CPU is one machine\n\ndevice    cpu")
-    simulated = run("info", str(TINY), "--plan", "--device", f"sim:topology={file},ranks=2")
+    here = run("info", str(TINY), "--plan", "--device", "cpu", "-v")
+    assert here.stdout.startswith("device    cpu")
+    assert here.stdout.endswith("no topology: the CPU is one machine\n")
+    simulated = run("info", str(TINY), "--plan", "-v", "--device", f"sim:topology={file},ranks=2")
     assert "PCIE 63" in simulated.stdout
     assert "188 blocks, sim-warp32" in simulated.stdout
 
@@ -237,7 +277,8 @@ def test_bench_writes_reports_and_compares_them(tmp_path: Path) -> None:
     size = ("-n", "8", "--runs", "2", "--warmups", "1")
     done = run("bench", "latency", str(TINY), "-p", "16", *size, "--json", str(one))
     assert done.returncode == 0, done.stderr
-    assert "itl p50" in done.stdout
+    assert "p50 us" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
     done = run("bench", "sweep", str(TINY), "-p", "16,40", *size, "--json", str(two), "--md")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("|\n") == 4
@@ -304,7 +345,11 @@ def test_errors_are_1_with_cause_and_remedy(words: tuple[str, ...]) -> None:
 
 
 def test_help_and_version_are_0() -> None:
-    assert run("--version").stdout.strip() == kie.__version__
+    version = run("--version").stdout
+    assert version.startswith(f"kie {kie.__version__} (")
+    assert "devices: cpu" in version
+    alone = run()
+    assert (alone.returncode, alone.stdout) == (0, run("--help").stdout)
     for verb in ("run", "chat", "info", "compile", "doctor", "tokenize", "pull", "bench"):
         done = run(verb, "--help")
         assert done.returncode == 0

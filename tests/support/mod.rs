@@ -111,7 +111,17 @@ pub fn greedy(engine: &Engine, ids: &[u32], count: usize) -> Vec<u32> {
 /// The fixture's engine on a device.
 pub fn open_on(folder: &Path, device: &str) -> Engine {
     let config = EngineConfig { max_batch: 4, ..EngineConfig::default() };
-    Engine::builder(folder).config(config).device(device).build().unwrap()
+    let dtype = if device.starts_with("cpu") { "auto" } else { half(folder) };
+    Engine::builder(folder).config(config).dtype(dtype).device(device).build().unwrap()
+}
+
+/// The `dtype` with which a checkpoint opens on a GPU: float32 is asked to be rounded.
+pub fn half(folder: &Path) -> &'static str {
+    if float32(folder) {
+        "bf16"
+    } else {
+        "auto"
+    }
 }
 
 /// Whether all weights are float32.

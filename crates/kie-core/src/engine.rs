@@ -25,6 +25,7 @@ use serde_json::{Map, Value};
 use crate::admission::{Limits, Resolved};
 use crate::answer::Answer;
 use crate::error::{Error, Result};
+use crate::folder;
 use crate::host::Host;
 use crate::inbox::{Ending, Generate, Inbox, Job, Logits as LogitsJob, Work};
 use crate::load::{Lap, LoadPhase, LoadReport};
@@ -76,7 +77,7 @@ pub struct Info {
     pub device_model: String,
     /// Its instruction set.
     pub device_arch: String,
-    /// Threads (blocks) that a pass is spread over.
+    /// Threads, or on a GPU blocks of threads, that a pass is spread over.
     pub threads: usize,
     /// `model_type` of the config.
     pub arch: String,
@@ -102,6 +103,9 @@ pub struct Info {
     pub weight_bytes: u64,
     /// Bytes of weights that a decoded token reads.
     pub bytes_per_token: u64,
+    /// Bytes a second that the device's memory gives; `None` where it was not measured, or is not
+    /// that of the processor.
+    pub read_bandwidth: Option<f64>,
     /// The printed plan.
     pub plan: String,
     /// Where the time of opening it went.
@@ -221,9 +225,10 @@ impl Builder {
             }
         };
         let mut lap = Lap::start();
-        let spec = Spec::read(path)?;
-        let tokenizer = Tokenizer::from_dir(path, spec.vocab)?;
-        let checkpoint = Checkpoint::open(path, &spec)?;
+        let explain = |error| folder::explain(path, error);
+        let spec = Spec::read(path).map_err(explain)?;
+        let tokenizer = Tokenizer::from_dir(path, spec.vocab).map_err(explain)?;
+        let checkpoint = Checkpoint::open(path, &spec).map_err(explain)?;
         lap.next("configuration and tokenizer", 0);
         let engine = self.load(&spec, tokenizer, &checkpoint, hot, lap);
         // What was read of a file that changed is garbage, whatever came of it.
@@ -378,6 +383,7 @@ fn describe(path: &Path, spec: &Spec, config: &EngineConfig, plan: &plan::Plan) 
         kv_bytes_per_position: plan.kv_bytes_per_position,
         weight_bytes: plan.memory.weight_bytes,
         bytes_per_token: plan.weight_bytes_per_token,
+        read_bandwidth: config.read_bandwidth.filter(|_| device.name == "cpu"),
         plan: plan.to_string(),
         load: LoadReport::default(),
     }
@@ -840,6 +846,11 @@ impl Inner {
 
     pub(crate) fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
+    }
+
+    /// Bytes a second that the device's memory gives, where that was measured.
+    pub(crate) fn read_bandwidth(&self) -> Option<f64> {
+        self.info.read_bandwidth
     }
 
     /// Bytes that a decoded token at `position` reads.

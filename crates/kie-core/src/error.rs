@@ -3,6 +3,8 @@
 
 use std::path::PathBuf;
 
+use crate::model;
+
 /// Result with [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -25,6 +27,8 @@ pub enum Error {
         wanted: String,
         /// What stands there.
         got: String,
+        /// How to get from one to the other, where that is known.
+        hint: Option<String>,
     },
     /// The architecture, a flag or a storage format that kie does not know.
     #[error("{what}: not supported ({detail})")]
@@ -129,7 +133,8 @@ impl Error {
         wanted: impl Into<String>,
         got: impl Into<String>,
     ) -> Self {
-        Self::Load { file: file.into(), tensor: None, wanted: wanted.into(), got: got.into() }
+        let (file, wanted, got) = (file.into(), wanted.into(), got.into());
+        Self::Load { file, tensor: None, wanted, got, hint: None }
     }
 
     /// A [`Error::Load`] about one tensor or key.
@@ -144,6 +149,7 @@ impl Error {
             tensor: Some(tensor.into()),
             wanted: wanted.into(),
             got: got.into(),
+            hint: None,
         }
     }
 
@@ -189,11 +195,16 @@ impl Error {
         }
     }
 
-    /// One line that says what to do about it.
+    /// One line that says what to do about it; empty where the message says it.
     pub fn hint(&self) -> &str {
         match self {
-            Self::Load { .. } => "fetch the model folder again, or point at the right one",
-            Self::UnsupportedModel { .. } => "`kie info MODEL` lists what kie supports",
+            Self::Load { hint, .. } => {
+                hint.as_deref().unwrap_or("fetch the model folder again, or point at the right one")
+            }
+            Self::UnsupportedModel { what, .. } if what.ends_with(" ranks") => {
+                "ask for a number of ranks that lanes and heads can be dealt out to"
+            }
+            Self::UnsupportedModel { .. } => model::supported(),
             Self::NoDevice { .. } => "`kie doctor` lists the devices of this machine",
             Self::BackendMissing { .. } => "`kie doctor` names the missing part and its command",
             Self::DriverTooOld { .. } => "install a newer driver",
@@ -203,7 +214,8 @@ impl Error {
             Self::Topology { .. } => {
                 "correct it, or let `kie doctor --topology FILE` write that of this machine"
             }
-            Self::InvalidRequest(_) => "correct the request",
+            // The message says what was wanted and what came.
+            Self::InvalidRequest(_) => "",
             Self::ContextLength { .. } => {
                 "shorten the prompt, lower max_tokens or raise max_seq_len"
             }
@@ -243,7 +255,7 @@ mod tests {
             (
                 Device::Indivisible { ranks: 3, detail: detail.clone() },
                 "UnsupportedModelError",
-                "`kie info MODEL`",
+                "number of ranks",
             ),
             (Device::Compile { arch, detail: detail.clone() }, "DeviceError", "`kie doctor`"),
             (Device::Hang(detail.clone()), "EngineHangError", "opened again"),

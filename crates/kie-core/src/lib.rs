@@ -7,6 +7,7 @@ mod admission;
 mod answer;
 pub mod engine;
 pub mod error;
+mod folder;
 mod gguf;
 mod growth;
 mod host;

@@ -115,6 +115,17 @@ pub struct Token {
     pub t_ns: u64,
 }
 
+/// A generated token, how probable it was, and what else was.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenLogprob {
+    /// The token.
+    pub id: u32,
+    /// Natural log of its probability under the raw logits.
+    pub logprob: f32,
+    /// The most probable tokens, most probable first; as many as were asked for.
+    pub top_logprobs: Vec<TopLogprob>,
+}
+
 /// Why a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishReason {
@@ -140,6 +151,12 @@ impl FinishReason {
             Self::Timeout => "timeout",
             Self::Error => "error",
         }
+    }
+
+    /// The reason of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        let all = [Self::Stop, Self::Length, Self::Cancelled, Self::Timeout, Self::Error];
+        all.into_iter().find(|reason| reason.name() == name)
     }
 }
 
@@ -209,6 +226,8 @@ pub struct Completion {
     pub finish_reason: FinishReason,
     /// What stopped it, where something did.
     pub stop_reason: Option<StopReason>,
+    /// One entry a token of `token_ids`, where asked for.
+    pub logprobs: Option<Vec<TokenLogprob>>,
     /// Counts.
     pub usage: Usage,
     /// Times.
@@ -252,6 +271,9 @@ pub struct EngineConfig {
     pub hang_timeout_s: f64,
     /// Where compiled kernels are kept; `None`: the user's cache folder.
     pub cache_dir: Option<std::path::PathBuf>,
+    /// Bytes a second that this machine's cores read from memory, where it was measured:
+    /// [`Timings::mbu`] of an engine on the CPU is a part of it.
+    pub read_bandwidth: Option<f64>,
     /// Further folders in which the compiler of a GPU's kernels may lie.
     pub nvrtc_dirs: Vec<std::path::PathBuf>,
 }
@@ -273,6 +295,7 @@ impl Default for EngineConfig {
             max_itl_ms: None,
             hang_timeout_s: 1.0,
             cache_dir: None,
+            read_bandwidth: None,
             nvrtc_dirs: Vec::new(),
         }
     }

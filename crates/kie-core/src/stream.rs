@@ -18,7 +18,7 @@ use crate::engine::Inner;
 use crate::error::{Error, Result};
 use crate::inbox::Ending;
 use crate::patience::Patience;
-use crate::request::{Completion, FinishReason, Timings, Token, TopLogprob, Usage};
+use crate::request::{Completion, FinishReason, Timings, Token, TokenLogprob, TopLogprob, Usage};
 use crate::ring::Reader;
 
 /// What [`TokenStream::try_next`] finds.
@@ -142,6 +142,7 @@ impl TokenStream {
             token_ids,
             finish_reason: reason,
             stop_reason: stop,
+            logprobs: self.ticket.logprobs.map(|_| self.logprobs(rows)),
             usage: Usage {
                 prompt_tokens: self.ticket.prompt_tokens,
                 completion_tokens: rows,
@@ -165,6 +166,22 @@ impl TokenStream {
 
     fn record(&self, row: usize) -> Option<Record> {
         self.ticket.reader.get(row * self.stride())
+    }
+
+    /// Log-probabilities of all rows.
+    fn logprobs(&self, rows: usize) -> Vec<TokenLogprob> {
+        let row = |row| {
+            let Record { token: id, logprob, .. } = self.record(row)?;
+            Some(TokenLogprob { id, logprob, top_logprobs: self.alternatives(row) })
+        };
+        (0..rows).filter_map(row).collect()
+    }
+
+    /// The alternatives of a row.
+    fn alternatives(&self, row: usize) -> Vec<TopLogprob> {
+        let at = row * self.stride();
+        let top = |r: Record| TopLogprob { id: r.token, logprob: r.logprob };
+        (at + 1..at + self.stride()).filter_map(|i| self.ticket.reader.get(i).map(top)).collect()
     }
 
     fn ending(&self) -> Result<&Ending> {
@@ -217,13 +234,8 @@ impl TokenStream {
 
     /// The next row as a token.
     fn decode(&mut self) -> Token {
-        let stride = self.stride();
-        let at = self.next * stride;
-        let get = |i| self.ticket.reader.get(i).expect("the caller saw that it is announced");
-        let record = get(at);
-        let alternatives = (at + 1..at + stride).map(get);
-        let top = |r: Record| TopLogprob { id: r.token, logprob: r.logprob };
-        let top_logprobs = alternatives.map(top).collect();
+        let record = self.record(self.next).expect("the caller saw that it is announced");
+        let top_logprobs = self.alternatives(self.next);
         let text = self.ticket.answer.push(record.token).to_owned();
         self.text.push_str(&text);
         self.next += 1;
@@ -268,6 +280,9 @@ impl TokenStream {
         timings.itl_p99_us = quantile(0.99);
         timings.itl_max_us = quantile(1.0);
         timings.bytes_per_token = self.ticket.engine.bytes_per_token(prompt + rows / 2);
+        if let Some(limit) = self.ticket.engine.read_bandwidth() {
+            timings.mbu = timings.bytes_per_token as f64 * timings.predicted_per_second / limit;
+        }
         Ok(timings)
     }
 }

@@ -110,6 +110,11 @@ pub trait Device: Send + Sync {
         true
     }
 
+    /// Whether matrices in float32 are rounded to 16 bits when they are loaded.
+    fn rounds_f32(&self) -> bool {
+        false
+    }
+
     /// How it will run a program, to print; empty where there is nothing to say.
     ///
     /// # Errors

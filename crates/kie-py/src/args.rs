@@ -8,7 +8,7 @@ use kie_core::Error;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyMapping, PyString};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::error::{invalid, raise};
 
@@ -141,6 +141,19 @@ pub fn messages(py: Python<'_>, messages: &Bound<'_, PyAny>) -> PyResult<Vec<Val
     serde_json::from_str(&text).map_err(|e| invalid(py, format!("messages: {e}")))
 }
 
+/// A dict by way of JSON, as messages are.
+pub fn object(
+    py: Python<'_>,
+    value: &Bound<'_, PyAny>,
+    name: &str,
+) -> PyResult<Map<String, Value>> {
+    if !value.is_instance_of::<PyDict>() {
+        return Err(PyTypeError::new_err(format!("{name} must be a dict, got {}", kind(value))));
+    }
+    let text: String = py.import("json")?.call_method1("dumps", (value,))?.extract()?;
+    serde_json::from_str(&text).map_err(|e| invalid(py, format!("{name}: {e}")))
+}
+
 /// Sampling keywords; `None` stands for the default.
 pub fn sampling(py: Python<'_>, keywords: &Bound<'_, PyDict>) -> PyResult<SamplingParams> {
     let mut params = SamplingParams::default();
@@ -173,6 +186,7 @@ pub fn options(keywords: Option<&Bound<'_, PyDict>>) -> PyResult<EngineConfig> {
                 config.hang_timeout_s = number(&name, &value)?.ok_or_else(|| missing(&name))?;
             }
             "cache_dir" => config.cache_dir = path::<Option<PathBuf>>(&name, &value)?,
+            "read_bandwidth" => config.read_bandwidth = number(&name, &value)?,
             "nvrtc_dirs" => config.nvrtc_dirs = path(&name, &value)?,
             unknown => return Err(unexpected(unknown)),
         }

@@ -1,5 +1,6 @@
 //! What `kie.doctor()` cannot find out from Python.
 
+use kie_core::model;
 use kie_kernels::{cpu, device};
 use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
@@ -12,6 +13,12 @@ use crate::engine::{detached, json};
 pub fn host() -> (String, &'static str, u64, u64, usize) {
     let (total, free) = cpu::memory();
     (cpu::processor_name(), cpu::simd::detect().name(), total, free, cpu::allowed_cores())
+}
+
+/// The `model_type`s that kie runs, and how weights may be stored.
+#[pyfunction]
+pub fn supported() -> (Vec<&'static str>, Vec<&'static str>) {
+    (model::architectures().collect(), model::encodings().to_vec())
 }
 
 /// The C++ compiler that `device="sim"` would use; None if there is none.

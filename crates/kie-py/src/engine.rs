@@ -5,10 +5,11 @@ use std::sync::{Mutex, PoisonError, TryLockError};
 use std::time::Duration;
 
 use kie_core::engine::{self, LogitsPath};
-use kie_core::request::Request;
+use kie_core::request::{Prompt, Request};
 use kie_core::{session, Patience};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
+use serde_json::Value;
 
 use crate::args;
 use crate::error::{invalid, raise};
@@ -104,17 +105,32 @@ impl Engine {
         Ok(Self(Owned::new(opened?)))
     }
 
-    #[pyo3(signature = (prompt, messages, sampling))]
+    /// `template`: further variables of the chat template.
+    #[pyo3(signature = (prompt, messages, sampling, template=None))]
     fn stream(
         &self,
         py: Python<'_>,
         prompt: Option<&Bound<'_, PyAny>>,
         messages: Option<&Bound<'_, PyAny>>,
         sampling: &Bound<'_, PyDict>,
+        template: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Stream> {
         let params = args::sampling(py, sampling)?;
         let engine = self.0.get(py)?;
-        let prompt = args::prompt(py, prompt, messages, (&params, engine.context()))?;
+        let mut prompt = args::prompt(py, prompt, messages, (&params, engine.context()))?;
+        if let Some(extra) = template {
+            let extra = args::object(py, extra, "chat_template_kwargs")?;
+            let Prompt::Messages(messages) = &prompt else {
+                let why = "chat_template_kwargs and tools go with messages, not with a prompt";
+                return Err(invalid(py, why));
+            };
+            let messages = Value::Array(messages.clone());
+            let tokenizer = engine.tokenizer();
+            prompt = Prompt::Ids(patiently(py, |patience| {
+                let patience = patience.at_most(params.timeout);
+                tokenizer.encode_chat_within(&messages, true, &extra, &patience)
+            })?);
+        }
         let request = Request { prompt, params };
         Ok(Stream::new(patiently(py, |patience| engine.stream_within(request, patience))?))
     }
@@ -181,11 +197,14 @@ impl Engine {
         py: Python<'_>,
         messages: &Bound<'_, PyAny>,
         add_generation_prompt: bool,
+        template: &Bound<'_, PyAny>,
     ) -> PyResult<String> {
-        let messages = args::messages(py, messages)?;
-        let engine = self.0.get(py)?;
+        let messages = Value::Array(args::messages(py, messages)?);
+        let extra = args::object(py, template, "chat_template_kwargs")?;
+        let tokenizer = self.0.get(py)?.tokenizer();
         patiently(py, |patience| {
-            engine.apply_chat_template_within(&messages, add_generation_prompt, patience)
+            let rendered = (&messages, add_generation_prompt, &extra);
+            tokenizer.apply_chat_template_within(rendered.0, rendered.1, rendered.2, patience)
         })
     }
 

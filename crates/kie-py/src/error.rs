@@ -40,7 +40,7 @@ pub fn instance<'py>(
 fn context<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyDict>> {
     let fields = PyDict::new(py);
     match error {
-        Error::Load { file, tensor, wanted, got } => {
+        Error::Load { file, tensor, wanted, got, .. } => {
             fields.set_item("file", file.display().to_string())?;
             fields.set_item("tensor", tensor)?;
             fields.set_item("wanted", wanted)?;

@@ -21,6 +21,7 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _kie(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("__commit__", env!("KIE_COMMIT"))?;
     module.add_class::<engine::Engine>()?;
     module.add_class::<engine::Session>()?;
     module.add_class::<kccl::Communicator>()?;
@@ -28,6 +29,7 @@ fn _kie(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<stream::Stream>()?;
     module.add_class::<types::Token>()?;
     module.add_class::<types::TopLogprob>()?;
+    module.add_class::<types::TokenLogprob>()?;
     module.add_class::<types::Completion>()?;
     module.add_class::<types::Usage>()?;
     module.add_class::<types::Timings>()?;
@@ -39,5 +41,6 @@ fn _kie(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(doctor::gpus, module)?)?;
     module.add_function(wrap_pyfunction!(doctor::compiler, module)?)?;
     module.add_function(wrap_pyfunction!(doctor::host, module)?)?;
+    module.add_function(wrap_pyfunction!(doctor::supported, module)?)?;
     module.add_function(wrap_pyfunction!(doctor::read_bandwidth, module)?)
 }

@@ -1,10 +1,14 @@
 //! What a stream yields and how it ends, as frozen Python objects without `__dict__`.
 //! Fields become Python objects when they are read, so that a token nobody looks into costs
-//! one allocation.
+//! one allocation. All are made from their fields, too, which is how they are pickled.
 
 use kie_core::request;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyDict, PyTuple, PyType};
+
+/// What pickles an object: its class and its fields in the order of its constructor.
+type Reduced<'py> = (Bound<'py, PyType>, Bound<'py, PyTuple>);
 
 /// One generated token.
 #[pyclass(frozen, eq, module = "kie", skip_from_py_object)]
@@ -16,6 +20,26 @@ impl Token {
     #[classattr]
     fn __match_args__(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
         PyTuple::new(py, ["text", "token_ids", "index"])
+    }
+
+    #[new]
+    #[pyo3(signature = (text, token_ids, index, logprob, top_logprobs, t_ns))]
+    fn new(
+        text: String,
+        token_ids: Vec<u32>,
+        index: usize,
+        logprob: Option<f32>,
+        top_logprobs: Vec<PyRef<'_, TopLogprob>>,
+        t_ns: u64,
+    ) -> Self {
+        let top_logprobs = top_logprobs.iter().map(|top| top.0.clone()).collect();
+        Self(request::Token { text, token_ids, index, logprob, top_logprobs, t_ns })
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Reduced<'py>> {
+        let (text, ids, top) = (self.text(), self.token_ids(py)?, self.top_logprobs(py)?);
+        let fields = (text, ids, self.0.index, self.0.logprob, top, self.0.t_ns);
+        Ok((py.get_type::<Self>(), fields.into_pyobject(py)?))
     }
 
     #[getter]
@@ -78,6 +102,15 @@ impl TopLogprob {
         PyTuple::new(py, ["id", "logprob"])
     }
 
+    #[new]
+    fn new(id: u32, logprob: f32) -> Self {
+        Self(request::TopLogprob { id, logprob })
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Reduced<'py>> {
+        Ok((py.get_type::<Self>(), (self.0.id, self.0.logprob).into_pyobject(py)?))
+    }
+
     #[getter]
     fn id(&self) -> u32 {
         self.0.id
@@ -100,6 +133,58 @@ impl TopLogprob {
     }
 }
 
+/// A generated token, how probable it was, and what else was.
+#[pyclass(frozen, eq, module = "kie", skip_from_py_object)]
+#[derive(Clone, PartialEq)]
+pub struct TokenLogprob(pub request::TokenLogprob);
+
+#[pymethods]
+impl TokenLogprob {
+    #[classattr]
+    fn __match_args__(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
+        PyTuple::new(py, ["id", "logprob", "top_logprobs"])
+    }
+
+    #[new]
+    fn new(id: u32, logprob: f32, top_logprobs: Vec<PyRef<'_, TopLogprob>>) -> Self {
+        let top_logprobs = top_logprobs.iter().map(|top| top.0.clone()).collect();
+        Self(request::TokenLogprob { id, logprob, top_logprobs })
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Reduced<'py>> {
+        let fields = (self.0.id, self.0.logprob, self.top_logprobs(py)?);
+        Ok((py.get_type::<Self>(), fields.into_pyobject(py)?))
+    }
+
+    #[getter]
+    fn id(&self) -> u32 {
+        self.0.id
+    }
+
+    #[getter]
+    fn logprob(&self) -> f32 {
+        self.0.logprob
+    }
+
+    #[getter]
+    fn top_logprobs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.0.top_logprobs.iter().cloned().map(TopLogprob))
+    }
+
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        dict.set_item("id", self.0.id)?;
+        dict.set_item("logprob", self.0.logprob)?;
+        let top = self.0.top_logprobs.iter().cloned().map(|t| TopLogprob(t).to_dict(py));
+        dict.set_item("top_logprobs", top.collect::<PyResult<Vec<_>>>()?)?;
+        Ok(dict)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("TokenLogprob(id={}, logprob={:?})", self.0.id, self.0.logprob)
+    }
+}
+
 /// A class of plain numbers: getters, `__match_args__`, `to_dict` and `__repr__` in that order.
 macro_rules! numbers {
     ($(#[$doc:meta])* $class:ident { $($field:ident: $kind:ty),+ $(,)? }) => {
@@ -113,6 +198,17 @@ macro_rules! numbers {
             #[classattr]
             fn __match_args__(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
                 PyTuple::new(py, [$(stringify!($field)),+])
+            }
+
+            #[new]
+            #[allow(clippy::too_many_arguments)]
+            fn new($($field: $kind),+) -> Self {
+                Self(request::$class { $($field),+ })
+            }
+
+            fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Reduced<'py>> {
+                let fields = [$(self.0.$field.into_pyobject(py)?.into_any()),+];
+                Ok((py.get_type::<Self>(), PyTuple::new(py, fields)?))
             }
 
             $(#[getter]
@@ -160,6 +256,13 @@ numbers! {
     }
 }
 
+/// What stopped a request, as Python has it.
+#[derive(FromPyObject)]
+enum Stopped {
+    Id(u32),
+    Text(String),
+}
+
 /// A finished request.
 #[pyclass(frozen, eq, module = "kie", skip_from_py_object)]
 #[derive(Clone, PartialEq)]
@@ -170,6 +273,56 @@ impl Completion {
     #[classattr]
     fn __match_args__(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
         PyTuple::new(py, ["text", "finish_reason", "stop_reason"])
+    }
+
+    #[new]
+    #[pyo3(signature = (
+        text, token_ids, finish_reason, stop_reason, usage, timings, seed, model, logprobs=None
+    ))]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        text: String,
+        token_ids: Vec<u32>,
+        finish_reason: &str,
+        stop_reason: Option<Stopped>,
+        usage: PyRef<'_, Usage>,
+        timings: PyRef<'_, Timings>,
+        seed: u64,
+        model: String,
+        logprobs: Option<Vec<PyRef<'_, TokenLogprob>>>,
+    ) -> PyResult<Self> {
+        let unknown = || PyValueError::new_err(format!("no finish_reason {finish_reason:?}"));
+        let reason = request::FinishReason::named(finish_reason).ok_or_else(unknown)?;
+        let entries = |all: Vec<PyRef<'_, TokenLogprob>>| all.iter().map(|l| l.0.clone()).collect();
+        Ok(Self(request::Completion {
+            text,
+            token_ids,
+            finish_reason: reason,
+            stop_reason: stop_reason.map(|stopped| match stopped {
+                Stopped::Id(id) => request::StopReason::Id(id),
+                Stopped::Text(text) => request::StopReason::Text(text),
+            }),
+            logprobs: logprobs.map(entries),
+            usage: usage.0,
+            timings: timings.0,
+            seed,
+            model,
+        }))
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Reduced<'py>> {
+        let end = (self.finish_reason(), self.stop_reason(py)?);
+        let (usage, timings) = (self.usage(), self.timings());
+        let (ids, logprobs) = (self.token_ids(py)?, self.logprobs(py)?);
+        let fields =
+            (self.text(), ids, end.0, end.1, usage, timings, self.0.seed, self.model(), logprobs);
+        Ok((py.get_type::<Self>(), fields.into_pyobject(py)?))
+    }
+
+    #[getter]
+    fn logprobs<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        let entries = |all: &Vec<_>| PyTuple::new(py, all.iter().cloned().map(TokenLogprob));
+        self.0.logprobs.as_ref().map(entries).transpose()
     }
 
     #[getter]
@@ -222,6 +375,9 @@ impl Completion {
         dict.set_item("token_ids", &self.0.token_ids)?;
         dict.set_item("finish_reason", self.finish_reason())?;
         dict.set_item("stop_reason", self.stop_reason(py)?)?;
+        let entry = |one: &request::TokenLogprob| TokenLogprob(one.clone()).to_dict(py);
+        let entries = |all: &Vec<_>| all.iter().map(entry).collect::<PyResult<Vec<_>>>();
+        dict.set_item("logprobs", self.0.logprobs.as_ref().map(entries).transpose()?)?;
         dict.set_item("usage", self.usage().to_dict(py)?)?;
         dict.set_item("timings", self.timings().to_dict(py)?)?;
         dict.set_item("seed", self.0.seed)?;

@@ -169,16 +169,16 @@ COLUMNS = (
     ("prompt", "label"),
     ("runs", "completed"),
     ("ttft ms", "median_ttft_ms"),
-    ("prefill tok/s", "prefill_tokens_per_second"),
-    ("decode tok/s", "decode_tokens_per_second"),
+    ("prefill/s", "prefill_tokens_per_second"),
+    ("tok/s", "decode_tokens_per_second"),
     ("± iqr", "decode_tokens_per_second_iqr"),
-    ("itl p50 us", "device_itl_us.p50"),
+    ("p50 us", "device_itl_us.p50"),
     ("p99", "device_itl_us.p99"),
-    ("p99.9", "device_itl_us.p999"),
     ("max", "device_itl_us.max"),
-    ("handover p50 us", "handover_us.p50"),
     ("MBU", "mbu"),
 )
+"""Of one request at a time; at most 80 columns of a terminal wide. p50 to max are gaps between
+tokens."""
 
 
 Columns = Sequence[tuple[str, str]]
@@ -212,10 +212,27 @@ def plain(report: Mapping[str, Any], columns: Columns = COLUMNS) -> str:
     rates = [window["tokens_per_second"] for window in total["windows"]]
     lines.append(
         f"windows: min {quantile(rates, 0):.1f}, p50 {quantile(rates, 0.5):.1f}, "
-        f"max {quantile(rates, 1):.1f} tok/s; stalls over {STALL_FACTOR:g} medians: "
-        f"{len(total['stalls'])}; cached prompt tokens: {total['cached_tokens']}"
+        f"max {quantile(rates, 1):.1f} tok/s"
+    )
+    if len(rates) > 1:
+        lines.append(f"tok/s     {sparkline(rates)}")
+    lines.append(
+        f"stalls over {STALL_FACTOR:g} medians: {len(total['stalls'])}; "
+        f"cached prompt tokens: {total['cached_tokens']}"
     )
     return "\n".join(lines)
+
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], most: int = 68) -> str:
+    """Values over time as bars of eighths of the largest; means of neighbours where many."""
+    each = -(-len(values) // most)
+    parts = [values[at : at + each] for at in range(0, len(values), each)]
+    means = [sum(part) / len(part) for part in parts]
+    top = max(means, default=0.0) or 1.0
+    return "".join(BLOCKS[min(7, int(8 * mean / top))] for mean in means)
 
 
 def comma_separated(report: Mapping[str, Any], columns: Columns = COLUMNS) -> str:
@@ -234,5 +251,5 @@ def _pick(point: Mapping[str, Any], path: str) -> Any:
 
 def _show(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:.3f}" if abs(value) < 1 else f"{value:.1f}"
+        return f"{value:.3f}" if abs(value) < 1 else f"{value:.{0 if abs(value) > 999 else 1}f}"
     return str(value)

@@ -22,9 +22,11 @@ VERBS = {
     "info": "print Spec, Plan, memory and roofline of a model on a device",
     "compile": "compile a model's kernels for a GPU ahead, so that it opens at once",
     "doctor": "look at this machine: what there is, what kie uses, what is missing",
+    "models": "list the architectures that kie runs, with public checkpoints of each",
     "tokenize": "print the token ids of a text",
     "pull": "download a model from the hub, resuming what was begun",
     "bench": "measure, and compare what was measured",
+    "completion": "print what completes these words in a shell",
 }
 
 
@@ -32,6 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command line and exits."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     closed = _fill_descriptors()
+    if not words:
+        parser(words).print_help()
+        sys.exit(0)
     parsed = parser(words).parse_args(words)
     try:
         if 1 in closed:
@@ -82,12 +87,10 @@ def _drop_output() -> None:
 
 def parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """The parser for `words`: complete only for the verb that they name."""
-    from kie import __version__
-
     root = argparse.ArgumentParser(
         prog="kie", description="Run a language model as fast as this machine allows."
     )
-    root.add_argument("--version", action="version", version=__version__)
+    root.add_argument("--version", action=_Version, nargs=0, help="version, commit and devices")
     verbs = root.add_subparsers(metavar="VERB", required=True)
     chosen = next((word for word in words if not word.startswith("-")), None)
     for name, line in VERBS.items():
@@ -95,6 +98,18 @@ def parser(words: Sequence[str]) -> argparse.ArgumentParser:
         if name == chosen:
             import_module(f"kie.cli.{name}").define(verb)
     return root
+
+
+class _Version(argparse.Action):
+    """Prints what this is and what it runs on; the devices are asked for only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
+        from kie import __version__, _kie
+
+        gpus, _refused = _kie.gpus()
+        devices = ["cpu", *(f"{gpu[0]} ({gpu[1]})" for gpu in gpus)]
+        print(f"kie {__version__} ({_kie.__commit__}), devices: {', '.join(devices)}")
+        parser.exit()
 
 
 def report_error(error: Exception) -> None:

@@ -120,6 +120,8 @@ def measure(given: Namespace) -> None:
     with _model(given) as model:
         # First what may be refused.
         seen = [_inside(given, model, tokens) for tokens in given.prompt if given.trace]
+        if given.device in ("auto", "cpu") and given.threads is None:
+            _measure_bandwidth()
         with options.opened(model, **opening) as engine:
             total = (given.runs + given.warmups) * len(given.prompt)
             with _bar("requests", total) as step:
@@ -143,6 +145,14 @@ def measure(given: Namespace) -> None:
         print(f"\n{inside.table(one)}")
 
 
+def _measure_bandwidth() -> None:
+    """What MBU is a part of, where nobody has measured it on this machine: takes a second."""
+    from kie import bandwidth, machine
+
+    if bandwidth.known() is None:
+        machine.measure_bandwidth()
+
+
 def _inside(given: Namespace, model: str | None, tokens: int) -> dict[str, Any]:
     return inside.measure(
         model,
@@ -164,8 +174,10 @@ def answer(given: Namespace) -> None:
 
 def compare(given: Namespace) -> int:
     """Prints each change; 1 if one is worse than the threshold allows."""
-    worse = 0
-    for change in judge(_read(given.before), _read(given.after)):
+    worse, changes = 0, judge(_read(given.before), _read(given.after))
+    heading = f"{'prompt':>8}  {'quantity':<28}{'before':>12}{'after':>12}{'better':>9}"
+    print(heading)
+    for change in changes:
         bad = change.worse_by > given.threshold
         worse += bad
         mark = "WORSE" if bad else "ok"

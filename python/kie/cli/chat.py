@@ -4,15 +4,35 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kie.cli import options
+from kie.cli import lines, options
+from kie.cli.conversation import Conversation
 from kie.cli.run import rate_line
+from kie.errors import ContextLengthError, InvalidRequestError
 
 if TYPE_CHECKING:
     from kie.stream import Stream
+    from kie.types import Completion
 
-HELP = "/undo forgets the last turn, /reset all of them, /exit or Ctrl-D ends"
+HELP = """\
+/undo          forget the last turn
+/reset         forget all of them
+/system TEXT   set the system message; without TEXT, remove it
+/save FILE     write the conversation
+/load FILE     go on with one that was written
+/help          print this
+/exit, Ctrl-D  end; Ctrl-C stops an answer and keeps the conversation"""
+
+TRY = """\
+The default model writes small Python functions. Try:
+  Write a function that returns the sum of the squares of the even numbers in a list.
+  Write a function that returns the words of a text that are longer than three letters, sorted.
+  Write a function that counts the negative numbers in a list.
+and then: Now make it ignore zeros."""
+
+ROOM = 256
+"""Tokens that are left for the answer when the oldest turns are dropped."""
 
 
 def define(parser: ArgumentParser) -> None:
@@ -25,58 +45,112 @@ def define(parser: ArgumentParser) -> None:
 
 
 def chat(given: Namespace) -> int:
-    """One turn a line; without a chat template, plain text goes on turn by turn.
+    """One turn an entry; without a chat template, plain text goes on turn by turn.
 
-    A line that is refused (too long, say) is told and is no turn; 1 where there was one.
+    An entry that is refused (too long, say) is told and is no turn; 1 where there was one.
     """
-    from kie.cli import report_error
-    from kie.errors import InvalidRequestError
-
     refused = 0
     asks = sys.stdin.isatty()
     keywords = options.sampling_options(given)
-    with (
-        options.opened(given.model, max_batch=1, **options.engine_options(given)) as engine,
-        engine.session(given.system) as session,
-    ):
+    with options.opened(given.model, max_batch=1, **options.engine_options(given)) as engine:
         if asks:
-            print(HELP, file=sys.stderr)
-        while (line := _line(asks)) not in (None, "/exit"):
-            if line == "/undo":
-                session.rollback(max(session.turns - 1, 0))
-            elif line == "/reset":
-                session.rollback(0)
-            elif line and line.strip():
+            print("/help lists commands", file=sys.stderr)
+            if given.model is None:
+                print(TRY, file=sys.stderr)
+        talk = Conversation(engine, given.system)
+        read = lines.reader(asks)
+        while True:
+            try:
+                entry = read()
+            except KeyboardInterrupt:
+                if not asks:
+                    raise
+                print("Ctrl-D or /exit ends", file=sys.stderr)
+                continue
+            if entry is None or entry.strip() == "/exit":
+                return refused
+            if entry.strip():
                 try:
-                    with session.stream(line, **keywords) as stream:
-                        _answer(stream, asks)
-                except InvalidRequestError as error:
-                    report_error(error)
-                    refused = 0 if asks else 1
-    return refused
+                    refused |= _entry(talk, entry, keywords, asks)
+                except KeyboardInterrupt:
+                    if not asks:
+                        raise
+                    print(file=sys.stderr)
 
 
-def _answer(stream: Stream, asks: bool) -> None:
-    """Prints one answer; on a terminal the first Ctrl-C ends it, not the conversation."""
+def _entry(talk: Conversation, entry: str, keywords: dict[str, Any], asks: bool) -> int:
+    """Follows a command or answers; 1 where that was refused and nobody is there to read it."""
+    from kie.cli import report_error
+
     try:
-        for piece in stream.text_stream:
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        if not asks:
+        if entry.startswith("/"):
+            _command(talk, entry.strip())
+        else:
+            _turn(talk, entry, keywords, asks)
+    except (InvalidRequestError, OSError) as error:
+        report_error(error)
+        return 0 if asks else 1
+    return 0
+
+
+def _command(talk: Conversation, entry: str) -> None:
+    word, _, rest = entry.partition(" ")
+    rest = rest.strip()
+    if word == "/undo":
+        del talk.turns[-1:]
+    elif word == "/reset":
+        talk.turns.clear()
+    elif word == "/system":
+        talk.system = rest or None
+    elif word in ("/save", "/load") and rest:
+        (talk.save if word == "/save" else talk.load)(rest)
+        print(f"{len(talk.turns)} turns, {rest}", file=sys.stderr)
+    elif word == "/help":
+        print(HELP, file=sys.stderr)
+    else:
+        raise InvalidRequestError(f"no such command: {entry}", hint="/help lists them")
+
+
+def _turn(talk: Conversation, text: str, keywords: dict[str, Any], asks: bool) -> None:
+    """A question and its answer. A full context is told; on a terminal the oldest turns can go."""
+    try:
+        done = _answer(talk.ask(text, **keywords), asks)
+    except ContextLengthError:
+        if not (asks and talk.turns and _agrees(talk)):
             raise
-        stream.cancel()
-    done = stream.result()
+        dropped = talk.shorten(text, keywords["max_tokens"] or ROOM)
+        print(f"forgot the oldest turns: {dropped}", file=sys.stderr)
+        done = _answer(talk.ask(text, **keywords), asks)
+    talk.answered(text, done.text)
+    if asks and done.finish_reason == "length" and keywords["max_tokens"] is None:
+        print("the context is full: the answer ends here", file=sys.stderr)
+
+
+def _agrees(talk: Conversation) -> bool:
+    """Whether the oldest turns may go."""
+    print(f"The context is full: {len(talk.turns)} turns and this one.", file=sys.stderr)
+    try:
+        reply = input("Forget the oldest turns, as many as it takes? [Y/n] ")
+    except (EOFError, KeyboardInterrupt):
+        print(file=sys.stderr)
+        return False
+    return reply.strip().lower() in ("", "y", "yes")
+
+
+def _answer(stream: Stream, asks: bool) -> Completion:
+    """Prints one answer; on a terminal the first Ctrl-C ends it, not the conversation."""
+    with stream:
+        try:
+            for piece in stream.text_stream:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+        except KeyboardInterrupt:
+            if not asks:
+                raise
+            stream.cancel()
+        done = stream.result()
     sys.stdout.write("\n")
     sys.stdout.flush()
     if asks:
         print(rate_line(done), file=sys.stderr)
-
-
-def _line(asks: bool) -> str | None:
-    """The next line without its end, None at the end of the input."""
-    if asks:
-        sys.stderr.write("> ")
-        sys.stderr.flush()
-    line = sys.stdin.readline()
-    return line.rstrip("\n") if line else None
+    return done

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 from kie.cli import options
+from kie.engine import GPU_NODES
+
+if TYPE_CHECKING:
+    from kie.types import Info
 
 
 def define(parser: ArgumentParser) -> None:
@@ -36,7 +40,7 @@ def info(given: Namespace) -> None:
         raise InvalidRequestError(why, hint="add --plan")
     with options.opened(given.model, **options.engine_options(given)) as engine:
         report = engine.info()
-    print(json.dumps(report, indent=2) if given.json else "\n".join(outline(report)))
+    print(json.dumps(report, indent=2) if given.json else "\n".join(readable(report)))
 
 
 def plan(given: Namespace) -> None:
@@ -47,25 +51,42 @@ def plan(given: Namespace) -> None:
     if given.json:
         print(json.dumps(found, indent=2))
         return
-    links = found["algorithms"] or "no topology: the CPU is one machine\n"
-    print(f"{links}\n{found['plan']}", end="")
+    print(found["plan"], end="")
+    if given.verbose:
+        links = found["algorithms"] or "no topology: the CPU is one machine\n"
+        print(f"\n{links}", end="")
+    elif found["algorithms"]:
+        print("-v also prints the links and the way of every message")
 
 
-def outline(report: Mapping[str, Any], indent: int = 0) -> list[str]:
-    """Nested data as indented lines."""
+def readable(report: Info) -> list[str]:
+    """The report for people: sizes with units, load phases as a table, the plan last."""
+    sizes = ("kv_bytes", "kv_bytes_per_position", "weight_bytes", "bytes_per_token")
     lines: list[str] = []
-    pad = "  " * indent
     for key, value in report.items():
-        if isinstance(value, Mapping):
-            lines.append(f"{pad}{key}:")
-            lines += outline(cast(Mapping[str, Any], value), indent + 1)
-        elif isinstance(value, Sequence) and value and isinstance(value[0], Mapping):
-            lines.append(f"{pad}{key}:")
-            rows = cast(Sequence[Mapping[str, Any]], value)
-            lines += [f"{pad}  " + ", ".join(f"{k} {v}" for k, v in row.items()) for row in rows]
-        elif isinstance(value, str) and "\n" in value:
-            lines.append(f"{pad}{key}:")
-            lines += [f"{pad}  {line}" for line in value.splitlines()]
-        else:
-            lines.append(f"{pad}{key}: {value}")
-    return lines
+        if key in ("plan", "load") or value is None:
+            continue
+        if key in sizes:
+            value = human(cast(int, value))
+        elif key == "read_bandwidth":
+            value = f"{human(cast(float, value))}/s"
+        elif key == "parameters":
+            value = f"{cast(int, value):,}"
+        # On a machine without a GPU what its driver did not say is no news.
+        if key == "passed_over" and not any(map(os.path.exists, GPU_NODES)):
+            continue
+        lines.append(f"{key.replace('_', ' '):<24}{value}")
+    lines += ["", f"{'opened in':<40}{report['load']['seconds'] * 1e3:>9.1f} ms"]
+    for phase in report["load"]["phases"]:
+        moved = human(phase["bytes"]) if phase["bytes"] else ""
+        lines.append(f"  {phase['name']:<38}{phase['seconds'] * 1e3:>9.1f} ms{moved:>12}")
+    return [*lines, "", *report["plan"].splitlines()]
+
+
+def human(number: float) -> str:
+    """A number of bytes, in the units of a data sheet."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.1f} {unit}" if unit != "B" else f"{number:.0f} B"
+        number /= 1000
+    return f"{number:.1f} TB"

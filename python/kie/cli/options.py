@@ -46,17 +46,60 @@ def sampling(parser: ArgumentParser) -> None:
     parser.add_argument("-t", "--temperature", type=float, metavar="T", help="0 is greedy")
     parser.add_argument("--top-p", type=float, metavar="P", help="probability mass to choose from")
     parser.add_argument("--top-k", type=int, metavar="K", help="tokens to choose from; 0: all")
+    parser.add_argument("--min-p", type=float, metavar="P", help="least share of the best's")
     parser.add_argument("--seed", type=int, metavar="N", help="key of the random numbers")
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="ends it; repeatable"
     )
     parser.add_argument("--ignore-eos", action="store_true", help="go on behind the model's end")
+    penalty = "of tokens that were there: above 1 against them"
+    parser.add_argument("--repetition-penalty", type=float, metavar="X", help=penalty)
+    for name in ("presence", "frequency"):
+        line = f"taken from generated tokens' logits, by {name}"
+        parser.add_argument(f"--{name}-penalty", type=float, default=0.0, metavar="X", help=line)
+    parser.add_argument(
+        "--stop-token-id", type=int, action="append", default=[], metavar="ID", help="ends it, too"
+    )
+    parser.add_argument("--min-tokens", type=int, default=0, metavar="N", help="least tokens")
+    parser.add_argument("--logprobs", type=int, metavar="K", help="with K alternatives (--json)")
+    parser.add_argument(
+        "--logit-bias", type=biased, action="append", default=[], metavar="ID=X", help="repeatable"
+    )
+    parser.add_argument("--timeout", type=float, metavar="S", help="seconds after which it ends")
+
+
+def biased(text: str) -> tuple[int, float]:
+    """`ID=X` of --logit-bias."""
+    name, _, value = text.partition("=")
+    return int(name), float(value)
+
+
+SAMPLING = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "ignore_eos",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "logprobs",
+    "timeout",
+)
 
 
 def sampling_options(given: Namespace) -> dict[str, Any]:
     """Sampling keywords from what `sampling` defined."""
-    names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos")
-    return {name: getattr(given, name) for name in names}
+    keywords: dict[str, Any] = {name: getattr(given, name) for name in SAMPLING}
+    return {
+        **keywords,
+        "stop_token_ids": given.stop_token_id,
+        "logit_bias": dict(given.logit_bias) or None,
+    }
 
 
 @contextmanager

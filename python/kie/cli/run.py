@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
 
 from kie.cli import options
 from kie.types import Completion
+
+if TYPE_CHECKING:
+    from kie.stream import Stream
+
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 def define(parser: ArgumentParser) -> None:
@@ -15,6 +22,10 @@ def define(parser: ArgumentParser) -> None:
     options.model(parser, "-m", "--model")
     options.engine(parser)
     options.sampling(parser)
+    parser.add_argument(
+        "--chat", action="store_true", help="the prompt is a message, through the chat template"
+    )
+    parser.add_argument("--json", action="store_true", help="print the whole completion as JSON")
     parser.add_argument("-q", "--quiet", action="store_true", help="no rate line")
     options.verb(parser, run)
 
@@ -23,19 +34,31 @@ def run(given: Namespace) -> None:
     """Streams one completion."""
     text = options.read_prompt(given.prompt)
     keywords = options.sampling_options(given)
-    with (
-        options.opened(given.model, max_batch=1, **options.engine_options(given)) as engine,
-        engine.stream(text, **keywords) as stream,
-    ):
-        for piece in stream.text_stream:
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-        done = stream.result()
-    if not done.text.endswith("\n"):
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+    with options.opened(given.model, max_batch=1, **options.engine_options(given)) as engine:
+        if given.chat:
+            stream = engine.stream(messages=[{"role": "user", "content": text}], **keywords)
+        else:
+            stream = engine.stream(text, **keywords)
+        with stream:
+            done = stream.result() if given.json else _show(stream, "" if given.chat else text)
+    if given.json:
+        print(json.dumps(done.to_dict()))
     if not given.quiet:
         print(rate_line(done), file=sys.stderr)
+
+
+def _show(stream: Stream, prompt: str) -> Completion:
+    """Writes the text as it comes; on a terminal behind its prompt, which is dimmed."""
+    if sys.stdout.isatty():
+        sys.stdout.write(f"{DIM}{prompt}{PLAIN}")
+    for piece in stream.text_stream:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    done = stream.result()
+    if not done.text.endswith("\n"):
+        sys.stdout.write("\n")
+    sys.stdout.flush()
+    return done
 
 
 def rate_line(done: Completion) -> str:

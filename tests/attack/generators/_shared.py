@@ -34,7 +34,9 @@ def typed(call: Callable[[], object]) -> object:
     try:
         return call()
     except kie.KieError as error:
-        if not error.message or not error.hint:
+        # Of a request the message says all.
+        told = error.hint or isinstance(error, kie.InvalidRequestError)
+        if not error.message or not told:
             raise
         return error
 

@@ -46,6 +46,30 @@ pub fn architectures() -> impl Iterator<Item = &'static str> {
     REGISTRY.iter().map(|(name, _)| *name)
 }
 
+/// How weights may be stored.
+pub fn encodings() -> &'static [&'static str] {
+    &[
+        "F32",
+        "F16",
+        "BF16",
+        "FP8 (E4M3 in blocks)",
+        "compressed-tensors (FP8, INT8, INT4, MXFP4)",
+        "AWQ",
+        "GPTQ",
+        "GGUF",
+    ]
+}
+
+/// What kie runs, in one line.
+pub(crate) fn supported() -> &'static str {
+    static LINE: std::sync::OnceLock<String> = std::sync::OnceLock::new();
+    LINE.get_or_init(|| {
+        let architectures: Vec<_> = architectures().collect();
+        let (architectures, encodings) = (architectures.join(", "), encodings().join(", "));
+        format!("kie runs {architectures}, stored as {encodings}; `kie models` has examples")
+    })
+}
+
 /// Everything the planner needs to know about a model. Sizes are of the whole, over all lanes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Spec {
@@ -324,8 +348,7 @@ impl Spec {
         let config = Config::new(value, file)?;
         let name = config.need("model_type")?.as_str().unwrap_or_default();
         let Some((name, read)) = REGISTRY.iter().find(|(known, _)| *known == name) else {
-            let known: Vec<_> = architectures().collect();
-            return config.unsupported("model_type", format!("{name:?}; {}", known.join(", ")));
+            return config.unsupported("model_type", format!("{name:?}"));
         };
         let mut spec = read(&config)?;
         spec.architecture = (*name).to_owned();

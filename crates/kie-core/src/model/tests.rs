@@ -81,7 +81,8 @@ fn unknown_flags_are_refused_and_harmless_ones_are_not() {
     let error = read(with(llama(), "attention_gate", json!(true))).unwrap_err();
     assert!(error.to_string().contains("attention_gate"), "{error}");
     let error = read(with(llama(), "model_type", json!("rwkv"))).unwrap_err();
-    assert!(error.to_string().contains("llama"), "{error}");
+    assert!(error.to_string().contains("rwkv"), "{error}");
+    assert!(error.hint().contains("llama") && error.hint().contains("BF16"), "{}", error.hint());
 }
 
 #[test]

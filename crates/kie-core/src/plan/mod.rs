@@ -98,6 +98,7 @@ fn assemble(
 ) -> Result<Plan> {
     let info = device.info();
     let wanted = convert::wanted(&config.dtype)?;
+    check_float32(checkpoint, spec, device, &config.dtype)?;
     let weights = weights_of(spec, checkpoint, wanted);
     let (dims, states, mut memory) = memory::size(spec, config, (device, &info), weights)?;
     let rotary = rotary_tables(spec, checkpoint);
@@ -139,6 +140,29 @@ fn assemble(
         how,
         notes,
     })
+}
+
+/// Whether the device keeps float32 weights as they are, or was told what to make of them.
+fn check_float32(
+    checkpoint: &Checkpoint,
+    spec: &Spec,
+    device: &dyn Device,
+    dtype: &str,
+) -> Result<()> {
+    let wide = |role| checkpoint.tensor(role).filter(|t| t.encoding.codes == Codes::F32);
+    let matrices = spec.tensors.iter().filter(|tensor| tensor.role.is_matrix());
+    let found = matrices.filter_map(|tensor| wide(tensor.role)).next();
+    let (Some(tensor), true, "auto" | "f32") = (found, device.rounds_f32(), dtype) else {
+        return Ok(());
+    };
+    let detail = format!(
+        "dtype must be \"f16\" or \"bf16\" for {} on {}, whose kernels take 16 bits a weight, got \
+         {dtype:?}: {} is stored in F32 (\"f16\" rounds less, \"bf16\" takes larger numbers)",
+        tensor.path.display(),
+        device.info().name,
+        tensor.name
+    );
+    Err(Error::InvalidRequest(detail))
 }
 
 /// Tensors where the device reads them.
@@ -346,12 +370,16 @@ impl fmt::Display for Plan {
         let device = &self.device;
         writeln!(
             f,
-            "device    {} ({}), {} blocks, {}",
-            device.name, device.model, device.blocks, device.arch
+            "device    {} ({}), {} {}, {}",
+            device.name,
+            device.model,
+            device.blocks,
+            if device.name.starts_with("cpu") { "threads" } else { "blocks" },
+            device.arch
         )?;
         writeln!(
             f,
-            "program   {} steps, {} tensors, {} slots, {} columns a pass, context {}",
+            "program   {} steps, {} tensors, {} slots, {} token rows a pass, context {}",
             self.program.program().steps.len(),
             self.program.program().tensors.len(),
             d.slots,

@@ -145,6 +145,10 @@ impl Device for Mono {
         Ok(Buffer::in_place(bytes))
     }
 
+    fn rounds_f32(&self) -> bool {
+        true
+    }
+
     fn carries(&self, encoding: &Encoding) -> bool {
         let plain = !encoding.has_scales() || encoding.scale == Dtype::F32 && !encoding.zeros;
         match encoding.codes {

@@ -90,6 +90,7 @@ fn only_prompt(prepared: &Prepared, model: &str) -> Completion {
         token_ids: Vec::new(),
         finish_reason: FinishReason::Length,
         stop_reason: None,
+        logprobs: None,
         usage: Usage { prompt_tokens, ..Usage::default() },
         timings: Timings::default(),
         seed: prepared.params.seed.unwrap_or(0),

@@ -1,0 +1,39 @@
+"""`kie models`: the architectures that kie runs, and public checkpoints of each."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+
+from kie.cli import options
+
+EXAMPLES = {
+    "laneformer": "the model of the package",
+    "llama": "meta-llama/Llama-3.2-1B-Instruct, HuggingFaceTB/SmolLM2-1.7B-Instruct",
+    "mistral": "mistralai/Mistral-7B-Instruct-v0.3",
+    "qwen2": "Qwen/Qwen2.5-0.5B-Instruct, Qwen/Qwen2.5-Coder-7B-Instruct",
+    "qwen3": "Qwen/Qwen3-0.6B, Qwen/Qwen3-8B",
+}
+"""Checkpoints whose config.json has that `model_type`; of others no public one is known."""
+
+
+def define(parser: ArgumentParser) -> None:
+    """Defines the verb."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options.verb(parser, models)
+
+
+def models(given: Namespace) -> None:
+    """Prints a line for each `model_type`."""
+    from kie import _kie
+
+    architectures, encodings = _kie.supported()
+    if given.json:
+        examples = {name: EXAMPLES.get(name) for name in architectures}
+        print(json.dumps({"architectures": examples, "encodings": encodings}, indent=2))
+        return
+    width = max(map(len, architectures)) + 2
+    for name in architectures:
+        print(f"{name:<{width}}{EXAMPLES.get(name, '')}".rstrip())
+    print(f"\nweights as {', '.join(encodings)}")
+    print("a folder, or a hub id: kie run -m Qwen/Qwen3-0.6B --chat hello")
