@@ -77,6 +77,14 @@ pub enum Error {
         /// The printed plan; its last line, the hint, says what to lower or raise.
         plan: String,
     },
+    /// A file cannot be written.
+    #[error("{}: not written ({detail})", file.display())]
+    Write {
+        /// The file or folder.
+        file: PathBuf,
+        /// What the system said.
+        detail: String,
+    },
     /// A file that says how machines are linked is missing, broken or contradicts itself.
     #[error("topology {}: {detail}", path.display())]
     Topology {
@@ -161,7 +169,7 @@ impl Error {
             Self::Topology { .. } | Self::InvalidRequest(_) => "InvalidRequestError",
             Self::ContextLength { .. } => "ContextLengthError",
             Self::Template(_) => "TemplateError",
-            Self::GivenUp { .. } => "KieError",
+            Self::GivenUp { .. } | Self::Write { .. } => "KieError",
             Self::EngineClosed | Self::Interrupted => "EngineClosedError",
             Self::QueueFull(_) => "QueueFullError",
         }
@@ -179,6 +187,7 @@ impl Error {
             Self::Device(_) => "device",
             Self::OutOfMemory { .. } => "out_of_memory",
             Self::Topology { .. } => "topology",
+            Self::Write { .. } => "write",
             Self::InvalidRequest(_) => "invalid_request",
             Self::ContextLength { .. } => "context_length",
             Self::Template(_) => "template",
@@ -203,6 +212,7 @@ impl Error {
             Self::Topology { .. } => {
                 "correct it, or let `kie doctor --topology FILE` write that of this machine"
             }
+            Self::Write { .. } => "make room there, or name another folder",
             Self::InvalidRequest(_) => "correct the request",
             Self::ContextLength { .. } => {
                 "shorten the prompt, lower max_tokens or raise max_seq_len"

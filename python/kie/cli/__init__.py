@@ -23,6 +23,7 @@ VERBS = {
     "compile": "compile a model's kernels for a GPU ahead, so that it opens at once",
     "doctor": "look at this machine: what there is, what kie uses, what is missing",
     "tokenize": "print the token ids of a text",
+    "quantize": "write a model again with its matrices in 8 or 4 bits",
     "pull": "download a model from the hub, resuming what was begun",
     "bench": "measure, and compare what was measured",
 }
