@@ -5,9 +5,10 @@ use crate::error::{Error, Result};
 use crate::request::EngineConfig;
 
 /// Some prose and some code.
-const TEXT: &str = "The quick brown fox jumps over the lazy dog, and in 1969 two people walked on \
-the Moon. To sort a list, compare neighbours and swap them while they are out of order.\n\n\
-def fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return a\n";
+const TEXT: &str = "The quick brown fox jumps over the lazy dog, and in 1969 two people walked \
+on the Moon. To sort a list, compare neighbours and swap them while they are out of order.\n\n\
+def fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n        \
+a, b = b, a + b\n    return a\n";
 /// Most tokens of it that are read.
 const TOKENS: usize = 96;
 
