@@ -13,8 +13,9 @@ use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
 use kie_core::engine::{Engine, LogitsPath};
+use kie_core::plan::{save, Reads};
 use kie_core::request::EngineConfig;
-use kie_core::Result;
+use kie_core::{Error, Result, Stop};
 use kie_kernels::cpu::simd::{self, f8_to_f32, Level};
 use serde_json::{json, Value};
 use support::{relative, repository};
@@ -471,9 +472,65 @@ fn sixteen_bits_are_quantised_on_request() {
         let info = engine.info();
         assert!(info.bytes_per_token < before.bytes_per_token * 3 / 4, "{dtype}");
         assert!(info.plan.contains(&format!("14 matrices to {dtype}")), "{}", info.plan);
+        assert!(info.plan.contains("tokens): relative error "), "{}", info.plan);
     }
     let error = open(&plain.0, "cpu", None, "int3").err().unwrap();
     assert!(error.to_string().contains("mxfp4, got \"int3\""), "{error}");
+}
+
+fn quantise(folder: &Path, out: &Path, to: &str, stop: &Stop) -> Result<String> {
+    save::quantize(folder, out, to, &Reads { progress: &|_, _, _| (), stop })
+}
+
+/// A folder that was written quantised has the bits of the same quantised at load, also where
+/// matrices have a dimension of lanes.
+#[test]
+fn a_folder_written_quantised_has_the_bits_of_dtype() {
+    let [_, twin] = model(SCHEMES[0]);
+    let (plain, out) = (Folder::new("plain"), Folder::new("written"));
+    plain.write(&twin, None);
+    std::fs::write(plain.0.join("LICENSE"), "as you like").unwrap();
+    for folder in [&plain.0, &repository().join("tests/data/laneformer_d2")] {
+        for dtype in ["fp8", "int4", "mxfp4"] {
+            let _ = std::fs::remove_dir_all(&out.0);
+            let note = quantise(folder, &out.0, dtype, &Stop::default()).unwrap();
+            assert!(note.contains(&format!("matrices to {dtype}: ")), "{note}");
+            let [ours, wanted] = [(&out.0, "auto"), (folder, dtype)].map(|(folder, dtype)| {
+                logits(&open(folder, "cpu", None, dtype).unwrap(), LogitsPath::Decode)
+            });
+            assert!(ours == wanted, "{dtype}: {:.1e}", relative(&ours, &wanted));
+            assert!(out.0.join("tokenizer.json").is_file());
+            assert_eq!(out.0.join("LICENSE").exists(), *folder == plain.0);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_written_quantised_is_told_and_leaves_nothing() {
+    let scheme = Scheme::Int4 { group: 32, scale: "BF16" };
+    let [stored, twin] = model(scheme);
+    let (plain, coded, out) = (Folder::new("from"), Folder::new("coded"), Folder::new("to"));
+    plain.write(&twin, None);
+    coded.write(&stored, Some(scheme.config()));
+    let refusal = |folder: &Path, out: &Path, to: &str, class: &str, what: &str| {
+        let error = quantise(folder, out, to, &Stop::default()).unwrap_err();
+        assert!(error.class() == class && error.to_string().contains(what), "{error}");
+    };
+    refusal(&plain.0, &out.0, "fp8", "InvalidRequestError", "exists");
+    std::fs::remove_dir(&out.0).unwrap();
+    refusal(&plain.0, &out.0, "int3", "InvalidRequestError", "got \"int3\"");
+    refusal(&coded.0, &out.0, "fp8", "InvalidRequestError", "q_proj.weight is quantised already");
+    refusal(&coded.0.join("none"), &out.0, "fp8", "LoadError", "config.json");
+    refusal(&plain.0, &out.0.join("deep"), "fp8", "KieError", "deep.partial: not written");
+    let error = open(&coded.0, "cpu", None, "fp8").err().unwrap();
+    assert!(error.to_string().contains("is quantised already (i4"), "{error}");
+    let stop = Stop::default();
+    stop.set();
+    assert!(matches!(quantise(&plain.0, &out.0, "fp8", &stop), Err(Error::Interrupted)));
+    let left = std::fs::read_dir(out.0.parent().unwrap()).unwrap();
+    let name = out.0.file_name().unwrap().to_str().unwrap();
+    let mut left = left.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert!(!left.any(|left| left.starts_with(name)), "nothing is left behind");
 }
 
 #[test]

@@ -29,6 +29,7 @@ __all__ = [
     "host",
     "measure",
     "plan",
+    "quantize",
     "read_bandwidth",
     "supported",
     "topology",
@@ -57,6 +58,15 @@ class _Options(TypedDict, total=False):
 
 def compile(path: str | PathLike[str], **options: Unpack[_Options]) -> str:
     """Compiles ahead what an engine with these options would, and returns the printed plan."""
+
+def quantize(
+    path: str | PathLike[str],
+    out: str | PathLike[str],
+    *,
+    to: str,
+    progress: Callable[[str, int, int], None] | None,
+) -> str:
+    """Writes a model quantised into a new folder; returns a line on what it saved."""
 
 def plan(
     path: str | PathLike[str],

@@ -465,6 +465,28 @@ def compile_ahead(
     )
 
 
+def quantize_folder(
+    model: str | os.PathLike[str] | None,
+    out: str | os.PathLike[str],
+    *,
+    to: str,
+    revision: str | None = None,
+    progress: Progress | None = None,
+) -> str:
+    """Writes a model of 16 or 32 bits into the new folder `out`, the matrices of its layers
+    quantised to "fp8", "int4" or "mxfp4". Returns a line on what it saved and lost.
+
+    The folder has a `quantization_config`, as other loaders of the scheme read it, and the bits
+    that `Engine(model, dtype=to)` has. It appears whole or not at all.
+
+    Raises:
+        InvalidRequestError: an unknown scheme, a folder that exists, a model quantised already.
+        LoadError, UnsupportedModelError: the model. KieError (code "write"): no room for it.
+    """
+    folder = hub.resolve(model, revision=revision).folder
+    return _kie.quantize(folder, out, to=to, progress=progress)
+
+
 def plan_ahead(
     model: str | os.PathLike[str] | None = None,
     *,

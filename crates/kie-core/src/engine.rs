@@ -24,6 +24,7 @@ use serde_json::{Map, Value};
 
 use crate::admission::{Limits, Resolved};
 use crate::answer::Answer;
+use crate::compare;
 use crate::error::{Error, Result};
 use crate::folder;
 use crate::host::Host;
@@ -34,7 +35,7 @@ use crate::metrics::{Counters, Metrics};
 use crate::model::{Generation, Spec};
 use crate::outlook;
 use crate::patience::Patience;
-use crate::plan::{self, Progress, Reads};
+use crate::plan::{self, quantize::Scheme, Progress, Reads};
 use crate::primitive::now_ns;
 use crate::process::Process;
 use crate::request::{Completion, EngineConfig, FinishReason, Prompt, Request, SamplingParams};
@@ -233,7 +234,20 @@ impl Builder {
         let engine = self.load(&spec, tokenizer, &checkpoint, hot, lap);
         // What was read of a file that changed is garbage, whatever came of it.
         checkpoint.unchanged()?;
-        engine
+        let mut engine = engine?;
+        if Scheme::named(&config.dtype).is_some() && self.runner.is_none() {
+            let line = compare::with_stored(&engine, &self)?;
+            let inner = Arc::get_mut(&mut engine.0).expect("nobody else has it yet");
+            inner.info.plan.push_str(&line);
+        }
+        Ok(engine)
+    }
+
+    /// A builder of the same model with other options.
+    pub(crate) fn another(&self, config: EngineConfig) -> Self {
+        let mut builder = Engine::builder(&self.path).config(config).stop(self.stop.clone());
+        builder.level = self.level;
+        builder
     }
 
     /// An engine with the checkpoint's weights.

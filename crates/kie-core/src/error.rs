@@ -81,6 +81,14 @@ pub enum Error {
         /// The printed plan; its last line, the hint, says what to lower or raise.
         plan: String,
     },
+    /// A file cannot be written.
+    #[error("{}: not written ({detail})", file.display())]
+    Write {
+        /// The file or folder.
+        file: PathBuf,
+        /// What the system said.
+        detail: String,
+    },
     /// A file that says how machines are linked is missing, broken or contradicts itself.
     #[error("topology {}: {detail}", path.display())]
     Topology {
@@ -167,7 +175,7 @@ impl Error {
             Self::Topology { .. } | Self::InvalidRequest(_) => "InvalidRequestError",
             Self::ContextLength { .. } => "ContextLengthError",
             Self::Template(_) => "TemplateError",
-            Self::GivenUp { .. } => "KieError",
+            Self::GivenUp { .. } | Self::Write { .. } => "KieError",
             Self::EngineClosed | Self::Interrupted => "EngineClosedError",
             Self::QueueFull(_) => "QueueFullError",
         }
@@ -185,6 +193,7 @@ impl Error {
             Self::Device(_) => "device",
             Self::OutOfMemory { .. } => "out_of_memory",
             Self::Topology { .. } => "topology",
+            Self::Write { .. } => "write",
             Self::InvalidRequest(_) => "invalid_request",
             Self::ContextLength { .. } => "context_length",
             Self::Template(_) => "template",
@@ -214,6 +223,7 @@ impl Error {
             Self::Topology { .. } => {
                 "correct it, or let `kie doctor --topology FILE` write that of this machine"
             }
+            Self::Write { .. } => "make room there, or name another folder",
             // The message says what was wanted and what came.
             Self::InvalidRequest(_) => "",
             Self::ContextLength { .. } => {

@@ -5,6 +5,7 @@
 
 mod admission;
 mod answer;
+mod compare;
 pub mod engine;
 pub mod error;
 mod folder;

@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError, TryLockError};
 use std::time::Duration;
 
 use kie_core::engine::{self, LogitsPath};
+use kie_core::plan::{save, Reads};
 use kie_core::request::{Prompt, Request};
 use kie_core::{session, Patience};
 use pyo3::prelude::*;
@@ -81,6 +82,22 @@ pub fn plan(
 ) -> PyResult<String> {
     let builder = engine::Engine::builder(path).config(args::options(options)?);
     json(py, &detached(py, move || builder.plan(topology.as_deref()))?)
+}
+
+/// Writes a model quantised to `to` into the new folder `out`; returns a line on what it saved.
+#[pyfunction]
+#[pyo3(signature = (path, out, *, to, progress))]
+pub fn quantize(
+    py: Python<'_>,
+    path: PathBuf,
+    out: PathBuf,
+    to: String,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<String> {
+    interruptible(py, progress.as_ref(), move |stop, told| {
+        let reads = Reads { progress: &*told, stop: &stop };
+        save::quantize(&path, &out, &to, &reads)
+    })
 }
 
 /// Values as the JSON that Python reads.

@@ -64,6 +64,10 @@ fn context<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyDict>> 
             fields.set_item("free", free)?;
             fields.set_item("plan", plan)?;
         }
+        Error::Write { file, detail } => {
+            fields.set_item("file", file.display().to_string())?;
+            fields.set_item("detail", detail)?;
+        }
         Error::Topology { path, detail } => {
             fields.set_item("file", path.display().to_string())?;
             fields.set_item("detail", detail)?;

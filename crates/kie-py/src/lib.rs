@@ -35,6 +35,7 @@ fn _kie(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<types::Timings>()?;
     module.add_function(wrap_pyfunction!(engine::compile, module)?)?;
     module.add_function(wrap_pyfunction!(engine::plan, module)?)?;
+    module.add_function(wrap_pyfunction!(engine::quantize, module)?)?;
     module.add_function(wrap_pyfunction!(doctor::topology, module)?)?;
     module.add_function(wrap_pyfunction!(measure::measure, module)?)?;
     module.add_function(wrap_pyfunction!(measure::echo, module)?)?;

@@ -24,6 +24,7 @@ VERBS = {
     "doctor": "look at this machine: what there is, what kie uses, what is missing",
     "models": "list the architectures that kie runs, with public checkpoints of each",
     "tokenize": "print the token ids of a text",
+    "quantize": "write a model again with its matrices in 8 or 4 bits",
     "pull": "download a model from the hub, resuming what was begun",
     "bench": "measure, and compare what was measured",
     "completion": "print what completes these words in a shell",

@@ -110,6 +110,10 @@ def opened(model: str | None, **options: Any) -> Generator[Engine]:
     with loading() as progress, Engine(model, progress=progress, **options) as engine:
         if progress is not None:
             progress("", 1, 1)
+        if options.get("dtype", "auto") != "auto":
+            lines = engine.info()["plan"].splitlines()
+            told = [line for line in lines if line.startswith("converted ")]
+            print(*told, sep="\n", end="\n" if told else "", file=sys.stderr)
         yield engine
 
 

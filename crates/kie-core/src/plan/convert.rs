@@ -1,6 +1,7 @@
 //! Weights in another format than the checkpoint's, on request only: what it costs is said.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use half::{bf16, f16};
 use kie_kernels::abi::{Codes, Dtype, Encoding, Tensor};
@@ -53,13 +54,36 @@ impl Wanted {
     }
 }
 
-/// A converted tensor's numbers, and what they lost.
-pub(super) struct Converted {
-    pub bytes: Vec<u8>,
-    pub note: Option<String>,
+/// What conversions to plain numbers lost: tensors, squared errors and squares of each kind.
+#[derive(Default)]
+pub(super) struct Losses(BTreeMap<String, (usize, [f64; 2])>);
+
+impl Losses {
+    /// Counts a tensor of `encoding` that became numbers of `dtype`.
+    pub(super) fn add(&mut self, encoding: &Encoding, dtype: Dtype, error: [f64; 2]) {
+        // That 16 bits are exact in 32 needs no line.
+        if error[0] > 0.0 || encoding.is_quantised() {
+            let kind = format!("of {encoding} to {}", dtype.name());
+            let (count, sum) = self.0.entry(kind).or_default();
+            *count += 1;
+            *sum = [sum[0] + error[0], sum[1] + error[1]];
+        }
+    }
+
+    /// A line a kind, for people.
+    pub(super) fn notes(&self) -> impl Iterator<Item = String> + '_ {
+        self.0.iter().map(|(kind, (count, [error, norm]))| {
+            let relative = (error / norm.max(f64::MIN_POSITIVE)).sqrt();
+            match *error > 0.0 {
+                true => format!("{count} tensors {kind}: relative error {relative:.1e}"),
+                false => format!("{count} tensors {kind}: exactly"),
+            }
+        })
+    }
 }
 
-/// Rewrites a tensor as numbers of `dtype`. `described` and `parts` are what there is of it.
+/// Rewrites a tensor as numbers of `dtype`; with the squared error and the sum of squares.
+/// `described` and `parts` are what there is of it.
 ///
 /// # Errors
 /// [`Error::Load`] where a number does not fit the wanted format, [`Error::OutOfMemory`],
@@ -70,7 +94,7 @@ pub(super) fn convert(
     stored: &weights::Tensor,
     dtype: Dtype,
     stop: &Stop,
-) -> Result<Converted> {
+) -> Result<(Vec<u8>, [f64; 2])> {
     let cols = described.cols as usize;
     let numbers = described.lanes as usize * described.rows as usize * cols;
     let need = numbers * dtype.bytes();
@@ -100,16 +124,7 @@ pub(super) fn convert(
             norm += f64::from(*value).powi(2);
         }
     }
-    let relative = (error / norm.max(f64::MIN_POSITIVE)).sqrt();
-    let note = (relative > 0.0).then(|| {
-        format!(
-            "{}: {} to {}, relative error {relative:.1e}",
-            stored.name,
-            described.encoding.codes.name(),
-            dtype.name()
-        )
-    });
-    Ok(Converted { bytes, note })
+    Ok((bytes, [error, norm]))
 }
 
 /// What quantising has done so far.

@@ -5,6 +5,7 @@
 mod convert;
 mod memory;
 pub mod quantize;
+pub mod save;
 mod schedule;
 mod state;
 
@@ -23,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::model::{Attention, Mixer, Role, Rope, Spec};
 use crate::request::EngineConfig;
 use crate::weights::{self, Checkpoint, Parts};
-use convert::{Tally, Wanted};
+use convert::{Losses, Tally, Wanted};
 
 pub use memory::Memory;
 
@@ -99,6 +100,9 @@ fn assemble(
     let info = device.info();
     let wanted = convert::wanted(&config.dtype)?;
     check_float32(checkpoint, spec, device, &config.dtype)?;
+    if let Wanted::Quantised(_) = wanted {
+        save::not_quantised(spec, checkpoint)?;
+    }
     let weights = weights_of(spec, checkpoint, wanted);
     let (dims, states, mut memory) = memory::size(spec, config, (device, &info), weights)?;
     let rotary = rotary_tables(spec, checkpoint);
@@ -198,15 +202,17 @@ impl Placed {
             let told = |done: usize| progress("load", done as u64, total);
             checkpoint.check_all_finite(&tensors, &told, stop)?;
         }
-        let mut tally = Tally::default();
+        let (mut tally, mut losses) = (Tally::default(), Losses::default());
         for tensor in &spec.tensors {
-            let entry = self.one(stored(tensor.role), device, wanted, &mut tally, reads)?;
+            let entry =
+                self.one(stored(tensor.role), device, wanted, (&mut tally, &mut losses), reads)?;
             self.roles.insert(tensor.role, self.tensors.len() as u32);
             self.tensors.push(entry);
         }
         if let Wanted::Quantised(scheme) = wanted {
             self.notes.extend(tally.note(scheme));
         }
+        self.notes.extend(losses.notes());
         reads.inspect(|reads| (reads.progress)("load", total, total));
         if let (true, Some(embedding)) = (spec.tied, self.roles.get(&Role::Embedding).copied()) {
             self.roles.insert(Role::Head, embedding);
@@ -223,7 +229,7 @@ impl Placed {
         stored: &weights::Tensor,
         device: &dyn Device,
         wanted: Wanted,
-        tally: &mut Tally,
+        (tally, losses): (&mut Tally, &mut Losses),
         reads: Option<&Reads<'_>>,
     ) -> Result<Tensor> {
         let mut entry = describe(stored);
@@ -247,11 +253,11 @@ impl Placed {
             }
         };
         if let Some(dtype) = plain {
-            let converted = convert::convert(&entry, &parts, stored, dtype, stop)?;
-            self.notes.extend(converted.note);
+            let (bytes, error) = convert::convert(&entry, &parts, stored, dtype, stop)?;
+            losses.add(&entry.encoding, dtype, error);
             entry.encoding = Codes::plain(dtype).map_or(entry.encoding, Encoding::plain);
             let [scales, zeros] = [&[][..]; 2].map(Cow::Borrowed);
-            parts = Parts { codes: Cow::Owned(converted.bytes), scales, zeros };
+            parts = Parts { codes: Cow::Owned(bytes), scales, zeros };
         }
         let buffer = self.buffers.len() as u32;
         let scale_offset = (parts.codes.len() as u64).next_multiple_of(4);
