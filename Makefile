@@ -78,7 +78,7 @@ test: lint ## everything that CI runs
 SEEDS ?= 6
 .PHONY: sim
 sim: ## the monokernel on every fixture, simulated: SEEDS=6 schedules, both warp widths
-	SEEDS=$(SEEDS) cargo test -p kie-core --test monokernel --locked -- --nocapture every_fixture
+	SEEDS=$(SEEDS) cargo test -p kie-core --test monokernel --locked -- --nocapture every_fixture several_machines
 
 # How long new cases are drawn, after those that were found before.
 SECONDS ?= 600

@@ -34,6 +34,7 @@ fn machines_of_chiplets_run_the_fixtures() {
     let job = |(at, (name, ranks, blocks)): (usize, (&str, u32, u32))| Job {
         folder: fixture(name),
         device: format!("sim:topology={file},ranks={ranks},blocks={blocks},seed={at}"),
+        prompt: usize::MAX,
         positions: 4,
         tokens: 6,
     };
