@@ -159,7 +159,7 @@ impl<'a, T> Columns<'a, T> {
 }
 
 #[cfg(test)]
-#[allow(clippy::undocumented_unsafe_blocks)]
+#[allow(clippy::undocumented_unsafe_blocks, clippy::unwrap_used)]
 mod tests {
     use super::*;
 
@@ -183,10 +183,10 @@ mod tests {
         };
         let field = Field::<u8>::new(8);
         refused(&|| assert!(unsafe { field.read(4..9) }.is_empty()));
-        refused(&|| drop(unsafe { field.columns(1, 2, 3, 3) }));
-        refused(&|| drop(unsafe { field.columns(0, 3, 2, 2) }));
-        refused(&|| drop(Columns::of(&mut [0; 4], 2, 3, 2)));
+        refused(&|| assert_eq!(unsafe { field.columns(1, 2, 3, 3) }.count(), 3));
+        refused(&|| assert_eq!(unsafe { field.columns(0, 3, 2, 2) }.count(), 2));
+        refused(&|| assert_eq!(Columns::of(&mut [0; 4], 2, 3, 2).count(), 2));
         refused(&|| Columns::one(&mut [0; 4]).piece(1)[0] = 1);
-        refused(&|| drop(Columns::one(&mut [0; 4]).some(0..1, 3..5)));
+        refused(&|| assert_eq!(Columns::one(&mut [0; 4]).some(0..1, 3..5).width(), 2));
     }
 }

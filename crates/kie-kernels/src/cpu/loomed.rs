@@ -157,24 +157,38 @@ fn three_members_hand_their_rows_over() {
     members_meet(3, 1, 1);
 }
 
+/// A job's place, and the words by which it is handed over and back.
+struct Handing {
+    started: Event,
+    finished: Event,
+    job: UnsafeCell<u32>,
+}
+
+// SAFETY: loom watches every access to the job.
+unsafe impl Sync for Handing {}
+// SAFETY: as above.
+unsafe impl Send for Handing {}
+
 #[test]
 fn a_job_is_seen_and_its_end_too() {
     model(3, || {
-        let started = Arc::new((Event::new(), Event::new(), UnsafeCell::new(0)));
-        let member = Arc::clone(&started);
+        let all =
+            Handing { started: Event::new(), finished: Event::new(), job: UnsafeCell::new(0) };
+        let caller = Arc::new(all);
+        let member = Arc::clone(&caller);
         let never = || AtomicBool::new(false);
         let thread = thread::spawn(move || {
-            member.0.wait_past(0, Duration::ZERO, &never());
+            member.started.wait_past(0, Duration::ZERO, &never());
             // SAFETY: loom fails if the caller is there, too.
-            member.2.with_mut(|job| unsafe { *job += 1 });
-            member.1.bump();
+            member.job.with_mut(|job| unsafe { *job += 1 });
+            member.finished.bump();
         });
         // SAFETY: as above.
-        started.2.with_mut(|job| unsafe { *job = 1 });
-        started.0.bump();
-        started.1.wait_past(0, Duration::ZERO, &never());
+        caller.job.with_mut(|job| unsafe { *job = 1 });
+        caller.started.bump();
+        caller.finished.wait_past(0, Duration::ZERO, &never());
         // SAFETY: as above.
-        assert_eq!(started.2.with(|job| unsafe { *job }), 2);
+        assert_eq!(caller.job.with(|job| unsafe { *job }), 2);
         thread.join().unwrap();
     });
 }
