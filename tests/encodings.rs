@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use half::{bf16, f16};
 use kie_core::engine::{Engine, LogitsPath};
 use kie_core::plan::{save, Reads};
-use kie_core::request::EngineConfig;
+use kie_core::request::{EngineConfig, Prompt, Request, SamplingParams};
 use kie_core::{Error, Result, Stop};
 use kie_kernels::cpu::simd::{self, f8_to_f32, Level};
 use serde_json::{json, Value};
@@ -440,7 +440,14 @@ fn virtual_ranks_cut_codes_and_their_scales() {
 /// What a GPU's stream does not carry is held as halves: the bits of a twin of halves.
 #[test]
 fn the_simulator_has_halves_of_what_it_does_not_carry() {
-    let scheme = Scheme::Int4 { group: 32, scale: "BF16" };
+    // Rounded before loading (zero points), and on the device (scales of another type).
+    for scheme in [Scheme::Awq { group: 32 }, Scheme::Int4 { group: 64, scale: "F16" }] {
+        has_halves(scheme);
+    }
+}
+
+/// A model, and its twin in float16, which has the very same numbers.
+fn model_in_halves(scheme: Scheme) -> [Vec<(String, Stored)>; 2] {
     let [stored, mut twin] = model(scheme);
     for (name, (dtype, _, bytes)) in &mut twin {
         if name.contains("proj") {
@@ -450,12 +457,73 @@ fn the_simulator_has_halves_of_what_it_does_not_carry() {
             (*dtype, *bytes) = ("F16", halves.iter().flat_map(|h| h.to_le_bytes()).collect());
         }
     }
+    [stored, twin]
+}
+
+fn has_halves(scheme: Scheme) {
+    let [stored, twin] = model_in_halves(scheme);
     let (folder, plain) = (Folder::new("sim"), Folder::new("sim-twin"));
     folder.write(&stored, Some(scheme.config()));
     plain.write(&twin, None);
     let [ours, wanted] = [&folder, &plain]
         .map(|folder| logits(&open(&folder.0, "sim", None, "auto").unwrap(), LogitsPath::Decode));
     assert!(ours == wanted, "{:.1e}", relative(&ours, &wanted));
+}
+
+/// The likeliest ids at the first place behind a prompt, with their log-probabilities.
+fn first_likeliest(engine: &Engine, ids: &[u32]) -> Vec<(u32, f32)> {
+    let params = SamplingParams {
+        max_tokens: Some(1),
+        temperature: Some(0.0),
+        logprobs: Some(20),
+        ignore_eos: true,
+        ..SamplingParams::default()
+    };
+    let request = Request { prompt: Prompt::Ids(ids.to_vec()), params };
+    let mut stream = engine.stream(request).unwrap();
+    let token = stream.next().unwrap().unwrap();
+    token.top_logprobs.iter().map(|top| (top.id, top.logprob)).collect()
+}
+
+/// What the stream carries as it is stored, beside a twin in halves on the same device: only the
+/// order of float32 sums differs, and what that moves when results become halves.
+#[test]
+fn the_simulator_decodes_what_it_carries() {
+    let all = [
+        (Scheme::Fp8 { scale: "BF16" }, true),
+        (Scheme::Fp8 { scale: "F8_E8M0" }, false),
+        (Scheme::Int4 { group: 32, scale: "BF16" }, true),
+        (Scheme::Int4 { group: 128, scale: "BF16" }, false),
+        (Scheme::Mxfp4, true),
+    ];
+    for (n, (scheme, prefill)) in all.into_iter().enumerate() {
+        let [stored, twin] = model_in_halves(scheme);
+        let (folder, plain) = (Folder::new("carried"), Folder::new("carried-twin"));
+        folder.write(&stored, Some(scheme.config()));
+        plain.write(&twin, None);
+        let device = format!("sim:seed={n},blocks=8,warp={}", [32, 64][n % 2]);
+        let [ours, wanted] = [&folder, &plain].map(|folder| {
+            let config =
+                EngineConfig { max_batch: 2, prefix_cache: false, ..EngineConfig::default() };
+            let builder = Engine::builder(&folder.0).config(config).device(&device);
+            let engine = builder.prefill_kernel(prefill).build().unwrap();
+            assert!(!engine.info().plan.contains("as halves"), "{scheme:?}");
+            engine
+        });
+        let decode = [&ours, &wanted].map(|engine| logits(engine, LogitsPath::Decode));
+        let error = relative(&decode[0], &decode[1]);
+        // Long enough for the prefill kernel.
+        let ids: Vec<u32> = (0..150).map(|n| n * 97 % 500).collect();
+        let [likeliest, others] = [&ours, &wanted].map(|engine| first_likeliest(engine, &ids));
+        let off = |(id, logprob): &(u32, f32)| {
+            let near = others.iter().find(|(other, _)| other == id);
+            near.map_or(0.0, |(_, other)| (logprob - other).abs() / other.abs())
+        };
+        let behind = likeliest.iter().map(off).fold(0.0, f32::max);
+        eprintln!("{scheme:?} {device}: {error:.1e}, behind a prompt {behind:.1e}");
+        assert!(error <= 2e-3 && behind <= 5e-3, "{scheme:?} {device}: {error:.1e} {behind:.1e}");
+        assert_eq!(likeliest[0].0, others[0].0, "{scheme:?} {device}");
+    }
 }
 
 #[test]

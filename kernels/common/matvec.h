@@ -11,13 +11,60 @@ KIE_DEVICE int rows_of(int tile) {
     return rows > 16 ? 16 : rows;
 }
 
+// A lane's codes of a tile of so many rows.
+template <int kBits>
+KIE_DEVICE UnitCodes<kBits> take_codes(const u8* from, int rows) {
+    if constexpr (kBits == kBitsF16)
+        return {{*(const Quad*)from, *(const Quad*)(from + rows * 32)}};
+    else if constexpr (kBits == kBitsF8)
+        return {*(const Quad*)from};
+    else
+        return {*(const u64*)from};
+}
+template <int kBits>
+KIE_DEVICE UnitHalves decode_unit(const UnitCodes<kBits>& codes) {
+    if constexpr (kBits == kBitsF8) {
+        return decode_f8(codes.v);
+    } else {
+        UnitHalves h;
+        KIE_UNROLL for (int row = 0; row < 2; ++row) {
+            u32 halves[4];
+            const u32 word = (u32)(codes.v >> 32 * row);
+            if constexpr (kBits == kBitsI4)
+                unpack_i4(word, halves);
+            else
+                unpack_e2m1(word, halves);
+            KIE_UNROLL for (int j = 0; j < 4; ++j) h.v[2 * j + row] = halves[j];
+        }
+        return h;
+    }
+}
+// The scales of rows 2g and 2g + 1: floats of any two places, or as they are stored, side by side.
+template <bool kPerRow>
+struct ScalePair {
+    float v[2];
+};
+template <>
+struct ScalePair<true> {
+    u32 v;
+};
+template <class S>
+KIE_DEVICE float scale_of(const ScalePair<S::per_row>& scale, int row) {
+    if constexpr (S::bits == kBitsI4)
+        return number(row == 0 ? scale.v << 16 : scale.v & 0xffff0000);
+    else if constexpr (S::bits == kBitsE2m1)
+        return number((row == 0 ? scale.v & 0xff : scale.v >> 8) << 23);
+    else
+        return scale.v[row];
+}
+
 // One stage of a warp's tiles, in registers, as the bits that are stored; its slot of the ring is
 // free again. The first ones are taken before the vector has arrived, later ones while the products
 // of those before are running.
 template <class S>
 struct WeightFragment {
-    Quad bits[S::chunk][S::tiles][S::quads];
-    float scale[S::scaled ? S::spans : 1][S::tiles][2];  // of rows 2g and 2g + 1
+    UnitCodes<S::bits> codes[S::chunk][S::tiles];
+    ScalePair<S::per_row> scale[S::scaled ? S::spans : 1][S::tiles];
 };
 
 // Where a warp's tiles stand in a stage, worked out once a product.
@@ -25,7 +72,9 @@ template <class S>
 struct Place {
     int lane, row_warp;
     u32 at;
-    u32 scale_at[S::scaled ? S::tiles : 1];  // bytes behind the codes, 16 bits a row
+    // Bytes behind the codes: of each tile's row pair where each row has its own, else 16 bits a
+    // row.
+    u32 scale_at[S::scaled ? S::tiles : 1];
 };
 // `first`: of the passes of one matrix, the row at which this one begins.
 template <class S>
@@ -35,13 +84,18 @@ KIE_DEVICE Place<S> place_of(const Ring& ring, int first = 0) {
     const int k_warp = S::k_warps == 1 ? 0 : warp / S::row_warps;
     Place<S> p = {my, row_warp,
                   (u32)(k_warp * (S::chunk * S::unit_bytes) +
-                        row_warp * S::tiles * (16 * S::row_bytes) + my * 16)};
+                        row_warp * S::tiles * (16 * S::row_bytes) + my * S::lane_bytes)};
     if constexpr (S::scaled) {
         KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
             const int row = (row_warp * S::tiles + i) * 16 + my / 4 * 2;
-            const u8* index = ring.scale_index + S::index_at + first + (row < S::rows ? row : 0);
+            const int own = row < S::rows ? row : 0;
             const u32 base = k_warp * S::spans * S::scale_rows;
-            p.scale_at[i] = (base + index[0]) * 4 | (base + index[1]) * 4 << 16;
+            if constexpr (S::per_row) {
+                p.scale_at[i] = (base + own) * S::scale_bytes;
+            } else {
+                const u8* index = ring.scale_index + S::index_at + first + own;
+                p.scale_at[i] = (base + index[0]) * 4 | (base + index[1]) * 4 << 16;
+            }
         }
     }
     return p;
@@ -53,19 +107,23 @@ KIE_DEVICE void take_fragment(Ring& ring, WeightFragment<S>& f, bool here, const
         KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
             const int rows = rows_of<S>(place.row_warp * S::tiles + i);
             const u8* p = stage + place.at + c * S::unit_bytes + i * (16 * S::row_bytes);
-            KIE_UNROLL for (int q = 0; q < S::quads; ++q) {
-                f.bits[c][i][q] = {{0, 0, 0, 0}};
-                if (place.lane < 2 * rows) f.bits[c][i][q] = *(const Quad*)(p + q * (rows * 32));
-            }
+            f.codes[c][i] = {};
+            if (place.lane < 2 * rows) f.codes[c][i] = take_codes<S::bits>(p, rows);
         }
     }
     if constexpr (S::scaled) {
         const u8* scales = stage + S::code_bytes;
         KIE_UNROLL for (int n = 0; n < S::spans; ++n) {
             KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
-                const u8* from = scales + n * (S::scale_rows * 4);
-                f.scale[n][i][0] = *(const float*)(from + (place.scale_at[i] & 0xffff));
-                f.scale[n][i][1] = *(const float*)(from + (place.scale_at[i] >> 16));
+                const u8* from = scales + n * (S::scale_rows * S::scale_bytes);
+                const u32 at = place.scale_at[i];
+                if constexpr (S::bits == kBitsI4)
+                    f.scale[n][i] = {*(const u32*)(from + at)};
+                else if constexpr (S::bits == kBitsE2m1)
+                    f.scale[n][i] = {*(const u16*)(from + at)};
+                else
+                    f.scale[n][i] = {{*(const float*)(from + (at & 0xffff)),
+                                      *(const float*)(from + (at >> 16))}};
             }
         }
     }
@@ -97,13 +155,13 @@ KIE_DEVICE Column<S> take_column(const u8* x) {
 }
 // d += weights of a tile and unit, without their scales, times x.
 template <class S>
-KIE_DEVICE void add_unit(float (&d)[4], const Quad (&bits)[S::quads], const Quad& x) {
+KIE_DEVICE void add_unit(float (&d)[4], const UnitCodes<S::bits>& codes, const Quad& x) {
     if constexpr (S::bits == kBitsF16) {
-        const Quad &l = bits[0], &h = bits[1];
+        const Quad &l = codes.v[0], &h = codes.v[1];
         mma(d, l.v[0], l.v[1], l.v[2], l.v[3], x.v[0], x.v[1]);
         mma(d, h.v[0], h.v[1], h.v[2], h.v[3], x.v[2], x.v[3]);
     } else {
-        const F8Halves a = decode_f8(bits[0]);
+        const UnitHalves a = decode_unit<S::bits>(codes);
         mma(d, a.v[0], a.v[1], a.v[2], a.v[3], x.v[0], x.v[1]);
         mma(d, a.v[4], a.v[5], a.v[6], a.v[7], x.v[2], x.v[3]);
     }
@@ -113,15 +171,17 @@ template <class S>
 KIE_DEVICE void add_fragment(Sums<S>& s, const WeightFragment<S>& f, const Column<S>& x) {
     if constexpr (!S::scaled) {
         KIE_UNROLL for (int c = 0; c < S::chunk; ++c) {
-            KIE_UNROLL for (int i = 0; i < S::tiles; ++i) add_unit<S>(s.v[i], f.bits[c][i], x.v[c]);
+            KIE_UNROLL for (int i = 0; i < S::tiles; ++i)
+                add_unit<S>(s.v[i], f.codes[c][i], x.v[c]);
         }
     } else {
         KIE_UNROLL for (int n = 0; n < S::spans; ++n) {
             KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
                 float d[4] = {0, 0, 0, 0};
                 KIE_UNROLL for (int c = n * S::span; c < (n + 1) * S::span; ++c)
-                    add_unit<S>(d, f.bits[c][i], x.v[c]);
-                KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] += f.scale[n][i][j / 2] * d[j];
+                    add_unit<S>(d, f.codes[c][i], x.v[c]);
+                KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] +=
+                    scale_of<S>(f.scale[n][i], j / 2) * d[j];
             }
         }
     }

@@ -15,7 +15,7 @@ constexpr u64 kPackNowhere = ~0ull;
 // each part is padded to `padded` numbers.
 struct PackJob {
     u64 from;    // where the first row's first number stands, or would; aligned as numbers
-    u64 scales;  // float32 factors, from those of the first row's blocks on
+    u64 scales;  // factors, from those of the first row's blocks on
     u64 places;  // a PackPlace a row
     u64 to;      // what places count from
     u32 rows, cols;
@@ -29,9 +29,12 @@ struct PackJob {
     u32 stride;  // numbers from row to row: of rows that are not there in full, fewer
     u32 codes;   // not 0: the stored bits, and scales behind a stage's
     u32 stage_bytes;
-    u32 span, scale_rows;  // units that share scales, and scales of such a run
+    u32 span, scale_rows;           // units that share scales, and scales of such a run
+    u32 scale_bytes, scale_format;  // of a scale of a stage; stored: PackFormat, or kPackE8m0
 };
-enum PackFormat : u32 { kPackF32, kPackF16, kPackBf16, kPackF8 };
+enum PackFormat : u32 { kPackF32, kPackF16, kPackBf16, kPackF8, kPackI8, kPackI4, kPackE2m1 };
+constexpr u32 kPackE8m0 = 4;
+enum PackCodes : u32 { kCodesNone, kCodesF8, kCodesI4, kCodesE2m1 };  // StoredBits
 
 struct PackArgs {
     const PackJob* jobs;
@@ -40,7 +43,7 @@ struct PackArgs {
     u32 blocks, threads;
     u32 padding;  // 0
 };
-static_assert(sizeof(PackPlace) == 16 && sizeof(PackJob) == 112 && sizeof(PackArgs) == 32,
+static_assert(sizeof(PackPlace) == 16 && sizeof(PackJob) == 120 && sizeof(PackArgs) == 32,
               "as mono/upload.rs has them");
 
 constexpr u32 kPackThreads = 1024;
@@ -59,7 +62,19 @@ KIE_DEVICE float pack_f8(u32 code) {
     unpack_half2((code & 0x7f) << 7 | (code & 0x80) << 8, low, high);
     return low * 256.0f;
 }
+// Two numbers a byte, the first in the low half.
+KIE_DEVICE u32 pack_nibble(const PackJob& job, u64 at) {
+    return ((const u8*)job.from)[at / 2] >> at % 2 * 4 & 15;
+}
+// 0, 0.5, 1, 1.5, 2, 3, 4, 6, the sign in front: as a half's bits 2^-14 of the value.
+KIE_DEVICE float pack_e2m1(u32 code) {
+    float low, high;
+    unpack_half2((code & 8) << 12 | (code & 7) << 9, low, high);
+    return low * 16384.0f;
+}
 KIE_DEVICE float pack_stored(const PackJob& job, u64 at) {
+    if (job.format == kPackI4) return (float)(int)pack_nibble(job, at) - 8.0f;
+    if (job.format == kPackE2m1) return pack_e2m1(pack_nibble(job, at));
     if (job.format == kPackF32) return pack_round(((const float*)job.from)[at]);
     if (job.format == kPackBf16) return number((u32)((const u16*)job.from)[at] << 16);
     if (job.format == kPackF8) return pack_f8(((const u8*)job.from)[at]);
@@ -67,10 +82,19 @@ KIE_DEVICE float pack_stored(const PackJob& job, u64 at) {
     unpack_half2(((const u16*)job.from)[at], low, high);
     return low;
 }
+KIE_DEVICE float pack_e8m0(u32 code) {
+    return code == 255 ? number(0x7fc00000) : number(code == 0 ? 1 << 22 : code << 23);
+}
 KIE_DEVICE float pack_scale_of(const PackJob& job, u32 row, u32 column) {
     const u32 grid = (job.cols + job.block_cols - 1) / job.block_cols;
     const u32 down = (job.first + row) / job.block_rows - job.first / job.block_rows;
-    return ((const float*)job.scales)[(u64)down * grid + column / job.block_cols];
+    const u64 at = (u64)down * grid + column / job.block_cols;
+    if (job.scale_format == kPackE8m0) return pack_e8m0(((const u8*)job.scales)[at]);
+    if (job.scale_format == kPackBf16) return number((u32)((const u16*)job.scales)[at] << 16);
+    if (job.scale_format == kPackF32) return ((const float*)job.scales)[at];
+    float low, high;
+    unpack_half2(((const u16*)job.scales)[at], low, high);
+    return low;
 }
 // The number at a column, 0 behind the last one.
 KIE_DEVICE float pack_number(const PackJob& job, u32 row, u32 column) {
@@ -92,6 +116,7 @@ KIE_DEVICE u64 pack_offset(const PackJob& job, u32 half, u32 column) {
     const PackUnit u = pack_unit(job, column);
     const u64 at =
         (u64)u.stage * job.stage_bytes + (u.warp * job.chunk + u.in_chunk) * job.unit_bytes;
+    if (job.codes > kCodesF8) return at + column / 8 % 4 * 8;
     if (job.codes) return at + column / 8 % 4 * 16 + column / 2 % 4 * 4;
     return at + (column / 4 % 2) * half + column / 8 % 4 * 16 + column / 2 % 2 * 8;
 }
@@ -110,8 +135,37 @@ KIE_DEVICE void pack_scale(const PackJob& job, const PackPlace& place, u32 row, 
     for (u32 i = 0; i < 32 * job.span && from >= job.cols; i += 2)
         from = pack_column(job, column + i);
     const u64 at = (u64)u.stage * job.stage_bytes + place.scale +
-                   (u.warp * (job.chunk / job.span) + u.in_chunk / job.span) * job.scale_rows * 4;
-    *(float*)(job.to + place.at + at) = from < job.cols ? pack_scale_of(job, row, from) : 0;
+                   (u.warp * (job.chunk / job.span) + u.in_chunk / job.span) * job.scale_rows *
+                       job.scale_bytes;
+    const float scale = from < job.cols ? pack_scale_of(job, row, from) : 0;
+    const u64 to = job.to + place.at + at;
+    if (job.codes == kCodesI4) {
+        *(u16*)to = (u16)(bits(scale) >> 16);
+    } else if (job.codes == kCodesE2m1) {
+        // Codes are halves of 2^-14 of their value. Where that is beyond the scales there are, all
+        // of the group are 0: no number is beyond float16.
+        const u32 exponent = bits(scale) >> 23;
+        *(u8*)to = (u8)(scale == 0 ? 0 : exponent > 240 ? 254 : exponent + 14);
+    } else {
+        *(float*)to = scale;
+    }
+}
+// Eight columns of a row as a word of 4-bit codes, in the order of their decoder.
+KIE_DEVICE u32 pack_word(const PackJob& job, u32 row, u32 column) {
+    u32 word = 0;
+    KIE_UNROLL for (u32 i = 0; i < 8; ++i) {
+        const u32 from = pack_column(job, column + i), pair = i / 2, half = i % 2 * 16;
+        if (from >= job.cols) continue;
+        const u32 code = pack_nibble(job, (u64)row * job.stride + from);
+        if (job.codes == kCodesI4) {
+            word |= (code ^ 8) << (4 * pair + half);
+        } else {
+            const u32 sign = pair == 0 ? 15 : pair == 1 ? 12 : pair == 2 ? 14 : 13;
+            const u32 rest = pair == 0 ? 9 : pair == 1 ? 6 : pair == 2 ? 3 : 0;
+            word |= (code >> 3) << (sign + half) | (code & 7) << (rest + half);
+        }
+    }
+    return word;
 }
 KIE_DEVICE void pack_row(const PackJob& job, u32 row, u32 threads, u64* beyond) {
     const PackPlace place = ((const PackPlace*)job.places)[row];
@@ -123,7 +177,9 @@ KIE_DEVICE void pack_row(const PackJob& job, u32 row, u32 threads, u64* beyond) 
         const float a = pack_number(job, row, from), b = pack_number(job, row, next);
         far |= max_f(a, -a) > kHalfMax || max_f(b, -b) > kHalfMax;
         const u64 to = job.to + place.at + pack_offset(job, place.half, column);
-        if (job.codes)
+        if (job.codes > kCodesF8) {
+            if (column % 8 == 0) *(u32*)to = pack_word(job, row, column);
+        } else if (job.codes)
             *(u16*)to = (u16)(pack_code(job, row, from) | pack_code(job, row, next) << 8);
         else
             *(u32*)to = pack_half2(a, b);

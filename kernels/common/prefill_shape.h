@@ -204,16 +204,20 @@ KIE_CONST_FN int frags_of(int product) {
            : product == kToGateUp ? kDense ? over(2 * kFfn, 16) : frags_of<TilingGu, 2 * kFfn>()
                                   : kFrags;
 }
-KIE_CONST_FN bool is_coded(int product) {  // its stages hold codes, not halves
-    return product == kToQkv      ? TilingQkv::scaled
-           : product == kToO      ? TilingO::scaled
-           : product == kToGateUp ? TilingGu::scaled
-                                  : TilingDown::scaled;
+KIE_CONST_FN int bits_of(int product) {  // StoredBits of its stages
+    return product == kToQkv      ? TilingQkv::bits
+           : product == kToO      ? TilingO::bits
+           : product == kToGateUp ? TilingGu::bits
+                                  : TilingDown::bits;
 }
-constexpr bool kAnyCoded =
-    TilingQkv::scaled || TilingO::scaled || TilingGu::scaled || TilingDown::scaled;
-constexpr bool kAllCoded =
-    TilingQkv::scaled && TilingO::scaled && TilingGu::scaled && TilingDown::scaled;
+KIE_CONST_FN bool any_has(int bits) {
+    return bits_of(kToQkv) == bits || bits_of(kToO) == bits || bits_of(kToGateUp) == bits ||
+           bits_of(kToDown) == bits;
+}
+KIE_CONST_FN bool all_have(int bits) {
+    return bits_of(kToQkv) == bits && bits_of(kToO) == bits && bits_of(kToGateUp) == bits &&
+           bits_of(kToDown) == bits;
+}
 KIE_CONST_FN int pairs_of(int product) {  // of 32 columns
     return (product == kToO ? kAttn : product == kToDown ? kFfn : kHidden) / 32;
 }

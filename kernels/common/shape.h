@@ -16,12 +16,11 @@ KIE_CONST_FN int min_i(int a, int b) { return a < b ? a : b; }
 // How the warps of a block share `rows` rows of `k` columns (a Tiling). A warp takes `tiles` tiles
 // of 16 rows over a contiguous range of columns; the stream brings one stage after another, each
 // with `chunk` units (32 columns of all rows) for every warp. A stage holds, for each k-warp, for
-// each unit, for each row tile: 16 bytes a lane, once (codes, which are decoded in registers: ops/)
-// or twice (halves: two 16 x 16 tiles of 32 bytes a row). Rows missing from the last tile take no
-// bytes. Behind the codes stand each k-warp's scales: runs of `span` units share one, and a block
-// has `scale_rows` of them for its rows; a byte a row, from `index_at` on, says which. A thread
-// ends up with `items` results, each a (row pair, column).
-enum StoredBits { kBitsF16, kBitsF8 };
+// each unit, for each row tile: 16 or 8 bytes a lane (codes, which are decoded in registers: ops/),
+// or twice 16 (halves: two 16 x 16 tiles of 32 bytes a row). Rows missing from the last tile take
+// no bytes. Behind the codes stand each k-warp's scales: runs of `span` units share one, and a
+// block has `scale_rows` of them for its rows: one a row (`per_row`), or a byte a row, from
+// `index_at` on, says which. A thread ends up with `items` results, each a (row pair, column).
 
 // Where word `n` stands of a vector whose operands are taken from the words: see columns.h.
 KIE_CONST_FN int direct_word(int n) { return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2; }

@@ -234,6 +234,12 @@ KIE_DEVICE void unpack_half2(u32 h, float& a, float& b) {
         : "=f"(a), "=f"(b)
         : "r"(h));
 }
+#define KIE_FMA_HALF2
+KIE_DEVICE u32 fma_half2(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
 // Four e4m3 codes: the lower two as halves, then the upper two. Where there is no instruction for
 // it, ops/decode_fp8.h has it of others.
 #if __CUDA_ARCH__ >= 890

@@ -4,10 +4,6 @@
 // half row 2g + 1's.
 #pragma once
 
-// Two products' operands of a matrix unit: columns 8t to 8t + 3, then the four behind them.
-struct F8Halves {
-    u32 v[8];
-};
 #ifndef KIE_UNPACK_F8
 // Four codes: the lower two as halves, then the upper two. Shifted into a half, a code's value is
 // 2^-8 of what it should be.
@@ -22,8 +18,8 @@ KIE_DEVICE void unpack_f8(u32 codes, u32& low, u32& high) {
     low = unpack_two_f8(codes & 0xffff), high = unpack_two_f8(codes >> 16);
 }
 #endif
-KIE_DEVICE F8Halves decode_f8(const Quad& codes) {
-    F8Halves h;
+KIE_DEVICE UnitHalves decode_f8(const Quad& codes) {
+    UnitHalves h;
     KIE_UNROLL for (int w = 0; w < 4; ++w) unpack_f8(codes.v[w], h.v[2 * w], h.v[2 * w + 1]);
     return h;
 }

@@ -35,7 +35,7 @@ use self::machine::{Machine, Platform};
 use self::meter::{Meter, Probe};
 use self::prefill::Plan;
 use self::runner::Runner;
-use crate::abi::{Codes, Dtype, Encoding, PageGroup, PAGE};
+use crate::abi::{Codes, Encoding, PageGroup, PAGE};
 use crate::device::{
     Buffer, Device, DeviceInfo, ExactReuse, Holding, HostBytes, Options, Running, Stop,
 };
@@ -150,16 +150,11 @@ impl Device for Mono {
     }
 
     fn carries(&self, encoding: &Encoding) -> bool {
-        let plain = !encoding.has_scales() || encoding.scale == Dtype::F32 && !encoding.zeros;
         match encoding.codes {
-            Codes::F32 | Codes::F16 | Codes::Bf16 | Codes::E4m3 => plain,
-            Codes::I8
-            | Codes::I4
-            | Codes::E2m1
-            | Codes::Q8x0
-            | Codes::Q4x0
-            | Codes::Q4k
-            | Codes::Q6k => false,
+            Codes::F32 | Codes::F16 | Codes::Bf16 | Codes::E4m3 | Codes::I4 | Codes::E2m1 => {
+                !encoding.zeros
+            }
+            Codes::I8 | Codes::Q8x0 | Codes::Q4x0 | Codes::Q4k | Codes::Q6k => false,
         }
     }
 

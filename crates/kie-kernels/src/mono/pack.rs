@@ -60,16 +60,21 @@ impl Place {
         Self { at, half, scale: 0 }
     }
 
+    /// Of codes, with the block's scale `scale`.
+    const fn coded(split: &Tiling, at: u32, scale: u32) -> Self {
+        let scale = split.code_bytes() + scale * split.encoding.scale_bytes() - at;
+        Self { at: at as u64, half: 0, scale }
+    }
+
     /// Row `row` of a block's rows of one matrix, which has the block's scale `scale`.
     fn in_units(split: &Tiling, row: u32, scale: u32) -> Self {
         let here = (split.rows - row / 16 * 16).min(16);
-        let tile = row / 16 * (16 * split.encoding.row_bytes()) + row % 16 / 2 * 64;
+        let pairs = row % 16 / 2 * (4 * split.encoding.lane_bytes());
+        let tile = row / 16 * (16 * split.encoding.row_bytes()) + pairs;
         match split.encoding.bits {
             StoredBits::F16 => Self::new(u64::from(tile + row % 2 * 4), here / 2 * 64),
-            StoredBits::F8 => {
-                let at = tile + row % 2 * 2;
-                Self { at: u64::from(at), half: 0, scale: split.code_bytes() + 4 * scale - at }
-            }
+            StoredBits::F8 => Self::coded(split, tile + row % 2 * 2, scale),
+            StoredBits::I4 | StoredBits::E2m1 => Self::coded(split, tile + row % 2 * 4, row),
         }
     }
 }
@@ -191,7 +196,7 @@ impl Packing {
 
     /// Says which of a stage's scales a row has, where its index byte stands.
     fn tell_scale(&mut self, tiling: &Tiling, at: u32, scale: u32) {
-        if tiling.encoding.scaled() {
+        if tiling.index_bytes() > 0 {
             self.scale_index[at as usize] = scale as u8;
         }
     }
@@ -403,8 +408,8 @@ impl Weights<'_> {
 
     /// Rows that share a scale of a matrix of the layers, or of the head.
     fn block_rows(&self, at: usize) -> u32 {
-        let block = self.model.scale_blocks[at].as_ref().and_then(|b| b.as_ref().ok());
-        block.map_or(u32::MAX, |block| block[0])
+        let coded = self.model.coded[at].as_ref().and_then(|coded| coded.as_ref().ok());
+        coded.map_or(u32::MAX, |coded| coded.group[0])
     }
 
     /// The head's part of all lines.

@@ -1,8 +1,9 @@
 //! Models whose kernels every platform's compiler is tried on: the sizes of real checkpoints, for a
 //! real machine.
 
-use super::lower::model::{Class, Layer, Model, Norm};
+use super::lower::model::{Class, Coded, Layer, Model, Norm};
 use super::lower::partition::{Kind, Partition};
+use super::lower::tiling::StoredBits;
 use super::machine::{MachineInfo, Platform, Source};
 use super::meter::Mode;
 use super::prefill::Plan;
@@ -11,10 +12,16 @@ use crate::abi::{HeadMode, NONE};
 
 /// `2b`: eight lanes of a laneformer; `lane`: one of them; `1b`, `8b`: dense models.
 pub fn model(name: &str) -> Model {
-    if let Some(name) = name.strip_suffix("-fp8") {
-        let scaled = Some(Ok([128, 128]));
-        let scale_blocks = [scaled.clone(), scaled.clone(), scaled.clone(), scaled, None];
-        return Model { scale_blocks, ..model(name) };
+    let encodings = [
+        ("-fp8", StoredBits::F8, [128, 128]),
+        ("-int4", StoredBits::I4, [1, 32]),
+        ("-mxfp4", StoredBits::E2m1, [1, 32]),
+    ];
+    for (suffix, bits, group) in encodings {
+        if let Some(name) = name.strip_suffix(suffix) {
+            let coded = |at| (at < 4).then_some(Ok(Coded { bits, group }));
+            return Model { coded: [0, 1, 2, 3, 4].map(coded), ..model(name) };
+        }
     }
     let dense = name == "1b" || name == "8b";
     let of = |lane, small, large| match name {
@@ -49,7 +56,7 @@ pub fn model(name: &str) -> Model {
         pools: 2,
         classes: vec![class],
         layer: vec![layer; of(15, 16, 32) as usize],
-        scale_blocks: Default::default(),
+        coded: Default::default(),
         embed: 0,
         head: 0,
         final_norm: norm,

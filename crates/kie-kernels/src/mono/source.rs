@@ -21,7 +21,10 @@ pub const COMMON: &[(&str, &str)] = &[
     kernel!("common/shape.h"),
     kernel!("common/exchange.h"),
     kernel!("common/ring.h"),
+    UNIT,
     DECODE_FP8,
+    DECODE_INT4,
+    DECODE_MXFP4,
     kernel!("common/matvec.h"),
     kernel!("common/attention.h"),
     kernel!("common/block.h"),
@@ -35,15 +38,18 @@ pub const COMMON: &[(&str, &str)] = &[
     kernel!("common/decode.h"),
 ];
 
+const UNIT: (&str, &str) = kernel!("common/ops/unit.h");
 const DECODE_FP8: (&str, &str) = kernel!("common/ops/decode_fp8.h");
+const DECODE_INT4: (&str, &str) = kernel!("common/ops/decode_int4.h");
+const DECODE_MXFP4: (&str, &str) = kernel!("common/ops/decode_mxfp4.h");
 /// Decoders of stored bits, which need the platform only.
 #[cfg(test)]
-pub const DECODERS: &[(&str, &str)] = &[DECODE_FP8];
+pub const DECODERS: &[(&str, &str)] = &[UNIT, DECODE_FP8, DECODE_INT4, DECODE_MXFP4];
 const TELL: (&str, &str) = kernel!("common/tell.h");
 const ECHO: (&str, &str) = kernel!("common/echo.h");
 
 /// Of [`COMMON`], what the prefill kernel stands on: up to the pages' layout.
-const UNDER_PREFILL: usize = 7;
+const UNDER_PREFILL: usize = 10;
 
 /// The prefill kernel, behind those.
 pub const PREFILL: &[(&str, &str)] = &[

@@ -53,11 +53,13 @@ struct Job {
     stage_bytes: u32,
     span: u32,
     scale_rows: u32,
+    scale_bytes: u32,
+    scale_format: u32,
 }
 
-// SAFETY: four u64s, twenty u32s.
+// SAFETY: four u64s, twenty-two u32s.
 unsafe impl Wire for Job {}
-const _: () = assert!(size_of::<Job>() == 112);
+const _: () = assert!(size_of::<Job>() == 120);
 
 /// The launch's one parameter (pack.h's `PackArgs`).
 #[derive(Debug, Clone, Copy)]
@@ -191,11 +193,13 @@ fn scratch_bytes(weights: &Weights<'_>, packing: &Packing, most: usize) -> usize
 
 /// Columns of a stored matrix of which something is made: a rank's own, of a matrix that it has a
 /// slice of.
-fn columns_of(targets: &[Target], cols: usize) -> Range<usize> {
+fn columns_of(targets: &[Target], stored: &Stored<'_>) -> Range<usize> {
+    let (cols, piece) = (stored.cols, stored.codes.row().numbers as usize);
     let end = |p: &Parts| (p.skip + p.count * p.real) as usize;
     let first = targets.iter().map(|t| t.parts.skip as usize).min().unwrap_or(0);
     let last = targets.iter().map(|t| end(&t.parts)).max().unwrap_or(0);
-    first.min(cols)..last.min(cols)
+    // Whole pieces of codes.
+    first.min(cols) / piece * piece..last.min(cols).next_multiple_of(piece)
 }
 
 /// Waits for a kernel's end.
@@ -222,14 +226,15 @@ impl<'a> Upload<'a> {
         let rows = stored.rows as u32;
         let first = all.clone().map(|t| t.first).min().unwrap_or(0).min(rows);
         let end = all.map(|t| t.end()).max().unwrap_or(0).min(rows);
-        let columns = columns_of(targets, stored.cols);
-        let (unit, width) = (stored.codes.bytes_of(1), columns.len());
+        let columns = columns_of(targets, &stored);
+        let width = columns.len();
+        let row_bytes = stored.codes.bytes_of(width);
         let mut at = first;
         while at < end {
             let fit = self.rows_that_fit(tensor, width, targets.len());
             if fit == 0 && self.halves[self.turn].jobs.is_empty() {
-                let bytes = width * unit;
-                return Err(Error::Failed(format!("a row of {bytes} bytes is too long to load")));
+                let why = format!("a row of {row_bytes} bytes is too long to load");
+                return Err(Error::Failed(why));
             }
             if fit == 0 {
                 self.flush()?;
@@ -244,13 +249,15 @@ impl<'a> Upload<'a> {
                 if rows == 0 {
                     continue;
                 }
-                let skipped = u64::from(begin - at) * (width * unit) as u64;
-                let grid = 4 * u64::from(tensor.scale_grid()[1]);
+                let skipped = u64::from(begin - at) * row_bytes as u64;
+                let each = tensor.encoding.scale.bytes() as u64;
+                let grid = each * u64::from(tensor.scale_grid()[1]);
+                let before = stored.codes.bytes_of(columns.start) as u64;
                 let blocks =
                     |row: u32| u64::from(row.checked_div(tensor.encoding.group[0]).unwrap_or(0));
                 let job = Job {
                     // Where the row's first number would stand.
-                    from: (from + skipped).wrapping_sub((columns.start * unit) as u64),
+                    from: (from + skipped).wrapping_sub(before),
                     scales: scales + (blocks(begin) - blocks(at)) * grid,
                     places: tables[target.table] + u64::from(begin - table.first) * 16,
                     first: begin,
@@ -274,10 +281,10 @@ impl<'a> Upload<'a> {
         }
         let scales = match tensor.scale_grid() {
             [0, _] => 0,
-            [rows, cols] => 4 * rows as usize * cols as usize + ALIGN,
+            [rows, cols] => rows as usize * cols as usize * tensor.encoding.scale.bytes() + ALIGN,
         };
         let room = half.memory.bytes.saturating_sub(half.used + ALIGN + scales);
-        (room / (width * tensor.encoding.codes.bytes_of(1)).max(1)) as u32
+        (room / tensor.encoding.codes.bytes_of(width).max(1)) as u32
     }
 
     /// Gives columns of rows (and the rows' scales) room in the scratch: where they will be.
@@ -293,15 +300,16 @@ impl<'a> Upload<'a> {
             half.memory.address + at as u64
         };
         let (first, end) = (rows.start as usize, rows.end as usize);
-        let (unit, row_bytes) = (stored.codes.bytes_of(1), stored.row_bytes());
+        let row_bytes = stored.row_bytes();
+        let of = |numbers| stored.codes.bytes_of(numbers);
         let bytes = &stored.data[first * row_bytes..end * row_bytes];
         let from = if columns.len() == stored.cols {
             put(bytes, bytes.len(), 0, bytes.len())
         } else {
-            put(bytes, row_bytes, columns.start * unit, columns.len() * unit)
+            put(bytes, row_bytes, of(columns.start), of(columns.len()))
         };
         let scales = stored.scales.map_or(0, |s| {
-            let grid = 4 * stored.cols.div_ceil(s.block_cols);
+            let grid = s.dtype.bytes() * stored.cols.div_ceil(s.block_cols);
             let bytes = &s.data[first / s.block_rows * grid..end.div_ceil(s.block_rows) * grid];
             put(bytes, bytes.len(), 0, bytes.len())
         });
@@ -380,9 +388,8 @@ impl Job {
         let split = target.split;
         let [unit_bytes, k_warps, pairs, chunk] = split
             .map_or([0, 1, 1, 1], |s| [s.unit_bytes(), s.k_warps, s.stages * s.chunk, s.chunk]);
-        let [codes, stage_bytes, span, scale_rows] = split.map_or([0, 0, 1, 0], |s| {
-            [s.encoding.bits as u32, s.stage_bytes, s.span, s.encoding.scale_rows]
-        });
+        let e = split.map(|s| s.encoding).unwrap_or_default();
+        let [stage_bytes, span] = split.map_or([0, 1], |s| [s.stage_bytes, s.span]);
         Self {
             from: 0,
             scales: 0,
@@ -404,10 +411,12 @@ impl Job {
             chunk,
             tag: 0,
             stride: tensor.cols,
-            codes,
+            codes: e.bits as u32,
             stage_bytes,
             span,
-            scale_rows,
+            scale_rows: e.scale_rows,
+            scale_bytes: e.scale_bytes(),
+            scale_format: tensor.encoding.scale as u32,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 
-use super::super::lower::model::{Class, Layer, Model, Norm};
+use super::super::lower::model::{Class, Coded, Layer, Model, Norm};
 use super::super::lower::partition::{Matrix, Partition};
 use super::super::lower::tiling::{StoredBits, Tiling};
 use super::super::pack::{To, Weights};
@@ -78,7 +78,8 @@ impl Case {
             let c = &m.classes[layer.class];
             let [attn, kv] = c.heads_all.map(|heads| heads * c.head_dim);
             // A slice of the last rank may be shorter.
-            let ffn = if m.sliced { c.ffn * all - 1 } else { c.ffn };
+            let piece = self.codes.row().numbers;
+            let ffn = if m.sliced { c.ffn * all - piece } else { c.ffn };
             let layer = Layer {
                 class: layer.class,
                 qkv: [attn, kv, kv].map(|rows| self.matrix(lanes, rows, m.hidden)),
@@ -128,10 +129,15 @@ impl Case {
 
     /// A tensor of random numbers at an odd offset.
     fn matrix(&mut self, lanes: u32, rows: u32, cols: u32) -> u32 {
-        let group = if self.codes == Codes::E4m3 { self.group } else { [0, 0] };
+        let (group, scale) = match self.codes {
+            Codes::E4m3 => (self.group, Dtype::F32),
+            Codes::I4 => (self.group, Dtype::Bf16),
+            Codes::E2m1 => (self.group, Dtype::F8E8m0),
+            _ => ([0, 0], Dtype::F32),
+        };
         let mut tensor = Tensor {
             buffer: 0,
-            encoding: Encoding::scaled(self.codes, group, Dtype::F32),
+            encoding: Encoding::scaled(self.codes, group, scale),
             layout: Layout::RowMajor,
             lanes,
             rows,
@@ -141,7 +147,7 @@ impl Case {
             scale_offset: 0,
             zero_offset: 0,
         };
-        for _ in 0..lanes * rows * cols {
+        for _ in 0..lanes * rows * cols / self.codes.row().numbers {
             let drawn = self.next();
             let value = (drawn as f32 / (1 << 23) as f32 - 1.0) / 7.0;
             match self.codes {
@@ -150,20 +156,23 @@ impl Case {
                 Codes::Bf16 => self.bytes.extend(bf16::from_f32(value).to_le_bytes()),
                 // Subnormal numbers and both signs, but no NaN.
                 Codes::E4m3 => self.bytes.push((drawn % 0x7f) as u8 | (drawn >> 8) as u8 & 0x80),
-                Codes::I8
-                | Codes::I4
-                | Codes::E2m1
-                | Codes::Q8x0
-                | Codes::Q4x0
-                | Codes::Q4k
-                | Codes::Q6k => unreachable!("a GPU does not carry {}", self.codes.name()),
+                // Two numbers.
+                Codes::I4 | Codes::E2m1 => self.bytes.push(drawn as u8),
+                Codes::I8 | Codes::Q8x0 | Codes::Q4x0 | Codes::Q4k | Codes::Q6k => {
+                    unreachable!("a GPU does not carry {}", self.codes.name())
+                }
             }
         }
         tensor.scale_offset = self.bytes.len() as u64;
         let [down, across] = tensor.scale_grid();
         for _ in 0..lanes * down * across {
-            let scale = 0.1 + (self.next() % 100) as f32 / 1000.0;
-            self.bytes.extend(scale.to_le_bytes());
+            let drawn = self.next() % 100;
+            let value = 0.1 + drawn as f32 / 1000.0;
+            match scale {
+                Dtype::Bf16 => self.bytes.extend(bf16::from_f32(value).to_le_bytes()),
+                Dtype::F8E8m0 => self.bytes.push(115 + (drawn % 20) as u8),
+                _ => self.bytes.extend(value.to_le_bytes()),
+            }
         }
         self.program.tensors.push(tensor);
         self.program.tensors.len() as u32 - 1
@@ -181,8 +190,9 @@ impl Case {
         }
         let [down, across] = t.scale_grid();
         let (row, col) = (row / t.encoding.group[0], col / t.encoding.group[1]);
-        let at = t.scale_offset as usize + 4 * ((lane * down + row) * across + col) as usize;
-        value * number_to_f32(Dtype::F32, &self.bytes[at..at + 4])
+        let (kind, each) = (t.encoding.scale, t.encoding.scale.bytes());
+        let at = t.scale_offset as usize + each * ((lane * down + row) * across + col) as usize;
+        value * number_to_f32(kind, &self.bytes[at..at + each])
     }
 
     fn grid(&self, tensor: u32, lane: u32) -> Grid {
@@ -366,7 +376,7 @@ impl Case {
                     write(&piece.grid, &piece.split, piece.first, &mut wanted);
                     got.iter().zip(&wanted).position(|(a, b)| a != b)
                 }
-                StoredBits::F8 => {
+                StoredBits::F8 | StoredBits::I4 | StoredBits::E2m1 => {
                     let index = &index[piece.index as usize..];
                     let wanted = piece.split.rows * piece.split.k;
                     (0..wanted).position(|n| {
@@ -405,15 +415,40 @@ fn decoded(stages: &[u8], split: &Tiling, index: &[u8], row: u32, col: u32) -> f
     let pairs = split.k / 32 / split.k_warps;
     let (warp, unit) = (col / 32 / pairs, col / 32 % pairs);
     let (stage, unit) = (unit / split.chunk * split.stage_bytes, unit % split.chunk);
-    let tile = (warp * split.chunk + unit) * split.rows * 32 + row / 16 * 512;
+    let e = &split.encoding;
+    let unit_at = (warp * split.chunk + unit) * split.unit_bytes();
+    let tile = unit_at + row / 16 * 16 * e.row_bytes();
     // Lane 4 g + t has rows 2 g and 2 g + 1, columns 8 t to 8 t + 7, four codes a word.
     let lane = row % 16 / 2 * 4 + col % 32 / 8;
-    let code = stage + tile + lane * 16 + col % 8 / 2 * 4 + row % 2 * 2 + col % 2;
+    let at = (stage + tile + lane * e.lane_bytes()) as usize;
     let run = warp * (split.chunk / split.span) + unit / split.span;
-    let scale = run * split.encoding.scale_rows + u32::from(index[row as usize]);
-    let scale = (stage + split.k_warps * split.chunk * split.rows * 32 + scale * 4) as usize;
-    let scale = number_to_f32(Dtype::F32, &stages[scale..scale + 4]);
-    code_to_f32(Codes::E4m3, &stages[code as usize..], 0) * scale
+    let own = if e.bits.per_row() { row } else { u32::from(index[row as usize]) };
+    let scale = (run * e.scale_rows + own) * e.scale_bytes();
+    let scale = &stages[(stage + split.code_bytes() + scale) as usize..];
+    let (pair, odd) = (col % 8 / 2, col % 2);
+    // Of 4 bits a word is eight columns of a row.
+    let word = || {
+        let at = at + (row % 2 * 4) as usize;
+        u32::from_le_bytes(stages[at..at + 4].try_into().unwrap()) >> (16 * odd)
+    };
+    match e.bits {
+        StoredBits::F16 => unreachable!("halves have no scales"),
+        StoredBits::F8 => {
+            let code = at + (pair * 4 + row % 2 * 2 + odd) as usize;
+            code_to_f32(Codes::E4m3, &stages[code..], 0) * number_to_f32(Dtype::F32, &scale[..4])
+        }
+        StoredBits::I4 => {
+            let code = (word() >> (4 * pair) & 15) as u8 ^ 8;
+            code_to_f32(Codes::I4, &[code], 0) * number_to_f32(Dtype::Bf16, &scale[..2])
+        }
+        StoredBits::E2m1 => {
+            let [sign, rest] = [[15, 9], [12, 6], [14, 3], [13, 0]][pair as usize];
+            let code = (word() >> sign & 1) << 3 | word() >> rest & 7;
+            // Padding has neither code nor scale.
+            let scale = scale[0].saturating_sub(14);
+            code_to_f32(Codes::E2m1, &[code as u8], 0) * number_to_f32(Dtype::F8E8m0, &[scale])
+        }
+    }
 }
 
 /// A block's rows of a matrix in the order of decode.h's stages.
@@ -468,7 +503,7 @@ const ROOM: usize = 64 << 20;
 #[test]
 fn dense_models_of_every_format() {
     let sim = Sim::open("sim:blocks=8").unwrap();
-    for codes in [Codes::F32, Codes::F16, Codes::Bf16, Codes::E4m3] {
+    for codes in [Codes::F32, Codes::F16, Codes::Bf16, Codes::E4m3, Codes::I4, Codes::E2m1] {
         for interleaved in [false, true] {
             let case = Case::new(Model { interleaved, ..small() }, codes, 0);
             case.check(&sim, ROOM);
@@ -476,30 +511,39 @@ fn dense_models_of_every_format() {
     }
 }
 
-/// FP8 as it is stored: each number is found again, in lines that are about half as long. Where a
-/// unit would have two scales, the matrix becomes halves, and the plan says so.
+/// Codes as they are stored: each number is found again, in shorter lines. Where a unit
+/// would have two scales, the matrix becomes halves, and the plan says so.
 #[test]
 fn codes_land_where_they_are_decoded() {
     let class = |c: &mut Class| *c = Class { heads: 16, kv_heads: 8, head_dim: 8, ffn: 144, ..*c };
     let wide = Model { hidden: 136, ..shapes::with_class(small(), class) };
     // Rows and columns of a block; which matrices stay codes, head included.
-    for (block, coded) in [
-        ([128, 128], [true; 5]),
-        ([24, 64], [true; 5]),
-        ([1, 32], [true; 5]),
+    let (f8, i4, e2m1) = (StoredBits::F8, StoredBits::I4, StoredBits::E2m1);
+    for (bits, block, coded) in [
+        (f8, [128, 128], [true; 5]),
+        (f8, [24, 64], [true; 5]),
+        (f8, [1, 32], [true; 5]),
         // Heads have a unit each, whose scale is the same six times.
-        ([200, 48], [false, true, false, false, false]),
+        (f8, [200, 48], [false, true, false, false, false]),
+        (i4, [1, 32], [true; 5]),
+        (i4, [1, 128], [true; 5]),
+        (e2m1, [1, 32], [true; 5]),
     ] {
+        let codes = match bits {
+            StoredBits::F16 | StoredBits::F8 => Codes::E4m3,
+            StoredBits::I4 => Codes::I4,
+            StoredBits::E2m1 => Codes::E2m1,
+        };
         for (sim, rank) in [("sim:blocks=8", 0), ("sim:blocks=11,warp=64", 1)] {
             let sim = Sim::open(sim).unwrap();
             let sliced = Model { sliced: true, ranks: 2, vocab: 167, ..wide.clone() };
             let model = if rank == 0 { wide.clone() } else { sliced };
-            let mut case = Case { group: block, ..Case::empty(model, Codes::E4m3, rank) };
+            let mut case = Case { group: block, ..Case::empty(model, codes, rank) };
             case.fill();
-            case.model.scale_blocks = [0; 5].map(|_| Some(Ok(block)));
+            case.model.coded = [0; 5].map(|_| Some(Ok(Coded { bits, group: block })));
             let partition = Partition::new(&case.model, &sim.info().unwrap(), 64).unwrap();
             let all = partition.classes[0].tilings.iter().chain([&partition.head]);
-            let seen: Vec<_> = all.map(|s| s.encoding.bits == StoredBits::F8).collect();
+            let seen: Vec<_> = all.map(|s| s.encoding.bits == bits).collect();
             let halves = seen.iter().filter(|coded| !**coded).count();
             assert_eq!(partition.as_halves.len(), halves, "{partition}");
             // A slice of 72 columns begins in the middle of a unit.

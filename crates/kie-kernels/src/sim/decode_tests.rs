@@ -7,9 +7,10 @@
 
 use super::tests::{fetch, land, run_with};
 use super::*;
-use crate::mono::lower::model::{Class, Model};
+use crate::mono::lower::model::{Class, Coded, Model};
 use crate::mono::lower::partition::{Kind, Partition};
 use crate::mono::lower::segments;
+use crate::mono::lower::tiling::StoredBits;
 use crate::mono::lower::tuning::Tuning;
 use crate::mono::machine::MachineInfo;
 use crate::mono::meter::Mode;
@@ -40,32 +41,50 @@ float angle(int position, int j) {
     return position * __builtin_powf(10000.0f, -2.0f * j / C::kHeadDim);
 }
 
-// Matrices of FP8 codes: numbers cut off to what FP8 holds, times a scale that blocks of
-// kScaleRows rows by the columns of a group share.
-constexpr int kScaleRows = 23;  // neighbouring rows differ, too
-int group_of(int matrix) {  // its columns
-    return matrix == kMatQkv    ? Class0::TilingQkv::scaled * 64
-           : matrix == kMatO    ? Class0::TilingO::scaled * 32
-           : matrix == kMatGu   ? Class0::TilingGu::scaled * 128
-           : matrix == kMatDown ? Class0::TilingDown::scaled * 64
-                                : TilingHead::scaled * 128;
+// Matrices of codes: drawn, times a scale that blocks of scale_rows rows by the columns of a group
+// share.
+int bits_of(int matrix) {
+    return matrix == kMatQkv    ? Class0::TilingQkv::bits
+           : matrix == kMatO    ? Class0::TilingO::bits
+           : matrix == kMatGu   ? Class0::TilingGu::bits
+           : matrix == kMatDown ? Class0::TilingDown::bits
+                                : TilingHead::bits;
+}
+int scale_rows(int bits) { return bits == kBitsF8 ? 23 : 1; }  // neighbouring rows differ, too
+int group_of(int matrix) {                                     // its columns
+    const int columns[] = {64, 32, 128, 64, 128};
+    return bits_of(matrix) == kBitsF16 ? 0 : columns[matrix];
 }
 u32 code_of(int matrix, int layer, int row, int col) {
+    if (bits_of(matrix) != kBitsF8)
+        return mix(mix(matrix * 64 + layer + 7) + row * 8191 + col) >> 9 & 15;
     const float v = uniform(5000 + layer * 8 + matrix, row, col, 1);
     const u32 h = pack_half2(v, 0), magnitude = (h & 0x7fff) >> 7;
     return (h >> 15 & 1) << 7 | (magnitude > 64 ? magnitude - 64 : 0);
 }
+float value_of(int bits, u32 code) {
+    const float e2m1[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    if (bits == kBitsI4) return (float)(int)code - 8;
+    if (bits == kBitsE2m1) return code & 8 ? -e2m1[code & 7] : e2m1[code];
+    u32 low, high;
+    unpack_f8(code, low, high);
+    float v, none;
+    unpack_half2(low, v, none);
+    return v;
+}
 float scale_of(int matrix, int layer, int row, int col, int k) {
-    const u32 h = mix(mix(matrix * 64 + layer) + row / kScaleRows * 4099 +
+    const int kind = bits_of(matrix);
+    const u32 h = mix(mix(matrix * 64 + layer) + row / scale_rows(kind) * 4099 +
                       col / group_of(matrix));
-    return (0.5f + (h >> 8) * (1.0f / 16777216.0f)) / __builtin_sqrtf((float)k);
+    const float spread = kind == kBitsI4 ? 5 : kind == kBitsE2m1 ? 3 : 1;
+    const float s = (0.5f + (h >> 8) * (1.0f / 16777216.0f)) / __builtin_sqrtf((float)k) / spread;
+    return kind == kBitsI4     ? number(bits(s) & 0xffff0000)
+           : kind == kBitsE2m1 ? number(bits(s * 1.4f) & 0x7f800000)
+                               : s;
 }
 float stored(int matrix, int layer, int row, int col, int k) {
     if (group_of(matrix) == 0) return weight(matrix, layer, row, col, k);
-    u32 low, high;
-    unpack_f8(code_of(matrix, layer, row, col), low, high);
-    float v, none;
-    unpack_half2(low, v, none);
+    const float v = value_of(bits_of(matrix), code_of(matrix, layer, row, col));
     return v * scale_of(matrix, layer, row, col, k);
 }
 
@@ -103,16 +122,34 @@ void fill_codes(u8* lines, u8* index, long at, int matrix, int layer, int first,
         for (int n = 0; n < S::rows * S::k; ++n) {
             const int r = n / S::k, col = n % S::k, row = b * each + first + r;
             if (first + r >= each || row >= all) continue;
-            const int scale = row / kScaleRows - (b * each + first) / kScaleRows;
-            index[b * kIndexBytes + S::index_at + first + r] = scale;
             const int unit = col / 32, kw = unit / S::pairs, p = unit % S::pairs,
                       c = p % S::chunk;
             u8* stage = lines + b * kLineBytes + at + p / S::chunk * S::stage_bytes;
-            stage[(kw * S::chunk + c) * S::unit_bytes + r / 16 * 512 + r % 16 / 2 * 64 +
-                  col % 32 / 8 * 16 + col % 8 / 2 * 4 + r % 2 * 2 + col % 2] =
-                code_of(matrix, layer, row, col);
-            ((float*)(stage + S::code_bytes))[(kw * S::spans + c / S::span) * S::scale_rows +
-                                       scale] = scale_of(matrix, layer, row, col, S::k);
+            u8* codes = stage + (kw * S::chunk + c) * S::unit_bytes;
+            u8* scales = stage + S::code_bytes +
+                         (kw * S::spans + c / S::span) * S::scale_rows * S::scale_bytes;
+            const u32 code = code_of(matrix, layer, row, col);
+            const float scale = scale_of(matrix, layer, row, col, S::k);
+            if (S::per_row) {
+                u32* word = (u32*)(codes + r / 16 * 256 + r % 16 / 2 * 32 + col % 32 / 8 * 8 +
+                                   r % 2 * 4);
+                const int pair = col % 8 / 2, half = col % 2 * 16;
+                const int sign[] = {15, 12, 14, 13}, rest[] = {9, 6, 3, 0};
+                if (S::bits == kBitsI4) {
+                    *word |= (code ^ 8) << (4 * pair + half);
+                    ((u16*)scales)[r] = (u16)(bits(scale) >> 16);
+                } else {
+                    *word |= code >> 3 << (sign[pair] + half) | (code & 7) << (rest[pair] + half);
+                    scales[r] = (u8)((bits(scale) >> 23) + 14);
+                }
+                continue;
+            }
+            const int at_scale = row / scale_rows(S::bits) -
+                                 (b * each + first) / scale_rows(S::bits);
+            index[b * kIndexBytes + S::index_at + first + r] = at_scale;
+            codes[r / 16 * 512 + r % 16 / 2 * 64 + col % 32 / 8 * 16 + col % 8 / 2 * 4 +
+                  r % 2 * 2 + col % 2] = code;
+            ((float*)scales)[at_scale] = scale;
         }
 }
 template <class S>
@@ -223,9 +260,9 @@ KIE_KERNEL(prepare, 32, Check c) {
 
 void product(int matrix, int layer, int rows, int k, const float* x, float* y) {
     for (int r = 0; r < rows; ++r) {
-        float sum = 0;
-        for (int i = 0; i < k; ++i) sum += stored(matrix, layer, r, i, k) * x[i];
-        y[r] = sum;
+        double sum = 0;
+        for (int i = 0; i < k; ++i) sum += (double)stored(matrix, layer, r, i, k) * x[i];
+        y[r] = (float)sum;
     }
 }
 void normed(const float* x, int which, float* y) {
@@ -324,8 +361,9 @@ struct Shape {
     window: u32,
     /// Layers of two classes.
     hybrid: bool,
-    /// Which matrices are FP8 codes: q, k and v, attention's output, gate and up, down, the head.
-    coded: [bool; 5],
+    /// Which matrices are codes, of which bits: q, k and v, attention's output, gate and up, down,
+    /// the head.
+    coded: [Option<StoredBits>; 5],
 }
 
 const SHAPE: Shape = Shape {
@@ -336,7 +374,7 @@ const SHAPE: Shape = Shape {
     kv_splits: 4,
     window: 0,
     hybrid: false,
-    coded: [false; 5],
+    coded: [None; 5],
 };
 
 /// A kernel with its reference, and what the host says of where things are.
@@ -364,9 +402,14 @@ fn case_of(shape: Shape) -> Case {
         layer.pool = [0, at as u32];
         layer.window = if at % 2 == 1 { shape.window } else { 0 };
     }
-    let block = |at: usize| shape.coded[at].then(|| Ok([23, CODED[at]]));
-    let scale_blocks = [0, 1, 2, 3, 4].map(block);
-    let model = Model { hidden: 256, vocab: 300, vocab_all: 300, scale_blocks, ..model };
+    let coded = [0, 1, 2, 3, 4].map(|at: usize| {
+        let of = |bits: StoredBits| {
+            let rows = if bits.per_row() { 1 } else { 23 };
+            Ok(Coded { bits, group: [rows, CODED[at]] })
+        };
+        shape.coded[at].map(of)
+    });
+    let model = Model { hidden: 256, vocab: 300, vocab_all: 300, coded, ..model };
     let machine = MachineInfo { multiprocessors: 8, chiplets: 1, ..shapes::nvidia() };
     let found = Partition::new(&model, &machine, 4 * 64).unwrap();
     assert_eq!((found.blocks, found.warps, found.slot_bytes >> 10), (8, 8, 16), "{found}");
@@ -504,33 +547,53 @@ fn layers_of_two_classes_compute_what_plain_loops_compute() {
 const CODED: [u32; 5] = [64, 32, 128, 64, 128];
 
 /// A model whose matrices are FP8 codes, some of them or all.
-fn coded_model(columns: u32, hybrid: bool, kept: std::ops::Range<usize>) -> Case {
-    let coded = [0, 1, 2, 3, 4].map(|at| kept.contains(&at));
+fn coded_model(columns: u32, hybrid: bool, coded: [Option<StoredBits>; 5]) -> Case {
     case_of(Shape { columns, hybrid, coded, ..SHAPE })
 }
 
+/// Every matrix step in every encoding, against sums in float64; encodings side by side, too.
 #[test]
 fn codes_are_decoded_in_registers() {
-    for (warp, columns, hybrid, kept) in
-        [(32, 1, false, 0..5), (64, 1, true, 0..5), (32, 8, false, 0..5), (32, 1, false, 1..3)]
-    {
+    let (f8, i4, e2m1) = (Some(StoredBits::F8), Some(StoredBits::I4), Some(StoredBits::E2m1));
+    for (warp, columns, hybrid, coded) in [
+        (32, 1, false, [f8; 5]),
+        (64, 1, true, [f8; 5]),
+        (32, 8, false, [f8; 5]),
+        (32, 1, false, [None, f8, f8, None, None]),
+        (32, 1, false, [i4; 5]),
+        (64, 8, true, [i4; 5]),
+        (64, 1, true, [e2m1; 5]),
+        (32, 8, false, [e2m1; 5]),
+        (32, 1, false, [f8, None, e2m1, i4, i4]),
+    ] {
         let sim = Sim::open(&format!("sim:warp={warp},seed={columns}")).unwrap();
-        let (errors, ..) = decode(&sim, &coded_model(columns, hybrid, kept.clone()), 3).unwrap();
-        assert!(errors.iter().all(|&e| e < 2e-3), "{warp} {columns} {hybrid} {kept:?}: {errors:?}");
+        let (errors, ..) = decode(&sim, &coded_model(columns, hybrid, coded), 3).unwrap();
+        assert!(
+            errors.iter().all(|&e| e < 2e-3),
+            "{warp} {columns} {hybrid} {coded:?}: {errors:?}"
+        );
     }
 }
 
 #[test]
 fn mutants_of_scales_fail() {
+    let (f8, i4, e2m1) = (StoredBits::F8, StoredBits::I4, StoredBits::E2m1);
     let mutants = [
-        ("scales + n * (S::scale_rows * 4);", "scales + (n + 1) % S::spans * (S::scale_rows * 4);"),
-        ("(place.scale_at[i] >> 16));", "(place.scale_at[i] & 0xffff));"),
-        ("k_warp * S::spans * S::scale_rows;", "k_warp / 2 * S::spans * S::scale_rows;"),
-        ("shared[kShIndex + i] = index[i];", "shared[kShIndex + i] = index[0];"),
+        (f8, "scales + n * (S::scale_rows", "scales + (n + 1) % S::spans * (S::scale_rows"),
+        (f8, "*(const float*)(from + (at >> 16))", "*(const float*)(from + (at & 0xffff))"),
+        (f8, "k_warp * S::spans * S::scale_rows;", "k_warp / 2 * S::spans * S::scale_rows;"),
+        (f8, "shared[kShIndex + i] = index[i];", "shared[kShIndex + i] = index[0];"),
+        // A neighbouring group's, the next row pair's, the other row's.
+        (i4, "scales + n * (S::scale_rows", "scales + (n + 1) % S::spans * (S::scale_rows"),
+        (i4, "(base + own) * S::scale_bytes", "(base + own / 4 * 4) * S::scale_bytes"),
+        (i4, "scale.v & 0xffff0000)", "scale.v << 16)"),
+        (e2m1, ": scale.v >> 8) << 23", ": scale.v & 0xff) << 23"),
+        (e2m1, "codes << 9 & 0x0e000e00", "codes << 6 & 0x0e000e00"),
+        (i4, "0x2c002c00, 0xd480d480", "0x2c002c00, 0xd400d400"),
     ];
-    for (i, (from, to)) in mutants.into_iter().enumerate() {
+    for (i, (bits, from, to)) in mutants.into_iter().enumerate() {
         let warp = if i % 2 == 0 { 32 } else { 64 };
-        let caught = is_caught(&coded_model(1, false, 0..5), warp, from, to);
+        let caught = is_caught(&coded_model(1, false, [Some(bits); 5]), warp, from, to);
         assert!(caught, "{from:?} -> {to:?} at warp {warp} goes unnoticed");
     }
 }

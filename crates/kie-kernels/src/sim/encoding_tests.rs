@@ -45,3 +45,33 @@ fn every_fp8_code_in_every_place() {
         }
     }
 }
+
+/// Every code at every place of a word, against the format, in the order that packing has.
+#[test]
+fn every_code_of_four_bits_in_every_place() {
+    let mixed = |n: u32| n.wrapping_mul(0x9e37_79b9) ^ n.rotate_left(13) ^ (n * 0x1111);
+    let words: Vec<u32> = (0..256).map(mixed).chain((0..16).map(|n| n * 0x1111_1111)).collect();
+    // A number's code in a word: column `2 pair + odd`.
+    let i4 = |word: u32, pair: usize, odd: usize| (word >> (4 * pair + 16 * odd) & 15) ^ 8;
+    let e2m1 = |word: u32, pair: usize, odd: usize| {
+        let [sign, rest] = [[15, 9], [12, 6], [14, 3], [13, 0]][pair];
+        (word >> (sign + 16 * odd) & 1) << 3 | word >> (rest + 16 * odd) & 7
+    };
+    type Code = fn(u32, usize, usize) -> u32;
+    let all: [(&str, Codes, f64, Code); 2] =
+        [("i4", Codes::I4, 1.0, i4), ("e2m1", Codes::E2m1, 16384.0, e2m1)];
+    for (name, codes, factor, code) in all {
+        let call = format!(
+            "u32 h[4]; unpack_{name}(a.in[i], h);\n\
+             for (int j = 0; j < 4; ++j) a.out[4 * i + j] = h[j];"
+        );
+        let got = decoded(&call, &words, 4);
+        for (word, got) in words.iter().zip(got.chunks_exact(8)) {
+            for (column, got) in got.iter().enumerate() {
+                let code = code(*word, column / 2, column % 2) as u8;
+                let wanted = f64::from(code_to_f32(codes, &[code], 0));
+                assert_eq!(got.to_f64() * factor, wanted, "{name}: {word:#x}, column {column}");
+            }
+        }
+    }
+}

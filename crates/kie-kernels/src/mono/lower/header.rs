@@ -78,12 +78,13 @@ impl Text {
             ("part_floats", t.part_floats(columns)),
             ("bits", t.encoding.bits as u32),
             ("row_bytes", t.encoding.row_bytes()),
-            ("quads", t.encoding.row_bytes() / 32),
+            ("lane_bytes", t.encoding.lane_bytes()),
             ("unit_bytes", t.unit_bytes()),
             ("code_bytes", t.code_bytes()),
             ("span", t.span),
             ("spans", t.chunk / t.span),
             ("scale_rows", t.encoding.scale_rows),
+            ("scale_bytes", t.encoding.scale_bytes()),
             ("index_at", if t.encoding.scaled() { index_at } else { 0 }),
         ];
         let body: Vec<_> = all.iter().map(|(name, value)| format!("{name} = {value}")).collect();
@@ -95,6 +96,8 @@ impl Text {
         self.line(format_args!("struct {name} {{"));
         self.line(format_args!("    static constexpr int {body};"));
         self.line(format_args!("    static constexpr bool scaled = {};", t.encoding.scaled()));
+        let per_row = t.encoding.bits.per_row();
+        self.line(format_args!("    static constexpr bool per_row = {per_row};"));
         self.line("};");
         self.tilings.insert(body, name.clone());
         name

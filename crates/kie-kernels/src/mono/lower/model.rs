@@ -4,9 +4,10 @@
 
 use std::ops::Range;
 
+use super::tiling::StoredBits;
 use crate::abi::{
-    Attend, Codes, GateUp, HeadMode, Heads, Join, PageGroup, Program, Project, Qkv, StateKind,
-    StepKind, Tensor, NONE, PAGE,
+    Attend, Codes, Dtype, Encoding, GateUp, HeadMode, Heads, Join, PageGroup, Program, Project,
+    Qkv, StateKind, StepKind, Tensor, NONE, PAGE,
 };
 use crate::error::{Error, Result};
 use crate::shard::{dealt, heads_of, indivisible, state_of};
@@ -39,9 +40,9 @@ pub struct Model {
     pub classes: Vec<Class>,
     /// What differs from layer to layer.
     pub layer: Vec<Layer>,
-    /// Rows and columns that share a scale, of q, k and v, attention's output, gate and up, down
-    /// and the head, where all layers have them in FP8; or why FP8 does not stay as it is.
-    pub scale_blocks: [Option<std::result::Result<[u32; 2], String>>; 5],
+    /// How q, k and v, attention's output, gate and up, down and the head are stored, where codes
+    /// could stay as they are in all layers; or why they could not.
+    pub coded: [Option<std::result::Result<Coded, String>>; 5],
     /// Tensor of the embedding table.
     pub embed: u32,
     /// Tensor of the head.
@@ -83,6 +84,30 @@ impl Class {
     /// Query heads of a kv head.
     pub const fn group(&self) -> u32 {
         self.heads / self.kv_heads
+    }
+}
+
+/// A matrix whose stored codes may stay as they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Coded {
+    /// Its codes in the stream.
+    pub bits: StoredBits,
+    /// Rows and columns that share a scale.
+    pub group: [u32; 2],
+}
+
+impl Coded {
+    /// Of an encoding; none: plain numbers, which become halves.
+    fn of(stored: &Encoding) -> Option<std::result::Result<Self, String>> {
+        let group = stored.group;
+        let bits = match (stored.codes, stored.has_scales(), stored.scale) {
+            (Codes::E4m3, true, _) => StoredBits::F8,
+            (Codes::I4, true, Dtype::Bf16) if group[0] == 1 && !stored.zeros => StoredBits::I4,
+            (Codes::E2m1, true, Dtype::F8E8m0) if group[0] == 1 => StoredBits::E2m1,
+            (_, true, _) => return Some(Err(format!("stored as {stored}"))),
+            (_, false, _) => return None,
+        };
+        Some(Ok(Self { bits, group }))
     }
 }
 
@@ -239,7 +264,7 @@ impl Model {
             pools,
             classes,
             layer,
-            scale_blocks: Default::default(),
+            coded: Default::default(),
             embed: embed.table,
             head: head.weight,
             final_norm: Norm::read(program, head.norm, lanes, head_at)?,
@@ -248,33 +273,19 @@ impl Model {
         if width != Some(model.hidden) {
             return refuse(0, format!("embedding of width {width:?}, not {}", model.hidden));
         }
-        model.scale_blocks = model.scales(program);
+        model.coded = model.coded_of(program);
         Ok(model)
     }
 
-    /// What [`Model::scale_blocks`] says of a program.
-    fn scales(&self, program: &Program) -> [Option<std::result::Result<[u32; 2], String>>; 5] {
+    /// What [`Model::coded`] says of a program.
+    fn coded_of(&self, program: &Program) -> [Option<std::result::Result<Coded, String>>; 5] {
         let of = |tensors: Vec<u32>| {
             let all = tensors.iter().filter_map(|t| program.tensors.get(*t as usize));
-            let group = |t: &Tensor| match t.encoding.codes {
-                Codes::E4m3 => t.encoding.group,
-                Codes::F32
-                | Codes::F16
-                | Codes::Bf16
-                | Codes::I8
-                | Codes::I4
-                | Codes::E2m1
-                | Codes::Q8x0
-                | Codes::Q4x0
-                | Codes::Q4k
-                | Codes::Q6k => [0; 2],
-            };
-            let blocks: Vec<[u32; 2]> = all.map(group).collect();
-            let first = *blocks.first()?;
-            match (blocks.iter().all(|b| *b == first), first[0]) {
-                (true, 0) => None,
-                (true, _) => Some(Ok(first)),
-                (false, _) => Some(Err("layers or parts of it are stored differently".to_owned())),
+            let all: Vec<_> = all.map(|t| Coded::of(&t.encoding)).collect();
+            let first = all.first()?.clone();
+            match all.iter().all(|coded| *coded == first) {
+                true => first,
+                false => Some(Err("layers or parts of it are stored differently".to_owned())),
             }
         };
         let each = |pick: fn(&Layer) -> Vec<u32>| self.layer.iter().flat_map(pick).collect();

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use super::model::{Class, Model};
-use super::tiling::{Encoding, Stage, StoredBits, Tiling};
+use super::tiling::{Encoding, Stage, Tiling};
 use super::tuning::Tuning;
 use crate::abi::{HeadMode, PAGE};
 use crate::error::{Error, Result};
@@ -256,21 +256,24 @@ pub(super) fn head_width(model: &Model, hidden: u32) -> u32 {
 const NAMES: [&str; 5] = ["q, k and v", "attention's output", "gate and up", "down", "head"];
 
 /// How one matrix (by its place in [`NAMES`]) lies in the stream; as halves, and why is told, where
-/// its scales do not line up with what blocks have of it: `most` scales for `parts` of a row.
+/// its scales do not line up with what blocks have of it: `parts` of `rows` with `most` scales, at
+/// most.
 fn encoding(
     model: &Model,
     at: usize,
     parts: &[Parts],
-    most: u32,
+    (rows, most): (u32, u32),
     why: &mut Vec<String>,
 ) -> Encoding {
-    let Some(stored) = &model.scale_blocks[at] else { return Encoding::default() };
-    let found = stored.as_ref().map_err(Clone::clone).and_then(|block| {
-        let group = parts.iter().map(|p| p.group(block[1])).min().unwrap_or(0);
+    let Some(stored) = &model.coded[at] else { return Encoding::default() };
+    let found = stored.as_ref().map_err(Clone::clone).and_then(|coded| {
+        let (bits, columns) = (coded.bits, coded.group[1]);
+        let group = parts.iter().map(|p| p.group(columns)).min().unwrap_or(0);
+        let most = if bits.per_row() { rows } else { most.min(rows) };
         match (group, most) {
-            (0, _) => Err(format!("scales of {} columns in units of 32", block[1])),
-            (_, 256..) => Err(format!("a block has {most} scales a column")),
-            (..) => Ok(Encoding { bits: StoredBits::F8, group, scale_rows: most }),
+            (0, _) => Err(format!("scales of {columns} columns in units of 32")),
+            (_, 256..) if !bits.per_row() => Err(format!("a block has {most} scales a column")),
+            (..) => Ok(Encoding { bits, group, scale_rows: most }),
         }
     });
     found.unwrap_or_else(|reason| {
@@ -281,8 +284,9 @@ fn encoding(
 
 /// Scale blocks that so many neighbouring rows touch, at most.
 fn touched(model: &Model, at: usize, rows: u32) -> u32 {
-    let block = model.scale_blocks[at].as_ref().and_then(|b| b.as_ref().ok());
-    block.map_or(1, |block| (rows + block[0]).saturating_sub(2) / block[0] + 1)
+    let coded = model.coded[at].as_ref().and_then(|coded| coded.as_ref().ok());
+    let down = coded.map_or(u32::MAX / 2, |coded| coded.group[0]);
+    (rows + down).saturating_sub(2) / down + 1
 }
 
 /// How the matrices of a class's layers lie in the stream; `rows`: a block's of each.
@@ -310,7 +314,7 @@ fn encodings(
         touched(model, 3, rows[3]),
     ];
     let parts: [&[Parts]; 4] = [&[whole], &heads, &[whole], &slices];
-    [0, 1, 2, 3].map(|at| encoding(model, at, parts[at], most[at].min(rows[at]), why))
+    [0, 1, 2, 3].map(|at| encoding(model, at, parts[at], (rows[at], most[at]), why))
 }
 
 fn share(rows: u32, blocks: u32, unit: u32) -> u32 {
@@ -405,7 +409,7 @@ impl Partition {
         let pass_rows = rows_head.min(16 * warps);
         let count = width / hidden;
         let parts = [Parts { count, real: model.hidden, padded: hidden, skip: 0 }];
-        let most = touched(model, 4, pass_rows).min(pass_rows);
+        let most = (pass_rows, touched(model, 4, pass_rows));
         let of_head = encoding(model, 4, &parts, most, &mut as_halves);
         let tiling = |rows, k| Tiling::new(rows, k, warps, stage, of_head);
         let rest = rows_head % pass_rows;
@@ -481,7 +485,7 @@ impl Partition {
     /// Bytes of a block that say which of a stage's scales each row has: of each class's matrices,
     /// then of the head.
     pub fn index_bytes(&self) -> u32 {
-        let head = if self.head.encoding.scaled() { self.rows_head } else { 0 };
+        let head = if self.head.index_bytes() > 0 { self.rows_head } else { 0 };
         self.index_offset(self.classes.len(), Matrix::Qkv) + head
     }
 
@@ -659,7 +663,8 @@ impl fmt::Display for Partition {
                 )?;
             }
         }
-        writeln!(f, "  head: {} rows in {} passes", self.rows_head, self.head_passes)
+        writeln!(f, "  head: {} rows in {} passes", self.rows_head, self.head_passes)?;
+        self.as_halves.iter().try_for_each(|why| writeln!(f, "  as halves: {why}"))
     }
 }
 

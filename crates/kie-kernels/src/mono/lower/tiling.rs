@@ -15,8 +15,22 @@ pub enum StoredBits {
     /// Halves, whatever was stored.
     #[default]
     F16 = 0,
-    /// FP8 e4m3 codes.
+    /// FP8 e4m3 codes, float32 scales that several rows may share.
     F8 = 1,
+    /// Integers of 4 bits, a bfloat16 scale for each row.
+    I4 = 2,
+    /// MXFP4: floats e2m1 of 4 bits, an e8m0 scale for each row.
+    E2m1 = 3,
+}
+
+impl StoredBits {
+    /// Whether each row has a scale of its own for a group of columns: rows need no index.
+    pub const fn per_row(self) -> bool {
+        match self {
+            Self::F16 | Self::F8 => false,
+            Self::I4 | Self::E2m1 => true,
+        }
+    }
 }
 
 /// How the weights of a matrix lie in the stream (shape.h's `Encoding`).
@@ -36,6 +50,32 @@ impl Encoding {
         match self.bits {
             StoredBits::F16 => 64,
             StoredBits::F8 => 32,
+            StoredBits::I4 | StoredBits::E2m1 => 16,
+        }
+    }
+
+    /// Bytes of a row pair's 8 columns of a unit: what a lane loads at once.
+    pub const fn lane_bytes(&self) -> u32 {
+        match self.bits {
+            StoredBits::F16 | StoredBits::F8 => 16,
+            StoredBits::I4 | StoredBits::E2m1 => 8,
+        }
+    }
+
+    /// Bytes of a scale.
+    pub const fn scale_bytes(&self) -> u32 {
+        match self.bits {
+            StoredBits::F16 | StoredBits::F8 => 4,
+            StoredBits::I4 => 2,
+            StoredBits::E2m1 => 1,
+        }
+    }
+
+    /// Units of a stage of a warp, at most: each has its columns of the vector in registers.
+    const fn most_units(&self) -> u32 {
+        match self.bits {
+            StoredBits::F16 | StoredBits::F8 => u32::MAX,
+            StoredBits::I4 | StoredBits::E2m1 => 4,
         }
     }
 
@@ -58,7 +98,7 @@ impl Encoding {
 
     fn stage_bytes(&self, rows: u32, k_warps: u32, chunk: u32) -> u32 {
         let codes = k_warps * chunk * rows * self.row_bytes();
-        let scales = k_warps * (chunk / self.span(chunk)) * self.scale_rows * 4;
+        let scales = k_warps * (chunk / self.span(chunk)) * self.scale_rows * self.scale_bytes();
         if self.scaled() {
             (codes + scales).next_multiple_of(128)
         } else {
@@ -142,6 +182,7 @@ impl Tiling {
         let pairs = k / 32 / k_warps;
         let good = |c: &u32| {
             pairs.is_multiple_of(*c)
+                && *c <= encoding.most_units()
                 && encoding.stage_bytes(rows, k_warps, *c) <= slot_bytes
                 && c * tiles * encoding.row_bytes() <= 64 * held
         };
@@ -177,7 +218,7 @@ impl Tiling {
 
     /// Bytes that say which scales the rows have.
     pub const fn index_bytes(&self) -> u32 {
-        if self.encoding.scaled() {
+        if self.encoding.scaled() && !self.encoding.bits.per_row() {
             self.rows
         } else {
             0

@@ -1,0 +1,24 @@
+// A unit's weights as they are stored, and as halves: what decoders have in common. A lane has rows
+// 2g and 2g + 1 of a tile by columns 8t to 8t + 7 of a unit.
+#pragma once
+
+enum StoredBits { kBitsF16, kBitsF8, kBitsI4, kBitsE2m1 };  // of the stream
+
+// Operands of a matrix unit for two products: columns 8t to 8t + 3, then the four behind them; of
+// each two columns row 2g's, then row 2g + 1's.
+struct UnitHalves {
+    u32 v[8];
+};
+// What a lane has of a tile, by StoredBits: 16 bytes twice, 16 once, or 8.
+template <int kBits>
+struct UnitCodes {
+    u64 v;
+};
+template <>
+struct UnitCodes<kBitsF16> {
+    Quad v[2];
+};
+template <>
+struct UnitCodes<kBitsF8> {
+    Quad v;
+};
