@@ -75,7 +75,7 @@ def test_a_race_is_explained_by_both_its_functions_or_not_at_all() -> None:
             f"    and Read access at {second}+0x20 in matvec.h:41 [8 hazards]",
         ]
 
-    take = "void take_lot<Split<(int)4>>(Ring &, Lot<T1> &)"
+    take = "void take_fragment<Split<(int)4>>(Ring &, Lot<T1> &)"
     known = [
         *pair("copy_async(Slot *, void *)", take),
         *pair("quad_copy(void *, const void *)", "take_old(Pipe &, bool)"),

@@ -509,6 +509,8 @@ impl Host {
         self.running -= 1;
         self.inbox.leave();
         self.give_back(&active, end != SlotEnd::NotFinite);
+        // Who reads the end finds its pages given back.
+        self.gauges();
         if let Some(work) = active.work.take() {
             let result = active.verdict.take().unwrap_or(outcome);
             tell(&self.counters, work, active.ending(result));

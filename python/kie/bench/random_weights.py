@@ -192,8 +192,9 @@ def write(spec: str, folder: Path, seed: int = 0) -> Path:
         scale = entry["shape"][-1] ** -0.5
         if entry["dtype"] == "F32":
             width = header[name.removesuffix("_scale_inv")]["shape"][-1]
-            drawn = numbers.uniform(0.8, 1.2, (end - begin) // 4) * width**-0.5 / spread
-            file[begin:end] = np.frombuffer(drawn.astype("<f4").tobytes(), np.uint8)
+            factors = numbers.uniform(0.8, 1.2, (end - begin) // 4) * (width**-0.5 / spread)
+            stored = np.asarray(factors, np.dtype("<f4"))
+            file[begin:end] = np.frombuffer(stored.tobytes(), np.uint8)
             return
         for first in range(begin, end, 1 << 23):
             last = min(end, first + (1 << 23))
