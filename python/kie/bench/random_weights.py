@@ -191,9 +191,9 @@ def write(spec: str, folder: Path, seed: int = 0) -> Path:
         numbers = np.random.default_rng([seed, index])
         scale = entry["shape"][-1] ** -0.5
         if entry["dtype"] == "F32":
-            width = header[name.removesuffix("_scale_inv")]["shape"][-1]
-            factors = numbers.uniform(0.8, 1.2, (end - begin) // 4) * (width**-0.5 / spread)
-            stored = np.asarray(factors, np.dtype("<f4"))
+            width = int(header[name.removesuffix("_scale_inv")]["shape"][-1])
+            drawn = np.asarray(numbers.uniform(0.8, 1.2, (end - begin) // 4), np.float64)
+            stored = np.asarray(drawn * (width**-0.5 / spread), np.dtype("<f4"))
             file[begin:end] = np.frombuffer(stored.tobytes(), np.uint8)
             return
         for first in range(begin, end, 1 << 23):

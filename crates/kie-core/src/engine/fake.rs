@@ -215,12 +215,15 @@ impl Work {
         let s = params.sampling;
         let prompt = params.prompt as usize;
         let token = next_token(&slot.tokens, prompt, s.seed, s.temperature == 0.0, self.dims.vocab);
-        let alternatives = (0..s.logprobs.saturating_sub(1)).map(|j| (token + j, -(j as f32)));
-        let (made, alternatives) = (slot.made as usize, alternatives.collect::<Vec<_>>());
+        let mut alternatives = [(0, 0.0); kie_kernels::abi::MAX_ALTERNATIVES];
+        let alternatives = &mut alternatives[..s.logprobs.saturating_sub(1) as usize];
+        for (j, alternative) in alternatives.iter_mut().enumerate() {
+            *alternative = (token + j as u32, -(j as f32));
+        }
         let record = Record { token, logprob: -0.5, t_ns: now_ns() };
         unsafe {
-            mailbox.write_alternatives(index, made, &alternatives);
-            mailbox.write_record(index, made, record);
+            mailbox.write_alternatives(index, slot.made as usize, alternatives);
+            mailbox.write_record(index, slot.made as usize, record);
         }
         slot.made += 1;
         slot.tokens.push(token);
