@@ -7,9 +7,11 @@
 struct PackPlace {
     u64 at;     // bytes from PackJob::to; kPackNowhere: nowhere
     u32 half;   // bytes from the first tile of a unit to its second; codes: see `scale`
-    u32 scale;  // codes: bytes from the row's place to where a k-warp's first scale for it stands
+    u32 scale;  // codes: bytes from the row's place to where a k-warp's first scale for it stands;
+                // kPackNoScale: another row writes it
 };
 constexpr u64 kPackNowhere = ~0ull;
+constexpr u32 kPackNoScale = ~0u;
 
 // Rows of one stored matrix. A stored row is `parts` parts of `real` numbers behind `skip` others;
 // each part is padded to `padded` numbers.
@@ -183,7 +185,8 @@ KIE_DEVICE void pack_row(const PackJob& job, u32 row, u32 threads, u64* beyond) 
             *(u16*)to = (u16)(pack_code(job, row, from) | pack_code(job, row, next) << 8);
         else
             *(u32*)to = pack_half2(a, b);
-        if (job.codes && column % (32 * job.span) == 0) pack_scale(job, place, row, column);
+        if (job.codes && place.scale != kPackNoScale && column % (32 * job.span) == 0)
+            pack_scale(job, place, row, column);
     }
     if (far) store_word(beyond, (u64)job.tag << 32 | (job.first + row));
 }

@@ -45,7 +45,8 @@ pub struct Place {
     pub at: u64,
     /// Halves: bytes from the first tile of a unit to its second.
     pub half: u32,
-    /// Codes: bytes from `at` to where a k-warp's first scale for the row stands.
+    /// Codes: bytes from `at` to where a k-warp's first scale for the row stands;
+    /// [`Place::NO_SCALE`] where another row of the block has the same scale and writes it.
     pub scale: u32,
 }
 
@@ -55,6 +56,9 @@ unsafe impl Wire for Place {}
 impl Place {
     /// No place: the row is another machine's.
     pub const NOWHERE: Self = Self::new(u64::MAX, 0);
+
+    /// Two rows that wrote the same word would race, if for the same bits.
+    pub const NO_SCALE: u32 = u32::MAX;
 
     const fn new(at: u64, half: u32) -> Self {
         Self { at, half, scale: 0 }
@@ -66,14 +70,18 @@ impl Place {
         Self { at: at as u64, half: 0, scale }
     }
 
-    /// Row `row` of a block's rows of one matrix, which has the block's scale `scale`.
-    fn in_units(split: &Tiling, row: u32, scale: u32) -> Self {
+    /// Row `row` of a block's rows of one matrix, which has the block's scale `scale`, as the first
+    /// or not.
+    fn in_units(split: &Tiling, row: u32, (scale, is_first): (u32, bool)) -> Self {
         let here = (split.rows - row / 16 * 16).min(16);
         let pairs = row % 16 / 2 * (4 * split.encoding.lane_bytes());
         let tile = row / 16 * (16 * split.encoding.row_bytes()) + pairs;
         match split.encoding.bits {
             StoredBits::F16 => Self::new(u64::from(tile + row % 2 * 4), here / 2 * 64),
-            StoredBits::F8 => Self::coded(split, tile + row % 2 * 2, scale),
+            StoredBits::F8 => {
+                let place = Self::coded(split, tile + row % 2 * 2, scale);
+                Self { scale: if is_first { place.scale } else { Self::NO_SCALE }, ..place }
+            }
             StoredBits::I4 | StoredBits::E2m1 => Self::coded(split, tile + row % 2 * 4, row),
         }
     }
@@ -173,14 +181,15 @@ struct Scales {
 }
 
 impl Scales {
-    /// Number of the scale of a row of a stored matrix.
-    fn of(&mut self, split: &Tiling, scale: (usize, u32, u32)) -> u32 {
+    /// Number of the scale of a row of a stored matrix, and whether no row before had it.
+    fn of(&mut self, split: &Tiling, scale: (usize, u32, u32)) -> (u32, bool) {
         let at = self.seen.iter().position(|seen| *seen == scale).unwrap_or(self.seen.len());
-        if at == self.seen.len() {
+        let is_first = at == self.seen.len();
+        if is_first {
             self.seen.push(scale);
         }
         debug_assert!(!split.encoding.scaled() || at < split.encoding.scale_rows as usize);
-        at as u32
+        (at as u32, is_first)
     }
 }
 
@@ -383,7 +392,7 @@ impl Weights<'_> {
                 let source = self.source(class, matrix, lane, rank * tiling.rows + row);
                 let Some((which, lane, from)) = source else { continue };
                 let scale = scales.of(&tiling, (which, lane, from / block_rows));
-                all.tell_scale(&tiling, index + row, scale);
+                all.tell_scale(&tiling, index + row, scale.0);
                 let mut place = Place::in_units(&tiling, row, scale);
                 place.at += u64::from(block) * line_bytes;
                 found.entry((which, lane)).or_default().push((from, place));
@@ -438,7 +447,7 @@ impl Weights<'_> {
                         false => (0, first + row),
                     };
                     let scale = scales.of(split, (0, lane, from / self.block_rows(4)));
-                    all.tell_scale(split, index + done + row, scale);
+                    all.tell_scale(split, index + done + row, scale.0);
                     let mut place = Place::in_units(split, row, scale);
                     place.at += u64::from(block) * line_bytes + before;
                     found.entry((*split != c.head, lane)).or_default().push((from, place));
