@@ -14,6 +14,9 @@ from types import FrameType
 from typing import Any
 
 import kie
+
+# An import that a signal cuts short cannot be made again: that is not kie's.
+import numpy as np  # noqa: F401
 from generators._shared import TINY
 
 Case = dict[str, Any]
