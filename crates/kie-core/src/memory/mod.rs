@@ -258,20 +258,23 @@ impl Pages {
         Ok(Lease { id, cached: cached * PAGE, tables, most })
     }
 
+    /// The least of a count over the pools of whole sequences.
+    fn fewest(&self, count: impl Fn(&Pool) -> usize) -> usize {
+        let whole = self.groups().filter(|group| self.window(*group).is_none());
+        whole.map(|group| count(&self.pools[group])).min().unwrap_or(0)
+    }
+
     /// Positions that a request has pages for before it gets there, whatever that evicts: a quarter
     /// of a slot's share of the smallest pool, 512 at most.
     pub fn ahead(&self) -> usize {
-        let whole = self.groups().filter(|group| self.window(*group).is_none());
-        let pages = whole.map(|group| self.pools[group].len()).min().unwrap_or(0);
+        let pages = self.fewest(Pool::len);
         (pages / (4 * self.config.slots.max(1))).clamp(1, 8) * PAGE
     }
 
     /// Positions for which there are pages that hold nothing: an idle slot's share of them, or all
     /// where no slot is idle. Where a request has them at once a device works longer by itself.
     pub fn share(&self) -> usize {
-        let whole = self.groups().filter(|group| self.window(*group).is_none());
-        let free = whole.map(|group| self.pools[group].free()).min().unwrap_or(0);
-        free / self.config.slots.saturating_sub(self.leases.len()).max(1) * PAGE
+        self.fewest(Pool::free) / self.config.slots.saturating_sub(self.leases.len()).max(1) * PAGE
     }
 
     /// Further pages for a lease, so that it has `to` positions, or as many as can be had. True if

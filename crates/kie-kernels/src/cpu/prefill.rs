@@ -47,30 +47,21 @@ enum Form {
 
 impl Form {
     fn of(level: Level, codes: Codes) -> Self {
-        match codes {
-            // Exact in bfloat16, and in groups of whole steps.
+        // Exact in bfloat16, and in groups of whole steps.
+        let fits = match codes {
             Codes::Bf16
             | Codes::E4m3
             | Codes::I8
             | Codes::I4
             | Codes::E2m1
             | Codes::Q8x0
-            | Codes::Q4x0
-                if level >= Level::Avx512Bf16 =>
-            {
-                Self::Pairs
-            }
-            Codes::Bf16
-            | Codes::E4m3
-            | Codes::I8
-            | Codes::I4
-            | Codes::E2m1
-            | Codes::Q8x0
-            | Codes::Q4x0
-            | Codes::Q4k
-            | Codes::Q6k
-            | Codes::F32
-            | Codes::F16 => Self::Single,
+            | Codes::Q4x0 => true,
+            Codes::Q4k | Codes::Q6k | Codes::F32 | Codes::F16 => false,
+        };
+        if fits && level >= Level::Avx512Bf16 {
+            Self::Pairs
+        } else {
+            Self::Single
         }
     }
 
