@@ -20,6 +20,7 @@ use crate::errors::ApiError;
 use crate::ledger::Ledger;
 use crate::openai::Caller;
 use crate::queue::Place;
+use crate::sse::Frames;
 use crate::tokens::Tokens;
 
 /// Longest time between two chunks of a stream whose tokens come faster.
@@ -50,6 +51,61 @@ pub(crate) enum Event {
     Done(Box<Completion>),
     /// Another end.
     Failed(ApiError),
+}
+
+/// How an API writes a request that runs.
+pub(crate) trait Writer: Send + 'static {
+    /// What stands before all else: while the first token is waited for, or with it.
+    fn begin(&mut self, out: &mut Vec<u8>);
+    /// Tokens, at least one.
+    fn tokens(&mut self, tokens: &[Token], out: &mut Vec<u8>);
+    /// The end.
+    fn done(&mut self, done: &Completion, out: &mut Vec<u8>);
+    /// Another end.
+    fn failed(&mut self, error: &ApiError, out: &mut Vec<u8>);
+}
+
+/// A request that runs, as a stream of what `writer` makes of it.
+pub(crate) struct Written<W> {
+    generation: Generation,
+    writer: W,
+    begun: bool,
+}
+
+impl<W: Writer> Written<W> {
+    pub(crate) fn new(generation: Generation, writer: W) -> Self {
+        Self { generation, writer, begun: false }
+    }
+
+    fn begin(&mut self, out: &mut Vec<u8>) {
+        if !std::mem::replace(&mut self.begun, true) {
+            self.writer.begin(out);
+        }
+    }
+}
+
+impl<W: Writer> Frames for Written<W> {
+    fn waits(&self) -> String {
+        self.generation.waits()
+    }
+
+    async fn next(&mut self, out: &mut Vec<u8>) -> bool {
+        if !self.begun && !self.generation.has_news() {
+            self.begin(out);
+            return true;
+        }
+        let event = self.generation.next().await;
+        self.begin(out);
+        match event {
+            Event::Tokens(tokens) => {
+                self.writer.tokens(&tokens, out);
+                return true;
+            }
+            Event::Done(done) => self.writer.done(&done, out),
+            Event::Failed(error) => self.writer.failed(&error, out),
+        }
+        false
+    }
 }
 
 /// A request that runs. Dropped, it is cancelled.

@@ -1,11 +1,12 @@
 //! A streamed answer: `message_start`, its blocks, `message_delta`, `message_stop`.
 
-use kie_core::request::Usage;
+use kie_core::request::{Completion, Token, Usage};
 use serde_json::{json, Value};
 
 use super::{message, stop, usage, Head};
 use crate::chat::Answer;
-use crate::generate::{Event, Generation};
+use crate::errors::ApiError;
+use crate::generate::Writer;
 use crate::openai::types;
 use crate::router::RequestId;
 use crate::sse;
@@ -14,12 +15,10 @@ use crate::tools::{Call, Part};
 /// See the module.
 pub(super) struct Events {
     head: Head,
-    generation: Generation,
     answer: Answer,
     request_id: RequestId,
     /// Of the prompt, for the beginning.
     usage: Usage,
-    begun: bool,
     pinged: bool,
     called: bool,
     /// The block that is open.
@@ -35,31 +34,16 @@ enum Kind {
 }
 
 impl Events {
-    pub(super) fn new(
-        head: Head,
-        generation: Generation,
-        answer: Answer,
-        request_id: RequestId,
-        usage: Usage,
-    ) -> Self {
+    pub(super) fn new(head: Head, answer: Answer, request_id: RequestId, usage: Usage) -> Self {
         Self {
             head,
-            generation,
             answer,
             request_id,
             usage,
-            begun: false,
             pinged: false,
             called: false,
             open: None,
             closed: 0,
-        }
-    }
-
-    fn begin(&mut self, out: &mut Vec<u8>) {
-        if !std::mem::replace(&mut self.begun, true) {
-            let message = message(&self.head, Vec::new(), None, usage(&self.usage));
-            send(out, &json!({"type": "message_start", "message": message}));
         }
     }
 
@@ -133,47 +117,37 @@ impl Events {
     }
 }
 
-impl sse::Frames for Events {
-    fn waits(&self) -> String {
-        self.generation.waits()
+impl Writer for Events {
+    fn begin(&mut self, out: &mut Vec<u8>) {
+        let message = message(&self.head, Vec::new(), None, usage(&self.usage));
+        send(out, &json!({"type": "message_start", "message": message}));
     }
 
-    async fn next(&mut self, out: &mut Vec<u8>) -> bool {
-        if !self.begun && !self.generation.has_news() {
-            self.begin(out);
-            return true;
-        }
-        let event = self.generation.next().await;
-        self.begin(out);
-        match event {
-            Event::Tokens(tokens) => {
-                let parts = self.answer.read(&tokens);
-                self.write(parts, out);
-                true
-            }
-            Event::Done(done) => {
-                let parts = self.answer.finish();
-                self.write(parts, out);
-                self.close(out);
-                let (reason, sequence) = stop(&done, self.called);
-                send(
-                    out,
-                    &json!({
-                        "type": "message_delta",
-                        "delta": {"stop_reason": reason, "stop_sequence": sequence},
-                        "usage": usage(&done.usage),
-                        "timings": types::timings(&done.timings),
-                        "seed": done.seed,
-                    }),
-                );
-                send(out, &json!({"type": "message_stop"}));
-                false
-            }
-            Event::Failed(error) => {
-                send(out, &error.anthropic(&self.request_id.0));
-                false
-            }
-        }
+    fn tokens(&mut self, tokens: &[Token], out: &mut Vec<u8>) {
+        let parts = self.answer.read(tokens);
+        self.write(parts, out);
+    }
+
+    fn done(&mut self, done: &Completion, out: &mut Vec<u8>) {
+        let parts = self.answer.finish();
+        self.write(parts, out);
+        self.close(out);
+        let (reason, sequence) = stop(done, self.called);
+        send(
+            out,
+            &json!({
+                "type": "message_delta",
+                "delta": {"stop_reason": reason, "stop_sequence": sequence},
+                "usage": usage(&done.usage),
+                "timings": types::timings(&done.timings),
+                "seed": done.seed,
+            }),
+        );
+        send(out, &json!({"type": "message_stop"}));
+    }
+
+    fn failed(&mut self, error: &ApiError, out: &mut Vec<u8>) {
+        send(out, &error.anthropic(&self.request_id.0));
     }
 }
 

@@ -19,7 +19,7 @@ use serde_json::{json, Value};
 use crate::app::App;
 use crate::chat::{random_letters, Answer};
 use crate::errors::ApiError;
-use crate::generate::Generation;
+use crate::generate::{Generation, Written};
 use crate::openai::{prepared, received, types};
 use crate::sse;
 use crate::tools::Part;
@@ -41,8 +41,8 @@ pub(crate) async fn create(
     let head = Head { id, model: served.name.clone(), fingerprint: served.fingerprint.clone() };
     if stream {
         generation.first_word().await?;
-        let events = events::Events::new(head, generation, answer, request_id, usage);
-        return Ok(sse::response(events, app.config.silence));
+        let events = events::Events::new(head, answer, request_id, usage);
+        return Ok(sse::response(Written::new(generation, events), app.config.silence));
     }
     let (tokens, done) = generation.collect().await?;
     let mut parts = answer.read(&tokens);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::Json;
+use kie_core::request::{Completion, Token};
 use kie_core::Engine;
 use serde::Serialize;
 use serde_json::{json, Value};
@@ -15,7 +16,7 @@ use super::types::{self, Head, Streaming};
 use crate::app::App;
 use crate::chat::{Answer, Conversation};
 use crate::errors::ApiError;
-use crate::generate::{Event, Generation, Prepared};
+use crate::generate::{Generation, Prepared, Writer, Written};
 use crate::request::Fields;
 use crate::tools::{Call, Part as Piece, Tools};
 use crate::{messages, sampling, sse};
@@ -52,9 +53,8 @@ pub(crate) async fn create(
     if streaming.on {
         generation.first_word().await?;
         let head = Head::new(served, "chatcmpl", "chat.completion.chunk");
-        let (begun, calls) = (false, 0);
-        let chunks = Chunks { head, generation, streaming, seed, engine, answer, begun, calls };
-        return Ok(sse::response(chunks, app.config.silence));
+        let chunks = Chunks { head, streaming, seed, engine, answer, calls: 0 };
+        return Ok(sse::response(Written::new(generation, chunks), app.config.silence));
     }
     let head = Head::new(served, "chatcmpl", "chat.completion");
     let (tokens, done) = generation.collect().await?;
@@ -157,13 +157,11 @@ struct Delta<'a> {
 /// The stream of one answer.
 struct Chunks {
     head: Head,
-    generation: Generation,
     streaming: Streaming,
     seed: Option<u64>,
     /// Where log-probabilities are wanted.
     engine: Option<Engine>,
     answer: Answer,
-    begun: bool,
     /// Calls so far.
     calls: usize,
 }
@@ -171,13 +169,6 @@ struct Chunks {
 impl Chunks {
     fn chunk<'a>(&'a self, delta: Delta<'a>, logprobs: Option<Value>) -> Chunk<'a, Part<'a>> {
         Chunk::new(&self.head, Part { delta }, logprobs)
-    }
-
-    fn begin(&mut self, out: &mut Vec<u8>) {
-        if !std::mem::replace(&mut self.begun, true) {
-            let delta = Delta { role: Some("assistant"), content: Some(""), ..Delta::default() };
-            sse::data(out, &self.chunk(delta, None).seeded(self.seed));
-        }
     }
 
     /// Writes parts, neighbours of one kind in one chunk; the first chunk has the log-probabilities
@@ -240,37 +231,27 @@ impl Chunks {
     }
 }
 
-impl sse::Frames for Chunks {
-    fn waits(&self) -> String {
-        self.generation.waits()
+impl Writer for Chunks {
+    fn begin(&mut self, out: &mut Vec<u8>) {
+        let delta = Delta { role: Some("assistant"), content: Some(""), ..Delta::default() };
+        sse::data(out, &self.chunk(delta, None).seeded(self.seed));
     }
 
-    async fn next(&mut self, out: &mut Vec<u8>) -> bool {
-        if !self.begun && !self.generation.has_news() {
-            self.begin(out);
-            return true;
-        }
-        let event = self.generation.next().await;
-        self.begin(out);
-        match event {
-            Event::Tokens(tokens) => {
-                let parts = self.answer.read(&tokens);
-                let logprobs = self.engine.as_ref().map(|e| logprobs::chat(e, &tokens));
-                self.write(parts, logprobs, out);
-                true
-            }
-            Event::Done(done) => {
-                let parts = self.answer.finish();
-                self.write(parts, None, out);
-                let finish = types::finish(&done, self.calls > 0);
-                let last = self.chunk(Delta::default(), None).seeded(self.seed);
-                last.end(out, self.streaming, &done, finish);
-                false
-            }
-            Event::Failed(error) => {
-                sse::data(out, &error.openai());
-                false
-            }
-        }
+    fn tokens(&mut self, tokens: &[Token], out: &mut Vec<u8>) {
+        let parts = self.answer.read(tokens);
+        let logprobs = self.engine.as_ref().map(|e| logprobs::chat(e, tokens));
+        self.write(parts, logprobs, out);
+    }
+
+    fn done(&mut self, done: &Completion, out: &mut Vec<u8>) {
+        let parts = self.answer.finish();
+        self.write(parts, None, out);
+        let finish = types::finish(done, self.calls > 0);
+        let last = self.chunk(Delta::default(), None).seeded(self.seed);
+        last.end(out, self.streaming, done, finish);
+    }
+
+    fn failed(&mut self, error: &ApiError, out: &mut Vec<u8>) {
+        sse::data(out, &error.openai());
     }
 }

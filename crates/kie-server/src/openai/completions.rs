@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::Json;
-use kie_core::request::{Completion, FinishReason, Timings, Usage};
+use kie_core::request::{Completion, FinishReason, Timings, Token, Usage};
 use kie_core::Engine;
 use serde::Serialize;
 use serde_json::{json, Value};
@@ -15,7 +15,7 @@ use super::logprobs::{joined, Legacy};
 use super::types::{self, Head, Streaming};
 use crate::app::{App, Served};
 use crate::errors::ApiError;
-use crate::generate::{Event, Generation, Prepared};
+use crate::generate::{Generation, Prepared, Writer, Written};
 use crate::request::{ids_of, kind_of, Fields};
 use crate::{sampling, sse};
 
@@ -48,8 +48,8 @@ pub(crate) async fn create(
     let streaming = wanted.streaming;
     if streaming.on {
         generation.first_word().await?;
-        let chunks = Chunks { head, generation, streaming, seed, engine, legacy, front };
-        return Ok(sse::response(chunks, app.config.silence));
+        let chunks = Chunks { head, streaming, seed, engine, legacy, front };
+        return Ok(sse::response(Written::new(generation, chunks), app.config.silence));
     }
     let (tokens, done) = generation.collect().await?;
     let logprobs = engine.map(|engine| legacy.of_tokens(&engine, &tokens));
@@ -181,7 +181,6 @@ struct Part<'a> {
 /// The stream of one answer.
 struct Chunks {
     head: Head,
-    generation: Generation,
     streaming: Streaming,
     seed: Option<u64>,
     /// Where log-probabilities are wanted.
@@ -197,34 +196,27 @@ impl Chunks {
     }
 }
 
-impl sse::Frames for Chunks {
-    fn waits(&self) -> String {
-        self.generation.waits()
-    }
-
-    async fn next(&mut self, out: &mut Vec<u8>) -> bool {
+impl Writer for Chunks {
+    fn begin(&mut self, out: &mut Vec<u8>) {
         if let Some((text, logprobs)) = self.front.take() {
             sse::data(out, &self.chunk(&text, logprobs));
-            return true;
         }
-        match self.generation.next().await {
-            Event::Tokens(tokens) => {
-                let text: String = tokens.iter().map(|token| token.text.as_str()).collect();
-                if !text.is_empty() || self.engine.is_some() {
-                    let logprobs = self.engine.as_ref().map(|e| self.legacy.of_tokens(e, &tokens));
-                    sse::data(out, &self.chunk(&text, logprobs));
-                }
-                true
-            }
-            Event::Done(done) => {
-                let last = self.chunk("", None).seeded(self.seed);
-                last.end(out, self.streaming, &done, types::finish(&done, false));
-                false
-            }
-            Event::Failed(error) => {
-                sse::data(out, &error.openai());
-                false
-            }
+    }
+
+    fn tokens(&mut self, tokens: &[Token], out: &mut Vec<u8>) {
+        let text: String = tokens.iter().map(|token| token.text.as_str()).collect();
+        if !text.is_empty() || self.engine.is_some() {
+            let logprobs = self.engine.as_ref().map(|e| self.legacy.of_tokens(e, tokens));
+            sse::data(out, &self.chunk(&text, logprobs));
         }
+    }
+
+    fn done(&mut self, done: &Completion, out: &mut Vec<u8>) {
+        let last = self.chunk("", None).seeded(self.seed);
+        last.end(out, self.streaming, done, types::finish(done, false));
+    }
+
+    fn failed(&mut self, error: &ApiError, out: &mut Vec<u8>) {
+        sse::data(out, &error.openai());
     }
 }

@@ -1,22 +1,21 @@
 //! A streamed answer: `response.created`, its items, `response.completed`.
 
+use kie_core::request::{Completion, Token};
 use serde_json::{json, Value};
 
 use super::{call_item, item_id, message_item, reasoning_item, reasoning_part, text_part, Head};
 use crate::chat::Answer;
 use crate::errors::ApiError;
-use crate::generate::{Event, Generation};
+use crate::generate::Writer;
 use crate::sse;
 use crate::tools::{Call, Part};
 
 /// See the module.
 pub(super) struct Events {
     head: Head,
-    generation: Generation,
     answer: Answer,
     /// Events so far.
     number: usize,
-    begun: bool,
     open: Option<Open>,
     /// Items that are closed.
     output: Vec<Value>,
@@ -60,9 +59,9 @@ impl Kind {
 }
 
 impl Events {
-    pub(super) fn new(head: Head, generation: Generation, answer: Answer) -> Self {
+    pub(super) fn new(head: Head, answer: Answer) -> Self {
         let output = Vec::new();
-        Self { head, generation, answer, number: 0, begun: false, open: None, output }
+        Self { head, answer, number: 0, open: None, output }
     }
 
     /// Sends an event of this type.
@@ -71,14 +70,6 @@ impl Events {
         event["sequence_number"] = self.number.into();
         self.number += 1;
         sse::event(out, kind, &event);
-    }
-
-    fn begin(&mut self, out: &mut Vec<u8>) {
-        if !std::mem::replace(&mut self.begun, true) {
-            let response = self.head.response(Vec::new(), None);
-            self.send("response.created", json!({"response": response}), out);
-            self.send("response.in_progress", json!({"response": response}), out);
-        }
     }
 
     fn write(&mut self, parts: Vec<Part>, out: &mut Vec<u8>) {
@@ -159,9 +150,37 @@ impl Events {
         self.send("response.function_call_arguments.done", done, out);
         self.item_done(call_item(&id, "completed", &call_id, call, arguments), out);
     }
+}
+
+impl Writer for Events {
+    fn begin(&mut self, out: &mut Vec<u8>) {
+        let response = self.head.response(Vec::new(), None);
+        self.send("response.created", json!({"response": response}), out);
+        self.send("response.in_progress", json!({"response": response}), out);
+    }
+
+    fn tokens(&mut self, tokens: &[Token], out: &mut Vec<u8>) {
+        let parts = self.answer.read(tokens);
+        self.write(parts, out);
+    }
+
+    fn done(&mut self, done: &Completion, out: &mut Vec<u8>) {
+        let parts = self.answer.finish();
+        self.write(parts, out);
+        if self.open.is_none() && self.output.is_empty() {
+            // An empty answer is one message.
+            self.text(Kind::Message, "", out);
+        }
+        let mut response = self.head.response(Vec::new(), Some((done, self.answer.thought())));
+        let whole = response["status"] == "completed";
+        self.close(if whole { "completed" } else { "incomplete" }, out);
+        response["output"] = std::mem::take(&mut self.output).into();
+        let kind = if whole { "response.completed" } else { "response.incomplete" };
+        self.send(kind, json!({"response": response}), out);
+    }
 
     /// A failure in mid-stream is an event of its own; clients raise it.
-    fn fail(&mut self, error: &ApiError, out: &mut Vec<u8>) {
+    fn failed(&mut self, error: &ApiError, out: &mut Vec<u8>) {
         let inner = error.openai()["error"].take();
         let event = json!({
             "code": inner["code"].as_str().or(inner["type"].as_str()),
@@ -170,47 +189,5 @@ impl Events {
             "error": inner,
         });
         self.send("error", event, out);
-    }
-}
-
-impl sse::Frames for Events {
-    fn waits(&self) -> String {
-        self.generation.waits()
-    }
-
-    async fn next(&mut self, out: &mut Vec<u8>) -> bool {
-        if !self.begun && !self.generation.has_news() {
-            self.begin(out);
-            return true;
-        }
-        let event = self.generation.next().await;
-        self.begin(out);
-        match event {
-            Event::Tokens(tokens) => {
-                let parts = self.answer.read(&tokens);
-                self.write(parts, out);
-                true
-            }
-            Event::Done(done) => {
-                let parts = self.answer.finish();
-                self.write(parts, out);
-                if self.open.is_none() && self.output.is_empty() {
-                    // An empty answer is one message.
-                    self.text(Kind::Message, "", out);
-                }
-                let mut response =
-                    self.head.response(Vec::new(), Some((&done, self.answer.thought())));
-                let whole = response["status"] == "completed";
-                self.close(if whole { "completed" } else { "incomplete" }, out);
-                response["output"] = std::mem::take(&mut self.output).into();
-                let kind = if whole { "response.completed" } else { "response.incomplete" };
-                self.send(kind, json!({"response": response}), out);
-                false
-            }
-            Event::Failed(error) => {
-                self.fail(&error, out);
-                false
-            }
-        }
     }
 }

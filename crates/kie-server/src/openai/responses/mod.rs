@@ -20,7 +20,7 @@ use super::types;
 use crate::app::{unix_seconds, App, Served};
 use crate::chat::{random_letters, Answer};
 use crate::errors::ApiError;
-use crate::generate::Generation;
+use crate::generate::{Generation, Written};
 use crate::sse;
 use crate::tools::{Call, Part};
 use request::Asked;
@@ -37,7 +37,7 @@ pub(crate) async fn create(
     let mut generation = Generation::start(&app, caller, prepared)?;
     if stream {
         generation.first_word().await?;
-        let events = events::Events::new(head, generation, answer);
+        let events = Written::new(generation, events::Events::new(head, answer));
         return Ok(sse::response(events, app.config.silence));
     }
     let (tokens, done) = generation.collect().await?;
