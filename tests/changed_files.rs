@@ -11,29 +11,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use kie_core::{Engine, Error, Stop};
-use support::{greedy, repository};
+use support::{greedy, repository, Folder};
 
 const WEIGHTS: &str = "model.safetensors";
 const IDS: [u32; 9] = [5, 7, 11, 13, 17, 19, 23, 29, 31];
 
 /// A copy of a fixture, to be changed.
-struct Copy(PathBuf);
+struct Copy(Folder);
 
 impl Copy {
     fn new(fixture: &str, test: &str) -> Self {
         let from = repository().join("tests/data").join(fixture);
-        let name = format!("kie-changed-{test}-{}", std::process::id());
-        let to = std::env::temp_dir().join(name);
-        let _ = std::fs::remove_dir_all(&to);
-        std::fs::create_dir_all(&to).unwrap();
+        let to = Folder::new(test);
         for name in ["config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS] {
-            std::fs::copy(from.join(name), to.join(name)).unwrap();
+            std::fs::copy(from.join(name), to.0.join(name)).unwrap();
         }
         Self(to)
     }
 
     fn weights(&self) -> PathBuf {
-        self.0.join(WEIGHTS)
+        self.0 .0.join(WEIGHTS)
     }
 
     /// Opens an engine; `change` happens when the first weights are about to be read.
@@ -44,13 +41,7 @@ impl Copy {
                 change(&file);
             }
         };
-        Engine::builder(&self.0).device(device).progress(Arc::new(told)).build()
-    }
-}
-
-impl Drop for Copy {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+        Engine::builder(&self.0 .0).device(device).progress(Arc::new(told)).build()
     }
 }
 
@@ -95,7 +86,7 @@ fn weights_that_change_under_an_engine_change_nothing() {
     cut(&copy.weights());
     assert_eq!(greedy(&engine, &IDS, 8), wanted);
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    assert!(!maps.contains(&*copy.0.to_string_lossy()), "{maps}");
+    assert!(!maps.contains(&*copy.0 .0.to_string_lossy()), "{maps}");
 }
 
 /// A handler that was there before gets what is not ours.
@@ -104,7 +95,7 @@ fn a_file_that_is_mapped_by_somebody_else_is_none_of_our_business() {
     let copy = Copy::new("llama", "others");
     drop(copy.open("cpu", nothing).unwrap());
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    assert!(!maps.contains(&*copy.0.to_string_lossy()));
+    assert!(!maps.contains(&*copy.0 .0.to_string_lossy()));
     let status = support::ended_by(|| {
         let file = File::open(copy.weights()).unwrap();
         // SAFETY: that it is cut short below is what the test is about.
@@ -128,10 +119,10 @@ fn loading_ends_when_it_is_told_to_and_leaves_nothing() {
                 told.set();
             }
         };
-        let builder = Engine::builder(&copy.0).device("cpu").stop(stop);
+        let builder = Engine::builder(&copy.0 .0).device("cpu").stop(stop);
         let error = builder.progress(Arc::new(told)).build().err().unwrap();
         assert!(matches!(error, Error::Interrupted), "{error}");
-        assert!(!maps().contains(&*copy.0.to_string_lossy()));
+        assert!(!maps().contains(&*copy.0 .0.to_string_lossy()));
     }
     assert!(threads() < 30, "{} threads are left of 30 engines", threads());
 }

@@ -9,7 +9,7 @@
 
 mod support;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use half::{bf16, f16};
 use kie_core::engine::{Engine, LogitsPath};
@@ -18,7 +18,7 @@ use kie_core::request::{EngineConfig, Prompt, Request, SamplingParams};
 use kie_core::{Error, Result, Stop};
 use kie_kernels::cpu::simd::{self, f8_to_f32, Level};
 use serde_json::{json, Value};
-use support::{relative, repository};
+use support::{relative, repository, Folder};
 
 const HIDDEN: usize = 128;
 const INNER: usize = 256;
@@ -295,24 +295,7 @@ fn floats(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
-/// A folder that goes away.
-struct Folder(PathBuf);
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 impl Folder {
-    fn new(name: &str) -> Self {
-        let name = format!("kie-encodings-{}-{name}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
     fn write(&self, tensors: &[(String, Stored)], quantization: Option<Value>) {
         let (mut header, mut body) = (serde_json::Map::new(), Vec::<u8>::new());
         for (name, (dtype, shape, bytes)) in tensors {

@@ -17,7 +17,7 @@ use kie_core::Result;
 use kie_kernels::cpu::simd::{self, Level};
 use proptest::prelude::*;
 use serde_json::{json, Value};
-use support::{relative, repository};
+use support::{relative, repository, Folder};
 
 const HIDDEN: usize = 256;
 const VOCAB: usize = 512;
@@ -285,23 +285,7 @@ fn gguf(pairs: &[Pair], metadata: &[(&str, Value)]) -> Vec<u8> {
     out
 }
 
-/// A folder that goes away.
-struct Folder(PathBuf);
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("kie-gguf-{}-{name}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
     fn file(&self, bytes: &[u8]) -> PathBuf {
         let path = self.0.join("model.gguf");
         std::fs::write(&path, bytes).unwrap();

@@ -31,6 +31,25 @@ impl Golden {
     }
 }
 
+/// An empty folder that goes away.
+pub struct Folder(pub PathBuf);
+
+impl Folder {
+    /// One of that name in this process.
+    pub fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("kie-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
 pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }

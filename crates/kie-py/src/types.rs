@@ -32,7 +32,7 @@ impl Token {
         top_logprobs: Vec<PyRef<'_, TopLogprob>>,
         t_ns: u64,
     ) -> Self {
-        let top_logprobs = top_logprobs.iter().map(|top| top.0.clone()).collect();
+        let top_logprobs = TopLogprob::inner(&top_logprobs);
         Self(request::Token { text, token_ids, index, logprob, top_logprobs, t_ns })
     }
 
@@ -64,7 +64,7 @@ impl Token {
 
     #[getter]
     fn top_logprobs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, self.0.top_logprobs.iter().cloned().map(TopLogprob))
+        TopLogprob::tuple(py, &self.0.top_logprobs)
     }
 
     #[getter]
@@ -78,8 +78,7 @@ impl Token {
         dict.set_item("token_ids", &self.0.token_ids)?;
         dict.set_item("index", self.0.index)?;
         dict.set_item("logprob", self.0.logprob)?;
-        let top = self.0.top_logprobs.iter().cloned().map(|t| TopLogprob(t).to_dict(py));
-        dict.set_item("top_logprobs", top.collect::<PyResult<Vec<_>>>()?)?;
+        dict.set_item("top_logprobs", TopLogprob::dicts(py, &self.0.top_logprobs)?)?;
         dict.set_item("t_ns", self.0.t_ns)?;
         Ok(dict)
     }
@@ -94,6 +93,23 @@ impl Token {
 #[pyclass(frozen, eq, module = "kie", skip_from_py_object)]
 #[derive(Clone, PartialEq)]
 pub struct TopLogprob(pub request::TopLogprob);
+
+impl TopLogprob {
+    fn inner(all: &[PyRef<'_, Self>]) -> Vec<request::TopLogprob> {
+        all.iter().map(|top| top.0.clone()).collect()
+    }
+
+    fn tuple<'py>(py: Python<'py>, all: &[request::TopLogprob]) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, all.iter().cloned().map(Self))
+    }
+
+    fn dicts<'py>(
+        py: Python<'py>,
+        all: &[request::TopLogprob],
+    ) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        all.iter().cloned().map(|top| Self(top).to_dict(py)).collect()
+    }
+}
 
 #[pymethods]
 impl TopLogprob {
@@ -147,7 +163,7 @@ impl TokenLogprob {
 
     #[new]
     fn new(id: u32, logprob: f32, top_logprobs: Vec<PyRef<'_, TopLogprob>>) -> Self {
-        let top_logprobs = top_logprobs.iter().map(|top| top.0.clone()).collect();
+        let top_logprobs = TopLogprob::inner(&top_logprobs);
         Self(request::TokenLogprob { id, logprob, top_logprobs })
     }
 
@@ -168,15 +184,14 @@ impl TokenLogprob {
 
     #[getter]
     fn top_logprobs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, self.0.top_logprobs.iter().cloned().map(TopLogprob))
+        TopLogprob::tuple(py, &self.0.top_logprobs)
     }
 
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
         dict.set_item("id", self.0.id)?;
         dict.set_item("logprob", self.0.logprob)?;
-        let top = self.0.top_logprobs.iter().cloned().map(|t| TopLogprob(t).to_dict(py));
-        dict.set_item("top_logprobs", top.collect::<PyResult<Vec<_>>>()?)?;
+        dict.set_item("top_logprobs", TopLogprob::dicts(py, &self.0.top_logprobs)?)?;
         Ok(dict)
     }
 

@@ -73,13 +73,18 @@ impl Losses {
     /// A line a kind, for people.
     pub(super) fn notes(&self) -> impl Iterator<Item = String> + '_ {
         self.0.iter().map(|(kind, (count, [error, norm]))| {
-            let relative = (error / norm.max(f64::MIN_POSITIVE)).sqrt();
+            let relative = relative([*error, *norm]);
             match *error > 0.0 {
                 true => format!("{count} tensors {kind}: relative error {relative:.1e}"),
                 false => format!("{count} tensors {kind}: exactly"),
             }
         })
     }
+}
+
+/// The relative error, of squared errors and squares.
+fn relative([error, norm]: [f64; 2]) -> f64 {
+    (error / norm.max(f64::MIN_POSITIVE)).sqrt()
 }
 
 /// Rewrites a tensor as numbers of `dtype`; with the squared error and the sum of squares.
@@ -164,7 +169,7 @@ impl Tally {
     /// A line for people, if there was anything.
     pub(super) fn note(&self, scheme: Scheme) -> Option<String> {
         let [before, after] = self.bytes.map(super::memory::human);
-        let relative = (self.error[0] / self.error[1].max(f64::MIN_POSITIVE)).sqrt();
+        let relative = relative(self.error);
         let what = format!("{} matrices to {}", self.matrices, scheme.name());
         (self.matrices > 0).then(|| {
             format!("{what}: {before} became {after}, relative error of the weights {relative:.1e}")
