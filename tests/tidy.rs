@@ -447,6 +447,9 @@ fn crates_depend_only_downwards() {
     report(&faults);
 }
 
+/// What `kernels/common` includes from elsewhere: of the platform's folder, and the generated header.
+const SEAM: [&str; 4] = ["platform.h", "tile.h", "wide.h", "lowered.h"];
+
 #[test]
 fn common_kernels_name_no_vendor() {
     let vendors = ["__CUDA", "__HIP", "__AMD", "__NV", "cuda", "hip", "rocm", "nvidia"];
@@ -460,12 +463,9 @@ fn common_kernels_name_no_vendor() {
                 writeln!(faults, "{}:{}: vendor or assembly", source.path, n + 1).unwrap();
             }
         }
-        let folder = source.path.rsplit_once('/').unwrap().0;
         for line in source.text().lines().filter_map(|l| l.trim().strip_prefix("#include")) {
             let name = line.trim().trim_matches('"');
-            let inside = ["kernels/common", folder]
-                .iter()
-                .any(|base| root().join(base).join(name).is_file());
+            let inside = SEAM.contains(&name) || root().join("kernels/common").join(name).is_file();
             if source.path.starts_with("kernels/common/") && !inside {
                 writeln!(faults, "{}: includes {name}", source.path).unwrap();
             }

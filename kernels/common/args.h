@@ -2,6 +2,8 @@
 // kernel except through the pointers that say otherwise. The host's mirror is mono/wire.rs.
 #pragma once
 
+#include "platform.h"
+
 // What passes through a block's ring, in order: of the block's weights `stages` stages of `bytes`
 // bytes from `at` on, or (kFromPages) the block's pages of a layer, as many as positions ask for.
 // A third source is reserved: stages whose address is looked up by an id that the device computed.

@@ -5,6 +5,18 @@
 // Traffic: 4 head_dim bytes a position, each read once from memory and once from shared memory.
 #pragma once
 
+#include "args.h"
+#include "attention.h"
+#include "block.h"
+#include "chiplets.h"
+#include "exchange.h"
+#include "lowered.h"
+#include "platform.h"
+#include "ring.h"
+#include "shape.h"
+#include "stream.h"
+#include "tile.h"
+
 // What a warp has of a column's pages, for heads 2t and 2t + 1: the best score, this lane's part of
 // the mass, and tiles of 16 features (rows 2g and 2g + 1 of the page's values) of both heads.
 template <class C>

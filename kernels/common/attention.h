@@ -11,6 +11,13 @@
 // Traffic: 2 * positions * head_dim * 2 bytes a kv head.
 #pragma once
 
+#include "args.h"
+#include "exchange.h"
+#include "lowered.h"
+#include "platform.h"
+#include "shape.h"
+#include "tile.h"
+
 constexpr int kScoreWarps = 4, kValueWarps = kWarps - kScoreWarps;
 
 struct PageSpan {
@@ -119,14 +126,6 @@ struct AttendAt {
     int layer, lane_index, kv_head, split, column, shift;
 };
 
-// Waits for one word and returns its payload.
-KIE_DEVICE u32 take_word(Watch& watch, const u64* p, u32 epoch, u32 where) {
-    watch.polls = 0;
-    u64 v = load_word(p);
-    while (!kNoWaits && epoch_of(v) != epoch && patient(watch, where, epoch, epoch_of(v)))
-        v = load_word(p);
-    return (u32)v;
-}
 // The query heads' words, then the key's, then the value's: where word `n` of them stands.
 template <class C>
 KIE_DEVICE const u64* head_word(const DecodeArgs& args, const AttendAt& at, int n) {

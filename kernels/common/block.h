@@ -1,6 +1,12 @@
 // What a consumer knows of its block and of the step at hand.
 #pragma once
 
+#include "args.h"
+#include "chiplets.h"
+#include "lowered.h"
+#include "platform.h"
+#include "shape.h"
+
 struct Block {
     int lane_index, seat;  // lane on this machine, block inside the lane
     int lane_all;          // lane of the model

@@ -3,6 +3,17 @@
 // alone and among others.
 #pragma once
 
+#include "args.h"
+#include "attention.h"
+#include "block.h"
+#include "chiplets.h"
+#include "exchange.h"
+#include "lowered.h"
+#include "matvec.h"
+#include "platform.h"
+#include "ring.h"
+#include "shape.h"
+
 // Attention's parts, merged by owners: the blocks of a lane share all words of all columns, a word
 // of one column a thread. Everybody gathers them afterwards.
 // How the one-column kernel's warps share the splits of a word (see merge). With many parts two

@@ -12,6 +12,12 @@
 // Tokens: tell.h says how they travel.
 #pragma once
 
+#include "args.h"
+#include "exchange.h"
+#include "lowered.h"
+#include "platform.h"
+#include "tell.h"
+
 enum Order { kGoOn = 0, kLeave = 1, kAbort = 2, kHostGone = 3 };
 constexpr u64 kHostSilent = 1000000000ull;
 // Polls of the host are this many delays apart. Polled at every delay, the host's words cost some

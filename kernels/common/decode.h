@@ -5,6 +5,23 @@
 // kMerge).
 #pragma once
 
+#include "args.h"
+#include "attend_pages.h"
+#include "attention.h"
+#include "block.h"
+#include "chiplets.h"
+#include "columns.h"
+#include "control.h"
+#include "exchange.h"
+#include "filter.h"
+#include "lowered.h"
+#include "matvec.h"
+#include "platform.h"
+#include "ring.h"
+#include "sample.h"
+#include "shape.h"
+#include "stream.h"
+
 KIE_DEVICE u64* other_slot(const DecodeArgs& args, int kind, int layer, int lane_all) {
     return others_of(args, kind, layer) + heard_lane(lane_all) * kVecH;
 }

@@ -2,6 +2,9 @@
 // waits until the host has written its number back.
 #pragma once
 
+#include "platform.h"
+#include "tell.h"
+
 struct EchoArgs {
     u64* out;      // host memory: [ring][kTellWords]
     u32* control;  // host memory: tokens that the host has answered

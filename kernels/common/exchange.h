@@ -11,6 +11,12 @@
 // orders one step's last read before the next step's first write.
 #pragma once
 
+#include "args.h"
+#include "chiplets.h"
+#include "lowered.h"
+#include "platform.h"
+#include "shape.h"
+
 // Of a layer, or (kLayers) of the choice of the token. `turn`: the step's number in all launches.
 KIE_DEVICE u32 epoch_at(u32 turn, int layer) { return turn * (kLayers + 1) + (u32)layer; }
 
@@ -98,6 +104,14 @@ KIE_DEVICE void fence_edge() {
         fence_device();
 }
 
+// Waits for one word and returns its payload.
+KIE_DEVICE u32 take_word(Watch& watch, const u64* p, u32 epoch, u32 where) {
+    watch.polls = 0;
+    u64 v = load_word(p);
+    while (!kNoWaits && epoch_of(v) != epoch && patient(watch, where, epoch, epoch_of(v)))
+        v = load_word(p);
+    return (u32)v;
+}
 // One thread of the warp polls one word, with a short delay between polls, before all threads load
 // all words: 128 blocks that poll everything saturate the second-level cache. `rest_ns`: delay
 // before the first poll, in which the word cannot have arrived.

@@ -6,6 +6,15 @@
 // the largest probability), so their sums do not depend on any order.
 #pragma once
 
+#include "args.h"
+#include "block.h"
+#include "control.h"
+#include "exchange.h"
+#include "lowered.h"
+#include "platform.h"
+#include "sample.h"
+#include "shape.h"
+
 constexpr int kFloatDigits = 8, kIdDigits = 5;  // ids stay below 2^20
 static_assert(kVocabAll <= 1 << 4 * kIdDigits && kRounds >= kFloatDigits + kIdDigits, "ids");
 constexpr float kMassUnit = 17592186044416.0f;

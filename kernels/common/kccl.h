@@ -20,6 +20,9 @@
 //   discards the result.
 #pragma once
 
+#include "chiplets.h"
+#include "platform.h"
+
 namespace kccl {
 #ifndef KIE_RANKS
 #define KIE_RANKS 1

@@ -3,6 +3,15 @@
 // number of columns.
 #pragma once
 
+#include "lowered.h"
+#include "ops/decode_fp8.h"
+#include "ops/decode_int4.h"
+#include "ops/decode_mxfp4.h"
+#include "ops/unit.h"
+#include "platform.h"
+#include "ring.h"
+#include "tile.h"
+
 // Rows of a tile: 16, fewer in the last, 0 or less where a warp has no such tile.
 template <class S>
 KIE_DEVICE int rows_of(int tile) {

@@ -3,6 +3,9 @@
 // are the number formats and the order of a row's columns. Padding is not written: it is zero.
 #pragma once
 
+#include "chiplets.h"
+#include "platform.h"
+
 // Where a row goes.
 struct PackPlace {
     u64 at;     // bytes from PackJob::to; kPackNowhere: nowhere

@@ -9,6 +9,21 @@
 // that will want it, on every rank; behind such a phase the grids of all ranks meet.
 #pragma once
 
+#include "args.h"
+#include "chiplets.h"
+#include "exchange.h"
+#include "lowered.h"
+#include "matvec.h"
+#include "ops/unit.h"
+#include "platform.h"
+#include "prefill_attention.h"
+#include "prefill_feed.h"
+#include "prefill_mix.h"
+#include "prefill_norm.h"
+#include "prefill_shape.h"
+#include "shape.h"
+#include "wide.h"
+
 // ---- The multiplying teams.
 KIE_DEVICE void await_stage(const Pipe& p) {
     while (!slot_filled(stage_slot(p.at), p.parity))

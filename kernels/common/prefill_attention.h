@@ -4,6 +4,15 @@
 // into the matrix unit's cores. Scores stay in registers and become the second product's operand.
 #pragma once
 
+#include "args.h"
+#include "chiplets.h"
+#include "exchange.h"
+#include "lowered.h"
+#include "platform.h"
+#include "prefill_shape.h"
+#include "shape.h"
+#include "wide.h"
+
 constexpr int kRun = 64;  // queries of a team
 constexpr bool kPaired = kGroup % 2 == 0;
 constexpr int kItemRun = kPaired ? kRun : 2 * kRun;  // queries of an item

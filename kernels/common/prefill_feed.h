@@ -3,6 +3,16 @@
 // take them.
 #pragma once
 
+#include "args.h"
+#include "chiplets.h"
+#include "exchange.h"
+#include "lowered.h"
+#include "platform.h"
+#include "prefill_attention.h"
+#include "prefill_shape.h"
+#include "shape.h"
+#include "wide.h"
+
 struct Pipe {
     u32 at, parity;
     u32 passed;  // residual stages so far, for the copying warps

@@ -4,6 +4,14 @@
 // made once, so all ranks hold the same bits, and crosses the links once.
 #pragma once
 
+#include "chiplets.h"
+#include "lowered.h"
+#include "platform.h"
+#include "prefill_feed.h"
+#include "prefill_shape.h"
+#include "shape.h"
+#include "wide.h"
+
 // Mixing, in units of a warp: 64 rows of a group of eight places that this rank owns.
 constexpr int kMixWarps = (int)kWorkers / (int)kTeam;
 struct Owned {

@@ -2,6 +2,11 @@
 // as they are, and attention. Each is normed, turned and put back where it was.
 #pragma once
 
+#include "lowered.h"
+#include "platform.h"
+#include "prefill_shape.h"
+#include "shape.h"
+
 // How a pair of features of a head turns, with the norm's weights on it.
 struct Turned {
     float n0, n1, c, s;

@@ -4,6 +4,13 @@
 // before the first are dead: computed, never stored).
 #pragma once
 
+#include "args.h"
+#include "chiplets.h"
+#include "lowered.h"
+#include "ops/unit.h"
+#include "platform.h"
+#include "shape.h"
+
 struct PrefillArgs {
     DecodeArgs model;   // all that a prompt's positions need of it; `records` for all blocks;
                         // `epoch`: of the decode launch behind this one, or 0: see put_last

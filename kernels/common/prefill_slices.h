@@ -7,6 +7,20 @@
 // always one to run.
 #pragma once
 
+#include "args.h"
+#include "chiplets.h"
+#include "exchange.h"
+#include "lowered.h"
+#include "platform.h"
+#include "prefill.h"
+#include "prefill_attention.h"
+#include "prefill_feed.h"
+#include "prefill_mix.h"
+#include "prefill_norm.h"
+#include "prefill_shape.h"
+#include "shape.h"
+#include "wide.h"
+
 enum SliceStage {
     kDoQkv,
     kDoNorms,  // of heads, where a model has them

@@ -7,6 +7,11 @@
 // too short: more fit then, and who copies has more to do.
 #pragma once
 
+#include "args.h"
+#include "lowered.h"
+#include "platform.h"
+#include "shape.h"
+
 struct Ring {
     Slot* slots;
     u8* bytes;

@@ -5,6 +5,14 @@
 // position and id.
 #pragma once
 
+#include "args.h"
+#include "block.h"
+#include "control.h"
+#include "exchange.h"
+#include "lowered.h"
+#include "platform.h"
+#include "shape.h"
+
 // Codes where no token can be had.
 constexpr u32 kNone = 0xffffffffu, kNotFinite = 0xfffffff0u;
 constexpr u32 kSeenInPrompt = 0x80000000u;  // of a count; the other bits count outputs

@@ -3,6 +3,10 @@
 // otherwise, and padded with zeros to what the partition needs; `Real` is the model's own.
 #pragma once
 
+#include "args.h"
+#include "lowered.h"
+#include "platform.h"
+
 // How the head combines lanes: the mean of their norms, the norm of their sum, a slice of the
 // vocabulary from each lane, or a matrix over all of them side by side. With one lane all the same.
 enum HeadMode { kHeadMean = 0, kHeadSum = 1, kHeadPerLane = 2, kHeadConcat = 3 };

@@ -10,6 +10,15 @@
 // consumer, so the fence in `feed` stands between those writes and the copy.
 #pragma once
 
+#include "args.h"
+#include "attention.h"
+#include "block.h"
+#include "chiplets.h"
+#include "lowered.h"
+#include "platform.h"
+#include "ring.h"
+#include "shape.h"
+
 // Pages first, first + kSplitsMax, ... of one column (of several: of a sequence) reach this block
 // through the ring in a layer.
 struct Streamed {

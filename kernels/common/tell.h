@@ -4,6 +4,8 @@
 // (tag in the high bits), so that a poller knows of each word by itself which token it is of.
 #pragma once
 
+#include "platform.h"
+
 constexpr int kTellWords = 3;
 
 KIE_DEVICE void tell(u64* to, u32 n, u32 token, float logprob) {

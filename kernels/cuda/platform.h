@@ -1,6 +1,6 @@
-// The platform contract on CUDA: every primitive that kernels/common uses, nothing else. No
-// includes, so that a run-time compiler takes it as it is. A second platform implements the same
-// names with the same meaning; what each one promises is said here, once.
+// The platform contract on CUDA: every primitive that kernels/common uses, nothing else. No header
+// of a toolkit, so that a run-time compiler takes it as it is. A second platform implements the
+// same names with the same meaning; what each one promises is said here, once.
 #pragma once
 
 #define KIE_DEVICE __device__ __forceinline__
@@ -48,7 +48,7 @@ KIE_DEVICE u32 opaque(u32 v) {
     return v;
 }
 KIE_DEVICE u32 thread() { return opaque(threadIdx.x); }
-KIE_DEVICE u32 block() { return blockIdx.x; }
+KIE_DEVICE u32 grid_block() { return blockIdx.x; }
 KIE_DEVICE u32 lane() { return opaque(threadIdx.x) % kWarp; }
 
 // Meet. A barrier orders all memory of the block among those who meet.

@@ -3,6 +3,8 @@
 // hi}; b: column g, rows {2t.., 2t + 8..}; d: {row g: columns 2t, 2t + 1; row g + 8: the same}.
 #pragma once
 
+#include "platform.h"
+
 KIE_DEVICE void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9},"
         " {%0,%1,%2,%3};"

@@ -6,6 +6,8 @@
 // the wide_wait that says it is done; shared memory written by threads needs writes_before_tiles.
 #pragma once
 
+#include "platform.h"
+
 // The operand lists of the instructions: one register a float of d.
 #define KIE_NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define KIE_NAMES_32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"

@@ -6,6 +6,8 @@
 // unit works on whole waves, of which a team is half.
 #pragma once
 
+#include "platform.h"
+
 // Lane `kOf` of each four, to all four.
 template <int kOf>
 KIE_DEVICE Half2 of_four(u32 v) {

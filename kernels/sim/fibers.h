@@ -1,7 +1,6 @@
 // The machine of the simulator: every device thread is a fiber, all fibers of a launch run on one
-// thread of the host, and a seed draws the order. It stands in front of platform.h in the one
-// translation unit, includes nothing, and keeps its state in statics: a loaded module runs one
-// launch at a time.
+// thread of the host, and a seed draws the order. It keeps its state in statics: a loaded module
+// runs one launch at a time.
 //
 // Model. Collectives meet among teams of 32 neighbouring threads. A wave is one team (warp 32) or
 // two (warp 64). A wave runs until each of its live lanes stands at a collective, a barrier or a
@@ -20,6 +19,8 @@
 // memory alone, and stores into another's only what was made for it to reach, in the system's
 // scope. Plain loads and stores of C++ are not seen.
 #pragma once
+
+#include "order.h"
 
 namespace kie_sim {
 

@@ -1,5 +1,5 @@
 // What orders what, told to ThreadSanitizer where the sources are compiled for it; nothing
-// elsewhere. Stands in front of fibers.h.
+// elsewhere.
 //
 // To the sanitizer each team is one thread (order among a team's lanes is not looked at) and the
 // scheduler none. It sees what the compiler sees: plain loads and stores of kernels, not what this

@@ -2,6 +2,8 @@
 // promises, fibers.h how threads, waits, copies and time are made.
 #pragma once
 
+#include "fibers.h"
+
 #define KIE_DEVICE inline
 #define KIE_CONST_FN constexpr
 #define KIE_KERNEL(name, threads, args)                                              \

@@ -2,6 +2,8 @@
 // halves are exact as floats; the sums are floats, in the order of the columns.
 #pragma once
 
+#include "platform.h"
+
 namespace kie_sim {
 typedef float Row __attribute__((vector_size(32)));
 struct Tile {

@@ -2,6 +2,8 @@
 // done where they are asked for: an order of the asynchronous ones that is wrong is not seen.
 #pragma once
 
+#include "platform.h"
+
 namespace kie_sim {
 // Bytes that a stage still waits for: copies may come before its size is said.
 struct Expected {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kie_kernels::mono::machine::{Flight, Launch, Machine, Module, Platform, Source};
-use kie_kernels::mono::source::platform_headers;
+use kie_kernels::mono::source::join;
 
 use crate::algorithm::{Algorithm, Kind, BLOCKS_MAX, PUSH_BYTES_MAX};
 use crate::error::{Error, Result, Wait};
@@ -16,7 +16,7 @@ use crate::op::Op;
 use crate::symmetric::Symmetric;
 
 /// The device functions and the kernel.
-const KCCL: &str = include_str!("../kernels/common/kccl.h");
+const KCCL: (&str, &str) = ("common/kccl.h", include_str!("../kernels/common/kccl.h"));
 
 /// kccl.h's `kRanksMax`, `kPhases`, and the places of things.
 pub const RANKS_MAX: usize = 8;
@@ -347,14 +347,8 @@ fn words(bytes: &[u8]) -> Vec<u64> {
 
 /// The kernel of its own for so many ranks.
 pub(crate) fn source(platform: Platform, ranks: usize) -> Source {
-    let mut text = String::new();
-    let headers = platform_headers(platform).iter().copied();
-    for (path, part) in headers.chain([("common/kccl.h", KCCL)]) {
-        text.push_str(&format!("#line 1 \"{path}\"\n"));
-        text.push_str(&part.replace("#pragma once\n", ""));
-    }
     let defines = vec![("KIE_RANKS".to_owned(), ranks.to_string())];
-    Source { defines, text, entries: ENTRIES.to_vec() }
+    Source { defines, text: join(platform, KCCL), entries: ENTRIES.to_vec() }
 }
 
 fn compile(machine: &dyn Machine, ranks: usize) -> Result<Arc<dyn Module>> {

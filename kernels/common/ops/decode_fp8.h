@@ -4,6 +4,9 @@
 // half row 2g + 1's.
 #pragma once
 
+#include "ops/unit.h"
+#include "platform.h"
+
 #ifndef KIE_UNPACK_F8
 // Four codes: the lower two as halves, then the upper two. Shifted into a half, a code's value is
 // 2^-8 of what it should be.

@@ -2,6 +2,8 @@
 // that zeros stand for 0: columns 2j and 2j + 1 at bits 4j and 16 + 4j.
 #pragma once
 
+#include "platform.h"
+
 // Behind the bits of 1024 a code is added to it, or 16 times, with 8 more: the sum is a half, and
 // so is what is left without them.
 #ifdef KIE_FMA_HALF2

@@ -5,6 +5,8 @@
 // to 3, of 3 at 13 and 2 to 0.
 #pragma once
 
+#include "platform.h"
+
 constexpr u32 kE2m1Shift = 14;
 
 KIE_DEVICE void unpack_e2m1(u32 codes, u32 (&halves)[4]) {

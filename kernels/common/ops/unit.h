@@ -2,6 +2,8 @@
 // 2g and 2g + 1 of a tile by columns 8t to 8t + 7 of a unit.
 #pragma once
 
+#include "platform.h"
+
 enum StoredBits { kBitsF16, kBitsF8, kBitsI4, kBitsE2m1 };  // of the stream
 
 // Operands of a matrix unit for two products: columns 8t to 8t + 3, then the four behind them; of

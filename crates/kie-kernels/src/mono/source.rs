@@ -1,5 +1,10 @@
-//! The kernel sources, carried as text. One compilation is one text: the platform's headers first,
-//! then `kernels/common` in the order of [`COMMON`].
+//! The kernel sources, carried as text. One compilation is one text: a root and what it includes,
+//! each file once, where its first `#include` stands. A name is looked for in the platform's folder,
+//! then in `kernels/common`, as a compiler would with both as include paths; `lowered.h` is the
+//! header that [`super::lower::header`] generates.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
 
 use super::lower::header::header;
 use super::lower::layout::Layout;
@@ -9,83 +14,158 @@ use super::machine::{Platform, Source};
 use super::meter::Mode;
 use crate::error::Result;
 
-macro_rules! kernel {
-    ($path:literal) => {
-        ($path, include_str!(concat!("../../kernels/", $path)))
+macro_rules! carried {
+    ($($path:literal,)+) => {
+        &[$(($path, include_str!(concat!("../../kernels/", $path)))),+]
     };
 }
 
-/// All of `kernels/common`, in the order in which each needs the ones before it.
-pub const COMMON: &[(&str, &str)] = &[
-    kernel!("common/args.h"),
-    kernel!("common/shape.h"),
-    kernel!("common/exchange.h"),
-    kernel!("common/ring.h"),
-    UNIT,
-    DECODE_FP8,
-    DECODE_INT4,
-    DECODE_MXFP4,
-    kernel!("common/matvec.h"),
-    kernel!("common/attention.h"),
-    kernel!("common/block.h"),
-    TELL,
-    kernel!("common/stream.h"),
-    kernel!("common/attend_pages.h"),
-    kernel!("common/control.h"),
-    kernel!("common/sample.h"),
-    kernel!("common/filter.h"),
-    kernel!("common/columns.h"),
-    kernel!("common/decode.h"),
+/// A file's path in `kernels`, and what it says.
+pub type File<'a> = (&'a str, &'a str);
+
+/// All files, by path. Their order says nothing.
+const FILES: &[File<'static>] = carried![
+    "common/args.h",
+    "common/attend_pages.h",
+    "common/attention.h",
+    "common/block.h",
+    "common/chiplets.h",
+    "common/columns.h",
+    "common/control.h",
+    "common/decode.h",
+    "common/echo.h",
+    "common/exchange.h",
+    "common/filter.h",
+    "common/matvec.h",
+    "common/ops/decode_fp8.h",
+    "common/ops/decode_int4.h",
+    "common/ops/decode_mxfp4.h",
+    "common/ops/unit.h",
+    "common/pack.h",
+    "common/prefill.h",
+    "common/prefill_attention.h",
+    "common/prefill_feed.h",
+    "common/prefill_mix.h",
+    "common/prefill_norm.h",
+    "common/prefill_shape.h",
+    "common/prefill_slices.h",
+    "common/ring.h",
+    "common/sample.h",
+    "common/shape.h",
+    "common/stream.h",
+    "common/tell.h",
+    "cuda/platform.h",
+    "cuda/tile.h",
+    "cuda/wide.h",
+    "hip/platform.h",
+    "hip/tile.h",
+    "sim/fibers.h",
+    "sim/order.h",
+    "sim/platform.h",
+    "sim/tile.h",
+    "sim/wide.h",
 ];
 
-const UNIT: (&str, &str) = kernel!("common/ops/unit.h");
-const DECODE_FP8: (&str, &str) = kernel!("common/ops/decode_fp8.h");
-const DECODE_INT4: (&str, &str) = kernel!("common/ops/decode_int4.h");
-const DECODE_MXFP4: (&str, &str) = kernel!("common/ops/decode_mxfp4.h");
-/// Decoders of stored bits, which need the platform only.
-#[cfg(test)]
-pub const DECODERS: &[(&str, &str)] = &[UNIT, DECODE_FP8, DECODE_INT4, DECODE_MXFP4];
-const TELL: (&str, &str) = kernel!("common/tell.h");
-const ECHO: (&str, &str) = kernel!("common/echo.h");
+/// The files with the kernels in them.
+const DECODE: &str = "common/decode.h";
+const PREFILL: &str = "common/prefill_slices.h";
+const PACK: &str = "common/pack.h";
+const ECHO: &str = "common/echo.h";
 
-/// Of [`COMMON`], what the prefill kernel stands on: up to the pages' layout.
-const UNDER_PREFILL: usize = 10;
+/// By what name kernels include the generated header.
+const LOWERED: &str = "lowered.h";
+/// Copies and the matrix unit for several warps at once: a platform without them has no prefill
+/// kernel.
+const WIDE: &str = "wide.h";
 
-/// The prefill kernel, behind those.
-pub const PREFILL: &[(&str, &str)] = &[
-    kernel!("common/prefill_shape.h"),
-    kernel!("common/prefill_attention.h"),
-    kernel!("common/prefill_feed.h"),
-    kernel!("common/prefill_norm.h"),
-    kernel!("common/prefill_mix.h"),
-    kernel!("common/prefill.h"),
-    kernel!("common/prefill_slices.h"),
-];
-/// The kernel that packs weights, behind the platform without its tiles.
-const PACK: (&str, &str) = kernel!("common/pack.h");
-/// Wide tiles, which the prefill kernel needs.
-const WIDE_CUDA: (&str, &str) = kernel!("cuda/wide.h");
-const WIDE_SIM: (&str, &str) = kernel!("sim/wide.h");
-
-/// Behind the platforms whose blocks may lie on several dies: which block a block is.
-const PLACE: (&str, &str) = kernel!("common/place.h");
-const CUDA: &[(&str, &str)] = &[kernel!("cuda/platform.h"), kernel!("cuda/tile.h")];
-const HIP: &[(&str, &str)] = &[kernel!("hip/platform.h"), PLACE, kernel!("hip/tile.h")];
-const SIM: &[(&str, &str)] = &[kernel!("sim/platform.h"), PLACE, kernel!("sim/tile.h")];
-
-/// The headers that stand before [`COMMON`] on a platform.
-pub fn platform_headers(platform: Platform) -> &'static [(&'static str, &'static str)] {
+const fn folder(platform: Platform) -> &'static str {
     match platform {
-        Platform::Cuda => CUDA,
-        Platform::Hip => HIP,
-        Platform::Sim => SIM,
+        Platform::Cuda => "cuda",
+        Platform::Hip => "hip",
+        Platform::Sim => "sim",
     }
+}
+
+fn carried(path: &str) -> Option<File<'static>> {
+    FILES.iter().find(|(known, _)| *known == path).copied()
+}
+
+/// The file that a platform's kernels include by this name.
+fn find(platform: Platform, name: &str) -> Option<File<'static>> {
+    let folders = [folder(platform), "common"];
+    folders.iter().find_map(|folder| carried(&format!("{folder}/{name}")))
+}
+
+/// What a line includes, if it does.
+fn included(line: &str) -> Option<&str> {
+    line.strip_prefix("#include \"")?.strip_suffix('"')
+}
+
+/// A text under way, and the files in it: false where one is not at its end.
+struct Joined<'a> {
+    platform: Platform,
+    lowered: &'a str,
+    files: BTreeMap<String, bool>,
+    text: String,
+}
+
+impl Joined<'_> {
+    /// Line directives keep the compiler's messages readable.
+    fn add(&mut self, (path, text): File<'_>) {
+        let _ = writeln!(self.text, "#line 1 \"{path}\"");
+        for (at, line) in text.lines().enumerate() {
+            match included(line) {
+                Some(name) if self.include(path, name) => {
+                    let _ = writeln!(self.text, "#line {} \"{path}\"", at + 2);
+                }
+                Some(_) => self.text.push('\n'),
+                None if line == "#pragma once" => self.text.push('\n'),
+                None => {
+                    self.text.push_str(line);
+                    self.text.push('\n');
+                }
+            }
+        }
+    }
+
+    /// False where it is there already.
+    fn include(&mut self, from: &str, name: &str) -> bool {
+        if let Some(whole) = self.files.get(name) {
+            assert!(*whole, "{from} includes {name}, which includes it");
+            return false;
+        }
+        self.files.insert(name.to_owned(), false);
+        if name == LOWERED {
+            self.add(("generated/lowered.h", self.lowered));
+        } else {
+            let file = find(self.platform, name);
+            self.add(file.unwrap_or_else(|| panic!("{from} includes {name}: there is none")));
+        }
+        self.files.insert(name.to_owned(), true);
+        true
+    }
+}
+
+fn join_with(platform: Platform, root: File<'_>, lowered: &str) -> String {
+    let mut joined = Joined { platform, lowered, files: BTreeMap::new(), text: String::new() };
+    joined.add(root);
+    joined.text
+}
+
+/// A file that needs no generated header, with all that it includes.
+pub fn join(platform: Platform, root: File<'_>) -> String {
+    join_with(platform, root, "")
+}
+
+/// One of the kernels.
+fn kernel(platform: Platform, path: &str, lowered: &str) -> String {
+    join_with(platform, carried(path).expect("a row of FILES"), lowered)
 }
 
 /// What the platforms' own headers ask for before anything else.
 fn defines(partition: &Partition, model: &Model) -> Vec<(String, String)> {
     let all = [("KIE_RANKS", model.ranks), ("KIE_BLOCKS", partition.blocks)];
-    // Where there is one die, nothing of it is in the source.
+    // Where there is one die, nothing of it is in the code.
     let dies = (partition.chiplets > 1).then_some(("KIE_CHIPLETS", partition.chiplets));
     all.into_iter().chain(dies).map(|(name, value)| (name.to_owned(), value.to_string())).collect()
 }
@@ -105,7 +185,7 @@ pub fn decode(
     if mode == Mode::Trace {
         defines.push(("KIE_TRACE".to_owned(), "1".to_owned()));
     }
-    let text = header(model, partition, &layout, mode) + &text(platform);
+    let text = kernel(platform, DECODE, &header(model, partition, &layout, mode));
     Ok(Source { defines, text, entries: vec!["kie_decode"] })
 }
 
@@ -118,47 +198,116 @@ pub fn prefill(
     (model, partition): (&Model, &Partition),
     own: impl IntoIterator<Item = (String, String)>,
 ) -> Result<Option<Source>> {
-    let Some(text) = prefill_text(platform) else { return Ok(None) };
+    if find(platform, WIDE).is_none() {
+        return Ok(None);
+    }
     let layout = Layout::new(model, partition, Kind { columns: 1, streamed: false })?;
     let mut defines = defines(partition, model);
     defines.extend(own);
-    let text = header(model, partition, &layout, Mode::Full) + &text;
+    let text = kernel(platform, PREFILL, &header(model, partition, &layout, Mode::Full));
     Ok(Some(Source { defines, text, entries: vec!["kie_prefill"] }))
-}
-
-/// Everything but the generated header as one text. Line directives keep the compiler's messages
-/// readable.
-pub fn text(platform: Platform) -> String {
-    join(platform_headers(platform).iter().chain(COMMON))
-}
-
-/// The prefill kernel as one text; none where there are no wide tiles.
-fn prefill_text(platform: Platform) -> Option<String> {
-    let wide = match platform {
-        Platform::Cuda => &WIDE_CUDA,
-        Platform::Sim => &WIDE_SIM,
-        Platform::Hip => return None,
-    };
-    let before = platform_headers(platform).iter().chain([wide]);
-    Some(join(before.chain(&COMMON[..UNDER_PREFILL]).chain(PREFILL)))
 }
 
 /// The kernel that times the host's answer, as one text.
 pub fn echo_text(platform: Platform) -> String {
-    join(platform_headers(platform).iter().chain([&TELL, &ECHO]))
+    kernel(platform, ECHO, "")
 }
 
 /// The kernel that packs weights, as one text.
 pub fn pack_text(platform: Platform) -> String {
-    let headers = platform_headers(platform);
-    join(headers[..headers.len() - 1].iter().chain([&PACK]))
+    kernel(platform, PACK, "")
 }
 
-fn join<'a>(headers: impl Iterator<Item = &'a (&'static str, &'static str)>) -> String {
-    let mut all = String::new();
-    for (path, text) in headers {
-        all.push_str(&format!("#line 1 \"{path}\"\n"));
-        all.push_str(&text.replace("#pragma once\n", ""));
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+    use std::process::Command;
+
+    use super::*;
+    use crate::mono::shapes;
+
+    /// Every header below `folder`, by its path in `kernels`.
+    fn headers(folder: &Path, prefix: &str, found: &mut BTreeSet<String>) {
+        for entry in folder.read_dir().unwrap().map(|entry| entry.unwrap()) {
+            let path = format!("{prefix}{}", entry.file_name().to_string_lossy());
+            if entry.file_type().unwrap().is_dir() {
+                headers(&entry.path(), &format!("{path}/"), found);
+            } else if path.ends_with(".h") {
+                found.insert(path);
+            }
+        }
     }
-    all
+
+    #[test]
+    fn every_file_is_carried_and_in_some_kernel() {
+        let mut there = BTreeSet::new();
+        headers(&Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels"), "", &mut there);
+        assert!(there.remove("common/kccl.h"), "carried by kie-kccl");
+        assert!(FILES.iter().map(|(path, _)| *path).eq(there.iter().map(String::as_str)));
+        let mut used = BTreeSet::new();
+        for platform in [Platform::Cuda, Platform::Hip, Platform::Sim] {
+            for root in [DECODE, PREFILL, PACK, ECHO] {
+                if root == PREFILL && find(platform, WIDE).is_none() {
+                    continue;
+                }
+                let text = kernel(platform, root, "");
+                let paths = text.lines().filter_map(|line| line.strip_prefix("#line 1 \""));
+                let paths = paths.map(|path| path.trim_end_matches('"').to_owned());
+                used.extend(paths.filter(|path| !path.starts_with("generated/")));
+            }
+        }
+        assert_eq!(used, there);
+    }
+
+    /// By the simulator's compiler, which finds files as a reader does: by two folders.
+    #[test]
+    fn every_file_includes_what_it_uses() {
+        let model = shapes::model("1b");
+        let partition = Partition::new(&model, &shapes::nvidia(), 33_280).unwrap();
+        let kind = Kind { columns: 1, streamed: false };
+        let layout = Layout::new(&model, &partition, kind).unwrap();
+        let made = std::env::temp_dir().join(format!("kie-headers-{}", std::process::id()));
+        std::fs::create_dir_all(&made).unwrap();
+        std::fs::write(made.join(LOWERED), header(&model, &partition, &layout, Mode::Full)).unwrap();
+        let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+        let words = crate::sim::compiler().unwrap().0;
+        let mut words = words.split_whitespace();
+        let mut compiler = Command::new(words.next().unwrap());
+        compiler.args(words).args(["-std=c++17", "-fsyntax-only", "-w", "-DKIE_SIM_WARP=32"]);
+        for folder in [kernels.join("sim"), kernels.join("common"), made.clone()] {
+            compiler.arg("-I").arg(folder);
+        }
+        let defines = shapes::prefill(&model).remove(0).defines;
+        compiler.args(defines.iter().map(|(name, value)| format!("-D{name}={value}")));
+        let mut there = BTreeSet::new();
+        headers(&kernels, "", &mut there);
+        for (at, path) in there.iter().enumerate() {
+            let Some(name) = ["sim/", "common/"].iter().find_map(|of| path.strip_prefix(of)) else {
+                continue;
+            };
+            let unit = made.join(format!("{at}.cc"));
+            std::fs::write(&unit, format!("#include \"{name}\"\n")).unwrap();
+            compiler.arg(unit);
+        }
+        let done = compiler.output().unwrap();
+        std::fs::remove_dir_all(&made).unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    }
+
+    #[test]
+    fn a_file_stands_once_where_it_is_first_included() {
+        let root = "// 1\n#include \"tell.h\"\nint a;\n#include \"tell.h\"\nint b;\n";
+        let text = join(Platform::Cuda, ("root.h", root));
+        assert!(text.starts_with("#line 1 \"root.h\"\n// 1\n#line 1 \"common/tell.h\"\n"));
+        assert!(text.ends_with("}\n#line 3 \"root.h\"\nint a;\n\nint b;\n"));
+        assert_eq!(text.matches("#line 1 \"cuda/platform.h\"\n").count(), 1);
+        assert!(!text.contains("#include") && !text.contains("#pragma once"));
+    }
+
+    #[test]
+    #[should_panic(expected = "root.h includes there.h: there is none")]
+    fn what_is_not_there_is_told() {
+        join(Platform::Cuda, ("root.h", "#include \"there.h\"\n"));
+    }
 }

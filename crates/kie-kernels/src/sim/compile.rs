@@ -19,9 +19,6 @@ use crate::error::{Error, Result};
 use crate::mono::cache::{Bounds, Cache, Key};
 use crate::mono::machine::Source;
 
-/// The runtime that stands in front of every source.
-const RUNTIME: [&str; 2] =
-    [include_str!("../../kernels/sim/order.h"), include_str!("../../kernels/sim/fibers.h")];
 const ARCH: &str = "the simulator";
 /// The tests alone compile some hundreds.
 const KEPT: Bounds = Bounds { entries: 1024, bytes: 512 << 20 };
@@ -190,8 +187,7 @@ fn turn_of(key: Key) -> Arc<Mutex<()>> {
 
 /// The whole translation unit.
 fn text_of(source: &Source, warp: u32) -> String {
-    let mut text = RUNTIME.map(|part| part.replace("#pragma once\n", "")).concat();
-    let _ = writeln!(text, "#define KIE_SIM_WARP {warp}");
+    let mut text = format!("#define KIE_SIM_WARP {warp}\n");
     for (name, value) in &source.defines {
         let _ = writeln!(text, "#define {name} {value}");
     }
@@ -389,6 +385,8 @@ impl Drop for Library {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::mono::machine::Platform;
+    use crate::mono::source::join;
 
     #[test]
     fn a_library_cut_short_is_compiled_again() {
@@ -396,7 +394,8 @@ mod tests {
         let mut compiler = Compiler::find("sim", false).unwrap();
         std::fs::create_dir_all(&folder).unwrap();
         compiler.folder.clone_from(&folder);
-        let source = Source { defines: Vec::new(), text: String::new(), entries: Vec::new() };
+        let text = join(Platform::Sim, ("toy", "#include \"platform.h\"\n"));
+        let source = Source { defines: Vec::new(), text, entries: Vec::new() };
         compiler.library(&source, 32).unwrap();
         let kept: Vec<_> = folder.read_dir().unwrap().map(|file| file.unwrap().path()).collect();
         assert_eq!(kept.len(), 1, "{kept:?}");

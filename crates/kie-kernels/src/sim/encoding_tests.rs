@@ -6,14 +6,14 @@ use super::tests::{fetch_u32, run_with};
 use super::*;
 use crate::abi::Codes;
 use crate::cpu::numbers::code_to_f32;
-use crate::mono::source::{platform_headers, DECODERS};
+use crate::mono::source::join;
 use half::f16;
 
 /// What a kernel makes of words: `count` words of `each` bytes of codes, `halves` words each.
 fn decoded(call: &str, words: &[u32], halves: usize) -> Vec<f16> {
     let sim = Sim::open("sim:warp=32").unwrap();
-    let headers = platform_headers(Platform::Sim).iter().chain(DECODERS);
-    let text: String = headers.map(|(_, text)| *text).collect();
+    let decoders = ["fp8", "int4", "mxfp4"].map(|of| format!("#include \"ops/decode_{of}.h\"\n"));
+    let text = join(Platform::Sim, ("toy", &decoders.concat()));
     let kernel = format!(
         "struct Args {{ const u32* in; u32* out; u64 count; }};\n\
          KIE_KERNEL(toy, 32, Args a) {{\n\

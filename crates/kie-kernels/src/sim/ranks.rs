@@ -150,14 +150,13 @@ impl Machine for Rank {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::mono::source::platform_headers;
+    use crate::mono::source::join;
 
     /// Two ranks run `body`, in which rank 1 may do with rank 0's memory what it should not: `own`
     /// is what `alloc` gave rank 0, `open` what `alloc_symmetric` did.
     fn outcome(body: &str) -> (Result<bool>, u64) {
         let machines = super::super::open("sim:ranks=2,blocks=1").unwrap();
-        let headers = platform_headers(Platform::Sim).iter().map(|(_, text)| *text);
-        let text = headers.collect::<String>()
+        let text = join(Platform::Sim, ("toy", "#include \"platform.h\"\n"))
             + "struct Args { u64 rank; u64* own; u64* open; };\nKIE_KERNEL(toy, 32, Args a) {\n"
             + "KIE_SHARED_BYTES(shared);\nSlot* slot = (Slot*)shared;\nslot_init(slot, 1);\n"
             + &format!("if (a.rank == 1 && thread() == 0) {{ {body} }}\n}}\n");

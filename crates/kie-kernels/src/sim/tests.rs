@@ -6,7 +6,7 @@
 use super::*;
 use crate::mono::lower::partition::Partition;
 use crate::mono::shapes::{amd, model};
-use crate::mono::source::platform_headers;
+use crate::mono::source::join;
 
 const SEEDS: u64 = 4;
 
@@ -14,9 +14,10 @@ fn open(seed: u64, warp: u32) -> Sim {
     Sim::open(&format!("sim:seed={seed},warp={warp},switches=2000000000")).unwrap()
 }
 
-/// The simulator's headers without `kernels/common`.
+/// The simulator's headers, and which block a block is.
 fn platform() -> String {
-    platform_headers(Platform::Sim).iter().map(|(_, text)| *text).collect()
+    let root = "#include \"chiplets.h\"\n#include \"platform.h\"\n#include \"tile.h\"\n";
+    join(Platform::Sim, ("toy", root))
 }
 
 fn source(text: &str, entry: &'static str) -> Source {

@@ -13,9 +13,6 @@ use crate::abi::PAGE;
 use crate::mono::meter::Mode;
 use crate::mono::wire;
 
-/// The name under which compilers report lines of the header.
-const NAME: &str = "generated/lowered.h";
-
 /// Constants, one after another.
 struct Text {
     out: String,
@@ -108,7 +105,7 @@ impl Text {
 pub fn header(model: &Model, p: &Partition, layout: &Layout, mode: Mode) -> String {
     let columns = layout.kind.columns;
     let mut text = Text {
-        out: format!("#line 1 \"{NAME}\"\n"),
+        out: "#pragma once\n".to_owned(),
         indent: "",
         columns,
         tilings: BTreeMap::new(),

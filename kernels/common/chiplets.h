@@ -1,8 +1,10 @@
 // Which block of the work a block of the grid is. Machines whose multiprocessors lie on several
-// dies, each with a second-level cache of its own, hand the grid's blocks to the dies in turn. The
-// work's blocks are numbered die by die instead, so that the blocks of a lane, which exchange most,
-// share a cache.
+// dies (chiplets), each with a second-level cache of its own, hand the grid's blocks to the dies in
+// turn. The work's blocks are numbered die by die instead, so that the blocks of a lane, which
+// exchange most, share a cache. With one die both numbers are the same.
 #pragma once
+
+#include "platform.h"
 
 #ifndef KIE_CHIPLETS
 #define KIE_CHIPLETS 1
