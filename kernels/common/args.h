@@ -60,11 +60,11 @@ struct DecodeArgs {
     const float* biases;      // of layers that have them [kLanes][kRowsQkv kBlocksPerLane]
     const float* rope;        // of each class [positions][kHeadDim / 2][cos, sin]
     const Layer* layers;      // [kLayers]
-    u8* pools[4];             // KV pages; see attention.h
+    u8* pools[4];             // KV pages; see pages.h
     const u32* pages;         // [rows][kPools][kPagesMax] physical page of each 64 positions
     const u32* stop_ids;      // [rows][kStopsMax]
     const float* logit_bias;  // [rows][kVocabAll], or null
-    u32* counts;              // [rows][kVocabAll] as sample.h says, or null
+    u32* counts;              // [rows][kVocabAll] as ops/sample.h says, or null
     float* values;            // [kColumns][kVocabAll] logits at work, or null
     const u32* prompt;        // tokens of a prompt, or null: see `count`
     const Segment* segments;  // one step's segments
@@ -79,7 +79,7 @@ struct DecodeArgs {
     u32* control;             // host memory: what the host asks for and the end; see control.h
     long hops[8];             // words from this rank's exchange to each rank's, its own 0
     u64 budget_ns;
-    u64 at_head;  // not 0: the first step begins at the head, whose input is there (prefill.h)
+    u64 at_head;  // not 0: the first step begins at the head, whose input is there (prefill/residual.h)
     u32 page_bytes[4];  // of a page of each pool, all its layers
     u32 segment_count, steps, epoch, in_flight_bytes;
     u32 pace;            // least clock ticks between stages, per KiB of the earlier one; 0: none

@@ -23,7 +23,7 @@ KIE_DEVICE u32 epoch_at(u32 turn, int layer) { return turn * (kLayers + 1) + (u3
 // Bounded waiting. The first wait that expires sets its rank's abort flag (`poison`). Every waiting
 // warp then records what it waited for, stops waiting, runs the step to its end on whatever it has,
 // sets the other ranks' flags and leaves: the earliest recorded wait is the cause. Such a block's
-// candidate for the step's token is kNotFinite (sample.h), so no token of incomplete words is
+// candidate for the step's token is kNotFinite (ops/sample.h), so no token of incomplete words is
 // emitted.
 struct Watch {
     const DecodeArgs& args;
@@ -93,6 +93,10 @@ KIE_DEVICE u64* others_of(const DecodeArgs& args, int kind, int layer) {
     const u32 at = kind * kTurnsOther + (u32)layer % kTurnsOther;
     return args.words + kAtOther + at * kLanesAll * kVecH;
 }
+
+KIE_DEVICE u64* other_slot(const DecodeArgs& args, int kind, int layer, int lane_all) {
+    return others_of(args, kind, layer) + heard_lane(lane_all) * kVecH;
+}
 KIE_DEVICE u64* last_slot(const DecodeArgs& args, int lane_all) {
     return args.words + kAtLast + lane_all * kVecH;
 }
@@ -126,80 +130,4 @@ KIE_DEVICE void await_one(Watch& w, const u64* p, u32 epoch, u32 where, u32 rest
         }
     }
     sync_warp();
-}
-
-// A warp's share of a vector of words, `kCount` of each live column from `base` on, into halves in
-// shared memory (`x`; columns `x_stride` words apart), multiplied by a norm's weights on the way.
-// Adds this lane's part of each column's sum of squares to `squares`. Several columns are in flight
-// at once.
-constexpr int kFlight = 8;  // loads of a lane
-template <int kCount, bool kNorm>
-KIE_DEVICE void gather(Watch& w, const u64* base, int base_stride, u32 epoch, u32 where, int live,
-                       const u32* norm, u32* x, int x_stride, float (&squares)[kColumns]) {
-    static_assert(kCount % 2 == 0, "pairs of words");
-    constexpr int kPairs = (kCount + 63) / 64, kMost = max_i(kFlight / kPairs, 1);
-    constexpr int kAtOnce = kColumns < kMost ? kColumns
-                            : kMost >= 8     ? 8
-                            : kMost >= 4     ? 4
-                            : kMost >= 2     ? 2
-                                             : 1;
-    static_assert(kColumns % kAtOnce == 0, "columns in groups");
-    const int mine = 2 * (int)lane();
-    const auto has = [&](int i) { return kCount % 64 == 0 || 64 * i + mine < kCount; };
-    u64 scale[kPairs];  // asked for before the wait, not after it
-    if (kNorm)
-        KIE_UNROLL for (int i = 0; i < kPairs; ++i) scale[i] =
-            has(i) ? *(const u64*)(norm + 64 * i + mine) : 0;
-    // Blocks watch different words, since one line serves few readers at a time.
-    if (kPollMode == 1)
-        await_one(w, base + block() * 10 % kCount, epoch, where, kRestGather);
-    else if (!kNoWaits && kRestGather > 0)
-        pause_ns(kRestGather);
-    KIE_UNROLL for (int first = 0; first < kColumns; first += kAtOnce) {
-        if (kColumns > 1 && first >= live) continue;
-        u64 a[kAtOnce][kPairs], b[kAtOnce][kPairs];
-        // A thread without words loads another's; the result is unused.
-        const auto from = [&](int c) {
-            return base + (long)(kColumns == 1 || c < live ? c : first) * base_stride + mine;
-        };
-        const auto late_by = [&](int c, int i) {  // bits in which a word's epoch differs
-            return (epoch_of(a[c][i]) ^ epoch) | (epoch_of(b[c][i]) ^ epoch);
-        };
-        KIE_UNROLL for (int c = 0; c < kAtOnce; ++c) {
-            KIE_UNROLL for (int i = 0; i < kPairs; ++i) {
-                if (kPollMode == 0 || (kCount % 64 != 0 && i + 1 == kPairs))
-                    a[c][i] = b[c][i] = 0;  // no step's epoch
-            }
-        }
-        w.polls = 0;
-        for (;;) {
-            u32 late = 0;
-            KIE_UNROLL for (int c = 0; c < kAtOnce; ++c) {
-                const u64* p = from(first + c);
-                KIE_UNROLL for (int i = 0; i < kPairs; ++i) {
-                    if (has(i) && (kPollMode == 1 || late_by(c, i) != 0))
-                        load_words(p + 64 * i, a[c][i], b[c][i]);
-                }
-            }
-            KIE_UNROLL for (int c = 0; c < kAtOnce; ++c) {
-                KIE_UNROLL for (int i = 0; i < kPairs; ++i) if (has(i)) late |= late_by(c, i);
-            }
-            if (late == 0 || kNoWaits || !patient(w, where, epoch, epoch ^ late)) break;
-        }
-        KIE_UNROLL for (int c = 0; c < kAtOnce; ++c) {
-            KIE_UNROLL for (int i = 0; i < kPairs; ++i) {
-                if (!has(i)) continue;
-                u32 p0 = (u32)a[c][i], p1 = (u32)b[c][i];
-                if (kNorm) {
-                    float v0, v1, v2, v3, n0, n1, n2, n3;
-                    unpack_half2(p0, v0, v1), unpack_half2(p1, v2, v3);
-                    squares[first + c] += v0 * v0 + v1 * v1 + v2 * v2 + v3 * v3;
-                    unpack_half2((u32)scale[i], n0, n1),
-                        unpack_half2((u32)(scale[i] >> 32), n2, n3);
-                    p0 = pack_half2(v0 * n0, v1 * n1), p1 = pack_half2(v2 * n2, v3 * n3);
-                }
-                *(u64*)(x + (first + c) * x_stride + 64 * i + mine) = (u64)p1 << 32 | p0;
-            }
-        }
-    }
 }

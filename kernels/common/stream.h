@@ -3,7 +3,7 @@
 // values are in flight while queries are still being computed and exchanged.
 //
 // Even the newest page comes this way, though its last key and value are written in the very step
-// that reads it: the warp that takes the page inserts them (attend_pages.h). All that it holds
+// that reads it: the warp that takes the page inserts them (attend_ring.h). All that it holds
 // besides this block's own consumers wrote a step ago or earlier, before they took that step's
 // first stage of o. From there to this step's pages of the layer are at least kLineStages stages,
 // and the ring has no more slots than that: each of its slots has been released since, by every
@@ -11,10 +11,10 @@
 #pragma once
 
 #include "args.h"
-#include "attention.h"
 #include "block.h"
 #include "chiplets.h"
 #include "lowered.h"
+#include "pages.h"
 #include "platform.h"
 #include "ring.h"
 #include "shape.h"

@@ -2,7 +2,7 @@
 //! once, where a machine and a model fit it. Elsewhere prompts run as columns of the decode
 //! kernel.
 //!
-//! This is the host's half of `kernels/common/prefill_shape.h`: the scratch that a launch needs,
+//! This is the host's half of `kernels/common/prefill/layout.h`: the scratch that a launch needs,
 //! and the definitions by which the kernel checks it. Every launch finds its arrivals at zero:
 //! they are written before it, while no kernel runs.
 
@@ -97,7 +97,7 @@ impl Plan {
             platform,
             chunk,
             scratch_bytes: scratch_bytes(model, partition, chunk),
-            // Slices use what is left (prefill_shape.h).
+            // Slices use what is left (prefill/layout.h).
             shared_bytes: if model.sliced {
                 partition.shared_max
             } else {
@@ -189,7 +189,7 @@ fn slack(model: &Model) -> u32 {
     }
 }
 
-/// The launch's one parameter (prefill_shape.h's `PrefillArgs`).
+/// The launch's one parameter (prefill/layout.h's `PrefillArgs`).
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 #[repr(C)]
 struct PrefillArgs {

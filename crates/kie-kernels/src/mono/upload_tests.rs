@@ -410,7 +410,7 @@ impl Piece {
     }
 }
 
-/// A number out of a block's stages of codes and scales, as decode.h finds it.
+/// A number out of a block's stages of codes and scales, as matvec.h finds it.
 fn decoded(stages: &[u8], split: &Tiling, index: &[u8], row: u32, col: u32) -> f32 {
     let pairs = split.k / 32 / split.k_warps;
     let (warp, unit) = (col / 32 / pairs, col / 32 % pairs);
@@ -451,7 +451,7 @@ fn decoded(stages: &[u8], split: &Tiling, index: &[u8], row: u32, col: u32) -> f
     }
 }
 
-/// A block's rows of a matrix in the order of decode.h's stages.
+/// A block's rows of a matrix in the order of matvec.h's stages.
 fn write(whole: &Grid, split: &Tiling, first: u32, out: &mut Vec<u8>) {
     let at = |row: u32, col: u32| {
         let row = whole.get((first + row) as usize);

@@ -12,7 +12,7 @@ use crate::mono::wire;
 
 /// Threads that exchange registers; a machine's warp is one or two of these.
 pub const TEAM: u32 = 32;
-/// Rounds that narrow a filter, bins of a round, words of its counts (filter.h).
+/// Rounds that narrow a filter, bins of a round, words of its counts (ops/filter.h).
 pub const ROUNDS: u32 = 13;
 /// See above.
 pub const BINS: u32 = 16;
@@ -202,7 +202,7 @@ pub struct ClassLayout {
     /// Words of its vectors.
     pub words: ClassWords,
     /// Every warp has a range of attention's columns of its own, so several columns' vectors need
-    /// no room: the operands are taken from the words (columns.h).
+    /// no room: the operands are taken from the words (ops/matvec_words.h).
     pub direct_o: bool,
     /// The same of the mlp's activations.
     pub direct_down: bool,
@@ -236,7 +236,7 @@ pub struct Vectors {
     pub parts_a: u32,
     /// See above.
     pub parts_b: u32,
-    /// Threads bring other lanes' words of the owned rows for each other: so many (decode.h).
+    /// Threads bring other lanes' words of the owned rows for each other: so many (ops/residual.h).
     pub other_words: u32,
     /// Sums of squares of one column.
     pub norm_sets: u32,
@@ -255,7 +255,7 @@ fn most(model: &Model, p: &Partition, of: impl Fn(&Class, &ClassPartition) -> u3
     model.classes.iter().zip(&p.classes).map(|(c, p)| of(c, p)).max().unwrap_or(0)
 }
 
-/// Whether several columns' operands are taken from the words (columns.h).
+/// Whether several columns' operands are taken from the words (ops/matvec_words.h).
 fn is_direct(t: &Tiling, columns: u32) -> bool {
     columns > 1 && t.row_warps == 1
 }
@@ -450,7 +450,7 @@ impl Layout {
         let ahead = if columns > 1 { 1 } else { p.ahead(model) };
         let vectors = Vectors::new(model, p, kind, packed);
         let at = Shared::new(model, p, columns, &vectors);
-        // Attention out of the ring (attend_pages.h) stands where the vectors do, of which none is
+        // Attention out of the ring (ops/attend_ring.h) stands where the vectors do, of which none is
         // at work while a block attends, or, where those are small, has a place of its own.
         let warp_heads = |c: &Class, p: &ClassPartition| {
             if columns > 1 {

@@ -7,17 +7,20 @@
 // always one to run.
 #pragma once
 
-#include "args.h"
 #include "chiplets.h"
 #include "exchange.h"
 #include "lowered.h"
 #include "platform.h"
-#include "prefill.h"
-#include "prefill_attention.h"
-#include "prefill_feed.h"
-#include "prefill_mix.h"
-#include "prefill_norm.h"
-#include "prefill_shape.h"
+#include "prefill/attend.h"
+#include "prefill/feed.h"
+#include "prefill/grid.h"
+#include "prefill/layout.h"
+#include "prefill/norm_heads.h"
+#include "prefill/pipe.h"
+#include "prefill/product.h"
+#include "prefill/reduce_tp.h"
+#include "prefill/residual.h"
+#include "prefill/tiles.h"
 #include "shape.h"
 #include "wide.h"
 
@@ -393,32 +396,4 @@ KIE_DEVICE void feed_slices(const PrefillArgs& args, Pipe& pipe) {
         }
     }
     await_begun(watch, n);  // the workers' waits look at `stop`, not the clock
-}
-
-KIE_KERNEL(kie_prefill, kPrefillThreads, PrefillArgs args) {
-    if (thread() == 0) {
-        for (int i = 0; i < kStages; ++i) slot_init(stage_slot(i), kWorkers / kTeam);
-        for (int i = 0; i < kPageBuffers; ++i) slot_init(page_slot(i), kWorkers / kTeam);
-        slots_ready();
-        *stop_word() = *phase_word() = *passed_word() = *begun_word() = *asked_word() = 0;
-        for (int i = 0; i < kCopiers; ++i) *seen_word(i) = *item_word(i) = 0;
-        *ready_word() = 0, *limit_word() = ~0u;
-    }
-    sync_block();
-    Pipe pipe = {0, 0, 0};
-    if (thread() >= kWorkers) {
-        fewer_registers<40>();
-        pipe.parity = 1;
-        if constexpr (kListed)
-            feed_slices(args, pipe);
-        else
-            feed_all(args, pipe);
-        drain();
-    } else {
-        more_registers<232>();
-        if constexpr (kListed)
-            work_slices(args, pipe);
-        else
-            work_all(args, pipe);
-    }
 }

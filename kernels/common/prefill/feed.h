@@ -1,105 +1,21 @@
-// The meetings of the grid, and the team that copies: weights, positions, pages and the old
-// residual go into a ring of shared memory, in the order in which the multiplying teams (prefill.h)
-// take them.
+// The team that copies: weights, positions, pages and the old residual go into a ring of shared
+// memory, in the order in which the multiplying teams take them. Of each stage two warps bring the
+// weights, two the positions.
 #pragma once
 
 #include "args.h"
-#include "chiplets.h"
 #include "exchange.h"
 #include "lowered.h"
 #include "platform.h"
-#include "prefill_attention.h"
-#include "prefill_shape.h"
+#include "prefill/attend.h"
+#include "prefill/grid.h"
+#include "prefill/lanes.h"
+#include "prefill/layout.h"
+#include "prefill/pipe.h"
+#include "prefill/tiles.h"
 #include "shape.h"
 #include "wide.h"
 
-struct Pipe {
-    u32 at, parity;
-    u32 passed;  // residual stages so far, for the copying warps
-};
-KIE_DEVICE Slot* stage_slot(u32 at) { return (Slot*)(prefill_shared() + kPfSlots) + at; }
-KIE_DEVICE u8* stage_bytes(u32 at) { return prefill_shared() + kPfRing + at * kStageBytes; }
-KIE_DEVICE void forward(Pipe& p) {
-    if (++p.at == kStages) p.at = 0, p.parity ^= 1;
-}
-
-// Ticks of a phase's work and of the wait behind it, by one thread of each block.
-struct Clock {
-    u64* trace;
-    u64 at;
-};
-KIE_DEVICE void tick(Clock& c, int what) {
-#ifdef KIE_TRACE
-    if (thread() == 0) {
-        const u64 now = clock_ticks();
-        if (what >= 0) c.trace[block() * 32 + what] += now - c.at;
-        c.at = now;
-    }
-#endif
-}
-
-// ---- The grid's barrier: arrivals are counted, a phase is over at blocks x its number.
-struct Phase {
-    u32 done;
-};
-// By one thread. What others wrote before they arrived may be read afterwards.
-KIE_DEVICE void await_phase(Watch& w, const PrefillArgs& args, const Phase& p) {
-    const u64 wanted = (u64)p.done * args.blocks;
-    w.polls = 0;
-    for (u64 seen = load_word(args.arrivals); seen < wanted; seen = load_word(args.arrivals)) {
-        if (!patient(w, 0x1000 | p.done % 5, (u32)wanted, (u32)seen)) break;
-        pause_ns(40);
-    }
-    fence_device();
-}
-// All ranks' grids: the last block to arrive tells the other ranks, in their counters.
-KIE_DEVICE u64* rank_counter(const PrefillArgs& args, int of, int at) {
-    return (u64*)((u8*)(args.arrivals + kCountRanks + of) + args.hops[at]);
-}
-KIE_DEVICE void await_ranks(Watch& w, const PrefillArgs& args, const Phase& p, u32 behind) {
-    const int mine = args.model.rank;
-    fence_system();
-    if (count_in(args.arrivals) + 1 == (u64)p.done * args.blocks) {
-        fence_system();
-        KIE_UNROLL for (int r = 0; r < kRanks; ++r)
-            store_word_system(rank_counter(args, mine, r), p.done);
-    }
-    KIE_NO_UNROLL for (int r = 0; r < kRanks; ++r) {
-        const u64* word = rank_counter(args, r, mine);
-        const u32 wanted = r == mine ? p.done : p.done - behind;
-        w.polls = 0;
-        for (u64 seen = load_word_system(word); seen < wanted; seen = load_word_system(word)) {
-            if (!patient(w, 0x5000 | r, wanted, (u32)seen)) break;
-            pause_ns(40);
-        }
-    }
-    fence_system();
-}
-// By all workers, with their phase's writes behind them; `ranks`: those of all ranks, where others
-// may be so many phases behind. False: somebody gave up.
-KIE_DEVICE bool meet(Watch& w, const PrefillArgs& args, Phase& p, bool ranks = false,
-                     u32 behind = 0) {
-    ++p.done;
-    writes_before_copies();
-    sync_consumers<kWorkers>();
-    if (thread() == 0) {
-        if (kRanks > 1 && ranks) {
-            await_ranks(w, args, p, behind);
-        } else {
-            fence_device();
-            count_up(args.arrivals);
-            await_phase(w, args, p);
-        }
-        if (w.lost)
-            *stop_word() = 1;
-        else
-            *phase_word() = p.done;
-    }
-    sync_consumers<kWorkers>();
-    return *stop_word() == 0;
-}
-
-// ---- The copying team: of each stage two warps bring the weights, two the positions.
 template <class S>
 KIE_DEVICE long unit_at(int pair) {  // bytes of 32 columns of a block's rows inside its product
     const int q = pair % S::pairs;
@@ -178,37 +94,6 @@ KIE_DEVICE void await_second(Watch& w, u32 stages) {
         if (!patient(w, 0x2008, stages, *passed_word())) *stop_word() = 1;
         pause_ns(20);
     }
-}
-// What a lane of the model added in a layer, as halves in the order of the residual.
-KIE_DEVICE u64* past_at(const PrefillArgs& args, int kind, int layer, int lane_all) {
-    return (u64*)(args.scratch + kScrPast) +
-           ((kind * kPast + layer % kPast) * kLanesAll + lane_all) * kLaneResidual;
-}
-// Layers since the others' output that a layer adds, or -1.
-KIE_DEVICE int delay_of(const PrefillArgs& args, int kind, int layer) {
-    return kLanesAll > 1 ? args.model.layers[layer].delay[kind] : -1;
-}
-KIE_DEVICE bool shares_of(const PrefillArgs& args, int kind, int layer) {
-    return kLanesAll > 1 && (args.model.layers[layer].shares >> kind & 1) != 0;
-}
-// Of this rank's lanes among all: where the first stands.
-KIE_DEVICE int lane_of_model(const PrefillArgs& args, int lane_index) {
-    return (int)args.model.rank * kLanes + lane_index;
-}
-KIE_DEVICE u64* own_past(const PrefillArgs& args, int kind, int layer, int lane_index) {
-    return past_at(args, kind, layer, lane_of_model(args, lane_index));
-}
-// Outputs of the very same layer are added behind one more meeting, by nobody who copies.
-KIE_DEVICE bool is_mixed(const PrefillArgs& args, int product, int layer) {
-    if (kLanesAll == 1 || (product != kToO && product != kToDown)) return false;
-    return kSliced || delay_of(args, product == kToDown, layer) == 0;
-}
-// What all lanes of the model made in the layer whose outputs are added at this one.
-KIE_DEVICE Quad* totals_at(const PrefillArgs& args, int kind) {
-    return (Quad*)(args.scratch + kScrTotals) + kind * kLaneResidual;
-}
-KIE_DEVICE const Quad* old_at(const PrefillArgs& args, int lane_index) {
-    return (const Quad*)(args.scratch + kScrResidual) + lane_index * kLaneResidual;
 }
 // The old residual of an item and the lanes' sums, batch after batch.
 KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, const WideItem& item,

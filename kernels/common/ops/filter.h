@@ -11,8 +11,8 @@
 #include "control.h"
 #include "exchange.h"
 #include "lowered.h"
+#include "ops/sample.h"
 #include "platform.h"
-#include "sample.h"
 #include "shape.h"
 
 constexpr int kFloatDigits = 8, kIdDigits = 5;  // ids stay below 2^20

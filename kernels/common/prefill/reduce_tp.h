@@ -7,8 +7,9 @@
 #include "chiplets.h"
 #include "lowered.h"
 #include "platform.h"
-#include "prefill_feed.h"
-#include "prefill_shape.h"
+#include "prefill/lanes.h"
+#include "prefill/layout.h"
+#include "prefill/tiles.h"
 #include "shape.h"
 #include "wide.h"
 

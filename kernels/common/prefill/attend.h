@@ -4,12 +4,11 @@
 // into the matrix unit's cores. Scores stay in registers and become the second product's operand.
 #pragma once
 
-#include "args.h"
-#include "chiplets.h"
 #include "exchange.h"
 #include "lowered.h"
 #include "platform.h"
-#include "prefill_shape.h"
+#include "prefill/layout.h"
+#include "prefill/tiles.h"
 #include "shape.h"
 #include "wide.h"
 

@@ -1,13 +1,11 @@
-// What the prefill kernel is given, how it cuts its work, and where its activations lie.
+// What the prefill kernel is given, its sizes, and where its activations lie.
 // A chunk of positions of one sequence goes through all layers at once; its first position is
 // rounded down to a whole page, so places in the chunk and places in pages agree (the positions
 // before the first are dead: computed, never stored).
 #pragma once
 
 #include "args.h"
-#include "chiplets.h"
 #include "lowered.h"
-#include "ops/unit.h"
 #include "platform.h"
 #include "shape.h"
 
@@ -45,7 +43,7 @@ KIE_CONST_FN int owner_of(int eight) { return eight % kRanks; }
 // The kernel is compiled twice: code for narrow tiles, without which blocks are idle where there
 // are few positions, takes registers that wide tiles need.
 constexpr bool kFew = KIE_PREFILL_FEW;  // for up to kNarrowN positions
-// Slices of many positions: blocks take items from a list instead of meeting (prefill_slices.h).
+// Slices of many positions: blocks take items from a list instead of meeting (prefill/tasks.h).
 constexpr bool kListed = kSliced && !kFew;
 constexpr int kWideN = 256, kNarrowN = 128;  // positions of a wide tile, of a narrow one
 constexpr int kWideRows = 128, kWideTiles = kWideRows / 16;  // row tiles of 16 of a wide tile
@@ -156,7 +154,7 @@ KIE_DEVICE u8* prefill_shared() {
 }
 KIE_DEVICE volatile u32* stop_word() { return (volatile u32*)(prefill_shared() + kPfStop); }
 KIE_DEVICE volatile u32* passed_word() { return (volatile u32*)(prefill_shared() + kPfPassed); }
-// Of slices (prefill_slices.h): how many of the block's items the workers have begun, and with how
+// Of slices (prefill/tasks.h): how many of the block's items the workers have begun, and with how
 // many they are almost done, so that the next one may be taken: earlier, others might do it sooner.
 KIE_DEVICE volatile u32* begun_word() { return (volatile u32*)(prefill_shared() + kPfBegun); }
 KIE_DEVICE volatile u32* asked_word() { return (volatile u32*)(prefill_shared() + kPfAsked); }
@@ -164,168 +162,6 @@ KIE_DEVICE void ask_next() {
     if (kListed && thread() == 0) *asked_word() = *begun_word();
 }
 KIE_DEVICE volatile u32* phase_word() { return (volatile u32*)(prefill_shared() + kPfPhase); }
-
-// A tile of a product: `tiles` row tiles of one lane's matrix, from `frag` on, times `width`
-// positions, over a part of k. Of a wide tile each warp multiplies a row tile; of a narrow one
-// (kNarrowN positions) each team half of the positions, its warps four row tiles at a time.
-struct WideItem {
-    int lane_index, frag, tiles, place, width, part, tile, part_items;
-};
-KIE_CONST_FN bool is_narrow(const WideItem& item) { return kFew && item.width == kNarrowN; }
-// A warp's results: so many turns, each some batches of one row tile.
-KIE_CONST_FN int turns_of(const WideItem& item) {
-    return is_narrow(item) ? over(item.tiles, 4) : 1;
-}
-KIE_CONST_FN int batches_of(const WideItem& item) {
-    return is_narrow(item) ? turns_of(item) : item.width / (8 * kBatch);
-}
-struct Turn {
-    int tile, place, batches;
-};
-KIE_DEVICE Turn turn_at(const WideItem& item, int turn) {
-    const int warp = (int)(thread() / kTeam);
-    if (is_narrow(item)) return {4 * turn + warp % 4, item.place + warp / 4 * (8 * kBatch), 1};
-    return {warp, item.place, batches_of(item)};
-}
-struct WideRows {
-    int frag, row, rows;  // 16-row tile of the lane, its first row, how many rows there are
-    int live;             // and how many of those are not beyond the matrix
-};
-template <class S, int kRows>  // of kRows rows in all
-KIE_DEVICE WideRows rows_at(int f) {
-    if (f >= frags_of<S, kRows>()) return {frags_of<S, kRows>() - 1, 0, 0, 0};
-    const int i = f % S::tiles_all, row = f / S::tiles_all * S::rows + 16 * i;
-    const int rows = min_i(S::rows - 16 * i, 16);
-    return {f, row, rows, min_i(rows, kRows - row)};
-}
-template <class S, int kRows>
-KIE_DEVICE WideRows product_rows(int f) {
-    if (!kDense) return rows_at<S, kRows>(f);
-    const int live = min_i(kRows - 16 * f, 16);
-    return live > 0 ? WideRows{f, 16 * f, 16, live} : WideRows{f, 0, 0, 0};
-}
-KIE_DEVICE WideRows residual_rows(int f) { return rows_at<TilingO, kHidden>(f); }
-enum Product { kToQkv, kToO, kToGateUp, kToDown };
-KIE_CONST_FN int frags_of(int product) {
-    return product == kToQkv      ? kDense ? over(kQkv, 16) : frags_of<TilingQkv, kQkv>()
-           : product == kToGateUp ? kDense ? over(2 * kFfn, 16) : frags_of<TilingGu, 2 * kFfn>()
-                                  : kFrags;
-}
-KIE_CONST_FN int bits_of(int product) {  // StoredBits of its stages
-    return product == kToQkv      ? TilingQkv::bits
-           : product == kToO      ? TilingO::bits
-           : product == kToGateUp ? TilingGu::bits
-                                  : TilingDown::bits;
-}
-KIE_CONST_FN bool any_has(int bits) {
-    return bits_of(kToQkv) == bits || bits_of(kToO) == bits || bits_of(kToGateUp) == bits ||
-           bits_of(kToDown) == bits;
-}
-KIE_CONST_FN bool all_have(int bits) {
-    return bits_of(kToQkv) == bits && bits_of(kToO) == bits && bits_of(kToGateUp) == bits &&
-           bits_of(kToDown) == bits;
-}
-KIE_CONST_FN int pairs_of(int product) {  // of 32 columns
-    return (product == kToO ? kAttn : product == kToDown ? kFfn : kHidden) / 32;
-}
-// How a product of so many positions is cut: narrow tiles, and parts of k that are added up in
-// order, where whole tiles would leave blocks idle. Costs are in 64 ticks, as measured: a stage
-// (where weights are read once, what memory takes for those of all blocks at work), what follows
-// the stages, and joining parts.
-struct Cut {
-    int width, tiles, parts;
-};
-KIE_CONST_FN int stage_cost(const Cut& cut, int across, int blocks) {
-    if (cut.width == kWideN) return 17;
-    return max_i(5 + cut.tiles, blocks * cut.tiles / (68 * across));
-}
-KIE_CONST_FN long cost_of(int product, const Cut& cut, int places, int blocks) {
-    const int across = over(places, cut.width),
-              stages = over(over(pairs_of(product), 2), cut.parts);
-    const int items = across * over(frags_of(product), cut.tiles) * kLanes * cut.parts;
-    const int others = product == kToO || product == kToDown ? (kLanesAll - 1) * 50 : 0;
-    const int extra = 200 + others + (cut.parts > 1 ? 120 + 50 * cut.parts : 0);
-    const int left = items % blocks, rounds = over(items, blocks);
-    const long work = (items / blocks) * stage_cost(cut, across, blocks) +
-                      (left > 0 ? stage_cost(cut, across, left) : 0);
-    return stages * work + rounds * (cut.width == kWideN ? extra : extra * cut.tiles * 9 / 128);
-}
-KIE_CONST_FN Cut unpack_cut(u32 v) {
-    return {v >> 9 != 0 ? kWideN : kNarrowN, (int)(v >> 4 & 31), (int)(v & 15)};
-}
-KIE_CONST_FN int part_items(const Cut& cut) {
-    return cut.width / 128 * over(cut.tiles, kWideTiles);
-}
-KIE_CONST_FN u32 cut_of(int product, int places, int blocks) {
-    const int stages = over(pairs_of(product), 2);
-    u32 best = 0;
-    long least = 1L << 60;
-    // Wide, then narrow ones of 4, 8, 12 row tiles.
-    for (int kind = 0; kind <= (kFew ? 3 : 0); ++kind) {
-        const u32 tiles = kind == 0 ? kWideTiles : 4 * kind, wide = kind == 0;
-        for (u32 parts = 1; parts <= (u32)min_i(kPartsMost, stages); ++parts) {
-            const u32 packed = wide << 9 | tiles << 4 | parts;
-            const Cut cut = unpack_cut(packed);
-            const int all = over(places, cut.width) * over(frags_of(product), cut.tiles) * kLanes;
-            if (parts > 1 && all * cut.parts * part_items(cut) > kPartItems) break;
-            const long cost = cost_of(product, cut, places, blocks);
-            if (cost < least) least = cost, best = packed;
-        }
-    }
-    return best;
-}
-
-// A chunk under way: absolute position of its place 0, the places that are alive, its cuts.
-struct Chunk {
-    int base, from, to;
-    u64 cuts;
-};
-// Places of it, whole tiles but for the chunk's last.
-struct Span {
-    int first, to;
-};
-KIE_DEVICE Span all_of(const Chunk& c) { return {0, c.to}; }
-KIE_DEVICE int chunks_of(const PrefillArgs& a) {
-    return ((int)(a.first % kPage + a.count) + kChunk - 1) / kChunk;
-}
-KIE_DEVICE Chunk chunk_at(const PrefillArgs& a, int i) {
-    const int start = (int)(a.first / kPage * kPage), base = start + i * kChunk,
-              end = (int)(a.first + a.count) - base;
-    Chunk c = {base, i == 0 ? (int)a.first - start : 0, end < kChunk ? end : kChunk, 0};
-    KIE_NO_UNROLL for (int p = kToQkv; p <= kToDown; ++p) {
-        // Parts have one place for their sums, and groups of places are multiplied side by side.
-        const bool whole = kSliced && c.to > kGroupPlaces;
-        const u32 cut = whole ? 1 << 9 | kWideTiles << 4 | 1 : cut_of(p, c.to, (int)a.blocks);
-        c.cuts |= (u64)cut << 16 * p;
-    }
-    return c;
-}
-KIE_DEVICE Cut cut_at(const Chunk& c, int product) {
-    return unpack_cut(opaque((u32)(c.cuts >> 16 * product) & 0xffff));  // not kept for all
-}
-KIE_DEVICE int items_of(int product, const Span& s, const Cut& cut) {
-    return over(s.to - s.first, cut.width) * over(frags_of(product), cut.tiles) * kLanes *
-           cut.parts;
-}
-// Neighbouring items share their rows, so that weights come from memory once.
-KIE_DEVICE WideItem item_at(int product, const Span& s, const Cut& cut, int i) {
-    const int across = over(s.to - s.first, cut.width), rows = over(frags_of(product), cut.tiles),
-              all = across * rows, tile = i % (all * kLanes), r = tile / across;
-    const int place = s.first + tile % across * cut.width, lane_index = kLanes == 1 ? 0 : r / rows,
-              frag = (kLanes == 1 ? r : r % rows) * cut.tiles;
-    return {lane_index,
-            frag,
-            min_i(cut.tiles, frags_of(product) - frag),
-            place,
-            kFew && s.to - place <= kNarrowN ? kNarrowN : cut.width,
-            i / (all * kLanes),
-            tile,
-            part_items(cut)};
-}
-// The stages of 64 columns that a part takes.
-KIE_DEVICE int part_from(int product, const Cut& cut, int part) {
-    return over(pairs_of(product), 2) * part / cut.parts;
-}
 // Byte of operand element c (even) of a place, for a matrix of `k`.
 KIE_DEVICE long operand_at(int lane_index, int k, int place, int c) {
     return ((long)(lane_index * (k / 32) + c / 32) * kEights + place / 8) * kCores +

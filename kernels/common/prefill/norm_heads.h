@@ -4,7 +4,8 @@
 
 #include "lowered.h"
 #include "platform.h"
-#include "prefill_shape.h"
+#include "prefill/layout.h"
+#include "prefill/tiles.h"
 #include "shape.h"
 
 // How a pair of features of a head turns, with the norm's weights on it.

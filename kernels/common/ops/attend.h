@@ -1,65 +1,22 @@
 // Attention of one position over its pages, split over the blocks of a lane.
 //   partial = softmax(q k / sqrt(d)) v over the pages that a block owns, and log2 of its sum of
-//   exponentials (flash-decoding's lse); partials are combined at the end.
-// Page p of a column with shift s (block.h) belongs to split (p + s) % kSplitsMax for as long as a
-// launch lasts, so only the block that wrote a key reads it again. Here a page comes by plain loads
-// into the registers of all warps, which is soonest for one page; kernels for contexts of several
-// pages a block have them in the ring (attend_pages.h), with the same bits where there is one. A
-// page of one (layer, lane, kv
-// head): 64 keys as rows, then the values transposed (feature x 64 positions): both are read as
-// matrix fragments straight from memory. q carries 1 / sqrt(d) and log2 e (kQueryScale).
-// Traffic: 2 * positions * head_dim * 2 bytes a kv head.
+//   exponentials (flash-decoding's lse); partials are combined at the end (attend_combine.h).
+// Here a page comes by plain loads into the registers of all warps, which is soonest for one page;
+// kernels for contexts of several pages a block have them in the ring (attend_ring.h), with the
+// same bits where there is one. q carries 1 / sqrt(d) and log2 e (kQueryScale). Traffic: 2 *
+// positions * head_dim * 2 bytes a kv head.
 #pragma once
 
 #include "args.h"
+#include "block.h"
 #include "exchange.h"
 #include "lowered.h"
+#include "pages.h"
 #include "platform.h"
 #include "shape.h"
 #include "tile.h"
 
 constexpr int kScoreWarps = 4, kValueWarps = kWarps - kScoreWarps;
-
-struct PageSpan {
-    int first, last, position;
-};  // pages a query sees
-KIE_DEVICE PageSpan pages_of(const Layer& layer, int position) {
-    const int window = (int)layer.window;
-    const int from = window > 0 && position >= window ? position - window + 1 : 0;
-    return {from / kPage, position / kPage, position};
-}
-template <class C>
-KIE_DEVICE int first_page(const PageSpan& s, int split, int shift) {
-    const int r = (split + 64 * C::kSplitsMax - shift % C::kSplitsMax - s.first % C::kSplitsMax) %
-                  C::kSplitsMax;
-    return s.first + r;
-}
-// The pages of one sequence, layer, lane and kv head. Addresses are made anew where they are
-// needed, rather than kept in registers.
-struct Pages {
-    int layer, kv_index, column;
-};
-template <class C>
-KIE_DEVICE u8* page_at(const DecodeArgs& args, const u8* shared, const Pages& at, int page) {
-    const Layer& layer = ((const Layer*)(shared + kShLayers))[at.layer];
-    const u32 entry = layer.pool * kPagesMax + page;
-    u32 physical;
-    if (kTableShared)
-        physical = ((const u32*)(shared + kShTable))[at.column * (kPools * kPagesMax) + entry];
-    else
-        physical = args.pages[(u64)args.column[at.column].row * (kPools * kPagesMax) + entry];
-    return args.pools[layer.pool] + (u64)physical * args.page_bytes[layer.pool] + layer.page_at +
-           at.kv_index * (2 * C::kPageHalf);
-}
-
-// Before the page of the position at hand is read while its key and value are put there: readers
-// take these from the words.
-template <class C>
-KIE_DEVICE void without_newest(const u8* page, int position) {
-    const int slot = position % kPage;
-    reads_without(0, page + slot * C::kHeadDim * 2, C::kHeadDim * 2, 0, 1);
-    reads_without(1, page + C::kPageHalf + slot * 2, 2, kPage * 2, C::kHeadDim);
-}
 
 // What a warp holds of a page: 16 keys, or 16 (32) features of 64 values.
 template <class C>
@@ -136,16 +93,6 @@ KIE_DEVICE const u64* head_word(const DecodeArgs& args, const AttendAt& at, int 
                       : (C::kAttn + C::kKvHeads * C::kHeadDim) / 2 + at.kv_head * C::kHalfHead + n -
                             C::kQWords - C::kHalfHead;
     return args.words + kAtQkv + unit * kVecQ + (long)at.column * C::kWordsQ + j;
-}
-// Word `n` (a pair of features) of the key or value at hand into its page.
-template <class C>
-KIE_DEVICE void store_key(u8* page, int slot, int n, u32 v) {
-    *(u32*)(page + (slot * C::kHalfHead + n) * 4) = v;
-}
-template <class C>
-KIE_DEVICE void store_value(u8* page, int slot, int n, u32 v) {
-    u16* values = (u16*)(page + C::kPageHalf) + 2 * n * kPage + slot;
-    values[0] = (u16)v, values[kPage] = (u16)(v >> 16);
 }
 // Norms and turns head `head` of those taken (the key comes last), a warp a head. Only where heads
 // have norms: otherwise their producer has rotated them.
@@ -334,7 +281,7 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer,
             const float keep = exp2_f(best - top);
             KIE_UNROLL for (int i = 0; i < 8; ++i) {
                 s[2 * i] = exp2_f(s[2 * i] - top), s[2 * i + 1] = exp2_f(s[2 * i + 1] - top);
-                sum += s[2 * i], odd += s[2 * i + 1];  // in the order of attend_pages.h
+                sum += s[2 * i], odd += s[2 * i + 1];  // in the order of attend_ring.h
                 p[i] = pack_half2(s[2 * i], s[2 * i + 1]);
             }
             sum += odd, sum += shuffle_xor(sum, 1), sum += shuffle_xor(sum, 2);
@@ -371,89 +318,56 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer,
     if (fresh) keep_newest<C>(args, span, pages, shared);
 }
 
-// The merged output of up to 32 neighbouring words a warp pass: a lane takes one word (two features
-// of a head) of some of the splits, lanes that share a word add up at the end, in a fixed order.
-// `kCount`: words this warp takes, from `first` of the column's kAttn / 2; `kMost`: parts, of which
-// there are `live`.
-template <class C, int kCount, int kMost>
-KIE_DEVICE void merge_parts(Watch& watch, const DecodeArgs& args, int layer, int lane_index,
-                            int column, int shift, const PageSpan& span, int live, u32 epoch,
-                            int first, u32* x, u64* out, u32 rest_ns) {
-    constexpr int kLow = kCount & -kCount, kWide = kLow < 32 ? kLow : 32, kGroups = 32 / kWide;
-    constexpr int kEach = (kMost + kGroups - 1) / kGroups;
-    const long unit = unit_of(layer, lane_index);
-    const int my = lane(), group = my / kWide;
-    constexpr int kPasses = kCount / kWide;
-    constexpr int kOnce = kPasses == 2 && kEach <= 4 ? 2 : 1;  // passes whose words travel together
-    const u64* parts = args.words + kAtPart + unit * kVecPart;
-    KIE_NO_UNROLL for (int n = 0; n < kCount; n += kOnce * kWide) {
-        // Heads are whole numbers of lines.
-        const auto word_of = [&](int pass) { return first + n + pass * kWide + my % kWide; };
-        const auto lot = [&](int split, int pass) {
-            return parts + (long)(split * kColumns + column) * C::kPartWords +
-                   word_of(pass) / 8 * kPartLine;
-        };
-        u64 a[kOnce][kEach], m[kOnce][kEach];
-        if (n == 0)
-            await_one(watch, lot((span.last + shift) % C::kSplitsMax, 0) + kPartMass, epoch,
-                      layer << 4 | 2, rest_ns);
-        KIE_UNROLL for (int c = 0; c < kOnce; ++c) {
-            KIE_UNROLL for (int i = 0; i < kEach; ++i) a[c][i] = m[c][i] = 0;
-        }
-        watch.polls = 0;
-        for (;;) {
-            bool ok = true;
-            KIE_UNROLL for (int i = 0; i < kEach; ++i) {
-                const int s = group + i * kGroups;
-                KIE_UNROLL for (int c = 0; c < kOnce; ++c) {
-                    const u64* p = lot((span.first + s + shift) % C::kSplitsMax, c);
-                    if (s < live)
-                        m[c][i] = load_word(p + kPartMass), a[c][i] = load_word(p + word_of(c) % 8);
-                }
-            }
-            KIE_UNROLL for (int i = 0; i < kEach; ++i) {
-                KIE_UNROLL for (int c = 0; c < kOnce; ++c) if (group + i * kGroups < live) ok &=
-                    epoch_of(a[c][i]) == epoch && epoch_of(m[c][i]) == epoch;
-            }
-            if (ok || kNoWaits || !patient(watch, layer << 4 | 2, epoch, epoch_of(a[0][0]))) break;
-        }
-        KIE_UNROLL for (int c = 0; c < kOnce; ++c) {
-            float top = -1e30f, total = 0, x0 = 0, x1 = 0;
-            KIE_UNROLL for (int i = 0; i < kEach; ++i) if (group + i * kGroups < live) top =
-                max_f(top, number((u32)m[c][i]));
-            KIE_UNROLL for (int k = kWide; k < 32; k *= 2) top = max_f(top, shuffle_xor(top, k));
-            KIE_UNROLL for (int i = 0; i < kEach; ++i) if (group + i * kGroups < live) {
-                const float f = exp2_f(number((u32)m[c][i]) - top);
-                float v0, v1;
-                unpack_half2((u32)a[c][i], v0, v1);
-                total += f, x0 += f * v0, x1 += f * v1;
-            }
-            KIE_UNROLL for (int k = kWide; k < 32; k *= 2) total += shuffle_xor(total, k),
-                x0 += shuffle_xor(x0, k), x1 += shuffle_xor(x1, k);
-            total = reciprocal_f(total);
-            const u32 both = pack_half2(x0 * total, x1 * total);
-            if (group == 0) {
-                if (out)
-                    publish(out + word_of(c), both, epoch);
-                else
-                    x[n + c * kWide + my % kWide] = both;
-            }
-        }
-    }
+// The first page of the only column, asked for while the layer's input is waited for: who attends
+// has its share of queries, keys and values to compute, too, and everybody waits for those.
+template <class C>
+KIE_DEVICE void early_page(const DecodeArgs& args, const Block& b, int layer, Held<C>& held) {
+    if (kColumns > 1 || kStreamed) return;
+    clear<C>(held);
+    const int kv_head = b.seat / C::kSplitBlocks, split = b.seat % C::kSplitBlocks;
+    const Layer& l = layer_of(b, layer);
+    const PageSpan span = pages_of(l, (int)position_at(args, b.step, 0));
+    const int page = first_page<C>(span, split, 0);
+    if (split < C::kSplitsMax && kv_head < C::kKvHeads && page <= span.last)
+        hold_next<C>(
+            held,
+            page_at<C>(args, b.shared, {layer, b.lane_index * C::kKvHeads + kv_head, 0}, page),
+            page == span.last, span.position);
 }
-// Few parts have a way of their own: what the others would need costs time even where it is not
-// there.
-template <class C, int kCount>
-KIE_DEVICE void merge(Watch& watch, const DecodeArgs& args, int layer, int lane_index, int column,
-                      int shift, const PageSpan& span, u32 epoch, int first, u32* x, u64* out,
-                      u32 rest_ns) {
-    constexpr int kFew = (C::kSplitsMax + 1) / 2;
-    const int pages = span.last - span.first + 1;
-    if (pages <= kFew)
-        merge_parts<C, kCount, kFew>(watch, args, layer, lane_index, column, shift, span, pages,
-                                     epoch, first, x, out, rest_ns);
-    else
-        merge_parts<C, kCount, C::kSplitsMax>(watch, args, layer, lane_index, column, shift, span,
-                                              min_i(pages, C::kSplitsMax), epoch, first, x, out,
-                                              rest_ns);
+
+// Attention of this block's share of pages, for each column from `first` on; whether there were
+// any.
+template <class C>
+KIE_DEVICE bool attend_columns(Watch& watch, const DecodeArgs& args, Block& b, int layer, int first,
+                               Held<C>& held) {
+    const int kv_head = b.seat / C::kSplitBlocks, split = b.seat % C::kSplitBlocks;
+    const Layer& l = layer_of(b, layer);
+    bool any = false;
+    if (kColumns > 1) clear<C>(held);
+    if (split >= C::kSplitsMax || kv_head >= C::kKvHeads) return any;
+    const int kv_index = b.lane_index * C::kKvHeads + kv_head;
+    if constexpr (kColumns > 1) {
+        KIE_NO_UNROLL for (int c = first; c < live_of(b); ++c) {
+            const int position = position_at(args, b.step, c), shift = shift_at(args, c);
+            if ((position / kPage + shift) % C::kSplitsMax != split) continue;
+            const AttendAt at = {layer, b.lane_index, kv_head, split, c, shift};
+            const Pages pages = {layer, kv_index, c};
+            store_new<C>(watch, args, at, position, pages, b.epoch, b.shared);
+        }
+        sync_consumers<kThreads>();
+    }
+    KIE_NO_UNROLL for (int c = first; c < live_of(b); ++c) {
+        const int shift = shift_at(args, c);
+        const PageSpan span = pages_of(l, (int)position_at(args, b.step, c));
+        const int page = first_page<C>(span, split, shift);
+        if (page > span.last) continue;
+        if (kColumns > 1) {
+            if (any) sync_consumers<kThreads>();
+            hold<C>(held, page_at<C>(args, b.shared, {layer, kv_index, c}, page));
+        }
+        any = true;
+        attend<C>(watch, args, l, {layer, b.lane_index, kv_head, split, c, shift}, span, b.epoch,
+                  held, page, b.shared);
+    }
+    return any;
 }

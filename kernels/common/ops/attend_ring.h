@@ -6,11 +6,12 @@
 #pragma once
 
 #include "args.h"
-#include "attention.h"
 #include "block.h"
 #include "chiplets.h"
 #include "exchange.h"
 #include "lowered.h"
+#include "ops/attend.h"
+#include "pages.h"
 #include "platform.h"
 #include "ring.h"
 #include "shape.h"
@@ -314,4 +315,21 @@ KIE_DEVICE bool attend_sequences(Ring& ring, Watch& watch, const DecodeArgs& arg
         turn += attend_pages<C>(ring, args, b, layer, c, s, turn, heads);
     }
     return turn > 0;
+}
+// The same for the only column, whose pages come through the ring.
+template <class C>
+KIE_DEVICE bool attend_stream(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b,
+                              int layer) {
+    const int kv_head = b.seat / C::kSplitBlocks, split = b.seat % C::kSplitBlocks;
+    const Streamed s = streamed_pages<C>(args, b.shared, b.seat, layer, b.step, 0);
+    if (s.count == 0) return false;
+    const PageSpan span = pages_of(layer_of(b, layer), (int)position_at(args, b.step, 0));
+    const bool fresh = s.first + (s.count - 1) * C::kSplitsMax == span.last;
+    take_heads<C>(watch, args, {layer, b.lane_index, kv_head, split, 0, 0}, span, b.epoch, fresh,
+                  b.shared);
+    sync_consumers<kThreads>();
+    attend_pages<C>(ring, args, b, layer, 0, s, 0, (const u32*)(b.shared + kShQkv));
+    if (fresh)
+        keep_newest<C>(args, span, {layer, b.lane_index * C::kKvHeads + kv_head, 0}, b.shared);
+    return true;
 }

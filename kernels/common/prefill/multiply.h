@@ -1,0 +1,376 @@
+// The multiplying teams: a tile's sums in registers, from the stages of the ring.
+#pragma once
+
+#include "args.h"
+#include "lowered.h"
+#include "matvec.h"
+#include "ops/unit.h"
+#include "platform.h"
+#include "prefill/feed.h"
+#include "prefill/layout.h"
+#include "prefill/pipe.h"
+#include "prefill/tiles.h"
+#include "shape.h"
+#include "wide.h"
+
+struct Share {
+    Quad v[4];
+};  // a warp's 16 rows of a stage: 64 of k
+KIE_CONST_FN int lane_bytes(int bits) { return bits == kBitsF16 || bits == kBitsF8 ? 16 : 8; }
+KIE_CONST_FN int tile_bytes(int bits) { return bits == kBitsF16 ? 1024 : 32 * lane_bytes(bits); }
+// Where a thread's part of its warp's rows lies: of those that one block owns, or of the matrix's.
+template <int kBits>
+struct OwnRows {
+    int rows;
+    KIE_DEVICE bool live() const { return (int)lane() < 2 * rows; }
+    KIE_DEVICE u32 at() const {
+        return thread() / kTeam * tile_bytes(kBits) + lane() * lane_bytes(kBits);
+    }
+    KIE_DEVICE int tile_rows() const { return rows; }
+};
+struct DenseRows {
+    u32 where;  // its tile's rows, its byte
+    KIE_DEVICE bool live() const { return where != 0; }
+    KIE_DEVICE u32 at() const { return where & 0xffff; }
+    KIE_DEVICE int tile_rows() const { return where >> 16; }
+};
+template <class S>
+KIE_DEVICE DenseRows dense_rows(const WideItem& item, int all) {
+    const int first = 16 * item.frag, row = first + thread() / kTeam * 16 + lane() / 4 * 2;
+    if (row >= min_i(first + 16 * item.tiles, all)) return {0};
+    const int in = row % S::rows, tile = in - in % 16, rows = min_i(S::rows - tile, 16);
+    const int from = row - in + tile - touched_by<S>(first, first + 16).first;
+    constexpr int kRow = S::row_bytes;
+    return {(u32)rows << 16 | (u32)(from * kRow + (in % 16 / 2 * 4 + lane() % 4) * S::lane_bytes)};
+}
+// Codes become halves times their scales, rounded once: what sums of 256 positions are kept in
+// leaves no registers for sums without. The scales come straight from the stages that decoding has,
+// each before the codes that it is for.
+template <int kTiles>
+struct ScaleRows {
+    int product;
+    const u8* from[kTiles];  // of each row tile: row 2g's first scale
+    int next[kTiles];        // bytes from there to row 2g + 1's
+};
+struct Scale {
+    float v[2];
+};
+template <class S>
+KIE_CONST_FN int scale_offset(int pair) {
+    const int q = pair % S::pairs, in = q % S::chunk;
+    return q / S::chunk * S::stage_bytes +
+           (pair / S::pairs * S::spans + in / S::span) * (S::scale_rows * S::scale_bytes);
+}
+KIE_DEVICE int scale_offset(int product, int pair) {
+    return product == kToQkv      ? scale_offset<TilingQkv>(pair)
+           : product == kToO      ? scale_offset<TilingO>(pair)
+           : product == kToGateUp ? scale_offset<TilingGu>(pair)
+                                  : scale_offset<TilingDown>(pair);
+}
+template <int kBits>
+KIE_DEVICE float scale_at(const u8* from) {
+    if constexpr (kBits == kBitsI4)
+        return number((u32) * (const u16*)from << 16);
+    else if constexpr (kBits == kBitsE2m1)
+        return number((u32)*from << 23);
+    else
+        return *(const float*)from;
+}
+template <int kBits, int kTiles>
+KIE_DEVICE void ask_scales(const ScaleRows<kTiles>& r, int pair, Scale (&s)[kTiles]) {
+    const int at = scale_offset(r.product, pair);
+    KIE_UNROLL for (int m = 0; m < kTiles; ++m) {
+        const u8* from = r.from[m] + at;
+        s[m] = {{scale_at<kBits>(from), scale_at<kBits>(from + r.next[m])}};
+    }
+}
+KIE_DEVICE u32 times_scale(u32 halves, float scale) {
+    float a, b;
+    unpack_half2(halves, a, b);
+    return pack_half2(a * scale, b * scale);
+}
+template <int kBits>
+KIE_DEVICE void decode_share(const u8* from, const Scale& scale, Quad& low, Quad& high) {
+    const UnitHalves h = decode_unit<kBits>(take_codes<kBits>(from, 0));
+    KIE_UNROLL for (int i = 0; i < 4; ++i) {
+        low.v[i] = times_scale(h.v[i], scale.v[i % 2]);
+        high.v[i] = times_scale(h.v[4 + i], scale.v[i % 2]);
+    }
+}
+
+template <int kBits, class Rows>
+KIE_DEVICE void take_share(const Pipe& p, Share& a, const Rows& rows, bool whole,
+                           const Scale (&scale)[2][1]) {
+    await_stage(p);
+    const u8* w = stage_bytes(p.at) + rows.at();
+    KIE_UNROLL for (int i = 0; i < 4; i += 2) {
+        a.v[i] = a.v[i + 1] = {{0, 0, 0, 0}};
+        if (!rows.live() || (i == 2 && !whole)) continue;
+        const u8* from = w + i / 2 * (kStageWeights / 2);
+        if constexpr (kBits != kBitsF16) {
+            decode_share<kBits>(from, scale[i / 2][0], a.v[i], a.v[i + 1]);
+        } else {
+            const auto codes = take_codes<kBits>(from, rows.tile_rows());
+            a.v[i] = codes.v[0], a.v[i + 1] = codes.v[1];
+        }
+    }
+}
+template <int kN>
+KIE_DEVICE void multiply_share(const Pipe& p, const Share& a, float (&d)[kWideN / 2]) {
+    const WideOperand x = wide_operand(stage_bytes(p.at) + kStageWeights, 128, kCores);
+    wide_begin();
+    KIE_UNROLL for (int i = 0; i < 4; ++i)
+        multiply_wide<kN, 0>(d, a.v[i], wide_shift(x, i / 2 * kStagePart + i % 2 * 256), kCores);
+    wide_commit();
+}
+// A run of pairs of k of one wide item. One group of products is always queued behind the one that
+// runs.
+template <int kBits, int kN, class Rows>
+KIE_DEVICE void accumulate(Pipe& pipe, int from, int to, int pairs, const Rows& rows,
+                           const ScaleRows<1>& scales, float (&d)[kWideN / 2]) {
+    KIE_UNROLL for (int i = 0; i < kWideN / 2; ++i) d[i] = 0;
+    Share a, b;
+    Scale ahead[2][1];  // of the stage that is taken next
+    const auto ask = [&](int p) {
+        if constexpr (kBits != kBitsF16)
+            KIE_UNROLL for (int i = 0; i < 2; ++i)
+                ask_scales<kBits>(scales, min_i(p + i, pairs - 1), ahead[i]);
+    };
+    ask(from);
+    take_share<kBits>(pipe, a, rows, from + 1 < pairs, ahead);
+    ask(from + 2);
+    u32 last = kStages;  // whose products are still under way
+    const auto step = [&](const Share& now, Share& next, int after) {
+        multiply_share<kN>(pipe, now, d);
+        wide_wait<1>();
+        if (last < kStages && lane() == 0) slot_release(stage_slot(last));
+        last = pipe.at;
+        forward(pipe);
+        if (after >= to) return;
+        take_share<kBits>(pipe, next, rows, after + 1 < pairs, ahead);
+        ask(after + 2);
+    };
+    KIE_NO_UNROLL for (int p = from; p < to; p += 4) {
+        step(a, b, p + 2);
+        if (p + 2 < to) step(b, a, p + 4);
+    }
+    wide_finish(d);
+    if (lane() == 0) slot_release(stage_slot(last));
+}
+// The same of a narrow item of up to kFourth times four row tiles, by pairs: more would not fit
+// the registers.
+template <int kFourth>
+struct NarrowShare {
+    Quad v[kFourth][2];
+};
+template <int kBits, int kFourth>
+KIE_DEVICE void take_narrow(const u8* weights, const int (&rows)[kFourth], bool there,
+                            const Scale (&scale)[kFourth], NarrowShare<kFourth>& a) {
+    const int my = lane();
+    KIE_UNROLL for (int m = 0; m < kFourth; ++m) {
+        a.v[m][0] = a.v[m][1] = {{0, 0, 0, 0}};
+        if (my >= 2 * rows[m] || !there) continue;
+        const u8* from = weights + m * (4 * tile_bytes(kBits));
+        if constexpr (kBits != kBitsF16) {
+            decode_share<kBits>(from, scale[m], a.v[m][0], a.v[m][1]);
+        } else {
+            const auto codes = take_codes<kBits>(from, rows[m]);
+            a.v[m][0] = codes.v[0], a.v[m][1] = codes.v[1];
+        }
+    }
+}
+template <int kFourth>
+KIE_DEVICE void multiply_narrow(const NarrowShare<kFourth>& a, const WideOperand& x,
+                                float (&d)[kWideN / 2]) {
+    wide_begin();
+    KIE_UNROLL for (int i = 0; i < 2; ++i) {
+        const WideOperand at = wide_shift(x, i * 256);
+        multiply_wide<64, 0>(d, a.v[0][i], at, kCores);
+        if constexpr (kFourth > 1) multiply_wide<64, 32>(d, a.v[1][i], at, kCores);
+        if constexpr (kFourth > 2) multiply_wide<64, 64>(d, a.v[2][i], at, kCores);
+    }
+    wide_commit();
+}
+template <int kBits, int kFourth, class Rows>
+KIE_DEVICE void accumulate_narrow(Pipe& pipe, int from, int to, int pairs, Rows rows_of,
+                                  const ScaleRows<kFourth>& scales, float (&d)[kWideN / 2]) {
+    KIE_UNROLL for (int i = 0; i < 32 * kFourth; ++i) d[i] = 0;
+    int rows[kFourth];
+    KIE_UNROLL for (int m = 0; m < kFourth; ++m) rows[m] = rows_of(m);
+    const u32 team = thread() / kCrew,
+              mine = thread() / kTeam % 4 * tile_bytes(kBits) + lane() * lane_bytes(kBits),
+              places = kNarrowWeights + team * (kNarrowPart / 2);
+    NarrowShare<kFourth> a, b;
+    Scale ahead[2][kFourth];
+    const auto ask = [&](int p) {
+        if constexpr (kBits != kBitsF16)
+            ask_scales<kBits>(scales, min_i(p, pairs - 1), ahead[(p - from) % 2]);
+    };
+    ask(from), ask(from + 1);
+    u32 last = kStages;
+    KIE_NO_UNROLL for (int p = from; p < to; p += 2) {
+        await_stage(pipe);
+        const u8* stage = stage_bytes(pipe.at);
+        const WideOperand x = wide_operand(stage + places, 128, kCores);
+        take_narrow<kBits, kFourth>(stage + mine, rows, true, ahead[0], a);
+        ask(p + 2);
+        multiply_narrow<kFourth>(a, x, d);
+        wide_wait<1>();
+        if (last < kStages && lane() == 0) slot_release(stage_slot(last));
+        last = pipe.at;
+        take_narrow<kBits, kFourth>(stage + kNarrowWeights / 2 + mine, rows, p + 1 < pairs,
+                                    ahead[1], b);
+        ask(p + 3);
+        multiply_narrow<kFourth>(b, wide_shift(x, kNarrowPart), d);
+        wide_wait<1>();
+        forward(pipe);
+    }
+    wide_finish(d);
+    if (lane() == 0) slot_release(stage_slot(last));
+}
+// Results are taken from the front, a batch at a time, and the rest moves up: a loop of little code
+// instead of one pass over all registers, whose instructions would come from memory each time.
+template <int kBy>
+KIE_DEVICE void move_up(float (&d)[kWideN / 2]) {
+    KIE_UNROLL for (int i = 0; i < kWideN / 2 - kBy; ++i) d[i] = d[i + kBy];
+}
+
+// The parts of a tile: each writes its sums, and who comes last adds all of them, in order. False:
+// not the last.
+KIE_DEVICE bool join_parts(const PrefillArgs& args, const WideItem& item, int parts,
+                           float (&d)[kWideN / 2]) {
+    volatile u32* last = (volatile u32*)(prefill_shared() + kPfLast);
+    const long part_bytes = item.part_items * kPartBytes;
+    u8* mine = args.scratch + kScrParts + (long)item.tile * parts * part_bytes + thread() * 16;
+    constexpr int kGroup8 = kWorkers * 16;  // bytes of a group of 8 places
+    float* to = (float*)(mine + item.part * part_bytes);
+    KIE_NO_UNROLL for (int b = batches_of(item); b > 0; --b, to += kBatch * kGroup8 / 4) {
+        KIE_UNROLL for (int i = 0; i < 4 * kBatch; ++i) to[i / 4 * (kGroup8 / 4) + i % 4] = d[i];
+        move_up<4 * kBatch>(d);
+    }
+    sync_consumers<kWorkers>();
+    if (thread() == 0) {
+        u64* counter = args.arrivals + 1 + item.tile;
+        fence_device();
+        const bool all = count_in(counter) + 1 == (u64)parts;
+        if (all) store_word(counter, 0);
+        fence_device();
+        *last = all;
+    }
+    sync_consumers<kWorkers>();
+    if (!*last) return false;
+    KIE_NO_UNROLL for (int b = 0; b < kWideN / 8 / kBatch; ++b) {
+        move_up<4 * kBatch>(d);
+        float* sums = d + kWideN / 2 - 4 * kBatch;
+        KIE_UNROLL for (int i = 0; i < 4 * kBatch; ++i) sums[i] = 0;
+        if (b >= batches_of(item)) continue;
+        const u8* from = mine + b * (kBatch * kGroup8);
+        KIE_NO_UNROLL for (int p = 0; p < parts; ++p, from += part_bytes) {
+            Quad v[kBatch];
+            KIE_UNROLL for (int i = 0; i < kBatch; ++i) v[i] = load_state(from + i * kGroup8);
+            KIE_UNROLL for (int i = 0; i < 4 * kBatch; ++i) sums[i] += number(v[i / 4].v[i % 4]);
+        }
+    }
+    return true;
+}
+
+KIE_DEVICE WideRows rows_of_product(int product, int f) {
+    return product == kToQkv      ? product_rows<TilingQkv, kQkv>(f)
+           : product == kToGateUp ? product_rows<TilingGu, 2 * kFfn>(f)
+                                  : residual_rows(f);
+}
+// Where a product stands in a block's line.
+KIE_DEVICE long product_at(const PrefillArgs& args, int product, int layer) {
+    return (long)args.model.layers[layer].stream +
+           (product > kToQkv ? product_bytes<TilingQkv>() : 0) +
+           (product > kToO ? product_bytes<TilingO>() : 0) +
+           (product > kToGateUp ? product_bytes<TilingGu>() : 0);
+}
+template <class S, int kTiles>
+KIE_DEVICE void find_scales(const PrefillArgs& args, const WideItem& item, int rows, bool dense,
+                            int layer, ScaleRows<kTiles>& found) {
+    KIE_UNROLL for (int m = 0; m < kTiles; ++m) {
+        const int f = item.frag + turn_at(item, m).tile, pair = lane() / 4 * 2;
+        int block = f / S::tiles_all, row = f % S::tiles_all * 16 + pair;
+        if (dense) block = (16 * f + pair) / S::rows, row = (16 * f + pair) % S::rows;
+        if (row >= S::rows || block * S::rows + row >= rows) block = row = 0;
+        block += item.lane_index * kBlocksPerLane;
+        const u8* from = args.model.line + (u64)block * kLineBytes +
+                         product_at(args, found.product, layer) + S::code_bytes;
+        if constexpr (S::per_row) {
+            found.from[m] = from + row * S::scale_bytes, found.next[m] = S::scale_bytes;
+        } else {
+            const u8* index = args.model.scale_index + block * kIndexBytes + S::index_at + row;
+            found.from[m] = from + index[0] * 4, found.next[m] = (index[1] - index[0]) * 4;
+        }
+    }
+}
+template <int kBits, int kTiles>
+KIE_DEVICE ScaleRows<kTiles> scale_rows(const PrefillArgs& args, const WideItem& item, int product,
+                                        int layer) {
+    ScaleRows<kTiles> found = {product};
+    if constexpr (kBits != kBitsF16) {
+        if (product == kToQkv)
+            find_scales<TilingQkv>(args, item, kQkv, kDense, layer, found);
+        else if (product == kToO)
+            find_scales<TilingO>(args, item, kHidden, false, layer, found);
+        else if (product == kToGateUp)
+            find_scales<TilingGu>(args, item, 2 * kFfn, kDense, layer, found);
+        else
+            find_scales<TilingDown>(args, item, kHidden, false, layer, found);
+    }
+    return found;
+}
+template <int kBits, int kFourth>
+KIE_DEVICE void multiply_narrow_item(const PrefillArgs& args, Pipe& pipe, int from, int to,
+                                     int product, int layer, const WideItem& item,
+                                     float (&d)[kWideN / 2]) {
+    const auto rows_of = [&](int turn) {
+        return rows_of_product(product, item.frag + turn_at(item, turn).tile).rows;
+    };
+    const auto scales = scale_rows<kBits, kFourth>(args, item, product, layer);
+    accumulate_narrow<kBits, kFourth>(pipe, from, to, pairs_of(product), rows_of, scales, d);
+}
+template <int kBits>
+KIE_DEVICE void multiply_stored(const PrefillArgs& args, Pipe& pipe, const Cut& cut, int product,
+                                int layer, const WideItem& item, float (&d)[kWideN / 2]) {
+    const int pairs = pairs_of(product), from = 2 * part_from(product, cut, item.part),
+              to = 2 * part_from(product, cut, item.part + 1);
+    if (kDense || !is_narrow(item)) {
+        const auto scales = scale_rows<kBits, 1>(args, item, product, layer);
+        const int f = item.frag + turn_at(item, 0).tile;
+        const OwnRows<kBits> own = {rows_of_product(product, f).rows};
+        if constexpr (kDense) {
+            const DenseRows rows = product == kToQkv ? dense_rows<TilingQkv>(item, kQkv)
+                                   : product == kToGateUp
+                                       ? dense_rows<TilingGu>(item, 2 * kFfn)
+                                       : DenseRows{own.live() ? (u32)own.rows << 16 | own.at() : 0};
+            accumulate<kBits, kWideN>(pipe, from, to, pairs, rows, scales, d);
+        } else {
+            accumulate<kBits, kWideN>(pipe, from, to, pairs, own, scales, d);
+        }
+    } else if (item.tiles <= 4)
+        multiply_narrow_item<kBits, 1>(args, pipe, from, to, product, layer, item, d);
+    else if (item.tiles <= 8)
+        multiply_narrow_item<kBits, 2>(args, pipe, from, to, product, layer, item, d);
+    else
+        multiply_narrow_item<kBits, 3>(args, pipe, from, to, product, layer, item, d);
+}
+// Whether a product has such codes; then it is done.
+template <int kBits>
+KIE_DEVICE bool multiply_if(const PrefillArgs& args, Pipe& pipe, const Cut& cut, int product,
+                            int layer, const WideItem& item, float (&d)[kWideN / 2]) {
+    if constexpr (any_has(kBits)) {
+        if (!all_have(kBits) && bits_of(product) != kBits) return false;
+        multiply_stored<kBits>(args, pipe, cut, product, layer, item, d);
+        return true;
+    }
+    return false;
+}
+KIE_DEVICE void multiply_item(const PrefillArgs& args, Pipe& pipe, const Cut& cut, int product,
+                              int layer, const WideItem& item, float (&d)[kWideN / 2]) {
+    if (multiply_if<kBitsF8>(args, pipe, cut, product, layer, item, d)) return;
+    if (multiply_if<kBitsI4>(args, pipe, cut, product, layer, item, d)) return;
+    if (multiply_if<kBitsE2m1>(args, pipe, cut, product, layer, item, d)) return;
+    multiply_if<kBitsF16>(args, pipe, cut, product, layer, item, d);
+}

@@ -1,0 +1,86 @@
+// Prefill by phases, which the whole grid takes one after another: a phase is a list of equal items
+// (128 rows x 256 positions of a product), dealt out in turn, with a grid barrier behind it.
+#pragma once
+
+#include "chiplets.h"
+#include "exchange.h"
+#include "lowered.h"
+#include "platform.h"
+#include "prefill/attend.h"
+#include "prefill/grid.h"
+#include "prefill/lanes.h"
+#include "prefill/layout.h"
+#include "prefill/norm_heads.h"
+#include "prefill/pipe.h"
+#include "prefill/product.h"
+#include "prefill/reduce_tp.h"
+#include "prefill/residual.h"
+#include "prefill/tiles.h"
+#include "shape.h"
+
+KIE_DEVICE void product_phase(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk, int product,
+                              int layer) {
+    const Cut cut = cut_at(chunk, product);
+    const int items = items_of(product, all_of(chunk), cut);
+    float d[kWideN / 2];
+    int turn = 0;
+    KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks, turn ^= 1) {
+        float* scale = (float*)(prefill_shared() + kPfScale) + turn * kWideN;
+        const WideItem item = item_at(product, all_of(chunk), cut, i);
+        product_item(args, pipe, chunk, cut, item, product, layer, scale, d);
+    }
+}
+// Whether ranks meet behind a phase: who reads others' outputs is done with them before these are
+// written over, and what others wrote is there.
+KIE_DEVICE bool is_shared(const PrefillArgs& args, int product, int layer) {
+    if (kRanks == 1 || (product != kToO && product != kToDown)) return false;
+    const int kind = product == kToDown;
+    if (kSlack > 0) return true;  // so that layers can be counted
+    return delay_of(args, kind, layer) >= 0 || shares_of(args, kind, layer);
+}
+KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
+    PagePipe pages = {0};
+    Watch watch = {args.model, 0, 0, 0, false};
+    Phase phase = {0};
+    Clock clock = {args.model.trace, 0};
+    const int chunks = chunks_of(args);
+    tick(clock, -1);
+    KIE_NO_UNROLL for (int c = 0; c < chunks; ++c) {
+        const Chunk chunk = chunk_at(args, c);
+        if (args.from == 0) embed_chunk(args, chunk);
+        tick(clock, 10);
+        // Nobody starts while others still read the last layers' outputs of the chunk before.
+        if (!meet(watch, args, phase, kSlack > 0)) return;
+        tick(clock, 11);
+        KIE_NO_UNROLL for (int layer = args.from; layer < (int)args.to; ++layer) {
+            watch.step = layer;
+            KIE_NO_UNROLL for (int product = kToQkv; product <= kToDown; ++product) {
+                if (product == kToO) {
+                    attend_chunk(args, chunk, layer, pages);
+                    add_lanes(args, chunk, layer);
+                    tick(clock, 8);
+                    if (!meet(watch, args, phase)) return;
+                    tick(clock, 9);
+                }
+                product_phase(args, pipe, chunk, product, layer);
+                tick(clock, 2 * product);
+                const u32 behind = kPhases * min_i(kSlack, layer - (int)args.from);
+                if (!meet(watch, args, phase, is_shared(args, product, layer), behind)) return;
+                tick(clock, 2 * product + 1);
+                if (is_mixed(args, product, layer)) {
+                    if (kSliced)
+                        mix_slices(args, chunk, product == kToDown, layer);
+                    else
+                        mix_chunk(args, chunk, product == kToDown, layer);
+                    if (!meet(watch, args, phase, kSliced)) return;
+                }
+                if constexpr (kHeadNorm) {
+                    if (product != kToQkv) continue;
+                    norm_heads(args, chunk, all_of(chunk), layer, block(), (int)args.blocks);
+                    if (!meet(watch, args, phase)) return;
+                }
+            }
+        }
+        if (args.model.epoch != 0 && c + 1 == chunks) put_last(args, chunk);
+    }
+}
