@@ -286,8 +286,8 @@ def beside_torch(folder: Path, device: str, rounds: int = 25) -> dict[str, Any]:
 SANITIZED = """
 import json, sys
 import kie
-folder, device, prompt, wanted, most = json.loads(sys.argv[1])
-options = dict(hang_timeout_s=300, max_seq_len=most, max_batch=4, prefix_cache=False)
+folder, device, prompt, wanted, most, dtype = json.loads(sys.argv[1])
+options = dict(hang_timeout_s=300, max_seq_len=most, max_batch=4, prefix_cache=False, dtype=dtype)
 with kie.Engine(folder, device=device, **options) as engine:
     def ask(ids):
         return engine.stream(ids, temperature=0, max_tokens=len(wanted), ignore_eos=True)
@@ -356,7 +356,10 @@ def sanitize(folder: Path, device: str, tool: str, timeout_s: float = 300) -> di
         return row | {"skipped": "compute-sanitizer is missing: install the CUDA toolkit"}
     prompt, wanted = recorded(folder)
     positions = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
-    given = json.dumps([str(folder), device, prompt, wanted[:4], min(positions, 1024)])
+    # What is stored in float32 is rounded as what is recorded was.
+    _, stored = tensors(folder / "model.safetensors")
+    dtype = "bf16" if stored == {"F32"} else "auto"
+    given = json.dumps([str(folder), device, prompt, wanted[:4], min(positions, 1024), dtype])
     # Not what calls of the driver answer: some are asked for what may not be there.
     command = [program, "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9"]
     command += ["--print-limit", "2000" if tool == "racecheck" else "5"]

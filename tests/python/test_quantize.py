@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -82,3 +84,20 @@ def test_what_cannot_be_is_one_line(tmp_path: Path) -> None:
     assert code == 1
     assert "not written" in errors
     assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+def test_what_a_killed_process_left_is_taken_over_and_what_is_being_written_is_not(
+    tmp_path: Path,
+) -> None:
+    out, partial = tmp_path / "out", tmp_path / "out.partial"
+    partial.mkdir()
+    (partial / "model.safetensors").write_bytes(b"half of it")
+    held = os.open(partial, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    code, _, errors = run(TINY, out, "--to", "fp8")
+    assert code == 1
+    assert "another process writes it" in errors
+    os.close(held)
+    code, _, errors = run(TINY, out, "--to", "fp8")
+    assert code == 0, errors
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

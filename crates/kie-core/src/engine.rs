@@ -17,7 +17,9 @@ use std::time::{Duration, Instant};
 use kie_kernels::abi::{Dims, SlotParams};
 use kie_kernels::cpu::simd::Level;
 use kie_kernels::device::{self, Buffer, Device, ExactReuse, Stop};
+use kie_kernels::mailbox::Mailbox;
 use kie_kernels::mono::meter::Meter;
+use kie_kernels::room;
 use kie_kernels::validate::ValidProgram;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -457,6 +459,7 @@ impl Engine {
     /// Starts the engine thread; returns when the device runs.
     pub(crate) fn start(parts: Parts) -> Result<Self> {
         let Parts { device, program, buffers, dims, tokenizer, limits, mut info, .. } = parts;
+        room::ask(Mailbox::bytes(&dims))?;
         let inbox = Arc::new(Inbox::new(dims.slots as usize, parts.max_queue));
         let counters = Arc::new(Counters::default());
         let groups: Vec<_> = program.program().groups.iter().map(GroupConfig::of).collect();
@@ -496,7 +499,15 @@ impl Engine {
         let thread = std::thread::Builder::new().name("kie-engine".to_owned()).spawn(body);
         let thread = thread.map_err(|e| failed(&e))?;
         let died = |_| failed(&"it died while the device started");
-        let (phases, warnings) = starts.recv().map_err(died)??;
+        let (phases, warnings) = match starts.recv().map_err(died).flatten() {
+            Ok(started) => started,
+            Err(why) => {
+                // What it took is free again when the error is told: whoever is short of memory
+                // tries at once with less.
+                drop(thread.join());
+                return Err(why);
+            }
+        };
         info.load.phases.extend(phases.into_iter().map(LoadPhase::from));
         warnings.iter().for_each(|w| info.plan.push_str(&format!("warning   {w}\n")));
         Ok(Self(Arc::new(Inner {

@@ -10,7 +10,7 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::Path;
 use std::sync::Arc;
 
-use kie_kernels::file;
+use kie_kernels::{file, room};
 use serde_json::{Map, Value};
 
 use crate::gguf;
@@ -59,6 +59,10 @@ struct Inner {
     bos_rule: Bos,
 }
 
+/// What a parsed tokenizer takes for each byte of its file, at most: maps of its vocabulary and
+/// merges, in both directions.
+const PARSED_BYTES: u64 = 16;
+
 impl Tokenizer {
     /// Reads the tokenizer of the model in `dir`, whose embedding has `vocab` rows.
     ///
@@ -77,6 +81,7 @@ impl Tokenizer {
             (file, bytes, Config::read(dir)?)
         };
         let fail = |got: String| Error::load(&file, "a tokenizer.json", got);
+        room::ask(bytes.len() as u64 * PARSED_BYTES)?;
         let growth = check_growth(&file, &bytes)?;
         let tokenizer = guarded(|| tokenizers::Tokenizer::from_bytes(&bytes)).map_err(fail)?;
         let tokenizer = guarded(|| without_limits(tokenizer)).map_err(fail)?;

@@ -5,7 +5,7 @@
 //! that grows while it is read is not followed.
 
 use std::fs::{File, OpenOptions};
-use std::io::Read as _;
+use std::io::{ErrorKind, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
@@ -47,7 +47,9 @@ pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, String> {
 /// Whether a folder has an entry of this name, even a link that leads nowhere: what is there and
 /// cannot be read is an error, not absent.
 pub fn is_listed(path: &Path) -> bool {
-    path.symlink_metadata().is_ok()
+    let about = path.symlink_metadata();
+    let absent = [ErrorKind::NotFound, ErrorKind::NotADirectory];
+    about.map_or_else(|error| !absent.contains(&error.kind()), |_| true)
 }
 
 #[cfg(test)]

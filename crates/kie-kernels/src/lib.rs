@@ -16,6 +16,7 @@ pub mod mailbox;
 pub mod mono;
 pub mod partition;
 pub mod philox;
+pub mod room;
 pub mod sample;
 mod shard;
 pub mod sim;

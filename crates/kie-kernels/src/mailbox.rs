@@ -73,6 +73,13 @@ impl Mailbox {
     /// Records whose alternatives are kept.
     pub const ALTERNATIVES: usize = 1024;
 
+    /// Bytes that [`Mailbox::new`] takes, but for what does not grow with a program.
+    pub fn bytes(dims: &Dims) -> u64 {
+        let positions = u64::from(dims.max_positions) * (size_of::<Record>() + 4) as u64;
+        let alternatives = Self::ALTERNATIVES * MAX_ALTERNATIVES * size_of::<(u32, f32)>();
+        u64::from(dims.slots) * (positions + alternatives as u64)
+    }
+
     /// Memory for the slots of a program with so many page groups. Large arrays come zeroed from
     /// the allocator, untouched.
     pub fn new(dims: &Dims, groups: usize) -> Self {

@@ -12,6 +12,7 @@ from typing import Any
 import kie
 
 ROOT = Path(__file__).resolve().parents[3]
+ATTACK = ROOT / "tests" / "attack"
 TINY = ROOT / "tests" / "data" / "llama"
 
 
@@ -44,6 +45,14 @@ def typed(call: Callable[[], object]) -> object:
 def command(*words: str) -> list[str]:
     """`kie ...` as a process."""
     return [sys.executable, "-m", "kie", *words]
+
+
+def apart(name: str, case: dict[str, Any]) -> list[str]:
+    """The function `child` of a generator in a process of its own, as a command."""
+    script = (
+        f"import json, sys; from generators.{name} import child; child(json.loads(sys.argv[1]))"
+    )
+    return [sys.executable, "-c", script, json.dumps(case)]
 
 
 def environment(**values: str) -> dict[str, str]:

@@ -7,7 +7,8 @@
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, File, TryLockError};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use kie_kernels::abi::Codes;
@@ -51,10 +52,7 @@ pub fn quantize(folder: &Path, out: &Path, to: &str, reads: &Reads<'_>) -> Resul
     let total = 2 * tensors.len();
     let told = |done: usize| (reads.progress)("quantise", done as u64, total as u64);
     checkpoint.check_all_finite(&tensors, &told, reads.stop)?;
-    let mut name = out.as_os_str().to_owned();
-    name.push(".partial");
-    let partial = PathBuf::from(name);
-    fs::create_dir(&partial).map_err(|why| unwritten(&partial, &why))?;
+    let (partial, _held) = partial(out)?;
     let writer = Writer { scheme, reads, total, state: RefCell::default() };
     let written = writer
         .all(folder, &partial, &tensors)
@@ -82,6 +80,34 @@ pub(super) fn not_quantised(spec: &Spec, checkpoint: &Checkpoint) -> Result<()> 
 
 fn unwritten(file: &Path, why: &dyn std::fmt::Display) -> Error {
     Error::Write { file: file.to_owned(), detail: why.to_string() }
+}
+
+/// An empty folder beside `out` that is this process's as long as it holds the file. One that a
+/// process left behind which was killed is taken over: its lock went with it.
+fn partial(out: &Path) -> Result<(PathBuf, File)> {
+    let mut name = out.as_os_str().to_owned();
+    name.push(".partial");
+    let partial = PathBuf::from(name);
+    let failed = |why: io::Error| unwritten(&partial, &why);
+    match fs::create_dir(&partial) {
+        Err(why) if why.kind() != io::ErrorKind::AlreadyExists => return Err(failed(why)),
+        Ok(()) | Err(_) => {}
+    }
+    let held = File::open(&partial).map_err(failed)?;
+    match held.try_lock() {
+        Err(TryLockError::WouldBlock) => {
+            return Err(unwritten(&partial, &"another process writes it"));
+        }
+        // Some file systems have no locks.
+        Err(TryLockError::Error(why)) if why.kind() != io::ErrorKind::Unsupported => {
+            return Err(failed(why));
+        }
+        Ok(()) | Err(TryLockError::Error(_)) => {}
+    }
+    for entry in fs::read_dir(&partial).map_err(failed)? {
+        fs::remove_file(entry.map_err(failed)?.path()).map_err(failed)?;
+    }
+    Ok((partial, held))
 }
 
 /// What is written of a tensor.

@@ -25,6 +25,7 @@ use crate::device::Buffer;
 use crate::error::Result;
 use crate::field::{Columns, Field};
 use crate::mailbox::Mailbox;
+use crate::room;
 use crate::validate::ValidProgram;
 
 /// Columns that the decode path takes in one go.
@@ -107,6 +108,18 @@ impl Largest {
     }
 }
 
+/// Bytes of pages and of what a pass works on.
+fn bytes(program: &Program, most: &Largest) -> u64 {
+    let d = &program.dims;
+    let columns = u64::from(d.columns);
+    let vectors = program.vectors.iter().map(|v| u64::from(v.lanes) * u64::from(v.width));
+    let numbers = vectors.sum::<u64>() + u64::from(d.lanes * d.hidden);
+    let numbers = numbers + u64::from(d.lanes) * (most.raw + 2 * most.input) as u64;
+    let pages = program.groups.iter().map(|g| g.page_bytes() * u64::from(g.pages));
+    let logits = u64::from(d.slots) * u64::from(d.vocab);
+    4 * (numbers * columns + logits) + pages.sum::<u64>()
+}
+
 /// A program with its memory.
 pub(super) struct Pass {
     program: Program,
@@ -140,6 +153,7 @@ impl Pass {
         let field = |v: &Vector| Field::new((v.lanes * v.width) as usize * columns);
         let widest = (d.lanes * d.hidden) as usize;
         let most = Largest::of(&program);
+        room::ask(bytes(&program, &most))?;
         let packed = || Packed::with_capacity(d.chunk(), most.input);
         let member = || {
             let stream = vec![0.0; d.hidden as usize];

@@ -35,7 +35,10 @@ impl Driver {
         let mut found = 0;
         // SAFETY: a live integer; the one call that needs no initialisation.
         let code = unsafe { (version.cuDriverGetVersion)(&mut found) };
-        if code != ffi::SUCCESS || found < OLDEST {
+        if code != ffi::SUCCESS {
+            return Err(none(format!("cuDriverGetVersion: error {code}; {NO_GPU}")));
+        }
+        if found < OLDEST {
             let cuda = |version: i32| format!("CUDA {}.{}", version / 1000, version % 1000 / 10);
             return Err(Error::DriverTooOld {
                 device: device.into(),

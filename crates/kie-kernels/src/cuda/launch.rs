@@ -126,7 +126,10 @@ impl CudaModule {
             let code = unsafe {
                 (self.context.driver.api.cuFuncGetParamInfo)(function, index, &mut at, &mut bytes)
             };
-            *size = (code == ffi::SUCCESS).then_some(bytes);
+            if code != ffi::INVALID_VALUE {
+                self.context.check("cuFuncGetParamInfo", code)?;
+                *size = Some(bytes);
+            }
         }
         if sizes[1].is_some() {
             let detail = format!("kernel {name} has several parameters; it may have one");
@@ -313,8 +316,8 @@ impl Flight for CudaFlight {
                 Ok(true)
             }
             code => {
-                let words = context.driver.words(self.name, code);
-                Err(self.lose(format!("{}: {words}", context.name)))
+                let words = context.driver.words("cuEventQuery", code);
+                Err(self.lose(format!("{}: {}: {words}", context.name, self.name)))
             }
         }
     }

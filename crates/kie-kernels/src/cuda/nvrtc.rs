@@ -102,7 +102,7 @@ impl Nvrtc {
         // SAFETY: two live integers.
         let code = unsafe { (api.nvrtcVersion)(&mut major, &mut minor) };
         if code != 0 {
-            return Err(format!("does not tell its version (error {code})"));
+            return Err(format!("does not tell its version (nvrtcVersion: error {code})"));
         }
         if (major, minor) < OLDEST {
             let (major_min, minor_min) = OLDEST;
@@ -159,7 +159,7 @@ impl Nvrtc {
         };
         let (major, minor) = self.version;
         let detail = format!(
-            "{what}: {} (NVRTC {major}.{minor}, {}){hint}",
+            "{what}: {} ({code}; NVRTC {major}.{minor}, {}){hint}",
             self.words(code),
             self.path.display()
         );
@@ -237,7 +237,7 @@ impl<'a> Program<'a> {
         // SAFETY: the program is live.
         let code = unsafe { size(self.handle, &mut len) };
         if code != 0 {
-            return Err(self.nvrtc.fault(self.arch, what, code));
+            return Err(self.nvrtc.fault(self.arch, &format!("{what}Size"), code));
         }
         let mut out = vec![0_u8; len];
         // SAFETY: the program is live and `out` has the length that it asked for.

@@ -259,12 +259,13 @@ impl Context {
     }
 
     fn free_retired(&self, flights: &mut Flights) {
-        if flights.active > 0 {
+        if flights.active > 0 || flights.retired.is_empty() {
             return;
         }
+        // Where it is not to be had now it may be with the next that is freed.
+        let Ok(_current) = self.current() else { return };
         let api = &self.runtime.api;
         for what in flights.retired.drain(..) {
-            let Ok(_current) = self.current() else { continue };
             // A failure means that the device is lost to this process, with all that is on it.
             let _ = match what {
                 // SAFETY: allocated by us, given back once, and no kernel of ours runs.

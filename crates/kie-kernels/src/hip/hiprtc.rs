@@ -66,7 +66,7 @@ impl Hiprtc {
         // SAFETY: two live integers.
         let code = unsafe { (api.hiprtcVersion)(&mut major, &mut minor) };
         if code != 0 {
-            return Err(format!("does not tell its version (error {code})"));
+            return Err(format!("does not tell its version (hiprtcVersion: error {code})"));
         }
         Ok(Self { api, version: (major, minor), path: path.to_path_buf() })
     }
@@ -85,7 +85,7 @@ impl Hiprtc {
         // SAFETY: takes any number.
         let words = unsafe { (self.api.hiprtcGetErrorString)(code) };
         let words = if words.is_null() {
-            format!("error {code}")
+            "unknown error".to_owned()
         } else {
             // SAFETY: not null, hence a C string that stands for ever.
             unsafe { CStr::from_ptr(words) }.to_string_lossy().into_owned()
@@ -98,7 +98,7 @@ impl Hiprtc {
         };
         let (major, minor) = self.version;
         let file = self.path.display();
-        let detail = format!("{what}: {words} (hipRTC {major}.{minor}, {file}){hint}");
+        let detail = format!("{what}: {words} ({code}; hipRTC {major}.{minor}, {file}){hint}");
         Error::Compile { arch: arch.into(), detail }
     }
 }
@@ -179,7 +179,7 @@ impl<'a> Program<'a> {
         // SAFETY: the program is live.
         let code = unsafe { size(self.handle, &mut len) };
         if code != 0 {
-            return Err(self.hiprtc.fault(self.arch, what, code));
+            return Err(self.hiprtc.fault(self.arch, &format!("{what}Size"), code));
         }
         let mut out = vec![0_u8; len];
         // SAFETY: the program is live and `out` has the length that it asked for.

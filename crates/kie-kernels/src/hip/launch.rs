@@ -268,7 +268,10 @@ impl Flight for HipFlight {
                 context.landed();
                 Ok(true)
             }
-            code => Err(self.lose(&context.runtime.words(self.name, code))),
+            code => {
+                let words = context.runtime.words("hipEventQuery", code);
+                Err(self.lose(&format!("{}: {words}", self.name)))
+            }
         }
     }
 

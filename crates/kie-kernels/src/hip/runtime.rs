@@ -75,7 +75,10 @@ impl Runtime {
         let mut found = 0;
         // SAFETY: a live integer; the one call that needs no device.
         let code = unsafe { (version.hipRuntimeGetVersion)(&mut found) };
-        if code != ffi::SUCCESS || found < OLDEST {
+        if code != ffi::SUCCESS {
+            return Err(format!("does not tell its version (hipRuntimeGetVersion: error {code})"));
+        }
+        if found < OLDEST {
             return Err(format!(
                 "is of HIP {}.{}, at least {}.0 is needed: update ROCm",
                 found / 10_000_000,
