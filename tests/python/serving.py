@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -79,6 +80,11 @@ class Serving:
     def socket(self, timeout: float = 30) -> socket.socket:
         """A connection, for what no client would send."""
         return socket.create_connection((self.host, self.port), timeout=timeout)
+
+    def rss_kb(self) -> int:
+        """Resident memory of the process, in KiB."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0])
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Asks it to end, and its exit code."""

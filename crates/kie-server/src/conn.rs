@@ -22,6 +22,8 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
+/// Most bytes of one read.
+const READ_BYTES: usize = 4096;
 /// How often a socket with a further request waiting in it is looked at.
 const LOOK: Duration = Duration::from_millis(2);
 
@@ -137,9 +139,12 @@ impl AsyncRead for Io {
         let stream = &self.0.stream;
         loop {
             ready!(stream.poll_read_ready(cx))?;
-            match stream.try_read(buffer.initialize_unfilled()) {
+            // Initializing all of hyper's buffer would make a resting connection's pages resident.
+            let mut room = [0; READ_BYTES];
+            let most = buffer.remaining().min(READ_BYTES);
+            match stream.try_read(&mut room[..most]) {
                 Ok(n) => {
-                    buffer.advance(n);
+                    buffer.put_slice(&room[..n]);
                     if n > 0 {
                         self.0.arrived();
                     }
@@ -228,7 +233,8 @@ impl HttpBody for Answer {
 /// a reset connection.
 pub(crate) async fn linger(conn: &Conn) {
     let read = async {
-        let mut room = [0; 16384];
+        // On the heap: a connection's task is as large as the largest of its steps.
+        let mut room = vec![0; 16384];
         loop {
             if conn.stream.readable().await.is_err() {
                 return;

@@ -55,6 +55,16 @@ impl ApiError {
         self
     }
 
+    /// The same about a field that an API calls otherwise.
+    pub(crate) fn renamed(mut self, name: &str, theirs: &str) -> Self {
+        if self.param.as_deref() == Some(name) {
+            let rest = self.message.strip_prefix(name).unwrap_or(&self.message);
+            self.message = format!("{theirs}{rest}");
+            self.param = Some(theirs.to_owned());
+        }
+        self
+    }
+
     /// Not now: loading or draining.
     pub(crate) fn unavailable(message: &str) -> Self {
         let mut error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);

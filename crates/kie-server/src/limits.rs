@@ -12,13 +12,14 @@ use crate::errors::ApiError;
 /// Reads a body whole.
 ///
 /// # Errors
-/// 415 for a type that is not JSON, 413 for one that is too long, 408 for one that is too slow.
+/// 415 for a type that is not JSON and for a compressed one, 413 for one that is too long, 408 for one that is too slow.
 pub(crate) async fn body(
     config: &Config,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<Bytes, ApiError> {
     json_type(headers)?;
+    plain(headers)?;
     let most = config.max_body_bytes;
     let too_long = || {
         let message = format!("body: wanted at most {most} bytes");
@@ -39,6 +40,16 @@ pub(crate) async fn body(
             Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, message))
         }
     }
+}
+
+/// A body comes as it is, not compressed.
+fn plain(headers: &HeaderMap) -> Result<(), ApiError> {
+    let Some(given) = headers.get(header::CONTENT_ENCODING) else { return Ok(()) };
+    if given.as_bytes().eq_ignore_ascii_case(b"identity") {
+        return Ok(());
+    }
+    let message = format!("content-encoding: wanted none, got {given:?}");
+    Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
 }
 
 /// A missing type is read as JSON.

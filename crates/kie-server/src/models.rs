@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::Json;
@@ -35,9 +36,11 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, Api
 /// One of them.
 pub(crate) async fn one(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let served = app.served()?;
+    // A path whose bytes are no text names no model.
+    let Ok(Path(id)) = id else { return Err(unknown("?")) };
     match served.answers_to(&id) {
         true => Ok(Json(entry(&app, served))),
         false => Err(unknown(&id)),

@@ -46,14 +46,11 @@ pub(crate) fn take(fields: &mut Fields) -> Result<SamplingParams, ApiError> {
 /// # Errors
 /// 400 where the value would ask for an effect.
 pub(crate) fn take_without_effect(fields: &mut Fields) -> Result<(), ApiError> {
-    fields.ignore(&[
-        "user",
-        "safety_identifier",
-        "metadata",
-        "parallel_tool_calls",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-    ]);
+    for name in ["user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"] {
+        fields.text(name)?;
+    }
+    fields.object("metadata")?;
+    fields.flag("parallel_tool_calls")?;
     let off = |v: &Value| v == &Value::Bool(false);
     let empty = |v: &Value| v.as_array().is_some_and(Vec::is_empty);
     fields.neutral("n", "1", |v| v.as_f64() == Some(1.0))?;

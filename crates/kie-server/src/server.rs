@@ -237,3 +237,20 @@ async fn connection(app: &Arc<App>, stream: TcpStream, router: Router) {
         Err(false) => {}
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_resting_connection_is_a_small_task() {
+        let app = App::new(Config::default(), Tracer::default());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap());
+        let (_client, (stream, _)) = tokio::try_join!(client, listener.accept()).unwrap();
+        let task = connection(&app, stream, routes(&app));
+        // hyper's two buffers of 8 KiB come on top.
+        assert!(std::mem::size_of_val(&task) < 4 << 10, "{}", std::mem::size_of_val(&task));
+    }
+}

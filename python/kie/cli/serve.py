@@ -50,8 +50,11 @@ def define(parser: ArgumentParser) -> None:
     add("--protect-page", action="store_true", help="the page at / wants the key, too")
     add("--protect-metrics", action="store_true", help="/metrics wants the key, too")
     options.engine(parser)
+    add("--token", metavar="TOKEN", help="the hub's; default: $HF_TOKEN, or what `hf` keeps")
     add("--kv-bytes", type=int, metavar="N", help="bytes for keys and values")
     add("--no-prefix-cache", action="store_true", help="compute equal beginnings again")
+    text = "start turns sooner; a request's bits may then depend on what ran before it"
+    add("--no-reproducible", action="store_true", help=text)
     add("--idle", choices=("park", "hot"), default="park", help="what an idle engine does")
     add("--max-itl-ms", type=float, metavar="MS", help="longest gap of a request beside a prompt")
     add("--hang-timeout-s", type=float, default=1.0, metavar="S", help="patience with the device")
@@ -142,11 +145,13 @@ class _Opening:
         self._engine: Engine | None = None
         self._error: BaseException | None = None
         keywords = options.engine_options(given)
-        for name in ("kv_bytes", "idle", "max_itl_ms", "hang_timeout_s", "cache_dir", "max_queue"):
+        own = "token kv_bytes idle max_itl_ms hang_timeout_s cache_dir max_queue"
+        for name in own.split():
             keywords[name] = getattr(given, name)
         keywords.update(
             max_batch=given.max_running,
             prefix_cache=not given.no_prefix_cache,
+            reproducible=not given.no_reproducible,
             progress=progress,
         )
         self._thread = threading.Thread(

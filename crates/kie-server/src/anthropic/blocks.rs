@@ -78,8 +78,17 @@ fn user(at: &str, content: &Value, out: &mut Vec<Value>) -> Result<(), ApiError>
             kind => return Err(unsupported(&path, kind)),
         }
     }
-    if !texts.is_empty() || !results {
-        out.push(json!({"role": "user", "content": texts.join("\n")}));
+    if texts.is_empty() && results {
+        return Ok(());
+    }
+    let said = texts.join("\n");
+    // This API takes turns of the user that follow each other as one; templates may refuse them.
+    match out.last_mut().filter(|last| last["role"] == "user") {
+        Some(last) => {
+            let before = last["content"].as_str().unwrap_or_default();
+            last["content"] = format!("{before}\n{said}").into();
+        }
+        None => out.push(json!({"role": "user", "content": said})),
     }
     Ok(())
 }

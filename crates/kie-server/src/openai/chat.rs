@@ -168,7 +168,7 @@ struct Chunks {
 
 impl Chunks {
     fn chunk<'a>(&'a self, delta: Delta<'a>, logprobs: Option<Value>) -> Chunk<'a, Part<'a>> {
-        Chunk::new(&self.head, Part { delta }, logprobs)
+        Chunk::new(&self.head, self.streaming, Part { delta }, logprobs)
     }
 
     /// Writes parts, neighbours of one kind in one chunk; the first chunk has the log-probabilities

@@ -14,6 +14,9 @@ pub(crate) struct Chunk<'a, P> {
     #[serde(flatten)]
     head: &'a Head,
     choices: [Choice<P>; 1],
+    /// `null`, where the last chunk will have it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<()>,
     #[serde(skip_serializing_if = "Option::is_none")]
     seed: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -33,9 +36,15 @@ struct Choice<P> {
 
 impl<'a, P: Serialize> Chunk<'a, P> {
     /// A chunk of an answer that goes on.
-    pub(crate) fn new(head: &'a Head, part: P, logprobs: Option<Value>) -> Self {
+    pub(crate) fn new(
+        head: &'a Head,
+        streaming: Streaming,
+        part: P,
+        logprobs: Option<Value>,
+    ) -> Self {
         let choice = Choice { index: 0, part, logprobs, finish_reason: None, stop_reason: None };
-        Self { head, choices: [choice], seed: None, timings: None }
+        let usage = streaming.include_usage.then_some(());
+        Self { head, choices: [choice], usage, seed: None, timings: None }
     }
 
     /// The same with the request's seed.

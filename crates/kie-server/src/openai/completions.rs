@@ -192,7 +192,7 @@ struct Chunks {
 
 impl Chunks {
     fn chunk<'a>(&'a self, text: &'a str, logprobs: Option<Value>) -> Chunk<'a, Part<'a>> {
-        Chunk::new(&self.head, Part { text }, logprobs)
+        Chunk::new(&self.head, self.streaming, Part { text }, logprobs)
     }
 }
 
