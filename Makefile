@@ -11,6 +11,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TOOLS := .venv/.tools
 BUILT := .venv/.built
+RAY := .venv/.ray
 CARGO_TARGET_DIR ?= $(CURDIR)/target
 export CARGO_TARGET_DIR
 export PYO3_PYTHON := $(CURDIR)/.venv/bin/python
@@ -47,6 +48,10 @@ $(TOOLS): requirements-dev.txt
 
 $(BUILT): $(TOOLS) $(RUST) Cargo.toml Cargo.lock pyproject.toml
 	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --profile release --quiet
+	touch $@
+
+$(RAY): $(BUILT) requirements-ray.txt
+	$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt --requirement requirements-ray.txt
 	touch $@
 
 .PHONY: fmt
@@ -109,6 +114,11 @@ bench-page: setup ## frames of the playground in Chromium at 5,000 tokens a seco
 .PHONY: bench-serve
 bench-serve: setup ## what `kie serve` costs and bears over loopback (REQUESTS=10000)
 	ulimit -n 8192; $(BIN)/python benches/serve.py --requests $(or $(REQUESTS),10000)
+
+.PHONY: test-ray
+test-ray: $(RAY) ## two replicas on Ray Serve, one of them killed (installs Ray)
+	$(BIN)/pyright --pythonpath $(BIN)/python python/kie/serve_ray.py examples/ray_serve.py
+	RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest --quiet tests/ray
 
 .PHONY: bench-peers
 bench-peers: setup ## CPU decode and prefill beside llama.cpp and transformers (installs them; slow)
