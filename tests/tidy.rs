@@ -52,7 +52,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ("kie-kernels", &[]),
     ("kie-kccl", &["kie-kernels"]),
     ("kie-core", &["kie-kccl", "kie-kernels"]),
-    ("kie-server", &["kie-core"]),
+    // kernels: a device of a fixed pace, in an example.
+    ("kie-server", &["kie-core", "kie-kernels"]),
     ("kie-py", &["kie-core", "kie-kccl", "kie-kernels", "kie-server"]),
 ];
 

@@ -282,6 +282,13 @@ def test_bench_writes_reports_and_compares_them(tmp_path: Path) -> None:
     done = run("bench", "sweep", str(TINY), "-p", "16,40", *size, "--json", str(two), "--md")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("|\n") == 4
+    words = ("-p", "16", "-b", "1,3", *size, "--json", str(tmp_path / "many.json"))
+    assert run("bench", "sweep", str(TINY), *words).returncode == 0
+    many = json.loads((tmp_path / "many.json").read_text())
+    assert [(point["label"], point["completed"]) for point in many["points"]] == [
+        ("16", 2),
+        ("16 x3", 6),
+    ]
     report = json.loads(two.read_text())
     assert set(report) >= {"schema_version", "env", "config", "runs", "summary"}
     assert len(report["runs"]) == 4

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import html
 import io
 import keyword
+import re
 import shutil
 import subprocess
 import sys
@@ -13,8 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import kie
 import pytest
-from fake_server import ANSWER, Behaviour, FakeServer
+from fake_server import ANSWER, PAGE, Behaviour, FakeServer
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 CHROMIUM = "/usr/bin/chromium"
@@ -30,6 +34,10 @@ new PerformanceObserver((list) => {
   }
 }).observe({ type: "layout-shift", buffered: true });
 """
+UNNAMED = """[...document.querySelectorAll("button, input, select, textarea, canvas, [role]")]
+  .filter((one) => !one.ariaLabel && !one.getAttribute("aria-labelledby") && !one.labels?.length
+    && !one.textContent.trim() && !["status", "alert"].includes(one.getAttribute("role")))
+  .map((one) => one.outerHTML)"""
 COLOURED = """async ([text, sizes, what]) => {
   const { Highlighter } = await import("./highlight.js");
   const parts = [];
@@ -200,6 +208,36 @@ def test_examples_run(page: Page, server: FakeServer) -> None:
     assert modes.count("/v1/chat/completions") == 5
     assert modes.count("/v1/completions") == 3
     assert server.behaviour.requests[-1][1]["ignore_eos"] is True
+
+
+def test_examples_suit_the_default_model(demo: kie.Engine) -> None:
+    """What a visitor clicks first is answered with Python that is whole."""
+    text = (PAGE / "index.html").read_text()
+    buttons = re.findall(r'<button[^>]*data-mode="(\w+)"([^>]*)data-prompt="([^"]*)"', text)
+    assert len(buttons) == 8
+    for mode, rest, prompt in buttons:
+        asked, most = html.unescape(prompt), {"temperature": 0, "max_tokens": 256}
+        if mode == "chat":
+            done = demo.generate(messages=[{"role": "user", "content": asked}], **most)
+            [function] = ast.parse(done.text).body
+            assert isinstance(function, ast.FunctionDef), asked
+            assert done.finish_reason == "stop"
+        elif "data-endless" not in rest:
+            ast.parse(asked + demo.generate(asked, **most).text)
+
+
+def test_everything_has_a_name(page: Page) -> None:
+    """What a screen reader says of a control, and the order of the tab key."""
+    unnamed = page.evaluate(UNNAMED)
+    assert unnamed == []
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    seen: list[str] = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        seen.append(str(page.evaluate("document.activeElement.id")))
+    reached = ["theme", "mode", "prompt", "run", "max-tokens", "copy-curl", "own"]
+    assert [name for name in seen if name in reached][: len(reached)] == reached
 
 
 def test_what_is_copied_runs(page: Page, server: FakeServer) -> None:

@@ -393,6 +393,30 @@ def test_seeds_are_in_streams(server: Serving) -> None:
         assert 77 in [event.get("seed") for event in events[:-1]]
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_timings_are_told(server: Serving, path: str) -> None:
+    wanted = set(kie.Timings.__match_args__)
+    assert set(server.post(path, body(path, 3)).json()["timings"]) == wanted
+    got = server.post(path, body(path, 3, stream=True))
+    if path in STREAM_ENDS:
+        told = [data.get("response", data) for _, data in named_events(got.body)]
+    else:
+        told = [data for data in events_of(got.body) if data != "[DONE]"]
+    [timings] = [data["timings"] for data in told if "timings" in data]
+    assert set(timings) == wanted
+
+
+def test_the_page_asks_nobody_else(server: Serving) -> None:
+    """No script in its HTML, and no address of another host in any of its files."""
+    html = server.get("/").body.decode()
+    assert re.findall(r"<script(?![^>]*\ssrc=)|\son\w+=|\sstyle=|<style", html) == []
+    for path in ["/", *(f"/{name}" for name in re.findall(r'(?:src|href)="([^"#]+)"', html))]:
+        got = server.get(path)
+        assert got.headers["content-security-policy"] == "default-src 'self'"
+        for address in re.findall(rb"https?://[^\s\"'`)]+", got.body):
+            assert address.startswith((b"http://www.w3.org/", b"http://127.0.0.1")), address
+
+
 def test_turns_of_one_side_are_one(server: Serving) -> None:
     """As Anthropic's API has it; a template may refuse two turns of the user in a row."""
     path = "/v1/messages/count_tokens"

@@ -32,10 +32,13 @@ def define(parser: ArgumentParser) -> None:
         action="store_true",
         help="also time a step from inside the kernel, phase by phase (GPUs only)",
     )
-    line = "one request at a time over several prompt lengths, interleaved"
+    line = "over several prompt lengths, interleaved, and as many requests at once as asked"
     sweep = verbs.add_parser("sweep", help=line, description=line)
     sweep.add_argument("-p", "--prompt", type=lengths, default=[32, 128, 512], metavar="N,N,...")
+    line = "requests at once, each a row of its own rate"
+    sweep.add_argument("-b", "--batch", type=lengths, default=[1], metavar="N,N,...", help=line)
     _define_measurement(sweep, tokens=128)
+    latency.set_defaults(batch=[1])
     sweep.set_defaults(trace=False)
     line = "how long the host takes to answer a token, timed by the GPU"
     echo = verbs.add_parser("echo", help=line, description=line)
@@ -116,14 +119,16 @@ def measure(given: Namespace) -> None:
         "warmups": given.warmups,
         "temperature": given.temperature,
         "seed": given.seed,
+        "batch": given.batch,
     }
+    opening["max_batch"] = max(8, *given.batch)
     with _model(given) as model:
         # First what may be refused.
         seen = [_inside(given, model, tokens) for tokens in given.prompt if given.trace]
         if given.device in ("auto", "cpu") and given.threads is None:
             _measure_bandwidth()
         with options.opened(model, **opening) as engine:
-            total = (given.runs + given.warmups) * len(given.prompt)
+            total = (given.runs + given.warmups) * len(given.prompt) * len(given.batch)
             with _bar("requests", total) as step:
                 start = time.monotonic()
                 runs = requests.measure(engine, step=step, **config)
