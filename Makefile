@@ -117,7 +117,7 @@ bench-serve: setup ## what `kie serve` costs and bears over loopback (REQUESTS=1
 
 .PHONY: test-ray
 test-ray: $(RAY) ## two replicas on Ray Serve, one of them killed (installs Ray)
-	$(BIN)/pyright --pythonpath $(BIN)/python python/kie/serve_ray.py examples/ray_serve.py
+	$(BIN)/pyright --project tests/ray --pythonpath $(BIN)/python
 	RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest --quiet tests/ray
 
 .PHONY: bench-peers

@@ -86,6 +86,11 @@ def application(
     count: dict[str, Any] = {"num_replicas": replicas}
     if autoscaling is not None:
         count = {"autoscaling_config": dict(autoscaling)}
+    router: dict[str, Any] = {
+        "request_router_class": "kie.serve_ray:PrefixRouter",
+        "request_router_kwargs": {"imbalance": imbalance},
+        "request_routing_stats_period_s": 2.0,
+    }
     replica = serve.deployment(
         Replica,
         name="kie-replica",
@@ -96,11 +101,7 @@ def application(
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=drain_s,
         ray_actor_options=dict(actor or {}),
-        request_router_config=RequestRouterConfig(
-            request_router_class="kie.serve_ray:PrefixRouter",
-            request_router_kwargs={"imbalance": imbalance},
-            request_routing_stats_period_s=2.0,
-        ),
+        request_router_config=RequestRouterConfig(**router),
         **count,
     )
     ingress = serve.deployment(

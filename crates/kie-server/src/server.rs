@@ -251,7 +251,6 @@ mod tests {
         let client = TcpStream::connect(listener.local_addr().unwrap());
         let (_client, (stream, _)) = tokio::try_join!(client, listener.accept()).unwrap();
         let task = connection(&app, stream, routes(&app));
-        eprintln!("SIZE {}", std::mem::size_of_val(&task));
         // hyper's two buffers of 8 KiB come on top.
         assert!(std::mem::size_of_val(&task) < 4 << 10, "{}", std::mem::size_of_val(&task));
     }
