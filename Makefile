@@ -133,10 +133,19 @@ docs: setup ## build the manual into site/, rustdoc under site/rust
 	rm -rf site/rust && cp -r $(CARGO_TARGET_DIR)/doc site/rust
 
 .PHONY: wheel
-wheel: $(TOOLS) ## build the wheel that ships, then check it in an empty environment
+wheel: $(TOOLS) ## build the wheel that ships (manylinux_2_28), check it in an empty environment
+	$(BIN)/python -m pip install --quiet --requirement tools/wheel-requirements.txt
 	rm -rf dist
-	$(BIN)/maturin build --profile dist --out dist --locked
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/maturin build --zig --compatibility manylinux_2_28 \
+	    --profile dist --out dist --locked
+	$(BIN)/auditwheel show dist/*.whl
 	$(BIN)/python tools/check_wheel.py dist/*.whl
+
+.PHONY: sdist
+sdist: $(TOOLS) ## make the source archive, build it once without a network
+	rm -rf dist/sdist && $(BIN)/maturin sdist --out dist/sdist
+	cd dist/sdist && tar xzf kie-*.tar.gz && cd kie-*/ && CARGO_NET_OFFLINE=true \
+	    $(CURDIR)/$(BIN)/maturin build --profile release --locked --compatibility off --out ..
 
 .PHONY: clean
 clean: ## remove what was built

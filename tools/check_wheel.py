@@ -2,9 +2,10 @@
 
     python tools/check_wheel.py dist/kie-*.whl
 
-The wheel must be one for all Pythons from 3.10 (abi3), stay below 60 MB, link to no GPU library and
-carry the default model, the type stub and the licence files. The environment it is then installed
-into has no compiler on its PATH and is used from a folder away from the sources.
+The wheel must be one for all Pythons from 3.10 (abi3) and for glibc 2.28 (manylinux_2_28), stay
+below 60 MB, link to no GPU library and carry the default model, the type stub and the licence
+files. The environment it is then installed into has no compiler on its PATH and is used from a
+folder away from the sources.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -33,6 +35,8 @@ WANTED = (
     "kie/demo/model-00001-of-00002.safetensors",
     "kie/demo/model-00002-of-00002.safetensors",
 )
+TAG = "-cp310-abi3-manylinux_2_28_x86_64.whl"
+GLIBC_MAX = (2, 28)
 LICENCES = ("LICENSE", "NOTICE")
 
 # Runs in the empty environment: streams greedily and compares with the recorded golden. Rounding
@@ -82,14 +86,26 @@ def needed(elf: bytes) -> list[str]:
     return names
 
 
+def newest_glibc(elf: bytes) -> tuple[int, int]:
+    """The newest version of the C library whose symbols a shared object asks for; (0, 0): none."""
+    found = re.findall(rb"\0GLIBC_(\d+)\.(\d+)[.\d]*(?=\0)", elf)
+    return max(((int(major), int(minor)) for major, minor in found), default=(0, 0))
+
+
+def tag_faults(name: str, glibc: tuple[int, int]) -> list[str]:
+    """What is wrong with a wheel's name, given the C library that its extension needs."""
+    faults = [] if name.endswith(TAG) else [f"{name}: wanted the tag {TAG[1:-4]}"]
+    if glibc > GLIBC_MAX:
+        faults.append("needs glibc {}.{}, wanted {}.{} at most".format(*glibc, *GLIBC_MAX))
+    return faults
+
+
 def look_inside(wheel: Path) -> list[str]:
     """What is wrong with the archive itself, one line a fault."""
     faults: list[str] = []
     size = wheel.stat().st_size
     if size >= SIZE_BYTES_MAX:
         faults.append(f"{size / 1e6:.1f} MB, wanted below {SIZE_BYTES_MAX / 1e6:.0f}")
-    if "-cp310-abi3-" not in wheel.name:
-        faults.append(f"{wheel.name}: wanted the tag cp310-abi3")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         faults += [f"{name} is missing" for name in WANTED if name not in names]
@@ -100,7 +116,9 @@ def look_inside(wheel: Path) -> list[str]:
         if len(objects) != 1:
             faults.append(f"shared objects {objects}, wanted one")
         for name in objects:
-            libraries = needed(archive.read(name))
+            extension = archive.read(name)
+            libraries = needed(extension)
+            faults += tag_faults(wheel.name, newest_glibc(extension))
             print(f"{name} needs {', '.join(libraries)}")
             bad = [lib for lib in libraries if any(word in lib.lower() for word in FORBIDDEN)]
             faults += [f"{name} links to {lib}" for lib in bad]
