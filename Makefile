@@ -10,7 +10,9 @@ MAKEFLAGS += --no-builtin-rules
 PYTHON ?= python3
 BIN := .venv/bin
 TOOLS := .venv/.tools
-BUILT := .venv/.built
+# How the extension is built. Tests take `dev`, whose dependencies their own binaries share.
+PROFILE ?= release
+BUILT := .venv/.built-$(PROFILE)
 RAY := .venv/.ray
 CARGO_TARGET_DIR ?= $(CURDIR)/target
 export CARGO_TARGET_DIR
@@ -47,7 +49,8 @@ $(TOOLS): requirements-dev.txt
 	touch $@
 
 $(BUILT): $(TOOLS) $(RUST) Cargo.toml Cargo.lock pyproject.toml
-	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --profile release --quiet
+	rm -f .venv/.built-*
+	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --profile $(PROFILE) --quiet
 	touch $@
 
 $(RAY): $(BUILT) requirements-ray.txt
@@ -72,7 +75,11 @@ lint: $(BUILT) ## formatters in check mode, clippy, ruff, pyright, the stub agai
 	$(BIN)/python -m mypy.stubtest kie._kie
 
 .PHONY: test
-test: lint ## everything that CI runs
+test: ## everything that CI runs
+	$(MAKE) PROFILE=dev checks
+
+.PHONY: checks
+checks: lint
 	cargo test --workspace --exclude kie-py --features kie-server/otlp --locked
 	cargo test -p kie-core --lib --locked -- --ignored --test-threads=1
 	cargo run --quiet --locked -p kie-core --example embed
