@@ -16,7 +16,7 @@ use kie_core::engine::{Engine, LogitsPath};
 use kie_core::request::{EngineConfig, Prompt, Request, SamplingParams};
 use kie_core::Result;
 use kie_kernels::cpu::simd::{self, Level};
-use support::{fixtures, float32, goldens, greedy, relative, repository};
+use support::{fixtures, float32, goldens, greedy, relative, repository, Folder};
 
 fn open(folder: &Path, level: Level, threads: usize) -> Engine {
     open_as("cpu", folder, level, threads).unwrap()
@@ -67,6 +67,10 @@ fn divides(folder: &Path, ranks: u64) -> bool {
     let lanes = config["num_lanes"].as_u64().unwrap_or(1);
     if lanes > 1 {
         return lanes.is_multiple_of(ranks);
+    }
+    if config["model_type"] == "olmo2" {
+        // q and k are normed over all heads at once.
+        return ranks == 1;
     }
     let layers = config["layers"].as_array().cloned().unwrap_or_else(|| vec![config.clone()]);
     layers.iter().all(|layer| heads_divide(layer, ranks))
@@ -174,6 +178,48 @@ fn bits_do_not_depend_on_threads_chunks_or_neighbours() {
         assert_eq!(stream.completion().unwrap().token_ids, alone[seed], "seed {seed}");
     }
     assert!(alone[1..].iter().any(|ids| *ids != alone[0]), "seeds must matter");
+}
+
+/// The yardstick of `tools/fixtures/rope.py`: `own_llama_f16` with every rope scaling.
+#[test]
+fn every_rope_scaling_at_every_level() {
+    let data = repository().join("tests/data");
+    let read = |path: &str| -> serde_json::Value {
+        serde_json::from_slice(&std::fs::read(data.join(path)).unwrap()).unwrap()
+    };
+    let (base, cases) = (read("own_llama_f16/config.json"), read("rope/cases.json"));
+    let bytes = std::fs::read(data.join("rope/golden_turns.safetensors")).unwrap();
+    let golden = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let words = |name: &str| {
+        let tensor = golden.tensor(name).unwrap();
+        tensor.data().as_chunks::<4>().0.to_vec()
+    };
+    let ids: Vec<u32> = words("ids").into_iter().map(u32::from_le_bytes).collect();
+    for (name, case) in cases.as_object().unwrap() {
+        let folder = Folder::new(name);
+        for file in ["model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+            std::fs::copy(data.join("own_llama_f16").join(file), folder.0.join(file)).unwrap();
+        }
+        let mut config = base.clone();
+        config.as_object_mut().unwrap().extend(case["changes"].as_object().unwrap().clone());
+        std::fs::write(folder.0.join("config.json"), config.to_string()).unwrap();
+        let wanted = words(&format!("{name}.logits"));
+        let wanted: Vec<f32> = wanted.into_iter().map(f32::from_le_bytes).collect();
+        let served = case["max_seq_len"].as_u64().unwrap() as usize;
+        let ids = &ids[..ids.len().min(served)];
+        for level in simd::available() {
+            let config = EngineConfig { max_seq_len: Some(served), ..EngineConfig::default() };
+            let builder = Engine::builder(&folder.0).config(config).device("cpu").level(level);
+            let engine = builder.build().unwrap();
+            for (path, gate) in [(LogitsPath::Decode, 2e-3), (LogitsPath::Prefill, 1.5e-2)] {
+                let ours = engine.logits(ids, path).unwrap();
+                let rows = ours.values.chunks_exact(ours.vocab);
+                let kept: Vec<f32> = rows.flat_map(|row| row.iter().step_by(32)).copied().collect();
+                let error = relative(&kept, &wanted);
+                assert!(error <= gate, "{name} {level:?} {path:?}: {error:.2e} > {gate:.1e}");
+            }
+        }
+    }
 }
 
 /// A copy of a fixture whose matrices have the types that `choose` names for them, in a folder of

@@ -80,6 +80,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use kie_core::engine::{Engine, LogitsPath};
+use kie_core::request::EngineConfig;
 use support::{fixtures, float32, goldens, greedy, open_on, Golden};
 
 /// Relative L2 over a prompt where 16-bit words go from one product to the next.
@@ -100,6 +101,30 @@ const KNOWN: &[(&str, f64, f64)] = &[
     ("own_hybrid", 2.3e-3, DECODE_GATE),
 ];
 
+/// Fixtures with a phase that the kernels have not yet: the step and the reason that they name.
+const REFUSED: &[(&str, &str)] = &[
+    ("own_gemma3", "embeddings times 5.656854, 1 wanted"),
+    ("own_olmo2", "project_normed where the order of known phases has project"),
+    ("own_phi3", "qkv turns 12 features of 16, all wanted"),
+];
+
+/// Why the kernels refuse a fixture, if they do.
+fn refused_in(folder: &Path) -> Option<&'static str> {
+    REFUSED.iter().find(|(name, _)| folder.ends_with(name)).map(|(_, why)| *why)
+}
+
+#[test]
+fn phases_that_kernels_lack_are_named() {
+    for folder in fixtures() {
+        let Some(why) = refused_in(&folder) else { continue };
+        let config = EngineConfig::default();
+        let built = Engine::builder(&folder).config(config).device("sim:blocks=8").build();
+        let Err(error) = built else { panic!("{folder:?} opened") };
+        assert_eq!(error.class(), "UnsupportedModelError", "{error}");
+        assert!(error.to_string().contains(why), "{why:?} in {:?}", error.to_string());
+    }
+}
+
 /// One engine's turn.
 struct Job {
     folder: PathBuf,
@@ -118,6 +143,7 @@ fn is_wide() -> bool {
 fn jobs() -> VecDeque<Job> {
     let only = std::env::var("KIE_ONLY").ok();
     let mut folders = fixtures();
+    folders.retain(|f| refused_in(f).is_none());
     folders.retain(|f| only.as_ref().is_none_or(|o| f.ends_with(o)));
     let all = |device: String, (prompt, positions, tokens)| {
         let device = move || device.clone();

@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT / "tools" / "fixtures"))
 
 import container  # noqa: E402
 import forward  # noqa: E402
+import rope  # noqa: E402
 import rounded  # noqa: E402
 
 FOLDERS = sorted(path.parent for path in ROOT.glob("tests/data/*/golden.safetensors"))
@@ -27,7 +28,7 @@ def golden(folder: Path) -> dict[str, Any]:
 
 
 def test_every_folder_is_here() -> None:
-    assert len(FOLDERS) == 15
+    assert len(FOLDERS) == 19
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -64,6 +65,19 @@ def test_float64_pass_reproduces_the_golden(folder: Path) -> None:
         ("own_laneformer_preagg", {"pre_norm_lane_agg": False, "lm_head_type": "replicate"}),
         ("own_laneformer_preagg", {"use_early_comm": False}),
         ("own_laneformer_preagg", {"swa_layers": []}),
+        ("own_gemma3", {"query_pre_attn_scalar": 16}),
+        ("own_gemma3", {"rope_scaling": None}),
+        ("own_gemma3", {"rope_theta": 10000.0}),
+        ("own_gemma3", {"rope_local_base_freq": 500.0}),
+        ("own_gemma3", {"sliding_window_pattern": 2}),
+        ("own_gemma3", {"sliding_window": 9}),
+        ("own_phi3", {"partial_rotary_factor": 1.0, "rope_scaling": None}),
+        ("own_phi3", {"rope_scaling": None}),
+        ("own_phi3", {"max_position_embeddings": 16}),
+        ("own_phi3", {"sliding_window": 21}),
+        ("own_smollm3", {"no_rope_layers": [1, 1, 1]}),
+        ("own_smollm3", {"no_rope_layers": [0, 0, 1]}),
+        ("own_olmo2", {"rope_theta": 10000.0}),
     ],
 )
 def test_a_wrong_flag_shows_in_the_logits(name: str, change: dict[str, Any]) -> None:
@@ -71,7 +85,30 @@ def test_a_wrong_flag_shows_in_the_logits(name: str, change: dict[str, Any]) -> 
     model, want = forward.Model.load(folder), golden(folder)
     wrong = forward.Model(model.config | change, model.tensors)
     logits = wrong.forward(want["prompt_2.ids"]).logits
-    assert np.abs(logits - want["prompt_2.logits"]).max() > 0.05
+    recorded = want["prompt_2.logits"]
+    columns = logits[:, :: -(-logits.shape[1] // recorded.shape[1])]
+    assert np.abs(columns - recorded).max() > 0.05
+
+
+def test_every_rope_scaling_shows_in_the_logits() -> None:
+    """Each differs from every other, and from none, by more than an engine may be off."""
+    stored = container.read(ROOT / "tests" / "data" / "rope" / "golden_turns.safetensors")
+    base = forward.Model.load(ROOT / "tests" / "data" / "own_llama_f16")
+    ids = container.decode(stored["ids"])
+    logits = {"none": base.forward(ids).logits[:, :: rope.STRIDE]}
+    for name, (changes, positions) in rope.CASES.items():
+        model = forward.Model(base.config | changes, base.tensors, positions)
+        made = model.forward(ids[:positions]).logits[:, :: rope.STRIDE]
+        assert np.abs(made - container.decode(stored[name + ".logits"])).max() < 1e-5
+        logits[name] = made
+    # Within its original context a dynamic scaling is none.
+    within = logits.pop("dynamic_within")
+    assert np.array_equal(within, logits["none"][: len(within)])
+    for one, a in logits.items():
+        for other, b in logits.items():
+            rows = min(len(a), len(b))
+            apart = np.linalg.norm(a[:rows] - b[:rows]) / np.linalg.norm(b[:rows])
+            assert one == other or apart > 0.03, (one, other, apart)
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,10 @@ pub fn fixtures() -> Vec<PathBuf> {
 
 /// A fixture of an architecture that kie has.
 pub fn supported(folder: &Path) -> bool {
-    let known = ["kie_hybrid", "laneformer", "laneformer_tp", "llama", "mistral", "qwen2", "qwen3"];
     let Ok(config) = std::fs::read(folder.join("config.json")) else { return false };
     let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
-    folder.join("golden.safetensors").exists() && known.iter().any(|k| config["model_type"] == *k)
+    let mut known = kie_core::model::architectures();
+    folder.join("golden.safetensors").exists() && known.any(|k| config["model_type"] == *k)
 }
 
 /// What is recorded. `prefix` chooses among recordings of one checkpoint: `bf16w.` has the weights

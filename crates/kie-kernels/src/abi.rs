@@ -124,6 +124,7 @@ pub enum StepKind {
     Qkv(Qkv),
     Attend(Attend),
     Project(Project),
+    ProjectNormed(ProjectNormed),
     GateUp(GateUp),
     Head(Head),
     Sample(Sample),
@@ -137,6 +138,7 @@ impl StepKind {
             Self::Qkv(_) => "qkv",
             Self::Attend(_) => "attend",
             Self::Project(_) => "project",
+            Self::ProjectNormed(_) => "project_normed",
             Self::GateUp(_) => "gate_up",
             Self::Head(_) => "head",
             Self::Sample(_) => "sample",
@@ -144,11 +146,13 @@ impl StepKind {
     }
 }
 
-/// `output[l] = table[token]` for every lane.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// `output[l] = factor · table[token]` for every lane.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Embed {
     /// `[vocab, hidden]`, shared by the lanes.
     pub table: u32,
+    /// On every number; 1 leaves them alone.
+    pub factor: f32,
     /// `[hidden]` a lane.
     pub output: u32,
 }
@@ -157,14 +161,17 @@ pub struct Embed {
 /// and k; q goes to `output`, k and v into the pages of `state`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Qkv {
-    /// RMSNorm scale of the input, `[hidden]` or `[lanes, hidden]`.
-    pub norm: u32,
+    /// RMSNorm scale of the input, `[hidden]` or `[lanes, hidden]`; without one it is taken as it
+    /// is.
+    pub norm: Option<u32>,
     /// q, k and v, `[lanes, rows, hidden]`.
     pub weights: [u32; 3],
     /// Biases of the same, one row or one a lane.
     pub biases: Option<[u32; 3]>,
-    /// RMSNorm scales of each q and each k head, `[heads.dim]`.
+    /// RMSNorm scales of q and k before they are turned.
     pub head_norms: Option<[u32; 2]>,
+    /// What those norms are over.
+    pub norm_span: NormSpan,
     /// How q and k are turned.
     pub rotary: Rotary,
     /// Heads of one lane.
@@ -230,13 +237,32 @@ pub enum Join {
     },
 }
 
-/// `output = silu(W0 · norm(input)) * (W1 · norm(input))`.
+/// `x_l += norm(sum of W_m · input_m over all lanes m)`: a module whose output is normed before it
+/// joins the residual streams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProjectNormed {
+    /// `[lanes, hidden, width of input]`.
+    pub weight: u32,
+    /// RMSNorm scale of the output, `[hidden]`.
+    pub norm: u32,
+    /// Attention's or the MLP's output.
+    pub input: u32,
+    /// Residual streams, read and written.
+    pub residual: u32,
+    /// Which block does which rows.
+    pub partition: u32,
+}
+
+/// `output = gate(W0 · norm(input)) * (W1 · norm(input))`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GateUp {
-    /// RMSNorm scale of the input, `[hidden]` or `[lanes, hidden]`.
-    pub norm: u32,
+    /// RMSNorm scale of the input, `[hidden]` or `[lanes, hidden]`; without one it is taken as it
+    /// is.
+    pub norm: Option<u32>,
     /// Gate and up, `[lanes, ffn, hidden]`.
     pub weights: [u32; 2],
+    /// What is made of the gate.
+    pub gate: Gate,
     /// Inner width of one lane.
     pub ffn: u32,
     /// Residual streams.
@@ -271,6 +297,24 @@ pub struct Sample {
     pub input: u32,
 }
 
+/// What the norms of q and k are over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormSpan {
+    /// Each head by itself; scales `[heads.dim]`, shared by the heads.
+    Head,
+    /// All heads at once; scales `[heads.query * heads.dim]` and `[heads.kv * heads.dim]`.
+    AllHeads,
+}
+
+/// What is made of the gate of a gated MLP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// `x / (1 + e^-x)`.
+    Silu,
+    /// `x / (1 + e^-2u)`, `u = sqrt(2 / pi) (x + 0.044715 x^3)`: GELU by its tanh approximation.
+    GeluTanh,
+}
+
 /// Heads of one lane's attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Heads {
@@ -302,9 +346,10 @@ impl Heads {
 /// A rotary embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rotary {
-    /// Inverse frequencies, float32 `[dim / 2]`, in radians a position.
-    pub frequencies: u32,
-    /// Pairs are (2j, 2j+1); otherwise (j, j + dim/2).
+    /// float32 `[2, turned / 2]`: radians a position of each pair, then what its cos and sin are
+    /// multiplied by. `turned` features of a head turn, the first ones.
+    pub table: u32,
+    /// Pairs are (2j, 2j+1); otherwise (j, j + turned/2).
     pub interleaved: bool,
 }
 

@@ -12,6 +12,7 @@ pub fn partition_rows(steps: &mut [Step], dims: &Dims, blocks: u32) -> Vec<u32> 
         let (partition, rows, unit) = match &mut step.kind {
             StepKind::Qkv(qkv) => (&mut qkv.partition, dims.lanes * qkv.heads.all(), 1),
             StepKind::Project(project) => (&mut project.partition, dims.hidden, TILE_ROWS),
+            StepKind::ProjectNormed(project) => (&mut project.partition, dims.hidden, TILE_ROWS),
             StepKind::GateUp(gate_up) => {
                 (&mut gate_up.partition, dims.lanes * gate_up.ffn, TILE_ROWS)
             }

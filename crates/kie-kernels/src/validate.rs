@@ -3,8 +3,8 @@
 //! read, and whose rows are each owned by exactly one block.
 
 use crate::abi::{
-    Attend, Codes, Dtype, Embed, GateUp, Head, HeadMode, Heads, Join, PageGroup, Program, Project,
-    Qkv, StateAt, StateKind, Step, StepKind, Tensor,
+    Attend, Codes, Dtype, Embed, Encoding, GateUp, Head, HeadMode, Heads, Join, NormSpan,
+    PageGroup, Program, Project, ProjectNormed, Qkv, StateAt, StateKind, Step, StepKind, Tensor,
 };
 use crate::device::Buffer;
 use crate::error::{Error, Result};
@@ -122,14 +122,16 @@ impl Checker<'_> {
             StepKind::Qkv(qkv) => self.qkv(qkv),
             StepKind::Attend(attend) => self.attend(attend),
             StepKind::Project(project) => self.project(project),
+            StepKind::ProjectNormed(project) => self.project_normed(project),
             StepKind::GateUp(gate_up) => self.gate_up(gate_up),
             StepKind::Head(head) => self.head(head),
             StepKind::Sample(sample) => self.reads(sample.input, 1, self.program.dims.vocab),
         }
     }
 
-    fn embed(&mut self, &Embed { table, output }: &Embed) -> Check {
+    fn embed(&mut self, &Embed { table, factor, output }: &Embed) -> Check {
         let d = self.program.dims;
+        wanted(factor.is_finite(), || format!("a factor of {factor}"))?;
         self.matrix(table, [1, d.vocab, d.hidden])?;
         self.writes(output, d.lanes, d.hidden)
     }
@@ -139,7 +141,7 @@ impl Checker<'_> {
         let divide = heads.kv > 0 && heads.query > 0 && heads.query.is_multiple_of(heads.kv);
         let even = heads.dim > 0 && heads.dim.is_multiple_of(2);
         wanted(divide && even, || format!("heads do not divide: {heads:?}"))?;
-        self.norm(step.norm)?;
+        step.norm.map_or(Ok(()), |norm| self.norm(norm))?;
         let widths = [heads.query_width(), heads.kv_width(), heads.kv_width()];
         for (weight, rows) in step.weights.into_iter().zip(widths) {
             self.matrix(weight, [d.lanes, rows, d.hidden])?;
@@ -147,10 +149,16 @@ impl Checker<'_> {
         for (bias, width) in step.biases.into_iter().flatten().zip(widths) {
             self.numbers(bias, d.lanes * width, "bias")?;
         }
-        for norm in step.head_norms.into_iter().flatten() {
-            self.numbers(norm, heads.dim, "norm of heads")?;
+        for (norm, width) in step.head_norms.into_iter().flatten().zip(widths) {
+            let count = match step.norm_span {
+                NormSpan::Head => heads.dim,
+                NormSpan::AllHeads => width,
+            };
+            self.numbers(norm, count, "norm of heads")?;
         }
-        self.numbers(step.rotary.frequencies, heads.dim / 2, "rotary table")?;
+        let one = d.lanes == 1 || step.head_norms.is_none() || step.norm_span == NormSpan::Head;
+        wanted(one, || "norms over the heads of several lanes".to_owned())?;
+        self.rotary(step.rotary.table, heads.dim)?;
         self.reads(step.input, d.lanes, d.hidden)?;
         self.writes(step.output, d.lanes, heads.query_width())?;
         self.state(step.state, heads)?;
@@ -197,10 +205,21 @@ impl Checker<'_> {
         self.partition(step.partition, d.hidden)
     }
 
+    fn project_normed(&mut self, step: &ProjectNormed) -> Check {
+        let d = self.program.dims;
+        let width = self.program.vectors.get(step.input as usize).map_or(0, |v| v.width);
+        self.reads(step.input, d.lanes, width)?;
+        self.reads(step.residual, d.lanes, d.hidden)?;
+        self.matrix(step.weight, [d.lanes, d.hidden, width])?;
+        self.numbers(step.norm, d.hidden, "norm of an output")?;
+        self.writes(step.residual, d.lanes, d.hidden)?;
+        self.partition(step.partition, d.hidden)
+    }
+
     fn gate_up(&mut self, step: &GateUp) -> Check {
         let (d, ffn) = (self.program.dims, step.ffn);
         wanted(ffn > 0, || "an inner width of 0".to_owned())?;
-        self.norm(step.norm)?;
+        step.norm.map_or(Ok(()), |norm| self.norm(norm))?;
         for weight in step.weights {
             self.matrix(weight, [d.lanes, ffn, d.hidden])?;
         }
@@ -249,6 +268,17 @@ impl Checker<'_> {
         let found = u64::from(t.rows) * u64::from(t.cols);
         wanted(found == u64::from(count), || {
             format!("{what} {index}: {count} numbers wanted, got {found}")
+        })
+    }
+
+    /// A rotary table of heads of so many features.
+    fn rotary(&self, index: u32, dim: u32) -> Check {
+        let t = self.found(index)?;
+        let fits = t.lanes == 1 && t.rows == 2 && (1..=dim / 2).contains(&t.cols);
+        let float = t.encoding == Encoding::plain(Codes::F32);
+        wanted(fits && float, || {
+            let (rows, cols) = (t.rows, t.cols);
+            format!("rotary table {index} is {rows} x {cols} for heads of {dim}")
         })
     }
 

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::abi::{Codes, Dims, Encoding, Layout, Rotary, Sample, Vector};
+use crate::abi::{Codes, Dims, Encoding, Gate, Layout, Rotary, Sample, Vector};
 use crate::partition::partition_rows;
 
 const HIDDEN: u32 = 8;
@@ -57,11 +57,12 @@ impl Made {
             _ => ([None; 2], kept.map(|from| Join::Delayed { layers: 1, from })),
         };
         let qkv = Qkv {
-            norm: self.tensor(1, 1 + u32::from(layer), HIDDEN),
+            norm: Some(self.tensor(1, 1 + u32::from(layer), HIDDEN)),
             weights: [q, kv, kv].map(|rows| self.tensor(LANES, rows, HIDDEN)),
             biases: (layer == 1).then(|| [q, kv, kv].map(|rows| self.tensor(1, LANES, rows))),
             head_norms: (layer == 0).then(|| [self.tensor(1, 1, 4), self.tensor(1, 1, 4)]),
-            rotary: Rotary { frequencies: self.tensor(1, 1, heads.dim / 2), interleaved: false },
+            norm_span: NormSpan::Head,
+            rotary: Rotary { table: self.tensor(1, 2, heads.dim / 2), interleaved: false },
             heads,
             input: 0,
             output: query,
@@ -79,7 +80,8 @@ impl Made {
         };
         self.push(layer, project(weight, attended, 0));
         let gate_up = GateUp {
-            norm: self.tensor(1, 1, HIDDEN),
+            norm: Some(self.tensor(1, 1, HIDDEN)),
+            gate: Gate::Silu,
             weights: [(); 2].map(|()| self.tensor(LANES, ffn, HIDDEN)),
             ffn,
             input: 0,
@@ -126,7 +128,7 @@ impl Made {
         let kept = [made.vector(LANES, HIDDEN), made.vector(LANES, HIDDEN)];
         let logits = made.vector(1, VOCAB);
         let table = made.tensor(1, VOCAB, HIDDEN);
-        made.push(0, StepKind::Embed(Embed { table, output: residual }));
+        made.push(0, StepKind::Embed(Embed { table, factor: 1.0, output: residual }));
         made.layer(0, kept);
         made.layer(1, kept);
         let head = Head {
@@ -247,10 +249,15 @@ fn operands() {
     all_are_refused(&[
         (0, "[1, 10, 8] wanted", |p| p.tensors[0].rows -= 1),
         (1, "qkv of layer 0: tensor 999 of", |p| qkv(p, 0).weights[1] = 999),
-        (1, "norm scale", |p| qkv(p, 0).norm = 0),
+        (1, "norm scale", |p| qkv(p, 0).norm = Some(0)),
         (1, "[2, 8, 8] wanted", |p| qkv(p, 0).weights.swap(0, 1)),
         (1, "norm of heads", |p| qkv(p, 0).head_norms = Some([0, 0])),
-        (1, "rotary table", |p| qkv(p, 0).rotary.frequencies = 0),
+        (1, "rotary table", |p| qkv(p, 0).rotary.table = 0),
+        (1, "over the heads of several lanes", |p| {
+            let step = qkv(p, 0);
+            let weights = step.weights;
+            (step.norm_span, step.head_norms) = (NormSpan::AllHeads, Some([weights[0]; 2]));
+        }),
         (1, "heads do not divide", |p| qkv(p, 0).heads.kv = 3),
         (1, "heads do not divide", |p| qkv(p, 0).heads.kv = 0),
         (1, "heads do not divide", |p| qkv(p, 0).heads.dim = 5),
@@ -261,7 +268,7 @@ fn operands() {
         (4, "[2, 4, 8] wanted", |p| gate_up(p, 0).ffn = 4),
         (4, "norm scale 1 is", |p| {
             qkv(p, 0).norm = gate_up(p, 0).norm;
-            gate_up(p, 0).norm = 1;
+            gate_up(p, 0).norm = Some(1);
             p.tensors[1].cols = 4;
         }),
         (11, "[2, 5, 8] wanted", |p| head(p).mode = HeadMode::PerLane),
@@ -273,10 +280,10 @@ fn operands() {
 fn vectors_and_states() {
     all_are_refused(&[
         (1, "vector 0 is read before it is written", |p| {
-            p.steps[0].kind = StepKind::Embed(Embed { table: 0, output: 1 });
+            p.steps[0].kind = StepKind::Embed(Embed { table: 0, factor: 1.0, output: 1 });
         }),
         (0, "vector 99 does not exist", |p| {
-            p.steps[0].kind = StepKind::Embed(Embed { table: 0, output: 99 });
+            p.steps[0].kind = StepKind::Embed(Embed { table: 0, factor: 1.0, output: 99 });
         }),
         (1, "2 x 8 wanted, got 2 x 9", |p| p.vectors[4].width = 9),
         (3, "vector 1: 2 x 8 wanted", |p| p.vectors[1].width = 7),

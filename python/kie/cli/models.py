@@ -8,11 +8,15 @@ from argparse import ArgumentParser, Namespace
 from kie.cli import options
 
 EXAMPLES = {
+    "gemma3_text": "google/gemma-3-270m-it, google/gemma-3-1b-it",
     "laneformer": "the model of the package",
     "llama": "meta-llama/Llama-3.2-1B-Instruct, HuggingFaceTB/SmolLM2-1.7B-Instruct",
     "mistral": "mistralai/Mistral-7B-Instruct-v0.3",
+    "olmo2": "allenai/OLMo-2-0425-1B-Instruct, allenai/OLMo-2-1124-7B-Instruct",
+    "phi3": "microsoft/Phi-4-mini-instruct, microsoft/phi-4",
     "qwen2": "Qwen/Qwen2.5-0.5B-Instruct, Qwen/Qwen2.5-Coder-7B-Instruct",
     "qwen3": "Qwen/Qwen3-0.6B, Qwen/Qwen3-8B",
+    "smollm3": "HuggingFaceTB/SmolLM3-3B",
 }
 """Checkpoints whose config.json has that `model_type`; of others no public one is known."""
 

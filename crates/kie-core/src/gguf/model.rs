@@ -134,7 +134,7 @@ pub(crate) fn rope(spec: &mut Spec, file: &Gguf) {
         let Mixer::Attention(attention) = &spec.layers[0].mixer;
         let half = attention.head_dim / 2;
         let (role, name) = (Role::RopeFactors, ROPE_FACTORS.to_owned());
-        spec.tensors.push(TensorSpec { role, name, shape: vec![half] });
+        spec.tensors.push(TensorSpec::of(role, name, &[half]));
     }
 }
 

@@ -123,6 +123,38 @@ impl<'a> Config<'a> {
         self.map.get(key).filter(|v| !v.is_null())
     }
 
+    /// A finite number from 1 on.
+    pub(super) fn from_one(&self, key: &str) -> Result<f64> {
+        match self.positive(key)? {
+            number if number >= 1.0 => Ok(number),
+            _ => Err(self.wrong(key, "a number from 1 on", self.need(key)?)),
+        }
+    }
+
+    /// A finite number above 0; 0 stands for none.
+    pub(super) fn not_zero(&self, key: &str) -> Result<Option<f64>> {
+        match self.get(key).and_then(Value::as_f64) {
+            Some(0.0) => Ok(None),
+            Some(_) | None => self.optional_positive(key),
+        }
+    }
+
+    /// A list of finite numbers above 0; it must be there.
+    pub(super) fn positives(&self, key: &str) -> Result<Vec<f64>> {
+        let value = self.need(key)?;
+        let number = |v: &Value| v.as_f64().filter(|n| n.is_finite() && *n > 0.0);
+        let list = value.as_array().and_then(|a| a.iter().map(number).collect());
+        list.ok_or_else(|| self.wrong(key, "a list of numbers above 0", value))
+    }
+
+    /// A list of 0 and 1.
+    pub(super) fn switches(&self, key: &str) -> Result<Option<Vec<bool>>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let switch = |v: &Value| v.as_u64().filter(|n| *n < 2).map(|n| n == 1);
+        let list = value.as_array().and_then(|a| a.iter().map(switch).collect());
+        list.map(Some).ok_or_else(|| self.wrong(key, "a list of 0 and 1", value))
+    }
+
     pub(super) fn has(&self, key: &str) -> bool {
         self.map.get(key).is_some_and(|v| !v.is_null())
     }

@@ -3,8 +3,9 @@
 //! its keys. Made-up models use it; released families have files of their own.
 
 use super::config::Config;
-use super::transformer::{layer, with_layers};
-use super::{Attention, Gated, LayerSpec, Rope, RopeStyle, Spec};
+use super::rope::{Rope, RopeStyle, Scaling};
+use super::transformer::{layer, with_layers, Tied};
+use super::{Attention, Gate, Gated, LayerSpec, NormSpan, Spec};
 use crate::error::Result;
 
 pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
@@ -13,27 +14,31 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
     if entries.len() != count {
         return config.unsupported("layers", format!("{} entries for {count}", entries.len()));
     }
-    let spec = with_layers(config, entries.iter().map(one).collect::<Result<_>>()?)?;
+    let layers = entries.iter().map(one).collect::<Result<_>>()?;
+    let spec = with_layers(config, layers, Tied::No)?;
+    super::transformer::silu(config)?;
     config.finish(&[])?;
     Ok(spec)
 }
 
 fn one(config: &Config<'_>) -> Result<LayerSpec> {
     let heads = config.size("num_attention_heads")?;
+    let head_dim = config.size("head_dim")?;
     let attention = Attention {
         heads,
         kv_heads: config.size_or("num_key_value_heads", heads)?,
-        head_dim: config.size("head_dim")?,
+        head_dim,
         window: config.optional_size("sliding_window")?,
         rope: Rope {
             theta: config.positive("rope_theta")?,
             style: RopeStyle::HalfSplit,
-            scaling: None,
+            features: head_dim,
+            scaling: Scaling::None,
         },
-        qk_norm: config.flag_or("qk_norm", false)?,
+        qk_norm: config.flag_or("qk_norm", false)?.then_some(NormSpan::Head),
         qkv_bias: config.flag_or("attention_bias", false)?,
     };
-    let mlp = Gated { ffn: config.size("intermediate_size")? };
+    let mlp = Gated { ffn: config.size("intermediate_size")?, gate: Gate::Silu };
     config.finish(&[])?;
     Ok(layer(attention, mlp))
 }

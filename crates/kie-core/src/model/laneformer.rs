@@ -5,9 +5,10 @@
 //! `sliding_window_n_layers`, `unclamped_layers`). Keys of both at once are refused.
 
 use super::config::Config;
+use super::rope::{Factors, Llama3Scaling, Rope, RopeStyle, Scaling};
 use super::{
-    quantization, transformer::silu, Attention, Gated, HeadKind, Join, LayerSpec, Llama3Scaling,
-    Mixer, Mlp, Role, Rope, RopeStyle, Spec, TensorSpec,
+    quantization, transformer::silu, Attention, Gate, Gated, HeadKind, Join, LayerSpec, Mixer, Mlp,
+    Norms, Role, Spec, TensorSpec,
 };
 use crate::error::Result;
 
@@ -31,19 +32,21 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
     let per_lane_norms = !config.flag_or("replicated_rmsn_scale", true)?;
     let joins = joins(config, layers, lanes)?;
     let windows = windows(config, layers)?;
+    let head_dim = config.size_or("head_dim", hidden / heads)?;
     let attention = Attention {
         heads,
         kv_heads: config.size_or("num_key_value_heads", heads)?,
-        head_dim: config.size_or("head_dim", hidden / heads)?,
+        head_dim,
         window: None,
-        rope: rope(config)?,
-        qk_norm: false,
+        rope: rope(config, head_dim)?,
+        qk_norm: None,
         qkv_bias: false,
     };
     let ffn = config.size("intermediate_size")?;
     let layer = |([mixer_join, mlp_join], window): ([Join; 2], Option<usize>)| {
         let mixer = Mixer::Attention(Attention { window, ..attention });
-        LayerSpec { mixer, mixer_join, mlp: Mlp::Gated(Gated { ffn }), mlp_join }
+        let mlp = Mlp::Gated(Gated { ffn, gate: Gate::Silu });
+        LayerSpec { mixer, mixer_join, mlp, mlp_join, norms: Norms::Before }
     };
     if config.flag_or("tie_word_embeddings", false)? {
         return config.unsupported("tie_word_embeddings", "true; a Laneformer's head is its own");
@@ -60,6 +63,9 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
         head,
         tied: false,
         norm_per_lane: per_lane_norms,
+        embedding_factor: 1.0,
+        rope_factors: Factors::default(),
+        stretched: 0,
         quantization: quantization::read(config)?,
         tensors: Vec::new(),
         ignored: Vec::new(),
@@ -136,11 +142,11 @@ fn windows(config: &Config<'_>, layers: usize) -> Result<Vec<Option<usize>>> {
     Ok((0..layers).map(|layer| window.filter(|_| slides(layer))).collect())
 }
 
-fn rope(config: &Config<'_>) -> Result<Rope> {
+fn rope(config: &Config<'_>, features: usize) -> Result<Rope> {
     let theta = config.positive_or("rope_theta", 10_000.0)?;
     let style = RopeStyle::Interleaved;
     let Some(s) = config.object("rope_scaling")? else {
-        return Ok(Rope { theta, style, scaling: None });
+        return Ok(Rope { theta, style, features, scaling: Scaling::None });
     };
     let scaling = Llama3Scaling {
         factor: s.positive("scaling_factor")?,
@@ -149,7 +155,7 @@ fn rope(config: &Config<'_>) -> Result<Rope> {
         original_max_positions: s.positive("original_max_position_embeddings")?,
     };
     s.finish(&[])?;
-    Ok(Rope { theta, style, scaling: Some(scaling) })
+    Ok(Rope { theta, style, features, scaling: Scaling::Llama3(scaling.checked(&s)?) })
 }
 
 /// Lane tensors have the lane first.
@@ -157,7 +163,7 @@ fn tensors(spec: &Spec) -> Vec<TensorSpec> {
     let (hidden, lanes) = (spec.hidden, spec.lanes);
     let mut list = Vec::new();
     let mut add = |role, name: String, shape: &[usize]| {
-        list.push(TensorSpec { role, name, shape: shape.to_vec() });
+        list.push(TensorSpec::of(role, name, shape));
     };
     let norm = |per_lane: bool, name: String| -> (String, Vec<usize>) {
         if per_lane {

@@ -5,10 +5,5 @@ use super::{transformer, Spec};
 use crate::error::Result;
 
 pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
-    let traits = transformer::Traits {
-        qkv_bias: false,
-        qk_norm: false,
-        windows: |_, layers| Ok(vec![None; layers]),
-    };
-    transformer::spec(config, &traits)
+    transformer::spec(config, &transformer::Traits::LLAMA)
 }

@@ -6,10 +6,11 @@ use super::{transformer, Spec};
 use crate::error::Result;
 
 pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
-    let traits = transformer::Traits {
-        qkv_bias: false,
-        qk_norm: false,
-        windows: |config, layers| Ok(vec![config.optional_size("sliding_window")?; layers]),
-    };
+    let traits = transformer::Traits { windows, ..transformer::Traits::LLAMA };
     transformer::spec(config, &traits)
+}
+
+/// One window for all layers.
+pub(super) fn windows(config: &Config<'_>, layers: usize) -> Result<Vec<Option<usize>>> {
+    Ok(vec![config.optional_size("sliding_window")?; layers])
 }

@@ -5,19 +5,25 @@
 //! has several lanes, each with its own residual stream and its own slice of heads and neurons.
 
 mod config;
+mod gemma3;
 mod hybrid;
 mod laneformer;
 mod llama;
 mod mistral;
+mod olmo2;
+mod phi3;
 mod quantization;
 mod qwen2;
 mod qwen3;
+mod rope;
+mod smollm3;
 mod transformer;
 
 use std::fmt;
 use std::path::Path;
 
 use kie_kernels::abi::MAX_STOP_IDS;
+pub use kie_kernels::abi::{Gate, NormSpan};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
@@ -26,19 +32,24 @@ use crate::json;
 use crate::weights::Mapped;
 use config::Config;
 pub use quantization::{Group, Quantization};
+pub use rope::{Factors, Llama3Scaling, Rope, RopeStyle, Scaling, Turns, YarnScaling};
 
 /// Turns a family's config into a spec.
 type Read = fn(&Config<'_>) -> Result<Spec>;
 
 /// One line a `model_type`.
 const REGISTRY: &[(&str, Read)] = &[
+    ("gemma3_text", gemma3::spec),
     ("kie_hybrid", hybrid::spec),
     ("laneformer", laneformer::spec),
     ("laneformer_tp", laneformer::spec),
     ("llama", llama::spec),
     ("mistral", mistral::spec),
+    ("olmo2", olmo2::spec),
+    ("phi3", phi3::spec),
     ("qwen2", qwen2::spec),
     ("qwen3", qwen3::spec),
+    ("smollm3", smollm3::spec),
 ];
 
 /// The `model_type`s that kie reads.
@@ -81,6 +92,8 @@ pub struct Spec {
     pub vocab: usize,
     /// Longest context the model was made for, in tokens.
     pub max_positions: usize,
+    /// Longest one that may be asked for: more where rope scaling stretches it.
+    pub stretched: usize,
     /// Epsilon of every RMSNorm.
     pub norm_eps: f32,
     /// Parallel residual streams; 1 for an ordinary transformer.
@@ -93,6 +106,10 @@ pub struct Spec {
     pub tied: bool,
     /// Norm scales are per lane, `[lanes, hidden]`, rather than shared, `[hidden]`.
     pub norm_per_lane: bool,
+    /// On embeddings, before the first layer.
+    pub embedding_factor: f32,
+    /// Divisors of the rotary frequencies, with longrope.
+    pub rope_factors: Factors,
     /// How matrices are quantised, where the config says so.
     pub quantization: Option<Quantization>,
     /// Every tensor the model needs. A checkpoint with others is refused.
@@ -117,6 +134,31 @@ pub struct LayerSpec {
     pub mlp: Mlp,
     /// How the MLP's outputs join the residual streams.
     pub mlp_join: Join,
+    /// Where the RMSNorms of both stand.
+    pub norms: Norms,
+}
+
+/// Where the RMSNorms of a module stand. An output that is normed joins by [`Join::Sum`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Norms {
+    /// On its input.
+    Before,
+    /// On its output (OLMo 2).
+    Behind,
+    /// On both (Gemma 3).
+    Around,
+}
+
+impl Norms {
+    /// On the input.
+    pub fn before(self) -> bool {
+        self != Self::Behind
+    }
+
+    /// On the output.
+    pub fn behind(self) -> bool {
+        self != Self::Before
+    }
 }
 
 /// What mixes positions in a layer.
@@ -139,8 +181,8 @@ pub struct Attention {
     pub window: Option<usize>,
     /// Rotary embedding of q and k.
     pub rope: Rope,
-    /// RMSNorm over each head's q and k before the rotary embedding (Qwen3).
-    pub qk_norm: bool,
+    /// RMSNorm of q and k before the rotary embedding: of each head (Qwen3), or over all of them.
+    pub qk_norm: Option<NormSpan>,
     /// Biases on q, k and v (Qwen2).
     pub qkv_bias: bool,
 }
@@ -148,7 +190,7 @@ pub struct Attention {
 /// What works on each position alone.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Mlp {
-    /// `down(silu(gate x) * up x)`.
+    /// `down(f(gate x) * up x)`.
     Gated(Gated),
 }
 
@@ -157,6 +199,8 @@ pub enum Mlp {
 pub struct Gated {
     /// Inner width.
     pub ffn: usize,
+    /// The function of the gate.
+    pub gate: Gate,
 }
 
 impl LayerSpec {
@@ -184,57 +228,6 @@ pub enum Join {
         /// 1 or more.
         layers: usize,
     },
-}
-
-/// Rotary position embedding.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Rope {
-    /// Base of the frequencies.
-    pub theta: f64,
-    /// Which features form a pair.
-    pub style: RopeStyle,
-    /// Llama-3 frequency scaling.
-    pub scaling: Option<Llama3Scaling>,
-}
-
-impl Rope {
-    /// Radians a position by which pair `j` of a head of `head_dim` features turns, Llama-3
-    /// scaling applied (Llama 3.1 model card; LANEFORMER uses the same rule).
-    pub fn frequency(&self, j: usize, head_dim: usize) -> f64 {
-        let f = self.theta.powf(-(2.0 * j as f64) / head_dim as f64);
-        let Some(s) = self.scaling else { return f };
-        let turns = s.original_max_positions * f / (2.0 * std::f64::consts::PI);
-        if turns < s.low_freq_factor {
-            f / s.factor
-        } else if turns > s.high_freq_factor {
-            f
-        } else {
-            let t = (turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
-            (1.0 - t) * f / s.factor + t * f
-        }
-    }
-}
-
-/// Which two features of a head turn together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RopeStyle {
-    /// (2j, 2j+1), as in Meta's Llama code and in Laneformer.
-    Interleaved,
-    /// (j, j + head_dim/2), as Hugging Face stores Llama, Qwen and Mistral.
-    HalfSplit,
-}
-
-/// `rope_type: llama3`.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Llama3Scaling {
-    /// Frequencies below the low cut are divided by this.
-    pub factor: f64,
-    /// Low cut, in turns over the original context.
-    pub low_freq_factor: f64,
-    /// High cut.
-    pub high_freq_factor: f64,
-    /// The original context, in positions.
-    pub original_max_positions: f64,
 }
 
 /// How logits come from the lanes' final streams x_l.
@@ -265,7 +258,9 @@ pub enum Role {
     QNorm(usize),
     KNorm(usize),
     O(usize),
+    AttentionOutNorm(usize),
     MlpNorm(usize),
+    MlpOutNorm(usize),
     Gate(usize),
     Up(usize),
     Down(usize),
@@ -294,6 +289,20 @@ impl Role {
 }
 
 impl Role {
+    /// True for the scales of RMSNorms.
+    pub fn is_norm(self) -> bool {
+        matches!(
+            self,
+            Self::AttentionNorm(_)
+                | Self::AttentionOutNorm(_)
+                | Self::MlpNorm(_)
+                | Self::MlpOutNorm(_)
+                | Self::QNorm(_)
+                | Self::KNorm(_)
+                | Self::FinalNorm
+        )
+    }
+
     /// True for the matrices of layers, which `dtype` quantises; embedding and head stay.
     pub fn is_linear(self) -> bool {
         self.is_matrix() && !matches!(self, Self::Head | Self::Embedding)
@@ -301,7 +310,7 @@ impl Role {
 }
 
 /// A tensor that must be in the checkpoint.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct TensorSpec {
     /// What it is for.
     pub role: Role,
@@ -309,6 +318,29 @@ pub struct TensorSpec {
     pub name: String,
     /// Its shape; lane tensors have the lane first.
     pub shape: Vec<usize>,
+    /// How it stands there.
+    pub stored: Stored,
+}
+
+/// How a tensor stands in the checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Stored {
+    /// As it is.
+    Whole,
+    /// As rows of a matrix that other tensors have rows of, too.
+    Rows {
+        /// The first one.
+        first: usize,
+        /// Rows of the whole matrix.
+        of: usize,
+    },
+    /// Each number is `factor * (stored + one)`, which is made of them in float32.
+    Less {
+        /// What is added.
+        one: f32,
+        /// What that is multiplied by.
+        factor: f32,
+    },
 }
 
 impl Spec {
@@ -352,6 +384,16 @@ impl Spec {
         };
         let mut spec = read(&config)?;
         spec.architecture = (*name).to_owned();
+        let ropes = spec.layers.iter().map(|layer| {
+            let Mixer::Attention(attention) = layer.mixer;
+            attention.rope.stretched(spec.max_positions)
+        });
+        spec.stretched = ropes.max().unwrap_or(spec.max_positions);
+        for layer in &mut spec.layers {
+            let Mixer::Attention(attention) = &mut layer.mixer;
+            // One that sees the whole context is none.
+            attention.window = attention.window.filter(|window| *window < spec.stretched);
+        }
         spec.check(&config)?;
         Ok(spec)
     }
@@ -362,6 +404,7 @@ impl Spec {
             let Mixer::Attention(attention) = &layer.mixer;
             attention.check(config)?;
         }
+        self.check_ropes(config)?;
         if !self.norm_eps.is_normal() {
             return config.unsupported("rms_norm_eps/norm_eps", "no normal float32 number");
         }
@@ -375,6 +418,32 @@ impl Spec {
             Some(numbers) if numbers < most => Ok(()),
             Some(_) | None => config.unsupported("hidden_size", "the model is absurdly large"),
         }
+    }
+
+    /// What rotary embeddings may not be. A position turns by a radian at most; more is noise, and
+    /// soon not finite.
+    fn check_ropes(&self, config: &Config<'_>) -> Result<()> {
+        let mut known: Vec<(Rope, usize)> = Vec::new();
+        for layer in &self.layers {
+            let Mixer::Attention(Attention { rope, head_dim, .. }) = layer.mixer;
+            if known.contains(&(rope, head_dim)) {
+                continue;
+            }
+            known.push((rope, head_dim));
+            for positions in [1, self.stretched] {
+                let turns = rope.turns(head_dim, &self.rope_factors, positions);
+                let bad = |f: &&f64| !(0.0..=1.0).contains(*f);
+                if let Some(got) = turns.frequencies.iter().find(bad) {
+                    let got = format!("{got:e} radians a position; 1 at most (rope_theta from 1)");
+                    return config.unsupported("rope_theta/rope_scaling", got);
+                }
+                if !(turns.length as f32).is_normal() {
+                    let got = format!("cos and sin times {:e}", turns.length);
+                    return config.unsupported("rope_scaling.attention_factor", got);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Numbers in all tensors, scales excluded.
@@ -402,20 +471,16 @@ impl Attention {
         if self.head_dim == 0 || !self.head_dim.is_multiple_of(2) {
             return config.unsupported("head_dim", format!("{}; it must be even", self.head_dim));
         }
-        if self.rope.scaling.is_some_and(|s| s.low_freq_factor >= s.high_freq_factor) {
-            return config.unsupported("low_freq_factor", "it must be below high_freq_factor");
-        }
-        // A position turns by a radian at most; more is noise, and soon not finite.
-        let turns = |j| self.rope.frequency(j, self.head_dim);
-        if let Some(got) = (0..self.head_dim / 2).map(turns).find(|f| !(0.0..=1.0).contains(f)) {
-            let got = format!("{got:e} radians a position; 1 at most (rope_theta from 1 on)");
-            return config.unsupported("rope_theta/rope_scaling", got);
-        }
         Ok(())
     }
 }
 
 impl TensorSpec {
+    /// A tensor that stands in the checkpoint as it is.
+    pub fn of(role: Role, name: String, shape: &[usize]) -> Self {
+        Self { role, name, shape: shape.to_vec(), stored: Stored::Whole }
+    }
+
     /// Numbers in the tensor.
     pub fn numbers(&self) -> u64 {
         self.shape.iter().map(|n| *n as u64).fold(1, u64::saturating_mul)

@@ -6,7 +6,7 @@ use super::{transformer, Spec};
 use crate::error::Result;
 
 pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
-    let traits = transformer::Traits { qkv_bias: true, qk_norm: false, windows };
+    let traits = transformer::Traits { qkv_bias: true, windows, ..transformer::Traits::LLAMA };
     transformer::spec(config, &traits)
 }
 

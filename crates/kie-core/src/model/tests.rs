@@ -90,17 +90,18 @@ fn llama_variants() {
     let scaled = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, "original_max_position_embeddings": 64});
     let spec = read(with(llama(), "rope_scaling", scaled.clone())).unwrap();
-    assert_eq!(first(&spec).rope.scaling.unwrap().factor, 8.0);
+    let Scaling::Llama3(read_as) = first(&spec).rope.scaling else { panic!("llama3") };
+    assert_eq!((read_as.factor, read_as.low_freq_factor), (8.0, 1.0));
     let new = with(scaled, "rope_theta", json!(5e5));
     let spec = read(with(llama(), "rope_parameters", new)).unwrap();
     assert_eq!(
-        (first(&spec).rope.theta, first(&spec).rope.scaling.unwrap().low_freq_factor),
-        (5e5, 1.0)
+        (first(&spec).rope.theta, first(&spec).rope.scaling),
+        (5e5, Scaling::Llama3(read_as))
     );
     let tied = read(with(llama(), "tie_word_embeddings", json!(true))).unwrap();
     assert!(tied.tensors.iter().all(|t| t.role != Role::Head));
     for (key, value) in [
-        ("rope_scaling", json!({"rope_type": "yarn", "factor": 2.0})),
+        ("rope_scaling", json!({"rope_type": "ntk", "factor": 2.0})),
         ("attention_bias", json!(true)),
         ("hidden_act", json!("gelu")),
         ("quantization_config", json!({"quant_method": "bitsandbytes"})),
@@ -435,5 +436,199 @@ fn a_spec_reads_well() {
     for part in ["laneformer", "2320.1 M", "15 layers x 3072", "8 lanes", "window 512 on 5 layers"]
     {
         assert!(text.contains(part), "{part} in {text}");
+    }
+}
+
+/// The yardstick of `tools/fixtures/rope.py`: what turns by how much, in float64.
+#[test]
+fn rotary_tables_are_those_of_the_float64_reference() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data");
+    let base = json::read(&data.join("own_llama_f16/config.json")).unwrap();
+    let cases = json::read(&data.join("rope/cases.json")).unwrap();
+    let bytes = std::fs::read(data.join("rope/golden_turns.safetensors")).unwrap();
+    let golden = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let numbers = |name: &str| -> Vec<f64> {
+        let tensor = golden.tensor(name).unwrap();
+        tensor.data().as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect()
+    };
+    let mut seen = std::collections::BTreeSet::new();
+    for (name, case) in cases.as_object().unwrap() {
+        let mut config = base.clone();
+        config.as_object_mut().unwrap().extend(case["changes"].as_object().unwrap().clone());
+        let spec = read(config).unwrap();
+        let (attention, served) = (first(&spec), case["max_seq_len"].as_u64().unwrap() as usize);
+        assert!(served <= spec.stretched, "{name}: {}", spec.stretched);
+        let turns = attention.rope.turns(attention.head_dim, &spec.rope_factors, served);
+        let wanted = numbers(&format!("{name}.frequencies"));
+        assert_eq!(turns.frequencies.len(), wanted.len(), "{name}");
+        for (got, wanted) in turns.frequencies.iter().zip(&wanted) {
+            assert!((got - wanted).abs() <= 1e-13 * wanted, "{name}: {got} {wanted}");
+        }
+        let length = numbers(&format!("{name}.length"))[0];
+        assert!((turns.length - length).abs() <= 1e-13, "{name}: {} {length}", turns.length);
+        seen.insert(format!("{:?}", std::mem::discriminant(&attention.rope.scaling)));
+    }
+    assert_eq!(seen.len(), 5, "every scaling");
+}
+
+/// `llama()` with an object of rope scaling.
+fn scaled(scaling: Value) -> Value {
+    with(llama(), "rope_scaling", scaling)
+}
+
+#[test]
+fn contexts_are_stretched_by_what_the_scaling_says() {
+    let stretched = |scaling: Value| read(scaled(scaling)).unwrap().stretched;
+    assert_eq!(stretched(json!({"type": "linear", "factor": 4.0})), 128, "the stated context");
+    assert_eq!(stretched(json!({"type": "dynamic", "factor": 4.0})), 512);
+    let yarn = json!({"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64});
+    assert_eq!(stretched(yarn.clone()), 512);
+    let short = with(yarn, "factor", json!(1.5));
+    assert_eq!(stretched(short), 128, "no less than is stated");
+}
+
+#[test]
+fn a_bad_rope_scaling_is_named() {
+    let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32});
+    let long = json!({"rope_type": "longrope", "short_factor": vec![1.0; 8], "long_factor": vec![2.0; 8],
+        "original_max_position_embeddings": 32});
+    read(scaled(yarn.clone())).unwrap();
+    read(scaled(long.clone())).unwrap();
+    for (scaling, key, value, told) in [
+        (&yarn, "factor", json!(0.5), "rope_scaling.factor"),
+        (&yarn, "factor", json!("4"), "rope_scaling.factor"),
+        (&yarn, "factor", json!(null), "rope_scaling.factor"),
+        (&yarn, "beta_fast", json!(0.5), "below beta_slow"),
+        (&yarn, "truncate", json!(1), "rope_scaling.truncate"),
+        (&yarn, "attention_factor", json!(-1), "rope_scaling.attention_factor"),
+        (&yarn, "attention_factor", json!(1e300), "attention_factor"),
+        (&yarn, "beta_medium", json!(2), "rope_scaling.beta_medium"),
+        (&yarn, "rope_type", json!("ntk"), "linear, dynamic, llama3, yarn and longrope"),
+        (&yarn, "type", json!("linear"), "rope_scaling.type"),
+        (&yarn, "partial_rotary_factor", json!(0.5), "rope_scaling.partial_rotary_factor"),
+        (&long, "short_factor", json!([1.0]), "1 numbers; one a pair wanted, 8"),
+        (&long, "long_factor", json!(vec![0.0; 8]), "a list of numbers above 0"),
+        (&long, "long_factor", json!(vec![0.01; 8]), "radians a position"),
+        (&long, "long_factor", json!(null), "rope_scaling.long_factor"),
+        (&long, "original_max_position_embeddings", json!(null), "or a factor"),
+    ] {
+        let error = read(scaled(with(scaling.clone(), key, value))).unwrap_err();
+        assert!(matches!(error.class(), "UnsupportedModelError" | "LoadError"), "{error}");
+        assert!(error.to_string().contains(told), "{told:?} in {:?}", error.to_string());
+    }
+}
+
+fn gemma3() -> Value {
+    json!({"model_type": "gemma3_text", "hidden_size": 64, "num_hidden_layers": 7,
+        "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32,
+        "intermediate_size": 96, "vocab_size": 100, "max_position_embeddings": 2048,
+        "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 24,
+        "sliding_window": 16, "rms_norm_eps": 1e-6,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0}})
+}
+
+#[test]
+fn gemma3_layers_norms_and_bases() {
+    let spec = read(gemma3()).unwrap();
+    let windows: Vec<_> = spec.layers.iter().map(LayerSpec::window).collect();
+    let slides = Some(16);
+    assert_eq!(windows, [slides, slides, slides, slides, slides, None, slides]);
+    let ropes: Vec<_> = spec
+        .layers
+        .iter()
+        .map(|l| {
+            let Mixer::Attention(attention) = l.mixer;
+            (attention.rope.theta, attention.rope.scaling)
+        })
+        .collect();
+    let local = (1e4, Scaling::None);
+    let global = (1e6, Scaling::Linear { factor: 8.0 });
+    assert_eq!(ropes, [local, local, local, local, local, global, local]);
+    assert_eq!(spec.embedding_factor, 8.0);
+    assert!(spec.tied && spec.ignored.is_empty(), "tied unless something else is said");
+    let stored = |role| spec.tensors.iter().find(|t| t.role == role).unwrap();
+    let norm = stored(Role::MlpOutNorm(3));
+    assert_eq!(norm.name, "model.layers.3.post_feedforward_layernorm.weight");
+    assert_eq!(norm.stored, Stored::Less { one: 1.0, factor: 1.0 });
+    let factor = (32.0f64 / 24.0).sqrt() as f32;
+    assert_eq!(stored(Role::QNorm(0)).stored, Stored::Less { one: 1.0, factor });
+    assert_eq!(stored(Role::Down(0)).stored, Stored::Whole);
+    for (key, value, told) in [
+        ("final_logit_softcapping", json!(30.0), "soft caps"),
+        ("hidden_activation", json!("gelu"), "only gelu_pytorch_tanh"),
+        ("use_bidirectional_attention", json!(true), "only false"),
+        ("layer_types", json!(["full_attention"]), "1 entries for 7"),
+        ("query_pre_attn_scalar", json!(0), "query_pre_attn_scalar"),
+    ] {
+        let error = refusal(gemma3(), key, value).to_string();
+        assert!(error.contains(told), "{told:?} in {error:?}");
+    }
+}
+
+#[test]
+fn phi3_matrices_of_several_parts() {
+    let phi3 =
+        with(with(llama(), "model_type", json!("phi3")), "partial_rotary_factor", json!(0.75));
+    let spec = read(phi3.clone()).unwrap();
+    assert_eq!(first(&spec).rope.features, 12);
+    let stored = |role| {
+        let tensor = spec.tensors.iter().find(|t| t.role == role).unwrap();
+        (tensor.name.as_str(), tensor.shape[0], tensor.stored)
+    };
+    let qkv = "model.layers.1.self_attn.qkv_proj.weight";
+    assert_eq!(stored(Role::Q(1)), (qkv, 64, Stored::Rows { first: 0, of: 128 }));
+    assert_eq!(stored(Role::V(1)), (qkv, 32, Stored::Rows { first: 96, of: 128 }));
+    let gate_up = "model.layers.0.mlp.gate_up_proj.weight";
+    assert_eq!(stored(Role::Up(0)), (gate_up, 96, Stored::Rows { first: 96, of: 192 }));
+    // A window that sees the whole context is none.
+    let windowed = with(phi3.clone(), "sliding_window", json!(128));
+    assert!(read(windowed).unwrap().layers.iter().all(|l| l.window().is_none()));
+    let windowed = with(phi3.clone(), "sliding_window", json!(127));
+    assert!(read(windowed).unwrap().layers.iter().all(|l| l.window() == Some(127)));
+    for (key, value, told) in [
+        ("partial_rotary_factor", json!(0.7), "11 of 16 features turn"),
+        ("partial_rotary_factor", json!(1.5), "24 of 16 features turn"),
+        ("lm_head_bias", json!(true), "lm_head_bias"),
+        (
+            "quantization_config",
+            json!({"quant_method": "fp8", "weight_block_size": [128, 128]}),
+            "matrices of several parts",
+        ),
+    ] {
+        let error = refusal(phi3.clone(), key, value).to_string();
+        assert!(error.contains(told), "{told:?} in {error:?}");
+    }
+}
+
+#[test]
+fn olmo2_norms_stand_behind() {
+    let spec = read(with(llama(), "model_type", json!("olmo2"))).unwrap();
+    assert!(spec.layers.iter().all(|l| l.norms == Norms::Behind));
+    let shape = |role| spec.tensors.iter().find(|t| t.role == role).map(|t| t.shape.clone());
+    assert_eq!(shape(Role::QNorm(0)), Some(vec![64]));
+    assert_eq!(shape(Role::KNorm(0)), Some(vec![32]));
+    assert_eq!([shape(Role::AttentionNorm(0)), shape(Role::MlpNorm(1))], [None, None]);
+    assert_eq!(shape(Role::MlpOutNorm(1)), Some(vec![64]));
+}
+
+#[test]
+fn smollm3_layers_without_positions() {
+    let smollm3 = with(with(llama(), "model_type", json!("smollm3")), "pretraining_tp", json!(2));
+    let turned = |spec: Spec| {
+        let features = spec.layers.iter().map(|l| {
+            let Mixer::Attention(attention) = l.mixer;
+            attention.rope.features
+        });
+        features.collect::<Vec<_>>()
+    };
+    assert_eq!(
+        turned(read(with(smollm3.clone(), "no_rope_layers", json!([1, 0]))).unwrap()),
+        [16, 0]
+    );
+    let four = with(smollm3.clone(), "num_hidden_layers", json!(4));
+    assert_eq!(turned(read(four).unwrap()), [16, 16, 16, 0], "every fourth");
+    for value in [json!([1]), json!([1, 2]), json!("1, 0")] {
+        let error = refusal(smollm3.clone(), "no_rope_layers", value).to_string();
+        assert!(error.contains("no_rope_layers"), "{error}");
     }
 }

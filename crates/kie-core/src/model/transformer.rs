@@ -2,9 +2,10 @@
 //! A family differs by [`Traits`] only.
 
 use super::config::Config;
+use super::rope::{self, Factors};
 use super::{
-    quantization, Attention, Gated, HeadKind, Join, LayerSpec, Llama3Scaling, Mixer, Mlp, Role,
-    Rope, RopeStyle, Spec, TensorSpec,
+    quantization, Attention, Gate, Gated, HeadKind, Join, LayerSpec, Mixer, Mlp, NormSpan, Norms,
+    Role, Spec, TensorSpec,
 };
 use crate::error::Result;
 
@@ -12,35 +13,69 @@ use crate::error::Result;
 pub(super) struct Traits {
     /// Biases on q, k and v.
     pub qkv_bias: bool,
-    /// Norms on each head's q and k.
-    pub qk_norm: bool,
+    /// Norms on q and k.
+    pub qk_norm: Option<NormSpan>,
+    /// Where the norms of the residual stream stand.
+    pub norms: Norms,
+    /// Heads may turn in part.
+    pub partial_rope: bool,
+    /// Whether the head is the embedding where the config is silent.
+    pub tied: Tied,
     /// Which layers are windowed.
     pub windows: fn(&Config<'_>, usize) -> Result<Vec<Option<usize>>>,
+    /// Keys of the family that change nothing.
+    pub harmless: &'static [&'static str],
 }
 
-/// `rope_theta` where the config is silent.
-const THETA: f64 = 10_000.0;
+impl Traits {
+    /// Llama itself.
+    pub const LLAMA: Self = Self {
+        qkv_bias: false,
+        qk_norm: None,
+        norms: Norms::Before,
+        partial_rope: false,
+        tied: Tied::No,
+        windows: |_, layers| Ok(vec![None; layers]),
+        harmless: &["is_llama_config"],
+    };
+}
+
+/// Whether a family's head is its embedding where the config is silent.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Tied {
+    Yes,
+    No,
+}
 
 /// Reads a config of the family into a spec.
 pub(super) fn spec(config: &Config<'_>, traits: &Traits) -> Result<Spec> {
     let heads = config.size("num_attention_heads")?;
+    let head_dim = config.size_or("head_dim", config.size("hidden_size")? / heads)?;
+    let head = rope::Head { dim: head_dim, partial: traits.partial_rope };
+    let (rope, factors) = rope::read(config, head)?;
     let attention = Attention {
         heads,
         kv_heads: config.size_or("num_key_value_heads", heads)?,
-        head_dim: config.size_or("head_dim", config.size("hidden_size")? / heads)?,
+        head_dim,
         window: None,
-        rope: rope(config)?,
+        rope,
         qk_norm: traits.qk_norm,
         qkv_bias: traits.qkv_bias,
     };
-    let mlp = Gated { ffn: config.size("intermediate_size")? };
+    let mlp = Gated { ffn: config.size("intermediate_size")?, gate: Gate::Silu };
+    silu(config)?;
     let windows = (traits.windows)(config, config.layers()?)?;
-    let layers = windows.into_iter().map(|window| layer(Attention { window, ..attention }, mlp));
-    if config.size_or("pretraining_tp", 1)? != 1 {
+    let layers = windows.into_iter().map(|window| {
+        let attention = Attention { window, ..attention };
+        LayerSpec { norms: traits.norms, ..layer(attention, mlp) }
+    });
+    let tp_is_harmless = traits.harmless.contains(&"pretraining_tp");
+    if !tp_is_harmless && config.size_or("pretraining_tp", 1)? != 1 {
         return config.unsupported("pretraining_tp", "only 1");
     }
-    let spec = with_layers(config, layers.collect())?;
-    config.finish(&["is_llama_config"])?;
+    let mut spec = with_layers(config, layers.collect(), traits.tied)?;
+    spec.rope_factors = factors;
+    config.finish(traits.harmless)?;
     Ok(spec)
 }
 
@@ -51,13 +86,18 @@ pub(super) fn layer(attention: Attention, mlp: Gated) -> LayerSpec {
         mixer_join: Join::Sum,
         mlp: Mlp::Gated(mlp),
         mlp_join: Join::Sum,
+        norms: Norms::Before,
     }
 }
 
 /// The spec of a model with these layers, all else read from the config.
-pub(super) fn with_layers(config: &Config<'_>, layers: Vec<LayerSpec>) -> Result<Spec> {
-    let tied = config.flag_or("tie_word_embeddings", false)?;
-    silu(config)?;
+pub(super) fn with_layers(
+    config: &Config<'_>,
+    layers: Vec<LayerSpec>,
+    unsaid: Tied,
+) -> Result<Spec> {
+    let said = config.get("tie_word_embeddings").is_some();
+    let tied = config.flag_or("tie_word_embeddings", unsaid == Tied::Yes)?;
     let mut spec = Spec {
         architecture: String::new(),
         hidden: config.size("hidden_size")?,
@@ -69,6 +109,9 @@ pub(super) fn with_layers(config: &Config<'_>, layers: Vec<LayerSpec>) -> Result
         head: HeadKind::Replicate,
         tied,
         norm_per_lane: false,
+        embedding_factor: 1.0,
+        rope_factors: Factors::default(),
+        stretched: 0,
         quantization: quantization::read(config)?,
         tensors: Vec::new(),
         ignored: Vec::new(),
@@ -76,7 +119,8 @@ pub(super) fn with_layers(config: &Config<'_>, layers: Vec<LayerSpec>) -> Result
         eos: config.token_ids("eos_token_id")?,
     };
     spec.tensors = tensors(&spec);
-    if tied {
+    // Where nothing was said a head of its own would contradict: it is then surplus.
+    if tied && said {
         spec.ignored.push("lm_head.weight".to_owned());
     }
     Ok(spec)
@@ -90,62 +134,39 @@ pub(super) fn silu(config: &Config<'_>) -> Result<()> {
     }
 }
 
-/// `rope_theta` with `rope_scaling`, or transformers 5's `rope_parameters`, which holds both.
-pub(super) fn rope(config: &Config<'_>) -> Result<Rope> {
-    let style = RopeStyle::HalfSplit;
-    let outer = config.optional_positive("rope_theta")?;
-    let old = config.object("rope_scaling")?;
-    let new = config.object("rope_parameters")?;
-    if old.is_some() && new.is_some() {
-        return config.unsupported("rope_scaling", "rope_parameters beside it");
-    }
-    let Some(parameters) = new.or(old) else {
-        return Ok(Rope { theta: outer.unwrap_or(THETA), style, scaling: None });
-    };
-    let inner = parameters.optional_positive("rope_theta")?;
-    if let (Some(inner), Some(outer)) = (inner, outer) {
-        if inner != outer {
-            return parameters.unsupported("rope_theta", format!("{inner}, elsewhere {outer}"));
-        }
-    }
-    let theta = inner.or(outer).unwrap_or(THETA);
-    Ok(Rope { theta, style, scaling: llama3_scaling(&parameters)? })
-}
-
-fn llama3_scaling(parameters: &Config<'_>) -> Result<Option<Llama3Scaling>> {
-    let (new, old) = (parameters.text("rope_type")?, parameters.text("type")?);
-    if new.is_some() && old.is_some() && new != old {
-        return parameters.unsupported("type", format!("{old:?} beside rope_type {new:?}"));
-    }
-    let scaling = match new.or(old) {
-        None | Some("default") => None,
-        Some("llama3") => Some(Llama3Scaling {
-            factor: parameters.positive("factor")?,
-            low_freq_factor: parameters.positive("low_freq_factor")?,
-            high_freq_factor: parameters.positive("high_freq_factor")?,
-            original_max_positions: parameters.positive("original_max_position_embeddings")?,
-        }),
-        Some(other) => {
-            return parameters.unsupported("rope_type", format!("{other:?}; default and llama3"));
-        }
-    };
-    parameters.finish(&[])?;
-    Ok(scaling)
-}
-
 /// Hugging Face's names.
 fn tensors(spec: &Spec) -> Vec<TensorSpec> {
     let hidden = spec.hidden;
     let mut list = Vec::new();
     let mut add = |role, name: String, shape: &[usize]| {
-        list.push(TensorSpec { role, name, shape: shape.to_vec() });
+        list.push(TensorSpec::of(role, name, shape));
     };
     add(Role::Embedding, "model.embed_tokens.weight".to_owned(), &[spec.vocab, hidden]);
     for (i, layer) in spec.layers.iter().enumerate() {
-        let (Mixer::Attention(attention), Mlp::Gated(Gated { ffn })) = (&layer.mixer, layer.mlp);
+        let (Mixer::Attention(attention), Mlp::Gated(Gated { ffn, .. })) =
+            (&layer.mixer, layer.mlp);
         let (q, kv) = (attention.query_width(), attention.kv_width());
         let name = |part: &str| format!("model.layers.{i}.{part}");
-        add(Role::AttentionNorm(i), name("input_layernorm.weight"), &[hidden]);
+        // The names of before and behind differ from family to family.
+        let norms: &[(Role, &str)] = match layer.norms {
+            Norms::Before => &[
+                (Role::AttentionNorm(i), "input_layernorm"),
+                (Role::MlpNorm(i), "post_attention_layernorm"),
+            ],
+            Norms::Behind => &[
+                (Role::AttentionOutNorm(i), "post_attention_layernorm"),
+                (Role::MlpOutNorm(i), "post_feedforward_layernorm"),
+            ],
+            Norms::Around => &[
+                (Role::AttentionNorm(i), "input_layernorm"),
+                (Role::AttentionOutNorm(i), "post_attention_layernorm"),
+                (Role::MlpNorm(i), "pre_feedforward_layernorm"),
+                (Role::MlpOutNorm(i), "post_feedforward_layernorm"),
+            ],
+        };
+        for (role, norm) in norms {
+            add(*role, name(&format!("{norm}.weight")), &[hidden]);
+        }
         add(Role::Q(i), name("self_attn.q_proj.weight"), &[q, hidden]);
         add(Role::K(i), name("self_attn.k_proj.weight"), &[kv, hidden]);
         add(Role::V(i), name("self_attn.v_proj.weight"), &[kv, hidden]);
@@ -154,12 +175,15 @@ fn tensors(spec: &Spec) -> Vec<TensorSpec> {
             add(Role::KBias(i), name("self_attn.k_proj.bias"), &[kv]);
             add(Role::VBias(i), name("self_attn.v_proj.bias"), &[kv]);
         }
-        if attention.qk_norm {
-            add(Role::QNorm(i), name("self_attn.q_norm.weight"), &[attention.head_dim]);
-            add(Role::KNorm(i), name("self_attn.k_norm.weight"), &[attention.head_dim]);
+        if let Some(span) = attention.qk_norm {
+            let [q, kv] = match span {
+                NormSpan::Head => [attention.head_dim; 2],
+                NormSpan::AllHeads => [q, kv],
+            };
+            add(Role::QNorm(i), name("self_attn.q_norm.weight"), &[q]);
+            add(Role::KNorm(i), name("self_attn.k_norm.weight"), &[kv]);
         }
         add(Role::O(i), name("self_attn.o_proj.weight"), &[hidden, q]);
-        add(Role::MlpNorm(i), name("post_attention_layernorm.weight"), &[hidden]);
         add(Role::Gate(i), name("mlp.gate_proj.weight"), &[ffn, hidden]);
         add(Role::Up(i), name("mlp.up_proj.weight"), &[ffn, hidden]);
         add(Role::Down(i), name("mlp.down_proj.weight"), &[hidden, ffn]);

@@ -132,6 +132,18 @@ pub(super) fn convert(
     Ok((bytes, [error, norm]))
 }
 
+/// All numbers of a tensor that is no quantised one, in float32.
+pub(super) fn numbers(described: &Tensor, stored: &weights::Tensor) -> Vec<f32> {
+    let cols = described.cols as usize;
+    let (parts, rows) = (stored.parts(), (described.lanes * described.rows) as usize);
+    let whole = Tensor { lanes: 1, rows: rows as u32, ..*described };
+    let mut all = vec![0.0; rows * cols];
+    for (at, row) in all.chunks_exact_mut(cols).enumerate() {
+        numbers::row_to_f32(&matrix(&whole, &parts, 0), at, row);
+    }
+    all
+}
+
 /// What quantising has done so far.
 #[derive(Default)]
 pub(super) struct Tally {

@@ -107,10 +107,10 @@ pub(super) fn size(
     (weight_bytes, wide): (u64, bool),
 ) -> Result<(Dims, States, Memory)> {
     let context = config.max_seq_len.unwrap_or(spec.max_positions);
-    if context < 2 || context > spec.max_positions {
+    if context < 2 || context > spec.stretched {
         return Err(Error::InvalidRequest(format!(
             "max_seq_len must be 2 to {} for this model, got {context}",
-            spec.max_positions
+            spec.stretched
         )));
     }
     if config.max_batch == 0 || config.max_batch > 256 {

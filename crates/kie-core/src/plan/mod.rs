@@ -105,7 +105,7 @@ fn assemble(
     }
     let weights = weights_of(spec, checkpoint, wanted);
     let (dims, states, mut memory) = memory::size(spec, config, (device, &info), weights)?;
-    let rotary = rotary_tables(spec, checkpoint);
+    let rotary = rotary_tables(spec, checkpoint, dims.max_positions as usize);
     let mut placed = Placed {
         buffers: vec![load(device, Arc::new(rotary.bytes))?],
         tensors: rotary.tensors,
@@ -128,7 +128,7 @@ fn assemble(
     let program =
         Program { dims, blocks: info.blocks, steps, tensors, vectors, groups, row_partition };
     let program = validate(program, &buffers)?;
-    let how = device.describe(&program)?;
+    let how = device.describe(&program).map_err(|error| not_run(spec, &info, error))?;
     let machines = device.holdings(&program)?;
     memory.held(&machines)?;
     let kv_bytes_per_position = memory.kv_bytes_per_position;
@@ -144,6 +144,17 @@ fn assemble(
         how,
         notes,
     })
+}
+
+/// What a device says of a valid program that it has no code for.
+fn not_run(spec: &Spec, info: &DeviceInfo, error: kie_kernels::Error) -> Error {
+    match error {
+        kie_kernels::Error::InvalidProgram { step, detail } => Error::UnsupportedModel {
+            what: format!("{} on {}", spec.architecture, info.name),
+            detail: format!("step {step}, {detail}; device=\"cpu\" runs it"),
+        },
+        other => other.into(),
+    }
 }
 
 /// Whether the device keeps float32 weights as they are, or was told what to make of them.
@@ -236,8 +247,15 @@ impl Placed {
         let encoding = wanted.encoding(stored, &entry);
         let carried = device.carries(&encoding);
         let as_stored = encoding == entry.encoding && carried && !stored.is_repacked();
+        let as_stored = as_stored && stored.adjusted.is_none();
         let Some(Reads { stop, .. }) = reads.filter(|_| !as_stored) else { return Ok(entry) };
         stop.check()?;
+        if let Some((one, factor)) = stored.adjusted {
+            let numbers = convert::numbers(&entry, stored).into_iter();
+            let bytes = numbers.flat_map(|x| (factor * (x + one)).to_le_bytes()).collect();
+            entry.encoding = Encoding::plain(Codes::F32);
+            return self.own(device, entry, bytes);
+        }
         let mut parts = stored.parts();
         match wanted {
             Wanted::Quantised(scheme) if encoding != entry.encoding => {
@@ -259,15 +277,20 @@ impl Placed {
             let [scales, zeros] = [&[][..]; 2].map(Cow::Borrowed);
             parts = Parts { codes: Cow::Owned(bytes), scales, zeros };
         }
-        let buffer = self.buffers.len() as u32;
         let scale_offset = (parts.codes.len() as u64).next_multiple_of(4);
         let zero_offset = scale_offset + parts.scales.len() as u64;
         let mut bytes = parts.codes.into_owned();
         bytes.resize(scale_offset as usize, 0);
         bytes.extend(&*parts.scales);
         bytes.extend(&*parts.zeros);
+        self.own(device, Tensor { scale_offset, zero_offset, ..entry }, bytes)
+    }
+
+    /// A tensor whose bytes are a buffer of their own, at its beginning.
+    fn own(&mut self, device: &dyn Device, entry: Tensor, bytes: Vec<u8>) -> Result<Tensor> {
+        let buffer = self.buffers.len() as u32;
         self.buffers.push(load(device, Arc::new(bytes))?);
-        Ok(Tensor { buffer, offset: 0, scale_buffer: buffer, scale_offset, zero_offset, ..entry })
+        Ok(Tensor { buffer, offset: 0, scale_buffer: buffer, ..entry })
     }
 }
 
@@ -293,14 +316,20 @@ fn read_per_token(roles: &HashMap<Role, u32>, tensors: &[Tensor]) -> u64 {
     read.map(|(_, index)| tensors[*index as usize].bytes()).sum()
 }
 
-/// Rotary inverse frequencies, float32 `[head_dim / 2]` as bytes, divided by the checkpoint's
-/// factors where it has some.
-fn frequencies(rope: &Rope, head_dim: usize, checkpoint: &Checkpoint) -> Vec<u8> {
+/// A rotary table: frequencies, divided by the checkpoint's factors where it has some, then lengths.
+fn turns(
+    rope: &Rope,
+    head_dim: usize,
+    (spec, checkpoint): (&Spec, &Checkpoint),
+    positions: usize,
+) -> Vec<f32> {
     let factors = checkpoint.tensor(Role::RopeFactors);
     let factor =
         |j: usize| factors.map_or(1.0, |t| f64::from(code_to_f32(t.encoding.codes, t.bytes(), j)));
-    let bytes = |j| ((rope.frequency(j, head_dim) / factor(j)) as f32).to_le_bytes();
-    (0..head_dim / 2).flat_map(bytes).collect()
+    let turns = rope.turns(head_dim, &spec.rope_factors, positions);
+    let frequencies = turns.frequencies.iter().enumerate().map(|(j, f)| f / factor(j));
+    let lengths = turns.frequencies.iter().map(|_| turns.length);
+    frequencies.chain(lengths).map(|number| number as f32).collect()
 }
 
 /// The rotary tables of a model, in the planner's buffer.
@@ -312,8 +341,8 @@ struct RotaryTables {
     of_layer: Vec<u32>,
 }
 
-/// One table for all layers that turn alike.
-fn rotary_tables(spec: &Spec, checkpoint: &Checkpoint) -> RotaryTables {
+/// One table for all layers that turn alike, where a context of `positions` is served.
+fn rotary_tables(spec: &Spec, checkpoint: &Checkpoint, positions: usize) -> RotaryTables {
     let mut all = RotaryTables { bytes: Vec::new(), tensors: Vec::new(), of_layer: Vec::new() };
     let mut known: Vec<(Rope, usize)> = Vec::new();
     for layer in &spec.layers {
@@ -321,19 +350,20 @@ fn rotary_tables(spec: &Spec, checkpoint: &Checkpoint) -> RotaryTables {
         let at = known.iter().position(|table| *table == (rope, head_dim));
         let at = at.unwrap_or_else(|| {
             known.push((rope, head_dim));
+            let table = turns(&rope, head_dim, (spec, checkpoint), positions);
             all.tensors.push(Tensor {
                 buffer: 0,
                 encoding: Encoding::plain(Codes::F32),
                 layout: kie_kernels::abi::Layout::RowMajor,
                 lanes: 1,
-                rows: 1,
-                cols: (head_dim / 2) as u32,
+                rows: 2,
+                cols: (table.len() / 2) as u32,
                 scale_buffer: 0,
                 offset: all.bytes.len() as u64,
                 scale_offset: 0,
                 zero_offset: 0,
             });
-            all.bytes.extend(frequencies(&rope, head_dim, checkpoint));
+            all.bytes.extend(table.iter().flat_map(|number| number.to_le_bytes()));
             known.len() - 1
         });
         all.of_layer.push(at as u32);

@@ -20,7 +20,7 @@ use super::convert::{Tally, Wanted};
 use super::quantize::Scheme;
 use super::{describe, Reads};
 use crate::error::{Error, Result};
-use crate::model::{Role, Spec};
+use crate::model::{Role, Spec, Stored as TensorPart, TensorSpec};
 use crate::weights::{Checkpoint, Tensor};
 use crate::{gguf, json};
 
@@ -45,6 +45,12 @@ pub fn quantize(folder: &Path, out: &Path, to: &str, reads: &Reads<'_>) -> Resul
         return Err(Error::InvalidRequest(detail));
     }
     let spec = Spec::read(folder)?;
+    let parts = |tensor: &&TensorSpec| matches!(tensor.stored, TensorPart::Rows { .. });
+    if let Some(tensor) = spec.tensors.iter().find(parts) {
+        let what = format!("{}: {}", folder.display(), tensor.name);
+        let detail = "a matrix of several parts; open it with dtype= instead".to_owned();
+        return Err(Error::UnsupportedModel { what, detail });
+    }
     let checkpoint = Checkpoint::open(folder, &spec)?;
     not_quantised(&spec, &checkpoint)?;
     let stored = |role| checkpoint.tensor(role).expect("Checkpoint::open checked it");

@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 
 use kie_kernels::abi::{
-    Attend, Dims, Embed, GateUp, Head, HeadMode, Heads, Join, Project, Qkv, Rotary, Sample,
-    StateAt, Step, StepKind, Vector,
+    Attend, Dims, Embed, GateUp, Head, HeadMode, Heads, Join, NormSpan, Project, ProjectNormed,
+    Qkv, Rotary, Sample, StateAt, Step, StepKind, Vector,
 };
 
 use crate::model::{self, Attention, Gated, HeadKind, Mixer, Mlp, Role, RopeStyle, Spec};
@@ -90,12 +90,13 @@ impl Builder<'_> {
         let head_norms = [Role::QNorm(layer), Role::KNorm(layer)];
         let state = self.planned.states[layer];
         let qkv = Qkv {
-            norm: self.tensor(Role::AttentionNorm(layer)),
+            norm: self.before(layer, Role::AttentionNorm(layer)),
             weights: [Role::Q(layer), Role::K(layer), Role::V(layer)].map(|r| self.tensor(r)),
             biases: attention.qkv_bias.then(|| biases.map(|role| self.tensor(role))),
-            head_norms: attention.qk_norm.then(|| head_norms.map(|role| self.tensor(role))),
+            head_norms: attention.qk_norm.map(|_| head_norms.map(|role| self.tensor(role))),
+            norm_span: attention.qk_norm.unwrap_or(NormSpan::Head),
             rotary: Rotary {
-                frequencies: self.planned.rotary[layer],
+                table: self.planned.rotary[layer],
                 interleaved: attention.rope.style == RopeStyle::Interleaved,
             },
             heads,
@@ -111,11 +112,17 @@ impl Builder<'_> {
         self.project(layer, Role::O(layer), attended, Module::Mixer);
     }
 
-    fn mlp(&mut self, layer: usize, &Gated { ffn }: &Gated) {
+    /// The norm of a module's input, where the layer has one there.
+    fn before(&self, layer: usize, role: Role) -> Option<u32> {
+        self.planned.spec.layers[layer].norms.before().then(|| self.tensor(role))
+    }
+
+    fn mlp(&mut self, layer: usize, &Gated { ffn, gate }: &Gated) {
         let ffn = (ffn / self.planned.spec.lanes) as u32;
         let gate_up = GateUp {
-            norm: self.tensor(Role::MlpNorm(layer)),
+            norm: self.before(layer, Role::MlpNorm(layer)),
             weights: [Role::Gate(layer), Role::Up(layer)].map(|role| self.tensor(role)),
+            gate,
             ffn,
             input: self.vector(Use::Residual),
             output: self.vector(Use::Inner(ffn)),
@@ -148,6 +155,16 @@ impl Builder<'_> {
 
     fn project(&mut self, layer: usize, role: Role, input: u32, module: Module) {
         let spec = self.planned.spec;
+        if spec.layers[layer].norms.behind() {
+            let norm = match module {
+                Module::Mixer => Role::AttentionOutNorm(layer),
+                Module::Mlp => Role::MlpOutNorm(layer),
+            };
+            let (weight, norm) = (self.tensor(role), self.tensor(norm));
+            let residual = self.vector(Use::Residual);
+            let project = ProjectNormed { weight, norm, input, residual, partition: 0 };
+            return self.push(layer, StepKind::ProjectNormed(project));
+        }
         let join = match module {
             Module::Mixer => spec.layers[layer].mixer_join,
             Module::Mlp => spec.layers[layer].mlp_join,
@@ -176,7 +193,7 @@ pub(super) fn schedule(planned: &Planned<'_>) -> Schedule {
     let mut b = Builder { planned, vectors, known, steps };
     let spec = planned.spec;
     let (table, residual) = (b.tensor(Role::Embedding), b.vector(Use::Residual));
-    b.push(0, StepKind::Embed(Embed { table, output: residual }));
+    b.push(0, StepKind::Embed(Embed { table, factor: spec.embedding_factor, output: residual }));
     for (at, layer) in spec.layers.iter().enumerate() {
         match &layer.mixer {
             Mixer::Attention(attention) => b.attention(at, attention),

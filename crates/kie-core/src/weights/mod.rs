@@ -20,7 +20,7 @@ use kie_kernels::file::is_listed;
 use crate::error::{Error, Result};
 use crate::gguf;
 use crate::json;
-use crate::model::{Role, Spec, TensorSpec};
+use crate::model::{Role, Spec, Stored, TensorSpec};
 use quantized::{Entries, Finder, Repack};
 use safetensors::Entry;
 pub use safetensors::Mapped;
@@ -44,6 +44,8 @@ pub struct Tensor {
     pub offset: usize,
     /// Its scales, where the encoding has them beside the codes.
     pub scales: Option<Scales>,
+    /// Its numbers are `factor * (stored + one)`, of these two.
+    pub adjusted: Option<(f32, f32)>,
     /// It is stored by columns: [`Tensor::parts`] has its rows.
     repack: Option<Repack>,
     bytes: Slice,
@@ -169,6 +171,10 @@ impl Checkpoint {
             let tensor = self.take(folder, wanted, spec, &mut entries, paths)?;
             self.tensors.insert(wanted.role, tensor);
         }
+        // Several tensors have rows of these.
+        for wanted in spec.tensors.iter().filter(|t| matches!(t.stored, Stored::Rows { .. })) {
+            entries.remove(&wanted.name);
+        }
         let harmless =
             |name: &String| spec.ignored.contains(name) || name.ends_with(".rotary_emb.inv_freq");
         let mut surplus: Vec<_> = entries.iter().filter(|(name, _)| !harmless(name)).collect();
@@ -199,12 +205,30 @@ impl Checkpoint {
             }
         }
         let missing = || Error::tensor(listed, name, "the tensor", "nothing");
-        let (file, entry) = entries.remove(name).ok_or_else(missing)?;
+        let mut shape = wanted.shape.clone();
+        let found = match wanted.stored {
+            Stored::Rows { of, .. } => {
+                shape[0] = of;
+                entries.get(name).cloned()
+            }
+            Stored::Whole | Stored::Less { .. } => entries.remove(name),
+        };
+        let (file, mut entry) = found.ok_or_else(missing)?;
         let path = &paths[file];
-        if entry.shape != wanted.shape {
-            let (want, got) = (format!("shape {:?}", wanted.shape), format!("{:?}", entry.shape));
+        if entry.shape != shape {
+            let (want, got) = (format!("shape {shape:?}"), format!("{:?}", entry.shape));
             return Err(Error::tensor(path, name, want, got));
         }
+        if let Stored::Rows { first, of } = wanted.stored {
+            let row = entry.len / of;
+            entry.offset += first * row;
+            entry.len = wanted.shape[0] * row;
+            entry.shape.clone_from(&wanted.shape);
+        }
+        let adjusted = match wanted.stored {
+            Stored::Less { one, factor } => Some((one, factor)),
+            Stored::Whole | Stored::Rows { .. } => None,
+        };
         let plain = |codes: &Codes| codes.row().group == 0 || wanted.role.is_matrix();
         let codes = match entry.codes.filter(plain) {
             Some(Codes::E4m3) | None => {
@@ -222,6 +246,7 @@ impl Checkpoint {
             file,
             offset: entry.offset,
             scales: None,
+            adjusted,
             repack: None,
             bytes: self.slice(file, &entry),
         })

@@ -216,6 +216,7 @@ impl Finder<'_> {
             file,
             offset: entry.offset,
             scales: Some(scales),
+            adjusted: None,
             repack,
             bytes: self.checkpoint.slice(file, entry),
         }

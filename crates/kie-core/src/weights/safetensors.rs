@@ -37,6 +37,7 @@ impl AsRef<[u8]> for Mapped {
 }
 
 /// Where a tensor is.
+#[derive(Clone)]
 pub(super) struct Entry {
     /// Its type as the file names it.
     pub stored: String,

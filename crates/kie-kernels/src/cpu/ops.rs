@@ -23,6 +23,46 @@ pub fn mean_square(level: Level, x: &[f32]) -> f32 {
     dispatch(level, Squares(x)) / x.len() as f32
 }
 
+/// cos and sin of a rotary pair at a position, by so many radians a position, times `length`: in
+/// float64, and rounded once.
+pub fn turned(position: u32, frequency: f32, length: f32) -> [f32; 2] {
+    let (sin, cos) = (f64::from(position) * f64::from(frequency)).sin_cos();
+    [cos, sin].map(|x| (f64::from(length) * x) as f32)
+}
+
+/// `gate = gelu(gate) * up`, GELU by its tanh approximation:
+/// gelu(x) = x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3) (Hendrycks and Gimpel, 2016).
+///
+/// # Panics
+/// When the lengths differ.
+pub fn gelu_tanh_mul(level: Level, gate: &mut [f32], up: &[f32]) {
+    struct GeluMul<'a>(&'a mut [f32], &'a [f32]);
+    impl Kernel for GeluMul<'_> {
+        type Output = ();
+
+        #[inline(always)]
+        unsafe fn run<V: Vector>(self) {
+            // -2 sqrt(2 / pi), and that times 0.044715.
+            // SAFETY: the caller has V's level.
+            let [one, linear, cubic] =
+                unsafe { [V::splat(1.0), V::splat(-1.595_769_1), V::splat(-0.071_354_816)] };
+            for (gate, up) in self.0.chunks_mut(V::LANES).zip(self.1.chunks(V::LANES)) {
+                let len = gate.len();
+                // SAFETY: the chunk has `len` numbers.
+                let g = unsafe { V::load_part(gate.as_ptr(), len) };
+                // SAFETY: as above; the lengths are equal.
+                let u = unsafe { V::load_part(up.as_ptr(), len) };
+                let exponent = g.mul(g.mul(g).fma(cubic, linear));
+                let result = g.mul(u).div(exponent.exp().add(one));
+                // SAFETY: as the loads.
+                unsafe { result.store_part(gate.as_mut_ptr(), len) };
+            }
+        }
+    }
+    assert_eq!(gate.len(), up.len(), "gate and up");
+    dispatch(level, GeluMul(gate, up));
+}
+
 /// `gate = silu(gate) * up` with silu(x) = x / (1 + e^-x).
 ///
 /// # Panics
@@ -66,6 +106,17 @@ mod tests {
             for level in simd::available() {
                 let found = f64::from(mean_square(level, &x));
                 prop_assert!((found - square).abs() <= 1e-5 * square, "{level:?}");
+                let mut gelu = x.clone();
+                gelu_tanh_mul(level, &mut gelu, &up);
+                for ((found, x), up) in gelu.iter().zip(&x).zip(&up) {
+                    let (x, up) = (f64::from(*x), f64::from(*up));
+                    let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+                    let wanted = 0.5 * x * (1.0 + u.tanh()) * up;
+                    let error = (f64::from(*found) - wanted).abs();
+                    // An exponent near -88 is off by 2e-5 itself.
+                    let bound = 5e-5 * wanted.abs() + 1e-9;
+                    prop_assert!(error <= bound, "{level:?} {x} {found} {wanted}");
+                }
                 let mut gate = x.clone();
                 silu_mul(level, &mut gate, &up);
                 for ((found, x), up) in gate.iter().zip(&x).zip(&up) {

@@ -18,8 +18,9 @@ use super::simd::Level;
 use super::team::{Barrier, Team};
 use super::{numbers, ops};
 use crate::abi::{
-    Attend, Codes, Dims, Dtype, Embed, GateUp, Head, HeadMode, Heads, Join, PageGroup, Program,
-    Project, Qkv, Rotary, StateAt, StateKind, Step, StepKind, Tensor, Vector, PAGE,
+    Attend, Codes, Dims, Dtype, Embed, Gate, GateUp, Head, HeadMode, Heads, Join, NormSpan,
+    PageGroup, Program, Project, ProjectNormed, Qkv, Rotary, StateAt, StateKind, Step, StepKind,
+    Tensor, Vector, PAGE,
 };
 use crate::device::Buffer;
 use crate::error::Result;
@@ -65,9 +66,9 @@ struct Scratch {
 struct Angles {
     /// The table, by tensor.
     table: u32,
-    /// Inverse frequencies.
-    frequencies: Box<[f32]>,
-    /// cos then sin of the pass's columns, `[column][head_dim]`.
+    /// Radians a position of each pair, then what its cos and sin are multiplied by.
+    pairs: [Box<[f32]>; 2],
+    /// cos then sin of the pass's columns, `[column][2][pairs]`.
     turned: Field<f32>,
 }
 
@@ -96,8 +97,9 @@ impl Largest {
                     most.shared = most.shared.max((heads.query / heads.kv) as usize);
                     most.head_dim = most.head_dim.max(heads.dim as usize);
                 }
-                StepKind::Project(project) => {
-                    let width = program.vectors[project.input as usize].width;
+                StepKind::Project(Project { input, .. })
+                | StepKind::ProjectNormed(ProjectNormed { input, .. }) => {
+                    let width = program.vectors[*input as usize].width;
                     most.input = most.input.max(width as usize);
                 }
                 StepKind::GateUp(gate_up) => most.raw = most.raw.max(gate_up.ffn as usize),
@@ -138,6 +140,8 @@ pub(super) struct Pass {
     angles: Vec<Angles>,
     /// Norm scales and biases as float32, by tensor; empty for the others.
     constants: Vec<Box<[f32]>>,
+    /// Factors of the norms over all heads of q and of k, `[column][2]`.
+    factors: Field<f32>,
     /// Final streams of the wanted columns, and their logits.
     logits: Field<f32>,
     wanted: Vec<usize>,
@@ -170,6 +174,7 @@ impl Pass {
             pages: program.groups.iter().map(arena).collect(),
             angles: Vec::new(),
             constants: Vec::new(),
+            factors: Field::new(2 * columns),
             logits: Field::new(d.slots as usize * d.vocab as usize),
             wanted: Vec::with_capacity(columns),
             members: Field::of((0..program.blocks).map(|_| member()).collect()),
@@ -186,14 +191,15 @@ impl Pass {
     fn angles(&self) -> Vec<Angles> {
         let mut all: Vec<Angles> = Vec::new();
         for step in &self.program.steps {
-            let StepKind::Qkv(Qkv { rotary: Rotary { frequencies: table, .. }, .. }) = step.kind
-            else {
+            let StepKind::Qkv(Qkv { rotary: Rotary { table, .. }, .. }) = step.kind else {
                 continue;
             };
             if all.iter().all(|angles| angles.table != table) {
-                let frequencies = self.constants[table as usize].clone();
-                let numbers = 2 * frequencies.len() * self.program.dims.columns as usize;
-                all.push(Angles { table, frequencies, turned: Field::new(numbers) });
+                let stored = &self.constants[table as usize];
+                let (frequencies, lengths) = stored.split_at(stored.len() / 2);
+                let pairs = [frequencies, lengths].map(Box::from);
+                let numbers = stored.len() * self.program.dims.columns as usize;
+                all.push(Angles { table, pairs, turned: Field::new(numbers) });
             }
         }
         all
@@ -228,15 +234,17 @@ impl Pass {
         });
     }
 
-    /// Rotary angles of the pass: position times inverse frequency in float32, as the references.
+    /// Rotary angles of the pass.
     fn turn(&mut self, columns: &[Column]) {
         for angles in &mut self.angles {
-            let half = angles.frequencies.len();
+            let [frequencies, lengths] = &angles.pairs;
+            let half = frequencies.len();
             let turned = angles.turned.all();
             for (at, column) in turned.chunks_exact_mut(2 * half).zip(columns) {
                 let (cos, sin) = at.split_at_mut(half);
-                for ((c, s), f) in cos.iter_mut().zip(sin).zip(&angles.frequencies) {
-                    (*s, *c) = (column.position as f32 * f).sin_cos();
+                let pairs = frequencies.iter().zip(lengths);
+                for ((c, s), (frequency, length)) in cos.iter_mut().zip(sin).zip(pairs) {
+                    [*c, *s] = ops::turned(column.position as u32, *frequency, *length);
                 }
             }
         }
@@ -253,11 +261,13 @@ impl Pass {
         for step in &self.program.steps {
             match &step.kind {
                 StepKind::Qkv(qkv) => {
-                    used.extend([qkv.norm, qkv.rotary.frequencies]);
+                    used.push(qkv.rotary.table);
+                    used.extend(qkv.norm);
                     used.extend(qkv.biases.iter().flatten());
                     used.extend(qkv.head_norms.iter().flatten());
                 }
-                StepKind::GateUp(gate_up) => used.push(gate_up.norm),
+                StepKind::ProjectNormed(project) => used.push(project.norm),
+                StepKind::GateUp(gate_up) => used.extend(gate_up.norm),
                 StepKind::Head(head) => used.push(head.norm),
                 StepKind::Embed(_)
                 | StepKind::Attend(_)
@@ -303,6 +313,7 @@ impl Walk<'_> {
             StepKind::Qkv(qkv) => self.qkv(qkv),
             StepKind::Attend(attend) => self.attend(attend),
             StepKind::Project(project) => self.project(project),
+            StepKind::ProjectNormed(project) => self.project_normed(project),
             StepKind::GateUp(gate_up) => self.gate_up(gate_up),
             StepKind::Head(head) => self.head(head),
             // Tokens are chosen between passes, where the control plane needs them.
@@ -368,21 +379,28 @@ impl Walk<'_> {
                 let out = self.write(step.output, lane, item, 0..hidden);
                 let row = self.columns[item].token as usize;
                 numbers::row_to_f32(&self.pass.matrix(step.table, 0), row, out);
+                if step.factor != 1.0 {
+                    out.iter_mut().for_each(|x| *x *= step.factor);
+                }
             }
         }
     }
 
-    /// RMSNorm of every column and lane of `input` into `normed`, packed where prefill wants it.
-    fn norm(&self, scale: u32, input: u32, weights: &[u32]) {
+    /// RMSNorm of every column and lane of `input` into `normed`, packed where prefill wants it;
+    /// without a scale the input as it is.
+    fn norm(&self, scale: Option<u32>, input: u32, weights: &[u32]) {
         let (hidden, lanes) = (self.dims().hidden as usize, self.dims().lanes as usize);
-        let scale = self.pass.constant(scale);
+        let scale = scale.map(|scale| self.pass.constant(scale));
         for item in self.mine(self.columns.len() * lanes) {
             let (lane, column) = (item % lanes, item / lanes);
             let x = self.read(input, lane, column, 0..hidden);
             let at = self.at(lane, column, hidden);
             // SAFETY: one member an item.
             let out = unsafe { self.pass.normed.write(at..at + hidden) };
-            self.normalise(scale, lane, x, out);
+            match scale {
+                Some(scale) => self.normalise(scale, lane, x, out),
+                None => out.copy_from_slice(x),
+            }
         }
         self.barrier.wait();
         self.pack_input(weights, hidden, lanes, |lane| {
@@ -392,8 +410,13 @@ impl Walk<'_> {
         });
     }
 
+    /// What RMSNorm multiplies numbers by, their scales apart.
+    fn factor(&self, x: &[f32]) -> f32 {
+        1.0 / (ops::mean_square(self.pass.level, x) + self.dims().eps).sqrt()
+    }
+
     fn normalise(&self, scale: &[f32], lane: usize, x: &[f32], out: &mut [f32]) {
-        let factor = 1.0 / (ops::mean_square(self.pass.level, x) + self.dims().eps).sqrt();
+        let factor = self.factor(x);
         // A scale is one row shared by the lanes, or one row a lane.
         let row = if scale.len() == x.len() { 0 } else { lane * x.len() };
         for ((o, x), scale) in out.iter_mut().zip(x).zip(&scale[row..]) {
@@ -491,10 +514,37 @@ impl Walk<'_> {
                 let at = self.at(lane, 0, stride) + offset;
                 let out = self.output(&self.pass.raw, at, rows.len(), stride);
                 self.multiply(&matrix, rows, x, lane, out);
-                for head in part {
+                first += count;
+            }
+        }
+        if step.head_norms.is_some() && step.norm_span == NormSpan::AllHeads {
+            self.barrier.wait();
+            self.span_factors(step);
+            self.barrier.wait();
+        }
+        for lane in 0..d.lanes as usize {
+            let mut first = lane * per_lane;
+            for (which, count) in heads.into_iter().enumerate() {
+                for head in intersect(&mine, first..first + count) {
                     self.finish_head(step, lane, which, head - first, head - lane * per_lane);
                 }
                 first += count;
+            }
+        }
+    }
+
+    /// Factors of the norms over all heads of q and of k; the validator saw one lane.
+    fn span_factors(&self, step: &Qkv) {
+        let (q, kv) = (step.heads.query_width() as usize, step.heads.kv_width() as usize);
+        for column in self.mine(self.columns.len()) {
+            let at = self.at(0, column, q + 2 * kv);
+            // SAFETY: q and k were written before the last barrier, and nobody writes them in this
+            // phase.
+            let x = unsafe { self.pass.raw.read(at..at + q + kv) };
+            // SAFETY: one member a column.
+            let out = unsafe { self.pass.factors.write(2 * column..2 * column + 2) };
+            for (out, part) in out.iter_mut().zip([0..q, q..q + kv]) {
+                *out = self.factor(&x[part]);
             }
         }
     }
@@ -515,8 +565,14 @@ impl Walk<'_> {
             if which < 2 {
                 if let Some(norms) = step.head_norms {
                     let scale = self.pass.constant(norms[which]);
-                    let square = ops::mean_square(self.pass.level, x);
-                    let factor = 1.0 / (square + self.dims().eps).sqrt();
+                    let (factor, scale) = match step.norm_span {
+                        NormSpan::Head => (self.factor(x), scale),
+                        // SAFETY: written before the last barrier.
+                        NormSpan::AllHeads => unsafe {
+                            let at = 2 * column + which;
+                            (self.pass.factors.read(at..at + 1)[0], &scale[head * hd..][..hd])
+                        },
+                    };
                     x.iter_mut().zip(scale).for_each(|(x, scale)| *x *= factor * scale);
                 }
                 self.rotate(step.rotary, column, x);
@@ -532,13 +588,15 @@ impl Walk<'_> {
     }
 
     fn rotate(&self, rotary: Rotary, column: usize, x: &mut [f32]) {
-        let (hd, half) = (x.len(), x.len() / 2);
         let mut tables = self.pass.angles.iter();
-        let table = tables.find(|angles| angles.table == rotary.frequencies);
-        let turned = &table.expect("every step's table has angles").turned;
+        let table = tables.find(|angles| angles.table == rotary.table);
+        let table = table.expect("every step's table has angles");
+        let half = table.pairs[0].len();
+        let at = 2 * half * column;
         // SAFETY: nobody writes the angles during a pass.
-        let angles = unsafe { turned.read(column * hd..(column + 1) * hd) };
+        let angles = unsafe { table.turned.read(at..at + 2 * half) };
         let (cos, sin) = angles.split_at(half);
+        let x = &mut x[..2 * half];
         let turn = |a: &mut f32, b: &mut f32, cos: f32, sin: f32| {
             (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
         };
@@ -659,25 +717,54 @@ impl Walk<'_> {
     }
 
     fn project(&self, step: &Project) {
-        let d = *self.dims();
-        let (hidden, lanes) = (d.hidden as usize, d.lanes as usize);
-        let width = self.pass.program.vectors[step.input as usize].width as usize;
+        let rows = self.rows(step.partition);
+        self.product(step.weight, step.input, &rows);
+        for column in 0..self.columns.len() {
+            self.mix(step, rows.clone(), column);
+        }
+    }
+
+    /// Each lane's rows of `weight · input`, into `raw`.
+    fn product(&self, weight: u32, input: u32, rows: &Range<usize>) {
+        let (hidden, lanes) = (self.dims().hidden as usize, self.dims().lanes as usize);
+        let width = self.pass.program.vectors[input as usize].width as usize;
         let all = self.columns.len();
         let input = |lane, columns: Range<usize>| {
             let at = self.at(lane, columns.start, width);
             // SAFETY: nobody writes the input in this step.
-            unsafe { self.pass.vectors[step.input as usize].read(at..at + columns.len() * width) }
+            unsafe { self.pass.vectors[input as usize].read(at..at + columns.len() * width) }
         };
-        self.pack_input(&[step.weight], width, lanes, |lane| input(lane, self.decode..all));
-        let rows = self.rows(step.partition);
+        self.pack_input(&[weight], width, lanes, |lane| input(lane, self.decode..all));
         for lane in 0..lanes {
             let at = self.at(lane, 0, hidden) + rows.start;
             let out = self.output(&self.pass.raw, at, rows.len(), hidden);
-            let matrix = self.pass.matrix(step.weight, lane);
+            let matrix = self.pass.matrix(weight, lane);
             self.multiply(&matrix, rows.clone(), input(lane, 0..all), lane, out);
         }
-        for column in 0..all {
-            self.mix(step, rows.clone(), column);
+    }
+
+    /// A module's output, normed, joins the residual streams.
+    fn project_normed(&self, step: &ProjectNormed) {
+        self.product(step.weight, step.input, &self.rows(step.partition));
+        self.barrier.wait();
+        let (hidden, lanes) = (self.dims().hidden as usize, self.dims().lanes as usize);
+        let scale = self.pass.constant(step.norm);
+        for column in self.mine(self.columns.len()) {
+            let own = |lane: usize| {
+                let at = self.at(lane, column, hidden);
+                // SAFETY: products were written before the last barrier.
+                unsafe { self.pass.raw.read(at..at + hidden) }
+            };
+            // Lanes in order, so that all end with the same bits.
+            let sum = &mut self.scratch().stream[..];
+            sum.copy_from_slice(own(0));
+            (1..lanes).for_each(|lane| add(sum, own(lane), 1.0));
+            let factor = self.factor(sum);
+            for lane in 0..lanes {
+                let x = self.write(step.residual, lane, column, 0..hidden);
+                let normed = sum.iter().zip(scale);
+                x.iter_mut().zip(normed).for_each(|(x, (y, scale))| *x += scale * (y * factor));
+            }
         }
     }
 
@@ -731,7 +818,10 @@ impl Walk<'_> {
                 let at = self.at(lane, column, ffn);
                 // SAFETY: this member's own rows.
                 let up = unsafe { self.pass.raw.read(at + rows.start..at + rows.end) };
-                ops::silu_mul(self.pass.level, gate, up);
+                match step.gate {
+                    Gate::Silu => ops::silu_mul(self.pass.level, gate, up),
+                    Gate::GeluTanh => ops::gelu_tanh_mul(self.pass.level, gate, up),
+                }
             }
         }
     }

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::abi::{
-    Attend, Codes, Encoding, HeadMode, Heads, Join, PageGroup, Program, StepKind, Tensor,
+    Attend, Codes, Encoding, HeadMode, Heads, Join, NormSpan, PageGroup, Program, StepKind, Tensor,
 };
 use crate::device::Buffer;
 use crate::error::{Error, Result};
@@ -247,12 +247,28 @@ impl Builder {
         (vector.lanes, vector.width) = (self.ranks, width);
     }
 
+    /// A module's output matrix, whose columns the ranks share as they do its input.
+    fn output(&mut self, weight: u32, input: u32, step: usize) -> Result<u32> {
+        let detail = "its input is not what ranks share out".to_owned();
+        let parts = self.held.get(&input).cloned();
+        let parts = parts.ok_or(Error::InvalidProgram { step, detail })?;
+        Ok(self.by_cols(weight, &parts))
+    }
+
     fn step(&mut self, index: usize) -> Result<()> {
         let mut step = self.program.steps[index];
         match &mut step.kind {
             StepKind::Embed(embed) => self.widen(embed.output, self.program.dims.hidden),
             StepKind::Qkv(qkv) => {
                 let (heads, [query, kv]) = self.heads(qkv.heads)?;
+                if qkv.head_norms.is_some() && qkv.norm_span == NormSpan::AllHeads {
+                    let ranks = self.ranks;
+                    let detail = format!(
+                        "q and k are normed over all heads at once, which do not divide by {ranks} \
+                         ranks"
+                    );
+                    return Err(Error::Indivisible { ranks, detail });
+                }
                 for (n, parts) in [&query, &kv, &kv].into_iter().enumerate() {
                     qkv.weights[n] = self.by_rows(qkv.weights[n], parts);
                     if let Some(biases) = &mut qkv.biases {
@@ -275,16 +291,14 @@ impl Builder {
                     let detail = "one lane's output has a factor, and ranks would each have it";
                     return Err(Error::InvalidProgram { step: index, detail: detail.to_owned() });
                 };
-                let parts = self.held.get(&project.input).cloned();
-                let parts = parts.ok_or_else(|| Error::InvalidProgram {
-                    step: index,
-                    detail: "its input is not what ranks share out".to_owned(),
-                })?;
-                project.weight = self.by_cols(project.weight, &parts);
+                project.weight = self.output(project.weight, project.input, index)?;
                 project.join = Join::Sum;
                 if let Some(keep) = project.keep {
                     self.widen(keep, self.program.dims.hidden);
                 }
+            }
+            StepKind::ProjectNormed(project) => {
+                project.weight = self.output(project.weight, project.input, index)?;
             }
             StepKind::GateUp(gate_up) => {
                 let parts = self.evenly(gate_up.ffn);
@@ -320,6 +334,7 @@ impl Lanes {
                 StepKind::Embed(_)
                 | StepKind::Attend(_)
                 | StepKind::Project(_)
+                | StepKind::ProjectNormed(_)
                 | StepKind::GateUp(_)
                 | StepKind::Head(_)
                 | StepKind::Sample(_) => None,
@@ -407,9 +422,11 @@ fn shares(program: &Program) -> String {
             }
             StepKind::GateUp(gate_up) => format!("ffn {}", gate_up.ffn),
             StepKind::Head(_) => format!("{} ids", program.dims.vocab.div_ceil(program.dims.lanes)),
-            StepKind::Embed(_) | StepKind::Qkv(_) | StepKind::Project(_) | StepKind::Sample(_) => {
-                continue;
-            }
+            StepKind::Embed(_)
+            | StepKind::Qkv(_)
+            | StepKind::Project(_)
+            | StepKind::ProjectNormed(_)
+            | StepKind::Sample(_) => continue,
         };
         if !all.contains(&share) {
             all.push(share);

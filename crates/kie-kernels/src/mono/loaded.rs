@@ -21,6 +21,7 @@ use super::wire::{self, Args, Lost, Wire};
 use super::wire::{RECORDS_BLOCK, RECORD_BYTES, RING, STOPS};
 use crate::abi::{Dims, HeadMode, Program};
 use crate::cpu::numbers::row_to_f32;
+use crate::cpu::ops::turned;
 use crate::device::{Buffer, Phase};
 use crate::error::{Error, Result};
 use crate::mailbox::SlotMemory;
@@ -537,20 +538,21 @@ fn upload(machine: &dyn Machine, bytes: &[u8]) -> Result<Memory> {
     Ok(memory)
 }
 
-/// cos and sin of every position and pair, `[positions][head_dim / 2][2]`, a table a class; angles
-/// in float32, as the CPU and the references have them.
+/// cos and sin of every position and pair, `[positions][head_dim / 2][2]`, a table a class.
 fn rope(weights: &Weights<'_>) -> Vec<u8> {
     let program = weights.program;
     let mut out = Vec::new();
     for (class, part) in weights.model.classes.iter().zip(&weights.partition.classes) {
-        let mut frequencies = vec![0.0; part.head_dim as usize / 2];
+        let half = part.head_dim as usize / 2;
+        let (mut frequencies, mut lengths) = (vec![0.0; half], vec![1.0; half]);
         let tensor = &program.tensors[class.rope as usize];
         let stored = crate::cpu::matmul::Matrix::of(tensor, 0, weights.buffers);
         row_to_f32(&stored, 0, &mut frequencies[..stored.cols]);
+        row_to_f32(&stored, 1, &mut lengths[..stored.cols]);
         out.reserve(program.dims.max_positions as usize * frequencies.len() * 8);
         for position in 0..program.dims.max_positions {
-            for f in &frequencies {
-                let (sin, cos) = (position as f32 * f).sin_cos();
+            for (frequency, length) in frequencies.iter().zip(&lengths) {
+                let [cos, sin] = turned(position, *frequency, *length);
                 out.extend(cos.to_le_bytes());
                 out.extend(sin.to_le_bytes());
             }

@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use super::tiling::StoredBits;
 use crate::abi::{
-    Attend, Codes, Dtype, Encoding, GateUp, HeadMode, Heads, Join, PageGroup, Program, Project,
-    Qkv, StateKind, StepKind, Tensor, NONE, PAGE,
+    Attend, Codes, Dtype, Encoding, Gate, GateUp, HeadMode, Heads, Join, NormSpan, PageGroup,
+    Program, Project, Qkv, StateKind, StepKind, Tensor, NONE, PAGE,
 };
 use crate::error::{Error, Result};
 use crate::shard::{dealt, heads_of, indivisible, state_of};
@@ -76,7 +76,7 @@ pub struct Class {
     pub head_norm: bool,
     /// q, k and v have biases.
     pub bias: bool,
-    /// Tensor of the rotary frequencies.
+    /// Tensor of the rotary table.
     pub rope: u32,
 }
 
@@ -215,6 +215,9 @@ impl Model {
         let pools = pools(program)?;
         let mut steps = Steps { program, at: 0 };
         let StepKind::Embed(embed) = steps.next()? else { return steps.refuse("embed") };
+        if embed.factor != 1.0 {
+            return refuse(0, format!("embeddings times {}, 1 wanted", embed.factor));
+        }
         let sliced = d.lanes == 1 && ranks > 1;
         let lanes_all = if sliced { ranks } else { d.lanes };
         // A norm of slices is that of the one lane there is.
@@ -224,6 +227,7 @@ impl Model {
         while steps.at_layer() {
             let first = steps.at;
             let phases = steps.layer()?;
+            phases.known(program, first)?;
             if layer.is_empty() {
                 interleaved = phases.qkv.rotary.interleaved;
             } else if interleaved != phases.qkv.rotary.interleaved {
@@ -357,6 +361,30 @@ struct Phases<'a> {
     down: &'a Project,
 }
 
+impl Phases<'_> {
+    /// Refuses what a phase has no code for yet; `first` is the layer's first step.
+    fn known(&self, program: &Program, first: usize) -> Result<()> {
+        let Self { qkv, gate_up, .. } = self;
+        let features = 2 * program.tensors.get(qkv.rotary.table as usize).map_or(0, |t| t.cols);
+        let dim = qkv.heads.dim;
+        if features != dim {
+            return refuse(first, format!("qkv turns {features} features of {dim}, all wanted"));
+        }
+        if qkv.head_norms.is_some() && qkv.norm_span == NormSpan::AllHeads {
+            return refuse(first, "qkv norms q and k over all heads, each head wanted".to_owned());
+        }
+        for (at, name, norm) in [(0, "qkv", qkv.norm), (3, "gate_up", gate_up.norm)] {
+            if norm.is_none() {
+                return refuse(first + at, format!("{name} without a norm before it"));
+            }
+        }
+        match gate_up.gate {
+            Gate::Silu => Ok(()),
+            Gate::GeluTanh => refuse(first + 3, "gate_up with a GELU, SiLU wanted".to_owned()),
+        }
+    }
+}
+
 impl<'a> Steps<'a> {
     fn at_layer(&self) -> bool {
         self.program.steps.get(self.at).is_some_and(|step| matches!(step.kind, StepKind::Qkv(_)))
@@ -406,7 +434,7 @@ impl Class {
             ffn_all: ffn,
             head_norm: qkv.head_norms.is_some(),
             bias: qkv.biases.is_some(),
-            rope: qkv.rotary.frequencies,
+            rope: qkv.rotary.table,
         };
         if lanes > 1 || ranks == 1 {
             return Ok(whole);
@@ -457,8 +485,8 @@ impl Layer {
             outputs: [output.weight, down.weight],
             gate_up: gate_up.weights,
             norms: [
-                Norm::read(program, qkv.norm, lanes, first)?,
-                Norm::read(program, gate_up.norm, lanes, first + 3)?,
+                Norm::read(program, qkv.norm.unwrap_or(NONE), lanes, first)?,
+                Norm::read(program, gate_up.norm.unwrap_or(NONE), lanes, first + 3)?,
             ],
             window: attend.window.unwrap_or(0),
             pool: [qkv.state.group, qkv.state.layer],
