@@ -448,7 +448,7 @@ fn crates_depend_only_downwards() {
     report(&faults);
 }
 
-/// What `kernels/common` includes from elsewhere: of the platform's folder, and the generated header.
+/// What `kernels/common` includes from elsewhere: the platform's files and the generated header.
 const SEAM: [&str; 4] = ["platform.h", "tile.h", "wide.h", "lowered.h"];
 
 #[test]

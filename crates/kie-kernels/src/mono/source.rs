@@ -1,7 +1,7 @@
 //! The kernel sources, carried as text. One compilation is one text: a root and what it includes,
-//! each file once, where its first `#include` stands. A name is looked for in the platform's folder,
-//! then in `kernels/common`, as a compiler would with both as include paths; `lowered.h` is the
-//! header that [`super::lower::header`] generates.
+//! each file once, where its first `#include` stands. A name is looked for in the platform's
+//! folder, then in `kernels/common`, as a compiler would with both as include paths; `lowered.h`
+//! is the header that [`super::lower::header`] generates.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -450,8 +450,8 @@ impl Layout {
         let ahead = if columns > 1 { 1 } else { p.ahead(model) };
         let vectors = Vectors::new(model, p, kind, packed);
         let at = Shared::new(model, p, columns, &vectors);
-        // Attention out of the ring (ops/attend_ring.h) stands where the vectors do, of which none is
-        // at work while a block attends, or, where those are small, has a place of its own.
+        // Attention out of the ring (ops/attend_ring.h) stands where the vectors do, of which none
+        // is at work while a block attends, or, where those are small, has a place of its own.
         let warp_heads = |c: &Class, p: &ClassPartition| {
             if columns > 1 {
                 (c.group() + 2) * p.head_dim * 2

@@ -587,8 +587,8 @@ impl Partition {
         self.blocks / model.lanes
     }
 
-    /// Which block of the work a block of the grid is (chiplets.h): numbered die by die, so that those
-    /// of a lane, who exchange most, share as few second-level caches as can be.
+    /// Which block of the work a block of the grid is (chiplets.h): numbered die by die, so that
+    /// those of a lane, who exchange most, share as few second-level caches as can be.
     pub const fn block_of(&self, grid_block: u32) -> u32 {
         let (die, row) = (grid_block % self.chiplets, grid_block / self.chiplets);
         let (each, more) = (self.blocks / self.chiplets, self.blocks % self.chiplets);
