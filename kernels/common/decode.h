@@ -49,9 +49,9 @@ template <class C>
 KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b, int layer,
                              Owned& own) {
     Held<C> held;
-    const int delay[2] = {layer_of(b, layer).delay[0], layer_of(b, layer).delay[1]};
-    Near<typename C::TilingO> near_o;
-    ask_near<typename C::TilingO>(args, b, 0, layer, delay[0] > 0 ? delay[0] : -1, near_o);
+    const Reduction of_o = reduction_of(b, 0, layer), of_down = reduction_of(b, 1, layer);
+    AllReduce<typename C::TilingO> others_o;
+    others_o.ask_early(args, b, of_o);
     {
         Lots<typename C::TilingQkv> lots;
         take_first<typename C::TilingQkv>(ring, lots);
@@ -84,19 +84,18 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
         Lots<typename C::TilingO> lots;
         take_first<typename C::TilingO>(ring, lots);
         take_first<typename C::TilingGu, 0, C::kEarlyGu>(ring, gate_up);
-        Far<typename C::TilingO> far = early_far<typename C::TilingO>(watch, args, b, 0, layer);
-        if (delay[0] > 0)
-            take_near<typename C::TilingO>(watch, args, b, 0, layer, delay[0], false, 0, near_o);
+        others_o.read_early(watch, args, b, reduction_of(b, 0, layer));
+        others_o.take_early(watch, args, b, of_o);
         gather_attention<C>(watch, args, b, layer, attended);
-        step_residual<typename C::TilingO>(watch, args, b, 0, layer, own, 5, far, near_o, [&]() {
+        step_residual<typename C::TilingO>(watch, args, b, 0, layer, own, 5, others_o, [&]() {
             return multiply_output<typename C::TilingO, C::kDirectO>(
                 ring, watch, lots, b, args.words + kAtAttn + unit * kVecA, C::kWordsA,
                 layer << 4 | 4);
         });
     }
-    Far<typename C::TilingDown> far = early_far<typename C::TilingDown>(watch, args, b, 1, layer);
-    Near<typename C::TilingDown> near_down;
-    ask_near<typename C::TilingDown>(args, b, 1, layer, delay[1] > 0 ? delay[1] : -1, near_down);
+    AllReduce<typename C::TilingDown> others_down;
+    others_down.read_early(watch, args, b, reduction_of(b, 1, layer));
+    others_down.ask_early(args, b, of_down);
     {
         take_first<typename C::TilingGu, C::kEarlyGu>(ring, gate_up);
         vector_free<typename C::TilingO>();
@@ -108,8 +107,7 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
     Lots<typename C::TilingDown> lots;
     take_first<typename C::TilingDown>(ring, lots);
     const u64* act = args.words + kAtAct + unit * kVecF;
-    if (delay[1] > 0)
-        take_near<typename C::TilingDown>(watch, args, b, 1, layer, delay[1], false, 0, near_down);
+    others_down.take_early(watch, args, b, of_down);
     if constexpr (!C::kDirectDown) {
         vector_free<typename C::TilingGu>();
         constexpr int kShare = C::kFfn / 2 / kWarps;
@@ -119,7 +117,7 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
                               nullptr, (u32*)(b.shared + kShXb) + first, kStrideB / 2, none.v);
     }
     stamp(b, 10);
-    step_residual<typename C::TilingDown>(watch, args, b, 1, layer, own, 11, far, near_down, [&]() {
+    step_residual<typename C::TilingDown>(watch, args, b, 1, layer, own, 11, others_down, [&]() {
         return multiply_output<typename C::TilingDown, C::kDirectDown>(ring, watch, lots, b, act,
                                                                        C::kWordsF, layer << 4 | 6);
     });

@@ -7,7 +7,7 @@
 // l + 1 that depend on all blocks of the lane, and each block had read all it needs of layer l to
 // make them (a block's warps pass a barrier between reading a vector and storing its result). What
 // was read is in registers before the result is stored, so this needs no fence. Words for other
-// lanes have as many buffers as their delays need (model.rs, turns_other). The sampling exchange
+// lanes have as many buffers as their delays need (ops/all_reduce.h). The sampling exchange
 // orders one step's last read before the next step's first write.
 #pragma once
 

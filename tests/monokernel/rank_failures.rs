@@ -187,8 +187,8 @@ fn a_launch_that_one_rank_refuses_closes_the_engine() {
 fn a_stray_access_is_a_fault_that_names_both_ranks() {
     const HOP: &str = "store_word_system(p + args.hops[rank], word(payload, epoch));";
     const PLAIN: &str = "store_word(p + args.hops[rank], word(payload, epoch));";
-    const OWN: &str = "            o.v[i] = load_word(p);";
-    const OTHERS: &str = "            o.v[i] = load_word(p + args.hops[from / kLanes]);";
+    const OWN: &str = "                words[i] = load_word(p);";
+    const OTHERS: &str = "                words[i] = load_word(p + args.hops[from / kLanes]);";
     for (from, to, what) in [(HOP, PLAIN, "store_word at 0x"), (OWN, OTHERS, "load_word at 0x")] {
         let device = "sim:ranks=2,blocks=4,seed=8";
         let engine = open_over("llama", edited("kie_decode", device, (from, to), &Arc::default()));

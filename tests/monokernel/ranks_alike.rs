@@ -137,8 +137,8 @@ fn all_ranks_hold_the_same_bits_run_after_run() {
 fn a_rank_with_other_bits_is_found_out() {
     // One rank that adds its own part unrounded, and one that hears another word than the others.
     const ALONE: Edit = (
-        "const bool alike = delay == 0 && keep == 1.0f;",
-        "const bool alike = delay == 0 && keep == 1.0f && args.rank != 1;",
+        "const bool alike = r.delay == 0 && keep == 1.0f;",
+        "const bool alike = r.delay == 0 && keep == 1.0f && args.rank != 1;",
     );
     const OTHER: Edit = (
         SHARE,

@@ -33,6 +33,7 @@ const FILES: &[File<'static>] = carried![
     "common/echo.h",
     "common/exchange.h",
     "common/matvec.h",
+    "common/ops/all_reduce.h",
     "common/ops/attend.h",
     "common/ops/attend_combine.h",
     "common/ops/attend_ring.h",

@@ -237,12 +237,12 @@ fn shared(t: &mut Text, p: &Partition, l: &Layout) {
         ("kOneVector", l.vectors.one_vector),
         ("kTableShared", l.vectors.table_words > 0),
         ("kTurnsOwned", l.vectors.turns_owned),
-        ("kBrought", l.vectors.other_words > 0),
     ]);
     t.ints([
         ("kStrideA", l.vectors.stride_a),
         ("kStrideB", l.vectors.stride_b),
         ("kScores", l.vectors.scores),
+        ("kAllReduceRead", l.vectors.all_reduce as u32),
         ("kOtherWords", l.vectors.other_words),
         ("kNormSets", l.vectors.norm_sets),
         ("kTableWords", l.vectors.table_words),

@@ -236,7 +236,9 @@ pub struct Vectors {
     pub parts_a: u32,
     /// See above.
     pub parts_b: u32,
-    /// Threads bring other lanes' words of the owned rows for each other: so many (ops/residual.h).
+    /// How other lanes' outputs are read.
+    pub all_reduce: AllReduceRead,
+    /// Other lanes' words of the owned rows, where threads may bring them for each other.
     pub other_words: u32,
     /// Sums of squares of one column.
     pub norm_sets: u32,
@@ -248,6 +250,31 @@ pub struct Vectors {
     pub heads: u32,
     /// Rotations are kept for the results that exist, not one a thread.
     pub turns_owned: bool,
+}
+
+/// Which thread reads which of the other lanes' words (ops/all_reduce.h says it of each).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum AllReduceRead {
+    Nothing,
+    ByFour,
+    ByOwner,
+    ByColumns,
+    ByAll,
+}
+
+impl AllReduceRead {
+    /// `owned`: the product whose results' rows threads own. With one k-warp its threads have
+    /// results as the matrix unit leaves them: of one column four have the same.
+    const fn new(lanes_all: u32, owned: &Tiling, columns: u32) -> Self {
+        match (lanes_all, owned.k_warps, columns) {
+            (1, ..) => Self::Nothing,
+            (_, 1, 1) => Self::ByFour,
+            (_, _, 1) => Self::ByOwner,
+            (_, 1, _) => Self::ByColumns,
+            _ => Self::ByAll,
+        }
+    }
 }
 
 /// The largest of a number that each class has.
@@ -286,6 +313,7 @@ impl Vectors {
             stride_b: narrow + pad,
             parts_a: of_head.max(of_layers(Matrix::Qkv, Matrix::GateUp)),
             parts_b: of_layers(Matrix::Output, Matrix::Down),
+            all_reduce: AllReduceRead::new(model.lanes_all(), owned, columns),
             other_words: if brought { owned.row_pairs() * columns * model.lanes_all() } else { 0 },
             norm_sets: match head_mode(model) {
                 HeadMode::Mean | HeadMode::Concat => model.lanes_all(),

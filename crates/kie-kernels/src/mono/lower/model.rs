@@ -180,8 +180,8 @@ impl Model {
         self.lanes * self.ranks
     }
 
-    /// Places of the words of what other lanes want, which layers use in turn: as few as let no
-    /// lane write a layer's where another may still read an earlier one's.
+    /// Buffers of the words of what other lanes want, which layers use in rotation: as few as let
+    /// no lane write a layer's where another may still read an earlier one's (ops/all_reduce.h).
     pub fn turns_other(&self) -> u32 {
         if self.lanes_all() == 1 {
             return 1;
