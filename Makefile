@@ -127,10 +127,13 @@ test-ray: $(RAY) ## two replicas on Ray Serve, one of them killed (installs Ray)
 	$(BIN)/pyright --project tests/ray --pythonpath $(BIN)/python
 	RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest --quiet tests/ray
 
+# Where the peers are installed: several GB, so not beside the tools.
+PEERS ?= .venv/peers
 .PHONY: bench-peers
 bench-peers: setup ## CPU decode and prefill beside llama.cpp and transformers (installs them; slow)
-	$(BIN)/python -m pip install --quiet torch transformers gguf llama-cpp-python
-	$(BIN)/python benches/peers.py
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet torch transformers gguf llama-cpp-python
+	$(BIN)/python benches/peers.py --peers $(PEERS)/bin/python --record
 
 .PHONY: docs
 docs: setup ## build the manual into site/, rustdoc under site/rust

@@ -20,9 +20,10 @@ from kie import cli, sampling
 from serving import serving
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benches")]
 
 import pages  # noqa: E402
+import peers  # noqa: E402
 import terminal  # noqa: E402
 
 DOCS = ROOT / "docs"
@@ -182,9 +183,31 @@ def test_figures_of_peers_on_a_cpu_are_recorded() -> None:
     runs = [json.loads(line) for line in lines]
     run = [run for run in runs if run["bench"] == "cpu_peers"][-1]
     text = (DOCS / "figures.md").read_text(encoding="utf-8")
-    for engine in ("kie", "llama.cpp", "transformers"):
-        assert f"{run[engine]['decode_tok_per_s']:.1f}" in text, engine
-        assert f"{run[engine]['prefill_512_tok_per_s']:.0f}" in text, engine
+    for encoding, found in run.get("results", {"BF16": run}).items():
+        for engine in ("kie", "llama.cpp", "transformers"):
+            if engine in found:
+                assert f"{found[engine]['decode_tok_per_s']:.1f}" in text, (encoding, engine)
+                assert f"{found[engine]['prefill_512_tok_per_s']:.0f}" in text, (encoding, engine)
+    assert peers.BEGIN in text
+    assert peers.END in text.split(peers.BEGIN)[1]
+
+
+def test_the_table_of_peers_is_made_of_undisturbed_rounds() -> None:
+    def rounded(before: float, after: float, speed: float) -> dict[str, object]:
+        kie_row = {"decode": speed, "prefill": 100.0, "bytes": 2_000_000_000}
+        rows = {"BF16 kie": kie_row, "BF16 llama.cpp": {"decode": 3.0, "prefill": 40.0}}
+        return {"before": before, **rows, "after": after}
+
+    found = peers.summary([rounded(30, 30, 12), rounded(30, 10, 90), rounded(31, 29, 14)])
+    assert found["undisturbed"] == 2
+    assert found["read_bandwidth_gb_per_s"] == 30
+    assert found["results"]["BF16"]["kie"]["decode_tok_per_s"] == 13
+    about = {"machine": "m", "threads": 2, "date": "d", "first_token_ms": 1.5, "versions": {}}
+    made = peers.table({**found, **about})
+    assert "| BF16 | 2.00 | kie | 13.0 | 87% | 100 |" in made
+    assert "| BF16 | 2.00 | llama.cpp | 3.0 | 20% | 40 |" in made
+    alone = peers.table({**peers.summary([rounded(30, 10, 90)]), **about})
+    assert "all of them disturbed" in alone
 
 
 def test_figures_of_readme_and_manual_stand_in_the_results() -> None:

@@ -46,7 +46,7 @@ def measure(
     found: list[dict[str, float]] = []
     for _ in range(runs):
         if cold:
-            _forget(options.get("model"))
+            forget(options.get("model"))
         command = [sys.executable, "-c", _CHILD, json.dumps(dict(options))]
         start = time.monotonic_ns()
         try:
@@ -73,8 +73,9 @@ def summary(found: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]
     }
 
 
-def _forget(model: Any) -> None:
-    """Drops a model's files from the page cache, as far as no one else has them open."""
+def forget(model: Any) -> None:
+    """Drops a model's files from the page cache, as far as no one else has them open; None: the
+    model of the package."""
     folder = Path(model) if model else Path(__file__).parent.parent / "demo"
     for path in sorted(folder.glob("*")):
         if path.is_file():
