@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import kie
-import numpy as np
 from kie.bench import inside, latency, random_weights
 from kie.bench.measure import fresh, pool
 from kie.bench.report import quantile
@@ -35,12 +34,8 @@ LONG = 2048
 def weights_bytes(folder: Path) -> int:
     """Bytes that a token reads: every tensor but the embedding table."""
     config = json.loads((folder / "config.json").read_text())
-    total = 0
-    for name, shape in random_weights.tensors(config):
-        if "embed" not in name:
-            count = int(np.prod(shape))
-            total += count if random_weights.is_fp8(config, name) else 2 * count
-    return total
+    read = ((n, s) for n, s in random_weights.tensors(config) if "embed" not in n)
+    return sum(part.bytes for n, s in read for part in random_weights.parts(config, n, s))
 
 
 @contextmanager

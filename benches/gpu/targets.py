@@ -48,6 +48,9 @@ TABLE = (
     Target("laneformer-2b-fp8-all", "decode", 128, 489, 550),
     Target("llama-3.1-8b-fp8-all", "decode", 128, 1650, 1790),
     Target("llama-3.1-8b-fp8-all", "prompt", 2037, 37_600, 52_000),
+    Target("llama-3.1-8b-int4-all", "decode", 128, 928, 1060),
+    Target("llama-3.1-8b-mxfp4-all", "decode", 128, 877, 1010),
+    Target("laneformer-2b-fp8-all", "decode", 128, 122, 185, gpus=4),
     # Three times the rate of one GPU.
     Target("llama-3.1-8b", "prompt", 2048, None, 47_100 / 3, gpus=4),
 )

@@ -266,7 +266,7 @@ KIE_DEVICE void finish(Sums<S>& s, float* part, F out) {
         float* mine = part + k_warp * (S::rows * kColumns);
         KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
             const int pair = (row_warp * S::tiles + i) * 8 + g;
-            KIE_UNROLL for (int c = 0; c < 2; ++c) {
+            KIE_UNROLL for (int c = 0; c < (kColumns == 1 ? 1 : 2); ++c) {
                 const int column = 2 * t + c;
                 if (pair < S::row_pairs && column < kColumns)
                     *(u64*)(mine + column * S::rows + 2 * pair) =

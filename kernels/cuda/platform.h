@@ -240,6 +240,14 @@ KIE_DEVICE u32 fma_half2(u32 a, u32 b, u32 c) {
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
+#define KIE_AND_XOR
+// (v & mask) ^ flip in one instruction. Of two constants the compiler makes two instructions, on
+// the unit that bounds products of 4-bit weights: integers have 16 lanes a scheduler.
+KIE_DEVICE u32 and_xor(u32 v, u32 mask, u32 flip) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(d) : "r"(v), "r"(mask), "r"(flip));
+    return d;
+}
 // Four e4m3 codes: the lower two as halves, then the upper two. Where there is no instruction for
 // it, ops/decode_fp8.h has it of others.
 #if __CUDA_ARCH__ >= 890

@@ -15,11 +15,14 @@ KIE_DEVICE u32 less_half2(u32 v, u32 factor, u32 more) {
     return pack_half2(a * by + plus, b * by + plus);
 }
 #endif
+#ifndef KIE_AND_XOR
+KIE_DEVICE u32 and_xor(u32 v, u32 mask, u32 flip) { return (v & mask) ^ flip; }
+#endif
 KIE_DEVICE void unpack_i4(u32 codes, u32 (&halves)[4]) {
     KIE_UNROLL for (int j = 0; j < 4; j += 2) {
         const u32 c = codes >> 4 * j;
         // (1024 + u) - 1032 and (1024 + 16 u) / 16 - 72, where u is 8 more than the number.
-        halves[j] = less_half2((c & 0x000f000f) ^ 0x64086408, 0x3c003c00, 0xe408e408);
-        halves[j + 1] = less_half2((c & 0x00f000f0) ^ 0x64806480, 0x2c002c00, 0xd480d480);
+        halves[j] = less_half2(and_xor(c, 0x000f000f, 0x64086408), 0x3c003c00, 0xe408e408);
+        halves[j + 1] = less_half2(and_xor(c, 0x00f000f0, 0x64806480), 0x2c002c00, 0xd480d480);
     }
 }

@@ -12,6 +12,8 @@ constexpr u32 kE2m1Shift = 14;
 KIE_DEVICE void unpack_e2m1(u32 codes, u32 (&halves)[4]) {
     halves[0] = codes & 0x8e008e00;
     halves[1] = codes << 3 & 0x8e008e00;
-    halves[2] = (codes << 1 & 0x80008000) | (codes << 6 & 0x0e000e00);
-    halves[3] = (codes << 2 & 0x80008000) | (codes << 9 & 0x0e000e00);
+    // Sign and other bits shift differently: a product has both shifts, and what it adds up beside
+    // the wanted bits carries into none of them. Multiplies have a unit of their own.
+    halves[2] = (codes & 0x40384038) * ((1 << 1) + (1 << 6)) & 0x8e008e00;
+    halves[3] = (codes & 0x20072007) * ((1 << 2) + (1 << 9)) & 0x8e008e00;
 }

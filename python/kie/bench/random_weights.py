@@ -1,7 +1,7 @@
 """Checkpoints of random weights in the shape of a known model, to measure speed with where the
-model itself is not at hand: bfloat16, or FP8 in blocks of 128 x 128 where a name says so. Numbers
-have a standard deviation of one over the root of a row's length, so that activations keep their
-size; norm scales are near one.
+model itself is not at hand: bfloat16, or FP8 in blocks of 128 x 128, INT4 or MXFP4 in groups of 32
+where a name says so. Numbers have a standard deviation of about one over the root of a row's
+length, so that activations keep their size; norm scales are near one.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import json
 import os
 import shutil
 import struct
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kie.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import numpy as np
 
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -86,30 +89,77 @@ SPECS: dict[str, dict[str, Any]] = {
 
 
 BLOCK = 128
+GROUP = 32
 
 
-def _fp8(name: str, keep: list[str]) -> dict[str, Any]:
-    """A shape with FP8 matrices, but for the embedding and those that are to be kept."""
-    quantization = {
+def _fp8(keep: list[str]) -> dict[str, Any]:
+    return {
         "quant_method": "fp8",
         "fmt": "e4m3",
         "activation_scheme": "dynamic",
         "weight_block_size": [BLOCK, BLOCK],
         "modules_to_not_convert": keep,
     }
-    return SPECS[name] | {"quantization_config": quantization}
 
 
-# As checkpoints are published, and with the head in FP8, too.
+def _compressed(form: str, kind: str) -> dict[str, Any]:
+    """As the compressed-tensors package writes it."""
+    weights = {"num_bits": 4, "type": kind, "strategy": "group", "group_size": GROUP}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "ignore": [],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+
+
+# FP8 as checkpoints are published; the others with the head quantised, too.
+_QUANTIZED = {
+    "fp8": _fp8(["lm_head"]),
+    "fp8-all": _fp8([]),
+    "int4-all": _compressed("pack-quantized", "int"),
+    "mxfp4-all": _compressed("mxfp4-pack-quantized", "float"),
+}
 for _name in ("laneformer-2b", "llama-3.1-8b"):
-    SPECS[f"{_name}-fp8"] = _fp8(_name, ["lm_head"])
-    SPECS[f"{_name}-fp8-all"] = _fp8(_name, [])
+    SPECS |= {
+        f"{_name}-{scheme}": SPECS[_name] | {"quantization_config": config}
+        for scheme, config in _QUANTIZED.items()
+    }
 
 
-def is_fp8(config: dict[str, Any], name: str) -> bool:
-    """Whether a tensor's numbers are FP8: matrices, where the config says so."""
-    keep = config.get("quantization_config", {}).get("modules_to_not_convert", [""])
-    return not any(part in name for part in ("norm", "embed", *keep))
+class Part(NamedTuple):
+    """What a checkpoint stores of a tensor."""
+
+    end: str
+    """Behind the tensor's name."""
+    dtype: str
+    """As safetensors names it."""
+    bits: int
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * self.bits // 8
+
+
+def parts(config: dict[str, Any], name: str, shape: tuple[int, ...]) -> list[Part]:
+    """What is stored of a tensor of so many numbers, by the config's quantisation."""
+    quantization = config.get("quantization_config")
+    keep = () if quantization is None else quantization.get("modules_to_not_convert", ())
+    if quantization is None or any(part in name for part in ("norm", "embed", *keep)):
+        return [Part("", "BF16", 16, shape)]
+    *lead, rows, columns = shape
+    if quantization["quant_method"] == "fp8":
+        grid = (*lead, -(-rows // BLOCK), -(-columns // BLOCK))
+        return [Part("_scale_inv", "F32", 32, grid), Part("", "F8_E4M3", 8, shape)]
+    grid = (*lead, rows, columns // GROUP)
+    if quantization["format"] == "pack-quantized":
+        return [
+            Part("_scale", "BF16", 16, grid),
+            Part("_packed", "I32", 32, (*lead, rows, columns // 8)),
+            Part("_shape", "I64", 64, (len(shape),)),
+        ]
+    return [Part("_scale", "U8", 8, grid), Part("_packed", "U8", 8, (*lead, rows, columns // 2))]
 
 
 def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -163,52 +213,66 @@ def write(spec: str, folder: Path, seed: int = 0) -> Path:
         shutil.copy(demo / name, folder / name)
     (folder / "config.json").write_text(json.dumps(config))
     header: dict[str, Any] = {}
+    drawn: list[tuple[str, tuple[int, ...], Part]] = []
     at = 0
     for name, shape in tensors(config):
-        parts = [(name, "BF16", 2, shape)]
-        if is_fp8(config, name):
-            grid = (*shape[:-2], *(-(-n // BLOCK) for n in shape[-2:]))
-            parts = [(name + "_scale_inv", "F32", 4, grid), (name, "F8_E4M3", 1, shape)]
-        for part, dtype, each, sizes in parts:
-            size = each * int(np.prod(sizes))
-            header[part] = {"dtype": dtype, "shape": sizes, "data_offsets": [at, at + size]}
-            at += size
+        for part in parts(config, name, shape):
+            span = [at, at := at + part.bytes]
+            header[name + part.end] = {"dtype": part.dtype, "shape": part.shape}
+            header[name + part.end]["data_offsets"] = span
+            drawn.append((name, shape, part))
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     path = folder / "model.safetensors"
     path.write_bytes(struct.pack("<Q", len(text)) + text)
     os.truncate(path, 8 + len(text) + at)
     file = np.memmap(path, np.uint8, "r+", 8 + len(text), (at,))
-    # The root mean square of all codes but NaN.
-    values = np.arange(1, 0x7F)
-    exponents = np.maximum(values >> 3, 1) - 10.0
-    codes = ((values & 7) + 8 * (values >= 8)) * 2.0**exponents
-    spread = float(np.sqrt(np.mean(codes**2)))
 
-    def fill(index: int, name: str) -> None:
-        entry = header[name]
-        begin, end = entry["data_offsets"]
+    def fill(index: int, name: str, shape: tuple[int, ...], part: Part) -> None:
+        begin, end = header[name + part.end]["data_offsets"]
         numbers = np.random.default_rng([seed, index])
-        scale = entry["shape"][-1] ** -0.5
-        if entry["dtype"] == "F32":
-            width = int(header[name.removesuffix("_scale_inv")]["shape"][-1])
-            drawn = np.asarray(numbers.uniform(0.8, 1.2, (end - begin) // 4), np.float64)
-            stored = np.asarray(drawn * (width**-0.5 / spread), np.dtype("<f4"))
-            file[begin:end] = np.frombuffer(stored.tobytes(), np.uint8)
-            return
         for first in range(begin, end, 1 << 23):
             last = min(end, first + (1 << 23))
-            if entry["dtype"] == "F8_E4M3":
-                drawn = numbers.integers(0, 256, last - first, np.uint8)
-                file[first:last] = drawn - ((drawn & 0x7F) == 0x7F)  # NaN
-                continue
-            shift = 1 if len(entry["shape"]) == 1 else 0
-            drawn = np.asarray(numbers.standard_normal((last - first) // 2, np.float32), np.float32)
-            drawn = (drawn * np.float32(scale) + np.float32(shift)).astype(np.float32)
-            halves = (np.frombuffer(drawn, np.uint32) >> 16).astype("<u2")
-            file[first:last] = np.frombuffer(halves.tobytes(), np.uint8)
+            file[first:last] = np.frombuffer(_draw(numbers, shape, part, last - first), np.uint8)
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for done in [pool.submit(fill, index, name) for index, name in enumerate(header)]:
+        for done in [pool.submit(fill, index, *each) for index, each in enumerate(drawn)]:
             done.result()
     return folder
+
+
+def _draw(numbers: np.random.Generator, shape: tuple[int, ...], part: Part, size: int) -> bytes:
+    """So many bytes of a part of a tensor, as they are stored."""
+    import numpy as np
+
+    wanted = shape[-1] ** -0.5
+    match part:
+        case Part("_shape"):
+            return np.array(shape, "<i8").tobytes()
+        case Part("", "BF16"):
+            drawn = numbers.standard_normal(size // 2, np.float32) * np.float32(wanted)
+            return _bf16(drawn + np.float32(len(shape) == 1))
+        case Part("", "F8_E4M3"):
+            codes = numbers.integers(0, 256, size, np.uint8)
+            return (codes - ((codes & 0x7F) == 0x7F)).tobytes()  # no NaN
+        case Part("_packed"):
+            return numbers.bytes(size)
+        case Part("_scale_inv"):
+            values = np.arange(0x7F)
+            exponents = np.maximum(values >> 3, 1) - 10.0
+            codes = ((values & 7) + 8 * (values >= 8)) * 2.0**exponents
+            scale = wanted / np.sqrt(np.mean(codes**2))
+            return (numbers.uniform(0.8, 1.2, size // 4) * scale).astype("<f4").tobytes()
+        case Part("_scale", "BF16"):
+            scale = wanted / np.sqrt(np.mean(np.arange(-8.0, 8.0) ** 2))
+            return _bf16((numbers.uniform(0.8, 1.2, size // 2) * scale).astype(np.float32))
+        case _:  # e8m0 of MXFP4
+            codes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+            exponent = round(np.log2(wanted / np.sqrt(np.mean(codes**2))))
+            return (
+                (numbers.integers(0, 2, size, np.uint8) + (127 + exponent)).astype("u1").tobytes()
+            )
+
+
+def _bf16(numbers: np.ndarray) -> bytes:
+    return (numbers.view("<u4") >> 16).astype("<u2").tobytes()

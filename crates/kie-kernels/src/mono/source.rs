@@ -285,7 +285,8 @@ mod tests {
         let layout = Layout::new(&model, &partition, kind).unwrap();
         let made = std::env::temp_dir().join(format!("kie-headers-{}", std::process::id()));
         std::fs::create_dir_all(&made).unwrap();
-        std::fs::write(made.join(LOWERED), header(&model, &partition, &layout, Mode::Full)).unwrap();
+        std::fs::write(made.join(LOWERED), header(&model, &partition, &layout, Mode::Full))
+            .unwrap();
         let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
         let words = crate::sim::compiler().unwrap().0;
         let mut words = words.split_whitespace();

@@ -104,12 +104,8 @@ impl Text {
 /// The header of a decode kernel, or of the prefill kernel, which is one of a single column.
 pub fn header(model: &Model, p: &Partition, layout: &Layout, mode: Mode) -> String {
     let columns = layout.kind.columns;
-    let mut text = Text {
-        out: "#pragma once\n".to_owned(),
-        indent: "",
-        columns,
-        tilings: BTreeMap::new(),
-    };
+    let mut text =
+        Text { out: "#pragma once\n".to_owned(), indent: "", columns, tilings: BTreeMap::new() };
     sizes(&mut text, model, p, layout);
     measuring(&mut text, mode);
     exchange(&mut text, layout);

@@ -495,16 +495,20 @@ impl Layout {
         let own = if kind.streamed && !there { room } else { 0 };
         let ring = Ring::new(model, p, (packed, columns), at.end + own)?;
         let each = p.blocks_a_lane(model);
-        let of_class = |((c, part), turn): ((&Class, &ClassPartition), &u32)| ClassLayout {
-            words: ClassWords::new(c, part, each),
-            direct_o: is_direct(part.tiling(Matrix::Output), columns),
-            direct_down: is_direct(part.tiling(Matrix::Down), columns),
-            turn: *turn,
-            heads,
-            join: heads + p.warps * warp_heads(c, part),
-            warp_heads: warp_heads(c, part),
-            ahead_gu: if packed { 7 } else { ahead },
-            early_gu: if packed { part.tiling(Matrix::GateUp).stages.min(3) } else { 0 },
+        let of_class = |((c, part), turn): ((&Class, &ClassPartition), &u32)| {
+            // Stages are taken in order: gate and up's once all of attention's output's are.
+            let early = packed && part.tiling(Matrix::Output).stages <= ahead;
+            ClassLayout {
+                words: ClassWords::new(c, part, each),
+                direct_o: is_direct(part.tiling(Matrix::Output), columns),
+                direct_down: is_direct(part.tiling(Matrix::Down), columns),
+                turn: *turn,
+                heads,
+                join: heads + p.warps * warp_heads(c, part),
+                warp_heads: warp_heads(c, part),
+                ahead_gu: if early { 7 } else { ahead },
+                early_gu: if early { part.tiling(Matrix::GateUp).stages.min(3) } else { 0 },
+            }
         };
         let classes = model.classes.iter().zip(&p.classes).zip(&at.turns).map(of_class).collect();
         let exchange = Exchange::new(model, p, columns);

@@ -168,6 +168,11 @@ impl Rows {
         good.then_some(Self { qkv, gate_up, attn, ffn, head_dim, layers, encodings })
     }
 
+    /// Whether some of its weights have 4 bits.
+    fn has_4_bits(&self) -> bool {
+        self.encodings.iter().any(|e| e.bits.is_4_bits())
+    }
+
     /// Bytes of all the class's layers, without scales.
     fn bytes(&self, common: &Common) -> u64 {
         let all = [
@@ -223,7 +228,11 @@ fn held_by_ring(all: &[Rows], common: &Common, stage: Stage, room: u32) -> u64 {
 fn slot_bytes(all: &[Rows], common: &Common, held: u32, shared_bytes: u32, t: &Tuning) -> u32 {
     let narrow = all.iter().map(|r| r.attn.max(r.ffn)).max().unwrap_or(0);
     let room = shared_bytes.saturating_sub(2 * (common.hidden + narrow) + OTHERS_BYTES);
-    let usual = if common.warps == 12 { t.slots_12_warps } else { t.slots_8_warps };
+    let usual = match common.warps {
+        12 => t.slots_12_warps,
+        _ if held > 2 && all.iter().any(Rows::has_4_bits) => t.slots_4_bits,
+        _ => t.slots_8_warps,
+    };
     // Where stages have scales there is room for those beside the codes.
     let scaled = all.iter().flat_map(|r| &r.encodings).any(Encoding::scaled);
     let more = if scaled { 512 } else { 0 };
@@ -401,7 +410,8 @@ impl Partition {
         let bytes: u64 = rows.iter().map(|rows| rows.bytes(&common)).sum();
         // Twelve warps have fewer registers each, and where steps are short several stages are
         // held.
-        let held = if warps > 8 || bytes < tuning.long_stream_bytes { 2 } else { 4 };
+        let long = tuning.long_stream(rows.iter().any(Rows::has_4_bits));
+        let held = if warps > 8 || bytes < long { 2 } else { 4 };
         let slot_bytes = slot_bytes(&rows, &common, held, m.shared_bytes, &tuning).max(slot_least);
         let stage = Stage { slot_bytes, held };
         let tilings = tilings(&rows, &common, stage)?;
@@ -563,7 +573,9 @@ impl Partition {
 
     /// Stages of a product that are in registers before its vector has arrived.
     pub(super) fn ahead(&self, model: &Model) -> u32 {
-        if self.line_bytes(model) < self.tuning.long_stream_bytes {
+        let mut tilings = self.classes.iter().flat_map(|c| &c.tilings);
+        let has_4_bits = tilings.any(|t| t.encoding.bits.is_4_bits());
+        if self.line_bytes(model) < self.tuning.long_stream(has_4_bits) {
             self.tuning.ahead_short
         } else {
             1
@@ -751,6 +763,35 @@ mod tests {
             let model = rank(name, ranks);
             let cut = Partition::new(&model, &nvidia(), 4096).unwrap();
             assert_eq!(cut.packed(&model), (name, ranks) == ("8b", 4), "{name} on {ranks}: {cut}");
+        }
+    }
+
+    #[test]
+    fn gate_and_up_begin_early_behind_all_of_attentions_output() {
+        let tuning = Tuning { packed_always: true, ..super::super::tuning::H200 };
+        // Stages of attention's output, those in registers, and gate and up's before and in all.
+        for (name, ranks, wanted) in
+            [("8b", 1, (16, 1, 0, 1)), ("8b", 4, (4, 4, 3, 7)), ("8b-fp8", 1, (8, 1, 0, 1))]
+        {
+            let model = rank(name, ranks);
+            let p = Partition::tuned(&model, &nvidia(), 4096, tuning).unwrap();
+            let of = Layout::new(&model, &p, Kind { columns: 1, streamed: true }).unwrap();
+            let (stages, class) = (p.classes[0].tiling(Matrix::Output).stages, &of.classes[0]);
+            assert!(of.packed);
+            let seen = (stages, of.ahead, class.early_gu, class.ahead_gu);
+            assert_eq!(seen, wanted, "{name} on {ranks}");
+        }
+    }
+
+    #[test]
+    fn four_bits_keep_all_warps_busy() {
+        for (name, ranks) in [("8b-int4", 1), ("8b-mxfp4", 1)] {
+            let model = rank(name, ranks);
+            let p = Partition::new(&model, &nvidia(), 4096).unwrap();
+            let gate_up = p.classes[0].tiling(Matrix::GateUp);
+            assert_eq!((gate_up.row_warps, gate_up.tiles, gate_up.k_warps), (2, 7, 4), "{p}");
+            let down = p.classes[0].tiling(Matrix::Down);
+            assert_eq!((down.chunk, p.held, p.ahead(&model)), (4, 4, 1), "{p}");
         }
     }
 

@@ -24,12 +24,17 @@ pub enum StoredBits {
 }
 
 impl StoredBits {
-    /// Whether each row has a scale of its own for a group of columns: rows need no index.
-    pub const fn per_row(self) -> bool {
+    /// Whether a weight has 4 bits.
+    pub const fn is_4_bits(self) -> bool {
         match self {
             Self::F16 | Self::F8 => false,
             Self::I4 | Self::E2m1 => true,
         }
+    }
+
+    /// Whether each row has a scale of its own for a group of columns: rows need no index.
+    pub const fn per_row(self) -> bool {
+        self.is_4_bits()
     }
 }
 
@@ -73,9 +78,10 @@ impl Encoding {
 
     /// Units of a stage of a warp, at most: each has its columns of the vector in registers.
     const fn most_units(&self) -> u32 {
-        match self.bits {
-            StoredBits::F16 | StoredBits::F8 => u32::MAX,
-            StoredBits::I4 | StoredBits::E2m1 => 4,
+        if self.bits.is_4_bits() {
+            4
+        } else {
+            u32::MAX
         }
     }
 
@@ -150,7 +156,9 @@ impl Tiling {
                 && k.is_multiple_of(32 * (warps / w))
                 && encoding.stage_bytes(rows, warps / w, 1) <= slot_bytes
         };
-        if tiles_all >= warps {
+        // Decoding 4 bits takes about what the stream takes: no warp should have less of it.
+        let uneven = encoding.bits.is_4_bits() && !tiles_all.is_multiple_of(warps);
+        if tiles_all >= warps && !uneven {
             warps
         } else {
             (1..warps).find(fits).unwrap_or(warps)

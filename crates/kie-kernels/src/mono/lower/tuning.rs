@@ -17,6 +17,8 @@ pub struct Tuning {
     /// Bytes of a block's stream from which on the weights, not the exchange, make the step's time:
     /// those of a whole 2B are, those of a quarter of an 8B are not.
     pub long_stream_bytes: u64,
+    /// The same where weights have 4 bits, since decoding takes part of the time.
+    pub long_stream_bytes_4_bits: u64,
     /// Below which the words of a step are waited for more than its weights.
     pub short_stream_bytes: u64,
     /// Below which a step is hardly more than its exchanges.
@@ -27,6 +29,8 @@ pub struct Tuning {
     pub slots_12_warps: &'static [u32],
     /// See above.
     pub slots_8_warps: &'static [u32],
+    /// With eight and weights of 4 bits: four units of a warp, and their scales.
+    pub slots_4_bits: &'static [u32],
     /// Weight bytes in flight of a block: of the shortest streams, ...
     pub in_flight_shortest: u32,
     /// ... with twelve warps, ...
@@ -55,11 +59,13 @@ pub const H200: Tuning = Tuning {
     most_splits: 8,
     most_splits_merged: 16,
     long_stream_bytes: 32 << 20,
+    long_stream_bytes_4_bits: 16 << 20,
     short_stream_bytes: 12 << 20,
     shortest_stream_bytes: 6 << 20,
     narrow: 4096,
     slots_12_warps: &[18 << 10, 24 << 10],
     slots_8_warps: &[16 << 10],
+    slots_4_bits: &[20 << 10],
     in_flight_shortest: 36 << 10,
     in_flight_12_warps: 72 << 10,
     in_flight_narrow: 56 << 10,
@@ -76,6 +82,15 @@ pub const H200: Tuning = Tuning {
 const ROWS: &[Tuning] = &[H200];
 
 impl Tuning {
+    /// Bytes of a block's stream from which on decoding and weights make the step's time.
+    pub const fn long_stream(&self, has_4_bits: bool) -> u64 {
+        if has_4_bits {
+            self.long_stream_bytes_4_bits
+        } else {
+            self.long_stream_bytes
+        }
+    }
+
     /// The row of a machine.
     pub fn of(machine: &MachineInfo) -> Self {
         *ROWS.iter().find(|row| machine.model.contains(row.name)).unwrap_or(&ROWS[0])
