@@ -13,10 +13,10 @@ use kie_kernels::abi::{Codes, Dtype, Encoding};
 use kie_kernels::cpu::attention::{attend, attend_chunk, KvPage, Scratch};
 use kie_kernels::cpu::matmul::{matmul, Matrix, Scales};
 use kie_kernels::cpu::prefill::{pack, prefill, Packed};
-use kie_kernels::cpu::simd::{available, Level};
 use kie_kernels::cpu::stream::read_bandwidth;
 use kie_kernels::cpu::team::Team;
 use kie_kernels::field::{Columns, Field};
+use kie_kernels::simd::{available, Level};
 
 const COLS: usize = 2048;
 /// Bytes of weights a pass reads: more than a shared 480 MB cache is likely to keep.

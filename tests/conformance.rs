@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use kie_core::engine::{Engine, LogitsPath};
 use kie_core::request::{EngineConfig, Prompt, Request, SamplingParams};
 use kie_core::Result;
-use kie_kernels::cpu::simd::{self, Level};
+use kie_kernels::simd::{self, Level};
 use support::{fixtures, float32, goldens, greedy, relative, repository, Folder};
 
 fn open(folder: &Path, level: Level, threads: usize) -> Engine {

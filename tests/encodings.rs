@@ -16,7 +16,7 @@ use kie_core::engine::{Engine, LogitsPath};
 use kie_core::plan::{save, Reads};
 use kie_core::request::{EngineConfig, Prompt, Request, SamplingParams};
 use kie_core::{Error, Result, Stop};
-use kie_kernels::cpu::simd::{self, f8_to_f32, Level};
+use kie_kernels::simd::{self, f8_to_f32, Level};
 use serde_json::{json, Value};
 use support::{relative, repository, Folder};
 

@@ -14,7 +14,7 @@ use half::{bf16, f16};
 use kie_core::engine::{Engine, LogitsPath};
 use kie_core::request::EngineConfig;
 use kie_core::Result;
-use kie_kernels::cpu::simd::{self, Level};
+use kie_kernels::simd::{self, Level};
 use proptest::prelude::*;
 use serde_json::{json, Value};
 use support::{relative, repository, Folder};

@@ -12,19 +12,16 @@ mod support;
 /// In an `impl Machine`: what a machine of tests leaves to the `machine` that it wraps.
 macro_rules! as_the_machine_does {
     () => {
-        fn platform(&self) -> kie_kernels::mono::machine::Platform {
+        fn platform(&self) -> kie_kernels::machine::Platform {
             self.machine.platform()
         }
         fn warp(&self) -> u32 {
             self.machine.warp()
         }
-        fn info(&self) -> kie_kernels::Result<kie_kernels::mono::machine::MachineInfo> {
+        fn info(&self) -> kie_kernels::Result<kie_kernels::machine::MachineInfo> {
             self.machine.info()
         }
-        fn alloc_shared(
-            &self,
-            bytes: usize,
-        ) -> kie_kernels::Result<kie_kernels::mono::machine::Shared> {
+        fn alloc_shared(&self, bytes: usize) -> kie_kernels::Result<kie_kernels::machine::Shared> {
             self.machine.alloc_shared(bytes)
         }
         fn write(&self, to: &Memory, offset: usize, bytes: &[u8]) -> kie_kernels::Result<()> {
@@ -40,7 +37,7 @@ macro_rules! as_the_machine_does {
         ) -> kie_kernels::Result<Box<dyn Flight>> {
             self.machine.launch_alone(module, launch)
         }
-        fn peer(&self) -> kie_kernels::Result<kie_kernels::mono::machine::Peer> {
+        fn peer(&self) -> kie_kernels::Result<kie_kernels::machine::Peer> {
             self.machine.peer()
         }
         fn reaches(&self, other: &dyn Machine) -> kie_kernels::Result<bool> {

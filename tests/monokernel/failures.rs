@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use kie_core::engine::{Engine, LogitsPath};
 use kie_core::{Error, Result};
 use kie_kernels::device::Options;
+use kie_kernels::machine::{Flight, Launch, Machine, Memory, Module, Source};
 use kie_kernels::mono::lower::tuning::Tuning;
-use kie_kernels::mono::machine::{Flight, Launch, Machine, Memory, Module, Source};
 use kie_kernels::mono::Mono;
 
 use super::support::{float32, goldens, greedy_request};
@@ -157,7 +157,7 @@ pub fn several(ranks: u32, simulated: &str) -> Option<String> {
 }
 
 fn machines(device: &str) -> Vec<Arc<dyn Machine>> {
-    kie_kernels::device::machines(device, &Options::default()).unwrap()
+    kie_kernels::devices::machines(device, &Options::default()).unwrap()
 }
 
 /// Patience of edited kernels; on the simulator time is its own.

@@ -11,7 +11,7 @@ use kie_core::request::EngineConfig;
 use kie_core::Error;
 use kie_kccl::Topology;
 use kie_kernels::device::Options;
-use kie_kernels::mono::machine::{Flight, Launch, Machine, Memory, Module, Source};
+use kie_kernels::machine::{Flight, Launch, Machine, Memory, Module, Source};
 use kie_kernels::mono::Mono;
 use kie_kernels::sim;
 use safetensors::tensor::{Dtype, TensorView};
@@ -103,7 +103,7 @@ impl Machine for Counted {
 /// What the plan says that each rank holds, and what it has been given when all is loaded.
 fn held(folder: &Path, device: &str, config: &EngineConfig, prefill: bool) -> Vec<(Share, u64)> {
     let count = |machine| Arc::new(Counted { machine, given: Mutex::default() });
-    let machines: Vec<_> = sim::open(device).unwrap().into_iter().map(count).collect();
+    let machines: Vec<_> = sim::ranks::open(device).unwrap().into_iter().map(count).collect();
     let shared = |machine: &Arc<Counted>| Arc::clone(machine) as Arc<dyn Machine>;
     let all = machines.iter().map(shared).collect();
     let options = Options { prefill_kernel: Some(prefill), ..Options::default() };

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use kie_core::engine::Engine;
 use kie_core::Error;
-use kie_kernels::device::{self, Options};
-use kie_kernels::mono::machine::{Flight, Launch, Machine, Memory, Module, Source};
+use kie_kernels::device::Options;
+use kie_kernels::devices;
+use kie_kernels::machine::{Flight, Launch, Machine, Memory, Module, Source};
 use kie_kernels::mono::Mono;
 
 use super::failures::{continue_greedily, edited, open_over, several};
@@ -277,7 +278,7 @@ fn nothing_is_freed_before_the_last_rank_has_ended() {
     let slow = |(rank, machine)| -> Arc<dyn Machine> {
         Arc::new(Slow { machine, slow: rank == 1, watched: watched.clone() })
     };
-    let machines = device::machines(name, &sim).unwrap();
+    let machines = devices::machines(name, &sim).unwrap();
     let machines = machines.into_iter().enumerate().map(slow).collect();
     let engine = open_over("llama", Arc::new(Mono::new(name, machines, &sim).unwrap()));
     let mut stream = engine.stream(greedy_request(&goldens(&fixture("llama"), "")[0].ids, 400));

@@ -5,7 +5,7 @@
 //! Invariants: nothing is allocated for a length before that many bytes are known to be there; all
 //! tensors lie inside the file and are as long as their shape and type say.
 
-mod model;
+pub(crate) mod model;
 
 use std::path::Path;
 
@@ -13,8 +13,6 @@ use kie_kernels::abi::Codes;
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
-
-pub(crate) use model::{config, rope, tokenizer};
 
 /// Most tensors, and most keys of metadata.
 const COUNT_MAX: u64 = 1 << 17;

@@ -20,13 +20,12 @@ use std::sync::Arc;
 use kie_kernels::abi::{Command, CommandKind, Dims, Record, SlotEnd, MAX_ALTERNATIVES, PAGE};
 use kie_kernels::device::Running;
 
-use crate::engine::LogitsPath;
 use crate::error::{Error, Result};
 use crate::inbox::{Ending, Inbox, Job, Outcome, Work};
 use crate::memory::{Lease, NoRoom, Pages};
 use crate::metrics::{add, set, Counters};
 use crate::primitive::now_ns;
-use crate::request::{FinishReason, StopReason};
+use crate::request::{FinishReason, LogitsPath, StopReason};
 use crate::ring::HostRing;
 
 /// A slot at work.

@@ -12,9 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use kie_kernels::abi::{Record, SlotParams};
 
 use crate::answer::Answer;
-use crate::engine::LogitsPath;
 use crate::error::{Error, Result};
-use crate::request::{FinishReason, StopReason};
+use crate::request::{FinishReason, LogitsPath, StopReason};
 use crate::ring::{Bell, Writer};
 
 /// Why a request ended and what stopped it, or the error it ended with.

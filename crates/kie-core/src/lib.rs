@@ -5,12 +5,16 @@
 
 mod admission;
 mod answer;
+mod builder;
 mod compare;
+mod device;
 pub mod engine;
 pub mod error;
 mod folder;
 mod gguf;
 mod growth;
+mod guarded;
+mod hint;
 mod host;
 mod inbox;
 mod json;
@@ -23,6 +27,7 @@ pub mod metrics;
 pub mod model;
 pub mod outlook;
 pub mod patience;
+mod pieces;
 pub mod plan;
 mod primitive;
 mod process;
@@ -30,6 +35,7 @@ mod pyfmt;
 pub mod request;
 mod ring;
 pub mod session;
+mod shared;
 pub mod stream;
 pub mod template;
 pub mod text;
@@ -38,11 +44,14 @@ pub mod weights;
 
 pub use kie_kernels::device::Stop;
 
-pub use engine::{Builder, Engine, Info, Logits, LogitsPath};
+pub use builder::Builder;
+pub use engine::{Engine, Logits};
 pub use error::{Error, Result};
 pub use metrics::Metrics;
 pub use outlook::Outlook;
 pub use patience::Patience;
 pub use process::Process;
+pub use request::LogitsPath;
 pub use session::Session;
+pub use shared::Info;
 pub use stream::{Next, TokenStream};

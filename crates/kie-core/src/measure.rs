@@ -7,12 +7,13 @@
 use std::sync::Arc;
 
 use kie_kernels::device::Options;
-use kie_kernels::mono::meter::{Meter, Mode, Seen};
+use kie_kernels::meter::{Meter, Mode, Phase, Seen};
 use serde::Serialize;
 
-use crate::engine::{Builder, Engine};
+use crate::builder::Builder;
+use crate::device;
+use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::outlook;
 use crate::request::{EngineConfig, Prompt, Request, SamplingParams};
 
 /// What to measure.
@@ -141,7 +142,7 @@ pub fn echo(config: &EngineConfig, rounds: u32) -> Result<Vec<f64>> {
         ..Options::default()
     };
     let name = if config.device == "auto" { "cpu" } else { &config.device };
-    Ok(outlook::open(name, &options)?.echo(rounds)?)
+    Ok(device::open(name, &options)?.echo(rounds)?)
 }
 
 fn steps_us(seen: &Seen) -> Vec<f64> {
@@ -164,7 +165,7 @@ fn phases(meter: &Meter, seen: &[Seen]) -> Vec<PhaseTimes> {
             }
         }
     }
-    let times = |(phase, us): (kie_kernels::mono::meter::Phase, Vec<f64>)| PhaseTimes {
+    let times = |(phase, us): (Phase, Vec<f64>)| PhaseTimes {
         name: phase.name,
         bytes: phase.bytes,
         us_min: us.iter().copied().fold(f64::INFINITY, f64::min),

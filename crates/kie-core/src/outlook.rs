@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use kie_kccl::algorithm::Table;
 use kie_kccl::topology::{simulated, Topology};
-use kie_kernels::device::{self, Device, Holding, Options};
-use kie_kernels::mono::machine::Machine;
-use kie_kernels::mono::Mono;
+use kie_kernels::device::{Device, DeviceInfo, Holding, Options};
+use kie_kernels::devices;
+use kie_kernels::machine::Machine;
 use serde::Serialize;
 
-use crate::engine::Builder;
+use crate::builder::Builder;
 use crate::error::{Error, Result};
 use crate::model::Spec;
 use crate::plan;
@@ -64,16 +64,6 @@ impl From<&Holding> for Share {
 
 /// Most machines of one device.
 const RANKS_MAX: usize = 8;
-
-/// Opens a device by name, which for a simulator may have a `topology=FILE`.
-pub(crate) fn open(name: &str, options: &Options) -> Result<Arc<dyn Device>> {
-    let (told, topology) = simulated(name)?;
-    if topology.is_none() {
-        return Ok(device::open(name, options)?);
-    }
-    // Called what the caller called it.
-    Ok(Arc::new(Mono::new(name, device::machines(&told, options)?, options)?))
-}
 
 impl Builder {
     /// Plans, reads no weights and starts nothing. With `file`, a recorded topology, the device is
@@ -135,7 +125,7 @@ fn recorded(topology: &Topology, file: &Path) -> Result<Arc<dyn Device>> {
         names.iter().map(|name| name.split_once(':').map_or(*name, |(_, number)| number)).collect();
     let kind = names[0].split(':').next().unwrap_or(names[0]);
     let name = format!("{kind}:{}", numbers.join(","));
-    Ok(Arc::new(Mono::new(&name, machines, &Options::default())?))
+    Ok(devices::of_machines(&name, machines, &Options::default())?)
 }
 
 /// What lies between the machines of a device that is there.
@@ -147,7 +137,7 @@ fn between(name: &str, options: &Options) -> Result<Option<Topology>> {
     if part.is_some() {
         return Ok(part);
     }
-    let machines = device::machines(&told, options)?;
+    let machines = devices::machines(&told, options)?;
     if !name.starts_with("sim") {
         return Ok(Some(Topology::discover(&machines)?));
     }
@@ -162,23 +152,13 @@ fn between(name: &str, options: &Options) -> Result<Option<Topology>> {
 /// What a driver says.
 pub fn topology_of_host() -> Result<Option<Topology>> {
     let options = Options::default();
-    let open = |info: kie_kernels::Result<device::DeviceInfo>| {
-        let machines = device::machines(&info.ok()?.name, &options);
+    let open = |info: kie_kernels::Result<DeviceInfo>| {
+        let machines = devices::machines(&info.ok()?.name, &options);
         machines.ok()?.pop()
     };
-    let machines: Vec<Arc<dyn Machine>> = device::gpus().into_iter().filter_map(open).collect();
+    let machines: Vec<Arc<dyn Machine>> = devices::gpus().into_iter().filter_map(open).collect();
     if machines.is_empty() {
         return Ok(None);
     }
     Ok(Some(Topology::discover(&machines)?))
-}
-
-impl From<kie_kccl::Error> for Error {
-    fn from(error: kie_kccl::Error) -> Self {
-        match error {
-            kie_kccl::Error::Topology { path, detail } => Self::Topology { path, detail },
-            kie_kccl::Error::Device(error) => error.into(),
-            other => Self::Device(other.to_string()),
-        }
-    }
 }

@@ -2,6 +2,15 @@
 
 use serde_json::Value;
 
+/// How [`Engine::logits`](crate::Engine::logits) feeds the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogitsPath {
+    /// Whole chunks at a time, as a prompt is.
+    Prefill,
+    /// One token at a time, as generated ones are.
+    Decode,
+}
+
 /// How tokens are chosen. `None` takes the model's `generation_config.json`, else what is neutral.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams {

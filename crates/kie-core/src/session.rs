@@ -38,6 +38,27 @@ pub struct Session {
     open: Option<(Turn, State)>,
 }
 
+impl Engine {
+    /// A conversation whose KV is kept between turns. With a chat template its turns are messages
+    /// behind `system`; without one `system` and the turns are plain text.
+    ///
+    /// # Errors
+    /// [`Error::EngineClosed`], or [`Error::InvalidRequest`] for a text the tokenizer refuses.
+    pub fn session(&self, system: Option<&str>) -> Result<Session> {
+        self.0.check_open()?;
+        Session::new(self.clone(), system, &Patience::ENDLESS)
+    }
+
+    /// [`session`](Self::session), while there is patience to tokenize `system`.
+    ///
+    /// # Errors
+    /// As [`session`](Self::session), and [`Error::GivenUp`].
+    pub fn session_within(&self, system: Option<&str>, patience: &Patience<'_>) -> Result<Session> {
+        self.0.check_open()?;
+        Session::new(self.clone(), system, patience)
+    }
+}
+
 impl Session {
     pub(crate) fn new(
         engine: Engine,

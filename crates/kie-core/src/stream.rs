@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 use kie_kernels::abi::Record;
 
 use crate::answer::Answer;
-use crate::engine::Inner;
 use crate::error::{Error, Result};
 use crate::inbox::Ending;
 use crate::patience::Patience;
 use crate::request::{Completion, FinishReason, Timings, Token, TokenLogprob, TopLogprob, Usage};
 use crate::ring::Reader;
+use crate::shared::Inner;
 
 /// What [`TokenStream::try_next`] finds.
 #[derive(Debug, Clone, PartialEq)]

@@ -21,14 +21,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use minijinja::machinery::{make_string_output, Vm};
-use minijinja::value::{Kwargs, Value as Jinja};
+use minijinja::value::Value as Jinja;
 use minijinja::{AutoEscape, ErrorKind};
 use serde_json::{Map, Value};
 
+use crate::error::{Error, Result};
+use crate::guarded::guarded;
 use crate::patience::{apart, Patience};
-use crate::pyfmt::{py_json, JsonStyle};
-use crate::tokenizer::guarded;
-use crate::{Error, Result};
 
 /// Instructions that one rendering may take, checks included; a chat of 1,000 messages takes about
 /// 300,000.
@@ -37,9 +36,6 @@ const FUEL: u64 = 10_000_000;
 /// Of the rendering thread. What recurses (the parser over a tag's tokens, the library over values)
 /// takes a few kB a level, for some thousand levels at most; only what is touched takes memory.
 const STACK_BYTES: usize = 64 << 20;
-
-/// Widest indentation of `tojson`.
-const INDENT_MAX: usize = 64;
 
 /// What is waited for.
 const WHAT: &str = "rendering the chat template";
@@ -182,34 +178,6 @@ fn checked_messages(messages: &Value, takes_parts: bool) -> Result<Value> {
         out.push(Value::Object(message));
     }
     Ok(Value::Array(out))
-}
-
-/// `json.dumps` of Python without ASCII escapes, as transformers sets it up.
-fn tojson(value: Jinja, options: Kwargs) -> std::result::Result<String, minijinja::Error> {
-    let refuse = |kind: ErrorKind, what: String| Err(minijinja::Error::new(kind, what));
-    let style = JsonStyle {
-        ensure_ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
-        indent: options.get("indent")?,
-        sort_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
-        separators: options.get("separators")?,
-    };
-    options.assert_all_used()?;
-    if value.is_undefined() {
-        return refuse(ErrorKind::UndefinedError, "tojson: the value is undefined".to_owned());
-    }
-    if let Some(indent) = style.indent.filter(|indent| *indent > INDENT_MAX) {
-        let what = format!("tojson: indent must be at most {INDENT_MAX}, got {indent}");
-        return refuse(ErrorKind::InvalidOperation, what);
-    }
-    let (bytes, items) = meter::deep(&value)?;
-    let between = style.separators.iter().flatten().map(String::len).sum::<usize>();
-    let indent = style.indent.map_or(0, |indent| indent * meter::DEPTH_MAX);
-    // A character is 6 bytes of an escape at most.
-    let most = bytes.saturating_mul(6).saturating_add(items * (8 + between + indent) as u64);
-    meter::spend(most)?;
-    let json = serde_json::to_value(&value)
-        .map_err(|e| minijinja::Error::new(ErrorKind::BadSerialization, e.to_string()))?;
-    Ok(py_json(&json, &style))
 }
 
 /// Turns `{% generation %}` and its end, which mark trained text for transformers and render to

@@ -6,20 +6,20 @@
 //! and padding that a file asks for are ignored, as transformers does.
 
 use std::collections::BTreeMap;
-use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::Path;
 use std::sync::Arc;
 
 use kie_kernels::{file, room};
 use serde_json::{Map, Value};
 
+use crate::error::{Error, Result};
 use crate::gguf;
 use crate::growth::{decoded, Growth};
+use crate::guarded::guarded;
 use crate::patience::{apart, Patience};
+use crate::pieces::TextTable;
 use crate::template::ChatTemplates;
-use crate::text::TextTable;
-use crate::weights::Mapped;
-use crate::{Error, Result};
+use crate::weights::safetensors::Mapped;
 
 /// Largest file read, in bytes. The largest published tokenizer.json has about 35 MB.
 const FILE_BYTES_MAX: u64 = 256 << 20;
@@ -72,7 +72,7 @@ impl Tokenizer {
     pub fn from_dir(dir: &Path, vocab: usize) -> Result<Self> {
         let (file, bytes, config) = if gguf::is_gguf(dir) {
             let found = Mapped::gguf(dir)?;
-            let tokens = gguf::tokenizer(&found, dir)?;
+            let tokens = gguf::model::tokenizer(&found, dir)?;
             let config = Config::parse(dir.to_owned(), tokens.config)?;
             (dir.to_owned(), tokens.tokenizer.to_string().into_bytes(), config)
         } else {
@@ -425,20 +425,4 @@ fn without_limits(mut t: tokenizers::Tokenizer) -> tokenizers::Result<tokenizers
     t.with_truncation(None)?;
     t.with_padding(None);
     Ok(t)
-}
-
-/// Runs code of a library that panics on some inputs. Whatever it was working on is either dropped
-/// or only read, so nothing half-changed is seen later.
-pub(crate) fn guarded<T>(
-    f: impl FnOnce() -> tokenizers::Result<T>,
-) -> std::result::Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(f)) {
-        Ok(result) => result.map_err(|e| e.to_string()),
-        Err(panic) => Err(panic
-            .downcast_ref::<String>()
-            .map(String::as_str)
-            .or_else(|| panic.downcast_ref::<&str>().copied())
-            .unwrap_or("the tokenizer library failed")
-            .to_string()),
-    }
 }

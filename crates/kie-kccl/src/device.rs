@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kie_kernels::mono::machine::{Flight, Launch, Machine, Module, Platform, Source};
+use kie_kernels::machine::{Flight, Launch, Machine, Module, Platform, Source};
 use kie_kernels::mono::source::join;
 
 use crate::algorithm::{Algorithm, Kind, BLOCKS_MAX, PUSH_BYTES_MAX};

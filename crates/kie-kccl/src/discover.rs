@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kie_kernels::kfd::{self, Node};
-use kie_kernels::mono::machine::{Machine, MachineInfo, Platform};
+use kie_kernels::machine::{Machine, MachineInfo, Platform};
 
 use crate::error::Result;
 use crate::nvml::{self, NvLinks};
@@ -183,7 +183,7 @@ pub(crate) fn slot(devices: &Path, bus: &str) -> Slot {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use kie_kernels::mono::machine::{Flight, Launch, Memory, Module, Peer, Shared, Source};
+    use kie_kernels::machine::{Flight, Launch, Memory, Module, Peer, Shared, Source};
 
     use super::*;
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use kie_kernels::mono::handle::HandleFault;
+use kie_kernels::machine::handle::HandleFault;
 
 /// Result with [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;

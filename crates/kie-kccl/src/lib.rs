@@ -26,7 +26,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kie_kernels::mono::machine::{Machine, Platform};
+use kie_kernels::machine::{Machine, Platform};
 
 pub use self::algorithm::{choose, Algorithm};
 use self::device::{Devices, Job};

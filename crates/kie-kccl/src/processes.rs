@@ -8,8 +8,8 @@
 
 use std::sync::Arc;
 
-use kie_kernels::mono::handle::{Handle, HandleFault};
-use kie_kernels::mono::machine::{Machine, Memory};
+use kie_kernels::machine::handle::{Handle, HandleFault};
+use kie_kernels::machine::{Machine, Memory};
 
 use crate::error::{Error, Result};
 use crate::symmetric::Symmetric;

@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use kie_kernels::mono::machine::{Machine, Memory};
+use kie_kernels::machine::{Machine, Memory};
 
 use crate::error::{Error, Result};
 

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use kie_kernels::mono::machine::{Machine, MachineInfo, Platform};
-use kie_kernels::mono::recorded::Recorded;
+use kie_kernels::machine::recorded::Recorded;
+use kie_kernels::machine::{Machine, MachineInfo, Platform};
 
 use crate::error::{Error, Result};
 

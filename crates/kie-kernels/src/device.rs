@@ -1,4 +1,4 @@
-//! What a runner is: [`Device`] opens it, [`Running`] is a started program.
+//! What a runner is: a [`Device`] runs programs, [`Running`] is a started one.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,12 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::abi::{Encoding, PageGroup, PAGE};
+use crate::buffer::{Buffer, HostBytes};
 use crate::error::{Error, Result};
 use crate::mailbox::Mailbox;
+use crate::meter::Meter;
 use crate::mono::lower::tuning::Tuning;
-use crate::mono::machine::Machine;
-use crate::mono::meter::Meter;
-use crate::mono::Mono;
 use crate::validate::ValidProgram;
 
 /// What one device has.
@@ -52,46 +51,6 @@ impl Holding {
     /// All that it takes.
     pub const fn need(&self) -> u64 {
         self.weight_bytes + self.kv_bytes + self.scratch_bytes
-    }
-}
-
-/// Read-only bytes on a device, kept alive by their owner.
-#[derive(Clone)]
-pub struct Buffer {
-    /// First byte, in the device's address space.
-    address: *const u8,
-    /// Length in bytes.
-    len: usize,
-    /// Mapped file, heap block or device allocation.
-    _owner: Arc<dyn HostBytes>,
-}
-
-// SAFETY: the bytes are immutable for the life of `_owner`, which is itself Send + Sync.
-unsafe impl Send for Buffer {}
-// SAFETY: as above; a Buffer hands out shared references only.
-unsafe impl Sync for Buffer {}
-
-impl Buffer {
-    /// Host bytes, in place.
-    pub fn in_place(owner: Arc<dyn HostBytes>) -> Self {
-        let bytes = owner.bytes();
-        Self { address: bytes.as_ptr(), len: bytes.len(), _owner: owner }
-    }
-
-    /// Length in bytes.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// True if there are no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The bytes, for a runner whose address space is the host's.
-    pub(crate) fn host(&self) -> &[u8] {
-        // SAFETY: `in_place` took address and length from the owner that `self` keeps alive.
-        unsafe { std::slice::from_raw_parts(self.address, self.len) }
     }
 }
 
@@ -184,18 +143,6 @@ pub trait Device: Send + Sync {
     ) -> Result<Box<dyn Running>>;
 }
 
-/// Bytes that never change and stay where they are, such as a mapped file.
-pub trait HostBytes: Send + Sync + 'static {
-    /// The bytes.
-    fn bytes(&self) -> &[u8];
-}
-
-impl<T: AsRef<[u8]> + Send + Sync + 'static> HostBytes for T {
-    fn bytes(&self) -> &[u8] {
-        self.as_ref()
-    }
-}
-
 /// A part of what a start did.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Phase {
@@ -235,78 +182,6 @@ pub trait Running {
 
     /// No request runs: frees what only a running program needs (spinning threads, the GPU).
     fn park(&mut self);
-}
-
-/// Opens a device by its name: `cpu` or `cpu:0,1` (virtual ranks), `cuda` or `cuda:0`, `sim` or
-/// `sim:seed=3,warp=64`.
-///
-/// # Errors
-/// [`Error::NoDevice`] with what was looked for, [`Error::DriverTooOld`].
-pub fn open(name: &str, options: &Options) -> Result<Arc<dyn Device>> {
-    if name.split(':').next() == Some("cpu") {
-        return Ok(Arc::new(crate::cpu::Cpu::new(name, options)?));
-    }
-    Ok(Arc::new(Mono::new(name, machines(name, options)?, options)?))
-}
-
-/// The machines that a name stands for, in order of rank; see [`open`].
-///
-/// # Errors
-/// As [`open`], and for the CPU, whose ranks are virtual.
-pub fn machines(name: &str, options: &Options) -> Result<Vec<Arc<dyn Machine>>> {
-    #[cfg(target_os = "linux")]
-    let cache = options.cache_dir.as_deref();
-    match name.split(':').next() {
-        #[cfg(target_os = "linux")]
-        Some("cuda") => each_of(name)?
-            .iter()
-            .map(|one| crate::cuda::open(one, &options.nvrtc_dirs, cache))
-            .collect(),
-        #[cfg(target_os = "linux")]
-        Some("hip") => each_of(name)?.iter().map(|one| crate::hip::open(one, cache)).collect(),
-        Some("sim") => crate::sim::open(name),
-        Some(_) | None => Err(Error::NoDevice {
-            device: name.to_owned(),
-            detail:
-                "devices are \"cpu\" or \"cpu:0,1\", \"cuda:N\" or \"cuda:N,M\", \"hip:N\" and, \
-                     for tests, \"sim\""
-                    .to_owned(),
-        }),
-    }
-}
-
-/// `kind:0,1` as `kind:0` and `kind:1`: each once, 8 at most.
-fn each_of(name: &str) -> Result<Vec<String>> {
-    let Some((kind, list)) = name.split_once(':') else { return Ok(vec![name.to_owned()]) };
-    let all: Vec<String> = list.split(',').map(|n| format!("{kind}:{n}")).collect();
-    let repeated = all.iter().enumerate().any(|(i, n)| all[..i].contains(n));
-    if repeated || all.len() > 8 {
-        let detail = "a list of up to 8 different numbers is wanted".to_owned();
-        return Err(Error::NoDevice { device: name.to_owned(), detail });
-    }
-    Ok(all)
-}
-
-/// The GPUs of this machine, as far as their drivers see them: what each has, or why it cannot be
-/// used; and why a driver that is there sees none.
-pub fn gpus() -> Vec<Result<DeviceInfo>> {
-    #[cfg(target_os = "linux")]
-    {
-        let of = |kind: &str, count: Result<u32>| -> Vec<Result<DeviceInfo>> {
-            let open = |name: String| open(&name, &Options::default()).map(|d| d.info());
-            match count {
-                Ok(count) => (0..count).map(|n| open(format!("{kind}:{n}"))).collect(),
-                // No driver at all is how most machines are.
-                Err(Error::NoDevice { .. }) => Vec::new(),
-                Err(error) => vec![Err(error)],
-            }
-        };
-        let mut found = of("cuda", crate::cuda::count());
-        found.extend(of("hip", crate::hip::count()));
-        found
-    }
-    #[cfg(not(target_os = "linux"))]
-    Vec::new()
 }
 
 /// Where the keys and values of one prompt may stand in for another's, bit for bit.
@@ -351,7 +226,7 @@ pub struct Options {
     /// Threads of the CPU; `None`: one a core that this process may use.
     pub threads: Option<usize>,
     /// Instruction set of the CPU, forced by tests; `None`: the best there is.
-    pub level: Option<crate::cpu::simd::Level>,
+    pub level: Option<crate::simd::Level>,
     /// Further folders in which NVRTC may lie.
     pub nvrtc_dirs: Vec<PathBuf>,
     /// Where a GPU's steps start counting, chosen by tests; `None`: 1.

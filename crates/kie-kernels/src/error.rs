@@ -1,6 +1,6 @@
 //! What a device can answer instead of doing its work.
 
-use crate::mono::handle::HandleFault;
+use crate::machine::handle::HandleFault;
 
 /// Result with [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;

@@ -6,7 +6,7 @@ use crate::abi::{
     Attend, Codes, Dtype, Embed, Encoding, GateUp, Head, HeadMode, Heads, Join, NormSpan,
     PageGroup, Program, Project, ProjectNormed, Qkv, StateAt, StateKind, Step, StepKind, Tensor,
 };
-use crate::device::Buffer;
+use crate::buffer::Buffer;
 use crate::error::{Error, Result};
 
 /// A program that passed [`validate`]; nobody else can make one.

@@ -1,7 +1,7 @@
 //! What `kie.doctor()` cannot find out from Python.
 
 use kie_core::model;
-use kie_kernels::{cpu, device};
+use kie_kernels::{cpu, devices, host, simd};
 use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 
@@ -12,7 +12,7 @@ use crate::engine::{detached, json};
 #[pyfunction]
 pub fn host() -> (String, &'static str, u64, u64, usize) {
     let (total, free) = cpu::memory();
-    (cpu::processor_name(), cpu::simd::detect().name(), total, free, cpu::allowed_cores())
+    (cpu::processor_name(), simd::detect().name(), total, free, host::allowed_cores())
 }
 
 /// The `model_type`s that kie runs, and how weights may be stored.
@@ -34,7 +34,7 @@ type Gpu = (String, String, String, u32, u64, u64);
 #[pyfunction]
 pub fn gpus(py: Python<'_>) -> (Vec<Gpu>, Vec<String>) {
     let (mut found, mut refused) = (Vec::new(), Vec::new());
-    for gpu in py.detach(device::gpus) {
+    for gpu in py.detach(devices::gpus) {
         match gpu {
             Ok(i) => {
                 found.push((i.name, i.model, i.arch, i.blocks, i.memory_bytes, i.free_bytes));
@@ -57,7 +57,7 @@ pub fn topology(py: Python<'_>) -> PyResult<Option<(String, String)>> {
 #[pyfunction]
 #[pyo3(signature = (threads = None, gigabytes = 2.0))]
 pub fn read_bandwidth(py: Python<'_>, threads: Option<usize>, gigabytes: f64) -> PyResult<f64> {
-    let threads = threads.unwrap_or_else(cpu::allowed_cores);
+    let threads = threads.unwrap_or_else(host::allowed_cores);
     if !(1..=1024).contains(&threads) {
         return Err(PyValueError::new_err(format!("threads must be 1 to 1024, got {threads}")));
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use kie_kccl::algorithm::Table;
 use kie_kccl::topology::simulated;
 use kie_kccl::{Communicator as Ranks, Dtype, Error, Op, Options, Topology};
-use kie_kernels::device;
+use kie_kernels::{device, devices};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict};
@@ -74,7 +74,7 @@ fn make(
     match devices {
         [one] if one == "cpu" => return Ranks::cpu(ranks.unwrap_or(2)),
         [several] if several.starts_with("cpu:") => {
-            device::open(several, opening)?;
+            devices::open(several, opening)?;
             return Ranks::cpu(listed(1 + several.matches(',').count())?);
         }
         _ => {}
@@ -82,7 +82,7 @@ fn make(
     let (mut machines, mut options) = (Vec::new(), options.clone());
     for name in devices {
         let (told, topology) = simulated(name)?;
-        machines.extend(device::machines(&told, opening)?);
+        machines.extend(devices::machines(&told, opening)?);
         options.topology = options.topology.or(topology);
     }
     match (ranks, &machines[..]) {

@@ -12,7 +12,8 @@ use std::time::Duration;
 use kie_kernels::abi::{
     CommandKind, Dims, Dtype, PageGroup, Program, Record, SlotEnd, StateKind, PAGE,
 };
-use kie_kernels::device::{Buffer, Device, DeviceInfo, ExactReuse, HostBytes, Running};
+use kie_kernels::buffer::{Buffer, HostBytes};
+use kie_kernels::device::{Device, DeviceInfo, ExactReuse, Running};
 use kie_kernels::mailbox::Mailbox;
 use kie_kernels::validate::{validate, ValidProgram};
 

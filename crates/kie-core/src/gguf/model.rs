@@ -8,7 +8,8 @@ use serde_json::{json, Map, Value};
 
 use super::Gguf;
 use crate::error::{Error, Result};
-use crate::model::{Mixer, Role, RopeStyle, Spec, TensorSpec};
+use crate::model::rope::RopeStyle;
+use crate::model::spec::{Mixer, Role, Spec, TensorSpec};
 
 /// The rotary frequencies' divisors, where the file has them.
 const ROPE_FACTORS: &str = "rope_freqs.weight";

@@ -6,8 +6,9 @@
 //! a node with users has users on its whole path; a node was never used later than its parent. So
 //! nodes without users, sorted by last use and then deepest first, can be removed in that order.
 
-use super::PAGE;
 use std::collections::BTreeMap;
+
+use kie_kernels::abi::PAGE;
 
 /// Index of a node.
 pub(super) type Id = u32;

@@ -4,8 +4,8 @@
 
 use super::config::Config;
 use super::rope::{self, Factors, Head, Rope};
+use super::spec::{Attention, Gate, Gated, LayerSpec, NormSpan, Norms, Role, Spec, Stored};
 use super::transformer::{layer, with_layers, Tied};
-use super::{Attention, Gate, Gated, LayerSpec, NormSpan, Norms, Role, Spec, Stored};
 use crate::error::Result;
 
 /// Bases of the rotary embedding where the config is silent: of layers that see everything, and of

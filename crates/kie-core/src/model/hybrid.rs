@@ -4,8 +4,8 @@
 
 use super::config::Config;
 use super::rope::{Rope, RopeStyle, Scaling};
+use super::spec::{Attention, Gate, Gated, LayerSpec, NormSpan, Spec};
 use super::transformer::{layer, with_layers, Tied};
-use super::{Attention, Gate, Gated, LayerSpec, NormSpan, Spec};
 use crate::error::Result;
 
 pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {

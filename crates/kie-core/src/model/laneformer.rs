@@ -5,11 +5,12 @@
 //! `sliding_window_n_layers`, `unclamped_layers`). Keys of both at once are refused.
 
 use super::config::Config;
+use super::quantization;
 use super::rope::{Factors, Llama3Scaling, Rope, RopeStyle, Scaling};
-use super::{
-    quantization, transformer::silu, Attention, Gate, Gated, HeadKind, Join, LayerSpec, Mixer, Mlp,
-    Norms, Role, Spec, TensorSpec,
+use super::spec::{
+    Attention, Gate, Gated, HeadKind, Join, LayerSpec, Mixer, Mlp, Norms, Role, Spec, TensorSpec,
 };
+use super::transformer::silu;
 use crate::error::Result;
 
 const RELEASED: [&str; 3] = ["use_attention_comm", "use_mlp_comm", "swa_layers"];

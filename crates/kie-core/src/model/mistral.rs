@@ -2,7 +2,8 @@
 //! config names one.
 
 use super::config::Config;
-use super::{transformer, Spec};
+use super::spec::Spec;
+use super::transformer;
 use crate::error::Result;
 
 pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {

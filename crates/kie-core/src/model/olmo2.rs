@@ -2,7 +2,8 @@
 //! on q and k over all heads at once.
 
 use super::config::Config;
-use super::{transformer, NormSpan, Norms, Spec};
+use super::spec::{NormSpan, Norms, Spec};
+use super::transformer;
 use crate::error::Result;
 
 pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {

@@ -2,7 +2,8 @@
 //! up in another, and, in the small Phi-4, heads that turn in part.
 
 use super::config::Config;
-use super::{mistral, transformer, Role, Spec, Stored};
+use super::spec::{Role, Spec, Stored};
+use super::{mistral, transformer};
 use crate::error::Result;
 
 pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {

@@ -2,7 +2,8 @@
 //! layers from `max_window_layers` on, only where `use_sliding_window` is true.
 
 use super::config::Config;
-use super::{transformer, Spec};
+use super::spec::Spec;
+use super::transformer;
 use crate::error::Result;
 
 pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {

@@ -1,7 +1,8 @@
 //! Qwen3, dense ("Qwen3 Technical Report", 2025): a norm on each head's q and k, no biases.
 
 use super::config::Config;
-use super::{qwen2, transformer, NormSpan, Spec};
+use super::spec::{NormSpan, Spec};
+use super::{qwen2, transformer};
 use crate::error::Result;
 
 pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {

@@ -2,8 +2,9 @@
 //! et al., "Rope to Nope and Back Again", 2025).
 
 use super::config::Config;
+use super::qwen2;
+use super::spec::{Mixer, Spec};
 use super::transformer::{self, Tied};
-use super::{qwen2, Mixer, Spec};
 use crate::error::Result;
 
 pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {

@@ -2,10 +2,11 @@
 //! A family differs by [`Traits`] only.
 
 use super::config::Config;
+use super::quantization;
 use super::rope::{self, Factors};
-use super::{
-    quantization, Attention, Gate, Gated, HeadKind, Join, LayerSpec, Mixer, Mlp, NormSpan, Norms,
-    Role, Spec, TensorSpec,
+use super::spec::{
+    Attention, Gate, Gated, HeadKind, Join, LayerSpec, Mixer, Mlp, NormSpan, Norms, Role, Spec,
+    TensorSpec,
 };
 use crate::error::Result;
 

@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 
 use half::{bf16, f16};
 use kie_kernels::abi::{Codes, Dtype, Encoding, Tensor};
-use kie_kernels::cpu::matmul::Matrix;
-use kie_kernels::cpu::numbers;
 use kie_kernels::device::Stop;
+use kie_kernels::matrix::{row_to_f32, Matrix};
 
 use super::quantize::{quantise, Scheme};
 use crate::error::{Error, Result};
@@ -114,7 +113,7 @@ pub(super) fn convert(
     for at in 0..(described.lanes * described.rows) as usize {
         stop.check()?;
         let (lane, at) = (at / described.rows as usize, at % described.rows as usize);
-        numbers::row_to_f32(&matrix(described, parts, lane), at, &mut row);
+        row_to_f32(&matrix(described, parts, lane), at, &mut row);
         for value in &row {
             let kept = push(&mut bytes, *value, dtype);
             if value.is_finite() && !kept.is_finite() {

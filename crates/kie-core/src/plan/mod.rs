@@ -8,6 +8,7 @@ pub mod quantize;
 pub mod save;
 mod schedule;
 mod state;
+mod stored;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -15,8 +16,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use kie_kernels::abi::{Codes, Dims, Dtype, Encoding, Program, Tensor};
-use kie_kernels::cpu::numbers::code_to_f32;
-use kie_kernels::device::{Buffer, Device, DeviceInfo, Holding, Stop};
+use kie_kernels::buffer::Buffer;
+use kie_kernels::device::{Device, DeviceInfo, Holding};
+use kie_kernels::numbers::code_to_f32;
 use kie_kernels::partition::partition_rows;
 use kie_kernels::validate::{validate, ValidProgram};
 
@@ -27,17 +29,8 @@ use crate::weights::{self, Checkpoint, Parts};
 use convert::{Losses, Tally, Wanted};
 
 pub use memory::Memory;
-
-/// Told what is being done: phase, units done, units in all.
-pub type Progress = dyn Fn(&str, u64, u64) + Send + Sync;
-
-/// Who hears how reading goes, and who ends it.
-pub struct Reads<'a> {
-    /// Told what is being done.
-    pub progress: &'a Progress,
-    /// Asked all the while.
-    pub stop: &'a Stop,
-}
+use stored::{describe, not_quantised};
+pub use stored::{Progress, Reads};
 
 /// A model planned for a device, with its weights where the device reads them.
 pub struct Plan {
@@ -101,7 +94,7 @@ fn assemble(
     let wanted = convert::wanted(&config.dtype)?;
     check_float32(checkpoint, spec, device, &config.dtype)?;
     if let Wanted::Quantised(_) = wanted {
-        save::not_quantised(spec, checkpoint)?;
+        not_quantised(spec, checkpoint)?;
     }
     let weights = weights_of(spec, checkpoint, wanted);
     let (dims, states, mut memory) = memory::size(spec, config, (device, &info), weights)?;
@@ -306,7 +299,7 @@ fn weights_of(spec: &Spec, checkpoint: &Checkpoint, wanted: Wanted) -> (u64, boo
     (tensors.map(|tensor| held(tensor).bytes()).sum(), wide)
 }
 
-fn load(device: &dyn Device, bytes: Arc<dyn kie_kernels::device::HostBytes>) -> Result<Buffer> {
+fn load(device: &dyn Device, bytes: Arc<dyn kie_kernels::buffer::HostBytes>) -> Result<Buffer> {
     Ok(device.load(bytes)?)
 }
 
@@ -369,35 +362,6 @@ fn rotary_tables(spec: &Spec, checkpoint: &Checkpoint, positions: usize) -> Rota
         all.of_layer.push(at as u32);
     }
     all
-}
-
-/// A checkpoint tensor in place. Matrices have the lane first where they have three dimensions;
-/// everything else is rows of numbers.
-fn describe(t: &weights::Tensor) -> Tensor {
-    let (lanes, rows, cols) = match t.shape[..] {
-        [lanes, rows, cols] => (lanes, rows, cols),
-        [rows, cols] => (1, rows, cols),
-        [cols] => (1, 1, cols),
-        _ => unreachable!("the spec asks for one to three dimensions"),
-    };
-    let (scale_file, scale_offset) = t.scales.as_ref().map_or((0, 0), |s| (s.file, s.offset));
-    let described = Tensor {
-        buffer: t.file as u32 + 1,
-        encoding: t.encoding,
-        layout: kie_kernels::abi::Layout::RowMajor,
-        lanes: lanes as u32,
-        rows: rows as u32,
-        cols: cols as u32,
-        scale_buffer: scale_file as u32 + 1,
-        offset: t.offset as u64,
-        scale_offset: scale_offset as u64,
-        zero_offset: 0,
-    };
-    if t.is_repacked() {
-        // What rows will be made of; where they lie is known when they are.
-        return Tensor { offset: 0, scale_offset: 0, ..described };
-    }
-    described
 }
 
 impl fmt::Display for Plan {

@@ -7,11 +7,11 @@ use std::sync::Mutex;
 
 use half::bf16;
 use kie_kernels::abi::{Codes, Dtype, Encoding};
-use kie_kernels::cpu::allowed_cores;
-use kie_kernels::cpu::matmul::Matrix;
-use kie_kernels::cpu::numbers::{e8m0_to_f32, row_to_f32};
-use kie_kernels::cpu::simd::{f8_to_f32, E2M1};
 use kie_kernels::device::Stop;
+use kie_kernels::host::allowed_cores;
+use kie_kernels::matrix::{row_to_f32, Matrix};
+use kie_kernels::numbers::e8m0_to_f32;
+use kie_kernels::simd::{f8_to_f32, E2M1};
 
 use crate::error::Result;
 

@@ -18,7 +18,7 @@ use serde_json::{json, Value};
 
 use super::convert::{Tally, Wanted};
 use super::quantize::Scheme;
-use super::{describe, Reads};
+use super::stored::{describe, not_quantised, Reads};
 use crate::error::{Error, Result};
 use crate::model::{Role, Spec, Stored as TensorPart, TensorSpec};
 use crate::weights::{Checkpoint, Tensor};
@@ -67,21 +67,6 @@ pub fn quantize(folder: &Path, out: &Path, to: &str, reads: &Reads<'_>) -> Resul
             fs::rename(&partial, out).map(|()| note).map_err(|why| unwritten(out, &why))
         });
     written.inspect_err(|_| drop(fs::remove_dir_all(&partial)))
-}
-
-/// Whether matrices are plain numbers still.
-///
-/// # Errors
-/// [`Error::InvalidRequest`] names one that is not.
-pub(super) fn not_quantised(spec: &Spec, checkpoint: &Checkpoint) -> Result<()> {
-    let tensors = spec.tensors.iter().filter_map(|tensor| checkpoint.tensor(tensor.role));
-    match tensors.filter(|tensor| tensor.encoding.is_quantised()).collect::<Vec<_>>()[..] {
-        [] => Ok(()),
-        [first, ..] => Err(Error::InvalidRequest(format!(
-            "{} is quantised already ({}); wanted a model of 16 or 32 bits",
-            first.name, first.encoding
-        ))),
-    }
 }
 
 fn unwritten(file: &Path, why: &dyn std::fmt::Display) -> Error {

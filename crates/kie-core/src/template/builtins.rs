@@ -6,8 +6,10 @@ use minijinja::{filters, tests, Environment, Error, ErrorKind, State};
 
 use super::compiled::check;
 use super::meter::{self, deep, length, shallow, spend, ITEM};
-use super::tojson;
-use crate::pyfmt::{py_str, strftime};
+use crate::pyfmt::{py_json, py_str, strftime, JsonStyle};
+
+/// Widest indentation of `tojson`.
+const INDENT_MAX: usize = 64;
 
 /// Widest field, indentation and the like: what a number in a template may multiply.
 const WIDTH_MAX: u64 = 10_000;
@@ -459,4 +461,32 @@ fn method(state: &State, value: &Value, name: &str, args: &[Value]) -> Result<Va
         (None, _) => {}
     }
     meter::made(minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)?)
+}
+
+/// `json.dumps` of Python without ASCII escapes, as transformers sets it up.
+fn tojson(value: Value, options: Kwargs) -> Result<String> {
+    let refuse = |kind: ErrorKind, what: String| Err(Error::new(kind, what));
+    let style = JsonStyle {
+        ensure_ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        indent: options.get("indent")?,
+        sort_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+        separators: options.get("separators")?,
+    };
+    options.assert_all_used()?;
+    if value.is_undefined() {
+        return refuse(ErrorKind::UndefinedError, "tojson: the value is undefined".to_owned());
+    }
+    if let Some(indent) = style.indent.filter(|indent| *indent > INDENT_MAX) {
+        let what = format!("tojson: indent must be at most {INDENT_MAX}, got {indent}");
+        return refuse(ErrorKind::InvalidOperation, what);
+    }
+    let (bytes, items) = meter::deep(&value)?;
+    let between = style.separators.iter().flatten().map(String::len).sum::<usize>();
+    let indent = style.indent.map_or(0, |indent| indent * meter::DEPTH_MAX);
+    // A character is 6 bytes of an escape at most.
+    let most = bytes.saturating_mul(6).saturating_add(items * (8 + between + indent) as u64);
+    meter::spend(most)?;
+    let json = serde_json::to_value(&value)
+        .map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))?;
+    Ok(py_json(&json, &style))
 }

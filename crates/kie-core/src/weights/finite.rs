@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use kie_kernels::abi::{Codes, Dtype};
-use kie_kernels::cpu::allowed_cores;
 use kie_kernels::device::Stop;
+use kie_kernels::host::allowed_cores;
 
 use super::{Checkpoint, Tensor};
 use crate::error::{Error, Result};

@@ -7,9 +7,9 @@
 mod finite;
 mod guard;
 mod quantized;
-mod safetensors;
+pub(crate) mod safetensors;
+mod tensor;
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -20,100 +20,11 @@ use kie_kernels::file::is_listed;
 use crate::error::{Error, Result};
 use crate::gguf;
 use crate::json;
-use crate::model::{Role, Spec, Stored, TensorSpec};
-use quantized::{Entries, Finder, Repack};
-use safetensors::Entry;
+use crate::model::spec::{Role, Spec, Stored, TensorSpec};
+use quantized::{Entries, Finder};
 pub use safetensors::Mapped;
-
-/// A tensor of a checkpoint.
-#[derive(Clone)]
-pub struct Tensor {
-    /// What it is for.
-    pub role: Role,
-    /// Its name in the checkpoint.
-    pub name: String,
-    /// The file it is in.
-    pub path: PathBuf,
-    /// How its numbers are stored.
-    pub encoding: Encoding,
-    /// Shape; lane tensors have the lane first.
-    pub shape: Vec<usize>,
-    /// Index into [`Checkpoint::files`].
-    pub file: usize,
-    /// Offset of its first byte in the file.
-    pub offset: usize,
-    /// Its scales, where the encoding has them beside the codes.
-    pub scales: Option<Scales>,
-    /// Its numbers are `factor * (stored + one)`, of these two.
-    pub adjusted: Option<(f32, f32)>,
-    /// It is stored by columns: [`Tensor::parts`] has its rows.
-    repack: Option<Repack>,
-    bytes: Slice,
-}
-
-/// A tensor's codes, scales and zero points, by rows.
-pub struct Parts<'a> {
-    /// The codes.
-    pub codes: Cow<'a, [u8]>,
-    /// The scales beside them, if any.
-    pub scales: Cow<'a, [u8]>,
-    /// The zero points, if any.
-    pub zeros: Cow<'a, [u8]>,
-}
-
-/// Scales of a tensor, `[lanes,] rows / group, cols / group` rounded up.
-#[derive(Clone)]
-pub struct Scales {
-    /// Index into [`Checkpoint::files`].
-    pub file: usize,
-    /// Offset of the first byte in the file.
-    pub offset: usize,
-    bytes: Slice,
-}
-
-/// Bytes of a mapped file.
-#[derive(Clone)]
-struct Slice {
-    map: Arc<Mapped>,
-    offset: usize,
-    len: usize,
-}
-
-impl Slice {
-    fn bytes(&self) -> &[u8] {
-        &(*self.map).as_ref()[self.offset..self.offset + self.len]
-    }
-}
-
-impl Tensor {
-    /// The numbers, little-endian, row-major.
-    pub fn bytes(&self) -> &[u8] {
-        self.bytes.bytes()
-    }
-
-    /// Whether the file holds columns, so that rows have to be made of them.
-    pub fn is_repacked(&self) -> bool {
-        self.repack.is_some()
-    }
-
-    /// Its codes, scales and zero points by rows: those of the file, or made of its columns.
-    pub fn parts(&self) -> Parts<'_> {
-        if let (Some(repack), [rows, cols]) = (&self.repack, &self.shape[..]) {
-            let [codes, scales, zeros] = repack.rows(*rows, *cols).map(Cow::Owned);
-            return Parts { codes, scales, zeros };
-        }
-        let scales = self.scales.as_ref().map_or(&[][..], Scales::bytes);
-        let [codes, scales, zeros] = [self.bytes(), scales, &[]].map(Cow::Borrowed);
-        Parts { codes, scales, zeros }
-    }
-}
-
-impl Scales {
-    /// The scales, little-endian.
-    pub fn bytes(&self) -> &[u8] {
-        self.bytes.bytes()
-    }
-}
+use tensor::Slice;
+pub use tensor::{Parts, Scales, Tensor};
 
 /// The files of a folder and the tensors that a spec asked for.
 pub struct Checkpoint {
@@ -199,7 +110,7 @@ impl Checkpoint {
         let name = &wanted.name;
         if let (Some(scheme), true) = (spec.quantization, wanted.role.is_matrix()) {
             let listed = listed.clone();
-            let mut finder = Finder { checkpoint: self, wanted, entries, paths, listed };
+            let mut finder = Finder { files: &self.files, wanted, entries, paths, listed };
             if let Some(tensor) = finder.find(scheme)? {
                 return Ok(tensor);
             }
@@ -248,12 +159,8 @@ impl Checkpoint {
             scales: None,
             adjusted,
             repack: None,
-            bytes: self.slice(file, &entry),
+            bytes: Slice::of(&self.files, file, &entry),
         })
-    }
-
-    fn slice(&self, file: usize, entry: &Entry) -> Slice {
-        Slice { map: self.files[file].clone(), offset: entry.offset, len: entry.len }
     }
 
     /// The mapped files.

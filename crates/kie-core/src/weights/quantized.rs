@@ -4,69 +4,22 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use kie_kernels::abi::{Codes, Dtype, Encoding};
 
-use super::safetensors::Entry;
-use super::{Checkpoint, Scales, Slice, Tensor};
+use super::safetensors::{Entry, Mapped};
+use super::tensor::{Repack, Scales, Slice, Tensor};
 use crate::error::{Error, Result};
-use crate::model::{Group, Quantization, TensorSpec};
+use crate::model::quantization::{Group, Quantization};
+use crate::model::spec::TensorSpec;
 
 /// Tensors of all files by name, with the number of their file.
 pub(super) type Entries = HashMap<String, (usize, Entry)>;
 
-/// Where in a word AWQ puts the codes of eight neighbouring columns.
-const AWQ_ORDER: [u32; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
-
-/// Columns of codes that have to become rows.
-#[derive(Clone)]
-pub(super) struct Repack {
-    /// Two-dimensional words of codes.
-    words: Slice,
-    zeros: Slice,
-    scales: Slice,
-    group: usize,
-    /// Words hold neighbouring columns, AWQ's order; else neighbours along a column.
-    awq: bool,
-    /// Zero points are stored less one.
-    less_one: bool,
-}
-
-impl Repack {
-    /// Codes, scales and zero points of `rows` x `cols`, one behind the other.
-    pub(super) fn rows(&self, rows: usize, cols: usize) -> [Vec<u8>; 3] {
-        let groups = cols / self.group;
-        let word = |bytes: &[u8], at: usize| {
-            u32::from_le_bytes(bytes[4 * at..4 * at + 4].try_into().expect("four bytes"))
-        };
-        let across = |bytes: &[u8], down: usize, row: usize| {
-            let place = if self.awq { AWQ_ORDER[row % 8] } else { (row % 8) as u32 };
-            (word(bytes, down * (rows / 8) + row / 8) >> (4 * place) & 15) as u8
-        };
-        let (words, zeros, scales) = (self.words.bytes(), self.zeros.bytes(), self.scales.bytes());
-        let code = |row: usize, col: usize| match self.awq {
-            true => across(words, col, row),
-            false => (word(words, col / 8 * rows + row) >> (4 * (col % 8)) & 15) as u8,
-        };
-        let mut out =
-            [Vec::with_capacity(rows * cols / 2), Vec::with_capacity(2 * rows * groups), vec![]];
-        for row in 0..rows {
-            out[0].extend((0..cols).step_by(2).map(|c| code(row, c) | code(row, c + 1) << 4));
-            for group in 0..groups {
-                let at = 2 * (group * rows + row);
-                out[1].extend(&scales[at..at + 2]);
-                let zero = across(zeros, group, row) + u8::from(self.less_one);
-                // Codes have 8 taken from them.
-                out[2].push((zero as i8 - 8) as u8);
-            }
-        }
-        out
-    }
-}
-
 /// A scheme's matrix being put together.
 pub(super) struct Finder<'a> {
-    pub(super) checkpoint: &'a Checkpoint,
+    pub(super) files: &'a [Arc<Mapped>],
     pub(super) wanted: &'a TensorSpec,
     pub(super) entries: &'a mut Entries,
     pub(super) paths: &'a [PathBuf],
@@ -142,7 +95,7 @@ impl Finder<'_> {
     fn shape_of(&mut self, name: &str) -> Result<()> {
         let dims = self.wanted.shape.len();
         let (file, entry) = self.part(name, &["I64", "I32"], &[vec![dims]])?;
-        let slice = self.checkpoint.slice(file, &entry);
+        let slice = Slice::of(self.files, file, &entry);
         let each = slice.bytes().len() / dims;
         let number = |bytes: &[u8]| {
             bytes.iter().rev().fold(0_usize, |n, byte| n.wrapping_shl(8) | usize::from(*byte))
@@ -195,7 +148,7 @@ impl Finder<'_> {
         let scales = Scales {
             file: scale_file,
             offset: scale.offset,
-            bytes: self.checkpoint.slice(scale_file, &scale),
+            bytes: Slice::of(self.files, scale_file, &scale),
         };
         Ok(self.tensor(encoding, (file, &entry), scales, None))
     }
@@ -218,7 +171,7 @@ impl Finder<'_> {
             scales: Some(scales),
             adjusted: None,
             repack,
-            bytes: self.checkpoint.slice(file, entry),
+            bytes: Slice::of(self.files, file, entry),
         }
     }
 
@@ -245,9 +198,9 @@ impl Finder<'_> {
         if !awq {
             self.no_order(&format!("{stem}.g_idx"), cols, group)?;
         }
-        let slice = |(file, entry): &(usize, Entry)| self.checkpoint.slice(*file, entry);
+        let slice = |(file, entry): &(usize, Entry)| Slice::of(self.files, *file, entry);
         let repack = Repack {
-            words: self.checkpoint.slice(file, &entry),
+            words: Slice::of(self.files, file, &entry),
             zeros: slice(&zeros),
             scales: slice(&scales),
             group,
@@ -266,7 +219,7 @@ impl Finder<'_> {
             return Ok(());
         }
         let (file, entry) = self.part(name, &["I32"], &[vec![cols]])?;
-        let slice = self.checkpoint.slice(file, &entry);
+        let slice = Slice::of(self.files, file, &entry);
         let (words, _) = slice.bytes().as_chunks::<4>();
         let told = words.iter().map(|word| u32::from_le_bytes(*word) as usize).enumerate();
         match told.into_iter().find(|(col, told)| *told != col / group) {

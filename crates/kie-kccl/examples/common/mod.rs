@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kie_kernels::mono::machine::Machine;
+use kie_kernels::machine::Machine;
 
 pub type Failure = Box<dyn std::error::Error>;
 

@@ -5,8 +5,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use kie_kernels::cuda::nvrtc::{candidates, compile_source, Nvrtc};
-use kie_kernels::mono::machine::Platform;
+use kie_kernels::cuda::nvrtc::{self, candidates};
+use kie_kernels::machine::Platform;
 
 use crate::device::source;
 
@@ -33,12 +33,12 @@ fn environment() -> Vec<PathBuf> {
 
 #[test]
 fn nvidia() {
-    let nvrtc = match Nvrtc::open(&candidates(&environment()), None) {
+    let nvrtc = match nvrtc::open(&candidates(&environment()), None) {
         Ok(nvrtc) => nvrtc,
         Err(why) => return skipped("compiling collectives for sm_90a", &why.to_string()),
     };
     for ranks in [1, 2, 4, 8] {
-        let compiled = compile_source(&nvrtc, &source(Platform::Cuda, ranks), "sm_90a").unwrap();
+        let compiled = nvrtc.compile(&source(Platform::Cuda, ranks), "sm_90a").unwrap();
         let usage = compiled.usage();
         assert_eq!(usage.len(), 2, "{}", compiled.log);
         for kernel in &usage {

@@ -10,7 +10,7 @@ use crate::error::Error;
 
 /// One machine a rank, under one scheduler: each owns what it allocates.
 fn apart(seed: u64, ranks: usize, blocks: u32) -> Vec<Arc<dyn Machine>> {
-    sim::open(&format!("sim:ranks={ranks},blocks={blocks},seed={seed}")).unwrap()
+    sim::ranks::open(&format!("sim:ranks={ranks},blocks={blocks},seed={seed}")).unwrap()
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kie_kernels::error::Result;
-use kie_kernels::mono::machine::{
+use kie_kernels::machine::{
     Flight, Launch, Machine, MachineInfo, Memory, Module, Peer, Platform, Shared, Source,
 };
 use kie_kernels::sim::Sim;

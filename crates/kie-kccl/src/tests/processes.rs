@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use kie_kernels::mono::handle::{Handle, HandleFault};
+use kie_kernels::machine::handle::{Handle, HandleFault};
 
 use super::*;
 use crate::cpu;

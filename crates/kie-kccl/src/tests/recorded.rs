@@ -193,7 +193,7 @@ fn recorded_machines_are_planned_for_and_run_nothing() {
     let machines = part.machines().unwrap();
     let info = machines[1].info().unwrap();
     assert_eq!((info.chiplets, info.multiprocessors, machines[1].warp()), (8, 304, 64));
-    assert_eq!(machines[1].platform(), kie_kernels::mono::machine::Platform::Hip);
+    assert_eq!(machines[1].platform(), kie_kernels::machine::Platform::Hip);
     let error = machines[1].alloc(64).err().unwrap().to_string();
     assert!(error.contains("known from a file only"), "{error}");
     let mut strange = part.clone();

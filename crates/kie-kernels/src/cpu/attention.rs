@@ -14,9 +14,9 @@
 use std::ops::RangeInclusive;
 
 use super::codes::{part, Weight, F16, F32};
-use super::simd::{dispatch, Kernel, Level, Vector};
 use crate::abi::{Dtype, PAGE};
 use crate::field::Columns;
+use crate::simd::{dispatch, Kernel, Level, Vector};
 
 /// 64 positions of one kv head.
 #[derive(Debug, Clone, Copy)]
@@ -502,7 +502,7 @@ unsafe fn scores<V: Vector, const H: usize>(
 mod tests {
     use super::*;
     use crate::cpu::matmul::tests::noise;
-    use crate::cpu::simd::available;
+    use crate::simd::available;
     use proptest::prelude::*;
 
     /// Keys and values of `pages` pages, `skew` bytes off alignment; NaN at and after `poison`.

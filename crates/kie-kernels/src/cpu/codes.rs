@@ -5,9 +5,9 @@
 
 use std::ops::Range;
 
-use super::matrix::Matrix;
-use super::simd::{Kernel, Vector};
 use crate::abi::Codes;
+use crate::matrix::Matrix;
+use crate::simd::{Kernel, Vector};
 
 /// How numbers of one storage type become float32 lanes.
 pub(super) trait Weight {

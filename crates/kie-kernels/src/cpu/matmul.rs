@@ -12,11 +12,11 @@
 use std::ops::Range;
 
 use super::codes::{with_coded, Bf16, Decoder, Unpack, F16, F32, F8};
-use super::matrix::{Factors, FactorsOf, FACTORS};
-pub use super::matrix::{Matrix, Scales};
-use super::simd::{dispatch, prefetch, Kernel, Level, Vector};
 use crate::abi::Codes;
 use crate::field::Columns;
+use crate::matrix::{Factors, FactorsOf, FACTORS};
+pub use crate::matrix::{Matrix, Scales};
+use crate::simd::{dispatch, prefetch, Kernel, Level, Vector};
 
 /// Piece `c` of `y` at `r - rows.start` = sum over k of `m[r, k] * x[c * m.cols + k]`, for the rows
 /// `r` of `rows` and each of the pieces.
@@ -383,8 +383,8 @@ unsafe fn sums_of<V: Vector, const N: usize>(
 pub(crate) mod tests {
     use super::*;
     use crate::abi::{Codes, Dtype, Encoding};
-    use crate::cpu::numbers::code_to_f32;
-    use crate::cpu::simd::{available, f8_to_f32};
+    use crate::numbers::code_to_f32;
+    use crate::simd::{available, f8_to_f32};
     use proptest::prelude::*;
     use proptest::sample::select;
 

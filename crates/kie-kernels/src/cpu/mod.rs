@@ -14,13 +14,10 @@ mod limits;
 #[cfg(test)]
 mod loomed;
 pub mod matmul;
-mod matrix;
-pub mod numbers;
 pub mod ops;
 mod pass;
 pub mod prefill;
 mod ranks;
-pub mod simd;
 mod slots;
 pub mod stream;
 pub mod team;
@@ -30,13 +27,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::abi::{PageGroup, Program};
-use crate::device::{Buffer, Device, DeviceInfo, Holding, HostBytes, Options, Running, Stop};
+use crate::buffer::{Buffer, HostBytes};
+use crate::device::{Device, DeviceInfo, Holding, Options, Running, Stop};
 use crate::error::{Error, Result};
+use crate::host::allowed_cores;
 use crate::mailbox::Mailbox;
 use crate::shard::state_of;
+use crate::simd::{self, Level};
 use crate::validate::{validate, ValidProgram};
 use ranks::Lanes;
-use simd::Level;
 
 /// The machine's own processor.
 pub struct Cpu {
@@ -88,11 +87,6 @@ impl Cpu {
     fn lanes(&self, program: &Program) -> Result<Option<Lanes>> {
         (self.ranks > 1).then(|| Lanes::new(program, self.ranks)).transpose()
     }
-}
-
-/// Cores that this process may run on.
-pub fn allowed_cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 impl Device for Cpu {
@@ -170,12 +164,4 @@ pub fn processor_name() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let line = info.lines().find(|l| l.starts_with("model name"));
     line.and_then(|l| l.split(": ").nth(1)).unwrap_or("unknown processor").to_owned()
-}
-
-/// CLOCK_MONOTONIC in nanoseconds.
-pub(crate) fn now_ns() -> u64 {
-    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `t` is a valid timespec; the clock exists on every Linux.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }

@@ -1,6 +1,6 @@
 //! Small vector operations of the norms and the gated MLP.
 
-use super::simd::{dispatch, Kernel, Level, Vector};
+use crate::simd::{dispatch, Kernel, Level, Vector};
 
 /// Mean of the squares of `x`, in float32 with a fixed order of sums.
 pub fn mean_square(level: Level, x: &[f32]) -> f32 {
@@ -94,8 +94,8 @@ pub fn silu_mul(level: Level, gate: &mut [f32], up: &[f32]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::simd;
     use super::*;
+    use crate::simd;
     use proptest::prelude::*;
 
     proptest! {

@@ -12,21 +12,23 @@
 use std::ops::Range;
 
 use super::attention::{self, KvPage};
-use super::matmul::{matmul, Matrix};
+use super::matmul::matmul;
+use super::ops;
 use super::prefill::{pack, prefill, Packed};
-use super::simd::Level;
 use super::team::{Barrier, Team};
-use super::{numbers, ops};
 use crate::abi::{
     Attend, Codes, Dims, Dtype, Embed, Gate, GateUp, Head, HeadMode, Heads, Join, NormSpan,
     PageGroup, Program, Project, ProjectNormed, Qkv, Rotary, StateAt, StateKind, Step, StepKind,
     Tensor, Vector, PAGE,
 };
-use crate::device::Buffer;
+use crate::buffer::Buffer;
 use crate::error::Result;
 use crate::field::{Columns, Field};
 use crate::mailbox::Mailbox;
+use crate::matrix::{row_to_f32, Matrix};
+use crate::numbers::store_f32;
 use crate::room;
+use crate::simd::Level;
 use crate::validate::ValidProgram;
 
 /// Columns that the decode path takes in one go.
@@ -282,7 +284,7 @@ impl Pass {
             let (rows, cols) = (tensor.rows as usize, tensor.cols as usize);
             let mut numbers = vec![0.0; rows * cols];
             for (row, out) in numbers.chunks_exact_mut(cols).enumerate() {
-                numbers::row_to_f32(&self.matrix(index as u32, 0), row, out);
+                row_to_f32(&self.matrix(index as u32, 0), row, out);
             }
             numbers.into()
         };
@@ -378,7 +380,7 @@ impl Walk<'_> {
             for lane in 0..self.dims().lanes as usize {
                 let out = self.write(step.output, lane, item, 0..hidden);
                 let row = self.columns[item].token as usize;
-                numbers::row_to_f32(&self.pass.matrix(step.table, 0), row, out);
+                row_to_f32(&self.pass.matrix(step.table, 0), row, out);
                 if step.factor != 1.0 {
                     out.iter_mut().for_each(|x| *x *= step.factor);
                 }
@@ -637,7 +639,7 @@ impl Walk<'_> {
         let at = first + position % PAGE * bytes;
         // SAFETY: this position of this head is this member's own.
         let out = unsafe { self.pass.pages[to.state.group as usize].write(at..at + bytes) };
-        numbers::store_f32(dtype, x, out);
+        store_f32(dtype, x, out);
     }
 
     fn attend(&self, step: &Attend) {

@@ -15,95 +15,21 @@ use std::ops::Range;
 use crate::abi::Codes;
 
 use super::codes::Unpack;
-use super::matrix::{Factors, FactorsOf, Matrix, FACTORS};
-use super::simd::{dispatch, Kernel, Level, Vector};
 use crate::field::Columns;
+use crate::matrix::{Factors, FactorsOf, Matrix, FACTORS};
+use crate::simd::{dispatch, Kernel, Level, Vector};
 
 #[cfg(target_arch = "x86_64")]
 mod bf16;
+mod packed;
+
+pub use self::packed::Packed;
+use self::packed::{Form, Line, BLOCK, CHUNK};
 
 /// Rows of a panel.
 const ROWS: usize = 32;
-/// Columns of a packed block.
-const BLOCK: usize = 16;
-/// Columns between two readings of the weights.
-const CHUNK: usize = 512;
 /// Numbers of a row that a panel holds at a time.
 const PIECE: usize = 256;
-
-/// One cache line.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
-
-/// How activations lie in [`Packed`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
-    /// `[block][k][16 columns]` float32: a line for each k.
-    Single,
-    /// `[block][pair of k][16 columns][2]` bfloat16, zeros up to a multiple of 32 in k.
-    Pairs,
-}
-
-impl Form {
-    fn of(level: Level, codes: Codes) -> Self {
-        // Exact in bfloat16, and in groups of whole steps.
-        let fits = match codes {
-            Codes::Bf16
-            | Codes::E4m3
-            | Codes::I8
-            | Codes::I4
-            | Codes::E2m1
-            | Codes::Q8x0
-            | Codes::Q4x0 => true,
-            Codes::Q4k | Codes::Q6k | Codes::F32 | Codes::F16 => false,
-        };
-        if fits && level >= Level::Avx512Bf16 {
-            Self::Pairs
-        } else {
-            Self::Single
-        }
-    }
-
-    /// Lines of one block.
-    fn lines(self, cols: usize) -> usize {
-        match self {
-            Self::Single => cols,
-            Self::Pairs => cols.next_multiple_of(32) / 2,
-        }
-    }
-}
-
-/// Activations in the layout of [`prefill`], in each form that the weights of a step want. Reused
-/// from step to step, it grows to the largest.
-#[derive(Default)]
-pub struct Packed {
-    /// By [`Form`].
-    lines: [Vec<Line>; 2],
-    /// The forms that hold the present activations.
-    ready: [bool; 2],
-    n: usize,
-    cols: usize,
-}
-
-impl Packed {
-    /// Room for `n` columns of `cols` numbers in every form, so that packing never allocates.
-    pub fn with_capacity(n: usize, cols: usize) -> Self {
-        let lines = |form: Form| Vec::with_capacity(n.div_ceil(BLOCK) * form.lines(cols));
-        Self { lines: [lines(Form::Single), lines(Form::Pairs)], ..Self::default() }
-    }
-
-    /// Number of columns.
-    pub fn columns(&self) -> usize {
-        self.n
-    }
-
-    /// First line of a block.
-    fn block(&self, form: Form, block: usize) -> *const Line {
-        let lines = form.lines(self.cols);
-        self.lines[form as usize][block * lines..(block + 1) * lines].as_ptr()
-    }
-}
 
 /// Packs `n` columns of `cols` numbers each (`x[c * cols + k]`) for weights of each of `codes`.
 ///
@@ -402,7 +328,7 @@ mod tests {
     use super::*;
     use crate::abi::Encoding;
     use crate::cpu::matmul::tests::{encodings, noise, Owned};
-    use crate::cpu::simd::available;
+    use crate::simd::available;
     use proptest::prelude::*;
 
     fn all(level: Level, m: &Matrix<'_>, x: &[f32], n: usize) -> Vec<f32> {

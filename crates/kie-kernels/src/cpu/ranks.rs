@@ -14,7 +14,7 @@ use std::sync::Arc;
 use crate::abi::{
     Attend, Codes, Encoding, HeadMode, Heads, Join, NormSpan, PageGroup, Program, StepKind, Tensor,
 };
-use crate::device::Buffer;
+use crate::buffer::Buffer;
 use crate::error::{Error, Result};
 use crate::partition::partition_rows;
 use crate::shard::{dealt, heads_of, indivisible, state_of};
@@ -440,8 +440,8 @@ fn shares(program: &Program) -> String {
 mod tests {
     use super::*;
     use crate::abi::{Dtype, Layout};
-    use crate::cpu::matmul::Matrix;
-    use crate::cpu::numbers::row_to_f32;
+    use crate::matrix::row_to_f32;
+    use crate::matrix::Matrix;
 
     #[test]
     fn names_say_how_many() {

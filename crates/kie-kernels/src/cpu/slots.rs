@@ -178,7 +178,7 @@ impl Slots {
 
     /// What the columns' slots do after the pass.
     fn advance(&mut self) {
-        let now = super::now_ns();
+        let now = crate::host::now_ns();
         let mut row = 0;
         for at in 0..self.columns.len() {
             let column = self.columns[at];

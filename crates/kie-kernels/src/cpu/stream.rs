@@ -4,8 +4,8 @@
 
 use std::time::Instant;
 
-use super::simd::{detect, dispatch, prefetch, Kernel, Vector};
 use super::team::Team;
+use crate::simd::{detect, dispatch, prefetch, Kernel, Vector};
 
 /// Gigabytes a second at which the members of `team` read `buffer` once, each a share of its own.
 ///

@@ -1,11 +1,18 @@
-//! The driver: loaded, old enough to be refused or not, and its errors in words with a remedy.
+//! The driver: loaded, old enough to be refused or not, its errors in words with a remedy, and what
+//! it does in its own way.
 
-use std::ffi::{c_char, c_int, CStr};
-use std::path::Path;
+use std::ffi::{c_char, c_int};
 
-use super::ffi::{self, device_attribute, Api, Code, Ordinal};
+use super::ffi::{device_attribute, function_attribute, IpcHandle, Own};
+use super::{ffi, nvrtc};
 use crate::error::{Error, Result};
-use crate::mono::library::Library;
+use crate::gpu::api::{
+    first_of, Address, Answer, Api, Calls, Code, Facts, Fault, Handle, Ipc, KernelFacts, Ordinal,
+    Paths, StagingShape, OUT_OF_MEMORY, SUCCESS,
+};
+use crate::gpu::rtc::{Compiled, Compiler};
+use crate::machine::library::{text_of, Library};
+use crate::machine::Platform;
 
 /// Oldest driver, as CUDA counts: the first that tells the size of a kernel's parameters, without
 /// which a launch would read past the arguments it is given.
@@ -15,18 +22,68 @@ const NO_GPU: &str = "use device='cpu', or see that the machine (or the containe
 
 /// The driver, ready for use.
 #[derive(Debug)]
-pub(super) struct Driver {
-    pub api: Api,
+pub struct Driver {
+    calls: Calls,
+    own: Own,
     /// CUDA version it speaks, such as 13000.
-    pub version: i32,
+    version: i32,
+}
+
+/// A call of CUDA's own that may fail.
+fn told(call: &'static str, code: Code) -> Answer<()> {
+    match code {
+        SUCCESS => Ok(()),
+        code => Err(Fault { call, code }),
+    }
 }
 
 impl Driver {
-    /// Loads and initialises it. `device` is for messages.
-    pub fn open(path: &Path, device: &str) -> Result<Self> {
+    fn word(
+        &self,
+        ask: unsafe extern "C" fn(Code, *mut *const c_char) -> Code,
+        code: Code,
+    ) -> String {
+        let mut words = std::ptr::null();
+        // SAFETY: takes any number, writes a pointer.
+        let answer = unsafe { ask(code, &mut words) };
+        // SAFETY: where that succeeds, null or a C string that stands for ever.
+        let text = (answer == SUCCESS).then(|| unsafe { text_of(words) });
+        text.flatten().unwrap_or_else(|| "unknown error".into())
+    }
+
+    /// Size of the parameters, of the first two at most.
+    fn args_bytes(&self, function: Handle) -> Answer<Vec<usize>> {
+        let mut sizes = Vec::new();
+        for index in 0..2 {
+            let (mut at, mut bytes) = (0, 0);
+            // SAFETY: live integers; an index without a parameter is answered with an error.
+            let code =
+                unsafe { (self.own.cuFuncGetParamInfo)(function, index, &mut at, &mut bytes) };
+            if code != ffi::INVALID_VALUE {
+                told("cuFuncGetParamInfo", code)?;
+                sizes.push(bytes);
+            }
+        }
+        Ok(sizes)
+    }
+}
+
+impl Api for Driver {
+    const PLATFORM: Platform = Platform::Cuda;
+    const KIND: &'static str = "cuda";
+    const WARP: u32 = 32;
+    const HOST_FLAGS: u32 = ffi::HOST_PORTABLE_MAPPED;
+    /// Four threads fill buffers at 28 GB/s on a server with one H200, eight at 39, more no faster.
+    const STAGING: StagingShape =
+        StagingShape { chunk_bytes: 2 << 20, lanes_max: 8, num_buffers: 2 };
+    const NO_PEER: &'static str = "the driver says no: different kinds of devices, no link, or a \
+                                   virtual machine that isolates them; nvidia-smi topo -p2p r \
+                                   shows it";
+
+    fn open(paths: &Paths, device: &str) -> Result<Self> {
         let none = |detail: String| Error::NoDevice { device: device.into(), detail };
-        let library =
-            Library::open(path).map_err(|why| none(format!("no CUDA driver ({why}); {NO_GPU}")))?;
+        let library = first_of(&paths.driver, Library::open)
+            .map_err(|why| none(format!("no CUDA driver ({why}); {NO_GPU}")))?;
         let missing = |name| {
             let file = library.path.display();
             none(format!("the CUDA driver {file} has no symbol {name}: install a whole driver"))
@@ -35,7 +92,7 @@ impl Driver {
         let mut found = 0;
         // SAFETY: a live integer; the one call that needs no initialisation.
         let code = unsafe { (version.cuDriverGetVersion)(&mut found) };
-        if code != ffi::SUCCESS {
+        if code != SUCCESS {
             return Err(none(format!("cuDriverGetVersion: error {code}; {NO_GPU}")));
         }
         if found < OLDEST {
@@ -46,31 +103,38 @@ impl Driver {
                 need: format!("{} (NVIDIA driver 550)", cuda(OLDEST)),
             });
         }
-        let driver = Self { api: Api::load(&library).map_err(missing)?, version: found };
+        let calls = Calls::load(&library, &ffi::NAMES).map_err(missing)?;
+        let driver = Self { calls, own: Own::load(&library).map_err(missing)?, version: found };
         // SAFETY: no flags are defined.
-        match unsafe { (driver.api.cuInit)(0) } {
-            ffi::SUCCESS => Ok(driver),
-            code => Err(none(driver.words("cuInit", code))),
+        match driver.calls.init.with(|f| unsafe { f(0) }) {
+            Ok(()) => Ok(driver),
+            Err(fault) => Err(none(driver.words(fault))),
         }
     }
 
-    /// How many devices there are.
-    pub fn count(&self, device: &str) -> Result<u32> {
-        let mut count = 0;
-        // SAFETY: a live integer.
-        let code = unsafe { (self.api.cuDeviceGetCount)(&mut count) };
-        self.check(device, "cuDeviceGetCount", code)?;
-        Ok(count.max(0) as u32)
+    fn calls(&self) -> &Calls {
+        &self.calls
     }
 
-    /// The device of this number; `device` is its name.
-    pub fn device(&self, device: &str, index: u32) -> Result<Ordinal> {
+    fn words(&self, Fault { call, code }: Fault) -> String {
+        let name = self.word(self.own.cuGetErrorName, code);
+        let sentence = self.word(self.own.cuGetErrorString, code);
+        format!("{call}: {name} ({code}): {sentence}{}", hint(code))
+    }
+
+    fn count(&self, device: &str) -> Result<u32> {
+        let mut count = 0;
+        // SAFETY: a live integer.
+        let answer = self.calls.device_count.with(|f| unsafe { f(&mut count) });
+        self.check(device, answer).map(|()| count.max(0) as u32)
+    }
+
+    fn find(&self, device: &str, index: u32) -> Result<Ordinal> {
         let none = |detail: String| Error::NoDevice { device: device.into(), detail };
         let count = self.count(device)?;
         if count == 0 {
             return Err(none(format!(
-                "the driver sees no GPU; {NO_GPU}; CUDA_VISIBLE_DEVICES \
-                                     may hide them"
+                "the driver sees no GPU; {NO_GPU}; CUDA_VISIBLE_DEVICES may hide them"
             )));
         }
         if index >= count {
@@ -82,25 +146,11 @@ impl Driver {
         }
         let mut ordinal = 0;
         // SAFETY: a live integer, an index below the count.
-        let code = unsafe { (self.api.cuDeviceGet)(&mut ordinal, index as c_int) };
-        self.check(device, "cuDeviceGet", code)?;
-        Ok(ordinal)
+        let code = unsafe { (self.own.cuDeviceGet)(&mut ordinal, index as c_int) };
+        self.check(device, told("cuDeviceGet", code)).map(|()| ordinal)
     }
 
-    /// A `CU_DEVICE_ATTRIBUTE_*`.
-    pub fn attribute(&self, device: &str, ordinal: Ordinal, which: c_int) -> Result<i32> {
-        let mut value = 0;
-        // SAFETY: a live integer; an attribute that is not known is answered with an error.
-        let code = unsafe { (self.api.cuDeviceGetAttribute)(&mut value, which, ordinal) };
-        self.check(device, "cuDeviceGetAttribute", code)?;
-        Ok(value)
-    }
-
-    /// Architecture to compile for.
-    ///
-    /// # Errors
-    /// [`Error::NoDevice`] where kie has no kernels for the device, or it cannot run them.
-    pub fn arch(&self, device: &str, ordinal: Ordinal) -> Result<String> {
+    fn arch(&self, device: &str, ordinal: Ordinal) -> Result<String> {
         let ask = |which| self.attribute(device, ordinal, which);
         let none = |detail: String| Error::NoDevice { device: device.into(), detail };
         let major = ask(device_attribute::CAPABILITY_MAJOR)?;
@@ -125,59 +175,142 @@ impl Driver {
         Ok(format!("sm_{major}{minor}a"))
     }
 
-    /// What a person calls the device.
-    pub fn model(&self, device: &str, ordinal: Ordinal) -> Result<String> {
-        let mut name = [0 as c_char; 256];
-        // SAFETY: the length is that of the buffer less a closing zero.
-        let code = unsafe { (self.api.cuDeviceGetName)(name.as_mut_ptr(), 255, ordinal) };
-        self.check(device, "cuDeviceGetName", code)?;
-        // SAFETY: the last byte is zero.
-        Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
+    fn facts(&self, device: &str, ordinal: Ordinal, _: &Paths) -> Result<Facts> {
+        let ask = |which| self.attribute(device, ordinal, which).map(|n| n.max(0) as u32);
+        Ok(Facts {
+            multiprocessors: ask(device_attribute::MULTIPROCESSORS)?,
+            shared_bytes: ask(device_attribute::SHARED_BYTES_OPT_IN)?,
+            chiplets: 1,
+        })
     }
 
-    /// [`Error::Failed`] unless `code` is success.
-    pub fn check(&self, device: &str, call: &str, code: Code) -> Result<()> {
-        match code {
-            ffi::SUCCESS => Ok(()),
-            _ => Err(Error::Failed(format!("{device}: {}", self.words(call, code)))),
-        }
+    fn retain(&self, device: &str, ordinal: Ordinal) -> Result<Handle> {
+        let mut context = 0;
+        // SAFETY: a live handle; `release` gives it back.
+        let code = unsafe { (self.own.cuDevicePrimaryCtxRetain)(&mut context, ordinal) };
+        let refuse = |fault| Error::NoDevice { device: device.into(), detail: self.words(fault) };
+        told("cuDevicePrimaryCtxRetain", code).map_err(refuse).map(|()| context)
     }
 
-    /// The same for a call that takes memory.
-    pub fn check_memory(&self, device: &str, call: &str, code: Code, bytes: usize) -> Result<()> {
-        if code == ffi::OUT_OF_MEMORY {
-            return Err(Error::OutOfMemory { device: device.into(), wanted_bytes: bytes as u64 });
-        }
-        self.check(device, call, code)
+    fn release(&self, ordinal: Ordinal) {
+        // SAFETY: retained once by `retain`.
+        let _ = unsafe { (self.own.cuDevicePrimaryCtxRelease_v2)(ordinal) };
     }
 
-    /// An error in words: the call, the driver's name and sentence, what to do.
-    pub fn words(&self, call: &str, code: Code) -> String {
-        let name = self.word(self.api.cuGetErrorName, code);
-        let sentence = self.word(self.api.cuGetErrorString, code);
-        format!("{call}: {name} ({code}): {sentence}{}", hint(code))
+    fn enter(&self, owner: Handle, ordinal: Ordinal) -> Answer<Ordinal> {
+        // SAFETY: the context is retained as long as it is used; `leave` takes it back.
+        let code = unsafe { (self.own.cuCtxPushCurrent_v2)(owner) };
+        told("cuCtxPushCurrent", code).map(|()| ordinal)
     }
 
-    fn word(
+    fn leave(&self, _: Ordinal, _: Ordinal) {
+        let mut ours = 0;
+        // SAFETY: takes back what `enter` pushed on this thread.
+        let _ = unsafe { (self.own.cuCtxPopCurrent_v2)(&mut ours) };
+    }
+
+    fn memory(&self, ordinal: Ordinal) -> Answer<[usize; 2]> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: two live integers.
+        self.calls.memory_info.with(|f| unsafe { f(&mut free, &mut total) })?;
+        // SAFETY: a live integer.
+        let code = unsafe { (self.own.cuDeviceTotalMem_v2)(&mut total, ordinal) };
+        told("cuDeviceTotalMem", code).map(|()| [free, total])
+    }
+
+    fn load(&self, image: &[u8]) -> Answer<Handle> {
+        let (mut handle, none) = (0, std::ptr::null_mut);
+        let image = image.as_ptr().cast();
+        // SAFETY: the image is an ELF file, which tells its own length; no options.
+        let code =
+            unsafe { (self.own.cuModuleLoadDataEx)(&mut handle, image, 0, none(), none().cast()) };
+        told("cuModuleLoadDataEx", code).map(|()| handle)
+    }
+
+    fn kernel(&self, function: Handle, _: &str, _: &Compiled) -> Answer<Option<KernelFacts>> {
+        let ask = |which| -> Answer<u32> {
+            let mut value = 0;
+            // SAFETY: a live integer and function.
+            let code = unsafe { (self.own.cuFuncGetAttribute)(&mut value, which, function) };
+            told("cuFuncGetAttribute", code).map(|()| value.max(0) as u32)
+        };
+        Ok(Some(KernelFacts {
+            registers: ask(function_attribute::REGISTERS)?,
+            local_bytes: ask(function_attribute::LOCAL_BYTES)?,
+            shared_bytes: ask(function_attribute::SHARED_BYTES)?,
+            threads_max: ask(function_attribute::THREADS_MAX)?,
+            args_bytes: self.args_bytes(function)?,
+        }))
+    }
+
+    fn allow_shared(
         &self,
-        ask: unsafe extern "C" fn(Code, *mut *const c_char) -> Code,
-        code: Code,
-    ) -> String {
-        let mut words = std::ptr::null();
-        // SAFETY: takes any number, writes a pointer.
-        let answer = unsafe { ask(code, &mut words) };
-        if answer != ffi::SUCCESS || words.is_null() {
-            return "unknown error".into();
-        }
-        // SAFETY: success and not null: a C string that stands for ever.
-        unsafe { CStr::from_ptr(words) }.to_string_lossy().into_owned()
+        function: Handle,
+        _: &KernelFacts,
+        shared_bytes: u32,
+        _: u32,
+    ) -> std::result::Result<(), String> {
+        let most = function_attribute::DYNAMIC_SHARED_BYTES_MAX;
+        // SAFETY: a live function; the driver refuses what the device does not have.
+        let code = unsafe { (self.own.cuFuncSetAttribute)(function, most, shared_bytes as c_int) };
+        let answer = told("cuFuncSetAttribute", code);
+        answer.map_err(|fault| format!(": {}", self.words(fault)))
+    }
+
+    fn compiler(&self, paths: &Paths, device: &str) -> Result<Compiler> {
+        let newest = self.version / 1000;
+        nvrtc::open_for(device, &paths.compiler, Some(newest))
+    }
+
+    fn ipc(&self) -> Option<&dyn Ipc> {
+        Some(self)
+    }
+
+    fn enable_peer(&self, owner: Handle) -> Option<Answer<()>> {
+        // SAFETY: a primary context, retained by the machine that named it; no flags are defined.
+        let code = unsafe { (self.own.cuCtxEnablePeerAccess)(owner, 0) };
+        Some(match code {
+            ffi::PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            code => told("cuCtxEnablePeerAccess", code),
+        })
+    }
+}
+
+impl Ipc for Driver {
+    fn token_bytes(&self) -> usize {
+        size_of::<IpcHandle>()
+    }
+
+    fn export(&self, address: Address) -> Answer<Vec<u8>> {
+        let mut handle = IpcHandle([0; 64]);
+        // SAFETY: a live structure; the driver knows what is memory of this context.
+        let code = unsafe { (self.own.cuIpcGetMemHandle)(&mut handle, address) };
+        told("cuIpcGetMemHandle", code).map(|()| handle.0.to_vec())
+    }
+
+    fn import(&self, token: &[u8]) -> Answer<Address> {
+        let mut handle = IpcHandle([0; 64]);
+        handle.0.copy_from_slice(token);
+        let (mut address, flags) = (0, ffi::IPC_ENABLE_PEER);
+        // SAFETY: a live integer; the driver looks through whatever bytes it is given.
+        let code = unsafe { (self.own.cuIpcOpenMemHandle_v2)(&mut address, handle, flags) };
+        told("cuIpcOpenMemHandle", code).map(|()| address)
+    }
+
+    fn is_stale(&self, code: Code) -> bool {
+        matches!(code, ffi::INVALID_VALUE | ffi::MAP_FAILED | ffi::INVALID_HANDLE)
+    }
+
+    fn close(&self, address: Address) -> Answer<()> {
+        // SAFETY: opened by `import`; who opened it closes it once, when no kernel runs.
+        told("cuIpcCloseMemHandle", unsafe { (self.own.cuIpcCloseMemHandle)(address) })
     }
 }
 
 /// What to do about an error.
 fn hint(code: Code) -> &'static str {
     match code {
-        ffi::OUT_OF_MEMORY => {
+        OUT_OF_MEMORY => {
             "; the device's memory is taken: nvidia-smi shows by whom; or lower kv_bytes"
         }
         ffi::NOT_INITIALIZED => {
@@ -205,23 +338,4 @@ fn hint(code: Code) -> &'static str {
         }
         _ => "",
     }
-}
-
-/// The index in `cuda` (0) or `cuda:N`.
-///
-/// # Errors
-/// [`Error::NoDevice`] for every other name.
-pub(super) fn index_of(name: &str) -> Result<u32> {
-    let index = match name.strip_prefix("cuda") {
-        Some("") => Some(0),
-        Some(rest) => rest.strip_prefix(':').and_then(|number| {
-            let plain = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
-            plain.then(|| number.parse().ok()).flatten()
-        }),
-        None => None,
-    };
-    index.ok_or_else(|| Error::NoDevice {
-        device: name.into(),
-        detail: "one GPU is written cuda or cuda:N, N from 0".into(),
-    })
 }

@@ -1,42 +1,32 @@
-//! NVRTC, found at run time: where it may lie, and one compilation. Works without a GPU and
-//! without a driver, so that every machine can check that the kernels compile and how many
-//! registers they take.
+//! NVRTC, found at run time: where it may lie, which versions do, and what it says of registers.
+//! Works without a GPU and without a driver, so that every machine can check that the kernels
+//! compile.
 
-use std::ffi::{c_int, CStr, CString};
+use std::ffi::c_int;
 use std::path::{Path, PathBuf};
 
-use super::ffi::{self, Handle, NvrtcApi};
+use super::ffi;
 use crate::error::{Error, Result};
-use crate::mono::cache::Key;
-use crate::mono::library::Library;
-use crate::mono::machine::Source;
+use crate::gpu::api::first_of;
+use crate::gpu::rtc::{Compiled, Compiler, Dialect};
+use crate::machine::library::Library;
 
 /// Oldest version that knows sm_90a.
 const OLDEST: (i32, i32) = (12, 0);
 /// Names of the library, newest first.
 const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
 const REMEDY: &str = "pip install 'kie[cuda]', or name the file in KIE_NVRTC";
-/// What every kernel is compiled with, besides its architecture. ptxas tells registers and spills.
-const OPTIONS: [&str; 3] = ["--std=c++17", "--ptxas-options=-v", "--generate-line-info"];
 
-/// The compiler.
-#[derive(Debug)]
-pub struct Nvrtc {
-    api: NvrtcApi,
-    /// Major and minor.
-    pub version: (i32, i32),
-    /// The file.
-    pub path: PathBuf,
-}
-
-/// What a compilation gives.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Compiled {
-    /// Code for one architecture.
-    pub cubin: Vec<u8>,
-    /// Warnings, and what ptxas says of each kernel.
-    pub log: String,
-}
+/// ptxas tells registers and spills.
+static NVRTC: Dialect = Dialect {
+    name: "NVRTC",
+    prefix: "nvrtc",
+    code: "CUBIN",
+    options: &["--std=c++17", "--ptxas-options=-v", "--generate-line-info"],
+    arch_option: "--gpu-architecture=",
+    hint,
+    check: |_| Ok(()),
+};
 
 /// What ptxas says of one kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,197 +63,62 @@ fn in_order(folders: Vec<PathBuf>) -> Vec<PathBuf> {
     NAMES.into_iter().flat_map(files).collect()
 }
 
-impl Nvrtc {
-    /// The first of `candidates` that works; one newer than a driver of version `newest_major`
-    /// would, is passed over.
-    ///
-    /// # Errors
-    /// [`Error::BackendMissing`] with what was tried and why it did not do.
-    pub fn open(candidates: &[PathBuf], newest_major: Option<i32>) -> Result<Self> {
-        let mut tried = Vec::new();
-        for path in candidates {
-            match Self::open_one(path, newest_major) {
-                Ok(found) => return Ok(found),
-                Err(why) if why.contains(&*path.to_string_lossy()) => tried.push(why),
-                Err(why) => tried.push(format!("{}: {why}", path.display())),
-            }
-        }
-        let tried = if tried.is_empty() { "nowhere to look".into() } else { tried.join("; ") };
-        Err(Error::BackendMissing {
-            device: "cuda".into(),
-            detail: format!("no usable NVRTC, which compiles the kernels ({tried}); {REMEDY}"),
-        })
-    }
-
-    fn open_one(path: &Path, newest_major: Option<i32>) -> std::result::Result<Self, String> {
-        let library = Library::open(path)?;
-        let api = NvrtcApi::load(&library).map_err(|name| format!("has no symbol {name}"))?;
-        let (mut major, mut minor) = (0, 0);
-        // SAFETY: two live integers.
-        let code = unsafe { (api.nvrtcVersion)(&mut major, &mut minor) };
-        if code != 0 {
-            return Err(format!("does not tell its version (nvrtcVersion: error {code})"));
-        }
-        if (major, minor) < OLDEST {
-            let (major_min, minor_min) = OLDEST;
-            return Err(format!(
-                "is version {major}.{minor}, at least {major_min}.{minor_min} is needed"
-            ));
-        }
-        if let Some(most) = newest_major.filter(|&most| major > most) {
-            // Up to 12 the packages carry the version in their name.
-            let package = match most {
-                ..=12 => format!("nvidia-cuda-nvrtc-cu{most}"),
-                _ => format!("'nvidia-cuda-nvrtc<{}'", most + 1),
-            };
-            return Err(format!(
-                "is version {major}.{minor}, newer than the driver (CUDA {most}): update the \
-                 driver, or pip install {package}"
-            ));
-        }
-        let path = library.file_of("nvrtcVersion").unwrap_or_else(|| path.to_path_buf());
-        // The compiler asks the loader for this library by its bare name, which finds one that is
-        // loaded already; a pip package's folder is not where the loader searches. If it is not
-        // there, the compiler says so when it needs it.
-        let builtins = format!("libnvrtc-builtins.so.{major}.{minor}");
-        let _ = Library::open(&path.with_file_name(builtins));
-        Ok(Self { api, version: (major, minor), path })
-    }
-
-    /// What a cached result of [`compile_source`] depends on.
-    pub fn key(&self, source: &Source, arch: &str) -> Key {
-        let version = format!("nvrtc {}.{}", self.version.0, self.version.1);
-        let text = with_defines(source);
-        let entries = source.entries.join(" ");
-        let options = OPTIONS.join(" ");
-        Key::of(&[&version, arch, &options, &entries, &text].map(str::as_bytes))
-    }
-
-    fn words(&self, code: c_int) -> String {
-        // SAFETY: takes any number.
-        let words = unsafe { (self.api.nvrtcGetErrorString)(code) };
-        if words.is_null() {
-            return format!("NVRTC error {code}");
-        }
-        // SAFETY: not null, hence a C string that stands for ever.
-        unsafe { CStr::from_ptr(words) }.to_string_lossy().into_owned()
-    }
-
-    fn fault(&self, arch: &str, what: &str, code: c_int) -> Error {
-        let hint = match code {
-            ffi::NVRTC_INVALID_OPTION => {
-                "; if it does not know the architecture, it is too old: pip install -U 'kie[cuda]'"
-            }
-            ffi::NVRTC_BUILTINS => "; libnvrtc-builtins of the same version must lie beside it",
-            _ => "",
-        };
-        let (major, minor) = self.version;
-        let detail = format!(
-            "{what}: {} ({code}; NVRTC {major}.{minor}, {}){hint}",
-            self.words(code),
-            self.path.display()
-        );
-        Error::Compile { arch: arch.into(), detail }
-    }
-}
-
-/// Compiles for `arch`, such as `sm_90a`. Needs no GPU and no driver.
+/// The first of `candidates` that works; one newer than a driver of version `newest_major` would,
+/// is passed over.
 ///
 /// # Errors
-/// [`Error::Compile`] with the compiler's log.
-pub fn compile_source(nvrtc: &Nvrtc, source: &Source, arch: &str) -> Result<Compiled> {
-    let zero = |_| Error::Compile { arch: arch.into(), detail: "a zero byte in the source".into() };
-    let text = CString::new(with_defines(source)).map_err(zero)?;
-    let program = Program::new(nvrtc, arch, &text)?;
-    let options = OPTIONS.iter().map(|&option| option.to_owned());
-    let options = options.chain([format!("--gpu-architecture={arch}")]);
-    let options = options.map(CString::new).collect::<std::result::Result<Vec<_>, _>>();
-    let options = options.map_err(zero)?;
-    let pointers: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
-    // SAFETY: the program is live, the options are C strings that outlive the call.
-    let code = unsafe {
-        (nvrtc.api.nvrtcCompileProgram)(program.handle, pointers.len() as c_int, pointers.as_ptr())
-    };
-    let log = program.log();
-    match code {
-        0 => Ok(Compiled { cubin: program.cubin()?, log }),
-        ffi::NVRTC_COMPILATION => Err(Error::Compile { arch: arch.into(), detail: log }),
-        _ => Err(nvrtc.fault(arch, &format!("nvrtcCompileProgram: {}", log.trim()), code)),
+/// [`Error::BackendMissing`] with what was tried and why it did not do.
+pub fn open(candidates: &[PathBuf], newest_major: Option<i32>) -> Result<Compiler> {
+    open_for("cuda", candidates, newest_major)
+}
+
+/// The same for a device, which the error names.
+pub(super) fn open_for(
+    device: &str,
+    candidates: &[PathBuf],
+    newest_major: Option<i32>,
+) -> Result<Compiler> {
+    first_of(candidates, |path| open_one(path, newest_major)).map_err(|tried| {
+        let detail = format!("no usable NVRTC, which compiles the kernels ({tried}); {REMEDY}");
+        Error::BackendMissing { device: device.into(), detail }
+    })
+}
+
+fn open_one(path: &Path, newest_major: Option<i32>) -> std::result::Result<Compiler, String> {
+    let nvrtc = Compiler::open(&NVRTC, path)?;
+    let (major, minor) = nvrtc.version;
+    if (major, minor) < OLDEST {
+        let (major_min, minor_min) = OLDEST;
+        return Err(format!(
+            "is version {major}.{minor}, at least {major_min}.{minor_min} is needed"
+        ));
     }
-}
-
-/// Line numbers of the log are those of `source.text`.
-fn with_defines(source: &Source) -> String {
-    let mut text = String::with_capacity(source.text.len() + 64 * source.defines.len());
-    for (name, value) in &source.defines {
-        text.extend(["#define ", name, " ", value, "\n"]);
-    }
-    text + "#line 1 \"kie\"\n" + &source.text
-}
-
-/// A program of NVRTC, destroyed at the end.
-struct Program<'a> {
-    nvrtc: &'a Nvrtc,
-    arch: &'a str,
-    handle: Handle,
-}
-
-type SizeOf = unsafe extern "C" fn(Handle, *mut usize) -> c_int;
-type BytesOf = unsafe extern "C" fn(Handle, *mut std::ffi::c_char) -> c_int;
-
-impl<'a> Program<'a> {
-    fn new(nvrtc: &'a Nvrtc, arch: &'a str, text: &CStr) -> Result<Self> {
-        let mut handle = 0;
-        // SAFETY: the text and the name are C strings; there are no headers.
-        let code = unsafe {
-            (nvrtc.api.nvrtcCreateProgram)(
-                &mut handle,
-                text.as_ptr(),
-                c"kie".as_ptr(),
-                0,
-                std::ptr::null(),
-                std::ptr::null(),
-            )
+    if let Some(most) = newest_major.filter(|&most| major > most) {
+        // Up to 12 the packages carry the version in their name.
+        let package = match most {
+            ..=12 => format!("nvidia-cuda-nvrtc-cu{most}"),
+            _ => format!("'nvidia-cuda-nvrtc<{}'", most + 1),
         };
-        match code {
-            0 => Ok(Self { nvrtc, arch, handle }),
-            _ => Err(nvrtc.fault(arch, "nvrtcCreateProgram", code)),
-        }
+        return Err(format!(
+            "is version {major}.{minor}, newer than the driver (CUDA {most}): update the driver, \
+             or pip install {package}"
+        ));
     }
-
-    /// What `bytes` writes, as long as `size` says.
-    fn take(&self, what: &str, size: SizeOf, bytes: BytesOf) -> Result<Vec<u8>> {
-        let mut len = 0;
-        // SAFETY: the program is live.
-        let code = unsafe { size(self.handle, &mut len) };
-        if code != 0 {
-            return Err(self.nvrtc.fault(self.arch, &format!("{what}Size"), code));
-        }
-        let mut out = vec![0_u8; len];
-        // SAFETY: the program is live and `out` has the length that it asked for.
-        match unsafe { bytes(self.handle, out.as_mut_ptr().cast()) } {
-            0 => Ok(out),
-            code => Err(self.nvrtc.fault(self.arch, what, code)),
-        }
-    }
-
-    fn log(&self) -> String {
-        let api = &self.nvrtc.api;
-        let log = self.take("log", api.nvrtcGetProgramLogSize, api.nvrtcGetProgramLog);
-        let log = log.unwrap_or_else(|error| error.to_string().into_bytes());
-        String::from_utf8_lossy(&log).trim_end_matches('\0').to_owned()
-    }
-
-    fn cubin(&self) -> Result<Vec<u8>> {
-        let api = &self.nvrtc.api;
-        self.take("nvrtcGetCUBIN", api.nvrtcGetCUBINSize, api.nvrtcGetCUBIN)
-    }
+    // The compiler asks the loader for this library by its bare name, which finds one that is
+    // loaded already; a pip package's folder is not where the loader searches. If it is not there,
+    // the compiler says so when it needs it.
+    let builtins = format!("libnvrtc-builtins.so.{major}.{minor}");
+    let _ = Library::open(&nvrtc.path.with_file_name(builtins));
+    Ok(nvrtc)
 }
 
-impl Drop for Program<'_> {
-    fn drop(&mut self) {
-        // SAFETY: the program is live and used no more. Failing to free it does no harm.
-        let _ = unsafe { (self.nvrtc.api.nvrtcDestroyProgram)(&mut self.handle) };
+fn hint(code: c_int) -> &'static str {
+    match code {
+        ffi::NVRTC_INVALID_OPTION => {
+            "; if it does not know the architecture, it is too old: pip install -U 'kie[cuda]'"
+        }
+        ffi::NVRTC_BUILTINS => "; libnvrtc-builtins of the same version must lie beside it",
+        _ => "",
     }
 }
 
@@ -331,7 +186,7 @@ mod tests {
                    ptxas info    : Used 128 registers, used 2 barriers, 8 bytes cumulative stack\n\
                    ptxas info    : Compiling entry function 'b' for 'sm_90a'\n\
                    ptxas info    : Used 9 registers\n";
-        let usage = Compiled { cubin: Vec::new(), log: log.into() }.usage();
+        let usage = Compiled { code: Vec::new(), log: log.into() }.usage();
         let kernel = |entry: &str, registers, stack_bytes, spill_bytes| Usage {
             entry: entry.into(),
             registers,

@@ -1,73 +1,47 @@
-//! The HIP runtime: loaded, new enough or refused, and its errors in words with a remedy.
+//! The HIP runtime: loaded, new enough or refused, its errors in words with a remedy, and what it
+//! does in its own way.
 
-use std::ffi::{c_char, c_int, CStr};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use super::ffi::{self, device_attribute, Api, Code};
+use super::code_object::kernels;
+use super::ffi::{device_attribute, Own};
+use super::{ffi, hiprtc};
 use crate::error::{Error, Result};
-use crate::mono::library::Library;
+use crate::gpu::api::{
+    first_of, Answer, Api, Calls, Code, Facts, Fault, Handle, KernelFacts, Ordinal, Paths,
+    StagingShape, OUT_OF_MEMORY, SUCCESS,
+};
+use crate::gpu::rtc::{Compiled, Compiler};
+use crate::kfd;
+use crate::machine::library::{text_of, Library};
+use crate::machine::Platform;
 
 /// Oldest runtime, as HIP counts: the first of ROCm 6, which is the first for gfx942.
 const OLDEST: i32 = 60_000_000;
 /// Names of the library, newest first.
-const NAMES: [&str; 3] = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"];
+pub(super) const NAMES: [&str; 3] = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"];
 const NO_GPU: &str =
     "use device='cpu', or see that the machine has an AMD GPU with its driver and \
                       ROCm, and that a container is given /dev/kfd and /dev/dri";
 
 /// The runtime, ready for use.
 #[derive(Debug)]
-pub(super) struct Runtime {
-    pub api: Api,
+pub struct Runtime {
+    calls: Calls,
+    own: Own,
     /// As HIP counts, such as 60342134.
-    pub version: i32,
+    version: i32,
 }
 
-/// Where a library of ROCm may be: by name, then in its folders.
-pub(super) fn candidates(names: &[&str]) -> Vec<PathBuf> {
-    let homes = ["ROCM_PATH", "HIP_PATH"].iter().filter_map(std::env::var_os);
-    let homes = homes.filter(|home| !home.is_empty()).map(PathBuf::from);
-    let files = homes
-        .chain([PathBuf::from("/opt/rocm")])
-        .flat_map(|home| names.iter().map(move |name| home.join("lib").join(name)))
-        .filter(|file| file.is_file());
-    names.iter().map(PathBuf::from).chain(files).collect()
-}
-
-/// Where the runtime may be.
-pub(super) fn runtime_candidates() -> Vec<PathBuf> {
-    candidates(&NAMES)
-}
-
-/// The first of `paths` that `open` takes, or what was wrong with each of them.
-pub(super) fn first_of<T>(
-    paths: &[PathBuf],
-    open: impl Fn(&Path) -> std::result::Result<T, String>,
-) -> std::result::Result<T, String> {
-    let mut tried = Vec::new();
-    for path in paths {
-        match open(path) {
-            Ok(found) => return Ok(found),
-            Err(why) if why.contains(&*path.to_string_lossy()) => tried.push(why),
-            Err(why) => tried.push(format!("{}: {why}", path.display())),
-        }
+/// A call of HIP's own that may fail.
+fn told(call: &'static str, code: Code) -> Answer<()> {
+    match code {
+        SUCCESS => Ok(()),
+        code => Err(Fault { call, code }),
     }
-    Err(if tried.is_empty() { "nowhere to look".into() } else { tried.join("; ") })
 }
 
 impl Runtime {
-    /// Loads and initialises it. `device` is for messages.
-    pub fn open(paths: &[PathBuf], device: &str) -> Result<Self> {
-        let none = |detail: String| Error::NoDevice { device: device.into(), detail };
-        let runtime = first_of(paths, Self::open_one)
-            .map_err(|tried| none(format!("no usable HIP runtime ({tried}); {NO_GPU}")))?;
-        // SAFETY: no flags are defined.
-        match unsafe { (runtime.api.hipInit)(0) } {
-            ffi::SUCCESS => Ok(runtime),
-            code => Err(none(runtime.words("hipInit", code))),
-        }
-    }
-
     fn open_one(path: &Path) -> std::result::Result<Self, String> {
         let library = Library::open(path)?;
         let missing = |name| format!("has no symbol {name}; install a whole ROCm");
@@ -75,7 +49,7 @@ impl Runtime {
         let mut found = 0;
         // SAFETY: a live integer; the one call that needs no device.
         let code = unsafe { (version.hipRuntimeGetVersion)(&mut found) };
-        if code != ffi::SUCCESS {
+        if code != SUCCESS {
             return Err(format!("does not tell its version (hipRuntimeGetVersion: error {code})"));
         }
         if found < OLDEST {
@@ -86,21 +60,57 @@ impl Runtime {
                 OLDEST / 10_000_000
             ));
         }
-        Ok(Self { api: Api::load(&library).map_err(missing)?, version: found })
+        let calls = Calls::load(&library, &ffi::NAMES).map_err(missing)?;
+        Ok(Self { calls, own: Own::load(&library).map_err(missing)?, version: found })
     }
+}
 
-    /// How many devices there are.
-    pub fn count(&self, device: &str) -> Result<u32> {
-        let mut count = 0;
-        // SAFETY: a live integer.
-        match unsafe { (self.api.hipGetDeviceCount)(&mut count) } {
-            ffi::NO_DEVICE => Ok(0),
-            code => self.check(device, "hipGetDeviceCount", code).map(|()| count.max(0) as u32),
+impl Api for Runtime {
+    const PLATFORM: Platform = Platform::Hip;
+    const KIND: &'static str = "hip";
+    const WARP: u32 = 64;
+    const HOST_FLAGS: u32 = ffi::HOST_PORTABLE_MAPPED_COHERENT;
+    const STAGING: StagingShape =
+        StagingShape { chunk_bytes: 4 << 20, lanes_max: 1, num_buffers: 1 };
+    const PLATFORM_SHARED_BYTES: u32 = 16;
+    /// The runtime may say yes, which people are told; several of these have never worked together.
+    const NO_PEER: &'static str = "machines of this kind do not reach each other";
+
+    fn open(paths: &Paths, device: &str) -> Result<Self> {
+        let none = |detail: String| Error::NoDevice { device: device.into(), detail };
+        let runtime = first_of(&paths.driver, Self::open_one)
+            .map_err(|tried| none(format!("no usable HIP runtime ({tried}); {NO_GPU}")))?;
+        // SAFETY: no flags are defined.
+        match runtime.calls.init.with(|f| unsafe { f(0) }) {
+            Ok(()) => Ok(runtime),
+            Err(fault) => Err(none(runtime.words(fault))),
         }
     }
 
-    /// Refuses an index that the runtime does not know.
-    pub fn find(&self, device: &str, index: u32) -> Result<c_int> {
+    fn calls(&self) -> &Calls {
+        &self.calls
+    }
+
+    fn words(&self, Fault { call, code }: Fault) -> String {
+        // SAFETY: takes any number; the text stands for ever.
+        let name = unsafe { text_of((self.own.hipGetErrorName)(code)) };
+        // SAFETY: as above.
+        let sentence = unsafe { text_of((self.own.hipGetErrorString)(code)) };
+        let [name, sentence] =
+            [name, sentence].map(|text| text.unwrap_or_else(|| "unknown error".into()));
+        format!("{call}: {name} ({code}): {sentence}{}", hint(code))
+    }
+
+    fn count(&self, device: &str) -> Result<u32> {
+        let mut count = 0;
+        // SAFETY: a live integer.
+        match self.calls.device_count.with(|f| unsafe { f(&mut count) }) {
+            Err(Fault { code: ffi::NO_DEVICE, .. }) => Ok(0),
+            answer => self.check(device, answer).map(|()| count.max(0) as u32),
+        }
+    }
+
+    fn find(&self, device: &str, index: u32) -> Result<Ordinal> {
         let none = |detail: String| Error::NoDevice { device: device.into(), detail };
         const HIDDEN: &str = "HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES may hide others";
         match self.count(device)? {
@@ -109,24 +119,11 @@ impl Runtime {
                 "the runtime sees {count} GPU(s), hip:0 to hip:{}; {HIDDEN}",
                 count - 1
             ))),
-            _ => Ok(index as c_int),
+            _ => Ok(index as Ordinal),
         }
     }
 
-    /// A `hipDeviceAttribute*`.
-    pub fn attribute(&self, device: &str, ordinal: c_int, which: c_int) -> Result<i32> {
-        let mut value = 0;
-        // SAFETY: a live integer; an attribute that is not known is answered with an error.
-        let code = unsafe { (self.api.hipDeviceGetAttribute)(&mut value, which, ordinal) };
-        self.check(device, "hipDeviceGetAttribute", code)?;
-        Ok(value)
-    }
-
-    /// Architecture to compile for.
-    ///
-    /// # Errors
-    /// [`Error::NoDevice`] where kie has no kernels for the device, or it cannot run them.
-    pub fn arch(&self, device: &str, ordinal: c_int) -> Result<String> {
+    fn arch(&self, device: &str, ordinal: Ordinal) -> Result<String> {
         let ask = |which| self.attribute(device, ordinal, which);
         let none = |detail: String| Error::NoDevice { device: device.into(), detail };
         let major = ask(device_attribute::CAPABILITY_MAJOR)?;
@@ -146,75 +143,87 @@ impl Runtime {
         Ok("gfx942".into())
     }
 
-    /// What a person calls the device.
-    pub fn model(&self, device: &str, ordinal: c_int) -> Result<String> {
-        let mut name = [0 as c_char; 256];
-        // SAFETY: the length is that of the buffer less a closing zero.
-        let code = unsafe { (self.api.hipDeviceGetName)(name.as_mut_ptr(), 255, ordinal) };
-        self.check(device, "hipDeviceGetName", code)?;
-        // SAFETY: the last byte is zero.
-        Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
+    fn facts(&self, device: &str, ordinal: Ordinal, paths: &Paths) -> Result<Facts> {
+        let ask = |which| self.attribute(device, ordinal, which).map(|n| n.max(0) as u32);
+        let multiprocessors = ask(device_attribute::MULTIPROCESSORS)?;
+        let shared_bytes = ask(device_attribute::SHARED_BYTES)?;
+        let bus = self.bus(device, ordinal)?;
+        let node = kfd::gpus(&paths.nodes).into_iter().find(|node| node.bus == bus);
+        Ok(Facts { multiprocessors, shared_bytes, chiplets: node.map_or(1, |node| node.chiplets) })
     }
 
-    /// PCI address of the device, such as `0000:0c:00.0`.
-    pub fn bus(&self, device: &str, ordinal: c_int) -> Result<String> {
-        let mut text = [0 as c_char; 32];
-        // SAFETY: the length is that of the buffer less a closing zero.
-        let code = unsafe { (self.api.hipDeviceGetPCIBusId)(text.as_mut_ptr(), 31, ordinal) };
-        self.check(device, "hipDeviceGetPCIBusId", code)?;
-        // SAFETY: the last byte is zero.
-        Ok(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().to_lowercase())
+    fn enter(&self, _: Handle, ordinal: Ordinal) -> Answer<Ordinal> {
+        let mut before = 0;
+        // SAFETY: a live integer.
+        told("hipGetDevice", unsafe { (self.own.hipGetDevice)(&mut before) })?;
+        if before != ordinal {
+            // SAFETY: an index below the count.
+            told("hipSetDevice", unsafe { (self.own.hipSetDevice)(ordinal) })?;
+        }
+        Ok(before)
     }
 
-    /// Whether kernels of one device may reach the other's memory.
-    pub fn reaches(&self, device: &str, from: c_int, to: c_int) -> Result<bool> {
-        let mut can = 0;
-        // SAFETY: a live integer; the runtime knows which numbers are devices.
-        let code = unsafe { (self.api.hipDeviceCanAccessPeer)(&mut can, from, to) };
-        self.check(device, "hipDeviceCanAccessPeer", code)?;
-        Ok(can != 0)
-    }
-
-    /// [`Error::Failed`] unless `code` is success.
-    pub fn check(&self, device: &str, call: &str, code: Code) -> Result<()> {
-        match code {
-            ffi::SUCCESS => Ok(()),
-            _ => Err(Error::Failed(format!("{device}: {}", self.words(call, code)))),
+    fn leave(&self, ordinal: Ordinal, before: Ordinal) {
+        if before != ordinal {
+            // SAFETY: an index that the runtime gave. Should it fail, our device stays current.
+            let _ = unsafe { (self.own.hipSetDevice)(before) };
         }
     }
 
-    /// The same for a call that takes memory.
-    pub fn check_memory(&self, device: &str, call: &str, code: Code, bytes: usize) -> Result<()> {
-        if code == ffi::OUT_OF_MEMORY {
-            return Err(Error::OutOfMemory { device: device.into(), wanted_bytes: bytes as u64 });
+    fn memory(&self, _: Ordinal) -> Answer<[usize; 2]> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: two live integers.
+        self.calls.memory_info.with(|f| unsafe { f(&mut free, &mut total) })?;
+        Ok([free, total])
+    }
+
+    fn load(&self, image: &[u8]) -> Answer<Handle> {
+        let (mut handle, image) = (0, image.as_ptr().cast());
+        // SAFETY: the image is an ELF file (it was read as one), which tells its own length.
+        let code = unsafe { (self.own.hipModuleLoadData)(&mut handle, image) };
+        told("hipModuleLoadData", code).map(|()| handle)
+    }
+
+    /// From the code itself: the runtime tells less.
+    fn kernel(&self, _: Handle, name: &str, code: &Compiled) -> Answer<Option<KernelFacts>> {
+        let all = kernels(&code.code).unwrap_or_default();
+        let found = all.into_iter().find(|kernel| kernel.name == name);
+        Ok(found.map(|kernel| KernelFacts {
+            registers: kernel.registers,
+            local_bytes: kernel.private_bytes,
+            shared_bytes: kernel.shared_bytes,
+            threads_max: kernel.threads_max,
+            args_bytes: kernel.args_bytes,
+        }))
+    }
+
+    fn allow_shared(
+        &self,
+        _: Handle,
+        facts: &KernelFacts,
+        shared_bytes: u32,
+        most: u32,
+    ) -> std::result::Result<(), String> {
+        match facts.shared_bytes.saturating_add(shared_bytes) {
+            all if all > most => Err(format!(", but a block has {most}")),
+            _ => Ok(()),
         }
-        self.check(device, call, code)
     }
 
-    /// An error in words: the call, the runtime's name and sentence, what to do.
-    pub fn words(&self, call: &str, code: Code) -> String {
-        // SAFETY: takes any number.
-        let name = word(unsafe { (self.api.hipGetErrorName)(code) });
-        // SAFETY: takes any number.
-        let sentence = word(unsafe { (self.api.hipGetErrorString)(code) });
-        format!("{call}: {name} ({code}): {sentence}{}", hint(code))
+    fn compiler(&self, paths: &Paths, device: &str) -> Result<Compiler> {
+        hiprtc::open(&paths.compiler, device)
     }
-}
 
-fn word(words: *const c_char) -> String {
-    if words.is_null() {
-        return "unknown error".into();
+    /// The compiler's own version lacks the patch.
+    fn code_version(&self) -> Option<i32> {
+        Some(self.version)
     }
-    // SAFETY: not null: a C string that stands for ever.
-    unsafe { CStr::from_ptr(words) }.to_string_lossy().into_owned()
 }
 
 /// What to do about an error.
 fn hint(code: Code) -> &'static str {
     match code {
-        ffi::OUT_OF_MEMORY => {
-            "; the device's memory is taken: amd-smi shows by whom; or lower kv_bytes"
-        }
+        OUT_OF_MEMORY => "; the device's memory is taken: amd-smi shows by whom; or lower kv_bytes",
         ffi::NOT_INITIALIZED => {
             "; after a fork the runtime cannot be used: start processes with the spawn method"
         }
@@ -233,23 +242,4 @@ fn hint(code: Code) -> &'static str {
         }
         _ => "",
     }
-}
-
-/// The index in `hip` (0) or `hip:N`.
-///
-/// # Errors
-/// [`Error::NoDevice`] for every other name.
-pub(super) fn index_of(name: &str) -> Result<u32> {
-    let index = match name.strip_prefix("hip") {
-        Some("") => Some(0),
-        Some(rest) => rest.strip_prefix(':').and_then(|number| {
-            let plain = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
-            plain.then(|| number.parse().ok()).flatten()
-        }),
-        None => None,
-    };
-    index.ok_or_else(|| Error::NoDevice {
-        device: name.into(),
-        detail: "one GPU is written hip or hip:N, N from 0".into(),
-    })
 }

@@ -15,7 +15,7 @@ const RANGE: u64 = 1 << 40;
 impl DeviceClock {
     /// Host time of a stamp that has just arrived.
     pub fn host_ns(&mut self, stamp: u64) -> u64 {
-        self.host_ns_at(stamp, crate::cpu::now_ns())
+        self.host_ns_at(stamp, crate::host::now_ns())
     }
 
     fn host_ns_at(&mut self, stamp: u64, now: u64) -> u64 {

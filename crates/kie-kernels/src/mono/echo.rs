@@ -4,11 +4,10 @@
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::time::Duration;
 
-use super::machine::{Launch, Machine, Platform, Source};
-use super::runner::SIM_REST;
 use super::source;
 use super::wire::{self, Wire, RING};
 use crate::error::{Error, Result};
+use crate::machine::{Launch, Machine, Platform, Source};
 
 /// echo.h's `EchoArgs`.
 #[repr(C)]
@@ -58,9 +57,7 @@ pub fn round_trips(machine: &dyn Machine, rounds: u32, budget: Duration) -> Resu
             told += 1;
             control.word32(0).store(told, Release);
         }
-        if machine.platform() == Platform::Sim {
-            std::thread::sleep(SIM_REST);
-        }
+        machine.platform().between_looks();
         control.word32(4).fetch_add(1, Relaxed);
     }
     drop(flight);

@@ -10,21 +10,24 @@ use super::lower::layout::Exchange;
 use super::lower::model::{self, Model, MOST_POOLS};
 use super::lower::partition::{ClassPartition, Kind, Matrix, Partition};
 use super::lower::segments;
-use super::machine::{Machine, Memory, Module, Platform, Shared};
-use super::meter::{Mode, Probe};
 use super::pack::{To, Weights};
 use super::prefill::{Plan, Prefill};
-use super::runner::prompt_counts;
+use super::probe::Probe;
 use super::source;
 use super::upload;
 use super::wire::{self, Args, Lost, Wire};
 use super::wire::{RECORDS_BLOCK, RECORD_BYTES, RING, STOPS};
 use crate::abi::{Dims, HeadMode, Program};
-use crate::cpu::numbers::row_to_f32;
+use crate::buffer::Buffer;
 use crate::cpu::ops::turned;
-use crate::device::{Buffer, Phase};
-use crate::error::{Error, Result};
+use crate::device::Phase;
+use crate::error::Result;
+use crate::host::joined;
+use crate::machine::{Machine, Memory, Module, Platform, Shared};
 use crate::mailbox::SlotMemory;
+use crate::matrix::{row_to_f32, Matrix as Stored};
+use crate::meter::Mode;
+use crate::sample::SEEN_IN_PROMPT;
 use crate::validate::ValidProgram;
 
 /// A line of its own behind the exchange.
@@ -520,22 +523,23 @@ pub(super) fn compile(
             sources.map(|s| scope.spawn(move || machine.compile(&s))).collect::<Vec<_>>()
         });
         let all: Vec<_> = kernels.iter().map(|c| scope.spawn(move || one(*c))).collect();
-        let decode: Result<Vec<_>> =
-            all.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(died()))).collect();
-        let wide = wide
-            .map(|all| all.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(died()))).collect());
+        let decode = joined(all, "compiler");
+        let wide = wide.map(|all| joined(all, "compiler"));
         Ok((decode?, wide))
     })
-}
-
-pub(super) fn died() -> Error {
-    Error::Failed("a compiler thread died".into())
 }
 
 fn upload(machine: &dyn Machine, bytes: &[u8]) -> Result<Memory> {
     let memory = machine.alloc(bytes.len().max(256))?;
     machine.write(&memory, 0, bytes)?;
     Ok(memory)
+}
+
+/// Counts of a prompt's tokens, as the sampler keeps them.
+fn prompt_counts(tokens: &[u32], vocab: usize) -> Vec<u8> {
+    let mut counts = vec![0u32; vocab];
+    tokens.iter().for_each(|t| counts[*t as usize] = SEEN_IN_PROMPT);
+    counts.iter().flat_map(|c| c.to_le_bytes()).collect()
 }
 
 /// cos and sin of every position and pair, `[positions][head_dim / 2][2]`, a table a class.
@@ -546,7 +550,7 @@ fn rope(weights: &Weights<'_>) -> Vec<u8> {
         let half = part.head_dim as usize / 2;
         let (mut frequencies, mut lengths) = (vec![0.0; half], vec![1.0; half]);
         let tensor = &program.tensors[class.rope as usize];
-        let stored = crate::cpu::matmul::Matrix::of(tensor, 0, weights.buffers);
+        let stored = Stored::of(tensor, 0, weights.buffers);
         row_to_f32(&stored, 0, &mut frequencies[..stored.cols]);
         row_to_f32(&stored, 1, &mut lengths[..stored.cols]);
         out.reserve(program.dims.max_positions as usize * frequencies.len() * 8);

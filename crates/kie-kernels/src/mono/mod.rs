@@ -1,21 +1,16 @@
-//! The monokernel: one launch that holds the whole decode loop, over any [`machine`].
+//! The monokernel: one launch that holds the whole decode loop, over any [`Machine`].
 //!
 //! A program comes in as every device gets it; [`lower`] reads it as layers of a few classes and
 //! decides every size, [`pack`] brings the weights into the order in which blocks take them,
 //! [`runner`] feeds launches and carries their tokens to the mailbox.
 
-pub mod cache;
 pub mod clock;
 pub mod echo;
-pub mod handle;
-pub(crate) mod library;
 pub mod loaded;
 pub mod lower;
-pub mod machine;
-pub mod meter;
 pub mod pack;
 pub mod prefill;
-pub mod recorded;
+mod probe;
 pub mod runner;
 #[cfg(test)]
 pub(crate) mod shapes;
@@ -31,16 +26,17 @@ use self::loaded::Loaded;
 use self::lower::model::{self, Model};
 use self::lower::partition::Partition;
 use self::lower::tuning::Tuning;
-use self::machine::{Machine, Platform};
-use self::meter::{Meter, Probe};
 use self::prefill::Plan;
+use self::probe::Probe;
 use self::runner::Runner;
 use crate::abi::{Codes, Encoding, PageGroup, PAGE};
-use crate::device::{
-    Buffer, Device, DeviceInfo, ExactReuse, Holding, HostBytes, Options, Running, Stop,
-};
-use crate::error::{Error, Result};
+use crate::buffer::{Buffer, HostBytes};
+use crate::device::{Device, DeviceInfo, ExactReuse, Holding, Options, Running, Stop};
+use crate::error::Result;
+use crate::host::joined;
+use crate::machine::{Machine, Platform};
 use crate::mailbox::Mailbox;
+use crate::meter::Meter;
 use crate::validate::ValidProgram;
 
 /// How long a wait inside a kernel lasts where nobody says.
@@ -239,8 +235,7 @@ impl Device for Mono {
             let load = &load;
             let ranks = self.machines.iter().enumerate();
             let all: Vec<_> = ranks.map(|rank| scope.spawn(move || load(rank))).collect();
-            let died = |_| Err(Error::Failed("a loading thread died".into()));
-            all.into_iter().map(|thread| thread.join().unwrap_or_else(died)).collect()
+            joined(all, "loading")
         })?;
         self.stop.check()?;
         let words: Vec<_> = loaded.iter().map(|l| (l.machine.clone(), l.words_address())).collect();
@@ -261,7 +256,7 @@ impl Device for Mono {
                     rank.dims.max_positions,
                 )?);
             }
-            meter.started(loaded.len(), meter::phases(&loaded[0].model, &loaded[0].partition));
+            meter.started(loaded.len(), probe::phases(&loaded[0].model, &loaded[0].partition));
         }
         let (epoch, patience) = (self.first_epoch, self.hang_timeout);
         let mut runner = Runner::new(loaded, mailbox, epoch, patience, self.gap);

@@ -15,13 +15,13 @@ use half::{bf16, f16};
 
 use super::lower::model::{Class, Model};
 use super::lower::partition::{ClassPartition, Matrix, Partition};
+use super::lower::parts::Parts;
 use super::lower::segments::{layer_offsets, matrix_offset};
 use super::lower::tiling::{StoredBits, Tiling};
 use super::wire::Wire;
 use crate::abi::{Codes, HeadMode, Program, Tensor};
-use crate::cpu::matmul::Matrix as Stored;
-use crate::cpu::numbers::row_to_f32;
-use crate::device::Buffer;
+use crate::buffer::Buffer;
+use crate::matrix::{row_to_f32, Matrix as Stored};
 
 /// A program's weights, as they are stored.
 pub struct Weights<'a> {
@@ -111,42 +111,6 @@ impl Table {
     /// The row behind the last one that goes anywhere.
     pub fn end(&self) -> u32 {
         self.first + self.places.len() as u32
-    }
-}
-
-/// Numbers of a row in equal parts, each padded to a width of its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Parts {
-    /// How many.
-    pub count: u32,
-    /// Numbers of each.
-    pub real: u32,
-    /// The same with padding.
-    pub padded: u32,
-    /// Numbers of the stored row before the first part.
-    pub skip: u32,
-}
-
-impl Parts {
-    /// Units of 32 columns that share their scales, which the stored matrix has for each `columns`
-    /// of its own: as many as always do, at most 16; 0 where one unit has several.
-    pub fn group(&self, columns: u32) -> u32 {
-        let stored = |column: u32| {
-            let (part, inside) = (column / self.padded, column % self.padded);
-            (inside < self.real).then_some(self.skip + part * self.real + inside)
-        };
-        let alike = |group: &u32| {
-            let runs = (self.count * self.padded).div_ceil(32 * group);
-            (0..runs).all(|run| {
-                let mut found = (32 * group * run..32 * group * (run + 1))
-                    .filter(|column| *column < self.count * self.padded)
-                    .filter_map(stored)
-                    .map(|column| column / columns);
-                let first = found.next();
-                found.all(|block| Some(block) == first)
-            })
-        };
-        [16, 8, 4, 2, 1].into_iter().find(alike).unwrap_or(0)
     }
 }
 

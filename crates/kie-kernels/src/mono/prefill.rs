@@ -12,11 +12,11 @@ use std::sync::Arc;
 
 use super::lower::model::Model;
 use super::lower::partition::Partition;
-use super::machine::{Launch, Machine, MachineInfo, Memory, Module, Platform, Source};
 use super::source;
 use super::wire::{Args, Wire};
 use crate::abi::PAGE;
 use crate::error::Result;
+use crate::machine::{Launch, Machine, MachineInfo, Memory, Module, Platform, Source};
 
 /// Most positions of a launch: so long does a cancel wait at most.
 pub const MOST_POSITIONS: usize = 8192;
@@ -279,7 +279,7 @@ impl Prefill {
         machine: &dyn Machine,
         args: Args,
         part: &Part,
-    ) -> Result<Box<dyn super::machine::Flight>> {
+    ) -> Result<Box<dyn crate::machine::Flight>> {
         let args = PrefillArgs {
             model: args,
             tokens: args.prompt,

@@ -17,16 +17,16 @@ use std::time::{Duration, Instant};
 use super::clock::DeviceClock;
 use super::loaded::Loaded;
 use super::lower::segments::head_segment;
-use super::machine::{Flight, Launch, Platform};
-use super::meter::{Meter, Mode};
 use super::prefill::{self, Part, Prefill};
 use super::slices::{Chunk, Pace};
 use super::wire::{self, wants, Lost, Order, Sequence, Wire};
 use crate::abi::{Command, CommandKind, Record, SlotEnd, MAX_ALTERNATIVES, PAGE};
 use crate::device::{Phase, Running};
 use crate::error::{Error, Result};
+use crate::machine::{Flight, Launch, Platform};
 use crate::mailbox::Mailbox;
-use crate::sample::{top_logprobs, SEEN_IN_PROMPT};
+use crate::meter::{Meter, Mode};
+use crate::sample::top_logprobs;
 
 /// Prompt positions of a launch beside decoding sequences that leave no column free, and tokens of
 /// a launch where others wait for their turn.
@@ -36,8 +36,6 @@ const TURN_TOKENS: u32 = 8;
 const LONG: u32 = 1 << 20;
 /// Behind the kernel's own patience, the host's with a launch of which nothing comes.
 const LOOK_AFTER: Duration = Duration::from_millis(500);
-/// Between looks at a simulated launch.
-pub(super) const SIM_REST: Duration = Duration::from_micros(200);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -290,10 +288,7 @@ impl Runner {
         if landed.iter().all(|landed| *landed) {
             return self.land(going);
         }
-        if self.first().machine.platform() == Platform::Sim {
-            // It runs on this machine's cores: leave them to it.
-            std::thread::sleep(SIM_REST);
-        }
+        self.first().machine.platform().between_looks();
         // The first rank's kernel watches the host; each does when it is measured alone.
         for rank in &self.ranks {
             rank.room.control.word32(4).fetch_add(1, Relaxed);
@@ -908,13 +903,6 @@ fn hang(lost: &[Option<Vec<Lost>>]) -> Error {
         told.push("a kernel left before its end and no block says why".to_owned());
     }
     Error::Hang(told.join(". "))
-}
-
-/// Counts of a prompt's tokens, as the sampler keeps them.
-pub(super) fn prompt_counts(tokens: &[u32], vocab: usize) -> Vec<u8> {
-    let mut counts = vec![0u32; vocab];
-    tokens.iter().for_each(|t| counts[*t as usize] = SEEN_IN_PROMPT);
-    counts.iter().flat_map(|c| c.to_le_bytes()).collect()
 }
 
 impl Running for Runner {

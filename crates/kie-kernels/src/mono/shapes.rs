@@ -4,11 +4,11 @@
 use super::lower::model::{Class, Coded, Layer, Model, Norm};
 use super::lower::partition::{Kind, Partition};
 use super::lower::tiling::StoredBits;
-use super::machine::{MachineInfo, Platform, Source};
-use super::meter::Mode;
 use super::prefill::Plan;
 use super::source;
 use crate::abi::{HeadMode, NONE};
+use crate::machine::{MachineInfo, Platform, Source};
+use crate::meter::Mode;
 
 /// `2b`: eight lanes of a laneformer; `lane`: one of them; `1b`, `8b`: dense models.
 pub fn model(name: &str) -> Model {

@@ -10,9 +10,9 @@ use super::lower::header::header;
 use super::lower::layout::Layout;
 use super::lower::model::Model;
 use super::lower::partition::{Kind, Partition};
-use super::machine::{Platform, Source};
-use super::meter::Mode;
 use crate::error::Result;
+use crate::machine::{Platform, Source};
+use crate::meter::Mode;
 
 macro_rules! carried {
     ($($path:literal,)+) => {

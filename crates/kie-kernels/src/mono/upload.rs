@@ -9,14 +9,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::machine::{Flight, Launch, Machine, Memory, Module, Platform, Source};
-use super::pack::{Packing, Parts, Target, Weights};
+use super::lower::parts::Parts;
+use super::pack::{Packing, Target, Weights};
 use super::source;
 use super::wire::Wire;
 use crate::abi::Tensor;
-use crate::cpu::matmul::Matrix as Stored;
 use crate::device::Phase;
 use crate::error::{Error, Result};
+use crate::machine::{wait_within, Flight, Launch, Machine, Memory, Module, Platform, Source};
+use crate::matrix::Matrix as Stored;
 
 /// Bytes of a scratch at most.
 const SCRATCH_BYTES: usize = 128 << 20;
@@ -202,15 +203,6 @@ fn columns_of(targets: &[Target], stored: &Stored<'_>) -> Range<usize> {
     first.min(cols) / piece * piece..last.min(cols).next_multiple_of(piece)
 }
 
-/// Waits for a kernel's end.
-fn land(flight: Option<Box<dyn Flight>>) -> Result<()> {
-    let Some(mut flight) = flight else { return Ok(()) };
-    while !flight.done()? {
-        std::thread::sleep(Duration::from_micros(20));
-    }
-    Ok(())
-}
-
 impl<'a> Upload<'a> {
     /// One stored matrix, in pieces that fit.
     fn matrix(
@@ -354,7 +346,9 @@ impl<'a> Upload<'a> {
     /// Waits until a scratch is free.
     fn land(&mut self, half: usize) -> Result<()> {
         let began = Instant::now();
-        land(self.halves[half].flight.take())?;
+        if let Some(mut flight) = self.halves[half].flight.take() {
+            wait_within(&mut *flight, Duration::MAX)?;
+        }
         self.times.pack += began.elapsed();
         Ok(())
     }

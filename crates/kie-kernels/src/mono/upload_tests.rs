@@ -13,8 +13,8 @@ use super::super::pack::{To, Weights};
 use super::super::shapes;
 use super::*;
 use crate::abi::{Codes, Dims, Dtype, Encoding, HeadMode, Layout, Program, NONE};
-use crate::cpu::numbers::{code_to_f32, number_to_f32};
-use crate::device::Buffer;
+use crate::buffer::Buffer;
+use crate::numbers::{code_to_f32, number_to_f32};
 use crate::sim::Sim;
 
 /// A program's weights with the sizes of `model`, one buffer.

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering::Acquire;
 
 use super::lower::model::MOST_POOLS;
-use super::machine::Shared;
+use crate::machine::Shared;
 
 /// Most stop ids of a sequence.
 pub const STOPS: usize = crate::abi::MAX_STOP_IDS;

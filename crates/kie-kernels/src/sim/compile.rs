@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::mono::cache::{Bounds, Cache, Key};
-use crate::mono::machine::Source;
+use crate::machine::cache::{Bounds, Cache, Key};
+use crate::machine::Source;
 
 const ARCH: &str = "the simulator";
 /// The tests alone compile some hundreds.
@@ -385,7 +385,7 @@ impl Drop for Library {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::mono::machine::Platform;
+    use crate::machine::Platform;
     use crate::mono::source::join;
 
     #[test]

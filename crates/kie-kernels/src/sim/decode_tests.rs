@@ -7,13 +7,13 @@
 
 use super::tests::{fetch, land, run_with};
 use super::*;
+use crate::machine::MachineInfo;
+use crate::meter::Mode;
 use crate::mono::lower::model::{Class, Coded, Model};
 use crate::mono::lower::partition::{Kind, Partition};
 use crate::mono::lower::segments;
 use crate::mono::lower::tiling::StoredBits;
 use crate::mono::lower::tuning::Tuning;
-use crate::mono::machine::MachineInfo;
-use crate::mono::meter::Mode;
 use crate::mono::wire::Wire as _;
 use crate::mono::{shapes, source};
 

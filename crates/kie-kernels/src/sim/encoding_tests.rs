@@ -5,8 +5,8 @@
 use super::tests::{fetch_u32, run_with};
 use super::*;
 use crate::abi::Codes;
-use crate::cpu::numbers::code_to_f32;
 use crate::mono::source::join;
+use crate::numbers::code_to_f32;
 use half::f16;
 
 /// What a kernel makes of words: `count` words of `each` bytes of codes, `halves` words each.

@@ -10,8 +10,8 @@ use std::os::fd::FromRawFd;
 use std::os::unix::fs::MetadataExt;
 
 use crate::error::{Error, Result};
-use crate::mono::handle::{Handle, HandleFault};
-use crate::mono::machine::Platform;
+use crate::machine::handle::{Handle, HandleFault};
+use crate::machine::Platform;
 
 /// Zeroed pages.
 pub(super) struct Region {

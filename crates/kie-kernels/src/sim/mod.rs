@@ -11,7 +11,7 @@ mod decode_tests;
 #[cfg(test)]
 mod encoding_tests;
 mod memory;
-mod ranks;
+pub mod ranks;
 #[cfg(test)]
 mod tests;
 
@@ -24,8 +24,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::mono::handle::{Handle, HandleFault};
-use crate::mono::machine::{
+use crate::machine::handle::{Handle, HandleFault};
+use crate::machine::{
     Flight, Launch, Machine, MachineInfo, Memory, Module, Peer, Platform, Shared, Source,
 };
 pub use compile::compiler;
@@ -38,7 +38,7 @@ const STACK_BYTES: usize = (64 << 10) + 17 * 64;
 const THREADS_MAX: u32 = 1024;
 const ERROR_BYTES: usize = 4096;
 
-/// What a simulated machine is like. `open` reads it from a name.
+/// What a simulated machine is like. [`ranks::open`] reads it from a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// Draws the schedule.
@@ -49,7 +49,7 @@ pub struct Options {
     pub blocks: u32,
     /// Dies among which each rank's blocks are dealt out round-robin.
     pub chiplets: u32,
-    /// Machines that [`open`] makes, under one scheduler.
+    /// Machines that [`ranks::open`] makes, under one scheduler.
     pub ranks: u32,
     /// Most shared memory of a block, in bytes.
     pub shared_bytes: u32,
@@ -178,20 +178,6 @@ pub fn mutate(source: &Source, from: &str, to: &str) -> Result<Source> {
         )));
     }
     Ok(Source { text: source.text.replacen(from, to, 1), ..source.clone() })
-}
-
-/// The machines that `name` describes, in order of rank; see [`Options::parse`].
-///
-/// # Errors
-/// [`Error::NoDevice`] for a name that is not understood, or where there is no C++ compiler.
-pub fn open(name: &str) -> Result<Vec<Arc<dyn Machine>>> {
-    let options = Options::parse(name)?;
-    let ranks = options.ranks as usize;
-    let sim = Sim::new(options)?;
-    if ranks == 1 {
-        return Ok(vec![Arc::new(sim)]);
-    }
-    Ok(ranks::of(sim, ranks))
 }
 
 /// How a launch went.

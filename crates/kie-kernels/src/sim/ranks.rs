@@ -8,9 +8,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{memory_of, shared_of, Sim};
+use super::{memory_of, shared_of, Options, Sim};
 use crate::error::{Error, Result};
-use crate::mono::machine::{
+use crate::machine::{
     Flight, Launch, Machine, MachineInfo, Memory, Module, Peer, Platform, Shared, Source,
 };
 
@@ -37,8 +37,22 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The machines that `name` describes, in order of rank; see [`Options::parse`].
+///
+/// # Errors
+/// [`Error::NoDevice`] for a name that is not understood, or where there is no C++ compiler.
+pub fn open(name: &str) -> Result<Vec<Arc<dyn Machine>>> {
+    let options = Options::parse(name)?;
+    let ranks = options.ranks as usize;
+    let sim = Sim::new(options)?;
+    if ranks == 1 {
+        return Ok(vec![Arc::new(sim)]);
+    }
+    Ok(of(sim, ranks))
+}
+
 /// The machines of a group, in order of rank.
-pub(super) fn of(sim: Sim, ranks: usize) -> Vec<Arc<dyn Machine>> {
+fn of(sim: Sim, ranks: usize) -> Vec<Arc<dyn Machine>> {
     let group = Arc::new(Group { ranks, waiting: Mutex::default() });
     let one = |rank| -> Arc<dyn Machine> {
         Arc::new(Rank { sim: sim.clone(), rank, group: group.clone() })
@@ -155,7 +169,7 @@ mod tests {
     /// Two ranks run `body`, in which rank 1 may do with rank 0's memory what it should not: `own`
     /// is what `alloc` gave rank 0, `open` what `alloc_symmetric` did.
     fn outcome(body: &str) -> (Result<bool>, u64) {
-        let machines = super::super::open("sim:ranks=2,blocks=1").unwrap();
+        let machines = super::open("sim:ranks=2,blocks=1").unwrap();
         let text = join(Platform::Sim, ("toy", "#include \"platform.h\"\n"))
             + "struct Args { u64 rank; u64* own; u64* open; };\nKIE_KERNEL(toy, 32, Args a) {\n"
             + "KIE_SHARED_BYTES(shared);\nSlot* slot = (Slot*)shared;\nslot_init(slot, 1);\n"

@@ -13,13 +13,13 @@ use std::arch::x86_64::*;
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::{Form, Line, Packed, BLOCK, CHUNK};
+use super::packed::{Form, Line, Packed, BLOCK, CHUNK};
 use crate::abi::Codes;
 use crate::cpu::codes::Unpack;
-use crate::cpu::matmul::Matrix;
-use crate::cpu::simd::x86::{f8_to_bf16, to_bf16, V512};
-use crate::cpu::simd::Vector;
 use crate::field::Columns;
+use crate::matrix::Matrix;
+use crate::simd::x86::{f8_to_bf16, to_bf16, V512};
+use crate::simd::Vector;
 
 /// Floats of one tile of sums.
 const TILE: usize = 16 * 16;

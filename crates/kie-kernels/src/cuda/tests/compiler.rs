@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::cuda::nvrtc::{candidates, compile_source, Nvrtc, Usage};
+use crate::cuda::nvrtc::{self, candidates, Usage};
 use crate::error::Error;
+use crate::gpu::rtc::Compiler;
+use crate::machine::{Platform, Source};
 use crate::mono::echo;
 use crate::mono::lower::model::{Class, Layer, Model};
 use crate::mono::lower::partition::Kind;
-use crate::mono::machine::{Platform, Source};
 use crate::mono::{shapes, upload};
 
 /// `libnvrtc` folders of the repository's own Python environment.
@@ -25,8 +26,8 @@ pub fn environment() -> Vec<PathBuf> {
 }
 
 /// The compiler, or the test is skipped.
-fn nvrtc(test: &str) -> Option<Nvrtc> {
-    match Nvrtc::open(&candidates(&environment()), None) {
+fn nvrtc(test: &str) -> Option<Compiler> {
+    match nvrtc::open(&candidates(&environment()), None) {
         Ok(nvrtc) => Some(nvrtc),
         Err(why) => {
             super::skipped(test, &why.to_string());
@@ -60,9 +61,9 @@ const ONE_STREAMED: [Spills; 8] = ONE_COLUMN;
 const EIGHT_COLUMNS: [Spills; 4] = [("2b", 8, 8), ("lane", 8, 4), ("1b", 0, 0), ("8b", 0, 0)];
 
 /// What the one kernel of a source takes.
-fn sole(nvrtc: &Nvrtc, source: &Source) -> Usage {
-    let compiled = compile_source(nvrtc, source, "sm_90a").unwrap();
-    assert!(compiled.cubin.starts_with(b"\x7fELF"));
+fn sole(nvrtc: &Compiler, source: &Source) -> Usage {
+    let compiled = nvrtc.compile(source, "sm_90a").unwrap();
+    assert!(compiled.code.starts_with(b"\x7fELF"));
     let mut usage = compiled.usage();
     assert_eq!(usage.len(), 1, "{usage:?}\n{}", compiled.log);
     usage.remove(0)
@@ -171,7 +172,7 @@ fn the_prefill_kernel_takes_all_that_its_plan_takes() {
         let sources = shapes::prefill(&model);
         assert!(!sources.is_empty(), "it fits");
         for source in sources {
-            compile_source(&nvrtc, &source, "sm_90a").unwrap_or_else(|e| panic!("{model:?}: {e}"));
+            nvrtc.compile(&source, "sm_90a").unwrap_or_else(|e| panic!("{model:?}: {e}"));
         }
     }
     let wide_heads = small(8, 4, 256, 2048, 8192, false);
@@ -189,7 +190,7 @@ fn the_echo_kernel_compiles() {
 fn a_fault_in_the_source_is_told_with_its_line() {
     let Some(nvrtc) = nvrtc("faults of the source") else { return };
     let text = "extern \"C\" __global__ void k(int* p) {\n  *p = KIE_N + nothing;\n}\n";
-    let error = compile_source(&nvrtc, &source(text), "sm_90a").unwrap_err();
+    let error = nvrtc.compile(&source(text), "sm_90a").unwrap_err();
     let Error::Compile { arch, detail } = &error else { panic!("{error}") };
     assert_eq!(arch, "sm_90a");
     assert!(detail.contains("kie(2)") && detail.contains("nothing"), "{detail}");
@@ -199,7 +200,7 @@ fn a_fault_in_the_source_is_told_with_its_line() {
 fn an_unknown_architecture_is_told() {
     let Some(nvrtc) = nvrtc("an unknown architecture") else { return };
     let text = "extern \"C\" __global__ void k(int* p) { *p = KIE_N; }";
-    let error = compile_source(&nvrtc, &source(text), "sm_970a").unwrap_err();
+    let error = nvrtc.compile(&source(text), "sm_970a").unwrap_err();
     assert!(error.to_string().contains("sm_970a") && error.to_string().contains("pip"), "{error}");
 }
 
@@ -207,11 +208,11 @@ fn an_unknown_architecture_is_told() {
 fn keys_differ_with_all_they_depend_on() {
     let Some(nvrtc) = nvrtc("keys of the cache") else { return };
     let one = source("text");
-    let key = nvrtc.key(&one, "sm_90a");
-    assert_eq!(key, nvrtc.key(&one.clone(), "sm_90a"));
-    assert_ne!(key, nvrtc.key(&one, "sm_100a"));
-    assert_ne!(key, nvrtc.key(&source("text "), "sm_90a"));
-    assert_ne!(key, nvrtc.key(&Source { defines: defines(&[("N", 4)]), ..one }, "sm_90a"));
+    let key = nvrtc.key(&one, "sm_90a", None);
+    assert_eq!(key, nvrtc.key(&one.clone(), "sm_90a", None));
+    assert_ne!(key, nvrtc.key(&one, "sm_100a", None));
+    assert_ne!(key, nvrtc.key(&source("text "), "sm_90a", None));
+    assert_ne!(key, nvrtc.key(&Source { defines: defines(&[("N", 4)]), ..one }, "sm_90a", None));
 }
 
 /// Prints what every kernel of the usual shapes takes; run it by name before and after a change
@@ -221,10 +222,10 @@ fn keys_differ_with_all_they_depend_on() {
 fn sizes() {
     let Some(nvrtc) = nvrtc("sizes of kernels") else { return };
     let show = |what: String, source: &Source| {
-        let compiled = compile_source(&nvrtc, source, "sm_90a").unwrap();
+        let compiled = nvrtc.compile(source, "sm_90a").unwrap();
         let usage = compiled.usage();
-        let hash = compiled.cubin.iter().fold(0u64, |h, b| h.wrapping_mul(31) + u64::from(*b));
-        eprintln!("{what}: {} bytes, {hash:016x}, {usage:?}", compiled.cubin.len());
+        let hash = compiled.code.iter().fold(0u64, |h, b| h.wrapping_mul(31) + u64::from(*b));
+        eprintln!("{what}: {} bytes, {hash:016x}, {usage:?}", compiled.code.len());
     };
     for name in ["2b", "lane", "1b", "8b"] {
         let model = shapes::model(name);

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use super::stub::{source, Stub};
-use crate::cuda::driver::index_of;
-use crate::cuda::{Cuda, Paths};
+use crate::cuda::{paths, Cuda};
 use crate::error::Error;
-use crate::mono::machine::{Launch, Machine};
+use crate::gpu::api::index_of;
+use crate::machine::{Launch, Machine};
 
 /// Opening fails with [`Error::NoDevice`], or [`Error::DriverTooOld`] where `parts` say so, and the
 /// text has all of `parts`.
@@ -28,8 +28,8 @@ fn has(error: &Error, parts: &[&str]) {
 
 #[test]
 fn a_missing_driver_names_the_library_and_the_remedy() {
-    let mut paths = Paths::usual(&[]);
-    paths.driver = "libkie-no-driver.so.1".into();
+    let mut paths = paths(&[], None);
+    paths.driver = vec!["libkie-no-driver.so.1".into()];
     let Err(error) = Cuda::open("cuda:1", &paths) else { panic!("opened") };
     assert!(matches!(error, Error::NoDevice { .. }), "{error:?}");
     has(&error, &["cuda:1", "libkie-no-driver.so.1", "--gpus all", "device='cpu'"]);
@@ -37,9 +37,9 @@ fn a_missing_driver_names_the_library_and_the_remedy() {
 
 #[test]
 fn names_of_devices_are_checked() {
-    assert_eq!(index_of("cuda"), Ok(0));
-    assert_eq!(index_of("cuda:0"), Ok(0));
-    assert_eq!(index_of("cuda:12"), Ok(12));
+    assert_eq!(index_of("cuda", "cuda"), Ok(0));
+    assert_eq!(index_of("cuda", "cuda:0"), Ok(0));
+    assert_eq!(index_of("cuda", "cuda:12"), Ok(12));
     for bad in [
         "",
         "cud",
@@ -51,7 +51,7 @@ fn names_of_devices_are_checked() {
         "cuda:0,1",
         "cuda:99999999999",
     ] {
-        has(&index_of(bad).unwrap_err(), &["cuda:N"]);
+        has(&index_of("cuda", bad).unwrap_err(), &["cuda:N"]);
     }
 }
 
@@ -210,11 +210,11 @@ fn a_compiler_that_will_not_do_is_refused() {
     refuses(&stub, &["11.0", "12.0", "kie[cuda]"]);
     let Some(mut stub) = Stub::with(test, &["-DnvrtcGetCUBIN=gone"]) else { return };
     refuses(&stub, &["no symbol nvrtcGetCUBIN", "kie[cuda]", "KIE_NVRTC"]);
-    stub.paths.nvrtc = vec!["libkie-no-nvrtc.so.13".into()];
+    stub.paths.compiler = vec!["libkie-no-nvrtc.so.13".into()];
     refuses(&stub, &["libkie-no-nvrtc.so.13", "kie[cuda]"]);
     let file = stub.folder.join("libnvrtc.so.13");
     std::fs::write(&file, b"not a library").unwrap();
-    stub.paths.nvrtc.push(file);
+    stub.paths.compiler.push(file);
     refuses(&stub, &["libkie-no-nvrtc.so.13", "libnvrtc.so.13: ", "kie[cuda]"]);
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::cuda::{open, CudaModule};
 use crate::error::Error;
-use crate::mono::machine::{Flight, Launch, Machine, Source};
+use crate::machine::{Flight, Launch, Machine, Source};
 
 /// Fills every multiprocessor until the host's word is not 0 (or 20 s have passed), then doubles.
 const TEXT: &str = r#"

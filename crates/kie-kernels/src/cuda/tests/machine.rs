@@ -4,13 +4,14 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use super::stub::{source, Stub};
-use crate::cuda::staging::CHUNK_BYTES;
-use crate::cuda::CudaModule;
+use crate::cuda::{CudaModule, Driver};
 use crate::error::Error;
-use crate::mono::cache::Cache;
-use crate::mono::handle::{Handle, HandleFault};
-use crate::mono::machine::{Launch, Machine, Memory, Module, Platform};
+use crate::gpu::api::Api;
+use crate::machine::cache::Cache;
+use crate::machine::handle::{Handle, HandleFault};
+use crate::machine::{Launch, Machine, Memory, Module, Platform};
 
+const CHUNK_BYTES: usize = Driver::STAGING.chunk_bytes;
 const LAUNCH: Launch<'static> =
     Launch { entry: "kernel", blocks: 4, threads: 416, shared_bytes: 232_000, args: &[7; 8] };
 
@@ -201,8 +202,9 @@ fn launches_are_given_as_asked_and_end_in_order() {
     let cuda = stub.open().unwrap();
     let module = cuda.compile(&source("text")).unwrap();
     let entry = &as_cuda(&module).entries[0];
-    assert_eq!((entry.name, entry.registers, entry.local_bytes), ("kernel", 40, 16));
-    assert_eq!((entry.threads_max, entry.args_bytes), (1024, 8));
+    let facts = &entry.facts;
+    assert_eq!((entry.name, facts.registers, facts.local_bytes), ("kernel", 40, 16));
+    assert_eq!((facts.threads_max, entry.args_bytes()), (1024, 8));
     let mut first = cuda.launch(&module, &LAUNCH).unwrap();
     let other = Launch { blocks: 1, threads: 32, shared_bytes: 0, args: &[1; 8], ..LAUNCH };
     let mut second = cuda.launch(&module, &other).unwrap();

@@ -7,11 +7,12 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::cuda::{Cuda, Paths};
+use crate::cuda::Cuda;
 use crate::error::Result;
-use crate::mono::cache::Cache;
-use crate::mono::library::{symbols, Library};
-use crate::mono::machine::Source;
+use crate::gpu::api::Paths;
+use crate::machine::cache::Cache;
+use crate::machine::library::{symbols, Library};
+use crate::machine::Source;
 
 symbols! {
     /// What tests say to the stub.
@@ -55,8 +56,9 @@ impl Stub {
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
         let script = Script::load(&Library::open(&file).unwrap()).unwrap();
         let paths = Paths {
-            driver: file.clone(),
-            nvrtc: vec![file],
+            driver: vec![file.clone()],
+            compiler: vec![file],
+            nodes: PathBuf::new(),
             cache: Cache::at(folder.join("cache")),
             patience: Duration::from_millis(50),
         };

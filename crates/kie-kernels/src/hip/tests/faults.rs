@@ -2,8 +2,9 @@
 
 use super::{build, four_blocks, object, source, Folder, Stub};
 use crate::error::Error;
-use crate::hip::{Hip, HipModule};
-use crate::mono::machine::{Machine, Platform, Source};
+use crate::gpu::api::Api;
+use crate::hip::{Hip, HipModule, Runtime};
+use crate::machine::{Machine, Platform, Source};
 
 fn detail(error: &Error) -> &str {
     match error {
@@ -43,10 +44,10 @@ fn a_runtime_that_will_not_do() {
     let (text, half) = (folder.0.join("half.c"), folder.0.join("libhalf.so"));
     std::fs::write(&text, "int hipRuntimeGetVersion(int* v) { *v = 60000000; return 0; }").unwrap();
     build(&text, &half);
-    stub.paths.runtime = vec![half.clone()];
+    stub.paths.driver = vec![half.clone()];
     let error = refused(&stub, "hip");
     assert!(detail(&error).contains("hipInit") && detail(&error).contains("half"), "{error}");
-    stub.paths.runtime = vec!["libkie-no-such.so.6".into(), half];
+    stub.paths.driver = vec!["libkie-no-such.so.6".into(), half];
     let error = refused(&stub, "hip");
     assert!(
         detail(&error).contains("libkie-no-such") && detail(&error).contains("half"),
@@ -96,7 +97,7 @@ fn memory_holds_what_was_written_and_no_more() {
     let stub = Stub::new();
     let hip = stub.open().unwrap();
     // Three pieces of a copy, the last one short.
-    let bytes = 2 * super::super::context::CHUNK_BYTES + 777;
+    let bytes = 2 * Runtime::STAGING.chunk_bytes + 777;
     let memory = hip.alloc(bytes).unwrap();
     let mut seen = vec![1; bytes];
     hip.read(&memory, 0, &mut seen).unwrap();
@@ -146,7 +147,7 @@ fn a_compilation_is_kept() {
     let compile = |source: &Source| {
         let module = hip.compile(source).unwrap();
         let module = module.as_any().downcast_ref::<HipModule>().unwrap();
-        assert_eq!(module.kernels().next().unwrap().registers, 130);
+        assert_eq!(module.entries[0].facts.registers, 130);
         (module.cached, module.notes.clone())
     };
     assert_eq!(compile(&source()), (false, vec![]));
@@ -169,7 +170,7 @@ fn a_cache_that_cannot_be_written_is_told() {
     let mut stub = Stub::new();
     let file = stub.folder.0.join("file");
     std::fs::write(&file, b"").unwrap();
-    stub.paths.cache = crate::mono::cache::Cache::at(file.join("cache"));
+    stub.paths.cache = crate::machine::cache::Cache::at(file.join("cache"));
     let module = stub.open().unwrap().compile(&source()).unwrap();
     let notes = &module.as_any().downcast_ref::<HipModule>().unwrap().notes;
     assert!(notes.len() == 1 && notes[0].contains("KIE_CACHE"), "{notes:?}");
@@ -207,7 +208,7 @@ fn sources_that_do_not_compile() {
 #[test]
 fn no_compiler() {
     let mut stub = Stub::new();
-    stub.paths.hiprtc = vec!["libkie-no-such.so.6".into()];
+    stub.paths.compiler = vec!["libkie-no-such.so.6".into()];
     let error = stub.open().unwrap().compile(&source()).err().unwrap();
     let Error::BackendMissing { device, detail } = &error else { panic!("{error}") };
     assert_eq!(device, "hip:1");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{four_blocks, source, Stub};
 use crate::error::Error;
-use crate::mono::machine::{Launch, Machine};
+use crate::machine::{Launch, Machine};
 
 #[test]
 fn launches_that_are_refused() {

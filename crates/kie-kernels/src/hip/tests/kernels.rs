@@ -6,11 +6,12 @@ use std::path::Path;
 use std::process::Command;
 
 use super::Folder;
+use crate::gpu::api::Api;
 use crate::hip::code_object::{kernels, Kernel};
+use crate::machine::{Platform, Source};
 use crate::mono::echo;
 use crate::mono::lower::model::Model;
 use crate::mono::lower::partition::Partition;
-use crate::mono::machine::{Platform, Source};
 use crate::mono::{shapes, upload};
 
 /// Vector registers of a unit's lane, which its waves share; units of a multiprocessor.
@@ -91,7 +92,7 @@ fn the_decode_kernel_compiles_without_spills() {
             let waves = threads.div_ceil(64).div_ceil(UNITS);
             assert!(kernel.registers <= REGISTERS / waves, "{name}: {kernel:?}");
             assert_eq!(kernel.args_bytes, [size_of::<crate::mono::wire::Args>()], "{name}");
-            assert_eq!(kernel.shared_bytes, super::super::PLATFORM_SHARED_BYTES, "{name}");
+            assert_eq!(kernel.shared_bytes, crate::hip::Runtime::PLATFORM_SHARED_BYTES, "{name}");
         }
     }
 }

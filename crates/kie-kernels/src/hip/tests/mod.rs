@@ -15,10 +15,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use super::{Hip, Paths};
-use crate::mono::cache::Cache;
-use crate::mono::library::{symbols, Library};
-use crate::mono::machine::{Launch, Machine, Source};
+use super::Hip;
+use crate::gpu::api::Paths;
+use crate::machine::cache::Cache;
+use crate::machine::library::{symbols, Library};
+use crate::machine::{Launch, Machine, Source};
 
 /// A folder that goes when the test ends.
 struct Folder(PathBuf);
@@ -85,8 +86,8 @@ impl Stub {
         std::fs::write(&library, bytes).unwrap();
         let control = Control::load(&Library::open(&library).unwrap()).unwrap();
         let paths = Paths {
-            runtime: vec![library.clone()],
-            hiprtc: vec![library],
+            driver: vec![library.clone()],
+            compiler: vec![library],
             cache: Cache::at(folder.0.join("cache")),
             nodes: folder.0.join("nodes"),
             patience: Duration::from_millis(30),

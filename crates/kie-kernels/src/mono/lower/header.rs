@@ -10,7 +10,7 @@ use super::partition::{ClassPartition, Matrix, Partition};
 use super::segments;
 use super::tiling::Tiling;
 use crate::abi::PAGE;
-use crate::mono::meter::Mode;
+use crate::meter::Mode;
 use crate::mono::wire;
 
 /// Constants, one after another.

@@ -13,6 +13,7 @@ pub mod header;
 pub mod layout;
 pub mod model;
 pub mod partition;
+pub mod parts;
 pub mod segments;
 pub mod tiling;
 pub mod tuning;

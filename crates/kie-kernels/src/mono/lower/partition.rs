@@ -7,12 +7,12 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use super::model::{Class, Model};
+use super::parts::Parts;
 use super::tiling::{Encoding, Stage, Tiling};
 use super::tuning::Tuning;
 use crate::abi::{HeadMode, PAGE};
 use crate::error::{Error, Result};
-use crate::mono::machine::{MachineInfo, Platform};
-use crate::mono::pack::Parts;
+use crate::machine::{MachineInfo, Platform};
 
 /// Most columns of a weight pass: the second operand of a matrix unit has eight.
 pub const COLUMNS_MAX: u32 = 8;
@@ -688,8 +688,8 @@ fn refuse<T>(detail: String) -> Result<T> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::meter::Mode;
     use crate::mono::lower::layout::Layout;
-    use crate::mono::meter::Mode;
     use crate::mono::shapes::{amd, model, nvidia, with_class};
 
     #[test]

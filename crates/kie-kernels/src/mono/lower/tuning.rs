@@ -2,7 +2,7 @@
 //! stream lengths at which one way of waiting is sooner than another. No size of a model is in
 //! here, and no result depends on any of it but in speed.
 
-use crate::mono::machine::MachineInfo;
+use crate::machine::MachineInfo;
 
 /// A row of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

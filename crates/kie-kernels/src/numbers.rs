@@ -2,9 +2,8 @@
 
 use half::{bf16, f16};
 
-use super::matrix::Matrix;
-use super::simd::{f8_to_f32, E2M1};
 use crate::abi::{Codes, Dtype};
+use crate::simd::{f8_to_f32, E2M1};
 
 /// The number in `bytes`, which holds exactly one.
 pub fn number_to_f32(dtype: Dtype, bytes: &[u8]) -> f32 {
@@ -69,7 +68,7 @@ pub fn code_to_f32(codes: Codes, row: &[u8], col: usize) -> f32 {
 
 /// Scale and minimum number `n` of eight, of 6 bits each in 12 bytes: of the first four the low six
 /// bits of a byte, of the others four bits of a byte and the upper two of an earlier one.
-pub(super) fn six_bits(bytes: &[u8], n: usize) -> [u8; 2] {
+pub(crate) fn six_bits(bytes: &[u8], n: usize) -> [u8; 2] {
     if n < 4 {
         return [bytes[n] & 63, bytes[n + 4] & 63];
     }
@@ -101,26 +100,6 @@ pub fn scales_among(codes: Codes, row: &[u8], group: usize) -> [f32; 2] {
         | Codes::I8
         | Codes::I4
         | Codes::E2m1 => [1.0, 0.0],
-    }
-}
-
-/// Row `row` of a matrix, scales applied, into `out[..cols]`.
-pub fn row_to_f32(m: &Matrix<'_>, row: usize, out: &mut [f32]) {
-    let bytes = m.row(row);
-    for (col, out) in out[..m.cols].iter_mut().enumerate() {
-        *out = code_to_f32(m.codes, bytes, col);
-    }
-    if !m.is_scaled() {
-        return;
-    }
-    for (group, out) in out[..m.cols].chunks_mut(m.group_cols()).enumerate() {
-        let [scale, offset] = m.factor(row, group);
-        let zero = m.scales.map_or(0.0, |s| s.zero(s.first(row, m.cols) + group));
-        if zero == 0.0 {
-            out.iter_mut().for_each(|x| *x = *x * scale + offset);
-        } else {
-            out.iter_mut().for_each(|x| *x = (*x - zero) * scale);
-        }
     }
 }
 

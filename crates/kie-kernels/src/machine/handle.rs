@@ -5,7 +5,7 @@
 //! Invariant: a handle is plain bytes and owns nothing. The memory lives as long as the process
 //! that allocated it keeps it; who opened it must have closed it by then.
 
-use super::machine::Platform;
+use super::platform::Platform;
 
 /// Begins every handle.
 const MAGIC: &[u8; 8] = b"kie-mem1";

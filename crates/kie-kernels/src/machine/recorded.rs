@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use super::machine::{
-    Flight, Launch, Machine, MachineInfo, Memory, Module, Peer, Platform, Shared, Source,
-};
+use super::{Flight, Launch, Machine, MachineInfo, Memory, Module, Peer, Platform, Shared, Source};
 use crate::error::{Error, Result};
 
 /// What is known of it.

@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, Vector, E2M1};
+use super::vector::{Kernel, Vector, E2M1};
 
 /// Runs `kernel` as AVX2 code.
 ///

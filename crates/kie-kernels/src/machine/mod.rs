@@ -1,18 +1,25 @@
-//! What the monokernel needs of the machine under it, and nothing more: memory, a compiler, a
-//! launch. `cuda`, `hip` and `sim` each implement [`Machine`]; everything above (planning, packing,
-//! requests) is written once over it.
+//! What kernels need of the machine under them, and nothing more: memory, a compiler, a launch.
+//! `cuda`, `hip` and `sim` each implement [`Machine`]; everything above (planning, packing,
+//! requests, collectives) is written once over it.
 //!
 //! # Memory between host and kernel
 //! [`Memory`] belongs to the device; the host writes it while no kernel uses the bytes, or before a
 //! kernel is told of them. [`Shared`] is host memory that a running kernel reads and writes, one
 //! aligned 32- or 64-bit word at a time: the host's side of each word is an atomic.
 
+pub mod cache;
+pub mod handle;
+pub(crate) mod library;
+mod platform;
+pub mod recorded;
+
 use std::any::Any;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::handle::{Handle, HandleFault};
+use self::handle::{Handle, HandleFault};
+pub use self::platform::Platform;
 use crate::error::{Error, Result};
 
 /// What the machine has, as far as a plan asks.
@@ -35,17 +42,6 @@ pub struct MachineInfo {
     pub memory_bytes: u64,
     /// Device memory free now, in bytes.
     pub free_bytes: u64,
-}
-
-/// Which platform headers stand in front of `kernels/common`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Platform {
-    /// NVIDIA.
-    Cuda,
-    /// AMD.
-    Hip,
-    /// The CPU, for tests.
-    Sim,
 }
 
 /// One compilation: the text is self-contained (no include), `defines` come before it.
@@ -157,14 +153,24 @@ pub trait Flight: Send {
     /// Waits for its end, as dropping it does. False where that was not seen: then whatever the
     /// kernel stores into must stay, on other machines, too.
     fn wait(&mut self) -> bool {
-        loop {
-            match self.done() {
-                Ok(true) => return true,
-                Ok(false) => std::thread::sleep(Duration::from_micros(50)),
-                Err(_) => return false,
-            }
-        }
+        wait_within(self, Duration::MAX).unwrap_or(false)
     }
+}
+
+/// Waits for a kernel's end, for so long at most: false where it has not ended by then.
+///
+/// # Errors
+/// As [`Flight::done`].
+pub fn wait_within(flight: &mut (impl Flight + ?Sized), patience: Duration) -> Result<bool> {
+    let (began, mut pause) = (Instant::now(), Duration::from_micros(10));
+    while !flight.done()? {
+        if began.elapsed() >= patience {
+            return Ok(false);
+        }
+        std::thread::sleep(pause);
+        pause = (2 * pause).min(Duration::from_millis(1));
+    }
+    Ok(true)
 }
 
 /// What another machine must know of one to reach its memory.
@@ -265,20 +271,12 @@ pub trait Machine: Send + Sync {
     /// [`crate::Error::Failed`].
     fn write(&self, to: &Memory, offset: usize, bytes: &[u8]) -> Result<()>;
 
-    /// Copies several pieces, each to its offset, as [`Machine::write`] does one; neighbours
-    /// together.
+    /// Copies several pieces, each to its offset, as [`Machine::write`] does one.
     ///
     /// # Errors
     /// [`crate::Error::Failed`].
     fn write_all(&self, to: &Memory, pieces: &[(usize, &[u8])]) -> Result<()> {
-        let mut runs = pieces.chunk_by(|(at, bytes), (next, _)| at + bytes.len() == *next);
-        runs.try_for_each(|run| match run {
-            [(offset, bytes)] => self.write(to, *offset, bytes),
-            _ => {
-                let all: Vec<&[u8]> = run.iter().map(|(_, bytes)| *bytes).collect();
-                self.write(to, run[0].0, &all.concat())
-            }
-        })
+        pieces.iter().try_for_each(|(offset, bytes)| self.write(to, *offset, bytes))
     }
 
     /// Copies from the device what ended kernels wrote; of a running one, what has arrived.

@@ -1,88 +1,4 @@
-//! Instruction-set levels and the one vector type the kernels are written against.
-//!
-//! A kernel is a struct that implements [`Kernel`]; its body is generic over [`Vector`] and is
-//! compiled once for each level. Invariants: a value of a vector type exists only where its level
-//! is available (the constructors are `unsafe`, so arithmetic on values is safe); everything
-//! between [`dispatch`] and an intrinsic is `#[inline(always)]`, without closures, since only
-//! then is it compiled with the level's instructions; forcing a level changes bits, nothing else
-//! does.
-
-use std::sync::OnceLock;
-
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod x86;
-
-/// An instruction-set level, weakest first; each includes the ones before it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Level {
-    /// Portable code, whatever the build's target offers.
-    Scalar,
-    /// AVX2, FMA and F16C.
-    Avx2,
-    /// AVX-512 F, BW, DQ and VL.
-    Avx512,
-    /// AVX-512 with BF16 dot products and VBMI (Zen 4, Sapphire Rapids).
-    Avx512Bf16,
-    /// AMX tiles of BF16, granted to this process by the kernel.
-    Amx,
-}
-
-impl Level {
-    /// All levels, weakest first.
-    pub const ALL: [Self; 5] =
-        [Self::Scalar, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx];
-
-    /// Name as `kie doctor` prints it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Scalar => "scalar",
-            Self::Avx2 => "avx2",
-            Self::Avx512 => "avx512",
-            Self::Avx512Bf16 => "avx512-bf16",
-            Self::Amx => "amx-bf16",
-        }
-    }
-
-    /// Whether this machine can run the level.
-    pub fn is_available(self) -> bool {
-        self <= detect()
-    }
-}
-
-/// The strongest level of this machine. The first call asks the kernel for the AMX state.
-pub fn detect() -> Level {
-    static BEST: OnceLock<Level> = OnceLock::new();
-    *BEST.get_or_init(detect_uncached)
-}
-
-/// Every level that this machine can run, weakest first.
-pub fn available() -> Vec<Level> {
-    Level::ALL.into_iter().filter(|level| level.is_available()).collect()
-}
-
-#[cfg(target_arch = "x86_64")]
-fn detect_uncached() -> Level {
-    use std::arch::is_x86_feature_detected as has;
-    if !(has!("avx2") && has!("fma") && has!("f16c")) {
-        return Level::Scalar;
-    }
-    if !(has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl")) {
-        return Level::Avx2;
-    }
-    if !(has!("avx512bf16") && has!("avx512vbmi")) {
-        return Level::Avx512;
-    }
-    if x86::amx_granted() {
-        Level::Amx
-    } else {
-        Level::Avx512Bf16
-    }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn detect_uncached() -> Level {
-    Level::Scalar
-}
+//! The vector type that kernels are written against, and its portable implementation.
 
 /// A computation whose body is compiled once for each level.
 pub(crate) trait Kernel {
@@ -94,33 +10,6 @@ pub(crate) trait Kernel {
     /// # Safety
     /// The CPU has the level that `V` stands for.
     unsafe fn run<V: Vector>(self) -> Self::Output;
-}
-
-/// Runs `kernel` with the instructions of `level`.
-///
-/// # Panics
-/// When the machine lacks the level.
-#[inline]
-pub(crate) fn dispatch<K: Kernel>(level: Level, kernel: K) -> K::Output {
-    assert!(level.is_available(), "this machine has no {}", level.name());
-    #[cfg(target_arch = "x86_64")]
-    {
-        match level {
-            // SAFETY: V8 needs nothing.
-            Level::Scalar => unsafe { kernel.run::<V8>() },
-            // SAFETY: the assertion above checked the level.
-            Level::Avx2 => unsafe { x86::avx2(kernel) },
-            // SAFETY: as above.
-            Level::Avx512 => unsafe { x86::avx512(kernel) },
-            // SAFETY: as above; Amx includes Avx512Bf16.
-            Level::Avx512Bf16 | Level::Amx => unsafe { x86::avx512_vbmi(kernel) },
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    // SAFETY: V8 needs nothing.
-    unsafe {
-        kernel.run::<V8>()
-    }
 }
 
 /// A vector of float32 lanes. Pointers may have any alignment.
@@ -440,16 +329,4 @@ impl Vector for V8 {
         let v = self.0;
         ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]))
     }
-}
-
-/// Asks for the cache line at `at`; any address is allowed.
-#[inline(always)]
-pub(crate) fn prefetch(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch never faults; SSE is part of every x86-64.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
 }

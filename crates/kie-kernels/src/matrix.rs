@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use super::numbers::{number_to_f32, scales_among};
-use super::simd::{Kernel, Vector};
 use crate::abi::{Codes, Dtype, Tensor};
-use crate::device::Buffer;
+use crate::buffer::Buffer;
+use crate::numbers::{code_to_f32, number_to_f32, scales_among, six_bits};
+use crate::simd::{Kernel, Vector};
 
 /// Scales of a matrix, one for each group of `block_rows` x `block_cols` weights.
 #[derive(Debug, Clone, Copy)]
@@ -245,6 +245,26 @@ impl<'a> Matrix<'a> {
     }
 }
 
+/// Row `row` of a matrix, scales applied, into `out[..cols]`.
+pub fn row_to_f32(m: &Matrix<'_>, row: usize, out: &mut [f32]) {
+    let bytes = m.row(row);
+    for (col, out) in out[..m.cols].iter_mut().enumerate() {
+        *out = code_to_f32(m.codes, bytes, col);
+    }
+    if !m.is_scaled() {
+        return;
+    }
+    for (group, out) in out[..m.cols].chunks_mut(m.group_cols()).enumerate() {
+        let [scale, offset] = m.factor(row, group);
+        let zero = m.scales.map_or(0.0, |s| s.zero(s.first(row, m.cols) + group));
+        if zero == 0.0 {
+            out.iter_mut().for_each(|x| *x = *x * scale + offset);
+        } else {
+            out.iter_mut().for_each(|x| *x = (*x - zero) * scale);
+        }
+    }
+}
+
 /// Scale and offset of a group of a row whose scales lie among its codes, with the level's
 /// conversion of halves. Safety: V's level.
 #[inline(always)]
@@ -257,7 +277,7 @@ unsafe fn among<V: Vector>(codes: Codes, row: &[u8], group: usize) -> [f32; 2] {
             Codes::Q4x0 => [V::half(half(group * 18)), 0.0],
             Codes::Q4k => {
                 let block = group / 8 * 144;
-                let [scale, min] = super::numbers::six_bits(&row[block + 4..block + 16], group % 8);
+                let [scale, min] = six_bits(&row[block + 4..block + 16], group % 8);
                 let [d, m] = [V::half(half(block)), V::half(half(block + 2))];
                 [d * f32::from(scale), -m * f32::from(min)]
             }

@@ -4,7 +4,7 @@
 //! pointers taken here outlive every handle. That leaves three calls of libc, which the crate
 //! already uses, so no other crate is needed.
 
-use std::ffi::{c_void, CStr, CString, OsStr};
+use std::ffi::{c_char, c_void, CStr, CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
@@ -67,6 +67,18 @@ fn loader_error() -> String {
     unsafe { CStr::from_ptr(words) }.to_string_lossy().into_owned()
 }
 
+/// A library's text; `None` where there is none.
+///
+/// # Safety
+/// Null, or a C string that stands for ever.
+pub(crate) unsafe fn text_of(words: *const c_char) -> Option<String> {
+    if words.is_null() {
+        return None;
+    }
+    // SAFETY: not null: the caller's promise.
+    Some(unsafe { CStr::from_ptr(words) }.to_string_lossy().into_owned())
+}
+
 /// A struct of function pointers, named and typed as in the vendor's header, and its `load`.
 macro_rules! symbols {
     ($(#[$doc:meta])* $table:ident { $(fn $name:ident($($arg:ty),* $(,)?) -> $ret:ty;)* }) => {
@@ -80,7 +92,7 @@ macro_rules! symbols {
         impl $table {
             /// All of them, or the name of the first that the library lacks.
             pub fn load(
-                library: &$crate::mono::library::Library,
+                library: &$crate::machine::library::Library,
             ) -> std::result::Result<Self, &'static str> {
                 Ok(Self {
                     $($name: {

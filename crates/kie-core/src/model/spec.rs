@@ -1,0 +1,368 @@
+//! A model as data: layers with what mixes positions and what follows it, and the tensors that a
+//! checkpoint must have.
+
+use std::fmt;
+
+pub use kie_kernels::abi::{Gate, NormSpan};
+
+use super::config::Config;
+use super::quantization::Quantization;
+use super::rope::{Factors, Rope};
+use crate::error::Result;
+
+/// Everything the planner needs to know about a model. Sizes are of the whole, over all lanes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Spec {
+    /// `model_type` of the config.
+    pub architecture: String,
+    /// Width of a residual stream.
+    pub hidden: usize,
+    /// Rows of the embedding table and of the head.
+    pub vocab: usize,
+    /// Longest context the model was made for, in tokens.
+    pub max_positions: usize,
+    /// Longest one that may be asked for: more where rope scaling stretches it.
+    pub stretched: usize,
+    /// Epsilon of every RMSNorm.
+    pub norm_eps: f32,
+    /// Parallel residual streams; 1 for an ordinary transformer.
+    pub lanes: usize,
+    /// One entry a layer.
+    pub layers: Vec<LayerSpec>,
+    /// How the logits come from the lanes' final streams.
+    pub head: HeadKind,
+    /// The head shares the embedding table.
+    pub tied: bool,
+    /// Norm scales are per lane, `[lanes, hidden]`, rather than shared, `[hidden]`.
+    pub norm_per_lane: bool,
+    /// On embeddings, before the first layer.
+    pub embedding_factor: f32,
+    /// Divisors of the rotary frequencies, with longrope.
+    pub rope_factors: Factors,
+    /// How matrices are quantised, where the config says so.
+    pub quantization: Option<Quantization>,
+    /// Every tensor the model needs. A checkpoint with others is refused.
+    pub tensors: Vec<TensorSpec>,
+    /// Tensors that may be there and take no part (exact names).
+    pub ignored: Vec<String>,
+    /// Declared token ids: (bos, all eos ids).
+    pub bos: Option<u32>,
+    /// End-of-sequence ids.
+    pub eos: Vec<u32>,
+}
+
+/// One layer: what mixes positions, what works on each position alone, and how the outputs of both
+/// join the residual streams.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LayerSpec {
+    /// What mixes positions.
+    pub mixer: Mixer,
+    /// How the mixer's outputs join the residual streams.
+    pub mixer_join: Join,
+    /// What works on each position alone.
+    pub mlp: Mlp,
+    /// How the MLP's outputs join the residual streams.
+    pub mlp_join: Join,
+    /// Where the RMSNorms of both stand.
+    pub norms: Norms,
+}
+
+/// Where the RMSNorms of a module stand. An output that is normed joins by [`Join::Sum`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Norms {
+    /// On its input.
+    Before,
+    /// On its output (OLMo 2).
+    Behind,
+    /// On both (Gemma 3).
+    Around,
+}
+
+impl Norms {
+    /// On the input.
+    pub fn before(self) -> bool {
+        self != Self::Behind
+    }
+
+    /// On the output.
+    pub fn behind(self) -> bool {
+        self != Self::Before
+    }
+}
+
+/// What mixes positions in a layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Mixer {
+    /// Softmax attention over keys and values.
+    Attention(Attention),
+}
+
+/// Softmax attention with grouped heads. Sizes are of the whole, over all lanes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Attention {
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Features of one head; even.
+    pub head_dim: usize,
+    /// A query sees the last `window` positions, itself included; `None` sees all.
+    pub window: Option<usize>,
+    /// Rotary embedding of q and k.
+    pub rope: Rope,
+    /// RMSNorm of q and k before the rotary embedding: of each head (Qwen3), or over all of them.
+    pub qk_norm: Option<NormSpan>,
+    /// Biases on q, k and v (Qwen2).
+    pub qkv_bias: bool,
+}
+
+/// What works on each position alone.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Mlp {
+    /// `down(f(gate x) * up x)`.
+    Gated(Gated),
+}
+
+/// A gated MLP. Sizes are of the whole, over all lanes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gated {
+    /// Inner width.
+    pub ffn: usize,
+    /// The function of the gate.
+    pub gate: Gate,
+}
+
+impl LayerSpec {
+    /// Positions that its mixer looks back, the own included; `None`: all.
+    pub fn window(&self) -> Option<usize> {
+        let Mixer::Attention(attention) = self.mixer;
+        attention.window
+    }
+}
+
+/// How a module's outputs o_l, one a lane, join the residual streams x_l.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Join {
+    /// Each stream adds the sum over all lanes: an ordinary all-reduce, and the only join that a
+    /// model of one lane has.
+    Sum,
+    /// Each stream adds `factor` times its own lane's output.
+    Own {
+        /// On the output.
+        factor: f32,
+    },
+    /// Each stream adds its own lane's output, and the sum over the other lanes of what the same
+    /// kind of module put out `layers` earlier (delayed tensor parallelism).
+    Delayed {
+        /// 1 or more.
+        layers: usize,
+    },
+}
+
+/// How logits come from the lanes' final streams x_l.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadKind {
+    /// W · mean_l norm(x_l); W is `[vocab, hidden]`. With one lane the ordinary head.
+    Replicate,
+    /// W · norm(sum_l x_l); the final norm is shared.
+    SumThenNorm,
+    /// Lane l yields vocab slice l from norm(x_l); W is `[lanes, vocab/lanes, hidden]`.
+    VocabParallel,
+    /// W · concat_l norm(x_l); W is `[vocab, lanes * hidden]`.
+    Concat,
+}
+
+/// What a tensor is for. The number is the layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Role {
+    Embedding,
+    AttentionNorm(usize),
+    Q(usize),
+    K(usize),
+    V(usize),
+    QBias(usize),
+    KBias(usize),
+    VBias(usize),
+    QNorm(usize),
+    KNorm(usize),
+    O(usize),
+    AttentionOutNorm(usize),
+    MlpNorm(usize),
+    MlpOutNorm(usize),
+    Gate(usize),
+    Up(usize),
+    Down(usize),
+    FinalNorm,
+    Head,
+    /// Divisors of the rotary frequencies, `[head_dim / 2]`.
+    RopeFactors,
+}
+
+impl Role {
+    /// True for the large matrices, which may be quantised.
+    pub fn is_matrix(self) -> bool {
+        matches!(
+            self,
+            Self::Q(_)
+                | Self::K(_)
+                | Self::V(_)
+                | Self::O(_)
+                | Self::Gate(_)
+                | Self::Up(_)
+                | Self::Down(_)
+                | Self::Head
+                | Self::Embedding
+        )
+    }
+}
+
+impl Role {
+    /// True for the scales of RMSNorms.
+    pub fn is_norm(self) -> bool {
+        matches!(
+            self,
+            Self::AttentionNorm(_)
+                | Self::AttentionOutNorm(_)
+                | Self::MlpNorm(_)
+                | Self::MlpOutNorm(_)
+                | Self::QNorm(_)
+                | Self::KNorm(_)
+                | Self::FinalNorm
+        )
+    }
+
+    /// True for the matrices of layers, which `dtype` quantises; embedding and head stay.
+    pub fn is_linear(self) -> bool {
+        self.is_matrix() && !matches!(self, Self::Head | Self::Embedding)
+    }
+}
+
+/// A tensor that must be in the checkpoint.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TensorSpec {
+    /// What it is for.
+    pub role: Role,
+    /// Its name in the checkpoint.
+    pub name: String,
+    /// Its shape; lane tensors have the lane first.
+    pub shape: Vec<usize>,
+    /// How it stands there.
+    pub stored: Stored,
+}
+
+/// How a tensor stands in the checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Stored {
+    /// As it is.
+    Whole,
+    /// As rows of a matrix that other tensors have rows of, too.
+    Rows {
+        /// The first one.
+        first: usize,
+        /// Rows of the whole matrix.
+        of: usize,
+    },
+    /// Each number is `factor * (stored + one)`, which is made of them in float32.
+    Less {
+        /// What is added.
+        one: f32,
+        /// What that is multiplied by.
+        factor: f32,
+    },
+}
+
+impl Spec {
+    /// Numbers in all tensors, scales excluded.
+    pub fn parameters(&self) -> u64 {
+        self.tensors.iter().map(TensorSpec::numbers).sum()
+    }
+}
+
+impl Attention {
+    /// Numbers of q.
+    pub fn query_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Numbers of k, or of v.
+    pub fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    pub(super) fn check(&self, config: &Config<'_>) -> Result<()> {
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            let detail = format!("{} query heads on {}", self.heads, self.kv_heads);
+            return config.unsupported("num_key_value_heads", detail);
+        }
+        if self.head_dim == 0 || !self.head_dim.is_multiple_of(2) {
+            return config.unsupported("head_dim", format!("{}; it must be even", self.head_dim));
+        }
+        Ok(())
+    }
+}
+
+impl TensorSpec {
+    /// A tensor that stands in the checkpoint as it is.
+    pub fn of(role: Role, name: String, shape: &[usize]) -> Self {
+        Self { role, name, shape: shape.to_vec(), stored: Stored::Whole }
+    }
+
+    /// Numbers in the tensor.
+    pub fn numbers(&self) -> u64 {
+        self.shape.iter().map(|n| *n as u64).fold(1, u64::saturating_mul)
+    }
+}
+
+impl fmt::Display for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "model     {}, {:.1} M parameters, {} tensors",
+            self.architecture,
+            self.parameters() as f64 / 1e6,
+            self.tensors.len()
+        )?;
+        write!(
+            f,
+            "shape     {} layers x {}, {}, vocabulary {}, context {}",
+            self.layers.len(),
+            self.hidden,
+            self.classes(),
+            self.vocab,
+            self.max_positions
+        )?;
+        if self.lanes > 1 {
+            write!(f, ", {} lanes", self.lanes)?;
+        }
+        let windows: Vec<usize> = self.layers.iter().filter_map(LayerSpec::window).collect();
+        if let Some(window) = windows.iter().max() {
+            write!(f, ", window {window} on {} layers", windows.len())?;
+        }
+        writeln!(f)
+    }
+}
+
+impl Spec {
+    /// Heads and MLP widths in the order of their first layers, each with how many layers have it
+    /// where not all do.
+    fn classes(&self) -> String {
+        let mut classes: Vec<(String, usize)> = Vec::new();
+        for layer in &self.layers {
+            let (Mixer::Attention(a), Mlp::Gated(m)) = (&layer.mixer, &layer.mlp);
+            let heads = format!("{}/{} heads of {}", a.heads, a.kv_heads, a.head_dim);
+            let class = format!("{heads}, MLP {}", m.ffn);
+            match classes.iter_mut().find(|(known, _)| *known == class) {
+                Some((_, count)) => *count += 1,
+                None => classes.push((class, 1)),
+            }
+        }
+        match &classes[..] {
+            [(class, _)] => class.clone(),
+            several => {
+                let each = several.iter().map(|(class, count)| format!("{count} of {class}"));
+                each.collect::<Vec<_>>().join(" + ")
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! What all handles of one engine share: its queue, its thread, its tokenizer, what it is made of.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::admission::{Limits, Resolved};
+use crate::answer::Answer;
+use crate::error::{Error, Result};
+use crate::inbox::Inbox;
+use crate::load::LoadReport;
+use crate::metrics::Counters;
+use crate::patience::Patience;
+use crate::process::Process;
+use crate::request::{Prompt, SamplingParams};
+use crate::tokenizer::Tokenizer;
+
+/// What an engine is made of.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Info {
+    /// Name of the model: its folder's.
+    pub model: String,
+    /// Name of the device.
+    pub device: String,
+    /// Why `device="auto"` is the CPU, where it is: what the first GPU's opening said.
+    pub passed_over: Option<String>,
+    /// What a person would call the device.
+    pub device_model: String,
+    /// Its instruction set.
+    pub device_arch: String,
+    /// Threads, or on a GPU blocks of threads, that a pass is spread over.
+    pub threads: usize,
+    /// `model_type` of the config.
+    pub arch: String,
+    /// Number format of the weights as asked for.
+    pub dtype: String,
+    /// Numbers in all tensors.
+    pub parameters: u64,
+    /// Token ids.
+    pub vocab: usize,
+    /// Positions of a longest sequence.
+    pub context: usize,
+    /// Requests that run at once.
+    pub max_batch: usize,
+    /// Requests that may wait.
+    pub max_queue: usize,
+    /// KV pages of each layer group.
+    pub kv_pages: Vec<usize>,
+    /// Bytes of all KV pages.
+    pub kv_bytes: u64,
+    /// Bytes of KV a position.
+    pub kv_bytes_per_position: u64,
+    /// Bytes of the weights.
+    pub weight_bytes: u64,
+    /// Bytes of weights that a decoded token reads.
+    pub bytes_per_token: u64,
+    /// Bytes a second that the device's memory gives; `None` where it was not measured, or is not
+    /// that of the processor.
+    pub read_bandwidth: Option<f64>,
+    /// The printed plan.
+    pub plan: String,
+    /// Where the time of opening it went.
+    pub load: LoadReport,
+}
+
+/// What clones, streams and sessions share.
+pub(crate) struct Inner {
+    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) thread: Mutex<Option<JoinHandle<()>>>,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) limits: Limits,
+    pub(crate) info: Info,
+    pub(crate) opened: Instant,
+    pub(crate) process: Process,
+}
+
+impl Inner {
+    /// The engine thread exists only in the process that opened the engine.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if self.process.is_current() {
+            return Ok(());
+        }
+        Err(Error::InvalidRequest(format!(
+            "the engine was opened in process {}, not in its fork {}: open one there",
+            self.process.id(),
+            std::process::id()
+        )))
+    }
+
+    pub(crate) fn check_open(&self) -> Result<()> {
+        self.check_process()?;
+        if self.inbox.is_closed() {
+            return Err(self.failure());
+        }
+        Ok(())
+    }
+
+    /// Why the engine is closed.
+    pub(crate) fn failure(&self) -> Error {
+        self.inbox.failure()
+    }
+
+    /// Has the engine thread look at cancel flags.
+    pub(crate) fn nudge(&self) {
+        self.inbox.nudge();
+    }
+
+    pub(crate) fn model(&self) -> &str {
+        &self.info.model
+    }
+
+    pub(crate) fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Bytes a second that the device's memory gives, where that was measured.
+    pub(crate) fn read_bandwidth(&self) -> Option<f64> {
+        self.info.read_bandwidth
+    }
+
+    /// Bytes that a decoded token at `position` reads.
+    pub(crate) fn bytes_per_token(&self, position: usize) -> u64 {
+        self.info.bytes_per_token + self.info.kv_bytes_per_position * position as u64
+    }
+
+    pub(crate) fn answer(&self, params: &SamplingParams, resolved: &Resolved) -> Answer {
+        let stop_ids = resolved.stop_ids.as_slice().into();
+        Answer::new(&self.tokenizer, &params.stop, stop_ids, params.min_tokens)
+    }
+
+    /// An answer of a session's turn, to decode it once more.
+    pub(crate) fn answer_of(&self, params: &SamplingParams, prompt: usize) -> Result<Answer> {
+        Ok(self.answer(params, &self.limits.resolve(params, prompt)?))
+    }
+
+    pub(crate) fn encode(&self, prompt: &Prompt, patience: &Patience<'_>) -> Result<Vec<u32>> {
+        match prompt {
+            Prompt::Text(text) => self.tokenizer.encode_within(text, true, patience),
+            Prompt::Ids(ids) => Ok(ids.clone()),
+            Prompt::Messages(messages) => {
+                let messages = Value::Array(messages.clone());
+                self.tokenizer.encode_chat_within(&messages, true, &Map::new(), patience)
+            }
+        }
+    }
+
+    pub(crate) fn close(&self) {
+        if !self.process.is_current() {
+            return;
+        }
+        self.inbox.close(None);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // A panic of the thread was caught inside and told to its requests.
+            drop(thread.join());
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

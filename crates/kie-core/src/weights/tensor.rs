@@ -1,0 +1,154 @@
+//! A tensor of a checkpoint: slices of mapped files, and the rows that columns are repacked to.
+
+use std::borrow::Cow;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use kie_kernels::abi::Encoding;
+
+use super::safetensors::{Entry, Mapped};
+use crate::model::spec::Role;
+
+/// A tensor of a checkpoint.
+#[derive(Clone)]
+pub struct Tensor {
+    /// What it is for.
+    pub role: Role,
+    /// Its name in the checkpoint.
+    pub name: String,
+    /// The file it is in.
+    pub path: PathBuf,
+    /// How its numbers are stored.
+    pub encoding: Encoding,
+    /// Shape; lane tensors have the lane first.
+    pub shape: Vec<usize>,
+    /// Index into [`super::Checkpoint::files`].
+    pub file: usize,
+    /// Offset of its first byte in the file.
+    pub offset: usize,
+    /// Its scales, where the encoding has them beside the codes.
+    pub scales: Option<Scales>,
+    /// Its numbers are `factor * (stored + one)`, of these two.
+    pub adjusted: Option<(f32, f32)>,
+    /// It is stored by columns: [`Tensor::parts`] has its rows.
+    pub(super) repack: Option<Repack>,
+    pub(super) bytes: Slice,
+}
+
+/// A tensor's codes, scales and zero points, by rows.
+pub struct Parts<'a> {
+    /// The codes.
+    pub codes: Cow<'a, [u8]>,
+    /// The scales beside them, if any.
+    pub scales: Cow<'a, [u8]>,
+    /// The zero points, if any.
+    pub zeros: Cow<'a, [u8]>,
+}
+
+/// Scales of a tensor, `[lanes,] rows / group, cols / group` rounded up.
+#[derive(Clone)]
+pub struct Scales {
+    /// Index into [`super::Checkpoint::files`].
+    pub file: usize,
+    /// Offset of the first byte in the file.
+    pub offset: usize,
+    pub(super) bytes: Slice,
+}
+
+/// Bytes of a mapped file.
+#[derive(Clone)]
+pub(super) struct Slice {
+    map: Arc<Mapped>,
+    offset: usize,
+    len: usize,
+}
+
+impl Slice {
+    /// Those of an entry of file number `file`.
+    pub(super) fn of(files: &[Arc<Mapped>], file: usize, entry: &Entry) -> Self {
+        Self { map: files[file].clone(), offset: entry.offset, len: entry.len }
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &(*self.map).as_ref()[self.offset..self.offset + self.len]
+    }
+}
+
+impl Tensor {
+    /// The numbers, little-endian, row-major.
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes.bytes()
+    }
+
+    /// Whether the file holds columns, so that rows have to be made of them.
+    pub fn is_repacked(&self) -> bool {
+        self.repack.is_some()
+    }
+
+    /// Its codes, scales and zero points by rows: those of the file, or made of its columns.
+    pub fn parts(&self) -> Parts<'_> {
+        if let (Some(repack), [rows, cols]) = (&self.repack, &self.shape[..]) {
+            let [codes, scales, zeros] = repack.rows(*rows, *cols).map(Cow::Owned);
+            return Parts { codes, scales, zeros };
+        }
+        let scales = self.scales.as_ref().map_or(&[][..], Scales::bytes);
+        let [codes, scales, zeros] = [self.bytes(), scales, &[]].map(Cow::Borrowed);
+        Parts { codes, scales, zeros }
+    }
+}
+
+impl Scales {
+    /// The scales, little-endian.
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes.bytes()
+    }
+}
+
+/// Where in a word AWQ puts the codes of eight neighbouring columns.
+const AWQ_ORDER: [u32; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
+
+/// Columns of codes that have to become rows.
+#[derive(Clone)]
+pub(super) struct Repack {
+    /// Two-dimensional words of codes.
+    pub(super) words: Slice,
+    pub(super) zeros: Slice,
+    pub(super) scales: Slice,
+    pub(super) group: usize,
+    /// Words hold neighbouring columns, AWQ's order; else neighbours along a column.
+    pub(super) awq: bool,
+    /// Zero points are stored less one.
+    pub(super) less_one: bool,
+}
+
+impl Repack {
+    /// Codes, scales and zero points of `rows` x `cols`, one behind the other.
+    pub(super) fn rows(&self, rows: usize, cols: usize) -> [Vec<u8>; 3] {
+        let groups = cols / self.group;
+        let word = |bytes: &[u8], at: usize| {
+            u32::from_le_bytes(bytes[4 * at..4 * at + 4].try_into().expect("four bytes"))
+        };
+        let across = |bytes: &[u8], down: usize, row: usize| {
+            let place = if self.awq { AWQ_ORDER[row % 8] } else { (row % 8) as u32 };
+            (word(bytes, down * (rows / 8) + row / 8) >> (4 * place) & 15) as u8
+        };
+        let (words, zeros, scales) = (self.words.bytes(), self.zeros.bytes(), self.scales.bytes());
+        let code = |row: usize, col: usize| match self.awq {
+            true => across(words, col, row),
+            false => (word(words, col / 8 * rows + row) >> (4 * (col % 8)) & 15) as u8,
+        };
+        let mut out =
+            [Vec::with_capacity(rows * cols / 2), Vec::with_capacity(2 * rows * groups), vec![]];
+        for row in 0..rows {
+            out[0].extend((0..cols).step_by(2).map(|c| code(row, c) | code(row, c + 1) << 4));
+            for group in 0..groups {
+                let at = 2 * (group * rows + row);
+                out[1].extend(&scales[at..at + 2]);
+                let zero = across(zeros, group, row) + u8::from(self.less_one);
+                // Codes have 8 taken from them.
+                out[2].push((zero as i8 - 8) as u8);
+            }
+        }
+        out
+    }
+}
