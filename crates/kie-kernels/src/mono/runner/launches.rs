@@ -1,0 +1,244 @@
+//! Launches on all ranks: what each is given, the orders to a running one, and the sequence numbers
+//! that tell steps apart.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::schedule::{Slot, LONG};
+use crate::abi::SlotParams;
+use crate::error::Result;
+use crate::machine::{Flight, Launch};
+use crate::mailbox::{Mailbox, SlotMemory};
+use crate::meter::{Meter, Mode};
+use crate::mono::loaded::Loaded;
+use crate::mono::lower::segments::head_segment;
+use crate::mono::prefill::{Part, Prefill};
+use crate::mono::slices::Chunk;
+use crate::mono::wire::{wants, Lost, Order, Sequence, Wire};
+
+/// What every rank's launch is given, beside what is its own.
+pub(super) struct Ask {
+    pub columns: u32,
+    pub steps: u32,
+    /// Sequences, the first columns.
+    pub live: u32,
+    /// Of one column's kernels, the one with streamed pages.
+    pub streamed: bool,
+    /// Positions of a prompt, or 0.
+    pub prompt: u32,
+    /// The first step begins at the head: a prefill launch leaves what it takes.
+    pub at_head: bool,
+    /// Positions whose logits are kept.
+    pub logits: Option<u32>,
+    pub column: [Sequence; 8],
+}
+
+/// A launch on its way on every rank, and how it is measured, if it is.
+pub(super) type Started = (Vec<Box<dyn Flight>>, Option<Mode>);
+
+/// The ranks, and what tells their launches apart.
+pub(super) struct Launches {
+    /// One a machine. All are told the same; the first one's tokens count.
+    pub ranks: Vec<Loaded>,
+    epoch: u32,
+    /// How long a wait inside the kernel lasts at most.
+    budget_ns: u64,
+    pub meter: Option<Arc<Meter>>,
+}
+
+impl Launches {
+    pub fn new(ranks: Vec<Loaded>, first_epoch: u32, hang_timeout: Duration) -> Self {
+        let budget_ns = u64::try_from(hang_timeout.as_nanos()).unwrap_or(u64::MAX);
+        Self { ranks, epoch: first_epoch, budget_ns, meter: None }
+    }
+
+    /// The machine that the host listens to.
+    pub fn first(&self) -> &Loaded {
+        &self.ranks[0]
+    }
+
+    /// How long a wait inside the kernel lasts at most.
+    pub fn budget(&self) -> Duration {
+        Duration::from_nanos(self.budget_ns)
+    }
+
+    /// Whether every machine has the prefill kernel.
+    pub fn is_wide(&self) -> bool {
+        self.ranks.iter().all(|rank| rank.prefill.is_some())
+    }
+
+    /// Whether what launches of tokens compute now means nothing.
+    pub fn is_garbage(&self) -> bool {
+        self.meter.as_ref().is_some_and(|meter| meter.mode().is_garbage())
+    }
+
+    /// Tells the running launch; the first rank's watches.
+    pub fn order(&self, order: Order) {
+        self.first().room.control.word32(0).store(order as u32, Release);
+    }
+
+    /// The host is there. The first rank's kernel watches it; each does when it is measured alone.
+    pub fn heartbeat(&self) {
+        for rank in &self.ranks {
+            rank.room.control.word32(4).fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Steps that the last launch made.
+    pub fn steps_made(&self) -> u32 {
+        self.first().room.control.word32(12).load(Acquire)
+    }
+
+    /// The waits that expired, by rank.
+    pub fn lost(&self) -> Result<Vec<Option<Vec<Lost>>>> {
+        self.ranks.iter().map(Loaded::lost).collect()
+    }
+
+    /// Logits of the last launch, rows `from ..` into the rows of `out`.
+    pub fn read_logits(&self, from: usize, out: &mut [f32]) -> Result<()> {
+        self.ranks.iter().try_for_each(|rank| rank.read_logits(from, out))
+    }
+
+    /// A slot's request and page tables to where kernels look for them.
+    pub fn write_slot(&self, row: usize, request: &SlotMemory, mailbox: &Mailbox) -> Result<()> {
+        self.ranks.iter().try_for_each(|rank| {
+            rank.write_slot(row, request)?;
+            rank.write_pages(row, mailbox.pages(row))
+        })
+    }
+
+    /// A slot's page tables to where kernels look for them.
+    pub fn write_pages(&self, row: usize, mailbox: &Mailbox) -> Result<()> {
+        let pages = mailbox.pages(row);
+        self.ranks.iter().try_for_each(|rank| rank.write_pages(row, pages))
+    }
+
+    /// Tokens to where prompts are read.
+    pub fn write_prompt(&self, tokens: &[u32]) -> Result<()> {
+        let bytes: Vec<u8> = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
+        self.ranks.iter().try_for_each(|r| r.machine.write(&r.room.prompt, 0, &bytes))
+    }
+
+    /// So many sequence numbers of steps were used.
+    pub fn advance(&mut self, steps: u32) {
+        self.epoch += steps;
+    }
+
+    /// Starts sequence numbers anew where a longest launch would pass the last: the words are
+    /// zeroed. Kernels tell a step's layers, and the choice of its token, apart by 32 bits.
+    fn renew_epochs(&mut self) -> Result<()> {
+        if self.epoch >= u32::MAX / (self.first().model.layers() + 1) - LONG {
+            self.ranks.iter().try_for_each(Loaded::clear_words)?;
+            self.epoch = 1;
+        }
+        Ok(())
+    }
+
+    /// Starts the decode kernel on every rank. `measured`: what its meter looks at.
+    pub fn decode(&mut self, ask: &Ask, measured: bool) -> Result<Started> {
+        self.renew_epochs()?;
+        let epoch = self.epoch;
+        self.order(Order::GoOn);
+        let mode = self.meter.as_ref().filter(|_| measured).map(|m| m.mode());
+        let mut flights = Vec::with_capacity(self.ranks.len());
+        for loaded in &mut self.ranks {
+            let mut args = loaded.args(ask.columns);
+            if mode == Some(Mode::Alone) {
+                (args.rank, args.hops) = (0, [0; 8]);
+            }
+            (args.epoch, args.budget_ns, args.steps) = (epoch, self.budget_ns, ask.steps);
+            (args.live, args.count, args.column) = (ask.live, ask.prompt, ask.column);
+            args.at_head = u64::from(ask.at_head);
+            if ask.prompt > 0 {
+                args.prompt = loaded.room.prompt.address;
+            }
+            match ask.logits {
+                Some(positions) => args.logits = loaded.logits_for(positions as usize)?,
+                // A prompt's positions need no head.
+                None if ask.live == 0 => args.segment_count = head_segment(&loaded.model),
+                None => {}
+            }
+            let measuring = mode.zip(loaded.probe.as_ref());
+            let probing =
+                measuring.and_then(|(mode, probe)| probe.module(mode, ask.streamed, &mut args));
+            let module = match probing {
+                Some(module) => Arc::clone(module),
+                None => loaded.module(ask.columns, ask.streamed)?,
+            };
+            let launch = Launch {
+                entry: "kie_decode",
+                blocks: loaded.partition.blocks,
+                threads: loaded.partition.threads(loaded.machine.platform(), loaded.machine.warp()),
+                shared_bytes: loaded.partition.shared_max,
+                args: args.as_bytes(),
+            };
+            flights.push(loaded.machine.launch(&module, &launch)?);
+        }
+        Ok((flights, mode))
+    }
+
+    /// Starts the prefill kernel on every rank, over the next layers of a chunk, whose tokens are
+    /// at `prompt`. `to_head`: it leaves what a launch that begins at the head takes.
+    pub fn prefill(
+        &mut self,
+        chunk: &Chunk,
+        layers: u32,
+        to_head: bool,
+    ) -> Result<Vec<Box<dyn Flight>>> {
+        self.renew_epochs()?;
+        let epoch = if to_head { self.epoch } else { 0 };
+        let all = || self.ranks.iter().filter_map(|l| Some((l, l.prefill.as_ref()?)));
+        for (loaded, prefill) in all() {
+            prefill.clear(&*loaded.machine)?;
+        }
+        let part = Part {
+            row: chunk.slot as u32,
+            first: chunk.first as u32,
+            count: chunk.count as u32,
+            layers: chunk.done..chunk.done + layers,
+        };
+        let launch = |(loaded, prefill): (&Loaded, &Prefill)| {
+            let mut args = loaded.args(1);
+            (args.prompt, args.budget_ns) = (loaded.room.prompt.address, self.budget_ns);
+            args.epoch = epoch;
+            prefill.launch(&*loaded.machine, args, &part)
+        };
+        all().map(launch).collect()
+    }
+}
+
+/// A column of a slot's sequence, in a program with so many positions.
+pub(super) fn sequence(
+    row: usize,
+    slot: &Slot,
+    params: &SlotParams,
+    max_positions: usize,
+) -> Sequence {
+    let s = params.sampling;
+    let flag = |on: bool, bit: u32| if on { bit } else { 0 };
+    let filter = s.temperature > 0.0 && (s.top_k > 0 || s.top_p < 1.0 || s.min_p > 0.0);
+    let left = params.max_new as usize - slot.generated;
+    Sequence {
+        seed: s.seed,
+        row: row as u32,
+        position: slot.next as u32,
+        token: slot.token.unwrap_or(0),
+        made: slot.generated as u32,
+        min_new: params.min_new,
+        last: (slot.next + left).min(max_positions).min(slot.granted) as u32,
+        stop_count: params.stop_ids,
+        wants: flag(s.logprobs > 0, wants::LOGPROB)
+            | flag(params.bias > 0, wants::BIAS)
+            | flag(s.penalises(), wants::PENALTIES)
+            | flag(filter, wants::FILTER),
+        temperature: s.temperature,
+        top_p: s.top_p,
+        min_p: s.min_p,
+        repetition: s.repetition_penalty,
+        presence: s.presence_penalty,
+        frequency: s.frequency_penalty,
+        top_k: s.top_k,
+        told: slot.emitted,
+    }
+}

@@ -1,0 +1,519 @@
+//! A program at work on a machine. `schedule` says which sequences the next launch has, `launches`
+//! starts it on every rank, `delivery` carries its tokens to the mailbox, `hang` tells of one that
+//! does not end; here they meet.
+//!
+//! A launch holds the whole decode loop of the sequences it was made for: it ends when one of them
+//! ends, or when the host asks because something else waits (a new request, a cancel). Prompts run
+//! in launches of the prefill kernel where there is one: beside sequences at work some layers at a
+//! time, with a token between. Elsewhere, and where they are short, they are columns of the decode
+//! kernel: beside sequences those that they leave free. So what a column is for never changes while
+//! a launch runs, pages and tables are written only between launches, and the host only reads
+//! tokens as they come.
+
+mod delivery;
+mod hang;
+mod launches;
+mod schedule;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use self::delivery::Delivery;
+use self::hang::Watch;
+use self::launches::{sequence, Ask, Launches, Started};
+use self::schedule::{MixedPrompt, Next, Schedule, State, Work, LONG, TURN_POSITIONS};
+use crate::abi::{Command, CommandKind, SlotEnd, PAGE};
+use crate::device::{Phase, Running};
+use crate::error::Result;
+use crate::machine::{Flight, Platform};
+use crate::mailbox::Mailbox;
+use crate::meter::{Meter, Mode};
+use crate::mono::loaded::Loaded;
+use crate::mono::prefill::{self, Prefill};
+use crate::mono::slices::Chunk;
+use crate::mono::wire::{self, Order, Sequence};
+
+/// A launch under way.
+struct InFlight {
+    flights: Vec<Box<dyn Flight>>,
+    work: Work,
+    steps: u32,
+    /// How it is measured, if it is.
+    mode: Option<Mode>,
+    since: Instant,
+    /// The end of a prompt stands before the tokens.
+    behind_prompt: bool,
+    /// Asked to leave.
+    leaving: bool,
+    watch: Watch,
+}
+
+impl InFlight {
+    fn new((flights, mode): Started, work: Work, steps: u32) -> Self {
+        let (since, watch) = (Instant::now(), Watch::new());
+        let (behind_prompt, leaving) = (false, false);
+        Self { flights, work, steps, mode, since, behind_prompt, leaving, watch }
+    }
+}
+
+/// First position and number of those that a command wants the logits of.
+fn logits_range(command: Command) -> (usize, usize) {
+    let count = match command.kind {
+        CommandKind::LogitsDecode => 1,
+        CommandKind::LogitsPrefill
+        | CommandKind::Start
+        | CommandKind::Cancel
+        | CommandKind::Grow => command.b as usize,
+    };
+    (command.a as usize, count)
+}
+
+/// A program at work.
+pub struct Runner {
+    launches: Launches,
+    schedule: Schedule,
+    delivery: Delivery,
+    in_flight: Option<InFlight>,
+    /// Which kernel takes a prompt is a matter of its length, not of what is cached of it.
+    pub(super) reproducible: bool,
+}
+
+impl Runner {
+    /// Over a program whose weights are on the machines. `gap`: the longest that a prompt may hold
+    /// up a token.
+    pub fn new(
+        ranks: Vec<Loaded>,
+        mailbox: Arc<Mailbox>,
+        first_epoch: u32,
+        hang_timeout: Duration,
+        gap: Option<Duration>,
+    ) -> Self {
+        let dims = ranks[0].dims;
+        let schedule = Schedule::new(dims.slots as usize, ranks[0].most_columns(), gap);
+        Self {
+            schedule,
+            delivery: Delivery::new(mailbox, dims.vocab, dims.max_positions),
+            launches: Launches::new(ranks, first_epoch, hang_timeout),
+            in_flight: None,
+            reproducible: false,
+        }
+    }
+
+    /// The same, with launches timed.
+    #[must_use]
+    pub fn metered(mut self, meter: Option<Arc<Meter>>) -> Self {
+        self.launches.meter = meter;
+        self
+    }
+
+    /// The machine that the host listens to.
+    fn first(&self) -> &Loaded {
+        self.launches.first()
+    }
+
+    fn is_simulated(&self) -> bool {
+        self.first().machine.platform() == Platform::Sim
+    }
+
+    fn command(&mut self, command: Command) {
+        let cached = match command.kind {
+            CommandKind::Start => {
+                self.delivery.request(command.slot as usize).params.cached as usize
+            }
+            CommandKind::Cancel
+            | CommandKind::Grow
+            | CommandKind::LogitsPrefill
+            | CommandKind::LogitsDecode => 0,
+        };
+        self.schedule.command(command, cached);
+    }
+
+    /// Reads what a launch on its way has made; ends it where it has ended.
+    fn follow(&mut self, mut launch: InFlight) -> Result<()> {
+        let ended: Result<Vec<bool>> = launch.flights.iter_mut().map(|f| f.done()).collect();
+        let ended = match ended {
+            Ok(ended) => ended,
+            Err(error) => {
+                self.in_flight = Some(launch);
+                return Err(error);
+            }
+        };
+        if let Work::Tokens(slots) | Work::Mixed(slots, _) = &launch.work {
+            if slots.iter().fold(false, |any, slot| self.collect(*slot) | any) {
+                launch.watch.heard();
+            }
+        }
+        if ended.iter().all(|ended| *ended) {
+            return self.complete(launch);
+        }
+        self.first().machine.platform().between_looks();
+        self.launches.heartbeat();
+        // The simulator finds blocks that are stuck by itself.
+        let partly = ended.contains(&true);
+        if !self.is_simulated() && launch.watch.is_due(self.launches.budget(), partly) {
+            if let Some(error) = launch.watch.look(&self.launches.lost()?) {
+                // Its end may take long to come, or never does.
+                self.in_flight = Some(launch);
+                return Err(error);
+            }
+        }
+        if !launch.leaving && self.schedule.should_leave(&launch.work) {
+            self.launches.order(Order::Leave);
+            launch.leaving = true;
+        }
+        self.in_flight = Some(launch);
+        Ok(())
+    }
+
+    /// Takes the tokens of a slot that are there; whether there were any.
+    fn collect(&mut self, index: usize) -> bool {
+        let (out, garbage) = (&self.launches.ranks[0].room.out, self.launches.is_garbage());
+        self.delivery.collect(out, index, &mut self.schedule.slots[index], garbage)
+    }
+
+    /// A launch has ended.
+    fn complete(&mut self, launch: InFlight) -> Result<()> {
+        let InFlight { flights, work, steps, mode, since, behind_prompt, .. } = launch;
+        drop(flights);
+        if let Some(error) = hang::of_ended(&self.launches.lost()?) {
+            return Err(error);
+        }
+        let made = self.launches.steps_made();
+        self.note(&work, steps, mode)?;
+        match work {
+            Work::Tokens(slots) => {
+                if !behind_prompt {
+                    self.schedule.pace.note_steps(made, since.elapsed());
+                }
+                let generated = |s: &usize| self.schedule.slots[*s].generated;
+                let most = slots.iter().map(generated).max().unwrap_or(0);
+                self.launches.advance((most as u32).min(steps) + 1);
+                self.finish_all(&slots)?;
+            }
+            Work::Mixed(slots, prompt) => {
+                self.launches.advance(steps);
+                let done = made as usize * prompt.share;
+                self.schedule.slots[prompt.slot].next += done.min(prompt.count);
+                self.finish_all(&slots)?;
+                self.finish(prompt.slot);
+            }
+            Work::Prompt(slot, to) => {
+                self.launches.advance(steps);
+                // A kernel that believed its host gone may have left before the end.
+                let done =
+                    if made < steps { made as usize * self.first().most_columns() } else { to };
+                let slot_now = &mut self.schedule.slots[slot];
+                slot_now.next = to.min(slot_now.next.saturating_add(done));
+                self.finish(slot);
+            }
+            Work::Layers(chunk, layers) => {
+                self.schedule.pace.note_layers(&chunk, layers, since.elapsed());
+                let all = self.first().model.layers();
+                self.schedule.went_on(chunk, layers, all);
+                self.finish(chunk.slot);
+            }
+            Work::Logits(command) => {
+                self.launches.advance(steps);
+                if made < steps {
+                    self.schedule.logits.push_front(command);
+                    return Ok(());
+                }
+                let (_, count) = logits_range(command);
+                let mut logits = vec![0.0; count * self.first().dims.vocab as usize];
+                self.launches.read_logits(0, &mut logits)?;
+                self.delivery.publish_logits(command.slot as usize, logits);
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the meter of a launch that made all its steps.
+    fn note(&self, work: &Work, steps: u32, mode: Option<Mode>) -> Result<()> {
+        let (Some(meter), Some(mode), Work::Tokens(slots)) = (&self.launches.meter, mode, work)
+        else {
+            return Ok(());
+        };
+        let (first, slot) = (self.first(), &self.schedule.slots[slots[0]]);
+        if let Some(probe) = first.probe.as_ref().filter(|_| slot.end == Some(SlotEnd::Length)) {
+            meter.note(probe.read(&*first.machine, mode, steps)?);
+        }
+        Ok(())
+    }
+
+    /// What is to be done for each column of a launch that has ended.
+    fn finish_all(&mut self, slots: &[usize]) -> Result<()> {
+        for (column, index) in slots.iter().enumerate() {
+            let slot = &self.schedule.slots[*index];
+            let wanted = self.delivery.alternatives_wanted(*index, slot);
+            if wanted > 0 {
+                let mut logits = vec![0.0; self.first().dims.vocab as usize];
+                self.launches.read_logits(column, &mut logits)?;
+                self.delivery.publish_alternatives(*index, slot, wanted, &logits);
+            }
+            self.finish(*index);
+        }
+        Ok(())
+    }
+
+    /// Gives a slot back where it has ended.
+    fn finish(&mut self, index: usize) {
+        if let Some(end) = self.schedule.take_end(index) {
+            self.delivery.mailbox.end(index, end);
+        }
+    }
+
+    /// Starts the next launch, if there is work.
+    fn begin(&mut self) -> Result<()> {
+        let oldest = loop {
+            for index in self.schedule.cancelled() {
+                self.finish(index);
+            }
+            if let Some(command) = self.schedule.logits.pop_front() {
+                return self.start_logits(command);
+            }
+            for index in self.schedule.take_grown() {
+                self.launches.write_pages(index, &self.delivery.mailbox)?;
+            }
+            let Some(slot) = self.schedule.oldest_prompt() else { break None };
+            match self.prompt_left(slot)? {
+                0 => {}
+                left => break Some((slot, left)),
+            }
+        };
+        match self.schedule.next(oldest) {
+            Next::Nothing => Ok(()),
+            Next::Mixed { decoding, slot, left } => self.start_mixed(decoding, slot, left),
+            Next::Prompt { slot, left, beside } => self.start_prompt(slot, left, beside),
+            Next::Tokens { slots, steps } => self.start_tokens(slots, steps, false),
+        }
+    }
+
+    /// Positions of a prompt that are still to be done; its last token is the first that the
+    /// decode loop feeds, so with none left the slot decodes.
+    fn prompt_left(&mut self, index: usize) -> Result<usize> {
+        let request = self.delivery.request(index);
+        let last = request.params.prompt as usize - 1;
+        let slot = &mut self.schedule.slots[index];
+        if slot.token.is_none() {
+            self.launches.write_slot(index, request, &self.delivery.mailbox)?;
+            // A few positions are done sooner as columns, in steps of a token's time.
+            let few = 2 * self.launches.first().most_columns();
+            let begin = if self.reproducible { 0 } else { slot.next };
+            let wide = self.launches.is_wide() && last - begin > few;
+            (slot.token, slot.wide) = (Some(0), wide);
+        }
+        if slot.next == last {
+            (slot.state, slot.token) = (State::Decode, Some(request.tokens[last]));
+        }
+        Ok(last - slot.next)
+    }
+
+    /// The `count` positions left of a prompt, in the columns that the sequences leave free.
+    fn start_mixed(&mut self, slots: Vec<usize>, index: usize, count: usize) -> Result<()> {
+        let first = self.schedule.slots[index].next;
+        self.write_prompt(index, first, count)?;
+        let columns = self.first().most_columns();
+        let share = columns - slots.len();
+        let (mut column, dump) = self.sequences(&slots);
+        let (row, position) = (index as u32, first as u32);
+        column[slots.len()..].fill(Sequence { row, position, ..Sequence::default() });
+        let steps = if dump { 1 } else { count.div_ceil(share) } as u32;
+        let (mixed, prompt) = (MixedPrompt { slot: index, count, share }, count as u32);
+        let (columns, live) = (columns as u32, slots.len() as u32);
+        let logits = dump.then_some(columns);
+        let ask =
+            Ask { columns, steps, live, streamed: false, prompt, at_head: false, logits, column };
+        self.launch(&ask, Work::Mixed(slots, mixed))
+    }
+
+    /// A slot's tokens `from .. from + count` to where prompts are read.
+    fn write_prompt(&self, index: usize, from: usize, count: usize) -> Result<()> {
+        self.launches.write_prompt(&self.delivery.request(index).tokens[from..from + count])
+    }
+
+    /// The next positions of a prompt that has so many left, in a launch of their own.
+    fn start_prompt(&mut self, index: usize, left: usize, beside: bool) -> Result<()> {
+        let slot = &self.schedule.slots[index];
+        if slot.wide {
+            return self.start_layers(index, left, beside);
+        }
+        let position = slot.next;
+        let count = if beside { left.min(TURN_POSITIONS) } else { left };
+        self.launch_prompt(index, position, count, None, Work::Prompt(index, position + count))
+    }
+
+    /// A prompt's next positions through the prefill kernel, or those that are between its layers.
+    fn start_layers(&mut self, index: usize, left: usize, beside: bool) -> Result<()> {
+        let chunk = match self.schedule.take_chunk(index) {
+            Some(chunk) => chunk,
+            None => {
+                let first = self.schedule.slots[index].next;
+                // Chunks start at whole pages, so launches end there.
+                let count = left.min(self.launch_positions(beside) - first % PAGE);
+                let whole = count == left && self.takes_last(first, count);
+                let count = count + usize::from(whole);
+                self.write_prompt(index, first, count)?;
+                Chunk { slot: index, first, count, done: 0, whole }
+            }
+        };
+        let left = self.first().model.layers() - chunk.done;
+        let layers = if beside { self.schedule.pace.layers(&chunk, left) } else { left };
+        let to_head = chunk.whole && layers == left;
+        let flights = self.launches.prefill(&chunk, layers, to_head)?;
+        if to_head {
+            return self.start_at_head(&chunk, flights);
+        }
+        self.in_flight = Some(InFlight::new((flights, None), Work::Layers(chunk, layers), 0));
+        Ok(())
+    }
+
+    /// Positions of a launch of the prefill kernel: beside sequences one chunk, else many.
+    fn launch_positions(&self, beside: bool) -> usize {
+        let chunk = self.first().prefill.as_ref().map_or(PAGE, Prefill::chunk);
+        if beside {
+            chunk
+        } else {
+            chunk * (prefill::MOST_POSITIONS / chunk).max(1)
+        }
+    }
+
+    fn start_logits(&mut self, command: Command) -> Result<()> {
+        let index = command.slot as usize;
+        let request = self.delivery.request(index);
+        self.launches.write_slot(index, request, &self.delivery.mailbox)?;
+        let (position, count) = logits_range(command);
+        let columns = (command.kind == CommandKind::LogitsDecode).then_some(1);
+        self.launch_prompt(index, position, count, columns, Work::Logits(command))
+    }
+
+    fn launch_prompt(
+        &mut self,
+        index: usize,
+        position: usize,
+        count: usize,
+        columns: Option<u32>,
+        work: Work,
+    ) -> Result<()> {
+        let columns = columns.unwrap_or(self.first().most_columns() as u32);
+        self.write_prompt(index, position, count)?;
+        let count = count as u32;
+        // Every column is of this sequence, whose pages it finds by its own row.
+        let (row, position) = (index as u32, position as u32);
+        let column = [Sequence { row, position, ..Sequence::default() }; 8];
+        let steps = count.div_ceil(columns);
+        let logits = matches!(work, Work::Logits(..)).then_some(steps * columns);
+        // What a token's launch would take.
+        let streamed = count == 1 && position >= self.first().streams_from();
+        let at_head = false;
+        let ask = Ask { columns, steps, live: 0, streamed, prompt: count, at_head, logits, column };
+        self.launch(&ask, work)
+    }
+
+    /// Whether the prefill kernel takes the very last token of a prompt with these positions before
+    /// it, so that the decode kernel's first step is but the head.
+    fn takes_last(&self, first: usize, count: usize) -> bool {
+        let chunk = self.first().prefill.as_ref().map_or(1, Prefill::chunk);
+        // A chunk of one position is a pass over all weights, too; what is measured is whole steps.
+        !(first % PAGE + count).is_multiple_of(chunk) && self.launches.meter.is_none()
+    }
+
+    /// Tokens of a slot, behind the launches that take its prompt to the end: only one beside
+    /// others, which wait for it.
+    fn start_at_head(&mut self, chunk: &Chunk, prompt: Vec<Box<dyn Flight>>) -> Result<()> {
+        let others = self.schedule.any_decodes();
+        self.schedule.slots[chunk.slot].next = chunk.first + chunk.count - 1;
+        self.prompt_left(chunk.slot)?;
+        self.start_tokens(vec![chunk.slot], if others { 1 } else { LONG }, true)?;
+        if let Some(launch) = &mut self.in_flight {
+            launch.flights.extend(prompt);
+            launch.behind_prompt = true;
+        }
+        Ok(())
+    }
+
+    fn start_tokens(&mut self, slots: Vec<usize>, most: u32, at_head: bool) -> Result<()> {
+        let columns = if slots.len() == 1 { 1 } else { self.first().most_columns() as u32 };
+        let (column, dump) = self.sequences(&slots);
+        // Measured launches make their steps and no more.
+        let left = column[0].last - column[0].position;
+        let most = if self.launches.meter.is_some() { most.min(left) } else { most };
+        // A launch of one column ends where the kernel with streamed pages takes over.
+        let from = self.first().streams_from();
+        let streamed = column[0].position >= from;
+        let most = if streamed || columns > 1 { most } else { most.min(from - column[0].position) };
+        let (live, steps) = (slots.len() as u32, if dump { 1 } else { most });
+        let logits = dump.then_some(columns);
+        let ask = Ask { columns, steps, live, streamed, prompt: 0, at_head, logits, column };
+        self.launch(&ask, Work::Tokens(slots))
+    }
+
+    /// The columns of these slots, and whether some slot's logits are wanted.
+    fn sequences(&self, slots: &[usize]) -> ([Sequence; 8], bool) {
+        let (mut dump, mut column) = (false, [Sequence::default(); 8]);
+        let longest = self.first().dims.max_positions as usize;
+        for (column, index) in column.iter_mut().zip(slots) {
+            let params = self.delivery.request(*index).params;
+            dump |= params.sampling.logprobs > 1;
+            *column = sequence(*index, &self.schedule.slots[*index], &params, longest);
+        }
+        (column, dump)
+    }
+
+    fn launch(&mut self, ask: &Ask, work: Work) -> Result<()> {
+        let measured = matches!(work, Work::Tokens(_)) && ask.columns == 1;
+        let started = self.launches.decode(ask, measured)?;
+        self.in_flight = Some(InFlight::new(started, work, ask.steps));
+        Ok(())
+    }
+}
+
+impl Running for Runner {
+    fn drive(&mut self) -> Result<bool> {
+        while let Some(command) = self.delivery.mailbox.receive() {
+            self.command(command);
+        }
+        if let Some(launch) = self.in_flight.take() {
+            self.follow(launch)?;
+        }
+        if self.in_flight.is_none() {
+            self.begin()?;
+        }
+        Ok(self.in_flight.is_some())
+    }
+
+    /// Of the machine that took longest, phase by phase: they load side by side.
+    fn phases(&self) -> Vec<Phase> {
+        let mut all = self.first().phases.clone();
+        for (n, phase) in all.iter_mut().enumerate() {
+            let others = self.launches.ranks.iter().filter_map(|rank| rank.phases.get(n));
+            phase.seconds = others.clone().map(|p| p.seconds).fold(0.0, f64::max);
+            phase.bytes = others.map(|p| p.bytes).sum();
+        }
+        all
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let of =
+            |(rank, l): (usize, &Loaded)| Some(format!("rank {rank}: {}", l.warning.as_ref()?));
+        self.launches.ranks.iter().enumerate().filter_map(of).collect()
+    }
+
+    fn park(&mut self) {}
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        self.launches.order(Order::Abort);
+        let Some(mut launch) = self.in_flight.take() else { return };
+        // As long as a kernel runs it may store into any rank's words, whoever else has ended.
+        let mut ended = true;
+        for flight in &mut launch.flights {
+            ended &= flight.wait();
+        }
+        if !ended {
+            std::mem::forget(std::mem::take(&mut self.launches.ranks));
+        }
+    }
+}
+
+const _: () = assert!(wire::CONTROL_BYTES >= 16);
