@@ -182,6 +182,29 @@ def test_a_plan_names_some_of_a_recorded_machine() -> None:
     assert "188 blocks, sim-warp32" in simulated.stdout
 
 
+def test_a_verbose_plan_prints_what_kernels_are_given() -> None:
+    words = ("info", str(DATA / "llama"), "--plan", "-v", "--device", "cuda:0")
+    done = run(*words, "--topology", str(TOPOLOGIES / "h200x4.json"))
+    assert done.returncode == 0, done.stderr
+    layers = json.loads((DATA / "llama" / "config.json").read_text())["num_hidden_layers"]
+    lines = done.stdout.splitlines()
+    assert len(re.findall(r"^ +\d+  pages$", done.stdout, re.M)) == layers
+    stages = re.findall(r"  fixed +(\d+) +(\d+) x +(\d+)  ", done.stdout)
+    offset = 0
+    for at, count, size in stages:
+        assert int(at) == offset
+        offset += int(count) * int(size)
+    assert len(stages) >= 4 * layers + 1
+    segments = next(line for line in lines if line.startswith("segments"))
+    assert segments.endswith(f"{offset} bytes of weights a block")
+    for part in ("class 0 ", "rows ", "layers ", "kernel    1 column(s)", "kernel    8 column(s)"):
+        assert any(line.startswith(part) for line in lines), part
+    assert "  exchange, in words" in lines
+    assert "  shared memory, offsets in bytes" in lines
+    here = run("info", str(DATA / "llama"), "--plan", "-v", "--device", "cpu")
+    assert "segments" not in here.stdout
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [

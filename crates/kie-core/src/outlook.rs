@@ -30,6 +30,8 @@ pub struct Outlook {
     pub ranks: Vec<Share>,
     /// The plan, printed.
     pub plan: String,
+    /// All that was computed for a GPU's kernels, printed, of the first machine; empty for the CPU.
+    pub lowered: String,
 }
 
 /// What one machine would hold, in bytes.
@@ -92,9 +94,10 @@ impl Builder {
             Some(several) => Table(several).to_string(),
             None => String::new(),
         };
+        let lowered = device.lowered(&plan.program)?;
         let device = device.info().name;
         let ranks = plan.machines().iter().map(Share::from).collect();
-        Ok(Outlook { device, topology, algorithms, ranks, plan: plan.to_string() })
+        Ok(Outlook { device, topology, algorithms, ranks, plan: plan.to_string(), lowered })
     }
 }
 

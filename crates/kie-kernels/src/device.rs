@@ -83,6 +83,16 @@ pub trait Device: Send + Sync {
         Ok(String::new())
     }
 
+    /// All that it computes ahead of a program's start, to print: classes of layers, rows over
+    /// blocks, what lies where; empty where there is nothing to say.
+    ///
+    /// # Errors
+    /// As [`Device::describe`].
+    fn lowered(&self, program: &ValidProgram) -> Result<String> {
+        let _ = program;
+        Ok(String::new())
+    }
+
     /// Prompt positions of one pass at most: enough to amortise a read of all weights on a CPU.
     fn chunk(&self) -> u32 {
         512

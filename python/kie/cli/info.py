@@ -53,10 +53,12 @@ def plan(given: Namespace) -> None:
         return
     print(found["plan"], end="")
     if given.verbose:
+        if found["lowered"]:
+            print(f"\n{found['lowered']}", end="")
         links = found["algorithms"] or "no topology: the CPU is one machine\n"
         print(f"\n{links}", end="")
     elif found["algorithms"]:
-        print("-v also prints the links and the way of every message")
+        print("-v also prints the links, the way of every message and what the kernels are given")
 
 
 def readable(report: Info) -> list[str]:

@@ -122,7 +122,7 @@ impl Mono {
     }
 
     /// What a rank runs of a program, and its partition.
-    fn lowered(&self, program: &ValidProgram, rank: usize) -> Result<(Model, Partition)> {
+    fn lower(&self, program: &ValidProgram, rank: usize) -> Result<(Model, Partition)> {
         let program = program.program();
         let model = Model::read(program, self.machines.len() as u32)?;
         let machine = self.machines[rank].info()?;
@@ -155,7 +155,7 @@ impl Device for Mono {
     }
 
     fn describe(&self, program: &ValidProgram) -> Result<String> {
-        let (model, partition) = self.lowered(program, 0)?;
+        let (model, partition) = self.lower(program, 0)?;
         let prompts = match self.plan(&model, &partition, &*self.machines[0], program)? {
             Some(plan) => plan.to_string(),
             None => {
@@ -163,6 +163,11 @@ impl Device for Mono {
             }
         };
         Ok(format!("{partition}{}{prompts}", partition.placement(&model)))
+    }
+
+    fn lowered(&self, program: &ValidProgram) -> Result<String> {
+        let (model, partition) = self.lower(program, 0)?;
+        lower::print::lowered(&model, &partition, self.machines[0].platform())
     }
 
     fn chunk(&self) -> u32 {
@@ -179,7 +184,7 @@ impl Device for Mono {
 
     fn holdings(&self, program: &ValidProgram) -> Result<Vec<Holding>> {
         let one = |rank: usize| -> Result<Holding> {
-            let (model, partition) = self.lowered(program, rank)?;
+            let (model, partition) = self.lower(program, rank)?;
             let plan = self.plan(&model, &partition, &*self.machines[rank], program)?;
             let info = self.machines[rank].info()?;
             let program = program.program();
@@ -194,7 +199,7 @@ impl Device for Mono {
 
     fn compile(&self, program: &ValidProgram) -> Result<()> {
         self.machines.iter().enumerate().try_for_each(|(rank, machine)| {
-            let (model, partition) = self.lowered(program, rank)?;
+            let (model, partition) = self.lower(program, rank)?;
             let plan = self.plan(&model, &partition, &**machine, program)?;
             let (_, wide) = loaded::compile(&**machine, &model, &partition, plan.as_ref(), true)?;
             machine.compile(&upload::kernel(machine.platform()))?;
@@ -206,7 +211,7 @@ impl Device for Mono {
     /// many go through the layers with it: whole chunks are alike whatever their prompts. Columns
     /// of the decode kernel have their bits alone.
     fn exact_reuse(&self, program: &ValidProgram) -> Result<ExactReuse> {
-        let (model, partition) = self.lowered(program, 0)?;
+        let (model, partition) = self.lower(program, 0)?;
         let plan = self.plan(&model, &partition, &*self.machines[0], program)?;
         Ok(match plan {
             Some(plan) => ExactReuse { every: plan.chunk, last: false },
@@ -226,7 +231,7 @@ impl Device for Mono {
     ) -> Result<Box<dyn Running>> {
         let load = |(rank, machine): (usize, &Arc<dyn Machine>)| -> Result<Loaded> {
             self.stop.check()?;
-            let (model, partition) = self.lowered(&program, rank)?;
+            let (model, partition) = self.lower(&program, rank)?;
             let plan = self.plan(&model, &partition, &**machine, &program)?;
             let parts = (model, partition, plan);
             Loaded::new(machine.clone(), &program, &buffers, parts, rank as u32)

@@ -7,6 +7,7 @@
 //!         ─ segments  ─▶ what passes through a block's ring, and the offset table of layers
 //!         ─ layout    ─▶ of one kernel: words of the exchange, shared memory
 //!         ─ header    ─▶ all of it as constants, the text in front of the kernels
+//!         ─ print     ─▶ all of it for people (`kie info --plan -v`)
 //! ```
 
 pub mod header;
@@ -14,6 +15,7 @@ pub mod layout;
 pub mod model;
 pub mod partition;
 pub mod parts;
+pub mod print;
 pub mod segments;
 pub mod tiling;
 pub mod tuning;

@@ -1,0 +1,249 @@
+//! The lowered plan as text: all that this folder computes, for a machine that need not be here.
+
+use std::fmt::{Debug, Write as _};
+use std::ops::Range;
+
+use super::layout::{ClassLayout, Layout};
+use super::model::Model;
+use super::partition::{Matrix, Partition};
+use super::segments::{layers, page_bytes, segments, Source};
+use super::tiling::{StoredBits, Tiling};
+use crate::error::Result;
+use crate::machine::Platform;
+
+/// Everything: classes of layers, rows over blocks, segments of a block's stream, what differs
+/// between layers, and of each decode kernel the words of its exchange and its shared memory.
+///
+/// # Errors
+/// [`crate::Error::InvalidProgram`] for a kernel that does not fit the machine.
+pub fn lowered(model: &Model, partition: &Partition, platform: Platform) -> Result<String> {
+    let mut out = String::new();
+    classes(&mut out, model, partition);
+    rows(&mut out, model, partition);
+    stream(&mut out, model, partition);
+    of_layers(&mut out, model, partition);
+    for kind in partition.kernels(model, platform) {
+        kernel(&mut out, &Layout::new(model, partition, kind)?);
+    }
+    Ok(out)
+}
+
+/// A line of the text.
+macro_rules! say {
+    ($out:expr, $($what:tt)*) => {
+        writeln!($out, $($what)*).expect("a String takes it")
+    };
+}
+
+/// Numbers as ranges: `0-2, 5`.
+fn ranges(numbers: impl Iterator<Item = usize>) -> String {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for n in numbers {
+        match runs.last_mut() {
+            Some(run) if run.end == n => run.end += 1,
+            Some(_) | None => runs.push(n..n + 1),
+        }
+    }
+    let one = |run: &Range<usize>| match run.len() {
+        1 => run.start.to_string(),
+        _ => format!("{}-{}", run.start, run.end - 1),
+    };
+    runs.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+fn classes(out: &mut String, model: &Model, partition: &Partition) {
+    for (number, (class, part)) in model.classes.iter().zip(&partition.classes).enumerate() {
+        let of = (0..model.layer.len()).filter(|layer| model.layer[*layer].class == number);
+        let with = [(class.bias, ", biases"), (class.head_norm, ", head norms")];
+        let with: String = with.into_iter().filter_map(|(on, what)| on.then_some(what)).collect();
+        say!(
+            out,
+            "class {number}   layers {}: {} heads of {} (padded {}) on {} kv heads, mlp {} \
+             (padded {}){with}",
+            ranges(of),
+            class.heads,
+            class.head_dim,
+            part.head_dim,
+            class.kv_heads,
+            class.ffn,
+            part.ffn
+        );
+    }
+}
+
+/// How weights lie in the stream.
+fn encoding(tiling: &Tiling) -> String {
+    let codes = match tiling.encoding.bits {
+        StoredBits::F16 => "halves",
+        StoredBits::F8 => "e4m3",
+        StoredBits::I4 => "int4",
+        StoredBits::E2m1 => "e2m1",
+    };
+    match tiling.encoding.group {
+        0 => codes.to_owned(),
+        units => format!("{codes}, a scale for {} columns", 32 * units),
+    }
+}
+
+/// Which rows of each matrix a block has.
+fn rows(out: &mut String, model: &Model, partition: &Partition) {
+    let each = partition.blocks_a_lane(model);
+    say!(
+        out,
+        "rows      {} blocks, {each} a lane, in order: block b of a lane has rows n b to n (b + 1)",
+        partition.blocks
+    );
+    let mut one = |what: &str, t: &Tiling, rows: u32| {
+        say!(
+            out,
+            "  {what:<18} n = {rows:>5} x {:<6} {} warps by rows, {} by columns; {}",
+            t.k,
+            t.row_warps,
+            t.k_warps,
+            encoding(t)
+        );
+    };
+    for (number, class) in partition.classes.iter().enumerate() {
+        for matrix in Matrix::ALL {
+            let t = class.tiling(matrix);
+            one(&format!("class {number} {matrix:?}"), t, t.rows);
+        }
+    }
+    one("head", &partition.head, partition.rows_head);
+}
+
+/// The segments of a block's stream, in the order of a step.
+fn stream(out: &mut String, model: &Model, partition: &Partition) {
+    let all = segments(model, partition);
+    say!(
+        out,
+        "segments  {} of a step, {} bytes of weights a block",
+        all.len(),
+        partition.line_bytes(model)
+    );
+    say!(out, "  layer  source       offset   stages x  bytes  encoding");
+    let mut matrices = Matrix::ALL.iter().cycle();
+    for segment in &all {
+        let layer = segment.layer as usize;
+        let (place, what) = match (segment.source, model.layer.get(layer)) {
+            (Source::Pages, _) => {
+                say!(out, "  {layer:>5}  pages");
+                continue;
+            }
+            (Source::Fixed, Some(of)) => {
+                let matrix = *matrices.next().expect("it goes round");
+                let tiling = partition.classes[of.class].tiling(matrix);
+                (layer.to_string(), format!("{matrix:?}, {}", encoding(tiling)))
+            }
+            (Source::Fixed, None) => ("head".to_owned(), encoding(&partition.head)),
+        };
+        let (at, stages, bytes) = (segment.offset, segment.stages, segment.bytes);
+        say!(out, "  {place:>5}  fixed  {at:>12} {stages:>8} x {bytes:>6}  {what}");
+    }
+}
+
+/// What differs between layers of a class, as launches have it.
+fn of_layers(out: &mut String, model: &Model, partition: &Partition) {
+    let pools = page_bytes(model, partition);
+    say!(out, "pages     {} positions at most, bytes by pool {pools:?}", partition.positions);
+    say!(out, "layers    class      stream  pool   page_at  window  norms");
+    for (layer, of) in layers(model, partition).iter().enumerate() {
+        say!(
+            out,
+            "  {layer:>5}   {:>5} {:>11} {:>5} {:>9} {:>7}  {}, {}",
+            of.kind,
+            of.stream,
+            of.pool,
+            of.page_at,
+            of.window,
+            of.norm[0],
+            of.norm[1]
+        );
+    }
+}
+
+/// Every field of a structure of numbers, by its name.
+fn fields(out: &mut String, of: &impl Debug) {
+    let all = format!("{of:?}");
+    let inside = all.split_once('{').map_or("", |(_, inside)| inside);
+    let inside = inside.trim().trim_end_matches('}').trim_end();
+    let (mut depth, mut from) = (0_i32, 0);
+    let mut parts = Vec::new();
+    for (at, c) in inside.char_indices() {
+        depth += i32::from("[({".contains(c)) - i32::from("])}".contains(c));
+        if c == ',' && depth == 0 {
+            parts.push(&inside[from..at]);
+            from = at + 1;
+        }
+    }
+    parts.push(&inside[from..]);
+    let row = |some: &[&str]| some.iter().map(|part| format!("{:<24}", part.trim())).collect();
+    for line in parts.chunks(4) {
+        let line: String = row(line);
+        say!(out, "    {}", line.trim_end());
+    }
+}
+
+fn kernel(out: &mut String, layout: &Layout) {
+    let (columns, kind) = (layout.kind.columns, layout.kind);
+    let pages = if kind.streamed { "pages through the ring" } else { "pages by loads" };
+    say!(out, "kernel    {columns} column(s), {pages}");
+    say!(out, "  exchange, in words of 8 bytes");
+    fields(out, &layout.exchange);
+    for (number, class) in layout.classes.iter().enumerate() {
+        let ClassLayout { words, .. } = class;
+        say!(out, "  class {number}, words of a column, and its shared memory");
+        fields(out, words);
+        fields(out, class);
+    }
+    say!(out, "  vectors");
+    fields(out, &layout.vectors);
+    say!(out, "  shared memory, offsets in bytes");
+    fields(out, &layout.at);
+    say!(out, "  ring");
+    fields(out, &layout.ring);
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::mono::shapes::{model, nvidia};
+
+    #[test]
+    fn all_of_it_is_printed() {
+        let model = model("2b");
+        let partition = Partition::new(&model, &nvidia(), 4096).unwrap();
+        let text = lowered(&model, &partition, Platform::Cuda).unwrap();
+        let count = |what: &str| text.lines().filter(|line| line.contains(what)).count();
+        let all = segments(&model, &partition);
+        let fixed = all.iter().filter(|s| s.source == Source::Fixed).count();
+        assert_eq!((count("  fixed  "), count("  pages\n")), (fixed, 0), "{text}");
+        assert_eq!(text.matches("  pages\n").count(), model.layer.len(), "{text}");
+        for segment in all.iter().filter(|s| s.source == Source::Fixed) {
+            let at = format!(" {} ", segment.offset);
+            assert!(text.contains(&at), "no segment at {at}: {text}");
+        }
+        for kind in partition.kernels(&model, Platform::Cuda) {
+            let layout = Layout::new(&model, &partition, kind).unwrap();
+            let (words, end) = (layout.exchange.words, layout.at.end);
+            assert!(text.contains(&format!("words: {words}")), "{text}");
+            assert!(text.contains(&format!("end: {end}")), "{text}");
+            assert!(text.contains(&format!("bytes: {}", layout.ring.bytes)), "{text}");
+        }
+    }
+
+    #[test]
+    fn fields_are_read_whole() {
+        #[derive(Debug)]
+        #[allow(dead_code)]
+        struct Some {
+            one: u32,
+            many: Vec<u32>,
+        }
+        let mut out = String::new();
+        fields(&mut out, &Some { one: 7, many: vec![1, 2] });
+        assert_eq!(out.split_whitespace().collect::<Vec<_>>(), ["one:", "7", "many:", "[1,", "2]"]);
+        assert_eq!(ranges([0, 1, 2, 5, 7, 8].into_iter()), "0-2, 5, 7-8");
+    }
+}
