@@ -5,8 +5,8 @@ use std::any::Any;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
 
+use kie_core::dry_run::{DryRun, Share};
 use kie_core::engine::{Engine, LogitsPath};
-use kie_core::outlook::{Outlook, Share};
 use kie_core::request::EngineConfig;
 use kie_core::Error;
 use kie_kccl::Topology;
@@ -205,7 +205,7 @@ impl Grouped {
 }
 
 /// What a plan for a recorded machine's GPUs says.
-fn planned(folder: &Path, machine: &str, config: EngineConfig) -> kie_core::Result<Outlook> {
+fn planned(folder: &Path, machine: &str, config: EngineConfig) -> kie_core::Result<DryRun> {
     Engine::builder(folder).config(config).plan(Some(Path::new(&recorded(machine))))
 }
 
@@ -216,7 +216,7 @@ fn kv_heads_that_ranks_share_are_counted_on_each() {
         let config = EngineConfig { device: devices.into(), kv_bytes, ..EngineConfig::default() };
         planned(&model.0, "mi300xx8", config)
     };
-    let kv = |plan: &Outlook| plan.ranks.iter().map(|rank| rank.kv_bytes).collect::<Vec<_>>();
+    let kv = |plan: &DryRun| plan.ranks.iter().map(|rank| rank.kv_bytes).collect::<Vec<_>>();
     let one = on("hip:0", None).unwrap();
     // 8 sequences of 512 positions, keys and values of 2 heads of 32 as halves.
     let whole = 8 * 512 * 2 * 2 * 32 * 2;
@@ -232,7 +232,7 @@ fn kv_heads_that_ranks_share_are_counted_on_each() {
     }
     assert!(eight.plan.contains(&format!("+ KV {:.1} MB (4096 positions)", 4e-6 * whole as f64)));
     // A rank's weights are a part of all, and those of all ranks are more than the file's.
-    let weights = |plan: &Outlook| plan.ranks.iter().map(|rank| rank.weight_bytes).sum::<u64>();
+    let weights = |plan: &DryRun| plan.ranks.iter().map(|rank| rank.weight_bytes).sum::<u64>();
     assert!(weights(&eight) > weights(&one) && eight.ranks[0].weight_bytes < weights(&one) / 2);
     // A budget is for all ranks together: four times the bytes hold the same positions.
     let budget = |devices, kv_bytes| {

@@ -17,7 +17,7 @@ INSIDE: dict[str, Any] = {
     "full": 300.0,
     "alone": 294.0,
     "stream_only": 280.0,
-    "phases": [{"name": "token: offers, choice", "us_mean": 9.0}],
+    "phases": [{"name": "token: candidates, choice", "us_mean": 9.0}],
 }
 
 

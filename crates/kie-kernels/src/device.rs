@@ -32,7 +32,7 @@ pub struct DeviceInfo {
 
 /// What one machine of a device holds of a program, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holding {
+pub struct Footprint {
     /// Name of the machine.
     pub name: String,
     /// Which part of the model it has, in words.
@@ -47,7 +47,7 @@ pub struct Holding {
     pub free_bytes: u64,
 }
 
-impl Holding {
+impl Footprint {
     /// All that it takes.
     pub const fn need(&self) -> u64 {
         self.weight_bytes + self.kv_bytes + self.scratch_bytes
@@ -109,7 +109,7 @@ pub trait Device: Send + Sync {
     ///
     /// # Errors
     /// As [`Device::describe`].
-    fn holdings(&self, program: &ValidProgram) -> Result<Vec<Holding>> {
+    fn footprints(&self, program: &ValidProgram) -> Result<Vec<Footprint>> {
         let _ = program;
         Ok(Vec::new())
     }

@@ -48,7 +48,7 @@ pub fn gpus(py: Python<'_>) -> (Vec<Gpu>, Vec<String>) {
 /// The GPUs and what lies between them, printed, and as the JSON of a file; None without GPUs.
 #[pyfunction]
 pub fn topology(py: Python<'_>) -> PyResult<Option<(String, String)>> {
-    let found = detached(py, kie_core::outlook::topology_of_host)?;
+    let found = detached(py, kie_core::dry_run::topology_of_host)?;
     found.map(|topology| Ok((topology.to_string(), json(py, &topology)?))).transpose()
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use kie_kernels::abi::{Dims, Dtype, PAGE};
-use kie_kernels::device::{Device, DeviceInfo, Holding};
+use kie_kernels::device::{Device, DeviceInfo, Footprint};
 
 use super::state::{self, States};
 use crate::error::{Error, Result};
@@ -36,11 +36,11 @@ impl Memory {
 
     /// What the device's machines truly hold, once it knows the program; nothing where there is
     /// nothing to add.
-    pub(super) fn held(&mut self, machines: &[Holding]) -> Result<()> {
+    pub(super) fn held(&mut self, machines: &[Footprint]) -> Result<()> {
         if machines.is_empty() {
             return Ok(());
         }
-        let sum = |of: fn(&Holding) -> u64| machines.iter().map(of).sum();
+        let sum = |of: fn(&Footprint) -> u64| machines.iter().map(of).sum();
         self.weight_bytes = sum(|m| m.weight_bytes);
         self.kv_bytes = sum(|m| m.kv_bytes);
         self.scratch_bytes = sum(|m| m.scratch_bytes);
@@ -55,7 +55,7 @@ impl Memory {
 }
 
 /// A line of what a machine holds.
-pub(super) fn row(rank: usize, machine: &Holding) -> String {
+pub(super) fn row(rank: usize, machine: &Footprint) -> String {
     format!(
         "  rank {rank}: {}; weights {} + KV {} + scratch {} = {}, free {}\n",
         machine.part,

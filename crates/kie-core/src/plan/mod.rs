@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use kie_kernels::abi::{Codes, Dims, Dtype, Encoding, Program, Tensor};
 use kie_kernels::buffer::Buffer;
-use kie_kernels::device::{Device, DeviceInfo, Holding};
+use kie_kernels::device::{Device, DeviceInfo, Footprint};
 use kie_kernels::numbers::code_to_f32;
 use kie_kernels::partition::partition_rows;
 use kie_kernels::validate::{validate, ValidProgram};
@@ -48,7 +48,7 @@ pub struct Plan {
     pub kv_bytes_per_position: u64,
     device: DeviceInfo,
     /// What each of the device's machines holds.
-    machines: Vec<Holding>,
+    machines: Vec<Footprint>,
     /// How the device will run it, in its own words.
     how: String,
     notes: Vec<String>,
@@ -122,7 +122,7 @@ fn assemble(
         Program { dims, blocks: info.blocks, steps, tensors, vectors, groups, row_partition };
     let program = validate(program, &buffers)?;
     let how = device.describe(&program).map_err(|error| not_run(spec, &info, error))?;
-    let machines = device.holdings(&program)?;
+    let machines = device.footprints(&program)?;
     memory.held(&machines)?;
     let kv_bytes_per_position = memory.kv_bytes_per_position;
     Ok(Plan {
@@ -410,7 +410,7 @@ impl Plan {
     }
 
     /// What each of the device's machines holds, in order of rank; nothing for the CPU.
-    pub fn machines(&self) -> &[Holding] {
+    pub fn machines(&self) -> &[Footprint] {
         &self.machines
     }
 

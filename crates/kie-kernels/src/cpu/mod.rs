@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use crate::abi::{PageGroup, Program};
 use crate::buffer::{Buffer, HostBytes};
-use crate::device::{Device, DeviceInfo, Holding, Options, Running, Stop};
+use crate::device::{Device, DeviceInfo, Footprint, Options, Running, Stop};
 use crate::error::{Error, Result};
 use crate::host::allowed_cores;
 use crate::mailbox::Mailbox;
@@ -115,14 +115,14 @@ impl Device for Cpu {
         PageGroup { state: state_of(group, self.ranks), ..*group }.page_bytes()
     }
 
-    fn holdings(&self, program: &ValidProgram) -> Result<Vec<Holding>> {
+    fn footprints(&self, program: &ValidProgram) -> Result<Vec<Footprint>> {
         let program = program.program();
         let Some(lanes) = self.lanes(program)?.filter(Lanes::are_cut) else {
             return Ok(Vec::new());
         };
         let [weight_bytes, kv_bytes, scratch_bytes] = lanes.bytes(program);
         let (name, part, free_bytes) = (self.name.clone(), "all ranks".to_owned(), memory().1);
-        Ok(vec![Holding { name, part, weight_bytes, kv_bytes, scratch_bytes, free_bytes }])
+        Ok(vec![Footprint { name, part, weight_bytes, kv_bytes, scratch_bytes, free_bytes }])
     }
 
     fn start(

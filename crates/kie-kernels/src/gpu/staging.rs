@@ -119,16 +119,16 @@ impl<A: Api> Context<A> {
         let _current = self.current()?;
         let chunks = fill.count(Self::CHUNK_BYTES);
         let num_buffers = lane.buffers.len();
-        for turn in 0.. {
+        for round in 0.. {
             let index = next.fetch_add(1, Ordering::Relaxed);
             if index >= chunks {
                 break;
             }
             let (buffer, ended) =
-                (lane.buffers[turn % num_buffers], lane.ended.get(turn % num_buffers));
+                (lane.buffers[round % num_buffers], lane.ended.get(round % num_buffers));
             match ended {
-                Some(ended) if turn >= num_buffers => self.wait_event(*ended)?,
-                None if turn > 0 => self.wait_copies()?,
+                Some(ended) if round >= num_buffers => self.wait_event(*ended)?,
+                None if round > 0 => self.wait_copies()?,
                 Some(_) | None => {}
             }
             // SAFETY: this lane's buffer of so many pinned bytes; the copy out of it has ended, and

@@ -35,7 +35,7 @@ pub(crate) fn kernel(platform: Platform) -> Source {
 /// [`Error::Hang`] where a round takes longer than `budget`, or what the machine says.
 pub fn round_trips(machine: &dyn Machine, rounds: u32, budget: Duration) -> Result<Vec<f64>> {
     let module = machine.compile(&kernel(machine.platform()))?;
-    let out = machine.alloc_shared(RING * wire::TOLD_BYTES)?;
+    let out = machine.alloc_shared(RING * wire::TOKEN_BYTES)?;
     let control = machine.alloc_shared(wire::CONTROL_BYTES)?;
     let times = machine.alloc((rounds as usize + 2) * 8)?;
     let args = Args {
@@ -50,12 +50,12 @@ pub fn round_trips(machine: &dyn Machine, rounds: u32, budget: Duration) -> Resu
     let launch =
         Launch { entry: "kie_echo", blocks, threads, shared_bytes: 0, args: args.as_bytes() };
     let mut flight = machine.launch(&module, &launch)?;
-    let mut told = 0;
-    // The runner's loop: has it ended, what has it told, the heartbeat.
+    let mut emitted = 0;
+    // The runner's loop: has it ended, what has it emitted, the heartbeat.
     while !flight.done()? {
-        while wire::told(&out, 0, told).is_some() {
-            told += 1;
-            control.word32(0).store(told, Release);
+        while wire::next_token(&out, 0, emitted).is_some() {
+            emitted += 1;
+            control.word32(0).store(emitted, Release);
         }
         machine.platform().between_looks();
         control.word32(4).fetch_add(1, Relaxed);

@@ -15,7 +15,7 @@ use super::prefill::{Plan, Prefill};
 use super::probe::Probe;
 use super::source;
 use super::upload;
-use super::wire::{self, Args, Lost, Wire};
+use super::wire::{self, Args, ExpiredWait, Wire};
 use super::wire::{RECORDS_BLOCK, RECORD_BYTES, RING, STOPS};
 use crate::abi::{Dims, HeadMode, Program};
 use crate::buffer::Buffer;
@@ -157,7 +157,7 @@ impl Room {
         let pool =
             |group: usize| m.alloc(pool_bytes(program, model, partition, group).max(256) as usize);
         let room = Self {
-            out: m.alloc_shared(slots * RING * wire::TOLD_BYTES)?,
+            out: m.alloc_shared(slots * RING * wire::TOKEN_BYTES)?,
             control: m.alloc_shared(wire::CONTROL_BYTES)?,
             records: m.alloc(writers as usize * RECORDS_BLOCK * RECORD_BYTES)?,
             prompt: m.alloc(dims.max_positions as usize * 4)?,
@@ -458,7 +458,7 @@ impl Loaded {
     ///
     /// # Errors
     /// What the machine says.
-    pub fn lost(&self) -> Result<Option<Vec<Lost>>> {
+    pub fn expired_waits(&self) -> Result<Option<Vec<ExpiredWait>>> {
         let mut poison = [0; 8];
         self.machine.read(&self.room.words, self.room.poison_at(), &mut poison)?;
         if poison == [0; 8] {
@@ -466,7 +466,7 @@ impl Loaded {
         }
         let mut records = vec![0; self.room.records.bytes];
         self.machine.read(&self.room.records, 0, &mut records)?;
-        Ok(Some(Lost::read(&records)))
+        Ok(Some(ExpiredWait::read(&records)))
     }
 
     /// Zeroes the exchange, so that epochs may start anew.

@@ -31,7 +31,7 @@ use self::probe::Probe;
 use self::runner::Runner;
 use crate::abi::{Codes, Encoding, PageGroup, PAGE};
 use crate::buffer::{Buffer, HostBytes};
-use crate::device::{Device, DeviceInfo, ExactReuse, Holding, Options, Running, Stop};
+use crate::device::{Device, DeviceInfo, ExactReuse, Footprint, Options, Running, Stop};
 use crate::error::Result;
 use crate::host::joined;
 use crate::machine::{Machine, Platform};
@@ -182,8 +182,8 @@ impl Device for Mono {
         model::page_bytes(group, self.machines.len() as u32)
     }
 
-    fn holdings(&self, program: &ValidProgram) -> Result<Vec<Holding>> {
-        let one = |rank: usize| -> Result<Holding> {
+    fn footprints(&self, program: &ValidProgram) -> Result<Vec<Footprint>> {
+        let one = |rank: usize| -> Result<Footprint> {
             let (model, partition) = self.lower(program, rank)?;
             let plan = self.plan(&model, &partition, &*self.machines[rank], program)?;
             let info = self.machines[rank].info()?;
@@ -192,7 +192,7 @@ impl Device for Mono {
                 loaded::bytes(program, &model, &partition, plan.as_ref());
             let part = model.part(rank as u32);
             let (name, free_bytes) = (info.name, info.free_bytes);
-            Ok(Holding { name, part, weight_bytes, kv_bytes, scratch_bytes, free_bytes })
+            Ok(Footprint { name, part, weight_bytes, kv_bytes, scratch_bytes, free_bytes })
         };
         (0..self.machines.len()).map(one).collect()
     }

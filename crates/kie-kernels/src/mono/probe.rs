@@ -36,7 +36,7 @@ pub fn phases(model: &Model, partition: &Partition) -> Vec<Phase> {
         ("down: add, publish", 0),
         ("head input: gather, norm", 0),
         ("head: product", head),
-        ("token: offers, choice", 0),
+        ("token: candidates, choice", 0),
     ];
     all.map(|(name, bytes)| Phase { name, bytes }).into()
 }

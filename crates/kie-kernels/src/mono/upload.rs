@@ -111,7 +111,8 @@ struct Upload<'a> {
     machine: &'a dyn Machine,
     module: Arc<dyn Module>,
     halves: [Half<'a>; 2],
-    turn: usize,
+    /// The half being filled.
+    current: usize,
     beyond: Memory,
     times: Times,
 }
@@ -154,7 +155,7 @@ fn run_within(
         machine,
         module,
         halves: [half()?, half()?],
-        turn: 0,
+        current: 0,
         beyond: machine.alloc(8)?,
         times: Times::default(),
     };
@@ -163,8 +164,8 @@ fn run_within(
         upload.matrix((*tensor, *lane), targets, packing, &tables)?;
     }
     upload.flush()?;
-    upload.land(0)?;
-    upload.land(1)?;
+    upload.wait_for(0)?;
+    upload.wait_for(1)?;
     upload.check()?;
     let times = upload.times;
     Ok(vec![
@@ -224,7 +225,7 @@ impl<'a> Upload<'a> {
         let mut at = first;
         while at < end {
             let fit = self.rows_that_fit(tensor, width, targets.len());
-            if fit == 0 && self.halves[self.turn].jobs.is_empty() {
+            if fit == 0 && self.halves[self.current].jobs.is_empty() {
                 let why = format!("a row of {row_bytes} bytes is too long to load");
                 return Err(Error::Failed(why));
             }
@@ -258,7 +259,7 @@ impl<'a> Upload<'a> {
                     stride: width as u32,
                     ..Job::of(tensor, target)
                 };
-                self.halves[self.turn].jobs.push(job);
+                self.halves[self.current].jobs.push(job);
             }
             at += count;
         }
@@ -267,7 +268,7 @@ impl<'a> Upload<'a> {
 
     /// Rows of a matrix for which there is room, with their scales.
     fn rows_that_fit(&self, tensor: &Tensor, width: usize, targets: usize) -> u32 {
-        let half = &self.halves[self.turn];
+        let half = &self.halves[self.current];
         if half.jobs.len() + targets > JOBS {
             return 0;
         }
@@ -281,7 +282,7 @@ impl<'a> Upload<'a> {
 
     /// Gives columns of rows (and the rows' scales) room in the scratch: where they will be.
     fn take(&mut self, stored: &Stored<'a>, rows: Range<u32>, columns: &Range<usize>) -> [u64; 2] {
-        let half = &mut self.halves[self.turn];
+        let half = &mut self.halves[self.current];
         let mut put = |bytes: &'a [u8], each: usize, skip: usize, take: usize| {
             let at = half.used;
             for row in bytes.chunks_exact(each.max(1)) {
@@ -310,8 +311,8 @@ impl<'a> Upload<'a> {
 
     /// Sends the scratch up, starts the kernel on it, and goes on with the other one.
     fn flush(&mut self) -> Result<()> {
-        self.land(self.turn)?;
-        let half = &mut self.halves[self.turn];
+        self.wait_for(self.current)?;
+        let half = &mut self.halves[self.current];
         if half.jobs.is_empty() {
             return Ok(());
         }
@@ -339,12 +340,12 @@ impl<'a> Upload<'a> {
         let launch = Launch { entry: "kie_pack", blocks, threads, shared_bytes: 0, args };
         half.flight = Some(self.machine.launch_alone(&self.module, &launch)?);
         half.used = JOBS_BYTES;
-        self.turn = 1 - self.turn;
+        self.current = 1 - self.current;
         Ok(())
     }
 
     /// Waits until a scratch is free.
-    fn land(&mut self, half: usize) -> Result<()> {
+    fn wait_for(&mut self, half: usize) -> Result<()> {
         let began = Instant::now();
         if let Some(mut flight) = self.halves[half].flight.take() {
             wait_within(&mut *flight, Duration::MAX)?;

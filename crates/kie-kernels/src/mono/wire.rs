@@ -31,18 +31,18 @@ pub mod wants {
 pub enum Order {
     /// Nothing.
     GoOn = 0,
-    /// End at the next edge.
+    /// End at the next step barrier.
     Leave = 1,
-    /// End now, whoever waits.
+    /// End now, whatever is waited for.
     Abort = 2,
 }
 
 /// Bytes of an entry of a row's ring of tokens.
-pub const TOLD_BYTES: usize = 24;
+pub const TOKEN_BYTES: usize = 24;
 
-/// A token as the kernel tells of it (tell.h).
+/// A token as the kernel emits it (tell.h).
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Told {
+pub struct EmittedToken {
     /// Its id, or a code.
     pub token: u32,
     /// Its log-probability, where it was asked for.
@@ -51,16 +51,16 @@ pub struct Told {
     pub t_ns: u64,
 }
 
-/// A row's next token behind the first `told`, if all of it is there.
-pub fn told(out: &Shared, row: usize, told: u32) -> Option<Told> {
-    let tag = told.wrapping_add(1);
-    let at = (row * RING + told as usize % RING) * TOLD_BYTES;
+/// A row's next token behind the first `emitted`, if all of it is there.
+pub fn next_token(out: &Shared, row: usize, emitted: u32) -> Option<EmittedToken> {
+    let tag = emitted.wrapping_add(1);
+    let at = (row * RING + emitted as usize % RING) * TOKEN_BYTES;
     let word = |n: usize| out.word64(at + 8 * n).load(Acquire);
     let (first, second, third) = (word(0), word(1), word(2));
     let whole = [first, second].iter().all(|w| (w >> 32) as u32 == tag)
         && (third >> 40) as u32 == tag & 0xff_ffff;
     let logprob = f32::from_bits(second as u32);
-    whole.then_some(Told { token: first as u32, logprob, t_ns: third & 0xff_ffff_ffff })
+    whole.then_some(EmittedToken { token: first as u32, logprob, t_ns: third & 0xff_ffff_ffff })
 }
 
 /// Bytes of the host's control words: order, heartbeat, whether the heartbeat counts, and steps
@@ -226,7 +226,7 @@ const _: () = assert!(size_of::<Args>() == 37 * 8 + 12 * 4 + 8 * size_of::<Seque
 
 /// Who gave up waiting, where (args.h's `Record`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lost {
+pub struct ExpiredWait {
     /// Block.
     pub block: u32,
     /// Layer and wait, as the kernel numbers them; above 16 bits 1 + the rank that was waited for,
@@ -249,7 +249,7 @@ const PREFILL: u32 = 0x1000;
 /// Records of a block, one a warp.
 pub const RECORDS_BLOCK: usize = 16;
 
-impl Lost {
+impl ExpiredWait {
     /// What each block that gave up waited for, in the order of the work: the first is nearest to
     /// the cause.
     pub fn read(bytes: &[u8]) -> Vec<Self> {
@@ -295,7 +295,7 @@ impl Lost {
         let of = if from == 0 { String::new() } else { format!(" of rank {}", from - 1) };
         match (place, place & 15) {
             (PREFILL.., _) => format!("the prefill kernel's wait {place:#x}"),
-            (0xfff, _) => "the token's offers".to_owned(),
+            (0xfff, _) => "the token's candidates".to_owned(),
             (0xffe, _) => format!("the head's input{of}"),
             (0xffa..=0xffd, _) => "the choice of a token".to_owned(),
             (_, 0) => format!("layer {layer}, attention's input"),

@@ -37,12 +37,12 @@ impl Delivery {
     pub fn collect(&mut self, out: &Shared, row: usize, slot: &mut Slot, garbage: bool) -> bool {
         let mut any = false;
         while slot.end.is_none() {
-            let Some(told) = wire::told(out, row, slot.emitted) else { return any };
+            let Some(found) = wire::next_token(out, row, slot.emitted) else { return any };
             any = true;
             slot.emitted = slot.emitted.wrapping_add(1);
-            let t_ns = self.clock.host_ns(told.t_ns);
-            let token = if garbage { 0 } else { told.token };
-            self.publish(row, slot, Record { token, logprob: told.logprob, t_ns });
+            let t_ns = self.clock.host_ns(found.t_ns);
+            let token = if garbage { 0 } else { found.token };
+            self.publish(row, slot, Record { token, logprob: found.logprob, t_ns });
         }
         any
     }

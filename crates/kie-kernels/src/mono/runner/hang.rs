@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::error::Error;
-use crate::mono::wire::Lost;
+use crate::mono::wire::ExpiredWait;
 
 /// Behind the kernel's own patience, the host's with a launch of which nothing comes.
 const LOOK_AFTER: Duration = Duration::from_millis(500);
@@ -40,7 +40,7 @@ impl Watch {
 
     /// What a look found: an error from the second on that finds an expired wait, since a block is
     /// stuck for good then.
-    pub fn look(&mut self, lost: &[Option<Vec<Lost>>]) -> Option<Error> {
+    pub fn look(&mut self, lost: &[Option<Vec<ExpiredWait>>]) -> Option<Error> {
         let any = lost.iter().any(Option::is_some);
         if !any || !std::mem::replace(&mut self.expired, true) {
             return None;
@@ -50,13 +50,13 @@ impl Watch {
 }
 
 /// The error of a launch that has ended in which a wait had expired, on any rank.
-pub(super) fn of_ended(lost: &[Option<Vec<Lost>>]) -> Option<Error> {
+pub(super) fn of_ended(lost: &[Option<Vec<ExpiredWait>>]) -> Option<Error> {
     lost.iter().any(Option::is_some).then(|| Error::Hang(report(lost)))
 }
 
 /// The waits that expired on each rank: the ranks and their blocks that had come least far first.
-fn report(lost: &[Option<Vec<Lost>>]) -> String {
-    let one = |l: &Lost| {
+fn report(lost: &[Option<Vec<ExpiredWait>>]) -> String {
+    let one = |l: &ExpiredWait| {
         format!(
             "block {} in step {} waited for {} (wanted {}, seen {})",
             l.block,
@@ -70,7 +70,7 @@ fn report(lost: &[Option<Vec<Lost>>]) -> String {
     ranks.retain(|(_, lost)| !lost.is_empty());
     ranks.sort_by_key(|(rank, lost)| (lost[0].turn(), *rank));
     let most = if ranks.len() > 1 { 2 } else { 4 };
-    let of = |(rank, lost): &(usize, &Vec<Lost>)| {
+    let of = |(rank, lost): &(usize, &Vec<ExpiredWait>)| {
         let some: Vec<String> = lost.iter().take(most).map(one).collect();
         format!("rank {rank}: {} blocks gave up: {}", lost.len(), some.join("; "))
     };
@@ -86,8 +86,8 @@ mod tests {
 
     #[test]
     fn the_earliest_wait_of_any_rank_is_told_first() {
-        let lost = |block, place, step| Lost { block, place, step, wanted: 9, seen: 8 };
-        let first: Vec<Lost> = (0..6).map(|block| lost(block, 0x20, 1)).collect();
+        let lost = |block, place, step| ExpiredWait { block, place, step, wanted: 9, seen: 8 };
+        let first: Vec<ExpiredWait> = (0..6).map(|block| lost(block, 0x20, 1)).collect();
         let ranks = [Some(vec![lost(7, 0x31, 1)]), Some(first.clone())];
         let Some(Error::Hang(told)) = of_ended(&ranks) else { panic!("no error") };
         let (one, other) = told.split_once(". ").expect("two ranks");

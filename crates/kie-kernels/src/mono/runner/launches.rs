@@ -15,7 +15,7 @@ use crate::mono::loaded::Loaded;
 use crate::mono::lower::segments::head_segment;
 use crate::mono::prefill::{Part, Prefill};
 use crate::mono::slices::Chunk;
-use crate::mono::wire::{wants, Lost, Order, Sequence, Wire};
+use crate::mono::wire::{wants, ExpiredWait, Order, Sequence, Wire};
 
 /// What every rank's launch is given, beside what is its own.
 pub(super) struct Ask {
@@ -91,8 +91,8 @@ impl Launches {
     }
 
     /// The waits that expired, by rank.
-    pub fn lost(&self) -> Result<Vec<Option<Vec<Lost>>>> {
-        self.ranks.iter().map(Loaded::lost).collect()
+    pub fn expired_waits(&self) -> Result<Vec<Option<Vec<ExpiredWait>>>> {
+        self.ranks.iter().map(Loaded::expired_waits).collect()
     }
 
     /// Logits of the last launch, rows `from ..` into the rows of `out`.

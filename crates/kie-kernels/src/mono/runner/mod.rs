@@ -151,7 +151,7 @@ impl Runner {
         // The simulator finds blocks that are stuck by itself.
         let partly = ended.contains(&true);
         if !self.is_simulated() && launch.watch.is_due(self.launches.budget(), partly) {
-            if let Some(error) = launch.watch.look(&self.launches.lost()?) {
+            if let Some(error) = launch.watch.look(&self.launches.expired_waits()?) {
                 // Its end may take long to come, or never does.
                 self.in_flight = Some(launch);
                 return Err(error);
@@ -175,7 +175,7 @@ impl Runner {
     fn complete(&mut self, launch: InFlight) -> Result<()> {
         let InFlight { flights, work, steps, mode, since, behind_prompt, .. } = launch;
         drop(flights);
-        if let Some(error) = hang::of_ended(&self.launches.lost()?) {
+        if let Some(error) = hang::of_ended(&self.launches.expired_waits()?) {
             return Err(error);
         }
         let made = self.launches.steps_made();

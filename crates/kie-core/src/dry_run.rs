@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kie_kccl::algorithm::Table;
 use kie_kccl::topology::{simulated, Topology};
-use kie_kernels::device::{Device, DeviceInfo, Holding, Options};
+use kie_kernels::device::{Device, DeviceInfo, Footprint, Options};
 use kie_kernels::devices;
 use kie_kernels::machine::Machine;
 use serde::Serialize;
@@ -19,7 +19,7 @@ use crate::weights::Checkpoint;
 
 /// What [`Builder::plan`] tells.
 #[derive(Debug, Clone, Serialize)]
-pub struct Outlook {
+pub struct DryRun {
     /// The device, as [`Builder::device`] takes it.
     pub device: String,
     /// What lies between its machines; nothing for the CPU, which is one.
@@ -51,8 +51,8 @@ pub struct Share {
     pub free_bytes: u64,
 }
 
-impl From<&Holding> for Share {
-    fn from(held: &Holding) -> Self {
+impl From<&Footprint> for Share {
+    fn from(held: &Footprint) -> Self {
         Self {
             name: held.name.clone(),
             part: held.part.clone(),
@@ -73,7 +73,7 @@ impl Builder {
     ///
     /// # Errors
     /// [`Error::Topology`] for the file; otherwise as [`Builder::compile`].
-    pub fn plan(self, file: Option<&Path>) -> Result<Outlook> {
+    pub fn plan(self, file: Option<&Path>) -> Result<DryRun> {
         let spec = Spec::read(&self.path)?;
         let checkpoint = Checkpoint::open(&self.path, &spec)?;
         let (device, topology) = match file {
@@ -97,7 +97,7 @@ impl Builder {
         let lowered = device.lowered(&plan.program)?;
         let device = device.info().name;
         let ranks = plan.machines().iter().map(Share::from).collect();
-        Ok(Outlook { device, topology, algorithms, ranks, plan: plan.to_string(), lowered })
+        Ok(DryRun { device, topology, algorithms, ranks, plan: plan.to_string(), lowered })
     }
 }
 
