@@ -35,8 +35,8 @@ KIE_DEVICE void give_up(Watch& w, u32 where, u32 wanted, u32 seen) {
     w.lost = true;
     store_word(w.args.poison, 1);
     Record& r = w.args.records[block() * kRecordsBlock + thread() / kTeam];
-    if (r.where != 0) return;  // of a warp the first, which is the earliest in the work
-    r.where = kWritten | where, r.step = w.step, r.wanted = wanted, r.seen = seen;
+    if (r.place != 0) return;  // of a warp the first, which is the earliest in the work
+    r.place = kWritten | where, r.step = w.step, r.wanted = wanted, r.seen = seen;
 }
 // On all ranks: `poison` lies beside the words, so each rank's is as far away as they are.
 KIE_DEVICE void poison_all(const DecodeArgs& args) {

@@ -60,6 +60,3 @@ KIE_DEVICE void each_class(F visit) {
 
 static_assert(kWarps <= (int)kRecordsBlock && kWarps > 4, "a record a warp; attention");
 static_assert(kSharedBytes <= kSharedMax && kRingBytes >= 2 * kSlotBytes, "no room for the ring");
-static_assert(sizeof(DecodeArgs) == kArgsBytes && sizeof(Layer) == kLayerWireBytes &&
-                  sizeof(Segment) == kSegmentWireBytes,
-              "mono/wire.rs has the same");

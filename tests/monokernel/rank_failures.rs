@@ -117,7 +117,12 @@ fn a_word_lost_between_ranks_is_told() {
             (SHARE, OUTPUT),
             &["rank 2: ", "layer 1, other lanes'", "of rank 1 ("],
         ),
-        ("llama", 2, (OFFER, TOKEN), &["rank 0: ", "in step 3 waited for the token's candidates ("]),
+        (
+            "llama",
+            2,
+            (OFFER, TOKEN),
+            &["rank 0: ", "in step 3 waited for the token's candidates ("],
+        ),
         ("laneformer_d2", 4, (OFFER, TOKEN), &["rank 0: ", "in step 3 waited for the token's"]),
         // Of a layer that takes them two layers later.
         ("own_laneformer_mixed", 8, (SHARE, OUTPUT), &["rank 2: ", "layer 3, other lanes' atten"]),

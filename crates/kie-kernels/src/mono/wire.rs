@@ -1,5 +1,5 @@
-//! What crosses to a launch: the host's mirror of `kernels/common/args.h`. The kernel's own
-//! `static_assert`s hold its sizes against ours.
+//! What crosses to a launch. Structures are defined here; the generated header has the kernel's side
+//! of them ([`declarations`]).
 
 use std::sync::atomic::Ordering::Acquire;
 
@@ -67,138 +67,251 @@ pub fn next_token(out: &Shared, row: usize, emitted: u32) -> Option<EmittedToken
 /// that the last launch made.
 pub const CONTROL_BYTES: usize = 64;
 
-/// What differs between layers, and where each layer's own is. Index 0 is attention's (input or
-/// output), 1 the mlp's.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-#[repr(C)]
-pub struct Layer {
-    /// Bytes from the beginning of a block's weights.
-    pub stream: u64,
-    /// Positions a query sees; 0: all.
-    pub window: u32,
-    /// Bytes from the beginning of a page of the pool.
-    pub page_at: u32,
-    /// The first row of a norm's scale.
-    pub norm: [u32; 2],
-    /// Half pairs of head norms from the first layer's.
-    pub head_norms: u32,
-    /// Biases from the first layer's.
-    pub biases: u32,
-    /// Factor on the lane's own output.
-    pub own: [f32; 2],
-    /// Layers since the others' output that is added; -1: none is.
-    pub delay: [i32; 2],
-    /// Class.
-    pub kind: u8,
-    /// Which pages.
-    pub pool: u8,
-    /// Bit i: others want output i.
-    pub shares: u8,
-    /// Bit i: norm i has a row a lane.
-    pub norm_lanes: u8,
-    /// 0.
-    pub padding: u32,
+/// A type as C++ declares a field of it.
+trait Cpp {
+    const NAME: &'static str;
+
+    /// Behind the field's name.
+    fn extent() -> String {
+        String::new()
+    }
 }
 
-/// What passes through a block's ring, in order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-pub struct Segment {
-    /// Bytes from the beginning of a block's weights.
-    pub at: u64,
-    /// How many stages.
-    pub stages: u32,
-    /// Bytes of each.
-    pub bytes: u32,
-    /// args.h's `SegmentSource`.
-    pub source: u32,
-    /// Of which layer.
-    pub layer: u32,
+macro_rules! cpp {
+    ($($rust:ty = $name:literal),*) => {
+        $(impl Cpp for $rust {
+            const NAME: &'static str = $name;
+        })*
+    };
 }
 
-/// A sequence at work.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-#[repr(C)]
-pub struct Sequence {
-    /// Key of the random numbers.
-    pub seed: u64,
-    /// Row of page table, stop ids and token ring.
-    pub row: u32,
-    /// Position of the first step.
-    pub position: u32,
-    /// Token of the first step.
-    pub token: u32,
-    /// Tokens generated before.
-    pub made: u32,
-    /// Tokens before which no stop id is chosen.
-    pub min_new: u32,
-    /// Position behind which the sequence ends.
-    pub last: u32,
-    /// Stop ids.
-    pub stop_count: u32,
-    /// Bits of [`wants`].
-    pub wants: u32,
-    /// 0 is greedy.
-    pub temperature: f32,
-    /// 1 keeps all.
-    pub top_p: f32,
-    /// 0 keeps all.
-    pub min_p: f32,
-    /// 1 is neutral.
-    pub repetition: f32,
-    /// 0 is neutral.
-    pub presence: f32,
-    /// 0 is neutral.
-    pub frequency: f32,
-    /// 0 keeps all.
-    pub top_k: u32,
-    /// Tokens the row has told before.
-    pub told: u32,
+cpp!(u64 = "u64", u32 = "u32", u8 = "u8", i64 = "long", i32 = "int", f32 = "float");
+
+impl<T: Cpp, const N: usize> Cpp for [T; N] {
+    const NAME: &'static str = T::NAME;
+
+    fn extent() -> String {
+        format!("[{N}]{}", T::extent())
+    }
 }
 
-/// The launch's one parameter. Addresses are the device's.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-#[repr(C)]
-#[allow(missing_docs)]
-pub struct Args {
-    pub line: u64,
-    pub embed: u64,
-    pub norms: u64,
-    pub head_norms: u64,
-    pub biases: u64,
-    pub rope: u64,
-    pub layers: u64,
-    pub pools: [u64; MOST_POOLS],
-    pub pages: u64,
-    pub stop_ids: u64,
-    pub logit_bias: u64,
-    pub counts: u64,
-    pub values: u64,
-    pub prompt: u64,
-    pub segments: u64,
-    /// `[blocks][index bytes]`: which of a stage's scales each row has.
-    pub scale_index: u64,
-    pub words: u64,
-    pub poison: u64,
-    pub records: u64,
-    pub logits: u64,
-    pub stamps: u64,
-    pub trace: u64,
-    pub out: u64,
-    pub control: u64,
-    pub hops: [i64; 8],
-    pub budget_ns: u64,
-    pub at_head: u64,
-    pub page_bytes: [u32; MOST_POOLS],
-    pub segment_count: u32,
-    pub steps: u32,
-    pub epoch: u32,
-    pub in_flight_bytes: u32,
-    pub pace: u32,
-    pub live: u32,
-    pub count: u32,
-    pub rank: u32,
-    pub column: [Sequence; 8],
+/// Structures of both sides from one definition: the host's, plain numbers without padding, and the
+/// text of the kernel's. Behind `=` stands what an address points to.
+macro_rules! structures {
+    ($($(#[$doc:meta])* $name:ident as $cpp:literal {
+        $($(#[$about:meta])* $field:ident: $kind:ty $(= $pointer:literal)?,)*
+    })*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Debug, Clone, Copy, PartialEq, Default)]
+            #[repr(C)]
+            pub struct $name {
+                $($(#[$about])* pub $field: $kind,)*
+            }
+
+            impl Cpp for $name {
+                const NAME: &'static str = $cpp;
+            }
+
+            const _: () = assert!(size_of::<$name>() == 0 $(+ size_of::<$kind>())*, "padding");
+            // SAFETY: `repr(C)`; the fields, which are plain numbers, fill it (asserted above).
+            unsafe impl Wire for $name {}
+        )*
+
+        /// The kernel's side of all of them.
+        pub fn declarations() -> String {
+            let mut out = String::new();
+            $(
+                out.push_str(concat!("struct ", $cpp, " {\n"));
+                $({
+                    let kind: &[&str] = &[$($pointer,)? <$kind as Cpp>::NAME];
+                    let extent = <$kind as Cpp>::extent();
+                    out.push_str(&format!("    {} {}{extent};\n", kind[0], stringify!($field)));
+                })*
+                let bytes = size_of::<$name>();
+                out.push_str(&format!("}};\nstatic_assert(sizeof({}) == {bytes}, \"\");\n", $cpp));
+            )*
+            out
+        }
+    };
+}
+
+structures! {
+    /// What differs between layers, and where each layer's own is: nothing multiplies a layer's
+    /// number by a layer's size. Index 0 is attention's (input or output), 1 the mlp's.
+    Layer as "Layer" {
+        /// Bytes from the beginning of a block's weights.
+        stream: u64,
+        /// Positions a query sees, itself included; 0: all.
+        window: u32,
+        /// Bytes from the beginning of a page of the pool.
+        page_at: u32,
+        /// The first row of a norm's scale.
+        norm: [u32; 2],
+        /// Half pairs of head norms from the first layer's.
+        head_norms: u32,
+        /// Biases (floats) from the first layer's.
+        biases: u32,
+        /// Factor on the lane's own output.
+        own: [f32; 2],
+        /// Layers since the others' output that is added; -1: none is.
+        delay: [i32; 2],
+        /// Class.
+        kind: u8,
+        /// Which pages.
+        pool: u8,
+        /// Bit i: other lanes will want output i.
+        shares: u8,
+        /// Bit i: norm i has a row a lane.
+        norm_lanes: u8,
+        /// 0.
+        padding: u32,
+    }
+
+    /// What passes through a block's ring, in order: of the block's weights `stages` stages of
+    /// `bytes` bytes from `at` on, or the block's pages of a layer, as many as positions ask for.
+    Segment as "Segment" {
+        /// Bytes from the beginning of a block's weights.
+        at: u64,
+        /// How many stages.
+        stages: u32,
+        /// Bytes of each.
+        bytes: u32,
+        /// args.h's `SegmentSource`.
+        source: u32,
+        /// Of which layer.
+        layer: u32,
+    }
+
+    /// Who gave up waiting; see [`ExpiredWait`].
+    Record as "Record" {
+        /// [`WRITTEN`] and what [`ExpiredWait::place`] tells.
+        place: u32,
+        /// Step of the launch.
+        step: u32,
+        /// Sequence number waited for.
+        wanted: u32,
+        /// Sequence number seen.
+        seen: u32,
+    }
+
+    /// A sequence at work. Its tokens come from the prompt while there are any left, then from
+    /// itself.
+    Sequence as "Sequence" {
+        /// Key of the random numbers.
+        seed: u64,
+        /// Row of page table, stop ids and token ring.
+        row: u32,
+        /// Position of the first step.
+        position: u32,
+        /// Token of the first step.
+        token: u32,
+        /// Tokens generated before.
+        made: u32,
+        /// Tokens before which no stop id is chosen.
+        min_new: u32,
+        /// Position behind which the sequence ends.
+        last: u32,
+        /// Stop ids.
+        stop_count: u32,
+        /// Bits of [`wants`].
+        wants: u32,
+        /// 0 is greedy.
+        temperature: f32,
+        /// 1 keeps all.
+        top_p: f32,
+        /// 0 keeps all.
+        min_p: f32,
+        /// 1 is neutral.
+        repetition: f32,
+        /// 0 is neutral.
+        presence: f32,
+        /// 0 is neutral.
+        frequency: f32,
+        /// 0 keeps all.
+        top_k: u32,
+        /// Tokens that the row has told the host of before.
+        told: u32,
+    }
+
+    /// The launch's one parameter. Addresses are the device's.
+    Args as "DecodeArgs" {
+        /// `[kBlocks][kLineBytes]` weights in the order in which a block takes them.
+        line: u64 = "const u8*",
+        /// `[vocabulary][kHidden / 2]` half pairs.
+        embed: u64 = "const u32*",
+        /// Rows of `[kHidden / 2]` half pairs: each layer's two, the final one.
+        norms: u64 = "const u32*",
+        /// Of layers that have them `[q, k][kHeadDim / 2]` half pairs.
+        head_norms: u64 = "const u32*",
+        /// Of layers that have them `[kLanes][kRowsQkv kBlocksPerLane]`.
+        biases: u64 = "const float*",
+        /// Of each class `[positions][kHeadDim / 2][cos, sin]`.
+        rope: u64 = "const float*",
+        /// `[kLayers]`.
+        layers: u64 = "const Layer*",
+        /// KV pages; see pages.h.
+        pools: [u64; MOST_POOLS] = "u8*",
+        /// `[rows][kPools][kPagesMax]` physical page of each 64 positions.
+        pages: u64 = "const u32*",
+        /// `[rows][kStopsMax]`.
+        stop_ids: u64 = "const u32*",
+        /// `[rows][kVocabAll]`, or null.
+        logit_bias: u64 = "const float*",
+        /// `[rows][kVocabAll]` as ops/sample.h says, or null.
+        counts: u64 = "u32*",
+        /// `[kColumns][kVocabAll]` logits at work, or null.
+        values: u64 = "float*",
+        /// Tokens of a prompt, or null: see `count`.
+        prompt: u64 = "const u32*",
+        /// One step's segments.
+        segments: u64 = "const Segment*",
+        /// `[kBlocks][kIndexBytes]`: which of a stage's scales each row has.
+        scale_index: u64 = "const u8*",
+        /// `[kWords]` exchange.
+        words: u64 = "u64*",
+        /// Not 0: everybody stops; as far from any rank's as the words are.
+        poison: u64 = "u64*",
+        /// `[kBlocks][kRecordsBlock]` who gave up where.
+        records: u64 = "Record*",
+        /// `[steps][kColumns][kVocabAll]` out, or null.
+        logits: u64 = "float*",
+        /// `[steps + 1]` device time at each step's start, ns, or null.
+        stamps: u64 = "u64*",
+        /// `[kBlocks][16]` clock ticks a phase, or null.
+        trace: u64 = "u64*",
+        /// Host memory: `[rows][kRing][3]` tokens as they are made; see tell.h.
+        out: u64 = "u64*",
+        /// Host memory: what the host asks for and the end; see control.h.
+        control: u64 = "u32*",
+        /// Words from this rank's exchange to each rank's, its own 0.
+        hops: [i64; 8],
+        /// How long a wait lasts at most.
+        budget_ns: u64,
+        /// Not 0: the first step begins at the head, whose input is there
+        /// (prefill/residual.h).
+        at_head: u64,
+        /// Of a page of each pool, all its layers.
+        page_bytes: [u32; MOST_POOLS],
+        /// Segments of a step.
+        segment_count: u32,
+        /// Steps at most.
+        steps: u32,
+        /// Sequence number of the first.
+        epoch: u32,
+        /// Weight bytes in flight of a block.
+        in_flight_bytes: u32,
+        /// Least clock ticks between stages, per KiB of the earlier one; 0: none.
+        pace: u32,
+        /// Columns with a sequence that makes tokens, the first ones.
+        live: u32,
+        /// Positions of `prompt`, which the other columns take one after another.
+        count: u32,
+        /// Of this machine among those that run the model together.
+        rank: u32,
+        /// The sequence of each column.
+        column: [Sequence; 8],
+    }
 }
 
 /// Plain structures as the bytes that the device reads.
@@ -213,18 +326,7 @@ pub unsafe trait Wire: Sized {
     }
 }
 
-// SAFETY: 37 u64s, 12 u32s, 8 sequences: every field on its own alignment, 8-byte multiples.
-unsafe impl Wire for Args {}
-// SAFETY: a u64, ten 4-byte fields, four bytes and one more u32.
-unsafe impl Wire for Layer {}
-// SAFETY: a u64, then four u32s.
-unsafe impl Wire for Segment {}
-
-const _: () = assert!(size_of::<Layer>() == 8 + 10 * 4 + 4 + 4 && size_of::<Segment>() == 24);
-const _: () = assert!(size_of::<Sequence>() == 8 + 16 * 4);
-const _: () = assert!(size_of::<Args>() == 37 * 8 + 12 * 4 + 8 * size_of::<Sequence>());
-
-/// Who gave up waiting, where (args.h's `Record`).
+/// Who gave up waiting, where: a [`Record`] that was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpiredWait {
     /// Block.
@@ -241,9 +343,9 @@ pub struct ExpiredWait {
 }
 
 /// Bytes of one record.
-pub const RECORD_BYTES: usize = 16;
+pub const RECORD_BYTES: usize = size_of::<Record>();
 /// Set in the place of a record that was written.
-const WRITTEN: u32 = 1 << 31;
+pub const WRITTEN: u32 = 1 << 31;
 /// Places from here on are the prefill kernel's.
 const PREFILL: u32 = 0x1000;
 /// Records of a block, one a warp.
@@ -307,5 +409,28 @@ impl ExpiredWait {
             (_, 7) => format!("layer {layer}, other lanes' mlp{of}"),
             (_, _) => format!("layer {layer}, the mlp's activations"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_side_has_the_same_fields() {
+        let text = declarations();
+        let of = |name: &str| {
+            let (_, behind) = text.split_once(&format!("struct {name} {{\n")).expect("it is there");
+            behind.split_once("};\n").expect("it ends").0.to_owned()
+        };
+        assert_eq!(of("Record"), "    u32 place;\n    u32 step;\n    u32 wanted;\n    u32 seen;\n");
+        assert!(of("Layer").contains("    float own[2];\n    int delay[2];\n    u8 kind;\n"));
+        let args = of("DecodeArgs");
+        assert!(args.starts_with("    const u8* line;\n    const u32* embed;\n"), "{args}");
+        for field in ["const Layer* layers", "u8* pools[4]", "long hops[8]", "Sequence column[8]"] {
+            assert!(args.contains(&format!("    {field};\n")), "no {field}: {args}");
+        }
+        let size = format!("static_assert(sizeof(DecodeArgs) == {},", size_of::<Args>());
+        assert!(text.contains(&size), "{text}");
     }
 }

@@ -13,6 +13,10 @@ use crate::abi::PAGE;
 use crate::meter::Mode;
 use crate::mono::wire;
 
+/// The platforms' own names of integers, which `platform.h` has as well: C++ lets them stand twice.
+const TYPES: &str = "typedef unsigned char u8;\ntypedef unsigned int u32;\n\
+                     typedef unsigned long long u64;\n";
+
 /// Constants, one after another.
 struct Text {
     out: String,
@@ -106,6 +110,8 @@ pub fn header(model: &Model, p: &Partition, layout: &Layout, mode: Mode) -> Stri
     let columns = layout.kind.columns;
     let mut text =
         Text { out: "#pragma once\n".to_owned(), indent: "", columns, tilings: BTreeMap::new() };
+    text.out.push_str(TYPES);
+    text.out.push_str(&wire::declarations());
     sizes(&mut text, model, p, layout);
     measuring(&mut text, mode);
     exchange(&mut text, layout);
@@ -161,9 +167,6 @@ fn sizes(t: &mut Text, model: &Model, p: &Partition, layout: &Layout) {
         ("kLineStages", segments::layer_stages(model, p)),
         ("kStopsMax", wire::STOPS as u32),
         ("kRing", wire::RING as u32),
-        ("kArgsBytes", size_of::<wire::Args>() as u32),
-        ("kLayerWireBytes", size_of::<wire::Layer>() as u32),
-        ("kSegmentWireBytes", size_of::<wire::Segment>() as u32),
     ]);
     t.longs([("kLineBytes", p.line_bytes(model))]);
     t.float("kEps", f64::from(model.eps));
