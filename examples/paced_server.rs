@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kie_core::Engine;
-use kie_kernels::device::{self, Buffer, Device, DeviceInfo, ExactReuse, HostBytes, Running};
+use kie_kernels::buffer::{Buffer, HostBytes};
+use kie_kernels::device::{Device, DeviceInfo, ExactReuse, Options, Running};
+use kie_kernels::devices;
 use kie_kernels::mailbox::Mailbox;
 use kie_kernels::validate::ValidProgram;
 use kie_server::{Config, Server};
@@ -82,8 +84,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = args.next().unwrap_or_else(|| "tests/data/llama".to_owned());
     let rate: f64 = args.next().as_deref().unwrap_or("5000").parse()?;
 
-    let options = device::Options { threads: Some(1), ..device::Options::default() };
-    let inner = device::open("cpu", &options)?;
+    let options = Options { threads: Some(1), ..Options::default() };
+    let inner = devices::open("cpu", &options)?;
     let pass = Duration::try_from_secs_f64(1.0 / rate)?;
     let server = Server::bind(Config { port: 0, ..Config::default() })?;
     server.serve(Engine::builder(model).runner(Arc::new(Paced { inner, pass })).build()?);

@@ -16,7 +16,7 @@ struct Block {
     u64* trace;  // shared, or null for all threads but one
     u64 traced_at;
 };
-// The time since the last stamp was this phase's; mono/meter.rs has the phases' names.
+// The time since the last stamp was this phase's; mono/probe.rs has the phases' names.
 KIE_DEVICE void stamp(Block& b, int phase) {
 #ifdef KIE_TRACE
     if (b.trace) {

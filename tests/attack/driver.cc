@@ -358,6 +358,7 @@ int hipStreamDestroy(u64 s) { return give_other(__func__, kStream, s); }
 int hipEventCreateWithFlags(u64* e, unsigned) { return take_other(__func__, kEvent, e); }
 int hipEventRecord(u64 e, u64) { return record(__func__, e); }
 int hipEventQuery(u64 e) { return query(__func__, e); }
+int hipEventSynchronize(u64) { return gate(__func__); }
 int hipEventDestroy(u64 e) { return give_other(__func__, kEvent, e); }
 int hipModuleLoadData(u64* m, const void*) { return take_other(__func__, kModule, m); }
 int hipModuleUnload(u64 m) { return give_other(__func__, kModule, m); }

@@ -2,7 +2,7 @@
 //!
 //! A [`Dtype`] is the storage type of one number. An [`Encoding`] says how a matrix is stored: what
 //! its codes stand for ([`Codes`]), which of them share a scale, and how scales are stored. A new
-//! encoding is one row in [`CODES`] and one decoder a runner; `cpu/numbers.rs` has the reference.
+//! encoding is one row in [`CODES`] and one decoder a runner; `numbers.rs` has the reference.
 
 /// Storage type of one number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

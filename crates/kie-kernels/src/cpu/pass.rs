@@ -14,11 +14,12 @@ mod steps;
 use std::ops::Range;
 
 use super::attention;
+use super::ops;
 use super::prefill::Packed;
 use super::team::{Barrier, Team};
 use crate::abi::{
-    Attend, Dims, Embed, GateUp, Head, PageGroup, Program, Project, ProjectNormed, Qkv, Rotary,
-    Step, StepKind, Tensor, Vector,
+    Attend, Dims, PageGroup, Program, Project, ProjectNormed, Qkv, Rotary, Step, StepKind, Tensor,
+    Vector,
 };
 use crate::buffer::Buffer;
 use crate::error::Result;

@@ -178,11 +178,11 @@ fn see_room<A: Api>(context: &Context<A>, entry: &Entry, launch: &Launch<'_>) ->
         let what = format!("{shared} bytes of shared memory a block besides its own {own}");
         context.refuse(entry.name, &format!("{what}{why}"))
     })?;
-    let (mut fit, ask) = (0, &context.api.calls().occupancy);
+    let (mut fit, ask, function) = (0, &context.api.calls().occupancy, entry.function);
+    let (block, bytes) = (threads as c_int, shared as usize);
     // SAFETY: a live integer and function.
-    context.check(
-        ask.with(|f| unsafe { f(&mut fit, entry.function, threads as c_int, shared as usize) }),
-    )?;
+    let answer = ask.with(|f| unsafe { f(&mut fit, function, block, bytes) });
+    context.check(answer)?;
     let (fit, units) = (fit.max(0) as u32, context.facts.multiprocessors);
     if blocks > fit.saturating_mul(units) {
         let detail = format!(

@@ -1,5 +1,5 @@
-//! What crosses to a launch. Structures are defined here; the generated header has the kernel's side
-//! of them ([`declarations`]).
+//! What crosses to a launch. Structures are defined here; the generated header has the kernel's
+//! side of them ([`declarations`]).
 
 use std::sync::atomic::Ordering::Acquire;
 
