@@ -29,6 +29,8 @@ def generate_many(
     progress: bool,
 ) -> list[Completion]:
     """See `Engine.generate_many`."""
+    if isinstance(prompts, str):
+        raise TypeError("prompts must be a sequence of prompts, got str")
     asked = list(prompts)
     info = engine.info()
     # Enough that a slot which becomes free finds the next one there.
@@ -62,7 +64,8 @@ def _start(
 ) -> Stream | None:
     """The request, None where the queue is full."""
     try:
-        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+        is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str)
+        if is_list and prompt and isinstance(prompt[0], Mapping):
             return engine.stream(messages=cast("Sequence[Message]", prompt), **keywords)
         return engine.stream(cast("str | Sequence[int]", prompt), **keywords)
     except QueueFullError:

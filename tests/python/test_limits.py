@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import kie
 import pytest
@@ -276,3 +277,48 @@ def test_a_stream_is_not_read_in_two_loops() -> None:
         thread.join(30)
         os.close(core.fd)
     assert not thread.is_alive()
+
+
+def test_what_json_cannot_say_is_refused_in_the_name_of_its_argument(engine: kie.Engine) -> None:
+    circle: list[object] = []
+    circle.append(circle)
+    deep: object = "a"
+    for _ in range(100_000):
+        deep = {"a": deep}
+    for odd in (circle, deep, float("nan")):
+        asked: Any = [{"role": "user", "content": odd}]
+        with pytest.raises(kie.InvalidRequestError, match=r"^messages: "):
+            engine.generate(messages=asked)
+        with pytest.raises(kie.InvalidRequestError, match=r"^chat_template_kwargs: "):
+            engine.generate(
+                messages=[{"role": "user", "content": "a"}], chat_template_kwargs={"a": odd}
+            )
+    with pytest.raises(TypeError, match="prompts must be"):
+        engine.generate_many("abc")
+    with pytest.raises(TypeError, match="prompt must be"):
+        engine.generate_many([5])  # type: ignore[list-item]
+
+
+def test_a_gguf_file_is_told_by_its_own_kind(tmp_path: Path) -> None:
+    (tmp_path / "short.gguf").write_bytes(b"GGUF")
+    with pytest.raises(kie.LoadError, match=r"wanted a GGUF file, got less than 8 bytes"):
+        kie.Engine(tmp_path / "short.gguf", device="cpu")
+
+
+def test_doctor_bears_that_there_are_no_threads() -> None:
+    script = """
+import os, resource
+from kie import _kie, machine
+import importlib.metadata
+resource.setrlimit(resource.RLIMIT_DATA, (1 << 20, 1 << 20))
+print(machine.report(measure=False).compiler)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"RUST_BACKTRACE": "0"},
+    )
+    assert "panicked" not in done.stderr, done.stderr
+    assert done.returncode == 0, done.stderr

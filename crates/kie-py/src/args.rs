@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use kie_core::request::{EngineConfig, Prompt, SamplingParams};
 use kie_core::Error;
-use pyo3::exceptions::{PyOverflowError, PyTypeError};
+use pyo3::exceptions::{PyOverflowError, PyRecursionError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyMapping, PyString};
+use pyo3::types::{IntoPyDict, PyBool, PyByteArray, PyBytes, PyDict, PyMapping, PyString};
 use serde_json::{Map, Value};
 
 use crate::error::{invalid, raise};
@@ -137,8 +137,28 @@ pub fn messages(py: Python<'_>, messages: &Bound<'_, PyAny>) -> PyResult<Vec<Val
     if list.is_empty() {
         return Err(invalid(py, "messages is empty"));
     }
-    let text: String = py.import("json")?.call_method1("dumps", (list,))?.extract()?;
-    serde_json::from_str(&text).map_err(|e| invalid(py, format!("messages: {e}")))
+    json(py, list.into_pyobject(py)?.as_any(), "messages")
+}
+
+/// A value by way of JSON text; what Python's objects can be and JSON cannot (a circle, a depth
+/// without an end, NaN) is refused in the name of the argument.
+fn json<T: serde::de::DeserializeOwned>(
+    py: Python<'_>,
+    value: &Bound<'_, PyAny>,
+    name: &str,
+) -> PyResult<T> {
+    let strict = [("allow_nan", false)].into_py_dict(py)?;
+    let text = py.import("json")?.call_method("dumps", (value,), Some(&strict));
+    let text: String = text.and_then(|text| text.extract()).map_err(|error| {
+        let odd = error.is_instance_of::<PyValueError>(py)
+            || error.is_instance_of::<PyRecursionError>(py);
+        if odd {
+            invalid(py, format!("{name}: {}", error.value(py)))
+        } else {
+            error
+        }
+    })?;
+    serde_json::from_str(&text).map_err(|e| invalid(py, format!("{name}: {e}")))
 }
 
 /// A dict by way of JSON, as messages are.
@@ -150,8 +170,7 @@ pub fn object(
     if !value.is_instance_of::<PyDict>() {
         return Err(PyTypeError::new_err(format!("{name} must be a dict, got {}", kind(value))));
     }
-    let text: String = py.import("json")?.call_method1("dumps", (value,))?.extract()?;
-    serde_json::from_str(&text).map_err(|e| invalid(py, format!("{name}: {e}")))
+    json(py, value, name)
 }
 
 /// Sampling keywords; `None` stands for the default.

@@ -47,6 +47,12 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "kie", *words]
 
 
+QUIET = {"RUST_BACKTRACE": "0"}
+"""Of processes with too little memory: where an allocation fails Rust would print the stack, which
+takes memory, and where that fails too it waits for itself.
+"""
+
+
 def apart(name: str, case: dict[str, Any]) -> list[str]:
     """The function `child` of a generator in a process of its own, as a command."""
     script = (

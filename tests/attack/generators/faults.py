@@ -23,7 +23,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from generators._shared import ATTACK, TINY, apart
+from generators._shared import ATTACK, QUIET, TINY, apart
 
 Case = dict[str, Any]
 LIMIT_SECONDS = 120.0
@@ -64,7 +64,7 @@ def run(case: Case, folder: Path) -> None:
     """A process with the shim in front opens the model again and again."""
     done = subprocess.run(
         apart("faults", case),
-        env=os.environ | {"LD_PRELOAD": str(shim()), "KIE_CACHE": str(folder)},
+        env=os.environ | QUIET | {"LD_PRELOAD": str(shim()), "KIE_CACHE": str(folder)},
         cwd=ATTACK,
         capture_output=True,
         text=True,

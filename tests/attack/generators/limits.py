@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from generators._shared import ATTACK, TINY, apart
+from generators._shared import ATTACK, QUIET, TINY, apart
 
 Case = dict[str, Any]
 LIMIT_SECONDS = 120.0
@@ -53,7 +53,7 @@ def run(case: Case, folder: Path) -> None:
     """The work in a process of its own, which sets its limits once everything is imported."""
     words = apart("limits", case | {"folder": str(folder)})
     (folder / "cache").mkdir()
-    given = os.environ | {"KIE_CACHE": str(folder / "cache")}
+    given = os.environ | QUIET | {"KIE_CACHE": str(folder / "cache")}
     if case["kind"] == "home":
         (folder / "a file").touch()
         home = case["home"]

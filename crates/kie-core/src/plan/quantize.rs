@@ -94,29 +94,34 @@ pub fn quantise(scheme: Scheme, m: &Matrix<'_>, stop: &Stop) -> Result<Quantised
     let (work, error) = (Mutex::new(work), Mutex::new([0.0, 0.0]));
     let locked = "no thread panics with it";
     std::thread::scope(|scope| {
-        for _ in 0..allowed_cores().min(m.rows.div_ceil(ROWS)) {
-            scope.spawn(|| {
-                let mut rows = vec![0.0; ROWS * cols];
-                loop {
-                    let next = work.lock().expect(locked).next();
-                    let Some((chunk, (codes, scales))) = next else { return };
-                    if stop.check().is_err() {
-                        return;
-                    }
-                    let rows = &mut rows[..codes.len() / row_bytes * cols];
-                    for (at, row) in rows.chunks_exact_mut(cols).enumerate() {
-                        row_to_f32(m, chunk * ROWS + at, row);
-                    }
-                    let found = match scheme {
-                        Scheme::Fp8 => fp8(rows, cols, codes, scales),
-                        Scheme::Int4 => groups::<2>(rows, codes, scales, int4),
-                        Scheme::Mxfp4 => groups::<1>(rows, codes, scales, mxfp4),
-                    };
-                    let mut error = error.lock().expect(locked);
-                    *error = [error[0] + found[0], error[1] + found[1]];
+        let convert = || {
+            let mut rows = vec![0.0; ROWS * cols];
+            loop {
+                let next = work.lock().expect(locked).next();
+                let Some((chunk, (codes, scales))) = next else { return };
+                if stop.check().is_err() {
+                    return;
                 }
-            });
+                let rows = &mut rows[..codes.len() / row_bytes * cols];
+                for (at, row) in rows.chunks_exact_mut(cols).enumerate() {
+                    row_to_f32(m, chunk * ROWS + at, row);
+                }
+                let found = match scheme {
+                    Scheme::Fp8 => fp8(rows, cols, codes, scales),
+                    Scheme::Int4 => groups::<2>(rows, codes, scales, int4),
+                    Scheme::Mxfp4 => groups::<1>(rows, codes, scales, mxfp4),
+                };
+                let mut error = error.lock().expect(locked);
+                *error = [error[0] + found[0], error[1] + found[1]];
+            }
+        };
+        for _ in 1..allowed_cores().min(m.rows.div_ceil(ROWS)) {
+            // With fewer threads it takes longer.
+            if std::thread::Builder::new().spawn_scoped(scope, convert).is_err() {
+                break;
+            }
         }
+        convert();
     });
     stop.check()?;
     let error = error.into_inner().expect(locked);

@@ -55,7 +55,8 @@ impl Mapped {
     /// Maps a file.
     pub(super) fn open(path: &Path) -> Result<Arc<Self>> {
         let failed = |e: std::io::Error| Error::load(path, "a readable file", e.to_string());
-        let wrong = |got: &str| Error::load(path, "a safetensors file", got);
+        let kind = if gguf::is_gguf(path) { "a GGUF file" } else { "a safetensors file" };
+        let wrong = |got: &str| Error::load(path, kind, got);
         let (file, bytes) = kie_kernels::file::open(path).map_err(|got| wrong(&got))?;
         if bytes < 8 {
             return Err(wrong("less than 8 bytes"));

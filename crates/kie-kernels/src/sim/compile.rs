@@ -214,13 +214,14 @@ fn answer_of(words: &[String], arguments: &[&str]) -> Option<String> {
     let mut child = command.stdout(Stdio::piped()).spawn().ok()?;
     let mut pipe = child.stdout.take()?.take(ANSWER_BYTES_MAX);
     let (said, answer) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
+    let listen = move || {
         let mut text = Vec::new();
         let _ = pipe.read_to_end(&mut text);
         // The receiver of one that took too long is gone.
         let _ = said.send(text);
-    });
-    let until = Instant::now() + ANSWER_TIME_MAX;
+    };
+    let heard = std::thread::Builder::new().spawn(listen).is_ok();
+    let until = if heard { Instant::now() + ANSWER_TIME_MAX } else { Instant::now() };
     let status = loop {
         match child.try_wait() {
             Ok(Some(status)) => break status,
