@@ -101,7 +101,11 @@ impl<A: Api> Context<A> {
         let ended = std::thread::scope(|scope| {
             let others: Vec<_> = rest[..helpers]
                 .iter()
-                .map(|lane| scope.spawn(|| self.fill_lane(lane, fill, &next)))
+                .map_while(|lane| {
+                    // With fewer threads it takes longer.
+                    let fill = || self.fill_lane(lane, fill, &next);
+                    std::thread::Builder::new().spawn_scoped(scope, fill).ok()
+                })
                 .collect();
             let mut ended = self.fill_lane(&first[0], fill, &next);
             for other in others {

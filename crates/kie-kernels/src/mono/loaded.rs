@@ -22,7 +22,7 @@ use crate::buffer::Buffer;
 use crate::cpu::ops::turned;
 use crate::device::Phase;
 use crate::error::Result;
-use crate::host::joined;
+use crate::host::side_by_side;
 use crate::machine::{Machine, Memory, Module, Platform, Shared};
 use crate::mailbox::SlotMemory;
 use crate::matrix::{row_to_f32, Matrix as Stored};
@@ -508,25 +508,25 @@ pub(super) fn compile(
     plan: Option<&Plan>,
     at_once: bool,
 ) -> Result<Kernels> {
-    let one = |kind: Kind| -> Result<Kernel> {
-        let module = OnceLock::new();
-        if at_once {
-            let _ = module.set(compile_decode(machine, model, partition, kind)?);
-        }
-        Ok(Kernel { kind, module })
-    };
-    let (kernels, one) = (partition.kernels(model, machine.platform()), &one);
+    let kinds = partition.kernels(model, machine.platform());
     let wide = plan.map(|plan| plan.sources(model, partition)).transpose()?;
-    std::thread::scope(|scope| {
-        let wide = wide.map(|sources| {
-            let sources = sources.into_iter();
-            sources.map(|s| scope.spawn(move || machine.compile(&s))).collect::<Vec<_>>()
-        });
-        let all: Vec<_> = kernels.iter().map(|c| scope.spawn(move || one(*c))).collect();
-        let decode = joined(all, "compiler");
-        let wide = wide.map(|all| joined(all, "compiler"));
-        Ok((decode?, wide))
-    })
+    let now = if at_once { kinds.len() } else { 0 };
+    let all = now + wide.as_ref().map_or(0, Vec::len);
+    let jobs: Vec<usize> = (0..all).collect();
+    // A prefill kernel that does not compile is no error.
+    let mut made = side_by_side(&jobs, "compiler", |&job| {
+        Ok(match (kinds[..now].get(job), &wide) {
+            (Some(kind), _) => compile_decode(machine, model, partition, *kind),
+            (None, Some(sources)) => machine.compile(&sources[job - now]),
+            (None, None) => unreachable!("as many jobs as kernels"),
+        })
+    })?;
+    let prefill = wide.map(|_| made.split_off(now).into_iter().collect());
+    let modules = made.into_iter().collect::<Result<Vec<_>>>()?;
+    let mut modules = modules.into_iter();
+    let kernel =
+        |kind| Kernel { kind, module: modules.next().map_or_else(OnceLock::new, Into::into) };
+    Ok((kinds.into_iter().map(kernel).collect(), prefill))
 }
 
 fn upload(machine: &dyn Machine, bytes: &[u8]) -> Result<Memory> {

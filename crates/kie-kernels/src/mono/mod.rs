@@ -33,7 +33,7 @@ use crate::abi::{Codes, Encoding, PageGroup, PAGE};
 use crate::buffer::{Buffer, HostBytes};
 use crate::device::{Device, DeviceInfo, ExactReuse, Footprint, Options, Running, Stop};
 use crate::error::Result;
-use crate::host::joined;
+use crate::host::side_by_side;
 use crate::machine::{Machine, Platform};
 use crate::mailbox::Mailbox;
 use crate::meter::Meter;
@@ -229,19 +229,16 @@ impl Device for Mono {
         buffers: Vec<Buffer>,
         mailbox: Arc<Mailbox>,
     ) -> Result<Box<dyn Running>> {
-        let load = |(rank, machine): (usize, &Arc<dyn Machine>)| -> Result<Loaded> {
+        let load = |rank: &usize| -> Result<Loaded> {
+            let (rank, machine) = (*rank, &self.machines[*rank]);
             self.stop.check()?;
             let (model, partition) = self.lower(&program, rank)?;
             let plan = self.plan(&model, &partition, &**machine, &program)?;
             let parts = (model, partition, plan);
             Loaded::new(machine.clone(), &program, &buffers, parts, rank as u32)
         };
-        let mut loaded = std::thread::scope(|scope| -> Result<Vec<Loaded>> {
-            let load = &load;
-            let ranks = self.machines.iter().enumerate();
-            let all: Vec<_> = ranks.map(|rank| scope.spawn(move || load(rank))).collect();
-            joined(all, "loading")
-        })?;
+        let ranks: Vec<usize> = (0..self.machines.len()).collect();
+        let mut loaded = side_by_side(&ranks, "loading", load)?;
         self.stop.check()?;
         let words: Vec<_> = loaded.iter().map(|l| (l.machine.clone(), l.words_address())).collect();
         for rank in &mut loaded {

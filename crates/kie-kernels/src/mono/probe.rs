@@ -8,7 +8,7 @@ use super::lower::partition::{Kind, Matrix, Partition};
 use super::source;
 use super::wire::Args;
 use crate::error::{Error, Result};
-use crate::host::joined;
+use crate::host::side_by_side;
 use crate::machine::{Machine, Memory, Module};
 use crate::meter::{Mode, Phase, Seen, PHASES};
 
@@ -60,19 +60,15 @@ impl Probe {
         partition: &Partition,
         positions: u32,
     ) -> Result<Self> {
-        let one = |mode: Mode, kind: Kind| -> Result<((Mode, bool), Arc<dyn Module>)> {
+        let one = |&(mode, kind): &(Mode, Kind)| -> Result<((Mode, bool), Arc<dyn Module>)> {
             let source = source::decode(machine.platform(), (model, partition), kind, mode)?;
             Ok(((mode, kind.streamed), machine.compile(&source)?))
         };
-        let one = &one;
         let mut kinds = partition.kernels(model, machine.platform());
         kinds.retain(|kind| kind.columns == 1);
-        let modules = std::thread::scope(|scope| {
-            let modes = Mode::of(model.ranks as usize).skip(1);
-            let pairs = modes.flat_map(|m| kinds.iter().map(move |k| (m, *k)));
-            let all: Vec<_> = pairs.map(|(m, k)| scope.spawn(move || one(m, k))).collect();
-            joined(all, "compiler")
-        })?;
+        let modes = Mode::of(model.ranks as usize).skip(1);
+        let pairs: Vec<_> = modes.flat_map(|m| kinds.iter().map(move |k| (m, *k))).collect();
+        let modules = side_by_side(&pairs, "compiler", one)?.into_iter().collect();
         let stamps = machine.alloc((positions as usize + 1) * 8)?;
         let trace = machine.alloc(partition.blocks as usize * PHASES * 8)?;
         Ok(Self { modules, stamps, trace })
