@@ -369,6 +369,21 @@ fn libraries_have_no_left_overs() {
     report(&faults);
 }
 
+/// These panic where the system has no thread to give; `std::thread::Builder` says so.
+#[test]
+fn threads_that_cannot_be_had_are_no_panic() {
+    let is_test = |path: &str| path.contains("test") || path.ends_with("/loomed.rs");
+    let mut faults = String::new();
+    for source in sources().iter().filter(|s| s.is_library() && !is_test(&s.path)) {
+        let code = code_only(source.text());
+        let code = code.split("mod tests {").next().unwrap_or("");
+        for line in ["scope.spawn", "thread::spawn"].iter().flat_map(|w| lines_with(code, w)) {
+            writeln!(faults, "{}:{line}: a thread that may not be had", source.path).unwrap();
+        }
+    }
+    report(&faults);
+}
+
 #[test]
 fn unsafe_stands_only_in_the_named_files() {
     let safe_crates =

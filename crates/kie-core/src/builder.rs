@@ -123,7 +123,7 @@ impl Builder {
     /// # Errors
     /// [`Error::Load`] and [`Error::UnsupportedModel`] for the folder, [`Error::NoDevice`],
     /// [`Error::OutOfMemory`] before weights are loaded, [`Error::InvalidRequest`] for options,
-    /// [`Error::Interrupted`].
+    /// [`Error::GivenUp`].
     pub fn build(self) -> Result<Engine> {
         let (path, config) = (&self.path, &self.config);
         let hot = match config.idle.as_str() {
@@ -176,7 +176,7 @@ impl Builder {
         });
         let before = match stored {
             Ok(logits) => logits.values,
-            Err(Error::Interrupted) => return Err(Error::Interrupted),
+            Err(error @ Error::GivenUp { .. }) => return Err(error),
             Err(why) => {
                 let why = why.to_string();
                 let why = why.lines().next().unwrap_or_default();

@@ -124,9 +124,6 @@ pub enum Error {
     /// The engine was closed, or closed while the request ran.
     #[error("the engine is closed")]
     EngineClosed,
-    /// Opening an engine was interrupted; nothing is open.
-    #[error("opening the engine was interrupted")]
-    Interrupted,
     /// More requests wait than `max_queue` allows.
     #[error("the queue is full ({0} requests wait)")]
     QueueFull(usize),
@@ -174,7 +171,7 @@ impl Error {
             Self::ContextLength { .. } => "ContextLengthError",
             Self::Template(_) => "TemplateError",
             Self::GivenUp { .. } | Self::Write { .. } => "KieError",
-            Self::EngineClosed | Self::Interrupted => "EngineClosedError",
+            Self::EngineClosed => "EngineClosedError",
             Self::QueueFull(_) => "QueueFullError",
         }
     }
@@ -197,7 +194,6 @@ impl Error {
             Self::Template(_) => "template",
             Self::GivenUp { .. } => "given_up",
             Self::EngineClosed => "engine_closed",
-            Self::Interrupted => "interrupted",
             Self::QueueFull(_) => "queue_full",
         }
     }

@@ -31,7 +31,7 @@ impl Error {
             }
             Self::GivenUp { .. } => "give it more time",
             Self::Template(_) => "pass prompt=, or messages that the template accepts",
-            Self::EngineClosed | Self::Interrupted => "open a new engine",
+            Self::EngineClosed => "open a new engine",
             Self::QueueFull(_) => "retry later, or raise max_queue",
         }
     }

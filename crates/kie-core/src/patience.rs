@@ -1,13 +1,19 @@
 //! Waits that may be given up: for a deadline, or because whoever asked wants no answer any more.
 //!
+//! There is one way of giving up: whoever waits has [`Patience`], which is asked on the thread that
+//! waits (only there can signals be looked at); what works for it on other threads has a [`Stop`],
+//! which is set when the patience is over; and both end in [`Error::GivenUp`].
+//!
 //! Code of libraries that can be neither bounded nor interrupted from inside runs [`apart`], on a
 //! thread whose stack is known; a caller that gives up leaves it behind. Few may be left behind at
 //! a time, so that hostile input does not fill the machine with them.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use kie_kernels::device::Stop;
 
 use crate::error::{Error, Result};
 
@@ -78,9 +84,6 @@ impl<'a> Patience<'a> {
     }
 }
 
-/// What a thread apart hears from its caller.
-pub(crate) type GivenUp = Arc<AtomicBool>;
-
 const RUNS: u8 = 0;
 const LEFT: u8 = 1;
 const DONE: u8 = 2;
@@ -106,7 +109,7 @@ pub(crate) fn apart<T: Send + 'static>(
     what: &'static str,
     stack_bytes: usize,
     patience: &Patience<'_>,
-    work: impl FnOnce(GivenUp) -> T + Send + 'static,
+    work: impl FnOnce(Stop) -> T + Send + 'static,
 ) -> Result<T> {
     let failed = |why: String| Error::Device(format!("{what}: {why}"));
     let left = LEFT_BEHIND.load(Ordering::Acquire);
@@ -116,8 +119,8 @@ pub(crate) fn apart<T: Send + 'static>(
     patience.check(what)?;
     let (done, result) = channel();
     let state = Arc::new(AtomicU8::new(RUNS));
-    let given_up = GivenUp::default();
-    let (run, told) = (Run(Arc::clone(&state)), Arc::clone(&given_up));
+    let given_up = Stop::default();
+    let (run, told) = (Run(Arc::clone(&state)), given_up.clone());
     let body = move || {
         let _run = run;
         // Nobody listens once the caller has given up.
@@ -129,7 +132,7 @@ pub(crate) fn apart<T: Send + 'static>(
         Ok(Some(value)) => Ok(value),
         Ok(None) => Err(failed("its thread died".to_owned())),
         Err(error) => {
-            given_up.store(true, Ordering::Release);
+            given_up.set();
             let runs = state.compare_exchange(RUNS, LEFT, Ordering::AcqRel, Ordering::Acquire);
             // It may have ended in between; then it is not counted.
             if runs.is_ok() {
@@ -148,8 +151,8 @@ mod tests {
     #[test]
     fn whoever_gives_up_leaves_the_work_behind() {
         let begun = Instant::now();
-        let work = |given_up: GivenUp| {
-            while !given_up.load(Ordering::Acquire) {
+        let work = |given_up: Stop| {
+            while !given_up.is_set() {
                 std::thread::sleep(Duration::from_millis(1));
             }
         };

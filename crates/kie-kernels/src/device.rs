@@ -221,10 +221,10 @@ impl Stop {
     /// Ends what asks.
     ///
     /// # Errors
-    /// [`Error::Interrupted`] once it is set.
+    /// [`Error::GivenUp`] once it is set.
     pub fn check(&self) -> Result<()> {
         if self.is_set() {
-            return Err(Error::Interrupted);
+            return Err(Error::GivenUp);
         }
         Ok(())
     }

@@ -75,9 +75,9 @@ pub enum Error {
         /// The compiler's words.
         detail: String,
     },
-    /// The caller that opened the device wants it no more.
-    #[error("opening was interrupted")]
-    Interrupted,
+    /// Whoever asked wants the result no more: a [`crate::device::Stop`] was set.
+    #[error("given up by its caller")]
+    GivenUp,
     /// A kernel waited for something that did not come.
     #[error("the kernel hangs: {0}")]
     Hang(String),

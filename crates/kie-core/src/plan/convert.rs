@@ -91,7 +91,7 @@ fn relative([error, norm]: [f64; 2]) -> f64 {
 ///
 /// # Errors
 /// [`Error::Load`] where a number does not fit the wanted format, [`Error::OutOfMemory`],
-/// [`Error::Interrupted`].
+/// [`Error::GivenUp`].
 pub(super) fn convert(
     described: &Tensor,
     parts: &Parts<'_>,
@@ -155,7 +155,7 @@ impl Tally {
     /// Quantises all lanes of a tensor.
     ///
     /// # Errors
-    /// [`Error::Interrupted`].
+    /// [`Error::GivenUp`].
     pub(super) fn quantise(
         &mut self,
         scheme: Scheme,

@@ -430,7 +430,7 @@ impl From<kie_kernels::Error> for Error {
             kie_kernels::Error::DriverTooOld { have, need, .. } => {
                 Self::DriverTooOld { have, need }
             }
-            kie_kernels::Error::Interrupted => Self::Interrupted,
+            kie_kernels::Error::GivenUp => Self::GivenUp { what: "loading", late: false },
             kie_kernels::Error::OutOfMemory { wanted_bytes, device } => {
                 let plan = format!("{device}\nlower max_seq_len, max_batch or kv_bytes");
                 Self::OutOfMemory { need: wanted_bytes, free: 0, plan }

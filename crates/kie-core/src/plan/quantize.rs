@@ -80,7 +80,7 @@ pub struct Quantised {
 /// Quantises a matrix of a plain type, by all cores.
 ///
 /// # Errors
-/// [`crate::Error::Interrupted`].
+/// [`crate::Error::GivenUp`].
 pub fn quantise(scheme: Scheme, m: &Matrix<'_>, stop: &Stop) -> Result<Quantised> {
     let (encoding, cols) = (scheme.encoding(), m.cols);
     let row_bytes = encoding.codes.bytes_of(cols);

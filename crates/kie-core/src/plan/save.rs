@@ -30,7 +30,7 @@ use crate::{gguf, json};
 /// # Errors
 /// [`Error::InvalidRequest`] for an unknown scheme, a model that is quantised already or a folder
 /// that exists, [`Error::Load`] and [`Error::UnsupportedModel`] for the model, [`Error::Write`] for
-/// what cannot be written, [`Error::Interrupted`].
+/// what cannot be written, [`Error::GivenUp`].
 pub fn quantize(folder: &Path, out: &Path, to: &str, reads: &Reads<'_>) -> Result<String> {
     let Some(scheme) = Scheme::named(to) else {
         let detail = format!("weights are quantised to fp8, int4 or mxfp4, got {to:?}");

@@ -7,14 +7,12 @@
 //! caller gave up.
 
 use std::cell::{Cell, RefCell};
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use kie_kernels::device::Stop;
 use minijinja::tests::is_sameas;
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
-
-use crate::patience::GivenUp;
 
 /// Units of work: about a byte read or written. A chat of 4 MB takes a hundredth.
 const WORK_MAX: u64 = 1 << 29;
@@ -36,7 +34,7 @@ struct Budget {
     work: Cell<u64>,
     text: Cell<u64>,
     until: Instant,
-    given_up: GivenUp,
+    given_up: Stop,
     namespaces: RefCell<Vec<Value>>,
 }
 
@@ -45,7 +43,7 @@ thread_local! {
 }
 
 /// Meters this thread from now on.
-pub(super) fn begin(given_up: GivenUp) {
+pub(super) fn begin(given_up: Stop) {
     let budget = Budget {
         work: Cell::new(WORK_MAX),
         text: Cell::new(TEXT_BYTES_MAX),
@@ -76,7 +74,7 @@ pub(crate) fn spend(work: u64) -> Result<()> {
             )));
         };
         budget.work.set(left);
-        if budget.given_up.load(Ordering::Relaxed) {
+        if budget.given_up.is_set() {
             return Err(refused("was given up"));
         }
         if Instant::now() >= budget.until {

@@ -60,7 +60,7 @@ impl Checkpoint {
     /// Refuses numbers that are not finite; `told` hears which tensor comes next.
     ///
     /// # Errors
-    /// [`Error::Load`] with the first bad number's tensor and index; [`Error::Interrupted`] once
+    /// [`Error::Load`] with the first bad number's tensor and index; [`Error::GivenUp`] once
     /// `stop` is set.
     pub fn check_all_finite(
         &self,

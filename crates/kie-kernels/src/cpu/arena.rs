@@ -28,7 +28,7 @@ impl Arena {
     /// Copies `bytes` with `threads` threads, each of which is the first to touch its part.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`]; [`Error::Interrupted`] once `stop` is set.
+    /// [`Error::OutOfMemory`]; [`Error::GivenUp`] once `stop` is set.
     pub fn copy(bytes: &[u8], threads: usize, stop: &Stop) -> Result<Self> {
         let failed = || Error::OutOfMemory {
             device: "the host".to_owned(),
@@ -107,6 +107,6 @@ mod tests {
             assert_eq!(Arena::copy(&bytes[..few], 3, &stop).unwrap().as_ref(), &bytes[..few]);
         }
         stop.set();
-        assert!(matches!(Arena::copy(&bytes, 2, &stop), Err(Error::Interrupted)));
+        assert!(matches!(Arena::copy(&bytes, 2, &stop), Err(Error::GivenUp)));
     }
 }
