@@ -102,6 +102,15 @@ attack: setup ## hostile cases for ten minutes: SECONDS=600, SEED=...; findings 
 gpu: setup ## on a GPU: every fixture, then speed beside the targets (DEVICE=cuda:0)
 	$(BIN)/python benches/gpu/run.py --device $(or $(DEVICE),cuda:0)
 
+.PHONY: gpu-trust
+gpu-trust: setup ## on a GPU: tokens repeat, neighbours, full memory, kills; ITEMS=memcheck, synccheck, racecheck
+	$(BIN)/python benches/gpu/trust.py --device $(or $(DEVICE),cuda:0) \
+	    $(or $(ITEMS),steady neighbours full killed)
+
+.PHONY: bench-interrupts
+bench-interrupts: setup ## how long calls go on behind Ctrl-C and timeout=
+	$(BIN)/python benches/interrupts.py
+
 .PHONY: gpu-peers
 gpu-peers: setup ## on a GPU: PyTorch's decode of the same shapes, compiled and graphed
 	$(BIN)/python benches/gpu/peers.py

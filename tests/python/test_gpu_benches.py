@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ sys.path.insert(0, str(ROOT / "benches" / "gpu"))
 import chart  # noqa: E402
 import checks  # noqa: E402
 import targets  # noqa: E402
+import trust  # noqa: E402
 
 INSIDE: dict[str, Any] = {
     "full": 300.0,
@@ -88,3 +90,14 @@ def test_a_race_is_explained_by_both_its_functions_or_not_at_all() -> None:
     # Two writers of one word, and a third access to a known place.
     report = [*pair("run_steps(Ring &)", "run_steps(Ring &)"), *pair(take, "feed(Feed &)")]
     assert len(checks.races(report)[0]) == 2
+
+
+def test_what_an_engine_must_bear_is_judged() -> None:
+    """On the CPU, which bears it as well."""
+    rows = [*trust.killed("cpu", rounds=1), trust.checks.two_engines(TWO, "cpu", rounds=1)]
+    assert [row["good"] for row in rows] == [True, True, True], rows
+    late = trust.sanitized("memcheck", "cuda:0", list(TWO), jobs=1, until=time.monotonic())
+    assert [checks.show(row).split()[2:4] for row in late] == [["BAD", "fixture"]] * 2
+
+
+TWO = (trust.DATA / "llama", trust.DATA / "laneformer_d2")
