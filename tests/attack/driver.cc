@@ -16,7 +16,7 @@
 using u8 = uint8_t;
 using u32 = uint32_t;
 using u64 = uint64_t;
-#include "args.h"
+#include "wire.h"  // what a launch is given: see drivers.py
 
 namespace {
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -32,6 +33,7 @@ CODES = (1, 2, 3, 46, 100, 201, 209, 214, 500, 700, 702, 710, 719, 801, 999, 999
 """Invalid value, out of memory, not initialised, device unavailable and lost, a launch that failed
 or timed out; what no header knows.
 """
+CPP = {"u64": "u64", "u32": "u32", "u8": "u8", "i64": "long", "i32": "int", "f32": "float"}
 PROMPT = [5, 6, 7] * 9
 ANSWER = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 OPTIONS = {"max_seq_len": 256, "max_batch": 2, "kv_bytes": 1 << 22}
@@ -86,6 +88,29 @@ def code_object(decode_bytes: int) -> bytes:
     return bytes(header + program) + notes
 
 
+def declarations() -> str:
+    """The structures of mono/wire.rs in C++, as the kernels' generated header has them."""
+    folder = ROOT / "crates" / "kie-kernels" / "src" / "mono"
+    text = (folder / "wire.rs").read_text(encoding="utf-8")
+    out = [f"enum {{ MOST_POOLS = {most_pools(folder)} }};"]
+    for name, body in re.findall(r'^    \w+ as "(\w+)" \{\n(.*?)\n    \}', text, re.S | re.M):
+        out.append(f"struct {name} {{")
+        field = r'^        (\w+): (?:(\w+)|\[(\w+); (\w+)\])(?: = "(.*?)")?,$'
+        for at, plain, each, count, pointer in re.findall(field, body, re.M):
+            kind = pointer or CPP.get(plain or each, plain or each)
+            out.append(f"    {kind} {at}" + (f"[{count}];" if count else ";"))
+        out.append("};")
+    return "\n".join(out) + "\n"
+
+
+def most_pools(folder: Path) -> int:
+    """The number of page pools that launches have room for."""
+    text = (folder / "lower" / "model.rs").read_text(encoding="utf-8")
+    found = re.search(r"MOST_POOLS: usize = (\d+);", text)
+    assert found is not None
+    return int(found[1])
+
+
 class Driver:
     """One platform's libraries, loaded into this process under their names."""
 
@@ -93,7 +118,8 @@ class Driver:
         file = folder / f"{platform}.so"
         compiler = shutil.which("c++") or "g++"
         flags = ["-std=c++17", "-O1", "-shared", "-fPIC", f"-Wl,-soname,{SONAMES[platform]}"]
-        include = f"-I{ROOT / 'kernels' / 'common'}"
+        (folder / "wire.h").write_text(declarations())
+        include = f"-I{folder}"
         source = str(ATTACK / "driver.cc")
         subprocess.run([compiler, *flags, include, source, "-o", str(file)], check=True)
         self.library = ctypes.CDLL(str(file))
