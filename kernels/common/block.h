@@ -8,10 +8,10 @@
 #include "shape.h"
 
 struct Block {
-    int lane_index, seat;  // lane on this machine, block inside the lane
-    int lane_all;          // lane of the model
+    int lane_index, block_in_lane;  // lane on this machine, block inside the lane
+    int lane_all;                   // lane of the model
     u8* shared;
-    u32 epoch, step;
+    u32 seqno, step;
     int live;    // columns at work; the others compute on zeros and touch no pages
     u64* trace;  // shared, or null for all threads but one
     u64 traced_at;
@@ -28,7 +28,7 @@ KIE_DEVICE void stamp(Block& b, int phase) {
 KIE_DEVICE u32* tokens_of(const Block& b) { return (u32*)(b.shared + kShTokens); }
 KIE_DEVICE u32* ends_of(const Block& b) { return (u32*)(b.shared + kShEnds); }
 // Not 0 once a wait of the block has expired: no token may be made of what it has.
-KIE_DEVICE volatile u32& lost_of(const Block& b) {
+KIE_DEVICE volatile u32& timed_out_of(const Block& b) {
     return ((volatile u32*)(b.shared + kShMisc))[3];
 }
 KIE_DEVICE const Layer& layer_of(const Block& b, int layer) {
@@ -68,8 +68,8 @@ KIE_DEVICE bool begins_at_head(const DecodeArgs& args, u32 step) {
 KIE_DEVICE int live_of(const Block& b) { return kColumns == 1 ? 1 : b.live; }
 // This block among all ranks' blocks, and which rows of the head are its own.
 KIE_DEVICE int block_all(const DecodeArgs& args) { return (int)args.rank * kBlocks + (int)block(); }
-KIE_DEVICE int head_seat(const DecodeArgs& args, const Block& b) {
-    return kHeadMode == kHeadPerLane ? b.seat : block_all(args);
+KIE_DEVICE int head_block(const DecodeArgs& args, const Block& b) {
+    return kHeadMode == kHeadPerLane ? b.block_in_lane : block_all(args);
 }
 KIE_DEVICE u32 head_base(const Block& b) {
     return kHeadMode == kHeadPerLane ? b.lane_all * kVocab : 0;

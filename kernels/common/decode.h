@@ -1,8 +1,8 @@
 // The decode kernel: one block a multiprocessor, resident for `steps` tokens, a layer after
 // another. A block belongs to one lane of the model and owns the same rows of every matrix. The
-// residual rows it owns stay in registers as floats; what others need travels as epoch words
+// residual rows it owns stay in registers as floats; what others need travels as LL words
 // (exchange.h). Per layer: qkv -> attention -> o -> gate/up -> down, five exchanges (six with
-// kMerge).
+// kCombineByOwners).
 #pragma once
 
 #include "args.h"
@@ -48,7 +48,7 @@ KIE_DEVICE void take_tables(const DecodeArgs& args, u8* shared) {
 template <class C>
 KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b, int layer,
                              Owned& own) {
-    Held<C> held;
+    KvFragment<C> kv;
     const Reduction of_o = reduction_of(b, 0, layer), of_down = reduction_of(b, 1, layer);
     AllReduce<typename C::TilingO> others_o;
     others_o.ask_early(args, b, of_o);
@@ -56,29 +56,27 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
         Lots<typename C::TilingQkv> lots;
         take_first<typename C::TilingQkv>(ring, lots);
         vector_free<typename C::TilingDown>();
-        if (kPacked) early_page<C>(args, b, layer, held);
+        if (kVariableStages) early_page<C>(args, b, layer, kv);
         Squares squares =
             gather_normed(watch, args, b, hidden_slot(args, 1, layer - 1, b.lane_index), layer == 0,
-                          norm_row(b, layer, 0), b.epoch - 1, layer << 4);
+                          norm_row(b, layer, 0), b.seqno - 1, layer << 4);
         stamp(b, 0);
-        step_qkv<C>(ring, args, b, layer, held, lots, squares);
+        step_qkv<C>(ring, args, b, layer, kv, lots, squares);
     }
     if (layer == 0)
         KIE_UNROLL for (int i = 0; i < C::TilingO::items; ++i)
             unpack_half2(bits(own.v[i][0]), own.v[i][0], own.v[i][1]);
-    const long unit = unit_of(layer, b.lane_index);
+    const long buffer = buffer_of(layer, b.lane_index);
     Lots<typename C::TilingGu> gate_up;
     {
-        bool attended = false;
         if constexpr (kStreamed && kColumns == 1) {
-            attended = attend_stream<C>(ring, watch, args, b, layer);
+            attend_stream<C>(ring, watch, args, b, layer);
         } else {
             // The positions of a prompt have many keys of this step among them: they stay with
             // loads.
             const int first = kStreamed ? sequences_of(args) : 0;
-            if constexpr (kStreamed) attended = attend_sequences<C>(ring, watch, args, b, layer);
-            if (first < live_of(b))
-                attended |= attend_columns<C>(watch, args, b, layer, first, held);
+            if constexpr (kStreamed) attend_sequences<C>(ring, watch, args, b, layer);
+            if (first < live_of(b)) attend_columns<C>(watch, args, b, layer, first, kv);
         }
         stamp(b, 3);
         Lots<typename C::TilingO> lots;
@@ -86,10 +84,10 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
         take_first<typename C::TilingGu, 0, C::kEarlyGu>(ring, gate_up);
         others_o.read_early(watch, args, b, reduction_of(b, 0, layer));
         others_o.take_early(watch, args, b, of_o);
-        gather_attention<C>(watch, args, b, layer, attended);
+        gather_attention<C>(watch, args, b, layer);
         step_residual<typename C::TilingO>(watch, args, b, 0, layer, own, 5, others_o, [&]() {
             return multiply_output<typename C::TilingO, C::kDirectO>(
-                ring, watch, lots, b, args.words + kAtAttn + unit * kVecA, C::kWordsA,
+                ring, watch, lots, b, args.ll_words + kAtAttn + buffer * kVecA, C::kWordsA,
                 layer << 4 | 4);
         });
     }
@@ -100,20 +98,20 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
         take_first<typename C::TilingGu, C::kEarlyGu>(ring, gate_up);
         vector_free<typename C::TilingO>();
         Squares squares = gather_normed(watch, args, b, hidden_slot(args, 0, layer, b.lane_index),
-                                        false, norm_row(b, layer, 1), b.epoch, layer << 4 | 5);
+                                        false, norm_row(b, layer, 1), b.seqno, layer << 4 | 5);
         stamp(b, 7);
         step_gate_up<C>(ring, args, b, layer, gate_up, squares);
     }
     Lots<typename C::TilingDown> lots;
     take_first<typename C::TilingDown>(ring, lots);
-    const u64* act = args.words + kAtAct + unit * kVecF;
+    const u64* act = args.ll_words + kAtAct + buffer * kVecF;
     others_down.take_early(watch, args, b, of_down);
     if constexpr (!C::kDirectDown) {
         vector_free<typename C::TilingGu>();
         constexpr int kShare = C::kFfn / 2 / kWarps;
         const int first = (int)(thread() / kTeam) * kShare;
         Squares none;
-        gather<kShare, false>(watch, act + first, C::kWordsF, b.epoch, layer << 4 | 6, live_of(b),
+        gather<kShare, false>(watch, act + first, C::kWordsF, b.seqno, layer << 4 | 6, live_of(b),
                               nullptr, (u32*)(b.shared + kShXb) + first, kStrideB / 2, none.v);
     }
     stamp(b, 10);
@@ -148,24 +146,24 @@ struct Rotate {
 KIE_DEVICE void decode_step(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b) {
     Owned own;
     each_item<TilingOwned>([&](int item, int pair, int column, bool live) {
-        const int row = b.seat * (kRowsO / 2) + pair;
+        const int row = b.block_in_lane * (kRowsO / 2) + pair;
         own.v[item][0] = number(live && row < kHidden / 2
                                     ? args.embed[(long)tokens_of(b)[column] * (kHidden / 2) + row]
                                     : 0u);
     });
     const int first = begins_at_head(args, b.step) ? kLayers : 0;
-    b.epoch = epoch_at(args.epoch + b.step, first);
+    b.seqno = seqno_at(args.seqno + b.step, first);
     KIE_NO_UNROLL for (int layer = first; layer < kLayers; ++layer)
         of_class(b.shared, layer, RunLayer{ring, watch, args, b, layer, own}),
-        ++b.epoch;
-    Pick pick = {kLowest, kNone};
-    if (sequences_of(args) > 0 || args.logits) decode_head(ring, watch, args, b, pick);
+        ++b.seqno;
+    Candidate candidate = {kLowest, kNone};
+    if (sequences_of(args) > 0 || args.logits) decode_head(ring, watch, args, b, candidate);
     stamp(b, 14);
-    if (watch.lost) lost_of(b) = 1;
-    offer(args, b, pick);
-    // The next step's, while the offers travel.
+    if (watch.timed_out) timed_out_of(b) = 1;
+    publish_candidate(args, b, candidate);
+    // The next step's, while the candidates travel.
     each_class(Rotate{args, b, b.step + 1});
-    accept(watch, args, b);
+    reduce_candidates(watch, args, b);
     stamp(b, 15);
 }
 
@@ -196,16 +194,16 @@ KIE_DEVICE void run_steps(Ring& ring, Watch& watch, const DecodeArgs& args, Bloc
     KIE_NO_UNROLL for (u32 step = 0; step < args.steps; ++step) {
         if (thread() == 0 && block() == 0 && args.stamps) args.stamps[step] = clock_ns();
         watch.step = b.step = step;
-        works_at(epoch_at(args.epoch + step, kLayers));
+        works_at(seqno_at(args.seqno + step, kLayers));
         b.live = live_at(args, step);
         decode_step(ring, watch, args, b);
-        if (watch.lost) *stop = step + 1;
+        if (watch.timed_out) *stop = step + 1;
         take_tokens(args, b.shared, step + 1);
         if (thread() == 0 && (step + 1 == args.steps || at_the_end(args, b))) *stop = step + 1;
-        sync_consumers<kThreads>();  // the edge: see exchange.h
+        sync_consumers<kThreads>();  // the step barrier: see exchange.h
         if (*stop) break;
     }
-    if (thread() == 0 && kRanks > 1 && lost_of(b)) poison_all(args);
+    if (thread() == 0 && kRanks > 1 && timed_out_of(b)) abort_all(args);
     if (thread() == 0 && block() == 0 && args.stamps) args.stamps[args.steps] = clock_ns();
 }
 
@@ -231,7 +229,7 @@ KIE_KERNEL(kie_decode, kThreads + kHelpers * kWarp, DecodeArgs args) {
     if (thread() >= kThreads) {
         be_helper<kWarps>();
         if (thread() == kThreads)
-            stream_line(args, shared, misc);
+            feed_stream(args, shared, misc);
         else if (thread() == kThreads + kWarp && block_all(args) == 0)
             watch_host(args, misc + 1, misc);
         return;

@@ -2,11 +2,11 @@
 // waits until the host has written its number back.
 #pragma once
 
+#include "emit.h"
 #include "platform.h"
-#include "tell.h"
 
 struct EchoArgs {
-    u64* out;      // host memory: [ring][kTellWords]
+    u64* out;      // host memory: [ring][kTokenWords]
     u32* control;  // host memory: tokens that the host has answered
     u64* times;    // [rounds] clock ticks; behind them ticks and nanoseconds of all rounds together
     u64 budget_ns;
@@ -18,7 +18,7 @@ KIE_KERNEL(kie_echo, kWarp, EchoArgs args) {
     const u64 begin_ns = clock_ns(), begin = clock_ticks();
     for (u32 n = 0; n < args.rounds; ++n) {
         const u64 since_ns = clock_ns(), since = clock_ticks();
-        tell(args.out + (u64)(n % args.ring) * kTellWords, n, n, 0);
+        emit(args.out + (u64)(n % args.ring) * kTokenWords, n, n, 0);
         while (load_host(args.control) != n + 1)
             if (clock_ns() - since_ns > args.budget_ns) return;
         args.times[n] = clock_ticks() - since;

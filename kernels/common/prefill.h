@@ -1,7 +1,7 @@
 // The prefill kernel: a persistent grid takes a chunk of positions through all layers, over the
-// same line of weights and the same pages that decoding uses. Per layer five phases (qkv,
+// same streams of weights and the same pages that decoding uses. Per layer five phases (qkv,
 // attention, o, gate/up, down; more for norms of heads and where lanes add each other's outputs of
-// the same layer) with a grid barrier behind each; a phase is a list of equal items (128 rows x 256
+// the same layer) with a grid barrier behind each; a phase is a list of equal tasks (128 rows x 256
 // positions of a product), dealt out in turn. One team copies weights and activations into a ring
 // of shared memory, two teams multiply 64 rows each. Every sum has one fixed order.
 //
@@ -24,7 +24,7 @@ KIE_KERNEL(kie_prefill, kPrefillThreads, PrefillArgs args) {
         for (int i = 0; i < kPageBuffers; ++i) slot_init(page_slot(i), kWorkers / kTeam);
         slots_ready();
         *stop_word() = *phase_word() = *passed_word() = *begun_word() = *asked_word() = 0;
-        for (int i = 0; i < kCopiers; ++i) *seen_word(i) = *item_word(i) = 0;
+        for (int i = 0; i < kCopiers; ++i) *seen_word(i) = *task_word(i) = 0;
         *ready_word() = 0, *limit_word() = ~0u;
     }
     sync_block();
@@ -32,15 +32,15 @@ KIE_KERNEL(kie_prefill, kPrefillThreads, PrefillArgs args) {
     if (thread() >= kWorkers) {
         fewer_registers<40>();
         pipe.parity = 1;
-        if constexpr (kListed)
-            feed_slices(args, pipe);
+        if constexpr (kQueued)
+            feed_tasks(args, pipe);
         else
             feed_all(args, pipe);
         drain();
     } else {
         more_registers<232>();
-        if constexpr (kListed)
-            work_slices(args, pipe);
+        if constexpr (kQueued)
+            run_tasks(args, pipe);
         else
             work_all(args, pipe);
     }

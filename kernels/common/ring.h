@@ -1,10 +1,10 @@
-// The weight stream: one warp copies the block's line into a ring for ever, independent of the
+// The weight stream: one warp copies a block's weights into a ring for ever, independent of the
 // data; consumers take the stages in the same order. Three limits: room in the ring, bytes in
 // flight, and a pace: bursts at the memory's full speed stand in the way of the exchange's words.
 //
 // A slot says when a stage is there and when it has been read. Each has room for the largest stage,
-// or (kPacked) a stage stands behind the one before it, or at the ring's beginning where the end is
-// too short: more fit then, and who copies has more to do.
+// or (kVariableStages) a stage stands behind the one before it, or at the ring's beginning where
+// the end is too short: more fit then, and who copies has more to do.
 #pragma once
 
 #include "args.h"
@@ -15,10 +15,10 @@
 struct Ring {
     Slot* slots;
     u8* bytes;
-    u32 at, parity, from;   // slot; kPacked: where the stage before ended
+    u32 at, parity, from;   // slot; kVariableStages: where the stage before ended
     const u8* scale_index;  // [kIndexBytes] which of a stage's scales a row has
 };
-KIE_DEVICE u32 place_of_stage(u32 from, u32 bytes) {
+KIE_DEVICE u32 stage_offset(u32 from, u32 bytes) {
     return from + bytes > (u32)kRingBytes ? 0 : from;
 }
 KIE_DEVICE void advance(u32& at, u32& parity) {
@@ -34,8 +34,8 @@ KIE_DEVICE const u8* take_stage(Ring& r, bool here, u32 bytes) {
     if (!kNoStream && !here)
         while (!slot_filled(r.slots + r.at, r.parity)) {
         }
-    if (!kPacked) return r.bytes + (u32)r.at * kSlotBytes;
-    const u32 at = place_of_stage(r.from, bytes);
+    if (!kVariableStages) return r.bytes + (u32)r.at * kSlotBytes;
+    const u32 at = stage_offset(r.from, bytes);
     r.from = at + bytes;
     return r.bytes + at;
 }
@@ -59,18 +59,19 @@ struct Feed {
     StreamPolicy policy;
     u32 head, head_parity, tail, tail_parity, flying, open;
     u64 next;
-    // kPacked: most copies in flight; where the last stage ends; the first that has not been read,
-    // how many there are, and the bytes from its beginning on.
+    // kVariableStages: most copies in flight; where the last stage ends; the first that has not
+    // been read, how many there are, and the bytes from its beginning on.
     u32 most, from, last, last_parity, kept, used;
 };
 // The next stages have so many bytes.
 KIE_DEVICE void expect_stages(Feed& f, u32 bytes) {
-    if (kPacked) f.most = max_i(1, min_i(kSlots - 1, (int)(f.args.in_flight_bytes / bytes)));
+    if (kVariableStages)
+        f.most = max_i(1, min_i(kSlots - 1, (int)(f.args.in_flight_bytes / bytes)));
 }
 KIE_DEVICE void land(Feed& f) {
     while (!slot_filled(f.slots + f.tail, f.tail_parity)) {
     }
-    if (!kPacked) f.flying -= f.sizes[f.tail];
+    if (!kVariableStages) f.flying -= f.sizes[f.tail];
     --f.open, advance(f.tail, f.tail_parity);
 }
 KIE_DEVICE void land_all(Feed& f) {
@@ -98,7 +99,7 @@ KIE_DEVICE void keep_pace(Feed& f, u32 bytes) {
 }
 // Copies one more stage into the slot that is next; false where the kernel ends. `state`: its bytes
 // were written by this block's consumers in earlier steps.
-KIE_DEVICE bool feed_slot(Feed& f, const u8* from, u32 bytes, bool state) {
+KIE_DEVICE bool feed_fixed(Feed& f, const u8* from, u32 bytes, bool state) {
     while (f.open > 0 && f.flying + bytes > f.args.in_flight_bytes) land(f);
     if (!await_slot(f, f.head, f.head_parity)) return false;
     keep_pace(f, bytes);
@@ -111,8 +112,8 @@ KIE_DEVICE bool feed_slot(Feed& f, const u8* from, u32 bytes, bool state) {
 }
 // The same, behind the stage before it. A copy in flight is waited for last: each instruction from
 // there on keeps the memory waiting.
-KIE_DEVICE bool feed_packed(Feed& f, const u8* from, u32 bytes, bool state) {
-    const u32 at = place_of_stage(f.from, bytes), left = at < f.from ? kRingBytes - f.from : 0;
+KIE_DEVICE bool feed_variable(Feed& f, const u8* from, u32 bytes, bool state) {
+    const u32 at = stage_offset(f.from, bytes), left = at < f.from ? kRingBytes - f.from : 0;
     while (f.kept == kSlots || f.used + left + bytes > kRingBytes) {
         if (!await_slot(f, f.last, f.last_parity)) return false;
         f.used -= f.sizes[f.last], --f.kept;
@@ -128,8 +129,8 @@ KIE_DEVICE bool feed_packed(Feed& f, const u8* from, u32 bytes, bool state) {
     return true;
 }
 KIE_DEVICE bool feed(Feed& f, const u8* from, u32 bytes, bool state) {
-    if constexpr (kPacked)
-        return feed_packed(f, from, bytes, state);
+    if constexpr (kVariableStages)
+        return feed_variable(f, from, bytes, state);
     else
-        return feed_slot(f, from, bytes, state);
+        return feed_fixed(f, from, bytes, state);
 }

@@ -26,7 +26,8 @@ KIE_CONST_FN int min_i(int a, int b) { return a < b ? a : b; }
 // block has `scale_rows` of them for its rows: one a row (`per_row`), or a byte a row, from
 // `index_at` on, says which. A thread ends up with `items` results, each a (row pair, column).
 
-// Where word `n` stands of a vector whose operands are taken from the words: see ops/matvec_words.h.
+// Where word `n` stands of a vector whose operands are taken from the words: see
+// ops/matvec_words.h.
 KIE_CONST_FN int direct_word(int n) { return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2; }
 
 // What threads own of the residual is the same in all classes: rows of either product's results.

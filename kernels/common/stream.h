@@ -5,7 +5,7 @@
 // Even the newest page comes this way, though its last key and value are written in the very step
 // that reads it: the warp that takes the page inserts them (attend_ring.h). All that it holds
 // besides this block's own consumers wrote a step ago or earlier, before they took that step's
-// first stage of o. From there to this step's pages of the layer are at least kLineStages stages,
+// first stage of o. From there to this step's pages of the layer are at least kLayerStages stages,
 // and the ring has no more slots than that: each of its slots has been released since, by every
 // consumer, so the fence in `feed` stands between those writes and the copy.
 #pragma once
@@ -25,9 +25,9 @@ struct Streamed {
     int first, count;
 };
 template <class C>
-KIE_DEVICE Streamed streamed_pages(const DecodeArgs& args, const u8* shared, int seat, int layer,
-                                   u32 step, int column) {
-    const int kv_head = seat / C::kSplitBlocks, split = seat % C::kSplitBlocks;
+KIE_DEVICE Streamed streamed_pages(const DecodeArgs& args, const u8* shared, int block_in_lane,
+                                   int layer, u32 step, int column) {
+    const int kv_head = block_in_lane / C::kSplitBlocks, split = block_in_lane % C::kSplitBlocks;
     if (!kStreamed || split >= C::kSplitsMax || kv_head >= C::kKvHeads) return {0, 0};
     const u32 position = opaque(position_at(args, step, column));
     // The producer is ahead: what it finds behind the end is never used.
@@ -40,15 +40,16 @@ KIE_DEVICE Streamed streamed_pages(const DecodeArgs& args, const u8* shared, int
 
 template <class C>
 KIE_DEVICE bool feed_pages(Feed& f, const u8* shared, int layer, u32 step) {
-    const int seat = (int)block() % kBlocksPerLane, lane_index = (int)block() / kBlocksPerLane;
-    const int kv_index = lane_index * C::kKvHeads + seat / C::kSplitBlocks;
+    const int block_in_lane = (int)block() % kBlocksPerLane,
+              lane_index = (int)block() / kBlocksPerLane;
+    const int kv_index = lane_index * C::kKvHeads + block_in_lane / C::kSplitBlocks;
     const int columns = kColumns == 1 ? 1 : sequences_of(f.args);
     static_assert(!kStreamed || (kCopiesState && C::kPageStages > 0), "pages do not fit");
     static_assert(kWarps * C::kHeadPairs * 16 <= kScores * 4, "bests and masses beside scores");
     expect_stages(f, C::kPageStageBytes);
     bool first = true;  // what stands before its copy stands before them all; fences cost 0.7 us
     for (int c = 0; c < columns; ++c) {
-        const Streamed s = streamed_pages<C>(f.args, shared, seat, layer, step, c);
+        const Streamed s = streamed_pages<C>(f.args, shared, block_in_lane, layer, step, c);
         for (int i = 0; i < s.count; ++i) {
             const int at = s.first + i * C::kSplitsMax;
             const u8* page = page_at<C>(f.args, shared, {layer, kv_index, c}, at);
@@ -76,9 +77,9 @@ struct FeedPages {
     }
 };
 // The producer: one thread. `stop` (shared memory) ends it early.
-KIE_DEVICE void stream_line(const DecodeArgs& args, u8* shared, const volatile u32* stop) {
+KIE_DEVICE void feed_stream(const DecodeArgs& args, u8* shared, const volatile u32* stop) {
     if (kNoStream) return;
-    const u8* line = args.line + (u64)block() * kLineBytes;
+    const u8* line = args.weights + (u64)block() * kStreamBytes;
     Feed f = {args,
               (Slot*)(shared + kShSlots),
               shared + kShRing,

@@ -90,9 +90,10 @@ KIE_DEVICE void load_words(const u64* p, u64& a, u64& b) {
 KIE_DEVICE void store_word(u64* p, u64 v) {
     asm volatile("st.relaxed." KIE_WORD_SCOPE ".global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-// For who watches the order of accesses, and nothing here. What has this epoch, the thread works at
-// from here on. It reads states without `count` times `bytes` bytes, `stride` apart, which may
-// change meanwhile, since it has from elsewhere what should be there; one of two such sets (0, 1).
+// For who watches the order of accesses, and nothing here. What has this sequence number, the
+// thread works at from here on. It reads states without `count` times `bytes` bytes, `stride`
+// apart, which may change meanwhile, since it has from elsewhere what should be there; one of two
+// such sets (0, 1).
 KIE_DEVICE void works_at(u32) {}
 KIE_DEVICE void reads_without(int, const u8*, u32, u32, u32) {}
 // Release and acquire at device scope, cumulative with barriers.

@@ -72,7 +72,7 @@ struct Lane {
     const char* waits;   // primitive of the last failed look
     const void* inputs;  // of an mma
     void* context;       // where there is no switch of our own
-    u32 epoch;           // of the words that it works at; 0: it says nothing of them
+    u32 seqno;           // of the words that it works at; 0: it says nothing of them
     bool fenced;         // it has passed a fence
     Without without[2];  // what it reads without
 };

@@ -18,9 +18,9 @@
 // should be there from elsewhere.
 //
 // Words stay where they are from step to step, so a reader must be done with one, in this sense,
-// before the word of a later step takes its place. A load that returns the epoch at which its
-// thread works is seen as a read of byte epoch % 8 of the word, a store as a write of the byte of
-// the epoch that it replaces.
+// before the word of a later step takes its place. A load that returns the sequence number at which
+// its thread works is seen as a read of byte sequence number % 8 of the word, a store as a write of
+// the byte of the sequence number that it replaces.
 #pragma once
 
 #if defined(__SANITIZE_THREAD__)
@@ -126,11 +126,11 @@ KIE_UNSEEN inline void order_seen(const void* at) {
     if (!o.loaded) o.loaded = __tsan_create_fiber(0);
     order_switch(o.loaded), order_acquire(at), order_switch(o.self);
 }
-KIE_UNSEEN inline void order_took(const void* at, unsigned epoch) {
-    order_access((const char*)at + epoch % 8, 1, false);
+KIE_UNSEEN inline void order_took(const void* at, unsigned seqno) {
+    order_access((const char*)at + seqno % 8, 1, false);
 }
-KIE_UNSEEN inline void order_put(const void* at, unsigned epoch, unsigned old) {
-    if (old != 0 && (epoch - old) % 8 != 0) order_access((const char*)at + old % 8, 1, true);
+KIE_UNSEEN inline void order_put(const void* at, unsigned seqno, unsigned old) {
+    if (old != 0 && (seqno - old) % 8 != 0) order_access((const char*)at + old % 8, 1, true);
 }
 }  // namespace kie_sim
 #else

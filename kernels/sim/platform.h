@@ -87,7 +87,7 @@ namespace kie_sim {
 KIE_UNSEEN inline u64 take(const u64* p) {
     const u64 v = *(const volatile u64*)p;
     order_seen(p);
-    if (kOrders && me->epoch && v >> 32 == me->epoch) order_took(p, me->epoch);
+    if (kOrders && me->seqno && v >> 32 == me->seqno) order_took(p, me->seqno);
     return v;
 }
 KIE_UNSEEN inline u64 load(const u64* p, const char* at) {
@@ -104,7 +104,7 @@ KIE_UNSEEN inline void load_pair(const u64* p, u64& a, u64& b, const char* at) {
 KIE_UNSEEN inline void store(u64* p, u64 v, Reach reach, const char* at) {
     touch(p, reach, at);
     act();
-    if (kOrders && me->epoch && v >> 32 == me->epoch) order_put(p, me->epoch, (u32)(*p >> 32));
+    if (kOrders && me->seqno && v >> 32 == me->seqno) order_put(p, me->seqno, (u32)(*p >> 32));
     order_sent(p, me->fenced);
     *(volatile u64*)p = v;
     maybe_preempt(16);
@@ -117,9 +117,9 @@ extern "C" KIE_UNSEEN void __tsan_volatile_write4(void* p) {
     kie_sim::order_sent(p, kie_sim::me->fenced);
 }
 #endif
-// What has this epoch, this thread works at from here on.
-KIE_UNSEEN KIE_DEVICE void works_at(u32 epoch) {
-    kie_sim::me->epoch = epoch;
+// What has this sequence number, this thread works at from here on.
+KIE_UNSEEN KIE_DEVICE void works_at(u32 seqno) {
+    kie_sim::me->seqno = seqno;
     kie_sim::me->without[0].count = kie_sim::me->without[1].count = 0;
 }
 KIE_UNSEEN KIE_DEVICE void reads_without(int which, const u8* at, u32 bytes, u32 stride,

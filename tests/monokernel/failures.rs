@@ -275,8 +275,8 @@ fn conforms(engine: &Engine, name: &str) -> Result<bool> {
 const MUTANTS: &[(&str, &str, &str)] = &[
     (
         "a wait is dropped",
-        "while (!kNoWaits && epoch_of(v) != epoch && patient(",
-        "while (false && patient(",
+        "while (!kNoWaits && seqno_of(v) != seqno && !wait_expired(",
+        "while (false && !wait_expired(",
     ),
     (
         "a reduction over four lanes takes two",
@@ -285,29 +285,29 @@ const MUTANTS: &[(&str, &str, &str)] = &[
     ),
     (
         "words of the step before will do",
-        "(epoch_of(a[c][i]) ^ epoch) | (epoch_of(b[c][i]) ^ epoch);",
-        "(epoch_of(a[c][i]) == 0) | (epoch_of(b[c][i]) == 0);",
+        "(seqno_of(a[c][i]) ^ seqno) | (seqno_of(b[c][i]) ^ seqno);",
+        "(seqno_of(a[c][i]) == 0) | (seqno_of(b[c][i]) == 0);",
     ),
     (
-        "epochs start anew with each launch",
-        "epoch_at(args.epoch + b.step, first)",
-        "epoch_at(1 + b.step, first)",
+        "sequence numbers start anew with each launch",
+        "seqno_at(args.seqno + b.step, first)",
+        "seqno_at(1 + b.step, first)",
     ),
     (
         "a layer's words are overwritten before other lanes have read them",
-        "(u32)layer % kTurnsOther",
+        "(u32)layer % kNumBuffersOther",
         "(u32)layer % 1",
     ),
     (
-        "words are overwritten while others read: the step's edge is dropped",
-        "sync_consumers<kThreads>();  // the edge: see exchange.h",
+        "words are overwritten while others read: the step barrier is dropped",
+        "sync_consumers<kThreads>();  // the step barrier: see exchange.h",
         "",
     ),
     (
         "keys are read before all columns have stored theirs",
-        "store_new<C>(watch, args, at, position, pages, b.epoch, b.shared);\n        }\n        \
+        "store_new<C>(watch, args, at, position, pages, b.seqno, b.shared);\n        }\n        \
          sync_consumers<kThreads>();",
-        "store_new<C>(watch, args, at, position, pages, b.epoch, b.shared);\n        }",
+        "store_new<C>(watch, args, at, position, pages, b.seqno, b.shared);\n        }",
     ),
 ];
 
@@ -358,9 +358,9 @@ fn says(detail: &str, parts: &[&str]) {
 
 #[test]
 fn a_lost_word_is_told_and_the_engine_closes() {
-    let from = "publish(to + (long)column * C::kWordsF + at, pack_half2(y, next), b.epoch);";
+    let from = "publish(to + (long)column * C::kWordsF + at, pack_half2(y, next), b.seqno);";
     let to = "if (!(layer == 1 && block() == 1 && b.step == 3)) \
-              publish(to + (long)column * C::kWordsF + at, pack_half2(y, next), b.epoch);";
+              publish(to + (long)column * C::kWordsF + at, pack_half2(y, next), b.seqno);";
     let device = here("sim:seed=3,blocks=8");
     let engine = open("llama", &device, from, to);
     let detail = hang(&engine, Duration::from_secs(10));
@@ -384,7 +384,7 @@ const STEP: &str = "watch.step = b.step = step;";
 #[test]
 fn a_stuck_block_is_told() {
     let to = "watch.step = b.step = step; \
-              while (block() == 1 && step == 3 && load_word(args.poison) == 0) pause_ns(1000);";
+              while (block() == 1 && step == 3 && load_word(args.abort_flag) == 0) pause_ns(1000);";
     let engine = open("llama", &here("sim:seed=4,blocks=8"), STEP, to);
     let detail = hang(&engine, Duration::from_secs(10));
     says(&detail, &["rank 0: ", "in step 3 waited for layer 0", "wanted ", "seen "]);

@@ -11,7 +11,7 @@ use kie_core::request::{Prompt, Request, SamplingParams};
 use kie_kernels::mono::lower::tuning::{Tuning, H200};
 
 use super::failures::{edited_and_tuned, open_over, Edit};
-use super::packed::PACKED;
+use super::packed::VARIABLE_STAGES;
 use super::support::greedy_request;
 use super::two_at_a_time;
 
@@ -94,7 +94,12 @@ const TRUE: &[Case] = &[
         ..SHORT
     },
     Case { what: "norms of heads, and pages", fixture: "qwen3", prompts: &[66], ..SHORT },
-    Case { what: "stages side by side", machine: "ranks=2,blocks=4", tuning: PACKED, ..SHORT },
+    Case {
+        what: "stages side by side",
+        machine: "ranks=2,blocks=4",
+        tuning: VARIABLE_STAGES,
+        ..SHORT
+    },
     Case { what: "two ranks", machine: "ranks=2,blocks=4", ..SHORT },
     Case { what: "a prompt's slices", ..SLICED },
     Case { what: "a short prompt's slices", prompts: &[70], ..SLICED },
@@ -102,8 +107,8 @@ const TRUE: &[Case] = &[
     Case {
         what: "keys read by another block behind the edge",
         edits: &[(
-            "    accept(watch, args, b);\n    stamp",
-            concat!("    accept(watch, args, b);\n", reads_newest!(), "\n    stamp"),
+            "    reduce_candidates(watch, args, b);\n    stamp",
+            concat!("    reduce_candidates(watch, args, b);\n", reads_newest!(), "\n    stamp"),
         )],
         ..SHORT
     },
@@ -120,21 +125,21 @@ const TRUE: &[Case] = &[
 const MUTANTS: &[Case] = &[
     Case {
         what: "the fence before the step's edge is dropped",
-        edits: &[("            fence_edge();\n            const long", "            const long")],
+        edits: &[("            fence_step();\n            const long", "            const long")],
         about: &["publish", "load_word"],
         ..SHORT
     },
     Case {
         what: "the fence behind the step's edge is dropped",
-        edits: &[("        fence_edge();\n        if (watch", "        if (watch")],
+        edits: &[("        fence_step();\n        if (watch", "        if (watch")],
         about: &["publish", "load_word"],
         ..SHORT
     },
     Case {
         what: "keys read by another block before the edge",
         edits: &[(
-            "    offer(args, b, pick);\n",
-            concat!(reads_newest!(), "\n    offer(args, b, pick);\n"),
+            "    publish_candidate(args, b, candidate);\n",
+            concat!(reads_newest!(), "\n    publish_candidate(args, b, candidate);\n"),
         )],
         about: &["load_state", "store_key"],
         ..SHORT
@@ -155,23 +160,23 @@ const MUTANTS: &[Case] = &[
     Case {
         what: "a stage stands where another is still read",
         machine: "ranks=2,blocks=4",
-        tuning: PACKED,
+        tuning: VARIABLE_STAGES,
         edits: &[("f.kept == kSlots || f.used + left + bytes > kRingBytes", "f.kept == kSlots")],
         about: &["copy_async", "take_fragment"],
         ..SHORT
     },
     Case {
-        what: "offers have one place",
-        edits: &[("((args.epoch + b.step) & 1) * kOffers", "0 * kOffers")],
-        about: &["offer", "each_offer"],
+        what: "candidates have one buffer",
+        edits: &[("((args.seqno + b.step) & 1) * kCandidateWords", "0 * kCandidateWords")],
+        about: &["publish_candidate", "each_candidate"],
         ..SHORT
     },
     Case {
         what: "keys are read before all columns have stored theirs",
         prompts: &[20],
         edits: &[(
-            "pages, b.epoch, b.shared);\n        }\n        sync_consumers<kThreads>();",
-            "pages, b.epoch, b.shared);\n        }",
+            "pages, b.seqno, b.shared);\n        }\n        sync_consumers<kThreads>();",
+            "pages, b.seqno, b.shared);\n        }",
         )],
         about: &["load_state", "store_"],
         ..SHORT
@@ -179,8 +184,9 @@ const MUTANTS: &[Case] = &[
     Case {
         what: "what a product takes is not waited for",
         edits: &[(
-            "            await_needs(w, args, chunk, work, turn);\n",
-            "            if (!is_product(work.stage)) await_needs(w, args, chunk, work, turn);\n",
+            "            await_needs(w, args, chunk, cursor, turn);\n",
+            "            if (!is_product(cursor.stage))\n\
+             await_needs(w, args, chunk, cursor, turn);\n",
         )],
         about: &["stage_copy"],
         ..SLICED
@@ -188,14 +194,14 @@ const MUTANTS: &[Case] = &[
     Case {
         what: "other ranks' sums are not waited for",
         edits: &[("return stage >= kDoO && stage", "return stage > kDoO && stage")],
-        about: &["take_mixed", "share_sums"],
+        about: &["take_sums", "share_sums"],
         ..SLICED
     },
     Case {
         what: "operands of a short prompt from other ranks are not waited for",
         prompts: &[70],
         edits: &[(
-            "if (!meet(watch, args, phase, kSliced)) return;",
+            "if (!meet(watch, args, phase, kTensorParallel)) return;",
             "if (!meet(watch, args, phase)) return;",
         )],
         about: &["prefill"],
@@ -214,8 +220,8 @@ const MUTANTS: &[Case] = &[
     Case {
         what: "a group is told of before its last item",
         edits: &[(
-            "return (u64)(w.layer - (int)args.from + 1) * items_at(args, c, w, true);",
-            "return (u64)(w.layer - (int)args.from + 1) * items_at(args, c, w, true) - 1;",
+            "return (u64)(w.layer - (int)args.from + 1) * tasks_at(args, c, w, true);",
+            "return (u64)(w.layer - (int)args.from + 1) * tasks_at(args, c, w, true) - 1;",
         )],
         about: &["prefill"],
         ..GROUPED

@@ -1,4 +1,4 @@
-//! Stages side by side, and more of them in registers (`kPacked`): what large ranks
+//! Stages side by side, and more of them in registers (`kVariableStages`): what large ranks
 //! run, here on fixtures, which are too small to be cut that way.
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use kie_kernels::mono::lower::tuning::{Tuning, H200};
 use super::failures::{continue_greedily, edited_and_tuned, open_over};
 
 /// All of it, with a ring that stages go around in several times a step.
-pub const PACKED: Tuning = Tuning { packed_always: true, ring_most: 0, ..H200 };
+pub const VARIABLE_STAGES: Tuning = Tuning { variable_stages_always: true, ring_most: 0, ..H200 };
 
 #[test]
 fn where_stages_stand_changes_no_bit() {
@@ -30,6 +30,6 @@ fn where_stages_stand_changes_no_bit() {
             let bits: Vec<_> = logits.iter().map(|v| v.to_bits()).collect();
             (continue_greedily(&engine, &ids, 3).unwrap(), bits)
         };
-        assert_eq!(run(PACKED), run(H200), "{name} on {machine}");
+        assert_eq!(run(VARIABLE_STAGES), run(H200), "{name} on {machine}");
     }
 }

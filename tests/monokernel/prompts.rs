@@ -364,20 +364,20 @@ const MUTANTS: &[(&str, &str, &str, &str)] = &[
     (
         "a rank keeps its slices' sums to itself",
         "llama",
-        "const long hop = args.hops[",
-        "const long hop = 0 * args.hops[",
+        "const long hop = args.peer_offset[",
+        "const long hop = 0 * args.peer_offset[",
     ),
     (
         "a rank keeps what the next product takes to itself",
         "llama",
-        "args.scratch + at + args.hops[my]",
-        "args.scratch + at + 0 * args.hops[my]",
+        "args.scratch + at + args.peer_offset[my]",
+        "args.scratch + at + 0 * args.peer_offset[my]",
     ),
     (
         "a rank keeps the squares of its places to itself",
         "llama",
-        "(float*)(to + args.hops[r])",
-        "(float*)(to + 0 * args.hops[r])",
+        "(float*)(to + args.peer_offset[r])",
+        "(float*)(to + 0 * args.peer_offset[r])",
     ),
     (
         "a rank adds sums of places that are not its own",

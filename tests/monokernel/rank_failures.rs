@@ -23,9 +23,9 @@ use super::{fixture, two_at_a_time};
 const STEP: &str = "        b.live = live_at(args, step);\n";
 /// Where a lane's output goes to all ranks.
 pub const SHARE: &str =
-    "publish_share(args, share + (long)column * kWordsH + pair, mine[item], b.epoch);";
+    "publish_share(args, share + (long)column * kWordsH + pair, mine[item], b.seqno);";
 /// Where all ranks' blocks offer their token.
-const OFFER: &str = "            publish_all(args, to + 1, best.id, b.epoch);
+const OFFER: &str = "            publish_all(args, to + 1, best.id, b.seqno);
             if (masses) {";
 
 /// The tokens that came before the end, and the error at the end.
@@ -102,11 +102,11 @@ fn a_word_lost_between_ranks_is_told() {
     const OUTPUT: &str = "for (int to = 0; to < kRanks; ++to)
         if (!(layer == 1 && b.step == 3 && args.rank == 1 && block() == 1 && to == 2 % kRanks &&
               pair == 0))
-            store_word_system(share + (long)column * kWordsH + pair + args.hops[to],
-                              word(mine[item], b.epoch));";
+            store_word_system(share + (long)column * kWordsH + pair + args.peer_offset[to],
+                              ll_word(mine[item], b.seqno));";
     const TOKEN: &str = "            for (int i = 0; i < kRanks; ++i)
                 if (!(b.step == 3 && !args.prompt && block_all(args) == kBlocks + 1 && i == 0))
-                    store_word_system(to + 1 + args.hops[i], word(best.id, b.epoch));
+                    store_word_system(to + 1 + args.peer_offset[i], ll_word(best.id, b.seqno));
             if (masses) {";
     type Case = (&'static str, u32, (&'static str, &'static str), &'static [&'static str]);
     let all: [Case; 6] = [
@@ -191,10 +191,11 @@ fn a_launch_that_one_rank_refuses_closes_the_engine() {
 
 #[test]
 fn a_stray_access_is_a_fault_that_names_both_ranks() {
-    const HOP: &str = "store_word_system(p + args.hops[rank], word(payload, epoch));";
-    const PLAIN: &str = "store_word(p + args.hops[rank], word(payload, epoch));";
+    const HOP: &str = "store_word_system(p + args.peer_offset[rank], ll_word(payload, seqno));";
+    const PLAIN: &str = "store_word(p + args.peer_offset[rank], ll_word(payload, seqno));";
     const OWN: &str = "                words[i] = load_word(p);";
-    const OTHERS: &str = "                words[i] = load_word(p + args.hops[from / kLanes]);";
+    const OTHERS: &str =
+        "                words[i] = load_word(p + args.peer_offset[from / kLanes]);";
     for (from, to, what) in [(HOP, PLAIN, "store_word at 0x"), (OWN, OTHERS, "load_word at 0x")] {
         let device = "sim:ranks=2,blocks=4,seed=8";
         let engine = open_over("llama", edited("kie_decode", device, (from, to), &Arc::default()));

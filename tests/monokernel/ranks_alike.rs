@@ -21,7 +21,7 @@ const BYTES: usize = 8 * (AT_RESIDUAL + (1 << 18));
 const RESIDUAL: Edit = (
     "        const u32 both = pack_half2(own.v[item][0], own.v[item][1]);",
     "        const u32 both = pack_half2(own.v[item][0], own.v[item][1]);
-        u64* seen = args.poison + 16 + 1024 + (to + at - args.words);
+        u64* seen = args.abort_flag + 16 + 1024 + (to + at - args.ll_words);
         *seen = (*seen ^ (*seen >> 29)) * 0x9e3779b97f4a7c15ull +
                 ((u64)bits(own.v[item][1]) << 32 | bits(own.v[item][0])) + 1;",
 );
@@ -29,8 +29,8 @@ const RESIDUAL: Edit = (
 const TOKEN: Edit = (
     "    tokens_of(b)[c] = id < (u32)kVocabAll ? id : 0;",
     "    tokens_of(b)[c] = id < (u32)kVocabAll ? id : 0;
-    args.poison[16] = kAtOther, args.poison[17] = kAtTally;
-    u64* seen = args.poison + 16 + 2 + block() * 8 + c;
+    args.abort_flag[16] = kAtOther, args.abort_flag[17] = kAtTally;
+    u64* seen = args.abort_flag + 16 + 2 + block() * 8 + c;
     *seen = (*seen ^ (*seen >> 29)) * 0x9e3779b97f4a7c15ull +
             ((u64)bits(best.value) << 32 | id) + 1;",
 );
@@ -143,8 +143,8 @@ fn a_rank_with_other_bits_is_found_out() {
     const OTHER: Edit = (
         SHARE,
         "for (int to = 0; to < kRanks; ++to)
-             store_word_system(share + (long)column * kWordsH + pair + args.hops[to],
-                               word(mine[item] ^ (to == 1 && pair == 3), b.epoch));",
+             store_word_system(share + (long)column * kWordsH + pair + args.peer_offset[to],
+                               ll_word(mine[item] ^ (to == 1 && pair == 3), b.seqno));",
     );
     let all = [
         ("llama", true, ALONE, "residual of rank 1"),

@@ -3,11 +3,11 @@
 // all; who owns a row of the residual adds the others' outputs of it, in a fixed order.
 //
 // Buffers. Outputs are numbered in the order of the work; the words of output n have the buffer of
-// output n - 2 kTurnsOther. When a lane stores n it has all that it read for the outputs before n,
-// and the lanes that stored those were done with what they had read for outputs still earlier. So
-// where all readers of the buffer's old words come before that, nobody reads them any more; what
-// was read is in registers, so this needs no fence. lower/model.rs (turns_other) takes the fewest
-// buffers for which it holds.
+// output n - 2 kNumBuffersOther. When a lane stores n it has all that it read for the outputs
+// before n, and the lanes that stored those were done with what they had read for outputs still
+// earlier. So where all readers of the buffer's old words come before that, nobody reads them any
+// more; what was read is in registers, so this needs no fence. lower/model.rs (num_buffers_other)
+// takes the fewest buffers for which it holds.
 #pragma once
 
 #include "args.h"
@@ -36,7 +36,7 @@ KIE_DEVICE Reduction reduction_of(const Block& b, int kind, int layer) {
 KIE_DEVICE const u64* other_word(const DecodeArgs& args, const Block& b, const Reduction& r,
                                  int from, int pair, int column) {
     return other_slot(args, r.kind, r.layer - r.delay, from) + (long)column * kWordsH +
-           b.seat * (kRowsO / 2) + pair;
+           b.block_in_lane * (kRowsO / 2) + pair;
 }
 // For the record of a wait.
 KIE_DEVICE u32 where_of(const Reduction& r, int from) {
@@ -79,10 +79,10 @@ struct ReadShare : ReadNothing<S> {
     KIE_DEVICE void take(Watch& watch, const DecodeArgs& args, const Block& b, const Reduction& r) {
         Share::each(b, [&](int i, int from, int pair, int column, int at) {
             const u64* p = other_word(args, b, r, from, pair, column);
-            const u32 epoch = b.epoch - r.delay;
+            const u32 seqno = b.seqno - r.delay;
             watch.polls = 0;
-            while (!kNoWaits && epoch_of(words[i]) != epoch &&
-                   patient(watch, where_of(r, from), epoch, epoch_of(words[i])))
+            while (!kNoWaits && seqno_of(words[i]) != seqno &&
+                   !wait_expired(watch, where_of(r, from), seqno, seqno_of(words[i])))
                 words[i] = load_word(p);
             Share::leave(b, at, (u32)words[i]);
         });
@@ -196,19 +196,20 @@ struct ReadByOwner : ReadNothing<S> {
                            bool alike, u32 mine) {
         const int pair = (int)thread();
         if (pair >= S::row_pairs) return;
-        const u32 epoch = b.epoch - r.delay;
+        const u32 seqno = b.seqno - r.delay;
         watch.polls = 0;
         for (;;) {
             u32 late = 0;
             int from = 0;
             KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) {
-                const u32 off = epoch_of(v[l]) ^ epoch;
+                const u32 off = seqno_of(v[l]) ^ seqno;
                 if (l != b.lane_all && off != 0) late = off, from = l;
             }
-            if (late == 0 || kNoWaits || !patient(watch, where_of(r, from), epoch, epoch ^ late))
+            if (late == 0 || kNoWaits ||
+                wait_expired(watch, where_of(r, from), seqno, seqno ^ late))
                 break;
             KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) {
-                if (l != b.lane_all && epoch_of(v[l]) != epoch)
+                if (l != b.lane_all && seqno_of(v[l]) != seqno)
                     v[l] = load_word(other_word(args, b, r, l, pair, 0));
             }
         }
@@ -242,7 +243,7 @@ struct ReadByColumns : ReadNothing<S> {
     KIE_DEVICE void add_up(Watch& watch, const DecodeArgs& args, const Block& b, const Reduction& r,
                            bool alike) {
         const u64* from = others_of(args, r.kind, r.layer - r.delay);
-        const u32 epoch = b.epoch - r.delay;
+        const u32 seqno = b.seqno - r.delay;
         constexpr int kOnce = S::items < 2 ? S::items : 2;
         static_assert(S::items % kOnce == 0, "results in groups");
         KIE_UNROLL for (int first = 0; first < S::items; first += kOnce) {
@@ -251,13 +252,13 @@ struct ReadByColumns : ReadNothing<S> {
                 if (item < first || item >= first + kOnce) return;
                 // Who has no such result takes another's.
                 const long at = live && column < live_of(b) ? (long)column * kWordsH + pair : 0;
-                p[item - first] = from + b.seat * (kRowsO / 2) + at;
+                p[item - first] = from + b.block_in_lane * (kRowsO / 2) + at;
             });
             u64 words[kOnce][kLanesAll];
             watch.polls = 0;
             for (;;) {
                 bool ok = true;
-                u32 seen = epoch;
+                u32 seen = seqno;
                 int late = 0;
                 KIE_UNROLL for (int i = 0; i < kOnce; ++i) {
                     KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) words[i][l] =
@@ -265,11 +266,11 @@ struct ReadByColumns : ReadNothing<S> {
                 }
                 KIE_UNROLL for (int i = 0; i < kOnce; ++i) {
                     KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) {
-                        if (epoch_of(words[i][l]) == epoch) continue;
-                        ok = false, seen = epoch_of(words[i][l]), late = l;
+                        if (seqno_of(words[i][l]) == seqno) continue;
+                        ok = false, seen = seqno_of(words[i][l]), late = l;
                     }
                 }
-                if (ok || kNoWaits || !patient(watch, where_of(r, late), epoch, seen)) break;
+                if (ok || kNoWaits || wait_expired(watch, where_of(r, late), seqno, seen)) break;
             }
             KIE_UNROLL for (int i = 0; i < kOnce; ++i) {
                 float sum[4][2];
@@ -305,10 +306,10 @@ using AllReduce = AllReduceBy<S, kAllReduceRead>;
 // results go on at once.
 constexpr bool kSpread = kAllReduceRead == kReadByOwner && kRanks > 1 &&
                          kRanks <= kWarps&& TilingOwned::row_pairs <= kTeam;
-KIE_DEVICE void publish_share(const DecodeArgs& args, u64* p, u32 payload, u32 epoch) {
+KIE_DEVICE void publish_share(const DecodeArgs& args, u64* p, u32 payload, u32 seqno) {
     if constexpr (kSpread) {
-        publish_to(args, (thread() / kTeam + args.rank) % kRanks, p, payload, epoch);
+        publish_to(args, (thread() / kTeam + args.rank) % kRanks, p, payload, seqno);
     } else {
-        publish_all(args, p, payload, epoch);
+        publish_all(args, p, payload, seqno);
     }
 }

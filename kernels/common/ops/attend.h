@@ -20,17 +20,17 @@ constexpr int kScoreWarps = 4, kValueWarps = kWarps - kScoreWarps;
 
 // What a warp holds of a page: 16 keys, or 16 (32) features of 64 values.
 template <class C>
-struct Held {
-    Quad v[C::kHeld];
+struct KvFragment {
+    Quad v[C::kKvQuads];
 };
 // Before what only some threads fill: otherwise the compiler keeps the registers from the last use
 // on, through everything in between.
 template <class C>
-KIE_DEVICE void clear(Held<C>& h) {
-    KIE_UNROLL for (int i = 0; i < C::kHeld; ++i) h.v[i] = {{0, 0, 0, 0}};
+KIE_DEVICE void clear(KvFragment<C>& h) {
+    KIE_UNROLL for (int i = 0; i < C::kKvQuads; ++i) h.v[i] = {{0, 0, 0, 0}};
 }
 template <class C>
-KIE_DEVICE void hold(Held<C>& h, const u8* page) {
+KIE_DEVICE void load_kv(KvFragment<C>& h, const u8* page) {
     const int me = thread(), warp = me / kTeam, g = me % kTeam / 4, t = me % 4;
     if (warp < kScoreWarps) {
         KIE_UNROLL for (int j = 0; j < C::kHeadDim / 32; ++j) {
@@ -49,9 +49,9 @@ KIE_DEVICE void hold(Held<C>& h, const u8* page) {
     }
 }
 template <class C>
-KIE_DEVICE void hold_next(Held<C>& h, const u8* page, bool newest, int position) {
+KIE_DEVICE void load_kv_next(KvFragment<C>& h, const u8* page, bool newest, int position) {
     if (newest) without_newest<C>(page, position);
-    hold<C>(h, page);
+    load_kv<C>(h, page);
 }
 // `two` with its half number `which` (0 or 1; any other: none) replaced. Masks, because a choice of
 // registers by index would put them into memory.
@@ -62,7 +62,7 @@ KIE_DEVICE u32 with_half(u32 two, int which, u32 half) {
 
 // The current position's value into the features that a warp holds.
 template <class C>
-KIE_DEVICE void put_value(Held<C>& h, const u16* value, int slot) {
+KIE_DEVICE void put_value(KvFragment<C>& h, const u16* value, int slot) {
     const int me = thread(), warp = me / kTeam, g = me % kTeam / 4, t = me % 4;
     KIE_UNROLL for (int i = 0; i < C::kValueTiles; ++i) {
         const int tile = warp - kScoreWarps + i * kValueWarps;
@@ -86,13 +86,13 @@ struct AttendAt {
 // The query heads' words, then the key's, then the value's: where word `n` of them stands.
 template <class C>
 KIE_DEVICE const u64* head_word(const DecodeArgs& args, const AttendAt& at, int n) {
-    const long unit = unit_of(at.layer, at.lane_index);
+    const long buffer = buffer_of(at.layer, at.lane_index);
     const int j = n < C::kQWords ? at.kv_head * C::kQWords + n
                   : n < C::kQWords + C::kHalfHead
                       ? C::kAttn / 2 + at.kv_head * C::kHalfHead + n - C::kQWords
                       : (C::kAttn + C::kKvHeads * C::kHeadDim) / 2 + at.kv_head * C::kHalfHead + n -
                             C::kQWords - C::kHalfHead;
-    return args.words + kAtQkv + unit * kVecQ + (long)at.column * C::kWordsQ + j;
+    return args.ll_words + kAtQkv + buffer * kVecQ + (long)at.column * C::kWordsQ + j;
 }
 // Norms and turns head `head` of those taken (the key comes last), a warp a head. Only where heads
 // have norms: otherwise their producer has rotated them.
@@ -128,7 +128,7 @@ KIE_DEVICE void norm_head(const DecodeArgs& args, const u8* shared, int layer, i
 // shared memory.
 template <class C>
 KIE_DEVICE void take_heads(Watch& watch, const DecodeArgs& args, const AttendAt& at,
-                           const PageSpan& span, u32 epoch, bool fresh, u8* shared) {
+                           const PageSpan& span, u32 seqno, bool fresh, u8* shared) {
     const int me = thread();
     u32* q_sh = (u32*)(shared + kShQkv);
     constexpr int kEach = (C::kTake + kThreads - 1) / kThreads;
@@ -142,8 +142,8 @@ KIE_DEVICE void take_heads(Watch& watch, const DecodeArgs& args, const AttendAt&
         const int n = i * kThreads + me;
         if (!wanted(n)) continue;
         watch.polls = 0;
-        while (!kNoWaits && epoch_of(v[i]) != epoch &&
-               patient(watch, at.layer << 4 | 1, epoch, epoch_of(v[i])))
+        while (!kNoWaits && seqno_of(v[i]) != seqno &&
+               !wait_expired(watch, at.layer << 4 | 1, seqno, seqno_of(v[i])))
             v[i] = load_word(head_word<C>(args, at, n));
         q_sh[n] = (u32)v[i];
     }
@@ -154,7 +154,7 @@ KIE_DEVICE void take_heads(Watch& watch, const DecodeArgs& args, const AttendAt&
     }
 }
 // The newest key and value, which were taken, into their page for later steps: behind a barrier,
-// and when this step's part is out.
+// and when this step's partial is out.
 template <class C>
 KIE_DEVICE void keep_newest(const DecodeArgs& args, const PageSpan& span, const Pages& pages,
                             const u8* shared) {
@@ -171,13 +171,13 @@ KIE_DEVICE void keep_newest(const DecodeArgs& args, const PageSpan& span, const 
 // before anybody attends, since columns may be positions of one sequence.
 template <class C>
 KIE_DEVICE void store_new(Watch& watch, const DecodeArgs& args, const AttendAt& at, int position,
-                          const Pages& pages, u32 epoch, u8* shared) {
+                          const Pages& pages, u32 seqno, u8* shared) {
     const int me = thread(), slot = position % kPage;
     u32* q_sh = (u32*)(shared + kShQkv);
     u8* page = page_at<C>(args, shared, pages, position / kPage);
     for (int n = me; n < 2 * C::kHalfHead; n += kThreads) {
         const u32 v =
-            take_word(watch, head_word<C>(args, at, C::kQWords + n), epoch, at.layer << 4 | 1);
+            take_word(watch, head_word<C>(args, at, C::kQWords + n), seqno, at.layer << 4 | 1);
         if (n >= C::kHalfHead)
             store_value<C>(page, slot, n - C::kHalfHead, v);
         else if (C::kHeadNorm)
@@ -197,29 +197,29 @@ KIE_DEVICE void store_new(Watch& watch, const DecodeArgs& args, const AttendAt& 
     }
 }
 
-// Where this block's part of a kv head's attention goes: the line of its first head's first
+// Where this block's partial of a kv head goes: the line of its first head's first
 // features.
 template <class C>
-KIE_DEVICE u64* part_at(const DecodeArgs& args, const AttendAt& at) {
-    const long unit = unit_of(at.layer, at.lane_index);
+KIE_DEVICE u64* partial_at(const DecodeArgs& args, const AttendAt& at) {
+    const long buffer = buffer_of(at.layer, at.lane_index);
     const long lot = (long)at.split * kColumns + at.column;
-    return args.words + kAtPart + unit * kVecPart + lot * C::kPartWords +
-           at.kv_head * C::kGroup * C::kPartHead;
+    return args.ll_words + kAtPartial + buffer * kVecPartial + lot * C::kPartialWords +
+           at.kv_head * C::kGroup * C::kPartialHead;
 }
 // A tile's 16 features of each head; `i0` and `i1` turn the sums of this thread's heads into means.
 template <class C>
-KIE_DEVICE void publish_features(u64* line, const float (&sums)[4], float i0, float i1, u32 epoch) {
+KIE_DEVICE void publish_features(u64* line, const float (&sums)[4], float i0, float i1, u32 seqno) {
     const int g = thread() % kTeam / 4, t = thread() % 4;
     if (2 * t < C::kGroup)
-        publish(line + 2 * t * C::kPartHead + g, pack_half2(sums[0] * i0, sums[2] * i0), epoch);
+        publish(line + 2 * t * C::kPartialHead + g, pack_half2(sums[0] * i0, sums[2] * i0), seqno);
     if (2 * t + 1 < C::kGroup)
-        publish(line + (2 * t + 1) * C::kPartHead + g, pack_half2(sums[1] * i1, sums[3] * i1),
-                epoch);
+        publish(line + (2 * t + 1) * C::kPartialHead + g, pack_half2(sums[1] * i1, sums[3] * i1),
+                seqno);
 }
 
 template <class C>
 KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer, const AttendAt& at,
-                       const PageSpan& span, u32 epoch, Held<C>& held, int page, u8* shared) {
+                       const PageSpan& span, u32 seqno, KvFragment<C>& kv, int page, u8* shared) {
     const int me = thread(), warp = me / kTeam, g = me % kTeam / 4, t = me % 4;
     u32* q_sh = (u32*)(shared + kShQkv);
     float* scores = (float*)(shared + kShScores);
@@ -227,9 +227,9 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer,
     const Pages pages = {at.layer, kv_index, at.column};
     // With one column the newest key and value are used from the words' copy, not from the page.
     const bool fresh = kColumns == 1 && (span.last + at.shift) % C::kSplitsMax == at.split;
-    take_heads<C>(watch, args, at, span, epoch, fresh, shared);
+    take_heads<C>(watch, args, at, span, seqno, fresh, shared);
     sync_consumers<kThreads>();
-    float best = -1e30f, mass = 0, sums[C::kValueTiles][4];
+    float best = -1e30f, exp_sum = 0, sums[C::kValueTiles][4];
     KIE_UNROLL for (int i = 0; i < C::kValueTiles; ++i) {
         KIE_UNROLL for (int j = 0; j < 4; ++j) sums[i][j] = 0;
     }
@@ -245,7 +245,7 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer,
             KIE_UNROLL for (int j = 0; j < C::kHeadDim / 32; ++j) {
                 const Quad b =
                     *(const Quad*)(q_bytes + ((g % C::kGroup) * C::kHeadDim + 32 * j + 8 * t) * 2);
-                Quad r0 = held.v[2 * j], r1 = held.v[2 * j + 1];
+                Quad r0 = kv.v[2 * j], r1 = kv.v[2 * j + 1];
                 if (here && 16 * warp + g == slot)
                     r0 = *(const Quad*)(k_new + (32 * j + 8 * t) * 2);
                 if (here && 16 * warp + g + 8 == slot)
@@ -261,10 +261,10 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer,
                         position <= span.position && position > lowest ? d[i] : -1e30f;
             }
             if (page + C::kSplitsMax <= span.last)
-                hold_next<C>(held, page_at<C>(args, shared, pages, page + C::kSplitsMax),
-                             fresh && page + C::kSplitsMax == span.last, span.position);
+                load_kv_next<C>(kv, page_at<C>(args, shared, pages, page + C::kSplitsMax),
+                                fresh && page + C::kSplitsMax == span.last, span.position);
         } else if (here) {
-            put_value<C>(held, v_new, slot);  // while the scores are being made
+            put_value<C>(kv, v_new, slot);  // while the scores are being made
         }
         sync_consumers<kThreads>();
         if (warp >= kScoreWarps) {
@@ -285,34 +285,35 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer,
                 p[i] = pack_half2(s[2 * i], s[2 * i + 1]);
             }
             sum += odd, sum += shuffle_xor(sum, 1), sum += shuffle_xor(sum, 2);
-            mass = mass * keep + sum, best = top;
+            exp_sum = exp_sum * keep + sum, best = top;
             const float k0 = shuffle(keep, 8 * t), k1 = shuffle(keep, 8 * t + 4);
             KIE_UNROLL for (int i = 0; i < C::kValueTiles; ++i) {
                 const int tile = warp - kScoreWarps + i * kValueWarps;
                 if (tile >= C::kHeadDim / 16) continue;
                 sums[i][0] *= k0, sums[i][1] *= k1, sums[i][2] *= k0, sums[i][3] *= k1;
                 KIE_UNROLL for (int j = 0; j < 2; ++j) {
-                    const Quad &r0 = held.v[4 * i + 2 * j], &r1 = held.v[4 * i + 2 * j + 1];
+                    const Quad &r0 = kv.v[4 * i + 2 * j], &r1 = kv.v[4 * i + 2 * j + 1];
                     mma(sums[i], r0.v[0], r1.v[0], r0.v[1], r1.v[1], p[4 * j], p[4 * j + 1]);
                     mma(sums[i], r0.v[2], r1.v[2], r0.v[3], r1.v[3], p[4 * j + 2], p[4 * j + 3]);
                 }
             }
             if (page + C::kSplitsMax <= span.last)
-                hold_next<C>(held, page_at<C>(args, shared, pages, page + C::kSplitsMax),
-                             fresh && page + C::kSplitsMax == span.last, span.position);
+                load_kv_next<C>(kv, page_at<C>(args, shared, pages, page + C::kSplitsMax),
+                                fresh && page + C::kSplitsMax == span.last, span.position);
         }
     }
     if (warp >= kScoreWarps) {
-        const float inverse = reciprocal_f(mass);
+        const float inverse = reciprocal_f(exp_sum);
         const float i0 = shuffle(inverse, 8 * t), i1 = shuffle(inverse, 8 * t + 4);
-        u64* to = part_at<C>(args, at);
+        u64* to = partial_at<C>(args, at);
         KIE_UNROLL for (int i = 0; i < C::kValueTiles; ++i) {
             const int tile = warp - kScoreWarps + i * kValueWarps;
             if (tile >= C::kHeadDim / 16) continue;
-            u64* line = to + tile * kPartLine;
-            publish_features<C>(line, sums[i], i0, i1, epoch);
+            u64* line = to + tile * kPartialLine;
+            publish_features<C>(line, sums[i], i0, i1, seqno);
             if (t == 0 && g < C::kGroup)
-                publish(line + g * C::kPartHead + kPartMass, bits(best + log2_f(mass)), epoch);
+                publish(line + g * C::kPartialHead + kPartialLse, bits(best + log2_f(exp_sum)),
+                        seqno);
         }
     }
     if (fresh) keep_newest<C>(args, span, pages, shared);
@@ -321,30 +322,30 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer,
 // The first page of the only column, asked for while the layer's input is waited for: who attends
 // has its share of queries, keys and values to compute, too, and everybody waits for those.
 template <class C>
-KIE_DEVICE void early_page(const DecodeArgs& args, const Block& b, int layer, Held<C>& held) {
+KIE_DEVICE void early_page(const DecodeArgs& args, const Block& b, int layer, KvFragment<C>& kv) {
     if (kColumns > 1 || kStreamed) return;
-    clear<C>(held);
-    const int kv_head = b.seat / C::kSplitBlocks, split = b.seat % C::kSplitBlocks;
+    clear<C>(kv);
+    const int kv_head = b.block_in_lane / C::kSplitBlocks,
+              split = b.block_in_lane % C::kSplitBlocks;
     const Layer& l = layer_of(b, layer);
     const PageSpan span = pages_of(l, (int)position_at(args, b.step, 0));
     const int page = first_page<C>(span, split, 0);
     if (split < C::kSplitsMax && kv_head < C::kKvHeads && page <= span.last)
-        hold_next<C>(
-            held,
-            page_at<C>(args, b.shared, {layer, b.lane_index * C::kKvHeads + kv_head, 0}, page),
+        load_kv_next<C>(
+            kv, page_at<C>(args, b.shared, {layer, b.lane_index * C::kKvHeads + kv_head, 0}, page),
             page == span.last, span.position);
 }
 
-// Attention of this block's share of pages, for each column from `first` on; whether there were
-// any.
+// Attention of this block's share of pages, for each column from `first` on.
 template <class C>
-KIE_DEVICE bool attend_columns(Watch& watch, const DecodeArgs& args, Block& b, int layer, int first,
-                               Held<C>& held) {
-    const int kv_head = b.seat / C::kSplitBlocks, split = b.seat % C::kSplitBlocks;
+KIE_DEVICE void attend_columns(Watch& watch, const DecodeArgs& args, Block& b, int layer, int first,
+                               KvFragment<C>& kv) {
+    const int kv_head = b.block_in_lane / C::kSplitBlocks,
+              split = b.block_in_lane % C::kSplitBlocks;
     const Layer& l = layer_of(b, layer);
     bool any = false;
-    if (kColumns > 1) clear<C>(held);
-    if (split >= C::kSplitsMax || kv_head >= C::kKvHeads) return any;
+    if (kColumns > 1) clear<C>(kv);
+    if (split >= C::kSplitsMax || kv_head >= C::kKvHeads) return;
     const int kv_index = b.lane_index * C::kKvHeads + kv_head;
     if constexpr (kColumns > 1) {
         KIE_NO_UNROLL for (int c = first; c < live_of(b); ++c) {
@@ -352,7 +353,7 @@ KIE_DEVICE bool attend_columns(Watch& watch, const DecodeArgs& args, Block& b, i
             if ((position / kPage + shift) % C::kSplitsMax != split) continue;
             const AttendAt at = {layer, b.lane_index, kv_head, split, c, shift};
             const Pages pages = {layer, kv_index, c};
-            store_new<C>(watch, args, at, position, pages, b.epoch, b.shared);
+            store_new<C>(watch, args, at, position, pages, b.seqno, b.shared);
         }
         sync_consumers<kThreads>();
     }
@@ -363,11 +364,10 @@ KIE_DEVICE bool attend_columns(Watch& watch, const DecodeArgs& args, Block& b, i
         if (page > span.last) continue;
         if (kColumns > 1) {
             if (any) sync_consumers<kThreads>();
-            hold<C>(held, page_at<C>(args, b.shared, {layer, kv_index, c}, page));
+            load_kv<C>(kv, page_at<C>(args, b.shared, {layer, kv_index, c}, page));
         }
         any = true;
-        attend<C>(watch, args, l, {layer, b.lane_index, kv_head, split, c, shift}, span, b.epoch,
-                  held, page, b.shared);
+        attend<C>(watch, args, l, {layer, b.lane_index, kv_head, split, c, shift}, span, b.seqno,
+                  kv, page, b.shared);
     }
-    return any;
 }

@@ -12,32 +12,32 @@
 #include "platform.h"
 #include "shape.h"
 
-// The merged output of up to 32 neighbouring words a warp pass: a lane takes one word (two features
-// of a head) of some of the splits, lanes that share a word add up at the end, in a fixed order.
-// `kCount`: words this warp takes, from `first` of the column's kAttn / 2; `kMost`: parts, of which
-// there are `live`.
+// The combined output of up to 32 neighbouring words a warp pass: a lane takes one word (two
+// features of a head) of some of the splits, lanes that share a word add up at the end, in a fixed
+// order. `kCount`: words this warp takes, from `first` of the column's kAttn / 2; `kMost`:
+// partials, of which there are `live`.
 template <class C, int kCount, int kMost>
-KIE_DEVICE void merge_parts(Watch& watch, const DecodeArgs& args, int layer, int lane_index,
-                            int column, int shift, const PageSpan& span, int live, u32 epoch,
-                            int first, u32* x, u64* out, u32 rest_ns) {
+KIE_DEVICE void combine_partials(Watch& watch, const DecodeArgs& args, int layer, int lane_index,
+                                 int column, int shift, const PageSpan& span, int live, u32 seqno,
+                                 int first, u32* x, u64* out) {
     constexpr int kLow = kCount & -kCount, kWide = kLow < 32 ? kLow : 32, kGroups = 32 / kWide;
     constexpr int kEach = (kMost + kGroups - 1) / kGroups;
-    const long unit = unit_of(layer, lane_index);
+    const long buffer = buffer_of(layer, lane_index);
     const int my = lane(), group = my / kWide;
     constexpr int kPasses = kCount / kWide;
     constexpr int kOnce = kPasses == 2 && kEach <= 4 ? 2 : 1;  // passes whose words travel together
-    const u64* parts = args.words + kAtPart + unit * kVecPart;
+    const u64* partials = args.ll_words + kAtPartial + buffer * kVecPartial;
     KIE_NO_UNROLL for (int n = 0; n < kCount; n += kOnce * kWide) {
         // Heads are whole numbers of lines.
         const auto word_of = [&](int pass) { return first + n + pass * kWide + my % kWide; };
-        const auto lot = [&](int split, int pass) {
-            return parts + (long)(split * kColumns + column) * C::kPartWords +
-                   word_of(pass) / 8 * kPartLine;
+        const auto partial_of = [&](int split, int pass) {
+            return partials + (long)(split * kColumns + column) * C::kPartialWords +
+                   word_of(pass) / 8 * kPartialLine;
         };
         u64 a[kOnce][kEach], m[kOnce][kEach];
         if (n == 0)
-            await_one(watch, lot((span.last + shift) % C::kSplitsMax, 0) + kPartMass, epoch,
-                      layer << 4 | 2, rest_ns);
+            await_one(watch, partial_of((span.last + shift) % C::kSplitsMax, 0) + kPartialLse,
+                      seqno, layer << 4 | 2, 0);
         KIE_UNROLL for (int c = 0; c < kOnce; ++c) {
             KIE_UNROLL for (int i = 0; i < kEach; ++i) a[c][i] = m[c][i] = 0;
         }
@@ -47,16 +47,18 @@ KIE_DEVICE void merge_parts(Watch& watch, const DecodeArgs& args, int layer, int
             KIE_UNROLL for (int i = 0; i < kEach; ++i) {
                 const int s = group + i * kGroups;
                 KIE_UNROLL for (int c = 0; c < kOnce; ++c) {
-                    const u64* p = lot((span.first + s + shift) % C::kSplitsMax, c);
+                    const u64* p = partial_of((span.first + s + shift) % C::kSplitsMax, c);
                     if (s < live)
-                        m[c][i] = load_word(p + kPartMass), a[c][i] = load_word(p + word_of(c) % 8);
+                        m[c][i] = load_word(p + kPartialLse),
+                        a[c][i] = load_word(p + word_of(c) % 8);
                 }
             }
             KIE_UNROLL for (int i = 0; i < kEach; ++i) {
                 KIE_UNROLL for (int c = 0; c < kOnce; ++c) if (group + i * kGroups < live) ok &=
-                    epoch_of(a[c][i]) == epoch && epoch_of(m[c][i]) == epoch;
+                    seqno_of(a[c][i]) == seqno && seqno_of(m[c][i]) == seqno;
             }
-            if (ok || kNoWaits || !patient(watch, layer << 4 | 2, epoch, epoch_of(a[0][0]))) break;
+            if (ok || kNoWaits || wait_expired(watch, layer << 4 | 2, seqno, seqno_of(a[0][0])))
+                break;
         }
         KIE_UNROLL for (int c = 0; c < kOnce; ++c) {
             float top = -1e30f, total = 0, x0 = 0, x1 = 0;
@@ -75,44 +77,44 @@ KIE_DEVICE void merge_parts(Watch& watch, const DecodeArgs& args, int layer, int
             const u32 both = pack_half2(x0 * total, x1 * total);
             if (group == 0) {
                 if (out)
-                    publish(out + word_of(c), both, epoch);
+                    publish(out + word_of(c), both, seqno);
                 else
                     x[n + c * kWide + my % kWide] = both;
             }
         }
     }
 }
-// Few parts have a way of their own: what the others would need costs time even where it is not
+// Few partials have a way of their own: what the others would need costs time even where it is not
 // there.
 template <class C, int kCount>
-KIE_DEVICE void merge(Watch& watch, const DecodeArgs& args, int layer, int lane_index, int column,
-                      int shift, const PageSpan& span, u32 epoch, int first, u32* x, u64* out,
-                      u32 rest_ns) {
+KIE_DEVICE void combine(Watch& watch, const DecodeArgs& args, int layer, int lane_index, int column,
+                        int shift, const PageSpan& span, u32 seqno, int first, u32* x, u64* out) {
     constexpr int kFew = (C::kSplitsMax + 1) / 2;
     const int pages = span.last - span.first + 1;
     if (pages <= kFew)
-        merge_parts<C, kCount, kFew>(watch, args, layer, lane_index, column, shift, span, pages,
-                                     epoch, first, x, out, rest_ns);
+        combine_partials<C, kCount, kFew>(watch, args, layer, lane_index, column, shift, span,
+                                          pages, seqno, first, x, out);
     else
-        merge_parts<C, kCount, C::kSplitsMax>(watch, args, layer, lane_index, column, shift, span,
-                                              min_i(pages, C::kSplitsMax), epoch, first, x, out,
-                                              rest_ns);
+        combine_partials<C, kCount, C::kSplitsMax>(watch, args, layer, lane_index, column, shift,
+                                                   span, min_i(pages, C::kSplitsMax), seqno, first,
+                                                   x, out);
 }
 
-// Attention's parts, merged by owners: the blocks of a lane share all words of all columns, a word
-// of one column a thread. Everybody gathers them afterwards.
-// Parts are added up as the one-column kernel's warps do it (see merge). With many parts two warps
-// of an owner share its words: all of one warp's looks are in flight at once.
+// Attention's partials, combined by owners: the blocks of a lane share all words of all columns, a
+// word of one column a thread. Everybody gathers them afterwards. Parts are added up as the
+// one-column kernel's warps do it (see combine). With many partials two warps of an owner share its
+// words: all of one warp's looks are in flight at once.
 template <class C>
-KIE_DEVICE void merge_one(Watch& watch, const u64* parts, int word, int column, int shift,
-                          const PageSpan& span, u32 epoch, u32 where, u64* out) {
-    constexpr int kGroups = C::kMergeGroups < C::kSplitsMax ? C::kMergeGroups : C::kSplitsMax;
+KIE_DEVICE void combine_one(Watch& watch, const u64* partials, int word, int column, int shift,
+                            const PageSpan& span, u32 seqno, u32 where, u64* out) {
+    constexpr int kGroups = C::kCombineGroups < C::kSplitsMax ? C::kCombineGroups : C::kSplitsMax;
     constexpr int kOnce = C::kSplitsMax < 8 ? C::kSplitsMax : 8;
     const int pages = span.last - span.first + 1,
               live = pages < C::kSplitsMax ? pages : C::kSplitsMax;
-    const auto lot = [&](int s) {
+    const auto partial_of = [&](int s) {
         const int split = (span.first + s + shift) % C::kSplitsMax;
-        return parts + (long)(split * kColumns + column) * C::kPartWords + word / 8 * kPartLine;
+        return partials + (long)(split * kColumns + column) * C::kPartialWords +
+               word / 8 * kPartialLine;
     };
     u64 a[kOnce], m[C::kSplitsMax];
     KIE_UNROLL for (int s = 0; s < C::kSplitsMax; ++s) m[s] = 0;
@@ -125,14 +127,14 @@ KIE_DEVICE void merge_one(Watch& watch, const u64* parts, int word, int column, 
         for (;;) {
             bool ok = true;
             KIE_UNROLL for (int s = 0; s < C::kSplitsMax; ++s) if (first == 0 && s < live) m[s] =
-                load_word(lot(s) + kPartMass);
+                load_word(partial_of(s) + kPartialLse);
             KIE_UNROLL for (int i = 0; i < kOnce; ++i) if (first + i < live) a[i] =
-                load_word(lot(first + i) + word % 8);
+                load_word(partial_of(first + i) + word % 8);
             KIE_UNROLL for (int s = 0; s < C::kSplitsMax; ++s) if (first == 0 && s < live) ok &=
-                epoch_of(m[s]) == epoch;
+                seqno_of(m[s]) == seqno;
             KIE_UNROLL for (int i = 0; i < kOnce; ++i) if (first + i < live) ok &=
-                epoch_of(a[i]) == epoch;
-            if (ok || kNoWaits || !patient(watch, where, epoch, epoch_of(a[0]))) break;
+                seqno_of(a[i]) == seqno;
+            if (ok || kNoWaits || wait_expired(watch, where, seqno, seqno_of(a[0]))) break;
             pause_ns(20);
         }
         KIE_UNROLL for (int s = 0; s < C::kSplitsMax; ++s) if (first == 0 && s < live) top =
@@ -150,57 +152,55 @@ KIE_DEVICE void merge_one(Watch& watch, const u64* parts, int word, int column, 
             x0[g] += x0[g + k], x1[g] += x1[g + k];
     }
     const float inverse = reciprocal_f(total[0]);
-    publish(out, pack_half2(x0[0] * inverse, x1[0] * inverse), epoch);
+    publish(out, pack_half2(x0[0] * inverse, x1[0] * inverse), seqno);
 }
 // This block's share.
 template <class C>
-KIE_DEVICE void merge_columns(Watch& watch, const DecodeArgs& args, const Block& b, int layer) {
-    const long unit = unit_of(layer, b.lane_index);
-    const u64* parts = args.words + kAtPart + unit * kVecPart;
+KIE_DEVICE void combine_columns(Watch& watch, const DecodeArgs& args, const Block& b, int layer) {
+    const long buffer = buffer_of(layer, b.lane_index);
+    const u64* partials = args.ll_words + kAtPartial + buffer * kVecPartial;
     // The last warps: pages are the first ones' work.
-    KIE_NO_UNROLL for (int n = kThreads - 1 - (int)thread(); n < C::kMergeItems; n += kThreads) {
-        const int item = b.seat * C::kMergeItems + n, column = item / C::kWordsA,
+    KIE_NO_UNROLL for (int n = kThreads - 1 - (int)thread(); n < C::kCombineWords; n += kThreads) {
+        const int item = b.block_in_lane * C::kCombineWords + n, column = item / C::kWordsA,
                   word = item % C::kWordsA;
         if (column >= live_of(b)) continue;
         const PageSpan span = pages_of(layer_of(b, layer), (int)position_at(args, b.step, column));
-        u64* out = args.words + kAtAttn + unit * kVecA + column * C::kWordsA +
+        u64* out = args.ll_words + kAtAttn + buffer * kVecA + column * C::kWordsA +
                    (C::kDirectO ? direct_word(word) : word);
-        merge_one<C>(watch, parts, word, column, shift_at(args, column), span, b.epoch,
-                     layer << 4 | 2, out);
+        combine_one<C>(watch, partials, word, column, shift_at(args, column), span, b.seqno,
+                       layer << 4 | 2, out);
     }
 }
-// The merged attention output, this warp's share of it, into shared memory.
+// The combined attention output, this warp's share of it, into shared memory.
 template <class C>
-KIE_DEVICE void gather_attention(Watch& watch, const DecodeArgs& args, Block& b, int layer,
-                                 bool attended) {
+KIE_DEVICE void gather_attention(Watch& watch, const DecodeArgs& args, Block& b, int layer) {
     const int warp = thread() / kTeam;
     constexpr int kShare = C::kWordsA / kWarps;
-    const long unit = unit_of(layer, b.lane_index);
+    const long buffer = buffer_of(layer, b.lane_index);
     u32* x = (u32*)(b.shared + kShXb) + warp * kShare;
-    u64* to = args.words + kAtAttn + unit * kVecA;
+    u64* to = args.ll_words + kAtAttn + buffer * kVecA;
     if constexpr (kColumns > 1) {
-        merge_columns<C>(watch, args, b, layer);
+        combine_columns<C>(watch, args, b, layer);
         join_wave();  // as below
         stamp(b, 4);
         if (kOneVector) sync_consumers<kThreads>();  // attention's vectors may stand there, too
         if constexpr (!C::kDirectO)
-            gather_narrow<kShare>(watch, to + warp * kShare, C::kWordsA, b.epoch, layer << 4 | 4,
+            gather_narrow<kShare>(watch, to + warp * kShare, C::kWordsA, b.seqno, layer << 4 | 4,
                                   live_of(b), x, kStrideB / 2);
         return;
     }
     const PageSpan span = pages_of(layer_of(b, layer), (int)position_at(args, b.step, 0));
-    const u32 rest = attended ? 0 : kRestMerge;
-    if constexpr (C::kMerge == 0) {
-        merge<C, C::kMergeCount>(watch, args, layer, b.lane_index, 0, 0, span, b.epoch,
-                                 warp * kShare, x, nullptr, rest);
+    if constexpr (C::kCombineByOwners == 0) {
+        combine<C, C::kCombineCount>(watch, args, layer, b.lane_index, 0, 0, span, b.seqno,
+                                     warp * kShare, x, nullptr);
     } else {
-        if (warp < C::kMergeSharers)
-            merge<C, C::kMergeCount>(watch, args, layer, b.lane_index, 0, 0, span, b.epoch,
-                                     b.seat * C::kMergeOwn + warp * C::kMergeCount, nullptr, to,
-                                     rest);
+        if (warp < C::kCombineSharers)
+            combine<C, C::kCombineCount>(watch, args, layer, b.lane_index, 0, 0, span, b.seqno,
+                                         b.block_in_lane * C::kCombineOwn + warp * C::kCombineCount,
+                                         nullptr, to);
         join_wave();  // some of these words are published above, by one team of a wave
         Squares none;
-        gather<kShare, false>(watch, to + warp * kShare, C::kWordsA, b.epoch, layer << 4 | 4, 1,
+        gather<kShare, false>(watch, to + warp * kShare, C::kWordsA, b.seqno, layer << 4 | 4, 1,
                               nullptr, x, kStrideB / 2, none.v);
     }
     stamp(b, 4);

@@ -1,7 +1,8 @@
 // Attention over pages that come through the ring. A warp takes a whole page by itself: scores of
 // 64 keys, weights in registers, values; no barrier. All warps pass all pages, so that the ring
-// keeps its order, and each takes every kWarps-th. The warps' parts are joined at the end.
-//   part of page i = softmax weights, mass and weighted values of 64 positions, by warp i % kWarps
+// keeps its order, and each takes every kWarps-th. The warps' partials are joined at the end.
+//   partial of page i = the softmax's sum of exponentials and weighted values of 64 positions, by
+//   warp i % kWarps
 // Traffic: 4 head_dim bytes a position, each read once from memory and once from shared memory.
 #pragma once
 
@@ -19,14 +20,15 @@
 #include "tile.h"
 
 // What a warp has of a column's pages, for heads 2t and 2t + 1: the best score, this lane's part of
-// the mass, and tiles of 16 features (rows 2g and 2g + 1 of the page's values) of both heads.
+// the sum of exponentials, and tiles of 16 features (rows 2g and 2g + 1 of the page's values) of
+// both heads.
 template <class C>
-struct Part {
-    float best[2], mass[2], sums[C::kHeadDim / 16][4];
+struct Partial {
+    float best[2], exp_sum[2], sums[C::kHeadDim / 16][4];
 };
 template <class C>
-KIE_DEVICE Part<C> no_part() {
-    Part<C> p = {{-1e30f, -1e30f}, {0, 0}, {}};
+KIE_DEVICE Partial<C> empty_partial() {
+    Partial<C> p = {{-1e30f, -1e30f}, {0, 0}, {}};
     KIE_UNROLL for (int i = 0; i < C::kHeadDim / 16; ++i) {
         KIE_UNROLL for (int j = 0; j < 4; ++j) p.sums[i][j] = 0;
     }
@@ -68,21 +70,21 @@ struct Weights {
     u32 v[8];
 };
 template <class C>
-KIE_DEVICE Weights weigh(Part<C>& part, Scores& s) {
+KIE_DEVICE Weights weigh(Partial<C>& partial, Scores& s) {
     const int my = lane() % kTeam, g = my / 4, t = my % 4;
     float keep[2];
     KIE_UNROLL for (int h = 0; h < 2; ++h) {
         float top = -1e30f, sum = 0;
         KIE_UNROLL for (int b = 0; b < 8; ++b) top = max_f(top, s.v[b][h]);
         KIE_UNROLL for (int m = 4; m < 32; m *= 2) top = max_f(top, shuffle_xor(top, m));
-        top = max_f(top, part.best[h]);
-        keep[h] = exp2_f(part.best[h] - top), part.best[h] = top;
+        top = max_f(top, partial.best[h]);
+        keep[h] = exp2_f(partial.best[h] - top), partial.best[h] = top;
         KIE_UNROLL for (int b = 0; b < 8; ++b) s.v[b][h] = exp2_f(s.v[b][h] - top),
                                                sum += s.v[b][h];
-        part.mass[h] = part.mass[h] * keep[h] + sum;
+        partial.exp_sum[h] = partial.exp_sum[h] * keep[h] + sum;
     }
     KIE_UNROLL for (int i = 0; i < C::kHeadDim / 16; ++i) {
-        KIE_UNROLL for (int j = 0; j < 4; ++j) part.sums[i][j] *= keep[j % 2];
+        KIE_UNROLL for (int j = 0; j < 4; ++j) partial.sums[i][j] *= keep[j % 2];
     }
     Weights w;
     KIE_UNROLL for (int b = 0; b < 8; ++b) {
@@ -94,15 +96,16 @@ KIE_DEVICE Weights weigh(Part<C>& part, Scores& s) {
     return w;
 }
 template <class C>
-KIE_DEVICE void add_values(Part<C>& part, const u8* values, const Weights& w) {
+KIE_DEVICE void add_values(Partial<C>& partial, const u8* values, const Weights& w) {
     const int my = lane() % kTeam, g = my / 4, t = my % 4;
     const u8* mine = values + (2 * g * kPage + 8 * t) * 2;
     KIE_UNROLL for (int i = 0; i < C::kHeadDim / 16; ++i) {
         KIE_UNROLL for (int j = 0; j < 2; ++j) {
             const Quad r0 = *(const Quad*)(mine + (16 * i * kPage + 32 * j) * 2),
                        r1 = *(const Quad*)(mine + ((16 * i + 1) * kPage + 32 * j) * 2);
-            mma(part.sums[i], r0.v[0], r1.v[0], r0.v[1], r1.v[1], w.v[4 * j], w.v[4 * j + 1]);
-            mma(part.sums[i], r0.v[2], r1.v[2], r0.v[3], r1.v[3], w.v[4 * j + 2], w.v[4 * j + 3]);
+            mma(partial.sums[i], r0.v[0], r1.v[0], r0.v[1], r1.v[1], w.v[4 * j], w.v[4 * j + 1]);
+            mma(partial.sums[i], r0.v[2], r1.v[2], r0.v[3], r1.v[3], w.v[4 * j + 2],
+                w.v[4 * j + 3]);
         }
     }
 }
@@ -110,7 +113,7 @@ KIE_DEVICE void add_values(Part<C>& part, const u8* values, const Weights& w) {
 // Adds the page at hand. `heads`: queries, key and value of the position at work; the copy of its
 // page may have missed the latter two.
 template <class C>
-KIE_DEVICE void take_page(Ring& ring, Part<C>& part, const DecodeArgs& args, const Block& b,
+KIE_DEVICE void take_page(Ring& ring, Partial<C>& partial, const DecodeArgs& args, const Block& b,
                           int layer, int column, int page, const u32* heads) {
     const int my = lane() % kTeam, g = my / 4;
     const int position = (int)opaque(position_at(args, b.step, column));
@@ -140,8 +143,8 @@ KIE_DEVICE void take_page(Ring& ring, Part<C>& part, const DecodeArgs& args, con
             values - C::kPageHalf, position % kPage, n, heads[C::kQWords + C::kHalfHead + n]);
         sync_warp();
     }
-    const Weights w = weigh<C>(part, s);
-    add_values<C>(part, values, w);
+    const Weights w = weigh<C>(partial, s);
+    add_values<C>(partial, values, w);
     release_stage(ring);
 }
 template <class C>
@@ -151,104 +154,107 @@ KIE_DEVICE void pass_page(Ring& ring) {
 }
 
 template <class C>
-KIE_DEVICE void publish_mass(u64* line, const float (&mass)[2], u32 epoch) {
+KIE_DEVICE void publish_lse(u64* line, const float (&lse)[2], u32 seqno) {
     const int my = lane() % kTeam, t = my % 4;
     if (my >= 4) return;
-    if (2 * t < C::kGroup) publish(line + 2 * t * C::kPartHead + kPartMass, bits(mass[0]), epoch);
+    if (2 * t < C::kGroup)
+        publish(line + 2 * t * C::kPartialHead + kPartialLse, bits(lse[0]), seqno);
     if (2 * t + 1 < C::kGroup)
-        publish(line + (2 * t + 1) * C::kPartHead + kPartMass, bits(mass[1]), epoch);
+        publish(line + (2 * t + 1) * C::kPartialHead + kPartialLse, bits(lse[1]), seqno);
 }
-// The part of the one warp that took all of a column's pages.
+// The partial of the one warp that took all of a column's pages.
 template <class C>
-KIE_DEVICE void publish_alone(Part<C>& part, u64* to, u32 epoch) {
-    const float i0 = reciprocal_f(part.mass[0]), i1 = reciprocal_f(part.mass[1]);
-    const float mass[2] = {part.best[0] + log2_f(part.mass[0]),
-                           part.best[1] + log2_f(part.mass[1])};
+KIE_DEVICE void publish_alone(Partial<C>& partial, u64* to, u32 seqno) {
+    const float i0 = reciprocal_f(partial.exp_sum[0]), i1 = reciprocal_f(partial.exp_sum[1]);
+    const float lse[2] = {partial.best[0] + log2_f(partial.exp_sum[0]),
+                          partial.best[1] + log2_f(partial.exp_sum[1])};
     KIE_UNROLL for (int i = 0; i < C::kHeadDim / 16; ++i) {
-        publish_features<C>(to + i * kPartLine, part.sums[i], i0, i1, epoch);
-        publish_mass<C>(to + i * kPartLine, mass, epoch);
+        publish_features<C>(to + i * kPartialLine, partial.sums[i], i0, i1, seqno);
+        publish_lse<C>(to + i * kPartialLine, lse, seqno);
     }
 }
-// Parts of several warps: in shared memory, each tile added up by one warp, in the parts' order.
+// Partials of several warps: in shared memory, each tile added up by one warp, in their order.
 template <class C>
-KIE_DEVICE void leave_part(const Part<C>& part, int index, u8* shared) {
+KIE_DEVICE void leave_partial(const Partial<C>& partial, int index, u8* shared) {
     const int my = lane() % kTeam, g = my / 4, t = my % 4;
     if (t >= C::kHeadPairs) return;
     Quad* to = (Quad*)(shared + C::kShJoin) + index * C::kJoinWarp + g * C::kHeadPairs + t;
     KIE_UNROLL for (int i = 0; i < C::kHeadDim / 16; ++i)
-        to[i * C::kJoinTile] = {{bits(part.sums[i][0]), bits(part.sums[i][1]),
-                                 bits(part.sums[i][2]), bits(part.sums[i][3])}};
+        to[i * C::kJoinTile] = {{bits(partial.sums[i][0]), bits(partial.sums[i][1]),
+                                 bits(partial.sums[i][2]), bits(partial.sums[i][3])}};
     if (g == 0)
         ((Quad*)(shared + kShScores))[index * C::kHeadPairs + t] = {
-            {bits(part.best[0]), bits(part.best[1]), bits(part.mass[0]), bits(part.mass[1])}};
+            {bits(partial.best[0]), bits(partial.best[1]), bits(partial.exp_sum[0]),
+             bits(partial.exp_sum[1])}};
 }
 template <class C>
-KIE_DEVICE void join_parts(int parts, u64* to, u32 epoch, const u8* shared) {
+KIE_DEVICE void join_partials(int partials, u64* to, u32 seqno, const u8* shared) {
     const int my = lane() % kTeam, g = my / 4, t = my % 4 < C::kHeadPairs ? my % 4 : 0;
     const Quad* heads = (const Quad*)(shared + kShScores) + t;
     const Quad* sums = (const Quad*)(shared + C::kShJoin) + g * C::kHeadPairs + t;
     KIE_NO_UNROLL for (int tile = (int)(thread() / kTeam); tile < C::kHeadDim / 16;
                        tile += kWarps) {
-        float top[2] = {-1e30f, -1e30f}, mass[2] = {0, 0}, all[4] = {0, 0, 0, 0};
-        KIE_NO_UNROLL for (int i = 0; i < parts; ++i) {
+        float top[2] = {-1e30f, -1e30f}, exp_sum[2] = {0, 0}, all[4] = {0, 0, 0, 0};
+        KIE_NO_UNROLL for (int i = 0; i < partials; ++i) {
             KIE_UNROLL for (int h = 0; h < 2; ++h) top[h] =
                 max_f(top[h], number(heads[i * C::kHeadPairs].v[h]));
         }
-        KIE_NO_UNROLL for (int i = 0; i < parts; ++i) {
+        KIE_NO_UNROLL for (int i = 0; i < partials; ++i) {
             const Quad m = heads[i * C::kHeadPairs],
                        s = sums[i * C::kJoinWarp + tile * C::kJoinTile];
             const float f[2] = {exp2_f(number(m.v[0]) - top[0]), exp2_f(number(m.v[1]) - top[1])};
-            mass[0] += f[0] * number(m.v[2]), mass[1] += f[1] * number(m.v[3]);
+            exp_sum[0] += f[0] * number(m.v[2]), exp_sum[1] += f[1] * number(m.v[3]);
             KIE_UNROLL for (int j = 0; j < 4; ++j) all[j] += f[j % 2] * number(s.v[j]);
         }
-        u64* line = to + tile * kPartLine;
-        publish_features<C>(line, all, reciprocal_f(mass[0]), reciprocal_f(mass[1]), epoch);
-        const float logs[2] = {top[0] + log2_f(mass[0]), top[1] + log2_f(mass[1])};
-        publish_mass<C>(line, logs, epoch);
+        u64* line = to + tile * kPartialLine;
+        publish_features<C>(line, all, reciprocal_f(exp_sum[0]), reciprocal_f(exp_sum[1]), seqno);
+        const float lse[2] = {top[0] + log2_f(exp_sum[0]), top[1] + log2_f(exp_sum[1])};
+        publish_lse<C>(line, lse, seqno);
     }
 }
 
-// Which of a column's parts a warp makes where the first falls to warp `turn` % kWarps.
-KIE_DEVICE int part_index(int turn) {
+// Which of a column's partials a warp makes where the first falls to warp `turn` % kWarps.
+KIE_DEVICE int partial_index(int turn) {
     return (int)(thread() / kTeam + kWarps - turn % kWarps) % kWarps;
 }
 // All pages of a column that come to this block. `heads`: queries, then, where the newest page is
-// among them, the newest key and value. Returns the number of parts.
+// among them, the newest key and value. Returns the number of partials.
 template <class C>
 KIE_DEVICE int attend_pages(Ring& ring, const DecodeArgs& args, const Block& b, int layer,
                             int column, const Streamed& s, int turn, const u32* heads) {
-    Part<C> part = no_part<C>();
-    int wait = part_index(turn);
+    Partial<C> partial = empty_partial<C>();
+    int wait = partial_index(turn);
     KIE_NO_UNROLL for (int i = 0; i < s.count; ++i) {
         if (wait == 0)
-            take_page<C>(ring, part, args, b, layer, column, s.first + i * C::kSplitsMax, heads);
+            take_page<C>(ring, partial, args, b, layer, column, s.first + i * C::kSplitsMax, heads);
         else
             pass_page<C>(ring);
         wait = wait == 0 ? kWarps - 1 : wait - 1;
     }
     KIE_UNROLL for (int h = 0; h < 2; ++h) {
-        KIE_UNROLL for (int m = 4; m < 32; m *= 2) part.mass[h] += shuffle_xor(part.mass[h], m);
+        KIE_UNROLL for (int m = 4; m < 32; m *= 2) partial.exp_sum[h] +=
+            shuffle_xor(partial.exp_sum[h], m);
     }
-    const int seat = (int)opaque(block()) % kBlocksPerLane, index = part_index(turn);
-    const int parts = min_i(s.count, kWarps);
-    u64* to = part_at<C>(
-        args, {layer, b.lane_index, seat / C::kSplitBlocks, seat % C::kSplitBlocks, column, 0});
-    if (parts == 1) {
-        if (index == 0) publish_alone<C>(part, to, b.epoch);
-        return parts;
+    const int block_in_lane = (int)opaque(block()) % kBlocksPerLane, index = partial_index(turn);
+    const int partials = min_i(s.count, kWarps);
+    u64* to = partial_at<C>(args, {layer, b.lane_index, block_in_lane / C::kSplitBlocks,
+                                   block_in_lane % C::kSplitBlocks, column, 0});
+    if (partials == 1) {
+        if (index == 0) publish_alone<C>(partial, to, b.seqno);
+        return partials;
     }
-    if (index < parts) leave_part<C>(part, index, b.shared);
+    if (index < partials) leave_partial<C>(partial, index, b.shared);
     sync_consumers<kThreads>();
-    join_parts<C>(parts, to, b.epoch, b.shared);
+    join_partials<C>(partials, to, b.seqno, b.shared);
     sync_consumers<kThreads>();  // vectors will stand here
-    return parts;
+    return partials;
 }
 
 // A column's heads into this warp's own shared memory; `fresh`: the newest key and value as well,
 // into their page, too.
 template <class C>
 KIE_DEVICE void warp_heads(Watch& watch, const DecodeArgs& args, const AttendAt& at,
-                           const PageSpan& span, const Pages& pages, u32 epoch, bool fresh,
+                           const PageSpan& span, const Pages& pages, u32 seqno, bool fresh,
                            u32* heads, const u8* shared) {
     constexpr int kWords = C::kQWords + 2 * C::kHalfHead, kEach = (kWords + kTeam - 1) / kTeam;
     const int my = lane() % kTeam, count = fresh ? kWords : C::kQWords;
@@ -259,10 +265,10 @@ KIE_DEVICE void warp_heads(Watch& watch, const DecodeArgs& args, const AttendAt&
         bool ok = true;
         KIE_UNROLL for (int i = 0; i < kEach; ++i) {
             const int n = i * kTeam + my;
-            v[i] = n < count ? load_word(head_word<C>(args, at, n)) : word(0, epoch);
+            v[i] = n < count ? load_word(head_word<C>(args, at, n)) : ll_word(0, seqno);
         }
-        KIE_UNROLL for (int i = 0; i < kEach; ++i) ok &= epoch_of(v[i]) == epoch;
-        if (ok || kNoWaits || !patient(watch, where, epoch, epoch_of(v[0]))) break;
+        KIE_UNROLL for (int i = 0; i < kEach; ++i) ok &= seqno_of(v[i]) == seqno;
+        if (ok || kNoWaits || wait_expired(watch, where, seqno, seqno_of(v[0]))) break;
         pause_ns(20);
     }
     KIE_UNROLL for (int i = 0; i < kEach; ++i) if (i * kTeam + my < count) heads[i * kTeam + my] =
@@ -281,55 +287,55 @@ KIE_DEVICE void warp_heads(Watch& watch, const DecodeArgs& args, const AttendAt&
     }
 }
 // Several sequences side by side: each one's pages fall to other warps than those of the one
-// before. Whether this block had any.
+// before.
 template <class C>
-KIE_DEVICE bool attend_sequences(Ring& ring, Watch& watch, const DecodeArgs& args, const Block& b,
+KIE_DEVICE void attend_sequences(Ring& ring, Watch& watch, const DecodeArgs& args, const Block& b,
                                  int layer) {
-    const int kv_head = b.seat / C::kSplitBlocks, split = b.seat % C::kSplitBlocks;
-    if (split >= C::kSplitsMax || kv_head >= C::kKvHeads) return false;
+    const int kv_head = b.block_in_lane / C::kSplitBlocks,
+              split = b.block_in_lane % C::kSplitBlocks;
+    if (split >= C::kSplitsMax || kv_head >= C::kKvHeads) return;
     const Layer& l = layer_of(b, layer);
     u32* heads = (u32*)(b.shared + C::kShHeads + (int)(thread() / kTeam) * C::kWarpHeads);
     int turn = 0;
     const int my = lane() % kTeam, columns = sequences_of(args);
     // A lane looks at a column.
     const Streamed its =
-        streamed_pages<C>(args, b.shared, b.seat, layer, b.step, my < columns ? my : 0);
+        streamed_pages<C>(args, b.shared, b.block_in_lane, layer, b.step, my < columns ? my : 0);
     const float both = number((u32)its.first << 16 | (u32)its.count);
     sync_consumers<kThreads>();  // the vectors have been used
     KIE_NO_UNROLL for (int c = 0; c < columns; ++c) {
         const u32 of = bits(shuffle(both, c));
         const Streamed s = {(int)(of >> 16), (int)(of & 0xffff)};
         if (s.count == 0) continue;
-        if (s.count == 1 && part_index(turn) != 0) {  // another warp's only page
+        if (s.count == 1 && partial_index(turn) != 0) {  // another warp's only page
             pass_page<C>(ring), ++turn;
             continue;
         }
         const AttendAt at = {layer, b.lane_index, kv_head, split, c, shift_at(args, c)};
         const Pages pages = {layer, b.lane_index * C::kKvHeads + kv_head, c};
         const PageSpan span = pages_of(l, (int)position_at(args, b.step, c));
-        const int index = part_index(turn);
+        const int index = partial_index(turn);
         const bool newest = s.first + (s.count - 1) * C::kSplitsMax == span.last;
         if (index < s.count)
-            warp_heads<C>(watch, args, at, span, pages, b.epoch,
+            warp_heads<C>(watch, args, at, span, pages, b.seqno,
                           newest && (s.count - 1) % kWarps == index, heads, b.shared);
         turn += attend_pages<C>(ring, args, b, layer, c, s, turn, heads);
     }
-    return turn > 0;
 }
 // The same for the only column, whose pages come through the ring.
 template <class C>
-KIE_DEVICE bool attend_stream(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b,
+KIE_DEVICE void attend_stream(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b,
                               int layer) {
-    const int kv_head = b.seat / C::kSplitBlocks, split = b.seat % C::kSplitBlocks;
-    const Streamed s = streamed_pages<C>(args, b.shared, b.seat, layer, b.step, 0);
-    if (s.count == 0) return false;
+    const int kv_head = b.block_in_lane / C::kSplitBlocks,
+              split = b.block_in_lane % C::kSplitBlocks;
+    const Streamed s = streamed_pages<C>(args, b.shared, b.block_in_lane, layer, b.step, 0);
+    if (s.count == 0) return;
     const PageSpan span = pages_of(layer_of(b, layer), (int)position_at(args, b.step, 0));
     const bool fresh = s.first + (s.count - 1) * C::kSplitsMax == span.last;
-    take_heads<C>(watch, args, {layer, b.lane_index, kv_head, split, 0, 0}, span, b.epoch, fresh,
+    take_heads<C>(watch, args, {layer, b.lane_index, kv_head, split, 0, 0}, span, b.seqno, fresh,
                   b.shared);
     sync_consumers<kThreads>();
     attend_pages<C>(ring, args, b, layer, 0, s, 0, (const u32*)(b.shared + kShQkv));
     if (fresh)
         keep_newest<C>(args, span, {layer, b.lane_index * C::kKvHeads + kv_head, 0}, b.shared);
-    return true;
 }

@@ -38,11 +38,11 @@ KIE_DEVICE int digit_shift(int round) {
     return round < kFloatDigits ? 60 - 4 * round : 4 * (kFloatDigits + kIdDigits - 1 - round);
 }
 KIE_DEVICE u64* tally_slot(const DecodeArgs& args, int goal, int round, int from, int column) {
-    return args.words + kAtTally +
+    return args.ll_words + kAtTally +
            ((((long)goal * kRounds + round) * kBlocksAll + from) * kColumns + column) * kCountWords;
 }
 KIE_DEVICE u64* verdict_slot(const DecodeArgs& args, int goal, int round, int column) {
-    return args.words + kAtVerdict + (((long)goal * kRounds + round) * kColumns + column) * 8;
+    return args.ll_words + kAtVerdict + (((long)goal * kRounds + round) * kColumns + column) * 8;
 }
 // The block that adds up: which digit the bound has, what lies above it. Threads 0..47 add a word
 // each over all blocks.
@@ -54,7 +54,7 @@ KIE_DEVICE void judge(Watch& watch, const DecodeArgs& args, const Block& b, int 
         u64 sum = 0;
         for (int from = 0; from < kBlocksAll; ++from)
             sum +=
-                take_word(watch, tally_slot(args, goal, round, from, column) + me, b.epoch, 0xffc);
+                take_word(watch, tally_slot(args, goal, round, from, column) + me, b.seqno, 0xffc);
         sums[me] = sum;
     }
     sync_consumers<kThreads>();
@@ -91,7 +91,7 @@ KIE_DEVICE void judge(Watch& watch, const DecodeArgs& args, const Block& b, int 
                           (u32)(wanted >> 32),
                           here,
                           0};
-    KIE_UNROLL for (int i = 0; i < 8; ++i) publish_all(args, to + i, words[i], b.epoch);
+    KIE_UNROLL for (int i = 0; i < 8; ++i) publish_all(args, to + i, words[i], b.seqno);
 }
 // Finds the rank at which `count` values, or `share` of the mass, are reached among the values of
 // at least `least`. All consumers of all blocks.
@@ -120,14 +120,14 @@ KIE_DEVICE u64 find_bound(Watch& watch, const DecodeArgs& args, const Block& b, 
             const Tally& t = bins[me / 3];
             const u32 w = me % 3 == 0 ? t.count : me % 3 == 1 ? (u32)t.mass : (u32)(t.mass >> 32);
             publish_all(args, tally_slot(args, goal, round, block_all(args), column) + me, w,
-                        b.epoch);
+                        b.seqno);
         }
         if (block_all(args) == column % kBlocksAll)
             judge(watch, args, b, goal, round, column, bound, share);
         sync_consumers<kThreads>();
         if (me < 8)
             heard[me] =
-                take_word(watch, verdict_slot(args, goal, round, column) + me, b.epoch, 0xffb);
+                take_word(watch, verdict_slot(args, goal, round, column) + me, b.seqno, 0xffb);
         sync_consumers<kThreads>();
         bound.rank |= (u64)(heard[0] & 255) << shift;
         bound.above_count = heard[1];
@@ -144,7 +144,7 @@ KIE_DEVICE u64 find_bound(Watch& watch, const DecodeArgs& args, const Block& b, 
 KIE_DEVICE void filter(Watch& watch, const DecodeArgs& args, Block& b, int column) {
     const Sequence& q = args.column[column];
     const int warp = thread() / kTeam, my = lane();
-    Chosen* mine = (Chosen*)(b.shared + kShPick);
+    Chosen* mine = (Chosen*)(b.shared + kShCandidates);
     const Chosen all = mine[column];
     u64 least = 0;
     sync_consumers<kThreads>();
@@ -163,31 +163,31 @@ KIE_DEVICE void filter(Watch& watch, const DecodeArgs& args, Block& b, int colum
     });
     best_of_team(best, 1, false);
     if (my == 0) mine[kColumns + warp] = best;
-    if (watch.lost) lost_of(b) = 1;
+    if (watch.timed_out) timed_out_of(b) = 1;
     sync_consumers<kThreads>();
     const auto final_slot = [&](int from) {
-        return args.words + kAtFinal + ((long)from * kColumns + column) * 4;
+        return args.ll_words + kAtFinal + ((long)from * kColumns + column) * 4;
     };
     if (warp == 0) {
         if (my < kWarps) best = mine[kColumns + my];
         if (my >= kWarps) best.value = kLowest, best.id = kNone;
         best_of_team(best, 1, false);
-        if (lost_of(b)) best.value = infinity(), best.id = kNotFinite;
+        if (timed_out_of(b)) best.value = infinity(), best.id = kNotFinite;
         if (my == 0) {
             u64* to = final_slot(block_all(args));
-            publish_all(args, to, bits(best.value), b.epoch);
-            publish_all(args, to + 1, best.id, b.epoch);
-            publish_all(args, to + 2, bits(best.raw), b.epoch);
+            publish_all(args, to, bits(best.value), b.seqno);
+            publish_all(args, to + 1, best.id, b.seqno);
+            publish_all(args, to + 2, bits(best.raw), b.seqno);
         }
         best.value = kLowest, best.id = kNone;
         for (int from = my; from < kBlocksAll; from += kTeam) {
-            const float value = number(take_word(watch, final_slot(from), b.epoch, 0xffa));
-            const u32 id = take_word(watch, final_slot(from) + 1, b.epoch, 0xffa);
-            const float raw = number(take_word(watch, final_slot(from) + 2, b.epoch, 0xffa));
+            const float value = number(take_word(watch, final_slot(from), b.seqno, 0xffa));
+            const u32 id = take_word(watch, final_slot(from) + 1, b.seqno, 0xffa);
+            const float raw = number(take_word(watch, final_slot(from) + 2, b.seqno, 0xffa));
             if (better(value, id, best.value, best.id))
                 best.value = value, best.id = id, best.raw = raw;
         }
-        if (watch.lost) lost_of(b) = 1;
+        if (watch.timed_out) timed_out_of(b) = 1;
         sync_warp();
         best_of_team(best, 1, false);
         settle(args, b, column, best);
@@ -195,15 +195,15 @@ KIE_DEVICE void filter(Watch& watch, const DecodeArgs& args, Block& b, int colum
     sync_consumers<kThreads>();
 }
 
-KIE_DEVICE void accept(Watch& watch, const DecodeArgs& args, Block& b) {
+KIE_DEVICE void reduce_candidates(Watch& watch, const DecodeArgs& args, Block& b) {
     const int c = thread() / kTeam;
     if (c < kColumns) {
         const bool live = c < sequences_of(args);
         const bool masses = live && (args.column[c].wants & kWantsLogprob) != 0;
         u32 order;
-        const Chosen best = take_offers(watch, args, b, c, masses, order);
-        fence_edge();
-        if (watch.lost) lost_of(b) = 1;
+        const Chosen best = take_candidates(watch, args, b, c, masses, order);
+        fence_step();
+        if (watch.timed_out) timed_out_of(b) = 1;
         if (lane() == 0) {
             ends_of(b)[c] = 0, tokens_of(b)[c] = 0;
             if (c == 0) ((volatile u32*)(b.shared + kShMisc))[2] = order;
@@ -212,7 +212,7 @@ KIE_DEVICE void accept(Watch& watch, const DecodeArgs& args, Block& b) {
         if (live && (!is_filtered(args, c) || best.id >= (u32)kVocabAll))
             settle(args, b, c, best);
         else if (live && lane() == 0)
-            ((Chosen*)(b.shared + kShPick))[c] = best, ends_of(b)[c] = 2;
+            ((Chosen*)(b.shared + kShCandidates))[c] = best, ends_of(b)[c] = 2;
     }
     sync_consumers<kThreads>();
     KIE_NO_UNROLL for (int column = 0; column < sequences_of(args);

@@ -17,7 +17,7 @@
 // at once.
 constexpr int kFlight = 8;  // loads of a lane
 template <int kCount, bool kNorm>
-KIE_DEVICE void gather(Watch& w, const u64* base, int base_stride, u32 epoch, u32 where, int live,
+KIE_DEVICE void gather(Watch& w, const u64* base, int base_stride, u32 seqno, u32 where, int live,
                        const u32* norm, u32* x, int x_stride, float (&squares)[kColumns]) {
     static_assert(kCount % 2 == 0, "pairs of words");
     constexpr int kPairs = (kCount + 63) / 64, kMost = max_i(kFlight / kPairs, 1);
@@ -35,9 +35,9 @@ KIE_DEVICE void gather(Watch& w, const u64* base, int base_stride, u32 epoch, u3
             has(i) ? *(const u64*)(norm + 64 * i + mine) : 0;
     // Blocks watch different words, since one line serves few readers at a time.
     if (kPollMode == 1)
-        await_one(w, base + block() * 10 % kCount, epoch, where, kRestGather);
-    else if (!kNoWaits && kRestGather > 0)
-        pause_ns(kRestGather);
+        await_one(w, base + block() * 10 % kCount, seqno, where, kPollDelayNs);
+    else if (!kNoWaits && kPollDelayNs > 0)
+        pause_ns(kPollDelayNs);
     KIE_UNROLL for (int first = 0; first < kColumns; first += kAtOnce) {
         if (kColumns > 1 && first >= live) continue;
         u64 a[kAtOnce][kPairs], b[kAtOnce][kPairs];
@@ -45,13 +45,13 @@ KIE_DEVICE void gather(Watch& w, const u64* base, int base_stride, u32 epoch, u3
         const auto from = [&](int c) {
             return base + (long)(kColumns == 1 || c < live ? c : first) * base_stride + mine;
         };
-        const auto late_by = [&](int c, int i) {  // bits in which a word's epoch differs
-            return (epoch_of(a[c][i]) ^ epoch) | (epoch_of(b[c][i]) ^ epoch);
+        const auto late_by = [&](int c, int i) {  // bits in which a word's number differs
+            return (seqno_of(a[c][i]) ^ seqno) | (seqno_of(b[c][i]) ^ seqno);
         };
         KIE_UNROLL for (int c = 0; c < kAtOnce; ++c) {
             KIE_UNROLL for (int i = 0; i < kPairs; ++i) {
                 if (kPollMode == 0 || (kCount % 64 != 0 && i + 1 == kPairs))
-                    a[c][i] = b[c][i] = 0;  // no step's epoch
+                    a[c][i] = b[c][i] = 0;  // no step's number
             }
         }
         w.polls = 0;
@@ -67,7 +67,7 @@ KIE_DEVICE void gather(Watch& w, const u64* base, int base_stride, u32 epoch, u3
             KIE_UNROLL for (int c = 0; c < kAtOnce; ++c) {
                 KIE_UNROLL for (int i = 0; i < kPairs; ++i) if (has(i)) late |= late_by(c, i);
             }
-            if (late == 0 || kNoWaits || !patient(w, where, epoch, epoch ^ late)) break;
+            if (late == 0 || kNoWaits || wait_expired(w, where, seqno, seqno ^ late)) break;
         }
         KIE_UNROLL for (int c = 0; c < kAtOnce; ++c) {
             KIE_UNROLL for (int i = 0; i < kPairs; ++i) {
@@ -88,11 +88,11 @@ KIE_DEVICE void gather(Watch& w, const u64* base, int base_stride, u32 epoch, u3
 }
 // A warp's share of all live columns, a few words of each, into shared memory.
 template <int kCount>
-KIE_DEVICE void gather_narrow(Watch& w, const u64* base, int base_stride, u32 epoch, u32 where,
+KIE_DEVICE void gather_narrow(Watch& w, const u64* base, int base_stride, u32 seqno, u32 where,
                               int live, u32* x, int x_stride) {
     constexpr int kEach = kCount / 2, kLoads = (kEach * kColumns + kTeam - 1) / kTeam;
     const int my = lane();
-    await_one(w, base + block() * 10 % kCount, epoch, where, kRestGather);
+    await_one(w, base + block() * 10 % kCount, seqno, where, kPollDelayNs);
     u64 a[kLoads], b[kLoads];
     KIE_UNROLL for (int i = 0; i < kLoads; ++i) a[i] = b[i] = 0;
     w.polls = 0;
@@ -104,8 +104,8 @@ KIE_DEVICE void gather_narrow(Watch& w, const u64* base, int base_stride, u32 ep
                 load_words(base + (long)(n / kEach) * base_stride + n % kEach * 2, a[i], b[i]);
         }
         KIE_UNROLL for (int i = 0; i < kLoads; ++i) if ((i * kTeam + my) / kEach < live) ok &=
-            epoch_of(a[i]) == epoch && epoch_of(b[i]) == epoch;
-        if (ok || kNoWaits || !patient(w, where, epoch, epoch_of(a[0]))) break;
+            seqno_of(a[i]) == seqno && seqno_of(b[i]) == seqno;
+        if (ok || kNoWaits || wait_expired(w, where, seqno, seqno_of(a[0]))) break;
     }
     KIE_UNROLL for (int i = 0; i < kLoads; ++i) {
         const int n = i * kTeam + my;
@@ -124,7 +124,7 @@ struct Squares {
     float v[kColumns];
 };  // a lane's part of each column's sum of squares
 KIE_DEVICE Squares gather_normed(Watch& watch, const DecodeArgs& args, const Block& b,
-                                 const u64* from, bool embedded, u32 norm, u32 epoch, u32 where) {
+                                 const u64* from, bool embedded, u32 norm, u32 seqno, u32 where) {
     constexpr int kShare = kHidden / 2 / kWarps;
     const int warp = thread() / kTeam;
     const u32* weights = args.norms + (long)norm * (kHidden / 2) + warp * kShare;
@@ -132,7 +132,7 @@ KIE_DEVICE Squares gather_normed(Watch& watch, const DecodeArgs& args, const Blo
     KIE_UNROLL for (int c = 0; c < kColumns; ++c) squares.v[c] = 0;
     u32* x = (u32*)(b.shared + kShXa) + warp * kShare;
     if (!embedded) {
-        gather<kShare, true>(watch, from + warp * kShare, kWordsH, epoch, where, live_of(b),
+        gather<kShare, true>(watch, from + warp * kShare, kWordsH, seqno, where, live_of(b),
                              weights, x, kStrideA / 2, squares.v);
         return squares;
     }

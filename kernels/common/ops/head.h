@@ -20,10 +20,11 @@
 KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& b) {
     constexpr int kShare = kHidden / 2 / kWarps;
     const int warp = thread() / kTeam, my = lane();
-    const u32 epoch = b.epoch - 1;
+    const u32 seqno = b.seqno - 1;
     float* all = (float*)(b.shared + kShNorm);  // [kNormSets][kColumns][kWarps]
     const auto words_of = [&](int from, int c) {
-        return args.words + kAtLast + heard_lane(from) * kVecH + (long)c * kWordsH + warp * kShare;
+        return args.ll_words + kAtLast + heard_lane(from) * kVecH + (long)c * kWordsH +
+               warp * kShare;
     };
     KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
         float sum = 0;
@@ -34,7 +35,7 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
                 for (int l = kHeadMode == kHeadSum ? 0 : set;
                      l < (kHeadMode == kHeadSum ? kLanesAll : set + 1); ++l) {
                     float a, e;
-                    unpack_half2(take_word(watch, words_of(l, c) + i, epoch, of_rank(l) | 0xffe), a,
+                    unpack_half2(take_word(watch, words_of(l, c) + i, seqno, of_rank(l) | 0xffe), a,
                                  e);
                     v0 += a, v1 += e;
                 }
@@ -51,7 +52,7 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
             float s0 = 0, s1 = 0;
             for (int l = 0; l < kLanesAll; ++l) {
                 float v0, v1, n0, n1;
-                unpack_half2(take_word(watch, words_of(l, c) + i, epoch, of_rank(l) | 0xffe), v0,
+                unpack_half2(take_word(watch, words_of(l, c) + i, seqno, of_rank(l) | 0xffe), v0,
                              v1);
                 const int row = kFinalNorm + (kFinalNormLanes > 1 && kHeadMode != kHeadSum ? l : 0);
                 unpack_half2(args.norms[(long)row * (kHidden / 2) + warp * kShare + i], n0, n1);
@@ -72,11 +73,12 @@ KIE_DEVICE float head_scale(const Block& b, int column) {
     return kHeadMode == kHeadMean || kHeadMode == kHeadConcat ? 1.0f : rms_scale(b, column);
 }
 template <class S>
-KIE_DEVICE void step_head(const DecodeArgs& args, Block& b, Sums<S>& s, int row, Pick& pick) {
-    const int first = head_seat(args, b) * kRowsHead;
+KIE_DEVICE void step_head(const DecodeArgs& args, Block& b, Sums<S>& s, int row,
+                          Candidate& candidate) {
+    const int first = head_block(args, b) * kRowsHead;
     const u32 base = head_base(b);
     finish<S>(s, (float*)(b.shared + kShPartA),
-              [&](int item, int pair, int column, float v0, float v1, bool live, bool lead) {
+              [&](int item, int pair, int column, float v0, float v1, bool live, bool leader) {
                   const float scale = head_scale(b, live ? column : 0);
                   const int local = first + row + 2 * pair;
                   if (!live || column >= live_of(b)) return;
@@ -87,20 +89,20 @@ KIE_DEVICE void step_head(const DecodeArgs& args, Block& b, Sums<S>& s, int row,
                       const float v = (i ? v1 : v0) * scale;
                       const u32 id = base + local + i;
                       if (local + i >= kVocab || id >= (u32)kVocabAll) continue;
-                      if (args.logits && lead)
+                      if (args.logits && leader)
                           args.logits[((long)b.step * kColumns + column) * kVocabAll + id] = v;
                       if (!plain) {
-                          if (lead && chooses) raw[local + i] = v;
-                      } else if (better(v, id, pick.best, pick.id) || !is_finite(v)) {
-                          pick.best = is_finite(v) ? v : infinity();
-                          pick.id = is_finite(v) ? id : kNotFinite;
+                          if (leader && chooses) raw[local + i] = v;
+                      } else if (better(v, id, candidate.best, candidate.id) || !is_finite(v)) {
+                          candidate.best = is_finite(v) ? v : infinity();
+                          candidate.id = is_finite(v) ? id : kNotFinite;
                       }
                   }
               });
 }
 
 KIE_DEVICE void decode_head(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b,
-                            Pick& pick) {
+                            Candidate& candidate) {
     {
         Lots<TilingHead> lots;
         take_first<TilingHead>(ring, lots);
@@ -108,16 +110,16 @@ KIE_DEVICE void decode_head(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
             vector_free<TilingOwned>();
             Squares squares = gather_normed(
                 watch, args, b, hidden_slot(args, 1, kLayers - 1, b.lane_index), false,
-                kFinalNorm + (kFinalNormLanes > 1 ? b.lane_all : 0), b.epoch - 1, 0xffe);
+                kFinalNorm + (kFinalNormLanes > 1 ? b.lane_all : 0), b.seqno - 1, 0xffe);
             stamp(b, 13);
             Sums<TilingHead> s = multiply_normed<TilingHead>(ring, lots, b, squares);
-            step_head<TilingHead>(args, b, s, 0, pick);
+            step_head<TilingHead>(args, b, s, 0, candidate);
         } else {
             sync_consumers<kThreads>();  // the squares of the layer before have been read
             gather_lanes(watch, args, b);
             stamp(b, 13);
             Sums<TilingHead> s = multiply<TilingHead>(ring, lots, b.shared + kShXa, kStrideA);
-            step_head<TilingHead>(args, b, s, 0, pick);
+            step_head<TilingHead>(args, b, s, 0, candidate);
         }
     }
     KIE_NO_UNROLL for (int p = 1; p < kHeadPasses; ++p) {
@@ -126,7 +128,7 @@ KIE_DEVICE void decode_head(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
         Lots<TilingHead> lots;
         take_first<TilingHead>(ring, lots, row);
         Sums<TilingHead> s = multiply<TilingHead>(ring, lots, b.shared + kShXa, kStrideA, row);
-        step_head<TilingHead>(args, b, s, row, pick);
+        step_head<TilingHead>(args, b, s, row, candidate);
     }
     if constexpr (kHeadTail > 0) {
         if (TilingHead::k_warps > 1 || TilingTail::k_warps > 1) sync_consumers<kThreads>();
@@ -134,6 +136,6 @@ KIE_DEVICE void decode_head(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
         Lots<TilingTail> lots;
         take_first<TilingTail>(ring, lots, kRow);
         Sums<TilingTail> s = multiply<TilingTail>(ring, lots, b.shared + kShXa, kStrideA, kRow);
-        step_head<TilingTail>(args, b, s, kRow, pick);
+        step_head<TilingTail>(args, b, s, kRow, candidate);
     }
 }

@@ -23,15 +23,15 @@ KIE_DEVICE void load_stage(WordStage<S>& w, const u64* from) {
     }
 }
 template <class S>
-KIE_DEVICE Column<S> take_words(Watch& watch, WordStage<S>& w, const u64* from, u32 epoch,
+KIE_DEVICE Column<S> take_words(Watch& watch, WordStage<S>& w, const u64* from, u32 seqno,
                                 u32 where) {
     watch.polls = 0;
     for (;;) {
         bool ok = true;
         KIE_UNROLL for (int c = 0; c < S::chunk; ++c) {
-            KIE_UNROLL for (int i = 0; i < 4; ++i) ok &= epoch_of(w.v[c][i]) == epoch;
+            KIE_UNROLL for (int i = 0; i < 4; ++i) ok &= seqno_of(w.v[c][i]) == seqno;
         }
-        if (ok || kNoWaits || !patient(watch, where, epoch, epoch_of(w.v[0][0]))) break;
+        if (ok || kNoWaits || wait_expired(watch, where, seqno, seqno_of(w.v[0][0]))) break;
         load_stage<S>(w, from);
     }
     Column<S> x;
@@ -42,14 +42,14 @@ KIE_DEVICE Column<S> take_words(Watch& watch, WordStage<S>& w, const u64* from, 
 }
 template <class S>
 KIE_DEVICE Sums<S> multiply_words(Ring& ring, Watch& watch, Lots<S>& lots, const u64* base,
-                                  int stride, u32 epoch, u32 where, int live) {
+                                  int stride, u32 seqno, u32 where, int live) {
     static_assert(S::row_warps == 1, "ranges of columns are a warp's own");
     constexpr int kMost = S::chunk == 1 ? 4 : 2, kAhead = S::stages < kMost ? S::stages : kMost;
     const int me = thread(), k_warp = me / kTeam, g = me % kTeam / 4, t = me % 4;
     const u64* mine = base + (long)(g < live ? g : 0) * stride + k_warp * S::pairs * 16 + 2 * t;
     constexpr int kStep = S::chunk * 16;
-    await_one(watch, base + k_warp * S::pairs * 16 + block() * 10 % (S::pairs * 16), epoch, where,
-              kRestGather);
+    await_one(watch, base + k_warp * S::pairs * 16 + block() * 10 % (S::pairs * 16), seqno, where,
+              kPollDelayNs);
     WordStage<S> ahead[kAhead];
     KIE_UNROLL for (int d = 0; d < kAhead; ++d) load_stage<S>(ahead[d], mine + d * kStep);
     Sums<S> s;
@@ -64,7 +64,7 @@ KIE_DEVICE Sums<S> multiply_words(Ring& ring, Watch& watch, Lots<S>& lots, const
             const int stage = first + d;
             if (S::stages % kAhead != 0 && stage >= S::stages) continue;
             WeightFragment<S>&now = d % 2 ? other : lot, &next = d % 2 ? lot : other;
-            const Column<S> x = take_words<S>(watch, ahead[d], mine, epoch, where);
+            const Column<S> x = take_words<S>(watch, ahead[d], mine, seqno, where);
             if (stage + kAhead < S::stages) load_stage<S>(ahead[d], mine + kAhead * kStep);
             mine += kStep;
             if (stage + 1 < S::stages) {

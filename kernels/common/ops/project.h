@@ -23,36 +23,37 @@ KIE_DEVICE Sums<S> multiply_normed(Ring& ring, Lots<S>& lots, const Block& b, Sq
 }
 
 template <class C>
-KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer, Held<C>& held,
+KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer, KvFragment<C>& kv,
                          Lots<typename C::TilingQkv>& lots, Squares& squares) {
     float bias[C::TilingQkv::items][2];
     if constexpr (C::kBias) {
         const float* from = args.biases + layer_of(b, layer).biases +
-                            (b.lane_index * kBlocksPerLane + b.seat) * C::kRowsQkv;
+                            (b.lane_index * kBlocksPerLane + b.block_in_lane) * C::kRowsQkv;
         each_item<typename C::TilingQkv>([&](int item, int pair, int, bool live) {
             KIE_UNROLL for (int i = 0; i < 2; ++i) bias[item][i] = live ? from[2 * pair + i] : 0;
         });
     }
     Sums<typename C::TilingQkv> s = multiply_normed<typename C::TilingQkv>(ring, lots, b, squares);
     stamp(b, 1);
-    if (!kPacked) early_page<C>(args, b, layer, held);
-    u64* to =
-        args.words + kAtQkv + unit_of(layer, b.lane_index) * kVecQ + b.seat * (C::kRowsQkv / 2);
+    if (!kVariableStages) early_page<C>(args, b, layer, kv);
+    u64* to = args.ll_words + kAtQkv + buffer_of(layer, b.lane_index) * kVecQ +
+              b.block_in_lane * (C::kRowsQkv / 2);
     finish<typename C::TilingQkv>(
         s, (float*)(b.shared + kShPartA),
-        [&](int item, int pair, int column, float v0, float v1, bool live, bool lead) {
+        [&](int item, int pair, int column, float v0, float v1, bool live, bool leader) {
             const float scale = rms_scale(b, live ? column : 0);
-            const u64 turn =
-                ((const u64*)(b.shared +
-                              C::kShTurn))[live || !kTurnsOwned ? item * kThreads + thread() : 0];
+            const u64 turn = ((
+                const u64*)(b.shared +
+                            C::kShRotations))[live || !kRotationsOwned ? item * kThreads + thread()
+                                                                       : 0];
             float c = number((u32)turn), d = number((u32)(turn >> 32));
             if constexpr (C::kBias)
                 v0 = v0 * scale + bias[item][0], v1 = v1 * scale + bias[item][1];
             else
                 c *= scale, d *= scale;
-            if (live && lead && column < live_of(b))
+            if (live && leader && column < live_of(b))
                 publish(to + (long)column * C::kWordsQ + pair,
-                        pack_half2(v0 * c - v1 * d, v0 * d + v1 * c), b.epoch);
+                        pack_half2(v0 * c - v1 * d, v0 * d + v1 * c), b.seqno);
         });
     stamp(b, 2);
 }
@@ -63,7 +64,7 @@ template <class C>
 KIE_DEVICE void rotations(const DecodeArgs& args, const Block& b, u32 step) {
     const int live_columns = live_at(args, step);
     each_item<typename C::TilingQkv>([&](int item, int pair, int column, bool live) {
-        const int row = b.seat * C::kRowsQkv + 2 * pair;
+        const int row = b.block_in_lane * C::kRowsQkv + 2 * pair;
         float c = 1, s = 0;
         if (!C::kHeadNorm && live && row < C::kAttn + C::kKvHeads * C::kHeadDim) {
             const float* r = args.rope + C::kRope +
@@ -76,8 +77,8 @@ KIE_DEVICE void rotations(const DecodeArgs& args, const Block& b, u32 step) {
                 c *= C::kQueryScale, s *= C::kQueryScale;
             }
         }
-        if (live || !kTurnsOwned)
-            ((u64*)(b.shared + C::kShTurn))[item * kThreads + thread()] =
+        if (live || !kRotationsOwned)
+            ((u64*)(b.shared + C::kShRotations))[item * kThreads + thread()] =
                 (u64)bits(s) << 32 | bits(c);
     });
 }
@@ -87,17 +88,17 @@ KIE_DEVICE void step_gate_up(Ring& ring, const DecodeArgs& args, Block& b, int l
                              Lots<typename C::TilingGu>& lots, Squares& squares) {
     Sums<typename C::TilingGu> s = multiply_normed<typename C::TilingGu>(ring, lots, b, squares);
     stamp(b, 8);
-    u64* to = args.words + kAtAct + unit_of(layer, b.lane_index) * kVecF;
+    u64* to = args.ll_words + kAtAct + buffer_of(layer, b.lane_index) * kVecF;
     finish<typename C::TilingGu>(
         s, (float*)(b.shared + kShPartA),
-        [&](int, int pair, int column, float v0, float v1, bool live, bool lead) {
+        [&](int, int pair, int column, float v0, float v1, bool live, bool leader) {
             const float scale = rms_scale(b, live ? column : 0), gate = v0 * scale, up = v1 * scale;
             const float y = gate * up * reciprocal_f(1.0f + exp2_f(-1.44269504f * gate));
             const float next = shuffle_xor(y, neighbour<typename C::TilingGu>());
-            const int n = b.seat * (C::kRowsGu / 4) + pair / 2,
+            const int n = b.block_in_lane * (C::kRowsGu / 4) + pair / 2,
                       at = C::kDirectDown ? direct_word(n) : n;
-            if (live && lead && pair % 2 == 0 && column < live_of(b))
-                publish(to + (long)column * C::kWordsF + at, pack_half2(y, next), b.epoch);
+            if (live && leader && pair % 2 == 0 && column < live_of(b))
+                publish(to + (long)column * C::kWordsF + at, pack_half2(y, next), b.seqno);
         });
     stamp(b, 9);
 }

@@ -31,37 +31,38 @@ KIE_DEVICE void step_residual(Watch& watch, const DecodeArgs& args, Block& b, in
     // Without delay all lanes add the same halves in the same order: the same bits everywhere. But
     // they wait for what others publish in this very step, so their own must be out before.
     const bool alike = r.delay == 0 && keep == 1.0f;
-    u64* to = hidden_slot(args, kind, layer, b.lane_index) + b.seat * (kRowsO / 2);
-    u64* share = other_slot(args, kind, layer, b.lane_all) + b.seat * (kRowsO / 2);
+    u64* to = hidden_slot(args, kind, layer, b.lane_index) + b.block_in_lane * (kRowsO / 2);
+    u64* share = other_slot(args, kind, layer, b.lane_all) + b.block_in_lane * (kRowsO / 2);
     if (r.delay > 0) others.take(watch, args, b, r);
     u32 mine[S::items];
     float sum[S::items][2];
     KIE_UNROLL for (int i = 0; i < S::items; ++i) mine[i] = 0, sum[i][0] = sum[i][1] = 0;
     const auto give = [&](int item, int pair, int column) {
-        if (shares) publish_share(args, share + (long)column * kWordsH + pair, mine[item], b.epoch);
+        if (shares) publish_share(args, share + (long)column * kWordsH + pair, mine[item], b.seqno);
     };
     const bool later = kAllReduceRead == kReadByOwner && r.delay > 0;  // what nobody waits for yet
     finish<S, kSpread ? kRanks : 1>(
         s, (float*)(b.shared + kShPartB),
-        [&](int item, int pair, int column, float v0, float v1, bool live, bool lead) {
+        [&](int item, int pair, int column, float v0, float v1, bool live, bool leader) {
             mine[item] = pack_half2(v0, v1), sum[item][0] = v0, sum[item][1] = v1;
-            if (live && (lead ? !later : kSpread) && column < live_of(b)) give(item, pair, column);
+            if (live && (leader ? !later : kSpread) && column < live_of(b))
+                give(item, pair, column);
         });
     if (r.delay == 0) others.take_undelayed(watch, args, b, r, alike, mine);
-    each_owned<S>([&](int item, int pair, int column, bool live, bool lead) {
+    each_owned<S>([&](int item, int pair, int column, bool live, bool leader) {
         float a0 = 0, a1 = 0;
         others.add(b, r, item, pair, column, live, alike, mine[item], a0, a1);
         const bool whole = kLanesAll > 1 && alike;
         own.v[item][0] += whole ? a0 : keep * sum[item][0] + a0;
         own.v[item][1] += whole ? a1 : keep * sum[item][1] + a1;
-        if (!live || !lead || column >= live_of(b)) return;
+        if (!live || !leader || column >= live_of(b)) return;
         const long at = (long)column * kWordsH + pair;
         const u32 both = pack_half2(own.v[item][0], own.v[item][1]);
-        publish(to + at, both, b.epoch);
+        publish(to + at, both, b.seqno);
         if (later) give(item, pair, column);
         if (kHeadMode != kHeadPerLane && kind == 1 && layer == kLayers - 1)
-            publish_all(args, last_slot(args, b.lane_all) + b.seat * (kRowsO / 2) + at, both,
-                        b.epoch);
+            publish_all(args, last_slot(args, b.lane_all) + b.block_in_lane * (kRowsO / 2) + at,
+                        both, b.seqno);
     });
     stamp(b, phase + 1);
 }
@@ -70,7 +71,7 @@ template <class S, bool kDirect>
 KIE_DEVICE Sums<S> multiply_output(Ring& ring, Watch& watch, Lots<S>& lots, const Block& b,
                                    const u64* words, int stride, u32 where) {
     if constexpr (kDirect) {
-        return multiply_words<S>(ring, watch, lots, words, stride, b.epoch, where, live_of(b));
+        return multiply_words<S>(ring, watch, lots, words, stride, b.seqno, where, live_of(b));
     } else {
         vector_ready<S>();
         return multiply<S>(ring, lots, b.shared + kShXb, kStrideB);

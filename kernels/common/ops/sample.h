@@ -41,7 +41,7 @@ KIE_DEVICE float gumbel(u32 x) {
 
 // Best logit so far of those that a thread owns: all that a plain greedy choice of one column
 // needs.
-struct Pick {
+struct Candidate {
     float best;
     u32 id;
 };
@@ -61,7 +61,7 @@ KIE_DEVICE float adjusted(const DecodeArgs& args, const Sequence& q, u32 step, u
         if (count != 0) v = v > 0 ? v / q.repetition : v * q.repetition;
         if (outputs > 0) v -= q.presence + q.frequency * (float)outputs;
     }
-    if (q.made + step < q.min_new)
+    if (q.generated + step < q.min_new)
         for (u32 i = 0; i < q.stop_count; ++i)
             if (args.stop_ids[q.row * kStopsMax + i] == id) v = -infinity();
     return v;
@@ -69,7 +69,7 @@ KIE_DEVICE float adjusted(const DecodeArgs& args, const Sequence& q, u32 step, u
 
 // One column, greedy without anything else: the largest logit as it is, chosen in registers.
 KIE_DEVICE bool is_plain(const Sequence& q, u32 step) {
-    return kColumns == 1 && q.temperature <= 0 && q.wants == 0 && q.made + step >= q.min_new;
+    return kColumns == 1 && q.temperature <= 0 && q.wants == 0 && q.generated + step >= q.min_new;
 }
 KIE_DEVICE bool is_finite(float logit) { return logit < infinity(); }  // -inf is a lawful "never"
 // The best of a block, or of all blocks.
@@ -97,8 +97,8 @@ KIE_DEVICE void best_of_team(Chosen& c, int from, bool masses) {
 
 // The step's one release and acquire: every block publishes its candidate, all choose the same
 // token.
-KIE_DEVICE u64* offers_of(const DecodeArgs& args, const Block& b) {
-    return args.words + ((args.epoch + b.step) & 1) * kOffers;
+KIE_DEVICE u64* candidates_of(const DecodeArgs& args, const Block& b) {
+    return args.ll_words + ((args.seqno + b.step) & 1) * kCandidateWords;
 }
 KIE_DEVICE bool masses_wanted(const DecodeArgs& args) {
     u32 wants = 0;
@@ -109,7 +109,7 @@ KIE_DEVICE bool masses_wanted(const DecodeArgs& args) {
 // is the one at work, values[kVocabAll] the raw one.
 template <class F>
 KIE_DEVICE void each_value(const DecodeArgs& args, const Block& b, int column, F visit) {
-    const int first = head_seat(args, b) * kRowsHead;
+    const int first = head_block(args, b) * kRowsHead;
     const u32 base = head_base(b);
     float* values = args.values + (u64)column * 2 * kVocabAll + base;
     const int last = min_i(min_i(kVocab, kVocabAll - (int)base), first + kRowsHead);
@@ -124,7 +124,7 @@ KIE_DEVICE float* near_logits(const Block& b, int column) {
 // All columns' logits at once, instead of a wait for each. Rows beyond the vocabulary are whatever.
 KIE_DEVICE void bring_logits(const DecodeArgs& args, const Block& b) {
     constexpr int kOnce = 8;
-    const int first = head_base(b) + head_seat(args, b) * kRowsHead,
+    const int first = head_base(b) + head_block(args, b) * kRowsHead,
               all = sequences_of(args) * kRowsHead;
     KIE_NO_UNROLL for (int n = thread(); n < all; n += kOnce * kThreads) {
         float v[kOnce];
@@ -141,7 +141,7 @@ KIE_DEVICE void bring_logits(const DecodeArgs& args, const Block& b) {
 // The best of the logits that this thread owns, for a column that is more than greedy.
 KIE_DEVICE Chosen weigh(const DecodeArgs& args, const Block& b, int column) {
     const Sequence& q = args.column[column];
-    const u32 first = head_base(b) + head_seat(args, b) * kRowsHead;
+    const u32 first = head_base(b) + head_block(args, b) * kRowsHead;
     Chosen best = {kLowest, 0, kLowest, 0, kNone};
     each_value(args, b, column, [&](u32 id, float* values) {
         const float logit = kNear ? near_logits(b, column)[id - first] : values[kVocabAll];
@@ -175,15 +175,15 @@ KIE_DEVICE void weigh_columns(const DecodeArgs& args, const Block& b, Chosen* mi
         if (lane() == 0) mine[thread() / kTeam * kColumns + column] = best;
     }
 }
-KIE_DEVICE void offer(const DecodeArgs& args, Block& b, Pick& pick) {
+KIE_DEVICE void publish_candidate(const DecodeArgs& args, Block& b, Candidate& candidate) {
     const int warp = thread() / kTeam, my = lane();
     const bool masses = masses_wanted(args);
-    Chosen* mine = (Chosen*)(b.shared + kShPick);  // [kWarps][kColumns]
+    Chosen* mine = (Chosen*)(b.shared + kShCandidates);  // [kWarps][kColumns]
     static_assert(kColumns <= kWarps, "a warp chooses a column's token");
     const Chosen none = {kLowest, 0, kLowest, 0, kNone};
     if (my < kColumns) mine[warp * kColumns + my] = none;
     if (kColumns == 1) {
-        Chosen best = {pick.best, pick.best, kLowest, 0, pick.id};
+        Chosen best = {candidate.best, candidate.best, kLowest, 0, candidate.id};
         best_of_team(best, 1, false);
         sync_warp();
         if (my == 0) mine[warp] = best;
@@ -194,22 +194,22 @@ KIE_DEVICE void offer(const DecodeArgs& args, Block& b, Pick& pick) {
         Chosen best = none;
         if (my < kWarps) best = mine[my * kColumns + warp];
         best_of_team(best, 1, masses);
-        if (lost_of(b)) best.value = infinity(), best.id = kNotFinite;
+        if (timed_out_of(b)) best.value = infinity(), best.id = kNotFinite;
         if (my == 0) {
-            fence_edge();
+            fence_step();
             const long at = (long)block_all(args) * kColumns + warp;
-            u64* const offers = offers_of(args, b);
-            u64* to = offers + kAtPick + 2 * at;
-            publish_all(args, to, bits(best.value), b.epoch);
-            publish_all(args, to + 1, best.id, b.epoch);
+            u64* const candidates = candidates_of(args, b);
+            u64* to = candidates + kAtCandidate + 2 * at;
+            publish_all(args, to, bits(best.value), b.seqno);
+            publish_all(args, to + 1, best.id, b.seqno);
             if (masses) {
                 const u32 more[4] = {bits(best.top), bits(best.mass), bits(best.raw), 0};
-                to = offers + kAtMore + 4 * at;
-                KIE_UNROLL for (int i = 0; i < 4; ++i) publish_all(args, to + i, more[i], b.epoch);
+                to = candidates + kAtMore + 4 * at;
+                KIE_UNROLL for (int i = 0; i < 4; ++i) publish_all(args, to + i, more[i], b.seqno);
             }
             if (block_all(args) == 0 && warp == 0)
-                publish_all(args, offers + kAtOrder, ((volatile u32*)(b.shared + kShMisc))[1],
-                            b.epoch);
+                publish_all(args, candidates + kAtOrder, ((volatile u32*)(b.shared + kShMisc))[1],
+                            b.seqno);
         }
         if (best.id < (u32)kVocabAll)  // should it win, its embedding is near
             for (int i = my; i < kHidden / 64; i += kTeam)
@@ -219,11 +219,11 @@ KIE_DEVICE void offer(const DecodeArgs& args, Block& b, Pick& pick) {
 // Two words of each block for one column, `stride` words apart, a few a lane:
 // take(first, second, block). `beside`: one more word that is waited for with them, or null.
 template <class F>
-KIE_DEVICE u32 each_offer(Watch& watch, const DecodeArgs& args, const Block& b, const u64* from,
-                          int stride, const u64* beside, F take) {
+KIE_DEVICE u32 each_candidate(Watch& watch, const DecodeArgs& args, const Block& b, const u64* from,
+                              int stride, const u64* beside, F take) {
     constexpr int kEach = (kBlocksAll + kTeam - 1) / kTeam,
                   kAtOnce = min_i(kEach, kColumns == 1 ? 16 : 4);
-    u64 extra = (u64)b.epoch << 32;
+    u64 extra = (u64)b.seqno << 32;
     KIE_NO_UNROLL for (int first = 0; first < kEach; first += kAtOnce) {
         const auto at = [&](int i) { return kTeam * (first + i) + (int)lane(); };
         u64 x[kAtOnce], y[kAtOnce];
@@ -234,10 +234,10 @@ KIE_DEVICE u32 each_offer(Watch& watch, const DecodeArgs& args, const Block& b, 
             KIE_UNROLL for (int i = 0; i < kAtOnce; ++i) if (at(i) < kBlocksAll)
                 load_words(from + (long)heard_block(at(i)) * stride, x[i], y[i]);
             if (beside) extra = load_word(beside);
-            bool ok = epoch_of(extra) == b.epoch;
+            bool ok = seqno_of(extra) == b.seqno;
             KIE_UNROLL for (int i = 0; i < kAtOnce; ++i) if (at(i) < kBlocksAll) ok &=
-                epoch_of(x[i]) == b.epoch && epoch_of(y[i]) == b.epoch;
-            if (ok || kNoWaits || !patient(watch, 0xfff, b.epoch, epoch_of(x[0]))) break;
+                seqno_of(x[i]) == b.seqno && seqno_of(y[i]) == b.seqno;
+            if (ok || kNoWaits || wait_expired(watch, 0xfff, b.seqno, seqno_of(x[0]))) break;
         }
         KIE_UNROLL for (int i = 0; i < kAtOnce; ++i) if (at(i) < kBlocksAll)
             take((u32)x[i], (u32)y[i], at(i));
@@ -245,22 +245,23 @@ KIE_DEVICE u32 each_offer(Watch& watch, const DecodeArgs& args, const Block& b, 
     return (u32)extra;
 }
 // All blocks' candidates for one column, reduced by a warp; and the host's order, where wanted.
-KIE_DEVICE Chosen take_offers(Watch& watch, const DecodeArgs& args, const Block& b, int c,
-                              bool masses, u32& order) {
+KIE_DEVICE Chosen take_candidates(Watch& watch, const DecodeArgs& args, const Block& b, int c,
+                                  bool masses, u32& order) {
     Chosen best = {kLowest, 0, kLowest, 0, kNone};
     int from = 0;
-    const u64* const offers = offers_of(args, b);
-    const u64* more = offers + kAtMore + 4 * c;
-    order = each_offer(watch, args, b, offers + kAtPick + 2 * c, 2 * kColumns,
-                       c == 0 ? offers + kAtOrder : nullptr, [&](u32 value, u32 id, int block) {
+    const u64* const candidates = candidates_of(args, b);
+    const u64* more = candidates + kAtMore + 4 * c;
+    order =
+        each_candidate(watch, args, b, candidates + kAtCandidate + 2 * c, 2 * kColumns,
+                       c == 0 ? candidates + kAtOrder : nullptr, [&](u32 value, u32 id, int block) {
                            if (better(number(value), id, best.value, best.id))
                                best.value = number(value), best.id = id, from = block;
                        });
     if (masses) {
-        each_offer(watch, args, b, more, 4 * kColumns, nullptr, [&](u32 top, u32 mass, int) {
+        each_candidate(watch, args, b, more, 4 * kColumns, nullptr, [&](u32 top, u32 mass, int) {
             add_mass(best.top, best.mass, number(top), number(mass));
         });
-        best.raw = number(take_word(watch, more + 4l * from * kColumns + 2, b.epoch, 0xfff));
+        best.raw = number(take_word(watch, more + 4l * from * kColumns + 2, b.seqno, 0xfff));
         sync_warp();
     }
     best_of_team(best, 1, masses);
@@ -269,14 +270,14 @@ KIE_DEVICE Chosen take_offers(Watch& watch, const DecodeArgs& args, const Block&
 
 KIE_DEVICE bool owns_row(const DecodeArgs& args, const Block& b, u32 id) {
     const int local = (int)(id - head_base(b));
-    return local >= 0 && local < kVocab && local / kRowsHead == head_seat(args, b);
+    return local >= 0 && local < kVocab && local / kRowsHead == head_block(args, b);
 }
 // A column's token is known to this warp: whether the sequence ends behind it, the token for the
 // next step, the count of it, and the host's copy.
 KIE_DEVICE void settle(const DecodeArgs& args, const Block& b, int c, const Chosen& best) {
     const Sequence& q = args.column[c];
     const u32* stops = (const u32*)(b.shared + kShStops) + c * kStopsMax;
-    const u32 id = lost_of(b) ? kNotFinite : best.id;
+    const u32 id = timed_out_of(b) ? kNotFinite : best.id;
     bool hit = (!kGarbage && id >= (u32)kVocabAll) || q.position + b.step + 1 >= q.last;
     for (u32 i = lane(); i < q.stop_count; i += kTeam) hit |= stops[i] == id;
     const bool end = ballot(hit) != 0;
@@ -284,7 +285,7 @@ KIE_DEVICE void settle(const DecodeArgs& args, const Block& b, int c, const Chos
     tokens_of(b)[c] = id < (u32)kVocabAll ? id : 0;
     ends_of(b)[c] = end;
     const float logprob = q.wants & kWantsLogprob ? best.raw - best.top - log_f(best.mass) : 0;
-    if (block_all(args) == 0) tell_host(args, q.row, q.told + b.step, id, logprob);
+    if (block_all(args) == 0) emit_token(args, q.row, q.emitted + b.step, id, logprob);
     if ((q.wants & kWantsPenalties) && id < (u32)kVocabAll && owns_row(args, b, id))
         ++args.counts[(u64)q.row * kVocabAll + id];
 }

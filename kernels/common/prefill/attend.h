@@ -14,8 +14,8 @@
 
 constexpr int kRun = 64;  // queries of a team
 constexpr bool kPaired = kGroup % 2 == 0;
-constexpr int kItemRun = kPaired ? kRun : 2 * kRun;  // queries of an item
-constexpr int kItemHeads = kPaired ? kHeads / 2 : kHeads;
+constexpr int kTaskRun = kPaired ? kRun : 2 * kRun;  // queries of a task
+constexpr int kTaskHeads = kPaired ? kHeads / 2 : kHeads;
 constexpr int kPageBuffers = 4, kCopiers = (int)kCrew / kTeam;
 static_assert(kPageBuffers == kCopiers, "a copying warp a buffer");
 static_assert(kPageBuffers * 2 * kPageHalf <= kStages * kStageBytes, "pages fit the ring");
@@ -28,23 +28,23 @@ KIE_DEVICE int run_index(const PrefillArgs& args, int turn) {
     return turn * n + (turn & 1 ? n - 1 - b : b);
 }
 struct Run {
-    int lane_index, head, place, first, last;  // this team's queries; pages of the item
+    int lane_index, head, place, first, last;  // this team's queries; pages of the task
 };
 KIE_DEVICE int runs_of(const Span& s) {
-    return (s.to - s.first + kItemRun - 1) / kItemRun * (kLanes * kItemHeads);
+    return (s.to - s.first + kTaskRun - 1) / kTaskRun * (kLanes * kTaskHeads);
 }
 KIE_DEVICE Run run_at(const PrefillArgs& args, const Chunk& c, const Span& s, int layer, int i,
                       int team) {
-    const int runs = (s.to - s.first + kItemRun - 1) / kItemRun;
-    const int start = s.first + (runs - 1 - i / (kLanes * kItemHeads)) * kItemRun;
-    const int u = i % (kLanes * kItemHeads), head = u % kItemHeads;
-    int first = 0, end = start + kItemRun - 1;
+    const int runs = (s.to - s.first + kTaskRun - 1) / kTaskRun;
+    const int start = s.first + (runs - 1 - i / (kLanes * kTaskHeads)) * kTaskRun;
+    const int u = i % (kLanes * kTaskHeads), head = u % kTaskHeads;
+    int first = 0, end = start + kTaskRun - 1;
     if (end >= c.to) end = c.to - 1;
     const int window = (int)args.model.layers[layer].window;
     const int seen = c.base + max_i(start, c.from) - window + 1;  // by the first that is alive
     if (window > 0 && seen > 0) first = seen / kPage;
-    return {u / kItemHeads, kPaired ? 2 * head + team : head,
-            start + (kItemRun == kRun ? 0 : team * kRun), first, (c.base + end) / kPage};
+    return {u / kTaskHeads, kPaired ? 2 * head + team : head,
+            start + (kTaskRun == kRun ? 0 : team * kRun), first, (c.base + end) / kPage};
 }
 
 // The pages of all runs as one sequence, through kPageBuffers slots; one copying warp a slot.
@@ -96,7 +96,7 @@ KIE_DEVICE bool feed_run(Watch& w, const PrefillArgs& args, PagePipe& pipe, int 
         w.polls = 0;
         while (!slot_free(slot, (pipe.at / kPageBuffers & 1) ^ 1)) {
             if (*stop_word()) return false;
-            if (lane() == 0 && !patient(w, 0x3000 | layer, page, run.last)) *stop_word() = 1;
+            if (lane() == 0 && wait_expired(w, 0x3000 | layer, page, run.last)) *stop_word() = 1;
         }
         fetch_page(from, page_bytes(pipe.at));
         quads_here();
@@ -119,7 +119,7 @@ KIE_DEVICE bool feed_pages(Watch& w, const PrefillArgs& args, PagePipe& pipe, co
 }
 
 struct Softmax {
-    float best[2], mass[2];  // of this thread's two queries
+    float best[2], exp_sum[2];  // of this thread's two queries
 };
 // Scores to weights, in place; what was summed before shrinks by `keep`.
 KIE_DEVICE void weigh(Softmax& m, float (&s)[kPage / 2], float (&keep)[2]) {
@@ -135,7 +135,7 @@ KIE_DEVICE void weigh(Softmax& m, float (&s)[kPage / 2], float (&keep)[2]) {
             a = exp2_f(a - top), b = exp2_f(b - top);
             sum += a + b;
         }
-        m.mass[r] = m.mass[r] * keep[r] + sum;
+        m.exp_sum[r] = m.exp_sum[r] * keep[r] + sum;
     }
 }
 KIE_DEVICE void mask_scores(float (&s)[kPage / 2], int key, int query, int lowest) {
@@ -151,9 +151,9 @@ KIE_DEVICE void put_attention(const PrefillArgs& args, const Run& run, Softmax& 
                               float (&o)[kHeadDim / 2]) {
     const int my = lane(), g = my / 4, t = my % 4, warp = thread() / kTeam % 4;
     KIE_UNROLL for (int r = 0; r < 2; ++r) {
-        float mass = m.mass[r];
-        mass += shuffle_xor(mass, 1), mass += shuffle_xor(mass, 2);
-        const float f = reciprocal_f(mass);
+        float exp_sum = m.exp_sum[r];
+        exp_sum += shuffle_xor(exp_sum, 1), exp_sum += shuffle_xor(exp_sum, 2);
+        const float f = reciprocal_f(exp_sum);
         const int place = run.place + 16 * warp + g + 8 * r;
         u8* to = args.scratch + kScrAttn;
         if constexpr (kHeadDim % 32 == 0) {

@@ -22,7 +22,7 @@ KIE_DEVICE long unit_at(int pair) {  // bytes of 32 columns of a block's rows in
     return (long)(q / S::chunk) * S::stage_bytes +
            (pair / S::pairs * S::chunk + q % S::chunk) * S::unit_bytes;
 }
-// What a lane of a copying warp brings of every stage of an item: a run of one block's tiles, or
+// What a lane of a copying warp brings of every stage of a task: a run of one block's tiles, or
 // (lane 0 of the others) the positions.
 struct Load {
     const u8* from;
@@ -30,49 +30,49 @@ struct Load {
 };
 // The same of a tile of the matrix's rows: what each block has of them.
 template <class S>
-KIE_DEVICE Load own_part(const PrefillArgs& args, const WideItem& item, int rows, long at) {
-    const int row = 16 * item.frag, end = min_i(row + 16 * item.tiles, rows),
+KIE_DEVICE Load own_part(const PrefillArgs& args, const TileTask& task, int rows, long at) {
+    const int row = 16 * task.frag, end = min_i(row + 16 * task.tiles, rows),
               own = (row / S::rows + (int)lane()) * S::rows;
     if (own >= end) return {nullptr, 0, 0, 0};
     const int from = touched_by<S>(row, end).first, first = max_i(from, own),
               to = touched_by<S>(row, min_i(end, own + S::rows)).end;
     constexpr int kRow = S::row_bytes;
-    return {args.model.line + (u64)(own / S::rows) * kLineBytes + at + (first - own) * kRow,
+    return {args.model.weights + (u64)(own / S::rows) * kStreamBytes + at + (first - own) * kRow,
             (u32)(first - from) * kRow, (u32)(to - first) * kRow, 0};
 }
 template <class S>
-KIE_DEVICE Load load_of(const PrefillArgs& args, const WideItem& item, int product, long at,
+KIE_DEVICE Load load_of(const PrefillArgs& args, const TileTask& task, int product, long at,
                         const u8* x) {
     const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kTeam, pair = warp % 2;
-    const int f = item.frag + my, tile = f % S::tiles_all;
-    const int left = S::tiles_all - tile, most = item.tiles - my, run = left < most ? left : most;
-    const bool narrow = is_narrow(item);
+    const int f = task.frag + my, tile = f % S::tiles_all;
+    const int left = S::tiles_all - tile, most = task.tiles - my, run = left < most ? left : most;
+    const bool narrow = is_narrow(task);
     constexpr int kTile = 16 * S::row_bytes;
     u32 bytes = 0;
-    if (my < item.tiles && (my == 0 || tile == 0)) {
+    if (my < task.tiles && (my == 0 || tile == 0)) {
         bytes = S::unit_bytes - tile * kTile;
         if (bytes > (u32)run * kTile) bytes = run * kTile;
     }
     const bool dense = kDense && (product == kToQkv || product == kToGateUp);
     Load part = {nullptr, 0, 0, 0};
     if (dense) {
-        part = own_part<S>(args, item, product == kToQkv ? kQkv : 2 * kFfn, at);
+        part = own_part<S>(args, task, product == kToQkv ? kQkv : 2 * kFfn, at);
         bytes = part.bytes;
     }
     u32 all = bytes;
     KIE_UNROLL for (int m = 1; m < (kDense ? kTeam : kNarrowTiles); m *= 2) all +=
         shuffle_xor(all, m);
-    all = 2 * all + 2 * item.width * 64;
+    all = 2 * all + 2 * task.width * 64;
     if (dense && warp < 2) return {part.from, part.to + pair * (kStageWeights / 2), bytes, all};
     if (warp < 2)
-        return {args.model.line +
-                    (u64)(item.lane_index * kBlocksPerLane + f / S::tiles_all) * kLineBytes + at +
+        return {args.model.weights +
+                    (u64)(task.lane_index * kBlocksPerLane + f / S::tiles_all) * kStreamBytes + at +
                     tile * kTile,
                 (u32)(pair * (narrow ? kNarrowWeights : kStageWeights) / 2 + my * kTile), bytes,
                 all};
-    return {x + ((long)item.lane_index * (S::k / 32) * kEights + item.place / 8) * kCores,
+    return {x + ((long)task.lane_index * (S::k / 32) * kEights + task.place / 8) * kCores,
             (u32)(narrow ? kNarrowWeights + pair * kNarrowPart : kStageWeights + pair * kStagePart),
-            my == 0 ? item.width * 64 : 0u, all};
+            my == 0 ? task.width * 64 : 0u, all};
 }
 // By a whole warp, which goes on together: a thread that looked only after the slot had been filled
 // and freed once more would take it for one that is still in use, and wait for good.
@@ -82,7 +82,7 @@ KIE_DEVICE bool await_free(Watch& w, const Pipe& pipe, u32 where, u32 wanted) {
     while (!slot_free(stage_slot(pipe.at), pipe.parity)) {
         free = *stop_word() == 0;
         if (!free) break;
-        if (lane() == 0 && !patient(w, where, wanted, pipe.at)) *stop_word() = 1;
+        if (lane() == 0 && wait_expired(w, where, wanted, pipe.at)) *stop_word() = 1;
     }
     return ballot(free) == ~0u;
 }
@@ -91,25 +91,25 @@ KIE_DEVICE bool await_free(Watch& w, const Pipe& pipe, u32 where, u32 wanted) {
 KIE_DEVICE void await_second(Watch& w, u32 stages) {
     w.polls = 0;
     while (*passed_word() < stages && *stop_word() == 0) {
-        if (!patient(w, 0x2008, stages, *passed_word())) *stop_word() = 1;
+        if (wait_expired(w, 0x2008, stages, *passed_word())) *stop_word() = 1;
         pause_ns(20);
     }
 }
-// The old residual of an item and the lanes' sums, batch after batch.
-KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, const WideItem& item,
+// The old residual of a task and the lanes' sums, batch after batch.
+KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, const TileTask& task,
                               int kind, int layer) {
     // The two warps that wait for the phases before take turns. Each must have a part in every
     // stage (see await_free): where there is one run only, half of it.
     const int warp = (int)(thread() - kWorkers) / (int)kTeam;
-    const bool narrow = is_narrow(item), halved = !narrow && item.tiles == 1;
+    const bool narrow = is_narrow(task), halved = !narrow && task.tiles == 1;
     const int copy = halved ? (int)lane() : (int)lane() * 2 + warp - 2, i = copy % kWideTiles;
     const int delay = delay_of(args, kind, layer), stages = delay > 0 ? 2 : 1;
-    const u8* residual = args.scratch + kScrResidual + item.lane_index * kLaneResidual * 16;
-    KIE_NO_UNROLL for (int b = 0; b < batches_of(item); ++b) {
+    const u8* residual = args.scratch + kScrResidual + task.lane_index * kLaneResidual * 16;
+    KIE_NO_UNROLL for (int b = 0; b < batches_of(task); ++b) {
         // Of each run whose it is, and where it lies: a warp's, as batch_at has them.
-        const int runs = narrow ? 2 * min_i(4, item.tiles - 4 * b) : item.tiles;
-        const int frag = item.frag + (narrow ? 4 * b + i / 2 : i),
-                  group = item.place / 8 + (narrow ? i % 2 : b) * kBatch,
+        const int runs = narrow ? 2 * min_i(4, task.tiles - 4 * b) : task.tiles;
+        const int frag = task.frag + (narrow ? 4 * b + i / 2 : i),
+                  group = task.place / 8 + (narrow ? i % 2 : b) * kBatch,
                   place = narrow ? i % 2 * 4 + i / 2 : i;
         const long at = ((long)frag * kEights + group) * 32;
         KIE_NO_UNROLL for (int stage = 0; stage < stages; ++stage) {
@@ -124,7 +124,7 @@ KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, con
             const bool own = copy >= kWideTiles;  // else floats
             if (warp >= 2 && i < runs && copy < (with_own ? 2 : 1) * kWideTiles) {
                 const u8* from =
-                    own ? (const u8*)(own_past(args, kind, layer - delay, item.lane_index) + at)
+                    own ? (const u8*)(own_past(args, kind, layer - delay, task.lane_index) + at)
                     : stage == 0 ? residual + at * 16
                                  : (const u8*)(totals_at(args, kind) + at);
                 const u32 bytes = (own ? kBatch * 256 : kBatch * 512) >> halved,
@@ -139,22 +139,22 @@ KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, con
     }
     return true;
 }
-// An item of a product. `at`: the product in every block's line; `x`: its operand; `once`: weights
-// are read by one item.
+// A task of a product. `at`: the product in every block's line; `x`: its operand; `once`: weights
+// are read by one task.
 template <class S>
-KIE_DEVICE bool feed_item(Watch& w, const PrefillArgs& args, Pipe& pipe, const Cut& cut,
-                          const WideItem& item, int product, long at, const u8* x, bool once,
+KIE_DEVICE bool feed_task(Watch& w, const PrefillArgs& args, Pipe& pipe, const TileConfig& config,
+                          const TileTask& task, int product, long at, const u8* x, bool once,
                           StreamPolicy policy) {
     constexpr int kPairs = S::k / 32;
     const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kTeam;
-    const Load load = load_of<S>(args, item, product, at, x);
-    const int end = 2 * part_from(product, cut, item.part + 1);
-    KIE_NO_UNROLL for (int p = 2 * part_from(product, cut, item.part); p < end; p += 2) {
+    const Load load = load_of<S>(args, task, product, at, x);
+    const int end = 2 * k_split_from(product, config, task.k_split + 1);
+    KIE_NO_UNROLL for (int p = 2 * k_split_from(product, config, task.k_split); p < end; p += 2) {
         if (!await_free(w, pipe, 0x2000 | product, p)) return false;
         Slot* s = stage_slot(pipe.at);
         const int mine = p + warp % 2 < kPairs ? p + warp % 2 : kPairs - 1;
-        // Of slices by who has waited for what others made: the workers are told by this.
-        if (warp == (kListed ? 2 : 0) && my == 0) stage_expect(s, load.all);
+        // Of the queue by who has waited for what others made: the workers are told by this.
+        if (warp == (kQueued ? 2 : 0) && my == 0) stage_expect(s, load.all);
         if (load.bytes > 0) {
             reads_before_copy();
             u8* to = stage_bytes(pipe.at) + load.to;
@@ -173,16 +173,16 @@ KIE_DEVICE bool feed_item(Watch& w, const PrefillArgs& args, Pipe& pipe, const C
 template <class S>
 KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe, const Chunk& chunk, int product,
                      int layer, long at, const u8* x) {
-    const Cut cut = cut_at(chunk, product);
-    const int items = items_of(product, all_of(chunk), cut);
-    const bool once = chunk.to <= cut.width;
+    const TileConfig config = config_at(chunk, product);
+    const int tasks = tasks_of(product, all_of(chunk), config);
+    const bool once = chunk.to <= config.width;
     const StreamPolicy policy = stream_policy();
-    KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks) {
-        const WideItem item = item_at(product, all_of(chunk), cut, i);
-        if (!feed_item<S>(w, args, pipe, cut, item, product, at, x, once, policy)) return false;
-        if ((product == kToO || product == kToDown) && cut.parts == 1 &&
-            !is_mixed(args, product, layer) &&
-            !feed_residual(w, args, pipe, item, product == kToDown, layer))
+    KIE_NO_UNROLL for (int i = block(); i < tasks; i += args.blocks) {
+        const TileTask task = task_at(product, all_of(chunk), config, i);
+        if (!feed_task<S>(w, args, pipe, config, task, product, at, x, once, policy)) return false;
+        if ((product == kToO || product == kToDown) && config.k_splits == 1 &&
+            !is_reduced(args, product, layer) &&
+            !feed_residual(w, args, pipe, task, product == kToDown, layer))
             return false;
     }
     return true;
@@ -200,7 +200,7 @@ KIE_DEVICE bool await_feed(Watch& w, const PrefillArgs& args, Phase& p, u32 phas
     if (lane() == 0) {
         w.polls = 0;
         while (*phase_word() < p.done && *stop_word() == 0) {
-            if (!patient(w, 0x4000, p.done, *phase_word())) *stop_word() = 1;
+            if (wait_expired(w, 0x4000, p.done, *phase_word())) *stop_word() = 1;
             pause_ns(20);
         }
         fence_device();
@@ -228,14 +228,14 @@ KIE_DEVICE void feed_all(const PrefillArgs& args, Pipe& pipe) {
             if (!await_feed(watch, args, phase, 1, true)) return;
             if (!feed<TilingO>(watch, args, pipe, chunk, kToO, layer, at, s + kScrAttn)) return;
             at += product_bytes<TilingO>();
-            const u32 mixed = is_mixed(args, kToO, layer) ? 2 : 1;
+            const u32 mixed = is_reduced(args, kToO, layer) ? 2 : 1;
             if (!await_feed(watch, args, phase, mixed, false)) return;
             if (!feed<TilingGu>(watch, args, pipe, chunk, kToGateUp, layer, at, s + kScrX)) return;
             at += product_bytes<TilingGu>();
             if (!await_feed(watch, args, phase, 1, false)) return;
             if (!feed<TilingDown>(watch, args, pipe, chunk, kToDown, layer, at, s + kScrAct))
                 return;
-            phase.done += is_mixed(args, kToDown, layer) ? 1 : 0;
+            phase.done += is_reduced(args, kToDown, layer) ? 1 : 0;
         }
         ++phase.done;
     }

@@ -16,14 +16,14 @@ KIE_DEVICE void await_phase(Watch& w, const PrefillArgs& args, const Phase& p) {
     const u64 wanted = (u64)p.done * args.blocks;
     w.polls = 0;
     for (u64 seen = load_word(args.arrivals); seen < wanted; seen = load_word(args.arrivals)) {
-        if (!patient(w, 0x1000 | p.done % 5, (u32)wanted, (u32)seen)) break;
+        if (wait_expired(w, 0x1000 | p.done % 5, (u32)wanted, (u32)seen)) break;
         pause_ns(40);
     }
     fence_device();
 }
 // All ranks' grids: the last block to arrive tells the other ranks, in their counters.
 KIE_DEVICE u64* rank_counter(const PrefillArgs& args, int of, int at) {
-    return (u64*)((u8*)(args.arrivals + kCountRanks + of) + args.hops[at]);
+    return (u64*)((u8*)(args.arrivals + kCountRanks + of) + args.peer_offset[at]);
 }
 KIE_DEVICE void await_ranks(Watch& w, const PrefillArgs& args, const Phase& p, u32 behind) {
     const int mine = args.model.rank;
@@ -38,7 +38,7 @@ KIE_DEVICE void await_ranks(Watch& w, const PrefillArgs& args, const Phase& p, u
         const u32 wanted = r == mine ? p.done : p.done - behind;
         w.polls = 0;
         for (u64 seen = load_word_system(word); seen < wanted; seen = load_word_system(word)) {
-            if (!patient(w, 0x5000 | r, wanted, (u32)seen)) break;
+            if (wait_expired(w, 0x5000 | r, wanted, (u32)seen)) break;
             pause_ns(40);
         }
     }
@@ -59,7 +59,7 @@ KIE_DEVICE bool meet(Watch& w, const PrefillArgs& args, Phase& p, bool ranks = f
             count_up(args.arrivals);
             await_phase(w, args, p);
         }
-        if (w.lost)
+        if (w.timed_out)
             *stop_word() = 1;
         else
             *phase_word() = p.done;

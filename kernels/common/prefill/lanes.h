@@ -26,9 +26,9 @@ KIE_DEVICE u64* own_past(const PrefillArgs& args, int kind, int layer, int lane_
     return past_at(args, kind, layer, lane_of_model(args, lane_index));
 }
 // Outputs of the very same layer are added behind one more meeting, by nobody who copies.
-KIE_DEVICE bool is_mixed(const PrefillArgs& args, int product, int layer) {
+KIE_DEVICE bool is_reduced(const PrefillArgs& args, int product, int layer) {
     if (kLanesAll == 1 || (product != kToO && product != kToDown)) return false;
-    return kSliced || delay_of(args, product == kToDown, layer) == 0;
+    return kTensorParallel || delay_of(args, product == kToDown, layer) == 0;
 }
 // What all lanes of the model made in the layer whose outputs are added at this one.
 KIE_DEVICE Quad* totals_at(const PrefillArgs& args, int kind) {

@@ -10,16 +10,16 @@
 #include "shape.h"
 
 struct PrefillArgs {
-    DecodeArgs model;   // all that a prompt's positions need of it; `records` for all blocks;
-                        // `epoch`: of the decode launch behind this one, or 0: see put_last
-    const u32* tokens;  // [count]
-    u8* scratch;        // kPrefillScratch bytes, 1,024-byte aligned, then the counters
-    u64* arrivals;      // kPrefillCounters, all 0 at the launch
-    long hops[8];       // bytes from this rank's scratch (and counters) to each rank's
-    u32 first, count;   // positions
-    u32 from, to;       // layers; less than all only where the positions are one chunk
-    u32 row;            // whose pages
-    u32 blocks;         // of the grid, all resident
+    DecodeArgs model;     // all that a prompt's positions need of it; `records` for all blocks;
+                          // `seqno`: of the decode launch behind this one, or 0: see put_last
+    const u32* tokens;    // [count]
+    u8* scratch;          // kPrefillScratch bytes, 1,024-byte aligned, then the counters
+    u64* arrivals;        // kPrefillCounters, all 0 at the launch
+    long peer_offset[8];  // bytes from this rank's scratch (and counters) to each rank's
+    u32 first, count;     // positions
+    u32 from, to;         // layers; less than all only where the positions are one chunk
+    u32 row;              // whose pages
+    u32 blocks;           // of the grid, all resident
 };
 
 // The kernel is made for layers of one class (mono/prefill.rs): these are its numbers.
@@ -36,15 +36,15 @@ constexpr float kQueryScale = Class0::kQueryScale;
 static_assert(kClasses == 1, "others take prompts as columns of the decode kernel");
 
 constexpr int kChunk = KIE_PREFILL_CHUNK;  // positions that go through together
-// Ranks have slices of one lane (tensor parallelism), whose outputs are added at once. Each group
+// Ranks have shards of one lane (tensor parallelism), whose outputs are added at once. Each group
 // of eight places has an owner, the only rank that keeps their residual.
-constexpr bool kSliced = KIE_PREFILL_SLICED;
+constexpr bool kTensorParallel = KIE_PREFILL_TP;
 KIE_CONST_FN int owner_of(int eight) { return eight % kRanks; }
 // The kernel is compiled twice: code for narrow tiles, without which blocks are idle where there
 // are few positions, takes registers that wide tiles need.
 constexpr bool kFew = KIE_PREFILL_FEW;  // for up to kNarrowN positions
-// Slices of many positions: blocks take items from a list instead of meeting (prefill/tasks.h).
-constexpr bool kListed = kSliced && !kFew;
+// Of many positions then: blocks take tasks from a queue instead of meeting (prefill/tasks.h).
+constexpr bool kQueued = kTensorParallel && !kFew;
 constexpr int kWideN = 256, kNarrowN = 128;  // positions of a wide tile, of a narrow one
 constexpr int kWideRows = 128, kWideTiles = kWideRows / 16;  // row tiles of 16 of a wide tile
 constexpr int kNarrowTiles = 16;                             // of a narrow one, at most
@@ -58,8 +58,8 @@ template <class S, int kRows>
 KIE_CONST_FN int frags_of() {
     return over(kRows, S::rows) * S::tiles_all;
 }
-// Slices leave blocks few rows each, and tiles that each block has for itself part empty: those of
-// slices are the matrix's own instead, of as many blocks as it takes. A wide tile's rows come as
+// Shards leave blocks few rows each, and tiles that each block has for itself part empty: those of
+// shards are the matrix's own instead, of as many blocks as it takes. A wide tile's rows come as
 // tiles that blocks own, from the one with its first row to the one with its last.
 struct Touched {
     int first, end;  // rows
@@ -78,7 +78,7 @@ KIE_CONST_FN bool is_dense() {
     }
     return S::rows >= 6 && S::rows % 2 == 0;
 }
-constexpr bool kDense = kListed && (TilingQkv::rows % 16 != 0 || TilingGu::rows % 16 != 0) &&
+constexpr bool kDense = kQueued && (TilingQkv::rows % 16 != 0 || TilingGu::rows % 16 != 0) &&
                         is_dense<TilingQkv, kQkv>() && is_dense<TilingGu, 2 * kFfn>();
 // Of a norm's squares there is a sum for every four row tiles.
 constexpr int kFrags = frags_of<TilingO, kHidden>(), kFours = over(kFrags, 4);
@@ -105,20 +105,20 @@ constexpr long kScrX = 0, kScrAttn = kScrX + operand_bytes(kHidden),
 // What all lanes made together, of attention and of the mlp, as floats.
 constexpr long kScrTotals =
     kScrPast + (kLanesAll > 1 ? 2L * kPast * kLanesAll * kLaneResidual * 8 : 0);
-constexpr long kScrParts = kScrTotals + (kLanesAll > 1 ? 2L * kLaneResidual * 16 : 0);
-// Sums of parts of k, for products with too few tiles: as threads hold them.
-constexpr int kPartItems = 576, kPartsMost = 8;  // items of 128 rows x 128 places
-constexpr long kPartBytes = (long)kWideRows * 128 * 4;
-constexpr long kPrefillScratch = kScrParts + kPartItems * kPartBytes;
-// The grid's arrivals, one a tile that is made in parts, each rank's meetings.
-constexpr int kCountRanks = 1 + kPartItems;
-// Slices: of what is done with each group of places, on lines of their own, how many items are
-// ready and each rank's word; then the number of the next item of all.
+constexpr long kScrKSplits = kScrTotals + (kLanesAll > 1 ? 2L * kLaneResidual * 16 : 0);
+// Sums of splits of k, for products with too few tiles: as threads hold them.
+constexpr int kKSplitTiles = 576, kKSplitsMost = 8;  // tasks of 128 rows x 128 places
+constexpr long kKSplitBytes = (long)kWideRows * 128 * 4;
+constexpr long kPrefillScratch = kScrKSplits + kKSplitTiles * kKSplitBytes;
+// The grid's arrivals, one a tile that is made in splits of k, each rank's meetings.
+constexpr int kCountRanks = 1 + kKSplitTiles;
+// The queue: of what is done with each group of places, on lines of their own, how many tasks are
+// ready and each rank's word; then the number of the next task of all.
 constexpr int kGroupPlaces = 2 * kWideN, kGroups = (kChunk + kGroupPlaces - 1) / kGroupPlaces;
 constexpr int kStreams = 8 * kGroups, kStreamWords = 32,
               kCountStreams = (kCountRanks + 8 + 15) / 16 * 16,
-              kCountItems = kCountStreams + kStreams * kStreamWords;
-constexpr int kPrefillCounters = kCountItems + 16;
+              kCountTasks = kCountStreams + kStreams * kStreamWords;
+constexpr int kPrefillCounters = kCountTasks + 16;
 
 // A batch of results: 8 groups of 8 places. Behind the stages of a tile that changes the residual
 // the ring brings, for each batch, the tile's old residual and what its lane made some layers ago,
@@ -132,18 +132,19 @@ constexpr int kStageWeights = 2 * (kDense ? kDenseRows * 64 : kWideTiles * 1024)
 constexpr int kStageBytes = kStageWeights + 2 * kStagePart;
 constexpr int kNarrowWeights = 2 * kNarrowTiles * 1024, kNarrowPart = kNarrowN * 64;
 static_assert(kNarrowWeights + 2 * kNarrowPart <= kStageBytes, "stages of one size");
-static_assert(kOldBytes + kOldBytes / 2 <= kStageBytes, "a lane's part stands beside its residual");
+static_assert(kOldBytes + kOldBytes / 2 <= kStageBytes,
+              "a lane's k_split stands beside its residual");
 constexpr int kPfSlots = 0, kPfPages = 64, kPfStop = 256, kPfLast = 260, kPfPhase = 264,
-              kPfPassed = 268, kPfBegun = 272, kPfItems = 276, kPfSeen = 284, kPfNow = 300,
+              kPfPassed = 268, kPfBegun = 272, kPfTasks = 276, kPfSeen = 284, kPfNow = 300,
               kPfReady = 304, kPfLimit = 308, kPfAsked = 312, kPfScale = 320,
               kPfSquares = kPfScale + 2 * kWideN * 4;
 constexpr int kPfRing = (kPfSquares + kWideTiles * kWideN * 4 + 1023) / 1024 * 1024;
 constexpr int kStages = (kSharedMax - kPfRing) / kStageBytes;
-// Behind the stages, for slices: what a warp has under way to the ranks (mix_places), some 64 rows
-// of eight places.
+// Behind the stages, of shards: what a warp has under way to the ranks (reduce_places), some 64
+// rows of eight places.
 constexpr int kPfPush = kPfRing + kStages * kStageBytes, kPushBytes = 64 * 8 * 2;
 constexpr int kPushSlots = min_i((kSharedMax - kPfPush) / ((int)kWorkers / kTeam * kPushBytes), 3);
-static_assert(!kSliced || kPushSlots > 0, "slices want room behind the stages");
+static_assert(!kTensorParallel || kPushSlots > 0, "slices want room behind the stages");
 static_assert(kStages >= 2 && kStages <= 4, "one stage in use, one under way; slots fit");
 
 // The block's shared memory. Asked for anew wherever it is needed: it is a constant, where pointers
@@ -154,12 +155,13 @@ KIE_DEVICE u8* prefill_shared() {
 }
 KIE_DEVICE volatile u32* stop_word() { return (volatile u32*)(prefill_shared() + kPfStop); }
 KIE_DEVICE volatile u32* passed_word() { return (volatile u32*)(prefill_shared() + kPfPassed); }
-// Of slices (prefill/tasks.h): how many of the block's items the workers have begun, and with how
-// many they are almost done, so that the next one may be taken: earlier, others might do it sooner.
+// Of the queue (prefill/tasks.h): how many of the block's tasks the workers have begun, and with
+// how many they are almost done, so that the next one may be taken: earlier, others might do it
+// sooner.
 KIE_DEVICE volatile u32* begun_word() { return (volatile u32*)(prefill_shared() + kPfBegun); }
 KIE_DEVICE volatile u32* asked_word() { return (volatile u32*)(prefill_shared() + kPfAsked); }
 KIE_DEVICE void ask_next() {
-    if (kListed && thread() == 0) *asked_word() = *begun_word();
+    if (kQueued && thread() == 0) *asked_word() = *begun_word();
 }
 KIE_DEVICE volatile u32* phase_word() { return (volatile u32*)(prefill_shared() + kPfPhase); }
 // Byte of operand element c (even) of a place, for a matrix of `k`.
@@ -188,7 +190,7 @@ KIE_DEVICE long query_at(int lane_index, int head, int place) {
 }
 
 // The host's arithmetic is the same, or nothing compiles.
-static_assert(sizeof(PrefillArgs) == KIE_PREFILL_ARGS_BYTES && kPartItems == KIE_PREFILL_ITEMS &&
+static_assert(sizeof(PrefillArgs) == KIE_PREFILL_ARGS_BYTES && kKSplitTiles == KIE_PREFILL_ITEMS &&
                   kPrefillThreads == KIE_PREFILL_THREADS,
               "host structures");
 static_assert(kPrefillCounters <= KIE_PREFILL_COUNTERS, "host counters");

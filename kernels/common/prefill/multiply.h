@@ -35,9 +35,9 @@ struct DenseRows {
     KIE_DEVICE int tile_rows() const { return where >> 16; }
 };
 template <class S>
-KIE_DEVICE DenseRows dense_rows(const WideItem& item, int all) {
-    const int first = 16 * item.frag, row = first + thread() / kTeam * 16 + lane() / 4 * 2;
-    if (row >= min_i(first + 16 * item.tiles, all)) return {0};
+KIE_DEVICE DenseRows dense_rows(const TileTask& task, int all) {
+    const int first = 16 * task.frag, row = first + thread() / kTeam * 16 + lane() / 4 * 2;
+    if (row >= min_i(first + 16 * task.tiles, all)) return {0};
     const int in = row % S::rows, tile = in - in % 16, rows = min_i(S::rows - tile, 16);
     const int from = row - in + tile - touched_by<S>(first, first + 16).first;
     constexpr int kRow = S::row_bytes;
@@ -123,7 +123,7 @@ KIE_DEVICE void multiply_share(const Pipe& p, const Share& a, float (&d)[kWideN 
         multiply_wide<kN, 0>(d, a.v[i], wide_shift(x, i / 2 * kStagePart + i % 2 * 256), kCores);
     wide_commit();
 }
-// A run of pairs of k of one wide item. One group of products is always queued behind the one that
+// A run of pairs of k of one wide task. One group of products is always queued behind the one that
 // runs.
 template <int kBits, int kN, class Rows>
 KIE_DEVICE void accumulate(Pipe& pipe, int from, int to, int pairs, const Rows& rows,
@@ -157,7 +157,7 @@ KIE_DEVICE void accumulate(Pipe& pipe, int from, int to, int pairs, const Rows& 
     wide_finish(d);
     if (lane() == 0) slot_release(stage_slot(last));
 }
-// The same of a narrow item of up to kFourth times four row tiles, by pairs: more would not fit
+// The same of a narrow task of up to kFourth times four row tiles, by pairs: more would not fit
 // the registers.
 template <int kFourth>
 struct NarrowShare {
@@ -235,24 +235,25 @@ KIE_DEVICE void move_up(float (&d)[kWideN / 2]) {
     KIE_UNROLL for (int i = 0; i < kWideN / 2 - kBy; ++i) d[i] = d[i + kBy];
 }
 
-// The parts of a tile: each writes its sums, and who comes last adds all of them, in order. False:
-// not the last.
-KIE_DEVICE bool join_parts(const PrefillArgs& args, const WideItem& item, int parts,
-                           float (&d)[kWideN / 2]) {
+// The splits of k of a tile: each writes its sums, and who comes last adds all of them, in order.
+// False: not the last.
+KIE_DEVICE bool join_k_splits(const PrefillArgs& args, const TileTask& task, int k_splits,
+                              float (&d)[kWideN / 2]) {
     volatile u32* last = (volatile u32*)(prefill_shared() + kPfLast);
-    const long part_bytes = item.part_items * kPartBytes;
-    u8* mine = args.scratch + kScrParts + (long)item.tile * parts * part_bytes + thread() * 16;
+    const long k_split_bytes = task.k_split_tiles * kKSplitBytes;
+    u8* mine =
+        args.scratch + kScrKSplits + (long)task.tile * k_splits * k_split_bytes + thread() * 16;
     constexpr int kGroup8 = kWorkers * 16;  // bytes of a group of 8 places
-    float* to = (float*)(mine + item.part * part_bytes);
-    KIE_NO_UNROLL for (int b = batches_of(item); b > 0; --b, to += kBatch * kGroup8 / 4) {
+    float* to = (float*)(mine + task.k_split * k_split_bytes);
+    KIE_NO_UNROLL for (int b = batches_of(task); b > 0; --b, to += kBatch * kGroup8 / 4) {
         KIE_UNROLL for (int i = 0; i < 4 * kBatch; ++i) to[i / 4 * (kGroup8 / 4) + i % 4] = d[i];
         move_up<4 * kBatch>(d);
     }
     sync_consumers<kWorkers>();
     if (thread() == 0) {
-        u64* counter = args.arrivals + 1 + item.tile;
+        u64* counter = args.arrivals + 1 + task.tile;
         fence_device();
-        const bool all = count_in(counter) + 1 == (u64)parts;
+        const bool all = count_in(counter) + 1 == (u64)k_splits;
         if (all) store_word(counter, 0);
         fence_device();
         *last = all;
@@ -263,9 +264,9 @@ KIE_DEVICE bool join_parts(const PrefillArgs& args, const WideItem& item, int pa
         move_up<4 * kBatch>(d);
         float* sums = d + kWideN / 2 - 4 * kBatch;
         KIE_UNROLL for (int i = 0; i < 4 * kBatch; ++i) sums[i] = 0;
-        if (b >= batches_of(item)) continue;
+        if (b >= batches_of(task)) continue;
         const u8* from = mine + b * (kBatch * kGroup8);
-        KIE_NO_UNROLL for (int p = 0; p < parts; ++p, from += part_bytes) {
+        KIE_NO_UNROLL for (int p = 0; p < k_splits; ++p, from += k_split_bytes) {
             Quad v[kBatch];
             KIE_UNROLL for (int i = 0; i < kBatch; ++i) v[i] = load_state(from + i * kGroup8);
             KIE_UNROLL for (int i = 0; i < 4 * kBatch; ++i) sums[i] += number(v[i / 4].v[i % 4]);
@@ -279,7 +280,7 @@ KIE_DEVICE WideRows rows_of_product(int product, int f) {
            : product == kToGateUp ? product_rows<TilingGu, 2 * kFfn>(f)
                                   : residual_rows(f);
 }
-// Where a product stands in a block's line.
+// Where a product stands in a block's weights.
 KIE_DEVICE long product_at(const PrefillArgs& args, int product, int layer) {
     return (long)args.model.layers[layer].stream +
            (product > kToQkv ? product_bytes<TilingQkv>() : 0) +
@@ -287,15 +288,15 @@ KIE_DEVICE long product_at(const PrefillArgs& args, int product, int layer) {
            (product > kToGateUp ? product_bytes<TilingGu>() : 0);
 }
 template <class S, int kTiles>
-KIE_DEVICE void find_scales(const PrefillArgs& args, const WideItem& item, int rows, bool dense,
+KIE_DEVICE void find_scales(const PrefillArgs& args, const TileTask& task, int rows, bool dense,
                             int layer, ScaleRows<kTiles>& found) {
     KIE_UNROLL for (int m = 0; m < kTiles; ++m) {
-        const int f = item.frag + turn_at(item, m).tile, pair = lane() / 4 * 2;
+        const int f = task.frag + result_tile(task, m).tile, pair = lane() / 4 * 2;
         int block = f / S::tiles_all, row = f % S::tiles_all * 16 + pair;
         if (dense) block = (16 * f + pair) / S::rows, row = (16 * f + pair) % S::rows;
         if (row >= S::rows || block * S::rows + row >= rows) block = row = 0;
-        block += item.lane_index * kBlocksPerLane;
-        const u8* from = args.model.line + (u64)block * kLineBytes +
+        block += task.lane_index * kBlocksPerLane;
+        const u8* from = args.model.weights + (u64)block * kStreamBytes +
                          product_at(args, found.product, layer) + S::code_bytes;
         if constexpr (S::per_row) {
             found.from[m] = from + row * S::scale_bytes, found.next[m] = S::scale_bytes;
@@ -306,71 +307,73 @@ KIE_DEVICE void find_scales(const PrefillArgs& args, const WideItem& item, int r
     }
 }
 template <int kBits, int kTiles>
-KIE_DEVICE ScaleRows<kTiles> scale_rows(const PrefillArgs& args, const WideItem& item, int product,
+KIE_DEVICE ScaleRows<kTiles> scale_rows(const PrefillArgs& args, const TileTask& task, int product,
                                         int layer) {
     ScaleRows<kTiles> found = {product};
     if constexpr (kBits != kBitsF16) {
         if (product == kToQkv)
-            find_scales<TilingQkv>(args, item, kQkv, kDense, layer, found);
+            find_scales<TilingQkv>(args, task, kQkv, kDense, layer, found);
         else if (product == kToO)
-            find_scales<TilingO>(args, item, kHidden, false, layer, found);
+            find_scales<TilingO>(args, task, kHidden, false, layer, found);
         else if (product == kToGateUp)
-            find_scales<TilingGu>(args, item, 2 * kFfn, kDense, layer, found);
+            find_scales<TilingGu>(args, task, 2 * kFfn, kDense, layer, found);
         else
-            find_scales<TilingDown>(args, item, kHidden, false, layer, found);
+            find_scales<TilingDown>(args, task, kHidden, false, layer, found);
     }
     return found;
 }
 template <int kBits, int kFourth>
-KIE_DEVICE void multiply_narrow_item(const PrefillArgs& args, Pipe& pipe, int from, int to,
-                                     int product, int layer, const WideItem& item,
+KIE_DEVICE void multiply_narrow_task(const PrefillArgs& args, Pipe& pipe, int from, int to,
+                                     int product, int layer, const TileTask& task,
                                      float (&d)[kWideN / 2]) {
     const auto rows_of = [&](int turn) {
-        return rows_of_product(product, item.frag + turn_at(item, turn).tile).rows;
+        return rows_of_product(product, task.frag + result_tile(task, turn).tile).rows;
     };
-    const auto scales = scale_rows<kBits, kFourth>(args, item, product, layer);
+    const auto scales = scale_rows<kBits, kFourth>(args, task, product, layer);
     accumulate_narrow<kBits, kFourth>(pipe, from, to, pairs_of(product), rows_of, scales, d);
 }
 template <int kBits>
-KIE_DEVICE void multiply_stored(const PrefillArgs& args, Pipe& pipe, const Cut& cut, int product,
-                                int layer, const WideItem& item, float (&d)[kWideN / 2]) {
-    const int pairs = pairs_of(product), from = 2 * part_from(product, cut, item.part),
-              to = 2 * part_from(product, cut, item.part + 1);
-    if (kDense || !is_narrow(item)) {
-        const auto scales = scale_rows<kBits, 1>(args, item, product, layer);
-        const int f = item.frag + turn_at(item, 0).tile;
+KIE_DEVICE void multiply_stored(const PrefillArgs& args, Pipe& pipe, const TileConfig& config,
+                                int product, int layer, const TileTask& task,
+                                float (&d)[kWideN / 2]) {
+    const int pairs = pairs_of(product), from = 2 * k_split_from(product, config, task.k_split),
+              to = 2 * k_split_from(product, config, task.k_split + 1);
+    if (kDense || !is_narrow(task)) {
+        const auto scales = scale_rows<kBits, 1>(args, task, product, layer);
+        const int f = task.frag + result_tile(task, 0).tile;
         const OwnRows<kBits> own = {rows_of_product(product, f).rows};
         if constexpr (kDense) {
-            const DenseRows rows = product == kToQkv ? dense_rows<TilingQkv>(item, kQkv)
+            const DenseRows rows = product == kToQkv ? dense_rows<TilingQkv>(task, kQkv)
                                    : product == kToGateUp
-                                       ? dense_rows<TilingGu>(item, 2 * kFfn)
+                                       ? dense_rows<TilingGu>(task, 2 * kFfn)
                                        : DenseRows{own.live() ? (u32)own.rows << 16 | own.at() : 0};
             accumulate<kBits, kWideN>(pipe, from, to, pairs, rows, scales, d);
         } else {
             accumulate<kBits, kWideN>(pipe, from, to, pairs, own, scales, d);
         }
-    } else if (item.tiles <= 4)
-        multiply_narrow_item<kBits, 1>(args, pipe, from, to, product, layer, item, d);
-    else if (item.tiles <= 8)
-        multiply_narrow_item<kBits, 2>(args, pipe, from, to, product, layer, item, d);
+    } else if (task.tiles <= 4)
+        multiply_narrow_task<kBits, 1>(args, pipe, from, to, product, layer, task, d);
+    else if (task.tiles <= 8)
+        multiply_narrow_task<kBits, 2>(args, pipe, from, to, product, layer, task, d);
     else
-        multiply_narrow_item<kBits, 3>(args, pipe, from, to, product, layer, item, d);
+        multiply_narrow_task<kBits, 3>(args, pipe, from, to, product, layer, task, d);
 }
 // Whether a product has such codes; then it is done.
 template <int kBits>
-KIE_DEVICE bool multiply_if(const PrefillArgs& args, Pipe& pipe, const Cut& cut, int product,
-                            int layer, const WideItem& item, float (&d)[kWideN / 2]) {
+KIE_DEVICE bool multiply_if(const PrefillArgs& args, Pipe& pipe, const TileConfig& config,
+                            int product, int layer, const TileTask& task, float (&d)[kWideN / 2]) {
     if constexpr (any_has(kBits)) {
         if (!all_have(kBits) && bits_of(product) != kBits) return false;
-        multiply_stored<kBits>(args, pipe, cut, product, layer, item, d);
+        multiply_stored<kBits>(args, pipe, config, product, layer, task, d);
         return true;
     }
     return false;
 }
-KIE_DEVICE void multiply_item(const PrefillArgs& args, Pipe& pipe, const Cut& cut, int product,
-                              int layer, const WideItem& item, float (&d)[kWideN / 2]) {
-    if (multiply_if<kBitsF8>(args, pipe, cut, product, layer, item, d)) return;
-    if (multiply_if<kBitsI4>(args, pipe, cut, product, layer, item, d)) return;
-    if (multiply_if<kBitsE2m1>(args, pipe, cut, product, layer, item, d)) return;
-    multiply_if<kBitsF16>(args, pipe, cut, product, layer, item, d);
+KIE_DEVICE void multiply_task(const PrefillArgs& args, Pipe& pipe, const TileConfig& config,
+                              int product, int layer, const TileTask& task,
+                              float (&d)[kWideN / 2]) {
+    if (multiply_if<kBitsF8>(args, pipe, config, product, layer, task, d)) return;
+    if (multiply_if<kBitsI4>(args, pipe, config, product, layer, task, d)) return;
+    if (multiply_if<kBitsE2m1>(args, pipe, config, product, layer, task, d)) return;
+    multiply_if<kBitsF16>(args, pipe, config, product, layer, task, d);
 }

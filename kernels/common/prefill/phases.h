@@ -1,4 +1,4 @@
-// Prefill by phases, which the whole grid takes one after another: a phase is a list of equal items
+// Prefill by phases, which the whole grid takes one after another: a phase is a list of equal tasks
 // (128 rows x 256 positions of a product), dealt out in turn, with a grid barrier behind it.
 #pragma once
 
@@ -20,14 +20,14 @@
 
 KIE_DEVICE void product_phase(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk, int product,
                               int layer) {
-    const Cut cut = cut_at(chunk, product);
-    const int items = items_of(product, all_of(chunk), cut);
+    const TileConfig config = config_at(chunk, product);
+    const int tasks = tasks_of(product, all_of(chunk), config);
     float d[kWideN / 2];
     int turn = 0;
-    KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks, turn ^= 1) {
+    KIE_NO_UNROLL for (int i = block(); i < tasks; i += args.blocks, turn ^= 1) {
         float* scale = (float*)(prefill_shared() + kPfScale) + turn * kWideN;
-        const WideItem item = item_at(product, all_of(chunk), cut, i);
-        product_item(args, pipe, chunk, cut, item, product, layer, scale, d);
+        const TileTask task = task_at(product, all_of(chunk), config, i);
+        product_task(args, pipe, chunk, config, task, product, layer, scale, d);
     }
 }
 // Whether ranks meet behind a phase: who reads others' outputs is done with them before these are
@@ -67,12 +67,12 @@ KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
                 const u32 behind = kPhases * min_i(kSlack, layer - (int)args.from);
                 if (!meet(watch, args, phase, is_shared(args, product, layer), behind)) return;
                 tick(clock, 2 * product + 1);
-                if (is_mixed(args, product, layer)) {
-                    if (kSliced)
-                        mix_slices(args, chunk, product == kToDown, layer);
+                if (is_reduced(args, product, layer)) {
+                    if (kTensorParallel)
+                        reduce_chunk(args, chunk, product == kToDown, layer);
                     else
                         mix_chunk(args, chunk, product == kToDown, layer);
-                    if (!meet(watch, args, phase, kSliced)) return;
+                    if (!meet(watch, args, phase, kTensorParallel)) return;
                 }
                 if constexpr (kHeadNorm) {
                     if (product != kToQkv) continue;
@@ -81,6 +81,6 @@ KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
                 }
             }
         }
-        if (args.model.epoch != 0 && c + 1 == chunks) put_last(args, chunk);
+        if (args.model.seqno != 0 && c + 1 == chunks) put_last(args, chunk);
     }
 }

@@ -10,32 +10,32 @@
 #include "prefill/residual.h"
 #include "prefill/tiles.h"
 
-// False: of an item in parts others have yet to make theirs.
-KIE_DEVICE bool product_item(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk,
-                             const Cut& cut, const WideItem& item, int product, int layer,
+// False: of a task in splits of k others have yet to make theirs.
+KIE_DEVICE bool product_task(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk,
+                             const TileConfig& config, const TileTask& task, int product, int layer,
                              float* scale, float (&d)[kWideN / 2]) {
-    if (kListed) await_stage(pipe);  // what the squares are of is there, too
-    if (product == kToQkv || product == kToGateUp) take_scales(args, item, scale);
+    if (kQueued) await_stage(pipe);  // what the squares are of is there, too
+    if (product == kToQkv || product == kToGateUp) take_scales(args, task, scale);
     Clock clock = {args.model.trace, 0};
     tick(clock, -1);
-    multiply_item(args, pipe, cut, product, layer, item, d);
-    sync_consumers<kWorkers>();  // scales are there, the last item's squares are read
+    multiply_task(args, pipe, config, product, layer, task, d);
+    sync_consumers<kWorkers>();  // scales are there, the last task's squares are read
     tick(clock, 12 + product);
     ask_next();
-    if (cut.parts > 1 && !join_parts(args, item, cut.parts, d)) return false;
-    KIE_NO_UNROLL for (int turn = 0; turn < turns_of(item); ++turn) {
-        const Turn at = turn_at(item, turn);
-        const WideRows rows = rows_of_product(product, item.frag + at.tile);
-        const float* scales = scale + (at.place - item.place);
+    if (config.k_splits > 1 && !join_k_splits(args, task, config.k_splits, d)) return false;
+    KIE_NO_UNROLL for (int turn = 0; turn < result_tiles(task); ++turn) {
+        const ResultTile at = result_tile(task, turn);
+        const WideRows rows = rows_of_product(product, task.frag + at.tile);
+        const float* scales = scale + (at.place - task.place);
         if (product == kToQkv)
-            put_qkv(args, chunk, layer, item, rows, at.place, at.batches, scales, d);
+            put_qkv(args, chunk, layer, task, rows, at.place, at.batches, scales, d);
         else if (product == kToGateUp)
-            put_act(args, item, rows, at.place, at.batches, scales, d);
+            put_act(args, task, rows, at.place, at.batches, scales, d);
         else
-            put_sums(args, pipe, cut.parts > 1, product == kToDown, layer, item, rows, turn,
+            put_sums(args, pipe, config.k_splits > 1, product == kToDown, layer, task, rows, turn,
                      at.batches, d);
     }
     const bool adds = product == kToO || product == kToDown;
-    if (adds && !is_mixed(args, product, layer)) put_squares(args, item);
+    if (adds && !is_reduced(args, product, layer)) put_squares(args, task);
     return true;
 }

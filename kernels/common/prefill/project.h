@@ -8,12 +8,12 @@
 #include "prefill/multiply.h"
 #include "prefill/tiles.h"
 
-// 1 / rms of each place of an item, into shared memory.
-KIE_DEVICE void take_scales(const PrefillArgs& args, const WideItem& item, float* scale) {
+// 1 / rms of each place of a task, into shared memory.
+KIE_DEVICE void take_scales(const PrefillArgs& args, const TileTask& task, float* scale) {
     const int n = thread();
-    if (n >= item.width) return;
+    if (n >= task.width) return;
     const float* from = (const float*)(args.scratch + kScrSquares) +
-                        (long)item.lane_index * kFours * kChunk + item.place + n;
+                        (long)task.lane_index * kFours * kChunk + task.place + n;
     float sum = 0;
     KIE_UNROLL for (int r = 0; r < kFours; ++r) sum += from[(long)r * kChunk];
     scale[n] = rsqrt_f(sum * (1.0f / kHiddenReal) + kEps);
@@ -47,7 +47,7 @@ KIE_DEVICE void put_state(u8* page, int f, int place, bool is_v, bool live0, boo
 
 // q and k rotated (those with norms later, behind the norms), k and v into their pages.
 KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
-                        const WideItem& item, const WideRows& rows, int place, int batches,
+                        const TileTask& task, const WideRows& rows, int place, int batches,
                         const float* scale, float (&d)[kWideN / 2]) {
     const int my = lane(), g = my / 4, t = my % 4, row = rows.row + 2 * g;
     const bool live = 2 * g < rows.live;
@@ -55,11 +55,11 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
     const int head = row / kHeadDim, f = row % kHeadDim;
     const int kv_head = is_q ? 0 : is_v ? head - kHeads - kKvHeads : head - kHeads;
     const float factor = is_q && !kHeadNorm ? kQueryScale : 1.0f;
-    const int kv_index = item.lane_index * kKvHeads + kv_head;
+    const int kv_index = task.lane_index * kKvHeads + kv_head;
     float bias[2] = {0, 0};
     if constexpr (kBias) {
         const float* from = args.model.biases + args.model.layers[layer].biases +
-                            item.lane_index * (TilingQkv::rows * kBlocksPerLane);
+                            task.lane_index * (TilingQkv::rows * kBlocksPerLane);
         bias[0] = from[row] * factor, bias[1] = from[row + 1] * factor;
     }
     const u64* rope = (const u64*)(args.model.rope + f);
@@ -91,7 +91,7 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
             }
             if (!live) continue;
             if (is_q)
-                put_query(args, item.lane_index, head, f, at, v);
+                put_query(args, task.lane_index, head, f, at, v);
             else
                 put_state(page, f, at, is_v, at >= chunk.from && at < chunk.to,
                           at + 1 >= chunk.from && at + 1 < chunk.to, v);
@@ -100,11 +100,11 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
     }
 }
 
-KIE_DEVICE void put_act(const PrefillArgs& args, const WideItem& item, const WideRows& rows,
+KIE_DEVICE void put_act(const PrefillArgs& args, const TileTask& task, const WideRows& rows,
                         int place, int batches, const float* scale, float (&d)[kWideN / 2]) {
     const int my = lane(), g = my / 4, t = my % 4, odd = g & 1;
     const int f = (rows.row + 2 * g) / 2 - odd;  // of a pair: the even one stores the first place
-    u8* to = args.scratch + kScrAct + operand_at(item.lane_index, kFfn, place + 2 * t + odd, f);
+    u8* to = args.scratch + kScrAct + operand_at(task.lane_index, kFfn, place + 2 * t + odd, f);
     scale += 2 * t;
     KIE_NO_UNROLL for (; batches > 0; --batches, to += kBatch * kCores, scale += 8 * kBatch) {
         KIE_UNROLL for (int j = 0; j < kBatch; ++j) {

@@ -1,4 +1,4 @@
-// Slices of one lane on several ranks (tensor parallelism): each rank's o and down make a part of
+// Shards of one lane on several ranks (tensor parallelism): each rank's o and down make a part of
 // every sum. The sums of a group of eight places go to the rank that owns it; it alone adds them to
 // the residual, in order of rank, and gives all ranks what the next product takes: each number is
 // made once, so all ranks hold the same bits, and crosses the links once.
@@ -14,32 +14,32 @@
 #include "wide.h"
 
 // Mixing, in units of a warp: 64 rows of a group of eight places that this rank owns.
-constexpr int kMixWarps = (int)kWorkers / (int)kTeam;
-struct Owned {
+constexpr int kReduceWarps = (int)kWorkers / (int)kTeam;
+struct OwnedGroups {
     int first, count;  // the first of this rank's groups of eight, how many it has
 };
-KIE_DEVICE Owned owned_of(const PrefillArgs& args, const Span& s) {
+KIE_DEVICE OwnedGroups groups_owned(const PrefillArgs& args, const Span& s) {
     const int from = s.first / 8,
               first = from + (int)(args.model.rank + kRanks - from % kRanks) % kRanks;
     return {first, over(max_i(over(s.to, 8) - first, 0), kRanks)};
 }
-// Units of a warp in an item, and the items of some places: at least one, for who counts them.
-KIE_DEVICE int mix_turns(const Span& s) { return s.to - s.first >= kGroupPlaces ? 4 : 1; }
-KIE_DEVICE int mix_items(const PrefillArgs& args, const Span& s) {
-    return max_i(over(kFours * owned_of(args, s).count, kMixWarps * mix_turns(s)), 1);
+// Units of a warp in a task, and the tasks of some places: at least one, for who counts them.
+KIE_DEVICE int reduce_turns(const Span& s) { return s.to - s.first >= kGroupPlaces ? 4 : 1; }
+KIE_DEVICE int reduce_tasks(const PrefillArgs& args, const Span& s) {
+    return max_i(over(kFours * groups_owned(args, s).count, kReduceWarps * reduce_turns(s)), 1);
 }
 
 // The owner's part. A warp takes 64 rows of a group of eight places at a time: a thread four pairs
 // of rows of one place from each 32, which stand together in the operand. They go to the ranks from
 // shared memory, so that no thread waits for the links.
-struct Mixed {
+struct RankSums {
     u64 sums[4][kRanks];
     int at[4];  // of the residual, in floats
     float old[4][2];
     u32 norm[4];
 };
-KIE_DEVICE void take_mixed(const PrefillArgs& args, const u32* norms, int kind, int layer, int c,
-                           int eight, Mixed& m) {
+KIE_DEVICE void take_sums(const PrefillArgs& args, const u32* norms, int kind, int layer, int c,
+                          int eight, RankSums& m) {
     const int q = (int)lane() / 8, p = (int)lane() % 8;
     KIE_UNROLL for (int n = 0; n < 4; ++n) {
         const int row = c + 8 * n + 2 * q, in = row % TilingO::rows;
@@ -54,7 +54,7 @@ KIE_DEVICE void take_mixed(const PrefillArgs& args, const u32* norms, int kind, 
     }
 }
 // Adds up, keeps, and says what the next product takes; adds to the squares' sum.
-KIE_DEVICE Quad add_mixed(const PrefillArgs& args, const Mixed& m, float& square) {
+KIE_DEVICE Quad add_sums(const PrefillArgs& args, const RankSums& m, float& square) {
     const bool odd = lane() % 2 != 0;
     Quad x;
     KIE_UNROLL for (int n = 0; n < 4; ++n) {
@@ -74,34 +74,34 @@ KIE_DEVICE Quad add_mixed(const PrefillArgs& args, const Mixed& m, float& square
     }
     return x;
 }
-KIE_DEVICE void mix_places(const PrefillArgs& args, const Span& span, int kind, int layer,
-                           int item) {
+KIE_DEVICE void reduce_places(const PrefillArgs& args, const Span& span, int kind, int layer,
+                              int task) {
     const int my = lane(), warp = thread() / kTeam;
     const u32* norms = args.model.norms + (long)next_norm(args, kind, layer, 0) * (kHidden / 2);
     u8* slots = prefill_shared() + kPfPush + warp * (kPushSlots * kPushBytes);
-    const Owned own = owned_of(args, span);
-    const int each = kMixWarps * mix_turns(span),
-              end = min_i((item + 1) * each, kFours * own.count);
+    const OwnedGroups own = groups_owned(args, span);
+    const int each = kReduceWarps * reduce_turns(span),
+              end = min_i((task + 1) * each, kFours * own.count);
     int slot = 0;
-    KIE_NO_UNROLL for (int i = item * each + warp; i < end; i += kMixWarps) {
+    KIE_NO_UNROLL for (int i = task * each + warp; i < end; i += kReduceWarps) {
         const int four = i / own.count, eight = own.first + i % own.count * kRanks, c = 64 * four;
         float square = 0;  // none of rows beyond the matrix, of which there may be squares, too
         if (c < kHidden) {
             const bool whole = c + 32 < kHidden;
-            Mixed a, b;
-            take_mixed(args, norms, kind, layer, c, eight, a);
-            if (whole) take_mixed(args, norms, kind, layer, c + 32, eight, b);
+            RankSums a, b;
+            take_sums(args, norms, kind, layer, c, eight, a);
+            if (whole) take_sums(args, norms, kind, layer, c + 32, eight, b);
             push_read<kPushSlots - 1>();  // this slot's last bytes are gone
             sync_warp();
             u8* here = slots + slot * kPushBytes;
             slot = slot + 1 < kPushSlots ? slot + 1 : 0;
-            ((Quad*)here)[my] = add_mixed(args, a, square);
-            if (whole) ((Quad*)here)[32 + my] = add_mixed(args, b, square);
+            ((Quad*)here)[my] = add_sums(args, a, square);
+            if (whole) ((Quad*)here)[32 + my] = add_sums(args, b, square);
             writes_before_tiles();
             sync_warp();
             if (my < kRanks) {  // a thread a rank
                 const long at = kScrX + ((long)(c / 32) * kEights + eight) * kCores;
-                u8* to = args.scratch + at + args.hops[my];
+                u8* to = args.scratch + at + args.peer_offset[my];
                 push_copy(to, here, kCores);
                 if (whole) push_copy(to + kEights * kCores, here + kCores, kCores);
             }
@@ -110,16 +110,16 @@ KIE_DEVICE void mix_places(const PrefillArgs& args, const Span& span, int kind, 
         square += shuffle_xor(square, 8), square += shuffle_xor(square, 16);
         u8* to = args.scratch + kScrSquares + ((long)four * kChunk + 8 * eight + my % 8) * 4;
         KIE_NO_UNROLL for (int r = my / 8; r < kRanks; r += 4) {
-            float* there = (float*)(to + args.hops[r]);
+            float* there = (float*)(to + args.peer_offset[r]);
             *there = square;
         }
     }
 }
 // All places of a chunk, by all blocks, which meet behind it.
-KIE_DEVICE void mix_slices(const PrefillArgs& args, const Chunk& chunk, int kind, int layer) {
+KIE_DEVICE void reduce_chunk(const PrefillArgs& args, const Chunk& chunk, int kind, int layer) {
     const Span all = all_of(chunk);
-    const int items = mix_items(args, all);
-    KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks)
-        mix_places(args, all, kind, layer, i);
+    const int tasks = reduce_tasks(args, all);
+    KIE_NO_UNROLL for (int i = block(); i < tasks; i += args.blocks)
+        reduce_places(args, all, kind, layer, i);
     push_done();
 }

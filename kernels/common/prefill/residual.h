@@ -31,10 +31,10 @@ KIE_DEVICE void add_quad(Quad& sum, const Quad& v) {
 KIE_DEVICE void add_lanes(const PrefillArgs& args, const Chunk& chunk, int layer) {
     if (kLanesAll == 1) return;
     const int busy = runs_of(all_of(chunk)), blocks = (int)args.blocks, warps = kWorkers / kTeam,
-              first = 4 * busy <= 3 * blocks ? busy : 0, seat = (int)block() - first;
+              first = 4 * busy <= 3 * blocks ? busy : 0, block_in_lane = (int)block() - first;
     const int groups = over(chunk.to, 8), units = kFrags * groups;
-    if (seat < 0) return;
-    KIE_NO_UNROLL for (int i = seat * warps + thread() / kTeam; i < 2 * units;
+    if (block_in_lane < 0) return;
+    KIE_NO_UNROLL for (int i = block_in_lane * warps + thread() / kTeam; i < 2 * units;
                        i += (blocks - first) * warps) {
         const int kind = i / units, n = i % units, delay = delay_of(args, kind, layer);
         if (delay <= 0) continue;
@@ -47,15 +47,15 @@ KIE_DEVICE void add_lanes(const PrefillArgs& args, const Chunk& chunk, int layer
         totals_at(args, kind)[at] = sum;
     }
 }
-// A batch of the residual with the other lanes' sums: from memory, where parts of k were joined
+// A batch of the residual with the other lanes' sums: from memory, where splits of k were joined
 // (nobody knew who would need it) ...
-KIE_DEVICE void take_old(const PrefillArgs& args, const WideItem& item, int kind, int layer,
+KIE_DEVICE void take_old(const PrefillArgs& args, const TileTask& task, int kind, int layer,
                          long at, Quad (&old)[kBatch]) {
-    const Quad* residual = old_at(args, item.lane_index) + at;
+    const Quad* residual = old_at(args, task.lane_index) + at;
     KIE_UNROLL for (int j = 0; j < kBatch; ++j) old[j] = residual[j * 32];
     const int delay = delay_of(args, kind, layer);
     if (delay < 0) return;
-    const u64* own = own_past(args, kind, layer - delay, item.lane_index) + at;
+    const u64* own = own_past(args, kind, layer - delay, task.lane_index) + at;
     const Quad* totals = totals_at(args, kind) + at;
     KIE_UNROLL for (int j = 0; j < kBatch; ++j) add_halves(old[j], own[j * 32], -1.0f);
     KIE_UNROLL for (int j = 0; j < kBatch; ++j) add_quad(old[j], totals[j * 32]);
@@ -78,7 +78,7 @@ KIE_DEVICE void take_old(Pipe& pipe, bool others, Quad (&old)[kBatch]) {
     leave_stage(pipe);
 }
 // The new residual, and what the next norm's product takes: residual x norm weight as halves, and
-// the sum of squares over this item's rows. kind: 0 o, 1 down, 2 the embedding.
+// the sum of squares over this task's rows. kind: 0 o, 1 down, 2 the embedding.
 struct Residual {
     int lane_index;
     bool live;     // this thread's row pair exists
@@ -88,20 +88,20 @@ struct Residual {
     u8* x;
     u64* squares;
 };
-KIE_DEVICE Residual residual_of(const PrefillArgs& args, int kind, int layer, const WideItem& item,
+KIE_DEVICE Residual residual_of(const PrefillArgs& args, int kind, int layer, const TileTask& task,
                                 const WideRows& rows, int turn) {
     const int my = lane(), g = my / 4, t = my % 4, row = rows.row + 2 * g;
-    const u32 norm = next_norm(args, kind, layer, lane_of_model(args, item.lane_index));
-    const int place = turn_at(item, turn).place, warp = (int)(thread() / kTeam);
+    const u32 norm = next_norm(args, kind, layer, lane_of_model(args, task.lane_index));
+    const int place = result_tile(task, turn).place, warp = (int)(thread() / kTeam);
     Residual r = {
-        item.lane_index, 2 * g < rows.live, 1, 0, 0, residual_at(rows.frag, place), nullptr,
+        task.lane_index, 2 * g < rows.live, 1, 0, 0, residual_at(rows.frag, place), nullptr,
         nullptr};
     if (kind < 2) r.keep = args.model.layers[layer].own[kind];
     if (r.live) unpack_half2(args.model.norms[(long)norm * (kHidden / 2) + row / 2], r.n0, r.n1);
-    r.x = args.scratch + kScrX + operand_at(item.lane_index, kHidden, place + 2 * t, row);
+    r.x = args.scratch + kScrX + operand_at(task.lane_index, kHidden, place + 2 * t, row);
     r.squares = (u64*)(prefill_shared() + kPfSquares) +
-                (is_narrow(item) ? (4 * turn + warp % 4) * kNarrowN : warp * kWideN) / 2 +
-                (place - item.place + 2 * t) / 2;
+                (is_narrow(task) ? (4 * turn + warp % 4) * kNarrowN : warp * kWideN) / 2 +
+                (place - task.place + 2 * t) / 2;
     return r;
 }
 KIE_DEVICE void put_residual(const PrefillArgs& args, Residual& r, const Quad (&old)[kBatch],
@@ -125,53 +125,53 @@ KIE_DEVICE void put_residual(const PrefillArgs& args, Residual& r, const Quad (&
     r.at += kBatch * 32, r.x += kBatch * kCores, r.squares += 4 * kBatch;
 }
 // Sums over four row tiles each.
-KIE_DEVICE void put_squares(const PrefillArgs& args, const WideItem& item) {
+KIE_DEVICE void put_squares(const PrefillArgs& args, const TileTask& task) {
     sync_consumers<kWorkers>();
-    const int stride = is_narrow(item) ? kNarrowN : kWideN, n = (int)thread() % stride,
-              first = is_narrow(item) ? (int)(thread() / kNarrowN) : 0,
-              step = is_narrow(item) ? (int)kWorkers / kNarrowN : 1;
-    if (n >= item.width) return;
+    const int stride = is_narrow(task) ? kNarrowN : kWideN, n = (int)thread() % stride,
+              first = is_narrow(task) ? (int)(thread() / kNarrowN) : 0,
+              step = is_narrow(task) ? (int)kWorkers / kNarrowN : 1;
+    if (n >= task.width) return;
     float* to = (float*)(args.scratch + kScrSquares) +
-                ((long)item.lane_index * kFours + item.frag / 4) * kChunk + item.place + n;
+                ((long)task.lane_index * kFours + task.frag / 4) * kChunk + task.place + n;
     const float* from = (const float*)(prefill_shared() + kPfSquares) + n;
-    KIE_NO_UNROLL for (int m = first; 4 * m < item.tiles; m += step) {
+    KIE_NO_UNROLL for (int m = first; 4 * m < task.tiles; m += step) {
         float sum = 0;
         KIE_UNROLL for (int w = 0; w < 4; ++w) sum += from[(4 * m + w) * stride];
         to[(long)m * kChunk] = sum;
     }
 }
-// What a lane added, for the lanes that will want it, on every rank; slices' sums of a group of
+// What a lane added, for the lanes that will want it, on every rank; shards' sums of a group of
 // eight places for its owner alone.
 KIE_DEVICE void share_sums(const PrefillArgs& args, u64* to, int eight, const float* d) {
     u64 v[kBatch];
     KIE_UNROLL for (int j = 0; j < kBatch; ++j) v[j] =
         (u64)pack_half2(d[4 * j + 2], d[4 * j + 3]) << 32 | pack_half2(d[4 * j], d[4 * j + 1]);
-    if constexpr (kSliced) {
+    if constexpr (kTensorParallel) {
         KIE_UNROLL for (int j = 0; j < kBatch; ++j) {
-            const long hop = args.hops[owner_of(kBatch % kRanks == 0 ? j : eight + j)];
+            const long hop = args.peer_offset[owner_of(kBatch % kRanks == 0 ? j : eight + j)];
             *(u64*)((u8*)(to + j * 32) + hop) = v[j];
         }
         return;
     }
     KIE_UNROLL for (int rank = 0; rank < kRanks; ++rank) {
-        u64* there = (u64*)((u8*)to + (kRanks > 1 ? args.hops[rank] : 0));
+        u64* there = (u64*)((u8*)to + (kRanks > 1 ? args.peer_offset[rank] : 0));
         KIE_UNROLL for (int j = 0; j < kBatch; ++j) there[j * 32] = v[j];
     }
 }
 KIE_DEVICE void put_sums(const PrefillArgs& args, Pipe& pipe, bool joined, int kind, int layer,
-                         const WideItem& item, const WideRows& rows, int turn, int batches,
+                         const TileTask& task, const WideRows& rows, int turn, int batches,
                          float (&d)[kWideN / 2]) {
-    Residual r = residual_of(args, kind, layer, item, rows, turn);
+    Residual r = residual_of(args, kind, layer, task, rows, turn);
     const int delay = delay_of(args, kind, layer);
     const bool shares = shares_of(args, kind, layer) && r.live;
-    u64* to = past_at(args, kind, layer, lane_of_model(args, item.lane_index)) + r.at;
-    int eight = turn_at(item, turn).place / 8;
+    u64* to = past_at(args, kind, layer, lane_of_model(args, task.lane_index)) + r.at;
+    int eight = result_tile(task, turn).place / 8;
     KIE_NO_UNROLL for (; batches > 0; --batches, to += kBatch * 32, eight += kBatch) {
         if (shares) share_sums(args, to, eight, d);
-        if (!kSliced && (kLanesAll == 1 || delay != 0)) {
+        if (!kTensorParallel && (kLanesAll == 1 || delay != 0)) {
             Quad old[kBatch];
             if (joined)
-                take_old(args, item, kind, layer, r.at, old);
+                take_old(args, task, kind, layer, r.at, old);
             else
                 take_old(pipe, delay > 0, old);
             put_residual(args, r, old, d);
@@ -182,15 +182,15 @@ KIE_DEVICE void put_sums(const PrefillArgs& args, Pipe& pipe, bool joined, int k
 // Without delay: every lane adds what all of them made, in one order, so that lanes that are alike
 // stay alike to the bit.
 KIE_DEVICE void mix_chunk(const PrefillArgs& args, const Chunk& chunk, int kind, int layer) {
-    const Cut cut = {8 * kBatch, kWideTiles, 1};
-    const int items = items_of(kToO, all_of(chunk), cut);
-    KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks) {
-        WideItem item = item_at(kToO, all_of(chunk), cut, i);
-        item.width = cut.width;
-        const WideRows rows = residual_rows(item.frag + turn_at(item, 0).tile);
-        const int mine = lane_of_model(args, item.lane_index);
-        sync_consumers<kWorkers>();  // the last item's squares are read
-        Residual r = residual_of(args, kind, layer, item, rows, 0);
+    const TileConfig config = {8 * kBatch, kWideTiles, 1};
+    const int tasks = tasks_of(kToO, all_of(chunk), config);
+    KIE_NO_UNROLL for (int i = block(); i < tasks; i += args.blocks) {
+        TileTask task = task_at(kToO, all_of(chunk), config, i);
+        task.width = config.width;
+        const WideRows rows = residual_rows(task.frag + result_tile(task, 0).tile);
+        const int mine = lane_of_model(args, task.lane_index);
+        sync_consumers<kWorkers>();  // the last task's squares are read
+        Residual r = residual_of(args, kind, layer, task, rows, 0);
         Quad sum[kBatch];
         KIE_UNROLL for (int j = 0; j < kBatch; ++j) sum[j] = {{0, 0, 0, 0}};
         KIE_NO_UNROLL for (int l = 0; l < kLanesAll; ++l) {
@@ -200,14 +200,14 @@ KIE_DEVICE void mix_chunk(const PrefillArgs& args, const Chunk& chunk, int kind,
             KIE_UNROLL for (int j = 0; j < kBatch; ++j)
                 add_halves(sum[j], v[j], l == mine ? r.keep : 1.0f);
         }
-        const Quad* from = old_at(args, item.lane_index) + r.at;
+        const Quad* from = old_at(args, task.lane_index) + r.at;
         float d[4 * kBatch];
         Quad old[kBatch];
         KIE_UNROLL for (int j = 0; j < kBatch; ++j) old[j] = from[j * 32];
         KIE_UNROLL for (int n = 0; n < 4 * kBatch; ++n) d[n] = number(sum[n / 4].v[n % 4]);
         r.keep = 1;
         put_residual(args, r, old, d);
-        put_squares(args, item);
+        put_squares(args, task);
     }
 }
 // The last position's residual, as the words in which the head of a decode launch looks for it: its
@@ -215,8 +215,8 @@ KIE_DEVICE void mix_chunk(const PrefillArgs& args, const Chunk& chunk, int kind,
 KIE_DEVICE void put_last(const PrefillArgs& args, const Chunk& chunk) {
     const int my = lane(), g = my / 4, t = my % 4, warps = kWorkers / kTeam;
     const int place = chunk.to - 1, e = place % 2;
-    const u32 epoch = epoch_at(args.model.epoch, kLayers - 1);
-    if (kSliced && owner_of(place / 8) != (int)args.model.rank) return;
+    const u32 seqno = seqno_at(args.model.seqno, kLayers - 1);
+    if (kTensorParallel && owner_of(place / 8) != (int)args.model.rank) return;
     KIE_NO_UNROLL for (int i = block() * warps + thread() / kTeam; i < kLanes * kFrags;
                        i += args.blocks * warps) {
         const int frag = i % kFrags, l = i / kFrags;
@@ -225,28 +225,28 @@ KIE_DEVICE void put_last(const PrefillArgs& args, const Chunk& chunk) {
         if (2 * g >= rows.live || t != place % 8 / 2) continue;
         const u32 both = pack_half2(number(v.v[e]), number(v.v[2 + e]));
         const int pair = rows.row / 2 + g;
-        if (kSliced)
-            publish_all(args.model, hidden_slot(args.model, 1, kLayers - 1, 0) + pair, both, epoch);
+        if (kTensorParallel)
+            publish_all(args.model, hidden_slot(args.model, 1, kLayers - 1, 0) + pair, both, seqno);
         else if (kHeadMode == kHeadPerLane)
-            publish(hidden_slot(args.model, 1, kLayers - 1, l) + pair, both, epoch);
+            publish(hidden_slot(args.model, 1, kLayers - 1, l) + pair, both, seqno);
         else
             publish_all(args.model, last_slot(args.model, lane_of_model(args, l)) + pair, both,
-                        epoch);
+                        seqno);
     }
 }
 // The rows of the embedding, in the order of a product's results.
 KIE_DEVICE void embed_chunk(const PrefillArgs& args, const Chunk& chunk) {
-    const Cut cut = {chunk.to <= kNarrowN ? kNarrowN : kWideN, kWideTiles, 1};
-    const int items = items_of(kToO, all_of(chunk), cut);
-    KIE_NO_UNROLL for (int i = block(); i < items; i += args.blocks) {
-        const WideItem item = item_at(kToO, all_of(chunk), cut, i);
-        sync_consumers<kWorkers>();  // the last item's squares are read
-        KIE_NO_UNROLL for (int turn = 0; turn < turns_of(item); ++turn) {
-            const Turn at = turn_at(item, turn);
-            const WideRows rows = residual_rows(item.frag + at.tile);
+    const TileConfig config = {chunk.to <= kNarrowN ? kNarrowN : kWideN, kWideTiles, 1};
+    const int tasks = tasks_of(kToO, all_of(chunk), config);
+    KIE_NO_UNROLL for (int i = block(); i < tasks; i += args.blocks) {
+        const TileTask task = task_at(kToO, all_of(chunk), config, i);
+        sync_consumers<kWorkers>();  // the last task's squares are read
+        KIE_NO_UNROLL for (int turn = 0; turn < result_tiles(task); ++turn) {
+            const ResultTile at = result_tile(task, turn);
+            const WideRows rows = residual_rows(task.frag + at.tile);
             const int my = lane(), row = rows.row + my / 4 * 2;
             int place = at.place + my % 4 * 2;
-            Residual r = residual_of(args, 2, 0, item, rows, turn);
+            Residual r = residual_of(args, 2, 0, task, rows, turn);
             KIE_NO_UNROLL for (int n = at.batches; n > 0; --n) {
                 float d[4 * kBatch];
                 KIE_UNROLL for (int j = 0; j < kBatch; ++j, place += 8) {
@@ -264,6 +264,6 @@ KIE_DEVICE void embed_chunk(const PrefillArgs& args, const Chunk& chunk) {
                 put_residual(args, r, none, d);
             }
         }
-        put_squares(args, item);
+        put_squares(args, task);
     }
 }

@@ -1,4 +1,4 @@
-// How a product of many positions is cut: tiles of row tiles by positions, over a part of k.
+// How a product of many positions is cut: tiles of row tiles by positions, over a split of k.
 #pragma once
 
 #include "lowered.h"
@@ -10,24 +10,24 @@
 // A tile of a product: `tiles` row tiles of one lane's matrix, from `frag` on, times `width`
 // positions, over a part of k. Of a wide tile each warp multiplies a row tile; of a narrow one
 // (kNarrowN positions) each team half of the positions, its warps four row tiles at a time.
-struct WideItem {
-    int lane_index, frag, tiles, place, width, part, tile, part_items;
+struct TileTask {
+    int lane_index, frag, tiles, place, width, k_split, tile, k_split_tiles;
 };
-KIE_CONST_FN bool is_narrow(const WideItem& item) { return kFew && item.width == kNarrowN; }
-// A warp's results: so many turns, each some batches of one row tile.
-KIE_CONST_FN int turns_of(const WideItem& item) {
-    return is_narrow(item) ? over(item.tiles, 4) : 1;
+KIE_CONST_FN bool is_narrow(const TileTask& task) { return kFew && task.width == kNarrowN; }
+// A warp's results: so many tiles, each some batches of one row tile.
+KIE_CONST_FN int result_tiles(const TileTask& task) {
+    return is_narrow(task) ? over(task.tiles, 4) : 1;
 }
-KIE_CONST_FN int batches_of(const WideItem& item) {
-    return is_narrow(item) ? turns_of(item) : item.width / (8 * kBatch);
+KIE_CONST_FN int batches_of(const TileTask& task) {
+    return is_narrow(task) ? result_tiles(task) : task.width / (8 * kBatch);
 }
-struct Turn {
+struct ResultTile {
     int tile, place, batches;
 };
-KIE_DEVICE Turn turn_at(const WideItem& item, int turn) {
+KIE_DEVICE ResultTile result_tile(const TileTask& task, int turn) {
     const int warp = (int)(thread() / kTeam);
-    if (is_narrow(item)) return {4 * turn + warp % 4, item.place + warp / 4 * (8 * kBatch), 1};
-    return {warp, item.place, batches_of(item)};
+    if (is_narrow(task)) return {4 * turn + warp % 4, task.place + warp / 4 * (8 * kBatch), 1};
+    return {warp, task.place, batches_of(task)};
 }
 struct WideRows {
     int frag, row, rows;  // 16-row tile of the lane, its first row, how many rows there are
@@ -70,57 +70,59 @@ KIE_CONST_FN bool all_have(int bits) {
 KIE_CONST_FN int pairs_of(int product) {  // of 32 columns
     return (product == kToO ? kAttn : product == kToDown ? kFfn : kHidden) / 32;
 }
-// How a product of so many positions is cut: narrow tiles, and parts of k that are added up in
+// How a product of so many positions is cut: narrow tiles, and splits of k that are added up in
 // order, where whole tiles would leave blocks idle. Costs are in 64 ticks, as measured: a stage
 // (where weights are read once, what memory takes for those of all blocks at work), what follows
-// the stages, and joining parts.
-struct Cut {
-    int width, tiles, parts;
+// the stages, and joining splits.
+struct TileConfig {
+    int width, tiles, k_splits;
 };
-KIE_CONST_FN int stage_cost(const Cut& cut, int across, int blocks) {
-    if (cut.width == kWideN) return 17;
-    return max_i(5 + cut.tiles, blocks * cut.tiles / (68 * across));
+KIE_CONST_FN int stage_cost(const TileConfig& config, int across, int blocks) {
+    if (config.width == kWideN) return 17;
+    return max_i(5 + config.tiles, blocks * config.tiles / (68 * across));
 }
-KIE_CONST_FN long cost_of(int product, const Cut& cut, int places, int blocks) {
-    const int across = over(places, cut.width),
-              stages = over(over(pairs_of(product), 2), cut.parts);
-    const int items = across * over(frags_of(product), cut.tiles) * kLanes * cut.parts;
+KIE_CONST_FN long cost_of(int product, const TileConfig& config, int places, int blocks) {
+    const int across = over(places, config.width),
+              stages = over(over(pairs_of(product), 2), config.k_splits);
+    const int tasks = across * over(frags_of(product), config.tiles) * kLanes * config.k_splits;
     const int others = product == kToO || product == kToDown ? (kLanesAll - 1) * 50 : 0;
-    const int extra = 200 + others + (cut.parts > 1 ? 120 + 50 * cut.parts : 0);
-    const int left = items % blocks, rounds = over(items, blocks);
-    const long work = (items / blocks) * stage_cost(cut, across, blocks) +
-                      (left > 0 ? stage_cost(cut, across, left) : 0);
-    return stages * work + rounds * (cut.width == kWideN ? extra : extra * cut.tiles * 9 / 128);
+    const int extra = 200 + others + (config.k_splits > 1 ? 120 + 50 * config.k_splits : 0);
+    const int left = tasks % blocks, rounds = over(tasks, blocks);
+    const long cursor = (tasks / blocks) * stage_cost(config, across, blocks) +
+                        (left > 0 ? stage_cost(config, across, left) : 0);
+    return stages * cursor +
+           rounds * (config.width == kWideN ? extra : extra * config.tiles * 9 / 128);
 }
-KIE_CONST_FN Cut unpack_cut(u32 v) {
+KIE_CONST_FN TileConfig unpack_config(u32 v) {
     return {v >> 9 != 0 ? kWideN : kNarrowN, (int)(v >> 4 & 31), (int)(v & 15)};
 }
-KIE_CONST_FN int part_items(const Cut& cut) {
-    return cut.width / 128 * over(cut.tiles, kWideTiles);
+KIE_CONST_FN int k_split_tiles(const TileConfig& config) {
+    return config.width / 128 * over(config.tiles, kWideTiles);
 }
-KIE_CONST_FN u32 cut_of(int product, int places, int blocks) {
+KIE_CONST_FN u32 config_of(int product, int places, int blocks) {
     const int stages = over(pairs_of(product), 2);
     u32 best = 0;
     long least = 1L << 60;
     // Wide, then narrow ones of 4, 8, 12 row tiles.
     for (int kind = 0; kind <= (kFew ? 3 : 0); ++kind) {
         const u32 tiles = kind == 0 ? kWideTiles : 4 * kind, wide = kind == 0;
-        for (u32 parts = 1; parts <= (u32)min_i(kPartsMost, stages); ++parts) {
-            const u32 packed = wide << 9 | tiles << 4 | parts;
-            const Cut cut = unpack_cut(packed);
-            const int all = over(places, cut.width) * over(frags_of(product), cut.tiles) * kLanes;
-            if (parts > 1 && all * cut.parts * part_items(cut) > kPartItems) break;
-            const long cost = cost_of(product, cut, places, blocks);
+        for (u32 k_splits = 1; k_splits <= (u32)min_i(kKSplitsMost, stages); ++k_splits) {
+            const u32 packed = wide << 9 | tiles << 4 | k_splits;
+            const TileConfig config = unpack_config(packed);
+            const int all =
+                over(places, config.width) * over(frags_of(product), config.tiles) * kLanes;
+            if (k_splits > 1 && all * config.k_splits * k_split_tiles(config) > kKSplitTiles) break;
+            const long cost = cost_of(product, config, places, blocks);
             if (cost < least) least = cost, best = packed;
         }
     }
     return best;
 }
 
-// A chunk under way: absolute position of its place 0, the places that are alive, its cuts.
+// A chunk under way: absolute position of its place 0, the places that are alive, its tile configs.
 struct Chunk {
     int base, from, to;
-    u64 cuts;
+    u64 configs;
 };
 // Places of it, whole tiles but for the chunk's last.
 struct Span {
@@ -136,35 +138,37 @@ KIE_DEVICE Chunk chunk_at(const PrefillArgs& a, int i) {
     Chunk c = {base, i == 0 ? (int)a.first - start : 0, end < kChunk ? end : kChunk, 0};
     KIE_NO_UNROLL for (int p = kToQkv; p <= kToDown; ++p) {
         // Parts have one place for their sums, and groups of places are multiplied side by side.
-        const bool whole = kSliced && c.to > kGroupPlaces;
-        const u32 cut = whole ? 1 << 9 | kWideTiles << 4 | 1 : cut_of(p, c.to, (int)a.blocks);
-        c.cuts |= (u64)cut << 16 * p;
+        const bool whole = kTensorParallel && c.to > kGroupPlaces;
+        const u32 config = whole ? 1 << 9 | kWideTiles << 4 | 1 : config_of(p, c.to, (int)a.blocks);
+        c.configs |= (u64)config << 16 * p;
     }
     return c;
 }
-KIE_DEVICE Cut cut_at(const Chunk& c, int product) {
-    return unpack_cut(opaque((u32)(c.cuts >> 16 * product) & 0xffff));  // not kept for all
+KIE_DEVICE TileConfig config_at(const Chunk& c, int product) {
+    return unpack_config(opaque((u32)(c.configs >> 16 * product) & 0xffff));  // not kept for all
 }
-KIE_DEVICE int items_of(int product, const Span& s, const Cut& cut) {
-    return over(s.to - s.first, cut.width) * over(frags_of(product), cut.tiles) * kLanes *
-           cut.parts;
+KIE_DEVICE int tasks_of(int product, const Span& s, const TileConfig& config) {
+    return over(s.to - s.first, config.width) * over(frags_of(product), config.tiles) * kLanes *
+           config.k_splits;
 }
-// Neighbouring items share their rows, so that weights come from memory once.
-KIE_DEVICE WideItem item_at(int product, const Span& s, const Cut& cut, int i) {
-    const int across = over(s.to - s.first, cut.width), rows = over(frags_of(product), cut.tiles),
-              all = across * rows, tile = i % (all * kLanes), r = tile / across;
-    const int place = s.first + tile % across * cut.width, lane_index = kLanes == 1 ? 0 : r / rows,
-              frag = (kLanes == 1 ? r : r % rows) * cut.tiles;
+// Neighbouring tasks share their rows, so that weights come from memory once.
+KIE_DEVICE TileTask task_at(int product, const Span& s, const TileConfig& config, int i) {
+    const int across = over(s.to - s.first, config.width),
+              rows = over(frags_of(product), config.tiles), all = across * rows,
+              tile = i % (all * kLanes), r = tile / across;
+    const int place = s.first + tile % across * config.width,
+              lane_index = kLanes == 1 ? 0 : r / rows,
+              frag = (kLanes == 1 ? r : r % rows) * config.tiles;
     return {lane_index,
             frag,
-            min_i(cut.tiles, frags_of(product) - frag),
+            min_i(config.tiles, frags_of(product) - frag),
             place,
-            kFew && s.to - place <= kNarrowN ? kNarrowN : cut.width,
+            kFew && s.to - place <= kNarrowN ? kNarrowN : config.width,
             i / (all * kLanes),
             tile,
-            part_items(cut)};
+            k_split_tiles(config)};
 }
-// The stages of 64 columns that a part takes.
-KIE_DEVICE int part_from(int product, const Cut& cut, int part) {
-    return over(pairs_of(product), 2) * part / cut.parts;
+// The stages of 64 columns that a split takes.
+KIE_DEVICE int k_split_from(int product, const TileConfig& config, int k_split) {
+    return over(pairs_of(product), 2) * k_split / config.k_splits;
 }

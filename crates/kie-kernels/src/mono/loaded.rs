@@ -193,8 +193,8 @@ impl Room {
             logit_bias: self.logit_bias.address,
             counts: self.counts.address,
             values: self.values.address,
-            words: self.words.address,
-            poison: self.words.address + self.poison_at() as u64,
+            ll_words: self.words.address,
+            abort_flag: self.words.address + self.poison_at() as u64,
             records: self.records.address,
             out: self.out.address,
             control: self.control.address,
@@ -227,7 +227,7 @@ fn weights_args(
     phases.all.extend(upload::run(m, weights, &packing)?);
     phases.last = Instant::now();
     let args = Args {
-        line: to.line,
+        weights: to.line,
         embed: to.embed,
         norms: to.norms,
         head_norms: keep(upload(m, &weights.head_norms())?),
@@ -327,7 +327,7 @@ impl Loaded {
             if rank != self.base.rank as usize {
                 self.machine.enable_peer(&**machine)?;
             }
-            self.base.hops[rank] = (*words as i64 - self.room.words.address as i64) / 8;
+            self.base.peer_offset[rank] = (*words as i64 - self.room.words.address as i64) / 8;
         }
         Ok(())
     }

@@ -127,7 +127,7 @@ impl Plan {
             ("CHUNK", u64::from(self.chunk)),
             ("PAST", u64::from(past(model))),
             ("SLACK", u64::from(slack(model))),
-            ("SLICED", u64::from(model.sliced && model.ranks > 1)),
+            ("TP", u64::from(model.sliced && model.ranks > 1)),
             ("ITEMS", u64::from(ITEMS)),
             ("COUNTERS", COUNTERS as u64),
             ("THREADS", u64::from(THREADS)),

@@ -31,6 +31,7 @@ const FILES: &[File<'static>] = carried![
     "common/control.h",
     "common/decode.h",
     "common/echo.h",
+    "common/emit.h",
     "common/exchange.h",
     "common/matvec.h",
     "common/ops/all_reduce.h",
@@ -69,7 +70,6 @@ const FILES: &[File<'static>] = carried![
     "common/ring.h",
     "common/shape.h",
     "common/stream.h",
-    "common/tell.h",
     "cuda/platform.h",
     "cuda/tile.h",
     "cuda/wide.h",
@@ -314,9 +314,9 @@ mod tests {
 
     #[test]
     fn a_file_stands_once_where_it_is_first_included() {
-        let root = "// 1\n#include \"tell.h\"\nint a;\n#include \"tell.h\"\nint b;\n";
+        let root = "// 1\n#include \"emit.h\"\nint a;\n#include \"emit.h\"\nint b;\n";
         let text = join(Platform::Cuda, ("root.h", root));
-        assert!(text.starts_with("#line 1 \"root.h\"\n// 1\n#line 1 \"common/tell.h\"\n"));
+        assert!(text.starts_with("#line 1 \"root.h\"\n// 1\n#line 1 \"common/emit.h\"\n"));
         assert!(text.ends_with("}\n#line 3 \"root.h\"\nint a;\n\nint b;\n"));
         assert_eq!(text.matches("#line 1 \"cuda/platform.h\"\n").count(), 1);
         assert!(!text.contains("#include") && !text.contains("#pragma once"));

@@ -40,7 +40,7 @@ pub enum Order {
 /// Bytes of an entry of a row's ring of tokens.
 pub const TOKEN_BYTES: usize = 24;
 
-/// A token as the kernel emits it (tell.h).
+/// A token as the kernel emits it (emit.h).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EmittedToken {
     /// Its id, or a code.
@@ -207,7 +207,7 @@ structures! {
         /// Token of the first step.
         token: u32,
         /// Tokens generated before.
-        made: u32,
+        generated: u32,
         /// Tokens before which no stop id is chosen.
         min_new: u32,
         /// Position behind which the sequence ends.
@@ -230,14 +230,14 @@ structures! {
         frequency: f32,
         /// 0 keeps all.
         top_k: u32,
-        /// Tokens that the row has told the host of before.
-        told: u32,
+        /// Tokens that the row sent to the host before.
+        emitted: u32,
     }
 
     /// The launch's one parameter. Addresses are the device's.
     Args as "DecodeArgs" {
-        /// `[kBlocks][kLineBytes]` weights in the order in which a block takes them.
-        line: u64 = "const u8*",
+        /// `[kBlocks][kStreamBytes]` weights in the order in which a block takes them.
+        weights: u64 = "const u8*",
         /// `[vocabulary][kHidden / 2]` half pairs.
         embed: u64 = "const u32*",
         /// Rows of `[kHidden / 2]` half pairs: each layer's two, the final one.
@@ -269,9 +269,9 @@ structures! {
         /// `[kBlocks][kIndexBytes]`: which of a stage's scales each row has.
         scale_index: u64 = "const u8*",
         /// `[kWords]` exchange.
-        words: u64 = "u64*",
+        ll_words: u64 = "u64*",
         /// Not 0: everybody stops; as far from any rank's as the words are.
-        poison: u64 = "u64*",
+        abort_flag: u64 = "u64*",
         /// `[kBlocks][kRecordsBlock]` who gave up where.
         records: u64 = "Record*",
         /// `[steps][kColumns][kVocabAll]` out, or null.
@@ -280,12 +280,12 @@ structures! {
         stamps: u64 = "u64*",
         /// `[kBlocks][16]` clock ticks a phase, or null.
         trace: u64 = "u64*",
-        /// Host memory: `[rows][kRing][3]` tokens as they are made; see tell.h.
+        /// Host memory: `[rows][kRing][3]` tokens as they are generated; see emit.h.
         out: u64 = "u64*",
         /// Host memory: what the host asks for and the end; see control.h.
         control: u64 = "u32*",
         /// Words from this rank's exchange to each rank's, its own 0.
-        hops: [i64; 8],
+        peer_offset: [i64; 8],
         /// How long a wait lasts at most.
         budget_ns: u64,
         /// Not 0: the first step begins at the head, whose input is there
@@ -298,7 +298,7 @@ structures! {
         /// Steps at most.
         steps: u32,
         /// Sequence number of the first.
-        epoch: u32,
+        seqno: u32,
         /// Weight bytes in flight of a block.
         in_flight_bytes: u32,
         /// Least clock ticks between stages, per KiB of the earlier one; 0: none.
@@ -336,9 +336,9 @@ pub struct ExpiredWait {
     pub place: u32,
     /// Step of the launch.
     pub step: u32,
-    /// Epoch waited for.
+    /// Sequence number waited for.
     pub wanted: u32,
-    /// Epoch seen.
+    /// Sequence number seen.
     pub seen: u32,
 }
 

@@ -124,7 +124,7 @@ void fill_codes(u8* lines, u8* index, long at, int matrix, int layer, int first,
             if (first + r >= each || row >= all) continue;
             const int unit = col / 32, kw = unit / S::pairs, p = unit % S::pairs,
                       c = p % S::chunk;
-            u8* stage = lines + b * kLineBytes + at + p / S::chunk * S::stage_bytes;
+            u8* stage = lines + b * kStreamBytes + at + p / S::chunk * S::stage_bytes;
             u8* codes = stage + (kw * S::chunk + c) * S::unit_bytes;
             u8* scales = stage + S::code_bytes +
                          (kw * S::spans + c / S::span) * S::scale_rows * S::scale_bytes;
@@ -160,7 +160,7 @@ void fill(u8* lines, u8* index, long& at, int matrix, int layer, int first, int 
         return;
     }
     for (int b = 0; b < kBlocks; ++b) {
-        u32* to = (u32*)(lines + b * kLineBytes + at);
+        u32* to = (u32*)(lines + b * kStreamBytes + at);
         for (long n = 0; n < (long)S::rows * S::k / 2; ++n) {
             const int stage = n * 4 / S::stage_bytes;
             int r = n * 4 % S::stage_bytes;
@@ -189,9 +189,9 @@ KIE_KERNEL(prepare, 32, Check c) {
     if (thread() != 0) return;
     u8* at = c.base;
     DecodeArgs& a = *c.args;
-    u8* lines = take<u8>(at, kLineBytes * kBlocks);
+    u8* lines = take<u8>(at, kStreamBytes * kBlocks);
     u8* index = take<u8>(at, kBlocks * kIndexBytes + 1);
-    a.line = lines, a.segments = c.segments, a.segment_count = c.segment_count;
+    a.weights = lines, a.segments = c.segments, a.segment_count = c.segment_count;
     a.scale_index = index;
     long line = 0;
     for (int l = 0; l < kLayers; ++l)
@@ -245,12 +245,12 @@ KIE_KERNEL(prepare, 32, Check c) {
     const u64 pool = (u64)kColumns * kPagesMax * c.page_bytes;
     a.pools[0] = a.pools[1] = take<u8>(at, pool);
     a.page_bytes[0] = a.page_bytes[1] = c.page_bytes;
-    a.stop_ids = take<u32>(at, kColumns * kStopsMax), a.words = take<u64>(at, kWords);
+    a.stop_ids = take<u32>(at, kColumns * kStopsMax), a.ll_words = take<u64>(at, kWords);
     a.values = take<float>(at, 2 * kColumns * kVocabAll);
-    a.poison = take<u64>(at, 1), a.records = take<Record>(at, kBlocks * kRecordsBlock);
+    a.abort_flag = take<u64>(at, 1), a.records = take<Record>(at, kBlocks * kRecordsBlock);
     a.logits = take<float>(at, (u64)(c.steps + 3) * kColumns * kVocabAll);
     a.out = (u64*)(c.host + 64), a.control = (u32*)c.host;
-    a.budget_ns = 200000000, a.steps = c.steps + 3, a.epoch = 0x7ffffffd;
+    a.budget_ns = 200000000, a.steps = c.steps + 3, a.seqno = 0x7ffffffd;
     a.live = kColumns < 3 ? kColumns : 3;
     a.in_flight_bytes = 3 * kSlotBytes;
     Sequence& q = a.column[0];
@@ -338,7 +338,7 @@ KIE_KERNEL(reference, 32, Check c) {
         const u64 told = a.out[step * 3];
         token = (u32)told;
         const bool ended = step + 1 < c.steps || a.out[c.steps * 3] == 0;
-        c.errors[step] = *a.poison ? 1e9f : told >> 32 != step + 1 ? 1e8f
+        c.errors[step] = *a.abort_flag ? 1e9f : told >> 32 != step + 1 ? 1e8f
                          : (int)token != best ? 1e7f : !ended ? 1e6f
                          : __builtin_sqrtf(wrong / norm);
     }
@@ -423,7 +423,7 @@ fn case_of(shape: Shape) -> Case {
     }
     let mut partition = Partition { tuning, ..found };
     for class in &mut partition.classes {
-        (class.kv_splits, class.merge) = (shape.kv_splits, shape.merge);
+        (class.kv_splits, class.combine_by_owners) = (shape.kv_splits, shape.merge);
     }
     let kind = Kind { columns, streamed };
     let mut source = source::decode(Platform::Sim, (&model, &partition), kind, Mode::Full).unwrap();
@@ -645,14 +645,17 @@ fn is_caught(case: &Case, warp: u32, from: &str, to: &str) -> bool {
 #[test]
 fn mutants_of_the_decode_kernel_fail() {
     let mutants = [
-        ("if (late == 0 || kNoWaits || !patient(w, where, epoch, epoch ^ late)) break;", "break;"),
-        ("while (!kNoWaits && epoch_of(v[i]) != epoch &&", "while (v[i] == 0 &&"),
+        (
+            "if (late == 0 || kNoWaits || wait_expired(w, where, seqno, seqno ^ late)) break;",
+            "break;",
+        ),
+        ("while (!kNoWaits && seqno_of(v[i]) != seqno &&", "while (v[i] == 0 &&"),
         ("slot_init(slots + i, kWarps)", "slot_init(slots + i, kWarps - 1)"),
-        ("sync_consumers<kThreads>();  // the edge: see exchange.h", ""),
+        ("sync_consumers<kThreads>();  // the step barrier: see exchange.h", ""),
         ("while (!slot_filled(r.slots + r.at, r.parity)) {", "if (false) {"),
         ("advance(r.at, r.parity);", "u32 same = 0; advance(r.at, same);"),
         ("sync_warp();\n        if (lane() == 0) slot_release", "if (lane() == 0) slot_release"),
-        ("epoch_at(args.epoch + b.step, first)", "epoch_at(args.epoch + b.step / 2, first)"),
+        ("seqno_at(args.seqno + b.step, first)", "seqno_at(args.seqno + b.step / 2, first)"),
     ];
     for (i, (from, to)) in mutants.into_iter().enumerate() {
         let warp = if i % 2 == 0 { 32 } else { 64 };

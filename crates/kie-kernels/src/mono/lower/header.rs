@@ -164,20 +164,19 @@ fn sizes(t: &mut Text, model: &Model, p: &Partition, layout: &Layout) {
         ("kHeadPassRows", p.head.rows),
         ("kHeadPasses", p.head_passes),
         ("kHeadTail", p.tail.map_or(0, |tail| tail.rows)),
-        ("kLineStages", segments::layer_stages(model, p)),
+        ("kLayerStages", segments::layer_stages(model, p)),
         ("kStopsMax", wire::STOPS as u32),
         ("kRing", wire::RING as u32),
     ]);
-    t.longs([("kLineBytes", p.line_bytes(model))]);
+    t.longs([("kStreamBytes", p.line_bytes(model))]);
     t.float("kEps", f64::from(model.eps));
     let retries = p.retries(model, layout.kind.columns);
     let delay = if retries { p.tuning.poll_delay_retries_ns } else { p.tuning.poll_delay_ns };
     t.line("// How vectors are gathered. 0: everything is asked for, and what was late once more;");
     t.line("// 1: one word a warp is waited for first. Nanoseconds before the first look.");
     t.ints([("kPollMode", u32::from(!retries))]);
-    t.put("unsigned", "kRestGather", delay);
-    t.put("unsigned", "kRestMerge", 0);
-    t.bools([("kPacked", layout.packed), ("kStreamed", layout.kind.streamed)]);
+    t.put("unsigned", "kPollDelayNs", delay);
+    t.bools([("kVariableStages", layout.variable_stages), ("kStreamed", layout.kind.streamed)]);
 }
 
 fn measuring(t: &mut Text, mode: Mode) {
@@ -197,11 +196,11 @@ fn exchange(t: &mut Text, layout: &Layout) {
     let x = &layout.exchange;
     t.line("// Words of the exchange, as offsets from one base (lower/layout.rs).");
     t.ints([
-        ("kTurns", x.turns),
-        ("kTurnsOther", x.turns_other),
+        ("kNumBuffers", x.num_buffers),
+        ("kNumBuffersOther", x.num_buffers_other),
         ("kWordsH", x.words_h as u32),
-        ("kPartLine", layout::PART_LINE),
-        ("kPartMass", layout::PART_MASS),
+        ("kPartialLine", layout::PARTIAL_LINE),
+        ("kPartialLse", layout::PARTIAL_LSE),
         ("kRounds", layout::ROUNDS),
         ("kBins", layout::BINS),
         ("kCountWords", layout::COUNT_WORDS),
@@ -209,20 +208,20 @@ fn exchange(t: &mut Text, layout: &Layout) {
     t.longs([
         ("kVecH", x.vec_h),
         ("kVecQ", x.vec_q),
-        ("kVecPart", x.vec_part),
+        ("kVecPartial", x.vec_partial),
         ("kVecA", x.vec_a),
         ("kVecF", x.vec_f),
         ("kAtHidden", 0),
         ("kAtQkv", x.at_qkv),
-        ("kAtPart", x.at_part),
+        ("kAtPartial", x.at_partial),
         ("kAtAttn", x.at_attn),
         ("kAtAct", x.at_act),
         ("kAtOther", x.at_other),
         ("kAtLast", x.at_last),
-        ("kAtPick", x.at_pick),
+        ("kAtCandidate", x.at_candidate),
         ("kAtMore", x.at_more),
         ("kAtOrder", x.at_order),
-        ("kOffers", x.offers),
+        ("kCandidateWords", x.candidate_words),
         ("kAtTally", x.at_tally),
         ("kAtVerdict", x.at_verdict),
         ("kAtFinal", x.at_final),
@@ -235,7 +234,7 @@ fn shared(t: &mut Text, p: &Partition, l: &Layout) {
     t.bools([
         ("kOneVector", l.vectors.one_vector),
         ("kTableShared", l.vectors.table_words > 0),
-        ("kTurnsOwned", l.vectors.turns_owned),
+        ("kRotationsOwned", l.vectors.rotations_owned),
     ]);
     t.ints([
         ("kStrideA", l.vectors.stride_a),
@@ -252,7 +251,7 @@ fn shared(t: &mut Text, p: &Partition, l: &Layout) {
         ("kShNorm", l.at.norm),
         ("kShScores", l.at.scores),
         ("kShQkv", l.at.qkv),
-        ("kShPick", l.at.pick),
+        ("kShCandidates", l.at.candidates),
         ("kShMisc", l.at.misc),
         ("kShTokens", l.at.tokens),
         ("kShEnds", l.at.ends),
@@ -301,12 +300,12 @@ fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
         ("kRowsGu", part.tiling(Matrix::GateUp).rows),
         ("kSplitBlocks", each / class.kv_heads),
         ("kSplitsMax", part.kv_splits),
-        ("kMerge", u32::from(part.merge)),
+        ("kCombineByOwners", u32::from(part.combine_by_owners)),
         ("kWordsQ", l.words.q as u32),
         ("kWordsA", l.words.a as u32),
         ("kWordsF", l.words.f as u32),
-        ("kPartWords", l.words.part as u32),
-        ("kShTurn", l.turn),
+        ("kPartialWords", l.words.partial as u32),
+        ("kShRotations", l.rotations),
         ("kShHeads", l.heads),
         ("kShJoin", l.join),
         ("kWarpHeads", l.warp_heads),
@@ -349,25 +348,25 @@ fn attention(t: &mut Text, (class, part): (&Class, &ClassPartition), p: &Partiti
     // many partials two warps of an owner share its words: all of one warp's looks are in flight.
     let own = words / each;
     let sharers = if part.kv_splits > 8 && own.is_multiple_of(16) { 2 } else { 1 };
-    let count = if part.merge { own / sharers } else { words / p.warps };
+    let count = if part.combine_by_owners { own / sharers } else { words / p.warps };
     let low = 1 << count.trailing_zeros();
     t.ints([
         ("kPageHalf", page_half),
         ("kPageStages", page_stages),
         ("kPageStageBytes", 2 * page_half / page_stages.max(1)),
         ("kValueTiles", value_tiles),
-        ("kHeld", (dim / 16).max(4 * value_tiles)),
+        ("kKvQuads", (dim / 16).max(4 * value_tiles)),
         ("kQWords", group * dim / 2),
         ("kHalfHead", dim / 2),
         ("kTake", group * dim / 2 + dim),
-        ("kPartHead", dim / 16 * layout::PART_LINE),
+        ("kPartialHead", dim / 16 * layout::PARTIAL_LINE),
         ("kHeadPairs", group.div_ceil(2)),
         ("kJoinTile", 8 * group.div_ceil(2)),
         ("kJoinWarp", dim / 16 * 8 * group.div_ceil(2)),
-        ("kMergeItems", (t.columns * words).div_ceil(each)),
-        ("kMergeOwn", own),
-        ("kMergeSharers", sharers),
-        ("kMergeCount", count),
-        ("kMergeGroups", 32 / low.min(32)),
+        ("kCombineWords", (t.columns * words).div_ceil(each)),
+        ("kCombineOwn", own),
+        ("kCombineSharers", sharers),
+        ("kCombineCount", count),
+        ("kCombineGroups", 32 / low.min(32)),
     ]);
 }

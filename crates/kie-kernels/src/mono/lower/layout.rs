@@ -21,9 +21,9 @@ pub const COUNT_WORDS: u32 = 3 * BINS;
 /// A partial of attention: for each head and each 16 features a cache line of its own, 8 words of
 /// the output, then log2 of the mass. One mass for all would be one line that every warp of every
 /// block reads.
-pub const PART_LINE: u32 = 16;
+pub const PARTIAL_LINE: u32 = 16;
 /// See above.
-pub const PART_MASS: u32 = 8;
+pub const PARTIAL_LSE: u32 = 8;
 /// Slots of a ring, at most.
 const SLOTS_MAX: u32 = 64;
 /// Largest page tables that stand in shared memory, in words.
@@ -41,9 +41,9 @@ const fn lines_of(words: u64) -> u64 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exchange {
     /// Buffers that layers use in rotation (exchange.h says why one is free again).
-    pub turns: u32,
+    pub num_buffers: u32,
     /// The same of what other lanes want.
-    pub turns_other: u32,
+    pub num_buffers_other: u32,
     /// Words of one column of the residual: whole cache lines, the last may be padding.
     pub words_h: u64,
     /// Words of the residual, and of the widest class's q k v, partials, attention, activations.
@@ -51,7 +51,7 @@ pub struct Exchange {
     /// See above.
     pub vec_q: u64,
     /// See above.
-    pub vec_part: u64,
+    pub vec_partial: u64,
     /// See above.
     pub vec_a: u64,
     /// See above.
@@ -59,7 +59,7 @@ pub struct Exchange {
     /// Where each begins.
     pub at_qkv: u64,
     /// See above.
-    pub at_part: u64,
+    pub at_partial: u64,
     /// See above.
     pub at_attn: u64,
     /// See above.
@@ -69,14 +69,14 @@ pub struct Exchange {
     /// Lanes' last residual.
     pub at_last: u64,
     /// Candidates for the token: each block's, ...
-    pub at_pick: u64,
+    pub at_candidate: u64,
     /// ... its masses, ...
     pub at_more: u64,
     /// ... the host's order.
     pub at_order: u64,
     /// Words of all three, which have two buffers: they are taken where steps meet, so nothing says
     /// that all have been when the next step's come.
-    pub offers: u64,
+    pub candidate_words: u64,
     /// Rounds that narrow a filter, and what is left at the end.
     pub at_tally: u64,
     /// See above.
@@ -97,7 +97,7 @@ pub struct ClassWords {
     /// The mlp's activations.
     pub f: u64,
     /// One partial of attention.
-    pub part: u64,
+    pub partial: u64,
 }
 
 impl ClassWords {
@@ -107,7 +107,7 @@ impl ClassWords {
             q: of(Matrix::Qkv, 2),
             a: u64::from(class.heads * p.head_dim / 2),
             f: of(Matrix::GateUp, 4),
-            part: u64::from(class.heads * (p.head_dim / 16) * PART_LINE),
+            partial: u64::from(class.heads * (p.head_dim / 16) * PARTIAL_LINE),
         }
     }
 }
@@ -128,8 +128,8 @@ impl Exchange {
         let each = partition.blocks_a_lane(model);
         let pairs = || model.classes.iter().zip(&partition.classes);
         let two = pairs().all(|(c, p)| all_awaited(c, p, partition, each));
-        let turns = if two && model.layers() > 2 { 2 } else { model.layers() };
-        let turns_other = model.turns_other();
+        let num_buffers = if two && model.layers() > 2 { 2 } else { model.layers() };
+        let num_buffers_other = model.num_buffers_other();
         let c = u64::from(columns);
         let words_h = lines_of(u64::from(partition.residual) * u64::from(each) / 2);
         let widest = |of: &dyn Fn(ClassWords, u64) -> u64| {
@@ -138,47 +138,48 @@ impl Exchange {
             c * words.max().unwrap_or(0)
         };
         let (vec_h, vec_q) = (c * words_h, widest(&|w, _| w.q));
-        let (vec_part, vec_a) = (widest(&|w, splits| splits * w.part), widest(&|w, _| w.a));
+        let (vec_partial, vec_a) = (widest(&|w, splits| splits * w.partial), widest(&|w, _| w.a));
         let vec_f = widest(&|w, _| w.f);
         let lanes_all = u64::from(model.lanes_all());
-        let all = u64::from(turns * model.lanes);
+        let all = u64::from(num_buffers * model.lanes);
         let blocks = u64::from(partition.blocks * model.ranks);
         let at_qkv = 2 * all * vec_h;
-        let at_part = at_qkv + all * vec_q;
-        let at_attn = at_part + all * vec_part;
+        let at_partial = at_qkv + all * vec_q;
+        let at_attn = at_partial + all * vec_partial;
         let at_act = at_attn + all * vec_a;
         let at_other = at_act + all * vec_f;
-        let others = if lanes_all > 1 { 2 * u64::from(turns_other) * lanes_all * vec_h } else { 0 };
+        let others =
+            if lanes_all > 1 { 2 * u64::from(num_buffers_other) * lanes_all * vec_h } else { 0 };
         let at_last = at_other + others;
         let last = if head_mode(model) == HeadMode::PerLane { 0 } else { lanes_all * vec_h };
-        let at_pick = at_last + last;
-        let at_more = at_pick + 2 * blocks * c;
+        let at_candidate = at_last + last;
+        let at_more = at_candidate + 2 * blocks * c;
         let at_order = at_more + 4 * blocks * c;
-        let offers = at_order + 2 - at_pick;
-        let at_tally = at_pick + 2 * offers;
+        let candidate_words = at_order + 2 - at_candidate;
+        let at_tally = at_candidate + 2 * candidate_words;
         let rounds = 2 * u64::from(ROUNDS);
         let at_verdict = at_tally + rounds * blocks * c * u64::from(COUNT_WORDS);
         let at_final = at_verdict + rounds * c * 8;
         let words = at_final + blocks * c * 4;
         Self {
-            turns,
-            turns_other,
+            num_buffers,
+            num_buffers_other,
             words_h,
             vec_h,
             vec_q,
-            vec_part,
+            vec_partial,
             vec_a,
             vec_f,
             at_qkv,
-            at_part,
+            at_partial,
             at_attn,
             at_act,
             at_other,
             at_last,
-            at_pick,
+            at_candidate,
             at_more,
             at_order,
-            offers,
+            candidate_words,
             at_tally,
             at_verdict,
             at_final,
@@ -207,7 +208,7 @@ pub struct ClassLayout {
     /// The same of the mlp's activations.
     pub direct_down: bool,
     /// Shared memory: rotations of the results that threads own.
-    pub turn: u32,
+    pub rotations: u32,
     /// Each warp's heads, where several columns' pages come through the ring, and the join of the
     /// warps' partials.
     pub heads: u32,
@@ -249,7 +250,7 @@ pub struct Vectors {
     /// Halves of one column's query heads, key and value.
     pub heads: u32,
     /// Rotations are kept for the results that exist, not one a thread.
-    pub turns_owned: bool,
+    pub rotations_owned: bool,
 }
 
 /// Which thread reads which of the other lanes' words (ops/all_reduce.h says it of each).
@@ -288,14 +289,14 @@ fn is_direct(t: &Tiling, columns: u32) -> bool {
 }
 
 impl Vectors {
-    fn new(model: &Model, p: &Partition, kind: Kind, packed: bool) -> Self {
+    fn new(model: &Model, p: &Partition, kind: Kind, variable_stages: bool) -> Self {
         let columns = kind.columns;
         let pair = |c: &ClassPartition| [Matrix::Output, Matrix::Down].map(|m| *c.tiling(m));
         let all_meet = p.classes.iter().all(|c| c.tilings.iter().all(|t| t.k_warps > 1));
         let direct = |t: &Tiling| is_direct(t, columns);
         let all_direct = p.classes.iter().all(|c| pair(c).iter().all(direct));
         let one_vector =
-            if columns > 1 { !all_direct } else { packed && all_meet && !kind.streamed };
+            if columns > 1 { !all_direct } else { variable_stages && all_meet && !kind.streamed };
         let pad = if columns > 1 { COLUMN_PAD } else { 0 };
         let kept = |t: Tiling| if direct(&t) { 0 } else { t.k };
         let narrow = most(model, p, |_, c| pair(c).map(kept).into_iter().max().unwrap_or(0));
@@ -322,7 +323,8 @@ impl Vectors {
             table_words: if table_words <= TABLE_WORDS_MAX { table_words } else { 0 },
             scores: most(model, p, |c, _| 2 * c.group() * PAGE as u32),
             heads: most(model, p, |c, p| (c.group() + 2) * p.head_dim),
-            turns_owned: packed && p.classes.iter().all(|c| c.tiling(Matrix::Qkv).k_warps > 1),
+            rotations_owned: variable_stages
+                && p.classes.iter().all(|c| c.tiling(Matrix::Qkv).k_warps > 1),
         }
     }
 }
@@ -337,7 +339,7 @@ pub struct Shared {
     pub norm: u32,
     pub scores: u32,
     pub qkv: u32,
-    pub pick: u32,
+    pub candidates: u32,
     pub misc: u32,
     pub tokens: u32,
     pub ends: u32,
@@ -349,7 +351,7 @@ pub struct Shared {
     pub slots: u32,
     pub sizes: u32,
     /// Rotations of the results that threads own, of each class.
-    pub turns: Vec<u32>,
+    pub rotations: Vec<u32>,
     pub others: u32,
     pub table: u32,
     /// Which of a stage's scales each row has.
@@ -375,7 +377,7 @@ impl Shared {
         let rotations = |c: &ClassPartition| {
             let t = c.tiling(Matrix::Qkv);
             let owned = t.row_pairs() * columns;
-            8 * if v.turns_owned { owned } else { t.items(columns, threads) * threads }
+            8 * if v.rotations_owned { owned } else { t.items(columns, threads) * threads }
         };
         let mut at = Offsets(0);
         if !v.one_vector {
@@ -389,7 +391,7 @@ impl Shared {
             norm: at.next(p.warps * columns * v.norm_sets * 4, 1),
             scores: at.next(v.scores * 4, 1),
             qkv: at.next(v.heads * 2, 16),
-            pick: at.next((p.warps * columns + columns + p.warps) * 20, 1),
+            candidates: at.next((p.warps * columns + columns + p.warps) * 20, 1),
             misc: at.next(64, 16),
             tokens: at.next(columns * 4, 1),
             ends: at.next(columns * 4, 1),
@@ -400,7 +402,7 @@ impl Shared {
             trace: at.next(16 * 8, 64),
             slots: at.next(SLOTS_MAX * 16, 1),
             sizes: at.next(SLOTS_MAX * 4, 1),
-            turns: p.classes.iter().map(|c| at.next(rotations(c), 1)).collect(),
+            rotations: p.classes.iter().map(|c| at.next(rotations(c), 1)).collect(),
             others: at.next(v.other_words * 4, 1),
             table: at.next(v.table_words * 4, 1),
             index: at.next(p.index_bytes(), 1),
@@ -422,12 +424,17 @@ pub struct Ring {
 
 impl Ring {
     /// From `end` on.
-    fn new(model: &Model, p: &Partition, (packed, columns): (bool, u32), end: u32) -> Result<Self> {
+    fn new(
+        model: &Model,
+        p: &Partition,
+        (variable_stages, columns): (bool, u32),
+        end: u32,
+    ) -> Result<Self> {
         let at = end.next_multiple_of(1024);
         let room = p.shared_max.saturating_sub(at);
         // No more than a step has stages: see stream.h.
         let most = SLOTS_MAX.min(segments::layer_stages(model, p));
-        let (slots, bytes) = if packed {
+        let (slots, bytes) = if variable_stages {
             let bytes = p.tuning.ring_most.max(2 * p.slot_bytes + 512);
             (most, (room / 1024 * 1024).min(bytes))
         } else {
@@ -452,7 +459,7 @@ pub struct Layout {
     /// Of which kernel.
     pub kind: Kind,
     /// Stages of different sizes stand side by side in the ring (ring.h).
-    pub packed: bool,
+    pub variable_stages: bool,
     /// Stages in registers before a product's vector has arrived.
     pub ahead: u32,
     /// The exchange.
@@ -474,9 +481,9 @@ impl Layout {
     /// [`Error::InvalidProgram`] where shared memory has no room for two slots of the ring.
     pub fn new(model: &Model, p: &Partition, kind: Kind) -> Result<Self> {
         let columns = kind.columns;
-        let packed = p.packed(model) && columns == 1;
+        let variable_stages = p.variable_stages(model) && columns == 1;
         let ahead = if columns > 1 { 1 } else { p.ahead(model) };
-        let vectors = Vectors::new(model, p, kind, packed);
+        let vectors = Vectors::new(model, p, kind, variable_stages);
         let at = Shared::new(model, p, columns, &vectors);
         // Attention out of the ring (ops/attend_ring.h) stands where the vectors do, of which none
         // is at work while a block attends, or, where those are small, has a place of its own.
@@ -493,16 +500,16 @@ impl Layout {
         let there = (vectors.one_vector || all_heads <= at.xb) && room <= at.part_a;
         let heads = if there { 0 } else { at.end };
         let own = if kind.streamed && !there { room } else { 0 };
-        let ring = Ring::new(model, p, (packed, columns), at.end + own)?;
+        let ring = Ring::new(model, p, (variable_stages, columns), at.end + own)?;
         let each = p.blocks_a_lane(model);
-        let of_class = |((c, part), turn): ((&Class, &ClassPartition), &u32)| {
+        let of_class = |((c, part), rotations): ((&Class, &ClassPartition), &u32)| {
             // Stages are taken in order: gate and up's once all of attention's output's are.
-            let early = packed && part.tiling(Matrix::Output).stages <= ahead;
+            let early = variable_stages && part.tiling(Matrix::Output).stages <= ahead;
             ClassLayout {
                 words: ClassWords::new(c, part, each),
                 direct_o: is_direct(part.tiling(Matrix::Output), columns),
                 direct_down: is_direct(part.tiling(Matrix::Down), columns),
-                turn: *turn,
+                rotations: *rotations,
                 heads,
                 join: heads + p.warps * warp_heads(c, part),
                 warp_heads: warp_heads(c, part),
@@ -510,8 +517,9 @@ impl Layout {
                 early_gu: if early { part.tiling(Matrix::GateUp).stages.min(3) } else { 0 },
             }
         };
-        let classes = model.classes.iter().zip(&p.classes).zip(&at.turns).map(of_class).collect();
+        let classes =
+            model.classes.iter().zip(&p.classes).zip(&at.rotations).map(of_class).collect();
         let exchange = Exchange::new(model, p, columns);
-        Ok(Self { kind, packed, ahead, exchange, classes, vectors, at, ring })
+        Ok(Self { kind, variable_stages, ahead, exchange, classes, vectors, at, ring })
     }
 }

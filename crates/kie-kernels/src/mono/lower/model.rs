@@ -182,7 +182,7 @@ impl Model {
 
     /// Buffers of the words of what other lanes want, which layers use in rotation: as few as let
     /// no lane write a layer's where another may still read an earlier one's (ops/all_reduce.h).
-    pub fn turns_other(&self) -> u32 {
+    pub fn num_buffers_other(&self) -> u32 {
         if self.lanes_all() == 1 {
             return 1;
         }
@@ -197,9 +197,9 @@ impl Model {
         // stored that were done with what they read for what comes before it. Of what is read for
         // one and the same output threads read parts side by side, so nothing follows.
         let done = |at: usize| (0..at).filter_map(source).max().unwrap_or(0);
-        let fits = |turns: &usize| {
-            (2 * turns..2 * layers).all(|at| {
-                let mut readers = (0..2 * layers).filter(|n| source(*n) == Some(at - 2 * turns));
+        let fits = |buffers: &usize| {
+            (2 * buffers..2 * layers).all(|at| {
+                let mut readers = (0..2 * layers).filter(|n| source(*n) == Some(at - 2 * buffers));
                 readers.all(|reader| reader < done(at))
             })
         };
@@ -549,9 +549,10 @@ mod tests {
         let with = |delay: &dyn Fn(u32) -> i32| {
             let model = model("2b");
             let layer = |n| Layer { delay: [delay(n); 2], ..model.layer[0] };
-            Model { layer: (0..model.layers()).map(layer).collect(), ..model.clone() }.turns_other()
+            Model { layer: (0..model.layers()).map(layer).collect(), ..model.clone() }
+                .num_buffers_other()
         };
-        assert_eq!(model("8b").turns_other(), 1, "there is no other lane");
+        assert_eq!(model("8b").num_buffers_other(), 1, "there is no other lane");
         assert_eq!(with(&|_| 0), 1);
         assert_eq!(with(&|_| 1), 3);
         assert_eq!(with(&|_| 2), 5);

@@ -54,7 +54,7 @@ pub struct ClassPartition {
     /// Blocks that share the pages of a kv head.
     pub kv_splits: u32,
     /// Attention's partials are combined by owners first.
-    pub merge: bool,
+    pub combine_by_owners: bool,
     /// The matrices of a layer, in the order of [`Matrix`].
     pub tilings: [Tiling; 4],
 }
@@ -373,8 +373,10 @@ impl Partition {
         // Partials of attention that cannot be combined by owners cost a narrow model about a
         // twentieth.
         let owners = |p: &Self| p.warps == 8 && model.lanes_all() == 1;
-        let merge = |p: &Self| p.classes.iter().all(|c| c.merge);
-        let cost = |p: &Self| p.line_bytes(model) * if owners(p) && !merge(p) { 21 } else { 20 };
+        let combine_by_owners = |p: &Self| p.classes.iter().all(|c| c.combine_by_owners);
+        let cost = |p: &Self| {
+            p.line_bytes(model) * if owners(p) && !combine_by_owners(p) { 21 } else { 20 }
+        };
         let best = all.min_by_key(|p| (cost(p), p.blocks));
         let none = || {
             let Model { lanes, hidden, .. } = model;
@@ -427,13 +429,14 @@ impl Partition {
         let owners = model.lanes_all() == 1 && warps == 8;
         let classes = model.classes.iter().zip(rows.iter().zip(tilings));
         let class = |(class, (rows, tilings)): (&Class, (&Rows, [Tiling; 4]))| {
-            let merge = owners && (rows.attn / 2).is_multiple_of(each);
-            let most = if merge { tuning.most_splits_merged } else { tuning.most_splits };
+            let combine_by_owners = owners && (rows.attn / 2).is_multiple_of(each);
+            let most =
+                if combine_by_owners { tuning.most_splits_by_owners } else { tuning.most_splits };
             ClassPartition {
                 head_dim: rows.head_dim,
                 ffn: rows.ffn,
                 kv_splits: most.min(each / class.kv_heads),
-                merge,
+                combine_by_owners,
                 tilings,
             }
         };
@@ -585,9 +588,9 @@ impl Partition {
     /// Whether stages stand side by side in the ring, and more of gate and up in registers: where a
     /// rank waits for others about as long as its weights take, the stream stands still once the
     /// ring is full, so that what it holds counts. Twelve warps have no registers for that.
-    pub(super) fn packed(&self, model: &Model) -> bool {
+    pub(super) fn variable_stages(&self, model: &Model) -> bool {
         let (line, t) = (self.line_bytes(model), &self.tuning);
-        t.packed_always
+        t.variable_stages_always
             || model.ranks > 1
                 && model.lanes == 1
                 && self.warps == 8
@@ -665,8 +668,8 @@ impl fmt::Display for Partition {
             self.in_flight_bytes / 1024,
         )?;
         for (at, class) in self.classes.iter().enumerate() {
-            let merged = if class.merge { ", combined by owners" } else { "" };
-            writeln!(f, "  class {at}: {} kv splits{merged}", class.kv_splits)?;
+            let combined = if class.combine_by_owners { ", combined by owners" } else { "" };
+            writeln!(f, "  class {at}: {} kv splits{combined}", class.kv_splits)?;
             for (matrix, s) in Matrix::ALL.iter().zip(&class.tilings) {
                 writeln!(
                     f,
@@ -762,7 +765,11 @@ mod tests {
         for (name, ranks) in all {
             let model = rank(name, ranks);
             let cut = Partition::new(&model, &nvidia(), 4096).unwrap();
-            assert_eq!(cut.packed(&model), (name, ranks) == ("8b", 4), "{name} on {ranks}: {cut}");
+            assert_eq!(
+                cut.variable_stages(&model),
+                (name, ranks) == ("8b", 4),
+                "{name} on {ranks}: {cut}"
+            );
         }
     }
 

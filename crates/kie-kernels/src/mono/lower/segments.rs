@@ -248,8 +248,9 @@ mod tests {
             for kind in [1, partition.columns].map(|columns| Kind { columns, streamed: false }) {
                 let layout = Layout::new(&model, &partition, kind).unwrap();
                 let x = &layout.exchange;
-                let at = [x.at_qkv, x.at_part, x.at_attn, x.at_act, x.at_other, x.at_last];
-                let more = [x.at_pick, x.at_more, x.at_order, x.at_tally, x.at_verdict, x.words];
+                let at = [x.at_qkv, x.at_partial, x.at_attn, x.at_act, x.at_other, x.at_last];
+                let more =
+                    [x.at_candidate, x.at_more, x.at_order, x.at_tally, x.at_verdict, x.words];
                 let order: Vec<_> = at.into_iter().chain(more).collect();
                 assert!(order.is_sorted(), "{order:?}");
                 let columns = u64::from(kind.columns);
@@ -257,8 +258,8 @@ mod tests {
                     assert!(columns * class.words.q <= x.vec_q);
                     assert!(columns * class.words.a <= x.vec_a);
                     assert!(columns * class.words.f <= x.vec_f);
-                    let parts = columns * u64::from(part.kv_splits) * class.words.part;
-                    assert!(parts <= x.vec_part);
+                    let partials = columns * u64::from(part.kv_splits) * class.words.partial;
+                    assert!(partials <= x.vec_partial);
                     let down = part.tiling(Matrix::Down);
                     assert!(class.direct_down || down.k <= layout.vectors.stride_b);
                 }

@@ -13,7 +13,7 @@ pub struct Tuning {
     /// of its lane: more partials cost registers.
     pub most_splits: u32,
     /// The same where partials are combined by owners, which leaves each block few words.
-    pub most_splits_merged: u32,
+    pub most_splits_by_owners: u32,
     /// Bytes of a block's stream from which on the weights, not the exchange, make the step's time:
     /// those of a whole 2B are, those of a quarter of an 8B are not.
     pub long_stream_bytes: u64,
@@ -48,7 +48,7 @@ pub struct Tuning {
     /// ... and where one of them is waited for first.
     pub poll_delay_ns: u32,
     /// Stages of different sizes stand side by side in every kernel's ring: for tests.
-    pub packed_always: bool,
+    pub variable_stages_always: bool,
     /// Bytes of the ring, at most; rounded up to two slots. For tests.
     pub ring_most: u32,
 }
@@ -57,7 +57,7 @@ pub struct Tuning {
 pub const H200: Tuning = Tuning {
     name: "H200",
     most_splits: 8,
-    most_splits_merged: 16,
+    most_splits_by_owners: 16,
     long_stream_bytes: 32 << 20,
     long_stream_bytes_4_bits: 16 << 20,
     short_stream_bytes: 12 << 20,
@@ -74,7 +74,7 @@ pub const H200: Tuning = Tuning {
     ahead_short: 4,
     poll_delay_retries_ns: 100,
     poll_delay_ns: 250,
-    packed_always: false,
+    variable_stages_always: false,
     ring_most: u32::MAX,
 };
 

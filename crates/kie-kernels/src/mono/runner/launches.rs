@@ -41,16 +41,16 @@ pub(super) type Started = (Vec<Box<dyn Flight>>, Option<Mode>);
 pub(super) struct Launches {
     /// One a machine. All are told the same; the first one's tokens count.
     pub ranks: Vec<Loaded>,
-    epoch: u32,
+    seqno: u32,
     /// How long a wait inside the kernel lasts at most.
     budget_ns: u64,
     pub meter: Option<Arc<Meter>>,
 }
 
 impl Launches {
-    pub fn new(ranks: Vec<Loaded>, first_epoch: u32, hang_timeout: Duration) -> Self {
+    pub fn new(ranks: Vec<Loaded>, first_seqno: u32, hang_timeout: Duration) -> Self {
         let budget_ns = u64::try_from(hang_timeout.as_nanos()).unwrap_or(u64::MAX);
-        Self { ranks, epoch: first_epoch, budget_ns, meter: None }
+        Self { ranks, seqno: first_seqno, budget_ns, meter: None }
     }
 
     /// The machine that the host listens to.
@@ -122,15 +122,15 @@ impl Launches {
 
     /// So many sequence numbers of steps were used.
     pub fn advance(&mut self, steps: u32) {
-        self.epoch += steps;
+        self.seqno += steps;
     }
 
     /// Starts sequence numbers anew where a longest launch would pass the last: the words are
     /// zeroed. Kernels tell a step's layers, and the choice of its token, apart by 32 bits.
     fn renew_epochs(&mut self) -> Result<()> {
-        if self.epoch >= u32::MAX / (self.first().model.layers() + 1) - LONG {
+        if self.seqno >= u32::MAX / (self.first().model.layers() + 1) - LONG {
             self.ranks.iter().try_for_each(Loaded::clear_words)?;
-            self.epoch = 1;
+            self.seqno = 1;
         }
         Ok(())
     }
@@ -138,16 +138,16 @@ impl Launches {
     /// Starts the decode kernel on every rank. `measured`: what its meter looks at.
     pub fn decode(&mut self, ask: &Ask, measured: bool) -> Result<Started> {
         self.renew_epochs()?;
-        let epoch = self.epoch;
+        let seqno = self.seqno;
         self.order(Order::GoOn);
         let mode = self.meter.as_ref().filter(|_| measured).map(|m| m.mode());
         let mut flights = Vec::with_capacity(self.ranks.len());
         for loaded in &mut self.ranks {
             let mut args = loaded.args(ask.columns);
             if mode == Some(Mode::Alone) {
-                (args.rank, args.hops) = (0, [0; 8]);
+                (args.rank, args.peer_offset) = (0, [0; 8]);
             }
-            (args.epoch, args.budget_ns, args.steps) = (epoch, self.budget_ns, ask.steps);
+            (args.seqno, args.budget_ns, args.steps) = (seqno, self.budget_ns, ask.steps);
             (args.live, args.count, args.column) = (ask.live, ask.prompt, ask.column);
             args.at_head = u64::from(ask.at_head);
             if ask.prompt > 0 {
@@ -187,7 +187,7 @@ impl Launches {
         to_head: bool,
     ) -> Result<Vec<Box<dyn Flight>>> {
         self.renew_epochs()?;
-        let epoch = if to_head { self.epoch } else { 0 };
+        let seqno = if to_head { self.seqno } else { 0 };
         let all = || self.ranks.iter().filter_map(|l| Some((l, l.prefill.as_ref()?)));
         for (loaded, prefill) in all() {
             prefill.clear(&*loaded.machine)?;
@@ -201,7 +201,7 @@ impl Launches {
         let launch = |(loaded, prefill): (&Loaded, &Prefill)| {
             let mut args = loaded.args(1);
             (args.prompt, args.budget_ns) = (loaded.room.prompt.address, self.budget_ns);
-            args.epoch = epoch;
+            args.seqno = seqno;
             prefill.launch(&*loaded.machine, args, &part)
         };
         all().map(launch).collect()
@@ -224,7 +224,7 @@ pub(super) fn sequence(
         row: row as u32,
         position: slot.next as u32,
         token: slot.token.unwrap_or(0),
-        made: slot.generated as u32,
+        generated: slot.generated as u32,
         min_new: params.min_new,
         last: (slot.next + left).min(max_positions).min(slot.granted) as u32,
         stop_count: params.stop_ids,
@@ -239,6 +239,6 @@ pub(super) fn sequence(
         presence: s.presence_penalty,
         frequency: s.frequency_penalty,
         top_k: s.top_k,
-        told: slot.emitted,
+        emitted: slot.emitted,
     }
 }

@@ -6,9 +6,9 @@
 
 #include "platform.h"
 
-constexpr int kTellWords = 3;
+constexpr int kTokenWords = 3;
 
-KIE_DEVICE void tell(u64* to, u32 n, u32 token, float logprob) {
+KIE_DEVICE void emit(u64* to, u32 n, u32 token, float logprob) {
     const u64 tag = n + 1;
     store_host(to, tag << 32 | token);
     store_host(to + 1, tag << 32 | bits(logprob));
