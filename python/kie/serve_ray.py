@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from hashlib import blake2b
 from typing import Any
+from urllib.parse import quote
 
 try:
     import aiohttp
@@ -30,6 +31,7 @@ try:
     from ray.serve.request_router import RequestRouter
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import Response, StreamingResponse
+    from yarl import URL
 except ImportError as cause:
     raise ImportError(f"kie.serve_ray: {cause}: pip install 'kie[ray]'") from cause
 
@@ -150,8 +152,9 @@ class Replica:
                 timeout=aiohttp.ClientTimeout(total=None),
                 auto_decompress=False,
             )
+        url = URL(self._url + path, encoded=True)
         asked = self._client.request(
-            method, self._url + path, headers=headers, data=body or None, skip_auto_headers=SILENT
+            method, url, headers=headers, data=body or None, skip_auto_headers=SILENT
         )
         async with asked as answer:
             name = serve.get_replica_context().replica_id.unique_id
@@ -268,7 +271,7 @@ def prefix_hashes(body: bytes) -> list[int]:
     """Hashes of a request's prompt: the n-th is of its first n blocks of text."""
     try:
         asked = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     if not isinstance(asked, dict):
         return []
@@ -306,7 +309,10 @@ class Ingress:
         body = await self._body(request)
         if body is None:
             return failure(path, 413, f"body: wanted at most {self._most} bytes")
-        target = f"{path}?{request.url.query}" if request.url.query else path
+        # As it came: what a client has escaped is the replica's to read.
+        target = (request.scope.get("raw_path") or quote(path).encode()).decode("latin-1")
+        if request.url.query:
+            target += f"?{request.url.query}"
         asked: dict[str, Any] = {
             "method": request.method,
             "path": target,
