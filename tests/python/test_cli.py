@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import kie
 import pytest
 from conftest import DATA, ROOT, TINY
+from kie import cli
 from kie.cli.models import EXAMPLES
 from kie.engine import plan_ahead
 
@@ -33,7 +37,7 @@ def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
 
 def test_run_streams_what_python_says(demo: kie.Engine) -> None:
     wanted = demo.generate(FIBONACCI, temperature=0, max_tokens=30).text
-    for words, given in (((FIBONACCI,), None), (("-",), FIBONACCI)):
+    for words, given in (((FIBONACCI,), None), (("-",), FIBONACCI), ((), FIBONACCI)):
         done = run("run", *words, "-t", "0", "-n", "30", input=given)
         assert done.returncode == 0
         assert done.stdout.rstrip("\n") == wanted.rstrip("\n")
@@ -335,7 +339,6 @@ def test_bench_writes_reports_and_compares_them(tmp_path: Path) -> None:
     "words",
     [
         ("nonsense",),
-        ("run",),
         ("run", "a", "--frobnicate"),
         ("run", "a", "-n", "many"),
         ("bench", "nonsense"),
@@ -353,6 +356,8 @@ def test_wrong_usage_is_2(words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     "words",
     [
+        ("run",),
+        ("tokenize",),
         ("run", "a", "-m", "/nowhere"),
         ("run", "a", "--device", "cuda:9"),
         ("run", "a", "-t", "-1"),
@@ -372,6 +377,65 @@ def test_errors_are_1_with_cause_and_remedy(words: tuple[str, ...]) -> None:
     assert len(cause) > 12
     assert remedy.startswith("hint: ")
     assert "Traceback" in run(*words, "-v").stderr
+
+
+def numeric_options() -> list[tuple[tuple[str, ...], str]]:
+    """(verb, option) of every option that takes a number or is checked as it is read."""
+
+    def children(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+        actions = parser._actions
+        found = [a for a in actions if isinstance(a, argparse._SubParsersAction)]
+        return dict(found[0].choices) if found else {}
+
+    def walk(words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+        parser = cli.parser(words)
+        for word in words:
+            parser = children(parser)[word]
+        for action in parser._actions:
+            if action.type not in (None, Path) and action.option_strings:
+                yield words, action.option_strings[-1]
+        for word in children(parser):
+            yield from walk((*words, word))
+
+    # A process of its own opens the engine of `bench coldstart`.
+    found = [found for verb in children(cli.parser([])) for found in walk((verb,))]
+    return [(words, option) for words, option in found if words != ("bench", "coldstart")]
+
+
+NUMERIC = numeric_options()
+# What comes before the options: no verb gets as far as to open a model, or to listen.
+NEEDED = {
+    "run": ("a", "-m", "/nowhere"),
+    "chat": ("-m", "/nowhere"),
+    "serve": ("/nowhere", "--port", "0"),
+    "bench compare": ("a", "b"),
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "option"), NUMERIC, ids=[" ".join((*words, option)) for words, option in NUMERIC]
+)
+def test_an_impossible_number_is_told_in_words(
+    words: tuple[str, ...], option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needed = NEEDED.get(" ".join(words), ("/nowhere",))
+    for value in ("-1", "nan", "9" * 30):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*words, *needed, f"{option}={value}"])
+        told = capsys.readouterr().err
+        assert ended.value.code in (1, 2), value
+        assert "rror: " in told, value
+        assert not re.search(r"^error: \w+(Error|Exception): ", told), told
+
+
+def test_a_port_in_use_is_told_with_a_way_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = run("serve", "--port", str(taken.getsockname()[1]))
+    assert done.returncode == 1
+    cause, remedy = done.stderr.splitlines()
+    assert "in use" in cause
+    assert "OSError" not in cause
+    assert "--port" in remedy
 
 
 def test_help_and_version_are_0() -> None:

@@ -7,7 +7,7 @@ import json
 import sys
 import tempfile
 import time
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,7 +43,7 @@ def define(parser: ArgumentParser) -> None:
     line = "how long the host takes to answer a token, timed by the GPU"
     echo = verbs.add_parser("echo", help=line, description=line)
     echo.add_argument("--device", default="cuda:0", help="cuda:0, ...")
-    echo.add_argument("--rounds", type=counted, default=10_000, metavar="N")
+    echo.add_argument("--rounds", type=options.at_least_one, default=10_000, metavar="N")
     echo.add_argument("--json", action="store_true", help="print JSON")
     options.verb(echo, answer)
     bench_load.define(verbs)
@@ -65,8 +65,10 @@ def _define_measurement(parser: ArgumentParser, tokens: int) -> None:
         metavar="SPEC",
         help="in place of MODEL: random 16-bit weights of a known shape, such as llama-3.2-1b",
     )
-    parser.add_argument("-n", "--tokens", type=counted, default=tokens, metavar="N")
-    parser.add_argument("--runs", type=counted, default=5, help="measured requests a point")
+    parser.add_argument("-n", "--tokens", type=options.at_least_one, default=tokens, metavar="N")
+    parser.add_argument(
+        "--runs", type=options.at_least_one, default=5, help="measured requests a point"
+    )
     parser.add_argument("--warmups", type=int, default=1, help="requests before, not counted")
     parser.add_argument("-t", "--temperature", type=float, default=0.0, metavar="T")
     parser.add_argument("--seed", type=int, default=0, help="key of prompts and sampling")
@@ -80,14 +82,7 @@ def _define_measurement(parser: ArgumentParser, tokens: int) -> None:
 
 def lengths(text: str) -> list[int]:
     """Prompt lengths separated by commas."""
-    return [counted(word) for word in text.split(",")]
-
-
-def counted(text: str) -> int:
-    """A number of at least 1."""
-    if not text.isdigit() or not int(text):
-        raise ArgumentTypeError(f"{text!r} is no number of at least 1")
-    return int(text)
+    return [options.at_least_one(word) for word in text.split(",")]
 
 
 @contextmanager

@@ -25,11 +25,15 @@ def define(verbs: Any) -> None:
     parser.add_argument("--api-key", metavar="KEY")
     _numbers(parser, prompt=128, tokens=256, runs=5)
     parser = _kind(verbs, "mixed", beside, "a victim that decodes beside an attacker's prompts")
-    parser.add_argument("--attacker-prompt", type=int, default=1024, metavar="N", help="tokens")
-    parser.add_argument("--max-itl-ms", type=float, metavar="MS", help="longest gap of the victim")
+    parser.add_argument(
+        "--attacker-prompt", type=options.at_least_one, default=1024, metavar="N", help="tokens"
+    )
+    parser.add_argument(
+        "--max-itl-ms", type=options.above_zero, metavar="MS", help="longest gap of the victim"
+    )
     _numbers(parser, tokens=256, runs=3)
     parser = _kind(verbs, "soak", endure, "requests for a long time: memory, rate, same answers")
-    parser.add_argument("--seconds", type=float, default=60, metavar="S")
+    parser.add_argument("--seconds", type=options.above_zero, default=60, metavar="S")
     _numbers(parser, tokens=64)
     parser = _kind(verbs, "coldstart", start, "process start to first token, phase by phase")
     parser.add_argument("--cold", action="store_true", help="drop the files from the page cache")
@@ -55,11 +59,15 @@ def _numbers(
     runs: int | None = None,
 ) -> None:
     if prompt is not None:
-        parser.add_argument("-p", "--prompt", type=positive, default=prompt, metavar="N")
+        parser.add_argument(
+            "-p", "--prompt", type=options.at_least_one, default=prompt, metavar="N"
+        )
     if tokens is not None:
-        parser.add_argument("-n", "--tokens", type=positive, default=tokens, metavar="N")
+        parser.add_argument(
+            "-n", "--tokens", type=options.at_least_one, default=tokens, metavar="N"
+        )
     if runs is not None:
-        parser.add_argument("--runs", type=positive, default=runs, metavar="N")
+        parser.add_argument("--runs", type=options.at_least_one, default=runs, metavar="N")
 
 
 def _define_serve(parser: ArgumentParser) -> None:
@@ -69,30 +77,27 @@ def _define_serve(parser: ArgumentParser) -> None:
     parser.add_argument("--api-key", metavar="KEY")
     parser.add_argument("--served-model", metavar="NAME", help="default: the first it names")
     parser.add_argument("--endpoint", choices=("chat", "completions"), default="chat")
-    parser.add_argument("--requests", type=positive, default=32, metavar="N", help="a point")
+    parser.add_argument(
+        "--requests", type=options.at_least_one, default=32, metavar="N", help="a point"
+    )
     parser.add_argument(
         "-c", "--concurrency", type=several, default=[1, 2, 4, 8], metavar="N,N,..."
     )
     parser.add_argument("--rate", type=rates, metavar="R,R,...", help="open loop: requests/s")
     parser.add_argument("--ignore-eos", action="store_true", help="all answers have all tokens")
     parser.add_argument("--extra", type=json.loads, default={}, metavar="JSON", help="more fields")
-    parser.add_argument("--timeout", type=float, default=600, metavar="S", help="of a request")
+    parser.add_argument(
+        "--timeout", type=options.above_zero, default=600, metavar="S", help="of a request"
+    )
     parser.add_argument("--chart", type=Path, metavar="FILE", help="draw a .png or .svg")
     parser.add_argument("--csv", action="store_true", help="print the table as CSV")
     parser.add_argument("--md", action="store_true", help="print the table as Markdown")
     _numbers(parser, prompt=64, tokens=128)
 
 
-def positive(text: str) -> int:
-    """A number of at least 1."""
-    if not text.isdigit() or not int(text):
-        raise ArgumentTypeError(f"{text!r} is no number of at least 1")
-    return int(text)
-
-
 def several(text: str) -> list[int]:
     """Numbers separated by commas."""
-    return [positive(word) for word in text.split(",")]
+    return [options.at_least_one(word) for word in text.split(",")]
 
 
 def rates(text: str) -> list[float]:

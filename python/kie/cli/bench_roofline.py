@@ -24,7 +24,9 @@ def define(verbs: Any) -> None:
         "--device", default="auto", metavar="NxNAME", help="8xH200, 8xMI300X, ..., cpu"
     )
     parser.add_argument("--topology", metavar="FILE", help="GPUs of a recorded machine")
-    parser.add_argument("--context", type=int, default=4096, metavar="N", help="positions")
+    parser.add_argument(
+        "--context", type=options.at_least_one, default=4096, metavar="N", help="positions"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     options.verb(parser, run)
 

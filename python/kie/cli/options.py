@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from kie.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -144,8 +148,44 @@ def loading() -> Generator[Callable[[str, int, int], None] | None]:
         show("", 0, 0)
 
 
-def read_prompt(prompt: str) -> str:
-    """The prompt, or standard input for `-`."""
-    if prompt != "-":
+def read_prompt(prompt: str | None) -> str:
+    """The prompt; standard input for `-`, and where none is given and something is piped in.
+
+    Raises InvalidRequestError where nothing is given and nothing comes.
+    """
+    if prompt is not None and prompt != "-":
         return prompt
-    return sys.stdin.buffer.read().decode(errors="surrogateescape")
+    waits = prompt is None and sys.stdin.isatty()
+    text = "" if waits else sys.stdin.buffer.read().decode(errors="surrogateescape")
+    if prompt is None and not text:
+        raise InvalidRequestError(
+            "no text is given",
+            hint="pass one, or pipe it in; `kie chat` is for typing",
+            context={"param": "prompt"},
+        )
+    return text
+
+
+def at_least_one(text: str) -> int:
+    """A number of at least 1."""
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise ArgumentTypeError(f"{text!r} is no number of at least 1")
+    return int(text)
+
+
+def above_zero(text: str) -> float:
+    """A finite number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ArgumentTypeError(f"{text!r} is no number above 0")
+    return value
+
+
+def port(text: str) -> int:
+    """A TCP port; 0: a free one."""
+    if not (text.isascii() and text.isdigit() and int(text) < 1 << 16):
+        raise ArgumentTypeError(f"{text!r} is no port (0 to 65535)")
+    return int(text)

@@ -18,7 +18,7 @@ DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 def define(parser: ArgumentParser) -> None:
     """Defines the verb."""
-    parser.add_argument("prompt", help="the text to continue; - reads standard input")
+    parser.add_argument("prompt", nargs="?", help="the text to continue; default: what is piped in")
     options.model(parser, "-m", "--model")
     options.engine(parser)
     options.sampling(parser)

@@ -10,6 +10,7 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
 from kie.cli import options
+from kie.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -26,7 +27,7 @@ def define(parser: ArgumentParser) -> None:
     options.model(parser, nargs="?")
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="name or address to listen on")
-    add("--port", type=int, default=8000, metavar="N", help="0 takes a free one")
+    add("--port", type=options.port, default=8000, metavar="N", help="0 takes a free one")
     add("--api-key", metavar="KEY", help="what requests must bring; default: $KIE_API_KEY, or none")
     add("--served-model-name", metavar="NAME", help="the model's name; default: its folder's")
     add("--max-running", type=int, default=8, metavar="N", help="requests that run at once")
@@ -86,13 +87,20 @@ def serve(given: Namespace) -> int:
             "protect_metrics",
         ),
     ]
-    server = _kie.Server(
-        api_key=key,
-        cors_origins=given.cors_origin,
-        allowed_hosts=given.allowed_host,
-        metrics_compat_vllm=given.metrics_compat == "vllm",
-        **{name: getattr(given, name) for name in names},
-    )
+    try:
+        server = _kie.Server(
+            api_key=key,
+            cors_origins=given.cors_origin,
+            allowed_hosts=given.allowed_host,
+            metrics_compat_vllm=given.metrics_compat == "vllm",
+            **{name: getattr(given, name) for name in names},
+        )
+    except OSError as cause:
+        raise InvalidRequestError(
+            str(cause),
+            hint="pass another --port (0 takes a free one) or another --host",
+            context={"param": "port"},
+        ) from cause
     stop = _Stop(server)
     with options.loading() as progress:
         engine = _Opening(given, progress).wait()

@@ -10,7 +10,7 @@ from kie.cli import options
 
 def define(parser: ArgumentParser) -> None:
     """Defines the verb."""
-    parser.add_argument("text", help="the text; - reads standard input")
+    parser.add_argument("text", nargs="?", help="the text; default: what is piped in")
     options.model(parser, "-m", "--model")
     parser.add_argument(
         "--no-special", action="store_true", help="without the special tokens in front"
