@@ -138,7 +138,7 @@ pub(super) fn numbers(described: &Tensor, stored: &weights::Tensor) -> Vec<f32> 
     let whole = Tensor { lanes: 1, rows: rows as u32, ..*described };
     let mut all = vec![0.0; rows * cols];
     for (at, row) in all.chunks_exact_mut(cols).enumerate() {
-        numbers::row_to_f32(&matrix(&whole, &parts, 0), at, row);
+        row_to_f32(&matrix(&whole, &parts, 0), at, row);
     }
     all
 }
