@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -173,7 +173,7 @@ def resting(server: Serving, count: int) -> list[Row]:
         link.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert link.recv(4096).startswith(b"HTTP/1.1 200")
         links.append(link)
-    grown = (server.rss_kb() - before) / 1e3
+    grown = (server.rss_kb() - before) * 1024 / 1e6
     for link in links:
         link.close()
     return [Row(f"{count:,} idle connections", "< 20 MB", f"{grown:.1f} MB", grown < 20)]
@@ -295,21 +295,23 @@ def main() -> int:
     where = conditions()
     words = ("--threads", "1", "--max-queue", "256")
     slow = ("--header-timeout-s", "2", "--body-timeout-s", "2")
-    rows = kept_up(10)
+    rows: list[Row] = []
+
+    def show(found: list[Row]) -> None:
+        for row in found:
+            verdict = "ok" if row.good else "MISSED"
+            print(f"| {row.what} | {row.limit} | {row.measured} | {verdict} |", flush=True)
+        rows.extend(found)
+
+    print(f"{where}\n\n| what | limit | measured | |\n|---|---|---|---|", flush=True)
+    show(kept_up(10))
     with serving(*words, *slow) as server:
-        parts: list[Callable[[], list[Row]]] = [
-            lambda: resting(server, 1_000),
-            lambda: leaving(server, 200),
-            lambda: beside_python(server, 15),
-            lambda: hostile(server, given.malformed),
-            lambda: crowd(server, given.requests),
-        ]
-        for part in parts:
-            rows += part()
-    rows += beside_a_prompt(3)
-    print(f"{where}\n\n| what | limit | measured | |\n|---|---|---|---|")
-    for row in rows:
-        print(f"| {row.what} | {row.limit} | {row.measured} | {'ok' if row.good else 'MISSED'} |")
+        show(resting(server, 1_000))
+        show(leaving(server, 200))
+        show(beside_python(server, 15))
+        show(hostile(server, given.malformed))
+        show(crowd(server, given.requests))
+    show(beside_a_prompt(3))
     if given.out:
         found = {"conditions": where, "rows": [asdict(row) for row in rows]}
         given.out.write_text(json.dumps(found, indent=1))
