@@ -86,6 +86,11 @@ checks: lint
 	$(BIN)/python -m pytest --quiet
 	$(BIN)/python tools/check_crates.py $(LIBRARIES)
 
+.PHONY: test-portable
+test-portable: ## what sleeps, wakes and polls, by the ways that every system has
+	cargo test -p kie-kernels -p kie-core --lib --locked --features kie-core/portable -- \
+	    park descriptor ring barrier stream team fork engine::tests
+
 # Schedules that `make sim` simulates: even ones with warps of 32, odd ones with warps of 64.
 SEEDS ?= 6
 .PHONY: sim

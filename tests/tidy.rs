@@ -26,8 +26,9 @@ const LONG_FUNCTIONS: &[(&str, &str, usize)] = &[];
 /// Files of the safe crates in which `unsafe` may stand.
 const UNSAFE_FILES: &[&str] = &[
     "crates/kie-core/src/ring.rs",
-    // What ring.rs is made of (futex, eventfd, cells), apart so that loom can take its place.
+    // What ring.rs is made of (sleep, descriptor, cells), apart so that loom can take its place.
     "crates/kie-core/src/primitive.rs",
+    "crates/kie-core/src/descriptor.rs",
     // The device half of the mailbox, in a test.
     "crates/kie-core/src/engine/fake.rs",
     "crates/kie-core/src/weights/safetensors.rs",
@@ -47,6 +48,28 @@ const SHARED_MEMORY_FILES: &[&str] = &[
     "crates/kie-kernels/src/mailbox.rs",
     // Pinned memory before the driver is told to read it.
     "crates/kie-kernels/src/gpu/staging.rs",
+];
+
+/// What only Linux has: words of `libc`, each with the files in which it may stand. There, other
+/// systems have another way.
+const LINUX_ONLY: &[(&str, &[&str])] = &[
+    ("libc::SYS_futex", &["crates/kie-kernels/src/park.rs"]),
+    ("libc::SYS_arch_prctl", &["crates/kie-kernels/src/cpu/simd/x86.rs"]),
+    ("libc::eventfd", &["crates/kie-core/src/descriptor.rs"]),
+    ("libc::memfd_create", &["crates/kie-kernels/src/sim/memory.rs"]),
+    ("libc::sched_getaffinity", &["crates/kie-kernels/src/cpu/team.rs"]),
+    ("libc::sched_setaffinity", &["crates/kie-kernels/src/cpu/team.rs"]),
+    ("libc::pthread_getcpuclockid", &["crates/kie-kernels/src/cpu/team.rs"]),
+    ("libc::MADV_HUGEPAGE", &["crates/kie-kernels/src/cpu/arena.rs"]),
+    ("libc::__errno_location", &["crates/kie-core/src/weights/guard.rs"]),
+    ("libc::epoll_create1", &[]),
+    ("libc::signalfd", &[]),
+    ("libc::timerfd_create", &[]),
+    ("libc::prctl", &[]),
+    ("libc::gettid", &[]),
+    ("libc::pipe2", &[]),
+    ("libc::mremap", &[]),
+    ("libc::MAP_POPULATE", &[]),
 ];
 
 /// Crates and what they may depend on in this workspace.
@@ -425,6 +448,26 @@ fn shared_memory_is_borrowed_only_in_the_named_files() {
     for file in SHARED_MEMORY_FILES {
         if !borrowing.iter().any(|path| path == file) {
             writeln!(faults, "{file}: listed, and borrows nothing").unwrap();
+        }
+    }
+    report(&faults);
+}
+
+#[test]
+fn what_only_linux_has_stands_behind_a_seam() {
+    let mut faults = String::new();
+    // The drivers of GPUs are compiled on Linux alone.
+    let elsewhere = |path: &str| {
+        !path.starts_with("crates/kie-kernels/src/cuda/")
+            && !path.starts_with("crates/kie-kernels/src/hip/")
+    };
+    for source in sources().iter().filter(|s| s.is_library() && elsewhere(&s.path)) {
+        for (word, files) in LINUX_ONLY {
+            let seam = files.contains(&source.path.as_str())
+                && source.text().contains("target_os = \"linux\"");
+            for line in lines_with(source.text(), word).iter().filter(|_| !seam) {
+                writeln!(faults, "{}:{line}: {word} outside a seam", source.path).unwrap();
+            }
         }
     }
     report(&faults);

@@ -7,6 +7,7 @@ mod admission;
 mod answer;
 mod builder;
 mod compare;
+mod descriptor;
 mod device;
 pub mod dry_run;
 pub mod engine;

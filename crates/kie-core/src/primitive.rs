@@ -5,13 +5,17 @@
 
 use std::cell;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering;
 use std::sync::OnceLock;
 use std::time::Duration;
 
 pub use std::sync::atomic::AtomicU32;
 pub use std::sync::Arc;
+
+use kie_kernels::park;
+
+use crate::descriptor::Descriptor;
 
 /// Turns of the spin before a reader sleeps: a few microseconds.
 pub const SPINS: u32 = 200;
@@ -51,83 +55,49 @@ pub fn pause() {
     std::hint::spin_loop();
 }
 
-/// Sleeps and wakes on a word: a futex, and an eventfd for those who poll.
+/// Sleeps and wakes on a word, and by a descriptor for those who poll.
 #[derive(Debug, Default)]
 pub struct Waker {
-    fd: OnceLock<OwnedFd>,
+    polled: OnceLock<Descriptor>,
 }
 
 impl Waker {
     /// Sleeps until woken, or returns at once if `word` is not `seen`; may return for no reason.
     pub fn wait(&self, word: &AtomicU32, seen: u32, timeout: Option<Duration>) {
-        let timeout = timeout.map(|t| libc::timespec {
-            tv_sec: libc::time_t::try_from(t.as_secs()).unwrap_or(libc::time_t::MAX),
-            tv_nsec: t.subsec_nanos().into(),
-        });
-        let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        // SAFETY: `word` and `timeout` live for the call; a futex word is only compared.
-        unsafe {
-            libc::syscall(
-                libc::SYS_futex,
-                word.as_ptr(),
-                libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
-                seen,
-                timeout,
-            )
-        };
+        park::wait(word, seen, timeout);
     }
 
     /// Wakes all who sleep on `word`, and makes the descriptor readable.
     pub fn wake(&self, word: &AtomicU32) {
-        // SAFETY: a wake uses the word's address as a key only.
-        unsafe {
-            libc::syscall(
-                libc::SYS_futex,
-                word.as_ptr(),
-                libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
-                i32::MAX,
-            )
-        };
+        park::wake_all(word);
         self.signal();
     }
 
     /// The descriptor, made on first use; true if this call made it.
     pub fn fd(&self) -> std::io::Result<(RawFd, bool)> {
-        if let Some(fd) = self.fd.get() {
-            return Ok((fd.as_raw_fd(), false));
+        if let Some(polled) = self.polled.get() {
+            return Ok((polled.as_raw_fd(), false));
         }
-        // SAFETY: eventfd takes no pointers.
-        let made = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
-        if made < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor is new and nobody else has it.
-        let made = unsafe { OwnedFd::from_raw_fd(made) };
-        let first = self.fd.set(made).is_ok();
-        Ok((self.fd.get().map_or(-1, AsRawFd::as_raw_fd), first))
+        let first = self.polled.set(Descriptor::new()?).is_ok();
+        Ok((self.polled.get().map_or(-1, AsRawFd::as_raw_fd), first))
     }
 
     /// True if somebody polls.
     pub fn has_fd(&self) -> bool {
-        self.fd.get().is_some()
+        self.polled.get().is_some()
     }
 
     /// Makes the descriptor readable, if there is one.
     pub fn signal(&self) {
-        if let Some(fd) = self.fd.get() {
-            let one = 1u64;
-            // SAFETY: eight bytes of `one` are read; the descriptor lives as long as `self`. A
-            // failure means that the counter is full, which is readable already.
-            unsafe { libc::write(fd.as_raw_fd(), std::ptr::from_ref(&one).cast(), 8) };
+        if let Some(polled) = self.polled.get() {
+            polled.signal();
         }
     }
 
     /// Makes the descriptor unreadable, if there is one.
     pub fn drain(&self) {
-        if let Some(fd) = self.fd.get() {
-            let mut count = 0u64;
-            // SAFETY: eight bytes of `count` are written; a failure means that it was drained.
-            unsafe { libc::read(fd.as_raw_fd(), std::ptr::from_mut(&mut count).cast(), 8) };
+        if let Some(polled) = self.polled.get() {
+            polled.drain();
         }
     }
 }
@@ -178,7 +148,7 @@ pub fn forks() -> Forks {
 /// CLOCK_MONOTONIC in nanoseconds; no system call where the vDSO has it.
 pub fn now_ns() -> u64 {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `t` is written; the clock exists on every Linux.
+    // SAFETY: `t` is written; every system that is supported has the clock.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
     t.tv_sec.unsigned_abs() * 1_000_000_000 + t.tv_nsec.unsigned_abs()
 }

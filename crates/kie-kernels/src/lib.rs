@@ -23,6 +23,7 @@ pub mod matrix;
 pub mod meter;
 pub mod mono;
 pub mod numbers;
+pub mod park;
 pub mod partition;
 pub mod philox;
 pub mod room;

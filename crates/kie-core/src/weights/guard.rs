@@ -120,18 +120,32 @@ extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, context: *
     pass_on(signal, info, context);
 }
 
+/// Where this thread's errno is.
+fn errno_place() -> *mut c_int {
+    // SAFETY: takes no arguments and is safe in a signal handler.
+    #[cfg(target_os = "linux")]
+    unsafe {
+        libc::__errno_location()
+    }
+    // SAFETY: as above.
+    #[cfg(not(target_os = "linux"))]
+    unsafe {
+        libc::__error()
+    }
+}
+
 /// Zeros from the page of `at` to the end of its mapping: a file that is cut is gone from there on.
 fn put_zeros(at: usize, end: usize) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
     // SAFETY: the place of errno belongs to this thread; the interrupted code may be about to read
     // it. The pages replaced are of a mapping that its guard's owner keeps and only reads.
     unsafe {
-        let errno = *libc::__errno_location();
+        let errno = *errno_place();
         let page = libc::sysconf(libc::_SC_PAGESIZE) as usize;
         let from = at / page * page;
         let length = (end - from).next_multiple_of(page);
         let got = libc::mmap(from as *mut c_void, length, libc::PROT_READ, flags, -1, 0);
-        *libc::__errno_location() = errno;
+        *errno_place() = errno;
         got != libc::MAP_FAILED
     }
 }

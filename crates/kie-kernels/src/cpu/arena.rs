@@ -44,7 +44,10 @@ impl Arena {
         }
         let arena = Self { start, len: bytes.len(), layout };
         // SAFETY: the range is ours. A kernel that declines leaves small pages: slower, not wrong.
-        unsafe { libc::madvise(start.cast(), size, libc::MADV_HUGEPAGE) };
+        #[cfg(target_os = "linux")]
+        unsafe {
+            libc::madvise(start.cast(), size, libc::MADV_HUGEPAGE)
+        };
         let share = bytes.len().div_ceil(threads).next_multiple_of(HUGE_PAGE);
         let first = start as usize;
         let part = |part: usize, from: &[u8]| {

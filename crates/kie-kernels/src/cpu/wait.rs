@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 pub use std::sync::atomic::{AtomicBool, AtomicU32};
 
+use crate::park;
+
 /// Pauses between two looks at the clock.
 const PAUSES: u32 = 16;
 
@@ -28,10 +30,9 @@ impl Spin {
     }
 }
 
-/// Sleep on a word, and waking those who do: a futex.
+/// Sleep on a word, and waking those who do.
 pub struct Sleep;
 
-#[cfg(target_os = "linux")]
 impl Sleep {
     pub const fn new() -> Self {
         Self
@@ -39,31 +40,11 @@ impl Sleep {
 
     /// Sleeps while `word` is `seen`; may return early.
     pub fn wait(&self, word: &AtomicU32, seen: u32) {
-        let no_timeout = std::ptr::null::<libc::timespec>();
-        let op = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-        // SAFETY: `word` outlives the call; a null timeout means none.
-        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), op, seen, no_timeout) };
+        park::wait(word, seen, None);
     }
 
     /// Wakes all who sleep on `word`.
     pub fn wake(&self, word: &AtomicU32) {
-        let op = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-        // SAFETY: waking reads nothing but the address.
-        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), op, libc::c_int::MAX) };
+        park::wake_all(word);
     }
-}
-
-#[cfg(not(target_os = "linux"))]
-impl Sleep {
-    pub const fn new() -> Self {
-        Self
-    }
-
-    /// Sleeps for a moment, whatever `word` is.
-    pub fn wait(&self, _word: &AtomicU32, _seen: u32) {
-        std::thread::sleep(Duration::from_micros(200));
-    }
-
-    /// Sleepers wake up by themselves.
-    pub fn wake(&self, _word: &AtomicU32) {}
 }
