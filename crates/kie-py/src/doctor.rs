@@ -1,7 +1,8 @@
 //! What `kie.doctor()` cannot find out from Python.
 
 use kie_core::model;
-use kie_kernels::{cpu, devices, host, simd};
+use kie_kernels::host::allowed_cores;
+use kie_kernels::{cpu, devices, simd};
 use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 
@@ -12,7 +13,7 @@ use crate::engine::{detached, json};
 #[pyfunction]
 pub fn host() -> (String, &'static str, u64, u64, usize) {
     let (total, free) = cpu::memory();
-    (cpu::processor_name(), simd::detect().name(), total, free, host::allowed_cores())
+    (cpu::processor_name(), simd::detect().name(), total, free, allowed_cores())
 }
 
 /// The `model_type`s that kie runs, and how weights may be stored.
@@ -57,7 +58,7 @@ pub fn topology(py: Python<'_>) -> PyResult<Option<(String, String)>> {
 #[pyfunction]
 #[pyo3(signature = (threads = None, gigabytes = 2.0))]
 pub fn read_bandwidth(py: Python<'_>, threads: Option<usize>, gigabytes: f64) -> PyResult<f64> {
-    let threads = threads.unwrap_or_else(host::allowed_cores);
+    let threads = threads.unwrap_or_else(allowed_cores);
     if !(1..=1024).contains(&threads) {
         return Err(PyValueError::new_err(format!("threads must be 1 to 1024, got {threads}")));
     }

@@ -124,7 +124,7 @@ impl<'a> Config<'a> {
     }
 
     /// A finite number from 1 on.
-    pub(super) fn from_one(&self, key: &str) -> Result<f64> {
+    pub(super) fn at_least_one(&self, key: &str) -> Result<f64> {
         match self.positive(key)? {
             number if number >= 1.0 => Ok(number),
             _ => Err(self.wrong(key, "a number from 1 on", self.need(key)?)),

@@ -257,9 +257,9 @@ pub(super) fn one(
     let mut factors = Factors::default();
     rope.scaling = match new.or(old) {
         None | Some("default") => Scaling::None,
-        Some("linear") => Scaling::Linear { factor: parameters.from_one("factor")? },
+        Some("linear") => Scaling::Linear { factor: parameters.at_least_one("factor")? },
         Some("dynamic") => Scaling::Dynamic {
-            factor: parameters.from_one("factor")?,
+            factor: parameters.at_least_one("factor")?,
             original: original(config, parameters)?.unwrap_or(stated(config)?),
         },
         Some("llama3") => Scaling::Llama3(llama3(parameters)?),
@@ -305,7 +305,7 @@ fn llama3(parameters: &Config<'_>) -> Result<Llama3Scaling> {
 }
 
 fn yarn(config: &Config<'_>, parameters: &Config<'_>) -> Result<YarnScaling> {
-    let factor = parameters.from_one("factor")?;
+    let factor = parameters.at_least_one("factor")?;
     let given = parameters.optional_positive("attention_factor")?;
     let scales = [parameters.not_zero("mscale")?, parameters.not_zero("mscale_all_dim")?];
     let length = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };

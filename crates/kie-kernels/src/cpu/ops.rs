@@ -45,7 +45,7 @@ pub fn gelu_tanh_mul(level: Level, gate: &mut [f32], up: &[f32]) {
             // -2 sqrt(2 / pi), and that times 0.044715.
             // SAFETY: the caller has V's level.
             let [one, linear, cubic] =
-                unsafe { [V::splat(1.0), V::splat(-1.595_769_1), V::splat(-0.071_354_82)] };
+                unsafe { [V::splat(1.0), V::splat(-1.595_769_2), V::splat(-0.071_354_816)] };
             for (gate, up) in self.0.chunks_mut(V::LANES).zip(self.1.chunks(V::LANES)) {
                 let len = gate.len();
                 // SAFETY: the chunk has `len` numbers.

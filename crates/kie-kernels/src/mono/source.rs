@@ -235,6 +235,7 @@ pub fn pack_text(platform: Platform) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use std::collections::BTreeSet;
     use std::path::Path;

@@ -419,7 +419,7 @@ fn case_of(shape: Shape) -> Case {
     assert_eq!(found.as_halves, Vec::<String>::new());
     let mut tuning = Tuning { poll_delay_retries_ns: 250, ahead_short: 3, ..found.tuning };
     if shape.packed {
-        tuning = Tuning { packed_always: true, ring_most: 0, ..tuning };
+        tuning = Tuning { variable_stages_always: true, ring_most: 0, ..tuning };
     }
     let mut partition = Partition { tuning, ..found };
     for class in &mut partition.classes {

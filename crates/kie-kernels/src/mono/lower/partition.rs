@@ -775,7 +775,7 @@ mod tests {
 
     #[test]
     fn gate_and_up_begin_early_behind_all_of_attentions_output() {
-        let tuning = Tuning { packed_always: true, ..super::super::tuning::H200 };
+        let tuning = Tuning { variable_stages_always: true, ..super::super::tuning::H200 };
         // Stages of attention's output, those in registers, and gate and up's before and in all.
         for (name, ranks, wanted) in
             [("8b", 1, (16, 1, 0, 1)), ("8b", 4, (4, 4, 3, 7)), ("8b-fp8", 1, (8, 1, 0, 1))]
@@ -784,7 +784,7 @@ mod tests {
             let p = Partition::tuned(&model, &nvidia(), 4096, tuning).unwrap();
             let of = Layout::new(&model, &p, Kind { columns: 1, streamed: true }).unwrap();
             let (stages, class) = (p.classes[0].tiling(Matrix::Output).stages, &of.classes[0]);
-            assert!(of.packed);
+            assert!(of.variable_stages);
             let seen = (stages, of.ahead, class.early_gu, class.ahead_gu);
             assert_eq!(seen, wanted, "{name} on {ranks}");
         }
