@@ -116,8 +116,8 @@ int find_function(const char* call, u64* to, const char* name) {
     return kNotFound;
 }
 void store(u64* to, u64 word) { __atomic_store_n(to, word, __ATOMIC_RELEASE); }
-// As the kernel does (tell.h): a tag in each of three words. The token follows from its position.
-void tell(u64* to, u32 n, u32 token) {
+// As the kernel does (emit.h): a tag in each of three words. The token follows from its position.
+void emit(u64* to, u32 n, u32 token) {
     const float logprob = -1.0f;
     u32 bits;
     memcpy(&bits, &logprob, sizeof bits);
@@ -131,8 +131,8 @@ void decode(const DecodeArgs& args) {
         const Sequence& s = args.column[c];
         u32 n = 0;
         for (; n < args.steps && s.position + n < s.last; ++n) {
-            const u32 told = s.told + n;
-            tell(args.out + (u64{s.row} * kRing + told % kRing) * 3, told,
+            const u32 emitted = s.emitted + n;
+            emit(args.out + (u64{s.row} * kRing + emitted % kRing) * 3, emitted,
                  5 + (s.position + n) % 40);
         }
         if (n > made) made = n;
