@@ -54,7 +54,7 @@ const SHARED_MEMORY_FILES: &[&str] = &[
 /// systems have another way.
 const LINUX_ONLY: &[(&str, &[&str])] = &[
     ("libc::SYS_futex", &["crates/kie-kernels/src/park.rs"]),
-    ("libc::SYS_arch_prctl", &["crates/kie-kernels/src/cpu/simd/x86.rs"]),
+    ("libc::SYS_arch_prctl", &["crates/kie-kernels/src/simd/x86.rs"]),
     ("libc::eventfd", &["crates/kie-core/src/descriptor.rs"]),
     ("libc::memfd_create", &["crates/kie-kernels/src/sim/memory.rs"]),
     ("libc::sched_getaffinity", &["crates/kie-kernels/src/cpu/team.rs"]),
