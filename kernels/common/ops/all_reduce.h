@@ -14,7 +14,7 @@
 #include "block.h"
 #include "exchange.h"
 #include "lowered.h"
-#include "matvec.h"
+#include "ops/matvec.h"
 #include "platform.h"
 
 // Which thread reads which of the other lanes' words; lower/layout.rs says which way a kernel has.

@@ -7,7 +7,7 @@
 #include "chiplets.h"
 #include "exchange.h"
 #include "lowered.h"
-#include "matvec.h"
+#include "ops/matvec.h"
 #include "platform.h"
 #include "ring.h"
 

@@ -6,9 +6,9 @@
 #include "block.h"
 #include "exchange.h"
 #include "lowered.h"
-#include "matvec.h"
 #include "ops/attend.h"
 #include "ops/gather.h"
+#include "ops/matvec.h"
 #include "platform.h"
 #include "ring.h"
 

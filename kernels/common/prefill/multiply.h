@@ -3,7 +3,7 @@
 
 #include "args.h"
 #include "lowered.h"
-#include "matvec.h"
+#include "ops/matvec.h"
 #include "ops/unit.h"
 #include "platform.h"
 #include "prefill/feed.h"

@@ -1,4 +1,4 @@
-//! How a block's rows of a matrix lie in its stream, and how its warps share them (matvec.h).
+//! How a block's rows of a matrix lie in its stream, and how its warps share them (ops/matvec.h).
 
 /// What bounds a stage.
 #[derive(Debug, Clone, Copy)]
@@ -113,7 +113,7 @@ impl Encoding {
     }
 }
 
-/// How the warps of a block share a matrix of `rows` x `k` (matvec.h).
+/// How the warps of a block share a matrix of `rows` x `k` (ops/matvec.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tiling {
     /// What its weights are in the stream.
