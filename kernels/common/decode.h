@@ -53,21 +53,21 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
     AllReduce<typename C::TilingO> others_o;
     others_o.ask_early(args, b, of_o);
     {
-        Lots<typename C::TilingQkv> lots;
-        take_first<typename C::TilingQkv>(ring, lots);
+        Prefetched<typename C::TilingQkv> prefetched;
+        prefetch_weights<typename C::TilingQkv>(ring, prefetched);
         vector_free<typename C::TilingDown>();
         if (kVariableStages) early_page<C>(args, b, layer, kv);
         Squares squares =
             gather_normed(watch, args, b, hidden_slot(args, 1, layer - 1, b.lane_index), layer == 0,
                           norm_row(b, layer, 0), b.seqno - 1, layer << 4);
         stamp(b, 0);
-        step_qkv<C>(ring, args, b, layer, kv, lots, squares);
+        step_qkv<C>(ring, args, b, layer, kv, prefetched, squares);
     }
     if (layer == 0)
         KIE_UNROLL for (int i = 0; i < C::TilingO::items; ++i)
             unpack_half2(bits(own.v[i][0]), own.v[i][0], own.v[i][1]);
     const long buffer = buffer_of(layer, b.lane_index);
-    Lots<typename C::TilingGu> gate_up;
+    Prefetched<typename C::TilingGu> gate_up;
     {
         if constexpr (kStreamed && kColumns == 1) {
             attend_stream<C>(ring, watch, args, b, layer);
@@ -79,15 +79,15 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
             if (first < live_of(b)) attend_columns<C>(watch, args, b, layer, first, kv);
         }
         stamp(b, 3);
-        Lots<typename C::TilingO> lots;
-        take_first<typename C::TilingO>(ring, lots);
-        take_first<typename C::TilingGu, 0, C::kEarlyGu>(ring, gate_up);
+        Prefetched<typename C::TilingO> prefetched;
+        prefetch_weights<typename C::TilingO>(ring, prefetched);
+        prefetch_weights<typename C::TilingGu, 0, C::kEarlyGu>(ring, gate_up);
         others_o.read_early(watch, args, b, reduction_of(b, 0, layer));
         others_o.take_early(watch, args, b, of_o);
         gather_attention<C>(watch, args, b, layer);
         step_residual<typename C::TilingO>(watch, args, b, 0, layer, own, 5, others_o, [&]() {
             return multiply_output<typename C::TilingO, C::kDirectO>(
-                ring, watch, lots, b, args.ll_words + kAtAttn + buffer * kVecA, C::kWordsA,
+                ring, watch, prefetched, b, args.ll_words + kAtAttn + buffer * kVecA, C::kWordsA,
                 layer << 4 | 4);
         });
     }
@@ -95,15 +95,15 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
     others_down.read_early(watch, args, b, reduction_of(b, 1, layer));
     others_down.ask_early(args, b, of_down);
     {
-        take_first<typename C::TilingGu, C::kEarlyGu>(ring, gate_up);
+        prefetch_weights<typename C::TilingGu, C::kEarlyGu>(ring, gate_up);
         vector_free<typename C::TilingO>();
         Squares squares = gather_normed(watch, args, b, hidden_slot(args, 0, layer, b.lane_index),
                                         false, norm_row(b, layer, 1), b.seqno, layer << 4 | 5);
         stamp(b, 7);
         step_gate_up<C>(ring, args, b, layer, gate_up, squares);
     }
-    Lots<typename C::TilingDown> lots;
-    take_first<typename C::TilingDown>(ring, lots);
+    Prefetched<typename C::TilingDown> prefetched;
+    prefetch_weights<typename C::TilingDown>(ring, prefetched);
     const u64* act = args.ll_words + kAtAct + buffer * kVecF;
     others_down.take_early(watch, args, b, of_down);
     if constexpr (!C::kDirectDown) {
@@ -116,8 +116,8 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
     }
     stamp(b, 10);
     step_residual<typename C::TilingDown>(watch, args, b, 1, layer, own, 11, others_down, [&]() {
-        return multiply_output<typename C::TilingDown, C::kDirectDown>(ring, watch, lots, b, act,
-                                                                       C::kWordsF, layer << 4 | 6);
+        return multiply_output<typename C::TilingDown, C::kDirectDown>(
+            ring, watch, prefetched, b, act, C::kWordsF, layer << 4 | 6);
     });
 }
 

@@ -104,38 +104,40 @@ KIE_DEVICE void step_head(const DecodeArgs& args, Block& b, Sums<S>& s, int row,
 KIE_DEVICE void decode_head(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b,
                             Candidate& candidate) {
     {
-        Lots<TilingHead> lots;
-        take_first<TilingHead>(ring, lots);
+        Prefetched<TilingHead> prefetched;
+        prefetch_weights<TilingHead>(ring, prefetched);
         if constexpr (kHeadMode == kHeadPerLane) {
             vector_free<TilingOwned>();
             Squares squares = gather_normed(
                 watch, args, b, hidden_slot(args, 1, kLayers - 1, b.lane_index), false,
                 kFinalNorm + (kFinalNormLanes > 1 ? b.lane_all : 0), b.seqno - 1, 0xffe);
             stamp(b, 13);
-            Sums<TilingHead> s = multiply_normed<TilingHead>(ring, lots, b, squares);
+            Sums<TilingHead> s = multiply_normed<TilingHead>(ring, prefetched, b, squares);
             step_head<TilingHead>(args, b, s, 0, candidate);
         } else {
             sync_consumers<kThreads>();  // the squares of the layer before have been read
             gather_lanes(watch, args, b);
             stamp(b, 13);
-            Sums<TilingHead> s = multiply<TilingHead>(ring, lots, b.shared + kShXa, kStrideA);
+            Sums<TilingHead> s = multiply<TilingHead>(ring, prefetched, b.shared + kShXa, kStrideA);
             step_head<TilingHead>(args, b, s, 0, candidate);
         }
     }
     KIE_NO_UNROLL for (int p = 1; p < kHeadPasses; ++p) {
         if (TilingHead::k_warps > 1) sync_consumers<kThreads>();
         const int row = p * kHeadPassRows;
-        Lots<TilingHead> lots;
-        take_first<TilingHead>(ring, lots, row);
-        Sums<TilingHead> s = multiply<TilingHead>(ring, lots, b.shared + kShXa, kStrideA, row);
+        Prefetched<TilingHead> prefetched;
+        prefetch_weights<TilingHead>(ring, prefetched, row);
+        Sums<TilingHead> s =
+            multiply<TilingHead>(ring, prefetched, b.shared + kShXa, kStrideA, row);
         step_head<TilingHead>(args, b, s, row, candidate);
     }
     if constexpr (kHeadTail > 0) {
         if (TilingHead::k_warps > 1 || TilingTail::k_warps > 1) sync_consumers<kThreads>();
         constexpr int kRow = kHeadPasses * kHeadPassRows;
-        Lots<TilingTail> lots;
-        take_first<TilingTail>(ring, lots, kRow);
-        Sums<TilingTail> s = multiply<TilingTail>(ring, lots, b.shared + kShXa, kStrideA, kRow);
+        Prefetched<TilingTail> prefetched;
+        prefetch_weights<TilingTail>(ring, prefetched, kRow);
+        Sums<TilingTail> s =
+            multiply<TilingTail>(ring, prefetched, b.shared + kShXa, kStrideA, kRow);
         step_head<TilingTail>(args, b, s, kRow, candidate);
     }
 }

@@ -78,7 +78,7 @@ struct WeightFragment {
 
 // Where a warp's tiles stand in a stage, worked out once a product.
 template <class S>
-struct Place {
+struct FragmentOffset {
     int lane, row_warp;
     u32 at;
     // Bytes behind the codes: of each tile's row pair where each row has its own, else 16 bits a
@@ -87,13 +87,13 @@ struct Place {
 };
 // `first`: of the passes of one matrix, the row at which this one begins.
 template <class S>
-KIE_DEVICE Place<S> place_of(const Ring& ring, int first = 0) {
+KIE_DEVICE FragmentOffset<S> fragment_offset(const Ring& ring, int first = 0) {
     const int me = thread(), warp = me / kTeam, my = me % kTeam;
     const int row_warp = S::row_warps == 1 ? 0 : warp % S::row_warps;
     const int k_warp = S::k_warps == 1 ? 0 : warp / S::row_warps;
-    Place<S> p = {my, row_warp,
-                  (u32)(k_warp * (S::chunk * S::unit_bytes) +
-                        row_warp * S::tiles * (16 * S::row_bytes) + my * S::lane_bytes)};
+    FragmentOffset<S> p = {my, row_warp,
+                           (u32)(k_warp * (S::chunk * S::unit_bytes) +
+                                 row_warp * S::tiles * (16 * S::row_bytes) + my * S::lane_bytes)};
     if constexpr (S::scaled) {
         KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
             const int row = (row_warp * S::tiles + i) * 16 + my / 4 * 2;
@@ -110,14 +110,15 @@ KIE_DEVICE Place<S> place_of(const Ring& ring, int first = 0) {
     return p;
 }
 template <class S>
-KIE_DEVICE void take_fragment(Ring& ring, WeightFragment<S>& f, bool here, const Place<S>& place) {
+KIE_DEVICE void load_fragment(Ring& ring, WeightFragment<S>& f, bool here,
+                              const FragmentOffset<S>& offset) {
     const u8* stage = take_stage(ring, here, S::stage_bytes);
     KIE_UNROLL for (int c = 0; c < S::chunk; ++c) {
         KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
-            const int rows = rows_of<S>(place.row_warp * S::tiles + i);
-            const u8* p = stage + place.at + c * S::unit_bytes + i * (16 * S::row_bytes);
+            const int rows = rows_of<S>(offset.row_warp * S::tiles + i);
+            const u8* p = stage + offset.at + c * S::unit_bytes + i * (16 * S::row_bytes);
             f.codes[c][i] = {};
-            if (place.lane < 2 * rows) f.codes[c][i] = take_codes<S::bits>(p, rows);
+            if (offset.lane < 2 * rows) f.codes[c][i] = take_codes<S::bits>(p, rows);
         }
     }
     if constexpr (S::scaled) {
@@ -125,7 +126,7 @@ KIE_DEVICE void take_fragment(Ring& ring, WeightFragment<S>& f, bool here, const
         KIE_UNROLL for (int n = 0; n < S::spans; ++n) {
             KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
                 const u8* from = scales + n * (S::scale_rows * S::scale_bytes);
-                const u32 at = place.scale_at[i];
+                const u32 at = offset.scale_at[i];
                 if constexpr (S::bits == kBitsI4)
                     f.scale[n][i] = {*(const u32*)(from + at)};
                 else if constexpr (S::bits == kBitsE2m1)
@@ -140,13 +141,14 @@ KIE_DEVICE void take_fragment(Ring& ring, WeightFragment<S>& f, bool here, const
 }
 // The first stages, or some of them.
 template <class S>
-struct Lots {
-    WeightFragment<S> v[S::ahead];
+struct Prefetched {
+    WeightFragment<S> v[S::prefetch_depth];
 };
-template <class S, int kFrom = 0, int kTo = S::ahead>
-KIE_DEVICE void take_first(Ring& ring, Lots<S>& lots, int first = 0) {
-    const Place<S> place = place_of<S>(ring, first);
-    KIE_UNROLL for (int i = kFrom; i < kTo; ++i) take_fragment<S>(ring, lots.v[i], false, place);
+template <class S, int kFrom = 0, int kTo = S::prefetch_depth>
+KIE_DEVICE void prefetch_weights(Ring& ring, Prefetched<S>& prefetched, int first = 0) {
+    const FragmentOffset<S> offset = fragment_offset<S>(ring, first);
+    KIE_UNROLL for (int i = kFrom; i < kTo; ++i)
+        load_fragment<S>(ring, prefetched.v[i], false, offset);
 }
 template <class S>
 struct Sums {
@@ -196,20 +198,21 @@ KIE_DEVICE void add_fragment(Sums<S>& s, const WeightFragment<S>& f, const Colum
     }
 }
 
-// Adds up this warp's tiles. `x`: column c, element k at halves x[c * stride + k]. `lots`: the
-// first stages; `first` as place_of has it.
+// Adds up this warp's tiles. `x`: column c, element k at halves x[c * stride + k]. `prefetched`:
+// the first stages; `first` as fragment_offset has it.
 template <class S>
-KIE_DEVICE Sums<S> multiply(Ring& ring, Lots<S>& lots, const u8* x, int stride, int first = 0) {
+KIE_DEVICE Sums<S> multiply(Ring& ring, Prefetched<S>& prefetched, const u8* x, int stride,
+                            int first = 0) {
     const int me = thread(), warp = me / kTeam, my = me % kTeam, g = my / 4, t = my % 4;
     const int k_warp = S::k_warps == 1 ? 0 : warp / S::row_warps;
     const int column = kColumns == 1 ? 0 : (g < kColumns ? g : kColumns - 1);
     const u8* mine = x + (column * stride + k_warp * S::pairs * 32 + 8 * t) * 2;
-    constexpr int kStep = S::chunk * 64, kMany = S::ahead;
+    constexpr int kStep = S::chunk * 64, kMany = S::prefetch_depth;
     Sums<S> s;
     KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
         KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] = 0;
     }
-    const Place<S> place = place_of<S>(ring, first);
+    const FragmentOffset<S> offset = fragment_offset<S>(ring, first);
     if constexpr (kMany > 1) {
         Column<S> next = take_column<S>(mine);
         KIE_NO_UNROLL for (int stage = 0; stage < S::stages; stage += kMany) {
@@ -217,35 +220,36 @@ KIE_DEVICE Sums<S> multiply(Ring& ring, Lots<S>& lots, const u8* x, int stride, 
                 if (S::stages % kMany != 0 && stage + i >= S::stages) continue;
                 const Column<S> now = next;
                 if (stage + i + 1 < S::stages) next = take_column<S>(mine += kStep);
-                add_fragment<S>(s, lots.v[i], now);
-                if (stage + i + kMany < S::stages) take_fragment<S>(ring, lots.v[i], false, place);
+                add_fragment<S>(s, prefetched.v[i], now);
+                if (stage + i + kMany < S::stages)
+                    load_fragment<S>(ring, prefetched.v[i], false, offset);
             }
         }
         return s;
     }
-    WeightFragment<S>&lot = lots.v[0], other;
+    WeightFragment<S>&one = prefetched.v[0], other;
     bool here = S::stages > 1 && stage_here(ring);
     KIE_NO_UNROLL for (int stage = 0; stage + 1 < S::stages; stage += 2, mine += 2 * kStep) {
         const Column<S> x0 = take_column<S>(mine), x1 = take_column<S>(mine + kStep);
-        take_fragment<S>(ring, other, here, place);
+        load_fragment<S>(ring, other, here, offset);
         const bool more = stage + 2 < S::stages;
         here = more && stage_here(ring);
-        add_fragment<S>(s, lot, x0);
+        add_fragment<S>(s, one, x0);
         if (more) {
-            take_fragment<S>(ring, lot, here, place);
+            load_fragment<S>(ring, one, here, offset);
             here = stage + 3 < S::stages && stage_here(ring);
         }
         add_fragment<S>(s, other, x1);
     }
-    if (S::stages % 2 == 1) add_fragment<S>(s, lot, take_column<S>(mine));
+    if (S::stages % 2 == 1) add_fragment<S>(s, one, take_column<S>(mine));
     return s;
 }
 
-// Hands every result to the thread that owns it: out(item, pair, column, v0, v1, live, lead) with
+// Hands every result to the thread that owns it: out(item, pair, column, v0, v1, live, leader) with
 // the values of rows 2 pair and 2 pair + 1. Called by whole warps, so `out` may shuffle; `live`
-// says that the row exists, `lead` that this thread is the one of several equals that should store.
-// With more than one k-warp the parts are added in warp order behind one barrier, which `part` must
-// survive.
+// says that the row exists, `leader` that this thread is the one of several equals that should
+// store. With more than one k-warp the parts are added in warp order behind one barrier, which
+// `part` must survive.
 template <class S, int kCopies = 1, class F>
 KIE_DEVICE void finish(Sums<S>& s, float* part, F out) {
     const int me = thread(), warp = me / kTeam, my = me % kTeam, g = my / 4, t = my % 4;
@@ -308,7 +312,7 @@ KIE_DEVICE void each_item(F visit) {
         visit(i, pair, column, pair < S::row_pairs && column < kColumns);
     }
 }
-// The same with `lead`, as `finish` tells it: visit(item, pair, column, live, lead). By whole
+// The same with `leader`, as `finish` says: visit(item, pair, column, live, leader). By whole
 // warps.
 template <class S, class F>
 KIE_DEVICE void each_owned(F visit) {

@@ -41,8 +41,8 @@ KIE_DEVICE Column<S> take_words(Watch& watch, WordStage<S>& w, const u64* from, 
     return x;
 }
 template <class S>
-KIE_DEVICE Sums<S> multiply_words(Ring& ring, Watch& watch, Lots<S>& lots, const u64* base,
-                                  int stride, u32 seqno, u32 where, int live) {
+KIE_DEVICE Sums<S> multiply_words(Ring& ring, Watch& watch, Prefetched<S>& prefetched,
+                                  const u64* base, int stride, u32 seqno, u32 where, int live) {
     static_assert(S::row_warps == 1, "ranges of columns are a warp's own");
     constexpr int kMost = S::chunk == 1 ? 4 : 2, kAhead = S::stages < kMost ? S::stages : kMost;
     const int me = thread(), k_warp = me / kTeam, g = me % kTeam / 4, t = me % 4;
@@ -56,19 +56,19 @@ KIE_DEVICE Sums<S> multiply_words(Ring& ring, Watch& watch, Lots<S>& lots, const
     KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
         KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] = 0;
     }
-    WeightFragment<S>&lot = lots.v[0], other;
-    const Place<S> place = place_of<S>(ring);
+    WeightFragment<S>&one = prefetched.v[0], other;
+    const FragmentOffset<S> offset = fragment_offset<S>(ring);
     bool here = S::stages > 1 && stage_here(ring);
     KIE_NO_UNROLL for (int first = 0; first < S::stages; first += kAhead) {
         KIE_UNROLL for (int d = 0; d < kAhead; ++d) {
             const int stage = first + d;
             if (S::stages % kAhead != 0 && stage >= S::stages) continue;
-            WeightFragment<S>&now = d % 2 ? other : lot, &next = d % 2 ? lot : other;
+            WeightFragment<S>&now = d % 2 ? other : one, &next = d % 2 ? one : other;
             const Column<S> x = take_words<S>(watch, ahead[d], mine, seqno, where);
             if (stage + kAhead < S::stages) load_stage<S>(ahead[d], mine + kAhead * kStep);
             mine += kStep;
             if (stage + 1 < S::stages) {
-                take_fragment<S>(ring, next, here, place);
+                load_fragment<S>(ring, next, here, offset);
                 here = stage + 2 < S::stages && stage_here(ring);
             }
             add_fragment<S>(s, now, x);

@@ -14,17 +14,18 @@
 
 // The product with a normed vector; the squares are summed where nobody waits for them.
 template <class S>
-KIE_DEVICE Sums<S> multiply_normed(Ring& ring, Lots<S>& lots, const Block& b, Squares& squares) {
+KIE_DEVICE Sums<S> multiply_normed(Ring& ring, Prefetched<S>& prefetched, const Block& b,
+                                   Squares& squares) {
     if (S::row_warps > 1) add_squares(b, squares);
     vector_ready<S>();
-    const Sums<S> s = multiply<S>(ring, lots, b.shared + kShXa, kStrideA);
+    const Sums<S> s = multiply<S>(ring, prefetched, b.shared + kShXa, kStrideA);
     if (S::row_warps == 1) add_squares(b, squares);
     return s;
 }
 
 template <class C>
 KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer, KvFragment<C>& kv,
-                         Lots<typename C::TilingQkv>& lots, Squares& squares) {
+                         Prefetched<typename C::TilingQkv>& prefetched, Squares& squares) {
     float bias[C::TilingQkv::items][2];
     if constexpr (C::kBias) {
         const float* from = args.biases + layer_of(b, layer).biases +
@@ -33,7 +34,8 @@ KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer
             KIE_UNROLL for (int i = 0; i < 2; ++i) bias[item][i] = live ? from[2 * pair + i] : 0;
         });
     }
-    Sums<typename C::TilingQkv> s = multiply_normed<typename C::TilingQkv>(ring, lots, b, squares);
+    Sums<typename C::TilingQkv> s =
+        multiply_normed<typename C::TilingQkv>(ring, prefetched, b, squares);
     stamp(b, 1);
     if (!kVariableStages) early_page<C>(args, b, layer, kv);
     u64* to = args.ll_words + kAtQkv + buffer_of(layer, b.lane_index) * kVecQ +
@@ -85,8 +87,9 @@ KIE_DEVICE void rotations(const DecodeArgs& args, const Block& b, u32 step) {
 
 template <class C>
 KIE_DEVICE void step_gate_up(Ring& ring, const DecodeArgs& args, Block& b, int layer,
-                             Lots<typename C::TilingGu>& lots, Squares& squares) {
-    Sums<typename C::TilingGu> s = multiply_normed<typename C::TilingGu>(ring, lots, b, squares);
+                             Prefetched<typename C::TilingGu>& prefetched, Squares& squares) {
+    Sums<typename C::TilingGu> s =
+        multiply_normed<typename C::TilingGu>(ring, prefetched, b, squares);
     stamp(b, 8);
     u64* to = args.ll_words + kAtAct + buffer_of(layer, b.lane_index) * kVecF;
     finish<typename C::TilingGu>(

@@ -68,12 +68,13 @@ KIE_DEVICE void step_residual(Watch& watch, const DecodeArgs& args, Block& b, in
 }
 // The output of attention, or of the mlp, of this block's rows.
 template <class S, bool kDirect>
-KIE_DEVICE Sums<S> multiply_output(Ring& ring, Watch& watch, Lots<S>& lots, const Block& b,
-                                   const u64* words, int stride, u32 where) {
+KIE_DEVICE Sums<S> multiply_output(Ring& ring, Watch& watch, Prefetched<S>& prefetched,
+                                   const Block& b, const u64* words, int stride, u32 where) {
     if constexpr (kDirect) {
-        return multiply_words<S>(ring, watch, lots, words, stride, b.seqno, where, live_of(b));
+        return multiply_words<S>(ring, watch, prefetched, words, stride, b.seqno, where,
+                                 live_of(b));
     } else {
         vector_ready<S>();
-        return multiply<S>(ring, lots, b.shared + kShXb, kStrideB);
+        return multiply<S>(ring, prefetched, b.shared + kShXb, kStrideB);
     }
 }

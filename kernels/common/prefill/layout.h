@@ -132,8 +132,7 @@ constexpr int kStageWeights = 2 * (kDense ? kDenseRows * 64 : kWideTiles * 1024)
 constexpr int kStageBytes = kStageWeights + 2 * kStagePart;
 constexpr int kNarrowWeights = 2 * kNarrowTiles * 1024, kNarrowPart = kNarrowN * 64;
 static_assert(kNarrowWeights + 2 * kNarrowPart <= kStageBytes, "stages of one size");
-static_assert(kOldBytes + kOldBytes / 2 <= kStageBytes,
-              "a lane's k_split stands beside its residual");
+static_assert(kOldBytes + kOldBytes / 2 <= kStageBytes, "a lane's part stands beside its residual");
 constexpr int kPfSlots = 0, kPfPages = 64, kPfStop = 256, kPfLast = 260, kPfPhase = 264,
               kPfPassed = 268, kPfBegun = 272, kPfTasks = 276, kPfSeen = 284, kPfNow = 300,
               kPfReady = 304, kPfLimit = 308, kPfAsked = 312, kPfScale = 320,

@@ -73,7 +73,7 @@ impl Text {
             ("chunk", t.chunk),
             ("stages", t.stages),
             ("stage_bytes", t.stage_bytes),
-            ("ahead", t.stages.min(ahead)),
+            ("prefetch_depth", t.stages.min(ahead)),
             ("row_pairs", t.row_pairs()),
             ("items", t.items(columns, threads)),
             ("part_floats", t.part_floats(columns)),
