@@ -203,7 +203,7 @@ def test_a_verbose_plan_prints_what_kernels_are_given() -> None:
     assert segments.endswith(f"{offset} bytes of weights a block")
     for part in ("class 0 ", "rows ", "layers ", "kernel    1 column(s)", "kernel    8 column(s)"):
         assert any(line.startswith(part) for line in lines), part
-    assert "  exchange, in words" in lines
+    assert "  exchange, in words of 8 bytes" in lines
     assert "  shared memory, offsets in bytes" in lines
     here = run("info", str(DATA / "llama"), "--plan", "-v", "--device", "cpu")
     assert "segments" not in here.stdout
