@@ -64,7 +64,8 @@ def _start(
 ) -> Stream | None:
     """The request, None where the queue is full."""
     try:
-        is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str)
+        # The engine names what is no prompt at all.
+        is_list = isinstance(cast("object", prompt), Sequence) and not isinstance(prompt, str)
         if is_list and prompt and isinstance(prompt[0], Mapping):
             return engine.stream(messages=cast("Sequence[Message]", prompt), **keywords)
         return engine.stream(cast("str | Sequence[int]", prompt), **keywords)

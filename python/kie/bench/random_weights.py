@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import numpy as np
+    from numpy.typing import NDArray
 
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -121,10 +122,8 @@ _QUANTIZED = {
     "mxfp4-all": _compressed("mxfp4-pack-quantized", "float"),
 }
 for _name in ("laneformer-2b", "llama-3.1-8b"):
-    SPECS |= {
-        f"{_name}-{scheme}": SPECS[_name] | {"quantization_config": config}
-        for scheme, config in _QUANTIZED.items()
-    }
+    for _scheme, _config in _QUANTIZED.items():
+        SPECS[f"{_name}-{_scheme}"] = SPECS[_name] | {"quantization_config": _config}
 
 
 class Part(NamedTuple):
@@ -274,5 +273,7 @@ def _draw(numbers: np.random.Generator, shape: tuple[int, ...], part: Part, size
             )
 
 
-def _bf16(numbers: np.ndarray) -> bytes:
-    return (numbers.view("<u4") >> 16).astype("<u2").tobytes()
+def _bf16(numbers: NDArray[np.float32]) -> bytes:
+    import numpy as np
+
+    return (np.frombuffer(numbers.tobytes(), "<u4") >> 16).astype("<u2").tobytes()
