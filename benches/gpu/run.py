@@ -51,6 +51,13 @@ KEPT = {
     "floor_us": "floor_us",
 }
 """Of a row, what baselines have under which name."""
+WEIGHTS = {
+    "-fp8": "FP8 random, blocks of 128 x 128",
+    "-fp8-all": "FP8 random, blocks of 128 x 128, the head, too",
+    "-int4-all": "INT4 random, groups of 32, the head, too",
+    "-mxfp4-all": "MXFP4 random, the head, too",
+}
+"""By the end of a shape's name."""
 PROMPTS = ("llama-3.1-8b-few", "llama-3.2-1b")
 """Shapes whose long prompts several GPUs have to answer as one does."""
 STEADY = ("llama-3.2-1b", "laneformer-2b-lane", "laneformer-2b-half")
@@ -115,6 +122,14 @@ def check_all(device: str, chosen: set[str]) -> Iterator[dict[str, Any]]:
             yield checks.sanitize(data / fixture, device, tool)
 
 
+def weights(shape: str) -> str:
+    """What a shape's weights are, as baselines say it."""
+    for end, name in WEIGHTS.items():
+        if shape.endswith(end):
+            return name
+    return "16-bit random"
+
+
 def keep(path: Path, device: str, gpus: int, rows: list[dict[str, Any]]) -> None:
     """Appends the speed rows to a file of baselines."""
     about = checks.nvml(device).describe()
@@ -127,7 +142,7 @@ def keep(path: Path, device: str, gpus: int, rows: list[dict[str, Any]]) -> None
             name = {"batch": "decode"}.get(row["what"], row["what"])
             kept = {"bench": name, "shape": row["shape"], "gpus": gpus, "batch": row["batch"]}
             kept |= {"context": row["context"], **figures, "date": date, **about}
-            kept |= {"weights": "16-bit random", "what": "benches/gpu/run.py"}
+            kept |= {"weights": weights(row["shape"]), "what": "benches/gpu/run.py"}
             file.write(json.dumps(kept) + "\n")
 
 

@@ -274,7 +274,7 @@ fn long_prompts_on_several_machines_go_by_groups_of_places() {
 fn a_rank_that_tells_nothing_ends_the_request() {
     let silent = (
         "        store_word_system(stream_word(args, w.stage,",
-        "        if (w.stage != kDoMixO || args.model.rank != 2)
+        "        if (w.stage != kDoReduceO || args.model.rank != 2)
             store_word_system(stream_word(args, w.stage,",
     );
     let device = "sim:ranks=3,blocks=3,seed=6,host=300";
