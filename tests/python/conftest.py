@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from serving import Serving, serving
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
 TINY = DATA / "llama"
+# Ctrl-C is heard also where the shell that began this in the background had it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # The clients that it is about need Python 3.11.
 collect_ignore = ["test_clients.py"] if sys.version_info < (3, 11) else []
 

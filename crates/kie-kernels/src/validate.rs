@@ -149,6 +149,8 @@ impl Checker<'_> {
         for (bias, width) in step.biases.into_iter().flatten().zip(widths) {
             self.numbers(bias, d.lanes * width, "bias")?;
         }
+        let one = d.lanes == 1 || step.head_norms.is_none() || step.norm_span == NormSpan::Head;
+        wanted(one, || "norms over the heads of several lanes".to_owned())?;
         for (norm, width) in step.head_norms.into_iter().flatten().zip(widths) {
             let count = match step.norm_span {
                 NormSpan::Head => heads.dim,
@@ -156,8 +158,6 @@ impl Checker<'_> {
             };
             self.numbers(norm, count, "norm of heads")?;
         }
-        let one = d.lanes == 1 || step.head_norms.is_none() || step.norm_span == NormSpan::Head;
-        wanted(one, || "norms over the heads of several lanes".to_owned())?;
         self.rotary(step.rotary.table, heads.dim)?;
         self.reads(step.input, d.lanes, d.hidden)?;
         self.writes(step.output, d.lanes, heads.query_width())?;

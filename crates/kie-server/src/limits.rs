@@ -12,7 +12,8 @@ use crate::errors::ApiError;
 /// Reads a body whole.
 ///
 /// # Errors
-/// 415 for a type that is not JSON and for a compressed one, 413 for one that is too long, 408 for one that is too slow.
+/// 415 for a type that is not JSON and for a compressed one, 413 for one that is too long, 408 for
+/// one that is too slow.
 pub(crate) async fn body(
     config: &Config,
     headers: &HeaderMap,

@@ -110,8 +110,7 @@ def child(case: Case) -> None:
     library = ctypes.CDLL(None)
     library.faults_failed.restype = ctypes.c_char_p
     library.faults_count.restype = ctypes.c_long
-    library.faults_peak.restype = ctypes.c_size_t
-    library.faults_refused.restype = ctypes.c_size_t
+    library.faults_peak.restype = library.faults_refused.restype = ctypes.c_size_t
     library.faults_arm.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_size_t]
     library.faults_watch(*map(ctypes.c_size_t, code_of("_kie.")))
     what = case["what"]

@@ -30,7 +30,6 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
     let lanes = config.size_or("num_lanes", 1)?;
     let layers = config.layers()?;
     let head = head(config)?;
-    let per_lane_norms = !config.flag_or("replicated_rmsn_scale", true)?;
     let joins = joins(config, layers, lanes)?;
     let windows = windows(config, layers)?;
     let head_dim = config.size_or("head_dim", hidden / heads)?;
@@ -63,7 +62,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
         layers: joins.into_iter().zip(windows).map(layer).collect(),
         head,
         tied: false,
-        norm_per_lane: per_lane_norms,
+        norm_per_lane: !config.flag_or("replicated_rmsn_scale", true)?,
         embedding_factor: 1.0,
         rope_factors: Factors::default(),
         stretched: 0,

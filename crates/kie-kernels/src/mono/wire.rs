@@ -426,8 +426,10 @@ mod tests {
         assert_eq!(of("Record"), "    u32 place;\n    u32 step;\n    u32 wanted;\n    u32 seen;\n");
         assert!(of("Layer").contains("    float own[2];\n    int delay[2];\n    u8 kind;\n"));
         let args = of("DecodeArgs");
-        assert!(args.starts_with("    const u8* line;\n    const u32* embed;\n"), "{args}");
-        for field in ["const Layer* layers", "u8* pools[4]", "long hops[8]", "Sequence column[8]"] {
+        assert!(args.starts_with("    const u8* weights;\n    const u32* embed;\n"), "{args}");
+        for field in
+            ["const Layer* layers", "u8* pools[4]", "long peer_offset[8]", "Sequence column[8]"]
+        {
             assert!(args.contains(&format!("    {field};\n")), "no {field}: {args}");
         }
         let size = format!("static_assert(sizeof(DecodeArgs) == {},", size_of::<Args>());

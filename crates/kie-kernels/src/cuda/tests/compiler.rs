@@ -58,7 +58,7 @@ const ONE_COLUMN: [Spills; 8] = [
     ("8b-mxfp4", 0, 0),
 ];
 const ONE_STREAMED: [Spills; 8] = ONE_COLUMN;
-const EIGHT_COLUMNS: [Spills; 4] = [("2b", 8, 8), ("lane", 8, 4), ("1b", 0, 0), ("8b", 0, 0)];
+const EIGHT_COLUMNS: [Spills; 4] = [("2b", 8, 4), ("lane", 0, 0), ("1b", 0, 0), ("8b", 0, 0)];
 
 /// What the one kernel of a source takes.
 fn sole(nvrtc: &Compiler, source: &Source) -> Usage {
