@@ -132,6 +132,10 @@ bench: setup ## decode latency of the default model on this machine
 bench-page: setup ## frames of the playground in Chromium at 5,000 tokens a second
 	$(BIN)/python benches/page.py
 
+.PHONY: bench-session
+bench-session: setup ## a session of 4,000 tokens to a file and back (50 ms at most)
+	$(BIN)/python benches/session.py
+
 .PHONY: bench-serve
 bench-serve: setup ## what `kie serve` costs and bears over loopback (REQUESTS=10000)
 	ulimit -n 8192; $(BIN)/python benches/serve.py --requests $(or $(REQUESTS),10000)

@@ -222,6 +222,133 @@ fn every_rope_scaling_at_every_level() {
     }
 }
 
+fn open_adapted(adapter: &Path, base: &str, dtype: &str) -> Result<Engine> {
+    let config = EngineConfig {
+        adapter: Some(adapter.to_owned()),
+        dtype: dtype.to_owned(),
+        threads: Some(2),
+        ..EngineConfig::default()
+    };
+    let base = repository().join("tests/data").join(base);
+    Engine::builder(base).config(config).device("cpu").build()
+}
+
+/// A copy of the adapter, its configuration changed in one key.
+fn adapter_with(name: &str, key: &str, value: serde_json::Value) -> Folder {
+    let (from, folder) = (repository().join("tests/data/adapter"), Folder::new(name));
+    let file = "adapter_model.safetensors";
+    std::fs::copy(from.join(file), folder.0.join(file)).unwrap();
+    let text = std::fs::read(from.join("adapter_config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    config[key] = value;
+    std::fs::write(folder.0.join("adapter_config.json"), config.to_string()).unwrap();
+    folder
+}
+
+/// The yardstick of `tools/fixtures/adapter.py`: `own_llama_f16` with an adapter merged into it.
+#[test]
+fn an_adapter_is_merged() {
+    let adapter = repository().join("tests/data/adapter");
+    let bytes = std::fs::read(adapter.join("golden_merged.safetensors")).unwrap();
+    let golden = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let words = |name: &str| golden.tensor(name).unwrap().data().as_chunks::<4>().0.to_vec();
+    let ids: Vec<u32> = words("ids").into_iter().map(u32::from_le_bytes).collect();
+    let logits = |engine: &Engine| {
+        let ours = engine.logits(&ids, LogitsPath::Decode).unwrap();
+        let rows = ours.values.chunks_exact(ours.vocab);
+        rows.flat_map(|row| row.iter().step_by(32)).copied().collect::<Vec<f32>>()
+    };
+    let stabilised = adapter_with("rslora", "use_rslora", true.into());
+    for (folder, name) in [(&adapter, "logits"), (&stabilised.0, "rslora.logits")] {
+        let wanted = words(name).into_iter().map(f32::from_le_bytes).collect::<Vec<f32>>();
+        let engine = open_adapted(folder, "own_llama_f16", "auto").unwrap();
+        let error = relative(&logits(&engine), &wanted);
+        assert!(error <= 1e-4, "{name}: {error:.2e}");
+        let info = engine.info();
+        assert_eq!(info.adapter.as_deref(), folder.file_name().unwrap().to_str());
+        assert!(info.plan.contains("merged into 9 matrices"), "{}", info.plan);
+        // Rounded to what is asked for instead.
+        let wide = open_adapted(folder, "own_llama_f16", "f32").unwrap();
+        let error = relative(&logits(&wide), &wanted);
+        assert!(error > 1e-6 && error <= 2e-3, "{name} in float32: {error:.2e}");
+        // Quantised behind the merge.
+        let coarse = open_adapted(folder, "own_llama_f16", "int4").unwrap();
+        let error = relative(&logits(&coarse), &wanted);
+        assert!(error > 1e-3 && error <= 0.6, "{name} in int4: {error:.2e}");
+    }
+    let plain = open(&repository().join("tests/data/own_llama_f16"), simd::detect(), 2);
+    let wanted = words("logits").into_iter().map(f32::from_le_bytes).collect::<Vec<f32>>();
+    assert!(relative(&logits(&plain), &wanted) > 0.1, "an adapter shows");
+}
+
+#[test]
+fn adapters_that_cannot_be_merged_are_named() {
+    use serde_json::json;
+    for (key, value, told) in [
+        ("peft_type", json!("LOHA"), "only \"LORA\""),
+        ("use_dora", json!(true), "DoRA"),
+        ("modules_to_save", json!(["lm_head"]), "modules_to_save"),
+        ("bias", json!("all"), "only \"none\""),
+        ("fan_in_fan_out", json!(true), "fan_in_fan_out"),
+        ("init_lora_weights", json!("pissa"), "pissa"),
+        ("target_modules", json!(["q_proj", "w_pack"]), "\"w_pack\"; no matrix of llama"),
+        ("target_modules", json!(null), "target_modules"),
+        ("rank_pattern", json!({"down_.*": 2}), "only ends of module names"),
+        ("alpha_pattern", json!({"q_proj": 0}), "a number above 0"),
+        ("rank_pattern", json!({}), "down_proj.lora_A.weight: wanted shape [4, 96], got [2, 96]"),
+        ("r", json!(8), "wanted shape [8, 64], got [4, 64]"),
+        ("lora_alpha", json!("8"), "lora_alpha"),
+        ("use_unknown", json!(1), "use_unknown"),
+    ] {
+        let folder = adapter_with("named", key, value);
+        let Err(error) = open_adapted(&folder.0, "own_llama_f16", "auto") else {
+            panic!("{key} was merged")
+        };
+        assert!(matches!(error.class(), "LoadError" | "UnsupportedModelError"), "{key}: {error}");
+        assert!(error.to_string().contains(told), "{told:?} in {:?}", error.to_string());
+    }
+    let adapter = repository().join("tests/data/adapter");
+    let refused = |base: &str, dtype: &str, told: &str| {
+        let error = open_adapted(&adapter, base, dtype).err().unwrap().to_string();
+        assert!(error.contains(told), "{told:?} in {error:?}");
+    };
+    refused("qwen3", "auto", "wanted shape");
+    refused("laneformer_d2", "auto", "no matrix of laneformer");
+    let nowhere = open_adapted(Path::new("no/such/adapter"), "own_llama_f16", "auto").err();
+    assert!(nowhere.unwrap().to_string().contains("adapter_config.json"));
+}
+
+/// A quantised base is merged into only where `dtype` says what becomes of it.
+#[test]
+fn adapters_of_quantised_models_need_a_dtype() {
+    use safetensors::{tensor::TensorView, Dtype};
+    let folder = adapter_with("quantised", "target_modules", serde_json::json!(["q_proj"]));
+    let (a, b) = ([1.0f32 / 32.0; 4 * 136], [1.0f32 / 16.0; 128 * 4]);
+    let bytes = |all: &[f32]| all.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let (a, b) = (bytes(&a), bytes(&b));
+    let name =
+        |part: &str| format!("base_model.model.model.layers.0.self_attn.q_proj.lora_{part}.weight");
+    let views = [
+        (name("A"), TensorView::new(Dtype::F32, vec![4, 136], &a).unwrap()),
+        (name("B"), TensorView::new(Dtype::F32, vec![128, 4], &b).unwrap()),
+    ];
+    let file = folder.0.join("adapter_model.safetensors");
+    std::fs::write(&file, safetensors::serialize(views, None).unwrap()).unwrap();
+    let base = "own_llama_fp8_tied";
+    let error = open_adapted(&folder.0, base, "auto").err().unwrap();
+    assert_eq!(error.class(), "InvalidRequestError");
+    assert!(error.to_string().contains("dtype must be") && error.to_string().contains("q_proj"));
+    let ids = goldens(&repository().join("tests/data").join(base), "").pop().unwrap().ids;
+    let with = open_adapted(&folder.0, base, "f32").unwrap();
+    let without = {
+        let config = EngineConfig { dtype: "f32".to_owned(), ..EngineConfig::default() };
+        let base = repository().join("tests/data").join(base);
+        Engine::builder(base).config(config).device("cpu").build().unwrap()
+    };
+    let logits = |engine: &Engine| engine.logits(&ids, LogitsPath::Decode).unwrap().values;
+    assert!(relative(&logits(&with), &logits(&without)) > 1e-3);
+}
+
 /// A copy of a fixture whose matrices have the types that `choose` names for them, in a folder of
 /// its own.
 fn retyped(fixture: &str, choose: impl Fn(&str) -> safetensors::Dtype) -> PathBuf {

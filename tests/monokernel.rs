@@ -78,7 +78,7 @@ use std::sync::Mutex;
 
 use kie_core::engine::{Engine, LogitsPath};
 use kie_core::request::EngineConfig;
-use support::{fixtures, float32, goldens, greedy, open_on, Golden};
+use support::{fixtures, float32, goldens, greedy, open_on, relative, Folder, Golden};
 
 /// Relative L2 over a prompt where 16-bit words go from one product to the next.
 const DECODE_GATE: f64 = 2e-3;
@@ -122,6 +122,35 @@ fn phases_that_kernels_lack_are_named() {
         assert_eq!(error.class(), "UnsupportedModelError", "{error}");
         assert!(error.to_string().contains(why), "{why:?} in {:?}", error.to_string());
     }
+}
+
+/// Matrices of several parts, and cos and sin that are not of length 1: what the CPU says, which has
+/// goldens of both.
+#[test]
+fn parts_of_matrices_and_stretched_turns_are_as_on_the_cpu() {
+    let (from, folder) = (fixture("own_phi3"), Folder::new("parts"));
+    for file in ["model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(from.join(file), folder.0.join(file)).unwrap();
+    }
+    let text = std::fs::read(from.join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    config["partial_rotary_factor"] = 1.0.into();
+    config["original_max_position_embeddings"] = serde_json::Value::Null;
+    let ids = goldens(&from, "").pop().unwrap().ids;
+    let mut said: Vec<Vec<f32>> = Vec::new();
+    for factor in [1.0, 1.4] {
+        config["rope_scaling"] = serde_json::json!({"rope_type": "yarn", "factor": 4.0,
+            "original_max_position_embeddings": 16, "attention_factor": factor});
+        std::fs::write(folder.0.join("config.json"), config.to_string()).unwrap();
+        let logits = |device: &str| {
+            open_on(&folder.0, device).logits(&ids, LogitsPath::Decode).unwrap().values
+        };
+        let (wanted, got) = (logits("cpu"), logits("sim:blocks=8"));
+        let error = relative(&got, &wanted);
+        assert!(error <= DECODE_GATE, "{factor}: {error:.2e}");
+        said.push(wanted);
+    }
+    assert!(relative(&said[1], &said[0]) > 0.02, "the factor shows");
 }
 
 /// One engine's turn.

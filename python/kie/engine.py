@@ -42,6 +42,10 @@ class Engine:
             matrices of layers at load, and `info()["plan"]` says what it saved and lost.
         revision: of a hub id: branch, tag or commit; None: `main`.
         token: the hub's access token; None: HF_TOKEN, or what `hf auth login` left.
+        adapter: folder of a LoRA adapter as PEFT writes it (adapter_config.json,
+            adapter_model.safetensors), merged into the weights at load: in float32, rounded to
+            the weights' type, or to `dtype`. DoRA, biases, modules_to_save and matrices that the
+            model has not are refused by name. `info()["adapter"]` names it.
         max_seq_len: longest sequence in tokens; None: what the model was made for.
         max_batch: requests that run at once.
         max_queue: requests that may wait.
@@ -71,6 +75,7 @@ class Engine:
         dtype: Dtype = "auto",
         revision: str | None = None,
         token: str | None = None,
+        adapter: str | os.PathLike[str] | None = None,
         max_seq_len: int | None = None,
         max_batch: int = 8,
         max_queue: int = 64,
@@ -90,6 +95,7 @@ class Engine:
             name=found.name,
             device=device,
             dtype=dtype,
+            adapter=adapter,
             max_seq_len=max_seq_len,
             max_batch=max_batch,
             max_queue=max_queue,
@@ -266,6 +272,21 @@ class Engine:
         plain text."""
         return Session(self._core.session(system))
 
+    def load_session(self, path: str | os.PathLike[str]) -> Session:
+        """The session that `Session.save` wrote to `path`: its turns, and the keys and values that
+        the engine had of them, so that the next turn begins where it would have.
+
+        It goes on with the tokens that it would have had. Keys and values are taken over where
+        this engine would have computed the same bits: with the same kie, device and instruction
+        set, and no `reproducible=False` behind the file of an engine with `reproducible=True`.
+        Elsewhere they are computed again with the next turn.
+
+        Raises LoadError for a file that is none, is cut short or damaged, or belongs to other
+        weights, another `dtype` or a later format; it names the field, what was wanted and what
+        was there. Ctrl-C is heard.
+        """
+        return Session(self._core.load_session(path))
+
     def logits(
         self, ids: Sequence[int], *, path: Literal["prefill", "decode"] = "prefill"
     ) -> npt.NDArray[np.float32]:
@@ -391,6 +412,19 @@ class Session:
         """Forgets the turns after the first `to`."""
         self._core.rollback(to)
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes all turns to the file `path` (safetensors), with the keys and values that the
+        engine has of them, for `Engine.load_session`.
+
+        The file appears whole or not at all and replaces what stood there. It is as large as the
+        keys and values: `info()["kv_bytes_per_position"]` a token. A GPU's stay where they are:
+        the file then holds words and ids alone, and they are computed again. A running turn is
+        waited for; Ctrl-C is heard.
+
+        Raises KieError (`code="write"`) where the file cannot be written.
+        """
+        self._core.save(path)
+
     @property
     def turns(self) -> int:
         """Turns so far, a running one included."""
@@ -494,6 +528,7 @@ def plan_ahead(
     dtype: Dtype = "auto",
     revision: str | None = None,
     token: str | None = None,
+    adapter: str | os.PathLike[str] | None = None,
     max_seq_len: int | None = None,
     max_batch: int = 8,
     threads: int | None = None,
@@ -513,6 +548,7 @@ def plan_ahead(
         hub.resolve(model, revision=revision, token=token).folder,
         device=device,
         dtype=dtype,
+        adapter=adapter,
         max_seq_len=max_seq_len,
         max_batch=max_batch,
         threads=threads,

@@ -50,6 +50,7 @@ class Info(TypedDict):
     """What `Engine.info()` returns."""
 
     model: str
+    adapter: str | None
     device: str
     passed_over: str | None
     device_model: str

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kie_kernels::abi::PageGroup;
 use kie_kernels::device::{Device, Options, Stop};
 use kie_kernels::meter::Meter;
 use kie_kernels::simd::Level;
@@ -18,6 +19,7 @@ use crate::load::{Lap, LoadReport};
 use crate::model::{Generation, Spec};
 use crate::plan::{self, quantize::Scheme, Progress, Reads};
 use crate::request::{EngineConfig, LogitsPath};
+use crate::saved::Identity;
 use crate::shared::Info;
 use crate::tokenizer::Tokenizer;
 use crate::weights::Checkpoint;
@@ -139,6 +141,7 @@ impl Builder {
         let spec = Spec::read(path).map_err(explain)?;
         let tokenizer = Tokenizer::from_dir(path, spec.vocab).map_err(explain)?;
         let checkpoint = Checkpoint::open(path, &spec).map_err(explain)?;
+        let checkpoint = checkpoint.with_adapter(config.adapter.as_deref(), &spec)?;
         lap.next("configuration and tokenizer", 0);
         let engine = self.load(&spec, tokenizer, &checkpoint, hot, lap);
         // What was read of a file that changed is garbage, whatever came of it.
@@ -161,10 +164,12 @@ impl Builder {
         }
         let mut ids = engine.tokenize(compare::TEXT, true)?;
         ids.truncate(compare::TOKENS.min(engine.context()));
+        // Some rotary tables are of the context that is served.
+        let by_context = Spec::read(&self.path)?.turns_by_context();
         let config = EngineConfig {
             device,
             dtype: "auto".to_owned(),
-            max_seq_len: Some(ids.len()),
+            max_seq_len: Some(if by_context { engine.context() } else { ids.len() }),
             max_batch: 1,
             prefix_cache: false,
             ..self.config.clone()
@@ -214,7 +219,9 @@ impl Builder {
         lap.next("device", 0);
         let reads = Reads { progress: &*self.progress, stop: &self.stop };
         let plan = plan::prepare(spec, checkpoint, &*device, config, &reads)?;
-        let info = Info { passed_over, ..describe(path, spec, config, &plan) };
+        let adapter = checkpoint.adapter().map(|adapter| adapter.name.clone());
+        let info = Info { passed_over, adapter, ..describe(path, spec, config, &plan) };
+        let identity = identity(&info, config, (spec, checkpoint), (&plan, &*device));
         lap.next("plan and check of weights", plan.memory.weight_bytes);
         let exact = config.reproducible.then(|| device.exact_reuse(&plan.program)).transpose()?;
         let mut generation = Generation::read(path)?;
@@ -236,6 +243,7 @@ impl Builder {
             max_queue: config.max_queue,
             hot,
             info,
+            identity,
         })?;
         self.stop.check()?;
         let inner = Arc::get_mut(&mut engine.0).expect("nobody else has it yet");
@@ -251,6 +259,7 @@ impl Builder {
     pub fn compile(self) -> Result<String> {
         let spec = Spec::read(&self.path)?;
         let checkpoint = Checkpoint::open(&self.path, &spec)?;
+        let checkpoint = checkpoint.with_adapter(self.config.adapter.as_deref(), &spec)?;
         let (device, _) = self.choose(&spec, &checkpoint)?;
         let plan = plan::outline(&spec, &checkpoint, &*device, &self.config)?;
         device.compile(&plan.program)?;
@@ -330,6 +339,7 @@ fn describe(path: &Path, spec: &Spec, config: &EngineConfig, plan: &plan::Plan) 
     Info {
         model: name.unwrap_or_default(),
         device: device.name.clone(),
+        adapter: None,
         passed_over: None,
         device_model: device.model.clone(),
         device_arch: device.arch.clone(),
@@ -349,6 +359,34 @@ fn describe(path: &Path, spec: &Spec, config: &EngineConfig, plan: &plan::Plan) 
         read_bandwidth: config.read_bandwidth.filter(|_| device.name == "cpu"),
         plan: plan.to_string(),
         load: LoadReport::default(),
+    }
+}
+
+/// What a file of a session must agree with.
+fn identity(
+    info: &Info,
+    config: &EngineConfig,
+    (spec, checkpoint): (&Spec, &Checkpoint),
+    (plan, device): (&plan::Plan, &dyn Device),
+) -> Identity {
+    let group = |group: &PageGroup| {
+        let PageGroup { state, layers, window, .. } = group;
+        let window = window.map_or_else(|| "all positions".to_owned(), |w| format!("window {w}"));
+        (format!("{state:?}, {layers} layers, {window}"), device.page_bytes(group))
+    };
+    Identity {
+        model: info.model.clone(),
+        weights: checkpoint.sample(spec),
+        dtype: config.dtype.clone(),
+        layout: plan.program.program().groups.iter().map(group).collect(),
+        made_by: format!(
+            "kie {} on {}, {}",
+            env!("CARGO_PKG_VERSION"),
+            info.device,
+            info.device_arch
+        ),
+        reproducible: config.reproducible,
+        context: info.context,
     }
 }
 

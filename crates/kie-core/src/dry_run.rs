@@ -76,6 +76,7 @@ impl Builder {
     pub fn plan(self, file: Option<&Path>) -> Result<DryRun> {
         let spec = Spec::read(&self.path)?;
         let checkpoint = Checkpoint::open(&self.path, &spec)?;
+        let checkpoint = checkpoint.with_adapter(self.config.adapter.as_deref(), &spec)?;
         let (device, topology) = match file {
             Some(file) => {
                 let part = Topology::load(file)?.named(&self.config.device);

@@ -33,6 +33,7 @@ use crate::process::Process;
 pub use crate::request::LogitsPath;
 use crate::request::{Completion, FinishReason, Prompt, Request, SamplingParams};
 use crate::ring::{sequence, HostRing};
+use crate::saved::Identity;
 use crate::shared::{Info, Inner};
 use crate::stream::{Next, Ticket, TokenStream};
 use crate::tokenizer::Tokenizer;
@@ -62,6 +63,7 @@ pub(crate) struct Parts {
     pub(crate) max_queue: usize,
     pub(crate) hot: bool,
     pub(crate) info: Info,
+    pub(crate) identity: Identity,
 }
 
 /// A model, loaded and running. Cheap to clone, safe from any thread.
@@ -130,6 +132,7 @@ impl Engine {
             tokenizer,
             limits,
             info,
+            identity: parts.identity,
             opened: Instant::now(),
             process: Process::current(),
         })))
@@ -432,6 +435,8 @@ fn message(panic: &(dyn std::any::Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("panicked")
 }
+
+mod saving;
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs)]

@@ -18,7 +18,8 @@ const KINDS: &[Kind] = &[
     Kind {
         file: "adapter_config.json",
         found: "a LoRA adapter without its model (adapter_config.json)",
-        hint: "merge it into BASE: `python -c \"import peft, sys; m = peft.\
+        hint: "open BASE with adapter=\"DIR\" (`kie run -m BASE --adapter DIR`), or merge it into \
+               BASE: `python -c \"import peft, sys; m = peft.\
                AutoPeftModelForCausalLM.from_pretrained('DIR').merge_and_unload(); \
                m.save_pretrained('DIR-merged')\"`, and copy the tokenizer's files there",
     },

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use kie_kernels::abi::{Command, CommandKind, Dims, Record, SlotEnd, MAX_ALTERNATIVES, PAGE};
 use kie_kernels::device::Running;
 
+use crate::errand::Errand;
 use crate::error::{Error, Result};
 use crate::inbox::{Ending, Inbox, Job, Outcome, Work};
 use crate::memory::{Lease, NoRoom, Pages};
@@ -92,6 +93,7 @@ pub(crate) struct Host {
     pages: Pages,
     dims: Dims,
     waiting: VecDeque<Box<Job>>,
+    errands: VecDeque<Errand>,
     slots: Vec<Option<Active>>,
     running: usize,
     arrivals: u64,
@@ -124,6 +126,7 @@ impl Host {
             pages,
             dims,
             waiting: VecDeque::new(),
+            errands: VecDeque::new(),
             slots: (0..dims.slots).map(|_| None).collect(),
             running: 0,
             deadline_ns: u64::MAX,
@@ -143,6 +146,12 @@ impl Host {
                 }
                 self.read_inbox();
                 self.review();
+            }
+            if !self.errands.is_empty() {
+                self.run_errand(device);
+                if self.running == 0 {
+                    continue;
+                }
             }
             if self.running == 0 && self.waiting.is_empty() && !self.hot {
                 device.park();
@@ -177,7 +186,22 @@ impl Host {
         Ok(())
     }
 
+    /// A bite of the oldest errand. Who waits for the pages that it held is looked at again.
+    fn run_errand(&mut self, device: &mut dyn Running) {
+        let Some(mut errand) = self.errands.pop_front() else { return };
+        match errand.step(&mut self.pages, device) {
+            true => {
+                self.gauges();
+                self.admit();
+            }
+            false => self.errands.push_front(errand),
+        }
+    }
+
     fn read_inbox(&mut self) {
+        while let Some(errand) = self.inbox.take_errand() {
+            self.errands.push_back(errand);
+        }
         while let Some(mut job) = self.inbox.take() {
             self.arrivals += 1;
             job.since = self.arrivals;
@@ -213,6 +237,11 @@ impl Host {
         self.admit();
     }
 
+    /// Nothing is under way that gives pages back.
+    fn is_idle(&self) -> bool {
+        self.running == 0 && self.errands.is_empty()
+    }
+
     /// Gives slots to the requests that waited longest, while there are slots and pages.
     fn admit(&mut self) {
         while let Some(slot) = self.slots.iter().position(Option::is_none) {
@@ -233,7 +262,7 @@ impl Host {
                     let job = self.waiting.pop_front().expect("there was a front");
                     self.start(slot, *job, lease);
                 }
-                Err(room) if self.running == 0 || room.wanted > room.total => {
+                Err(room) if self.is_idle() || room.wanted > room.total => {
                     let job = self.waiting.pop_front().expect("there was a front");
                     let error = no_room(&room, self.pages.page_bytes(room.group));
                     refuse(&self.inbox, &self.counters, *job, Err(error));
@@ -546,6 +575,9 @@ impl Host {
                 tell(&self.counters, work, active.ending(Err(error.clone())));
             }
         }
+        // Whoever waits for one hears that nobody is there any more.
+        self.errands.clear();
+        while self.inbox.take_errand().is_some() {}
         while let Some(job) = self.inbox.take() {
             self.waiting.push_back(job);
         }

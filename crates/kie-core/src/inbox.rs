@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use kie_kernels::abi::{Record, SlotParams};
 
 use crate::answer::Answer;
+use crate::errand::Errand;
 use crate::error::{Error, Result};
 use crate::request::{FinishReason, LogitsPath, StopReason};
 use crate::ring::{Bell, Writer};
@@ -91,6 +92,7 @@ impl Job {
 /// See the module.
 pub(crate) struct Inbox {
     queue: Mutex<VecDeque<Box<Job>>>,
+    errands: Mutex<VecDeque<Errand>>,
     bell: Bell,
     closed: AtomicBool,
     failure: Mutex<Option<Error>>,
@@ -108,6 +110,7 @@ impl Inbox {
     pub(crate) fn new(slots: usize, max_queue: usize) -> Self {
         Self {
             queue: Mutex::new(VecDeque::new()),
+            errands: Mutex::new(VecDeque::new()),
             bell: Bell::default(),
             closed: AtomicBool::new(false),
             failure: Mutex::new(None),
@@ -133,6 +136,23 @@ impl Inbox {
         drop(queue);
         self.bell.ring();
         Ok(())
+    }
+
+    /// Leaves an errand, or refuses it.
+    pub(crate) fn send(&self, errand: Errand) -> Result<()> {
+        let mut errands = lock(&self.errands);
+        if self.is_closed() {
+            return Err(self.failure());
+        }
+        errands.push_back(errand);
+        drop(errands);
+        self.bell.ring();
+        Ok(())
+    }
+
+    /// Engine thread: the oldest errand.
+    pub(crate) fn take_errand(&self) -> Option<Errand> {
+        lock(&self.errands).pop_front()
     }
 
     /// A job that entered has ended.

@@ -256,6 +256,8 @@ pub struct EngineConfig {
     pub device: String,
     /// `auto`, `f32`, `f16` or `bf16`.
     pub dtype: String,
+    /// Folder of a LoRA adapter, as PEFT writes it, that is merged into the weights.
+    pub adapter: Option<std::path::PathBuf>,
     /// Longest sequence; `None`: what the model was made for.
     pub max_seq_len: Option<usize>,
     /// Requests that run at once.
@@ -293,6 +295,7 @@ impl Default for EngineConfig {
             name: None,
             device: "auto".to_owned(),
             dtype: "auto".to_owned(),
+            adapter: None,
             max_seq_len: None,
             max_batch: 8,
             max_queue: 64,

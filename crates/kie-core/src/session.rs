@@ -7,6 +7,7 @@
 //! * An idle session holds no pages. The cache keeps what its turns left until room is wanted,
 //!   oldest use first; what is gone is computed again when it speaks.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{json, Map, Value};
@@ -16,17 +17,8 @@ use crate::error::{Error, Result};
 use crate::patience::Patience;
 use crate::primitive::now_ns;
 use crate::request::{Completion, FinishReason, Prompt, SamplingParams};
+use crate::saved::{self, State};
 use crate::stream::{TokenStream, Turn};
-
-/// The state behind a number of turns.
-#[derive(Debug, Clone, Default)]
-struct State {
-    tokens: Vec<u32>,
-    /// Chat only: what the template is given.
-    messages: Vec<Value>,
-    /// Chat only: what `tokens` are the text of, so far as the template wrote it.
-    text: String,
-}
 
 /// A conversation. Waits for the last turn to end wherever it needs its answer.
 pub struct Session {
@@ -145,6 +137,33 @@ impl Session {
         self.engine.0.check_open()?;
         let (engine, states) = (self.engine.clone(), self.states.clone());
         Ok(Self { engine, chat: self.chat, states, open: None })
+    }
+
+    /// A session that was saved.
+    pub(crate) fn of(engine: Engine, chat: bool, states: Vec<State>) -> Self {
+        Self { engine, chat, states, open: None }
+    }
+
+    /// Writes the turns to a file, with the keys and values that the engine has of them (where the
+    /// host can read them: on the CPU), for [`Engine::load_session`]. The file appears whole or not
+    /// at all; what stood there is replaced.
+    ///
+    /// # Errors
+    /// What the last turn failed with, if it did; [`Error::Write`], [`Error::EngineClosed`].
+    pub fn save(&mut self, path: &Path) -> Result<()> {
+        self.save_within(path, &Patience::ENDLESS)
+    }
+
+    /// [`save`](Self::save), while there is patience.
+    ///
+    /// # Errors
+    /// As [`save`](Self::save), and [`Error::GivenUp`].
+    pub fn save_within(&mut self, path: &Path, patience: &Patience<'_>) -> Result<()> {
+        self.settle(patience)?;
+        self.engine.0.check_open()?;
+        let copied = self.engine.copy_out(self.last().tokens.clone(), patience)?;
+        let said = (self.chat, &self.states[..]);
+        saved::write(path, self.engine.identity(), said, &copied, patience)
     }
 
     /// Forgets all turns but the first `to`; a running turn that is forgotten is cancelled.

@@ -16,6 +16,7 @@ use crate::metrics::Counters;
 use crate::patience::Patience;
 use crate::process::Process;
 use crate::request::{Prompt, SamplingParams};
+use crate::saved::Identity;
 use crate::tokenizer::Tokenizer;
 
 /// What an engine is made of.
@@ -23,6 +24,8 @@ use crate::tokenizer::Tokenizer;
 pub struct Info {
     /// Name of the model: its folder's.
     pub model: String,
+    /// Name of the adapter that was merged into it: its folder's.
+    pub adapter: Option<String>,
     /// Name of the device.
     pub device: String,
     /// Why `device="auto"` is the CPU, where it is: what the first GPU's opening said.
@@ -74,6 +77,7 @@ pub(crate) struct Inner {
     pub(crate) tokenizer: Tokenizer,
     pub(crate) limits: Limits,
     pub(crate) info: Info,
+    pub(crate) identity: Identity,
     pub(crate) opened: Instant,
     pub(crate) process: Process,
 }

@@ -190,6 +190,13 @@ pub trait Running {
         Vec::new()
     }
 
+    /// The bytes of a page of a group, where they lie in the host's address space: to read or to
+    /// write between two turns, when nothing runs on them.
+    fn page(&mut self, group: usize, page: u32) -> Option<&mut [u8]> {
+        let _ = (group, page);
+        None
+    }
+
     /// No request runs: frees what only a running program needs (spinning threads, the GPU).
     fn park(&mut self);
 }

@@ -204,6 +204,7 @@ pub fn options(keywords: Option<&Bound<'_, PyDict>>) -> PyResult<EngineConfig> {
             "hang_timeout_s" => {
                 config.hang_timeout_s = number(&name, &value)?.ok_or_else(|| missing(&name))?;
             }
+            "adapter" => config.adapter = path::<Option<PathBuf>>(&name, &value)?,
             "cache_dir" => config.cache_dir = path::<Option<PathBuf>>(&name, &value)?,
             "read_bandwidth" => config.read_bandwidth = number(&name, &value)?,
             "nvrtc_dirs" => config.nvrtc_dirs = path(&name, &value)?,

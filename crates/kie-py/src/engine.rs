@@ -160,6 +160,13 @@ impl Engine {
         Ok(Session::new(session, context))
     }
 
+    fn load_session(&self, py: Python<'_>, path: PathBuf) -> PyResult<Session> {
+        let engine = self.0.get(py)?;
+        let context = engine.context();
+        let session = patiently(py, |p| engine.load_session_within(&path, p))?;
+        Ok(Session::new(session, context))
+    }
+
     /// Little-endian float32 `[tokens, vocab]` and the two sizes.
     fn logits<'py>(
         &self,
@@ -309,6 +316,10 @@ impl Session {
     fn rollback(&self, py: Python<'_>, to: &Bound<'_, PyAny>) -> PyResult<()> {
         let to: usize = args::count("to", to)?;
         self.with(py, |session, patience| session.rollback_within(to, patience))
+    }
+
+    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        self.with(py, |session, patience| session.save_within(&path, patience))
     }
 
     fn turns(&self, py: Python<'_>) -> PyResult<usize> {

@@ -21,6 +21,7 @@ use super::{Engine, Info, Parts};
 use crate::admission::Limits;
 use crate::model::Generation;
 use crate::primitive::now_ns;
+use crate::saved::Identity;
 use crate::tokenizer::Tokenizer;
 
 thread_local! {
@@ -356,6 +357,7 @@ pub fn open(setup: &Setup) -> (Engine, Arc<Knobs>) {
         max_queue: setup.queue,
         hot: false,
         info: Info { model: "fake".into(), bytes_per_token: 100, ..Info::default() },
+        identity: Identity::default(),
     });
     (engine.unwrap(), knobs)
 }

@@ -10,7 +10,7 @@
 //! checkpoint (every 1,024 positions) will want the window in front of it.
 //!
 //! Invariants:
-//! - a page's owner count is the number of leases and tree nodes that hold it;
+//! - a page's owner count is the number of leases, held prefixes and tree nodes that hold it;
 //! - a page in a ring has one owner, the lease that writes it; a shared page is never written;
 //! - a cached prefix of p tokens is used only with all its full pages and, of each windowed group,
 //!   the pages that hold `[p - W + 1, p)`;
@@ -20,6 +20,7 @@
 //!   request continues only where a cold run would have begun anew.
 //! - the same calls in the same order give the same pages.
 
+pub mod copies;
 mod pool;
 mod prefix;
 
@@ -163,6 +164,8 @@ pub struct Pages {
     pools: Vec<Pool>,
     tree: Tree,
     leases: BTreeMap<u64, Holding>,
+    /// Prefixes that are copied.
+    held: BTreeMap<u64, Holding>,
     next_id: u64,
     stats: PagesStats,
 }
@@ -175,6 +178,7 @@ impl Pages {
             config,
             tree: Tree::default(),
             leases: BTreeMap::new(),
+            held: BTreeMap::new(),
             next_id: 0,
             stats: PagesStats::default(),
         }
@@ -446,6 +450,11 @@ impl Pages {
         PagesStats { free, used, cached, ..self.stats.clone() }
     }
 
+    /// Page groups.
+    pub fn group_count(&self) -> usize {
+        self.pools.len()
+    }
+
     fn groups(&self) -> std::ops::Range<usize> {
         0..self.pools.len()
     }
@@ -596,7 +605,7 @@ impl Pages {
         self.tree.check()?;
         let mut owners: Vec<Vec<u32>> = self.pools.iter().map(|p| vec![0; p.len()]).collect();
         let mut users: BTreeMap<Id, u32> = BTreeMap::new();
-        for holding in self.leases.values() {
+        for holding in self.leases.values().chain(self.held.values()) {
             holding.path.iter().for_each(|&id| *users.entry(id).or_default() += 1);
             for (group, pages) in holding.pages.iter().enumerate() {
                 pages.iter().for_each(|&page| owners[group][page as usize] += 1);

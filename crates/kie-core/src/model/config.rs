@@ -316,7 +316,8 @@ impl<'a> Config<'a> {
     }
 }
 
-fn switched_off(value: &Value) -> bool {
+/// Whether a value says that something is off.
+pub(super) fn switched_off(value: &Value) -> bool {
     match value {
         Value::Null => true,
         Value::Bool(on) => !on,

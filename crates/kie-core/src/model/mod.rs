@@ -4,6 +4,7 @@
 //! and its tensor names into a `Spec`. A model of one lane is an ordinary transformer; a Laneformer
 //! has several lanes, each with its own residual stream and its own slice of heads and neurons.
 
+pub(crate) mod adapter;
 mod config;
 mod gemma3;
 mod generation;

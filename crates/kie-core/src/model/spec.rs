@@ -7,7 +7,7 @@ pub use kie_kernels::abi::{Gate, NormSpan};
 
 use super::config::Config;
 use super::quantization::Quantization;
-use super::rope::{Factors, Rope};
+use super::rope::{Factors, Rope, Scaling};
 use crate::error::Result;
 
 /// Everything the planner needs to know about a model. Sizes are of the whole, over all lanes.
@@ -273,6 +273,14 @@ pub enum Stored {
 }
 
 impl Spec {
+    /// Whether rotary embeddings depend on the context that is served.
+    pub fn turns_by_context(&self) -> bool {
+        self.layers.iter().any(|layer| {
+            let Mixer::Attention(attention) = layer.mixer;
+            matches!(attention.rope.scaling, Scaling::Dynamic { .. } | Scaling::LongRope { .. })
+        })
+    }
+
     /// Numbers in all tensors, scales excluded.
     pub fn parameters(&self) -> u64 {
         self.tensors.iter().map(TensorSpec::numbers).sum()

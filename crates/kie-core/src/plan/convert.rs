@@ -131,7 +131,7 @@ pub(super) fn convert(
     Ok((bytes, [error, norm]))
 }
 
-/// All numbers of a tensor that is no quantised one, in float32.
+/// All numbers of a tensor, in float32.
 pub(super) fn numbers(described: &Tensor, stored: &weights::Tensor) -> Vec<f32> {
     let cols = described.cols as usize;
     let (parts, rows) = (stored.parts(), (described.lanes * described.rows) as usize);
@@ -141,6 +141,51 @@ pub(super) fn numbers(described: &Tensor, stored: &weights::Tensor) -> Vec<f32> 
         row_to_f32(&matrix(&whole, &parts, 0), at, row);
     }
     all
+}
+
+/// The type that a matrix has behind a merge: the one asked for, else its own.
+///
+/// # Errors
+/// [`Error::InvalidRequest`] for a quantised one that is to stay so.
+pub(super) fn merged_as(
+    wanted: Wanted,
+    stored: &weights::Tensor,
+    described: &Tensor,
+) -> Result<Dtype> {
+    match (wanted, described.encoding.codes) {
+        (Wanted::Plain(dtype), _) => Ok(dtype),
+        (_, Codes::F32) => Ok(Dtype::F32),
+        (_, Codes::F16) => Ok(Dtype::F16),
+        (_, Codes::Bf16) => Ok(Dtype::Bf16),
+        (_, _) => Err(Error::InvalidRequest(format!(
+            "dtype must be \"f16\", \"bf16\" or \"f32\" where an adapter is merged into {}, got one \
+             that leaves it as it is stored ({})",
+            stored.name, described.encoding
+        ))),
+    }
+}
+
+/// A matrix with what an adapter adds to it, in float32, rounded once.
+///
+/// # Errors
+/// As [`convert`].
+pub(super) fn merge(
+    described: &Tensor,
+    stored: &weights::Tensor,
+    delta: &weights::Delta,
+    dtype: Dtype,
+    stop: &Stop,
+) -> Result<Vec<u8>> {
+    let mut all = numbers(described, stored);
+    delta.add_to(&mut all, stop)?;
+    let mut bytes = Vec::with_capacity(all.len() * dtype.bytes());
+    for value in all {
+        if !push(&mut bytes, value, dtype).is_finite() {
+            let wanted = format!("numbers that fit {} behind the merge", dtype.name());
+            return Err(Error::tensor(&stored.path, &stored.name, wanted, format!("{value}")));
+        }
+    }
+    Ok(bytes)
 }
 
 /// What quantising has done so far.

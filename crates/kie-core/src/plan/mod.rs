@@ -208,8 +208,9 @@ impl Placed {
         }
         let (mut tally, mut losses) = (Tally::default(), Losses::default());
         for tensor in &spec.tensors {
-            let entry =
-                self.one(stored(tensor.role), device, wanted, (&mut tally, &mut losses), reads)?;
+            let stored =
+                (stored(tensor.role), checkpoint.adapter().and_then(|a| a.delta(tensor.role)));
+            let entry = self.one(stored, device, wanted, (&mut tally, &mut losses), reads)?;
             self.roles.insert(tensor.role, self.tensors.len() as u32);
             self.tensors.push(entry);
         }
@@ -217,6 +218,9 @@ impl Placed {
             self.notes.extend(tally.note(scheme));
         }
         self.notes.extend(losses.notes());
+        self.notes.extend(checkpoint.adapter().map(|adapter| {
+            format!("adapter {}: merged into {} matrices", adapter.name, adapter.matrices())
+        }));
         reads.inspect(|reads| (reads.progress)("load", total, total));
         if let (true, Some(embedding)) = (spec.tied, self.roles.get(&Role::Embedding).copied()) {
             self.roles.insert(Role::Head, embedding);
@@ -230,17 +234,17 @@ impl Placed {
     /// has it otherwise. Without `reads` nothing is made, and it is only described.
     fn one(
         &mut self,
-        stored: &weights::Tensor,
+        (stored, delta): (&weights::Tensor, Option<&weights::Delta>),
         device: &dyn Device,
         wanted: Wanted,
         (tally, losses): (&mut Tally, &mut Losses),
         reads: Option<&Reads<'_>>,
     ) -> Result<Tensor> {
         let mut entry = describe(stored);
-        let encoding = wanted.encoding(stored, &entry);
+        let mut encoding = wanted.encoding(stored, &entry);
         let carried = device.carries(&encoding);
         let as_stored = encoding == entry.encoding && carried && !stored.is_repacked();
-        let as_stored = as_stored && stored.adjusted.is_none();
+        let as_stored = as_stored && stored.adjusted.is_none() && delta.is_none();
         let Some(Reads { stop, .. }) = reads.filter(|_| !as_stored) else { return Ok(entry) };
         stop.check()?;
         if let Some((one, factor)) = stored.adjusted {
@@ -250,6 +254,14 @@ impl Placed {
             return self.own(device, entry, bytes);
         }
         let mut parts = stored.parts();
+        if let Some(delta) = delta {
+            let dtype = convert::merged_as(wanted, stored, &entry)?;
+            let bytes = convert::merge(&entry, stored, delta, dtype, stop)?;
+            entry.encoding = Codes::plain(dtype).map_or(entry.encoding, Encoding::plain);
+            encoding = wanted.encoding(stored, &entry);
+            let [scales, zeros] = [&[][..]; 2].map(Cow::Borrowed);
+            parts = Parts { codes: Cow::Owned(bytes), scales, zeros };
+        }
         match wanted {
             Wanted::Quantised(scheme) if encoding != entry.encoding => {
                 parts = tally.quantise(scheme, &entry, &parts, stop)?;

@@ -8,7 +8,7 @@ use kie_kernels::abi::{Codes, Dtype};
 use kie_kernels::device::Stop;
 use kie_kernels::host::allowed_cores;
 
-use super::{Checkpoint, Tensor};
+use super::tensor::Tensor;
 use crate::error::{Error, Result};
 
 /// Bytes that a core takes at a time, about.
@@ -48,66 +48,50 @@ impl Numbers {
 /// Bytes to look at: of which tensor, whether they are its scales, the first one's index.
 type Piece<'a> = (usize, bool, usize, Numbers, &'a [u8]);
 
-impl Checkpoint {
-    /// Refuses a tensor with numbers that are not finite.
-    ///
-    /// # Errors
-    /// As [`Checkpoint::check_all_finite`].
-    pub fn check_finite(&self, tensor: &Tensor) -> Result<()> {
-        self.check_all_finite(&[tensor], &|_| {}, &Stop::default())
-    }
-
-    /// Refuses numbers that are not finite; `told` hears which tensor comes next.
-    ///
-    /// # Errors
-    /// [`Error::Load`] with the first bad number's tensor and index; [`Error::GivenUp`] once
-    /// `stop` is set.
-    pub fn check_all_finite(
-        &self,
-        tensors: &[&Tensor],
-        told: &dyn Fn(usize),
-        stop: &Stop,
-    ) -> Result<()> {
-        let pieces: Vec<Piece<'_>> = tensors.iter().enumerate().flat_map(pieces_of).collect();
-        let next = AtomicUsize::new(0);
-        let worst = Mutex::new(None);
-        let work = |told: &dyn Fn(usize)| {
-            while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-                told(piece.0);
-                if stop.is_set() {
-                    return;
-                }
-                let Some(index) = first_not_finite(piece.3, piece.4) else { continue };
-                // Earlier pieces are taken already; none behind this one matters.
-                next.fetch_max(pieces.len(), Ordering::Relaxed);
-                let mut worst = worst.lock().unwrap_or_else(PoisonError::into_inner);
-                let found = (piece.0, piece.1, piece.2 + index);
-                let first = worst.is_none_or(|other| found < other);
-                *worst = if first { Some(found) } else { *worst };
+/// Refuses tensors with numbers that are not finite; `told` hears which tensor comes next.
+///
+/// # Errors
+/// [`Error::Load`] with the first bad number's tensor and index; [`Error::GivenUp`] once `stop` is
+/// set.
+pub(super) fn check(tensors: &[&Tensor], told: &dyn Fn(usize), stop: &Stop) -> Result<()> {
+    let pieces: Vec<Piece<'_>> = tensors.iter().enumerate().flat_map(pieces_of).collect();
+    let next = AtomicUsize::new(0);
+    let worst = Mutex::new(None);
+    let work = |told: &dyn Fn(usize)| {
+        while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+            told(piece.0);
+            if stop.is_set() {
+                return;
             }
-        };
-        std::thread::scope(|scope| {
-            let others = allowed_cores().min(pieces.len()).saturating_sub(1);
-            for _ in 0..others {
-                // With fewer threads it takes longer.
-                let quiet = || work(&|_| {});
-                if std::thread::Builder::new().spawn_scoped(scope, quiet).is_err() {
-                    break;
-                }
+            let Some(index) = first_not_finite(piece.3, piece.4) else { continue };
+            // Earlier pieces are taken already; none behind this one matters.
+            next.fetch_max(pieces.len(), Ordering::Relaxed);
+            let mut worst = worst.lock().unwrap_or_else(PoisonError::into_inner);
+            let found = (piece.0, piece.1, piece.2 + index);
+            let first = worst.is_none_or(|other| found < other);
+            *worst = if first { Some(found) } else { *worst };
+        }
+    };
+    std::thread::scope(|scope| {
+        let others = allowed_cores().min(pieces.len()).saturating_sub(1);
+        for _ in 0..others {
+            // With fewer threads it takes longer.
+            let quiet = || work(&|_| {});
+            if std::thread::Builder::new().spawn_scoped(scope, quiet).is_err() {
+                break;
             }
-            work(told);
-        });
-        stop.check()?;
-        let Some((tensor, scale, index)) =
-            worst.into_inner().unwrap_or_else(PoisonError::into_inner)
-        else {
-            return Ok(());
-        };
-        let tensor = tensors[tensor];
-        let name = format!("{}{}", tensor.name, if scale { ", its scales" } else { "" });
-        let got = format!("NaN or infinity at number {index}");
-        Err(Error::tensor(&tensor.path, name, "finite numbers", got))
-    }
+        }
+        work(told);
+    });
+    stop.check()?;
+    let Some((tensor, scale, index)) = worst.into_inner().unwrap_or_else(PoisonError::into_inner)
+    else {
+        return Ok(());
+    };
+    let tensor = tensors[tensor];
+    let name = format!("{}{}", tensor.name, if scale { ", its scales" } else { "" });
+    let got = format!("NaN or infinity at number {index}");
+    Err(Error::tensor(&tensor.path, name, "finite numbers", got))
 }
 
 fn pieces_of<'a>((number, tensor): (usize, &&'a Tensor)) -> impl Iterator<Item = Piece<'a>> {

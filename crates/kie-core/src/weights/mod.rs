@@ -4,6 +4,7 @@
 //! afterwards. A file that is cut short meanwhile is read as zeros (`guard`), one that is written
 //! to as anything; [`Checkpoint::unchanged`] tells, and what was loaded then is of no use.
 
+mod adapter;
 mod finite;
 mod guard;
 mod quantized;
@@ -15,12 +16,15 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use kie_kernels::abi::{Codes, Encoding};
+use kie_kernels::device::Stop;
 use kie_kernels::file::is_listed;
+use kie_kernels::machine::cache::Key;
 
 use crate::error::{Error, Result};
 use crate::gguf;
 use crate::json;
 use crate::model::spec::{Role, Spec, Stored, TensorSpec};
+pub use adapter::{Adapter, Delta};
 use quantized::{Entries, Finder};
 pub use safetensors::Mapped;
 use tensor::Slice;
@@ -30,7 +34,12 @@ pub use tensor::{Parts, Scales, Tensor};
 pub struct Checkpoint {
     files: Vec<Arc<Mapped>>,
     tensors: HashMap<Role, Tensor>,
+    adapter: Option<Adapter>,
 }
+
+/// Pieces of a tensor that its hash is made of, and bytes of each.
+const SAMPLES: usize = 64;
+const SAMPLE_BYTES: usize = 64;
 
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
@@ -44,7 +53,7 @@ impl Checkpoint {
     pub fn open(folder: &Path, spec: &Spec) -> Result<Self> {
         let (paths, index) = files_of(folder)?;
         let files: Vec<_> = paths.iter().map(|p| Mapped::open(p)).collect::<Result<_>>()?;
-        let checkpoint = Self { files, tensors: HashMap::new() };
+        let checkpoint = Self { files, tensors: HashMap::new(), adapter: None };
         let kept = checkpoint.files.clone();
         checkpoint.read(folder, spec, &paths, &index).or_else(|error| {
             kept.iter().try_for_each(|file| file.unchanged())?;
@@ -57,7 +66,22 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::Load`] names the first that is not, with its length or time then and now.
     pub fn unchanged(&self) -> Result<()> {
-        self.files.iter().try_for_each(|file| file.unchanged())
+        self.files.iter().try_for_each(|file| file.unchanged())?;
+        self.adapter.as_ref().map_or(Ok(()), Adapter::unchanged)
+    }
+
+    /// The same with the adapter of a folder, if one is named.
+    ///
+    /// # Errors
+    /// As [`Adapter::open`].
+    pub fn with_adapter(mut self, folder: Option<&Path>, spec: &Spec) -> Result<Self> {
+        self.adapter = folder.map(|folder| Adapter::open(folder, spec)).transpose()?;
+        Ok(self)
+    }
+
+    /// What is merged into it.
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref()
     }
 
     /// Finds the tensors in the files.
@@ -163,6 +187,43 @@ impl Checkpoint {
         })
     }
 
+    /// What tells these weights from others, in hex: the hash of names, shapes, types and evenly
+    /// spaced bytes of each tensor. Two checkpoints that differ in few numbers may have the same.
+    pub fn sample(&self, spec: &Spec) -> String {
+        let mut parts: Vec<Vec<u8>> = Vec::new();
+        for tensor in spec.tensors.iter().filter_map(|tensor| self.tensor(tensor.role)) {
+            let Tensor { name, shape, encoding, .. } = tensor;
+            parts.push(format!("{name} {shape:?} {encoding}").into_bytes());
+            parts.push(sample_of(tensor.bytes(), SAMPLES));
+        }
+        // Its thin matrices lie one behind the other.
+        parts.extend(self.adapter.as_ref().map(|a| sample_of(a.bytes(), 64 * SAMPLES)));
+        let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
+        Key::of(&parts).to_string()
+    }
+
+    /// Refuses a tensor with numbers that are not finite.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::check_all_finite`].
+    pub fn check_finite(&self, tensor: &Tensor) -> Result<()> {
+        self.check_all_finite(&[tensor], &|_| {}, &Stop::default())
+    }
+
+    /// Refuses numbers that are not finite; `told` hears which tensor comes next.
+    ///
+    /// # Errors
+    /// [`Error::Load`] with the first bad number's tensor and index; [`Error::GivenUp`] once
+    /// `stop` is set.
+    pub fn check_all_finite(
+        &self,
+        tensors: &[&Tensor],
+        told: &dyn Fn(usize),
+        stop: &Stop,
+    ) -> Result<()> {
+        finite::check(tensors, told, stop)
+    }
+
     /// The mapped files.
     pub fn files(&self) -> &[Arc<Mapped>] {
         &self.files
@@ -172,6 +233,14 @@ impl Checkpoint {
     pub fn tensor(&self, role: Role) -> Option<&Tensor> {
         self.tensors.get(&role)
     }
+}
+
+/// Evenly spaced pieces.
+fn sample_of(bytes: &[u8], pieces: usize) -> Vec<u8> {
+    let piece = bytes.len().min(SAMPLE_BYTES);
+    let most = bytes.len() - piece;
+    let starts = (0..pieces).map(|n| most * n / (pieces - 1));
+    starts.flat_map(|start| &bytes[start..start + piece]).copied().collect()
 }
 
 /// The weight files of a folder, and for a sharded one which file each tensor must be in.

@@ -1,6 +1,7 @@
 //! A tensor of a checkpoint: slices of mapped files, and the rows that columns are repacked to.
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -67,6 +68,18 @@ impl Slice {
     /// Those of an entry of file number `file`.
     pub(super) fn of(files: &[Arc<Mapped>], file: usize, entry: &Entry) -> Self {
         Self { map: files[file].clone(), offset: entry.offset, len: entry.len }
+    }
+
+    /// Some rows of an entry that has `all` of them.
+    pub(super) fn of_rows(
+        map: &Arc<Mapped>,
+        entry: &Entry,
+        all: usize,
+        rows: Range<usize>,
+    ) -> Self {
+        let row = entry.len / all;
+        let (offset, len) = (entry.offset + rows.start * row, rows.len() * row);
+        Self { map: Arc::clone(map), offset, len }
     }
 
     pub(super) fn bytes(&self) -> &[u8] {

@@ -215,6 +215,12 @@ impl Pass {
         unsafe { self.logits.read(row * vocab..(row + 1) * vocab) }
     }
 
+    /// A page of a group.
+    pub(super) fn page_bytes(&mut self, group: usize, page: usize) -> &mut [u8] {
+        let bytes = self.program.groups[group].page_bytes() as usize;
+        &mut self.pages[group].all()[page * bytes..(page + 1) * bytes]
+    }
+
     /// Computes all steps for `columns`; decode-path columns must come first.
     pub(super) fn run(&mut self, columns: &[Column], team: &Team, mailbox: &Mailbox) {
         self.wanted.clear();

@@ -280,6 +280,10 @@ impl Running for Slots {
         Ok(true)
     }
 
+    fn page(&mut self, group: usize, page: u32) -> Option<&mut [u8]> {
+        Some(self.pass.page_bytes(group, page as usize))
+    }
+
     fn park(&mut self) {
         self.team.park();
     }
