@@ -1,5 +1,6 @@
-//! What the engine thread does between turns for callers that run no request: pages of a prefix are
-//! copied out of the cache, or into it. A few megabytes at a time, so that requests go on meanwhile.
+//! What the engine thread does between turns for callers that run no request: pages of a prefix
+//! are copied out of the cache, or into it. A few megabytes at a time, so that requests go on
+//! meanwhile.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;

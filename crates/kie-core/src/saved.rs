@@ -237,6 +237,14 @@ pub(crate) fn read(
     let file = reader.bytes(patience)?;
     let (told, ids, at) = reader.parts(&file, patience)?;
     reader.check(&told, chat)?;
+    for ((depth, group), range) in &at {
+        let bytes = identity.layout.get::<usize>(*group).map(|(_, bytes)| *bytes);
+        if bytes != Some(range.len() as u64) {
+            let wanted = bytes.map_or("no such group".to_owned(), |n| format!("{n} bytes"));
+            let got = format!("{} bytes", range.len());
+            return Err(reader.wrong(&format!("page.{depth}.{group}"), wanted, got));
+        }
+    }
     let states = reader.states(&told, &ids, vocab)?;
     let pages = told["pages"].as_u64().unwrap_or_default() as usize;
     let tokens = states.last().map_or(0, |state| state.tokens.len());
@@ -319,11 +327,6 @@ impl Reader<'_> {
                     "a surplus tensor",
                 ));
             };
-            let bytes = self.identity.layout.get::<usize>(group).map(|(_, bytes)| *bytes);
-            if tensor.dtype() != Dtype::U8 || bytes != Some(tensor.data().len() as u64) {
-                let wanted = bytes.map_or("no such group".to_owned(), |n| format!("{n} bytes"));
-                return Err(self.wrong(name, wanted, format!("{} bytes", tensor.data().len())));
-            }
             let start = tensor.data().as_ptr() as usize - file.as_ptr() as usize;
             places.insert((depth, group), start..start + tensor.data().len());
         }

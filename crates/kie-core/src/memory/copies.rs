@@ -70,17 +70,14 @@ impl Pages {
         made.then_some(pages)
     }
 
-    /// A page of each group that sees everything, and of others where they have some to spare;
-    /// none at all where one of the first lacks.
+    /// A page of each group that sees everything, and of others as far as there are some: those
+    /// can be evicted at once, so what idle slots are sure of stays. None at all where one of the
+    /// first lacks.
     fn take_for_cache(&mut self, has: &[bool], pages: &mut [Option<u32>]) -> bool {
-        let idle = self.config.slots.saturating_sub(self.leases.len());
         for group in self.groups().filter(|group| has[*group]) {
             match self.window(group) {
                 None => self.evict_full(group, 1),
-                Some(window) if self.available(group) > idle * self.config.ring(group) => {
-                    self.evict_window(group, window, 1);
-                }
-                Some(_) => continue,
+                Some(window) => self.evict_window(group, window, 1),
             }
             pages[group] = self.pools[group].take();
         }

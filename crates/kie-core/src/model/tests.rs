@@ -490,7 +490,8 @@ fn contexts_are_stretched_by_what_the_scaling_says() {
 #[test]
 fn a_bad_rope_scaling_is_named() {
     let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32});
-    let long = json!({"rope_type": "longrope", "short_factor": vec![1.0; 8], "long_factor": vec![2.0; 8],
+    let long = json!({"rope_type": "longrope", "short_factor": vec![1.0; 8],
+        "long_factor": vec![2.0; 8],
         "original_max_position_embeddings": 32});
     read(scaled(yarn.clone())).unwrap();
     read(scaled(long.clone())).unwrap();

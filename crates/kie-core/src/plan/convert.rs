@@ -158,8 +158,8 @@ pub(super) fn merged_as(
         (_, Codes::F16) => Ok(Dtype::F16),
         (_, Codes::Bf16) => Ok(Dtype::Bf16),
         (_, _) => Err(Error::InvalidRequest(format!(
-            "dtype must be \"f16\", \"bf16\" or \"f32\" where an adapter is merged into {}, got one \
-             that leaves it as it is stored ({})",
+            "dtype must be \"f16\", \"bf16\" or \"f32\" where an adapter is merged into {}, got \
+             one that leaves it as it is stored ({})",
             stored.name, described.encoding
         ))),
     }

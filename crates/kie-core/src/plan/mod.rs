@@ -321,7 +321,8 @@ fn read_per_token(roles: &HashMap<Role, u32>, tensors: &[Tensor]) -> u64 {
     read.map(|(_, index)| tensors[*index as usize].bytes()).sum()
 }
 
-/// A rotary table: frequencies, divided by the checkpoint's factors where it has some, then lengths.
+/// A rotary table: frequencies, divided by the checkpoint's factors where it has some, then
+/// lengths.
 fn turns(
     rope: &Rope,
     head_dim: usize,
