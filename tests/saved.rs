@@ -63,7 +63,7 @@ const LONG: &str = "Write a function that adds two numbers and returns the sum o
 /// Two turns, of which the first has several pages.
 fn talked(engine: &Engine) -> Session {
     let mut session = engine.session(Some("You write Python.")).unwrap();
-    turn(&mut session, &LONG.repeat(12));
+    turn(&mut session, &LONG.repeat(if engine.context() > 512 { 12 } else { 4 }));
     turn(&mut session, "And now subtract.");
     session
 }
@@ -125,12 +125,6 @@ fn pages_are_used_only_where_they_would_have_been_made() {
     // Sums in another order.
     assert_eq!(cached(&|c| (c.device, c.reproducible) = ("cpu:0,1".to_owned(), false)), 0);
     assert_eq!(cached(&|c| (c.prefix_cache, c.reproducible) = (false, false)), 0);
-    // With room for few pages as many are taken as there is room for.
-    let page = engine.info().kv_bytes_per_position * 64;
-    let few = cached(&|c| {
-        (c.reproducible, c.max_seq_len, c.kv_bytes) = (false, Some(512), Some(8 * page));
-    });
-    assert!(few <= 512, "{few}");
 }
 
 #[test]
