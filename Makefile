@@ -133,7 +133,7 @@ bench-page: setup ## frames of the playground in Chromium at 5,000 tokens a seco
 	$(BIN)/python benches/page.py
 
 .PHONY: bench-session
-bench-session: setup ## a session of 4,000 tokens to a file and back (50 ms at most)
+bench-session: setup ## a session of 1,900 tokens to a file and back (50 ms at most)
 	$(BIN)/python benches/session.py
 
 .PHONY: bench-serve

@@ -21,7 +21,7 @@ LIMIT_MS = 50.0
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=4000)
+    parser.add_argument("--tokens", type=int, default=1900)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     saves, loads, size = [], [], 0
