@@ -419,6 +419,7 @@ def test_an_impossible_number_is_told_in_words(
     words: tuple[str, ...], option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     needed = NEEDED.get(" ".join(words), ("/nowhere",))
+    heard = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     for value in ("-1", "nan", "9" * 30):
         with pytest.raises(SystemExit) as ended:
             cli.main([*words, *needed, f"{option}={value}"])
@@ -426,6 +427,7 @@ def test_an_impossible_number_is_told_in_words(
         assert ended.value.code in (1, 2), value
         assert "rror: " in told, value
         assert not re.search(r"^error: \w+(Error|Exception): ", told), told
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == heard
 
 
 def test_a_port_in_use_is_told_with_a_way_out() -> None:

@@ -15,6 +15,8 @@ from kie.errors import InvalidRequestError
 if TYPE_CHECKING:
     from types import FrameType
 
+    from typing_extensions import Self
+
     from kie import _kie
     from kie.engine import Engine
 
@@ -101,15 +103,15 @@ def serve(given: Namespace) -> int:
             hint="pass another --port (0 takes a free one) or another --host",
             context={"param": "port"},
         ) from cause
-    stop = _Stop(server)
-    with options.loading() as progress:
-        engine = _Opening(given, progress).wait()
-    with engine:
-        server.serve(engine.core())
-        stop.serving = True
-        print(url(*server.address()), flush=True)
-        while not server.wait(SLICE_S):
-            pass
+    with _Stop(server) as stop:
+        with options.loading() as progress:
+            engine = _Opening(given, progress).wait()
+        with engine:
+            server.serve(engine.core())
+            stop.serving = True
+            print(url(*server.address()), flush=True)
+            while not server.wait(SLICE_S):
+                pass
     return 0
 
 
@@ -129,14 +131,22 @@ def url(host: str, port: int) -> str:
 
 
 class _Stop:
-    """SIGTERM and SIGINT: the first drains, a second one ends the process at once."""
+    """SIGTERM and SIGINT, while it is entered: the first drains, a second one ends the process at
+    once."""
 
     def __init__(self, server: _kie.Server) -> None:
         self.serving = False
         self._server = server
         self._asked = False
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._hear)
+
+    def __enter__(self) -> Self:
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        self._before = {number: signal.signal(number, self._hear) for number in numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self._asked or not self.serving:
