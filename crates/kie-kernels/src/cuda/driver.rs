@@ -7,8 +7,8 @@ use super::ffi::{device_attribute, function_attribute, IpcHandle, Own};
 use super::{ffi, nvrtc};
 use crate::error::{Error, Result};
 use crate::gpu::api::{
-    first_of, Address, Answer, Api, Calls, Code, Facts, Fault, Handle, Ipc, KernelFacts, Ordinal,
-    Paths, StagingShape, OUT_OF_MEMORY, SUCCESS,
+    first_of, told, Address, Answer, Api, Calls, Code, Facts, Fault, Handle, Ipc, KernelFacts,
+    Ordinal, Paths, StagingShape, OUT_OF_MEMORY, SUCCESS,
 };
 use crate::gpu::rtc::{Compiled, Compiler};
 use crate::machine::library::{text_of, Library};
@@ -27,14 +27,6 @@ pub struct Driver {
     own: Own,
     /// CUDA version it speaks, such as 13000.
     version: i32,
-}
-
-/// A call of CUDA's own that may fail.
-fn told(call: &'static str, code: Code) -> Answer<()> {
-    match code {
-        SUCCESS => Ok(()),
-        code => Err(Fault { call, code }),
-    }
 }
 
 impl Driver {

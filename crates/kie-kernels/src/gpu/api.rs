@@ -48,6 +48,17 @@ pub struct Fault {
 /// What a call gives, with its name where it failed.
 pub type Answer<T> = std::result::Result<T, Fault>;
 
+/// What a call gave.
+///
+/// # Errors
+/// With its name, if it failed.
+pub fn told(call: &'static str, code: Code) -> Answer<()> {
+    match code {
+        SUCCESS => Ok(()),
+        code => Err(Fault { call, code }),
+    }
+}
+
 /// A function of a driver.
 #[derive(Debug, Clone, Copy)]
 pub struct Call<F> {
@@ -62,10 +73,7 @@ impl<F: Copy> Call<F> {
     /// # Errors
     /// With its name, if it fails.
     pub fn with(&self, go: impl FnOnce(F) -> Code) -> Answer<()> {
-        match go(self.at) {
-            SUCCESS => Ok(()),
-            code => Err(Fault { call: self.name, code }),
-        }
+        told(self.name, go(self.at))
     }
 }
 

@@ -8,7 +8,7 @@ use super::ffi::{device_attribute, Own};
 use super::{ffi, hiprtc};
 use crate::error::{Error, Result};
 use crate::gpu::api::{
-    first_of, Answer, Api, Calls, Code, Facts, Fault, Handle, KernelFacts, Ordinal, Paths,
+    first_of, told, Answer, Api, Calls, Code, Facts, Fault, Handle, KernelFacts, Ordinal, Paths,
     StagingShape, OUT_OF_MEMORY, SUCCESS,
 };
 use crate::gpu::rtc::{Compiled, Compiler};
@@ -31,14 +31,6 @@ pub struct Runtime {
     own: Own,
     /// As HIP counts, such as 60342134.
     version: i32,
-}
-
-/// A call of HIP's own that may fail.
-fn told(call: &'static str, code: Code) -> Answer<()> {
-    match code {
-        SUCCESS => Ok(()),
-        code => Err(Fault { call, code }),
-    }
 }
 
 impl Runtime {
