@@ -82,10 +82,11 @@ def calls(
     engine: kie.Engine, stuck: kie.Engine
 ) -> tuple[dict[str, Callable[[], object]], dict[str, Callable[[float], object]]]:
     """What is interrupted, and what is given a timeout."""
-    chat = engine.session()
     long = {"max_tokens": 1800, "ignore_eos": True}
 
+    # A session a call: what an ended turn left would fill the context of the next.
     def queued() -> object:
+        chat = engine.session()
         with chat.stream("def f", **long):
             return chat.stream("b", max_tokens=5)
 
@@ -109,7 +110,7 @@ def calls(
     timeouts: dict[str, Callable[[float], object]] = {
         "generate": lambda t: engine.generate("def f", timeout=t, **long),
         "generate on messages": lambda t: stuck.generate(messages=MESSAGES, timeout=t),
-        "turn": lambda t: chat.stream("def f", timeout=t, **long).result(),
+        "turn": lambda t: engine.session().stream("def f", timeout=t, **long).result(),
         "generate on 7.5 MB": lambda t: engine.generate(WORDS, timeout=t),
     }
     return signals, timeouts
