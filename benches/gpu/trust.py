@@ -210,7 +210,9 @@ def main() -> int:
     parser.add_argument("items", nargs="+", choices=ITEMS, metavar="ITEM")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--fixtures", default="all", help="of sanitizers: all, or names")
-    parser.add_argument("--jobs", type=int, default=3, help="sanitizers at a time")
+    parser.add_argument(
+        "--jobs", type=int, default=3, help="sanitizers at a time (racecheck: 3 fit)"
+    )
     parser.add_argument("--seconds", type=float, default=450.0, help="for all items together")
     parser.add_argument("--out", type=Path, help="write all rows as JSON")
     given = parser.parse_args()
