@@ -160,7 +160,7 @@ fn chunk(data: &[u8], team: &Team, level: Level, encoding: Encoding, (rows, cols
         let start = Instant::now();
         let used = timed(team, |member| {
             let rows = rows_of(member, team.members(), m.rows);
-            prefill(level, &m, rows.clone(), &packed, own(&y, &rows, m.rows, n));
+            prefill(level, &m, rows.clone(), &packed, own(&y, &rows, m.rows, n), &|| true);
         });
         alone = alone.min(used);
         2.0 * (rows * cols * n) as f64 / start.elapsed().as_secs_f64() / 1e9

@@ -83,12 +83,16 @@ def calls(
 ) -> tuple[dict[str, Callable[[], object]], dict[str, Callable[[float], object]]]:
     """What is interrupted, and what is given a timeout."""
     long = {"max_tokens": 1800, "ignore_eos": True}
+    # A pass of 512 positions takes as long as any, and a fresh session computes all of them.
+    prompt = "def f(x):\n    return x + 1\n" * 100
 
-    # A session a call: what an ended turn left would fill the context of the next.
     def queued() -> object:
-        chat = engine.session()
-        with chat.stream("def f", **long):
+        with engine.session() as chat, chat.stream("def f", **long):
             return chat.stream("b", max_tokens=5)
+
+    def turn(limit_s: float) -> object:
+        with engine.session() as chat:
+            return chat.stream(f"{random.random()} {prompt}", timeout=limit_s).result()
 
     signals: dict[str, Callable[[], object]] = {
         "open": lambda: kie.Engine(device="cpu").close(),
@@ -110,7 +114,7 @@ def calls(
     timeouts: dict[str, Callable[[float], object]] = {
         "generate": lambda t: engine.generate("def f", timeout=t, **long),
         "generate on messages": lambda t: stuck.generate(messages=MESSAGES, timeout=t),
-        "turn": lambda t: engine.session().stream("def f", timeout=t, **long).result(),
+        "turn": turn,
         "generate on 7.5 MB": lambda t: engine.generate(WORDS, timeout=t),
     }
     return signals, timeouts

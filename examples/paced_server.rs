@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use kie_core::Engine;
 use kie_kernels::buffer::{Buffer, HostBytes};
-use kie_kernels::device::{Device, DeviceInfo, ExactReuse, Options, Running};
+use kie_kernels::device::{Device, DeviceInfo, ExactReuse, Gone, Options, Running};
 use kie_kernels::devices;
 use kie_kernels::mailbox::Mailbox;
 use kie_kernels::validate::ValidProgram;
@@ -18,8 +18,6 @@ use kie_server::{Config, Server};
 
 /// Time that is made up for after a pass that was late; more is lost.
 const ARREARS_MAX: Duration = Duration::from_millis(20);
-/// The system's sleeps end later than asked for, by up to this.
-const SLEEP_ERROR: Duration = Duration::from_micros(100);
 
 /// A CPU whose passes end at a fixed pace.
 struct Paced {
@@ -59,17 +57,16 @@ struct Pacer {
 }
 
 impl Running for Pacer {
-    fn drive(&mut self) -> kie_kernels::Result<bool> {
+    fn drive(&mut self, gone: Gone<'_>) -> kie_kernels::Result<bool> {
         let now = Instant::now();
         if let Some(rest) = self.due.checked_duration_since(now) {
-            std::thread::sleep(rest.saturating_sub(SLEEP_ERROR));
-            while Instant::now() < self.due {
-                std::hint::spin_loop();
-            }
+            // A sleep that ends late is made up for by the next one; to spin would take a core
+            // from the client.
+            std::thread::sleep(rest);
         } else {
             self.due = self.due.max(now - ARREARS_MAX);
         }
-        let busy = self.inner.drive()?;
+        let busy = self.inner.drive(gone)?;
         self.due = if busy { self.due + self.pass } else { Instant::now() };
         Ok(busy)
     }

@@ -2,6 +2,9 @@
 //! both paths, prefix reuse, sessions.
 #![allow(clippy::unwrap_used)]
 
+#[path = "engine/given_up.rs"]
+mod given_up;
+
 use std::path::PathBuf;
 
 use kie_core::request::{FinishReason, Prompt, Request, SamplingParams};

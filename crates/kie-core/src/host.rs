@@ -167,7 +167,12 @@ impl Host {
         if self.deadline_ns != u64::MAX && now_ns() >= self.deadline_ns {
             self.review();
         }
-        if !device.drive()? {
+        let (slots, inbox) = (&self.slots, &self.inbox);
+        let gone = |slot: usize| {
+            let late = |a: &Active| due(&a.cancelled, a.deadline_ns, now_ns()).is_some();
+            inbox.is_closed() || slots[slot].as_ref().is_some_and(late)
+        };
+        if !device.drive(&gone)? {
             std::hint::spin_loop();
         }
         let mut ended = false;
@@ -508,6 +513,8 @@ impl Host {
                 self.wait_again(slot);
                 return true;
             }
+            // Its caller is gone, or the engine is closed.
+            SlotEnd::Cancelled if active.logits => Err(self.inbox.failure()),
             SlotEnd::Cancelled => Ok((FinishReason::Cancelled, None)),
             SlotEnd::NotFinite => Err(not_finite(active.at())),
         };

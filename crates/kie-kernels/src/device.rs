@@ -114,6 +114,15 @@ pub trait Device: Send + Sync {
         Ok(Vec::new())
     }
 
+    /// Tensors of a program that a token reads as halves, however they are stored.
+    ///
+    /// # Errors
+    /// As [`Device::describe`].
+    fn as_halves(&self, program: &ValidProgram) -> Result<Vec<u32>> {
+        let _ = program;
+        Ok(Vec::new())
+    }
+
     /// Compiles what a program needs, where code is compiled, so that a later start finds it kept.
     ///
     /// # Errors
@@ -171,14 +180,19 @@ impl Phase {
     }
 }
 
+/// Whether nobody waits for a slot's request any more: its caller left, or its time is over. Asked
+/// on the host thread.
+pub type Gone<'a> = &'a (dyn Fn(usize) -> bool + Sync);
+
 /// A started program. Dropping it ends and joins whatever it started.
 pub trait Running {
     /// Lets the device use the host thread: the CPU runs one pass on it and returns true if there
-    /// was work; a GPU needs no host thread, returns whether it is busy and costs nothing.
+    /// was work; a GPU needs no host thread, returns whether it is busy and costs nothing. A long
+    /// pass may be given up for requests that are `gone`: it is as if it had not begun.
     ///
     /// # Errors
     /// The device failed; the engine is of no more use.
-    fn drive(&mut self) -> Result<bool>;
+    fn drive(&mut self, gone: Gone<'_>) -> Result<bool>;
 
     /// What the start did, in order; nothing where it did next to nothing.
     fn phases(&self) -> Vec<Phase> {

@@ -13,7 +13,7 @@ use kie_kernels::abi::{
     CommandKind, Dims, Dtype, PageGroup, Program, Record, SlotEnd, StateKind, PAGE,
 };
 use kie_kernels::buffer::{Buffer, HostBytes};
-use kie_kernels::device::{Device, DeviceInfo, ExactReuse, Running};
+use kie_kernels::device::{Device, DeviceInfo, ExactReuse, Gone, Running};
 use kie_kernels::mailbox::Mailbox;
 use kie_kernels::validate::{validate, ValidProgram};
 
@@ -242,7 +242,7 @@ impl Work {
 }
 
 impl Running for Work {
-    fn drive(&mut self) -> kie_kernels::Result<bool> {
+    fn drive(&mut self, _gone: Gone<'_>) -> kie_kernels::Result<bool> {
         self.commands();
         if self.knobs.fail.load(Ordering::Relaxed) {
             return Err(kie_kernels::Error::Failed("pulled the plug".into()));

@@ -22,6 +22,7 @@ mod slots;
 pub mod stream;
 pub mod team;
 mod wait;
+mod watch;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -17,6 +17,7 @@ use super::attention;
 use super::ops;
 use super::prefill::Packed;
 use super::team::{Barrier, Team};
+use super::watch::Watch;
 use crate::abi::{
     Attend, Dims, PageGroup, Program, Project, ProjectNormed, Qkv, Rotary, Step, StepKind, Tensor,
     Vector,
@@ -221,8 +222,15 @@ impl Pass {
         &mut self.pages[group].all()[page * bytes..(page + 1) * bytes]
     }
 
-    /// Computes all steps for `columns`; decode-path columns must come first.
-    pub(super) fn run(&mut self, columns: &[Column], team: &Team, mailbox: &Mailbox) {
+    /// Computes all steps for `columns`; decode-path columns must come first. False if it was given
+    /// up: then logits, vectors and the columns' positions in the pages hold nothing.
+    pub(super) fn run(
+        &mut self,
+        columns: &[Column],
+        team: &Team,
+        mailbox: &Mailbox,
+        watch: &Watch<'_>,
+    ) -> bool {
         self.wanted.clear();
         let wanted = columns.iter().enumerate().filter(|(_, c)| c.wanted);
         self.wanted.extend(wanted.map(|(i, _)| i));
@@ -232,11 +240,17 @@ impl Pass {
         let decode = columns.iter().take_while(|c| c.path == Path::Decode).count();
         let pass: &Self = self;
         team.run(|member, barrier| {
-            let walk = Walk { pass, columns, decode, member, barrier, mailbox };
-            for step in &pass.program.steps {
+            let mut walk =
+                Walk { pass, columns, decode, member, barrier, mailbox, watch, number: 0 };
+            for (number, step) in pass.program.steps.iter().enumerate() {
+                if !watch.has(number) {
+                    break;
+                }
+                walk.number = number;
                 walk.step(step);
             }
         });
+        watch.is_whole()
     }
 
     /// Rotary angles of the pass.
@@ -309,6 +323,9 @@ struct Walk<'a> {
     member: usize,
     barrier: &'a Barrier,
     mailbox: &'a Mailbox,
+    watch: &'a Watch<'a>,
+    /// Of the step that it is in.
+    number: usize,
 }
 
 impl Walk<'_> {
@@ -324,7 +341,13 @@ impl Walk<'_> {
             // Tokens are chosen between passes, where the control plane needs them.
             StepKind::Sample(_) => return,
         }
+        self.goes_on();
         self.barrier.wait();
+    }
+
+    /// Whether what is dear is still to be done.
+    fn goes_on(&self) -> bool {
+        self.watch.goes_on(self.member, self.number)
     }
 
     fn dims(&self) -> &Dims {

@@ -79,7 +79,7 @@ fn pack_single(columns: &[f32], cols: usize, out: &mut [Line]) {
 }
 
 /// Piece `c` of `y` at `r - rows.start` = sum over k of `m[r, k] * packed[c][k]`, for the rows `r`
-/// of `rows` and all packed columns.
+/// of `rows` and all packed columns; some of them while it `goes_on`.
 ///
 /// # Panics
 /// When the columns were packed for another length, level or encoding, or `y` is too short.
@@ -89,6 +89,7 @@ pub fn prefill(
     rows: Range<usize>,
     packed: &Packed,
     mut y: Columns<'_, f32>,
+    goes_on: &dyn Fn() -> bool,
 ) {
     m.check(&rows);
     let n = packed.n;
@@ -103,7 +104,7 @@ pub fn prefill(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the form was checked against the level, and `pack` saw that it exists.
         unsafe {
-            bf16::run(level == Level::Amx, m, rows, packed, y);
+            bf16::run(level == Level::Amx, m, rows, packed, y, goes_on);
         }
         return;
     }
@@ -111,6 +112,9 @@ pub fn prefill(
     for first in (0..n).step_by(CHUNK) {
         let columns = first..n.min(first + CHUNK);
         for r in rows.clone().step_by(ROWS) {
+            if !goes_on() {
+                return;
+            }
             let panel = r..rows.end.min(r + ROWS);
             let at = panel.start - rows.start..panel.end - rows.start;
             let task = Single { m, rows: panel, packed, columns: columns.clone() };
@@ -335,7 +339,7 @@ mod tests {
         let mut packed = Packed::default();
         pack(level, &[m.codes], x, n, m.cols, &mut packed);
         let mut y = vec![f32::NAN; n * m.rows];
-        prefill(level, m, 0..m.rows, &packed, Columns::of(&mut y, m.rows, m.rows, n));
+        prefill(level, m, 0..m.rows, &packed, Columns::of(&mut y, m.rows, m.rows, n), &|| true);
         y
     }
 
@@ -385,8 +389,8 @@ mod tests {
                     pack(level, &[codes], &x[c * cols..][..cols], 1, cols, &mut packed);
                     let mut alone = vec![f32::NAN; rows];
                     let (upper, lower) = alone.split_at_mut(split);
-                    prefill(level, &m, 0..split, &packed, Columns::one(upper));
-                    prefill(level, &m, split..rows, &packed, Columns::one(lower));
+                    prefill(level, &m, 0..split, &packed, Columns::one(upper), &|| true);
+                    prefill(level, &m, split..rows, &packed, Columns::one(lower), &|| true);
                     for r in 0..rows {
                         prop_assert_eq!(whole[c * rows + r].to_bits(), alone[r].to_bits());
                     }

@@ -3,14 +3,20 @@
 //! A pass takes every decoding slot as one column and fills the rest with prompt positions, oldest
 //! request first. A slot whose pages end waits for more. What a column computes does not depend on
 //! the others, so neither the chunking of a prompt nor the neighbours change a request's bits.
+//!
+//! A pass that takes long is given up when the caller of one of its requests is gone: no slot moves
+//! on, and the next pass writes the same positions again. That one is whole, unless all are gone,
+//! so that those beside lose half of their time at most.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::pass::{Column, Pass, Path};
 use super::team::Team;
+use super::watch::Watch;
 use crate::abi::{Command, CommandKind, Record, SlotEnd, MAX_ALTERNATIVES};
-use crate::device::Running;
+use crate::device::{Gone, Running};
 use crate::error::Result;
 use crate::mailbox::Mailbox;
 use crate::sample::{sample, top_logprobs, Choice, Scratch, SEEN_IN_PROMPT};
@@ -54,6 +60,8 @@ pub(super) struct Slots {
     max_itl_ms: Option<f64>,
     /// The host thread has taken its core.
     joined: bool,
+    /// The last pass was given up, and somebody still waits for a part of it.
+    owed: bool,
     /// Measured time of one prompt column, for `max_itl_ms`.
     prompt_column_ms: f64,
 }
@@ -83,6 +91,7 @@ impl Slots {
             arrivals: 0,
             max_itl_ms: max_itl.map(|t| 1e3 * t.as_secs_f64()),
             joined: false,
+            owed: false,
             prompt_column_ms: 0.0,
             pass,
             team,
@@ -90,7 +99,7 @@ impl Slots {
         }
     }
 
-    fn command(&mut self, command: Command) {
+    fn command(&mut self, command: Command, gone: Gone<'_>) {
         let index = command.slot as usize;
         match command.kind {
             CommandKind::Start => self.start(index, command.a as usize),
@@ -101,8 +110,12 @@ impl Slots {
                     self.finish(index, SlotEnd::Cancelled);
                 }
             }
-            CommandKind::LogitsPrefill => self.logits(index, command.a, command.b, Path::Prefill),
-            CommandKind::LogitsDecode => self.logits(index, command.a, 1, Path::Decode),
+            CommandKind::LogitsPrefill => {
+                self.logits(index, command.a..command.a + command.b, Path::Prefill, gone);
+            }
+            CommandKind::LogitsDecode => {
+                self.logits(index, command.a..command.a + 1, Path::Decode, gone);
+            }
         }
     }
 
@@ -234,23 +247,26 @@ impl Slots {
         }
     }
 
-    /// Runs `count` positions from `first` and leaves their logits in the mailbox.
-    fn logits(&mut self, index: usize, first: u32, count: u32, path: Path) {
+    /// Runs some positions and leaves their logits in the mailbox.
+    fn logits(&mut self, index: usize, positions: Range<u32>, path: Path, gone: Gone<'_>) {
         // SAFETY: a logits command for the slot was just received, so the device owns it.
         let memory = unsafe { self.mailbox.slot_of_device(index) };
         self.columns.clear();
-        let positions = first as usize..(first + count) as usize;
-        for position in positions {
+        for position in positions.start as usize..positions.end as usize {
             let token = memory.tokens[position];
             self.columns.push(Column { slot: index, position, token, path, wanted: true });
         }
         // SAFETY: as above; it is the one logits command in flight.
         let out = unsafe { self.mailbox.logits() };
         let vocab = self.pass.dims().vocab as usize;
-        if out.len() != count as usize * vocab {
-            *out = vec![0.0; count as usize * vocab].into();
+        let numbers = positions.len() * vocab;
+        if out.len() != numbers {
+            *out = vec![0.0; numbers].into();
         }
-        self.pass.run(&self.columns, &self.team, &self.mailbox);
+        let wanted = || !gone(index);
+        if !self.pass.run(&self.columns, &self.team, &self.mailbox, &Watch::new(&wanted)) {
+            return self.mailbox.end(index, SlotEnd::Cancelled);
+        }
         for (row, values) in out.chunks_exact_mut(vocab).enumerate() {
             values.copy_from_slice(self.pass.logits(row));
         }
@@ -259,19 +275,28 @@ impl Slots {
 }
 
 impl Running for Slots {
-    fn drive(&mut self) -> Result<bool> {
+    fn drive(&mut self, gone: Gone<'_>) -> Result<bool> {
         if !std::mem::replace(&mut self.joined, true) {
             self.team.pin_caller();
         }
         while let Some(command) = self.mailbox.receive() {
-            self.command(command);
+            self.command(command, gone);
         }
         self.gather();
         if self.columns.is_empty() {
             return Ok(false);
         }
         let begin = Instant::now();
-        self.pass.run(&self.columns, &self.team, &self.mailbox);
+        let (columns, owed) = (&self.columns, self.owed);
+        // Columns of one request are neighbours.
+        let requests = columns.chunk_by(|a, b| a.slot == b.slot).map(|of| of[0].slot);
+        let all_gone = || requests.clone().all(gone);
+        let wanted = || if owed { !all_gone() } else { !requests.clone().any(gone) };
+        if !self.pass.run(columns, &self.team, &self.mailbox, &Watch::new(&wanted)) {
+            self.owed = !all_gone();
+            return Ok(true);
+        }
+        self.owed = false;
         let prompts = self.columns.iter().filter(|c| c.path == Path::Prefill).count();
         if prompts >= MIN_CHUNK {
             self.prompt_column_ms = begin.elapsed().as_secs_f64() * 1e3 / prompts as f64;

@@ -18,6 +18,8 @@ use crate::numbers::store_f32;
 
 /// Columns that the decode path takes in one go.
 const DECODE_COLUMNS: usize = 8;
+/// Weights that the decode path takes between two looks whether it is to go on.
+const DECODE_WEIGHTS: usize = 4 << 20;
 
 impl Walk<'_> {
     pub(super) fn embed(&self, step: &Embed) {
@@ -115,14 +117,32 @@ impl Walk<'_> {
         for begin in (0..self.decode).step_by(DECODE_COLUMNS) {
             let columns = begin..self.decode.min(begin + DECODE_COLUMNS);
             let x = &x[columns.start * width..columns.end * width];
-            let y = out.some(columns, 0..rows.len());
-            matmul(self.pass.level, matrix, rows.clone(), x, y);
+            self.decoded(matrix, &rows, x, out.some(columns, 0..rows.len()));
         }
         if self.decode < self.columns.len() {
             // SAFETY: packed before the last barrier; nobody writes it in this phase.
             let packed = unsafe { self.pass.packed.read(lane..lane + 1) };
             let y = out.some(self.decode..self.columns.len(), 0..rows.len());
-            prefill(self.pass.level, matrix, rows, &packed[0], y);
+            prefill(self.pass.level, matrix, rows, &packed[0], y, &|| self.goes_on());
+        }
+    }
+
+    /// `rows` of one matrix by the decode path, into those rows' piece of each column.
+    fn decoded(
+        &self,
+        matrix: &Matrix<'_>,
+        rows: &Range<usize>,
+        x: &[f32],
+        mut out: Columns<'_, f32>,
+    ) {
+        let (columns, most) = (out.count(), (DECODE_WEIGHTS / matrix.cols).next_multiple_of(4));
+        for begin in rows.clone().step_by(most) {
+            if !self.goes_on() {
+                return;
+            }
+            let some = begin..rows.end.min(begin + most);
+            let y = out.some(0..columns, some.start - rows.start..some.end - rows.start);
+            matmul(self.pass.level, matrix, some, x, y);
         }
     }
 
@@ -296,6 +316,9 @@ impl Walk<'_> {
         for item in self.mine((self.decode + blocks) * heads) {
             // Consecutive items are the heads of one block of queries.
             let (block, head) = (item / heads, item % heads);
+            if !self.goes_on() {
+                return;
+            }
             let (lane, head) = (head / kv_heads, head % kv_heads);
             if block < self.decode {
                 self.attend_columns(step, lane, head, block..block + 1);
@@ -506,7 +529,7 @@ impl Walk<'_> {
                 // SAFETY: this member's own rows of every column.
                 let y = unsafe { self.pass.logits.columns(at, rows.len(), vocab, n) };
                 let local = rows.start - slice.start..rows.end - slice.start;
-                matmul(self.pass.level, &matrix, local, x, y);
+                self.decoded(&matrix, &local, x, y);
             }
         }
     }

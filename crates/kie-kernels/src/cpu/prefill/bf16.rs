@@ -142,15 +142,19 @@ pub(super) unsafe fn run(
     rows: Range<usize>,
     packed: &Packed,
     mut y: Columns<'_, f32>,
+    goes_on: &dyn Fn() -> bool,
 ) {
     if amx {
         // SAFETY: the caller has AMX.
         unsafe { configure() };
     }
     SCRATCH.with_borrow_mut(|scratch| {
-        for first in (0..packed.n).step_by(CHUNK) {
+        'all: for first in (0..packed.n).step_by(CHUNK) {
             let columns = first..packed.n.min(first + CHUNK);
             for r in rows.clone().step_by(GROUP) {
+                if !goes_on() {
+                    break 'all;
+                }
                 let group = r..rows.end.min(r + GROUP);
                 let at = group.start - rows.start..group.end - rows.start;
                 let out = y.some(columns.clone(), at);

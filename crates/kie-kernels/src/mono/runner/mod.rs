@@ -23,7 +23,7 @@ use self::hang::Watch;
 use self::launches::{sequence, Ask, Launches, Started};
 use self::schedule::{MixedPrompt, Next, Schedule, State, Work, LONG, TURN_POSITIONS};
 use crate::abi::{Command, CommandKind, SlotEnd, PAGE};
-use crate::device::{Phase, Running};
+use crate::device::{Gone, Phase, Running};
 use crate::error::Result;
 use crate::machine::{Flight, Platform};
 use crate::mailbox::Mailbox;
@@ -468,7 +468,7 @@ impl Runner {
 }
 
 impl Running for Runner {
-    fn drive(&mut self) -> Result<bool> {
+    fn drive(&mut self, _gone: Gone<'_>) -> Result<bool> {
         while let Some(command) = self.delivery.mailbox.receive() {
             self.command(command);
         }

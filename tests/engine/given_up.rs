@@ -1,0 +1,158 @@
+//! Passes of the CPU that are given up: by chance, at any step, beside others; and for a caller who
+//! left. What they wrote is seen by nobody.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use kie_core::request::{Completion, FinishReason, Prompt, Request, SamplingParams};
+use kie_core::{Engine, LogitsPath, TokenStream};
+use kie_kernels::buffer::{Buffer, HostBytes};
+use kie_kernels::device::{Device, DeviceInfo, ExactReuse, Gone, Options, Running};
+use kie_kernels::devices;
+use kie_kernels::mailbox::Mailbox;
+use kie_kernels::validate::ValidProgram;
+
+use super::demo;
+
+/// What is answered where a pass asks whether a request is gone.
+#[derive(Default)]
+struct Answers {
+    /// Each is given up with a chance of one in so many; 0: none is.
+    chance: AtomicU64,
+    drawn: AtomicU64,
+    said: AtomicU64,
+    /// Cancelled by the first pass that asks.
+    victim: Mutex<Option<TokenStream>>,
+    has_victim: AtomicBool,
+}
+
+impl Answers {
+    fn gone(&self) -> bool {
+        // The stream is there a moment after its request.
+        while self.has_victim.load(Ordering::Acquire) {
+            if let Some(stream) = &*self.victim.lock().unwrap() {
+                stream.cancel();
+                self.has_victim.store(false, Ordering::Release);
+            }
+        }
+        let chance = self.chance.load(Ordering::Relaxed);
+        let n = self.drawn.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let gone = chance > 0 && (n >> 33).is_multiple_of(chance);
+        self.said.fetch_add(u64::from(gone), Ordering::Relaxed);
+        gone
+    }
+}
+
+/// The CPU, whose passes are asked for less than they believe.
+struct Impatient(Arc<dyn Device>, Arc<Answers>);
+
+struct Work(Box<dyn Running>, Arc<Answers>);
+
+impl Device for Impatient {
+    fn info(&self) -> DeviceInfo {
+        self.0.info()
+    }
+
+    fn load(&self, bytes: Arc<dyn HostBytes>) -> kie_kernels::Result<Buffer> {
+        self.0.load(bytes)
+    }
+
+    fn exact_reuse(&self, program: &ValidProgram) -> kie_kernels::Result<ExactReuse> {
+        self.0.exact_reuse(program)
+    }
+
+    fn start(
+        &self,
+        program: ValidProgram,
+        buffers: Vec<Buffer>,
+        mailbox: Arc<Mailbox>,
+    ) -> kie_kernels::Result<Box<dyn Running>> {
+        let inner = self.0.start(program, buffers, mailbox)?;
+        Ok(Box::new(Work(inner, Arc::clone(&self.1))))
+    }
+}
+
+impl Running for Work {
+    fn drive(&mut self, gone: Gone<'_>) -> kie_kernels::Result<bool> {
+        let Self(inner, answers) = self;
+        inner.drive(&|slot| answers.gone() || gone(slot))
+    }
+
+    fn park(&mut self) {
+        self.0.park();
+    }
+}
+
+fn open() -> (Engine, Arc<Answers>) {
+    let options = Options { threads: Some(2), ..Options::default() };
+    let inner = devices::open("cpu", &options).unwrap();
+    let answers = Arc::<Answers>::default();
+    let runner = Arc::new(Impatient(inner, Arc::clone(&answers)));
+    let builder = Engine::builder(demo()).runner(runner);
+    (builder.max_batch(4).build().unwrap(), answers)
+}
+
+fn request(n: u32, prompt: u32, max_tokens: usize) -> Request {
+    let params = SamplingParams {
+        max_tokens: Some(max_tokens),
+        temperature: Some(0.8),
+        seed: Some(u64::from(n)),
+        repetition_penalty: Some(1.1),
+        ignore_eos: true,
+        logprobs: Some(0),
+        ..SamplingParams::default()
+    };
+    let ids = (0..prompt).map(|at| 5 + (at * 31 + n * 977) % 4000).collect();
+    Request { prompt: Prompt::Ids(ids), params }
+}
+
+/// Ids and the bits of their log-probabilities.
+fn bits(done: &Completion) -> Vec<(u32, u32)> {
+    done.logprobs.iter().flatten().map(|token| (token.id, token.logprob.to_bits())).collect()
+}
+
+#[test]
+fn passes_given_up_by_chance_change_no_bit() {
+    let (engine, _) = open();
+    let ask = |n: u32| engine.generate(request(n, 40 + 300 * n, 6)).unwrap();
+    let alone: Vec<_> = (0..4).map(|n| bits(&ask(n))).collect();
+    let logits = engine.logits(&[7; 600], LogitsPath::Prefill).unwrap().values;
+    engine.close();
+    for chance in [2, 7, 40] {
+        let (engine, answers) = open();
+        answers.chance.store(chance, Ordering::Relaxed);
+        let streams: Vec<_> =
+            (0..4).map(|n| engine.stream(request(n, 40 + 300 * n, 6)).unwrap()).collect();
+        let together: Vec<_> =
+            streams.into_iter().map(|mut stream| bits(&stream.completion().unwrap())).collect();
+        assert_eq!(together, alone, "one in {chance}");
+        assert!(answers.said.load(Ordering::Relaxed) > 0, "one in {chance}: none was given up");
+        // A prefix that the cache kept is one of whole passes.
+        answers.chance.store(0, Ordering::Relaxed);
+        let again = engine.generate(request(3, 940, 6)).unwrap();
+        assert!(again.usage.cached_tokens > 0, "{:?}", again.usage);
+        assert_eq!(bits(&again), alone[3], "one in {chance}");
+        assert!(engine.logits(&[7; 600], LogitsPath::Prefill).unwrap().values == logits);
+    }
+}
+
+#[test]
+fn who_leaves_in_a_pass_ends_it_and_leaves_nothing_behind() {
+    let (engine, _) = open();
+    let wanted = bits(&engine.generate(request(1, 500, 6)).unwrap());
+    engine.close();
+    let (engine, answers) = open();
+    answers.has_victim.store(true, Ordering::Release);
+    let stream = engine.stream(request(1, 500, 6)).unwrap();
+    *answers.victim.lock().unwrap() = Some(stream);
+    while answers.has_victim.load(Ordering::Acquire) {
+        std::thread::yield_now();
+    }
+    let mut stream = answers.victim.lock().unwrap().take().unwrap();
+    let done = stream.completion().unwrap();
+    assert_eq!(done.finish_reason, FinishReason::Cancelled);
+    assert!(done.token_ids.is_empty(), "the pass was not finished");
+    let again = engine.generate(request(1, 500, 6)).unwrap();
+    assert_eq!(again.usage.cached_tokens, 0);
+    assert_eq!(bits(&again), wanted);
+}
