@@ -7,8 +7,9 @@ use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;
 
-use kie_core::text::{StopMatcher, TextDecoder};
+use kie_core::text::{decode_within, StopMatcher, TextDecoder};
 use kie_core::tokenizer::Tokenizer;
+use kie_core::{Error, Patience};
 use proptest::prelude::*;
 use serde_json::{json, Map, Value};
 
@@ -301,4 +302,36 @@ fn the_longest_of_two_stops_that_end_together_wins() {
     assert_eq!(matcher.push("more"), "");
     assert_eq!(matcher.hit(), Some(1));
     assert_eq!(matcher.finish(), "");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn what_may_be_given_up_is_the_same_text(ids in prop::collection::vec(any_id(), 0..40)) {
+        for (name, tokenizer) in TOKENIZERS.iter() {
+            for skip_special in [true, false] {
+                let got = decode_within(tokenizer, &ids, skip_special, &Patience::ENDLESS);
+                match tokenizer.decode(&ids, skip_special) {
+                    Ok(text) => prop_assert_eq!(got.unwrap(), text, "{}: {:?}", name, &ids),
+                    Err(error) => {
+                        prop_assert_eq!(got.unwrap_err().to_string(), error.to_string());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// No more than sixteen threads may be left behind at work, so these must end.
+#[test]
+fn decoding_that_is_given_up_ends() {
+    let (_, tokenizer) = &TOKENIZERS[0];
+    let ids: Vec<u32> = (0..2_000_000).map(|n| 3 + n % 200).collect();
+    for _ in 0..40 {
+        let asked = std::cell::Cell::new(false);
+        let once = || !asked.replace(true);
+        let given_up = decode_within(tokenizer, &ids, true, &Patience::asking(&once));
+        assert!(matches!(given_up, Err(Error::GivenUp { .. })), "{given_up:?}");
+    }
 }

@@ -336,7 +336,7 @@ impl Engine {
         skip_special: bool,
         patience: &Patience<'_>,
     ) -> Result<String> {
-        self.0.tokenizer.decode_within(ids, skip_special, patience)
+        crate::text::decode_within(&self.0.tokenizer, ids, skip_special, patience)
     }
 
     /// Text of ids.

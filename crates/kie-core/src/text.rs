@@ -8,11 +8,56 @@
 //! - With a known shape neither allocates once made, but for runs of byte tokens and pieces of text
 //!   longer than their buffers ([`HELD_BYTES`]).
 
+use kie_kernels::device;
+
+use crate::error::{Error, Result};
+use crate::patience::{apart, Patience};
 use crate::pieces::{Kind, Shape};
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Tokenizer, STACK_BYTES};
 
 /// Room for text that is held back.
 const HELD_BYTES: usize = 4096;
+
+/// Ids that become text between two looks whether it is still wanted.
+const LOOK_EVERY: usize = 1 << 16;
+
+const DECODING: &str = "decoding token ids";
+
+/// [`Tokenizer::decode`], for as long as there is patience. What is given up ends soon where the
+/// decoder is of a known shape; the library behind the others goes on for seconds.
+///
+/// # Errors
+/// As [`Tokenizer::decode`], and [`Error::GivenUp`].
+pub fn decode_within(
+    tokenizer: &Tokenizer,
+    ids: &[u32],
+    skip_special: bool,
+    patience: &Patience<'_>,
+) -> Result<String> {
+    let (tokenizer, ids) = (tokenizer.clone(), ids.to_vec());
+    let decode = move |given_up| {
+        tokenizer.check_ids(&ids)?;
+        let table = tokenizer.text_table();
+        let special = || ids.iter().any(|id| table.rest.get(*id).0 == Kind::Skip);
+        match table.shape != Shape::Windowed && (skip_special || !special()) {
+            true => in_pieces(&tokenizer, &ids, &given_up),
+            false => tokenizer.decode(&ids, skip_special),
+        }
+    };
+    apart(DECODING, STACK_BYTES, patience, decode)?
+}
+
+fn in_pieces(tokenizer: &Tokenizer, ids: &[u32], given_up: &device::Stop) -> Result<String> {
+    let (mut decoder, mut text) = (TextDecoder::new(tokenizer), String::new());
+    for ids in ids.chunks(LOOK_EVERY) {
+        if given_up.is_set() {
+            return Err(Error::GivenUp { what: DECODING, late: false });
+        }
+        ids.iter().for_each(|id| text.push_str(decoder.push(*id)));
+    }
+    text.push_str(decoder.finish());
+    Ok(text)
+}
 
 /// Ids of one sequence in, its text out.
 ///

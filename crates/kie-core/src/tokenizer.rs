@@ -25,7 +25,7 @@ use crate::weights::safetensors::Mapped;
 const FILE_BYTES_MAX: u64 = 256 << 20;
 
 /// Of a thread that tokenizes.
-const STACK_BYTES: usize = 16 << 20;
+pub(crate) const STACK_BYTES: usize = 16 << 20;
 
 /// The tokens that a template sees by name, where `tokenizer_config.json` sets them.
 const NAMED_TOKENS: [&str; 7] =
@@ -162,10 +162,8 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::InvalidRequest`] for an id that the model does not have.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
-        let Inner { tokenizer, model_ids, .. } = &*self.0;
-        if let Some(id) = ids.iter().find(|&&id| id as usize >= *model_ids) {
-            return Err(Error::InvalidRequest(format!("id {id}: wanted one below {model_ids}")));
-        }
+        let Inner { tokenizer, .. } = &*self.0;
+        self.check_ids(ids)?;
         let special = |token: &str| tokenizer.get_added_vocabulary().is_special_token(token);
         let mut tokens = ids.iter().filter_map(|&id| tokenizer.id_to_token(id));
         // Some decoders of the library count below zero where there is nothing to decode.
@@ -176,19 +174,16 @@ impl Tokenizer {
             .map_err(|e| Error::InvalidRequest(format!("ids cannot be decoded: {e}")))
     }
 
-    /// [`decode`](Self::decode), for as long as there is patience.
+    /// Whether the model has all of `ids`.
     ///
     /// # Errors
-    /// As [`decode`](Self::decode), and [`Error::GivenUp`].
-    pub fn decode_within(
-        &self,
-        ids: &[u32],
-        skip_special: bool,
-        patience: &Patience<'_>,
-    ) -> Result<String> {
-        let (this, ids) = (self.clone(), ids.to_vec());
-        let decode = move |_| this.decode(&ids, skip_special);
-        apart("decoding token ids", STACK_BYTES, patience, decode)?
+    /// [`Error::InvalidRequest`] for one that it does not have.
+    pub(crate) fn check_ids(&self, ids: &[u32]) -> Result<()> {
+        let most = self.0.model_ids;
+        match ids.iter().find(|&&id| id as usize >= most) {
+            None => Ok(()),
+            Some(id) => Err(Error::InvalidRequest(format!("id {id}: wanted one below {most}"))),
+        }
     }
 
     /// Id of a token as it stands in the vocabulary (`"<s>"`, `"Ġthe"`).
