@@ -456,8 +456,11 @@ fn has_halves(scheme: Scheme) {
     let (folder, plain) = (Folder::new("sim"), Folder::new("sim-twin"));
     folder.write(&stored, Some(scheme.config()));
     plain.write(&twin, None);
-    let [ours, wanted] = [&folder, &plain]
-        .map(|folder| logits(&open(&folder.0, "sim", None, "auto").unwrap(), LogitsPath::Decode));
+    let [ours, wanted] =
+        [&folder, &plain].map(|folder| open(&folder.0, "sim", None, "auto").unwrap());
+    let bytes = [&ours, &wanted].map(|engine| engine.info().bytes_per_token);
+    assert_eq!(bytes[0], bytes[1], "{scheme:?}: halves are read");
+    let [ours, wanted] = [ours, wanted].map(|engine| logits(&engine, LogitsPath::Decode));
     assert!(ours == wanted, "{:.1e}", relative(&ours, &wanted));
 }
 

@@ -107,7 +107,6 @@ fn assemble(
     };
     placed.all(spec, checkpoint, device, wanted, reads)?;
     let Placed { buffers, tensors, roles, notes } = placed;
-    let weight_bytes_per_token = read_per_token(&roles, &tensors);
     let made = schedule::Planned {
         spec,
         dims: &dims,
@@ -121,7 +120,10 @@ fn assemble(
     let program =
         Program { dims, blocks: info.blocks, steps, tensors, vectors, groups, row_partition };
     let program = validate(program, &buffers)?;
-    let how = device.describe(&program).map_err(|error| not_run(spec, &info, error))?;
+    let not_run = |error| not_run(spec, &info, error);
+    let how = device.describe(&program).map_err(not_run)?;
+    let halves = device.as_halves(&program).map_err(not_run)?;
+    let weight_bytes_per_token = read_per_token(&roles, &program.program().tensors, &halves);
     let machines = device.footprints(&program)?;
     memory.held(&machines)?;
     let kv_bytes_per_position = memory.kv_bytes_per_position;
@@ -316,9 +318,18 @@ fn load(device: &dyn Device, bytes: Arc<dyn kie_kernels::buffer::HostBytes>) -> 
 }
 
 /// Every tensor but the embedding table (one row of it), each once.
-fn read_per_token(roles: &HashMap<Role, u32>, tensors: &[Tensor]) -> u64 {
+fn read_per_token(roles: &HashMap<Role, u32>, tensors: &[Tensor], halves: &[u32]) -> u64 {
     let read = roles.iter().filter(|(role, _)| **role != Role::Embedding);
-    read.map(|(_, index)| tensors[*index as usize].bytes()).sum()
+    let bytes = |(_, index): (&Role, &u32)| {
+        let tensor = &tensors[*index as usize];
+        let numbers = u64::from(tensor.lanes) * u64::from(tensor.rows) * u64::from(tensor.cols);
+        if halves.contains(index) {
+            2 * numbers
+        } else {
+            tensor.bytes()
+        }
+    };
+    read.map(bytes).sum()
 }
 
 /// A rotary table: frequencies, divided by the checkpoint's factors where it has some, then

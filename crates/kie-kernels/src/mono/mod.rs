@@ -182,6 +182,11 @@ impl Device for Mono {
         model::page_bytes(group, self.machines.len() as u32)
     }
 
+    fn as_halves(&self, program: &ValidProgram) -> Result<Vec<u32>> {
+        let (model, partition) = self.lower(program, 0)?;
+        Ok(partition.tensors_as_halves(&model))
+    }
+
     fn footprints(&self, program: &ValidProgram) -> Result<Vec<Footprint>> {
         let one = |rank: usize| -> Result<Footprint> {
             let (model, partition) = self.lower(program, rank)?;

@@ -5,10 +5,11 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::slice::from_ref;
 
-use super::model::{Class, Model};
+use super::model::{Class, Layer, Model};
 use super::parts::Parts;
-use super::tiling::{Encoding, Stage, Tiling};
+use super::tiling::{Encoding, Stage, StoredBits, Tiling};
 use super::tuning::Tuning;
 use crate::abi::{HeadMode, PAGE};
 use crate::error::{Error, Result};
@@ -632,6 +633,21 @@ impl Partition {
         };
         let lanes: Vec<_> = (0..model.lanes).map(lane).collect();
         format!("placed    {} chiplets: {}\n", self.chiplets, lanes.join(", "))
+    }
+
+    /// Tensors that lie in the stream as halves.
+    pub fn tensors_as_halves(&self, model: &Model) -> Vec<u32> {
+        let halves = |tiling: &Tiling| tiling.encoding.bits == StoredBits::F16;
+        let of_layer = |layer: &Layer| {
+            let [output, down] = &layer.outputs;
+            let tensors = [&layer.qkv[..], from_ref(output), &layer.gate_up, from_ref(down)];
+            let tilings = &self.classes[layer.class].tilings;
+            let all = tilings.iter().zip(tensors).filter(|(tiling, _)| halves(tiling));
+            all.flat_map(|(_, tensors)| tensors.to_vec()).collect::<Vec<_>>()
+        };
+        let mut all: Vec<u32> = model.layer.iter().flat_map(of_layer).collect();
+        all.extend(halves(&self.head).then_some(model.head));
+        all
     }
 
     /// Bytes of a block's stream: what it reads a token.
