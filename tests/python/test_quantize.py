@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,17 @@ def test_a_quantised_folder_opens_and_its_cost_is_told(tmp_path: Path) -> None:
         prompt = [3, 5, 7]
         assert (written.logits(prompt) == at.logits(prompt)).all()
         assert "converted logits of a built-in text" in at.info()["plan"]
+
+
+def test_what_is_compared_was_read_once(tmp_path: Path) -> None:
+    """Once weights are loaded the tokenizer was read, and so were the configuration and headers."""
+    folder = shutil.copytree(TINY, tmp_path / "model")
+
+    def loading(*_: object) -> None:
+        (folder / "tokenizer.json").unlink(missing_ok=True)
+
+    with kie.Engine(folder, device="cpu", dtype="fp8", progress=loading) as engine:
+        assert "converted logits of a built-in text" in engine.info()["plan"]
 
 
 def test_what_cannot_be_is_one_line(tmp_path: Path) -> None:

@@ -143,21 +143,27 @@ impl Builder {
         let checkpoint = Checkpoint::open(path, &spec).map_err(explain)?;
         let checkpoint = checkpoint.with_adapter(config.adapter.as_deref(), &spec)?;
         lap.next("configuration and tokenizer", 0);
-        let engine = self.load(&spec, tokenizer, &checkpoint, hot, lap);
-        // What was read of a file that changed is garbage, whatever came of it.
-        checkpoint.unchanged()?;
-        let mut engine = engine?;
-        if Scheme::named(&config.dtype).is_some() && self.runner.is_none() {
-            let line = self.compared_with_stored(&engine)?;
+        let mut engine = self.load(&spec, tokenizer, &checkpoint, hot, lap);
+        if let (Ok(engine), Some(_), None) =
+            (&mut engine, Scheme::named(&config.dtype), &self.runner)
+        {
+            let line = self.compared_with_stored(engine, &spec, &checkpoint)?;
             let inner = Arc::get_mut(&mut engine.0).expect("nobody else has it yet");
             inner.info.plan.push_str(&line);
         }
-        Ok(engine)
+        // What was read of a file that changed is garbage, whatever came of it.
+        checkpoint.unchanged()?;
+        engine
     }
 
-    /// A line on the relative error of a quantised engine's logits. A second engine is opened as
-    /// the model is stored, which is done on the CPU only, and where there is room.
-    fn compared_with_stored(&self, engine: &Engine) -> Result<String> {
+    /// A line on the relative error of a quantised engine's logits. The weights are loaded once
+    /// more, as they are stored, which is done on the CPU only, and where there is room.
+    fn compared_with_stored(
+        &self,
+        engine: &Engine,
+        spec: &Spec,
+        checkpoint: &Checkpoint,
+    ) -> Result<String> {
         let device = engine.info().device;
         if !device.starts_with("cpu") {
             return Ok(format!("converted logits were not compared: {device} is no CPU\n"));
@@ -165,7 +171,7 @@ impl Builder {
         let mut ids = engine.tokenize(compare::TEXT, true)?;
         ids.truncate(compare::TOKENS.min(engine.context()));
         // Some rotary tables are of the context that is served.
-        let by_context = Spec::read(&self.path)?.turns_by_context();
+        let by_context = spec.turns_by_context();
         let config = EngineConfig {
             device,
             dtype: "auto".to_owned(),
@@ -174,7 +180,9 @@ impl Builder {
             prefix_cache: false,
             ..self.config.clone()
         };
-        let stored = self.another(config).build().and_then(|stored| {
+        let tokenizer = engine.tokenizer().clone();
+        let stored = self.another(config).load(spec, tokenizer, checkpoint, false, Lap::start());
+        let stored = stored.and_then(|stored| {
             let logits = stored.logits(&ids, LogitsPath::Prefill);
             stored.close();
             logits
