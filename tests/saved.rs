@@ -9,7 +9,7 @@ use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-use kie_core::request::{Completion, EngineConfig, Prompt, SamplingParams};
+use kie_core::request::{Completion, EngineConfig, Prompt, Request, SamplingParams};
 use kie_core::{Engine, Error, Patience, Session};
 use safetensors::{Dtype, SafeTensors};
 use support::{repository, Folder};
@@ -298,4 +298,54 @@ fn sessions_are_saved_and_loaded_beside_requests() {
         }
         assert!(busy.join().unwrap());
     });
+}
+
+/// Pages that find no room are computed again, with the same bits; turns that the context cannot
+/// hold are refused.
+#[test]
+fn a_session_is_loaded_into_less_room() {
+    let folder = Folder::new("saved-room");
+    let path = folder.0.join("turns.kie");
+    let engine = open("demo");
+    let mut session = talked(&engine);
+    session.save(&path).unwrap();
+    let tokens = session.tokens().unwrap().len();
+    let wanted = turn(&mut session, "Explain it.");
+    // No more pages than one sequence may have, of which a request that runs holds some.
+    let next = wanted.usage.prompt_tokens + wanted.usage.completion_tokens;
+    let with = |kv_bytes: u64| {
+        let config = EngineConfig {
+            device: "cpu".to_owned(),
+            max_seq_len: Some(next + 64),
+            kv_bytes: Some(kv_bytes),
+            ..EngineConfig::default()
+        };
+        Engine::builder(folder_of("demo")).config(config).build()
+    };
+    let refusal = with(1).err().unwrap().to_string();
+    let least = refusal.split("at least ").nth(1).unwrap().split(',').next().unwrap();
+    let small = with(least.parse().unwrap()).unwrap();
+    let params = SamplingParams {
+        max_tokens: Some(next - 300),
+        ignore_eos: true,
+        ..SamplingParams::default()
+    };
+    let ids = Prompt::Ids((5..205).collect());
+    let mut beside = small.stream(Request { prompt: ids, params }).unwrap();
+    beside.next().unwrap().unwrap();
+    let mut loaded = small.load_session(&path).unwrap();
+    drop(beside);
+    let got = turn(&mut loaded, "Explain it.");
+    assert_eq!(bits(&got), bits(&wanted));
+    assert!(got.usage.cached_tokens < wanted.usage.cached_tokens, "{:?}", got.usage);
+    let shorter = open_with("demo", |c| c.max_seq_len = Some(tokens - 1));
+    let limit = format!("at most {} tokens", tokens - 1);
+    refused(&shorter, &path, &["states", &limit, "max_seq_len", &format!("got {tokens} tokens")]);
+    // As long as the context: it is there, and has no room for a turn.
+    let full = open_with("demo", |c| c.max_seq_len = Some(tokens));
+    let mut loaded = full.load_session(&path).unwrap();
+    let prompt = Prompt::Text("Explain it.".to_owned());
+    let error = loaded.stream(prompt, SamplingParams::default()).err().unwrap();
+    assert_eq!(error.class(), "ContextLengthError", "{error}");
+    assert_eq!(loaded.turns(), 2, "as it was");
 }

@@ -246,6 +246,11 @@ pub(crate) fn read(
         }
     }
     let states = reader.states(&told, &ids, vocab)?;
+    let longest = states.iter().map(|state| state.tokens.len()).max().unwrap_or(0);
+    if longest > identity.context {
+        let wanted = format!("at most {} tokens, this engine's max_seq_len", identity.context);
+        return Err(reader.wrong("states", wanted, format!("{longest} tokens")));
+    }
     let pages = told["pages"].as_u64().unwrap_or_default() as usize;
     let tokens = states.last().map_or(0, |state| state.tokens.len());
     if pages > tokens / PAGE || (0..pages).any(|depth| !at.contains_key(&(depth, 0))) {

@@ -17,8 +17,8 @@ impl Engine {
     ///
     /// # Errors
     /// [`crate::Error::Load`] for a file that is none, is damaged, or is of other weights, another
-    /// `dtype` or a format that this kie does not know: it names the field, what is wanted and what
-    /// there is. [`crate::Error::EngineClosed`].
+    /// `dtype`, a longer context or a format that this kie does not know: it names the field, what
+    /// is wanted and what there is. [`crate::Error::EngineClosed`].
     pub fn load_session(&self, path: &Path) -> Result<Session> {
         self.load_session_within(path, &Patience::ENDLESS)
     }
