@@ -134,7 +134,7 @@ def cases(random: Random) -> Iterator[Case]:
 
 
 def run(case: Case, folder: Path) -> None:
-    """Opens a model with the template and asks it; a long one may be given as parts and how often."""
+    """Opens a model with the template and asks it. Long ones are parts, and how often."""
     told = case["template"]
     template = told if isinstance(told, str) else "".join(part * times for part, times in told)
     made = model(folder, {"chat_template.jinja": template})
