@@ -105,7 +105,7 @@ attack: setup ## hostile cases for ten minutes: SECONDS=600, SEED=...; findings 
 
 .PHONY: gpu
 gpu: setup ## on a GPU: every fixture, then speed beside the targets (DEVICE=cuda:0)
-	$(BIN)/python benches/gpu/run.py --device $(or $(DEVICE),cuda:0)
+	$(BIN)/python benches/gpu/run.py --device $(or $(DEVICE),cuda:0) --exact
 
 .PHONY: gpu-trust
 gpu-trust: setup ## on a GPU: tokens repeat, neighbours, full memory, kills; ITEMS=memcheck, synccheck, racecheck

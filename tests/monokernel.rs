@@ -49,6 +49,8 @@ macro_rules! as_the_machine_does {
     };
 }
 
+#[path = "monokernel/exact.rs"]
+mod exact;
 #[path = "monokernel/failures.rs"]
 mod failures;
 #[path = "monokernel/long.rs"]

@@ -2,6 +2,7 @@
 of everything else (checks.py), then tables.
 
     python3 benches/gpu/run.py [--device cuda:0] [--out FILE] [--shapes NAME,...] [--checks ...]
+        [--exact]
 
 Needs an importable `kie` and a GPU; exits 1 if a fixture is off, 2 where there is no GPU. Speed is
 measured on random weights (kie.bench.random_weights), by requests of 256 tokens one after another
@@ -27,13 +28,14 @@ from kie.bench import inside
 
 ROOT = Path(__file__).resolve().parents[2]
 GATE = {"decode": 2e-3, "prefill": 1.5e-2}
+EXACT_GATE = {"decode": 1e-5, "prefill": 1e-5}
 KNOWN = {
     "own_hybrid": (2.3e-3, GATE["decode"]),
     "own_laneformer_mixed": (2.6e-3, 2.6e-3),
     "own_llama_f16": (GATE["decode"], 2.2e-3),
 }
 """Beyond the gate on the decode path, on one GPU and on several, with the bounds that hold instead:
-what halves cost by themselves (tools/fixtures/rounded.py)."""
+what halves cost by themselves (tools/fixtures/rounded.py). None is with two halves a number."""
 ECHO_US = (4.0, 50.0)
 """Targets of the host's answer to a token: median, p99."""
 CHECKS = ("echo", "steady", "prompts", "idle", "neighbours")
@@ -69,8 +71,9 @@ def distance(got: np.ndarray, want: np.ndarray) -> float:
     return float(np.linalg.norm(columns - wide) / np.linalg.norm(wide))
 
 
-def check(folder: Path, device: str) -> dict[str, Any]:
+def check(folder: Path, device: str, exact: bool) -> dict[str, Any]:
     """One fixture: both paths' logits and the greedy ids, against what is recorded."""
+    name = folder.name + (", exact" if exact else "")
     golden, _ = checks.tensors(folder / "golden.safetensors")
     _, stored = checks.tensors(folder / "model.safetensors")
     prefix = "bf16w." if stored == {"F32"} else ""
@@ -78,14 +81,15 @@ def check(folder: Path, device: str) -> dict[str, Any]:
     greedy = True
     try:
         # What is stored in float32 is rounded as the golden of that name was.
-        engine = kie.Engine(folder, device=device, dtype="bf16" if prefix else "auto")
+        dtype = "bf16" if prefix else "auto"
+        engine = kie.Engine(folder, device=device, dtype=dtype, exact=exact)
     except kie.UnsupportedModelError as refused:
         # Lanes and heads that so many GPUs cannot share: said, and nothing else happens.
-        return {"fixture": folder.name, "refused": refused.message, "good": "," in device}
+        return {"fixture": name, "refused": refused.message, "good": "," in device}
     with engine:
-        for name in sorted(n for n in golden if n.startswith("prompt_") and n.endswith(".ids")):
-            prompt = name.removesuffix(".ids")
-            ids = golden[name].tolist()
+        for key in sorted(n for n in golden if n.startswith("prompt_") and n.endswith(".ids")):
+            prompt = key.removesuffix(".ids")
+            ids = golden[key].tolist()
             if f"{prefix}{prompt}.logits" not in golden:
                 continue
             for path in worst:
@@ -94,10 +98,12 @@ def check(folder: Path, device: str) -> dict[str, Any]:
             want = golden[f"{prefix}{prompt}.gen_ids"].tolist()
             done = engine.generate(ids, temperature=0, max_tokens=len(want), ignore_eos=True)
             greedy &= list(done.token_ids) == want
-    gate = GATE | ({"decode": KNOWN[folder.name]["," in device]} if folder.name in KNOWN else {})
+    gate = EXACT_GATE if exact else GATE
+    if not exact and folder.name in KNOWN:
+        gate = gate | {"decode": KNOWN[folder.name]["," in device]}
     good = greedy and all(worst[path] <= gate[path] for path in worst)
     beyond = worst["decode"] > GATE["decode"]
-    return {"fixture": folder.name, **worst, "greedy": greedy, "good": good, "beyond": beyond}
+    return {"fixture": name, **worst, "greedy": greedy, "good": good, "beyond": beyond}
 
 
 def check_all(device: str, chosen: set[str]) -> Iterator[dict[str, Any]]:
@@ -158,6 +164,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--prompts", help="lengths instead of those of the table: 128,2048")
     parser.add_argument("--runs", type=int, default=40)
     parser.add_argument("--fixtures", default="all", help="all, none, or names")
+    parser.add_argument("--exact", action="store_true", help="fixtures with exact=True, too")
     parser.add_argument(
         "--no-inside", action="store_true", help="no figures from inside the kernel"
     )
@@ -183,8 +190,9 @@ def main() -> int:
     if given.fixtures != "none":
         for golden in sorted((ROOT / "tests" / "data").glob("*/golden.safetensors")):
             if given.fixtures == "all" or golden.parent.name in given.fixtures.split(","):
-                checked.append(check(golden.parent, given.device))
-                print(json.dumps(checked[-1]), flush=True)
+                for exact in (False, True)[: 1 + given.exact]:
+                    checked.append(check(golden.parent, given.device, exact))
+                    print(json.dumps(checked[-1]), flush=True)
     rows: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []
     for shape in filter(None, given.shapes.replace("none", "").split(",")):

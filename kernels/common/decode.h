@@ -13,6 +13,7 @@
 #include "lowered.h"
 #include "ops/attend.h"
 #include "ops/attend_combine.h"
+#include "ops/attend_exact.h"
 #include "ops/attend_ring.h"
 #include "ops/filter.h"
 #include "ops/gather.h"
@@ -69,7 +70,9 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
     const long buffer = buffer_of(layer, b.lane_index);
     Prefetched<typename C::TilingGu> gate_up;
     {
-        if constexpr (kStreamed && kColumns == 1) {
+        if constexpr (kParts > 1) {
+            attend_columns_exact<C>(watch, args, b, layer);
+        } else if constexpr (kStreamed && kColumns == 1) {
             attend_stream<C>(ring, watch, args, b, layer);
         } else {
             // The positions of a prompt have many keys of this step among them: they stay with

@@ -14,6 +14,7 @@
 #include "args.h"
 #include "chiplets.h"
 #include "lowered.h"
+#include "ops/parts.h"
 #include "platform.h"
 #include "shape.h"
 
@@ -66,6 +67,11 @@ KIE_DEVICE bool wait_expired(Watch& w, u32 where, u32 wanted, u32 seen) {
 KIE_DEVICE u64 ll_word(u32 payload, u32 seqno) { return (u64)seqno << 32 | payload; }
 KIE_DEVICE u32 seqno_of(u64 w) { return (u32)(w >> 32); }
 KIE_DEVICE void publish(u64* p, u32 payload, u32 seqno) { store_word(p, ll_word(payload, seqno)); }
+// Two numbers of a vector whose column has `words` words: each part's stand together.
+KIE_DEVICE void publish(u64* p, long words, const Halves& h, u32 seqno) {
+    KIE_UNROLL for (int part = 0; part < kParts; ++part)
+        publish(p + part * (words / kParts), h.v[part], seqno);
+}
 // To the same word of another rank, or of every rank. `p` is this rank's.
 KIE_DEVICE void publish_to(const DecodeArgs& args, int rank, u64* p, u32 payload, u32 seqno) {
     store_word_system(p + args.peer_offset[rank], ll_word(payload, seqno));
@@ -115,6 +121,13 @@ KIE_DEVICE u32 take_word(Watch& watch, const u64* p, u32 seqno, u32 where) {
     while (!kNoWaits && seqno_of(v) != seqno && !wait_expired(watch, where, seqno, seqno_of(v)))
         v = load_word(p);
     return (u32)v;
+}
+// The same of two numbers, of a vector whose column has `words` words.
+KIE_DEVICE Halves take_halves(Watch& watch, const u64* p, long words, u32 seqno, u32 where) {
+    Halves h;
+    KIE_UNROLL for (int part = 0; part < kParts; ++part) h.v[part] =
+        take_word(watch, p + part * (words / kParts), seqno, where);
+    return h;
 }
 // One thread of the warp polls one word, with a short delay between polls, before all threads load
 // all words: 128 blocks that poll everything saturate the second-level cache. `poll_delay_ns`:

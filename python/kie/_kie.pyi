@@ -50,6 +50,7 @@ class _Options(TypedDict, total=False):
     threads: int | None
     prefix_cache: bool
     reproducible: bool
+    exact: bool
     idle: str
     max_itl_ms: float | None
     hang_timeout_s: float

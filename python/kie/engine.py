@@ -55,6 +55,11 @@ class Engine:
         reproducible: the same request gives the same tokens whatever ran before it. KV that
             decoding made is then computed again by prefill where it becomes part of a prompt, since
             the two differ in rounding; with False a session's next turn starts sooner by that much.
+        exact: on a GPU, two halves for each number on its way between products, and keys and values
+            in float32: logits differ from float32 arithmetic by about 1e-6, as on the CPU, instead
+            of 1e-3. Steps take longer, pages twice the bytes, and prompts go through the decode
+            kernel, some positions a pass (`info()["plan"]` says how many). Matrices that a GPU
+            cannot hold as stored are rounded all the same; the plan names them.
         idle: "park" (idle costs nothing) or "hot".
         max_itl_ms: bound on the gap of a decoding request beside a prefill, above 0.
         hang_timeout_s: seconds after which a silent device is reported as hanging.
@@ -83,6 +88,7 @@ class Engine:
         threads: int | None = None,
         prefix_cache: bool = True,
         reproducible: bool = True,
+        exact: bool = False,
         idle: Literal["park", "hot"] = "park",
         max_itl_ms: float | None = None,
         hang_timeout_s: float = 1.0,
@@ -103,6 +109,7 @@ class Engine:
             threads=threads,
             prefix_cache=prefix_cache,
             reproducible=reproducible,
+            exact=exact,
             idle=idle,
             max_itl_ms=max_itl_ms,
             hang_timeout_s=hang_timeout_s,
@@ -473,6 +480,7 @@ def compile_ahead(
     *,
     device: str = "cuda:0",
     dtype: Dtype = "auto",
+    exact: bool = False,
     max_seq_len: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> str:
@@ -493,6 +501,7 @@ def compile_ahead(
         hub.resolve(model).folder,
         device=device,
         dtype=dtype,
+        exact=exact,
         max_seq_len=max_seq_len,
         cache_dir=cache_dir,
         nvrtc_dirs=compiler_folders(device),

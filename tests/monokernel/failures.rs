@@ -358,9 +358,9 @@ fn says(detail: &str, parts: &[&str]) {
 
 #[test]
 fn a_lost_word_is_told_and_the_engine_closes() {
-    let from = "publish(to + (long)column * C::kWordsF + at, pack_half2(y, next), b.seqno);";
+    let from = "publish(to + (long)column * C::kWordsF + at, C::kWordsF, halves_of(y, next),";
     let to = "if (!(layer == 1 && block() == 1 && b.step == 3)) \
-              publish(to + (long)column * C::kWordsF + at, pack_half2(y, next), b.seqno);";
+              publish(to + (long)column * C::kWordsF + at, C::kWordsF, halves_of(y, next),";
     let device = here("sim:seed=3,blocks=8");
     let engine = open("llama", &device, from, to);
     let detail = hang(&engine, Duration::from_secs(10));

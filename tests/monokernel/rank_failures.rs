@@ -103,7 +103,7 @@ fn a_word_lost_between_ranks_is_told() {
         if (!(layer == 1 && b.step == 3 && args.rank == 1 && block() == 1 && to == 2 % kRanks &&
               pair == 0))
             store_word_system(share + (long)column * kWordsH + pair + args.peer_offset[to],
-                              ll_word(mine[item], b.seqno));";
+                              ll_word(mine[item].v[0], b.seqno));";
     const TOKEN: &str = "            for (int i = 0; i < kRanks; ++i)
                 if (!(b.step == 3 && !args.prompt && block_all(args) == kBlocks + 1 && i == 0))
                     store_word_system(to + 1 + args.peer_offset[i], ll_word(best.id, b.seqno));

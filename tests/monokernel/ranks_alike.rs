@@ -19,8 +19,8 @@ const BYTES: usize = 8 * (AT_RESIDUAL + (1 << 18));
 
 /// The residual as floats, of each owner's rows after each addition.
 const RESIDUAL: Edit = (
-    "        const u32 both = pack_half2(own.v[item][0], own.v[item][1]);",
-    "        const u32 both = pack_half2(own.v[item][0], own.v[item][1]);
+    "        const Halves both = halves_of(own.v[item][0], own.v[item][1]);",
+    "        const Halves both = halves_of(own.v[item][0], own.v[item][1]);
         u64* seen = args.abort_flag + 16 + 1024 + (to + at - args.ll_words);
         *seen = (*seen ^ (*seen >> 29)) * 0x9e3779b97f4a7c15ull +
                 ((u64)bits(own.v[item][1]) << 32 | bits(own.v[item][0])) + 1;",
@@ -144,7 +144,7 @@ fn a_rank_with_other_bits_is_found_out() {
         SHARE,
         "for (int to = 0; to < kRanks; ++to)
              store_word_system(share + (long)column * kWordsH + pair + args.peer_offset[to],
-                               ll_word(mine[item] ^ (to == 1 && pair == 3), b.seqno));",
+                               ll_word(mine[item].v[0] ^ (to == 1 && pair == 3), b.seqno));",
     );
     let all = [
         ("llama", true, ALONE, "residual of rank 1"),

@@ -67,6 +67,8 @@ impl Builder {
         prefix_cache: bool = prefix_cache;
         /// See [`EngineConfig::reproducible`].
         reproducible: bool = reproducible;
+        /// See [`EngineConfig::exact`].
+        exact: bool = exact;
     }
 
     /// All options at once.
@@ -334,6 +336,7 @@ impl Builder {
             tuning: None,
             meter: self.meter.clone(),
             reproducible: config.reproducible,
+            exact: config.exact,
             stop: self.stop.clone(),
         })
     }

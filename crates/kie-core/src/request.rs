@@ -274,6 +274,10 @@ pub struct EngineConfig {
     /// as it would make them again. Otherwise also those that decoding made, which differ from them
     /// in rounding, so that a session's next turn need not compute the last answer again.
     pub reproducible: bool,
+    /// On a GPU numbers have two halves, keys and values are float32: logits are those of float32
+    /// arithmetic, where a half a number costs up to some thousandths. Prompts then have no kernel
+    /// of their own. The CPU's are float32 anyway.
+    pub exact: bool,
     /// `park` (idle costs nothing) or `hot`.
     pub idle: String,
     /// Bound on the gap of a decoding request beside a prefill, in milliseconds.
@@ -303,6 +307,7 @@ impl Default for EngineConfig {
             threads: None,
             prefix_cache: true,
             reproducible: true,
+            exact: false,
             idle: "park".to_owned(),
             max_itl_ms: None,
             hang_timeout_s: 1.0,

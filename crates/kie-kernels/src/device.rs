@@ -277,6 +277,8 @@ pub struct Options {
     /// A prompt has the same bits behind cached pages as without them
     /// ([`Device::exact_reuse`] says where that begins).
     pub reproducible: bool,
+    /// A GPU's kernels have two halves a number, and keys and values in float32.
+    pub exact: bool,
     /// Ends opening and loading.
     pub stop: Stop,
 }

@@ -199,6 +199,7 @@ pub fn options(keywords: Option<&Bound<'_, PyDict>>) -> PyResult<EngineConfig> {
             "threads" => config.threads = integer(&name, &value)?,
             "prefix_cache" => config.prefix_cache = flag(&name, &value)?,
             "reproducible" => config.reproducible = flag(&name, &value)?,
+            "exact" => config.exact = flag(&name, &value)?,
             "idle" => config.idle = text(&value, &name)?,
             "max_itl_ms" => config.max_itl_ms = number(&name, &value)?,
             "hang_timeout_s" => {

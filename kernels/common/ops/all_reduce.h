@@ -15,6 +15,7 @@
 #include "exchange.h"
 #include "lowered.h"
 #include "ops/matvec.h"
+#include "ops/parts.h"
 #include "platform.h"
 
 // Which thread reads which of the other lanes' words; lower/layout.rs says which way a kernel has.
@@ -34,8 +35,8 @@ KIE_DEVICE Reduction reduction_of(const Block& b, int kind, int layer) {
     return {kind, layer, layer_of(b, layer).delay[kind]};
 }
 KIE_DEVICE const u64* other_word(const DecodeArgs& args, const Block& b, const Reduction& r,
-                                 int from, int pair, int column) {
-    return other_slot(args, r.kind, r.layer - r.delay, from) + (long)column * kWordsH +
+                                 int from, int pair, int vector) {
+    return other_slot(args, r.kind, r.layer - r.delay, from) + (long)vector * (kWordsH / kParts) +
            b.block_in_lane * (kRowsO / 2) + pair;
 }
 // For the record of a wait.
@@ -59,10 +60,10 @@ struct ReadNothing {
     // Of this layer: behind this lane's own, which others wait for. `alike`: this lane's own part,
     // a word (`mine`) like the others', counts, too.
     KIE_DEVICE void take_undelayed(Watch&, const DecodeArgs&, const Block&, const Reduction&, bool,
-                                   const u32 (&)[S::items]) {}
+                                   const Halves (&)[S::items]) {}
     // The sum of others' outputs for a row pair that this thread owns.
-    KIE_DEVICE void add(const Block&, const Reduction&, int, int, int, bool, bool, u32, float&,
-                        float&) const {}
+    KIE_DEVICE void add(const Block&, const Reduction&, int, int, int, bool, bool, const Halves&,
+                        float&, float&) const {}
 };
 
 // Both ways in which a thread looks after some words, whoever owns the rows.
@@ -72,13 +73,13 @@ struct ReadShare : ReadNothing<S> {
     KIE_DEVICE void ask(const DecodeArgs& args, const Block& b, const Reduction& r) {
         KIE_UNROLL for (int i = 0; i < Share::kCount; ++i) words[i] = 0;
         if (r.delay < 0) return;
-        Share::each(b, [&](int i, int from, int pair, int column, int) {
-            words[i] = load_word(other_word(args, b, r, from, pair, column));
+        Share::each(b, [&](int i, int from, int pair, int vector, int) {
+            words[i] = load_word(other_word(args, b, r, from, pair, vector));
         });
     }
     KIE_DEVICE void take(Watch& watch, const DecodeArgs& args, const Block& b, const Reduction& r) {
-        Share::each(b, [&](int i, int from, int pair, int column, int at) {
-            const u64* p = other_word(args, b, r, from, pair, column);
+        Share::each(b, [&](int i, int from, int pair, int vector, int at) {
+            const u64* p = other_word(args, b, r, from, pair, vector);
             const u32 seqno = b.seqno - r.delay;
             watch.polls = 0;
             while (!kNoWaits && seqno_of(words[i]) != seqno &&
@@ -88,17 +89,18 @@ struct ReadShare : ReadNothing<S> {
         });
     }
 };
-// visit(index, lane, pair, column, place in shared memory) for each of this thread's words.
+// visit(index, lane, pair, vector, place in shared memory) for each of this thread's words.
 template <class S>
 struct ShareOfFour {
-    static constexpr int kEach = (kLanesAll + 3) / 4, kCount = S::items * kEach;
+    static constexpr int kEach = (kLanesAll + 3) / 4, kCount = S::items * kEach * kParts;
     template <class F>
     static KIE_DEVICE void each(const Block& b, F visit) {
         each_item<S>([&](int item, int pair, int column, bool live) {
             KIE_UNROLL for (int i = 0; i < kEach; ++i) {
                 const int from = (int)lane() % 4 + 4 * i;
                 if (live && from < kLanesAll && from != b.lane_all)
-                    visit(item * kEach + i, from, pair, column, 0);
+                    KIE_UNROLL for (int part = 0; part < kParts; ++part) visit(
+                        (item * kEach + i) * kParts + part, from, pair, column * kParts + part, 0);
             }
         });
     }
@@ -106,15 +108,15 @@ struct ShareOfFour {
 };
 template <class S>
 struct ShareOfAll {
-    static constexpr int kEach = S::row_pairs * kColumns,
+    static constexpr int kEach = S::row_pairs * kVectors,
                          kCount = (kOtherWords + kThreads - 1) / kThreads;
     template <class F>
     static KIE_DEVICE void each(const Block& b, F visit) {
         KIE_UNROLL for (int i = 0; i < kCount; ++i) {
             const int n = i * kThreads + (int)thread(), from = n / kEach;
-            const int column = n % kEach / S::row_pairs;
-            if (n < kOtherWords && from != b.lane_all && column < live_of(b))
-                visit(i, from, n % kEach % S::row_pairs, column, n);
+            const int vector = n % kEach / S::row_pairs;
+            if (n < kOtherWords && from != b.lane_all && vector < live_of(b) * kParts)
+                visit(i, from, n % kEach % S::row_pairs, vector, n);
         }
     }
     static KIE_DEVICE void leave(const Block& b, int at, u32 payload) {
@@ -125,11 +127,11 @@ struct ShareOfAll {
 template <class S>
 struct ReadByFour : ReadShare<S, ShareOfFour<S>> {
     KIE_DEVICE void take_undelayed(Watch& watch, const DecodeArgs& args, const Block& b,
-                                   const Reduction& r, bool, const u32 (&)[S::items]) {
+                                   const Reduction& r, bool, const Halves (&)[S::items]) {
         this->take(watch, args, b, r);
     }
     KIE_DEVICE void add(const Block& b, const Reduction& r, int item, int, int, bool live,
-                        bool alike, u32 mine, float& a0, float& a1) const {
+                        bool alike, const Halves& mine, float& a0, float& a1) const {
         if (r.delay < 0) return;
         constexpr int kEach = ShareOfFour<S>::kEach;
         KIE_UNROLL for (int i = 0; i < kEach; ++i) {
@@ -137,7 +139,10 @@ struct ReadByFour : ReadShare<S, ShareOfFour<S>> {
             const bool self = from == b.lane_all;
             if (!live || from >= kLanesAll || (self && !alike)) continue;
             float x0, x1;
-            unpack_half2(self ? mine : (u32)this->words[item * kEach + i], x0, x1);
+            Halves its;
+            KIE_UNROLL for (int part = 0; part < kParts; ++part) its.v[part] =
+                self ? mine.v[part] : (u32)this->words[(item * kEach + i) * kParts + part];
+            numbers_of(its, x0, x1);
             a0 += x0, a1 += x1;
         }
         a0 += shuffle_xor(a0, 1), a1 += shuffle_xor(a1, 1);
@@ -147,20 +152,23 @@ struct ReadByFour : ReadShare<S, ShareOfFour<S>> {
 template <class S>
 struct ReadByAll : ReadShare<S, ShareOfAll<S>> {
     KIE_DEVICE void take_undelayed(Watch& watch, const DecodeArgs& args, const Block& b,
-                                   const Reduction& r, bool, const u32 (&)[S::items]) {
+                                   const Reduction& r, bool, const Halves (&)[S::items]) {
         this->take(watch, args, b, r);
         sync_consumers<kThreads>();  // what threads left for each other
     }
     KIE_DEVICE void add(const Block& b, const Reduction& r, int, int pair, int column, bool live,
-                        bool alike, u32 mine, float& a0, float& a1) const {
+                        bool alike, const Halves& mine, float& a0, float& a1) const {
         if (r.delay < 0) return;
         KIE_UNROLL for (int from = 0; from < kLanesAll; ++from) {
             const bool self = from == b.lane_all;
             if (!live || (self && !alike)) continue;
-            const int at = (from * kColumns + column) * S::row_pairs + pair;
-            const u32 word = ((const u32*)(b.shared + kShOthers))[at];
+            const int at = (from * kVectors + column * kParts) * S::row_pairs + pair;
+            const u32* words = (const u32*)(b.shared + kShOthers) + at;
             float x0, x1;
-            unpack_half2(self ? mine : word, x0, x1);
+            Halves its;
+            KIE_UNROLL for (int part = 0; part < kParts; ++part) its.v[part] =
+                self ? mine.v[part] : words[part * S::row_pairs];
+            numbers_of(its, x0, x1);
             a0 += x0, a1 += x1;
         }
     }
@@ -168,32 +176,36 @@ struct ReadByAll : ReadShare<S, ShareOfAll<S>> {
 
 template <class S>
 struct ReadByOwner : ReadNothing<S> {
-    u64 v[kLanesAll];
+    u64 v[kLanesAll][kParts];
     float sum[2];
     KIE_DEVICE void ask_early(const DecodeArgs& args, const Block& b, const Reduction& r) {
         static_assert(S::items == 1, "one result a thread");
         sum[0] = sum[1] = 0;
-        KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) v[l] = 0;
+        KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) {
+            KIE_UNROLL for (int part = 0; part < kParts; ++part) v[l][part] = 0;
+        }
         const int pair = (int)thread();
         if (r.delay <= 0 || pair >= S::row_pairs) return;
-        KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) if (l != b.lane_all) v[l] =
-            load_word(other_word(args, b, r, l, pair, 0));
+        KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) {
+            KIE_UNROLL for (int part = 0; part < kParts; ++part) if (l != b.lane_all) v[l][part] =
+                load_word(other_word(args, b, r, l, pair, part));
+        }
     }
     KIE_DEVICE void take_early(Watch& watch, const DecodeArgs& args, const Block& b,
                                const Reduction& r) {
-        if (r.delay > 0) add_up(watch, args, b, r, false, 0);
+        if (r.delay > 0) add_up(watch, args, b, r, false, {});
     }
     KIE_DEVICE void take_undelayed(Watch& watch, const DecodeArgs& args, const Block& b,
-                                   const Reduction& r, bool alike, const u32 (&mine)[S::items]) {
+                                   const Reduction& r, bool alike, const Halves (&mine)[S::items]) {
         add_up(watch, args, b, r, alike, mine[0]);
         sync_consumers<kThreads>();
     }
-    KIE_DEVICE void add(const Block&, const Reduction&, int, int, int, bool, bool, u32, float& a0,
-                        float& a1) const {
+    KIE_DEVICE void add(const Block&, const Reduction&, int, int, int, bool, bool, const Halves&,
+                        float& a0, float& a1) const {
         a0 = sum[0], a1 = sum[1];
     }
     KIE_DEVICE void add_up(Watch& watch, const DecodeArgs& args, const Block& b, const Reduction& r,
-                           bool alike, u32 mine) {
+                           bool alike, const Halves& mine) {
         const int pair = (int)thread();
         if (pair >= S::row_pairs) return;
         const u32 seqno = b.seqno - r.delay;
@@ -202,22 +214,29 @@ struct ReadByOwner : ReadNothing<S> {
             u32 late = 0;
             int from = 0;
             KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) {
-                const u32 off = seqno_of(v[l]) ^ seqno;
-                if (l != b.lane_all && off != 0) late = off, from = l;
+                KIE_UNROLL for (int part = 0; part < kParts; ++part) {
+                    const u32 off = seqno_of(v[l][part]) ^ seqno;
+                    if (l != b.lane_all && off != 0) late = off, from = l;
+                }
             }
             if (late == 0 || kNoWaits ||
                 wait_expired(watch, where_of(r, from), seqno, seqno ^ late))
                 break;
             KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) {
-                if (l != b.lane_all && seqno_of(v[l]) != seqno)
-                    v[l] = load_word(other_word(args, b, r, l, pair, 0));
+                KIE_UNROLL for (int part = 0; part < kParts; ++part) {
+                    if (l != b.lane_all && seqno_of(v[l][part]) != seqno)
+                        v[l][part] = load_word(other_word(args, b, r, l, pair, part));
+                }
             }
         }
         KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) {
             const bool self = l == b.lane_all;
             if (self && !alike) continue;
             float x0, x1;
-            unpack_half2(self ? mine : (u32)v[l], x0, x1);
+            Halves its;
+            KIE_UNROLL for (int part = 0; part < kParts; ++part) its.v[part] =
+                self ? mine.v[part] : (u32)v[l][part];
+            numbers_of(its, x0, x1);
             sum[0] += x0, sum[1] += x1;
         }
     }
@@ -232,11 +251,11 @@ struct ReadByColumns : ReadNothing<S> {
         if (r.delay > 0) add_up(watch, args, b, r, false);
     }
     KIE_DEVICE void take_undelayed(Watch& watch, const DecodeArgs& args, const Block& b,
-                                   const Reduction& r, bool alike, const u32 (&)[S::items]) {
+                                   const Reduction& r, bool alike, const Halves (&)[S::items]) {
         add_up(watch, args, b, r, alike);
     }
-    KIE_DEVICE void add(const Block&, const Reduction&, int item, int, int, bool, bool, u32,
-                        float& a0, float& a1) const {
+    KIE_DEVICE void add(const Block&, const Reduction&, int item, int, int, bool, bool,
+                        const Halves&, float& a0, float& a1) const {
         a0 = v[item][0], a1 = v[item][1];
     }
     // In the order in which four threads of the one-column kernel add.
@@ -244,7 +263,7 @@ struct ReadByColumns : ReadNothing<S> {
                            bool alike) {
         const u64* from = others_of(args, r.kind, r.layer - r.delay);
         const u32 seqno = b.seqno - r.delay;
-        constexpr int kOnce = S::items < 2 ? S::items : 2;
+        constexpr int kOnce = S::items < 2 || kParts > 1 ? 1 : 2;
         static_assert(S::items % kOnce == 0, "results in groups");
         KIE_UNROLL for (int first = 0; first < S::items; first += kOnce) {
             const u64* p[kOnce];
@@ -254,20 +273,24 @@ struct ReadByColumns : ReadNothing<S> {
                 const long at = live && column < live_of(b) ? (long)column * kWordsH + pair : 0;
                 p[item - first] = from + b.block_in_lane * (kRowsO / 2) + at;
             });
-            u64 words[kOnce][kLanesAll];
+            u64 words[kOnce][kLanesAll][kParts];
             watch.polls = 0;
             for (;;) {
                 bool ok = true;
                 u32 seen = seqno;
                 int late = 0;
                 KIE_UNROLL for (int i = 0; i < kOnce; ++i) {
-                    KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) words[i][l] =
-                        load_word(p[i] + l * kVecH);
+                    KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) {
+                        KIE_UNROLL for (int part = 0; part < kParts; ++part) words[i][l][part] =
+                            load_word(p[i] + l * kVecH + part * (kWordsH / kParts));
+                    }
                 }
                 KIE_UNROLL for (int i = 0; i < kOnce; ++i) {
                     KIE_UNROLL for (int l = 0; l < kLanesAll; ++l) {
-                        if (seqno_of(words[i][l]) == seqno) continue;
-                        ok = false, seen = seqno_of(words[i][l]), late = l;
+                        KIE_UNROLL for (int part = 0; part < kParts; ++part) {
+                            if (seqno_of(words[i][l][part]) == seqno) continue;
+                            ok = false, seen = seqno_of(words[i][l][part]), late = l;
+                        }
                     }
                 }
                 if (ok || kNoWaits || wait_expired(watch, where_of(r, late), seqno, seen)) break;
@@ -278,7 +301,10 @@ struct ReadByColumns : ReadNothing<S> {
                     sum[t][0] = sum[t][1] = 0;
                     KIE_UNROLL for (int l = t; l < kLanesAll; l += 4) {
                         float x0, x1;
-                        unpack_half2((u32)words[i][l], x0, x1);
+                        Halves its;
+                        KIE_UNROLL for (int part = 0; part < kParts; ++part) its.v[part] =
+                            (u32)words[i][l][part];
+                        numbers_of(its, x0, x1);
                         if (l != b.lane_all || alike) sum[t][0] += x0, sum[t][1] += x1;
                     }
                 }
@@ -306,10 +332,13 @@ using AllReduce = AllReduceBy<S, kAllReduceRead>;
 // results go on at once.
 constexpr bool kSpread = kAllReduceRead == kReadByOwner && kRanks > 1 &&
                          kRanks <= kWarps&& TilingOwned::row_pairs <= kTeam;
-KIE_DEVICE void publish_share(const DecodeArgs& args, u64* p, u32 payload, u32 seqno) {
-    if constexpr (kSpread) {
-        publish_to(args, (thread() / kTeam + args.rank) % kRanks, p, payload, seqno);
-    } else {
-        publish_all(args, p, payload, seqno);
+KIE_DEVICE void publish_share(const DecodeArgs& args, u64* p, const Halves& h, u32 seqno) {
+    KIE_UNROLL for (int part = 0; part < kParts; ++part) {
+        u64* to = p + part * (kWordsH / kParts);
+        if constexpr (kSpread) {
+            publish_to(args, (thread() / kTeam + args.rank) % kRanks, to, h.v[part], seqno);
+        } else {
+            publish_all(args, to, h.v[part], seqno);
+        }
     }
 }

@@ -94,20 +94,32 @@ KIE_DEVICE const u64* head_word(const DecodeArgs& args, const AttendAt& at, int 
                             C::kQWords - C::kHalfHead;
     return args.ll_words + kAtQkv + buffer * kVecQ + (long)at.column * C::kWordsQ + j;
 }
+// Two features of a head in shared memory: halves, or floats.
+KIE_DEVICE void unpack_pair(u32 both, float& a, float& b) { unpack_half2(both, a, b); }
+KIE_DEVICE void unpack_pair(u64 both, float& a, float& b) {
+    a = number((u32)both), b = number((u32)(both >> 32));
+}
+template <class Pair>
+KIE_DEVICE Pair pack_pair(float a, float b) {
+    if constexpr (sizeof(Pair) == 4)
+        return pack_half2(a, b);
+    else
+        return (u64)bits(b) << 32 | bits(a);
+}
 // Norms and turns head `head` of those taken (the key comes last), a warp a head. Only where heads
 // have norms: otherwise their producer has rotated them.
-template <class C>
+template <class C, class Pair>
 KIE_DEVICE void norm_head(const DecodeArgs& args, const u8* shared, int layer, int position,
-                          int head, u32* heads) {
+                          int head, Pair* heads) {
     const int my = lane();
     constexpr int kEach = (C::kHalfHead + kTeam - 1) / kTeam;
-    u32* x = heads + head * C::kHalfHead;
+    Pair* x = heads + head * C::kHalfHead;
     const u32* weights = args.head_norms + ((const Layer*)(shared + kShLayers))[layer].head_norms +
                          (head == C::kGroup) * C::kHalfHead;
     float v[kEach][2], sum = 0;
     KIE_UNROLL for (int i = 0; i < kEach; ++i) {
         const int n = i * kTeam + my;
-        unpack_half2(n < C::kHalfHead ? x[n] : 0, v[i][0], v[i][1]);
+        unpack_pair(n < C::kHalfHead ? x[n] : 0, v[i][0], v[i][1]);
         sum += v[i][0] * v[i][0] + v[i][1] * v[i][1];
     }
     KIE_UNROLL for (int m = 16; m > 0; m /= 2) sum += shuffle_xor(sum, m);
@@ -120,7 +132,7 @@ KIE_DEVICE void norm_head(const DecodeArgs& args, const u8* shared, int layer, i
         unpack_half2(weights[n], n0, n1);
         const float* r = args.rope + C::kRope + ((long)position * C::kHalfHead + n) * 2;
         const float a = v[i][0] * scale * n0, b = v[i][1] * scale * n1;
-        x[n] = pack_half2((a * r[0] - b * r[1]) * keep, (a * r[1] + b * r[0]) * keep);
+        x[n] = pack_pair<Pair>((a * r[0] - b * r[1]) * keep, (a * r[1] + b * r[0]) * keep);
     }
 }
 
@@ -323,7 +335,7 @@ KIE_DEVICE void attend(Watch& watch, const DecodeArgs& args, const Layer& layer,
 // has its share of queries, keys and values to compute, too, and everybody waits for those.
 template <class C>
 KIE_DEVICE void early_page(const DecodeArgs& args, const Block& b, int layer, KvFragment<C>& kv) {
-    if (kColumns > 1 || kStreamed) return;
+    if (kVectors > 1 || kStreamed) return;
     clear<C>(kv);
     const int kv_head = b.block_in_lane / C::kSplitBlocks,
               split = b.block_in_lane % C::kSplitBlocks;

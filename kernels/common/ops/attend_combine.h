@@ -8,6 +8,7 @@
 #include "exchange.h"
 #include "lowered.h"
 #include "ops/gather.h"
+#include "ops/parts.h"
 #include "pages.h"
 #include "platform.h"
 #include "shape.h"
@@ -116,25 +117,32 @@ KIE_DEVICE void combine_one(Watch& watch, const u64* partials, int word, int col
         return partials + (long)(split * kColumns + column) * C::kPartialWords +
                word / 8 * kPartialLine;
     };
-    u64 a[kOnce], m[C::kSplitsMax];
+    u64 a[kOnce][kParts], m[C::kSplitsMax];
     KIE_UNROLL for (int s = 0; s < C::kSplitsMax; ++s) m[s] = 0;
     float top = -1e30f, total[kGroups], x0[kGroups], x1[kGroups];
     KIE_UNROLL for (int g = 0; g < kGroups; ++g) total[g] = x0[g] = x1[g] = 0;
     KIE_UNROLL for (int first = 0; first < C::kSplitsMax; first += kOnce) {
         if (first >= live) continue;
-        KIE_UNROLL for (int i = 0; i < kOnce; ++i) a[i] = 0;
+        KIE_UNROLL for (int i = 0; i < kOnce; ++i) {
+            KIE_UNROLL for (int part = 0; part < kParts; ++part) a[i][part] = 0;
+        }
         watch.polls = 0;
         for (;;) {
             bool ok = true;
             KIE_UNROLL for (int s = 0; s < C::kSplitsMax; ++s) if (first == 0 && s < live) m[s] =
                 load_word(partial_of(s) + kPartialLse);
-            KIE_UNROLL for (int i = 0; i < kOnce; ++i) if (first + i < live) a[i] =
-                load_word(partial_of(first + i) + word % 8);
+            KIE_UNROLL for (int i = 0; i < kOnce; ++i) {
+                KIE_UNROLL for (int part = 0; part < kParts; ++part) if (first + i < live)
+                    a[i][part] = load_word(partial_of(first + i) + word % 8 +
+                                           part * (C::kPartialWords / kParts));
+            }
             KIE_UNROLL for (int s = 0; s < C::kSplitsMax; ++s) if (first == 0 && s < live) ok &=
                 seqno_of(m[s]) == seqno;
-            KIE_UNROLL for (int i = 0; i < kOnce; ++i) if (first + i < live) ok &=
-                seqno_of(a[i]) == seqno;
-            if (ok || kNoWaits || wait_expired(watch, where, seqno, seqno_of(a[0]))) break;
+            KIE_UNROLL for (int i = 0; i < kOnce; ++i) {
+                KIE_UNROLL for (int part = 0; part < kParts; ++part) if (first + i < live) ok &=
+                    seqno_of(a[i][part]) == seqno;
+            }
+            if (ok || kNoWaits || wait_expired(watch, where, seqno, seqno_of(a[0][0]))) break;
             pause_ns(20);
         }
         KIE_UNROLL for (int s = 0; s < C::kSplitsMax; ++s) if (first == 0 && s < live) top =
@@ -143,7 +151,9 @@ KIE_DEVICE void combine_one(Watch& watch, const u64* partials, int word, int col
             const int g = (first + i) % kGroups;
             const float f = exp2_f(number((u32)m[first + i]) - top);
             float v0, v1;
-            unpack_half2((u32)a[i], v0, v1);
+            Halves its;
+            KIE_UNROLL for (int part = 0; part < kParts; ++part) its.v[part] = (u32)a[i][part];
+            numbers_of(its, v0, v1);
             total[g] += f, x0[g] += f * v0, x1[g] += f * v1;
         }
     }
@@ -152,7 +162,7 @@ KIE_DEVICE void combine_one(Watch& watch, const u64* partials, int word, int col
             x0[g] += x0[g + k], x1[g] += x1[g + k];
     }
     const float inverse = reciprocal_f(total[0]);
-    publish(out, pack_half2(x0[0] * inverse, x1[0] * inverse), seqno);
+    publish(out, C::kWordsA, halves_of(x0[0] * inverse, x1[0] * inverse), seqno);
 }
 // This block's share.
 template <class C>
@@ -161,8 +171,9 @@ KIE_DEVICE void combine_columns(Watch& watch, const DecodeArgs& args, const Bloc
     const u64* partials = args.ll_words + kAtPartial + buffer * kVecPartial;
     // The last warps: pages are the first ones' work.
     KIE_NO_UNROLL for (int n = kThreads - 1 - (int)thread(); n < C::kCombineWords; n += kThreads) {
-        const int item = b.block_in_lane * C::kCombineWords + n, column = item / C::kWordsA,
-                  word = item % C::kWordsA;
+        constexpr int kEach = C::kWordsA / kParts;
+        const int item = b.block_in_lane * C::kCombineWords + n, column = item / kEach,
+                  word = item % kEach;
         if (column >= live_of(b)) continue;
         const PageSpan span = pages_of(layer_of(b, layer), (int)position_at(args, b.step, column));
         u64* out = args.ll_words + kAtAttn + buffer * kVecA + column * C::kWordsA +
@@ -175,11 +186,11 @@ KIE_DEVICE void combine_columns(Watch& watch, const DecodeArgs& args, const Bloc
 template <class C>
 KIE_DEVICE void gather_attention(Watch& watch, const DecodeArgs& args, Block& b, int layer) {
     const int warp = thread() / kTeam;
-    constexpr int kShare = C::kWordsA / kWarps;
+    constexpr int kShare = C::kWordsA / kParts / kWarps;
     const long buffer = buffer_of(layer, b.lane_index);
     u32* x = (u32*)(b.shared + kShXb) + warp * kShare;
     u64* to = args.ll_words + kAtAttn + buffer * kVecA;
-    if constexpr (kColumns > 1) {
+    if constexpr (kVectors > 1) {
         combine_columns<C>(watch, args, b, layer);
         join_wave();  // as below
         stamp(b, 4);

@@ -8,25 +8,26 @@
 #include "chiplets.h"
 #include "exchange.h"
 #include "lowered.h"
+#include "ops/parts.h"
 #include "platform.h"
 #include "shape.h"
 
-// A warp's share of a vector of words, `kCount` of each live column from `base` on, into halves in
-// shared memory (`x`; columns `x_stride` words apart), multiplied by a norm's weights on the way.
-// Adds this lane's part of each column's sum of squares to `squares`. Several columns are in flight
-// at once.
+// A warp's share of the words of all live columns' vectors (ops/parts.h), `kCount` of each from
+// `base` on, into halves in shared memory (`x`; vectors `x_stride` words apart), multiplied by a
+// norm's weights on the way. `words`: of one column. Adds this lane's part of each column's sum of
+// squares to `squares`. Several vectors are in flight at once.
 constexpr int kFlight = 8;  // loads of a lane
 template <int kCount, bool kNorm>
-KIE_DEVICE void gather(Watch& w, const u64* base, int base_stride, u32 seqno, u32 where, int live,
+KIE_DEVICE void gather(Watch& w, const u64* base, int words, u32 seqno, u32 where, int live,
                        const u32* norm, u32* x, int x_stride, float (&squares)[kColumns]) {
     static_assert(kCount % 2 == 0, "pairs of words");
-    constexpr int kPairs = (kCount + 63) / 64, kMost = max_i(kFlight / kPairs, 1);
-    constexpr int kAtOnce = kColumns < kMost ? kColumns
+    constexpr int kPairs = (kCount + 63) / 64, kMost = max_i(kFlight / kPairs, kParts);
+    constexpr int kAtOnce = kVectors < kMost ? kVectors
                             : kMost >= 8     ? 8
                             : kMost >= 4     ? 4
                             : kMost >= 2     ? 2
                                              : 1;
-    static_assert(kColumns % kAtOnce == 0, "columns in groups");
+    static_assert(kVectors % kAtOnce == 0 && kAtOnce % kParts == 0, "vectors in groups");
     const int mine = 2 * (int)lane();
     const auto has = [&](int i) { return kCount % 64 == 0 || 64 * i + mine < kCount; };
     u64 scale[kPairs];  // asked for before the wait, not after it
@@ -38,12 +39,13 @@ KIE_DEVICE void gather(Watch& w, const u64* base, int base_stride, u32 seqno, u3
         await_one(w, base + block() * 10 % kCount, seqno, where, kPollDelayNs);
     else if (!kNoWaits && kPollDelayNs > 0)
         pause_ns(kPollDelayNs);
-    KIE_UNROLL for (int first = 0; first < kColumns; first += kAtOnce) {
-        if (kColumns > 1 && first >= live) continue;
+    KIE_UNROLL for (int first = 0; first < kVectors; first += kAtOnce) {
+        if (kColumns > 1 && first >= live * kParts) continue;
         u64 a[kAtOnce][kPairs], b[kAtOnce][kPairs];
         // A thread without words loads another's; the result is unused.
         const auto from = [&](int c) {
-            return base + (long)(kColumns == 1 || c < live ? c : first) * base_stride + mine;
+            return base +
+                   (long)(kColumns == 1 || c < live * kParts ? c : first) * (words / kParts) + mine;
         };
         const auto late_by = [&](int c, int i) {  // bits in which a word's number differs
             return (seqno_of(a[c][i]) ^ seqno) | (seqno_of(b[c][i]) ^ seqno);
@@ -69,28 +71,34 @@ KIE_DEVICE void gather(Watch& w, const u64* base, int base_stride, u32 seqno, u3
             }
             if (late == 0 || kNoWaits || wait_expired(w, where, seqno, seqno ^ late)) break;
         }
-        KIE_UNROLL for (int c = 0; c < kAtOnce; ++c) {
+        KIE_UNROLL for (int c = 0; c < kAtOnce; c += kParts) {
             KIE_UNROLL for (int i = 0; i < kPairs; ++i) {
                 if (!has(i)) continue;
-                u32 p0 = (u32)a[c][i], p1 = (u32)b[c][i];
+                Halves p0, p1;
+                KIE_UNROLL for (int part = 0; part < kParts; ++part)
+                    p0.v[part] = (u32)a[c + part][i],
+                    p1.v[part] = (u32)b[c + part][i];
                 if (kNorm) {
                     float v0, v1, v2, v3, n0, n1, n2, n3;
-                    unpack_half2(p0, v0, v1), unpack_half2(p1, v2, v3);
-                    squares[first + c] += v0 * v0 + v1 * v1 + v2 * v2 + v3 * v3;
+                    numbers_of(p0, v0, v1), numbers_of(p1, v2, v3);
+                    squares[(first + c) / kParts] += v0 * v0 + v1 * v1 + v2 * v2 + v3 * v3;
                     unpack_half2((u32)scale[i], n0, n1),
                         unpack_half2((u32)(scale[i] >> 32), n2, n3);
-                    p0 = pack_half2(v0 * n0, v1 * n1), p1 = pack_half2(v2 * n2, v3 * n3);
+                    p0 = halves_of(v0 * n0, v1 * n1), p1 = halves_of(v2 * n2, v3 * n3);
                 }
-                *(u64*)(x + (first + c) * x_stride + 64 * i + mine) = (u64)p1 << 32 | p0;
+                KIE_UNROLL for (int part = 0; part < kParts; ++part) *
+                    (u64*)(x + (first + c + part) * x_stride + 64 * i + mine) =
+                    (u64)p1.v[part] << 32 | p0.v[part];
             }
         }
     }
 }
-// A warp's share of all live columns, a few words of each, into shared memory.
+// A warp's share of all live columns' vectors, a few words of each, into shared memory.
 template <int kCount>
-KIE_DEVICE void gather_narrow(Watch& w, const u64* base, int base_stride, u32 seqno, u32 where,
-                              int live, u32* x, int x_stride) {
-    constexpr int kEach = kCount / 2, kLoads = (kEach * kColumns + kTeam - 1) / kTeam;
+KIE_DEVICE void gather_narrow(Watch& w, const u64* base, int words, u32 seqno, u32 where, int live,
+                              u32* x, int x_stride) {
+    constexpr int kEach = kCount / 2, kLoads = (kEach * kVectors + kTeam - 1) / kTeam;
+    const int stride = words / kParts, vectors = live * kParts;
     const int my = lane();
     await_one(w, base + block() * 10 % kCount, seqno, where, kPollDelayNs);
     u64 a[kLoads], b[kLoads];
@@ -100,18 +108,24 @@ KIE_DEVICE void gather_narrow(Watch& w, const u64* base, int base_stride, u32 se
         bool ok = true;
         KIE_UNROLL for (int i = 0; i < kLoads; ++i) {
             const int n = i * kTeam + my;
-            if (n / kEach < live)
-                load_words(base + (long)(n / kEach) * base_stride + n % kEach * 2, a[i], b[i]);
+            if (n / kEach < vectors)
+                load_words(base + (long)(n / kEach) * stride + n % kEach * 2, a[i], b[i]);
         }
-        KIE_UNROLL for (int i = 0; i < kLoads; ++i) if ((i * kTeam + my) / kEach < live) ok &=
+        KIE_UNROLL for (int i = 0; i < kLoads; ++i) if ((i * kTeam + my) / kEach < vectors) ok &=
             seqno_of(a[i]) == seqno && seqno_of(b[i]) == seqno;
         if (ok || kNoWaits || wait_expired(w, where, seqno, seqno_of(a[0]))) break;
     }
     KIE_UNROLL for (int i = 0; i < kLoads; ++i) {
         const int n = i * kTeam + my;
-        if (n / kEach < live)
+        if (n / kEach < vectors)
             *(u64*)(x + n / kEach * x_stride + n % kEach * 2) = b[i] << 32 | (u32)a[i];
     }
+}
+
+// Two numbers of a column into shared memory, where its vectors have `stride` halves each.
+KIE_DEVICE void put_halves(u32* x, int column, int stride, const Halves& h) {
+    KIE_UNROLL for (int part = 0; part < kParts; ++part)
+        x[(column * kParts + part) * (stride / 2)] = h.v[part];
 }
 
 // The row of a layer's norm's scale: attention's (0) or the mlp's (1).
@@ -145,7 +159,7 @@ KIE_DEVICE Squares gather_normed(Watch& watch, const DecodeArgs& args, const Blo
             float v0, v1, n0, n1;
             unpack_half2(e[at], v0, v1), unpack_half2(weights[at], n0, n1);
             squares.v[c] += v0 * v0 + v1 * v1;
-            x[c * (kStrideA / 2) + at] = pack_half2(v0 * n0, v1 * n1);
+            put_halves(x + at, c, kStrideA, halves_of(v0 * n0, v1 * n1));
         }
     }
     return squares;

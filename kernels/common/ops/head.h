@@ -8,6 +8,7 @@
 #include "lowered.h"
 #include "ops/gather.h"
 #include "ops/matvec.h"
+#include "ops/parts.h"
 #include "ops/project.h"
 #include "ops/residual.h"
 #include "ops/sample.h"
@@ -35,8 +36,9 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
                 for (int l = kHeadMode == kHeadSum ? 0 : set;
                      l < (kHeadMode == kHeadSum ? kLanesAll : set + 1); ++l) {
                     float a, e;
-                    unpack_half2(take_word(watch, words_of(l, c) + i, seqno, of_rank(l) | 0xffe), a,
-                                 e);
+                    numbers_of(
+                        take_halves(watch, words_of(l, c) + i, kWordsH, seqno, of_rank(l) | 0xffe),
+                        a, e);
                     v0 += a, v1 += e;
                 }
                 sum += v0 * v0 + v1 * v1;
@@ -52,19 +54,20 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
             float s0 = 0, s1 = 0;
             for (int l = 0; l < kLanesAll; ++l) {
                 float v0, v1, n0, n1;
-                unpack_half2(take_word(watch, words_of(l, c) + i, seqno, of_rank(l) | 0xffe), v0,
-                             v1);
+                numbers_of(
+                    take_halves(watch, words_of(l, c) + i, kWordsH, seqno, of_rank(l) | 0xffe), v0,
+                    v1);
                 const int row = kFinalNorm + (kFinalNormLanes > 1 && kHeadMode != kHeadSum ? l : 0);
                 unpack_half2(args.norms[(long)row * (kHidden / 2) + warp * kShare + i], n0, n1);
                 const float scale = kHeadMode == kHeadSum ? 1 : set_scale(b, l, c);
                 v0 *= n0 * scale, v1 *= n1 * scale;
                 if (kHeadMode == kHeadConcat)
-                    x[c * (kStrideA / 2) + l * (kHidden / 2) + i] = pack_half2(v0, v1);
+                    put_halves(x + l * (kHidden / 2) + i, c, kStrideA, halves_of(v0, v1));
                 s0 += v0, s1 += v1;
             }
             const float part = kHeadMode == kHeadMean ? 1.0f / kLanesAll : 1;
             if (kHeadMode != kHeadConcat)
-                x[c * (kStrideA / 2) + i] = pack_half2(s0 * part, s1 * part);
+                put_halves(x + i, c, kStrideA, halves_of(s0 * part, s1 * part));
         }
     }
     sync_consumers<kThreads>();

@@ -1,12 +1,13 @@
-// y = W x for a block's rows: weights from the ring once, x (1 to 8 columns, halves) from shared
-// memory, sums in float. Traffic: the matrix's bytes from memory, codes and scales, whatever the
-// number of columns.
+// y = W x for a block's rows: weights from the ring once, x (1 to 8 vectors, ops/parts.h) from
+// shared memory, sums in float. Traffic: the matrix's bytes from memory, codes and scales, whatever
+// the number of columns.
 #pragma once
 
 #include "lowered.h"
 #include "ops/decode_fp8.h"
 #include "ops/decode_int4.h"
 #include "ops/decode_mxfp4.h"
+#include "ops/parts.h"
 #include "ops/unit.h"
 #include "platform.h"
 #include "ring.h"
@@ -198,15 +199,14 @@ KIE_DEVICE void add_fragment(Sums<S>& s, const WeightFragment<S>& f, const Colum
     }
 }
 
-// Adds up this warp's tiles. `x`: column c, element k at halves x[c * stride + k]. `prefetched`:
+// Adds up this warp's tiles. `x`: vector v, element k at halves x[v * stride + k]. `prefetched`:
 // the first stages; `first` as fragment_offset has it.
 template <class S>
 KIE_DEVICE Sums<S> multiply(Ring& ring, Prefetched<S>& prefetched, const u8* x, int stride,
                             int first = 0) {
     const int me = thread(), warp = me / kTeam, my = me % kTeam, g = my / 4, t = my % 4;
     const int k_warp = S::k_warps == 1 ? 0 : warp / S::row_warps;
-    const int column = kColumns == 1 ? 0 : (g < kColumns ? g : kColumns - 1);
-    const u8* mine = x + (column * stride + k_warp * S::pairs * 32 + 8 * t) * 2;
+    const u8* mine = x + (vector_of(g) * stride + k_warp * S::pairs * 32 + 8 * t) * 2;
     constexpr int kStep = S::chunk * 64, kMany = S::prefetch_depth;
     Sums<S> s;
     KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
@@ -245,6 +245,17 @@ KIE_DEVICE Sums<S> multiply(Ring& ring, Prefetched<S>& prefetched, const u8* x, 
     return s;
 }
 
+// The sums of a column's parts: they stand side by side, so a lane has both.
+template <class S>
+KIE_DEVICE void add_parts(Sums<S>& s) {
+    if constexpr (kParts > 1) {
+        KIE_UNROLL for (int i = 0; i < S::tiles; ++i) s.v[i][0] += kRestScale * s.v[i][1],
+            s.v[i][2] += kRestScale * s.v[i][3];
+    }
+}
+// Columns of which lane t of four has results; with one column all four have the same.
+constexpr int kLaneColumns = kColumns == 1 || kParts > 1 ? 1 : 2;
+
 // Hands every result to the thread that owns it: out(item, pair, column, v0, v1, live, leader) with
 // the values of rows 2 pair and 2 pair + 1. Called by whole warps, so `out` may shuffle; `live`
 // says that the row exists, `leader` that this thread is the one of several equals that should
@@ -254,15 +265,16 @@ template <class S, int kCopies = 1, class F>
 KIE_DEVICE void finish(Sums<S>& s, float* part, F out) {
     const int me = thread(), warp = me / kTeam, my = me % kTeam, g = my / 4, t = my % 4;
     const int row_warp = S::row_warps == 1 ? 0 : warp % S::row_warps;
+    add_parts<S>(s);
     if constexpr (S::k_warps == 1) {
         KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
             const int pair = (row_warp * S::tiles + i) * 8 + g;
             if constexpr (kColumns == 1) {
                 out(i, pair, 0, s.v[i][0], s.v[i][2], pair < S::row_pairs, t == 0);
             } else {
-                KIE_UNROLL for (int c = 0; c < 2; ++c)
-                    out(2 * i + c, pair, 2 * t + c, s.v[i][c], s.v[i][2 + c],
-                        pair < S::row_pairs && 2 * t + c < kColumns, true);
+                KIE_UNROLL for (int c = 0; c < kLaneColumns; ++c)
+                    out(kLaneColumns * i + c, pair, kLaneColumns * t + c, s.v[i][c], s.v[i][2 + c],
+                        pair < S::row_pairs && kLaneColumns * t + c < kColumns, true);
             }
         }
     } else {
@@ -270,8 +282,8 @@ KIE_DEVICE void finish(Sums<S>& s, float* part, F out) {
         float* mine = part + k_warp * (S::rows * kColumns);
         KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
             const int pair = (row_warp * S::tiles + i) * 8 + g;
-            KIE_UNROLL for (int c = 0; c < (kColumns == 1 ? 1 : 2); ++c) {
-                const int column = 2 * t + c;
+            KIE_UNROLL for (int c = 0; c < kLaneColumns; ++c) {
+                const int column = (kParts > 1 ? 1 : 2) * t + c;
                 if (pair < S::row_pairs && column < kColumns)
                     *(u64*)(mine + column * S::rows + 2 * pair) =
                         (u64)bits(s.v[i][2 + c]) << 32 | bits(s.v[i][c]);
@@ -304,8 +316,8 @@ KIE_DEVICE void each_item(F visit) {
         int pair, column;
         if constexpr (S::k_warps == 1) {
             const int row_warp = S::row_warps == 1 ? 0 : warp % S::row_warps;
-            pair = (row_warp * S::tiles + (kColumns == 1 ? i : i / 2)) * 8 + g;
-            column = kColumns == 1 ? 0 : 2 * t + i % 2;
+            pair = (row_warp * S::tiles + i / kLaneColumns) * 8 + g;
+            column = kColumns == 1 ? 0 : kLaneColumns * t + i % kLaneColumns;
         } else {
             pair = (i * kThreads + me) % S::row_pairs, column = (i * kThreads + me) / S::row_pairs;
         }

@@ -46,7 +46,8 @@ KIE_DEVICE Sums<S> multiply_words(Ring& ring, Watch& watch, Prefetched<S>& prefe
     static_assert(S::row_warps == 1, "ranges of columns are a warp's own");
     constexpr int kMost = S::chunk == 1 ? 4 : 2, kAhead = S::stages < kMost ? S::stages : kMost;
     const int me = thread(), k_warp = me / kTeam, g = me % kTeam / 4, t = me % 4;
-    const u64* mine = base + (long)(g < live ? g : 0) * stride + k_warp * S::pairs * 16 + 2 * t;
+    const u64* mine = base + (long)(g < live * kParts ? g : 0) * (stride / kParts) +
+                      k_warp * S::pairs * 16 + 2 * t;
     constexpr int kStep = S::chunk * 16;
     await_one(watch, base + k_warp * S::pairs * 16 + block() * 10 % (S::pairs * 16), seqno, where,
               kPollDelayNs);

@@ -9,6 +9,7 @@
 #include "ops/attend.h"
 #include "ops/gather.h"
 #include "ops/matvec.h"
+#include "ops/parts.h"
 #include "platform.h"
 #include "ring.h"
 
@@ -54,8 +55,8 @@ KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer
             else
                 c *= scale, d *= scale;
             if (live && leader && column < live_of(b))
-                publish(to + (long)column * C::kWordsQ + pair,
-                        pack_half2(v0 * c - v1 * d, v0 * d + v1 * c), b.seqno);
+                publish(to + (long)column * C::kWordsQ + pair, C::kWordsQ,
+                        halves_of(v0 * c - v1 * d, v0 * d + v1 * c), b.seqno);
         });
     stamp(b, 2);
 }
@@ -101,7 +102,8 @@ KIE_DEVICE void step_gate_up(Ring& ring, const DecodeArgs& args, Block& b, int l
             const int n = b.block_in_lane * (C::kRowsGu / 4) + pair / 2,
                       at = C::kDirectDown ? direct_word(n) : n;
             if (live && leader && pair % 2 == 0 && column < live_of(b))
-                publish(to + (long)column * C::kWordsF + at, pack_half2(y, next), b.seqno);
+                publish(to + (long)column * C::kWordsF + at, C::kWordsF, halves_of(y, next),
+                        b.seqno);
         });
     stamp(b, 9);
 }

@@ -9,6 +9,7 @@
 #include "ops/gather.h"
 #include "ops/matvec.h"
 #include "ops/matvec_words.h"
+#include "ops/parts.h"
 #include "platform.h"
 #include "ring.h"
 #include "shape.h"
@@ -34,9 +35,9 @@ KIE_DEVICE void step_residual(Watch& watch, const DecodeArgs& args, Block& b, in
     u64* to = hidden_slot(args, kind, layer, b.lane_index) + b.block_in_lane * (kRowsO / 2);
     u64* share = other_slot(args, kind, layer, b.lane_all) + b.block_in_lane * (kRowsO / 2);
     if (r.delay > 0) others.take(watch, args, b, r);
-    u32 mine[S::items];
+    Halves mine[S::items];
     float sum[S::items][2];
-    KIE_UNROLL for (int i = 0; i < S::items; ++i) mine[i] = 0, sum[i][0] = sum[i][1] = 0;
+    KIE_UNROLL for (int i = 0; i < S::items; ++i) mine[i] = {}, sum[i][0] = sum[i][1] = 0;
     const auto give = [&](int item, int pair, int column) {
         if (shares) publish_share(args, share + (long)column * kWordsH + pair, mine[item], b.seqno);
     };
@@ -44,7 +45,7 @@ KIE_DEVICE void step_residual(Watch& watch, const DecodeArgs& args, Block& b, in
     finish<S, kSpread ? kRanks : 1>(
         s, (float*)(b.shared + kShPartB),
         [&](int item, int pair, int column, float v0, float v1, bool live, bool leader) {
-            mine[item] = pack_half2(v0, v1), sum[item][0] = v0, sum[item][1] = v1;
+            mine[item] = halves_of(v0, v1), sum[item][0] = v0, sum[item][1] = v1;
             if (live && (leader ? !later : kSpread) && column < live_of(b))
                 give(item, pair, column);
         });
@@ -57,12 +58,15 @@ KIE_DEVICE void step_residual(Watch& watch, const DecodeArgs& args, Block& b, in
         own.v[item][1] += whole ? a1 : keep * sum[item][1] + a1;
         if (!live || !leader || column >= live_of(b)) return;
         const long at = (long)column * kWordsH + pair;
-        const u32 both = pack_half2(own.v[item][0], own.v[item][1]);
-        publish(to + at, both, b.seqno);
+        const Halves both = halves_of(own.v[item][0], own.v[item][1]);
+        publish(to + at, kWordsH, both, b.seqno);
         if (later) give(item, pair, column);
         if (kHeadMode != kHeadPerLane && kind == 1 && layer == kLayers - 1)
-            publish_all(args, last_slot(args, b.lane_all) + b.block_in_lane * (kRowsO / 2) + at,
-                        both, b.seqno);
+            KIE_UNROLL for (int part = 0; part < kParts; ++part)
+                publish_all(args,
+                            last_slot(args, b.lane_all) + b.block_in_lane * (kRowsO / 2) + at +
+                                part * (kWordsH / kParts),
+                            both.v[part], b.seqno);
     });
     stamp(b, phase + 1);
 }

@@ -115,7 +115,9 @@ def _words(given: Namespace) -> list[str]:
     """The words for `kie serve` that open the same engine."""
     words = [given.model] if given.model else []
     for name, value in options.engine_options(given).items():
-        if value is not None:
+        if value is True:
+            words.append(f"--{name.replace('_', '-')}")
+        elif value not in (None, False):
             words += [f"--{name.replace('_', '-')}", str(value)]
     return words
 

@@ -34,6 +34,7 @@ def engine(parser: ArgumentParser) -> None:
     parser.add_argument("--revision", metavar="REV", help="of a hub id: branch, tag or commit")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda:0, ...")
     parser.add_argument("--dtype", default="auto", help="auto, f32, f16, bf16, fp8, int4 or mxfp4")
+    parser.add_argument("--exact", action="store_true", help="on a GPU: as in float32, slower")
     parser.add_argument("--adapter", metavar="DIR", help="LoRA adapter (PEFT), merged at load")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads")
     parser.add_argument("--max-seq-len", type=int, metavar="N", help="longest sequence, tokens")
@@ -41,7 +42,7 @@ def engine(parser: ArgumentParser) -> None:
 
 def engine_options(given: Namespace) -> dict[str, Any]:
     """Keywords for `opened` from what `engine` defined."""
-    names = ("revision", "device", "dtype", "adapter", "threads", "max_seq_len")
+    names = ("revision", "device", "dtype", "exact", "adapter", "threads", "max_seq_len")
     return {name: getattr(given, name) for name in names}
 
 

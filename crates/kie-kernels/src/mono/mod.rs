@@ -54,6 +54,8 @@ pub struct Mono {
     gap: Option<Duration>,
     /// See [`Options::reproducible`].
     reproducible: bool,
+    /// See [`Model::parts`].
+    parts: u32,
     stop: Stop,
     /// Whether prompts run in the prefill kernel where it fits.
     prefill_kernel: Option<bool>,
@@ -93,6 +95,7 @@ impl Mono {
             gap: options.max_itl,
             tuning: options.tuning,
             reproducible: options.reproducible,
+            parts: if options.exact { 2 } else { 1 },
             stop: options.stop.clone(),
         })
     }
@@ -107,7 +110,8 @@ impl Mono {
     ) -> Result<Option<Plan>> {
         // The simulator's wide tiles are slow: its tests ask for them.
         let usual = machine.platform() == Platform::Cuda;
-        if !self.prefill_kernel.unwrap_or(usual) {
+        // Its activations have one part.
+        if !self.prefill_kernel.unwrap_or(usual) || self.parts > 1 {
             return Ok(None);
         }
         let on = (machine.platform(), &machine.info()?);
@@ -125,6 +129,7 @@ impl Mono {
     fn lower(&self, program: &ValidProgram, rank: usize) -> Result<(Model, Partition)> {
         let program = program.program();
         let model = Model::read(program, self.machines.len() as u32)?;
+        let model = Model { parts: self.parts, ..model };
         let machine = self.machines[rank].info()?;
         let tuning = self.tuning.unwrap_or_else(|| Tuning::of(&machine));
         let partition = Partition::tuned(&model, &machine, program.dims.max_positions, tuning)?;
@@ -162,7 +167,11 @@ impl Device for Mono {
                 format!("prompts   {} positions a pass of the decode kernel\n", partition.columns)
             }
         };
-        Ok(format!("{partition}{}{prompts}", partition.placement(&model)))
+        let exact = match self.parts {
+            1 => "",
+            _ => "exact     two halves a number, keys and values in float32\n",
+        };
+        Ok(format!("{partition}{}{exact}{prompts}", partition.placement(&model)))
     }
 
     fn lowered(&self, program: &ValidProgram) -> Result<String> {
@@ -173,13 +182,13 @@ impl Device for Mono {
     fn chunk(&self) -> u32 {
         let ranks = self.machines.len() as u32;
         match self.machines[0].platform() {
-            Platform::Cuda => prefill::chunk(ranks),
-            Platform::Hip | Platform::Sim => 512,
+            Platform::Cuda if self.parts == 1 => prefill::chunk(ranks),
+            Platform::Cuda | Platform::Hip | Platform::Sim => 512,
         }
     }
 
     fn page_bytes(&self, group: &PageGroup) -> u64 {
-        model::page_bytes(group, self.machines.len() as u32)
+        model::page_bytes(group, self.machines.len() as u32, self.parts)
     }
 
     fn as_halves(&self, program: &ValidProgram) -> Result<Vec<u32>> {

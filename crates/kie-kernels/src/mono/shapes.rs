@@ -44,6 +44,7 @@ pub fn model(name: &str) -> Model {
     let lanes = if name == "2b" { 8 } else { 1 };
     let layer = if lanes > 1 { delayed() } else { alone() };
     Model {
+        parts: 1,
         ranks: 1,
         sliced: false,
         vocab_all: if dense { 128_256 } else { 4000 * lanes },

@@ -22,6 +22,7 @@ struct Text {
     out: String,
     indent: &'static str,
     columns: u32,
+    parts: u32,
     /// Tilings that have been said, and their names.
     tilings: BTreeMap<String, String>,
 }
@@ -75,7 +76,7 @@ impl Text {
             ("stage_bytes", t.stage_bytes),
             ("prefetch_depth", t.stages.min(ahead)),
             ("row_pairs", t.row_pairs()),
-            ("items", t.items(columns, threads)),
+            ("items", t.items((columns, self.parts), threads)),
             ("part_floats", t.part_floats(columns)),
             ("bits", t.encoding.bits as u32),
             ("row_bytes", t.encoding.row_bytes()),
@@ -107,9 +108,9 @@ impl Text {
 
 /// The header of a decode kernel, or of the prefill kernel, which is one of a single column.
 pub fn header(model: &Model, p: &Partition, layout: &Layout, mode: Mode) -> String {
-    let columns = layout.kind.columns;
-    let mut text =
-        Text { out: "#pragma once\n".to_owned(), indent: "", columns, tilings: BTreeMap::new() };
+    let (columns, parts) = (layout.kind.columns, model.parts);
+    let (out, tilings) = ("#pragma once\n".to_owned(), BTreeMap::new());
+    let mut text = Text { out, indent: "", columns, parts, tilings };
     text.out.push_str(TYPES);
     text.out.push_str(&wire::declarations());
     sizes(&mut text, model, p, layout);
@@ -155,6 +156,7 @@ fn sizes(t: &mut Text, model: &Model, p: &Partition, layout: &Layout) {
         ("kWarps", p.warps),
         ("kThreads", p.warps * layout::TEAM),
         ("kColumns", layout.kind.columns),
+        ("kParts", model.parts),
         ("kSlotBytes", p.slot_bytes),
         ("kPage", PAGE as u32),
         ("kPagesMax", p.pages_max),
@@ -338,7 +340,7 @@ fn attention(t: &mut Text, (class, part): (&Class, &ClassPartition), p: &Partiti
     // Four warps make scores, the others take values.
     let value_tiles = (dim / 16).div_ceil(p.warps - 4);
     let words = class.heads * dim / 2;
-    let page_half = PAGE as u32 * dim * 2;
+    let page_half = PAGE as u32 * dim * 2 * t.parts;
     let page_stages = match page_half {
         half if 2 * half <= p.slot_bytes => 1,
         half if half <= p.slot_bytes => 2,

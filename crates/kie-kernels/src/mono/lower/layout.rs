@@ -44,7 +44,8 @@ pub struct Exchange {
     pub num_buffers: u32,
     /// The same of what other lanes want.
     pub num_buffers_other: u32,
-    /// Words of one column of the residual: whole cache lines, the last may be padding.
+    /// Words of one column of the residual, all its parts: whole cache lines, the last may be
+    /// padding.
     pub words_h: u64,
     /// Words of the residual, and of the widest class's q k v, partials, attention, activations.
     pub vec_h: u64,
@@ -87,7 +88,7 @@ pub struct Exchange {
     pub words: u64,
 }
 
-/// Words of one column of a class's vectors.
+/// Words of one column of a class's vectors, all its parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClassWords {
     /// q, k, v.
@@ -101,13 +102,15 @@ pub struct ClassWords {
 }
 
 impl ClassWords {
-    fn new(class: &Class, p: &ClassPartition, each: u32) -> Self {
-        let of = |m, a_word| lines_of(u64::from(p.tiling(m).rows) * u64::from(each) / a_word);
+    fn new((class, p): (&Class, &ClassPartition), parts: u32, each: u32) -> Self {
+        let parts = u64::from(parts);
+        let rows = |m| u64::from(p.tiling(m).rows) * u64::from(each);
+        let of = |m, a_word| parts * lines_of(rows(m) / a_word);
         Self {
             q: of(Matrix::Qkv, 2),
-            a: u64::from(class.heads * p.head_dim / 2),
+            a: parts * u64::from(class.heads * p.head_dim / 2),
             f: of(Matrix::GateUp, 4),
-            partial: u64::from(class.heads * (p.head_dim / 16) * PARTIAL_LINE),
+            partial: parts * u64::from(class.heads * (p.head_dim / 16) * PARTIAL_LINE),
         }
     }
 }
@@ -131,10 +134,13 @@ impl Exchange {
         let num_buffers = if two && model.layers() > 2 { 2 } else { model.layers() };
         let num_buffers_other = model.num_buffers_other();
         let c = u64::from(columns);
-        let words_h = lines_of(u64::from(partition.residual) * u64::from(each) / 2);
+        let parts = model.parts;
+        let words_h =
+            u64::from(parts) * lines_of(u64::from(partition.residual) * u64::from(each) / 2);
         let widest = |of: &dyn Fn(ClassWords, u64) -> u64| {
-            let words =
-                pairs().map(|(c, p)| of(ClassWords::new(c, p, each), u64::from(p.kv_splits)));
+            let words = pairs().map(|of_class| {
+                of(ClassWords::new(of_class, parts, each), u64::from(of_class.1.kv_splits))
+            });
             c * words.max().unwrap_or(0)
         };
         let (vec_h, vec_q) = (c * words_h, widest(&|w, _| w.q));
@@ -229,7 +235,7 @@ pub struct Vectors {
     /// Vectors A (q k v, gate/up, head) and B (o, down) have one place: who fills it waits for the
     /// readers. Otherwise a warp may fill the next vector while another still reads the last one.
     pub one_vector: bool,
-    /// Halves from a column of A to the next, and of B.
+    /// Halves from a vector of A to the next, and of B; a column has one for each part.
     pub stride_a: u32,
     /// See above.
     pub stride_b: u32,
@@ -247,7 +253,7 @@ pub struct Vectors {
     pub table_words: u32,
     /// Floats of attention's scores.
     pub scores: u32,
-    /// Halves of one column's query heads, key and value.
+    /// Halves of one column's query heads, key and value, all parts of them.
     pub heads: u32,
     /// Rotations are kept for the results that exist, not one a thread.
     pub rotations_owned: bool,
@@ -297,7 +303,7 @@ impl Vectors {
         let all_direct = p.classes.iter().all(|c| pair(c).iter().all(direct));
         let one_vector =
             if columns > 1 { !all_direct } else { variable_stages && all_meet && !kind.streamed };
-        let pad = if columns > 1 { COLUMN_PAD } else { 0 };
+        let pad = if columns * model.parts > 1 { COLUMN_PAD } else { 0 };
         let kept = |t: Tiling| if direct(&t) { 0 } else { t.k };
         let narrow = most(model, p, |_, c| pair(c).map(kept).into_iter().max().unwrap_or(0));
         let parts = |t: &Tiling| t.part_floats(columns);
@@ -315,14 +321,17 @@ impl Vectors {
             parts_a: of_head.max(of_layers(Matrix::Qkv, Matrix::GateUp)),
             parts_b: of_layers(Matrix::Output, Matrix::Down),
             all_reduce: AllReduceRead::new(model.lanes_all(), owned, columns),
-            other_words: if brought { owned.row_pairs() * columns * model.lanes_all() } else { 0 },
+            other_words: match brought {
+                true => owned.row_pairs() * columns * model.parts * model.lanes_all(),
+                false => 0,
+            },
             norm_sets: match head_mode(model) {
                 HeadMode::Mean | HeadMode::Concat => model.lanes_all(),
                 HeadMode::PerLane | HeadMode::SumThenNorm => 1,
             },
             table_words: if table_words <= TABLE_WORDS_MAX { table_words } else { 0 },
             scores: most(model, p, |c, _| 2 * c.group() * PAGE as u32),
-            heads: most(model, p, |c, p| (c.group() + 2) * p.head_dim),
+            heads: most(model, p, |c, p| (c.group() + 2) * p.head_dim * model.parts),
             rotations_owned: variable_stages
                 && p.classes.iter().all(|c| c.tiling(Matrix::Qkv).k_warps > 1),
         }
@@ -373,19 +382,20 @@ impl Offsets {
 
 impl Shared {
     fn new(model: &Model, p: &Partition, columns: u32, v: &Vectors) -> Self {
-        let threads = p.warps * TEAM;
+        let (threads, vectors) = (p.warps * TEAM, columns * model.parts);
         let rotations = |c: &ClassPartition| {
             let t = c.tiling(Matrix::Qkv);
             let owned = t.row_pairs() * columns;
-            8 * if v.rotations_owned { owned } else { t.items(columns, threads) * threads }
+            let items = t.items((columns, model.parts), threads);
+            8 * if v.rotations_owned { owned } else { items * threads }
         };
         let mut at = Offsets(0);
         if !v.one_vector {
-            at.next(v.stride_a * columns * 2, 1);
+            at.next(v.stride_a * vectors * 2, 1);
         }
         let wide = if v.one_vector { v.stride_a } else { 0 };
         Self {
-            xb: at.next(wide.max(v.stride_b) * columns * 2, 1),
+            xb: at.next(wide.max(v.stride_b) * vectors * 2, 1),
             part_a: at.next(v.parts_a * 4, 1),
             part_b: at.next(v.parts_b * 4, 1),
             norm: at.next(p.warps * columns * v.norm_sets * 4, 1),
@@ -481,7 +491,7 @@ impl Layout {
     /// [`Error::InvalidProgram`] where shared memory has no room for two slots of the ring.
     pub fn new(model: &Model, p: &Partition, kind: Kind) -> Result<Self> {
         let columns = kind.columns;
-        let variable_stages = p.variable_stages(model) && columns == 1;
+        let variable_stages = p.variable_stages(model) && columns == 1 && model.parts == 1;
         let ahead = if columns > 1 { 1 } else { p.ahead(model) };
         let vectors = Vectors::new(model, p, kind, variable_stages);
         let at = Shared::new(model, p, columns, &vectors);
@@ -506,7 +516,7 @@ impl Layout {
             // Stages are taken in order: gate and up's once all of attention's output's are.
             let early = variable_stages && part.tiling(Matrix::Output).stages <= ahead;
             ClassLayout {
-                words: ClassWords::new(c, part, each),
+                words: ClassWords::new((c, part), model.parts, each),
                 direct_o: is_direct(part.tiling(Matrix::Output), columns),
                 direct_down: is_direct(part.tiling(Matrix::Down), columns),
                 rotations: *rotations,

@@ -15,6 +15,9 @@ use crate::shard::{dealt, heads_of, indivisible, state_of};
 /// Sizes of one lane, and where its tensors are.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Model {
+    /// Halves of a number of a vector: 1, or 2 (ops/parts.h). Keys and values are halves, or
+    /// floats.
+    pub parts: u32,
     /// Machines that run it together, each the same number of lanes.
     pub ranks: u32,
     /// Lanes of one machine.
@@ -206,13 +209,12 @@ impl Model {
         (1..layers).find(fits).unwrap_or(layers) as u32
     }
 
-    /// Reads a program, for so many machines.
+    /// Reads a program, for so many machines, with numbers of one part.
     ///
     /// # Errors
     /// [`Error::InvalidProgram`] with the step that is not as expected, [`Error::Indivisible`].
     pub fn read(program: &Program, ranks: u32) -> Result<Self> {
-        let d = &program.dims;
-        let pools = pools(program)?;
+        let (d, pools) = (&program.dims, pools(program)?);
         let mut steps = Steps { program, at: 0 };
         let StepKind::Embed(embed) = steps.next()? else { return steps.refuse("embed") };
         if embed.factor != 1.0 {
@@ -256,6 +258,7 @@ impl Model {
         }
         let per_lane = d.lanes == 1 || head.mode == HeadMode::PerLane;
         let mut model = Self {
+            parts: 1,
             ranks,
             lanes: lanes_all / ranks,
             sliced,
@@ -507,11 +510,11 @@ fn pools(program: &Program) -> Result<u32> {
 }
 
 /// Bytes of one KV page of a group on all of so many machines, each of which has whole kv heads
-/// with what that pads, in float16; heads that do not divide are refused later.
-pub fn page_bytes(group: &PageGroup, ranks: u32) -> u64 {
+/// with what that pads, in so many halves a number; heads that do not divide are refused later.
+pub fn page_bytes(group: &PageGroup, ranks: u32, parts: u32) -> u64 {
     let StateKind::KeysValues { lanes, kv_heads, head_dim, .. } = state_of(group, ranks);
     let width = u64::from(lanes * kv_heads) * u64::from(head_dim.next_multiple_of(32));
-    u64::from(group.layers) * width * 2 * PAGE as u64 * 2
+    u64::from(group.layers) * width * 2 * PAGE as u64 * 2 * u64::from(parts)
 }
 
 fn refuse<T>(step: usize, detail: String) -> Result<T> {
@@ -538,10 +541,11 @@ mod tests {
         };
         // Keys and values of 64 positions of one head in three layers, as halves.
         let one = 3 * 2 * 64 * 128 * 2;
-        assert_eq!(page_bytes(&group(128), 1), 2 * one);
-        assert_eq!(page_bytes(&group(128), 8), 8 * one);
+        assert_eq!(page_bytes(&group(128), 1, 1), 2 * one);
+        assert_eq!(page_bytes(&group(128), 8, 1), 8 * one);
+        assert_eq!(page_bytes(&group(128), 8, 2), 16 * one, "two halves a number");
         // Heads are padded to whole tiles.
-        assert_eq!(page_bytes(&group(40), 8), 8 * one / 2);
+        assert_eq!(page_bytes(&group(40), 8, 1), 8 * one / 2);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::abi::{HeadMode, PAGE};
 use crate::error::{Error, Result};
 use crate::machine::{MachineInfo, Platform};
 
-/// Most columns of a weight pass: the second operand of a matrix unit has eight.
+/// Most vectors of a weight pass: the second operand of a matrix unit has eight columns.
 pub const COLUMNS_MAX: u32 = 8;
 
 /// One matrix of a layer, by its place in the line.
@@ -129,6 +129,8 @@ struct Common {
     each: u32,
     warps: u32,
     unit: u32,
+    /// See [`Model::parts`].
+    parts: u32,
 }
 
 impl Common {
@@ -138,7 +140,8 @@ impl Common {
         let warps = if widths.all(|w| w.is_multiple_of(384)) { 12 } else { 8 };
         let unit = 4 * warps.max(8);
         let hidden = model.hidden.next_multiple_of(unit);
-        Self { hidden, residual: share(hidden, each, 2), each, warps, unit }
+        let residual = share(hidden, each, 2);
+        Self { hidden, residual, each, warps, unit, parts: model.parts }
     }
 }
 
@@ -228,7 +231,8 @@ fn held_by_ring(all: &[Rows], common: &Common, stage: Stage, room: u32) -> u64 {
 /// memory has no room for three beside the vectors.
 fn slot_bytes(all: &[Rows], common: &Common, held: u32, shared_bytes: u32, t: &Tuning) -> u32 {
     let narrow = all.iter().map(|r| r.attn.max(r.ffn)).max().unwrap_or(0);
-    let room = shared_bytes.saturating_sub(2 * (common.hidden + narrow) + OTHERS_BYTES);
+    let vectors = 2 * common.parts * (common.hidden + narrow);
+    let room = shared_bytes.saturating_sub(vectors + OTHERS_BYTES);
     let usual = match common.warps {
         12 => t.slots_12_warps,
         _ if held > 2 && all.iter().any(Rows::has_4_bits) => t.slots_4_bits,
@@ -325,6 +329,11 @@ fn encodings(
     ];
     let parts: [&[Parts]; 4] = [&[whole], &heads, &[whole], &slices];
     [0, 1, 2, 3].map(|at| encoding(model, at, parts[at], (rows[at], most[at]), why))
+}
+
+/// Columns that a kernel of several may have: each has a vector a part.
+fn widths(model: &Model) -> [u32; 3] {
+    [1, 2, 4].map(|n| COLUMNS_MAX / model.parts / n)
 }
 
 fn share(rows: u32, blocks: u32, unit: u32) -> u32 {
@@ -465,7 +474,7 @@ impl Partition {
         partition.in_flight_bytes = partition.in_flight(model);
         let fits = |c: &u32| partition.shared_bytes(model, *c) <= m.shared_bytes;
         let room = slot_least == 0 || fits(&1);
-        partition.columns = [COLUMNS_MAX, 4, 2].into_iter().find(fits).unwrap_or(1);
+        partition.columns = widths(model).into_iter().find(fits).unwrap_or(1);
         room.then_some(partition)
     }
 
@@ -477,10 +486,11 @@ impl Partition {
             |c: &ClassPartition| kept(c.tiling(Matrix::Output)).max(kept(c.tiling(Matrix::Down)));
         let narrow = self.classes.iter().map(narrow).max().unwrap_or(0);
         let wide = head_width(model, self.hidden).max(self.hidden);
-        let pad = if columns > 1 { 32 } else { 0 };
+        let vectors = columns * model.parts;
+        let pad = if vectors > 1 { 32 } else { 0 };
         // One place for both, one after the other, unless only the wide one needs a place.
-        let room = if columns == 1 { wide + narrow } else { wide.max(narrow) + 2 * pad };
-        2 * room * columns
+        let room = if columns == 1 { wide + narrow } else { wide.max(narrow) };
+        2 * (room + 2 * pad) * vectors
     }
 
     /// Shared memory with two slots of the ring, about.
@@ -515,6 +525,8 @@ impl Partition {
         // Bits do not depend on neighbours: where sequences are long, all kernels stream, or none.
         let streamed =
             platform != Platform::Hip && [1, self.columns].iter().all(|c| self.streams(model, *c));
+        // Attention whose numbers have two parts loads its pages (ops/attend_exact.h).
+        let streamed = streamed && model.parts == 1;
         let mut all = Vec::new();
         if !streamed || self.streams_from(model) > 0 {
             all.push(Kind { columns: 1, streamed: false });

@@ -96,7 +96,7 @@ pub fn layer_stages(model: &Model, partition: &Partition) -> u32 {
 /// Bytes of keys and values of a layer in a page of its pool.
 fn page_share(model: &Model, partition: &Partition, layer: &Layer) -> u32 {
     let (class, part) = (&model.classes[layer.class], &partition.classes[layer.class]);
-    model.lanes * class.kv_heads * part.head_dim * PAGE as u32 * 2 * 2
+    model.lanes * class.kv_heads * part.head_dim * PAGE as u32 * 2 * 2 * model.parts
 }
 
 /// Bytes of a page of each pool: all its layers'.

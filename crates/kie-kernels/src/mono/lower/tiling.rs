@@ -243,11 +243,12 @@ impl Tiling {
         self.rows / 2
     }
 
-    /// Results that one of so many threads ends up with: row pairs of a column.
-    pub const fn items(&self, columns: u32, threads: u32) -> u32 {
-        match (self.k_warps, columns) {
-            (1, 1) => self.tiles,
-            (1, _) => 2 * self.tiles,
+    /// Results that one of so many threads ends up with: row pairs of a column, whose vectors are
+    /// `parts` of those that a matrix unit multiplies at once.
+    pub const fn items(&self, (columns, parts): (u32, u32), threads: u32) -> u32 {
+        match (self.k_warps, columns, parts) {
+            (1, 1, _) | (1, _, 2) => self.tiles,
+            (1, ..) => 2 * self.tiles,
             _ => (self.row_pairs() * columns).div_ceil(threads),
         }
     }
