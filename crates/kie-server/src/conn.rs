@@ -24,6 +24,8 @@ use tokio::time::Instant;
 
 /// Most bytes of one read.
 const READ_BYTES: usize = 4096;
+/// What a connection of HTTP/2 begins with.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// How often a socket with a further request waiting in it is looked at.
 const LOOK: Duration = Duration::from_millis(2);
 
@@ -72,6 +74,13 @@ impl Conn {
         self.asked.close();
         *self.since() = Since::Busy;
         Busy(Arc::clone(self))
+    }
+
+    /// Waits for the first bytes: whether they may be those of HTTP/2.
+    pub(crate) async fn begins_like_http2(&self) -> bool {
+        let mut first = [0; PREFACE.len()];
+        let seen = self.stream.peek(&mut first).await.unwrap_or(0);
+        seen > 0 && PREFACE.starts_with(&first[..seen])
     }
 
     /// Waits until there has been a request.

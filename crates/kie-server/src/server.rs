@@ -7,14 +7,17 @@
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
 use hyper::body::Incoming;
+use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use hyper_util::server::conn::auto::Builder;
+use hyper_util::server::conn::auto;
+use hyper_util::server::graceful::GracefulConnection;
 use kie_core::Engine;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime::Runtime;
@@ -192,40 +195,42 @@ async fn connection(app: &Arc<App>, stream: TcpStream, router: Router) {
         let busy = conn.request();
         request.extensions_mut().insert(Peer::new(&conn));
         let router = router.clone();
-        async move {
+        // Boxed: hyper keeps room for one of it as long as there is the connection.
+        Box::pin(async move {
             let response = router.oneshot(request).await;
             response.map(|response| response.map(|body| Answer { body, _busy: busy }))
-        }
+        })
     });
-    let mut builder = Builder::new(TokioExecutor::new());
-    builder.http1().header_read_timeout(None).half_close(true).max_buf_size(HEAD_BYTES_MAX);
-    builder.http2().max_header_list_size(HEAD_BYTES_MAX as u32);
     let io = TokioIo::new(Io(Arc::clone(&conn)));
     let (head, rest) = (app.config.header_timeout, app.config.idle_timeout);
     let mut phase = app.phase.subscribe();
-    let in_time = {
-        let mut served = std::pin::pin!(builder.serve_connection(io, service));
+    let begins = async {
         tokio::select! {
-            ended = until_deadline(served.as_mut(), &conn, head, rest) => ended.map(drop),
-            () = reached(&mut phase, |phase| phase != Phase::Open) => {
-                // A request that is on its way into a new connection is to hear why it is refused.
-                let first = tokio::time::timeout(FIRST_REQUEST, conn.first_request());
-                let ended = tokio::select! {
-                    ended = until_deadline(served.as_mut(), &conn, head, rest) => Some(ended),
-                    _ = first => None,
-                };
-                match ended {
-                    Some(ended) => ended.map(drop),
-                    None => {
-                        served.as_mut().graceful_shutdown();
-                        until_deadline(served.as_mut(), &conn, head, rest).await.map(drop)
-                    }
-                }
-            }
+            http2 = conn.begins_like_http2() => http2,
+            () = reached(&mut phase, |phase| phase != Phase::Open) => true,
+        }
+    };
+    let in_time = match until_deadline(std::pin::pin!(begins), &conn, head, rest).await {
+        Err(in_head) => Err(in_head),
+        // What tells the two apart would read the head in two pieces, for which a connection's
+        // buffer grows to twice its size and stays so.
+        Ok(false) => {
+            let mut builder = http1::Builder::new();
+            builder.header_read_timeout(None).half_close(true).max_buf_size(HEAD_BYTES_MAX);
+            let served = std::pin::pin!(builder.serve_connection(io, service));
+            to_its_end(app, &conn, served).await
+        }
+        Ok(true) => {
+            let mut builder = auto::Builder::new(TokioExecutor::new());
+            builder.http1().header_read_timeout(None).half_close(true).max_buf_size(HEAD_BYTES_MAX);
+            builder.http2().max_header_list_size(HEAD_BYTES_MAX as u32);
+            // Boxed: a task is as large as the largest of its steps.
+            let mut served = Box::pin(builder.serve_connection(io, service));
+            to_its_end(app, &conn, served.as_mut()).await
         }
     };
     match in_time {
-        // Boxed: a task is as large as the largest of its steps, and this one mostly rests.
+        // Boxed as above: a connection mostly rests.
         Ok(()) => Box::pin(linger(&conn)).await,
         Err(true) => {
             let length = SLOW_HEAD.len();
@@ -237,6 +242,29 @@ async fn connection(app: &Arc<App>, stream: TcpStream, router: Router) {
         }
         Err(false) => {}
     }
+}
+
+/// Serves until the connection ends, by itself, by a deadline (`Err(true)`: a head was too slow) or
+/// behind the requests that run when the server is drained.
+async fn to_its_end<C: GracefulConnection>(
+    app: &App,
+    conn: &Conn,
+    mut served: Pin<&mut C>,
+) -> Result<(), bool> {
+    let (head, rest) = (app.config.header_timeout, app.config.idle_timeout);
+    let mut phase = app.phase.subscribe();
+    tokio::select! {
+        ended = until_deadline(served.as_mut(), conn, head, rest) => return ended.map(drop),
+        () = reached(&mut phase, |phase| phase != Phase::Open) => {}
+    }
+    // A request that is on its way into a new connection is to hear why it is refused.
+    let first = tokio::time::timeout(FIRST_REQUEST, conn.first_request());
+    tokio::select! {
+        ended = until_deadline(served.as_mut(), conn, head, rest) => return ended.map(drop),
+        _ = first => {}
+    }
+    served.as_mut().graceful_shutdown();
+    until_deadline(served, conn, head, rest).await.map(drop)
 }
 
 #[cfg(test)]

@@ -23,6 +23,12 @@ use crate::sample::{sample, top_logprobs, Choice, Scratch, SEEN_IN_PROMPT};
 
 /// Fewest prompt columns of a pass beside decoding requests, however tight the latency bound.
 const MIN_CHUNK: usize = 16;
+/// Part of the latency bound that a pass is sized for; the rest is for what the next one takes
+/// longer than the last.
+const AIM: f64 = 0.85;
+/// What is left of a slow pass's cost of a column, pass by pass: columns far into a prompt, and a
+/// machine that does other things, are dearer for a while.
+const REMEMBERED: f64 = 0.9;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -62,7 +68,7 @@ pub(super) struct Slots {
     joined: bool,
     /// The last pass was given up, and somebody still waits for a part of it.
     owed: bool,
-    /// Measured time of one prompt column, for `max_itl_ms`.
+    /// Measured time of one prompt column, of the slower ones of late, for `max_itl_ms`.
     prompt_column_ms: f64,
 }
 
@@ -149,7 +155,7 @@ impl Slots {
         let most = self.pass.dims().columns as usize - decoding;
         match self.max_itl_ms {
             Some(ms) if decoding > 0 && self.prompt_column_ms > 0.0 => {
-                most.min(MIN_CHUNK.max((ms / self.prompt_column_ms) as usize))
+                most.min(MIN_CHUNK.max((AIM * ms / self.prompt_column_ms) as usize))
             }
             Some(_) | None => most,
         }
@@ -299,7 +305,8 @@ impl Running for Slots {
         self.owed = false;
         let prompts = self.columns.iter().filter(|c| c.path == Path::Prefill).count();
         if prompts >= MIN_CHUNK {
-            self.prompt_column_ms = begin.elapsed().as_secs_f64() * 1e3 / prompts as f64;
+            let column_ms = begin.elapsed().as_secs_f64() * 1e3 / prompts as f64;
+            self.prompt_column_ms = column_ms.max(REMEMBERED * self.prompt_column_ms);
         }
         self.advance();
         Ok(true)
