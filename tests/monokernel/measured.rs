@@ -20,7 +20,7 @@ fn measure(device: &str) -> kie_core::Result<Measured> {
 
 #[test]
 fn a_step_is_told_phase_by_phase() {
-    for device in ["sim:seed=1,blocks=8", "sim:seed=2,warp=64,blocks=8,ranks=2"] {
+    for device in ["sim:seed=1,blocks=4", "sim:seed=2,warp=64,blocks=4,ranks=2"] {
         let found = measure(device).unwrap();
         for steps in [&found.full, &found.trace, &found.stream_only, &found.exchange_only] {
             assert_eq!(steps.len(), WORK.runs, "{device}");

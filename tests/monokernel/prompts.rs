@@ -229,13 +229,13 @@ fn first_tokens_are_chosen_as_they_were_asked_for() {
 /// Fixture, ranks, blocks of each: lanes over ranks, delayed or not at all; lanes cut from dense
 /// models, which add each other's outputs at once.
 const TOGETHER: &[(&str, u32, u32)] = &[
-    ("laneformer_d2", 2, 8),
-    ("laneformer_d1_preagg_f32", 2, 8),
+    ("laneformer_d2", 2, 4),
+    ("laneformer_d1_preagg_f32", 2, 4),
     ("laneformer_d2_noearly_vp_lanescale", 2, 6),
-    ("own_laneformer_replicate", 4, 6),
-    ("llama", 2, 8),
-    ("qwen3", 2, 8),
-    ("own_llama_fp8_tied", 4, 6),
+    ("own_laneformer_replicate", 4, 4),
+    ("llama", 2, 4),
+    ("qwen3", 2, 5),
+    ("own_llama_fp8_tied", 4, 3),
 ];
 
 #[test]
@@ -318,10 +318,10 @@ fn beside(engine: &Engine, ids: &[u32]) -> (Vec<Made>, usize, bool) {
 fn a_prompt_beside_a_sequence_goes_some_layers_at_a_time() {
     // Fixture, its layers, ranks, blocks of each.
     let all = [
-        ("own_llama_f16", 3, 1, 8),
-        ("own_llama_f16", 3, 2, 6),
-        ("laneformer_d2", 6, 1, 8),
-        ("laneformer_d2", 6, 2, 6),
+        ("own_llama_f16", 3, 1, 4),
+        ("own_llama_f16", 3, 2, 3),
+        ("laneformer_d2", 6, 1, 4),
+        ("laneformer_d2", 6, 2, 4),
     ];
     two_at_a_time(all.into(), |(name, layers, ranks, blocks)| {
         let config = EngineConfig {

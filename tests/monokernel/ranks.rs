@@ -11,23 +11,23 @@ use super::{check, fixture, is_wide, two_at_a_time, Job};
 /// Fixture, ranks, blocks of each: so every head mode, both exchanges, one lane a rank and several,
 /// biases, head norms, windows, FP8, at 2, 4 and 8 ranks.
 const TOGETHER: &[(&str, u32, u32)] = &[
-    ("laneformer_d1_preagg_f32", 2, 8),
-    ("laneformer_d2", 4, 4),
-    ("laneformer_d2_nocomm_lane_negwin", 2, 8),
+    ("laneformer_d1_preagg_f32", 2, 4),
+    ("laneformer_d2", 4, 2),
+    ("laneformer_d2_nocomm_lane_negwin", 2, 4),
     ("laneformer_d2_noearly_vp_lanescale", 2, 6),
-    ("laneformer_d2_noearly_vp_lanescale", 4, 4),
-    ("own_laneformer_replicate", 4, 6),
-    ("own_laneformer_mixed", 2, 8),
-    ("own_laneformer_mixed", 8, 3),
-    ("own_laneformer_preagg", 2, 8),
+    ("laneformer_d2_noearly_vp_lanescale", 4, 2),
+    ("own_laneformer_replicate", 4, 4),
+    ("own_laneformer_mixed", 2, 4),
+    ("own_laneformer_mixed", 8, 2),
+    ("own_laneformer_preagg", 2, 4),
     ("own_hybrid", 2, 4),
-    ("llama", 2, 8),
-    ("mistral", 4, 4),
-    ("qwen2", 2, 7),
-    ("qwen3", 2, 8),
-    ("own_llama_f16", 4, 4),
-    ("own_llama_fp8_tied", 2, 8),
-    ("own_llama_fp8_tied", 8, 4),
+    ("llama", 2, 5),
+    ("mistral", 4, 2),
+    ("qwen2", 2, 3),
+    ("qwen3", 2, 4),
+    ("own_llama_f16", 4, 2),
+    ("own_llama_fp8_tied", 2, 4),
+    ("own_llama_fp8_tied", 8, 2),
 ];
 
 /// With those, every fixture as far as its lanes or heads admit it.
@@ -47,11 +47,11 @@ const TOGETHER_WIDE: &[(&str, u32, u32)] = &[
 /// Kv heads on several machines, with a query head each or two and one; three, three and two of
 /// eight kv heads.
 const UNEVEN: &[(&str, u32, u32)] = &[
-    ("qwen2", 4, 4),
-    ("qwen3", 4, 4),
-    ("llama_tied", 4, 4),
-    ("llama", 4, 4),
-    ("own_llama_fp8_tied", 3, 6),
+    ("qwen2", 4, 2),
+    ("qwen3", 4, 3),
+    ("llama_tied", 4, 2),
+    ("llama", 4, 3),
+    ("own_llama_fp8_tied", 3, 4),
 ];
 
 fn together(list: &[(&str, u32, u32)]) {
@@ -82,7 +82,7 @@ fn heads_that_do_not_divide_are_shared_or_left_out() {
 #[test]
 fn sequences_together_are_what_they_are_alone() {
     let all =
-        [("laneformer_d2", 2, 8, true), ("laneformer_d2", 4, 4, false), ("llama", 2, 8, true)];
+        [("laneformer_d2", 2, 4, true), ("laneformer_d2", 4, 2, false), ("llama", 2, 4, true)];
     two_at_a_time(all.into(), |(name, ranks, blocks, wide)| {
         let config = EngineConfig { max_batch: 4, prefix_cache: false, ..EngineConfig::default() };
         let device = format!("sim:ranks={ranks},blocks={blocks},seed=6");
