@@ -108,7 +108,7 @@ fn matrix<'a>(
         block_rows: encoding.group[0] as usize,
         block_cols: encoding.group[1] as usize,
     });
-    Matrix { data, codes: encoding.codes, rows, cols, scales }
+    Matrix { data, codes: encoding.codes, rows, cols, row_step: 1, scales }
 }
 
 fn decode(data: &[u8], team: &Team, level: Level, encoding: Encoding, n: usize) {
@@ -160,7 +160,7 @@ fn chunk(data: &[u8], team: &Team, level: Level, encoding: Encoding, (rows, cols
         let start = Instant::now();
         let used = timed(team, |member| {
             let rows = rows_of(member, team.members(), m.rows);
-            prefill(level, &m, rows.clone(), &packed, own(&y, &rows, m.rows, n), &|| true);
+            prefill(level, &m, rows.clone(), packed.all(), own(&y, &rows, m.rows, n), &|| true);
         });
         alone = alone.min(used);
         2.0 * (rows * cols * n) as f64 / start.elapsed().as_secs_f64() / 1e9
@@ -188,7 +188,7 @@ fn attention(level: Level, dtype: Dtype) {
     let one = median(|| {
         let start = Instant::now();
         let (q, out) = (&q[..heads * hd], &mut out[..heads * hd]);
-        attend(level, dtype, hd, q, page, 0..=last, 0.1, out, &mut scratch);
+        attend(level, dtype, hd, q, page, 0..=last, 0.1, None, out, &mut scratch);
         start.elapsed().as_secs_f64() * 1e6
     });
     let spans: Vec<_> = (0..n).map(|i| 0..=last - n + 1 + i).collect();
@@ -196,7 +196,20 @@ fn attention(level: Level, dtype: Dtype) {
         let start = Instant::now();
         let stride = heads * hd;
         let out = Columns::of(&mut out, stride, stride, n);
-        attend_chunk(level, dtype, hd, heads, &q, stride, page, &spans, 0.1, out, &mut scratch);
+        attend_chunk(
+            level,
+            dtype,
+            hd,
+            heads,
+            &q,
+            stride,
+            page,
+            &spans,
+            0.1,
+            None,
+            out,
+            &mut scratch,
+        );
         start.elapsed().as_secs_f64() * 1e6
     });
     let flops = (4 * n * heads * hd * last) as f64 / many / 1e3;

@@ -68,7 +68,7 @@ fn divides(folder: &Path, ranks: u64) -> bool {
     if lanes > 1 {
         return lanes.is_multiple_of(ranks);
     }
-    if config["model_type"] == "olmo2" {
+    if config["model_type"] == "olmo2" || config["model_type"] == "olmoe" {
         // q and k are normed over all heads at once.
         return ranks == 1;
     }
@@ -121,6 +121,100 @@ fn every_fixture_on_virtual_ranks() {
     assert!([1, 2, 3, 4, 8].iter().all(|ranks| counts[*ranks] > 0), "{counts:?}");
 }
 
+/// Fixtures with experts: a tensor each, in one tensor as MXFP4 and as columns; dense layers between
+/// them; a residual stream beyond what halves hold.
+const SPARSE: [&str; 5] = ["qwen3_moe", "gpt_oss_mxfp4", "own_gpt_oss", "own_mixtral", "own_olmoe"];
+
+/// The strongest level whose prefill has float32 activations.
+fn float32_level() -> Level {
+    simd::available().into_iter().filter(|level| *level < Level::Avx512Bf16).max().unwrap()
+}
+
+/// All choices are the golden's: one that is not shows as 1e-2.
+#[test]
+fn experts_in_float32_are_the_goldens() {
+    for (name, device) in SPARSE.iter().flat_map(|name| [(name, "cpu"), (name, "cpu:0,1")]) {
+        let folder = repository().join("tests/data").join(name);
+        let Ok(engine) = open_as(device, &folder, float32_level(), 2) else {
+            assert!(!divides(&folder, 2), "{name} on {device}");
+            continue;
+        };
+        for golden in goldens(&folder, "") {
+            for path in [LogitsPath::Decode, LogitsPath::Prefill] {
+                let ours = engine.logits(&golden.ids, path).unwrap();
+                let error = golden.error(&ours.values);
+                assert!(error <= 1e-5, "{name} {device} {path:?}: {error:.2e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn experts_are_read_as_dtype_says() {
+    let open = |name: &str, dtype: &str| {
+        let folder = repository().join("tests/data").join(name);
+        Engine::builder(folder).device("cpu").threads(2).dtype(dtype).build()
+    };
+    let logits = |name: &str, dtype: &str| {
+        let (folder, engine) = (repository().join("tests/data").join(name), open(name, dtype));
+        let golden = goldens(&folder, "").pop().unwrap();
+        let engine = engine.unwrap();
+        let values = engine.logits(&golden.ids, LogitsPath::Decode).unwrap().values;
+        (values, engine.info())
+    };
+    for (name, dtype, least, most) in [
+        ("qwen3_moe", "f32", 0.0, 1e-5),
+        ("qwen3_moe", "fp8", 1e-3, 0.3),
+        ("qwen3_moe", "int4", 1e-3, 0.6),
+        ("own_gpt_oss", "f32", 0.0, 1e-5),
+        ("own_gpt_oss", "fp8", 1e-3, 0.3),
+        ("gpt_oss_mxfp4", "f32", 0.0, 1e-5),
+        ("gpt_oss_mxfp4", "bf16", 0.0, 1e-5),
+    ] {
+        let ((wanted, before), (ours, after)) = (logits(name, "auto"), logits(name, dtype));
+        let error = relative(&ours, &wanted);
+        assert!((least..=most).contains(&error), "{name} as {dtype}: {error:.2e}");
+        let grown = dtype == "f32" || before.bytes_per_token > after.bytes_per_token;
+        assert!(grown || dtype == "bf16", "{name} as {dtype}");
+    }
+    let error = open("gpt_oss_mxfp4", "int4").err().unwrap();
+    assert_eq!(error.class(), "InvalidRequestError", "{error}");
+    assert!(error.to_string().contains("quantised already"), "{error}");
+}
+
+/// A token reads the experts that it goes to, and all else once.
+#[test]
+fn plans_count_the_experts_of_one_token() {
+    let folder = repository().join("tests/data/qwen3_moe");
+    let engine = open(&folder, simd::detect(), 1);
+    let info = engine.info();
+    let (attention, expert, router) = (2 * 64 * 128 + 2 * 64 * 64, 3 * 48 * 64, 8 * 64);
+    let layer = attention + 3 * expert + router + 2 * 64 + 2 * 32;
+    assert_eq!(info.bytes_per_token, 2 * (3 * layer + 64 + 512 * 64), "{}", info.plan);
+}
+
+/// Logits of a router that overflow make no token.
+#[test]
+fn a_router_that_is_not_finite_ends_the_request() {
+    let (from, folder) = (repository().join("tests/data/qwen3_moe"), Folder::new("loud-router"));
+    for entry in from.read_dir().unwrap().map(|entry| entry.unwrap()) {
+        std::fs::copy(entry.path(), folder.0.join(entry.file_name())).unwrap();
+    }
+    let path = folder.0.join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let entries: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    let at = &entries["model.layers.1.mlp.gate.weight"]["data_offsets"];
+    let [begin, end] = [0, 1].map(|n| 8 + header + at[n].as_u64().unwrap() as usize);
+    // The largest number of BF16, in both signs.
+    let loud = [0x7f7f_u16, 0xff7f].map(u16::to_le_bytes).concat();
+    bytes[begin..end].copy_from_slice(&loud.repeat((end - begin) / 4));
+    std::fs::write(&path, bytes).unwrap();
+    let engine = open(&folder.0, simd::detect(), 2);
+    let error = engine.generate(support::greedy_request(&[5, 6, 7], 4)).unwrap_err();
+    assert!(error.to_string().contains("not finite"), "{}: {error}", error.class());
+}
+
 #[test]
 fn bits_of_virtual_ranks_are_of_their_number_alone() {
     let level = simd::detect();
@@ -135,7 +229,7 @@ fn bits_of_virtual_ranks_are_of_their_number_alone() {
         }
         all
     };
-    for (name, ranks) in [("qwen2", 4), ("own_llama_fp8_tied", 3)] {
+    for (name, ranks) in [("qwen2", 4), ("own_llama_fp8_tied", 3), ("gpt_oss_mxfp4", 2)] {
         let device = ranks_of_cpu(ranks);
         let first = logits(name, &device, 2);
         assert!(first != logits(name, "cpu", 2), "{name}: sums are cut");
@@ -150,17 +244,22 @@ fn bits_of_virtual_ranks_are_of_their_number_alone() {
 
 #[test]
 fn bits_do_not_depend_on_threads_chunks_or_neighbours() {
-    let folder = repository().join("tests/data/laneformer_d2");
+    for name in ["laneformer_d2", "gpt_oss_mxfp4", "qwen3_moe"] {
+        bits_are_of_the_column_alone(&repository().join("tests/data").join(name));
+    }
+}
+
+fn bits_are_of_the_column_alone(folder: &Path) {
     let level = simd::detect();
-    let golden = goldens(&folder, "").pop().unwrap();
+    let golden = goldens(folder, "").pop().unwrap();
     let logits = |threads: usize| {
-        open(&folder, level, threads).logits(&golden.ids, LogitsPath::Prefill).unwrap().values
+        open(folder, level, threads).logits(&golden.ids, LogitsPath::Prefill).unwrap().values
     };
     let one = logits(1);
     for threads in [2, 3, 5] {
         assert!(one.iter().zip(&logits(threads)).all(|(a, b)| a.to_bits() == b.to_bits()));
     }
-    let engine = open(&folder, level, 2);
+    let engine = open(folder, level, 2);
     let sampled = |seed: u64| SamplingParams {
         max_tokens: Some(40),
         temperature: Some(1.3),

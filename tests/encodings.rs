@@ -569,14 +569,16 @@ fn quantise(folder: &Path, out: &Path, to: &str, stop: &Stop) -> Result<String> 
 }
 
 /// A folder that was written quantised has the bits of the same quantised at load, also where
-/// matrices have a dimension of lanes.
+/// matrices have a dimension of lanes, or each expert has its own.
 #[test]
 fn a_folder_written_quantised_has_the_bits_of_dtype() {
     let [_, twin] = model(SCHEMES[0]);
     let (plain, out) = (Folder::new("plain"), Folder::new("written"));
     plain.write(&twin, None);
     std::fs::write(plain.0.join("LICENSE"), "as you like").unwrap();
-    for folder in [&plain.0, &repository().join("tests/data/laneformer_d2")] {
+    let recorded =
+        ["laneformer_d2", "qwen3_moe"].map(|name| repository().join("tests/data").join(name));
+    for folder in [&plain.0, &recorded[0], &recorded[1]] {
         for dtype in ["fp8", "int4", "mxfp4"] {
             let _ = std::fs::remove_dir_all(&out.0);
             let note = quantise(folder, &out.0, dtype, &Stop::default()).unwrap();
@@ -607,6 +609,8 @@ fn what_cannot_be_written_quantised_is_told_and_leaves_nothing() {
     refusal(&plain.0, &out.0, "int3", "InvalidRequestError", "got \"int3\"");
     refusal(&coded.0, &out.0, "fp8", "InvalidRequestError", "q_proj.weight is quantised already");
     refusal(&coded.0.join("none"), &out.0, "fp8", "LoadError", "config.json");
+    let stacks = repository().join("tests/data/gpt_oss_mxfp4");
+    refusal(&stacks, &out.0, "fp8", "UnsupportedModelError", "gate_up_proj: a matrix of several");
     refusal(&plain.0, &out.0.join("deep"), "fp8", "KieError", "deep.partial: not written");
     let error = open(&coded.0, "cpu", None, "fp8").err().unwrap();
     assert!(error.to_string().contains("is quantised already (i4"), "{error}");

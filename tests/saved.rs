@@ -72,13 +72,14 @@ fn talked(engine: &Engine) -> Session {
 fn a_loaded_session_goes_on_with_the_same_bits() {
     let folder = Folder::new("saved");
     let path = folder.0.join("turns.kie");
-    // A window, a chat template, several lanes; pages in float32.
+    // A window, a chat template, several lanes, experts; pages in float32.
     for (name, reproducible) in [
         ("demo", true),
         ("demo", false),
         ("mistral", true),
         ("laneformer_d2", true),
         ("own_gemma3", true),
+        ("gpt_oss_mxfp4", true),
     ] {
         let fresh = || {
             open_with(name, |c| {

@@ -15,15 +15,13 @@ const MANY: usize = 17;
 
 /// Every kind of model: padded heads, rows beyond the matrices, biases, norms of heads, an odd
 /// number of heads a group; windows; lanes that hear of each other at once, later, or never.
-const FIXTURES: [&str; 13] = [
+const FIXTURES: [&str; 11] = [
     "llama",
-    "llama_tied",
     "mistral",
     "qwen2",
     "qwen3",
     "own_llama_f16",
     "own_llama_fp8_tied",
-    "laneformer_d1_preagg_f32",
     "laneformer_d2",
     "laneformer_d2_nocomm_lane_negwin",
     "laneformer_d2_noearly_vp_lanescale",
@@ -230,7 +228,6 @@ fn first_tokens_are_chosen_as_they_were_asked_for() {
 /// models, which add each other's outputs at once.
 const TOGETHER: &[(&str, u32, u32)] = &[
     ("laneformer_d2", 2, 4),
-    ("laneformer_d1_preagg_f32", 2, 4),
     ("laneformer_d2_noearly_vp_lanescale", 2, 6),
     ("own_laneformer_replicate", 4, 4),
     ("llama", 2, 4),

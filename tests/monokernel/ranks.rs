@@ -11,7 +11,6 @@ use super::{check, fixture, is_wide, two_at_a_time, Job};
 /// Fixture, ranks, blocks of each: so every head mode, both exchanges, one lane a rank and several,
 /// biases, head norms, windows, FP8, at 2, 4 and 8 ranks.
 const TOGETHER: &[(&str, u32, u32)] = &[
-    ("laneformer_d1_preagg_f32", 2, 4),
     ("laneformer_d2", 4, 2),
     ("laneformer_d2_nocomm_lane_negwin", 2, 4),
     ("laneformer_d2_noearly_vp_lanescale", 2, 6),
@@ -32,13 +31,12 @@ const TOGETHER: &[(&str, u32, u32)] = &[
 
 /// With those, every fixture as far as its lanes or heads admit it.
 const TOGETHER_WIDE: &[(&str, u32, u32)] = &[
-    ("laneformer_d1_preagg_f32", 4, 4),
+    ("own_laneformer_preagg", 4, 4),
     ("laneformer_d2", 2, 8),
     ("laneformer_d2_nocomm_lane_negwin", 4, 4),
     ("own_laneformer_replicate", 2, 8),
     ("own_laneformer_replicate", 8, 3),
     ("own_laneformer_mixed", 4, 6),
-    ("llama_tied", 2, 8),
     ("mistral", 2, 8),
     ("own_llama_f16", 2, 8),
     ("own_llama_fp8_tied", 4, 6),
@@ -46,13 +44,8 @@ const TOGETHER_WIDE: &[(&str, u32, u32)] = &[
 
 /// Kv heads on several machines, with a query head each or two and one; three, three and two of
 /// eight kv heads.
-const UNEVEN: &[(&str, u32, u32)] = &[
-    ("qwen2", 4, 2),
-    ("qwen3", 4, 3),
-    ("llama_tied", 4, 2),
-    ("llama", 4, 3),
-    ("own_llama_fp8_tied", 3, 4),
-];
+const UNEVEN: &[(&str, u32, u32)] =
+    &[("qwen2", 4, 2), ("qwen3", 4, 3), ("llama", 4, 3), ("own_llama_fp8_tied", 3, 4)];
 
 fn together(list: &[(&str, u32, u32)]) {
     let job = |(at, &(name, ranks, blocks)): (usize, &(&str, u32, u32))| Job {
@@ -140,9 +133,7 @@ fn bits_do_not_depend_on_the_schedule() {
 
 #[test]
 fn what_does_not_divide_is_refused_in_words() {
-    for (name, ranks) in
-        [("qwen2", 8), ("llama_tied", 3), ("laneformer_d2", 3), ("laneformer_d2", 8)]
-    {
+    for (name, ranks) in [("qwen2", 8), ("qwen3", 3), ("laneformer_d2", 3), ("laneformer_d2", 8)] {
         let device = format!("sim:ranks={ranks},blocks=8");
         let config = EngineConfig::default();
         let builder = Engine::builder(fixture(name)).config(config).device(&device);

@@ -147,7 +147,7 @@ fn stop_ids_end_a_sequence_and_wait_for_min_tokens() {
 
 #[test]
 fn logprobs_are_those_of_the_raw_logits() {
-    let engine = open_simulated(&fixture("llama_tied"), 32);
+    let engine = open_simulated(&fixture("llama"), 32);
     let params = SamplingParams { logprobs: Some(5), ..base(6, 9) };
     let tokens: Vec<_> =
         engine.stream(request(&PROMPT, &params)).unwrap().map(Result::unwrap).collect();

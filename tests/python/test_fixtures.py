@@ -28,7 +28,7 @@ def golden(folder: Path) -> dict[str, Any]:
 
 
 def test_every_folder_is_here() -> None:
-    assert len(FOLDERS) == 19
+    assert len(FOLDERS) == 22
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -78,6 +78,13 @@ def test_float64_pass_reproduces_the_golden(folder: Path) -> None:
         ("own_smollm3", {"no_rope_layers": [1, 1, 1]}),
         ("own_smollm3", {"no_rope_layers": [0, 0, 1]}),
         ("own_olmo2", {"rope_theta": 10000.0}),
+        ("qwen3_moe", {"norm_topk_prob": False}),
+        ("own_mixtral", {"num_experts_per_tok": 3}),
+        ("own_mixtral", {"norm_topk_prob": False}),
+        ("own_olmoe", {"norm_topk_prob": True}),
+        ("own_gpt_oss", {"swiglu_limit": 7.0}),
+        ("own_gpt_oss", {"layer_types": ["full_attention"] * 2}),
+        ("gpt_oss_mxfp4", {"swiglu_limit": 0.5}),
     ],
 )
 def test_a_wrong_flag_shows_in_the_logits(name: str, change: dict[str, Any]) -> None:
@@ -129,6 +136,26 @@ def test_a_wrong_layer_shows_in_the_logits(layer: int, change: dict[str, Any]) -
     wrong = forward.Model(model.config | {"layers": layers}, model.tensors)
     logits = wrong.forward(want["prompt_2.ids"]).logits
     assert np.abs(logits - want["prompt_2.logits"]).max() > 0.05
+
+
+@pytest.mark.parametrize("part", ["sinks", "router.bias", "_proj_bias", "o_proj.bias"])
+def test_what_gpt_oss_adds_shows_in_the_logits(part: str) -> None:
+    folder = ROOT / "tests" / "data" / "gpt_oss_mxfp4"
+    model, want = forward.Model.load(folder), golden(folder)
+    floor = -30.0 if part == "sinks" else 0.0
+    changed = {n: t * 0 + floor if n.endswith(part) else t for n, t in model.tensors.items()}
+    logits = forward.Model(model.config, changed).forward(want["prompt_1.ids"]).logits
+    assert np.abs(logits - want["prompt_1.logits"]).max() > 0.05
+
+
+def test_a_residual_stream_passes_what_halves_hold() -> None:
+    folder = ROOT / "tests" / "data" / "own_gpt_oss"
+    model, want = forward.Model.load(folder), golden(folder)
+    for i in range(3):
+        ids = np.concatenate([want[f"prompt_{i}.ids"], want[f"prompt_{i}.gen_ids"]])
+        most = np.abs(model.streams(ids)[0]).max(-1)
+        assert (most > 65504).mean() > 0.3
+        assert most.max() < 1e6
 
 
 def test_biases_show_in_the_logits() -> None:

@@ -153,7 +153,7 @@ def test_images_are_made_of_files_that_are_there() -> None:
                 assert all(stage in found for stage in mounted), rest
                 script = re.sub(r"--mount=\S+", "", rest)
                 subprocess.run(["bash", "-n", "-c", script], check=True)
-    assert ignored("tests/data/llama_tied")
+    assert ignored("tests/data/llama")
     assert ignored(".venv")
 
 

@@ -5,6 +5,8 @@
 //! column of a pass computes) and [`PageGroup`]s (what is kept of a sequence). A *column* is one
 //! position of one sequence; a *pass* runs all steps over up to `Dims::columns` columns at once.
 
+use std::ops::Range;
+
 pub use crate::encoding::{Codes, Dtype, Encoding};
 pub use crate::sample::Sampling;
 
@@ -43,6 +45,9 @@ pub struct Tensor {
     pub rows: u32,
     /// Columns of one lane's matrix, whole pieces of its codes.
     pub cols: u32,
+    /// Stored rows, of codes and of scales, from one row to the next: 1, or 2 where the rows of two
+    /// matrices alternate in the checkpoint.
+    pub row_step: u32,
     /// Buffer that holds the scales (row-major per lane) and the zero points (the same, bytes).
     pub scale_buffer: u32,
     /// Byte offset of the first number.
@@ -62,6 +67,34 @@ impl Tensor {
     /// Bytes of one lane's matrix, scales excluded.
     pub fn lane_bytes(&self) -> u64 {
         u64::from(self.rows) * self.row_bytes()
+    }
+
+    /// Where the codes of a lane's matrix are, from `offset` on: from its first row to its last,
+    /// and what lies between them.
+    pub fn lane_range(&self, lane: u32) -> Range<u64> {
+        self.range(lane, self.row_bytes(), 1)
+    }
+
+    /// The same of its scales, from `scale_offset` on.
+    pub fn scale_range(&self, lane: u32) -> Range<u64> {
+        let [_, across] = self.scale_grid();
+        let row = u64::from(across) * self.encoding.scale.bytes() as u64;
+        self.range(lane, row, self.encoding.group[0])
+    }
+
+    /// The same of its zero points, from `zero_offset` on.
+    pub fn zero_range(&self, lane: u32) -> Range<u64> {
+        let [_, across] = self.scale_grid();
+        let row = if self.encoding.zeros { u64::from(across) } else { 0 };
+        self.range(lane, row, self.encoding.group[0])
+    }
+
+    /// Of something that `group` stored rows have `bytes` of.
+    fn range(&self, lane: u32, bytes: u64, group: u32) -> Range<u64> {
+        let (rows, step) = (u64::from(self.rows), u64::from(self.row_step));
+        let each = |rows: u64| rows.div_ceil(u64::from(group.max(1))) * bytes;
+        let start = u64::from(lane) * each(rows * step);
+        start..start + each(stored_rows(rows, step))
     }
 
     /// Groups of one lane's matrix, `[rows, cols]`; a scale each.
@@ -95,6 +128,11 @@ impl Tensor {
     }
 }
 
+/// Stored rows from the first to the last of `rows`, `step` apart.
+pub(crate) fn stored_rows(rows: u64, step: u64) -> u64 {
+    rows.saturating_sub(1) * step + rows.min(1)
+}
+
 /// A float32 activation, `lanes` x `width` numbers a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
@@ -126,6 +164,9 @@ pub enum StepKind {
     Project(Project),
     ProjectNormed(ProjectNormed),
     GateUp(GateUp),
+    Route(Route),
+    ExpertsGateUp(ExpertsGateUp),
+    ExpertsDown(ExpertsDown),
     Head(Head),
     Sample(Sample),
 }
@@ -140,6 +181,9 @@ impl StepKind {
             Self::Project(_) => "project",
             Self::ProjectNormed(_) => "project_normed",
             Self::GateUp(_) => "gate_up",
+            Self::Route(_) => "route",
+            Self::ExpertsGateUp(_) => "experts_gate_up",
+            Self::ExpertsDown(_) => "experts_down",
             Self::Head(_) => "head",
             Self::Sample(_) => "sample",
         }
@@ -186,7 +230,8 @@ pub struct Qkv {
     pub partition: u32,
 }
 
-/// `output = softmax(q kᵀ / sqrt(heads.dim)) v` over the pages of `state`.
+/// `output = softmax(q kᵀ / sqrt(heads.dim)) v` over the pages of `state`. A sink is a score beside
+/// those of the keys whose value is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attend {
     /// Heads of one lane.
@@ -199,13 +244,18 @@ pub struct Attend {
     pub state: StateAt,
     /// Positions a query sees, itself included; all of them where there is none.
     pub window: Option<u32>,
+    /// Sinks, `[lanes, heads.query]`.
+    pub sinks: Option<u32>,
 }
 
-/// `o_l = W_l · input_l`, joined to the residual streams; kept where a later layer wants it.
+/// `o_l = W_l · input_l + bias`, joined to the residual streams; kept where a later layer wants it.
+/// Where the outputs of several lanes are summed (ranks) the bias is added once.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Project {
     /// `[lanes, hidden, width of input]`.
     pub weight: u32,
+    /// `[hidden]`; only with [`Join::Sum`].
+    pub bias: Option<u32>,
     /// Attention's or the MLP's output.
     pub input: u32,
     /// Residual streams, read and written.
@@ -253,8 +303,8 @@ pub struct ProjectNormed {
     pub partition: u32,
 }
 
-/// `output = gate(W0 · norm(input)) * (W1 · norm(input))`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// `output = gate(W0 · norm(input), W1 · norm(input))`.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GateUp {
     /// RMSNorm scale of the input, `[hidden]` or `[lanes, hidden]`; without one it is taken as it
     /// is.
@@ -269,6 +319,93 @@ pub struct GateUp {
     pub input: u32,
     /// `[ffn]` a lane.
     pub output: u32,
+    /// Which block does which rows.
+    pub partition: u32,
+}
+
+/// Which experts a column goes to: those with the largest of `logits = W · norm(input) + bias`, equal
+/// ones by the lower id. A logit that is NaN makes every factor NaN. Lanes hold the same residual
+/// stream (ranks); the first one's is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Route {
+    /// RMSNorm scale of the input, `[hidden]`; without one it is taken as it is.
+    pub norm: Option<u32>,
+    /// `[experts, hidden]`, shared by the lanes.
+    pub weight: u32,
+    /// `[experts]`.
+    pub bias: Option<u32>,
+    /// What factors are made of logits.
+    pub scoring: Scoring,
+    /// Experts of the layer.
+    pub experts: u32,
+    /// Experts of a column.
+    pub chosen: u32,
+    /// Residual streams.
+    pub input: u32,
+    /// `[2 * chosen]`, shared by the lanes: ids, ascending, as numbers; then their factors.
+    pub output: u32,
+    /// Which block does which logits.
+    pub partition: u32,
+}
+
+/// What the factors of chosen experts are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scoring {
+    /// The softmax over all logits, as it is (OLMoE).
+    SoftmaxOfAll,
+    /// The softmax over the logits of the chosen ones: they sum to 1 (Mixtral, Qwen3, GPT-OSS).
+    SoftmaxOfChosen,
+}
+
+/// For each chosen expert e, the n-th of `choice`:
+/// `output[n] = gate(W0_e · norm(input) + b0_e, W1_e · norm(input) + b1_e)`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ExpertsGateUp {
+    /// RMSNorm scale of the input, `[hidden]`; without one it is taken as it is.
+    pub norm: Option<u32>,
+    /// Gate and up of expert 0, `[lanes, ffn, hidden]`; those of the others are the tensors behind
+    /// it, of the same shape and encoding.
+    pub weights: [u32; 2],
+    /// Biases of the same, `[experts, lanes, ffn]` in one tensor.
+    pub biases: Option<[u32; 2]>,
+    /// What is made of gate and up.
+    pub gate: Gate,
+    /// Inner width of one lane of one expert.
+    pub ffn: u32,
+    /// Experts of the layer.
+    pub experts: u32,
+    /// Experts of a column.
+    pub chosen: u32,
+    /// Residual streams.
+    pub input: u32,
+    /// What [`Route`] put out.
+    pub choice: u32,
+    /// `[chosen, ffn]` a lane.
+    pub output: u32,
+    /// Which block does which rows of every expert: `lanes * ffn` of them.
+    pub partition: u32,
+}
+
+/// `x += sum over the chosen experts e of factor_e (sum over the lanes of W_e · input_e + b_e)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertsDown {
+    /// Matrix of expert 0, `[lanes, hidden, ffn]`; those of the others are the tensors behind it, of
+    /// the same shape and encoding.
+    pub weight: u32,
+    /// Biases, `[experts, hidden]` in one tensor.
+    pub bias: Option<u32>,
+    /// Inner width of one lane of one expert.
+    pub ffn: u32,
+    /// Experts of the layer.
+    pub experts: u32,
+    /// Experts of a column.
+    pub chosen: u32,
+    /// What [`ExpertsGateUp`] put out.
+    pub input: u32,
+    /// What [`Route`] put out.
+    pub choice: u32,
+    /// Residual streams, read and written.
+    pub residual: u32,
     /// Which block does which rows.
     pub partition: u32,
 }
@@ -306,13 +443,21 @@ pub enum NormSpan {
     AllHeads,
 }
 
-/// What is made of the gate of a gated MLP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What is made of gate g and up u in a gated MLP.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Gate {
-    /// `x / (1 + e^-x)`.
+    /// `u g / (1 + e^-g)`.
     Silu,
-    /// `x / (1 + e^-2u)`, `u = sqrt(2 / pi) (x + 0.044715 x^3)`: GELU by its tanh approximation.
+    /// `u g / (1 + e^-2t)`, `t = sqrt(2 / pi) (g + 0.044715 g^3)`: GELU by its tanh approximation.
     GeluTanh,
+    /// `(v + 1) h / (1 + e^(-alpha h))`, `h = min(g, limit)`, `v = max(-limit, min(u, limit))`: the
+    /// clamped SwiGLU of GPT-OSS.
+    ClampedSwiglu {
+        /// On the gate in the exponent.
+        alpha: f32,
+        /// Above 0.
+        limit: f32,
+    },
 }
 
 /// Heads of one lane's attention.

@@ -45,6 +45,11 @@ impl<T> Field<T> {
         unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), len) }
     }
 
+    /// How many elements there are.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
     /// The first of `range`'s elements, which exist.
     fn first(&self, range: &Range<usize>) -> *mut T {
         let all = self.0.len();

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::abi::{Codes, Dtype, Tensor};
+use crate::abi::{stored_rows, Codes, Dtype, Tensor};
 use crate::buffer::Buffer;
 use crate::numbers::{code_to_f32, number_to_f32, scales_among, six_bits};
 use crate::simd::{Kernel, Vector};
@@ -23,7 +23,7 @@ pub struct Scales<'a> {
 }
 
 impl Scales<'_> {
-    /// Index of the first scale of `row`, of a matrix with `cols` columns.
+    /// Index of the first scale of the stored row `row`, of a matrix with `cols` columns.
     #[inline(always)]
     pub(crate) fn first(&self, row: usize, cols: usize) -> usize {
         row / self.block_rows * cols.div_ceil(self.block_cols)
@@ -90,6 +90,8 @@ pub struct Matrix<'a> {
     pub rows: usize,
     /// Input features.
     pub cols: usize,
+    /// Stored rows from one row to the next.
+    pub row_step: usize,
     /// Scales beside the codes.
     pub scales: Option<Scales<'a>>,
 }
@@ -97,16 +99,16 @@ pub struct Matrix<'a> {
 impl<'a> Matrix<'a> {
     /// One lane's matrix of a program's tensor, in the buffers that the program was checked with.
     pub fn of(tensor: &Tensor, lane: usize, buffers: &'a [Buffer]) -> Self {
-        let part = |buffer: u32, offset: u64, bytes: u64| {
-            let begin = (offset + bytes * lane as u64) as usize;
-            &buffers[buffer as usize].host()[begin..begin + bytes as usize]
+        let part = |buffer: u32, offset: u64, range: Range<u64>| {
+            let [begin, end] = [range.start, range.end].map(|at| (offset + at) as usize);
+            &buffers[buffer as usize].host()[begin..end]
         };
-        let beside = |offset, bytes| part(tensor.scale_buffer, offset, bytes);
+        let (lane, beside) = (lane as u32, tensor.scale_buffer);
         Self::described(
             tensor,
-            part(tensor.buffer, tensor.offset, tensor.lane_bytes()),
-            || beside(tensor.scale_offset, tensor.scale_bytes()),
-            || beside(tensor.zero_offset, tensor.zero_bytes()),
+            part(tensor.buffer, tensor.offset, tensor.lane_range(lane)),
+            || part(beside, tensor.scale_offset, tensor.scale_range(lane)),
+            || part(beside, tensor.zero_offset, tensor.zero_range(lane)),
         )
     }
 
@@ -127,18 +129,31 @@ impl<'a> Matrix<'a> {
             block_cols: encoding.group[1] as usize,
         });
         let (rows, cols) = (tensor.rows as usize, tensor.cols as usize);
-        Self { data, codes: encoding.codes, rows, cols, scales }
+        let row_step = tensor.row_step as usize;
+        Self { data, codes: encoding.codes, rows, cols, row_step, scales }
     }
 
-    /// Bytes from one row to the next.
+    /// Bytes of a row.
     #[inline(always)]
     pub fn row_bytes(&self) -> usize {
         self.codes.bytes_of(self.cols)
     }
 
+    /// Bytes from one row to the next.
+    #[inline(always)]
+    pub fn stride(&self) -> usize {
+        self.row_step * self.row_bytes()
+    }
+
     /// The codes of a row.
     pub fn row(&self, row: usize) -> &'a [u8] {
-        &self.data[row * self.row_bytes()..(row + 1) * self.row_bytes()]
+        &self.data[row * self.stride()..][..self.row_bytes()]
+    }
+
+    /// Index of the first scale of a row.
+    #[inline(always)]
+    pub(crate) fn first_scale(&self, row: usize, scales: &Scales<'_>) -> usize {
+        scales.first(row * self.row_step, self.cols)
     }
 
     /// Columns that share a scale; all where there is none.
@@ -173,7 +188,7 @@ impl<'a> Matrix<'a> {
     pub(crate) fn factor(&self, row: usize, group: usize) -> [f32; 2] {
         match &self.scales {
             Some(scales) => {
-                let index = scales.first(row, self.cols) + group;
+                let index = self.first_scale(row, scales) + group;
                 [scales.at(index), -scales.zero(index) * scales.at(index)]
             }
             None if self.codes.row().group > 0 => scales_among(self.codes, self.row(row), group),
@@ -201,7 +216,7 @@ impl<'a> Matrix<'a> {
             }
             return;
         };
-        let first = scales.first(row, self.cols) + group;
+        let first = self.first_scale(row, scales) + group;
         let size = scales.dtype.bytes();
         let bytes = &scales.data[first * size..(first + count) * size];
         let mut padded = [0u8; 4 * FACTORS];
@@ -233,12 +248,13 @@ impl<'a> Matrix<'a> {
     pub(crate) fn check(&self, rows: &Range<usize>) {
         let piece = self.codes.row().numbers as usize;
         assert!(self.cols.is_multiple_of(piece), "{} columns of {}", self.cols, self.codes.name());
-        assert_eq!(self.data.len(), self.rows * self.row_bytes(), "weight bytes");
+        let stored = stored_rows(self.rows as u64, self.row_step as u64) as usize;
+        assert_eq!(self.data.len(), stored * self.row_bytes(), "weight bytes");
         assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
         if let Some(s) = &self.scales {
             assert!(s.block_rows > 0 && s.block_cols > 0, "empty scale blocks");
             assert!(s.block_cols.is_multiple_of(piece) || s.block_cols >= self.cols, "cut codes");
-            let blocks = self.rows.div_ceil(s.block_rows) * self.cols.div_ceil(s.block_cols);
+            let blocks = stored.div_ceil(s.block_rows) * self.cols.div_ceil(s.block_cols);
             assert_eq!(s.data.len(), s.dtype.bytes() * blocks, "scale bytes");
             assert!(s.zeros.is_none_or(|z| z.len() == blocks), "zero points");
         }
@@ -256,7 +272,7 @@ pub fn row_to_f32(m: &Matrix<'_>, row: usize, out: &mut [f32]) {
     }
     for (group, out) in out[..m.cols].chunks_mut(m.group_cols()).enumerate() {
         let [scale, offset] = m.factor(row, group);
-        let zero = m.scales.map_or(0.0, |s| s.zero(s.first(row, m.cols) + group));
+        let zero = m.scales.map_or(0.0, |s| s.zero(m.first_scale(row, &s) + group));
         if zero == 0.0 {
             out.iter_mut().for_each(|x| *x = *x * scale + offset);
         } else {

@@ -4,6 +4,8 @@ use crate::abi::{Dims, Step, StepKind};
 
 /// Rows that one block takes at least: an AMX or mma tile.
 const TILE_ROWS: u32 = 16;
+/// The same of a router, which has few.
+const ROUTER_ROWS: u32 = 4;
 
 /// Fills in the steps' partitions and returns [`crate::abi::Program::row_partition`].
 pub fn partition_rows(steps: &mut [Step], dims: &Dims, blocks: u32) -> Vec<u32> {
@@ -16,6 +18,11 @@ pub fn partition_rows(steps: &mut [Step], dims: &Dims, blocks: u32) -> Vec<u32> 
             StepKind::GateUp(gate_up) => {
                 (&mut gate_up.partition, dims.lanes * gate_up.ffn, TILE_ROWS)
             }
+            StepKind::Route(route) => (&mut route.partition, route.experts, ROUTER_ROWS),
+            StepKind::ExpertsGateUp(experts) => {
+                (&mut experts.partition, dims.lanes * experts.ffn, TILE_ROWS)
+            }
+            StepKind::ExpertsDown(experts) => (&mut experts.partition, dims.hidden, TILE_ROWS),
             StepKind::Head(head) => (&mut head.partition, dims.vocab, TILE_ROWS),
             // Their items go round the blocks.
             StepKind::Embed(_) | StepKind::Attend(_) | StepKind::Sample(_) => continue,

@@ -3,8 +3,9 @@
 //! read, and whose rows are each owned by exactly one block.
 
 use crate::abi::{
-    Attend, Codes, Dtype, Embed, Encoding, GateUp, Head, HeadMode, Heads, Join, NormSpan,
-    PageGroup, Program, Project, ProjectNormed, Qkv, StateAt, StateKind, Step, StepKind, Tensor,
+    Attend, Codes, Dtype, Embed, Encoding, ExpertsDown, ExpertsGateUp, Gate, GateUp, Head,
+    HeadMode, Heads, Join, NormSpan, PageGroup, Program, Project, ProjectNormed, Qkv, Route,
+    StateAt, StateKind, Step, StepKind, Tensor,
 };
 use crate::buffer::Buffer;
 use crate::error::{Error, Result};
@@ -30,6 +31,7 @@ pub fn validate(program: Program, buffers: &[Buffer]) -> Result<ValidProgram> {
         program: &program,
         lengths: &lengths,
         written: vec![false; program.vectors.len()],
+        choices: vec![None; program.vectors.len()],
         kept: program.groups.iter().map(|group| vec![false; group.layers as usize]).collect(),
     };
     let whole = |detail| Error::InvalidProgram { step: usize::MAX, detail };
@@ -54,6 +56,8 @@ struct Checker<'a> {
     lengths: &'a [u64],
     /// Vectors that an earlier step wrote.
     written: Vec<bool>,
+    /// Vectors that hold a choice: of how many experts, and how many.
+    choices: Vec<Option<[u32; 2]>>,
     /// Layers' states that an earlier step wrote, by group.
     kept: Vec<Vec<bool>>,
 }
@@ -92,9 +96,14 @@ impl Checker<'_> {
             let len = self.lengths.get(buffer as usize).copied();
             matches!((end, len), (Some(end), Some(len)) if end <= len)
         };
-        let numbers = t.lane_bytes() * u64::from(t.lanes);
-        wanted(inside(t.buffer, t.offset, numbers), || {
+        let last = t.lanes.checked_sub(1);
+        let last = last.ok_or_else(|| format!("tensor {index} has no matrix: {t:?}"))?;
+        wanted(inside(t.buffer, t.offset, t.lane_range(last).end), || {
             format!("tensor {index} leaves its buffer: {t:?}")
+        })?;
+        // Rows that alternate with others' have scales of their own.
+        wanted(t.row_step == 1 || t.row_step > 1 && t.encoding.group[0] <= 1, || {
+            format!("rows of tensor {index} are {} apart: {t:?}", t.row_step)
         })?;
         wanted(t.cols.is_multiple_of(t.encoding.codes.row().numbers), || {
             format!("rows of tensor {index} are no whole bytes: {t:?}")
@@ -107,9 +116,9 @@ impl Checker<'_> {
         wanted(!t.encoding.zeros || t.encoding.codes == Codes::I4, || {
             format!("zero points of tensor {index}: {t:?}")
         })?;
-        let beside = [(t.scale_offset, t.scale_bytes()), (t.zero_offset, t.zero_bytes())];
+        let [scales, zeros] = [t.scale_range(last).end, t.zero_range(last).end];
+        let beside = [(t.scale_offset, scales), (t.zero_offset, zeros)];
         beside.into_iter().try_for_each(|(offset, bytes)| {
-            let bytes = bytes * u64::from(t.lanes);
             wanted(bytes == 0 || inside(t.scale_buffer, offset, bytes), || {
                 format!("scales of tensor {index} leave their buffer")
             })
@@ -124,6 +133,9 @@ impl Checker<'_> {
             StepKind::Project(project) => self.project(project),
             StepKind::ProjectNormed(project) => self.project_normed(project),
             StepKind::GateUp(gate_up) => self.gate_up(gate_up),
+            StepKind::Route(route) => self.route(route),
+            StepKind::ExpertsGateUp(experts) => self.experts_gate_up(experts),
+            StepKind::ExpertsDown(experts) => self.experts_down(experts),
             StepKind::Head(head) => self.head(head),
             StepKind::Sample(sample) => self.reads(sample.input, 1, self.program.dims.vocab),
         }
@@ -180,6 +192,8 @@ impl Checker<'_> {
             (None, sees) => sees.is_none(),
         };
         wanted(within, || format!("a window of {:?} in a page group of {sees:?}", step.window))?;
+        let sinks = |sinks| self.numbers(sinks, d.lanes * heads.query, "sinks");
+        step.sinks.map_or(Ok(()), sinks)?;
         self.reads(step.input, d.lanes, heads.query_width())?;
         self.writes(step.output, d.lanes, heads.query_width())
     }
@@ -200,6 +214,12 @@ impl Checker<'_> {
             }
         }
         self.matrix(step.weight, [d.lanes, d.hidden, width])?;
+        if let Some(bias) = step.bias {
+            self.numbers(bias, d.hidden, "bias")?;
+            wanted(step.join == Join::Sum && step.keep.is_none(), || {
+                format!("a bias of what joins by {:?}", step.join)
+            })?;
+        }
         self.writes(step.residual, d.lanes, d.hidden)?;
         step.keep.map_or(Ok(()), |keep| self.writes(keep, d.lanes, d.hidden))?;
         self.partition(step.partition, d.hidden)
@@ -219,6 +239,7 @@ impl Checker<'_> {
     fn gate_up(&mut self, step: &GateUp) -> Check {
         let (d, ffn) = (self.program.dims, step.ffn);
         wanted(ffn > 0, || "an inner width of 0".to_owned())?;
+        gate(step.gate)?;
         step.norm.map_or(Ok(()), |norm| self.norm(norm))?;
         for weight in step.weights {
             self.matrix(weight, [d.lanes, ffn, d.hidden])?;
@@ -226,6 +247,68 @@ impl Checker<'_> {
         self.reads(step.input, d.lanes, d.hidden)?;
         self.writes(step.output, d.lanes, ffn)?;
         self.partition(step.partition, d.lanes * ffn)
+    }
+
+    fn route(&mut self, step: &Route) -> Check {
+        let (d, Route { experts, chosen, .. }) = (self.program.dims, *step);
+        wanted((1..=experts).contains(&chosen), || format!("{chosen} of {experts} experts"))?;
+        step.norm.map_or(Ok(()), |norm| self.numbers(norm, d.hidden, "norm"))?;
+        self.matrix(step.weight, [1, experts, d.hidden])?;
+        step.bias.map_or(Ok(()), |bias| self.numbers(bias, experts, "bias"))?;
+        self.reads(step.input, d.lanes, d.hidden)?;
+        self.writes(step.output, 1, 2 * chosen)?;
+        self.choices[step.output as usize] = Some([experts, chosen]);
+        self.partition(step.partition, experts)
+    }
+
+    fn experts_gate_up(&mut self, step: &ExpertsGateUp) -> Check {
+        let (d, ExpertsGateUp { ffn, experts, .. }) = (self.program.dims, *step);
+        wanted(ffn > 0, || "an inner width of 0".to_owned())?;
+        gate(step.gate)?;
+        step.norm.map_or(Ok(()), |norm| self.numbers(norm, d.hidden, "norm"))?;
+        for weight in step.weights {
+            self.bank(weight, experts, [d.lanes, ffn, d.hidden])?;
+        }
+        for bias in step.biases.into_iter().flatten() {
+            self.numbers(bias, experts * d.lanes * ffn, "bias")?;
+        }
+        self.reads(step.input, d.lanes, d.hidden)?;
+        self.choice(step.choice, [experts, step.chosen])?;
+        self.writes(step.output, d.lanes, step.chosen * ffn)?;
+        self.partition(step.partition, d.lanes * ffn)
+    }
+
+    fn experts_down(&mut self, step: &ExpertsDown) -> Check {
+        let (d, ExpertsDown { ffn, experts, .. }) = (self.program.dims, *step);
+        self.reads(step.input, d.lanes, step.chosen * ffn)?;
+        self.choice(step.choice, [experts, step.chosen])?;
+        self.reads(step.residual, d.lanes, d.hidden)?;
+        self.bank(step.weight, experts, [d.lanes, d.hidden, ffn])?;
+        step.bias.map_or(Ok(()), |bias| self.numbers(bias, experts * d.hidden, "bias"))?;
+        self.writes(step.residual, d.lanes, d.hidden)?;
+        self.partition(step.partition, d.hidden)
+    }
+
+    /// One matrix of `[lanes, rows, cols]` an expert, all stored alike.
+    fn bank(&self, first: u32, experts: u32, shape: [u32; 3]) -> Check {
+        let alike = |t: &Tensor| (t.encoding, t.row_step);
+        let one = alike(self.found(first)?);
+        (0..experts).try_for_each(|expert| {
+            let index = first.saturating_add(expert);
+            self.matrix(index, shape)?;
+            let other = alike(self.found(index)?);
+            wanted(other == one, || format!("expert {expert}: {other:?}, the first {one:?}"))
+        })
+    }
+
+    /// A vector that holds a choice of such experts.
+    fn choice(&self, index: u32, wanted_of: [u32; 2]) -> Check {
+        self.reads(index, 1, 2 * wanted_of[1])?;
+        let found = self.choices[index as usize];
+        wanted(found == Some(wanted_of), || {
+            let [experts, chosen] = wanted_of;
+            format!("vector {index} holds no choice of {chosen} of {experts} experts: {found:?}")
+        })
     }
 
     fn head(&mut self, step: &Head) -> Check {
@@ -300,6 +383,7 @@ impl Checker<'_> {
     fn writes(&mut self, index: u32, lanes: u32, width: u32) -> Check {
         self.vector(index, lanes, width)?;
         self.written[index as usize] = true;
+        self.choices[index as usize] = None;
         Ok(())
     }
 
@@ -323,6 +407,17 @@ impl Checker<'_> {
             p[0] == 0 && p[p.len() - 1] == rows && p.windows(2).all(|w| w[0] <= w[1])
         });
         wanted(covers, || format!("row partition {part:?} does not cover {rows} rows"))
+    }
+}
+
+/// What a gate may be.
+fn gate(gate: Gate) -> Check {
+    match gate {
+        Gate::Silu | Gate::GeluTanh => Ok(()),
+        Gate::ClampedSwiglu { alpha, limit } => {
+            let fits = alpha.is_finite() && limit.is_finite() && limit > 0.0;
+            wanted(fits, || format!("a gate of alpha {alpha} and limit {limit}"))
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::abi::{Codes, Dims, Encoding, Gate, Layout, Rotary, Sample, Vector};
+use crate::abi::{Codes, Dims, Encoding, Gate, Layout, Rotary, Sample, Scoring, Vector};
 use crate::partition::partition_rows;
 
 const HIDDEN: u32 = 8;
@@ -28,6 +28,7 @@ impl Made {
             lanes,
             rows,
             cols,
+            row_step: 1,
             scale_buffer: 0,
             offset: self.bytes,
             scale_offset: 0,
@@ -71,12 +72,13 @@ impl Made {
         };
         self.push(layer, StepKind::Qkv(qkv));
         let window = (layer == 1).then_some(5);
-        let attend = Attend { heads, input: query, output: attended, state, window };
+        let attend = Attend { heads, input: query, output: attended, state, window, sinks: None };
         self.push(layer, StepKind::Attend(attend));
         let weight = self.tensor(LANES, HIDDEN, q);
         let project = |weight, input, at: usize| {
             let (join, keep) = (join[at], keep[at]);
-            StepKind::Project(Project { weight, input, residual: 0, join, keep, partition: 0 })
+            let (bias, residual, partition) = (None, 0, 0);
+            StepKind::Project(Project { weight, bias, input, residual, join, keep, partition })
         };
         self.push(layer, project(weight, attended, 0));
         let gate_up = GateUp {
@@ -148,6 +150,132 @@ impl Made {
 
     fn check(self) -> Result<ValidProgram> {
         validate(self.program, &[Buffer::in_place(Arc::new(vec![0_u8; self.bytes as usize]))])
+    }
+}
+
+impl Made {
+    /// The second layer's mlp is 5 experts, of which 2 are chosen; the bias of its attention's
+    /// output joins by a sum.
+    fn with_experts() -> Self {
+        let mut made = Self::new();
+        let (experts, chosen, ffn) = (5, 2, 6);
+        let choice = made.vector(1, 2 * chosen);
+        let inner = made.vector(LANES, chosen * ffn);
+        let bank = |made: &mut Self, rows, cols| {
+            let all: Vec<u32> = (0..experts).map(|_| made.tensor(LANES, rows, cols)).collect();
+            all[0]
+        };
+        let route = Route {
+            norm: Some(made.tensor(1, 1, HIDDEN)),
+            weight: made.tensor(1, experts, HIDDEN),
+            bias: Some(made.tensor(1, 1, experts)),
+            scoring: Scoring::SoftmaxOfChosen,
+            experts,
+            chosen,
+            input: 0,
+            output: choice,
+            partition: 0,
+        };
+        let gate_up = ExpertsGateUp {
+            norm: route.norm,
+            weights: [bank(&mut made, ffn, HIDDEN), bank(&mut made, ffn, HIDDEN)],
+            biases: Some([(); 2].map(|()| made.tensor(1, experts * LANES * ffn, 1))),
+            gate: Gate::ClampedSwiglu { alpha: 1.702, limit: 7.0 },
+            ffn,
+            experts,
+            chosen,
+            input: 0,
+            choice,
+            output: inner,
+            partition: 0,
+        };
+        let down = ExpertsDown {
+            weight: bank(&mut made, HIDDEN, ffn),
+            bias: Some(made.tensor(1, experts, HIDDEN)),
+            ffn,
+            experts,
+            chosen,
+            input: inner,
+            choice,
+            residual: 0,
+            partition: 0,
+        };
+        let sinks = made.tensor(1, LANES, HEADS[1].query);
+        let bias = made.tensor(1, 1, HIDDEN);
+        attend(&mut made.program, 1).sinks = Some(sinks);
+        let output = project(&mut made.program, 8);
+        (output.bias, output.join) = (Some(bias), Join::Sum);
+        let kinds =
+            [StepKind::Route(route), StepKind::ExpertsGateUp(gate_up), StepKind::ExpertsDown(down)];
+        let steps = kinds.map(|kind| Step { layer: 1, kind });
+        made.program.steps.splice(9..11, steps);
+        let Program { steps, dims, blocks, .. } = &mut made.program;
+        made.program.row_partition = partition_rows(steps, dims, *blocks);
+        made
+    }
+}
+
+fn route(program: &mut Program) -> &mut Route {
+    match &mut program.steps[9].kind {
+        StepKind::Route(route) => route,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn experts_gate_up(program: &mut Program) -> &mut ExpertsGateUp {
+    match &mut program.steps[10].kind {
+        StepKind::ExpertsGateUp(experts) => experts,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn experts_down(program: &mut Program) -> &mut ExpertsDown {
+    match &mut program.steps[11].kind {
+        StepKind::ExpertsDown(experts) => experts,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn experts() {
+    Made::with_experts().check().unwrap();
+    let cases: &[(usize, &str, Spoil)] = &[
+        (7, "sinks 0: 2 numbers wanted", |p| attend(p, 1).sinks = Some(0)),
+        (8, "a bias of what joins by Own", |p| project(p, 8).join = Join::Own { factor: 1.0 }),
+        (8, "bias 0: 8 numbers wanted", |p| project(p, 8).bias = Some(0)),
+        (9, "6 of 5 experts", |p| route(p).chosen = 6),
+        (9, "0 of 5 experts", |p| route(p).chosen = 0),
+        (9, "1 x 4 wanted", |p| {
+            let choice = route(p).output as usize;
+            p.vectors[choice].width = 3;
+        }),
+        (9, "[1, 6, 8] wanted, got [1, 5, 8]", |p| route(p).experts = 6),
+        (9, "does not cover 5 rows", |p| route(p).partition = 0),
+        (10, "an inner width of 0", |p| experts_gate_up(p).ffn = 0),
+        (10, "limit 0", |p| {
+            experts_gate_up(p).gate = Gate::ClampedSwiglu { alpha: 1.0, limit: 0.0 };
+        }),
+        // One expert too few, and one that is stored otherwise.
+        (10, "[2, 6, 8] wanted", |p| experts_gate_up(p).weights[1] += 1),
+        (10, "expert 3", |p| {
+            let at = experts_gate_up(p).weights[0] as usize + 3;
+            p.tensors[at].encoding = Encoding::plain(Codes::F16);
+        }),
+        (10, "numbers wanted, got 40", |p| {
+            let other = experts_down(p).bias.unwrap();
+            experts_gate_up(p).biases = Some([other; 2]);
+        }),
+        (11, "vector", |p| experts_down(p).input = 0),
+        (11, "2 x 14 wanted", |p| experts_down(p).ffn = 7),
+    ];
+    for (wanted, said, spoil) in cases {
+        let mut made = Made::with_experts();
+        spoil(&mut made.program);
+        let Err(Error::InvalidProgram { step, detail }) = made.check() else {
+            panic!("{said} was let in")
+        };
+        assert_eq!(step, *wanted, "{said}: {detail}");
+        assert!(detail.contains(said), "{said:?} in {detail:?}");
     }
 }
 

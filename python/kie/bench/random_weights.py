@@ -55,6 +55,31 @@ _LANEFORMER = {
     "swa_layers": list(range(10)),
 }
 
+_GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "hidden_act": "silu",
+    "attention_bias": True,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "sliding_window": 128,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 131072,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "quantization_config": {"quant_method": "mxfp4"},
+}
+
 
 def _sizes(
     hidden: int, layers: int, heads: tuple[int, int, int], ffn: int, vocab: int
@@ -124,6 +149,8 @@ _QUANTIZED = {
 for _name in ("laneformer-2b", "llama-3.1-8b"):
     for _scheme, _config in _QUANTIZED.items():
         SPECS[f"{_name}-{_scheme}"] = SPECS[_name] | {"quantization_config": _config}
+# Few of the layers of the 20B, and few ids.
+SPECS["gpt-oss-20b-few"] = _GPT_OSS | _sizes(2880, 6, (64, 8, 64), 2880, 32000)
 
 
 class Part(NamedTuple):
@@ -147,7 +174,13 @@ def parts(config: dict[str, Any], name: str, shape: tuple[int, ...]) -> list[Par
     keep = () if quantization is None else quantization.get("modules_to_not_convert", ())
     if quantization is None or any(part in name for part in ("norm", "embed", *keep)):
         return [Part("", "BF16", 16, shape)]
+    of_experts = name.endswith(("experts.gate_up_proj", "experts.down_proj"))
+    if quantization["quant_method"] == "mxfp4" and not of_experts:
+        return [Part("", "BF16", 16, shape)]
     *lead, rows, columns = shape
+    if quantization["quant_method"] == "mxfp4":
+        grid = (*lead, rows, columns // GROUP)
+        return [Part("_scales", "U8", 8, grid), Part("_blocks", "U8", 8, (*grid, GROUP // 2))]
     if quantization["quant_method"] == "fp8":
         grid = (*lead, -(-rows // BLOCK), -(-columns // BLOCK))
         return [Part("_scale_inv", "F32", 32, grid), Part("", "F8_E4M3", 8, shape)]
@@ -161,8 +194,38 @@ def parts(config: dict[str, Any], name: str, shape: tuple[int, ...]) -> list[Par
     return [Part("_scale", "U8", 8, grid), Part("_packed", "U8", 8, (*lead, rows, columns // 2))]
 
 
+def _of_gpt_oss(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Those of GPT-OSS, experts by rows."""
+    hidden, dim, ffn = (config[key] for key in ("hidden_size", "head_dim", "intermediate_size"))
+    heads, experts = config["num_attention_heads"], config["num_local_experts"]
+    query, kv = heads * dim, config["num_key_value_heads"] * dim
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    for layer in range(config["num_hidden_layers"]):
+        path = f"model.layers.{layer}."
+        for part, shape in (
+            ("self_attn.q_proj", (query, hidden)),
+            ("self_attn.k_proj", (kv, hidden)),
+            ("self_attn.v_proj", (kv, hidden)),
+            ("self_attn.o_proj", (hidden, query)),
+            ("mlp.router", (experts, hidden)),
+        ):
+            yield f"{path}{part}.weight", shape
+            yield f"{path}{part}.bias", shape[:1]
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            yield f"{path}{name}.weight", (hidden,)
+        yield path + "self_attn.sinks", (heads,)
+        for name, rows, columns in (("gate_up", 2 * ffn, hidden), ("down", hidden, ffn)):
+            yield f"{path}mlp.experts.{name}_proj", (experts, rows, columns)
+            yield f"{path}mlp.experts.{name}_proj_bias", (experts, rows)
+    yield "model.norm.weight", (hidden,)
+    yield "lm_head.weight", (config["vocab_size"], hidden)
+
+
 def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of a config's tensors."""
+    if config["model_type"] == "gpt_oss":
+        yield from _of_gpt_oss(config)
+        return
     hidden, dim = config["hidden_size"], config["head_dim"]
     query, kv = (config[f"num_{kind}_heads"] * dim for kind in ("attention", "key_value"))
     ffn, vocab, lanes = config["intermediate_size"], config["vocab_size"], config.get("num_lanes")
@@ -254,7 +317,7 @@ def _draw(numbers: np.random.Generator, shape: tuple[int, ...], part: Part, size
         case Part("", "F8_E4M3"):
             codes = numbers.integers(0, 256, size, np.uint8)
             return (codes - ((codes & 0x7F) == 0x7F)).tobytes()  # no NaN
-        case Part("_packed"):
+        case Part("_packed" | "_blocks"):
             return numbers.bytes(size)
         case Part("_scale_inv"):
             values = np.arange(0x7F)

@@ -9,13 +9,17 @@ from kie.cli import options
 
 EXAMPLES = {
     "gemma3_text": "google/gemma-3-270m-it, google/gemma-3-1b-it",
+    "gpt_oss": "openai/gpt-oss-20b, openai/gpt-oss-120b",
     "laneformer": "the model of the package",
     "llama": "meta-llama/Llama-3.2-1B-Instruct, HuggingFaceTB/SmolLM2-1.7B-Instruct",
     "mistral": "mistralai/Mistral-7B-Instruct-v0.3",
+    "mixtral": "mistralai/Mixtral-8x7B-Instruct-v0.1",
     "olmo2": "allenai/OLMo-2-0425-1B-Instruct, allenai/OLMo-2-1124-7B-Instruct",
+    "olmoe": "allenai/OLMoE-1B-7B-0924-Instruct",
     "phi3": "microsoft/Phi-4-mini-instruct, microsoft/phi-4",
     "qwen2": "Qwen/Qwen2.5-0.5B-Instruct, Qwen/Qwen2.5-Coder-7B-Instruct",
     "qwen3": "Qwen/Qwen3-0.6B, Qwen/Qwen3-8B",
+    "qwen3_moe": "Qwen/Qwen3-30B-A3B, Qwen/Qwen3-Coder-30B-A3B-Instruct",
     "smollm3": "HuggingFaceTB/SmolLM3-3B",
 }
 """Checkpoints whose config.json has that `model_type`; of others no public one is known."""

@@ -4,8 +4,8 @@
 
 use super::config::Config;
 use super::rope::{self, Factors, Head, Rope};
-use super::spec::{Attention, Gate, Gated, LayerSpec, NormSpan, Norms, Role, Spec, Stored};
-use super::transformer::{layer, with_layers, Tied};
+use super::spec::{Attention, Gate, Gated, LayerSpec, Mlp, NormSpan, Norms, Role, Spec, Stored};
+use super::transformer::{layer, windowed, with_layers, Tied};
 use crate::error::Result;
 
 /// Bases of the rotary embedding where the config is silent: of layers that see everything, and of
@@ -39,9 +39,18 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
     let one = |windowed: bool| {
         let (window, rope) = if windowed { (Some(window), local) } else { (None, global.0) };
         let qk_norm = Some(NormSpan::Head);
-        let attention =
-            Attention { heads, kv_heads, head_dim, window, rope, qk_norm, qkv_bias: false };
-        LayerSpec { norms: Norms::Around, ..layer(attention, mlp) }
+        let attention = Attention {
+            heads,
+            kv_heads,
+            head_dim,
+            window,
+            rope,
+            qk_norm,
+            qkv_bias: false,
+            out_bias: false,
+            sinks: false,
+        };
+        LayerSpec { norms: Norms::Around, ..layer(attention, Mlp::Gated(mlp)) }
     };
     let layers = kinds.into_iter().map(one).collect();
     let mut spec = with_layers(config, layers, Tied::Yes)?;
@@ -65,19 +74,8 @@ fn kinds(config: &Config<'_>) -> Result<Vec<bool>> {
     let layers = config.layers()?;
     let pattern = config.size_or("_sliding_window_pattern", 6)?;
     let pattern = config.size_or("sliding_window_pattern", pattern)?;
-    let Some(types) = config.texts("layer_types")? else {
-        return Ok((1..=layers).map(|layer| !layer.is_multiple_of(pattern)).collect());
-    };
-    if types.len() != layers {
-        let detail = format!("{} entries for {layers} layers", types.len());
-        return config.unsupported("layer_types", detail);
-    }
-    let kind = |name: &&str| match *name {
-        "sliding_attention" => Ok(true),
-        "full_attention" => Ok(false),
-        other => config.unsupported("layer_types", format!("{other:?}")),
-    };
-    types.iter().map(kind).collect()
+    let unsaid = || (1..=layers).map(|layer| !layer.is_multiple_of(pattern)).collect();
+    Ok(windowed(config, layers)?.unwrap_or_else(unsaid))
 }
 
 /// How windowed layers turn, and the others, with their divisors.

@@ -4,7 +4,7 @@
 
 use super::config::Config;
 use super::rope::{Rope, RopeStyle, Scaling};
-use super::spec::{Attention, Gate, Gated, LayerSpec, NormSpan, Spec};
+use super::spec::{Attention, Gate, Gated, LayerSpec, Mlp, NormSpan, Spec};
 use super::transformer::{layer, with_layers, Tied};
 use crate::error::Result;
 
@@ -37,8 +37,10 @@ fn one(config: &Config<'_>) -> Result<LayerSpec> {
         },
         qk_norm: config.flag_or("qk_norm", false)?.then_some(NormSpan::Head),
         qkv_bias: config.flag_or("attention_bias", false)?,
+        out_bias: false,
+        sinks: false,
     };
     let mlp = Gated { ffn: config.size("intermediate_size")?, gate: Gate::Silu };
     config.finish(&[])?;
-    Ok(layer(attention, mlp))
+    Ok(layer(attention, Mlp::Gated(mlp)))
 }

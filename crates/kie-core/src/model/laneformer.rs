@@ -41,6 +41,8 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
         rope: rope(config, head_dim)?,
         qk_norm: None,
         qkv_bias: false,
+        out_bias: false,
+        sinks: false,
     };
     let ffn = config.size("intermediate_size")?;
     let layer = |([mixer_join, mlp_join], window): ([Join; 2], Option<usize>)| {
@@ -86,7 +88,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
         let detail = format!("{} ids over {lanes} lanes", spec.vocab);
         return config.unsupported("vocab_size", detail);
     }
-    spec.tensors = tensors(&spec);
+    spec.tensors = tensors(&spec, ffn);
     config.finish(HARMLESS)?;
     Ok(spec)
 }
@@ -159,7 +161,7 @@ fn rope(config: &Config<'_>, features: usize) -> Result<Rope> {
 }
 
 /// Lane tensors have the lane first.
-fn tensors(spec: &Spec) -> Vec<TensorSpec> {
+fn tensors(spec: &Spec, ffn: usize) -> Vec<TensorSpec> {
     let (hidden, lanes) = (spec.hidden, spec.lanes);
     let mut list = Vec::new();
     let mut add = |role, name: String, shape: &[usize]| {
@@ -174,9 +176,9 @@ fn tensors(spec: &Spec) -> Vec<TensorSpec> {
     };
     add(Role::Embedding, "model.tok_embeddings.weight".to_owned(), &[spec.vocab, hidden]);
     for (i, layer) in spec.layers.iter().enumerate() {
-        let (Mixer::Attention(attention), Mlp::Gated(mlp)) = (&layer.mixer, &layer.mlp);
+        let Mixer::Attention(attention) = &layer.mixer;
         let (q, kv) = (attention.query_width() / lanes, attention.kv_width() / lanes);
-        let ffn = mlp.ffn / lanes;
+        let ffn = ffn / lanes;
         let name = |part: &str| format!("model.layers.{i}.{part}");
         let (scale, shape) = norm(spec.norm_per_lane, name("attention_norm"));
         add(Role::AttentionNorm(i), scale, &shape);

@@ -8,15 +8,19 @@ pub(crate) mod adapter;
 mod config;
 mod gemma3;
 mod generation;
+mod gpt_oss;
 mod hybrid;
 mod laneformer;
 mod llama;
 mod mistral;
+mod mixtral;
 mod olmo2;
+mod olmoe;
 mod phi3;
 pub(crate) mod quantization;
 mod qwen2;
 mod qwen3;
+mod qwen3_moe;
 pub(crate) mod rope;
 mod smollm3;
 pub(crate) mod spec;
@@ -43,15 +47,19 @@ type Read = fn(&Config<'_>) -> Result<Spec>;
 /// One line a `model_type`.
 const REGISTRY: &[(&str, Read)] = &[
     ("gemma3_text", gemma3::spec),
+    ("gpt_oss", gpt_oss::spec),
     ("kie_hybrid", hybrid::spec),
     ("laneformer", laneformer::spec),
     ("laneformer_tp", laneformer::spec),
     ("llama", llama::spec),
     ("mistral", mistral::spec),
+    ("mixtral", mixtral::spec),
     ("olmo2", olmo2::spec),
+    ("olmoe", olmoe::spec),
     ("phi3", phi3::spec),
     ("qwen2", qwen2::spec),
     ("qwen3", qwen3::spec),
+    ("qwen3_moe", qwen3_moe::spec),
     ("smollm3", smollm3::spec),
 ];
 
@@ -67,6 +75,7 @@ pub fn encodings() -> &'static [&'static str] {
         "F16",
         "BF16",
         "FP8 (E4M3 in blocks)",
+        "MXFP4",
         "compressed-tensors (FP8, INT8, INT4, MXFP4)",
         "AWQ",
         "GPTQ",

@@ -22,6 +22,9 @@ pub enum Quantization {
     /// compressed-tensors `mxfp4-pack-quantized`: `X_packed` has two e2m1 a byte, `X_scale` an e8m0
     /// for 32 of them.
     Mxfp4,
+    /// `mxfp4`, as GPT-OSS has it: of experts alone, `X_blocks` has two e2m1 a byte, in groups of 32,
+    /// `X_scales` an e8m0 for each.
+    Mxfp4Experts,
     /// `awq`: `qweight`, `qzeros` and `scales`, column by column.
     Awq {
         /// Numbers of a column that share a scale and a zero point.
@@ -72,9 +75,14 @@ pub(super) fn read(config: &Config<'_>) -> Result<Option<Quantization>> {
         Some("compressed-tensors") => compressed(&q).map(Some),
         Some("awq") => awq(&q).map(Some),
         Some("gptq") => gptq(&q).map(Some),
+        Some("mxfp4") => {
+            q.texts("modules_to_not_convert")?;
+            q.finish(&[])?;
+            Ok(Some(Quantization::Mxfp4Experts))
+        }
         method => {
             let method = method.map_or("nothing".to_owned(), |m| format!("{m:?}"));
-            let known = "fp8, compressed-tensors, awq and gptq";
+            let known = "fp8, compressed-tensors, awq, gptq and mxfp4";
             q.unsupported("quant_method", format!("{method}; {known}"))
         }
     }

@@ -17,7 +17,7 @@ pub(super) fn windows(config: &Config<'_>, layers: usize) -> Result<Vec<Option<u
     let used = config.flag_or("use_sliding_window", false)?;
     let window = config.optional_size("sliding_window")?.filter(|_| used);
     let first = config.integer_or("max_window_layers", 28)?;
-    let types = config.texts("layer_types")?;
+    let types = transformer::windowed(config, layers)?;
     if used && window.is_none() {
         return config.unsupported("use_sliding_window", "true without a sliding_window");
     }
@@ -25,15 +25,8 @@ pub(super) fn windows(config: &Config<'_>, layers: usize) -> Result<Vec<Option<u
         let windowed = |layer: usize| window.filter(|_| layer as i64 >= first);
         return Ok((0..layers).map(windowed).collect());
     };
-    if types.len() != layers {
-        let detail = format!("{} entries for {layers} layers", types.len());
-        return config.unsupported("layer_types", detail);
+    if window.is_none() && types.contains(&true) {
+        return config.unsupported("layer_types", "a window that is switched off");
     }
-    let layer = |name: &&str| match *name {
-        "full_attention" => Ok(None),
-        "sliding_attention" if window.is_some() => Ok(window),
-        "sliding_attention" => config.unsupported("layer_types", "a window that is switched off"),
-        other => config.unsupported("layer_types", format!("{other:?}")),
-    };
-    types.iter().map(layer).collect()
+    Ok(types.into_iter().map(|windowed| window.filter(|_| windowed)).collect())
 }

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-pub use kie_kernels::abi::{Gate, NormSpan};
+pub use kie_kernels::abi::{Gate, NormSpan, Scoring};
 
 use super::config::Config;
 use super::quantization::Quantization;
@@ -114,6 +114,10 @@ pub struct Attention {
     pub qk_norm: Option<NormSpan>,
     /// Biases on q, k and v (Qwen2).
     pub qkv_bias: bool,
+    /// A bias on the output (GPT-OSS).
+    pub out_bias: bool,
+    /// A score beside those of the keys, one a query head, whose value is 0 (GPT-OSS).
+    pub sinks: bool,
 }
 
 /// What works on each position alone.
@@ -121,10 +125,27 @@ pub struct Attention {
 pub enum Mlp {
     /// `down(f(gate x) * up x)`.
     Gated(Gated),
+    /// Several of them, of which a router chooses some for each position.
+    Experts(Experts),
+}
+
+/// A mixture of experts: the sum of the chosen ones' outputs, each times its factor.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Experts {
+    /// Experts of the layer.
+    pub count: usize,
+    /// Those of one position.
+    pub chosen: usize,
+    /// Each of them.
+    pub each: Gated,
+    /// What factors are made of the router's logits.
+    pub scoring: Scoring,
+    /// Biases on the router and in the experts (GPT-OSS).
+    pub bias: bool,
 }
 
 /// A gated MLP. Sizes are of the whole, over all lanes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Gated {
     /// Inner width.
     pub ffn: usize,
@@ -187,12 +208,25 @@ pub enum Role {
     QNorm(usize),
     KNorm(usize),
     O(usize),
+    OBias(usize),
+    /// `[heads]`.
+    Sinks(usize),
     AttentionOutNorm(usize),
     MlpNorm(usize),
     MlpOutNorm(usize),
     Gate(usize),
     Up(usize),
     Down(usize),
+    Router(usize),
+    RouterBias(usize),
+    /// A matrix an expert.
+    ExpertGate(usize),
+    ExpertUp(usize),
+    ExpertDown(usize),
+    /// `[experts, numbers of an expert]`.
+    ExpertGateBias(usize),
+    ExpertUpBias(usize),
+    ExpertDownBias(usize),
     FinalNorm,
     Head,
     /// Divisors of the rotary frequencies, `[head_dim / 2]`.
@@ -211,13 +245,15 @@ impl Role {
                 | Self::Gate(_)
                 | Self::Up(_)
                 | Self::Down(_)
+                | Self::Router(_)
+                | Self::ExpertGate(_)
+                | Self::ExpertUp(_)
+                | Self::ExpertDown(_)
                 | Self::Head
                 | Self::Embedding
         )
     }
-}
 
-impl Role {
     /// True for the scales of RMSNorms.
     pub fn is_norm(self) -> bool {
         matches!(
@@ -232,9 +268,9 @@ impl Role {
         )
     }
 
-    /// True for the matrices of layers, which `dtype` quantises; embedding and head stay.
+    /// True for the matrices of layers, which `dtype` quantises; embedding, head and routers stay.
     pub fn is_linear(self) -> bool {
-        self.is_matrix() && !matches!(self, Self::Head | Self::Embedding)
+        self.is_matrix() && !matches!(self, Self::Head | Self::Embedding | Self::Router(_))
     }
 }
 
@@ -243,10 +279,12 @@ impl Role {
 pub struct TensorSpec {
     /// What it is for.
     pub role: Role,
-    /// Its name in the checkpoint.
+    /// Its name in the checkpoint; where each expert has a tensor, its number stands for `{e}`.
     pub name: String,
-    /// Its shape; lane tensors have the lane first.
+    /// Its shape, or that of one expert; lane tensors have the lane first.
     pub shape: Vec<usize>,
+    /// Experts that have such a matrix; 1 for what is no expert's.
+    pub experts: usize,
     /// How it stands there.
     pub stored: Stored,
 }
@@ -261,6 +299,23 @@ pub enum Stored {
         /// The first one.
         first: usize,
         /// Rows of the whole matrix.
+        of: usize,
+    },
+    /// All experts' matrices in one tensor, where the rows of several matrices of an expert
+    /// alternate: `[experts, of * rows, cols]`.
+    Stacked {
+        /// Which of them it is.
+        part: usize,
+        /// How many alternate.
+        of: usize,
+        /// As columns, where it is of a plain type: `[experts, cols, of * rows]`.
+        turned: bool,
+    },
+    /// As every so many numbers of a row.
+    Alternate {
+        /// The first one.
+        part: usize,
+        /// Numbers from one to the next.
         of: usize,
     },
     /// Each number is `factor * (stored + one)`, which is made of them in float32.
@@ -284,6 +339,18 @@ impl Spec {
     /// Numbers in all tensors, scales excluded.
     pub fn parameters(&self) -> u64 {
         self.tensors.iter().map(TensorSpec::numbers).sum()
+    }
+
+    /// The experts whose matrices have a role, if it is one of theirs.
+    pub fn experts(&self, role: Role) -> Option<&Experts> {
+        let (Role::ExpertGate(layer) | Role::ExpertUp(layer) | Role::ExpertDown(layer)) = role
+        else {
+            return None;
+        };
+        match &self.layers[layer].mlp {
+            Mlp::Experts(experts) => Some(experts),
+            Mlp::Gated(_) => None,
+        }
     }
 }
 
@@ -313,12 +380,21 @@ impl Attention {
 impl TensorSpec {
     /// A tensor that stands in the checkpoint as it is.
     pub fn of(role: Role, name: String, shape: &[usize]) -> Self {
-        Self { role, name, shape: shape.to_vec(), stored: Stored::Whole }
+        Self { role, name, shape: shape.to_vec(), experts: 1, stored: Stored::Whole }
     }
 
-    /// Numbers in the tensor.
+    /// The tensors that it stands for: itself, or one an expert.
+    pub fn each(&self) -> impl Iterator<Item = Self> + '_ {
+        let of = |expert: usize| match self.experts {
+            1 => self.clone(),
+            _ => Self { name: self.name.replace("{e}", &expert.to_string()), ..self.clone() },
+        };
+        (0..self.experts).map(move |expert| Self { experts: 1, ..of(expert) })
+    }
+
+    /// Numbers in the tensor, or those of all experts.
     pub fn numbers(&self) -> u64 {
-        self.shape.iter().map(|n| *n as u64).fold(1, u64::saturating_mul)
+        self.shape.iter().map(|n| *n as u64).fold(self.experts as u64, u64::saturating_mul)
     }
 }
 
@@ -357,9 +433,14 @@ impl Spec {
     fn classes(&self) -> String {
         let mut classes: Vec<(String, usize)> = Vec::new();
         for layer in &self.layers {
-            let (Mixer::Attention(a), Mlp::Gated(m)) = (&layer.mixer, &layer.mlp);
+            let Mixer::Attention(a) = &layer.mixer;
             let heads = format!("{}/{} heads of {}", a.heads, a.kv_heads, a.head_dim);
-            let class = format!("{heads}, MLP {}", m.ffn);
+            let class = match &layer.mlp {
+                Mlp::Gated(m) => format!("{heads}, MLP {}", m.ffn),
+                Mlp::Experts(m) => {
+                    format!("{heads}, {} of {} experts of {}", m.chosen, m.count, m.each.ffn)
+                }
+            };
             match classes.iter_mut().find(|(known, _)| *known == class) {
                 Some((_, count)) => *count += 1,
                 None => classes.push((class, 1)),

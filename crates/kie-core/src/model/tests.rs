@@ -318,6 +318,116 @@ fn laneformer_in_the_earlier_dialect() {
     assert!(one.layers.iter().all(|l| l.mixer_join == Join::Sum && l.mlp_join == Join::Sum));
 }
 
+/// Qwen3-30B-A3B as released, shapes alone.
+fn qwen3_moe() -> Value {
+    json!({
+        "model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "head_dim": 128,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "intermediate_size": 6144,
+        "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+        "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        "vocab_size": 151936, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6,
+        "output_router_logits": false, "router_aux_loss_coef": 0.001, "use_sliding_window": false,
+        "sliding_window": null, "max_window_layers": 48, "attention_bias": false,
+    })
+}
+
+/// GPT-OSS-20B as released, shapes alone.
+fn gpt_oss() -> Value {
+    json!({
+        "model_type": "gpt_oss", "hidden_size": 2880, "num_hidden_layers": 24, "head_dim": 64,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "intermediate_size": 2880,
+        "num_local_experts": 32, "num_experts_per_tok": 4, "experts_per_token": 4,
+        "vocab_size": 201088, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+        "attention_bias": true, "sliding_window": 128, "swiglu_limit": 7.0,
+        "initial_context_length": 4096, "rope_theta": 150000, "rope_scaling": {
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+            "truncate": false, "original_max_position_embeddings": 4096},
+        "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+    })
+}
+
+fn experts(spec: &Spec, layer: usize) -> Option<Experts> {
+    match spec.layers[layer].mlp {
+        Mlp::Experts(experts) => Some(experts),
+        Mlp::Gated(_) => None,
+    }
+}
+
+#[test]
+fn mixtures_of_experts_have_the_published_sizes() {
+    let qwen = read(qwen3_moe()).unwrap();
+    assert_eq!(qwen.parameters(), 30_532_122_624);
+    let big = [
+        ("hidden_size", 4096),
+        ("num_hidden_layers", 94),
+        ("num_attention_heads", 64),
+        ("moe_intermediate_size", 1536),
+    ];
+    let big = big.iter().fold(qwen3_moe(), |config, (key, size)| with(config, key, json!(size)));
+    assert_eq!(read(big).unwrap().parameters(), 235_093_634_560);
+    let oss = read(gpt_oss()).unwrap();
+    assert_eq!(oss.parameters(), 20_914_757_184);
+    let bigger =
+        with(with(gpt_oss(), "num_hidden_layers", json!(36)), "num_local_experts", json!(128));
+    assert_eq!(read(bigger).unwrap().parameters(), 116_829_156_672);
+    assert_eq!(oss.quantization, Some(Quantization::Mxfp4Experts));
+    let windows: Vec<_> = oss.layers.iter().take(3).map(LayerSpec::window).collect();
+    assert_eq!(windows, [Some(128), None, Some(128)]);
+    let shown = format!("{qwen}{oss}");
+    for said in ["8 of 128 experts of 768", "4 of 32 experts of 2880", "window 128 on 12 layers"] {
+        assert!(shown.contains(said), "{said}: {shown}");
+    }
+}
+
+#[test]
+fn routers_are_what_their_configs_say() {
+    let of = |config: Value| experts(&read(config).unwrap(), 0).unwrap();
+    assert_eq!(of(qwen3_moe()).scoring, Scoring::SoftmaxOfChosen);
+    assert_eq!(
+        of(with(qwen3_moe(), "norm_topk_prob", json!(false))).scoring,
+        Scoring::SoftmaxOfAll
+    );
+    let olmoe = with(llama(), "num_experts", json!(8));
+    let olmoe = with(with(olmoe, "num_experts_per_tok", json!(2)), "model_type", json!("olmoe"));
+    assert_eq!(of(olmoe.clone()).scoring, Scoring::SoftmaxOfAll);
+    assert_eq!(of(olmoe.clone()).each.ffn, 96);
+    assert_eq!(refusal(olmoe, "clip_qkv", json!(8.0)).class(), "UnsupportedModelError");
+    let gate = |config: Value| of(config).each.gate;
+    assert_eq!(gate(gpt_oss()), Gate::ClampedSwiglu { alpha: 1.702, limit: 7.0 });
+    let limit = with(gpt_oss(), "swiglu_limit", json!(5.0));
+    assert_eq!(gate(limit), Gate::ClampedSwiglu { alpha: 1.702, limit: 5.0 });
+    // Dense layers among them.
+    let every =
+        with(with(qwen3_moe(), "decoder_sparse_step", json!(2)), "mlp_only_layers", json!([3]));
+    let spec = read(every).unwrap();
+    let sparse: Vec<_> = (0..6).filter(|layer| experts(&spec, *layer).is_some()).collect();
+    assert_eq!(sparse, [1, 5]);
+    assert!(matches!(spec.layers[3].mlp, Mlp::Gated(Gated { ffn: 6144, .. })));
+}
+
+#[test]
+fn routers_that_are_not_understood_are_refused() {
+    for (config, key, value) in [
+        (qwen3_moe(), "num_experts_per_tok", json!(129)),
+        (qwen3_moe(), "num_experts", json!(0)),
+        (qwen3_moe(), "num_experts", json!(1 << 18)),
+        (qwen3_moe(), "moe_intermediate_size", json!(null)),
+        (qwen3_moe(), "mlp_only_layers", json!([48])),
+        (qwen3_moe(), "decoder_sparse_step", json!(0)),
+        (qwen3_moe(), "n_shared_experts", json!(1)),
+        (qwen3_moe(), "hidden_act", json!("gelu")),
+        (gpt_oss(), "experts_per_token", json!(5)),
+        (gpt_oss(), "attention_bias", json!(false)),
+        (gpt_oss(), "swiglu_limit", json!(0)),
+        (gpt_oss(), "layer_types", json!(["full_attention"])),
+        (gpt_oss(), "quantization_config", json!({"quant_method": "mxfp4", "bits": 3})),
+    ] {
+        let error = refusal(config, key, value);
+        assert!(matches!(error.class(), "UnsupportedModelError" | "LoadError"), "{key}: {error}");
+        assert!(error.to_string().contains(key), "{key}: {error}");
+    }
+}
+
 const RELEASED_ONLY: [&str; 3] = ["use_attention_comm", "use_mlp_comm", "swa_layers"];
 
 /// A temporary folder with a config and, beside it, what it recommends.

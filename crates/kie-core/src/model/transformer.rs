@@ -5,8 +5,8 @@ use super::config::Config;
 use super::quantization;
 use super::rope::{self, Factors};
 use super::spec::{
-    Attention, Gate, Gated, HeadKind, Join, LayerSpec, Mixer, Mlp, NormSpan, Norms, Role, Spec,
-    TensorSpec,
+    Attention, Experts, Gate, Gated, HeadKind, Join, LayerSpec, Mixer, Mlp, NormSpan, Norms, Role,
+    Scoring, Spec, TensorSpec,
 };
 use crate::error::Result;
 
@@ -14,6 +14,10 @@ use crate::error::Result;
 pub(super) struct Traits {
     /// Biases on q, k and v.
     pub qkv_bias: bool,
+    /// A bias on attention's output.
+    pub out_bias: bool,
+    /// Sinks beside attention's scores.
+    pub sinks: bool,
     /// Norms on q and k.
     pub qk_norm: Option<NormSpan>,
     /// Where the norms of the residual stream stand.
@@ -24,6 +28,12 @@ pub(super) struct Traits {
     pub tied: Tied,
     /// Which layers are windowed.
     pub windows: fn(&Config<'_>, usize) -> Result<Vec<Option<usize>>>,
+    /// The layers' MLPs.
+    pub mlps: fn(&Config<'_>, usize) -> Result<Vec<Mlp>>,
+    /// What the matrices of experts are called.
+    pub experts: ExpertNames,
+    /// Epsilon of the norms where the config is silent.
+    pub eps: f64,
     /// Keys of the family that change nothing.
     pub harmless: &'static [&'static str],
 }
@@ -32,13 +42,33 @@ impl Traits {
     /// Llama itself.
     pub const LLAMA: Self = Self {
         qkv_bias: false,
+        out_bias: false,
+        sinks: false,
         qk_norm: None,
         norms: Norms::Before,
         partial_rope: false,
         tied: Tied::No,
         windows: |_, layers| Ok(vec![None; layers]),
+        mlps: |config, layers| Ok(vec![Mlp::Gated(gated(config)?); layers]),
+        experts: ExpertNames {
+            router: "mlp.gate",
+            each: [
+                "mlp.experts.{e}.gate_proj.weight",
+                "mlp.experts.{e}.up_proj.weight",
+                "mlp.experts.{e}.down_proj.weight",
+            ],
+        },
+        eps: 1e-6,
         harmless: &["is_llama_config"],
     };
+}
+
+/// What a family calls the matrices of a layer's experts.
+pub(super) struct ExpertNames {
+    /// The router's module.
+    pub router: &'static str,
+    /// Gate, up and down of expert `{e}`.
+    pub each: [&'static str; 3],
 }
 
 /// Whether a family's head is its embedding where the config is silent.
@@ -62,11 +92,12 @@ pub(super) fn spec(config: &Config<'_>, traits: &Traits) -> Result<Spec> {
         rope,
         qk_norm: traits.qk_norm,
         qkv_bias: traits.qkv_bias,
+        out_bias: traits.out_bias,
+        sinks: traits.sinks,
     };
-    let mlp = Gated { ffn: config.size("intermediate_size")?, gate: Gate::Silu };
-    silu(config)?;
-    let windows = (traits.windows)(config, config.layers()?)?;
-    let layers = windows.into_iter().map(|window| {
+    let layers = config.layers()?;
+    let (windows, mlps) = ((traits.windows)(config, layers)?, (traits.mlps)(config, layers)?);
+    let layers = windows.into_iter().zip(mlps).map(|(window, mlp)| {
         let attention = Attention { window, ..attention };
         LayerSpec { norms: traits.norms, ..layer(attention, mlp) }
     });
@@ -76,16 +107,58 @@ pub(super) fn spec(config: &Config<'_>, traits: &Traits) -> Result<Spec> {
     }
     let mut spec = with_layers(config, layers.collect(), traits.tied)?;
     spec.rope_factors = factors;
+    spec.norm_eps = config.positive_or("rms_norm_eps", traits.eps)? as f32;
+    spec.tensors = tensors(&spec, &traits.experts);
     config.finish(traits.harmless)?;
     Ok(spec)
 }
 
+/// The MLP of a dense layer.
+pub(super) fn gated(config: &Config<'_>) -> Result<Gated> {
+    silu(config)?;
+    Ok(Gated { ffn: config.size("intermediate_size")?, gate: Gate::Silu })
+}
+
+/// Experts with a softmax router: how many there are and how wide each is, by these keys.
+pub(super) fn experts(
+    config: &Config<'_>,
+    [count_key, ffn_key]: [&str; 2],
+    scoring: Scoring,
+) -> Result<Experts> {
+    silu(config)?;
+    let (count, chosen) = (config.size(count_key)?, config.size("num_experts_per_tok")?);
+    if chosen > count {
+        return config.unsupported("num_experts_per_tok", format!("{chosen} of {count} experts"));
+    }
+    let each = Gated { ffn: config.size(ffn_key)?, gate: Gate::Silu };
+    // Keeps the numbers of all experts inside 32 bits.
+    if count.saturating_mul(each.ffn.max(config.size("hidden_size")?)) > 1 << 28 {
+        return config.unsupported(count_key, format!("{count} experts of {}", each.ffn));
+    }
+    Ok(Experts { count, chosen, each, scoring, bias: false })
+}
+
+/// Which layers are windowed, where `layer_types` says so.
+pub(super) fn windowed(config: &Config<'_>, layers: usize) -> Result<Option<Vec<bool>>> {
+    let Some(types) = config.texts("layer_types")? else { return Ok(None) };
+    if types.len() != layers {
+        let detail = format!("{} entries for {layers} layers", types.len());
+        return config.unsupported("layer_types", detail);
+    }
+    let kind = |name: &&str| match *name {
+        "sliding_attention" => Ok(true),
+        "full_attention" => Ok(false),
+        other => config.unsupported("layer_types", format!("{other:?}")),
+    };
+    types.iter().map(kind).collect::<Result<_>>().map(Some)
+}
+
 /// A layer of a model with one residual stream.
-pub(super) fn layer(attention: Attention, mlp: Gated) -> LayerSpec {
+pub(super) fn layer(attention: Attention, mlp: Mlp) -> LayerSpec {
     LayerSpec {
         mixer: Mixer::Attention(attention),
         mixer_join: Join::Sum,
-        mlp: Mlp::Gated(mlp),
+        mlp,
         mlp_join: Join::Sum,
         norms: Norms::Before,
     }
@@ -119,7 +192,7 @@ pub(super) fn with_layers(
         bos: config.token_ids("bos_token_id")?.first().copied(),
         eos: config.token_ids("eos_token_id")?,
     };
-    spec.tensors = tensors(&spec);
+    spec.tensors = tensors(&spec, &Traits::LLAMA.experts);
     // Where nothing was said a head of its own would contradict: it is then surplus.
     if tied && said {
         spec.ignored.push("lm_head.weight".to_owned());
@@ -136,62 +209,107 @@ pub(super) fn silu(config: &Config<'_>) -> Result<()> {
 }
 
 /// Hugging Face's names.
-fn tensors(spec: &Spec) -> Vec<TensorSpec> {
-    let hidden = spec.hidden;
+fn tensors(spec: &Spec, names: &ExpertNames) -> Vec<TensorSpec> {
+    let (hidden, vocab) = (spec.hidden, spec.vocab);
+    let one = |role, name: &str, shape: &[usize]| TensorSpec::of(role, name.to_owned(), shape);
+    let mut list = vec![one(Role::Embedding, "model.embed_tokens.weight", &[vocab, hidden])];
+    for (i, layer) in spec.layers.iter().enumerate() {
+        list.extend(of_layer(i, layer, hidden, names));
+    }
+    list.push(one(Role::FinalNorm, "model.norm.weight", &[hidden]));
+    if !spec.tied {
+        list.push(one(Role::Head, "lm_head.weight", &[vocab, hidden]));
+    }
+    list
+}
+
+/// Those of a layer.
+fn of_layer(i: usize, layer: &LayerSpec, hidden: usize, names: &ExpertNames) -> Vec<TensorSpec> {
     let mut list = Vec::new();
     let mut add = |role, name: String, shape: &[usize]| {
         list.push(TensorSpec::of(role, name, shape));
     };
-    add(Role::Embedding, "model.embed_tokens.weight".to_owned(), &[spec.vocab, hidden]);
-    for (i, layer) in spec.layers.iter().enumerate() {
-        let (Mixer::Attention(attention), Mlp::Gated(Gated { ffn, .. })) =
-            (&layer.mixer, layer.mlp);
-        let (q, kv) = (attention.query_width(), attention.kv_width());
-        let name = |part: &str| format!("model.layers.{i}.{part}");
-        // The names of before and behind differ from family to family.
-        let norms: &[(Role, &str)] = match layer.norms {
-            Norms::Before => &[
-                (Role::AttentionNorm(i), "input_layernorm"),
-                (Role::MlpNorm(i), "post_attention_layernorm"),
-            ],
-            Norms::Behind => &[
-                (Role::AttentionOutNorm(i), "post_attention_layernorm"),
-                (Role::MlpOutNorm(i), "post_feedforward_layernorm"),
-            ],
-            Norms::Around => &[
-                (Role::AttentionNorm(i), "input_layernorm"),
-                (Role::AttentionOutNorm(i), "post_attention_layernorm"),
-                (Role::MlpNorm(i), "pre_feedforward_layernorm"),
-                (Role::MlpOutNorm(i), "post_feedforward_layernorm"),
-            ],
-        };
-        for (role, norm) in norms {
-            add(*role, name(&format!("{norm}.weight")), &[hidden]);
-        }
-        add(Role::Q(i), name("self_attn.q_proj.weight"), &[q, hidden]);
-        add(Role::K(i), name("self_attn.k_proj.weight"), &[kv, hidden]);
-        add(Role::V(i), name("self_attn.v_proj.weight"), &[kv, hidden]);
-        if attention.qkv_bias {
-            add(Role::QBias(i), name("self_attn.q_proj.bias"), &[q]);
-            add(Role::KBias(i), name("self_attn.k_proj.bias"), &[kv]);
-            add(Role::VBias(i), name("self_attn.v_proj.bias"), &[kv]);
-        }
-        if let Some(span) = attention.qk_norm {
-            let [q, kv] = match span {
-                NormSpan::Head => [attention.head_dim; 2],
-                NormSpan::AllHeads => [q, kv],
-            };
-            add(Role::QNorm(i), name("self_attn.q_norm.weight"), &[q]);
-            add(Role::KNorm(i), name("self_attn.k_norm.weight"), &[kv]);
-        }
-        add(Role::O(i), name("self_attn.o_proj.weight"), &[hidden, q]);
-        add(Role::Gate(i), name("mlp.gate_proj.weight"), &[ffn, hidden]);
-        add(Role::Up(i), name("mlp.up_proj.weight"), &[ffn, hidden]);
-        add(Role::Down(i), name("mlp.down_proj.weight"), &[hidden, ffn]);
+    let Mixer::Attention(attention) = &layer.mixer;
+    let (q, kv) = (attention.query_width(), attention.kv_width());
+    let name = |part: &str| format!("model.layers.{i}.{part}");
+    // The names of before and behind differ from family to family.
+    let norms: &[(Role, &str)] = match layer.norms {
+        Norms::Before => &[
+            (Role::AttentionNorm(i), "input_layernorm"),
+            (Role::MlpNorm(i), "post_attention_layernorm"),
+        ],
+        Norms::Behind => &[
+            (Role::AttentionOutNorm(i), "post_attention_layernorm"),
+            (Role::MlpOutNorm(i), "post_feedforward_layernorm"),
+        ],
+        Norms::Around => &[
+            (Role::AttentionNorm(i), "input_layernorm"),
+            (Role::AttentionOutNorm(i), "post_attention_layernorm"),
+            (Role::MlpNorm(i), "pre_feedforward_layernorm"),
+            (Role::MlpOutNorm(i), "post_feedforward_layernorm"),
+        ],
+    };
+    for (role, norm) in norms {
+        add(*role, name(&format!("{norm}.weight")), &[hidden]);
     }
-    add(Role::FinalNorm, "model.norm.weight".to_owned(), &[hidden]);
-    if !spec.tied {
-        add(Role::Head, "lm_head.weight".to_owned(), &[spec.vocab, hidden]);
+    add(Role::Q(i), name("self_attn.q_proj.weight"), &[q, hidden]);
+    add(Role::K(i), name("self_attn.k_proj.weight"), &[kv, hidden]);
+    add(Role::V(i), name("self_attn.v_proj.weight"), &[kv, hidden]);
+    if attention.qkv_bias {
+        add(Role::QBias(i), name("self_attn.q_proj.bias"), &[q]);
+        add(Role::KBias(i), name("self_attn.k_proj.bias"), &[kv]);
+        add(Role::VBias(i), name("self_attn.v_proj.bias"), &[kv]);
+    }
+    if let Some(span) = attention.qk_norm {
+        let [q, kv] = match span {
+            NormSpan::Head => [attention.head_dim; 2],
+            NormSpan::AllHeads => [q, kv],
+        };
+        add(Role::QNorm(i), name("self_attn.q_norm.weight"), &[q]);
+        add(Role::KNorm(i), name("self_attn.k_norm.weight"), &[kv]);
+    }
+    add(Role::O(i), name("self_attn.o_proj.weight"), &[hidden, q]);
+    if attention.out_bias {
+        add(Role::OBias(i), name("self_attn.o_proj.bias"), &[hidden]);
+    }
+    if attention.sinks {
+        add(Role::Sinks(i), name("self_attn.sinks"), &[attention.heads]);
+    }
+    match &layer.mlp {
+        Mlp::Gated(Gated { ffn, .. }) => {
+            add(Role::Gate(i), name("mlp.gate_proj.weight"), &[*ffn, hidden]);
+            add(Role::Up(i), name("mlp.up_proj.weight"), &[*ffn, hidden]);
+            add(Role::Down(i), name("mlp.down_proj.weight"), &[hidden, *ffn]);
+        }
+        Mlp::Experts(experts) => list.extend(of_experts(i, hidden, experts, names)),
+    }
+    list
+}
+
+/// The router of a layer and its experts, a tensor each.
+fn of_experts(
+    layer: usize,
+    hidden: usize,
+    experts: &Experts,
+    names: &ExpertNames,
+) -> Vec<TensorSpec> {
+    let (count, ffn) = (experts.count, experts.each.ffn);
+    let name = |part: &str| format!("model.layers.{layer}.{part}");
+    let router = name(&format!("{}.weight", names.router));
+    let mut list = vec![TensorSpec::of(Role::Router(layer), router, &[count, hidden])];
+    let roles = [Role::ExpertGate(layer), Role::ExpertUp(layer), Role::ExpertDown(layer)];
+    let shapes = [[ffn, hidden], [ffn, hidden], [hidden, ffn]];
+    for ((role, each), shape) in roles.into_iter().zip(names.each).zip(shapes) {
+        list.push(TensorSpec { experts: count, ..TensorSpec::of(role, name(each), &shape) });
+    }
+    if experts.bias {
+        let router = name(&format!("{}.bias", names.router));
+        list.push(TensorSpec::of(Role::RouterBias(layer), router, &[count]));
+        let roles =
+            [Role::ExpertGateBias(layer), Role::ExpertUpBias(layer), Role::ExpertDownBias(layer)];
+        for ((role, each), rows) in roles.into_iter().zip(names.each).zip([ffn, ffn, hidden]) {
+            list.push(TensorSpec::of(role, name(&format!("{each}_bias")), &[count, rows]));
+        }
     }
     list
 }

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use half::{bf16, f16};
 use kie_kernels::abi::{Codes, Dtype, Encoding, Tensor};
@@ -235,15 +236,13 @@ impl Tally {
 
 /// One lane of a tensor.
 fn matrix<'a>(described: &Tensor, parts: &'a Parts<'_>, lane: usize) -> Matrix<'a> {
-    let part = |all: &'a [u8], bytes: u64| {
-        let bytes = bytes as usize;
-        &all[lane * bytes..(lane + 1) * bytes]
-    };
+    let part = |all: &'a [u8], range: Range<u64>| &all[range.start as usize..range.end as usize];
+    let lane = lane as u32;
     Matrix::described(
         described,
-        part(&parts.codes, described.lane_bytes()),
-        || part(&parts.scales, described.scale_bytes()),
-        || part(&parts.zeros, described.zero_bytes()),
+        part(&parts.codes, described.lane_range(lane)),
+        || part(&parts.scales, described.scale_range(lane)),
+        || part(&parts.zeros, described.zero_range(lane)),
     )
 }
 

@@ -185,8 +185,13 @@ fn kv_dtype(spec: &Spec, wide: bool) -> Dtype {
 fn scratch(spec: &Spec, dims: &Dims) -> u64 {
     let streams = 6 * u64::from(dims.lanes * dims.hidden);
     let shapes = spec.layers.iter().map(|layer| {
-        let (Mixer::Attention(a), Mlp::Gated(mlp)) = (&layer.mixer, &layer.mlp);
-        ((a.heads, a.kv_heads, a.head_dim), mlp.ffn)
+        let Mixer::Attention(a) = &layer.mixer;
+        let inner = match &layer.mlp {
+            Mlp::Gated(mlp) => mlp.ffn,
+            // Inputs are packed for each expert that a column goes to.
+            Mlp::Experts(of) => of.chosen * (of.each.ffn + spec.hidden.max(of.each.ffn)),
+        };
+        ((a.heads, a.kv_heads, a.head_dim), inner)
     });
     let (heads, inner): (BTreeSet<_>, BTreeSet<_>) = shapes.unzip();
     let heads: usize = heads.iter().map(|(q, kv, dim)| (q + 2 * kv) * dim).sum();

@@ -103,10 +103,11 @@ fn assemble(
         buffers: vec![load(device, Arc::new(rotary.bytes))?],
         tensors: rotary.tensors,
         roles: HashMap::new(),
+        made: Vec::new(),
         notes: Vec::new(),
     };
     placed.all(spec, checkpoint, device, wanted, reads)?;
-    let Placed { buffers, tensors, roles, notes } = placed;
+    let Placed { buffers, tensors, roles, notes, made: _ } = placed;
     let made = schedule::Planned {
         spec,
         dims: &dims,
@@ -123,7 +124,7 @@ fn assemble(
     let not_run = |error| not_run(spec, &info, error);
     let how = device.describe(&program).map_err(not_run)?;
     let halves = device.as_halves(&program).map_err(not_run)?;
-    let weight_bytes_per_token = read_per_token(&roles, &program.program().tensors, &halves);
+    let weight_bytes_per_token = read_per_token(spec, &roles, &program.program().tensors, &halves);
     let machines = device.footprints(&program)?;
     memory.held(&machines)?;
     let kv_bytes_per_position = memory.kv_bytes_per_position;
@@ -181,6 +182,8 @@ struct Placed {
     tensors: Vec<Tensor>,
     /// Index of the tensor of each role.
     roles: HashMap<Role, u32>,
+    /// Of tensors that the files have otherwise: the next buffer.
+    made: Vec<u8>,
     /// What conversions cost.
     notes: Vec<String>,
 }
@@ -201,20 +204,23 @@ impl Placed {
             let read = reads.is_some();
             self.buffers.push(if read { load(device, file)? } else { Buffer::in_place(file) });
         }
-        let total = spec.tensors.len() as u64;
-        let stored = |role| checkpoint.tensor(role).expect("Checkpoint::open checked it");
+        let stored = || spec.tensors.iter().flat_map(|tensor| checkpoint.all(tensor.role));
+        let total = stored().count() as u64;
         if let Some(Reads { progress, stop }) = reads {
-            let tensors: Vec<_> = spec.tensors.iter().map(|tensor| stored(tensor.role)).collect();
+            let tensors: Vec<_> = stored().collect();
             let told = |done: usize| progress("load", done as u64, total);
             checkpoint.check_all_finite(&tensors, &told, stop)?;
         }
         let (mut tally, mut losses) = (Tally::default(), Losses::default());
         for tensor in &spec.tensors {
-            let stored =
-                (stored(tensor.role), checkpoint.adapter().and_then(|a| a.delta(tensor.role)));
-            let entry = self.one(stored, device, wanted, (&mut tally, &mut losses), reads)?;
             self.roles.insert(tensor.role, self.tensors.len() as u32);
-            self.tensors.push(entry);
+            let delta = checkpoint.adapter().and_then(|adapter| adapter.delta(tensor.role));
+            for stored in checkpoint.all(tensor.role) {
+                let sums = (&mut tally, &mut losses);
+                let (entry, bytes) = self.one((stored, delta), device, wanted, sums, reads)?;
+                self.push(device, entry, bytes)?;
+            }
+            self.flush(device)?;
         }
         if let Wanted::Quantised(scheme) = wanted {
             self.notes.extend(tally.note(scheme));
@@ -232,28 +238,30 @@ impl Placed {
 }
 
 impl Placed {
-    /// A tensor where the device reads it: in its file, or in a buffer of its own where the file
-    /// has it otherwise. Without `reads` nothing is made, and it is only described.
+    /// A tensor in its file, or, where the file has it otherwise, the bytes that the device is to
+    /// read, and where in them it is. Without `reads` nothing is made, and it is only described.
     fn one(
-        &mut self,
+        &self,
         (stored, delta): (&weights::Tensor, Option<&weights::Delta>),
         device: &dyn Device,
         wanted: Wanted,
         (tally, losses): (&mut Tally, &mut Losses),
         reads: Option<&Reads<'_>>,
-    ) -> Result<Tensor> {
+    ) -> Result<(Tensor, Vec<u8>)> {
         let mut entry = describe(stored);
         let mut encoding = wanted.encoding(stored, &entry);
         let carried = device.carries(&encoding);
         let as_stored = encoding == entry.encoding && carried && !stored.is_repacked();
         let as_stored = as_stored && stored.adjusted.is_none() && delta.is_none();
-        let Some(Reads { stop, .. }) = reads.filter(|_| !as_stored) else { return Ok(entry) };
+        let Some(Reads { stop, .. }) = reads.filter(|_| !as_stored) else {
+            return Ok((entry, Vec::new()));
+        };
         stop.check()?;
         if let Some((one, factor)) = stored.adjusted {
             let numbers = convert::numbers(&entry, stored).into_iter();
             let bytes = numbers.flat_map(|x| (factor * (x + one)).to_le_bytes()).collect();
             entry.encoding = Encoding::plain(Codes::F32);
-            return self.own(device, entry, bytes);
+            return Ok((entry, bytes));
         }
         let mut parts = stored.parts();
         if let Some(delta) = delta {
@@ -284,22 +292,48 @@ impl Placed {
             let [scales, zeros] = [&[][..]; 2].map(Cow::Borrowed);
             parts = Parts { codes: Cow::Owned(bytes), scales, zeros };
         }
+        entry.row_step = match &parts.codes {
+            Cow::Borrowed(_) => entry.row_step,
+            Cow::Owned(_) => 1,
+        };
         let scale_offset = (parts.codes.len() as u64).next_multiple_of(4);
         let zero_offset = scale_offset + parts.scales.len() as u64;
         let mut bytes = parts.codes.into_owned();
         bytes.resize(scale_offset as usize, 0);
         bytes.extend(&*parts.scales);
         bytes.extend(&*parts.zeros);
-        self.own(device, Tensor { scale_offset, zero_offset, ..entry }, bytes)
+        Ok((Tensor { scale_offset, zero_offset, ..entry }, bytes))
     }
 
-    /// A tensor whose bytes are a buffer of their own, at its beginning.
-    fn own(&mut self, device: &dyn Device, entry: Tensor, bytes: Vec<u8>) -> Result<Tensor> {
-        let buffer = self.buffers.len() as u32;
-        self.buffers.push(load(device, Arc::new(bytes))?);
-        Ok(Tensor { buffer, offset: 0, scale_buffer: buffer, ..entry })
+    /// The next tensor, in its file where there are no bytes; else in a buffer that it shares with
+    /// those before it, as experts do.
+    fn push(&mut self, device: &dyn Device, mut entry: Tensor, bytes: Vec<u8>) -> Result<()> {
+        if !bytes.is_empty() {
+            if self.made.len() + bytes.len() > MADE_BYTES {
+                self.flush(device)?;
+            }
+            self.made.resize(self.made.len().next_multiple_of(64), 0);
+            let (at, buffer) = (self.made.len() as u64, self.buffers.len() as u32);
+            (entry.buffer, entry.scale_buffer, entry.offset) = (buffer, buffer, at);
+            (entry.scale_offset, entry.zero_offset) =
+                (entry.scale_offset + at, entry.zero_offset + at);
+            self.made.extend(bytes);
+        }
+        self.tensors.push(entry);
+        Ok(())
+    }
+
+    /// What was made becomes a buffer.
+    fn flush(&mut self, device: &dyn Device) -> Result<()> {
+        if !self.made.is_empty() {
+            self.buffers.push(load(device, Arc::new(std::mem::take(&mut self.made)))?);
+        }
+        Ok(())
     }
 }
+
+/// Bytes of tensors that share a buffer, at most, where there are several.
+const MADE_BYTES: usize = 256 << 20;
 
 /// Bytes of all weights as they will be read, and whether they are float32.
 fn weights_of(spec: &Spec, checkpoint: &Checkpoint, wanted: Wanted) -> (u64, bool) {
@@ -307,7 +341,7 @@ fn weights_of(spec: &Spec, checkpoint: &Checkpoint, wanted: Wanted) -> (u64, boo
         let entry = describe(stored);
         Tensor { encoding: wanted.encoding(stored, &entry), ..entry }
     };
-    let tensors = spec.tensors.iter().filter_map(|tensor| checkpoint.tensor(tensor.role));
+    let tensors = spec.tensors.iter().flat_map(|tensor| checkpoint.all(tensor.role));
     let query = checkpoint.tensor(Role::Q(0)).map(held);
     let wide = query.is_none_or(|t| t.encoding == Encoding::plain(Codes::F32));
     (tensors.map(|tensor| held(tensor).bytes()).sum(), wide)
@@ -317,17 +351,19 @@ fn load(device: &dyn Device, bytes: Arc<dyn kie_kernels::buffer::HostBytes>) -> 
     Ok(device.load(bytes)?)
 }
 
-/// Every tensor but the embedding table (one row of it), each once.
-fn read_per_token(roles: &HashMap<Role, u32>, tensors: &[Tensor], halves: &[u32]) -> u64 {
+/// Every tensor but the embedding table (one row of it), each once; of experts the chosen ones'.
+fn read_per_token(
+    spec: &Spec,
+    roles: &HashMap<Role, u32>,
+    tensors: &[Tensor],
+    halves: &[u32],
+) -> u64 {
     let read = roles.iter().filter(|(role, _)| **role != Role::Embedding);
-    let bytes = |(_, index): (&Role, &u32)| {
+    let bytes = |(role, index): (&Role, &u32)| {
         let tensor = &tensors[*index as usize];
         let numbers = u64::from(tensor.lanes) * u64::from(tensor.rows) * u64::from(tensor.cols);
-        if halves.contains(index) {
-            2 * numbers
-        } else {
-            tensor.bytes()
-        }
+        let one = if halves.contains(index) { 2 * numbers } else { tensor.bytes() };
+        one * spec.experts(*role).map_or(1, |experts| experts.chosen as u64)
     };
     read.map(bytes).sum()
 }
@@ -375,6 +411,7 @@ fn rotary_tables(spec: &Spec, checkpoint: &Checkpoint, positions: usize) -> Rota
                 lanes: 1,
                 rows: 2,
                 cols: (table.len() / 2) as u32,
+                row_step: 1,
                 scale_buffer: 0,
                 offset: all.bytes.len() as u64,
                 scale_offset: 0,

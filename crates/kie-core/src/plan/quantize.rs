@@ -285,7 +285,7 @@ mod tests {
         let wave = |n: usize| ((n * 7919 % 1009) as f32 / 1009.0 - 0.5) * 0.1;
         let (rows, cols) = (130, 160);
         let bytes: Vec<u8> = (0..rows * cols).flat_map(|n| wave(n).to_le_bytes()).collect();
-        let m = Matrix { data: &bytes, codes: Codes::F32, rows, cols, scales: None };
+        let m = Matrix { data: &bytes, codes: Codes::F32, rows, cols, row_step: 1, scales: None };
         for (scheme, most) in [(Scheme::Fp8, 0.03), (Scheme::Int4, 0.08), (Scheme::Mxfp4, 0.14)] {
             let once = quantise(scheme, &m, &Stop::default()).unwrap();
             let relative = (once.error[0] / once.error[1]).sqrt();
@@ -298,6 +298,7 @@ mod tests {
                 lanes: 1,
                 rows: rows as u32,
                 cols: cols as u32,
+                row_step: 1,
                 scale_buffer: 0,
                 offset: 0,
                 scale_offset: 0,

@@ -45,7 +45,10 @@ pub fn quantize(folder: &Path, out: &Path, to: &str, reads: &Reads<'_>) -> Resul
         return Err(Error::InvalidRequest(detail));
     }
     let spec = Spec::read(folder)?;
-    let parts = |tensor: &&TensorSpec| matches!(tensor.stored, TensorPart::Rows { .. });
+    let parts = |tensor: &&TensorSpec| match tensor.stored {
+        TensorPart::Rows { .. } | TensorPart::Stacked { .. } | TensorPart::Alternate { .. } => true,
+        TensorPart::Whole | TensorPart::Less { .. } => false,
+    };
     if let Some(tensor) = spec.tensors.iter().find(parts) {
         let what = format!("{}: {}", folder.display(), tensor.name);
         let detail = "a matrix of several parts; open it with dtype= instead".to_owned();
@@ -53,8 +56,8 @@ pub fn quantize(folder: &Path, out: &Path, to: &str, reads: &Reads<'_>) -> Resul
     }
     let checkpoint = Checkpoint::open(folder, &spec)?;
     not_quantised(&spec, &checkpoint)?;
-    let stored = |role| checkpoint.tensor(role).expect("Checkpoint::open checked it");
-    let tensors: Vec<_> = spec.tensors.iter().map(|tensor| stored(tensor.role)).collect();
+    let stored = spec.tensors.iter().flat_map(|tensor| checkpoint.all(tensor.role));
+    let tensors: Vec<_> = stored.collect();
     let total = 2 * tensors.len();
     let told = |done: usize| (reads.progress)("quantise", done as u64, total as u64);
     checkpoint.check_all_finite(&tensors, &told, reads.stop)?;
@@ -126,7 +129,7 @@ struct Piece<'a> {
 struct State {
     tally: Tally,
     /// Of matrices whose codes are written already.
-    scales: HashMap<Role, Vec<u8>>,
+    scales: HashMap<String, Vec<u8>>,
     done: usize,
     /// What ended it; what is written from then on is of no use.
     failed: Option<Error>,
@@ -212,7 +215,7 @@ impl Writer<'_> {
     fn made(&self, tensor: &Tensor, kind: Kind) -> Result<Vec<u8>> {
         self.reads.stop.check()?;
         let mut state = self.state.borrow_mut();
-        if let (Kind::Scales, Some(scales)) = (kind, state.scales.remove(&tensor.role)) {
+        if let (Kind::Scales, Some(scales)) = (kind, state.scales.remove(&tensor.name)) {
             return Ok(scales);
         }
         let mut aside = Tally::default();
@@ -224,7 +227,7 @@ impl Writer<'_> {
         }
         // Scales of FP8 stand before their codes.
         if self.scheme != Scheme::Fp8 {
-            state.scales.insert(tensor.role, made.scales.into_owned());
+            state.scales.insert(tensor.name.clone(), made.scales.into_owned());
         }
         state.done += 1;
         (self.reads.progress)("quantise", (self.total / 2 + state.done) as u64, self.total as u64);

@@ -4,11 +4,11 @@
 use std::collections::HashMap;
 
 use kie_kernels::abi::{
-    Attend, Dims, Embed, GateUp, Head, HeadMode, Heads, Join, NormSpan, Project, ProjectNormed,
-    Qkv, Rotary, Sample, StateAt, Step, StepKind, Vector,
+    Attend, Dims, Embed, ExpertsDown, ExpertsGateUp, GateUp, Head, HeadMode, Heads, Join, NormSpan,
+    Project, ProjectNormed, Qkv, Rotary, Route, Sample, StateAt, Step, StepKind, Vector,
 };
 
-use crate::model::{self, Attention, Gated, HeadKind, Mixer, Mlp, Role, RopeStyle, Spec};
+use crate::model::{self, Attention, Experts, Gated, HeadKind, Mixer, Mlp, Role, RopeStyle, Spec};
 
 /// What steps are made of. Lists are by layer.
 pub(super) struct Planned<'a> {
@@ -42,6 +42,8 @@ enum Use {
     Query(Heads),
     Attended(Heads),
     Inner(u32),
+    /// Ids and factors of so many experts.
+    Choice(u32),
     Logits,
     /// A module's outputs that later layers add: the layer, modulo what is kept at a time.
     Kept(Module, usize),
@@ -65,6 +67,7 @@ impl Builder<'_> {
             Use::Residual | Use::Kept(..) => (d.lanes, d.hidden),
             Use::Query(heads) | Use::Attended(heads) => (d.lanes, heads.query_width()),
             Use::Inner(ffn) => (d.lanes, ffn),
+            Use::Choice(chosen) => (1, 2 * chosen),
             Use::Logits => (1, d.vocab),
         };
         *self.known.entry(what).or_insert_with(|| {
@@ -107,9 +110,11 @@ impl Builder<'_> {
         };
         self.push(layer, StepKind::Qkv(qkv));
         let window = attention.window.map(|window| window as u32);
-        let attend = Attend { heads, input: query, output: attended, state, window };
+        let sinks = attention.sinks.then(|| self.tensor(Role::Sinks(layer)));
+        let attend = Attend { heads, input: query, output: attended, state, window, sinks };
         self.push(layer, StepKind::Attend(attend));
-        self.project(layer, Role::O(layer), attended, Module::Mixer);
+        let bias = attention.out_bias.then(|| self.tensor(Role::OBias(layer)));
+        self.project(layer, (Role::O(layer), bias), attended, Module::Mixer);
     }
 
     /// The norm of a module's input, where the layer has one there.
@@ -129,7 +134,56 @@ impl Builder<'_> {
             partition: 0,
         };
         self.push(layer, StepKind::GateUp(gate_up));
-        self.project(layer, Role::Down(layer), gate_up.output, Module::Mlp);
+        self.project(layer, (Role::Down(layer), None), gate_up.output, Module::Mlp);
+    }
+
+    /// The router, then the chosen experts, whose sum joins the residual streams.
+    fn experts(&mut self, layer: usize, of: &Experts) {
+        let [experts, chosen, ffn] = [of.count, of.chosen, of.each.ffn].map(|size| size as u32);
+        let (input, choice) = (self.vector(Use::Residual), self.vector(Use::Choice(chosen)));
+        let norm = self.before(layer, Role::MlpNorm(layer));
+        let bias = |role: Role| of.bias.then(|| self.tensor(role));
+        let route = Route {
+            norm,
+            weight: self.tensor(Role::Router(layer)),
+            bias: bias(Role::RouterBias(layer)),
+            scoring: of.scoring,
+            experts,
+            chosen,
+            input,
+            output: choice,
+            partition: 0,
+        };
+        let biases = [Role::ExpertGateBias(layer), Role::ExpertUpBias(layer)];
+        let biases = of.bias.then(|| biases.map(|role| self.tensor(role)));
+        let down_bias = bias(Role::ExpertDownBias(layer));
+        let gate_up = ExpertsGateUp {
+            norm,
+            weights: [Role::ExpertGate(layer), Role::ExpertUp(layer)].map(|r| self.tensor(r)),
+            biases,
+            gate: of.each.gate,
+            ffn,
+            experts,
+            chosen,
+            input,
+            choice,
+            output: self.vector(Use::Inner(chosen * ffn)),
+            partition: 0,
+        };
+        let down = ExpertsDown {
+            weight: self.tensor(Role::ExpertDown(layer)),
+            bias: down_bias,
+            ffn,
+            experts,
+            chosen,
+            input: gate_up.output,
+            choice,
+            residual: input,
+            partition: 0,
+        };
+        self.push(layer, StepKind::Route(route));
+        self.push(layer, StepKind::ExpertsGateUp(gate_up));
+        self.push(layer, StepKind::ExpertsDown(down));
     }
 
     /// Layers between a module's output and where others' streams add it; 0 where none do later.
@@ -153,7 +207,13 @@ impl Builder<'_> {
         self.vector(Use::Kept(module, layer % (longest + 1)))
     }
 
-    fn project(&mut self, layer: usize, role: Role, input: u32, module: Module) {
+    fn project(
+        &mut self,
+        layer: usize,
+        (role, bias): (Role, Option<u32>),
+        input: u32,
+        module: Module,
+    ) {
         let spec = self.planned.spec;
         if spec.layers[layer].norms.behind() {
             let norm = match module {
@@ -182,7 +242,7 @@ impl Builder<'_> {
         });
         let keep = wanted.then(|| self.kept(layer, module));
         let (weight, residual) = (self.tensor(role), self.vector(Use::Residual));
-        let project = Project { weight, input, residual, join, keep, partition: 0 };
+        let project = Project { weight, bias, input, residual, join, keep, partition: 0 };
         self.push(layer, StepKind::Project(project));
     }
 }
@@ -200,6 +260,7 @@ pub(super) fn schedule(planned: &Planned<'_>) -> Schedule {
         }
         match &layer.mlp {
             Mlp::Gated(gated) => b.mlp(at, gated),
+            Mlp::Experts(experts) => b.experts(at, experts),
         }
     }
     let output = b.vector(Use::Logits);

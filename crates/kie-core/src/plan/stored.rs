@@ -24,7 +24,7 @@ pub struct Reads<'a> {
 /// # Errors
 /// [`Error::InvalidRequest`] names one that is not.
 pub(super) fn not_quantised(spec: &Spec, checkpoint: &Checkpoint) -> Result<()> {
-    let tensors = spec.tensors.iter().filter_map(|tensor| checkpoint.tensor(tensor.role));
+    let tensors = spec.tensors.iter().flat_map(|tensor| checkpoint.all(tensor.role));
     match tensors.filter(|tensor| tensor.encoding.is_quantised()).collect::<Vec<_>>()[..] {
         [] => Ok(()),
         [first, ..] => Err(Error::InvalidRequest(format!(
@@ -51,6 +51,7 @@ pub(super) fn describe(t: &weights::Tensor) -> Tensor {
         lanes: lanes as u32,
         rows: rows as u32,
         cols: cols as u32,
+        row_step: t.row_step as u32,
         scale_buffer: scale_file as u32 + 1,
         offset: t.offset as u64,
         scale_offset: scale_offset as u64,

@@ -97,7 +97,8 @@ impl Adapter {
         for changed in &modules {
             let of = |tensor: &&TensorSpec| module(&tensor.name) == changed;
             let whole: Vec<&TensorSpec> = matrices.iter().copied().filter(of).collect();
-            let linear = |t: &TensorSpec| t.role != Role::Embedding && t.shape.len() == 2;
+            let linear =
+                |t: &TensorSpec| t.role != Role::Embedding && t.shape.len() == 2 && t.experts == 1;
             if whole.is_empty() || !whole.iter().copied().all(linear) {
                 let wanted = format!("a module of {} with a matrix of its own", spec.architecture);
                 return Err(self.wrong(&format!("{PREFIX}{changed}"), wanted, "none of that name"));
@@ -105,14 +106,20 @@ impl Adapter {
             let (rank, factor) = config.of(changed);
             let rows = match whole[0].stored {
                 Stored::Rows { of, .. } => of,
-                Stored::Whole | Stored::Less { .. } => whole[0].shape[0],
+                Stored::Whole
+                | Stored::Less { .. }
+                | Stored::Stacked { .. }
+                | Stored::Alternate { .. } => whole[0].shape[0],
             };
             let name = |part: &str| format!("{PREFIX}{changed}.lora_{part}.weight");
             for tensor in whole {
                 let a = self.thin(&entries, &name("A"), [rank, tensor.shape[1]], 0..rank)?;
                 let first = match tensor.stored {
                     Stored::Rows { first, .. } => first,
-                    Stored::Whole | Stored::Less { .. } => 0,
+                    Stored::Whole
+                    | Stored::Less { .. }
+                    | Stored::Stacked { .. }
+                    | Stored::Alternate { .. } => 0,
                 };
                 let mine = first..first + tensor.shape[0];
                 let b = self.thin(&entries, &name("B"), [rows, rank], mine)?;

@@ -5,6 +5,7 @@
 //! to as anything; [`Checkpoint::unchanged`] tells, and what was loaded then is of no use.
 
 mod adapter;
+mod experts;
 mod finite;
 mod guard;
 mod quantized;
@@ -26,6 +27,7 @@ use crate::json;
 use crate::model::spec::{Role, Spec, Stored, TensorSpec};
 pub use adapter::{Adapter, Delta};
 use quantized::{Entries, Finder};
+use safetensors::Entry;
 pub use safetensors::Mapped;
 use tensor::Slice;
 pub use tensor::{Parts, Scales, Tensor};
@@ -33,7 +35,8 @@ pub use tensor::{Parts, Scales, Tensor};
 /// The files of a folder and the tensors that a spec asked for.
 pub struct Checkpoint {
     files: Vec<Arc<Mapped>>,
-    tensors: HashMap<Role, Tensor>,
+    /// One, or one an expert.
+    tensors: HashMap<Role, Vec<Tensor>>,
     adapter: Option<Adapter>,
 }
 
@@ -103,12 +106,31 @@ impl Checkpoint {
         }
         check_index(folder, index, &entries, paths)?;
         for wanted in &spec.tensors {
-            let tensor = self.take(folder, wanted, spec, &mut entries, paths)?;
-            self.tensors.insert(wanted.role, tensor);
+            let listed = || if paths.len() == 1 { paths[0].clone() } else { folder.join(INDEX) };
+            let tensors = match wanted.stored {
+                Stored::Stacked { .. } | Stored::Alternate { .. } => {
+                    let (files, entries, listed) = (&self.files[..], &entries, listed());
+                    let stack = experts::Stack { files, wanted, entries, paths, listed };
+                    stack.tensors(spec.quantization)?
+                }
+                Stored::Whole | Stored::Rows { .. } | Stored::Less { .. } => {
+                    let names = wanted.each();
+                    let take = |wanted| self.take(&listed, &wanted, spec, &mut entries, paths);
+                    names.map(take).collect::<Result<_>>()?
+                }
+            };
+            experts::check_alike(&tensors)?;
+            self.tensors.insert(wanted.role, tensors);
         }
-        // Several tensors have rows of these.
-        for wanted in spec.tensors.iter().filter(|t| matches!(t.stored, Stored::Rows { .. })) {
-            entries.remove(&wanted.name);
+        // Several tensors have parts of these.
+        for wanted in &spec.tensors {
+            match wanted.stored {
+                Stored::Rows { .. } | Stored::Alternate { .. } => {
+                    entries.remove(&wanted.name);
+                }
+                Stored::Stacked { .. } => experts::remove(wanted, &mut entries),
+                Stored::Whole | Stored::Less { .. } => {}
+            }
         }
         let harmless =
             |name: &String| spec.ignored.contains(name) || name.ends_with(".rotary_emb.inv_freq");
@@ -124,22 +146,21 @@ impl Checkpoint {
 
     fn take(
         &self,
-        folder: &Path,
+        listed: &dyn Fn() -> PathBuf,
         wanted: &TensorSpec,
         spec: &Spec,
         entries: &mut Entries,
         paths: &[PathBuf],
     ) -> Result<Tensor> {
-        let listed = if paths.len() == 1 { paths[0].clone() } else { folder.join(INDEX) };
         let name = &wanted.name;
         if let (Some(scheme), true) = (spec.quantization, wanted.role.is_matrix()) {
-            let listed = listed.clone();
+            let listed = listed();
             let mut finder = Finder { files: &self.files, wanted, entries, paths, listed };
             if let Some(tensor) = finder.find(scheme)? {
                 return Ok(tensor);
             }
         }
-        let missing = || Error::tensor(listed, name, "the tensor", "nothing");
+        let missing = || Error::tensor(listed(), name, "the tensor", "nothing");
         let mut shape = wanted.shape.clone();
         let found = match wanted.stored {
             Stored::Rows { of, .. } => {
@@ -147,6 +168,7 @@ impl Checkpoint {
                 entries.get(name).cloned()
             }
             Stored::Whole | Stored::Less { .. } => entries.remove(name),
+            Stored::Stacked { .. } | Stored::Alternate { .. } => unreachable!("experts::Stack"),
         };
         let (file, mut entry) = found.ok_or_else(missing)?;
         let path = &paths[file];
@@ -162,16 +184,9 @@ impl Checkpoint {
         }
         let adjusted = match wanted.stored {
             Stored::Less { one, factor } => Some((one, factor)),
-            Stored::Whole | Stored::Rows { .. } => None,
+            _ => None,
         };
-        let plain = |codes: &Codes| codes.row().group == 0 || wanted.role.is_matrix();
-        let codes = match entry.codes.filter(plain) {
-            Some(Codes::E4m3) | None => {
-                let want = "F32, F16 or BF16, or a matrix of the quantization_config's scheme";
-                return Err(Error::tensor(path, name, want, &entry.stored));
-            }
-            Some(codes) => codes,
-        };
+        let codes = plain(wanted, &entry, path)?;
         Ok(Tensor {
             role: wanted.role,
             name: name.clone(),
@@ -182,6 +197,7 @@ impl Checkpoint {
             offset: entry.offset,
             scales: None,
             adjusted,
+            row_step: 1,
             repack: None,
             bytes: Slice::of(&self.files, file, &entry),
         })
@@ -191,10 +207,12 @@ impl Checkpoint {
     /// spaced bytes of each tensor. Two checkpoints that differ in few numbers may have the same.
     pub fn sample(&self, spec: &Spec) -> String {
         let mut parts: Vec<Vec<u8>> = Vec::new();
-        for tensor in spec.tensors.iter().filter_map(|tensor| self.tensor(tensor.role)) {
-            let Tensor { name, shape, encoding, .. } = tensor;
-            parts.push(format!("{name} {shape:?} {encoding}").into_bytes());
-            parts.push(sample_of(tensor.bytes(), SAMPLES));
+        for tensors in spec.tensors.iter().map(|tensor| self.all(tensor.role)) {
+            let samples = (SAMPLES / tensors.len().max(1)).max(2);
+            for Tensor { name, shape, encoding, bytes, .. } in tensors {
+                parts.push(format!("{name} {shape:?} {encoding}").into_bytes());
+                parts.push(sample_of(bytes.bytes(), samples));
+            }
         }
         // Its thin matrices lie one behind the other.
         parts.extend(self.adapter.as_ref().map(|a| sample_of(a.bytes(), 64 * SAMPLES)));
@@ -229,9 +247,26 @@ impl Checkpoint {
         &self.files
     }
 
-    /// The tensor of a role, if the model has one.
+    /// The tensor of a role, if the model has one; of experts the first one's.
     pub fn tensor(&self, role: Role) -> Option<&Tensor> {
-        self.tensors.get(&role)
+        self.all(role).first()
+    }
+
+    /// The tensors of a role: none, one, or one an expert.
+    pub fn all(&self, role: Role) -> &[Tensor] {
+        self.tensors.get(&role).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// The codes of a tensor that no scheme stores.
+fn plain(wanted: &TensorSpec, entry: &Entry, path: &Path) -> Result<Codes> {
+    let fits = |codes: &Codes| codes.row().group == 0 || wanted.role.is_matrix();
+    match entry.codes.filter(fits) {
+        Some(Codes::E4m3) | None => {
+            let want = "F32, F16 or BF16, or a matrix of the quantization_config's scheme";
+            Err(Error::tensor(path, &wanted.name, want, &entry.stored))
+        }
+        Some(codes) => Ok(codes),
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use kie_kernels::abi::{Codes, Dtype, Encoding};
 
 use super::safetensors::{Entry, Mapped};
-use super::tensor::{Repack, Scales, Slice, Tensor};
+use super::tensor::{Columns, Repack, Scales, Slice, Tensor};
 use crate::error::{Error, Result};
 use crate::model::quantization::{Group, Quantization};
 use crate::model::spec::TensorSpec;
@@ -63,7 +63,8 @@ impl Finder<'_> {
             | Quantization::Float(_)
             | Quantization::Int8(_)
             | Quantization::Int4(_)
-            | Quantization::Mxfp4 => Ok(None),
+            | Quantization::Mxfp4
+            | Quantization::Mxfp4Experts => Ok(None),
         }
     }
 
@@ -170,6 +171,7 @@ impl Finder<'_> {
             offset: entry.offset,
             scales: Some(scales),
             adjusted: None,
+            row_step: 1,
             repack,
             bytes: Slice::of(self.files, file, entry),
         }
@@ -199,7 +201,7 @@ impl Finder<'_> {
             self.no_order(&format!("{stem}.g_idx"), cols, group)?;
         }
         let slice = |(file, entry): &(usize, Entry)| Slice::of(self.files, *file, entry);
-        let repack = Repack {
+        let repack = Columns {
             words: Slice::of(self.files, file, &entry),
             zeros: slice(&zeros),
             scales: slice(&scales),
@@ -210,6 +212,7 @@ impl Finder<'_> {
         let encoding = Encoding::scaled(Codes::I4, [1, group as u32], Dtype::F16);
         let encoding = Encoding { zeros: true, ..encoding };
         let scales = Scales { file: scales.0, offset: scales.1.offset, bytes: slice(&scales) };
+        let repack = Repack::Columns(repack);
         Ok(Some(self.tensor(encoding, (file, &entry), scales, Some(repack))))
     }
 

@@ -29,6 +29,8 @@ pub struct Tensor {
     pub offset: usize,
     /// Its scales, where the encoding has them beside the codes.
     pub scales: Option<Scales>,
+    /// Stored rows, of numbers and of scales, from one row to the next.
+    pub row_step: usize,
     /// Its numbers are `factor * (stored + one)`, of these two.
     pub adjusted: Option<(f32, f32)>,
     /// It is stored by columns: [`Tensor::parts`] has its rows.
@@ -82,6 +84,17 @@ impl Slice {
         Self { map: Arc::clone(map), offset, len }
     }
 
+    /// A part of it.
+    pub(super) fn part(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
+        Self { map: Arc::clone(&self.map), offset: self.offset + range.start, len: range.len() }
+    }
+
+    /// Where it begins in its file.
+    pub(super) fn offset(&self) -> usize {
+        self.offset
+    }
+
     pub(super) fn bytes(&self) -> &[u8] {
         &(*self.map).as_ref()[self.offset..self.offset + self.len]
     }
@@ -120,9 +133,41 @@ impl Scales {
 /// Where in a word AWQ puts the codes of eight neighbouring columns.
 const AWQ_ORDER: [u32; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
-/// Columns of codes that have to become rows.
+/// What has to become rows.
 #[derive(Clone)]
-pub(super) struct Repack {
+pub(super) enum Repack {
+    /// Columns of codes.
+    Columns(Columns),
+    /// Columns of plain numbers: every `of`th one, from `part` on.
+    Turned { stored: Slice, part: usize, of: usize },
+}
+
+impl Repack {
+    /// Codes, scales and zero points of `rows` x `cols`, one behind the other.
+    fn rows(&self, rows: usize, cols: usize) -> [Vec<u8>; 3] {
+        let (stored, part, of) = match self {
+            Self::Columns(columns) => return columns.rows(rows, cols),
+            Self::Turned { stored, part, of } => (stored.bytes(), part, of),
+        };
+        let size = stored.len() / (of * rows * cols);
+        let mut out = vec![0; rows * cols * size];
+        // Some rows at a time: what a column has of them lies in few cache lines.
+        const TOGETHER: usize = 64;
+        for (block, out) in out.chunks_mut(TOGETHER * cols * size).enumerate() {
+            for (col, stored) in stored.chunks_exact(of * rows * size).enumerate() {
+                for (row, out) in out.chunks_exact_mut(cols * size).enumerate() {
+                    let from = ((block * TOGETHER + row) * of + part) * size;
+                    out[col * size..(col + 1) * size].copy_from_slice(&stored[from..from + size]);
+                }
+            }
+        }
+        [out, Vec::new(), Vec::new()]
+    }
+}
+
+/// Columns of codes of four bits.
+#[derive(Clone)]
+pub(super) struct Columns {
     /// Two-dimensional words of codes.
     pub(super) words: Slice,
     pub(super) zeros: Slice,
@@ -134,9 +179,9 @@ pub(super) struct Repack {
     pub(super) less_one: bool,
 }
 
-impl Repack {
+impl Columns {
     /// Codes, scales and zero points of `rows` x `cols`, one behind the other.
-    pub(super) fn rows(&self, rows: usize, cols: usize) -> [Vec<u8>; 3] {
+    fn rows(&self, rows: usize, cols: usize) -> [Vec<u8>; 3] {
         let groups = cols / self.group;
         let word = |bytes: &[u8], at: usize| {
             u32::from_le_bytes(bytes[4 * at..4 * at + 4].try_into().expect("four bytes"))

@@ -78,7 +78,7 @@ fn a_file_that_was_cut_is_read_as_zeros_and_told_of() {
     let file = std::fs::OpenOptions::new().write(true).open(folder.0.join(SINGLE)).unwrap();
     file.set_len(64).unwrap();
     let last = |t: &Tensor| t.bytes().last().copied();
-    let all = checkpoint.tensors.values().map(last);
+    let all = checkpoint.tensors.values().flatten().map(last);
     assert!(all.filter(|byte| *byte != Some(0)).count() <= 1, "what shares the first page");
     let error = checkpoint.unchanged().unwrap_err();
     assert_eq!(error.class(), "LoadError");
@@ -236,7 +236,7 @@ fn fp8_needs_its_scales() {
 
 #[test]
 fn tensors_that_take_no_part_may_be_there() {
-    let folder = Folder::new("llama_tied", "ignored");
+    let folder = Folder::new("qwen3", "ignored");
     let bytes = folder.bytes();
     let end = bytes.len() - 8 - u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     folder.header(|h| {
@@ -351,4 +351,73 @@ fn index_that_points_nowhere_or_outside() {
     let map = json!({"weight_map": all});
     std::fs::write(folder.0.join(INDEX), map.to_string()).unwrap();
     folder.open().unwrap();
+}
+
+#[test]
+fn experts_are_slices_of_their_files() {
+    let folder = Folder::new("qwen3_moe", "experts");
+    let checkpoint = folder.open().unwrap();
+    let ups = checkpoint.all(Role::ExpertUp(1));
+    assert_eq!(ups.len(), 8);
+    assert_eq!(ups[5].name, "model.layers.1.mlp.experts.5.up_proj.weight");
+    assert_eq!((&ups[5].shape[..], ups[5].row_step), (&[48, 64][..], 1));
+    // Gates and ups by turns: of codes, of scales and of biases.
+    let folder = Folder::new("gpt_oss_mxfp4", "stacked");
+    let checkpoint = folder.open().unwrap();
+    let [gates, ups] = [Role::ExpertGate(2), Role::ExpertUp(2)].map(|role| checkpoint.all(role));
+    let scale = |t: &Tensor| t.scales.as_ref().map(|scales| scales.offset).unwrap();
+    assert_eq!((gates.len(), ups.len(), gates[7].row_step), (8, 8, 2));
+    assert_eq!([ups[0].offset - gates[0].offset, scale(&ups[0]) - scale(&gates[0])], [48, 3]);
+    let apart = [gates[7].offset - gates[6].offset, scale(&gates[7]) - scale(&gates[6])];
+    assert_eq!(apart, [128 * 48, 128 * 3]);
+    let biases = [Role::ExpertGateBias(2), Role::ExpertUpBias(2)];
+    let [gate, up] = biases.map(|role| checkpoint.tensor(role).unwrap());
+    assert_eq!((up.offset - gate.offset, gate.row_step, &gate.shape[..]), (2, 2, &[512, 1][..]));
+}
+
+#[test]
+fn experts_that_are_not_as_the_config_says_are_refused() {
+    let folder = Folder::new("qwen3_moe", "expert-parts");
+    let whole = folder.bytes();
+    let expert = "model.layers.2.mlp.experts.7.down_proj.weight";
+    let other = |name: &str, to: &str| {
+        folder.write(&whole);
+        folder.header(|h| {
+            let entry = h.remove(name).unwrap();
+            h.insert(to.to_owned(), entry);
+        });
+        folder.refusal()
+    };
+    let surplus = expert.replace('7', "8");
+    assert!(other(expert, &surplus).contains(expert), "one expert too few");
+    let router = "model.layers.0.mlp.gate.weight";
+    folder.write(&whole);
+    folder.header(|h| h[router]["shape"] = json!([4, 128]));
+    let text = folder.refusal();
+    assert!(text.contains(router) && text.contains("[8, 64]"), "{text}");
+    folder.write(&whole);
+    folder.header(|h| h[expert]["dtype"] = json!("F16"));
+    let text = folder.refusal();
+    assert!(text.contains(expert) && text.contains("experts.0.down_proj"), "{text}");
+    let folder = Folder::new("gpt_oss_mxfp4", "expert-stacks");
+    let whole = folder.bytes();
+    for (part, shape) in [
+        ("gate_up_proj_blocks", json!([8, 64, 6, 16])),
+        ("gate_up_proj_scales", json!([8, 384])),
+        ("gate_up_proj_bias", json!([4, 256])),
+        ("down_proj_bias", json!([768])),
+    ] {
+        folder.write(&whole);
+        let name = format!("model.layers.1.mlp.experts.{part}");
+        folder.header(|h| h[&name]["shape"] = shape);
+        let text = folder.refusal();
+        assert!(text.contains(&name) && text.contains("wanted"), "{text}");
+    }
+    // Codes of which the config says nothing.
+    folder.write(&whole);
+    let config = std::fs::read_to_string(folder.0.join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    config["quantization_config"] = Value::Null;
+    std::fs::write(folder.0.join("config.json"), config.to_string()).unwrap();
+    assert!(folder.refusal().contains("mlp.experts.gate_up_proj: wanted the tensor"));
 }

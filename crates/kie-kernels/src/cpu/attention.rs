@@ -48,11 +48,17 @@ impl Scratch {
         }
     }
 
-    fn prepare(&mut self, heads: usize, states: usize, page: usize) {
+    fn prepare(&mut self, heads: usize, positions: usize, page: usize, sinks: Option<&[f32]>) {
         self.scores.clear();
         self.scores.resize(heads * PAGE, 0.0);
         self.state.clear();
-        self.state.resize(states, [f32::NEG_INFINITY, 0.0]);
+        self.state.resize(heads * positions, [f32::NEG_INFINITY, 0.0]);
+        if let Some(sinks) = sinks {
+            // A sink is a score that was seen already.
+            let all =
+                self.state.chunks_exact_mut(heads).flat_map(|state| state.iter_mut().zip(sinks));
+            all.for_each(|(state, sink)| *state = [*sink, 1.0]);
+        }
         self.page.resize(page, 0.0);
     }
 }
@@ -65,7 +71,8 @@ fn within(page: usize, span: &RangeInclusive<usize>) -> std::ops::Range<usize> {
 }
 
 /// One position: `q` and `out` are `[heads][head_dim]`, `span` the positions it sees, counted from
-/// the start of page 0; `page(i)` gives the i-th page.
+/// the start of page 0; `page(i)` gives the i-th page. Each head's sink, where there are some, is a
+/// score whose value is 0.
 ///
 /// # Panics
 /// When `kv_dtype` is neither F32 nor F16, a page is too short, or the machine lacks `level`.
@@ -78,12 +85,13 @@ pub fn attend<'a>(
     page: impl Fn(usize) -> KvPage<'a>,
     span: RangeInclusive<usize>,
     scale: f32,
+    sinks: Option<&[f32]>,
     out: &mut [f32],
     scratch: &mut Scratch,
 ) {
     let heads = q.len() / head_dim;
     assert!(q.len() == heads * head_dim && out.len() == q.len(), "q and out [heads][head_dim]");
-    scratch.prepare(heads, heads, 0);
+    scratch.prepare(heads, 1, 0, sinks);
     out.fill(0.0);
     for index in span.start() / PAGE..=span.end() / PAGE {
         let page = page(index);
@@ -114,6 +122,7 @@ pub fn attend_chunk<'a>(
     page: impl Fn(usize) -> KvPage<'a>,
     spans: &[RangeInclusive<usize>],
     scale: f32,
+    sinks: Option<&[f32]>,
     mut out: Columns<'_, f32>,
     scratch: &mut Scratch,
 ) {
@@ -123,7 +132,7 @@ pub fn attend_chunk<'a>(
     else {
         return;
     };
-    scratch.prepare(heads, heads * spans.len(), 2 * head_dim * PAGE);
+    scratch.prepare(heads, spans.len(), 2 * head_dim * PAGE, sinks);
     for i in 0..spans.len() {
         out.piece(i).fill(0.0);
     }
@@ -554,14 +563,21 @@ mod tests {
             1e-5 + 4.0 * f64::from(f32::EPSILON) / 2.0 * largest
         }
 
-        fn reference(&self, q: &[f32], span: RangeInclusive<usize>, scale: f32) -> Vec<f64> {
+        fn reference(
+            &self,
+            q: &[f32],
+            span: RangeInclusive<usize>,
+            scale: f32,
+            sink: Option<f32>,
+        ) -> Vec<f64> {
             let row = |which: usize, p: usize| &self.floats[which][p * self.hd..][..self.hd];
             let dot = |p| q.iter().zip(row(0, p)).map(|(a, b)| f64::from(*a) * f64::from(*b));
             let scores: Vec<f64> =
                 span.clone().map(|p| dot(p).sum::<f64>() * f64::from(scale)).collect();
             let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
-            let sum: f64 = weights.iter().sum();
+            let sink = sink.map_or(0.0, |sink| (f64::from(sink) - top).exp());
+            let sum = weights.iter().sum::<f64>() + sink;
             let mut out = vec![0.0; self.hd];
             for (p, w) in span.zip(weights) {
                 for (o, v) in out.iter_mut().zip(row(1, p)) {
@@ -579,6 +595,7 @@ mod tests {
         fn equals_a_float64_softmax(
             half in any::<bool>(), hd in 1usize..180, heads in 1usize..7,
             first in 0usize..150, len in 1usize..150, scale in 0.01f32..6.0, seed in 1u64..1000,
+            sinks in prop::option::of(prop::collection::vec(-8f32..8.0, 7)),
         ) {
             let dtype = if half { Dtype::F16 } else { Dtype::F32 };
             let span = first..=first + len - 1;
@@ -586,18 +603,22 @@ mod tests {
             let cache = Cache::random(dtype, hd, 5, first + len, seed);
             let q = noise(seed + 3, heads * hd);
             let mut scratch = Scratch::default();
+            let sink = sinks.as_deref();
             for level in available() {
                 let (mut one, mut many) = (vec![0.0; heads * hd], vec![0.0; heads * hd]);
                 let page = |i| cache.page(i);
-                attend(level, dtype, hd, &q, page, span.clone(), scale, &mut one, &mut scratch);
+                attend(level, dtype, hd, &q, page, span.clone(), scale, sink, &mut one, &mut scratch);
                 let spans = std::slice::from_ref(&span);
                 let (width, scratch) = (heads * hd, &mut scratch);
                 let out = Columns::of(&mut many, width, width, 1);
-                attend_chunk(level, dtype, hd, heads, &q, width, page, spans, scale, out, scratch);
+                attend_chunk(
+                    level, dtype, hd, heads, &q, width, page, spans, scale, sink, out, scratch,
+                );
                 for h in 0..heads {
                     let q = &q[h * hd..][..hd];
                     let bound = cache.bound(q, span.clone(), scale);
-                    let want = cache.reference(q, span.clone(), scale);
+                    let sink = sinks.as_ref().map(|sinks| sinks[h]);
+                    let want = cache.reference(q, span.clone(), scale, sink);
                     for (d, want) in want.into_iter().enumerate() {
                         for got in [one[h * hd + d], many[h * hd + d]] {
                             let error = (f64::from(got) - want).abs();
@@ -623,13 +644,13 @@ mod tests {
             for level in available() {
                 let mut whole = vec![0.0; n * width];
                 let out = Columns::of(&mut whole, width, width, n);
-                attend_chunk(level, Dtype::F32, hd, heads, &q, width, page, &spans, 0.3, out,
+                attend_chunk(level, Dtype::F32, hd, heads, &q, width, page, &spans, 0.3, None, out,
                     &mut scratch);
                 for i in [0, n / 2, n - 1] {
                     let mut alone = vec![0.0; width];
                     let out = Columns::of(&mut alone, width, width, 1);
                     attend_chunk(level, Dtype::F32, hd, heads, &q[i * width..], width, page,
-                        &spans[i..=i], 0.3, out, &mut scratch);
+                        &spans[i..=i], 0.3, None, out, &mut scratch);
                     for (a, b) in alone.iter().zip(&whole[i * width..]) {
                         prop_assert_eq!(a.to_bits(), b.to_bits());
                     }
@@ -652,6 +673,7 @@ mod tests {
                 |i| cache.page(i),
                 0..=70,
                 1.0,
+                None,
                 &mut out,
                 scratch,
             );

@@ -227,7 +227,7 @@ impl Decode<'_> {
         c: usize,
     ) {
         let (m, cols) = (self.m, self.m.cols);
-        let (width, stride) = (m.group_cols(), m.row_bytes());
+        let (width, stride) = (m.group_cols(), m.stride());
         let groups = cols.div_ceil(width);
         let mut factors = [Factors::NONE; R];
         // SAFETY: the caller has V's level.
@@ -490,6 +490,7 @@ pub(crate) mod tests {
                 codes: encoding.codes,
                 rows: self.rows,
                 cols: self.cols,
+                row_step: 1,
                 scales: encoding.has_scales().then_some(Scales {
                     data: &self.scales,
                     dtype: encoding.scale,
@@ -607,7 +608,8 @@ pub(crate) mod tests {
     #[test]
     fn every_fp8_code_at_every_level() {
         let codes: Vec<u8> = (0..=255).collect();
-        let m = Matrix { data: &codes, codes: Codes::E4m3, rows: 1, cols: 256, scales: None };
+        let (rows, cols) = (1, 256);
+        let m = Matrix { data: &codes, codes: Codes::E4m3, rows, cols, row_step: 1, scales: None };
         for level in available() {
             for code in 0..256usize {
                 let mut x = vec![0f32; 256];

@@ -1,5 +1,6 @@
 //! Small vector operations of the norms and the gated MLP.
 
+use crate::abi::Gate;
 use crate::simd::{dispatch, Kernel, Level, Vector};
 
 /// Mean of the squares of `x`, in float32 with a fixed order of sums.
@@ -28,6 +29,54 @@ pub fn mean_square(level: Level, x: &[f32]) -> f32 {
 pub fn turned(position: u32, frequency: f32, length: f32) -> [f32; 2] {
     let (sin, cos) = (f64::from(position) * f64::from(frequency)).sin_cos();
     [cos, sin].map(|x| (f64::from(length) * x) as f32)
+}
+
+/// What a gated MLP makes of gate and up, into `gate`.
+///
+/// # Panics
+/// When the lengths differ.
+pub fn gate_mul(level: Level, kind: Gate, gate: &mut [f32], up: &[f32]) {
+    match kind {
+        Gate::Silu => silu_mul(level, gate, up),
+        Gate::GeluTanh => gelu_tanh_mul(level, gate, up),
+        Gate::ClampedSwiglu { alpha, limit } => {
+            clamped_swiglu_mul(level, [alpha, limit], gate, up);
+        }
+    }
+}
+
+/// `gate = (v + 1) h / (1 + e^(-alpha h))` with gates clamped from above and ups from both sides,
+/// h and v (`modeling_gpt_oss.py` of transformers).
+///
+/// # Panics
+/// When the lengths differ.
+pub fn clamped_swiglu_mul(level: Level, numbers: [f32; 2], gate: &mut [f32], up: &[f32]) {
+    struct Clamped<'a>([f32; 2], &'a mut [f32], &'a [f32]);
+    impl Kernel for Clamped<'_> {
+        type Output = ();
+
+        #[inline(always)]
+        unsafe fn run<V: Vector>(self) {
+            let [alpha, limit] = self.0;
+            // SAFETY: the caller has V's level.
+            let [one, alpha, most, least] =
+                unsafe { [1.0, -alpha, limit, -limit].map(|x| V::splat(x)) };
+            for (gate, up) in self.1.chunks_mut(V::LANES).zip(self.2.chunks(V::LANES)) {
+                let len = gate.len();
+                // SAFETY: the chunk has `len` numbers.
+                let g = unsafe { V::load_part(gate.as_ptr(), len) };
+                // SAFETY: as above; the lengths are equal.
+                let u = unsafe { V::load_part(up.as_ptr(), len) };
+                // Limits first: `max` and `min` then keep a NaN.
+                let (g, u) = (most.min(g), least.max(most.min(u)));
+                let result = u.add(one).mul(g).div(g.mul(alpha).exp().add(one));
+                // SAFETY: as the loads.
+                unsafe { result.store_part(gate.as_mut_ptr(), len) };
+            }
+        }
+    }
+    assert_eq!(gate.len(), up.len(), "gate and up");
+    dispatch(level, Clamped(numbers, gate, up));
 }
 
 /// `gate = gelu(gate) * up`, GELU by its tanh approximation:
@@ -125,6 +174,22 @@ mod tests {
                     let error = (f64::from(*found) - wanted).abs();
                     let bound = 1e-5 * wanted.abs() + 1e-9;
                     prop_assert!(error <= bound, "{level:?} {x} {found} {wanted}");
+                }
+                let mut gate = x.clone();
+                clamped_swiglu_mul(level, [1.702, 7.0], &mut gate, &up);
+                for ((found, x), up) in gate.iter().zip(&x).zip(&up) {
+                    let (x, up) = (f64::from(*x).min(7.0), f64::from(*up).clamp(-7.0, 7.0));
+                    let wanted = (up + 1.0) * x / (1.0 + (-1.702 * x).exp());
+                    let error = (f64::from(*found) - wanted).abs();
+                    // `up + 1` is exact to a rounding of `up`.
+                    let bound = 5e-5 * wanted.abs() + 1e-6 * x.abs() / (1.0 + (-1.702 * x).exp());
+                    prop_assert!(error <= bound + 1e-9, "{level:?} {x} {found} {wanted}");
+                }
+                for bad in [0, 1] {
+                    let (mut gate, mut up) = ([1.0; 3], [1.0; 3]);
+                    [&mut gate, &mut up][bad][1] = f32::NAN;
+                    clamped_swiglu_mul(level, [1.702, 7.0], &mut gate, &up);
+                    prop_assert!(gate[1].is_nan() && !gate[0].is_nan() && !gate[2].is_nan());
                 }
             }
         }

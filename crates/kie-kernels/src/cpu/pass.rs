@@ -9,13 +9,14 @@
 //! # Layout
 //! Vectors are lane-major: `[lane][column][width]`, so that one lane's columns are contiguous.
 
+mod experts;
 mod steps;
 
 use std::ops::Range;
 
 use super::attention;
 use super::ops;
-use super::prefill::Packed;
+use super::prefill::{Form, Packed};
 use super::team::{Barrier, Team};
 use super::watch::Watch;
 use crate::abi::{
@@ -58,6 +59,7 @@ pub(super) struct Column {
 /// What one member alone uses.
 struct Scratch {
     attention: attention::Scratch,
+    experts: experts::Scratch,
     /// One stream, where the head combines lanes.
     stream: Vec<f32>,
 }
@@ -103,7 +105,12 @@ impl Largest {
                     most.input = most.input.max(width as usize);
                 }
                 StepKind::GateUp(gate_up) => most.raw = most.raw.max(gate_up.ffn as usize),
-                StepKind::Embed(_) | StepKind::Head(_) | StepKind::Sample(_) => {}
+                StepKind::Route(route) => most.raw = most.raw.max(route.experts as usize),
+                StepKind::Embed(_)
+                | StepKind::ExpertsGateUp(_)
+                | StepKind::ExpertsDown(_)
+                | StepKind::Head(_)
+                | StepKind::Sample(_) => {}
             }
         }
         most
@@ -111,7 +118,7 @@ impl Largest {
 }
 
 /// Bytes of pages and of what a pass works on.
-fn bytes(program: &Program, most: &Largest) -> u64 {
+fn bytes(program: &Program, most: &Largest, experts: &experts::Largest) -> u64 {
     let d = &program.dims;
     let columns = u64::from(d.columns);
     let vectors = program.vectors.iter().map(|v| u64::from(v.lanes) * u64::from(v.width));
@@ -119,7 +126,8 @@ fn bytes(program: &Program, most: &Largest) -> u64 {
     let numbers = numbers + u64::from(d.lanes) * (most.raw + 2 * most.input) as u64;
     let pages = program.groups.iter().map(|g| g.page_bytes() * u64::from(g.pages));
     let logits = u64::from(d.slots) * u64::from(d.vocab);
-    4 * (numbers * columns + logits) + pages.sum::<u64>()
+    let experts = experts.bytes(d.columns as usize, program.blocks as usize);
+    4 * (numbers * columns + logits) + pages.sum::<u64>() + experts
 }
 
 /// A program with its memory.
@@ -134,6 +142,8 @@ pub(super) struct Pass {
     raw: Field<f32>,
     /// Packed prefill activations, one a lane.
     packed: Field<Packed>,
+    /// The same of experts.
+    lines: experts::Lines,
     /// KV pages, one arena a group.
     pages: Vec<Field<u8>>,
     /// Of each rotary table that a step names.
@@ -157,13 +167,15 @@ impl Pass {
         let field = |v: &Vector| Field::new((v.lanes * v.width) as usize * columns);
         let widest = (d.lanes * d.hidden) as usize;
         let most = Largest::of(&program);
-        room::ask(bytes(&program, &most))?;
+        let form = |tensor: u32| Form::of(level, program.tensors[tensor as usize].encoding.codes);
+        let experts = experts::Largest::of(&program, form);
+        room::ask(bytes(&program, &most, &experts))?;
         let packed = || Packed::with_capacity(d.chunk(), most.input);
         let member = || {
             let stream = vec![0.0; d.hidden as usize];
             let attention =
                 attention::Scratch::with_capacity(most.shared, most.head_dim, QUERY_BLOCK);
-            Scratch { attention, stream }
+            Scratch { attention, experts: experts.scratch(columns), stream }
         };
         let arena = |g: &PageGroup| Field::new(g.page_bytes() as usize * g.pages as usize);
         let mut pass = Self {
@@ -171,6 +183,7 @@ impl Pass {
             normed: Field::new(widest * columns),
             raw: Field::new(lanes * most.raw * columns),
             packed: Field::of((0..lanes).map(|_| packed()).collect()),
+            lines: experts.lines(),
             pages: program.groups.iter().map(arena).collect(),
             angles: Vec::new(),
             constants: Vec::new(),
@@ -274,6 +287,11 @@ impl Pass {
         Matrix::of(&self.program.tensors[tensor as usize], lane, &self.buffers)
     }
 
+    /// How a tensor wants packed activations.
+    fn form(&self, tensor: u32) -> Form {
+        Form::of(self.level, self.program.tensors[tensor as usize].encoding.codes)
+    }
+
     /// What steps use number by number, converted once.
     fn constants(&self) -> Vec<Box<[f32]>> {
         let mut used: Vec<u32> = Vec::new();
@@ -285,13 +303,18 @@ impl Pass {
                     used.extend(qkv.biases.iter().flatten());
                     used.extend(qkv.head_norms.iter().flatten());
                 }
+                StepKind::Attend(attend) => used.extend(attend.sinks),
+                StepKind::Project(project) => used.extend(project.bias),
                 StepKind::ProjectNormed(project) => used.push(project.norm),
                 StepKind::GateUp(gate_up) => used.extend(gate_up.norm),
+                StepKind::Route(route) => used.extend(route.norm.iter().chain(&route.bias)),
+                StepKind::ExpertsGateUp(experts) => {
+                    used.extend(experts.norm);
+                    used.extend(experts.biases.iter().flatten());
+                }
+                StepKind::ExpertsDown(experts) => used.extend(experts.bias),
                 StepKind::Head(head) => used.push(head.norm),
-                StepKind::Embed(_)
-                | StepKind::Attend(_)
-                | StepKind::Project(_)
-                | StepKind::Sample(_) => {}
+                StepKind::Embed(_) | StepKind::Sample(_) => {}
             }
         }
         let convert = |(index, tensor): (usize, &Tensor)| {
@@ -337,6 +360,9 @@ impl Walk<'_> {
             StepKind::Project(project) => self.project(project),
             StepKind::ProjectNormed(project) => self.project_normed(project),
             StepKind::GateUp(gate_up) => self.gate_up(gate_up),
+            StepKind::Route(route) => self.route(route),
+            StepKind::ExpertsGateUp(experts) => self.experts_gate_up(experts),
+            StepKind::ExpertsDown(experts) => self.experts_down(experts),
             StepKind::Head(head) => self.head(head),
             // Tokens are chosen between passes, where the control plane needs them.
             StepKind::Sample(_) => return,

@@ -23,8 +23,9 @@ use crate::simd::{dispatch, Kernel, Level, Vector};
 mod bf16;
 mod packed;
 
-pub use self::packed::Packed;
-use self::packed::{Form, Line, BLOCK, CHUNK};
+use self::packed::CHUNK;
+pub(in crate::cpu) use self::packed::{Form, Line, BLOCK};
+pub use self::packed::{Packed, Part};
 
 /// Rows of a panel.
 const ROWS: usize = 32;
@@ -54,15 +55,19 @@ fn pack_as(form: Form, x: &[f32], n: usize, cols: usize, out: &mut Vec<Line>) {
         return;
     }
     for (block, out) in out.chunks_exact_mut(lines).enumerate() {
-        let columns = &x[block * BLOCK * cols..n.min((block + 1) * BLOCK) * cols];
-        match form {
-            Form::Single => pack_single(columns, cols, out),
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: this form is chosen only with AVX-512 BF16, and the level is available.
-            Form::Pairs => unsafe { bf16::pack(columns, cols, out) },
-            #[cfg(not(target_arch = "x86_64"))]
-            Form::Pairs => unreachable!("no BF16 level here"),
-        }
+        pack_block(form, &x[block * BLOCK * cols..n.min((block + 1) * BLOCK) * cols], cols, out);
+    }
+}
+
+/// Packs up to 16 columns of `cols` numbers in a form that the machine has the level of.
+pub(in crate::cpu) fn pack_block(form: Form, columns: &[f32], cols: usize, out: &mut [Line]) {
+    match form {
+        Form::Single => pack_single(columns, cols, out),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: this form is chosen only with AVX-512 BF16, and the level is available.
+        Form::Pairs => unsafe { bf16::pack(columns, cols, out) },
+        #[cfg(not(target_arch = "x86_64"))]
+        Form::Pairs => unreachable!("no BF16 level here"),
     }
 }
 
@@ -87,7 +92,7 @@ pub fn prefill(
     level: Level,
     m: &Matrix<'_>,
     rows: Range<usize>,
-    packed: &Packed,
+    packed: Part<'_>,
     mut y: Columns<'_, f32>,
     goes_on: &dyn Fn() -> bool,
 ) {
@@ -98,7 +103,7 @@ pub fn prefill(
     }
     assert_eq!(packed.cols, m.cols, "packed columns of another length");
     let form = Form::of(level, m.codes);
-    assert!(packed.ready[form as usize], "packed for another level or encoding");
+    assert!(packed.is_ready(form), "packed for another level or encoding");
     assert_eq!((y.count(), y.width()), (n, rows.len()), "columns of so many rows");
     if form == Form::Pairs {
         #[cfg(target_arch = "x86_64")]
@@ -141,7 +146,7 @@ impl Scratch {
 struct Single<'a> {
     m: &'a Matrix<'a>,
     rows: Range<usize>,
-    packed: &'a Packed,
+    packed: Part<'a>,
     columns: Range<usize>,
 }
 
@@ -339,7 +344,9 @@ mod tests {
         let mut packed = Packed::default();
         pack(level, &[m.codes], x, n, m.cols, &mut packed);
         let mut y = vec![f32::NAN; n * m.rows];
-        prefill(level, m, 0..m.rows, &packed, Columns::of(&mut y, m.rows, m.rows, n), &|| true);
+        prefill(level, m, 0..m.rows, packed.all(), Columns::of(&mut y, m.rows, m.rows, n), &|| {
+            true
+        });
         y
     }
 
@@ -389,8 +396,8 @@ mod tests {
                     pack(level, &[codes], &x[c * cols..][..cols], 1, cols, &mut packed);
                     let mut alone = vec![f32::NAN; rows];
                     let (upper, lower) = alone.split_at_mut(split);
-                    prefill(level, &m, 0..split, &packed, Columns::one(upper), &|| true);
-                    prefill(level, &m, split..rows, &packed, Columns::one(lower), &|| true);
+                    prefill(level, &m, 0..split, packed.all(), Columns::one(upper), &|| true);
+                    prefill(level, &m, split..rows, packed.all(), Columns::one(lower), &|| true);
                     for r in 0..rows {
                         prop_assert_eq!(whole[c * rows + r].to_bits(), alone[r].to_bits());
                     }

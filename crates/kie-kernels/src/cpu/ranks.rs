@@ -12,7 +12,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::abi::{
-    Attend, Codes, Encoding, HeadMode, Heads, Join, NormSpan, PageGroup, Program, StepKind, Tensor,
+    Attend, Codes, Encoding, ExpertsDown, ExpertsGateUp, HeadMode, Heads, Join, NormSpan,
+    PageGroup, Program, Qkv, StepKind, Tensor,
 };
 use crate::buffer::Buffer;
 use crate::error::{Error, Result};
@@ -100,6 +101,7 @@ impl Slices {
         }
         let scale_offset = (whole.lane_bytes() * u64::from(lanes)).next_multiple_of(4);
         let encoding = Encoding { group: self.group(), ..self.from.encoding };
+        let whole = Tensor { row_step: 1, ..whole };
         let copied =
             Tensor { buffer, offset: 0, encoding, scale_buffer: buffer, scale_offset, ..whole };
         let zero_offset = scale_offset + copied.scale_bytes() * u64::from(lanes);
@@ -113,7 +115,8 @@ impl Slices {
         let zero = if codes == Codes::I4 { 0x88 } else { 0 };
         let mut out = vec![zero; to.scale_offset as usize];
         let stored = buffers[self.from.buffer as usize].host();
-        let (from_row, to_row) = (self.from.row_bytes() as usize, to.row_bytes() as usize);
+        let step = self.from.row_step as usize;
+        let (from_row, to_row) = (self.from.row_bytes() as usize * step, to.row_bytes() as usize);
         for (lane, (rows, cols)) in self.rows.iter().zip(&self.cols).enumerate() {
             for (at, row) in rows.clone().enumerate() {
                 let from = self.from.offset as usize
@@ -150,6 +153,7 @@ impl Slices {
                         continue;
                     }
                     let [row, col] = [row.min(rows.end - 1), col.min(cols.end - 1)];
+                    let row = row * self.from.row_step;
                     let at = size * (row / of[0] * grid + col / of[1]) as usize;
                     out.extend(&stored[at..at + size]);
                 }
@@ -219,6 +223,37 @@ impl Builder {
         at
     }
 
+    /// A matrix an expert, each sliced by `slice`, one behind the other.
+    fn bank(&mut self, first: u32, experts: u32, slice: impl Fn(&mut Self, u32) -> u32) -> u32 {
+        let at = self.program.tensors.len() as u32;
+        for expert in 0..experts {
+            let sliced = slice(self, first + expert);
+            debug_assert_eq!(sliced, at + expert, "a slice is one tensor");
+        }
+        at
+    }
+
+    /// Biases of experts, `[experts, rows]`; afterwards `[experts, ranks, rows of a rank]`.
+    fn bank_bias(&mut self, index: u32, experts: u32, parts: &Parts) -> u32 {
+        let from = self.program.tensors[index as usize];
+        let of_expert = |expert: u32| {
+            parts.of.iter().map(move |part| match from.cols {
+                // A number a row.
+                1 => {
+                    let first = expert * (from.rows / experts);
+                    (first + part.start..first + part.end, 0..1)
+                }
+                _ => (expert..expert + 1, part.clone()),
+            })
+        };
+        let (rows, cols) = (0..experts).flat_map(of_expert).unzip();
+        let shape = if from.cols == 1 { [parts.each, 1] } else { [1, parts.each] };
+        let at = self.sliced(index, rows, cols, shape);
+        let tensor = &mut self.program.tensors[at as usize];
+        (tensor.lanes, tensor.rows) = (1, tensor.lanes * tensor.rows);
+        at
+    }
+
     /// Heads of one rank, and its features of q and of k or v.
     fn heads(&self, heads: Heads) -> Result<(Heads, [Parts; 2])> {
         let Heads { query, kv, dim } = heads;
@@ -255,35 +290,62 @@ impl Builder {
         Ok(self.by_cols(weight, &parts))
     }
 
+    fn qkv(&mut self, qkv: &mut Qkv) -> Result<()> {
+        let (heads, [query, kv]) = self.heads(qkv.heads)?;
+        if qkv.head_norms.is_some() && qkv.norm_span == NormSpan::AllHeads {
+            let ranks = self.ranks;
+            let detail = format!(
+                "q and k are normed over all heads at once, which do not divide by {ranks} ranks"
+            );
+            return Err(Error::Indivisible { ranks, detail });
+        }
+        for (n, parts) in [&query, &kv, &kv].into_iter().enumerate() {
+            qkv.weights[n] = self.by_rows(qkv.weights[n], parts);
+            if let Some(biases) = &mut qkv.biases {
+                biases[n] = self.bias(biases[n], parts);
+            }
+        }
+        qkv.heads = heads;
+        self.widen(qkv.output, heads.query_width());
+        Ok(())
+    }
+
+    fn attend(&mut self, attend: &mut Attend) -> Result<()> {
+        let (heads, [query, _]) = self.heads(attend.heads)?;
+        if let Some(sinks) = &mut attend.sinks {
+            let of = query.of.iter().map(|part| part.start / heads.dim..part.end / heads.dim);
+            *sinks = self.bias(*sinks, &Parts { of: of.collect(), each: heads.query });
+        }
+        attend.heads = heads;
+        self.widen(attend.output, heads.query_width());
+        self.held.insert(attend.output, query);
+        Ok(())
+    }
+
+    fn experts_gate_up(&mut self, step: &mut ExpertsGateUp) {
+        let (experts, parts) = (step.experts, self.evenly(step.ffn));
+        for weight in &mut step.weights {
+            *weight = self.bank(*weight, experts, |b, index| b.by_rows(index, &parts));
+        }
+        for bias in step.biases.iter_mut().flatten() {
+            *bias = self.bank_bias(*bias, experts, &parts);
+        }
+        step.ffn = parts.each;
+        self.widen(step.output, step.chosen * parts.each);
+    }
+
+    fn experts_down(&mut self, step: &mut ExpertsDown) {
+        let parts = self.evenly(step.ffn);
+        step.weight = self.bank(step.weight, step.experts, |b, index| b.by_cols(index, &parts));
+        step.ffn = parts.each;
+    }
+
     fn step(&mut self, index: usize) -> Result<()> {
         let mut step = self.program.steps[index];
         match &mut step.kind {
             StepKind::Embed(embed) => self.widen(embed.output, self.program.dims.hidden),
-            StepKind::Qkv(qkv) => {
-                let (heads, [query, kv]) = self.heads(qkv.heads)?;
-                if qkv.head_norms.is_some() && qkv.norm_span == NormSpan::AllHeads {
-                    let ranks = self.ranks;
-                    let detail = format!(
-                        "q and k are normed over all heads at once, which do not divide by {ranks} \
-                         ranks"
-                    );
-                    return Err(Error::Indivisible { ranks, detail });
-                }
-                for (n, parts) in [&query, &kv, &kv].into_iter().enumerate() {
-                    qkv.weights[n] = self.by_rows(qkv.weights[n], parts);
-                    if let Some(biases) = &mut qkv.biases {
-                        biases[n] = self.bias(biases[n], parts);
-                    }
-                }
-                qkv.heads = heads;
-                self.widen(qkv.output, heads.query_width());
-            }
-            StepKind::Attend(attend) => {
-                let (heads, [query, _]) = self.heads(attend.heads)?;
-                attend.heads = heads;
-                self.widen(attend.output, heads.query_width());
-                self.held.insert(attend.output, query);
-            }
+            StepKind::Qkv(qkv) => self.qkv(qkv)?,
+            StepKind::Attend(attend) => self.attend(attend)?,
             StepKind::Project(project) => {
                 // One lane has nobody to wait for.
                 let (Join::Sum | Join::Delayed { .. } | Join::Own { factor: 1.0 }) = project.join
@@ -309,6 +371,9 @@ impl Builder {
                 self.widen(gate_up.output, parts.each);
                 self.held.insert(gate_up.output, parts);
             }
+            StepKind::Route(_) => {}
+            StepKind::ExpertsGateUp(experts) => self.experts_gate_up(experts),
+            StepKind::ExpertsDown(experts) => self.experts_down(experts),
             StepKind::Head(head) => {
                 let parts = self.evenly(self.program.dims.vocab);
                 head.weight = self.by_rows(head.weight, &parts);
@@ -336,6 +401,9 @@ impl Lanes {
                 | StepKind::Project(_)
                 | StepKind::ProjectNormed(_)
                 | StepKind::GateUp(_)
+                | StepKind::Route(_)
+                | StepKind::ExpertsGateUp(_)
+                | StepKind::ExpertsDown(_)
                 | StepKind::Head(_)
                 | StepKind::Sample(_) => None,
             };
@@ -421,11 +489,14 @@ fn shares(program: &Program) -> String {
                 format!("{query} query, {kv} kv heads")
             }
             StepKind::GateUp(gate_up) => format!("ffn {}", gate_up.ffn),
+            StepKind::ExpertsGateUp(experts) => format!("experts of {}", experts.ffn),
             StepKind::Head(_) => format!("{} ids", program.dims.vocab.div_ceil(program.dims.lanes)),
             StepKind::Embed(_)
             | StepKind::Qkv(_)
             | StepKind::Project(_)
             | StepKind::ProjectNormed(_)
+            | StepKind::Route(_)
+            | StepKind::ExpertsDown(_)
             | StepKind::Sample(_) => continue,
         };
         if !all.contains(&share) {
@@ -476,6 +547,7 @@ mod tests {
             lanes: 1,
             rows: rows as u32,
             cols: cols as u32,
+            row_step: 1,
             scale_buffer: 1,
             offset: 4,
             scale_offset: 0,

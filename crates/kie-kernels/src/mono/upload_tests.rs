@@ -142,6 +142,7 @@ impl Case {
             lanes,
             rows,
             cols,
+            row_step: 1,
             scale_buffer: 0,
             offset: self.bytes.len() as u64,
             scale_offset: 0,

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::{Column, Path, Walk, QUERY_BLOCK};
 use crate::abi::{
-    Attend, Codes, Dtype, Embed, Gate, GateUp, Head, HeadMode, Heads, Join, NormSpan, Project,
+    Attend, Codes, Dtype, Embed, GateUp, Head, HeadMode, Heads, Join, NormSpan, Project,
     ProjectNormed, Qkv, Rotary, StateAt, StateKind, PAGE,
 };
 use crate::cpu::attention::{self, KvPage};
@@ -17,7 +17,7 @@ use crate::matrix::{row_to_f32, Matrix};
 use crate::numbers::store_f32;
 
 /// Columns that the decode path takes in one go.
-const DECODE_COLUMNS: usize = 8;
+pub(super) const DECODE_COLUMNS: usize = 8;
 /// Weights that the decode path takes between two looks whether it is to go on.
 const DECODE_WEIGHTS: usize = 4 << 20;
 
@@ -38,7 +38,7 @@ impl Walk<'_> {
 
     /// RMSNorm of every column and lane of `input` into `normed`, packed where prefill wants it;
     /// without a scale the input as it is.
-    fn norm(&self, scale: Option<u32>, input: u32, weights: &[u32]) {
+    pub(super) fn norm(&self, scale: Option<u32>, input: u32, weights: &[u32]) {
         let (hidden, lanes) = (self.dims().hidden as usize, self.dims().lanes as usize);
         let scale = scale.map(|scale| self.pass.constant(scale));
         for item in self.mine(self.columns.len() * lanes) {
@@ -84,7 +84,7 @@ impl Walk<'_> {
         input: impl Fn(usize) -> &'x [f32],
     ) {
         let columns = self.columns.len() - self.decode;
-        if columns == 0 {
+        if columns == 0 || weights.is_empty() {
             return;
         }
         let mut codes = [Codes::F32; 3];
@@ -123,7 +123,7 @@ impl Walk<'_> {
             // SAFETY: packed before the last barrier; nobody writes it in this phase.
             let packed = unsafe { self.pass.packed.read(lane..lane + 1) };
             let y = out.some(self.decode..self.columns.len(), 0..rows.len());
-            prefill(self.pass.level, matrix, rows, &packed[0], y, &|| self.goes_on());
+            prefill(self.pass.level, matrix, rows, packed[0].all(), y, &|| self.goes_on());
         }
     }
 
@@ -147,7 +147,7 @@ impl Walk<'_> {
     }
 
     /// Where a product of this member's rows goes: `width` of them in every column, from `at` on.
-    fn output<'f>(
+    pub(super) fn output<'f>(
         &self,
         field: &'f Field<f32>,
         at: usize,
@@ -158,7 +158,7 @@ impl Walk<'_> {
         unsafe { field.columns(at, width, stride, self.columns.len()) }
     }
 
-    fn normed(&self, lane: usize, width: usize) -> &[f32] {
+    pub(super) fn normed(&self, lane: usize, width: usize) -> &[f32] {
         let at = self.at(lane, 0, width);
         // SAFETY: nobody writes `normed` in this phase.
         unsafe { self.pass.normed.read(at..at + self.columns.len() * width) }
@@ -374,16 +374,18 @@ impl Walk<'_> {
         let scale = 1.0 / (hd as f32).sqrt();
         let scratch = &mut self.scratch().attention;
         let level = self.pass.level;
+        let first = lane * query as usize + head * shared;
+        let sinks = step.sinks.map(|sinks| &self.pass.constant(sinks)[first..first + shared]);
         if path == Path::Decode {
-            let span = span(columns.start);
-            attention::attend(level, dtype, hd, q, page, span, scale, out.piece(0), scratch);
+            let (span, out) = (span(columns.start), out.piece(0));
+            attention::attend(level, dtype, hd, q, page, span, scale, sinks, out, scratch);
             return;
         }
         let mut spans = [const { 0..=0 }; QUERY_BLOCK];
         spans.iter_mut().zip(columns.clone()).for_each(|(s, column)| *s = span(column));
         let spans = &spans[..columns.len()];
         attention::attend_chunk(
-            level, dtype, hd, shared, q, stride, page, spans, scale, out, scratch,
+            level, dtype, hd, shared, q, stride, page, spans, scale, sinks, out, scratch,
         );
     }
 
@@ -451,7 +453,11 @@ impl Walk<'_> {
             let x = self.write(step.residual, lane, column, rows.clone());
             match step.join {
                 // Lanes in order, so that all end with the same bits.
-                Join::Sum => (0..lanes).for_each(|l| add(x, own(l), 1.0)),
+                Join::Sum => {
+                    (0..lanes).for_each(|l| add(x, own(l), 1.0));
+                    let bias = step.bias.map(|bias| &self.pass.constant(bias)[rows.clone()]);
+                    bias.into_iter().for_each(|bias| add(x, bias, 1.0));
+                }
                 Join::Own { factor } => add(x, own(lane), factor),
                 Join::Delayed { from, .. } => {
                     add(x, own(lane), 1.0);
@@ -489,10 +495,7 @@ impl Walk<'_> {
                 let at = self.at(lane, column, ffn);
                 // SAFETY: this member's own rows.
                 let up = unsafe { self.pass.raw.read(at + rows.start..at + rows.end) };
-                match step.gate {
-                    Gate::Silu => ops::silu_mul(self.pass.level, gate, up),
-                    Gate::GeluTanh => ops::gelu_tanh_mul(self.pass.level, gate, up),
-                }
+                ops::gate_mul(self.pass.level, step.gate, gate, up);
             }
         }
     }
@@ -577,7 +580,7 @@ impl Walk<'_> {
 }
 
 /// `x += factor * y`.
-fn add(x: &mut [f32], y: &[f32], factor: f32) {
+pub(super) fn add(x: &mut [f32], y: &[f32], factor: f32) {
     x.iter_mut().zip(y).for_each(|(x, y)| *x += factor * y);
 }
 
@@ -588,7 +591,7 @@ struct KvAt {
     head: usize,
 }
 
-fn intersect(a: &Range<usize>, b: Range<usize>) -> Range<usize> {
+pub(super) fn intersect(a: &Range<usize>, b: Range<usize>) -> Range<usize> {
     let start = a.start.clamp(b.start, b.end);
     start..a.end.clamp(start, b.end)
 }

@@ -13,7 +13,7 @@ use std::arch::x86_64::*;
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::packed::{Form, Line, Packed, BLOCK, CHUNK};
+use super::packed::{Form, Line, Part, BLOCK, CHUNK};
 use crate::abi::Codes;
 use crate::cpu::codes::Unpack;
 use crate::field::Columns;
@@ -140,7 +140,7 @@ pub(super) unsafe fn run(
     amx: bool,
     m: &Matrix<'_>,
     rows: Range<usize>,
-    packed: &Packed,
+    packed: Part<'_>,
     mut y: Columns<'_, f32>,
     goes_on: &dyn Fn() -> bool,
 ) {
@@ -178,7 +178,7 @@ struct Task<'a> {
     amx: bool,
     m: &'a Matrix<'a>,
     rows: Range<usize>,
-    packed: &'a Packed,
+    packed: Part<'a>,
     columns: Range<usize>,
 }
 
@@ -273,7 +273,7 @@ impl Task<'_> {
         let mut unpacked = [0.0; 32 * STEPS];
         for i in 0..self.rows.len().next_multiple_of(32) {
             let live = i < self.rows.len();
-            let row = (self.rows.start + i) * m.row_bytes();
+            let row = (self.rows.start + i) * m.stride();
             let row = m.data.as_ptr().wrapping_add(row);
             if !plain {
                 let row = live.then_some(self.rows.start + i);
@@ -343,7 +343,7 @@ impl Task<'_> {
         let out = &mut out[before..before + count];
         out.copy_from_slice(&panel[0][..count]);
         if let Some(scales) = m.scales.filter(|scales| scales.zeros.is_some()) {
-            let group = scales.first(row, m.cols) + piece.block;
+            let group = m.first_scale(row, &scales) + piece.block;
             for (at, numbers) in out.chunks_mut(scales.block_cols).enumerate() {
                 let zero = scales.zero(group + at);
                 numbers.iter_mut().for_each(|number| *number -= zero);

@@ -4,18 +4,24 @@ use crate::abi::Codes;
 use crate::simd::Level;
 
 /// Columns of a packed block.
-pub(super) const BLOCK: usize = 16;
+pub(in crate::cpu) const BLOCK: usize = 16;
 /// Columns between two readings of the weights.
 pub(super) const CHUNK: usize = 512;
 
 /// One cache line.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-pub(super) struct Line(pub [u8; 64]);
+pub(in crate::cpu) struct Line(pub [u8; 64]);
+
+impl Default for Line {
+    fn default() -> Self {
+        Self([0; 64])
+    }
+}
 
 /// How activations lie in [`Packed`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(in crate::cpu) enum Form {
     /// `[block][k][16 columns]` float32: a line for each k.
     Single,
     /// `[block][pair of k][16 columns][2]` bfloat16, zeros up to a multiple of 32 in k.
@@ -73,6 +79,39 @@ impl Packed {
     /// Number of columns.
     pub fn columns(&self) -> usize {
         self.n
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Part<'_> {
+        Part::new(self.n, self.cols, |form| {
+            self.ready[form as usize].then_some(&self.lines[form as usize][..])
+        })
+    }
+}
+
+/// Packed activations as a product reads them.
+#[derive(Clone, Copy)]
+pub struct Part<'a> {
+    /// By [`Form`]; blocks one behind the other, none of those that were not packed.
+    lines: [&'a [Line]; 2],
+    pub(super) n: usize,
+    pub(super) cols: usize,
+}
+
+impl<'a> Part<'a> {
+    /// So many columns of `cols` numbers, in the forms that there are.
+    pub(in crate::cpu) fn new(
+        n: usize,
+        cols: usize,
+        lines: impl Fn(Form) -> Option<&'a [Line]>,
+    ) -> Self {
+        let lines = [Form::Single, Form::Pairs].map(|form| lines(form).unwrap_or_default());
+        Self { lines, n, cols }
+    }
+
+    /// Whether they are packed in a form.
+    pub(super) fn is_ready(&self, form: Form) -> bool {
+        self.lines[form as usize].len() >= self.n.div_ceil(BLOCK) * form.lines(self.cols)
     }
 
     /// First line of a block.

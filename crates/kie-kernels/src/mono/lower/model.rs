@@ -367,7 +367,7 @@ struct Phases<'a> {
 impl Phases<'_> {
     /// Refuses what a phase has no code for yet; `first` is the layer's first step.
     fn known(&self, program: &Program, first: usize) -> Result<()> {
-        let Self { qkv, gate_up, .. } = self;
+        let Self { qkv, attend, output, gate_up, down } = self;
         let features = 2 * program.tensors.get(qkv.rotary.table as usize).map_or(0, |t| t.cols);
         let dim = qkv.heads.dim;
         if features != dim {
@@ -375,6 +375,14 @@ impl Phases<'_> {
         }
         if qkv.head_norms.is_some() && qkv.norm_span == NormSpan::AllHeads {
             return refuse(first, "qkv norms q and k over all heads, each head wanted".to_owned());
+        }
+        if attend.sinks.is_some() {
+            return refuse(first + 1, "attend with sinks, none wanted".to_owned());
+        }
+        for (at, project) in [(2, output), (4, down)] {
+            if project.bias.is_some() {
+                return refuse(first + at, "project with a bias, none wanted".to_owned());
+            }
         }
         for (at, name, norm) in [(0, "qkv", qkv.norm), (3, "gate_up", gate_up.norm)] {
             if norm.is_none() {
@@ -384,6 +392,9 @@ impl Phases<'_> {
         match gate_up.gate {
             Gate::Silu => Ok(()),
             Gate::GeluTanh => refuse(first + 3, "gate_up with a GELU, SiLU wanted".to_owned()),
+            Gate::ClampedSwiglu { .. } => {
+                refuse(first + 3, "gate_up with a clamped SwiGLU, SiLU wanted".to_owned())
+            }
         }
     }
 }
