@@ -51,6 +51,8 @@ macro_rules! as_the_machine_does {
 
 #[path = "monokernel/exact.rs"]
 mod exact;
+#[path = "monokernel/experts.rs"]
+mod experts;
 #[path = "monokernel/failures.rs"]
 mod failures;
 #[path = "monokernel/long.rs"]
@@ -105,16 +107,10 @@ const KNOWN: &[(&str, f64, f64)] = &[
 /// Fixtures with a phase that the kernels have not yet: the step and the reason that they name.
 const REFUSED: &[(&str, &str)] = &[
     ("own_gemma3", "embeddings times 5.656854, 1 wanted"),
+    ("own_olmoe", "qkv norms q and k over all heads, each head wanted"),
     ("own_olmo2", "project_normed where the order of known phases has project"),
     ("own_phi3", "qkv turns 12 features of 16, all wanted"),
-    ("gpt_oss_mxfp4", NO_EXPERTS),
-    ("own_gpt_oss", NO_EXPERTS),
-    ("own_mixtral", NO_EXPERTS),
-    ("own_olmoe", NO_EXPERTS),
-    ("qwen3_moe", NO_EXPERTS),
 ];
-
-const NO_EXPERTS: &str = "route where the order of known phases has gate_up";
 
 /// Why the kernels refuse a fixture, if they do.
 fn refused_in(folder: &Path) -> Option<&'static str> {

@@ -55,6 +55,7 @@ KEPT = {
 """Of a row, what baselines have under which name."""
 WEIGHTS = {
     "-fp8": "FP8 random, blocks of 128 x 128",
+    "gpt-oss-120b": "16-bit random, experts MXFP4",
     "-fp8-all": "FP8 random, blocks of 128 x 128, the head, too",
     "-int4-all": "INT4 random, groups of 32, the head, too",
     "-mxfp4-all": "MXFP4 random, the head, too",

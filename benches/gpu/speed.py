@@ -31,11 +31,10 @@ LONG = 2048
 """From here on fewer runs are made of a prompt."""
 
 
-def weights_bytes(folder: Path) -> int:
-    """Bytes that a token reads: every tensor but the embedding table."""
+def weights_bytes(folder: Path) -> float:
+    """Bytes that a token reads."""
     config = json.loads((folder / "config.json").read_text())
-    read = ((n, s) for n, s in random_weights.tensors(config) if "embed" not in n)
-    return sum(part.bytes for n, s in read for part in random_weights.parts(config, n, s))
+    return random_weights.bytes_a_token(config)
 
 
 @contextmanager

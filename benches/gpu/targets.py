@@ -51,6 +51,8 @@ TABLE = (
     Target("llama-3.1-8b-int4-all", "decode", 128, 928, 1060),
     Target("llama-3.1-8b-mxfp4-all", "decode", 128, 877, 1010),
     Target("laneformer-2b-fp8-all", "decode", 128, 122, 185, gpus=4),
+    Target("gpt-oss-120b", "decode", 128, 1134, 1310),
+    Target("qwen3-30b-fp8", "decode", 128, 740, 925),
     # Three times the rate of one GPU.
     Target("llama-3.1-8b", "prompt", 2048, None, 47_100 / 3, gpus=4),
 )

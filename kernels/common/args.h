@@ -6,9 +6,9 @@
 #include "lowered.h"
 #include "platform.h"
 
-// Where a segment's stages come from: a block's weights, or the block's pages of a layer. A third
-// source is reserved: stages whose address is looked up by an id that the device computed.
-enum SegmentSource { kFromStream = 0, kFromPages = 1 };
+// Where a segment's stages come from: a block's weights, the block's pages of a layer, or its part
+// of the experts' gate and up, or down, that the step's columns chose in the layer.
+enum SegmentSource { kFromStream = 0, kFromPages = 1, kFromGateUp = 2, kFromDown = 3 };
 // In `place` of a record that was written.
 constexpr u32 kWritten = 0x80000000u;
 constexpr u32 kRecordsBlock = 16;  // one a warp, which waits for one thing at a time

@@ -2,7 +2,7 @@
 // another. A block belongs to one lane of the model and owns the same rows of every matrix. The
 // residual rows it owns stay in registers as floats; what others need travels as LL words
 // (exchange.h). Per layer: qkv -> attention -> o -> gate/up -> down, five exchanges (six with
-// kCombineByOwners).
+// kCombineByOwners), and with experts one more, of the router's logits.
 #pragma once
 
 #include "args.h"
@@ -15,12 +15,14 @@
 #include "ops/attend_combine.h"
 #include "ops/attend_exact.h"
 #include "ops/attend_ring.h"
+#include "ops/experts.h"
 #include "ops/filter.h"
 #include "ops/gather.h"
 #include "ops/head.h"
 #include "ops/matvec.h"
 #include "ops/project.h"
 #include "ops/residual.h"
+#include "ops/route.h"
 #include "ops/sample.h"
 #include "platform.h"
 #include "ring.h"
@@ -46,6 +48,76 @@ KIE_DEVICE void take_tables(const DecodeArgs& args, u8* shared) {
         table[i] = args.pages[(u64)args.column[i / kEach].row * kEach + i % kEach];
 }
 
+// Of the embedding, whose halves wait in the first place.
+KIE_DEVICE void unpack_first(float (&v)[2]) {
+    unpack_half2(bits(v[0]), v[0], v[1]);
+    if (kResidualScaled) v[0] *= kResidualScale, v[1] *= kResidualScale;
+}
+
+// A layer's mlp whose weights are all known.
+template <class C>
+KIE_DEVICE void decode_mlp(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b, int layer,
+                           Owned& own, Prefetched<typename C::TilingGu>& gate_up,
+                           const Reduction& of_down) {
+    AllReduce<typename C::TilingDown> others_down;
+    others_down.read_early(watch, args, b, reduction_of(b, 1, layer));
+    others_down.ask_early(args, b, of_down);
+    {
+        prefetch_weights<typename C::TilingGu, C::kEarlyGu>(ring, gate_up);
+        vector_free<typename C::TilingO>();
+        Squares squares = gather_normed(watch, args, b, hidden_slot(args, 0, layer, b.lane_index),
+                                        false, norm_row(b, layer, 1), b.seqno, layer << 4 | 5);
+        stamp(b, 7);
+        step_gate_up<C>(ring, args, b, layer, gate_up, squares);
+    }
+    Prefetched<typename C::TilingDown> prefetched;
+    prefetch_weights<typename C::TilingDown>(ring, prefetched);
+    const u64* act = args.ll_words + kAtAct + buffer_of(layer, b.lane_index) * kVecF;
+    others_down.take_early(watch, args, b, of_down);
+    if constexpr (!C::kDirectDown) {
+        vector_free<typename C::TilingGu>();
+        constexpr int kShare = C::kFfn / 2 / kWarps;
+        const int first = (int)(thread() / kTeam) * kShare;
+        Squares none;
+        gather<kShare, false>(watch, act + first, C::kWordsF, b.seqno, layer << 4 | 6, live_of(b),
+                              nullptr, (u32*)(b.shared + kShXb) + first, kStrideB / 2, none.v);
+    }
+    stamp(b, 10);
+    step_residual<typename C::TilingDown>(
+        watch, args, b, 1, layer, own, 11, others_down, DownAsItIs{}, [&]() {
+            return multiply_output<typename C::TilingDown, C::kDirectDown>(
+                ring, watch, prefetched, b, act, C::kWordsF, layer << 4 | 6);
+        });
+}
+// The same of experts that are chosen here.
+template <class C>
+KIE_DEVICE void decode_experts(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b,
+                               int layer, Owned& own, const Reduction& of_down) {
+    AllReduce<typename C::TilingDown> others_down;
+    others_down.read_early(watch, args, b, of_down);
+    others_down.ask_early(args, b, of_down);
+    {
+        Prefetched<typename C::TilingRouter> prefetched;
+        prefetch_weights<typename C::TilingRouter>(ring, prefetched);
+        vector_free<typename C::TilingO>();
+        Squares squares = gather_normed(watch, args, b, hidden_slot(args, 0, layer, b.lane_index),
+                                        false, norm_row(b, layer, 1), b.seqno, layer << 4 | 5);
+        stamp(b, 7);
+        step_route<C>(ring, args, b, layer, prefetched, squares);
+    }
+    stamp(b, 8);
+    choose_experts<C>(watch, args, b, layer);
+    stamp(b, 9);
+    step_experts_gate_up<C>(ring, args, b, layer);
+    stamp(b, 10);
+    others_down.take_early(watch, args, b, of_down);
+    DownAdjust<C> adjust;
+    adjust.ask(args, b, layer);
+    step_residual<typename C::TilingDown>(
+        watch, args, b, 1, layer, own, 11, others_down, adjust,
+        [&]() { return multiply_experts<C>(ring, watch, args, b, layer); });
+}
+
 template <class C>
 KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b, int layer,
                              Owned& own) {
@@ -64,9 +136,7 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
         stamp(b, 0);
         step_qkv<C>(ring, args, b, layer, kv, prefetched, squares);
     }
-    if (layer == 0)
-        KIE_UNROLL for (int i = 0; i < C::TilingO::items; ++i)
-            unpack_half2(bits(own.v[i][0]), own.v[i][0], own.v[i][1]);
+    if (layer == 0) KIE_UNROLL for (int i = 0; i < C::TilingO::items; ++i) unpack_first(own.v[i]);
     const long buffer = buffer_of(layer, b.lane_index);
     Prefetched<typename C::TilingGu> gate_up;
     {
@@ -87,41 +157,20 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
         prefetch_weights<typename C::TilingGu, 0, C::kEarlyGu>(ring, gate_up);
         others_o.read_early(watch, args, b, reduction_of(b, 0, layer));
         others_o.take_early(watch, args, b, of_o);
+        OutputAdjust<C> adjust;
+        adjust.ask(args, b, layer);
         gather_attention<C>(watch, args, b, layer);
-        step_residual<typename C::TilingO>(watch, args, b, 0, layer, own, 5, others_o, [&]() {
-            return multiply_output<typename C::TilingO, C::kDirectO>(
-                ring, watch, prefetched, b, args.ll_words + kAtAttn + buffer * kVecA, C::kWordsA,
-                layer << 4 | 4);
-        });
+        step_residual<typename C::TilingO>(
+            watch, args, b, 0, layer, own, 5, others_o, adjust, [&]() {
+                return multiply_output<typename C::TilingO, C::kDirectO>(
+                    ring, watch, prefetched, b, args.ll_words + kAtAttn + buffer * kVecA,
+                    C::kWordsA, layer << 4 | 4);
+            });
     }
-    AllReduce<typename C::TilingDown> others_down;
-    others_down.read_early(watch, args, b, reduction_of(b, 1, layer));
-    others_down.ask_early(args, b, of_down);
-    {
-        prefetch_weights<typename C::TilingGu, C::kEarlyGu>(ring, gate_up);
-        vector_free<typename C::TilingO>();
-        Squares squares = gather_normed(watch, args, b, hidden_slot(args, 0, layer, b.lane_index),
-                                        false, norm_row(b, layer, 1), b.seqno, layer << 4 | 5);
-        stamp(b, 7);
-        step_gate_up<C>(ring, args, b, layer, gate_up, squares);
-    }
-    Prefetched<typename C::TilingDown> prefetched;
-    prefetch_weights<typename C::TilingDown>(ring, prefetched);
-    const u64* act = args.ll_words + kAtAct + buffer * kVecF;
-    others_down.take_early(watch, args, b, of_down);
-    if constexpr (!C::kDirectDown) {
-        vector_free<typename C::TilingGu>();
-        constexpr int kShare = C::kFfn / 2 / kWarps;
-        const int first = (int)(thread() / kTeam) * kShare;
-        Squares none;
-        gather<kShare, false>(watch, act + first, C::kWordsF, b.seqno, layer << 4 | 6, live_of(b),
-                              nullptr, (u32*)(b.shared + kShXb) + first, kStrideB / 2, none.v);
-    }
-    stamp(b, 10);
-    step_residual<typename C::TilingDown>(watch, args, b, 1, layer, own, 11, others_down, [&]() {
-        return multiply_output<typename C::TilingDown, C::kDirectDown>(
-            ring, watch, prefetched, b, act, C::kWordsF, layer << 4 | 6);
-    });
+    if constexpr (C::kExperts > 0)
+        decode_experts<C>(ring, watch, args, b, layer, own, of_down);
+    else
+        decode_mlp<C>(ring, watch, args, b, layer, own, gate_up, of_down);
 }
 
 // Structs, since NVRTC knows no generic lambdas.

@@ -10,8 +10,8 @@
 struct PackPlace {
     u64 at;     // bytes from PackJob::to; kPackNowhere: nowhere
     u32 half;   // bytes from the first tile of a unit to its second; codes: see `scale`
-    u32 scale;  // codes: bytes from the row's place to where a k-warp's first scale for it stands;
-                // kPackNoScale: another row writes it
+    u32 scale;  // codes: bytes from the row's place to where a k-warp's first scale for it stands,
+                // below 0 or not; kPackNoScale: another row writes it
 };
 constexpr u64 kPackNowhere = ~0ull;
 constexpr u32 kPackNoScale = ~0u;
@@ -139,7 +139,7 @@ KIE_DEVICE void pack_scale(const PackJob& job, const PackPlace& place, u32 row, 
     u32 from = ~0u;
     for (u32 i = 0; i < 32 * job.span && from >= job.cols; i += 2)
         from = pack_column(job, column + i);
-    const u64 at = (u64)u.stage * job.stage_bytes + place.scale +
+    const u64 at = (u64)u.stage * job.stage_bytes + (u64)(long long)(int)place.scale +
                    (u.warp * (job.chunk / job.span) + u.in_chunk / job.span) * job.scale_rows *
                        job.scale_bytes;
     const float scale = from < job.cols ? pack_scale_of(job, row, from) : 0;

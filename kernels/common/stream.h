@@ -13,11 +13,17 @@
 #include "args.h"
 #include "block.h"
 #include "chiplets.h"
+#include "exchange.h"
 #include "lowered.h"
 #include "pages.h"
 #include "platform.h"
 #include "ring.h"
 #include "shape.h"
+
+// Place `n` of a column's list of experts (ops/route.h): {id, sequence number}.
+KIE_DEVICE volatile u64* choice_word(u8* shared, int column, int n) {
+    return (volatile u64*)(shared + kShChoice) + column * kChosenMost + n;
+}
 
 // Pages first, first + kSplitsMax, ... of one column (of several: of a sequence) reach this block
 // through the ring in a layer.
@@ -76,6 +82,65 @@ struct FeedPages {
         return feed_pages<C>(f, shared, layer, step);
     }
 };
+// Waits for a choice; false where the kernel ends. One that is not made in time is an expired wait
+// like others': any expert's weights go on their way, so that consumers come to the step's end.
+KIE_DEVICE bool await_choice(Feed& f, u8* shared, u32 step, u32 layer, const volatile u64* word,
+                             u32& id) {
+    const u32 seqno = seqno_at(f.args.seqno + step, (int)layer);
+    Watch watch = {f.args, step, 0, 0, false};
+    u64 v = *word;
+    for (; seqno_of(v) != seqno; v = *word) {
+        if (*f.stop) {
+            land_all(f);
+            return false;
+        }
+        if (wait_expired(watch, layer << 4 | 9, seqno, seqno_of(v))) {
+            ((volatile u32*)(shared + kShMisc))[3] = 1;
+            v = 0;
+            break;
+        }
+        pause_ns(20);
+    }
+    id = (u32)v;
+    return true;
+}
+// The block's part `S` of the experts that each column chose, in the order of the lists. Stages'
+// last warps may have no units: theirs is not copied.
+template <class C, class S>
+KIE_DEVICE bool feed_experts(Feed& f, u8* shared, const Segment& g, u32 step) {
+    const u8* bank = f.args.experts + g.at + (u64)block() * C::kPieceBytes;
+    const int columns = kColumns == 1 ? 1 : live_at(f.args, step);
+    expect_stages(f, S::stage_bytes);
+    for (int c = 0; c < columns; ++c) {
+        for (int n = 0; n < C::kChosen; ++n) {
+            u32 id;
+            if (!await_choice(f, shared, step, g.layer, choice_word(shared, c, n), id))
+                return false;
+            const u8* from = bank + (u64)id * C::kExpertBytes;
+            for (int i = 0; i < S::stages; ++i, from += S::stage_bytes)
+                if (!feed(f, from, i < S::long_stages ? S::long_bytes : S::short_bytes, false))
+                    return false;
+        }
+    }
+    return true;
+}
+struct FeedExperts {
+    Feed& f;
+    u8* shared;
+    const Segment& segment;
+    u32 step;
+    template <class C>
+    KIE_DEVICE bool operator()(C) const {
+        if constexpr (C::kExperts > 0) {
+            if (segment.source == kFromGateUp)
+                return feed_experts<C, typename C::TilingGu>(f, shared, segment, step);
+            return feed_experts<C, typename C::TilingDown>(f, shared, segment, step);
+        } else {
+            return true;
+        }
+    }
+};
+
 // The producer: one thread. `stop` (shared memory) ends it early.
 KIE_DEVICE void feed_stream(const DecodeArgs& args, u8* shared, const volatile u32* stop) {
     if (kNoStream) return;
@@ -94,6 +159,10 @@ KIE_DEVICE void feed_stream(const DecodeArgs& args, u8* shared, const volatile u
             if (g.source == kFromPages) {
                 if (kStreamed && !of_class(shared, (int)g.layer, FeedPages{f, shared, g, step}))
                     return;
+                continue;
+            }
+            if (kHasExperts && g.source != kFromStream) {
+                if (!of_class(shared, (int)g.layer, FeedExperts{f, shared, g, step})) return;
                 continue;
             }
             expect_stages(f, g.bytes);

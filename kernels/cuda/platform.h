@@ -136,6 +136,9 @@ KIE_DEVICE void store_words_system(u64* p, u64 a, u64 b) {
 KIE_DEVICE void add_shared(u32* p, u32 v) { atomicAdd_block(p, v); }
 KIE_DEVICE void add_shared(u64* p, u64 v) { atomicAdd_block(p, v); }
 KIE_DEVICE u32 ballot(bool v) { return __ballot_sync(~0u, v); }
+// The largest number of a team, where there is an instruction for it (ops/route.h).
+#define KIE_MAX_TEAM
+KIE_DEVICE u32 max_team(u32 v) { return __reduce_max_sync(~0u, v); }
 
 // 16 bytes that an earlier step wrote (keys, values): never from a cache that is not coherent.
 KIE_DEVICE Quad load_state(const void* p) {

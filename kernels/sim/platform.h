@@ -116,6 +116,10 @@ extern "C" KIE_UNSEEN void __tsan_volatile_read4(void* p) { kie_sim::order_seen(
 extern "C" KIE_UNSEEN void __tsan_volatile_write4(void* p) {
     kie_sim::order_sent(p, kie_sim::me->fenced);
 }
+extern "C" KIE_UNSEEN void __tsan_volatile_read8(void* p) { kie_sim::order_seen(p); }
+extern "C" KIE_UNSEEN void __tsan_volatile_write8(void* p) {
+    kie_sim::order_sent(p, kie_sim::me->fenced);
+}
 #endif
 // What has this sequence number, this thread works at from here on.
 KIE_UNSEEN KIE_DEVICE void works_at(u32 seqno) {

@@ -13,7 +13,7 @@ use super::{fixture, is_wide, machines_of, refused_in, two_at_a_time, worst, Job
 const GATE: f64 = 1e-5;
 
 /// Fixture, ranks, blocks of each: lanes with delays and windows, the head's ways, classes, biases,
-/// head norms, FP8, sums of several ranks.
+/// head norms, FP8, sums of several ranks, experts.
 const SOME: &[(&str, usize, u32)] = &[
     ("laneformer_d2", 1, 8),
     ("own_laneformer_mixed", 2, 8),
@@ -21,6 +21,8 @@ const SOME: &[(&str, usize, u32)] = &[
     ("qwen2", 1, 8),
     ("qwen3", 2, 8),
     ("own_llama_fp8_tied", 1, 11),
+    ("own_gpt_oss", 1, 8),
+    ("qwen3_moe", 2, 5),
     ("laneformer_d2_noearly_vp_lanescale", 2, 6),
 ];
 

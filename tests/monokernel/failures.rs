@@ -238,7 +238,7 @@ pub fn open_over(name: &str, runner: Arc<Mono>) -> Engine {
     Engine::builder(fixture(name)).max_batch(4).runner(runner).build().unwrap()
 }
 
-fn open(name: &str, device: &str, from: &'static str, to: &'static str) -> Engine {
+pub fn open(name: &str, device: &str, from: &'static str, to: &'static str) -> Engine {
     open_kernel("kie_decode", name, device, from, to)
 }
 
@@ -258,7 +258,7 @@ pub fn continue_greedily(engine: &Engine, ids: &[u32], count: usize) -> Result<V
 }
 
 /// Whether a fixture comes out as recorded: some logits of both paths, some tokens.
-fn conforms(engine: &Engine, name: &str) -> Result<bool> {
+pub fn conforms(engine: &Engine, name: &str) -> Result<bool> {
     let folder = fixture(name);
     let goldens = goldens(&folder, if float32(&folder) { "bf16w." } else { "" });
     let short = &goldens[1];
@@ -337,7 +337,7 @@ fn every_mutant_is_found_out() {
 }
 
 /// What an engine says of eight tokens that do not come.
-fn hang(engine: &Engine, within: Duration) -> String {
+pub fn hang(engine: &Engine, within: Duration) -> String {
     assert!(continue_greedily(engine, &[5, 6, 7], 3).is_ok(), "no fourth step, no loss");
     let start = Instant::now();
     let error = continue_greedily(engine, &[5, 6, 7], 8).unwrap_err();
@@ -350,7 +350,7 @@ fn hang(engine: &Engine, within: Duration) -> String {
     detail.clone()
 }
 
-fn says(detail: &str, parts: &[&str]) {
+pub fn says(detail: &str, parts: &[&str]) {
     for part in parts {
         assert!(detail.contains(part), "no {part:?} in {detail:?}");
     }

@@ -9,7 +9,7 @@ use super::support::{goldens, greedy_request, half, open_on};
 use super::{check, fixture, is_wide, two_at_a_time, Job};
 
 /// Fixture, ranks, blocks of each: so every head mode, both exchanges, one lane a rank and several,
-/// biases, head norms, windows, FP8, at 2, 4 and 8 ranks.
+/// biases, head norms, windows, FP8, experts and MXFP4, at 2, 4 and 8 ranks.
 const TOGETHER: &[(&str, u32, u32)] = &[
     ("laneformer_d2", 4, 2),
     ("laneformer_d2_nocomm_lane_negwin", 2, 4),
@@ -27,6 +27,8 @@ const TOGETHER: &[(&str, u32, u32)] = &[
     ("own_llama_f16", 4, 2),
     ("own_llama_fp8_tied", 2, 4),
     ("own_llama_fp8_tied", 8, 2),
+    ("qwen3_moe", 2, 5),
+    ("gpt_oss_mxfp4", 2, 4),
 ];
 
 /// With those, every fixture as far as its lanes or heads admit it.
@@ -40,6 +42,9 @@ const TOGETHER_WIDE: &[(&str, u32, u32)] = &[
     ("mistral", 2, 8),
     ("own_llama_f16", 2, 8),
     ("own_llama_fp8_tied", 4, 6),
+    ("own_mixtral", 2, 4),
+    ("qwen3_moe", 4, 4),
+    ("gpt_oss_mxfp4", 4, 4),
 ];
 
 /// Kv heads on several machines, with a query head each or two and one; three, three and two of

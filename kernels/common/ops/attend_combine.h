@@ -13,14 +13,23 @@
 #include "platform.h"
 #include "shape.h"
 
+// A head's sink: a score (times log2 e, as all are) beside its keys', whose value is 0.
+template <class C>
+KIE_DEVICE float sink_of(const DecodeArgs& args, const u8* shared, int layer, int word) {
+    if constexpr (C::kSinks)
+        return args.extras[((const Layer*)(shared + kShLayers))[layer].extras + C::kAtSinks +
+                           word / C::kHalfHead];
+    else
+        return 0;
+}
 // The combined output of up to 32 neighbouring words a warp pass: a lane takes one word (two
 // features of a head) of some of the splits, lanes that share a word add up at the end, in a fixed
 // order. `kCount`: words this warp takes, from `first` of the column's kAttn / 2; `kMost`:
 // partials, of which there are `live`.
 template <class C, int kCount, int kMost>
-KIE_DEVICE void combine_partials(Watch& watch, const DecodeArgs& args, int layer, int lane_index,
-                                 int column, int shift, const PageSpan& span, int live, u32 seqno,
-                                 int first, u32* x, u64* out) {
+KIE_DEVICE void combine_partials(Watch& watch, const DecodeArgs& args, const u8* shared, int layer,
+                                 int lane_index, int column, int shift, const PageSpan& span,
+                                 int live, u32 seqno, int first, u32* x, u64* out) {
     constexpr int kLow = kCount & -kCount, kWide = kLow < 32 ? kLow : 32, kGroups = 32 / kWide;
     constexpr int kEach = (kMost + kGroups - 1) / kGroups;
     const long buffer = buffer_of(layer, lane_index);
@@ -42,6 +51,9 @@ KIE_DEVICE void combine_partials(Watch& watch, const DecodeArgs& args, int layer
         KIE_UNROLL for (int c = 0; c < kOnce; ++c) {
             KIE_UNROLL for (int i = 0; i < kEach; ++i) a[c][i] = m[c][i] = 0;
         }
+        float sink[kOnce];
+        KIE_UNROLL for (int c = 0; c < kOnce; ++c) sink[c] =
+            sink_of<C>(args, shared, layer, word_of(c));
         watch.polls = 0;
         for (;;) {
             bool ok = true;
@@ -66,6 +78,7 @@ KIE_DEVICE void combine_partials(Watch& watch, const DecodeArgs& args, int layer
             KIE_UNROLL for (int i = 0; i < kEach; ++i) if (group + i * kGroups < live) top =
                 max_f(top, number((u32)m[c][i]));
             KIE_UNROLL for (int k = kWide; k < 32; k *= 2) top = max_f(top, shuffle_xor(top, k));
+            if (C::kSinks) top = max_f(top, sink[c]);
             KIE_UNROLL for (int i = 0; i < kEach; ++i) if (group + i * kGroups < live) {
                 const float f = exp2_f(number((u32)m[c][i]) - top);
                 float v0, v1;
@@ -74,6 +87,7 @@ KIE_DEVICE void combine_partials(Watch& watch, const DecodeArgs& args, int layer
             }
             KIE_UNROLL for (int k = kWide; k < 32; k *= 2) total += shuffle_xor(total, k),
                 x0 += shuffle_xor(x0, k), x1 += shuffle_xor(x1, k);
+            if (C::kSinks) total += exp2_f(sink[c] - top);
             total = reciprocal_f(total);
             const u32 both = pack_half2(x0 * total, x1 * total);
             if (group == 0) {
@@ -88,17 +102,18 @@ KIE_DEVICE void combine_partials(Watch& watch, const DecodeArgs& args, int layer
 // Few partials have a way of their own: what the others would need costs time even where it is not
 // there.
 template <class C, int kCount>
-KIE_DEVICE void combine(Watch& watch, const DecodeArgs& args, int layer, int lane_index, int column,
-                        int shift, const PageSpan& span, u32 seqno, int first, u32* x, u64* out) {
+KIE_DEVICE void combine(Watch& watch, const DecodeArgs& args, const u8* shared, int layer,
+                        int lane_index, int column, int shift, const PageSpan& span, u32 seqno,
+                        int first, u32* x, u64* out) {
     constexpr int kFew = (C::kSplitsMax + 1) / 2;
     const int pages = span.last - span.first + 1;
     if (pages <= kFew)
-        combine_partials<C, kCount, kFew>(watch, args, layer, lane_index, column, shift, span,
-                                          pages, seqno, first, x, out);
+        combine_partials<C, kCount, kFew>(watch, args, shared, layer, lane_index, column, shift,
+                                          span, pages, seqno, first, x, out);
     else
-        combine_partials<C, kCount, C::kSplitsMax>(watch, args, layer, lane_index, column, shift,
-                                                   span, min_i(pages, C::kSplitsMax), seqno, first,
-                                                   x, out);
+        combine_partials<C, kCount, C::kSplitsMax>(watch, args, shared, layer, lane_index, column,
+                                                   shift, span, min_i(pages, C::kSplitsMax), seqno,
+                                                   first, x, out);
 }
 
 // Attention's partials, combined by owners: the blocks of a lane share all words of all columns, a
@@ -107,7 +122,7 @@ KIE_DEVICE void combine(Watch& watch, const DecodeArgs& args, int layer, int lan
 // words: all of one warp's looks are in flight at once.
 template <class C>
 KIE_DEVICE void combine_one(Watch& watch, const u64* partials, int word, int column, int shift,
-                            const PageSpan& span, u32 seqno, u32 where, u64* out) {
+                            const PageSpan& span, float sink, u32 seqno, u32 where, u64* out) {
     constexpr int kGroups = C::kCombineGroups < C::kSplitsMax ? C::kCombineGroups : C::kSplitsMax;
     constexpr int kOnce = C::kSplitsMax < 8 ? C::kSplitsMax : 8;
     const int pages = span.last - span.first + 1,
@@ -119,7 +134,7 @@ KIE_DEVICE void combine_one(Watch& watch, const u64* partials, int word, int col
     };
     u64 a[kOnce][kParts], m[C::kSplitsMax];
     KIE_UNROLL for (int s = 0; s < C::kSplitsMax; ++s) m[s] = 0;
-    float top = -1e30f, total[kGroups], x0[kGroups], x1[kGroups];
+    float top = C::kSinks ? sink : -1e30f, total[kGroups], x0[kGroups], x1[kGroups];
     KIE_UNROLL for (int g = 0; g < kGroups; ++g) total[g] = x0[g] = x1[g] = 0;
     KIE_UNROLL for (int first = 0; first < C::kSplitsMax; first += kOnce) {
         if (first >= live) continue;
@@ -161,6 +176,7 @@ KIE_DEVICE void combine_one(Watch& watch, const u64* partials, int word, int col
         KIE_UNROLL for (int g = 0; g + k < kGroups; g += 2 * k) total[g] += total[g + k],
             x0[g] += x0[g + k], x1[g] += x1[g + k];
     }
+    if (C::kSinks) total[0] += exp2_f(sink - top);
     const float inverse = reciprocal_f(total[0]);
     publish(out, C::kWordsA, halves_of(x0[0] * inverse, x1[0] * inverse), seqno);
 }
@@ -178,8 +194,8 @@ KIE_DEVICE void combine_columns(Watch& watch, const DecodeArgs& args, const Bloc
         const PageSpan span = pages_of(layer_of(b, layer), (int)position_at(args, b.step, column));
         u64* out = args.ll_words + kAtAttn + buffer * kVecA + column * C::kWordsA +
                    (C::kDirectO ? direct_word(word) : word);
-        combine_one<C>(watch, partials, word, column, shift_at(args, column), span, b.seqno,
-                       layer << 4 | 2, out);
+        combine_one<C>(watch, partials, word, column, shift_at(args, column), span,
+                       sink_of<C>(args, b.shared, layer, word), b.seqno, layer << 4 | 2, out);
     }
 }
 // The combined attention output, this warp's share of it, into shared memory.
@@ -202,13 +218,13 @@ KIE_DEVICE void gather_attention(Watch& watch, const DecodeArgs& args, Block& b,
     }
     const PageSpan span = pages_of(layer_of(b, layer), (int)position_at(args, b.step, 0));
     if constexpr (C::kCombineByOwners == 0) {
-        combine<C, C::kCombineCount>(watch, args, layer, b.lane_index, 0, 0, span, b.seqno,
-                                     warp * kShare, x, nullptr);
+        combine<C, C::kCombineCount>(watch, args, b.shared, layer, b.lane_index, 0, 0, span,
+                                     b.seqno, warp * kShare, x, nullptr);
     } else {
         if (warp < C::kCombineSharers)
-            combine<C, C::kCombineCount>(watch, args, layer, b.lane_index, 0, 0, span, b.seqno,
-                                         b.block_in_lane * C::kCombineOwn + warp * C::kCombineCount,
-                                         nullptr, to);
+            combine<C, C::kCombineCount>(
+                watch, args, b.shared, layer, b.lane_index, 0, 0, span, b.seqno,
+                b.block_in_lane * C::kCombineOwn + warp * C::kCombineCount, nullptr, to);
         join_wave();  // some of these words are published above, by one team of a wave
         Squares none;
         gather<kShare, false>(watch, to + warp * kShare, C::kWordsA, b.seqno, layer << 4 | 4, 1,

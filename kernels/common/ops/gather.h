@@ -158,6 +158,7 @@ KIE_DEVICE Squares gather_normed(Watch& watch, const DecodeArgs& args, const Blo
             if (at >= kShare) continue;
             float v0, v1, n0, n1;
             unpack_half2(e[at], v0, v1), unpack_half2(weights[at], n0, n1);
+            if (kResidualScaled) v0 *= kResidualScale, v1 *= kResidualScale;
             squares.v[c] += v0 * v0 + v1 * v1;
             put_halves(x + at, c, kStrideA, halves_of(v0 * n0, v1 * n1));
         }
@@ -194,7 +195,7 @@ KIE_DEVICE void vector_free() {
 }
 template <class S>
 KIE_DEVICE void vector_ready() {
-    if (S::row_warps > 1)
+    if (S::row_warps > 1 || S::uneven)
         sync_consumers<kThreads>();
     else
         sync_warp();

@@ -11,6 +11,7 @@
 #include "ops/unit.h"
 #include "platform.h"
 #include "ring.h"
+#include "shape.h"
 #include "tile.h"
 
 // Rows of a tile: 16, fewer in the last, 0 or less where a warp has no such tile.
@@ -93,7 +94,7 @@ KIE_DEVICE FragmentOffset<S> fragment_offset(const Ring& ring, int first = 0) {
     const int row_warp = S::row_warps == 1 ? 0 : warp % S::row_warps;
     const int k_warp = S::k_warps == 1 ? 0 : warp / S::row_warps;
     FragmentOffset<S> p = {my, row_warp,
-                           (u32)(k_warp * (S::chunk * S::unit_bytes) +
+                           (u32)(S::codes_at + k_warp * (S::chunk * S::unit_bytes) +
                                  row_warp * S::tiles * (16 * S::row_bytes) + my * S::lane_bytes)};
     if constexpr (S::scaled) {
         KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
@@ -123,7 +124,7 @@ KIE_DEVICE void load_fragment(Ring& ring, WeightFragment<S>& f, bool here,
         }
     }
     if constexpr (S::scaled) {
-        const u8* scales = stage + S::code_bytes;
+        const u8* scales = stage + S::scales_at;
         KIE_UNROLL for (int n = 0; n < S::spans; ++n) {
             KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
                 const u8* from = scales + n * (S::scale_rows * S::scale_bytes);
@@ -199,6 +200,13 @@ KIE_DEVICE void add_fragment(Sums<S>& s, const WeightFragment<S>& f, const Colum
     }
 }
 
+// Stages in which a warp has units: where columns do not divide, the last warps have fewer, and
+// none of their codes is in the others (lower/tiling.rs).
+template <class S>
+KIE_DEVICE int own_stages(int k_warp) {
+    return S::uneven ? min_i(S::stages, max_i(0, S::chunks - k_warp * S::stages)) : S::stages;
+}
+
 // Adds up this warp's tiles. `x`: vector v, element k at halves x[v * stride + k]. `prefetched`:
 // the first stages; `first` as fragment_offset has it.
 template <class S>
@@ -213,6 +221,7 @@ KIE_DEVICE Sums<S> multiply(Ring& ring, Prefetched<S>& prefetched, const u8* x, 
         KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] = 0;
     }
     const FragmentOffset<S> offset = fragment_offset<S>(ring, first);
+    const int own = own_stages<S>(k_warp);
     if constexpr (kMany > 1) {
         Column<S> next = take_column<S>(mine);
         KIE_NO_UNROLL for (int stage = 0; stage < S::stages; stage += kMany) {
@@ -220,7 +229,7 @@ KIE_DEVICE Sums<S> multiply(Ring& ring, Prefetched<S>& prefetched, const u8* x, 
                 if (S::stages % kMany != 0 && stage + i >= S::stages) continue;
                 const Column<S> now = next;
                 if (stage + i + 1 < S::stages) next = take_column<S>(mine += kStep);
-                add_fragment<S>(s, prefetched.v[i], now);
+                if (!S::uneven || stage + i < own) add_fragment<S>(s, prefetched.v[i], now);
                 if (stage + i + kMany < S::stages)
                     load_fragment<S>(ring, prefetched.v[i], false, offset);
             }
@@ -234,14 +243,15 @@ KIE_DEVICE Sums<S> multiply(Ring& ring, Prefetched<S>& prefetched, const u8* x, 
         load_fragment<S>(ring, other, here, offset);
         const bool more = stage + 2 < S::stages;
         here = more && stage_here(ring);
-        add_fragment<S>(s, one, x0);
+        if (!S::uneven || stage < own) add_fragment<S>(s, one, x0);
         if (more) {
             load_fragment<S>(ring, one, here, offset);
             here = stage + 3 < S::stages && stage_here(ring);
         }
-        add_fragment<S>(s, other, x1);
+        if (!S::uneven || stage + 1 < own) add_fragment<S>(s, other, x1);
     }
-    if (S::stages % 2 == 1) add_fragment<S>(s, one, take_column<S>(mine));
+    if (S::stages % 2 == 1 && (!S::uneven || S::stages <= own))
+        add_fragment<S>(s, one, take_column<S>(mine));
     return s;
 }
 

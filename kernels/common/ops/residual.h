@@ -18,10 +18,53 @@
 struct Owned {
     float v[TilingOwned::items][2];
 };
+// A layer's numbers that are in no product (lower/extras.rs).
+KIE_DEVICE const float* extras_of(const DecodeArgs& args, const Block& b, int layer) {
+    return args.extras + layer_of(b, layer).extras;
+}
+// The residual is carried as 2^-s of what it is where that may be beyond halves.
+KIE_DEVICE void scale_output(float& v0, float& v1) {
+    if (kResidualScaled) v0 *= kResidualScale, v1 *= kResidualScale;
+}
+// The results that this thread is handed: those that it will own, or (kSpread) copies of them.
+template <class S, class F>
+KIE_DEVICE void each_handed(F visit) {
+    if constexpr (kSpread) {
+        const int me = thread(), pair = me % kTeam;
+        visit(0, pair, 0, me / kTeam < kRanks && pair < S::row_pairs);
+    } else {
+        each_item<S>(visit);
+    }
+}
+// What is made of a result before it joins the residual: of attention's output, asked for early,
+// ...
+template <class C>
+struct OutputAdjust {
+    using S = typename C::TilingO;
+    float v[S::items][2];
+    KIE_DEVICE void ask(const DecodeArgs& args, const Block& b, int layer) {
+        if constexpr (C::kOutputBias) {
+            const float* from =
+                extras_of(args, b, layer) + C::kAtOutputBias + b.block_in_lane * S::rows;
+            each_handed<S>([&](int item, int pair, int, bool live) {
+                KIE_UNROLL for (int i = 0; i < 2; ++i) v[item][i] = live ? from[2 * pair + i] : 0;
+            });
+        }
+    }
+    KIE_DEVICE void operator()(int item, float& v0, float& v1) const {
+        if constexpr (C::kOutputBias) v0 += v[item][0], v1 += v[item][1];
+        scale_output(v0, v1);
+    }
+};
+// ... and of an mlp's that has no bias.
+struct DownAsItIs {
+    KIE_DEVICE void operator()(int, float& v0, float& v1) const { scale_output(v0, v1); }
+};
 // `product` is the block's own part of the output.
-template <class S, class Product>
+template <class S, class Product, class Adjust>
 KIE_DEVICE void step_residual(Watch& watch, const DecodeArgs& args, Block& b, int kind, int layer,
-                              Owned& own, int phase, AllReduce<S>& others, Product product) {
+                              Owned& own, int phase, AllReduce<S>& others, const Adjust& adjust,
+                              Product product) {
     const Layer& l = layer_of(b, layer);
     const Reduction r = reduction_of(b, kind, layer);
     others.ask(args, b, r);
@@ -45,6 +88,7 @@ KIE_DEVICE void step_residual(Watch& watch, const DecodeArgs& args, Block& b, in
     finish<S, kSpread ? kRanks : 1>(
         s, (float*)(b.shared + kShPartB),
         [&](int item, int pair, int column, float v0, float v1, bool live, bool leader) {
+            adjust(item, v0, v1);
             mine[item] = halves_of(v0, v1), sum[item][0] = v0, sum[item][1] = v1;
             if (live && (leader ? !later : kSpread) && column < live_of(b))
                 give(item, pair, column);

@@ -55,12 +55,25 @@ _LANEFORMER = {
     "swa_layers": list(range(10)),
 }
 
+_QWEN3_MOE = {
+    **_LLAMA,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "max_position_embeddings": 40960,
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+}
 _GPT_OSS = {
+    **_LLAMA,
     "architectures": ["GptOssForCausalLM"],
     "model_type": "gpt_oss",
-    "hidden_act": "silu",
-    "attention_bias": True,
-    "rms_norm_eps": 1e-5,
     "rope_theta": 150000.0,
     "rope_scaling": {
         "rope_type": "yarn",
@@ -70,14 +83,23 @@ _GPT_OSS = {
         "truncate": False,
         "original_max_position_embeddings": 4096,
     },
+    "attention_bias": True,
+    "layer_types": ["sliding_attention", "full_attention"] * 18,
     "sliding_window": 128,
-    "num_local_experts": 32,
+    "swiglu_limit": 7.0,
+    "num_local_experts": 128,
     "num_experts_per_tok": 4,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 131072,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "quantization_config": {"quant_method": "mxfp4"},
+    "experts_per_token": 4,
+    # As it is published: only the experts are quantised, by a layout of their own.
+    "quantization_config": {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn",
+            "model.layers.*.mlp.router",
+            "model.embed_tokens",
+            "lm_head",
+        ],
+    },
 }
 
 
@@ -111,6 +133,8 @@ SPECS: dict[str, dict[str, Any]] = {
     # Few of the layers of the next one, for what does not depend on how many there are.
     "llama-3.1-8b-few": _LLAMA | _sizes(4096, 4, (32, 8, 128), 14336, 32000),
     "llama-3.1-8b": _LLAMA | _sizes(4096, 32, (32, 8, 128), 14336, 128256),
+    "qwen3-30b": _QWEN3_MOE | _sizes(2048, 48, (32, 4, 128), 6144, 151936),
+    "gpt-oss-120b": _GPT_OSS | _sizes(2880, 36, (64, 8, 64), 2880, 201088),
 }
 
 
@@ -150,7 +174,15 @@ for _name in ("laneformer-2b", "llama-3.1-8b"):
     for _scheme, _config in _QUANTIZED.items():
         SPECS[f"{_name}-{_scheme}"] = SPECS[_name] | {"quantization_config": _config}
 # Few of the layers of the 20B, and few ids.
-SPECS["gpt-oss-20b-few"] = _GPT_OSS | _sizes(2880, 6, (64, 8, 64), 2880, 32000)
+SPECS["gpt-oss-20b-few"] = {
+    **_GPT_OSS,
+    **_sizes(2880, 6, (64, 8, 64), 2880, 32000),
+    "num_local_experts": 32,
+    "layer_types": _GPT_OSS["layer_types"][:6],
+}
+SPECS["qwen3-30b-fp8"] = SPECS["qwen3-30b"] | {
+    "quantization_config": _fp8(["lm_head", *(f"model.layers.{n}.mlp.gate" for n in range(48))])
+}
 
 
 class Part(NamedTuple):
@@ -171,16 +203,12 @@ class Part(NamedTuple):
 def parts(config: dict[str, Any], name: str, shape: tuple[int, ...]) -> list[Part]:
     """What is stored of a tensor of so many numbers, by the config's quantisation."""
     quantization = config.get("quantization_config")
+    if quantization is not None and quantization["quant_method"] == "mxfp4":
+        return _gpt_oss_parts(name, shape)
     keep = () if quantization is None else quantization.get("modules_to_not_convert", ())
     if quantization is None or any(part in name for part in ("norm", "embed", *keep)):
         return [Part("", "BF16", 16, shape)]
-    of_experts = name.endswith(("experts.gate_up_proj", "experts.down_proj"))
-    if quantization["quant_method"] == "mxfp4" and not of_experts:
-        return [Part("", "BF16", 16, shape)]
     *lead, rows, columns = shape
-    if quantization["quant_method"] == "mxfp4":
-        grid = (*lead, rows, columns // GROUP)
-        return [Part("_scales", "U8", 8, grid), Part("_blocks", "U8", 8, (*grid, GROUP // 2))]
     if quantization["quant_method"] == "fp8":
         grid = (*lead, -(-rows // BLOCK), -(-columns // BLOCK))
         return [Part("_scale_inv", "F32", 32, grid), Part("", "F8_E4M3", 8, shape)]
@@ -194,38 +222,62 @@ def parts(config: dict[str, Any], name: str, shape: tuple[int, ...]) -> list[Par
     return [Part("_scale", "U8", 8, grid), Part("_packed", "U8", 8, (*lead, rows, columns // 2))]
 
 
-def _of_gpt_oss(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Those of GPT-OSS, experts by rows."""
-    hidden, dim, ffn = (config[key] for key in ("hidden_size", "head_dim", "intermediate_size"))
-    heads, experts = config["num_attention_heads"], config["num_local_experts"]
-    query, kv = heads * dim, config["num_key_value_heads"] * dim
-    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
-    for layer in range(config["num_hidden_layers"]):
-        path = f"model.layers.{layer}."
-        for part, shape in (
-            ("self_attn.q_proj", (query, hidden)),
-            ("self_attn.k_proj", (kv, hidden)),
-            ("self_attn.v_proj", (kv, hidden)),
-            ("self_attn.o_proj", (hidden, query)),
-            ("mlp.router", (experts, hidden)),
-        ):
-            yield f"{path}{part}.weight", shape
-            yield f"{path}{part}.bias", shape[:1]
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            yield f"{path}{name}.weight", (hidden,)
-        yield path + "self_attn.sinks", (heads,)
-        for name, rows, columns in (("gate_up", 2 * ffn, hidden), ("down", hidden, ffn)):
-            yield f"{path}mlp.experts.{name}_proj", (experts, rows, columns)
-            yield f"{path}mlp.experts.{name}_proj_bias", (experts, rows)
-    yield "model.norm.weight", (hidden,)
-    yield "lm_head.weight", (config["vocab_size"], hidden)
+def _gpt_oss_parts(name: str, shape: tuple[int, ...]) -> list[Part]:
+    """The same as GPT-OSS is published: experts of all of a layer in one tensor."""
+    if not name.endswith(("gate_up_proj", "down_proj")):
+        return [Part("", "BF16", 16, shape)]
+    *lead, columns = shape
+    grid = (*lead, columns // GROUP)
+    return [Part("_scales", "U8", 8, grid), Part("_blocks", "U8", 8, (*grid, GROUP // 2))]
+
+
+def _chosen(config: dict[str, Any]) -> tuple[int, int]:
+    """Experts of a layer and of a token; (1, 1) without them."""
+    count = config.get("num_experts", config.get("num_local_experts", 1))
+    return count, config.get("num_experts_per_tok", 1)
+
+
+def bytes_a_token(config: dict[str, Any]) -> float:
+    """Bytes that a token reads: all but the embedding table, of experts as many as are chosen."""
+    count, chosen = _chosen(config)
+    read = 0.0
+    for name, shape in tensors(config):
+        share = chosen / count if ".experts." in name else 1.0
+        if "embed" not in name:
+            read += share * sum(part.bytes for part in parts(config, name, shape))
+    return read
+
+
+def _mixture(config: dict[str, Any], layer: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of a layer's tensors beside those of dense models' attention."""
+    hidden, (count, _) = config["hidden_size"], _chosen(config)
+    if config["model_type"] == "qwen3_moe":
+        inner = config["moe_intermediate_size"]
+        yield f"{layer}.self_attn.q_norm.weight", (config["head_dim"],)
+        yield f"{layer}.self_attn.k_norm.weight", (config["head_dim"],)
+        yield f"{layer}.mlp.gate.weight", (count, hidden)
+        for expert in range(count):
+            for name in ("gate_proj", "up_proj"):
+                yield f"{layer}.mlp.experts.{expert}.{name}.weight", (inner, hidden)
+            yield f"{layer}.mlp.experts.{expert}.down_proj.weight", (hidden, inner)
+        return
+    inner, heads = config["intermediate_size"], config["num_attention_heads"]
+    query, kv = heads * config["head_dim"], config["num_key_value_heads"] * config["head_dim"]
+    yield f"{layer}.self_attn.sinks", (heads,)
+    for name, rows in zip("qkvo", (query, kv, kv, hidden), strict=True):
+        yield f"{layer}.self_attn.{name}_proj.bias", (rows,)
+    yield f"{layer}.mlp.router.weight", (count, hidden)
+    yield f"{layer}.mlp.router.bias", (count,)
+    for name, rows, columns in (
+        ("gate_up_proj", 2 * inner, hidden),
+        ("down_proj", hidden, inner),
+    ):
+        yield f"{layer}.mlp.experts.{name}", (count, rows, columns)
+        yield f"{layer}.mlp.experts.{name}_bias", (count, rows)
 
 
 def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of a config's tensors."""
-    if config["model_type"] == "gpt_oss":
-        yield from _of_gpt_oss(config)
-        return
     hidden, dim = config["hidden_size"], config["head_dim"]
     query, kv = (config[f"num_{kind}_heads"] * dim for kind in ("attention", "key_value"))
     ffn, vocab, lanes = config["intermediate_size"], config["vocab_size"], config.get("num_lanes")
@@ -242,12 +294,17 @@ def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
         query, kv, ffn = query // lanes, kv // lanes, ffn // lanes
     shapes = [(query, hidden), (kv, hidden), (kv, hidden), (hidden, query)]
     shapes += [(ffn, hidden), (ffn, hidden), (hidden, ffn)]
+    is_mixture = _chosen(config)[0] > 1
+    if is_mixture:
+        names, shapes = names[:4], shapes[:4]
     yield embedding, (vocab, hidden)
     for layer in range(config["num_hidden_layers"]):
         for name, shape in zip(names, shapes, strict=True):
             yield f"model.layers.{layer}.{name}.weight", (*lane, *shape)
         for name in norms:
             yield f"model.layers.{layer}.{name}.weight", (hidden,)
+        if is_mixture:
+            yield from _mixture(config, f"model.layers.{layer}")
     yield "model.norm.weight", (hidden,)
     if lanes is None:
         yield "lm_head.weight", (vocab, hidden)
@@ -295,7 +352,8 @@ def write(spec: str, folder: Path, seed: int = 0) -> Path:
         numbers = np.random.default_rng([seed, index])
         for first in range(begin, end, 1 << 23):
             last = min(end, first + (1 << 23))
-            file[first:last] = np.frombuffer(_draw(numbers, shape, part, last - first), np.uint8)
+            drawn = _draw(numbers, name, shape, part, last - first)
+            file[first:last] = np.frombuffer(drawn, np.uint8)
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for done in [pool.submit(fill, index, *each) for index, each in enumerate(drawn)]:
@@ -303,7 +361,9 @@ def write(spec: str, folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def _draw(numbers: np.random.Generator, shape: tuple[int, ...], part: Part, size: int) -> bytes:
+def _draw(
+    numbers: np.random.Generator, name: str, shape: tuple[int, ...], part: Part, size: int
+) -> bytes | NDArray[np.uint64]:
     """So many bytes of a part of a tensor, as they are stored."""
     import numpy as np
 
@@ -313,12 +373,14 @@ def _draw(numbers: np.random.Generator, shape: tuple[int, ...], part: Part, size
             return np.array(shape, "<i8").tobytes()
         case Part("", "BF16"):
             drawn = numbers.standard_normal(size // 2, np.float32) * np.float32(wanted)
-            return _bf16(drawn + np.float32(len(shape) == 1))
+            return _bf16(drawn + np.float32(name.endswith("norm.weight")))
         case Part("", "F8_E4M3"):
             codes = numbers.integers(0, 256, size, np.uint8)
             return (codes - ((codes & 0x7F) == 0x7F)).tobytes()  # no NaN
-        case Part("_packed" | "_blocks"):
+        case Part("_packed"):
             return numbers.bytes(size)
+        case Part("_blocks"):  # tens of gigabytes: by all threads at once
+            return numbers.bit_generator.random_raw(size // 8)
         case Part("_scale_inv"):
             values = np.arange(0x7F)
             exponents = np.maximum(values >> 3, 1) - 10.0

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use super::lower::extras::Extras;
 use super::lower::layout::Exchange;
 use super::lower::model::{self, Model, MOST_POOLS};
 use super::lower::partition::{ClassPartition, Kind, Matrix, Partition};
@@ -94,7 +95,8 @@ pub fn bytes(
         (u64::from(dims.vocab), u64::from(dims.slots), u64::from(partition.columns));
     let (row, layers) = (u64::from(partition.hidden) * 2, u64::from(model.layers()));
     let lines = partition.line_bytes(model) * u64::from(partition.blocks);
-    let packed = lines + vocab * row + u64::from(model.norm_rows()) * row;
+    let packed =
+        lines + partition.bank_bytes(model) + vocab * row + u64::from(model.norm_rows()) * row;
     let pools: u64 =
         (0..MOST_POOLS).map(|group| pool_bytes(program, model, partition, group)).sum();
     let of_layers = |of: &dyn Fn(&model::Class, &ClassPartition) -> u64| {
@@ -118,11 +120,13 @@ pub fn bytes(
     let segments = segments(model, partition).len() * size_of::<wire::Segment>();
     let lists = layers * size_of::<wire::Layer>() as u64 + segments as u64;
     let lists = lists + u64::from(partition.blocks * partition.index_bytes());
+    let extras = |l: &model::Layer| u64::from(Extras::new(model, partition, l.class).count);
+    let extras = 4 * model.layer.iter().map(extras).sum::<u64>();
     let writers = u64::from(plan.map_or(0, |plan| plan.blocks).max(partition.blocks));
     let records = writers * (RECORDS_BLOCK * RECORD_BYTES) as u64;
     let words = Exchange::new(model, partition, partition.columns).words * 8 + POISON_BYTES as u64;
     let prefill = plan.map_or(0, Plan::bytes);
-    let others = head_norms + biases + rope + tables + lists + records + words + prefill;
+    let others = head_norms + biases + extras + rope + tables + lists + records + words + prefill;
     [packed, pools, others + upload::most_bytes(packed).saturating_sub(pools + others)]
 }
 
@@ -220,6 +224,7 @@ fn weights_args(
         line: keep(m.alloc((partition.line_bytes(model) * u64::from(partition.blocks)) as usize)?),
         embed: keep(m.alloc(weights.program.dims.vocab as usize * row)?),
         norms: keep(m.alloc(model.norm_rows() as usize * row)?),
+        experts: keep(m.alloc((partition.bank_bytes(model) as usize).max(256))?),
     };
     phases.next("memory for weights", 0);
     let packing = weights.packing(to);
@@ -230,6 +235,8 @@ fn weights_args(
         weights: to.line,
         embed: to.embed,
         norms: to.norms,
+        experts: to.experts,
+        extras: keep(upload(m, &weights.extras())?),
         head_norms: keep(upload(m, &weights.head_norms())?),
         biases: keep(upload(m, &weights.biases())?),
         rope: keep(upload(m, &rope(weights))?),

@@ -13,13 +13,14 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
+use super::lower::extras::Extras;
 use super::lower::model::{Class, Model};
-use super::lower::partition::{ClassPartition, Matrix, Partition};
+use super::lower::partition::{ClassPartition, ExpertsPartition, Matrix, Partition};
 use super::lower::parts::Parts;
-use super::lower::segments::{layer_offsets, matrix_offset};
+use super::lower::segments::{bank_offsets, layer_offsets, matrix_offset, router_offset};
 use super::lower::tiling::{StoredBits, Tiling};
 use super::wire::Wire;
-use crate::abi::{Codes, HeadMode, Program, Tensor};
+use crate::abi::{Codes, HeadMode, Program, Tensor, NONE};
 use crate::buffer::Buffer;
 use crate::matrix::{row_to_f32, Matrix as Stored};
 
@@ -45,8 +46,8 @@ pub struct Place {
     pub at: u64,
     /// Halves: bytes from the first tile of a unit to its second.
     pub half: u32,
-    /// Codes: bytes from `at` to where a k-warp's first scale for the row stands;
-    /// [`Place::NO_SCALE`] where another row of the block has the same scale and writes it.
+    /// Codes: bytes from `at` to where a k-warp's first scale for the row stands, which may be below
+    /// 0; [`Place::NO_SCALE`] where another row of the block has the same scale and writes it.
     pub scale: u32,
 }
 
@@ -65,9 +66,10 @@ impl Place {
     }
 
     /// Of codes, with the block's scale `scale`.
-    const fn coded(split: &Tiling, at: u32, scale: u32) -> Self {
-        let scale = split.code_bytes() + scale * split.encoding.scale_bytes() - at;
-        Self { at: at as u64, half: 0, scale }
+    fn coded(split: &Tiling, at: u32, scale: u32) -> Self {
+        let at = split.codes_at() + at;
+        let scale = split.scales_at() + scale * split.encoding.scale_bytes();
+        Self { at: u64::from(at), half: 0, scale: scale.wrapping_sub(at) }
     }
 
     /// Row `row` of a block's rows of one matrix, which has the block's scale `scale`, as the first
@@ -189,6 +191,8 @@ pub struct To {
     pub embed: u64,
     /// Norm scales, `[2 layers + 1][norm lanes][hidden]`.
     pub norms: u64,
+    /// Experts, of each layer that has them `[experts][blocks][piece]`.
+    pub experts: u64,
 }
 
 impl Weights<'_> {
@@ -311,7 +315,7 @@ impl Weights<'_> {
     pub fn packing(&self, to: To) -> Packing {
         let index = (self.partition.blocks * self.partition.index_bytes()) as usize;
         let mut all = Packing { scale_index: vec![0; index], ..Packing::default() };
-        self.layers(&mut all, to.line);
+        self.layers(&mut all, to);
         self.head(&mut all, to.line);
         let row_bytes = 2 * u64::from(self.partition.hidden);
         let rows = |count: u32| -> Vec<_> {
@@ -331,20 +335,54 @@ impl Weights<'_> {
         all
     }
 
-    /// The layers' parts of all lines.
-    fn layers(&self, all: &mut Packing, line: u64) {
+    /// The layers' parts of all lines, and their experts.
+    fn layers(&self, all: &mut Packing, to: To) {
         for class in 0..self.model.classes.len() {
             for matrix in Matrix::ALL {
-                self.matrix(all, line, class, matrix);
+                self.matrix(all, to, class, matrix);
+            }
+            if let Some(experts) = self.partition.classes[class].experts {
+                self.router(all, to.line, class, &experts);
             }
         }
     }
 
-    /// A matrix's part of the lines, in all layers of a class.
-    fn matrix(&self, all: &mut Packing, line: u64, class: usize, matrix: Matrix) {
-        let each = self.partition.blocks_a_lane(self.model);
+    /// The router's part of the lines, in all layers of a class; each machine has all of it.
+    fn router(&self, all: &mut Packing, line: u64, class: usize, experts: &ExpertsPartition) {
+        let (tiling, blocks) = (experts.router, self.partition.blocks);
         let line_bytes = self.partition.line_bytes(self.model);
-        let tiling = *self.partition.classes[class].tiling(matrix);
+        let place = |row: u32| {
+            let mut place = Place::in_units(&tiling, row % tiling.rows, (0, true));
+            place.at += u64::from(row / tiling.rows) * line_bytes;
+            (row, place)
+        };
+        let rows: Vec<_> = (0..experts.count.min(blocks * tiling.rows)).map(place).collect();
+        let table = all.table(&rows);
+        let before = router_offset(self.partition, class);
+        let offsets = layer_offsets(self.model, self.partition);
+        for (layer, offset) in self.model.layer.iter().zip(offsets) {
+            if layer.class == class {
+                let to = line + offset + before;
+                let target = Target { table, parts: self.whole(), split: Some(tiling), to };
+                all.tasks.entry((layer.extras.router, 0)).or_default().push(target);
+            }
+        }
+    }
+
+    /// A matrix's part of the lines, or of experts, in all layers of a class.
+    fn matrix(&self, all: &mut Packing, to: To, class: usize, matrix: Matrix) {
+        let each = self.partition.blocks_a_lane(self.model);
+        let part = &self.partition.classes[class];
+        let tiling = *part.tiling(matrix);
+        let chosen = match matrix {
+            Matrix::Qkv | Matrix::Output => None,
+            Matrix::GateUp | Matrix::Down => part.experts,
+        };
+        // From a block's part to the next one's.
+        let block_bytes = match chosen {
+            Some(_) => part.piece_bytes(),
+            None => self.partition.line_bytes(self.model),
+        };
         let mut found: Found<usize> = BTreeMap::new();
         let block_rows = self.block_rows(matrix as usize);
         for block in 0..self.partition.blocks {
@@ -358,12 +396,18 @@ impl Weights<'_> {
                 let scale = scales.of(&tiling, (which, lane, from / block_rows));
                 all.tell_scale(&tiling, index + row, scale.0);
                 let mut place = Place::in_units(&tiling, row, scale);
-                place.at += u64::from(block) * line_bytes;
+                place.at += u64::from(block) * block_bytes;
                 found.entry((which, lane)).or_default().push((from, place));
             }
         }
         let before = matrix_offset(self.partition, class, matrix);
-        let offsets = layer_offsets(self.model, self.partition);
+        let offsets = match chosen {
+            Some(_) => bank_offsets(self.model, self.partition),
+            None => layer_offsets(self.model, self.partition),
+        };
+        let begin = if chosen.is_some() { to.experts } else { to.line };
+        let experts = chosen.map_or(1, |e| e.count);
+        let expert_bytes = u64::from(self.partition.blocks) * part.piece_bytes();
         let (parts, split) = (self.parts(class, matrix), Some(tiling));
         for ((which, lane), rows) in found {
             let table = all.table(&rows);
@@ -371,10 +415,12 @@ impl Weights<'_> {
                 if self.model.layer[layer].class != class {
                     continue;
                 }
-                let to = line + offset + before;
-                let tensor = self.tensors(layer, matrix)[which];
-                let target = Target { table, parts, split, to };
-                all.tasks.entry((tensor, lane)).or_default().push(target);
+                let first = self.tensors(layer, matrix)[which];
+                for expert in 0..experts {
+                    let to = begin + offset + u64::from(expert) * expert_bytes + before;
+                    let target = Target { table, parts, split, to };
+                    all.tasks.entry((first + expert, lane)).or_default().push(target);
+                }
             }
         }
     }
@@ -473,6 +519,83 @@ impl Weights<'_> {
                         .map_or(0.0, |(which, row)| values[which][row as usize]);
                     out.extend(value.to_le_bytes());
                 }
+            }
+        }
+        out
+    }
+
+    /// Sinks and biases as floats, of each layer as [`Extras`] has them. What is added once where
+    /// machines' outputs are summed the first one has.
+    pub fn extras(&self) -> Vec<u8> {
+        let (m, c) = (self.model, self.partition);
+        let mut out: Vec<f32> = Vec::new();
+        for layer in &m.layer {
+            let at = Extras::new(m, c, layer.class);
+            let mut all = vec![0.0f32; at.count as usize];
+            let mut put = |from: u32, values: &mut dyn Iterator<Item = f32>| {
+                let to = all[from as usize..].iter_mut();
+                to.zip(values).for_each(|(to, value)| *to = value);
+            };
+            let (class, of) = (&m.classes[layer.class], &layer.extras);
+            if of.sinks != NONE {
+                let sinks = self.numbers(of.sinks);
+                let heads = m.heads_of(self.rank, class)[0].clone();
+                let scores = |head: u32| sinks[head as usize] * std::f32::consts::LOG2_E;
+                put(at.sinks, &mut heads.map(scores));
+            }
+            if of.output_bias != NONE && self.rank == 0 {
+                put(at.output_bias, &mut self.numbers(of.output_bias).into_iter());
+            }
+            if of.router_bias != NONE {
+                put(at.router_bias, &mut self.numbers(of.router_bias).into_iter());
+            }
+            self.expert_biases(layer.class, &at, of.biases, &mut put);
+            out.extend(all);
+        }
+        out.iter().flat_map(|x| x.to_le_bytes()).collect()
+    }
+
+    /// Those of a layer's experts.
+    fn expert_biases(
+        &self,
+        class: usize,
+        at: &Extras,
+        [gate, up, down]: [u32; 3],
+        put: &mut dyn FnMut(u32, &mut dyn Iterator<Item = f32>),
+    ) {
+        let (c, part) = self.class(class);
+        let Some(experts) = part.experts.filter(|_| down != NONE) else { return };
+        let rows = |m| part.tiling(m).rows * self.partition.blocks;
+        let (gate_up, down) = ([gate, up].map(|t| self.numbers(t)), self.numbers(down));
+        let (ffn, hidden) = (c.ffn_all as usize, self.model.hidden as usize);
+        let first = if self.model.sliced { self.rank * c.ffn } else { 0 };
+        for expert in 0..experts.count {
+            let at_expert = expert as usize;
+            let of = |row: u32| {
+                let its = &gate_up[(row % 2) as usize][at_expert * ffn..][..ffn];
+                let feature = (first + row / 2) as usize;
+                its.get(feature).filter(|_| row / 2 < c.ffn).copied().unwrap_or(0.0)
+            };
+            let count = rows(Matrix::GateUp);
+            put(at.gate_up_bias + expert * count, &mut (0..count).map(of));
+            if self.rank == 0 {
+                let count = rows(Matrix::Down);
+                let its = &down[at_expert * hidden..][..hidden];
+                put(at.down_bias + expert * count, &mut its.iter().copied());
+            }
+        }
+    }
+
+    /// All numbers of a tensor, row after row.
+    fn numbers(&self, tensor: u32) -> Vec<f32> {
+        let tensor = self.tensor(tensor);
+        let mut out = Vec::new();
+        for lane in 0..tensor.lanes {
+            let stored = Stored::of(tensor, lane as usize, self.buffers);
+            let mut floats = vec![0.0; stored.cols];
+            for row in 0..stored.rows {
+                row_of(&stored, row, &mut floats);
+                out.extend(&floats);
             }
         }
         out

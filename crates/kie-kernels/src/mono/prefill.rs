@@ -10,7 +10,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::lower::model::Model;
+use super::lower::model::{Class, Model};
 use super::lower::partition::Partition;
 use super::source;
 use super::wire::{Args, Wire};
@@ -64,6 +64,13 @@ pub struct Plan {
     pub blocks: u32,
 }
 
+/// Whether the kernel has code for all that a model's layers have: experts, sinks and biases of
+/// attention's output go through columns.
+fn is_known(model: &Model) -> bool {
+    let plain = |c: &Class| c.experts.is_none() && !c.sinks && !c.output_bias;
+    model.residual_shift == 0 && model.classes.iter().all(plain)
+}
+
 impl Plan {
     /// The plan of a model for a machine; none where the kernel does not fit: it wants wide tiles
     /// (sm_90a, or simulated ones), and registers for a head. A sequence has `positions` at most;
@@ -84,6 +91,9 @@ impl Plan {
         };
         // It is made for layers of one class: others take prompts as columns of the decode kernel.
         let [class] = &partition.classes[..] else { return None };
+        if !is_known(model) {
+            return None;
+        }
         let fits = wide_tiles
             && class.head_dim <= HEAD_DIM_MAX
             && (2..=4).contains(&stages)

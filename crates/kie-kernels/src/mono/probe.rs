@@ -16,10 +16,28 @@ use crate::meter::{Mode, Phase, Seen, PHASES};
 pub fn phases(model: &Model, partition: &Partition) -> Vec<Phase> {
     let blocks = u64::from(partition.blocks);
     let layers = |m: Matrix| {
-        let of = |layer: &Layer| partition.classes[layer.class].tiling(m).bytes();
+        let of = |layer: &Layer| {
+            let class = &partition.classes[layer.class];
+            let times = match (class.experts, m) {
+                (Some(e), Matrix::GateUp | Matrix::Down) => u64::from(e.chosen),
+                (_, _) => 1,
+            };
+            times * class.tiling(m).used_bytes()
+        };
         blocks * model.layer.iter().map(of).sum::<u64>()
     };
     let head = blocks * partition.head_bytes();
+    let has_experts = partition.has_experts();
+    let bytes = layers(Matrix::GateUp);
+    let gate_up = if has_experts { [0, bytes] } else { [bytes, 0] };
+    // Of a dense mlp, or of one with experts.
+    let either = |dense: &'static str, experts: &'static str| {
+        if has_experts {
+            experts
+        } else {
+            dense
+        }
+    };
     let all = [
         ("attention input: gather, norm", 0),
         ("qkv: product", layers(Matrix::Qkv)),
@@ -29,10 +47,10 @@ pub fn phases(model: &Model, partition: &Partition) -> Vec<Phase> {
         ("attention output: product", layers(Matrix::Output)),
         ("attention output: add, publish", 0),
         ("mlp input: gather, norm", 0),
-        ("gate/up: product", layers(Matrix::GateUp)),
-        ("gate/up: silu, publish", 0),
-        ("activations: gather", 0),
-        ("down: product", layers(Matrix::Down)),
+        (either("gate/up: product", "router: product, publish"), gate_up[0]),
+        (either("gate/up: silu, publish", "router: choice"), 0),
+        (either("activations: gather", "experts: gate/up"), gate_up[1]),
+        (either("down: product", "experts: gather, down"), layers(Matrix::Down)),
         ("down: add, publish", 0),
         ("head input: gather, norm", 0),
         ("head: product", head),

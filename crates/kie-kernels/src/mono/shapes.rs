@@ -1,12 +1,12 @@
 //! Models whose kernels every platform's compiler is tried on: the sizes of real checkpoints, for a
 //! real machine.
 
-use super::lower::model::{Class, Coded, Layer, Model, Norm};
+use super::lower::model::{Class, Coded, Experts, Extras, Layer, Model, Norm};
 use super::lower::partition::{Kind, Partition};
 use super::lower::tiling::StoredBits;
 use super::prefill::Plan;
 use super::source;
-use crate::abi::{HeadMode, NONE};
+use crate::abi::{Gate, HeadMode, Scoring, NONE};
 use crate::machine::{MachineInfo, Platform, Source};
 use crate::meter::Mode;
 
@@ -39,7 +39,10 @@ pub fn model(name: &str) -> Model {
         ffn_all: of(1536, 8192, 14_336),
         head_norm: false,
         bias: false,
+        output_bias: false,
+        sinks: false,
         rope: 0,
+        experts: None,
     };
     let lanes = if name == "2b" { 8 } else { 1 };
     let layer = if lanes > 1 { delayed() } else { alone() };
@@ -61,6 +64,59 @@ pub fn model(name: &str) -> Model {
         embed: 0,
         head: 0,
         final_norm: norm,
+        residual_shift: 0,
+    }
+}
+
+/// `gpt-oss-120b`, `qwen3-30b-fp8`: with experts, on so many machines.
+pub fn with_experts(name: &str, ranks: u32) -> Model {
+    let dense = model("8b");
+    let is_gpt = name == "gpt-oss-120b";
+    let of = |gpt, qwen| if is_gpt { gpt } else { qwen };
+    let scoring = Scoring::SoftmaxOfChosen;
+    let gate = match is_gpt {
+        true => Gate::ClampedSwiglu { alpha: 1.702, limit: 7.0 },
+        false => Gate::Silu,
+    };
+    let (count, chosen, bias) = (128, of(4, 8), is_gpt);
+    let experts = Experts { count, chosen, scoring, gate, router_bias: bias, bias };
+    let (heads, kv_heads, ffn) = (of(64, 32), of(8, 4), of(2880, 768));
+    let sizes = |c: &mut Class| {
+        *c = Class {
+            heads: heads / ranks,
+            kv_heads: (kv_heads / ranks).max(1),
+            heads_all: [heads, kv_heads],
+            head_dim: of(64, 128),
+            ffn: ffn.div_ceil(ranks).next_multiple_of(32),
+            ffn_all: ffn,
+            head_norm: !is_gpt,
+            bias,
+            output_bias: bias,
+            sinks: bias,
+            rope: 0,
+            experts: Some(experts),
+        };
+    };
+    let (bits, group) = match is_gpt {
+        true => (StoredBits::E2m1, [1, 32]),
+        false => (StoredBits::F8, [128, 128]),
+    };
+    let is_coded = |at| if is_gpt { at == 2 || at == 3 } else { at < 4 };
+    let coded = |at| is_coded(at).then_some(Ok(Coded { bits, group }));
+    let sliced = ranks > 1;
+    let layer = Layer { delay: [if sliced { 0 } else { -1 }; 2], shares: [sliced; 2], ..alone() };
+    let layer = |at: u32| Layer { window: of((at + 1) % 2 * 128, 0), ..layer.clone() };
+    let vocab = of(201_088, 151_936);
+    Model {
+        ranks,
+        sliced,
+        hidden: of(2880, 2048),
+        vocab: vocab / ranks,
+        vocab_all: vocab,
+        layer: (0..of(36, 48)).map(layer).collect(),
+        coded: [0, 1, 2, 3, 4].map(coded),
+        residual_shift: of(4, 0),
+        ..with_class(dense, sizes)
     }
 }
 
@@ -85,6 +141,7 @@ pub fn delayed() -> Layer {
         head_norms: [NONE; 2],
         outputs: [0; 2],
         gate_up: [0; 2],
+        extras: Extras::default(),
         norms: [Norm { tensor: 0, rows: 1 }; 2],
         window: 512,
         pool: [1, 0],

@@ -219,6 +219,10 @@ impl<'a> Upload<'a> {
         let rows = stored.rows as u32;
         let first = all.clone().map(|t| t.first).min().unwrap_or(0).min(rows);
         let end = all.map(|t| t.end()).max().unwrap_or(0).min(rows);
+        if stored.row_step > 1 && stored.scales.is_some_and(|s| s.block_rows > 1) {
+            let why = "rows of two matrices in turn, and scales of several rows";
+            return Err(Error::Failed(why.to_owned()));
+        }
         let columns = columns_of(targets, &stored);
         let width = columns.len();
         let row_bytes = stored.codes.bytes_of(width);
@@ -283,28 +287,31 @@ impl<'a> Upload<'a> {
     /// Gives columns of rows (and the rows' scales) room in the scratch: where they will be.
     fn take(&mut self, stored: &Stored<'a>, rows: Range<u32>, columns: &Range<usize>) -> [u64; 2] {
         let half = &mut self.halves[self.current];
-        let mut put = |bytes: &'a [u8], each: usize, skip: usize, take: usize| {
-            let at = half.used;
-            for row in bytes.chunks_exact(each.max(1)) {
-                half.pieces.push((half.used, &row[skip..skip + take]));
-                half.used += take;
-            }
-            half.used = half.used.next_multiple_of(ALIGN);
-            half.memory.address + at as u64
-        };
+        // Of each of `rows`, which begin `each` bytes apart, `take` bytes behind the first `skip`.
+        let mut put =
+            |bytes: &'a [u8], rows: Range<usize>, each: usize, [skip, take]: [usize; 2]| {
+                let at = half.used;
+                if (skip, take) == (0, each) {
+                    half.pieces.push((at, &bytes[rows.start * each..rows.end * each]));
+                    half.used += rows.len() * each;
+                } else {
+                    for row in rows {
+                        half.pieces.push((half.used, &bytes[row * each + skip..][..take]));
+                        half.used += take;
+                    }
+                }
+                half.used = half.used.next_multiple_of(ALIGN);
+                half.memory.address + at as u64
+            };
         let (first, end) = (rows.start as usize, rows.end as usize);
-        let row_bytes = stored.row_bytes();
         let of = |numbers| stored.codes.bytes_of(numbers);
-        let bytes = &stored.data[first * row_bytes..end * row_bytes];
-        let from = if columns.len() == stored.cols {
-            put(bytes, bytes.len(), 0, bytes.len())
-        } else {
-            put(bytes, row_bytes, of(columns.start), of(columns.len()))
-        };
+        let part = [of(columns.start), of(columns.len())];
+        let from = put(stored.data, first..end, stored.stride(), part);
         let scales = stored.scales.map_or(0, |s| {
             let grid = s.dtype.bytes() * stored.cols.div_ceil(s.block_cols);
-            let bytes = &s.data[first / s.block_rows * grid..end.div_ceil(s.block_rows) * grid];
-            put(bytes, bytes.len(), 0, bytes.len())
+            // Rows that are not neighbours have scales of their own.
+            let each = stored.row_step * grid;
+            put(s.data, first / s.block_rows..end.div_ceil(s.block_rows), each, [0, grid])
         });
         [from, scales]
     }
@@ -381,8 +388,8 @@ impl Job {
     fn of(tensor: &Tensor, target: &Target) -> Self {
         let Parts { count: parts, real, padded, skip } = target.parts;
         let split = target.split;
-        let [unit_bytes, k_warps, pairs, chunk] = split
-            .map_or([0, 1, 1, 1], |s| [s.unit_bytes(), s.k_warps, s.stages * s.chunk, s.chunk]);
+        let [unit_bytes, k_warps, pairs, chunk] =
+            split.map_or([0, 1, 1, 1], |s| [s.unit_bytes(), s.k_warps, s.pairs, s.chunk]);
         let e = split.map(|s| s.encoding).unwrap_or_default();
         let [stage_bytes, span] = split.map_or([0, 1], |s| [s.stage_bytes, s.span]);
         Self {

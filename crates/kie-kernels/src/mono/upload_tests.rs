@@ -87,6 +87,7 @@ impl Case {
                 head_norms: [NONE; 2],
                 outputs: [attn, ffn].map(|cols| self.matrix(lanes, m.hidden, cols)),
                 gate_up: [ffn; 2].map(|rows| self.matrix(lanes, rows, m.hidden)),
+                extras: layer.extras,
                 norms: layer.norms.map(|norm| self.norm(norm)),
                 window: 0,
                 pool: [0, 0],
@@ -341,7 +342,7 @@ impl Case {
         let line = (partition.line_bytes(model) * u64::from(partition.blocks)) as usize;
         let to = [line, model.vocab_all as usize * row, norms].map(|n| sim.alloc(n).unwrap());
         let [line, embed, norms] = to.each_ref().map(|memory| memory.address);
-        let packing = weights.packing(To { line, embed, norms });
+        let packing = weights.packing(To { line, embed, norms, experts: 0 });
         let phases = run_within(sim, &weights, &packing, most)?;
         let read = to.each_ref().map(|memory| {
             let mut out = vec![0; memory.bytes];

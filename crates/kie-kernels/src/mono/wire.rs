@@ -164,8 +164,8 @@ structures! {
         shares: u8,
         /// Bit i: norm i has a row a lane.
         norm_lanes: u8,
-        /// 0.
-        padding: u32,
+        /// Sinks and biases (floats) from the first layer's (lower/extras.rs).
+        extras: u32,
     }
 
     /// What passes through a block's ring, in order: of the block's weights `stages` stages of
@@ -311,6 +311,10 @@ structures! {
         rank: u32,
         /// The sequence of each column.
         column: [Sequence; 8],
+        /// Experts, of each layer that has them `[experts][kBlocks][kPieceBytes]`.
+        experts: u64 = "const u8*",
+        /// Sinks and biases of each layer.
+        extras: u64 = "const float*",
     }
 }
 
@@ -385,7 +389,16 @@ impl ExpiredWait {
             0xffe => 0x10_000,
             0xfff => 0x10_001,
             0xffa..=0xffd => 0x10_002,
-            place => place,
+            // The router's logits and the choice stand before activations.
+            place => {
+                let (layer, of) = (place & !15, place & 15);
+                layer
+                    | match of {
+                        6 | 7 => of + 2,
+                        8 | 9 => of - 2,
+                        of => of,
+                    }
+            }
         };
         (self.step + 1, place)
     }
@@ -407,6 +420,8 @@ impl ExpiredWait {
             (_, 4) => format!("layer {layer}, attention's output"),
             (_, 5) => format!("layer {layer}, the mlp's input"),
             (_, 7) => format!("layer {layer}, other lanes' mlp{of}"),
+            (_, 8) => format!("layer {layer}, the router's logits"),
+            (_, 9) => format!("layer {layer}, the choice of experts"),
             (_, _) => format!("layer {layer}, the mlp's activations"),
         }
     }

@@ -99,6 +99,33 @@ fn eight_columns_spill_no_more_than_they_did() {
     compare(8, true, &EIGHT_COLUMNS);
 }
 
+/// The same of models with experts: of one column with pages through the ring, and of eight.
+const EXPERTS: [[Spills; 3]; 2] = [
+    [("gpt-oss-120b", 16, 16), ("gpt-oss-120b on four", 24, 24), ("qwen3-30b-fp8", 8, 8)],
+    [("gpt-oss-120b", 40, 60), ("gpt-oss-120b on four", 48, 72), ("qwen3-30b-fp8", 24, 28)],
+];
+
+#[test]
+fn layers_with_experts_spill_no_more_than_they_did() {
+    let Some(nvrtc) = nvrtc("compiling kernels with experts") else { return };
+    let seen = [1, 8].map(|columns| {
+        EXPERTS[0].map(|(name, ..)| {
+            let (shape, ranks) = name.strip_suffix(" on four").map_or((name, 1), |s| (s, 4));
+            let model = shapes::with_experts(shape, ranks);
+            let kind = Kind { columns, streamed: true };
+            let (source, partition) =
+                shapes::decode(&model, &shapes::nvidia(), Platform::Cuda, kind);
+            let kernel = sole(&nvrtc, &source);
+            let most = 65_536 / partition.threads(Platform::Cuda, 32) / 8 * 8;
+            assert!(kernel.registers <= most, "{name}: {kernel:?}");
+            (name, kernel.stack_bytes, kernel.spill_bytes)
+        })
+    });
+    if nvrtc.version.0 == 13 {
+        assert_eq!(seen, EXPERTS, "(model, stack, spills) with one column and with eight");
+    }
+}
+
 /// (model, bytes of stack, bytes of spills) of the prefill kernel.
 const PREFILL: [Spills; 4] =
     [("1b", 128, 276), ("8b", 128, 276), ("2b", 176, 458), (SLICED, 80, 88)];

@@ -4,12 +4,13 @@
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
 
+use super::extras::Extras;
 use super::layout::{self, ClassLayout, Layout};
 use super::model::{Class, Model};
 use super::partition::{ClassPartition, Matrix, Partition};
 use super::segments;
 use super::tiling::Tiling;
-use crate::abi::PAGE;
+use crate::abi::{Gate, Scoring, PAGE};
 use crate::meter::Mode;
 use crate::mono::wire;
 
@@ -83,6 +84,12 @@ impl Text {
             ("lane_bytes", t.encoding.lane_bytes()),
             ("unit_bytes", t.unit_bytes()),
             ("code_bytes", t.code_bytes()),
+            ("codes_at", t.codes_at()),
+            ("scales_at", t.scales_at()),
+            ("chunks", t.chunks()),
+            ("long_stages", t.used().0),
+            ("long_bytes", t.used().1[0]),
+            ("short_bytes", t.used().1[1]),
             ("span", t.span),
             ("spans", t.chunk / t.span),
             ("scale_rows", t.encoding.scale_rows),
@@ -100,6 +107,7 @@ impl Text {
         self.line(format_args!("    static constexpr bool scaled = {};", t.encoding.scaled()));
         let per_row = t.encoding.bits.per_row();
         self.line(format_args!("    static constexpr bool per_row = {per_row};"));
+        self.line(format_args!("    static constexpr bool uneven = {};", t.uneven));
         self.line("};");
         self.tilings.insert(body, name.clone());
         name
@@ -171,7 +179,11 @@ fn sizes(t: &mut Text, model: &Model, p: &Partition, layout: &Layout) {
         ("kRing", wire::RING as u32),
     ]);
     t.longs([("kStreamBytes", p.line_bytes(model))]);
-    t.float("kEps", f64::from(model.eps));
+    // Of what the residual is carried as.
+    let scale = 0.5_f64.powi(model.residual_shift as i32);
+    t.float("kEps", f64::from(model.eps) * scale * scale);
+    t.float("kResidualScale", scale);
+    t.bools([("kResidualScaled", model.residual_shift > 0), ("kHasExperts", p.has_experts())]);
     let retries = p.retries(model, layout.kind.columns);
     let delay = if retries { p.tuning.poll_delay_retries_ns } else { p.tuning.poll_delay_ns };
     t.line("// How vectors are gathered. 0: everything is asked for, and what was late once more;");
@@ -201,6 +213,7 @@ fn exchange(t: &mut Text, layout: &Layout) {
         ("kNumBuffers", x.num_buffers),
         ("kNumBuffersOther", x.num_buffers_other),
         ("kWordsH", x.words_h as u32),
+        ("kWordsLogits", x.words_logits as u32),
         ("kPartialLine", layout::PARTIAL_LINE),
         ("kPartialLse", layout::PARTIAL_LSE),
         ("kRounds", layout::ROUNDS),
@@ -213,11 +226,13 @@ fn exchange(t: &mut Text, layout: &Layout) {
         ("kVecPartial", x.vec_partial),
         ("kVecA", x.vec_a),
         ("kVecF", x.vec_f),
+        ("kVecLogits", x.vec_logits),
         ("kAtHidden", 0),
         ("kAtQkv", x.at_qkv),
         ("kAtPartial", x.at_partial),
         ("kAtAttn", x.at_attn),
         ("kAtAct", x.at_act),
+        ("kAtLogits", x.at_logits),
         ("kAtOther", x.at_other),
         ("kAtLast", x.at_last),
         ("kAtCandidate", x.at_candidate),
@@ -267,6 +282,9 @@ fn shared(t: &mut Text, p: &Partition, l: &Layout) {
         ("kShOthers", l.at.others),
         ("kShTable", l.at.table),
         ("kShIndex", l.at.index),
+        ("kShChoice", l.at.choice),
+        ("kShFactors", l.at.factors),
+        ("kChosenMost", l.vectors.chosen),
         ("kIndexBytes", p.index_bytes()),
         ("kShRing", l.ring.at),
         ("kSharedMax", p.shared_max),
@@ -282,12 +300,17 @@ fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
     let ahead = |m| if m == Matrix::GateUp { l.ahead_gu } else { layout.ahead };
     let index = |m| p.index_offset(at, m);
     let tilings = Matrix::ALL.map(|m| t.tiling(part.tiling(m), layout, ahead(m), index(m)));
+    let router = part.experts.map(|e| t.tiling(&e.router, layout, layout.ahead, 0));
     let each = p.blocks_a_lane(model);
     t.line(format_args!("struct Class{at} {{"));
     t.indent = "    ";
     for (name, tiling) in ["Qkv", "O", "Gu", "Down"].into_iter().zip(tilings) {
         t.line(format_args!("using Tiling{name} = {tiling};"));
     }
+    if let Some(router) = router {
+        t.line(format_args!("using TilingRouter = {router};"));
+    }
+    experts(t, (model, p), at);
     let attn = class.heads * part.head_dim;
     t.ints([
         ("kHeads", class.heads),
@@ -332,6 +355,39 @@ fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
     ]);
     t.indent = "";
     t.line("};");
+}
+
+/// Of a class's experts, and what it has besides products.
+fn experts(t: &mut Text, (model, p): (&Model, &Partition), at: usize) {
+    let (class, part) = (&model.classes[at], &p.classes[at]);
+    let extras = Extras::new(model, p, at);
+    t.bools([("kSinks", class.sinks), ("kOutputBias", class.output_bias)]);
+    t.ints([
+        ("kExperts", part.experts.map_or(0, |e| e.count)),
+        ("kAtSinks", extras.sinks),
+        ("kAtOutputBias", extras.output_bias),
+    ]);
+    let Some(of) = &class.experts else { return };
+    let (gate, alpha, limit) = match of.gate {
+        Gate::Silu | Gate::GeluTanh => (0, 1.0, 0.0),
+        Gate::ClampedSwiglu { alpha, limit } => (1, alpha, limit),
+    };
+    t.bools([
+        ("kOverAll", of.scoring == Scoring::SoftmaxOfAll),
+        ("kRouterBias", of.router_bias),
+        ("kExpertBias", of.bias),
+    ]);
+    t.ints([
+        ("kChosen", of.chosen),
+        ("kGate", gate),
+        ("kAtRouterBias", extras.router_bias),
+        ("kAtGateUpBias", extras.gate_up_bias),
+        ("kAtDownBias", extras.down_bias),
+    ]);
+    t.float("kGateExponent", -std::f64::consts::LOG2_E * f64::from(alpha));
+    t.float("kGateLimit", f64::from(limit));
+    let piece = part.piece_bytes();
+    t.longs([("kPieceBytes", piece), ("kExpertBytes", u64::from(p.blocks) * piece)]);
 }
 
 /// Of a class's attention: pages, what a warp holds of them, and how partials are combined.

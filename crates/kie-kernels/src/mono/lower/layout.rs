@@ -2,7 +2,7 @@
 //! kernel, since several columns need more of both.
 
 use super::model::{Class, Model};
-use super::partition::{head_width, ClassPartition, Kind, Matrix, Partition};
+use super::partition::{head_width, ClassPartition, ExpertsPartition, Kind, Matrix, Partition};
 use super::segments;
 use super::tiling::Tiling;
 use crate::abi::{HeadMode, PAGE};
@@ -57,6 +57,10 @@ pub struct Exchange {
     pub vec_a: u64,
     /// See above.
     pub vec_f: u64,
+    /// Words of a column of the router's logits, and of all columns.
+    pub words_logits: u64,
+    /// See above.
+    pub vec_logits: u64,
     /// Where each begins.
     pub at_qkv: u64,
     /// See above.
@@ -65,6 +69,8 @@ pub struct Exchange {
     pub at_attn: u64,
     /// See above.
     pub at_act: u64,
+    /// See above.
+    pub at_logits: u64,
     /// See above.
     pub at_other: u64,
     /// Lanes' last residual.
@@ -109,7 +115,10 @@ impl ClassWords {
         Self {
             q: of(Matrix::Qkv, 2),
             a: parts * u64::from(class.heads * p.head_dim / 2),
-            f: of(Matrix::GateUp, 4),
+            f: match p.experts {
+                Some(_) => parts * u64::from(p.activations() / 2),
+                None => of(Matrix::GateUp, 4),
+            },
             partial: parts * u64::from(class.heads * (p.head_dim / 16) * PARTIAL_LINE),
         }
     }
@@ -145,7 +154,13 @@ impl Exchange {
         };
         let (vec_h, vec_q) = (c * words_h, widest(&|w, _| w.q));
         let (vec_partial, vec_a) = (widest(&|w, splits| splits * w.partial), widest(&|w, _| w.a));
-        let vec_f = widest(&|w, _| w.f);
+        let vec_f = lines_of(widest(&|w, _| w.f));
+        // A word a logit.
+        let logits = |p: &ClassPartition| {
+            p.experts.map_or(0, |e| lines_of(u64::from(e.router.rows) * u64::from(each)))
+        };
+        let words_logits = partition.classes.iter().map(logits).max().unwrap_or(0);
+        let vec_logits = c * words_logits;
         let lanes_all = u64::from(model.lanes_all());
         let all = u64::from(num_buffers * model.lanes);
         let blocks = u64::from(partition.blocks * model.ranks);
@@ -153,7 +168,8 @@ impl Exchange {
         let at_partial = at_qkv + all * vec_q;
         let at_attn = at_partial + all * vec_partial;
         let at_act = at_attn + all * vec_a;
-        let at_other = at_act + all * vec_f;
+        let at_logits = at_act + all * vec_f;
+        let at_other = at_logits + all * vec_logits;
         let others =
             if lanes_all > 1 { 2 * u64::from(num_buffers_other) * lanes_all * vec_h } else { 0 };
         let at_last = at_other + others;
@@ -176,10 +192,13 @@ impl Exchange {
             vec_partial,
             vec_a,
             vec_f,
+            words_logits,
+            vec_logits,
             at_qkv,
             at_partial,
             at_attn,
             at_act,
+            at_logits,
             at_other,
             at_last,
             at_candidate,
@@ -257,6 +276,10 @@ pub struct Vectors {
     pub heads: u32,
     /// Rotations are kept for the results that exist, not one a thread.
     pub rotations_owned: bool,
+    /// Most experts of a column.
+    pub chosen: u32,
+    /// Halves of one column's activations of experts, which stand in B's place.
+    pub activations: u32,
 }
 
 /// Which thread reads which of the other lanes' words (ops/all_reduce.h says it of each).
@@ -291,7 +314,7 @@ fn most(model: &Model, p: &Partition, of: impl Fn(&Class, &ClassPartition) -> u3
 
 /// Whether several columns' operands are taken from the words (ops/matvec_words.h).
 fn is_direct(t: &Tiling, columns: u32) -> bool {
-    columns > 1 && t.row_warps == 1
+    columns > 1 && t.row_warps == 1 && !t.uneven
 }
 
 impl Vectors {
@@ -300,17 +323,29 @@ impl Vectors {
         let pair = |c: &ClassPartition| [Matrix::Output, Matrix::Down].map(|m| *c.tiling(m));
         let all_meet = p.classes.iter().all(|c| c.tilings.iter().all(|t| t.k_warps > 1));
         let direct = |t: &Tiling| is_direct(t, columns);
-        let all_direct = p.classes.iter().all(|c| pair(c).iter().all(direct));
+        let all_direct =
+            p.classes.iter().all(|c| c.experts.is_none() && pair(c).iter().all(direct));
         let one_vector =
             if columns > 1 { !all_direct } else { variable_stages && all_meet && !kind.streamed };
         let pad = if columns * model.parts > 1 { COLUMN_PAD } else { 0 };
         let kept = |t: Tiling| if direct(&t) { 0 } else { t.k };
-        let narrow = most(model, p, |_, c| pair(c).map(kept).into_iter().max().unwrap_or(0));
+        // Experts' activations are one column's.
+        let narrow = |c: &ClassPartition| match (c.experts, pair(c).map(kept)) {
+            (Some(_), [output, _]) => output,
+            (None, [output, down]) => output.max(down),
+        };
+        let narrow = most(model, p, |_, c| narrow(c));
         let parts = |t: &Tiling| t.part_floats(columns);
         let of_head = parts(&p.head).max(p.tail.as_ref().map_or(0, parts));
         let of_layers = |one: Matrix, other: Matrix| {
             most(model, p, |_, c| parts(c.tiling(one)).max(parts(c.tiling(other))))
         };
+        // Of two experts one after another, and of the router.
+        let of_experts = most(model, p, |_, c| {
+            let of =
+                |e: &ExpertsPartition| (2 * parts(c.tiling(Matrix::GateUp))).max(parts(&e.router));
+            c.experts.as_ref().map_or(0, of)
+        });
         let owned = p.classes[0].tiling(Matrix::Output);
         let brought = model.lanes_all() > 1 && owned.k_warps > 1;
         let table_words = columns * model.pools * p.pages_max;
@@ -318,7 +353,7 @@ impl Vectors {
             one_vector,
             stride_a: p.hidden.max(head_width(model, p.hidden)) + pad,
             stride_b: narrow + pad,
-            parts_a: of_head.max(of_layers(Matrix::Qkv, Matrix::GateUp)),
+            parts_a: of_head.max(of_layers(Matrix::Qkv, Matrix::GateUp)).max(of_experts),
             parts_b: of_layers(Matrix::Output, Matrix::Down),
             all_reduce: AllReduceRead::new(model.lanes_all(), owned, columns),
             other_words: match brought {
@@ -334,6 +369,10 @@ impl Vectors {
             heads: most(model, p, |c, p| (c.group() + 2) * p.head_dim * model.parts),
             rotations_owned: variable_stages
                 && p.classes.iter().all(|c| c.tiling(Matrix::Qkv).k_warps > 1),
+            chosen: most(model, p, |_, c| c.experts.map_or(0, |e| e.chosen)),
+            activations: most(model, p, |_, c| {
+                c.experts.map_or(0, |_| model.parts * c.activations())
+            }),
         }
     }
 }
@@ -365,6 +404,10 @@ pub struct Shared {
     pub table: u32,
     /// Which of a stage's scales each row has.
     pub index: u32,
+    /// Words of the experts that columns chose, and factors.
+    pub choice: u32,
+    /// See above.
+    pub factors: u32,
     /// Behind all this.
     pub end: u32,
 }
@@ -395,7 +438,7 @@ impl Shared {
         }
         let wide = if v.one_vector { v.stride_a } else { 0 };
         Self {
-            xb: at.next(wide.max(v.stride_b) * vectors * 2, 1),
+            xb: at.next((wide.max(v.stride_b) * vectors).max(v.activations) * 2, 1),
             part_a: at.next(v.parts_a * 4, 1),
             part_b: at.next(v.parts_b * 4, 1),
             norm: at.next(p.warps * columns * v.norm_sets * 4, 1),
@@ -416,6 +459,8 @@ impl Shared {
             others: at.next(v.other_words * 4, 1),
             table: at.next(v.table_words * 4, 1),
             index: at.next(p.index_bytes(), 1),
+            choice: at.next(columns * v.chosen * 8, if v.chosen > 0 { 16 } else { 1 }),
+            factors: at.next(columns * v.chosen * 4, 1),
             end: at.next(0, 16),
         }
     }
@@ -518,7 +563,8 @@ impl Layout {
             ClassLayout {
                 words: ClassWords::new((c, part), model.parts, each),
                 direct_o: is_direct(part.tiling(Matrix::Output), columns),
-                direct_down: is_direct(part.tiling(Matrix::Down), columns),
+                direct_down: part.experts.is_none()
+                    && is_direct(part.tiling(Matrix::Down), columns),
                 rotations: *rotations,
                 heads,
                 join: heads + p.warps * warp_heads(c, part),

@@ -4,12 +4,14 @@
 //! ```text
 //! Program ─ model     ─▶ layers of a few classes, or InvalidProgram with the step
 //!         ─ partition ─▶ rows over blocks, how warps share them, stages (by tuning, a row a GPU)
+//!         ─ extras    ─▶ a layer's sinks and biases, one after another
 //!         ─ segments  ─▶ what passes through a block's ring, and the offset table of layers
 //!         ─ layout    ─▶ of one kernel: words of the exchange, shared memory
 //!         ─ header    ─▶ all of it as constants, the text in front of the kernels
 //!         ─ print     ─▶ all of it for people (`kie info --plan -v`)
 //! ```
 
+pub mod extras;
 pub mod header;
 pub mod layout;
 pub mod model;

@@ -6,8 +6,9 @@ use std::ops::Range;
 
 use super::tiling::StoredBits;
 use crate::abi::{
-    Attend, Codes, Dtype, Encoding, Gate, GateUp, HeadMode, Heads, Join, NormSpan, PageGroup,
-    Program, Project, Qkv, StateKind, StepKind, Tensor, NONE, PAGE,
+    Attend, Codes, Dtype, Encoding, ExpertsDown, ExpertsGateUp, Gate, GateUp, HeadMode, Heads,
+    Join, NormSpan, PageGroup, Program, Project, Qkv, Route, Scoring, StateKind, StepKind, Tensor,
+    NONE, PAGE,
 };
 use crate::error::{Error, Result};
 use crate::shard::{dealt, heads_of, indivisible, state_of};
@@ -52,7 +53,20 @@ pub struct Model {
     pub head: u32,
     /// The final norm's scale.
     pub final_norm: Norm,
+    /// The residual is carried as 2^-shift of what it is.
+    pub residual_shift: u32,
 }
+
+/// Most chosen experts: each is a lane of a warp.
+pub const MOST_CHOSEN: u32 = 16;
+
+/// Most experts of a layer: a warp holds all logits in registers.
+pub const MOST_EXPERTS: u32 = 512;
+
+/// What the residual of models with a clamped gate is divided by, as a power of two: published
+/// traces of GPT-OSS-120B have 92,580, beyond float16, and inputs of norms up to that times their
+/// scales.
+const CLAMPED_SHIFT: u32 = 4;
 
 /// Most pools of pages: what differs in size or is windowed has one of its own.
 pub const MOST_POOLS: usize = 4;
@@ -61,7 +75,7 @@ pub const MOST_POOLS: usize = 4;
 pub const MOST_CLASSES: usize = 4;
 
 /// What the layers of a class are alike in: all that is a constant while one of them runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Class {
     /// Query heads.
     pub heads: u32,
@@ -79,8 +93,31 @@ pub struct Class {
     pub head_norm: bool,
     /// q, k and v have biases.
     pub bias: bool,
+    /// Attention's output has a bias.
+    pub output_bias: bool,
+    /// Heads have sinks.
+    pub sinks: bool,
     /// Tensor of the rotary table.
     pub rope: u32,
+    /// The mlp is some of several experts, of `ffn` each.
+    pub experts: Option<Experts>,
+}
+
+/// Experts of a layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Experts {
+    /// How many.
+    pub count: u32,
+    /// Those of a column.
+    pub chosen: u32,
+    /// What factors are made of.
+    pub scoring: Scoring,
+    /// What is made of gate and up.
+    pub gate: Gate,
+    /// The router has a bias.
+    pub router_bias: bool,
+    /// Gate, up and down have biases.
+    pub bias: bool,
 }
 
 impl Class {
@@ -123,6 +160,27 @@ pub struct Norm {
     pub rows: u32,
 }
 
+/// Tensors that some layers have, or [`NONE`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extras {
+    /// Bias of attention's output.
+    pub output_bias: u32,
+    /// Sinks of heads.
+    pub sinks: u32,
+    /// The router and its bias.
+    pub router: u32,
+    /// See above.
+    pub router_bias: u32,
+    /// Biases of the experts' gate, up and down.
+    pub biases: [u32; 3],
+}
+
+impl Default for Extras {
+    fn default() -> Self {
+        Self { output_bias: NONE, sinks: NONE, router: NONE, router_bias: NONE, biases: [NONE; 3] }
+    }
+}
+
 /// One layer: tensors by index, and numbers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Layer {
@@ -134,10 +192,12 @@ pub struct Layer {
     pub biases: [u32; 3],
     /// Norms of each q and each k head, or [`NONE`].
     pub head_norms: [u32; 2],
-    /// Attention's output matrix, then the mlp's.
+    /// Attention's output matrix, then the mlp's, of experts the first one's.
     pub outputs: [u32; 2],
-    /// Gate and up.
+    /// Gate and up, of experts the first one's.
     pub gate_up: [u32; 2],
+    /// What else some layers have, or [`NONE`].
+    pub extras: Extras,
     /// Norm scales before attention and before the mlp.
     pub norms: [Norm; 2],
     /// Positions a query sees; 0: all.
@@ -257,6 +317,12 @@ impl Model {
             return Err(indivisible(d.lanes, heads, kv_heads, ranks));
         }
         let per_lane = d.lanes == 1 || head.mode == HeadMode::PerLane;
+        let clamped =
+            |c: &Class| c.experts.is_some_and(|e| matches!(e.gate, Gate::ClampedSwiglu { .. }));
+        let residual_shift = if classes.iter().any(clamped) { CLAMPED_SHIFT } else { 0 };
+        if lanes_all > ranks && classes.iter().any(|c: &Class| c.experts.is_some()) {
+            return refuse(head_at, format!("experts in {lanes_all} lanes, one wanted"));
+        }
         let mut model = Self {
             parts: 1,
             ranks,
@@ -275,6 +341,7 @@ impl Model {
             embed: embed.table,
             head: head.weight,
             final_norm: Norm::read(program, head.norm, lanes, head_at)?,
+            residual_shift,
         };
         let width = program.tensors.get(model.embed as usize).map(|t| t.cols);
         if width != Some(model.hidden) {
@@ -296,11 +363,16 @@ impl Model {
             }
         };
         let each = |pick: fn(&Layer) -> Vec<u32>| self.layer.iter().flat_map(pick).collect();
+        let of_mlps = |pick: fn(&Layer) -> Vec<u32>| {
+            let experts = |l: &Layer| self.classes[l.class].experts.map_or(1, |e| e.count);
+            let of_layer = |l| pick(l).into_iter().flat_map(move |t| t..t + experts(l));
+            self.layer.iter().flat_map(of_layer).collect()
+        };
         [
             of(each(|l| l.qkv.to_vec())),
             of(each(|l| vec![l.outputs[0]])),
-            of(each(|l| l.gate_up.to_vec())),
-            of(each(|l| vec![l.outputs[1]])),
+            of(of_mlps(|l| l.gate_up.to_vec())),
+            of(of_mlps(|l| vec![l.outputs[1]])),
             of(vec![self.head]),
         ]
     }
@@ -360,14 +432,86 @@ struct Phases<'a> {
     qkv: &'a Qkv,
     attend: &'a Attend,
     output: &'a Project,
-    gate_up: &'a GateUp,
-    down: &'a Project,
+    mlp: Mlp<'a>,
+}
+
+enum Mlp<'a> {
+    Dense { gate_up: &'a GateUp, down: &'a Project },
+    Experts { route: &'a Route, gate_up: &'a ExpertsGateUp, down: &'a ExpertsDown },
+}
+
+impl Mlp<'_> {
+    /// The norm before it.
+    fn norm(&self) -> Option<u32> {
+        match self {
+            Self::Dense { gate_up, .. } => gate_up.norm,
+            Self::Experts { route, .. } => route.norm,
+        }
+    }
+
+    /// Inner width, of one expert.
+    fn ffn(&self) -> u32 {
+        match self {
+            Self::Dense { gate_up, .. } => gate_up.ffn,
+            Self::Experts { gate_up, .. } => gate_up.ffn,
+        }
+    }
+
+    fn experts(&self) -> Option<Experts> {
+        let Self::Experts { route, gate_up, .. } = self else { return None };
+        Some(Experts {
+            count: route.experts,
+            chosen: route.chosen,
+            scoring: route.scoring,
+            gate: gate_up.gate,
+            router_bias: route.bias.is_some(),
+            bias: gate_up.biases.is_some(),
+        })
+    }
+
+    /// Refuses what there is no code for yet; `first` is its first step.
+    fn known(&self, first: usize) -> Result<()> {
+        if self.norm().is_none() {
+            return refuse(first, "an mlp without a norm before it".to_owned());
+        }
+        match self {
+            Self::Dense { down, .. } if down.bias.is_some() => {
+                refuse(first + 1, "project with a bias, none wanted".to_owned())
+            }
+            Self::Dense { gate_up, .. } => match gate_up.gate {
+                Gate::Silu => Ok(()),
+                Gate::GeluTanh => refuse(first, "gate_up with a GELU, SiLU wanted".to_owned()),
+                Gate::ClampedSwiglu { .. } => {
+                    refuse(first, "gate_up with a clamped SwiGLU, SiLU wanted".to_owned())
+                }
+            },
+            Self::Experts { route, gate_up, down } => {
+                let (experts, chosen) = (route.experts, route.chosen);
+                if experts > MOST_EXPERTS || chosen > MOST_CHOSEN.min(experts) {
+                    let most = format!("{MOST_CHOSEN} of {MOST_EXPERTS} at most");
+                    return refuse(first, format!("{chosen} of {experts} experts, {most}"));
+                }
+                if gate_up.norm != route.norm {
+                    return refuse(first, "the router and experts have norms of their own".into());
+                }
+                if gate_up.biases.is_some() != down.bias.is_some() {
+                    return refuse(first + 2, "biases in some of the experts' products".into());
+                }
+                match gate_up.gate {
+                    Gate::Silu | Gate::ClampedSwiglu { .. } => Ok(()),
+                    Gate::GeluTanh => {
+                        refuse(first + 1, "experts with a GELU, SiLU wanted".to_owned())
+                    }
+                }
+            }
+        }
+    }
 }
 
 impl Phases<'_> {
     /// Refuses what a phase has no code for yet; `first` is the layer's first step.
     fn known(&self, program: &Program, first: usize) -> Result<()> {
-        let Self { qkv, attend, output, gate_up, down } = self;
+        let Self { qkv, attend, output, mlp } = self;
         let features = 2 * program.tensors.get(qkv.rotary.table as usize).map_or(0, |t| t.cols);
         let dim = qkv.heads.dim;
         if features != dim {
@@ -376,26 +520,17 @@ impl Phases<'_> {
         if qkv.head_norms.is_some() && qkv.norm_span == NormSpan::AllHeads {
             return refuse(first, "qkv norms q and k over all heads, each head wanted".to_owned());
         }
-        if attend.sinks.is_some() {
-            return refuse(first + 1, "attend with sinks, none wanted".to_owned());
+        if qkv.norm.is_none() {
+            return refuse(first, "qkv without a norm before it".to_owned());
         }
-        for (at, project) in [(2, output), (4, down)] {
-            if project.bias.is_some() {
-                return refuse(first + at, "project with a bias, none wanted".to_owned());
-            }
+        let has_extras = attend.sinks.is_some() || output.bias.is_some();
+        if has_extras && program.dims.lanes > 1 {
+            return refuse(
+                first + 1,
+                "lanes with sinks or biases of attention's output".to_owned(),
+            );
         }
-        for (at, name, norm) in [(0, "qkv", qkv.norm), (3, "gate_up", gate_up.norm)] {
-            if norm.is_none() {
-                return refuse(first + at, format!("{name} without a norm before it"));
-            }
-        }
-        match gate_up.gate {
-            Gate::Silu => Ok(()),
-            Gate::GeluTanh => refuse(first + 3, "gate_up with a GELU, SiLU wanted".to_owned()),
-            Gate::ClampedSwiglu { .. } => {
-                refuse(first + 3, "gate_up with a clamped SwiGLU, SiLU wanted".to_owned())
-            }
-        }
+        mlp.known(first + 3)
     }
 }
 
@@ -429,8 +564,20 @@ impl<'a> Steps<'a> {
         let StepKind::Qkv(qkv) = self.next()? else { return self.refuse("qkv") };
         let StepKind::Attend(attend) = self.next()? else { return self.refuse("attend") };
         let output = self.project()?;
-        let StepKind::GateUp(gate_up) = self.next()? else { return self.refuse("gate_up") };
-        Ok(Phases { qkv, attend, output, gate_up, down: self.project()? })
+        let mlp = match self.next()? {
+            StepKind::GateUp(gate_up) => Mlp::Dense { gate_up, down: self.project()? },
+            StepKind::Route(route) => {
+                let StepKind::ExpertsGateUp(gate_up) = self.next()? else {
+                    return self.refuse("experts_gate_up");
+                };
+                let StepKind::ExpertsDown(down) = self.next()? else {
+                    return self.refuse("experts_down");
+                };
+                Mlp::Experts { route, gate_up, down }
+            }
+            _ => return self.refuse("gate_up or route"),
+        };
+        Ok(Phases { qkv, attend, output, mlp })
     }
 }
 
@@ -438,7 +585,7 @@ impl Class {
     fn read(lanes: u32, phases: &Phases<'_>, ranks: u32) -> Result<Self> {
         let qkv = phases.qkv;
         let Heads { query, kv, dim } = qkv.heads;
-        let ffn = phases.gate_up.ffn;
+        let (ffn, experts) = (phases.mlp.ffn(), phases.mlp.experts());
         let whole = Self {
             heads: query,
             kv_heads: kv,
@@ -448,7 +595,10 @@ impl Class {
             ffn_all: ffn,
             head_norm: qkv.head_norms.is_some(),
             bias: qkv.biases.is_some(),
+            output_bias: phases.output.bias.is_some(),
+            sinks: phases.attend.sinks.is_some(),
             rope: qkv.rotary.table,
+            experts,
         };
         if lanes > 1 || ranks == 1 {
             return Ok(whole);
@@ -456,7 +606,10 @@ impl Class {
         let Some((heads, kv_heads)) = dealt(query, kv, ranks) else {
             return Err(indivisible(lanes, query, kv, ranks));
         };
-        Ok(Self { heads, kv_heads, ffn: ffn.div_ceil(ranks), ..whole })
+        // Whole units of an expert, whose groups of codes share scales.
+        let unit = if experts.is_some() { 32 } else { 1 };
+        let ffn = ffn.div_ceil(ranks).next_multiple_of(unit);
+        Ok(Self { heads, kv_heads, ffn, ..whole })
     }
 }
 
@@ -478,7 +631,7 @@ impl Layer {
         (lanes, sliced): (u32, bool),
         first: usize,
     ) -> Result<Self> {
-        let Phases { qkv, attend, output, gate_up, down } = phases;
+        let Phases { qkv, attend, output, mlp } = phases;
         let rows_of = |t: u32| program.tensors.get(t as usize).map_or(1, |t: &Tensor| t.rows);
         if qkv.head_norms.into_iter().flatten().any(|norm| rows_of(norm) != 1) {
             return refuse(first, "norms of heads that differ from lane to lane".to_owned());
@@ -489,24 +642,43 @@ impl Layer {
             Join::Own { factor } => (factor, if sliced { 0 } else { -1 }),
             Join::Delayed { layers, .. } => (1.0, if sliced { 0 } else { layers as i32 }),
         };
-        let joins = [join(output), join(down)];
         let shares = |p: &Project| sliced || p.keep.is_some() || p.join == Join::Sum;
+        let mut extras = Extras {
+            output_bias: output.bias.unwrap_or(NONE),
+            sinks: attend.sinks.unwrap_or(NONE),
+            ..Extras::default()
+        };
+        // Experts' outputs are summed at once.
+        let (gate_up, down, of_down) = match mlp {
+            Mlp::Dense { gate_up, down } => {
+                (gate_up.weights, down.weight, (join(down), shares(down)))
+            }
+            Mlp::Experts { route, gate_up, down } => {
+                extras.router = route.weight;
+                extras.router_bias = route.bias.unwrap_or(NONE);
+                let [gate, up] = gate_up.biases.unwrap_or([NONE; 2]);
+                extras.biases = [gate, up, down.bias.unwrap_or(NONE)];
+                (gate_up.weights, down.weight, ((1.0, 0), true))
+            }
+        };
+        let joins = [join(output), of_down.0];
         Ok(Self {
             class,
             qkv: qkv.weights,
             biases: qkv.biases.unwrap_or([NONE; 3]),
             head_norms: qkv.head_norms.unwrap_or([NONE; 2]),
-            outputs: [output.weight, down.weight],
-            gate_up: gate_up.weights,
+            outputs: [output.weight, down],
+            gate_up,
+            extras,
             norms: [
                 Norm::read(program, qkv.norm.unwrap_or(NONE), lanes, first)?,
-                Norm::read(program, gate_up.norm.unwrap_or(NONE), lanes, first + 3)?,
+                Norm::read(program, mlp.norm().unwrap_or(NONE), lanes, first + 3)?,
             ],
             window: attend.window.unwrap_or(0),
             pool: [qkv.state.group, qkv.state.layer],
             own: joins.map(|(own, _)| own),
             delay: joins.map(|(_, delay)| delay),
-            shares: [shares(output), shares(down)],
+            shares: [shares(output), of_down.1],
         })
     }
 }

@@ -11,7 +11,7 @@ use super::model::{Class, Layer, Model};
 use super::parts::Parts;
 use super::tiling::{Encoding, Stage, StoredBits, Tiling};
 use super::tuning::Tuning;
-use crate::abi::{HeadMode, PAGE};
+use crate::abi::{HeadMode, NONE, PAGE};
 use crate::error::{Error, Result};
 use crate::machine::{MachineInfo, Platform};
 
@@ -56,8 +56,21 @@ pub struct ClassPartition {
     pub kv_splits: u32,
     /// Attention's partials are combined by owners first.
     pub combine_by_owners: bool,
-    /// The matrices of a layer, in the order of [`Matrix`].
+    /// The matrices of a layer, in the order of [`Matrix`]; of experts, gate and up and down of one.
     pub tilings: [Tiling; 4],
+    /// Where there are experts: how many, those of a column, and the router's matrix.
+    pub experts: Option<ExpertsPartition>,
+}
+
+/// What a class with experts has of the partition besides.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ExpertsPartition {
+    /// Experts of a layer.
+    pub count: u32,
+    /// Those of a column.
+    pub chosen: u32,
+    /// The router's matrix.
+    pub router: Tiling,
 }
 
 impl ClassPartition {
@@ -66,9 +79,42 @@ impl ClassPartition {
         &self.tilings[matrix as usize]
     }
 
+    /// The products of a layer whose weights are the same every step, in order.
+    pub fn fixed(&self) -> impl Iterator<Item = &Tiling> {
+        let dense = if self.experts.is_some() { 2 } else { 4 };
+        self.tilings[..dense].iter().chain(self.experts.iter().map(|e| &e.router))
+    }
+
     /// Bytes of a layer in a block's stream.
     pub fn layer_bytes(&self) -> u64 {
-        self.tilings.iter().map(Tiling::bytes).sum()
+        self.fixed().map(Tiling::bytes).sum()
+    }
+
+    /// Bytes of a block's part of one expert.
+    pub fn piece_bytes(&self) -> u64 {
+        [Matrix::GateUp, Matrix::Down].map(|m| self.tiling(m).bytes()).iter().sum()
+    }
+
+    /// Bytes of a layer that a block reads for a token of one column.
+    pub fn read_bytes(&self) -> u64 {
+        let chosen = self.experts.map_or(0, |e| u64::from(e.chosen));
+        let used = [Matrix::GateUp, Matrix::Down].map(|m| self.tiling(m).used_bytes());
+        self.layer_bytes() + chosen * used.iter().sum::<u64>()
+    }
+
+    /// Stages of a layer for one column.
+    pub fn stages(&self) -> u32 {
+        let chosen = self.experts.map_or(0, |e| e.chosen);
+        let of_experts = [Matrix::GateUp, Matrix::Down].map(|m| chosen * self.tiling(m).stages);
+        self.fixed().map(|t| t.stages).sum::<u32>() + of_experts.iter().sum::<u32>()
+    }
+
+    /// Numbers of the vector of activations of one column.
+    pub const fn activations(&self) -> u32 {
+        match self.experts {
+            Some(e) => e.chosen * self.ffn,
+            None => self.ffn,
+        }
     }
 }
 
@@ -131,17 +177,21 @@ struct Common {
     unit: u32,
     /// See [`Model::parts`].
     parts: u32,
+    /// Some class has experts.
+    experts: bool,
 }
 
 impl Common {
     fn new(model: &Model, each: u32) -> Self {
         let wide = |c: &Class| [c.heads * c.head_dim, c.ffn];
         let mut widths = model.classes.iter().flat_map(wide).chain([model.hidden]);
-        let warps = if widths.all(|w| w.is_multiple_of(384)) { 12 } else { 8 };
+        let experts = model.classes.iter().any(|c| c.experts.is_some());
+        let twelve = widths.all(|w| w.is_multiple_of(384)) && !experts;
+        let warps = if twelve { 12 } else { 8 };
         let unit = 4 * warps.max(8);
         let hidden = model.hidden.next_multiple_of(unit);
         let residual = share(hidden, each, 2);
-        Self { hidden, residual, each, warps, unit, parts: model.parts }
+        Self { hidden, residual, each, warps, unit, parts: model.parts, experts }
     }
 }
 
@@ -155,6 +205,10 @@ struct Rows {
     head_dim: u32,
     layers: u32,
     encodings: [Encoding; 4],
+    /// Rows of the router.
+    router: u32,
+    /// How often gate and up and down are read for a column.
+    times: u32,
 }
 
 impl Rows {
@@ -169,7 +223,10 @@ impl Rows {
         let rows = [qkv, common.residual, gate_up, common.residual];
         let layers = model.layers_of(at);
         let encodings = encodings(model, class, (common.hidden, head_dim, ffn), rows, why);
-        good.then_some(Self { qkv, gate_up, attn, ffn, head_dim, layers, encodings })
+        let router = class.experts.map_or(0, |e| share(e.count, common.each, 2));
+        let times = class.experts.map_or(1, |e| e.chosen);
+        let rows = Self { qkv, gate_up, attn, ffn, head_dim, layers, encodings, router, times };
+        good.then_some(rows)
     }
 
     /// Whether some of its weights have 4 bits.
@@ -180,13 +237,13 @@ impl Rows {
     /// Bytes of all the class's layers, without scales.
     fn bytes(&self, common: &Common) -> u64 {
         let all = [
-            (self.qkv, common.hidden),
-            (common.residual, self.attn),
-            (self.gate_up, common.hidden),
-            (common.residual, self.ffn),
+            (self.qkv, common.hidden, 1),
+            (common.residual, self.attn, 1),
+            (self.gate_up, common.hidden, self.times),
+            (common.residual, self.ffn, self.times),
         ];
-        let of = |((rows, k), e): ((u32, u32), &Encoding)| {
-            u64::from(rows) * u64::from(k / 32 * e.row_bytes())
+        let of = |((rows, k, times), e): ((u32, u32, u32), &Encoding)| {
+            u64::from(times) * u64::from(rows) * u64::from(k / 32 * e.row_bytes())
         };
         let layer: u64 = all.into_iter().zip(&self.encodings).map(of).sum();
         u64::from(self.layers) * layer
@@ -196,7 +253,7 @@ impl Rows {
 /// The matrices of each class's layers, as warps share them and stages divide them.
 fn tilings(all: &[Rows], common: &Common, stage: Stage) -> Option<Vec<[Tiling; 4]>> {
     let Common { hidden, residual, warps, .. } = *common;
-    let row_warps = |k, e| Tiling::row_warps(residual, k, warps, stage.slot_bytes, e);
+    let row_warps = |k, e| Tiling::row_warps(residual, k, warps, stage, e);
     // A thread owns the same residual rows in all of these: any of them by rows means all.
     let owners = |r: &Rows| [(r.attn, r.encodings[1]), (r.ffn, r.encodings[3])];
     let by_rows = all.iter().flat_map(owners).any(|(k, e)| row_warps(k, e) == warps);
@@ -219,8 +276,9 @@ fn tilings(all: &[Rows], common: &Common, stage: Stage) -> Option<Vec<[Tiling; 4
 /// Bytes of weights that a ring of such slots holds in `room`: stages fill a slot or do not.
 fn held_by_ring(all: &[Rows], common: &Common, stage: Stage, room: u32) -> u64 {
     let Some(tilings) = tilings(all, common, stage) else { return 0 };
-    let stages = |(rows, layer): (&Rows, &[Tiling; 4])| {
-        u64::from(rows.layers) * layer.iter().map(|t| u64::from(t.stages)).sum::<u64>()
+    let stages = |(rows, [qkv, output, gate_up, down]): (&Rows, &[Tiling; 4])| {
+        let of_layer = qkv.stages + output.stages + rows.times * (gate_up.stages + down.stages);
+        u64::from(rows.layers) * u64::from(of_layer)
     };
     let stages: u64 = all.iter().zip(&tilings).map(stages).sum();
     let bytes: u64 = all.iter().map(|rows| rows.bytes(common)).sum();
@@ -242,8 +300,10 @@ fn slot_bytes(all: &[Rows], common: &Common, held: u32, shared_bytes: u32, t: &T
     let scaled = all.iter().flat_map(|r| &r.encodings).any(Encoding::scaled);
     let more = if scaled { 512 } else { 0 };
     let fits = |slot_bytes: &u32| 3 * *slot_bytes <= room;
-    let holds =
-        |slot_bytes: &u32| held_by_ring(all, common, Stage { slot_bytes: *slot_bytes, held }, room);
+    let holds = |slot_bytes: &u32| {
+        let stage = Stage { slot_bytes: *slot_bytes, held, uneven: common.experts };
+        held_by_ring(all, common, stage, room)
+    };
     let best = usual.iter().map(|size| size + more).filter(fits).max_by_key(holds);
     let smaller = [12 << 10, 8 << 10, 6 << 10].map(|size| size + more);
     best.or_else(|| smaller.into_iter().find(fits)).unwrap_or((6 << 10) + more)
@@ -331,9 +391,14 @@ fn encodings(
     [0, 1, 2, 3].map(|at| encoding(model, at, parts[at], (rows[at], most[at]), why))
 }
 
-/// Columns that a kernel of several may have: each has a vector a part.
-fn widths(model: &Model) -> [u32; 3] {
-    [1, 2, 4].map(|n| COLUMNS_MAX / model.parts / n)
+/// Columns that a kernel of several may have: each has a vector a part. Experts take one column
+/// after another, in one part.
+fn widths(model: &Model) -> Vec<u32> {
+    let has_experts = model.classes.iter().any(|c| c.experts.is_some());
+    if has_experts && model.parts > 1 {
+        return Vec::new();
+    }
+    [1, 2, 4].map(|n| COLUMNS_MAX / model.parts / n).into()
 }
 
 fn share(rows: u32, blocks: u32, unit: u32) -> u32 {
@@ -385,7 +450,7 @@ impl Partition {
         let owners = |p: &Self| p.warps == 8 && model.lanes_all() == 1;
         let combine_by_owners = |p: &Self| p.classes.iter().all(|c| c.combine_by_owners);
         let cost = |p: &Self| {
-            p.line_bytes(model) * if owners(p) && !combine_by_owners(p) { 21 } else { 20 }
+            p.read_bytes(model) * if owners(p) && !combine_by_owners(p) { 21 } else { 20 }
         };
         let best = all.min_by_key(|p| (cost(p), p.blocks));
         let none = || {
@@ -425,8 +490,12 @@ impl Partition {
         let long = tuning.long_stream(rows.iter().any(Rows::has_4_bits));
         let held = if warps > 8 || bytes < long { 2 } else { 4 };
         let slot_bytes = slot_bytes(&rows, &common, held, m.shared_bytes, &tuning).max(slot_least);
-        let stage = Stage { slot_bytes, held };
+        let stage = Stage { slot_bytes, held, uneven: common.experts };
         let tilings = tilings(&rows, &common, stage)?;
+        let router = |rows: u32| Tiling::new(rows, hidden, warps, stage, Encoding::default());
+        let routers =
+            rows.iter().map(|r| if r.router > 0 { router(r.router).map(Some) } else { Some(None) });
+        let routers: Vec<_> = routers.collect::<Option<_>>()?;
         let (rows_head, width) = head(model, each, hidden);
         let pass_rows = rows_head.min(16 * warps);
         let count = width / hidden;
@@ -437,8 +506,11 @@ impl Partition {
         let rest = rows_head % pass_rows;
         let tail = if rest > 0 { Some(tiling(rest, width)?) } else { None };
         let owners = model.lanes_all() == 1 && warps == 8;
-        let classes = model.classes.iter().zip(rows.iter().zip(tilings));
-        let class = |(class, (rows, tilings)): (&Class, (&Rows, [Tiling; 4]))| {
+        let classes = model.classes.iter().zip(rows.iter().zip(tilings).zip(routers));
+        let class = |(class, ((rows, tilings), router)): (
+            &Class,
+            ((&Rows, [Tiling; 4]), Option<Tiling>),
+        )| {
             let combine_by_owners = owners && (rows.attn / 2).is_multiple_of(each);
             let most =
                 if combine_by_owners { tuning.most_splits_by_owners } else { tuning.most_splits };
@@ -448,6 +520,11 @@ impl Partition {
                 kv_splits: most.min(each / class.kv_heads),
                 combine_by_owners,
                 tilings,
+                experts: class.experts.zip(router).map(|(e, router)| ExpertsPartition {
+                    count: e.count,
+                    chosen: e.chosen,
+                    router,
+                }),
             }
         };
         let mut partition = Self {
@@ -481,16 +558,22 @@ impl Partition {
     /// Shared memory of the vectors at work.
     fn vector_bytes(&self, model: &Model, columns: u32) -> u32 {
         // Where every warp has a range of its own, several columns' vectors stay where they are.
-        let kept = |t: &Tiling| if columns > 1 && t.k_warps == self.warps { 0 } else { t.k };
-        let narrow =
-            |c: &ClassPartition| kept(c.tiling(Matrix::Output)).max(kept(c.tiling(Matrix::Down)));
+        let direct = |t: &Tiling| columns > 1 && t.k_warps == self.warps && !t.uneven;
+        let kept = |t: &Tiling| if direct(t) { 0 } else { columns * t.k };
+        let narrow = |c: &ClassPartition| {
+            let down = match c.experts {
+                Some(_) => c.activations(), // one column after another
+                None => kept(c.tiling(Matrix::Down)),
+            };
+            kept(c.tiling(Matrix::Output)).max(down)
+        };
         let narrow = self.classes.iter().map(narrow).max().unwrap_or(0);
-        let wide = head_width(model, self.hidden).max(self.hidden);
-        let vectors = columns * model.parts;
-        let pad = if vectors > 1 { 32 } else { 0 };
+        let (vectors, parts) = (columns * model.parts, model.parts);
+        let wide = vectors * head_width(model, self.hidden).max(self.hidden);
+        let pad = if vectors > 1 { 32 * vectors } else { 0 };
         // One place for both, one after the other, unless only the wide one needs a place.
-        let room = if columns == 1 { wide + narrow } else { wide.max(narrow) };
-        2 * (room + 2 * pad) * vectors
+        let room = if columns == 1 { wide + parts * narrow } else { wide.max(parts * narrow) };
+        2 * (room + 2 * pad)
     }
 
     /// Shared memory with two slots of the ring, about.
@@ -501,7 +584,10 @@ impl Partition {
             all.max().unwrap_or(0)
         };
         let tail = self.tail.as_ref().map_or(0, parts);
+        let of_experts = self.classes.iter().filter(|c| c.experts.is_some());
+        let of_experts = of_experts.map(|c| 2 * parts(c.tiling(Matrix::GateUp))).max().unwrap_or(0);
         let wide = widest([Matrix::Qkv, Matrix::GateUp]).max(parts(&self.head)).max(tail);
+        let wide = wide.max(of_experts);
         let parts = wide + widest([Matrix::Output, Matrix::Down]);
         self.vector_bytes(model, columns) + parts + 2 * self.slot_bytes + OTHERS_BYTES
     }
@@ -557,7 +643,7 @@ impl Partition {
     /// The first position that the kernel of one column with streamed keys is for. Where a step is
     /// short, loads are sooner as long as no block has two pages; then both make the same bits.
     pub fn streams_from(&self, model: &Model) -> u32 {
-        let long = self.line_bytes(model) >= self.tuning.long_stream_bytes;
+        let long = self.read_bytes(model) >= self.tuning.long_stream_bytes;
         let splits = self.classes.iter().map(|c| c.kv_splits).min().unwrap_or(0);
         if long {
             0
@@ -569,7 +655,7 @@ impl Partition {
     /// Whether a gather asks for all its words at once, and once more for what was late: where the
     /// chain of exchanges weighs more than the weights.
     pub(super) fn retries(&self, model: &Model, columns: u32) -> bool {
-        let (line, t) = (self.line_bytes(model), &self.tuning);
+        let (line, t) = (self.read_bytes(model), &self.tuning);
         let ffn = self.classes.iter().map(|c| c.ffn).max().unwrap_or(0);
         let narrow = model.lanes == 1 && self.hidden.max(ffn) <= t.narrow;
         columns == 1 && (line < t.short_stream_bytes || narrow && line < t.long_stream_bytes)
@@ -580,7 +666,7 @@ impl Partition {
     fn in_flight(&self, model: &Model) -> u32 {
         let t = &self.tuning;
         match self.warps {
-            _ if self.line_bytes(model) < t.shortest_stream_bytes => t.in_flight_shortest,
+            _ if self.read_bytes(model) < t.shortest_stream_bytes => t.in_flight_shortest,
             12 => t.in_flight_12_warps,
             _ if self.hidden < t.wide_hidden => t.in_flight_narrow,
             _ => t.in_flight_wide,
@@ -591,7 +677,7 @@ impl Partition {
     pub(super) fn ahead(&self, model: &Model) -> u32 {
         let mut tilings = self.classes.iter().flat_map(|c| &c.tilings);
         let has_4_bits = tilings.any(|t| t.encoding.bits.is_4_bits());
-        if self.line_bytes(model) < self.tuning.long_stream(has_4_bits) {
+        if self.read_bytes(model) < self.tuning.long_stream(has_4_bits) {
             self.tuning.ahead_short
         } else {
             1
@@ -602,7 +688,10 @@ impl Partition {
     /// rank waits for others about as long as its weights take, the stream stands still once the
     /// ring is full, so that what it holds counts. Twelve warps have no registers for that.
     pub(super) fn variable_stages(&self, model: &Model) -> bool {
-        let (line, t) = (self.line_bytes(model), &self.tuning);
+        let (line, t) = (self.read_bytes(model), &self.tuning);
+        if self.has_experts() {
+            return false;
+        }
         t.variable_stages_always
             || model.ranks > 1
                 && model.lanes == 1
@@ -654,15 +743,43 @@ impl Partition {
             let [output, down] = &layer.outputs;
             let tensors = [&layer.qkv[..], from_ref(output), &layer.gate_up, from_ref(down)];
             let tilings = &self.classes[layer.class].tilings;
-            let all = tilings.iter().zip(tensors).filter(|(tiling, _)| halves(tiling));
-            all.flat_map(|(_, tensors)| tensors.to_vec()).collect::<Vec<_>>()
+            let all = tilings.iter().zip(tensors).enumerate();
+            let all = all.filter(|(_, (tiling, _))| halves(tiling));
+            // The tensors behind the first one are those of other experts.
+            let experts = self.classes[layer.class].experts.map_or(1, |e| e.count);
+            let count = |at| if at < Matrix::GateUp as usize { 1 } else { experts };
+            let of = |(at, (_, tensors)): (usize, (_, &[u32]))| -> Vec<u32> {
+                tensors.iter().flat_map(|first| *first..*first + count(at)).collect()
+            };
+            let router = (layer.extras.router != NONE).then_some(layer.extras.router);
+            all.flat_map(of).chain(router).collect::<Vec<_>>()
         };
         let mut all: Vec<u32> = model.layer.iter().flat_map(of_layer).collect();
         all.extend(halves(&self.head).then_some(model.head));
         all
     }
 
-    /// Bytes of a block's stream: what it reads a token.
+    /// Whether some layers have experts.
+    pub fn has_experts(&self) -> bool {
+        self.classes.iter().any(|c| c.experts.is_some())
+    }
+
+    /// Bytes that a block reads for a token of one column: its stream, and its part of the experts
+    /// that are chosen.
+    pub fn read_bytes(&self, model: &Model) -> u64 {
+        let layers = model.layer.iter().map(|l| self.classes[l.class].read_bytes());
+        layers.sum::<u64>() + self.head_bytes()
+    }
+
+    /// Bytes of the experts of all layers.
+    pub fn bank_bytes(&self, model: &Model) -> u64 {
+        let of = |c: &ClassPartition| {
+            c.experts.map_or(0, |e| u64::from(e.count) * u64::from(self.blocks) * c.piece_bytes())
+        };
+        model.layer.iter().map(|l| of(&self.classes[l.class])).sum()
+    }
+
+    /// Bytes of a block's stream, which are the same every step.
     pub fn line_bytes(&self, model: &Model) -> u64 {
         let layers = model.layer.iter().map(|l| self.classes[l.class].layer_bytes());
         layers.sum::<u64>() + self.head_bytes()
@@ -698,11 +815,24 @@ impl fmt::Display for Partition {
         for (at, class) in self.classes.iter().enumerate() {
             let combined = if class.combine_by_owners { ", combined by owners" } else { "" };
             writeln!(f, "  class {at}: {} kv splits{combined}", class.kv_splits)?;
-            for (matrix, s) in Matrix::ALL.iter().zip(&class.tilings) {
+            let mut matrix = |name: String, s: &Tiling| {
                 writeln!(
                     f,
-                    "    {matrix:?}: {} rows x {}, {} k-warps, {} stages of {} bytes",
+                    "    {name}: {} rows x {}, {} k-warps, {} stages of {} bytes",
                     s.rows, s.k, s.k_warps, s.stages, s.stage_bytes
+                )
+            };
+            for (name, s) in Matrix::ALL.iter().zip(&class.tilings) {
+                matrix(format!("{name:?}"), s)?;
+            }
+            if let Some(e) = &class.experts {
+                matrix("Router".to_owned(), &e.router)?;
+                writeln!(
+                    f,
+                    "    experts: {} of {}, {} bytes of a block of each",
+                    e.chosen,
+                    e.count,
+                    class.piece_bytes()
                 )?;
             }
         }

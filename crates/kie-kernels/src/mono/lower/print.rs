@@ -19,6 +19,7 @@ use crate::machine::Platform;
 pub fn lowered(model: &Model, partition: &Partition, platform: Platform) -> Result<String> {
     let mut out = String::new();
     classes(&mut out, model, partition);
+    experts(&mut out, model, partition);
     rows(&mut out, model, partition);
     stream(&mut out, model, partition);
     of_layers(&mut out, model, partition);
@@ -71,6 +72,26 @@ fn classes(out: &mut String, model: &Model, partition: &Partition) {
     }
 }
 
+/// Classes with experts, and by what the residual is divided.
+fn experts(out: &mut String, model: &Model, partition: &Partition) {
+    if model.residual_shift > 0 {
+        say!(out, "residual  carried as 2^-{} of what it is", model.residual_shift);
+    }
+    for (number, (class, part)) in model.classes.iter().zip(&partition.classes).enumerate() {
+        let (Some(of), Some(experts)) = (&class.experts, &part.experts) else { continue };
+        let gate = format!("{:?}, {:?}", of.gate, of.scoring);
+        let (router, piece) = (&experts.router, part.piece_bytes());
+        say!(
+            out,
+            "experts   class {number}: {} of {}, {gate}; router {} rows of a block; {piece} bytes \
+             of a block of each",
+            of.chosen,
+            of.count,
+            router.rows
+        );
+    }
+}
+
 /// How weights lie in the stream.
 fn encoding(tiling: &Tiling) -> String {
     let codes = match tiling.encoding.bits {
@@ -108,6 +129,9 @@ fn rows(out: &mut String, model: &Model, partition: &Partition) {
             let t = class.tiling(matrix);
             one(&format!("class {number} {matrix:?}"), t, t.rows);
         }
+        if let Some(experts) = &class.experts {
+            one(&format!("class {number} router"), &experts.router, experts.router.rows);
+        }
     }
     one("head", &partition.head, partition.rows_head);
 }
@@ -122,7 +146,16 @@ fn stream(out: &mut String, model: &Model, partition: &Partition) {
         partition.line_bytes(model)
     );
     say!(out, "  layer  source       offset   stages x  bytes  encoding");
-    let mut matrices = Matrix::ALL.iter().cycle();
+    let fixed = |layer: &super::model::Layer| {
+        let class = &partition.classes[layer.class];
+        let names = match class.experts {
+            Some(_) => &["Qkv", "Output", "Router"][..],
+            None => &["Qkv", "Output", "GateUp", "Down"],
+        };
+        let all = names.iter().zip(class.fixed());
+        all.map(|(name, t)| format!("{name}, {}", encoding(t))).collect::<Vec<_>>()
+    };
+    let mut fixed = model.layer.iter().flat_map(fixed);
     for segment in &all {
         let layer = segment.layer as usize;
         let (place, what) = match (segment.source, model.layer.get(layer)) {
@@ -130,11 +163,13 @@ fn stream(out: &mut String, model: &Model, partition: &Partition) {
                 say!(out, "  {layer:>5}  pages");
                 continue;
             }
-            (Source::Fixed, Some(of)) => {
-                let matrix = *matrices.next().expect("it goes round");
-                let tiling = partition.classes[of.class].tiling(matrix);
-                (layer.to_string(), format!("{matrix:?}, {}", encoding(tiling)))
+            (Source::GateUp | Source::Down, _) => {
+                let (at, stages, bytes) = (segment.offset, segment.stages, segment.bytes);
+                let what = segment.source;
+                say!(out, "  {layer:>5}  chosen {at:>12} {stages:>8} x {bytes:>6}  {what:?}");
+                continue;
             }
+            (Source::Fixed, Some(_)) => (layer.to_string(), fixed.next().expect("one of them")),
             (Source::Fixed, None) => ("head".to_owned(), encoding(&partition.head)),
         };
         let (at, stages, bytes) = (segment.offset, segment.stages, segment.bytes);

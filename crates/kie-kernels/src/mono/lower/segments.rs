@@ -2,19 +2,23 @@
 //! norms, biases, pages. Decoding, prefill and packing walk these tables; nothing multiplies a
 //! layer's number by a layer's size.
 
+use super::extras::Extras;
 use super::model::{Layer, Model, MOST_POOLS};
 use super::partition::{Matrix, Partition};
 use crate::abi::PAGE;
 use crate::mono::wire;
 
-/// Where the stages of a segment come from. A third source is reserved: stages whose address is
-/// looked up by an id that the device computed, as experts' will be.
+/// Where the stages of a segment come from (args.h's `SegmentSource`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
     /// A block's weights: the same every step.
     Fixed,
     /// A block's pages of the layer: as many as positions ask for.
     Pages,
+    /// A block's part of gate and up of the experts that the device chose, `stages` of each.
+    GateUp,
+    /// The same of down.
+    Down,
 }
 
 /// A run of stages of one size.
@@ -24,7 +28,8 @@ pub struct Segment {
     pub source: Source,
     /// The layer; of the head's, one behind the last.
     pub layer: u32,
-    /// Bytes from the beginning of a block's stream.
+    /// Bytes from the beginning of a block's stream; of experts, from that of the layer's first one
+    /// to a block's part of the matrix.
     pub offset: u64,
     /// How many stages.
     pub stages: u32,
@@ -41,12 +46,13 @@ impl Segment {
 }
 
 /// The segments of a step: of each layer the four matrices and, between the first two, its pages;
-/// then the head's.
+/// then the head's. Where there are experts the router stands before theirs.
 pub fn segments(model: &Model, partition: &Partition) -> Vec<Segment> {
-    let mut offset = 0;
+    let (mut offset, mut bank) = (0, 0);
     let mut all = Vec::new();
     for (layer, l) in model.layer.iter().enumerate() {
-        for (at, t) in partition.classes[l.class].tilings.iter().enumerate() {
+        let class = &partition.classes[l.class];
+        for (at, t) in class.fixed().enumerate() {
             let (layer, stages, bytes) = (layer as u32, t.stages, t.stage_bytes);
             all.push(Segment { source: Source::Fixed, layer, offset, stages, bytes });
             offset += t.bytes();
@@ -55,6 +61,14 @@ pub fn segments(model: &Model, partition: &Partition) -> Vec<Segment> {
                 all.push(Segment { source, layer, offset, stages: 0, bytes: 0 });
             }
         }
+        let Some(experts) = &class.experts else { continue };
+        for (source, matrix) in [(Source::GateUp, Matrix::GateUp), (Source::Down, Matrix::Down)] {
+            let t = class.tiling(matrix);
+            let (layer, stages, bytes) = (layer as u32, t.stages, t.stage_bytes);
+            let offset = bank + matrix_offset(partition, l.class, matrix);
+            all.push(Segment { source, layer, offset, stages, bytes });
+        }
+        bank += u64::from(experts.count) * u64::from(partition.blocks) * class.piece_bytes();
     }
     let passes = (0..partition.head_passes).map(|_| partition.head);
     for t in passes.chain(partition.tail) {
@@ -67,7 +81,9 @@ pub fn segments(model: &Model, partition: &Partition) -> Vec<Segment> {
 
 /// Segments of all layers: the first one of the head's.
 pub fn head_segment(model: &Model) -> u32 {
-    (Matrix::ALL.len() as u32 + 1) * model.layers()
+    let of = |l: &Layer| if model.classes[l.class].experts.is_some() { 2 } else { 1 };
+    let more: u32 = model.layer.iter().map(of).sum();
+    Matrix::ALL.len() as u32 * model.layers() + more
 }
 
 /// Where each layer begins in a block's stream, and behind the last one the head.
@@ -81,16 +97,35 @@ pub fn layer_offsets(model: &Model, partition: &Partition) -> Vec<u64> {
     offsets
 }
 
-/// Where a matrix begins in its layer's part of a block's stream.
+/// Where a matrix begins in its layer's part of a block's stream, or in a block's part of an expert.
 pub fn matrix_offset(partition: &Partition, class: usize, matrix: Matrix) -> u64 {
-    let before = &partition.classes[class].tilings[..matrix as usize];
-    before.iter().map(|t| t.bytes()).sum()
+    let class = &partition.classes[class];
+    let first = match (class.experts, matrix) {
+        (Some(_), Matrix::GateUp | Matrix::Down) => Matrix::GateUp as usize,
+        (_, _) => 0,
+    };
+    class.tilings[first..matrix as usize].iter().map(|t| t.bytes()).sum()
 }
 
-/// Stages of all layers of a step; a prompt's steps have no head.
+/// Where the router begins in its layer's part of a block's stream.
+pub fn router_offset(partition: &Partition, class: usize) -> u64 {
+    [Matrix::Qkv, Matrix::Output].map(|m| partition.classes[class].tiling(m).bytes()).iter().sum()
+}
+
+/// Where each layer's experts begin in the bank.
+pub fn bank_offsets(model: &Model, partition: &Partition) -> Vec<u64> {
+    let each = |l: &Layer| {
+        let class = &partition.classes[l.class];
+        let count = class.experts.map_or(0, |e| u64::from(e.count));
+        count * u64::from(partition.blocks) * class.piece_bytes()
+    };
+    let ends = model.layer.iter().scan(0, |end, l| Some(std::mem::replace(end, *end + each(l))));
+    ends.collect()
+}
+
+/// Stages of all layers of a step of one column; a prompt's steps have no head.
 pub fn layer_stages(model: &Model, partition: &Partition) -> u32 {
-    let layers = model.layer.iter().flat_map(|l| partition.classes[l.class].tilings);
-    layers.map(|t| t.stages).sum()
+    model.layer.iter().map(|l| partition.classes[l.class].stages()).sum()
 }
 
 /// Bytes of keys and values of a layer in a page of its pool.
@@ -110,7 +145,7 @@ pub fn page_bytes(model: &Model, partition: &Partition) -> [u32; MOST_POOLS] {
 /// What differs between layers, as launches have it.
 pub fn layers(model: &Model, partition: &Partition) -> Vec<wire::Layer> {
     let offsets = layer_offsets(model, partition);
-    let (mut norm, mut head_norms, mut biases) = (0, 0, 0);
+    let (mut norm, mut head_norms, mut biases, mut extras) = (0, 0, 0, 0);
     let one = |(at, l): (usize, &Layer)| {
         let (class, part) = (&model.classes[l.class], &partition.classes[l.class]);
         // Layers of a pool stand in a page in the order of their numbers in it.
@@ -130,12 +165,13 @@ pub fn layers(model: &Model, partition: &Partition) -> Vec<wire::Layer> {
             pool: l.pool[0] as u8,
             shares: u8::from(l.shares[0]) | u8::from(l.shares[1]) << 1,
             norm_lanes: bit(0) | bit(1),
-            padding: 0,
+            extras,
         };
         norm += l.norms[0].rows + l.norms[1].rows;
         head_norms += if class.head_norm { part.head_dim } else { 0 };
         let rows = part.tiling(Matrix::Qkv).rows * partition.blocks;
         biases += if class.bias { rows } else { 0 };
+        extras += Extras::new(model, partition, l.class).count;
         wire
     };
     model.layer.iter().enumerate().map(one).collect()

@@ -7,6 +7,8 @@ pub(super) struct Stage {
     pub slot_bytes: u32,
     /// Tile pairs that a warp holds in registers.
     pub held: u32,
+    /// Warps may share columns unevenly.
+    pub uneven: bool,
 }
 
 /// Bits in which weights lie in the stream (shape.h's `StoredBits`).
@@ -104,11 +106,19 @@ impl Encoding {
 
     fn stage_bytes(&self, rows: u32, k_warps: u32, chunk: u32) -> u32 {
         let codes = k_warps * chunk * rows * self.row_bytes();
-        let scales = k_warps * (chunk / self.span(chunk)) * self.scale_rows * self.scale_bytes();
         if self.scaled() {
-            (codes + scales).next_multiple_of(128)
+            (codes + self.stage_scale_bytes(k_warps, chunk)).next_multiple_of(128)
         } else {
             codes
+        }
+    }
+
+    /// Bytes of the scales of a stage.
+    fn stage_scale_bytes(&self, k_warps: u32, chunk: u32) -> u32 {
+        if self.scaled() {
+            k_warps * (chunk / self.span(chunk)) * self.scale_rows * self.scale_bytes()
+        } else {
+            0
         }
     }
 }
@@ -128,7 +138,7 @@ pub struct Tiling {
     pub k_warps: u32,
     /// Tiles of 16 rows of a warp.
     pub tiles: u32,
-    /// Units of 32 columns of a warp.
+    /// Units of 32 columns of a warp, at most.
     pub pairs: u32,
     /// Those of a stage.
     pub chunk: u32,
@@ -138,6 +148,9 @@ pub struct Tiling {
     pub stages: u32,
     /// Bytes of a stage.
     pub stage_bytes: u32,
+    /// The last warps have fewer units than the others, or none. A stage's scales then stand before
+    /// its codes, so that those of warps without units can be left out at its end.
+    pub uneven: bool,
 }
 
 impl Tiling {
@@ -146,19 +159,20 @@ impl Tiling {
         rows: u32,
         k: u32,
         warps: u32,
-        slot_bytes: u32,
+        Stage { slot_bytes, uneven, .. }: Stage,
         encoding: Encoding,
     ) -> u32 {
         let tiles_all = rows.div_ceil(16);
         let fits = |w: &u32| {
+            let columns = if uneven { 32 } else { 32 * (warps / w) };
             warps.is_multiple_of(*w)
                 && tiles_all.is_multiple_of(*w)
-                && k.is_multiple_of(32 * (warps / w))
+                && k.is_multiple_of(columns)
                 && encoding.stage_bytes(rows, warps / w, 1) <= slot_bytes
         };
         // Decoding 4 bits takes about what the stream takes: no warp should have less of it.
-        let uneven = encoding.bits.is_4_bits() && !tiles_all.is_multiple_of(warps);
-        if tiles_all >= warps && !uneven {
+        let idle = encoding.bits.is_4_bits() && !tiles_all.is_multiple_of(warps);
+        if tiles_all >= warps && !idle {
             warps
         } else {
             (1..warps).find(fits).unwrap_or(warps)
@@ -172,7 +186,7 @@ impl Tiling {
         stage: Stage,
         encoding: Encoding,
     ) -> Option<Self> {
-        let row_warps = Self::row_warps(rows, k, warps, stage.slot_bytes, encoding);
+        let row_warps = Self::row_warps(rows, k, warps, stage, encoding);
         Self::with_row_warps((rows, k), row_warps, warps, stage, encoding)
     }
 
@@ -183,21 +197,39 @@ impl Tiling {
         stage: Stage,
         encoding: Encoding,
     ) -> Option<Self> {
-        let Stage { slot_bytes, held } = stage;
+        let Stage { slot_bytes, held, .. } = stage;
         let tiles_all = rows.div_ceil(16);
         let k_warps = warps / row_warps;
         let tiles = tiles_all.div_ceil(row_warps);
-        let pairs = k / 32 / k_warps;
+        let uneven = stage.uneven && !(k / 32).is_multiple_of(k_warps);
+        // What a warp's units are whole stages of.
+        let units = if uneven { k / 32 } else { k / 32 / k_warps };
         let good = |c: &u32| {
-            pairs.is_multiple_of(*c)
+            units.is_multiple_of(*c)
                 && *c <= encoding.most_units()
                 && encoding.stage_bytes(rows, k_warps, *c) <= slot_bytes
                 && c * tiles * encoding.row_bytes() <= 64 * held
         };
-        let chunk = (1..=pairs).rev().find(good).unwrap_or(1);
-        let stage_bytes = encoding.stage_bytes(rows, k_warps, chunk);
-        let (span, stages) = (encoding.span(chunk), pairs / chunk);
-        let whole = pairs * 32 * k_warps == k && stage_bytes <= slot_bytes;
+        let (chunk, stages) = if uneven {
+            // The most units that no warp has more of than need be.
+            let stages = |c: &u32| (units / c).div_ceil(k_warps);
+            let all = (1..=units).filter(good);
+            let chunk = all.min_by_key(|c| (stages(c) * c, u32::MAX - c)).unwrap_or(1);
+            (chunk, stages(&chunk))
+        } else {
+            let chunk = (1..=units).rev().find(good).unwrap_or(1);
+            (chunk, units / chunk)
+        };
+        let (pairs, span) = (stages * chunk, encoding.span(chunk));
+        let mut stage_bytes = encoding.stage_bytes(rows, k_warps, chunk);
+        if uneven && encoding.scaled() {
+            let scales = encoding.stage_scale_bytes(k_warps, chunk).next_multiple_of(128);
+            stage_bytes =
+                (scales + k_warps * chunk * rows * encoding.row_bytes()).next_multiple_of(128);
+        }
+        let whole = (uneven || pairs * 32 * k_warps == k)
+            && k.is_multiple_of(32)
+            && stage_bytes <= slot_bytes;
         let tiling = Self {
             encoding,
             rows,
@@ -210,6 +242,7 @@ impl Tiling {
             span,
             stages,
             stage_bytes,
+            uneven,
         };
         whole.then_some(tiling)
     }
@@ -222,6 +255,46 @@ impl Tiling {
     /// Bytes of the codes of a stage; its scales stand behind them.
     pub const fn code_bytes(&self) -> u32 {
         self.k_warps * self.chunk * self.unit_bytes()
+    }
+
+    /// Where the codes of a stage begin.
+    pub fn codes_at(&self) -> u32 {
+        if self.uneven {
+            self.encoding.stage_scale_bytes(self.k_warps, self.chunk).next_multiple_of(128)
+        } else {
+            0
+        }
+    }
+
+    /// Where its scales begin.
+    pub const fn scales_at(&self) -> u32 {
+        if self.uneven {
+            0
+        } else {
+            self.code_bytes()
+        }
+    }
+
+    /// Chunks of the whole matrix: of units that a warp has in a stage.
+    pub const fn chunks(&self) -> u32 {
+        self.k / 32 / self.chunk
+    }
+
+    /// The first stages, in which one more warp than in the others has units, and the bytes of
+    /// either that hold anything.
+    pub fn used(&self) -> (u32, [u32; 2]) {
+        if !self.uneven {
+            return (0, [self.stage_bytes; 2]);
+        }
+        let (warps, long) = (self.chunks() / self.stages, self.chunks() % self.stages);
+        let bytes = |warps| self.codes_at() + warps * self.chunk * self.unit_bytes();
+        (long, [bytes(warps + 1).min(self.stage_bytes), bytes(warps)])
+    }
+
+    /// Bytes of the stages that hold anything.
+    pub fn used_bytes(&self) -> u64 {
+        let (long, [more, less]) = self.used();
+        u64::from(long) * u64::from(more) + u64::from(self.stages - long) * u64::from(less)
     }
 
     /// Bytes that say which scales the rows have.

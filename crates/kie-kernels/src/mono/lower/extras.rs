@@ -1,0 +1,47 @@
+//! A layer's numbers that are in no product, as floats: sinks, biases of attention's output, of the
+//! router and of experts. Each layer has its own one after another (`wire::Layer::extras`).
+
+use super::model::Model;
+use super::partition::{Matrix, Partition};
+
+/// Where each begins in a layer's, and how many there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extras {
+    /// Of each head, in the base that scores have.
+    pub sinks: u32,
+    /// Of each row of the residual that blocks have.
+    pub output_bias: u32,
+    /// Of each row of the router that blocks have.
+    pub router_bias: u32,
+    /// Of each expert, of each row that blocks have: gate and up in turn.
+    pub gate_up_bias: u32,
+    /// Of each expert, as of attention's output.
+    pub down_bias: u32,
+    /// All.
+    pub count: u32,
+}
+
+impl Extras {
+    /// Of the layers of a class.
+    pub fn new(model: &Model, partition: &Partition, class: usize) -> Self {
+        let (c, part) = (&model.classes[class], &partition.classes[class]);
+        let mut end = 0;
+        let mut next = |is_there: bool, count: u32| {
+            let count = if is_there { count } else { 0 };
+            let at = end;
+            end += count;
+            at
+        };
+        let rows = |m| part.tiling(m).rows * partition.blocks;
+        let sinks = next(c.sinks, c.heads.next_multiple_of(2));
+        let output_bias = next(c.output_bias, rows(Matrix::Output));
+        let routed = c.experts.zip(part.experts);
+        let router = routed.map_or(0, |(_, part)| part.router.rows * partition.blocks);
+        let router_bias = next(routed.is_some_and(|(e, _)| e.router_bias), router);
+        let count = routed.map_or(0, |(e, _)| e.count);
+        let biased = routed.is_some_and(|(e, _)| e.bias);
+        let gate_up_bias = next(biased, count * rows(Matrix::GateUp));
+        let down_bias = next(biased, count * rows(Matrix::Down));
+        Self { sinks, output_bias, router_bias, gate_up_bias, down_bias, count: end }
+    }
+}

@@ -1,0 +1,142 @@
+// Which experts a column goes to. Blocks share the router's rows; its logits travel as float words,
+// every block takes all of them and chooses by itself, alike on all ranks since the words are. What
+// was chosen stands in shared memory, ids ascending: words {id, sequence number} for the producer,
+// which waits for them before it can ask for a weight, and factors for who publishes activations.
+//   chosen = the k largest logits, equal ones by the lower id
+//   factor = softmax over the chosen logits, or over all (kOverAll)
+// A logit that is not finite makes all factors NaN, and with them the token's logits.
+#pragma once
+
+#include "args.h"
+#include "block.h"
+#include "exchange.h"
+#include "lowered.h"
+#include "ops/gather.h"
+#include "ops/matvec.h"
+#include "ops/project.h"
+#include "ops/residual.h"
+#include "ops/sample.h"
+#include "platform.h"
+#include "ring.h"
+#include "shape.h"
+#include "stream.h"
+
+// The largest number of a team.
+#ifndef KIE_MAX_TEAM
+KIE_DEVICE u32 max_team(u32 v) {
+    KIE_UNROLL for (int m = 16; m > 0; m /= 2) {
+        const u32 other = bits(shuffle_xor(number(v), m));
+        v = other > v ? other : v;
+    }
+    return v;
+}
+#endif
+// Numbers in the order of floats, above 0; NaN somewhere.
+KIE_DEVICE u32 ordered(float v) {
+    const u32 u = bits(v), o = u >> 31 ? ~u : u | 0x80000000u;
+    return o > 0 ? o : 1;
+}
+KIE_DEVICE float from_ordered(u32 o) { return number(o >> 31 ? o & 0x7fffffffu : ~o); }
+
+KIE_DEVICE u32 chosen_expert(const Block& b, int column, int n) {
+    return (u32)*choice_word(b.shared, column, n);
+}
+KIE_DEVICE float& chosen_factor(const Block& b, int column, int n) {
+    return ((float*)(b.shared + kShFactors))[column * kChosenMost + n];
+}
+template <class C>
+KIE_DEVICE void step_route(Ring& ring, const DecodeArgs& args, Block& b, int layer,
+                           Prefetched<typename C::TilingRouter>& prefetched, Squares& squares) {
+    using S = typename C::TilingRouter;
+    float bias[S::items][2];
+    if constexpr (C::kRouterBias) {
+        const float* from =
+            extras_of(args, b, layer) + C::kAtRouterBias + b.block_in_lane * S::rows;
+        each_item<S>([&](int item, int pair, int, bool live) {
+            KIE_UNROLL for (int i = 0; i < 2; ++i) bias[item][i] = live ? from[2 * pair + i] : 0;
+        });
+    }
+    Sums<S> s = multiply_normed<S>(ring, prefetched, b, squares);
+    u64* to = args.ll_words + kAtLogits + buffer_of(layer, b.lane_index) * kVecLogits +
+              b.block_in_lane * S::rows;
+    finish<S>(s, (float*)(b.shared + kShPartA),
+              [&](int item, int pair, int column, float v0, float v1, bool live, bool leader) {
+                  const float scale = rms_scale(b, live ? column : 0);
+                  v0 *= scale, v1 *= scale;
+                  if constexpr (C::kRouterBias) v0 += bias[item][0], v1 += bias[item][1];
+                  if (!live || !leader || column >= live_of(b)) return;
+                  u64* p = to + (long)column * kWordsLogits + 2 * pair;
+                  publish(p, bits(v0), b.seqno), publish(p + 1, bits(v1), b.seqno);
+              });
+}
+
+// One column's choice, by one warp.
+template <class C>
+KIE_DEVICE void choose_column(Watch& watch, const DecodeArgs& args, const Block& b, int layer,
+                              int column) {
+    constexpr int kEach = (C::kExperts + kTeam - 1) / kTeam;
+    const int my = lane() % kTeam;
+    const u32 where = layer << 4 | 8;
+    const u64* from = args.ll_words + kAtLogits + buffer_of(layer, b.lane_index) * kVecLogits +
+                      (long)column * kWordsLogits;
+    u64 words[kEach];
+    KIE_UNROLL for (int i = 0; i < kEach; ++i) words[i] = 0;
+    watch.polls = 0;
+    for (;;) {
+        u32 late = 0;
+        KIE_UNROLL for (int i = 0; i < kEach; ++i) {
+            const int id = i * kTeam + my;
+            if (id < C::kExperts && seqno_of(words[i]) != b.seqno) words[i] = load_word(from + id);
+        }
+        KIE_UNROLL for (int i = 0; i < kEach; ++i) if (i * kTeam + my < C::kExperts) late |=
+            seqno_of(words[i]) ^ b.seqno;
+        if (late == 0 || kNoWaits || wait_expired(watch, where, b.seqno, b.seqno ^ late)) break;
+    }
+    sync_warp();
+    u32 keys[kEach];
+    bool bad = false;
+    KIE_UNROLL for (int i = 0; i < kEach; ++i) {
+        const bool real = i * kTeam + my < C::kExperts;
+        keys[i] = real ? ordered(number((u32)words[i])) : 0;
+        bad |= real && !is_finite(number((u32)words[i]));
+    }
+    // Lane n keeps the n-th choice.
+    u32 id = 0;
+    float logit = 0, top = 0;
+    KIE_UNROLL for (int n = 0; n < C::kChosen; ++n) {
+        u32 best = 0, at = 0;
+        KIE_UNROLL for (int i = 0; i < kEach; ++i) if (keys[i] > best) best = keys[i],
+                                                                       at = i * kTeam + my;
+        const u32 all = max_team(best);
+        const u32 first = ~max_team(best == all && all > 0 ? ~at : 0);
+        KIE_UNROLL for (int i = 0; i < kEach; ++i) if (first == (u32)(i * kTeam + my)) keys[i] = 0;
+        if (n == 0) top = from_ordered(all);
+        if (my == n) id = first, logit = from_ordered(all);
+    }
+    constexpr float kLog2e = 1.44269504f;
+    const float mass = my < C::kChosen ? exp2_f((logit - top) * kLog2e) : 0;
+    float sum = mass;
+    if constexpr (C::kOverAll) {
+        sum = 0;
+        KIE_UNROLL for (int i = 0; i < kEach; ++i) if (i * kTeam + my < C::kExperts) sum +=
+            exp2_f((number((u32)words[i]) - top) * kLog2e);
+    }
+    KIE_UNROLL for (int m = 16; m > 0; m /= 2) sum += shuffle_xor(sum, m);
+    const float factor =
+        max_team(bad ? 1 : 0) != 0 ? number(0x7fc00000u) : mass * reciprocal_f(sum);
+    int place = 0;
+    KIE_UNROLL for (int n = 0; n < C::kChosen; ++n) place += bits(shuffle(number(id), n)) < id;
+    if (my < C::kChosen) {
+        chosen_factor(b, column, place) = factor;
+        *choice_word(b.shared, column, place) = ll_word(id, b.seqno);
+    }
+}
+// All columns', a warp each. The words of the layer before have been used: the stages that they
+// led to are behind us.
+template <class C>
+KIE_DEVICE void choose_experts(Watch& watch, const DecodeArgs& args, const Block& b, int layer) {
+    KIE_NO_UNROLL for (int c = (int)(thread() / kTeam); c < live_of(b); c += kWarps)
+        choose_column<C>(watch, args, b, layer, c);
+    join_wave();
+    sync_consumers<kThreads>();
+}
