@@ -91,6 +91,10 @@ test-portable: ## what sleeps, wakes and polls, by the ways that every system ha
 	cargo test -p kie-kernels -p kie-core --lib --locked --features kie-core/portable -- \
 	    park descriptor ring barrier stream team fork engine::tests
 
+.PHONY: check-aarch64
+check-aarch64: ## type-check all crates for aarch64 Linux with Debian's rustc (downloads 250 MB)
+	tools/check_aarch64.sh
+
 # Schedules that `make sim` simulates: even ones with warps of 32, odd ones with warps of 64.
 SEEDS ?= 6
 .PHONY: sim
