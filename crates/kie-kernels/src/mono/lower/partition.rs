@@ -506,11 +506,8 @@ impl Partition {
         let rest = rows_head % pass_rows;
         let tail = if rest > 0 { Some(tiling(rest, width)?) } else { None };
         let owners = model.lanes_all() == 1 && warps == 8;
-        let classes = model.classes.iter().zip(rows.iter().zip(tilings).zip(routers));
-        let class = |(class, ((rows, tilings), router)): (
-            &Class,
-            ((&Rows, [Tiling; 4]), Option<Tiling>),
-        )| {
+        let each_class = model.classes.iter().zip(rows.iter().zip(tilings).zip(routers));
+        let classes = each_class.map(|(class, ((rows, tilings), router))| {
             let combine_by_owners = owners && (rows.attn / 2).is_multiple_of(each);
             let most =
                 if combine_by_owners { tuning.most_splits_by_owners } else { tuning.most_splits };
@@ -526,7 +523,7 @@ impl Partition {
                     router,
                 }),
             }
-        };
+        });
         let mut partition = Self {
             hidden,
             blocks: each * model.lanes,
@@ -539,7 +536,7 @@ impl Partition {
             pages_max: positions.div_ceil(PAGE as u32),
             shared_max: m.shared_bytes,
             residual,
-            classes: classes.map(class).collect(),
+            classes: classes.collect(),
             head: tiling(pass_rows, width)?,
             head_passes: rows_head / pass_rows,
             tail,
