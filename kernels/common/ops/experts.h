@@ -30,7 +30,7 @@ KIE_DEVICE float gated(float gate, float up) {
     }
 }
 
-static_assert(kParts == 1 || kColumns == 1, "one vector, or the parts of one");
+static_assert(!kHasExperts || kParts == 1 || kColumns == 1, "one vector, or the parts of one");
 // The product with one column, for all columns of the matrix unit alike; its parts are `stride`
 // halves apart.
 template <class S>
