@@ -420,15 +420,6 @@ fn virtual_ranks_cut_codes_and_their_scales() {
     }
 }
 
-/// What a GPU's stream does not carry is held as halves: the bits of a twin of halves.
-#[test]
-fn the_simulator_has_halves_of_what_it_does_not_carry() {
-    // Rounded before loading (zero points), and on the device (scales of another type).
-    for scheme in [Scheme::Awq { group: 32 }, Scheme::Int4 { group: 64, scale: "F16" }] {
-        has_halves(scheme);
-    }
-}
-
 /// A model, and its twin in float16, which has the very same numbers.
 fn model_in_halves(scheme: Scheme) -> [Vec<(String, Stored)>; 2] {
     let [mut stored, mut twin] = model(scheme);
@@ -449,19 +440,6 @@ fn model_in_halves(scheme: Scheme) -> [Vec<(String, Stored)>; 2] {
         }
     }
     [stored, twin]
-}
-
-fn has_halves(scheme: Scheme) {
-    let [stored, twin] = model_in_halves(scheme);
-    let (folder, plain) = (Folder::new("sim"), Folder::new("sim-twin"));
-    folder.write(&stored, Some(scheme.config()));
-    plain.write(&twin, None);
-    let [ours, wanted] =
-        [&folder, &plain].map(|folder| open(&folder.0, "sim", None, "auto").unwrap());
-    let bytes = [&ours, &wanted].map(|engine| engine.info().bytes_per_token);
-    assert_eq!(bytes[0], bytes[1], "{scheme:?}: halves are read");
-    let [ours, wanted] = [ours, wanted].map(|engine| logits(&engine, LogitsPath::Decode));
-    assert!(ours == wanted, "{:.1e}", relative(&ours, &wanted));
 }
 
 /// The likeliest ids at the first place behind a prompt, with their log-probabilities.
@@ -489,6 +467,8 @@ fn the_simulator_decodes_what_it_carries() {
         (Scheme::Int4 { group: 32, scale: "BF16" }, true),
         (Scheme::Int4 { group: 128, scale: "BF16" }, false),
         (Scheme::Mxfp4, true),
+        (Scheme::Awq { group: 128 }, true),
+        (Scheme::Int8, true),
     ];
     for (n, (scheme, prefill)) in all.into_iter().enumerate() {
         let [stored, twin] = model_in_halves(scheme);
@@ -528,7 +508,12 @@ fn an_exact_simulator_has_the_cpus_numbers() {
         Scheme::Fp8 { scale: "BF16" },
         Scheme::Int4 { group: 32, scale: "BF16" },
         Scheme::Int4 { group: 128, scale: "BF16" },
+        Scheme::Int4 { group: 64, scale: "F16" },
         Scheme::Mxfp4,
+        Scheme::Awq { group: 32 },
+        Scheme::Awq { group: 128 },
+        Scheme::Gptq { group: 64, v2: true },
+        Scheme::Int8,
     ];
     for (n, scheme) in all.into_iter().enumerate() {
         let ([stored, _], folder) = (model_in_halves(scheme), Folder::new("exact"));
@@ -536,8 +521,13 @@ fn an_exact_simulator_has_the_cpus_numbers() {
         let device = format!("sim:seed={n},blocks=8,warp={}", [64, 32][n % 2]);
         let config = EngineConfig { max_batch: 2, exact: true, ..EngineConfig::default() };
         let engine = Engine::builder(&folder.0).config(config).device(device).build().unwrap();
-        let [ours, wanted] = [engine, open(&folder.0, "cpu", Some(Level::Scalar), "auto").unwrap()]
-            .map(|engine| engine.logits(&ids()[..8], LogitsPath::Decode).unwrap().values);
+        let plan = engine.info().plan;
+        assert!(!plan.contains("as halves") && !plan.contains("rounded"), "{scheme:?}: {plan}");
+        let engines = [engine, open(&folder.0, "cpu", Some(Level::Scalar), "auto").unwrap()];
+        let [bytes, stored] = engines.each_ref().map(|engine| engine.info().bytes_per_token);
+        assert_eq!(bytes, stored, "{scheme:?}: what is stored is read");
+        let [ours, wanted] =
+            engines.map(|engine| engine.logits(&ids()[..8], LogitsPath::Decode).unwrap().values);
         let error = relative(&ours, &wanted);
         eprintln!("{scheme:?}, exact: {error:.1e}");
         assert!(error <= 1e-5, "{scheme:?}: {error:.1e}");

@@ -144,9 +144,10 @@ fn tensor(names: [&str; 2], shape: &[usize], kind: u32, random: &mut Random) -> 
     Pair { gguf, name, shape: shape.to_vec(), kind, bytes, values }
 }
 
-/// A norm's scales near 1.
+/// A norm's scales near 1, of few digits: a GPU has 16 bits for them.
 fn norm(names: [&str; 2], random: &mut Random) -> Pair {
-    let values: Vec<f32> = (0..HIDDEN).map(|_| 1.0 + random.unit() / 4.0).collect();
+    let mut one = || (1.0 + random.unit() / 4.0).to_bits() & 0xffff_0000;
+    let values: Vec<f32> = (0..HIDDEN).map(|_| f32::from_bits(one())).collect();
     let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
     let [gguf, name] = names.map(str::to_owned);
     Pair { gguf, name, shape: vec![HIDDEN], kind: 0, bytes, values }
@@ -369,12 +370,34 @@ fn every_type_of_block_has_the_values_of_its_twin() {
 /// Blocks that a GPU's stream does not carry become halves: the bits of a twin of halves.
 #[test]
 fn the_simulator_has_halves_of_blocks() {
-    let (pairs, folder, twin) = (model(8), Folder::new("sim"), Folder::new("sim-twin"));
+    let (pairs, folder, twin) = (model(14), Folder::new("sim"), Folder::new("sim-twin"));
     let path = folder.file(&gguf(&pairs, &metadata()));
     twin.twin(&pairs, "F16");
-    let ours = logits(&open(&path, "sim", None).unwrap(), LogitsPath::Decode);
-    let wanted = logits(&open(&twin.0, "sim", None).unwrap(), LogitsPath::Decode);
+    let engines = [&path, &twin.0].map(|path| open(path, "sim", None).unwrap());
+    let [bytes, wanted] = engines.each_ref().map(|engine| engine.info().bytes_per_token);
+    assert_eq!(bytes, wanted, "halves are read");
+    let [ours, wanted] = engines.map(|engine| logits(&engine, LogitsPath::Decode));
     assert!(ours == wanted, "{:.1e}", relative(&ours, &wanted));
+}
+
+/// Blocks of 32 with a scale go through the stream as they are. Beside the CPU, rows of the
+/// embedding are rounded to halves.
+#[test]
+fn the_simulator_decodes_blocks_with_a_scale() {
+    for (n, kind) in [8, 2].into_iter().enumerate() {
+        let (pairs, folder) = (model(kind), Folder::new("carried"));
+        let path = folder.file(&gguf(&pairs, &metadata()));
+        let device = format!("sim:seed={n},blocks=8,warp={}", [32, 64][n % 2]);
+        let config = EngineConfig { max_batch: 2, exact: true, ..EngineConfig::default() };
+        let engine = Engine::builder(&path).config(config).device(device).build().unwrap();
+        let plan = engine.info().plan;
+        assert!(!plan.contains("as halves") && !plan.contains("rounded"), "{kind}: {plan}");
+        let ours = logits(&engine, LogitsPath::Decode);
+        let wanted = logits(&open(&path, "cpu", Some(Level::Scalar)).unwrap(), LogitsPath::Decode);
+        let error = relative(&ours, &wanted);
+        eprintln!("type {kind}: {error:.1e}");
+        assert!(error <= 1e-3, "type {kind}: {error:.1e}");
+    }
 }
 
 #[test]

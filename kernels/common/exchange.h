@@ -69,8 +69,8 @@ KIE_DEVICE u32 seqno_of(u64 w) { return (u32)(w >> 32); }
 KIE_DEVICE void publish(u64* p, u32 payload, u32 seqno) { store_word(p, ll_word(payload, seqno)); }
 // Two numbers of a vector whose column has `words` words: each part's stand together.
 KIE_DEVICE void publish(u64* p, long words, const Halves& h, u32 seqno) {
-    KIE_UNROLL for (int part = 0; part < kParts; ++part)
-        publish(p + part * (words / kParts), h.v[part], seqno);
+    publish(p, h.v[0], seqno);
+    if constexpr (kParts > 1) publish(p + words / kParts, h.v[kParts - 1], seqno);
 }
 // To the same word of another rank, or of every rank. `p` is this rank's.
 KIE_DEVICE void publish_to(const DecodeArgs& args, int rank, u64* p, u32 payload, u32 seqno) {

@@ -21,6 +21,7 @@ constexpr u32 kPackNoScale = ~0u;
 struct PackJob {
     u64 from;    // where the first row's first number stands, or would; aligned as numbers
     u64 scales;  // factors, from those of the first row's blocks on
+    u64 zeros;   // zero points likewise, signed bytes; 0: there are none
     u64 places;  // a PackPlace a row
     u64 to;      // what places count from
     u32 rows, cols;
@@ -37,9 +38,29 @@ struct PackJob {
     u32 span, scale_rows;           // units that share scales, and scales of such a run
     u32 scale_bytes, scale_format;  // of a scale of a stage; stored: PackFormat, or kPackE8m0
 };
-enum PackFormat : u32 { kPackF32, kPackF16, kPackBf16, kPackF8, kPackI8, kPackI4, kPackE2m1 };
+enum PackFormat : u32 {
+    kPackF32,
+    kPackF16,
+    kPackBf16,
+    kPackF8,
+    kPackI8,
+    kPackI4,
+    kPackE2m1,
+    kPackQ8,  // GGUF's blocks of 32, a float16 scale in front: Q8_0, Q4_0
+    kPackQ4
+};
 constexpr u32 kPackE8m0 = 4;
-enum PackCodes : u32 { kCodesNone, kCodesF8, kCodesI4, kCodesE2m1 };  // StoredBits
+enum PackCodes : u32 {  // StoredBits
+    kCodesNone,
+    kCodesF8,
+    kCodesI4,
+    kCodesE2m1,
+    kCodesI4Half,
+    kCodesI4Zeros,
+    kCodesI8,
+    kCodesI8Half
+};
+KIE_CONST_FN bool has_4_bits(u32 codes) { return codes >= kCodesI4 && codes <= kCodesI4Zeros; }
 
 struct PackArgs {
     const PackJob* jobs;
@@ -48,7 +69,7 @@ struct PackArgs {
     u32 blocks, threads;
     u32 padding;  // 0
 };
-static_assert(sizeof(PackPlace) == 16 && sizeof(PackJob) == 120 && sizeof(PackArgs) == 32,
+static_assert(sizeof(PackPlace) == 16 && sizeof(PackJob) == 128 && sizeof(PackArgs) == 32,
               "as mono/upload.rs has them");
 
 constexpr u32 kPackThreads = 1024;
@@ -69,6 +90,8 @@ KIE_DEVICE float pack_f8(u32 code) {
 }
 // Two numbers a byte, the first in the low half.
 KIE_DEVICE u32 pack_nibble(const PackJob& job, u64 at) {
+    if (job.format == kPackQ4)
+        return ((const u8*)job.from)[at / 32 * 18 + 2 + at % 16] >> at % 32 / 16 * 4 & 15;
     return ((const u8*)job.from)[at / 2] >> at % 2 * 4 & 15;
 }
 // 0, 0.5, 1, 1.5, 2, 3, 4, 6, the sign in front: as a half's bits 2^-14 of the value.
@@ -77,8 +100,14 @@ KIE_DEVICE float pack_e2m1(u32 code) {
     unpack_half2((code & 8) << 12 | (code & 7) << 9, low, high);
     return low * 16384.0f;
 }
+KIE_DEVICE u32 pack_byte(const PackJob& job, u64 at) {
+    return ((const u8*)job.from)[job.format == kPackQ8 ? at / 32 * 34 + 2 + at % 32 : at];
+}
 KIE_DEVICE float pack_stored(const PackJob& job, u64 at) {
-    if (job.format == kPackI4) return (float)(int)pack_nibble(job, at) - 8.0f;
+    if (job.format == kPackI4 || job.format == kPackQ4)
+        return (float)(int)pack_nibble(job, at) - 8.0f;
+    if (job.format == kPackI8 || job.format == kPackQ8)
+        return (float)(int)(signed char)pack_byte(job, at);
     if (job.format == kPackE2m1) return pack_e2m1(pack_nibble(job, at));
     if (job.format == kPackF32) return pack_round(((const float*)job.from)[at]);
     if (job.format == kPackBf16) return number((u32)((const u16*)job.from)[at] << 16);
@@ -90,10 +119,24 @@ KIE_DEVICE float pack_stored(const PackJob& job, u64 at) {
 KIE_DEVICE float pack_e8m0(u32 code) {
     return code == 255 ? number(0x7fc00000) : number(code == 0 ? 1 << 22 : code << 23);
 }
-KIE_DEVICE float pack_scale_of(const PackJob& job, u32 row, u32 column) {
+KIE_DEVICE u64 pack_group(const PackJob& job, u32 row, u32 column) {
     const u32 grid = (job.cols + job.block_cols - 1) / job.block_cols;
     const u32 down = (job.first + row) / job.block_rows - job.first / job.block_rows;
-    const u64 at = (u64)down * grid + column / job.block_cols;
+    return (u64)down * grid + column / job.block_cols;
+}
+KIE_DEVICE int pack_zero_of(const PackJob& job, u32 row, u32 column) {
+    if (job.zeros == 0) return 0;
+    return (int)((const signed char*)job.zeros)[pack_group(job, row, column)];
+}
+KIE_DEVICE float pack_scale_of(const PackJob& job, u32 row, u32 column) {
+    if (job.format >= kPackQ8) {
+        const u64 block = ((u64)row * job.stride + column) / 32;
+        float scale, none;
+        unpack_half2(*(const u16*)(job.from + block * (job.format == kPackQ8 ? 34 : 18)), scale,
+                     none);
+        return scale;
+    }
+    const u64 at = pack_group(job, row, column);
     if (job.scale_format == kPackE8m0) return pack_e8m0(((const u8*)job.scales)[at]);
     if (job.scale_format == kPackBf16) return number((u32)((const u16*)job.scales)[at] << 16);
     if (job.scale_format == kPackF32) return ((const float*)job.scales)[at];
@@ -105,7 +148,8 @@ KIE_DEVICE float pack_scale_of(const PackJob& job, u32 row, u32 column) {
 KIE_DEVICE float pack_number(const PackJob& job, u32 row, u32 column) {
     if (column >= job.cols) return 0;
     const float stored = pack_stored(job, (u64)row * job.stride + column);
-    return job.block_rows == 0 ? stored : stored * pack_scale_of(job, row, column);
+    if (job.block_rows == 0) return stored;
+    return (stored - (float)pack_zero_of(job, row, column)) * pack_scale_of(job, row, column);
 }
 // Which stage, k-warp and unit of its share of the stage has a column.
 struct PackUnit {
@@ -121,7 +165,7 @@ KIE_DEVICE u64 pack_offset(const PackJob& job, u32 half, u32 column) {
     const PackUnit u = pack_unit(job, column);
     const u64 at =
         (u64)u.stage * job.stage_bytes + (u.warp * job.chunk + u.in_chunk) * job.unit_bytes;
-    if (job.codes > kCodesF8) return at + column / 8 % 4 * 8;
+    if (has_4_bits(job.codes)) return at + column / 8 % 4 * 8;
     if (job.codes) return at + column / 8 % 4 * 16 + column / 2 % 4 * 4;
     return at + (column / 4 % 2) * half + column / 8 % 4 * 16 + column / 2 % 2 * 8;
 }
@@ -131,14 +175,20 @@ KIE_DEVICE u32 pack_column(const PackJob& job, u32 column) {
     return inside < job.real ? job.skip + part * job.real + inside : ~0u;
 }
 KIE_DEVICE u32 pack_code(const PackJob& job, u32 row, u32 column) {
-    return column < job.cols ? ((const u8*)job.from)[(u64)row * job.stride + column] : 0;
+    return column < job.cols ? pack_byte(job, (u64)row * job.stride + column) : 0;
+}
+// A stored column of a run of units that share scales; past the last where there is none.
+KIE_DEVICE u32 pack_run(const PackJob& job, u32 column) {
+    const u32 first = column - column % (32 * job.span);
+    u32 from = ~0u;
+    for (u32 i = 0; i < 32 * job.span && from >= job.cols; i += 2)
+        from = pack_column(job, first + i);
+    return from;
 }
 // A run's scale: that of any of its columns, which all have the same.
 KIE_DEVICE void pack_scale(const PackJob& job, const PackPlace& place, u32 row, u32 column) {
     const PackUnit u = pack_unit(job, column);
-    u32 from = ~0u;
-    for (u32 i = 0; i < 32 * job.span && from >= job.cols; i += 2)
-        from = pack_column(job, column + i);
+    const u32 from = pack_run(job, column);
     const u64 at = (u64)u.stage * job.stage_bytes + (u64)(long long)(int)place.scale +
                    (u.warp * (job.chunk / job.span) + u.in_chunk / job.span) * job.scale_rows *
                        job.scale_bytes;
@@ -146,6 +196,11 @@ KIE_DEVICE void pack_scale(const PackJob& job, const PackPlace& place, u32 row, 
     const u64 to = job.to + place.at + at;
     if (job.codes == kCodesI4) {
         *(u16*)to = (u16)(bits(scale) >> 16);
+    } else if (job.codes == kCodesI4Half || job.codes == kCodesI8Half) {
+        *(u16*)to = (u16)pack_half2(scale, 0);
+    } else if (job.codes == kCodesI4Zeros) {
+        const u32 zero = from < job.cols ? 8 + pack_zero_of(job, row, from) : 8;
+        *(u32*)to = (pack_half2(scale, 0) & 0xffff) | zero << 16;
     } else if (job.codes == kCodesE2m1) {
         // Codes are halves of 2^-14 of their value. Where that is beyond the scales there are, all
         // of the group are 0: no number is beyond float16.
@@ -160,9 +215,16 @@ KIE_DEVICE u32 pack_word(const PackJob& job, u32 row, u32 column) {
     u32 word = 0;
     KIE_UNROLL for (u32 i = 0; i < 8; ++i) {
         const u32 from = pack_column(job, column + i), pair = i / 2, half = i % 2 * 16;
-        if (from >= job.cols) continue;
-        const u32 code = pack_nibble(job, (u64)row * job.stride + from);
-        if (job.codes == kCodesI4) {
+        u32 code = 8;
+        if (from < job.cols) {
+            code = pack_nibble(job, (u64)row * job.stride + from);
+        } else if (job.codes == kCodesI4Zeros) {  // padding is 0, too
+            const u32 real = pack_run(job, column + i);
+            if (real < job.cols) code = (u32)(8 + pack_zero_of(job, row, real)) & 15;
+        } else {
+            continue;
+        }
+        if (job.codes != kCodesE2m1) {
             word |= (code ^ 8) << (4 * pair + half);
         } else {
             const u32 sign = pair == 0 ? 15 : pair == 1 ? 12 : pair == 2 ? 14 : 13;
@@ -182,7 +244,7 @@ KIE_DEVICE void pack_row(const PackJob& job, u32 row, u32 threads, u64* beyond) 
         const float a = pack_number(job, row, from), b = pack_number(job, row, next);
         far |= max_f(a, -a) > kHalfMax || max_f(b, -b) > kHalfMax;
         const u64 to = job.to + place.at + pack_offset(job, place.half, column);
-        if (job.codes > kCodesF8) {
+        if (has_4_bits(job.codes)) {
             if (column % 8 == 0) *(u32*)to = pack_word(job, row, column);
         } else if (job.codes)
             *(u16*)to = (u16)(pack_code(job, row, from) | pack_code(job, row, next) << 8);

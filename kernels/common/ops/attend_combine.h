@@ -146,17 +146,14 @@ KIE_DEVICE void combine_one(Watch& watch, const u64* partials, int word, int col
             bool ok = true;
             KIE_UNROLL for (int s = 0; s < C::kSplitsMax; ++s) if (first == 0 && s < live) m[s] =
                 load_word(partial_of(s) + kPartialLse);
-            KIE_UNROLL for (int i = 0; i < kOnce; ++i) {
-                KIE_UNROLL for (int part = 0; part < kParts; ++part) if (first + i < live)
-                    a[i][part] = load_word(partial_of(first + i) + word % 8 +
-                                           part * (C::kPartialWords / kParts));
-            }
+            KIE_UNROLL for (int i = 0; i < kOnce; ++i) if (first + i < live)
+                KIE_UNROLL for (int part = 0; part < kParts; ++part) a[i][part] = load_word(
+                    partial_of(first + i) + word % 8 + part * (C::kPartialWords / kParts));
             KIE_UNROLL for (int s = 0; s < C::kSplitsMax; ++s) if (first == 0 && s < live) ok &=
                 seqno_of(m[s]) == seqno;
-            KIE_UNROLL for (int i = 0; i < kOnce; ++i) {
-                KIE_UNROLL for (int part = 0; part < kParts; ++part) if (first + i < live) ok &=
-                    seqno_of(a[i][part]) == seqno;
-            }
+            KIE_UNROLL for (int i = 0; i < kOnce; ++i) if (first + i < live)
+                KIE_UNROLL for (int part = 0; part < kParts; ++part) ok &=
+                seqno_of(a[i][part]) == seqno;
             if (ok || kNoWaits || wait_expired(watch, where, seqno, seqno_of(a[0][0]))) break;
             pause_ns(20);
         }

@@ -18,6 +18,16 @@ KIE_DEVICE u32 less_half2(u32 v, u32 factor, u32 more) {
 #ifndef KIE_AND_XOR
 KIE_DEVICE u32 and_xor(u32 v, u32 mask, u32 flip) { return (v & mask) ^ flip; }
 #endif
+// With a zero point, which is 8 more than what is taken from the numbers.
+KIE_DEVICE void unpack_i4_zeros(u32 codes, u32 zero, u32 (&halves)[4]) {
+    const u32 low = 0xe400e400 + zero * 0x00010001, high = 0xd400d400 + zero * 0x00100010;
+    KIE_UNROLL for (int j = 0; j < 4; j += 2) {
+        const u32 c = codes >> 4 * j;
+        // (1024 + u) - (1024 + zero) and (1024 + 16 u) / 16 - (64 + zero).
+        halves[j] = less_half2(and_xor(c, 0x000f000f, 0x64086408), 0x3c003c00, low);
+        halves[j + 1] = less_half2(and_xor(c, 0x00f000f0, 0x64806480), 0x2c002c00, high);
+    }
+}
 KIE_DEVICE void unpack_i4(u32 codes, u32 (&halves)[4]) {
     KIE_UNROLL for (int j = 0; j < 4; j += 2) {
         const u32 c = codes >> 4 * j;

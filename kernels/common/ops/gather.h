@@ -123,9 +123,9 @@ KIE_DEVICE void gather_narrow(Watch& w, const u64* base, int words, u32 seqno, u
 }
 
 // Two numbers of a column into shared memory, where its vectors have `stride` halves each.
-KIE_DEVICE void put_halves(u32* x, int column, int stride, const Halves& h) {
+KIE_DEVICE void put_halves(u32* x, int column, int stride, int at, const Halves& h) {
     KIE_UNROLL for (int part = 0; part < kParts; ++part)
-        x[(column * kParts + part) * (stride / 2)] = h.v[part];
+        x[(column * kParts + part) * (stride / 2) + at] = h.v[part];
 }
 
 // The row of a layer's norm's scale: attention's (0) or the mlp's (1).
@@ -160,7 +160,7 @@ KIE_DEVICE Squares gather_normed(Watch& watch, const DecodeArgs& args, const Blo
             unpack_half2(e[at], v0, v1), unpack_half2(weights[at], n0, n1);
             if (kResidualScaled) v0 *= kResidualScale, v1 *= kResidualScale;
             squares.v[c] += v0 * v0 + v1 * v1;
-            put_halves(x + at, c, kStrideA, halves_of(v0 * n0, v1 * n1));
+            put_halves(x, c, kStrideA, at, halves_of(v0 * n0, v1 * n1));
         }
     }
     return squares;

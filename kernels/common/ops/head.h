@@ -62,12 +62,12 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
                 const float scale = kHeadMode == kHeadSum ? 1 : set_scale(b, l, c);
                 v0 *= n0 * scale, v1 *= n1 * scale;
                 if (kHeadMode == kHeadConcat)
-                    put_halves(x + l * (kHidden / 2) + i, c, kStrideA, halves_of(v0, v1));
+                    put_halves(x, c, kStrideA, l * (kHidden / 2) + i, halves_of(v0, v1));
                 s0 += v0, s1 += v1;
             }
             const float part = kHeadMode == kHeadMean ? 1.0f / kLanesAll : 1;
             if (kHeadMode != kHeadConcat)
-                put_halves(x + i, c, kStrideA, halves_of(s0 * part, s1 * part));
+                put_halves(x, c, kStrideA, i, halves_of(s0 * part, s1 * part));
         }
     }
     sync_consumers<kThreads>();

@@ -6,6 +6,7 @@
 #include "lowered.h"
 #include "ops/decode_fp8.h"
 #include "ops/decode_int4.h"
+#include "ops/decode_int8.h"
 #include "ops/decode_mxfp4.h"
 #include "ops/parts.h"
 #include "ops/unit.h"
@@ -27,22 +28,27 @@ template <int kBits>
 KIE_DEVICE UnitCodes<kBits> take_codes(const u8* from, int rows) {
     if constexpr (kBits == kBitsF16)
         return {{*(const Quad*)from, *(const Quad*)(from + rows * 32)}};
-    else if constexpr (kBits == kBitsF8)
+    else if constexpr (is_bytes(kBits))
         return {*(const Quad*)from};
     else
         return {*(const u64*)from};
 }
+// `zeros`: of rows 2g and 2g + 1, where codes have zero points.
 template <int kBits>
-KIE_DEVICE UnitHalves decode_unit(const UnitCodes<kBits>& codes) {
+KIE_DEVICE UnitHalves decode_unit(const UnitCodes<kBits>& codes, u32 zero0 = 0, u32 zero1 = 0) {
     if constexpr (kBits == kBitsF8) {
         return decode_f8(codes.v);
+    } else if constexpr (is_bytes(kBits)) {
+        return decode_i8(codes.v);
     } else {
         UnitHalves h;
         KIE_UNROLL for (int row = 0; row < 2; ++row) {
             u32 halves[4];
             const u32 word = (u32)(codes.v >> 32 * row);
-            if constexpr (kBits == kBitsI4)
+            if constexpr (kBits == kBitsI4 || kBits == kBitsI4Half)
                 unpack_i4(word, halves);
+            else if constexpr (kBits == kBitsI4Zeros)
+                unpack_i4_zeros(word, row == 0 ? zero0 : zero1, halves);
             else
                 unpack_e2m1(word, halves);
             KIE_UNROLL for (int j = 0; j < 4; ++j) h.v[2 * j + row] = halves[j];
@@ -50,18 +56,38 @@ KIE_DEVICE UnitHalves decode_unit(const UnitCodes<kBits>& codes) {
         return h;
     }
 }
-// The scales of rows 2g and 2g + 1: floats of any two places, or as they are stored, side by side.
-template <bool kPerRow>
+// The scales of rows 2g and 2g + 1: floats of any two places, or as they are stored, side by side;
+// with zero points a word each, the zero point in its upper half.
+template <int kWords>
 struct ScalePair {
     float v[2];
 };
 template <>
-struct ScalePair<true> {
+struct ScalePair<1> {
     u32 v;
 };
+template <>
+struct ScalePair<2> {
+    u64 v;
+};
 template <class S>
-KIE_DEVICE float scale_of(const ScalePair<S::per_row>& scale, int row) {
-    if constexpr (S::bits == kBitsI4)
+using ScalesOf = ScalePair<S::bits == kBitsI4Zeros ? 2 : S::per_row>;
+template <class S>
+KIE_DEVICE u32 zero_of(const ScalesOf<S>& scale, int row) {
+    if constexpr (S::bits == kBitsI4Zeros) return (u32)(scale.v >> (32 * row + 16)) & 0xffff;
+    return 0;
+}
+template <class S>
+KIE_DEVICE float scale_of(const ScalesOf<S>& scale, int row) {
+    if constexpr (S::bits == kBitsI4Zeros) {
+        float v, zero;
+        unpack_half2((u32)(scale.v >> 32 * row), v, zero);
+        return v;
+    } else if constexpr (S::bits == kBitsI4Half || S::bits == kBitsI8Half) {
+        float v[2];
+        unpack_half2(scale.v, v[0], v[1]);
+        return v[row];
+    } else if constexpr (S::bits == kBitsI4)
         return number(row == 0 ? scale.v << 16 : scale.v & 0xffff0000);
     else if constexpr (S::bits == kBitsE2m1)
         return number((row == 0 ? scale.v & 0xff : scale.v >> 8) << 23);
@@ -75,7 +101,7 @@ KIE_DEVICE float scale_of(const ScalePair<S::per_row>& scale, int row) {
 template <class S>
 struct WeightFragment {
     UnitCodes<S::bits> codes[S::chunk][S::tiles];
-    ScalePair<S::per_row> scale[S::scaled ? S::spans : 1][S::tiles];
+    ScalesOf<S> scale[S::scaled ? S::spans : 1][S::tiles];
 };
 
 // Where a warp's tiles stand in a stage, worked out once a product.
@@ -129,7 +155,9 @@ KIE_DEVICE void load_fragment(Ring& ring, WeightFragment<S>& f, bool here,
             KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
                 const u8* from = scales + n * (S::scale_rows * S::scale_bytes);
                 const u32 at = offset.scale_at[i];
-                if constexpr (S::bits == kBitsI4)
+                if constexpr (S::bits == kBitsI4Zeros)
+                    f.scale[n][i] = {*(const u64*)(from + at)};
+                else if constexpr (S::per_row && S::scale_bytes == 2)
                     f.scale[n][i] = {*(const u32*)(from + at)};
                 else if constexpr (S::bits == kBitsE2m1)
                     f.scale[n][i] = {*(const u16*)(from + at)};
@@ -168,13 +196,14 @@ KIE_DEVICE Column<S> take_column(const u8* x) {
 }
 // d += weights of a tile and unit, without their scales, times x.
 template <class S>
-KIE_DEVICE void add_unit(float (&d)[4], const UnitCodes<S::bits>& codes, const Quad& x) {
+KIE_DEVICE void add_unit(float (&d)[4], const UnitCodes<S::bits>& codes, const Quad& x,
+                         u32 zero0 = 0, u32 zero1 = 0) {
     if constexpr (S::bits == kBitsF16) {
         const Quad &l = codes.v[0], &h = codes.v[1];
         mma(d, l.v[0], l.v[1], l.v[2], l.v[3], x.v[0], x.v[1]);
         mma(d, h.v[0], h.v[1], h.v[2], h.v[3], x.v[2], x.v[3]);
     } else {
-        const UnitHalves a = decode_unit<S::bits>(codes);
+        const UnitHalves a = decode_unit<S::bits>(codes, zero0, zero1);
         mma(d, a.v[0], a.v[1], a.v[2], a.v[3], x.v[0], x.v[1]);
         mma(d, a.v[4], a.v[5], a.v[6], a.v[7], x.v[2], x.v[3]);
     }
@@ -192,7 +221,8 @@ KIE_DEVICE void add_fragment(Sums<S>& s, const WeightFragment<S>& f, const Colum
             KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
                 float d[4] = {0, 0, 0, 0};
                 KIE_UNROLL for (int c = n * S::span; c < (n + 1) * S::span; ++c)
-                    add_unit<S>(d, f.codes[c][i], x.v[c]);
+                    add_unit<S>(d, f.codes[c][i], x.v[c], zero_of<S>(f.scale[n][i], 0),
+                                zero_of<S>(f.scale[n][i], 1));
                 KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] +=
                     scale_of<S>(f.scale[n][i], j / 2) * d[j];
             }
@@ -214,7 +244,11 @@ KIE_DEVICE Sums<S> multiply(Ring& ring, Prefetched<S>& prefetched, const u8* x, 
                             int first = 0) {
     const int me = thread(), warp = me / kTeam, my = me % kTeam, g = my / 4, t = my % 4;
     const int k_warp = S::k_warps == 1 ? 0 : warp / S::row_warps;
-    const u8* mine = x + (vector_of(g) * stride + k_warp * S::pairs * 32 + 8 * t) * 2;
+    // By hand for one part, which other forms cost some instructions.
+    const int vector = kParts > 1      ? vector_of(g)
+                       : kColumns == 1 ? 0
+                                       : (g < kColumns ? g : kColumns - 1);
+    const u8* mine = x + (vector * stride + k_warp * S::pairs * 32 + 8 * t) * 2;
     constexpr int kStep = S::chunk * 64, kMany = S::prefetch_depth;
     Sums<S> s;
     KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {

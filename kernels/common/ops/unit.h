@@ -4,7 +4,20 @@
 
 #include "platform.h"
 
-enum StoredBits { kBitsF16, kBitsF8, kBitsI4, kBitsE2m1 };  // of the stream
+// Of the stream; scales of I4 are bfloat16, of Half and Zeros float16, of I8 float32.
+enum StoredBits {
+    kBitsF16,
+    kBitsF8,
+    kBitsI4,
+    kBitsE2m1,
+    kBitsI4Half,
+    kBitsI4Zeros,
+    kBitsI8,
+    kBitsI8Half
+};
+KIE_CONST_FN bool is_bytes(int bits) {
+    return bits == kBitsF8 || bits == kBitsI8 || bits == kBitsI8Half;
+}
 
 // Operands of a matrix unit for two products: columns 8t to 8t + 3, then the four behind them; of
 // each two columns row 2g's, then row 2g + 1's.
@@ -22,5 +35,13 @@ struct UnitCodes<kBitsF16> {
 };
 template <>
 struct UnitCodes<kBitsF8> {
+    Quad v;
+};
+template <>
+struct UnitCodes<kBitsI8> {
+    Quad v;
+};
+template <>
+struct UnitCodes<kBitsI8Half> {
     Quad v;
 };

@@ -16,7 +16,7 @@
 struct Share {
     Quad v[4];
 };  // a warp's 16 rows of a stage: 64 of k
-KIE_CONST_FN int lane_bytes(int bits) { return bits == kBitsF16 || bits == kBitsF8 ? 16 : 8; }
+KIE_CONST_FN int lane_bytes(int bits) { return bits == kBitsF16 || is_bytes(bits) ? 16 : 8; }
 KIE_CONST_FN int tile_bytes(int bits) { return bits == kBitsF16 ? 1024 : 32 * lane_bytes(bits); }
 // Where a thread's part of its warp's rows lies: of those that one block owns, or of the matrix's.
 template <int kBits>
@@ -67,9 +67,14 @@ KIE_DEVICE int scale_offset(int product, int pair) {
            : product == kToGateUp ? scale_offset<TilingGu>(pair)
                                   : scale_offset<TilingDown>(pair);
 }
+// With zero points the word of both.
 template <int kBits>
 KIE_DEVICE float scale_at(const u8* from) {
-    if constexpr (kBits == kBitsI4)
+    if constexpr (kBits == kBitsI4Half || kBits == kBitsI8Half) {
+        float scale, none;
+        unpack_half2(*(const u16*)from, scale, none);
+        return scale;
+    } else if constexpr (kBits == kBitsI4)
         return number((u32) * (const u16*)from << 16);
     else if constexpr (kBits == kBitsE2m1)
         return number((u32)*from << 23);
@@ -91,10 +96,16 @@ KIE_DEVICE u32 times_scale(u32 halves, float scale) {
 }
 template <int kBits>
 KIE_DEVICE void decode_share(const u8* from, const Scale& scale, Quad& low, Quad& high) {
-    const UnitHalves h = decode_unit<kBits>(take_codes<kBits>(from, 0));
+    float by[2] = {scale.v[0], scale.v[1]}, none;
+    u32 zeros[2] = {0, 0};
+    if constexpr (kBits == kBitsI4Zeros) {
+        KIE_UNROLL for (int i = 0; i < 2; ++i) zeros[i] = bits(scale.v[i]) >> 16,
+                                               unpack_half2(bits(scale.v[i]), by[i], none);
+    }
+    const UnitHalves h = decode_unit<kBits>(take_codes<kBits>(from, 0), zeros[0], zeros[1]);
     KIE_UNROLL for (int i = 0; i < 4; ++i) {
-        low.v[i] = times_scale(h.v[i], scale.v[i % 2]);
-        high.v[i] = times_scale(h.v[4 + i], scale.v[i % 2]);
+        low.v[i] = times_scale(h.v[i], by[i % 2]);
+        high.v[i] = times_scale(h.v[4 + i], by[i % 2]);
     }
 }
 
@@ -375,5 +386,9 @@ KIE_DEVICE void multiply_task(const PrefillArgs& args, Pipe& pipe, const TileCon
     if (multiply_if<kBitsF8>(args, pipe, config, product, layer, task, d)) return;
     if (multiply_if<kBitsI4>(args, pipe, config, product, layer, task, d)) return;
     if (multiply_if<kBitsE2m1>(args, pipe, config, product, layer, task, d)) return;
+    if (multiply_if<kBitsI4Half>(args, pipe, config, product, layer, task, d)) return;
+    if (multiply_if<kBitsI4Zeros>(args, pipe, config, product, layer, task, d)) return;
+    if (multiply_if<kBitsI8>(args, pipe, config, product, layer, task, d)) return;
+    if (multiply_if<kBitsI8Half>(args, pipe, config, product, layer, task, d)) return;
     multiply_if<kBitsF16>(args, pipe, config, product, layer, task, d);
 }

@@ -152,10 +152,11 @@ impl Device for Mono {
 
     fn carries(&self, encoding: &Encoding) -> bool {
         match encoding.codes {
-            Codes::F32 | Codes::F16 | Codes::Bf16 | Codes::E4m3 | Codes::I4 | Codes::E2m1 => {
+            Codes::I4 | Codes::Q8x0 | Codes::Q4x0 => true,
+            Codes::F32 | Codes::F16 | Codes::Bf16 | Codes::E4m3 | Codes::E2m1 | Codes::I8 => {
                 !encoding.zeros
             }
-            Codes::I8 | Codes::Q8x0 | Codes::Q4x0 | Codes::Q4k | Codes::Q6k => false,
+            Codes::Q4k | Codes::Q6k => false,
         }
     }
 

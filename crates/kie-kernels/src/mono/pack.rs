@@ -80,11 +80,14 @@ impl Place {
         let tile = row / 16 * (16 * split.encoding.row_bytes()) + pairs;
         match split.encoding.bits {
             StoredBits::F16 => Self::new(u64::from(tile + row % 2 * 4), here / 2 * 64),
-            StoredBits::F8 => {
+            StoredBits::F8 | StoredBits::I8 => {
                 let place = Self::coded(split, tile + row % 2 * 2, scale);
                 Self { scale: if is_first { place.scale } else { Self::NO_SCALE }, ..place }
             }
-            StoredBits::I4 | StoredBits::E2m1 => Self::coded(split, tile + row % 2 * 4, row),
+            StoredBits::I8Half => Self::coded(split, tile + row % 2 * 2, row),
+            StoredBits::I4 | StoredBits::E2m1 | StoredBits::I4Half | StoredBits::I4Zeros => {
+                Self::coded(split, tile + row % 2 * 4, row)
+            }
         }
     }
 }

@@ -16,6 +16,10 @@ pub fn model(name: &str) -> Model {
         ("-fp8", StoredBits::F8, [128, 128]),
         ("-int4", StoredBits::I4, [1, 32]),
         ("-mxfp4", StoredBits::E2m1, [1, 32]),
+        ("-awq", StoredBits::I4Zeros, [1, 128]),
+        ("-int8", StoredBits::I8, [1, 4096]),
+        ("-q8", StoredBits::I8Half, [1, 32]),
+        ("-q4", StoredBits::I4Half, [1, 32]),
     ];
     for (suffix, bits, group) in encodings {
         if let Some(name) = name.strip_suffix(suffix) {

@@ -40,6 +40,7 @@ const FILES: &[File<'static>] = carried![
     "common/ops/attend_ring.h",
     "common/ops/decode_fp8.h",
     "common/ops/decode_int4.h",
+    "common/ops/decode_int8.h",
     "common/ops/decode_mxfp4.h",
     "common/ops/experts.h",
     "common/ops/filter.h",

@@ -32,6 +32,7 @@ const ALIGN: usize = 256;
 struct Job {
     from: u64,
     scales: u64,
+    zeros: u64,
     places: u64,
     to: u64,
     rows: u32,
@@ -58,9 +59,9 @@ struct Job {
     scale_format: u32,
 }
 
-// SAFETY: four u64s, twenty-two u32s.
+// SAFETY: five u64s, twenty-two u32s.
 unsafe impl Wire for Job {}
-const _: () = assert!(size_of::<Job>() == 120);
+const _: () = assert!(size_of::<Job>() == 128);
 
 /// The launch's one parameter (pack.h's `PackArgs`).
 #[derive(Debug, Clone, Copy)]
@@ -238,7 +239,7 @@ impl<'a> Upload<'a> {
                 continue;
             }
             let count = fit.min(end - at);
-            let [from, scales] = self.take(&stored, at..at + count, &columns);
+            let [from, scales, zeros] = self.take(&stored, at..at + count, &columns);
             for target in targets {
                 let table = &packing.tables[target.table];
                 let begin = at.max(table.first);
@@ -248,14 +249,15 @@ impl<'a> Upload<'a> {
                 }
                 let skipped = u64::from(begin - at) * row_bytes as u64;
                 let each = tensor.encoding.scale.bytes() as u64;
-                let grid = each * u64::from(tensor.scale_grid()[1]);
+                let grid = u64::from(tensor.scale_grid()[1]);
                 let before = stored.codes.bytes_of(columns.start) as u64;
                 let blocks =
                     |row: u32| u64::from(row.checked_div(tensor.encoding.group[0]).unwrap_or(0));
                 let job = Job {
                     // Where the row's first number would stand.
                     from: (from + skipped).wrapping_sub(before),
-                    scales: scales + (blocks(begin) - blocks(at)) * grid,
+                    scales: scales + (blocks(begin) - blocks(at)) * grid * each,
+                    zeros: if zeros == 0 { 0 } else { zeros + (blocks(begin) - blocks(at)) * grid },
                     places: tables[target.table] + u64::from(begin - table.first) * 16,
                     first: begin,
                     rows,
@@ -278,14 +280,15 @@ impl<'a> Upload<'a> {
         }
         let scales = match tensor.scale_grid() {
             [0, _] => 0,
-            [rows, cols] => rows as usize * cols as usize * tensor.encoding.scale.bytes() + ALIGN,
+            _ => (tensor.scale_bytes() + tensor.zero_bytes()) as usize + 2 * ALIGN,
         };
         let room = half.memory.bytes.saturating_sub(half.used + ALIGN + scales);
         (room / tensor.encoding.codes.bytes_of(width).max(1)) as u32
     }
 
-    /// Gives columns of rows (and the rows' scales) room in the scratch: where they will be.
-    fn take(&mut self, stored: &Stored<'a>, rows: Range<u32>, columns: &Range<usize>) -> [u64; 2] {
+    /// Gives columns of rows (and the rows' scales and zero points) room in the scratch: where they
+    /// will be; 0 where there are none.
+    fn take(&mut self, stored: &Stored<'a>, rows: Range<u32>, columns: &Range<usize>) -> [u64; 3] {
         let half = &mut self.halves[self.current];
         // Of each of `rows`, which begin `each` bytes apart, `take` bytes behind the first `skip`.
         let mut put =
@@ -307,13 +310,15 @@ impl<'a> Upload<'a> {
         let of = |numbers| stored.codes.bytes_of(numbers);
         let part = [of(columns.start), of(columns.len())];
         let from = put(stored.data, first..end, stored.stride(), part);
-        let scales = stored.scales.map_or(0, |s| {
-            let grid = s.dtype.bytes() * stored.cols.div_ceil(s.block_cols);
+        let Some(s) = stored.scales else { return [from, 0, 0] };
+        let mut of_groups = |all: &'a [u8], each: usize| {
+            let grid = each * stored.cols.div_ceil(s.block_cols);
+            let rows = first / s.block_rows..end.div_ceil(s.block_rows);
             // Rows that are not neighbours have scales of their own.
-            let each = stored.row_step * grid;
-            put(s.data, first / s.block_rows..end.div_ceil(s.block_rows), each, [0, grid])
-        });
-        [from, scales]
+            put(all, rows, stored.row_step * grid, [0, grid])
+        };
+        let scales = of_groups(s.data, s.dtype.bytes());
+        [from, scales, s.zeros.map_or(0, |zeros| of_groups(zeros, 1))]
     }
 
     /// Sends the scratch up, starts the kernel on it, and goes on with the other one.
@@ -392,17 +397,22 @@ impl Job {
             split.map_or([0, 1, 1, 1], |s| [s.unit_bytes(), s.k_warps, s.pairs, s.chunk]);
         let e = split.map(|s| s.encoding).unwrap_or_default();
         let [stage_bytes, span] = split.map_or([0, 1], |s| [s.stage_bytes, s.span]);
+        let [block_rows, block_cols] = match tensor.encoding.codes.row().group {
+            0 => tensor.encoding.group,
+            among => [1, among],
+        };
         Self {
             from: 0,
             scales: 0,
+            zeros: 0,
             places: 0,
             to: target.to,
             rows: 0,
             cols: tensor.cols,
             first: 0,
             format: tensor.encoding.codes as u32,
-            block_rows: tensor.encoding.group[0],
-            block_cols: tensor.encoding.group[1],
+            block_rows,
+            block_cols,
             parts,
             real,
             padded,

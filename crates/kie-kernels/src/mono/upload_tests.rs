@@ -24,8 +24,10 @@ struct Case {
     bytes: Vec<u8>,
     rank: u32,
     codes: Codes,
-    /// Of a scale, where numbers are FP8.
+    /// Of a scale.
     group: [u32; 2],
+    /// Which scales integers of 4 bits have.
+    bits: StoredBits,
     random: u32,
 }
 
@@ -65,7 +67,8 @@ impl Case {
             row_partition: vec![],
         };
         let group = [48, 32];
-        Self { model, program, bytes: vec![0; 3], rank, codes, group, random: 1 }
+        let bits = StoredBits::I4;
+        Self { model, program, bytes: vec![0; 3], rank, codes, group, bits, random: 1 }
     }
 
     /// Tensors of all layers, the embedding and the head, as a checkpoint has them.
@@ -131,14 +134,16 @@ impl Case {
     /// A tensor of random numbers at an odd offset.
     fn matrix(&mut self, lanes: u32, rows: u32, cols: u32) -> u32 {
         let (group, scale) = match self.codes {
-            Codes::E4m3 => (self.group, Dtype::F32),
+            Codes::E4m3 | Codes::I8 => (self.group, Dtype::F32),
+            Codes::I4 if self.bits != StoredBits::I4 => (self.group, Dtype::F16),
             Codes::I4 => (self.group, Dtype::Bf16),
             Codes::E2m1 => (self.group, Dtype::F8E8m0),
             _ => ([0, 0], Dtype::F32),
         };
+        let zeros = self.codes == Codes::I4 && self.bits == StoredBits::I4Zeros;
         let mut tensor = Tensor {
             buffer: 0,
-            encoding: Encoding::scaled(self.codes, group, scale),
+            encoding: Encoding { zeros, ..Encoding::scaled(self.codes, group, scale) },
             layout: Layout::RowMajor,
             lanes,
             rows,
@@ -159,9 +164,9 @@ impl Case {
                 // Subnormal numbers and both signs, but no NaN.
                 Codes::E4m3 => self.bytes.push((drawn % 0x7f) as u8 | (drawn >> 8) as u8 & 0x80),
                 // Two numbers.
-                Codes::I4 | Codes::E2m1 => self.bytes.push(drawn as u8),
-                Codes::I8 | Codes::Q8x0 | Codes::Q4x0 | Codes::Q4k | Codes::Q6k => {
-                    unreachable!("a GPU does not carry {}", self.codes.name())
+                Codes::I4 | Codes::E2m1 | Codes::I8 => self.bytes.push(drawn as u8),
+                Codes::Q8x0 | Codes::Q4x0 | Codes::Q4k | Codes::Q6k => {
+                    unreachable!("{} is in no case", self.codes.name())
                 }
             }
         }
@@ -172,9 +177,15 @@ impl Case {
             let value = 0.1 + drawn as f32 / 1000.0;
             match scale {
                 Dtype::Bf16 => self.bytes.extend(bf16::from_f32(value).to_le_bytes()),
+                Dtype::F16 => self.bytes.extend(f16::from_f32(value).to_le_bytes()),
                 Dtype::F8E8m0 => self.bytes.push(115 + (drawn % 20) as u8),
                 _ => self.bytes.extend(value.to_le_bytes()),
             }
+        }
+        tensor.zero_offset = self.bytes.len() as u64;
+        for _ in 0..u64::from(lanes) * tensor.zero_bytes() {
+            let drawn = self.next() % 16;
+            self.bytes.push((drawn as i8 - 8) as u8);
         }
         self.program.tensors.push(tensor);
         self.program.tensors.len() as u32 - 1
@@ -193,8 +204,11 @@ impl Case {
         let [down, across] = t.scale_grid();
         let (row, col) = (row / t.encoding.group[0], col / t.encoding.group[1]);
         let (kind, each) = (t.encoding.scale, t.encoding.scale.bytes());
-        let at = t.scale_offset as usize + each * ((lane * down + row) * across + col) as usize;
-        value * number_to_f32(kind, &self.bytes[at..at + each])
+        let group = ((lane * down + row) * across + col) as usize;
+        let at = t.scale_offset as usize + each * group;
+        let zero =
+            if t.encoding.zeros { self.bytes[t.zero_offset as usize + group] as i8 } else { 0 };
+        (value - f32::from(zero)) * number_to_f32(kind, &self.bytes[at..at + each])
     }
 
     fn grid(&self, tensor: u32, lane: u32) -> Grid {
@@ -378,7 +392,7 @@ impl Case {
                     write(&piece.grid, &piece.split, piece.first, &mut wanted);
                     got.iter().zip(&wanted).position(|(a, b)| a != b)
                 }
-                StoredBits::F8 | StoredBits::I4 | StoredBits::E2m1 => {
+                _ => {
                     let index = &index[piece.index as usize..];
                     let wanted = piece.split.rows * piece.split.k;
                     (0..wanted).position(|n| {
@@ -439,9 +453,16 @@ fn decoded(stages: &[u8], split: &Tiling, index: &[u8], row: u32, col: u32) -> f
             let code = at + (pair * 4 + row % 2 * 2 + odd) as usize;
             code_to_f32(Codes::E4m3, &stages[code..], 0) * number_to_f32(Dtype::F32, &scale[..4])
         }
-        StoredBits::I4 => {
+        StoredBits::I8 | StoredBits::I8Half => {
+            let code = at + (pair * 4 + row % 2 * 2 + odd) as usize;
+            code_to_f32(Codes::I8, &stages[code..], 0) * number_to_f32(Dtype::F32, &scale[..4])
+        }
+        StoredBits::I4 | StoredBits::I4Half | StoredBits::I4Zeros => {
             let code = (word() >> (4 * pair) & 15) as u8 ^ 8;
-            code_to_f32(Codes::I4, &[code], 0) * number_to_f32(Dtype::Bf16, &scale[..2])
+            let kind = if e.bits == StoredBits::I4 { Dtype::Bf16 } else { Dtype::F16 };
+            // Padding has no scale.
+            let zero = if e.bits == StoredBits::I4Zeros { f32::from(scale[2]) - 8.0 } else { 0.0 };
+            (code_to_f32(Codes::I4, &[code], 0) - zero) * number_to_f32(kind, &scale[..2])
         }
         StoredBits::E2m1 => {
             let [sign, rest] = [[15, 9], [12, 6], [14, 3], [13, 0]][pair as usize];
@@ -530,17 +551,21 @@ fn codes_land_where_they_are_decoded() {
         (i4, [1, 32], [true; 5]),
         (i4, [1, 128], [true; 5]),
         (e2m1, [1, 32], [true; 5]),
+        (StoredBits::I4Half, [1, 64], [true; 5]),
+        (StoredBits::I4Zeros, [1, 32], [true; 5]),
+        (StoredBits::I8, [1, 1000], [true; 5]),
     ] {
         let codes = match bits {
             StoredBits::F16 | StoredBits::F8 => Codes::E4m3,
-            StoredBits::I4 => Codes::I4,
+            StoredBits::I4 | StoredBits::I4Half | StoredBits::I4Zeros => Codes::I4,
+            StoredBits::I8 | StoredBits::I8Half => Codes::I8,
             StoredBits::E2m1 => Codes::E2m1,
         };
         for (sim, rank) in [("sim:blocks=8", 0), ("sim:blocks=11,warp=64", 1)] {
             let sim = Sim::open(sim).unwrap();
             let sliced = Model { sliced: true, ranks: 2, vocab: 167, ..wide.clone() };
             let model = if rank == 0 { wide.clone() } else { sliced };
-            let mut case = Case { group: block, ..Case::empty(model, codes, rank) };
+            let mut case = Case { group: block, bits, ..Case::empty(model, codes, rank) };
             case.fill();
             case.model.coded = [0; 5].map(|_| Some(Ok(Coded { bits, group: block })));
             let partition = Partition::new(&case.model, &sim.info().unwrap(), 64).unwrap();

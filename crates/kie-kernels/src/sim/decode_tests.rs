@@ -50,21 +50,29 @@ int bits_of(int matrix) {
            : matrix == kMatDown ? Class0::TilingDown::bits
                                 : TilingHead::bits;
 }
-int scale_rows(int bits) { return bits == kBitsF8 ? 23 : 1; }  // neighbouring rows differ, too
-int group_of(int matrix) {                                     // its columns
+// Neighbouring rows differ, too.
+int scale_rows(int bits) { return bits == kBitsF8 || bits == kBitsI8 ? 23 : 1; }
+int group_of(int matrix) {  // its columns
     const int columns[] = {64, 32, 128, 64, 128};
     return bits_of(matrix) == kBitsF16 ? 0 : columns[matrix];
 }
 u32 code_of(int matrix, int layer, int row, int col) {
     if (bits_of(matrix) != kBitsF8)
-        return mix(mix(matrix * 64 + layer + 7) + row * 8191 + col) >> 9 & 15;
+        return mix(mix(matrix * 64 + layer + 7) + row * 8191 + col) >> 9 &
+               (is_bytes(bits_of(matrix)) ? 255 : 15);
     const float v = uniform(5000 + layer * 8 + matrix, row, col, 1);
     const u32 h = pack_half2(v, 0), magnitude = (h & 0x7fff) >> 7;
     return (h >> 15 & 1) << 7 | (magnitude > 64 ? magnitude - 64 : 0);
 }
-float value_of(int bits, u32 code) {
+// 8 more than what is taken from a group's codes.
+int zero_point(int matrix, int layer, int row, int col) {
+    if (bits_of(matrix) != kBitsI4Zeros) return 8;
+    return 6 + mix(mix(matrix * 64 + layer + 11) + row * 4099 + col / group_of(matrix)) % 5;
+}
+float value_of(int bits, u32 code, int zero) {
     const float e2m1[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
-    if (bits == kBitsI4) return (float)(int)code - 8;
+    if (bits == kBitsI8 || bits == kBitsI8Half) return (float)(int)(signed char)code;
+    if (bits != kBitsF8 && bits != kBitsE2m1) return (float)((int)code - zero);
     if (bits == kBitsE2m1) return code & 8 ? -e2m1[code & 7] : e2m1[code];
     u32 low, high;
     unpack_f8(code, low, high);
@@ -76,15 +84,22 @@ float scale_of(int matrix, int layer, int row, int col, int k) {
     const int kind = bits_of(matrix);
     const u32 h = mix(mix(matrix * 64 + layer) + row / scale_rows(kind) * 4099 +
                       col / group_of(matrix));
-    const float spread = kind == kBitsI4 ? 5 : kind == kBitsE2m1 ? 3 : 1;
+    const float spread = is_bytes(kind) && kind != kBitsF8 ? 74
+                         : kind == kBitsE2m1               ? 3
+                         : kind == kBitsF8                 ? 1
+                                                           : 5;
     const float s = (0.5f + (h >> 8) * (1.0f / 16777216.0f)) / __builtin_sqrtf((float)k) / spread;
+    float half, none;
+    unpack_half2(pack_half2(s, 0), half, none);
     return kind == kBitsI4     ? number(bits(s) & 0xffff0000)
+           : kind == kBitsI4Half || kind == kBitsI4Zeros || kind == kBitsI8Half ? half
            : kind == kBitsE2m1 ? number(bits(s * 1.4f) & 0x7f800000)
                                : s;
 }
 float stored(int matrix, int layer, int row, int col, int k) {
     if (group_of(matrix) == 0) return weight(matrix, layer, row, col, k);
-    const float v = value_of(bits_of(matrix), code_of(matrix, layer, row, col));
+    const float v = value_of(bits_of(matrix), code_of(matrix, layer, row, col),
+                             zero_point(matrix, layer, row, col));
     return v * scale_of(matrix, layer, row, col, k);
 }
 
@@ -130,25 +145,31 @@ void fill_codes(u8* lines, u8* index, long at, int matrix, int layer, int first,
                          (kw * S::spans + c / S::span) * S::scale_rows * S::scale_bytes;
             const u32 code = code_of(matrix, layer, row, col);
             const float scale = scale_of(matrix, layer, row, col, S::k);
-            if (S::per_row) {
+            const u32 half = pack_half2(scale, 0) & 0xffff;
+            if (S::bits == kBitsI4Half || S::bits == kBitsI8Half) ((u16*)scales)[r] = (u16)half;
+            if (S::bits == kBitsI4Zeros)
+                ((u32*)scales)[r] = half | zero_point(matrix, layer, row, col) << 16;
+            if (!is_bytes(S::bits)) {
                 u32* word = (u32*)(codes + r / 16 * 256 + r % 16 / 2 * 32 + col % 32 / 8 * 8 +
                                    r % 2 * 4);
-                const int pair = col % 8 / 2, half = col % 2 * 16;
+                const int pair = col % 8 / 2, shift = col % 2 * 16;
                 const int sign[] = {15, 12, 14, 13}, rest[] = {9, 6, 3, 0};
-                if (S::bits == kBitsI4) {
-                    *word |= (code ^ 8) << (4 * pair + half);
-                    ((u16*)scales)[r] = (u16)(bits(scale) >> 16);
+                if (S::bits != kBitsE2m1) {
+                    *word |= (code ^ 8) << (4 * pair + shift);
+                    if (S::bits == kBitsI4) ((u16*)scales)[r] = (u16)(bits(scale) >> 16);
                 } else {
-                    *word |= code >> 3 << (sign[pair] + half) | (code & 7) << (rest[pair] + half);
+                    *word |= code >> 3 << (sign[pair] + shift) |
+                             (code & 7) << (rest[pair] + shift);
                     scales[r] = (u8)((bits(scale) >> 23) + 14);
                 }
                 continue;
             }
+            codes[r / 16 * 512 + r % 16 / 2 * 64 + col % 32 / 8 * 16 + col % 8 / 2 * 4 +
+                  r % 2 * 2 + col % 2] = code;
+            if (S::per_row) continue;
             const int at_scale = row / scale_rows(S::bits) -
                                  (b * each + first) / scale_rows(S::bits);
             index[b * kIndexBytes + S::index_at + first + r] = at_scale;
-            codes[r / 16 * 512 + r % 16 / 2 * 64 + col % 32 / 8 * 16 + col % 8 / 2 * 4 +
-                  r % 2 * 2 + col % 2] = code;
             ((float*)scales)[at_scale] = scale;
         }
 }
@@ -561,6 +582,7 @@ fn coded_model(columns: u32, hybrid: bool, coded: [Option<StoredBits>; 5]) -> Ca
 #[test]
 fn codes_are_decoded_in_registers() {
     let (f8, i4, e2m1) = (Some(StoredBits::F8), Some(StoredBits::I4), Some(StoredBits::E2m1));
+    let [i8, half, zeros] = [StoredBits::I8, StoredBits::I4Half, StoredBits::I4Zeros].map(Some);
     for (warp, columns, hybrid, coded) in [
         (32, 1, false, [f8; 5]),
         (64, 1, true, [f8; 5]),
@@ -571,6 +593,10 @@ fn codes_are_decoded_in_registers() {
         (64, 1, true, [e2m1; 5]),
         (32, 8, false, [e2m1; 5]),
         (32, 1, false, [f8, None, e2m1, i4, i4]),
+        (32, 1, true, [Some(StoredBits::I4Zeros); 5]),
+        (64, 8, false, [Some(StoredBits::I8Half); 5]),
+        (64, 1, false, [i8, half, zeros, Some(StoredBits::I8Half), zeros]),
+        (32, 8, true, [i8, zeros, half, i8, half]),
     ] {
         let sim = Sim::open(&format!("sim:warp={warp},seed={columns}")).unwrap();
         let (errors, ..) = decode(&sim, &coded_model(columns, hybrid, coded), 3).unwrap();
@@ -607,6 +633,10 @@ fn mutants_of_scales_fail() {
         (e2m1, ": scale.v >> 8) << 23", ": scale.v & 0xff) << 23"),
         (e2m1, "(1 << 2) + (1 << 9)", "(1 << 2) + (1 << 8)"),
         (i4, "0x2c002c00, 0xd480d480", "0x2c002c00, 0xd400d400"),
+        // The other row's zero point, that of one of two numbers; a byte's sign.
+        (StoredBits::I4Zeros, "(32 * row + 16)", "(32 * (1 - row) + 16)"),
+        (StoredBits::I4Zeros, "zero * 0x00100010", "zero * 0x00000010"),
+        (StoredBits::I8, "^ 0x80808080", "^ 0x80808000"),
     ];
     for (i, (bits, from, to)) in mutants.into_iter().enumerate() {
         let warp = if i % 2 == 0 { 32 } else { 64 };

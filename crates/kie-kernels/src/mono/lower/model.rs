@@ -139,13 +139,21 @@ pub struct Coded {
 impl Coded {
     /// Of an encoding; none: plain numbers, which become halves.
     fn of(stored: &Encoding) -> Option<std::result::Result<Self, String>> {
-        let group = stored.group;
-        let bits = match (stored.codes, stored.has_scales(), stored.scale) {
-            (Codes::E4m3, true, _) => StoredBits::F8,
-            (Codes::I4, true, Dtype::Bf16) if group[0] == 1 && !stored.zeros => StoredBits::I4,
-            (Codes::E2m1, true, Dtype::F8E8m0) if group[0] == 1 => StoredBits::E2m1,
-            (_, true, _) => return Some(Err(format!("stored as {stored}"))),
-            (_, false, _) => return None,
+        let group = match stored.codes.row().group {
+            0 => stored.group,
+            among => [1, among],
+        };
+        let bits = match (stored.codes, stored.scale, stored.zeros) {
+            _ if !stored.is_quantised() => return None,
+            (Codes::E4m3, _, false) => StoredBits::F8,
+            (Codes::I8, _, false) => StoredBits::I8,
+            (Codes::Q8x0, ..) => StoredBits::I8Half,
+            (Codes::Q4x0, ..) => StoredBits::I4Half,
+            (Codes::I4, Dtype::Bf16, false) if group[0] == 1 => StoredBits::I4,
+            (Codes::I4, Dtype::F16, false) if group[0] == 1 => StoredBits::I4Half,
+            (Codes::I4, Dtype::F16, true) if group[0] == 1 => StoredBits::I4Zeros,
+            (Codes::E2m1, Dtype::F8E8m0, false) if group[0] == 1 => StoredBits::E2m1,
+            _ => return Some(Err(format!("stored as {stored}"))),
         };
         Some(Ok(Self { bits, group }))
     }

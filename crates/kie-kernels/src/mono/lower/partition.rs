@@ -957,6 +957,29 @@ mod tests {
         }
     }
 
+    /// What a token streams are the stored bits, and a scale a group or stage.
+    #[test]
+    fn a_token_streams_what_is_stored() {
+        let bytes = |name: &str| {
+            let (model, p) = (model(name), Partition::new(&model(name), &nvidia(), 4096).unwrap());
+            assert!(p.as_halves.is_empty(), "{name}: {p}");
+            (p.line_bytes(&model) - p.head_bytes()) as f64
+        };
+        // Bits a weight as stored, and how much more a block may have: padding. A stage here has two
+        // units of 4 bits, or one of 8, and scales of its own.
+        for (name, stored, most) in [
+            ("8b-fp8", 8.0, 1.03),
+            ("8b-int4", 4.5, 1.03),
+            ("8b-awq", 4.0 + 32.0 / 64.0, 1.05),
+            ("8b-int8", 8.0 + 32.0 / 32.0, 1.05),
+            ("8b-q8", 8.5, 1.03),
+            ("8b-q4", 4.5, 1.03),
+        ] {
+            let bits = 16.0 * bytes(name) / bytes("8b");
+            assert!(bits <= stored * most, "{name}: {bits:.2} bits of {stored:.2}");
+        }
+    }
+
     #[test]
     fn blocks_are_numbered_die_by_die() {
         let cut =

@@ -99,6 +99,10 @@ fn encoding(tiling: &Tiling) -> String {
         StoredBits::F8 => "e4m3",
         StoredBits::I4 => "int4",
         StoredBits::E2m1 => "e2m1",
+        StoredBits::I4Half => "int4 (float16 scales)",
+        StoredBits::I4Zeros => "int4 (float16 scales, zero points)",
+        StoredBits::I8 => "int8",
+        StoredBits::I8Half => "int8 (float16 scales)",
     };
     match tiling.encoding.group {
         0 => codes.to_owned(),

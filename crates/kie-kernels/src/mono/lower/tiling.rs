@@ -23,20 +23,28 @@ pub enum StoredBits {
     I4 = 2,
     /// MXFP4: floats e2m1 of 4 bits, an e8m0 scale for each row.
     E2m1 = 3,
+    /// Integers of 4 bits, a float16 scale for each row.
+    I4Half = 4,
+    /// The same with a zero point beside each scale.
+    I4Zeros = 5,
+    /// Signed bytes, float32 scales that several rows may share.
+    I8 = 6,
+    /// Signed bytes, a float16 scale for each row.
+    I8Half = 7,
 }
 
 impl StoredBits {
     /// Whether a weight has 4 bits.
     pub const fn is_4_bits(self) -> bool {
         match self {
-            Self::F16 | Self::F8 => false,
-            Self::I4 | Self::E2m1 => true,
+            Self::F16 | Self::F8 | Self::I8 | Self::I8Half => false,
+            Self::I4 | Self::E2m1 | Self::I4Half | Self::I4Zeros => true,
         }
     }
 
     /// Whether each row has a scale of its own for a group of columns: rows need no index.
     pub const fn per_row(self) -> bool {
-        self.is_4_bits()
+        self.is_4_bits() || matches!(self, Self::I8Half)
     }
 }
 
@@ -56,24 +64,24 @@ impl Encoding {
     pub const fn row_bytes(&self) -> u32 {
         match self.bits {
             StoredBits::F16 => 64,
-            StoredBits::F8 => 32,
-            StoredBits::I4 | StoredBits::E2m1 => 16,
+            StoredBits::F8 | StoredBits::I8 | StoredBits::I8Half => 32,
+            StoredBits::I4 | StoredBits::E2m1 | StoredBits::I4Half | StoredBits::I4Zeros => 16,
         }
     }
 
     /// Bytes of a row pair's 8 columns of a unit: what a lane loads at once.
     pub const fn lane_bytes(&self) -> u32 {
         match self.bits {
-            StoredBits::F16 | StoredBits::F8 => 16,
-            StoredBits::I4 | StoredBits::E2m1 => 8,
+            StoredBits::F16 | StoredBits::F8 | StoredBits::I8 | StoredBits::I8Half => 16,
+            StoredBits::I4 | StoredBits::E2m1 | StoredBits::I4Half | StoredBits::I4Zeros => 8,
         }
     }
 
-    /// Bytes of a scale.
+    /// Bytes of a scale, and of the zero point beside it.
     pub const fn scale_bytes(&self) -> u32 {
         match self.bits {
-            StoredBits::F16 | StoredBits::F8 => 4,
-            StoredBits::I4 => 2,
+            StoredBits::F16 | StoredBits::F8 | StoredBits::I8 | StoredBits::I4Zeros => 4,
+            StoredBits::I4 | StoredBits::I4Half | StoredBits::I8Half => 2,
             StoredBits::E2m1 => 1,
         }
     }
