@@ -197,12 +197,21 @@ def names(error: kie.KieError, calls: list[str], code: int) -> bool:
 
 def run(case: Case, folder: Path) -> None:
     """A whole life, one with a fault, a whole one."""
-    device, code, kind = case["device"], case["code"], (case["device"], case["cached"])
-    stub = driver(device)
+    kind = (case["device"], case["cached"])
     if kind not in COUNTS:
         COUNTS[kind] = len(whole(*kind, folder))
+    fail(case, folder)
+    shutil.rmtree(folder / "cache", ignore_errors=True)
+    COUNTS[kind] = len(whole(*kind, folder))
+
+
+def fail(case: Case, folder: Path) -> None:
+    """A life with a fault."""
+    device, code, kind = case["device"], case["code"], (case["device"], case["cached"])
+    stub = driver(device)
     at = case["at"] if isinstance(case["at"], int) else int(case["at"] * COUNTS[kind])
     shutil.rmtree(folder / "cache", ignore_errors=True)
+    stub.library.script_heal()
     stub.arm(at, code, lasting=case["lasting"])
     error = None
     try:
@@ -221,20 +230,20 @@ def run(case: Case, folder: Path) -> None:
         assert names(error, made[at:] if case["lasting"] else [failed], code), f"{what}: {error!r}"
     if not case["lasting"] and not any(part in failed for part in BLIND):
         assert not left, f"left behind {what}: {left}"
-    shutil.rmtree(folder / "cache", ignore_errors=True)
-    COUNTS[kind] = len(whole(*kind, folder))
 
 
 def walk(device: str, folder: Path) -> int:
     """Every call that a life makes fails the first and the last time it is made; how many that is.
 
-    Each time with the next code, so that a call in many places meets many of them.
+    Each time with the next code, so that a call in many places meets many of them. Each life gets
+    further than the one before, so what a fault broke shows in the next ones; the last is whole.
     """
     calls = whole(device, cached=False, folder=folder)
     places = sorted({of for name in set(calls) for of in (calls.index(name), last(calls, name))})
     for turn, at in enumerate(places):
         code = CODES[turn % len(CODES)]
-        run({"device": device, "at": at, "code": code, "lasting": False, "cached": False}, folder)
+        fail({"device": device, "at": at, "code": code, "lasting": False, "cached": False}, folder)
+    whole(device, cached=False, folder=folder)
     return len(places)
 
 
