@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::abi::{stored_rows, Codes, Dtype, Tensor};
 use crate::buffer::Buffer;
-use crate::numbers::{code_to_f32, number_to_f32, scales_among, six_bits};
+use crate::numbers::{code_to_f32, eight_pairs, number_to_f32, scales_among};
 use crate::simd::{Kernel, Vector};
 
 /// Scales of a matrix, one for each group of `block_rows` x `block_cols` weights.
@@ -37,6 +37,47 @@ impl Scales<'_> {
     pub(crate) fn at(&self, index: usize) -> f32 {
         let size = self.dtype.bytes();
         number_to_f32(self.dtype, &self.data[size * index..size * (index + 1)])
+    }
+
+    /// Scales of `LANES` groups from `first` on, and their offsets. Safety: V's level.
+    #[inline(always)]
+    pub(crate) unsafe fn vector<V: Vector>(&self, first: usize) -> [V; 2] {
+        let size = self.dtype.bytes();
+        let from = self.data[first * size..(first + V::LANES) * size].as_ptr();
+        // SAFETY: the slice has LANES scales; the caller has the level.
+        unsafe {
+            let scale: V = match self.dtype {
+                Dtype::F32 => V::load(from.cast()),
+                Dtype::F16 => V::load_f16(from),
+                Dtype::Bf16 => V::load_bf16(from),
+                Dtype::F8E8m0 => V::load_e8m0(from),
+                Dtype::F8E4m3 => V::load_f8(from),
+            };
+            let none = V::splat(0.0);
+            let Some(zeros) = self.zeros else {
+                return [scale, none];
+            };
+            let zeros = V::load_i8(zeros[first..first + V::LANES].as_ptr());
+            [scale, none.sub(zeros).mul(scale)]
+        }
+    }
+
+    /// Factors of `count <= FACTORS` groups from `first` on. Safety: V's level.
+    #[inline(always)]
+    unsafe fn factors<V: Vector>(&self, first: usize, count: usize, out: &mut Factors) {
+        let whole = count / V::LANES * V::LANES;
+        for i in (0..whole).step_by(V::LANES) {
+            // SAFETY: the caller has the level; FACTORS has room for whole vectors.
+            unsafe {
+                let [scales, offsets] = self.vector::<V>(first + i);
+                scales.store(out.scales[i..].as_mut_ptr());
+                offsets.store(out.offsets[i..].as_mut_ptr());
+            }
+        }
+        for i in whole..count {
+            out.scales[i] = self.at(first + i);
+            out.offsets[i] = -self.zero(first + i) * out.scales[i];
+        }
     }
 
     /// The zero point at `index`; 0 without zero points.
@@ -205,41 +246,30 @@ impl<'a> Matrix<'a> {
         count: usize,
         out: &mut Factors,
     ) {
-        let Some(scales) = &self.scales else {
-            if self.codes.row().group > 0 {
-                let bytes = self.row(row);
-                for i in 0..count {
-                    // SAFETY: the caller has the level.
-                    let [scale, offset] = unsafe { among::<V>(self.codes, bytes, group + i) };
-                    (out.scales[i], out.offsets[i]) = (scale, offset);
-                }
-            }
-            return;
-        };
-        let first = self.first_scale(row, scales) + group;
-        let size = scales.dtype.bytes();
-        let bytes = &scales.data[first * size..(first + count) * size];
-        let mut padded = [0u8; 4 * FACTORS];
-        padded[..bytes.len()].copy_from_slice(bytes);
-        // SAFETY: FACTORS scales of 4 bytes at most, in vectors that divide their number; the
-        // caller has the level.
+        // SAFETY: the caller has the level.
         unsafe {
-            for i in (0..FACTORS).step_by(V::LANES) {
-                let from = padded.as_ptr().add(i * size);
-                let vector: V = match scales.dtype {
-                    Dtype::F32 => V::load(from.cast()),
-                    Dtype::F16 => V::load_f16(from),
-                    Dtype::Bf16 => V::load_bf16(from),
-                    Dtype::F8E8m0 => V::load_e8m0(from),
-                    Dtype::F8E4m3 => V::load_f8(from),
-                };
-                vector.store(out.scales.as_mut_ptr().add(i));
-            }
-        }
-        if let Some(zeros) = scales.zeros {
-            let zeros = &zeros[first..first + count];
-            for i in 0..count {
-                out.offsets[i] = -f32::from(zeros[i] as i8) * out.scales[i];
+            match &self.scales {
+                Some(scales) => {
+                    let first = self.first_scale(row, scales) + group;
+                    scales.factors::<V>(first, count, out);
+                }
+                None if self.codes.row().group > 0 => {
+                    let row = self.row(row);
+                    let piece = self.codes.row();
+                    let aligned = V::LANES.min((piece.numbers / piece.group) as usize);
+                    let fast = group.is_multiple_of(aligned);
+                    let whole = if fast { count / V::LANES * V::LANES } else { 0 };
+                    for i in (0..whole).step_by(V::LANES) {
+                        let [scales, offsets] = among::<V>(self.codes, row, group + i);
+                        scales.store(out.scales[i..].as_mut_ptr());
+                        offsets.store(out.offsets[i..].as_mut_ptr());
+                    }
+                    for i in whole..count {
+                        let [scale, offset] = scales_among(self.codes, row, group + i);
+                        (out.scales[i], out.offsets[i]) = (scale, offset);
+                    }
+                }
+                None => {}
             }
         }
     }
@@ -281,26 +311,42 @@ pub fn row_to_f32(m: &Matrix<'_>, row: usize, out: &mut [f32]) {
     }
 }
 
-/// Scale and offset of a group of a row whose scales lie among its codes, with the level's
-/// conversion of halves. Safety: V's level.
+/// Scales of `LANES` groups from `group` on of a row whose scales lie among its codes, and their
+/// offsets. A vector's groups begin with a block, or multiples of LANES behind. Safety: V's level.
 #[inline(always)]
-unsafe fn among<V: Vector>(codes: Codes, row: &[u8], group: usize) -> [f32; 2] {
+pub(crate) unsafe fn among<V: Vector>(codes: Codes, row: &[u8], group: usize) -> [V; 2] {
+    let piece = codes.row();
+    let (per_block, size) = ((piece.numbers / piece.group) as usize, piece.bytes as usize);
+    let block = group / per_block * size;
     let half = |at: usize| [row[at], row[at + 1]];
-    // SAFETY: the caller has the level.
+    // SAFETY: slices have what is read; the caller has the level.
     unsafe {
+        let none = V::splat(0.0);
         match codes {
-            Codes::Q8x0 => [V::half(half(group * 34)), 0.0],
-            Codes::Q4x0 => [V::half(half(group * 18)), 0.0],
+            Codes::Q8x0 | Codes::Q4x0 => {
+                let halves = &row[block..block + (V::LANES - 1) * size + 2];
+                [V::load_halves(halves.as_ptr(), size), none]
+            }
             Codes::Q4k => {
-                let block = group / 8 * 144;
-                let [scale, min] = six_bits(&row[block + 4..block + 16], group % 8);
-                let [d, m] = [V::half(half(block)), V::half(half(block + 2))];
-                [d * f32::from(scale), -m * f32::from(min)]
+                // As many blocks as a vector has eights of lanes.
+                let blocks = [block, block + (V::LANES / 8 - 1) * size];
+                let (mut bits, mut factors) = ([[0; 2]; 2], [[0.0; 2]; 2]);
+                for b in 0..2 {
+                    let block = &row[blocks[b]..blocks[b] + 16];
+                    let bytes = block[4..].first_chunk().expect("twelve bytes");
+                    [bits[0][b], bits[1][b]] = eight_pairs(bytes);
+                    factors[0][b] = V::half([block[0], block[1]]);
+                    factors[1][b] = -V::half([block[2], block[3]]);
+                }
+                [
+                    V::bytes(bits[0]).mul(V::eights(factors[0])),
+                    V::bytes(bits[1]).mul(V::eights(factors[1])),
+                ]
             }
             Codes::Q6k => {
-                let block = group / 16 * 210;
-                let scale = row[block + 192 + group % 16] as i8;
-                [V::half(half(block + 208)) * f32::from(scale), 0.0]
+                let at = block + 192 + group % per_block;
+                let scales = V::load_i8(row[at..at + V::LANES].as_ptr());
+                [scales.mul(V::splat(V::half(half(block + 208)))), none]
             }
             Codes::F32
             | Codes::F16
@@ -308,7 +354,7 @@ unsafe fn among<V: Vector>(codes: Codes, row: &[u8], group: usize) -> [f32; 2] {
             | Codes::E4m3
             | Codes::I8
             | Codes::I4
-            | Codes::E2m1 => [1.0, 0.0],
+            | Codes::E2m1 => unreachable!("no scales among the codes"),
         }
     }
 }

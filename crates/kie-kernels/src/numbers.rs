@@ -76,6 +76,19 @@ pub(crate) fn six_bits(bytes: &[u8], n: usize) -> [u8; 2] {
     [low & 15 | scale >> 6 << 4, low >> 4 | min >> 6 << 4]
 }
 
+/// The scales and the minima of [`six_bits`], a byte each.
+#[inline(always)]
+pub(crate) fn eight_pairs(bytes: &[u8; 12]) -> [u64; 2] {
+    let [a, b, c, d, e, f, g, h, i, j, k, l] = *bytes;
+    let (first, second) = (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]));
+    let third = u32::from_le_bytes([i, j, k, l]);
+    let all = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    let upper = |word: u32| word >> 2 & 0x3030_3030;
+    let (low, high) = (third & 0x0f0f_0f0f, third >> 4 & 0x0f0f_0f0f);
+    let mask = 0x3f3f_3f3f;
+    [all(first & mask, low | upper(first)), all(second & mask, high | upper(second))]
+}
+
 /// Scale and offset of a group of a row whose scales lie among its codes: a number is
 /// `scale * code + offset`.
 pub fn scales_among(codes: Codes, row: &[u8], group: usize) -> [f32; 2] {

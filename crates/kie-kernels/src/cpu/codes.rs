@@ -1,4 +1,4 @@
-//! Decoders: how the codes of a row become float32 lanes, one type for each kind of [`Codes`].
+//! How the codes of a row become float32 lanes or bytes, one type for each kind of [`Codes`].
 //!
 //! Decoded codes are exact; their scales multiply float32 sums later. `numbers.rs` has the slow and
 //! obvious form of the same.
@@ -7,7 +7,10 @@ use std::ops::Range;
 
 use crate::abi::Codes;
 use crate::matrix::Matrix;
-use crate::simd::{Kernel, Vector};
+use crate::simd::{Ints, Kernel, Vector, E2M1};
+
+/// Bytes between a row's load and the prefetch that runs ahead of it.
+pub(super) const AHEAD: usize = 2048;
 
 /// How numbers of one storage type become float32 lanes.
 pub(super) trait Weight {
@@ -23,18 +26,34 @@ pub(super) trait Weight {
 
 /// How the codes of a row become float32 lanes.
 pub(super) trait Decoder {
-    /// Groups have offsets besides scales.
-    const OFFSETS: bool;
-    /// Vectors that are decoded together, at most 4.
-    fn vectors<V: Vector>() -> usize;
-    /// Bytes from a row's beginning to its number `k`, or just before.
-    fn byte(k: usize) -> usize;
-    /// The vectors from `k` on, a multiple of their numbers from a group's beginning; the rest of
-    /// the array is arbitrary. Safety: V's level, as many numbers in the row.
-    unsafe fn decode<V: Vector>(row: *const u8, k: usize) -> [V; 4];
     /// The first `len <= LANES` numbers from `k` on, then zeros. Safety: V's level, as many numbers
     /// in the row.
     unsafe fn part<V: Vector>(row: *const u8, k: usize, len: usize) -> V;
+}
+
+/// How integers of a row become bytes without a sign, for products of integers. They come in steps
+/// of whole pieces; a step is sets of vectors, and each set is summed up in lanes of its own, four
+/// bytes of each vector a lane, which are of one group.
+pub(super) trait Whole {
+    /// Pieces, bytes and groups.
+    const CODES: Codes;
+    /// What bytes are above the integers.
+    const BIAS: u8;
+    /// The largest byte.
+    const LARGEST: u8;
+    /// What an integer counts.
+    const UNIT: f32 = 1.0;
+    /// Sets of a step.
+    const SETS: usize = 1;
+    /// Vectors of a set; with `SETS` at most 4 of a step.
+    const VECTORS: usize = 1;
+
+    /// Where in a step byte `at` of a vector stands; 16 bytes from a multiple of 16 on are equally
+    /// far apart.
+    fn number(vector: usize, at: usize) -> usize;
+    /// The vectors of the step at number `k`, whose piece begins at `from`. Safety: V's level, the
+    /// step's pieces are readable.
+    unsafe fn bytes<V: Vector>(from: *const u8, k: usize) -> [V::Ints; 4];
 }
 
 /// See [`crate::abi::Codes`].
@@ -105,20 +124,6 @@ pub(super) unsafe fn part<V: Vector, W: Weight>(from: *const u8, len: usize) -> 
 }
 
 impl<W: Weight> Decoder for W {
-    const OFFSETS: bool = false;
-    #[inline(always)]
-    fn vectors<V: Vector>() -> usize {
-        W::GROUP
-    }
-    #[inline(always)]
-    fn byte(k: usize) -> usize {
-        k * W::BYTES
-    }
-    #[inline(always)]
-    unsafe fn decode<V: Vector>(row: *const u8, k: usize) -> [V; 4] {
-        // SAFETY: the caller's promise.
-        unsafe { W::group(row.add(k * W::BYTES)) }
-    }
     #[inline(always)]
     unsafe fn part<V: Vector>(row: *const u8, k: usize, len: usize) -> V {
         // SAFETY: the caller's promise.
@@ -126,8 +131,8 @@ impl<W: Weight> Decoder for W {
     }
 }
 
-/// 4-bit integers, two a byte; `ZEROS`: with zero points.
-pub(super) struct I4<const ZEROS: bool>;
+/// 4-bit integers, two a byte.
+pub(super) struct I4;
 /// 4-bit floats, two a byte.
 pub(super) struct E2m1;
 /// See [`crate::abi::Codes`].
@@ -139,31 +144,10 @@ pub(super) struct Q4k;
 /// See [`crate::abi::Codes`].
 pub(super) struct Q6k;
 
-/// A decoder of whole vectors: `$numbers` of them together, of which `$one` makes the one at `k`.
+/// A decoder of whole vectors, which `$one` makes.
 macro_rules! decoder {
-    ($name:ty, $offsets:expr, $numbers:expr, $byte:expr, $one:expr, $part:expr) => {
+    ($name:ty, $one:expr, $part:expr) => {
         impl Decoder for $name {
-            const OFFSETS: bool = $offsets;
-            #[inline(always)]
-            fn vectors<V: Vector>() -> usize {
-                $numbers / V::LANES
-            }
-            #[inline(always)]
-            fn byte(k: usize) -> usize {
-                $byte(k)
-            }
-            #[inline(always)]
-            unsafe fn decode<V: Vector>(row: *const u8, k: usize) -> [V; 4] {
-                // SAFETY: the caller's promise: `vectors` of LANES numbers from `k` on.
-                unsafe {
-                    let first: V = $one(row, k);
-                    let mut all = [first; 4];
-                    for i in 1..Self::vectors::<V>() {
-                        all[i] = $one(row, k + i * V::LANES);
-                    }
-                    all
-                }
-            }
             #[inline(always)]
             unsafe fn part<V: Vector>(row: *const u8, k: usize, len: usize) -> V {
                 if len == V::LANES {
@@ -281,54 +265,218 @@ unsafe fn q6_k<V: Vector>(row: *const u8, k: usize) -> V {
     }
 }
 
-decoder!(I4<false>, false, 32, |k| k / 2, i4, i4_part);
-decoder!(I4<true>, true, 32, |k| k / 2, i4, i4_part);
-decoder!(E2m1, false, 32, |k| k / 2, e2m1, e2m1_part);
-decoder!(Q8x0, false, 32, |k| k / 32 * 34, q8_0, no_tail);
-decoder!(Q4x0, false, 32, |k| k / 32 * 18, q4_0, no_tail);
-decoder!(Q4k, true, 32, |k| k / 256 * 144 + k % 256 / 64 * 32, q4_k, no_tail);
-decoder!(Q6k, false, 16, |k| k / 256 * 210 + k % 256 / 2, q6_k, no_tail);
+decoder!(I4, i4, i4_part);
+decoder!(E2m1, e2m1, e2m1_part);
+decoder!(Q8x0, q8_0, no_tail);
+decoder!(Q4x0, q4_0, no_tail);
+decoder!(Q4k, q4_k, no_tail);
+decoder!(Q6k, q6_k, no_tail);
 
-/// Runs `$body` with `$D` as the decoder of `$codes`, with or without zero points; `$codes` are
-/// none of the plain numbers, which have bodies of their own.
+impl Whole for I8 {
+    const CODES: Codes = Codes::I8;
+    const BIAS: u8 = 128;
+    const LARGEST: u8 = 255;
+
+    #[inline(always)]
+    fn number(_: usize, at: usize) -> usize {
+        at
+    }
+    #[inline(always)]
+    unsafe fn bytes<V: Vector>(from: *const u8, _: usize) -> [V::Ints; 4] {
+        // SAFETY: the caller's promise.
+        unsafe { [V::Ints::load(from).xor(V::Ints::splat(four(128))); 4] }
+    }
+}
+
+impl Whole for Q8x0 {
+    const CODES: Codes = Codes::Q8x0;
+    const BIAS: u8 = 128;
+    const LARGEST: u8 = 255;
+
+    #[inline(always)]
+    fn number(_: usize, at: usize) -> usize {
+        at
+    }
+    #[inline(always)]
+    unsafe fn bytes<V: Vector>(from: *const u8, _: usize) -> [V::Ints; 4] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let codes = V::Ints::pieces::<32>(from.add(2), 34);
+            [codes.xor(V::Ints::splat(four(128))); 4]
+        }
+    }
+}
+
+impl Whole for I4 {
+    const CODES: Codes = Codes::I4;
+    const BIAS: u8 = 8;
+    const LARGEST: u8 = 15;
+    const VECTORS: usize = 2;
+
+    #[inline(always)]
+    fn number(vector: usize, at: usize) -> usize {
+        2 * at + vector
+    }
+    #[inline(always)]
+    unsafe fn bytes<V: Vector>(from: *const u8, _: usize) -> [V::Ints; 4] {
+        // SAFETY: the caller's promise.
+        unsafe { low_and_high::<V>(V::Ints::load(from)) }
+    }
+}
+
+impl Whole for E2m1 {
+    const CODES: Codes = Codes::E2m1;
+    const BIAS: u8 = 12;
+    const LARGEST: u8 = 24;
+    const UNIT: f32 = 0.5;
+    const VECTORS: usize = 2;
+
+    #[inline(always)]
+    fn number(vector: usize, at: usize) -> usize {
+        2 * at + vector
+    }
+    #[inline(always)]
+    unsafe fn bytes<V: Vector>(from: *const u8, _: usize) -> [V::Ints; 4] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let table = V::Ints::table(&TWICE_E2M1);
+            let [low, high, ..] = low_and_high::<V>(V::Ints::load(from));
+            let (low, high) = (low.lookup(table), high.lookup(table));
+            [low, high, low, high]
+        }
+    }
+}
+
+impl Whole for Q4x0 {
+    const CODES: Codes = Codes::Q4x0;
+    const BIAS: u8 = 8;
+    const LARGEST: u8 = 15;
+    const VECTORS: usize = 2;
+
+    #[inline(always)]
+    fn number(vector: usize, at: usize) -> usize {
+        at / 16 * 32 + 16 * vector + at % 16
+    }
+    #[inline(always)]
+    unsafe fn bytes<V: Vector>(from: *const u8, _: usize) -> [V::Ints; 4] {
+        // SAFETY: the caller's promise.
+        unsafe { low_and_high::<V>(V::Ints::pieces::<16>(from.add(2), 18)) }
+    }
+}
+
+impl Whole for Q4k {
+    const CODES: Codes = Codes::Q4k;
+    const BIAS: u8 = 0;
+    const LARGEST: u8 = 15;
+    const SETS: usize = 2;
+    const VECTORS: usize = 2;
+
+    #[inline(always)]
+    fn number(vector: usize, at: usize) -> usize {
+        at / 16 * 64 + vector / 2 * 32 + vector % 2 * 16 + at % 16
+    }
+    #[inline(always)]
+    unsafe fn bytes<V: Vector>(from: *const u8, k: usize) -> [V::Ints; 4] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let [first, second] = V::Ints::halves(from.add(16 + k % 256 / 2));
+            let ([a, c, ..], [b, d, ..]) = (low_and_high::<V>(first), low_and_high::<V>(second));
+            [a, b, c, d]
+        }
+    }
+}
+
+impl Whole for Q6k {
+    const CODES: Codes = Codes::Q6k;
+    const BIAS: u8 = 32;
+    const LARGEST: u8 = 63;
+    const SETS: usize = 4;
+
+    #[inline(always)]
+    fn number(vector: usize, at: usize) -> usize {
+        at / 32 * 128 + 32 * vector + at % 32
+    }
+    #[inline(always)]
+    unsafe fn bytes<V: Vector>(from: *const u8, k: usize) -> [V::Ints; 4] {
+        let half = k % 256 / 128;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let low = from.add(64 * half);
+            let [a, c, ..] = low_and_high::<V>(V::Ints::pieces::<32>(low, 64));
+            let [b, d, ..] = low_and_high::<V>(V::Ints::pieces::<32>(low.add(32), 64));
+            let upper = V::Ints::load(from.add(128 + 32 * half));
+            let mask = V::Ints::splat(four(0x30));
+            [
+                a.or(upper.shl(4).and(mask)),
+                b.or(upper.shl(2).and(mask)),
+                c.or(upper.and(mask)),
+                d.or(upper.shr(2).and(mask)),
+            ]
+        }
+    }
+}
+
+/// A lane of four times a byte.
+pub(super) const fn four(byte: u8) -> i32 {
+    i32::from_ne_bytes([byte; 4])
+}
+
+/// Twice the values of the e2m1 codes, each plus 12.
+const TWICE_E2M1: [u8; 16] = {
+    let mut table = [0; 16];
+    let mut code = 0;
+    while code < 16 {
+        table[code] = (2.0 * E2M1[code] + 12.0) as u8;
+        code += 1;
+    }
+    table
+};
+
+/// The lower and the upper halves of bytes. Safety: V's level.
+#[inline(always)]
+unsafe fn low_and_high<V: Vector>(bytes: V::Ints) -> [V::Ints; 4] {
+    // SAFETY: the caller has the level.
+    let mask = unsafe { V::Ints::splat(four(15)) };
+    let (low, high) = (bytes.and(mask), bytes.shr(4).and(mask));
+    [low, high, low, high]
+}
+
+/// Runs `$body` with `$D` as the kind of `$codes`, which are none of the plain numbers: those have
+/// bodies of their own.
 macro_rules! with_coded {
-    ($codes:expr, $zeros:expr, $D:ident => $body:expr) => {{
+    ($codes:expr, $D:ident => $body:expr) => {{
         use crate::abi::Codes as C;
         use crate::cpu::codes as d;
-        match ($codes, $zeros) {
-            (C::I8, _) => {
+        match $codes {
+            C::I8 => {
                 type $D = d::I8;
                 $body
             }
-            (C::I4, false) => {
-                type $D = d::I4<false>;
+            C::I4 => {
+                type $D = d::I4;
                 $body
             }
-            (C::I4, true) => {
-                type $D = d::I4<true>;
-                $body
-            }
-            (C::E2m1, _) => {
+            C::E2m1 => {
                 type $D = d::E2m1;
                 $body
             }
-            (C::Q8x0, _) => {
+            C::Q8x0 => {
                 type $D = d::Q8x0;
                 $body
             }
-            (C::Q4x0, _) => {
+            C::Q4x0 => {
                 type $D = d::Q4x0;
                 $body
             }
-            (C::Q4k, _) => {
+            C::Q4k => {
                 type $D = d::Q4k;
                 $body
             }
-            (C::Q6k, _) => {
+            C::Q6k => {
                 type $D = d::Q6k;
                 $body
             }
-            (C::F32 | C::F16 | C::Bf16 | C::E4m3, _) => unreachable!("plain numbers"),
+            C::F32 | C::F16 | C::Bf16 | C::E4m3 => unreachable!("plain numbers"),
         }
     }};
 }
@@ -357,7 +505,7 @@ impl<const PIECE: usize> Kernel for Unpack<'_, PIECE> {
                 Codes::F16 => self.all::<V, F16>(),
                 Codes::Bf16 => self.all::<V, Bf16>(),
                 Codes::E4m3 => self.all::<V, F8>(),
-                codes => with_coded!(codes, false, D => self.all::<V, D>()),
+                codes => with_coded!(codes, D => self.all::<V, D>()),
             }
         }
     }

@@ -5,13 +5,15 @@
 //! its row's weights and its column only: every (row, column) has accumulators of its own, filled
 //! along the row in an order that is a function of the level, the encoding and the row's length;
 //! the number of columns, the row range, the alignment and the register blocking do not enter.
+//! Integers meet activations that are split into digits, see [`digits`](super::digits).
 
 // Register blocks are indexed by the same number as pointers and other blocks.
 #![allow(clippy::needless_range_loop)]
 
 use std::ops::Range;
 
-use super::codes::{with_coded, Bf16, Decoder, Unpack, F16, F32, F8};
+use super::codes::{part, with_coded, Bf16, Unpack, Weight, AHEAD, F16, F32, F8};
+use super::digits::{self, Digits};
 use crate::abi::Codes;
 use crate::field::Columns;
 use crate::matrix::{Factors, FactorsOf, FACTORS};
@@ -21,11 +23,18 @@ use crate::simd::{dispatch, prefetch, Kernel, Level, Vector};
 /// Piece `c` of `y` at `r - rows.start` = sum over k of `m[r, k] * x[c * m.cols + k]`, for the rows
 /// `r` of `rows` and each of the pieces.
 ///
-/// Traffic: the rows once, `x` once for each row block (from cache).
+/// Traffic: the rows once, `x` once for each row block (from cache). `digits` is room to work in.
 ///
 /// # Panics
 /// When a slice is shorter than the dims ask for, or the machine lacks `level`.
-pub fn matmul(level: Level, m: &Matrix<'_>, rows: Range<usize>, x: &[f32], y: Columns<'_, f32>) {
+pub fn matmul(
+    level: Level,
+    m: &Matrix<'_>,
+    rows: Range<usize>,
+    x: &[f32],
+    y: Columns<'_, f32>,
+    digits: &mut Digits,
+) {
     m.check(&rows);
     let n = y.count();
     if rows.is_empty() || n == 0 {
@@ -33,7 +42,7 @@ pub fn matmul(level: Level, m: &Matrix<'_>, rows: Range<usize>, x: &[f32], y: Co
     }
     assert!(x.len() >= n * m.cols, "x holds {} numbers, wanted {n} x {}", x.len(), m.cols);
     assert_eq!(y.width(), rows.len(), "elements of a column, and rows");
-    dispatch(level, Decode { m, rows, x, n, y });
+    dispatch(level, Decode { m, rows, x, n, y, digits });
 }
 
 /// The arguments of [`matmul`], checked.
@@ -43,6 +52,7 @@ struct Decode<'a> {
     x: &'a [f32],
     n: usize,
     y: Columns<'a, f32>,
+    digits: &'a mut Digits,
 }
 
 impl Kernel for Decode<'_> {
@@ -50,7 +60,6 @@ impl Kernel for Decode<'_> {
 
     #[inline(always)]
     unsafe fn run<V: Vector>(mut self) {
-        let alone = V::TILES && self.n == 1;
         // SAFETY: the caller has V's level; `matmul` checked the slices.
         unsafe {
             let done = match self.m.codes {
@@ -58,18 +67,23 @@ impl Kernel for Decode<'_> {
                 Codes::F16 => self.plain::<V, F16>(),
                 Codes::Bf16 => self.plain::<V, Bf16>(),
                 Codes::E4m3 => self.plain::<V, F8>(),
-                codes if alone => {
-                    with_coded!(codes, self.m.has_zeros(), D => self.alone::<V, D>())
-                }
-                _ => self.rows.start,
+                codes => match digits::block_of(self.m) {
+                    Some(block) => {
+                        with_coded!(codes, D => {
+                            let x = (self.x, self.n, self.m.cols);
+                            let split = self.digits.split::<V, D>(x, block);
+                            digits::Product { m: self.m, rows: self.rows, split, y: self.y }
+                                .all::<V, D>();
+                        });
+                        return;
+                    }
+                    None => self.rows.start,
+                },
             };
             self.unpacked::<V>(done);
         }
     }
 }
-
-/// Bytes between a row's load and the prefetch that runs ahead of it.
-const AHEAD: usize = 2048;
 
 /// Numbers of four rows.
 type Panel = [[f32; PIECE]; 4];
@@ -79,23 +93,11 @@ const PIECE: usize = 512;
 impl Decode<'_> {
     /// Fours of rows, which one is next. Safety: V's level; the slices were checked.
     #[inline(always)]
-    unsafe fn plain<V: Vector, D: Decoder>(&mut self) -> usize {
+    unsafe fn plain<V: Vector, W: Weight>(&mut self) -> usize {
         let mut r = self.rows.start;
         while r + 4 <= self.rows.end {
             // SAFETY: rows r.. lie in the range; the caller's promise otherwise.
-            unsafe { self.four::<V, D>(r) };
-            r += 4;
-        }
-        r
-    }
-
-    /// As `plain`, for one column. Safety: as `plain`.
-    #[inline(always)]
-    unsafe fn alone<V: Vector, D: Decoder>(&mut self) -> usize {
-        let mut r = self.rows.start;
-        while r + 4 <= self.rows.end {
-            // SAFETY: as in `plain`.
-            unsafe { self.tile::<V, D, 4, 1>(r, 0) };
+            unsafe { self.four::<V, W>(r) };
             r += 4;
         }
         r
@@ -104,24 +106,24 @@ impl Decode<'_> {
     /// Four rows from `r`, all columns: blocks that fit the registers, since what they leave out
     /// waits in the first cache. Safety: as `plain`; the rows lie in the range.
     #[inline(always)]
-    unsafe fn four<V: Vector, D: Decoder>(&mut self, r: usize) {
+    unsafe fn four<V: Vector, W: Weight>(&mut self, r: usize) {
         let mut c = 0;
         while c < self.n {
             let left = self.n - c;
             // SAFETY: the columns c.. exist; the caller's promise otherwise.
             c += unsafe {
                 if left >= 8 && V::REGISTERS == 32 {
-                    self.tile::<V, D, 2, 8>(r, c);
-                    self.tile::<V, D, 2, 8>(r + 2, c);
+                    self.tile::<V, W, 2, 8>(r, c);
+                    self.tile::<V, W, 2, 8>(r + 2, c);
                     8
                 } else if left >= 4 && V::REGISTERS == 32 {
-                    self.tile::<V, D, 4, 4>(r, c);
+                    self.tile::<V, W, 4, 4>(r, c);
                     4
                 } else if left >= 2 && V::REGISTERS >= 16 {
-                    self.tile::<V, D, 4, 2>(r, c);
+                    self.tile::<V, W, 4, 2>(r, c);
                     2
                 } else {
-                    self.tile::<V, D, 4, 1>(r, c);
+                    self.tile::<V, W, 4, 1>(r, c);
                     1
                 }
             };
@@ -221,7 +223,7 @@ impl Decode<'_> {
 
     /// `R` rows x `N` columns. Safety: as `all`; rows and columns exist.
     #[inline(always)]
-    unsafe fn tile<V: Vector, D: Decoder, const R: usize, const N: usize>(
+    unsafe fn tile<V: Vector, W: Weight, const R: usize, const N: usize>(
         &mut self,
         r: usize,
         c: usize,
@@ -249,15 +251,11 @@ impl Decode<'_> {
                     let w = m.data.as_ptr().add(r * stride);
                     let x = self.x.as_ptr().add(c * cols);
                     let end = cols.min(k + width);
-                    let (part, sums) = segment::<V, D, R, N>((w, stride), x, cols, k, end);
+                    let part = segment::<V, W, R, N>((w, stride), x, cols, k, end);
                     for i in 0..R {
                         let scale = V::splat(factors[i].scales[at]);
-                        let offset = V::splat(factors[i].offsets[at]);
                         for j in 0..N {
                             total[i][j] = part[i][j].fma(scale, total[i][j]);
-                            if D::OFFSETS {
-                                total[i][j] = sums[j].fma(offset, total[i][j]);
-                            }
                         }
                     }
                 }
@@ -271,26 +269,24 @@ impl Decode<'_> {
     }
 }
 
-/// Lane sums over `k..end` of the codes of `R` rows (from the first, a stride apart) with `N`
-/// columns (from `x`, `cols` apart), and of the columns alone where groups have offsets. Safety:
-/// V's level; the rows and columns are readable.
+/// Lane sums over `k..end` of `R` rows (from the first, a stride apart) with `N` columns (from `x`,
+/// `cols` apart). Safety: V's level; the rows and columns are readable.
 #[inline(always)]
-unsafe fn segment<V: Vector, D: Decoder, const R: usize, const N: usize>(
+unsafe fn segment<V: Vector, W: Weight, const R: usize, const N: usize>(
     (w, stride): (*const u8, usize),
     x: *const f32,
     cols: usize,
     mut k: usize,
     end: usize,
-) -> ([[V; N]; R], [V; N]) {
-    let step = V::LANES * D::vectors::<V>();
+) -> [[V; N]; R] {
+    let step = V::LANES * W::GROUP;
     // SAFETY: all offsets stay below `end <= cols` of existing rows and columns; the caller has
     // the level.
     unsafe {
         let mut acc = [[V::splat(0.0); N]; R];
-        let mut sums = [V::splat(0.0); N];
         while k + step <= end {
             let mut weights = [[V::splat(0.0); 4]; R];
-            let (from, to) = (D::byte(k), D::byte(k + step));
+            let (from, to) = (k * W::BYTES, (k + step) * W::BYTES);
             // A line is asked for once, by the first step that begins in it.
             let fetch = to - from >= 32 || from / 64 != to / 64;
             // Past the rows' end comes the start of the next `R` rows.
@@ -300,16 +296,13 @@ unsafe fn segment<V: Vector, D: Decoder, const R: usize, const N: usize>(
                 if fetch {
                     prefetch(w.wrapping_add(i * stride + ahead));
                 }
-                weights[i] = D::decode::<V>(w.add(i * stride), k);
+                weights[i] = W::group::<V>(w.add(i * stride + from));
             }
-            for g in 0..D::vectors::<V>() {
+            for g in 0..W::GROUP {
                 for j in 0..N {
                     let column = V::load(x.add(j * cols + k + g * V::LANES));
                     for i in 0..R {
                         acc[i][j] = weights[i][g].fma(column, acc[i][j]);
-                    }
-                    if D::OFFSETS {
-                        sums[j] = sums[j].add(column);
                     }
                 }
             }
@@ -320,16 +313,13 @@ unsafe fn segment<V: Vector, D: Decoder, const R: usize, const N: usize>(
             for j in 0..N {
                 let column = V::load_part(x.add(j * cols + k), len);
                 for i in 0..R {
-                    let weight = D::part::<V>(w.add(i * stride), k, len);
+                    let weight = part::<V, W>(w.add(i * stride + k * W::BYTES), len);
                     acc[i][j] = weight.fma(column, acc[i][j]);
-                }
-                if D::OFFSETS {
-                    sums[j] = sums[j].add(column);
                 }
             }
             k += len;
         }
-        (acc, sums)
+        acc
     }
 }
 
@@ -551,7 +541,8 @@ pub(crate) mod tests {
 
     fn all(level: Level, m: &Matrix<'_>, x: &[f32], n: usize) -> Vec<f32> {
         let mut y = vec![f32::NAN; n * m.rows];
-        matmul(level, m, 0..m.rows, x, Columns::of(&mut y, m.rows, m.rows, n));
+        let columns = Columns::of(&mut y, m.rows, m.rows, n);
+        matmul(level, m, 0..m.rows, x, columns, &mut Digits::default());
         y
     }
 
@@ -595,10 +586,40 @@ pub(crate) mod tests {
                     let mut alone = vec![f32::NAN; rows];
                     let (upper, lower) = alone.split_at_mut(split);
                     let m = other.matrix();
-                    matmul(level, &m, 0..split, column, Columns::one(upper));
-                    matmul(level, &m, split..rows, column, Columns::one(lower));
+                    let digits = &mut Digits::default();
+                    matmul(level, &m, 0..split, column, Columns::one(upper), digits);
+                    matmul(level, &m, split..rows, column, Columns::one(lower), digits);
                     for r in 0..rows {
                         prop_assert_eq!(whole[c * rows + r].to_bits(), alone[r].to_bits());
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn integers_meet_numbers_of_any_size() {
+        let coded = [Codes::Q8x0, Codes::Q4x0, Codes::Q4k, Codes::Q6k].map(Encoding::plain);
+        let beside = [Codes::I8, Codes::I4, Codes::E2m1]
+            .map(|codes| Encoding::scaled(codes, [1, 32], Dtype::F16));
+        for encoding in coded.into_iter().chain(beside) {
+            let owned = Owned::random(encoding, (5, 512), 0, 11);
+            for size in [0.0, 1e-36, 1e-20, 1.0, 1e30] {
+                let mut x: Vec<f32> = noise(12, 512).iter().map(|v| v * size).collect();
+                // One number far above its neighbours.
+                x[100] *= 1e3;
+                for level in available() {
+                    let y = all(level, &owned.matrix(), &x, 1);
+                    for (r, y) in y.iter().enumerate() {
+                        let (want, bound) = owned.product(r, &x);
+                        let error = (f64::from(*y) - want).abs();
+                        assert!(error <= 3e-6 * bound + 1e-37, "{encoding:?} {level:?}: {error}");
+                    }
+                    for bad in [f32::NAN, f32::INFINITY] {
+                        let mut x = x.clone();
+                        x[200] = bad;
+                        let y = all(level, &owned.matrix(), &x, 1);
+                        assert!(y.iter().all(|y| !y.is_finite()), "{encoding:?} {level:?}: {y:?}");
                     }
                 }
             }
@@ -619,11 +640,12 @@ pub(crate) mod tests {
                     codes.iter().map(|&c| if c & 0x7f == 0x7f { 0 } else { c }).collect();
                 let clean = Matrix { data: &row, ..m };
                 let mut y = [0f32];
-                matmul(level, &clean, 0..1, &x, Columns::one(&mut y));
+                matmul(level, &clean, 0..1, &x, Columns::one(&mut y), &mut Digits::default());
                 assert_eq!(y[0], f8_to_f32(row[code]), "{level:?} code {code:#x}");
             }
             let mut y = [0f32];
-            matmul(level, &m, 0..1, &[0f32; 256], Columns::one(&mut y));
+            let x = [0f32; 256];
+            matmul(level, &m, 0..1, &x, Columns::one(&mut y), &mut Digits::default());
             assert!(y[0].is_nan(), "{level:?} hides a NaN code");
         }
         assert_eq!(f8_to_f32(0x7e), 448.0);

@@ -10,6 +10,7 @@ mod arena;
 pub mod attention;
 mod barrier;
 mod codes;
+pub mod digits;
 mod limits;
 #[cfg(test)]
 mod loomed;

@@ -15,6 +15,7 @@ mod steps;
 use std::ops::Range;
 
 use super::attention;
+use super::digits::Digits;
 use super::ops;
 use super::prefill::{Form, Packed};
 use super::team::{Barrier, Team};
@@ -32,6 +33,8 @@ use crate::room;
 use crate::simd::Level;
 use crate::validate::ValidProgram;
 
+/// Columns that the decode path takes in one go.
+const DECODE_COLUMNS: usize = 8;
 /// Query positions of one prefill attention item.
 const QUERY_BLOCK: usize = 16;
 
@@ -127,7 +130,9 @@ fn bytes(program: &Program, most: &Largest, experts: &experts::Largest) -> u64 {
     let pages = program.groups.iter().map(|g| g.page_bytes() * u64::from(g.pages));
     let logits = u64::from(d.slots) * u64::from(d.vocab);
     let experts = experts.bytes(d.columns as usize, program.blocks as usize);
-    4 * (numbers * columns + logits) + pages.sum::<u64>() + experts
+    let digits = Digits::bytes(DECODE_COLUMNS, most.input.max((d.lanes * d.hidden) as usize));
+    let members = u64::from(program.blocks) * digits as u64;
+    4 * (numbers * columns + logits) + pages.sum::<u64>() + experts + members
 }
 
 /// A program with its memory.
@@ -156,6 +161,8 @@ pub(super) struct Pass {
     logits: Field<f32>,
     wanted: Vec<usize>,
     members: Field<Scratch>,
+    /// Columns of products of integers, one a member.
+    digits: Field<Digits>,
 }
 
 impl Pass {
@@ -177,6 +184,7 @@ impl Pass {
                 attention::Scratch::with_capacity(most.shared, most.head_dim, QUERY_BLOCK);
             Scratch { attention, experts: experts.scratch(columns), stream }
         };
+        let digits = || Digits::with_capacity(columns.min(DECODE_COLUMNS), most.input.max(widest));
         let arena = |g: &PageGroup| Field::new(g.page_bytes() as usize * g.pages as usize);
         let mut pass = Self {
             vectors: program.vectors.iter().map(field).collect(),
@@ -191,6 +199,7 @@ impl Pass {
             logits: Field::new(d.slots as usize * d.vocab as usize),
             wanted: Vec::with_capacity(columns),
             members: Field::of((0..program.blocks).map(|_| member()).collect()),
+            digits: Field::of((0..program.blocks).map(|_| digits()).collect()),
             level,
             buffers,
             program,
@@ -417,6 +426,13 @@ impl Walk<'_> {
         // SAFETY: rows and items of a phase are disjoint between members (module docs), and no
         // step holds two references to one of them.
         unsafe { self.pass.vectors[index as usize].write(place) }
+    }
+
+    /// This member's own; a product takes it once.
+    #[allow(clippy::mut_from_ref)]
+    fn digits(&self) -> &mut Digits {
+        // SAFETY: as `scratch`, for the length of a product.
+        unsafe { &mut self.pass.digits.write(self.member..self.member + 1)[0] }
     }
 
     /// This member's own; a step takes it once.

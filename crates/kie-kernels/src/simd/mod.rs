@@ -9,10 +9,12 @@
 
 use std::sync::OnceLock;
 
+mod ints;
 mod vector;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86;
 
+pub(crate) use self::ints::Ints;
 use self::vector::V8;
 pub use self::vector::{f8_to_f32, E2M1};
 pub(crate) use self::vector::{Kernel, Vector};
@@ -26,7 +28,7 @@ pub enum Level {
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
-    /// AVX-512 with BF16 dot products and VBMI (Zen 4, Sapphire Rapids).
+    /// AVX-512 with dot products of BF16 and of bytes and VBMI (Zen 4, Sapphire Rapids).
     Avx512Bf16,
     /// AMX tiles of BF16, granted to this process by the kernel.
     Amx,
@@ -74,7 +76,7 @@ fn detect_uncached() -> Level {
     if !(has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl")) {
         return Level::Avx2;
     }
-    if !(has!("avx512bf16") && has!("avx512vbmi")) {
+    if !(has!("avx512bf16") && has!("avx512vbmi") && has!("avx512vnni")) {
         return Level::Avx512;
     }
     if x86::amx_granted() {

@@ -1,5 +1,7 @@
 //! The vector type that kernels are written against, and its portable implementation.
 
+use super::ints::{Ints, I8};
+
 /// A computation whose body is compiled once for each level.
 pub(crate) trait Kernel {
     /// What the computation returns.
@@ -22,9 +24,8 @@ pub(crate) trait Vector: Copy {
     /// Vectors that registers hold, which bounds the blocking; 8 for the portable code, whose
     /// vectors are pairs of SSE registers.
     const REGISTERS: usize;
-    /// Whether packed codes have tiles of their own, which pay where decoding takes as long as
-    /// memory does.
-    const TILES: bool;
+    /// As many integers.
+    type Ints: Ints;
 
     /// Runs `kernel` with this level's instructions, in a function of its own.
     unsafe fn apart<K: Kernel>(kernel: K) -> K::Output;
@@ -69,6 +70,18 @@ pub(crate) trait Vector: Copy {
     unsafe fn load_e8m0(from: *const u8) -> Self;
     /// One float16, little-endian.
     unsafe fn half(bytes: [u8; 2]) -> f32;
+    /// `LANES` float16, `stride` bytes apart.
+    unsafe fn load_halves(from: *const u8, stride: usize) -> Self;
+    /// Sixteen unsigned bytes, or the first eight.
+    unsafe fn bytes(bytes: [u64; 2]) -> Self;
+    /// The first number in eight lanes, the second in the others.
+    unsafe fn eights(numbers: [f32; 2]) -> Self;
+    /// The integers as numbers, rounded to nearest.
+    fn of(ints: Self::Ints) -> Self;
+    /// The numbers, below 2^31, as integers, rounded to nearest.
+    fn ints(self) -> Self::Ints;
+    /// In each lane the number of the lane that `index` says there.
+    fn pick(self, index: Self::Ints) -> Self;
     /// Writes `LANES` float32; they must be writable.
     unsafe fn store(self, to: *mut f32);
     /// `self * b + c`, fused where the level has it.
@@ -206,7 +219,7 @@ macro_rules! lanewise {
 impl Vector for V8 {
     const LANES: usize = 8;
     const REGISTERS: usize = 8;
-    const TILES: bool = false;
+    type Ints = I8;
 
     #[inline(never)]
     unsafe fn apart<K: Kernel>(kernel: K) -> K::Output {
@@ -272,6 +285,35 @@ impl Vector for V8 {
     #[inline(always)]
     unsafe fn half(bytes: [u8; 2]) -> f32 {
         half::f16::from_le_bytes(bytes).to_f32()
+    }
+    #[inline(always)]
+    unsafe fn load_halves(from: *const u8, stride: usize) -> Self {
+        let mut out = [0f32; 8];
+        for (i, out) in out.iter_mut().enumerate() {
+            // SAFETY: the caller promised these bytes.
+            *out = unsafe { Self::half(from.add(i * stride).cast::<[u8; 2]>().read_unaligned()) };
+        }
+        Self(out)
+    }
+    #[inline(always)]
+    unsafe fn bytes([first, _]: [u64; 2]) -> Self {
+        Self(first.to_le_bytes().map(f32::from))
+    }
+    #[inline(always)]
+    unsafe fn eights([first, _]: [f32; 2]) -> Self {
+        Self([first; 8])
+    }
+    #[inline(always)]
+    fn of(ints: I8) -> Self {
+        Self(ints.0.map(|i| i as f32))
+    }
+    #[inline(always)]
+    fn ints(self) -> I8 {
+        I8(self.0.map(|v| v.round_ties_even() as i32))
+    }
+    #[inline(always)]
+    fn pick(self, index: I8) -> Self {
+        Self(index.0.map(|i| self.0[i as usize % 8]))
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {

@@ -3,8 +3,11 @@
 //! Invariant: each type exists only where its level is available (see the parent module), which is
 //! what every `SAFETY` line here that speaks of "the level" rests on.
 
+mod ints;
+
 use std::arch::x86_64::*;
 
+use self::ints::{I256, I512};
 use super::vector::{Kernel, Vector, E2M1};
 
 /// Runs `kernel` as AVX2 code.
@@ -29,12 +32,13 @@ pub(crate) unsafe fn avx512<K: Kernel>(kernel: K) -> K::Output {
     unsafe { kernel.run::<V512<false>>() }
 }
 
-/// Runs `kernel` as AVX-512 code with byte permutes.
+/// Runs `kernel` as AVX-512 code with byte permutes and dot products.
 ///
 /// # Safety
 /// The CPU has the features named.
 #[inline(never)]
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+#[target_feature(enable = "avx512vbmi,avx512bf16,avx512vnni")]
 pub(crate) unsafe fn avx512_vbmi<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the caller checked the level.
     unsafe { kernel.run::<V512<true>>() }
@@ -75,7 +79,7 @@ pub(super) fn amx_granted() -> bool {
 #[derive(Clone, Copy)]
 pub(crate) struct V256(__m256);
 
-/// Sixteen lanes, AVX-512; `VBMI` says whether byte permutes exist.
+/// Sixteen lanes, AVX-512; `VBMI` says whether byte permutes and dot products exist.
 #[derive(Clone, Copy)]
 pub(crate) struct V512<const VBMI: bool>(__m512);
 
@@ -111,6 +115,23 @@ unsafe fn nibbles16(from: *const u8) -> __m512i {
     }
 }
 
+/// Eight float16, `stride` bytes apart.
+///
+/// # Safety
+/// They are readable.
+#[inline(always)]
+unsafe fn halves8(from: *const u8, stride: usize) -> __m128i {
+    let mut all = [0i16; 8];
+    for i in 0..8 {
+        // SAFETY: the caller's promise.
+        all[i] = unsafe { from.add(i * stride).cast::<i16>().read_unaligned() };
+    }
+    let [a, b, c, d, e, f, g, h] = all;
+    // SAFETY: SSE2 is part of every x86-64. One by one into a register: a vector read from where
+    // parts of it were just written waits for them.
+    unsafe { _mm_setr_epi16(a, b, c, d, e, f, g, h) }
+}
+
 /// # Safety
 /// The CPU has F16C.
 #[inline(always)]
@@ -134,7 +155,7 @@ pub(crate) unsafe fn to_bf16(low: V512<true>, high: V512<true>) -> __m512i {
 impl Vector for V256 {
     const LANES: usize = 8;
     const REGISTERS: usize = 16;
-    const TILES: bool = true;
+    type Ints = I256;
 
     #[inline(always)]
     unsafe fn apart<K: Kernel>(kernel: K) -> K::Output {
@@ -224,6 +245,36 @@ impl Vector for V256 {
     unsafe fn half(bytes: [u8; 2]) -> f32 {
         // SAFETY: the caller has the level.
         unsafe { half(bytes) }
+    }
+    #[inline(always)]
+    unsafe fn load_halves(from: *const u8, stride: usize) -> Self {
+        // SAFETY: the caller has the level and the bytes.
+        Self(unsafe { _mm256_cvtph_ps(halves8(from, stride)) })
+    }
+    #[inline(always)]
+    unsafe fn bytes([first, _]: [u64; 2]) -> Self {
+        // SAFETY: the caller has the level.
+        Self(unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(first as i64))) })
+    }
+    #[inline(always)]
+    unsafe fn eights([first, _]: [f32; 2]) -> Self {
+        // SAFETY: the caller has the level.
+        Self(unsafe { _mm256_set1_ps(first) })
+    }
+    #[inline(always)]
+    fn of(ints: I256) -> Self {
+        // SAFETY: values exist only with the level.
+        Self(unsafe { _mm256_cvtepi32_ps(ints.0) })
+    }
+    #[inline(always)]
+    fn ints(self) -> I256 {
+        // SAFETY: values exist only with the level.
+        I256(unsafe { _mm256_cvtps_epi32(self.0) })
+    }
+    #[inline(always)]
+    fn pick(self, index: I256) -> Self {
+        // SAFETY: values exist only with the level.
+        Self(unsafe { _mm256_permutevar8x32_ps(self.0, index.0) })
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
@@ -377,7 +428,7 @@ pub(crate) unsafe fn f8_to_bf16(codes: __m512i) -> [__m512i; 2] {
 impl<const VBMI: bool> Vector for V512<VBMI> {
     const LANES: usize = 16;
     const REGISTERS: usize = 32;
-    const TILES: bool = VBMI;
+    type Ints = I512<VBMI>;
 
     #[inline(always)]
     unsafe fn apart<K: Kernel>(kernel: K) -> K::Output {
@@ -501,6 +552,42 @@ impl<const VBMI: bool> Vector for V512<VBMI> {
     unsafe fn half(bytes: [u8; 2]) -> f32 {
         // SAFETY: the caller has the level.
         unsafe { half(bytes) }
+    }
+    #[inline(always)]
+    unsafe fn load_halves(from: *const u8, stride: usize) -> Self {
+        // SAFETY: the caller has the level and the bytes.
+        Self(unsafe {
+            let (low, high) = (halves8(from, stride), halves8(from.add(8 * stride), stride));
+            _mm512_cvtph_ps(_mm256_set_m128i(high, low))
+        })
+    }
+    #[inline(always)]
+    unsafe fn bytes([first, second]: [u64; 2]) -> Self {
+        // SAFETY: the caller has the level.
+        Self(unsafe {
+            let bytes = _mm_set_epi64x(second as i64, first as i64);
+            _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes))
+        })
+    }
+    #[inline(always)]
+    unsafe fn eights([first, second]: [f32; 2]) -> Self {
+        // SAFETY: the caller has the level.
+        Self(unsafe { _mm512_insertf32x8::<1>(_mm512_set1_ps(first), _mm256_set1_ps(second)) })
+    }
+    #[inline(always)]
+    fn of(ints: I512<VBMI>) -> Self {
+        // SAFETY: values exist only with the level.
+        Self(unsafe { _mm512_cvtepi32_ps(ints.0) })
+    }
+    #[inline(always)]
+    fn ints(self) -> I512<VBMI> {
+        // SAFETY: values exist only with the level.
+        I512(unsafe { _mm512_cvtps_epi32(self.0) })
+    }
+    #[inline(always)]
+    fn pick(self, index: I512<VBMI>) -> Self {
+        // SAFETY: values exist only with the level.
+        Self(unsafe { _mm512_permutexvar_ps(index.0, self.0) })
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {

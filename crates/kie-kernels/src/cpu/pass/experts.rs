@@ -7,8 +7,9 @@
 
 use std::ops::Range;
 
-use super::steps::{add, intersect, DECODE_COLUMNS};
+use super::steps::{add, intersect};
 use super::Walk;
+use super::DECODE_COLUMNS;
 use crate::abi::{Dims, ExpertsDown, ExpertsGateUp, Program, Route, Scoring, StepKind};
 use crate::cpu::matmul::matmul;
 use crate::cpu::ops;
@@ -232,7 +233,7 @@ impl Walk<'_> {
             let columns = begin..all.min(begin + DECODE_COLUMNS);
             let x = &x[columns.start * hidden..columns.end * hidden];
             let y = out.some(columns, 0..rows.len());
-            matmul(self.pass.level, &matrix, rows.clone(), x, y);
+            matmul(self.pass.level, &matrix, rows.clone(), x, y, self.digits());
         }
         self.barrier.wait();
         for column in self.mine(all) {
@@ -407,7 +408,9 @@ impl Walk<'_> {
         }
         let y = Columns::of(out, rows.len(), rows.len(), count);
         match x {
-            Input::Columns(x) => matmul(self.pass.level, matrix, rows, x, y),
+            Input::Columns(x) => {
+                matmul(self.pass.level, matrix, rows, x, y, self.digits());
+            }
             Input::Packed(part) => {
                 prefill(self.pass.level, matrix, rows, part, y, &|| self.goes_on());
             }

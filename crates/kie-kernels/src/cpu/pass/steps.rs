@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::{Column, Path, Walk, QUERY_BLOCK};
+use super::{Column, Path, Walk, DECODE_COLUMNS, QUERY_BLOCK};
 use crate::abi::{
     Attend, Codes, Dtype, Embed, GateUp, Head, HeadMode, Heads, Join, NormSpan, Project,
     ProjectNormed, Qkv, Rotary, StateAt, StateKind, PAGE,
@@ -16,8 +16,6 @@ use crate::field::{Columns, Field};
 use crate::matrix::{row_to_f32, Matrix};
 use crate::numbers::store_f32;
 
-/// Columns that the decode path takes in one go.
-pub(super) const DECODE_COLUMNS: usize = 8;
 /// Weights that the decode path takes between two looks whether it is to go on.
 const DECODE_WEIGHTS: usize = 4 << 20;
 
@@ -142,7 +140,7 @@ impl Walk<'_> {
             }
             let some = begin..rows.end.min(begin + most);
             let y = out.some(0..columns, some.start - rows.start..some.end - rows.start);
-            matmul(self.pass.level, matrix, some, x, y);
+            matmul(self.pass.level, matrix, some, x, y, self.digits());
         }
     }
 
