@@ -32,7 +32,7 @@ const MUTANTS: &[(&str, &str, &str)] = &[
 
 #[test]
 fn every_mutant_of_experts_is_found_out() {
-    let name = "own_gpt_oss";
+    let name = "gpt_oss_mxfp4";
     let found = |at: usize, from, to| {
         let warp = if at.is_multiple_of(2) { 32 } else { 64 };
         (0..4).any(|seed| {
@@ -46,8 +46,10 @@ fn every_mutant_of_experts_is_found_out() {
             }
         })
     };
-    two_at_a_time(MUTANTS.iter().enumerate().collect(), |(at, &(what, from, to))| {
-        assert!(found(at, from, to), "{what}: {from:?} -> {to:?}");
+    let same = ("nothing", "watch.step = b.step = step;", "watch.step = b.step = step; ");
+    let all = MUTANTS.iter().copied().chain([same]).enumerate();
+    two_at_a_time(all.collect(), |(at, (what, from, to))| {
+        assert_eq!(found(at, from, to), what != "nothing", "{what}: {from:?} -> {to:?}");
     });
 }
 
