@@ -154,7 +154,7 @@ def test_a_residual_stream_passes_what_halves_hold() -> None:
     for i in range(3):
         ids = np.concatenate([want[f"prompt_{i}.ids"], want[f"prompt_{i}.gen_ids"]])
         most = np.abs(model.streams(ids)[0]).max(-1)
-        assert (most > 65504).mean() > 0.3
+        assert (most > 65504).mean() > 0.25
         assert most.max() < 1e6
 
 

@@ -323,9 +323,9 @@ pub struct GateUp {
     pub partition: u32,
 }
 
-/// Which experts a column goes to: those with the largest of `logits = W · norm(input) + bias`, equal
-/// ones by the lower id. A logit that is NaN makes every factor NaN. Lanes hold the same residual
-/// stream (ranks); the first one's is read.
+/// Which experts a column goes to: those with the largest of `logits = W · norm(input) + bias`,
+/// equal ones by the lower id. A logit that is NaN makes every factor NaN. Lanes hold the same
+/// residual stream (ranks); the first one's is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
     /// RMSNorm scale of the input, `[hidden]`; without one it is taken as it is.
@@ -389,8 +389,8 @@ pub struct ExpertsGateUp {
 /// `x += sum over the chosen experts e of factor_e (sum over the lanes of W_e · input_e + b_e)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertsDown {
-    /// Matrix of expert 0, `[lanes, hidden, ffn]`; those of the others are the tensors behind it, of
-    /// the same shape and encoding.
+    /// Matrix of expert 0, `[lanes, hidden, ffn]`; those of the others are the tensors behind it,
+    /// of the same shape and encoding.
     pub weight: u32,
     /// Biases, `[experts, hidden]` in one tensor.
     pub bias: Option<u32>,

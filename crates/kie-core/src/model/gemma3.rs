@@ -39,17 +39,8 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
     let one = |windowed: bool| {
         let (window, rope) = if windowed { (Some(window), local) } else { (None, global.0) };
         let qk_norm = Some(NormSpan::Head);
-        let attention = Attention {
-            heads,
-            kv_heads,
-            head_dim,
-            window,
-            rope,
-            qk_norm,
-            qkv_bias: false,
-            out_bias: false,
-            sinks: false,
-        };
+        let plain = Attention::plain(heads, kv_heads, head_dim, rope);
+        let attention = Attention { window, qk_norm, ..plain };
         LayerSpec { norms: Norms::Around, ..layer(attention, Mlp::Gated(mlp)) }
     };
     let layers = kinds.into_iter().map(one).collect();

@@ -1,6 +1,6 @@
-//! GPT-OSS (OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card", 2025): a softmax router over the chosen
-//! experts, clamped SwiGLU, biases everywhere, sinks, every other layer windowed. Experts stand in
-//! one tensor a layer, gate and up by turns: as MXFP4, or in BF16 as columns.
+//! GPT-OSS (OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card", 2025): a softmax router over the
+//! chosen experts, clamped SwiGLU, biases everywhere, sinks, every other layer windowed. Experts
+//! stand in one tensor a layer, gate and up by turns: as MXFP4, or in BF16 as columns.
 
 use super::config::Config;
 use super::spec::{Experts, Gate, Gated, Mlp, Role, Scoring, Spec, Stored};

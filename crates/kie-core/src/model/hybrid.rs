@@ -24,21 +24,18 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
 fn one(config: &Config<'_>) -> Result<LayerSpec> {
     let heads = config.size("num_attention_heads")?;
     let head_dim = config.size("head_dim")?;
+    let kv_heads = config.size_or("num_key_value_heads", heads)?;
+    let rope = Rope {
+        theta: config.positive("rope_theta")?,
+        style: RopeStyle::HalfSplit,
+        features: head_dim,
+        scaling: Scaling::None,
+    };
     let attention = Attention {
-        heads,
-        kv_heads: config.size_or("num_key_value_heads", heads)?,
-        head_dim,
         window: config.optional_size("sliding_window")?,
-        rope: Rope {
-            theta: config.positive("rope_theta")?,
-            style: RopeStyle::HalfSplit,
-            features: head_dim,
-            scaling: Scaling::None,
-        },
         qk_norm: config.flag_or("qk_norm", false)?.then_some(NormSpan::Head),
         qkv_bias: config.flag_or("attention_bias", false)?,
-        out_bias: false,
-        sinks: false,
+        ..Attention::plain(heads, kv_heads, head_dim, rope)
     };
     let mlp = Gated { ffn: config.size("intermediate_size")?, gate: Gate::Silu };
     config.finish(&[])?;

@@ -33,17 +33,8 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
     let joins = joins(config, layers, lanes)?;
     let windows = windows(config, layers)?;
     let head_dim = config.size_or("head_dim", hidden / heads)?;
-    let attention = Attention {
-        heads,
-        kv_heads: config.size_or("num_key_value_heads", heads)?,
-        head_dim,
-        window: None,
-        rope: rope(config, head_dim)?,
-        qk_norm: None,
-        qkv_bias: false,
-        out_bias: false,
-        sinks: false,
-    };
+    let kv_heads = config.size_or("num_key_value_heads", heads)?;
+    let attention = Attention::plain(heads, kv_heads, head_dim, rope(config, head_dim)?);
     let ffn = config.size("intermediate_size")?;
     let layer = |([mixer_join, mlp_join], window): ([Join; 2], Option<usize>)| {
         let mixer = Mixer::Attention(Attention { window, ..attention });

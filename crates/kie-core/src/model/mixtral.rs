@@ -1,4 +1,5 @@
-//! Mixtral (Jiang et al., "Mixtral of Experts", 2024): Mistral with a softmax router in every layer.
+//! Mixtral (Jiang et al., "Mixtral of Experts", 2024): Mistral with a softmax router in every
+//! layer.
 
 use super::config::Config;
 use super::mistral;

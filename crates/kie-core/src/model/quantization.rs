@@ -22,8 +22,8 @@ pub enum Quantization {
     /// compressed-tensors `mxfp4-pack-quantized`: `X_packed` has two e2m1 a byte, `X_scale` an e8m0
     /// for 32 of them.
     Mxfp4,
-    /// `mxfp4`, as GPT-OSS has it: of experts alone, `X_blocks` has two e2m1 a byte, in groups of 32,
-    /// `X_scales` an e8m0 for each.
+    /// `mxfp4`, as GPT-OSS has it: of experts alone, `X_blocks` has two e2m1 a byte, in groups of
+    /// 32, `X_scales` an e8m0 for each.
     Mxfp4Experts,
     /// `awq`: `qweight`, `qzeros` and `scales`, column by column.
     Awq {

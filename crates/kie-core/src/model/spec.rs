@@ -355,6 +355,21 @@ impl Spec {
 }
 
 impl Attention {
+    /// Attention that sees everything, with neither norms nor biases.
+    pub(super) fn plain(heads: usize, kv_heads: usize, head_dim: usize, rope: Rope) -> Self {
+        Self {
+            heads,
+            kv_heads,
+            head_dim,
+            window: None,
+            rope,
+            qk_norm: None,
+            qkv_bias: false,
+            out_bias: false,
+            sinks: false,
+        }
+    }
+
     /// Numbers of q.
     pub fn query_width(&self) -> usize {
         self.heads * self.head_dim

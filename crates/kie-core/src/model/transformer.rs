@@ -84,16 +84,13 @@ pub(super) fn spec(config: &Config<'_>, traits: &Traits) -> Result<Spec> {
     let head_dim = config.size_or("head_dim", config.size("hidden_size")? / heads)?;
     let head = rope::Head { dim: head_dim, partial: traits.partial_rope };
     let (rope, factors) = rope::read(config, head)?;
+    let kv_heads = config.size_or("num_key_value_heads", heads)?;
     let attention = Attention {
-        heads,
-        kv_heads: config.size_or("num_key_value_heads", heads)?,
-        head_dim,
-        window: None,
-        rope,
         qk_norm: traits.qk_norm,
         qkv_bias: traits.qkv_bias,
         out_bias: traits.out_bias,
         sinks: traits.sinks,
+        ..Attention::plain(heads, kv_heads, head_dim, rope)
     };
     let layers = config.layers()?;
     let (windows, mlps) = ((traits.windows)(config, layers)?, (traits.mlps)(config, layers)?);

@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use kie_kernels::abi::{Codes, Dtype, Encoding};
 
-use super::plain;
 use super::quantized::Entries;
 use super::safetensors::{Entry, Mapped};
-use super::tensor::{Repack, Scales, Slice, Tensor};
+use super::tensor::{plain, Repack, Scales, Slice, Tensor};
 use crate::error::{Error, Result};
 use crate::model::quantization::Quantization;
 use crate::model::spec::{Stored, TensorSpec};

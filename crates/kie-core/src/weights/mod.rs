@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use kie_kernels::abi::{Codes, Encoding};
+use kie_kernels::abi::Encoding;
 use kie_kernels::device::Stop;
 use kie_kernels::file::is_listed;
 use kie_kernels::machine::cache::Key;
@@ -27,9 +27,8 @@ use crate::json;
 use crate::model::spec::{Role, Spec, Stored, TensorSpec};
 pub use adapter::{Adapter, Delta};
 use quantized::{Entries, Finder};
-use safetensors::Entry;
 pub use safetensors::Mapped;
-use tensor::Slice;
+use tensor::{plain, Slice};
 pub use tensor::{Parts, Scales, Tensor};
 
 /// The files of a folder and the tensors that a spec asked for.
@@ -255,18 +254,6 @@ impl Checkpoint {
     /// The tensors of a role: none, one, or one an expert.
     pub fn all(&self, role: Role) -> &[Tensor] {
         self.tensors.get(&role).map_or(&[], Vec::as_slice)
-    }
-}
-
-/// The codes of a tensor that no scheme stores.
-fn plain(wanted: &TensorSpec, entry: &Entry, path: &Path) -> Result<Codes> {
-    let fits = |codes: &Codes| codes.row().group == 0 || wanted.role.is_matrix();
-    match entry.codes.filter(fits) {
-        Some(Codes::E4m3) | None => {
-            let want = "F32, F16 or BF16, or a matrix of the quantization_config's scheme";
-            Err(Error::tensor(path, &wanted.name, want, &entry.stored))
-        }
-        Some(codes) => Ok(codes),
     }
 }
 

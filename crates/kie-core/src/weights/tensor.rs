@@ -2,13 +2,14 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kie_kernels::abi::Encoding;
+use kie_kernels::abi::{Codes, Encoding};
 
 use super::safetensors::{Entry, Mapped};
-use crate::model::spec::Role;
+use crate::error::{Error, Result};
+use crate::model::spec::{Role, TensorSpec};
 
 /// A tensor of a checkpoint.
 #[derive(Clone)]
@@ -127,6 +128,18 @@ impl Scales {
     /// The scales, little-endian.
     pub fn bytes(&self) -> &[u8] {
         self.bytes.bytes()
+    }
+}
+
+/// The codes of a tensor that no scheme stores.
+pub(super) fn plain(wanted: &TensorSpec, entry: &Entry, path: &Path) -> Result<Codes> {
+    let fits = |codes: &Codes| codes.row().group == 0 || wanted.role.is_matrix();
+    match entry.codes.filter(fits) {
+        Some(Codes::E4m3) | None => {
+            let want = "F32, F16 or BF16, or a matrix of the quantization_config's scheme";
+            Err(Error::tensor(path, &wanted.name, want, &entry.stored))
+        }
+        Some(codes) => Ok(codes),
     }
 }
 

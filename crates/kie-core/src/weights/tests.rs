@@ -8,7 +8,7 @@ use serde_json::{json, Value};
 
 use super::finite::{first_not_finite, Numbers};
 use super::*;
-use kie_kernels::abi::Dtype;
+use kie_kernels::abi::{Codes, Dtype};
 
 /// A folder of the repository.
 fn repository(folder: &str) -> PathBuf {

@@ -607,9 +607,10 @@ mod tests {
             for level in available() {
                 let (mut one, mut many) = (vec![0.0; heads * hd], vec![0.0; heads * hd]);
                 let page = |i| cache.page(i);
-                attend(level, dtype, hd, &q, page, span.clone(), scale, sink, &mut one, &mut scratch);
+                let (seen, scratch) = (span.clone(), &mut scratch);
+                attend(level, dtype, hd, &q, page, seen, scale, sink, &mut one, scratch);
                 let spans = std::slice::from_ref(&span);
-                let (width, scratch) = (heads * hd, &mut scratch);
+                let width = heads * hd;
                 let out = Columns::of(&mut many, width, width, 1);
                 attend_chunk(
                     level, dtype, hd, heads, &q, width, page, spans, scale, sink, out, scratch,

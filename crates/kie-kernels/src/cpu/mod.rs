@@ -11,6 +11,7 @@ pub mod attention;
 mod barrier;
 mod codes;
 pub mod digits;
+mod experts;
 mod limits;
 #[cfg(test)]
 mod loomed;

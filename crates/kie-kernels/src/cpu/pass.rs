@@ -16,6 +16,7 @@ use std::ops::Range;
 
 use super::attention;
 use super::digits::Digits;
+use super::experts::{Largest as LargestExperts, Lines, Scratch as ExpertScratch, DECODE_COLUMNS};
 use super::ops;
 use super::prefill::{Form, Packed};
 use super::team::{Barrier, Team};
@@ -33,8 +34,6 @@ use crate::room;
 use crate::simd::Level;
 use crate::validate::ValidProgram;
 
-/// Columns that the decode path takes in one go.
-const DECODE_COLUMNS: usize = 8;
 /// Query positions of one prefill attention item.
 const QUERY_BLOCK: usize = 16;
 
@@ -62,7 +61,7 @@ pub(super) struct Column {
 /// What one member alone uses.
 struct Scratch {
     attention: attention::Scratch,
-    experts: experts::Scratch,
+    experts: ExpertScratch,
     /// One stream, where the head combines lanes.
     stream: Vec<f32>,
 }
@@ -121,7 +120,7 @@ impl Largest {
 }
 
 /// Bytes of pages and of what a pass works on.
-fn bytes(program: &Program, most: &Largest, experts: &experts::Largest) -> u64 {
+fn bytes(program: &Program, most: &Largest, experts: &LargestExperts) -> u64 {
     let d = &program.dims;
     let columns = u64::from(d.columns);
     let vectors = program.vectors.iter().map(|v| u64::from(v.lanes) * u64::from(v.width));
@@ -148,7 +147,7 @@ pub(super) struct Pass {
     /// Packed prefill activations, one a lane.
     packed: Field<Packed>,
     /// The same of experts.
-    lines: experts::Lines,
+    lines: Lines,
     /// KV pages, one arena a group.
     pages: Vec<Field<u8>>,
     /// Of each rotary table that a step names.
@@ -175,7 +174,7 @@ impl Pass {
         let widest = (d.lanes * d.hidden) as usize;
         let most = Largest::of(&program);
         let form = |tensor: u32| Form::of(level, program.tensors[tensor as usize].encoding.codes);
-        let experts = experts::Largest::of(&program, form);
+        let experts = LargestExperts::of(&program, form);
         room::ask(bytes(&program, &most, &experts))?;
         let packed = || Packed::with_capacity(d.chunk(), most.input);
         let member = || {

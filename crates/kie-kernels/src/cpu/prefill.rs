@@ -24,7 +24,7 @@ mod bf16;
 mod packed;
 
 use self::packed::CHUNK;
-pub(in crate::cpu) use self::packed::{Form, Line, BLOCK};
+pub(super) use self::packed::{Form, Line, BLOCK};
 pub use self::packed::{Packed, Part};
 
 /// Rows of a panel.
@@ -60,7 +60,7 @@ fn pack_as(form: Form, x: &[f32], n: usize, cols: usize, out: &mut Vec<Line>) {
 }
 
 /// Packs up to 16 columns of `cols` numbers in a form that the machine has the level of.
-pub(in crate::cpu) fn pack_block(form: Form, columns: &[f32], cols: usize, out: &mut [Line]) {
+pub(super) fn pack_block(form: Form, columns: &[f32], cols: usize, out: &mut [Line]) {
     match form {
         Form::Single => pack_single(columns, cols, out),
         #[cfg(target_arch = "x86_64")]

@@ -4,14 +4,14 @@ use crate::abi::Codes;
 use crate::simd::Level;
 
 /// Columns of a packed block.
-pub(in crate::cpu) const BLOCK: usize = 16;
+pub const BLOCK: usize = 16;
 /// Columns between two readings of the weights.
 pub(super) const CHUNK: usize = 512;
 
 /// One cache line.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-pub(in crate::cpu) struct Line(pub [u8; 64]);
+pub struct Line(pub [u8; 64]);
 
 impl Default for Line {
     fn default() -> Self {
@@ -21,7 +21,7 @@ impl Default for Line {
 
 /// How activations lie in [`Packed`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::cpu) enum Form {
+pub enum Form {
     /// `[block][k][16 columns]` float32: a line for each k.
     Single,
     /// `[block][pair of k][16 columns][2]` bfloat16, zeros up to a multiple of 32 in k.
@@ -29,6 +29,7 @@ pub(in crate::cpu) enum Form {
 }
 
 impl Form {
+    /// How weights of such codes want them.
     pub fn of(level: Level, codes: Codes) -> Self {
         // Exact in bfloat16, and in groups of whole steps.
         let fits = match codes {
@@ -100,11 +101,7 @@ pub struct Part<'a> {
 
 impl<'a> Part<'a> {
     /// So many columns of `cols` numbers, in the forms that there are.
-    pub(in crate::cpu) fn new(
-        n: usize,
-        cols: usize,
-        lines: impl Fn(Form) -> Option<&'a [Line]>,
-    ) -> Self {
+    pub fn new(n: usize, cols: usize, lines: impl Fn(Form) -> Option<&'a [Line]>) -> Self {
         let lines = [Form::Single, Form::Pairs].map(|form| lines(form).unwrap_or_default());
         Self { lines, n, cols }
     }
