@@ -32,6 +32,7 @@ EXACT_GATE = {"decode": 1e-5, "prefill": 1e-5}
 KNOWN = {
     "own_hybrid": (2.3e-3, GATE["decode"]),
     "own_laneformer_mixed": (2.6e-3, 2.6e-3),
+    "own_gpt_oss": (1.5e-2, 1.5e-2),
     "own_llama_f16": (GATE["decode"], 2.2e-3),
 }
 """Beyond the gate on the decode path, on one GPU and on several, with the bounds that hold instead:

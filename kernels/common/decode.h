@@ -41,6 +41,10 @@ KIE_DEVICE void take_tables(const DecodeArgs& args, u8* shared) {
         stops[i] = args.stop_ids[args.column[i / kStopsMax].row * kStopsMax + i % kStopsMax];
     const u8* index = args.scale_index + block() * kIndexBytes;
     for (int i = me; i < kIndexBytes; i += kAllThreads) shared[kShIndex + i] = index[i];
+    // What an earlier launch left there is no choice.
+    if (kHasExperts)
+        for (int i = me; i < kColumns * kChosenMost; i += kAllThreads)
+            *choice_word(shared, 0, i) = 0;
     if (!kTableShared) return;
     u32* table = (u32*)(shared + kShTable);
     constexpr int kEach = kPools * kPagesMax;
