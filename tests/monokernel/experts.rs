@@ -1,4 +1,4 @@
-//! Kernels with experts that are wrong on purpose: the producer's wait for a choice, the copies that
+//! Kernels with experts, wrong on purpose: the producer's wait for a choice, the copies that
 //! follow from it, and lost words of the router.
 
 use std::time::Duration;

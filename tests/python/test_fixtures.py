@@ -174,7 +174,7 @@ def test_biases_show_in_the_logits() -> None:
         ("own_llama_f16", 1, 1.96e-3, 1.37e-3),
         ("own_llama_f16", 2, 2.13e-3, 1.61e-3),
         ("own_llama_f16", 4, 2.08e-3, 1.46e-3),
-        ("own_llama_fp8_tied", 8, 1.44e-3, 1.09e-3),
+        ("own_llama_fp8_tied", 8, 1.49e-3, 1.10e-3),
     ],
 )
 def test_what_halves_alone_cost(name: str, ranks: int, cost: float, without_norms: float) -> None:

@@ -46,7 +46,7 @@ pub struct Place {
     pub at: u64,
     /// Halves: bytes from the first tile of a unit to its second.
     pub half: u32,
-    /// Codes: bytes from `at` to where a k-warp's first scale for the row stands, which may be below
+    /// Codes: bytes from `at` to where a k-warp's first scale of the row stands, which may be below
     /// 0; [`Place::NO_SCALE`] where another row of the block has the same scale and writes it.
     pub scale: u32,
 }

@@ -134,6 +134,14 @@ fn all_awaited(class: &Class, p: &ClassPartition, partition: &Partition, each: u
         || before * p.tiling(Matrix::GateUp).rows < 2 * p.ffn
 }
 
+/// Words of a router's logits, one each, of the class that has most.
+fn logits(partition: &Partition, each: u32) -> u64 {
+    let of = |p: &ClassPartition| {
+        p.experts.map_or(0, |e| lines_of(u64::from(e.router.rows) * u64::from(each)))
+    };
+    partition.classes.iter().map(of).max().unwrap_or(0)
+}
+
 impl Exchange {
     /// Of so many columns.
     pub fn new(model: &Model, partition: &Partition, columns: u32) -> Self {
@@ -142,8 +150,7 @@ impl Exchange {
         let two = pairs().all(|(c, p)| all_awaited(c, p, partition, each));
         let num_buffers = if two && model.layers() > 2 { 2 } else { model.layers() };
         let num_buffers_other = model.num_buffers_other();
-        let c = u64::from(columns);
-        let parts = model.parts;
+        let (c, parts) = (u64::from(columns), model.parts);
         let words_h =
             u64::from(parts) * lines_of(u64::from(partition.residual) * u64::from(each) / 2);
         let widest = |of: &dyn Fn(ClassWords, u64) -> u64| {
@@ -155,11 +162,7 @@ impl Exchange {
         let (vec_h, vec_q) = (c * words_h, widest(&|w, _| w.q));
         let (vec_partial, vec_a) = (widest(&|w, splits| splits * w.partial), widest(&|w, _| w.a));
         let vec_f = lines_of(widest(&|w, _| w.f));
-        // A word a logit.
-        let logits = |p: &ClassPartition| {
-            p.experts.map_or(0, |e| lines_of(u64::from(e.router.rows) * u64::from(each)))
-        };
-        let words_logits = partition.classes.iter().map(logits).max().unwrap_or(0);
+        let words_logits = logits(partition, each);
         let vec_logits = c * words_logits;
         let lanes_all = u64::from(model.lanes_all());
         let all = u64::from(num_buffers * model.lanes);

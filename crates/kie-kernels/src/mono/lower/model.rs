@@ -292,27 +292,7 @@ impl Model {
         let lanes_all = if sliced { ranks } else { d.lanes };
         // A norm of slices is that of the one lane there is.
         let lanes = if sliced { 1 } else { lanes_all };
-        let (mut classes, mut layer) = (Vec::new(), Vec::new());
-        let mut interleaved = false;
-        while steps.at_layer() {
-            let first = steps.at;
-            let phases = steps.layer()?;
-            phases.known(program, first)?;
-            if layer.is_empty() {
-                interleaved = phases.qkv.rotary.interleaved;
-            } else if interleaved != phases.qkv.rotary.interleaved {
-                return refuse(first, "rotary pairs differ from layer to layer".to_owned());
-            }
-            let class = Class::read(d.lanes, &phases, ranks)?;
-            let index = classes.iter().position(|c| *c == class).unwrap_or(classes.len());
-            if index == classes.len() {
-                classes.push(class);
-            }
-            if classes.len() > MOST_CLASSES {
-                return refuse(first, format!("a layer of class {index}: {MOST_CLASSES} at most"));
-            }
-            layer.push(Layer::read(program, &phases, index, (lanes, sliced), first)?);
-        }
+        let (classes, layer, interleaved) = layers(&mut steps, ranks, (lanes, sliced))?;
         let StepKind::Head(head) = steps.next()? else { return steps.refuse("head") };
         let head_at = steps.at - 1;
         let StepKind::Sample(_) = steps.next()? else { return steps.refuse("sample") };
@@ -427,6 +407,38 @@ impl Model {
         let ids = rows(self.vocab, self.vocab_all);
         format!("{}, ids {ids} of {}", classes.join(" or "), self.vocab_all)
     }
+}
+
+/// The classes of a program's layers, the layers, and whether rotary pairs are neighbours; `lanes`
+/// with whether they are slices.
+fn layers(
+    steps: &mut Steps<'_>,
+    ranks: u32,
+    lanes: (u32, bool),
+) -> Result<(Vec<Class>, Vec<Layer>, bool)> {
+    let program = steps.program;
+    let (mut classes, mut layers) = (Vec::new(), Vec::new());
+    let mut interleaved = false;
+    while steps.at_layer() {
+        let first = steps.at;
+        let phases = steps.layer()?;
+        phases.known(program, first)?;
+        if layers.is_empty() {
+            interleaved = phases.qkv.rotary.interleaved;
+        } else if interleaved != phases.qkv.rotary.interleaved {
+            return refuse(first, "rotary pairs differ from layer to layer".to_owned());
+        }
+        let class = Class::read(program.dims.lanes, &phases, ranks)?;
+        let index = classes.iter().position(|c| *c == class).unwrap_or(classes.len());
+        if index == classes.len() {
+            classes.push(class);
+        }
+        if classes.len() > MOST_CLASSES {
+            return refuse(first, format!("a layer of class {index}: {MOST_CLASSES} at most"));
+        }
+        layers.push(Layer::read(program, &phases, index, lanes, first)?);
+    }
+    Ok((classes, layers, interleaved))
 }
 
 /// The steps of a program, one after another.

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::slice::from_ref;
 
-use super::model::{Class, Layer, Model};
+use super::model::{Class, Experts, Layer, Model};
 use super::parts::Parts;
 use super::tiling::{Encoding, Stage, StoredBits, Tiling};
 use super::tuning::Tuning;
@@ -56,7 +56,7 @@ pub struct ClassPartition {
     pub kv_splits: u32,
     /// Attention's partials are combined by owners first.
     pub combine_by_owners: bool,
-    /// The matrices of a layer, in the order of [`Matrix`]; of experts, gate and up and down of one.
+    /// The matrices of a layer, in the order of [`Matrix`]; of experts, gate, up and down of one.
     pub tilings: [Tiling; 4],
     /// Where there are experts: how many, those of a column, and the router's matrix.
     pub experts: Option<ExpertsPartition>,
@@ -74,6 +74,28 @@ pub struct ExpertsPartition {
 }
 
 impl ClassPartition {
+    fn new(
+        class: &Class,
+        rows: &Rows,
+        (tilings, router): ([Tiling; 4], Option<Tiling>),
+        (combine_by_owners, each): (bool, u32),
+        t: &Tuning,
+    ) -> Self {
+        let most = if combine_by_owners { t.most_splits_by_owners } else { t.most_splits };
+        let chosen_by = |(e, router): (Experts, Tiling)| {
+            let Experts { count, chosen, .. } = e;
+            ExpertsPartition { count, chosen, router }
+        };
+        Self {
+            head_dim: rows.head_dim,
+            ffn: rows.ffn,
+            kv_splits: most.min(each / class.kv_heads),
+            combine_by_owners,
+            tilings,
+            experts: class.experts.zip(router).map(chosen_by),
+        }
+    }
+
     /// How warps share a matrix.
     pub const fn tiling(&self, matrix: Matrix) -> &Tiling {
         &self.tilings[matrix as usize]
@@ -506,23 +528,10 @@ impl Partition {
         let rest = rows_head % pass_rows;
         let tail = if rest > 0 { Some(tiling(rest, width)?) } else { None };
         let owners = model.lanes_all() == 1 && warps == 8;
-        let each_class = model.classes.iter().zip(rows.iter().zip(tilings).zip(routers));
-        let classes = each_class.map(|(class, ((rows, tilings), router))| {
-            let combine_by_owners = owners && (rows.attn / 2).is_multiple_of(each);
-            let most =
-                if combine_by_owners { tuning.most_splits_by_owners } else { tuning.most_splits };
-            ClassPartition {
-                head_dim: rows.head_dim,
-                ffn: rows.ffn,
-                kv_splits: most.min(each / class.kv_heads),
-                combine_by_owners,
-                tilings,
-                experts: class.experts.zip(router).map(|(e, router)| ExpertsPartition {
-                    count: e.count,
-                    chosen: e.chosen,
-                    router,
-                }),
-            }
+        let each_class = model.classes.iter().zip(&rows).zip(tilings.into_iter().zip(routers));
+        let classes = each_class.map(|((class, rows), tilings)| {
+            let owners = owners && (rows.attn / 2).is_multiple_of(each);
+            ClassPartition::new(class, rows, tilings, (owners, each), &tuning)
         });
         let mut partition = Self {
             hidden,
@@ -844,198 +853,5 @@ fn refuse<T>(detail: String) -> Result<T> {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-    use crate::meter::Mode;
-    use crate::mono::lower::layout::Layout;
-    use crate::mono::shapes::{amd, model, nvidia, with_class};
-
-    #[test]
-    fn short_steps_hold_more_stages_before_the_words_are_there() {
-        for (name, held, ahead, retries) in
-            [("lane", 2, 4, true), ("1b", 2, 4, false), ("2b", 2, 1, false), ("8b", 4, 1, false)]
-        {
-            let cut = Partition::new(&model(name), &nvidia(), 4096).unwrap();
-            let ahead_of =
-                |columns| Layout::new(&model(name), &cut, Kind { columns, streamed: false });
-            let (one, eight) = (ahead_of(1).unwrap(), ahead_of(8).unwrap());
-            let seen = (cut.held, one.ahead, cut.retries(&model(name), 1));
-            assert_eq!(seen, (held, ahead, retries), "{name}");
-            assert_eq!(eight.ahead, 1, "{name}");
-            assert!(!cut.retries(&model(name), 8), "{name}: several columns wait for one word");
-        }
-    }
-
-    /// What each of so many machines has of a model: heads, mlp and vocabulary, or lanes.
-    fn rank(name: &str, ranks: u32) -> Model {
-        let whole = match name {
-            "plain" => {
-                let sizes =
-                    |c: &mut Class| *c = Class { heads: 32, kv_heads: 16, ffn: 12_288, ..*c };
-                Model { vocab: 32_000, ..with_class(model("lane"), sizes) }
-            }
-            _ => model(name),
-        };
-        if whole.lanes > 1 {
-            return Model { ranks, lanes: whole.lanes / ranks, ..whole };
-        }
-        let share = |c: &mut Class| {
-            (c.heads, c.kv_heads, c.ffn) = (c.heads / ranks, c.kv_heads / ranks, c.ffn / ranks);
-        };
-        Model { ranks, vocab: whole.vocab / ranks, ..with_class(whole, share) }
-    }
-
-    #[test]
-    fn a_rank_is_cut_by_what_it_holds() {
-        // Name, ranks: KB of a slot, KB in flight, stages ahead, first position with pages through
-        // the ring, whether a gather asks for all at once.
-        for (name, ranks, wanted) in [
-            ("8b", 1, (16, 144, 1, 0, false)),
-            ("8b", 2, (16, 144, 1, 0, false)),
-            ("8b", 4, (16, 144, 4, 512, true)),
-            ("1b", 1, (16, 56, 4, 1024, false)),
-            ("1b", 4, (16, 36, 4, 512, true)),
-            ("2b", 1, (24, 72, 1, 0, false)),
-            ("2b", 4, (24, 72, 4, 512, true)),
-            ("2b", 8, (18, 36, 4, 512, true)),
-            ("plain", 4, (24, 72, 4, 512, true)),
-            ("lane", 1, (18, 36, 4, 512, true)),
-        ] {
-            let model = rank(name, ranks);
-            let cut = Partition::new(&model, &nvidia(), 4096).unwrap();
-            let seen = (
-                cut.slot_bytes >> 10,
-                cut.in_flight_bytes >> 10,
-                cut.ahead(&model),
-                cut.streams_from(&model),
-                cut.retries(&model, 1),
-            );
-            assert_eq!(seen, wanted, "{name} on {ranks}: {cut}");
-        }
-    }
-
-    #[test]
-    fn ranks_whose_stream_stands_hold_more_of_it() {
-        let all = [("8b", 1), ("8b", 2), ("8b", 4), ("plain", 4), ("1b", 4), ("2b", 4), ("2b", 8)];
-        for (name, ranks) in all {
-            let model = rank(name, ranks);
-            let cut = Partition::new(&model, &nvidia(), 4096).unwrap();
-            assert_eq!(
-                cut.variable_stages(&model),
-                (name, ranks) == ("8b", 4),
-                "{name} on {ranks}: {cut}"
-            );
-        }
-    }
-
-    #[test]
-    fn gate_and_up_begin_early_behind_all_of_attentions_output() {
-        let tuning = Tuning { variable_stages_always: true, ..super::super::tuning::H200 };
-        // Stages of attention's output, those in registers, and gate and up's before and in all.
-        for (name, ranks, wanted) in
-            [("8b", 1, (16, 1, 0, 1)), ("8b", 4, (4, 4, 3, 7)), ("8b-fp8", 1, (8, 1, 0, 1))]
-        {
-            let model = rank(name, ranks);
-            let p = Partition::tuned(&model, &nvidia(), 4096, tuning).unwrap();
-            let of = Layout::new(&model, &p, Kind { columns: 1, streamed: true }).unwrap();
-            let (stages, class) = (p.classes[0].tiling(Matrix::Output).stages, &of.classes[0]);
-            assert!(of.variable_stages);
-            let seen = (stages, of.ahead, class.early_gu, class.ahead_gu);
-            assert_eq!(seen, wanted, "{name} on {ranks}");
-        }
-    }
-
-    #[test]
-    fn four_bits_keep_all_warps_busy() {
-        for (name, ranks) in [("8b-int4", 1), ("8b-mxfp4", 1)] {
-            let model = rank(name, ranks);
-            let p = Partition::new(&model, &nvidia(), 4096).unwrap();
-            let gate_up = p.classes[0].tiling(Matrix::GateUp);
-            assert_eq!((gate_up.row_warps, gate_up.tiles, gate_up.k_warps), (2, 7, 4), "{p}");
-            let down = p.classes[0].tiling(Matrix::Down);
-            assert_eq!((down.chunk, p.held, p.ahead(&model)), (4, 4, 1), "{p}");
-        }
-    }
-
-    /// What a token streams are the stored bits, and a scale a group or stage.
-    #[test]
-    fn a_token_streams_what_is_stored() {
-        let bytes = |name: &str| {
-            let (model, p) = (model(name), Partition::new(&model(name), &nvidia(), 4096).unwrap());
-            assert!(p.as_halves.is_empty(), "{name}: {p}");
-            (p.line_bytes(&model) - p.head_bytes()) as f64
-        };
-        // Bits a weight as stored, and how much more a block may have: padding. A stage here has two
-        // units of 4 bits, or one of 8, and scales of its own.
-        for (name, stored, most) in [
-            ("8b-fp8", 8.0, 1.03),
-            ("8b-int4", 4.5, 1.03),
-            ("8b-awq", 4.0 + 32.0 / 64.0, 1.05),
-            ("8b-int8", 8.0 + 32.0 / 32.0, 1.05),
-            ("8b-q8", 8.5, 1.03),
-            ("8b-q4", 4.5, 1.03),
-        ] {
-            let bits = 16.0 * bytes(name) / bytes("8b");
-            assert!(bits <= stored * most, "{name}: {bits:.2} bits of {stored:.2}");
-        }
-    }
-
-    #[test]
-    fn blocks_are_numbered_die_by_die() {
-        let cut =
-            |model: &Model, machine: &MachineInfo| Partition::new(model, machine, 4096).unwrap();
-        for name in ["2b", "lane", "1b"] {
-            let model = model(name);
-            for chiplets in 1..=12 {
-                let cut = Partition { chiplets, ..cut(&model, &amd()) };
-                let mut seen: Vec<_> = (0..cut.blocks).map(|block| cut.block_of(block)).collect();
-                seen.sort_unstable();
-                assert!(seen.into_iter().eq(0..cut.blocks), "{name}, {chiplets}");
-            }
-        }
-        // Eight lanes on eight dies: each has one, so nothing of a gather inside a lane leaves it.
-        let model = model("2b");
-        let amd = cut(&model, &amd());
-        assert_eq!(amd.chiplets, 8);
-        for lane in 0..8 {
-            assert_eq!(amd.dies_of(&model, lane), BTreeSet::from([lane]), "{amd}");
-        }
-        let wide = |lane| {
-            Partition { chiplets: 8, ..amd.clone() }
-                .dies_of(&Model { lanes: 2, ..model.clone() }, lane)
-        };
-        assert_eq!(wide(1), BTreeSet::from([4, 5, 6, 7]));
-        assert!(amd
-            .placement(&model)
-            .starts_with("placed    8 chiplets: lane 0 on 0, lane 1 on 1"));
-        let nvidia = cut(&model, &nvidia());
-        assert!((0..nvidia.blocks).all(|block| nvidia.block_of(block) == block));
-        assert_eq!(nvidia.placement(&model), "");
-        let named = |cut: &Partition| {
-            let kind = Kind { columns: 1, streamed: false };
-            let (platform, of) = (Platform::Hip, (&model, cut));
-            let source = crate::mono::source::decode(platform, of, kind, Mode::Full).unwrap();
-            source.defines.iter().any(|(name, _)| name == "KIE_CHIPLETS")
-        };
-        assert!(named(&amd) && !named(&nvidia));
-    }
-
-    #[test]
-    fn slots_widen_only_where_a_stage_needs_it() {
-        let cut = |m: &Model| Partition::new(m, &nvidia(), 4096).unwrap();
-        for (name, slot_bytes) in [("2b", 24), ("lane", 18), ("1b", 16), ("8b", 16)] {
-            assert_eq!(cut(&model(name)).slot_bytes, slot_bytes << 10, "{name}");
-        }
-        let sizes = |hidden, heads, kv_heads, ffn| {
-            let sizes = |c: &mut Class| *c = Class { heads, kv_heads, ffn, ..*c };
-            Model { hidden, ..with_class(model("8b"), sizes) }
-        };
-        // The widths of dense models of 24 and 32 thousand million weights.
-        for wide in [sizes(5120, 32, 8, 32_768), sizes(5120, 40, 8, 27_648)] {
-            let cut = cut(&wide);
-            assert!((24..=48).contains(&(cut.slot_bytes >> 10)), "{cut}");
-        }
-        let error = Partition::new(&sizes(4096, 32, 2, 14_336), &nvidia(), 4096).unwrap_err();
-        assert!(error.to_string().contains("32/2 heads"), "{error}");
-    }
-}
+#[path = "partition_tests.rs"]
+mod tests;

@@ -97,7 +97,7 @@ pub fn layer_offsets(model: &Model, partition: &Partition) -> Vec<u64> {
     offsets
 }
 
-/// Where a matrix begins in its layer's part of a block's stream, or in a block's part of an expert.
+/// Where a matrix begins in its layer's part of a block's stream, or in its part of an expert.
 pub fn matrix_offset(partition: &Partition, class: usize, matrix: Matrix) -> u64 {
     let class = &partition.classes[class];
     let first = match (class.experts, matrix) {

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::simd::Ints;
+use crate::simd::ints::Ints;
 
 /// Eight lanes, AVX2.
 #[derive(Clone, Copy)]
