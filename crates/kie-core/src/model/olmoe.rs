@@ -24,6 +24,6 @@ fn mlps(config: &Config<'_>, layers: usize) -> Result<Vec<Mlp>> {
         true => Scoring::SoftmaxOfChosen,
         false => Scoring::SoftmaxOfAll,
     };
-    let keys = ["num_experts", "intermediate_size"];
+    let keys = [transformer::count_of_experts(config), "intermediate_size"];
     Ok(vec![Mlp::Experts(transformer::experts(config, keys, scoring)?); layers])
 }

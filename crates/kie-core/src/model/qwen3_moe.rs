@@ -21,7 +21,7 @@ fn mlps(config: &Config<'_>, layers: usize) -> Result<Vec<Mlp>> {
         true => Scoring::SoftmaxOfChosen,
         false => Scoring::SoftmaxOfAll,
     };
-    let keys = ["num_experts", "moe_intermediate_size"];
+    let keys = [transformer::count_of_experts(config), "moe_intermediate_size"];
     let experts = Mlp::Experts(transformer::experts(config, keys, scoring)?);
     let dense = Mlp::Gated(transformer::gated(config)?);
     let every = config.size_or("decoder_sparse_step", 1)?;

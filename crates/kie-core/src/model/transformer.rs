@@ -116,6 +116,14 @@ pub(super) fn gated(config: &Config<'_>) -> Result<Gated> {
     Ok(Gated { ffn: config.size("intermediate_size")?, gate: Gate::Silu })
 }
 
+/// The key that says how many experts there are: transformers 5 writes another one.
+pub(super) fn count_of_experts(config: &Config<'_>) -> &'static str {
+    match config.has("num_local_experts") && !config.has("num_experts") {
+        true => "num_local_experts",
+        false => "num_experts",
+    }
+}
+
 /// Experts with a softmax router: how many there are and how wide each is, by these keys.
 pub(super) fn experts(
     config: &Config<'_>,

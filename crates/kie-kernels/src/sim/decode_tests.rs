@@ -633,9 +633,9 @@ fn mutants_of_scales_fail() {
         (e2m1, ": scale.v >> 8) << 23", ": scale.v & 0xff) << 23"),
         (e2m1, "(1 << 2) + (1 << 9)", "(1 << 2) + (1 << 8)"),
         (i4, "0x2c002c00, 0xd480d480", "0x2c002c00, 0xd400d400"),
-        // The other row's zero point, that of one of two numbers; a byte's sign.
+        // The other row's zero point, none for one of two numbers; a byte's sign.
         (StoredBits::I4Zeros, "(32 * row + 16)", "(32 * (1 - row) + 16)"),
-        (StoredBits::I4Zeros, "zero * 0x00100010", "zero * 0x00000010"),
+        (StoredBits::I4Zeros, "zero * 0x00100010", "zero * 0x00100000"),
         (StoredBits::I8, "^ 0x80808080", "^ 0x80808000"),
     ];
     for (i, (bits, from, to)) in mutants.into_iter().enumerate() {
