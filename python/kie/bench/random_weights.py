@@ -178,7 +178,7 @@ SPECS["gpt-oss-20b-few"] = {
     **_GPT_OSS,
     **_sizes(2880, 6, (64, 8, 64), 2880, 32000),
     "num_local_experts": 32,
-    "layer_types": _GPT_OSS["layer_types"][:6],
+    "layer_types": SPECS["gpt-oss-120b"]["layer_types"][:6],
 }
 SPECS["qwen3-30b-fp8"] = SPECS["qwen3-30b"] | {
     "quantization_config": _fp8(["lm_head", *(f"model.layers.{n}.mlp.gate" for n in range(48))])
