@@ -3,11 +3,10 @@
 
 use std::time::Duration;
 
-use super::failures::{conforms, hang, open, says};
-use super::two_at_a_time;
+use super::failures::{all_are_found_out, hang, open, says, Mutant};
 
 /// Name, what the sources say, what they should not say.
-const MUTANTS: &[(&str, &str, &str)] = &[
+const MUTANTS: &[Mutant] = &[
     (
         "the choice of an earlier step or layer will do",
         "for (; seqno_of(v) != seqno; v = *word) {",
@@ -32,25 +31,7 @@ const MUTANTS: &[(&str, &str, &str)] = &[
 
 #[test]
 fn every_mutant_of_experts_is_found_out() {
-    let name = "gpt_oss_mxfp4";
-    let found = |at: usize, from, to| {
-        let warp = if at.is_multiple_of(2) { 32 } else { 64 };
-        (0..4).any(|seed| {
-            let device = format!("sim:seed={seed},warp={warp},blocks=4,host=300");
-            match conforms(&open(name, &device, from, to), name) {
-                Ok(good) => !good,
-                Err(error) => {
-                    assert!(!error.to_string().contains("compilation failed"), "{error}");
-                    true
-                }
-            }
-        })
-    };
-    let same = ("nothing", "watch.step = b.step = step;", "watch.step = b.step = step; ");
-    let all = MUTANTS.iter().copied().chain([same]).enumerate();
-    two_at_a_time(all.collect(), |(at, (what, from, to))| {
-        assert_eq!(found(at, from, to), what != "nothing", "{what}: {from:?} -> {to:?}");
-    });
+    all_are_found_out("gpt_oss_mxfp4", "blocks=4", 4, MUTANTS);
 }
 
 /// A logit that never comes, and a choice that the producer waits for in vain.

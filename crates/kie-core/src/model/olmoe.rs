@@ -2,7 +2,7 @@
 //! router whose factors need not sum to 1, and norms of q and k over all heads.
 
 use super::config::Config;
-use super::spec::{Mlp, NormSpan, Scoring, Spec};
+use super::spec::{Mlp, NormSpan, Spec};
 use super::transformer;
 use crate::error::Result;
 
@@ -20,10 +20,5 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
 }
 
 fn mlps(config: &Config<'_>, layers: usize) -> Result<Vec<Mlp>> {
-    let scoring = match config.flag_or("norm_topk_prob", false)? {
-        true => Scoring::SoftmaxOfChosen,
-        false => Scoring::SoftmaxOfAll,
-    };
-    let keys = [transformer::count_of_experts(config), "intermediate_size"];
-    Ok(vec![Mlp::Experts(transformer::experts(config, keys, scoring)?); layers])
+    Ok(vec![transformer::softmax_experts(config, "intermediate_size")?; layers])
 }

@@ -2,7 +2,7 @@
 //! `decoder_sparse_step`th layer but those of `mlp_only_layers`.
 
 use super::config::Config;
-use super::spec::{Mlp, NormSpan, Scoring, Spec};
+use super::spec::{Mlp, NormSpan, Spec};
 use super::{qwen2, transformer};
 use crate::error::Result;
 
@@ -17,12 +17,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
 }
 
 fn mlps(config: &Config<'_>, layers: usize) -> Result<Vec<Mlp>> {
-    let scoring = match config.flag_or("norm_topk_prob", false)? {
-        true => Scoring::SoftmaxOfChosen,
-        false => Scoring::SoftmaxOfAll,
-    };
-    let keys = [transformer::count_of_experts(config), "moe_intermediate_size"];
-    let experts = Mlp::Experts(transformer::experts(config, keys, scoring)?);
+    let experts = transformer::softmax_experts(config, "moe_intermediate_size")?;
     let dense = Mlp::Gated(transformer::gated(config)?);
     let every = config.size_or("decoder_sparse_step", 1)?;
     let only = config.layer_list("mlp_only_layers", layers)?;

@@ -116,14 +116,6 @@ pub(super) fn gated(config: &Config<'_>) -> Result<Gated> {
     Ok(Gated { ffn: config.size("intermediate_size")?, gate: Gate::Silu })
 }
 
-/// The key that says how many experts there are: transformers 5 writes another one.
-pub(super) fn count_of_experts(config: &Config<'_>) -> &'static str {
-    match config.has("num_local_experts") && !config.has("num_experts") {
-        true => "num_local_experts",
-        false => "num_experts",
-    }
-}
-
 /// Experts with a softmax router: how many there are and how wide each is, by these keys.
 pub(super) fn experts(
     config: &Config<'_>,
@@ -141,6 +133,18 @@ pub(super) fn experts(
         return config.unsupported(count_key, format!("{count} experts of {}", each.ffn));
     }
     Ok(Experts { count, chosen, each, scoring, bias: false })
+}
+
+/// The same where `norm_topk_prob` says whether factors sum to 1. The number of experts has another
+/// key where transformers 5 wrote it.
+pub(super) fn softmax_experts(config: &Config<'_>, ffn_key: &str) -> Result<Mlp> {
+    let scoring = match config.flag_or("norm_topk_prob", false)? {
+        true => Scoring::SoftmaxOfChosen,
+        false => Scoring::SoftmaxOfAll,
+    };
+    let renamed = config.has("num_local_experts") && !config.has("num_experts");
+    let count_key = if renamed { "num_local_experts" } else { "num_experts" };
+    Ok(Mlp::Experts(experts(config, [count_key, ffn_key], scoring)?))
 }
 
 /// Which layers are windowed, where `layer_types` says so.
