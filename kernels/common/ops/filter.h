@@ -30,10 +30,7 @@ struct Bound {
 };
 enum Goal { kByCount = 0, kByMass = 1 };
 
-KIE_DEVICE u64 rank_of(float v, u32 id) {
-    const u32 k = bits(v);
-    return (u64)(k >> 31 ? ~k : k | 0x80000000u) << 32 | (u32)~id;
-}
+KIE_DEVICE u64 rank_of(float v, u32 id) { return (u64)order_of(v) << 32 | (u32)~id; }
 KIE_DEVICE int digit_shift(int round) {
     return round < kFloatDigits ? 60 - 4 * round : 4 * (kFloatDigits + kIdDigits - 1 - round);
 }

@@ -33,7 +33,7 @@ KIE_DEVICE u32 max_team(u32 v) {
 #endif
 // Numbers in the order of floats, above 0; NaN somewhere.
 KIE_DEVICE u32 ordered(float v) {
-    const u32 u = bits(v), o = u >> 31 ? ~u : u | 0x80000000u;
+    const u32 o = order_of(v);
     return o > 0 ? o : 1;
 }
 KIE_DEVICE float from_ordered(u32 o) { return number(o >> 31 ? o & 0x7fffffffu : ~o); }

@@ -72,6 +72,11 @@ KIE_DEVICE bool is_plain(const Sequence& q, u32 step) {
     return kColumns == 1 && q.temperature <= 0 && q.wants == 0 && q.generated + step >= q.min_new;
 }
 KIE_DEVICE bool is_finite(float logit) { return logit < infinity(); }  // -inf is a lawful "never"
+// The bits of a number, in an order that compares like the float.
+KIE_DEVICE u32 order_of(float v) {
+    const u32 k = bits(v);
+    return k >> 31 ? ~k : k | 0x80000000u;
+}
 // The best of a block, or of all blocks.
 struct Chosen {
     float value, raw, top, mass;

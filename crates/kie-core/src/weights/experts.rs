@@ -88,20 +88,7 @@ impl Stack<'_> {
     }
 
     fn tensor(&self, file: usize, encoding: Encoding, bytes: Slice) -> Tensor {
-        Tensor {
-            role: self.wanted.role,
-            name: self.wanted.name.clone(),
-            path: self.paths[file].clone(),
-            encoding,
-            shape: self.wanted.shape.clone(),
-            file,
-            offset: bytes.offset(),
-            scales: None,
-            adjusted: None,
-            row_step: 1,
-            repack: None,
-            bytes,
-        }
+        Tensor::of(self.wanted, (file, &self.paths[file]), encoding, bytes)
     }
 
     /// Every `of`th number of the rows of all experts.

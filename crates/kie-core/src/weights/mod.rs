@@ -179,27 +179,15 @@ impl Checkpoint {
             let row = entry.len / of;
             entry.offset += first * row;
             entry.len = wanted.shape[0] * row;
-            entry.shape.clone_from(&wanted.shape);
         }
         let adjusted = match wanted.stored {
             Stored::Less { one, factor } => Some((one, factor)),
             _ => None,
         };
         let codes = plain(wanted, &entry, path)?;
-        Ok(Tensor {
-            role: wanted.role,
-            name: name.clone(),
-            path: path.clone(),
-            encoding: Encoding::plain(codes),
-            shape: entry.shape.clone(),
-            file,
-            offset: entry.offset,
-            scales: None,
-            adjusted,
-            row_step: 1,
-            repack: None,
-            bytes: Slice::of(&self.files, file, &entry),
-        })
+        let bytes = Slice::of(&self.files, file, &entry);
+        let tensor = Tensor::of(wanted, (file, path), Encoding::plain(codes), bytes);
+        Ok(Tensor { adjusted, ..tensor })
     }
 
     /// What tells these weights from others, in hex: the hash of names, shapes, types and evenly

@@ -161,20 +161,9 @@ impl Finder<'_> {
         scales: Scales,
         repack: Option<Repack>,
     ) -> Tensor {
-        Tensor {
-            role: self.wanted.role,
-            name: self.wanted.name.clone(),
-            path: self.paths[file].clone(),
-            encoding,
-            shape: self.wanted.shape.clone(),
-            file,
-            offset: entry.offset,
-            scales: Some(scales),
-            adjusted: None,
-            row_step: 1,
-            repack,
-            bytes: Slice::of(self.files, file, entry),
-        }
+        let bytes = Slice::of(self.files, file, entry);
+        let tensor = Tensor::of(self.wanted, (file, &self.paths[file]), encoding, bytes);
+        Tensor { scales: Some(scales), repack, ..tensor }
     }
 
     /// Columns of codes, by AWQ's or GPTQ's names.

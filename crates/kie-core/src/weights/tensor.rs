@@ -102,6 +102,29 @@ impl Slice {
 }
 
 impl Tensor {
+    /// What is `wanted`, in file number `file`: rows one after another, without scales.
+    pub(super) fn of(
+        wanted: &TensorSpec,
+        (file, path): (usize, &Path),
+        encoding: Encoding,
+        bytes: Slice,
+    ) -> Self {
+        Self {
+            role: wanted.role,
+            name: wanted.name.clone(),
+            path: path.to_owned(),
+            encoding,
+            shape: wanted.shape.clone(),
+            file,
+            offset: bytes.offset(),
+            scales: None,
+            row_step: 1,
+            adjusted: None,
+            repack: None,
+            bytes,
+        }
+    }
+
     /// The numbers, little-endian, row-major.
     pub fn bytes(&self) -> &[u8] {
         self.bytes.bytes()

@@ -49,8 +49,11 @@ pub(super) trait Whole {
     const VECTORS: usize = 1;
 
     /// Where in a step byte `at` of a vector stands; 16 bytes from a multiple of 16 on are equally
-    /// far apart.
-    fn number(vector: usize, at: usize) -> usize;
+    /// far apart. Unless said otherwise the numbers of a set's vectors alternate.
+    #[inline(always)]
+    fn number(vector: usize, at: usize) -> usize {
+        Self::VECTORS * at + vector
+    }
     /// The vectors of the step at number `k`, whose piece begins at `from`. Safety: V's level, the
     /// step's pieces are readable.
     unsafe fn bytes<V: Vector>(from: *const u8, k: usize) -> [V::Ints; 4];
@@ -278,10 +281,6 @@ impl Whole for I8 {
     const LARGEST: u8 = 255;
 
     #[inline(always)]
-    fn number(_: usize, at: usize) -> usize {
-        at
-    }
-    #[inline(always)]
     unsafe fn bytes<V: Vector>(from: *const u8, _: usize) -> [V::Ints; 4] {
         // SAFETY: the caller's promise.
         unsafe { [V::Ints::load(from).xor(V::Ints::splat(four(128))); 4] }
@@ -293,10 +292,6 @@ impl Whole for Q8x0 {
     const BIAS: u8 = 128;
     const LARGEST: u8 = 255;
 
-    #[inline(always)]
-    fn number(_: usize, at: usize) -> usize {
-        at
-    }
     #[inline(always)]
     unsafe fn bytes<V: Vector>(from: *const u8, _: usize) -> [V::Ints; 4] {
         // SAFETY: the caller's promise.
@@ -314,10 +309,6 @@ impl Whole for I4 {
     const VECTORS: usize = 2;
 
     #[inline(always)]
-    fn number(vector: usize, at: usize) -> usize {
-        2 * at + vector
-    }
-    #[inline(always)]
     unsafe fn bytes<V: Vector>(from: *const u8, _: usize) -> [V::Ints; 4] {
         // SAFETY: the caller's promise.
         unsafe { low_and_high::<V>(V::Ints::load(from)) }
@@ -331,10 +322,6 @@ impl Whole for E2m1 {
     const UNIT: f32 = 0.5;
     const VECTORS: usize = 2;
 
-    #[inline(always)]
-    fn number(vector: usize, at: usize) -> usize {
-        2 * at + vector
-    }
     #[inline(always)]
     unsafe fn bytes<V: Vector>(from: *const u8, _: usize) -> [V::Ints; 4] {
         // SAFETY: the caller's promise.
