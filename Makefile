@@ -116,6 +116,10 @@ gpu-trust: setup ## on a GPU: tokens repeat, neighbours, full memory, kills; ITE
 	$(BIN)/python benches/gpu/trust.py --device $(or $(DEVICE),cuda:0) \
 	    $(or $(ITEMS),steady neighbours full killed)
 
+.PHONY: gpu-encodings
+gpu-encodings: ## on a GPU: what is stored quantised, against halves and against the CPU (cuda:0)
+	cargo test --locked --test encodings -- --ignored --nocapture
+
 .PHONY: bench-interrupts
 bench-interrupts: setup ## how long calls go on behind Ctrl-C and timeout=
 	$(BIN)/python benches/interrupts.py

@@ -457,10 +457,25 @@ fn first_likeliest(engine: &Engine, ids: &[u32]) -> Vec<(u32, f32)> {
     token.top_logprobs.iter().map(|top| (top.id, top.logprob)).collect()
 }
 
-/// What the stream carries as it is stored, beside a twin in halves on the same device: only the
-/// order of float32 sums differs, and what that moves when results become halves.
+fn simulator(n: usize, warp: [u32; 2]) -> String {
+    format!("sim:seed={n},blocks=8,warp={}", warp[n % 2])
+}
+
 #[test]
 fn the_simulator_decodes_what_it_carries() {
+    decodes_what_it_carries(|n| simulator(n, [32, 64]));
+}
+
+/// By `make gpu-encodings`.
+#[test]
+#[ignore = "needs a GPU"]
+fn a_gpu_decodes_what_it_carries() {
+    decodes_what_it_carries(|_| "cuda:0".to_owned());
+}
+
+/// What the stream carries as it is stored, beside a twin in halves on the same device: only the
+/// order of float32 sums differs, and what that moves when results become halves.
+fn decodes_what_it_carries(device: impl Fn(usize) -> String) {
     let all = [
         (Scheme::Fp8 { scale: "BF16" }, true),
         (Scheme::Fp8 { scale: "F8_E8M0" }, false),
@@ -475,7 +490,7 @@ fn the_simulator_decodes_what_it_carries() {
         let (folder, plain) = (Folder::new("carried"), Folder::new("carried-twin"));
         folder.write(&stored, Some(scheme.config()));
         plain.write(&twin, None);
-        let device = format!("sim:seed={n},blocks=8,warp={}", [32, 64][n % 2]);
+        let device = device(n);
         let [ours, wanted] = [&folder, &plain].map(|folder| {
             let config =
                 EngineConfig { max_batch: 2, prefix_cache: false, ..EngineConfig::default() };
@@ -500,10 +515,21 @@ fn the_simulator_decodes_what_it_carries() {
     }
 }
 
-/// With two halves a number nothing but the order of sums is left between a GPU's kernels and the
-/// CPU, which has every scheme's values.
 #[test]
 fn an_exact_simulator_has_the_cpus_numbers() {
+    exact_has_the_cpus_numbers(|n| simulator(n, [64, 32]));
+}
+
+/// By `make gpu-encodings`.
+#[test]
+#[ignore = "needs a GPU"]
+fn an_exact_gpu_has_the_cpus_numbers() {
+    exact_has_the_cpus_numbers(|_| "cuda:0".to_owned());
+}
+
+/// With two halves a number nothing but the order of sums is left between a GPU's kernels and the
+/// CPU, which has every scheme's values.
+fn exact_has_the_cpus_numbers(device: impl Fn(usize) -> String) {
     let all = [
         Scheme::Fp8 { scale: "BF16" },
         Scheme::Int4 { group: 32, scale: "BF16" },
@@ -518,9 +544,8 @@ fn an_exact_simulator_has_the_cpus_numbers() {
     for (n, scheme) in all.into_iter().enumerate() {
         let ([stored, _], folder) = (model_in_halves(scheme), Folder::new("exact"));
         folder.write(&stored, Some(scheme.config()));
-        let device = format!("sim:seed={n},blocks=8,warp={}", [64, 32][n % 2]);
         let config = EngineConfig { max_batch: 2, exact: true, ..EngineConfig::default() };
-        let engine = Engine::builder(&folder.0).config(config).device(device).build().unwrap();
+        let engine = Engine::builder(&folder.0).config(config).device(device(n)).build().unwrap();
         let plan = engine.info().plan;
         assert!(!plan.contains("as halves") && !plan.contains("rounded"), "{scheme:?}: {plan}");
         let engines = [engine, open(&folder.0, "cpu", Some(Level::Scalar), "auto").unwrap()];
