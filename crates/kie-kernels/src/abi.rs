@@ -313,6 +313,9 @@ pub struct GateUp {
     pub weights: [u32; 2],
     /// What is made of the gate.
     pub gate: Gate,
+    /// A row of `[hidden]`: the output is multiplied by the sigmoid of its product with
+    /// `norm(input)` (Qwen's shared expert).
+    pub scale: Option<u32>,
     /// Inner width of one lane.
     pub ffn: u32,
     /// Residual streams.
@@ -323,10 +326,10 @@ pub struct GateUp {
     pub partition: u32,
 }
 
-/// Which experts a column goes to: those with the largest of `logits = W · norm(input) + bias`,
-/// equal ones by the lower id. A logit that is NaN makes every factor NaN. Lanes hold the same
-/// residual stream (ranks); the first one's is read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Which experts a column goes to: those with the largest scores, made of
+/// `logits = W · norm(input) + bias`, equal ones by the lower id. A logit that is NaN makes every
+/// factor NaN. Lanes hold the same residual stream (ranks); the first one's is read.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Route {
     /// RMSNorm scale of the input, `[hidden]`; without one it is taken as it is.
     pub norm: Option<u32>,
@@ -334,8 +337,14 @@ pub struct Route {
     pub weight: u32,
     /// `[experts]`.
     pub bias: Option<u32>,
-    /// What factors are made of logits.
+    /// What scores and factors are made of logits.
     pub scoring: Scoring,
+    /// `[experts]`, on the scores for the choice alone; only with [`Scoring::Sigmoid`].
+    pub correction: Option<u32>,
+    /// The choice is among the experts of some groups; only with [`Scoring::Sigmoid`].
+    pub groups: Option<ExpertGroups>,
+    /// On every factor.
+    pub factor: f32,
     /// Experts of the layer.
     pub experts: u32,
     /// Experts of a column.
@@ -355,6 +364,21 @@ pub enum Scoring {
     SoftmaxOfAll,
     /// The softmax over the logits of the chosen ones: they sum to 1 (Mixtral, Qwen3, GPT-OSS).
     SoftmaxOfChosen,
+    /// Scores and factors are sigmoids of logits (DeepSeek-V3).
+    Sigmoid {
+        /// Factors are divided by the sum of the chosen ones.
+        normed: bool,
+    },
+}
+
+/// Experts in equal groups, one behind the other. A column chooses among those of the groups whose
+/// two best scores have the largest sums, equal ones by the lower number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Groups of the layer, at most 64; divides its experts.
+    pub count: u32,
+    /// Groups of a column.
+    pub chosen: u32,
 }
 
 /// For each chosen expert e, the n-th of `choice`:

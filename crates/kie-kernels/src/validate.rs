@@ -3,9 +3,9 @@
 //! read, and whose rows are each owned by exactly one block.
 
 use crate::abi::{
-    Attend, Codes, Dtype, Embed, Encoding, ExpertsDown, ExpertsGateUp, Gate, GateUp, Head,
-    HeadMode, Heads, Join, NormSpan, PageGroup, Program, Project, ProjectNormed, Qkv, Route,
-    StateAt, StateKind, Step, StepKind, Tensor,
+    Attend, Codes, Dtype, Embed, Encoding, ExpertGroups, ExpertsDown, ExpertsGateUp, Gate, GateUp,
+    Head, HeadMode, Heads, Join, NormSpan, PageGroup, Program, Project, ProjectNormed, Qkv, Route,
+    Scoring, StateAt, StateKind, Step, StepKind, Tensor,
 };
 use crate::buffer::Buffer;
 use crate::error::{Error, Result};
@@ -244,6 +244,7 @@ impl Checker<'_> {
         for weight in step.weights {
             self.matrix(weight, [d.lanes, ffn, d.hidden])?;
         }
+        step.scale.map_or(Ok(()), |scale| self.numbers(scale, d.hidden, "scale"))?;
         self.reads(step.input, d.lanes, d.hidden)?;
         self.writes(step.output, d.lanes, ffn)?;
         self.partition(step.partition, d.lanes * ffn)
@@ -254,7 +255,21 @@ impl Checker<'_> {
         wanted((1..=experts).contains(&chosen), || format!("{chosen} of {experts} experts"))?;
         step.norm.map_or(Ok(()), |norm| self.numbers(norm, d.hidden, "norm"))?;
         self.matrix(step.weight, [1, experts, d.hidden])?;
-        step.bias.map_or(Ok(()), |bias| self.numbers(bias, experts, "bias"))?;
+        for bias in [step.bias, step.correction].into_iter().flatten() {
+            self.numbers(bias, experts, "bias")?;
+        }
+        wanted(step.factor.is_finite(), || format!("a factor of {}", step.factor))?;
+        let softmax = !matches!(step.scoring, Scoring::Sigmoid { .. });
+        wanted(!softmax || step.correction.is_none() && step.groups.is_none(), || {
+            format!("a correction or groups beside {:?}", step.scoring)
+        })?;
+        if let Some(ExpertGroups { count, chosen: some }) = step.groups {
+            let divides = (1..=64).contains(&count) && experts.is_multiple_of(count);
+            let enough = || some <= count && chosen <= experts / count * some;
+            wanted(divides && enough(), || {
+                format!("{chosen} of {experts} experts in {some} of {count} groups")
+            })?;
+        }
         self.reads(step.input, d.lanes, d.hidden)?;
         self.writes(step.output, 1, 2 * chosen)?;
         self.choices[step.output as usize] = Some([experts, chosen]);

@@ -84,6 +84,7 @@ impl Made {
         let gate_up = GateUp {
             norm: Some(self.tensor(1, 1, HIDDEN)),
             gate: Gate::Silu,
+            scale: Some(self.tensor(1, 1, HIDDEN)),
             weights: [(); 2].map(|()| self.tensor(LANES, ffn, HIDDEN)),
             ffn,
             input: 0,
@@ -169,7 +170,10 @@ impl Made {
             norm: Some(made.tensor(1, 1, HIDDEN)),
             weight: made.tensor(1, experts, HIDDEN),
             bias: Some(made.tensor(1, 1, experts)),
-            scoring: Scoring::SoftmaxOfChosen,
+            scoring: Scoring::Sigmoid { normed: true },
+            correction: Some(made.tensor(1, 1, experts)),
+            groups: Some(ExpertGroups { count: experts, chosen }),
+            factor: 1.0,
             experts,
             chosen,
             input: 0,
@@ -251,6 +255,13 @@ fn experts() {
         }),
         (9, "[1, 6, 8] wanted, got [1, 5, 8]", |p| route(p).experts = 6),
         (9, "does not cover 5 rows", |p| route(p).partition = 0),
+        (9, "bias 0: 5 numbers wanted", |p| route(p).correction = Some(0)),
+        (9, "a factor of NaN", |p| route(p).factor = f32::NAN),
+        (9, "beside SoftmaxOfAll", |p| route(p).scoring = Scoring::SoftmaxOfAll),
+        (9, "in 1 of 5 groups", |p| route(p).groups.as_mut().unwrap().chosen = 1),
+        (9, "in 6 of 5 groups", |p| route(p).groups.as_mut().unwrap().chosen = 6),
+        (9, "in 2 of 2 groups", |p| route(p).groups.as_mut().unwrap().count = 2),
+        (9, "in 2 of 0 groups", |p| route(p).groups.as_mut().unwrap().count = 0),
         (10, "an inner width of 0", |p| experts_gate_up(p).ffn = 0),
         (10, "limit 0", |p| {
             experts_gate_up(p).gate = Gate::ClampedSwiglu { alpha: 1.0, limit: 0.0 };
@@ -394,6 +405,7 @@ fn operands() {
         (3, "a factor of inf", |p| project(p, 3).join = Join::Own { factor: f32::INFINITY }),
         (4, "an inner width of 0", |p| gate_up(p, 0).ffn = 0),
         (4, "[2, 4, 8] wanted", |p| gate_up(p, 0).ffn = 4),
+        (4, "scale 0: 8 numbers wanted", |p| gate_up(p, 0).scale = Some(0)),
         (4, "norm scale 1 is", |p| {
             qkv(p, 0).norm = gate_up(p, 0).norm;
             gate_up(p, 0).norm = Some(1);

@@ -23,6 +23,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
         experts: ExpertNames {
             router: "mlp.router",
             each: ["mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+            ..transformer::Traits::LLAMA.experts
         },
         eps: 1e-5,
         harmless: &["initial_context_length"],

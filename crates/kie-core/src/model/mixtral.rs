@@ -22,6 +22,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
                 "block_sparse_moe.experts.{e}.w3.weight",
                 "block_sparse_moe.experts.{e}.w2.weight",
             ],
+            ..transformer::Traits::LLAMA.experts
         },
         eps: 1e-5,
         ..transformer::Traits::LLAMA

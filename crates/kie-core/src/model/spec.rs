@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-pub use kie_kernels::abi::{Gate, NormSpan, Scoring};
+pub use kie_kernels::abi::{ExpertGroups, Gate, NormSpan, Scoring};
 
 use super::config::Config;
 use super::quantization::Quantization;
@@ -138,10 +138,27 @@ pub struct Experts {
     pub chosen: usize,
     /// Each of them.
     pub each: Gated,
-    /// What factors are made of the router's logits.
+    /// What scores and factors are made of the router's logits.
     pub scoring: Scoring,
+    /// A number an expert is added to scores for the choice (DeepSeek-V3).
+    pub correction: bool,
+    /// The choice is among the experts of some groups (DeepSeek-V3).
+    pub groups: Option<ExpertGroups>,
+    /// On every factor.
+    pub factor: f32,
+    /// One more that every position goes to.
+    pub shared: Option<Shared>,
     /// Biases on the router and in the experts (GPT-OSS).
     pub bias: bool,
+}
+
+/// An expert that every position goes to, beside those that a router chooses.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Shared {
+    /// Its MLP; several experts are one, as wide as all of them.
+    pub each: Gated,
+    /// Its output is multiplied by the sigmoid of a row's product with the input (Qwen).
+    pub scaled: bool,
 }
 
 /// A gated MLP. Sizes are of the whole, over all lanes.
@@ -219,6 +236,13 @@ pub enum Role {
     Down(usize),
     Router(usize),
     RouterBias(usize),
+    /// `[experts]`.
+    RouterCorrection(usize),
+    SharedGate(usize),
+    SharedUp(usize),
+    SharedDown(usize),
+    /// `[1, hidden]`.
+    SharedScale(usize),
     /// A matrix an expert.
     ExpertGate(usize),
     ExpertUp(usize),
@@ -249,6 +273,9 @@ impl Role {
                 | Self::ExpertGate(_)
                 | Self::ExpertUp(_)
                 | Self::ExpertDown(_)
+                | Self::SharedGate(_)
+                | Self::SharedUp(_)
+                | Self::SharedDown(_)
                 | Self::Head
                 | Self::Embedding
         )
@@ -453,7 +480,9 @@ impl Spec {
             let class = match &layer.mlp {
                 Mlp::Gated(m) => format!("{heads}, MLP {}", m.ffn),
                 Mlp::Experts(m) => {
-                    format!("{heads}, {} of {} experts of {}", m.chosen, m.count, m.each.ffn)
+                    let shared = m.shared.map_or(String::new(), |s| format!(" + {}", s.each.ffn));
+                    let (chosen, count, ffn) = (m.chosen, m.count, m.each.ffn);
+                    format!("{heads}, {chosen} of {count} experts of {ffn}{shared}")
                 }
             };
             match classes.iter_mut().find(|(known, _)| *known == class) {

@@ -57,6 +57,7 @@ impl Traits {
                 "mlp.experts.{e}.up_proj.weight",
                 "mlp.experts.{e}.down_proj.weight",
             ],
+            shared: "mlp.shared_expert",
         },
         eps: 1e-6,
         harmless: &["is_llama_config"],
@@ -69,6 +70,8 @@ pub(super) struct ExpertNames {
     pub router: &'static str,
     /// Gate, up and down of expert `{e}`.
     pub each: [&'static str; 3],
+    /// The module of the shared expert.
+    pub shared: &'static str,
 }
 
 /// Whether a family's head is its embedding where the config is silent.
@@ -132,7 +135,17 @@ pub(super) fn experts(
     if count.saturating_mul(each.ffn.max(config.size("hidden_size")?)) > 1 << 28 {
         return config.unsupported(count_key, format!("{count} experts of {}", each.ffn));
     }
-    Ok(Experts { count, chosen, each, scoring, bias: false })
+    Ok(Experts {
+        count,
+        chosen,
+        each,
+        scoring,
+        correction: false,
+        groups: None,
+        factor: 1.0,
+        shared: None,
+        bias: false,
+    })
 }
 
 /// The same where `norm_topk_prob` says whether factors sum to 1. The number of experts has another
@@ -295,7 +308,7 @@ fn of_layer(i: usize, layer: &LayerSpec, hidden: usize, names: &ExpertNames) -> 
     list
 }
 
-/// The router of a layer and its experts, a tensor each.
+/// The router of a layer and its experts, a tensor each; then the shared one.
 fn of_experts(
     layer: usize,
     hidden: usize,
@@ -318,6 +331,25 @@ fn of_experts(
             [Role::ExpertGateBias(layer), Role::ExpertUpBias(layer), Role::ExpertDownBias(layer)];
         for ((role, each), rows) in roles.into_iter().zip(names.each).zip([ffn, ffn, hidden]) {
             list.push(TensorSpec::of(role, name(&format!("{each}_bias")), &[count, rows]));
+        }
+    }
+    if experts.correction {
+        let correction = name(&format!("{}.e_score_correction_bias", names.router));
+        list.push(TensorSpec::of(Role::RouterCorrection(layer), correction, &[count]));
+    }
+    if let Some(shared) = experts.shared {
+        let ffn = shared.each.ffn;
+        for (role, part, shape) in [
+            (Role::SharedGate(layer), "gate_proj", [ffn, hidden]),
+            (Role::SharedUp(layer), "up_proj", [ffn, hidden]),
+            (Role::SharedDown(layer), "down_proj", [hidden, ffn]),
+        ] {
+            let part = name(&format!("{}.{part}.weight", names.shared));
+            list.push(TensorSpec::of(role, part, &shape));
+        }
+        if shared.scaled {
+            let scale = name(&format!("{}_gate.weight", names.shared));
+            list.push(TensorSpec::of(Role::SharedScale(layer), scale, &[1, hidden]));
         }
     }
     list

@@ -189,7 +189,10 @@ fn scratch(spec: &Spec, dims: &Dims) -> u64 {
         let inner = match &layer.mlp {
             Mlp::Gated(mlp) => mlp.ffn,
             // Inputs are packed for each expert that a column goes to.
-            Mlp::Experts(of) => of.chosen * (of.each.ffn + spec.hidden.max(of.each.ffn)),
+            Mlp::Experts(of) => {
+                let shared = of.shared.map_or(0, |shared| shared.each.ffn);
+                of.chosen * (of.each.ffn + spec.hidden.max(of.each.ffn)) + shared
+            }
         };
         ((a.heads, a.kv_heads, a.head_dim), inner)
     });

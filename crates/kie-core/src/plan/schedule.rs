@@ -42,6 +42,8 @@ enum Use {
     Query(Heads),
     Attended(Heads),
     Inner(u32),
+    /// The same of an expert that all columns go to.
+    Shared(u32),
     /// Ids and factors of so many experts.
     Choice(u32),
     Logits,
@@ -66,7 +68,7 @@ impl Builder<'_> {
         let (lanes, width) = match what {
             Use::Residual | Use::Kept(..) => (d.lanes, d.hidden),
             Use::Query(heads) | Use::Attended(heads) => (d.lanes, heads.query_width()),
-            Use::Inner(ffn) => (d.lanes, ffn),
+            Use::Inner(ffn) | Use::Shared(ffn) => (d.lanes, ffn),
             Use::Choice(chosen) => (1, 2 * chosen),
             Use::Logits => (1, d.vocab),
         };
@@ -128,6 +130,7 @@ impl Builder<'_> {
             norm: self.before(layer, Role::MlpNorm(layer)),
             weights: [Role::Gate(layer), Role::Up(layer)].map(|role| self.tensor(role)),
             gate,
+            scale: None,
             ffn,
             input: self.vector(Use::Residual),
             output: self.vector(Use::Inner(ffn)),
@@ -137,7 +140,8 @@ impl Builder<'_> {
         self.project(layer, (Role::Down(layer), None), gate_up.output, Module::Mlp);
     }
 
-    /// The router, then the chosen experts, whose sum joins the residual streams.
+    /// The router, then the chosen experts, whose sum joins the residual streams; a shared one beside
+    /// them, which reads what they read.
     fn experts(&mut self, layer: usize, of: &Experts) {
         let [experts, chosen, ffn] = [of.count, of.chosen, of.each.ffn].map(|size| size as u32);
         let (input, choice) = (self.vector(Use::Residual), self.vector(Use::Choice(chosen)));
@@ -148,6 +152,9 @@ impl Builder<'_> {
             weight: self.tensor(Role::Router(layer)),
             bias: bias(Role::RouterBias(layer)),
             scoring: of.scoring,
+            correction: of.correction.then(|| self.tensor(Role::RouterCorrection(layer))),
+            groups: of.groups,
+            factor: of.factor,
             experts,
             chosen,
             input,
@@ -183,7 +190,26 @@ impl Builder<'_> {
         };
         self.push(layer, StepKind::Route(route));
         self.push(layer, StepKind::ExpertsGateUp(gate_up));
+        let shared = of.shared.map(|shared| {
+            let ffn = shared.each.ffn as u32;
+            let weights = [Role::SharedGate(layer), Role::SharedUp(layer)];
+            let gate_up = GateUp {
+                norm,
+                weights: weights.map(|role| self.tensor(role)),
+                gate: shared.each.gate,
+                scale: shared.scaled.then(|| self.tensor(Role::SharedScale(layer))),
+                ffn,
+                input,
+                output: self.vector(Use::Shared(ffn)),
+                partition: 0,
+            };
+            self.push(layer, StepKind::GateUp(gate_up));
+            gate_up.output
+        });
         self.push(layer, StepKind::ExpertsDown(down));
+        if let Some(shared) = shared {
+            self.project(layer, (Role::SharedDown(layer), None), shared, Module::Mlp);
+        }
     }
 
     /// Layers between a module's output and where others' streams add it; 0 where none do later.

@@ -3,8 +3,9 @@
 
 use std::ops::Range;
 
+use super::ops::sigmoid;
 use super::prefill::{Form, Line, BLOCK};
-use crate::abi::{Dims, Program, Scoring, StepKind};
+use crate::abi::{Dims, ExpertGroups, Program, Route, Scoring, StepKind};
 use crate::field::Field;
 
 /// Columns that the decode path takes in one go.
@@ -173,37 +174,87 @@ pub(super) fn tiles(rows: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
     (start..end).step_by(TILE).map(move |first| first..end.min(first + TILE))
 }
 
-/// Ids of the largest logits, ascending, into the first half of `out`, their factors into the
-/// second one. Equal ones go to the lower id; with a NaN among them all factors are NaN.
-pub(super) fn choose(scoring: Scoring, logits: &[f32], out: &mut [f32]) {
+/// Turns logits into scores; ids of the largest ones, ascending, go into the first half of `out`,
+/// their factors into the second one. Equal ones go to the lower id; with a NaN among the logits
+/// all factors are NaN.
+pub(super) fn choose(
+    step: &Route,
+    correction: Option<&[f32]>,
+    logits: &mut [f32],
+    out: &mut [f32],
+) {
     let (ids, factors) = out.split_at_mut(out.len() / 2);
     if logits.iter().any(|logit| logit.is_nan()) {
         ids.iter_mut().enumerate().for_each(|(n, id)| *id = n as f32);
         return factors.fill(f32::NAN);
     }
-    let mut last: Option<(f32, usize)> = None;
-    for id in ids.iter_mut() {
-        // Of those behind the last one, in the order of descending logits and ascending ids.
-        let behind = |&(at, logit): &(usize, f32)| {
-            last.is_none_or(|(value, id)| logit < value || logit == value && at > id)
-        };
-        let left = logits.iter().copied().enumerate().filter(behind);
-        let best = left.reduce(|a, b| if b.1 > a.1 { b } else { a });
-        let (at, logit) = best.expect("no more are chosen than there are");
-        last = Some((logit, at));
-        *id = at as f32;
+    let scores = logits;
+    if let Scoring::Sigmoid { .. } = step.scoring {
+        scores.iter_mut().for_each(|score| *score = sigmoid(*score));
     }
+    if let Some(groups) = step.groups {
+        keep_groups(groups, correction, scores);
+    }
+    let corrected = |at: usize| scores[at] + correction.map_or(0.0, |c| c[at]);
+    let mut best = largest(scores.len(), corrected);
+    ids.fill_with(|| best.next().expect("no more are chosen than there are") as f32);
     ids.sort_unstable_by(f32::total_cmp);
-    let chosen = |id: &f32| logits[*id as usize];
+    let chosen = |id: &f32| scores[*id as usize];
     let top = ids.iter().map(chosen).fold(f32::NEG_INFINITY, f32::max);
-    for (factor, id) in factors.iter_mut().zip(&*ids) {
-        *factor = (chosen(id) - top).exp();
-    }
-    let sum: f32 = match scoring {
-        Scoring::SoftmaxOfChosen => factors.iter().sum(),
-        Scoring::SoftmaxOfAll => logits.iter().map(|logit| (logit - top).exp()).sum(),
+    let sum: f32 = match step.scoring {
+        Scoring::Sigmoid { normed } => {
+            factors.iter_mut().zip(&*ids).for_each(|(factor, id)| *factor = chosen(id));
+            // As in DeepSeek's own code: no sum is 0.
+            if normed {
+                factors.iter().sum::<f32>() + 1e-20
+            } else {
+                1.0
+            }
+        }
+        Scoring::SoftmaxOfChosen | Scoring::SoftmaxOfAll => {
+            let weight = |score: f32| (score - top).exp();
+            factors.iter_mut().zip(&*ids).for_each(|(factor, id)| *factor = weight(chosen(id)));
+            match step.scoring {
+                Scoring::SoftmaxOfAll => scores.iter().map(|score| weight(*score)).sum(),
+                Scoring::SoftmaxOfChosen | Scoring::Sigmoid { .. } => factors.iter().sum(),
+            }
+        }
     };
-    factors.iter_mut().for_each(|factor| *factor /= sum);
+    factors.iter_mut().for_each(|factor| *factor = *factor / sum * step.factor);
+}
+
+/// Numbers from 0 on, those with the largest values first, equal ones in their order.
+fn largest(count: usize, value: impl Fn(usize) -> f32) -> impl Iterator<Item = usize> {
+    let mut last: Option<(f32, usize)> = None;
+    std::iter::from_fn(move || {
+        // Of those behind the last one, in the order of descending values and ascending numbers.
+        let behind = |&(at, own): &(usize, f32)| {
+            last.is_none_or(|(value, id)| own < value || own == value && at > id)
+        };
+        let left = (0..count).map(|at| (at, value(at))).filter(behind);
+        let (at, own) = left.reduce(|a, b| if b.1 > a.1 { b } else { a })?;
+        last = Some((own, at));
+        Some(at)
+    })
+}
+
+/// Takes the scores of all groups but the chosen ones out of the choice.
+fn keep_groups(groups: ExpertGroups, correction: Option<&[f32]>, scores: &mut [f32]) {
+    let each = scores.len() / groups.count as usize;
+    let rank = |group: usize| {
+        let corrected = |at: usize| {
+            let at = group * each + at;
+            scores[at] + correction.map_or(0.0, |c| c[at])
+        };
+        largest(each, &corrected).take(2).map(&corrected).sum::<f32>()
+    };
+    let kept = largest(groups.count as usize, rank).take(groups.chosen as usize);
+    let kept = kept.fold(0_u64, |kept, group| kept | 1 << group);
+    for (group, scores) in scores.chunks_exact_mut(each).enumerate() {
+        if kept >> group & 1 == 0 {
+            scores.fill(f32::NEG_INFINITY);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -212,10 +263,9 @@ mod tests {
 
     #[test]
     fn the_largest_are_chosen_and_ties_go_to_the_lower_id() {
-        let chosen = |scoring, logits: &[f32], count: usize| {
-            let mut out = vec![0.0; 2 * count];
-            choose(scoring, logits, &mut out);
-            out
+        let chosen = |scoring, logits: &[f32], count| {
+            let step = Route { scoring, ..route(logits, count) };
+            chosen(&step, None, logits)
         };
         let logits = [0.5, 2.0, -1.0, 2.0, 0.5, 0.5];
         let out = chosen(Scoring::SoftmaxOfChosen, &logits, 3);
@@ -236,6 +286,64 @@ mod tests {
             assert!(out[2..].iter().any(|factor| factor.is_nan()), "{out:?}");
         }
         assert!(chosen(Scoring::SoftmaxOfAll, &[f32::NAN, 1.0], 1)[1].is_nan());
+    }
+
+    #[test]
+    fn corrections_and_groups_change_the_choice_and_not_the_factors() {
+        let logits = [1.0, -2.0, 0.5, 0.4, 3.0, -9.0];
+        let scores = logits.map(sigmoid);
+        let check = |step: &Route, correction: Option<&[f32]>, ids: &[usize], normed: bool| {
+            let out = chosen(step, correction, &logits);
+            let sum: f32 = ids.iter().map(|id| scores[*id]).sum();
+            let sum = if normed { sum } else { 1.0 };
+            for (n, id) in ids.iter().enumerate() {
+                assert_eq!(out[n] as usize, *id, "{out:?}");
+                let wanted = scores[*id] / sum * step.factor;
+                assert!((out[ids.len() + n] - wanted).abs() < 1e-6, "{out:?}");
+            }
+        };
+        for normed in [true, false] {
+            let scoring = Scoring::Sigmoid { normed };
+            let step = Route { scoring, factor: 2.5, ..route(&logits, 2) };
+            check(&step, None, &[0, 4], normed);
+            // 0.119 + 0.8 is more than 0.731.
+            check(&step, Some(&[0.0, 0.8, 0.0, 0.0, 0.0, 0.0]), &[1, 4], normed);
+            // The pair of 2 and 3 has the largest sum, then that of 4 and 5, then 0 and 1.
+            let groups = |chosen| Route { groups: Some(ExpertGroups { count: 3, chosen }), ..step };
+            check(&groups(1), None, &[2, 3], normed);
+            check(&groups(2), None, &[2, 4], normed);
+            check(&groups(3), None, &[0, 4], normed);
+            check(&groups(1), Some(&[0.5, 0.5, 0.0, 0.0, 0.0, 0.0]), &[0, 1], normed);
+        }
+        let scoring = Scoring::Sigmoid { normed: true };
+        let groups = Some(ExpertGroups { count: 2, chosen: 1 });
+        let step = Route { scoring, groups, ..route(&logits, 2) };
+        assert_eq!(chosen(&step, None, &[0.0; 4]), [0.0, 1.0, 0.5, 0.5], "ties go to the lower id");
+        assert!(chosen(&step, None, &[f32::NAN, 0.0, 0.0, 0.0])[2].is_nan());
+    }
+
+    fn route(logits: &[f32], chosen: u32) -> Route {
+        Route {
+            norm: None,
+            weight: 0,
+            bias: None,
+            scoring: Scoring::SoftmaxOfChosen,
+            correction: None,
+            groups: None,
+            factor: 1.0,
+            experts: logits.len() as u32,
+            chosen,
+            input: 0,
+            output: 0,
+            partition: 0,
+        }
+    }
+
+    /// Ids, then factors.
+    fn chosen(step: &Route, correction: Option<&[f32]>, logits: &[f32]) -> Vec<f32> {
+        let mut out = vec![0.0; 2 * step.chosen as usize];
+        choose(step, correction, &mut logits.to_vec(), &mut out);
+        out
     }
 
     #[test]

@@ -24,6 +24,11 @@ pub fn mean_square(level: Level, x: &[f32]) -> f32 {
     dispatch(level, Squares(x)) / x.len() as f32
 }
 
+/// `1 / (1 + e^-x)`.
+pub fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
 /// cos and sin of a rotary pair at a position, by so many radians a position, times `length`: in
 /// float64, and rounded once.
 pub fn turned(position: u32, frequency: f32, length: f32) -> [f32; 2] {

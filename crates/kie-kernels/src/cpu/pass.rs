@@ -314,8 +314,11 @@ impl Pass {
                 StepKind::Attend(attend) => used.extend(attend.sinks),
                 StepKind::Project(project) => used.extend(project.bias),
                 StepKind::ProjectNormed(project) => used.push(project.norm),
-                StepKind::GateUp(gate_up) => used.extend(gate_up.norm),
-                StepKind::Route(route) => used.extend(route.norm.iter().chain(&route.bias)),
+                StepKind::GateUp(gate_up) => used.extend(gate_up.norm.iter().chain(&gate_up.scale)),
+                StepKind::Route(route) => {
+                    let beside = [route.norm, route.bias, route.correction];
+                    used.extend(beside.into_iter().flatten());
+                }
                 StepKind::ExpertsGateUp(experts) => {
                     used.extend(experts.norm);
                     used.extend(experts.biases.iter().flatten());

@@ -48,7 +48,7 @@ impl Walk<'_> {
                 add(logits, self.pass.constant(bias), 1.0);
             }
             let out = self.write(step.output, 0, column, 0..2 * step.chosen as usize);
-            choose(step.scoring, logits, out);
+            choose(step, step.correction.map(|c| self.pass.constant(c)), logits, out);
         }
     }
 

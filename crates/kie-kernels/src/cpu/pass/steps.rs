@@ -494,6 +494,13 @@ impl Walk<'_> {
                 // SAFETY: this member's own rows.
                 let up = unsafe { self.pass.raw.read(at + rows.start..at + rows.end) };
                 ops::gate_mul(self.pass.level, step.gate, gate, up);
+                if let Some(scale) = step.scale.filter(|_| !gate.is_empty()) {
+                    let hidden = d.hidden as usize;
+                    let x = &x[column * hidden..][..hidden];
+                    let dot: f32 =
+                        x.iter().zip(self.pass.constant(scale)).map(|(x, w)| x * w).sum();
+                    gate.iter_mut().for_each(|y| *y *= ops::sigmoid(dot));
+                }
             }
         }
     }

@@ -498,6 +498,9 @@ impl Mlp<'_> {
             Self::Dense { down, .. } if down.bias.is_some() => {
                 refuse(first + 1, "project with a bias, none wanted".to_owned())
             }
+            Self::Dense { gate_up, .. } if gate_up.scale.is_some() => {
+                refuse(first, "gate_up times a sigmoid, none wanted".to_owned())
+            }
             Self::Dense { gate_up, .. } => match gate_up.gate {
                 Gate::Silu => Ok(()),
                 Gate::GeluTanh => refuse(first, "gate_up with a GELU, SiLU wanted".to_owned()),
@@ -510,6 +513,12 @@ impl Mlp<'_> {
                 if experts > MOST_EXPERTS || chosen > MOST_CHOSEN.min(experts) {
                     let most = format!("{MOST_CHOSEN} of {MOST_EXPERTS} at most");
                     return refuse(first, format!("{chosen} of {experts} experts, {most}"));
+                }
+                let plain = !matches!(route.scoring, Scoring::Sigmoid { .. });
+                if !plain || route.factor != 1.0 {
+                    let (scoring, factor) = (route.scoring, route.factor);
+                    let got = format!("a router by {scoring:?} times {factor}, softmax wanted");
+                    return refuse(first, got);
                 }
                 if gate_up.norm != route.norm {
                     return refuse(first, "the router and experts have norms of their own".into());
