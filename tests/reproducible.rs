@@ -195,8 +195,12 @@ fn folder(name: &str) -> PathBuf {
 #[test]
 fn a_history_changes_no_bit_on_the_cpu() {
     // Of one model pages run short, so that they are evicted, and windows run on rings.
-    let models =
-        [("demo", None), ("qwen3_moe", None), ("own_llama_fp8_tied", None), ("mistral", Some(1))];
+    let models = [
+        ("demo", None),
+        ("qwen3_moe", None),
+        ("own_llama_fp8_tied", None),
+        ("own_mistral", Some(1)),
+    ];
     let (mut told, mut good) = (Vec::new(), true);
     for (seed, (name, kv_bytes)) in (20_261_122..).zip(models) {
         let open = || {

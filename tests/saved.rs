@@ -76,7 +76,7 @@ fn a_loaded_session_goes_on_with_the_same_bits() {
     for (name, reproducible) in [
         ("demo", true),
         ("demo", false),
-        ("mistral", true),
+        ("own_mistral", true),
         ("laneformer_d2", true),
         ("own_gemma3", true),
         ("gpt_oss_mxfp4", true),

@@ -80,7 +80,7 @@ impl Drop for Folder {
 
 #[test]
 fn the_fixtures_tokenize_as_recorded() {
-    let with_bos = ["laneformer_d2", "llama", "mistral"];
+    let with_bos = ["laneformer_d2", "llama", "own_mistral"];
     for (golden, models) in [("laneformer_d2", &with_bos[..]), ("qwen2", &["qwen2", "qwen3"])] {
         let golden = json_of(&fixture(golden).join("tokenizer_golden.json"));
         let cases = golden["cases"].as_array().unwrap();

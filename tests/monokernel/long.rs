@@ -10,7 +10,7 @@ use super::support::{greedy_request, open_on};
 const MODELS: [(&str, u32, u32); 5] = [
     ("own_llama_f16", 2, 64),
     ("qwen3", 4, 32),
-    ("mistral", 2, 32),
+    ("own_mistral", 2, 32),
     ("laneformer_d2", 8, 64),
     ("own_laneformer_replicate", 8, 32),
 ];

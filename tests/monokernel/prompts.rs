@@ -17,7 +17,7 @@ const MANY: usize = 17;
 /// number of heads a group; windows; lanes that hear of each other at once, later, or never.
 const FIXTURES: [&str; 11] = [
     "llama",
-    "mistral",
+    "own_mistral",
     "qwen2",
     "qwen3",
     "own_llama_f16",
@@ -144,7 +144,7 @@ fn a_long_prompt_continues_as_the_reference_would() {
 #[test]
 fn windows_move_over_a_ring_of_pages_and_prefixes_are_found() {
     let config = EngineConfig { max_batch: 2, kv_bytes: Some(1), ..EngineConfig::default() };
-    let name = "mistral";
+    let name = "own_mistral";
     let engine = open_with(name, "sim:seed=5,warp=32,blocks=8", config);
     let reference = reference(name);
     for count in [1300, 130, 300, 1335] {
@@ -257,7 +257,7 @@ fn long_prompts_on_several_machines_go_by_groups_of_places() {
         (SLICED, "ranks=3,blocks=3,seed=1", 500),
         ("qwen2", "ranks=2,blocks=2,seed=3", 700),
         ("qwen3", "ranks=2,blocks=5,seed=4", 517),
-        ("mistral", "ranks=2,blocks=7,seed=5", 1540),
+        ("own_mistral", "ranks=2,blocks=7,seed=5", 1540),
     ];
     two_at_a_time(all.into(), |(name, device, count)| {
         let config = EngineConfig { max_batch: 2, prefix_cache: false, ..EngineConfig::default() };

@@ -193,7 +193,7 @@ fn a_cancelled_stream_ends_soon_and_leaves_its_slot_to_others() {
 
 #[test]
 fn a_prompt_of_several_pages_is_computed_once() {
-    let folder = fixture("mistral");
+    let folder = fixture("own_mistral");
     let engine = open_simulated(&folder, 32);
     let ids: Vec<u32> = (0..200u32).map(|i| (i * 37 + i * i * 11) % 500).collect();
     let ours = engine.logits(&ids, LogitsPath::Prefill).unwrap();

@@ -159,7 +159,7 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
     from conftest import DATA
 
     # Float32 weights: prefill and decode then differ by rounding only, on every processor.
-    with kie.Engine(DATA / "mistral", threads=1) as engine:
+    with kie.Engine(DATA / "own_mistral", threads=1) as engine:
         _check_logprobs(engine)
 
 

@@ -112,11 +112,11 @@ def test_templates_get_variables_and_tools(engine: kie.Engine, demo: kie.Engine)
 
 def test_float32_is_rounded_on_request_only() -> None:
     with pytest.raises(kie.InvalidRequestError) as caught:
-        kie.Engine(DATA / "mistral", device="sim:blocks=4")
+        kie.Engine(DATA / "own_mistral", device="sim:blocks=4")
     for word in ('"f16"', '"bf16"', "model.safetensors", "F32"):
         assert word in caught.value.message
     with pytest.raises(kie.InvalidRequestError, match='got "f32"'):
-        kie.Engine(DATA / "mistral", device="sim:blocks=4", dtype="f32")
+        kie.Engine(DATA / "own_mistral", device="sim:blocks=4", dtype="f32")
 
 
 def test_mbu_is_a_part_of_what_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
