@@ -54,12 +54,14 @@ class Terminal:
 
 
 @contextmanager
-def chat(tmp_path: Path, *words: str, code: str | None = None) -> Iterator[Terminal]:
+def chat(
+    tmp_path: Path, *words: str, code: str | None = None, verb: str = "chat"
+) -> Iterator[Terminal]:
     """`kie chat` on a terminal of 100 columns, with a history of its own."""
     parent, child = pty.openpty()
     start = ["-m", "kie"] if code is None else ["-c", code]
     process = subprocess.Popen(
-        [sys.executable, *start, "chat", *words],
+        [sys.executable, *start, verb, *words],
         stdin=child,
         stdout=child,
         stderr=child,
@@ -99,6 +101,19 @@ def test_a_chat_on_a_terminal(tmp_path: Path, code: str | None) -> None:
     kept = json.loads(file.read_text())
     assert [turn["user"] for turn in kept["turns"]][1] == "and again"
     assert all(turn["assistant"] for turn in kept["turns"])
+
+
+def test_demo_on_a_terminal_offers_prompts(tmp_path: Path) -> None:
+    with chat(tmp_path, verb="demo") as shown:
+        assert "4  Write a function" in shown.until("Ctrl-D ends.")
+        for typed, answered in (("3", "def count_negative"), ("Write a function f.", "def f(")):
+            shown.until(">")
+            shown.type(f"{typed}\r")
+            shown.until(answered)
+            shown.until("tokens at")
+        shown.until(">")
+        shown.type("\x04")
+        assert shown.process.wait(60) == 0
 
 
 def test_an_interrupt_stops_the_answer_and_keeps_the_chat(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import kie
 import pytest
 from conftest import DATA, ROOT, TINY
 from kie import cli
+from kie.cli.demo import PROMPTS
 from kie.cli.models import EXAMPLES
 from kie.engine import plan_ahead
 
@@ -87,6 +88,16 @@ def test_completions_know_verbs_and_options(shell: str) -> None:
             ["bash", "-c", f"{script}\n{asks}"], capture_output=True, text=True, timeout=60
         )
         assert done.stdout.split() == ["--min-p", "--min-tokens"]
+
+
+def test_demo_answers_a_prompt_of_its_list(demo: kie.Engine) -> None:
+    for words, prompt in (((), PROMPTS[0]), (("2",), PROMPTS[1])):
+        done = run("demo", *words, input="")
+        told = [{"role": "user", "content": prompt}]
+        assert done.stdout == demo.generate(messages=told, temperature=0).text + "\n"
+        assert done.stderr.startswith(prompt)
+    for wrong in ("0", "9", "x", "²"):
+        assert f"wanted 1 to {len(PROMPTS)}" in run("demo", wrong).stderr
 
 
 def test_chat_answers_each_line() -> None:

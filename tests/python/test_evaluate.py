@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import kie
 import pytest
+from kie.cli.demo import PROMPTS
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools" / "demo_model"))
@@ -46,3 +48,18 @@ def test_the_default_model_writes_programs_that_run(demo: kie.Engine) -> None:
     run = evaluate.evaluate(demo, evaluate.TASKS / "heldout_compositions.json.xz", first=16)
     assert run["tasks"] == 16
     assert run["passed"] >= 15, run["results"]
+
+
+def test_what_kie_demo_offers_is_answered_rightly(demo: kie.Engine) -> None:
+    wanted = (
+        "f([1, 2, 3, 4]), 20",
+        "f('some words are not so long'), ['long', 'some', 'words']",
+        "f([-1, 2, -3]), 2",
+        "f(['a', 'b', 'a', 'c']), 'a'",
+    )
+    tasks = [{"form": "chat", "prompt": prompt} for prompt in PROMPTS]
+    jobs = []
+    for text, right in zip(evaluate.answers(demo, tasks, 0.0, 256), wanted, strict=True):
+        [name] = re.findall(r"^def (\w+)", text, re.M)
+        jobs.append((f"{text}\nf = {name}\n", [f"assert same({right})"]))
+    assert sandbox.run(jobs) == [sandbox.PASSED] * len(PROMPTS)

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 VERBS = {
     "run": "continue one prompt and stream the text",
+    "demo": "the model of the package answers prompts that suit it",
     "chat": "talk with a model, its keys and values kept between turns",
     "serve": "serve a model over HTTP, as OpenAI's clients expect it",
     "info": "print Spec, Plan, memory and roofline of a model on a device",

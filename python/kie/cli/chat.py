@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kie.cli import lines, options
 from kie.cli.conversation import Conversation
+from kie.cli.demo import PROMPTS
 from kie.cli.run import rate_line
 from kie.errors import ContextLengthError, InvalidRequestError
 
@@ -24,12 +25,8 @@ HELP = """\
 /help          print this
 /exit, Ctrl-D  end; Ctrl-C stops an answer and keeps the conversation"""
 
-TRY = """\
-The default model writes small Python functions. Try:
-  Write a function that returns the sum of the squares of the even numbers in a list.
-  Write a function that returns the words of a text that are longer than three letters, sorted.
-  Write a function that counts the negative numbers in a list.
-and then: Now make it ignore zeros."""
+TRY = "\n  ".join(("The default model writes small Python functions. Try:", *PROMPTS[:3]))
+THEN = "and then: Now make it ignore zeros."
 
 ROOM = 256
 """Tokens that are left for the answer when the oldest turns are dropped."""
@@ -56,7 +53,7 @@ def chat(given: Namespace) -> int:
         if asks:
             print("/help lists commands", file=sys.stderr)
             if given.model is None:
-                print(TRY, file=sys.stderr)
+                print(TRY, THEN, sep="\n", file=sys.stderr)
         talk = Conversation(engine, given.system)
         read = lines.reader(asks)
         while True:
@@ -114,13 +111,13 @@ def _command(talk: Conversation, entry: str) -> None:
 def _turn(talk: Conversation, text: str, keywords: dict[str, Any], asks: bool) -> None:
     """A question and its answer. A full context is told; on a terminal the oldest turns can go."""
     try:
-        done = _answer(talk.ask(text, **keywords), asks)
+        done = answer(talk.ask(text, **keywords), asks)
     except ContextLengthError:
         if not (asks and talk.turns and _agrees(talk)):
             raise
         dropped = talk.shorten(text, keywords["max_tokens"] or ROOM)
         print(f"forgot the oldest turns: {dropped}", file=sys.stderr)
-        done = _answer(talk.ask(text, **keywords), asks)
+        done = answer(talk.ask(text, **keywords), asks)
     talk.answered(text, done.text)
     if asks and done.finish_reason == "length" and keywords["max_tokens"] is None:
         print("the context is full: the answer ends here", file=sys.stderr)
@@ -137,7 +134,7 @@ def _agrees(talk: Conversation) -> bool:
     return reply.strip().lower() in ("", "y", "yes")
 
 
-def _answer(stream: Stream, asks: bool) -> Completion:
+def answer(stream: Stream, asks: bool) -> Completion:
     """Prints one answer; on a terminal the first Ctrl-C ends it, not the conversation."""
     with stream:
         try:
