@@ -213,6 +213,12 @@ def test_wrong_types_are_named(server: Serving, path: str) -> None:
             assert name in message, (name, value, message)
 
 
+def test_a_wrong_id_is_named(server: Serving) -> None:
+    for tokens, param in (([5, -1], "tokens[1]"), ([5, 99999], "tokens"), ("x", "tokens")):
+        got = server.post("/detokenize", {"tokens": tokens})
+        assert (got.status, got.param) == (400, param), got.body
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_bodies_that_are_no_json(server: Serving, path: str) -> None:
     sound = json.dumps(body(path, 1)).encode()
@@ -305,6 +311,15 @@ def test_what_has_no_effect_inside(server: Serving) -> None:
     more = {"tools": [{"type": "function", "function": function, "cache_control": mark}]}
     got = server.post(f"{path}?api-version=1&beta=true", body(path, 2, messages=turns, **more))
     assert got.status == 200, got.body
+    # What tunes caching or telemetry.
+    tuning: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"prompt_cache_options": {"ttl": "30m"}},
+        "/v1/responses": {"prompt_cache_options": {"mode": "explicit"}},
+        "/v1/messages": {"diagnostics": {}, "user_profile_id": "u", "speed": "standard"},
+    }
+    for path, more in tuning.items():
+        got = server.post(path, body(path, 1, **more))
+        assert got.status == 200, got.body
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -57,6 +57,10 @@ def test_text_reasoning_and_the_budget(client: openai.OpenAI) -> None:
     assert cut.status == "incomplete"
     assert cut.incomplete_details.reason == "max_output_tokens"
     assert SCRIPTS["plain"].startswith(cut.output_text)
+    assert [item.status for item in cut.output] == ["incomplete"]
+    thought = client.responses.create(model="talker", input="x #think", max_output_tokens=12)
+    assert thought.status == "incomplete"
+    assert [item.status for item in thought.output] == ["completed", "incomplete"]
 
 
 def test_streams_hold_the_same(client: openai.OpenAI) -> None:

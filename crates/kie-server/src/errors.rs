@@ -79,7 +79,7 @@ impl ApiError {
         match error {
             E::InvalidRequest(detail) => match detail.split([' ', ':']).next() {
                 Some(word) if PARAMS.contains(&word) => Self::field(word, said),
-                Some("the" | "prompt") => Self::field(prompt, said),
+                Some("the" | "prompt" | "id") => Self::field(prompt, said),
                 _ => Self::new(StatusCode::BAD_REQUEST, said),
             },
             E::ContextLength { .. } => {

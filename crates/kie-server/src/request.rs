@@ -102,7 +102,15 @@ impl Fields {
 
     /// A list of token ids.
     pub(crate) fn ids(&mut self, name: &str) -> Result<Option<Vec<u32>>, ApiError> {
-        self.read(name, "a list of token ids", ids_of)
+        let Some(value) = self.take(name) else { return Ok(None) };
+        if let Some(ids) = ids_of(&value) {
+            return Ok(Some(ids));
+        }
+        let mut numbered = value.as_array().into_iter().flatten().enumerate();
+        Err(match numbered.find(|(_, id)| id_of(id).is_none()) {
+            Some((n, id)) => wanted_but(&format!("{name}[{n}]"), "a token id", id),
+            None => wanted_but(name, "a list of token ids", &value),
+        })
     }
 
     /// A string or a list of strings.
@@ -180,5 +188,9 @@ fn whole(value: &Value) -> Option<u64> {
 
 /// A list of ids.
 pub(crate) fn ids_of(value: &Value) -> Option<Vec<u32>> {
-    value.as_array()?.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect()
+    value.as_array()?.iter().map(id_of).collect()
+}
+
+fn id_of(value: &Value) -> Option<u32> {
+    u32::try_from(whole(value)?).ok()
 }

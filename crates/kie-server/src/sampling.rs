@@ -49,7 +49,9 @@ pub(crate) fn take_without_effect(fields: &mut Fields) -> Result<(), ApiError> {
     for name in ["user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"] {
         fields.text(name)?;
     }
-    fields.object("metadata")?;
+    for name in ["metadata", "prompt_cache_options"] {
+        fields.object(name)?;
+    }
     fields.flag("parallel_tool_calls")?;
     let off = |v: &Value| v == &Value::Bool(false);
     let empty = |v: &Value| v.as_array().is_some_and(Vec::is_empty);

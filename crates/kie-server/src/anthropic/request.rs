@@ -55,9 +55,11 @@ pub(super) fn count(app: &App, mut fields: Fields) -> Result<usize, ApiError> {
 /// What decides the prompt, and what both paths take without effect.
 fn conversation(app: &App, fields: &mut Fields) -> Result<Conversation, ApiError> {
     let served = app.served()?;
-    for name in ["metadata", "cache_control", "context_management"] {
+    for name in ["metadata", "cache_control", "context_management", "diagnostics"] {
         fields.object(name)?;
     }
+    fields.text("user_profile_id")?;
+    fields.neutral("speed", "\"standard\"", |v| v == "standard")?;
     let empty = |v: &Value| v.as_array().is_some_and(Vec::is_empty);
     fields.neutral("mcp_servers", "an empty list", empty)?;
     output_config(fields)?;

@@ -3,7 +3,9 @@
 use kie_core::request::{Completion, Token};
 use serde_json::{json, Value};
 
-use super::{call_item, item_id, message_item, reasoning_item, reasoning_part, text_part, Head};
+use super::{
+    call_item, item_id, message_item, reasoning_item, reasoning_part, status, text_part, Head,
+};
 use crate::chat::Answer;
 use crate::errors::ApiError;
 use crate::generate::Writer;
@@ -171,12 +173,11 @@ impl Writer for Events {
             // An empty answer is one message.
             self.text(Kind::Message, "", out);
         }
-        let mut response = self.head.response(Vec::new(), Some((done, self.answer.thought())));
-        let whole = response["status"] == "completed";
-        self.close(if whole { "completed" } else { "incomplete" }, out);
-        response["output"] = std::mem::take(&mut self.output).into();
-        let kind = if whole { "response.completed" } else { "response.incomplete" };
-        self.send(kind, json!({"response": response}), out);
+        let status = status(done);
+        self.close(status, out);
+        let output = std::mem::take(&mut self.output);
+        let response = self.head.response(output, Some((done, self.answer.thought())));
+        self.send(&format!("response.{status}"), json!({"response": response}), out);
     }
 
     /// A failure in mid-stream is an event of its own; clients raise it.

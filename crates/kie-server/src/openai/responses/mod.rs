@@ -43,7 +43,7 @@ pub(crate) async fn create(
     let (tokens, done) = generation.collect().await?;
     let mut parts = answer.read(&tokens);
     parts.extend(answer.finish());
-    let output = output(&answer, parts);
+    let output = output(&answer, parts, status(&done));
     let done = Some((&*done, answer.thought()));
     Ok(Json(head.response(output, done)).into_response())
 }
@@ -71,13 +71,9 @@ impl Head {
 
     /// The response; without `done`, the end and tokens of reasoning, one that is in progress.
     fn response(&self, output: Vec<Value>, done: Option<(&Completion, usize)>) -> Value {
-        let whole = done.is_none_or(|(done, _)| done.finish_reason == FinishReason::Stop);
-        let status = match (done, whole) {
-            (None, _) => "in_progress",
-            (Some(_), true) => "completed",
-            (Some(_), false) => "incomplete",
-        };
-        let why = if whole { Value::Null } else { json!({"reason": "max_output_tokens"}) };
+        let status = done.map_or("in_progress", |(done, _)| status(done));
+        let cut = status == "incomplete";
+        let why = if cut { json!({"reason": "max_output_tokens"}) } else { Value::Null };
         let mut response = json!({
             "id": self.id,
             "object": "response",
@@ -102,6 +98,17 @@ impl Head {
             }
         }
         response
+    }
+}
+
+/// Of a response that ended, and of its last item.
+fn status(done: &Completion) -> &'static str {
+    match done.finish_reason {
+        FinishReason::Stop => "completed",
+        FinishReason::Length
+        | FinishReason::Timeout
+        | FinishReason::Cancelled
+        | FinishReason::Error => "incomplete",
     }
 }
 
@@ -150,15 +157,16 @@ fn call_item(id: &str, status: &str, call_id: &str, call: &Call, arguments: &str
     })
 }
 
-/// The items of a whole answer; at least one.
-fn output(answer: &Answer, parts: Vec<Part>) -> Vec<Value> {
+/// The items of a whole answer; at least one. The last has `status`, unless it is a call: those are
+/// whole.
+fn output(answer: &Answer, parts: Vec<Part>, status: &str) -> Vec<Value> {
     let (mut output, mut open): (Vec<Value>, Option<Part>) = (Vec::new(), None);
-    let close = |open: Option<Part>, output: &mut Vec<Value>| match open {
+    let close = |open: Option<Part>, status: &str, output: &mut Vec<Value>| match open {
         Some(Part::Text(text)) => {
-            output.push(message_item(&item_id("msg"), "completed", vec![text_part(&text)]));
+            output.push(message_item(&item_id("msg"), status, vec![text_part(&text)]));
         }
         Some(Part::Reasoning(text)) => {
-            output.push(reasoning_item(&item_id("rs"), "completed", vec![reasoning_part(&text)]));
+            output.push(reasoning_item(&item_id("rs"), status, vec![reasoning_part(&text)]));
         }
         Some(Part::Call(call)) => {
             let call_id = answer.call_id(call.id.as_deref(), "call_");
@@ -172,12 +180,12 @@ fn output(answer: &Answer, parts: Vec<Part>) -> Vec<Value> {
             (_, Part::Mark(_)) => {}
             (Some(Part::Text(all)), Part::Text(text)) => all.push_str(&text),
             (Some(Part::Reasoning(all)), Part::Reasoning(text)) => all.push_str(&text),
-            (_, part) => close(open.replace(part), &mut output),
+            (_, part) => close(open.replace(part), "completed", &mut output),
         }
     }
-    close(open, &mut output);
+    close(open, status, &mut output);
     if output.is_empty() {
-        output.push(message_item(&item_id("msg"), "completed", vec![text_part("")]));
+        output.push(message_item(&item_id("msg"), status, vec![text_part("")]));
     }
     output
 }
