@@ -10,13 +10,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import kie
 import pytest
-from conftest import TINY
+from conftest import ROOT, TINY
 from kie import _kie, machine
+
+sys.path.insert(0, str(ROOT / "tests" / "attack"))
+
+from generators import limits
 
 
 def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -85,6 +90,32 @@ def test_doctor_says_what_the_engine_does(monkeypatch: pytest.MonkeyPatch) -> No
             kie.Engine(TINY, device="sim")
     monkeypatch.delenv("CXX")
     assert machine.report(measure=False).compiler is not None
+
+
+@pytest.mark.parametrize("real", [True, False], ids=["group", "told"])
+def test_a_quota_of_cpu_time_counts(tmp_path: Path, real: bool) -> None:
+    """Half a core: of a control group where one can be made here, and of files that say so."""
+    case = {"kind": "cpu", "quota": 0.5, "room": 0}
+    script = """
+import kie, sys
+from kie import machine
+with kie.Engine(sys.argv[1], device="cpu") as engine:
+    print(engine.info()["threads"], machine.report(measure=False).will_use)
+"""
+    files = {"cpu.max": "50000 100000"}
+    with (
+        limits.group(case, tmp_path) if real else nullcontext(limits.told(tmp_path, files)) as set_
+    ):
+        if set_ is None:
+            pytest.skip("neither control groups nor mounts may be made here")
+        done = subprocess.run(
+            [*set_, sys.executable, "-c", script, str(TINY)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.stdout.startswith("1 cpu ("), (done.stdout, done.stderr)
+    assert ", 1 thread)" in done.stdout
 
 
 @pytest.mark.parametrize(

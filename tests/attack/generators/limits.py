@@ -105,12 +105,25 @@ def group(case: Case, folder: Path) -> Iterator[list[str] | None]:
         for name, value in (first if old else second).items():
             (made / name).write_text(f"{value:.0f}" if isinstance(value, float) else str(value))
     except OSError:
-        yield None
+        yield told(folder, second) if case["kind"] == "cpu" else None
     else:
         yield ["/bin/sh", "-c", f'echo $$ >{made}/cgroup.procs && exec "$@"', "sh"]
     finally:
         if made.is_dir():
             made.rmdir()
+
+
+def told(folder: Path, files: dict[str, Any]) -> list[str] | None:
+    """Before a command that is to find itself in a group of these files, which hold nobody back."""
+    job = folder / "groups" / "job"
+    job.mkdir(parents=True)
+    for name, text in (files | {"cgroup.controllers": ""}).items():
+        (job / name).write_text(text)
+    (folder / "group").write_text("0::/job\n")
+    mounts = f"mount --bind {job.parent} {GROUPS} && mount --bind {folder}/group /proc/$$/cgroup"
+    shell = ["unshare", "-rm", "/bin/sh", "-c"]
+    can = subprocess.run([*shell, mounts], capture_output=True, check=False).returncode == 0
+    return [*shell, f'{mounts} && exec "$@"', "sh"] if can else None
 
 
 def taken(field: str) -> int:
