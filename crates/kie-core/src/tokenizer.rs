@@ -61,7 +61,7 @@ struct Inner {
 
 /// What a parsed tokenizer takes for each byte of its file, at most: maps of its vocabulary and
 /// merges, in both directions.
-const PARSED_BYTES: u64 = 16;
+const PARSED_BYTES: u64 = 48;
 
 impl Tokenizer {
     /// Reads the tokenizer of the model in `dir`, whose embedding has `vocab` rows.
@@ -420,4 +420,23 @@ fn without_limits(mut t: tokenizers::Tokenizer) -> tokenizers::Result<tokenizers
     t.with_truncation(None)?;
     t.with_padding(None);
     Ok(t)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::engine::fake::peak_bytes;
+
+    #[test]
+    fn room_for_a_parsed_tokenizer_is_asked_for() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        for folder in ["python/kie/demo", "tests/data/llama", "tests/data/qwen3"] {
+            let folder = root.join(folder);
+            let bytes = folder.join("tokenizer.json").metadata().unwrap().len();
+            let peak = peak_bytes(|| Tokenizer::from_dir(&folder, 1 << 20).unwrap());
+            let most = bytes * PARSED_BYTES;
+            assert!(peak <= most, "{}: {peak} bytes, {most} asked for", folder.display());
+        }
+    }
 }

@@ -27,6 +27,20 @@ use crate::tokenizer::Tokenizer;
 thread_local! {
     /// Allocations and frees of this thread.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    /// Bytes that this thread holds, and the most that it held.
+    static HELD: Cell<(i64, i64)> = const { Cell::new((0, 0)) };
+}
+
+/// The most bytes that this thread holds at once during `work`, beyond those before.
+pub fn peak_bytes<T>(work: impl FnOnce() -> T) -> u64 {
+    HELD.set((0, 0));
+    drop(work());
+    HELD.get().1.unsigned_abs()
+}
+
+fn hold(bytes: i64) {
+    let (held, most) = HELD.get();
+    HELD.set((held + bytes, most.max(held + bytes)));
 }
 
 /// The system's allocator, counting by thread.
@@ -38,11 +52,13 @@ static ALLOCATOR: Counting = Counting;
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        hold(layout.size() as i64);
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        hold(-(layout.size() as i64));
         unsafe { System.dealloc(at, layout) }
     }
 }
