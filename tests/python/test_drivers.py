@@ -1,4 +1,5 @@
-"""Drivers of GPUs that fail, each call in its turn: see tests/attack/generators/drivers.py."""
+"""Drivers of GPUs that fail, each call in its turn, and reads while a model loads: see drivers.py
+and faults.py in tests/attack/generators."""
 
 from __future__ import annotations
 
@@ -8,6 +9,10 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "tests" / "attack"))
+
+from generators import faults
 
 CALLS = {"cuda:0": 40, "cuda:0,1": 40, "hip:0": 35}
 """How many different calls an engine makes at least."""
@@ -31,3 +36,11 @@ print(drivers.walk({device!r}, Path({str(tmp_path)!r})))
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert int(done.stdout) >= CALLS[device]
+
+
+@pytest.mark.parametrize(("what", "count"), [("EIO", 0), ("half", 0), ("memory", 12)])
+def test_every_read_of_loading_may_fail(what: str, count: int, tmp_path: Path) -> None:
+    """And memory may end anywhere, in twelve steps."""
+    faults.run(
+        {"what": what, "model": "tiny", "positions": 64, "from": 0, "count": count}, tmp_path
+    )

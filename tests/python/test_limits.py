@@ -118,6 +118,13 @@ with kie.Engine(sys.argv[1], device="cpu") as engine:
     assert ", 1 thread)" in done.stdout
 
 
+@pytest.mark.parametrize("work", ["open", "quantize"])
+def test_a_full_disk_holds_no_cache_and_no_half_of_a_model(tmp_path: Path, work: str) -> None:
+    case = {"kind": "disk", "room": 4096, "work": work, "model": "tiny", "threads": 1}
+    if not limits.run(case, tmp_path):
+        pytest.skip("nothing may be mounted here")
+
+
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [

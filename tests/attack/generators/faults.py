@@ -38,7 +38,10 @@ OPTIONS = {"device": "cpu", "threads": 1, "max_batch": 1}
 
 
 def cases(random: Random) -> Iterator[Case]:
-    """From which call on reads fail, one at a time, and how; or shares of the memory needed."""
+    """From which call on reads fail, one at a time, and how; or shares of the memory needed.
+
+    A count of 0 stands for all calls.
+    """
     while True:
         yield {
             "what": random.choice((*ERRORS, "memory", "memory", "memory")),
@@ -156,8 +159,8 @@ def child(case: Case) -> None:
     assert calls > 0
     assert peak > 0 or what != "memory"
     before, at_work = held(), threads()
-    wrong = []
-    for n in range(case["count"]):
+    wrong: list[str] = []
+    for n in range(case["count"] or calls):
         if what == "memory":
             budget = int((case["from"] + n) / case["count"] * peak)
             arm(budget=budget)
