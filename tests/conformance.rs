@@ -72,6 +72,10 @@ fn divides(folder: &Path, ranks: u64) -> bool {
         // q and k are normed over all heads at once.
         return ranks == 1;
     }
+    let recurrent = config["linear_num_key_heads"].as_u64().unwrap_or(0);
+    if !recurrent.is_multiple_of(ranks) {
+        return false;
+    }
     let layers = config["layers"].as_array().cloned().unwrap_or_else(|| vec![config.clone()]);
     layers.iter().all(|layer| heads_divide(layer, ranks))
 }
@@ -123,7 +127,8 @@ fn every_fixture_on_virtual_ranks() {
 
 /// Fixtures with experts: a tensor each, in one tensor as MXFP4 and as columns; a residual stream
 /// beyond what halves hold.
-const SPARSE: [&str; 5] = ["qwen3_moe", "gpt_oss_mxfp4", "own_gpt_oss", "own_mixtral", "own_olmoe"];
+const SPARSE: [&str; 6] =
+    ["qwen3_moe", "gpt_oss_mxfp4", "own_gpt_oss", "own_mixtral", "own_olmoe", "own_qwen3_next"];
 
 /// The strongest level whose prefill has float32 activations.
 fn float32_level() -> Level {
@@ -167,6 +172,8 @@ fn experts_are_read_as_dtype_says() {
         ("qwen3_moe", "fp8", 1e-3, 0.3),
         ("qwen3_moe", "int4", 1e-3, 0.6),
         ("own_gpt_oss", "f32", 0.0, 1e-5),
+        ("own_qwen3_next", "f32", 0.0, 1e-5),
+        ("own_qwen3_next", "fp8", 1e-3, 0.3),
         ("gpt_oss_mxfp4", "f32", 0.0, 1e-5),
         ("gpt_oss_mxfp4", "bf16", 0.0, 1e-5),
     ] {

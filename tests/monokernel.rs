@@ -112,6 +112,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("own_gemma3", "embeddings times 5.656854, 1 wanted"),
     ("own_olmoe", "qkv norms q and k over all heads, each head wanted"),
     ("own_olmo2", "project_normed where the order of known phases has project"),
+    ("own_qwen3_next", "delta_in"),
     ("own_phi3", "qkv turns 12 features of 16, all wanted"),
 ];
 

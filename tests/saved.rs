@@ -80,6 +80,8 @@ fn a_loaded_session_goes_on_with_the_same_bits() {
         ("laneformer_d2", true),
         ("own_gemma3", true),
         ("gpt_oss_mxfp4", true),
+        ("own_qwen3_next", true),
+        ("own_qwen3_next", false),
     ] {
         let fresh = || {
             open_with(name, |c| {

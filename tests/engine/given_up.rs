@@ -1,6 +1,7 @@
 //! Passes of the CPU that are given up: by chance, at any step, beside others; and for a caller who
 //! left. What they wrote is seen by nobody.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -83,16 +84,16 @@ impl Running for Work {
     }
 }
 
-fn open() -> (Engine, Arc<Answers>) {
+fn open(folder: &Path) -> (Engine, Arc<Answers>) {
     let options = Options { threads: Some(2), ..Options::default() };
     let inner = devices::open("cpu", &options).unwrap();
     let answers = Arc::<Answers>::default();
     let runner = Arc::new(Impatient(inner, Arc::clone(&answers)));
-    let builder = Engine::builder(demo()).runner(runner);
+    let builder = Engine::builder(folder).runner(runner);
     (builder.max_batch(4).build().unwrap(), answers)
 }
 
-fn request(n: u32, prompt: u32, max_tokens: usize) -> Request {
+fn request(n: u32, prompt: u32, max_tokens: usize, vocab: u32) -> Request {
     let params = SamplingParams {
         max_tokens: Some(max_tokens),
         temperature: Some(0.8),
@@ -102,7 +103,7 @@ fn request(n: u32, prompt: u32, max_tokens: usize) -> Request {
         logprobs: Some(0),
         ..SamplingParams::default()
     };
-    let ids = (0..prompt).map(|at| 5 + (at * 31 + n * 977) % 4000).collect();
+    let ids = (0..prompt).map(|at| 5 + (at * 31 + n * 977) % vocab).collect();
     Request { prompt: Prompt::Ids(ids), params }
 }
 
@@ -113,37 +114,51 @@ fn bits(done: &Completion) -> Vec<(u32, u32)> {
 
 #[test]
 fn passes_given_up_by_chance_change_no_bit() {
-    let (engine, _) = open();
-    let ask = |n: u32| engine.generate(request(n, 40 + 300 * n, 6)).unwrap();
+    given_up_by_chance(&demo(), 300, &[2, 7, 40]);
+}
+
+/// A position that is computed again changes no state twice.
+#[test]
+fn a_recurrent_state_knows_nothing_of_passes_given_up() {
+    given_up_by_chance(&demo().join("../../../tests/data/own_qwen3_next"), 140, &[2, 5]);
+}
+
+/// Prompts of 40 tokens, and of `step` more each; looks say with a chance of one in so many that
+/// nobody waits.
+fn given_up_by_chance(folder: &Path, step: u32, chances: &[u64]) {
+    let (engine, _) = open(folder);
+    let (vocab, most) = (engine.info().vocab as u32 / 2, engine.context().min(600));
+    let prompt = |n: u32| request(n, 40 + step * n, 6, vocab);
+    let ask = |n: u32| engine.generate(prompt(n)).unwrap();
     let alone: Vec<_> = (0..4).map(|n| bits(&ask(n))).collect();
-    let logits = engine.logits(&[7; 600], LogitsPath::Prefill).unwrap().values;
+    let ids = vec![7; most];
+    let logits = engine.logits(&ids, LogitsPath::Prefill).unwrap().values;
     engine.close();
-    for chance in [2, 7, 40] {
-        let (engine, answers) = open();
+    for &chance in chances {
+        let (engine, answers) = open(folder);
         answers.chance.store(chance, Ordering::Relaxed);
-        let streams: Vec<_> =
-            (0..4).map(|n| engine.stream(request(n, 40 + 300 * n, 6)).unwrap()).collect();
+        let streams: Vec<_> = (0..4).map(|n| engine.stream(prompt(n)).unwrap()).collect();
         let together: Vec<_> =
             streams.into_iter().map(|mut stream| bits(&stream.completion().unwrap())).collect();
         assert_eq!(together, alone, "one in {chance}");
         assert!(answers.said.load(Ordering::Relaxed) > 0, "one in {chance}: none was given up");
         // A prefix that the cache kept is one of whole passes.
         answers.chance.store(0, Ordering::Relaxed);
-        let again = engine.generate(request(3, 940, 6)).unwrap();
+        let again = engine.generate(prompt(3)).unwrap();
         assert!(again.usage.cached_tokens > 0, "{:?}", again.usage);
         assert_eq!(bits(&again), alone[3], "one in {chance}");
-        assert!(engine.logits(&[7; 600], LogitsPath::Prefill).unwrap().values == logits);
+        assert!(engine.logits(&ids, LogitsPath::Prefill).unwrap().values == logits);
     }
 }
 
 #[test]
 fn who_leaves_in_a_pass_ends_it_and_leaves_nothing_behind() {
-    let (engine, _) = open();
-    let wanted = bits(&engine.generate(request(1, 500, 6)).unwrap());
+    let (engine, _) = open(&demo());
+    let wanted = bits(&engine.generate(request(1, 500, 6, 4000)).unwrap());
     engine.close();
-    let (engine, answers) = open();
+    let (engine, answers) = open(&demo());
     answers.has_victim.store(true, Ordering::Release);
-    let stream = engine.stream(request(1, 500, 6)).unwrap();
+    let stream = engine.stream(request(1, 500, 6, 4000)).unwrap();
     *answers.victim.lock().unwrap() = Some(stream);
     while answers.has_victim.load(Ordering::Acquire) {
         std::thread::yield_now();
@@ -152,7 +167,7 @@ fn who_leaves_in_a_pass_ends_it_and_leaves_nothing_behind() {
     let done = stream.completion().unwrap();
     assert_eq!(done.finish_reason, FinishReason::Cancelled);
     assert!(done.token_ids.is_empty(), "the pass was not finished");
-    let again = engine.generate(request(1, 500, 6)).unwrap();
+    let again = engine.generate(request(1, 500, 6, 4000)).unwrap();
     assert_eq!(again.usage.cached_tokens, 0);
     assert_eq!(bits(&again), wanted);
 }

@@ -28,7 +28,7 @@ def golden(folder: Path) -> dict[str, Any]:
 
 
 def test_every_folder_is_here() -> None:
-    assert len(FOLDERS) == 22
+    assert len(FOLDERS) == 23
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -82,6 +82,9 @@ def test_float64_pass_reproduces_the_golden(folder: Path) -> None:
         ("own_mixtral", {"num_experts_per_tok": 3}),
         ("own_mixtral", {"norm_topk_prob": False}),
         ("own_olmoe", {"norm_topk_prob": True}),
+        ("own_qwen3_next", {"partial_rotary_factor": 0.5}),
+        ("own_qwen3_next", {"rope_theta": 100.0}),
+        ("own_qwen3_next", {"norm_topk_prob": False}),
         ("own_gpt_oss", {"swiglu_limit": 7.0}),
         ("own_gpt_oss", {"layer_types": ["full_attention"] * 2}),
         ("gpt_oss_mxfp4", {"swiglu_limit": 0.5}),

@@ -161,6 +161,8 @@ pub enum StepKind {
     Embed(Embed),
     Qkv(Qkv),
     Attend(Attend),
+    DeltaIn(DeltaIn),
+    DeltaRule(DeltaRule),
     Project(Project),
     ProjectNormed(ProjectNormed),
     GateUp(GateUp),
@@ -178,6 +180,8 @@ impl StepKind {
             Self::Embed(_) => "embed",
             Self::Qkv(_) => "qkv",
             Self::Attend(_) => "attend",
+            Self::DeltaIn(_) => "delta_in",
+            Self::DeltaRule(_) => "delta_rule",
             Self::Project(_) => "project",
             Self::ProjectNormed(_) => "project_normed",
             Self::GateUp(_) => "gate_up",
@@ -208,7 +212,8 @@ pub struct Qkv {
     /// RMSNorm scale of the input, `[hidden]` or `[lanes, hidden]`; without one it is taken as it
     /// is.
     pub norm: Option<u32>,
-    /// q, k and v, `[lanes, rows, hidden]`.
+    /// q, k and v, `[lanes, rows, hidden]`. With `gates` q has twice its rows: those of a head,
+    /// then those of its gate.
     pub weights: [u32; 3],
     /// Biases of the same, one row or one a lane.
     pub biases: Option<[u32; 3]>,
@@ -224,20 +229,32 @@ pub struct Qkv {
     pub input: u32,
     /// q, `[heads.query * heads.dim]` a lane.
     pub output: u32,
+    /// What [`Attend`] gates its output by, the same size.
+    pub gates: Option<u32>,
     /// Where k and v are kept.
     pub state: StateAt,
-    /// Which block does which heads; see [`Program::row_partition`].
+    /// Which block does which heads, gates counted as heads; see [`Program::row_partition`].
     pub partition: u32,
 }
 
-/// `output = softmax(q kᵀ / sqrt(heads.dim)) v` over the pages of `state`. A sink is a score beside
-/// those of the keys whose value is 0.
+impl Qkv {
+    /// Heads of q, k and v, and of gates.
+    pub const fn all_heads(&self) -> u32 {
+        let gates = if self.gates.is_some() { self.heads.query } else { 0 };
+        self.heads.all() + gates
+    }
+}
+
+/// `output = softmax(q kᵀ / sqrt(heads.dim)) v` over the pages of `state`, times the sigmoid of
+/// `gates` where there are some. A sink is a score beside those of the keys whose value is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attend {
     /// Heads of one lane.
     pub heads: Heads,
     /// q, `[heads.query * heads.dim]` a lane.
     pub input: u32,
+    /// The same size.
+    pub gates: Option<u32>,
     /// The same size.
     pub output: u32,
     /// Where k and v are kept.
@@ -246,6 +263,104 @@ pub struct Attend {
     pub window: Option<u32>,
     /// Sinks, `[lanes, heads.query]`.
     pub sinks: Option<u32>,
+}
+
+/// `outputs = W · norm(input)`: what [`DeltaRule`] is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeltaIn {
+    /// RMSNorm scale of the input, `[hidden]`; without one it is taken as it is.
+    pub norm: Option<u32>,
+    /// `[lanes, heads.keys * heads.rows(), hidden]`: q, k, the v of its value heads and their z,
+    /// key head by key head. `[lanes, 2 * heads.values, hidden]`: b, then a, of each key head's
+    /// value heads.
+    pub weights: [u32; 2],
+    /// Heads of one lane.
+    pub heads: DeltaHeads,
+    /// Residual streams.
+    pub input: u32,
+    /// The rows of each of the two.
+    pub outputs: [u32; 2],
+    /// Which block does which rows: of each lane those of the first matrix, then the second's.
+    pub partition: u32,
+}
+
+impl DeltaIn {
+    /// Rows of one lane of both matrices.
+    pub const fn rows(&self) -> u32 {
+        self.heads.keys * self.heads.rows() + 2 * self.heads.values
+    }
+}
+
+/// The gated delta rule (Yang, Kautz and Hatamizadeh, "Gated Delta Networks", 2024). q, k and v are
+/// `silu` of a convolution over positions, channel by channel; q and k of each head are divided by
+/// their lengths, q by `sqrt(key_dim)`, too. For each value head, with S `[key_dim, value_dim]`:
+///
+/// ```text
+/// S = S exp(-exp(decay) softplus(a + bias)),  S += k (sigmoid(b) (v - Sᵀ k))ᵀ,  o = Sᵀ q
+/// output = norm(o) silu(z)
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeltaRule {
+    /// Heads of one lane.
+    pub heads: DeltaHeads,
+    /// What the taps are multiplied by, the own position's last: a row a channel of q, then of k,
+    /// then of v, over all lanes.
+    pub conv: u32,
+    /// A number a value head, over all lanes.
+    pub decay: u32,
+    /// The same.
+    pub bias: u32,
+    /// RMSNorm scale of a head's output, `[value_dim]`.
+    pub norm: u32,
+    /// What [`DeltaIn`] put out.
+    pub inputs: [u32; 2],
+    /// `[heads.values * heads.value_dim]` a lane.
+    pub output: u32,
+    /// Where S and the last inputs of the convolution are kept.
+    pub state: StateAt,
+}
+
+/// Heads of one lane's gated delta rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DeltaHeads {
+    /// Heads of q and k.
+    pub keys: u32,
+    /// Heads of v; a multiple of `keys`, whose heads have equally many, one behind the other.
+    pub values: u32,
+    /// Features of a head of q and k.
+    pub key_dim: u32,
+    /// Features of a head of v.
+    pub value_dim: u32,
+    /// Taps of the convolution, the own position included.
+    pub taps: u32,
+}
+
+impl DeltaHeads {
+    /// Value heads of a key head.
+    pub const fn shared(self) -> u32 {
+        self.values / self.keys
+    }
+
+    /// Channels of a key head: q, k, and v of its value heads.
+    pub const fn channels(self) -> u32 {
+        2 * self.key_dim + self.shared() * self.value_dim
+    }
+
+    /// Numbers that a key head takes in: its channels, then z.
+    pub const fn rows(self) -> u32 {
+        self.channels() + self.shared() * self.value_dim
+    }
+
+    /// Numbers of v, or of the output.
+    pub const fn value_width(self) -> u32 {
+        self.values * self.value_dim
+    }
+
+    /// Numbers that a key head keeps of a sequence: the last `taps - 1` inputs of its channels,
+    /// oldest first, then S of each value head.
+    pub const fn kept(self) -> u32 {
+        self.channels() * (self.taps - 1) + self.shared() * self.key_dim * self.value_dim
+    }
 }
 
 /// `o_l = W_l · input_l + bias`, joined to the residual streams; kept where a later layer wants it.
@@ -531,14 +646,16 @@ pub struct StateAt {
     pub layer: u32,
 }
 
-/// Layers whose state lies in the same pages: one page holds [`PAGE`] positions of all of them.
+/// Layers whose state lies in the same pages: one page holds [`PAGE`] positions of all of them, or
+/// what they keep behind its last position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageGroup {
     /// What a layer keeps of a position.
     pub state: StateKind,
     /// Layers of the group.
     pub layers: u32,
-    /// Most positions that one of them looks back, the own included; all where there is none.
+    /// Most positions that one of them looks back, the own included; all where there is none. Of
+    /// [`StateKind::Recurrent`] it is 2: what is kept behind the position before says all.
     pub window: Option<u32>,
     /// Pages of the group's pool.
     pub pages: u32,
@@ -548,6 +665,11 @@ impl PageGroup {
     /// Bytes of one page.
     pub const fn page_bytes(&self) -> u64 {
         self.layers as u64 * self.state.layer_bytes()
+    }
+
+    /// A page holds what is kept behind its last position, and is written once that is computed.
+    pub const fn is_recurrent(&self) -> bool {
+        matches!(self.state, StateKind::Recurrent { .. })
     }
 }
 
@@ -565,6 +687,15 @@ pub enum StateKind {
         /// Features of a head.
         head_dim: u32,
     },
+    /// For each lane and key head [`DeltaHeads::kept`] float32 numbers, which every position
+    /// changes. While a sequence runs they are the runner's; a page has a copy of them as they are
+    /// behind its last position.
+    Recurrent {
+        /// Lanes.
+        lanes: u32,
+        /// Heads of one lane.
+        heads: DeltaHeads,
+    },
 }
 
 impl StateKind {
@@ -578,6 +709,9 @@ impl StateKind {
                     * 2
                     * PAGE as u64
                     * dtype.bytes() as u64
+            }
+            Self::Recurrent { lanes, heads } => {
+                lanes as u64 * heads.keys as u64 * heads.kept() as u64 * 4
             }
         }
     }

@@ -12,7 +12,14 @@ pub fn partition_rows(steps: &mut [Step], dims: &Dims, blocks: u32) -> Vec<u32> 
     let mut ends = Vec::new();
     for step in steps {
         let (partition, rows, unit) = match &mut step.kind {
-            StepKind::Qkv(qkv) => (&mut qkv.partition, dims.lanes * qkv.heads.all(), 1),
+            StepKind::Qkv(qkv) => {
+                let heads = dims.lanes * qkv.all_heads();
+                (&mut qkv.partition, heads, 1)
+            }
+            StepKind::DeltaIn(delta) => {
+                let rows = dims.lanes * delta.rows();
+                (&mut delta.partition, rows, TILE_ROWS)
+            }
             StepKind::Project(project) => (&mut project.partition, dims.hidden, TILE_ROWS),
             StepKind::ProjectNormed(project) => (&mut project.partition, dims.hidden, TILE_ROWS),
             StepKind::GateUp(gate_up) => {
@@ -25,7 +32,10 @@ pub fn partition_rows(steps: &mut [Step], dims: &Dims, blocks: u32) -> Vec<u32> 
             StepKind::ExpertsDown(experts) => (&mut experts.partition, dims.hidden, TILE_ROWS),
             StepKind::Head(head) => (&mut head.partition, dims.vocab, TILE_ROWS),
             // Their items go round the blocks.
-            StepKind::Embed(_) | StepKind::Attend(_) | StepKind::Sample(_) => continue,
+            StepKind::Embed(_)
+            | StepKind::Attend(_)
+            | StepKind::DeltaRule(_)
+            | StepKind::Sample(_) => continue,
         };
         *partition = ends.len() as u32;
         ends.extend(evenly(rows, unit, blocks));

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use crate::abi::{PageGroup, StateKind};
+use crate::abi::{DeltaHeads, PageGroup, StateKind};
 use crate::error::Error;
 
 /// Query and kv heads of each of so many ranks: whole kv heads with all their query heads, fewer
@@ -47,7 +47,11 @@ pub(crate) fn state_of(group: &PageGroup, ranks: u32) -> StateKind {
             let kv_heads = kv_heads.div_ceil(ranks);
             StateKind::KeysValues { dtype, lanes: ranks, kv_heads, head_dim }
         }
-        state @ StateKind::KeysValues { .. } => state,
+        StateKind::Recurrent { lanes: 1, heads } if ranks > 1 => {
+            let (keys, values) = (heads.keys.div_ceil(ranks), heads.values.div_ceil(ranks));
+            StateKind::Recurrent { lanes: ranks, heads: DeltaHeads { keys, values, ..heads } }
+        }
+        state @ (StateKind::KeysValues { .. } | StateKind::Recurrent { .. }) => state,
     }
 }
 

@@ -3,9 +3,10 @@
 //! read, and whose rows are each owned by exactly one block.
 
 use crate::abi::{
-    Attend, Codes, Dtype, Embed, Encoding, ExpertGroups, ExpertsDown, ExpertsGateUp, Gate, GateUp,
-    Head, HeadMode, Heads, Join, NormSpan, PageGroup, Program, Project, ProjectNormed, Qkv, Route,
-    Scoring, StateAt, StateKind, Step, StepKind, Tensor,
+    Attend, Codes, DeltaHeads, DeltaIn, DeltaRule, Dtype, Embed, Encoding, ExpertGroups,
+    ExpertsDown, ExpertsGateUp, Gate, GateUp, Head, HeadMode, Heads, Join, NormSpan, PageGroup,
+    Program, Project, ProjectNormed, Qkv, Route, Scoring, StateAt, StateKind, Step, StepKind,
+    Tensor,
 };
 use crate::buffer::Buffer;
 use crate::error::{Error, Result};
@@ -84,10 +85,17 @@ impl Checker<'_> {
     }
 
     fn group(&self, group: &PageGroup) -> Check {
-        let StateKind::KeysValues { dtype, lanes, kv_heads, head_dim } = group.state;
-        let sized = lanes == self.program.dims.lanes && kv_heads > 0 && head_dim > 0;
-        let stored = matches!(dtype, Dtype::F32 | Dtype::F16);
-        wanted(sized && stored && group.window != Some(0), || format!("page group {group:?}"))
+        let all_lanes = self.program.dims.lanes;
+        let fits = match group.state {
+            StateKind::KeysValues { dtype, lanes, kv_heads, head_dim } => {
+                let sized = lanes == all_lanes && kv_heads > 0 && head_dim > 0;
+                sized && matches!(dtype, Dtype::F32 | Dtype::F16) && group.window != Some(0)
+            }
+            StateKind::Recurrent { lanes, heads } => {
+                lanes == all_lanes && delta_heads(heads).is_ok() && group.window == Some(2)
+            }
+        };
+        wanted(fits, || format!("page group {group:?}"))
     }
 
     fn tensor(&self, index: usize, t: &Tensor) -> Check {
@@ -130,6 +138,8 @@ impl Checker<'_> {
             StepKind::Embed(embed) => self.embed(embed),
             StepKind::Qkv(qkv) => self.qkv(qkv),
             StepKind::Attend(attend) => self.attend(attend),
+            StepKind::DeltaIn(delta) => self.delta_in(delta),
+            StepKind::DeltaRule(delta) => self.delta_rule(delta),
             StepKind::Project(project) => self.project(project),
             StepKind::ProjectNormed(project) => self.project_normed(project),
             StepKind::GateUp(gate_up) => self.gate_up(gate_up),
@@ -155,9 +165,15 @@ impl Checker<'_> {
         wanted(divide && even, || format!("heads do not divide: {heads:?}"))?;
         step.norm.map_or(Ok(()), |norm| self.norm(norm))?;
         let widths = [heads.query_width(), heads.kv_width(), heads.kv_width()];
-        for (weight, rows) in step.weights.into_iter().zip(widths) {
+        let mut rows = widths;
+        rows[0] *= 1 + u32::from(step.gates.is_some());
+        for (weight, rows) in step.weights.into_iter().zip(rows) {
             self.matrix(weight, [d.lanes, rows, d.hidden])?;
         }
+        let plain = step.biases.is_none() && step.norm_span == NormSpan::Head;
+        wanted(step.gates.is_none() || plain, || {
+            "gates beside biases, or norms over all heads".to_owned()
+        })?;
         for (bias, width) in step.biases.into_iter().flatten().zip(widths) {
             self.numbers(bias, d.lanes * width, "bias")?;
         }
@@ -173,10 +189,45 @@ impl Checker<'_> {
         self.rotary(step.rotary.table, heads.dim)?;
         self.reads(step.input, d.lanes, d.hidden)?;
         self.writes(step.output, d.lanes, heads.query_width())?;
+        step.gates.map_or(Ok(()), |gates| self.writes(gates, d.lanes, heads.query_width()))?;
         self.state(step.state, heads)?;
-        let kept = &mut self.kept[step.state.group as usize][step.state.layer as usize];
-        wanted(!std::mem::replace(kept, true), || format!("{:?} is another layer's", step.state))?;
-        self.partition(step.partition, d.lanes * heads.all())
+        self.keeps(step.state)?;
+        self.partition(step.partition, d.lanes * step.all_heads())
+    }
+
+    /// The place is this step's alone.
+    fn keeps(&mut self, at: StateAt) -> Check {
+        let kept = &mut self.kept[at.group as usize][at.layer as usize];
+        wanted(!std::mem::replace(kept, true), || format!("{at:?} is another layer's"))
+    }
+
+    fn delta_in(&mut self, step: &DeltaIn) -> Check {
+        let (d, heads) = (self.program.dims, step.heads);
+        delta_heads(heads)?;
+        step.norm.map_or(Ok(()), |norm| self.norm(norm))?;
+        self.reads(step.input, d.lanes, d.hidden)?;
+        let rows = [heads.keys * heads.rows(), 2 * heads.values];
+        for ((weight, output), rows) in step.weights.into_iter().zip(step.outputs).zip(rows) {
+            self.matrix(weight, [d.lanes, rows, d.hidden])?;
+            self.writes(output, d.lanes, rows)?;
+        }
+        self.partition(step.partition, d.lanes * step.rows())
+    }
+
+    fn delta_rule(&mut self, step: &DeltaRule) -> Check {
+        let (d, heads) = (self.program.dims, step.heads);
+        delta_heads(heads)?;
+        self.numbers(step.conv, d.lanes * heads.keys * heads.channels() * heads.taps, "taps")?;
+        self.numbers(step.decay, d.lanes * heads.values, "decay")?;
+        self.numbers(step.bias, d.lanes * heads.values, "bias")?;
+        self.numbers(step.norm, heads.value_dim, "norm of heads")?;
+        self.reads(step.inputs[0], d.lanes, heads.keys * heads.rows())?;
+        self.reads(step.inputs[1], d.lanes, 2 * heads.values)?;
+        self.writes(step.output, d.lanes, heads.value_width())?;
+        let wanted_of = StateKind::Recurrent { lanes: d.lanes, heads };
+        let found = self.group_of(step.state)?.state;
+        wanted(found == wanted_of, || format!("{:?} keeps {found:?}", step.state))?;
+        self.keeps(step.state)
     }
 
     fn attend(&mut self, step: &Attend) -> Check {
@@ -195,6 +246,7 @@ impl Checker<'_> {
         let sinks = |sinks| self.numbers(sinks, d.lanes * heads.query, "sinks");
         step.sinks.map_or(Ok(()), sinks)?;
         self.reads(step.input, d.lanes, heads.query_width())?;
+        step.gates.map_or(Ok(()), |gates| self.reads(gates, d.lanes, heads.query_width()))?;
         self.writes(step.output, d.lanes, heads.query_width())
     }
 
@@ -402,12 +454,18 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// The place exists, and is one of such heads.
-    fn state(&self, at: StateAt, heads: Heads) -> Check {
+    /// The group of a place, which exists.
+    fn group_of(&self, at: StateAt) -> std::result::Result<&PageGroup, String> {
         let group = self.program.groups.get(at.group as usize);
         let group = group.filter(|group| at.layer < group.layers);
-        let group = group.ok_or_else(|| format!("{at:?} does not exist"))?;
-        let StateKind::KeysValues { kv_heads, head_dim, .. } = group.state;
+        group.ok_or_else(|| format!("{at:?} does not exist"))
+    }
+
+    /// The place exists, and is one of such heads.
+    fn state(&self, at: StateAt, heads: Heads) -> Check {
+        let StateKind::KeysValues { kv_heads, head_dim, .. } = self.group_of(at)?.state else {
+            return Err(format!("{at:?} keeps no keys and values"));
+        };
         wanted((kv_heads, head_dim) == (heads.kv, heads.dim), || {
             format!("{at:?} keeps {kv_heads} heads of {head_dim}, not {heads:?}")
         })
@@ -423,6 +481,14 @@ impl Checker<'_> {
         });
         wanted(covers, || format!("row partition {part:?} does not cover {rows} rows"))
     }
+}
+
+/// What heads of a delta rule may be.
+fn delta_heads(heads: DeltaHeads) -> Check {
+    let DeltaHeads { keys, values, key_dim, value_dim, taps } = heads;
+    let divide = keys > 0 && values > 0 && values.is_multiple_of(keys);
+    let fits = divide && key_dim > 0 && value_dim > 0 && taps > 1;
+    wanted(fits, || format!("heads of a delta rule: {heads:?}"))
 }
 
 /// What a gate may be.

@@ -67,12 +67,14 @@ impl Made {
             heads,
             input: 0,
             output: query,
+            gates: None,
             state,
             partition: 0,
         };
         self.push(layer, StepKind::Qkv(qkv));
         let window = (layer == 1).then_some(5);
-        let attend = Attend { heads, input: query, output: attended, state, window, sinks: None };
+        let (input, output, gates, sinks) = (query, attended, None, None);
+        let attend = Attend { heads, input, gates, output, state, window, sinks };
         self.push(layer, StepKind::Attend(attend));
         let weight = self.tensor(LANES, HIDDEN, q);
         let project = |weight, input, at: usize| {
@@ -216,6 +218,98 @@ impl Made {
         let Program { steps, dims, blocks, .. } = &mut made.program;
         made.program.row_partition = partition_rows(steps, dims, *blocks);
         made
+    }
+}
+
+/// Key heads that share value heads unevenly in every size.
+const DELTA: DeltaHeads = DeltaHeads { keys: 2, values: 6, key_dim: 3, value_dim: 5, taps: 4 };
+
+impl Made {
+    /// A gated delta rule behind the embeddings, in a page group of its own.
+    fn with_delta() -> Self {
+        let mut made = Self::new();
+        let state = StateKind::Recurrent { lanes: LANES, heads: DELTA };
+        made.program.groups.push(PageGroup { state, layers: 1, window: Some(2), pages: 2 });
+        let rows = [DELTA.keys * DELTA.rows(), 2 * DELTA.values];
+        let delta = DeltaIn {
+            norm: Some(made.tensor(1, 1, HIDDEN)),
+            weights: rows.map(|rows| made.tensor(LANES, rows, HIDDEN)),
+            heads: DELTA,
+            input: 0,
+            outputs: rows.map(|rows| made.vector(LANES, rows)),
+            partition: 0,
+        };
+        let rule = DeltaRule {
+            heads: DELTA,
+            conv: made.tensor(1, LANES * DELTA.keys * DELTA.channels(), DELTA.taps),
+            decay: made.tensor(1, 1, LANES * DELTA.values),
+            bias: made.tensor(1, 1, LANES * DELTA.values),
+            norm: made.tensor(1, 1, DELTA.value_dim),
+            inputs: delta.outputs,
+            output: made.vector(LANES, DELTA.value_width()),
+            state: StateAt { group: 2, layer: 0 },
+        };
+        let kinds = [StepKind::DeltaIn(delta), StepKind::DeltaRule(rule)];
+        made.program.steps.splice(1..1, kinds.map(|kind| Step { layer: 0, kind }));
+        let Program { steps, dims, blocks, .. } = &mut made.program;
+        made.program.row_partition = partition_rows(steps, dims, *blocks);
+        made
+    }
+}
+
+fn delta_in(program: &mut Program) -> &mut DeltaIn {
+    match &mut program.steps[1].kind {
+        StepKind::DeltaIn(delta) => delta,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn delta_rule(program: &mut Program) -> &mut DeltaRule {
+    match &mut program.steps[2].kind {
+        StepKind::DeltaRule(delta) => delta,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn delta_rules() {
+    Made::with_delta().check().unwrap();
+    let cases: &[(usize, &str, Spoil)] = &[
+        (WHOLE, "page group", |p| p.groups[2].window = None),
+        (WHOLE, "page group", |p| p.groups[2].window = Some(3)),
+        (WHOLE, "page group", |p| {
+            let StateKind::Recurrent { heads, .. } = &mut p.groups[2].state else { return };
+            heads.taps = 1;
+        }),
+        (1, "heads of a delta rule", |p| delta_in(p).heads.values = 5),
+        (1, "heads of a delta rule", |p| delta_in(p).heads.keys = 0),
+        (1, "wanted, got", |p| delta_in(p).heads.value_dim = 6),
+        (1, "vector", |p| delta_in(p).outputs[1] = 0),
+        (1, "does not cover", |p| delta_in(p).partition += 1),
+        (2, "taps", |p| delta_rule(p).conv = 0),
+        (2, "decay", |p| delta_rule(p).decay = 0),
+        (2, "bias", |p| delta_rule(p).bias = 0),
+        (2, "norm of heads", |p| delta_rule(p).norm = 0),
+        (2, "vector", |p| delta_rule(p).inputs.swap(0, 1)),
+        (2, "keeps KeysValues", |p| delta_rule(p).state.group = 0),
+        (2, "does not exist", |p| delta_rule(p).state.layer = 1),
+        (3, "keeps no keys and values", |p| {
+            let StepKind::Qkv(qkv) = &mut p.steps[3].kind else { return };
+            qkv.state.group = 2;
+        }),
+        (3, "is another layer's", |p| {
+            let first = p.steps[2];
+            p.steps.insert(3, first);
+        }),
+    ];
+    for (wanted, said, spoil) in cases {
+        let mut made = Made::with_delta();
+        spoil(&mut made.program);
+        let Err(Error::InvalidProgram { step, detail }) = made.check() else {
+            panic!("{said} was let in")
+        };
+        assert_eq!(step, *wanted, "{said}: {detail}");
+        assert!(detail.contains(said), "{said:?} in {detail:?}");
     }
 }
 
@@ -373,11 +467,11 @@ fn sizes_tensors_and_groups() {
         (WHOLE, "must see all positions", |p| p.groups.clear()),
         (WHOLE, "page group", |p| p.groups[1].window = Some(0)),
         (WHOLE, "page group", |p| {
-            let StateKind::KeysValues { lanes, .. } = &mut p.groups[1].state;
+            let StateKind::KeysValues { lanes, .. } = &mut p.groups[1].state else { return };
             *lanes = 1;
         }),
         (WHOLE, "page group", |p| {
-            let StateKind::KeysValues { dtype, .. } = &mut p.groups[0].state;
+            let StateKind::KeysValues { dtype, .. } = &mut p.groups[0].state else { return };
             *dtype = Dtype::Bf16;
         }),
     ]);

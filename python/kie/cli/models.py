@@ -20,6 +20,7 @@ EXAMPLES = {
     "qwen2": "Qwen/Qwen2.5-0.5B-Instruct, Qwen/Qwen2.5-Coder-7B-Instruct",
     "qwen3": "Qwen/Qwen3-0.6B, Qwen/Qwen3-8B",
     "qwen3_moe": "Qwen/Qwen3-30B-A3B, Qwen/Qwen3-Coder-30B-A3B-Instruct",
+    "qwen3_next": "Qwen/Qwen3-Coder-Next-FP8, Qwen/Qwen3-Next-80B-A3B-Instruct",
     "smollm3": "HuggingFaceTB/SmolLM3-3B",
 }
 """Checkpoints whose config.json has that `model_type`; of others no public one is known."""

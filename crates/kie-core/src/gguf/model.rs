@@ -9,7 +9,7 @@ use serde_json::{json, Map, Value};
 use super::Gguf;
 use crate::error::{Error, Result};
 use crate::model::rope::RopeStyle;
-use crate::model::spec::{Mixer, Role, Spec, TensorSpec};
+use crate::model::spec::{Role, Spec, TensorSpec};
 
 /// The rotary frequencies' divisors, where the file has them.
 const ROPE_FACTORS: &str = "rope_freqs.weight";
@@ -127,13 +127,15 @@ pub(crate) fn rope(spec: &mut Spec, file: &Gguf) {
     }
     if spec.architecture == "llama" {
         for layer in &mut spec.layers {
-            let Mixer::Attention(attention) = &mut layer.mixer;
-            attention.rope.style = RopeStyle::Interleaved;
+            if let Some(attention) = layer.mixer.attention_mut() {
+                attention.rope.style = RopeStyle::Interleaved;
+            }
         }
     }
-    if file.tensors.iter().any(|t| t.name == ROPE_FACTORS) {
-        let Mixer::Attention(attention) = &spec.layers[0].mixer;
-        let half = attention.head_dim / 2;
+    let heads = spec.layers[0].mixer.rope();
+    let named = file.tensors.iter().any(|t| t.name == ROPE_FACTORS);
+    if let Some((_, head_dim)) = heads.filter(|_| named) {
+        let half = head_dim / 2;
         let (role, name) = (Role::RopeFactors, ROPE_FACTORS.to_owned());
         spec.tensors.push(TensorSpec::of(role, name, &[half]));
     }

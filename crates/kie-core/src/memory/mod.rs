@@ -39,6 +39,9 @@ pub const DEAD: u32 = u32::MAX;
 /// Positions between checkpoints of windowed groups.
 pub const CHECKPOINT: usize = 1024;
 
+/// The same of recurrent states, which need one page each.
+pub const COPY: usize = 256;
+
 /// What running requests may grow to, in times of the pages that there are.
 pub const OVERCOMMIT: usize = 2;
 
@@ -52,6 +55,9 @@ pub struct GroupConfig {
     pub window: Option<usize>,
     /// Bytes of a page; 0 where it only counts positions.
     pub page_bytes: u64,
+    /// Pages hold copies of a recurrent state, which its runner keeps and never reads from pages
+    /// but where a request continues.
+    pub recurrent: bool,
 }
 
 impl GroupConfig {
@@ -61,6 +67,7 @@ impl GroupConfig {
             pages: group.pages as usize,
             window: group.window.map(|window| window as usize),
             page_bytes: group.page_bytes(),
+            recurrent: group.is_recurrent(),
         }
     }
 }
@@ -84,14 +91,25 @@ pub struct PagesConfig {
 impl PagesConfig {
     /// Pages of a windowed group that one slot can always run on; 0 where the group is not.
     pub fn ring(&self, group: usize) -> usize {
-        self.groups[group].window.map_or(0, |window| ring_pages(window, self.chunk))
+        let group = &self.groups[group];
+        ring_pages(group.window, group.recurrent, self.chunk)
     }
 }
 
-/// Window pages that a slot cannot do without: its window, a chunk in flight, the edges. The
-/// planner sizes the pool by it and [`Pages`] guarantees it, so there is one formula.
-pub(crate) fn ring_pages(window: usize, chunk: usize) -> usize {
-    window.saturating_add(chunk).div_ceil(PAGE) + 1
+/// Window pages that a slot cannot do without: its window, a chunk in flight, the edges; or one to
+/// write copies to that nobody keeps. The planner sizes the pool by it and [`Pages`] guarantees it,
+/// so there is one formula.
+fn ring_pages(window: Option<usize>, recurrent: bool, chunk: usize) -> usize {
+    match window {
+        Some(_) if recurrent => 1,
+        Some(window) => window.saturating_add(chunk).div_ceil(PAGE) + 1,
+        None => 0,
+    }
+}
+
+/// The same of a program's group.
+pub(crate) fn ring_of(group: &PageGroup, chunk: usize) -> usize {
+    ring_pages(group.window.map(|window| window as usize), group.is_recurrent(), chunk)
 }
 
 /// Too few pages are free or evictable.
@@ -345,7 +363,7 @@ impl Pages {
         holding.rings[group].extend(&pages);
         let end = span.end;
         for logical in span {
-            let reached = checkpoint_after(logical) <= end * PAGE;
+            let reached = self.checkpoint_after(group, logical) <= end * PAGE;
             if room > 0 && reached && self.before_checkpoint(group, logical) {
                 room -= 1;
                 self.take(group, 1, holding)?;
@@ -402,8 +420,11 @@ impl Pages {
             for group in 0..self.pools.len() {
                 let (table, ring) = (&lease.tables[group], &holding.rings[group]);
                 let own = table.get(logical).copied().filter(|&own| own != DEAD);
+                // A pass that was given up may have copied to a ring what nobody computed.
+                let copies = self.config.groups[group].recurrent;
                 let valid = |own: &u32| {
-                    !ring.contains(own) || written.is_some_and(|w| survives(table, logical, w))
+                    let kept = |written| !copies && survives(table, logical, written);
+                    !ring.contains(own) || written.is_some_and(kept)
                 };
                 let vacant = self.tree.node(id).pages[group].is_none();
                 if let Some(own) = own.filter(|own| vacant && valid(own)) {
@@ -475,7 +496,13 @@ impl Pages {
 
     /// Whether the logical page belongs to a windowed group's window in front of a checkpoint.
     fn before_checkpoint(&self, group: usize, logical: usize) -> bool {
-        logical >= self.first_seen(group, checkpoint_after(logical))
+        logical >= self.first_seen(group, self.checkpoint_after(group, logical))
+    }
+
+    /// First checkpoint at or after the end of a logical page, in positions.
+    fn checkpoint_after(&self, group: usize, logical: usize) -> usize {
+        let every = if self.config.groups[group].recurrent { COPY } else { CHECKPOINT };
+        ((logical + 1) * PAGE).next_multiple_of(every)
     }
 
     /// The longest cached path along `tokens` from whose end a request can continue.
@@ -629,11 +656,6 @@ impl Pages {
         }
         Ok(())
     }
-}
-
-/// First checkpoint at or after the end of a logical page, in positions.
-fn checkpoint_after(logical: usize) -> usize {
-    ((logical + 1) * PAGE).next_multiple_of(CHECKPOINT)
 }
 
 /// Whether logical page `logical` is the last that was written into its physical page.

@@ -60,7 +60,7 @@ fn hashes(tokens: &[u32]) -> Vec<u64> {
 }
 
 fn config(full: usize, window_pages: usize, window: Option<usize>, slots: usize) -> PagesConfig {
-    let group = |pages, window| GroupConfig { pages, window, page_bytes: 1 };
+    let group = |pages, window| GroupConfig { pages, window, page_bytes: 1, recurrent: false };
     let windowed = window.map(|window| group(window_pages, Some(window)));
     let groups = [group(full, None)].into_iter().chain(windowed).collect();
     PagesConfig { groups, slots, chunk: 96, prefix_cache: true, exact: None }
@@ -81,6 +81,12 @@ impl World {
     fn verify(&self, lease: &Lease, hashes: &[u64], at: usize, to: usize) {
         for group in self.pages.groups() {
             let from = self.pages.window(group).map_or(0, |w| (at + 1).saturating_sub(w));
+            // What is kept behind a position is read where a request continues, and nowhere else.
+            let to = match self.pages.config.groups[group].recurrent {
+                true if at > lease.cached => continue,
+                true => at,
+                false => to,
+            };
             for (i, &want) in hashes.iter().enumerate().take(to).skip(from) {
                 let page = lease.tables[group][i / PAGE];
                 assert_eq!(self.content[group][page as usize][i % PAGE], want, "group {group} {i}");
@@ -259,7 +265,12 @@ proptest! {
         more in prop::collection::vec(prop::option::of(1usize..400), 0..3),
     ) {
         let mut config = config(full, 0, window, slots);
-        let group = |window| GroupConfig { pages: full, window, page_bytes: 1 };
+        let group = |window: Option<usize>| {
+            // Some of them keep copies of a recurrent state.
+            let recurrent = window.is_some_and(|window| window % 3 == 0);
+            let window = if recurrent { Some(2) } else { window };
+            GroupConfig { pages: full, window, page_bytes: 1, recurrent }
+        };
         let further = more.into_iter().map(group);
         config.groups.extend(further);
         for group in 0..config.groups.len() {
@@ -334,6 +345,28 @@ fn windows_drop_old_pages_but_checkpoints() {
     assert_eq!(world.pages.how_far(&tokens[..1500]), 1024);
     assert_eq!(world.pages.how_far(&tokens[..1024]), 0, "one token is left to compute");
     world.close();
+}
+
+/// Copies of recurrent states: at every page where there is room, else at every 256th position.
+#[test]
+fn recurrent_states_are_copied_as_far_as_there_is_room() {
+    for (pages, distinct, found) in [(60, 47, [2944, 2496, 64]), (13, 12, [2816, 2304, 0])] {
+        let mut c = config(100, pages, Some(2), 1);
+        c.groups[1].recurrent = true;
+        assert_eq!(c.ring(1), 1);
+        let mut world = World::new(c);
+        let tokens: Vec<u32> = (0..3000).collect();
+        world.start(tokens.clone(), 0);
+        let table: BTreeSet<u32> = world.running[0].lease.tables[1].iter().copied().collect();
+        assert_eq!(table.len(), distinct, "{pages} pages");
+        world.finish(0, 0, 0);
+        let lengths = [3000, 2500, 100];
+        let got = lengths.map(|length| world.pages.how_far(&tokens[..length]));
+        assert_eq!(got, found, "{pages} pages");
+        // What is found is what its tokens say.
+        assert!(world.start(tokens[..2500].to_vec(), 0));
+        world.close();
+    }
 }
 
 #[test]

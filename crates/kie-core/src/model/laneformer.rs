@@ -62,6 +62,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
         quantization: quantization::read(config)?,
         tensors: Vec::new(),
         ignored: Vec::new(),
+        ignored_below: Vec::new(),
         bos: config.token_ids("bos_token_id")?.first().copied(),
         eos: config.token_ids("eos_token_id")?,
     };
@@ -167,7 +168,7 @@ fn tensors(spec: &Spec, ffn: usize) -> Vec<TensorSpec> {
     };
     add(Role::Embedding, "model.tok_embeddings.weight".to_owned(), &[spec.vocab, hidden]);
     for (i, layer) in spec.layers.iter().enumerate() {
-        let Mixer::Attention(attention) = &layer.mixer;
+        let Mixer::Attention(attention) = &layer.mixer else { continue };
         let (q, kv) = (attention.query_width() / lanes, attention.kv_width() / lanes);
         let ffn = ffn / lanes;
         let name = |part: &str| format!("model.layers.{i}.{part}");

@@ -21,6 +21,7 @@ pub(crate) mod quantization;
 mod qwen2;
 mod qwen3;
 mod qwen3_moe;
+mod qwen3_next;
 pub(crate) mod rope;
 mod smollm3;
 pub(crate) mod spec;
@@ -60,6 +61,7 @@ const REGISTRY: &[(&str, Read)] = &[
     ("qwen2", qwen2::spec),
     ("qwen3", qwen3::spec),
     ("qwen3_moe", qwen3_moe::spec),
+    ("qwen3_next", qwen3_next::spec),
     ("smollm3", smollm3::spec),
 ];
 
@@ -134,13 +136,10 @@ impl Spec {
         };
         let mut spec = read(&config)?;
         spec.architecture = (*name).to_owned();
-        let ropes = spec.layers.iter().map(|layer| {
-            let Mixer::Attention(attention) = layer.mixer;
-            attention.rope.stretched(spec.max_positions)
-        });
+        let ropes = spec.layers.iter().filter_map(|layer| layer.mixer.rope());
+        let ropes = ropes.map(|(rope, _)| rope.stretched(spec.max_positions));
         spec.stretched = ropes.max().unwrap_or(spec.max_positions);
-        for layer in &mut spec.layers {
-            let Mixer::Attention(attention) = &mut layer.mixer;
+        for attention in spec.layers.iter_mut().filter_map(|l| l.mixer.attention_mut()) {
             // One that sees the whole context is none.
             attention.window = attention.window.filter(|window| *window < spec.stretched);
         }
@@ -151,8 +150,10 @@ impl Spec {
     /// What no family may break.
     fn check(&self, config: &Config<'_>) -> Result<()> {
         for layer in &self.layers {
-            let Mixer::Attention(attention) = &layer.mixer;
-            attention.check(config)?;
+            match &layer.mixer {
+                Mixer::Attention(attention) => attention.check(config)?,
+                Mixer::Delta(delta) => delta.check(config)?,
+            }
         }
         self.check_ropes(config)?;
         if !self.norm_eps.is_normal() {
@@ -174,8 +175,7 @@ impl Spec {
     /// soon not finite.
     fn check_ropes(&self, config: &Config<'_>) -> Result<()> {
         let mut known: Vec<(Rope, usize)> = Vec::new();
-        for layer in &self.layers {
-            let Mixer::Attention(Attention { rope, head_dim, .. }) = layer.mixer;
+        for (rope, head_dim) in self.layers.iter().filter_map(|layer| layer.mixer.rope()) {
             if known.contains(&(rope, head_dim)) {
                 continue;
             }

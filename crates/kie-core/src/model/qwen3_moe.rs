@@ -16,7 +16,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
     transformer::spec(config, &traits)
 }
 
-fn mlps(config: &Config<'_>, layers: usize) -> Result<Vec<Mlp>> {
+pub(super) fn mlps(config: &Config<'_>, layers: usize) -> Result<Vec<Mlp>> {
     let experts = transformer::softmax_experts(config, "moe_intermediate_size")?;
     let dense = Mlp::Gated(transformer::gated(config)?);
     let every = config.size_or("decoder_sparse_step", 1)?;

@@ -3,7 +3,7 @@
 
 use super::config::Config;
 use super::qwen2;
-use super::spec::{Mixer, Spec};
+use super::spec::Spec;
 use super::transformer::{self, Tied};
 use crate::error::Result;
 
@@ -27,8 +27,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
     };
     let mut spec = transformer::spec(config, &traits)?;
     for (layer, turns) in spec.layers.iter_mut().zip(turns) {
-        let Mixer::Attention(attention) = &mut layer.mixer;
-        if !turns {
+        if let Some(attention) = layer.mixer.attention_mut().filter(|_| !turns) {
             attention.rope.features = 0;
         }
     }

@@ -45,6 +45,8 @@ pub struct Spec {
     pub tensors: Vec<TensorSpec>,
     /// Tensors that may be there and take no part (exact names).
     pub ignored: Vec<String>,
+    /// The same of all whose names begin so.
+    pub ignored_below: Vec<String>,
     /// Declared token ids: (bos, all eos ids).
     pub bos: Option<u32>,
     /// End-of-sequence ids.
@@ -95,6 +97,46 @@ impl Norms {
 pub enum Mixer {
     /// Softmax attention over keys and values.
     Attention(Attention),
+    /// A recurrent state, which each position changes.
+    Delta(Delta),
+}
+
+impl Mixer {
+    /// Softmax attention, if it is that.
+    pub fn attention(&self) -> Option<&Attention> {
+        match self {
+            Self::Attention(attention) => Some(attention),
+            Self::Delta(_) => None,
+        }
+    }
+
+    pub(crate) fn attention_mut(&mut self) -> Option<&mut Attention> {
+        match self {
+            Self::Attention(attention) => Some(attention),
+            Self::Delta(_) => None,
+        }
+    }
+
+    /// How features turn by position, and how many features a head of them has.
+    pub fn rope(&self) -> Option<(Rope, usize)> {
+        self.attention().map(|attention| (attention.rope, attention.head_dim))
+    }
+}
+
+/// A gated delta rule behind a short convolution (Qwen3-Next). Sizes are of the whole, over all
+/// lanes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Delta {
+    /// Heads of q and k.
+    pub key_heads: usize,
+    /// Heads of v; a multiple of `key_heads`.
+    pub value_heads: usize,
+    /// Features of a head of q and k.
+    pub key_dim: usize,
+    /// Features of a head of v.
+    pub value_dim: usize,
+    /// Positions that the convolution sees, the own included.
+    pub taps: usize,
 }
 
 /// Softmax attention with grouped heads. Sizes are of the whole, over all lanes.
@@ -118,6 +160,9 @@ pub struct Attention {
     pub out_bias: bool,
     /// A score beside those of the keys, one a query head, whose value is 0 (GPT-OSS).
     pub sinks: bool,
+    /// The output is multiplied by the sigmoid of a projection of its own; each head's rows stand
+    /// behind those of q (Qwen3-Next).
+    pub gated: bool,
 }
 
 /// What works on each position alone.
@@ -173,8 +218,7 @@ pub struct Gated {
 impl LayerSpec {
     /// Positions that its mixer looks back, the own included; `None`: all.
     pub fn window(&self) -> Option<usize> {
-        let Mixer::Attention(attention) = self.mixer;
-        attention.window
+        self.mixer.attention().and_then(|attention| attention.window)
     }
 }
 
@@ -228,6 +272,18 @@ pub enum Role {
     OBias(usize),
     /// `[heads]`.
     Sinks(usize),
+    /// q, k, v and z of each key head.
+    DeltaIn(usize),
+    /// b and a of each key head.
+    DeltaGates(usize),
+    /// `[channels, 1, taps]`.
+    DeltaConv(usize),
+    /// `[value heads]`.
+    DeltaDecay(usize),
+    /// The same.
+    DeltaBias(usize),
+    /// `[features of a value head]`.
+    DeltaNorm(usize),
     AttentionOutNorm(usize),
     MlpNorm(usize),
     MlpOutNorm(usize),
@@ -265,6 +321,8 @@ impl Role {
             Self::Q(_)
                 | Self::K(_)
                 | Self::V(_)
+                | Self::DeltaIn(_)
+                | Self::DeltaGates(_)
                 | Self::O(_)
                 | Self::Gate(_)
                 | Self::Up(_)
@@ -291,13 +349,17 @@ impl Role {
                 | Self::MlpOutNorm(_)
                 | Self::QNorm(_)
                 | Self::KNorm(_)
+                | Self::DeltaNorm(_)
                 | Self::FinalNorm
         )
     }
 
-    /// True for the matrices of layers, which `dtype` quantises; embedding, head and routers stay.
+    /// True for the matrices of layers, which `dtype` quantises; embedding, head, routers and what
+    /// gates a recurrent state stay.
     pub fn is_linear(self) -> bool {
-        self.is_matrix() && !matches!(self, Self::Head | Self::Embedding | Self::Router(_))
+        let stays =
+            matches!(self, Self::Head | Self::Embedding | Self::Router(_) | Self::DeltaGates(_));
+        self.is_matrix() && !stays
     }
 }
 
@@ -358,8 +420,8 @@ impl Spec {
     /// Whether rotary embeddings depend on the context that is served.
     pub fn turns_by_context(&self) -> bool {
         self.layers.iter().any(|layer| {
-            let Mixer::Attention(attention) = layer.mixer;
-            matches!(attention.rope.scaling, Scaling::Dynamic { .. } | Scaling::LongRope { .. })
+            let scaling = layer.mixer.rope().map(|(rope, _)| rope.scaling);
+            matches!(scaling, Some(Scaling::Dynamic { .. } | Scaling::LongRope { .. }))
         })
     }
 
@@ -394,7 +456,13 @@ impl Attention {
             qkv_bias: false,
             out_bias: false,
             sinks: false,
+            gated: false,
         }
+    }
+
+    /// Rows of q's matrix.
+    pub fn query_rows(&self) -> usize {
+        self.query_width() * (1 + usize::from(self.gated))
     }
 
     /// Numbers of q.
@@ -416,6 +484,29 @@ impl Attention {
             return config.unsupported("head_dim", format!("{}; it must be even", self.head_dim));
         }
         Ok(())
+    }
+}
+
+impl Delta {
+    pub(super) fn check(&self, config: &Config<'_>) -> Result<()> {
+        if !self.value_heads.is_multiple_of(self.key_heads) {
+            let detail = format!("{} value heads on {}", self.value_heads, self.key_heads);
+            return config.unsupported("linear_num_key_heads", detail);
+        }
+        if self.taps < 2 {
+            return config.unsupported("linear_conv_kernel_dim", "1; at least 2");
+        }
+        Ok(())
+    }
+
+    /// Channels of the convolution: all of q, k and v.
+    pub fn channels(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.value_width()
+    }
+
+    /// Numbers of v, or of the output.
+    pub fn value_width(&self) -> usize {
+        self.value_heads * self.value_dim
     }
 }
 
@@ -475,8 +566,15 @@ impl Spec {
     fn classes(&self) -> String {
         let mut classes: Vec<(String, usize)> = Vec::new();
         for layer in &self.layers {
-            let Mixer::Attention(a) = &layer.mixer;
-            let heads = format!("{}/{} heads of {}", a.heads, a.kv_heads, a.head_dim);
+            let heads = match &layer.mixer {
+                Mixer::Attention(a) => {
+                    format!("{}/{} heads of {}", a.heads, a.kv_heads, a.head_dim)
+                }
+                Mixer::Delta(d) => {
+                    let (values, keys) = (d.value_heads, d.key_heads);
+                    format!("{values}/{keys} recurrent heads of {}x{}", d.key_dim, d.value_dim)
+                }
+            };
             let class = match &layer.mlp {
                 Mlp::Gated(m) => format!("{heads}, MLP {}", m.ffn),
                 Mlp::Experts(m) => {

@@ -12,8 +12,7 @@ fn read(config: Value) -> Result<Spec> {
 
 /// The first layer's attention.
 fn first(spec: &Spec) -> Attention {
-    let Mixer::Attention(attention) = spec.layers[0].mixer;
-    attention
+    *spec.layers[0].mixer.attention().unwrap()
 }
 
 fn with(mut config: Value, key: &str, value: Value) -> Value {
@@ -346,6 +345,72 @@ fn gpt_oss() -> Value {
     })
 }
 
+/// Qwen3-Coder-Next as released, shapes alone.
+fn qwen3_next() -> Value {
+    json!({
+        "model_type": "qwen3_next", "hidden_size": 2048, "num_hidden_layers": 48, "head_dim": 256,
+        "num_attention_heads": 16, "num_key_value_heads": 2, "partial_rotary_factor": 0.25,
+        "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+        "intermediate_size": 5120, "moe_intermediate_size": 512, "num_experts": 512,
+        "num_experts_per_tok": 10, "shared_expert_intermediate_size": 512,
+        "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        "vocab_size": 151936, "max_position_embeddings": 262144, "rope_theta": 5000000,
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "attention_bias": false,
+        "use_sliding_window": false, "quantization_config": {"quant_method": "fp8",
+            "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128],
+            "modules_to_not_convert": ["lm_head"]},
+    })
+}
+
+#[test]
+fn recurrent_layers_between_gated_attention() {
+    let spec = read(qwen3_next()).unwrap();
+    let delta = Delta { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, taps: 4 };
+    for (at, layer) in spec.layers.iter().enumerate() {
+        match layer.mixer {
+            Mixer::Delta(found) => assert_eq!((at % 4 != 3, found), (true, delta)),
+            Mixer::Attention(a) => {
+                let head = (a.heads, a.kv_heads, a.head_dim, a.rope.features, a.gated);
+                assert_eq!((at % 4, head), (3, (16, 2, 256, 64, true)));
+            }
+        }
+    }
+    assert_eq!(experts(&spec, 0).unwrap().shared.unwrap().each.ffn, 512);
+    let find = |role| spec.tensors.iter().find(|t| t.role == role).unwrap();
+    let shape = |role| find(role).shape.clone();
+    assert_eq!(shape(Role::DeltaIn(0)), [12288, 2048]);
+    assert_eq!(shape(Role::DeltaGates(0)), [64, 2048]);
+    assert_eq!(shape(Role::DeltaConv(0)), [8192, 1, 4]);
+    assert_eq!(shape(Role::O(0)), [2048, 4096]);
+    assert_eq!(shape(Role::Q(3)), [8192, 2048]);
+    let less = Stored::Less { one: 1.0, factor: 1.0 };
+    let stored = [Role::AttentionNorm(0), Role::QNorm(3), Role::FinalNorm, Role::DeltaNorm(0)];
+    assert_eq!(stored.map(|role| find(role).stored), [less, less, less, Stored::Whole]);
+    let shown = spec.to_string();
+    let said = "36 of 32/16 recurrent heads of 128x128, 10 of 512 experts of 512 + 512";
+    assert!(shown.contains(said), "{shown}");
+    let mut types = vec!["full_attention"; 48];
+    types[47] = "linear_attention";
+    let other = read(with(qwen3_next(), "layer_types", json!(types))).unwrap();
+    let recurrent = |layer: &LayerSpec| layer.mixer.attention().is_none();
+    assert_eq!(other.layers.iter().position(recurrent), Some(47));
+    for (key, value) in [
+        ("layer_types", json!(["linear_attention"])),
+        ("layer_types", json!(vec!["sliding_attention"; 48])),
+        ("linear_num_value_heads", json!(24)),
+        ("linear_conv_kernel_dim", json!(1)),
+        ("linear_key_head_dim", json!(4096)),
+        ("full_attention_interval", json!(0)),
+        ("attention_bias", json!(true)),
+        ("shared_expert_intermediate_size", json!(null)),
+    ] {
+        let error = refusal(qwen3_next(), key, value.clone()).to_string();
+        let named = if key == "linear_num_value_heads" { "linear_num_key_heads" } else { key };
+        assert!(error.contains(named), "{key} {value}: {error}");
+    }
+}
+
 fn experts(spec: &Spec, layer: usize) -> Option<Experts> {
     match spec.layers[layer].mlp {
         Mlp::Experts(experts) => Some(experts),
@@ -492,7 +557,7 @@ fn hybrid() -> Value {
 #[test]
 fn layers_of_different_shapes() {
     let spec = read(hybrid()).unwrap();
-    let Mixer::Attention(second) = spec.layers[1].mixer;
+    let second = spec.layers[1].mixer.attention().unwrap();
     assert_eq!((second.heads, second.kv_heads, second.window), (2, 2, Some(8)));
     assert_eq!((first(&spec).head_dim, first(&spec).window), (16, None));
     let shape = |role: Role| {
@@ -648,7 +713,7 @@ fn gemma3_layers_norms_and_bases() {
         .layers
         .iter()
         .map(|l| {
-            let Mixer::Attention(attention) = l.mixer;
+            let attention = l.mixer.attention().unwrap();
             (attention.rope.theta, attention.rope.scaling)
         })
         .collect();
@@ -727,7 +792,7 @@ fn smollm3_layers_without_positions() {
     let smollm3 = with(with(llama(), "model_type", json!("smollm3")), "pretraining_tp", json!(2));
     let turned = |spec: Spec| {
         let features = spec.layers.iter().map(|l| {
-            let Mixer::Attention(attention) = l.mixer;
+            let attention = l.mixer.attention().unwrap();
             attention.rope.features
         });
         features.collect::<Vec<_>>()

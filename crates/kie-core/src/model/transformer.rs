@@ -5,8 +5,8 @@ use super::config::Config;
 use super::quantization;
 use super::rope::{self, Factors};
 use super::spec::{
-    Attention, Experts, Gate, Gated, HeadKind, Join, LayerSpec, Mixer, Mlp, NormSpan, Norms, Role,
-    Scoring, Spec, TensorSpec,
+    Attention, Delta, Experts, Gate, Gated, HeadKind, Join, LayerSpec, Mixer, Mlp, NormSpan, Norms,
+    Role, Scoring, Spec, TensorSpec,
 };
 use crate::error::Result;
 
@@ -18,6 +18,8 @@ pub(super) struct Traits {
     pub out_bias: bool,
     /// Sinks beside attention's scores.
     pub sinks: bool,
+    /// A gate on attention's output.
+    pub gated: bool,
     /// Norms on q and k.
     pub qk_norm: Option<NormSpan>,
     /// Where the norms of the residual stream stand.
@@ -28,6 +30,8 @@ pub(super) struct Traits {
     pub tied: Tied,
     /// Which layers are windowed.
     pub windows: fn(&Config<'_>, usize) -> Result<Vec<Option<usize>>>,
+    /// Layers that have a recurrent state in place of attention.
+    pub deltas: fn(&Config<'_>, usize) -> Result<Vec<Option<Delta>>>,
     /// The layers' MLPs.
     pub mlps: fn(&Config<'_>, usize) -> Result<Vec<Mlp>>,
     /// What the matrices of experts are called.
@@ -44,11 +48,13 @@ impl Traits {
         qkv_bias: false,
         out_bias: false,
         sinks: false,
+        gated: false,
         qk_norm: None,
         norms: Norms::Before,
         partial_rope: false,
         tied: Tied::No,
         windows: |_, layers| Ok(vec![None; layers]),
+        deltas: |_, layers| Ok(vec![None; layers]),
         mlps: |config, layers| Ok(vec![Mlp::Gated(gated(config)?); layers]),
         experts: ExpertNames {
             router: "mlp.gate",
@@ -93,13 +99,16 @@ pub(super) fn spec(config: &Config<'_>, traits: &Traits) -> Result<Spec> {
         qkv_bias: traits.qkv_bias,
         out_bias: traits.out_bias,
         sinks: traits.sinks,
+        gated: traits.gated,
         ..Attention::plain(heads, kv_heads, head_dim, rope)
     };
     let layers = config.layers()?;
     let (windows, mlps) = ((traits.windows)(config, layers)?, (traits.mlps)(config, layers)?);
-    let layers = windows.into_iter().zip(mlps).map(|(window, mlp)| {
-        let attention = Attention { window, ..attention };
-        LayerSpec { norms: traits.norms, ..layer(attention, mlp) }
+    let deltas = (traits.deltas)(config, layers)?;
+    let layers = windows.into_iter().zip(mlps).zip(deltas).map(|((window, mlp), delta)| {
+        let attention = layer(Attention { window, ..attention }, mlp);
+        let mixer = delta.map_or(attention.mixer, Mixer::Delta);
+        LayerSpec { norms: traits.norms, mixer, ..attention }
     });
     let tp_is_harmless = traits.harmless.contains(&"pretraining_tp");
     if !tp_is_harmless && config.size_or("pretraining_tp", 1)? != 1 {
@@ -211,6 +220,7 @@ pub(super) fn with_layers(
         quantization: quantization::read(config)?,
         tensors: Vec::new(),
         ignored: Vec::new(),
+        ignored_below: Vec::new(),
         bos: config.token_ids("bos_token_id")?.first().copied(),
         eos: config.token_ids("eos_token_id")?,
     };
@@ -248,11 +258,6 @@ fn tensors(spec: &Spec, names: &ExpertNames) -> Vec<TensorSpec> {
 /// Those of a layer.
 fn of_layer(i: usize, layer: &LayerSpec, hidden: usize, names: &ExpertNames) -> Vec<TensorSpec> {
     let mut list = Vec::new();
-    let mut add = |role, name: String, shape: &[usize]| {
-        list.push(TensorSpec::of(role, name, shape));
-    };
-    let Mixer::Attention(attention) = &layer.mixer;
-    let (q, kv) = (attention.query_width(), attention.kv_width());
     let name = |part: &str| format!("model.layers.{i}.{part}");
     // The names of before and behind differ from family to family.
     let norms: &[(Role, &str)] = match layer.norms {
@@ -272,9 +277,35 @@ fn of_layer(i: usize, layer: &LayerSpec, hidden: usize, names: &ExpertNames) -> 
         ],
     };
     for (role, norm) in norms {
-        add(*role, name(&format!("{norm}.weight")), &[hidden]);
+        list.push(TensorSpec::of(*role, name(&format!("{norm}.weight")), &[hidden]));
     }
-    add(Role::Q(i), name("self_attn.q_proj.weight"), &[q, hidden]);
+    match &layer.mixer {
+        Mixer::Attention(attention) => list.extend(of_attention(i, hidden, attention)),
+        Mixer::Delta(delta) => list.extend(of_delta(i, hidden, delta)),
+    }
+    let mut add = |role, name: String, shape: &[usize]| {
+        list.push(TensorSpec::of(role, name, shape));
+    };
+    match &layer.mlp {
+        Mlp::Gated(Gated { ffn, .. }) => {
+            add(Role::Gate(i), name("mlp.gate_proj.weight"), &[*ffn, hidden]);
+            add(Role::Up(i), name("mlp.up_proj.weight"), &[*ffn, hidden]);
+            add(Role::Down(i), name("mlp.down_proj.weight"), &[hidden, *ffn]);
+        }
+        Mlp::Experts(experts) => list.extend(of_experts(i, hidden, experts, names)),
+    }
+    list
+}
+
+/// Those of softmax attention.
+fn of_attention(i: usize, hidden: usize, attention: &Attention) -> Vec<TensorSpec> {
+    let (q, kv) = (attention.query_width(), attention.kv_width());
+    let mut list = Vec::new();
+    let mut add = |role, name: String, shape: &[usize]| {
+        list.push(TensorSpec::of(role, name, shape));
+    };
+    let name = |part: &str| format!("model.layers.{i}.{part}");
+    add(Role::Q(i), name("self_attn.q_proj.weight"), &[attention.query_rows(), hidden]);
     add(Role::K(i), name("self_attn.k_proj.weight"), &[kv, hidden]);
     add(Role::V(i), name("self_attn.v_proj.weight"), &[kv, hidden]);
     if attention.qkv_bias {
@@ -297,15 +328,25 @@ fn of_layer(i: usize, layer: &LayerSpec, hidden: usize, names: &ExpertNames) -> 
     if attention.sinks {
         add(Role::Sinks(i), name("self_attn.sinks"), &[attention.heads]);
     }
-    match &layer.mlp {
-        Mlp::Gated(Gated { ffn, .. }) => {
-            add(Role::Gate(i), name("mlp.gate_proj.weight"), &[*ffn, hidden]);
-            add(Role::Up(i), name("mlp.up_proj.weight"), &[*ffn, hidden]);
-            add(Role::Down(i), name("mlp.down_proj.weight"), &[hidden, *ffn]);
-        }
-        Mlp::Experts(experts) => list.extend(of_experts(i, hidden, experts, names)),
-    }
     list
+}
+
+/// Those of a gated delta rule.
+fn of_delta(i: usize, hidden: usize, delta: &Delta) -> Vec<TensorSpec> {
+    let (values, width) = (delta.value_heads, delta.value_width());
+    let parts: [(Role, &str, &[usize]); 7] = [
+        (Role::DeltaIn(i), "in_proj_qkvz.weight", &[delta.channels() + width, hidden]),
+        (Role::DeltaGates(i), "in_proj_ba.weight", &[2 * values, hidden]),
+        (Role::DeltaConv(i), "conv1d.weight", &[delta.channels(), 1, delta.taps]),
+        (Role::DeltaDecay(i), "A_log", &[values]),
+        (Role::DeltaBias(i), "dt_bias", &[values]),
+        (Role::DeltaNorm(i), "norm.weight", &[delta.value_dim]),
+        (Role::O(i), "out_proj.weight", &[hidden, width]),
+    ];
+    let one = |(role, part, shape)| {
+        TensorSpec::of(role, format!("model.layers.{i}.linear_attn.{part}"), shape)
+    };
+    parts.into_iter().map(one).collect()
 }
 
 /// The router of a layer and its experts, a tensor each; then the shared one.

@@ -128,7 +128,7 @@ pub(super) fn size(
         columns: slots + device.chunk().min(context as u32),
     };
     let mut states = state::states(spec, kv_dtype(spec, wide));
-    let scratch_bytes = scratch(spec, &dims);
+    let scratch_bytes = scratch(spec, &dims) + state::working(&states.groups, &dims, device);
     let left = info.free_bytes.saturating_sub(weight_bytes + scratch_bytes);
     let budget = config.kv_bytes.unwrap_or(left / 10 * 8);
     state::share(&mut states.groups, &dims, device, budget);
@@ -169,9 +169,9 @@ const WIDE_KV: usize = 64 << 10;
 /// to 1e-3 of the logits, and memory is what it saves. A function of the model alone, so that the
 /// same request gives the same bits whatever is free.
 fn kv_dtype(spec: &Spec, wide: bool) -> Dtype {
-    let layer = |mixer: &Mixer| {
-        let Mixer::Attention(attention) = mixer;
-        attention.kv_width() * 2 * 4
+    let layer = |mixer: &Mixer| match mixer {
+        Mixer::Attention(attention) => attention.kv_width() * 2 * 4,
+        Mixer::Delta(_) => 0,
     };
     let position: usize = spec.layers.iter().map(|l| layer(&l.mixer)).sum();
     if wide || position <= WIDE_KV {
@@ -185,7 +185,12 @@ fn kv_dtype(spec: &Spec, wide: bool) -> Dtype {
 fn scratch(spec: &Spec, dims: &Dims) -> u64 {
     let streams = 6 * u64::from(dims.lanes * dims.hidden);
     let shapes = spec.layers.iter().map(|layer| {
-        let Mixer::Attention(a) = &layer.mixer;
+        let heads = match &layer.mixer {
+            Mixer::Attention(a) => (a.query_rows() + 2 * a.kv_width(), a.query_width()),
+            Mixer::Delta(d) => {
+                (d.channels() + d.value_width() + 2 * d.value_heads, d.value_width())
+            }
+        };
         let inner = match &layer.mlp {
             Mlp::Gated(mlp) => mlp.ffn,
             // Inputs are packed for each expert that a column goes to.
@@ -194,10 +199,10 @@ fn scratch(spec: &Spec, dims: &Dims) -> u64 {
                 of.chosen * (of.each.ffn + spec.hidden.max(of.each.ffn)) + shared
             }
         };
-        ((a.heads, a.kv_heads, a.head_dim), inner)
+        (heads, inner)
     });
     let (heads, inner): (BTreeSet<_>, BTreeSet<_>) = shapes.unzip();
-    let heads: usize = heads.iter().map(|(q, kv, dim)| (q + 2 * kv) * dim).sum();
+    let heads: usize = heads.iter().map(|(taken_in, _)| taken_in).sum();
     let (heads, inner) = (3 * heads as u64, 3 * inner.iter().sum::<usize>() as u64);
     let delay = |join: Join| match join {
         Join::Sum | Join::Own { .. } => 0,

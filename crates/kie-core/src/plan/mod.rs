@@ -23,7 +23,7 @@ use kie_kernels::partition::partition_rows;
 use kie_kernels::validate::{validate, ValidProgram};
 
 use crate::error::{Error, Result};
-use crate::model::{Attention, Mixer, Role, Rope, Spec};
+use crate::model::{Role, Rope, Spec};
 use crate::request::EngineConfig;
 use crate::weights::{self, Checkpoint, Parts};
 use convert::{Losses, Tally, Wanted};
@@ -342,8 +342,10 @@ fn weights_of(spec: &Spec, checkpoint: &Checkpoint, wanted: Wanted) -> (u64, boo
         Tensor { encoding: wanted.encoding(stored, &entry), ..entry }
     };
     let tensors = spec.tensors.iter().flat_map(|tensor| checkpoint.all(tensor.role));
-    let query = checkpoint.tensor(Role::Q(0)).map(held);
-    let wide = query.is_none_or(|t| t.encoding == Encoding::plain(Codes::F32));
+    let mixes = |role: &Role| matches!(role, Role::Q(_) | Role::DeltaIn(_));
+    let first = spec.tensors.iter().map(|tensor| tensor.role).find(mixes);
+    let first = first.and_then(|role| checkpoint.tensor(role)).map(held);
+    let wide = first.is_none_or(|t| t.encoding == Encoding::plain(Codes::F32));
     (tensors.map(|tensor| held(tensor).bytes()).sum(), wide)
 }
 
@@ -390,8 +392,8 @@ struct RotaryTables {
     bytes: Vec<u8>,
     /// The first tensors of the program.
     tensors: Vec<Tensor>,
-    /// Which of them each layer turns by.
-    of_layer: Vec<u32>,
+    /// Which of them each layer turns by, if any does.
+    of_layer: Vec<Option<u32>>,
 }
 
 /// One table for all layers that turn alike, where a context of `positions` is served.
@@ -399,7 +401,10 @@ fn rotary_tables(spec: &Spec, checkpoint: &Checkpoint, positions: usize) -> Rota
     let mut all = RotaryTables { bytes: Vec::new(), tensors: Vec::new(), of_layer: Vec::new() };
     let mut known: Vec<(Rope, usize)> = Vec::new();
     for layer in &spec.layers {
-        let Mixer::Attention(Attention { rope, head_dim, .. }) = layer.mixer;
+        let Some((rope, head_dim)) = layer.mixer.rope() else {
+            all.of_layer.push(None);
+            continue;
+        };
         let at = known.iter().position(|table| *table == (rope, head_dim));
         let at = at.unwrap_or_else(|| {
             known.push((rope, head_dim));
@@ -420,7 +425,7 @@ fn rotary_tables(spec: &Spec, checkpoint: &Checkpoint, positions: usize) -> Rota
             all.bytes.extend(table.iter().flat_map(|number| number.to_le_bytes()));
             known.len() - 1
         });
-        all.of_layer.push(at as u32);
+        all.of_layer.push(Some(at as u32));
     }
     all
 }

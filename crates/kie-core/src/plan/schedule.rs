@@ -4,11 +4,15 @@
 use std::collections::HashMap;
 
 use kie_kernels::abi::{
-    Attend, Dims, Embed, ExpertsDown, ExpertsGateUp, GateUp, Head, HeadMode, Heads, Join, NormSpan,
-    Project, ProjectNormed, Qkv, Rotary, Route, Sample, StateAt, Step, StepKind, Vector,
+    Attend, DeltaHeads, DeltaIn, DeltaRule, Dims, Embed, ExpertsDown, ExpertsGateUp, GateUp, Head,
+    HeadMode, Heads, Join, NormSpan, Project, ProjectNormed, Qkv, Rotary, Route, Sample, StateAt,
+    Step, StepKind, Vector,
 };
 
-use crate::model::{self, Attention, Experts, Gated, HeadKind, Mixer, Mlp, Role, RopeStyle, Spec};
+use super::state;
+use crate::model::{
+    self, Attention, Delta, Experts, Gated, HeadKind, Mixer, Mlp, Role, RopeStyle, Spec,
+};
 
 /// What steps are made of. Lists are by layer.
 pub(super) struct Planned<'a> {
@@ -19,7 +23,7 @@ pub(super) struct Planned<'a> {
     /// Places in the page groups.
     pub states: &'a [StateAt],
     /// Rotary tables, as tensors.
-    pub rotary: &'a [u32],
+    pub rotary: &'a [Option<u32>],
 }
 
 /// Steps and vectors of one pass.
@@ -41,6 +45,12 @@ enum Use {
     Residual,
     Query(Heads),
     Attended(Heads),
+    /// What attention's output is gated by.
+    Gates(Heads),
+    /// What a delta rule takes in, what gates its state, and what it puts out.
+    DeltaIn(DeltaHeads),
+    DeltaGates(DeltaHeads),
+    DeltaOut(DeltaHeads),
     Inner(u32),
     /// The same of an expert that all columns go to.
     Shared(u32),
@@ -67,7 +77,12 @@ impl Builder<'_> {
         let d = self.planned.dims;
         let (lanes, width) = match what {
             Use::Residual | Use::Kept(..) => (d.lanes, d.hidden),
-            Use::Query(heads) | Use::Attended(heads) => (d.lanes, heads.query_width()),
+            Use::Query(heads) | Use::Attended(heads) | Use::Gates(heads) => {
+                (d.lanes, heads.query_width())
+            }
+            Use::DeltaIn(heads) => (d.lanes, heads.keys * heads.rows()),
+            Use::DeltaGates(heads) => (d.lanes, 2 * heads.values),
+            Use::DeltaOut(heads) => (d.lanes, heads.value_width()),
             Use::Inner(ffn) | Use::Shared(ffn) => (d.lanes, ffn),
             Use::Choice(chosen) => (1, 2 * chosen),
             Use::Logits => (1, d.vocab),
@@ -91,6 +106,7 @@ impl Builder<'_> {
         };
         let residual = self.vector(Use::Residual);
         let (query, attended) = (self.vector(Use::Query(heads)), self.vector(Use::Attended(heads)));
+        let gates = attention.gated.then(|| self.vector(Use::Gates(heads)));
         let biases = [Role::QBias(layer), Role::KBias(layer), Role::VBias(layer)];
         let head_norms = [Role::QNorm(layer), Role::KNorm(layer)];
         let state = self.planned.states[layer];
@@ -101,22 +117,50 @@ impl Builder<'_> {
             head_norms: attention.qk_norm.map(|_| head_norms.map(|role| self.tensor(role))),
             norm_span: attention.qk_norm.unwrap_or(NormSpan::Head),
             rotary: Rotary {
-                table: self.planned.rotary[layer],
+                table: self.planned.rotary[layer].expect("attention has a table"),
                 interleaved: attention.rope.style == RopeStyle::Interleaved,
             },
             heads,
             input: residual,
             output: query,
+            gates,
             state,
             partition: 0,
         };
         self.push(layer, StepKind::Qkv(qkv));
         let window = attention.window.map(|window| window as u32);
         let sinks = attention.sinks.then(|| self.tensor(Role::Sinks(layer)));
-        let attend = Attend { heads, input: query, output: attended, state, window, sinks };
+        let (input, output) = (query, attended);
+        let attend = Attend { heads, input, gates, output, state, window, sinks };
         self.push(layer, StepKind::Attend(attend));
         let bias = attention.out_bias.then(|| self.tensor(Role::OBias(layer)));
         self.project(layer, (Role::O(layer), bias), attended, Module::Mixer);
+    }
+
+    fn delta(&mut self, layer: usize, delta: &Delta) {
+        let heads = state::delta_heads(delta, self.planned.dims.lanes);
+        let inputs = [Use::DeltaIn(heads), Use::DeltaGates(heads)].map(|what| self.vector(what));
+        let delta_in = DeltaIn {
+            norm: self.before(layer, Role::AttentionNorm(layer)),
+            weights: [Role::DeltaIn(layer), Role::DeltaGates(layer)].map(|role| self.tensor(role)),
+            heads,
+            input: self.vector(Use::Residual),
+            outputs: inputs,
+            partition: 0,
+        };
+        let rule = DeltaRule {
+            heads,
+            conv: self.tensor(Role::DeltaConv(layer)),
+            decay: self.tensor(Role::DeltaDecay(layer)),
+            bias: self.tensor(Role::DeltaBias(layer)),
+            norm: self.tensor(Role::DeltaNorm(layer)),
+            inputs,
+            output: self.vector(Use::DeltaOut(heads)),
+            state: self.planned.states[layer],
+        };
+        self.push(layer, StepKind::DeltaIn(delta_in));
+        self.push(layer, StepKind::DeltaRule(rule));
+        self.project(layer, (Role::O(layer), None), rule.output, Module::Mixer);
     }
 
     /// The norm of a module's input, where the layer has one there.
@@ -140,8 +184,8 @@ impl Builder<'_> {
         self.project(layer, (Role::Down(layer), None), gate_up.output, Module::Mlp);
     }
 
-    /// The router, then the chosen experts, whose sum joins the residual streams; a shared one beside
-    /// them, which reads what they read.
+    /// The router, then the chosen experts, whose sum joins the residual streams; a shared one
+    /// beside them, which reads what they read.
     fn experts(&mut self, layer: usize, of: &Experts) {
         let [experts, chosen, ffn] = [of.count, of.chosen, of.each.ffn].map(|size| size as u32);
         let (input, choice) = (self.vector(Use::Residual), self.vector(Use::Choice(chosen)));
@@ -283,6 +327,7 @@ pub(super) fn schedule(planned: &Planned<'_>) -> Schedule {
     for (at, layer) in spec.layers.iter().enumerate() {
         match &layer.mixer {
             Mixer::Attention(attention) => b.attention(at, attention),
+            Mixer::Delta(delta) => b.delta(at, delta),
         }
         match &layer.mlp {
             Mlp::Gated(gated) => b.mlp(at, gated),

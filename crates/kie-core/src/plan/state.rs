@@ -1,10 +1,10 @@
 //! What is kept of a sequence: the page groups of a model, and which layer lies where in them.
 
-use kie_kernels::abi::{Dims, Dtype, PageGroup, StateAt, StateKind};
+use kie_kernels::abi::{DeltaHeads, Dims, Dtype, PageGroup, StateAt, StateKind};
 use kie_kernels::device::Device;
 
-use crate::memory::ring_pages;
-use crate::model::{Mixer, Spec};
+use crate::memory::ring_of;
+use crate::model::{Delta, LayerSpec, Mixer, Spec};
 
 /// The groups, and each layer's place in them.
 pub(super) struct States {
@@ -16,20 +16,28 @@ pub(super) struct States {
 /// The first group sees everything; pools are sized later.
 pub(super) fn states(spec: &Spec, dtype: Dtype) -> States {
     let lanes = spec.lanes as u32;
-    let state_of = |mixer: &Mixer| {
-        let Mixer::Attention(a) = mixer;
-        let (kv_heads, head_dim) = (a.kv_heads as u32 / lanes, a.head_dim as u32);
-        StateKind::KeysValues { dtype, lanes, kv_heads, head_dim }
+    let kept = |layer: &LayerSpec| match &layer.mixer {
+        Mixer::Attention(a) => {
+            let (kv_heads, head_dim) = (a.kv_heads as u32 / lanes, a.head_dim as u32);
+            (StateKind::KeysValues { dtype, lanes, kv_heads, head_dim }, a.window)
+        }
+        // What the position before left is all that is seen.
+        Mixer::Delta(d) => (StateKind::Recurrent { lanes, heads: delta_heads(d, lanes) }, Some(2)),
     };
     // Groups that see everything come first, and there is one in any case: its pages count
     // positions.
-    let whole = spec.layers.iter().filter(|layer| layer.window().is_none());
-    let windowed = spec.layers.iter().filter(|layer| layer.window().is_some());
-    let first = spec.layers.first().map(|layer| (state_of(&layer.mixer), false));
+    let all: Vec<_> = spec.layers.iter().map(kept).collect();
+    let whole = all.iter().filter(|(_, window)| window.is_none());
+    let windowed = all.iter().filter(|(_, window)| window.is_some());
+    let least = StateKind::KeysValues { dtype, lanes, kv_heads: 1, head_dim: 2 };
+    let first = all.first().map(|(state, _)| match state {
+        StateKind::KeysValues { .. } => (*state, false),
+        StateKind::Recurrent { .. } => (least, false),
+    });
     let none_whole = first.filter(|_| whole.clone().next().is_none());
     let mut keys: Vec<(StateKind, bool)> = none_whole.into_iter().collect();
-    for layer in whole.chain(windowed) {
-        let key = (state_of(&layer.mixer), layer.window().is_some());
+    for (state, window) in whole.chain(windowed) {
+        let key = (*state, window.is_some());
         if !keys.contains(&key) {
             keys.push(key);
         }
@@ -38,9 +46,9 @@ pub(super) fn states(spec: &Spec, dtype: Dtype) -> States {
         |&(state, _): &(StateKind, bool)| PageGroup { state, layers: 0, window: None, pages: 0 };
     let mut groups: Vec<PageGroup> = keys.iter().map(empty).collect();
     let mut layers = Vec::with_capacity(spec.layers.len());
-    for layer in &spec.layers {
-        let window = layer.window().map(|window| window as u32);
-        let key = (state_of(&layer.mixer), window.is_some());
+    for (state, window) in all {
+        let window = window.map(|window| window as u32);
+        let key = (state, window.is_some());
         let at = keys.iter().position(|known| *known == key).expect("every layer's was added");
         let group = &mut groups[at];
         layers.push(StateAt { group: at as u32, layer: group.layers });
@@ -51,20 +59,47 @@ pub(super) fn states(spec: &Spec, dtype: Dtype) -> States {
     States { groups, layers }
 }
 
+/// Heads of one lane.
+pub(super) fn delta_heads(delta: &Delta, lanes: u32) -> DeltaHeads {
+    DeltaHeads {
+        keys: delta.key_heads as u32 / lanes,
+        values: delta.value_heads as u32 / lanes,
+        key_dim: delta.key_dim as u32,
+        value_dim: delta.value_dim as u32,
+        taps: delta.taps as u32,
+    }
+}
+
 /// Bytes of all groups' pages.
 pub(super) fn bytes(groups: &[PageGroup], device: &dyn Device) -> u64 {
     groups.iter().map(|group| u64::from(group.pages) * device.page_bytes(group)).sum()
 }
 
-/// Bytes of one page of each group.
+/// Bytes of one page of each group that keeps something of every position.
 pub(super) fn bytes_of_one(groups: &[PageGroup], device: &dyn Device) -> u64 {
-    groups.iter().map(|group| device.page_bytes(group)).sum()
+    let kept = groups.iter().filter(|group| !group.is_recurrent());
+    kept.map(|group| device.page_bytes(group)).sum()
+}
+
+/// Bytes of the recurrent states that running sequences go on with: a device computes each from
+/// the one before.
+pub(super) fn working(groups: &[PageGroup], dims: &Dims, device: &dyn Device) -> u64 {
+    let kept = groups.iter().filter(|group| group.is_recurrent());
+    2 * u64::from(dims.slots) * kept.map(|group| device.page_bytes(group)).sum::<u64>()
 }
 
 /// Shares the budget among the groups: room for every slot's longest sequence where there is
 /// memory for it, else at least the rings of the windowed layers and the rest for the others.
+/// Copies of recurrent states, which no running sequence needs, have a quarter of it at most.
 pub(super) fn share(groups: &mut [PageGroup], dims: &Dims, device: &dyn Device, budget: u64) {
     let most = u64::from(dims.slots) * dims.max_pages() as u64;
+    let spare = budget.saturating_sub(least(groups, dims, device)).min(budget / 4);
+    for group in groups.iter_mut().filter(|group| group.is_recurrent()) {
+        let copies = u64::from(dims.slots) + spare / device.page_bytes(group).max(1);
+        group.pages = copies.min(most) as u32;
+    }
+    let taken = bytes_of_copies(groups, device);
+    let budget = budget.saturating_sub(taken);
     let every = (budget / bytes_of_one(groups, device).max(1)).min(most);
     let whole = groups.iter().filter(|group| group.window.is_none());
     let one = whole.map(|group| device.page_bytes(group)).sum();
@@ -75,7 +110,7 @@ pub(super) fn share(groups: &mut [PageGroup], dims: &Dims, device: &dyn Device, 
             break;
         }
         set_windowed(groups, dims, every);
-        let left = budget.saturating_sub(bytes(groups, device));
+        let left = (budget + taken).saturating_sub(bytes(groups, device));
         // Where no layer sees everything its pages are free of charge and only count positions.
         pages = left.checked_div(one).map_or(most, |pages| pages.min(most));
     }
@@ -87,18 +122,28 @@ pub(super) fn share(groups: &mut [PageGroup], dims: &Dims, device: &dyn Device, 
 /// Gives windowed groups a ring a slot, or `every` pages where that is more; others none. A ring
 /// may be longer than a sequence; `Pages` counts on it for every slot all the same.
 fn set_windowed(groups: &mut [PageGroup], dims: &Dims, every: u64) {
-    for group in groups {
-        group.pages = group.window.map_or(0, |window| {
-            let ring = ring_pages(window as usize, dims.chunk()) as u64;
-            every.max(u64::from(dims.slots) * ring) as u32
-        });
+    for group in groups.iter_mut().filter(|group| !group.is_recurrent()) {
+        let ring = ring_of(group, dims.chunk()) as u64;
+        group.pages = match group.window {
+            Some(_) => every.max(u64::from(dims.slots) * ring) as u32,
+            None => 0,
+        };
     }
+}
+
+/// Bytes of the copies of recurrent states.
+fn bytes_of_copies(groups: &[PageGroup], device: &dyn Device) -> u64 {
+    let kept = groups.iter().filter(|group| group.is_recurrent());
+    kept.map(|group| u64::from(group.pages) * device.page_bytes(group)).sum()
 }
 
 /// Bytes of the least pages that [`share`] needs: one longest sequence, and every slot's rings.
 pub(super) fn least(groups: &[PageGroup], dims: &Dims, device: &dyn Device) -> u64 {
     let mut groups = groups.to_vec();
     set_windowed(&mut groups, dims, 0);
+    for group in groups.iter_mut().filter(|group| group.is_recurrent()) {
+        group.pages = dims.slots;
+    }
     for group in groups.iter_mut().filter(|group| group.window.is_none()) {
         group.pages = dims.max_pages() as u32;
     }

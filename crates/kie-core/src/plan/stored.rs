@@ -5,7 +5,7 @@ use kie_kernels::abi::{Layout, Tensor};
 use kie_kernels::device::Stop;
 
 use crate::error::{Error, Result};
-use crate::model::Spec;
+use crate::model::{Role, Spec};
 use crate::weights::{self, Checkpoint};
 
 /// Told what is being done: phase, units done, units in all.
@@ -38,6 +38,8 @@ pub(super) fn not_quantised(spec: &Spec, checkpoint: &Checkpoint) -> Result<()> 
 /// everything else is rows of numbers.
 pub(super) fn describe(t: &weights::Tensor) -> Tensor {
     let (lanes, rows, cols) = match t.shape[..] {
+        // A convolution has one input a channel.
+        [rows, 1, cols] if matches!(t.role, Role::DeltaConv(_)) => (1, rows, cols),
         [lanes, rows, cols] => (lanes, rows, cols),
         [rows, cols] => (1, rows, cols),
         [cols] => (1, 1, cols),

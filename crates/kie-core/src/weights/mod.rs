@@ -131,8 +131,10 @@ impl Checkpoint {
                 Stored::Whole | Stored::Less { .. } => {}
             }
         }
-        let harmless =
-            |name: &String| spec.ignored.contains(name) || name.ends_with(".rotary_emb.inv_freq");
+        let below = |name: &str| spec.ignored_below.iter().any(|start| name.starts_with(start));
+        let harmless = |name: &String| {
+            spec.ignored.contains(name) || below(name) || name.ends_with(".rotary_emb.inv_freq")
+        };
         let mut surplus: Vec<_> = entries.iter().filter(|(name, _)| !harmless(name)).collect();
         surplus.sort_by_key(|(name, _)| *name);
         if let Some((name, (file, entry))) = surplus.first() {

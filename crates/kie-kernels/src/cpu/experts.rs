@@ -103,6 +103,8 @@ impl Largest {
                 StepKind::Embed(_)
                 | StepKind::Qkv(_)
                 | StepKind::Attend(_)
+                | StepKind::DeltaIn(_)
+                | StepKind::DeltaRule(_)
                 | StepKind::Project(_)
                 | StepKind::ProjectNormed(_)
                 | StepKind::GateUp(_)

@@ -10,6 +10,7 @@ mod arena;
 pub mod attention;
 mod barrier;
 mod codes;
+mod delta;
 pub mod digits;
 mod experts;
 mod limits;

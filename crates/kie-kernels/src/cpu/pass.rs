@@ -9,12 +9,14 @@
 //! # Layout
 //! Vectors are lane-major: `[lane][column][width]`, so that one lane's columns are contiguous.
 
+mod delta;
 mod experts;
 mod steps;
 
 use std::ops::Range;
 
 use super::attention;
+use super::delta::Scratch as DeltaScratch;
 use super::digits::Digits;
 use super::experts::{Largest as LargestExperts, Lines, Scratch as ExpertScratch, DECODE_COLUMNS};
 use super::ops;
@@ -22,8 +24,8 @@ use super::prefill::{Form, Packed};
 use super::team::{Barrier, Team};
 use super::watch::Watch;
 use crate::abi::{
-    Attend, Dims, PageGroup, Program, Project, ProjectNormed, Qkv, Rotary, Step, StepKind, Tensor,
-    Vector,
+    Attend, DeltaHeads, DeltaRule, Dims, PageGroup, Program, Project, ProjectNormed, Qkv, Rotary,
+    Step, StepKind, Tensor, Vector,
 };
 use crate::buffer::Buffer;
 use crate::error::Result;
@@ -61,6 +63,7 @@ pub(super) struct Column {
 /// What one member alone uses.
 struct Scratch {
     attention: attention::Scratch,
+    delta: DeltaScratch,
     experts: ExpertScratch,
     /// One stream, where the head combines lanes.
     stream: Vec<f32>,
@@ -76,6 +79,13 @@ struct Angles {
     turned: Field<f32>,
 }
 
+/// Which of a slot's two recurrent states is current, and how many positions it has seen.
+#[derive(Clone, Copy, Default)]
+struct Behind {
+    half: usize,
+    position: usize,
+}
+
 /// The largest operands of a program's steps, in numbers a column and lane.
 #[derive(Default)]
 struct Largest {
@@ -86,20 +96,26 @@ struct Largest {
     /// Query heads of a kv head.
     shared: usize,
     head_dim: usize,
+    /// Heads of a delta rule; models have one kind.
+    delta: Option<DeltaHeads>,
 }
 
 impl Largest {
     fn of(program: &Program) -> Self {
         let hidden = program.dims.hidden as usize;
-        let mut most = Self { input: hidden, raw: hidden, shared: 1, head_dim: 2 };
+        let mut most = Self { input: hidden, raw: hidden, shared: 1, head_dim: 2, delta: None };
         for step in &program.steps {
             match &step.kind {
-                StepKind::Qkv(Qkv { heads, .. }) => {
-                    most.raw = most.raw.max((heads.all() * heads.dim) as usize);
+                StepKind::Qkv(qkv) => {
+                    most.raw = most.raw.max((qkv.all_heads() * qkv.heads.dim) as usize);
                 }
                 StepKind::Attend(Attend { heads, .. }) => {
                     most.shared = most.shared.max((heads.query / heads.kv) as usize);
                     most.head_dim = most.head_dim.max(heads.dim as usize);
+                }
+                StepKind::DeltaRule(DeltaRule { heads, .. }) => {
+                    let larger = |one: &DeltaHeads| one.kept() >= heads.kept();
+                    most.delta = Some(most.delta.filter(larger).unwrap_or(*heads));
                 }
                 StepKind::Project(Project { input, .. })
                 | StepKind::ProjectNormed(ProjectNormed { input, .. }) => {
@@ -109,6 +125,7 @@ impl Largest {
                 StepKind::GateUp(gate_up) => most.raw = most.raw.max(gate_up.ffn as usize),
                 StepKind::Route(route) => most.raw = most.raw.max(route.experts as usize),
                 StepKind::Embed(_)
+                | StepKind::DeltaIn(_)
                 | StepKind::ExpertsGateUp(_)
                 | StepKind::ExpertsDown(_)
                 | StepKind::Head(_)
@@ -126,12 +143,19 @@ fn bytes(program: &Program, most: &Largest, experts: &LargestExperts) -> u64 {
     let vectors = program.vectors.iter().map(|v| u64::from(v.lanes) * u64::from(v.width));
     let numbers = vectors.sum::<u64>() + u64::from(d.lanes * d.hidden);
     let numbers = numbers + u64::from(d.lanes) * (most.raw + 2 * most.input) as u64;
-    let pages = program.groups.iter().map(|g| g.page_bytes() * u64::from(g.pages));
+    let kept = |g: &PageGroup| 4 * working(g, d) as u64;
+    let pages = program.groups.iter().map(|g| g.page_bytes() * u64::from(g.pages) + kept(g));
     let logits = u64::from(d.slots) * u64::from(d.vocab);
     let experts = experts.bytes(d.columns as usize, program.blocks as usize);
     let digits = Digits::bytes(DECODE_COLUMNS, most.input.max((d.lanes * d.hidden) as usize));
     let members = u64::from(program.blocks) * digits as u64;
     4 * (numbers * columns + logits) + pages.sum::<u64>() + experts + members
+}
+
+/// Numbers of the recurrent states that sequences go on with: two of each slot.
+fn working(group: &PageGroup, dims: &Dims) -> usize {
+    let slots = if group.is_recurrent() { dims.slots as usize } else { 0 };
+    2 * slots * (group.page_bytes() / 4) as usize
 }
 
 /// A program with its memory.
@@ -150,6 +174,11 @@ pub(super) struct Pass {
     lines: Lines,
     /// KV pages, one arena a group.
     pages: Vec<Field<u8>>,
+    /// Recurrent states of running sequences, two a slot, by group. A pass reads the one that is
+    /// current and writes the other, which is current when the pass was whole.
+    working: Vec<Field<f32>>,
+    /// By slot.
+    behind: Vec<Behind>,
     /// Of each rotary table that a step names.
     angles: Vec<Angles>,
     /// Norm scales and biases as float32, by tensor; empty for the others.
@@ -181,7 +210,8 @@ impl Pass {
             let stream = vec![0.0; d.hidden as usize];
             let attention =
                 attention::Scratch::with_capacity(most.shared, most.head_dim, QUERY_BLOCK);
-            Scratch { attention, experts: experts.scratch(columns), stream }
+            let delta = most.delta.map(DeltaScratch::with_capacity).unwrap_or_default();
+            Scratch { attention, delta, experts: experts.scratch(columns), stream }
         };
         let digits = || Digits::with_capacity(columns.min(DECODE_COLUMNS), most.input.max(widest));
         let arena = |g: &PageGroup| Field::new(g.page_bytes() as usize * g.pages as usize);
@@ -192,6 +222,8 @@ impl Pass {
             packed: Field::of((0..lanes).map(|_| packed()).collect()),
             lines: experts.lines(),
             pages: program.groups.iter().map(arena).collect(),
+            working: program.groups.iter().map(|g| Field::new(working(g, &d))).collect(),
+            behind: vec![Behind::default(); d.slots as usize],
             angles: Vec::new(),
             constants: Vec::new(),
             factors: Field::new(2 * columns),
@@ -243,6 +275,11 @@ impl Pass {
         &mut self.pages[group].all()[page * bytes..(page + 1) * bytes]
     }
 
+    /// A slot's next sequence has nothing to do with the last one.
+    pub(super) fn forget(&mut self, slot: usize) {
+        self.behind[slot].position = 0;
+    }
+
     /// Computes all steps for `columns`; decode-path columns must come first. False if it was given
     /// up: then logits, vectors and the columns' positions in the pages hold nothing.
     pub(super) fn run(
@@ -271,7 +308,13 @@ impl Pass {
                 walk.step(step);
             }
         });
-        watch.is_whole()
+        let whole = watch.is_whole();
+        for sequence in columns.chunk_by(|a, b| a.slot == b.slot).filter(|_| whole) {
+            let last = sequence[sequence.len() - 1];
+            let half = 1 - self.behind[last.slot].half;
+            self.behind[last.slot] = Behind { half, position: last.position + 1 };
+        }
+        whole
     }
 
     /// Rotary angles of the pass.
@@ -312,6 +355,10 @@ impl Pass {
                     used.extend(qkv.head_norms.iter().flatten());
                 }
                 StepKind::Attend(attend) => used.extend(attend.sinks),
+                StepKind::DeltaIn(delta) => used.extend(delta.norm),
+                StepKind::DeltaRule(delta) => {
+                    used.extend([delta.conv, delta.decay, delta.bias, delta.norm]);
+                }
                 StepKind::Project(project) => used.extend(project.bias),
                 StepKind::ProjectNormed(project) => used.push(project.norm),
                 StepKind::GateUp(gate_up) => used.extend(gate_up.norm.iter().chain(&gate_up.scale)),
@@ -368,6 +415,8 @@ impl Walk<'_> {
             StepKind::Embed(embed) => self.embed(embed),
             StepKind::Qkv(qkv) => self.qkv(qkv),
             StepKind::Attend(attend) => self.attend(attend),
+            StepKind::DeltaIn(delta) => self.delta_in(delta),
+            StepKind::DeltaRule(delta) => self.delta_rule(delta),
             StepKind::Project(project) => self.project(project),
             StepKind::ProjectNormed(project) => self.project_normed(project),
             StepKind::GateUp(gate_up) => self.gate_up(gate_up),

@@ -12,8 +12,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::abi::{
-    Attend, Codes, Encoding, ExpertsDown, ExpertsGateUp, HeadMode, Heads, Join, NormSpan,
-    PageGroup, Program, Qkv, StepKind, Tensor,
+    Attend, Codes, DeltaHeads, DeltaIn, DeltaRule, Encoding, ExpertsDown, ExpertsGateUp, HeadMode,
+    Heads, Join, NormSpan, PageGroup, Program, Qkv, StepKind, Tensor,
 };
 use crate::buffer::Buffer;
 use crate::error::{Error, Result};
@@ -299,7 +299,13 @@ impl Builder {
             );
             return Err(Error::Indivisible { ranks, detail });
         }
-        for (n, parts) in [&query, &kv, &kv].into_iter().enumerate() {
+        // A head's gate lies behind it.
+        let doubled = Parts {
+            of: query.of.iter().map(|part| 2 * part.start..2 * part.end).collect(),
+            each: 2 * query.each,
+        };
+        let of_q = if qkv.gates.is_some() { &doubled } else { &query };
+        for (n, parts) in [of_q, &kv, &kv].into_iter().enumerate() {
             qkv.weights[n] = self.by_rows(qkv.weights[n], parts);
             if let Some(biases) = &mut qkv.biases {
                 biases[n] = self.bias(biases[n], parts);
@@ -307,6 +313,40 @@ impl Builder {
         }
         qkv.heads = heads;
         self.widen(qkv.output, heads.query_width());
+        if let Some(gates) = qkv.gates {
+            self.widen(gates, heads.query_width());
+        }
+        Ok(())
+    }
+
+    /// Heads of one rank: whole key heads, each with its value heads.
+    fn delta_heads(&self, heads: DeltaHeads) -> Result<DeltaHeads> {
+        let ranks = self.ranks;
+        if !heads.keys.is_multiple_of(ranks) {
+            let keys = heads.keys;
+            let detail = format!("{keys} key heads of a delta rule do not divide by {ranks} ranks");
+            return Err(Error::Indivisible { ranks, detail });
+        }
+        Ok(DeltaHeads { keys: heads.keys / ranks, values: heads.values / ranks, ..heads })
+    }
+
+    fn delta_in(&mut self, step: &mut DeltaIn) -> Result<()> {
+        let heads = self.delta_heads(step.heads)?;
+        for (weight, output) in step.weights.iter_mut().zip(step.outputs) {
+            let parts = self.evenly(self.program.tensors[*weight as usize].rows);
+            *weight = self.by_rows(*weight, &parts);
+            self.widen(output, parts.each);
+        }
+        step.heads = heads;
+        Ok(())
+    }
+
+    /// Taps, decays and biases stay whole.
+    fn delta_rule(&mut self, step: &mut DeltaRule) -> Result<()> {
+        let parts = self.evenly(step.heads.value_width());
+        step.heads = self.delta_heads(step.heads)?;
+        self.widen(step.output, parts.each);
+        self.held.insert(step.output, parts);
         Ok(())
     }
 
@@ -346,6 +386,8 @@ impl Builder {
             StepKind::Embed(embed) => self.widen(embed.output, self.program.dims.hidden),
             StepKind::Qkv(qkv) => self.qkv(qkv)?,
             StepKind::Attend(attend) => self.attend(attend)?,
+            StepKind::DeltaIn(delta) => self.delta_in(delta)?,
+            StepKind::DeltaRule(delta) => self.delta_rule(delta)?,
             StepKind::Project(project) => {
                 // One lane has nobody to wait for.
                 let (Join::Sum | Join::Delayed { .. } | Join::Own { factor: 1.0 }) = project.join
@@ -398,6 +440,8 @@ impl Lanes {
                 StepKind::Qkv(qkv) => Some((qkv.heads.query, qkv.heads.kv)),
                 StepKind::Embed(_)
                 | StepKind::Attend(_)
+                | StepKind::DeltaIn(_)
+                | StepKind::DeltaRule(_)
                 | StepKind::Project(_)
                 | StepKind::ProjectNormed(_)
                 | StepKind::GateUp(_)
@@ -491,8 +535,12 @@ fn shares(program: &Program) -> String {
             StepKind::GateUp(gate_up) => format!("ffn {}", gate_up.ffn),
             StepKind::ExpertsGateUp(experts) => format!("experts of {}", experts.ffn),
             StepKind::Head(_) => format!("{} ids", program.dims.vocab.div_ceil(program.dims.lanes)),
+            StepKind::DeltaRule(DeltaRule { heads: DeltaHeads { keys, values, .. }, .. }) => {
+                format!("{keys} key, {values} value heads of a delta rule")
+            }
             StepKind::Embed(_)
             | StepKind::Qkv(_)
+            | StepKind::DeltaIn(_)
             | StepKind::Project(_)
             | StepKind::ProjectNormed(_)
             | StepKind::Route(_)

@@ -128,6 +128,7 @@ impl Slots {
     fn start(&mut self, index: usize, granted: usize) {
         // SAFETY: a start command for the slot was just received, so the device owns it.
         let memory = unsafe { self.mailbox.slot_of_device(index) };
+        self.pass.forget(index);
         let slot = &mut self.slots[index];
         slot.state = State::Prefill;
         slot.granted = granted;

@@ -99,7 +99,7 @@ impl Walk<'_> {
     }
 
     /// `rows` of one matrix for all columns, into those rows' piece of each column.
-    fn multiply(
+    pub(super) fn multiply(
         &self,
         matrix: &Matrix<'_>,
         rows: Range<usize>,
@@ -165,14 +165,16 @@ impl Walk<'_> {
     pub(super) fn qkv(&self, step: &Qkv) {
         let d = *self.dims();
         self.norm(step.norm, step.input, &step.weights);
-        let (hd, per_lane) = (step.heads.dim as usize, step.heads.all() as usize);
+        let (hd, per_lane) = (step.heads.dim as usize, step.all_heads() as usize);
         let heads = [step.heads.query, step.heads.kv, step.heads.kv].map(|count| count as usize);
         let stride = per_lane * hd;
         let mine = self.rows(step.partition);
+        // Heads of a matrix are those of q and their gates by turns.
+        let stored = [heads[0] + per_lane - heads.iter().sum::<usize>(), heads[1], heads[2]];
         for lane in 0..d.lanes as usize {
             let x = self.normed(lane, d.hidden as usize);
             let mut first = lane * per_lane;
-            for (which, count) in heads.into_iter().enumerate() {
+            for (which, count) in stored.into_iter().enumerate() {
                 let part = intersect(&mine, first..first + count);
                 let matrix = self.pass.matrix(step.weights[which], lane);
                 let rows = (part.start - first) * hd..(part.end - first) * hd;
@@ -190,12 +192,29 @@ impl Walk<'_> {
         }
         for lane in 0..d.lanes as usize {
             let mut first = lane * per_lane;
-            for (which, count) in heads.into_iter().enumerate() {
-                for head in intersect(&mine, first..first + count) {
-                    self.finish_head(step, lane, which, head - first, head - lane * per_lane);
+            for (which, count) in stored.into_iter().enumerate() {
+                for raw in intersect(&mine, first..first + count) {
+                    let (head, raw) = (raw - first, raw - lane * per_lane);
+                    match step.gates.filter(|_| which == 0) {
+                        Some(gates) if head % 2 == 1 => self.keep_gate(step, gates, lane, raw),
+                        Some(_) => self.finish_head(step, lane, which, head / 2, raw),
+                        None => self.finish_head(step, lane, which, head, raw),
+                    }
                 }
                 first += count;
             }
+        }
+    }
+
+    /// The gate of a query head, to where attention reads it.
+    fn keep_gate(&self, step: &Qkv, gates: u32, lane: usize, raw_head: usize) {
+        let (hd, stride) = (step.heads.dim as usize, (step.all_heads() * step.heads.dim) as usize);
+        for column in 0..self.columns.len() {
+            let at = self.at(lane, column, stride) + raw_head * hd;
+            // SAFETY: the gate is this member's own.
+            let x = unsafe { self.pass.raw.read(at..at + hd) };
+            let head = raw_head / 2;
+            self.write(gates, lane, column, head * hd..(head + 1) * hd).copy_from_slice(x);
         }
     }
 
@@ -218,7 +237,7 @@ impl Walk<'_> {
     /// Bias, head norm and rotary of one head of q, k or v, then to where attention reads it.
     fn finish_head(&self, step: &Qkv, lane: usize, which: usize, head: usize, raw_head: usize) {
         let hd = step.heads.dim as usize;
-        let stride = step.heads.all() as usize * hd;
+        let stride = step.all_heads() as usize * hd;
         let heads = if which == 0 { step.heads.query } else { step.heads.kv } as usize;
         for column in 0..self.columns.len() {
             let at = self.at(lane, column, stride) + raw_head * hd;
@@ -284,14 +303,16 @@ impl Walk<'_> {
     /// of its numbers.
     fn kv_at(&self, at: &KvAt, page: usize, values: bool) -> (usize, Dtype) {
         let group = &self.pass.program.groups[at.state.group as usize];
-        let StateKind::KeysValues { dtype, lanes, kv_heads, head_dim } = group.state;
+        let StateKind::KeysValues { dtype, lanes, kv_heads, head_dim } = group.state else {
+            unreachable!("the validator saw keys and values");
+        };
         let half = PAGE * head_dim as usize * dtype.bytes();
         let head = (at.state.layer * lanes + at.lane as u32) * kv_heads + at.head as u32;
         let first = page * group.page_bytes() as usize;
         (first + (2 * head as usize + usize::from(values)) * half, dtype)
     }
 
-    fn page(&self, state: StateAt, slot: usize, logical: usize) -> usize {
+    pub(super) fn page(&self, state: StateAt, slot: usize, logical: usize) -> usize {
         self.mailbox.page(slot, state.group as usize, logical) as usize
     }
 
@@ -377,7 +398,7 @@ impl Walk<'_> {
         if path == Path::Decode {
             let (span, out) = (span(columns.start), out.piece(0));
             attention::attend(level, dtype, hd, q, page, span, scale, sinks, out, scratch);
-            return;
+            return self.gate_heads(step, lane, head, columns);
         }
         let mut spans = [const { 0..=0 }; QUERY_BLOCK];
         spans.iter_mut().zip(columns.clone()).for_each(|(s, column)| *s = span(column));
@@ -385,6 +406,19 @@ impl Walk<'_> {
         attention::attend_chunk(
             level, dtype, hd, shared, q, stride, page, spans, scale, sinks, out, scratch,
         );
+        self.gate_heads(step, lane, head, columns);
+    }
+
+    /// Multiplies the output of a kv head's query heads by the sigmoids of their gates.
+    fn gate_heads(&self, step: &Attend, lane: usize, head: usize, columns: Range<usize>) {
+        let Some(gates) = step.gates else { return };
+        let width = (step.heads.query / step.heads.kv * step.heads.dim) as usize;
+        for column in columns {
+            let part = head * width..(head + 1) * width;
+            let gates = self.read(gates, lane, column, part.clone());
+            let out = self.write(step.output, lane, column, part);
+            out.iter_mut().zip(gates).for_each(|(x, gate)| *x *= ops::sigmoid(*gate));
+        }
     }
 
     pub(super) fn project(&self, step: &Project) {

@@ -549,6 +549,9 @@ impl Phases<'_> {
         if qkv.head_norms.is_some() && qkv.norm_span == NormSpan::AllHeads {
             return refuse(first, "qkv norms q and k over all heads, each head wanted".to_owned());
         }
+        if qkv.gates.is_some() {
+            return refuse(first, "qkv with gates of attention's output".to_owned());
+        }
         if qkv.norm.is_none() {
             return refuse(first, "qkv without a norm before it".to_owned());
         }
@@ -724,7 +727,10 @@ fn pools(program: &Program) -> Result<u32> {
 /// Bytes of one KV page of a group on all of so many machines, each of which has whole kv heads
 /// with what that pads, in so many halves a number; heads that do not divide are refused later.
 pub fn page_bytes(group: &PageGroup, ranks: u32, parts: u32) -> u64 {
-    let StateKind::KeysValues { lanes, kv_heads, head_dim, .. } = state_of(group, ranks);
+    let StateKind::KeysValues { lanes, kv_heads, head_dim, .. } = state_of(group, ranks) else {
+        // No kernel keeps such a state: lowering refuses what has one.
+        return group.page_bytes();
+    };
     let width = u64::from(lanes * kv_heads) * u64::from(head_dim.next_multiple_of(32));
     u64::from(group.layers) * width * 2 * PAGE as u64 * 2 * u64::from(parts)
 }
