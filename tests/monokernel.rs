@@ -110,7 +110,6 @@ const KNOWN: &[(&str, f64, f64)] = &[
 /// Fixtures with a phase that the kernels have not yet: the step and the reason that they name.
 const REFUSED: &[(&str, &str)] = &[
     ("own_gemma3", "embeddings times 5.656854, 1 wanted"),
-    ("own_olmoe", "qkv norms q and k over all heads, each head wanted"),
     ("own_olmo2", "project_normed where the order of known phases has project"),
     ("own_qwen3_next", "delta_in"),
     ("own_phi3", "qkv turns 12 features of 16, all wanted"),

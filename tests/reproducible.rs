@@ -219,15 +219,15 @@ fn a_history_changes_no_bit_on_the_cpu() {
 
 #[test]
 fn a_history_changes_no_bit_on_a_gpus_kernels() {
-    for (seed, wide) in [(3, false), (5, true)] {
+    for (seed, name, wide) in [(3, "llama", false), (5, "llama", true), (7, "own_gpt_oss", false)] {
         let open = || {
             let device = "sim:seed=5,warp=32,blocks=4";
-            let builder = Engine::builder(folder("llama")).device(device).max_batch(4);
+            let builder = Engine::builder(folder(name)).device(device).max_batch(4);
             builder.prefill_kernel(wide).max_seq_len(400)
         };
         let mut world = World::new(seed, &open, (200, 4));
         world.live(6);
-        assert_eq!(world.apart, 0, "wide: {wide}");
+        assert_eq!(world.apart, 0, "{name}, wide: {wide}");
     }
 }
 

@@ -144,6 +144,7 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
     const long buffer = buffer_of(layer, b.lane_index);
     Prefetched<typename C::TilingGu> gate_up;
     {
+        if constexpr (C::kNormAllHeads) square_heads<C>(watch, args, b, layer);
         if constexpr (kParts > 1) {
             attend_columns_exact<C>(watch, args, b, layer);
         } else if constexpr (kStreamed && kColumns == 1) {

@@ -22,6 +22,7 @@ const SOME: &[(&str, usize, u32)] = &[
     ("qwen3", 2, 8),
     ("own_llama_fp8_tied", 1, 11),
     ("own_gpt_oss", 1, 8),
+    ("own_olmoe", 1, 5),
     ("qwen3_moe", 2, 5),
     ("laneformer_d2_noearly_vp_lanescale", 2, 6),
 ];

@@ -110,6 +110,13 @@ const TRUE: &[Case] = &[
         ..SHORT
     },
     Case { what: "two ranks", machine: "ranks=2,blocks=4", ..SHORT },
+    Case {
+        what: "choices of experts, norms over all heads",
+        fixture: "own_olmoe",
+        machine: "blocks=4",
+        prompts: &[9, 3],
+        ..SHORT
+    },
     Case { what: "a prompt's slices", ..SLICED },
     Case { what: "a short prompt's slices", prompts: &[70], wide: true, ..SLICED },
     Case { what: "a prompt's slices by groups, norms of heads", ..GROUPED },
@@ -189,6 +196,17 @@ const MUTANTS: &[Case] = &[
             "pages, b.seqno, b.shared);\n        }",
         )],
         about: &["load_state", "store_"],
+        ..SHORT
+    },
+    Case {
+        what: "factors are taken before they are there",
+        fixture: "own_olmoe",
+        machine: "blocks=4",
+        edits: &[(
+            "    join_wave();\n    sync_consumers<kThreads>();\n}\n",
+            "    join_wave();\n}\n",
+        )],
+        about: &["step_experts_gate_up"],
         ..SHORT
     },
     Case {

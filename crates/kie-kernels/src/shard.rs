@@ -64,6 +64,13 @@ pub(crate) fn indivisible(lanes: u32, heads: u32, kv_heads: u32, ranks: u32) -> 
     Error::Indivisible { ranks, detail }
 }
 
+/// Norms of q and k over all heads: each rank would need the other ranks' sums.
+pub(crate) fn normed_over_all_heads(ranks: u32) -> Error {
+    let detail =
+        format!("q and k are normed over all heads at once, which do not divide by {ranks} ranks");
+    Error::Indivisible { ranks, detail }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

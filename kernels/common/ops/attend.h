@@ -106,25 +106,87 @@ KIE_DEVICE Pair pack_pair(float a, float b) {
     else
         return (u64)bits(b) << 32 | bits(a);
 }
+// Where norms are over all heads (kNormAllHeads): each column's squares of q, then of k, summed by
+// every block for itself, of all words. They stand behind the residual's, a sum a warp, and are
+// read behind the barrier that heads are taken with.
+template <class C>
+KIE_DEVICE void square_heads(Watch& watch, const DecodeArgs& args, const Block& b, int layer) {
+    constexpr int kQuery = C::kAttn / 2, kWords = kQuery + C::kKvHeads * C::kHalfHead;
+    constexpr int kEach = (kWords + kThreads - 1) / kThreads;
+    const int me = thread();
+    const u32 where = layer << 4 | 1;
+    KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
+        const u64* from =
+            args.ll_words + kAtQkv + buffer_of(layer, b.lane_index) * kVecQ + (long)c * C::kWordsQ;
+        const auto word = [&](int i, int part) {
+            return from + i * kThreads + me + part * (C::kWordsQ / kParts);
+        };
+        await_one(watch, from + block() * 10 % kWords, b.seqno, where, 0);
+        u64 v[kEach][kParts];  // on their way at once
+        KIE_UNROLL for (int i = 0; i < kEach; ++i) {
+            KIE_UNROLL for (int part = 0; part < kParts; ++part) v[i][part] =
+                i * kThreads + me < kWords ? load_word(word(i, part)) : ll_word(0, b.seqno);
+        }
+        float sums[2] = {0, 0};
+        KIE_UNROLL for (int i = 0; i < kEach; ++i) {
+            Halves h;
+            KIE_UNROLL for (int part = 0; part < kParts; ++part) {
+                watch.polls = 0;
+                while (!kNoWaits && seqno_of(v[i][part]) != b.seqno &&
+                       !wait_expired(watch, where, b.seqno, seqno_of(v[i][part])))
+                    v[i][part] = load_word(word(i, part));
+                h.v[part] = (u32)v[i][part];
+            }
+            float v0, v1;
+            numbers_of(h, v0, v1);
+            const float square = v0 * v0 + v1 * v1;
+            if (i * kThreads + me < kQuery)
+                sums[0] += square;
+            else
+                sums[1] += square;
+        }
+        sync_warp();
+        KIE_UNROLL for (int which = 0; which < 2; ++which) {
+            KIE_UNROLL for (int m = 16; m > 0; m /= 2) sums[which] += shuffle_xor(sums[which], m);
+            if (me % kTeam == 0)
+                ((float*)(b.shared + kShNorm))[((1 + which) * kColumns + c) * kWarps + me / kTeam] =
+                    sums[which];
+        }
+    }
+}
 // Norms and turns head `head` of those taken (the key comes last), a warp a head. Only where heads
 // have norms: otherwise their producer has rotated them.
 template <class C, class Pair>
-KIE_DEVICE void norm_head(const DecodeArgs& args, const u8* shared, int layer, int position,
-                          int head, Pair* heads) {
+KIE_DEVICE void norm_head(const DecodeArgs& args, const u8* shared, const AttendAt& at,
+                          int position, int head, Pair* heads) {
     const int my = lane();
     constexpr int kEach = (C::kHalfHead + kTeam - 1) / kTeam;
+    const bool is_key = head == C::kGroup;
     Pair* x = heads + head * C::kHalfHead;
-    const u32* weights = args.head_norms + ((const Layer*)(shared + kShLayers))[layer].head_norms +
-                         (head == C::kGroup) * C::kHalfHead;
+    int row = is_key;  // of the weights
+    if constexpr (C::kNormAllHeads)
+        row = is_key ? C::kHeads + at.kv_head : at.kv_head * C::kGroup + head;
+    const u32* weights = args.head_norms +
+                         ((const Layer*)(shared + kShLayers))[at.layer].head_norms +
+                         row * C::kHalfHead;
     float v[kEach][2], sum = 0;
     KIE_UNROLL for (int i = 0; i < kEach; ++i) {
         const int n = i * kTeam + my;
         unpack_pair(n < C::kHalfHead ? x[n] : 0, v[i][0], v[i][1]);
         sum += v[i][0] * v[i][0] + v[i][1] * v[i][1];
     }
-    KIE_UNROLL for (int m = 16; m > 0; m /= 2) sum += shuffle_xor(sum, m);
-    float scale = rsqrt_f(sum * (1.0f / C::kHeadDimReal) + kEps);
-    const float keep = head == C::kGroup ? 1.0f : C::kQueryScale;
+    float by = 1.0f / C::kHeadDimReal;
+    if constexpr (C::kNormAllHeads) {
+        const float* sums =
+            (const float*)(shared + kShNorm) + ((1 + is_key) * kColumns + at.column) * kWarps;
+        sum = 0;
+        KIE_UNROLL for (int i = 0; i < kWarps; ++i) sum += sums[i];
+        by *= is_key ? 1.0f / C::kKvHeads : 1.0f / C::kHeads;
+    } else {
+        KIE_UNROLL for (int m = 16; m > 0; m /= 2) sum += shuffle_xor(sum, m);
+    }
+    const float scale = rsqrt_f(sum * by + kEps);
+    const float keep = is_key ? 1.0f : C::kQueryScale;
     KIE_UNROLL for (int i = 0; i < kEach; ++i) {
         const int n = i * kTeam + my;
         if (n >= C::kHalfHead) continue;
@@ -162,7 +224,7 @@ KIE_DEVICE void take_heads(Watch& watch, const DecodeArgs& args, const AttendAt&
     if constexpr (C::kHeadNorm) {
         sync_consumers<kThreads>();
         for (int head = me / kTeam; head < C::kGroup + (fresh ? 1 : 0); head += kWarps)
-            norm_head<C>(args, shared, at.layer, span.position, head, q_sh);
+            norm_head<C>(args, shared, at, span.position, head, q_sh);
     }
 }
 // The newest key and value, which were taken, into their page for later steps: behind a barrier,
@@ -200,7 +262,7 @@ KIE_DEVICE void store_new(Watch& watch, const DecodeArgs& args, const AttendAt& 
     if constexpr (C::kHeadNorm) {
         sync_consumers<kThreads>();
         if (me / kTeam == 0) {
-            norm_head<C>(args, shared, at.layer, position, C::kGroup, q_sh);
+            norm_head<C>(args, shared, at, position, C::kGroup, q_sh);
             sync_warp();
             for (int n = me; n < C::kHalfHead; n += kTeam)
                 store_key<C>(page, slot, n, q_sh[C::kQWords + n]);

@@ -55,7 +55,7 @@ KIE_DEVICE void store_exact(Watch& watch, const DecodeArgs& args, const AttendAt
     if constexpr (C::kHeadNorm) {
         sync_consumers<kThreads>();
         if (me / kTeam == 0) {
-            norm_head<C>(args, shared, at.layer, position, C::kGroup, heads);
+            norm_head<C>(args, shared, at, position, C::kGroup, heads);
             sync_warp();
             for (int n = me; n < C::kHalfHead; n += kTeam) key[n] = heads[C::kQWords + n];
         }
@@ -144,7 +144,7 @@ KIE_DEVICE void attend_exact(Watch& watch, const DecodeArgs& args, const Layer& 
         heads[n] = take_pair<C>(watch, args, at, n, seqno);
     sync_consumers<kThreads>();
     if constexpr (C::kHeadNorm) {
-        if (warp < C::kGroup) norm_head<C>(args, shared, at.layer, span.position, warp, heads);
+        if (warp < C::kGroup) norm_head<C>(args, shared, at, span.position, warp, heads);
         sync_consumers<kThreads>();
     }
     Softmax mine = {-1e30f, 0};

@@ -276,7 +276,7 @@ KIE_DEVICE void warp_heads(Watch& watch, const DecodeArgs& args, const AttendAt&
     sync_warp();
     if constexpr (C::kHeadNorm) {
         for (int head = 0; head < C::kGroup + (fresh ? 1 : 0); ++head)
-            norm_head<C>(args, shared, at.layer, span.position, head, heads);
+            norm_head<C>(args, shared, at, span.position, head, heads);
         sync_warp();
     }
     if (!fresh) return;

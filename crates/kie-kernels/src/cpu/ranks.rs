@@ -18,7 +18,7 @@ use crate::abi::{
 use crate::buffer::Buffer;
 use crate::error::{Error, Result};
 use crate::partition::partition_rows;
-use crate::shard::{dealt, heads_of, indivisible, state_of};
+use crate::shard::{dealt, heads_of, indivisible, normed_over_all_heads, state_of};
 
 /// Most ranks, as on GPUs.
 pub(super) const RANKS_MAX: usize = 8;
@@ -293,11 +293,7 @@ impl Builder {
     fn qkv(&mut self, qkv: &mut Qkv) -> Result<()> {
         let (heads, [query, kv]) = self.heads(qkv.heads)?;
         if qkv.head_norms.is_some() && qkv.norm_span == NormSpan::AllHeads {
-            let ranks = self.ranks;
-            let detail = format!(
-                "q and k are normed over all heads at once, which do not divide by {ranks} ranks"
-            );
-            return Err(Error::Indivisible { ranks, detail });
+            return Err(normed_over_all_heads(self.ranks));
         }
         // A head's gate lies behind it.
         let doubled = Parts {

@@ -103,7 +103,7 @@ pub fn bytes(
         let one = |l: &model::Layer| of(&model.classes[l.class], &partition.classes[l.class]);
         model.layer.iter().map(one).sum::<u64>()
     };
-    let head_norms = of_layers(&|c, p| if c.head_norm { 4 * u64::from(p.head_dim) } else { 0 });
+    let head_norms = of_layers(&|c, p| 4 * u64::from(c.head_norm_words(p.head_dim)));
     let bias = |c: &model::Class, p: &ClassPartition| {
         let rows = u64::from(p.tiling(Matrix::Qkv).rows) * u64::from(partition.blocks);
         if c.bias {

@@ -486,21 +486,22 @@ impl Weights<'_> {
         floats.into_iter().find(|x| x.abs() > f16::MAX.to_f32())
     }
 
-    /// Norm scales of heads as halves, `[q, k][head_dim]` of each layer that has them, in the
-    /// device's order.
+    /// Norm scales of q and k as halves, in the device's order: of each layer that has them
+    /// `[q, k][head_dim]`, or where they are over all heads, `[heads then kv heads][head_dim]`.
     pub fn head_norms(&self) -> Vec<u8> {
         let mut out = Vec::new();
         for layer in &self.model.layer {
             let (class, part) = self.class(layer.class);
-            if !class.head_norm {
-                continue;
-            }
-            let mut floats = vec![0.0; class.head_dim as usize];
-            for norm in layer.head_norms {
-                row_of(&Stored::of(self.tensor(norm), 0, self.buffers), 0, &mut floats);
-                for at in 0..part.head_dim {
-                    let value = self.feature(class, at).map_or(0.0, |f| floats[f as usize]);
-                    out.extend(f16::from_f32(value).to_le_bytes());
+            for (norm, heads) in layer.head_norms.into_iter().zip(class.normed_heads()) {
+                let mut floats = vec![0.0; (heads * class.head_dim) as usize];
+                if heads > 0 {
+                    row_of(&Stored::of(self.tensor(norm), 0, self.buffers), 0, &mut floats);
+                }
+                for head in floats.chunks_exact(class.head_dim as usize) {
+                    for at in 0..part.head_dim {
+                        let value = self.feature(class, at).map_or(0.0, |f| head[f as usize]);
+                        out.extend(f16::from_f32(value).to_le_bytes());
+                    }
                 }
             }
         }

@@ -14,7 +14,7 @@ use super::lower::model::{Class, Model};
 use super::lower::partition::Partition;
 use super::source;
 use super::wire::{Args, Wire};
-use crate::abi::PAGE;
+use crate::abi::{NormSpan, PAGE};
 use crate::error::Result;
 use crate::machine::{Launch, Machine, MachineInfo, Memory, Module, Platform, Source};
 
@@ -64,10 +64,13 @@ pub struct Plan {
     pub blocks: u32,
 }
 
-/// Whether the kernel has code for all that a model's layers have: experts, sinks and biases of
-/// attention's output go through columns.
+/// Whether the kernel has code for all that a model's layers have: experts, sinks, biases of
+/// attention's output and norms over all heads go through columns.
 fn is_known(model: &Model) -> bool {
-    let plain = |c: &Class| c.experts.is_none() && !c.sinks && !c.output_bias;
+    let plain = |c: &Class| {
+        let by_head = c.head_norm != Some(NormSpan::AllHeads);
+        c.experts.is_none() && !c.sinks && !c.output_bias && by_head
+    };
     model.residual_shift == 0 && model.classes.iter().all(plain)
 }
 

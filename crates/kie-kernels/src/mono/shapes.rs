@@ -6,7 +6,7 @@ use super::lower::partition::{Kind, Partition};
 use super::lower::tiling::StoredBits;
 use super::prefill::Plan;
 use super::source;
-use crate::abi::{Gate, HeadMode, Scoring, NONE};
+use crate::abi::{Gate, HeadMode, NormSpan, Scoring, NONE};
 use crate::machine::{MachineInfo, Platform, Source};
 use crate::meter::Mode;
 
@@ -41,7 +41,7 @@ pub fn model(name: &str) -> Model {
         head_dim: of(96, 64, 128),
         ffn: of(1536, 8192, 14_336),
         ffn_all: of(1536, 8192, 14_336),
-        head_norm: false,
+        head_norm: None,
         bias: false,
         output_bias: false,
         sinks: false,
@@ -93,7 +93,7 @@ pub fn with_experts(name: &str, ranks: u32) -> Model {
             head_dim: of(64, 128),
             ffn: ffn.div_ceil(ranks).next_multiple_of(32),
             ffn_all: ffn,
-            head_norm: !is_gpt,
+            head_norm: (!is_gpt).then_some(NormSpan::Head),
             bias,
             output_bias: bias,
             sinks: bias,

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::abi::NormSpan;
 use crate::cuda::nvrtc::{self, candidates, Usage};
 use crate::error::Error;
 use crate::gpu::rtc::Compiler;
@@ -192,7 +193,9 @@ fn the_prefill_kernel_takes_all_that_its_plan_takes() {
         small(4, 2, 16, 64, 160, false),
         small(6, 2, 96, 576, 1536, true),
         small(14, 2, 64, 896, 4864, true),
-        shapes::with_class(small(32, 8, 128, 2048, 6144, false), |c| c.head_norm = true),
+        shapes::with_class(small(32, 8, 128, 2048, 6144, false), |c| {
+            c.head_norm = Some(NormSpan::Head)
+        }),
         Model { ranks: 2, sliced: true, ..small(16, 4, 128, 4096, 7168, false) },
         Model { ranks: 2, lanes: 4, ..shapes::model("2b") },
     ] {

@@ -10,7 +10,7 @@ use super::model::{Class, Model};
 use super::partition::{ClassPartition, Matrix, Partition};
 use super::segments;
 use super::tiling::Tiling;
-use crate::abi::{Gate, Scoring, PAGE};
+use crate::abi::{Gate, NormSpan, Scoring, PAGE};
 use crate::meter::Mode;
 use crate::mono::wire;
 
@@ -337,7 +337,8 @@ fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
         ("kEarlyGu", l.early_gu),
     ]);
     t.bools([
-        ("kHeadNorm", class.head_norm),
+        ("kHeadNorm", class.head_norm.is_some()),
+        ("kNormAllHeads", class.head_norm == Some(NormSpan::AllHeads)),
         ("kBias", class.bias),
         ("kDirectO", l.direct_o),
         ("kDirectDown", l.direct_down),

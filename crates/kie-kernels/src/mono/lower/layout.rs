@@ -5,7 +5,7 @@ use super::model::{Class, Model};
 use super::partition::{head_width, ClassPartition, ExpertsPartition, Kind, Matrix, Partition};
 use super::segments;
 use super::tiling::Tiling;
-use crate::abi::{HeadMode, PAGE};
+use crate::abi::{HeadMode, NormSpan, PAGE};
 
 use crate::error::{Error, Result};
 use crate::mono::wire;
@@ -30,6 +30,8 @@ const SLOTS_MAX: u32 = 64;
 const TABLE_WORDS_MAX: u32 = 4096;
 /// Of the layers' table, which has 8-byte numbers.
 const LAYERS_ALIGN: u32 = 8;
+/// Sums of squares where norms of q and k are over all heads: of the residual, of q, of k.
+const NORM_SETS_HEADS: u32 = 3;
 /// Neighbouring columns of a vector stand 16 banks apart: padding, in halves.
 const COLUMN_PAD: u32 = 32;
 
@@ -365,7 +367,14 @@ impl Vectors {
             },
             norm_sets: match head_mode(model) {
                 HeadMode::Mean | HeadMode::Concat => model.lanes_all(),
-                HeadMode::PerLane | HeadMode::SumThenNorm => 1,
+                HeadMode::PerLane | HeadMode::SumThenNorm => {
+                    let of_heads = |c: &Class| c.head_norm == Some(NormSpan::AllHeads);
+                    if model.classes.iter().any(of_heads) {
+                        NORM_SETS_HEADS
+                    } else {
+                        1
+                    }
+                }
             },
             table_words: if table_words <= TABLE_WORDS_MAX { table_words } else { 0 },
             scores: most(model, p, |c, _| 2 * c.group() * PAGE as u32),

@@ -11,7 +11,7 @@ use crate::abi::{
     NONE, PAGE,
 };
 use crate::error::{Error, Result};
-use crate::shard::{dealt, heads_of, indivisible, state_of};
+use crate::shard::{dealt, heads_of, indivisible, normed_over_all_heads, state_of};
 
 /// Sizes of one lane, and where its tensors are.
 #[derive(Debug, Clone, PartialEq)]
@@ -89,8 +89,8 @@ pub struct Class {
     pub ffn: u32,
     /// The same of the program.
     pub ffn_all: u32,
-    /// q and k heads have norms.
-    pub head_norm: bool,
+    /// What norms of q and k are over, if they have any.
+    pub head_norm: Option<NormSpan>,
     /// q, k and v have biases.
     pub bias: bool,
     /// Attention's output has a bias.
@@ -124,6 +124,21 @@ impl Class {
     /// Query heads of a kv head.
     pub const fn group(&self) -> u32 {
         self.heads / self.kv_heads
+    }
+
+    /// Heads whose norms of q, and of k, have weights of their own.
+    pub const fn normed_heads(&self) -> [u32; 2] {
+        match self.head_norm {
+            None => [0, 0],
+            Some(NormSpan::Head) => [1, 1],
+            Some(NormSpan::AllHeads) => [self.heads, self.kv_heads],
+        }
+    }
+
+    /// Words of the weights of these norms on a device, where a head is so wide.
+    pub const fn head_norm_words(&self, head_dim: u32) -> u32 {
+        let [query, kv] = self.normed_heads();
+        (query + kv) * head_dim / 2
     }
 }
 
@@ -198,7 +213,7 @@ pub struct Layer {
     pub qkv: [u32; 3],
     /// Their biases, or [`NONE`].
     pub biases: [u32; 3],
-    /// Norms of each q and each k head, or [`NONE`].
+    /// Norms of q and of k, or [`NONE`].
     pub head_norms: [u32; 2],
     /// Attention's output matrix, then the mlp's, of experts the first one's.
     pub outputs: [u32; 2],
@@ -546,9 +561,6 @@ impl Phases<'_> {
         if features != dim {
             return refuse(first, format!("qkv turns {features} features of {dim}, all wanted"));
         }
-        if qkv.head_norms.is_some() && qkv.norm_span == NormSpan::AllHeads {
-            return refuse(first, "qkv norms q and k over all heads, each head wanted".to_owned());
-        }
         if qkv.gates.is_some() {
             return refuse(first, "qkv with gates of attention's output".to_owned());
         }
@@ -625,7 +637,7 @@ impl Class {
             head_dim: dim,
             ffn,
             ffn_all: ffn,
-            head_norm: qkv.head_norms.is_some(),
+            head_norm: qkv.head_norms.map(|_| qkv.norm_span),
             bias: qkv.biases.is_some(),
             output_bias: phases.output.bias.is_some(),
             sinks: phases.attend.sinks.is_some(),
@@ -634,6 +646,9 @@ impl Class {
         };
         if lanes > 1 || ranks == 1 {
             return Ok(whole);
+        }
+        if whole.head_norm == Some(NormSpan::AllHeads) {
+            return Err(normed_over_all_heads(ranks));
         }
         let Some((heads, kv_heads)) = dealt(query, kv, ranks) else {
             return Err(indivisible(lanes, query, kv, ranks));

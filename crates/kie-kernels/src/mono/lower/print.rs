@@ -8,6 +8,7 @@ use super::model::Model;
 use super::partition::{Matrix, Partition};
 use super::segments::{layers, page_bytes, segments, Source};
 use super::tiling::{StoredBits, Tiling};
+use crate::abi::NormSpan;
 use crate::error::Result;
 use crate::machine::Platform;
 
@@ -55,7 +56,12 @@ fn ranges(numbers: impl Iterator<Item = usize>) -> String {
 fn classes(out: &mut String, model: &Model, partition: &Partition) {
     for (number, (class, part)) in model.classes.iter().zip(&partition.classes).enumerate() {
         let of = (0..model.layer.len()).filter(|layer| model.layer[*layer].class == number);
-        let with = [(class.bias, ", biases"), (class.head_norm, ", head norms")];
+        let norms = |span| class.head_norm == Some(span);
+        let with = [
+            (class.bias, ", biases"),
+            (norms(NormSpan::Head), ", head norms"),
+            (norms(NormSpan::AllHeads), ", norms over all heads"),
+        ];
         let with: String = with.into_iter().filter_map(|(on, what)| on.then_some(what)).collect();
         say!(
             out,

@@ -168,7 +168,7 @@ pub fn layers(model: &Model, partition: &Partition) -> Vec<wire::Layer> {
             extras,
         };
         norm += l.norms[0].rows + l.norms[1].rows;
-        head_norms += if class.head_norm { part.head_dim } else { 0 };
+        head_norms += class.head_norm_words(part.head_dim);
         let rows = part.tiling(Matrix::Qkv).rows * partition.blocks;
         biases += if class.bias { rows } else { 0 };
         extras += Extras::new(model, partition, l.class).count;
@@ -181,6 +181,7 @@ pub fn layers(model: &Model, partition: &Partition) -> Vec<wire::Layer> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::abi::NormSpan;
     use crate::mono::lower::layout::Layout;
     use crate::mono::lower::model::Class;
     use crate::mono::lower::partition::Kind;
@@ -193,7 +194,7 @@ mod tests {
             let one = hybrid.classes[0];
             let (heads, kv_heads) = (one.heads / 2, one.kv_heads / 2);
             let (head_dim, ffn) = (2 * one.head_dim, one.ffn / 2);
-            let head_norm = true;
+            let head_norm = Some(NormSpan::Head);
             let other = Class { heads, kv_heads, head_dim, ffn, bias: true, head_norm, ..one };
             hybrid.classes.push(other);
             for (at, layer) in hybrid.layer.iter_mut().enumerate() {
