@@ -19,7 +19,7 @@ pub mod source;
 pub mod upload;
 pub mod wire;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use self::loaded::Loaded;
@@ -29,7 +29,7 @@ use self::lower::tuning::Tuning;
 use self::prefill::Plan;
 use self::probe::Probe;
 use self::runner::Runner;
-use crate::abi::{Codes, Encoding, PageGroup, PAGE};
+use crate::abi::{Codes, Encoding, PageGroup, Program, PAGE};
 use crate::buffer::{Buffer, HostBytes};
 use crate::device::{Device, DeviceInfo, ExactReuse, Footprint, Options, Running, Stop};
 use crate::error::Result;
@@ -63,7 +63,12 @@ pub struct Mono {
     tuning: Option<Tuning>,
     /// Times launches; some of what it runs computes garbage.
     meter: Option<Arc<Meter>>,
+    /// What the last program became: an engine asks for it several times while it opens.
+    last: Mutex<Option<(Program, Ranks)>>,
 }
+
+/// What each rank runs of a program, and its partition.
+type Ranks = Arc<[(Model, Partition)]>;
 
 impl Mono {
     /// The device of one machine, or of several as one.
@@ -97,6 +102,7 @@ impl Mono {
             reproducible: options.reproducible,
             parts: if options.exact { 2 } else { 1 },
             stop: options.stop.clone(),
+            last: Mutex::default(),
         })
     }
 
@@ -125,15 +131,23 @@ impl Mono {
         ))
     }
 
-    /// What a rank runs of a program, and its partition.
-    fn lower(&self, program: &ValidProgram, rank: usize) -> Result<(Model, Partition)> {
+    fn lower(&self, program: &ValidProgram) -> Result<Ranks> {
         let program = program.program();
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, ranks)) = last.as_ref().filter(|(lowered, _)| lowered == program) {
+            return Ok(ranks.clone());
+        }
         let model = Model::read(program, self.machines.len() as u32)?;
         let model = Model { parts: self.parts, ..model };
-        let machine = self.machines[rank].info()?;
-        let tuning = self.tuning.unwrap_or_else(|| Tuning::of(&machine));
-        let partition = Partition::tuned(&model, &machine, program.dims.max_positions, tuning)?;
-        Ok((model, partition))
+        let one = |machine: &Arc<dyn Machine>| -> Result<(Model, Partition)> {
+            let machine = machine.info()?;
+            let tuning = self.tuning.unwrap_or_else(|| Tuning::of(&machine));
+            let partition = Partition::tuned(&model, &machine, program.dims.max_positions, tuning)?;
+            Ok((model.clone(), partition))
+        };
+        let ranks: Ranks = self.machines.iter().map(one).collect::<Result<_>>()?;
+        *last = Some((program.clone(), ranks.clone()));
+        Ok(ranks)
     }
 }
 
@@ -161,8 +175,8 @@ impl Device for Mono {
     }
 
     fn describe(&self, program: &ValidProgram) -> Result<String> {
-        let (model, partition) = self.lower(program, 0)?;
-        let prompts = match self.plan(&model, &partition, &*self.machines[0], program)? {
+        let (model, partition) = &self.lower(program)?[0];
+        let prompts = match self.plan(model, partition, &*self.machines[0], program)? {
             Some(plan) => plan.to_string(),
             None => {
                 format!("prompts   {} positions a pass of the decode kernel\n", partition.columns)
@@ -172,12 +186,12 @@ impl Device for Mono {
             1 => "",
             _ => "exact     two halves a number, keys and values in float32\n",
         };
-        Ok(format!("{partition}{}{exact}{prompts}", partition.placement(&model)))
+        Ok(format!("{partition}{}{exact}{prompts}", partition.placement(model)))
     }
 
     fn lowered(&self, program: &ValidProgram) -> Result<String> {
-        let (model, partition) = self.lower(program, 0)?;
-        lower::print::lowered(&model, &partition, self.machines[0].platform())
+        let (model, partition) = &self.lower(program)?[0];
+        lower::print::lowered(model, partition, self.machines[0].platform())
     }
 
     fn chunk(&self) -> u32 {
@@ -193,30 +207,30 @@ impl Device for Mono {
     }
 
     fn as_halves(&self, program: &ValidProgram) -> Result<Vec<u32>> {
-        let (model, partition) = self.lower(program, 0)?;
-        Ok(partition.tensors_as_halves(&model))
+        let (model, partition) = &self.lower(program)?[0];
+        Ok(partition.tensors_as_halves(model))
     }
 
     fn footprints(&self, program: &ValidProgram) -> Result<Vec<Footprint>> {
-        let one = |rank: usize| -> Result<Footprint> {
-            let (model, partition) = self.lower(program, rank)?;
-            let plan = self.plan(&model, &partition, &*self.machines[rank], program)?;
+        let ranks = self.lower(program)?;
+        let one = |(rank, (model, partition)): (usize, &(Model, Partition))| -> Result<Footprint> {
+            let plan = self.plan(model, partition, &*self.machines[rank], program)?;
             let info = self.machines[rank].info()?;
             let program = program.program();
             let [weight_bytes, kv_bytes, scratch_bytes] =
-                loaded::bytes(program, &model, &partition, plan.as_ref());
+                loaded::bytes(program, model, partition, plan.as_ref());
             let part = model.part(rank as u32);
             let (name, free_bytes) = (info.name, info.free_bytes);
             Ok(Footprint { name, part, weight_bytes, kv_bytes, scratch_bytes, free_bytes })
         };
-        (0..self.machines.len()).map(one).collect()
+        ranks.iter().enumerate().map(one).collect()
     }
 
     fn compile(&self, program: &ValidProgram) -> Result<()> {
-        self.machines.iter().enumerate().try_for_each(|(rank, machine)| {
-            let (model, partition) = self.lower(program, rank)?;
-            let plan = self.plan(&model, &partition, &**machine, program)?;
-            let (_, wide) = loaded::compile(&**machine, &model, &partition, plan.as_ref(), true)?;
+        let ranks = self.lower(program)?;
+        self.machines.iter().zip(&*ranks).try_for_each(|(machine, (model, partition))| {
+            let plan = self.plan(model, partition, &**machine, program)?;
+            let (_, wide) = loaded::compile(&**machine, model, partition, plan.as_ref(), true)?;
             machine.compile(&upload::kernel(machine.platform()))?;
             wide.transpose().map(drop)
         })
@@ -226,8 +240,8 @@ impl Device for Mono {
     /// many go through the layers with it: whole chunks are alike whatever their prompts. Columns
     /// of the decode kernel have their bits alone.
     fn exact_reuse(&self, program: &ValidProgram) -> Result<ExactReuse> {
-        let (model, partition) = self.lower(program, 0)?;
-        let plan = self.plan(&model, &partition, &*self.machines[0], program)?;
+        let (model, partition) = &self.lower(program)?[0];
+        let plan = self.plan(model, partition, &*self.machines[0], program)?;
         Ok(match plan {
             Some(plan) => ExactReuse { every: plan.chunk, last: false },
             None => ExactReuse { every: PAGE as u32, last: true },
@@ -244,10 +258,11 @@ impl Device for Mono {
         buffers: Vec<Buffer>,
         mailbox: Arc<Mailbox>,
     ) -> Result<Box<dyn Running>> {
+        let lowered = self.lower(&program)?;
         let load = |rank: &usize| -> Result<Loaded> {
             let (rank, machine) = (*rank, &self.machines[*rank]);
             self.stop.check()?;
-            let (model, partition) = self.lower(&program, rank)?;
+            let (model, partition) = lowered[rank].clone();
             let plan = self.plan(&model, &partition, &**machine, &program)?;
             let parts = (model, partition, plan);
             Loaded::new(machine.clone(), &program, &buffers, parts, rank as u32)
