@@ -5,11 +5,12 @@
 
 The model is random (never zeros), 2048 wide, 16 layers, 32/8 heads of 64, F 8192, vocabulary
 32,000 untied: BF16 for all three, Q8_0 and Q4_K as one GGUF file for kie and llama.cpp, FP8 and
-INT4 (`kie quantize`) for kie. Each round measures read bandwidth, then every engine in its own
-process (so that nobody's threads or caches help or hurt the next), then bandwidth again; a round
-whose two bandwidths differ by more than 15 % was disturbed and is dropped. Medians of the rest are
-printed as a table. At the end `kie run` is started with the default model's files out of the page
-cache, up to its first token.
+INT4 (`kie quantize`) for kie. MXFP4 is another model, six layers of GPT-OSS-20B (2.7 GB), for kie
+as published and for llama.cpp as GGUF. Each round measures read bandwidth, then every engine in
+its own process (so that nobody's threads or caches help or hurt the next), then bandwidth again; a
+round whose two bandwidths differ by more than 15 % was disturbed and is dropped. Medians of the
+rest are printed as a table. At the end `kie run` is started with the default model's files out of
+the page cache, up to its first token.
 
 The peers live in an environment of their own: PYTHON needs torch, transformers, gguf and
 llama-cpp-python. Who is absent is named and left out.
@@ -56,6 +57,7 @@ for _i in range(LAYERS):
         _p + "mlp.up_proj.weight": (FFN, HIDDEN),
         _p + "mlp.down_proj.weight": (HIDDEN, FFN),
     }
+EXPERTS = "gpt-oss-20b-few"
 GGUF_NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -101,7 +103,7 @@ CONFIG = {
 
 
 # Bytes of a block and its elements.
-BLOCKS = {"BF16": (2, 1), "Q8_0": (34, 32), "Q4_K": (144, 256)}
+BLOCKS = {"BF16": (2, 1), "Q8_0": (34, 32), "Q4_K": (144, 256), "MXFP4": (17, 32)}
 
 
 def gguf_writer(path: Path) -> Any:
@@ -191,6 +193,92 @@ def write_gguf(path: Path, kind: str) -> None:
         else:
             raw = blocks(rng, kept, shape)
         writer.add_tensor(gguf_name(name), raw, raw_dtype=gguf.GGMLQuantizationType[kept])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def experts_writer(path: Path, config: dict[str, Any]) -> Any:
+    """A GGUF file with the metadata of a GPT-OSS, ready for its tensors."""
+    import gguf
+
+    rope, words = config["rope_scaling"], config["vocab_size"]
+    writer = gguf.GGUFWriter(str(path), "gpt-oss", use_temp_file=True)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_expert_feed_forward_length(config["intermediate_size"])
+    writer.add_expert_count(config["num_local_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(rope["factor"])
+    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    writer.add_vocab_size(words)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([f"<{i}>" for i in range(words)])
+    writer.add_token_scores([0.0] * words)
+    writer.add_token_types([1] * words)
+    return writer
+
+
+def write_experts(path: Path) -> None:
+    """The shape of the folder `mxfp4` beside it as GGUF: experts MXFP4, all other matrices BF16."""
+    import gguf
+    import numpy as np
+
+    config = json.loads((path.parent / "mxfp4" / "config.json").read_text())
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    dim, experts, words = config["head_dim"], config["num_local_experts"], config["vocab_size"]
+    writer, rng = experts_writer(path, config), np.random.default_rng(1)
+
+    def halves(name: str, *shape: int) -> None:
+        values = rng.standard_normal(shape, np.float32) * (0.7 / shape[-1] ** 0.5)
+        raw = (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+        writer.add_tensor(name + ".weight", raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+
+    def floats(name: str, *shape: int, value: float = 0.0) -> None:
+        writer.add_tensor(name, np.full(shape, value, np.float32))
+
+    def codes(name: str, rows: int, columns: int) -> None:
+        size, elements = BLOCKS["MXFP4"]
+        raw = rng.integers(0, 256, (experts, rows, columns // elements, size), np.uint8)
+        raw[..., 0] = 120  # 2^-7
+        raw = raw.reshape(experts, rows, -1)
+        writer.add_tensor(name + ".weight", raw, raw_dtype=gguf.GGMLQuantizationType.MXFP4)
+        floats(name + ".bias", experts, rows)
+
+    halves("token_embd", words, hidden)
+    halves("output", words, hidden)
+    floats("output_norm.weight", hidden, value=1.0)
+    for layer in range(config["num_hidden_layers"]):
+        block = f"blk.{layer}."
+        for name in ("attn_norm", "post_attention_norm"):
+            floats(f"{block}{name}.weight", hidden, value=1.0)
+        for name, rows, columns in (
+            ("attn_q", heads * dim, hidden),
+            ("attn_k", kv_heads * dim, hidden),
+            ("attn_v", kv_heads * dim, hidden),
+            ("attn_output", hidden, heads * dim),
+        ):
+            halves(block + name, rows, columns)
+            floats(f"{block}{name}.bias", rows)
+        floats(block + "attn_sinks.weight", heads)
+        router = rng.standard_normal((experts, hidden), np.float32) * hidden**-0.5
+        writer.add_tensor(block + "ffn_gate_inp.weight", router)
+        floats(block + "ffn_gate_inp.bias", experts)
+        codes(block + "ffn_gate_exps", inner, hidden)
+        codes(block + "ffn_up_exps", inner, hidden)
+        codes(block + "ffn_down_exps", hidden, inner)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -295,6 +383,7 @@ CHILDREN = {
     "write BF16": lambda model, _: write_gguf(model, "BF16"),
     "write Q8_0": lambda model, _: write_gguf(model, "Q8_0"),
     "write Q4_K": lambda model, _: write_gguf(model, "Q4_K"),
+    "write MXFP4": lambda model, _: write_experts(model),
 }
 # What each engine reads, by encoding.
 READS = {
@@ -303,6 +392,7 @@ READS = {
     "Q8_0": {"kie": "q8_0.gguf", "llama.cpp": "q8_0.gguf"},
     "INT4": {"kie": "int4"},
     "Q4_K": {"kie": "q4_k.gguf", "llama.cpp": "q4_k.gguf"},
+    "MXFP4": {"kie": "mxfp4", "llama.cpp": "mxfp4.gguf"},
 }
 NEEDS = {"llama.cpp": "llama-cpp-python", "transformers": "transformers"}
 
@@ -338,6 +428,10 @@ class Run:
                 continue
             if name.endswith(".gguf"):
                 self.child(f"write {encoding}", model, self.args.peers)
+            elif encoding == "MXFP4":
+                from kie.bench import random_weights
+
+                random_weights.write(EXPERTS, model)
             elif engine == "kie":
                 command = [sys.executable, "-m", "kie", "quantize", str(self.folder / "bf16")]
                 subprocess.run([*command, str(model), "--to", name], check=True)
@@ -459,7 +553,7 @@ def compare(folder: Path, args: argparse.Namespace) -> None:
         "bench": "cpu_peers",
         "date": date.today().isoformat(),
         "shape": f"llama {HIDDEN} x {LAYERS} layers, {HEADS}/{KV_HEADS} heads, F {FFN}, "
-        f"vocabulary {VOCAB} untied, random",
+        f"vocabulary {VOCAB} untied, random; MXFP4: {EXPERTS}",
         "threads": args.threads,
         "machine": machine(),
         **summary(run.rounds()),
