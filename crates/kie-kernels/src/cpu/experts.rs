@@ -11,7 +11,8 @@ use crate::field::Field;
 /// Columns that the decode path takes in one go.
 pub(super) const DECODE_COLUMNS: usize = 8;
 
-/// Rows of an expert that are multiplied at a time, so that gates meet their ups in a cache.
+/// Rows of an expert that packed columns are multiplied with at a time, so that gates meet their
+/// ups in a cache.
 const TILE: usize = 128;
 
 /// A column, and which of its chosen experts.
@@ -170,10 +171,17 @@ pub(super) fn gather<'a, 'x: 'a>(
     &into[..end]
 }
 
-/// Rows in tiles.
-pub(super) fn tiles(rows: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
+/// Rows in tiles, whose products have so much room. Of the few columns of the decode path a tile is
+/// as many rows as there is room for: inputs are gathered, and made digits of, once a tile.
+pub(super) fn tiles(
+    rows: &Range<usize>,
+    room: usize,
+    columns: usize,
+    packed: bool,
+) -> impl Iterator<Item = Range<usize>> {
+    let tile = if packed { TILE } else { room / columns };
     let Range { start, end } = *rows;
-    (start..end).step_by(TILE).map(move |first| first..end.min(first + TILE))
+    (start..end).step_by(tile).map(move |first| first..end.min(first + tile))
 }
 
 /// Turns logits into scores; ids of the largest ones, ascending, go into the first half of `out`,

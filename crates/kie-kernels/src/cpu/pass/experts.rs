@@ -63,6 +63,7 @@ impl Walk<'_> {
         let (hidden, ffn) = (self.dims().hidden as usize, step.ffn as usize);
         let mine = self.rows(step.partition);
         let Scratch { grouped, gathered, products } = &mut self.scratch().experts;
+        let room = products[0].len();
         // Lanes hold the same residual stream.
         let normed = self.normed(0, hidden);
         let input = |pair: &Pair| &normed[pair.column as usize * hidden..][..hidden];
@@ -83,7 +84,7 @@ impl Walk<'_> {
                             true => Input::Packed(self.part(block, pairs.len(), hidden)),
                             false => Input::Columns(gather(pairs, gathered, input)),
                         };
-                        for tile in tiles(&rows) {
+                        for tile in tiles(&rows, room, pairs.len(), packed) {
                             for (weight, out) in step.weights.iter().zip(&mut *products) {
                                 let matrix = self.pass.matrix(weight + expert, lane);
                                 self.expert(&matrix, tile.clone(), (x, pairs.len()), out);
@@ -127,6 +128,7 @@ impl Walk<'_> {
         let (ffn, lanes) = (step.ffn as usize, self.dims().lanes as usize);
         let rows = self.rows(step.partition);
         let Scratch { grouped, gathered, products } = &mut self.scratch().experts;
+        let room = products[0].len();
         let input = |lane: usize, pair: &Pair| {
             let first = pair.place as usize * ffn;
             self.read(step.input, lane, pair.column as usize, first..first + ffn)
@@ -141,7 +143,7 @@ impl Walk<'_> {
             let (blocks, mut block) = (grouped.blocks(), 0);
             for (expert, pairs) in grouped.each() {
                 for pairs in pairs.chunks(if packed { pairs.len() } else { DECODE_COLUMNS }) {
-                    for tile in tiles(&rows) {
+                    for tile in tiles(&rows, room, pairs.len(), packed) {
                         for lane in 0..lanes {
                             let x = match packed {
                                 true => {
