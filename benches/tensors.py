@@ -22,7 +22,7 @@ def narrow(layers: int) -> dict[str, Any]:
     """Qwen3-30B-A3B in FP8 with so many layers, and 32 where it has thousands."""
     sizes = dict.fromkeys(("hidden_size", "head_dim", "moe_intermediate_size"), 32)
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
-    config = random_weights.SPECS["qwen3-30b-fp8"] | sizes | heads
+    config: dict[str, Any] = random_weights.SPECS["qwen3-30b-fp8"] | sizes | heads
     keep = ["lm_head", *(f"model.layers.{n}.mlp.gate" for n in range(layers))]
     quantization = config["quantization_config"] | {"modules_to_not_convert": keep}
     counts = {"num_hidden_layers": layers, "vocab_size": 4096}

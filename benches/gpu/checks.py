@@ -233,6 +233,33 @@ def two_engines(folders: tuple[Path, Path], device: str, rounds: int = 25) -> di
     return {"check": "two engines", "answers": 2 * rounds, "wrong": wrong, "good": not any(wrong)}
 
 
+def reference(shape: str, folder: Path, device: str, gates: tuple[float, float]) -> dict[str, Any]:
+    """Logits of three tokens at full width beside those of the CPU, which reads the stored bytes in
+    the file's order and adds up in float32: relative L2 with two halves a number and with one, and
+    whether the likeliest ids agree. Tensors that lie beyond 2^32 bytes are read as all others.
+
+    `gates`: with two halves, with one. Choices of experts that fall the other way count against the
+    second.
+    """
+    ids = [7, 109, 31]
+    wanted, found = None, {}
+    for name, on, exact in (
+        ("cpu", "cpu", False),
+        ("exact", device, True),
+        ("halves", device, False),
+    ):
+        with kie.Engine(folder, device=on, exact=exact, max_seq_len=256, max_batch=1) as engine:
+            logits = engine.logits(ids, path="decode").astype(np.float64)
+        if wanted is None:
+            wanted = logits
+            continue
+        error = float(np.linalg.norm(logits - wanted) / np.linalg.norm(wanted))
+        found[name] = error
+        found[f"{name}_ids"] = bool((logits.argmax(-1) == wanted.argmax(-1)).all())
+    good = found["exact"] <= gates[0] and found["halves"] <= gates[1] and found["exact_ids"]
+    return {"check": "reference", "shape": shape, **found, "good": good}
+
+
 @contextmanager
 def _busy(work: Callable[[], object]) -> Iterator[None]:
     """Calls `work` over and over on another thread."""

@@ -29,21 +29,19 @@ from kie.bench import inside
 ROOT = Path(__file__).resolve().parents[2]
 GATE = {"decode": 2e-3, "prefill": 1.5e-2}
 EXACT_GATE = {"decode": 1e-5, "prefill": 1e-5}
-KNOWN = {
-    "own_hybrid": (2.3e-3, GATE["decode"]),
-    "own_laneformer_mixed": (2.6e-3, 2.6e-3),
-    "own_llama_f16": (GATE["decode"], 2.2e-3),
-    "own_smollm3": (4.3e-3, 4.3e-3),
-    "qwen3_moe": (4e-2, 4e-2),
-}
-"""Beyond the gate on the decode path, on one GPU and on several, with the bounds that hold instead:
-what halves cost by themselves (tools/fixtures/rounded.py), and a choice between two experts 6e-4
-apart at one position of 78, which falls the other way. None is with two halves a number."""
+KNOWN: dict[str, dict[str, float]] = json.loads((ROOT / "tests/data/bounds.json").read_text())
+"""Beyond the gate on the decode path, and the bounds that hold instead: on one GPU and on several,
+or `flips`, where a choice of experts may fall the other way (tests/data/README.md). None is with
+two halves a number."""
 ECHO_US = (4.0, 50.0)
 """Targets of the host's answer to a token: median, p99."""
 CHECKS = ("echo", "steady", "prompts", "idle", "neighbours")
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 """Slow, and only where the CUDA toolkit is: run when named."""
+FULL = ("gpt-oss-120b-few", "llama-3.1-8b-few")
+"""Shapes of full width that the check `reference` compares with the CPU: tens of gigabytes of host
+memory, so it is run when named."""
+NAMED = (*SANITIZERS, "reference")
 KEPT = {
     "itl_us": "us_per_token",
     "p99_us": "us_p99",
@@ -104,7 +102,9 @@ def check(folder: Path, device: str, exact: bool) -> dict[str, Any]:
             greedy &= list(done.token_ids) == want
     gate = EXACT_GATE if exact else GATE
     if not exact and folder.name in KNOWN:
-        gate = gate | {"decode": KNOWN[folder.name]["," in device]}
+        known = KNOWN[folder.name]
+        of_machines = known["several" if "," in device else "one"]
+        gate = gate | {"decode": known.get("flips", of_machines)}
     good = greedy and all(worst[path] <= gate[path] for path in worst)
     beyond = worst["decode"] > GATE["decode"]
     return {"fixture": name, **worst, "greedy": greedy, "good": good, "beyond": beyond}
@@ -118,6 +118,10 @@ def check_all(device: str, chosen: set[str]) -> Iterator[dict[str, Any]]:
             yield from checks.prompts(
                 shape, folder, device, lengths=(700, 2037), runs=20, gate=GATE["prefill"]
             )
+    for shape in FULL if "reference" in chosen else ():
+        with speed.shaped(shape) as folder:
+            gates = (EXACT_GATE["decode"], GATE["decode"])
+            yield checks.reference(shape, folder, device, gates)
     if "echo" in chosen:
         times = {f"{k}_us": round(v, 2) for k, v in inside.echo(device).items()}
         good = times["p50_us"] <= ECHO_US[0] and times["p99_us"] <= ECHO_US[1]
@@ -127,7 +131,7 @@ def check_all(device: str, chosen: set[str]) -> Iterator[dict[str, Any]]:
     if "neighbours" in chosen:
         yield checks.two_engines((data / "llama", data / "laneformer_d2"), device)
         yield checks.beside_torch(data / "llama", device)
-    for tool in ("memcheck", "racecheck", "synccheck"):
+    for tool in SANITIZERS:
         for fixture in checks.SANITIZED_FIXTURES if tool in chosen else ():
             yield checks.sanitize(data / fixture, device, tool)
 
@@ -178,8 +182,8 @@ def options() -> argparse.Namespace:
     if given.shapes is None:
         given.shapes = ",".join(targets.shapes(given.gpus))
     given.checks = set(given.checks.split(",")) - {"none", ""}
-    if unknown := given.checks - set(CHECKS + SANITIZERS):
-        parser.error(f"no checks {unknown}; there are {', '.join(CHECKS + SANITIZERS)}")
+    if unknown := given.checks - set(CHECKS + NAMED):
+        parser.error(f"no checks {unknown}; there are {', '.join(CHECKS + NAMED)}")
     return given
 
 

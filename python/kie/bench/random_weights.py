@@ -173,6 +173,12 @@ _QUANTIZED = {
 for _name in ("laneformer-2b", "llama-3.1-8b"):
     for _scheme, _config in _QUANTIZED.items():
         SPECS[f"{_name}-{_scheme}"] = SPECS[_name] | {"quantization_config": _config}
+# Few of the layers of the 120B: their experts take more than 2^32 bytes.
+SPECS["gpt-oss-120b-few"] = {
+    **SPECS["gpt-oss-120b"],
+    "num_hidden_layers": 4,
+    "layer_types": SPECS["gpt-oss-120b"]["layer_types"][:4],
+}
 # Few of the layers of the 20B, and few ids.
 SPECS["gpt-oss-20b-few"] = {
     **_GPT_OSS,
