@@ -60,6 +60,8 @@ const LINUX_ONLY: &[(&str, &[&str])] = &[
     ("libc::sched_getaffinity", &["crates/kie-kernels/src/cpu/team.rs"]),
     ("libc::sched_setaffinity", &["crates/kie-kernels/src/cpu/team.rs"]),
     ("libc::pthread_getcpuclockid", &["crates/kie-kernels/src/cpu/team.rs"]),
+    ("libc::mallopt", &["crates/kie-kernels/src/limits.rs"]),
+    ("libc::_SC_AVPHYS_PAGES", &[]),
     ("libc::MADV_HUGEPAGE", &["crates/kie-kernels/src/cpu/arena.rs"]),
     ("libc::__errno_location", &["crates/kie-core/src/weights/guard.rs"]),
     ("libc::epoll_create1", &[]),

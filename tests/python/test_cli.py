@@ -74,7 +74,7 @@ def test_models_lists_what_runs() -> None:
     assert set(EXAMPLES) <= set(found["architectures"]), "an example of what does not run"
     assert all(f"\n{name}" in f"\n{printed}" for name in found["architectures"])
     unknown = run("info", str(DATA / "llama"), "--max-seq-len", "1")
-    assert "correct the request" not in unknown.stderr
+    assert "hint: `kie info --help` lists what there is to say" in unknown.stderr
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -439,6 +439,12 @@ def test_an_impossible_number_is_told_in_words(
         assert "rror: " in told, value
         assert not re.search(r"^error: \w+(Error|Exception): ", told), told
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == heard
+
+
+def test_a_server_that_could_take_nothing_is_refused() -> None:
+    for option in ("--max-body-mb", "--header-timeout-s", "--body-timeout-s"):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main(["serve", "/nowhere", "--port", "0", f"{option}=0"])
 
 
 def test_a_port_in_use_is_told_with_a_way_out() -> None:

@@ -102,11 +102,15 @@ def test_ranks_that_are_listed(device: str) -> None:
     ("devices", "options", "told"),
     [
         ("cpu", {"ranks": 0}, "0 ranks: wanted 1 to 8"),
-        ("cpu", {"ranks": -1}, "ranks=-1 is out of range"),
+        ("cpu", {"ranks": -1}, "ranks must be 0 to 2^64 - 1, got -1"),
         ("sim:blocks=2", {"ranks": 3}, "2 multiprocessors"),
         ("sim:blocks=2", {"ranks": 2, "threads": 0}, "threads: wanted 1 or more, got 0"),
-        ("sim:blocks=2", {"ranks": 2, "threads": -1}, "threads=-1 is out of range"),
-        ("sim:blocks=2", {"ranks": 2, "message_bytes": -1}, "message_bytes=-1 is out of range"),
+        ("sim:blocks=2", {"ranks": 2, "threads": -1}, "threads must be 0 to 2^32 - 1, got -1"),
+        (
+            "sim:blocks=2",
+            {"ranks": 2, "message_bytes": -1},
+            "message_bytes must be 0 to 2^64 - 1, got -1",
+        ),
         # Three times this is a little more than 64 bits hold.
         ("sim:blocks=2", {"ranks": 2, "message_bytes": 2**64 // 3 + 1}, "message_bytes: wanted at"),
         ("sim:blocks=8", {"ranks": 2, "topology": FOUR}, "2 ranks: the topology 4x H200"),
@@ -138,7 +142,7 @@ def test_what_no_collective_takes_is_named(device: str) -> None:
     communicator = ranks_of(device)
     given = arrays("float32", numbers=8)
     strange: list[tuple[Callable[[], object], str]] = [
-        (lambda: communicator.broadcast(given, root=-1), "root=-1 is out of range"),
+        (lambda: communicator.broadcast(given, root=-1), "root must be 0 to 2^64 - 1, got -1"),
         (lambda: communicator.broadcast(given, root=4), "root: wanted below 4, got 4"),
         (lambda: communicator.all_gather([np.array([object()])] * 4), "one type without objects"),
         (lambda: communicator.all_gather([[1, [2]]] * 4), "inhomogeneous"),  # type: ignore[list-item]
@@ -146,10 +150,13 @@ def test_what_no_collective_takes_is_named(device: str) -> None:
         (lambda: communicator.all_reduce([*given[:3], given[3][:4]]), "float32[4], float32[8]"),
         (lambda: communicator.all_reduce([*given[:3], given[3] > 0]), "bool[8], float32[8]"),
         (lambda: communicator.all_reduce([a.astype(">f4") for a in given]), "got >f4[8]"),
-        (lambda: communicator.plan("all-reduce", -1), "bytes=-1 is out of range"),
+        (lambda: communicator.plan("all-reduce", -1), "bytes must be 0 to 2^64 - 1, got -1"),
         (lambda: communicator.plan("all-redcue", 1), "there are all-reduce, "),  # type: ignore[arg-type]
         (lambda: communicator.measure("barrier", 0, dtype="f64"), "there are f16, "),  # type: ignore[arg-type]
-        (lambda: communicator.measure("barrier", 0, steps=-1), "steps=-1 is out of range"),
+        (
+            lambda: communicator.measure("barrier", 0, steps=-1),
+            "steps must be 0 to 2^32 - 1, got -1",
+        ),
     ]
     if device != "cpu":
         strange += [

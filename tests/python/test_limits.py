@@ -118,6 +118,36 @@ with kie.Engine(sys.argv[1], device="cpu") as engine:
     assert ", 1 thread)" in done.stdout
 
 
+def test_little_address_space_is_told() -> None:
+    script = """
+import os, resource, sys
+import kie, numpy
+taken = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGESIZE")
+for megabytes in map(int, sys.argv[1:]):
+    if os.fork() == 0:
+        resource.setrlimit(resource.RLIMIT_AS, (taken + (megabytes << 20),) * 2)
+        try:
+            kie.Engine(device="cpu", threads=1, max_batch=1, max_seq_len=64)
+            print("opened", flush=True)
+        except kie.KieError as error:
+            print(error.code, flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0, f"{megabytes} MB"
+"""
+    rooms = ("1", "12", "20", "30", "45", "70", "200")
+    done = subprocess.run(
+        [sys.executable, "-c", script, *rooms],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"RUST_BACKTRACE": "0"},
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.split()
+    assert said[-1] == "opened"
+    assert said.count("out_of_memory") >= 2, said
+
+
 @pytest.mark.parametrize("work", ["open", "quantize"])
 def test_a_full_disk_holds_no_cache_and_no_half_of_a_model(tmp_path: Path, work: str) -> None:
     case = {"kind": "disk", "room": 4096, "work": work, "model": "tiny", "threads": 1}

@@ -17,6 +17,7 @@ pub mod gpu;
 pub mod hip;
 pub mod host;
 pub mod kfd;
+pub mod limits;
 pub mod machine;
 pub mod mailbox;
 pub mod matrix;

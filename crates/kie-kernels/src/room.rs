@@ -4,6 +4,7 @@
 use std::hint::black_box;
 
 use crate::error::{Error, Result};
+use crate::limits;
 
 /// Refuses unless so many bytes of the host's memory could be allocated at once. They are given
 /// back, so whoever asks takes them next.
@@ -11,6 +12,8 @@ use crate::error::{Error, Result};
 /// # Errors
 /// [`Error::OutOfMemory`].
 pub fn ask(bytes: u64) -> Result<()> {
+    // Or else the pieces take more than they are.
+    limits::share_arenas();
     let mut all = Vec::<u8>::new();
     let had = usize::try_from(bytes).is_ok_and(|n| all.try_reserve_exact(n).is_ok());
     // Or else the compiler would see that nobody uses the memory, and not ask.

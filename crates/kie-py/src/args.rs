@@ -267,7 +267,8 @@ pub fn integer<T: TryFrom<u64>>(name: &str, value: &Bound<'_, PyAny>) -> PyResul
     }
     let range = |_| {
         let shown = value.repr().map(|r| r.to_string()).unwrap_or_default();
-        invalid(value.py(), format!("{name}={shown} is out of range"))
+        let bits = 8 * size_of::<T>();
+        invalid(value.py(), format!("{name} must be 0 to 2^{bits} - 1, got {shown}"))
     };
     if value.is_instance_of::<PyBool>() {
         return Err(PyTypeError::new_err(format!("{name} must be int or None, got bool")));

@@ -2,7 +2,7 @@
 
 use kie_core::model;
 use kie_kernels::host::allowed_cores;
-use kie_kernels::{cpu, devices, simd};
+use kie_kernels::{cpu, devices, limits, simd};
 use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 
@@ -12,7 +12,7 @@ use crate::engine::{detached, json};
 /// and the threads that an engine on the CPU has.
 #[pyfunction]
 pub fn host() -> (String, &'static str, u64, u64, usize) {
-    let (total, free) = cpu::memory();
+    let (total, free) = limits::memory();
     (cpu::processor_name(), simd::detect().name(), total, free, allowed_cores())
 }
 

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except Exception as error:
         if parsed.verbose:
             raise
-        report_error(error)
+        report_error(error, _verb(words))
         _drop_output()
         code = 1
     sys.exit(code)
@@ -87,6 +87,10 @@ def _drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _verb(words: Sequence[str]) -> str | None:
+    return next((word for word in words if not word.startswith("-")), None)
+
+
 def parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """The parser for `words`: complete only for the verb that they name."""
     root = argparse.ArgumentParser(
@@ -94,7 +98,7 @@ def parser(words: Sequence[str]) -> argparse.ArgumentParser:
     )
     root.add_argument("--version", action=_Version, nargs=0, help="version, commit and devices")
     verbs = root.add_subparsers(metavar="VERB", required=True)
-    chosen = next((word for word in words if not word.startswith("-")), None)
+    chosen = _verb(words)
     for name, line in VERBS.items():
         verb = verbs.add_parser(name, help=line, description=line)
         if name == chosen:
@@ -114,11 +118,13 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def report_error(error: Exception) -> None:
-    """Prints one line of cause and one of remedy."""
-    from kie.errors import KieError
+def report_error(error: Exception, verb: str | None) -> None:
+    """Prints one line of cause and one of remedy; what is wrong with a request is in its words."""
+    from kie.errors import InvalidRequestError, KieError
 
     details = "run again with -v for the details"
+    if isinstance(error, InvalidRequestError):
+        details = f"`kie {verb} --help` lists what there is to say"
     if isinstance(error, KieError):
         cause, remedy = error.message, error.hint or details
     else:

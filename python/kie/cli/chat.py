@@ -85,7 +85,7 @@ def _entry(talk: Conversation, entry: str, keywords: dict[str, Any], asks: bool)
         else:
             _turn(talk, entry, keywords, asks)
     except (InvalidRequestError, OSError) as error:
-        report_error(error)
+        report_error(error, "chat")
         return 0 if asks else 1
     return 0
 

@@ -37,10 +37,12 @@ def define(parser: ArgumentParser) -> None:
     add("--served-model-name", metavar="NAME", help="the model's name; default: its folder's")
     add("--max-running", type=int, default=8, metavar="N", help="requests that run at once")
     add("--max-queue", type=int, default=64, metavar="N", help="requests that may wait")
-    add("--max-body-mb", type=int, default=8, metavar="N", help="longest body of a request")
+    text = "longest body of a request"
+    add("--max-body-mb", type=options.at_least_one, default=8, metavar="N", help=text)
     for what, seconds in (("header", 10), ("body", 30)):
         text = f"longest time for a request's {what}"
-        add(f"--{what}-timeout-s", type=float, default=seconds, metavar="S", help=text)
+        kind = options.above_zero
+        add(f"--{what}-timeout-s", type=kind, default=seconds, metavar="S", help=text)
     add(
         "--drain-s", type=float, default=30, metavar="S", help="time of running requests at the end"
     )

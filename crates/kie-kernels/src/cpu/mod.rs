@@ -13,7 +13,6 @@ mod codes;
 mod delta;
 pub mod digits;
 mod experts;
-mod limits;
 #[cfg(test)]
 mod loomed;
 pub mod matmul;
@@ -95,7 +94,7 @@ impl Cpu {
 
 impl Device for Cpu {
     fn info(&self) -> DeviceInfo {
-        let (total, free) = memory();
+        let (total, free) = crate::limits::memory();
         DeviceInfo {
             name: self.name.clone(),
             model: processor_name(),
@@ -125,7 +124,8 @@ impl Device for Cpu {
             return Ok(Vec::new());
         };
         let [weight_bytes, kv_bytes, scratch_bytes] = lanes.bytes(program);
-        let (name, part, free_bytes) = (self.name.clone(), "all ranks".to_owned(), memory().1);
+        let (name, part, free_bytes) =
+            (self.name.clone(), "all ranks".to_owned(), crate::limits::memory().1);
         Ok(vec![Footprint { name, part, weight_bytes, kv_bytes, scratch_bytes, free_bytes }])
     }
 
@@ -147,20 +147,6 @@ impl Device for Cpu {
         let pass = pass::Pass::new(program, buffers, self.level)?;
         Ok(Box::new(slots::Slots::new(pass, team, mailbox, self.max_itl)))
     }
-}
-
-/// Total and available memory in bytes, the tightest of the machine's, the control groups' and the
-/// address space's.
-pub fn memory() -> (u64, u64) {
-    let field = |text: &str, key: &str| {
-        let line = text.lines().find(|l| l.starts_with(key))?;
-        line.split_whitespace().nth(1)?.parse::<u64>().ok()
-    };
-    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = field(&info, "MemTotal:").map_or(u64::MAX, |kb| kb * 1024);
-    let free = field(&info, "MemAvailable:").map_or(u64::MAX, |kb| kb * 1024);
-    let room = limits::room().and(limits::Room { limit: total, free });
-    (room.limit, room.free)
 }
 
 /// What the processor calls itself.

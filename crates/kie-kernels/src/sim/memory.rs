@@ -10,6 +10,7 @@ use std::os::fd::FromRawFd;
 use std::os::unix::fs::MetadataExt;
 
 use crate::error::{Error, Result};
+use crate::limits;
 use crate::machine::handle::{Handle, HandleFault};
 use crate::machine::Platform;
 
@@ -31,7 +32,7 @@ impl Region {
     pub(super) fn new(bytes: usize, device: &str) -> Result<Self> {
         let refused =
             || Error::OutOfMemory { device: device.to_owned(), wanted_bytes: bytes as u64 };
-        if bytes as u64 > of_host().0 {
+        if bytes as u64 > limits::memory().0 {
             return Err(refused());
         }
         Self::map(bytes.max(1), None).ok_or_else(refused)
@@ -41,7 +42,7 @@ impl Region {
     pub(super) fn open_to_others(bytes: usize, device: &str) -> Result<Self> {
         let refused =
             || Error::OutOfMemory { device: device.to_owned(), wanted_bytes: bytes as u64 };
-        if bytes as u64 > of_host().0 {
+        if bytes as u64 > limits::memory().0 {
             return Err(refused());
         }
         let file = nameless();
@@ -151,14 +152,4 @@ fn nameless() -> Option<File> {
 #[cfg(not(target_os = "linux"))]
 fn nameless() -> Option<File> {
     None
-}
-
-/// Bytes of the host's memory: all, and free now.
-pub(super) fn of_host() -> (u64, u64) {
-    let ask = |what| {
-        // SAFETY: sysconf takes any name and touches no memory of ours.
-        u64::try_from(unsafe { libc::sysconf(what) }).unwrap_or(0)
-    };
-    let page = ask(libc::_SC_PAGESIZE);
-    (ask(libc::_SC_PHYS_PAGES) * page, ask(libc::_SC_AVPHYS_PAGES) * page)
 }

@@ -584,7 +584,7 @@ impl Machine for Sim {
 
     fn info(&self) -> Result<MachineInfo> {
         let options = &self.inner.options;
-        let (memory_bytes, free_bytes) = memory::of_host();
+        let (memory_bytes, free_bytes) = crate::limits::memory();
         Ok(MachineInfo {
             name: options.name(),
             model: format!("simulator, {}", self.inner.compiler.version),

@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 
 /// A limit and what is free below it, in bytes; `u64::MAX`: none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Room {
-    pub(super) limit: u64,
-    pub(super) free: u64,
+struct Room {
+    limit: u64,
+    free: u64,
 }
 
 impl Room {
     const ALL: Self = Self { limit: u64::MAX, free: u64::MAX };
 
-    pub(super) fn and(self, other: Self) -> Self {
+    fn and(self, other: Self) -> Self {
         Self { limit: self.limit.min(other.limit), free: self.free.min(other.free) }
     }
 
@@ -24,8 +24,22 @@ impl Room {
     }
 }
 
+/// Total and available memory in bytes, the tightest of the machine's, the control groups' and the
+/// address space's.
+pub fn memory() -> (u64, u64) {
+    let field = |text: &str, key: &str| {
+        let line = text.lines().find(|l| l.starts_with(key))?;
+        line.split_whitespace().nth(1)?.parse::<u64>().ok()
+    };
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = field(&info, "MemTotal:").map_or_else(physical, |kb| kb * 1024);
+    let free = field(&info, "MemAvailable:").map_or(total, |kb| kb * 1024);
+    let room = room().and(Room { limit: total, free });
+    (room.limit, room.free)
+}
+
 /// The tightest of all limits on this process.
-pub(super) fn room() -> Room {
+fn room() -> Room {
     groups(Path::new("/")).and(address_space())
 }
 
@@ -98,19 +112,42 @@ fn group(folder: &Path, names: &Names) -> Room {
     Room::below(limit, used.saturating_sub(cached.unwrap_or(0)))
 }
 
-/// `ulimit -v`.
-fn address_space() -> Room {
+/// `ulimit -v`, in bytes.
+fn address_limit() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is a valid rlimit to write to.
     let known = unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) } == 0;
-    if !known || limit.rlim_cur == libc::RLIM_INFINITY {
-        return Room::ALL;
+    (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+/// Has glibc's threads share one arena where address space is limited. An arena reserves 64 MB of
+/// it; a thread that finds no room for its own takes a page for each allocation, however small, and
+/// has soon taken all.
+pub fn share_arenas() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    if address_limit().is_some() {
+        // SAFETY: mallopt may be called at any time, by any thread.
+        unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
     }
+}
+
+/// Bytes of memory that the machine has, where nobody says how many are free.
+fn physical() -> u64 {
+    // SAFETY: sysconf has no preconditions.
+    let pages = u64::try_from(unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) });
+    pages.map_or(u64::MAX, |pages| pages.saturating_mul(page()))
+}
+
+fn page() -> u64 {
+    // SAFETY: sysconf has no preconditions.
+    u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
+
+fn address_space() -> Room {
+    let Some(limit) = address_limit() else { return Room::ALL };
     let statm = std::fs::read_to_string(PathBuf::from("/proc/self/statm")).unwrap_or_default();
     let pages: u64 = statm.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0);
-    // SAFETY: sysconf has no preconditions.
-    let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
-    Room::below(limit.rlim_cur, pages.saturating_mul(page))
+    Room::below(limit, pages.saturating_mul(page()))
 }
 
 #[cfg(test)]
