@@ -56,6 +56,23 @@ def sound(draw: random.Random) -> dict[str, Any]:
     )
 
 
+def odd(count: int, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Paths and bodies with a field that some API has, whose value may be none of its."""
+    draw = random.Random(seed)
+    paths = {"messages": "/v1/chat/completions", "prompt": "/v1/completions"}
+    for _ in range(count):
+        body = sound(draw)
+        path = next((path for field, path in paths.items() if field in body), "/v1/responses")
+        most = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+        if path == "/v1/chat/completions" and draw.random() < 0.4:
+            path = "/v1/messages"
+            body.pop("tools", None)
+        body.pop("tool_choice", None)
+        body[draw.choice(FIELDS)] = value(draw)
+        body.pop("max_tokens", None)
+        yield path, {**body, "model": "default", most: 1}
+
+
 def broken_json(draw: random.Random) -> bytes:
     """JSON with a wound, nested without an end, or none at all."""
     text = json.dumps(sound(draw)).encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from pathlib import Path
@@ -90,6 +91,12 @@ def test_a_race_is_explained_by_both_its_functions_or_not_at_all() -> None:
     # Two writers of one word, and a third access to a known place.
     report = [*pair("run_steps(Ring &)", "run_steps(Ring &)"), *pair(take, "feed_stream(Feed &)")]
     assert len(checks.races(report)[0]) == 2
+
+
+def test_what_explains_a_race_is_in_the_kernels() -> None:
+    kernels = "".join(path.read_text() for path in (ROOT / "kernels").rglob("*.h"))
+    for name in {name for pair in checks.ORDERED for names in pair for name in names}:
+        assert re.search(rf"\b{name}\b", kernels), name
 
 
 def test_what_an_engine_must_bear_is_judged() -> None:

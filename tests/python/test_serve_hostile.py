@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from malformed import requests
+from malformed import odd, requests
 from serving import Serving, serving
 
 BASE = {"model": "default", "prompt": "def f(", "temperature": 0, "max_tokens": 16}
@@ -155,6 +155,17 @@ def test_malformed_requests(server: Serving) -> None:
     assert len([s for s in statuses if s is not None]) > 150
     assert server.get("/health").status == 200
     assert server.post("/v1/completions", BASE).json()["choices"] == wanted
+
+
+def test_odd_requests_are_answered_or_refused_by_name(server: Serving) -> None:
+    statuses = []
+    for path, sent in odd(300, seed=13):
+        got = server.post(path, sent)
+        statuses.append(got.status)
+        assert got.status in (200, 400), (path, sent, got.body)
+        if got.status == 400 and path != "/v1/messages":
+            assert got.param, (path, sent, got.body)
+    assert statuses.count(200) > 20
 
 
 def send(server: Serving, request: bytes) -> int | None:
