@@ -92,7 +92,7 @@ test-portable: ## what sleeps, wakes and polls, by the ways that every system ha
 	    park descriptor ring barrier stream team fork engine::tests
 
 .PHONY: check-aarch64
-check-aarch64: ## type-check all crates for aarch64 Linux with Debian's rustc (downloads 250 MB)
+check-aarch64: ## type-check all crates for aarch64, Linux and macOS, with Debian's rustc (downloads 300 MB)
 	tools/check_aarch64.sh
 
 # Schedules that `make sim` simulates: even ones with warps of 32, odd ones with warps of 64.

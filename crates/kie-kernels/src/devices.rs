@@ -38,6 +38,8 @@ pub fn of_machines(
 pub fn machines(name: &str, options: &Options) -> Result<Vec<Arc<dyn Machine>>> {
     #[cfg(target_os = "linux")]
     let cache = options.cache_dir.as_deref();
+    #[cfg(not(target_os = "linux"))]
+    let _ = options;
     match name.split(':').next() {
         #[cfg(target_os = "linux")]
         Some("cuda") => each_of(name)?
@@ -58,6 +60,7 @@ pub fn machines(name: &str, options: &Options) -> Result<Vec<Arc<dyn Machine>>> 
 }
 
 /// `kind:0,1` as `kind:0` and `kind:1`: each once, 8 at most.
+#[cfg(target_os = "linux")]
 fn each_of(name: &str) -> Result<Vec<String>> {
     let Some((kind, list)) = name.split_once(':') else { return Ok(vec![name.to_owned()]) };
     let all: Vec<String> = list.split(',').map(|n| format!("{kind}:{n}")).collect();

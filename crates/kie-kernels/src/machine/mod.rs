@@ -9,6 +9,7 @@
 
 pub mod cache;
 pub mod handle;
+#[cfg(target_os = "linux")]
 pub(crate) mod library;
 mod platform;
 pub mod recorded;
