@@ -126,9 +126,28 @@ fn every_fixture_on_virtual_ranks() {
 }
 
 /// Fixtures with experts: a tensor each, in one tensor as MXFP4 and as columns; a residual stream
-/// beyond what halves hold.
-const SPARSE: [&str; 6] =
-    ["qwen3_moe", "gpt_oss_mxfp4", "own_gpt_oss", "own_mixtral", "own_olmoe", "own_qwen3_next"];
+/// beyond what halves hold; groups of experts, and one that all positions go to.
+const SPARSE: [&str; 7] = [
+    "qwen3_moe",
+    "gpt_oss_mxfp4",
+    "own_gpt_oss",
+    "own_mixtral",
+    "own_olmoe",
+    "own_qwen3_next",
+    "own_deepseek_v3",
+];
+
+/// Their folders, and those with experts under `KIE_FIXTURES`.
+fn sparse() -> Vec<PathBuf> {
+    let data = repository().join("tests/data");
+    let mut folders: Vec<_> = SPARSE.iter().map(|name| data.join(name)).collect();
+    let given = fixtures().into_iter().filter(|folder| !folder.starts_with(&data));
+    folders.extend(given.filter(|folder| {
+        let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
+        config.contains("num_experts_per_tok")
+    }));
+    folders
+}
 
 /// The strongest level whose prefill has float32 activations.
 fn float32_level() -> Level {
@@ -138,11 +157,15 @@ fn float32_level() -> Level {
 /// All choices are the golden's: one that is not shows as 1e-2.
 #[test]
 fn experts_in_float32_are_the_goldens() {
-    for (name, device) in SPARSE.iter().flat_map(|name| [(name, "cpu"), (name, "cpu:0,1")]) {
-        let folder = repository().join("tests/data").join(name);
-        let Ok(engine) = open_as(device, &folder, float32_level(), 2) else {
-            assert!(!divides(&folder, 2), "{name} on {device}");
-            continue;
+    let folders = sparse();
+    for (folder, device) in folders.iter().flat_map(|f| [(f, "cpu"), (f, "cpu:0,1")]) {
+        let name = folder.file_name().unwrap().to_string_lossy();
+        let engine = match open_as(device, folder, float32_level(), 2) {
+            Ok(engine) => engine,
+            Err(error) => {
+                assert!(!divides(folder, 2), "{name} on {device}: {error}");
+                continue;
+            }
         };
         for golden in goldens(&folder, "") {
             for path in [LogitsPath::Decode, LogitsPath::Prefill] {
@@ -235,7 +258,9 @@ fn bits_of_virtual_ranks_are_of_their_number_alone() {
         }
         all
     };
-    for (name, ranks) in [("qwen2", 4), ("own_llama_fp8_tied", 3), ("gpt_oss_mxfp4", 2)] {
+    for (name, ranks) in
+        [("qwen2", 4), ("own_llama_fp8_tied", 3), ("gpt_oss_mxfp4", 2), ("own_deepseek_v3", 2)]
+    {
         let device = ranks_of_cpu(ranks);
         let first = logits(name, &device, 2);
         assert!(first != logits(name, "cpu", 2), "{name}: sums are cut");
@@ -250,7 +275,7 @@ fn bits_of_virtual_ranks_are_of_their_number_alone() {
 
 #[test]
 fn bits_do_not_depend_on_threads_chunks_or_neighbours() {
-    for name in ["laneformer_d2", "gpt_oss_mxfp4", "qwen3_moe"] {
+    for name in ["laneformer_d2", "gpt_oss_mxfp4", "qwen3_moe", "own_deepseek_v3"] {
         bits_are_of_the_column_alone(&repository().join("tests/data").join(name));
     }
 }

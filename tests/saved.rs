@@ -72,7 +72,7 @@ fn talked(engine: &Engine) -> Session {
 fn a_loaded_session_goes_on_with_the_same_bits() {
     let folder = Folder::new("saved");
     let path = folder.0.join("turns.kie");
-    // A window, a chat template, several lanes, experts; pages in float32.
+    // A window, a chat template, several lanes, experts, latents; pages in float32.
     for (name, reproducible) in [
         ("demo", true),
         ("demo", false),
@@ -82,6 +82,7 @@ fn a_loaded_session_goes_on_with_the_same_bits() {
         ("gpt_oss_mxfp4", true),
         ("own_qwen3_next", true),
         ("own_qwen3_next", false),
+        ("own_deepseek_v3", true),
     ] {
         let fresh = || {
             open_with(name, |c| {

@@ -163,6 +163,10 @@ pub enum StepKind {
     Attend(Attend),
     DeltaIn(DeltaIn),
     DeltaRule(DeltaRule),
+    LatentDown(LatentDown),
+    LatentQuery(LatentQuery),
+    LatentAttend(LatentAttend),
+    LatentUp(LatentUp),
     Project(Project),
     ProjectNormed(ProjectNormed),
     GateUp(GateUp),
@@ -182,6 +186,10 @@ impl StepKind {
             Self::Attend(_) => "attend",
             Self::DeltaIn(_) => "delta_in",
             Self::DeltaRule(_) => "delta_rule",
+            Self::LatentDown(_) => "latent_down",
+            Self::LatentQuery(_) => "latent_query",
+            Self::LatentAttend(_) => "latent_attend",
+            Self::LatentUp(_) => "latent_up",
             Self::Project(_) => "project",
             Self::ProjectNormed(_) => "project_normed",
             Self::GateUp(_) => "gate_up",
@@ -361,6 +369,123 @@ impl DeltaHeads {
     pub const fn kept(self) -> u32 {
         self.channels() * (self.taps - 1) + self.shared() * self.key_dim * self.value_dim
     }
+}
+
+/// Sizes of one lane's latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): heads share
+/// one latent a position, of which each makes keys and values of its own, and one turned key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LatentHeads {
+    /// Heads.
+    pub count: u32,
+    /// Width of the latent.
+    pub rank: u32,
+    /// Features of a head's query and key that do not turn.
+    pub plain: u32,
+    /// Those behind them, which do; even.
+    pub turned: u32,
+    /// Features of a head's value.
+    pub value: u32,
+}
+
+impl LatentHeads {
+    /// Numbers of a head's query.
+    pub const fn query(self) -> u32 {
+        self.plain + self.turned
+    }
+
+    /// Numbers that are kept of a position, and of a query that meets them.
+    pub const fn key(self) -> u32 {
+        self.rank + self.turned
+    }
+
+    /// Rows that make a head's key and value of a latent.
+    pub const fn up(self) -> u32 {
+        self.plain + self.value
+    }
+}
+
+/// `x = norm(input)`; `output = norm(Wq · x)`, or x itself; `[c, r] = W · x`: norm(c) and r, turned,
+/// go into the pages of `state`. Lanes hold the same residual stream (ranks); the first one's is
+/// read.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LatentDown {
+    /// RMSNorm scale of the input, `[hidden]`; without one it is taken as it is.
+    pub norm: Option<u32>,
+    /// Wq, `[width, hidden]`, and the RMSNorm scale of its product.
+    pub query: Option<[u32; 2]>,
+    /// Numbers of `output`.
+    pub width: u32,
+    /// W, `[rank + turned, hidden]`.
+    pub weight: u32,
+    /// RMSNorm scale of the latent, `[rank]`.
+    pub scale: u32,
+    /// Epsilon of the norms of both products.
+    pub eps: f32,
+    /// How r is turned.
+    pub rotary: Rotary,
+    /// Heads of one lane.
+    pub heads: LatentHeads,
+    /// Residual streams.
+    pub input: u32,
+    /// `[width]`, shared by the lanes.
+    pub output: u32,
+    /// Where latents are kept.
+    pub state: StateAt,
+    /// Which block does which rows of Wq, then of W.
+    pub partition: u32,
+}
+
+/// Queries that meet latents: `[p, r] = W_h · input` of each head, p of the plain features;
+/// `output_h = [U_hᵀ p, turned r]`, where U_h are the rows of `up` that make the head's key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LatentQuery {
+    /// `[lanes, count * (plain + turned), width of input]`.
+    pub weight: u32,
+    /// Of each head the rows of its key, then those of its value:
+    /// `[lanes, count * (plain + value), rank]`.
+    pub up: u32,
+    /// How r is turned.
+    pub rotary: Rotary,
+    /// Heads of one lane.
+    pub heads: LatentHeads,
+    /// What [`LatentDown`] put out.
+    pub input: u32,
+    /// `[count * (rank + turned)]` a lane.
+    pub output: u32,
+    /// Which block does which heads.
+    pub partition: u32,
+}
+
+/// `output_h = softmax(scale · q_h cᵀ) c` over what the pages of `state` keep: each position is read
+/// once, as key and as value. What comes of turned keys means nothing.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LatentAttend {
+    /// Heads of one lane.
+    pub heads: LatentHeads,
+    /// On scores.
+    pub scale: f32,
+    /// `[count * (rank + turned)]` a lane.
+    pub input: u32,
+    /// The same size.
+    pub output: u32,
+    /// Where latents are kept.
+    pub state: StateAt,
+}
+
+/// Values of heads: `output_h = V_h · input_h`, where V_h are the rows of `weight` that make the
+/// head's value, and of the input the latent's part is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LatentUp {
+    /// As [`LatentQuery::up`].
+    pub weight: u32,
+    /// Heads of one lane.
+    pub heads: LatentHeads,
+    /// `[count * (rank + turned)]` a lane.
+    pub input: u32,
+    /// `[count * value]` a lane.
+    pub output: u32,
+    /// Which block does which heads.
+    pub partition: u32,
 }
 
 /// `o_l = W_l · input_l + bias`, joined to the residual streams; kept where a later layer wants it.
@@ -696,6 +821,13 @@ pub enum StateKind {
         /// Heads of one lane.
         heads: DeltaHeads,
     },
+    /// 64 rows that are keys and values of all heads: latents, then turned keys. Lanes share them.
+    Latents {
+        /// Format of the numbers.
+        dtype: Dtype,
+        /// Numbers of a position.
+        width: u32,
+    },
 }
 
 impl StateKind {
@@ -713,6 +845,7 @@ impl StateKind {
             Self::Recurrent { lanes, heads } => {
                 lanes as u64 * heads.keys as u64 * heads.kept() as u64 * 4
             }
+            Self::Latents { dtype, width } => width as u64 * PAGE as u64 * dtype.bytes() as u64,
         }
     }
 }

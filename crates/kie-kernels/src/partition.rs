@@ -20,6 +20,14 @@ pub fn partition_rows(steps: &mut [Step], dims: &Dims, blocks: u32) -> Vec<u32> 
                 let rows = dims.lanes * delta.rows();
                 (&mut delta.partition, rows, TILE_ROWS)
             }
+            StepKind::LatentDown(down) => {
+                let rows = down.query.map_or(0, |_| down.width) + down.heads.key();
+                (&mut down.partition, rows, TILE_ROWS)
+            }
+            StepKind::LatentQuery(query) => {
+                (&mut query.partition, dims.lanes * query.heads.count, 1)
+            }
+            StepKind::LatentUp(up) => (&mut up.partition, dims.lanes * up.heads.count, 1),
             StepKind::Project(project) => (&mut project.partition, dims.hidden, TILE_ROWS),
             StepKind::ProjectNormed(project) => (&mut project.partition, dims.hidden, TILE_ROWS),
             StepKind::GateUp(gate_up) => {
@@ -35,6 +43,7 @@ pub fn partition_rows(steps: &mut [Step], dims: &Dims, blocks: u32) -> Vec<u32> 
             StepKind::Embed(_)
             | StepKind::Attend(_)
             | StepKind::DeltaRule(_)
+            | StepKind::LatentAttend(_)
             | StepKind::Sample(_) => continue,
         };
         *partition = ends.len() as u32;

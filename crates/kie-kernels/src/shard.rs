@@ -51,7 +51,9 @@ pub(crate) fn state_of(group: &PageGroup, ranks: u32) -> StateKind {
             let (keys, values) = (heads.keys.div_ceil(ranks), heads.values.div_ceil(ranks));
             StateKind::Recurrent { lanes: ranks, heads: DeltaHeads { keys, values, ..heads } }
         }
-        state @ (StateKind::KeysValues { .. } | StateKind::Recurrent { .. }) => state,
+        state @ (StateKind::KeysValues { .. }
+        | StateKind::Recurrent { .. }
+        | StateKind::Latents { .. }) => state,
     }
 }
 

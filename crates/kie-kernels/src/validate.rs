@@ -4,9 +4,9 @@
 
 use crate::abi::{
     Attend, Codes, DeltaHeads, DeltaIn, DeltaRule, Dtype, Embed, Encoding, ExpertGroups,
-    ExpertsDown, ExpertsGateUp, Gate, GateUp, Head, HeadMode, Heads, Join, NormSpan, PageGroup,
-    Program, Project, ProjectNormed, Qkv, Route, Scoring, StateAt, StateKind, Step, StepKind,
-    Tensor,
+    ExpertsDown, ExpertsGateUp, Gate, GateUp, Head, HeadMode, Heads, Join, LatentAttend,
+    LatentDown, LatentHeads, LatentQuery, LatentUp, NormSpan, PageGroup, Program, Project,
+    ProjectNormed, Qkv, Route, Scoring, StateAt, StateKind, Step, StepKind, Tensor,
 };
 use crate::buffer::Buffer;
 use crate::error::{Error, Result};
@@ -86,14 +86,15 @@ impl Checker<'_> {
 
     fn group(&self, group: &PageGroup) -> Check {
         let all_lanes = self.program.dims.lanes;
+        let stored = |dtype| matches!(dtype, Dtype::F32 | Dtype::F16) && group.window != Some(0);
         let fits = match group.state {
             StateKind::KeysValues { dtype, lanes, kv_heads, head_dim } => {
-                let sized = lanes == all_lanes && kv_heads > 0 && head_dim > 0;
-                sized && matches!(dtype, Dtype::F32 | Dtype::F16) && group.window != Some(0)
+                lanes == all_lanes && kv_heads > 0 && head_dim > 0 && stored(dtype)
             }
             StateKind::Recurrent { lanes, heads } => {
                 lanes == all_lanes && delta_heads(heads).is_ok() && group.window == Some(2)
             }
+            StateKind::Latents { dtype, width } => width > 0 && stored(dtype),
         };
         wanted(fits, || format!("page group {group:?}"))
     }
@@ -140,6 +141,10 @@ impl Checker<'_> {
             StepKind::Attend(attend) => self.attend(attend),
             StepKind::DeltaIn(delta) => self.delta_in(delta),
             StepKind::DeltaRule(delta) => self.delta_rule(delta),
+            StepKind::LatentDown(down) => self.latent_down(down),
+            StepKind::LatentQuery(query) => self.latent_query(query),
+            StepKind::LatentAttend(attend) => self.latent_attend(attend),
+            StepKind::LatentUp(up) => self.latent_up(up),
             StepKind::Project(project) => self.project(project),
             StepKind::ProjectNormed(project) => self.project_normed(project),
             StepKind::GateUp(gate_up) => self.gate_up(gate_up),
@@ -230,13 +235,17 @@ impl Checker<'_> {
         self.keeps(step.state)
     }
 
+    /// A state was written before.
+    fn is_kept(&self, at: StateAt) -> Check {
+        let kept = self.kept[at.group as usize][at.layer as usize];
+        wanted(kept, || format!("{at:?} is read before it is written"))
+    }
+
     fn attend(&mut self, step: &Attend) -> Check {
         let (d, heads) = (self.program.dims, step.heads);
         self.state(step.state, heads)?;
-        let StateAt { group, layer } = step.state;
-        let kept = self.kept[group as usize][layer as usize];
-        wanted(kept, || format!("{:?} is read before it is written", step.state))?;
-        let sees = self.program.groups[group as usize].window;
+        self.is_kept(step.state)?;
+        let sees = self.program.groups[step.state.group as usize].window;
         let within = match (step.window, sees) {
             (Some(window), Some(most)) => (1..=most).contains(&window),
             (Some(window), None) => window > 0,
@@ -248,6 +257,78 @@ impl Checker<'_> {
         self.reads(step.input, d.lanes, heads.query_width())?;
         step.gates.map_or(Ok(()), |gates| self.reads(gates, d.lanes, heads.query_width()))?;
         self.writes(step.output, d.lanes, heads.query_width())
+    }
+
+    fn latent_down(&mut self, step: &LatentDown) -> Check {
+        let (d, heads) = (self.program.dims, step.heads);
+        latent_heads(heads)?;
+        wanted(step.eps.is_finite() && step.eps >= 0.0, || format!("an epsilon of {}", step.eps))?;
+        step.norm.map_or(Ok(()), |norm| self.numbers(norm, d.hidden, "norm"))?;
+        match step.query {
+            Some([weight, norm]) => {
+                self.matrix(weight, [1, step.width, d.hidden])?;
+                self.numbers(norm, step.width, "norm of queries")?;
+            }
+            None => wanted(step.width == d.hidden, || {
+                format!("{} numbers of an input of {}", step.width, d.hidden)
+            })?,
+        }
+        self.matrix(step.weight, [1, heads.key(), d.hidden])?;
+        self.numbers(step.scale, heads.rank, "norm of latents")?;
+        self.turns(step.rotary.table, heads)?;
+        self.reads(step.input, d.lanes, d.hidden)?;
+        self.writes(step.output, 1, step.width)?;
+        self.latents(step.state, heads)?;
+        self.keeps(step.state)?;
+        let rows = step.query.map_or(0, |_| step.width) + heads.key();
+        self.partition(step.partition, rows)
+    }
+
+    fn latent_query(&mut self, step: &LatentQuery) -> Check {
+        let (d, heads) = (self.program.dims, step.heads);
+        latent_heads(heads)?;
+        let width = self.program.vectors.get(step.input as usize).map_or(0, |v| v.width);
+        self.reads(step.input, 1, width)?;
+        self.matrix(step.weight, [d.lanes, heads.count * heads.query(), width])?;
+        self.matrix(step.up, [d.lanes, heads.count * heads.up(), heads.rank])?;
+        self.turns(step.rotary.table, heads)?;
+        self.writes(step.output, d.lanes, heads.count * heads.key())?;
+        self.partition(step.partition, d.lanes * heads.count)
+    }
+
+    fn latent_attend(&mut self, step: &LatentAttend) -> Check {
+        let (lanes, width) = (self.program.dims.lanes, step.heads.count * step.heads.key());
+        wanted(step.scale.is_finite(), || format!("a scale of {}", step.scale))?;
+        self.latents(step.state, step.heads)?;
+        self.is_kept(step.state)?;
+        self.reads(step.input, lanes, width)?;
+        self.writes(step.output, lanes, width)
+    }
+
+    fn latent_up(&mut self, step: &LatentUp) -> Check {
+        let (lanes, heads) = (self.program.dims.lanes, step.heads);
+        latent_heads(heads)?;
+        self.reads(step.input, lanes, heads.count * heads.key())?;
+        self.matrix(step.weight, [lanes, heads.count * heads.up(), heads.rank])?;
+        self.writes(step.output, lanes, heads.count * heads.value)?;
+        self.partition(step.partition, lanes * heads.count)
+    }
+
+    /// The rotary table of latent attention: all of the turned features turn.
+    fn turns(&self, table: u32, heads: LatentHeads) -> Check {
+        self.rotary(table, heads.turned)?;
+        let pairs = self.found(table)?.cols;
+        wanted(2 * pairs == heads.turned, || format!("{pairs} pairs turn of {heads:?}"))
+    }
+
+    /// The place exists, keeps such latents, and sees all positions.
+    fn latents(&self, at: StateAt, heads: LatentHeads) -> Check {
+        let group = self.group_of(at)?;
+        let keeps =
+            |state| matches!(state, StateKind::Latents { width, .. } if width == heads.key());
+        wanted(keeps(group.state) && group.window.is_none(), || {
+            format!("{at:?} keeps {:?}, not latents of {}", group.state, heads.key())
+        })
     }
 
     fn project(&mut self, step: &Project) -> Check {
@@ -489,6 +570,13 @@ fn delta_heads(heads: DeltaHeads) -> Check {
     let divide = keys > 0 && values > 0 && values.is_multiple_of(keys);
     let fits = divide && key_dim > 0 && value_dim > 0 && taps > 1;
     wanted(fits, || format!("heads of a delta rule: {heads:?}"))
+}
+
+/// What sizes of latent attention may be.
+fn latent_heads(heads: LatentHeads) -> Check {
+    let LatentHeads { count, rank, plain, turned, value } = heads;
+    let sized = ![count, rank, plain, turned, value].contains(&0) && turned.is_multiple_of(2);
+    wanted(sized, || format!("latent heads: {heads:?}"))
 }
 
 /// What a gate may be.

@@ -8,8 +8,11 @@ from argparse import ArgumentParser, Namespace
 from kie.cli import options
 
 EXAMPLES = {
+    "deepseek_v3": "deepseek-ai/DeepSeek-V3, deepseek-ai/DeepSeek-R1",
     "gemma3_text": "google/gemma-3-270m-it, google/gemma-3-1b-it",
     "gpt_oss": "openai/gpt-oss-20b, openai/gpt-oss-120b",
+    "kimi_k2": "moonshotai/Kimi-K2-Instruct, moonshotai/Kimi-K2-Thinking",
+    "kimi_k25": "moonshotai/Kimi-K2.5 (its model of text)",
     "laneformer": "the model of the package",
     "llama": "meta-llama/Llama-3.2-1B-Instruct, HuggingFaceTB/SmolLM2-1.7B-Instruct",
     "mistral": "mistralai/Mistral-7B-Instruct-v0.3",

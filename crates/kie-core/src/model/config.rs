@@ -15,6 +15,8 @@ pub(super) struct Config<'a> {
     /// Where this object stands in the file, empty or `rope_scaling.`.
     prefix: String,
     asked: RefCell<BTreeSet<String>>,
+    /// A model's config, not a part of one.
+    whole: bool,
 }
 
 /// Largest count that a config may name; keeps products of sizes inside 64 bits.
@@ -109,7 +111,7 @@ const OFF: &[&str] = &[
 
 impl<'a> Config<'a> {
     pub(super) fn new(value: &'a Value, file: &Path) -> Result<Self> {
-        Self::nested(value, file, "")
+        Ok(Self { whole: true, ..Self::nested(value, file, "")? })
     }
 
     fn nested(value: &'a Value, file: &Path, prefix: &str) -> Result<Self> {
@@ -117,7 +119,7 @@ impl<'a> Config<'a> {
             .as_object()
             .ok_or_else(|| Error::load(file, format!("an object {prefix}"), kind(value)))?;
         let asked = RefCell::default();
-        Ok(Self { map, file: file.to_owned(), prefix: prefix.to_owned(), asked })
+        Ok(Self { map, file: file.to_owned(), prefix: prefix.to_owned(), asked, whole: false })
     }
 
     /// The value of a key; `null` counts as absent.
@@ -287,6 +289,13 @@ impl<'a> Config<'a> {
         self.get(key).map(|v| Config::nested(v, &self.file, &prefix)).transpose()
     }
 
+    /// A nested object that is the config of a model inside of this one; it must be there.
+    pub(super) fn model(&self, key: &str) -> Result<Config<'a>> {
+        let nested =
+            Config::nested(self.need(key)?, &self.file, &format!("{}{key}.", self.prefix))?;
+        Ok(Config { whole: true, ..nested })
+    }
+
     /// A list of objects; it must be there.
     pub(super) fn objects(&self, key: &str) -> Result<Vec<Config<'a>>> {
         let value = self.need(key)?;
@@ -303,12 +312,12 @@ impl<'a> Config<'a> {
         let asked = self.asked.borrow();
         for (key, value) in self.map {
             let name = key.as_str();
-            let at_top = self.prefix.is_empty();
-            if asked.contains(key) || harmless.contains(&name) || at_top && HARMLESS.contains(&name)
+            let whole = self.whole;
+            if asked.contains(key) || harmless.contains(&name) || whole && HARMLESS.contains(&name)
             {
                 continue;
             }
-            if !(at_top && OFF.contains(&name)) {
+            if !(whole && OFF.contains(&name)) {
                 return self.unsupported(key, "kie does not know this flag and will not guess");
             }
             if !switched_off(value) {

@@ -4,7 +4,9 @@
 
 use super::config::Config;
 use super::rope::{self, Factors, Head, Rope};
-use super::spec::{Attention, Gate, Gated, LayerSpec, Mlp, NormSpan, Norms, Role, Spec, Stored};
+use super::spec::{
+    Attention, Gate, Gated, LayerSpec, Mixer, Mlp, NormSpan, Norms, Role, Spec, Stored,
+};
 use super::transformer::{layer, windowed, with_layers, Tied};
 use crate::error::Result;
 
@@ -41,7 +43,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
         let qk_norm = Some(NormSpan::Head);
         let plain = Attention::plain(heads, kv_heads, head_dim, rope);
         let attention = Attention { window, qk_norm, ..plain };
-        LayerSpec { norms: Norms::Around, ..layer(attention, Mlp::Gated(mlp)) }
+        LayerSpec { norms: Norms::Around, ..layer(Mixer::Attention(attention), Mlp::Gated(mlp)) }
     };
     let layers = kinds.into_iter().map(one).collect();
     let mut spec = with_layers(config, layers, Tied::Yes)?;

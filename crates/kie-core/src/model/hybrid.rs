@@ -4,7 +4,7 @@
 
 use super::config::Config;
 use super::rope::{Rope, RopeStyle, Scaling};
-use super::spec::{Attention, Gate, Gated, LayerSpec, Mlp, NormSpan, Spec};
+use super::spec::{Attention, Gate, Gated, LayerSpec, Mixer, Mlp, NormSpan, Spec};
 use super::transformer::{layer, with_layers, Tied};
 use crate::error::Result;
 
@@ -39,5 +39,5 @@ fn one(config: &Config<'_>) -> Result<LayerSpec> {
     };
     let mlp = Gated { ffn: config.size("intermediate_size")?, gate: Gate::Silu };
     config.finish(&[])?;
-    Ok(layer(attention, Mlp::Gated(mlp)))
+    Ok(layer(Mixer::Attention(attention), Mlp::Gated(mlp)))
 }

@@ -6,6 +6,7 @@
 
 pub(crate) mod adapter;
 mod config;
+mod deepseek_v3;
 mod gemma3;
 mod generation;
 mod gpt_oss;
@@ -47,9 +48,12 @@ type Read = fn(&Config<'_>) -> Result<Spec>;
 
 /// One line a `model_type`.
 const REGISTRY: &[(&str, Read)] = &[
+    ("deepseek_v3", deepseek_v3::spec),
     ("gemma3_text", gemma3::spec),
     ("gpt_oss", gpt_oss::spec),
     ("kie_hybrid", hybrid::spec),
+    ("kimi_k2", deepseek_v3::spec),
+    ("kimi_k25", deepseek_v3::kimi_k25),
     ("laneformer", laneformer::spec),
     ("laneformer_tp", laneformer::spec),
     ("llama", llama::spec),
@@ -153,6 +157,7 @@ impl Spec {
             match &layer.mixer {
                 Mixer::Attention(attention) => attention.check(config)?,
                 Mixer::Delta(delta) => delta.check(config)?,
+                Mixer::Latent(latent) => latent.check(config)?,
             }
         }
         self.check_ropes(config)?;

@@ -94,6 +94,8 @@ pub struct YarnScaling {
     pub truncate: bool,
     /// On cos and sin.
     pub attention: f64,
+    /// On scores, where the model's latent attention asks for it (DeepSeek-V3).
+    pub scores: f64,
 }
 
 /// Divisors of `longrope`, one a pair; empty without it.
@@ -141,6 +143,18 @@ impl Rope {
             }
         };
         Turns { frequencies, length }
+    }
+
+    /// What scores of latent attention are multiplied by.
+    pub fn score_factor(&self) -> f64 {
+        match self.scaling {
+            Scaling::Yarn(yarn) => yarn.scores,
+            Scaling::None
+            | Scaling::Linear { .. }
+            | Scaling::Dynamic { .. }
+            | Scaling::Llama3(_)
+            | Scaling::LongRope { .. } => 1.0,
+        }
     }
 
     /// Longest context that may be asked for where the config says `max_positions`.
@@ -320,6 +334,7 @@ fn yarn(config: &Config<'_>, parameters: &Config<'_>) -> Result<YarnScaling> {
         beta_slow: parameters.positive_or("beta_slow", 1.0)?,
         truncate: parameters.flag_or("truncate", true)?,
         attention,
+        scores: scales[1].map_or(1.0, |all| length(all) * length(all)),
     };
     if scaling.beta_fast < scaling.beta_slow {
         let detail = format!("{}, below beta_slow {}", scaling.beta_fast, scaling.beta_slow);

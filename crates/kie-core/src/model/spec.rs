@@ -99,6 +99,8 @@ pub enum Mixer {
     Attention(Attention),
     /// A recurrent state, which each position changes.
     Delta(Delta),
+    /// Softmax attention over latents that all heads share.
+    Latent(Latent),
 }
 
 impl Mixer {
@@ -106,20 +108,24 @@ impl Mixer {
     pub fn attention(&self) -> Option<&Attention> {
         match self {
             Self::Attention(attention) => Some(attention),
-            Self::Delta(_) => None,
+            Self::Delta(_) | Self::Latent(_) => None,
         }
     }
 
     pub(crate) fn attention_mut(&mut self) -> Option<&mut Attention> {
         match self {
             Self::Attention(attention) => Some(attention),
-            Self::Delta(_) => None,
+            Self::Delta(_) | Self::Latent(_) => None,
         }
     }
 
     /// How features turn by position, and how many features a head of them has.
     pub fn rope(&self) -> Option<(Rope, usize)> {
-        self.attention().map(|attention| (attention.rope, attention.head_dim))
+        match self {
+            Self::Attention(attention) => Some((attention.rope, attention.head_dim)),
+            Self::Latent(latent) => Some((latent.rope, latent.turned)),
+            Self::Delta(_) => None,
+        }
     }
 }
 
@@ -137,6 +143,50 @@ pub struct Delta {
     pub value_dim: usize,
     /// Positions that the convolution sees, the own included.
     pub taps: usize,
+}
+
+/// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): of a position one latent is kept, and
+/// one turned key, for all heads.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Latent {
+    /// Heads.
+    pub heads: usize,
+    /// Width of a latent of its own that queries are made of; `None`: they are made of the input.
+    pub query_rank: Option<usize>,
+    /// Width of the latent that keys and values are made of.
+    pub rank: usize,
+    /// Features of a head's query and key that do not turn.
+    pub plain: usize,
+    /// Those that turn; even.
+    pub turned: usize,
+    /// Features of a head's value.
+    pub value: usize,
+    /// Rotary embedding of the features that turn.
+    pub rope: Rope,
+    /// Epsilon of the latents' norms.
+    pub eps: f32,
+}
+
+impl Latent {
+    /// Numbers of q.
+    pub fn query_width(&self) -> usize {
+        self.heads * (self.plain + self.turned)
+    }
+
+    /// Numbers that are kept of a position.
+    pub fn key_width(&self) -> usize {
+        self.rank + self.turned
+    }
+
+    /// Numbers of all heads' keys, turned ones apart, and values.
+    pub fn up_width(&self) -> usize {
+        self.heads * (self.plain + self.value)
+    }
+
+    /// What scores are multiplied by.
+    pub fn scale(&self) -> f32 {
+        (self.rope.score_factor() / ((self.plain + self.turned) as f64).sqrt()) as f32
+    }
 }
 
 /// Softmax attention with grouped heads. Sizes are of the whole, over all lanes.
@@ -263,6 +313,14 @@ pub enum Role {
     Q(usize),
     K(usize),
     V(usize),
+    /// `[query rank, hidden]`, and the norm of its product; what [`Role::Q`] is applied to.
+    QDown(usize),
+    QDownNorm(usize),
+    /// `[rank + turned, hidden]`, and the norm of the latent.
+    KvDown(usize),
+    KvDownNorm(usize),
+    /// Of each head the rows of its key, then those of its value, `[heads * both, rank]`.
+    KvUp(usize),
     QBias(usize),
     KBias(usize),
     VBias(usize),
@@ -323,6 +381,9 @@ impl Role {
                 | Self::V(_)
                 | Self::DeltaIn(_)
                 | Self::DeltaGates(_)
+                | Self::QDown(_)
+                | Self::KvDown(_)
+                | Self::KvUp(_)
                 | Self::O(_)
                 | Self::Gate(_)
                 | Self::Up(_)
@@ -347,6 +408,8 @@ impl Role {
                 | Self::AttentionOutNorm(_)
                 | Self::MlpNorm(_)
                 | Self::MlpOutNorm(_)
+                | Self::QDownNorm(_)
+                | Self::KvDownNorm(_)
                 | Self::QNorm(_)
                 | Self::KNorm(_)
                 | Self::DeltaNorm(_)
@@ -510,6 +573,22 @@ impl Delta {
     }
 }
 
+impl Latent {
+    pub(super) fn check(&self, config: &Config<'_>) -> Result<()> {
+        if !self.turned.is_multiple_of(2) {
+            let detail = format!("{}; it must be even", self.turned);
+            return config.unsupported("qk_rope_head_dim", detail);
+        }
+        // Keeps the numbers of all heads inside 32 bits.
+        let widest = (self.plain + self.turned).max(self.key_width()).max(self.plain + self.value);
+        if self.heads.saturating_mul(widest) > 1 << 28 {
+            let detail = format!("{} heads of {widest}", self.heads);
+            return config.unsupported("num_attention_heads", detail);
+        }
+        Ok(())
+    }
+}
+
 impl TensorSpec {
     /// A tensor that stands in the checkpoint as it is.
     pub fn of(role: Role, name: String, shape: &[usize]) -> Self {
@@ -574,6 +653,7 @@ impl Spec {
                     let (values, keys) = (d.value_heads, d.key_heads);
                     format!("{values}/{keys} recurrent heads of {}x{}", d.key_dim, d.value_dim)
                 }
+                Mixer::Latent(l) => format!("{} heads on latents of {}", l.heads, l.key_width()),
             };
             let class = match &layer.mlp {
                 Mlp::Gated(m) => format!("{heads}, MLP {}", m.ffn),

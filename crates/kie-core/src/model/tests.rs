@@ -370,6 +370,7 @@ fn recurrent_layers_between_gated_attention() {
     for (at, layer) in spec.layers.iter().enumerate() {
         match layer.mixer {
             Mixer::Delta(found) => assert_eq!((at % 4 != 3, found), (true, delta)),
+            Mixer::Latent(latent) => panic!("{latent:?}"),
             Mixer::Attention(a) => {
                 let head = (a.heads, a.kv_heads, a.head_dim, a.rope.features, a.gated);
                 assert_eq!((at % 4, head), (3, (16, 2, 256, 64, true)));

@@ -5,8 +5,8 @@ use super::config::Config;
 use super::quantization;
 use super::rope::{self, Factors};
 use super::spec::{
-    Attention, Delta, Experts, Gate, Gated, HeadKind, Join, LayerSpec, Mixer, Mlp, NormSpan, Norms,
-    Role, Scoring, Spec, TensorSpec,
+    Attention, Delta, Experts, Gate, Gated, HeadKind, Join, Latent, LayerSpec, Mixer, Mlp,
+    NormSpan, Norms, Role, Scoring, Spec, TensorSpec,
 };
 use crate::error::Result;
 
@@ -106,9 +106,9 @@ pub(super) fn spec(config: &Config<'_>, traits: &Traits) -> Result<Spec> {
     let (windows, mlps) = ((traits.windows)(config, layers)?, (traits.mlps)(config, layers)?);
     let deltas = (traits.deltas)(config, layers)?;
     let layers = windows.into_iter().zip(mlps).zip(deltas).map(|((window, mlp), delta)| {
-        let attention = layer(Attention { window, ..attention }, mlp);
-        let mixer = delta.map_or(attention.mixer, Mixer::Delta);
-        LayerSpec { norms: traits.norms, mixer, ..attention }
+        let attention = Mixer::Attention(Attention { window, ..attention });
+        let mixer = delta.map_or(attention, Mixer::Delta);
+        LayerSpec { norms: traits.norms, ..layer(mixer, mlp) }
     });
     let tp_is_harmless = traits.harmless.contains(&"pretraining_tp");
     if !tp_is_harmless && config.size_or("pretraining_tp", 1)? != 1 {
@@ -185,14 +185,8 @@ pub(super) fn windowed(config: &Config<'_>, layers: usize) -> Result<Option<Vec<
 }
 
 /// A layer of a model with one residual stream.
-pub(super) fn layer(attention: Attention, mlp: Mlp) -> LayerSpec {
-    LayerSpec {
-        mixer: Mixer::Attention(attention),
-        mixer_join: Join::Sum,
-        mlp,
-        mlp_join: Join::Sum,
-        norms: Norms::Before,
-    }
+pub(super) fn layer(mixer: Mixer, mlp: Mlp) -> LayerSpec {
+    LayerSpec { mixer, mixer_join: Join::Sum, mlp, mlp_join: Join::Sum, norms: Norms::Before }
 }
 
 /// The spec of a model with these layers, all else read from the config.
@@ -241,7 +235,7 @@ pub(super) fn silu(config: &Config<'_>) -> Result<()> {
 }
 
 /// Hugging Face's names.
-fn tensors(spec: &Spec, names: &ExpertNames) -> Vec<TensorSpec> {
+pub(super) fn tensors(spec: &Spec, names: &ExpertNames) -> Vec<TensorSpec> {
     let (hidden, vocab) = (spec.hidden, spec.vocab);
     let one = |role, name: &str, shape: &[usize]| TensorSpec::of(role, name.to_owned(), shape);
     let mut list = vec![one(Role::Embedding, "model.embed_tokens.weight", &[vocab, hidden])];
@@ -282,6 +276,7 @@ fn of_layer(i: usize, layer: &LayerSpec, hidden: usize, names: &ExpertNames) -> 
     match &layer.mixer {
         Mixer::Attention(attention) => list.extend(of_attention(i, hidden, attention)),
         Mixer::Delta(delta) => list.extend(of_delta(i, hidden, delta)),
+        Mixer::Latent(latent) => list.extend(of_latent(i, hidden, latent)),
     }
     let mut add = |role, name: String, shape: &[usize]| {
         list.push(TensorSpec::of(role, name, shape));
@@ -328,6 +323,29 @@ fn of_attention(i: usize, hidden: usize, attention: &Attention) -> Vec<TensorSpe
     if attention.sinks {
         add(Role::Sinks(i), name("self_attn.sinks"), &[attention.heads]);
     }
+    list
+}
+
+/// Those of latent attention, with the names of DeepSeek-V3.
+fn of_latent(i: usize, hidden: usize, latent: &Latent) -> Vec<TensorSpec> {
+    let mut list = Vec::new();
+    let mut add = |role, part: &str, shape: &[usize]| {
+        let name = format!("model.layers.{i}.self_attn.{part}.weight");
+        list.push(TensorSpec::of(role, name, shape));
+    };
+    let q = latent.query_width();
+    match latent.query_rank {
+        Some(rank) => {
+            add(Role::QDown(i), "q_a_proj", &[rank, hidden]);
+            add(Role::QDownNorm(i), "q_a_layernorm", &[rank]);
+            add(Role::Q(i), "q_b_proj", &[q, rank]);
+        }
+        None => add(Role::Q(i), "q_proj", &[q, hidden]),
+    }
+    add(Role::KvDown(i), "kv_a_proj_with_mqa", &[latent.key_width(), hidden]);
+    add(Role::KvDownNorm(i), "kv_a_layernorm", &[latent.rank]);
+    add(Role::KvUp(i), "kv_b_proj", &[latent.up_width(), latent.rank]);
+    add(Role::O(i), "o_proj", &[hidden, latent.heads * latent.value]);
     list
 }
 

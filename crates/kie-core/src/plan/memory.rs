@@ -171,6 +171,7 @@ const WIDE_KV: usize = 64 << 10;
 fn kv_dtype(spec: &Spec, wide: bool) -> Dtype {
     let layer = |mixer: &Mixer| match mixer {
         Mixer::Attention(attention) => attention.kv_width() * 2 * 4,
+        Mixer::Latent(latent) => latent.key_width() * 4,
         Mixer::Delta(_) => 0,
     };
     let position: usize = spec.layers.iter().map(|l| layer(&l.mixer)).sum();
@@ -187,6 +188,11 @@ fn scratch(spec: &Spec, dims: &Dims) -> u64 {
     let shapes = spec.layers.iter().map(|layer| {
         let heads = match &layer.mixer {
             Mixer::Attention(a) => (a.query_rows() + 2 * a.kv_width(), a.query_width()),
+            Mixer::Latent(l) => {
+                let down = l.query_rank.unwrap_or(spec.hidden) + l.key_width();
+                let values = l.heads * l.value;
+                (down + l.query_width() + l.heads * l.key_width() + values, values)
+            }
             Mixer::Delta(d) => {
                 (d.channels() + d.value_width() + 2 * d.value_heads, d.value_width())
             }

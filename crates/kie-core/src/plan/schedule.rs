@@ -5,13 +5,14 @@ use std::collections::HashMap;
 
 use kie_kernels::abi::{
     Attend, DeltaHeads, DeltaIn, DeltaRule, Dims, Embed, ExpertsDown, ExpertsGateUp, GateUp, Head,
-    HeadMode, Heads, Join, NormSpan, Project, ProjectNormed, Qkv, Rotary, Route, Sample, StateAt,
-    Step, StepKind, Vector,
+    HeadMode, Heads, Join, LatentAttend, LatentDown, LatentHeads, LatentQuery, LatentUp, NormSpan,
+    Project, ProjectNormed, Qkv, Rotary, Route, Sample, StateAt, Step, StepKind, Vector,
 };
 
 use super::state;
 use crate::model::{
-    self, Attention, Delta, Experts, Gated, HeadKind, Mixer, Mlp, Role, RopeStyle, Spec,
+    self, Attention, Delta, Experts, Gated, HeadKind, Latent, Mixer, Mlp, Role, Rope, RopeStyle,
+    Spec,
 };
 
 /// What steps are made of. Lists are by layer.
@@ -51,6 +52,11 @@ enum Use {
     DeltaIn(DeltaHeads),
     DeltaGates(DeltaHeads),
     DeltaOut(DeltaHeads),
+    /// Latents of queries, so wide.
+    Latent(u32),
+    LatentQuery(LatentHeads),
+    LatentAttended(LatentHeads),
+    Values(LatentHeads),
     Inner(u32),
     /// The same of an expert that all columns go to.
     Shared(u32),
@@ -83,6 +89,11 @@ impl Builder<'_> {
             Use::DeltaIn(heads) => (d.lanes, heads.keys * heads.rows()),
             Use::DeltaGates(heads) => (d.lanes, 2 * heads.values),
             Use::DeltaOut(heads) => (d.lanes, heads.value_width()),
+            Use::Latent(width) => (1, width),
+            Use::LatentQuery(heads) | Use::LatentAttended(heads) => {
+                (d.lanes, heads.count * heads.key())
+            }
+            Use::Values(heads) => (d.lanes, heads.count * heads.value),
             Use::Inner(ffn) | Use::Shared(ffn) => (d.lanes, ffn),
             Use::Choice(chosen) => (1, 2 * chosen),
             Use::Logits => (1, d.vocab),
@@ -116,10 +127,7 @@ impl Builder<'_> {
             biases: attention.qkv_bias.then(|| biases.map(|role| self.tensor(role))),
             head_norms: attention.qk_norm.map(|_| head_norms.map(|role| self.tensor(role))),
             norm_span: attention.qk_norm.unwrap_or(NormSpan::Head),
-            rotary: Rotary {
-                table: self.planned.rotary[layer].expect("attention has a table"),
-                interleaved: attention.rope.style == RopeStyle::Interleaved,
-            },
+            rotary: self.rotary(layer, &attention.rope),
             heads,
             input: residual,
             output: query,
@@ -161,6 +169,66 @@ impl Builder<'_> {
         self.push(layer, StepKind::DeltaIn(delta_in));
         self.push(layer, StepKind::DeltaRule(rule));
         self.project(layer, (Role::O(layer), None), rule.output, Module::Mixer);
+    }
+
+    /// How a layer turns.
+    fn rotary(&self, layer: usize, rope: &Rope) -> Rotary {
+        let interleaved = rope.style == RopeStyle::Interleaved;
+        let table = self.planned.rotary[layer].expect("attention has a table");
+        Rotary { table, interleaved }
+    }
+
+    /// Latent attention; a model of it has one lane.
+    fn latent(&mut self, layer: usize, latent: &Latent) {
+        let &Latent { heads, rank, plain, turned, value, query_rank, eps, ref rope } = latent;
+        let [count, rank, plain, turned, value] =
+            [heads, rank, plain, turned, value].map(|size| size as u32);
+        let heads = LatentHeads { count, rank, plain, turned, value };
+        let (rotary, state) = (self.rotary(layer, rope), self.planned.states[layer]);
+        let width = query_rank.unwrap_or(self.planned.spec.hidden) as u32;
+        let query = [Role::QDown(layer), Role::QDownNorm(layer)];
+        let down = LatentDown {
+            norm: self.before(layer, Role::AttentionNorm(layer)),
+            query: query_rank.map(|_| query.map(|role| self.tensor(role))),
+            width,
+            weight: self.tensor(Role::KvDown(layer)),
+            scale: self.tensor(Role::KvDownNorm(layer)),
+            eps,
+            rotary,
+            heads,
+            input: self.vector(Use::Residual),
+            output: self.vector(Use::Latent(width)),
+            state,
+            partition: 0,
+        };
+        let query = LatentQuery {
+            weight: self.tensor(Role::Q(layer)),
+            up: self.tensor(Role::KvUp(layer)),
+            rotary,
+            heads,
+            input: down.output,
+            output: self.vector(Use::LatentQuery(heads)),
+            partition: 0,
+        };
+        let attend = LatentAttend {
+            heads,
+            scale: latent.scale(),
+            input: query.output,
+            output: self.vector(Use::LatentAttended(heads)),
+            state,
+        };
+        let up = LatentUp {
+            weight: query.up,
+            heads,
+            input: attend.output,
+            output: self.vector(Use::Values(heads)),
+            partition: 0,
+        };
+        self.push(layer, StepKind::LatentDown(down));
+        self.push(layer, StepKind::LatentQuery(query));
+        self.push(layer, StepKind::LatentAttend(attend));
+        self.push(layer, StepKind::LatentUp(up));
+        self.project(layer, (Role::O(layer), None), up.output, Module::Mixer);
     }
 
     /// The norm of a module's input, where the layer has one there.
@@ -328,6 +396,7 @@ pub(super) fn schedule(planned: &Planned<'_>) -> Schedule {
         match &layer.mixer {
             Mixer::Attention(attention) => b.attention(at, attention),
             Mixer::Delta(delta) => b.delta(at, delta),
+            Mixer::Latent(latent) => b.latent(at, latent),
         }
         match &layer.mlp {
             Mlp::Gated(gated) => b.mlp(at, gated),

@@ -21,6 +21,7 @@ pub(super) fn states(spec: &Spec, dtype: Dtype) -> States {
             let (kv_heads, head_dim) = (a.kv_heads as u32 / lanes, a.head_dim as u32);
             (StateKind::KeysValues { dtype, lanes, kv_heads, head_dim }, a.window)
         }
+        Mixer::Latent(l) => (StateKind::Latents { dtype, width: l.key_width() as u32 }, None),
         // What the position before left is all that is seen.
         Mixer::Delta(d) => (StateKind::Recurrent { lanes, heads: delta_heads(d, lanes) }, Some(2)),
     };
@@ -31,7 +32,7 @@ pub(super) fn states(spec: &Spec, dtype: Dtype) -> States {
     let windowed = all.iter().filter(|(_, window)| window.is_some());
     let least = StateKind::KeysValues { dtype, lanes, kv_heads: 1, head_dim: 2 };
     let first = all.first().map(|(state, _)| match state {
-        StateKind::KeysValues { .. } => (*state, false),
+        StateKind::KeysValues { .. } | StateKind::Latents { .. } => (*state, false),
         StateKind::Recurrent { .. } => (least, false),
     });
     let none_whole = first.filter(|_| whole.clone().next().is_none());

@@ -11,6 +11,7 @@
 
 mod delta;
 mod experts;
+mod latent;
 mod steps;
 
 use std::ops::Range;
@@ -24,8 +25,8 @@ use super::prefill::{Form, Packed};
 use super::team::{Barrier, Team};
 use super::watch::Watch;
 use crate::abi::{
-    Attend, DeltaHeads, DeltaRule, Dims, PageGroup, Program, Project, ProjectNormed, Qkv, Rotary,
-    Step, StepKind, Tensor, Vector,
+    Attend, DeltaHeads, DeltaRule, Dims, LatentDown, LatentQuery, PageGroup, Program, Project,
+    ProjectNormed, Qkv, Rotary, Step, StepKind, Tensor, Vector,
 };
 use crate::buffer::Buffer;
 use crate::error::Result;
@@ -67,6 +68,8 @@ struct Scratch {
     experts: ExpertScratch,
     /// One stream, where the head combines lanes.
     stream: Vec<f32>,
+    /// Latents of the columns of one product.
+    latents: Vec<f32>,
 }
 
 /// Where the columns of a pass stand on one rotary table.
@@ -98,12 +101,15 @@ struct Largest {
     head_dim: usize,
     /// Heads of a delta rule; models have one kind.
     delta: Option<DeltaHeads>,
+    /// Width of latents.
+    rank: usize,
 }
 
 impl Largest {
     fn of(program: &Program) -> Self {
         let hidden = program.dims.hidden as usize;
-        let mut most = Self { input: hidden, raw: hidden, shared: 1, head_dim: 2, delta: None };
+        let mut most =
+            Self { input: hidden, raw: hidden, shared: 1, head_dim: 2, delta: None, rank: 0 };
         for step in &program.steps {
             match &step.kind {
                 StepKind::Qkv(qkv) => {
@@ -117,6 +123,17 @@ impl Largest {
                     let larger = |one: &DeltaHeads| one.kept() >= heads.kept();
                     most.delta = Some(most.delta.filter(larger).unwrap_or(*heads));
                 }
+                StepKind::LatentDown(LatentDown { width, heads, .. }) => {
+                    most.raw = most.raw.max((width + heads.key()) as usize);
+                }
+                StepKind::LatentQuery(LatentQuery { heads, input, .. }) => {
+                    let width = program.vectors[*input as usize].width;
+                    most.input = most.input.max(width.max(heads.rank) as usize);
+                    most.raw = most.raw.max((heads.count * heads.query()) as usize);
+                    most.rank = most.rank.max(heads.rank as usize);
+                    most.shared = most.shared.max(latent::HEADS.min(heads.count as usize));
+                    most.head_dim = most.head_dim.max(heads.key() as usize);
+                }
                 StepKind::Project(Project { input, .. })
                 | StepKind::ProjectNormed(ProjectNormed { input, .. }) => {
                     let width = program.vectors[*input as usize].width;
@@ -126,6 +143,8 @@ impl Largest {
                 StepKind::Route(route) => most.raw = most.raw.max(route.experts as usize),
                 StepKind::Embed(_)
                 | StepKind::DeltaIn(_)
+                | StepKind::LatentAttend(_)
+                | StepKind::LatentUp(_)
                 | StepKind::ExpertsGateUp(_)
                 | StepKind::ExpertsDown(_)
                 | StepKind::Head(_)
@@ -148,7 +167,7 @@ fn bytes(program: &Program, most: &Largest, experts: &LargestExperts) -> u64 {
     let logits = u64::from(d.slots) * u64::from(d.vocab);
     let experts = experts.bytes(d.columns as usize, program.blocks as usize);
     let digits = Digits::bytes(DECODE_COLUMNS, most.input.max((d.lanes * d.hidden) as usize));
-    let members = u64::from(program.blocks) * digits as u64;
+    let members = u64::from(program.blocks) * (digits + 4 * DECODE_COLUMNS * most.rank) as u64;
     4 * (numbers * columns + logits) + pages.sum::<u64>() + experts + members
 }
 
@@ -211,7 +230,8 @@ impl Pass {
             let attention =
                 attention::Scratch::with_capacity(most.shared, most.head_dim, QUERY_BLOCK);
             let delta = most.delta.map(DeltaScratch::with_capacity).unwrap_or_default();
-            Scratch { attention, delta, experts: experts.scratch(columns), stream }
+            let latents = vec![0.0; DECODE_COLUMNS * most.rank];
+            Scratch { attention, delta, experts: experts.scratch(columns), stream, latents }
         };
         let digits = || Digits::with_capacity(columns.min(DECODE_COLUMNS), most.input.max(widest));
         let arena = |g: &PageGroup| Field::new(g.page_bytes() as usize * g.pages as usize);
@@ -244,7 +264,10 @@ impl Pass {
     fn angles(&self) -> Vec<Angles> {
         let mut all: Vec<Angles> = Vec::new();
         for step in &self.program.steps {
-            let StepKind::Qkv(Qkv { rotary: Rotary { table, .. }, .. }) = step.kind else {
+            let (StepKind::Qkv(Qkv { rotary: Rotary { table, .. }, .. })
+            | StepKind::LatentDown(LatentDown { rotary: Rotary { table, .. }, .. })
+            | StepKind::LatentQuery(LatentQuery { rotary: Rotary { table, .. }, .. })) = step.kind
+            else {
                 continue;
             };
             if all.iter().all(|angles| angles.table != table) {
@@ -359,6 +382,11 @@ impl Pass {
                 StepKind::DeltaRule(delta) => {
                     used.extend([delta.conv, delta.decay, delta.bias, delta.norm]);
                 }
+                StepKind::LatentDown(down) => {
+                    used.extend([down.rotary.table, down.scale]);
+                    used.extend(down.norm.into_iter().chain(down.query.map(|[_, norm]| norm)));
+                }
+                StepKind::LatentQuery(query) => used.push(query.rotary.table),
                 StepKind::Project(project) => used.extend(project.bias),
                 StepKind::ProjectNormed(project) => used.push(project.norm),
                 StepKind::GateUp(gate_up) => used.extend(gate_up.norm.iter().chain(&gate_up.scale)),
@@ -372,7 +400,10 @@ impl Pass {
                 }
                 StepKind::ExpertsDown(experts) => used.extend(experts.bias),
                 StepKind::Head(head) => used.push(head.norm),
-                StepKind::Embed(_) | StepKind::Sample(_) => {}
+                StepKind::Embed(_)
+                | StepKind::LatentAttend(_)
+                | StepKind::LatentUp(_)
+                | StepKind::Sample(_) => {}
             }
         }
         let convert = |(index, tensor): (usize, &Tensor)| {
@@ -417,6 +448,10 @@ impl Walk<'_> {
             StepKind::Attend(attend) => self.attend(attend),
             StepKind::DeltaIn(delta) => self.delta_in(delta),
             StepKind::DeltaRule(delta) => self.delta_rule(delta),
+            StepKind::LatentDown(down) => self.latent_down(down),
+            StepKind::LatentQuery(query) => self.latent_query(query),
+            StepKind::LatentAttend(attend) => self.latent_attend(attend),
+            StepKind::LatentUp(up) => self.latent_up(up),
             StepKind::Project(project) => self.project(project),
             StepKind::ProjectNormed(project) => self.project_normed(project),
             StepKind::GateUp(gate_up) => self.gate_up(gate_up),

@@ -13,7 +13,8 @@ use std::sync::Arc;
 
 use crate::abi::{
     Attend, Codes, DeltaHeads, DeltaIn, DeltaRule, Encoding, ExpertsDown, ExpertsGateUp, HeadMode,
-    Heads, Join, NormSpan, PageGroup, Program, Qkv, StepKind, Tensor,
+    Heads, Join, LatentAttend, LatentHeads, LatentQuery, LatentUp, NormSpan, PageGroup, Program,
+    Qkv, StepKind, Tensor,
 };
 use crate::buffer::Buffer;
 use crate::error::{Error, Result};
@@ -172,6 +173,14 @@ fn parts(rows: u32, each: u32, count: u32) -> Vec<Range<u32>> {
 struct Parts {
     of: Vec<Range<u32>>,
     each: u32,
+}
+
+impl Parts {
+    /// The same where each part is so many.
+    fn times(&self, many: u32) -> Self {
+        let of = self.of.iter().map(|part| part.start * many..part.end * many);
+        Self { of: of.collect(), each: self.each * many }
+    }
 }
 
 struct Builder {
@@ -358,6 +367,43 @@ impl Builder {
         Ok(())
     }
 
+    /// Latent heads of one rank, and which of all heads each has.
+    fn latent_heads(&self, heads: LatentHeads) -> Result<(LatentHeads, Parts)> {
+        let Some((count, _)) = dealt(heads.count, heads.count, self.ranks) else {
+            return Err(indivisible(1, heads.count, heads.count, self.ranks));
+        };
+        let of = (0..self.ranks).map(|rank| {
+            let [part, _] = heads_of(rank, self.ranks, heads.count, heads.count);
+            part
+        });
+        Ok((LatentHeads { count, ..heads }, Parts { of: of.collect(), each: count }))
+    }
+
+    fn latent_query(&mut self, step: &mut LatentQuery) -> Result<()> {
+        let (heads, parts) = self.latent_heads(step.heads)?;
+        step.weight = self.by_rows(step.weight, &parts.times(heads.query()));
+        step.up = self.by_rows(step.up, &parts.times(heads.up()));
+        step.heads = heads;
+        self.widen(step.output, heads.count * heads.key());
+        Ok(())
+    }
+
+    fn latent_attend(&mut self, step: &mut LatentAttend) -> Result<()> {
+        let (heads, _) = self.latent_heads(step.heads)?;
+        step.heads = heads;
+        self.widen(step.output, heads.count * heads.key());
+        Ok(())
+    }
+
+    fn latent_up(&mut self, step: &mut LatentUp) -> Result<()> {
+        let (heads, parts) = self.latent_heads(step.heads)?;
+        step.weight = self.by_rows(step.weight, &parts.times(heads.up()));
+        step.heads = heads;
+        self.widen(step.output, heads.count * heads.value);
+        self.held.insert(step.output, parts.times(heads.value));
+        Ok(())
+    }
+
     fn experts_gate_up(&mut self, step: &mut ExpertsGateUp) {
         let (experts, parts) = (step.experts, self.evenly(step.ffn));
         for weight in &mut step.weights {
@@ -384,6 +430,11 @@ impl Builder {
             StepKind::Attend(attend) => self.attend(attend)?,
             StepKind::DeltaIn(delta) => self.delta_in(delta)?,
             StepKind::DeltaRule(delta) => self.delta_rule(delta)?,
+            // Every rank has the latents of all heads; in one address space they are made once.
+            StepKind::LatentDown(_) => {}
+            StepKind::LatentQuery(query) => self.latent_query(query)?,
+            StepKind::LatentAttend(attend) => self.latent_attend(attend)?,
+            StepKind::LatentUp(up) => self.latent_up(up)?,
             StepKind::Project(project) => {
                 // One lane has nobody to wait for.
                 let (Join::Sum | Join::Delayed { .. } | Join::Own { factor: 1.0 }) = project.join
@@ -438,6 +489,10 @@ impl Lanes {
                 | StepKind::Attend(_)
                 | StepKind::DeltaIn(_)
                 | StepKind::DeltaRule(_)
+                | StepKind::LatentDown(_)
+                | StepKind::LatentQuery(_)
+                | StepKind::LatentAttend(_)
+                | StepKind::LatentUp(_)
                 | StepKind::Project(_)
                 | StepKind::ProjectNormed(_)
                 | StepKind::GateUp(_)
@@ -528,6 +583,7 @@ fn shares(program: &Program) -> String {
             StepKind::Attend(Attend { heads: Heads { query, kv, .. }, .. }) => {
                 format!("{query} query, {kv} kv heads")
             }
+            StepKind::LatentAttend(attend) => format!("{} heads", attend.heads.count),
             StepKind::GateUp(gate_up) => format!("ffn {}", gate_up.ffn),
             StepKind::ExpertsGateUp(experts) => format!("experts of {}", experts.ffn),
             StepKind::Head(_) => format!("{} ids", program.dims.vocab.div_ceil(program.dims.lanes)),
@@ -537,6 +593,9 @@ fn shares(program: &Program) -> String {
             StepKind::Embed(_)
             | StepKind::Qkv(_)
             | StepKind::DeltaIn(_)
+            | StepKind::LatentDown(_)
+            | StepKind::LatentQuery(_)
+            | StepKind::LatentUp(_)
             | StepKind::Project(_)
             | StepKind::ProjectNormed(_)
             | StepKind::Route(_)

@@ -60,7 +60,12 @@ impl Walk<'_> {
 
     /// What RMSNorm multiplies numbers by, their scales apart.
     fn factor(&self, x: &[f32]) -> f32 {
-        1.0 / (ops::mean_square(self.pass.level, x) + self.dims().eps).sqrt()
+        self.factor_by(self.dims().eps, x)
+    }
+
+    /// The same with an epsilon of its own.
+    pub(super) fn factor_by(&self, eps: f32, x: &[f32]) -> f32 {
+        1.0 / (ops::mean_square(self.pass.level, x) + eps).sqrt()
     }
 
     fn normalise(&self, scale: &[f32], lane: usize, x: &[f32], out: &mut [f32]) {
@@ -74,7 +79,7 @@ impl Walk<'_> {
 
     /// Packs the prefill columns of each lane's input as each of the matrices `weights` wants
     /// them; one member a lane.
-    fn pack_input<'x>(
+    pub(super) fn pack_input<'x>(
         &self,
         weights: &[u32],
         width: usize,
@@ -272,7 +277,8 @@ impl Walk<'_> {
         }
     }
 
-    fn rotate(&self, rotary: Rotary, column: usize, x: &mut [f32]) {
+    /// Turns the features that a rotary table has pairs of.
+    pub(super) fn rotate(&self, rotary: Rotary, column: usize, x: &mut [f32]) {
         let mut tables = self.pass.angles.iter();
         let table = tables.find(|angles| angles.table == rotary.table);
         let table = table.expect("every step's table has angles");
@@ -330,17 +336,24 @@ impl Walk<'_> {
     pub(super) fn attend(&self, step: &Attend) {
         let kv_heads = step.heads.kv as usize;
         let heads = self.dims().lanes as usize * kv_heads;
+        self.attend_items(heads, |head, columns| {
+            self.attend_columns(step, head / kv_heads, head % kv_heads, columns);
+        });
+    }
+
+    /// Deals attention out: `each` takes one of so many parts of all heads, for columns of one
+    /// sequence and one path.
+    pub(super) fn attend_items(&self, parts: usize, each: impl Fn(usize, Range<usize>)) {
         let prefills = self.columns.len() - self.decode;
         let blocks = prefills.div_ceil(QUERY_BLOCK);
-        for item in self.mine((self.decode + blocks) * heads) {
+        for item in self.mine((self.decode + blocks) * parts) {
             // Consecutive items are the heads of one block of queries.
-            let (block, head) = (item / heads, item % heads);
+            let (block, part) = (item / parts, item % parts);
             if !self.goes_on() {
                 return;
             }
-            let (lane, head) = (head / kv_heads, head % kv_heads);
             if block < self.decode {
-                self.attend_columns(step, lane, head, block..block + 1);
+                each(part, block..block + 1);
                 continue;
             }
             let first = self.decode + (block - self.decode) * QUERY_BLOCK;
@@ -348,7 +361,7 @@ impl Walk<'_> {
             // Columns of one sequence are neighbours; each sequence has its own pages.
             let mut begin = columns.start;
             for sequence in self.columns[columns].chunk_by(|a, b| a.slot == b.slot) {
-                self.attend_columns(step, lane, head, begin..begin + sequence.len());
+                each(part, begin..begin + sequence.len());
                 begin += sequence.len();
             }
         }
@@ -358,19 +371,11 @@ impl Walk<'_> {
     fn attend_columns(&self, step: &Attend, lane: usize, head: usize, columns: Range<usize>) {
         let Heads { query, kv, dim } = step.heads;
         let (hd, shared) = (dim as usize, (query / kv) as usize);
-        let first_seen = |column: usize| match step.window {
-            None => 0,
-            Some(window) => (self.columns[column].position + 1).saturating_sub(window as usize),
-        };
-        let Column { slot, path, .. } = self.columns[columns.start];
-        // Pages before the first key may be gone: count from the page that holds it.
-        let begin = first_seen(columns.start) / PAGE;
         let pages = &self.pass.pages[step.state.group as usize];
         let from = KvAt { state: step.state, lane, head };
         let (_, dtype) = self.kv_at(&from, 0, false);
         let half = PAGE * hd * dtype.bytes();
-        let page = |logical: usize| {
-            let page = self.page(step.state, slot, begin + logical);
+        let page = |page: usize| {
             let (k, v) = (self.kv_at(&from, page, false).0, self.kv_at(&from, page, true).0);
             // SAFETY: keys and values were stored before the last barrier.
             let k = unsafe { pages.read(k..k + half) };
@@ -378,35 +383,65 @@ impl Walk<'_> {
             let v = unsafe { pages.read(v..v + half) };
             KvPage { k, v }
         };
+        let first = lane * query as usize + head * shared;
+        let attending = Attending {
+            vectors: [step.input, step.output],
+            lane,
+            heads: head * shared..(head + 1) * shared,
+            dim: hd,
+            scale: 1.0 / (hd as f32).sqrt(),
+            sinks: step.sinks.map(|sinks| &self.pass.constant(sinks)[first..first + shared]),
+            window: step.window,
+            state: step.state,
+            dtype,
+        };
+        self.attend_pages(&attending, columns.clone(), page);
+        self.gate_heads(step, lane, head, columns);
+    }
+
+    /// Heads over pages that they share, by their numbers, for columns of one sequence and path.
+    pub(super) fn attend_pages<'p>(
+        &self,
+        of: &Attending<'_>,
+        columns: Range<usize>,
+        page: impl Fn(usize) -> KvPage<'p>,
+    ) {
+        let (hd, heads) = (of.dim, of.heads.len());
+        let first_seen = |column: usize| match of.window {
+            None => 0,
+            Some(window) => (self.columns[column].position + 1).saturating_sub(window as usize),
+        };
+        let Column { slot, path, .. } = self.columns[columns.start];
+        // Pages before the first key may be gone: count from the page that holds it.
+        let begin = first_seen(columns.start) / PAGE;
+        let page = |logical: usize| page(self.page(of.state, slot, begin + logical));
         let span = |column: usize| {
             first_seen(column) - begin * PAGE..=self.columns[column].position - begin * PAGE
         };
-        let width = shared * hd;
-        let stride = query as usize * hd;
-        let at = self.at(lane, columns.start, stride) + head * width;
+        let [input, output] = of.vectors;
+        let width = heads * hd;
+        let stride = self.pass.program.vectors[input as usize].width as usize;
+        let at = self.at(of.lane, columns.start, stride) + of.heads.start * hd;
         let last = (columns.len() - 1) * stride + width;
         // SAFETY: nobody writes queries in this step.
-        let q = unsafe { self.pass.vectors[step.input as usize].read(at..at + last) };
-        let output = &self.pass.vectors[step.output as usize];
-        // SAFETY: this kv head's query heads are the item's own, in every column.
+        let q = unsafe { self.pass.vectors[input as usize].read(at..at + last) };
+        let output = &self.pass.vectors[output as usize];
+        // SAFETY: these heads are the item's own, in every column.
         let mut out = unsafe { output.columns(at, width, stride, columns.len()) };
-        let scale = 1.0 / (hd as f32).sqrt();
         let scratch = &mut self.scratch().attention;
         let level = self.pass.level;
-        let first = lane * query as usize + head * shared;
-        let sinks = step.sinks.map(|sinks| &self.pass.constant(sinks)[first..first + shared]);
+        let &Attending { scale, sinks, dtype, .. } = of;
         if path == Path::Decode {
             let (span, out) = (span(columns.start), out.piece(0));
             attention::attend(level, dtype, hd, q, page, span, scale, sinks, out, scratch);
-            return self.gate_heads(step, lane, head, columns);
+            return;
         }
         let mut spans = [const { 0..=0 }; QUERY_BLOCK];
         spans.iter_mut().zip(columns.clone()).for_each(|(s, column)| *s = span(column));
         let spans = &spans[..columns.len()];
         attention::attend_chunk(
-            level, dtype, hd, shared, q, stride, page, spans, scale, sinks, out, scratch,
+            level, dtype, hd, heads, q, stride, page, spans, scale, sinks, out, scratch,
         );
-        self.gate_heads(step, lane, head, columns);
     }
 
     /// Multiplies the output of a kv head's query heads by the sigmoids of their gates.
@@ -621,6 +656,23 @@ impl Walk<'_> {
 /// `x += factor * y`.
 pub(super) fn add(x: &mut [f32], y: &[f32], factor: f32) {
     x.iter_mut().zip(y).for_each(|(x, y)| *x += factor * y);
+}
+
+/// Heads that attend over the same pages.
+pub(super) struct Attending<'a> {
+    /// Queries and what they see.
+    pub vectors: [u32; 2],
+    pub lane: usize,
+    /// Of the lane.
+    pub heads: Range<usize>,
+    /// Numbers of a head.
+    pub dim: usize,
+    /// On scores.
+    pub scale: f32,
+    pub sinks: Option<&'a [f32]>,
+    pub window: Option<u32>,
+    pub state: StateAt,
+    pub dtype: Dtype,
 }
 
 /// One kv head's place in the pages.

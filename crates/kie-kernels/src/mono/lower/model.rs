@@ -580,7 +580,8 @@ impl Phases<'_> {
 
 impl<'a> Steps<'a> {
     fn at_layer(&self) -> bool {
-        self.program.steps.get(self.at).is_some_and(|step| matches!(step.kind, StepKind::Qkv(_)))
+        let starts = |kind| matches!(kind, StepKind::Qkv(_) | StepKind::LatentDown(_));
+        self.program.steps.get(self.at).is_some_and(|step| starts(step.kind))
     }
 
     fn next(&mut self) -> Result<&'a StepKind> {
@@ -605,7 +606,13 @@ impl<'a> Steps<'a> {
     }
 
     fn layer(&mut self) -> Result<Phases<'a>> {
-        let StepKind::Qkv(qkv) = self.next()? else { return self.refuse("qkv") };
+        let qkv = match self.next()? {
+            StepKind::Qkv(qkv) => qkv,
+            StepKind::LatentDown(_) => {
+                return refuse(self.at - 1, "latent attention, which has no kernel yet".to_owned());
+            }
+            _ => return self.refuse("qkv"),
+        };
         let StepKind::Attend(attend) = self.next()? else { return self.refuse("attend") };
         let output = self.project()?;
         let mlp = match self.next()? {
@@ -742,12 +749,14 @@ fn pools(program: &Program) -> Result<u32> {
 /// Bytes of one KV page of a group on all of so many machines, each of which has whole kv heads
 /// with what that pads, in so many halves a number; heads that do not divide are refused later.
 pub fn page_bytes(group: &PageGroup, ranks: u32, parts: u32) -> u64 {
-    let StateKind::KeysValues { lanes, kv_heads, head_dim, .. } = state_of(group, ranks) else {
+    let width = match state_of(group, ranks) {
+        StateKind::KeysValues { lanes, kv_heads, head_dim, .. } => {
+            2 * u64::from(lanes * kv_heads) * u64::from(head_dim.next_multiple_of(32))
+        }
         // No kernel keeps such a state: lowering refuses what has one.
-        return group.page_bytes();
+        StateKind::Recurrent { .. } | StateKind::Latents { .. } => return group.page_bytes(),
     };
-    let width = u64::from(lanes * kv_heads) * u64::from(head_dim.next_multiple_of(32));
-    u64::from(group.layers) * width * 2 * PAGE as u64 * 2 * u64::from(parts)
+    u64::from(group.layers) * width * PAGE as u64 * 2 * u64::from(parts)
 }
 
 fn refuse<T>(step: usize, detail: String) -> Result<T> {
