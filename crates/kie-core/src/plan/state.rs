@@ -150,3 +150,53 @@ pub(super) fn least(groups: &[PageGroup], dims: &Dims, device: &dyn Device) -> u
     }
     bytes(&groups, device)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use kie_kernels::device::Options;
+    use kie_kernels::devices;
+
+    /// Copies of recurrent states take a quarter of the budget, nothing from a longest sequence,
+    /// and no more than there can be pages.
+    #[test]
+    fn copies_of_recurrent_states_have_what_is_left() {
+        let device = devices::open("cpu", &Options::default()).unwrap();
+        let dims = Dims {
+            hidden: 64,
+            lanes: 1,
+            vocab: 512,
+            eps: 1e-6,
+            max_positions: 6400,
+            slots: 4,
+            columns: 516,
+        };
+        let state =
+            StateKind::KeysValues { dtype: Dtype::F16, lanes: 1, kv_heads: 2, head_dim: 256 };
+        let heads = DeltaHeads { keys: 16, values: 32, key_dim: 128, value_dim: 128, taps: 4 };
+        let recurrent = StateKind::Recurrent { lanes: 1, heads };
+        let all = [
+            PageGroup { state, layers: 12, window: None, pages: 0 },
+            PageGroup { state: recurrent, layers: 36, window: Some(2), pages: 0 },
+        ];
+        let [page, copy] = [&all[0], &all[1]].map(|group| group.page_bytes());
+        assert_eq!((page, copy), (12 * 64 * 2 * 512 * 2, 36 * 16 * (512 * 3 + 2 * 128 * 128) * 4));
+        let least = least(&all, &dims, &*device);
+        assert_eq!(least, 100 * page + 4 * copy);
+        let shared = |budget: u64| {
+            let mut groups = all;
+            share(&mut groups, &dims, &*device, budget);
+            assert!(bytes(&groups, &*device) <= budget);
+            groups.map(|group| group.pages)
+        };
+        assert_eq!(shared(least), [100, 4]);
+        assert_eq!(shared(least + copy), [100, 5], "what a sequence leaves");
+        let budget = 4 * least;
+        let copies = 4 + (budget / 4 / copy) as u32;
+        assert_eq!(shared(budget)[1], copies, "a quarter, beside one a slot");
+        assert!(shared(budget)[0] > 100);
+        assert_eq!(shared(1 << 40), [400, 400], "a page of each for every slot's longest sequence");
+        assert!(shared(least - 1)[0] < 100, "too little is seen by the caller");
+    }
+}

@@ -10,8 +10,6 @@ const LENGTH_EPS: f32 = 1e-6;
 /// What a member works on.
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// Taps of the item's channels, tap by tap.
-    taps: Vec<f32>,
     /// Channels behind the convolution: q, k and v.
     mixed: Vec<f32>,
     ones: Vec<f32>,
@@ -23,7 +21,6 @@ impl Scratch {
     pub fn with_capacity(heads: DeltaHeads) -> Self {
         let channels = heads.channels() as usize;
         Self {
-            taps: vec![0.0; channels * heads.taps as usize],
             mixed: vec![0.0; channels],
             ones: vec![1.0; channels],
             gate: vec![0.0; heads.value_dim as usize],
@@ -34,10 +31,11 @@ impl Scratch {
 /// What a step says of one key head.
 pub(super) struct Rule<'a> {
     pub heads: DeltaHeads,
-    /// Key head, over all lanes, and how many there are.
-    pub head: [usize; 2],
+    /// Key head, over all lanes.
+    pub head: usize,
+    /// What [`arranged`] made of the taps.
+    pub taps: &'a [f32],
     /// As in [`crate::abi::DeltaRule`].
-    pub conv: &'a [f32],
     pub decay: &'a [f32],
     pub bias: &'a [f32],
     pub norm: &'a [f32],
@@ -45,25 +43,27 @@ pub(super) struct Rule<'a> {
     pub level: Level,
 }
 
-impl Rule<'_> {
-    /// Gathers the taps of the head's channels; once before a run of positions.
-    pub fn prepare(&self, scratch: &mut Scratch) {
-        let (h, [head, heads]) = (self.heads, self.head);
-        let (key, value) = (h.key_dim as usize, (h.shared() * h.value_dim) as usize);
-        let (channels, taps) = (h.channels() as usize, h.taps as usize);
-        let parts = [
-            (head * key, key),
-            ((heads + head) * key, key),
-            (2 * heads * key + head * value, value),
-        ];
-        let rows = parts.into_iter().flat_map(|(first, count)| first..first + count);
-        for (channel, row) in rows.enumerate() {
-            for (tap, number) in self.conv[row * taps..][..taps].iter().enumerate() {
-                scratch.taps[tap * channels + channel] = *number;
-            }
+/// Taps by key head, and there tap by tap, of those that stand channel by channel: all of q, then
+/// of k, then of v.
+pub(super) fn arranged(conv: &[f32], h: DeltaHeads) -> Box<[f32]> {
+    let (key, value) = (h.key_dim as usize, (h.shared() * h.value_dim) as usize);
+    let (channels, taps) = (h.channels() as usize, h.taps as usize);
+    let heads = conv.len() / (channels * taps);
+    let row_of = |head: usize, channel: usize| match channel {
+        q if q < key => head * key + q,
+        k if k < 2 * key => (heads + head) * key + k - key,
+        v => 2 * heads * key + head * value + v - 2 * key,
+    };
+    let mut out = Vec::with_capacity(conv.len());
+    for head in 0..heads {
+        for tap in 0..taps {
+            out.extend((0..channels).map(|channel| conv[row_of(head, channel) * taps + tap]));
         }
     }
+    out.into()
+}
 
+impl Rule<'_> {
     /// One position: `row` is the head's of [`crate::abi::DeltaIn`]'s first output, `gates` of its
     /// second; `state` moves on, and `out` gets the outputs of its value heads.
     pub fn step(
@@ -79,8 +79,9 @@ impl Rule<'_> {
         let (channels, shared) = (h.channels() as usize, h.shared() as usize);
         let (x, z) = row.split_at(channels);
         let (before, matrices) = state.split_at_mut(channels * (h.taps as usize - 1));
-        let Scratch { taps, mixed, ones, gate } = scratch;
-        convolve(taps, before, x, mixed);
+        let Scratch { mixed, ones, gate } = scratch;
+        let taps = channels * h.taps as usize;
+        convolve(&self.taps[self.head * taps..][..taps], before, x, mixed);
         ops::silu_mul(self.level, mixed, ones);
         let (q, rest) = mixed.split_at_mut(key_dim);
         let (k, v) = rest.split_at_mut(key_dim);
@@ -91,7 +92,7 @@ impl Rule<'_> {
         let matrices = matrices.chunks_exact_mut(key_dim * value_dim);
         let inputs = v.chunks_exact(value_dim).zip(b.iter().zip(a));
         for (n, (((out, z), s), (v, (b, a)))) in values.zip(matrices).zip(inputs).enumerate() {
-            let at = self.head[0] * shared + n;
+            let at = self.head * shared + n;
             let keep = (-self.decay[at].exp() * softplus(a + self.bias[at])).exp();
             let beta = 1.0 / (1.0 + (-b).exp());
             dispatch(self.level, Update { s, q, k, v, keep, beta, out });
@@ -149,40 +150,82 @@ impl Kernel for Update<'_> {
     type Output = ();
 
     #[inline(always)]
-    unsafe fn run<V: Vector>(self) {
-        let Self { s, q, k, v, keep, beta, out } = self;
-        let width = v.len();
-        assert!(out.len() == width && s.len() == width * k.len(), "S and its sides");
-        // SAFETY: the caller has V's level.
-        let [zero, keep, beta] = unsafe { [0.0, keep, beta].map(|x| V::splat(x)) };
-        for first in (0..width).step_by(V::LANES) {
+    unsafe fn run<V: Vector>(mut self) {
+        let width = self.v.len();
+        assert!(self.out.len() == width && self.s.len() == width * self.k.len(), "S and its sides");
+        let mut first = 0;
+        while first + SIDE_BY_SIDE * V::LANES <= width {
+            // SAFETY: the caller has V's level; so many columns are there.
+            unsafe { self.columns::<V, SIDE_BY_SIDE>(first, SIDE_BY_SIDE * V::LANES) };
+            first += SIDE_BY_SIDE * V::LANES;
+        }
+        while first < width {
             let len = V::LANES.min(width - first);
-            let mut recalled = zero;
-            for (row, k) in s.chunks_exact_mut(width).zip(k) {
-                let part = &mut row[first..first + len];
-                // SAFETY: the part has `len` numbers.
-                let x = unsafe { V::load_part(part.as_ptr(), len) }.mul(keep);
-                // SAFETY: as the load; the caller has V's level.
-                unsafe {
-                    x.store_part(part.as_mut_ptr(), len);
-                    recalled = x.fma(V::splat(*k), recalled);
-                }
-            }
-            // SAFETY: `len` numbers from `first` on.
-            let wanted = unsafe { V::load_part(v[first..first + len].as_ptr(), len) };
-            let change = wanted.sub(recalled).mul(beta);
-            let mut output = zero;
-            for (row, (k, q)) in s.chunks_exact_mut(width).zip(k.iter().zip(q)) {
-                let part = &mut row[first..first + len];
-                // SAFETY: as above.
-                unsafe {
-                    let x = change.fma(V::splat(*k), V::load_part(part.as_ptr(), len));
-                    x.store_part(part.as_mut_ptr(), len);
-                    output = x.fma(V::splat(*q), output);
-                }
-            }
             // SAFETY: as above.
-            unsafe { output.store_part(out[first..first + len].as_mut_ptr(), len) };
+            unsafe { self.columns::<V, 1>(first, len) };
+            first += len;
+        }
+    }
+}
+
+/// Vectors of columns whose sums, a row behind the other, hide each other's latency.
+const SIDE_BY_SIDE: usize = 4;
+
+impl Update<'_> {
+    /// `len` columns from `first` on: `N` vectors, of which one alone may be a part.
+    ///
+    /// # Safety
+    /// The processor has V's level.
+    #[inline(always)]
+    unsafe fn columns<V: Vector, const N: usize>(&mut self, first: usize, len: usize) {
+        assert!(len == N * V::LANES || N == 1 && len < V::LANES, "{len} columns");
+        let width = self.v.len();
+        let at = |n: usize| n * V::LANES..(n * V::LANES + V::LANES).min(len);
+        // SAFETY: the assertion: where there are several vectors, all are whole.
+        let load = |from: &[f32]| unsafe {
+            if N > 1 {
+                V::load(from.as_ptr())
+            } else {
+                V::load_part(from.as_ptr(), len)
+            }
+        };
+        // SAFETY: as the loads.
+        let store = |x: V, to: &mut [f32]| unsafe {
+            if N > 1 {
+                x.store(to.as_mut_ptr());
+            } else {
+                x.store_part(to.as_mut_ptr(), len);
+            }
+        };
+        // SAFETY: the caller has V's level.
+        let [zero, keep, beta] = unsafe { [0.0, self.keep, self.beta].map(|x| V::splat(x)) };
+        let mut recalled = [zero; N];
+        for (row, k) in self.s.chunks_exact(width).zip(self.k) {
+            let row = &row[first..first + len];
+            // SAFETY: the caller has V's level.
+            let k = unsafe { V::splat(*k) };
+            for (n, recalled) in recalled.iter_mut().enumerate() {
+                *recalled = load(&row[at(n)]).fma(k, *recalled);
+            }
+        }
+        let mut change = recalled;
+        for (n, change) in change.iter_mut().enumerate() {
+            let recalled = change.mul(keep);
+            *change = load(&self.v[first..first + len][at(n)]).sub(recalled).mul(beta);
+        }
+        let mut output = [zero; N];
+        for (row, (k, q)) in self.s.chunks_exact_mut(width).zip(self.k.iter().zip(self.q)) {
+            let row = &mut row[first..first + len];
+            // SAFETY: the caller has V's level.
+            let [k, q] = unsafe { [*k, *q].map(|x| V::splat(x)) };
+            for (n, output) in output.iter_mut().enumerate() {
+                let x = change[n].fma(k, load(&row[at(n)]).mul(keep));
+                store(x, &mut row[at(n)]);
+                *output = x.fma(q, *output);
+            }
+        }
+        for (n, output) in output.into_iter().enumerate() {
+            store(output, &mut self.out[first..first + len][at(n)]);
         }
     }
 }
@@ -193,11 +236,16 @@ mod tests {
     use crate::simd;
 
     /// The definition, in float64: positions of one key head with two value heads.
-    fn reference(rule: &Rule<'_>, rows: &[Vec<f32>], gates: &[Vec<f32>]) -> Vec<Vec<f64>> {
+    fn reference(
+        rule: &Rule<'_>,
+        conv: &[f32],
+        rows: &[Vec<f32>],
+        gates: &[Vec<f32>],
+    ) -> Vec<Vec<f64>> {
         let h = rule.heads;
         let (dk, dv, shared) = (h.key_dim as usize, h.value_dim as usize, h.shared() as usize);
         let (channels, taps) = (h.channels() as usize, h.taps as usize);
-        let [head, heads] = rule.head;
+        let (head, heads) = (rule.head, 2);
         let row_of = |c: usize| match c {
             c if c < dk => head * dk + c,
             c if c < 2 * dk => heads * dk + head * dk + c - dk,
@@ -210,7 +258,7 @@ mod tests {
             let mix = |c: usize| {
                 let past =
                     (0..taps).filter_map(|tap| Some((tap, (t + tap + 1).checked_sub(taps)?)));
-                let weight = |tap: usize| f64::from(rule.conv[row_of(c) * taps + tap]);
+                let weight = |tap: usize| f64::from(conv[row_of(c) * taps + tap]);
                 silu(past.map(|(tap, at)| weight(tap) * f64::from(rows[at][c])).sum())
             };
             let mixed: Vec<f64> = (0..channels).map(mix).collect();
@@ -247,7 +295,12 @@ mod tests {
 
     #[test]
     fn every_level_is_the_definition() {
-        let heads = DeltaHeads { keys: 1, values: 2, key_dim: 6, value_dim: 19, taps: 4 };
+        for value_dim in [19, 84] {
+            definition(DeltaHeads { keys: 1, values: 2, key_dim: 6, value_dim, taps: 4 });
+        }
+    }
+
+    fn definition(heads: DeltaHeads) {
         let mut state = 1_u32;
         let mut draw = |count: u32| -> Vec<f32> {
             let mut one = || {
@@ -262,13 +315,13 @@ mod tests {
         let rows: Vec<_> = (0..9).map(|_| draw(heads.rows())).collect();
         let gates: Vec<_> = (0..9).map(|_| draw(2 * heads.shared())).collect();
         for level in simd::available() {
-            let (conv, decay, bias, norm) = (&conv[..], &decay[..], &bias[..], &norm[..]);
-            let rule = Rule { heads, head: [1, 2], conv, decay, bias, norm, eps: 1e-6, level };
+            let taps = &arranged(&conv, heads)[..];
+            let (decay, bias, norm) = (&decay[..], &bias[..], &norm[..]);
+            let rule = Rule { heads, head: 1, taps, decay, bias, norm, eps: 1e-6, level };
             let mut scratch = Scratch::with_capacity(heads);
-            rule.prepare(&mut scratch);
             let mut state = vec![0.0; heads.kept() as usize];
             let mut out = vec![0.0; heads.value_width() as usize];
-            let wanted = reference(&rule, &rows, &gates);
+            let wanted = reference(&rule, &conv, &rows, &gates);
             for ((row, gates), wanted) in rows.iter().zip(&gates).zip(wanted) {
                 rule.step(row, gates, &mut state, &mut out, &mut scratch);
                 for (out, wanted) in out.iter().zip(wanted) {

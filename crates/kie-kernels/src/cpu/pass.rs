@@ -14,10 +14,11 @@ mod experts;
 mod latent;
 mod steps;
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use super::attention;
-use super::delta::Scratch as DeltaScratch;
+use super::delta::{arranged, Scratch as DeltaScratch};
 use super::digits::Digits;
 use super::experts::{Largest as LargestExperts, Lines, Scratch as ExpertScratch, DECODE_COLUMNS};
 use super::ops;
@@ -406,6 +407,11 @@ impl Pass {
                 | StepKind::Sample(_) => {}
             }
         }
+        let taps = |step: &Step| {
+            let StepKind::DeltaRule(rule) = &step.kind else { return None };
+            Some((rule.conv, rule.heads))
+        };
+        let taps: HashMap<u32, DeltaHeads> = self.program.steps.iter().filter_map(taps).collect();
         let convert = |(index, tensor): (usize, &Tensor)| {
             if !used.contains(&(index as u32)) {
                 return Box::default();
@@ -415,7 +421,10 @@ impl Pass {
             for (row, out) in numbers.chunks_exact_mut(cols).enumerate() {
                 row_to_f32(&self.matrix(index as u32, 0), row, out);
             }
-            numbers.into()
+            match taps.get(&(index as u32)) {
+                Some(heads) => arranged(&numbers, *heads),
+                None => numbers.into(),
+            }
         };
         self.program.tensors.iter().enumerate().map(convert).collect()
     }

@@ -65,8 +65,8 @@ impl Walk<'_> {
         let constant = |index: u32| self.pass.constant(index);
         let rule = Rule {
             heads,
-            head: [head, self.dims().lanes as usize * keys],
-            conv: constant(step.conv),
+            head,
+            taps: constant(step.conv),
             decay: constant(step.decay),
             bias: constant(step.bias),
             norm: constant(step.norm),
@@ -74,7 +74,6 @@ impl Walk<'_> {
             level: self.pass.level,
         };
         let scratch = &mut self.scratch().delta;
-        rule.prepare(scratch);
         let part = |width: u32| own * width as usize..(own + 1) * width as usize;
         let [rows, gates] = [heads.rows(), 2 * heads.shared()].map(part);
         let out = part(heads.shared() * heads.value_dim);
