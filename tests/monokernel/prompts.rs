@@ -14,8 +14,9 @@ const GATE: f64 = 5e-3;
 const MANY: usize = 17;
 
 /// Every kind of model: padded heads, rows beyond the matrices, biases, norms of heads, an odd
-/// number of heads a group; windows; lanes that hear of each other at once, later, or never.
-const FIXTURES: [&str; 11] = [
+/// number of heads a group; windows; lanes that hear of each other at once, later, or never;
+/// experts, with biases and without, sinks, a scaled residual.
+const FIXTURES: [&str; 15] = [
     "llama",
     "own_mistral",
     "qwen2",
@@ -27,12 +28,17 @@ const FIXTURES: [&str; 11] = [
     "laneformer_d2_noearly_vp_lanescale",
     "own_laneformer_mixed",
     "own_laneformer_replicate",
+    "qwen3_moe",
+    "gpt_oss_mxfp4",
+    "own_mixtral",
+    "own_gpt_oss",
 ];
 
 fn open_with(name: &str, device: &str, config: EngineConfig) -> Engine {
     let builder = Engine::builder(fixture(name)).config(config).device(device);
     let engine = builder.dtype(half(&fixture(name))).prefill_kernel(true).build().unwrap();
     let plan = &engine.info().plan;
+    assert!(plan.contains("prompts   up to"), "{plan}");
     assert!(!plan.contains("no prefill kernel"), "{plan}");
     engine
 }
@@ -139,6 +145,23 @@ fn a_long_prompt_continues_as_the_reference_would() {
     });
 }
 
+/// More places than a tile of an expert has, than a chunk, none for some experts; teams of half a
+/// wave.
+#[test]
+fn experts_take_the_places_that_chose_them() {
+    let all = [
+        ("own_mixtral", "warp=64,blocks=8,seed=1", 301),
+        ("gpt_oss_mxfp4", "blocks=11,seed=2", 620),
+        ("qwen3_moe", "ranks=2,blocks=4,seed=3", 530),
+        ("qwen3_moe", "warp=64,blocks=3,seed=4", 23),
+    ];
+    two_at_a_time(all.into(), |(name, device, count)| {
+        let config = EngineConfig { max_batch: 2, prefix_cache: false, ..EngineConfig::default() };
+        let engine = open_with(name, &format!("sim:{device}"), config);
+        judge(name, &engine, &reference(name), &ids(count), 2);
+    });
+}
+
 /// Several chunks, where a sequence of windows has pages for one chunk and its window only, and
 /// prompts that find their beginnings.
 #[test]
@@ -233,6 +256,7 @@ const TOGETHER: &[(&str, u32, u32)] = &[
     ("llama", 2, 4),
     ("qwen3", 2, 5),
     ("own_llama_fp8_tied", 4, 3),
+    ("gpt_oss_mxfp4", 2, 5),
 ];
 
 #[test]
@@ -319,6 +343,7 @@ fn a_prompt_beside_a_sequence_goes_some_layers_at_a_time() {
         ("own_llama_f16", 3, 2, 3),
         ("laneformer_d2", 6, 1, 4),
         ("laneformer_d2", 6, 2, 4),
+        ("gpt_oss_mxfp4", 4, 1, 4),
     ];
     two_at_a_time(all.into(), |(name, layers, ranks, blocks)| {
         let config = EngineConfig {
@@ -425,6 +450,19 @@ const MUTANTS: &[(&str, &str, &str, &str)] = &[
         "lane_of_model(args, l)) + pair",
         "l) + pair",
     ),
+    (
+        "a place adds one of its experts' parts several times",
+        "gpt_oss_mxfp4",
+        "places[place * C::kChosen + n]",
+        "places[place * C::kChosen]",
+    ),
+    (
+        "places of a word have one row of an expert",
+        "gpt_oss_mxfp4",
+        "takers_at(args, w)[id] & ((1u << t) - 1)",
+        "takers_at(args, w)[id] & 0",
+    ),
+    ("attention has no sinks", "gpt_oss_mxfp4", "(Class0::kSinks)", "(false && Class0::kSinks)"),
     ("nothing", "laneformer_d2", "head_norms + is_key *", "head_norms + is_key  *"),
 ];
 

@@ -11,6 +11,7 @@
 #include "block.h"
 #include "exchange.h"
 #include "lowered.h"
+#include "ops/gate.h"
 #include "ops/gather.h"
 #include "ops/matvec.h"
 #include "ops/residual.h"
@@ -18,17 +19,6 @@
 #include "platform.h"
 #include "ring.h"
 #include "shape.h"
-
-enum GateKind { kGateSilu, kGateClamped };
-template <class C>
-KIE_DEVICE float gated(float gate, float up) {
-    if constexpr (C::kGate == kGateClamped) {
-        gate = min_f(gate, C::kGateLimit), up = max_f(min_f(up, C::kGateLimit), -C::kGateLimit);
-        return (up + 1.0f) * gate * reciprocal_f(1.0f + exp2_f(C::kGateExponent * gate));
-    } else {
-        return up * gate * reciprocal_f(1.0f + exp2_f(-1.44269504f * gate));
-    }
-}
 
 static_assert(!kHasExperts || kParts == 1 || kColumns == 1, "one vector, or the parts of one");
 // The product with one column, for all columns of the matrix unit alike; its parts are `stride`

@@ -10,6 +10,7 @@
 #include "control.h"
 #include "exchange.h"
 #include "lowered.h"
+#include "ops/order.h"
 #include "platform.h"
 #include "shape.h"
 
@@ -18,7 +19,6 @@ constexpr u32 kNone = 0xffffffffu, kNotFinite = 0xfffffff0u;
 constexpr u32 kSeenInPrompt = 0x80000000u;  // of a count; the other bits count outputs
 constexpr float kLowest = -3.4e38f;
 
-KIE_DEVICE float infinity() { return number(0x7f800000u); }
 KIE_DEVICE u32 philox(u64 seed, u32 position, u32 id) {
     u32 k0 = (u32)seed, k1 = (u32)(seed >> 32), c0 = id, c1 = 0, c2 = position, c3 = 0;
     KIE_NO_UNROLL for (int round = 0; round < 10; ++round) {
@@ -70,12 +70,6 @@ KIE_DEVICE float adjusted(const DecodeArgs& args, const Sequence& q, u32 step, u
 // One column, greedy without anything else: the largest logit as it is, chosen in registers.
 KIE_DEVICE bool is_plain(const Sequence& q, u32 step) {
     return kColumns == 1 && q.temperature <= 0 && q.wants == 0 && q.generated + step >= q.min_new;
-}
-KIE_DEVICE bool is_finite(float logit) { return logit < infinity(); }  // -inf is a lawful "never"
-// The bits of a number, in an order that compares like the float.
-KIE_DEVICE u32 order_of(float v) {
-    const u32 k = bits(v);
-    return k >> 31 ? ~k : k | 0x80000000u;
 }
 // The best of a block, or of all blocks.
 struct Chosen {

@@ -147,12 +147,14 @@ KIE_DEVICE void mask_scores(float (&s)[kPage / 2], int key, int query, int lowes
     }
 }
 // The merged heads as operand of the o product.
-KIE_DEVICE void put_attention(const PrefillArgs& args, const Run& run, Softmax& m,
+KIE_DEVICE void put_attention(const PrefillArgs& args, const Run& run, int layer, Softmax& m,
                               float (&o)[kHeadDim / 2]) {
     const int my = lane(), g = my / 4, t = my % 4, warp = thread() / kTeam % 4;
     KIE_UNROLL for (int r = 0; r < 2; ++r) {
         float exp_sum = m.exp_sum[r];
         exp_sum += shuffle_xor(exp_sum, 1), exp_sum += shuffle_xor(exp_sum, 2);
+        if constexpr (Class0::kSinks)  // a score beside the keys', whose value is 0
+            exp_sum += exp2_f(extras_of(args, layer)[Class0::kAtSinks + run.head] - m.best[r]);
         const float f = reciprocal_f(exp_sum);
         const int place = run.place + 16 * warp + g + 8 * r;
         u8* to = args.scratch + kScrAttn;
@@ -241,7 +243,7 @@ KIE_DEVICE void attend_run(const PrefillArgs& args, const Chunk& chunk, int laye
     release_page(at);
     pipe.at = end + 1;
     ask_next();
-    put_attention(args, run, m, o);
+    put_attention(args, run, layer, m, o);
 }
 KIE_DEVICE void attend_chunk(const PrefillArgs& args, const Chunk& chunk, int layer,
                              PagePipe& pipe) {

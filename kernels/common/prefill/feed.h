@@ -19,8 +19,16 @@
 template <class S>
 KIE_DEVICE long unit_at(int pair) {  // bytes of 32 columns of a block's rows inside its product
     const int q = pair % S::pairs;
-    return (long)(q / S::chunk) * S::stage_bytes +
+    return (long)(q / S::chunk) * S::stage_bytes + S::codes_at +
            (pair / S::pairs * S::chunk + q % S::chunk) * S::unit_bytes;
+}
+// Where a matrix lies: what the first block has of it, and bytes from block to block.
+struct MatrixAt {
+    const u8* at;
+    long stride;
+};
+KIE_DEVICE MatrixAt in_stream(const PrefillArgs& args, long at) {
+    return {args.model.weights + at, kStreamBytes};
 }
 // What a lane of a copying warp brings of every stage of a task: a run of one block's tiles, or
 // (lane 0 of the others) the positions.
@@ -30,19 +38,19 @@ struct Load {
 };
 // The same of a tile of the matrix's rows: what each block has of them.
 template <class S>
-KIE_DEVICE Load own_part(const PrefillArgs& args, const TileTask& task, int rows, long at) {
+KIE_DEVICE Load own_part(const MatrixAt& matrix, const TileTask& task, int rows) {
     const int row = 16 * task.frag, end = min_i(row + 16 * task.tiles, rows),
               own = (row / S::rows + (int)lane()) * S::rows;
     if (own >= end) return {nullptr, 0, 0, 0};
     const int from = touched_by<S>(row, end).first, first = max_i(from, own),
               to = touched_by<S>(row, min_i(end, own + S::rows)).end;
     constexpr int kRow = S::row_bytes;
-    return {args.model.weights + (u64)(own / S::rows) * kStreamBytes + at + (first - own) * kRow,
+    return {matrix.at + own / S::rows * matrix.stride + (first - own) * kRow,
             (u32)(first - from) * kRow, (u32)(to - first) * kRow, 0};
 }
+// `dense`: of a matrix of so many rows, its own tiles; or 0.
 template <class S>
-KIE_DEVICE Load load_of(const PrefillArgs& args, const TileTask& task, int product, long at,
-                        const u8* x) {
+KIE_DEVICE Load load_of(const MatrixAt& matrix, const TileTask& task, int dense, const u8* x) {
     const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kTeam, pair = warp % 2;
     const int f = task.frag + my, tile = f % S::tiles_all;
     const int left = S::tiles_all - tile, most = task.tiles - my, run = left < most ? left : most;
@@ -53,20 +61,18 @@ KIE_DEVICE Load load_of(const PrefillArgs& args, const TileTask& task, int produ
         bytes = S::unit_bytes - tile * kTile;
         if (bytes > (u32)run * kTile) bytes = run * kTile;
     }
-    const bool dense = kDense && (product == kToQkv || product == kToGateUp);
     Load part = {nullptr, 0, 0, 0};
-    if (dense) {
-        part = own_part<S>(args, task, product == kToQkv ? kQkv : 2 * kFfn, at);
+    if (dense > 0) {
+        part = own_part<S>(matrix, task, dense);
         bytes = part.bytes;
     }
     u32 all = bytes;
-    KIE_UNROLL for (int m = 1; m < (kDense ? kTeam : kNarrowTiles); m *= 2) all +=
+    KIE_UNROLL for (int m = 1; m < (kDense || kHasExperts ? kTeam : kNarrowTiles); m *= 2) all +=
         shuffle_xor(all, m);
     all = 2 * all + 2 * task.width * 64;
-    if (dense && warp < 2) return {part.from, part.to + pair * (kStageWeights / 2), bytes, all};
+    if (dense > 0 && warp < 2) return {part.from, part.to + pair * (kStageWeights / 2), bytes, all};
     if (warp < 2)
-        return {args.model.weights +
-                    (u64)(task.lane_index * kBlocksPerLane + f / S::tiles_all) * kStreamBytes + at +
+        return {matrix.at + (task.lane_index * kBlocksPerLane + f / S::tiles_all) * matrix.stride +
                     tile * kTile,
                 (u32)(pair * (narrow ? kNarrowWeights : kStageWeights) / 2 + my * kTile), bytes,
                 all};
@@ -139,18 +145,15 @@ KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, con
     }
     return true;
 }
-// A task of a product. `at`: the product in every block's line; `x`: its operand; `once`: weights
-// are read by one task.
+// The stages of a task: pairs from .. to, two a stage. `apart`: bytes from 32 columns of positions
+// to the next; `once`: weights are read by one task.
 template <class S>
-KIE_DEVICE bool feed_task(Watch& w, const PrefillArgs& args, Pipe& pipe, const TileConfig& config,
-                          const TileTask& task, int product, long at, const u8* x, bool once,
-                          StreamPolicy policy) {
+KIE_DEVICE bool feed_stages(Watch& w, Pipe& pipe, const Load& load, int from, int to, long apart,
+                            bool once, StreamPolicy policy, u32 where) {
     constexpr int kPairs = S::k / 32;
     const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kTeam;
-    const Load load = load_of<S>(args, task, product, at, x);
-    const int end = 2 * k_split_from(product, config, task.k_split + 1);
-    KIE_NO_UNROLL for (int p = 2 * k_split_from(product, config, task.k_split); p < end; p += 2) {
-        if (!await_free(w, pipe, 0x2000 | product, p)) return false;
+    KIE_NO_UNROLL for (int p = from; p < to; p += 2) {
+        if (!await_free(w, pipe, where, p)) return false;
         Slot* s = stage_slot(pipe.at);
         const int mine = p + warp % 2 < kPairs ? p + warp % 2 : kPairs - 1;
         // Of the queue by who has waited for what others made: the workers are told by this.
@@ -159,7 +162,7 @@ KIE_DEVICE bool feed_task(Watch& w, const PrefillArgs& args, Pipe& pipe, const T
             reads_before_copy();
             u8* to = stage_bytes(pipe.at) + load.to;
             if (warp >= 2)
-                stage_copy(s, to, load.from + (long)mine * kEights * kCores, load.bytes);
+                stage_copy(s, to, load.from + mine * apart, load.bytes);
             else if (once)
                 stage_copy(s, to, load.from + unit_at<S>(mine), load.bytes, policy);
             else
@@ -168,6 +171,22 @@ KIE_DEVICE bool feed_task(Watch& w, const PrefillArgs& args, Pipe& pipe, const T
         forward(pipe);
     }
     return true;
+}
+// A task of a product. `at`: the product in every block's line; `x`: its operand; `once`: weights
+// are read by one task.
+template <class S>
+KIE_DEVICE bool feed_task(Watch& w, const PrefillArgs& args, Pipe& pipe, const TileConfig& config,
+                          const TileTask& task, int product, long at, const u8* x, bool once,
+                          StreamPolicy policy) {
+    const int dense = !kDense                ? 0
+                      : product == kToQkv    ? kQkv
+                      : product == kToGateUp ? kRowsFirst
+                                             : 0;
+    const Load load = load_of<S>(in_stream(args, at), task, dense, x);
+    const int from = 2 * k_split_from(product, config, task.k_split),
+              to = 2 * k_split_from(product, config, task.k_split + 1);
+    return feed_stages<S>(w, pipe, load, from, to, kEights * kCores, once, policy,
+                          0x2000 | product);
 }
 // One product of one layer.
 template <class S>
@@ -209,39 +228,6 @@ KIE_DEVICE bool await_feed(Watch& w, const PrefillArgs& args, Phase& p, u32 phas
     writes_before_copies();
     return *stop_word() == 0;
 }
-KIE_DEVICE void feed_all(const PrefillArgs& args, Pipe& pipe) {
-    PagePipe pages = {0};
-    Watch watch = {args.model, 0, 0, 0, false};
-    Phase phase = {0};
-    const u8* s = args.scratch;
-    const int chunks = chunks_of(args);
-    KIE_NO_UNROLL for (int c = 0; c < chunks; ++c) {
-        const Chunk chunk = chunk_at(args, c);
-        KIE_NO_UNROLL for (int layer = args.from; layer < (int)args.to; ++layer) {
-            watch.step = layer;
-            long at = (long)args.model.layers[layer].stream;
-            if (!await_feed(watch, args, phase, 1, false)) return;
-            if (!feed<TilingQkv>(watch, args, pipe, chunk, kToQkv, layer, at, s + kScrX)) return;
-            at += product_bytes<TilingQkv>();
-            if (!await_feed(watch, args, phase, kHeadNorm ? 2 : 1, true)) return;
-            if (!feed_pages(watch, args, pages, chunk, layer)) return;
-            if (!await_feed(watch, args, phase, 1, true)) return;
-            if (!feed<TilingO>(watch, args, pipe, chunk, kToO, layer, at, s + kScrAttn)) return;
-            at += product_bytes<TilingO>();
-            const u32 mixed = is_reduced(args, kToO, layer) ? 2 : 1;
-            if (!await_feed(watch, args, phase, mixed, false)) return;
-            if (!feed<TilingGu>(watch, args, pipe, chunk, kToGateUp, layer, at, s + kScrX)) return;
-            at += product_bytes<TilingGu>();
-            if (!await_feed(watch, args, phase, 1, false)) return;
-            if (!feed<TilingDown>(watch, args, pipe, chunk, kToDown, layer, at, s + kScrAct))
-                return;
-            phase.done += is_reduced(args, kToDown, layer) ? 1 : 0;
-        }
-        ++phase.done;
-    }
-    await_feed(watch, args, phase, 0, true);  // the workers' waits look at `stop`, not the clock
-}
-
 // Nothing is in flight when the block leaves: the workers have taken every stage; where they gave
 // up, copies land within microseconds, and a stage that lacks some never counts as filled.
 KIE_DEVICE void drain() {

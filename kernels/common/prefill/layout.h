@@ -22,11 +22,26 @@ struct PrefillArgs {
     u32 blocks;           // of the grid, all resident
 };
 
+// Where layers have experts, the router takes the place of gate and up among the products that all
+// positions go through (prefill/experts.h has the others).
+template <class C, bool kRouted>
+struct MlpOf {
+    using First = typename C::TilingGu;
+    static constexpr int kRows = 2 * C::kFfn, kChosen = 0;
+};
+template <class C>
+struct MlpOf<C, true> {
+    using First = typename C::TilingRouter;
+    static constexpr int kRows = C::kExperts, kChosen = C::kChosen;
+};
+using Mlp = MlpOf<Class0, kHasExperts>;
+
 // The kernel is made for layers of one class (mono/prefill.rs): these are its numbers.
 using TilingQkv = Class0::TilingQkv;
 using TilingO = Class0::TilingO;
-using TilingGu = Class0::TilingGu;
+using TilingGu = Mlp::First;
 using TilingDown = Class0::TilingDown;
+constexpr int kRowsFirst = Mlp::kRows;  // of the mlp's first product
 constexpr int kHeads = Class0::kHeads, kKvHeads = Class0::kKvHeads, kGroup = Class0::kGroup;
 constexpr int kHeadDim = Class0::kHeadDim, kHeadDimReal = Class0::kHeadDimReal,
               kAttn = Class0::kAttn, kQkv = Class0::kQkv, kFfn = Class0::kFfn;
@@ -44,7 +59,7 @@ KIE_CONST_FN int owner_of(int eight) { return eight % kRanks; }
 // are few positions, takes registers that wide tiles need.
 constexpr bool kFew = KIE_PREFILL_FEW;  // for up to kNarrowN positions
 // Of many positions then: blocks take tasks from a queue instead of meeting (prefill/tasks.h).
-constexpr bool kQueued = kTensorParallel && !kFew;
+constexpr bool kQueued = kTensorParallel && !kFew && !kHasExperts;
 constexpr int kWideN = 256, kNarrowN = 128;  // positions of a wide tile, of a narrow one
 constexpr int kWideRows = 128, kWideTiles = kWideRows / 16;  // row tiles of 16 of a wide tile
 constexpr int kNarrowTiles = 16;                             // of a narrow one, at most
@@ -71,15 +86,15 @@ KIE_CONST_FN Touched touched_by(int row, int end) {
 }
 constexpr int kDenseRows = 144;  // for which there is room
 template <class S, int kRows>
-KIE_CONST_FN bool is_dense() {
+KIE_CONST_FN bool is_dense(int most = kDenseRows) {
     for (int row = 0; row < kRows; row += kWideRows) {
         const Touched t = touched_by<S>(row, min_i(row + kWideRows, kRows));
-        if (t.end - t.first > kDenseRows) return false;
+        if (t.end - t.first > most) return false;
     }
     return S::rows >= 6 && S::rows % 2 == 0;
 }
 constexpr bool kDense = kQueued && (TilingQkv::rows % 16 != 0 || TilingGu::rows % 16 != 0) &&
-                        is_dense<TilingQkv, kQkv>() && is_dense<TilingGu, 2 * kFfn>();
+                        is_dense<TilingQkv, kQkv>() && is_dense<TilingGu, kRowsFirst>();
 // Of a norm's squares there is a sum for every four row tiles.
 constexpr int kFrags = frags_of<TilingO, kHidden>(), kFours = over(kFrags, 4);
 
@@ -109,7 +124,25 @@ constexpr long kScrKSplits = kScrTotals + (kLanesAll > 1 ? 2L * kLaneResidual * 
 // Sums of splits of k, for products with too few tiles: as threads hold them.
 constexpr int kKSplitTiles = 576, kKSplitsMost = 8;  // tasks of 128 rows x 128 places
 constexpr long kKSplitBytes = (long)kWideRows * 128 * 4;
-constexpr long kPrefillScratch = kScrKSplits + kKSplitTiles * kKSplitBytes;
+// Experts (prefill/experts.h): logits and choices of each place, which of each 32 places go to each
+// expert, and rows of the places that go to an expert one after another, from a whole eight on.
+constexpr int kExperts = Class0::kExperts, kChosen = Mlp::kChosen;
+constexpr int kRoutedWide = 128, kRoutedNarrow = 64;  // rows of a tile
+constexpr int kRouted = (kChunk * kChosen + 7 * kExperts + kRoutedWide + 7) / 8 * 8;
+constexpr int kRoutedTiles = kExperts + kChunk * kChosen / kRoutedWide;
+constexpr int kLogitsRow = (kExperts + 1) / 2 * 2;
+KIE_CONST_FN long aligned(long bytes) { return kHasExperts ? (bytes + 127) / 128 * 128 : 0; }
+constexpr long kScrLogits = kScrKSplits + kKSplitTiles * kKSplitBytes,
+               kScrChoices = kScrLogits + aligned(kChunk * 4L * kLogitsRow),
+               kScrScales = kScrChoices + aligned(kChunk * 8L * kChosen),
+               kScrTakers = kScrScales + aligned(kChunk * 4L),
+               kScrPlaces = kScrTakers + aligned(kChunk / 32 * 4L * kExperts),
+               kScrFactors = kScrPlaces + aligned(kChunk * 4L * kChosen),
+               kScrTiles = kScrFactors + aligned(kRouted * 8L),
+               kScrRoutedX = kScrTiles + aligned((1 + kRoutedTiles) * 8L),
+               kScrRoutedAct = kScrRoutedX + aligned(2L * kRouted * kHidden),
+               kScrParts = kScrRoutedAct + aligned(2L * kRouted * kFfn);
+constexpr long kPrefillScratch = kScrParts + aligned(2L * kRouted * kHidden);
 // The grid's arrivals, one a tile that is made in splits of k, each rank's meetings.
 constexpr int kCountRanks = 1 + kKSplitTiles;
 // The queue: of what is done with each group of places, on lines of their own, how many tasks are
@@ -127,7 +160,7 @@ constexpr int kBatch = 8, kOldBytes = kWideTiles * kBatch * 512;
 
 // Shared memory. A stage: 64 of k, as 2 x 8 weight tiles of 16 x 32, then 2 x kWideN positions; of
 // a narrow tile 2 x 16 weight tiles, then 2 x kNarrowN positions.
-constexpr int kStageWeights = 2 * (kDense ? kDenseRows * 64 : kWideTiles * 1024),
+constexpr int kStageWeights = 2 * (kDense || kHasExperts ? kDenseRows * 64 : kWideTiles * 1024),
               kStagePart = kWideN * 64;
 constexpr int kStageBytes = kStageWeights + 2 * kStagePart;
 constexpr int kNarrowWeights = 2 * kNarrowTiles * 1024, kNarrowPart = kNarrowN * 64;
@@ -173,6 +206,10 @@ KIE_DEVICE u8* prefill_page(const PrefillArgs& args, int layer, int kv_index, in
     const u32 physical = args.model.pages[(args.row * kPools + l.pool) * kPagesMax + page];
     return args.model.pools[l.pool] + (u64)physical * args.model.page_bytes[l.pool] + l.page_at +
            kv_index * (2 * kPageHalf);
+}
+// A layer's numbers that are in no product (lower/extras.rs).
+KIE_DEVICE const float* extras_of(const PrefillArgs& args, int layer) {
+    return args.model.extras + args.model.layers[layer].extras;
 }
 // The row of the norm that the residual takes next, behind step `kind` of a layer.
 KIE_DEVICE u32 next_norm(const PrefillArgs& args, int kind, int layer, int lane_all) {

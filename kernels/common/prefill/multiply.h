@@ -65,7 +65,8 @@ KIE_DEVICE int scale_offset(int product, int pair) {
     return product == kToQkv      ? scale_offset<TilingQkv>(pair)
            : product == kToO      ? scale_offset<TilingO>(pair)
            : product == kToGateUp ? scale_offset<TilingGu>(pair)
-                                  : scale_offset<TilingDown>(pair);
+           : product == kToDown   ? scale_offset<TilingDown>(pair)
+                                  : scale_offset<Class0::TilingGu>(pair);
 }
 // With zero points the word of both.
 template <int kBits>
@@ -126,8 +127,8 @@ KIE_DEVICE void take_share(const Pipe& p, Share& a, const Rows& rows, bool whole
         }
     }
 }
-template <int kN>
-KIE_DEVICE void multiply_share(const Pipe& p, const Share& a, float (&d)[kWideN / 2]) {
+template <int kN, int kAll>
+KIE_DEVICE void multiply_share(const Pipe& p, const Share& a, float (&d)[kAll]) {
     const WideOperand x = wide_operand(stage_bytes(p.at) + kStageWeights, 128, kCores);
     wide_begin();
     KIE_UNROLL for (int i = 0; i < 4; ++i)
@@ -138,8 +139,8 @@ KIE_DEVICE void multiply_share(const Pipe& p, const Share& a, float (&d)[kWideN 
 // runs.
 template <int kBits, int kN, class Rows>
 KIE_DEVICE void accumulate(Pipe& pipe, int from, int to, int pairs, const Rows& rows,
-                           const ScaleRows<1>& scales, float (&d)[kWideN / 2]) {
-    KIE_UNROLL for (int i = 0; i < kWideN / 2; ++i) d[i] = 0;
+                           const ScaleRows<1>& scales, float (&d)[kN / 2]) {
+    KIE_UNROLL for (int i = 0; i < kN / 2; ++i) d[i] = 0;
     Share a, b;
     Scale ahead[2][1];  // of the stage that is taken next
     const auto ask = [&](int p) {
@@ -241,9 +242,9 @@ KIE_DEVICE void accumulate_narrow(Pipe& pipe, int from, int to, int pairs, Rows 
 }
 // Results are taken from the front, a batch at a time, and the rest moves up: a loop of little code
 // instead of one pass over all registers, whose instructions would come from memory each time.
-template <int kBy>
-KIE_DEVICE void move_up(float (&d)[kWideN / 2]) {
-    KIE_UNROLL for (int i = 0; i < kWideN / 2 - kBy; ++i) d[i] = d[i + kBy];
+template <int kBy, int kAll>
+KIE_DEVICE void move_up(float (&d)[kAll]) {
+    KIE_UNROLL for (int i = 0; i < kAll - kBy; ++i) d[i] = d[i + kBy];
 }
 
 // The splits of k of a tile: each writes its sums, and who comes last adds all of them, in order.
@@ -288,27 +289,26 @@ KIE_DEVICE bool join_k_splits(const PrefillArgs& args, const TileTask& task, int
 
 KIE_DEVICE WideRows rows_of_product(int product, int f) {
     return product == kToQkv      ? product_rows<TilingQkv, kQkv>(f)
-           : product == kToGateUp ? product_rows<TilingGu, 2 * kFfn>(f)
+           : product == kToGateUp ? product_rows<TilingGu, kRowsFirst>(f)
                                   : residual_rows(f);
 }
-// Where a product stands in a block's weights.
-KIE_DEVICE long product_at(const PrefillArgs& args, int product, int layer) {
-    return (long)args.model.layers[layer].stream +
-           (product > kToQkv ? product_bytes<TilingQkv>() : 0) +
-           (product > kToO ? product_bytes<TilingO>() : 0) +
-           (product > kToGateUp ? product_bytes<TilingGu>() : 0);
+// Where a product stands in blocks' weights.
+KIE_DEVICE MatrixAt product_at(const PrefillArgs& args, int product, int layer) {
+    return in_stream(args, (long)args.model.layers[layer].stream +
+                               (product > kToQkv ? product_bytes<TilingQkv>() : 0) +
+                               (product > kToO ? product_bytes<TilingO>() : 0) +
+                               (product > kToGateUp ? product_bytes<TilingGu>() : 0));
 }
 template <class S, int kTiles>
-KIE_DEVICE void find_scales(const PrefillArgs& args, const TileTask& task, int rows, bool dense,
-                            int layer, ScaleRows<kTiles>& found) {
+KIE_DEVICE void find_scales(const PrefillArgs& args, const MatrixAt& matrix, const TileTask& task,
+                            int rows, bool dense, ScaleRows<kTiles>& found) {
     KIE_UNROLL for (int m = 0; m < kTiles; ++m) {
         const int f = task.frag + result_tile(task, m).tile, pair = lane() / 4 * 2;
         int block = f / S::tiles_all, row = f % S::tiles_all * 16 + pair;
         if (dense) block = (16 * f + pair) / S::rows, row = (16 * f + pair) % S::rows;
         if (row >= S::rows || block * S::rows + row >= rows) block = row = 0;
         block += task.lane_index * kBlocksPerLane;
-        const u8* from = args.model.weights + (u64)block * kStreamBytes +
-                         product_at(args, found.product, layer) + S::code_bytes;
+        const u8* from = matrix.at + block * matrix.stride + S::scales_at;
         if constexpr (S::per_row) {
             found.from[m] = from + row * S::scale_bytes, found.next[m] = S::scale_bytes;
         } else {
@@ -322,14 +322,15 @@ KIE_DEVICE ScaleRows<kTiles> scale_rows(const PrefillArgs& args, const TileTask&
                                         int layer) {
     ScaleRows<kTiles> found = {product};
     if constexpr (kBits != kBitsF16) {
+        const MatrixAt at = product_at(args, product, layer);
         if (product == kToQkv)
-            find_scales<TilingQkv>(args, task, kQkv, kDense, layer, found);
+            find_scales<TilingQkv>(args, at, task, kQkv, kDense, found);
         else if (product == kToO)
-            find_scales<TilingO>(args, task, kHidden, false, layer, found);
+            find_scales<TilingO>(args, at, task, kHidden, false, found);
         else if (product == kToGateUp)
-            find_scales<TilingGu>(args, task, 2 * kFfn, kDense, layer, found);
+            find_scales<TilingGu>(args, at, task, kRowsFirst, kDense, found);
         else
-            find_scales<TilingDown>(args, task, kHidden, false, layer, found);
+            find_scales<TilingDown>(args, at, task, kHidden, false, found);
     }
     return found;
 }
@@ -356,7 +357,7 @@ KIE_DEVICE void multiply_stored(const PrefillArgs& args, Pipe& pipe, const TileC
         if constexpr (kDense) {
             const DenseRows rows = product == kToQkv ? dense_rows<TilingQkv>(task, kQkv)
                                    : product == kToGateUp
-                                       ? dense_rows<TilingGu>(task, 2 * kFfn)
+                                       ? dense_rows<TilingGu>(task, kRowsFirst)
                                        : DenseRows{own.live() ? (u32)own.rows << 16 | own.at() : 0};
             accumulate<kBits, kWideN>(pipe, from, to, pairs, rows, scales, d);
         } else {

@@ -7,6 +7,8 @@
 #include "lowered.h"
 #include "platform.h"
 #include "prefill/attend.h"
+#include "prefill/experts.h"
+#include "prefill/feed.h"
 #include "prefill/grid.h"
 #include "prefill/lanes.h"
 #include "prefill/layout.h"
@@ -54,7 +56,8 @@ KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
         tick(clock, 11);
         KIE_NO_UNROLL for (int layer = args.from; layer < (int)args.to; ++layer) {
             watch.step = layer;
-            KIE_NO_UNROLL for (int product = kToQkv; product <= kToDown; ++product) {
+            constexpr int kLast = kHasExperts ? kToGateUp : kToDown;
+            KIE_NO_UNROLL for (int product = kToQkv; product <= kLast; ++product) {
                 if (product == kToO) {
                     attend_chunk(args, chunk, layer, pages);
                     add_lanes(args, chunk, layer);
@@ -80,7 +83,46 @@ KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
                     if (!meet(watch, args, phase)) return;
                 }
             }
+            if constexpr (kHasExperts) {
+                if (!run_experts<Class0>(args, pipe, chunk, layer, watch, phase, clock)) return;
+            }
         }
         if (args.model.seqno != 0 && c + 1 == chunks) put_last(args, chunk);
     }
+}
+KIE_DEVICE void feed_all(const PrefillArgs& args, Pipe& pipe) {
+    PagePipe pages = {0};
+    Watch watch = {args.model, 0, 0, 0, false};
+    Phase phase = {0};
+    const u8* s = args.scratch;
+    const int chunks = chunks_of(args);
+    KIE_NO_UNROLL for (int c = 0; c < chunks; ++c) {
+        const Chunk chunk = chunk_at(args, c);
+        KIE_NO_UNROLL for (int layer = args.from; layer < (int)args.to; ++layer) {
+            watch.step = layer;
+            long at = (long)args.model.layers[layer].stream;
+            if (!await_feed(watch, args, phase, 1, false)) return;
+            if (!feed<TilingQkv>(watch, args, pipe, chunk, kToQkv, layer, at, s + kScrX)) return;
+            at += product_bytes<TilingQkv>();
+            if (!await_feed(watch, args, phase, kHeadNorm ? 2 : 1, true)) return;
+            if (!feed_pages(watch, args, pages, chunk, layer)) return;
+            if (!await_feed(watch, args, phase, 1, true)) return;
+            if (!feed<TilingO>(watch, args, pipe, chunk, kToO, layer, at, s + kScrAttn)) return;
+            at += product_bytes<TilingO>();
+            const u32 mixed = is_reduced(args, kToO, layer) ? 2 : 1;
+            if (!await_feed(watch, args, phase, mixed, false)) return;
+            if (!feed<TilingGu>(watch, args, pipe, chunk, kToGateUp, layer, at, s + kScrX)) return;
+            at += product_bytes<TilingGu>();
+            if constexpr (kHasExperts) {
+                if (!feed_experts<Class0>(watch, args, pipe, phase, layer)) return;
+            } else {
+                if (!await_feed(watch, args, phase, 1, false)) return;
+                if (!feed<TilingDown>(watch, args, pipe, chunk, kToDown, layer, at, s + kScrAct))
+                    return;
+            }
+            phase.done += is_reduced(args, kToDown, layer) ? 1 : 0;
+        }
+        ++phase.done;
+    }
+    await_feed(watch, args, phase, 0, true);  // the workers' waits look at `stop`, not the clock
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "platform.h"
+#include "prefill/experts.h"
 #include "prefill/lanes.h"
 #include "prefill/layout.h"
 #include "prefill/multiply.h"
@@ -9,6 +10,16 @@
 #include "prefill/project.h"
 #include "prefill/residual.h"
 #include "prefill/tiles.h"
+
+// Of the mlp's first product.
+KIE_DEVICE void put_first(const PrefillArgs& args, int layer, const TileTask& task,
+                          const WideRows& rows, int place, int batches, const float* scale,
+                          float (&d)[kWideN / 2]) {
+    if constexpr (kHasExperts)
+        put_logits<Class0>(args, layer, rows, place, batches, scale, d);
+    else
+        put_act(args, task, rows, place, batches, scale, d);
+}
 
 // False: of a task in splits of k others have yet to make theirs.
 KIE_DEVICE bool product_task(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk,
@@ -30,7 +41,7 @@ KIE_DEVICE bool product_task(const PrefillArgs& args, Pipe& pipe, const Chunk& c
         if (product == kToQkv)
             put_qkv(args, chunk, layer, task, rows, at.place, at.batches, scales, d);
         else if (product == kToGateUp)
-            put_act(args, task, rows, at.place, at.batches, scales, d);
+            put_first(args, layer, task, rows, at.place, at.batches, scales, d);
         else
             put_sums(args, pipe, config.k_splits > 1, product == kToDown, layer, task, rows, turn,
                      at.batches, d);

@@ -166,7 +166,15 @@ KIE_DEVICE void put_sums(const PrefillArgs& args, Pipe& pipe, bool joined, int k
     const bool shares = shares_of(args, kind, layer) && r.live;
     u64* to = past_at(args, kind, layer, lane_of_model(args, task.lane_index)) + r.at;
     int eight = result_tile(task, turn).place / 8;
+    float bias[2] = {0, 0};
+    if constexpr (Class0::kOutputBias) {
+        const float* from = extras_of(args, layer) + Class0::kAtOutputBias + rows.row;
+        if (kind == 0 && r.live) bias[0] = from[lane() / 4 * 2], bias[1] = from[lane() / 4 * 2 + 1];
+    }
     KIE_NO_UNROLL for (; batches > 0; --batches, to += kBatch * 32, eight += kBatch) {
+        if constexpr (Class0::kOutputBias || kResidualScaled)
+            KIE_UNROLL for (int i = 0; i < 4 * kBatch; ++i) d[i] =
+                (d[i] + bias[i / 2 % 2]) * kResidualScale;
         if (shares) share_sums(args, to, eight, d);
         if (!kTensorParallel && (kLanesAll == 1 || delay != 0)) {
             Quad old[kBatch];
@@ -257,6 +265,8 @@ KIE_DEVICE void embed_chunk(const PrefillArgs& args, const Chunk& chunk) {
                             v = args.model.embed[(long)token * (kHidden / 2) + row / 2];
                         }
                         unpack_half2(v, d[4 * j + e], d[4 * j + 2 + e]);
+                        if (kResidualScaled)
+                            d[4 * j + e] *= kResidualScale, d[4 * j + 2 + e] *= kResidualScale;
                     }
                 }
                 Quad none[kBatch];

@@ -12,8 +12,11 @@
 // (kNarrowN positions) each team half of the positions, its warps four row tiles at a time.
 struct TileTask {
     int lane_index, frag, tiles, place, width, k_split, tile, k_split_tiles;
+    bool routed = false;  // of positions that go to an expert: cut as wide ones
 };
-KIE_CONST_FN bool is_narrow(const TileTask& task) { return kFew && task.width == kNarrowN; }
+KIE_CONST_FN bool is_narrow(const TileTask& task) {
+    return kFew && task.width == kNarrowN && !task.routed;
+}
 // A warp's results: so many tiles, each some batches of one row tile.
 KIE_CONST_FN int result_tiles(const TileTask& task) {
     return is_narrow(task) ? over(task.tiles, 4) : 1;
@@ -47,17 +50,18 @@ KIE_DEVICE WideRows product_rows(int f) {
     return live > 0 ? WideRows{f, 16 * f, 16, live} : WideRows{f, 0, 0, 0};
 }
 KIE_DEVICE WideRows residual_rows(int f) { return rows_at<TilingO, kHidden>(f); }
-enum Product { kToQkv, kToO, kToGateUp, kToDown };
+// Where there are experts kToGateUp is the router, and the last two are each expert's.
+enum Product { kToQkv, kToO, kToGateUp, kToDown, kToExperts };
 KIE_CONST_FN int frags_of(int product) {
     return product == kToQkv      ? kDense ? over(kQkv, 16) : frags_of<TilingQkv, kQkv>()
-           : product == kToGateUp ? kDense ? over(2 * kFfn, 16) : frags_of<TilingGu, 2 * kFfn>()
+           : product == kToGateUp ? kDense ? over(kRowsFirst, 16) : frags_of<TilingGu, kRowsFirst>()
                                   : kFrags;
 }
-KIE_CONST_FN int bits_of(int product) {  // StoredBits of its stages
-    return product == kToQkv      ? TilingQkv::bits
-           : product == kToO      ? TilingO::bits
-           : product == kToGateUp ? TilingGu::bits
-                                  : TilingDown::bits;
+KIE_CONST_FN int bits_of(int product) {  // StoredBits of its stages, unless it is an expert's
+    return product == kToQkv                ? TilingQkv::bits
+           : product == kToGateUp           ? TilingGu::bits
+           : product == kToO || kHasExperts ? TilingO::bits
+                                            : TilingDown::bits;
 }
 KIE_CONST_FN bool any_has(int bits) {
     return bits_of(kToQkv) == bits || bits_of(kToO) == bits || bits_of(kToGateUp) == bits ||

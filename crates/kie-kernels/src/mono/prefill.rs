@@ -39,6 +39,8 @@ const ALIGN: usize = 1024;
 /// Row tiles of 16 that have a sum of squares together.
 const FOUR: u32 = 4;
 const STAGE_BYTES: u32 = 48 << 10;
+/// Rows of a tile of an expert.
+const ROUTED_TILE: u64 = 128;
 /// Shared memory before the stages.
 const RING: u32 = 11 << 10;
 /// Features of a head at most, for which there are registers.
@@ -64,14 +66,13 @@ pub struct Plan {
     pub blocks: u32,
 }
 
-/// Whether the kernel has code for all that a model's layers have: experts, sinks, biases of
-/// attention's output and norms over all heads go through columns.
+/// Whether the kernel has code for all that a model's layers have: sinks, biases of attention's
+/// output and a scaled residual only where a rank has one lane; norms over all heads nowhere.
 fn is_known(model: &Model) -> bool {
-    let plain = |c: &Class| {
-        let by_head = c.head_norm != Some(NormSpan::AllHeads);
-        c.experts.is_none() && !c.sinks && !c.output_bias && by_head
-    };
-    model.residual_shift == 0 && model.classes.iter().all(plain)
+    let by_head = |c: &Class| c.head_norm != Some(NormSpan::AllHeads);
+    let plain = |c: &Class| !c.sinks && !c.output_bias;
+    model.classes.iter().all(by_head)
+        && (model.lanes == 1 || (model.residual_shift == 0 && model.classes.iter().all(plain)))
 }
 
 impl Plan {
@@ -110,8 +111,8 @@ impl Plan {
             platform,
             chunk,
             scratch_bytes: scratch_bytes(model, partition, chunk),
-            // Slices use what is left (prefill/layout.h).
-            shared_bytes: if model.sliced {
+            // Slices use what is left, experts have longer stages (prefill/layout.h).
+            shared_bytes: if model.sliced || class.experts.is_some() {
                 partition.shared_max
             } else {
                 RING + stages * STAGE_BYTES
@@ -182,7 +183,27 @@ fn scratch_bytes(model: &Model, partition: &Partition, chunk: u32) -> u64 {
         lanes => u64::from(past(model) * lanes) * residual + 2 * residual,
     };
     let lane = operands + queries + residual + squares;
-    u64::from(model.lanes) * lane + others + u64::from(ITEMS) * 128 * 128 * 4
+    u64::from(model.lanes) * lane
+        + others
+        + u64::from(ITEMS) * 128 * 128 * 4
+        + routed_bytes(partition, chunk)
+}
+
+/// Of experts: logits, choices, scales, who takes an expert; of each row that goes to one where it
+/// is and its factors, its tile, x, activation and output.
+fn routed_bytes(partition: &Partition, chunk: u64) -> u64 {
+    let class = &partition.classes[0];
+    let Some(of) = &class.experts else { return 0 };
+    let (experts, chosen) = (u64::from(of.count), u64::from(of.chosen));
+    let rows = (chunk * chosen + 7 * experts + ROUTED_TILE).next_multiple_of(8);
+    let tiles = 1 + experts + chunk * chosen / ROUTED_TILE;
+    let words = u64::from(2 * partition.hidden + class.ffn) * 2;
+    let tables = chunk * (4 * experts.next_multiple_of(2) + 12 * chosen + 4)
+        + chunk / 32 * 4 * experts
+        + rows * 8
+        + tiles * 8;
+    // Each begins at a line.
+    tables + rows * words + 10 * 128
 }
 
 /// Layers whose outputs are kept for other lanes: the longest delay, the layer at work, slack.

@@ -1,0 +1,470 @@
+// The mlp of a chunk where layers have experts. The router is a product like others; then, with a
+// grid barrier behind each:
+//   choice   each place's experts and factors, as a decode step chooses them (ops/route.h)
+//   rows     the places that go to an expert one after another, experts ascending, places in their
+//            order: of whole numbers only, so it is the same each time; their x is copied there
+//   gate/up  of each expert, 128 rows x its places: activations times factors
+//   down     the same: each row's part of its place's output, as halves
+//   sum      of the parts of a place, experts ascending
+// A place's sums do not depend on what else is in the chunk.
+#pragma once
+
+#include "chiplets.h"
+#include "lowered.h"
+#include "ops/choose.h"
+#include "ops/gate.h"
+#include "platform.h"
+#include "prefill/feed.h"
+#include "prefill/grid.h"
+#include "prefill/layout.h"
+#include "prefill/multiply.h"
+#include "prefill/pipe.h"
+#include "prefill/reduce_tp.h"
+#include "prefill/residual.h"
+#include "prefill/tiles.h"
+#include "shape.h"
+
+constexpr int kRoutedEights = kRouted / 8;
+static_assert(kExperts * 4 + 32 * kChosen * 4 <= kWideTiles * kWideN * 4, "shared words");
+static_assert(kExperts <= 1 << 10 && kRoutedTiles <= 1 << 11 && kChunk <= 1 << 15, "bits");
+
+// A tile of rows of an expert: at most kRoutedWide, `live` of them its own. It is one of `tiles`
+// from the `first` on.
+struct RoutedTile {
+    int expert, first, tiles, place, live;
+};
+KIE_CONST_FN u64 pack_tile(const RoutedTile& t) {
+    return (u64)t.expert | (u64)t.first << 10 | (u64)t.tiles << 21 | (u64)t.live << 28 |
+           (u64)t.place << 40;
+}
+KIE_CONST_FN RoutedTile unpack_tile(u64 v) {
+    return {(int)(v & 0x3ff), (int)(v >> 10 & 0x7ff), (int)(v >> 21 & 0x7f), (int)(v >> 40),
+            (int)(v >> 28 & 0xfff)};
+}
+KIE_DEVICE u64* tile_words(const PrefillArgs& args) {  // how many, then each
+    return (u64*)(args.scratch + kScrTiles);
+}
+KIE_DEVICE u32* takers_at(const PrefillArgs& args, int word) {
+    return (u32*)(args.scratch + kScrTakers) + (long)word * kExperts;
+}
+KIE_DEVICE u32 count_bits(u32 v) {
+    v -= v >> 1 & 0x55555555;
+    v = (v & 0x33333333) + (v >> 2 & 0x33333333);
+    return ((v + (v >> 4) & 0x0f0f0f0f) * 0x01010101) >> 24;
+}
+
+// Results of the router.
+template <class C>
+KIE_DEVICE void put_logits(const PrefillArgs& args, int layer, const WideRows& rows, int place,
+                           int batches, const float* scale, float (&d)[kWideN / 2]) {
+    const int my = lane(), t = my % 4, row = rows.row + my / 4 * 2;
+    const bool live = my / 4 * 2 < rows.live;
+    float bias[2] = {0, 0};
+    if constexpr (C::kRouterBias) {
+        const float* from = extras_of(args, layer) + C::kAtRouterBias + row;
+        if (live) bias[0] = from[0], bias[1] = from[1];
+    }
+    float* to = (float*)(args.scratch + kScrLogits) + (long)(place + 2 * t) * kLogitsRow + row;
+    scale += 2 * t;
+    KIE_NO_UNROLL for (; batches > 0;
+                       --batches, to += 8 * kBatch * kLogitsRow, scale += 8 * kBatch) {
+        KIE_UNROLL for (int j = 0; j < kBatch; ++j) {
+            KIE_UNROLL for (int e = 0; e < 2; ++e) {
+                const float s = scale[8 * j + e];
+                const u64 both = (u64)bits(d[4 * j + 2 + e] * s + bias[1]) << 32 |
+                                 bits(d[4 * j + e] * s + bias[0]);
+                if (live) *(u64*)(to + (8 * j + e) * kLogitsRow) = both;
+            }
+        }
+        move_up<4 * kBatch>(d);
+    }
+}
+
+// What a place's warp chose: words {id, factor} in the order of ids, and 1 / rms.
+template <class C>
+KIE_DEVICE void choose_place(const PrefillArgs& args, int place, u32* ids) {
+    constexpr int kEach = (C::kExperts + kTeam - 1) / kTeam;
+    const int my = lane();
+    const float* from = (const float*)(args.scratch + kScrLogits) + (long)place * kLogitsRow;
+    const float* squares = (const float*)(args.scratch + kScrSquares) + place;
+    float logits[kEach], sum = 0;
+    KIE_UNROLL for (int i = 0; i < kEach; ++i) logits[i] =
+        i * kTeam + my < C::kExperts ? from[i * kTeam + my] : 0;
+    KIE_UNROLL for (int r = my; r < kFours; r += kTeam) sum += squares[(long)r * kChunk];
+    KIE_UNROLL for (int m = 16; m > 0; m /= 2) sum += shuffle_xor(sum, m);
+    const Choice made = choose<C>(logits);
+    u64* to = (u64*)(args.scratch + kScrChoices) + (long)place * C::kChosen;
+    if (my < C::kChosen) {
+        ids[made.place] = made.id;
+        to[made.place] = (u64)bits(made.factor) << 32 | made.id;
+    }
+    if (my == 0)
+        ((float*)(args.scratch + kScrScales))[place] = rsqrt_f(sum * (1.0f / kHiddenReal) + kEps);
+}
+// Of all places, and which of each 32 take an expert.
+template <class C>
+KIE_DEVICE void choose_chunk(const PrefillArgs& args, const Chunk& chunk) {
+    u32* ids = (u32*)(prefill_shared() + kPfSquares);
+    KIE_NO_UNROLL for (int w = block(); w < over(chunk.to, 32); w += args.blocks) {
+        sync_consumers<kWorkers>();  // the last ones are read
+        KIE_NO_UNROLL for (int i = thread() / kTeam; i < 32; i += kWorkers / kTeam) {
+            const int place = 32 * w + i;
+            u32* own = ids + i * C::kChosen;
+            if (place >= chunk.from && place < chunk.to)
+                choose_place<C>(args, place, own);
+            else if ((int)lane() < C::kChosen)
+                own[lane()] = ~0u;
+        }
+        sync_consumers<kWorkers>();
+        KIE_NO_UNROLL for (int e = thread(); e < C::kExperts; e += kWorkers) {
+            u32 takers = 0;
+            KIE_NO_UNROLL for (int i = 0; i < 32; ++i) {
+                KIE_UNROLL for (int n = 0; n < C::kChosen; ++n) takers |=
+                    (u32)(ids[i * C::kChosen + n] == (u32)e) << i;
+            }
+            takers_at(args, w)[e] = takers;
+        }
+    }
+}
+
+// By a warp: `counts` has, of each expert, how many places there are and (lower half) how many
+// before those at work; then the row of the first at work. `tells`: writes the tiles.
+template <class C>
+KIE_DEVICE void place_experts(const PrefillArgs& args, u32* counts, bool tells) {
+    constexpr int kEach = (C::kExperts + kTeam - 1) / kTeam;
+    const int my = lane(), from = my * kEach, to = min_i(from + kEach, C::kExperts);
+    u32 mine = 0, before = 0;  // rows, and tiles in the upper half
+    KIE_NO_UNROLL for (int e = from; e < to; ++e) {
+        const u32 count = counts[e] >> 16;
+        mine += (u32)over(count, 8) | (u32)over(count, kRoutedWide) << 16;
+    }
+    KIE_NO_UNROLL for (int m = 0; m < (int)kTeam; ++m) {
+        const u32 of = bits(shuffle(number(mine), m));
+        if (m < my) before += of;
+    }
+    if (tells && my == (int)kTeam - 1) tile_words(args)[0] = before + mine >> 16;
+    u64* tile = tile_words(args) + 1;
+    KIE_NO_UNROLL for (int e = from; e < to; ++e) {
+        const int count = counts[e] >> 16, tiles = over(count, kRoutedWide),
+                  row = (before & 0xffff) * 8, first = before >> 16;
+        KIE_NO_UNROLL for (int i = 0; i < tiles && tells; ++i) {
+            const int done = i * kRoutedWide;
+            tile[first + i] =
+                pack_tile({e, first, tiles, row + done, min_i(count - done, kRoutedWide)});
+        }
+        counts[e] = row + (counts[e] & 0xffff);
+        before += (u32)over(count, 8) | (u32)tiles << 16;
+    }
+}
+// A word of places at a time, some of its columns: their x to where they stand.
+template <class C>
+KIE_DEVICE void place_rows(const PrefillArgs& args, const Chunk& chunk) {
+    constexpr int kUnits = kHidden / 32, kCopies = kWorkers / kTeam / 4;
+    u32* first = (u32*)(prefill_shared() + kPfSquares);
+    u32* rows = first + C::kExperts;
+    const int my = lane(), warp = thread() / kTeam, words = over(chunk.to, 32),
+              slices = min_i(max_i((int)args.blocks / words, 1), over(kUnits, kCopies));
+    KIE_NO_UNROLL for (int i = block(); i < words * slices; i += args.blocks) {
+        const int w = i % words, slice = i / words;
+        sync_consumers<kWorkers>();  // the last ones are read
+        KIE_NO_UNROLL for (int e = thread(); e < C::kExperts; e += kWorkers) {
+            u32 count = 0, before = 0;
+            const u32* from = takers_at(args, 0) + e;
+            KIE_NO_UNROLL for (int v = 0; v < words; v += 8) {
+                KIE_UNROLL for (int j = v; j < v + 8; ++j) {
+                    const u32 n = j < words ? count_bits(from[(long)j * kExperts]) : 0;
+                    count += n, before += j < w ? n : 0;
+                }
+            }
+            first[e] = count << 16 | before;
+        }
+        sync_consumers<kWorkers>();
+        if (warp == 0) place_experts<C>(args, first, i == 0);
+        sync_consumers<kWorkers>();
+        KIE_NO_UNROLL for (int n = thread(); n < 32 * C::kChosen; n += kWorkers) {
+            const int t = n / C::kChosen, place = 32 * w + t;
+            rows[n] = ~0u;
+            if (place < chunk.from || place >= chunk.to) continue;
+            const long at = (long)place * C::kChosen + n % C::kChosen;
+            const u64 choice = ((const u64*)(args.scratch + kScrChoices))[at];
+            const u32 id = (u32)choice;
+            const u32 row = first[id] + count_bits(takers_at(args, w)[id] & ((1u << t) - 1));
+            rows[n] = row;
+            if (slice > 0) continue;
+            ((u32*)(args.scratch + kScrPlaces))[at] = row;
+            const float scale = ((const float*)(args.scratch + kScrScales))[place];
+            ((u64*)(args.scratch + kScrFactors))[row] = (u64)bits(scale) << 32 | choice >> 32;
+        }
+        sync_consumers<kWorkers>();
+        // A lane has a place and an eighth of each 32 columns.
+        const int eight = warp % 4, p = my % 8;
+        u32 to[C::kChosen];
+        KIE_UNROLL for (int n = 0; n < C::kChosen; ++n) {
+            const u32 row = rows[(8 * eight + p) * C::kChosen + n];
+            to[n] = row == ~0u ? row : row / 8 * kCores + row % 8 * 16 + my / 8 * 128;
+        }
+        const u8* x = args.scratch + kScrX + (w * 4 + eight) * kCores + my * 16;
+        u8* routed = args.scratch + kScrRoutedX;
+        const int end = kUnits * (slice + 1) / slices;
+        KIE_NO_UNROLL for (int u = kUnits * slice / slices + warp / 4; u < end; u += 4 * kCopies) {
+            Quad v[4];
+            KIE_UNROLL for (int j = 0; j < 4; ++j) v[j] =
+                *(const Quad*)(x + (long)min_i(u + j * kCopies, end - 1) * (kEights * kCores));
+            KIE_UNROLL for (int j = 0; j < 4; ++j) {
+                if (u + j * kCopies >= end) continue;
+                u8* there = routed + (long)(u + j * kCopies) * (kRoutedEights * kCores);
+                KIE_UNROLL for (int n = 0; n < C::kChosen; ++n) if (to[n] != ~0u) *
+                    (Quad*)(there + to[n]) = v[j];
+            }
+        }
+    }
+}
+
+// Products of experts: matrices' own tiles where as many rows as they touch fit a stage.
+template <class S, int kRows>
+struct Routed {
+    static constexpr bool kOwn = is_dense<S, kRows>(kStageWeights / 2 / S::row_bytes);
+    static constexpr int kFrags = kOwn ? over(kRows, 16) : frags_of<S, kRows>();
+    static constexpr int kAcross = over(kFrags, kWideTiles), kPairs = S::k / 32;
+    static constexpr int kStagePairs = 2 * over(kPairs, 2);
+};
+struct RoutedTask {
+    TileTask task;
+    int expert, live;
+    bool sole;  // of its expert's rows
+};
+// Tiles of an expert that share weights are neighbours.
+template <class R>
+KIE_DEVICE RoutedTask routed_task(const PrefillArgs& args, int i) {
+    const u64* tiles = tile_words(args) + 1;
+    RoutedTile t = unpack_tile(load_word(tiles + i / R::kAcross));
+    const int in = i - t.first * R::kAcross, frag = in / t.tiles * kWideTiles;
+    if (t.tiles > 1) t = unpack_tile(load_word(tiles + t.first + in % t.tiles));
+    const int width = t.live > kRoutedNarrow ? kRoutedWide : kRoutedNarrow;
+    return {{0, frag, min_i(kWideTiles, R::kFrags - frag), t.place, width, 0, 0, 0, true},
+            t.expert,
+            t.live,
+            t.tiles == 1};
+}
+template <class R>
+KIE_DEVICE int routed_tasks(const PrefillArgs& args) {
+    return (int)load_word(tile_words(args)) * R::kAcross;
+}
+template <class C>
+KIE_DEVICE MatrixAt expert_at(const PrefillArgs& args, int layer, int expert, long at) {
+    return {args.model.experts + ((long)layer * C::kExperts + expert) * C::kExpertBytes + at,
+            C::kPieceBytes};
+}
+template <class C, class S, int kRows>
+KIE_DEVICE bool feed_routed(Watch& w, const PrefillArgs& args, Pipe& pipe, int product, int layer,
+                            long at, const u8* x) {
+    using R = Routed<S, kRows>;
+    const int tasks = routed_tasks<R>(args);
+    const StreamPolicy policy = stream_policy();
+    KIE_NO_UNROLL for (int i = block(); i < tasks; i += args.blocks) {
+        const RoutedTask t = routed_task<R>(args, i);
+        const Load load =
+            load_of<S>(expert_at<C>(args, layer, t.expert, at), t.task, R::kOwn ? kRows : 0, x);
+        if (!feed_stages<S>(w, pipe, load, 0, R::kStagePairs, kRoutedEights * kCores, t.sole,
+                            policy, 0x2000 | product))
+            return false;
+    }
+    return true;
+}
+// By the copying warps; the phases are those of run_experts.
+template <class C>
+KIE_DEVICE bool feed_experts(Watch& w, const PrefillArgs& args, Pipe& pipe, Phase& phase,
+                             int layer) {
+    const u8* s = args.scratch;
+    if (!await_feed(w, args, phase, 3, true)) return false;
+    if (!feed_routed<C, typename C::TilingGu, 2 * C::kFfn>(w, args, pipe, kToExperts, layer, 0,
+                                                           s + kScrRoutedX))
+        return false;
+    if (!await_feed(w, args, phase, 1, false)) return false;
+    if (!feed_routed<C, typename C::TilingDown, kHidden>(w, args, pipe, kToDown, layer,
+                                                         C::kStreamDown, s + kScrRoutedAct))
+        return false;
+    ++phase.done;
+    return true;
+}
+
+// Results: `scale` has 1 / rms of each place, then factors.
+template <class C, int kN>
+KIE_DEVICE void put_routed_act(const PrefillArgs& args, int layer, const RoutedTask& at,
+                               const WideRows& rows, const float* scale, float (&d)[kN / 2]) {
+    const int my = lane(), g = my / 4, t = my % 4, odd = g & 1, row = rows.row + 2 * g;
+    const int f = row / 2 - odd;  // of a pair: the even one stores the first place
+    const int place = at.task.place + 2 * t + odd;
+    u8* to = args.scratch + kScrRoutedAct + ((long)(f / 32) * kRoutedEights + place / 8) * kCores +
+             f % 8 / 2 * 128 + place % 8 * 16 + f % 32 / 8 * 4;
+    float bias[2] = {0, 0};
+    if constexpr (C::kExpertBias) {
+        const float* from = extras_of(args, layer) + C::kAtGateUpBias +
+                            at.expert * (kBlocksPerLane * C::TilingGu::rows) + row;
+        if (2 * g < rows.live) bias[0] = from[0], bias[1] = from[1];
+    }
+    int left = 2 * g < rows.live ? at.live - (2 * t + odd) : 0;
+    scale += 2 * t;
+    KIE_NO_UNROLL for (int b = 0; b < kN / 64; ++b) {
+        KIE_UNROLL for (int j = 0; j < kBatch; ++j) {
+            float y[2];
+            KIE_UNROLL for (int e = 0; e < 2; ++e) {
+                const float s = scale[8 * j + e];
+                y[e] = gated<C>(d[4 * j + e] * s + bias[0], d[4 * j + 2 + e] * s + bias[1]) *
+                       scale[kN + 8 * j + e];
+            }
+            const float mine = odd ? y[1] : y[0], other = shuffle_xor(odd ? y[0] : y[1], 4);
+            if (8 * j < left)
+                *(u32*)(to + j * kCores) = odd ? pack_half2(other, mine) : pack_half2(mine, other);
+        }
+        move_up<4 * kBatch>(d);
+        to += kBatch * kCores, scale += 8 * kBatch, left -= 8 * kBatch;
+    }
+}
+template <class C, int kN>
+KIE_DEVICE void put_parts(const PrefillArgs& args, int layer, const RoutedTask& at,
+                          const WideRows& rows, const float* scale, float (&d)[kN / 2]) {
+    const int my = lane(), g = my / 4, t = my % 4, row = rows.row + 2 * g;
+    u8* to = args.scratch + kScrParts + ((long)(at.task.place + 2 * t) * kHidden + row) * 2;
+    float bias[2] = {0, 0};
+    if constexpr (C::kExpertBias) {
+        const float* from = extras_of(args, layer) + C::kAtDownBias +
+                            at.expert * (kBlocksPerLane * C::TilingDown::rows) + row;
+        if (2 * g < rows.live) bias[0] = from[0], bias[1] = from[1];
+    }
+    int left = 2 * g < rows.live ? at.live - 2 * t : 0;
+    scale += kN + 2 * t;
+    KIE_NO_UNROLL for (int b = 0; b < kN / 64; ++b) {
+        KIE_UNROLL for (int j = 0; j < kBatch; ++j) {
+            KIE_UNROLL for (int e = 0; e < 2; ++e) {
+                float v[2];
+                KIE_UNROLL for (int i = 0; i < 2; ++i) {
+                    v[i] = d[4 * j + 2 * i + e];
+                    if constexpr (C::kExpertBias) v[i] += scale[8 * j + e] * bias[i];
+                }
+                if (kResidualScaled) v[0] *= kResidualScale, v[1] *= kResidualScale;
+                if (8 * j + e < left)
+                    *(u32*)(to + (8 * j + e) * (kHidden * 2)) = pack_half2(v[0], v[1]);
+            }
+        }
+        move_up<4 * kBatch>(d);
+        to += 8 * kBatch * (kHidden * 2), scale += 8 * kBatch, left -= 8 * kBatch;
+    }
+}
+template <class C, class S, int kRows, int kProduct, int kN>
+KIE_DEVICE void multiply_routed(const PrefillArgs& args, Pipe& pipe, int layer,
+                                const RoutedTask& at, float* scale) {
+    using R = Routed<S, kRows>;
+    const int n = thread(), f = at.task.frag + n / kTeam;
+    if (n < kN) {
+        const u64 v = ((const u64*)(args.scratch + kScrFactors))[at.task.place + n];
+        scale[n] = number((u32)(v >> 32)), scale[kN + n] = number((u32)v);
+    }
+    ScaleRows<1> scales = {kProduct};
+    if constexpr (S::bits != kBitsF16)
+        find_scales<S>(
+            args, expert_at<C>(args, layer, at.expert, kProduct == kToExperts ? 0 : C::kStreamDown),
+            at.task, kRows, R::kOwn, scales);
+    float d[kN / 2];
+    WideRows rows = rows_at<S, kRows>(f);
+    if constexpr (R::kOwn) {
+        const int live = min_i(kRows - 16 * f, 16);
+        rows = live > 0 ? WideRows{f, 16 * f, 16, live} : WideRows{f, 0, 0, 0};
+        accumulate<S::bits, kN>(pipe, 0, R::kStagePairs, R::kPairs, dense_rows<S>(at.task, kRows),
+                                scales, d);
+    } else {
+        const OwnRows<S::bits> own = {rows.rows};
+        accumulate<S::bits, kN>(pipe, 0, R::kStagePairs, R::kPairs, own, scales, d);
+    }
+    sync_consumers<kWorkers>();  // scales are there, those of the task before the last are read
+    if constexpr (kProduct == kToExperts)
+        put_routed_act<C, kN>(args, layer, at, rows, scale, d);
+    else
+        put_parts<C, kN>(args, layer, at, rows, scale, d);
+}
+template <class C, class S, int kRows, int kProduct>
+KIE_DEVICE void routed_phase(const PrefillArgs& args, Pipe& pipe, int layer) {
+    using R = Routed<S, kRows>;
+    const int tasks = routed_tasks<R>(args);
+    int turn = 0;
+    KIE_NO_UNROLL for (int i = block(); i < tasks; i += args.blocks, turn ^= 1) {
+        const RoutedTask at = routed_task<R>(args, i);
+        float* scale = (float*)(prefill_shared() + kPfSquares) + turn * (2 * kRoutedWide);
+        if (at.task.width == kRoutedWide)
+            multiply_routed<C, S, kRows, kProduct, kRoutedWide>(args, pipe, layer, at, scale);
+        else
+            multiply_routed<C, S, kRows, kProduct, kRoutedNarrow>(args, pipe, layer, at, scale);
+    }
+}
+
+// The parts of each place, added up: to the residual, or to the rank that owns the place.
+template <class C>
+KIE_DEVICE void sum_experts(const PrefillArgs& args, const Chunk& chunk, int layer) {
+    const TileConfig config = {8 * kBatch, kWideTiles, 1};
+    const int tasks = tasks_of(kToO, all_of(chunk), config), t = lane() % 4;
+    const u32* places = (const u32*)(args.scratch + kScrPlaces);
+    KIE_NO_UNROLL for (int i = block(); i < tasks; i += args.blocks) {
+        TileTask task = task_at(kToO, all_of(chunk), config, i);
+        task.width = config.width;
+        const WideRows rows = residual_rows(task.frag + result_tile(task, 0).tile);
+        sync_consumers<kWorkers>();  // the last task's squares are read
+        Residual r = residual_of(args, 1, layer, task, rows, 0);
+        const u8* parts = args.scratch + kScrParts + (rows.row + lane() / 4 * 2) * 2;
+        float d[4 * kBatch];
+        KIE_UNROLL for (int j = 0; j < kBatch; ++j) {
+            KIE_UNROLL for (int e = 0; e < 2; ++e) {
+                const int place = task.place + 8 * j + 2 * t + e;
+                float sum[2] = {0, 0};
+                if (r.live && place >= chunk.from && place < chunk.to) {
+                    KIE_UNROLL for (int n = 0; n < C::kChosen; ++n) {
+                        const u32 row = places[place * C::kChosen + n];
+                        float v[2];
+                        unpack_half2(*(const u32*)(parts + (long)row * (kHidden * 2)), v[0], v[1]);
+                        sum[0] += v[0], sum[1] += v[1];
+                    }
+                }
+                d[4 * j + e] = sum[0], d[4 * j + 2 + e] = sum[1];
+            }
+        }
+        if constexpr (kTensorParallel) {
+            if (r.live) share_sums(args, own_past(args, 1, layer, 0) + r.at, task.place / 8, d);
+        } else {
+            const Quad* from = old_at(args, 0) + r.at;
+            Quad old[kBatch];
+            KIE_UNROLL for (int j = 0; j < kBatch; ++j) old[j] = from[j * 32];
+            put_residual(args, r, old, d);
+            put_squares(args, task);
+        }
+    }
+}
+
+// All of it behind the router's product; false: somebody gave up.
+template <class C>
+KIE_DEVICE bool run_experts(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk, int layer,
+                            Watch& watch, Phase& phase, Clock& clock) {
+    choose_chunk<C>(args, chunk);
+    tick(clock, 16);
+    if (!meet(watch, args, phase)) return false;
+    tick(clock, 17);
+    place_rows<C>(args, chunk);
+    tick(clock, 18);
+    if (!meet(watch, args, phase)) return false;
+    tick(clock, 19);
+    routed_phase<C, typename C::TilingGu, 2 * C::kFfn, kToExperts>(args, pipe, layer);
+    tick(clock, 20);
+    if (!meet(watch, args, phase)) return false;
+    tick(clock, 21);
+    routed_phase<C, typename C::TilingDown, kHidden, kToDown>(args, pipe, layer);
+    tick(clock, 22);
+    if (!meet(watch, args, phase)) return false;
+    tick(clock, 23);
+    sum_experts<C>(args, chunk, layer);
+    tick(clock, 24);
+    if (!meet(watch, args, phase, kTensorParallel)) return false;
+    tick(clock, 25);
+    if constexpr (kTensorParallel) {
+        reduce_chunk(args, chunk, 1, layer);
+        if (!meet(watch, args, phase, true)) return false;
+    }
+    return true;
+}
