@@ -94,7 +94,9 @@ pub trait Device: Send + Sync {
     }
 
     /// Prompt positions of one pass at most: enough to amortise a read of all weights on a CPU.
-    fn chunk(&self) -> u32 {
+    /// `experts`: some layers have them, and a pass reads nearly all.
+    fn chunk(&self, experts: bool) -> u32 {
+        let _ = experts;
         512
     }
 

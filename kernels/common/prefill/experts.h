@@ -220,13 +220,27 @@ KIE_DEVICE void place_rows(const PrefillArgs& args, const Chunk& chunk) {
     }
 }
 
-// Products of experts: matrices' own tiles where as many rows as they touch fit a stage.
-template <class S, int kRows>
+// Products of experts: matrices' own tiles where as many rows as they touch fit a stage; of codes
+// of 4 bits two a warp, so that positions are copied half as often. Others leave no registers for
+// two.
+template <class S, int kAll>
 struct Routed {
-    static constexpr bool kOwn = is_dense<S, kRows>(kStageWeights / 2 / S::row_bytes);
+    using Tiling = S;
+    static constexpr int kRows = kAll;
+    static constexpr int kMost = kStageWeights / 2 / S::row_bytes;
+    static constexpr bool kOwn = is_dense<S, kRows>(kMost),
+                          kTwo = S::row_bytes <= 16 && kOwn &&
+                                 is_dense<S, kRows>(kMost, 2 * kWideRows);
+    static constexpr int kTurns = kTwo ? 2 : 1, kTiles = kTurns * kWideTiles;
     static constexpr int kFrags = kOwn ? over(kRows, 16) : frags_of<S, kRows>();
-    static constexpr int kAcross = over(kFrags, kWideTiles), kPairs = S::k / 32;
+    static constexpr int kAcross = over(kFrags, kTiles), kPairs = S::k / 32;
     static constexpr int kStagePairs = 2 * over(kPairs, 2);
+    KIE_DEVICE static WideRows rows(const TileTask& task, int turn) {
+        const int f = task.frag + result_tile(task, turn).tile;
+        if constexpr (!kOwn) return rows_at<S, kRows>(f);
+        const int live = min_i(kRows - 16 * f, 16);
+        return live > 0 ? WideRows{f, 16 * f, 16, live} : WideRows{f, 0, 0, 0};
+    }
 };
 struct RoutedTask {
     TileTask task;
@@ -238,10 +252,10 @@ template <class R>
 KIE_DEVICE RoutedTask routed_task(const PrefillArgs& args, int i) {
     const u64* tiles = tile_words(args) + 1;
     RoutedTile t = unpack_tile(load_word(tiles + i / R::kAcross));
-    const int in = i - t.first * R::kAcross, frag = in / t.tiles * kWideTiles;
+    const int in = i - t.first * R::kAcross, frag = in / t.tiles * R::kTiles;
     if (t.tiles > 1) t = unpack_tile(load_word(tiles + t.first + in % t.tiles));
     const int width = t.live > kRoutedNarrow ? kRoutedWide : kRoutedNarrow;
-    return {{0, frag, min_i(kWideTiles, R::kFrags - frag), t.place, width, 0, 0, 0, true},
+    return {{0, frag, min_i(R::kTiles, R::kFrags - frag), t.place, width, 0, 0, 0, true},
             t.expert,
             t.live,
             t.tiles == 1};
@@ -288,10 +302,75 @@ KIE_DEVICE bool feed_experts(Watch& w, const PrefillArgs& args, Pipe& pipe, Phas
     return true;
 }
 
-// Results: `scale` has 1 / rms of each place, then factors.
-template <class C, int kN>
+// Sums of kTurns row tiles a warp and kN positions, a pair of k at a time.
+template <int kBits, int kTurns, class Rows>
+KIE_DEVICE void take_routed(const u8* weights, const Rows (&rows)[kTurns], bool there,
+                            const Scale (&scale)[kTurns], NarrowShare<kTurns>& a) {
+    KIE_UNROLL for (int m = 0; m < kTurns; ++m) {
+        a.v[m][0] = a.v[m][1] = {{0, 0, 0, 0}};
+        if (!rows[m].live() || !there) continue;
+        const u8* from = weights + rows[m].at();
+        if constexpr (kBits != kBitsF16) {
+            decode_share<kBits>(from, scale[m], a.v[m][0], a.v[m][1]);
+        } else {
+            const auto codes = take_codes<kBits>(from, rows[m].tile_rows());
+            a.v[m][0] = codes.v[0], a.v[m][1] = codes.v[1];
+        }
+    }
+}
+template <int kN, int kTurns>
+KIE_DEVICE void multiply_turns(const NarrowShare<kTurns>& a, const WideOperand& x,
+                               float (&d)[kTurns * kN / 2]) {
+    wide_begin();
+    KIE_UNROLL for (int i = 0; i < 2; ++i) {
+        const WideOperand at = wide_shift(x, i * 256);
+        multiply_wide<kN, 0>(d, a.v[0][i], at, kCores);
+        if constexpr (kTurns > 1) multiply_wide<kN, kN / 2>(d, a.v[1][i], at, kCores);
+    }
+    wide_commit();
+}
+template <int kBits, int kN, int kTurns, class Rows, class P>
+KIE_DEVICE void accumulate_routed(Pipe& pipe, int pairs, const Rows (&rows)[kTurns],
+                                  const ScaleRows<kTurns>& scales, const P& product,
+                                  float (&d)[kTurns * kN / 2]) {
+    KIE_UNROLL for (int i = 0; i < kTurns * kN / 2; ++i) d[i] = 0;
+    NarrowShare<kTurns> a, b;
+    Scale ahead[2][kTurns];
+    const auto ask = [&](int p, Scale(&to)[kTurns]) {
+        if constexpr (kBits != kBitsF16)
+            take_scales_at<kBits>(scales, product.scale_at(min_i(p, pairs - 1)), to);
+    };
+    ask(0, ahead[0]), ask(1, ahead[1]);
+    await_stage(pipe);
+    take_routed<kBits>(stage_bytes(pipe.at), rows, true, ahead[0], a);
+    ask(2, ahead[0]);
+    u32 last = kStages;  // whose products are still under way
+    KIE_NO_UNROLL for (int p = 0; p < pairs; p += 2) {
+        const u8* stage = stage_bytes(pipe.at);
+        const WideOperand x = wide_operand(stage + kStageWeights, 128, kCores);
+        multiply_turns<kN, kTurns>(a, x, d);
+        wide_wait<1>();
+        if (last < kStages && lane() == 0) slot_release(stage_slot(last));
+        last = pipe.at;
+        take_routed<kBits>(stage + kStageWeights / 2, rows, p + 1 < pairs, ahead[1], b);
+        ask(p + 3, ahead[1]);
+        multiply_turns<kN, kTurns>(b, wide_shift(x, kStagePart), d);
+        wide_wait<1>();
+        forward(pipe);
+        if (p + 2 >= pairs) break;
+        await_stage(pipe);
+        take_routed<kBits>(stage_bytes(pipe.at), rows, true, ahead[0], a);
+        ask(p + 4, ahead[0]);
+    }
+    wide_finish(d);
+    if (lane() == 0) slot_release(stage_slot(last));
+}
+// Results of a row tile: `scale` has 1 / rms of each place, then, kRoutedWide on, factors; `d`
+// moves up to the next tile's. A pass has four groups of eight places.
+constexpr int kRoutedPass = 4;
+template <class C, int kN, int kAll>
 KIE_DEVICE void put_routed_act(const PrefillArgs& args, int layer, const RoutedTask& at,
-                               const WideRows& rows, const float* scale, float (&d)[kN / 2]) {
+                               const WideRows& rows, const float* scale, float (&d)[kAll]) {
     const int my = lane(), g = my / 4, t = my % 4, odd = g & 1, row = rows.row + 2 * g;
     const int f = row / 2 - odd;  // of a pair: the even one stores the first place
     const int place = at.task.place + 2 * t + odd;
@@ -305,25 +384,25 @@ KIE_DEVICE void put_routed_act(const PrefillArgs& args, int layer, const RoutedT
     }
     int left = 2 * g < rows.live ? at.live - (2 * t + odd) : 0;
     scale += 2 * t;
-    KIE_NO_UNROLL for (int b = 0; b < kN / 64; ++b) {
-        KIE_UNROLL for (int j = 0; j < kBatch; ++j) {
+    KIE_NO_UNROLL for (int b = 0; b < kN / (8 * kRoutedPass); ++b) {
+        KIE_UNROLL for (int j = 0; j < kRoutedPass; ++j) {
             float y[2];
             KIE_UNROLL for (int e = 0; e < 2; ++e) {
                 const float s = scale[8 * j + e];
                 y[e] = gated<C>(d[4 * j + e] * s + bias[0], d[4 * j + 2 + e] * s + bias[1]) *
-                       scale[kN + 8 * j + e];
+                       scale[kRoutedWide + 8 * j + e];
             }
             const float mine = odd ? y[1] : y[0], other = shuffle_xor(odd ? y[0] : y[1], 4);
             if (8 * j < left)
                 *(u32*)(to + j * kCores) = odd ? pack_half2(other, mine) : pack_half2(mine, other);
         }
-        move_up<4 * kBatch>(d);
-        to += kBatch * kCores, scale += 8 * kBatch, left -= 8 * kBatch;
+        move_up<4 * kRoutedPass>(d);
+        to += kRoutedPass * kCores, scale += 8 * kRoutedPass, left -= 8 * kRoutedPass;
     }
 }
-template <class C, int kN>
+template <class C, int kN, int kAll>
 KIE_DEVICE void put_parts(const PrefillArgs& args, int layer, const RoutedTask& at,
-                          const WideRows& rows, const float* scale, float (&d)[kN / 2]) {
+                          const WideRows& rows, const float* scale, float (&d)[kAll]) {
     const int my = lane(), g = my / 4, t = my % 4, row = rows.row + 2 * g;
     u8* to = args.scratch + kScrParts + ((long)(at.task.place + 2 * t) * kHidden + row) * 2;
     float bias[2] = {0, 0};
@@ -333,67 +412,107 @@ KIE_DEVICE void put_parts(const PrefillArgs& args, int layer, const RoutedTask& 
         if (2 * g < rows.live) bias[0] = from[0], bias[1] = from[1];
     }
     int left = 2 * g < rows.live ? at.live - 2 * t : 0;
-    scale += kN + 2 * t;
-    KIE_NO_UNROLL for (int b = 0; b < kN / 64; ++b) {
-        KIE_UNROLL for (int j = 0; j < kBatch; ++j) {
+    scale += kRoutedWide + 2 * t;
+    KIE_NO_UNROLL for (int b = 0; b < kN / (8 * kRoutedPass); ++b) {
+        KIE_UNROLL for (int j = 0; j < kRoutedPass; ++j) {
             KIE_UNROLL for (int e = 0; e < 2; ++e) {
                 float v[2];
                 KIE_UNROLL for (int i = 0; i < 2; ++i) {
                     v[i] = d[4 * j + 2 * i + e];
                     if constexpr (C::kExpertBias) v[i] += scale[8 * j + e] * bias[i];
+                    if (kResidualScaled) v[i] *= kResidualScale;
                 }
-                if (kResidualScaled) v[0] *= kResidualScale, v[1] *= kResidualScale;
                 if (8 * j + e < left)
                     *(u32*)(to + (8 * j + e) * (kHidden * 2)) = pack_half2(v[0], v[1]);
             }
         }
-        move_up<4 * kBatch>(d);
-        to += 8 * kBatch * (kHidden * 2), scale += 8 * kBatch, left -= 8 * kBatch;
+        move_up<4 * kRoutedPass>(d);
+        to += 8 * kRoutedPass * (kHidden * 2);
+        scale += 8 * kRoutedPass, left -= 8 * kRoutedPass;
     }
 }
-template <class C, class S, int kRows, int kProduct, int kN>
-KIE_DEVICE void multiply_routed(const PrefillArgs& args, Pipe& pipe, int layer,
-                                const RoutedTask& at, float* scale) {
-    using R = Routed<S, kRows>;
-    const int n = thread(), f = at.task.frag + n / kTeam;
-    if (n < kN) {
-        const u64 v = ((const u64*)(args.scratch + kScrFactors))[at.task.place + n];
-        scale[n] = number((u32)(v >> 32)), scale[kN + n] = number((u32)v);
+// Either product of experts, or (kProduct < 0) both by the same code, where they are cut alike: the
+// compiler has registers for the products of few widths.
+template <class C, int kProduct>
+struct RoutedProduct {
+    using Up = Routed<typename C::TilingGu, 2 * C::kFfn>;
+    using Down = Routed<typename C::TilingDown, kHidden>;
+    static constexpr bool kAlike = C::TilingGu::bits == C::TilingDown::bits && Up::kOwn &&
+                                   Down::kOwn && Up::kTwo == Down::kTwo;
+    static constexpr int kBits = kProduct == kToDown ? C::TilingDown::bits : C::TilingGu::bits,
+                         kTurns = kProduct == kToDown ? Down::kTurns : Up::kTurns;
+    static constexpr bool kOwn = kProduct == kToDown ? Down::kOwn : Up::kOwn;
+    int product;
+    KIE_DEVICE bool is_down() const {
+        return kProduct < 0 ? product == kToDown : kProduct == kToDown;
     }
-    ScaleRows<1> scales = {kProduct};
-    if constexpr (S::bits != kBitsF16)
-        find_scales<S>(
-            args, expert_at<C>(args, layer, at.expert, kProduct == kToExperts ? 0 : C::kStreamDown),
-            at.task, kRows, R::kOwn, scales);
-    float d[kN / 2];
-    WideRows rows = rows_at<S, kRows>(f);
-    if constexpr (R::kOwn) {
-        const int live = min_i(kRows - 16 * f, 16);
-        rows = live > 0 ? WideRows{f, 16 * f, 16, live} : WideRows{f, 0, 0, 0};
-        accumulate<S::bits, kN>(pipe, 0, R::kStagePairs, R::kPairs, dense_rows<S>(at.task, kRows),
-                                scales, d);
+    KIE_DEVICE RoutedTask task(const PrefillArgs& args, int i) const {
+        return is_down() ? routed_task<Down>(args, i) : routed_task<Up>(args, i);
+    }
+    KIE_DEVICE WideRows rows(const TileTask& task, int turn) const {
+        return is_down() ? Down::rows(task, turn) : Up::rows(task, turn);
+    }
+    KIE_DEVICE int scale_at(int pair) const {
+        return is_down() ? scale_offset<typename C::TilingDown>(pair)
+                         : scale_offset<typename C::TilingGu>(pair);
+    }
+};
+template <class C, int kProduct, int kN>
+KIE_DEVICE void multiply_routed(const PrefillArgs& args, Pipe& pipe, int layer,
+                                const RoutedProduct<C, kProduct>& p, const RoutedTask& at,
+                                const float* scale) {
+    using P = RoutedProduct<C, kProduct>;
+    constexpr int kTurns = P::kTurns;
+    ScaleRows<kTurns> scales = {p.product};
+    if constexpr (P::kBits != kBitsF16) {
+        if (p.is_down())
+            find_scales<typename C::TilingDown>(
+                args, expert_at<C>(args, layer, at.expert, C::kStreamDown), at.task, kHidden,
+                P::kOwn, scales);
+        else
+            find_scales<typename C::TilingGu>(args, expert_at<C>(args, layer, at.expert, 0),
+                                              at.task, 2 * C::kFfn, P::kOwn, scales);
+    }
+    const int pairs = p.is_down() ? P::Down::kPairs : P::Up::kPairs;
+    float d[kTurns * kN / 2];
+    if constexpr (P::kOwn) {
+        DenseRows rows[kTurns];
+        KIE_UNROLL for (int m = 0; m < kTurns; ++m) rows[m] =
+            p.is_down() ? dense_rows<typename C::TilingDown>(at.task, kHidden, m)
+                        : dense_rows<typename C::TilingGu>(at.task, 2 * C::kFfn, m);
+        accumulate_routed<P::kBits, kN, kTurns>(pipe, pairs, rows, scales, p, d);
     } else {
-        const OwnRows<S::bits> own = {rows.rows};
-        accumulate<S::bits, kN>(pipe, 0, R::kStagePairs, R::kPairs, own, scales, d);
+        const OwnRows<P::kBits> rows[1] = {{p.rows(at.task, 0).rows}};
+        accumulate_routed<P::kBits, kN, kTurns>(pipe, pairs, rows, scales, p, d);
     }
     sync_consumers<kWorkers>();  // scales are there, those of the task before the last are read
-    if constexpr (kProduct == kToExperts)
-        put_routed_act<C, kN>(args, layer, at, rows, scale, d);
-    else
-        put_parts<C, kN>(args, layer, at, rows, scale, d);
+    KIE_NO_UNROLL for (int m = 0; m < kTurns; ++m) {
+        const WideRows rows = p.rows(at.task, m);
+        if (p.is_down())
+            put_parts<C, kN>(args, layer, at, rows, scale, d);
+        else
+            put_routed_act<C, kN>(args, layer, at, rows, scale, d);
+    }
 }
-template <class C, class S, int kRows, int kProduct>
-KIE_DEVICE void routed_phase(const PrefillArgs& args, Pipe& pipe, int layer) {
-    using R = Routed<S, kRows>;
-    const int tasks = routed_tasks<R>(args);
+template <class C, int kProduct>
+KIE_DEVICE void routed_phase(const PrefillArgs& args, Pipe& pipe, int layer, int product) {
+    const RoutedProduct<C, kProduct> p = {product};
+    using P = RoutedProduct<C, kProduct>;
+    const int tasks = p.is_down() ? routed_tasks<typename P::Down>(args)
+                                  : routed_tasks<typename P::Up>(args),
+              n = thread();
     int turn = 0;
     KIE_NO_UNROLL for (int i = block(); i < tasks; i += args.blocks, turn ^= 1) {
-        const RoutedTask at = routed_task<R>(args, i);
+        const RoutedTask at = p.task(args, i);
         float* scale = (float*)(prefill_shared() + kPfSquares) + turn * (2 * kRoutedWide);
-        if (at.task.width == kRoutedWide)
-            multiply_routed<C, S, kRows, kProduct, kRoutedWide>(args, pipe, layer, at, scale);
+        if (n < at.task.width) {
+            const u64 v = ((const u64*)(args.scratch + kScrFactors))[at.task.place + n];
+            scale[n] = number((u32)(v >> 32)), scale[kRoutedWide + n] = number((u32)v);
+        }
+        if (at.task.width == kRoutedNarrow)
+            multiply_routed<C, kProduct, kRoutedNarrow>(args, pipe, layer, p, at, scale);
         else
-            multiply_routed<C, S, kRows, kProduct, kRoutedNarrow>(args, pipe, layer, at, scale);
+            multiply_routed<C, kProduct, kRoutedWide>(args, pipe, layer, p, at, scale);
     }
 }
 
@@ -450,14 +569,18 @@ KIE_DEVICE bool run_experts(const PrefillArgs& args, Pipe& pipe, const Chunk& ch
     tick(clock, 18);
     if (!meet(watch, args, phase)) return false;
     tick(clock, 19);
-    routed_phase<C, typename C::TilingGu, 2 * C::kFfn, kToExperts>(args, pipe, layer);
-    tick(clock, 20);
-    if (!meet(watch, args, phase)) return false;
-    tick(clock, 21);
-    routed_phase<C, typename C::TilingDown, kHidden, kToDown>(args, pipe, layer);
-    tick(clock, 22);
-    if (!meet(watch, args, phase)) return false;
-    tick(clock, 23);
+    constexpr bool kAlike = RoutedProduct<C, -1>::kAlike;
+    KIE_NO_UNROLL for (int down = 0; down < 2; ++down) {
+        if constexpr (kAlike)
+            routed_phase<C, -1>(args, pipe, layer, down ? kToDown : kToExperts);
+        else if (down)
+            routed_phase<C, kToDown>(args, pipe, layer, kToDown);
+        else
+            routed_phase<C, kToExperts>(args, pipe, layer, kToExperts);
+        tick(clock, 20 + 2 * down);
+        if (!meet(watch, args, phase)) return false;
+        tick(clock, 21 + 2 * down);
+    }
     sum_experts<C>(args, chunk, layer);
     tick(clock, 24);
     if (!meet(watch, args, phase, kTensorParallel)) return false;

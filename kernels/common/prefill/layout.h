@@ -86,12 +86,12 @@ KIE_CONST_FN Touched touched_by(int row, int end) {
 }
 constexpr int kDenseRows = 144;  // for which there is room
 template <class S, int kRows>
-KIE_CONST_FN bool is_dense(int most = kDenseRows) {
-    for (int row = 0; row < kRows; row += kWideRows) {
-        const Touched t = touched_by<S>(row, min_i(row + kWideRows, kRows));
+KIE_CONST_FN bool is_dense(int most = kDenseRows, int tile = kWideRows) {
+    for (int row = 0; row < kRows; row += tile) {
+        const Touched t = touched_by<S>(row, min_i(row + tile, kRows));
         if (t.end - t.first > most) return false;
     }
-    return S::rows >= 6 && S::rows % 2 == 0;
+    return 24 * S::rows > tile && S::rows % 2 == 0;  // a lane a block
 }
 constexpr bool kDense = kQueued && (TilingQkv::rows % 16 != 0 || TilingGu::rows % 16 != 0) &&
                         is_dense<TilingQkv, kQkv>() && is_dense<TilingGu, kRowsFirst>();
@@ -127,7 +127,7 @@ constexpr long kKSplitBytes = (long)kWideRows * 128 * 4;
 // Experts (prefill/experts.h): logits and choices of each place, which of each 32 places go to each
 // expert, and rows of the places that go to an expert one after another, from a whole eight on.
 constexpr int kExperts = Class0::kExperts, kChosen = Mlp::kChosen;
-constexpr int kRoutedWide = 128, kRoutedNarrow = 64;  // rows of a tile
+constexpr int kRoutedWide = 96, kRoutedNarrow = 64;  // rows of a tile
 constexpr int kRouted = (kChunk * kChosen + 7 * kExperts + kRoutedWide + 7) / 8 * 8;
 constexpr int kRoutedTiles = kExperts + kChunk * kChosen / kRoutedWide;
 constexpr int kLogitsRow = (kExperts + 1) / 2 * 2;

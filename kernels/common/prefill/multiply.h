@@ -35,8 +35,9 @@ struct DenseRows {
     KIE_DEVICE int tile_rows() const { return where >> 16; }
 };
 template <class S>
-KIE_DEVICE DenseRows dense_rows(const TileTask& task, int all) {
-    const int first = 16 * task.frag, row = first + thread() / kTeam * 16 + lane() / 4 * 2;
+KIE_DEVICE DenseRows dense_rows(const TileTask& task, int all, int turn = 0) {
+    const int first = 16 * task.frag,
+              row = first + 16 * result_tile(task, turn).tile + lane() / 4 * 2;
     if (row >= min_i(first + 16 * task.tiles, all)) return {0};
     const int in = row % S::rows, tile = in - in % 16, rows = min_i(S::rows - tile, 16);
     const int from = row - in + tile - touched_by<S>(first, first + 16).first;
@@ -65,8 +66,7 @@ KIE_DEVICE int scale_offset(int product, int pair) {
     return product == kToQkv      ? scale_offset<TilingQkv>(pair)
            : product == kToO      ? scale_offset<TilingO>(pair)
            : product == kToGateUp ? scale_offset<TilingGu>(pair)
-           : product == kToDown   ? scale_offset<TilingDown>(pair)
-                                  : scale_offset<Class0::TilingGu>(pair);
+                                  : scale_offset<TilingDown>(pair);
 }
 // With zero points the word of both.
 template <int kBits>
@@ -83,12 +83,15 @@ KIE_DEVICE float scale_at(const u8* from) {
         return *(const float*)from;
 }
 template <int kBits, int kTiles>
-KIE_DEVICE void ask_scales(const ScaleRows<kTiles>& r, int pair, Scale (&s)[kTiles]) {
-    const int at = scale_offset(r.product, pair);
+KIE_DEVICE void take_scales_at(const ScaleRows<kTiles>& r, int at, Scale (&s)[kTiles]) {
     KIE_UNROLL for (int m = 0; m < kTiles; ++m) {
         const u8* from = r.from[m] + at;
         s[m] = {{scale_at<kBits>(from), scale_at<kBits>(from + r.next[m])}};
     }
+}
+template <int kBits, int kTiles>
+KIE_DEVICE void ask_scales(const ScaleRows<kTiles>& r, int pair, Scale (&s)[kTiles]) {
+    take_scales_at<kBits>(r, scale_offset(r.product, pair), s);
 }
 KIE_DEVICE u32 times_scale(u32 halves, float scale) {
     float a, b;
@@ -127,8 +130,8 @@ KIE_DEVICE void take_share(const Pipe& p, Share& a, const Rows& rows, bool whole
         }
     }
 }
-template <int kN, int kAll>
-KIE_DEVICE void multiply_share(const Pipe& p, const Share& a, float (&d)[kAll]) {
+template <int kN>
+KIE_DEVICE void multiply_share(const Pipe& p, const Share& a, float (&d)[kWideN / 2]) {
     const WideOperand x = wide_operand(stage_bytes(p.at) + kStageWeights, 128, kCores);
     wide_begin();
     KIE_UNROLL for (int i = 0; i < 4; ++i)
@@ -139,8 +142,8 @@ KIE_DEVICE void multiply_share(const Pipe& p, const Share& a, float (&d)[kAll]) 
 // runs.
 template <int kBits, int kN, class Rows>
 KIE_DEVICE void accumulate(Pipe& pipe, int from, int to, int pairs, const Rows& rows,
-                           const ScaleRows<1>& scales, float (&d)[kN / 2]) {
-    KIE_UNROLL for (int i = 0; i < kN / 2; ++i) d[i] = 0;
+                           const ScaleRows<1>& scales, float (&d)[kWideN / 2]) {
+    KIE_UNROLL for (int i = 0; i < kWideN / 2; ++i) d[i] = 0;
     Share a, b;
     Scale ahead[2][1];  // of the stage that is taken next
     const auto ask = [&](int p) {

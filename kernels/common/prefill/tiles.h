@@ -30,7 +30,7 @@ struct ResultTile {
 KIE_DEVICE ResultTile result_tile(const TileTask& task, int turn) {
     const int warp = (int)(thread() / kTeam);
     if (is_narrow(task)) return {4 * turn + warp % 4, task.place + warp / 4 * (8 * kBatch), 1};
-    return {warp, task.place, batches_of(task)};
+    return {kWideTiles * turn + warp, task.place, batches_of(task)};
 }
 struct WideRows {
     int frag, row, rows;  // 16-row tile of the lane, its first row, how many rows there are

@@ -118,6 +118,7 @@ pub(super) fn size(
         return Err(Error::InvalidRequest(format!("max_batch must be 1 to 256, got {got}")));
     }
     let slots = config.max_batch as u32;
+    let experts = spec.layers.iter().any(|l| matches!(l.mlp, Mlp::Experts(_)));
     let dims = Dims {
         hidden: spec.hidden as u32,
         lanes: spec.lanes as u32,
@@ -125,7 +126,7 @@ pub(super) fn size(
         eps: spec.norm_eps,
         max_positions: context as u32,
         slots,
-        columns: slots + device.chunk().min(context as u32),
+        columns: slots + device.chunk(experts).min(context as u32),
     };
     let mut states = state::states(spec, kv_dtype(spec, wide));
     let scratch_bytes = scratch(spec, &dims) + state::working(&states.groups, &dims, device);

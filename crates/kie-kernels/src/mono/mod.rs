@@ -194,10 +194,10 @@ impl Device for Mono {
         lower::print::lowered(model, partition, self.machines[0].platform())
     }
 
-    fn chunk(&self) -> u32 {
+    fn chunk(&self, experts: bool) -> u32 {
         let ranks = self.machines.len() as u32;
         match self.machines[0].platform() {
-            Platform::Cuda if self.parts == 1 => prefill::chunk(ranks),
+            Platform::Cuda if self.parts == 1 => prefill::chunk(ranks, experts),
             Platform::Cuda | Platform::Hip | Platform::Sim => 512,
         }
     }

@@ -40,16 +40,21 @@ const ALIGN: usize = 1024;
 const FOUR: u32 = 4;
 const STAGE_BYTES: u32 = 48 << 10;
 /// Rows of a tile of an expert.
-const ROUTED_TILE: u64 = 128;
+const ROUTED_TILE: u64 = 96;
 /// Shared memory before the stages.
 const RING: u32 = 11 << 10;
 /// Features of a head at most, for which there are registers.
 const HEAD_DIM_MAX: u32 = 128;
 
 /// Positions of a chunk where layers have windows: a sequence's pages hold a window and a chunk.
-/// The more machines share the lanes, the more positions it takes to keep all blocks at work.
-pub fn chunk(ranks: u32) -> u32 {
-    (512 * ranks).clamp(1024, CHUNK)
+/// The more machines share the lanes, the more positions it takes to keep all blocks at work; of
+/// experts, each of which has few of them, as many as there are.
+pub fn chunk(ranks: u32, experts: bool) -> u32 {
+    if experts {
+        CHUNK
+    } else {
+        (512 * ranks).clamp(1024, CHUNK)
+    }
 }
 
 /// How the kernel runs a model.

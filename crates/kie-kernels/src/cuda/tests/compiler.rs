@@ -168,6 +168,23 @@ fn the_prefill_kernel_spills_no_more_than_it_did() {
     }
 }
 
+/// The same of layers with experts, of many positions.
+const PREFILL_EXPERTS: [Spills; 2] = [("gpt-oss-120b", 256, 504), ("qwen3-30b-fp8", 256, 474)];
+
+#[test]
+fn prompts_of_layers_with_experts_spill_no_more_than_they_did() {
+    let Some(nvrtc) = nvrtc("compiling the prefill kernel with experts") else { return };
+    let seen = PREFILL_EXPERTS.map(|(name, ..)| {
+        let sources = shapes::prefill(&shapes::with_experts(name, 1));
+        let kernel = sole(&nvrtc, sources.first().expect("it fits"));
+        assert_eq!((kernel.entry.as_str(), kernel.registers), ("kie_prefill", 168), "{name}");
+        (name, kernel.stack_bytes, kernel.spill_bytes)
+    });
+    if nvrtc.version.0 == 13 {
+        assert_eq!(seen, PREFILL_EXPERTS, "(model, stack, spills)");
+    }
+}
+
 #[test]
 fn the_packing_kernel_spills_nothing() {
     let Some(nvrtc) = nvrtc("compiling the packing kernel") else { return };
