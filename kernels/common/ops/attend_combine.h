@@ -218,7 +218,8 @@ KIE_DEVICE void gather_attention(Watch& watch, const DecodeArgs& args, Block& b,
         combine<C, C::kCombineCount>(watch, args, b.shared, layer, b.lane_index, 0, 0, span,
                                      b.seqno, warp * kShare, x, nullptr);
     } else {
-        if (warp < C::kCombineSharers)
+        constexpr bool kAll = C::kCombineBlocks >= kBlocksPerLane;  // blocks have a share
+        if (warp < C::kCombineSharers && (kAll || b.block_in_lane < C::kCombineBlocks))
             combine<C, C::kCombineCount>(
                 watch, args, b.shared, layer, b.lane_index, 0, 0, span, b.seqno,
                 b.block_in_lane * C::kCombineOwn + warp * C::kCombineCount, nullptr, to);

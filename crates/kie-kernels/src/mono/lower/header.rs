@@ -405,7 +405,8 @@ fn attention(t: &mut Text, (class, part): (&Class, &ClassPartition), p: &Partiti
     };
     // A word of one column a thread; of the one-column kernel a word of some of the splits. With
     // many partials two warps of an owner share its words: all of one warp's looks are in flight.
-    let own = words / each;
+    // The fewest that leave each block as many or none.
+    let own = (words.div_ceil(each)..words).find(|own| words.is_multiple_of(*own)).unwrap_or(words);
     let sharers = if part.kv_splits > 8 && own.is_multiple_of(16) { 2 } else { 1 };
     let count = if part.combine_by_owners { own / sharers } else { words / p.warps };
     let low = 1 << count.trailing_zeros();
@@ -424,6 +425,7 @@ fn attention(t: &mut Text, (class, part): (&Class, &ClassPartition), p: &Partiti
         ("kJoinWarp", dim / 16 * 8 * group.div_ceil(2)),
         ("kCombineWords", (t.columns * words).div_ceil(each)),
         ("kCombineOwn", own),
+        ("kCombineBlocks", words / own),
         ("kCombineSharers", sharers),
         ("kCombineCount", count),
         ("kCombineGroups", 32 / low.min(32)),

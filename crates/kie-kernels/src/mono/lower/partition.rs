@@ -530,7 +530,8 @@ impl Partition {
         let owners = model.lanes_all() == 1 && warps == 8;
         let each_class = model.classes.iter().zip(&rows).zip(tilings.into_iter().zip(routers));
         let classes = each_class.map(|((class, rows), tilings)| {
-            let owners = owners && (rows.attn / 2).is_multiple_of(each);
+            // Beside experts' bytes a block without a share costs nothing.
+            let owners = owners && (common.experts || (rows.attn / 2).is_multiple_of(each));
             ClassPartition::new(class, rows, tilings, (owners, each), &tuning)
         });
         let mut partition = Self {
