@@ -40,6 +40,16 @@ const MUTANTS: &[Mutant] = &[
          (*(const u16*)(from + at) & 0xffu) << 8};",
     ),
     (
+        "sums of one expert stand on those of another",
+        "leave_sums<S>(s, part + n * (S::k_warps * S::rows));",
+        "leave_sums<S>(s, part + (n ^ 1) * (S::k_warps * S::rows));",
+    ),
+    (
+        "an expert's activations are those of the one before",
+        "++n, inside = 0, mine += next_expert;",
+        "++n, inside = 0, mine += n == 1 ? next_expert - 2 * step : next_expert;",
+    ),
+    (
         "a place of the list has the bias and factor of another",
         "const float factor = chosen_factor(b, c, n);",
         "const float factor = chosen_factor(b, c, 0);",

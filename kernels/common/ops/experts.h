@@ -1,5 +1,5 @@
-// The mlp of a layer with experts: for each chosen one gate and up as ops/project.h has them, then
-// one product with all their activations side by side.
+// The mlp of a layer with experts: gate and up of all that were chosen, one after another as one
+// stream of stages, then one product with all their activations side by side.
 //   act[n] = factor_n activation(W0 x + b0, W1 x + b1)   of expert n of the list, as one vector
 //   out    = sum over n of W_n act[n] + factor_n b_n
 // A block has the same rows of every expert, so whichever are chosen its stages are as many.
@@ -21,48 +21,160 @@
 #include "shape.h"
 
 static_assert(!kHasExperts || kParts == 1 || kColumns == 1, "one vector, or the parts of one");
-// The product with one column, for all columns of the matrix unit alike; its parts are `stride`
-// halves apart.
-template <class S>
-KIE_DEVICE Sums<S> multiply_sole(Ring& ring, const u8* x, int stride) {
-    Prefetched<S> prefetched;
-    prefetch_weights<S>(ring, prefetched);
-    return multiply<S>(ring, prefetched, x, kParts == 1 ? 0 : stride);
+// The first stages of a product with a column's experts, in registers before its vector is there.
+template <class S, int kTimes>
+struct ChosenStages {
+    static constexpr int kAll = kTimes * S::stages, kDepth = min_i(kAhead, kAll);
+    WeightFragment<S> v[kDepth];
+};
+template <class S, int kTimes>
+KIE_DEVICE void prefetch_chosen(Ring& ring, ChosenStages<S, kTimes>& first) {
+    const FragmentOffset<S> offset = fragment_offset<S>(ring);
+    KIE_UNROLL for (int i = 0; i < ChosenStages<S, kTimes>::kDepth; ++i)
+        load_fragment<S>(ring, first.v[i], false, offset);
+}
+// One vector's product with a column's experts, whose stages follow each other like those of one
+// matrix: while an expert's last ones are multiplied, the next one's are on their way into
+// registers. `x`: the vector, for all columns of the matrix unit alike, its parts `stride` halves
+// apart; the next expert's begins `step` halves behind. done(n, sums) after each expert; it may
+// clear the sums.
+template <class S, int kTimes, class F>
+KIE_DEVICE Sums<S> multiply_chosen(Ring& ring, ChosenStages<S, kTimes>& first, const u8* x,
+                                   int stride, int step, F done) {
+    using Of = ChosenStages<S, kTimes>;
+    constexpr int kAll = Of::kAll, kMany = Of::kDepth, kStep = S::chunk * 64;
+    const int me = thread(), warp = me / kTeam, my = me % kTeam, t = my % 4;
+    const int k_warp = S::k_warps == 1 ? 0 : warp / S::row_warps;
+    const int vector = kParts == 1 ? 0 : vector_of(my / 4);
+    const u8* mine = x + (vector * stride + k_warp * S::pairs * 32 + 8 * t) * 2;
+    const int own = own_stages<S>(k_warp), next_expert = 2 * step - (S::stages - 1) * kStep;
+    const FragmentOffset<S> offset = fragment_offset<S>(ring);
+    Sums<S> s;
+    KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
+        KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] = 0;
+    }
+    int n = 0, inside = 0;  // the expert, and the stage of it
+    const auto has_units = [&]() { return !S::uneven || inside < own; };
+    const auto go_on = [&]() {
+        if (++inside < S::stages)
+            mine += kStep;
+        else
+            ++n, inside = 0, mine += next_expert;
+    };
+    if constexpr (kMany > 1) {
+        Column<S> next;
+        if (has_units()) next = take_column<S>(mine);
+        KIE_NO_UNROLL for (int stage = 0; stage < kAll; stage += kMany) {
+            KIE_UNROLL for (int i = 0; i < kMany; ++i) {
+                if (kAll % kMany != 0 && stage + i >= kAll) continue;
+                const int of = n;
+                const bool some = has_units(), last = inside + 1 == S::stages;
+                const Column<S> now = next;
+                go_on();
+                if (stage + i + 1 < kAll && has_units()) next = take_column<S>(mine);
+                if (some) add_fragment<S>(s, first.v[i], now);
+                if (stage + i + kMany < kAll) load_fragment<S>(ring, first.v[i], false, offset);
+                if (last) done(of, s);
+            }
+        }
+        return s;
+    }
+    WeightFragment<S> other;
+    bool here = kAll > 1 && stage_here(ring);
+    const auto add = [&](int stage, WeightFragment<S>& now, WeightFragment<S>& next) {
+        const int of = n;
+        const bool some = has_units(), last = inside + 1 == S::stages;
+        Column<S> column;
+        if (some) column = take_column<S>(mine);
+        go_on();
+        if (stage + 1 < kAll) {
+            load_fragment<S>(ring, next, here, offset);
+            here = stage + 2 < kAll && stage_here(ring);
+        }
+        if (some) add_fragment<S>(s, now, column);
+        if (last) done(of, s);
+    };
+    KIE_NO_UNROLL for (int stage = 0; stage + 1 < kAll; stage += 2) {
+        add(stage, first.v[0], other);
+        add(stage + 1, other, first.v[0]);
+    }
+    if (kAll % 2 == 1) add(kAll - 1, first.v[0], other);
+    return s;
 }
 
+// Sums of what warps that share columns leave for each other: [expert][k-warp][row]. Whoever adds
+// them up takes the rows of two features, which make a word.
+template <class C>
+struct ActivationWord {
+    using S = typename C::TilingGu;
+    static constexpr int kOfExpert = S::rows / 4, kAll = C::kChosen * kOfExpert,
+                         kEach = (kAll + kThreads - 1) / kThreads,
+                         kFloats = C::kChosen * S::k_warps * S::rows;
+    static_assert(S::rows % 4 == 0, "words of two features");
+    // visit(i, n, word): the thread's i-th one, word `word` of the block's of expert n.
+    template <class F>
+    static KIE_DEVICE void each(F visit) {
+        KIE_UNROLL for (int i = 0; i < kEach; ++i) {
+            const int item = i * kThreads + (int)thread();
+            if (item < kAll) visit(i, item / kOfExpert, item % kOfExpert);
+        }
+    }
+};
+template <class S>
+KIE_DEVICE void leave_sums(Sums<S>& s, float* part) {
+    const int me = thread(), warp = me / kTeam, my = me % kTeam, g = my / 4;
+    const int row_warp = S::row_warps == 1 ? 0 : warp % S::row_warps;
+    const int k_warp = S::k_warps == 1 ? 0 : warp / S::row_warps;
+    add_parts<S>(s);
+    KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
+        const int pair = (row_warp * S::tiles + i) * 8 + g;
+        if (my % 4 == 0 && pair < S::row_pairs)
+            *(u64*)(part + k_warp * S::rows + 2 * pair) =
+                (u64)bits(s.v[i][2]) << 32 | bits(s.v[i][0]);
+        KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] = 0;
+    }
+}
 template <class C>
 KIE_DEVICE void step_experts_gate_up(Ring& ring, const DecodeArgs& args, Block& b, int layer) {
     using S = typename C::TilingGu;
+    using Words = ActivationWord<C>;
     u64* to = args.ll_words + kAtAct + buffer_of(layer, b.lane_index) * kVecF;
-    int turn = 0;  // who reads parts of one expert may still do so when the next one's are left
     KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
-        KIE_NO_UNROLL for (int n = 0; n < C::kChosen; ++n, turn ^= 1) {
-            float bias[S::items][2];
-            if constexpr (C::kExpertBias) {
+        float bias[Words::kEach][4];
+        if constexpr (C::kExpertBias)
+            Words::each([&](int i, int n, int word) {
                 const float* from =
                     extras_of(args, b, layer) + C::kAtGateUpBias +
-                    (chosen_expert(b, c, n) * kBlocksPerLane + b.block_in_lane) * S::rows;
-                each_item<S>([&](int item, int pair, int, bool live) {
-                    KIE_UNROLL for (int i = 0; i < 2; ++i) bias[item][i] =
-                        live ? from[2 * pair + i] : 0;
-                });
-            }
-            Sums<S> s = multiply_sole<S>(ring, b.shared + kShXa + c * (kStrideA * 2), kStrideA);
+                    (chosen_expert(b, c, n) * kBlocksPerLane + b.block_in_lane) * S::rows +
+                    4 * word;
+                KIE_UNROLL for (int j = 0; j < 4; ++j) bias[i][j] = from[j];
+            });
+        // Who reads parts of one column may still do so when the next one's are left.
+        float* part = (float*)(b.shared + kShPartA) + c % 2 * Words::kFloats;
+        ChosenStages<S, C::kChosen> first;
+        prefetch_chosen(ring, first);
+        multiply_chosen(
+            ring, first, b.shared + kShXa + c * (kStrideA * 2), kStrideA, 0,
+            [&](int n, Sums<S>& s) { leave_sums<S>(s, part + n * (S::k_warps * S::rows)); });
+        sync_consumers<kThreads>();
+        Words::each([&](int i, int n, int word) {
             const float factor = chosen_factor(b, c, n);
-            finish<S>(
-                s, (float*)(b.shared + kShPartA) + turn * S::part_floats,
-                [&](int item, int pair, int column, float v0, float v1, bool live, bool leader) {
-                    const float scale = rms_scale(b, c);
-                    v0 *= scale, v1 *= scale;
-                    if constexpr (C::kExpertBias) v0 += bias[item][0], v1 += bias[item][1];
-                    const float y = gated<C>(v0, v1) * factor;
-                    const float next = shuffle_xor(y, neighbour<S>());
-                    const int at = b.block_in_lane * (S::rows / 4) + pair / 2;
-                    if (live && leader && pair % 2 == 0 && column == c && at < C::kFfn / 2)
-                        publish(to + (long)c * C::kWordsF + n * (C::kFfn / 2) + at, C::kWordsF,
-                                halves_of(y, next), b.seqno);
-                });
-        }
+            const float scale = rms_scale(b, c);
+            float v[4] = {0, 0, 0, 0};
+            KIE_UNROLL for (int k = 0; k < S::k_warps; ++k) {
+                const Quad q = *(const Quad*)(part + (n * S::k_warps + k) * S::rows + 4 * word);
+                KIE_UNROLL for (int j = 0; j < 4; ++j) v[j] += number(q.v[j]);
+            }
+            KIE_UNROLL for (int j = 0; j < 4; ++j) {
+                v[j] *= scale;
+                if constexpr (C::kExpertBias) v[j] += bias[i][j];
+            }
+            const int at = b.block_in_lane * (S::rows / 4) + word;
+            if (at < C::kFfn / 2)
+                publish(to + (long)c * C::kWordsF + n * (C::kFfn / 2) + at, C::kWordsF,
+                        halves_of(gated<C>(v[0], v[1]) * factor, gated<C>(v[2], v[3]) * factor),
+                        b.seqno);
+        });
     }
 }
 
@@ -72,34 +184,102 @@ KIE_DEVICE void take_sums(Sums<S>& all, const Sums<S>& one, int column) {
     const int t = (int)thread() % 4;
     KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
         KIE_UNROLL for (int j = 0; j < 4; ++j) {
-            if (kColumns == 1 || 2 * t + j % 2 == column) all.v[i][j] += one.v[i][j];
+            if (2 * t + j % 2 == column) all.v[i][j] = one.v[i][j];
         }
     }
 }
+// The activations that this warp multiplies: of each expert its range of columns. Nobody else reads
+// them where they stand, so they are there when the warp has them.
 template <class C>
-KIE_DEVICE Sums<typename C::TilingDown> multiply_experts(Ring& ring, Watch& watch,
-                                                         const DecodeArgs& args, const Block& b,
-                                                         int layer) {
+KIE_DEVICE void gather_own(Watch& w, const u64* base, u32 seqno, u32 where, u32* x) {
     using S = typename C::TilingDown;
-    constexpr int kShare = C::kChosen * C::kFfn / 2 / kWarps, kStride = C::kChosen * C::kFfn;
-    const int first = (int)(thread() / kTeam) * kShare;
+    static_assert(S::row_warps == 1, "a warp's own columns");
+    constexpr int kWords = C::kFfn / 2, kOwn = S::pairs * 16, kLoads = C::kChosen * kOwn / 2,
+                  kEach = (kLoads + kTeam - 1) / kTeam;
+    const int first = (int)(thread() / kTeam) * kOwn, my = lane() % kTeam;
+    if (S::uneven && first >= kWords) return;
+    const auto at = [&](int i) {
+        const int load = i * kTeam + my, word = first + load % (kOwn / 2) * 2;
+        const bool there = load < kLoads && (!S::uneven || word < kWords);
+        return there ? load / (kOwn / 2) * kWords + word : -1;
+    };
+    // Blocks watch different words, as in `gather`.
+    const int some = first + block() * 10 % min_i(kOwn, kWords - first);
+    if (kPollMode == 1)
+        await_one(w, base + block() % C::kChosen * kWords + some, seqno, where, kPollDelayNs);
+    else if (!kNoWaits && kPollDelayNs > 0)
+        pause_ns(kPollDelayNs);
+    u64 a[kParts][kEach], b[kParts][kEach];
+    KIE_UNROLL for (int part = 0; part < kParts; ++part) {
+        KIE_UNROLL for (int i = 0; i < kEach; ++i) a[part][i] = b[part][i] = 0;
+    }
+    const auto late_by = [&](int part, int i) {
+        return (seqno_of(a[part][i]) ^ seqno) | (seqno_of(b[part][i]) ^ seqno);
+    };
+    w.polls = 0;
+    for (;;) {
+        u32 late = 0;
+        KIE_UNROLL for (int part = 0; part < kParts; ++part) {
+            KIE_UNROLL for (int i = 0; i < kEach; ++i) {
+                if (at(i) >= 0 && (kPollMode == 1 || late_by(part, i) != 0))
+                    load_words(base + part * (C::kWordsF / kParts) + at(i), a[part][i], b[part][i]);
+            }
+        }
+        KIE_UNROLL for (int part = 0; part < kParts; ++part) {
+            KIE_UNROLL for (int i = 0; i < kEach; ++i) if (at(i) >= 0) late |= late_by(part, i);
+        }
+        if (late == 0 || kNoWaits || wait_expired(w, where, seqno, seqno ^ late)) break;
+    }
+    KIE_UNROLL for (int part = 0; part < kParts; ++part) {
+        KIE_UNROLL for (int i = 0; i < kEach; ++i) {
+            if (at(i) >= 0)
+                *(u64*)(x + part * (C::kChosen * kWords) + at(i)) =
+                    b[part][i] << 32 | (u32)a[part][i];
+        }
+    }
+    sync_warp();
+}
+template <class C>
+KIE_DEVICE Sums<typename C::TilingDown> multiply_experts(
+    Ring& ring, Watch& watch, ChosenStages<typename C::TilingDown, C::kChosen>& first,
+    const DecodeArgs& args, const Block& b, int layer) {
+    using S = typename C::TilingDown;
+    constexpr int kStride = C::kChosen * C::kFfn,
+                  kGatherers = kStride % (4 * kWarps) == 0 ? kWarps : 8,
+                  kShare = kStride / 2 / kGatherers;
     const u64* act = args.ll_words + kAtAct + buffer_of(layer, b.lane_index) * kVecF;
-    u32* x = (u32*)(b.shared + kShXb) + first;
-    Sums<S> all;
-    KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
-        KIE_UNROLL for (int j = 0; j < 4; ++j) all.v[i][j] = 0;
+    // What stood there has been used by all when gate and up's sums were, of a column before by
+    // this warp.
+    const auto column = [&](int c) {
+        const u64* words = act + (long)c * C::kWordsF;
+        if constexpr (S::row_warps == 1) {
+            gather_own<C>(watch, words, b.seqno, layer << 4 | 6, (u32*)(b.shared + kShXb));
+        } else {
+            const int from = (int)(thread() / kTeam) * kShare;
+            if (c > 0) sync_consumers<kThreads>();
+            Squares none;
+            if (from < kStride / 2)
+                gather<kShare, false>(watch, words + from, C::kWordsF, b.seqno, layer << 4 | 6, 1,
+                                      nullptr, (u32*)(b.shared + kShXb) + from,
+                                      kParts == 1 ? 0 : kStride / 2, none.v);
+            sync_consumers<kThreads>();
+        }
+        return multiply_chosen(ring, first, b.shared + kShXb, kStride, C::kFfn,
+                               [](int, Sums<S>&) {});
+    };
+    if constexpr (kColumns == 1) {
+        return column(0);
+    } else {
+        Sums<S> all;
+        KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
+            KIE_UNROLL for (int j = 0; j < 4; ++j) all.v[i][j] = 0;
+        }
+        KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
+            if (c > 0) prefetch_chosen(ring, first);
+            take_sums<S>(all, column(c), c);
+        }
+        return all;
     }
-    KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
-        // The vector that stood here has been used.
-        if (kOneVector || c > 0) sync_consumers<kThreads>();
-        Squares none;
-        gather<kShare, false>(watch, act + (long)c * C::kWordsF + first, C::kWordsF, b.seqno,
-                              layer << 4 | 6, 1, nullptr, x, kParts == 1 ? 0 : kStride / 2, none.v);
-        sync_consumers<kThreads>();
-        KIE_NO_UNROLL for (int n = 0; n < C::kChosen; ++n) take_sums<S>(
-            all, multiply_sole<S>(ring, b.shared + kShXb + n * (C::kFfn * 2), kStride), c);
-    }
-    return all;
 }
 
 // What the experts' output has besides products: biases by their factors.

@@ -145,6 +145,7 @@ fn sizes(t: &mut Text, model: &Model, p: &Partition, layout: &Layout) {
     let each = p.blocks_a_lane(model);
     t.ints([
         ("kLayers", model.layers()),
+        ("kAhead", layout.ahead),
         ("kClasses", model.classes.len() as u32),
         ("kHidden", p.hidden),
         ("kHiddenReal", model.hidden),

@@ -2,7 +2,7 @@
 //! kernel, since several columns need more of both.
 
 use super::model::{Class, Model};
-use super::partition::{head_width, ClassPartition, ExpertsPartition, Kind, Matrix, Partition};
+use super::partition::{head_width, ClassPartition, Kind, Matrix, Partition};
 use super::segments;
 use super::tiling::Tiling;
 use crate::abi::{HeadMode, NormSpan, PAGE};
@@ -345,12 +345,7 @@ impl Vectors {
         let of_layers = |one: Matrix, other: Matrix| {
             most(model, p, |_, c| parts(c.tiling(one)).max(parts(c.tiling(other))))
         };
-        // Of two experts one after another, and of the router.
-        let of_experts = most(model, p, |_, c| {
-            let of =
-                |e: &ExpertsPartition| (2 * parts(c.tiling(Matrix::GateUp))).max(parts(&e.router));
-            c.experts.as_ref().map_or(0, of)
-        });
+        let of_experts = most(model, p, |_, c| c.expert_floats(columns));
         let owned = p.classes[0].tiling(Matrix::Output);
         let brought = model.lanes_all() > 1 && owned.k_warps > 1;
         let table_words = columns * model.pools * p.pages_max;

@@ -131,6 +131,15 @@ impl ClassPartition {
         self.fixed().map(|t| t.stages).sum::<u32>() + of_experts.iter().sum::<u32>()
     }
 
+    /// Floats of the parts that warps leave for each other of the router, and of gate and up of all
+    /// experts of a column, or of two columns in turn.
+    pub fn expert_floats(&self, columns: u32) -> u32 {
+        let Some(e) = &self.experts else { return 0 };
+        let gate_up = self.tiling(Matrix::GateUp);
+        let column = e.chosen * gate_up.k_warps * gate_up.rows;
+        (columns.min(2) * column).max(e.router.part_floats(columns))
+    }
+
     /// Numbers of the vector of activations of one column.
     pub const fn activations(&self) -> u32 {
         match self.experts {
@@ -591,8 +600,8 @@ impl Partition {
             all.max().unwrap_or(0)
         };
         let tail = self.tail.as_ref().map_or(0, parts);
-        let of_experts = self.classes.iter().filter(|c| c.experts.is_some());
-        let of_experts = of_experts.map(|c| 2 * parts(c.tiling(Matrix::GateUp))).max().unwrap_or(0);
+        let of_experts =
+            self.classes.iter().map(|c| 4 * c.expert_floats(columns)).max().unwrap_or(0);
         let wide = widest([Matrix::Qkv, Matrix::GateUp]).max(parts(&self.head)).max(tail);
         let wide = wide.max(of_experts);
         let parts = wide + widest([Matrix::Output, Matrix::Down]);

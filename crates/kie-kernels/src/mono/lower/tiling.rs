@@ -86,12 +86,13 @@ impl Encoding {
         }
     }
 
-    /// Units of a stage of a warp, at most: each has its columns of the vector in registers.
-    const fn most_units(&self) -> u32 {
-        if self.bits.is_4_bits() {
-            4
-        } else {
-            u32::MAX
+    /// Units of a stage of a warp, at most: each has its columns of the vector in registers. Of
+    /// experts a block has few rows, whose stages fill a slot with more.
+    const fn most_units(&self, experts: bool) -> u32 {
+        match (self.bits.is_4_bits(), experts) {
+            (true, false) => 4,
+            (true, true) => 6,
+            (false, _) => u32::MAX,
         }
     }
 
@@ -214,15 +215,15 @@ impl Tiling {
         let units = if uneven { k / 32 } else { k / 32 / k_warps };
         let good = |c: &u32| {
             units.is_multiple_of(*c)
-                && *c <= encoding.most_units()
+                && *c <= encoding.most_units(stage.uneven)
                 && encoding.stage_bytes(rows, k_warps, *c) <= slot_bytes
                 && c * tiles * encoding.row_bytes() <= 64 * held
         };
         let (chunk, stages) = if uneven {
-            // The most units that no warp has more of than need be.
+            // No warp has many more units than need be; a stage takes the time of a third of one.
             let stages = |c: &u32| (units / c).div_ceil(k_warps);
             let all = (1..=units).filter(good);
-            let chunk = all.min_by_key(|c| (stages(c) * c, u32::MAX - c)).unwrap_or(1);
+            let chunk = all.min_by_key(|c| (stages(c) * (3 * c + 1), u32::MAX - c)).unwrap_or(1);
             (chunk, stages(&chunk))
         } else {
             let chunk = (1..=units).rev().find(good).unwrap_or(1);
