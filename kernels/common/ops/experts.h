@@ -73,7 +73,9 @@ KIE_DEVICE Sums<S> multiply_chosen(Ring& ring, ChosenStages<S, kTimes>& first, c
                 go_on();
                 if (stage + i + 1 < kAll && has_units()) next = take_column<S>(mine);
                 if (some) add_fragment<S>(s, first.v[i], now);
-                if (stage + i + kMany < kAll) load_fragment<S>(ring, first.v[i], false, offset);
+                // A stage is given back when one more has been multiplied: its reads are done then.
+                if (stage + i > 0 && stage + i - 1 + kMany < kAll) release_stage(ring);
+                if (stage + i + kMany < kAll) read_fragment<S>(ring, first.v[i], false, offset);
                 if (last) done(of, s);
             }
         }
@@ -88,10 +90,12 @@ KIE_DEVICE Sums<S> multiply_chosen(Ring& ring, ChosenStages<S, kTimes>& first, c
         if (some) column = take_column<S>(mine);
         go_on();
         if (stage + 1 < kAll) {
-            load_fragment<S>(ring, next, here, offset);
-            here = stage + 2 < kAll && stage_here(ring);
+            read_fragment<S>(ring, next, here, offset);
+            here = stage + 2 < kAll && next_stage_here(ring);
         }
         if (some) add_fragment<S>(s, now, column);
+        // Not before: giving a stage back waits for all that was read of it.
+        if (stage + 1 < kAll) release_stage(ring);
         if (last) done(of, s);
     };
     KIE_NO_UNROLL for (int stage = 0; stage + 1 < kAll; stage += 2) {
@@ -248,11 +252,11 @@ KIE_DEVICE Sums<typename C::TilingDown> multiply_experts(
                   kGatherers = kStride % (4 * kWarps) == 0 ? kWarps : 8,
                   kShare = kStride / 2 / kGatherers;
     const u64* act = args.ll_words + kAtAct + buffer_of(layer, b.lane_index) * kVecF;
-    // What stood there has been used by all when gate and up's sums were, of a column before by
-    // this warp.
+    // What stood there has been used by all when gate and up's sums were. With several columns
+    // registers are few: warps take equal shares of all.
     const auto column = [&](int c) {
         const u64* words = act + (long)c * C::kWordsF;
-        if constexpr (S::row_warps == 1) {
+        if constexpr (S::row_warps == 1 && kColumns == 1) {
             gather_own<C>(watch, words, b.seqno, layer << 4 | 6, (u32*)(b.shared + kShXb));
         } else {
             const int from = (int)(thread() / kTeam) * kShare;
