@@ -167,7 +167,7 @@ fn experts_in_float32_are_the_goldens() {
                 continue;
             }
         };
-        for golden in goldens(&folder, "") {
+        for golden in goldens(folder, "") {
             for path in [LogitsPath::Decode, LogitsPath::Prefill] {
                 let ours = engine.logits(&golden.ids, path).unwrap();
                 let error = golden.error(&ours.values);
