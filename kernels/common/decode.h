@@ -112,14 +112,13 @@ KIE_DEVICE void decode_experts(Ring& ring, Watch& watch, const DecodeArgs& args,
     stamp(b, 8);
     choose_experts<C>(watch, args, b, layer);
     stamp(b, 9);
-    // From memory: on its way while the first weights are.
-    DownAdjust<C> adjust;
-    adjust.ask(args, b, layer);
     step_experts_gate_up<C>(ring, args, b, layer);
     stamp(b, 10);
     ChosenStages<typename C::TilingDown, C::kChosen> first;
     prefetch_chosen(ring, first);
     others_down.take_early(watch, args, b, of_down);
+    DownAdjust<C> adjust;
+    adjust.ask(args, b, layer);
     step_residual<typename C::TilingDown>(
         watch, args, b, 1, layer, own, 11, others_down, adjust,
         [&]() { return multiply_experts<C>(ring, watch, first, args, b, layer); });

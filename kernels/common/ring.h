@@ -39,12 +39,6 @@ KIE_DEVICE const u8* take_stage(Ring& r, bool here, u32 bytes) {
     r.from = at + bytes;
     return r.bytes + at;
 }
-// The same of the one behind it.
-KIE_DEVICE bool next_stage_here(const Ring& r) {
-    u32 at = r.at, parity = r.parity;
-    advance(at, parity);
-    return kNoStream || slot_filled(r.slots + at, parity);
-}
 // Gives the stage back; what was read of it is in registers.
 KIE_DEVICE void release_stage(Ring& r) {
     if (!kNoStream) {

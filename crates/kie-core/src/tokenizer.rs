@@ -61,7 +61,7 @@ struct Inner {
 
 /// What a parsed tokenizer takes for each byte of its file, at most: maps of its vocabulary and
 /// merges, in both directions.
-const PARSED_BYTES: u64 = 48;
+const PARSED_BYTES: u64 = 64;
 
 impl Tokenizer {
     /// Reads the tokenizer of the model in `dir`, whose embedding has `vocab` rows.

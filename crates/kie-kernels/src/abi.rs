@@ -5,7 +5,11 @@
 //! column of a pass computes) and [`PageGroup`]s (what is kept of a sequence). A *column* is one
 //! position of one sequence; a *pass* runs all steps over up to `Dims::columns` columns at once.
 
+mod commands;
+
 use std::ops::Range;
+
+pub use commands::{Command, CommandKind, Record, SlotEnd, SlotParams};
 
 pub use crate::encoding::{Codes, Dtype, Encoding};
 pub use crate::sample::Sampling;
@@ -404,9 +408,9 @@ impl LatentHeads {
     }
 }
 
-/// `x = norm(input)`; `output = norm(Wq · x)`, or x itself; `[c, r] = W · x`: norm(c) and r, turned,
-/// go into the pages of `state`. Lanes hold the same residual stream (ranks); the first one's is
-/// read.
+/// `x = norm(input)`; `output = norm(Wq · x)`, or x itself; `[c, r] = W · x`: norm(c) and r,
+/// turned, go into the pages of `state`. Lanes hold the same residual stream (ranks); the first
+/// one's is read.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LatentDown {
     /// RMSNorm scale of the input, `[hidden]`; without one it is taken as it is.
@@ -456,8 +460,8 @@ pub struct LatentQuery {
     pub partition: u32,
 }
 
-/// `output_h = softmax(scale · q_h cᵀ) c` over what the pages of `state` keep: each position is read
-/// once, as key and as value. What comes of turned keys means nothing.
+/// `output_h = softmax(scale · q_h cᵀ) c` over what the pages of `state` keep: each position is
+/// read once, as key and as value. What comes of turned keys means nothing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LatentAttend {
     /// Heads of one lane.
@@ -915,95 +919,4 @@ pub struct Program {
     pub groups: Vec<PageGroup>,
     /// Row ranges of the blocks: `blocks + 1` ascending ends from a step's `partition` on.
     pub row_partition: Vec<u32>,
-}
-
-/// What a request wants of the device. Written by the host before the command that names the slot.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct SlotParams {
-    /// Prompt tokens.
-    pub prompt: u32,
-    /// Positions whose KV is already in the pages.
-    pub cached: u32,
-    /// Most tokens to generate.
-    pub max_new: u32,
-    /// Tokens before which no stop id may be chosen.
-    pub min_new: u32,
-    /// Entries in the slot's stop ids.
-    pub stop_ids: u32,
-    /// Entries in the slot's logit bias.
-    pub bias: u32,
-    /// How tokens are chosen.
-    pub sampling: Sampling,
-}
-
-/// What the device is told to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub enum CommandKind {
-    /// Prefill the slot's prompt from `cached`, then decode until a stop rule hits. Positions
-    /// below `a` have pages; a slot that needs more waits for [`Grow`](Self::Grow).
-    Start = 1,
-    /// End the slot after the token in flight.
-    Cancel = 2,
-    /// Run prompt positions `a .. a + b` as prompt chunk and leave their logits in the mailbox.
-    LogitsPrefill = 3,
-    /// The same for the single position `a`, by the decode path.
-    LogitsDecode = 4,
-    /// Positions of the slot below `a` have pages now. Without effect on a slot that has ended.
-    Grow = 5,
-}
-
-impl CommandKind {
-    /// Whether the command hands the slot to the device.
-    pub fn begins(self) -> bool {
-        match self {
-            Self::Start | Self::LogitsPrefill | Self::LogitsDecode => true,
-            Self::Cancel | Self::Grow => false,
-        }
-    }
-}
-
-/// One order to the device, 64 bytes.
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(64))]
-pub struct Command {
-    /// What to do.
-    pub kind: CommandKind,
-    /// For which slot.
-    pub slot: u32,
-    /// First argument.
-    pub a: u32,
-    /// Second argument.
-    pub b: u32,
-}
-
-/// Why a slot ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub enum SlotEnd {
-    /// Still running.
-    Running = 0,
-    /// A stop id was chosen; it is the last record.
-    StopId = 1,
-    /// `max_new` tokens were made.
-    Length = 2,
-    /// A cancel took effect.
-    Cancelled = 3,
-    /// Logits were not finite: the weights or the conversion are at fault.
-    NotFinite = 4,
-    /// A logits command is done.
-    Logits = 5,
-}
-
-/// One token as the device reports it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-#[repr(C)]
-pub struct Record {
-    /// The token.
-    pub token: u32,
-    /// Natural log of its probability under the raw logits; 0 where not asked for.
-    pub logprob: f32,
-    /// CLOCK_MONOTONIC when it was chosen.
-    pub t_ns: u64,
 }

@@ -73,9 +73,7 @@ KIE_DEVICE Sums<S> multiply_chosen(Ring& ring, ChosenStages<S, kTimes>& first, c
                 go_on();
                 if (stage + i + 1 < kAll && has_units()) next = take_column<S>(mine);
                 if (some) add_fragment<S>(s, first.v[i], now);
-                // A stage is given back when one more has been multiplied: its reads are done then.
-                if (stage + i > 0 && stage + i - 1 + kMany < kAll) release_stage(ring);
-                if (stage + i + kMany < kAll) read_fragment<S>(ring, first.v[i], false, offset);
+                if (stage + i + kMany < kAll) load_fragment<S>(ring, first.v[i], false, offset);
                 if (last) done(of, s);
             }
         }
@@ -84,19 +82,14 @@ KIE_DEVICE Sums<S> multiply_chosen(Ring& ring, ChosenStages<S, kTimes>& first, c
     WeightFragment<S> other;
     bool here = kAll > 1 && stage_here(ring);
     const auto add = [&](int stage, WeightFragment<S>& now, WeightFragment<S>& next) {
-        const int of = n;
-        const bool some = has_units(), last = inside + 1 == S::stages;
-        Column<S> column;
-        if (some) column = take_column<S>(mine);
-        go_on();
+        const Column<S> column = take_column<S>(mine);
         if (stage + 1 < kAll) {
-            read_fragment<S>(ring, next, here, offset);
-            here = stage + 2 < kAll && next_stage_here(ring);
+            load_fragment<S>(ring, next, here, offset);
+            here = stage + 2 < kAll && stage_here(ring);
         }
-        if (some) add_fragment<S>(s, now, column);
-        // Not before: giving a stage back waits for all that was read of it.
-        if (stage + 1 < kAll) release_stage(ring);
-        if (last) done(of, s);
+        if (has_units()) add_fragment<S>(s, now, column);
+        if (inside + 1 == S::stages) done(n, s);
+        go_on();
     };
     KIE_NO_UNROLL for (int stage = 0; stage + 1 < kAll; stage += 2) {
         add(stage, first.v[0], other);
@@ -195,10 +188,19 @@ KIE_DEVICE void take_sums(Sums<S>& all, const Sums<S>& one, int column) {
 // The activations that this warp multiplies: of each expert its range of columns. Nobody else reads
 // them where they stand, so they are there when the warp has them.
 template <class C>
+KIE_CONST_FN int own_loads() {
+    return C::kChosen * C::TilingDown::pairs * 8;
+}
+// Where they are few: more would not fit into registers beside the first weights.
+template <class C>
+KIE_CONST_FN bool has_own() {
+    return C::TilingDown::row_warps == 1 && own_loads<C>() <= 6 * kTeam;
+}
+template <class C>
 KIE_DEVICE void gather_own(Watch& w, const u64* base, u32 seqno, u32 where, u32* x) {
     using S = typename C::TilingDown;
     static_assert(S::row_warps == 1, "a warp's own columns");
-    constexpr int kWords = C::kFfn / 2, kOwn = S::pairs * 16, kLoads = C::kChosen * kOwn / 2,
+    constexpr int kWords = C::kFfn / 2, kOwn = S::pairs * 16, kLoads = own_loads<C>(),
                   kEach = (kLoads + kTeam - 1) / kTeam;
     const int first = (int)(thread() / kTeam) * kOwn, my = lane() % kTeam;
     if (S::uneven && first >= kWords) return;
@@ -217,22 +219,22 @@ KIE_DEVICE void gather_own(Watch& w, const u64* base, u32 seqno, u32 where, u32*
     KIE_UNROLL for (int part = 0; part < kParts; ++part) {
         KIE_UNROLL for (int i = 0; i < kEach; ++i) a[part][i] = b[part][i] = 0;
     }
-    const auto late_by = [&](int part, int i) {
+    const auto differs = [&](int part, int i) {
         return (seqno_of(a[part][i]) ^ seqno) | (seqno_of(b[part][i]) ^ seqno);
     };
     w.polls = 0;
     for (;;) {
-        u32 late = 0;
+        u32 missing = 0;
         KIE_UNROLL for (int part = 0; part < kParts; ++part) {
             KIE_UNROLL for (int i = 0; i < kEach; ++i) {
-                if (at(i) >= 0 && (kPollMode == 1 || late_by(part, i) != 0))
+                if (at(i) >= 0 && (kPollMode == 1 || differs(part, i) != 0))
                     load_words(base + part * (C::kWordsF / kParts) + at(i), a[part][i], b[part][i]);
             }
         }
         KIE_UNROLL for (int part = 0; part < kParts; ++part) {
-            KIE_UNROLL for (int i = 0; i < kEach; ++i) if (at(i) >= 0) late |= late_by(part, i);
+            KIE_UNROLL for (int i = 0; i < kEach; ++i) if (at(i) >= 0) missing |= differs(part, i);
         }
-        if (late == 0 || kNoWaits || wait_expired(w, where, seqno, seqno ^ late)) break;
+        if (missing == 0 || kNoWaits || wait_expired(w, where, seqno, seqno ^ missing)) break;
     }
     KIE_UNROLL for (int part = 0; part < kParts; ++part) {
         KIE_UNROLL for (int i = 0; i < kEach; ++i) {
@@ -252,11 +254,11 @@ KIE_DEVICE Sums<typename C::TilingDown> multiply_experts(
                   kGatherers = kStride % (4 * kWarps) == 0 ? kWarps : 8,
                   kShare = kStride / 2 / kGatherers;
     const u64* act = args.ll_words + kAtAct + buffer_of(layer, b.lane_index) * kVecF;
-    // What stood there has been used by all when gate and up's sums were. With several columns
-    // registers are few: warps take equal shares of all.
+    // What stood there has been used by all when gate and up's sums were, of a column before by
+    // this warp.
     const auto column = [&](int c) {
         const u64* words = act + (long)c * C::kWordsF;
-        if constexpr (S::row_warps == 1 && kColumns == 1) {
+        if constexpr (S::row_warps == 1) {
             gather_own<C>(watch, words, b.seqno, layer << 4 | 6, (u32*)(b.shared + kShXb));
         } else {
             const int from = (int)(thread() / kTeam) * kShare;

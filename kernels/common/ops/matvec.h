@@ -137,9 +137,8 @@ KIE_DEVICE FragmentOffset<S> fragment_offset(const Ring& ring, int first = 0) {
     }
     return p;
 }
-// Its slot is given back by who reads it.
 template <class S>
-KIE_DEVICE void read_fragment(Ring& ring, WeightFragment<S>& f, bool here,
+KIE_DEVICE void load_fragment(Ring& ring, WeightFragment<S>& f, bool here,
                               const FragmentOffset<S>& offset) {
     const u8* stage = take_stage(ring, here, S::stage_bytes);
     KIE_UNROLL for (int c = 0; c < S::chunk; ++c) {
@@ -168,11 +167,6 @@ KIE_DEVICE void read_fragment(Ring& ring, WeightFragment<S>& f, bool here,
             }
         }
     }
-}
-template <class S>
-KIE_DEVICE void load_fragment(Ring& ring, WeightFragment<S>& f, bool here,
-                              const FragmentOffset<S>& offset) {
-    read_fragment<S>(ring, f, here, offset);
     release_stage(ring);
 }
 // The first stages, or some of them.

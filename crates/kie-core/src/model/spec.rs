@@ -145,8 +145,8 @@ pub struct Delta {
     pub taps: usize,
 }
 
-/// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): of a position one latent is kept, and
-/// one turned key, for all heads.
+/// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): of a position one latent is kept,
+/// and one turned key, for all heads.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Latent {
     /// Heads.

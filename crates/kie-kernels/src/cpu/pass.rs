@@ -38,6 +38,8 @@ use crate::room;
 use crate::simd::Level;
 use crate::validate::ValidProgram;
 
+/// Heads that a member attends latents with at a time: they read a page once.
+const LATENT_HEADS: usize = 8;
 /// Query positions of one prefill attention item.
 const QUERY_BLOCK: usize = 16;
 
@@ -132,7 +134,7 @@ impl Largest {
                     most.input = most.input.max(width.max(heads.rank) as usize);
                     most.raw = most.raw.max((heads.count * heads.query()) as usize);
                     most.rank = most.rank.max(heads.rank as usize);
-                    most.shared = most.shared.max(latent::HEADS.min(heads.count as usize));
+                    most.shared = most.shared.max(LATENT_HEADS.min(heads.count as usize));
                     most.head_dim = most.head_dim.max(heads.key() as usize);
                 }
                 StepKind::Project(Project { input, .. })

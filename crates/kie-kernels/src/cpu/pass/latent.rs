@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::steps::{add, intersect, Attending};
-use super::{Column, Walk, DECODE_COLUMNS};
+use super::{Column, Walk, DECODE_COLUMNS, LATENT_HEADS};
 use crate::abi::{
     Dtype, LatentAttend, LatentDown, LatentHeads, LatentQuery, LatentUp, StateAt, StateKind, PAGE,
 };
@@ -12,9 +12,6 @@ use crate::cpu::attention::KvPage;
 use crate::cpu::matmul::matmul;
 use crate::matrix::row_to_f32;
 use crate::numbers::store_f32;
-
-/// Heads that a member attends with at a time: they read a page once.
-pub(super) const HEADS: usize = 8;
 
 impl Walk<'_> {
     pub(super) fn latent_down(&self, step: &LatentDown) {
@@ -146,7 +143,7 @@ impl Walk<'_> {
 
     pub(super) fn latent_attend(&self, step: &LatentAttend) {
         let (count, dim) = (step.heads.count as usize, step.heads.key() as usize);
-        let parts = count.div_ceil(HEADS);
+        let parts = count.div_ceil(LATENT_HEADS);
         let pages = &self.pass.pages[step.state.group as usize];
         let (_, dtype) = self.latents_at(step.state, 0);
         let page = |page: usize| {
@@ -155,11 +152,11 @@ impl Walk<'_> {
             KvPage { k: rows, v: rows }
         };
         self.attend_items(self.dims().lanes as usize * parts, |part, columns| {
-            let first = part % parts * HEADS;
+            let first = part % parts * LATENT_HEADS;
             let attending = Attending {
                 vectors: [step.input, step.output],
                 lane: part / parts,
-                heads: first..count.min(first + HEADS),
+                heads: first..count.min(first + LATENT_HEADS),
                 dim,
                 scale: step.scale,
                 sinks: None,
