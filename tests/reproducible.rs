@@ -199,6 +199,7 @@ fn a_history_changes_no_bit_on_the_cpu() {
         ("demo", None),
         ("qwen3_moe", None),
         ("own_llama_fp8_tied", None),
+        ("own_deepseek_v3", None),
         ("own_mistral", Some(1)),
         ("own_qwen3_next", None),
     ];

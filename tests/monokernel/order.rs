@@ -199,14 +199,14 @@ const MUTANTS: &[Case] = &[
         ..SHORT
     },
     Case {
-        what: "factors are taken before they are there",
+        what: "experts are multiplied before all have chosen",
         fixture: "own_olmoe",
         machine: "blocks=4",
         edits: &[(
             "    join_wave();\n    sync_consumers<kThreads>();\n}\n",
             "    join_wave();\n}\n",
         )],
-        about: &["step_experts_gate_up"],
+        about: &["leave_sums"],
         ..SHORT
     },
     Case {

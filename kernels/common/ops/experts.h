@@ -185,66 +185,6 @@ KIE_DEVICE void take_sums(Sums<S>& all, const Sums<S>& one, int column) {
         }
     }
 }
-// The activations that this warp multiplies: of each expert its range of columns. Nobody else reads
-// them where they stand, so they are there when the warp has them.
-template <class C>
-KIE_CONST_FN int own_loads() {
-    return C::kChosen * C::TilingDown::pairs * 8;
-}
-// Where they are few: more would not fit into registers beside the first weights.
-template <class C>
-KIE_CONST_FN bool has_own() {
-    return C::TilingDown::row_warps == 1 && own_loads<C>() <= 6 * kTeam;
-}
-template <class C>
-KIE_DEVICE void gather_own(Watch& w, const u64* base, u32 seqno, u32 where, u32* x) {
-    using S = typename C::TilingDown;
-    static_assert(S::row_warps == 1, "a warp's own columns");
-    constexpr int kWords = C::kFfn / 2, kOwn = S::pairs * 16, kLoads = own_loads<C>(),
-                  kEach = (kLoads + kTeam - 1) / kTeam;
-    const int first = (int)(thread() / kTeam) * kOwn, my = lane() % kTeam;
-    if (S::uneven && first >= kWords) return;
-    const auto at = [&](int i) {
-        const int load = i * kTeam + my, word = first + load % (kOwn / 2) * 2;
-        const bool there = load < kLoads && (!S::uneven || word < kWords);
-        return there ? load / (kOwn / 2) * kWords + word : -1;
-    };
-    // Blocks watch different words, as in `gather`.
-    const int some = first + block() * 10 % min_i(kOwn, kWords - first);
-    if (kPollMode == 1)
-        await_one(w, base + block() % C::kChosen * kWords + some, seqno, where, kPollDelayNs);
-    else if (!kNoWaits && kPollDelayNs > 0)
-        pause_ns(kPollDelayNs);
-    u64 a[kParts][kEach], b[kParts][kEach];
-    KIE_UNROLL for (int part = 0; part < kParts; ++part) {
-        KIE_UNROLL for (int i = 0; i < kEach; ++i) a[part][i] = b[part][i] = 0;
-    }
-    const auto differs = [&](int part, int i) {
-        return (seqno_of(a[part][i]) ^ seqno) | (seqno_of(b[part][i]) ^ seqno);
-    };
-    w.polls = 0;
-    for (;;) {
-        u32 missing = 0;
-        KIE_UNROLL for (int part = 0; part < kParts; ++part) {
-            KIE_UNROLL for (int i = 0; i < kEach; ++i) {
-                if (at(i) >= 0 && (kPollMode == 1 || differs(part, i) != 0))
-                    load_words(base + part * (C::kWordsF / kParts) + at(i), a[part][i], b[part][i]);
-            }
-        }
-        KIE_UNROLL for (int part = 0; part < kParts; ++part) {
-            KIE_UNROLL for (int i = 0; i < kEach; ++i) if (at(i) >= 0) missing |= differs(part, i);
-        }
-        if (missing == 0 || kNoWaits || wait_expired(w, where, seqno, seqno ^ missing)) break;
-    }
-    KIE_UNROLL for (int part = 0; part < kParts; ++part) {
-        KIE_UNROLL for (int i = 0; i < kEach; ++i) {
-            if (at(i) >= 0)
-                *(u64*)(x + part * (C::kChosen * kWords) + at(i)) =
-                    b[part][i] << 32 | (u32)a[part][i];
-        }
-    }
-    sync_warp();
-}
 template <class C>
 KIE_DEVICE Sums<typename C::TilingDown> multiply_experts(
     Ring& ring, Watch& watch, ChosenStages<typename C::TilingDown, C::kChosen>& first,
@@ -254,22 +194,18 @@ KIE_DEVICE Sums<typename C::TilingDown> multiply_experts(
                   kGatherers = kStride % (4 * kWarps) == 0 ? kWarps : 8,
                   kShare = kStride / 2 / kGatherers;
     const u64* act = args.ll_words + kAtAct + buffer_of(layer, b.lane_index) * kVecF;
-    // What stood there has been used by all when gate and up's sums were, of a column before by
-    // this warp.
+    // What stood there has been used by all when gate and up's sums were, of a column before at the
+    // barrier here.
     const auto column = [&](int c) {
         const u64* words = act + (long)c * C::kWordsF;
-        if constexpr (S::row_warps == 1) {
-            gather_own<C>(watch, words, b.seqno, layer << 4 | 6, (u32*)(b.shared + kShXb));
-        } else {
-            const int from = (int)(thread() / kTeam) * kShare;
-            if (c > 0) sync_consumers<kThreads>();
-            Squares none;
-            if (from < kStride / 2)
-                gather<kShare, false>(watch, words + from, C::kWordsF, b.seqno, layer << 4 | 6, 1,
-                                      nullptr, (u32*)(b.shared + kShXb) + from,
-                                      kParts == 1 ? 0 : kStride / 2, none.v);
-            sync_consumers<kThreads>();
-        }
+        const int from = (int)(thread() / kTeam) * kShare;
+        if (c > 0) sync_consumers<kThreads>();
+        Squares none;
+        if (from < kStride / 2)
+            gather<kShare, false>(watch, words + from, C::kWordsF, b.seqno, layer << 4 | 6, 1,
+                                  nullptr, (u32*)(b.shared + kShXb) + from,
+                                  kParts == 1 ? 0 : kStride / 2, none.v);
+        sync_consumers<kThreads>();
         return multiply_chosen(ring, first, b.shared + kShXb, kStride, C::kFfn,
                                [](int, Sums<S>&) {});
     };

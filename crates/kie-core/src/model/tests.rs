@@ -412,6 +412,60 @@ fn recurrent_layers_between_gated_attention() {
     }
 }
 
+fn deepseek_v3() -> Value {
+    json!({
+        "model_type": "deepseek_v3", "hidden_size": 7168, "num_hidden_layers": 61,
+        "intermediate_size": 18432, "num_attention_heads": 128, "num_key_value_heads": 128,
+        "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+        "v_head_dim": 128, "moe_intermediate_size": 2048, "n_routed_experts": 256,
+        "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3, "n_group": 8,
+        "topk_group": 4, "norm_topk_prob": true, "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid", "topk_method": "noaux_tc", "num_nextn_predict_layers": 1,
+        "vocab_size": 129280, "max_position_embeddings": 163840, "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": false, "attention_bias": false,
+    })
+}
+
+#[test]
+fn latents_before_experts_in_groups() {
+    let spec = read(deepseek_v3()).unwrap();
+    assert_eq!(spec.parameters(), 671_026_419_200);
+    assert!(experts(&spec, 2).is_none());
+    let of = experts(&spec, 3).unwrap();
+    assert_eq!((of.correction, of.factor, of.shared.unwrap().each.ffn), (true, 2.5, 2048));
+    let groups = of.groups.unwrap();
+    assert_eq!((groups.count, groups.chosen), (8, 4));
+    assert!(spec.ignored_below.iter().any(|below| below == "model.layers.61."));
+    // Queries may come straight of the residual.
+    let straight = read(with(deepseek_v3(), "q_lora_rank", json!(null))).unwrap();
+    assert!(matches!(straight.layers[0].mixer, Mixer::Latent(l) if l.query_rank.is_none()));
+    // Of a model that sees, the part that reads.
+    let seeing = read(json!({
+        "model_type": "kimi_k25", "text_config": deepseek_v3(), "vision_config": {},
+    }));
+    let seeing = seeing.unwrap();
+    assert_eq!(seeing.parameters(), spec.parameters());
+    assert!(seeing.tensors.iter().all(|t| t.name.starts_with("language_model.")));
+    for (key, value) in [
+        ("num_key_value_heads", json!(64)),
+        ("kv_lora_rank", json!(0)),
+        ("qk_rope_head_dim", json!(63)),
+        ("v_head_dim", json!(null)),
+        ("scoring_func", json!("softmax")),
+        ("topk_method", json!("greedy")),
+        ("n_group", json!(7)),
+        ("topk_group", json!(9)),
+        ("n_shared_experts", json!(257)),
+        ("routed_scaling_factor", json!(-1.0)),
+        ("first_k_dense_replace", json!(null)),
+        ("num_nextn_predict_layers", json!(-1)),
+        ("moe_layer_freq", json!(2)),
+    ] {
+        let error = refusal(deepseek_v3(), key, value.clone()).to_string();
+        assert!(error.contains(key), "{key} {value}: {error}");
+    }
+}
+
 fn experts(spec: &Spec, layer: usize) -> Option<Experts> {
     match spec.layers[layer].mlp {
         Mlp::Experts(experts) => Some(experts),
