@@ -106,6 +106,15 @@ CONFIG = {
 BLOCKS = {"BF16": (2, 1), "Q8_0": (34, 32), "Q4_K": (144, 256), "MXFP4": (17, 32)}
 
 
+def add_words(writer: Any, count: int) -> None:
+    """A vocabulary of so many words, which nobody reads."""
+    writer.add_vocab_size(count)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([f"<{i}>" for i in range(count)])
+    writer.add_token_scores([0.0] * count)
+    writer.add_token_types([1] * count)
+
+
 def gguf_writer(path: Path) -> Any:
     """A GGUF file with the model's metadata, ready for its tensors."""
     import gguf
@@ -119,11 +128,7 @@ def gguf_writer(path: Path) -> Any:
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(VOCAB)
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list([f"<{i}>" for i in range(VOCAB)])
-    writer.add_token_scores([0.0] * VOCAB)
-    writer.add_token_types([1] * VOCAB)
+    add_words(writer, VOCAB)
     return writer
 
 
@@ -222,11 +227,7 @@ def experts_writer(path: Path, config: dict[str, Any]) -> Any:
     writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
     writer.add_rope_scaling_factor(rope["factor"])
     writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-    writer.add_vocab_size(words)
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list([f"<{i}>" for i in range(words)])
-    writer.add_token_scores([0.0] * words)
-    writer.add_token_types([1] * words)
+    add_words(writer, words)
     return writer
 
 

@@ -236,20 +236,34 @@ impl Builder<'_> {
         self.planned.spec.layers[layer].norms.before().then(|| self.tensor(role))
     }
 
-    fn mlp(&mut self, layer: usize, &Gated { ffn, gate }: &Gated) {
+    fn mlp(&mut self, layer: usize, gated: &Gated) {
+        let weights = [Role::Gate(layer), Role::Up(layer)];
+        let inner = self.gate_up(layer, gated, weights, None, Use::Inner);
+        self.project(layer, (Role::Down(layer), None), inner, Module::Mlp);
+    }
+
+    /// Gate and up of an MLP that all columns go to; where they put out.
+    fn gate_up(
+        &mut self,
+        layer: usize,
+        &Gated { ffn, gate }: &Gated,
+        weights: [Role; 2],
+        scale: Option<Role>,
+        output: fn(u32) -> Use,
+    ) -> u32 {
         let ffn = (ffn / self.planned.spec.lanes) as u32;
         let gate_up = GateUp {
             norm: self.before(layer, Role::MlpNorm(layer)),
-            weights: [Role::Gate(layer), Role::Up(layer)].map(|role| self.tensor(role)),
+            weights: weights.map(|role| self.tensor(role)),
             gate,
-            scale: None,
+            scale: scale.map(|role| self.tensor(role)),
             ffn,
             input: self.vector(Use::Residual),
-            output: self.vector(Use::Inner(ffn)),
+            output: self.vector(output(ffn)),
             partition: 0,
         };
         self.push(layer, StepKind::GateUp(gate_up));
-        self.project(layer, (Role::Down(layer), None), gate_up.output, Module::Mlp);
+        gate_up.output
     }
 
     /// The router, then the chosen experts, whose sum joins the residual streams; a shared one
@@ -303,20 +317,9 @@ impl Builder<'_> {
         self.push(layer, StepKind::Route(route));
         self.push(layer, StepKind::ExpertsGateUp(gate_up));
         let shared = of.shared.map(|shared| {
-            let ffn = shared.each.ffn as u32;
             let weights = [Role::SharedGate(layer), Role::SharedUp(layer)];
-            let gate_up = GateUp {
-                norm,
-                weights: weights.map(|role| self.tensor(role)),
-                gate: shared.each.gate,
-                scale: shared.scaled.then(|| self.tensor(Role::SharedScale(layer))),
-                ffn,
-                input,
-                output: self.vector(Use::Shared(ffn)),
-                partition: 0,
-            };
-            self.push(layer, StepKind::GateUp(gate_up));
-            gate_up.output
+            let scale = shared.scaled.then_some(Role::SharedScale(layer));
+            self.gate_up(layer, &shared.each, weights, scale, Use::Shared)
         });
         self.push(layer, StepKind::ExpertsDown(down));
         if let Some(shared) = shared {
