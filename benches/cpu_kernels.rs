@@ -13,7 +13,7 @@ use kie_kernels::abi::{Codes, Dtype, Encoding};
 use kie_kernels::cpu::attention::{attend, attend_chunk, KvPage, Scratch};
 use kie_kernels::cpu::digits::Digits;
 use kie_kernels::cpu::matmul::{matmul, Matrix, Scales};
-use kie_kernels::cpu::prefill::{pack, prefill, Packed};
+use kie_kernels::cpu::prefill::{pack, prefill, Form, Packed, Panels};
 use kie_kernels::cpu::stream::read_bandwidth;
 use kie_kernels::cpu::team::Team;
 use kie_kernels::field::{Columns, Field};
@@ -180,6 +180,8 @@ fn chunk(data: &[u8], team: &Team, level: Level, encoding: Encoding, (rows, cols
     let y = Field::new(rows * n);
     let factors = factors(encoding, rows, cols);
     let mut packed = Packed::default();
+    let forms = || [Form::of(level, encoding.codes)].into_iter();
+    let panels = Field::of((0..team.members()).map(|_| Panels::of(forms())).collect());
     let mut layer = 0;
     let (mut packing, mut alone) = (0.0, f64::MAX);
     let speed = median(|| {
@@ -192,7 +194,10 @@ fn chunk(data: &[u8], team: &Team, level: Level, encoding: Encoding, (rows, cols
         let start = Instant::now();
         let used = timed(team, |member| {
             let rows = rows_of(member, team.members(), m.rows);
-            prefill(level, &m, rows.clone(), packed.all(), own(&y, &rows, m.rows, n), &|| true);
+            // SAFETY: each member takes its own.
+            let panels = unsafe { &mut panels.write(member..member + 1)[0] };
+            let out = own(&y, &rows, m.rows, n);
+            prefill(level, panels, &m, rows.clone(), packed.all(), out, &|| true);
         });
         alone = alone.min(used);
         2.0 * (rows * cols * n) as f64 / start.elapsed().as_secs_f64() / 1e9

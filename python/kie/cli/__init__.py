@@ -36,11 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command line and exits."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     closed = _fill_descriptors()
-    if not words:
-        parser(words).print_help()
-        sys.exit(0)
-    parsed = parser(words).parse_args(words)
+    parsed = None
     try:
+        # Prints and leaves where help or the version is asked for.
+        parsed = parser(words).parse_args(words or ["--help"])
         if 1 in closed:
             raise OSError("standard output is closed")
         code = parsed.call(parsed) or 0
@@ -53,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         print(file=sys.stderr)
         code = 130
     except Exception as error:
-        if parsed.verbose:
+        if parsed and parsed.verbose:
             raise
         report_error(error, _verb(words))
         _drop_output()

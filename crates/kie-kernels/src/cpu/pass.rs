@@ -22,7 +22,7 @@ use super::delta::{arranged, Scratch as DeltaScratch};
 use super::digits::Digits;
 use super::experts::{Largest as LargestExperts, Lines, Scratch as ExpertScratch, DECODE_COLUMNS};
 use super::ops;
-use super::prefill::{Form, Packed};
+use super::prefill::{Form, Packed, Panels};
 use super::team::{Barrier, Team};
 use super::watch::Watch;
 use crate::abi::{
@@ -170,7 +170,8 @@ fn bytes(program: &Program, most: &Largest, experts: &LargestExperts) -> u64 {
     let logits = u64::from(d.slots) * u64::from(d.vocab);
     let experts = experts.bytes(d.columns as usize, program.blocks as usize);
     let digits = Digits::bytes(DECODE_COLUMNS, most.input.max((d.lanes * d.hidden) as usize));
-    let members = u64::from(program.blocks) * (digits + 4 * DECODE_COLUMNS * most.rank) as u64;
+    let members = u64::from(program.blocks)
+        * (digits + 4 * DECODE_COLUMNS * most.rank + Panels::BYTES) as u64;
     4 * (numbers * columns + logits) + pages.sum::<u64>() + experts + members
 }
 
@@ -213,6 +214,8 @@ pub(super) struct Pass {
     members: Field<Scratch>,
     /// Columns of products of integers, one a member.
     digits: Field<Digits>,
+    /// The same of the prefill path.
+    panels: Field<Panels>,
 }
 
 impl Pass {
@@ -237,6 +240,7 @@ impl Pass {
             Scratch { attention, delta, experts: experts.scratch(columns), stream, latents }
         };
         let digits = || Digits::with_capacity(columns.min(DECODE_COLUMNS), most.input.max(widest));
+        let panels = || Panels::of((0..program.tensors.len() as u32).map(form));
         let arena = |g: &PageGroup| Field::new(g.page_bytes() as usize * g.pages as usize);
         let mut pass = Self {
             vectors: program.vectors.iter().map(field).collect(),
@@ -254,6 +258,7 @@ impl Pass {
             wanted: Vec::with_capacity(columns),
             members: Field::of((0..program.blocks).map(|_| member()).collect()),
             digits: Field::of((0..program.blocks).map(|_| digits()).collect()),
+            panels: Field::of((0..program.blocks).map(|_| panels()).collect()),
             level,
             buffers,
             program,
@@ -530,6 +535,13 @@ impl Walk<'_> {
     fn digits(&self) -> &mut Digits {
         // SAFETY: as `scratch`, for the length of a product.
         unsafe { &mut self.pass.digits.write(self.member..self.member + 1)[0] }
+    }
+
+    /// This member's own; a product takes it once.
+    #[allow(clippy::mut_from_ref)]
+    fn panels(&self) -> &mut Panels {
+        // SAFETY: as `digits`.
+        unsafe { &mut self.pass.panels.write(self.member..self.member + 1)[0] }
     }
 
     /// This member's own; a step takes it once.

@@ -24,8 +24,8 @@ mod bf16;
 mod packed;
 
 use self::packed::CHUNK;
-pub(super) use self::packed::{Form, Line, BLOCK};
-pub use self::packed::{Packed, Part};
+pub use self::packed::{Form, Packed, Panels, Part};
+pub(super) use self::packed::{Line, BLOCK};
 
 /// Rows of a panel.
 const ROWS: usize = 32;
@@ -87,9 +87,11 @@ fn pack_single(columns: &[f32], cols: usize, out: &mut [Line]) {
 /// of `rows` and all packed columns; some of them while it `goes_on`.
 ///
 /// # Panics
-/// When the columns were packed for another length, level or encoding, or `y` is too short.
+/// When the columns were packed for another length, level or encoding, `y` is too short, or the
+/// panels have no room for weights of this form.
 pub fn prefill(
     level: Level,
+    panels: &mut Panels,
     m: &Matrix<'_>,
     rows: Range<usize>,
     packed: Part<'_>,
@@ -109,7 +111,7 @@ pub fn prefill(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the form was checked against the level, and `pack` saw that it exists.
         unsafe {
-            bf16::run(level == Level::Amx, m, rows, packed, y, goes_on);
+            bf16::run(level == Level::Amx, panels, m, rows, packed, y, goes_on);
         }
         return;
     }
@@ -344,9 +346,9 @@ mod tests {
         let mut packed = Packed::default();
         pack(level, &[m.codes], x, n, m.cols, &mut packed);
         let mut y = vec![f32::NAN; n * m.rows];
-        prefill(level, m, 0..m.rows, packed.all(), Columns::of(&mut y, m.rows, m.rows, n), &|| {
-            true
-        });
+        let panels = &mut Panels::of([Form::of(level, m.codes)].into_iter());
+        let out = Columns::of(&mut y, m.rows, m.rows, n);
+        prefill(level, panels, m, 0..m.rows, packed.all(), out, &|| true);
         y
     }
 
@@ -392,12 +394,14 @@ mod tests {
             let mut packed = Packed::default();
             for level in available() {
                 let whole = all(level, &owned.matrix(), &x, n);
+                let panels = &mut Panels::of([Form::of(level, codes)].into_iter());
                 for c in [0, n / 2, n - 1] {
                     pack(level, &[codes], &x[c * cols..][..cols], 1, cols, &mut packed);
                     let mut alone = vec![f32::NAN; rows];
                     let (upper, lower) = alone.split_at_mut(split);
-                    prefill(level, &m, 0..split, packed.all(), Columns::one(upper), &|| true);
-                    prefill(level, &m, split..rows, packed.all(), Columns::one(lower), &|| true);
+                    for (rows, y) in [(0..split, upper), (split..rows, lower)] {
+                        prefill(level, panels, &m, rows, packed.all(), Columns::one(y), &|| true);
+                    }
                     for r in 0..rows {
                         prop_assert_eq!(whole[c * rows + r].to_bits(), alone[r].to_bits());
                     }

@@ -218,7 +218,7 @@ impl Walk<'_> {
                 matmul(self.pass.level, matrix, rows, x, y, self.digits());
             }
             Input::Packed(part) => {
-                prefill(self.pass.level, matrix, rows, part, y, &|| self.goes_on());
+                prefill(self.pass.level, self.panels(), matrix, rows, part, y, &|| self.goes_on());
             }
         }
     }

@@ -126,7 +126,9 @@ impl Walk<'_> {
             // SAFETY: packed before the last barrier; nobody writes it in this phase.
             let packed = unsafe { self.pass.packed.read(lane..lane + 1) };
             let y = out.some(self.decode..self.columns.len(), 0..rows.len());
-            prefill(self.pass.level, matrix, rows, packed[0].all(), y, &|| self.goes_on());
+            prefill(self.pass.level, self.panels(), matrix, rows, packed[0].all(), y, &|| {
+                self.goes_on()
+            });
         }
     }
 

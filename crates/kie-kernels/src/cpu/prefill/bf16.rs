@@ -10,10 +10,9 @@
 
 use std::arch::asm;
 use std::arch::x86_64::*;
-use std::cell::RefCell;
 use std::ops::Range;
 
-use super::packed::{Form, Line, Part, BLOCK, CHUNK};
+use super::packed::{Form, Line, Panels, Part, BLOCK, CHUNK, GROUP, STEPS};
 use crate::abi::Codes;
 use crate::cpu::codes::Unpack;
 use crate::field::Columns;
@@ -97,40 +96,6 @@ const ORDER: [u8; 64] = {
     index
 };
 
-/// Rows that a group of panels holds; the packed columns are read once for each group.
-const GROUP: usize = 256;
-/// Most steps of 32 in k that a panel holds.
-const STEPS: usize = 8;
-/// Most cuts of a piece: one for each step.
-const CUTS: usize = STEPS;
-
-/// Working memory of one thread, kept from call to call.
-struct Scratch {
-    /// `[GROUP / 16][STEPS]` tiles of 16 rows x 32 numbers.
-    panel: Vec<Line>,
-    /// `[block][GROUP][16]` float32.
-    sums: Vec<Line>,
-    /// Four tiles that wait for their factors, or go nowhere.
-    aside: [Line; 64],
-    /// `[cut][GROUP]`.
-    factors: Vec<[f32; GROUP]>,
-}
-
-impl Scratch {
-    fn new() -> Self {
-        Self {
-            panel: vec![Line([0; 64]); GROUP / 16 * STEPS * 16],
-            sums: vec![Line([0; 64]); CHUNK / BLOCK * GROUP],
-            aside: [Line([0; 64]); 64],
-            factors: vec![[1.0; GROUP]; CUTS],
-        }
-    }
-}
-
-thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::new());
-}
-
 /// Multiplies `rows` of `m` with all packed columns; see the parent's `prefill`, which checked the
 /// arguments.
 ///
@@ -138,6 +103,7 @@ thread_local! {
 /// The CPU has AVX-512 BF16 and VBMI; with `amx`, AMX-BF16 granted to the process.
 pub(super) unsafe fn run(
     amx: bool,
+    panels: &mut Panels,
     m: &Matrix<'_>,
     rows: Range<usize>,
     packed: Part<'_>,
@@ -148,25 +114,23 @@ pub(super) unsafe fn run(
         // SAFETY: the caller has AMX.
         unsafe { configure() };
     }
-    SCRATCH.with_borrow_mut(|scratch| {
-        'all: for first in (0..packed.n).step_by(CHUNK) {
-            let columns = first..packed.n.min(first + CHUNK);
-            for r in rows.clone().step_by(GROUP) {
-                if !goes_on() {
-                    break 'all;
-                }
-                let group = r..rows.end.min(r + GROUP);
-                let at = group.start - rows.start..group.end - rows.start;
-                let out = y.some(columns.clone(), at);
-                let task = Task { amx, m, rows: group, packed, columns: columns.clone() };
-                // SAFETY: the caller has the levels.
-                unsafe {
-                    task.sum(scratch);
-                    task.write(&scratch.sums, out);
-                }
+    'all: for first in (0..packed.n).step_by(CHUNK) {
+        let columns = first..packed.n.min(first + CHUNK);
+        for r in rows.clone().step_by(GROUP) {
+            if !goes_on() {
+                break 'all;
+            }
+            let group = r..rows.end.min(r + GROUP);
+            let at = group.start - rows.start..group.end - rows.start;
+            let out = y.some(columns.clone(), at);
+            let task = Task { amx, m, rows: group, packed, columns: columns.clone() };
+            // SAFETY: the caller has the levels.
+            unsafe {
+                task.sum(panels);
+                task.write(&panels.sums, out);
             }
         }
-    });
+    }
     if amx {
         // SAFETY: the tiles were configured above.
         unsafe { asm!("tilerelease", options(nomem, nostack)) };
@@ -220,15 +184,15 @@ impl Task<'_> {
     /// # Safety
     /// AVX-512 BF16 and VBMI, with `amx` configured tiles.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")]
-    unsafe fn sum(&self, scratch: &mut Scratch) {
+    unsafe fn sum(&self, panels: &mut Panels) {
         let blocks = self.columns.start / BLOCK..self.columns.end.div_ceil(BLOCK);
         let pairs = blocks.len().div_ceil(2);
         let mut from = 0;
         while from < self.m.cols {
             let piece = self.piece(from);
             // SAFETY: the piece lies in the rows; the caller has the level.
-            unsafe { self.fill(&piece, &mut scratch.panel) };
-            self.factors(&piece, &mut scratch.factors);
+            unsafe { self.fill(&piece, &mut panels.panel) };
+            self.factors(&piece, &mut panels.factors);
             let height = if self.amx { 32 } else { 8 };
             for pair in 0..pairs {
                 let block = blocks.start + 2 * pair;
@@ -243,9 +207,9 @@ impl Task<'_> {
                     // SAFETY: the panel is filled; the caller has the levels.
                     unsafe {
                         if self.amx {
-                            meet.tiles(row, scratch);
+                            meet.tiles(row, panels);
                         } else {
-                            meet.dots(row, scratch);
+                            meet.dots(row, panels);
                         }
                     }
                 }
@@ -417,7 +381,7 @@ struct Meet<'a> {
     near: *const Line,
     /// The second block, if there is one.
     far: Option<*const Line>,
-    /// Line of `Scratch::sums` where the first block's rows begin; the second's are GROUP on.
+    /// Line of `Panels::sums` where the first block's rows begin; the second's are GROUP on.
     sums: usize,
     scaled: bool,
 }
@@ -432,12 +396,12 @@ impl Meet<'_> {
     /// # Safety
     /// AMX is there and configured; AVX-512; the panel is filled.
     #[target_feature(enable = "avx512f")]
-    unsafe fn tiles(&self, row: usize, scratch: &mut Scratch) {
-        let sums = scratch.sums.as_mut_ptr().wrapping_add(self.sums + row).cast::<f32>();
-        let aside = scratch.aside.as_mut_ptr().cast::<f32>();
+    unsafe fn tiles(&self, row: usize, panels: &mut Panels) {
+        let sums = panels.sums.as_mut_ptr().wrapping_add(self.sums + row).cast::<f32>();
+        let aside = panels.aside.as_mut_ptr().cast::<f32>();
         // A missing second block repeats the first, and its sums go nowhere.
         let second = self.far.unwrap_or(self.near);
-        let panel = scratch.panel[row / 16 * STEPS * 16..].as_ptr();
+        let panel = panels.panel[row / 16 * STEPS * 16..].as_ptr();
         if !self.scaled {
             let spare = aside.wrapping_add(2 * TILE);
             let far = if self.far.is_some() { sums.wrapping_add(GROUP * BLOCK) } else { spare };
@@ -465,7 +429,7 @@ impl Meet<'_> {
                 multiply(panel.wrapping_add(at), near, far, count);
                 store(aside, aside.wrapping_add(2 * TILE));
             }
-            let factors = &scratch.factors[number][row..row + 32];
+            let factors = &panels.factors[number][row..row + 32];
             let fresh = self.fresh() && number == 0;
             for block in 0..1 + usize::from(self.far.is_some()) {
                 for (i, factor) in factors.iter().enumerate() {
@@ -483,9 +447,9 @@ impl Meet<'_> {
     /// # Safety
     /// AVX-512 BF16; the panel is filled.
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn dots(&self, row: usize, scratch: &mut Scratch) {
-        let sums = scratch.sums.as_mut_ptr().wrapping_add(self.sums + row).cast::<f32>();
-        let panel = scratch.panel[row / 16 * STEPS * 16 + row % 16..].as_ptr();
+    unsafe fn dots(&self, row: usize, panels: &mut Panels) {
+        let sums = panels.sums.as_mut_ptr().wrapping_add(self.sums + row).cast::<f32>();
+        let panel = panels.panel[row / 16 * STEPS * 16 + row % 16..].as_ptr();
         let second = self.far.unwrap_or(self.near);
         let (steps, cut) = (self.piece.steps(), self.piece.cut);
         for (number, step) in (0..steps).step_by(cut).enumerate() {
@@ -494,7 +458,7 @@ impl Meet<'_> {
             // SAFETY: as in `tiles`.
             let part = unsafe { dots_8(panel.wrapping_add(at), x, count) };
             for i in 0..8 {
-                let factor = if self.scaled { scratch.factors[number][row + i] } else { 1.0 };
+                let factor = if self.scaled { panels.factors[number][row + i] } else { 1.0 };
                 for block in 0..1 + usize::from(self.far.is_some()) {
                     let sum = sums.wrapping_add((block * GROUP + i) * BLOCK);
                     // SAFETY: sums hold 8 rows a block from here.

@@ -8,6 +8,13 @@ pub const BLOCK: usize = 16;
 /// Columns between two readings of the weights.
 pub(super) const CHUNK: usize = 512;
 
+/// Rows that a group of panels of pairs holds; the packed columns are read once for each group.
+pub(super) const GROUP: usize = 256;
+/// Most steps of 32 in k that a panel holds.
+pub(super) const STEPS: usize = 8;
+/// Most cuts of a piece: one for each step.
+pub(super) const CUTS: usize = STEPS;
+
 /// One cache line.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
@@ -88,6 +95,40 @@ impl Packed {
             self.ready[form as usize].then_some(&self.lines[form as usize][..])
         })
     }
+}
+
+/// What a thread needs to multiply [`Form::Pairs`]: weights on their way, and their sums.
+///
+/// Taken before a pass begins, since an allocation that fails inside one ends the process.
+#[derive(Default)]
+pub struct Panels {
+    /// `[GROUP / 16][STEPS]` tiles of 16 rows x 32 numbers.
+    pub(super) panel: Vec<Line>,
+    /// `[block][GROUP][16]` float32.
+    pub(super) sums: Vec<Line>,
+    /// Four tiles that wait for their factors, or go nowhere.
+    pub(super) aside: Vec<Line>,
+    /// `[cut][GROUP]`.
+    pub(super) factors: Vec<[f32; GROUP]>,
+}
+
+impl Panels {
+    /// Room for products with one of these forms; [`Form::Single`] needs none.
+    pub fn of(mut forms: impl Iterator<Item = Form>) -> Self {
+        if forms.all(|form| form == Form::Single) {
+            return Self::default();
+        }
+        let lines = |n| vec![Line::default(); n];
+        let [panel, sums, aside] = Self::LINES.map(lines);
+        Self { panel, sums, aside, factors: vec![[1.0; GROUP]; CUTS] }
+    }
+
+    /// Lines of panel, sums and aside.
+    const LINES: [usize; 3] = [GROUP / 16 * STEPS * 16, CHUNK / BLOCK * GROUP, 64];
+
+    /// Bytes of one that holds something.
+    pub const BYTES: usize =
+        64 * (Self::LINES[0] + Self::LINES[1] + Self::LINES[2]) + 4 * GROUP * CUTS;
 }
 
 /// Packed activations as a product reads them.
