@@ -114,8 +114,10 @@ fn matrix<'a>(
 
 fn decode(data: &[u8], team: &Team, level: Level, encoding: Encoding, n: usize) {
     let rows = BYTES / encoding.codes.bytes_of(COLS);
+    let data = &data[..encoding.codes.bytes_of(COLS) * rows];
     let factors = factors(encoding, rows, COLS);
     let m = matrix(data, encoding, (rows, COLS), &factors);
+    let bytes = data.len() + factors.len();
     let x = vec![0.25f32; COLS * n];
     let y = Field::new(rows * n);
     let (mut limit, mut share) = (Vec::new(), Vec::new());
@@ -129,7 +131,7 @@ fn decode(data: &[u8], team: &Team, level: Level, encoding: Encoding, n: usize) 
             matmul(level, &m, rows.clone(), &x, y, &mut Digits::default());
         });
         alone = alone.min(used);
-        let speed = BYTES as f64 / start.elapsed().as_secs_f64() / 1e9;
+        let speed = bytes as f64 / start.elapsed().as_secs_f64() / 1e9;
         share.push(speed / limit[limit.len() - 1]);
         speed
     });
@@ -139,7 +141,7 @@ fn decode(data: &[u8], team: &Team, level: Level, encoding: Encoding, n: usize) 
         level.name(),
         encoding.codes.name(),
         share[3],
-        BYTES as f64 / team.members() as f64 / alone / 1e9,
+        bytes as f64 / team.members() as f64 / alone / 1e9,
     );
 }
 
