@@ -24,6 +24,7 @@
 #include "ops/residual.h"
 #include "ops/route.h"
 #include "ops/sample.h"
+#include "ops/shared.h"
 #include "platform.h"
 #include "ring.h"
 #include "shape.h"
@@ -109,11 +110,14 @@ KIE_DEVICE void decode_experts(Ring& ring, Watch& watch, const DecodeArgs& args,
         stamp(b, 7);
         step_route<C>(ring, args, b, layer, prefetched, squares);
     }
+    if constexpr (C::kShared) step_shared_gate_up<C>(ring, args, b, layer);
     stamp(b, 8);
     choose_experts<C>(watch, args, b, layer);
     stamp(b, 9);
     step_experts_gate_up<C>(ring, args, b, layer);
     stamp(b, 10);
+    Sums<typename C::TilingDown> sums = no_sums<typename C::TilingDown>();
+    if constexpr (C::kShared) sums = multiply_shared<C>(ring, watch, args, b, layer);
     ChosenStages<typename C::TilingDown, C::kChosen> first;
     prefetch_chosen(ring, first);
     others_down.take_early(watch, args, b, of_down);
@@ -121,7 +125,7 @@ KIE_DEVICE void decode_experts(Ring& ring, Watch& watch, const DecodeArgs& args,
     adjust.ask(args, b, layer);
     step_residual<typename C::TilingDown>(
         watch, args, b, 1, layer, own, 11, others_down, adjust,
-        [&]() { return multiply_experts<C>(ring, watch, first, args, b, layer); });
+        [&]() { return multiply_experts<C>(ring, watch, first, args, b, layer, sums); });
 }
 
 template <class C>

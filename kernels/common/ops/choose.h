@@ -1,7 +1,10 @@
 // Which experts a place or column goes to, by a warp that has all logits.
 //   chosen = the k largest logits, equal ones by the lower id
 //   factor = softmax over the chosen logits, or over all (kOverAll)
-// A logit that is not finite makes all factors NaN.
+// or (kSigmoid, DeepSeek-V3's), with a score = sigmoid(logit) and corrections for the choice alone:
+//   chosen = the k largest of score + correction, of the groups whose two best have the largest sums
+//   factor = score, over the sum of the chosen ones' (kFactorsNormed)
+// both times kRouteFactor. A logit that is not finite makes all factors NaN.
 #pragma once
 
 #include "lowered.h"
@@ -31,6 +34,81 @@ struct Choice {
     float factor;
     int place;
 };
+// Where the chosen lane of a list stands in the order of ids.
+template <class C>
+KIE_DEVICE int place_of(u32 id) {
+    int place = 0;
+    KIE_UNROLL for (int n = 0; n < C::kChosen; ++n) place += bits(shuffle(number(id), n)) < id;
+    return place;
+}
+// Experts in groups: those of all but the chosen groups are out of the choice. A lane that has
+// experts of a group knows of its two best; lane n keeps group n's sum.
+template <class C, int kEach>
+KIE_DEVICE void keep_groups(u32 (&keys)[kEach]) {
+    constexpr int kOfGroup = C::kExperts / C::kGroups;
+    static_assert(C::kGroups <= kTeam && C::kExperts % C::kGroups == 0, "a lane a group");
+    const int my = lane() % kTeam;
+    float sum = 0;
+    KIE_NO_UNROLL for (int group = 0; group < C::kGroups; ++group) {
+        float best = -infinity(), second = -infinity();
+        KIE_UNROLL for (int i = 0; i < kEach; ++i) {
+            const int id = i * kTeam + my;
+            const bool its = id < C::kExperts && id / kOfGroup == group;
+            const float v = its ? from_ordered(keys[i]) : -infinity();
+            second = max_f(second, min_f(best, v)), best = max_f(best, v);
+        }
+        KIE_UNROLL for (int m = 16; m > 0; m /= 2) {
+            const float other = shuffle_xor(best, m), next = shuffle_xor(second, m);
+            second = max_f(max_f(second, next), min_f(best, other)), best = max_f(best, other);
+        }
+        if (my == group) sum = kOfGroup > 1 ? best + second : best;
+    }
+    int before = 0;  // groups that come before this lane's
+    KIE_NO_UNROLL for (int group = 0; group < C::kGroups; ++group) {
+        const float other = shuffle(sum, group);
+        before += other > sum || (other == sum && group < my);
+    }
+    const u32 kept = ballot(my < C::kGroups && before < C::kGroupsChosen);
+    KIE_UNROLL for (int i = 0; i < kEach; ++i) {
+        const int group = (i * kTeam + my) / kOfGroup;
+        if (group < C::kGroups && (kept >> group & 1) == 0) keys[i] = 0;
+    }
+}
+// The choice by sigmoids.
+template <class C, int kEach>
+KIE_DEVICE Choice choose_by_scores(const float (&logits)[kEach], const float (&correction)[kEach]) {
+    constexpr float kLog2e = 1.44269504f;
+    const int my = lane() % kTeam;
+    u32 keys[kEach];
+    float scores[kEach];
+    bool bad = false;
+    KIE_UNROLL for (int i = 0; i < kEach; ++i) {
+        const bool real = i * kTeam + my < C::kExperts;
+        scores[i] = reciprocal_f(1.0f + exp2_f(-kLog2e * logits[i]));
+        keys[i] = real ? ordered(C::kCorrection ? scores[i] + correction[i] : scores[i]) : 0;
+        bad |= real && !is_finite(logits[i]);
+    }
+    if constexpr (C::kGroupsChosen < C::kGroups) keep_groups<C>(keys);
+    u32 id = 0;
+    float score = 0;
+    KIE_UNROLL for (int n = 0; n < C::kChosen; ++n) {
+        u32 best = 0, at = 0;
+        float its = 0;
+        KIE_UNROLL for (int i = 0; i < kEach; ++i) if (keys[i] > best) best = keys[i],
+                                                                       at = i * kTeam + my,
+                                                                       its = scores[i];
+        const u32 all = max_team(best);
+        const u32 first = ~max_team(best == all && all > 0 ? ~at : 0);
+        KIE_UNROLL for (int i = 0; i < kEach; ++i) if (first == (u32)(i * kTeam + my)) keys[i] = 0;
+        const float of_first = shuffle(its, first % kTeam);
+        if (my == n) id = first, score = of_first;
+    }
+    float sum = my < C::kChosen ? score : 0;
+    KIE_UNROLL for (int m = 16; m > 0; m /= 2) sum += shuffle_xor(sum, m);
+    if constexpr (C::kFactorsNormed) score *= reciprocal_f(sum + 1e-20f);
+    const bool none = max_team(bad ? 1 : 0) != 0;
+    return {id, none ? number(0x7fc00000u) : score * C::kRouteFactor, place_of<C>(id)};
+}
 // By a warp, which has the logits of experts i * kTeam + lane; of the first kChosen lanes.
 template <class C, int kEach>
 KIE_DEVICE Choice choose(const float (&logits)[kEach]) {
@@ -64,9 +142,7 @@ KIE_DEVICE Choice choose(const float (&logits)[kEach]) {
             exp2_f((logits[i] - top) * kLog2e);
     }
     KIE_UNROLL for (int m = 16; m > 0; m /= 2) sum += shuffle_xor(sum, m);
-    const float factor =
-        max_team(bad ? 1 : 0) != 0 ? number(0x7fc00000u) : mass * reciprocal_f(sum);
-    int place = 0;
-    KIE_UNROLL for (int n = 0; n < C::kChosen; ++n) place += bits(shuffle(number(id), n)) < id;
-    return {id, factor, place};
+    const float factor = max_team(bad ? 1 : 0) != 0 ? number(0x7fc00000u)
+                                                    : mass * reciprocal_f(sum) * C::kRouteFactor;
+    return {id, factor, place_of<C>(id)};
 }

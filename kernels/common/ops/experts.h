@@ -175,31 +175,40 @@ KIE_DEVICE void step_experts_gate_up(Ring& ring, const DecodeArgs& args, Block& 
     }
 }
 
-// A column's results among those of all.
+// A column's results among those of all, where what the shared expert adds to them stands.
 template <class S>
 KIE_DEVICE void take_sums(Sums<S>& all, const Sums<S>& one, int column) {
     const int t = (int)thread() % 4;
     KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
         KIE_UNROLL for (int j = 0; j < 4; ++j) {
-            if (2 * t + j % 2 == column) all.v[i][j] = one.v[i][j];
+            if (2 * t + j % 2 == column) all.v[i][j] += one.v[i][j];
         }
     }
 }
+template <class S>
+KIE_DEVICE Sums<S> no_sums() {
+    Sums<S> s;
+    KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
+        KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] = 0;
+    }
+    return s;
+}
+// `all`: what the shared expert's are, or zeros.
 template <class C>
 KIE_DEVICE Sums<typename C::TilingDown> multiply_experts(
     Ring& ring, Watch& watch, ChosenStages<typename C::TilingDown, C::kChosen>& first,
-    const DecodeArgs& args, const Block& b, int layer) {
+    const DecodeArgs& args, const Block& b, int layer, Sums<typename C::TilingDown>& all) {
     using S = typename C::TilingDown;
     constexpr int kStride = C::kChosen * C::kFfn,
                   kGatherers = kStride % (4 * kWarps) == 0 ? kWarps : 8,
                   kShare = kStride / 2 / kGatherers;
     const u64* act = args.ll_words + kAtAct + buffer_of(layer, b.lane_index) * kVecF;
-    // What stood there has been used by all when gate and up's sums were, of a column before at the
-    // barrier here.
+    // What stood there has been used by all when gate and up's sums were, of the shared expert or
+    // of a column before at the barrier here.
     const auto column = [&](int c) {
         const u64* words = act + (long)c * C::kWordsF;
         const int from = (int)(thread() / kTeam) * kShare;
-        if (c > 0) sync_consumers<kThreads>();
+        if (C::kShared || c > 0) sync_consumers<kThreads>();
         Squares none;
         if (from < kStride / 2)
             gather<kShare, false>(watch, words + from, C::kWordsF, b.seqno, layer << 4 | 6, 1,
@@ -210,12 +219,14 @@ KIE_DEVICE Sums<typename C::TilingDown> multiply_experts(
                                [](int, Sums<S>&) {});
     };
     if constexpr (kColumns == 1) {
-        return column(0);
-    } else {
-        Sums<S> all;
-        KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
-            KIE_UNROLL for (int j = 0; j < 4; ++j) all.v[i][j] = 0;
+        Sums<S> s = column(0);
+        if constexpr (C::kShared) {
+            KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
+                KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] += all.v[i][j];
+            }
         }
+        return s;
+    } else {
         KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
             if (c > 0) prefetch_chosen(ring, first);
             take_sums<S>(all, column(c), c);

@@ -2,9 +2,9 @@
 // every block takes all of them and chooses by itself, alike on all ranks since the words are. What
 // was chosen stands in shared memory, ids ascending: words {id, sequence number} for the producer,
 // which waits for them before it can ask for a weight, and factors for who publishes activations.
-//   chosen = the k largest logits, equal ones by the lower id
-//   factor = softmax over the chosen logits, or over all (kOverAll)
-// A logit that is not finite makes all factors NaN, and with them the token's logits.
+// ops/choose.h says how. A row behind the router's may be the gate of the shared expert, whose
+// factor is the sigmoid of its logit (kSharedScaled) and stands behind the others. A logit that is
+// not finite makes all factors NaN, and with them the token's logits.
 #pragma once
 
 #include "args.h"
@@ -64,6 +64,14 @@ KIE_DEVICE void choose_column(Watch& watch, const DecodeArgs& args, const Block&
                       (long)column * kWordsLogits;
     u64 words[kEach];
     KIE_UNROLL for (int i = 0; i < kEach; ++i) words[i] = 0;
+    float correction[kEach];
+    if constexpr (C::kCorrection) {
+        const float* its = extras_of(args, b, layer) + C::kAtCorrection;
+        KIE_UNROLL for (int i = 0; i < kEach; ++i) {
+            const int id = i * kTeam + my;
+            correction[i] = id < C::kExperts ? its[id] : 0;
+        }
+    }
     watch.polls = 0;
     for (;;) {
         u32 late = 0;
@@ -78,7 +86,19 @@ KIE_DEVICE void choose_column(Watch& watch, const DecodeArgs& args, const Block&
     sync_warp();
     float logits[kEach];
     KIE_UNROLL for (int i = 0; i < kEach; ++i) logits[i] = number((u32)words[i]);
-    const Choice made = choose<C>(logits);
+    Choice made;
+    if constexpr (C::kSigmoid)
+        made = choose_by_scores<C>(logits, correction);
+    else
+        made = choose<C>(logits);
+    if constexpr (C::kSharedScaled) {
+        if (my == 0) {
+            const float gate = number(take_word(watch, from + C::kExperts, b.seqno, where));
+            chosen_factor(b, column, C::kChosen) =
+                reciprocal_f(1.0f + exp2_f(-1.44269504f * gate));
+        }
+        sync_warp();
+    }
     if (my < C::kChosen) {
         const u32 id = made.id;
         const int place = made.place;

@@ -8,8 +8,9 @@ use std::time::Instant;
 
 use super::lower::extras::Extras;
 use super::lower::layout::Exchange;
+use super::lower::matrix::Matrix;
 use super::lower::model::{self, Model, MOST_POOLS};
-use super::lower::partition::{ClassPartition, Kind, Matrix, Partition};
+use super::lower::partition::{ClassPartition, Kind, Partition};
 use super::lower::segments;
 use super::pack::{To, Weights};
 use super::prefill::{Plan, Prefill};

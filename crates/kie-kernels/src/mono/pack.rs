@@ -14,10 +14,11 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use super::lower::extras::Extras;
-use super::lower::model::{Class, Model};
-use super::lower::partition::{ClassPartition, ExpertsPartition, Matrix, Partition};
+use super::lower::matrix::Matrix;
+use super::lower::model::{Class, Model, Stored as Coding};
+use super::lower::partition::{ClassPartition, Partition};
 use super::lower::parts::Parts;
-use super::lower::segments::{bank_offsets, layer_offsets, matrix_offset, router_offset};
+use super::lower::segments::{bank_offsets, layer_offsets, matrix_offset};
 use super::lower::tiling::{StoredBits, Tiling};
 use super::wire::Wire;
 use crate::abi::{Codes, HeadMode, Program, Tensor, NONE};
@@ -253,21 +254,28 @@ impl Weights<'_> {
         lane: u32,
         row: u32,
     ) -> Option<(usize, u32, u32)> {
-        let (m, ffn) = (self.model, self.model.classes[class].ffn);
-        let of = |which: usize, row: u32, rows: u32| {
-            let (lane, row) = self.lane_row(lane, row, rows);
-            (which, lane, row)
+        let (m, c) = (self.model, &self.model.classes[class]);
+        let gate_up = |ffn: u32| {
+            let (lane, from) = self.lane_row(lane, row / 2, ffn);
+            (row / 2 < ffn).then_some(((row % 2) as usize, lane, from))
         };
         match matrix {
             Matrix::Qkv => {
                 let (which, row) = self.qkv_row(class, row)?;
                 Some((which, if m.sliced { 0 } else { self.lane_all(lane) }, row))
             }
-            Matrix::Output | Matrix::Down => {
+            Matrix::Output | Matrix::SharedDown | Matrix::Down => {
                 let lane = if m.sliced { 0 } else { self.lane_all(lane) };
                 (row < m.hidden).then_some((0, lane, row))
             }
-            Matrix::GateUp => (row / 2 < ffn).then(|| of((row % 2) as usize, row / 2, ffn)),
+            // Each machine has all of it.
+            Matrix::Router => {
+                let of = c.experts.as_ref()?;
+                let last = row == of.count && of.logits() > row;
+                (row < of.count).then_some((0, 0, row)).or(last.then_some((1, 0, 0)))
+            }
+            Matrix::SharedGateUp => gate_up(c.experts?.shared?.ffn),
+            Matrix::GateUp => gate_up(c.ffn),
         }
     }
 
@@ -284,17 +292,6 @@ impl Weights<'_> {
         self.rank * self.model.lanes + lane
     }
 
-    /// Tensors of a layer's matrix.
-    fn tensors(&self, layer: usize, matrix: Matrix) -> Vec<u32> {
-        let l = &self.model.layer[layer];
-        match matrix {
-            Matrix::Qkv => l.qkv.to_vec(),
-            Matrix::Output => vec![l.outputs[0]],
-            Matrix::GateUp => l.gate_up.to_vec(),
-            Matrix::Down => vec![l.outputs[1]],
-        }
-    }
-
     /// Columns of a layer's matrix. A machine has one lane of a sliced matrix.
     fn parts(&self, class: usize, matrix: Matrix) -> Parts {
         let (m, (c, part)) = (self.model, self.class(class));
@@ -302,8 +299,14 @@ impl Weights<'_> {
         let [query, _] = m.heads_of(self.rank, c);
         let heads = query.end - query.start;
         let (count, real, padded, skip) = match matrix {
-            Matrix::Qkv | Matrix::GateUp => return self.whole(),
+            Matrix::Qkv | Matrix::Router | Matrix::SharedGateUp | Matrix::GateUp => {
+                return self.whole();
+            }
             Matrix::Output => (heads, c.head_dim, part.head_dim, query.start * c.head_dim),
+            Matrix::SharedDown => {
+                let ffn = c.experts.and_then(|e| e.shared).map_or(0, |shared| shared.ffn);
+                (1, ffn, part.experts.map_or(0, |e| e.shared), slice * ffn)
+            }
             Matrix::Down => (1, c.ffn, part.ffn, slice * c.ffn),
         };
         Parts { count, real, padded, skip }
@@ -341,33 +344,8 @@ impl Weights<'_> {
     /// The layers' parts of all lines, and their experts.
     fn layers(&self, all: &mut Packing, to: To) {
         for class in 0..self.model.classes.len() {
-            for matrix in Matrix::ALL {
+            for (matrix, _) in self.partition.classes[class].matrices() {
                 self.matrix(all, to, class, matrix);
-            }
-            if let Some(experts) = self.partition.classes[class].experts {
-                self.router(all, to.line, class, &experts);
-            }
-        }
-    }
-
-    /// The router's part of the lines, in all layers of a class; each machine has all of it.
-    fn router(&self, all: &mut Packing, line: u64, class: usize, experts: &ExpertsPartition) {
-        let (tiling, blocks) = (experts.router, self.partition.blocks);
-        let line_bytes = self.partition.line_bytes(self.model);
-        let place = |row: u32| {
-            let mut place = Place::in_units(&tiling, row % tiling.rows, (0, true));
-            place.at += u64::from(row / tiling.rows) * line_bytes;
-            (row, place)
-        };
-        let rows: Vec<_> = (0..experts.count.min(blocks * tiling.rows)).map(place).collect();
-        let table = all.table(&rows);
-        let before = router_offset(self.partition, class);
-        let offsets = layer_offsets(self.model, self.partition);
-        for (layer, offset) in self.model.layer.iter().zip(offsets) {
-            if layer.class == class {
-                let to = line + offset + before;
-                let target = Target { table, parts: self.whole(), split: Some(tiling), to };
-                all.tasks.entry((layer.extras.router, 0)).or_default().push(target);
             }
         }
     }
@@ -377,17 +355,14 @@ impl Weights<'_> {
         let each = self.partition.blocks_a_lane(self.model);
         let part = &self.partition.classes[class];
         let tiling = *part.tiling(matrix);
-        let chosen = match matrix {
-            Matrix::Qkv | Matrix::Output => None,
-            Matrix::GateUp | Matrix::Down => part.experts,
-        };
+        let chosen = part.experts.filter(|_| matrix.is_experts());
         // From a block's part to the next one's.
         let block_bytes = match chosen {
             Some(_) => part.piece_bytes(),
             None => self.partition.line_bytes(self.model),
         };
         let mut found: Found<usize> = BTreeMap::new();
-        let block_rows = self.block_rows(matrix as usize);
+        let block_rows = block_rows(self.model.stored(class, matrix));
         for block in 0..self.partition.blocks {
             let (lane, rank) = (block / each, block % each);
             let index =
@@ -418,7 +393,7 @@ impl Weights<'_> {
                 if self.model.layer[layer].class != class {
                     continue;
                 }
-                let first = self.tensors(layer, matrix)[which];
+                let first = self.model.layer[layer].tensors(matrix)[which];
                 for expert in 0..experts {
                     let to = begin + offset + u64::from(expert) * expert_bytes + before;
                     let target = Target { table, parts, split, to };
@@ -426,12 +401,6 @@ impl Weights<'_> {
                 }
             }
         }
-    }
-
-    /// Rows that share a scale of a matrix of the layers, or of the head.
-    fn block_rows(&self, at: usize) -> u32 {
-        let coded = self.model.coded[at].as_ref().and_then(|coded| coded.as_ref().ok());
-        coded.map_or(u32::MAX, |coded| coded.group[0])
     }
 
     /// The head's part of all lines.
@@ -459,7 +428,7 @@ impl Weights<'_> {
                         true => self.lane_row(lane, first + row, m.vocab),
                         false => (0, first + row),
                     };
-                    let scale = scales.of(split, (0, lane, from / self.block_rows(4)));
+                    let scale = scales.of(split, (0, lane, from / block_rows(&m.coded_head)));
                     all.tell_scale(split, index + done + row, scale.0);
                     let mut place = Place::in_units(split, row, scale);
                     place.at += u64::from(block) * line_bytes + before;
@@ -553,6 +522,9 @@ impl Weights<'_> {
             if of.router_bias != NONE {
                 put(at.router_bias, &mut self.numbers(of.router_bias).into_iter());
             }
+            if of.correction != NONE {
+                put(at.correction, &mut self.numbers(of.correction).into_iter());
+            }
             self.expert_biases(layer.class, &at, of.biases, &mut put);
             out.extend(all);
         }
@@ -613,6 +585,12 @@ impl Weights<'_> {
         row_of(&stored, if tensor.rows > 1 { lane as usize } else { 0 }, &mut floats);
         floats
     }
+}
+
+/// Rows of a stored matrix that share a scale.
+fn block_rows(stored: &Coding) -> u32 {
+    let coded = stored.as_ref().and_then(|coded| coded.as_ref().ok());
+    coded.map_or(u32::MAX, |coded| coded.group[0])
 }
 
 /// A row as numbers. Float32 checkpoints are rounded to bfloat16, as the field publishes them in 16

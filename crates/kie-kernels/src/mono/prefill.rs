@@ -10,11 +10,11 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::lower::model::{Class, Model};
+use super::lower::model::{Class, Experts, Model};
 use super::lower::partition::Partition;
 use super::source;
 use super::wire::{Args, Wire};
-use crate::abi::{NormSpan, PAGE};
+use crate::abi::{NormSpan, Scoring, PAGE};
 use crate::error::Result;
 use crate::machine::{Launch, Machine, MachineInfo, Memory, Module, Platform, Source};
 
@@ -72,9 +72,12 @@ pub struct Plan {
 }
 
 /// Whether the kernel has code for all that a model's layers have: sinks, biases of attention's
-/// output and a scaled residual only where a rank has one lane; norms over all heads nowhere.
+/// output and a scaled residual only where a rank has one lane; norms over all heads nowhere, nor
+/// shared experts and routers by sigmoids.
 fn is_known(model: &Model) -> bool {
-    let by_head = |c: &Class| c.head_norm != Some(NormSpan::AllHeads);
+    let known = |e: Experts| e.shared.is_none() && !matches!(e.scoring, Scoring::Sigmoid { .. });
+    let by_head =
+        |c: &Class| c.head_norm != Some(NormSpan::AllHeads) && c.experts.is_none_or(known);
     let plain = |c: &Class| !c.sinks && !c.output_bias;
     model.classes.iter().all(by_head)
         && (model.lanes == 1 || (model.residual_shift == 0 && model.classes.iter().all(plain)))

@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
+use super::lower::matrix::Matrix;
 use super::lower::model::{Layer, Model};
-use super::lower::partition::{Kind, Matrix, Partition};
+use super::lower::partition::{Kind, Partition};
 use super::source;
 use super::wire::Args;
 use crate::error::{Error, Result};
@@ -18,18 +19,17 @@ pub fn phases(model: &Model, partition: &Partition) -> Vec<Phase> {
     let layers = |m: Matrix| {
         let of = |layer: &Layer| {
             let class = &partition.classes[layer.class];
-            let times = match (class.experts, m) {
-                (Some(e), Matrix::GateUp | Matrix::Down) => u64::from(e.chosen),
-                (_, _) => 1,
-            };
-            times * class.tiling(m).used_bytes()
+            let chosen = class.experts.filter(|_| m.is_experts()).map_or(1, |e| e.chosen);
+            let tiling = class.tilings[m as usize].as_ref();
+            u64::from(chosen) * tiling.map_or(0, |tiling| tiling.used_bytes())
         };
         blocks * model.layer.iter().map(of).sum::<u64>()
     };
     let head = blocks * partition.head_bytes();
     let has_experts = partition.has_experts();
     let bytes = layers(Matrix::GateUp);
-    let gate_up = if has_experts { [0, bytes] } else { [bytes, 0] };
+    let router = layers(Matrix::Router) + layers(Matrix::SharedGateUp);
+    let gate_up = if has_experts { [router, bytes] } else { [bytes, 0] };
     // Of a dense mlp, or of one with experts.
     let either = |dense: &'static str, experts: &'static str| {
         if has_experts {
@@ -50,7 +50,10 @@ pub fn phases(model: &Model, partition: &Partition) -> Vec<Phase> {
         (either("gate/up: product", "router: product, publish"), gate_up[0]),
         (either("gate/up: silu, publish", "router: choice"), 0),
         (either("activations: gather", "experts: gate/up"), gate_up[1]),
-        (either("down: product", "experts: gather, down"), layers(Matrix::Down)),
+        (
+            either("down: product", "experts: gather, down"),
+            layers(Matrix::Down) + layers(Matrix::SharedDown),
+        ),
         ("down: add, publish", 0),
         ("head input: gather, norm", 0),
         ("head: product", head),

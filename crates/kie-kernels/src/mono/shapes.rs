@@ -1,6 +1,7 @@
 //! Models whose kernels every platform's compiler is tried on: the sizes of real checkpoints, for a
 //! real machine.
 
+use super::lower::matrix::Matrix;
 use super::lower::model::{Class, Coded, Experts, Extras, Layer, Model, Norm};
 use super::lower::partition::{Kind, Partition};
 use super::lower::tiling::StoredBits;
@@ -23,8 +24,7 @@ pub fn model(name: &str) -> Model {
     ];
     for (suffix, bits, group) in encodings {
         if let Some(name) = name.strip_suffix(suffix) {
-            let coded = |at| (at < 4).then_some(Ok(Coded { bits, group }));
-            return Model { coded: [0, 1, 2, 3, 4].map(coded), ..model(name) };
+            return coded(model(name), |_| Some(Coded { bits, group }));
         }
     }
     let dense = name == "1b" || name == "8b";
@@ -64,7 +64,8 @@ pub fn model(name: &str) -> Model {
         pools: 2,
         classes: vec![class],
         layer: vec![layer; of(15, 16, 32) as usize],
-        coded: Default::default(),
+        coded: Vec::new(),
+        coded_head: None,
         embed: 0,
         head: 0,
         final_norm: norm,
@@ -83,7 +84,18 @@ pub fn with_experts(name: &str, ranks: u32) -> Model {
         false => Gate::Silu,
     };
     let (count, chosen, bias) = (128, of(4, 8), is_gpt);
-    let experts = Experts { count, chosen, scoring, gate, router_bias: bias, bias };
+    let experts = Experts {
+        count,
+        chosen,
+        scoring,
+        correction: false,
+        groups: None,
+        factor: 1.0,
+        gate,
+        router_bias: bias,
+        bias,
+        shared: None,
+    };
     let (heads, kv_heads, ffn) = (of(64, 32), of(8, 4), of(2880, 768));
     let sizes = |c: &mut Class| {
         *c = Class {
@@ -105,23 +117,28 @@ pub fn with_experts(name: &str, ranks: u32) -> Model {
         true => (StoredBits::E2m1, [1, 32]),
         false => (StoredBits::F8, [128, 128]),
     };
-    let is_coded = |at| if is_gpt { at == 2 || at == 3 } else { at < 4 };
-    let coded = |at| is_coded(at).then_some(Ok(Coded { bits, group }));
     let sliced = ranks > 1;
     let layer = Layer { delay: [if sliced { 0 } else { -1 }; 2], shares: [sliced; 2], ..alone() };
     let layer = |at: u32| Layer { window: of((at + 1) % 2 * 128, 0), ..layer.clone() };
     let vocab = of(201_088, 151_936);
-    Model {
+    let model = Model {
         ranks,
         sliced,
         hidden: of(2880, 2048),
         vocab: vocab / ranks,
         vocab_all: vocab,
         layer: (0..of(36, 48)).map(layer).collect(),
-        coded: [0, 1, 2, 3, 4].map(coded),
         residual_shift: of(4, 0),
         ..with_class(dense, sizes)
-    }
+    };
+    coded(model, |m| (!is_gpt || m.is_experts()).then_some(Coded { bits, group }))
+}
+
+/// The same with such codes; the router and the head have none.
+pub fn coded(model: Model, of: impl Fn(Matrix) -> Option<Coded>) -> Model {
+    let of = |m| of(m).filter(|_| m != Matrix::Router).map(Ok);
+    let coded = model.classes.iter().map(|_| Matrix::ALL.map(of)).collect();
+    Model { coded, ..model }
 }
 
 /// The same with another only class.

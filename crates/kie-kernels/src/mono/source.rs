@@ -56,6 +56,7 @@ const FILES: &[File<'static>] = carried![
     "common/ops/residual.h",
     "common/ops/route.h",
     "common/ops/sample.h",
+    "common/ops/shared.h",
     "common/ops/unit.h",
     "common/pack.h",
     "common/pages.h",

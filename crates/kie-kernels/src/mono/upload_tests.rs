@@ -270,6 +270,7 @@ impl Case {
                 let [gate, up] = l.gate_up.map(|tensor| self.rows(tensor, lane, c.ffn));
                 gate.into_iter().zip(up).flat_map(|(gate, up)| [gate, up]).collect()
             }
+            other => unreachable!("{other:?} of a dense model"),
         }
     }
 
@@ -302,10 +303,9 @@ impl Case {
             let (lane, seat) = (self.rank * m.lanes + block / each, block % each);
             let start = block * partition.index_bytes();
             for layer in 0..m.layer.len() {
-                for matrix in Matrix::ALL {
+                let class = m.layer[layer].class;
+                for (matrix, tiling) in partition.classes[class].matrices() {
                     let whole = self.matrix_of(partition, layer, matrix, lane);
-                    let class = m.layer[layer].class;
-                    let tiling = partition.classes[class].tiling(matrix);
                     let index = start + partition.index_offset(class, matrix);
                     write(&whole, tiling, seat * tiling.rows, index);
                 }
@@ -567,9 +567,11 @@ fn codes_land_where_they_are_decoded() {
             let model = if rank == 0 { wide.clone() } else { sliced };
             let mut case = Case { group: block, bits, ..Case::empty(model, codes, rank) };
             case.fill();
-            case.model.coded = [0; 5].map(|_| Some(Ok(Coded { bits, group: block })));
+            let coded = Coded { bits, group: block };
+            case.model = shapes::coded(case.model, |_| Some(coded));
+            case.model.coded_head = Some(Ok(coded));
             let partition = Partition::new(&case.model, &sim.info().unwrap(), 64).unwrap();
-            let all = partition.classes[0].tilings.iter().chain([&partition.head]);
+            let all = partition.classes[0].matrices().map(|(_, t)| t).chain([&partition.head]);
             let seen: Vec<_> = all.map(|s| s.encoding.bits == bits).collect();
             let halves = seen.iter().filter(|coded| !**coded).count();
             assert_eq!(partition.as_halves.len(), halves, "{partition}");
@@ -609,7 +611,7 @@ fn a_wide_model_on_many_blocks() {
         "{partition}"
     );
     assert!(
-        partition.classes[0].tilings.iter().any(|t| t.k_warps > 1 && t.stages > 1),
+        partition.classes[0].matrices().any(|(_, t)| t.k_warps > 1 && t.stages > 1),
         "{partition}"
     );
     case.check(&sim, ROOM);

@@ -426,14 +426,17 @@ fn case_of(shape: Shape) -> Case {
         layer.pool = [0, at as u32];
         layer.window = if at % 2 == 1 { shape.window } else { 0 };
     }
-    let coded = [0, 1, 2, 3, 4].map(|at: usize| {
+    let coded = |at: usize| {
         let of = |bits: StoredBits| {
             let rows = if bits.per_row() { 1 } else { 23 };
-            Ok(Coded { bits, group: [rows, CODED[at]] })
+            Coded { bits, group: [rows, CODED[at]] }
         };
         shape.coded[at].map(of)
-    });
-    let model = Model { hidden: 256, vocab: 300, vocab_all: 300, coded, ..model };
+    };
+    let coded_head = coded(4).map(Ok);
+    let model = Model { hidden: 256, vocab: 300, vocab_all: 300, coded_head, ..model };
+    let dense = [Matrix::Qkv, Matrix::Output, Matrix::GateUp, Matrix::Down];
+    let model = shapes::coded(model, |m| coded(dense.iter().position(|d| *d == m)?));
     let machine = MachineInfo { multiprocessors: 8, chiplets: 1, ..shapes::nvidia() };
     let found = Partition::new(&model, &machine, 4 * 64).unwrap();
     assert_eq!((found.blocks, found.warps, found.slot_bytes >> 10), (8, 8, 16), "{found}");

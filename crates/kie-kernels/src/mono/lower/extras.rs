@@ -1,8 +1,9 @@
 //! A layer's numbers that are in no product, as floats: sinks, biases of attention's output, of the
 //! router and of experts. Each layer has its own one after another (`wire::Layer::extras`).
 
+use super::matrix::Matrix;
 use super::model::Model;
-use super::partition::{Matrix, Partition};
+use super::partition::Partition;
 
 /// Where each begins in a layer's, and how many there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,6 +14,8 @@ pub struct Extras {
     pub output_bias: u32,
     /// Of each row of the router that blocks have.
     pub router_bias: u32,
+    /// Corrections of experts' scores.
+    pub correction: u32,
     /// Of each expert, of each row that blocks have: gate and up in turn.
     pub gate_up_bias: u32,
     /// Of each expert, as of attention's output.
@@ -35,13 +38,13 @@ impl Extras {
         let rows = |m| part.tiling(m).rows * partition.blocks;
         let sinks = next(c.sinks, c.heads.next_multiple_of(2));
         let output_bias = next(c.output_bias, rows(Matrix::Output));
-        let routed = c.experts.zip(part.experts);
-        let router = routed.map_or(0, |(_, part)| part.router.rows * partition.blocks);
-        let router_bias = next(routed.is_some_and(|(e, _)| e.router_bias), router);
-        let count = routed.map_or(0, |(e, _)| e.count);
-        let biased = routed.is_some_and(|(e, _)| e.bias);
+        let router = c.experts.map_or(0, |_| rows(Matrix::Router));
+        let router_bias = next(c.experts.is_some_and(|e| e.router_bias), router);
+        let count = c.experts.map_or(0, |e| e.count);
+        let correction = next(c.experts.is_some_and(|e| e.correction), count);
+        let biased = c.experts.is_some_and(|e| e.bias);
         let gate_up_bias = next(biased, count * rows(Matrix::GateUp));
         let down_bias = next(biased, count * rows(Matrix::Down));
-        Self { sinks, output_bias, router_bias, gate_up_bias, down_bias, count: end }
+        Self { sinks, output_bias, router_bias, correction, gate_up_bias, down_bias, count: end }
     }
 }

@@ -6,8 +6,9 @@ use std::fmt::{Display, Write as _};
 
 use super::extras::Extras;
 use super::layout::{self, ClassLayout, Layout};
+use super::matrix::Matrix;
 use super::model::{Class, Model};
-use super::partition::{ClassPartition, Matrix, Partition};
+use super::partition::{ClassPartition, Partition};
 use super::segments;
 use super::tiling::Tiling;
 use crate::abi::{Gate, NormSpan, Scoring, PAGE};
@@ -156,7 +157,7 @@ fn sizes(t: &mut Text, model: &Model, p: &Partition, layout: &Layout) {
         ("kLanesAll", model.lanes_all()),
         ("kFinalNorm", model.norm_rows() - model.final_norm.rows),
         ("kFinalNormLanes", model.final_norm.rows),
-        ("kHeadSegment", segments::head_segment(model)),
+        ("kHeadSegment", segments::head_segment(model, p)),
         ("kHeadMode", layout::head_mode(model) as u32),
         ("kBlocks", p.blocks),
         ("kBlocksPerLane", each),
@@ -300,16 +301,13 @@ fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
     let l: &ClassLayout = &layout.classes[at];
     let ahead = |m| if m == Matrix::GateUp { l.ahead_gu } else { layout.ahead };
     let index = |m| p.index_offset(at, m);
-    let tilings = Matrix::ALL.map(|m| t.tiling(part.tiling(m), layout, ahead(m), index(m)));
-    let router = part.experts.map(|e| t.tiling(&e.router, layout, layout.ahead, 0));
+    let all = part.matrices().map(|(m, of)| (m, t.tiling(of, layout, ahead(m), index(m))));
+    let tilings: Vec<_> = all.collect();
     let each = p.blocks_a_lane(model);
     t.line(format_args!("struct Class{at} {{"));
     t.indent = "    ";
-    for (name, tiling) in ["Qkv", "O", "Gu", "Down"].into_iter().zip(tilings) {
-        t.line(format_args!("using Tiling{name} = {tiling};"));
-    }
-    if let Some(router) = router {
-        t.line(format_args!("using TilingRouter = {router};"));
+    for (matrix, tiling) in tilings {
+        t.line(format_args!("using Tiling{} = {tiling};", name(matrix)));
     }
     experts(t, (model, p), at);
     let attn = class.heads * part.head_dim;
@@ -359,6 +357,19 @@ fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
     t.line("};");
 }
 
+/// A matrix's name in kernels.
+const fn name(matrix: Matrix) -> &'static str {
+    match matrix {
+        Matrix::Qkv => "Qkv",
+        Matrix::Output => "O",
+        Matrix::Router => "Router",
+        Matrix::SharedGateUp => "SharedGu",
+        Matrix::GateUp => "Gu",
+        Matrix::SharedDown => "SharedDown",
+        Matrix::Down => "Down",
+    }
+}
+
 /// Of a class's experts, and what it has besides products.
 fn experts(t: &mut Text, (model, p): (&Model, &Partition), at: usize) {
     let (class, part) = (&model.classes[at], &p.classes[at]);
@@ -376,16 +387,26 @@ fn experts(t: &mut Text, (model, p): (&Model, &Partition), at: usize) {
     };
     t.bools([
         ("kOverAll", of.scoring == Scoring::SoftmaxOfAll),
+        ("kSigmoid", matches!(of.scoring, Scoring::Sigmoid { .. })),
+        ("kFactorsNormed", of.scoring == Scoring::Sigmoid { normed: true }),
+        ("kCorrection", of.correction),
+        ("kShared", of.shared.is_some()),
+        ("kSharedScaled", of.shared.is_some_and(|shared| shared.scaled)),
         ("kRouterBias", of.router_bias),
         ("kExpertBias", of.bias),
     ]);
     t.ints([
         ("kChosen", of.chosen),
         ("kGate", gate),
+        ("kGroups", of.groups.map_or(1, |groups| groups.count)),
+        ("kGroupsChosen", of.groups.map_or(1, |groups| groups.chosen)),
+        ("kSharedFfn", part.experts.map_or(0, |e| e.shared)),
         ("kAtRouterBias", extras.router_bias),
+        ("kAtCorrection", extras.correction),
         ("kAtGateUpBias", extras.gate_up_bias),
         ("kAtDownBias", extras.down_bias),
     ]);
+    t.float("kRouteFactor", f64::from(of.factor));
     t.float("kGateExponent", -std::f64::consts::LOG2_E * f64::from(alpha));
     t.float("kGateLimit", f64::from(limit));
     let piece = part.piece_bytes();

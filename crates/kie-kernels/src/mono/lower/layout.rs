@@ -1,8 +1,9 @@
 //! Where a decode kernel has what: the words of the exchange, and a block's shared memory. Of one
 //! kernel, since several columns need more of both.
 
+use super::matrix::Matrix;
 use super::model::{Class, Model};
-use super::partition::{head_width, ClassPartition, Kind, Matrix, Partition};
+use super::partition::{head_width, ClassPartition, Kind, Partition, PARTS_A, PARTS_B};
 use super::segments;
 use super::tiling::Tiling;
 use crate::abi::{HeadMode, NormSpan, PAGE};
@@ -118,7 +119,7 @@ impl ClassWords {
             q: of(Matrix::Qkv, 2),
             a: parts * u64::from(class.heads * p.head_dim / 2),
             f: match p.experts {
-                Some(_) => parts * u64::from(p.activations() / 2),
+                Some(e) => parts * u64::from((p.activations() + e.shared) / 2),
                 None => of(Matrix::GateUp, 4),
             },
             partial: parts * u64::from(class.heads * (p.head_dim / 16) * PARTIAL_LINE),
@@ -139,7 +140,8 @@ fn all_awaited(class: &Class, p: &ClassPartition, partition: &Partition, each: u
 /// Words of a router's logits, one each, of the class that has most.
 fn logits(partition: &Partition, each: u32) -> u64 {
     let of = |p: &ClassPartition| {
-        p.experts.map_or(0, |e| lines_of(u64::from(e.router.rows) * u64::from(each)))
+        let rows = p.experts.map_or(0, |_| p.tiling(Matrix::Router).rows);
+        lines_of(u64::from(rows) * u64::from(each))
     };
     partition.classes.iter().map(of).max().unwrap_or(0)
 }
@@ -281,7 +283,7 @@ pub struct Vectors {
     pub heads: u32,
     /// Rotations are kept for the results that exist, not one a thread.
     pub rotations_owned: bool,
-    /// Most experts of a column.
+    /// Most experts of a column that have factors of their own.
     pub chosen: u32,
     /// Halves of one column's activations of experts, which stand in B's place.
     pub activations: u32,
@@ -326,7 +328,7 @@ impl Vectors {
     fn new(model: &Model, p: &Partition, kind: Kind, variable_stages: bool) -> Self {
         let columns = kind.columns;
         let pair = |c: &ClassPartition| [Matrix::Output, Matrix::Down].map(|m| *c.tiling(m));
-        let all_meet = p.classes.iter().all(|c| c.tilings.iter().all(|t| t.k_warps > 1));
+        let all_meet = p.classes.iter().all(|c| c.matrices().all(|(_, t)| t.k_warps > 1));
         let direct = |t: &Tiling| is_direct(t, columns);
         let all_direct =
             p.classes.iter().all(|c| c.experts.is_none() && pair(c).iter().all(direct));
@@ -334,16 +336,16 @@ impl Vectors {
             if columns > 1 { !all_direct } else { variable_stages && all_meet && !kind.streamed };
         let pad = if columns * model.parts > 1 { COLUMN_PAD } else { 0 };
         let kept = |t: Tiling| if direct(&t) { 0 } else { t.k };
-        // Experts' activations are one column's.
+        // Chosen experts' activations are one column's.
         let narrow = |c: &ClassPartition| match (c.experts, pair(c).map(kept)) {
-            (Some(_), [output, _]) => output,
+            (Some(e), [output, _]) => output.max(e.shared),
             (None, [output, down]) => output.max(down),
         };
         let narrow = most(model, p, |_, c| narrow(c));
         let parts = |t: &Tiling| t.part_floats(columns);
         let of_head = parts(&p.head).max(p.tail.as_ref().map_or(0, parts));
-        let of_layers = |one: Matrix, other: Matrix| {
-            most(model, p, |_, c| parts(c.tiling(one)).max(parts(c.tiling(other))))
+        let of_layers = |all: &[Matrix]| {
+            most(model, p, |_, c| all.iter().map(|m| c.part_floats(*m, columns)).max().unwrap_or(0))
         };
         let of_experts = most(model, p, |_, c| c.expert_floats(columns));
         let owned = p.classes[0].tiling(Matrix::Output);
@@ -353,8 +355,8 @@ impl Vectors {
             one_vector,
             stride_a: p.hidden.max(head_width(model, p.hidden)) + pad,
             stride_b: narrow + pad,
-            parts_a: of_head.max(of_layers(Matrix::Qkv, Matrix::GateUp)).max(of_experts),
-            parts_b: of_layers(Matrix::Output, Matrix::Down),
+            parts_a: of_head.max(of_layers(PARTS_A)).max(of_experts),
+            parts_b: of_layers(PARTS_B),
             all_reduce: AllReduceRead::new(model.lanes_all(), owned, columns),
             other_words: match brought {
                 true => owned.row_pairs() * columns * model.parts * model.lanes_all(),
@@ -376,7 +378,9 @@ impl Vectors {
             heads: most(model, p, |c, p| (c.group() + 2) * p.head_dim * model.parts),
             rotations_owned: variable_stages
                 && p.classes.iter().all(|c| c.tiling(Matrix::Qkv).k_warps > 1),
-            chosen: most(model, p, |_, c| c.experts.map_or(0, |e| e.chosen)),
+            chosen: most(model, p, |c, _| {
+                c.experts.map_or(0, |e| e.chosen + u32::from(e.logits() > e.count))
+            }),
             activations: most(model, p, |_, c| {
                 c.experts.map_or(0, |_| model.parts * c.activations())
             }),

@@ -14,6 +14,7 @@
 pub mod extras;
 pub mod header;
 pub mod layout;
+pub mod matrix;
 pub mod model;
 pub mod partition;
 pub mod parts;

@@ -4,11 +4,12 @@
 
 use std::ops::Range;
 
+use super::matrix::Matrix;
 use super::tiling::StoredBits;
 use crate::abi::{
-    Attend, Codes, Dtype, Encoding, ExpertsDown, ExpertsGateUp, Gate, GateUp, HeadMode, Heads,
-    Join, NormSpan, PageGroup, Program, Project, Qkv, Route, Scoring, StateKind, StepKind, Tensor,
-    NONE, PAGE,
+    Attend, Codes, Dtype, Encoding, ExpertGroups, ExpertsDown, ExpertsGateUp, Gate, GateUp,
+    HeadMode, Heads, Join, NormSpan, PageGroup, Program, Project, Qkv, Route, Scoring, StateKind,
+    StepKind, Tensor, NONE, PAGE,
 };
 use crate::error::{Error, Result};
 use crate::shard::{dealt, heads_of, indivisible, normed_over_all_heads, state_of};
@@ -44,9 +45,10 @@ pub struct Model {
     pub classes: Vec<Class>,
     /// What differs from layer to layer.
     pub layer: Vec<Layer>,
-    /// How q, k and v, attention's output, gate and up, down and the head are stored, where codes
-    /// could stay as they are in all layers; or why they could not.
-    pub coded: [Option<std::result::Result<Coded, String>>; 5],
+    /// How the matrices of each class are stored.
+    pub coded: Vec<[Stored; Matrix::COUNT]>,
+    /// How the head is.
+    pub coded_head: Stored,
     /// Tensor of the embedding table.
     pub embed: u32,
     /// Tensor of the head.
@@ -57,11 +59,18 @@ pub struct Model {
     pub residual_shift: u32,
 }
 
+/// How a matrix is stored, where its codes could stay as they are in all layers of a class; or why
+/// they could not. None: plain numbers.
+pub type Stored = Option<std::result::Result<Coded, String>>;
+
 /// Most chosen experts: each is a lane of a warp.
 pub const MOST_CHOSEN: u32 = 16;
 
 /// Most experts of a layer: a warp holds all logits in registers.
 pub const MOST_EXPERTS: u32 = 512;
+
+/// Most groups of experts: each is a lane of a warp.
+pub const MOST_GROUPS: u32 = 32;
 
 /// What the residual of models with a clamped gate is divided by, as a power of two: published
 /// traces of GPT-OSS-120B have 92,580, beyond float16, and inputs of norms up to that times their
@@ -112,12 +121,38 @@ pub struct Experts {
     pub chosen: u32,
     /// What factors are made of.
     pub scoring: Scoring,
+    /// Scores have corrections for the choice.
+    pub correction: bool,
+    /// The choice is among the experts of some groups.
+    pub groups: Option<ExpertGroups>,
+    /// On every factor.
+    pub factor: f32,
     /// What is made of gate and up.
     pub gate: Gate,
     /// The router has a bias.
     pub router_bias: bool,
     /// Gate, up and down have biases.
     pub bias: bool,
+    /// The expert that all columns go to.
+    pub shared: Option<SharedExpert>,
+}
+
+/// An expert beside the chosen ones.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SharedExpert {
+    /// MLP width.
+    pub ffn: u32,
+    /// The same of the program.
+    pub ffn_all: u32,
+    /// Its output is multiplied by the sigmoid of one more of the router's logits.
+    pub scaled: bool,
+}
+
+impl Experts {
+    /// Rows of the router.
+    pub fn logits(&self) -> u32 {
+        self.count + u32::from(self.shared.is_some_and(|shared| shared.scaled))
+    }
 }
 
 impl Class {
@@ -153,7 +188,7 @@ pub struct Coded {
 
 impl Coded {
     /// Of an encoding; none: plain numbers, which become halves.
-    fn of(stored: &Encoding) -> Option<std::result::Result<Self, String>> {
+    fn of(stored: &Encoding) -> Stored {
         let group = match stored.codes.row().group {
             0 => stored.group,
             among => [1, among],
@@ -194,13 +229,28 @@ pub struct Extras {
     pub router: u32,
     /// See above.
     pub router_bias: u32,
+    /// Corrections of scores for the choice.
+    pub correction: u32,
     /// Biases of the experts' gate, up and down.
     pub biases: [u32; 3],
+    /// Gate, up and down of the shared expert.
+    pub shared: [u32; 3],
+    /// The row whose product scales it.
+    pub shared_scale: u32,
 }
 
 impl Default for Extras {
     fn default() -> Self {
-        Self { output_bias: NONE, sinks: NONE, router: NONE, router_bias: NONE, biases: [NONE; 3] }
+        Self {
+            output_bias: NONE,
+            sinks: NONE,
+            router: NONE,
+            router_bias: NONE,
+            correction: NONE,
+            biases: [NONE; 3],
+            shared: [NONE; 3],
+            shared_scale: NONE,
+        }
     }
 }
 
@@ -233,6 +283,23 @@ pub struct Layer {
     pub delay: [i32; 2],
     /// Whether other lanes will want the outputs.
     pub shares: [bool; 2],
+}
+
+impl Layer {
+    /// The tensors of one of its matrices; of experts the first one's.
+    pub fn tensors(&self, matrix: Matrix) -> Vec<u32> {
+        let extras = &self.extras;
+        let all = match matrix {
+            Matrix::Qkv => self.qkv.to_vec(),
+            Matrix::Output => vec![self.outputs[0]],
+            Matrix::Router => vec![extras.router, extras.shared_scale],
+            Matrix::SharedGateUp => extras.shared[..2].to_vec(),
+            Matrix::GateUp => self.gate_up.to_vec(),
+            Matrix::SharedDown => vec![extras.shared[2]],
+            Matrix::Down => vec![self.outputs[1]],
+        };
+        all.into_iter().filter(|tensor| *tensor != NONE).collect()
+    }
 }
 
 impl Model {
@@ -340,7 +407,8 @@ impl Model {
             pools,
             classes,
             layer,
-            coded: Default::default(),
+            coded: Vec::new(),
+            coded_head: None,
             embed: embed.table,
             head: head.weight,
             final_norm: Norm::read(program, head.norm, lanes, head_at)?,
@@ -350,34 +418,41 @@ impl Model {
         if width != Some(model.hidden) {
             return refuse(0, format!("embedding of width {width:?}, not {}", model.hidden));
         }
-        model.coded = model.coded_of(program);
+        model.coded = (0..model.classes.len()).map(|c| model.coded_of(program, c)).collect();
+        model.coded_head = Self::coded_as(program, &[model.head]);
         Ok(model)
     }
 
-    /// What [`Model::coded`] says of a program.
-    fn coded_of(&self, program: &Program) -> [Option<std::result::Result<Coded, String>>; 5] {
-        let of = |tensors: Vec<u32>| {
-            let all = tensors.iter().filter_map(|t| program.tensors.get(*t as usize));
-            let all: Vec<_> = all.map(|t| Coded::of(&t.encoding)).collect();
-            let first = all.first()?.clone();
-            match all.iter().all(|coded| *coded == first) {
-                true => first,
-                false => Some(Err("layers or parts of it are stored differently".to_owned())),
+    /// What [`Model::coded`] says of a program's class.
+    fn coded_of(&self, program: &Program, class: usize) -> [Stored; Matrix::COUNT] {
+        let experts = self.classes[class].experts.map_or(1, |e| e.count);
+        Matrix::ALL.map(|matrix| {
+            // The router's logits are as good as its numbers.
+            if matrix == Matrix::Router {
+                return None;
             }
-        };
-        let each = |pick: fn(&Layer) -> Vec<u32>| self.layer.iter().flat_map(pick).collect();
-        let of_mlps = |pick: fn(&Layer) -> Vec<u32>| {
-            let experts = |l: &Layer| self.classes[l.class].experts.map_or(1, |e| e.count);
-            let of_layer = |l| pick(l).into_iter().flat_map(move |t| t..t + experts(l));
-            self.layer.iter().flat_map(of_layer).collect()
-        };
-        [
-            of(each(|l| l.qkv.to_vec())),
-            of(each(|l| vec![l.outputs[0]])),
-            of(of_mlps(|l| l.gate_up.to_vec())),
-            of(of_mlps(|l| vec![l.outputs[1]])),
-            of(vec![self.head]),
-        ]
+            let count = if matrix.is_experts() { experts } else { 1 };
+            let of_layer =
+                |l: &Layer| l.tensors(matrix).into_iter().flat_map(move |t| t..t + count);
+            let layers = self.layer.iter().filter(|l| l.class == class);
+            Self::coded_as(program, &layers.flat_map(of_layer).collect::<Vec<_>>())
+        })
+    }
+
+    /// How all of some tensors are stored.
+    fn coded_as(program: &Program, tensors: &[u32]) -> Stored {
+        let all = tensors.iter().filter_map(|t| program.tensors.get(*t as usize));
+        let all: Vec<_> = all.map(|t| Coded::of(&t.encoding)).collect();
+        let first = all.first()?.clone();
+        match all.iter().all(|coded| *coded == first) {
+            true => first,
+            false => Some(Err("layers or parts of it are stored differently".to_owned())),
+        }
+    }
+
+    /// How a matrix of a class is stored.
+    pub fn stored(&self, class: usize, matrix: Matrix) -> &Stored {
+        self.coded.get(class).map_or(&None, |coded| &coded[matrix as usize])
     }
 
     /// Which of the program's query and kv heads of a class a machine's lane has, of as many places
@@ -471,8 +546,17 @@ struct Phases<'a> {
 }
 
 enum Mlp<'a> {
-    Dense { gate_up: &'a GateUp, down: &'a Project },
-    Experts { route: &'a Route, gate_up: &'a ExpertsGateUp, down: &'a ExpertsDown },
+    Dense {
+        gate_up: &'a GateUp,
+        down: &'a Project,
+    },
+    Experts {
+        route: &'a Route,
+        gate_up: &'a ExpertsGateUp,
+        down: &'a ExpertsDown,
+        /// Beside the chosen ones.
+        shared: Option<(&'a GateUp, &'a Project)>,
+    },
 }
 
 impl Mlp<'_> {
@@ -493,14 +577,23 @@ impl Mlp<'_> {
     }
 
     fn experts(&self) -> Option<Experts> {
-        let Self::Experts { route, gate_up, .. } = self else { return None };
+        let Self::Experts { route, gate_up, shared, .. } = self else { return None };
+        let shared = shared.map(|(GateUp { ffn, scale, .. }, _)| SharedExpert {
+            ffn: *ffn,
+            ffn_all: *ffn,
+            scaled: scale.is_some(),
+        });
         Some(Experts {
             count: route.experts,
             chosen: route.chosen,
             scoring: route.scoring,
+            correction: route.correction.is_some(),
+            groups: route.groups,
+            factor: route.factor,
             gate: gate_up.gate,
             router_bias: route.bias.is_some(),
             bias: gate_up.biases.is_some(),
+            shared,
         })
     }
 
@@ -523,20 +616,32 @@ impl Mlp<'_> {
                     refuse(first, "gate_up with a clamped SwiGLU, SiLU wanted".to_owned())
                 }
             },
-            Self::Experts { route, gate_up, down } => {
+            Self::Experts { route, gate_up, down, shared } => {
                 let (experts, chosen) = (route.experts, route.chosen);
                 if experts > MOST_EXPERTS || chosen > MOST_CHOSEN.min(experts) {
                     let most = format!("{MOST_CHOSEN} of {MOST_EXPERTS} at most");
                     return refuse(first, format!("{chosen} of {experts} experts, {most}"));
                 }
-                let plain = !matches!(route.scoring, Scoring::Sigmoid { .. });
-                if !plain || route.factor != 1.0 {
-                    let (scoring, factor) = (route.scoring, route.factor);
-                    let got = format!("a router by {scoring:?} times {factor}, softmax wanted");
-                    return refuse(first, got);
+                if let Some(ExpertGroups { count, .. }) =
+                    route.groups.filter(|g| g.count > MOST_GROUPS)
+                {
+                    return refuse(
+                        first,
+                        format!("{count} groups of experts, {MOST_GROUPS} at most"),
+                    );
                 }
                 if gate_up.norm != route.norm {
                     return refuse(first, "the router and experts have norms of their own".into());
+                }
+                if let Some((of, down)) = shared {
+                    let plain = matches!(down.join, Join::Sum | Join::Own { factor: 1.0 });
+                    if of.norm != route.norm || of.gate != gate_up.gate || !plain {
+                        let detail = "a shared expert with a norm, gate or sum of its own";
+                        return refuse(first + 2, detail.to_owned());
+                    }
+                    if down.bias.is_some() || gate_up.biases.is_some() {
+                        return refuse(first + 2, "a shared expert with biases".to_owned());
+                    }
                 }
                 if gate_up.biases.is_some() != down.bias.is_some() {
                     return refuse(first + 2, "biases in some of the experts' products".into());
@@ -621,10 +726,18 @@ impl<'a> Steps<'a> {
                 let StepKind::ExpertsGateUp(gate_up) = self.next()? else {
                     return self.refuse("experts_gate_up");
                 };
-                let StepKind::ExpertsDown(down) = self.next()? else {
+                let (beside, down) = match self.next()? {
+                    StepKind::GateUp(beside) => (Some(beside), self.next()?),
+                    down => (None, down),
+                };
+                let StepKind::ExpertsDown(down) = down else {
                     return self.refuse("experts_down");
                 };
-                Mlp::Experts { route, gate_up, down }
+                let shared = match beside {
+                    Some(gate_up) => Some((gate_up, self.project()?)),
+                    None => None,
+                };
+                Mlp::Experts { route, gate_up, down, shared }
             }
             _ => return self.refuse("gate_up or route"),
         };
@@ -661,9 +774,14 @@ impl Class {
             return Err(indivisible(lanes, query, kv, ranks));
         };
         // Whole units of an expert, whose groups of codes share scales.
-        let unit = if experts.is_some() { 32 } else { 1 };
-        let ffn = ffn.div_ceil(ranks).next_multiple_of(unit);
-        Ok(Self { heads, kv_heads, ffn, ..whole })
+        let share = |ffn: u32, unit| ffn.div_ceil(ranks).next_multiple_of(unit);
+        let of_rank = |e: Experts| {
+            let shared =
+                e.shared.map(|shared| SharedExpert { ffn: share(shared.ffn, 32), ..shared });
+            Experts { shared, ..e }
+        };
+        let ffn = share(ffn, if experts.is_some() { 32 } else { 1 });
+        Ok(Self { heads, kv_heads, ffn, experts: experts.map(of_rank), ..whole })
     }
 }
 
@@ -707,9 +825,15 @@ impl Layer {
             Mlp::Dense { gate_up, down } => {
                 (gate_up.weights, down.weight, (join(down), shares(down)))
             }
-            Mlp::Experts { route, gate_up, down } => {
+            Mlp::Experts { route, gate_up, down, shared } => {
                 extras.router = route.weight;
                 extras.router_bias = route.bias.unwrap_or(NONE);
+                extras.correction = route.correction.unwrap_or(NONE);
+                if let Some((of, down)) = shared {
+                    let [gate, up] = of.weights;
+                    extras.shared = [gate, up, down.weight];
+                    extras.shared_scale = of.scale.unwrap_or(NONE);
+                }
                 let [gate, up] = gate_up.biases.unwrap_or([NONE; 2]);
                 extras.biases = [gate, up, down.bias.unwrap_or(NONE)];
                 (gate_up.weights, down.weight, ((1.0, 0), true))

@@ -5,36 +5,18 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::slice::from_ref;
 
-use super::model::{Class, Experts, Layer, Model};
+use super::matrix::Matrix;
+use super::model::{Class, Experts, Layer, Model, Stored};
 use super::parts::Parts;
 use super::tiling::{Encoding, Stage, StoredBits, Tiling};
 use super::tuning::Tuning;
-use crate::abi::{HeadMode, NONE, PAGE};
+use crate::abi::{HeadMode, PAGE};
 use crate::error::{Error, Result};
 use crate::machine::{MachineInfo, Platform};
 
 /// Most vectors of a weight pass: the second operand of a matrix unit has eight columns.
 pub const COLUMNS_MAX: u32 = 8;
-
-/// One matrix of a layer, by its place in the line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Matrix {
-    /// Queries, keys, values.
-    Qkv,
-    /// Attention's output.
-    Output,
-    /// Gate and up, row by row in turn.
-    GateUp,
-    /// The mlp's output.
-    Down,
-}
-
-impl Matrix {
-    /// In the order of the stream.
-    pub const ALL: [Self; 4] = [Self::Qkv, Self::Output, Self::GateUp, Self::Down];
-}
 
 /// One of the decode kernels of a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,9 +38,10 @@ pub struct ClassPartition {
     pub kv_splits: u32,
     /// Attention's partials are combined by owners first.
     pub combine_by_owners: bool,
-    /// The matrices of a layer, in the order of [`Matrix`]; of experts, gate, up and down of one.
-    pub tilings: [Tiling; 4],
-    /// Where there are experts: how many, those of a column, and the router's matrix.
+    /// The matrices of a layer that there are, in the order of [`Matrix`]; of experts, gate, up and
+    /// down of one.
+    pub tilings: [Option<Tiling>; Matrix::COUNT],
+    /// Where there are experts.
     pub experts: Option<ExpertsPartition>,
 }
 
@@ -69,22 +52,23 @@ pub struct ExpertsPartition {
     pub count: u32,
     /// Those of a column.
     pub chosen: u32,
-    /// The router's matrix.
-    pub router: Tiling,
+    /// MLP width of a lane's shared expert, padded, or 0.
+    pub shared: u32,
 }
 
 impl ClassPartition {
     fn new(
         class: &Class,
         rows: &Rows,
-        (tilings, router): ([Tiling; 4], Option<Tiling>),
+        tilings: [Option<Tiling>; Matrix::COUNT],
         (combine_by_owners, each): (bool, u32),
         t: &Tuning,
     ) -> Self {
         let most = if combine_by_owners { t.most_splits_by_owners } else { t.most_splits };
-        let chosen_by = |(e, router): (Experts, Tiling)| {
-            let Experts { count, chosen, .. } = e;
-            ExpertsPartition { count, chosen, router }
+        let experts = |Experts { count, chosen, .. }: Experts| ExpertsPartition {
+            count,
+            chosen,
+            shared: rows.shared,
         };
         Self {
             head_dim: rows.head_dim,
@@ -92,43 +76,56 @@ impl ClassPartition {
             kv_splits: most.min(each / class.kv_heads),
             combine_by_owners,
             tilings,
-            experts: class.experts.zip(router).map(chosen_by),
+            experts: class.experts.map(experts),
         }
     }
 
-    /// How warps share a matrix.
-    pub const fn tiling(&self, matrix: Matrix) -> &Tiling {
-        &self.tilings[matrix as usize]
+    /// How warps share a matrix that there is.
+    pub fn tiling(&self, matrix: Matrix) -> &Tiling {
+        self.tilings[matrix as usize].as_ref().expect("a matrix of the class")
+    }
+
+    /// The matrices there are, in the order of the stream.
+    pub fn matrices(&self) -> impl Iterator<Item = (Matrix, &Tiling)> {
+        Matrix::ALL.into_iter().zip(&self.tilings).filter_map(|(m, t)| Some((m, t.as_ref()?)))
+    }
+
+    /// Whether a matrix is one of each expert.
+    pub const fn is_chosen(&self, matrix: Matrix) -> bool {
+        self.experts.is_some() && matrix.is_experts()
     }
 
     /// The products of a layer whose weights are the same every step, in order.
-    pub fn fixed(&self) -> impl Iterator<Item = &Tiling> {
-        let dense = if self.experts.is_some() { 2 } else { 4 };
-        self.tilings[..dense].iter().chain(self.experts.iter().map(|e| &e.router))
+    pub fn fixed(&self) -> impl Iterator<Item = (Matrix, &Tiling)> {
+        self.matrices().filter(|(matrix, _)| !self.is_chosen(*matrix))
+    }
+
+    /// Those of its chosen experts.
+    fn chosen(&self) -> impl Iterator<Item = &Tiling> {
+        self.matrices().filter(|(matrix, _)| self.is_chosen(*matrix)).map(|(_, tiling)| tiling)
     }
 
     /// Bytes of a layer in a block's stream.
     pub fn layer_bytes(&self) -> u64 {
-        self.fixed().map(Tiling::bytes).sum()
+        self.fixed().map(|(_, tiling)| tiling.bytes()).sum()
     }
 
     /// Bytes of a block's part of one expert.
     pub fn piece_bytes(&self) -> u64 {
-        [Matrix::GateUp, Matrix::Down].map(|m| self.tiling(m).bytes()).iter().sum()
+        self.chosen().map(Tiling::bytes).sum()
     }
 
     /// Bytes of a layer that a block reads for a token of one column.
     pub fn read_bytes(&self) -> u64 {
         let chosen = self.experts.map_or(0, |e| u64::from(e.chosen));
-        let used = [Matrix::GateUp, Matrix::Down].map(|m| self.tiling(m).used_bytes());
-        self.layer_bytes() + chosen * used.iter().sum::<u64>()
+        self.layer_bytes() + chosen * self.chosen().map(Tiling::used_bytes).sum::<u64>()
     }
 
     /// Stages of a layer for one column.
     pub fn stages(&self) -> u32 {
         let chosen = self.experts.map_or(0, |e| e.chosen);
-        let of_experts = [Matrix::GateUp, Matrix::Down].map(|m| chosen * self.tiling(m).stages);
-        self.fixed().map(|t| t.stages).sum::<u32>() + of_experts.iter().sum::<u32>()
+        let fixed: u32 = self.fixed().map(|(_, tiling)| tiling.stages).sum();
+        fixed + chosen * self.chosen().map(|tiling| tiling.stages).sum::<u32>()
     }
 
     /// Floats of the parts that warps leave for each other of the router, and of gate and up of all
@@ -137,7 +134,12 @@ impl ClassPartition {
         let Some(e) = &self.experts else { return 0 };
         let gate_up = self.tiling(Matrix::GateUp);
         let column = e.chosen * gate_up.k_warps * gate_up.rows;
-        (columns.min(2) * column).max(e.router.part_floats(columns))
+        (columns.min(2) * column).max(self.tiling(Matrix::Router).part_floats(columns))
+    }
+
+    /// The same of a product, where there is one.
+    pub fn part_floats(&self, matrix: Matrix, columns: u32) -> u32 {
+        self.tilings[matrix as usize].as_ref().map_or(0, |t| t.part_floats(columns))
     }
 
     /// Numbers of the vector of activations of one column.
@@ -192,6 +194,12 @@ pub struct Partition {
     pub as_halves: Vec<String>,
 }
 
+/// Matrices whose warps leave each other parts in one place, and in the other.
+pub(super) const PARTS_A: &[Matrix] = &[Matrix::Qkv, Matrix::GateUp];
+/// See above.
+pub(super) const PARTS_B: &[Matrix] =
+    &[Matrix::Output, Matrix::SharedGateUp, Matrix::SharedDown, Matrix::Down];
+
 /// Shared memory besides vectors, parts and ring, about: by this, slots are chosen; what fits in
 /// the end is the layout's to say.
 const OTHERS_BYTES: u32 = 16 << 10;
@@ -226,80 +234,114 @@ impl Common {
     }
 }
 
-/// What a block has of a layer: its rows of each matrix, and their columns, padded.
+/// What a block has of one matrix of a layer.
 #[derive(Debug, Clone, Copy)]
+struct Product {
+    matrix: Matrix,
+    rows: u32,
+    /// Columns, padded.
+    k: u32,
+    encoding: Encoding,
+    /// How often it is read for a column.
+    times: u32,
+}
+
+/// What a block has of a layer: its rows of each matrix, and widths, padded.
+#[derive(Debug, Clone)]
 struct Rows {
-    qkv: u32,
-    gate_up: u32,
+    products: Vec<Product>,
     attn: u32,
     ffn: u32,
+    /// Of the shared expert.
+    shared: u32,
     head_dim: u32,
     layers: u32,
-    encodings: [Encoding; 4],
-    /// Rows of the router.
-    router: u32,
-    /// How often gate and up and down are read for a column.
-    times: u32,
 }
 
 impl Rows {
     fn new(model: &Model, at: usize, common: &Common, why: &mut Vec<String>) -> Option<Self> {
-        let class = &model.classes[at];
+        let (class, &Common { hidden, residual, each, unit, .. }) = (&model.classes[at], common);
         let head_dim = class.head_dim.next_multiple_of(32);
-        let ffn = class.ffn.next_multiple_of(common.unit);
+        let ffn = class.ffn.next_multiple_of(unit);
         let attn = class.heads * head_dim;
-        let good = attn.is_multiple_of(common.unit) && class.group() <= 8;
-        let qkv = share(attn + 2 * class.kv_heads * head_dim, common.each, 2);
-        let gate_up = share(2 * ffn, common.each, 4);
-        let rows = [qkv, common.residual, gate_up, common.residual];
-        let layers = model.layers_of(at);
-        let encodings = encodings(model, class, (common.hidden, head_dim, ffn), rows, why);
-        let router = class.experts.map_or(0, |e| share(e.count, common.each, 2));
+        let good = attn.is_multiple_of(unit) && class.group() <= 8;
+        let beside = class.experts.and_then(|e| e.shared);
+        let shared = beside.map_or(0, |of| of.ffn.next_multiple_of(unit));
         let times = class.experts.map_or(1, |e| e.chosen);
-        let rows = Self { qkv, gate_up, attn, ffn, head_dim, layers, encodings, router, times };
-        good.then_some(rows)
+        let qkv = share(attn + 2 * class.kv_heads * head_dim, each, 2);
+        let mut all = vec![(Matrix::Qkv, qkv, hidden), (Matrix::Output, residual, attn)];
+        if let Some(experts) = class.experts {
+            all.push((Matrix::Router, share(experts.logits(), each, 2), hidden));
+        }
+        if beside.is_some() {
+            all.push((Matrix::SharedGateUp, share(2 * shared, each, 4), hidden));
+            all.push((Matrix::SharedDown, residual, shared));
+        }
+        all.push((Matrix::GateUp, share(2 * ffn, each, 4), hidden));
+        all.push((Matrix::Down, residual, ffn));
+        let sizes = (hidden, head_dim, ffn, shared);
+        let product = |(matrix, rows, k): (Matrix, u32, u32)| {
+            let encoding = encoding_of(model, at, matrix, rows, sizes, why);
+            let times = if matrix.is_experts() { times } else { 1 };
+            Product { matrix, rows, k, encoding, times }
+        };
+        let products = all.into_iter().map(product).collect();
+        let layers = model.layers_of(at);
+        good.then_some(Self { products, attn, ffn, shared, head_dim, layers })
+    }
+
+    /// All products but the router's few rows.
+    fn heavy(&self) -> impl Iterator<Item = &Product> {
+        self.products.iter().filter(|p| p.matrix != Matrix::Router)
     }
 
     /// Whether some of its weights have 4 bits.
     fn has_4_bits(&self) -> bool {
-        self.encodings.iter().any(|e| e.bits.is_4_bits())
+        self.products.iter().any(|p| p.encoding.bits.is_4_bits())
     }
 
     /// Bytes of all the class's layers, without scales.
-    fn bytes(&self, common: &Common) -> u64 {
-        let all = [
-            (self.qkv, common.hidden, 1),
-            (common.residual, self.attn, 1),
-            (self.gate_up, common.hidden, self.times),
-            (common.residual, self.ffn, self.times),
-        ];
-        let of = |((rows, k, times), e): ((u32, u32, u32), &Encoding)| {
-            u64::from(times) * u64::from(rows) * u64::from(k / 32 * e.row_bytes())
+    fn bytes(&self) -> u64 {
+        let of = |p: &Product| {
+            u64::from(p.times) * u64::from(p.rows) * u64::from(p.k / 32 * p.encoding.row_bytes())
         };
-        let layer: u64 = all.into_iter().zip(&self.encodings).map(of).sum();
-        u64::from(self.layers) * layer
+        u64::from(self.layers) * self.heavy().map(of).sum::<u64>()
     }
 }
 
 /// The matrices of each class's layers, as warps share them and stages divide them.
-fn tilings(all: &[Rows], common: &Common, stage: Stage) -> Option<Vec<[Tiling; 4]>> {
-    let Common { hidden, residual, warps, .. } = *common;
-    let row_warps = |k, e| Tiling::row_warps(residual, k, warps, stage, e);
+fn tilings(
+    all: &[Rows],
+    common: &Common,
+    stage: Stage,
+) -> Option<Vec<[Option<Tiling>; Matrix::COUNT]>> {
+    let warps = common.warps;
+    let row_warps = |p: &Product| Tiling::row_warps(p.rows, p.k, warps, stage, p.encoding);
     // A thread owns the same residual rows in all of these: any of them by rows means all.
-    let owners = |r: &Rows| [(r.attn, r.encodings[1]), (r.ffn, r.encodings[3])];
-    let by_rows = all.iter().flat_map(owners).any(|(k, e)| row_warps(k, e) == warps);
-    let owned = |k, e| {
-        let row_warps = if by_rows { warps } else { row_warps(k, e) };
-        Tiling::with_row_warps((residual, k), row_warps, warps, stage, e)
+    let owners = |r: &Rows| -> Vec<Product> {
+        r.products.iter().filter(|p| p.matrix.is_owned()).copied().collect()
+    };
+    let by_rows = all.iter().flat_map(owners).any(|p| row_warps(&p) == warps);
+    let of_product = |r: &Rows, p: &Product| {
+        // What is added to the shared expert's sums stands in the same registers.
+        let alike = |other: &&Product| match p.matrix {
+            Matrix::SharedDown | Matrix::Down => {
+                matches!(other.matrix, Matrix::SharedDown | Matrix::Down)
+            }
+            _ => other.matrix == p.matrix,
+        };
+        let row_warps = match by_rows && p.matrix.is_owned() {
+            true => warps,
+            false => r.products.iter().filter(alike).map(row_warps).max()?,
+        };
+        Tiling::with_row_warps((p.rows, p.k), row_warps, warps, stage, p.encoding)
     };
     let of_class = |r: &Rows| {
-        let [qkv, output, gate_up, down] = r.encodings;
-        Some([
-            Tiling::new(r.qkv, hidden, warps, stage, qkv)?,
-            owned(r.attn, output)?,
-            Tiling::new(r.gate_up, hidden, warps, stage, gate_up)?,
-            owned(r.ffn, down)?,
-        ])
+        let mut out = [None; Matrix::COUNT];
+        for p in &r.products {
+            out[p.matrix as usize] = Some(of_product(r, p)?);
+        }
+        Some(out)
     };
     all.iter().map(of_class).collect()
 }
@@ -307,12 +349,12 @@ fn tilings(all: &[Rows], common: &Common, stage: Stage) -> Option<Vec<[Tiling; 4
 /// Bytes of weights that a ring of such slots holds in `room`: stages fill a slot or do not.
 fn held_by_ring(all: &[Rows], common: &Common, stage: Stage, room: u32) -> u64 {
     let Some(tilings) = tilings(all, common, stage) else { return 0 };
-    let stages = |(rows, [qkv, output, gate_up, down]): (&Rows, &[Tiling; 4])| {
-        let of_layer = qkv.stages + output.stages + rows.times * (gate_up.stages + down.stages);
-        u64::from(rows.layers) * u64::from(of_layer)
+    let stages = |(rows, tilings): (&Rows, &[Option<Tiling>; Matrix::COUNT])| {
+        let of = |p: &Product| p.times * tilings[p.matrix as usize].map_or(0, |t| t.stages);
+        u64::from(rows.layers) * u64::from(rows.heavy().map(of).sum::<u32>())
     };
     let stages: u64 = all.iter().zip(&tilings).map(stages).sum();
-    let bytes: u64 = all.iter().map(|rows| rows.bytes(common)).sum();
+    let bytes: u64 = all.iter().map(Rows::bytes).sum();
     u64::from(room / stage.slot_bytes) * bytes / stages
 }
 
@@ -328,7 +370,7 @@ fn slot_bytes(all: &[Rows], common: &Common, held: u32, shared_bytes: u32, t: &T
         _ => t.slots_8_warps,
     };
     // Where stages have scales there is room for those beside the codes.
-    let scaled = all.iter().flat_map(|r| &r.encodings).any(Encoding::scaled);
+    let scaled = all.iter().flat_map(|r| &r.products).any(|p| p.encoding.scaled());
     let more = if scaled { 512 } else { 0 };
     let fits = |slot_bytes: &u32| 3 * *slot_bytes <= room;
     let holds = |slot_bytes: &u32| {
@@ -357,20 +399,15 @@ pub(super) fn head_width(model: &Model, hidden: u32) -> u32 {
     }
 }
 
-/// The matrices of a layer, and the head, as they are told of.
-const NAMES: [&str; 5] = ["q, k and v", "attention's output", "gate and up", "down", "head"];
-
-/// How one matrix (by its place in [`NAMES`]) lies in the stream; as halves, and why is told, where
-/// its scales do not line up with what blocks have of it: `parts` of `rows` with `most` scales, at
-/// most.
+/// How one matrix lies in the stream; as halves, and why is told, where its scales do not line up
+/// with what blocks have of it: `parts` of `rows` with `most` scales, at most.
 fn encoding(
-    model: &Model,
-    at: usize,
+    (name, stored): (&str, &Stored),
     parts: &[Parts],
     (rows, most): (u32, u32),
     why: &mut Vec<String>,
 ) -> Encoding {
-    let Some(stored) = &model.coded[at] else { return Encoding::default() };
+    let Some(stored) = stored else { return Encoding::default() };
     let found = stored.as_ref().map_err(Clone::clone).and_then(|coded| {
         let (bits, columns) = (coded.bits, coded.group[1]);
         let group = parts.iter().map(|p| p.group(columns)).min().unwrap_or(0);
@@ -382,44 +419,56 @@ fn encoding(
         }
     });
     found.unwrap_or_else(|reason| {
-        why.push(format!("{}: {reason}", NAMES[at]));
+        why.push(format!("{name}: {reason}"));
         Encoding::default()
     })
 }
 
 /// Scale blocks that so many neighbouring rows touch, at most.
-fn touched(model: &Model, at: usize, rows: u32) -> u32 {
-    let coded = model.coded[at].as_ref().and_then(|coded| coded.as_ref().ok());
+fn touched(stored: &Stored, rows: u32) -> u32 {
+    let coded = stored.as_ref().and_then(|coded| coded.as_ref().ok());
     let down = coded.map_or(u32::MAX / 2, |coded| coded.group[0]);
     (rows + down).saturating_sub(2) / down + 1
 }
 
-/// How the matrices of a class's layers lie in the stream; `rows`: a block's of each.
-fn encodings(
+/// How a matrix of a class's layers lies in the stream, of which a block has `rows`.
+fn encoding_of(
     model: &Model,
-    class: &Class,
-    (hidden, head_dim, ffn): (u32, u32, u32),
-    rows: [u32; 4],
+    at: usize,
+    matrix: Matrix,
+    rows: u32,
+    (hidden, head_dim, ffn, shared): (u32, u32, u32, u32),
     why: &mut Vec<String>,
-) -> [Encoding; 4] {
-    let whole = Parts { count: 1, real: model.hidden, padded: hidden, skip: 0 };
+) -> Encoding {
+    let (class, stored) = (&model.classes[at], model.stored(at, matrix));
     let ranks = if model.sliced { model.ranks } else { 1 };
+    let whole = Parts { count: 1, real: model.hidden, padded: hidden, skip: 0 };
+    let of_ranks = |part: &dyn Fn(u32) -> Parts| (0..ranks).map(part).collect::<Vec<_>>();
+    let slices = |real, padded| of_ranks(&|r| Parts { count: 1, real, padded, skip: r * real });
     let heads = |rank| {
         let skip = model.heads_of(rank, class)[0].start * class.head_dim;
         Parts { count: class.heads, real: class.head_dim, padded: head_dim, skip }
     };
-    let slice = |rank| Parts { count: 1, real: class.ffn, padded: ffn, skip: rank * class.ffn };
-    let heads: Vec<_> = (0..ranks).map(heads).collect();
-    let slices: Vec<_> = (0..ranks).map(slice).collect();
-    let of_block = (rows[0] + head_dim).saturating_sub(2) / head_dim + 1;
-    let most = [
-        of_block * touched(model, 0, class.head_dim),
-        touched(model, 1, rows[1]),
-        2 * touched(model, 2, rows[2] / 2),
-        touched(model, 3, rows[3]),
-    ];
-    let parts: [&[Parts]; 4] = [&[whole], &heads, &[whole], &slices];
-    [0, 1, 2, 3].map(|at| encoding(model, at, parts[at], (rows[at], most[at]), why))
+    let parts = match matrix {
+        Matrix::Qkv | Matrix::Router | Matrix::SharedGateUp | Matrix::GateUp => vec![whole],
+        Matrix::Output => of_ranks(&heads),
+        Matrix::SharedDown => {
+            let of = class.experts.and_then(|e| e.shared);
+            slices(of.map_or(0, |of| of.ffn), shared)
+        }
+        Matrix::Down => slices(class.ffn, ffn),
+    };
+    let most = match matrix {
+        Matrix::Qkv => {
+            let of_block = (rows + head_dim).saturating_sub(2) / head_dim + 1;
+            of_block * touched(stored, class.head_dim)
+        }
+        Matrix::SharedGateUp | Matrix::GateUp => 2 * touched(stored, rows / 2),
+        Matrix::Output | Matrix::Router | Matrix::SharedDown | Matrix::Down => {
+            touched(stored, rows)
+        }
+    };
+    encoding((matrix.name(), stored), &parts, (rows, most), why)
 }
 
 /// Columns that a kernel of several may have: each has a vector a part. Experts take one column
@@ -515,7 +564,7 @@ impl Partition {
         let mut as_halves = Vec::new();
         let of_class = |at| Rows::new(model, at, &common, &mut as_halves);
         let rows: Vec<_> = (0..model.classes.len()).map(of_class).collect::<Option<_>>()?;
-        let bytes: u64 = rows.iter().map(|rows| rows.bytes(&common)).sum();
+        let bytes: u64 = rows.iter().map(Rows::bytes).sum();
         // Twelve warps have fewer registers each, and where steps are short several stages are
         // held.
         let long = tuning.long_stream(rows.iter().any(Rows::has_4_bits));
@@ -523,21 +572,17 @@ impl Partition {
         let slot_bytes = slot_bytes(&rows, &common, held, m.shared_bytes, &tuning).max(slot_least);
         let stage = Stage { slot_bytes, held, uneven: common.experts };
         let tilings = tilings(&rows, &common, stage)?;
-        let router = |rows: u32| Tiling::new(rows, hidden, warps, stage, Encoding::default());
-        let routers =
-            rows.iter().map(|r| if r.router > 0 { router(r.router).map(Some) } else { Some(None) });
-        let routers: Vec<_> = routers.collect::<Option<_>>()?;
         let (rows_head, width) = head(model, each, hidden);
         let pass_rows = rows_head.min(16 * warps);
         let count = width / hidden;
         let parts = [Parts { count, real: model.hidden, padded: hidden, skip: 0 }];
-        let most = (pass_rows, touched(model, 4, pass_rows));
-        let of_head = encoding(model, 4, &parts, most, &mut as_halves);
+        let most = (pass_rows, touched(&model.coded_head, pass_rows));
+        let of_head = encoding(("head", &model.coded_head), &parts, most, &mut as_halves);
         let tiling = |rows, k| Tiling::new(rows, k, warps, stage, of_head);
         let rest = rows_head % pass_rows;
         let tail = if rest > 0 { Some(tiling(rest, width)?) } else { None };
         let owners = model.lanes_all() == 1 && warps == 8;
-        let each_class = model.classes.iter().zip(&rows).zip(tilings.into_iter().zip(routers));
+        let each_class = model.classes.iter().zip(&rows).zip(tilings);
         let classes = each_class.map(|((class, rows), tilings)| {
             // Beside experts' bytes a block without a share costs nothing.
             let owners = owners && (common.experts || (rows.attn / 2).is_multiple_of(each));
@@ -581,7 +626,9 @@ impl Partition {
                 Some(_) => c.activations(), // one column after another
                 None => kept(c.tiling(Matrix::Down)),
             };
-            kept(c.tiling(Matrix::Output)).max(down)
+            // All columns' at once.
+            let shared = c.experts.map_or(0, |e| columns * e.shared);
+            kept(c.tiling(Matrix::Output)).max(down).max(shared)
         };
         let narrow = self.classes.iter().map(narrow).max().unwrap_or(0);
         let (vectors, parts) = (columns * model.parts, model.parts);
@@ -595,16 +642,17 @@ impl Partition {
     /// Shared memory with two slots of the ring, about.
     fn shared_bytes(&self, model: &Model, columns: u32) -> u32 {
         let parts = |t: &Tiling| 4 * t.part_floats(columns);
-        let widest = |matrices: [Matrix; 2]| {
-            let all = self.classes.iter().flat_map(|c| matrices.map(|m| parts(c.tiling(m))));
-            all.max().unwrap_or(0)
+        let widest = |matrices: &[Matrix]| {
+            let of =
+                |c: &ClassPartition| matrices.iter().map(|m| 4 * c.part_floats(*m, columns)).max();
+            self.classes.iter().filter_map(of).max().unwrap_or(0)
         };
         let tail = self.tail.as_ref().map_or(0, parts);
         let of_experts =
             self.classes.iter().map(|c| 4 * c.expert_floats(columns)).max().unwrap_or(0);
-        let wide = widest([Matrix::Qkv, Matrix::GateUp]).max(parts(&self.head)).max(tail);
+        let wide = widest(PARTS_A).max(parts(&self.head)).max(tail);
         let wide = wide.max(of_experts);
-        let parts = wide + widest([Matrix::Output, Matrix::Down]);
+        let parts = wide + widest(PARTS_B);
         self.vector_bytes(model, columns) + parts + 2 * self.slot_bytes + OTHERS_BYTES
     }
 
@@ -619,7 +667,7 @@ impl Partition {
     pub fn index_offset(&self, class: usize, matrix: Matrix) -> u32 {
         let before = self.classes[..class].iter().flat_map(|c| &c.tilings);
         let here = self.classes.get(class).map_or(&[][..], |c| &c.tilings[..matrix as usize]);
-        before.chain(here).map(Tiling::index_bytes).sum()
+        before.chain(here).flatten().map(Tiling::index_bytes).sum()
     }
 
     /// The kernels of this partition.
@@ -691,7 +739,7 @@ impl Partition {
 
     /// Stages of a product that are in registers before its vector has arrived.
     pub(super) fn ahead(&self, model: &Model) -> u32 {
-        let mut tilings = self.classes.iter().flat_map(|c| &c.tilings);
+        let mut tilings = self.classes.iter().flat_map(|c| &c.tilings).flatten();
         let has_4_bits = tilings.any(|t| t.encoding.bits.is_4_bits());
         if self.read_bytes(model) < self.tuning.long_stream(has_4_bits) {
             self.tuning.ahead_short
@@ -756,19 +804,15 @@ impl Partition {
     pub fn tensors_as_halves(&self, model: &Model) -> Vec<u32> {
         let halves = |tiling: &Tiling| tiling.encoding.bits == StoredBits::F16;
         let of_layer = |layer: &Layer| {
-            let [output, down] = &layer.outputs;
-            let tensors = [&layer.qkv[..], from_ref(output), &layer.gate_up, from_ref(down)];
-            let tilings = &self.classes[layer.class].tilings;
-            let all = tilings.iter().zip(tensors).enumerate();
-            let all = all.filter(|(_, (tiling, _))| halves(tiling));
+            let class = &self.classes[layer.class];
+            let all = class.matrices().filter(|(_, tiling)| halves(tiling));
             // The tensors behind the first one are those of other experts.
-            let experts = self.classes[layer.class].experts.map_or(1, |e| e.count);
-            let count = |at| if at < Matrix::GateUp as usize { 1 } else { experts };
-            let of = |(at, (_, tensors)): (usize, (_, &[u32]))| -> Vec<u32> {
-                tensors.iter().flat_map(|first| *first..*first + count(at)).collect()
+            let experts = class.experts.map_or(1, |e| e.count);
+            let of = |(matrix, _)| {
+                let count = if class.is_chosen(matrix) { experts } else { 1 };
+                layer.tensors(matrix).into_iter().flat_map(move |first| first..first + count)
             };
-            let router = (layer.extras.router != NONE).then_some(layer.extras.router);
-            all.flat_map(of).chain(router).collect::<Vec<_>>()
+            all.flat_map(of).collect::<Vec<_>>()
         };
         let mut all: Vec<u32> = model.layer.iter().flat_map(of_layer).collect();
         all.extend(halves(&self.head).then_some(model.head));
@@ -838,11 +882,10 @@ impl fmt::Display for Partition {
                     s.rows, s.k, s.k_warps, s.stages, s.stage_bytes
                 )
             };
-            for (name, s) in Matrix::ALL.iter().zip(&class.tilings) {
+            for (name, s) in class.matrices() {
                 matrix(format!("{name:?}"), s)?;
             }
             if let Some(e) = &class.experts {
-                matrix("Router".to_owned(), &e.router)?;
                 writeln!(
                     f,
                     "    experts: {} of {}, {} bytes of a block of each",

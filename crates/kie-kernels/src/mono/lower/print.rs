@@ -4,8 +4,9 @@ use std::fmt::{Debug, Write as _};
 use std::ops::Range;
 
 use super::layout::{ClassLayout, Layout};
+use super::matrix::Matrix;
 use super::model::Model;
-use super::partition::{Matrix, Partition};
+use super::partition::Partition;
 use super::segments::{layers, page_bytes, segments, Source};
 use super::tiling::{StoredBits, Tiling};
 use crate::abi::NormSpan;
@@ -86,7 +87,7 @@ fn experts(out: &mut String, model: &Model, partition: &Partition) {
     for (number, (class, part)) in model.classes.iter().zip(&partition.classes).enumerate() {
         let (Some(of), Some(experts)) = (&class.experts, &part.experts) else { continue };
         let gate = format!("{:?}, {:?}", of.gate, of.scoring);
-        let (router, piece) = (&experts.router, part.piece_bytes());
+        let (router, piece) = (part.tiling(Matrix::Router), part.piece_bytes());
         say!(
             out,
             "experts   class {number}: {} of {}, {gate}; router {} rows of a block; {piece} bytes \
@@ -95,6 +96,14 @@ fn experts(out: &mut String, model: &Model, partition: &Partition) {
             of.count,
             router.rows
         );
+        if let Some(groups) = of.groups {
+            say!(out, "  chosen in {} of {} groups", groups.chosen, groups.count);
+        }
+        if let Some(shared) = of.shared {
+            let by = if shared.scaled { ", times the sigmoid of a logit" } else { "" };
+            let (ffn, padded) = (shared.ffn, experts.shared);
+            say!(out, "  one for all columns, mlp {ffn} (padded {padded}){by}");
+        }
     }
 }
 
@@ -135,12 +144,8 @@ fn rows(out: &mut String, model: &Model, partition: &Partition) {
         );
     };
     for (number, class) in partition.classes.iter().enumerate() {
-        for matrix in Matrix::ALL {
-            let t = class.tiling(matrix);
+        for (matrix, t) in class.matrices() {
             one(&format!("class {number} {matrix:?}"), t, t.rows);
-        }
-        if let Some(experts) = &class.experts {
-            one(&format!("class {number} router"), &experts.router, experts.router.rows);
         }
     }
     one("head", &partition.head, partition.rows_head);
@@ -157,13 +162,8 @@ fn stream(out: &mut String, model: &Model, partition: &Partition) {
     );
     say!(out, "  layer  source       offset   stages x  bytes  encoding");
     let fixed = |layer: &super::model::Layer| {
-        let class = &partition.classes[layer.class];
-        let names = match class.experts {
-            Some(_) => &["Qkv", "Output", "Router"][..],
-            None => &["Qkv", "Output", "GateUp", "Down"],
-        };
-        let all = names.iter().zip(class.fixed());
-        all.map(|(name, t)| format!("{name}, {}", encoding(t))).collect::<Vec<_>>()
+        let all = partition.classes[layer.class].fixed();
+        all.map(|(matrix, t)| format!("{matrix:?}, {}", encoding(t))).collect::<Vec<_>>()
     };
     let mut fixed = model.layer.iter().flat_map(fixed);
     for segment in &all {

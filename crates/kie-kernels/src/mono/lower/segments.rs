@@ -3,8 +3,9 @@
 //! layer's number by a layer's size.
 
 use super::extras::Extras;
+use super::matrix::Matrix;
 use super::model::{Layer, Model, MOST_POOLS};
-use super::partition::{Matrix, Partition};
+use super::partition::Partition;
 use crate::abi::PAGE;
 use crate::mono::wire;
 
@@ -45,31 +46,33 @@ impl Segment {
     }
 }
 
-/// The segments of a step: of each layer the four matrices and, between the first two, its pages;
-/// then the head's. Where there are experts the router stands before theirs.
+/// The segments of a step: of each layer its matrices and, behind the first one, its pages; then
+/// the head's.
 pub fn segments(model: &Model, partition: &Partition) -> Vec<Segment> {
-    let (mut offset, mut bank) = (0, 0);
+    let offsets = layer_offsets(model, partition);
+    let mut bank = 0;
     let mut all = Vec::new();
     for (layer, l) in model.layer.iter().enumerate() {
         let class = &partition.classes[l.class];
-        for (at, t) in class.fixed().enumerate() {
-            let (layer, stages, bytes) = (layer as u32, t.stages, t.stage_bytes);
-            all.push(Segment { source: Source::Fixed, layer, offset, stages, bytes });
-            offset += t.bytes();
-            if at == Matrix::Qkv as usize {
-                let (source, offset) = (Source::Pages, 0);
-                all.push(Segment { source, layer, offset, stages: 0, bytes: 0 });
+        let layer = layer as u32;
+        for (matrix, t) in class.matrices() {
+            let (stages, bytes) = (t.stages, t.stage_bytes);
+            let (source, at) = match (class.is_chosen(matrix), matrix) {
+                (true, Matrix::GateUp) => (Source::GateUp, bank),
+                (true, _) => (Source::Down, bank),
+                (false, _) => (Source::Fixed, offsets[layer as usize]),
+            };
+            let offset = at + matrix_offset(partition, l.class, matrix);
+            all.push(Segment { source, layer, offset, stages, bytes });
+            if matrix == Matrix::Qkv {
+                let source = Source::Pages;
+                all.push(Segment { source, layer, offset: 0, stages: 0, bytes: 0 });
             }
         }
         let Some(experts) = &class.experts else { continue };
-        for (source, matrix) in [(Source::GateUp, Matrix::GateUp), (Source::Down, Matrix::Down)] {
-            let t = class.tiling(matrix);
-            let (layer, stages, bytes) = (layer as u32, t.stages, t.stage_bytes);
-            let offset = bank + matrix_offset(partition, l.class, matrix);
-            all.push(Segment { source, layer, offset, stages, bytes });
-        }
         bank += u64::from(experts.count) * u64::from(partition.blocks) * class.piece_bytes();
     }
+    let mut offset = offsets[model.layer.len()];
     let passes = (0..partition.head_passes).map(|_| partition.head);
     for t in passes.chain(partition.tail) {
         let (layer, stages, bytes) = (model.layers(), t.stages, t.stage_bytes);
@@ -80,10 +83,9 @@ pub fn segments(model: &Model, partition: &Partition) -> Vec<Segment> {
 }
 
 /// Segments of all layers: the first one of the head's.
-pub fn head_segment(model: &Model) -> u32 {
-    let of = |l: &Layer| if model.classes[l.class].experts.is_some() { 2 } else { 1 };
-    let more: u32 = model.layer.iter().map(of).sum();
-    Matrix::ALL.len() as u32 * model.layers() + more
+pub fn head_segment(model: &Model, partition: &Partition) -> u32 {
+    let of = |l: &Layer| 1 + partition.classes[l.class].matrices().count() as u32;
+    model.layer.iter().map(of).sum()
 }
 
 /// Where each layer begins in a block's stream, and behind the last one the head.
@@ -100,16 +102,10 @@ pub fn layer_offsets(model: &Model, partition: &Partition) -> Vec<u64> {
 /// Where a matrix begins in its layer's part of a block's stream, or in its part of an expert.
 pub fn matrix_offset(partition: &Partition, class: usize, matrix: Matrix) -> u64 {
     let class = &partition.classes[class];
-    let first = match (class.experts, matrix) {
-        (Some(_), Matrix::GateUp | Matrix::Down) => Matrix::GateUp as usize,
-        (_, _) => 0,
-    };
-    class.tilings[first..matrix as usize].iter().map(|t| t.bytes()).sum()
-}
-
-/// Where the router begins in its layer's part of a block's stream.
-pub fn router_offset(partition: &Partition, class: usize) -> u64 {
-    [Matrix::Qkv, Matrix::Output].map(|m| partition.classes[class].tiling(m).bytes()).iter().sum()
+    let chosen = class.is_chosen(matrix);
+    let before = class.matrices().take_while(|(other, _)| *other != matrix);
+    let alike = before.filter(|(other, _)| class.is_chosen(*other) == chosen);
+    alike.map(|(_, tiling)| tiling.bytes()).sum()
 }
 
 /// Where each layer's experts begin in the bank.
@@ -267,14 +263,14 @@ mod tests {
                 let its: Vec<_> = all.iter().filter(|s| s.layer == at as u32).collect();
                 assert_eq!(its.len(), 5);
                 assert_eq!(its[1].source, Source::Pages);
-                for (matrix, s) in Matrix::ALL.iter().zip([its[0], its[2], its[3], its[4]]) {
-                    let offset = layer.stream + matrix_offset(&partition, class, *matrix);
+                let matrices = partition.classes[class].matrices();
+                for ((matrix, tiling), s) in matrices.zip([its[0], its[2], its[3], its[4]]) {
+                    let offset = layer.stream + matrix_offset(&partition, class, matrix);
                     assert_eq!(s.offset, offset, "{matrix:?} of layer {at}");
-                    let tiling = partition.classes[class].tiling(*matrix);
                     assert_eq!((s.stages, s.bytes), (tiling.stages, tiling.stage_bytes));
                 }
             }
-            assert_eq!(all[head_segment(&model) as usize].layer, model.layers());
+            assert_eq!(all[head_segment(&model, &partition) as usize].layer, model.layers());
         }
     }
 

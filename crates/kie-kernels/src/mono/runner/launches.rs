@@ -156,7 +156,9 @@ impl Launches {
             match ask.logits {
                 Some(positions) => args.logits = loaded.logits_for(positions as usize)?,
                 // A prompt's positions need no head.
-                None if ask.live == 0 => args.segment_count = head_segment(&loaded.model),
+                None if ask.live == 0 => {
+                    args.segment_count = head_segment(&loaded.model, &loaded.partition)
+                }
                 None => {}
             }
             let measuring = mode.zip(loaded.probe.as_ref());

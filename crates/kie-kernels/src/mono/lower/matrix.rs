@@ -1,0 +1,59 @@
+//! The matrices of a layer, by their places in the stream.
+
+/// A product of a layer. A class of layers has some of these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Matrix {
+    /// Queries, keys, values.
+    Qkv,
+    /// Attention's output.
+    Output,
+    /// The router's logits, and behind them the gate of the shared expert.
+    Router,
+    /// Gate and up of the shared expert, row by row in turn.
+    SharedGateUp,
+    /// The same of the mlp, or of one of its experts.
+    GateUp,
+    /// The shared expert's output.
+    SharedDown,
+    /// The mlp's output, or one expert's.
+    Down,
+}
+
+impl Matrix {
+    /// In the order of the stream.
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::Qkv,
+        Self::Output,
+        Self::Router,
+        Self::SharedGateUp,
+        Self::GateUp,
+        Self::SharedDown,
+        Self::Down,
+    ];
+
+    /// How many.
+    pub const COUNT: usize = 7;
+
+    /// Whether it is an expert's own, where the mlp is some of several experts.
+    pub const fn is_experts(self) -> bool {
+        matches!(self, Self::GateUp | Self::Down)
+    }
+
+    /// Whether threads own its results: rows of the residual.
+    pub const fn is_owned(self) -> bool {
+        matches!(self, Self::Output | Self::SharedDown | Self::Down)
+    }
+
+    /// Its name, to print.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Qkv => "q, k and v",
+            Self::Output => "attention's output",
+            Self::Router => "router",
+            Self::SharedGateUp => "gate and up of the shared expert",
+            Self::GateUp => "gate and up",
+            Self::SharedDown => "down of the shared expert",
+            Self::Down => "down",
+        }
+    }
+}
