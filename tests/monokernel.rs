@@ -110,7 +110,6 @@ fn bound(name: &str, device: &str) -> f64 {
 
 /// Fixtures with a phase that the kernels have not yet: the step and the reason that they name.
 const REFUSED: &[(&str, &str)] = &[
-    ("own_deepseek_v3", "latent attention, which has no kernel yet"),
     ("own_gemma3", "embeddings times 5.656854, 1 wanted"),
     ("own_olmo2", "project_normed where the order of known phases has project"),
     ("own_qwen3_next", "delta_in"),

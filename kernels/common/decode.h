@@ -19,6 +19,7 @@
 #include "ops/filter.h"
 #include "ops/gather.h"
 #include "ops/head.h"
+#include "ops/latent.h"
 #include "ops/matvec.h"
 #include "ops/project.h"
 #include "ops/residual.h"
@@ -128,13 +129,11 @@ KIE_DEVICE void decode_experts(Ring& ring, Watch& watch, const DecodeArgs& args,
         [&]() { return multiply_experts<C>(ring, watch, first, args, b, layer, sums); });
 }
 
+// Queries, keys and values, and what heads make of this block's pages.
 template <class C>
-KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b, int layer,
-                             Owned& own) {
+KIE_DEVICE void decode_attention(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b,
+                                 int layer) {
     KvFragment<C> kv;
-    const Reduction of_o = reduction_of(b, 0, layer), of_down = reduction_of(b, 1, layer);
-    AllReduce<typename C::TilingO> others_o;
-    others_o.ask_early(args, b, of_o);
     {
         Prefetched<typename C::TilingQkv> prefetched;
         prefetch_weights<typename C::TilingQkv>(ring, prefetched);
@@ -146,23 +145,50 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
         stamp(b, 0);
         step_qkv<C>(ring, args, b, layer, kv, prefetched, squares);
     }
+    if constexpr (C::kNormAllHeads) square_heads<C>(watch, args, b, layer);
+    if constexpr (kParts > 1) {
+        attend_columns_exact<C>(watch, args, b, layer);
+    } else if constexpr (kStreamed && kColumns == 1) {
+        attend_stream<C>(ring, watch, args, b, layer);
+    } else {
+        // The positions of a prompt have many keys of this step among them: they stay with loads.
+        const int first = kStreamed ? sequences_of(args) : 0;
+        if constexpr (kStreamed) attend_sequences<C>(ring, watch, args, b, layer);
+        if (first < live_of(b)) attend_columns<C>(watch, args, b, layer, first, kv);
+    }
+    stamp(b, 3);
+}
+// The same over latents.
+template <class C>
+KIE_DEVICE void decode_latents(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b,
+                               int layer) {
+    {
+        Prefetched<typename C::TilingLatentDown> prefetched;
+        prefetch_weights<typename C::TilingLatentDown>(ring, prefetched);
+        vector_free<typename C::TilingDown>();
+        Squares squares =
+            gather_normed(watch, args, b, hidden_slot(args, 1, layer - 1, b.lane_index), layer == 0,
+                          norm_row(b, layer, 0), b.seqno - 1, layer << 4);
+        stamp(b, 0);
+        step_latents<C>(ring, args, b, layer, prefetched, squares);
+    }
+    latent_attention<C>(ring, watch, args, b, layer);
+}
+
+template <class C>
+KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b, int layer,
+                             Owned& own) {
+    const Reduction of_o = reduction_of(b, 0, layer), of_down = reduction_of(b, 1, layer);
+    AllReduce<typename C::TilingO> others_o;
+    others_o.ask_early(args, b, of_o);
+    if constexpr (C::kLatent)
+        decode_latents<C>(ring, watch, args, b, layer);
+    else
+        decode_attention<C>(ring, watch, args, b, layer);
     if (layer == 0) KIE_UNROLL for (int i = 0; i < C::TilingO::items; ++i) unpack_first(own.v[i]);
     const long buffer = buffer_of(layer, b.lane_index);
     Prefetched<typename C::TilingGu> gate_up;
     {
-        if constexpr (C::kNormAllHeads) square_heads<C>(watch, args, b, layer);
-        if constexpr (kParts > 1) {
-            attend_columns_exact<C>(watch, args, b, layer);
-        } else if constexpr (kStreamed && kColumns == 1) {
-            attend_stream<C>(ring, watch, args, b, layer);
-        } else {
-            // The positions of a prompt have many keys of this step among them: they stay with
-            // loads.
-            const int first = kStreamed ? sequences_of(args) : 0;
-            if constexpr (kStreamed) attend_sequences<C>(ring, watch, args, b, layer);
-            if (first < live_of(b)) attend_columns<C>(watch, args, b, layer, first, kv);
-        }
-        stamp(b, 3);
         Prefetched<typename C::TilingO> prefetched;
         prefetch_weights<typename C::TilingO>(ring, prefetched);
         prefetch_weights<typename C::TilingGu, 0, C::kEarlyGu>(ring, gate_up);
@@ -170,7 +196,10 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
         others_o.take_early(watch, args, b, of_o);
         OutputAdjust<C> adjust;
         adjust.ask(args, b, layer);
-        gather_attention<C>(watch, args, b, layer);
+        if constexpr (C::kLatent)
+            gather_values<C>(watch, args, b, layer);
+        else
+            gather_attention<C>(watch, args, b, layer);
         step_residual<typename C::TilingO>(
             watch, args, b, 0, layer, own, 5, others_o, adjust, [&]() {
                 return multiply_output<typename C::TilingO, C::kDirectO>(
@@ -203,7 +232,7 @@ struct Rotate {
     u32 step;
     template <class C>
     KIE_DEVICE void operator()(C) const {
-        rotations<C>(args, b, step);
+        if constexpr (!C::kLatent) rotations<C>(args, b, step);
     }
 };
 KIE_DEVICE void decode_step(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b) {

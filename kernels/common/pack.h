@@ -37,6 +37,8 @@ struct PackJob {
     u32 stage_bytes;
     u32 span, scale_rows;           // units that share scales, and scales of such a run
     u32 scale_bytes, scale_format;  // of a scale of a stage; stored: PackFormat, or kPackE8m0
+    // Not 0: rows are columns of what is packed, from k_first on; there is a place a column.
+    u32 turned, k_first;
 };
 enum PackFormat : u32 {
     kPackF32,
@@ -69,7 +71,7 @@ struct PackArgs {
     u32 blocks, threads;
     u32 padding;  // 0
 };
-static_assert(sizeof(PackPlace) == 16 && sizeof(PackJob) == 128 && sizeof(PackArgs) == 32,
+static_assert(sizeof(PackPlace) == 16 && sizeof(PackJob) == 136 && sizeof(PackArgs) == 32,
               "as mono/upload.rs has them");
 
 constexpr u32 kPackThreads = 1024;
@@ -186,14 +188,16 @@ KIE_DEVICE u32 pack_run(const PackJob& job, u32 column) {
     return from;
 }
 // A run's scale: that of any of its columns, which all have the same.
-KIE_DEVICE void pack_scale(const PackJob& job, const PackPlace& place, u32 row, u32 column) {
+KIE_DEVICE u64 pack_scale_at(const PackJob& job, const PackPlace& place, u32 column) {
     const PackUnit u = pack_unit(job, column);
+    return (u64)u.stage * job.stage_bytes + (u64)(long long)(int)place.scale +
+           (u.warp * (job.chunk / job.span) + u.in_chunk / job.span) * job.scale_rows *
+               job.scale_bytes;
+}
+KIE_DEVICE void pack_scale(const PackJob& job, const PackPlace& place, u32 row, u32 column) {
     const u32 from = pack_run(job, column);
-    const u64 at = (u64)u.stage * job.stage_bytes + (u64)(long long)(int)place.scale +
-                   (u.warp * (job.chunk / job.span) + u.in_chunk / job.span) * job.scale_rows *
-                       job.scale_bytes;
     const float scale = from < job.cols ? pack_scale_of(job, row, from) : 0;
-    const u64 to = job.to + place.at + at;
+    const u64 to = job.to + place.at + pack_scale_at(job, place, column);
     if (job.codes == kCodesI4) {
         *(u16*)to = (u16)(bits(scale) >> 16);
     } else if (job.codes == kCodesI4Half || job.codes == kCodesI8Half) {
@@ -234,7 +238,29 @@ KIE_DEVICE u32 pack_word(const PackJob& job, u32 row, u32 column) {
     }
     return word;
 }
+// A row that is a column of what is packed: as halves, or bytes with float scales.
+KIE_DEVICE void pack_turned(const PackJob& job, u32 row, u32 threads, u64* beyond) {
+    const u32 k = job.k_first + row;
+    bool far = false;
+    KIE_NO_UNROLL for (u32 column = thread(); column < job.cols; column += threads) {
+        const PackPlace place = ((const PackPlace*)job.places)[column];
+        if (place.at == kPackNowhere) continue;
+        const float v = pack_number(job, row, column);
+        far |= max_f(v, -v) > kHalfMax;
+        const u64 to = job.to + place.at + pack_offset(job, place.half, k & ~1u);
+        if (!job.codes) {
+            *(u16*)(to + k % 2 * 2) = (u16)pack_half2(v, 0);
+            continue;
+        }
+        *(u8*)(to + k % 2) = (u8)pack_code(job, row, column);
+        if (place.scale != kPackNoScale && k % (32 * job.span) == 0)
+            *(float*)(job.to + place.at + pack_scale_at(job, place, k)) =
+                pack_scale_of(job, row, column);
+    }
+    if (far) store_word(beyond, (u64)job.tag << 32 | (job.first + row));
+}
 KIE_DEVICE void pack_row(const PackJob& job, u32 row, u32 threads, u64* beyond) {
+    if (job.turned != 0) return pack_turned(job, row, threads, beyond);
     const PackPlace place = ((const PackPlace*)job.places)[row];
     if (place.at == kPackNowhere) return;
     bool far = false;

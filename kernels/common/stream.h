@@ -78,8 +78,12 @@ struct FeedPages {
     u32 step;
     template <class C>
     KIE_DEVICE bool operator()(C) const {
-        const int layer = (int)segment.layer;
-        return feed_pages<C>(f, shared, layer, step);
+        if constexpr (C::kLatent) {
+            return true;  // those come by loads
+        } else {
+            const int layer = (int)segment.layer;
+            return feed_pages<C>(f, shared, layer, step);
+        }
     }
 };
 // Waits for a choice; false where the kernel ends. One that is not made in time is an expired wait

@@ -61,6 +61,40 @@ fn every_mutant_of_experts_is_found_out() {
     all_are_found_out("gpt_oss_mxfp4", "blocks=4", 4, MUTANTS);
 }
 
+/// The same of attention over latents, of the shared expert and of a router with groups.
+const LATENT_MUTANTS: &[Mutant] = &[
+    (
+        "a latent stands in its neighbour's place",
+        "layer, column, position / kPage, position % kPage);",
+        "layer, column, position / kPage, (position ^ 1) % kPage);",
+    ),
+    (
+        "what meets latents is another head's",
+        "C::kAtAbsorbed + head * (C::kRank / 2) + pair",
+        "C::kAtAbsorbed + (head ^ 1) * (C::kRank / 2) + pair",
+    ),
+    (
+        "values are made of what another head saw",
+        "(long)its * step + n % kWords",
+        "(long)(its ^ 1) * step + n % kWords",
+    ),
+    (
+        "the shared expert takes a chosen one's activations",
+        "C::kChosen * (C::kFfn / 2);",
+        "(C::kChosen - 1) * (C::kFfn / 2);",
+    ),
+    (
+        "all groups are chosen among",
+        "if constexpr (C::kGroupsChosen < C::kGroups) keep_groups<C>(keys);",
+        "",
+    ),
+];
+
+#[test]
+fn every_mutant_of_latents_is_found_out() {
+    all_are_found_out("own_deepseek_v3", "blocks=4", 4, LATENT_MUTANTS);
+}
+
 /// A logit that never comes, and a choice that the producer waits for in vain.
 #[test]
 fn a_lost_word_of_the_router_is_told_and_the_engine_closes() {
@@ -141,7 +175,7 @@ fn choices_with_halves_are_those_of_exact_numbers_but_for_near_ties() {
 /// of their log-probabilities, alone and beside others.
 #[test]
 fn a_sequence_goes_on_with_its_bits_from_any_position() {
-    let all = [("own_gpt_oss", 32), ("own_olmoe", 64)];
+    let all = [("own_gpt_oss", 32), ("own_olmoe", 64), ("own_deepseek_v3", 64)];
     two_at_a_time(all.into(), |(name, warp)| {
         let engine = open_simulated(&fixture(name), warp);
         let golden = &goldens(&fixture(name), "")[1];

@@ -117,6 +117,13 @@ const TRUE: &[Case] = &[
         prompts: &[9, 3],
         ..SHORT
     },
+    Case {
+        what: "latents of two ranks, a shared expert",
+        fixture: "own_deepseek_v3",
+        machine: "ranks=2,blocks=2",
+        prompts: &[6, 3],
+        ..SHORT
+    },
     Case { what: "a prompt's slices", ..SLICED },
     Case { what: "a short prompt's slices", prompts: &[70], wide: true, ..SLICED },
     Case { what: "a prompt's slices by groups, norms of heads", ..GROUPED },

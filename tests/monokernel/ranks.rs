@@ -9,7 +9,7 @@ use super::support::{goldens, greedy_request, half, open_on};
 use super::{check, fixture, is_wide, two_at_a_time, Job};
 
 /// Fixture, ranks, blocks of each: so every head mode, both exchanges, one lane a rank and several,
-/// biases, head norms, windows, FP8, experts and MXFP4, at 2, 4 and 8 ranks.
+/// biases, head norms, windows, FP8, experts and MXFP4, latents, at 2, 4 and 8 ranks.
 const TOGETHER: &[(&str, u32, u32)] = &[
     ("laneformer_d2", 4, 2),
     ("laneformer_d2_nocomm_lane_negwin", 2, 4),
@@ -29,6 +29,7 @@ const TOGETHER: &[(&str, u32, u32)] = &[
     ("own_llama_fp8_tied", 8, 2),
     ("qwen3_moe", 2, 5),
     ("gpt_oss_mxfp4", 2, 4),
+    ("own_deepseek_v3", 4, 2),
 ];
 
 /// With those, every fixture as far as its lanes or heads admit it.

@@ -2,8 +2,8 @@
 //   chosen = the k largest logits, equal ones by the lower id
 //   factor = softmax over the chosen logits, or over all (kOverAll)
 // or (kSigmoid, DeepSeek-V3's), with a score = sigmoid(logit) and corrections for the choice alone:
-//   chosen = the k largest of score + correction, of the groups whose two best have the largest sums
-//   factor = score, over the sum of the chosen ones' (kFactorsNormed)
+//   chosen = the k largest of score + correction, of the groups whose two best have the largest
+//   sums factor = score, over the sum of the chosen ones' (kFactorsNormed)
 // both times kRouteFactor. A logit that is not finite makes all factors NaN.
 #pragma once
 

@@ -94,8 +94,7 @@ KIE_DEVICE void choose_column(Watch& watch, const DecodeArgs& args, const Block&
     if constexpr (C::kSharedScaled) {
         if (my == 0) {
             const float gate = number(take_word(watch, from + C::kExperts, b.seqno, where));
-            chosen_factor(b, column, C::kChosen) =
-                reciprocal_f(1.0f + exp2_f(-1.44269504f * gate));
+            chosen_factor(b, column, C::kChosen) = reciprocal_f(1.0f + exp2_f(-1.44269504f * gate));
         }
         sync_warp();
     }

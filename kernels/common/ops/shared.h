@@ -32,17 +32,17 @@ KIE_DEVICE void step_shared_gate_up(Ring& ring, const DecodeArgs& args, Block& b
     prefetch_weights<S>(ring, prefetched);
     Sums<S> s = multiply<S>(ring, prefetched, b.shared + kShXa, kStrideA);
     u64* to = shared_words<C>(args, b, layer);
-    finish<S>(s, (float*)(b.shared + kShPartB),
-              [&](int, int pair, int column, float v0, float v1, bool live, bool leader) {
-                  const float scale = rms_scale(b, live ? column : 0);
-                  const float y = gated<C>(v0 * scale, v1 * scale);
-                  const float next = shuffle_xor(y, neighbour<S>());
-                  const int at = b.block_in_lane * (S::rows / 4) + pair / 2;
-                  if (live && leader && pair % 2 == 0 && column < live_of(b) &&
-                      at < C::kSharedFfn / 2)
-                      publish(to + (long)column * C::kWordsF + at, C::kWordsF, halves_of(y, next),
-                              b.seqno);
-              });
+    finish<S>(
+        s, (float*)(b.shared + kShPartB),
+        [&](int, int pair, int column, float v0, float v1, bool live, bool leader) {
+            const float scale = rms_scale(b, live ? column : 0);
+            const float y = gated<C>(v0 * scale, v1 * scale);
+            const float next = shuffle_xor(y, neighbour<S>());
+            const int at = b.block_in_lane * (S::rows / 4) + pair / 2;
+            u64* words = to + (long)column * C::kWordsF + at;
+            if (live && leader && pair % 2 == 0 && column < live_of(b) && at < C::kSharedFfn / 2)
+                publish(words, C::kWordsF, halves_of(y, next), b.seqno);
+        });
 }
 // Its part of the mlp's output, in the registers of the chosen experts' sums. The vector's place is
 // free: all have met since gate and up were multiplied.
@@ -69,8 +69,9 @@ KIE_DEVICE Sums<typename C::TilingDown> multiply_shared(Ring& ring, Watch& watch
             out.v[i][j] = s.v[i][j];
             if constexpr (C::kSharedScaled) {
                 // As finish() hands columns out.
-                const int t = (int)thread() % 4,
-                          column = kColumns == 1 ? 0 : kParts > 1 ? t : 2 * t + j % 2;
+                const int t = (int)thread() % 4, column = kColumns == 1 ? 0
+                                                          : kParts > 1  ? t
+                                                                        : 2 * t + j % 2;
                 out.v[i][j] *= column < live_of(b) ? chosen_factor(b, column, C::kChosen) : 0.0f;
             }
         }

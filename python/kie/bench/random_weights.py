@@ -103,6 +103,47 @@ _GPT_OSS = {
 }
 
 
+_DEEPSEEK_V3 = {
+    **_LLAMA,
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 40.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+    },
+    "attention_bias": False,
+    "hidden_size": 7168,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "intermediate_size": 18432,
+    "first_k_dense_replace": 3,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "vocab_size": 129280,
+}
+
+
 def _sizes(
     hidden: int, layers: int, heads: tuple[int, int, int], ffn: int, vocab: int
 ) -> dict[str, int]:
@@ -191,6 +232,28 @@ SPECS["qwen3-30b-fp8"] = SPECS["qwen3-30b"] | {
 }
 
 
+SPECS["deepseek-v3"] = _DEEPSEEK_V3 | {"quantization_config": _fp8(["lm_head", "mlp.gate."])}
+# Kimi-K2's sizes: experts of INT4, all else of 16 bits.
+SPECS["kimi-k2"] = _DEEPSEEK_V3 | {
+    "model_type": "kimi_k2",
+    "rope_theta": 50000.0,
+    "rope_scaling": _DEEPSEEK_V3["rope_scaling"] | {"factor": 64.0, "beta_fast": 32.0},
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 384,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.827,
+    "vocab_size": 163840,
+    "quantization_config": _compressed("pack-quantized", "int")
+    | {"ignore": ["lm_head", *(f"re:.*{part}.*" for part in ("self_attn", "shared", "mlp.gate"))]},
+}
+SPECS["kimi-k2"]["quantization_config"]["ignore"] += ["re:.*layers.0.mlp.*"]
+# As many of its layers as four GPUs hold.
+SPECS["kimi-k2-30-layers"] = SPECS["kimi-k2"] | {"num_hidden_layers": 30}
+
+
 class Part(NamedTuple):
     """What a checkpoint stores of a tensor."""
 
@@ -211,7 +274,9 @@ def parts(config: dict[str, Any], name: str, shape: tuple[int, ...]) -> list[Par
     quantization = config.get("quantization_config")
     if quantization is not None and quantization["quant_method"] == "mxfp4":
         return _gpt_oss_parts(name, shape)
-    keep = () if quantization is None else quantization.get("modules_to_not_convert", ())
+    keep = [] if quantization is None else quantization.get("modules_to_not_convert", [])
+    ignored = [] if quantization is None else quantization.get("ignore", [])
+    keep = [*keep, *(name.removeprefix("re:.*").removesuffix(".*") for name in ignored)]
     if quantization is None or any(part in name for part in ("norm", "embed", *keep)):
         return [Part("", "BF16", 16, shape)]
     *lead, rows, columns = shape
@@ -239,7 +304,8 @@ def _gpt_oss_parts(name: str, shape: tuple[int, ...]) -> list[Part]:
 
 def _chosen(config: dict[str, Any]) -> tuple[int, int]:
     """Experts of a layer and of a token; (1, 1) without them."""
-    count = config.get("num_experts", config.get("num_local_experts", 1))
+    keys = ("num_experts", "num_local_experts", "n_routed_experts")
+    count = next((config[key] for key in keys if key in config), 1)
     return count, config.get("num_experts_per_tok", 1)
 
 
@@ -282,8 +348,59 @@ def _mixture(config: dict[str, Any], layer: str) -> Iterator[tuple[str, tuple[in
         yield f"{layer}.mlp.experts.{name}_bias", (count, rows)
 
 
+def _gated(name: str, inner: int, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{name}.gate_proj.weight", (inner, hidden)
+    yield f"{name}.up_proj.weight", (inner, hidden)
+    yield f"{name}.down_proj.weight", (hidden, inner)
+
+
+def _latents(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The same of a model with latent attention: DeepSeek-V3's names."""
+    hidden, heads, count = (
+        config[key] for key in ("hidden_size", "num_attention_heads", "n_routed_experts")
+    )
+    query, rank, plain, turned, value = (
+        config[key]
+        for key in (
+            "q_lora_rank",
+            "kv_lora_rank",
+            "qk_nope_head_dim",
+            "qk_rope_head_dim",
+            "v_head_dim",
+        )
+    )
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    for number in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{number}"
+        yield f"{layer}.input_layernorm.weight", (hidden,)
+        yield f"{layer}.post_attention_layernorm.weight", (hidden,)
+        attention = f"{layer}.self_attn"
+        yield f"{attention}.q_a_proj.weight", (query, hidden)
+        yield f"{attention}.q_a_layernorm.weight", (query,)
+        yield f"{attention}.q_b_proj.weight", (heads * (plain + turned), query)
+        yield f"{attention}.kv_a_proj_with_mqa.weight", (rank + turned, hidden)
+        yield f"{attention}.kv_a_layernorm.weight", (rank,)
+        yield f"{attention}.kv_b_proj.weight", (heads * (plain + value), rank)
+        yield f"{attention}.o_proj.weight", (hidden, heads * value)
+        if number < config["first_k_dense_replace"]:
+            yield from _gated(f"{layer}.mlp", config["intermediate_size"], hidden)
+            continue
+        inner = config["moe_intermediate_size"]
+        yield f"{layer}.mlp.gate.weight", (count, hidden)
+        yield f"{layer}.mlp.gate.e_score_correction_bias", (count,)
+        for expert in range(count):
+            yield from _gated(f"{layer}.mlp.experts.{expert}", inner, hidden)
+        shared = config["n_shared_experts"] * inner
+        yield from _gated(f"{layer}.mlp.shared_experts", shared, hidden)
+    yield "model.norm.weight", (hidden,)
+    yield "lm_head.weight", (config["vocab_size"], hidden)
+
+
 def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of a config's tensors."""
+    if "kv_lora_rank" in config:
+        yield from _latents(config)
+        return
     hidden, dim = config["hidden_size"], config["head_dim"]
     query, kv = (config[f"num_{kind}_heads"] * dim for kind in ("attention", "key_value"))
     ffn, vocab, lanes = config["intermediate_size"], config["vocab_size"], config.get("num_lanes")

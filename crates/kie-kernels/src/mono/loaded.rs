@@ -106,16 +106,12 @@ pub fn bytes(
     };
     let head_norms = of_layers(&|c, p| 4 * u64::from(c.head_norm_words(p.head_dim)));
     let bias = |c: &model::Class, p: &ClassPartition| {
-        let rows = u64::from(p.tiling(Matrix::Qkv).rows) * u64::from(partition.blocks);
-        if c.bias {
-            4 * rows
-        } else {
-            0
-        }
+        let rows = if c.bias { p.tiling(Matrix::Qkv).rows } else { 0 };
+        4 * u64::from(rows) * u64::from(partition.blocks)
     };
     let biases = of_layers(&bias);
-    let head_dims: u64 = partition.classes.iter().map(|c| u64::from(c.head_dim)).sum();
-    let rope = u64::from(dims.max_positions) * head_dims * 4;
+    let rope_dims: u64 = partition.classes.iter().map(|c| u64::from(c.rope_dim)).sum();
+    let rope = u64::from(dims.max_positions) * rope_dims * 4;
     let of_slots = slots * 4 * (u64::from(model.pools * partition.pages_max) + STOPS as u64);
     let tables = (slots + columns) * vocab * 8 + of_slots + u64::from(dims.max_positions) * 4;
     let segments = segments(model, partition).len() * size_of::<wire::Segment>();
@@ -550,12 +546,12 @@ fn prompt_counts(tokens: &[u32], vocab: usize) -> Vec<u8> {
     counts.iter().flat_map(|c| c.to_le_bytes()).collect()
 }
 
-/// cos and sin of every position and pair, `[positions][head_dim / 2][2]`, a table a class.
+/// cos and sin of every position and pair, `[positions][rope_dim / 2][2]`, a table a class.
 fn rope(weights: &Weights<'_>) -> Vec<u8> {
     let program = weights.program;
     let mut out = Vec::new();
     for (class, part) in weights.model.classes.iter().zip(&weights.partition.classes) {
-        let half = part.head_dim as usize / 2;
+        let half = part.rope_dim as usize / 2;
         let (mut frequencies, mut lengths) = (vec![0.0; half], vec![1.0; half]);
         let tensor = &program.tensors[class.rope as usize];
         let stored = Stored::of(tensor, 0, weights.buffers);

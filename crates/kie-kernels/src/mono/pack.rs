@@ -131,6 +131,16 @@ pub struct Target {
     pub split: Option<Tiling>,
     /// Address that places count from.
     pub to: u64,
+    /// The matrix is packed turned around, from this row on: its rows are columns of what is
+    /// multiplied, and the table has a place for each of its columns.
+    pub turned: Option<u32>,
+}
+
+impl Target {
+    /// The stored rows that something is made of.
+    pub fn rows(&self, table: &Table) -> Range<u32> {
+        self.turned.map_or(table.first..table.end(), |first| first..first + self.parts.real)
+    }
 }
 
 /// Everything that goes anywhere.
@@ -212,7 +222,11 @@ impl Weights<'_> {
 
     /// Where a feature of a turned head lies in the checkpoint: pairs are neighbours on the device.
     fn feature(&self, class: &Class, at: u32) -> Option<u32> {
-        let dim = class.head_dim;
+        self.turned(class.head_dim, at)
+    }
+
+    /// The same where so many features turn.
+    fn turned(&self, dim: u32, at: u32) -> Option<u32> {
         match (at < dim, self.model.interleaved) {
             (false, _) => None,
             (true, true) => Some(at),
@@ -245,6 +259,87 @@ impl Weights<'_> {
         }
     }
 
+    /// Row `row` of a matrix that attention over latents has, as [`Weights::source`] says it, but
+    /// for the keys', which are turned around.
+    fn latent_source(&self, class: usize, matrix: Matrix, row: u32) -> Option<(usize, u32, u32)> {
+        let (c, part) = self.class(class);
+        let (of, padded) = (c.latent?, part.latent?);
+        let heads = self.model.heads_of(self.rank, c)[0].clone();
+        // The program's head, and the row of the head.
+        let of_head = |rows: u32| {
+            let head = heads.start + row / rows;
+            (head < heads.end).then_some((head, row % rows))
+        };
+        match matrix {
+            Matrix::LatentDown => {
+                // Dealt out to all machines.
+                let tiling = part.tiling(matrix);
+                let row = row + self.rank * self.partition.blocks * tiling.rows;
+                if row < padded.query_rank {
+                    return (row < of.query_rank).then_some((0, 0, row));
+                }
+                let at = row - padded.query_rank;
+                if at < padded.rank {
+                    return (at < of.rank).then_some((1, 0, at));
+                }
+                Some((1, 0, of.rank + self.turned(of.turned, at - padded.rank)?))
+            }
+            Matrix::QueryUp => {
+                let (head, at) = of_head(padded.query())?;
+                let first = head * (of.plain + of.turned);
+                if at < padded.plain {
+                    return (at < of.plain).then_some((0, 0, first + at));
+                }
+                Some((0, 0, first + of.plain + self.turned(of.turned, at - padded.plain)?))
+            }
+            Matrix::ValueUp => {
+                let (head, at) = of_head(part.head_dim)?;
+                let first = head * (of.plain + c.head_dim) + of.plain;
+                (at < c.head_dim).then_some((0, 0, first + at))
+            }
+            _ => None,
+        }
+    }
+
+    /// What would make heads' keys of latents, turned around: each head's rows are its columns.
+    fn keys(&self, all: &mut Packing, line: u64, class: usize) {
+        let (c, part) = self.class(class);
+        let Some((of, padded)) = c.latent.zip(part.latent) else { return };
+        let tiling = *part.tiling(Matrix::KeyUp);
+        let line_bytes = self.partition.line_bytes(self.model);
+        let offsets = layer_offsets(self.model, self.partition);
+        let before = matrix_offset(self.partition, class, Matrix::KeyUp);
+        let parts = Parts { count: 1, real: of.plain, padded: padded.plain, skip: 0 };
+        let scale_rows = block_rows(self.model.stored(class, Matrix::KeyUp));
+        let index = self.partition.index_offset(class, Matrix::KeyUp);
+        let mut scales: BTreeMap<u32, Scales> = BTreeMap::new();
+        for (at, head) in self.model.heads_of(self.rank, c)[0].clone().enumerate() {
+            let mut places = Vec::new();
+            for column in 0..of.rank {
+                let row = at as u32 * padded.rank + column;
+                let (block, row) = (row / tiling.rows, row % tiling.rows);
+                let of_block = scales.entry(block).or_default();
+                let scale = of_block.of(&tiling, (0, at as u32, column / scale_rows));
+                all.tell_scale(
+                    &tiling,
+                    block * self.partition.index_bytes() + index + row,
+                    scale.0,
+                );
+                let mut place = Place::in_units(&tiling, row, scale);
+                place.at += u64::from(block) * line_bytes;
+                places.push((column, place));
+            }
+            let table = all.table(&places);
+            let turned = Some(head * (of.plain + c.head_dim));
+            for (layer, offset) in self.model.layer.iter().zip(&offsets) {
+                let Some(its) = layer.latent.filter(|_| layer.class == class) else { continue };
+                let to = line + offset + before;
+                let target = Target { table, parts, split: Some(tiling), to, turned };
+                all.tasks.entry((its.up, 0)).or_default().push(target);
+            }
+        }
+    }
+
     /// Row `row` (over all blocks of a lane) of a layer's matrix: which of its tensors, the lane
     /// in it, the row. The row may lie behind the tensor's last.
     fn source(
@@ -267,6 +362,9 @@ impl Weights<'_> {
             Matrix::Output | Matrix::SharedDown | Matrix::Down => {
                 let lane = if m.sliced { 0 } else { self.lane_all(lane) };
                 (row < m.hidden).then_some((0, lane, row))
+            }
+            Matrix::LatentDown | Matrix::QueryUp | Matrix::KeyUp | Matrix::ValueUp => {
+                self.latent_source(class, matrix, row)
             }
             // Each machine has all of it.
             Matrix::Router => {
@@ -299,8 +397,21 @@ impl Weights<'_> {
         let [query, _] = m.heads_of(self.rank, c);
         let heads = query.end - query.start;
         let (count, real, padded, skip) = match matrix {
-            Matrix::Qkv | Matrix::Router | Matrix::SharedGateUp | Matrix::GateUp => {
+            Matrix::Qkv
+            | Matrix::LatentDown
+            | Matrix::Router
+            | Matrix::SharedGateUp
+            | Matrix::GateUp => {
                 return self.whole();
+            }
+            Matrix::QueryUp | Matrix::KeyUp | Matrix::ValueUp => {
+                let latent = c.latent.zip(part.latent).expect("latents of the class");
+                let (of, padded) = latent;
+                match matrix {
+                    Matrix::QueryUp => (1, of.query_rank, padded.query_rank, 0),
+                    Matrix::KeyUp => (1, of.plain, padded.plain, 0),
+                    _ => (1, of.rank, padded.rank, 0),
+                }
             }
             Matrix::Output => (heads, c.head_dim, part.head_dim, query.start * c.head_dim),
             Matrix::SharedDown => {
@@ -327,7 +438,8 @@ impl Weights<'_> {
         let rows = |count: u32| -> Vec<_> {
             (0..count).map(|n| (n, Place::new(u64::from(n) * row_bytes, 0))).collect()
         };
-        let plain = |table, to| Target { table, parts: self.whole(), split: None, to };
+        let plain =
+            |table, to| Target { table, parts: self.whole(), split: None, to, turned: None };
         let table = all.table(&rows(self.program.dims.vocab));
         all.tasks.entry((self.model.embed, 0)).or_default().push(plain(table, to.embed));
         let tables = BTreeMap::from_iter(self.model.norms().map(|norm| (norm.rows, 0)));
@@ -345,7 +457,11 @@ impl Weights<'_> {
     fn layers(&self, all: &mut Packing, to: To) {
         for class in 0..self.model.classes.len() {
             for (matrix, _) in self.partition.classes[class].matrices() {
-                self.matrix(all, to, class, matrix);
+                if matrix == Matrix::KeyUp {
+                    self.keys(all, to.line, class);
+                } else {
+                    self.matrix(all, to, class, matrix);
+                }
             }
         }
     }
@@ -396,7 +512,7 @@ impl Weights<'_> {
                 let first = self.model.layer[layer].tensors(matrix)[which];
                 for expert in 0..experts {
                     let to = begin + offset + u64::from(expert) * expert_bytes + before;
-                    let target = Target { table, parts, split, to };
+                    let target = Target { table, parts, split, to, turned: None };
                     all.tasks.entry((first + expert, lane)).or_default().push(target);
                 }
             }
@@ -442,7 +558,7 @@ impl Weights<'_> {
         let parts = Parts { count, ..self.whole() };
         for ((tail, lane), rows) in found {
             let split = if tail { c.tail } else { Some(c.head) };
-            let target = Target { table: all.table(&rows), parts, split, to: line };
+            let target = Target { table: all.table(&rows), parts, split, to: line, turned: None };
             all.tasks.entry((m.head, lane)).or_default().push(target);
         }
     }
@@ -521,6 +637,11 @@ impl Weights<'_> {
             }
             if of.router_bias != NONE {
                 put(at.router_bias, &mut self.numbers(of.router_bias).into_iter());
+            }
+            if let Some(latent) = &layer.latent {
+                for (to, norm) in at.latent_norms.into_iter().zip(latent.norms) {
+                    put(to, &mut self.numbers(norm).into_iter());
+                }
             }
             if of.correction != NONE {
                 put(at.correction, &mut self.numbers(of.correction).into_iter());

@@ -2,12 +2,14 @@
 //! real machine.
 
 use super::lower::matrix::Matrix;
-use super::lower::model::{Class, Coded, Experts, Extras, Layer, Model, Norm};
+use super::lower::model::{
+    Class, Coded, Experts, Extras, Latent, Layer, Model, Norm, SharedExpert,
+};
 use super::lower::partition::{Kind, Partition};
 use super::lower::tiling::StoredBits;
 use super::prefill::Plan;
 use super::source;
-use crate::abi::{Gate, HeadMode, NormSpan, Scoring, NONE};
+use crate::abi::{ExpertGroups, Gate, HeadMode, NormSpan, Scoring, NONE};
 use crate::machine::{MachineInfo, Platform, Source};
 use crate::meter::Mode;
 
@@ -46,6 +48,7 @@ pub fn model(name: &str) -> Model {
         output_bias: false,
         sinks: false,
         rope: 0,
+        latent: None,
         experts: None,
     };
     let lanes = if name == "2b" { 8 } else { 1 };
@@ -110,6 +113,7 @@ pub fn with_experts(name: &str, ranks: u32) -> Model {
             output_bias: bias,
             sinks: bias,
             rope: 0,
+            latent: None,
             experts: Some(experts),
         };
     };
@@ -132,6 +136,68 @@ pub fn with_experts(name: &str, ranks: u32) -> Model {
         ..with_class(dense, sizes)
     };
     coded(model, |m| (!is_gpt || m.is_experts()).then_some(Coded { bits, group }))
+}
+
+/// `kimi-k2` (experts of INT4), `deepseek-v3` (FP8): latents and shared experts behind dense first
+/// layers, on so many machines.
+pub fn with_latents(name: &str, ranks: u32) -> Model {
+    let is_kimi = name == "kimi-k2";
+    let of = |kimi, deepseek| if is_kimi { kimi } else { deepseek };
+    let share = |all: u32| all.div_ceil(ranks);
+    let (heads, ffn, vocab) = (of(64, 128), 2048, of(163_840, 129_280));
+    let (plain, turned) = (128, 64);
+    let scale = 1.0 / 192f32.sqrt();
+    let latent = Latent { query_rank: 1536, rank: 512, plain, turned, eps: 1e-6, scale };
+    let groups = (!is_kimi).then_some(ExpertGroups { count: 8, chosen: 4 });
+    let experts = Experts {
+        count: of(384, 256),
+        chosen: 8,
+        scoring: Scoring::Sigmoid { normed: true },
+        correction: true,
+        groups,
+        factor: if is_kimi { 2.827 } else { 2.5 },
+        gate: Gate::Silu,
+        router_bias: false,
+        bias: false,
+        shared: Some(SharedExpert { ffn: share(ffn), ffn_all: ffn, scaled: false }),
+    };
+    let base = with_experts("qwen3-30b-fp8", 1);
+    let dense = Class {
+        heads: share(heads),
+        kv_heads: 1,
+        heads_all: [heads, 1],
+        head_dim: 128,
+        ffn: share(18_432),
+        ffn_all: 18_432,
+        head_norm: None,
+        latent: Some(latent),
+        experts: None,
+        ..base.classes[0]
+    };
+    let routed = Class { ffn: share(ffn), ffn_all: ffn, experts: Some(experts), ..dense };
+    let sliced = ranks > 1;
+    let layer = Layer { delay: [if sliced { 0 } else { -1 }; 2], shares: [sliced; 2], ..alone() };
+    let layer = |at: u32| Layer { class: usize::from(at >= of(1, 3)), ..layer.clone() };
+    let (bits, group) = match is_kimi {
+        true => (StoredBits::I4, [1, 32]),
+        false => (StoredBits::F8, [128, 128]),
+    };
+    let model = Model {
+        ranks,
+        sliced,
+        hidden: 7168,
+        interleaved: true,
+        vocab: share(vocab),
+        vocab_all: vocab,
+        classes: vec![dense, routed],
+        layer: (0..61).map(layer).collect(),
+        ..base
+    };
+    let mut model = coded(model, |m| (!is_kimi || m.is_experts()).then_some(Coded { bits, group }));
+    if is_kimi {
+        model.coded[0] = Default::default();
+    }
+    model
 }
 
 /// The same with such codes; the router and the head have none.
@@ -162,6 +228,7 @@ pub fn delayed() -> Layer {
         head_norms: [NONE; 2],
         outputs: [0; 2],
         gate_up: [0; 2],
+        latent: None,
         extras: Extras::default(),
         norms: [Norm { tensor: 0, rows: 1 }; 2],
         window: 512,

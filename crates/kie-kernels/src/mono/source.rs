@@ -48,6 +48,7 @@ const FILES: &[File<'static>] = carried![
     "common/ops/gate.h",
     "common/ops/gather.h",
     "common/ops/head.h",
+    "common/ops/latent.h",
     "common/ops/matvec.h",
     "common/ops/matvec_words.h",
     "common/ops/order.h",

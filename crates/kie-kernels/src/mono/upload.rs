@@ -57,11 +57,13 @@ struct Job {
     scale_rows: u32,
     scale_bytes: u32,
     scale_format: u32,
+    turned: u32,
+    k_first: u32,
 }
 
-// SAFETY: five u64s, twenty-two u32s.
+// SAFETY: five u64s, twenty-four u32s.
 unsafe impl Wire for Job {}
-const _: () = assert!(size_of::<Job>() == 128);
+const _: () = assert!(size_of::<Job>() == 136);
 
 /// The launch's one parameter (pack.h's `PackArgs`).
 #[derive(Debug, Clone, Copy)]
@@ -198,6 +200,9 @@ fn scratch_bytes(weights: &Weights<'_>, packing: &Packing, most: usize) -> usize
 /// slice of.
 fn columns_of(targets: &[Target], stored: &Stored<'_>) -> Range<usize> {
     let (cols, piece) = (stored.cols, stored.codes.row().numbers as usize);
+    if targets.iter().any(|t| t.turned.is_some()) {
+        return 0..cols;
+    }
     let end = |p: &Parts| (p.skip + p.count * p.real) as usize;
     let first = targets.iter().map(|t| t.parts.skip as usize).min().unwrap_or(0);
     let last = targets.iter().map(|t| end(&t.parts)).max().unwrap_or(0);
@@ -216,10 +221,10 @@ impl<'a> Upload<'a> {
     ) -> Result<()> {
         let (weights, (tensor, lane)) = (self.weights, of);
         let (tensor, stored) = (weights.tensor(tensor), weights.stored(tensor, lane));
-        let all = targets.iter().map(|t| &packing.tables[t.table]);
+        let all = targets.iter().map(|t| t.rows(&packing.tables[t.table]));
         let rows = stored.rows as u32;
-        let first = all.clone().map(|t| t.first).min().unwrap_or(0).min(rows);
-        let end = all.map(|t| t.end()).max().unwrap_or(0).min(rows);
+        let first = all.clone().map(|t| t.start).min().unwrap_or(0).min(rows);
+        let end = all.map(|t| t.end).max().unwrap_or(0).min(rows);
         if stored.row_step > 1 && stored.scales.is_some_and(|s| s.block_rows > 1) {
             let why = "rows of two matrices in turn, and scales of several rows";
             return Err(Error::Failed(why.to_owned()));
@@ -241,9 +246,9 @@ impl<'a> Upload<'a> {
             let count = fit.min(end - at);
             let [from, scales, zeros] = self.take(&stored, at..at + count, &columns);
             for target in targets {
-                let table = &packing.tables[target.table];
-                let begin = at.max(table.first);
-                let rows = (at + count).min(table.end()).saturating_sub(begin);
+                let all = target.rows(&packing.tables[target.table]);
+                let begin = at.max(all.start);
+                let rows = (at + count).min(all.end).saturating_sub(begin);
                 if rows == 0 {
                     continue;
                 }
@@ -253,12 +258,20 @@ impl<'a> Upload<'a> {
                 let before = stored.codes.bytes_of(columns.start) as u64;
                 let blocks =
                     |row: u32| u64::from(row.checked_div(tensor.encoding.group[0]).unwrap_or(0));
+                // Of what is turned around places are columns', and rows are columns.
+                let skipped_rows = u64::from(begin - all.start);
+                let (turned, k_first, places) = match target.turned {
+                    None => (0, 0, skipped_rows * 16),
+                    Some(_) => (1, skipped_rows as u32, 0),
+                };
                 let job = Job {
                     // Where the row's first number would stand.
                     from: (from + skipped).wrapping_sub(before),
                     scales: scales + (blocks(begin) - blocks(at)) * grid * each,
                     zeros: if zeros == 0 { 0 } else { zeros + (blocks(begin) - blocks(at)) * grid },
-                    places: tables[target.table] + u64::from(begin - table.first) * 16,
+                    places: tables[target.table] + places,
+                    turned,
+                    k_first,
                     first: begin,
                     rows,
                     tag: (of.0 + 1) << TAG_LANE | of.1,
@@ -429,6 +442,8 @@ impl Job {
             scale_rows: e.scale_rows,
             scale_bytes: e.scale_bytes(),
             scale_format: tensor.encoding.scale as u32,
+            turned: 0,
+            k_first: 0,
         }
     }
 }

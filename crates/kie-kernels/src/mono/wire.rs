@@ -394,8 +394,11 @@ impl ExpiredWait {
                 let (layer, of) = (place & !15, place & 15);
                 layer
                     | match of {
-                        6 | 7 => of + 2,
-                        8 | 9 => of - 2,
+                        // So do latents and what is made of them before heads attend.
+                        2..=7 => [4, 6, 7, 8, 12, 13][of as usize - 2],
+                        8 | 9 => of + 2,
+                        10 | 11 => of - 8,
+                        12 => 5,
                         of => of,
                     }
             }
@@ -422,6 +425,9 @@ impl ExpiredWait {
             (_, 7) => format!("layer {layer}, other lanes' mlp{of}"),
             (_, 8) => format!("layer {layer}, the router's logits"),
             (_, 9) => format!("layer {layer}, the choice of experts"),
+            (_, 10) => format!("layer {layer}, latents"),
+            (_, 11) => format!("layer {layer}, queries of latents"),
+            (_, 12) => format!("layer {layer}, what heads saw of latents"),
             (_, _) => format!("layer {layer}, the mlp's activations"),
         }
     }

@@ -127,6 +127,33 @@ fn layers_with_experts_spill_no_more_than_they_did() {
     }
 }
 
+/// (model, columns, bytes of stack, bytes of spills) of kernels with latents and shared experts, of
+/// one of eight machines.
+const LATENTS: [(&str, u32, u32, u32); 4] = [
+    ("kimi-k2", 1, 0, 0),
+    ("kimi-k2", 8, 0, 0),
+    ("deepseek-v3", 1, 0, 0),
+    ("deepseek-v3", 8, 0, 0),
+];
+
+#[test]
+fn layers_with_latents_spill_no_more_than_they_did() {
+    let Some(nvrtc) = nvrtc("compiling kernels with latents") else { return };
+    let seen = LATENTS.map(|(name, columns, ..)| {
+        let model = shapes::with_latents(name, 8);
+        let kind = Kind { columns, streamed: false };
+        let (source, partition) = shapes::decode(&model, &shapes::nvidia(), Platform::Cuda, kind);
+        assert!(partition.kernels(&model, Platform::Cuda).contains(&kind), "{partition}");
+        let kernel = sole(&nvrtc, &source);
+        let most = 65_536 / partition.threads(Platform::Cuda, 32) / 8 * 8;
+        assert!(kernel.registers <= most, "{name}: {kernel:?}");
+        (name, columns, kernel.stack_bytes, kernel.spill_bytes)
+    });
+    if nvrtc.version.0 == 13 {
+        assert_eq!(seen, LATENTS, "(model, columns, stack, spills)");
+    }
+}
+
 /// (model, bytes of stack, bytes of spills) of the prefill kernel.
 const PREFILL: [Spills; 4] =
     [("1b", 128, 268), ("8b", 128, 276), ("2b", 176, 458), (SLICED, 80, 88)];

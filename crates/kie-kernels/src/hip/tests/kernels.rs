@@ -71,7 +71,9 @@ fn the_decode_kernel_compiles_without_spills() {
     assert!(Partition::new(&shapes::model("8b"), &machine, 33_280).is_err());
     let one_of_eight = Model { ranks: 8, ..shapes::model("lane") };
     let experts = shapes::with_experts("gpt-oss-120b", 8);
-    let models = ["2b", "lane", "1b"].map(shapes::model).into_iter().chain([one_of_eight, experts]);
+    let latents = shapes::with_latents("kimi-k2", 8);
+    let models = ["2b", "lane", "1b"].map(shapes::model).into_iter();
+    let models = models.chain([one_of_eight, experts, latents]);
     for model in models {
         let name = format!("{} lanes of {} ranks", model.lanes, model.ranks);
         let kinds =

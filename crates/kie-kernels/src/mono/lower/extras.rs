@@ -14,6 +14,8 @@ pub struct Extras {
     pub output_bias: u32,
     /// Of each row of the router that blocks have.
     pub router_bias: u32,
+    /// Norms of the latents of queries, and of keys and values.
+    pub latent_norms: [u32; 2],
     /// Corrections of experts' scores.
     pub correction: u32,
     /// Of each expert, of each row that blocks have: gate and up in turn.
@@ -38,6 +40,8 @@ impl Extras {
         let rows = |m| part.tiling(m).rows * partition.blocks;
         let sinks = next(c.sinks, c.heads.next_multiple_of(2));
         let output_bias = next(c.output_bias, rows(Matrix::Output));
+        let latents = part.latent.map_or([0; 2], |latent| [latent.query_rank, latent.rank]);
+        let latent_norms = latents.map(|count| next(true, count));
         let router = c.experts.map_or(0, |_| rows(Matrix::Router));
         let router_bias = next(c.experts.is_some_and(|e| e.router_bias), router);
         let count = c.experts.map_or(0, |e| e.count);
@@ -45,6 +49,15 @@ impl Extras {
         let biased = c.experts.is_some_and(|e| e.bias);
         let gate_up_bias = next(biased, count * rows(Matrix::GateUp));
         let down_bias = next(biased, count * rows(Matrix::Down));
-        Self { sinks, output_bias, router_bias, correction, gate_up_bias, down_bias, count: end }
+        Self {
+            sinks,
+            output_bias,
+            router_bias,
+            latent_norms,
+            correction,
+            gate_up_bias,
+            down_bias,
+            count: end,
+        }
     }
 }

@@ -8,7 +8,7 @@ use super::extras::Extras;
 use super::layout::{self, ClassLayout, Layout};
 use super::matrix::Matrix;
 use super::model::{Class, Model};
-use super::partition::{ClassPartition, Partition};
+use super::partition::{ClassPartition, LatentPartition, Partition};
 use super::segments;
 use super::tiling::Tiling;
 use crate::abi::{Gate, NormSpan, Scoring, PAGE};
@@ -299,7 +299,11 @@ fn shared(t: &mut Text, p: &Partition, l: &Layout) {
 fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: usize) {
     let (class, part): (&Class, &ClassPartition) = (&model.classes[at], &p.classes[at]);
     let l: &ClassLayout = &layout.classes[at];
-    let ahead = |m| if m == Matrix::GateUp { l.ahead_gu } else { layout.ahead };
+    let ahead = |m: Matrix| match m {
+        Matrix::GateUp => l.ahead_gu,
+        m if m.is_by_head() => 1,
+        _ => layout.ahead,
+    };
     let index = |m| p.index_offset(at, m);
     let all = part.matrices().map(|(m, of)| (m, t.tiling(of, layout, ahead(m), index(m))));
     let tilings: Vec<_> = all.collect();
@@ -318,9 +322,7 @@ fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
         ("kHeadDim", part.head_dim),
         ("kHeadDimReal", class.head_dim),
         ("kAttn", attn),
-        ("kQkv", attn + 2 * class.kv_heads * part.head_dim),
         ("kFfn", part.ffn),
-        ("kRowsQkv", part.tiling(Matrix::Qkv).rows),
         ("kRowsGu", part.tiling(Matrix::GateUp).rows),
         ("kSplitBlocks", each / class.kv_heads),
         ("kSplitsMax", part.kv_splits),
@@ -342,8 +344,12 @@ fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
         ("kDirectO", l.direct_o),
         ("kDirectDown", l.direct_down),
     ]);
-    attention(t, (class, part), p, each);
-    let before = p.classes[..at].iter().map(|c| u64::from(c.head_dim));
+    t.bools([("kLatent", part.latent.is_some())]);
+    match &part.latent {
+        None => attention(t, (class, part), p, each),
+        Some(latent) => latents(t, (class, latent), Extras::new(model, p, at), each),
+    }
+    let before = p.classes[..at].iter().map(|c| u64::from(c.rope_dim));
     let rope = before.sum::<u64>() * u64::from(p.positions);
     t.float("kQueryScale", std::f64::consts::LOG2_E / f64::from(class.head_dim).sqrt());
     let offset = |m| segments::matrix_offset(p, at, m);
@@ -361,6 +367,10 @@ fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
 const fn name(matrix: Matrix) -> &'static str {
     match matrix {
         Matrix::Qkv => "Qkv",
+        Matrix::LatentDown => "LatentDown",
+        Matrix::QueryUp => "QueryUp",
+        Matrix::KeyUp => "KeyUp",
+        Matrix::ValueUp => "ValueUp",
         Matrix::Output => "O",
         Matrix::Router => "Router",
         Matrix::SharedGateUp => "SharedGu",
@@ -413,6 +423,42 @@ fn experts(t: &mut Text, (model, p): (&Model, &Partition), at: usize) {
     t.longs([("kPieceBytes", piece), ("kExpertBytes", u64::from(p.blocks) * piece)]);
 }
 
+/// Of a class's attention over latents.
+fn latents(t: &mut Text, (class, part): (&Class, &LatentPartition), extras: Extras, each: u32) {
+    let Some(of) = &class.latent else { return };
+    let words = class.heads * part.rank / 2;
+    let at_query = part.down() / 2;
+    let [query_norm, latent_norm] = extras.latent_norms;
+    let [keys, values] = part.heads;
+    t.ints([
+        ("kQueryRank", part.query_rank),
+        ("kQueryRankReal", of.query_rank),
+        ("kRank", part.rank),
+        ("kRankReal", of.rank),
+        ("kPlain", part.plain),
+        ("kTurned", of.turned),
+        ("kRopeDim", part.turned),
+        ("kQueryHead", part.query()),
+        ("kKept", of.kept()),
+        ("kHeadsAtOnce", layout::HEADS_AT_ONCE),
+        ("kKeyHeads", keys),
+        ("kValueHeads", values),
+        ("kWordsLatent", at_query),
+        ("kAtQuery", at_query),
+        ("kAtAbsorbed", at_query + class.heads * part.query() / 2),
+        ("kAtValues", words),
+        ("kAtQueryNorm", query_norm),
+        ("kAtLatentNorm", latent_norm),
+        ("kPageHalf", 0),
+        ("kHalfHead", part.rank / 2),
+        ("kPartialHead", part.rank / 16 * layout::PARTIAL_LINE),
+        ("kCombineWords", (t.columns * words).div_ceil(each)),
+        ("kCombineGroups", 1),
+    ]);
+    t.float("kLatentEps", f64::from(of.eps));
+    t.float("kScoreScale", std::f64::consts::LOG2_E * f64::from(of.scale));
+}
+
 /// Of a class's attention: pages, what a warp holds of them, and how partials are combined.
 fn attention(t: &mut Text, (class, part): (&Class, &ClassPartition), p: &Partition, each: u32) {
     let (group, dim) = (class.group(), part.head_dim);
@@ -432,7 +478,10 @@ fn attention(t: &mut Text, (class, part): (&Class, &ClassPartition), p: &Partiti
     let sharers = if part.kv_splits > 8 && own.is_multiple_of(16) { 2 } else { 1 };
     let count = if part.combine_by_owners { own / sharers } else { words / p.warps };
     let low = 1 << count.trailing_zeros();
+    let matrix = part.tiling(Matrix::Qkv);
     t.ints([
+        ("kQkv", (class.heads + 2 * class.kv_heads) * dim),
+        ("kRowsQkv", matrix.rows),
         ("kPageHalf", page_half),
         ("kPageStages", page_stages),
         ("kPageStageBytes", 2 * page_half / page_stages.max(1)),

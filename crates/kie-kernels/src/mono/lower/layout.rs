@@ -27,6 +27,8 @@ pub const PARTIAL_LINE: u32 = 16;
 pub const PARTIAL_LSE: u32 = 8;
 /// Slots of a ring, at most.
 const SLOTS_MAX: u32 = 64;
+/// Heads that attend to latents together (ops/latent.h).
+pub const HEADS_AT_ONCE: u32 = 8;
 /// Largest page tables that stand in shared memory, in words.
 const TABLE_WORDS_MAX: u32 = 4096;
 /// Of the layers' table, which has 8-byte numbers.
@@ -115,14 +117,25 @@ impl ClassWords {
         let parts = u64::from(parts);
         let rows = |m| u64::from(p.tiling(m).rows) * u64::from(each);
         let of = |m, a_word| parts * lines_of(rows(m) / a_word);
+        let (heads, attn) = (class.heads, class.heads * p.head_dim / 2);
+        // One behind the other: latents, queries, and what of these meets latents; what heads saw
+        // of latents, and their values.
+        let (q, a, dim) = match &p.latent {
+            None => (of(Matrix::Qkv, 2), parts * u64::from(attn), p.head_dim),
+            Some(l) => {
+                let q = l.down() + heads * (l.query() + l.rank);
+                let a = heads * l.rank / 2 + attn;
+                (parts * lines_of(u64::from(q / 2)), parts * u64::from(a), l.rank)
+            }
+        };
         Self {
-            q: of(Matrix::Qkv, 2),
-            a: parts * u64::from(class.heads * p.head_dim / 2),
+            q,
+            a,
             f: match p.experts {
                 Some(e) => parts * u64::from((p.activations() + e.shared) / 2),
                 None => of(Matrix::GateUp, 4),
             },
-            partial: parts * u64::from(class.heads * (p.head_dim / 16) * PARTIAL_LINE),
+            partial: parts * u64::from(heads * (dim / 16) * PARTIAL_LINE),
         }
     }
 }
@@ -131,6 +144,10 @@ impl ClassWords {
 /// rows nobody waits for may lag as far as a step goes, so that buffers could not be used again.
 fn all_awaited(class: &Class, p: &ClassPartition, partition: &Partition, each: u32) -> bool {
     let before = each - 1;
+    // Latents go to other machines, which wait for rows of the residual.
+    if class.latent.is_some() {
+        return before * partition.residual < partition.hidden;
+    }
     let qkv = (class.heads + 2 * class.kv_heads) * p.head_dim;
     before * p.tiling(Matrix::Qkv).rows < qkv
         || before * partition.residual < partition.hidden
@@ -332,6 +349,7 @@ impl Vectors {
         let direct = |t: &Tiling| is_direct(t, columns);
         let all_direct =
             p.classes.iter().all(|c| c.experts.is_none() && pair(c).iter().all(direct));
+        let all_direct = all_direct && p.classes.iter().all(|c| c.latent.is_none());
         let one_vector =
             if columns > 1 { !all_direct } else { variable_stages && all_meet && !kind.streamed };
         let pad = if columns * model.parts > 1 { COLUMN_PAD } else { 0 };
@@ -341,7 +359,10 @@ impl Vectors {
             (Some(e), [output, _]) => output.max(e.shared),
             (None, [output, down]) => output.max(down),
         };
-        let narrow = most(model, p, |_, c| narrow(c));
+        let latent = |c: &ClassPartition| {
+            c.latent.map_or(0, |latent| latent.widest().max(c.tiling(Matrix::Output).k))
+        };
+        let narrow = most(model, p, |_, c| narrow(c).max(latent(c)));
         let parts = |t: &Tiling| t.part_floats(columns);
         let of_head = parts(&p.head).max(p.tail.as_ref().map_or(0, parts));
         let of_layers = |all: &[Matrix]| {
@@ -374,8 +395,15 @@ impl Vectors {
                 }
             },
             table_words: if table_words <= TABLE_WORDS_MAX { table_words } else { 0 },
-            scores: most(model, p, |c, _| 2 * c.group() * PAGE as u32),
-            heads: most(model, p, |c, p| (c.group() + 2) * p.head_dim * model.parts),
+            scores: most(model, p, |c, p| {
+                let heads = if p.latent.is_some() { HEADS_AT_ONCE } else { c.group() };
+                2 * heads * PAGE as u32
+            }),
+            heads: most(model, p, |c, p| match &c.latent {
+                None => (c.group() + 2) * p.head_dim * model.parts,
+                // Floats of heads, and what warps leave for each other.
+                Some(latent) => 2 * (HEADS_AT_ONCE * latent.kept() + 8 * HEADS_AT_ONCE),
+            }),
             rotations_owned: variable_stages
                 && p.classes.iter().all(|c| c.tiling(Matrix::Qkv).k_warps > 1),
             chosen: most(model, p, |c, _| {
@@ -438,7 +466,8 @@ impl Shared {
     fn new(model: &Model, p: &Partition, columns: u32, v: &Vectors) -> Self {
         let (threads, vectors) = (p.warps * TEAM, columns * model.parts);
         let rotations = |c: &ClassPartition| {
-            let t = c.tiling(Matrix::Qkv);
+            // Where latents are, who takes a head turns it.
+            let Some(t) = &c.tilings[Matrix::Qkv as usize] else { return 0 };
             let owned = t.row_pairs() * columns;
             let items = t.items((columns, model.parts), threads);
             8 * if v.rotations_owned { owned } else { items * threads }
@@ -573,7 +602,7 @@ impl Layout {
             let early = variable_stages && part.tiling(Matrix::Output).stages <= ahead;
             ClassLayout {
                 words: ClassWords::new((c, part), model.parts, each),
-                direct_o: is_direct(part.tiling(Matrix::Output), columns),
+                direct_o: part.latent.is_none() && is_direct(part.tiling(Matrix::Output), columns),
                 direct_down: part.experts.is_none()
                     && is_direct(part.tiling(Matrix::Down), columns),
                 rotations: *rotations,

@@ -5,6 +5,14 @@
 pub enum Matrix {
     /// Queries, keys, values.
     Qkv,
+    /// The latents of queries, then of keys and values.
+    LatentDown,
+    /// Heads' queries, of their latent.
+    QueryUp,
+    /// Of each head what meets latents, of its query: what would make its keys, turned around.
+    KeyUp,
+    /// Values of heads, of what they saw of latents.
+    ValueUp,
     /// Attention's output.
     Output,
     /// The router's logits, and behind them the gate of the shared expert.
@@ -23,6 +31,10 @@ impl Matrix {
     /// In the order of the stream.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Qkv,
+        Self::LatentDown,
+        Self::QueryUp,
+        Self::KeyUp,
+        Self::ValueUp,
         Self::Output,
         Self::Router,
         Self::SharedGateUp,
@@ -32,7 +44,7 @@ impl Matrix {
     ];
 
     /// How many.
-    pub const COUNT: usize = 7;
+    pub const COUNT: usize = 11;
 
     /// Whether it is an expert's own, where the mlp is some of several experts.
     pub const fn is_experts(self) -> bool {
@@ -44,10 +56,24 @@ impl Matrix {
         matches!(self, Self::Output | Self::SharedDown | Self::Down)
     }
 
+    /// Whether the layer's pages pass behind it.
+    pub const fn is_before_pages(self) -> bool {
+        matches!(self, Self::Qkv | Self::KeyUp)
+    }
+
+    /// Whether its rows are heads', each multiplied by a vector of the head's own.
+    pub const fn is_by_head(self) -> bool {
+        matches!(self, Self::KeyUp | Self::ValueUp)
+    }
+
     /// Its name, to print.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Qkv => "q, k and v",
+            Self::LatentDown => "latents",
+            Self::QueryUp => "queries of latents",
+            Self::KeyUp => "keys of latents",
+            Self::ValueUp => "values of latents",
             Self::Output => "attention's output",
             Self::Router => "router",
             Self::SharedGateUp => "gate and up of the shared expert",

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! Program ─ model     ─▶ layers of a few classes, or InvalidProgram with the step
+//!         ─ matrix    ─▶ the matrices of a layer, in the order of the stream
 //!         ─ partition ─▶ rows over blocks, how warps share them, stages (by tuning, a row a GPU)
 //!         ─ extras    ─▶ a layer's sinks and biases, one after another
 //!         ─ segments  ─▶ what passes through a block's ring, and the offset table of layers

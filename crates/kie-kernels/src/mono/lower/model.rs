@@ -8,8 +8,9 @@ use super::matrix::Matrix;
 use super::tiling::StoredBits;
 use crate::abi::{
     Attend, Codes, Dtype, Encoding, ExpertGroups, ExpertsDown, ExpertsGateUp, Gate, GateUp,
-    HeadMode, Heads, Join, NormSpan, PageGroup, Program, Project, Qkv, Route, Scoring, StateKind,
-    StepKind, Tensor, NONE, PAGE,
+    HeadMode, Heads, Join, LatentAttend, LatentDown, LatentHeads, LatentQuery, LatentUp, NormSpan,
+    PageGroup, Program, Project, Qkv, Rotary, Route, Scoring, StateAt, StateKind, StepKind, Tensor,
+    NONE, PAGE,
 };
 use crate::error::{Error, Result};
 use crate::shard::{dealt, heads_of, indivisible, normed_over_all_heads, state_of};
@@ -108,8 +109,34 @@ pub struct Class {
     pub sinks: bool,
     /// Tensor of the rotary table.
     pub rope: u32,
+    /// Attention over latents: heads have values of `head_dim` and one kv head.
+    pub latent: Option<Latent>,
     /// The mlp is some of several experts, of `ffn` each.
     pub experts: Option<Experts>,
+}
+
+/// Latents of a layer's attention, and what heads make of them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Latent {
+    /// Numbers of the latent of queries.
+    pub query_rank: u32,
+    /// Numbers of the latent of keys and values.
+    pub rank: u32,
+    /// Features of a head's query and key that do not turn.
+    pub plain: u32,
+    /// Those behind them, which do.
+    pub turned: u32,
+    /// Epsilon of the latents' norms.
+    pub eps: f32,
+    /// On scores.
+    pub scale: f32,
+}
+
+impl Latent {
+    /// Numbers that are kept of a position, padded: whole 16 bytes of halves.
+    pub const fn kept(&self) -> u32 {
+        (self.rank + self.turned).next_multiple_of(8)
+    }
 }
 
 /// Experts of a layer.
@@ -254,6 +281,19 @@ impl Default for Extras {
     }
 }
 
+/// Tensors of attention over latents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LatentTensors {
+    /// What makes the latent of queries, and that of keys and values.
+    pub down: [u32; 2],
+    /// Norms of both.
+    pub norms: [u32; 2],
+    /// What makes heads' queries.
+    pub query: u32,
+    /// What would make heads' keys and values, in turn.
+    pub up: u32,
+}
+
 /// One layer: tensors by index, and numbers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Layer {
@@ -269,6 +309,8 @@ pub struct Layer {
     pub outputs: [u32; 2],
     /// Gate and up, of experts the first one's.
     pub gate_up: [u32; 2],
+    /// Attention over latents.
+    pub latent: Option<LatentTensors>,
     /// What else some layers have, or [`NONE`].
     pub extras: Extras,
     /// Norm scales before attention and before the mlp.
@@ -288,9 +330,13 @@ pub struct Layer {
 impl Layer {
     /// The tensors of one of its matrices; of experts the first one's.
     pub fn tensors(&self, matrix: Matrix) -> Vec<u32> {
-        let extras = &self.extras;
+        let (extras, latent) = (&self.extras, &self.latent);
+        let of = |pick: fn(&LatentTensors) -> Vec<u32>| latent.as_ref().map_or_else(Vec::new, pick);
         let all = match matrix {
             Matrix::Qkv => self.qkv.to_vec(),
+            Matrix::LatentDown => of(|l| l.down.to_vec()),
+            Matrix::QueryUp => of(|l| vec![l.query]),
+            Matrix::KeyUp | Matrix::ValueUp => of(|l| vec![l.up]),
             Matrix::Output => vec![self.outputs[0]],
             Matrix::Router => vec![extras.router, extras.shared_scale],
             Matrix::SharedGateUp => extras.shared[..2].to_vec(),
@@ -435,7 +481,18 @@ impl Model {
             let of_layer =
                 |l: &Layer| l.tensors(matrix).into_iter().flat_map(move |t| t..t + count);
             let layers = self.layer.iter().filter(|l| l.class == class);
-            Self::coded_as(program, &layers.flat_map(of_layer).collect::<Vec<_>>())
+            let stored = Self::coded_as(program, &layers.flat_map(of_layer).collect::<Vec<_>>());
+            let turned = |coded: Coded| match coded {
+                Coded { bits: StoredBits::F8, group: [rows, columns] } => {
+                    Ok(Coded { bits: StoredBits::F8, group: [columns, rows] })
+                }
+                _ => Err("rows that are turned around, and scales a row".to_owned()),
+            };
+            if matrix == Matrix::KeyUp {
+                stored.map(|coded| coded.and_then(turned))
+            } else {
+                stored
+            }
         })
     }
 
@@ -513,9 +570,10 @@ fn layers(
         let first = steps.at;
         let phases = steps.layer()?;
         phases.known(program, first)?;
+        let turns = phases.mixer.rotary().interleaved;
         if layers.is_empty() {
-            interleaved = phases.qkv.rotary.interleaved;
-        } else if interleaved != phases.qkv.rotary.interleaved {
+            interleaved = turns;
+        } else if interleaved != turns {
             return refuse(first, "rotary pairs differ from layer to layer".to_owned());
         }
         let class = Class::read(program.dims.lanes, &phases, ranks)?;
@@ -539,10 +597,85 @@ struct Steps<'a> {
 
 /// The phases of a layer: attention, then an mlp.
 struct Phases<'a> {
-    qkv: &'a Qkv,
-    attend: &'a Attend,
+    mixer: Mixer<'a>,
     output: &'a Project,
+    /// Number of the first step of the mlp.
+    second: usize,
     mlp: Mlp<'a>,
+}
+
+enum Mixer<'a> {
+    Attention {
+        qkv: &'a Qkv,
+        attend: &'a Attend,
+    },
+    Latent {
+        down: &'a LatentDown,
+        query: &'a LatentQuery,
+        attend: &'a LatentAttend,
+        up: &'a LatentUp,
+    },
+}
+
+impl Mixer<'_> {
+    fn rotary(&self) -> Rotary {
+        match self {
+            Self::Attention { qkv, .. } => qkv.rotary,
+            Self::Latent { down, .. } => down.rotary,
+        }
+    }
+
+    /// The norm before it.
+    fn norm(&self) -> Option<u32> {
+        match self {
+            Self::Attention { qkv, .. } => qkv.norm,
+            Self::Latent { down, .. } => down.norm,
+        }
+    }
+
+    /// Where its state is kept, and the positions that a query sees; 0: all.
+    fn state(&self) -> (StateAt, u32) {
+        match self {
+            Self::Attention { qkv, attend } => (qkv.state, attend.window.unwrap_or(0)),
+            Self::Latent { down, .. } => (down.state, 0),
+        }
+    }
+
+    /// Refuses what there is no code for yet; `first` is its first step.
+    fn known(&self, program: &Program, first: usize) -> Result<()> {
+        let table = self.rotary().table;
+        let features = 2 * program.tensors.get(table as usize).map_or(0, |t| t.cols);
+        if self.norm().is_none() {
+            return refuse(first, "attention without a norm before it".to_owned());
+        }
+        let has_sinks = match self {
+            Self::Attention { qkv, attend } => {
+                let dim = qkv.heads.dim;
+                if features != dim {
+                    let detail = format!("qkv turns {features} features of {dim}, all wanted");
+                    return refuse(first, detail);
+                }
+                if qkv.gates.is_some() {
+                    return refuse(first, "qkv with gates of attention's output".to_owned());
+                }
+                attend.sinks.is_some()
+            }
+            Self::Latent { down, .. } => {
+                if down.query.is_none() {
+                    return refuse(first, "queries without a latent of their own".to_owned());
+                }
+                let odd = down.width % 2 == 1 || down.heads.rank % 4 != 0;
+                if odd || features != down.heads.turned {
+                    return refuse(first, "latents of widths that are no whole pairs".to_owned());
+                }
+                false
+            }
+        };
+        if has_sinks && program.dims.lanes > 1 {
+            return refuse(first + 1, "lanes with sinks".to_owned());
+        }
+        Ok(())
+    }
 }
 
 enum Mlp<'a> {
@@ -660,26 +793,12 @@ impl Mlp<'_> {
 impl Phases<'_> {
     /// Refuses what a phase has no code for yet; `first` is the layer's first step.
     fn known(&self, program: &Program, first: usize) -> Result<()> {
-        let Self { qkv, attend, output, mlp } = self;
-        let features = 2 * program.tensors.get(qkv.rotary.table as usize).map_or(0, |t| t.cols);
-        let dim = qkv.heads.dim;
-        if features != dim {
-            return refuse(first, format!("qkv turns {features} features of {dim}, all wanted"));
+        let Self { mixer, output, second, mlp } = self;
+        mixer.known(program, first)?;
+        if output.bias.is_some() && program.dims.lanes > 1 {
+            return refuse(second - 1, "lanes with biases of attention's output".to_owned());
         }
-        if qkv.gates.is_some() {
-            return refuse(first, "qkv with gates of attention's output".to_owned());
-        }
-        if qkv.norm.is_none() {
-            return refuse(first, "qkv without a norm before it".to_owned());
-        }
-        let has_extras = attend.sinks.is_some() || output.bias.is_some();
-        if has_extras && program.dims.lanes > 1 {
-            return refuse(
-                first + 1,
-                "lanes with sinks or biases of attention's output".to_owned(),
-            );
-        }
-        mlp.known(first + 3)
+        mlp.known(*second)
     }
 }
 
@@ -711,15 +830,25 @@ impl<'a> Steps<'a> {
     }
 
     fn layer(&mut self) -> Result<Phases<'a>> {
-        let qkv = match self.next()? {
-            StepKind::Qkv(qkv) => qkv,
-            StepKind::LatentDown(_) => {
-                return refuse(self.at - 1, "latent attention, which has no kernel yet".to_owned());
+        let mixer = match self.next()? {
+            StepKind::Qkv(qkv) => {
+                let StepKind::Attend(attend) = self.next()? else { return self.refuse("attend") };
+                Mixer::Attention { qkv, attend }
+            }
+            StepKind::LatentDown(down) => {
+                let StepKind::LatentQuery(query) = self.next()? else {
+                    return self.refuse("latent_query");
+                };
+                let StepKind::LatentAttend(attend) = self.next()? else {
+                    return self.refuse("latent_attend");
+                };
+                let StepKind::LatentUp(up) = self.next()? else { return self.refuse("latent_up") };
+                Mixer::Latent { down, query, attend, up }
             }
             _ => return self.refuse("qkv"),
         };
-        let StepKind::Attend(attend) = self.next()? else { return self.refuse("attend") };
         let output = self.project()?;
+        let second = self.at;
         let mlp = match self.next()? {
             StepKind::GateUp(gate_up) => Mlp::Dense { gate_up, down: self.project()? },
             StepKind::Route(route) => {
@@ -741,14 +870,29 @@ impl<'a> Steps<'a> {
             }
             _ => return self.refuse("gate_up or route"),
         };
-        Ok(Phases { qkv, attend, output, mlp })
+        Ok(Phases { mixer, output, second, mlp })
     }
 }
 
 impl Class {
     fn read(lanes: u32, phases: &Phases<'_>, ranks: u32) -> Result<Self> {
-        let qkv = phases.qkv;
-        let Heads { query, kv, dim } = qkv.heads;
+        let (Heads { query, kv, dim }, latent) = match &phases.mixer {
+            Mixer::Attention { qkv, .. } => (qkv.heads, None),
+            Mixer::Latent { down, attend, .. } => {
+                let LatentHeads { count, rank, plain, turned, value } = down.heads;
+                let (query_rank, eps, scale) = (down.width, down.eps, attend.scale);
+                let latent = Latent { query_rank, rank, plain, turned, eps, scale };
+                (Heads { query: count, kv: 1, dim: value }, Some(latent))
+            }
+        };
+        let qkv = match &phases.mixer {
+            Mixer::Attention { qkv, .. } => Some(*qkv),
+            Mixer::Latent { .. } => None,
+        };
+        let sinks = match &phases.mixer {
+            Mixer::Attention { attend, .. } => attend.sinks.is_some(),
+            Mixer::Latent { .. } => false,
+        };
         let (ffn, experts) = (phases.mlp.ffn(), phases.mlp.experts());
         let whole = Self {
             heads: query,
@@ -757,11 +901,12 @@ impl Class {
             head_dim: dim,
             ffn,
             ffn_all: ffn,
-            head_norm: qkv.head_norms.map(|_| qkv.norm_span),
-            bias: qkv.biases.is_some(),
+            head_norm: qkv.and_then(|qkv| qkv.head_norms.map(|_| qkv.norm_span)),
+            bias: qkv.is_some_and(|qkv| qkv.biases.is_some()),
             output_bias: phases.output.bias.is_some(),
-            sinks: phases.attend.sinks.is_some(),
-            rope: qkv.rotary.table,
+            sinks,
+            rope: phases.mixer.rotary().table,
+            latent,
             experts,
         };
         if lanes > 1 || ranks == 1 {
@@ -803,11 +948,31 @@ impl Layer {
         (lanes, sliced): (u32, bool),
         first: usize,
     ) -> Result<Self> {
-        let Phases { qkv, attend, output, mlp } = phases;
+        let Phases { mixer, output, second, mlp } = phases;
         let rows_of = |t: u32| program.tensors.get(t as usize).map_or(1, |t: &Tensor| t.rows);
-        if qkv.head_norms.into_iter().flatten().any(|norm| rows_of(norm) != 1) {
-            return refuse(first, "norms of heads that differ from lane to lane".to_owned());
+        let (mut qkv, mut biases, mut head_norms) = ([NONE; 3], [NONE; 3], [NONE; 2]);
+        let (mut sinks, mut latent) = (NONE, None);
+        match mixer {
+            Mixer::Attention { qkv: of, attend } => {
+                if of.head_norms.into_iter().flatten().any(|norm| rows_of(norm) != 1) {
+                    let detail = "norms of heads that differ from lane to lane";
+                    return refuse(first, detail.to_owned());
+                }
+                (qkv, biases) = (of.weights, of.biases.unwrap_or([NONE; 3]));
+                head_norms = of.head_norms.unwrap_or([NONE; 2]);
+                sinks = attend.sinks.unwrap_or(NONE);
+            }
+            Mixer::Latent { down, query, up, .. } => {
+                let [weight, norm] = down.query.unwrap_or([NONE; 2]);
+                latent = Some(LatentTensors {
+                    down: [weight, down.weight],
+                    norms: [norm, down.scale],
+                    query: query.weight,
+                    up: up.weight,
+                });
+            }
         }
+        let (state, window) = mixer.state();
         // The lane's own factor, and the delay of the others.
         let join = |project: &Project| match project.join {
             Join::Sum => (1.0, 0),
@@ -815,11 +980,8 @@ impl Layer {
             Join::Delayed { layers, .. } => (1.0, if sliced { 0 } else { layers as i32 }),
         };
         let shares = |p: &Project| sliced || p.keep.is_some() || p.join == Join::Sum;
-        let mut extras = Extras {
-            output_bias: output.bias.unwrap_or(NONE),
-            sinks: attend.sinks.unwrap_or(NONE),
-            ..Extras::default()
-        };
+        let mut extras =
+            Extras { output_bias: output.bias.unwrap_or(NONE), sinks, ..Extras::default() };
         // Experts' outputs are summed at once.
         let (gate_up, down, of_down) = match mlp {
             Mlp::Dense { gate_up, down } => {
@@ -842,18 +1004,19 @@ impl Layer {
         let joins = [join(output), of_down.0];
         Ok(Self {
             class,
-            qkv: qkv.weights,
-            biases: qkv.biases.unwrap_or([NONE; 3]),
-            head_norms: qkv.head_norms.unwrap_or([NONE; 2]),
+            qkv,
+            biases,
+            head_norms,
             outputs: [output.weight, down],
             gate_up,
+            latent,
             extras,
             norms: [
-                Norm::read(program, qkv.norm.unwrap_or(NONE), lanes, first)?,
-                Norm::read(program, mlp.norm().unwrap_or(NONE), lanes, first + 3)?,
+                Norm::read(program, mixer.norm().unwrap_or(NONE), lanes, first)?,
+                Norm::read(program, mlp.norm().unwrap_or(NONE), lanes, *second)?,
             ],
-            window: attend.window.unwrap_or(0),
-            pool: [qkv.state.group, qkv.state.layer],
+            window,
+            pool: [state.group, state.layer],
             own: joins.map(|(own, _)| own),
             delay: joins.map(|(_, delay)| delay),
             shares: [shares(output), of_down.1],
@@ -877,8 +1040,10 @@ pub fn page_bytes(group: &PageGroup, ranks: u32, parts: u32) -> u64 {
         StateKind::KeysValues { lanes, kv_heads, head_dim, .. } => {
             2 * u64::from(lanes * kv_heads) * u64::from(head_dim.next_multiple_of(32))
         }
+        // Each machine has all of them.
+        StateKind::Latents { width, .. } => u64::from(ranks * width.next_multiple_of(8)),
         // No kernel keeps such a state: lowering refuses what has one.
-        StateKind::Recurrent { .. } | StateKind::Latents { .. } => return group.page_bytes(),
+        StateKind::Recurrent { .. } => return group.page_bytes(),
     };
     u64::from(group.layers) * width * PAGE as u64 * 2 * u64::from(parts)
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use super::matrix::Matrix;
-use super::model::{Class, Experts, Layer, Model, Stored};
+use super::model::{Class, Experts, Latent, Layer, Model, Stored};
 use super::parts::Parts;
 use super::tiling::{Encoding, Stage, StoredBits, Tiling};
 use super::tuning::Tuning;
@@ -32,8 +32,12 @@ pub struct Kind {
 pub struct ClassPartition {
     /// Features of a head, padded.
     pub head_dim: u32,
+    /// Features that a rotary table has.
+    pub rope_dim: u32,
     /// MLP width of a lane, padded.
     pub ffn: u32,
+    /// Latents of attention.
+    pub latent: Option<LatentPartition>,
     /// Blocks that share the pages of a kv head.
     pub kv_splits: u32,
     /// Attention's partials are combined by owners first.
@@ -43,6 +47,49 @@ pub struct ClassPartition {
     pub tilings: [Option<Tiling>; Matrix::COUNT],
     /// Where there are experts.
     pub experts: Option<ExpertsPartition>,
+}
+
+/// Sizes of attention over latents, padded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LatentPartition {
+    /// Numbers of the latent of queries.
+    pub query_rank: u32,
+    /// Numbers of the latent of keys and values.
+    pub rank: u32,
+    /// Features of a head's query that do not turn, and those that do.
+    pub plain: u32,
+    /// See above.
+    pub turned: u32,
+    /// Heads of which a block has rows that meet latents, and rows of values, at most.
+    pub heads: [u32; 2],
+}
+
+impl LatentPartition {
+    fn new(of: &Latent, unit: u32) -> Self {
+        Self {
+            query_rank: of.query_rank.next_multiple_of(unit),
+            rank: of.rank.next_multiple_of(32),
+            plain: of.plain.next_multiple_of(32),
+            turned: of.turned.next_multiple_of(8),
+            heads: [0; 2],
+        }
+    }
+
+    /// Numbers of a position's latents, of queries too.
+    pub const fn down(&self) -> u32 {
+        self.query_rank + self.rank + self.turned
+    }
+
+    /// Numbers of a head's query.
+    pub const fn query(&self) -> u32 {
+        self.plain + self.turned
+    }
+
+    /// Numbers of the widest vector of a product, of one column.
+    pub(super) fn widest(&self) -> u32 {
+        let [keys, values] = self.heads;
+        self.query_rank.max(keys * self.plain).max(values * self.rank)
+    }
 }
 
 /// What a class with experts has of the partition besides.
@@ -64,6 +111,7 @@ impl ClassPartition {
         (combine_by_owners, each): (bool, u32),
         t: &Tuning,
     ) -> Self {
+        let combine_by_owners = combine_by_owners || class.latent.is_some();
         let most = if combine_by_owners { t.most_splits_by_owners } else { t.most_splits };
         let experts = |Experts { count, chosen, .. }: Experts| ExpertsPartition {
             count,
@@ -72,7 +120,9 @@ impl ClassPartition {
         };
         Self {
             head_dim: rows.head_dim,
+            rope_dim: rows.latent.map_or(rows.head_dim, |latent| latent.turned),
             ffn: rows.ffn,
+            latent: rows.latent,
             kv_splits: most.min(each / class.kv_heads),
             combine_by_owners,
             tilings,
@@ -195,7 +245,14 @@ pub struct Partition {
 }
 
 /// Matrices whose warps leave each other parts in one place, and in the other.
-pub(super) const PARTS_A: &[Matrix] = &[Matrix::Qkv, Matrix::GateUp];
+pub(super) const PARTS_A: &[Matrix] = &[
+    Matrix::Qkv,
+    Matrix::LatentDown,
+    Matrix::QueryUp,
+    Matrix::KeyUp,
+    Matrix::ValueUp,
+    Matrix::GateUp,
+];
 /// See above.
 pub(super) const PARTS_B: &[Matrix] =
     &[Matrix::Output, Matrix::SharedGateUp, Matrix::SharedDown, Matrix::Down];
@@ -254,6 +311,7 @@ struct Rows {
     ffn: u32,
     /// Of the shared expert.
     shared: u32,
+    latent: Option<LatentPartition>,
     head_dim: u32,
     layers: u32,
 }
@@ -264,12 +322,32 @@ impl Rows {
         let head_dim = class.head_dim.next_multiple_of(32);
         let ffn = class.ffn.next_multiple_of(unit);
         let attn = class.heads * head_dim;
-        let good = attn.is_multiple_of(unit) && class.group() <= 8;
+        let few = class.group() <= 8 || class.latent.is_some();
+        let good = attn.is_multiple_of(unit) && few;
+        let mut latent = class.latent.map(|of| LatentPartition::new(&of, unit));
         let beside = class.experts.and_then(|e| e.shared);
         let shared = beside.map_or(0, |of| of.ffn.next_multiple_of(unit));
         let times = class.experts.map_or(1, |e| e.chosen);
-        let qkv = share(attn + 2 * class.kv_heads * head_dim, each, 2);
-        let mut all = vec![(Matrix::Qkv, qkv, hidden), (Matrix::Output, residual, attn)];
+        let mut all = match &mut latent {
+            None => {
+                let qkv = attn + 2 * class.kv_heads * head_dim;
+                vec![(Matrix::Qkv, share(qkv, each, 2), hidden)]
+            }
+            Some(of) => {
+                let keys = share_heads(of.rank, class.heads, each);
+                let values = share_heads(head_dim, class.heads, each);
+                of.heads = [heads_of_rows(keys, of.rank), heads_of_rows(values, head_dim)];
+                let queries = share(class.heads * of.query(), each, 2);
+                vec![
+                    // Dealt out to all machines, who tell each other.
+                    (Matrix::LatentDown, share(of.down(), each * model.ranks, 2), hidden),
+                    (Matrix::QueryUp, queries, of.query_rank),
+                    (Matrix::KeyUp, keys, of.plain),
+                    (Matrix::ValueUp, values, of.rank),
+                ]
+            }
+        };
+        all.push((Matrix::Output, residual, attn));
         if let Some(experts) = class.experts {
             all.push((Matrix::Router, share(experts.logits(), each, 2), hidden));
         }
@@ -279,7 +357,7 @@ impl Rows {
         }
         all.push((Matrix::GateUp, share(2 * ffn, each, 4), hidden));
         all.push((Matrix::Down, residual, ffn));
-        let sizes = (hidden, head_dim, ffn, shared);
+        let sizes = Widths { hidden, head_dim, ffn, shared, latent };
         let product = |(matrix, rows, k): (Matrix, u32, u32)| {
             let encoding = encoding_of(model, at, matrix, rows, sizes, why);
             let times = if matrix.is_experts() { times } else { 1 };
@@ -287,7 +365,7 @@ impl Rows {
         };
         let products = all.into_iter().map(product).collect();
         let layers = model.layers_of(at);
-        good.then_some(Self { products, attn, ffn, shared, head_dim, layers })
+        good.then_some(Self { products, attn, ffn, shared, latent, head_dim, layers })
     }
 
     /// All products but the router's few rows.
@@ -307,6 +385,32 @@ impl Rows {
         };
         u64::from(self.layers) * self.heavy().map(of).sum::<u64>()
     }
+}
+
+/// Rows of a block of a matrix of so many heads' rows: whole heads', or such that no tile of 16 has
+/// those of two.
+fn share_heads(rows: u32, heads: u32, blocks: u32) -> u32 {
+    let fits = |n: &u32| {
+        rows.is_multiple_of(*n)
+            || (rows.is_multiple_of(16) && (n.is_multiple_of(16) || n % rows == 0))
+    };
+    let first = share(heads * rows, blocks, 2);
+    (first..).step_by(2).find(fits).unwrap_or(rows)
+}
+
+/// Heads that so many neighbouring rows of a block are of, at most.
+fn heads_of_rows(rows: u32, head: u32) -> u32 {
+    if head.is_multiple_of(rows) {
+        1
+    } else {
+        (rows + head - 2) / head + 1
+    }
+}
+
+/// As many warps by rows as have equally many tiles.
+fn rows_first(rows: u32, warps: u32) -> u32 {
+    let good = |w: &u32| warps.is_multiple_of(*w) && rows.div_ceil(16).is_multiple_of(*w);
+    (1..=warps).rev().find(good).unwrap_or(1)
 }
 
 /// The matrices of each class's layers, as warps share them and stages divide them.
@@ -333,6 +437,11 @@ fn tilings(
         let row_warps = match by_rows && p.matrix.is_owned() {
             true => warps,
             false => r.products.iter().filter(alike).map(row_warps).max()?,
+        };
+        // Rows of several heads are in tiles of their own; columns are few.
+        let (row_warps, stage) = match p.matrix.is_by_head() {
+            true => (rows_first(p.rows, warps), Stage { uneven: true, ..stage }),
+            false => (row_warps, stage),
         };
         Tiling::with_row_warps((p.rows, p.k), row_warps, warps, stage, p.encoding)
     };
@@ -361,7 +470,8 @@ fn held_by_ring(all: &[Rows], common: &Common, stage: Stage, room: u32) -> u64 {
 /// Slots of the machine's usual sizes, the one whose ring holds more, or smaller ones where shared
 /// memory has no room for three beside the vectors.
 fn slot_bytes(all: &[Rows], common: &Common, held: u32, shared_bytes: u32, t: &Tuning) -> u32 {
-    let narrow = all.iter().map(|r| r.attn.max(r.ffn)).max().unwrap_or(0);
+    let latent = |r: &Rows| r.latent.map_or(0, |latent| latent.widest());
+    let narrow = all.iter().map(|r| r.attn.max(r.ffn).max(latent(r))).max().unwrap_or(0);
     let vectors = 2 * common.parts * (common.hidden + narrow);
     let room = shared_bytes.saturating_sub(vectors + OTHERS_BYTES);
     let usual = match common.warps {
@@ -431,13 +541,23 @@ fn touched(stored: &Stored, rows: u32) -> u32 {
     (rows + down).saturating_sub(2) / down + 1
 }
 
+/// Widths of vectors, padded.
+#[derive(Debug, Clone, Copy)]
+struct Widths {
+    hidden: u32,
+    head_dim: u32,
+    ffn: u32,
+    shared: u32,
+    latent: Option<LatentPartition>,
+}
+
 /// How a matrix of a class's layers lies in the stream, of which a block has `rows`.
 fn encoding_of(
     model: &Model,
     at: usize,
     matrix: Matrix,
     rows: u32,
-    (hidden, head_dim, ffn, shared): (u32, u32, u32, u32),
+    Widths { hidden, head_dim, ffn, shared, latent }: Widths,
     why: &mut Vec<String>,
 ) -> Encoding {
     let (class, stored) = (&model.classes[at], model.stored(at, matrix));
@@ -450,7 +570,23 @@ fn encoding_of(
         Parts { count: class.heads, real: class.head_dim, padded: head_dim, skip }
     };
     let parts = match matrix {
-        Matrix::Qkv | Matrix::Router | Matrix::SharedGateUp | Matrix::GateUp => vec![whole],
+        Matrix::Qkv
+        | Matrix::LatentDown
+        | Matrix::Router
+        | Matrix::SharedGateUp
+        | Matrix::GateUp => vec![whole],
+        Matrix::QueryUp | Matrix::KeyUp | Matrix::ValueUp => {
+            let sizes = class.latent.zip(latent).expect("latents of the class");
+            let (of, padded) = sizes;
+            let part = |real, padded, skip| Parts { count: 1, real, padded, skip };
+            let key = |head| part(of.plain, padded.plain, head * (of.plain + class.head_dim));
+            match matrix {
+                Matrix::QueryUp => vec![part(of.query_rank, padded.query_rank, 0)],
+                // Turned around: columns are rows.
+                Matrix::KeyUp => (0..class.heads_all[0]).map(key).collect(),
+                _ => vec![part(of.rank, padded.rank, 0)],
+            }
+        }
         Matrix::Output => of_ranks(&heads),
         Matrix::SharedDown => {
             let of = class.experts.and_then(|e| e.shared);
@@ -462,6 +598,10 @@ fn encoding_of(
         Matrix::Qkv => {
             let of_block = (rows + head_dim).saturating_sub(2) / head_dim + 1;
             of_block * touched(stored, class.head_dim)
+        }
+        // Of two tensors, or of rows that stand in another order.
+        Matrix::LatentDown | Matrix::QueryUp | Matrix::KeyUp | Matrix::ValueUp => {
+            2 * touched(stored, rows) + 2
         }
         Matrix::SharedGateUp | Matrix::GateUp => 2 * touched(stored, rows / 2),
         Matrix::Output | Matrix::Router | Matrix::SharedDown | Matrix::Down => {
@@ -628,7 +768,10 @@ impl Partition {
             };
             // All columns' at once.
             let shared = c.experts.map_or(0, |e| columns * e.shared);
-            kept(c.tiling(Matrix::Output)).max(down).max(shared)
+            let latent = c
+                .latent
+                .map_or(0, |latent| columns * latent.widest().max(c.tiling(Matrix::Output).k));
+            kept(c.tiling(Matrix::Output)).max(down).max(shared).max(latent)
         };
         let narrow = self.classes.iter().map(narrow).max().unwrap_or(0);
         let (vectors, parts) = (columns * model.parts, model.parts);
@@ -677,6 +820,8 @@ impl Partition {
             platform != Platform::Hip && [1, self.columns].iter().all(|c| self.streams(model, *c));
         // Attention whose numbers have two parts loads its pages (ops/attend_exact.h).
         let streamed = streamed && model.parts == 1;
+        // So does attention over latents (ops/latent.h).
+        let streamed = streamed && model.classes.iter().all(|c| c.latent.is_none());
         let mut all = Vec::new();
         if !streamed || self.streams_from(model) > 0 {
             all.push(Kind { columns: 1, streamed: false });
@@ -753,7 +898,7 @@ impl Partition {
     /// ring is full, so that what it holds counts. Twelve warps have no registers for that.
     pub(super) fn variable_stages(&self, model: &Model) -> bool {
         let (line, t) = (self.read_bytes(model), &self.tuning);
-        if self.has_experts() {
+        if self.has_experts() || self.classes.iter().any(|c| c.latent.is_some()) {
             return false;
         }
         t.variable_stages_always

@@ -64,7 +64,7 @@ pub fn segments(model: &Model, partition: &Partition) -> Vec<Segment> {
             };
             let offset = at + matrix_offset(partition, l.class, matrix);
             all.push(Segment { source, layer, offset, stages, bytes });
-            if matrix == Matrix::Qkv {
+            if matrix.is_before_pages() {
                 let source = Source::Pages;
                 all.push(Segment { source, layer, offset: 0, stages: 0, bytes: 0 });
             }
@@ -127,6 +127,9 @@ pub fn layer_stages(model: &Model, partition: &Partition) -> u32 {
 /// Bytes of keys and values of a layer in a page of its pool.
 fn page_share(model: &Model, partition: &Partition, layer: &Layer) -> u32 {
     let (class, part) = (&model.classes[layer.class], &partition.classes[layer.class]);
+    if let Some(latent) = &class.latent {
+        return latent.kept() * PAGE as u32 * 2 * model.parts;
+    }
     model.lanes * class.kv_heads * part.head_dim * PAGE as u32 * 2 * 2 * model.parts
 }
 
@@ -165,8 +168,9 @@ pub fn layers(model: &Model, partition: &Partition) -> Vec<wire::Layer> {
         };
         norm += l.norms[0].rows + l.norms[1].rows;
         head_norms += class.head_norm_words(part.head_dim);
-        let rows = part.tiling(Matrix::Qkv).rows * partition.blocks;
-        biases += if class.bias { rows } else { 0 };
+        if class.bias {
+            biases += part.tiling(Matrix::Qkv).rows * partition.blocks;
+        }
         extras += Extras::new(model, partition, l.class).count;
         wire
     };
