@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 
+use super::super::lower::matrix::Matrix;
 use super::super::lower::model::{Class, Coded, Layer, Model, Norm};
-use super::super::lower::partition::{Matrix, Partition};
+use super::super::lower::partition::Partition;
 use super::super::lower::tiling::{StoredBits, Tiling};
 use super::super::pack::{To, Weights};
 use super::super::shapes;
@@ -90,6 +91,7 @@ impl Case {
                 head_norms: [NONE; 2],
                 outputs: [attn, ffn].map(|cols| self.matrix(lanes, m.hidden, cols)),
                 gate_up: [ffn; 2].map(|rows| self.matrix(lanes, rows, m.hidden)),
+                latent: None,
                 extras: layer.extras,
                 norms: layer.norms.map(|norm| self.norm(norm)),
                 window: 0,
@@ -567,9 +569,9 @@ fn codes_land_where_they_are_decoded() {
             let model = if rank == 0 { wide.clone() } else { sliced };
             let mut case = Case { group: block, bits, ..Case::empty(model, codes, rank) };
             case.fill();
-            let coded = Coded { bits, group: block };
-            case.model = shapes::coded(case.model, |_| Some(coded));
-            case.model.coded_head = Some(Ok(coded));
+            let all = Coded { bits, group: block };
+            case.model = shapes::coded(case.model, |_| Some(all));
+            case.model.coded_head = Some(Ok(all));
             let partition = Partition::new(&case.model, &sim.info().unwrap(), 64).unwrap();
             let all = partition.classes[0].matrices().map(|(_, t)| t).chain([&partition.head]);
             let seen: Vec<_> = all.map(|s| s.encoding.bits == bits).collect();

@@ -9,6 +9,7 @@ use super::tests::{fetch, land, run_with};
 use super::*;
 use crate::machine::MachineInfo;
 use crate::meter::Mode;
+use crate::mono::lower::matrix::Matrix;
 use crate::mono::lower::model::{Class, Coded, Model};
 use crate::mono::lower::partition::{Kind, Partition};
 use crate::mono::lower::segments;
