@@ -120,6 +120,10 @@ gpu-trust: setup ## on a GPU: tokens repeat, neighbours, full memory, kills; ITE
 gpu-encodings: ## on a GPU: what is stored quantised, against halves and against the CPU (cuda:0)
 	cargo test --locked --test encodings -- --ignored --nocapture
 
+.PHONY: bench-speculate
+bench-speculate: setup ## what drafts of tokens are worth on the CPU
+	$(BIN)/python benches/speculate.py --record
+
 .PHONY: bench-interrupts
 bench-interrupts: setup ## how long calls go on behind Ctrl-C and timeout=
 	$(BIN)/python benches/interrupts.py

@@ -246,6 +246,8 @@ class Timings:
         predicted_ms: float,
         predicted_per_second: float,
         cache_n: int,
+        draft_n: int,
+        draft_n_accepted: int,
         queue_ms: float,
         ttft_ms: float,
         itl_p50_us: float,
@@ -277,6 +279,12 @@ class Timings:
     @property
     def cache_n(self) -> int:
         """Prompt tokens taken from the cache."""
+    @property
+    def draft_n(self) -> int:
+        """Tokens that were drafted."""
+    @property
+    def draft_n_accepted(self) -> int:
+        """Drafted tokens that were right."""
     @property
     def queue_ms(self) -> float:
         """Time spent waiting for a slot."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 
 class Sampling(TypedDict, total=False):
@@ -26,6 +26,8 @@ class Sampling(TypedDict, total=False):
     logprobs: int | None
     logit_bias: Mapping[int, float] | None
     timeout: float | None
+    speculate: Literal["lookup"] | None
+    prediction: str | Sequence[int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,12 @@ class SamplingParams:
     """Added to the logits of these ids."""
     timeout: float | None = None
     """Seconds after which the request ends with reason `timeout`."""
+    speculate: Literal["lookup"] | None = None
+    """"lookup": steps check drafts, what followed where prompt and output last read as they end
+    now, for the same tokens sooner. On the CPU."""
+    prediction: str | Sequence[int] | None = None
+    """What is expected to be generated, text or ids, such as a file before an edit: drafts come
+    from it, too. The tokens are the same whatever it says."""
 
     def to_dict(self) -> dict[str, Any]:
         """All fields by name."""

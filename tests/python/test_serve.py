@@ -141,7 +141,9 @@ def test_errors_name_the_field(server: Serving) -> None:
         (chat, {**base, "stop": [""]}, "stop"),
         (chat, {**base, "logit_bias": {"x": 1}}, "logit_bias"),
         (chat, {**base, "logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
-        (chat, {**base, "speculate": "lookup"}, "speculate"),
+        (chat, {**base, "speculate": "ngram"}, "speculate"),
+        (chat, {**base, "prediction": {"type": "image"}}, "prediction"),
+        (chat, {**base, "prediction": [99999]}, "prediction"),
         (chat, {**base, "response_format": {"type": "json_object"}}, "response_format"),
         (chat, {"model": "tiny"}, "messages"),
         (chat, {"messages": CHAT}, "model"),
@@ -157,6 +159,17 @@ def test_errors_name_the_field(server: Serving) -> None:
         error = got.json()["error"]
         assert error["type"] == "invalid_request_error"
         assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_drafts_change_no_token(server: Serving) -> None:
+    path, asked = "/v1/chat/completions", {**GREEDY, "messages": CHAT, "max_tokens": 24}
+    plain = server.post(path, asked).json()
+    text = plain["choices"][0]["message"]["content"]
+    parts = [{"type": "text", "text": text[:5]}, {"type": "text", "text": text[5:]}]
+    for prediction in (text, {"type": "content", "content": text}, parts, [5, 6]):
+        got = server.post(path, {**asked, "prediction": prediction, "speculate": "lookup"}).json()
+        assert got["choices"] == plain["choices"]
+        assert got["timings"]["draft_n"] >= got["timings"]["draft_n_accepted"]
 
 
 def test_what_has_no_effect_is_taken(server: Serving) -> None:

@@ -164,7 +164,7 @@ def test_what_is_not_there_is_named(server: Serving, path: str) -> None:
     wrong: list[tuple[str, Any]] = [
         *(("structured_outputs", {kind: "x"}) for kind in ("json", "regex", "choice", "grammar")),
         *(("response_format", form) for form in formats),
-        *(("grammar", "x"), ("speculate", "lookup"), ("prediction", {"content": "x"})),
+        *(("grammar", "x"), ("speculate", "mtp"), ("prediction", {"content": "x"})),
         *(("n", 2), ("audio", {}), ("web_search_options", {}), ("previous_response_id", "r")),
         *(("conversation", "c"), ("background", True), ("store", True), ("nonsense", 1)),
         *(("functions", []), ("function_call", "auto"), ("best_of", 2), ("suffix", "x")),

@@ -5,7 +5,7 @@ use kie_kernels::abi::{Sampling, MAX_ALTERNATIVES, MAX_BIAS, MAX_STOP_IDS};
 
 use crate::error::{Error, Result};
 use crate::model::Generation;
-use crate::request::SamplingParams;
+use crate::request::{Prediction, SamplingParams, Speculate};
 
 /// Longest stop string, in bytes, and most of them.
 const STOP_BYTES_MAX: usize = 1024;
@@ -19,6 +19,8 @@ pub(crate) struct Limits {
     pub(crate) context: usize,
     /// The model's defaults, and its end-of-sequence ids.
     pub(crate) generation: Generation,
+    /// Why steps check no drafts, if they do not.
+    pub(crate) refuses_drafts: Option<&'static str>,
 }
 
 /// A request's parameters, every default filled in.
@@ -29,6 +31,7 @@ pub(crate) struct Resolved {
     pub(crate) min_new: usize,
     pub(crate) stop_ids: Vec<u32>,
     pub(crate) bias: Vec<(u32, f32)>,
+    pub(crate) drafts: bool,
     /// Nanoseconds from submission.
     pub(crate) timeout_ns: Option<u64>,
 }
@@ -91,6 +94,7 @@ impl Limits {
             min_new: p.min_tokens,
             stop_ids: self.stop_ids(p)?,
             bias: self.bias(p)?,
+            drafts: self.drafts(p)?,
             timeout_ns,
         })
     }
@@ -132,6 +136,24 @@ impl Limits {
             logprobs: p.logprobs.map_or(0, |k| k as u32 + 1),
             seed: p.seed.unwrap_or_else(draw_seed),
         })
+    }
+
+    fn drafts(&self, p: &SamplingParams) -> Result<bool> {
+        let name = match (&p.speculate, &p.prediction) {
+            (Some(Speculate::Lookup), _) => "speculate",
+            (None, Some(_)) => "prediction",
+            (None, None) => return Ok(false),
+        };
+        if let Some(Prediction::Ids(ids)) = &p.prediction {
+            if let Some(at) = ids.iter().position(|id| *id as usize >= self.vocab) {
+                let (id, vocab) = (ids[at], self.vocab);
+                return invalid(format!("prediction token {at} must be below {vocab}, got {id}"));
+            }
+        }
+        match self.refuses_drafts {
+            Some(why) => invalid(format!("{name} is not to be had with this model here: {why}")),
+            None => Ok(true),
+        }
     }
 
     fn stop_ids(&self, p: &SamplingParams) -> Result<Vec<u32>> {

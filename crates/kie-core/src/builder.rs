@@ -239,6 +239,7 @@ impl Builder {
             generation.eos.clone_from(&spec.eos);
         }
         let (vocab, context) = (spec.vocab, plan.dims.max_positions as usize);
+        let refuses_drafts = device.refuses_drafts(&plan.program);
         let began = lap.began;
         let info = Info { load: LoadReport { seconds: 0.0, phases: lap.phases }, ..info };
         let mut engine = Engine::start(Parts {
@@ -247,7 +248,7 @@ impl Builder {
             buffers: plan.buffers,
             dims: plan.dims,
             tokenizer,
-            limits: Limits { vocab, context, generation },
+            limits: Limits { vocab, context, generation, refuses_drafts },
             prefix_cache: config.prefix_cache,
             exact,
             max_queue: config.max_queue,

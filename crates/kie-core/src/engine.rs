@@ -159,7 +159,8 @@ impl Engine {
         let Request { prompt, params } = request;
         let ticket = self.within(&params, began_ns, patience, |patience| {
             let ids = self.0.encode(&prompt, patience)?;
-            self.submit(ids, &params, false, began_ns)
+            let prediction = self.0.encode_prediction(&params, patience)?;
+            self.submit(ids, prediction, &params, false, began_ns)
         })?;
         Ok(TokenStream::new(ticket))
     }
@@ -189,7 +190,8 @@ impl Engine {
         let inner = &self.0;
         let resolved = inner.limits.resolve(params, 0)?;
         let (out, reader) = sequence(1);
-        out.end(Ending { result: Ok((FinishReason::Timeout, None)), admitted_ns: 0, cached: 0 });
+        let result = Ok((FinishReason::Timeout, None));
+        out.end(Ending { result, admitted_ns: 0, cached: 0, drafts: [0; 2] });
         Ok(Ticket {
             engine: Arc::clone(inner),
             reader,
@@ -219,6 +221,7 @@ impl Engine {
     pub(crate) fn submit(
         &self,
         prompt: Vec<u32>,
+        mut prediction: Vec<u32>,
         params: &SamplingParams,
         session: bool,
         submitted_ns: u64,
@@ -226,6 +229,8 @@ impl Engine {
         let inner = &self.0;
         inner.limits.check_prompt(&prompt, params.max_tokens)?;
         let resolved = inner.limits.resolve(params, prompt.len())?;
+        // More than what can be generated is of no use.
+        prediction.truncate(resolved.max_new.min(inner.limits.context - prompt.len()));
         let answer = || inner.answer(params, &resolved);
         let (out, reader) = sequence(resolved.max_new * (1 + params.logprobs.unwrap_or(0)));
         let mut ticket = Ticket {
@@ -245,6 +250,8 @@ impl Engine {
             min_new: resolved.min_new as u32,
             stop_ids: resolved.stop_ids.len() as u32,
             bias: resolved.bias.len() as u32,
+            drafts: u32::from(resolved.drafts),
+            prediction: prediction.len() as u32,
             sampling: resolved.sampling,
         };
         let answer = (!params.stop.is_empty()).then(answer);
@@ -253,6 +260,7 @@ impl Engine {
             params: device_params,
             stop_ids: resolved.stop_ids,
             bias: resolved.bias,
+            prediction,
             answer,
             stop: params.stop.clone(),
             session,

@@ -47,6 +47,8 @@ struct Active {
     admitted_ns: u64,
     /// Prompt tokens that were cached when it began.
     cached: usize,
+    /// Tokens that were drafted, and those of them that were right.
+    drafts: [u32; 2],
     session: bool,
     logits: bool,
     /// It gives its pages up, to begin anew.
@@ -81,7 +83,8 @@ impl Active {
     }
 
     fn ending(&self, result: Outcome) -> Ending {
-        Ending { result, admitted_ns: self.admitted_ns, cached: self.cached }
+        let Self { admitted_ns, cached, drafts, .. } = *self;
+        Ending { result, admitted_ns, cached, drafts }
     }
 }
 
@@ -292,6 +295,7 @@ impl Host {
                 memory.params.cached = lease.cached as u32;
                 memory.stop_ids[..g.stop_ids.len()].copy_from_slice(&g.stop_ids);
                 memory.bias[..g.bias.len()].copy_from_slice(&g.bias);
+                memory.tokens[prompt..][..g.prediction.len()].copy_from_slice(&g.prediction);
                 session = g.session;
                 if job.begun.is_none() {
                     add(&self.counters.prompt_tokens, prompt);
@@ -328,6 +332,7 @@ impl Host {
             deadline_ns: job.deadline_ns,
             admitted_ns,
             cached,
+            drafts: [0; 2],
             session,
             preempted: false,
             stuck: None,
@@ -375,6 +380,7 @@ impl Host {
         let (made, end) = self.ring.poll(slot);
         let active = self.slots[slot].as_mut().expect("flush keeps it");
         if made > active.taken {
+            active.drafts = self.ring.drafts(slot);
             if !active.committed {
                 active.committed = true;
                 let kept = self.pages.reusable(active.prompt, active.prompt);
@@ -618,7 +624,7 @@ fn due(cancelled: &std::sync::atomic::AtomicBool, deadline: u64, now: u64) -> Op
 fn refuse(inbox: &Inbox, counters: &Counters, job: Job, outcome: Outcome) {
     inbox.leave();
     let (admitted_ns, cached) = job.begun.unwrap_or_default();
-    tell(counters, job.work, Ending { result: outcome, admitted_ns, cached });
+    tell(counters, job.work, Ending { result: outcome, admitted_ns, cached, drafts: [0; 2] });
 }
 
 /// Tells a reader the end.

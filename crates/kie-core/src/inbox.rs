@@ -28,6 +28,8 @@ pub(crate) struct Ending {
     pub(crate) admitted_ns: u64,
     /// Prompt tokens whose KV was there already.
     pub(crate) cached: usize,
+    /// Tokens that were drafted, and those of them that were right.
+    pub(crate) drafts: [u32; 2],
 }
 
 /// What a slot is used for. A few dozen of them exist, so the larger variant's size is no matter.
@@ -47,6 +49,8 @@ pub(crate) struct Generate {
     pub(crate) params: SlotParams,
     pub(crate) stop_ids: Vec<u32>,
     pub(crate) bias: Vec<(u32, f32)>,
+    /// Tokens that the caller expects.
+    pub(crate) prediction: Vec<u32>,
     /// Text so far, where stop strings need it, and those strings.
     pub(crate) answer: Option<Answer>,
     pub(crate) stop: Vec<String>,

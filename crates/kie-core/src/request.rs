@@ -46,6 +46,28 @@ pub struct SamplingParams {
     pub logit_bias: Vec<(u32, f64)>,
     /// Seconds after which the request ends with reason `timeout`.
     pub timeout: Option<f64>,
+    /// Where drafts of tokens come from that a step checks beside its own, for the same tokens
+    /// sooner.
+    pub speculate: Option<Speculate>,
+    /// What is expected to be generated, such as a file before an edit: drafts come from it and, as
+    /// with [`Speculate::Lookup`], from the text. The tokens are the same whatever it says.
+    pub prediction: Option<Prediction>,
+}
+
+/// Where drafts come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Speculate {
+    /// What followed where prompt and output last read as they end now.
+    Lookup,
+}
+
+/// A text that is expected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Prediction {
+    /// Text; encoded without special tokens.
+    Text(String),
+    /// Token ids, as they are.
+    Ids(Vec<u32>),
 }
 
 impl Default for SamplingParams {
@@ -67,6 +89,8 @@ impl Default for SamplingParams {
             logprobs: None,
             logit_bias: Vec::new(),
             timeout: None,
+            speculate: None,
+            prediction: None,
         }
     }
 }
@@ -206,6 +230,10 @@ pub struct Timings {
     pub predicted_per_second: f64,
     /// Prompt tokens taken from the cache.
     pub cache_n: usize,
+    /// Tokens that were drafted.
+    pub draft_n: usize,
+    /// Drafted tokens that were right.
+    pub draft_n_accepted: usize,
     /// Time spent waiting for a slot.
     pub queue_ms: f64,
     /// Time from submission to the first token.

@@ -282,6 +282,11 @@ impl HostRing {
         self.mailbox.record(slot, index, alternatives.len(), alternatives)
     }
 
+    /// Tokens of a slot's request that were drafted, and those of them that were right.
+    pub fn drafts(&self, slot: usize) -> [u32; 2] {
+        self.mailbox.drafts(slot)
+    }
+
     /// What the last logits command of `slot` left; `None` if that has not ended.
     pub fn logits(&mut self, slot: usize) -> Option<&[f32]> {
         if self.mailbox.poll(slot).1 != SlotEnd::Logits {

@@ -98,7 +98,8 @@ impl Session {
             self.settle(patience)?;
             let state = self.ask(&prompt, patience)?;
             let tokens = state.tokens.clone();
-            let ticket = self.engine.submit(tokens, &params, true, began_ns)?;
+            let prediction = self.engine.0.encode_prediction(&params, patience)?;
+            let ticket = self.engine.submit(tokens, prediction, &params, true, began_ns)?;
             let turn = Turn {
                 engine: Arc::clone(&self.engine.0),
                 reader: ticket.reader.clone(),

@@ -15,7 +15,7 @@ use crate::load::LoadReport;
 use crate::metrics::Counters;
 use crate::patience::Patience;
 use crate::process::Process;
-use crate::request::{Prompt, SamplingParams};
+use crate::request::{Prediction, Prompt, SamplingParams};
 use crate::saved::Identity;
 use crate::tokenizer::Tokenizer;
 
@@ -149,6 +149,19 @@ impl Inner {
                 let messages = Value::Array(messages.clone());
                 self.tokenizer.encode_chat_within(&messages, true, &Map::new(), patience)
             }
+        }
+    }
+
+    /// Tokens that a caller expects.
+    pub(crate) fn encode_prediction(
+        &self,
+        params: &SamplingParams,
+        patience: &Patience<'_>,
+    ) -> Result<Vec<u32>> {
+        match &params.prediction {
+            None => Ok(Vec::new()),
+            Some(Prediction::Text(text)) => self.tokenizer.encode_within(text, false, patience),
+            Some(Prediction::Ids(ids)) => Ok(ids.clone()),
         }
     }
 

@@ -257,7 +257,13 @@ impl TokenStream {
         let prompt = self.ticket.prompt_tokens;
         let submitted = self.ticket.submitted_ns;
         let admitted = ending.admitted_ns;
-        let mut timings = Timings { cache_n: ending.cached, ..Timings::default() };
+        let [drafted, accepted] = ending.drafts.map(|n| n as usize);
+        let mut timings = Timings {
+            cache_n: ending.cached,
+            draft_n: drafted,
+            draft_n_accepted: accepted,
+            ..Timings::default()
+        };
         if admitted > 0 {
             timings.queue_ms = ms(submitted, admitted);
         }
@@ -281,7 +287,10 @@ impl TokenStream {
         timings.itl_max_us = quantile(1.0);
         timings.bytes_per_token = self.ticket.engine.bytes_per_token(prompt + rows / 2);
         if let Some(limit) = self.ticket.engine.read_bandwidth() {
-            timings.mbu = timings.bytes_per_token as f64 * timings.predicted_per_second / limit;
+            // A step that drafts reads its bytes once for all of its tokens.
+            let steps = rows.saturating_sub(accepted) as f64 / rows as f64;
+            let bytes = timings.bytes_per_token as f64 * steps;
+            timings.mbu = bytes * timings.predicted_per_second / limit;
         }
         Ok(timings)
     }

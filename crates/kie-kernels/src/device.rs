@@ -134,6 +134,12 @@ pub trait Device: Send + Sync {
         Ok(())
     }
 
+    /// Why steps of a program check no drafts of tokens here, if they do not.
+    fn refuses_drafts(&self, program: &ValidProgram) -> Option<&'static str> {
+        let _ = program;
+        Some("its kernels check one row of a sequence a step")
+    }
+
     /// Microseconds of each of `rounds` round trips of a token, from the device to the host and
     /// back, one after another, by the device's clock.
     ///

@@ -38,6 +38,8 @@ unsafe impl<T: Send> Sync for Plain<T> {}
 struct Slot {
     made: AtomicU32,
     end: AtomicU32,
+    /// Tokens that were drafted, and those of them that were right.
+    drafts: [AtomicU32; 2],
     /// Physical page of each logical page, `[groups][max_pages]`.
     pages: Box<[Box<[AtomicU32]>]>,
     request: Plain<SlotMemory>,
@@ -52,7 +54,7 @@ struct Slot {
 pub struct SlotMemory {
     /// Scalars of the request.
     pub params: SlotParams,
-    /// Prompt ids, `[max_positions]`.
+    /// Prompt ids, then those of a prediction, `[max_positions]`.
     pub tokens: Box<[u32]>,
     /// Ids that end the sequence.
     pub stop_ids: Box<[u32]>,
@@ -88,6 +90,7 @@ impl Mailbox {
         let slot = || Slot {
             made: AtomicU32::new(0),
             end: AtomicU32::new(SlotEnd::Cancelled as u32),
+            drafts: [const { AtomicU32::new(0) }; 2],
             pages: (0..groups).map(|_| zeros(dims.max_pages())).collect(),
             records: Field::of(vec![Record { token: 0, logprob: 0.0, t_ns: 0 }; positions]),
             alternatives: Field::of(vec![(0, 0.0); Self::ALTERNATIVES * MAX_ALTERNATIVES]),
@@ -99,6 +102,8 @@ impl Mailbox {
                     min_new: 0,
                     stop_ids: 0,
                     bias: 0,
+                    drafts: 0,
+                    prediction: 0,
                     sampling: Sampling::default(),
                 },
                 tokens: vec![0; positions].into(),
@@ -182,6 +187,7 @@ impl Mailbox {
         if command.kind.begins() {
             let slot = &self.slots[command.slot as usize];
             slot.made.store(0, Ordering::Relaxed);
+            slot.drafts.iter().for_each(|count| count.store(0, Ordering::Relaxed));
             slot.end.store(SlotEnd::Running as u32, Ordering::Relaxed);
         }
         // SAFETY: the cell is free: the device's `received` has passed it (checked above), and the
@@ -207,6 +213,18 @@ impl Mailbox {
     /// Device: the records below `made` are complete.
     pub fn publish(&self, slot: usize, made: u32) {
         self.slots[slot].made.store(made, Ordering::Release);
+    }
+
+    /// Device: a step checked drafts.
+    pub fn count_drafts(&self, slot: usize, drafted: u32, accepted: u32) {
+        for (count, more) in self.slots[slot].drafts.iter().zip([drafted, accepted]) {
+            count.fetch_add(more, Ordering::Relaxed);
+        }
+    }
+
+    /// Host: tokens of a slot's request that were drafted, and those of them that were right.
+    pub fn drafts(&self, slot: usize) -> [u32; 2] {
+        [0, 1].map(|i| self.slots[slot].drafts[i].load(Ordering::Relaxed))
     }
 
     /// Device: gives the slot back.

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use kie_core::request::{EngineConfig, Prompt, SamplingParams};
+use kie_core::request::{EngineConfig, Prediction, Prompt, SamplingParams, Speculate};
 use kie_core::Error;
 use pyo3::exceptions::{PyOverflowError, PyRecursionError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -18,6 +18,8 @@ pub const IDS_MAX: usize = 1 << 24;
 /// Messages, and stop strings, that are looked at before there are too many.
 const MESSAGES_MAX: usize = 1 << 20;
 const STRINGS_MAX: usize = 1 << 10;
+/// Most tokens of a prediction.
+const PREDICTION_MAX: usize = 1 << 20;
 
 /// Items between two looks at signals.
 const SIGNALS_EVERY: usize = 1 << 12;
@@ -255,9 +257,35 @@ fn set(
         "logprobs" => params.logprobs = integer(name, value)?,
         "logit_bias" => params.logit_bias = bias(py, value)?,
         "timeout" => params.timeout = number(name, value)?,
+        "speculate" => params.speculate = speculate(value)?,
+        "prediction" => params.prediction = prediction(value)?,
         unknown => return Err(unexpected(unknown)),
     }
     Ok(())
+}
+
+/// Where drafts come from.
+fn speculate(value: &Bound<'_, PyAny>) -> PyResult<Option<Speculate>> {
+    if value.is_none() {
+        return Ok(None);
+    }
+    match text(value, "speculate")?.as_str() {
+        "lookup" => Ok(Some(Speculate::Lookup)),
+        other => {
+            Err(invalid(value.py(), format!("speculate must be \"lookup\" or None, got {other:?}")))
+        }
+    }
+}
+
+/// Text or ids that are expected.
+fn prediction(value: &Bound<'_, PyAny>) -> PyResult<Option<Prediction>> {
+    if value.is_none() {
+        return Ok(None);
+    }
+    if value.is_instance_of::<PyString>() {
+        return Ok(Some(Prediction::Text(value.extract()?)));
+    }
+    Ok(Some(Prediction::Ids(ids(value, "prediction", PREDICTION_MAX)?)))
 }
 
 /// A count or `None`.

@@ -260,6 +260,8 @@ numbers! {
         predicted_ms: f64,
         predicted_per_second: f64,
         cache_n: usize,
+        draft_n: usize,
+        draft_n_accepted: usize,
         queue_ms: f64,
         ttft_ms: f64,
         itl_p50_us: f64,

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{json, Value};
 
 /// Parameters that the engine's messages begin with.
-const PARAMS: [&str; 14] = [
+const PARAMS: [&str; 16] = [
     "max_tokens",
     "temperature",
     "top_p",
@@ -23,6 +23,8 @@ const PARAMS: [&str; 14] = [
     "logprobs",
     "logit_bias",
     "timeout",
+    "speculate",
+    "prediction",
 ];
 
 /// Why a request has no answer.

@@ -2,11 +2,11 @@
 //!
 //! Ranges are the engine's to check: its message begins with the parameter's name.
 
-use kie_core::request::SamplingParams;
+use kie_core::request::{Prediction, SamplingParams, Speculate};
 use serde_json::Value;
 
 use crate::errors::ApiError;
-use crate::request::{wanted_but, Fields};
+use crate::request::{ids_of, wanted_but, Fields};
 
 /// Largest `logit_bias`, in entries.
 const BIAS_MAX: usize = 1024;
@@ -36,6 +36,8 @@ pub(crate) fn take(fields: &mut Fields) -> Result<SamplingParams, ApiError> {
         seed: Some(fields.bits("seed")?.unwrap_or_else(drawn_seed)),
         logit_bias: bias(fields)?,
         timeout: fields.number("timeout")?,
+        speculate: speculate(fields)?,
+        prediction: prediction(fields)?,
         max_tokens: None,
         logprobs: None,
     })
@@ -70,6 +72,43 @@ fn drawn_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     // The standard library keys its hash maps from the system's random numbers.
     std::hash::RandomState::new().build_hasher().finish() % DRAWN_SEEDS
+}
+
+fn speculate(fields: &mut Fields) -> Result<Option<Speculate>, ApiError> {
+    let name = "speculate";
+    match fields.take(name) {
+        None => Ok(None),
+        Some(Value::String(from)) if from == "lookup" => Ok(Some(Speculate::Lookup)),
+        Some(other) => Err(wanted_but(name, "\"lookup\"", &other)),
+    }
+}
+
+/// OpenAI's `{"type": "content", "content": ...}`, or the content alone: text, parts of text, or
+/// token ids.
+fn prediction(fields: &mut Fields) -> Result<Option<Prediction>, ApiError> {
+    let name = "prediction";
+    let Some(given) = fields.take(name) else { return Ok(None) };
+    let content = match &given {
+        Value::Object(object) if given["type"] == "content" && object.len() == 2 => {
+            &given["content"]
+        }
+        other => other,
+    };
+    match content {
+        Value::String(text) => return Ok(Some(Prediction::Text(text.clone()))),
+        Value::Array(parts) => {
+            if let Some(ids) = ids_of(content) {
+                return Ok(Some(Prediction::Ids(ids)));
+            }
+            let texts =
+                parts.iter().map(|part| part["text"].as_str().filter(|_| part["type"] == "text"));
+            if let Some(texts) = texts.collect::<Option<Vec<&str>>>() {
+                return Ok(Some(Prediction::Text(texts.concat())));
+            }
+        }
+        _ => {}
+    }
+    Err(wanted_but(name, "{\"type\": \"content\", \"content\": text}", &given))
 }
 
 fn bias(fields: &mut Fields) -> Result<Vec<(u32, f64)>, ApiError> {

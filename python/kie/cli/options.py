@@ -72,6 +72,9 @@ def sampling(parser: ArgumentParser) -> None:
         "--logit-bias", type=biased, action="append", default=[], metavar="ID=X", help="repeatable"
     )
     parser.add_argument("--timeout", type=float, metavar="S", help="seconds after which it ends")
+    parser.add_argument(
+        "--speculate", choices=["lookup"], help="steps check drafts: the same tokens sooner"
+    )
 
 
 def biased(text: str) -> tuple[int, float]:
@@ -95,6 +98,7 @@ SAMPLING = (
     "min_tokens",
     "logprobs",
     "timeout",
+    "speculate",
 )
 
 

@@ -367,7 +367,12 @@ pub fn open(setup: &Setup) -> (Engine, Arc<Knobs>) {
         buffers,
         dims,
         tokenizer: setup.tokenizer.clone().unwrap_or_else(|| tokenizer(setup.template)),
-        limits: Limits { vocab: VOCAB, context: setup.context as usize, generation },
+        limits: Limits {
+            vocab: VOCAB,
+            context: setup.context as usize,
+            generation,
+            refuses_drafts: Some("it is not real"),
+        },
         prefix_cache: true,
         exact: setup.exact,
         max_queue: setup.queue,

@@ -18,6 +18,10 @@ pub struct SlotParams {
     pub stop_ids: u32,
     /// Entries in the slot's logit bias.
     pub bias: u32,
+    /// Not 0: steps may check drafts of tokens, for the same tokens sooner.
+    pub drafts: u32,
+    /// Tokens behind the prompt's in the slot's that the caller expects to be generated.
+    pub prediction: u32,
     /// How tokens are chosen.
     pub sampling: Sampling,
 }

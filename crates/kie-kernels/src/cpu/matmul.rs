@@ -112,11 +112,7 @@ impl Decode<'_> {
             let left = self.n - c;
             // SAFETY: the columns c.. exist; the caller's promise otherwise.
             c += unsafe {
-                if left >= 8 && V::REGISTERS == 32 {
-                    self.tile::<V, W, 2, 8>(r, c);
-                    self.tile::<V, W, 2, 8>(r + 2, c);
-                    8
-                } else if left >= 4 && V::REGISTERS == 32 {
+                if left >= 4 && V::REGISTERS == 32 {
                     self.tile::<V, W, 4, 4>(r, c);
                     4
                 } else if left >= 2 && V::REGISTERS >= 16 {

@@ -13,6 +13,7 @@ mod codes;
 mod delta;
 pub mod digits;
 mod experts;
+mod lookup;
 #[cfg(test)]
 mod loomed;
 pub mod matmul;
@@ -127,6 +128,11 @@ impl Device for Cpu {
         let (name, part, free_bytes) =
             (self.name.clone(), "all ranks".to_owned(), crate::limits::memory().1);
         Ok(vec![Footprint { name, part, weight_bytes, kv_bytes, scratch_bytes, free_bytes }])
+    }
+
+    fn refuses_drafts(&self, program: &ValidProgram) -> Option<&'static str> {
+        let recurrent = program.program().groups.iter().any(PageGroup::is_recurrent);
+        recurrent.then_some("its recurrent state cannot go back to the last token that was right")
     }
 
     fn start(

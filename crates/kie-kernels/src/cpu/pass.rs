@@ -167,12 +167,17 @@ fn bytes(program: &Program, most: &Largest, experts: &LargestExperts) -> u64 {
     let numbers = numbers + u64::from(d.lanes) * (most.raw + 2 * most.input) as u64;
     let kept = |g: &PageGroup| 4 * working(g, d) as u64;
     let pages = program.groups.iter().map(|g| g.page_bytes() * u64::from(g.pages) + kept(g));
-    let logits = u64::from(d.slots) * u64::from(d.vocab);
+    let logits = decode_rows(d) as u64 * u64::from(d.vocab);
     let experts = experts.bytes(d.columns as usize, program.blocks as usize);
     let digits = Digits::bytes(DECODE_COLUMNS, most.input.max((d.lanes * d.hidden) as usize));
     let members = u64::from(program.blocks)
         * (digits + 4 * DECODE_COLUMNS * most.rank + Panels::BYTES) as u64;
     4 * (numbers * columns + logits) + pages.sum::<u64>() + experts + members
+}
+
+/// Rows of decoding sequences and of their drafts in a pass, at most.
+pub(super) fn decode_rows(dims: &Dims) -> usize {
+    (dims.slots as usize).max(DECODE_COLUMNS).min(dims.columns as usize)
 }
 
 /// Numbers of the recurrent states that sequences go on with: two of each slot.
@@ -254,7 +259,7 @@ impl Pass {
             angles: Vec::new(),
             constants: Vec::new(),
             factors: Field::new(2 * columns),
-            logits: Field::new(d.slots as usize * d.vocab as usize),
+            logits: Field::new(decode_rows(&d) * d.vocab as usize),
             wanted: Vec::with_capacity(columns),
             members: Field::of((0..program.blocks).map(|_| member()).collect()),
             digits: Field::of((0..program.blocks).map(|_| digits()).collect()),

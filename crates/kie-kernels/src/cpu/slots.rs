@@ -1,7 +1,7 @@
 //! The CPU's control plane: which columns the next pass has, and what its tokens do to the slots.
 //!
-//! A pass takes every decoding slot as one column and fills the rest with prompt positions, oldest
-//! request first. A slot whose pages end waits for more. What a column computes does not depend on
+//! A pass takes every decoding slot as one column, puts drafts of what follows behind some, and fills
+//! the rest with prompt positions, oldest request first. A slot whose pages end waits for more. What a column computes does not depend on
 //! the others, so neither the chunking of a prompt nor the neighbours change a request's bits.
 //!
 //! A pass that takes long is given up when the caller of one of its requests is gone: no slot moves
@@ -12,13 +12,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::pass::{Column, Pass, Path};
+use super::lookup::{Lookup, DRAFT_MAX};
+use super::pass::{decode_rows, Column, Pass, Path};
 use super::team::Team;
 use super::watch::Watch;
 use crate::abi::{Command, CommandKind, Record, SlotEnd, MAX_ALTERNATIVES};
 use crate::device::{Gone, Running};
 use crate::error::Result;
-use crate::mailbox::Mailbox;
+use crate::mailbox::{Mailbox, SlotMemory};
 use crate::sample::{sample, top_logprobs, Choice, Scratch, SEEN_IN_PROMPT};
 
 /// Fewest prompt columns of a pass beside decoding requests, however tight the latency bound.
@@ -52,7 +53,26 @@ struct Slot {
     /// Output count and prompt flag of every token, kept only where penalties ask for it.
     counts: Vec<u32>,
     penalised: bool,
+    /// Prompt and output, kept only where steps may check drafts.
+    text: Vec<u32>,
+    lookup: Lookup,
     scratch: Scratch,
+}
+
+impl Slot {
+    /// Writes what may follow the last token, as far as there is room for it, and says how many.
+    fn draft(&mut self, memory: &SlotMemory, spare: usize, out: &mut [u32]) -> usize {
+        let params = &memory.params;
+        if params.drafts == 0 {
+            return 0;
+        }
+        // The last of a step's tokens is chosen behind its last draft.
+        let left = (params.max_new as usize - self.made).min(self.granted - self.next);
+        let most = self.lookup.reach().min(left - 1).min(spare);
+        let (prompt, prediction) = (params.prompt as usize, params.prediction as usize);
+        let prediction = &memory.tokens[prompt..][..prediction];
+        self.lookup.draft(&self.text, prompt, prediction, &mut out[..most])
+    }
 }
 
 /// A program at work on the CPU.
@@ -89,6 +109,8 @@ impl Slots {
             since: 0,
             counts: vec![0; vocab],
             penalised: false,
+            text: Vec::with_capacity(dims.max_positions as usize),
+            lookup: Lookup::new(),
             scratch: Scratch::new(vocab),
         };
         Self {
@@ -144,6 +166,11 @@ impl Slots {
                 slot.counts[*token as usize] = SEEN_IN_PROMPT;
             }
         }
+        slot.text.clear();
+        if memory.params.drafts != 0 {
+            slot.text.extend_from_slice(&memory.tokens[..memory.params.prompt as usize]);
+            slot.lookup = Lookup::new();
+        }
     }
 
     fn finish(&mut self, index: usize, end: SlotEnd) {
@@ -162,15 +189,27 @@ impl Slots {
         }
     }
 
-    /// Fills `columns`; decoding ones first.
+    /// Fills `columns`; decoding ones first, each with its drafts behind it.
     fn gather(&mut self) {
         self.columns.clear();
-        for (index, slot) in self.slots.iter().enumerate() {
-            if slot.state == State::Decode && slot.next < slot.granted {
-                let token = self.mailbox.record(index, slot.made as u32 - 1, 0, &mut []).token;
-                let position = slot.next;
-                let path = Path::Decode;
-                self.columns.push(Column { slot: index, position, token, path, wanted: true });
+        let decodes = |slot: &Slot| slot.state == State::Decode && slot.next < slot.granted;
+        let decoding = self.slots.iter().filter(|slot| decodes(slot)).count();
+        let mut spare = decode_rows(self.pass.dims()) - decoding;
+        for index in 0..self.slots.len() {
+            let slot = &mut self.slots[index];
+            if !decodes(slot) {
+                continue;
+            }
+            let mut tokens = [0; 1 + DRAFT_MAX];
+            tokens[0] = self.mailbox.record(index, slot.made as u32 - 1, 0, &mut []).token;
+            // SAFETY: the slot runs, so the device owns it.
+            let memory = unsafe { self.mailbox.slot_of_device(index) };
+            let drafted = slot.draft(memory, spare, &mut tokens[1..]);
+            spare -= drafted;
+            for (at, token) in tokens[..=drafted].iter().enumerate() {
+                let (position, path) = (slot.next + at, Path::Decode);
+                let column = Column { slot: index, position, token: *token, path, wanted: true };
+                self.columns.push(column);
             }
         }
         let mut room = self.chunk(self.columns.len());
@@ -199,21 +238,48 @@ impl Slots {
     /// What the columns' slots do after the pass.
     fn advance(&mut self) {
         let now = crate::host::now_ns();
-        let mut row = 0;
-        for at in 0..self.columns.len() {
+        let (mut at, mut row) = (0, 0);
+        while at < self.columns.len() {
             let column = self.columns[at];
             let slot = &mut self.slots[column.slot];
             slot.next = column.position + 1;
+            at += 1;
             if column.wanted {
                 slot.state = State::Decode;
-                self.token(column, row, now);
-                row += 1;
+                let drafts = self.columns[at..].iter();
+                let drafted = drafts
+                    .take_while(|c| c.slot == column.slot && column.path == Path::Decode)
+                    .count();
+                self.tokens(at - 1..at + drafted, row, now);
+                at += drafted;
+                row += 1 + drafted;
             }
         }
     }
 
-    /// Chooses and publishes the token that follows `column`.
-    fn token(&mut self, column: Column, row: usize, now: u64) {
+    /// Chooses the token that follows the first of these columns, of one slot, and those behind its
+    /// drafts for as long as each draft is what was chosen.
+    fn tokens(&mut self, columns: Range<usize>, row: usize, now: u64) {
+        let (index, drafted) = (self.columns[columns.start].slot, columns.len() - 1);
+        let mut chosen = self.token(self.columns[columns.start], row, now);
+        let mut accepted = 0;
+        while accepted < drafted {
+            let draft = self.columns[columns.start + 1 + accepted];
+            if self.slots[index].state != State::Decode || chosen != Some(draft.token) {
+                break;
+            }
+            accepted += 1;
+            self.slots[index].next = draft.position + 1;
+            chosen = self.token(draft, row + accepted, now);
+        }
+        if drafted > 0 {
+            self.slots[index].lookup.saw(drafted, accepted);
+            self.mailbox.count_drafts(index, drafted as u32, accepted as u32);
+        }
+    }
+
+    /// Chooses and publishes the token that follows `column`; none where logits are not finite.
+    fn token(&mut self, column: Column, row: usize, now: u64) -> Option<u32> {
         // SAFETY: the slot runs, so the device owns it.
         let memory = unsafe { self.mailbox.slot_of_device(column.slot) };
         let slot = &mut self.slots[column.slot];
@@ -227,10 +293,14 @@ impl Slots {
         let choice: Choice =
             sample(logits, &params.sampling, bias, counts, banned, position, &mut slot.scratch);
         if choice.bad {
-            return self.finish(column.slot, SlotEnd::NotFinite);
+            self.finish(column.slot, SlotEnd::NotFinite);
+            return None;
         }
         if slot.penalised {
             slot.counts[choice.id as usize] += 1;
+        }
+        if params.drafts != 0 {
+            slot.text.push(choice.id);
         }
         let mut alternatives = [(0, 0.0); MAX_ALTERNATIVES];
         let alternatives = &mut alternatives[..params.sampling.logprobs.saturating_sub(1) as usize];
@@ -252,6 +322,7 @@ impl Slots {
         } else if slot.made == params.max_new as usize || full {
             self.finish(column.slot, SlotEnd::Length);
         }
+        Some(choice.id)
     }
 
     /// Runs some positions and leaves their logits in the mailbox.

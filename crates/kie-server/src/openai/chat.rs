@@ -22,15 +22,7 @@ use crate::tools::{Call, Part as Piece, Tools};
 use crate::{messages, sampling, sse};
 
 /// Fields that change the answer and have nothing behind them yet.
-const REFUSED: [&str; 7] = [
-    "functions",
-    "function_call",
-    "structured_outputs",
-    "grammar",
-    "speculate",
-    "prediction",
-    "audio",
-];
+const REFUSED: [&str; 5] = ["functions", "function_call", "structured_outputs", "grammar", "audio"];
 
 /// A request that may be submitted, and how its answer is to be read.
 struct Asked {

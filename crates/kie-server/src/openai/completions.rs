@@ -21,8 +21,7 @@ use crate::{sampling, sse};
 
 const FIELD: &str = "prompt";
 /// Fields that change the answer and have nothing behind them yet.
-const REFUSED: [&str; 6] =
-    ["suffix", "response_format", "structured_outputs", "grammar", "speculate", "prediction"];
+const REFUSED: [&str; 4] = ["suffix", "response_format", "structured_outputs", "grammar"];
 
 /// The handler.
 pub(crate) async fn create(

@@ -123,6 +123,8 @@ pub(crate) fn timings(t: &Timings) -> Value {
         "predicted_ms": t.predicted_ms,
         "predicted_per_second": t.predicted_per_second,
         "cache_n": t.cache_n,
+        "draft_n": t.draft_n,
+        "draft_n_accepted": t.draft_n_accepted,
         "queue_ms": t.queue_ms,
         "ttft_ms": t.ttft_ms,
         "itl_p50_us": t.itl_p50_us,

@@ -15,7 +15,7 @@ use crate::sampling;
 use crate::tools::{choice, function_type, list, Choice, Tools};
 
 /// Fields that change the answer and have nothing behind them.
-const REFUSED: [&str; 9] = [
+const REFUSED: [&str; 7] = [
     "previous_response_id",
     "conversation",
     "prompt",
@@ -23,8 +23,6 @@ const REFUSED: [&str; 9] = [
     "moderation",
     "structured_outputs",
     "grammar",
-    "speculate",
-    "prediction",
 ];
 
 /// A request that may be submitted.
