@@ -15,6 +15,7 @@
 #include "ops/attend_combine.h"
 #include "ops/attend_exact.h"
 #include "ops/attend_ring.h"
+#include "ops/delta.h"
 #include "ops/experts.h"
 #include "ops/filter.h"
 #include "ops/gather.h"
@@ -158,7 +159,24 @@ KIE_DEVICE void decode_attention(Ring& ring, Watch& watch, const DecodeArgs& arg
     }
     stamp(b, 3);
 }
-// The same over latents.
+// A delta rule in its place.
+template <class C>
+KIE_DEVICE void decode_delta(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b,
+                             int layer) {
+    {
+        Prefetched<typename C::TilingQkv> prefetched;
+        prefetch_weights<typename C::TilingQkv>(ring, prefetched);
+        vector_free<typename C::TilingDown>();
+        Squares squares =
+            gather_normed(watch, args, b, hidden_slot(args, 1, layer - 1, b.lane_index), layer == 0,
+                          norm_row(b, layer, 0), b.seqno - 1, layer << 4);
+        stamp(b, 0);
+        step_delta_in<C>(ring, args, b, layer, prefetched, squares);
+    }
+    step_delta<C>(watch, args, b, layer);
+    stamp(b, 3);
+}
+// Attention over latents.
 template <class C>
 KIE_DEVICE void decode_latents(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b,
                                int layer) {
@@ -183,6 +201,8 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
     others_o.ask_early(args, b, of_o);
     if constexpr (C::kLatent)
         decode_latents<C>(ring, watch, args, b, layer);
+    else if constexpr (C::kDelta)
+        decode_delta<C>(ring, watch, args, b, layer);
     else
         decode_attention<C>(ring, watch, args, b, layer);
     if (layer == 0) KIE_UNROLL for (int i = 0; i < C::TilingO::items; ++i) unpack_first(own.v[i]);
@@ -198,6 +218,8 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
         adjust.ask(args, b, layer);
         if constexpr (C::kLatent)
             gather_values<C>(watch, args, b, layer);
+        else if constexpr (C::kDelta)
+            gather_delta<C>(watch, args, b, layer);
         else
             gather_attention<C>(watch, args, b, layer);
         step_residual<typename C::TilingO>(
@@ -232,7 +254,7 @@ struct Rotate {
     u32 step;
     template <class C>
     KIE_DEVICE void operator()(C) const {
-        if constexpr (!C::kLatent) rotations<C>(args, b, step);
+        if constexpr (!C::kLatent && !C::kDelta) rotations<C>(args, b, step);
     }
 };
 KIE_DEVICE void decode_step(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b) {

@@ -27,17 +27,21 @@ KIE_DEVICE int first_page(const PageSpan& s, int split, int shift) {
 struct Pages {
     int layer, kv_index, column;
 };
-template <class C>
-KIE_DEVICE u8* page_at(const DecodeArgs& args, const u8* shared, const Pages& at, int page) {
-    const Layer& layer = ((const Layer*)(shared + kShLayers))[at.layer];
+// The layer's part of a column's page.
+KIE_DEVICE u8* layer_page(const DecodeArgs& args, const u8* shared, int layer_index, int column,
+                          int page) {
+    const Layer& layer = ((const Layer*)(shared + kShLayers))[layer_index];
     const u32 entry = layer.pool * kPagesMax + page;
     u32 physical;
     if (kTableShared)
-        physical = ((const u32*)(shared + kShTable))[at.column * (kPools * kPagesMax) + entry];
+        physical = ((const u32*)(shared + kShTable))[column * (kPools * kPagesMax) + entry];
     else
-        physical = args.pages[(u64)args.column[at.column].row * (kPools * kPagesMax) + entry];
-    return args.pools[layer.pool] + (u64)physical * args.page_bytes[layer.pool] + layer.page_at +
-           at.kv_index * (2 * C::kPageHalf);
+        physical = args.pages[(u64)args.column[column].row * (kPools * kPagesMax) + entry];
+    return args.pools[layer.pool] + (u64)physical * args.page_bytes[layer.pool] + layer.page_at;
+}
+template <class C>
+KIE_DEVICE u8* page_at(const DecodeArgs& args, const u8* shared, const Pages& at, int page) {
+    return layer_page(args, shared, at.layer, at.column, page) + at.kv_index * (2 * C::kPageHalf);
 }
 
 // Before the page of the position at hand is read while its key and value are put there: readers

@@ -78,12 +78,11 @@ struct FeedPages {
     u32 step;
     template <class C>
     KIE_DEVICE bool operator()(C) const {
-        if constexpr (C::kLatent) {
-            return true;  // those come by loads
-        } else {
-            const int layer = (int)segment.layer;
-            return feed_pages<C>(f, shared, layer, step);
-        }
+        // Those of latents come by loads, a delta rule has none.
+        if constexpr (C::kLatent || C::kDelta)
+            return true;
+        else
+            return feed_pages<C>(f, shared, (int)segment.layer, step);
     }
 };
 // Waits for a choice; false where the kernel ends. One that is not made in time is an expired wait

@@ -23,6 +23,7 @@ const SOME: &[(&str, usize, u32)] = &[
     ("own_llama_fp8_tied", 1, 11),
     ("own_gpt_oss", 1, 8),
     ("own_olmoe", 1, 5),
+    ("own_qwen3_next", 2, 5),
     ("qwen3_moe", 2, 5),
     ("laneformer_d2_noearly_vp_lanescale", 2, 6),
     ("own_deepseek_v3", 1, 5),

@@ -175,7 +175,8 @@ fn choices_with_halves_are_those_of_exact_numbers_but_for_near_ties() {
 /// of their log-probabilities, alone and beside others.
 #[test]
 fn a_sequence_goes_on_with_its_bits_from_any_position() {
-    let all = [("own_gpt_oss", 32), ("own_olmoe", 64), ("own_deepseek_v3", 64)];
+    let all =
+        [("own_gpt_oss", 32), ("own_olmoe", 64), ("own_deepseek_v3", 64), ("own_qwen3_next", 32)];
     two_at_a_time(all.into(), |(name, warp)| {
         let engine = open_simulated(&fixture(name), warp);
         let golden = &goldens(&fixture(name), "")[1];

@@ -124,6 +124,13 @@ const TRUE: &[Case] = &[
         prompts: &[6, 3],
         ..SHORT
     },
+    Case {
+        what: "delta rules of two ranks, gated attention",
+        fixture: "own_qwen3_next",
+        machine: "ranks=2,blocks=2",
+        prompts: &[6, 3],
+        ..SHORT
+    },
     Case { what: "a prompt's slices", ..SLICED },
     Case { what: "a short prompt's slices", prompts: &[70], wide: true, ..SLICED },
     Case { what: "a prompt's slices by groups, norms of heads", ..GROUPED },

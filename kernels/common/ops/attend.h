@@ -11,6 +11,7 @@
 #include "block.h"
 #include "exchange.h"
 #include "lowered.h"
+#include "ops/gather.h"
 #include "pages.h"
 #include "platform.h"
 #include "shape.h"
@@ -168,7 +169,7 @@ KIE_DEVICE void norm_head(const DecodeArgs& args, const u8* shared, const Attend
         row = is_key ? C::kHeads + at.kv_head : at.kv_head * C::kGroup + head;
     const u32* weights = args.head_norms +
                          ((const Layer*)(shared + kShLayers))[at.layer].head_norms +
-                         row * C::kHalfHead;
+                         row * (kParts * C::kHalfHead);
     float v[kEach][2], sum = 0;
     KIE_UNROLL for (int i = 0; i < kEach; ++i) {
         const int n = i * kTeam + my;
@@ -191,7 +192,7 @@ KIE_DEVICE void norm_head(const DecodeArgs& args, const u8* shared, const Attend
         const int n = i * kTeam + my;
         if (n >= C::kHalfHead) continue;
         float n0, n1;
-        unpack_half2(weights[n], n0, n1);
+        norm_weights(weights, C::kHalfHead, n, n0, n1);
         const float* r = args.rope + C::kRope + ((long)position * C::kHalfHead + n) * 2;
         const float a = v[i][0] * scale * n0, b = v[i][1] * scale * n1;
         x[n] = pack_pair<Pair>((a * r[0] - b * r[1]) * keep, (a * r[1] + b * r[0]) * keep);

@@ -22,6 +22,20 @@ KIE_DEVICE float sink_of(const DecodeArgs& args, const u8* shared, int layer, in
     else
         return 0;
 }
+// A word of attention's output times the sigmoid of its gates, which travel behind q, k and v; of
+// models of one lane.
+template <class C>
+KIE_DEVICE void gate_output(Watch& watch, int layer, int column, int word, u32 seqno, float& x0,
+                            float& x1) {
+    if constexpr (C::kGated) {
+        const u64* from = watch.args.ll_words + kAtQkv + buffer_of(layer, 0) * kVecQ +
+                          (long)column * C::kWordsQ + C::kAtGates + word;
+        float g0, g1;
+        numbers_of(take_halves(watch, from, C::kWordsQ, seqno, layer << 4 | 1), g0, g1);
+        x0 *= reciprocal_f(1.0f + exp2_f(-1.44269504f * g0));
+        x1 *= reciprocal_f(1.0f + exp2_f(-1.44269504f * g1));
+    }
+}
 // The combined output of up to 32 neighbouring words a warp pass: a lane takes one word (two
 // features of a head) of some of the splits, lanes that share a word add up at the end, in a fixed
 // order. `kCount`: words this warp takes, from `first` of the column's kAttn / 2; `kMost`:
@@ -89,8 +103,10 @@ KIE_DEVICE void combine_partials(Watch& watch, const DecodeArgs& args, const u8*
                 x0 += shuffle_xor(x0, k), x1 += shuffle_xor(x1, k);
             if (C::kSinks) total += exp2_f(sink[c] - top);
             total = reciprocal_f(total);
-            const u32 both = pack_half2(x0 * total, x1 * total);
+            x0 *= total, x1 *= total;
             if (group == 0) {
+                gate_output<C>(watch, layer, column, word_of(c), seqno, x0, x1);
+                const u32 both = pack_half2(x0, x1);
                 if (out)
                     publish(out + word_of(c), both, seqno);
                 else
@@ -175,7 +191,9 @@ KIE_DEVICE void combine_one(Watch& watch, const u64* partials, int word, int col
     }
     if (C::kSinks) total[0] += exp2_f(sink - top);
     const float inverse = reciprocal_f(total[0]);
-    publish(out, C::kWordsA, halves_of(x0[0] * inverse, x1[0] * inverse), seqno);
+    float y0 = x0[0] * inverse, y1 = x1[0] * inverse;
+    gate_output<C>(watch, (int)(where >> 4), column, word, seqno, y0, y1);
+    publish(out, C::kWordsA, halves_of(y0, y1), seqno);
 }
 // This block's share.
 template <class C>

@@ -14,8 +14,8 @@
 
 // A warp's share of the words of all live columns' vectors (ops/parts.h), `kCount` of each from
 // `base` on, into halves in shared memory (`x`; vectors `x_stride` words apart), multiplied by a
-// norm's weights on the way. `words`: of one column. Adds this lane's part of each column's sum of
-// squares to `squares`. Several vectors are in flight at once.
+// norm's weights (kHidden / 2 words a part) on the way. `words`: of one column. Adds this lane's
+// part of each column's sum of squares to `squares`. Several vectors are in flight at once.
 constexpr int kFlight = 8;  // loads of a lane
 template <int kCount, bool kNorm>
 KIE_DEVICE void gather(Watch& w, const u64* base, int words, u32 seqno, u32 where, int live,
@@ -30,10 +30,11 @@ KIE_DEVICE void gather(Watch& w, const u64* base, int words, u32 seqno, u32 wher
     static_assert(kVectors % kAtOnce == 0 && kAtOnce % kParts == 0, "vectors in groups");
     const int mine = 2 * (int)lane();
     const auto has = [&](int i) { return kCount % 64 == 0 || 64 * i + mine < kCount; };
-    u64 scale[kPairs];  // asked for before the wait, not after it
-    if (kNorm)
-        KIE_UNROLL for (int i = 0; i < kPairs; ++i) scale[i] =
-            has(i) ? *(const u64*)(norm + 64 * i + mine) : 0;
+    u64 scale[kPairs][kParts];  // asked for before the wait, not after it
+    if (kNorm) KIE_UNROLL for (int i = 0; i < kPairs; ++i) {
+            KIE_UNROLL for (int part = 0; part < kParts; ++part) scale[i][part] =
+                has(i) ? *(const u64*)(norm + part * (kHidden / 2) + 64 * i + mine) : 0;
+        }
     // Blocks watch different words, since one line serves few readers at a time.
     if (kPollMode == 1)
         await_one(w, base + block() * 10 % kCount, seqno, where, kPollDelayNs);
@@ -82,8 +83,11 @@ KIE_DEVICE void gather(Watch& w, const u64* base, int words, u32 seqno, u32 wher
                     float v0, v1, v2, v3, n0, n1, n2, n3;
                     numbers_of(p0, v0, v1), numbers_of(p1, v2, v3);
                     squares[(first + c) / kParts] += v0 * v0 + v1 * v1 + v2 * v2 + v3 * v3;
-                    unpack_half2((u32)scale[i], n0, n1),
-                        unpack_half2((u32)(scale[i] >> 32), n2, n3);
+                    Halves s0, s1;
+                    KIE_UNROLL for (int part = 0; part < kParts; ++part)
+                        s0.v[part] = (u32)scale[i][part],
+                        s1.v[part] = (u32)(scale[i][part] >> 32);
+                    numbers_of(s0, n0, n1), numbers_of(s1, n2, n3);
                     p0 = halves_of(v0 * n0, v1 * n1), p1 = halves_of(v2 * n2, v3 * n3);
                 }
                 KIE_UNROLL for (int part = 0; part < kParts; ++part) *
@@ -133,6 +137,12 @@ KIE_DEVICE u32 norm_row(const Block& b, int layer, int kind) {
     const Layer& l = layer_of(b, layer);
     return l.norm[kind] + (kLanesAll > 1 && (l.norm_lanes >> kind & 1) != 0 ? b.lane_all : 0);
 }
+// Two weights of a norm, whose row has `words` words a part.
+KIE_DEVICE void norm_weights(const u32* row, int words, int at, float& n0, float& n1) {
+    Halves h;
+    KIE_UNROLL for (int part = 0; part < kParts; ++part) h.v[part] = row[part * words + at];
+    numbers_of(h, n0, n1);
+}
 // This warp's share of a normed vector into shared memory: words, or the embedding of the tokens.
 struct Squares {
     float v[kColumns];
@@ -141,7 +151,7 @@ KIE_DEVICE Squares gather_normed(Watch& watch, const DecodeArgs& args, const Blo
                                  const u64* from, bool embedded, u32 norm, u32 seqno, u32 where) {
     constexpr int kShare = kHidden / 2 / kWarps;
     const int warp = thread() / kTeam;
-    const u32* weights = args.norms + (long)norm * (kHidden / 2) + warp * kShare;
+    const u32* weights = args.norms + (long)norm * (kParts * kHidden / 2) + warp * kShare;
     Squares squares;
     KIE_UNROLL for (int c = 0; c < kColumns; ++c) squares.v[c] = 0;
     u32* x = (u32*)(b.shared + kShXa) + warp * kShare;
@@ -157,7 +167,7 @@ KIE_DEVICE Squares gather_normed(Watch& watch, const DecodeArgs& args, const Blo
             const int at = kTeam * i + lane();
             if (at >= kShare) continue;
             float v0, v1, n0, n1;
-            unpack_half2(e[at], v0, v1), unpack_half2(weights[at], n0, n1);
+            unpack_half2(e[at], v0, v1), norm_weights(weights, kHidden / 2, at, n0, n1);
             if (kResidualScaled) v0 *= kResidualScale, v1 *= kResidualScale;
             squares.v[c] += v0 * v0 + v1 * v1;
             put_halves(x, c, kStrideA, at, halves_of(v0 * n0, v1 * n1));

@@ -58,7 +58,8 @@ KIE_DEVICE void gather_lanes(Watch& watch, const DecodeArgs& args, const Block& 
                     take_halves(watch, words_of(l, c) + i, kWordsH, seqno, of_rank(l) | 0xffe), v0,
                     v1);
                 const int row = kFinalNorm + (kFinalNormLanes > 1 && kHeadMode != kHeadSum ? l : 0);
-                unpack_half2(args.norms[(long)row * (kHidden / 2) + warp * kShare + i], n0, n1);
+                norm_weights(args.norms + (long)row * (kParts * kHidden / 2), kHidden / 2,
+                             warp * kShare + i, n0, n1);
                 const float scale = kHeadMode == kHeadSum ? 1 : set_scale(b, l, c);
                 v0 *= n0 * scale, v1 *= n1 * scale;
                 if (kHeadMode == kHeadConcat)

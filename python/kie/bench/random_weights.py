@@ -101,6 +101,23 @@ _GPT_OSS = {
         ],
     },
 }
+_QWEN3_NEXT = {
+    **_QWEN3_MOE,
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "rope_theta": 5000000.0,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+}
 
 
 _DEEPSEEK_V3 = {
@@ -175,6 +192,9 @@ SPECS: dict[str, dict[str, Any]] = {
     "llama-3.1-8b-few": _LLAMA | _sizes(4096, 4, (32, 8, 128), 14336, 32000),
     "llama-3.1-8b": _LLAMA | _sizes(4096, 32, (32, 8, 128), 14336, 128256),
     "qwen3-30b": _QWEN3_MOE | _sizes(2048, 48, (32, 4, 128), 6144, 151936),
+    "qwen3-coder-next": _QWEN3_NEXT | _sizes(2048, 48, (16, 2, 256), 5120, 151936),
+    # Few of its layers: three with a recurrent state, one with attention.
+    "qwen3-coder-next-few": _QWEN3_NEXT | _sizes(2048, 4, (16, 2, 256), 5120, 32000),
     "gpt-oss-120b": _GPT_OSS | _sizes(2880, 36, (64, 8, 64), 2880, 201088),
 }
 
@@ -230,6 +250,10 @@ SPECS["gpt-oss-20b-few"] = {
 SPECS["qwen3-30b-fp8"] = SPECS["qwen3-30b"] | {
     "quantization_config": _fp8(["lm_head", *(f"model.layers.{n}.mlp.gate" for n in range(48))])
 }
+# As it is published, down to what gates a recurrent state and has no whole blocks.
+_WHOLE = ("mlp.gate", "mlp.shared_expert_gate", "conv1d", "in_proj_ba", "A_log", "dt_bias")
+for _name in ("qwen3-coder-next", "qwen3-coder-next-few"):
+    SPECS[f"{_name}-fp8"] = SPECS[_name] | {"quantization_config": _fp8(["lm_head", *_WHOLE])}
 
 
 SPECS["deepseek-v3"] = _DEEPSEEK_V3 | {"quantization_config": _fp8(["lm_head", "mlp.gate."])}
@@ -323,15 +347,15 @@ def bytes_a_token(config: dict[str, Any]) -> float:
 def _mixture(config: dict[str, Any], layer: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of a layer's tensors beside those of dense models' attention."""
     hidden, (count, _) = config["hidden_size"], _chosen(config)
-    if config["model_type"] == "qwen3_moe":
-        inner = config["moe_intermediate_size"]
-        yield f"{layer}.self_attn.q_norm.weight", (config["head_dim"],)
-        yield f"{layer}.self_attn.k_norm.weight", (config["head_dim"],)
+    if config["model_type"] != "gpt_oss":
+        inner, shared = (config.get(f"{k}_intermediate_size") for k in ("moe", "shared_expert"))
+        experts = [(f"experts.{expert}", inner) for expert in range(count)]
+        experts += [("shared_expert", shared)] * (shared is not None)
+        if shared is not None:
+            yield f"{layer}.mlp.shared_expert_gate.weight", (1, hidden)
         yield f"{layer}.mlp.gate.weight", (count, hidden)
-        for expert in range(count):
-            for name in ("gate_proj", "up_proj"):
-                yield f"{layer}.mlp.experts.{expert}.{name}.weight", (inner, hidden)
-            yield f"{layer}.mlp.experts.{expert}.down_proj.weight", (hidden, inner)
+        for expert, width in experts:
+            yield from _gated(f"{layer}.mlp.{expert}", width, hidden)
         return
     inner, heads = config["intermediate_size"], config["num_attention_heads"]
     query, kv = heads * config["head_dim"], config["num_key_value_heads"] * config["head_dim"]
@@ -396,6 +420,23 @@ def _latents(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "lm_head.weight", (config["vocab_size"], hidden)
 
 
+def _recurrent(config: dict[str, Any], layer: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of a gated delta rule's tensors."""
+    hidden, taps = config["hidden_size"], config["linear_conv_kernel_dim"]
+    (keys, key), (values, value) = (
+        (config[f"linear_num_{kind}_heads"], config[f"linear_{kind}_head_dim"])
+        for kind in ("key", "value")
+    )
+    channels = 2 * keys * key + values * value
+    yield f"{layer}.in_proj_qkvz.weight", (channels + values * value, hidden)
+    yield f"{layer}.in_proj_ba.weight", (2 * values, hidden)
+    yield f"{layer}.conv1d.weight", (channels, 1, taps)
+    yield f"{layer}.A_log", (values,)
+    yield f"{layer}.dt_bias", (values,)
+    yield f"{layer}.norm.weight", (value,)
+    yield f"{layer}.out_proj.weight", (hidden, values * value)
+
+
 def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of a config's tensors."""
     if "kv_lora_rank" in config:
@@ -417,13 +458,21 @@ def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
         query, kv, ffn = query // lanes, kv // lanes, ffn // lanes
     shapes = [(query, hidden), (kv, hidden), (kv, hidden), (hidden, query)]
     shapes += [(ffn, hidden), (ffn, hidden), (hidden, ffn)]
-    is_mixture = _chosen(config)[0] > 1
+    is_mixture, every = _chosen(config)[0] > 1, config.get("full_attention_interval", 1)
     if is_mixture:
         names, shapes = names[:4], shapes[:4]
+    if every > 1:
+        shapes[0] = (2 * query, hidden)  # with gates of attention's output
     yield embedding, (vocab, hidden)
     for layer in range(config["num_hidden_layers"]):
-        for name, shape in zip(names, shapes, strict=True):
-            yield f"model.layers.{layer}.{name}.weight", (*lane, *shape)
+        if (layer + 1) % every != 0:
+            yield from _recurrent(config, f"model.layers.{layer}.linear_attn")
+        else:
+            for name, shape in zip(names, shapes, strict=True):
+                yield f"model.layers.{layer}.{name}.weight", (*lane, *shape)
+            if "qwen3" in config["model_type"]:
+                for name in ("q_norm", "k_norm"):
+                    yield f"model.layers.{layer}.self_attn.{name}.weight", (dim,)
         for name in norms:
             yield f"model.layers.{layer}.{name}.weight", (hidden,)
         if is_mixture:

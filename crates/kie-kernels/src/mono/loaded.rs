@@ -96,15 +96,15 @@ pub fn bytes(
         (u64::from(dims.vocab), u64::from(dims.slots), u64::from(partition.columns));
     let (row, layers) = (u64::from(partition.hidden) * 2, u64::from(model.layers()));
     let lines = partition.line_bytes(model) * u64::from(partition.blocks);
-    let packed =
-        lines + partition.bank_bytes(model) + vocab * row + u64::from(model.norm_rows()) * row;
+    let norms = u64::from(model.norm_rows() * model.parts) * row;
+    let packed = lines + partition.bank_bytes(model) + vocab * row + norms;
     let pools: u64 =
         (0..MOST_POOLS).map(|group| pool_bytes(program, model, partition, group)).sum();
     let of_layers = |of: &dyn Fn(&model::Class, &ClassPartition) -> u64| {
         let one = |l: &model::Layer| of(&model.classes[l.class], &partition.classes[l.class]);
         model.layer.iter().map(one).sum::<u64>()
     };
-    let head_norms = of_layers(&|c, p| 4 * u64::from(c.head_norm_words(p.head_dim)));
+    let head_norms = of_layers(&|c, p| 4 * u64::from(model.parts * c.head_norm_words(p.head_dim)));
     let bias = |c: &model::Class, p: &ClassPartition| {
         let rows = if c.bias { p.tiling(Matrix::Qkv).rows } else { 0 };
         4 * u64::from(rows) * u64::from(partition.blocks)
@@ -123,7 +123,9 @@ pub fn bytes(
     let records = writers * (RECORDS_BLOCK * RECORD_BYTES) as u64;
     let words = Exchange::new(model, partition, partition.columns).words * 8 + POISON_BYTES as u64;
     let prefill = plan.map_or(0, Plan::bytes);
-    let others = head_norms + biases + extras + rope + tables + lists + records + words + prefill;
+    let states = slots * segments::working_bytes(model, partition);
+    let others = head_norms + biases + extras + rope + tables + lists + records + words;
+    let others = others + prefill + states;
     [packed, pools, others + upload::most_bytes(packed).saturating_sub(pools + others)]
 }
 
@@ -144,6 +146,7 @@ pub struct Room {
     words: Memory,
     values: Memory,
     pools: [Memory; MOST_POOLS],
+    states: Memory,
 }
 
 impl Room {
@@ -172,6 +175,8 @@ impl Room {
             )?,
             values: m.alloc(partition.columns as usize * 2 * vocab * 4)?,
             pools: [pool(0)?, pool(1)?, pool(2)?, pool(3)?],
+            states: m
+                .alloc((slots * segments::working_bytes(model, partition) as usize).max(256))?,
         };
         // The simulator's clock is not the host's.
         let watched = m.platform() != Platform::Sim;
@@ -189,6 +194,7 @@ impl Room {
     fn args(&self, others: Args) -> Args {
         Args {
             pools: self.pools.each_ref().map(|p| p.address),
+            states: self.states.address,
             pages: self.pages.address,
             stop_ids: self.stop_ids.address,
             logit_bias: self.logit_bias.address,
@@ -220,7 +226,6 @@ fn weights_args(
     let to = To {
         line: keep(m.alloc((partition.line_bytes(model) * u64::from(partition.blocks)) as usize)?),
         embed: keep(m.alloc(weights.program.dims.vocab as usize * row)?),
-        norms: keep(m.alloc(model.norm_rows() as usize * row)?),
         experts: keep(m.alloc((partition.bank_bytes(model) as usize).max(256))?),
     };
     phases.next("memory for weights", 0);
@@ -231,7 +236,7 @@ fn weights_args(
     let args = Args {
         weights: to.line,
         embed: to.embed,
-        norms: to.norms,
+        norms: keep(upload(m, &weights.norms()?)?),
         experts: to.experts,
         extras: keep(upload(m, &weights.extras())?),
         head_norms: keep(upload(m, &weights.head_norms())?),
@@ -552,6 +557,9 @@ fn rope(weights: &Weights<'_>) -> Vec<u8> {
     let mut out = Vec::new();
     for (class, part) in weights.model.classes.iter().zip(&weights.partition.classes) {
         let half = part.rope_dim as usize / 2;
+        if half == 0 {
+            continue;
+        }
         let (mut frequencies, mut lengths) = (vec![0.0; half], vec![1.0; half]);
         let tensor = &program.tensors[class.rope as usize];
         let stored = Stored::of(tensor, 0, weights.buffers);

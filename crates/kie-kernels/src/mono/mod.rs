@@ -203,7 +203,7 @@ impl Device for Mono {
     }
 
     fn page_bytes(&self, group: &PageGroup) -> u64 {
-        model::page_bytes(group, self.machines.len() as u32, self.parts)
+        model::page_bytes(group, (self.machines.len() as u32, self.info.blocks), self.parts)
     }
 
     fn as_halves(&self, program: &ValidProgram) -> Result<Vec<u32>> {

@@ -13,6 +13,7 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
+use super::lower::delta::{self, Delta};
 use super::lower::extras::Extras;
 use super::lower::matrix::Matrix;
 use super::lower::model::{Class, Model, Stored as Coding};
@@ -20,9 +21,11 @@ use super::lower::partition::{ClassPartition, Partition};
 use super::lower::parts::Parts;
 use super::lower::segments::{bank_offsets, layer_offsets, matrix_offset};
 use super::lower::tiling::{StoredBits, Tiling};
+use super::upload;
 use super::wire::Wire;
 use crate::abi::{Codes, HeadMode, Program, Tensor, NONE};
 use crate::buffer::Buffer;
+use crate::error::Result;
 use crate::matrix::{row_to_f32, Matrix as Stored};
 
 /// A program's weights, as they are stored.
@@ -203,8 +206,6 @@ pub struct To {
     pub line: u64,
     /// The embedding table, `[vocab][hidden]`.
     pub embed: u64,
-    /// Norm scales, `[2 layers + 1][norm lanes][hidden]`.
-    pub norms: u64,
     /// Experts, of each layer that has them `[experts][blocks][piece]`.
     pub experts: u64,
 }
@@ -222,7 +223,8 @@ impl Weights<'_> {
 
     /// Where a feature of a turned head lies in the checkpoint: pairs are neighbours on the device.
     fn feature(&self, class: &Class, at: u32) -> Option<u32> {
-        self.turned(class.head_dim, at)
+        self.turned(class.head_dim - class.still, at)
+            .or((at >= class.head_dim - class.still && at < class.head_dim).then_some(at))
     }
 
     /// The same where so many features turn.
@@ -242,18 +244,26 @@ impl Weights<'_> {
     /// Row `row` of q, k and v one after another, heads padded: (which, row in the stored matrix).
     fn qkv_row(&self, class: usize, row: u32) -> Option<(usize, u32)> {
         let (c, part) = self.class(class);
+        if let Some(delta) = &c.delta {
+            return Some((0, self.delta_row(class, delta, row)?));
+        }
         let (head, at) = (row / part.head_dim, row % part.head_dim);
         let [query, kv] = self.model.heads_of(self.rank, c);
-        let real = |heads: Range<u32>, head: u32, at: u32| {
+        // A query head's rows, then those of its gate.
+        let each = if c.gated { 2 } else { 1 };
+        let (values, gates) = (c.heads + c.kv_heads, c.heads + 2 * c.kv_heads);
+        let real = |heads: Range<u32>, head: u32, at: u32, each: u32| {
             let head = heads.start + head;
-            (head < heads.end).then_some(head * c.head_dim + at)
+            (head < heads.end).then_some(head * each * c.head_dim + at)
         };
         if head < c.heads {
-            Some((0, real(query, head, self.feature(c, at)?)?))
-        } else if head < c.heads + c.kv_heads {
-            Some((1, real(kv, head - c.heads, self.feature(c, at)?)?))
-        } else if head < c.heads + 2 * c.kv_heads && at < c.head_dim {
-            Some((2, real(kv, head - c.heads - c.kv_heads, at)?))
+            Some((0, real(query, head, self.feature(c, at)?, each)?))
+        } else if head < values {
+            Some((1, real(kv, head - c.heads, self.feature(c, at)?, 1)?))
+        } else if head < gates && at < c.head_dim {
+            Some((2, real(kv, head - values, at, 1)?))
+        } else if c.gated && head < gates + c.heads && at < c.head_dim {
+            Some((0, real(query, head - gates, c.head_dim + at, each)?))
         } else {
             None
         }
@@ -366,6 +376,8 @@ impl Weights<'_> {
             Matrix::LatentDown | Matrix::QueryUp | Matrix::KeyUp | Matrix::ValueUp => {
                 self.latent_source(class, matrix, row)
             }
+            // They have places of their own, see `gates`.
+            Matrix::Gates => None,
             // Each machine has all of it.
             Matrix::Router => {
                 let of = c.experts.as_ref()?;
@@ -398,6 +410,7 @@ impl Weights<'_> {
         let heads = query.end - query.start;
         let (count, real, padded, skip) = match matrix {
             Matrix::Qkv
+            | Matrix::Gates
             | Matrix::LatentDown
             | Matrix::Router
             | Matrix::SharedGateUp
@@ -442,14 +455,6 @@ impl Weights<'_> {
             |table, to| Target { table, parts: self.whole(), split: None, to, turned: None };
         let table = all.table(&rows(self.program.dims.vocab));
         all.tasks.entry((self.model.embed, 0)).or_default().push(plain(table, to.embed));
-        let tables = BTreeMap::from_iter(self.model.norms().map(|norm| (norm.rows, 0)));
-        let tables: BTreeMap<u32, usize> =
-            tables.into_keys().map(|count| (count, all.table(&rows(count)))).collect();
-        let mut to = to.norms;
-        for norm in self.model.norms() {
-            all.tasks.entry((norm.tensor, 0)).or_default().push(plain(tables[&norm.rows], to));
-            to += u64::from(norm.rows) * row_bytes;
-        }
         all
     }
 
@@ -457,13 +462,122 @@ impl Weights<'_> {
     fn layers(&self, all: &mut Packing, to: To) {
         for class in 0..self.model.classes.len() {
             for (matrix, _) in self.partition.classes[class].matrices() {
-                if matrix == Matrix::KeyUp {
-                    self.keys(all, to.line, class);
-                } else {
-                    self.matrix(all, to, class, matrix);
+                match matrix {
+                    Matrix::KeyUp => self.keys(all, to.line, class),
+                    Matrix::Gates => self.gates(all, to.line, class),
+                    _ => self.matrix(all, to, class, matrix),
                 }
             }
         }
+    }
+
+    /// What gates a delta rule, in all layers of a class: b and a of each unit's head, so that those
+    /// of a head have as many places as it has units.
+    fn gates(&self, all: &mut Packing, line: u64, class: usize) {
+        let (c, part) = self.class(class);
+        let Some(delta) = &part.delta else { return };
+        let (tiling, line_bytes) =
+            (*part.tiling(Matrix::Gates), self.partition.line_bytes(self.model));
+        let before = matrix_offset(self.partition, class, Matrix::Gates);
+        let offsets = layer_offsets(self.model, self.partition);
+        for split in 0..delta.unit.splits {
+            let place = |head: u32| {
+                let (key, inside, shared) = self.delta_head(c, head)?;
+                let unit = head * delta.unit.splits + split;
+                let (block, own) = (unit / delta.each, unit % delta.each);
+                let one = |which: u32| {
+                    let mut place = Place::in_units(&tiling, 2 * own + which, (0, true));
+                    place.at += u64::from(block) * line_bytes;
+                    (2 * key * shared + which * shared + inside, place)
+                };
+                Some([one(0), one(1)])
+            };
+            let rows: Vec<_> = (0..c.heads).filter_map(place).flatten().collect();
+            let table = all.table(&rows);
+            for (layer, offset) in self.model.layer.iter().zip(&offsets) {
+                if layer.class == class {
+                    let to = line + offset + before;
+                    let (parts, split) = (self.whole(), Some(tiling));
+                    let target = Target { table, parts, split, to, turned: None };
+                    let tensor = layer.extras.delta.gates;
+                    all.tasks.entry((tensor, 0)).or_default().push(target);
+                }
+            }
+        }
+    }
+
+    /// A lane's head of v in the program: its key head, its number there, and that head's heads.
+    fn delta_head(&self, c: &Class, head: u32) -> Option<(u32, u32, u32)> {
+        let [values, _] = self.model.heads_of(self.rank, c);
+        let shared = c.heads_all[0] / c.heads_all[1];
+        let real = values.start + head;
+        (real < values.end).then_some((real / shared, real % shared, shared))
+    }
+
+    /// Row `row` of what a delta rule takes in, heads of v padded, in the stored matrix.
+    fn delta_row(&self, class: usize, delta: &Delta, row: u32) -> Option<u32> {
+        let (c, part) = self.class(class);
+        let (group, width, keys) = (c.group(), part.head_dim, 2 * delta.key_dim);
+        let each = delta.rows(group, width);
+        let (head, at) = (row / each, row % each);
+        let [_, key_heads] = self.model.heads_of(self.rank, c);
+        let key = key_heads.start + head;
+        if key >= key_heads.end {
+            return None;
+        }
+        let shared_all = c.heads_all[0] / c.heads_all[1];
+        let begin = key * delta.rows(shared_all, c.head_dim);
+        let Some(at) = at.checked_sub(keys) else { return Some(begin + at) };
+        // Of v, then of z.
+        let (which, own, at) = (at / width / group, at / width % group, at % width);
+        let (_, inside, _) = self.delta_head(c, head * group + own)?;
+        let stored = begin + keys + (which * shared_all + inside) * c.head_dim + at;
+        (at < c.head_dim).then_some(stored)
+    }
+
+    /// What a layer's delta rule has besides products.
+    fn delta_numbers(
+        &self,
+        class: usize,
+        at: &Extras,
+        of: &delta::Tensors,
+        put: &mut dyn FnMut(u32, &mut dyn Iterator<Item = f32>),
+    ) {
+        let (c, part) = self.class(class);
+        let Some(delta) = &c.delta else { return };
+        let [conv, decay, bias, norm] =
+            [of.conv, of.decay, of.bias, of.norm].map(|tensor| self.numbers(tensor));
+        let (group, width, key_dim) = (c.group(), part.head_dim, delta.key_dim);
+        let [_, key_heads] = self.model.heads_of(self.rank, c);
+        let [values_all, keys_all] = c.heads_all;
+        // The stored channel of one of a lane's.
+        let channel = |n: u32| {
+            let each = 2 * key_dim + group * width;
+            let (head, at) = (n / each, n % each);
+            let key = key_heads.start + head;
+            match at.checked_sub(2 * key_dim) {
+                None if key >= key_heads.end => None,
+                None => Some(at / key_dim * keys_all * key_dim + key * key_dim + at % key_dim),
+                Some(at) => {
+                    let (key, inside, shared) = self.delta_head(c, head * group + at / width)?;
+                    let own = (key * shared + inside) * c.head_dim + at % width;
+                    (at % width < c.head_dim).then_some(2 * keys_all * key_dim + own)
+                }
+            }
+        };
+        let taps = |n: u32| {
+            let row = channel(n).map(|row| (row * delta.taps) as usize);
+            (0..delta.taps as usize).map(|tap| row.map_or(0.0, |row| conv[row + tap])).collect()
+        };
+        let channels = c.kv_heads * (2 * key_dim + group * width);
+        put(at.conv, &mut (0..channels).flat_map(|n| -> Vec<f32> { taps(n) }));
+        let of_head = |numbers: &[f32], head: u32| {
+            let real = self.delta_head(c, head).map(|(key, inside, shared)| key * shared + inside);
+            real.filter(|n| *n < values_all).map_or(0.0, |n| numbers[n as usize])
+        };
+        put(at.decay, &mut (0..c.heads).map(|head| -of_head(&decay, head).exp()));
+        put(at.decay_bias, &mut (0..c.heads).map(|head| of_head(&bias, head)));
+        put(at.output_norm, &mut norm.into_iter());
     }
 
     /// A matrix's part of the lines, or of experts, in all layers of a class.
@@ -567,12 +681,43 @@ impl Weights<'_> {
     pub fn beyond_half(&self, tensor: u32, lane: u32, row: u32) -> Option<f32> {
         let stored = self.stored(tensor, lane);
         let mut floats = vec![0.0; stored.cols];
-        row_of(&stored, row as usize, &mut floats);
+        self.row(&stored, row as usize, &mut floats);
         floats.into_iter().find(|x| x.abs() > f16::MAX.to_f32())
     }
 
+    /// Norm scales in the order of their rows on a device: `[rows][parts][hidden]` halves.
+    ///
+    /// # Errors
+    /// [`Error::InvalidProgram`] for one beyond float16.
+    pub fn norms(&self) -> Result<Vec<u8>> {
+        let mut out = Vec::new();
+        for norm in self.model.norms() {
+            let stored = self.stored(norm.tensor, 0);
+            for row in 0..norm.rows as usize {
+                let mut floats = vec![0.0; stored.cols];
+                self.row(&stored, row, &mut floats);
+                if let Some(far) = floats.iter().find(|x| x.abs() > f16::MAX.to_f32()) {
+                    return Err(upload::beyond(&format!(" of {far}"), norm.tensor, row as u32));
+                }
+                floats.resize(self.partition.hidden as usize, 0.0);
+                self.put_parts(&floats, &mut out);
+            }
+        }
+        Ok(out)
+    }
+
+    /// Numbers as halves, then what these leave (ops/parts.h), for as many parts as there are.
+    fn put_parts(&self, floats: &[f32], out: &mut Vec<u8>) {
+        let half = |x: &f32| f16::from_f32(*x);
+        out.extend(floats.iter().flat_map(|x| half(x).to_le_bytes()));
+        if self.model.parts > 1 {
+            let rest = |x: &f32| f16::from_f32((x - half(x).to_f32()) * REST);
+            out.extend(floats.iter().flat_map(|x| rest(x).to_le_bytes()));
+        }
+    }
+
     /// Norm scales of q and k as halves, in the device's order: of each layer that has them
-    /// `[q, k][head_dim]`, or where they are over all heads, `[heads then kv heads][head_dim]`.
+    /// `[q, k][parts][head_dim]`, or where they are over all heads, `[heads then kv heads]` so.
     pub fn head_norms(&self) -> Vec<u8> {
         let mut out = Vec::new();
         for layer in &self.model.layer {
@@ -580,13 +725,11 @@ impl Weights<'_> {
             for (norm, heads) in layer.head_norms.into_iter().zip(class.normed_heads()) {
                 let mut floats = vec![0.0; (heads * class.head_dim) as usize];
                 if heads > 0 {
-                    row_of(&Stored::of(self.tensor(norm), 0, self.buffers), 0, &mut floats);
+                    self.row(&Stored::of(self.tensor(norm), 0, self.buffers), 0, &mut floats);
                 }
                 for head in floats.chunks_exact(class.head_dim as usize) {
-                    for at in 0..part.head_dim {
-                        let value = self.feature(class, at).map_or(0.0, |f| head[f as usize]);
-                        out.extend(f16::from_f32(value).to_le_bytes());
-                    }
+                    let at = |at| self.feature(class, at).map_or(0.0, |f| head[f as usize]);
+                    self.put_parts(&(0..part.head_dim).map(at).collect::<Vec<_>>(), &mut out);
                 }
             }
         }
@@ -646,6 +789,7 @@ impl Weights<'_> {
             if of.correction != NONE {
                 put(at.correction, &mut self.numbers(of.correction).into_iter());
             }
+            self.delta_numbers(layer.class, &at, &of.delta, &mut put);
             self.expert_biases(layer.class, &at, of.biases, &mut put);
             out.extend(all);
         }
@@ -691,7 +835,7 @@ impl Weights<'_> {
             let stored = Stored::of(tensor, lane as usize, self.buffers);
             let mut floats = vec![0.0; stored.cols];
             for row in 0..stored.rows {
-                row_of(&stored, row, &mut floats);
+                self.row(&stored, row, &mut floats);
                 out.extend(&floats);
             }
         }
@@ -703,8 +847,19 @@ impl Weights<'_> {
         let tensor = self.tensor(index);
         let stored = Stored::of(tensor, 0, self.buffers);
         let mut floats = vec![0.0; stored.cols];
-        row_of(&stored, if tensor.rows > 1 { lane as usize } else { 0 }, &mut floats);
+        self.row(&stored, if tensor.rows > 1 { lane as usize } else { 0 }, &mut floats);
         floats
+    }
+
+    /// A row as numbers. Float32 checkpoints are rounded to bfloat16, as the field publishes them in
+    /// 16 bits: half the digits, but no range is lost, and the result is that of the published
+    /// model. What is float32 beside 16 bits stays as it is.
+    fn row(&self, stored: &Stored<'_>, row: usize, out: &mut [f32]) {
+        row_to_f32(stored, row, out);
+        let published = self.tensor(self.model.embed).encoding.codes == Codes::F32;
+        if stored.codes == Codes::F32 && published {
+            out.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
+        }
     }
 }
 
@@ -714,11 +869,5 @@ fn block_rows(stored: &Coding) -> u32 {
     coded.map_or(u32::MAX, |coded| coded.group[0])
 }
 
-/// A row as numbers. Float32 checkpoints are rounded to bfloat16, as the field publishes them in 16
-/// bits: half the digits, but no range is lost, and the result is that of the published model.
-fn row_of(stored: &Stored<'_>, row: usize, out: &mut [f32]) {
-    row_to_f32(stored, row, out);
-    if stored.codes == Codes::F32 {
-        out.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
-    }
-}
+/// What the second part of a number is multiplied by (ops/parts.h).
+const REST: f32 = 2048.0;

@@ -73,11 +73,12 @@ pub struct Plan {
 
 /// Whether the kernel has code for all that a model's layers have: sinks, biases of attention's
 /// output and a scaled residual only where a rank has one lane; norms over all heads nowhere, nor
-/// shared experts, routers by sigmoids and latents.
+/// shared experts, routers by sigmoids, latents, delta rules and gates of attention's output.
 fn is_known(model: &Model) -> bool {
     let known = |e: Experts| e.shared.is_none() && !matches!(e.scoring, Scoring::Sigmoid { .. });
     let by_head = |c: &Class| {
-        c.head_norm != Some(NormSpan::AllHeads) && c.experts.is_none_or(known) && c.latent.is_none()
+        let mixer = c.latent.is_none() && c.delta.is_none() && !c.gated;
+        c.head_norm != Some(NormSpan::AllHeads) && c.experts.is_none_or(known) && mixer
     };
     let plain = |c: &Class| !c.sinks && !c.output_bias;
     model.classes.iter().all(by_head)

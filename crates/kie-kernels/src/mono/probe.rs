@@ -40,7 +40,7 @@ pub fn phases(model: &Model, partition: &Partition) -> Vec<Phase> {
     };
     let all = [
         ("attention input: gather, norm", 0),
-        ("qkv: product", layers(Matrix::Qkv)),
+        ("qkv: product", layers(Matrix::Qkv) + layers(Matrix::Gates)),
         ("qkv: turn, publish", 0),
         ("attention: scores, values", 0),
         ("attention: merge, gather", 0),

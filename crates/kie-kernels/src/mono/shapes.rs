@@ -1,6 +1,7 @@
 //! Models whose kernels every platform's compiler is tried on: the sizes of real checkpoints, for a
 //! real machine.
 
+use super::lower::delta::Delta;
 use super::lower::matrix::Matrix;
 use super::lower::model::{
     Class, Coded, Experts, Extras, Latent, Layer, Model, Norm, SharedExpert,
@@ -41,6 +42,9 @@ pub fn model(name: &str) -> Model {
         kv_heads: of(2, 8, 8),
         heads_all: [of(4, 32, 32), of(2, 8, 8)],
         head_dim: of(96, 64, 128),
+        still: 0,
+        gated: false,
+        delta: None,
         ffn: of(1536, 8192, 14_336),
         ffn_all: of(1536, 8192, 14_336),
         head_norm: None,
@@ -106,6 +110,9 @@ pub fn with_experts(name: &str, ranks: u32) -> Model {
             kv_heads: (kv_heads / ranks).max(1),
             heads_all: [heads, kv_heads],
             head_dim: of(64, 128),
+            still: 0,
+            gated: false,
+            delta: None,
             ffn: ffn.div_ceil(ranks).next_multiple_of(32),
             ffn_all: ffn,
             head_norm: (!is_gpt).then_some(NormSpan::Head),
@@ -202,9 +209,48 @@ pub fn with_latents(name: &str, ranks: u32) -> Model {
 
 /// The same with such codes; the router and the head have none.
 pub fn coded(model: Model, of: impl Fn(Matrix) -> Option<Coded>) -> Model {
-    let of = |m| of(m).filter(|_| m != Matrix::Router).map(Ok);
+    let of = |m| of(m).filter(|_| !matches!(m, Matrix::Router | Matrix::Gates)).map(Ok);
     let coded = model.classes.iter().map(|_| Matrix::ALL.map(of)).collect();
     Model { coded, ..model }
+}
+
+/// `qwen3-coder-next-fp8`: three layers of four with a gated delta rule, the fourth with gated
+/// attention, experts in all; on so many machines.
+pub fn coder_next(ranks: u32) -> Model {
+    let experts = with_experts("qwen3-30b-fp8", ranks);
+    let one = experts.classes[0];
+    let ffn_all = 512;
+    let shared = Some(SharedExpert { ffn: ffn_all / ranks, ffn_all, scaled: true });
+    let recurrent = Class {
+        heads: 32 / ranks,
+        kv_heads: 16 / ranks,
+        heads_all: [32, 16],
+        head_dim: 128,
+        ffn: ffn_all / ranks,
+        ffn_all,
+        head_norm: None,
+        delta: Some(Delta { key_dim: 128, taps: 4 }),
+        experts: one.experts.map(|e| Experts { count: 512, chosen: 10, shared, ..e }),
+        ..one
+    };
+    let attention = Class {
+        heads: 16 / ranks,
+        kv_heads: (2 / ranks).max(1),
+        heads_all: [16, 2],
+        head_dim: 256,
+        still: 192,
+        gated: true,
+        delta: None,
+        head_norm: Some(NormSpan::Head),
+        ..recurrent
+    };
+    let layer = |at: u32| {
+        let class = usize::from(at % 4 == 3);
+        Layer { class, pool: [1 - class as u32, 0], ..experts.layer[0].clone() }
+    };
+    let layer = (0..48).map(layer).collect();
+    let model = Model { classes: vec![recurrent, attention], layer, ..experts };
+    coded(model, |_| Some(Coded { bits: StoredBits::F8, group: [128, 128] }))
 }
 
 /// The same with another only class.

@@ -43,6 +43,7 @@ const FILES: &[File<'static>] = carried![
     "common/ops/decode_int4.h",
     "common/ops/decode_int8.h",
     "common/ops/decode_mxfp4.h",
+    "common/ops/delta.h",
     "common/ops/experts.h",
     "common/ops/filter.h",
     "common/ops/gate.h",

@@ -388,13 +388,18 @@ impl<'a> Upload<'a> {
         let Some(tensor) = (tag >> TAG_LANE).checked_sub(1) else { return Ok(()) };
         let far = self.weights.beyond_half(tensor, tag & ((1 << TAG_LANE) - 1), row);
         let far = far.map_or_else(String::new, |far| format!(" of {far}"));
-        Err(Error::InvalidProgram {
-            step: usize::MAX,
-            detail: format!(
-                "a weight{far} is beyond float16 (tensor {tensor}, row {row}); run on the CPU, or \
-                 convert the checkpoint"
-            ),
-        })
+        Err(beyond(&far, tensor, row))
+    }
+}
+
+/// A weight that float16 does not hold; `far`: its value in words, if known.
+pub fn beyond(far: &str, tensor: u32, row: u32) -> Error {
+    Error::InvalidProgram {
+        step: usize::MAX,
+        detail: format!(
+            "a weight{far} is beyond float16 (tensor {tensor}, row {row}); run on the CPU, or \
+             convert the checkpoint"
+        ),
     }
 }
 

@@ -338,7 +338,7 @@ impl Case {
         grids.flat_map(row).collect()
     }
 
-    /// What the device makes of it: lines, embedding, norms.
+    /// What becomes of it: lines, embedding, norms.
     fn packed(&self, partition: &Partition, sim: &Sim, most: usize) -> Result<[Vec<u8>; 4]> {
         Ok(self.uploaded(partition, sim, most)?.0)
     }
@@ -354,19 +354,18 @@ impl Case {
         let (program, model) = (&self.program, &self.model);
         let weights = Weights { program, buffers: &buffers, model, partition, rank: self.rank };
         let row = partition.hidden as usize * 2;
-        let norms = model.norm_rows() as usize * row;
         let line = (partition.line_bytes(model) * u64::from(partition.blocks)) as usize;
-        let to = [line, model.vocab_all as usize * row, norms].map(|n| sim.alloc(n).unwrap());
-        let [line, embed, norms] = to.each_ref().map(|memory| memory.address);
-        let packing = weights.packing(To { line, embed, norms, experts: 0 });
+        let to = [line, model.vocab_all as usize * row].map(|n| sim.alloc(n).unwrap());
+        let [line, embed] = to.each_ref().map(|memory| memory.address);
+        let packing = weights.packing(To { line, embed, experts: 0 });
         let phases = run_within(sim, &weights, &packing, most)?;
         let read = to.each_ref().map(|memory| {
             let mut out = vec![0; memory.bytes];
             sim.read(memory, 0, &mut out).unwrap();
             out
         });
-        let [line, embed, norms] = read;
-        let all = [line, embed, norms, packing.scale_index];
+        let [line, embed] = read;
+        let all = [line, embed, weights.norms()?, packing.scale_index];
         Ok((all, phases.iter().map(|phase| phase.bytes).sum()))
     }
 
@@ -659,9 +658,9 @@ fn no_rank_copies_what_is_anothers() {
             let partition = Partition::new(&case.model, &sim.info().unwrap(), 64).unwrap();
             let bytes = |tensor: u32| case.program.tensors[tensor as usize].bytes();
             let norms = case.model.norms().map(|norm| norm.tensor);
-            let whole: u64 = norms.chain([case.model.embed]).map(bytes).sum();
+            let (whole, norms) = (bytes(case.model.embed), norms.map(bytes).sum::<u64>());
             let all: u64 = (0..case.program.tensors.len() as u32).map(bytes).sum();
-            wanted += whole + u64::from(rank == 0) * (all - whole);
+            wanted += whole + u64::from(rank == 0) * (all - norms - whole);
             copied += case.uploaded(&partition, &sim, ROOM).unwrap().1;
         }
         // Jobs, and the scales of FP8 once more.

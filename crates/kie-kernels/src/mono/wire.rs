@@ -232,6 +232,11 @@ structures! {
         top_k: u32,
         /// Tokens that the row sent to the host before.
         emitted: u32,
+        /// Bit 0: which of the row's recurrent states is written. Bit 1: the one before is a copy
+        /// in a page; else, behind the first position, it is the row's other one.
+        state: u32,
+        /// 0.
+        padding: u32,
     }
 
     /// The launch's one parameter. Addresses are the device's.
@@ -315,6 +320,8 @@ structures! {
         experts: u64 = "const u8*",
         /// Sinks and biases of each layer.
         extras: u64 = "const float*",
+        /// `[rows][2]` recurrent states, each like a page of their pool.
+        states: u64 = "u8*",
     }
 }
 
@@ -389,7 +396,8 @@ impl ExpiredWait {
             0xffe => 0x10_000,
             0xfff => 0x10_001,
             0xffa..=0xffd => 0x10_002,
-            // The router's logits and the choice stand before activations.
+            // The router's logits and the choice stand before activations, what a delta rule waits
+            // for where attention's parts do.
             place => {
                 let (layer, of) = (place & !15, place & 15);
                 layer
@@ -399,6 +407,8 @@ impl ExpiredWait {
                         8 | 9 => of + 2,
                         10 | 11 => of - 8,
                         12 => 5,
+                        13 => 1,
+                        14 => 4,
                         of => of,
                     }
             }
@@ -428,6 +438,8 @@ impl ExpiredWait {
             (_, 10) => format!("layer {layer}, latents"),
             (_, 11) => format!("layer {layer}, queries of latents"),
             (_, 12) => format!("layer {layer}, what heads saw of latents"),
+            (_, 13) => format!("layer {layer}, the delta rule's inputs"),
+            (_, 14) => format!("layer {layer}, the delta rule's squares"),
             (_, _) => format!("layer {layer}, the mlp's activations"),
         }
     }

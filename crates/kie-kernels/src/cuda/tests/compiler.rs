@@ -9,7 +9,7 @@ use crate::gpu::rtc::Compiler;
 use crate::machine::{Platform, Source};
 use crate::mono::echo;
 use crate::mono::lower::model::{Class, Layer, Model};
-use crate::mono::lower::partition::Kind;
+use crate::mono::lower::partition::{Kind, Partition};
 use crate::mono::{shapes, upload};
 
 /// `libnvrtc` folders of the repository's own Python environment.
@@ -151,6 +151,30 @@ fn layers_with_latents_spill_no_more_than_they_did() {
     });
     if nvrtc.version.0 == 13 {
         assert_eq!(seen, LATENTS, "(model, columns, stack, spills)");
+    }
+}
+
+/// Ranks and columns, bytes of stack, bytes of spills of Qwen3-Coder-Next's decode kernels.
+const RECURRENT: [((u32, u32), u32, u32); 4] =
+    [((1, 1), 0, 0), ((1, 8), 0, 0), ((4, 1), 0, 0), ((4, 8), 0, 0)];
+
+#[test]
+fn layers_with_delta_rules_spill_no_more_than_they_did() {
+    let Some(nvrtc) = nvrtc("compiling kernels with delta rules") else { return };
+    let mut seen = Vec::new();
+    for ranks in [1, 4] {
+        let (model, machine) = (shapes::coder_next(ranks), shapes::nvidia());
+        let partition = Partition::new(&model, &machine, 33_280).unwrap();
+        for kind in partition.kernels(&model, Platform::Cuda) {
+            let (source, _) = shapes::decode(&model, &machine, Platform::Cuda, kind);
+            let kernel = sole(&nvrtc, &source);
+            let most = 65_536 / partition.threads(Platform::Cuda, 32) / 8 * 8;
+            assert!(kernel.registers <= most, "{ranks} ranks, {kind:?}: {kernel:?}");
+            seen.push(((ranks, kind.columns), kernel.stack_bytes, kernel.spill_bytes));
+        }
+    }
+    if nvrtc.version.0 == 13 {
+        assert_eq!(seen, RECURRENT, "((ranks, columns), stack, spills)");
     }
 }
 

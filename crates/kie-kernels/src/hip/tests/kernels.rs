@@ -72,8 +72,9 @@ fn the_decode_kernel_compiles_without_spills() {
     let one_of_eight = Model { ranks: 8, ..shapes::model("lane") };
     let experts = shapes::with_experts("gpt-oss-120b", 8);
     let latents = shapes::with_latents("kimi-k2", 8);
+    let recurrent = shapes::coder_next(8);
     let models = ["2b", "lane", "1b"].map(shapes::model).into_iter();
-    let models = models.chain([one_of_eight, experts, latents]);
+    let models = models.chain([one_of_eight, experts, latents, recurrent]);
     for model in models {
         let name = format!("{} lanes of {} ranks", model.lanes, model.ranks);
         let kinds =

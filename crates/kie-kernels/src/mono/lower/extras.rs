@@ -1,5 +1,6 @@
 //! A layer's numbers that are in no product, as floats: sinks, biases of attention's output, of the
-//! router and of experts. Each layer has its own one after another (`wire::Layer::extras`).
+//! router and of experts, norms of latents, and what a delta rule has. Each layer has its own one
+//! after another (`wire::Layer::extras`).
 
 use super::matrix::Matrix;
 use super::model::Model;
@@ -22,6 +23,14 @@ pub struct Extras {
     pub gate_up_bias: u32,
     /// Of each expert, as of attention's output.
     pub down_bias: u32,
+    /// Of a delta rule: taps of each channel of q, k and v of each key head, ...
+    pub conv: u32,
+    /// ... each head's minus e^decay, ...
+    pub decay: u32,
+    /// ... its bias, ...
+    pub decay_bias: u32,
+    /// ... and the scale of the norm of its output, all heads have one.
+    pub output_norm: u32,
     /// All.
     pub count: u32,
 }
@@ -49,6 +58,13 @@ impl Extras {
         let biased = c.experts.is_some_and(|e| e.bias);
         let gate_up_bias = next(biased, count * rows(Matrix::GateUp));
         let down_bias = next(biased, count * rows(Matrix::Down));
+        let (taps, key_dim) = c.delta.map_or((0, 0), |delta| (delta.taps, delta.key_dim));
+        let is_delta = c.delta.is_some();
+        let channels = 2 * key_dim + c.group() * part.head_dim;
+        let conv = next(is_delta, c.kv_heads * channels * taps);
+        let decay = next(is_delta, c.heads);
+        let decay_bias = next(is_delta, c.heads);
+        let output_norm = next(is_delta, part.head_dim);
         Self {
             sinks,
             output_bias,
@@ -57,6 +73,10 @@ impl Extras {
             correction,
             gate_up_bias,
             down_bias,
+            conv,
+            decay,
+            decay_bias,
+            output_norm,
             count: end,
         }
     }

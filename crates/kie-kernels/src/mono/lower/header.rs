@@ -286,6 +286,7 @@ fn shared(t: &mut Text, p: &Partition, l: &Layout) {
         ("kShIndex", l.at.index),
         ("kShChoice", l.at.choice),
         ("kShFactors", l.at.factors),
+        ("kShDelta", l.at.delta),
         ("kChosenMost", l.vectors.chosen),
         ("kIndexBytes", p.index_bytes()),
         ("kShRing", l.ring.at),
@@ -314,6 +315,7 @@ fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
         t.line(format_args!("using Tiling{} = {tiling};", name(matrix)));
     }
     experts(t, (model, p), at);
+    delta(t, (model, p, layout), at);
     let attn = class.heads * part.head_dim;
     t.ints([
         ("kHeads", class.heads),
@@ -322,6 +324,7 @@ fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
         ("kHeadDim", part.head_dim),
         ("kHeadDimReal", class.head_dim),
         ("kAttn", attn),
+        ("kAtGates", (class.heads + 2 * class.kv_heads) * part.head_dim / 2),
         ("kFfn", part.ffn),
         ("kRowsGu", part.tiling(Matrix::GateUp).rows),
         ("kSplitBlocks", each / class.kv_heads),
@@ -341,11 +344,13 @@ fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
         ("kHeadNorm", class.head_norm.is_some()),
         ("kNormAllHeads", class.head_norm == Some(NormSpan::AllHeads)),
         ("kBias", class.bias),
+        ("kGated", class.gated),
         ("kDirectO", l.direct_o),
         ("kDirectDown", l.direct_down),
     ]);
     t.bools([("kLatent", part.latent.is_some())]);
     match &part.latent {
+        None if part.delta.is_some() => {}
         None => attention(t, (class, part), p, each),
         Some(latent) => latents(t, (class, latent), Extras::new(model, p, at), each),
     }
@@ -367,6 +372,7 @@ fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
 const fn name(matrix: Matrix) -> &'static str {
     match matrix {
         Matrix::Qkv => "Qkv",
+        Matrix::Gates => "Gates",
         Matrix::LatentDown => "LatentDown",
         Matrix::QueryUp => "QueryUp",
         Matrix::KeyUp => "KeyUp",
@@ -457,6 +463,39 @@ fn latents(t: &mut Text, (class, part): (&Class, &LatentPartition), extras: Extr
     ]);
     t.float("kLatentEps", f64::from(of.eps));
     t.float("kScoreScale", std::f64::consts::LOG2_E * f64::from(of.scale));
+}
+
+/// Of a class's delta rule (ops/delta.h).
+fn delta(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: usize) {
+    let (class, part) = (&model.classes[at], &p.classes[at]);
+    t.bools([("kDelta", part.delta.is_some())]);
+    let (Some(of), Some(delta)) = (&class.delta, &part.delta) else { return };
+    let (extras, unit) = (Extras::new(model, p, at), &delta.unit);
+    t.ints([
+        ("kKeyDim", of.key_dim),
+        ("kTaps", of.taps),
+        ("kKeyRows", of.rows(class.group(), part.head_dim)),
+        ("kUnits", delta.units),
+        ("kUnitsEach", delta.each),
+        ("kUnitSplits", unit.splits),
+        ("kUnitCols", unit.cols),
+        ("kUnitLanes", unit.lanes),
+        ("kUnitHeld", unit.held),
+        ("kUnitTurns", unit.turns),
+        ("kUnitThreads", unit.threads),
+        ("kUnitChannels", unit.channels),
+        ("kUnitPast", unit.past()),
+        ("kUnitBytes", unit.bytes),
+        ("kKeyPadded", delta.key()),
+        ("kAtConv", extras.conv),
+        ("kAtDecay", extras.decay),
+        ("kAtDecayBias", extras.decay_bias),
+        ("kAtOutputNorm", extras.output_norm),
+        ("kAtSquares", delta.squares_at()),
+        ("kAtOutput", delta.output_at(p.warps)),
+        ("kAtUnitGates", delta.gates_at(p.warps)),
+        ("kAtFactors", delta.factors_at(p.warps, layout.kind.columns)),
+    ]);
 }
 
 /// Of a class's attention: pages, what a warp holds of them, and how partials are combined.

@@ -102,13 +102,13 @@ pub struct Exchange {
 /// Words of one column of a class's vectors, all its parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClassWords {
-    /// q, k, v.
+    /// q, k, v, gates; of a delta rule q, k, v, z.
     pub q: u64,
     /// Attention's output.
     pub a: u64,
     /// The mlp's activations.
     pub f: u64,
-    /// One partial of attention.
+    /// One partial of attention; of a delta rule all units' squares.
     pub partial: u64,
 }
 
@@ -121,6 +121,10 @@ impl ClassWords {
         // One behind the other: latents, queries, and what of these meets latents; what heads saw
         // of latents, and their values.
         let (q, a, dim) = match &p.latent {
+            // Floats, which every unit takes as they are.
+            None if p.delta.is_some() => {
+                (lines_of(rows(Matrix::Qkv)), parts * u64::from(attn), p.head_dim)
+            }
             None => (of(Matrix::Qkv, 2), parts * u64::from(attn), p.head_dim),
             Some(l) => {
                 let q = l.down() + heads * (l.query() + l.rank);
@@ -135,7 +139,10 @@ impl ClassWords {
                 Some(e) => parts * u64::from((p.activations() + e.shared) / 2),
                 None => of(Matrix::GateUp, 4),
             },
-            partial: parts * u64::from(heads * (dim / 16) * PARTIAL_LINE),
+            partial: match &p.delta {
+                Some(delta) => lines_of(u64::from(delta.units)),
+                None => parts * u64::from(heads * (dim / 16) * PARTIAL_LINE),
+            },
         }
     }
 }
@@ -148,7 +155,7 @@ fn all_awaited(class: &Class, p: &ClassPartition, partition: &Partition, each: u
     if class.latent.is_some() {
         return before * partition.residual < partition.hidden;
     }
-    let qkv = (class.heads + 2 * class.kv_heads) * p.head_dim;
+    let qkv = class.input_rows(p.head_dim);
     before * p.tiling(Matrix::Qkv).rows < qkv
         || before * partition.residual < partition.hidden
         || before * p.tiling(Matrix::GateUp).rows < 2 * p.ffn
@@ -304,6 +311,8 @@ pub struct Vectors {
     pub chosen: u32,
     /// Halves of one column's activations of experts, which stand in B's place.
     pub activations: u32,
+    /// Floats of a delta rule.
+    pub delta: u32,
 }
 
 /// Which thread reads which of the other lanes' words (ops/all_reduce.h says it of each).
@@ -349,7 +358,8 @@ impl Vectors {
         let direct = |t: &Tiling| is_direct(t, columns);
         let all_direct =
             p.classes.iter().all(|c| c.experts.is_none() && pair(c).iter().all(direct));
-        let all_direct = all_direct && p.classes.iter().all(|c| c.latent.is_none());
+        // What these have is scaled on its way, or not one vector.
+        let all_direct = all_direct && p.classes.iter().all(ClassPartition::attends);
         let one_vector =
             if columns > 1 { !all_direct } else { variable_stages && all_meet && !kind.streamed };
         let pad = if columns * model.parts > 1 { COLUMN_PAD } else { 0 };
@@ -359,10 +369,11 @@ impl Vectors {
             (Some(e), [output, _]) => output.max(e.shared),
             (None, [output, down]) => output.max(down),
         };
-        let latent = |c: &ClassPartition| {
-            c.latent.map_or(0, |latent| latent.widest().max(c.tiling(Matrix::Output).k))
+        let other = |c: &ClassPartition| {
+            let output = if c.attends() { 0 } else { c.tiling(Matrix::Output).k };
+            output.max(c.latent.map_or(0, |latent| latent.widest()))
         };
-        let narrow = most(model, p, |_, c| narrow(c).max(latent(c)));
+        let narrow = most(model, p, |_, c| narrow(c).max(other(c)));
         let parts = |t: &Tiling| t.part_floats(columns);
         let of_head = parts(&p.head).max(p.tail.as_ref().map_or(0, parts));
         let of_layers = |all: &[Matrix]| {
@@ -412,6 +423,7 @@ impl Vectors {
             activations: most(model, p, |_, c| {
                 c.experts.map_or(0, |_| model.parts * c.activations())
             }),
+            delta: most(model, p, |_, c| c.delta.map_or(0, |d| d.floats(p.warps, columns))),
         }
     }
 }
@@ -447,6 +459,8 @@ pub struct Shared {
     pub choice: u32,
     /// See above.
     pub factors: u32,
+    /// What a delta rule works on.
+    pub delta: u32,
     /// Behind all this.
     pub end: u32,
 }
@@ -467,7 +481,9 @@ impl Shared {
         let (threads, vectors) = (p.warps * TEAM, columns * model.parts);
         let rotations = |c: &ClassPartition| {
             // Where latents are, who takes a head turns it.
-            let Some(t) = &c.tilings[Matrix::Qkv as usize] else { return 0 };
+            let Some(t) = c.tilings[Matrix::Qkv as usize].as_ref().filter(|_| c.attends()) else {
+                return 0;
+            };
             let owned = t.row_pairs() * columns;
             let items = t.items((columns, model.parts), threads);
             8 * if v.rotations_owned { owned } else { items * threads }
@@ -501,6 +517,7 @@ impl Shared {
             index: at.next(p.index_bytes(), 1),
             choice: at.next(columns * v.chosen * 8, if v.chosen > 0 { 16 } else { 1 }),
             factors: at.next(columns * v.chosen * 4, 1),
+            delta: at.next(v.delta * 4, if v.delta > 0 { 16 } else { 1 }),
             end: at.next(0, 16),
         }
     }
@@ -602,7 +619,7 @@ impl Layout {
             let early = variable_stages && part.tiling(Matrix::Output).stages <= ahead;
             ClassLayout {
                 words: ClassWords::new((c, part), model.parts, each),
-                direct_o: part.latent.is_none() && is_direct(part.tiling(Matrix::Output), columns),
+                direct_o: part.attends() && is_direct(part.tiling(Matrix::Output), columns),
                 direct_down: part.experts.is_none()
                     && is_direct(part.tiling(Matrix::Down), columns),
                 rotations: *rotations,

@@ -3,8 +3,10 @@
 /// A product of a layer. A class of layers has some of these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Matrix {
-    /// Queries, keys, values.
+    /// Queries, keys, values, and gates; of a delta rule q, k, v and z.
     Qkv,
+    /// What gates a delta rule: b and a of each of a block's units.
+    Gates,
     /// The latents of queries, then of keys and values.
     LatentDown,
     /// Heads' queries, of their latent.
@@ -31,6 +33,7 @@ impl Matrix {
     /// In the order of the stream.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Qkv,
+        Self::Gates,
         Self::LatentDown,
         Self::QueryUp,
         Self::KeyUp,
@@ -44,7 +47,7 @@ impl Matrix {
     ];
 
     /// How many.
-    pub const COUNT: usize = 11;
+    pub const COUNT: usize = 12;
 
     /// Whether it is an expert's own, where the mlp is some of several experts.
     pub const fn is_experts(self) -> bool {
@@ -70,6 +73,7 @@ impl Matrix {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Qkv => "q, k and v",
+            Self::Gates => "gates of a delta rule",
             Self::LatentDown => "latents",
             Self::QueryUp => "queries of latents",
             Self::KeyUp => "keys of latents",

@@ -5,6 +5,7 @@
 //! Program ─ model     ─▶ layers of a few classes, or InvalidProgram with the step
 //!         ─ matrix    ─▶ the matrices of a layer, in the order of the stream
 //!         ─ partition ─▶ rows over blocks, how warps share them, stages (by tuning, a row a GPU)
+//!         ─ delta     ─▶ of a delta rule: heads over blocks, what each keeps of a sequence
 //!         ─ extras    ─▶ a layer's sinks and biases, one after another
 //!         ─ segments  ─▶ what passes through a block's ring, and the offset table of layers
 //!         ─ layout    ─▶ of one kernel: words of the exchange, shared memory
@@ -12,6 +13,7 @@
 //!         ─ print     ─▶ all of it for people (`kie info --plan -v`)
 //! ```
 
+pub mod delta;
 pub mod extras;
 pub mod header;
 pub mod layout;

@@ -4,13 +4,14 @@
 
 use std::ops::Range;
 
+use super::delta::{self, Delta};
 use super::matrix::Matrix;
 use super::tiling::StoredBits;
 use crate::abi::{
-    Attend, Codes, Dtype, Encoding, ExpertGroups, ExpertsDown, ExpertsGateUp, Gate, GateUp,
-    HeadMode, Heads, Join, LatentAttend, LatentDown, LatentHeads, LatentQuery, LatentUp, NormSpan,
-    PageGroup, Program, Project, Qkv, Rotary, Route, Scoring, StateAt, StateKind, StepKind, Tensor,
-    NONE, PAGE,
+    Attend, Codes, DeltaHeads, DeltaIn, DeltaRule, Dtype, Encoding, ExpertGroups, ExpertsDown,
+    ExpertsGateUp, Gate, GateUp, HeadMode, Heads, Join, LatentAttend, LatentDown, LatentHeads,
+    LatentQuery, LatentUp, NormSpan, PageGroup, Program, Project, Qkv, Rotary, Route, Scoring,
+    StateAt, StateKind, StepKind, Tensor, NONE, PAGE,
 };
 use crate::error::{Error, Result};
 use crate::shard::{dealt, heads_of, indivisible, normed_over_all_heads, state_of};
@@ -87,14 +88,20 @@ pub const MOST_CLASSES: usize = 4;
 /// What the layers of a class are alike in: all that is a constant while one of them runs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Class {
-    /// Query heads.
+    /// Query heads; of a delta rule heads of v.
     pub heads: u32,
-    /// Key/value heads.
+    /// Key/value heads; of a delta rule heads of q and k.
     pub kv_heads: u32,
     /// The same two of the program, where these are a machine's share.
     pub heads_all: [u32; 2],
-    /// Features of a head.
+    /// Features of a head; of a delta rule those of a head of v.
     pub head_dim: u32,
+    /// Features of a head of q and k that do not turn, the last ones.
+    pub still: u32,
+    /// Attention's output is gated.
+    pub gated: bool,
+    /// A delta rule in place of attention.
+    pub delta: Option<Delta>,
     /// MLP width.
     pub ffn: u32,
     /// The same of the program.
@@ -188,6 +195,15 @@ impl Class {
         self.heads / self.kv_heads
     }
 
+    /// Rows of the products with the layer's input, where a head is so wide.
+    pub const fn input_rows(&self, head_dim: u32) -> u32 {
+        match &self.delta {
+            Some(delta) => self.kv_heads * delta.rows(self.group(), head_dim),
+            None if self.gated => 2 * (self.heads + self.kv_heads) * head_dim,
+            None => (self.heads + 2 * self.kv_heads) * head_dim,
+        }
+    }
+
     /// Heads whose norms of q, and of k, have weights of their own.
     pub const fn normed_heads(&self) -> [u32; 2] {
         match self.head_norm {
@@ -264,6 +280,8 @@ pub struct Extras {
     pub shared: [u32; 3],
     /// The row whose product scales it.
     pub shared_scale: u32,
+    /// Of a delta rule.
+    pub delta: delta::Tensors,
 }
 
 impl Default for Extras {
@@ -277,6 +295,7 @@ impl Default for Extras {
             biases: [NONE; 3],
             shared: [NONE; 3],
             shared_scale: NONE,
+            delta: delta::Tensors::default(),
         }
     }
 }
@@ -299,7 +318,7 @@ pub struct LatentTensors {
 pub struct Layer {
     /// Index into [`Model::classes`].
     pub class: usize,
-    /// q, k, v.
+    /// q, k, v; of a delta rule its one matrix, or [`NONE`].
     pub qkv: [u32; 3],
     /// Their biases, or [`NONE`].
     pub biases: [u32; 3],
@@ -334,6 +353,7 @@ impl Layer {
         let of = |pick: fn(&LatentTensors) -> Vec<u32>| latent.as_ref().map_or_else(Vec::new, pick);
         let all = match matrix {
             Matrix::Qkv => self.qkv.to_vec(),
+            Matrix::Gates => vec![extras.delta.gates],
             Matrix::LatentDown => of(|l| l.down.to_vec()),
             Matrix::QueryUp => of(|l| vec![l.query]),
             Matrix::KeyUp | Matrix::ValueUp => of(|l| vec![l.up]),
@@ -473,8 +493,8 @@ impl Model {
     fn coded_of(&self, program: &Program, class: usize) -> [Stored; Matrix::COUNT] {
         let experts = self.classes[class].experts.map_or(1, |e| e.count);
         Matrix::ALL.map(|matrix| {
-            // The router's logits are as good as its numbers.
-            if matrix == Matrix::Router {
+            // The router's logits, and gates, are as good as their numbers.
+            if matches!(matrix, Matrix::Router | Matrix::Gates) {
                 return None;
             }
             let count = if matrix.is_experts() { experts } else { 1 };
@@ -564,19 +584,20 @@ fn layers(
     lanes: (u32, bool),
 ) -> Result<(Vec<Class>, Vec<Layer>, bool)> {
     let program = steps.program;
-    let (mut classes, mut layers) = (Vec::new(), Vec::new());
+    let (mut classes, mut layers): (Vec<Class>, Vec<Layer>) = (Vec::new(), Vec::new());
     let mut interleaved = false;
     while steps.at_layer() {
         let first = steps.at;
         let phases = steps.layer()?;
         phases.known(program, first)?;
-        let turns = phases.mixer.rotary().interleaved;
-        if layers.is_empty() {
+        if let Some(Rotary { interleaved: turns, .. }) = phases.mixer.rotary() {
+            let known = layers.iter().any(|l: &Layer| classes[l.class].delta.is_none());
+            if known && interleaved != turns {
+                return refuse(first, "rotary pairs differ from layer to layer".to_owned());
+            }
             interleaved = turns;
-        } else if interleaved != turns {
-            return refuse(first, "rotary pairs differ from layer to layer".to_owned());
         }
-        let class = Class::read(program.dims.lanes, &phases, ranks)?;
+        let class = Class::read(program, &phases, ranks)?;
         let index = classes.iter().position(|c| *c == class).unwrap_or(classes.len());
         if index == classes.len() {
             classes.push(class);
@@ -595,7 +616,7 @@ struct Steps<'a> {
     at: usize,
 }
 
-/// The phases of a layer: attention, then an mlp.
+/// The phases of a layer: attention or a delta rule, then an mlp.
 struct Phases<'a> {
     mixer: Mixer<'a>,
     output: &'a Project,
@@ -609,6 +630,10 @@ enum Mixer<'a> {
         qkv: &'a Qkv,
         attend: &'a Attend,
     },
+    Delta {
+        input: &'a DeltaIn,
+        rule: &'a DeltaRule,
+    },
     Latent {
         down: &'a LatentDown,
         query: &'a LatentQuery,
@@ -618,10 +643,11 @@ enum Mixer<'a> {
 }
 
 impl Mixer<'_> {
-    fn rotary(&self) -> Rotary {
+    fn rotary(&self) -> Option<Rotary> {
         match self {
-            Self::Attention { qkv, .. } => qkv.rotary,
-            Self::Latent { down, .. } => down.rotary,
+            Self::Attention { qkv, .. } => Some(qkv.rotary),
+            Self::Delta { .. } => None,
+            Self::Latent { down, .. } => Some(down.rotary),
         }
     }
 
@@ -629,6 +655,7 @@ impl Mixer<'_> {
     fn norm(&self) -> Option<u32> {
         match self {
             Self::Attention { qkv, .. } => qkv.norm,
+            Self::Delta { input, .. } => input.norm,
             Self::Latent { down, .. } => down.norm,
         }
     }
@@ -637,28 +664,34 @@ impl Mixer<'_> {
     fn state(&self) -> (StateAt, u32) {
         match self {
             Self::Attention { qkv, attend } => (qkv.state, attend.window.unwrap_or(0)),
+            Self::Delta { rule, .. } => (rule.state, 0),
             Self::Latent { down, .. } => (down.state, 0),
         }
     }
 
     /// Refuses what there is no code for yet; `first` is its first step.
     fn known(&self, program: &Program, first: usize) -> Result<()> {
-        let table = self.rotary().table;
-        let features = 2 * program.tensors.get(table as usize).map_or(0, |t| t.cols);
+        let table = self.rotary().and_then(|rotary| program.tensors.get(rotary.table as usize));
+        let features = 2 * table.map_or(0, |t| t.cols);
         if self.norm().is_none() {
             return refuse(first, "attention without a norm before it".to_owned());
         }
-        let has_sinks = match self {
+        let one_lane = match self {
             Self::Attention { qkv, attend } => {
-                let dim = qkv.heads.dim;
-                if features != dim {
+                let (dim, gated) = (qkv.heads.dim, qkv.gates.is_some());
+                let whole = features == dim || (features < dim && qkv.head_norms.is_some());
+                if !whole {
                     let detail = format!("qkv turns {features} features of {dim}, all wanted");
                     return refuse(first, detail);
                 }
-                if qkv.gates.is_some() {
-                    return refuse(first, "qkv with gates of attention's output".to_owned());
+                if gated != attend.gates.is_some() {
+                    return refuse(first + 1, "gates that are not used".to_owned());
                 }
-                attend.sinks.is_some()
+                attend.sinks.is_some() || gated
+            }
+            Self::Delta { rule, .. } => {
+                Delta::of(rule.heads).known().or_else(|got| refuse(first + 1, got))?;
+                true
             }
             Self::Latent { down, .. } => {
                 if down.query.is_none() {
@@ -671,8 +704,8 @@ impl Mixer<'_> {
                 false
             }
         };
-        if has_sinks && program.dims.lanes > 1 {
-            return refuse(first + 1, "lanes with sinks".to_owned());
+        if one_lane && program.dims.lanes > 1 {
+            return refuse(first + 1, "lanes with sinks, gates or delta rules".to_owned());
         }
         Ok(())
     }
@@ -804,7 +837,9 @@ impl Phases<'_> {
 
 impl<'a> Steps<'a> {
     fn at_layer(&self) -> bool {
-        let starts = |kind| matches!(kind, StepKind::Qkv(_) | StepKind::LatentDown(_));
+        let starts = |kind| {
+            matches!(kind, StepKind::Qkv(_) | StepKind::DeltaIn(_) | StepKind::LatentDown(_))
+        };
         self.program.steps.get(self.at).is_some_and(|step| starts(step.kind))
     }
 
@@ -834,6 +869,12 @@ impl<'a> Steps<'a> {
             StepKind::Qkv(qkv) => {
                 let StepKind::Attend(attend) = self.next()? else { return self.refuse("attend") };
                 Mixer::Attention { qkv, attend }
+            }
+            StepKind::DeltaIn(input) => {
+                let StepKind::DeltaRule(rule) = self.next()? else {
+                    return self.refuse("delta_rule");
+                };
+                Mixer::Delta { input, rule }
             }
             StepKind::LatentDown(down) => {
                 let StepKind::LatentQuery(query) = self.next()? else {
@@ -875,40 +916,57 @@ impl<'a> Steps<'a> {
 }
 
 impl Class {
-    fn read(lanes: u32, phases: &Phases<'_>, ranks: u32) -> Result<Self> {
-        let (Heads { query, kv, dim }, latent) = match &phases.mixer {
-            Mixer::Attention { qkv, .. } => (qkv.heads, None),
+    fn read(program: &Program, phases: &Phases<'_>, ranks: u32) -> Result<Self> {
+        let (ffn, experts) = (phases.mlp.ffn(), phases.mlp.experts());
+        let whole = Self {
+            heads: 0,
+            kv_heads: 0,
+            heads_all: [0, 0],
+            head_dim: 0,
+            still: 0,
+            gated: false,
+            delta: None,
+            ffn,
+            ffn_all: ffn,
+            head_norm: None,
+            bias: false,
+            output_bias: phases.output.bias.is_some(),
+            sinks: false,
+            rope: phases.mixer.rotary().map_or(NONE, |rotary| rotary.table),
+            latent: None,
+            experts,
+        };
+        let whole = match &phases.mixer {
+            Mixer::Attention { qkv, attend } => {
+                let Heads { query, kv, dim } = qkv.heads;
+                let table = program.tensors.get(qkv.rotary.table as usize);
+                Self {
+                    heads: query,
+                    kv_heads: kv,
+                    head_dim: dim,
+                    still: dim - 2 * table.map_or(0, |t| t.cols),
+                    gated: qkv.gates.is_some(),
+                    head_norm: qkv.head_norms.map(|_| qkv.norm_span),
+                    bias: qkv.biases.is_some(),
+                    sinks: attend.sinks.is_some(),
+                    rope: qkv.rotary.table,
+                    ..whole
+                }
+            }
             Mixer::Latent { down, attend, .. } => {
                 let LatentHeads { count, rank, plain, turned, value } = down.heads;
                 let (query_rank, eps, scale) = (down.width, down.eps, attend.scale);
-                let latent = Latent { query_rank, rank, plain, turned, eps, scale };
-                (Heads { query: count, kv: 1, dim: value }, Some(latent))
+                let latent = Some(Latent { query_rank, rank, plain, turned, eps, scale });
+                Self { heads: count, kv_heads: 1, head_dim: value, latent, ..whole }
+            }
+            Mixer::Delta { rule, .. } => {
+                let DeltaHeads { keys, values, value_dim, .. } = rule.heads;
+                let delta = Some(Delta::of(rule.heads));
+                Self { heads: values, kv_heads: keys, head_dim: value_dim, delta, ..whole }
             }
         };
-        let qkv = match &phases.mixer {
-            Mixer::Attention { qkv, .. } => Some(*qkv),
-            Mixer::Latent { .. } => None,
-        };
-        let sinks = match &phases.mixer {
-            Mixer::Attention { attend, .. } => attend.sinks.is_some(),
-            Mixer::Latent { .. } => false,
-        };
-        let (ffn, experts) = (phases.mlp.ffn(), phases.mlp.experts());
-        let whole = Self {
-            heads: query,
-            kv_heads: kv,
-            heads_all: [query, kv],
-            head_dim: dim,
-            ffn,
-            ffn_all: ffn,
-            head_norm: qkv.and_then(|qkv| qkv.head_norms.map(|_| qkv.norm_span)),
-            bias: qkv.is_some_and(|qkv| qkv.biases.is_some()),
-            output_bias: phases.output.bias.is_some(),
-            sinks,
-            rope: phases.mixer.rotary().table,
-            latent,
-            experts,
-        };
+        let (query, kv, lanes) = (whole.heads, whole.kv_heads, program.dims.lanes);
+        let whole = Self { heads_all: [query, kv], ..whole };
         if lanes > 1 || ranks == 1 {
             return Ok(whole);
         }
@@ -950,8 +1008,9 @@ impl Layer {
     ) -> Result<Self> {
         let Phases { mixer, output, second, mlp } = phases;
         let rows_of = |t: u32| program.tensors.get(t as usize).map_or(1, |t: &Tensor| t.rows);
+        let mut extras = Extras { output_bias: output.bias.unwrap_or(NONE), ..Extras::default() };
         let (mut qkv, mut biases, mut head_norms) = ([NONE; 3], [NONE; 3], [NONE; 2]);
-        let (mut sinks, mut latent) = (NONE, None);
+        let mut latent = None;
         match mixer {
             Mixer::Attention { qkv: of, attend } => {
                 if of.head_norms.into_iter().flatten().any(|norm| rows_of(norm) != 1) {
@@ -960,7 +1019,11 @@ impl Layer {
                 }
                 (qkv, biases) = (of.weights, of.biases.unwrap_or([NONE; 3]));
                 head_norms = of.head_norms.unwrap_or([NONE; 2]);
-                sinks = attend.sinks.unwrap_or(NONE);
+                extras.sinks = attend.sinks.unwrap_or(NONE);
+            }
+            Mixer::Delta { input, rule } => {
+                qkv[0] = input.weights[0];
+                extras.delta = delta::Tensors::of(input, rule);
             }
             Mixer::Latent { down, query, up, .. } => {
                 let [weight, norm] = down.query.unwrap_or([NONE; 2]);
@@ -980,8 +1043,6 @@ impl Layer {
             Join::Delayed { layers, .. } => (1.0, if sliced { 0 } else { layers as i32 }),
         };
         let shares = |p: &Project| sliced || p.keep.is_some() || p.join == Join::Sum;
-        let mut extras =
-            Extras { output_bias: output.bias.unwrap_or(NONE), sinks, ..Extras::default() };
         // Experts' outputs are summed at once.
         let (gate_up, down, of_down) = match mlp {
             Mlp::Dense { gate_up, down } => {
@@ -1026,6 +1087,10 @@ impl Layer {
 
 /// Pools of pages that tables have room for.
 fn pools(program: &Program) -> Result<u32> {
+    let kept = |group: &&PageGroup| group.is_recurrent() && group.layers > 0;
+    if program.groups.iter().filter(kept).count() > 1 {
+        return refuse(1, "recurrent states of several shapes, one wanted".to_owned());
+    }
     match program.groups.len() {
         // Tables have two rows also where one is empty.
         groups @ ..=MOST_POOLS => Ok(groups.max(2) as u32),
@@ -1034,16 +1099,18 @@ fn pools(program: &Program) -> Result<u32> {
 }
 
 /// Bytes of one KV page of a group on all of so many machines, each of which has whole kv heads
-/// with what that pads, in so many halves a number; heads that do not divide are refused later.
-pub fn page_bytes(group: &PageGroup, ranks: u32, parts: u32) -> u64 {
+/// with what that pads, in so many halves a number; heads that do not divide are refused later. Of
+/// a recurrent state on machines of so many blocks, at most.
+pub fn page_bytes(group: &PageGroup, (ranks, blocks): (u32, u32), parts: u32) -> u64 {
     let width = match state_of(group, ranks) {
         StateKind::KeysValues { lanes, kv_heads, head_dim, .. } => {
             2 * u64::from(lanes * kv_heads) * u64::from(head_dim.next_multiple_of(32))
         }
         // Each machine has all of them.
         StateKind::Latents { width, .. } => u64::from(ranks * width.next_multiple_of(8)),
-        // No kernel keeps such a state: lowering refuses what has one.
-        StateKind::Recurrent { .. } => return group.page_bytes(),
+        StateKind::Recurrent { lanes, heads } => {
+            return u64::from(group.layers * lanes) * delta::most_bytes(heads, blocks);
+        }
     };
     u64::from(group.layers) * width * PAGE as u64 * 2 * u64::from(parts)
 }
@@ -1072,11 +1139,11 @@ mod tests {
         };
         // Keys and values of 64 positions of one head in three layers, as halves.
         let one = 3 * 2 * 64 * 128 * 2;
-        assert_eq!(page_bytes(&group(128), 1, 1), 2 * one);
-        assert_eq!(page_bytes(&group(128), 8, 1), 8 * one);
-        assert_eq!(page_bytes(&group(128), 8, 2), 16 * one, "two halves a number");
+        assert_eq!(page_bytes(&group(128), (1, 1), 1), 2 * one);
+        assert_eq!(page_bytes(&group(128), (8, 1), 1), 8 * one);
+        assert_eq!(page_bytes(&group(128), (8, 1), 2), 16 * one, "two halves a number");
         // Heads are padded to whole tiles.
-        assert_eq!(page_bytes(&group(40), 8, 1), 8 * one / 2);
+        assert_eq!(page_bytes(&group(40), (8, 1), 1), 8 * one / 2);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use super::delta::{self, DeltaPartition};
 use super::matrix::Matrix;
 use super::model::{Class, Experts, Latent, Layer, Model, Stored};
 use super::parts::Parts;
@@ -47,6 +48,8 @@ pub struct ClassPartition {
     pub tilings: [Option<Tiling>; Matrix::COUNT],
     /// Where there are experts.
     pub experts: Option<ExpertsPartition>,
+    /// Where there is a delta rule.
+    pub delta: Option<DeltaPartition>,
 }
 
 /// Sizes of attention over latents, padded.
@@ -120,11 +123,16 @@ impl ClassPartition {
         };
         Self {
             head_dim: rows.head_dim,
-            rope_dim: rows.latent.map_or(rows.head_dim, |latent| latent.turned),
+            rope_dim: match (&rows.latent, &rows.delta) {
+                (Some(latent), _) => latent.turned,
+                (None, Some(_)) => 0,
+                (None, None) => rows.head_dim,
+            },
             ffn: rows.ffn,
             latent: rows.latent,
-            kv_splits: most.min(each / class.kv_heads),
+            kv_splits: if rows.delta.is_some() { 1 } else { most.min(each / class.kv_heads) },
             combine_by_owners,
+            delta: rows.delta,
             tilings,
             experts: class.experts.map(experts),
         }
@@ -192,6 +200,11 @@ impl ClassPartition {
         self.tilings[matrix as usize].as_ref().map_or(0, |t| t.part_floats(columns))
     }
 
+    /// Whether it is attention over keys and values.
+    pub const fn attends(&self) -> bool {
+        self.latent.is_none() && self.delta.is_none()
+    }
+
     /// Numbers of the vector of activations of one column.
     pub const fn activations(&self) -> u32 {
         match self.experts {
@@ -255,7 +268,7 @@ pub(super) const PARTS_A: &[Matrix] = &[
 ];
 /// See above.
 pub(super) const PARTS_B: &[Matrix] =
-    &[Matrix::Output, Matrix::SharedGateUp, Matrix::SharedDown, Matrix::Down];
+    &[Matrix::Gates, Matrix::Output, Matrix::SharedGateUp, Matrix::SharedDown, Matrix::Down];
 
 /// Shared memory besides vectors, parts and ring, about: by this, slots are chosen; what fits in
 /// the end is the layout's to say.
@@ -312,6 +325,7 @@ struct Rows {
     /// Of the shared expert.
     shared: u32,
     latent: Option<LatentPartition>,
+    delta: Option<DeltaPartition>,
     head_dim: u32,
     layers: u32,
 }
@@ -322,17 +336,21 @@ impl Rows {
         let head_dim = class.head_dim.next_multiple_of(32);
         let ffn = class.ffn.next_multiple_of(unit);
         let attn = class.heads * head_dim;
-        let few = class.group() <= 8 || class.latent.is_some();
+        let few = class.group() <= 8 || class.latent.is_some() || class.delta.is_some();
         let good = attn.is_multiple_of(unit) && few;
         let mut latent = class.latent.map(|of| LatentPartition::new(&of, unit));
+        let delta = match &class.delta {
+            Some(of) => {
+                let unit = delta::unit((class.heads, each), of, head_dim, 32 * common.warps)?;
+                Some(DeltaPartition::new(class.heads, unit, each))
+            }
+            None => None,
+        };
         let beside = class.experts.and_then(|e| e.shared);
         let shared = beside.map_or(0, |of| of.ffn.next_multiple_of(unit));
         let times = class.experts.map_or(1, |e| e.chosen);
         let mut all = match &mut latent {
-            None => {
-                let qkv = attn + 2 * class.kv_heads * head_dim;
-                vec![(Matrix::Qkv, share(qkv, each, 2), hidden)]
-            }
+            None => vec![(Matrix::Qkv, share(class.input_rows(head_dim), each, 2), hidden)],
             Some(of) => {
                 let keys = share_heads(of.rank, class.heads, each);
                 let values = share_heads(head_dim, class.heads, each);
@@ -347,6 +365,9 @@ impl Rows {
                 ]
             }
         };
+        if let Some(delta) = &delta {
+            all.push((Matrix::Gates, 2 * delta.each, hidden));
+        }
         all.push((Matrix::Output, residual, attn));
         if let Some(experts) = class.experts {
             all.push((Matrix::Router, share(experts.logits(), each, 2), hidden));
@@ -365,12 +386,12 @@ impl Rows {
         };
         let products = all.into_iter().map(product).collect();
         let layers = model.layers_of(at);
-        good.then_some(Self { products, attn, ffn, shared, latent, head_dim, layers })
+        good.then_some(Self { products, attn, ffn, shared, latent, delta, head_dim, layers })
     }
 
-    /// All products but the router's few rows.
+    /// All products but those of few rows.
     fn heavy(&self) -> impl Iterator<Item = &Product> {
-        self.products.iter().filter(|p| p.matrix != Matrix::Router)
+        self.products.iter().filter(|p| !matches!(p.matrix, Matrix::Router | Matrix::Gates))
     }
 
     /// Whether some of its weights have 4 bits.
@@ -571,6 +592,7 @@ fn encoding_of(
     };
     let parts = match matrix {
         Matrix::Qkv
+        | Matrix::Gates
         | Matrix::LatentDown
         | Matrix::Router
         | Matrix::SharedGateUp
@@ -596,15 +618,19 @@ fn encoding_of(
     };
     let most = match matrix {
         Matrix::Qkv => {
-            let of_block = (rows + head_dim).saturating_sub(2) / head_dim + 1;
-            of_block * touched(stored, class.head_dim)
+            // Neighbouring stored rows of which a block's are parts: the shortest, and the longest.
+            let [short, long] = match &class.delta {
+                Some(delta) => [head_dim.min(delta.key_dim), class.head_dim.max(delta.key_dim)],
+                None => [head_dim, class.head_dim],
+            };
+            ((rows + short).saturating_sub(2) / short + 1) * touched(stored, long)
         }
         // Of two tensors, or of rows that stand in another order.
         Matrix::LatentDown | Matrix::QueryUp | Matrix::KeyUp | Matrix::ValueUp => {
             2 * touched(stored, rows) + 2
         }
         Matrix::SharedGateUp | Matrix::GateUp => 2 * touched(stored, rows / 2),
-        Matrix::Output | Matrix::Router | Matrix::SharedDown | Matrix::Down => {
+        Matrix::Gates | Matrix::Output | Matrix::Router | Matrix::SharedDown | Matrix::Down => {
             touched(stored, rows)
         }
     };
@@ -646,7 +672,8 @@ impl Partition {
         tuning: Tuning,
     ) -> Result<Self> {
         let most = machine.multiprocessors / model.lanes;
-        let kv_heads = model.classes.iter().map(|c| c.kv_heads).max().unwrap_or(1);
+        let attends = model.classes.iter().filter(|c| c.delta.is_none());
+        let kv_heads = attends.map(|c| c.kv_heads).max().unwrap_or(1);
         let least = kv_heads.max(1);
         if most < least {
             return refuse(format!(
@@ -724,8 +751,10 @@ impl Partition {
         let owners = model.lanes_all() == 1 && warps == 8;
         let each_class = model.classes.iter().zip(&rows).zip(tilings);
         let classes = each_class.map(|((class, rows), tilings)| {
-            // Beside experts' bytes a block without a share costs nothing.
-            let owners = owners && (common.experts || (rows.attn / 2).is_multiple_of(each));
+            // Beside experts' bytes a block without a share costs nothing; the outputs of a delta
+            // rule are whole as they are.
+            let none = common.experts || rows.delta.is_some();
+            let owners = owners && (none || (rows.attn / 2).is_multiple_of(each));
             ClassPartition::new(class, rows, tilings, (owners, each), &tuning)
         });
         let mut partition = Self {
@@ -768,10 +797,10 @@ impl Partition {
             };
             // All columns' at once.
             let shared = c.experts.map_or(0, |e| columns * e.shared);
-            let latent = c
-                .latent
-                .map_or(0, |latent| columns * latent.widest().max(c.tiling(Matrix::Output).k));
-            kept(c.tiling(Matrix::Output)).max(down).max(shared).max(latent)
+            let latent = c.latent.map_or(0, |latent| columns * latent.widest());
+            let output = c.tiling(Matrix::Output);
+            let output = if c.attends() { kept(output) } else { columns * output.k };
+            output.max(down).max(shared).max(latent)
         };
         let narrow = self.classes.iter().map(narrow).max().unwrap_or(0);
         let (vectors, parts) = (columns * model.parts, model.parts);
@@ -795,7 +824,9 @@ impl Partition {
             self.classes.iter().map(|c| 4 * c.expert_floats(columns)).max().unwrap_or(0);
         let wide = widest(PARTS_A).max(parts(&self.head)).max(tail);
         let wide = wide.max(of_experts);
-        let parts = wide + widest(PARTS_B);
+        let delta = |d: &DeltaPartition| 4 * d.floats(self.warps, columns);
+        let deltas = self.classes.iter().filter_map(|c| c.delta.as_ref());
+        let parts = wide + widest(PARTS_B) + deltas.map(delta).max().unwrap_or(0);
         self.vector_bytes(model, columns) + parts + 2 * self.slot_bytes + OTHERS_BYTES
     }
 
@@ -838,6 +869,9 @@ impl Partition {
     /// Whether pages fit the ring's slots, and shared memory what joins them (stream.h).
     fn streams(&self, model: &Model, columns: u32) -> bool {
         let room = |(class, p): (&Class, &ClassPartition)| {
+            if p.delta.is_some() {
+                return 0;
+            }
             let heads =
                 if columns > 1 { self.warps * (class.group() + 2) * p.head_dim * 2 } else { 0 };
             heads + self.warps * (p.head_dim / 16) * 8 * class.group().div_ceil(2) * 16
@@ -845,7 +879,9 @@ impl Partition {
         let room = model.classes.iter().zip(&self.classes).map(room).max().unwrap_or(0);
         let there = room <= self.vector_bytes(model, columns);
         let own = if there { 0 } else { room };
-        self.classes.iter().all(|c| PAGE as u32 * c.head_dim * 2 <= self.slot_bytes)
+        self.classes
+            .iter()
+            .all(|c| c.delta.is_some() || PAGE as u32 * c.head_dim * 2 <= self.slot_bytes)
             && self.shared_bytes(model, columns) + own <= self.shared_max
     }
 
@@ -853,7 +889,8 @@ impl Partition {
     /// short, loads are sooner as long as no block has two pages; then both make the same bits.
     pub fn streams_from(&self, model: &Model) -> u32 {
         let long = self.read_bytes(model) >= self.tuning.long_stream_bytes;
-        let splits = self.classes.iter().map(|c| c.kv_splits).min().unwrap_or(0);
+        let attend = self.classes.iter().filter(|c| c.delta.is_none());
+        let splits = attend.map(|c| c.kv_splits).min().unwrap_or(0);
         if long {
             0
         } else {
@@ -1029,6 +1066,14 @@ impl fmt::Display for Partition {
             };
             for (name, s) in class.matrices() {
                 matrix(format!("{name:?}"), s)?;
+            }
+            if let Some(DeltaPartition { unit, units, each, .. }) = &class.delta {
+                writeln!(
+                    f,
+                    "    delta rule: {units} units of {} columns, {each} a block, {} bytes of a \
+                     sequence each",
+                    unit.cols, unit.bytes
+                )?;
             }
             if let Some(e) = &class.experts {
                 writeln!(

@@ -3,10 +3,11 @@
 use std::fmt::{Debug, Write as _};
 use std::ops::Range;
 
+use super::delta::{Delta, DeltaPartition};
 use super::layout::{ClassLayout, Layout};
 use super::matrix::Matrix;
-use super::model::Model;
-use super::partition::Partition;
+use super::model::{Class, Model};
+use super::partition::{ClassPartition, Partition};
 use super::segments::{layers, page_bytes, segments, Source};
 use super::tiling::{StoredBits, Tiling};
 use crate::abi::NormSpan;
@@ -56,12 +57,18 @@ fn ranges(numbers: impl Iterator<Item = usize>) -> String {
 
 fn classes(out: &mut String, model: &Model, partition: &Partition) {
     for (number, (class, part)) in model.classes.iter().zip(&partition.classes).enumerate() {
+        if let (Some(of), Some(delta)) = (&class.delta, &part.delta) {
+            delta_rule(out, model, (number, class, part), (of, delta));
+            continue;
+        }
         let of = (0..model.layer.len()).filter(|layer| model.layer[*layer].class == number);
         let norms = |span| class.head_norm == Some(span);
         let with = [
             (class.bias, ", biases"),
             (norms(NormSpan::Head), ", head norms"),
             (norms(NormSpan::AllHeads), ", norms over all heads"),
+            (class.gated, ", gated"),
+            (class.still > 0, ", turned in part"),
         ];
         let with: String = with.into_iter().filter_map(|(on, what)| on.then_some(what)).collect();
         say!(
@@ -93,6 +100,41 @@ fn classes(out: &mut String, model: &Model, partition: &Partition) {
             );
         }
     }
+}
+
+/// A class with a delta rule: its heads, their units, and what a block keeps of a sequence.
+fn delta_rule(
+    out: &mut String,
+    model: &Model,
+    (number, class, part): (usize, &Class, &ClassPartition),
+    (of, delta): (&Delta, &DeltaPartition),
+) {
+    let layers = (0..model.layer.len()).filter(|layer| model.layer[*layer].class == number);
+    let DeltaPartition { unit, units, each, .. } = delta;
+    say!(
+        out,
+        "class {number}   layers {}: delta rule, {} heads of {} (padded {}) on {} of {}, {} taps, \
+         mlp {} (padded {})",
+        ranges(layers),
+        class.heads,
+        class.head_dim,
+        part.head_dim,
+        class.kv_heads,
+        of.key_dim,
+        of.taps,
+        class.ffn,
+        part.ffn
+    );
+    say!(
+        out,
+        "state     class {number}: {units} units of {} columns, {each} of a block, {} bytes of a \
+         sequence each; {} threads, of a column {}, hold {} numbers",
+        unit.cols,
+        unit.bytes,
+        unit.threads,
+        unit.lanes,
+        unit.held * unit.turns
+    );
 }
 
 /// Classes with experts, and by what the residual is divided.

@@ -124,9 +124,12 @@ pub fn layer_stages(model: &Model, partition: &Partition) -> u32 {
     model.layer.iter().map(|l| partition.classes[l.class].stages()).sum()
 }
 
-/// Bytes of keys and values of a layer in a page of its pool.
+/// Bytes of a layer in a page of its pool: keys and values, or a copy of its state.
 fn page_share(model: &Model, partition: &Partition, layer: &Layer) -> u32 {
     let (class, part) = (&model.classes[layer.class], &partition.classes[layer.class]);
+    if let Some(delta) = &part.delta {
+        return delta.state_bytes();
+    }
     if let Some(latent) = &class.latent {
         return latent.kept() * PAGE as u32 * 2 * model.parts;
     }
@@ -139,6 +142,12 @@ pub fn page_bytes(model: &Model, partition: &Partition) -> [u32; MOST_POOLS] {
         let of_pool = model.layer.iter().filter(|layer| layer.pool[0] as usize == pool);
         of_pool.map(|layer| page_share(model, partition, layer)).sum()
     })
+}
+
+/// Bytes of the states that a sequence goes on with: one is read, the other written.
+pub fn working_bytes(model: &Model, partition: &Partition) -> u64 {
+    let kept = model.layer.iter().filter(|l| partition.classes[l.class].delta.is_some());
+    2 * kept.map(|layer| u64::from(page_share(model, partition, layer))).sum::<u64>()
 }
 
 /// What differs between layers, as launches have it.
@@ -167,7 +176,7 @@ pub fn layers(model: &Model, partition: &Partition) -> Vec<wire::Layer> {
             extras,
         };
         norm += l.norms[0].rows + l.norms[1].rows;
-        head_norms += class.head_norm_words(part.head_dim);
+        head_norms += model.parts * class.head_norm_words(part.head_dim);
         if class.bias {
             biases += part.tiling(Matrix::Qkv).rows * partition.blocks;
         }

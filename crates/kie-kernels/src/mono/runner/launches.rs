@@ -242,5 +242,7 @@ pub(super) fn sequence(
         frequency: s.frequency_penalty,
         top_k: s.top_k,
         emitted: slot.emitted,
+        state: slot.recurrent.ask(slot.next),
+        padding: 0,
     }
 }

@@ -41,6 +41,8 @@ struct InFlight {
     /// How it is measured, if it is.
     mode: Option<Mode>,
     since: Instant,
+    /// Slots whose recurrent states go on, and from which positions.
+    from: Vec<(usize, usize)>,
     /// The end of a prompt stands before the tokens.
     behind_prompt: bool,
     /// Asked to leave.
@@ -51,8 +53,8 @@ struct InFlight {
 impl InFlight {
     fn new((flights, mode): Started, work: Work, steps: u32) -> Self {
         let (since, watch) = (Instant::now(), Watch::new());
-        let (behind_prompt, leaving) = (false, false);
-        Self { flights, work, steps, mode, since, behind_prompt, leaving, watch }
+        let (behind_prompt, leaving, from) = (false, false, Vec::new());
+        Self { flights, work, steps, mode, since, from, behind_prompt, leaving, watch }
     }
 }
 
@@ -173,7 +175,7 @@ impl Runner {
 
     /// A launch has ended.
     fn complete(&mut self, launch: InFlight) -> Result<()> {
-        let InFlight { flights, work, steps, mode, since, behind_prompt, .. } = launch;
+        let InFlight { flights, work, steps, mode, since, from, behind_prompt, .. } = launch;
         drop(flights);
         if let Some(error) = hang::of_ended(&self.launches.expired_waits()?) {
             return Err(error);
@@ -218,11 +220,18 @@ impl Runner {
                     self.schedule.logits.push_front(command);
                     return Ok(());
                 }
-                let (_, count) = logits_range(command);
+                let (first, count) = logits_range(command);
+                let state = &mut self.schedule.slots[command.slot as usize].recurrent;
+                state.advance(first, first + count);
                 let mut logits = vec![0.0; count * self.first().dims.vocab as usize];
                 self.launches.read_logits(0, &mut logits)?;
                 self.delivery.publish_logits(command.slot as usize, logits);
+                return Ok(());
             }
+        }
+        for (slot, from) in from {
+            let slot = &mut self.schedule.slots[slot];
+            slot.recurrent.advance(from, slot.next);
         }
         Ok(())
     }
@@ -316,7 +325,8 @@ impl Runner {
         let share = columns - slots.len();
         let (mut column, dump) = self.sequences(&slots);
         let (row, position) = (index as u32, first as u32);
-        column[slots.len()..].fill(Sequence { row, position, ..Sequence::default() });
+        let state = self.schedule.slots[index].recurrent.ask(first);
+        column[slots.len()..].fill(Sequence { row, position, state, ..Sequence::default() });
         let steps = if dump { 1 } else { count.div_ceil(share) } as u32;
         let (mixed, prompt) = (MixedPrompt { slot: index, count, share }, count as u32);
         let (columns, live) = (columns as u32, slots.len() as u32);
@@ -398,8 +408,9 @@ impl Runner {
         self.write_prompt(index, position, count)?;
         let count = count as u32;
         // Every column is of this sequence, whose pages it finds by its own row.
+        let state = self.schedule.slots[index].recurrent.ask(position);
         let (row, position) = (index as u32, position as u32);
-        let column = [Sequence { row, position, ..Sequence::default() }; 8];
+        let column = [Sequence { row, position, state, ..Sequence::default() }; 8];
         let steps = count.div_ceil(columns);
         let logits = matches!(work, Work::Logits(..)).then_some(steps * columns);
         // What a token's launch would take.
@@ -462,7 +473,14 @@ impl Runner {
     fn launch(&mut self, ask: &Ask, work: Work) -> Result<()> {
         let measured = matches!(work, Work::Tokens(_)) && ask.columns == 1;
         let started = self.launches.decode(ask, measured)?;
-        self.in_flight = Some(InFlight::new(started, work, ask.steps));
+        let next = |slot: &usize| (*slot, self.schedule.slots[*slot].next);
+        let from = match &work {
+            Work::Tokens(slots) => slots.iter().map(next).collect(),
+            Work::Mixed(slots, prompt) => slots.iter().chain([&prompt.slot]).map(next).collect(),
+            Work::Prompt(slot, _) => vec![next(slot)],
+            Work::Layers(..) | Work::Logits(_) => Vec::new(),
+        };
+        self.in_flight = Some(InFlight { from, ..InFlight::new(started, work, ask.steps) });
         Ok(())
     }
 }

@@ -39,6 +39,8 @@ pub(super) struct Slot {
     /// still to be written.
     pub token: Option<u32>,
     pub generated: usize,
+    /// Recurrent states of the row.
+    pub recurrent: Recurrent,
     /// Tokens that the row's ring ever held.
     pub emitted: u32,
     /// Order of arrival.
@@ -48,6 +50,29 @@ pub(super) struct Slot {
     pub cancelled: bool,
     /// Why it ended, once its last record is published.
     pub end: Option<SlotEnd>,
+}
+
+/// Of a row's two recurrent states, the one that is current, and the position behind which it is:
+/// a launch reads it, or a copy in a page, and writes the other one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Recurrent {
+    pub half: u32,
+    pub position: usize,
+}
+
+impl Recurrent {
+    /// What a launch from `position` on is told (`wire::Sequence`).
+    pub fn ask(&self, position: usize) -> u32 {
+        1 - self.half | u32::from(position != self.position) << 1
+    }
+
+    /// A launch wrote the other state, behind the position before `position`, if it went anywhere
+    /// from `from`.
+    pub fn advance(&mut self, from: usize, position: usize) {
+        if position > from {
+            (self.half, self.position) = (1 - self.half, position);
+        }
+    }
 }
 
 impl Slot {

@@ -1,0 +1,409 @@
+// The gated delta rule in place of attention (Yang, Kautz and Hatamizadeh, "Gated Delta Networks",
+// 2024). q, k and v are silu of a convolution over positions, channel by channel; q and k are
+// divided by their lengths, q by sqrt(kKeyDim), too. Of each head of v, with S [kKeyDim][head]:
+//   S = S e^(-e^decay softplus(a + bias)),  S += k (sigmoid(b) (v - S^T k))^T,  o = S^T q
+//   output = norm(o) silu(z)
+// Columns of S know nothing of each other, so a head is cut into units of some of them, a block
+// each (lower/delta.rs), which keeps their part of S and the last inputs of their channels. What
+// the layer's input makes of q, k, v and z travels as floats; b and a every block makes for its own
+// units. A head's output is normed over all its units: each publishes its own normed by itself,
+// and its squares, of which who gathers the outputs makes the factor that is missing.
+// Traffic: S and the inputs, read and written once a token.
+#pragma once
+
+#include "args.h"
+#include "block.h"
+#include "chiplets.h"
+#include "exchange.h"
+#include "lowered.h"
+#include "ops/gather.h"
+#include "ops/matvec.h"
+#include "ops/parts.h"
+#include "ops/project.h"
+#include "ops/residual.h"
+#include "pages.h"
+#include "platform.h"
+#include "ring.h"
+#include "shape.h"
+
+constexpr float kLengthEps = 1e-6f;  // no head is divided by 0
+
+KIE_DEVICE float sigmoid_f(float x) { return reciprocal_f(1.0f + exp2_f(-1.44269504f * x)); }
+// ln(1 + e^x); beyond 20 it is x to the last bit.
+KIE_DEVICE float softplus_f(float x) {
+    return x > 20.0f ? x : 0.693147181f * log2_f(1.0f + exp2_f(1.44269504f * x));
+}
+KIE_DEVICE float* delta_floats(const Block& b) { return (float*)(b.shared + kShDelta); }
+
+// The products: rows of q, k, v and z, which all who need them take; then b and a of this block's
+// units, while those words travel.
+template <class C>
+KIE_DEVICE void step_delta_in(Ring& ring, const DecodeArgs& args, Block& b, int layer,
+                              Prefetched<typename C::TilingQkv>& prefetched, Squares& squares) {
+    using S = typename C::TilingQkv;
+    using G = typename C::TilingGates;
+    Sums<S> s = multiply_normed<S>(ring, prefetched, b, squares);
+    stamp(b, 1);
+    u64* to =
+        args.ll_words + kAtQkv + buffer_of(layer, b.lane_index) * kVecQ + b.block_in_lane * S::rows;
+    finish<S>(s, (float*)(b.shared + kShPartA),
+              [&](int, int pair, int column, float v0, float v1, bool live, bool leader) {
+                  const float scale = rms_scale(b, live ? column : 0);
+                  if (!live || !leader || column >= live_of(b)) return;
+                  u64* p = to + (long)column * C::kWordsQ + 2 * pair;
+                  publish(p, bits(v0 * scale), b.seqno), publish(p + 1, bits(v1 * scale), b.seqno);
+              });
+    Prefetched<G> gates;
+    prefetch_weights<G>(ring, gates);
+    Sums<G> g = multiply<G>(ring, gates, b.shared + kShXa, kStrideA);
+    float* own = delta_floats(b) + C::kAtUnitGates;
+    finish<G>(g, (float*)(b.shared + kShPartB),
+              [&](int, int pair, int column, float v0, float v1, bool live, bool leader) {
+                  const float scale = rms_scale(b, live ? column : 0);
+                  if (!live || !leader) return;
+                  float* p = own + (column * C::kUnitsEach + pair) * 2;
+                  p[0] = v0 * scale, p[1] = v1 * scale;
+              });
+    // A wave must not wait for words of its own.
+    if (G::k_warps == 1) sync_consumers<kThreads>();
+    stamp(b, 2);
+}
+
+// A unit: some columns of a head of v.
+struct Unit {
+    int number, head, key, own, first;
+};
+template <class C>
+KIE_DEVICE Unit unit_of(int number) {
+    const int head = number / C::kUnitSplits;
+    return {number, head, head / C::kGroup, head % C::kGroup,
+            number % C::kUnitSplits * C::kUnitCols};
+}
+// Of a unit's inputs (q, k, its columns of v, then of z) the one behind `n` of those of its key
+// head.
+template <class C>
+KIE_DEVICE int input_of(const Unit& u, int n) {
+    constexpr int kKeys = 2 * C::kKeyDim;
+    if (n < kKeys) return n;
+    if (n < C::kUnitChannels) return n + u.own * C::kHeadDim + u.first;
+    return n - C::kUnitCols + (C::kGroup + u.own) * C::kHeadDim + u.first;
+}
+// What a thread holds of a unit: of each of its columns every kUnitLanes-th quad of rows, and four
+// earlier inputs, oldest first, of its channels.
+template <class C>
+struct UnitState {
+    static constexpr int kOwn = (C::kUnitChannels + kThreads - 1) / kThreads;
+    float s[C::kUnitTurns][C::kUnitHeld];
+    float past[kOwn][4];
+};
+template <class C>
+KIE_DEVICE int row_quad(int quad) {
+    return quad * C::kUnitLanes + (int)thread() % C::kUnitLanes;
+}
+// From `from`, or (null) before the first position.
+template <class C>
+KIE_DEVICE void load_unit(UnitState<C>& state, const u8* from) {
+    const int me = thread();
+    const auto take = [&](float* to, bool is_there, int quad) {
+        Quad q = {{0, 0, 0, 0}};
+        if (from && is_there) q = load_state(from + quad * 16);
+        KIE_UNROLL for (int j = 0; j < 4; ++j) to[j] = number(q.v[j]);
+    };
+    KIE_UNROLL for (int t = 0; t < C::kUnitTurns; ++t) {
+        KIE_UNROLL for (int q = 0; q < C::kUnitHeld / 4; ++q)
+            take(state.s[t] + 4 * q, me < C::kUnitThreads,
+                 (t * (C::kUnitHeld / 4) + q) * C::kUnitThreads + me);
+    }
+    KIE_UNROLL for (int i = 0; i < UnitState<C>::kOwn; ++i) {
+        const int channel = i * kThreads + me;
+        take(state.past[i], channel < C::kUnitChannels, C::kUnitPast / 16 + channel);
+    }
+}
+template <class C>
+KIE_DEVICE void store_unit(const UnitState<C>& state, u8* to) {
+    const int me = thread();
+    const auto put = [&](const float* v, int quad) {
+        store_state(to + quad * 16, {{bits(v[0]), bits(v[1]), bits(v[2]), bits(v[3])}});
+    };
+    KIE_UNROLL for (int t = 0; t < C::kUnitTurns; ++t) {
+        KIE_UNROLL for (int q = 0; q < C::kUnitHeld / 4; ++q) if (me < C::kUnitThreads)
+            put(state.s[t] + 4 * q, (t * (C::kUnitHeld / 4) + q) * C::kUnitThreads + me);
+    }
+    KIE_UNROLL for (int i = 0; i < UnitState<C>::kOwn; ++i) {
+        const int channel = i * kThreads + me;
+        if (channel < C::kUnitChannels) put(state.past[i], C::kUnitPast / 16 + channel);
+    }
+}
+// The states that a row goes on with: each launch reads the one that the last one wrote, or a copy
+// in a page, and writes the other one, step after step.
+KIE_DEVICE u8* working_at(const DecodeArgs& args, const Layer& l, int column, u32 half) {
+    const u64 at = (u64)args.column[column].row * 2 + half;
+    return args.states + at * args.page_bytes[l.pool] + l.page_at;
+}
+template <class C>
+KIE_DEVICE const u8* unit_from(const DecodeArgs& args, const Block& b, int layer, int column,
+                               int unit, u32 position) {
+    if (position == 0) return nullptr;
+    const u32 state = args.column[column].state, half = state & 1;
+    const Layer& l = layer_of(b, layer);
+    const u8* from;
+    if (b.step > 0)
+        from = working_at(args, l, column, half);
+    else if (state & 2)
+        from = layer_page(args, b.shared, layer, column, (int)position / kPage - 1);
+    else
+        from = working_at(args, l, column, half ^ 1);
+    return from + unit * C::kUnitBytes;
+}
+
+// A column's inputs of a unit into shared memory, convolved where they are channels, whose earlier
+// inputs move on; squares of q and of k, a sum a warp.
+template <class C>
+KIE_DEVICE void take_inputs(Watch& watch, const DecodeArgs& args, const Block& b, int layer,
+                            int column, const Unit& u, UnitState<C>& state,
+                            const float (&taps)[UnitState<C>::kOwn][C::kTaps]) {
+    constexpr int kAll = C::kUnitChannels + C::kUnitCols, kEach = (kAll + kThreads - 1) / kThreads;
+    constexpr int kKeys = 2 * C::kKeyDim;
+    const int me = thread();
+    const u32 where = layer << 4 | 13;
+    const u64* from = args.ll_words + kAtQkv + buffer_of(layer, b.lane_index) * kVecQ +
+                      (long)column * C::kWordsQ + u.key * C::kKeyRows;
+    float* in = delta_floats(b);
+    u64 v[kEach];  // on their way at once
+    KIE_UNROLL for (int i = 0; i < kEach; ++i) {
+        const int n = i * kThreads + me;
+        v[i] = n < kAll ? load_word(from + input_of<C>(u, n)) : ll_word(0, b.seqno);
+    }
+    float square[2] = {0, 0};
+    KIE_UNROLL for (int i = 0; i < kEach; ++i) {
+        const int n = i * kThreads + me;
+        watch.polls = 0;
+        while (!kNoWaits && seqno_of(v[i]) != b.seqno &&
+               !wait_expired(watch, where, b.seqno, seqno_of(v[i])))
+            v[i] = load_word(from + input_of<C>(u, n));
+        const float x = number((u32)v[i]);
+        if (i < UnitState<C>::kOwn && n < C::kUnitChannels) {
+            constexpr int kLast = C::kTaps - 1;
+            const int own = i < UnitState<C>::kOwn ? i : 0;
+            float y = taps[own][kLast] * x;
+            KIE_UNROLL for (int tap = 0; tap < kLast; ++tap) y +=
+                taps[own][tap] * state.past[own][tap];
+            KIE_UNROLL for (int tap = 0; tap + 1 < kLast; ++tap) state.past[own][tap] =
+                state.past[own][tap + 1];
+            state.past[own][kLast - 1] = x;
+            y *= sigmoid_f(y);
+            if (n < kKeys) {
+                const int which = n / C::kKeyDim;
+                in[which * C::kKeyPadded + n % C::kKeyDim] = y;
+                square[0] += which == 0 ? y * y : 0, square[1] += which == 1 ? y * y : 0;
+            } else {
+                in[2 * C::kKeyPadded + n - kKeys] = y;
+            }
+        } else if (n < kAll) {
+            in[2 * C::kKeyPadded + n - kKeys] = x;
+        }
+    }
+    for (int n = C::kKeyDim + me; n < C::kKeyPadded; n += kThreads)
+        in[n] = in[C::kKeyPadded + n] = 0;
+    KIE_UNROLL for (int which = 0; which < 2; ++which) {
+        KIE_UNROLL for (int m = 16; m > 0; m /= 2) square[which] += shuffle_xor(square[which], m);
+        if (me % kTeam == 0) in[C::kAtSquares + which * kWarps + me / kTeam] = square[which];
+    }
+}
+// S moves on by a position; the output's columns into shared memory.
+template <class C>
+KIE_DEVICE void update_unit(UnitState<C>& state, float* in, float keep, float beta) {
+    const int me = thread();
+    float length[2] = {0, 0};
+    KIE_UNROLL for (int i = 0; i < kWarps; ++i) length[0] += in[C::kAtSquares + i],
+        length[1] += in[C::kAtSquares + kWarps + i];
+    const float of_k = rsqrt_f(length[1] + kLengthEps);
+    const float of_q = rsqrt_f(length[0] + kLengthEps) * rsqrt_f((float)C::kKeyDim);
+    const Quad *q = (const Quad*)in, *k = (const Quad*)(in + C::kKeyPadded);
+    KIE_UNROLL for (int t = 0; t < C::kUnitTurns; ++t) {
+        const int column = (t * kThreads + me) / C::kUnitLanes;
+        const bool live = column < C::kUnitCols;
+        float recalled = 0, out = 0;
+        KIE_UNROLL for (int i = 0; i < C::kUnitHeld / 4; ++i) {
+            const Quad row = k[row_quad<C>(i)];
+            KIE_UNROLL for (int j = 0; j < 4; ++j) recalled +=
+                state.s[t][4 * i + j] * number(row.v[j]);
+        }
+        KIE_UNROLL for (int m = 1; m < C::kUnitLanes; m *= 2) recalled += shuffle_xor(recalled, m);
+        const float v = in[2 * C::kKeyPadded + (live ? column : 0)];
+        const float change = beta * (v - keep * (recalled * of_k)) * of_k;
+        KIE_UNROLL for (int i = 0; i < C::kUnitHeld / 4; ++i) {
+            const Quad row = k[row_quad<C>(i)], query = q[row_quad<C>(i)];
+            KIE_UNROLL for (int j = 0; j < 4; ++j) {
+                float& s = state.s[t][4 * i + j];
+                s = keep * s + change * number(row.v[j]);
+                out += s * number(query.v[j]);
+            }
+        }
+        KIE_UNROLL for (int m = 1; m < C::kUnitLanes; m *= 2) out += shuffle_xor(out, m);
+        if (live && me % C::kUnitLanes == 0) in[C::kAtOutput + column] = out * of_q;
+    }
+}
+// A unit's squares, and its output normed by them, times the norm's scale and silu(z).
+template <class C>
+KIE_DEVICE void publish_unit(const DecodeArgs& args, const Block& b, int layer, int column,
+                             const Unit& u, const float* in) {
+    const int me = thread();
+    if (me >= C::kUnitCols / 2) return;
+    const float* out = in + C::kAtOutput;
+    const float* z = in + 2 * C::kKeyPadded + C::kUnitCols;
+    const float* scale = extras_of(args, b, layer) + C::kAtOutputNorm + u.first;
+    const long buffer = buffer_of(layer, b.lane_index);
+    u64* to = args.ll_words + kAtAttn + buffer * kVecA + (long)column * C::kWordsA +
+              (u.head * C::kHeadDim + u.first) / 2;
+    float square = 0;
+    KIE_NO_UNROLL for (int n = 0; n < C::kUnitCols; ++n) square += out[n] * out[n];
+    if (me == 0)
+        publish(args.ll_words + kAtPartial + buffer * kVecPartial +
+                    (long)column * C::kPartialWords + u.number,
+                bits(square), b.seqno);
+    const float by = square > 0 ? rsqrt_f(square * (1.0f / C::kUnitCols)) : 0;
+    KIE_NO_UNROLL for (int n = me; n < C::kUnitCols / 2; n += kThreads) {
+        float y[2];
+        KIE_UNROLL for (int j = 0; j < 2; ++j) {
+            const float gate = z[2 * n + j];
+            y[j] = out[2 * n + j] * by * scale[2 * n + j] * (gate * sigmoid_f(gate));
+        }
+        publish(to + n, C::kWordsA, halves_of(y[0], y[1]), b.seqno);
+    }
+}
+// All columns of a unit, in order: of a prompt each goes on where the one before ends.
+template <class C>
+KIE_DEVICE void step_unit(Watch& watch, const DecodeArgs& args, const Block& b, int layer,
+                          const Unit& u, int index) {
+    using State = UnitState<C>;
+    const int me = thread(), sequences = sequences_of(args), live = live_of(b);
+    const Layer& l = layer_of(b, layer);
+    const float* extras = extras_of(args, b, layer);
+    constexpr int kChannels = 2 * C::kKeyDim + C::kGroup * C::kHeadDim;
+    float taps[State::kOwn][C::kTaps];  // asked for before the wait, like the state
+    KIE_UNROLL for (int i = 0; i < State::kOwn; ++i) {
+        const int n = i * kThreads + me;
+        const float* from =
+            extras + C::kAtConv +
+            (u.key * kChannels + input_of<C>(u, n < C::kUnitChannels ? n : 0)) * C::kTaps;
+        KIE_UNROLL for (int tap = 0; tap < C::kTaps; ++tap) taps[i][tap] = from[tap];
+    }
+    const float decay = extras[C::kAtDecay + u.head], bias = extras[C::kAtDecayBias + u.head];
+    float* in = delta_floats(b);
+    State state;
+    KIE_NO_UNROLL for (int c = 0; c < live; ++c) {
+        const u32 position = position_at(args, b.step, c);
+        if (c <= sequences)
+            load_unit<C>(state, unit_from<C>(args, b, layer, c, u.number, position));
+        if (c > 0) sync_consumers<kThreads>();  // the inputs before have been used
+        take_inputs<C>(watch, args, b, layer, c, u, state, taps);
+        sync_consumers<kThreads>();
+        const float* gates = in + C::kAtUnitGates + (c * C::kUnitsEach + index) * 2;
+        const float keep = exp2_f(1.44269504f * decay * softplus_f(gates[1] + bias));
+        update_unit<C>(state, in, keep, sigmoid_f(gates[0]));
+        sync_consumers<kThreads>();
+        publish_unit<C>(args, b, layer, c, u, in);
+        const long at = (long)u.number * C::kUnitBytes;
+        if (c < sequences || c + 1 == live)
+            store_unit<C>(state, working_at(args, l, c, args.column[c].state & 1) + at);
+        if ((position + 1) % kPage == 0)
+            store_unit<C>(state, layer_page(args, b.shared, layer, c, (int)position / kPage) + at);
+    }
+}
+// This block's units.
+template <class C>
+KIE_DEVICE void step_delta(Watch& watch, const DecodeArgs& args, const Block& b, int layer) {
+    KIE_NO_UNROLL for (int i = 0; i < C::kUnitsEach; ++i) {
+        const int number = b.block_in_lane * C::kUnitsEach + i;
+        if (number >= C::kUnits) break;
+        if (i > 0) sync_consumers<kThreads>();
+        step_unit<C>(watch, args, b, layer, unit_of<C>(number), i);
+    }
+    join_wave();  // all wait for what some have published
+}
+
+// What a unit's output of a column lacks: its own norm in place of its head's.
+template <class C>
+KIE_DEVICE void take_factors(Watch& watch, const DecodeArgs& args, const Block& b, int layer,
+                             int column, float* factors) {
+    constexpr int kOnce = min_i(C::kUnitSplits, 8);
+    const u32 where = layer << 4 | 14;
+    const u64* squares = args.ll_words + kAtPartial + buffer_of(layer, b.lane_index) * kVecPartial +
+                         (long)column * C::kPartialWords;
+    await_one(watch, squares + block() * 10 % C::kUnits, b.seqno, where, kPollDelayNs);
+    for (int n = thread(); n < C::kUnits; n += kThreads) {
+        const int first = n / C::kUnitSplits * C::kUnitSplits;
+        float total = 0, own = 0;
+        KIE_NO_UNROLL for (int from = 0; from < C::kUnitSplits; from += kOnce) {
+            u64 v[kOnce];
+            const auto at = [&](int i) {
+                return squares + first + min_i(from + i, C::kUnitSplits - 1);
+            };
+            KIE_UNROLL for (int i = 0; i < kOnce; ++i) v[i] = load_word(at(i));
+            KIE_UNROLL for (int i = 0; i < kOnce; ++i) {
+                watch.polls = 0;
+                while (!kNoWaits && seqno_of(v[i]) != b.seqno &&
+                       !wait_expired(watch, where, b.seqno, seqno_of(v[i])))
+                    v[i] = load_word(at(i));
+                if (from + i >= C::kUnitSplits) continue;
+                const float square = number((u32)v[i]);
+                total += square;
+                if (first + from + i == n) own = square * (1.0f / C::kUnitCols);
+            }
+        }
+        const float norm = rsqrt_f(total * (1.0f / C::kHeadDimReal) + kEps);
+        factors[n] = own == 0 ? 0 : own * rsqrt_f(own) * norm;
+    }
+}
+// All heads' outputs as the operand of the o product.
+template <class C>
+KIE_DEVICE void gather_delta(Watch& watch, const DecodeArgs& args, Block& b, int layer) {
+    constexpr int kPairs = C::kAttn / 4, kOnce = min_i(4, (kPairs + kThreads - 1) / kThreads);
+    const int me = thread();
+    const u32 where = layer << 4 | 4;
+    float* factors = delta_floats(b) + C::kAtFactors;
+    u32* x = (u32*)(b.shared + kShXb);
+    KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
+        const u64* words =
+            args.ll_words + kAtAttn + buffer_of(layer, b.lane_index) * kVecA + (long)c * C::kWordsA;
+        if (c > 0) sync_consumers<kThreads>();
+        take_factors<C>(watch, args, b, layer, c, factors);
+        sync_consumers<kThreads>();
+        await_one(watch, words + block() * 10 % (2 * kPairs), b.seqno, where, 0);
+        KIE_NO_UNROLL for (int first = me; first < kPairs; first += kOnce * kThreads) {
+            u64 v[kOnce][kParts][2];
+            const auto load = [&](int i) {
+                const int at = min_i(first + i * kThreads, kPairs - 1);
+                KIE_UNROLL for (int part = 0; part < kParts; ++part) load_words(
+                    words + part * (C::kWordsA / kParts) + 2 * at, v[i][part][0], v[i][part][1]);
+            };
+            KIE_UNROLL for (int i = 0; i < kOnce; ++i) load(i);
+            KIE_UNROLL for (int i = 0; i < kOnce; ++i) {
+                watch.polls = 0;
+                for (;;) {
+                    u32 late = 0;
+                    KIE_UNROLL for (int part = 0; part < kParts; ++part) late |=
+                        (seqno_of(v[i][part][0]) ^ b.seqno) | (seqno_of(v[i][part][1]) ^ b.seqno);
+                    if (late == 0 || kNoWaits ||
+                        wait_expired(watch, where, b.seqno, b.seqno ^ late))
+                        break;
+                    load(i);
+                }
+                const int at = first + i * kThreads;
+                if (at >= kPairs) continue;
+                KIE_UNROLL for (int j = 0; j < 2; ++j) {
+                    Halves h;
+                    KIE_UNROLL for (int part = 0; part < kParts; ++part) h.v[part] =
+                        (u32)v[i][part][j];
+                    const float by = factors[(4 * at + 2 * j) / C::kUnitCols];
+                    float y0, y1;
+                    numbers_of(h, y0, y1);
+                    put_halves(x, c, kStrideB, 2 * at + j, halves_of(y0 * by, y1 * by));
+                }
+            }
+        }
+    }
+    sync_consumers<kThreads>();
+    stamp(b, 4);
+}
