@@ -3,15 +3,9 @@
 #pragma once
 
 #include "emit.h"
+#include "lowered.h"
 #include "platform.h"
 
-struct EchoArgs {
-    u64* out;      // host memory: [ring][kTokenWords]
-    u32* control;  // host memory: tokens that the host has answered
-    u64* times;    // [rounds] clock ticks; behind them ticks and nanoseconds of all rounds together
-    u64 budget_ns;
-    u32 rounds, ring;
-};
 // A round that nobody answers is left with no time, and so are those behind it.
 KIE_KERNEL(kie_echo, kWarp, EchoArgs args) {
     if (thread() != 0) return;

@@ -1,45 +1,17 @@
 // Weights as a checkpoint stores them, into the order in which blocks take them: kernel `kie_pack`,
 // by itself behind platform.h. The host (mono/pack.rs) says for each stored row where it goes; here
-// are the number formats and the order of a row's columns. Padding is not written: it is zero.
+// are the number formats and the order of a row's columns (PackPlace, PackJob and PackArgs stand in
+// the generated header). Padding is not written: it is zero.
 #pragma once
 
 #include "chiplets.h"
+#include "lowered.h"
+#include "ops/unit.h"
 #include "platform.h"
 
-// Where a row goes.
-struct PackPlace {
-    u64 at;     // bytes from PackJob::to; kPackNowhere: nowhere
-    u32 half;   // bytes from the first tile of a unit to its second; codes: see `scale`
-    u32 scale;  // codes: bytes from the row's place to where a k-warp's first scale for it stands,
-                // below 0 or not; kPackNoScale: another row writes it
-};
 constexpr u64 kPackNowhere = ~0ull;
 constexpr u32 kPackNoScale = ~0u;
 
-// Rows of one stored matrix. A stored row is `parts` parts of `real` numbers behind `skip` others;
-// each part is padded to `padded` numbers.
-struct PackJob {
-    u64 from;    // where the first row's first number stands, or would; aligned as numbers
-    u64 scales;  // factors, from those of the first row's blocks on
-    u64 zeros;   // zero points likewise, signed bytes; 0: there are none
-    u64 places;  // a PackPlace a row
-    u64 to;      // what places count from
-    u32 rows, cols;
-    u32 first;                   // the first row's number in its matrix
-    u32 format;                  // PackFormat
-    u32 block_rows, block_cols;  // of a scale; 0: there are none
-    u32 parts, real, padded, skip;
-    u32 unit_bytes;             // 32 columns of all rows of a block; 0: halves in a row, no units
-    u32 k_warps, pairs, chunk;  // units of a warp, and of a stage
-    u32 tag;                    // names the matrix where a number is beyond float16
-    u32 stride;  // numbers from row to row: of rows that are not there in full, fewer
-    u32 codes;   // not 0: the stored bits, and scales behind a stage's
-    u32 stage_bytes;
-    u32 span, scale_rows;           // units that share scales, and scales of such a run
-    u32 scale_bytes, scale_format;  // of a scale of a stage; stored: PackFormat, or kPackE8m0
-    // Not 0: rows are columns of what is packed, from k_first on; there is a place a column.
-    u32 turned, k_first;
-};
 enum PackFormat : u32 {
     kPackF32,
     kPackF16,
@@ -52,27 +24,7 @@ enum PackFormat : u32 {
     kPackQ4
 };
 constexpr u32 kPackE8m0 = 4;
-enum PackCodes : u32 {  // StoredBits
-    kCodesNone,
-    kCodesF8,
-    kCodesI4,
-    kCodesE2m1,
-    kCodesI4Half,
-    kCodesI4Zeros,
-    kCodesI8,
-    kCodesI8Half
-};
-KIE_CONST_FN bool has_4_bits(u32 codes) { return codes >= kCodesI4 && codes <= kCodesI4Zeros; }
-
-struct PackArgs {
-    const PackJob* jobs;
-    u64* beyond;  // some `tag << 32 | row` with a number that float16 does not hold; or untouched
-    u32 count;    // jobs
-    u32 blocks, threads;
-    u32 padding;  // 0
-};
-static_assert(sizeof(PackPlace) == 16 && sizeof(PackJob) == 136 && sizeof(PackArgs) == 32,
-              "as mono/upload.rs has them");
+KIE_CONST_FN bool has_4_bits(u32 codes) { return codes >= kBitsI4 && codes <= kBitsI4Zeros; }
 
 constexpr u32 kPackThreads = 1024;
 constexpr float kHalfMax = 65504.0f;
@@ -198,14 +150,14 @@ KIE_DEVICE void pack_scale(const PackJob& job, const PackPlace& place, u32 row, 
     const u32 from = pack_run(job, column);
     const float scale = from < job.cols ? pack_scale_of(job, row, from) : 0;
     const u64 to = job.to + place.at + pack_scale_at(job, place, column);
-    if (job.codes == kCodesI4) {
+    if (job.codes == kBitsI4) {
         *(u16*)to = (u16)(bits(scale) >> 16);
-    } else if (job.codes == kCodesI4Half || job.codes == kCodesI8Half) {
+    } else if (job.codes == kBitsI4Half || job.codes == kBitsI8Half) {
         *(u16*)to = (u16)pack_half2(scale, 0);
-    } else if (job.codes == kCodesI4Zeros) {
+    } else if (job.codes == kBitsI4Zeros) {
         const u32 zero = from < job.cols ? 8 + pack_zero_of(job, row, from) : 8;
         *(u32*)to = (pack_half2(scale, 0) & 0xffff) | zero << 16;
-    } else if (job.codes == kCodesE2m1) {
+    } else if (job.codes == kBitsE2m1) {
         // Codes are halves of 2^-14 of their value. Where that is beyond the scales there are, all
         // of the group are 0: no number is beyond float16.
         const u32 exponent = bits(scale) >> 23;
@@ -222,13 +174,13 @@ KIE_DEVICE u32 pack_word(const PackJob& job, u32 row, u32 column) {
         u32 code = 8;
         if (from < job.cols) {
             code = pack_nibble(job, (u64)row * job.stride + from);
-        } else if (job.codes == kCodesI4Zeros) {  // padding is 0, too
+        } else if (job.codes == kBitsI4Zeros) {  // padding is 0, too
             const u32 real = pack_run(job, column + i);
             if (real < job.cols) code = (u32)(8 + pack_zero_of(job, row, real)) & 15;
         } else {
             continue;
         }
-        if (job.codes != kCodesE2m1) {
+        if (job.codes != kBitsE2m1) {
             word |= (code ^ 8) << (4 * pair + half);
         } else {
             const u32 sign = pair == 0 ? 15 : pair == 1 ? 12 : pair == 2 ? 14 : 13;

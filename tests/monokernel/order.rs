@@ -243,8 +243,8 @@ const MUTANTS: &[Case] = &[
         what: "operands of a short prompt from other ranks are not waited for",
         prompts: &[70],
         edits: &[(
-            "if (!meet(watch, args, phase, kTensorParallel)) return;",
-            "if (!meet(watch, args, phase)) return;",
+            "            if (!meet(watch, args, phase, kTensorParallel)) return false;",
+            "            if (!meet(watch, args, phase)) return false;",
         )],
         about: &["prefill"],
         ..SLICED

@@ -12,15 +12,12 @@
 #include "shape.h"
 #include "wide.h"
 
-constexpr int kRun = 64;  // queries of a team
-constexpr bool kPaired = kGroup % 2 == 0;
-constexpr int kTaskRun = kPaired ? kRun : 2 * kRun;  // queries of a task
-constexpr int kTaskHeads = kPaired ? kHeads / 2 : kHeads;
 constexpr int kPageBuffers = 4, kCopiers = (int)kCrew / kTeam;
 static_assert(kPageBuffers == kCopiers, "a copying warp a buffer");
-static_assert(kPageBuffers * 2 * kPageHalf <= kStages * kStageBytes, "pages fit the ring");
-constexpr int kSteps = kHeadDim / 16, kPageQuads = 8 * kHeadDim;  // quads of keys, of values
-static_assert(kHeadDim % 16 == 0, "whole fragments");
+// Of the class with the largest pages: those of the next layer's are brought while some are read.
+constexpr int kPageBufferBytes = 2 * max_i(max_i(Class0::kPageHalf, Class1::kPageHalf),
+                                           max_i(Class2::kPageHalf, ClassLast::kPageHalf));
+static_assert(kPageBuffers * kPageBufferBytes <= kStages * kStageBytes, "pages fit the ring");
 
 // Long runs first, dealt out there and back, so that blocks end together.
 KIE_DEVICE int run_index(const PrefillArgs& args, int turn) {
@@ -30,21 +27,23 @@ KIE_DEVICE int run_index(const PrefillArgs& args, int turn) {
 struct Run {
     int lane_index, head, place, first, last;  // this team's queries; pages of the task
 };
+template <class C>
 KIE_DEVICE int runs_of(const Span& s) {
-    return (s.to - s.first + kTaskRun - 1) / kTaskRun * (kLanes * kTaskHeads);
+    return (s.to - s.first + C::kTaskRun - 1) / C::kTaskRun * (kLanes * C::kTaskHeads);
 }
+template <class C>
 KIE_DEVICE Run run_at(const PrefillArgs& args, const Chunk& c, const Span& s, int layer, int i,
                       int team) {
-    const int runs = (s.to - s.first + kTaskRun - 1) / kTaskRun;
-    const int start = s.first + (runs - 1 - i / (kLanes * kTaskHeads)) * kTaskRun;
-    const int u = i % (kLanes * kTaskHeads), head = u % kTaskHeads;
-    int first = 0, end = start + kTaskRun - 1;
+    const int runs = (s.to - s.first + C::kTaskRun - 1) / C::kTaskRun;
+    const int start = s.first + (runs - 1 - i / (kLanes * C::kTaskHeads)) * C::kTaskRun;
+    const int u = i % (kLanes * C::kTaskHeads), head = u % C::kTaskHeads;
+    int first = 0, end = start + C::kTaskRun - 1;
     if (end >= c.to) end = c.to - 1;
     const int window = (int)args.model.layers[layer].window;
     const int seen = c.base + max_i(start, c.from) - window + 1;  // by the first that is alive
     if (window > 0 && seen > 0) first = seen / kPage;
-    return {u / kTaskHeads, kPaired ? 2 * head + team : head,
-            start + (kTaskRun == kRun ? 0 : team * kRun), first, (c.base + end) / kPage};
+    return {u / C::kTaskHeads, C::kPaired ? 2 * head + team : head,
+            start + (C::kTaskRun == kRun ? 0 : team * kRun), first, (c.base + end) / kPage};
 }
 
 // The pages of all runs as one sequence, through kPageBuffers slots; one copying warp a slot.
@@ -55,7 +54,7 @@ KIE_DEVICE Slot* page_slot(u32 at) {
     return (Slot*)(prefill_shared() + kPfPages) + at % kPageBuffers;
 }
 KIE_DEVICE u8* page_bytes(u32 at) {
-    return prefill_shared() + kPfRing + at % kPageBuffers * (2 * kPageHalf);
+    return prefill_shared() + kPfRing + at % kPageBuffers * kPageBufferBytes;
 }
 KIE_DEVICE void await_page(u32 at) {
     while (!slot_filled(page_slot(at), at / kPageBuffers & 1))
@@ -65,40 +64,42 @@ KIE_DEVICE void release_page(u32 at) {
     if (lane() == 0) slot_release(page_slot(at));
 }
 // By a warp: a page's keys as 64 columns x head_dim, its values as head_dim columns x 64.
+template <class C>
 KIE_DEVICE void fetch_page(const u8* page, u8* to) {
     const int my = lane(), row = my % 8, core = my / 8;  // 8 rows x 4 neighbouring cores at a time
     to += my * 16;
-    if constexpr (kHeadDim % 32 == 0) {
-        constexpr int kAcross = kHeadDim / 32;
-        const u8* k = page + (row * kHeadDim + core * 8) * 2;
-        const u8* v = page + kPageHalf + (row * kPage + core * 8) * 2;
-        KIE_UNROLL for (int n = 0; n < kPageQuads / 32; ++n) {
-            quad_copy(to + n * 512, k + n / kAcross * (16 * kHeadDim) + n % kAcross * 64);
-            quad_copy(to + kPageHalf + n * 512, v + n / 2 * (16 * kPage) + n % 2 * 64);
+    if constexpr (C::kHeadDim % 32 == 0) {
+        constexpr int kAcross = C::kHeadDim / 32;
+        const u8* k = page + (row * C::kHeadDim + core * 8) * 2;
+        const u8* v = page + C::kPageHalf + (row * kPage + core * 8) * 2;
+        KIE_UNROLL for (int n = 0; n < C::kPageQuads / 32; ++n) {
+            quad_copy(to + n * 512, k + n / kAcross * (16 * C::kHeadDim) + n % kAcross * 64);
+            quad_copy(to + C::kPageHalf + n * 512, v + n / 2 * (16 * kPage) + n % 2 * 64);
         }
     } else {
-        KIE_NO_UNROLL for (int n = 0; n < kPageQuads / 32; ++n) {
-            const int ck = 4 * n + core, rk = ck / (kHeadDim / 8) * 8 + row;
-            quad_copy(to + n * 512, page + (rk * kHeadDim + ck % (kHeadDim / 8) * 8) * 2);
-            quad_copy(to + kPageHalf + n * 512,
-                      page + kPageHalf + ((n / 2 * 8 + row) * kPage + ck % 8 * 8) * 2);
+        KIE_NO_UNROLL for (int n = 0; n < C::kPageQuads / 32; ++n) {
+            const int ck = 4 * n + core, rk = ck / (C::kHeadDim / 8) * 8 + row;
+            quad_copy(to + n * 512, page + (rk * C::kHeadDim + ck % (C::kHeadDim / 8) * 8) * 2);
+            quad_copy(to + C::kPageHalf + n * 512,
+                      page + C::kPageHalf + ((n / 2 * 8 + row) * kPage + ck % 8 * 8) * 2);
         }
     }
 }
+template <class C>
 KIE_DEVICE bool feed_run(Watch& w, const PrefillArgs& args, PagePipe& pipe, int layer,
                          const Run& run) {
     const int warp = (int)(thread() - kWorkers) / (int)kTeam;
-    const int kv = run.lane_index * kKvHeads + run.head / kGroup;
+    const int kv = run.lane_index * C::kKvHeads + run.head / C::kGroup;
     KIE_NO_UNROLL for (int page = run.first; page <= run.last; ++page, ++pipe.at) {
         if ((int)(pipe.at % kPageBuffers) != warp) continue;
         Slot* slot = page_slot(pipe.at);
-        const u8* from = prefill_page(args, layer, kv, page);  // before the wait, not behind it
+        const u8* from = prefill_page<C>(args, layer, kv, page);  // before the wait, not behind it
         w.polls = 0;
         while (!slot_free(slot, (pipe.at / kPageBuffers & 1) ^ 1)) {
             if (*stop_word()) return false;
             if (lane() == 0 && wait_expired(w, 0x3000 | layer, page, run.last)) *stop_word() = 1;
         }
-        fetch_page(from, page_bytes(pipe.at));
+        fetch_page<C>(from, page_bytes(pipe.at));
         quads_here();
         writes_before_tiles();
         sync_warp();
@@ -106,14 +107,16 @@ KIE_DEVICE bool feed_run(Watch& w, const PrefillArgs& args, PagePipe& pipe, int 
     }
     return true;
 }
+template <class C>
 KIE_DEVICE bool feed_pages(Watch& w, const PrefillArgs& args, PagePipe& pipe, const Chunk& chunk,
                            int layer) {
     const Span span = all_of(chunk);
-    const int runs = runs_of(span);
+    const int runs = runs_of<C>(span);
     KIE_NO_UNROLL for (int turn = 0; turn * (int)args.blocks < runs; ++turn) {
         const int i = run_index(args, turn);
         if (i >= runs) continue;
-        if (!feed_run(w, args, pipe, layer, run_at(args, chunk, span, layer, i, 0))) return false;
+        if (!feed_run<C>(w, args, pipe, layer, run_at<C>(args, chunk, span, layer, i, 0)))
+            return false;
     }
     return true;
 }
@@ -147,54 +150,59 @@ KIE_DEVICE void mask_scores(float (&s)[kPage / 2], int key, int query, int lowes
     }
 }
 // The merged heads as operand of the o product.
+template <class C>
 KIE_DEVICE void put_attention(const PrefillArgs& args, const Run& run, int layer, Softmax& m,
-                              float (&o)[kHeadDim / 2]) {
+                              float (&o)[C::kHeadDim / 2]) {
     const int my = lane(), g = my / 4, t = my % 4, warp = thread() / kTeam % 4;
     KIE_UNROLL for (int r = 0; r < 2; ++r) {
         float exp_sum = m.exp_sum[r];
         exp_sum += shuffle_xor(exp_sum, 1), exp_sum += shuffle_xor(exp_sum, 2);
-        if constexpr (Class0::kSinks)  // a score beside the keys', whose value is 0
-            exp_sum += exp2_f(extras_of(args, layer)[Class0::kAtSinks + run.head] - m.best[r]);
+        if constexpr (C::kSinks)  // a score beside the keys', whose value is 0
+            exp_sum += exp2_f(extras_of(args, layer)[C::kAtSinks + run.head] - m.best[r]);
         const float f = reciprocal_f(exp_sum);
         const int place = run.place + 16 * warp + g + 8 * r;
         u8* to = args.scratch + kScrAttn;
-        if constexpr (kHeadDim % 32 == 0) {
-            to += operand_at(run.lane_index, kAttn, place, run.head * kHeadDim + 2 * t);
-            KIE_UNROLL for (int b = 0; b < kHeadDim / 32; ++b) {
+        if constexpr (C::kHeadDim % 32 == 0) {
+            to += operand_at(run.lane_index, C::kAttn, place, run.head * C::kHeadDim + 2 * t);
+            KIE_UNROLL for (int b = 0; b < C::kHeadDim / 32; ++b) {
                 Quad v;
                 KIE_UNROLL for (int i = 0; i < 4; ++i) v.v[i] =
                     pack_half2(o[16 * b + 4 * i + 2 * r] * f, o[16 * b + 4 * i + 2 * r + 1] * f);
                 *(Quad*)(to + (long)b * kEights * kCores) = v;
             }
         } else {
-            KIE_UNROLL for (int j = 0; j < kHeadDim / 8; ++j) *
-                (u32*)(to + operand_at(run.lane_index, kAttn, place,
-                                       run.head * kHeadDim + 8 * j + 2 * t)) =
+            KIE_UNROLL for (int j = 0; j < C::kHeadDim / 8; ++j) *
+                (u32*)(to + operand_at(run.lane_index, C::kAttn, place,
+                                       run.head * C::kHeadDim + 8 * j + 2 * t)) =
                 pack_half2(o[4 * j + 2 * r] * f, o[4 * j + 2 * r + 1] * f);
         }
     }
 }
 
 // A page's scores, under way when this returns.
-KIE_DEVICE void score_page(const Quad (&q)[kSteps], const u8* keys, float (&s)[kPage / 2]) {
-    const WideOperand k = wide_operand(keys, 128, kHeadDim / 8 * 128);
+template <class C>
+KIE_DEVICE void score_page(const Quad (&q)[C::kSteps], const u8* keys, float (&s)[kPage / 2]) {
+    const WideOperand k = wide_operand(keys, 128, C::kHeadDim / 8 * 128);
     wide_begin();
-    multiply_wide<kPage, 0, true>(s, q[0], k, kHeadDim / 8 * 128);
-    KIE_UNROLL for (int i = 1; i < kSteps; ++i)
-        multiply_wide<kPage, 0>(s, q[i], wide_shift(k, 256 * i), kHeadDim / 8 * 128);
+    multiply_wide<kPage, 0, true>(s, q[0], k, C::kHeadDim / 8 * 128);
+    KIE_UNROLL for (int i = 1; i < C::kSteps; ++i)
+        multiply_wide<kPage, 0>(s, q[i], wide_shift(k, 256 * i), C::kHeadDim / 8 * 128);
     wide_commit();
 }
-KIE_DEVICE void add_values(const u32 (&p)[kPage / 4], const u8* values, float (&o)[kHeadDim / 2]) {
+template <class C>
+KIE_DEVICE void add_values(const u32 (&p)[kPage / 4], const u8* values,
+                           float (&o)[C::kHeadDim / 2]) {
     const WideOperand v = wide_operand(values, 128, 1024);
     wide_begin();
     KIE_UNROLL for (int i = 0; i < kPage / 16; ++i) {
         const Quad a = {{p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]}};
-        multiply_wide<kHeadDim, 0>(o, a, wide_shift(v, 256 * i), 1024);
+        multiply_wide<C::kHeadDim, 0>(o, a, wide_shift(v, 256 * i), 1024);
     }
     wide_commit();
 }
 
 // While a page's scores are weighed, the values of the one before are added.
+template <class C>
 KIE_DEVICE void attend_run(const PrefillArgs& args, const Chunk& chunk, int layer, const Run& run,
                            PagePipe& pipe) {
     const int my = lane(), g = my / 4, t = my % 4, warp = thread() / kTeam % 4;
@@ -202,12 +210,12 @@ KIE_DEVICE void attend_run(const PrefillArgs& args, const Chunk& chunk, int laye
     const int window = (int)args.model.layers[layer].window;
     const int lowest = window > 0 ? window : 1 << 30;
     const u32 end = pipe.at + (run.last - run.first);
-    Quad q[kSteps];
+    Quad q[C::kSteps];
     const u8* from =
-        args.scratch + kScrQ + query_at(run.lane_index, run.head, run.place + 16 * warp);
-    KIE_UNROLL for (int i = 0; i < kSteps; ++i) q[i] = load_state(from + i * 512 + my * 16);
-    float o[kHeadDim / 2], s[kPage / 2], keep[2];
-    KIE_UNROLL for (int i = 0; i < kHeadDim / 2; ++i) o[i] = 0;
+        args.scratch + kScrQ + query_at<C>(run.lane_index, run.head, run.place + 16 * warp);
+    KIE_UNROLL for (int i = 0; i < C::kSteps; ++i) q[i] = load_state(from + i * 512 + my * 16);
+    float o[C::kHeadDim / 2], s[kPage / 2], keep[2];
+    KIE_UNROLL for (int i = 0; i < C::kHeadDim / 2; ++i) o[i] = 0;
     KIE_UNROLL for (int i = 0; i < kPage / 2; ++i) s[i] = 0;
     Softmax m = {{-1e30f, -1e30f}, {0, 0}};
     u32 p[kPage / 4];
@@ -224,34 +232,35 @@ KIE_DEVICE void attend_run(const PrefillArgs& args, const Chunk& chunk, int laye
     };
     u32 at = pipe.at;
     await_page(at);
-    score_page(q, page_bytes(at), s);
+    score_page<C>(q, page_bytes(at), s);
     wide_finish(s);
     weigh_page(at);
     pack();
     KIE_NO_UNROLL for (; at != end; ++at) {
-        score_page(q, page_bytes(at + 1), s);
-        add_values(p, page_bytes(at) + kPageHalf, o);
+        score_page<C>(q, page_bytes(at + 1), s);
+        add_values<C>(p, page_bytes(at) + C::kPageHalf, o);
         wide_wait<1>(s);
         weigh_page(at + 1);
         wide_finish(o);
         release_page(at);
         pack();
-        KIE_UNROLL for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= keep[i / 2 % 2];
+        KIE_UNROLL for (int i = 0; i < C::kHeadDim / 2; ++i) o[i] *= keep[i / 2 % 2];
     }
-    add_values(p, page_bytes(at) + kPageHalf, o);
+    add_values<C>(p, page_bytes(at) + C::kPageHalf, o);
     wide_finish(o);
     release_page(at);
     pipe.at = end + 1;
     ask_next();
-    put_attention(args, run, layer, m, o);
+    put_attention<C>(args, run, layer, m, o);
 }
+template <class C>
 KIE_DEVICE void attend_chunk(const PrefillArgs& args, const Chunk& chunk, int layer,
                              PagePipe& pipe) {
     const Span span = all_of(chunk);
-    const int runs = runs_of(span), team = thread() / kCrew;
+    const int runs = runs_of<C>(span), team = thread() / kCrew;
     KIE_NO_UNROLL for (int turn = 0; turn * (int)args.blocks < runs; ++turn) {
         const int i = run_index(args, turn);
         if (i < runs)
-            attend_run(args, chunk, layer, run_at(args, chunk, span, layer, i, team), pipe);
+            attend_run<C>(args, chunk, layer, run_at<C>(args, chunk, span, layer, i, team), pipe);
     }
 }

@@ -24,9 +24,9 @@
 #include "prefill/tiles.h"
 #include "shape.h"
 
-constexpr int kRoutedEights = kRouted / 8;
-static_assert(kExperts * 4 + 32 * kChosen * 4 <= kWideTiles * kWideN * 4, "shared words");
-static_assert(kExperts <= 1 << 10 && kRoutedTiles <= 1 << 11 && kChunk <= 1 << 15, "bits");
+constexpr int kRoutedEights = kRoutedRows / 8;
+static_assert(kTakersRow * 4 + 32 * kChosenMost * 4 <= kWideTiles * kWideN * 4, "shared words");
+static_assert(kTakersRow <= 1 << 10 && kRoutedTiles <= 1 << 11 && kChunk <= 1 << 15, "bits");
 
 // A tile of rows of an expert: at most kRoutedWide, `live` of them its own. It is one of `tiles`
 // from the `first` on.
@@ -45,7 +45,7 @@ KIE_DEVICE u64* tile_words(const PrefillArgs& args) {  // how many, then each
     return (u64*)(args.scratch + kScrTiles);
 }
 KIE_DEVICE u32* takers_at(const PrefillArgs& args, int word) {
-    return (u32*)(args.scratch + kScrTakers) + (long)word * kExperts;
+    return (u32*)(args.scratch + kScrTakers) + (long)word * kTakersRow;
 }
 KIE_DEVICE u32 count_bits(u32 v) {
     v -= v >> 1 & 0x55555555;
@@ -172,7 +172,7 @@ KIE_DEVICE void place_rows(const PrefillArgs& args, const Chunk& chunk) {
             const u32* from = takers_at(args, 0) + e;
             KIE_NO_UNROLL for (int v = 0; v < words; v += 8) {
                 KIE_UNROLL for (int j = v; j < v + 8; ++j) {
-                    const u32 n = j < words ? count_bits(from[(long)j * kExperts]) : 0;
+                    const u32 n = j < words ? count_bits(from[(long)j * kTakersRow]) : 0;
                     count += n, before += j < w ? n : 0;
                 }
             }
@@ -264,9 +264,24 @@ template <class R>
 KIE_DEVICE int routed_tasks(const PrefillArgs& args) {
     return (int)load_word(tile_words(args)) * R::kAcross;
 }
+// Where a layer's experts begin among those of all.
+struct AddBank {
+    long& bytes;
+    template <class C>
+    KIE_DEVICE void operator()(C) const {
+        if constexpr (C::kRouted) bytes += C::kExperts * C::kExpertBytes;
+    }
+};
+template <class C>
+KIE_DEVICE long bank_at(const PrefillArgs& args, int layer) {
+    long bytes = 0;
+    if constexpr (kClasses == 1) return layer * (C::kExperts * C::kExpertBytes);
+    KIE_NO_UNROLL for (int i = 0; i < layer; ++i) of_layer(args, i, AddBank{bytes});
+    return bytes;
+}
 template <class C>
 KIE_DEVICE MatrixAt expert_at(const PrefillArgs& args, int layer, int expert, long at) {
-    return {args.model.experts + ((long)layer * C::kExperts + expert) * C::kExpertBytes + at,
+    return {args.model.experts + bank_at<C>(args, layer) + (long)expert * C::kExpertBytes + at,
             C::kPieceBytes};
 }
 template <class C, class S, int kRows>
@@ -520,10 +535,10 @@ KIE_DEVICE void routed_phase(const PrefillArgs& args, Pipe& pipe, int layer, int
 template <class C>
 KIE_DEVICE void sum_experts(const PrefillArgs& args, const Chunk& chunk, int layer) {
     const TileConfig config = {8 * kBatch, kWideTiles, 1};
-    const int tasks = tasks_of(kToO, all_of(chunk), config), t = lane() % 4;
+    const int tasks = tasks_of<C>(kToO, all_of(chunk), config), t = lane() % 4;
     const u32* places = (const u32*)(args.scratch + kScrPlaces);
     KIE_NO_UNROLL for (int i = block(); i < tasks; i += args.blocks) {
-        TileTask task = task_at(kToO, all_of(chunk), config, i);
+        TileTask task = task_at<C>(kToO, all_of(chunk), config, i);
         task.width = config.width;
         const WideRows rows = residual_rows(task.frag + result_tile(task, 0).tile);
         sync_consumers<kWorkers>();  // the last task's squares are read

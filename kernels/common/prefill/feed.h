@@ -67,7 +67,7 @@ KIE_DEVICE Load load_of(const MatrixAt& matrix, const TileTask& task, int dense,
         bytes = part.bytes;
     }
     u32 all = bytes;
-    KIE_UNROLL for (int m = 1; m < (kDense || kHasExperts ? kTeam : kNarrowTiles); m *= 2) all +=
+    KIE_UNROLL for (int m = 1; m < (kAnyDense || kHasExperts ? kTeam : kNarrowTiles); m *= 2) all +=
         shuffle_xor(all, m);
     all = 2 * all + 2 * task.width * 64;
     if (dense > 0 && warp < 2) return {part.from, part.to + pair * (kStageWeights / 2), bytes, all};
@@ -174,31 +174,32 @@ KIE_DEVICE bool feed_stages(Watch& w, Pipe& pipe, const Load& load, int from, in
 }
 // A task of a product. `at`: the product in every block's line; `x`: its operand; `once`: weights
 // are read by one task.
-template <class S>
+template <class C, class S>
 KIE_DEVICE bool feed_task(Watch& w, const PrefillArgs& args, Pipe& pipe, const TileConfig& config,
                           const TileTask& task, int product, long at, const u8* x, bool once,
                           StreamPolicy policy) {
-    const int dense = !kDense                ? 0
-                      : product == kToQkv    ? kQkv
-                      : product == kToGateUp ? kRowsFirst
+    const int dense = !C::kDense             ? 0
+                      : product == kToQkv    ? C::kQkv
+                      : product == kToGateUp ? C::kRowsFirst
                                              : 0;
     const Load load = load_of<S>(in_stream(args, at), task, dense, x);
-    const int from = 2 * k_split_from(product, config, task.k_split),
-              to = 2 * k_split_from(product, config, task.k_split + 1);
+    const int from = 2 * k_split_from<C>(product, config, task.k_split),
+              to = 2 * k_split_from<C>(product, config, task.k_split + 1);
     return feed_stages<S>(w, pipe, load, from, to, kEights * kCores, once, policy,
                           0x2000 | product);
 }
 // One product of one layer.
-template <class S>
+template <class C, class S>
 KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe, const Chunk& chunk, int product,
                      int layer, long at, const u8* x) {
-    const TileConfig config = config_at(chunk, product);
-    const int tasks = tasks_of(product, all_of(chunk), config);
+    const TileConfig config = config_at<C>(chunk, product);
+    const int tasks = tasks_of<C>(product, all_of(chunk), config);
     const bool once = chunk.to <= config.width;
     const StreamPolicy policy = stream_policy();
     KIE_NO_UNROLL for (int i = block(); i < tasks; i += args.blocks) {
-        const TileTask task = task_at(product, all_of(chunk), config, i);
-        if (!feed_task<S>(w, args, pipe, config, task, product, at, x, once, policy)) return false;
+        const TileTask task = task_at<C>(product, all_of(chunk), config, i);
+        if (!feed_task<C, S>(w, args, pipe, config, task, product, at, x, once, policy))
+            return false;
         if ((product == kToO || product == kToDown) && config.k_splits == 1 &&
             !is_reduced(args, product, layer) &&
             !feed_residual(w, args, pipe, task, product == kToDown, layer))

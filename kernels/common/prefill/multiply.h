@@ -62,11 +62,12 @@ KIE_CONST_FN int scale_offset(int pair) {
     return q / S::chunk * S::stage_bytes +
            (pair / S::pairs * S::spans + in / S::span) * (S::scale_rows * S::scale_bytes);
 }
+template <class C>
 KIE_DEVICE int scale_offset(int product, int pair) {
-    return product == kToQkv      ? scale_offset<TilingQkv>(pair)
-           : product == kToO      ? scale_offset<TilingO>(pair)
-           : product == kToGateUp ? scale_offset<TilingGu>(pair)
-                                  : scale_offset<TilingDown>(pair);
+    return product == kToQkv      ? scale_offset<typename C::TilingQkv>(pair)
+           : product == kToO      ? scale_offset<typename C::TilingO>(pair)
+           : product == kToGateUp ? scale_offset<typename C::TilingFirst>(pair)
+                                  : scale_offset<typename C::TilingDown>(pair);
 }
 // With zero points the word of both.
 template <int kBits>
@@ -89,9 +90,9 @@ KIE_DEVICE void take_scales_at(const ScaleRows<kTiles>& r, int at, Scale (&s)[kT
         s[m] = {{scale_at<kBits>(from), scale_at<kBits>(from + r.next[m])}};
     }
 }
-template <int kBits, int kTiles>
+template <class C, int kBits, int kTiles>
 KIE_DEVICE void ask_scales(const ScaleRows<kTiles>& r, int pair, Scale (&s)[kTiles]) {
-    take_scales_at<kBits>(r, scale_offset(r.product, pair), s);
+    take_scales_at<kBits>(r, scale_offset<C>(r.product, pair), s);
 }
 KIE_DEVICE u32 times_scale(u32 halves, float scale) {
     float a, b;
@@ -140,7 +141,7 @@ KIE_DEVICE void multiply_share(const Pipe& p, const Share& a, float (&d)[kWideN 
 }
 // A run of pairs of k of one wide task. One group of products is always queued behind the one that
 // runs.
-template <int kBits, int kN, class Rows>
+template <class C, int kBits, int kN, class Rows>
 KIE_DEVICE void accumulate(Pipe& pipe, int from, int to, int pairs, const Rows& rows,
                            const ScaleRows<1>& scales, float (&d)[kWideN / 2]) {
     KIE_UNROLL for (int i = 0; i < kWideN / 2; ++i) d[i] = 0;
@@ -149,7 +150,7 @@ KIE_DEVICE void accumulate(Pipe& pipe, int from, int to, int pairs, const Rows& 
     const auto ask = [&](int p) {
         if constexpr (kBits != kBitsF16)
             KIE_UNROLL for (int i = 0; i < 2; ++i)
-                ask_scales<kBits>(scales, min_i(p + i, pairs - 1), ahead[i]);
+                ask_scales<C, kBits>(scales, min_i(p + i, pairs - 1), ahead[i]);
     };
     ask(from);
     take_share<kBits>(pipe, a, rows, from + 1 < pairs, ahead);
@@ -206,7 +207,7 @@ KIE_DEVICE void multiply_narrow(const NarrowShare<kFourth>& a, const WideOperand
     }
     wide_commit();
 }
-template <int kBits, int kFourth, class Rows>
+template <class C, int kBits, int kFourth, class Rows>
 KIE_DEVICE void accumulate_narrow(Pipe& pipe, int from, int to, int pairs, Rows rows_of,
                                   const ScaleRows<kFourth>& scales, float (&d)[kWideN / 2]) {
     KIE_UNROLL for (int i = 0; i < 32 * kFourth; ++i) d[i] = 0;
@@ -219,7 +220,7 @@ KIE_DEVICE void accumulate_narrow(Pipe& pipe, int from, int to, int pairs, Rows 
     Scale ahead[2][kFourth];
     const auto ask = [&](int p) {
         if constexpr (kBits != kBitsF16)
-            ask_scales<kBits>(scales, min_i(p, pairs - 1), ahead[(p - from) % 2]);
+            ask_scales<C, kBits>(scales, min_i(p, pairs - 1), ahead[(p - from) % 2]);
     };
     ask(from), ask(from + 1);
     u32 last = kStages;
@@ -290,17 +291,20 @@ KIE_DEVICE bool join_k_splits(const PrefillArgs& args, const TileTask& task, int
     return true;
 }
 
+template <class C>
 KIE_DEVICE WideRows rows_of_product(int product, int f) {
-    return product == kToQkv      ? product_rows<TilingQkv, kQkv>(f)
-           : product == kToGateUp ? product_rows<TilingGu, kRowsFirst>(f)
+    return product == kToQkv      ? product_rows<C, typename C::TilingQkv, C::kQkv>(f)
+           : product == kToGateUp ? product_rows<C, typename C::TilingFirst, C::kRowsFirst>(f)
                                   : residual_rows(f);
 }
 // Where a product stands in blocks' weights.
+template <class C>
 KIE_DEVICE MatrixAt product_at(const PrefillArgs& args, int product, int layer) {
-    return in_stream(args, (long)args.model.layers[layer].stream +
-                               (product > kToQkv ? product_bytes<TilingQkv>() : 0) +
-                               (product > kToO ? product_bytes<TilingO>() : 0) +
-                               (product > kToGateUp ? product_bytes<TilingGu>() : 0));
+    return in_stream(args,
+                     (long)args.model.layers[layer].stream +
+                         (product > kToQkv ? product_bytes<typename C::TilingQkv>() : 0) +
+                         (product > kToO ? product_bytes<typename C::TilingO>() : 0) +
+                         (product > kToGateUp ? product_bytes<typename C::TilingFirst>() : 0));
 }
 template <class S, int kTiles>
 KIE_DEVICE void find_scales(const PrefillArgs& args, const MatrixAt& matrix, const TileTask& task,
@@ -320,79 +324,81 @@ KIE_DEVICE void find_scales(const PrefillArgs& args, const MatrixAt& matrix, con
         }
     }
 }
-template <int kBits, int kTiles>
+template <class C, int kBits, int kTiles>
 KIE_DEVICE ScaleRows<kTiles> scale_rows(const PrefillArgs& args, const TileTask& task, int product,
                                         int layer) {
     ScaleRows<kTiles> found = {product};
     if constexpr (kBits != kBitsF16) {
-        const MatrixAt at = product_at(args, product, layer);
+        const MatrixAt at = product_at<C>(args, product, layer);
         if (product == kToQkv)
-            find_scales<TilingQkv>(args, at, task, kQkv, kDense, found);
+            find_scales<typename C::TilingQkv>(args, at, task, C::kQkv, C::kDense, found);
         else if (product == kToO)
-            find_scales<TilingO>(args, at, task, kHidden, false, found);
+            find_scales<typename C::TilingO>(args, at, task, kHidden, false, found);
         else if (product == kToGateUp)
-            find_scales<TilingGu>(args, at, task, kRowsFirst, kDense, found);
+            find_scales<typename C::TilingFirst>(args, at, task, C::kRowsFirst, C::kDense, found);
         else
-            find_scales<TilingDown>(args, at, task, kHidden, false, found);
+            find_scales<typename C::TilingDown>(args, at, task, kHidden, false, found);
     }
     return found;
 }
-template <int kBits, int kFourth>
+template <class C, int kBits, int kFourth>
 KIE_DEVICE void multiply_narrow_task(const PrefillArgs& args, Pipe& pipe, int from, int to,
                                      int product, int layer, const TileTask& task,
                                      float (&d)[kWideN / 2]) {
     const auto rows_of = [&](int turn) {
-        return rows_of_product(product, task.frag + result_tile(task, turn).tile).rows;
+        return rows_of_product<C>(product, task.frag + result_tile(task, turn).tile).rows;
     };
-    const auto scales = scale_rows<kBits, kFourth>(args, task, product, layer);
-    accumulate_narrow<kBits, kFourth>(pipe, from, to, pairs_of(product), rows_of, scales, d);
+    const auto scales = scale_rows<C, kBits, kFourth>(args, task, product, layer);
+    accumulate_narrow<C, kBits, kFourth>(pipe, from, to, pairs_of<C>(product), rows_of, scales, d);
 }
-template <int kBits>
+template <class C, int kBits>
 KIE_DEVICE void multiply_stored(const PrefillArgs& args, Pipe& pipe, const TileConfig& config,
                                 int product, int layer, const TileTask& task,
                                 float (&d)[kWideN / 2]) {
-    const int pairs = pairs_of(product), from = 2 * k_split_from(product, config, task.k_split),
-              to = 2 * k_split_from(product, config, task.k_split + 1);
-    if (kDense || !is_narrow(task)) {
-        const auto scales = scale_rows<kBits, 1>(args, task, product, layer);
+    const int pairs = pairs_of<C>(product),
+              from = 2 * k_split_from<C>(product, config, task.k_split),
+              to = 2 * k_split_from<C>(product, config, task.k_split + 1);
+    if (C::kDense || !is_narrow(task)) {
+        const auto scales = scale_rows<C, kBits, 1>(args, task, product, layer);
         const int f = task.frag + result_tile(task, 0).tile;
-        const OwnRows<kBits> own = {rows_of_product(product, f).rows};
-        if constexpr (kDense) {
-            const DenseRows rows = product == kToQkv ? dense_rows<TilingQkv>(task, kQkv)
-                                   : product == kToGateUp
-                                       ? dense_rows<TilingGu>(task, kRowsFirst)
+        const OwnRows<kBits> own = {rows_of_product<C>(product, f).rows};
+        if constexpr (C::kDense) {
+            const DenseRows rows =
+                product == kToQkv      ? dense_rows<typename C::TilingQkv>(task, C::kQkv)
+                : product == kToGateUp ? dense_rows<typename C::TilingFirst>(task, C::kRowsFirst)
                                        : DenseRows{own.live() ? (u32)own.rows << 16 | own.at() : 0};
-            accumulate<kBits, kWideN>(pipe, from, to, pairs, rows, scales, d);
+            accumulate<C, kBits, kWideN>(pipe, from, to, pairs, rows, scales, d);
         } else {
-            accumulate<kBits, kWideN>(pipe, from, to, pairs, own, scales, d);
+            accumulate<C, kBits, kWideN>(pipe, from, to, pairs, own, scales, d);
         }
     } else if (task.tiles <= 4)
-        multiply_narrow_task<kBits, 1>(args, pipe, from, to, product, layer, task, d);
+        multiply_narrow_task<C, kBits, 1>(args, pipe, from, to, product, layer, task, d);
     else if (task.tiles <= 8)
-        multiply_narrow_task<kBits, 2>(args, pipe, from, to, product, layer, task, d);
+        multiply_narrow_task<C, kBits, 2>(args, pipe, from, to, product, layer, task, d);
     else
-        multiply_narrow_task<kBits, 3>(args, pipe, from, to, product, layer, task, d);
+        multiply_narrow_task<C, kBits, 3>(args, pipe, from, to, product, layer, task, d);
 }
 // Whether a product has such codes; then it is done.
-template <int kBits>
+template <class C, int kBits>
 KIE_DEVICE bool multiply_if(const PrefillArgs& args, Pipe& pipe, const TileConfig& config,
                             int product, int layer, const TileTask& task, float (&d)[kWideN / 2]) {
-    if constexpr (any_has(kBits)) {
-        if (!all_have(kBits) && bits_of(product) != kBits) return false;
-        multiply_stored<kBits>(args, pipe, config, product, layer, task, d);
+    if constexpr (any_has<C>(kBits)) {
+        if (!all_have<C>(kBits) && bits_of<C>(product) != kBits) return false;
+        multiply_stored<C, kBits>(args, pipe, config, product, layer, task, d);
         return true;
     }
     return false;
 }
+template <class C>
 KIE_DEVICE void multiply_task(const PrefillArgs& args, Pipe& pipe, const TileConfig& config,
                               int product, int layer, const TileTask& task,
                               float (&d)[kWideN / 2]) {
-    if (multiply_if<kBitsF8>(args, pipe, config, product, layer, task, d)) return;
-    if (multiply_if<kBitsI4>(args, pipe, config, product, layer, task, d)) return;
-    if (multiply_if<kBitsE2m1>(args, pipe, config, product, layer, task, d)) return;
-    if (multiply_if<kBitsI4Half>(args, pipe, config, product, layer, task, d)) return;
-    if (multiply_if<kBitsI4Zeros>(args, pipe, config, product, layer, task, d)) return;
-    if (multiply_if<kBitsI8>(args, pipe, config, product, layer, task, d)) return;
-    if (multiply_if<kBitsI8Half>(args, pipe, config, product, layer, task, d)) return;
-    multiply_if<kBitsF16>(args, pipe, config, product, layer, task, d);
+    if (multiply_if<C, kBitsF8>(args, pipe, config, product, layer, task, d)) return;
+    if (multiply_if<C, kBitsI4>(args, pipe, config, product, layer, task, d)) return;
+    if (multiply_if<C, kBitsE2m1>(args, pipe, config, product, layer, task, d)) return;
+    if (multiply_if<C, kBitsI4Half>(args, pipe, config, product, layer, task, d)) return;
+    if (multiply_if<C, kBitsI4Zeros>(args, pipe, config, product, layer, task, d)) return;
+    if (multiply_if<C, kBitsI8>(args, pipe, config, product, layer, task, d)) return;
+    if (multiply_if<C, kBitsI8Half>(args, pipe, config, product, layer, task, d)) return;
+    multiply_if<C, kBitsF16>(args, pipe, config, product, layer, task, d);
 }

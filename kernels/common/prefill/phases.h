@@ -20,16 +20,17 @@
 #include "prefill/tiles.h"
 #include "shape.h"
 
+template <class C>
 KIE_DEVICE void product_phase(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk, int product,
                               int layer) {
-    const TileConfig config = config_at(chunk, product);
-    const int tasks = tasks_of(product, all_of(chunk), config);
+    const TileConfig config = config_at<C>(chunk, product);
+    const int tasks = tasks_of<C>(product, all_of(chunk), config);
     float d[kWideN / 2];
     int turn = 0;
     KIE_NO_UNROLL for (int i = block(); i < tasks; i += args.blocks, turn ^= 1) {
         float* scale = (float*)(prefill_shared() + kPfScale) + turn * kWideN;
-        const TileTask task = task_at(product, all_of(chunk), config, i);
-        product_task(args, pipe, chunk, config, task, product, layer, scale, d);
+        const TileTask task = task_at<C>(product, all_of(chunk), config, i);
+        product_task<C>(args, pipe, chunk, config, task, product, layer, scale, d);
     }
 }
 // Whether ranks meet behind a phase: who reads others' outputs is done with them before these are
@@ -40,6 +41,55 @@ KIE_DEVICE bool is_shared(const PrefillArgs& args, int product, int layer) {
     if (kSlack > 0) return true;  // so that layers can be counted
     return delay_of(args, kind, layer) >= 0 || shares_of(args, kind, layer);
 }
+// A layer's phases; false: somebody gave up.
+template <class C>
+KIE_DEVICE bool work_layer(const PrefillArgs& args, Pipe& pipe, PagePipe& pages, const Chunk& chunk,
+                           int layer, Watch& watch, Phase& phase, Clock& clock) {
+    constexpr int kLast = C::kRouted ? kToGateUp : kToDown;
+    KIE_NO_UNROLL for (int product = kToQkv; product <= kLast; ++product) {
+        if (product == kToO) {
+            attend_chunk<C>(args, chunk, layer, pages);
+            add_lanes<C>(args, chunk, layer);
+            tick(clock, 8);
+            if (!meet(watch, args, phase)) return false;
+            tick(clock, 9);
+        }
+        product_phase<C>(args, pipe, chunk, product, layer);
+        tick(clock, 2 * product);
+        const u32 behind = kPhases * min_i(kSlack, layer - (int)args.from);
+        if (!meet(watch, args, phase, is_shared(args, product, layer), behind)) return false;
+        tick(clock, 2 * product + 1);
+        if (is_reduced(args, product, layer)) {
+            if (kTensorParallel)
+                reduce_chunk(args, chunk, product == kToDown, layer);
+            else
+                mix_chunk(args, chunk, product == kToDown, layer);
+            if (!meet(watch, args, phase, kTensorParallel)) return false;
+        }
+        if constexpr (C::kNormPhase) {
+            if (product != kToQkv) continue;
+            if constexpr (C::kHeadNorm)
+                norm_heads<C>(args, chunk, all_of(chunk), layer, block(), (int)args.blocks);
+            if (!meet(watch, args, phase)) return false;
+        }
+    }
+    if constexpr (C::kRouted) return run_experts<C>(args, pipe, chunk, layer, watch, phase, clock);
+    return true;
+}
+struct WorkLayer {
+    const PrefillArgs& args;
+    Pipe& pipe;
+    PagePipe& pages;
+    const Chunk& chunk;
+    int layer;
+    Watch& watch;
+    Phase& phase;
+    Clock& clock;
+    template <class C>
+    KIE_DEVICE bool operator()(C) const {
+        return work_layer<C>(args, pipe, pages, chunk, layer, watch, phase, clock);
+    }
+};
 KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
     PagePipe pages = {0};
     Watch watch = {args.model, 0, 0, 0, false};
@@ -56,71 +106,67 @@ KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
         tick(clock, 11);
         KIE_NO_UNROLL for (int layer = args.from; layer < (int)args.to; ++layer) {
             watch.step = layer;
-            constexpr int kLast = kHasExperts ? kToGateUp : kToDown;
-            KIE_NO_UNROLL for (int product = kToQkv; product <= kLast; ++product) {
-                if (product == kToO) {
-                    attend_chunk(args, chunk, layer, pages);
-                    add_lanes(args, chunk, layer);
-                    tick(clock, 8);
-                    if (!meet(watch, args, phase)) return;
-                    tick(clock, 9);
-                }
-                product_phase(args, pipe, chunk, product, layer);
-                tick(clock, 2 * product);
-                const u32 behind = kPhases * min_i(kSlack, layer - (int)args.from);
-                if (!meet(watch, args, phase, is_shared(args, product, layer), behind)) return;
-                tick(clock, 2 * product + 1);
-                if (is_reduced(args, product, layer)) {
-                    if (kTensorParallel)
-                        reduce_chunk(args, chunk, product == kToDown, layer);
-                    else
-                        mix_chunk(args, chunk, product == kToDown, layer);
-                    if (!meet(watch, args, phase, kTensorParallel)) return;
-                }
-                if constexpr (kHeadNorm) {
-                    if (product != kToQkv) continue;
-                    norm_heads(args, chunk, all_of(chunk), layer, block(), (int)args.blocks);
-                    if (!meet(watch, args, phase)) return;
-                }
-            }
-            if constexpr (kHasExperts) {
-                if (!run_experts<Class0>(args, pipe, chunk, layer, watch, phase, clock)) return;
-            }
+            if (!of_layer(args, layer,
+                          WorkLayer{args, pipe, pages, chunk, layer, watch, phase, clock}))
+                return;
         }
         if (args.model.seqno != 0 && c + 1 == chunks) put_last(args, chunk);
     }
 }
+template <class C>
+KIE_DEVICE bool feed_layer(Watch& watch, const PrefillArgs& args, Pipe& pipe, PagePipe& pages,
+                           const Chunk& chunk, int layer, Phase& phase) {
+    using Qkv = typename C::TilingQkv;
+    using O = typename C::TilingO;
+    using First = typename C::TilingFirst;
+    const u8* s = args.scratch;
+    long at = (long)args.model.layers[layer].stream;
+    if (!await_feed(watch, args, phase, 1, false)) return false;
+    if (!feed<C, Qkv>(watch, args, pipe, chunk, kToQkv, layer, at, s + kScrX)) return false;
+    at += product_bytes<Qkv>();
+    if (!await_feed(watch, args, phase, C::kNormPhase ? 2 : 1, true)) return false;
+    if (!feed_pages<C>(watch, args, pages, chunk, layer)) return false;
+    if (!await_feed(watch, args, phase, 1, true)) return false;
+    if (!feed<C, O>(watch, args, pipe, chunk, kToO, layer, at, s + kScrAttn)) return false;
+    at += product_bytes<O>();
+    const u32 mixed = is_reduced(args, kToO, layer) ? 2 : 1;
+    if (!await_feed(watch, args, phase, mixed, false)) return false;
+    if (!feed<C, First>(watch, args, pipe, chunk, kToGateUp, layer, at, s + kScrX)) return false;
+    at += product_bytes<First>();
+    if constexpr (C::kRouted) {
+        if (!feed_experts<C>(watch, args, pipe, phase, layer)) return false;
+    } else {
+        using Down = typename C::TilingDown;
+        if (!await_feed(watch, args, phase, 1, false)) return false;
+        if (!feed<C, Down>(watch, args, pipe, chunk, kToDown, layer, at, s + kScrAct)) return false;
+    }
+    phase.done += is_reduced(args, kToDown, layer) ? 1 : 0;
+    return true;
+}
+struct FeedLayer {
+    Watch& watch;
+    const PrefillArgs& args;
+    Pipe& pipe;
+    PagePipe& pages;
+    const Chunk& chunk;
+    int layer;
+    Phase& phase;
+    template <class C>
+    KIE_DEVICE bool operator()(C) const {
+        return feed_layer<C>(watch, args, pipe, pages, chunk, layer, phase);
+    }
+};
 KIE_DEVICE void feed_all(const PrefillArgs& args, Pipe& pipe) {
     PagePipe pages = {0};
     Watch watch = {args.model, 0, 0, 0, false};
     Phase phase = {0};
-    const u8* s = args.scratch;
     const int chunks = chunks_of(args);
     KIE_NO_UNROLL for (int c = 0; c < chunks; ++c) {
         const Chunk chunk = chunk_at(args, c);
         KIE_NO_UNROLL for (int layer = args.from; layer < (int)args.to; ++layer) {
             watch.step = layer;
-            long at = (long)args.model.layers[layer].stream;
-            if (!await_feed(watch, args, phase, 1, false)) return;
-            if (!feed<TilingQkv>(watch, args, pipe, chunk, kToQkv, layer, at, s + kScrX)) return;
-            at += product_bytes<TilingQkv>();
-            if (!await_feed(watch, args, phase, kHeadNorm ? 2 : 1, true)) return;
-            if (!feed_pages(watch, args, pages, chunk, layer)) return;
-            if (!await_feed(watch, args, phase, 1, true)) return;
-            if (!feed<TilingO>(watch, args, pipe, chunk, kToO, layer, at, s + kScrAttn)) return;
-            at += product_bytes<TilingO>();
-            const u32 mixed = is_reduced(args, kToO, layer) ? 2 : 1;
-            if (!await_feed(watch, args, phase, mixed, false)) return;
-            if (!feed<TilingGu>(watch, args, pipe, chunk, kToGateUp, layer, at, s + kScrX)) return;
-            at += product_bytes<TilingGu>();
-            if constexpr (kHasExperts) {
-                if (!feed_experts<Class0>(watch, args, pipe, phase, layer)) return;
-            } else {
-                if (!await_feed(watch, args, phase, 1, false)) return;
-                if (!feed<TilingDown>(watch, args, pipe, chunk, kToDown, layer, at, s + kScrAct))
-                    return;
-            }
-            phase.done += is_reduced(args, kToDown, layer) ? 1 : 0;
+            if (!of_layer(args, layer, FeedLayer{watch, args, pipe, pages, chunk, layer, phase}))
+                return;
         }
         ++phase.done;
     }

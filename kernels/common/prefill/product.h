@@ -12,16 +12,18 @@
 #include "prefill/tiles.h"
 
 // Of the mlp's first product.
+template <class C>
 KIE_DEVICE void put_first(const PrefillArgs& args, int layer, const TileTask& task,
                           const WideRows& rows, int place, int batches, const float* scale,
                           float (&d)[kWideN / 2]) {
-    if constexpr (kHasExperts)
-        put_logits<Class0>(args, layer, rows, place, batches, scale, d);
+    if constexpr (C::kRouted)
+        put_logits<C>(args, layer, rows, place, batches, scale, d);
     else
-        put_act(args, task, rows, place, batches, scale, d);
+        put_act<C>(args, task, rows, place, batches, scale, d);
 }
 
 // False: of a task in splits of k others have yet to make theirs.
+template <class C>
 KIE_DEVICE bool product_task(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk,
                              const TileConfig& config, const TileTask& task, int product, int layer,
                              float* scale, float (&d)[kWideN / 2]) {
@@ -29,22 +31,22 @@ KIE_DEVICE bool product_task(const PrefillArgs& args, Pipe& pipe, const Chunk& c
     if (product == kToQkv || product == kToGateUp) take_scales(args, task, scale);
     Clock clock = {args.model.trace, 0};
     tick(clock, -1);
-    multiply_task(args, pipe, config, product, layer, task, d);
+    multiply_task<C>(args, pipe, config, product, layer, task, d);
     sync_consumers<kWorkers>();  // scales are there, the last task's squares are read
     tick(clock, 12 + product);
     ask_next();
     if (config.k_splits > 1 && !join_k_splits(args, task, config.k_splits, d)) return false;
     KIE_NO_UNROLL for (int turn = 0; turn < result_tiles(task); ++turn) {
         const ResultTile at = result_tile(task, turn);
-        const WideRows rows = rows_of_product(product, task.frag + at.tile);
+        const WideRows rows = rows_of_product<C>(product, task.frag + at.tile);
         const float* scales = scale + (at.place - task.place);
         if (product == kToQkv)
-            put_qkv(args, chunk, layer, task, rows, at.place, at.batches, scales, d);
+            put_qkv<C>(args, chunk, layer, task, rows, at.place, at.batches, scales, d);
         else if (product == kToGateUp)
-            put_first(args, layer, task, rows, at.place, at.batches, scales, d);
+            put_first<C>(args, layer, task, rows, at.place, at.batches, scales, d);
         else
-            put_sums(args, pipe, config.k_splits > 1, product == kToDown, layer, task, rows, turn,
-                     at.batches, d);
+            put_sums<C>(args, pipe, config.k_splits > 1, product == kToDown, layer, task, rows,
+                        turn, at.batches, d);
     }
     const bool adds = product == kToO || product == kToDown;
     if (adds && !is_reduced(args, product, layer)) put_squares(args, task);

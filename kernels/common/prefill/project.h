@@ -19,22 +19,24 @@ KIE_DEVICE void take_scales(const PrefillArgs& args, const TileTask& task, float
     scale[n] = rsqrt_f(sum * (1.0f / kHiddenReal) + kEps);
 }
 // Two neighbouring places (v[place][row]) of two neighbouring rows of a head, f and f + 1.
+template <class C>
 KIE_DEVICE void put_query(const PrefillArgs& args, int lane_index, int head, int f, int place,
                           const float (&v)[2][2]) {
-    u32* q = (u32*)(args.scratch + kScrQ + query_at(lane_index, head, place)) + f / 16 * 128 +
+    u32* q = (u32*)(args.scratch + kScrQ + query_at<C>(lane_index, head, place)) + f / 16 * 128 +
              place % 8 * 16 + f % 8 / 2 * 4 + place % 16 / 8 + f % 16 / 8 * 2;
     q[0] = pack_half2(v[0][0], v[0][1]), q[16] = pack_half2(v[1][0], v[1][1]);
 }
+template <class C>
 KIE_DEVICE void put_state(u8* page, int f, int place, bool is_v, bool live0, bool live1,
                           const float (&v)[2][2]) {
     const int slot = place % kPage;
     if (!is_v) {
-        u32* k = (u32*)(page + (slot * kHeadDim + f) * 2);
+        u32* k = (u32*)(page + (slot * C::kHeadDim + f) * 2);
         if (live0) k[0] = pack_half2(v[0][0], v[0][1]);
-        if (live1) k[kHeadDim / 2] = pack_half2(v[1][0], v[1][1]);
+        if (live1) k[C::kHeadDim / 2] = pack_half2(v[1][0], v[1][1]);
         return;
     }
-    u16* p = (u16*)(page + kPageHalf) + f * kPage + slot;
+    u16* p = (u16*)(page + C::kPageHalf) + f * kPage + slot;
     const u32 a = pack_half2(v[0][0], v[1][0]), b = pack_half2(v[0][1], v[1][1]);
     if (live0 && live1) {
         *(u32*)p = a, *(u32*)(p + kPage) = b;
@@ -46,29 +48,30 @@ KIE_DEVICE void put_state(u8* page, int f, int place, bool is_v, bool live0, boo
 }
 
 // q and k rotated (those with norms later, behind the norms), k and v into their pages.
+template <class C>
 KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
                         const TileTask& task, const WideRows& rows, int place, int batches,
                         const float* scale, float (&d)[kWideN / 2]) {
     const int my = lane(), g = my / 4, t = my % 4, row = rows.row + 2 * g;
     const bool live = 2 * g < rows.live;
-    const bool is_q = row < kAttn, is_v = row >= kAttn + kKvHeads * kHeadDim;
-    const int head = row / kHeadDim, f = row % kHeadDim;
-    const int kv_head = is_q ? 0 : is_v ? head - kHeads - kKvHeads : head - kHeads;
-    const float factor = is_q && !kHeadNorm ? kQueryScale : 1.0f;
-    const int kv_index = task.lane_index * kKvHeads + kv_head;
+    const bool is_q = row < C::kAttn, is_v = row >= C::kAttn + C::kKvHeads * C::kHeadDim;
+    const int head = row / C::kHeadDim, f = row % C::kHeadDim;
+    const int kv_head = is_q ? 0 : is_v ? head - C::kHeads - C::kKvHeads : head - C::kHeads;
+    const float factor = is_q && !C::kHeadNorm ? C::kQueryScale : 1.0f;
+    const int kv_index = task.lane_index * C::kKvHeads + kv_head;
     float bias[2] = {0, 0};
-    if constexpr (kBias) {
+    if constexpr (C::kBias) {
         const float* from = args.model.biases + args.model.layers[layer].biases +
-                            task.lane_index * (TilingQkv::rows * kBlocksPerLane);
+                            task.lane_index * (C::TilingQkv::rows * kBlocksPerLane);
         bias[0] = from[row] * factor, bias[1] = from[row + 1] * factor;
     }
-    const u64* rope = (const u64*)(args.model.rope + f);
+    const u64* rope = (const u64*)(args.model.rope + C::kRope + f);
     const int last_page = (chunk.base + chunk.to - 1) / kPage;
     place += 2 * t, scale += 2 * t;
     const auto page_of = [&](int place) -> u8* {
         const int at = (chunk.base + place) / kPage;
         return is_q ? nullptr
-                    : prefill_page(args, layer, kv_index, at < last_page ? at : last_page);
+                    : prefill_page<C>(args, layer, kv_index, at < last_page ? at : last_page);
     };
     u8* next = page_of(place);
     KIE_NO_UNROLL for (int n = 2 * batches; n > 0; --n, place += 32, scale += 32) {
@@ -78,7 +81,8 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
         KIE_UNROLL for (int i = 0; i < 8; ++i) {
             const int at = place + i / 2 * 8 + i % 2,
                       to = chunk.base + (at < chunk.to ? at : chunk.to - 1);
-            turn[i / 2][i % 2] = is_v || kHeadNorm ? 0x3f800000u : rope[(long)to * (kHeadDim / 2)];
+            turn[i / 2][i % 2] =
+                is_v || C::kHeadNorm ? 0x3f800000u : rope[(long)to * (C::kHeadDim / 2)];
         }
         KIE_UNROLL for (int j = 0; j < 4; ++j) {
             const int at = place + 8 * j;
@@ -91,20 +95,21 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
             }
             if (!live) continue;
             if (is_q)
-                put_query(args, task.lane_index, head, f, at, v);
+                put_query<C>(args, task.lane_index, head, f, at, v);
             else
-                put_state(page, f, at, is_v, at >= chunk.from && at < chunk.to,
-                          at + 1 >= chunk.from && at + 1 < chunk.to, v);
+                put_state<C>(page, f, at, is_v, at >= chunk.from && at < chunk.to,
+                             at + 1 >= chunk.from && at + 1 < chunk.to, v);
         }
         move_up<16>(d);
     }
 }
 
+template <class C>
 KIE_DEVICE void put_act(const PrefillArgs& args, const TileTask& task, const WideRows& rows,
                         int place, int batches, const float* scale, float (&d)[kWideN / 2]) {
     const int my = lane(), g = my / 4, t = my % 4, odd = g & 1;
     const int f = (rows.row + 2 * g) / 2 - odd;  // of a pair: the even one stores the first place
-    u8* to = args.scratch + kScrAct + operand_at(task.lane_index, kFfn, place + 2 * t + odd, f);
+    u8* to = args.scratch + kScrAct + operand_at(task.lane_index, C::kFfn, place + 2 * t + odd, f);
     scale += 2 * t;
     KIE_NO_UNROLL for (; batches > 0; --batches, to += kBatch * kCores, scale += 8 * kBatch) {
         KIE_UNROLL for (int j = 0; j < kBatch; ++j) {

@@ -42,8 +42,8 @@ KIE_DEVICE void take_sums(const PrefillArgs& args, const u32* norms, int kind, i
                           int eight, RankSums& m) {
     const int q = (int)lane() / 8, p = (int)lane() % 8;
     KIE_UNROLL for (int n = 0; n < 4; ++n) {
-        const int row = c + 8 * n + 2 * q, in = row % TilingO::rows;
-        const int frag = row / TilingO::rows * TilingO::tiles_all + in / 16;
+        const int row = c + 8 * n + 2 * q, in = row % TilingOwned::rows;
+        const int frag = row / TilingOwned::rows * TilingOwned::tiles_all + in / 16;
         const int at = (frag * kEights + eight) * 32 + in % 16 / 2 * 4 + p / 2;
         KIE_UNROLL for (int r = 0; r < kRanks; ++r) m.sums[n][r] =
             past_at(args, kind, layer, r)[at];

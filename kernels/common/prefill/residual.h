@@ -28,9 +28,10 @@ KIE_DEVICE void add_quad(Quad& sum, const Quad& v) {
 }
 // What all lanes made in the layers whose outputs are added in this one, added up once for all of
 // them; while others attend, by blocks without queries, if those are not few.
+template <class C>
 KIE_DEVICE void add_lanes(const PrefillArgs& args, const Chunk& chunk, int layer) {
     if (kLanesAll == 1) return;
-    const int busy = runs_of(all_of(chunk)), blocks = (int)args.blocks, warps = kWorkers / kTeam,
+    const int busy = runs_of<C>(all_of(chunk)), blocks = (int)args.blocks, warps = kWorkers / kTeam,
               first = 4 * busy <= 3 * blocks ? busy : 0, block_in_lane = (int)block() - first;
     const int groups = over(chunk.to, 8), units = kFrags * groups;
     if (block_in_lane < 0) return;
@@ -158,6 +159,7 @@ KIE_DEVICE void share_sums(const PrefillArgs& args, u64* to, int eight, const fl
         KIE_UNROLL for (int j = 0; j < kBatch; ++j) there[j * 32] = v[j];
     }
 }
+template <class C>
 KIE_DEVICE void put_sums(const PrefillArgs& args, Pipe& pipe, bool joined, int kind, int layer,
                          const TileTask& task, const WideRows& rows, int turn, int batches,
                          float (&d)[kWideN / 2]) {
@@ -167,12 +169,12 @@ KIE_DEVICE void put_sums(const PrefillArgs& args, Pipe& pipe, bool joined, int k
     u64* to = past_at(args, kind, layer, lane_of_model(args, task.lane_index)) + r.at;
     int eight = result_tile(task, turn).place / 8;
     float bias[2] = {0, 0};
-    if constexpr (Class0::kOutputBias) {
-        const float* from = extras_of(args, layer) + Class0::kAtOutputBias + rows.row;
+    if constexpr (C::kOutputBias) {
+        const float* from = extras_of(args, layer) + C::kAtOutputBias + rows.row;
         if (kind == 0 && r.live) bias[0] = from[lane() / 4 * 2], bias[1] = from[lane() / 4 * 2 + 1];
     }
     KIE_NO_UNROLL for (; batches > 0; --batches, to += kBatch * 32, eight += kBatch) {
-        if constexpr (Class0::kOutputBias || kResidualScaled)
+        if constexpr (C::kOutputBias || kResidualScaled)
             KIE_UNROLL for (int i = 0; i < 4 * kBatch; ++i) d[i] =
                 (d[i] + bias[i / 2 % 2]) * kResidualScale;
         if (shares) share_sums(args, to, eight, d);
@@ -191,9 +193,9 @@ KIE_DEVICE void put_sums(const PrefillArgs& args, Pipe& pipe, bool joined, int k
 // stay alike to the bit.
 KIE_DEVICE void mix_chunk(const PrefillArgs& args, const Chunk& chunk, int kind, int layer) {
     const TileConfig config = {8 * kBatch, kWideTiles, 1};
-    const int tasks = tasks_of(kToO, all_of(chunk), config);
+    const int tasks = tasks_of<Prefill0>(kToO, all_of(chunk), config);
     KIE_NO_UNROLL for (int i = block(); i < tasks; i += args.blocks) {
-        TileTask task = task_at(kToO, all_of(chunk), config, i);
+        TileTask task = task_at<Prefill0>(kToO, all_of(chunk), config, i);
         task.width = config.width;
         const WideRows rows = residual_rows(task.frag + result_tile(task, 0).tile);
         const int mine = lane_of_model(args, task.lane_index);
@@ -245,9 +247,9 @@ KIE_DEVICE void put_last(const PrefillArgs& args, const Chunk& chunk) {
 // The rows of the embedding, in the order of a product's results.
 KIE_DEVICE void embed_chunk(const PrefillArgs& args, const Chunk& chunk) {
     const TileConfig config = {chunk.to <= kNarrowN ? kNarrowN : kWideN, kWideTiles, 1};
-    const int tasks = tasks_of(kToO, all_of(chunk), config);
+    const int tasks = tasks_of<Prefill0>(kToO, all_of(chunk), config);
     KIE_NO_UNROLL for (int i = block(); i < tasks; i += args.blocks) {
-        const TileTask task = task_at(kToO, all_of(chunk), config, i);
+        const TileTask task = task_at<Prefill0>(kToO, all_of(chunk), config, i);
         sync_consumers<kWorkers>();  // the last task's squares are read
         KIE_NO_UNROLL for (int turn = 0; turn < result_tiles(task); ++turn) {
             const ResultTile at = result_tile(task, turn);

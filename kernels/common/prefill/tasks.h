@@ -65,19 +65,29 @@ KIE_DEVICE Span places_of(const Chunk& c, const TaskCursor& w) {
 }
 KIE_DEVICE int groups_of(const Chunk& c) { return over(c.to, kGroupPlaces); }
 // Tasks of a stage's group; `ends`: those that publish that they are done.
+struct CountTasks {
+    const PrefillArgs& args;
+    const Chunk& c;
+    const TaskCursor& w;
+    bool ends;
+    template <class C>
+    KIE_DEVICE int operator()(C) const {
+        const Span s = places_of(c, w);
+        if (is_product(w.stage)) {
+            const int product = product_of(w.stage);
+            const int k_splits = config_at<C>(c, product).k_splits;
+            // As tasks_of, without divisions by what is not known before.
+            return over(s.to - s.first, kWideN) * over(frags_of<C>(product), kWideTiles) *
+                   (ends ? 1 : k_splits);
+        }
+        if (w.stage == kDoAttend) return runs_of<C>(s);
+        if (w.stage == kDoNorms) return C::kHeadNorm ? over(s.to - s.first, 16) : 0;
+        return reduce_tasks(args, s);
+    }
+};
 KIE_DEVICE int tasks_at(const PrefillArgs& args, const Chunk& c, const TaskCursor& w,
                         bool ends = false) {
-    const Span s = places_of(c, w);
-    if (is_product(w.stage)) {
-        const int product = product_of(w.stage);
-        const int k_splits = config_at(c, product).k_splits;
-        // As tasks_of, without divisions by what is not known before.
-        return over(s.to - s.first, kWideN) * over(frags_of(product), kWideTiles) *
-               (ends ? 1 : k_splits);
-    }
-    if (w.stage == kDoAttend) return runs_of(s);
-    if (w.stage == kDoNorms) return kHeadNorm ? over(s.to - s.first, 16) : 0;
-    return reduce_tasks(args, s);
+    return of_layer(args, w.layer, CountTasks{args, c, w, ends});
 }
 // Goes on to the task of this number. False: it is of another chunk.
 KIE_DEVICE bool find_task(const PrefillArgs& args, const Chunk& c, u32 task, TaskCursor& w) {
@@ -102,9 +112,14 @@ KIE_DEVICE u64* stream_counter(const PrefillArgs& args, int stage, int group) {
 KIE_DEVICE u64* stream_word(const PrefillArgs& args, int stage, int group, int of, int at) {
     return (u64*)((u8*)(stream_counter(args, stage, group) + 16 + of) + args.peer_offset[at]);
 }
-// What the counter says once all of a layer's tasks are done.
+// What the counter says once all of a layer's tasks are done: those of the layers before, too.
 KIE_DEVICE u64 counted_at(const PrefillArgs& args, const Chunk& c, const TaskCursor& w) {
-    return (u64)(w.layer - (int)args.from + 1) * tasks_at(args, c, w, true);
+    if constexpr (kClasses == 1)
+        return (u64)(w.layer - (int)args.from + 1) * tasks_at(args, c, w, true);
+    u64 tasks = 0;
+    KIE_NO_UNROLL for (int layer = args.from; layer <= w.layer; ++layer) tasks +=
+        tasks_at(args, c, {layer, w.stage, w.group, 0}, true);
+    return tasks;
 }
 // By all workers, behind a task, unless the maker of its last part publishes it (`published`). One
 // thread publishes while the others go on.
@@ -149,11 +164,18 @@ KIE_DEVICE void await_blocks_at(Watch& w, const PrefillArgs& args, int stage, in
         pause_ns(40);
     }
 }
+struct HasHeadNorm {
+    template <class C>
+    KIE_DEVICE bool operator()(C) const {
+        return C::kHeadNorm;
+    }
+};
 // What a task needs; `turn`: this layer's.
 KIE_DEVICE void await_needs(Watch& w, const PrefillArgs& args, const Chunk& c,
                             const TaskCursor& cursor, u32 turn) {
     const bool first = cursor.stage == kDoQkv, attends = cursor.stage == kDoAttend;
-    const int before = first ? kDoReduceDown : attends && !kHeadNorm ? kDoQkv : cursor.stage - 1;
+    const bool skips = attends && !of_layer(args, cursor.layer, HasHeadNorm{});
+    const int before = first ? kDoReduceDown : skips ? kDoQkv : cursor.stage - 1;
     if (is_for_all(before)) {
         await_ranks_at(w, args, before, cursor.group, first ? turn - 1 : turn);
         return;
@@ -217,30 +239,39 @@ KIE_DEVICE bool take_task(Watch& w, const PrefillArgs& args, u32 n, u32& task) {
     return ballot(heard) == ~0u;
 }
 
+template <class C>
 KIE_DEVICE void attend_task(const PrefillArgs& args, const Chunk& chunk, const Span& span,
                             int layer, int i, PagePipe& pages) {
     const int team = thread() / kCrew;
-    attend_run(args, chunk, layer, run_at(args, chunk, span, layer, i, team), pages);
+    attend_run<C>(args, chunk, layer, run_at<C>(args, chunk, span, layer, i, team), pages);
 }
 // False: nothing to publish yet.
-KIE_DEVICE bool run_task(const PrefillArgs& args, Pipe& pipe, PagePipe& pages, const Chunk& chunk,
-                         const TaskCursor& w, int i) {
-    const Span span = places_of(chunk, w);
-    if (is_product(w.stage)) {
-        const int product = product_of(w.stage);
-        const TileConfig config = config_at(chunk, product);
-        float d[kWideN / 2];
-        return product_task(args, pipe, chunk, config, task_at(product, span, config, i), product,
-                            w.layer, (float*)(prefill_shared() + kPfScale), d);
+struct RunTask {
+    const PrefillArgs& args;
+    Pipe& pipe;
+    PagePipe& pages;
+    const Chunk& chunk;
+    const TaskCursor& w;
+    int i;
+    template <class C>
+    KIE_DEVICE bool operator()(C) const {
+        const Span span = places_of(chunk, w);
+        if (is_product(w.stage)) {
+            const int product = product_of(w.stage);
+            const TileConfig config = config_at<C>(chunk, product);
+            float d[kWideN / 2];
+            return product_task<C>(args, pipe, chunk, config, task_at<C>(product, span, config, i),
+                                   product, w.layer, (float*)(prefill_shared() + kPfScale), d);
+        }
+        if (w.stage == kDoAttend)
+            attend_task<C>(args, chunk, span, w.layer, i, pages);
+        else if (w.stage == kDoNorms)
+            norm_heads<C>(args, chunk, span, w.layer, i, over(span.to - span.first, 16));
+        else
+            reduce_places(args, span, w.stage == kDoReduceDown, w.layer, i);
+        return true;
     }
-    if (w.stage == kDoAttend)
-        attend_task(args, chunk, span, w.layer, i, pages);
-    else if (w.stage == kDoNorms)
-        norm_heads(args, chunk, span, w.layer, i, over(span.to - span.first, 16));
-    else
-        reduce_places(args, span, w.stage == kDoReduceDown, w.layer, i);
-    return true;
-}
+};
 // By all workers, where no stage says that what a task needs is there.
 KIE_DEVICE void await_ready(u32 n) {
     if (thread() == 0) {
@@ -296,7 +327,7 @@ KIE_DEVICE void run_tasks(const PrefillArgs& args, Pipe& pipe) {
             if (ring == kNoRing) ask_next();
             tick(clock, 16 + w.stage);
             const int i = (int)(task - w.first & kTaskMask);
-            const bool whole = run_task(args, pipe, pages, chunk, w, i);
+            const bool whole = of_layer(args, w.layer, RunTask{args, pipe, pages, chunk, w, i});
             publish_done(args, chunk, w, turn, !whole);
             tick(clock, w.stage);
         }
@@ -306,30 +337,53 @@ KIE_DEVICE void run_tasks(const PrefillArgs& args, Pipe& pipe) {
     if (thread() == 0) *begun_word() = n + 1;
 }
 
-template <class S>
+template <class C, class S>
 KIE_DEVICE bool feed_product(Watch& w, const PrefillArgs& args, Pipe& pipe, const Chunk& chunk,
                              const TaskCursor& cursor, int i, long at, const u8* x) {
     const int product = product_of(cursor.stage);
-    const TileConfig config = config_at(chunk, product);
-    const TileTask task = task_at(product, places_of(chunk, cursor), config, i);
-    return feed_task<S>(w, args, pipe, config, task, product, at, x, chunk.to <= config.width,
-                        stream_policy());
+    const TileConfig config = config_at<C>(chunk, product);
+    const TileTask task = task_at<C>(product, places_of(chunk, cursor), config, i);
+    return feed_task<C, S>(w, args, pipe, config, task, product, at, x, chunk.to <= config.width,
+                           stream_policy());
 }
+template <class C>
 KIE_DEVICE bool feed_task_product(Watch& w, const PrefillArgs& args, Pipe& pipe, const Chunk& chunk,
                                   const TaskCursor& cursor, int i) {
+    using Qkv = typename C::TilingQkv;
+    using O = typename C::TilingO;
+    using First = typename C::TilingFirst;
     const u8* x = args.scratch;
     long at = (long)args.model.layers[cursor.layer].stream;
     if (cursor.stage == kDoQkv)
-        return feed_product<TilingQkv>(w, args, pipe, chunk, cursor, i, at, x + kScrX);
-    at += product_bytes<TilingQkv>();
+        return feed_product<C, Qkv>(w, args, pipe, chunk, cursor, i, at, x + kScrX);
+    at += product_bytes<Qkv>();
     if (cursor.stage == kDoO)
-        return feed_product<TilingO>(w, args, pipe, chunk, cursor, i, at, x + kScrAttn);
-    at += product_bytes<TilingO>();
+        return feed_product<C, O>(w, args, pipe, chunk, cursor, i, at, x + kScrAttn);
+    at += product_bytes<O>();
     if (cursor.stage == kDoGateUp)
-        return feed_product<TilingGu>(w, args, pipe, chunk, cursor, i, at, x + kScrX);
-    at += product_bytes<TilingGu>();
-    return feed_product<TilingDown>(w, args, pipe, chunk, cursor, i, at, x + kScrAct);
+        return feed_product<C, First>(w, args, pipe, chunk, cursor, i, at, x + kScrX);
+    at += product_bytes<First>();
+    return feed_product<C, typename C::TilingDown>(w, args, pipe, chunk, cursor, i, at,
+                                                   x + kScrAct);
 }
+// What a task has in the ring.
+struct FeedTask {
+    Watch& watch;
+    const PrefillArgs& args;
+    Pipe& pipe;
+    PagePipe& pages;
+    const Chunk& chunk;
+    const TaskCursor& w;
+    int i;
+    template <class C>
+    KIE_DEVICE bool operator()(C) const {
+        if (ring_of(w.stage) != kOfPages)
+            return feed_task_product<C>(watch, args, pipe, chunk, w, i);
+        const Span span = places_of(chunk, w);
+        return feed_run<C>(watch, args, pages, w.layer,
+                           run_at<C>(args, chunk, span, w.layer, i, 0));
+    }
+};
 KIE_DEVICE void await_begun(Watch& w, u32 n) {
     w.polls = 0;
     while (*begun_word() <= n && *stop_word() == 0) {
@@ -390,11 +444,8 @@ KIE_DEVICE void feed_tasks(const PrefillArgs& args, Pipe& pipe) {
             if (ring == kNoRing) continue;
             last = ring;
             const int i = (int)(task - w.first & kTaskMask);
-            const Span span = places_of(chunk, w);
-            const bool fed = ring == kOfPages ? feed_run(watch, args, pages, w.layer,
-                                                         run_at(args, chunk, span, w.layer, i, 0))
-                                              : feed_task_product(watch, args, pipe, chunk, w, i);
-            if (!fed) return limit(n + 1);
+            if (!of_layer(args, w.layer, FeedTask{watch, args, pipe, pages, chunk, w, i}))
+                return limit(n + 1);
         }
     }
     await_begun(watch, n);  // the workers' waits look at `stop`, not the clock

@@ -43,36 +43,44 @@ KIE_DEVICE WideRows rows_at(int f) {
     const int rows = min_i(S::rows - 16 * i, 16);
     return {f, row, rows, min_i(rows, kRows - row)};
 }
-template <class S, int kRows>
+template <class C, class S, int kRows>
 KIE_DEVICE WideRows product_rows(int f) {
-    if (!kDense) return rows_at<S, kRows>(f);
+    if (!C::kDense) return rows_at<S, kRows>(f);
     const int live = min_i(kRows - 16 * f, 16);
     return live > 0 ? WideRows{f, 16 * f, 16, live} : WideRows{f, 0, 0, 0};
 }
-KIE_DEVICE WideRows residual_rows(int f) { return rows_at<TilingO, kHidden>(f); }
+KIE_DEVICE WideRows residual_rows(int f) { return rows_at<TilingOwned, kHidden>(f); }
 // Where there are experts kToGateUp is the router, and the last two are each expert's.
 enum Product { kToQkv, kToO, kToGateUp, kToDown, kToExperts };
+template <class C>
 KIE_CONST_FN int frags_of(int product) {
-    return product == kToQkv      ? kDense ? over(kQkv, 16) : frags_of<TilingQkv, kQkv>()
-           : product == kToGateUp ? kDense ? over(kRowsFirst, 16) : frags_of<TilingGu, kRowsFirst>()
-                                  : kFrags;
+    if (product == kToQkv)
+        return C::kDense ? over(C::kQkv, 16) : frags_of<typename C::TilingQkv, C::kQkv>();
+    if (product == kToGateUp)
+        return C::kDense ? over(C::kRowsFirst, 16)
+                         : frags_of<typename C::TilingFirst, C::kRowsFirst>();
+    return kFrags;
 }
+template <class C>
 KIE_CONST_FN int bits_of(int product) {  // StoredBits of its stages, unless it is an expert's
-    return product == kToQkv                ? TilingQkv::bits
-           : product == kToGateUp           ? TilingGu::bits
-           : product == kToO || kHasExperts ? TilingO::bits
-                                            : TilingDown::bits;
+    return product == kToQkv               ? C::TilingQkv::bits
+           : product == kToGateUp          ? C::TilingFirst::bits
+           : product == kToO || C::kRouted ? C::TilingO::bits
+                                           : C::TilingDown::bits;
 }
+template <class C>
 KIE_CONST_FN bool any_has(int bits) {
-    return bits_of(kToQkv) == bits || bits_of(kToO) == bits || bits_of(kToGateUp) == bits ||
-           bits_of(kToDown) == bits;
+    return bits_of<C>(kToQkv) == bits || bits_of<C>(kToO) == bits ||
+           bits_of<C>(kToGateUp) == bits || bits_of<C>(kToDown) == bits;
 }
+template <class C>
 KIE_CONST_FN bool all_have(int bits) {
-    return bits_of(kToQkv) == bits && bits_of(kToO) == bits && bits_of(kToGateUp) == bits &&
-           bits_of(kToDown) == bits;
+    return bits_of<C>(kToQkv) == bits && bits_of<C>(kToO) == bits &&
+           bits_of<C>(kToGateUp) == bits && bits_of<C>(kToDown) == bits;
 }
+template <class C>
 KIE_CONST_FN int pairs_of(int product) {  // of 32 columns
-    return (product == kToO ? kAttn : product == kToDown ? kFfn : kHidden) / 32;
+    return (product == kToO ? C::kAttn : product == kToDown ? C::kFfn : kHidden) / 32;
 }
 // How a product of so many positions is cut: narrow tiles, and splits of k that are added up in
 // order, where whole tiles would leave blocks idle. Costs are in 64 ticks, as measured: a stage
@@ -85,10 +93,11 @@ KIE_CONST_FN int stage_cost(const TileConfig& config, int across, int blocks) {
     if (config.width == kWideN) return 17;
     return max_i(5 + config.tiles, blocks * config.tiles / (68 * across));
 }
+template <class C>
 KIE_CONST_FN long cost_of(int product, const TileConfig& config, int places, int blocks) {
     const int across = over(places, config.width),
-              stages = over(over(pairs_of(product), 2), config.k_splits);
-    const int tasks = across * over(frags_of(product), config.tiles) * kLanes * config.k_splits;
+              stages = over(over(pairs_of<C>(product), 2), config.k_splits);
+    const int tasks = across * over(frags_of<C>(product), config.tiles) * kLanes * config.k_splits;
     const int others = product == kToO || product == kToDown ? (kLanesAll - 1) * 50 : 0;
     const int extra = 200 + others + (config.k_splits > 1 ? 120 + 50 * config.k_splits : 0);
     const int left = tasks % blocks, rounds = over(tasks, blocks);
@@ -103,8 +112,9 @@ KIE_CONST_FN TileConfig unpack_config(u32 v) {
 KIE_CONST_FN int k_split_tiles(const TileConfig& config) {
     return config.width / 128 * over(config.tiles, kWideTiles);
 }
+template <class C>
 KIE_CONST_FN u32 config_of(int product, int places, int blocks) {
-    const int stages = over(pairs_of(product), 2);
+    const int stages = over(pairs_of<C>(product), 2);
     u32 best = 0;
     long least = 1L << 60;
     // Wide, then narrow ones of 4, 8, 12 row tiles.
@@ -114,19 +124,20 @@ KIE_CONST_FN u32 config_of(int product, int places, int blocks) {
             const u32 packed = wide << 9 | tiles << 4 | k_splits;
             const TileConfig config = unpack_config(packed);
             const int all =
-                over(places, config.width) * over(frags_of(product), config.tiles) * kLanes;
+                over(places, config.width) * over(frags_of<C>(product), config.tiles) * kLanes;
             if (k_splits > 1 && all * config.k_splits * k_split_tiles(config) > kKSplitTiles) break;
-            const long cost = cost_of(product, config, places, blocks);
+            const long cost = cost_of<C>(product, config, places, blocks);
             if (cost < least) least = cost, best = packed;
         }
     }
     return best;
 }
 
-// A chunk under way: absolute position of its place 0, the places that are alive, its tile configs.
+// A chunk under way: absolute position of its place 0, the places that are alive, its tile configs
+// in layers of each class.
 struct Chunk {
     int base, from, to;
-    u64 configs;
+    u64 configs[kClasses];
 };
 // Places of it, whole tiles but for the chunk's last.
 struct Span {
@@ -136,36 +147,52 @@ KIE_DEVICE Span all_of(const Chunk& c) { return {0, c.to}; }
 KIE_DEVICE int chunks_of(const PrefillArgs& a) {
     return ((int)(a.first % kPage + a.count) + kChunk - 1) / kChunk;
 }
+struct ConfigureClass {
+    const PrefillArgs& a;
+    Chunk& c;
+    template <class C>
+    KIE_DEVICE void operator()(C) const {
+        u64 configs = 0;
+        KIE_NO_UNROLL for (int p = kToQkv; p <= kToDown; ++p) {
+            // Parts have one place for their sums, and groups of places are multiplied side by
+            // side.
+            const bool whole = kTensorParallel && c.to > kGroupPlaces;
+            const u32 config =
+                whole ? 1 << 9 | kWideTiles << 4 | 1 : config_of<C>(p, c.to, (int)a.blocks);
+            configs |= (u64)config << 16 * p;
+        }
+        c.configs[C::kIndex] = configs;
+    }
+};
 KIE_DEVICE Chunk chunk_at(const PrefillArgs& a, int i) {
     const int start = (int)(a.first / kPage * kPage), base = start + i * kChunk,
               end = (int)(a.first + a.count) - base;
-    Chunk c = {base, i == 0 ? (int)a.first - start : 0, end < kChunk ? end : kChunk, 0};
-    KIE_NO_UNROLL for (int p = kToQkv; p <= kToDown; ++p) {
-        // Parts have one place for their sums, and groups of places are multiplied side by side.
-        const bool whole = kTensorParallel && c.to > kGroupPlaces;
-        const u32 config = whole ? 1 << 9 | kWideTiles << 4 | 1 : config_of(p, c.to, (int)a.blocks);
-        c.configs |= (u64)config << 16 * p;
-    }
+    Chunk c = {base, i == 0 ? (int)a.first - start : 0, end < kChunk ? end : kChunk, {}};
+    each_prefill_class(ConfigureClass{a, c});
     return c;
 }
+template <class C>
 KIE_DEVICE TileConfig config_at(const Chunk& c, int product) {
-    return unpack_config(opaque((u32)(c.configs >> 16 * product) & 0xffff));  // not kept for all
+    return unpack_config(
+        opaque((u32)(c.configs[C::kIndex] >> 16 * product) & 0xffff));  // not kept for all
 }
+template <class C>
 KIE_DEVICE int tasks_of(int product, const Span& s, const TileConfig& config) {
-    return over(s.to - s.first, config.width) * over(frags_of(product), config.tiles) * kLanes *
+    return over(s.to - s.first, config.width) * over(frags_of<C>(product), config.tiles) * kLanes *
            config.k_splits;
 }
 // Neighbouring tasks share their rows, so that weights come from memory once.
+template <class C>
 KIE_DEVICE TileTask task_at(int product, const Span& s, const TileConfig& config, int i) {
     const int across = over(s.to - s.first, config.width),
-              rows = over(frags_of(product), config.tiles), all = across * rows,
+              rows = over(frags_of<C>(product), config.tiles), all = across * rows,
               tile = i % (all * kLanes), r = tile / across;
     const int place = s.first + tile % across * config.width,
               lane_index = kLanes == 1 ? 0 : r / rows,
               frag = (kLanes == 1 ? r : r % rows) * config.tiles;
     return {lane_index,
             frag,
-            min_i(config.tiles, frags_of(product) - frag),
+            min_i(config.tiles, frags_of<C>(product) - frag),
             place,
             kFew && s.to - place <= kNarrowN ? kNarrowN : config.width,
             i / (all * kLanes),
@@ -173,6 +200,7 @@ KIE_DEVICE TileTask task_at(int product, const Span& s, const TileConfig& config
             k_split_tiles(config)};
 }
 // The stages of 64 columns that a split takes.
+template <class C>
 KIE_DEVICE int k_split_from(int product, const TileConfig& config, int k_split) {
-    return over(pairs_of(product), 2) * k_split / config.k_splits;
+    return over(pairs_of<C>(product), 2) * k_split / config.k_splits;
 }

@@ -5,23 +5,9 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::time::Duration;
 
 use super::source;
-use super::wire::{self, Wire, RING};
+use super::wire::{self, EchoArgs, Wire, RING};
 use crate::error::{Error, Result};
 use crate::machine::{Launch, Machine, Platform, Source};
-
-/// echo.h's `EchoArgs`.
-#[repr(C)]
-struct Args {
-    out: u64,
-    control: u64,
-    times: u64,
-    budget_ns: u64,
-    rounds: u32,
-    ring: u32,
-}
-
-// SAFETY: four u64s and two u32s leave no padding.
-unsafe impl Wire for Args {}
 
 /// The kernel of a platform.
 pub(crate) fn kernel(platform: Platform) -> Source {
@@ -38,7 +24,7 @@ pub fn round_trips(machine: &dyn Machine, rounds: u32, budget: Duration) -> Resu
     let out = machine.alloc_shared(RING * wire::TOKEN_BYTES)?;
     let control = machine.alloc_shared(wire::CONTROL_BYTES)?;
     let times = machine.alloc((rounds as usize + 2) * 8)?;
-    let args = Args {
+    let args = EchoArgs {
         out: out.address,
         control: control.address,
         times: times.address,

@@ -23,6 +23,7 @@ use super::lower::segments::{bank_offsets, layer_offsets, matrix_offset};
 use super::lower::tiling::{StoredBits, Tiling};
 use super::upload;
 use super::wire::Wire;
+use super::wire::PackPlace as Place;
 use crate::abi::{Codes, HeadMode, Program, Tensor, NONE};
 use crate::buffer::Buffer;
 use crate::error::Result;
@@ -41,22 +42,6 @@ pub struct Weights<'a> {
     /// The machine among those that run it together.
     pub rank: u32,
 }
-
-/// Where a stored row goes (pack.h's `PackPlace`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-pub struct Place {
-    /// Bytes from [`Target::to`].
-    pub at: u64,
-    /// Halves: bytes from the first tile of a unit to its second.
-    pub half: u32,
-    /// Codes: bytes from `at` to where a k-warp's first scale of the row stands, which may be below
-    /// 0; [`Place::NO_SCALE`] where another row of the block has the same scale and writes it.
-    pub scale: u32,
-}
-
-// SAFETY: a u64 and two u32s.
-unsafe impl Wire for Place {}
 
 impl Place {
     /// No place: the row is another machine's.

@@ -2,9 +2,9 @@
 //! once, where a machine and a model fit it. Elsewhere prompts run as columns of the decode
 //! kernel.
 //!
-//! This is the host's half of `kernels/common/prefill/layout.h`: the scratch that a launch needs,
-//! and the definitions by which the kernel checks it. Every launch finds its arrivals at zero:
-//! they are written before it, while no kernel runs.
+//! Layers go by class, as when decoding; here are the sizes that all classes share and where each
+//! activation lies in scratch ([`Plan::constants`], which the kernel is compiled with). Every
+//! launch finds its arrivals at zero: they are written before it, while no kernel runs.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use super::lower::model::{Class, Experts, Model};
 use super::lower::partition::Partition;
 use super::source;
-use super::wire::{Args, Wire};
+use super::wire::{Args, PrefillArgs, Wire};
 use crate::abi::{NormSpan, Scoring, PAGE};
 use crate::error::Result;
 use crate::machine::{Launch, Machine, MachineInfo, Memory, Module, Platform, Source};
@@ -29,18 +29,26 @@ const CHUNK_BOUNDED: u32 = 1024;
 /// Positions of a tile, and of a narrow one: so many are few.
 const TILE: u32 = 256;
 const FEW: u32 = 128;
-/// Tiles of partial sums.
+/// Tasks of partial sums, and bytes of each: 128 rows of as many places.
 const ITEMS: u32 = 576;
-/// The grid's arrivals, one a tile of partial sums, one a rank; of slices, what is done of eight
-/// stages at four groups of places, and the number of the next item.
-const COUNTERS: usize = (1 + ITEMS as usize + 8).next_multiple_of(16) + 8 * 4 * 32 + 16;
+const ITEM_BYTES: u32 = 128 * 128 * 4;
+/// Places of a group of the queue of tasks.
+const GROUP: u32 = 2 * TILE;
+/// Words of a counter of the queue: lines of its own.
+const STREAM_WORDS: u32 = 32;
+/// Counters: the grid's arrivals, one a tile of partial sums; one a rank; of the queue, what is
+/// done of eight stages at each group of places, and the number of the next task.
+const COUNT_RANKS: u32 = 1 + ITEMS;
+const COUNT_STREAMS: u32 = (COUNT_RANKS + 8).next_multiple_of(16);
+const COUNT_TASKS: u32 = COUNT_STREAMS + 8 * CHUNK.div_ceil(GROUP) * STREAM_WORDS;
+const COUNTERS: usize = COUNT_TASKS as usize + 16;
 /// Of scratch: machines promise less.
 const ALIGN: usize = 1024;
 /// Row tiles of 16 that have a sum of squares together.
 const FOUR: u32 = 4;
 const STAGE_BYTES: u32 = 48 << 10;
 /// Rows of a tile of an expert.
-const ROUTED_TILE: u64 = 96;
+const ROUTED_TILE: u32 = 96;
 /// Shared memory before the stages.
 const RING: u32 = 11 << 10;
 /// Features of a head at most, for which there are registers.
@@ -69,6 +77,8 @@ pub struct Plan {
     pub shared_bytes: u32,
     /// Blocks of the grid.
     pub blocks: u32,
+    /// Classes of layers.
+    classes: usize,
 }
 
 /// Whether the kernel has code for all that a model's layers have: sinks, biases of attention's
@@ -103,15 +113,12 @@ impl Plan {
             Platform::Sim => true,
             Platform::Hip => false,
         };
-        // It is made for layers of one class: others take prompts as columns of the decode kernel.
-        let [class] = &partition.classes[..] else { return None };
-        if !is_known(model) {
-            return None;
-        }
+        let head_dim = partition.classes.iter().map(|class| class.head_dim).max()?;
         let fits = wide_tiles
-            && class.head_dim <= HEAD_DIM_MAX
+            && is_known(model)
+            && head_dim <= HEAD_DIM_MAX
             && (2..=4).contains(&stages)
-            && 4 * 4 * 64 * class.head_dim <= stages * STAGE_BYTES;
+            && 4 * 4 * 64 * head_dim <= stages * STAGE_BYTES;
         // Positions that go through together must not overwrite what the first of them still see.
         let sees_all = model.layer.iter().all(|l| l.window == 0 || l.window >= positions);
         let together = if sees_all || ring >= positions { CHUNK } else { ring / TILE * TILE };
@@ -120,14 +127,15 @@ impl Plan {
         (fits && chunk > 0).then(|| Self {
             platform,
             chunk,
-            scratch_bytes: scratch_bytes(model, partition, chunk),
+            scratch_bytes: Scratch::new(model, partition, chunk).bytes,
             // Slices use what is left, experts have longer stages (prefill/layout.h).
-            shared_bytes: if model.sliced || class.experts.is_some() {
+            shared_bytes: if model.sliced || partition.has_experts() {
                 partition.shared_max
             } else {
                 RING + stages * STAGE_BYTES
             },
             blocks: machine.multiprocessors,
+            classes: partition.classes.len(),
         })
     }
 
@@ -147,73 +155,158 @@ impl Plan {
     fn source(&self, model: &Model, partition: &Partition, few: bool) -> Result<Source> {
         // Its grid is the whole machine's, and every block works with every other.
         let partition = &Partition { chiplets: 1, ..partition.clone() };
-        let all = [
-            ("CHUNK", u64::from(self.chunk)),
-            ("PAST", u64::from(past(model))),
-            ("SLACK", u64::from(slack(model))),
-            ("TP", u64::from(model.sliced && model.ranks > 1)),
-            ("ITEMS", u64::from(ITEMS)),
-            ("COUNTERS", COUNTERS as u64),
-            ("THREADS", u64::from(THREADS)),
-            ("SCRATCH", self.scratch_bytes),
-            ("ARGS_BYTES", size_of::<PrefillArgs>() as u64),
-        ];
-        let all = all.map(|(name, value)| (name, value.to_string()));
-        let own = all.into_iter().chain([("FEW", few.to_string())]);
-        let own = own.map(|(name, value)| (format!("KIE_PREFILL_{name}"), value));
-        let source = source::prefill(self.platform, (model, partition), own)?;
+        let own = self.constants(model, partition, few);
+        let source = source::prefill(self.platform, (model, partition), &own)?;
         Ok(source.expect("the plan's platform has it"))
+    }
+
+    /// What the generated header has for this kernel besides the sizes of decoding.
+    pub fn constants(&self, model: &Model, partition: &Partition, few: bool) -> String {
+        let scratch = Scratch::new(model, partition, self.chunk);
+        let ints = [
+            ("kChunk", self.chunk),
+            ("kWideN", TILE),
+            ("kNarrowN", FEW),
+            ("kPrefillThreads", THREADS),
+            ("kFrags", frags(partition)),
+            ("kFours", frags(partition).div_ceil(FOUR)),
+            ("kAttnMost", attn_most(partition, model)),
+            ("kPast", past(model)),
+            ("kSlack", slack(model)),
+            ("kKSplitTiles", ITEMS),
+            ("kGroups", self.chunk.div_ceil(GROUP)),
+            ("kStreamWords", STREAM_WORDS),
+            ("kCountRanks", COUNT_RANKS),
+            ("kCountStreams", COUNT_STREAMS),
+            ("kCountTasks", COUNT_TASKS),
+            ("kRoutedWide", ROUTED_TILE),
+            ("kRoutedRows", scratch.routed.rows),
+            ("kRoutedTiles", scratch.routed.tiles),
+            ("kLogitsRow", scratch.routed.logits),
+            ("kTakersRow", scratch.routed.experts),
+        ];
+        let bools = [("kTensorParallel", model.sliced && model.ranks > 1), ("kFew", few)];
+        let line =
+            |kind: &str, name: &str, value: u64| format!("constexpr {kind} {name} = {value};\n");
+        let ints = ints.iter().map(|(name, value)| line("int", name, u64::from(*value)));
+        let bools = bools.iter().map(|(name, value)| line("bool", name, u64::from(*value)));
+        let at = scratch.at.iter().map(|(name, at)| line("long", &format!("kScr{name}"), *at));
+        ints.chain(bools).chain(at).collect()
     }
 }
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { chunk, blocks, .. } = self;
+        let Self { chunk, blocks, classes, .. } = self;
         let megabytes = self.scratch_bytes.div_ceil(1 << 20);
+        let of =
+            if *classes > 1 { format!(", {classes} classes of layers") } else { String::new() };
         writeln!(
             f,
-            "prompts   up to {chunk} positions at once, {blocks} blocks, {megabytes} MiB of scratch"
+            "prompts   up to {chunk} positions at once, {blocks} blocks, {megabytes} MiB of \
+             scratch{of}"
         )
     }
 }
 
-/// What shape.h lays out in scratch, and the partial sums behind it.
-fn scratch_bytes(model: &Model, partition: &Partition, chunk: u32) -> u64 {
-    let frags =
-        u64::from(partition.blocks_a_lane(model)) * u64::from(partition.residual.div_ceil(16));
-    let (class, of) = (&partition.classes[0], &model.classes[0]);
-    let (chunk, attn) = (u64::from(chunk), u64::from(of.heads * class.head_dim));
-    let operands = (u64::from(partition.hidden) + attn + u64::from(class.ffn)) * chunk * 2;
-    let queries = attn * chunk * 2;
-    let residual = frags * chunk / 8 * 32 * 16;
-    let squares = frags.div_ceil(u64::from(FOUR)) * chunk * 4;
-    let others = match model.lanes_all() {
-        1 => 0,
-        // What each made, as halves, and all together, as floats.
-        lanes => u64::from(past(model) * lanes) * residual + 2 * residual,
-    };
-    let lane = operands + queries + residual + squares;
-    u64::from(model.lanes) * lane
-        + others
-        + u64::from(ITEMS) * 128 * 128 * 4
-        + routed_bytes(partition, chunk)
+/// Row tiles of 16 of the residual, over the blocks that own its rows.
+const fn frags(partition: &Partition) -> u32 {
+    partition.hidden.div_ceil(partition.residual) * partition.residual.div_ceil(16)
 }
 
-/// Of experts: logits, choices, scales, who takes an expert; of each row that goes to one where it
-/// is and its factors, its tile, x, activation and output.
-fn routed_bytes(partition: &Partition, chunk: u64) -> u64 {
-    let class = &partition.classes[0];
-    let Some(of) = &class.experts else { return 0 };
-    let (experts, chosen) = (u64::from(of.count), u64::from(of.chosen));
-    let rows = (chunk * chosen + 7 * experts + ROUTED_TILE).next_multiple_of(8);
-    let tiles = 1 + experts + chunk * chosen / ROUTED_TILE;
-    let words = u64::from(2 * partition.hidden + class.ffn) * 2;
-    let tables = chunk * (4 * experts.next_multiple_of(2) + 12 * chosen + 4)
-        + chunk / 32 * 4 * experts
-        + rows * 8
-        + tiles * 8;
-    // Each begins at a line.
-    tables + rows * words + 10 * 128
+/// Numbers of all query heads, of the class that has most.
+fn attn_most(partition: &Partition, model: &Model) -> u32 {
+    let classes = partition.classes.iter().zip(&model.classes);
+    classes.map(|(class, of)| of.heads * class.head_dim).max().unwrap_or(0)
+}
+
+/// Sizes of what goes to experts, of the class that has most of each; nothing where there are none.
+#[derive(Debug, Default)]
+struct Routed {
+    /// Experts.
+    experts: u32,
+    /// Experts of a place.
+    chosen: u32,
+    /// Logits of a place, with padding.
+    logits: u32,
+    /// Rows of all places that go to an expert: each expert's begin at a whole eight.
+    rows: u32,
+    /// Tiles of them.
+    tiles: u32,
+    /// Width of an activation.
+    ffn: u32,
+}
+
+impl Routed {
+    fn new(partition: &Partition, chunk: u32) -> Self {
+        let mut most = Self::default();
+        for class in &partition.classes {
+            let Some(of) = &class.experts else { continue };
+            let rows = chunk * of.chosen + 7 * of.count + ROUTED_TILE;
+            most.experts = most.experts.max(of.count);
+            most.chosen = most.chosen.max(of.chosen);
+            most.logits = most.logits.max(of.count.next_multiple_of(2));
+            most.rows = most.rows.max(rows.next_multiple_of(8));
+            most.tiles = most.tiles.max(of.count + chunk * of.chosen / ROUTED_TILE);
+            most.ffn = most.ffn.max(class.ffn);
+        }
+        most
+    }
+}
+
+/// Where activations and sums lie in scratch, each with room for the class that needs most.
+struct Scratch {
+    routed: Routed,
+    /// Names, and bytes from the beginning.
+    at: Vec<(&'static str, u64)>,
+    bytes: u64,
+}
+
+impl Scratch {
+    fn new(model: &Model, partition: &Partition, chunk: u32) -> Self {
+        let routed = Routed::new(partition, chunk);
+        let dense = partition.classes.iter().filter(|class| class.experts.is_none());
+        let ffn = u64::from(dense.map(|class| class.ffn).max().unwrap_or(0));
+        let (lanes, attn) = (u64::from(model.lanes), u64::from(attn_most(partition, model)));
+        let (chunk, hidden) = (u64::from(chunk), u64::from(partition.hidden));
+        let frags = u64::from(frags(partition));
+        // Of a lane, as threads hold it: four numbers each.
+        let residual = frags * chunk / 8 * 32 * 4;
+        let others = if model.lanes_all() > 1 { u64::from(model.lanes_all()) } else { 0 };
+        let (past, shared) = (u64::from(past(model)), u64::from(u8::from(others > 0)));
+        let Routed { experts, chosen, logits, rows, tiles, .. } = routed;
+        let [experts, chosen, logits, rows, tiles, routed_ffn] =
+            [experts, chosen, logits, rows, tiles, routed.ffn].map(u64::from);
+        let sizes = [
+            ("X", lanes * hidden * chunk * 2),
+            ("Attn", lanes * attn * chunk * 2),
+            ("Act", lanes * ffn * chunk * 2),
+            ("Q", lanes * attn * chunk * 2),
+            ("Residual", lanes * residual * 4),
+            ("Squares", lanes * frags.div_ceil(u64::from(FOUR)) * chunk * 4),
+            // What each lane made, as halves, all together, as floats; of attention and the mlp.
+            ("Past", 2 * past * others * residual * 2),
+            ("Totals", 2 * shared * residual * 4),
+            ("KSplits", u64::from(ITEMS) * u64::from(ITEM_BYTES)),
+            ("Logits", chunk * 4 * logits),
+            ("Choices", chunk * 8 * chosen),
+            ("Scales", if rows > 0 { chunk * 4 } else { 0 }),
+            ("Takers", chunk / 32 * 4 * experts),
+            ("Places", chunk * 4 * chosen),
+            ("Factors", rows * 8),
+            ("Tiles", if rows > 0 { (1 + tiles) * 8 } else { 0 }),
+            ("RoutedX", 2 * rows * hidden),
+            ("RoutedAct", 2 * rows * routed_ffn),
+            ("Parts", 2 * rows * hidden),
+        ];
+        let mut bytes = 0;
+        let at = sizes.map(|(name, size)| {
+            let at = bytes;
+            bytes += size.next_multiple_of(ALIGN as u64);
+            (name, at)
+        });
+        Self { routed, at: at.into(), bytes }
+    }
 }
 
 /// Layers whose outputs are kept for other lanes: the longest delay, the layer at work, slack.
@@ -232,27 +325,6 @@ fn slack(model: &Model) -> u32 {
         0
     }
 }
-
-/// The launch's one parameter (prefill/layout.h's `PrefillArgs`).
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-#[repr(C)]
-struct PrefillArgs {
-    model: Args,
-    tokens: u64,
-    scratch: u64,
-    arrivals: u64,
-    hops: [i64; 8],
-    first: u32,
-    count: u32,
-    from: u32,
-    to: u32,
-    row: u32,
-    blocks: u32,
-}
-
-// SAFETY: `Args` has no padding (it is `Wire`), then eleven u64s and six u32s.
-unsafe impl Wire for PrefillArgs {}
-const _: () = assert!(size_of::<PrefillArgs>() == size_of::<Args>() + 11 * 8 + 6 * 4);
 
 /// What a launch takes of a prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -329,7 +401,7 @@ impl Prefill {
             tokens: args.prompt,
             scratch: self.scratch(),
             arrivals: self.counters(),
-            hops: self.hops,
+            peer_offset: self.hops,
             first: part.first,
             count: part.count,
             from: part.layers.start,

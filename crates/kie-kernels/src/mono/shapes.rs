@@ -325,10 +325,16 @@ pub fn decode(
     (source.expect("it fits"), partition)
 }
 
-/// The prefill kernels of a model on a H200, for many positions and for few, where they fit.
-pub fn prefill(model: &Model) -> Vec<Source> {
+/// How the prefill kernel runs a model on a H200, where it fits.
+pub fn prefill_plan(model: &Model) -> Option<Plan> {
     let machine = nvidia();
     let partition = Partition::new(model, &machine, 33_280).expect("a partition");
-    let plan = Plan::new(model, &partition, (Platform::Cuda, &machine), (33_280, 512), false);
-    plan.map_or_else(Vec::new, |plan| plan.sources(model, &partition).expect("it fits"))
+    Plan::new(model, &partition, (Platform::Cuda, &machine), (33_280, 512), false)
+}
+
+/// Its kernels, for many positions and for few.
+pub fn prefill(model: &Model) -> Vec<Source> {
+    let partition = Partition::new(model, &nvidia(), 33_280).expect("a partition");
+    let sources = |plan: Plan| plan.sources(model, &partition).expect("it fits");
+    prefill_plan(model).map_or_else(Vec::new, sources)
 }

@@ -10,6 +10,7 @@ use super::lower::header::header;
 use super::lower::layout::Layout;
 use super::lower::model::Model;
 use super::lower::partition::{Kind, Partition};
+use super::wire;
 use crate::error::Result;
 use crate::machine::{Platform, Source};
 use crate::meter::Mode;
@@ -217,33 +218,34 @@ pub fn decode(
     Ok(Source { defines, text, entries: vec!["kie_decode"] })
 }
 
-/// The prefill kernel, with definitions of its own; none where there are no wide tiles.
+/// The prefill kernel, with constants of its own behind those of decoding; none where there are no
+/// wide tiles.
 ///
 /// # Errors
 /// As [`decode`].
 pub fn prefill(
     platform: Platform,
     (model, partition): (&Model, &Partition),
-    own: impl IntoIterator<Item = (String, String)>,
+    own: &str,
 ) -> Result<Option<Source>> {
     if find(platform, WIDE).is_none() {
         return Ok(None);
     }
     let layout = Layout::new(model, partition, Kind { columns: 1, streamed: false })?;
-    let mut defines = defines(partition, model);
-    defines.extend(own);
-    let text = kernel(platform, PREFILL, &header(model, partition, &layout, Mode::Full));
+    let header = header(model, partition, &layout, Mode::Full) + own;
+    let text = kernel(platform, PREFILL, &header);
+    let defines = defines(partition, model);
     Ok(Some(Source { defines, text, entries: vec!["kie_prefill"] }))
 }
 
 /// The kernel that times the host's answer, as one text.
 pub fn echo_text(platform: Platform) -> String {
-    kernel(platform, ECHO, "")
+    kernel(platform, ECHO, &wire::declarations())
 }
 
 /// The kernel that packs weights, as one text.
 pub fn pack_text(platform: Platform) -> String {
-    kernel(platform, PACK, "")
+    kernel(platform, PACK, &wire::declarations())
 }
 
 #[cfg(test)]
@@ -298,8 +300,9 @@ mod tests {
         let layout = Layout::new(&model, &partition, kind).unwrap();
         let made = std::env::temp_dir().join(format!("kie-headers-{}", std::process::id()));
         std::fs::create_dir_all(&made).unwrap();
-        std::fs::write(made.join(LOWERED), header(&model, &partition, &layout, Mode::Full))
-            .unwrap();
+        let of_prefill = shapes::prefill_plan(&model).unwrap().constants(&model, &partition, false);
+        let header = header(&model, &partition, &layout, Mode::Full) + &of_prefill;
+        std::fs::write(made.join(LOWERED), header).unwrap();
         let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
         let words = crate::sim::compiler().unwrap().0;
         let mut words = words.split_whitespace();
@@ -308,7 +311,7 @@ mod tests {
         for folder in [kernels.join("sim"), kernels.join("common"), made.clone()] {
             compiler.arg("-I").arg(folder);
         }
-        let defines = shapes::prefill(&model).remove(0).defines;
+        let defines = defines(&partition, &model);
         compiler.args(defines.iter().map(|(name, value)| format!("-D{name}={value}")));
         let mut there = BTreeSet::new();
         headers(&kernels, "", &mut there);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::lower::parts::Parts;
 use super::pack::{Packing, Target, Weights};
 use super::source;
-use super::wire::Wire;
+use super::wire::{PackArgs, PackJob, Wire};
 use crate::abi::Tensor;
 use crate::device::Phase;
 use crate::error::{Error, Result};
@@ -25,60 +25,6 @@ const SCRATCH_BYTES: usize = 128 << 20;
 const JOBS: usize = 512;
 /// Alignment of what lies in a scratch: that of every number, and of whole lines of memory.
 const ALIGN: usize = 256;
-
-/// Rows of a stored matrix and what is made of them (pack.h's `PackJob`).
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-struct Job {
-    from: u64,
-    scales: u64,
-    zeros: u64,
-    places: u64,
-    to: u64,
-    rows: u32,
-    cols: u32,
-    first: u32,
-    format: u32,
-    block_rows: u32,
-    block_cols: u32,
-    parts: u32,
-    real: u32,
-    padded: u32,
-    skip: u32,
-    unit_bytes: u32,
-    k_warps: u32,
-    pairs: u32,
-    chunk: u32,
-    tag: u32,
-    stride: u32,
-    codes: u32,
-    stage_bytes: u32,
-    span: u32,
-    scale_rows: u32,
-    scale_bytes: u32,
-    scale_format: u32,
-    turned: u32,
-    k_first: u32,
-}
-
-// SAFETY: five u64s, twenty-four u32s.
-unsafe impl Wire for Job {}
-const _: () = assert!(size_of::<Job>() == 136);
-
-/// The launch's one parameter (pack.h's `PackArgs`).
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-struct PackArgs {
-    jobs: u64,
-    beyond: u64,
-    count: u32,
-    blocks: u32,
-    threads: u32,
-    padding: u32,
-}
-
-// SAFETY: two u64s, four u32s.
-unsafe impl Wire for PackArgs {}
 
 /// What the compiler is given. It does not depend on the model.
 pub fn kernel(platform: Platform) -> Source {
@@ -98,7 +44,7 @@ struct Half<'a> {
     /// Bytes taken of it.
     used: usize,
     pieces: Vec<(usize, &'a [u8])>,
-    jobs: Vec<Job>,
+    jobs: Vec<PackJob>,
 }
 
 /// Where the time went.
@@ -179,7 +125,7 @@ fn run_within(
     ])
 }
 
-const JOBS_BYTES: usize = (JOBS * size_of::<Job>()).next_multiple_of(ALIGN);
+const JOBS_BYTES: usize = (JOBS * size_of::<PackJob>()).next_multiple_of(ALIGN);
 
 /// Plain structures one after another.
 fn bytes_of<T: Wire>(all: &[T]) -> &[u8] {
@@ -264,7 +210,7 @@ impl<'a> Upload<'a> {
                     None => (0, 0, skipped_rows * 16),
                     Some(_) => (1, skipped_rows as u32, 0),
                 };
-                let job = Job {
+                let job = PackJob {
                     // Where the row's first number would stand.
                     from: (from + skipped).wrapping_sub(before),
                     scales: scales + (blocks(begin) - blocks(at)) * grid * each,
@@ -276,7 +222,7 @@ impl<'a> Upload<'a> {
                     rows,
                     tag: (of.0 + 1) << TAG_LANE | of.1,
                     stride: width as u32,
-                    ..Job::of(tensor, target)
+                    ..PackJob::of(tensor, target)
                 };
                 self.halves[self.current].jobs.push(job);
             }
@@ -406,7 +352,7 @@ pub fn beyond(far: &str, tensor: u32, row: u32) -> Error {
 /// Bits of a lane in a tag.
 const TAG_LANE: u32 = 10;
 
-impl Job {
+impl PackJob {
     /// What does not depend on the rows.
     fn of(tensor: &Tensor, target: &Target) -> Self {
         let Parts { count: parts, real, padded, skip } = target.parts;

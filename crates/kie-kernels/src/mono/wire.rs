@@ -67,6 +67,10 @@ pub fn next_token(out: &Shared, row: usize, emitted: u32) -> Option<EmittedToken
 /// that the last launch made.
 pub const CONTROL_BYTES: usize = 64;
 
+/// The platforms' own names of integers, which `platform.h` has as well: C++ lets them stand twice.
+const TYPES: &str = "typedef unsigned char u8;\ntypedef unsigned int u32;\n\
+                     typedef unsigned long long u64;\n";
+
 /// A type as C++ declares a field of it.
 trait Cpp {
     const NAME: &'static str;
@@ -118,9 +122,9 @@ macro_rules! structures {
             unsafe impl Wire for $name {}
         )*
 
-        /// The kernel's side of all of them.
+        /// The kernels' side of all of them.
         pub fn declarations() -> String {
-            let mut out = String::new();
+            let mut out = TYPES.to_owned();
             $(
                 out.push_str(concat!("struct ", $cpp, " {\n"));
                 $({
@@ -323,6 +327,140 @@ structures! {
         /// `[rows][2]` recurrent states, each like a page of their pool.
         states: u64 = "u8*",
     }
+
+    /// The prefill kernel's one parameter.
+    PrefillArgs as "PrefillArgs" {
+        /// All that a prompt's positions need of it; `records` for all blocks; `seqno`: of the
+        /// decode launch behind this one, or 0 (prefill/residual.h, put_last).
+        model: Args,
+        /// `[count]`.
+        tokens: u64 = "const u32*",
+        /// `kPrefillScratch` bytes, 1,024-byte aligned, then the counters.
+        scratch: u64 = "u8*",
+        /// `kPrefillCounters`, all 0 at the launch.
+        arrivals: u64 = "u64*",
+        /// Bytes from this rank's scratch (and counters) to each rank's.
+        peer_offset: [i64; 8],
+        /// First position.
+        first: u32,
+        /// Positions.
+        count: u32,
+        /// First layer.
+        from: u32,
+        /// The layer behind the last; fewer than all only where the positions are one chunk.
+        to: u32,
+        /// Whose pages.
+        row: u32,
+        /// Of the grid, all resident.
+        blocks: u32,
+    }
+
+    /// Where a stored row of a matrix goes (mono/pack.rs).
+    PackPlace as "PackPlace" {
+        /// Bytes from [`PackJob::to`]; [`PackPlace::NOWHERE`]'s is none.
+        at: u64,
+        /// Halves: bytes from the first tile of a unit to its second.
+        half: u32,
+        /// Codes: bytes from `at` to where a k-warp's first scale of the row stands, which may be
+        /// below 0; [`PackPlace::NO_SCALE`] where another row of the block has the same scale and
+        /// writes it.
+        scale: u32,
+    }
+
+    /// Rows of one stored matrix. A stored row is `parts` parts of `real` numbers behind `skip`
+    /// others; each part is padded to `padded` numbers.
+    PackJob as "PackJob" {
+        /// Where the first row's first number stands, or would; aligned as numbers.
+        from: u64,
+        /// Factors, from those of the first row's blocks on.
+        scales: u64,
+        /// Zero points likewise, signed bytes; 0: there are none.
+        zeros: u64,
+        /// A [`PackPlace`] a row.
+        places: u64,
+        /// What places count from.
+        to: u64,
+        /// Rows.
+        rows: u32,
+        /// Numbers of a whole row.
+        cols: u32,
+        /// The first row's number in its matrix.
+        first: u32,
+        /// pack.h's `PackFormat`.
+        format: u32,
+        /// Rows of a scale; 0: there are none.
+        block_rows: u32,
+        /// Columns of a scale; 0: there are none.
+        block_cols: u32,
+        /// Parts of a row.
+        parts: u32,
+        /// Numbers of a part.
+        real: u32,
+        /// The same with padding.
+        padded: u32,
+        /// Numbers before the first part.
+        skip: u32,
+        /// Bytes of 32 columns of all rows of a block; 0: halves in a row, no units.
+        unit_bytes: u32,
+        /// Warps that share columns.
+        k_warps: u32,
+        /// Units of a warp.
+        pairs: u32,
+        /// Units of a warp in a stage.
+        chunk: u32,
+        /// Names the matrix where a number is beyond float16.
+        tag: u32,
+        /// Numbers from row to row: of rows that are not there in full, fewer.
+        stride: u32,
+        /// ops/unit.h's `StoredBits`; not 0: the stored bits, and scales behind a stage's.
+        codes: u32,
+        /// Bytes of a stage.
+        stage_bytes: u32,
+        /// Units that share scales.
+        span: u32,
+        /// Scales of such a run.
+        scale_rows: u32,
+        /// Bytes of a scale of a stage.
+        scale_bytes: u32,
+        /// As it is stored: pack.h's `PackFormat`, or `kPackE8m0`.
+        scale_format: u32,
+        /// Not 0: rows are columns of what is packed, and there is a place a column.
+        turned: u32,
+        /// The first of those columns.
+        k_first: u32,
+    }
+
+    /// The packing kernel's one parameter.
+    PackArgs as "PackArgs" {
+        /// `[count]`.
+        jobs: u64 = "const PackJob*",
+        /// Some `tag << 32 | row` with a number that float16 does not hold; or untouched.
+        beyond: u64 = "u64*",
+        /// Jobs.
+        count: u32,
+        /// Of the grid.
+        blocks: u32,
+        /// Of a block.
+        threads: u32,
+        /// 0.
+        padding: u32,
+    }
+
+    /// The parameter of the kernel that times the host's answer.
+    EchoArgs as "EchoArgs" {
+        /// Host memory: `[ring][3]` tokens; see emit.h.
+        out: u64 = "u64*",
+        /// Host memory: tokens that the host has answered.
+        control: u64 = "u32*",
+        /// `[rounds]` clock ticks; behind them ticks and nanoseconds of all rounds together.
+        times: u64 = "u64*",
+        /// How long a round lasts at most.
+        budget_ns: u64,
+        /// Round trips.
+        rounds: u32,
+        /// Tokens of `out`.
+        ring: u32,
+    }
 }
 
 /// Plain structures as the bytes that the device reads.
@@ -465,6 +603,12 @@ mod tests {
         {
             assert!(args.contains(&format!("    {field};\n")), "no {field}: {args}");
         }
+        let prefill = of("PrefillArgs");
+        assert!(
+            prefill.starts_with("    DecodeArgs model;\n    const u32* tokens;\n"),
+            "{prefill}"
+        );
+        assert!(of("PackArgs").starts_with("    const PackJob* jobs;\n    u64* beyond;\n"));
         let size = format!("static_assert(sizeof(DecodeArgs) == {},", size_of::<Args>());
         assert!(text.contains(&size), "{text}");
     }

@@ -15,10 +15,6 @@ use crate::abi::{Gate, NormSpan, Scoring, PAGE};
 use crate::meter::Mode;
 use crate::mono::wire;
 
-/// The platforms' own names of integers, which `platform.h` has as well: C++ lets them stand twice.
-const TYPES: &str = "typedef unsigned char u8;\ntypedef unsigned int u32;\n\
-                     typedef unsigned long long u64;\n";
-
 /// Constants, one after another.
 struct Text {
     out: String,
@@ -120,7 +116,6 @@ pub fn header(model: &Model, p: &Partition, layout: &Layout, mode: Mode) -> Stri
     let (columns, parts) = (layout.kind.columns, model.parts);
     let (out, tilings) = ("#pragma once\n".to_owned(), BTreeMap::new());
     let mut text = Text { out, indent: "", columns, parts, tilings };
-    text.out.push_str(TYPES);
     text.out.push_str(&wire::declarations());
     sizes(&mut text, model, p, layout);
     measuring(&mut text, mode);
