@@ -31,6 +31,9 @@ pub const MAX_ALTERNATIVES: usize = 20;
 pub enum Layout {
     /// Row after row, as checkpoints store them. What the CPU reads in place.
     RowMajor = 0,
+    /// Column after column, each of `rows * row_step` plain numbers, of one lane. What GPUs make
+    /// rows of, some at a time, while they load.
+    ColumnMajor = 1,
 }
 
 /// A read-only array in one of the program's buffers: `lanes` matrices of `rows` x `cols`.
@@ -76,7 +79,15 @@ impl Tensor {
     /// Where the codes of a lane's matrix are, from `offset` on: from its first row to its last,
     /// and what lies between them.
     pub fn lane_range(&self, lane: u32) -> Range<u64> {
-        self.range(lane, self.row_bytes(), 1)
+        match self.layout {
+            Layout::RowMajor => self.range(lane, self.row_bytes(), 1),
+            Layout::ColumnMajor => {
+                let (rows, step) = (u64::from(self.rows), u64::from(self.row_step));
+                let before = u64::from(self.cols).saturating_sub(1) * rows * step;
+                let one = self.encoding.codes.bytes_of(1) as u64;
+                0..(before + stored_rows(rows, step)) * one
+            }
+        }
     }
 
     /// The same of its scales, from `scale_offset` on.

@@ -69,6 +69,12 @@ pub trait Device: Send + Sync {
         true
     }
 
+    /// Whether it makes rows of matrices that are stored by columns
+    /// ([`Layout::ColumnMajor`](crate::abi::Layout)) itself, some at a time, as it loads them.
+    fn carries_columns(&self) -> bool {
+        false
+    }
+
     /// Whether matrices in float32 are rounded to 16 bits when they are loaded.
     fn rounds_f32(&self) -> bool {
         false

@@ -291,6 +291,35 @@ impl<'a> Matrix<'a> {
     }
 }
 
+/// Some rows of a matrix of numbers of `size` bytes that is stored by columns (of `of` rows each, a
+/// row `row_step` stored ones behind the one before; `data` begins with the first row), of some of
+/// its columns: row after row.
+///
+/// # Panics
+/// Where `data` ends before.
+pub fn rows_of_columns(
+    data: &[u8],
+    (size, of, row_step): (usize, usize, usize),
+    rows: Range<usize>,
+    cols: Range<usize>,
+) -> Vec<u8> {
+    // Some rows at a time: what a column has of them lies in few cache lines.
+    const TOGETHER: usize = 64;
+    let width = cols.len() * size;
+    let mut out = vec![0; rows.len() * width];
+    for (block, out) in out.chunks_mut((TOGETHER * width).max(1)).enumerate() {
+        let first = rows.start + block * TOGETHER;
+        for (at, col) in cols.clone().enumerate() {
+            let column = &data[col * of * size..];
+            for (row, out) in out.chunks_exact_mut(width).enumerate() {
+                let from = (first + row) * row_step * size;
+                out[at * size..(at + 1) * size].copy_from_slice(&column[from..from + size]);
+            }
+        }
+    }
+    out
+}
+
 /// Row `row` of a matrix, scales applied, into `out[..cols]`.
 pub fn row_to_f32(m: &Matrix<'_>, row: usize, out: &mut [f32]) {
     let bytes = m.row(row);
@@ -355,6 +384,28 @@ pub(crate) unsafe fn among<V: Vector>(codes: Codes, row: &[u8], group: usize) ->
             | Codes::I8
             | Codes::I4
             | Codes::E2m1 => unreachable!("no scales among the codes"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_made_of_columns_some_at_a_time() {
+        // Two matrices whose rows alternate, 70 x 3; the second one's.
+        let (rows, cols, step, part) = (70_usize, 3_usize, 2_usize, 1_usize);
+        let number = |row: usize, col: usize| (row * cols + col) as u16;
+        let mut stored = vec![0xffff_u16; cols * rows * step];
+        for (row, col) in (0..rows).flat_map(|row| (0..cols).map(move |col| (row, col))) {
+            stored[col * rows * step + row * step + part] = number(row, col);
+        }
+        let bytes: Vec<u8> = stored[part..].iter().flat_map(|n| n.to_le_bytes()).collect();
+        for (some, of) in [(0..rows, 0..cols), (3..69, 1..3), (65..70, 0..1), (9..9, 0..2)] {
+            let made = rows_of_columns(&bytes, (2, rows * step, step), some.clone(), of.clone());
+            let wanted = some.flat_map(|row| of.clone().map(move |col| number(row, col)));
+            assert!(made.into_iter().eq(wanted.flat_map(u16::to_le_bytes)));
         }
     }
 }

@@ -5,7 +5,7 @@
 use crate::abi::{
     Attend, Codes, DeltaHeads, DeltaIn, DeltaRule, Dtype, Embed, Encoding, ExpertGroups,
     ExpertsDown, ExpertsGateUp, Gate, GateUp, Head, HeadMode, Heads, Join, LatentAttend,
-    LatentDown, LatentHeads, LatentQuery, LatentUp, NormSpan, PageGroup, Program, Project,
+    LatentDown, LatentHeads, LatentQuery, LatentUp, Layout, NormSpan, PageGroup, Program, Project,
     ProjectNormed, Qkv, Route, Scoring, StateAt, StateKind, Step, StepKind, Tensor,
 };
 use crate::buffer::Buffer;
@@ -105,6 +105,10 @@ impl Checker<'_> {
             let len = self.lengths.get(buffer as usize).copied();
             matches!((end, len), (Some(end), Some(len)) if end <= len)
         };
+        let plain = !t.encoding.is_quantised() && t.lanes == 1;
+        wanted(t.layout == Layout::RowMajor || plain, || {
+            format!("columns of tensor {index} are no plain numbers of one lane: {t:?}")
+        })?;
         let last = t.lanes.checked_sub(1);
         let last = last.ok_or_else(|| format!("tensor {index} has no matrix: {t:?}"))?;
         wanted(inside(t.buffer, t.offset, t.lane_range(last).end), || {

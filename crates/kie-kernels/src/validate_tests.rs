@@ -463,6 +463,9 @@ fn sizes_tensors_and_groups() {
             p.tensors[3].encoding = Encoding::scaled(Codes::F32, [2, 2], Dtype::F32);
             p.tensors[3].scale_buffer = 7;
         }),
+        (WHOLE, "columns of tensor 1 are no plain numbers of one lane", |p| {
+            p.tensors[1].layout = Layout::ColumnMajor;
+        }),
         (WHOLE, "must see all positions", |p| p.groups[0].window = Some(5)),
         (WHOLE, "must see all positions", |p| p.groups.clear()),
         (WHOLE, "page group", |p| p.groups[1].window = Some(0)),

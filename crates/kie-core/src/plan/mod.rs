@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use kie_kernels::abi::{Codes, Dims, Dtype, Encoding, Program, Tensor};
+use kie_kernels::abi::{Codes, Dims, Dtype, Encoding, Layout, Program, Tensor};
 use kie_kernels::buffer::Buffer;
 use kie_kernels::device::{Device, DeviceInfo, Footprint};
 use kie_kernels::numbers::code_to_f32;
@@ -66,6 +66,8 @@ pub fn prepare(
     config: &EngineConfig,
     reads: &Reads<'_>,
 ) -> Result<Plan> {
+    // What its machines have no room for is refused before a weight is read.
+    outline(spec, checkpoint, device, config)?;
     assemble(spec, checkpoint, device, config, Some(reads))
 }
 
@@ -251,8 +253,14 @@ impl Placed {
         let mut entry = describe(stored);
         let mut encoding = wanted.encoding(stored, &entry);
         let carried = device.carries(&encoding);
-        let as_stored = encoding == entry.encoding && carried && !stored.is_repacked();
+        let as_stored = encoding == entry.encoding && carried;
         let as_stored = as_stored && stored.adjusted.is_none() && delta.is_none();
+        let columns = stored.by_columns().filter(|_| as_stored && device.carries_columns());
+        if let Some((offset, row_step)) = columns {
+            let (layout, offset, row_step) = (Layout::ColumnMajor, offset as u64, row_step as u32);
+            return Ok((Tensor { layout, offset, row_step, ..entry }, Vec::new()));
+        }
+        let as_stored = as_stored && !stored.is_repacked();
         let Some(Reads { stop, .. }) = reads.filter(|_| !as_stored) else {
             return Ok((entry, Vec::new()));
         };
@@ -412,7 +420,7 @@ fn rotary_tables(spec: &Spec, checkpoint: &Checkpoint, positions: usize) -> Rota
             all.tensors.push(Tensor {
                 buffer: 0,
                 encoding: Encoding::plain(Codes::F32),
-                layout: kie_kernels::abi::Layout::RowMajor,
+                layout: Layout::RowMajor,
                 lanes: 1,
                 rows: 2,
                 cols: (table.len() / 2) as u32,

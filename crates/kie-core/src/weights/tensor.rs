@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kie_kernels::abi::{Codes, Encoding};
+use kie_kernels::matrix::rows_of_columns;
 
 use super::safetensors::{Entry, Mapped};
 use crate::error::{Error, Result};
@@ -135,6 +136,17 @@ impl Tensor {
         self.repack.is_some()
     }
 
+    /// Of plain numbers that the file has by columns: where the first one stands, and how many
+    /// stored rows on the next row is.
+    pub fn by_columns(&self) -> Option<(usize, usize)> {
+        match &self.repack {
+            Some(Repack::Turned { stored, part, of }) => {
+                Some((stored.offset() + part * self.encoding.codes.bytes_of(1), *of))
+            }
+            Some(Repack::Columns(_)) | None => None,
+        }
+    }
+
     /// Its codes, scales and zero points by rows: those of the file, or made of its columns.
     pub fn parts(&self) -> Parts<'_> {
         if let (Some(repack), [rows, cols]) = (&self.repack, &self.shape[..]) {
@@ -186,17 +198,8 @@ impl Repack {
             Self::Turned { stored, part, of } => (stored.bytes(), part, of),
         };
         let size = stored.len() / (of * rows * cols);
-        let mut out = vec![0; rows * cols * size];
-        // Some rows at a time: what a column has of them lies in few cache lines.
-        const TOGETHER: usize = 64;
-        for (block, out) in out.chunks_mut(TOGETHER * cols * size).enumerate() {
-            for (col, stored) in stored.chunks_exact(of * rows * size).enumerate() {
-                for (row, out) in out.chunks_exact_mut(cols * size).enumerate() {
-                    let from = ((block * TOGETHER + row) * of + part) * size;
-                    out[col * size..(col + 1) * size].copy_from_slice(&stored[from..from + size]);
-                }
-            }
-        }
+        let sizes = (size, of * rows, *of);
+        let out = rows_of_columns(&stored[part * size..], sizes, 0..rows, 0..cols);
         [out, Vec::new(), Vec::new()]
     }
 }

@@ -164,6 +164,10 @@ impl Device for Mono {
         true
     }
 
+    fn carries_columns(&self) -> bool {
+        true
+    }
+
     fn carries(&self, encoding: &Encoding) -> bool {
         match encoding.codes {
             Codes::I4 | Codes::Q8x0 | Codes::Q4x0 => true,

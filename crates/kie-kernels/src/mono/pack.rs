@@ -24,10 +24,10 @@ use super::lower::tiling::{StoredBits, Tiling};
 use super::upload;
 use super::wire::Wire;
 use super::wire::PackPlace as Place;
-use crate::abi::{Codes, HeadMode, Program, Tensor, NONE};
+use crate::abi::{Codes, HeadMode, Layout, Program, Tensor, NONE};
 use crate::buffer::Buffer;
 use crate::error::Result;
-use crate::matrix::{row_to_f32, Matrix as Stored};
+use crate::matrix::{row_to_f32, rows_of_columns, Matrix as Stored};
 
 /// A program's weights, as they are stored.
 pub struct Weights<'a> {
@@ -666,7 +666,16 @@ impl Weights<'_> {
     pub fn beyond_half(&self, tensor: u32, lane: u32, row: u32) -> Option<f32> {
         let stored = self.stored(tensor, lane);
         let mut floats = vec![0.0; stored.cols];
-        self.row(&stored, row as usize, &mut floats);
+        let (row, all) = (row as usize, 0..stored.cols);
+        match self.tensor(tensor).layout {
+            Layout::RowMajor => self.row(&stored, row, &mut floats),
+            Layout::ColumnMajor => {
+                let step = stored.row_step;
+                let sizes = (stored.codes.bytes_of(1), stored.rows * step, step);
+                let data = rows_of_columns(stored.data, sizes, row..row + 1, all);
+                self.row(&Stored { data: &data, rows: 1, row_step: 1, ..stored }, 0, &mut floats);
+            }
+        }
         floats.into_iter().find(|x| x.abs() > f16::MAX.to_f32())
     }
 

@@ -13,14 +13,16 @@ use super::lower::parts::Parts;
 use super::pack::{Packing, Target, Weights};
 use super::source;
 use super::wire::{PackArgs, PackJob, Wire};
-use crate::abi::Tensor;
+use crate::abi::{Layout, Tensor};
 use crate::device::Phase;
 use crate::error::{Error, Result};
 use crate::machine::{wait_within, Flight, Launch, Machine, Memory, Module, Platform, Source};
-use crate::matrix::Matrix as Stored;
+use crate::matrix::{rows_of_columns, Matrix as Stored};
 
 /// Bytes of a scratch at most.
 const SCRATCH_BYTES: usize = 128 << 20;
+/// Bytes of rows that are made of columns at a time.
+const ROWS_BYTES: usize = 4 << 20;
 /// Jobs of a scratch; they lie at its beginning.
 const JOBS: usize = 512;
 /// Alignment of what lies in a scratch: that of every number, and of whole lines of memory.
@@ -190,7 +192,11 @@ impl<'a> Upload<'a> {
                 continue;
             }
             let count = fit.min(end - at);
-            let [from, scales, zeros] = self.take(&stored, at..at + count, &columns);
+            let rows = at..at + count;
+            let [from, scales, zeros] = match tensor.layout {
+                Layout::RowMajor => self.take(&stored, rows, &columns),
+                Layout::ColumnMajor => [self.take_columns(&stored, rows, &columns)?, 0, 0],
+            };
             for target in targets {
                 let all = target.rows(&packing.tables[target.table]);
                 let begin = at.max(all.start);
@@ -278,6 +284,35 @@ impl<'a> Upload<'a> {
         };
         let scales = of_groups(s.data, s.dtype.bytes());
         [from, scales, s.zeros.map_or(0, |zeros| of_groups(zeros, 1))]
+    }
+
+    /// The same of numbers that are stored by columns: rows are made of them a few at a time, and
+    /// go up at once.
+    fn take_columns(
+        &mut self,
+        stored: &Stored<'a>,
+        rows: Range<u32>,
+        columns: &Range<usize>,
+    ) -> Result<u64> {
+        self.wait_for(self.current)?;
+        let began = Instant::now();
+        let half = &mut self.halves[self.current];
+        let (at, size) = (half.used, stored.codes.bytes_of(1));
+        let sizes = (size, stored.rows * stored.row_step, stored.row_step);
+        let together = (ROWS_BYTES / (columns.len() * size).max(1)).max(1);
+        let (first, end) = (rows.start as usize, rows.end as usize);
+        // A rank may have none of the columns.
+        let end = if columns.is_empty() { first } else { end };
+        for first in (first..end).step_by(together) {
+            let rows = first..end.min(first + together);
+            let bytes = rows_of_columns(stored.data, sizes, rows, columns.clone());
+            self.machine.write(&half.memory, half.used, &bytes)?;
+            half.used += bytes.len();
+        }
+        self.times.copy += began.elapsed();
+        self.times.bytes += (half.used - at) as u64;
+        half.used = half.used.next_multiple_of(ALIGN);
+        Ok(half.memory.address + at as u64)
     }
 
     /// Sends the scratch up, starts the kernel on it, and goes on with the other one.
