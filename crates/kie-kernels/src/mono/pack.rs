@@ -22,7 +22,6 @@ use super::lower::parts::Parts;
 use super::lower::segments::{bank_offsets, layer_offsets, matrix_offset};
 use super::lower::tiling::{StoredBits, Tiling};
 use super::upload;
-use super::wire::Wire;
 use super::wire::PackPlace as Place;
 use crate::abi::{Codes, HeadMode, Layout, Program, Tensor, NONE};
 use crate::buffer::Buffer;
