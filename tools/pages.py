@@ -20,6 +20,7 @@ from kie import cli, kccl, sampling
 ROOT = Path(__file__).resolve().parents[1]
 EMPTY = inspect.Parameter.empty
 INTERFACE = (kie.Engine, kie.Session, kie.Stream, sampling.SamplingParams)
+GRAMMARS = (kie.JsonSchema, kie.Regex, kie.Lark)
 RESULTS = (kie.Completion, kie.Token, kie.TokenLogprob, kie.TopLogprob, kie.Usage, kie.Timings)
 # Files of the repository that are pages of the site, and what links to them become.
 COPIED = {
@@ -214,6 +215,9 @@ def python_page() -> str:
     lines = ["# Python", "", "`import kie` loads neither NumPy nor any GPU library."]
     for cls in INTERFACE:
         lines += class_section(cls)
+    lines += ["", "## Grammars"]
+    for cls in GRAMMARS:
+        lines += ["", f"### kie.{cls.__name__}", "", block(inspect.getdoc(cls) or "")]
     lines += [
         "",
         "## Results",

@@ -47,6 +47,7 @@ from kie.types import (
 )
 
 if TYPE_CHECKING:
+    from kie.grammar import JsonSchema, Lark, Regex
     from kie.machine import Report
     from kie.sampling import Sampling, SamplingParams
 
@@ -63,13 +64,16 @@ __all__ = [
     "GrammarError",
     "Info",
     "InvalidRequestError",
+    "JsonSchema",
     "KieError",
+    "Lark",
     "LoadError",
     "Message",
     "Metrics",
     "NoDeviceError",
     "OutOfMemoryError",
     "QueueFullError",
+    "Regex",
     "Sampling",
     "SamplingParams",
     "Session",
@@ -92,6 +96,10 @@ def __getattr__(name: str) -> object:
         from kie import sampling
 
         return getattr(sampling, name)
+    if name in ("JsonSchema", "Lark", "Regex"):
+        from kie import grammar
+
+        return getattr(grammar, name)
     raise AttributeError(f"module 'kie' has no attribute {name!r}")
 
 

@@ -124,7 +124,7 @@ class TemplateError(InvalidRequestError):
 
 
 class GrammarError(InvalidRequestError):
-    """A grammar that cannot be compiled."""
+    """A grammar that cannot be compiled, or not be kept to."""
 
     default_code = "grammar"
 

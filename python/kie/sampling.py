@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from kie.grammar import Grammar
 
 
 class Sampling(TypedDict, total=False):
@@ -28,6 +31,7 @@ class Sampling(TypedDict, total=False):
     timeout: float | None
     speculate: Literal["lookup"] | None
     prediction: str | Sequence[int] | None
+    grammar: Grammar | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,8 @@ class SamplingParams:
     prediction: str | Sequence[int] | None = None
     """What is expected to be generated, text or ids, such as a file before an edit: drafts come
     from it, too. The tokens are the same whatever it says."""
+    grammar: Grammar | None = None
+    """What the text must be; a finished one ends with reason `stop`."""
 
     def to_dict(self) -> dict[str, Any]:
         """All fields by name."""

@@ -3,7 +3,7 @@
 
 use kie_core::engine::{Engine, LogitsPath};
 use kie_core::request::{Completion, FinishReason, Prompt, Request, SamplingParams, StopReason};
-use kie_kernels::sample::{sample, top_logprobs, Sampling, Scratch, SEEN_IN_PROMPT};
+use kie_kernels::sample::{sample, top_logprobs, Rules, Sampling, Scratch, SEEN_IN_PROMPT};
 
 use super::support::{open_on, relative};
 use super::{fixture, open_simulated};
@@ -87,8 +87,8 @@ fn judge(name: &str, engine: &Engine, p: &SamplingParams, done: &Completion) {
         let position = PROMPT.len() + i;
         let banned = if i < p.min_tokens { &p.stop_token_ids[..] } else { &[] };
         let mut row = logits.values[(position - 1) * logits.vocab..][..logits.vocab].to_vec();
-        let mut ask =
-            |row: &[f32]| sample(row, &s, &bias, &counts, banned, position as u32, &mut scratch).id;
+        let rules = Rules { bias: &bias, counts: &counts, banned, mask: None };
+        let mut ask = |row: &[f32]| sample(row, &s, &rules, position as u32, &mut scratch).id;
         if ask(&row) != *token {
             row[*token as usize] += 1e-3;
             assert_eq!(ask(&row), *token, "{name}: token {i} of {chosen:?}");
@@ -211,7 +211,7 @@ fn a_prompt_of_several_pages_is_computed_once() {
     let s = Sampling { temperature: 1.0, seed: 1, ..Sampling::greedy() };
     for (i, token) in first.token_ids.iter().enumerate() {
         let row = &fed.values[(199 + i) * fed.vocab..][..fed.vocab];
-        let choice = sample(row, &s, &[], &[], &[], 200 + i as u32, &mut scratch);
+        let choice = sample(row, &s, &Rules::default(), 200 + i as u32, &mut scratch);
         assert_eq!(choice.id, *token, "token {i}");
     }
 }

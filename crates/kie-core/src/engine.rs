@@ -22,6 +22,9 @@ use serde_json::{Map, Value};
 
 use crate::admission::Limits;
 use crate::error::{Error, Result};
+use crate::grammar::compiled::Grammars;
+use crate::grammar::times::MaskTimes;
+use crate::grammar::Grammar;
 use crate::host::Host;
 use crate::inbox::{Ending, Generate, Inbox, Job, Logits as LogitsJob, Work};
 use crate::load::LoadPhase;
@@ -87,6 +90,7 @@ impl Engine {
             prefix_cache: parts.prefix_cache,
             exact: parts.exact,
         });
+        let grammars = grammars(&*device, &tokenizer, &limits);
         let (in_thread, in_counters) = (Arc::clone(&inbox), Arc::clone(&counters));
         let mut host = Host::new(in_thread, in_counters, ring, pages, dims, parts.hot);
         let at_end = Arc::clone(&inbox);
@@ -129,6 +133,7 @@ impl Engine {
             inbox,
             counters,
             thread: Mutex::new(Some(thread)),
+            grammars,
             tokenizer,
             limits,
             info,
@@ -160,7 +165,7 @@ impl Engine {
         let ticket = self.within(&params, began_ns, patience, |patience| {
             let ids = self.0.encode(&prompt, patience)?;
             let prediction = self.0.encode_prediction(&params, patience)?;
-            self.submit(ids, prediction, &params, false, began_ns)
+            self.submit((ids, prediction), &params, (false, began_ns), patience)
         })?;
         Ok(TokenStream::new(ticket))
     }
@@ -220,17 +225,17 @@ impl Engine {
     /// Queues a checked request.
     pub(crate) fn submit(
         &self,
-        prompt: Vec<u32>,
-        mut prediction: Vec<u32>,
+        (prompt, mut prediction): (Vec<u32>, Vec<u32>),
         params: &SamplingParams,
-        session: bool,
-        submitted_ns: u64,
+        (session, submitted_ns): (bool, u64),
+        patience: &Patience<'_>,
     ) -> Result<Ticket> {
         let inner = &self.0;
         inner.limits.check_prompt(&prompt, params.max_tokens)?;
         let resolved = inner.limits.resolve(params, prompt.len())?;
         // More than what can be generated is of no use.
         prediction.truncate(resolved.max_new.min(inner.limits.context - prompt.len()));
+        let follower = inner.follower(params, &resolved, patience)?;
         let answer = || inner.answer(params, &resolved);
         let (out, reader) = sequence(resolved.max_new * (1 + params.logprobs.unwrap_or(0)));
         let mut ticket = Ticket {
@@ -247,7 +252,8 @@ impl Engine {
             prompt: prompt.len() as u32,
             cached: 0,
             max_new: resolved.max_new as u32,
-            min_new: resolved.min_new as u32,
+            // With a grammar the masks say it.
+            min_new: if params.grammar.is_some() { 0 } else { resolved.min_new as u32 },
             stop_ids: resolved.stop_ids.len() as u32,
             bias: resolved.bias.len() as u32,
             drafts: u32::from(resolved.drafts),
@@ -264,6 +270,7 @@ impl Engine {
             answer,
             stop: params.stop.clone(),
             session,
+            follower,
         }));
         let mut job = Job::new(prompt, ticket.prompt_tokens + resolved.max_new, work);
         job.deadline_ns = resolved.timeout_ns.map_or(u64::MAX, |t| submitted_ns.saturating_add(t));
@@ -394,7 +401,8 @@ impl Engine {
         tokenizer.apply_chat_template_within(&messages, add_generation_prompt, &none, patience)
     }
 
-    /// Touches every weight once, so that the first request finds them in memory.
+    /// Touches every weight once, so that the first request finds them in memory, and makes what
+    /// grammars share.
     ///
     /// # Errors
     /// As [`stream`](Self::stream).
@@ -407,6 +415,7 @@ impl Engine {
     /// # Errors
     /// As [`warmup`](Self::warmup), and [`Error::GivenUp`].
     pub fn warmup_within(&self, patience: &Patience<'_>) -> Result<()> {
+        self.0.grammars.warm(patience)?;
         let mut request = Request::new(Prompt::Ids(vec![0]));
         request.params.max_tokens = Some(1);
         request.params.temperature = Some(0.0);
@@ -428,6 +437,27 @@ impl Engine {
         self.0.counters.read(pages as u64, self.0.opened.elapsed().as_secs_f64())
     }
 
+    /// Whether requests may have grammars.
+    ///
+    /// # Errors
+    /// [`Error::Grammar`] that says why not.
+    pub fn runs_grammars(&self) -> Result<()> {
+        self.0.grammars.check()
+    }
+
+    /// Compiles a grammar, so that requests find it.
+    ///
+    /// # Errors
+    /// [`Error::Grammar`] for one that cannot be kept to.
+    pub fn compile_grammar(&self, grammar: &Grammar) -> Result<()> {
+        self.0.grammars.compiled(grammar, &Patience::ENDLESS).map(drop)
+    }
+
+    /// How long the masks of grammars took.
+    pub fn mask_times(&self) -> MaskTimes {
+        self.0.grammars.times().read()
+    }
+
     /// Ends all requests with [`Error::EngineClosed`] and frees what the engine holds. Idempotent.
     pub fn close(&self) {
         self.0.close();
@@ -437,6 +467,12 @@ impl Engine {
     pub fn is_closed(&self) -> bool {
         self.0.inbox.is_closed()
     }
+}
+
+/// Grammars of a model on a device.
+fn grammars(device: &dyn Device, tokenizer: &Tokenizer, limits: &Limits) -> Grammars {
+    let refusing = (!device.masks()).then(|| device.info().name);
+    Grammars::new(tokenizer.clone(), limits.vocab, &limits.generation.eos, refusing)
 }
 
 fn message(panic: &(dyn std::any::Any + Send)) -> &str {

@@ -113,6 +113,9 @@ pub enum Error {
     /// The chat template is missing or refused the messages.
     #[error("chat template: {0}")]
     Template(String),
+    /// A grammar that cannot be compiled, or not be followed.
+    #[error("grammar: {0}")]
+    Grammar(String),
     /// Whoever waited wanted no answer any more, or not so late.
     #[error("{what}: {}", if *late { "its time is over" } else { "given up by its caller" })]
     GivenUp {
@@ -170,6 +173,7 @@ impl Error {
             Self::Topology { .. } | Self::InvalidRequest(_) => "InvalidRequestError",
             Self::ContextLength { .. } => "ContextLengthError",
             Self::Template(_) => "TemplateError",
+            Self::Grammar(_) => "GrammarError",
             Self::GivenUp { .. } | Self::Write { .. } => "KieError",
             Self::EngineClosed => "EngineClosedError",
             Self::QueueFull(_) => "QueueFullError",
@@ -192,6 +196,7 @@ impl Error {
             Self::InvalidRequest(_) => "invalid_request",
             Self::ContextLength { .. } => "context_length",
             Self::Template(_) => "template",
+            Self::Grammar(_) => "grammar",
             Self::GivenUp { .. } => "given_up",
             Self::EngineClosed => "engine_closed",
             Self::QueueFull(_) => "queue_full",

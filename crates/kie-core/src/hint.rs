@@ -25,7 +25,7 @@ impl Error {
             }
             Self::Write { .. } => "make room there, or name another folder",
             // The message says what was wanted and what came.
-            Self::InvalidRequest(_) => "",
+            Self::InvalidRequest(_) | Self::Grammar(_) => "",
             Self::ContextLength { .. } => {
                 "shorten the prompt, lower max_tokens or raise max_seq_len"
             }

@@ -22,6 +22,7 @@ use kie_kernels::device::Running;
 
 use crate::errand::Errand;
 use crate::error::{Error, Result};
+use crate::grammar::follower::Follower;
 use crate::inbox::{Ending, Inbox, Job, Outcome, Work};
 use crate::memory::{Lease, NoRoom, Pages};
 use crate::metrics::{add, set, Counters};
@@ -80,6 +81,14 @@ impl Active {
     /// The position that the device has reached, by the records taken.
     fn at(&self) -> usize {
         self.prompt + self.taken as usize
+    }
+
+    /// What follows its grammar, if it has one.
+    fn follower(&self) -> Option<&Follower> {
+        match &self.work {
+            Some(Work::Generate(g)) => g.follower.as_ref(),
+            Some(Work::Logits(_)) | None => None,
+        }
     }
 
     fn ending(&self, result: Outcome) -> Ending {
@@ -237,8 +246,10 @@ impl Host {
             if active.is_stopping() {
                 continue;
             }
-            match due(&active.cancelled, active.deadline_ns, now) {
-                Some(reason) => self.conclude(slot, Ok((reason, None))),
+            let failure = active.follower().and_then(Follower::failure);
+            let due = due(&active.cancelled, active.deadline_ns, now);
+            match due.map(|reason| Ok((reason, None))).or(failure.map(Err)) {
+                Some(outcome) => self.conclude(slot, outcome),
                 None => self.deadline_ns = self.deadline_ns.min(active.deadline_ns),
             }
         }
@@ -282,20 +293,21 @@ impl Host {
     }
 
     /// Hands a job to the device.
-    fn start(&mut self, slot: usize, job: Job, lease: Lease) {
+    fn start(&mut self, slot: usize, mut job: Job, lease: Lease) {
         let memory = self.ring.slot(slot).expect("a free slot is the host's");
         let prompt = job.prompt;
         memory.tokens[..prompt].copy_from_slice(&job.tokens[..prompt]);
         let granted = lease.positions();
         let mut next = 0;
         let mut session = false;
-        let command = match &job.work {
+        let command = match &mut job.work {
             Work::Generate(g) => {
                 memory.params = g.params;
                 memory.params.cached = lease.cached as u32;
                 memory.stop_ids[..g.stop_ids.len()].copy_from_slice(&g.stop_ids);
                 memory.bias[..g.bias.len()].copy_from_slice(&g.bias);
                 memory.tokens[prompt..][..g.prediction.len()].copy_from_slice(&g.prediction);
+                memory.masks = g.follower.as_mut().map(Follower::begin);
                 session = g.session;
                 if job.begun.is_none() {
                     add(&self.counters.prompt_tokens, prompt);
@@ -307,6 +319,7 @@ impl Host {
             Work::Logits(l) => {
                 memory.params.prompt = prompt as u32;
                 memory.params.cached = 0;
+                memory.masks = None;
                 let command = logits_command(l.path, slot, 0, prompt, self.dims.chunk());
                 next = command.b as usize;
                 command
@@ -440,7 +453,10 @@ impl Host {
         add(&self.counters.preempted, 1);
         self.give_back(&active, true);
         let (since, begun) = (active.since, Some((active.admitted_ns, active.cached)));
-        let Active { work: Some(work), tokens, prompt, reserve, .. } = active else { return };
+        let Active { work: Some(mut work), tokens, prompt, reserve, .. } = active else { return };
+        if let Work::Generate(g) = &mut work {
+            g.follower.iter_mut().for_each(Follower::stop);
+        }
         let (cancelled, deadline_ns) = (active.cancelled, active.deadline_ns);
         let job = Job { tokens, prompt, reserve, cancelled, deadline_ns, work, since, begun };
         let later = self.waiting.iter().position(|job| job.since > since);
@@ -460,6 +476,9 @@ impl Host {
             let record = self.ring.record(slot, active.taken, &mut alternatives[..k]);
             let told = active.tokens.get(active.prompt + active.taken as usize);
             active.taken += 1;
+            if let Some(follower) = &mut g.follower {
+                follower.push(record.token);
+            }
             if let Some(told) = told {
                 otherwise |= *told != record.token;
                 continue;
@@ -473,6 +492,9 @@ impl Host {
                 answer.push(record.token);
                 hit = answer.hit();
             }
+        }
+        if let Some(follower) = &mut g.follower {
+            follower.publish();
         }
         add(&self.counters.generated_tokens, active.tokens.len() - before);
         active.taken = made;
@@ -511,7 +533,10 @@ impl Host {
             },
             SlotEnd::StopId => {
                 let id = active.tokens.last().copied().unwrap_or_default();
-                let stop = (FinishReason::Stop, Some(StopReason::Id(id)));
+                let stop = match active.follower() {
+                    Some(follower) if follower.shaped() => (FinishReason::Length, None),
+                    Some(_) | None => (FinishReason::Stop, Some(StopReason::Id(id))),
+                };
                 Ok(stop_at_end(active).unwrap_or(stop))
             }
             SlotEnd::Length => Ok(stop_at_end(active).unwrap_or((FinishReason::Length, None))),

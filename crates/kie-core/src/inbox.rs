@@ -14,6 +14,7 @@ use kie_kernels::abi::{Record, SlotParams};
 use crate::answer::Answer;
 use crate::errand::Errand;
 use crate::error::{Error, Result};
+use crate::grammar::follower::Follower;
 use crate::request::{FinishReason, LogitsPath, StopReason};
 use crate::ring::{Bell, Writer};
 
@@ -56,6 +57,8 @@ pub(crate) struct Generate {
     pub(crate) stop: Vec<String>,
     /// A session's turn: its end is told when its pages are the cache's.
     pub(crate) session: bool,
+    /// Makes the masks, where the text must be that of a grammar.
+    pub(crate) follower: Option<Follower>,
 }
 
 /// A request for logits.

@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use crate::grammar::Grammar;
+
 /// How [`Engine::logits`](crate::Engine::logits) feeds the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogitsPath {
@@ -52,6 +54,8 @@ pub struct SamplingParams {
     /// What is expected to be generated, such as a file before an edit: drafts come from it and, as
     /// with [`Speculate::Lookup`], from the text. The tokens are the same whatever it says.
     pub prediction: Option<Prediction>,
+    /// What the text must be; it ends with `stop` where it is complete.
+    pub grammar: Option<Grammar>,
 }
 
 /// Where drafts come from.
@@ -91,6 +95,7 @@ impl Default for SamplingParams {
             timeout: None,
             speculate: None,
             prediction: None,
+            grammar: None,
         }
     }
 }

@@ -99,7 +99,8 @@ impl Session {
             let state = self.ask(&prompt, patience)?;
             let tokens = state.tokens.clone();
             let prediction = self.engine.0.encode_prediction(&params, patience)?;
-            let ticket = self.engine.submit(tokens, prediction, &params, true, began_ns)?;
+            let ticket =
+                self.engine.submit((tokens, prediction), &params, (true, began_ns), patience)?;
             let turn = Turn {
                 engine: Arc::clone(&self.engine.0),
                 reader: ticket.reader.clone(),

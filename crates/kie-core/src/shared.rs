@@ -10,6 +10,8 @@ use serde_json::{Map, Value};
 use crate::admission::{Limits, Resolved};
 use crate::answer::Answer;
 use crate::error::{Error, Result};
+use crate::grammar::compiled::Grammars;
+use crate::grammar::follower::{Follower, Plan};
 use crate::inbox::Inbox;
 use crate::load::LoadReport;
 use crate::metrics::Counters;
@@ -75,6 +77,7 @@ pub(crate) struct Inner {
     pub(crate) counters: Arc<Counters>,
     pub(crate) thread: Mutex<Option<JoinHandle<()>>>,
     pub(crate) tokenizer: Tokenizer,
+    pub(crate) grammars: Grammars,
     pub(crate) limits: Limits,
     pub(crate) info: Info,
     pub(crate) identity: Identity,
@@ -134,6 +137,26 @@ impl Inner {
     pub(crate) fn answer(&self, params: &SamplingParams, resolved: &Resolved) -> Answer {
         let stop_ids = resolved.stop_ids.as_slice().into();
         Answer::new(&self.tokenizer, &params.stop, stop_ids, params.min_tokens)
+    }
+
+    /// Compiles the grammar of a request, if it has one, and what follows it.
+    pub(crate) fn follower(
+        &self,
+        params: &SamplingParams,
+        resolved: &Resolved,
+        patience: &Patience<'_>,
+    ) -> Result<Option<Follower>> {
+        let Some(grammar) = &params.grammar else { return Ok(None) };
+        if params.ignore_eos {
+            let why = "ignore_eos does not go with a grammar, which ends with an end of sequence";
+            return Err(Error::Grammar(why.to_owned()));
+        }
+        let compiled = self.grammars.compiled(grammar, patience)?;
+        let Resolved { max_new, min_new, stop_ids, .. } = resolved;
+        let plan = Plan { max_new: *max_new, min_new: *min_new, stop_ids: stop_ids.clone() };
+        let inbox = Arc::clone(&self.inbox);
+        let times = Arc::clone(self.grammars.times());
+        Follower::new(compiled, plan, times, move || inbox.nudge()).map(Some)
     }
 
     /// An answer of a session's turn, to decode it once more.

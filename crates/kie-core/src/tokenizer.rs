@@ -17,7 +17,7 @@ use crate::gguf;
 use crate::growth::{decoded, Growth};
 use crate::guarded::guarded;
 use crate::patience::{apart, Patience};
-use crate::pieces::TextTable;
+use crate::pieces::{Kind, Shape, TextTable};
 use crate::template::ChatTemplates;
 use crate::weights::safetensors::Mapped;
 
@@ -285,6 +285,43 @@ impl Tokenizer {
         let text =
             self.apply_chat_template_within(messages, add_generation_prompt, extra, patience)?;
         self.encode_within(&text, false, patience)
+    }
+
+    /// Whether what an id adds to a text depends on that id alone.
+    pub(crate) fn has_words(&self) -> bool {
+        self.0.text.shape != Shape::Windowed
+    }
+
+    /// An id as a grammar sees it: its bytes, or of a special token its name behind a byte that no
+    /// text has; nothing for what no grammar can ask for.
+    pub(crate) fn grammar_word(&self, id: u32) -> Option<Vec<u8>> {
+        const SPECIAL: u8 = 0xFF;
+        match self.0.text.rest.get(id) {
+            (Kind::Skip, _) => {
+                let name = self.0.tokenizer.id_to_token(id)?;
+                Some([&[SPECIAL], name.as_bytes()].concat())
+            }
+            (Kind::Text | Kind::Byte, bytes) => (!bytes.contains(&SPECIAL)).then(|| bytes.to_vec()),
+        }
+    }
+
+    /// Ids whose text at the beginning is another than later, where the tokenizer has such.
+    pub(crate) fn otherwise_at_first(&self) -> Option<Vec<u32>> {
+        let TextTable { first, rest, shape, .. } = &self.0.text;
+        let stripped = match shape {
+            Shape::Texts(c, n) if *n > 0 => Some(*c),
+            Shape::Texts(..) | Shape::Bytes | Shape::Windowed => None,
+        };
+        if first.is_none() && stripped.is_none() {
+            return None;
+        }
+        let otherwise = |id: &u32| {
+            let (kind, later) = rest.get(*id);
+            let at_first = first.as_ref().map_or(later, |first| first.get(*id).1);
+            let cut = stripped.is_some_and(|c| at_first.starts_with(c.to_string().as_bytes()));
+            kind != Kind::Skip && (at_first != later || cut)
+        };
+        Some((0..self.0.ids as u32).filter(otherwise).collect())
     }
 
     pub(crate) fn text_table(&self) -> &TextTable {

@@ -20,6 +20,7 @@ pub mod kfd;
 pub mod limits;
 pub mod machine;
 pub mod mailbox;
+pub mod mask;
 pub mod matrix;
 pub mod meter;
 pub mod mono;

@@ -4,9 +4,10 @@
 //!
 //! # Protocol
 //! * The host owns a slot from the moment it saw the slot's `end` until it sends the next command
-//!   for it; the device owns it in between. `params`, `tokens`, `stop_ids`, `bias` are
-//!   plain memory written by the owner only. The hand-over to the device is the release store of
-//!   `sent` in [`Mailbox::send`], matched by the acquire load in [`Mailbox::receive`].
+//!   for it; the device owns it in between. `params`, `tokens`, `stop_ids`, `bias`, `masks` are
+//!   plain memory written by the owner only (what `masks` points to has a protocol of its own). The
+//!   hand-over to the device is the release store of `sent` in [`Mailbox::send`], matched by the
+//!   acquire load in [`Mailbox::receive`].
 //! * The page table is the host's alone. The device reads the entries of the positions that the
 //!   last start, logits or grow command gave it; the host writes only entries behind them.
 //! * The device writes record `n`, then stores `made = n + 1` with release; the host loads `made`
@@ -18,11 +19,13 @@
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
 
 use crate::abi::{
     Command, Dims, Record, Sampling, SlotEnd, SlotParams, MAX_ALTERNATIVES, MAX_BIAS, MAX_STOP_IDS,
 };
 use crate::field::Field;
+use crate::mask::Masks;
 
 /// Commands in flight at most; the host never has more than one a slot.
 const COMMANDS: usize = 64;
@@ -60,6 +63,8 @@ pub struct SlotMemory {
     pub stop_ids: Box<[u32]>,
     /// Logit bias.
     pub bias: Box<[(u32, f32)]>,
+    /// What each token may be, where a grammar says so.
+    pub masks: Option<Arc<Masks>>,
 }
 
 /// Shared memory of one device. See the module's protocol.
@@ -109,6 +114,7 @@ impl Mailbox {
                 tokens: vec![0; positions].into(),
                 stop_ids: vec![0; MAX_STOP_IDS].into(),
                 bias: vec![(0, 0.0); MAX_BIAS].into(),
+                masks: None,
             })),
         };
         let none = Command { kind: crate::abi::CommandKind::Cancel, slot: u32::MAX, a: 0, b: 0 };

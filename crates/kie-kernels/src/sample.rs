@@ -3,7 +3,8 @@
 //! Float64 throughout, in this order:
 //! 1. `logit_bias` is added;
 //! 2. repetition: ids seen in prompt or output are divided (> 0) or multiplied by the penalty;
-//! 3. presence (once) and frequency (per output occurrence) are subtracted; banned ids are gone;
+//! 3. presence (once) and frequency (per output occurrence) are subtracted; banned ids, and those
+//!    that a mask does not allow, are gone;
 //! 4. `temperature` divides; 0 takes the largest and ends here;
 //! 5. `top_k` keeps the k largest;
 //! 6. `top_p` keeps the smallest head of the sorted rest whose mass reaches p of the rest's mass;
@@ -14,8 +15,10 @@
 //! Invariants: ties always go to the lower id; nothing is allocated once [`Scratch`] exists; every
 //! shortcut is exact (it skips only what provably cannot win).
 
+use crate::mask::allows;
 use crate::philox;
 use std::cmp::Ordering;
+use std::sync::atomic::AtomicU32;
 
 /// Bit of a count that says "seen in the prompt"; the other bits count outputs.
 pub const SEEN_IN_PROMPT: u32 = 1 << 31;
@@ -107,26 +110,34 @@ impl Scratch {
     }
 }
 
-/// Chooses the token that follows position `position - 1` of a sequence.
-///
-/// `logits` `[vocab]` raw; `bias` pairs of id and addend (ids beyond the vocabulary are ignored);
-/// `counts` `[vocab]` as [`SEEN_IN_PROMPT`] says, read only if a penalty is set (may be empty
-/// otherwise); `banned` ids that must not be chosen (stop ids before `min_tokens`).
+/// What may be chosen, but for the parameters.
+#[derive(Clone, Copy, Default)]
+pub struct Rules<'a> {
+    /// Pairs of id and addend; ids beyond the vocabulary are ignored.
+    pub bias: &'a [(u32, f32)],
+    /// `[vocab]` as [`SEEN_IN_PROMPT`] says; read only if a penalty is set, else it may be empty.
+    pub counts: &'a [u32],
+    /// Ids that must not be chosen (stop ids before `min_tokens`).
+    pub banned: &'a [u32],
+    /// Bits of the ids that may be chosen; none: all.
+    pub mask: Option<&'a [AtomicU32]>,
+}
+
+/// Chooses the token that follows position `position - 1` of a sequence; `logits` `[vocab]` raw.
 pub fn sample(
     logits: &[f32],
     s: &Sampling,
-    bias: &[(u32, f32)],
-    counts: &[u32],
-    banned: &[u32],
+    rules: &Rules<'_>,
     position: u32,
     scratch: &mut Scratch,
 ) -> Choice {
     let Some(best) = argmax_raw(logits) else { return Choice::BAD };
     let greedy = s.temperature <= 0.0;
-    let id = if greedy && bias.is_empty() && banned.is_empty() && !s.penalises() {
+    let free = rules.bias.is_empty() && rules.banned.is_empty() && rules.mask.is_none();
+    let id = if greedy && free && !s.penalises() {
         (logits[best as usize] > f32::NEG_INFINITY).then_some(best)
     } else {
-        adjust(logits, s, bias, counts, banned, &mut scratch.values);
+        adjust(logits, s, rules, &mut scratch.values);
         match argmax(&scratch.values) {
             Some(top) if !greedy => Some(draw(s, top, position, scratch)),
             other => other,
@@ -206,14 +217,8 @@ fn argmax(values: &[f64]) -> Option<u32> {
 }
 
 /// Steps 1 to 4 into `values`.
-fn adjust(
-    logits: &[f32],
-    s: &Sampling,
-    bias: &[(u32, f32)],
-    counts: &[u32],
-    banned: &[u32],
-    values: &mut Vec<f64>,
-) {
+fn adjust(logits: &[f32], s: &Sampling, rules: &Rules<'_>, values: &mut Vec<f64>) {
+    let Rules { bias, counts, banned, mask } = *rules;
     values.clear();
     values.extend(logits.iter().map(|&l| f64::from(l)));
     for &(id, b) in bias {
@@ -236,6 +241,10 @@ fn adjust(
         if let Some(v) = values.get_mut(id as usize) {
             *v = f64::NEG_INFINITY;
         }
+    }
+    if let Some(mask) = mask {
+        let gone = values.iter_mut().enumerate().filter(|(id, _)| !allows(mask, *id));
+        gone.for_each(|(_, v)| *v = f64::NEG_INFINITY);
     }
     if s.temperature > 0.0 {
         let temperature = f64::from(s.temperature);

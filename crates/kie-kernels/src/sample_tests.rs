@@ -74,7 +74,7 @@ fn oracle(
 }
 
 fn plain(logits: &[f32], s: &Sampling, position: u32) -> Choice {
-    sample(logits, s, &[], &[], &[], position, &mut Scratch::new(logits.len()))
+    sample(logits, s, &Rules::default(), position, &mut Scratch::new(logits.len()))
 }
 
 fn any_sampling() -> impl Strategy<Value = Sampling> {
@@ -114,6 +114,7 @@ proptest! {
         bias in prop::collection::vec((0u32..700, -5.0f32..5.0), 0..4),
         seen in prop::collection::vec((0usize..700, any::<bool>(), 0u32..4), 0..30),
         banned in prop::collection::vec(0u32..700, 0..3),
+        masked in prop::option::of(prop::collection::vec(any::<u32>(), 0..23)),
         position in any::<u32>(),
     ) {
         let logits: Vec<f32> = raw.iter().map(|&r| r as f32 * scale).collect();
@@ -124,7 +125,18 @@ proptest! {
             }
         }
         let mut scratch = Scratch::new(logits.len());
-        let got = sample(&logits, &s, &bias, &counts, &banned, position, &mut scratch);
+        let masks = crate::mask::Masks::new(logits.len());
+        masks.write(7, masked.as_deref().unwrap_or_default());
+        let mask = masked.as_ref().and_then(|_| masks.read(7));
+        let rules = Rules { bias: &bias, counts: &counts, banned: &banned, mask };
+        let got = sample(&logits, &s, &rules, position, &mut scratch);
+        // What a mask does not allow is as what is banned.
+        let allowed = |words: &[u32], id: u32| {
+            words.get(id as usize / 32).is_some_and(|word| word & 1 << (id % 32) != 0)
+        };
+        let ids = 0..logits.len() as u32;
+        let gone = ids.filter(|id| masked.as_deref().is_some_and(|words| !allowed(words, *id)));
+        let banned: Vec<u32> = banned.iter().copied().chain(gone).collect();
         match oracle(&logits, &s, &bias, &counts, &banned, position) {
             Some(want) => prop_assert_eq!((got.id, got.bad), (want, false)),
             None => prop_assert!(got.bad),
@@ -163,7 +175,7 @@ fn draws_follow_the_distribution() {
     let mut hits = [0u32; 32];
     let draws = 100_000u32;
     for position in 0..draws {
-        hits[sample(&logits, &s, &[], &[], &[], position, &mut scratch).id as usize] += 1;
+        hits[sample(&logits, &s, &Rules::default(), position, &mut scratch).id as usize] += 1;
     }
     let weights: Vec<f64> = logits.iter().map(|&l| (f64::from(l) / 0.8).exp()).collect();
     let total: f64 = weights.iter().sum();
@@ -190,7 +202,8 @@ fn edges() {
         assert!([1, 2].contains(&id(Sampling { min_p: 1.0, ..warm })));
         let mut scratch = Scratch::new(4);
         let choose = |bias: &[(u32, f32)], banned: &[u32], scratch: &mut Scratch| {
-            sample(&logits, &warm, bias, &[], banned, position, scratch)
+            let rules = Rules { bias, banned, ..Rules::default() };
+            sample(&logits, &warm, &rules, position, scratch)
         };
         assert_eq!(choose(&[(3, 1e30)], &[], &mut scratch).id, 3);
         assert_eq!(choose(&[(9, 1e30)], &[0, 1, 2], &mut scratch).id, 3, "all banned but one");
@@ -245,7 +258,7 @@ fn times() {
         let mut times: Vec<f64> = (0..101)
             .map(|p| {
                 let t = std::time::Instant::now();
-                std::hint::black_box(sample(logits, &s, &[], &[], &[], p, &mut scratch));
+                std::hint::black_box(sample(logits, &s, &Rules::default(), p, &mut scratch));
                 t.elapsed().as_secs_f64() * 1e6
             })
             .collect();

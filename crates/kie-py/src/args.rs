@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use kie_core::request::{EngineConfig, Prediction, Prompt, SamplingParams, Speculate};
-use kie_core::Error;
+use kie_core::{Error, Grammar};
 use pyo3::exceptions::{PyOverflowError, PyRecursionError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyBool, PyByteArray, PyBytes, PyDict, PyMapping, PyString};
@@ -259,6 +259,7 @@ fn set(
         "timeout" => params.timeout = number(name, value)?,
         "speculate" => params.speculate = speculate(value)?,
         "prediction" => params.prediction = prediction(value)?,
+        "grammar" => params.grammar = grammar(value)?,
         unknown => return Err(unexpected(unknown)),
     }
     Ok(())
@@ -286,6 +287,26 @@ fn prediction(value: &Bound<'_, PyAny>) -> PyResult<Option<Prediction>> {
         return Ok(Some(Prediction::Text(value.extract()?)));
     }
     Ok(Some(Prediction::Ids(ids(value, "prediction", PREDICTION_MAX)?)))
+}
+
+/// One of the classes of `kie.grammar`, by what they have.
+fn grammar(value: &Bound<'_, PyAny>) -> PyResult<Option<Grammar>> {
+    if value.is_none() {
+        return Ok(None);
+    }
+    let field = |name: &str| value.getattr(name).ok()?.extract::<String>().ok();
+    let made =
+        field("definition").zip(field("syntax")).and_then(|(text, syntax)| match syntax.as_str() {
+            "json_schema" => Some(Grammar::JsonSchema(text)),
+            "regex" => Some(Grammar::Regex(text)),
+            "lark" => Some(Grammar::Lark(text)),
+            _ => None,
+        });
+    let wrong = || {
+        let got = kind(value);
+        format!("grammar must be kie.JsonSchema, kie.Regex or kie.Lark, got {got}")
+    };
+    made.map(Some).ok_or_else(|| PyTypeError::new_err(wrong()))
 }
 
 /// A count or `None`.

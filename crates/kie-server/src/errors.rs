@@ -88,6 +88,7 @@ impl ApiError {
                 Self::field(prompt, said).with_code("context_length_exceeded")
             }
             E::Template(_) => Self::field(prompt, said),
+            E::Grammar(_) => Self::field("grammar", said),
             // A request larger than all there is: the client asked for it.
             E::OutOfMemory { .. } => Self::field("max_tokens", said),
             E::QueueFull(_) => {

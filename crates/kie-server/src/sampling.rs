@@ -39,6 +39,7 @@ pub(crate) fn take(fields: &mut Fields) -> Result<SamplingParams, ApiError> {
         speculate: speculate(fields)?,
         prediction: prediction(fields)?,
         max_tokens: None,
+        grammar: None,
         logprobs: None,
     })
 }

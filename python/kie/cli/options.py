@@ -7,6 +7,7 @@ import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kie.errors import InvalidRequestError
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from kie.engine import Engine
+    from kie.grammar import JsonSchema
 
 
 def verb(parser: ArgumentParser, call: Callable[[Namespace], int | None]) -> None:
@@ -110,6 +112,16 @@ def sampling_options(given: Namespace) -> dict[str, Any]:
         "stop_token_ids": given.stop_token_id,
         "logit_bias": dict(given.logit_bias) or None,
     }
+
+
+def json_schema(file: str) -> JsonSchema:
+    """The grammar of --json-schema."""
+    from kie.grammar import JsonSchema
+
+    try:
+        return JsonSchema(Path(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"--json-schema {file}: {error}") from error
 
 
 @contextmanager

@@ -25,6 +25,9 @@ def define(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--chat", action="store_true", help="the prompt is a message, through the chat template"
     )
+    parser.add_argument(
+        "--json-schema", metavar="FILE", help="the text is JSON that is valid by it"
+    )
     parser.add_argument("--json", action="store_true", help="print the whole completion as JSON")
     parser.add_argument("-q", "--quiet", action="store_true", help="no rate line")
     options.verb(parser, run)
@@ -34,6 +37,8 @@ def run(given: Namespace) -> None:
     """Streams one completion."""
     text = options.read_prompt(given.prompt)
     keywords = options.sampling_options(given)
+    if given.json_schema is not None:
+        keywords["grammar"] = options.json_schema(given.json_schema)
     with options.opened(given.model, max_batch=1, **options.engine_options(given)) as engine:
         if given.chat:
             stream = engine.stream(messages=[{"role": "user", "content": text}], **keywords)

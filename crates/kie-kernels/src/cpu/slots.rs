@@ -7,6 +7,9 @@
 //! A pass that takes long is given up when the caller of one of its requests is gone: no slot moves
 //! on, and the next pass writes the same positions again. That one is whole, unless all are gone,
 //! so that those beside lose half of their time at most.
+//!
+//! A slot whose mask is not there when its logits are keeps them and chooses later: the others go
+//! on without it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,7 +23,7 @@ use crate::abi::{Command, CommandKind, Record, SlotEnd, MAX_ALTERNATIVES};
 use crate::device::{Gone, Running};
 use crate::error::Result;
 use crate::mailbox::{Mailbox, SlotMemory};
-use crate::sample::{sample, top_logprobs, Choice, Scratch, SEEN_IN_PROMPT};
+use crate::sample::{sample, top_logprobs, Rules, Scratch, SEEN_IN_PROMPT};
 
 /// Fewest prompt columns of a pass beside decoding requests, however tight the latency bound.
 const MIN_CHUNK: usize = 16;
@@ -38,6 +41,8 @@ enum State {
     Prefill,
     /// Feeds its last token at position `next`.
     Decode,
+    /// Chooses the token at position `next` as soon as its mask is there.
+    Late,
 }
 
 struct Slot {
@@ -56,6 +61,8 @@ struct Slot {
     /// Prompt and output, kept only where steps may check drafts.
     text: Vec<u32>,
     lookup: Lookup,
+    /// Logits of the position before `next`, kept while the mask is late.
+    late: Vec<f32>,
     scratch: Scratch,
 }
 
@@ -63,7 +70,8 @@ impl Slot {
     /// Writes what may follow the last token, as far as there is room for it, and says how many.
     fn draft(&mut self, memory: &SlotMemory, spare: usize, out: &mut [u32]) -> usize {
         let params = &memory.params;
-        if params.drafts == 0 {
+        // What a grammar allows behind a draft nobody has said yet.
+        if params.drafts == 0 || memory.masks.is_some() {
             return 0;
         }
         // The last of a step's tokens is chosen behind its last draft.
@@ -111,6 +119,7 @@ impl Slots {
             penalised: false,
             text: Vec::with_capacity(dims.max_positions as usize),
             lookup: Lookup::new(),
+            late: Vec::new(),
             scratch: Scratch::new(vocab),
         };
         Self {
@@ -171,6 +180,10 @@ impl Slots {
             slot.text.extend_from_slice(&memory.tokens[..memory.params.prompt as usize]);
             slot.lookup = Lookup::new();
         }
+        slot.late.clear();
+        if memory.masks.is_some() {
+            slot.late.reserve_exact(self.pass.dims().vocab as usize);
+        }
     }
 
     fn finish(&mut self, index: usize, end: SlotEnd) {
@@ -196,14 +209,14 @@ impl Slots {
         let decoding = self.slots.iter().filter(|slot| decodes(slot)).count();
         let mut spare = decode_rows(self.pass.dims()) - decoding;
         for index in 0..self.slots.len() {
-            let slot = &mut self.slots[index];
-            if !decodes(slot) {
+            if !decodes(&self.slots[index]) {
                 continue;
             }
             let mut tokens = [0; 1 + DRAFT_MAX];
-            tokens[0] = self.mailbox.record(index, slot.made as u32 - 1, 0, &mut []).token;
+            tokens[0] = self.last(index);
             // SAFETY: the slot runs, so the device owns it.
             let memory = unsafe { self.mailbox.slot_of_device(index) };
+            let slot = &mut self.slots[index];
             let drafted = slot.draft(memory, spare, &mut tokens[1..]);
             spare -= drafted;
             for (at, token) in tokens[..=drafted].iter().enumerate() {
@@ -245,7 +258,6 @@ impl Slots {
             slot.next = column.position + 1;
             at += 1;
             if column.wanted {
-                slot.state = State::Decode;
                 let drafts = self.columns[at..].iter();
                 let drafted = drafts
                     .take_while(|c| c.slot == column.slot && column.path == Path::Decode)
@@ -261,16 +273,16 @@ impl Slots {
     /// drafts for as long as each draft is what was chosen.
     fn tokens(&mut self, columns: Range<usize>, row: usize, now: u64) {
         let (index, drafted) = (self.columns[columns.start].slot, columns.len() - 1);
-        let mut chosen = self.token(self.columns[columns.start], row, now);
+        self.choose(index, Some(row), now);
         let mut accepted = 0;
-        while accepted < drafted {
+        while accepted < drafted && self.slots[index].state == State::Decode {
             let draft = self.columns[columns.start + 1 + accepted];
-            if self.slots[index].state != State::Decode || chosen != Some(draft.token) {
+            if self.last(index) != draft.token {
                 break;
             }
             accepted += 1;
             self.slots[index].next = draft.position + 1;
-            chosen = self.token(draft, row + accepted, now);
+            self.choose(index, Some(row + accepted), now);
         }
         if drafted > 0 {
             self.slots[index].lookup.saw(drafted, accepted);
@@ -278,23 +290,48 @@ impl Slots {
         }
     }
 
-    /// Chooses and publishes the token that follows `column`; none where logits are not finite.
-    fn token(&mut self, column: Column, row: usize, now: u64) -> Option<u32> {
+    /// The last token that was chosen in a slot.
+    fn last(&self, index: usize) -> u32 {
+        self.mailbox.record(index, self.slots[index].made as u32 - 1, 0, &mut []).token
+    }
+
+    /// Has the slots whose masks were late choose where those have come; whether any did.
+    fn catch_up(&mut self) -> bool {
+        let now = crate::host::now_ns();
+        let late = |slot: &Slot| slot.state == State::Late;
+        (0..self.slots.len()).fold(false, |any, index| {
+            (late(&self.slots[index]) && self.choose(index, None, now)) || any
+        })
+    }
+
+    /// Chooses and publishes a slot's token at `next`, of this row of logits or of those that were
+    /// kept; false where its mask is not there yet.
+    fn choose(&mut self, index: usize, row: Option<usize>, now: u64) -> bool {
         // SAFETY: the slot runs, so the device owns it.
-        let memory = unsafe { self.mailbox.slot_of_device(column.slot) };
-        let slot = &mut self.slots[column.slot];
+        let memory = unsafe { self.mailbox.slot_of_device(index) };
+        let slot = &mut self.slots[index];
         let params = &memory.params;
-        let logits = self.pass.logits(row);
+        let mask = memory.masks.as_ref().map(|masks| masks.read(slot.made));
+        if let Some(None) = mask {
+            if let Some(row) = row {
+                slot.state = State::Late;
+                slot.late.clear();
+                slot.late.extend_from_slice(self.pass.logits(row));
+            }
+            return false;
+        }
+        slot.state = State::Decode;
+        let logits = row.map_or(&slot.late[..], |row| self.pass.logits(row));
         let stop_ids = &memory.stop_ids[..params.stop_ids as usize];
         let banned = if slot.made < params.min_new as usize { stop_ids } else { &[] };
         let bias = &memory.bias[..params.bias as usize];
         let counts: &[u32] = if slot.penalised { &slot.counts } else { &[] };
-        let position = column.position as u32 + 1;
-        let choice: Choice =
-            sample(logits, &params.sampling, bias, counts, banned, position, &mut slot.scratch);
+        let rules = Rules { bias, counts, banned, mask: mask.flatten() };
+        let position = slot.next as u32;
+        let choice = sample(logits, &params.sampling, &rules, position, &mut slot.scratch);
         if choice.bad {
-            self.finish(column.slot, SlotEnd::NotFinite);
-            return None;
+            self.finish(index, SlotEnd::NotFinite);
+            return true;
         }
         if slot.penalised {
             slot.counts[choice.id as usize] += 1;
@@ -310,19 +347,19 @@ impl Slots {
         let record = Record { token: choice.id, logprob: choice.logprob, t_ns: now };
         // SAFETY: the slot runs, so the device owns it; this record is the next to be published.
         unsafe {
-            self.mailbox.write_alternatives(column.slot, slot.made, alternatives);
-            self.mailbox.write_record(column.slot, slot.made, record);
+            self.mailbox.write_alternatives(index, slot.made, alternatives);
+            self.mailbox.write_record(index, slot.made, record);
         }
         slot.made += 1;
-        self.mailbox.publish(column.slot, slot.made as u32);
+        self.mailbox.publish(index, slot.made as u32);
         let stopped = stop_ids.contains(&choice.id);
-        let full = column.position + 2 > self.pass.dims().max_positions as usize;
+        let full = slot.next + 1 > self.pass.dims().max_positions as usize;
         if stopped {
-            self.finish(column.slot, SlotEnd::StopId);
+            self.finish(index, SlotEnd::StopId);
         } else if slot.made == params.max_new as usize || full {
-            self.finish(column.slot, SlotEnd::Length);
+            self.finish(index, SlotEnd::Length);
         }
-        Some(choice.id)
+        true
     }
 
     /// Runs some positions and leaves their logits in the mailbox.
@@ -360,8 +397,15 @@ impl Running for Slots {
         while let Some(command) = self.mailbox.receive() {
             self.command(command, gone);
         }
+        if self.catch_up() {
+            // Whoever makes the next masks learns of the tokens before the next pass.
+            return Ok(true);
+        }
         self.gather();
         if self.columns.is_empty() {
+            if self.slots.iter().any(|slot| slot.state == State::Late) {
+                std::thread::yield_now(); // to whoever makes the mask
+            }
             return Ok(false);
         }
         let begin = Instant::now();

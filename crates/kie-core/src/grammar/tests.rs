@@ -1,0 +1,407 @@
+//! Grammars over the default model's vocabulary, followed by a device that chooses at random.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kie_kernels::mask::Masks;
+use serde_json::{json, Value};
+
+use super::compiled::{Compiled, Grammars};
+use super::follower::{Follower, Plan};
+use super::spec::Grammar;
+use crate::engine::fake::{tokenizer, EOS, VOCAB};
+use crate::error::Error;
+use crate::patience::Patience;
+use crate::tokenizer::Tokenizer;
+
+fn grammars() -> Grammars {
+    Grammars::new(tokenizer(false), VOCAB, &[EOS], None)
+}
+
+fn compile(grammars: &Grammars, grammar: &Grammar) -> Result<Arc<Compiled>, String> {
+    match grammars.compiled(grammar, &Patience::ENDLESS) {
+        Ok(compiled) => Ok(compiled),
+        Err(Error::Grammar(why)) => Err(why),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+fn schema(of: &Value) -> Grammar {
+    Grammar::json_schema(of)
+}
+
+fn refused(of: &Value) -> String {
+    compile(&grammars(), &schema(of)).err().unwrap_or_else(|| panic!("{of} compiled"))
+}
+
+/// Numbers that look random.
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % n as u64) as usize
+    }
+}
+
+/// Ids of a mask, once it is there.
+fn mask(masks: &Masks, follower: &Follower, index: usize) -> Vec<u32> {
+    let begun = Instant::now();
+    loop {
+        if let Some(words) = masks.read(index) {
+            let words: Vec<u32> =
+                words.iter().map(|w| w.load(std::sync::atomic::Ordering::Relaxed)).collect();
+            let allowed = |id: &u32| words[*id as usize / 32] >> (id % 32) & 1 == 1;
+            return (0..VOCAB as u32).filter(allowed).collect();
+        }
+        assert!(follower.failure().is_none(), "{:?}", follower.failure());
+        assert!(begun.elapsed() < Duration::from_secs(60), "mask {index}");
+        std::thread::sleep(Duration::from_micros(20));
+    }
+}
+
+struct Made {
+    text: String,
+    ended: bool,
+    shaped: bool,
+}
+
+/// What comes out where every allowed id is as likely as any other.
+fn walk(compiled: &Arc<Compiled>, max_new: usize, min_new: usize, seed: u64) -> Made {
+    let plan = Plan { max_new, min_new, stop_ids: vec![EOS] };
+    let mut follower = Follower::new(Arc::clone(compiled), plan, Arc::default(), || {}).unwrap();
+    let masks = follower.begin();
+    let mut draw = Draw(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    let mut ids = Vec::new();
+    while ids.len() < max_new {
+        let able = mask(&masks, &follower, ids.len());
+        assert!(!able.is_empty());
+        let id = able[draw.below(able.len())];
+        if id == EOS {
+            break;
+        }
+        ids.push(id);
+        follower.push(id);
+        follower.publish();
+    }
+    let ended = ids.len() < max_new;
+    let text = tokenizer(false).decode(&ids, true).unwrap();
+    Made { text, ended, shaped: follower.shaped() }
+}
+
+#[test]
+fn what_cannot_be_kept_to_is_refused_with_its_place() {
+    let at = |keyword: &str, value: Value| {
+        let mut inner = json!({"type": "array"});
+        inner[keyword] = value;
+        refused(&json!({"type": "object", "properties": {"a": inner}}))
+    };
+    for (keyword, value) in [
+        ("uniqueItems", json!(true)),
+        ("contains", json!({})),
+        ("not", json!({})),
+        ("if", json!({})),
+        ("dependentRequired", json!({})),
+        ("propertyNames", json!({})),
+        ("unevaluatedProperties", json!(false)),
+        ("maxlength", json!(3)),
+        ("x-guidance", json!({"lenient": true})),
+        ("$dynamicRef", json!("#")),
+    ] {
+        let why = at(keyword, value);
+        assert_eq!(why, format!("#/properties/a: \"{keyword}\" is not supported"));
+    }
+    for (schema, wanted) in [
+        (json!({"type": "string", "format": "uri-template"}), "format"),
+        (json!({"$ref": "https://example.com/x"}), "$ref"),
+        (json!({"$ref": "#/$defs/none"}), "#/$defs/none"),
+        (json!({"properties": {"a": {"$id": "x"}}}), "$id"),
+        (json!({"type": "text"}), "type"),
+        (json!({"type": "integer", "minimum": 3, "maximum": 2}), "nsatisfiable"),
+        (json!(false), "nsatisfiable"),
+        (json!([1]), "object, true or false"),
+        (json!({"oneOf": [{"type": "number"}, {"type": "integer"}]}), "oneOf"),
+    ] {
+        let why = refused(&schema);
+        assert!(why.contains(wanted) && !why.contains('\n'), "{schema}: {why}");
+    }
+    let deep = (0..100).fold(json!({}), |inner, _| json!({"items": inner}));
+    assert!(refused(&deep).contains("64 deep"));
+    for (grammar, wanted) in [
+        (Grammar::JsonSchema("{".into()), "no JSON"),
+        (Grammar::Regex("(".into()), "regex"),
+        (Grammar::Regex(String::new()), "empty"),
+        (Grammar::Regex("a\\".into()), "backslash"),
+        (Grammar::Lark("begin: \"a\"".into()), "start"),
+        (Grammar::Lark("start: undefined".into()), "undefined"),
+        (Grammar::Regex("a".repeat(2 << 20)), "bytes"),
+    ] {
+        let why = compile(&grammars(), &grammar).err().unwrap();
+        assert!(why.contains(wanted), "{why}");
+    }
+    let nowhere = Grammars::new(tokenizer(false), VOCAB, &[EOS], Some("sim".into()));
+    assert!(compile(&nowhere, &Grammar::json_object()).err().unwrap().starts_with("sim "));
+    let endless = Grammars::new(tokenizer(false), VOCAB, &[], None);
+    assert!(compile(&endless, &Grammar::json_object()).err().unwrap().contains("end-of-sequence"));
+}
+
+#[test]
+fn alternatives_that_exclude_each_other_are_taken() {
+    let tagged = |tag: &str| {
+        json!({"type": "object", "required": ["kind"], "additionalProperties": false,
+            "properties": {"kind": {"const": tag}}})
+    };
+    let schema_of = json!({
+        "oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}, {"type": "null"}],
+        "$defs": {"a": tagged("a"), "b": tagged("b")},
+    });
+    let compiled = compile(&grammars(), &schema(&schema_of)).unwrap();
+    for seed in 1..20 {
+        let text = walk(&compiled, 60, 0, seed).text;
+        let value: Value = serde_json::from_str(&text).unwrap();
+        assert!([json!(null), json!({"kind": "a"}), json!({"kind": "b"})].contains(&value));
+    }
+}
+
+#[test]
+fn whatever_is_chosen_the_text_is_legal_and_ends_within_its_budget() {
+    let all = grammars();
+    let object = json!({
+        "type": "object", "additionalProperties": false, "required": ["name", "tags"],
+        "properties": {
+            "name": {"type": "string", "minLength": 2},
+            "tags": {"type": "array", "items": {"enum": ["red", "green", 7]}, "minItems": 1},
+            "deep": {"$ref": "#"},
+        },
+    });
+    for of in [json!({"type": "object"}), object, json!(true), json!({"type": "string"})] {
+        let compiled = compile(&all, &schema(&of)).unwrap();
+        let shortest = compiled.shortest().unwrap().len();
+        for max_new in [shortest, shortest + 1, shortest + 5, 40, 100, 300] {
+            for seed in 1..6 {
+                let Made { text, .. } = walk(&compiled, max_new, 0, seed);
+                let parsed: Result<Value, _> = serde_json::from_str(&text);
+                assert!(parsed.is_ok(), "{max_new} tokens: {text}");
+                assert!(!text.contains(", ,") && !text.contains('\n'), "{text}");
+            }
+        }
+        // Less than any legal text: what there is.
+        if shortest > 1 {
+            assert!(!walk(&compiled, shortest - 1, 0, 1).ended);
+        }
+    }
+}
+
+#[test]
+fn a_finite_text_ends_by_itself_and_least_tokens_hold_while_there_is_a_choice() {
+    let all = grammars();
+    let compiled = compile(&all, &Grammar::Regex("(yes|no)!{1,3}".into())).unwrap();
+    for seed in 1..30 {
+        let Made { text, ended, shaped } = walk(&compiled, 64, 0, seed);
+        assert!(ended && !shaped, "{text}");
+        assert!(text.starts_with("yes!") || text.starts_with("no!"), "{text}");
+    }
+    let many = compile(&all, &Grammar::Regex("[ab]+".into())).unwrap();
+    for seed in 1..10 {
+        let ids = tokenizer(false).encode(&walk(&many, 64, 9, seed).text, false).unwrap();
+        assert!(ids.len() >= 5, "{ids:?}");
+        let Made { ended, .. } = walk(&compiled, 64, 40, seed);
+        assert!(ended, "nothing else is legal");
+    }
+    let lark =
+        Grammar::Lark("start: \"[\" list? \"]\"\nlist: NUM (\",\" NUM)*\nNUM: /[0-9]/".into());
+    let compiled = compile(&all, &lark).unwrap();
+    for seed in 1..10 {
+        let list: Vec<u8> = serde_json::from_str(&walk(&compiled, 30, 0, seed).text).unwrap();
+        assert!(list.iter().all(|n| *n < 10));
+    }
+}
+
+#[test]
+fn hostile_grammars_end_soon() {
+    let all = grammars();
+    let wide: serde_json::Map<String, Value> =
+        (0..3000).map(|n| (format!("p{n}"), json!({"$ref": "#"}))).collect();
+    let mut doubled = json!({"type": "string"});
+    for _ in 0..40 {
+        doubled = json!({"anyOf": [doubled.clone(), {"type": "array", "items": {}}]});
+    }
+    let hostile = [
+        Grammar::Regex("((a{1,1000}){1,1000}){1,1000}".into()),
+        Grammar::Regex("(a|aa|aaa)*b".repeat(300)),
+        Grammar::Regex("[a-z]{1000000000}".into()),
+        Grammar::Regex("(".repeat(5000) + &")".repeat(5000)),
+        Grammar::Lark("start: start start | \"a\"".into()),
+        Grammar::Lark(format!("start: {}", "(".repeat(20_000))),
+        schema(&json!({"type": "string", "minLength": 1_000_000_000_u64})),
+        schema(&json!({"type": "array", "minItems": 1_000_000_000_u64})),
+        schema(&json!({"type": "object", "properties": wide, "required": ["p1", "p2"]})),
+        schema(&json!({"allOf": [{"$ref": "#"}]})),
+        schema(&json!({"$ref": "#"})),
+        schema(&json!({"pattern": "^(a+)+$(b+)+$", "type": "string"})),
+        schema(&doubled),
+        Grammar::JsonSchema("[".repeat(100_000)),
+    ];
+    for grammar in hostile {
+        let begun = Instant::now();
+        let compiled = compile(&all, &grammar);
+        let named = grammar.definition().chars().take(50).collect::<String>();
+        assert!(begun.elapsed() < Duration::from_secs(20), "{named}: {:?}", begun.elapsed());
+        let Ok(compiled) = compiled else { continue };
+        let plan = Plan { max_new: 6, min_new: 0, stop_ids: vec![EOS] };
+        let mut follower = Follower::new(compiled, plan, Arc::default(), || {}).unwrap();
+        let masks = follower.begin();
+        for index in 0..6 {
+            let begun = Instant::now();
+            while masks.read(index).is_none() && follower.failure().is_none() {
+                assert!(begun.elapsed() < Duration::from_secs(20), "{named}");
+                std::thread::sleep(Duration::from_micros(50));
+            }
+            if follower.failure().is_some() {
+                break;
+            }
+            let id = mask(&masks, &follower, index)[0];
+            if id == EOS {
+                break;
+            }
+            follower.push(id);
+            follower.publish();
+        }
+    }
+}
+
+#[test]
+fn grammars_are_kept_and_a_sequence_may_begin_anew() {
+    let all = grammars();
+    let one = Grammar::Regex("[0-9]{4}".into());
+    let first = compile(&all, &one).unwrap();
+    assert!(Arc::ptr_eq(&first, &compile(&all, &one).unwrap()));
+    for n in 1..40 {
+        compile(&all, &Grammar::Regex(format!("[0-9]{{{n}}}x"))).unwrap();
+        if n == 20 {
+            compile(&all, &one).unwrap();
+        }
+    }
+    assert!(Arc::ptr_eq(&first, &compile(&all, &one).unwrap()), "it was used lately");
+    let plan = Plan { max_new: 8, min_new: 0, stop_ids: vec![EOS] };
+    let mut follower = Follower::new(first, plan, Arc::default(), || {}).unwrap();
+    for _ in 0..3 {
+        let masks = follower.begin();
+        let able = mask(&masks, &follower, 0);
+        follower.push(able[0]);
+        follower.publish();
+        assert!(!mask(&masks, &follower, 1).is_empty());
+    }
+}
+
+#[test]
+fn whoever_waits_for_a_grammar_may_give_up() {
+    let never = || false;
+    let patience = Patience::asking(&never);
+    let given_up = grammars().compiled(&Grammar::json_object(), &patience);
+    assert!(matches!(given_up, Err(Error::GivenUp { late: false, .. })));
+}
+
+#[test]
+fn the_first_token_reads_as_the_text_will() {
+    let tokenizer: Tokenizer = tokenizer(false);
+    let words = (0..VOCAB as u32).filter_map(|id| tokenizer.grammar_word(id)).count();
+    assert!(words > VOCAB / 2);
+    assert_eq!(tokenizer.grammar_word(EOS).unwrap(), b"\xFF</s>");
+}
+
+/// A byte-level vocabulary of so many ids, of pieces that texts are made of.
+fn made(ids: usize) -> Tokenizer {
+    let mut vocab = serde_json::Map::new();
+    vocab.insert("</s>".into(), 0.into());
+    for byte in 0..=255u8 {
+        let letter = match byte {
+            0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
+            0..=0x20 => char::from_u32(0x100 + u32::from(byte)).unwrap(),
+            0x7F..=0xA0 => char::from_u32(0x121 + u32::from(byte) - 0x7F).unwrap(),
+            0xAD => '\u{143}',
+        };
+        vocab.insert(letter.to_string(), vocab.len().into());
+    }
+    let mut draw = Draw(7);
+    let parts = ["in", "er", "the", "con", "\":", "{\"", "\",", "0", "12", "tion", "Ġ", "A", "é"];
+    while vocab.len() < ids {
+        let word: String = (0..1 + draw.below(4)).map(|_| parts[draw.below(parts.len())]).collect();
+        let tail = char::from(b'a' + draw.below(26) as u8);
+        let number = draw.below(40);
+        let word = if number < 20 { word } else { format!("{word}{tail}{number}") };
+        let next = vocab.len();
+        vocab.entry(word).or_insert_with(|| next.into());
+    }
+    let special = json!({"id": 0, "content": "</s>", "single_word": false, "lstrip": false,
+        "rstrip": false, "normalized": false, "special": true});
+    let file = json!({"version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": [special], "normalizer": null, "pre_tokenizer": null,
+        "post_processor": null, "decoder": {"type": "ByteLevel", "add_prefix_space": false,
+        "trim_offsets": false, "use_regex": false},
+        "model": {"type": "BPE", "vocab": vocab, "merges": []}});
+    let dir = std::env::temp_dir().join(format!("kie-masks-{}-{ids}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::write(dir.join("tokenizer.json"), file.to_string()).unwrap();
+    std::fs::write(dir.join("tokenizer_config.json"), "{}").unwrap();
+    let made = Tokenizer::from_dir(&dir, ids).unwrap();
+    std::fs::remove_dir_all(&dir).unwrap();
+    made
+}
+
+/// Not a gate (machines are shared): `cargo test -p kie-core --lib grammar::tests::times --
+/// --ignored --nocapture`.
+#[test]
+#[ignore = "a measurement"]
+fn times() {
+    let members: serde_json::Map<String, Value> = (0..24)
+        .map(|n| {
+            let kinds = [json!("string"), json!("integer"), json!("boolean")];
+            (format!("member_{n}"), json!({"type": kinds[n % 3]}))
+        })
+        .collect();
+    let tool = json!({"type": "object", "properties": members, "additionalProperties": false});
+    for ids in [32_000, 128_000] {
+        let begun = Instant::now();
+        let all = Grammars::new(made(ids), ids, &[0], None);
+        let tokenizer = begun.elapsed();
+        all.warm(&Patience::ENDLESS).unwrap();
+        let vocabulary = begun.elapsed() - tokenizer;
+        for (name, of) in [("object", json!({"type": "object"})), ("tool", tool.clone())] {
+            let begun = Instant::now();
+            let compiled = compile(&all, &schema(&of)).unwrap();
+            let compiling = begun.elapsed();
+            let begun = Instant::now();
+            drop(compiled.begin());
+            let copying = begun.elapsed();
+            let mut taken = Vec::new();
+            for seed in 1..20 {
+                let mut matcher = compiled.begin();
+                let mut draw = Draw(seed * 0x9E37_79B9);
+                for _ in 0..200 {
+                    let begun = Instant::now();
+                    let mask = matcher.compute_mask_or_eos().unwrap();
+                    taken.push(begun.elapsed().as_secs_f64() * 1e6);
+                    let able = mask.to_list();
+                    let id = able[draw.below(able.len())];
+                    if id == 0 || matcher.consume_token(id).is_err() {
+                        break;
+                    }
+                }
+            }
+            taken.sort_by(f64::total_cmp);
+            let at = |q: f64| taken[((taken.len() - 1) as f64 * q) as usize];
+            eprintln!(
+                "{ids} ids, {name}: mask p50 {:.1} us, p99 {:.1} us, of {}; compiled in {:.1?}, \
+                 copied in {:.1?}; vocabulary {vocabulary:.1?}",
+                at(0.5),
+                at(0.99),
+                taken.len(),
+                compiling,
+                copying,
+            );
+        }
+    }
+}
