@@ -144,7 +144,7 @@ def test_errors_name_the_field(server: Serving) -> None:
         (chat, {**base, "speculate": "ngram"}, "speculate"),
         (chat, {**base, "prediction": {"type": "image"}}, "prediction"),
         (chat, {**base, "prediction": [99999]}, "prediction"),
-        (chat, {**base, "response_format": {"type": "json_object"}}, "response_format"),
+        (chat, {**base, "response_format": {"type": "xml"}}, "response_format.type"),
         (chat, {"model": "tiny"}, "messages"),
         (chat, {"messages": CHAT}, "model"),
         (chat, {"model": "tiny", "messages": [{"role": "user"}]}, "messages[0].content"),

@@ -209,7 +209,7 @@ def test_errors_are_anthropics(client: anthropic.Anthropic, talker: Serving) -> 
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
         ({"tools": [{"input_schema": SCHEMA}]}, "tools[0].name"),
         ({"tools": [{"name": "f", "input_schema": 1}]}, "tools[0].input_schema"),
-        ({"tools": TOOLS, "tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
         ({"stop_sequences": "x"}, "stop_sequences"),
         ({"thinking": {"type": "x"}}, "thinking.type"),

@@ -159,12 +159,15 @@ def test_a_temperature_that_nobody_names(tmp_path: Path, own: dict[str, Any]) ->
 
 @pytest.mark.parametrize("path", PATHS)
 def test_what_is_not_there_is_named(server: Serving, path: str) -> None:
-    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
-    formats: list[Any] = [{"type": "json_object"}, schema, {"type": "grammar", "syntax": "lark"}]
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
+    formats: list[Any] = [{"type": "xml"}, schema, {"type": "grammar", "syntax": "lark"}, "text"]
     wrong: list[tuple[str, Any]] = [
-        *(("structured_outputs", {kind: "x"}) for kind in ("json", "regex", "choice", "grammar")),
+        *(("structured_outputs", {kind: 3}) for kind in ("json", "regex", "choice", "grammar")),
+        *(("structured_outputs", value) for value in ({}, {"regex": "a", "grammar": "b"}, "a")),
+        *(("structured_outputs", {kind: "("}) for kind in ("json", "regex", "grammar")),
         *(("response_format", form) for form in formats),
-        *(("grammar", "x"), ("speculate", "mtp"), ("prediction", {"content": "x"})),
+        *(("grammar", "x"), ("grammar", {"syntax": "ebnf", "definition": "x"}), ("grammar", 3)),
+        *(("speculate", "mtp"), ("prediction", {"content": "x"})),
         *(("n", 2), ("audio", {}), ("web_search_options", {}), ("previous_response_id", "r")),
         *(("conversation", "c"), ("background", True), ("store", True), ("nonsense", 1)),
         *(("functions", []), ("function_call", "auto"), ("best_of", 2), ("suffix", "x")),

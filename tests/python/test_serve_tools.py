@@ -95,7 +95,8 @@ def test_an_asynchronous_stream(talker: Serving) -> None:
 
 
 def test_what_is_no_call_is_text(talker: Serving) -> None:
-    body = {"model": "talker", "messages": asked("broken"), "tools": TOOLS}
+    free: Any = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": False}}]
+    body = {"model": "talker", "messages": asked("broken"), "tools": free}
     got = talker.post("/v1/chat/completions", body)
     assert got.status == 200
     choice = got.json()["choices"][0]
@@ -152,8 +153,18 @@ def test_wrong_tools_are_named(talker: Serving) -> None:
         ({"tools": tool(name="f") * 2}, "tools[1].function.name"),
         ({"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": 1}, "tool_choice"),
-        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
-        ({"tools": TOOLS, "tool_choice": named}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": tool(name="f"), "tool_choice": named}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tools": tool(name="f", strict=1)}, "tools[0].function.strict"),
+        (
+            {"tools": tool(name="f", strict=True, parameters={"not": {}})},
+            "tools[0].function.parameters",
+        ),
+        (
+            {"tools": tool(name="f", parameters={"not": {}}), "tool_choice": "required"},
+            "tools[0].function.parameters",
+        ),
         ({"functions": []}, "functions"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "assistant", "tool_calls": {}}]}, "messages[0].tool_calls"),

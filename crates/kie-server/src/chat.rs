@@ -13,7 +13,8 @@ use serde_json::{json, Map, Value};
 
 use crate::app::Served;
 use crate::errors::ApiError;
-use crate::tools::{Family, Parser, Part, Tools, THINK, THINK_END};
+use crate::format::Format;
+use crate::tools::{Around, Family, Parser, Part, Tools, THINK, THINK_END};
 
 /// Text that no template contains.
 const PROBE: &str = "qZ7probe";
@@ -131,6 +132,16 @@ pub(crate) struct Conversation {
     /// Variables of templates that have them.
     pub(crate) thinking: Option<bool>,
     pub(crate) effort: Option<String>,
+    /// What the text must be.
+    pub(crate) format: Option<Format>,
+}
+
+/// A conversation as the engine takes it.
+pub(crate) struct Encoded {
+    pub(crate) ids: Vec<u32>,
+    pub(crate) answer: Answer,
+    /// What the whole answer must be, and the field that says so.
+    pub(crate) format: Option<Format>,
 }
 
 impl Conversation {
@@ -138,11 +149,7 @@ impl Conversation {
     ///
     /// # Errors
     /// 400 for what the template or the tokenizer refuses.
-    pub(crate) fn encode(
-        self,
-        served: &Served,
-        field: &str,
-    ) -> Result<(Vec<u32>, Answer), ApiError> {
+    pub(crate) fn encode(mut self, served: &Served, field: &str) -> Result<Encoded, ApiError> {
         let refused = |e: kie_core::Error| ApiError::engine(&e, field);
         let chat = &served.chat;
         let tokenizer = served.engine.tokenizer();
@@ -153,15 +160,42 @@ impl Conversation {
         if let Some(thinking) = self.thinking.filter(|_| chat.has_thinking) {
             extra.insert("enable_thinking".to_owned(), thinking.into());
         }
-        if let Some(effort) = self.effort.filter(|_| chat.has_effort) {
+        if let Some(effort) = self.effort.take().filter(|_| chat.has_effort) {
             extra.insert("reasoning_effort".to_owned(), effort.into());
         }
-        let messages = written(self.messages, &self.tools, chat);
+        let messages = written(std::mem::take(&mut self.messages), &self.tools, chat);
         let text = tokenizer.apply_chat_template(&Value::Array(messages), true, &extra);
         let text = text.map_err(refused)? + &self.begun;
         let ids = tokenizer.encode(&text, false).map_err(refused)?;
         let inside = chat.reasons && text.trim_end().ends_with(THINK);
-        Ok((ids, Answer::new(chat, self.tools, inside)))
+        let format = self.rules(served, inside)?;
+        let answer = Answer::new(chat, self.tools, inside);
+        Ok(Encoded { ids, answer, format })
+    }
+
+    /// What the whole answer must be, with reasoning in front and calls where there may be some.
+    fn rules(&mut self, served: &Served, inside: bool) -> Result<Option<Format>, ApiError> {
+        let (chat, engine) = (&served.chat, &served.engine);
+        if let Some(tools) = Arc::get_mut(&mut self.tools) {
+            tools.hold(&engine.runs_grammars())?;
+        }
+        let around = Around {
+            family: chat.family.unwrap_or(Family::Tagged),
+            template: engine.tokenizer().chat_template(true).unwrap_or_default(),
+            marks: &chat.marks,
+            // An answer that the client has begun is past its reasoning.
+            reasons: chat.reasons && (inside || self.begun.is_empty()),
+            inside,
+        };
+        let field = match &self.format {
+            Some(format) => format.field.clone(),
+            None if self.tools.forced.is_some() => "tool_choice".to_owned(),
+            None => "tools".to_owned(),
+        };
+        let body = self.format.take().map(|format| format.grammar);
+        let wrong = |why: String| ApiError::field(&field, format!("{field}: {why}"));
+        let grammar = around.grammar(&self.tools, body.as_ref()).map_err(wrong)?;
+        Ok(grammar.map(|grammar| Format { grammar, field }))
     }
 }
 

@@ -10,13 +10,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kie_core::request::{Completion, Prompt, Request, SamplingParams, Token};
-use kie_core::Next;
+use kie_core::{Engine, Grammar, Next};
 use tokio::sync::watch;
 use tokio::time::{sleep_until, Instant};
 
 use crate::app::{reached, App, Phase, Served};
 use crate::conn::Peer;
 use crate::errors::ApiError;
+use crate::format::Format;
 use crate::ledger::Ledger;
 use crate::openai::Caller;
 use crate::queue::Place;
@@ -41,6 +42,8 @@ pub(crate) struct Prepared {
     pub(crate) interval: Option<usize>,
     /// The field that the prompt came in.
     pub(crate) prompt_field: &'static str,
+    /// What the whole answer must be.
+    pub(crate) format: Option<Format>,
 }
 
 /// What comes out of a request.
@@ -117,6 +120,8 @@ pub(crate) struct Generation {
     place: Place,
     slots: usize,
     prompt_field: &'static str,
+    /// The field that the grammar came in.
+    grammar_field: Option<String>,
     /// Tokens a chunk; `None`: [`CHUNK_TOKENS`] or [`CHUNK_TIME`].
     interval: Option<usize>,
     batch: Vec<Token>,
@@ -148,23 +153,45 @@ pub(crate) fn clamp(
     Ok(())
 }
 
+/// Compiles a grammar where it stops nobody else; the engine then finds it.
+async fn compile(engine: Engine, grammar: Grammar, field: String) -> Result<(), ApiError> {
+    let work = tokio::task::spawn_blocking(move || engine.compile_grammar(&grammar));
+    let ended = |_| ApiError::unavailable("the server is shutting down");
+    work.await.map_err(ended)?.map_err(|e| refusal_of(&e, &field, Some(&field)))
+}
+
+/// What the engine said, with the field that it is about.
+fn refusal_of(error: &kie_core::Error, prompt: &str, grammar: Option<&str>) -> ApiError {
+    match (error, grammar) {
+        (kie_core::Error::Grammar(why), Some(field)) => {
+            ApiError::field(field, format!("{field}: {why}"))
+        }
+        _ => ApiError::engine(error, prompt),
+    }
+}
+
 impl Generation {
     /// Submits a request.
     ///
     /// # Errors
     /// What the engine refuses, and 503 while draining.
-    pub(crate) fn start(
+    pub(crate) async fn start(
         app: &Arc<App>,
         caller: Caller,
         request: Prepared,
     ) -> Result<Self, ApiError> {
         let served = app.served()?;
-        let Prepared { ids, mut params, interval, prompt_field } = request;
+        let Prepared { ids, mut params, interval, prompt_field, format } = request;
         clamp(served, &mut params, ids.len(), prompt_field)?;
+        let grammar_field = format.as_ref().map(|format| format.field.clone());
+        if let Some(Format { grammar, field }) = format {
+            params.grammar = Some(grammar.clone());
+            compile(served.engine.clone(), grammar, field).await?;
+        }
         let request = Request { prompt: Prompt::Ids(ids), params };
         let slots = served.info.max_batch;
         let refused = |e: kie_core::Error| {
-            let mut error = ApiError::engine(&e, prompt_field);
+            let mut error = refusal_of(&e, prompt_field, grammar_field.as_deref());
             if matches!(e, kie_core::Error::QueueFull(_)) {
                 error.retry_after = Some(app.queue.retry_after(slots));
             }
@@ -179,6 +206,7 @@ impl Generation {
             place: app.queue.enter(),
             slots,
             prompt_field,
+            grammar_field,
             interval,
             batch: Vec::new(),
             ended: false,
@@ -306,7 +334,7 @@ impl Generation {
         tokio::select! {
             ready = self.tokens.ready() => match ready {
                 Ok(()) => Ok(()),
-                Err(error) => Err(Event::Failed(ApiError::engine(&error, self.prompt_field))),
+                Err(error) => Err(Event::Failed(self.of_engine(&error))),
             },
             () = clock => Ok(()),
             () = self.peer.gone() => Err(Event::Failed(ApiError::new(
@@ -337,6 +365,10 @@ impl Generation {
 
     fn refusal(&mut self, error: &kie_core::Error) -> ApiError {
         self.ledger.failed(error);
-        ApiError::engine(error, self.prompt_field)
+        self.of_engine(error)
+    }
+
+    fn of_engine(&self, error: &kie_core::Error) -> ApiError {
+        refusal_of(error, self.prompt_field, self.grammar_field.as_deref())
     }
 }

@@ -23,6 +23,7 @@ mod chat;
 mod config;
 mod conn;
 mod errors;
+mod format;
 mod generate;
 mod health;
 mod ledger;

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use axum::extract::State;
 use axum::http::{header, HeaderName};
+use kie_core::grammar::times::BOUNDS_US;
 use kie_core::request::Completion;
 
 use crate::app::{App, Served};
@@ -53,16 +54,23 @@ impl Histogram {
     }
 
     fn write(&self, out: &mut String, name: &str) {
-        let mut count = 0;
-        for (at, cell) in self.counts.iter().enumerate() {
-            count += cell.load(Ordering::Relaxed);
-            let bound = self.bounds.get(at).map_or("+Inf".to_owned(), f64::to_string);
-            put(out, format_args!("{name}_bucket{{le=\"{bound}\"}} {count}"));
-        }
-        let sum = self.sum_ns.load(Ordering::Relaxed) as f64 / 1e9;
-        put(out, format_args!("{name}_sum {sum}"));
-        put(out, format_args!("{name}_count {count}"));
+        let bound = |at: usize| self.bounds.get(at).map_or("+Inf".to_owned(), f64::to_string);
+        let counts = self.counts.iter().map(|cell| cell.load(Ordering::Relaxed));
+        let counts = counts.enumerate().map(|(at, count)| (bound(at), count));
+        let sum_s = self.sum_ns.load(Ordering::Relaxed) as f64 / 1e9;
+        rows(out, name, counts, sum_s);
     }
+}
+
+/// A histogram from its buckets' bounds and counts.
+fn rows(out: &mut String, name: &str, buckets: impl Iterator<Item = (String, u64)>, sum_s: f64) {
+    let mut all = 0;
+    for (bound, count) in buckets {
+        all += count;
+        put(out, format_args!("{name}_bucket{{le=\"{bound}\"}} {all}"));
+    }
+    put(out, format_args!("{name}_sum {sum_s}"));
+    put(out, format_args!("{name}_count {all}"));
 }
 
 /// Tokens of the last seconds.
@@ -92,7 +100,6 @@ pub(crate) struct Metrics {
     queue: Histogram,
     prefill: Histogram,
     decode: Histogram,
-    grammar_mask: Histogram,
     /// Beside another request's prompt, and others.
     stalls: [AtomicU64; 2],
     pub(crate) watchdog_trips: AtomicU64,
@@ -124,7 +131,6 @@ impl Metrics {
             queue: times(),
             prefill: times(),
             decode: times(),
-            grammar_mask: Histogram::new(&GAPS),
             stalls: [AtomicU64::new(0), AtomicU64::new(0)],
             watchdog_trips: AtomicU64::new(0),
             http: Mutex::new(BTreeMap::new()),
@@ -225,6 +231,11 @@ fn of_engine(out: &mut String, own: &Metrics, served: &Served) {
     ] {
         put(out, format_args!("kie_requests_total{{finish_reason=\"{reason}\"}} {count}"));
     }
+    let masks = served.engine.mask_times();
+    put(out, format_args!("# TYPE kie_grammar_mask_seconds histogram"));
+    let bounds = BOUNDS_US.iter().map(|us| (*us as f64 / 1e6).to_string());
+    let bounds = bounds.chain(["+Inf".to_owned()]);
+    rows(out, "kie_grammar_mask_seconds", bounds.zip(masks.counts), masks.sum_s);
     counter(out, "kie_prefix_cache_queried_tokens_total", m.prompt_tokens);
     counter(out, "kie_prefix_cache_hit_tokens_total", m.cached_tokens);
     gauge(out, "kie_requests_running", m.running as f64);
@@ -255,7 +266,6 @@ fn of_server(out: &mut String, m: &Metrics) {
         ("kie_request_queue_time_seconds", &m.queue),
         ("kie_request_prefill_time_seconds", &m.prefill),
         ("kie_request_decode_time_seconds", &m.decode),
-        ("kie_grammar_mask_seconds", &m.grammar_mask),
     ] {
         put(out, format_args!("# TYPE {name} histogram"));
         histogram.write(out, name);

@@ -33,7 +33,7 @@ pub(crate) async fn tokenize(
                 let messages = messages::checked(messages)?;
                 let tools = Arc::new(Tools::take(&mut fields)?);
                 let talk = Conversation { messages, tools, ..Conversation::default() };
-                talk.encode(served, "messages")?.0
+                talk.encode(served, "messages")?.ids
             }
             (Some(_), Some(_)) | (None, None) => {
                 let message = "wanted exactly one of prompt and messages";

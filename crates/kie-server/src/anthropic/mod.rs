@@ -38,7 +38,7 @@ pub(crate) async fn create(
     let request_id = caller.id.clone();
     let usage = Usage { prompt_tokens: prepared.ids.len(), ..Usage::default() };
     let theirs = |error: ApiError| error.renamed("stop", "stop_sequences");
-    let mut generation = Generation::start(&app, caller, prepared).map_err(theirs)?;
+    let mut generation = Generation::start(&app, caller, prepared).await.map_err(theirs)?;
     let head = Head { id, model: served.name.clone(), fingerprint: served.fingerprint.clone() };
     if stream {
         generation.first_word().await?;

@@ -6,13 +6,14 @@ use serde_json::{Map, Value};
 
 use super::blocks;
 use crate::app::App;
-use crate::chat::{Answer, Conversation};
+use crate::chat::{Answer, Conversation, Encoded};
 use crate::errors::ApiError;
+use crate::format::Format;
 use crate::generate::Prepared;
 use crate::openai::types;
 use crate::request::{wanted_but, Fields};
 use crate::sampling;
-use crate::tools::{choice, list, Choice, Tools};
+use crate::tools::{list, Tools};
 
 /// A request that may be submitted.
 pub(super) struct Asked {
@@ -38,8 +39,8 @@ pub(super) fn prepare(app: &App, mut fields: Fields) -> Result<Asked, ApiError> 
     let talk = conversation(app, &mut fields)?;
     fields.neutral("service_tier", "\"auto\"", |v| v == "auto" || v == "standard_only")?;
     fields.finish()?;
-    let (ids, answer) = talk.encode(served, "messages")?;
-    let prepared = Prepared { ids, params, interval, prompt_field: "messages" };
+    let Encoded { ids, answer, format } = talk.encode(served, "messages")?;
+    let prepared = Prepared { ids, params, interval, prompt_field: "messages", format };
     Ok(Asked { prepared, stream, answer })
 }
 
@@ -49,7 +50,7 @@ pub(super) fn count(app: &App, mut fields: Fields) -> Result<usize, ApiError> {
     types::take_model(&mut fields, served)?;
     let talk = conversation(app, &mut fields)?;
     fields.finish()?;
-    Ok(talk.encode(served, "messages")?.0.len())
+    Ok(talk.encode(served, "messages")?.ids.len())
 }
 
 /// What decides the prompt, and what both paths take without effect.
@@ -62,7 +63,7 @@ fn conversation(app: &App, fields: &mut Fields) -> Result<Conversation, ApiError
     fields.neutral("speed", "\"standard\"", |v| v == "standard")?;
     let empty = |v: &Value| v.as_array().is_some_and(Vec::is_empty);
     fields.neutral("mcp_servers", "an empty list", empty)?;
-    output_config(fields)?;
+    let format = output_config(fields)?;
     let thinking = thinking(fields, served.chat.reasons())?;
     let tools = tools(fields)?;
     let mut messages = Vec::new();
@@ -80,7 +81,7 @@ fn conversation(app: &App, fields: &mut Fields) -> Result<Conversation, ApiError
     let begun = if begun { messages.pop() } else { None };
     let begun = begun.and_then(|m| m["content"].as_str().map(str::to_owned)).unwrap_or_default();
     let tools = Arc::new(tools);
-    Ok(Conversation { messages, tools, begun, thinking, effort: None })
+    Ok(Conversation { messages, tools, begun, thinking, effort: None, format })
 }
 
 fn list_of_text(fields: &mut Fields, name: &str) -> Result<Vec<String>, ApiError> {
@@ -110,15 +111,20 @@ fn thinking(fields: &mut Fields, reasons: bool) -> Result<Option<bool>, ApiError
     }
 }
 
-fn output_config(fields: &mut Fields) -> Result<(), ApiError> {
+/// `output_config`: how the text is to look; the effort has no effect.
+fn output_config(fields: &mut Fields) -> Result<Option<Format>, ApiError> {
     let name = "output_config";
+    let mut format = None;
     for (key, value) in fields.object(name)?.unwrap_or_default() {
-        if key != "effort" && !value.is_null() {
-            let path = format!("{name}.{key}");
-            return Err(ApiError::field(&path, format!("{path}: not supported")));
+        let path = format!("{name}.{key}");
+        match key.as_str() {
+            _ if value.is_null() => {}
+            "effort" => {}
+            "format" => format = Format::of(&path, value)?,
+            _ => return Err(ApiError::field(&path, format!("{path}: not supported"))),
         }
     }
-    Ok(())
+    Ok(format)
 }
 
 fn tools(fields: &mut Fields) -> Result<Tools, ApiError> {
@@ -128,8 +134,7 @@ fn tools(fields: &mut Fields) -> Result<Tools, ApiError> {
         own(&at, &tool)?;
         tools.add(&at, tool, "input_schema")?;
     }
-    let choice = choice(fields.take("tool_choice"), &tools)?;
-    Ok(if choice == Choice::None { Tools::default() } else { tools })
+    tools.chosen(fields.take("tool_choice"))
 }
 
 /// A tool that the client runs, not the API's own servers.

@@ -14,15 +14,16 @@ use super::chunk::{self, Chunk};
 use super::logprobs;
 use super::types::{self, Head, Streaming};
 use crate::app::App;
-use crate::chat::{Answer, Conversation};
+use crate::chat::{Answer, Conversation, Encoded};
 use crate::errors::ApiError;
+use crate::format::Format;
 use crate::generate::{Generation, Prepared, Writer, Written};
 use crate::request::Fields;
 use crate::tools::{Call, Part as Piece, Tools};
 use crate::{messages, sampling, sse};
 
 /// Fields that change the answer and have nothing behind them yet.
-const REFUSED: [&str; 5] = ["functions", "function_call", "structured_outputs", "grammar", "audio"];
+const REFUSED: [&str; 3] = ["functions", "function_call", "audio"];
 
 /// A request that may be submitted, and how its answer is to be read.
 struct Asked {
@@ -41,7 +42,7 @@ pub(crate) async fn create(
     let (seed, with_logprobs) = (prepared.params.seed, prepared.params.logprobs.is_some());
     let served = app.served()?;
     let engine = with_logprobs.then(|| served.engine.clone());
-    let mut generation = Generation::start(&app, caller, prepared)?;
+    let mut generation = Generation::start(&app, caller, prepared).await?;
     if streaming.on {
         generation.first_word().await?;
         let head = Head::new(served, "chatcmpl", "chat.completion.chunk");
@@ -90,8 +91,7 @@ fn prepare(app: &App, mut fields: Fields) -> Result<Asked, ApiError> {
     let served = app.served()?;
     types::take_model(&mut fields, served)?;
     types::refuse(&mut fields, &REFUSED)?;
-    let text = |v: &Value| v["type"] == "text";
-    fields.neutral("response_format", "{\"type\": \"text\"}", text)?;
+    let format = Format::take(&mut fields)?;
     let streaming = Streaming::take(&mut fields)?;
     let mut params = sampling::take(&mut fields)?;
     sampling::take_without_effect(&mut fields)?;
@@ -103,10 +103,10 @@ fn prepare(app: &App, mut fields: Fields) -> Result<Asked, ApiError> {
     let given = fields.need("messages")?;
     fields.finish()?;
     let messages = messages::checked(given)?;
-    let talk = Conversation { messages, tools, effort, ..Conversation::default() };
-    let (ids, answer) = talk.encode(served, "messages")?;
+    let talk = Conversation { messages, tools, effort, format, ..Conversation::default() };
+    let Encoded { ids, answer, format } = talk.encode(served, "messages")?;
     let interval = streaming.interval;
-    let prepared = Prepared { ids, params, interval, prompt_field: "messages" };
+    let prepared = Prepared { ids, params, interval, prompt_field: "messages", format };
     Ok(Asked { prepared, streaming, answer })
 }
 

@@ -15,13 +15,14 @@ use super::logprobs::{joined, Legacy};
 use super::types::{self, Head, Streaming};
 use crate::app::{App, Served};
 use crate::errors::ApiError;
+use crate::format::Format;
 use crate::generate::{Generation, Prepared, Writer, Written};
 use crate::request::{ids_of, kind_of, Fields};
 use crate::{sampling, sse};
 
 const FIELD: &str = "prompt";
 /// Fields that change the answer and have nothing behind them yet.
-const REFUSED: [&str; 4] = ["suffix", "response_format", "structured_outputs", "grammar"];
+const REFUSED: [&str; 1] = ["suffix"];
 
 /// The handler.
 pub(crate) async fn create(
@@ -43,7 +44,7 @@ pub(crate) async fn create(
         let done = only_prompt(&prepared, &served.name);
         return Ok(Json(whole(head, &done, front, None)).into_response());
     }
-    let mut generation = Generation::start(&app, caller, prepared)?;
+    let mut generation = Generation::start(&app, caller, prepared).await?;
     let streaming = wanted.streaming;
     if streaming.on {
         generation.first_word().await?;
@@ -101,6 +102,7 @@ fn prepare(app: &App, mut fields: Fields) -> Result<(Prepared, Wanted), ApiError
     let served = app.served()?;
     types::take_model(&mut fields, served)?;
     types::refuse(&mut fields, &REFUSED)?;
+    let format = Format::take(&mut fields)?;
     let streaming = Streaming::take(&mut fields)?;
     let mut params = sampling::take(&mut fields)?;
     sampling::take_without_effect(&mut fields)?;
@@ -125,7 +127,7 @@ fn prepare(app: &App, mut fields: Fields) -> Result<(Prepared, Wanted), ApiError
         (true, None) => Some(served.engine.detokenize(&ids, true).map_err(refused)?),
     };
     let (interval, logprobs) = (streaming.interval, params.logprobs);
-    let prepared = Prepared { ids, params, interval, prompt_field: FIELD };
+    let prepared = Prepared { ids, params, interval, prompt_field: FIELD, format };
     Ok((prepared, Wanted { streaming, echo, logprobs }))
 }
 

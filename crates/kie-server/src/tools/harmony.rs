@@ -17,7 +17,7 @@ pub(crate) const MARKS: &[&str] = &[
 ];
 const ENDS: [&str; 5] = ["<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>"];
 const MESSAGE: &str = "<|message|>";
-const FUNCTIONS: &str = "to=functions.";
+pub(super) const FUNCTIONS: &str = "to=functions.";
 
 /// See the module.
 #[derive(Default)]

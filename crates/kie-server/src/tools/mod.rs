@@ -3,6 +3,7 @@
 //! ```text
 //! parser.rs  text, reasoning and calls, incrementally      reader.rs  one call, by family
 //! harmony.rs the same for GPT-OSS' channels                json.rs    where a value ends
+//! rules.rs   the grammar of legal calls
 //! ```
 //!
 //! # Invariants
@@ -15,12 +16,17 @@ mod json;
 mod parser;
 mod reader;
 mod request;
+mod rules;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod rules_tests;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
 
 pub(crate) use parser::Parser;
-pub(crate) use request::{choice, function_type, list, Choice, Tools};
+pub(crate) use request::{function_type, list, Forced, Tools};
+pub(crate) use rules::Around;
 
 /// How a model writes calls: the formats of the published chat templates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

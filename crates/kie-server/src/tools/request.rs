@@ -2,23 +2,33 @@
 
 use std::collections::HashSet;
 
+use kie_core::Grammar;
 use serde_json::{json, Map, Value};
 
 use crate::errors::ApiError;
-use crate::request::{kind_of, wanted_but, Fields};
+use crate::request::{wanted_but, Fields};
 
 /// Longest name of a tool, of Anthropic's API.
 const NAME_MAX: usize = 128;
 
 /// The tools of a request, each `{"type": "function", "function": {...}}`.
 #[derive(Debug, Default)]
-pub(crate) struct Tools(Vec<Value>);
+pub(crate) struct Tools {
+    list: Vec<Value>,
+    /// Which of them hold their arguments to the schema, whether they are called or not.
+    pub(super) strict: Vec<bool>,
+    /// Their schemas as a grammar takes them, and the paths of those; only where one is needed.
+    pub(super) schemas: Vec<String>,
+    paths: Vec<String>,
+    /// The call that must be made.
+    pub(crate) forced: Option<Forced>,
+}
 
-/// Whether the model may call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Choice {
-    Auto,
-    None,
+/// What must be called.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Forced {
+    Any,
+    Tool(String),
 }
 
 impl Tools {
@@ -39,12 +49,11 @@ impl Tools {
             let inner = format!("{at}.function");
             tools.add(&inner, function, "parameters")?;
         }
-        let choice = choice(fields.take("tool_choice"), &tools)?;
-        Ok(if choice == Choice::None { Self::default() } else { tools })
+        tools.chosen(fields.take("tool_choice"))
     }
 
     /// Adds one from `name`, `description` and its schema, which stands under `schema`; `at` is the
-    /// path of the object. What else it has only tunes caching or strictness.
+    /// path of the object. What else it has only tunes caching.
     ///
     /// # Errors
     /// 400 with the path of what is wrong.
@@ -82,22 +91,35 @@ impl Tools {
             }
             Some(other) => return Err(wanted_but(&format!("{at}.{schema}"), "an object", &other)),
         };
-        self.0.push(json!({"type": "function", "function": {
+        let strict = match given.remove("strict") {
+            None => false,
+            Some(Value::Bool(strict)) => strict,
+            Some(other) => {
+                return Err(wanted_but(&format!("{at}.strict"), "true or false", &other));
+            }
+        };
+        self.strict.push(strict);
+        self.paths.push(format!("{at}.{schema}"));
+        self.list.push(json!({"type": "function", "function": {
             "name": name, "description": description, "parameters": parameters,
         }}));
         Ok(())
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.list.is_empty()
     }
 
     pub(crate) fn list(&self) -> &[Value] {
-        &self.0
+        &self.list
     }
 
     fn function(&self, name: &str) -> Option<&Value> {
-        self.0.iter().map(|tool| &tool["function"]).find(|function| function["name"] == name)
+        self.functions().find(|function| function["name"] == name)
+    }
+
+    pub(super) fn functions(&self) -> impl Iterator<Item = &Value> {
+        self.list.iter().map(|tool| &tool["function"])
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
@@ -109,9 +131,84 @@ impl Tools {
         self.function(name)?.get("parameters")
     }
 
+    /// The same with what `tool_choice` says; none where it says so.
+    ///
+    /// # Errors
+    /// 400.
+    pub(crate) fn chosen(mut self, given: Option<Value>) -> Result<Self, ApiError> {
+        let field = "tool_choice";
+        self.forced = match given {
+            None => None,
+            Some(Value::String(choice)) => match choice.as_str() {
+                "auto" => None,
+                "none" => return Ok(Self::default()),
+                "required" | "any" => Some(Forced::Any),
+                _ => {
+                    let wanted = "auto, none or required";
+                    return Err(wanted_but(field, wanted, &Value::String(choice)));
+                }
+            },
+            Some(Value::Object(choice)) => {
+                let kind = choice.get("type").and_then(Value::as_str).unwrap_or_default();
+                let named = choice.get("function").and_then(|f| f.get("name"));
+                let named = named.or_else(|| choice.get("name")).and_then(Value::as_str);
+                match (kind, named) {
+                    ("auto", _) => None,
+                    ("none", _) => return Ok(Self::default()),
+                    ("any" | "required", None) => Some(Forced::Any),
+                    (_, Some(name)) if self.names().contains(name) => {
+                        Some(Forced::Tool(name.to_owned()))
+                    }
+                    (_, Some(name)) => {
+                        let message = format!("{field}: there is no tool {name:?}");
+                        return Err(ApiError::field(field, message));
+                    }
+                    (_, None) => {
+                        let message = format!("{field}: wanted the name of a tool");
+                        return Err(ApiError::field(field, message));
+                    }
+                }
+            }
+            Some(other) => return Err(wanted_but(field, "a string or an object", &other)),
+        };
+        if self.forced.is_some() && self.is_empty() {
+            return Err(ApiError::field(field, format!("{field}: there are no tools")));
+        }
+        Ok(self)
+    }
+
+    /// Looks at the schemas that calls will be held to; `able`: the engine runs grammars. Without
+    /// them strictness has no effect, and no call can be forced.
+    ///
+    /// # Errors
+    /// 400 with the path of a schema that cannot be kept to.
+    pub(crate) fn hold(&mut self, able: &kie_core::Result<()>) -> Result<(), ApiError> {
+        if let Err(why) = able {
+            if self.forced.is_some() {
+                let message = format!("tool_choice: a forced call is not supported: {why}");
+                return Err(ApiError::field("tool_choice", message));
+            }
+            self.strict.fill(false);
+        }
+        let forced = self.forced.is_some();
+        let mut schemas = Vec::with_capacity(self.list.len());
+        for (n, function) in self.functions().enumerate() {
+            let held = forced || self.strict[n];
+            let text = function["parameters"].to_string();
+            let refused = |why: String| {
+                let path = self.paths[n].as_str();
+                ApiError::field(path, format!("{path}: {why}"))
+            };
+            let schema = held.then(|| Grammar::embedded(&text)).transpose().map_err(refused)?;
+            schemas.push(schema.unwrap_or_default());
+        }
+        self.schemas = schemas;
+        Ok(())
+    }
+
     /// Names, for messages.
     fn names(&self) -> HashSet<&str> {
-        self.0.iter().filter_map(|tool| tool["function"]["name"].as_str()).collect()
+        self.functions().filter_map(|function| function["name"].as_str()).collect()
     }
 }
 
@@ -150,44 +247,5 @@ fn missing(path: &str, wanted: &str, got: Option<&Value>) -> ApiError {
     match got {
         Some(got) => wanted_but(path, wanted, got),
         None => ApiError::field(path, format!("{path}: missing; wanted {wanted}")),
-    }
-}
-
-/// `tool_choice`: a forced call needs a grammar, which there is none yet.
-///
-/// # Errors
-/// 400.
-pub(crate) fn choice(given: Option<Value>, tools: &Tools) -> Result<Choice, ApiError> {
-    let field = "tool_choice";
-    let forced = |what: &str| {
-        let message = format!("{field}: {what} is not supported; wanted auto or none");
-        Err(ApiError::field(field, message))
-    };
-    match given {
-        None => Ok(Choice::Auto),
-        Some(Value::String(choice)) => match choice.as_str() {
-            "auto" => Ok(Choice::Auto),
-            "none" => Ok(Choice::None),
-            "required" | "any" => forced("a forced call"),
-            _ => Err(wanted_but(field, "auto or none", &Value::String(choice))),
-        },
-        Some(Value::Object(choice)) => {
-            let kind = choice.get("type").and_then(Value::as_str).unwrap_or_default();
-            let named = choice.get("function").and_then(|f| f.get("name"));
-            let named = named.or_else(|| choice.get("name")).and_then(Value::as_str);
-            match (kind, named) {
-                ("auto", _) => Ok(Choice::Auto),
-                ("none", _) => Ok(Choice::None),
-                (_, Some(name)) if !tools.names().contains(name) => {
-                    Err(ApiError::field(field, format!("{field}: there is no tool {name:?}")))
-                }
-                _ => forced("a forced call"),
-            }
-        }
-        Some(other) => {
-            let got = kind_of(&other);
-            let message = format!("{field}: wanted a string or an object, got {got}");
-            Err(ApiError::field(field, message))
-        }
     }
 }

@@ -34,7 +34,7 @@ pub(crate) async fn create(
     let asked = super::prepared(&app, body, request::prepare).await?;
     let Asked { prepared, stream, mut answer, echoed } = asked;
     let head = Head::new(app.served()?, echoed);
-    let mut generation = Generation::start(&app, caller, prepared)?;
+    let mut generation = Generation::start(&app, caller, prepared).await?;
     if stream {
         generation.first_word().await?;
         let events = Written::new(generation, events::Events::new(head, answer));

@@ -6,24 +6,18 @@ use serde_json::{json, Map, Value};
 
 use super::items;
 use crate::app::App;
-use crate::chat::{Answer, Conversation};
+use crate::chat::{Answer, Conversation, Encoded};
 use crate::errors::ApiError;
+use crate::format::Format;
 use crate::generate::Prepared;
 use crate::openai::types;
 use crate::request::{wanted_but, Fields};
 use crate::sampling;
-use crate::tools::{choice, function_type, list, Choice, Tools};
+use crate::tools::{function_type, list, Tools};
 
 /// Fields that change the answer and have nothing behind them.
-const REFUSED: [&str; 7] = [
-    "previous_response_id",
-    "conversation",
-    "prompt",
-    "max_tool_calls",
-    "moderation",
-    "structured_outputs",
-    "grammar",
-];
+const REFUSED: [&str; 5] =
+    ["previous_response_id", "conversation", "prompt", "max_tool_calls", "moderation"];
 
 /// A request that may be submitted.
 pub(super) struct Asked {
@@ -48,13 +42,16 @@ pub(super) fn prepare(app: &App, mut fields: Fields) -> Result<Asked, ApiError> 
     }
     let parallel = fields.get("parallel_tool_calls").cloned().unwrap_or(true.into());
     echoed.insert("parallel_tool_calls".to_owned(), parallel);
-    echoed.insert("text".to_owned(), json!({"format": {"type": "text"}}));
 
     let streaming = types::Streaming::take(&mut fields)?;
     let mut params = sampling::take(&mut fields)?;
     include(&mut fields)?;
     let effort = reasoning(&mut fields)?;
-    text(&mut fields)?;
+    let own = fields.get("text").and_then(|text| text.get("format")).cloned();
+    let own = own.filter(|format| !format.is_null());
+    let own = own.unwrap_or_else(|| json!({"type": "text"}));
+    echoed.insert("text".to_owned(), json!({"format": own}));
+    let format = text(&mut fields)?.or(Format::take(&mut fields)?);
     fields.ignore(&["client_metadata"]);
     sampling::take_without_effect(&mut fields)?;
     fields.neutral("top_logprobs", "0", |v| v.as_f64() == Some(0.0))?;
@@ -66,10 +63,10 @@ pub(super) fn prepare(app: &App, mut fields: Fields) -> Result<Asked, ApiError> 
     }
     items::messages(fields.need("input")?, &mut messages)?;
     fields.finish()?;
-    let talk = Conversation { messages, tools, effort, ..Conversation::default() };
-    let (ids, answer) = talk.encode(served, "input")?;
+    let talk = Conversation { messages, tools, effort, format, ..Conversation::default() };
+    let Encoded { ids, answer, format } = talk.encode(served, "input")?;
     let interval = streaming.interval;
-    let prepared = Prepared { ids, params, interval, prompt_field: "input" };
+    let prepared = Prepared { ids, params, interval, prompt_field: "input", format };
     Ok(Asked { prepared, stream: streaming.on, answer, echoed })
 }
 
@@ -111,23 +108,21 @@ fn reasoning(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     Ok(effort)
 }
 
-/// `text`: how the answer is to look; only plain.
-fn text(fields: &mut Fields) -> Result<(), ApiError> {
+/// `text`: how the answer is to look.
+fn text(fields: &mut Fields) -> Result<Option<Format>, ApiError> {
+    let mut format = None;
     for (name, value) in fields.object("text")?.unwrap_or_default() {
         match name.as_str() {
             _ if value.is_null() => {}
             "verbosity" if value.is_string() => {}
-            "format" if value["type"] == "text" => {}
-            "format" => {
-                return Err(wanted_but("text.format", "{\"type\": \"text\"}", &value));
-            }
+            "format" => format = Format::of("text.format", value)?,
             _ => {
                 let path = format!("text.{name}");
                 return Err(ApiError::field(&path, format!("{path}: unknown field")));
             }
         }
     }
-    Ok(())
+    Ok(format)
 }
 
 /// `tools` in the flat form of this API.
@@ -138,6 +133,5 @@ fn tools(fields: &mut Fields) -> Result<Tools, ApiError> {
         function_type(&at, &tool)?;
         tools.add(&at, tool, "parameters")?;
     }
-    let choice = choice(fields.take("tool_choice"), &tools)?;
-    Ok(if choice == Choice::None { Tools::default() } else { tools })
+    tools.chosen(fields.take("tool_choice"))
 }
