@@ -8,6 +8,7 @@
 //! aligned 32- or 64-bit word at a time: the host's side of each word is an atomic.
 
 pub mod cache;
+pub mod group;
 pub mod handle;
 #[cfg(target_os = "linux")]
 pub(crate) mod library;

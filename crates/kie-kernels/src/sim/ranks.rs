@@ -1,162 +1,44 @@
-//! Several simulated machines that run a model together, under one scheduler: each is asked for its
-//! launch, and the last one's starts them all, so that the interleaving of all ranks is the seed's.
+//! Several simulated machines that run a model together, under one scheduler (`machine/group.rs`).
 //!
 //! Each rank owns what it allocates: a kernel that loads or copies from another's memory, or stores
 //! into it but for symmetric memory in the system's scope, faults with both ranks and the address.
 //! Seen are words, states, copies and words of the host, not plain loads and stores of C++. Virtual
 //! ranks that share one machine (kie-kccl) own nothing apart and cannot be told from each other.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use super::{memory_of, shared_of, Options, Sim};
-use crate::error::{Error, Result};
-use crate::machine::{
-    Flight, Launch, Machine, MachineInfo, Memory, Module, Peer, Platform, Shared, Source,
-};
-
-/// One of the machines.
-struct Rank {
-    sim: Sim,
-    rank: usize,
-    group: Arc<Group>,
-}
-
-struct Group {
-    ranks: usize,
-    waiting: Mutex<Waiting>,
-}
-
-/// What has been launched of a group, in order of rank.
-#[derive(Default)]
-struct Waiting {
-    args: Vec<Vec<u8>>,
-    flight: Arc<Mutex<Option<Box<dyn Flight>>>>,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use crate::error::Result;
+use crate::machine::group::{self, Group};
+use crate::machine::{Flight, Launch, Machine, Memory, Module, Shared};
 
 /// The machines that `name` describes, in order of rank; see [`Options::parse`].
 ///
 /// # Errors
-/// [`Error::NoDevice`] for a name that is not understood, or where there is no C++ compiler.
+/// [`Error::NoDevice`](crate::Error::NoDevice) for a name that is not understood, or where there is
+/// no C++ compiler.
 pub fn open(name: &str) -> Result<Vec<Arc<dyn Machine>>> {
     let options = Options::parse(name)?;
     let ranks = options.ranks as usize;
-    let sim = Sim::new(options)?;
-    if ranks == 1 {
-        return Ok(vec![Arc::new(sim)]);
-    }
-    Ok(of(sim, ranks))
+    Ok(group::of(Sim::new(options)?, ranks))
 }
 
-/// The machines of a group, in order of rank.
-fn of(sim: Sim, ranks: usize) -> Vec<Arc<dyn Machine>> {
-    let group = Arc::new(Group { ranks, waiting: Mutex::default() });
-    let one = |rank| -> Arc<dyn Machine> {
-        Arc::new(Rank { sim: sim.clone(), rank, group: group.clone() })
-    };
-    (0..ranks).map(one).collect()
-}
-
-/// Lands when all of its group have.
-struct Together {
-    flight: Arc<Mutex<Option<Box<dyn Flight>>>>,
-    group: Arc<Group>,
-}
-
-impl Flight for Together {
-    fn done(&mut self) -> Result<bool> {
-        locked(&self.flight).as_mut().map_or(Ok(false), |flight| flight.done())
-    }
-
-    fn wait(&mut self) -> bool {
-        locked(&self.flight).as_mut().is_none_or(|flight| flight.wait())
-    }
-}
-
-impl Drop for Together {
-    /// One that never took off, because a later rank's launch was refused, is forgotten.
-    fn drop(&mut self) {
-        let mut waiting = locked(&self.group.waiting);
-        if Arc::ptr_eq(&waiting.flight, &self.flight) {
-            *waiting = Waiting::default();
-        }
-    }
-}
-
-impl Machine for Rank {
-    fn platform(&self) -> Platform {
-        self.sim.platform()
-    }
-
-    fn warp(&self) -> u32 {
-        self.sim.warp()
-    }
-
-    fn info(&self) -> Result<MachineInfo> {
-        self.sim.info()
-    }
-
-    fn compile(&self, source: &Source) -> Result<Arc<dyn Module>> {
-        self.sim.compile(source)
-    }
-
-    fn alloc(&self, bytes: usize) -> Result<Memory> {
-        Ok(memory_of(self.sim.region_of_rank(bytes, self.rank, false)?, bytes))
-    }
-
-    fn alloc_symmetric(&self, bytes: usize) -> Result<Memory> {
-        Ok(memory_of(self.sim.region_of_rank(bytes, self.rank, true)?, bytes))
-    }
-
-    fn alloc_shared(&self, bytes: usize) -> Result<Shared> {
-        Ok(shared_of(self.sim.region_of_rank(bytes, self.rank, false)?, bytes))
-    }
-
-    fn peer(&self) -> Result<Peer> {
-        self.sim.peer()
-    }
-
-    fn reaches(&self, other: &dyn Machine) -> Result<bool> {
-        self.sim.reaches(other)
-    }
-
-    fn enable_peer(&self, other: &dyn Machine) -> Result<()> {
-        self.sim.enable_peer(other)
-    }
-
-    fn write(&self, to: &Memory, offset: usize, bytes: &[u8]) -> Result<()> {
-        self.sim.write(to, offset, bytes)
-    }
-
-    fn read(&self, from: &Memory, offset: usize, out: &mut [u8]) -> Result<()> {
-        self.sim.read(from, offset, out)
-    }
-
-    fn launch_alone(
+impl Group for Sim {
+    fn launch_all(
         &self,
         module: &Arc<dyn Module>,
         launch: &Launch<'_>,
+        ranks: &[&[u8]],
     ) -> Result<Box<dyn Flight>> {
-        self.sim.launch(module, launch)
+        Sim::launch_all(self, module, launch, ranks)
     }
 
-    fn launch(&self, module: &Arc<dyn Module>, launch: &Launch<'_>) -> Result<Box<dyn Flight>> {
-        let mut waiting = locked(&self.group.waiting);
-        if waiting.args.len() != self.rank {
-            let (rank, next) = (self.rank, waiting.args.len());
-            return Err(Error::Failed(format!("rank {rank} was launched where {next} was due")));
-        }
-        waiting.args.push(launch.args.to_vec());
-        let flight = waiting.flight.clone();
-        if waiting.args.len() == self.group.ranks {
-            let all = std::mem::take(&mut *waiting);
-            let args: Vec<&[u8]> = all.args.iter().map(Vec::as_slice).collect();
-            *locked(&all.flight) = Some(self.sim.launch_all(module, launch, &args)?);
-        }
-        Ok(Box::new(Together { flight, group: self.group.clone() }))
+    fn alloc_of(&self, rank: usize, bytes: usize, open: bool) -> Result<Memory> {
+        Ok(memory_of(self.region_of_rank(bytes, rank, open)?, bytes))
+    }
+
+    fn alloc_shared_of(&self, rank: usize, bytes: usize) -> Result<Shared> {
+        Ok(shared_of(self.region_of_rank(bytes, rank, false)?, bytes))
     }
 }
 
@@ -164,6 +46,7 @@ impl Machine for Rank {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::machine::{Platform, Source};
     use crate::mono::source::join;
 
     /// Two ranks run `body`, in which rank 1 may do with rank 0's memory what it should not: `own`
