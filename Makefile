@@ -101,6 +101,11 @@ SEEDS ?= 6
 sim: ## the monokernel on every fixture, simulated: SEEDS=6 schedules, both warp widths
 	SEEDS=$(SEEDS) cargo test -p kie-core --test monokernel --locked -- --nocapture every_fixture several_machines
 
+.PHONY: gcn
+gcn: ## machine code of gfx942 on our own emulator of it: fixtures, ranks, 500 schedules of weak memory
+	LITMUS=500 cargo test -p kie-gcn --lib --locked
+	cargo test -p kie-core --test gcn --locked -- --include-ignored --nocapture
+
 # How long new cases are drawn, after those that were found before.
 SECONDS ?= 600
 .PHONY: attack

@@ -52,14 +52,24 @@ KIE_DEVICE u32 wave_lane() {
     return __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0));
 }
 
+// Until all that this wave asked of memory is done. Written out, so that no pass of a compiler
+// takes it for idle.
+KIE_DEVICE void await_memory() { asm volatile("s_waitcnt vmcnt(0)" ::: "memory"); }
+
 // Meet.
+// Whoever of the block fences and tells others behind it speaks for all its waves, but waits for
+// its own stores only: a workgroup's release waits for none on gfx942 (all compilers up to clang
+// 23; LLVM closed the same hole for gfx10 in llvm#161638). So each wave waits here.
 KIE_DEVICE void sync_block() {
+    await_memory();
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 // The hardware's barrier counts every wave of the block, the producer's too, so consumers meet on a
-// counter of their own: the last to arrive starts the next turn.
+// counter of their own: the last to arrive starts the next turn. It orders shared memory and what
+// the block itself reads again; what other blocks read behind it are words, which need no such
+// order.
 struct Meeting {
     u32 arrived, turn;
 };
@@ -154,7 +164,14 @@ KIE_DEVICE void store_word(u64* p, u64 v) {
 }
 KIE_DEVICE void works_at(u32) {}
 KIE_DEVICE void reads_without(int, const u8*, u32, u32, u32) {}
-KIE_DEVICE void fence_device() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "agent"); }
+// Release, then acquire. Of the write-back between them (`buffer_wbl2`) compilers drop the wait
+// where they think that nothing is on its way: llvm#178316, seen in clang 19.1, 21.1 (hipRTC 6.4)
+// and 22.1, not in 23.1.
+KIE_DEVICE void fence_device() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+    await_memory();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+}
 
 // The same for memory that the host reads and writes, too.
 KIE_DEVICE u32 load_host(const u32* p) {
@@ -175,7 +192,11 @@ KIE_DEVICE void load_words_system(const u64* p, u64& a, u64& b) {
 }
 KIE_DEVICE void store_word_system(u64* p, u64 v) { store_host(p, v); }
 KIE_DEVICE void store_words_system(u64* p, u64 a, u64 b) { store_host(p, a), store_host(p + 1, b); }
-KIE_DEVICE void fence_system() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, ""); }
+KIE_DEVICE void fence_system() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");
+    await_memory();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "");
+}
 
 // 16 bytes of state as two words: the widest access that carries a scope.
 KIE_DEVICE Quad load_state(const void* p) {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use kie_core::engine::Engine;
 use kie_core::request::{EngineConfig, Prompt, Request, SamplingParams};
+use kie_core::Builder;
 use safetensors::SafeTensors;
 
 /// One prompt of a fixture.
@@ -131,7 +132,23 @@ pub fn greedy(engine: &Engine, ids: &[u32], count: usize) -> Vec<u32> {
 pub fn open_on(folder: &Path, device: &str) -> Engine {
     let config = EngineConfig { max_batch: 4, ..EngineConfig::default() };
     let dtype = if device.starts_with("cpu") { "auto" } else { half(folder) };
-    Engine::builder(folder).config(config).dtype(dtype).device(device).build().unwrap()
+    let builder = Engine::builder(folder).config(config).dtype(dtype);
+    if device.starts_with("gcn") { on_gcn(builder, device) } else { builder.device(device) }
+        .build()
+        .unwrap()
+}
+
+/// On the emulator of gfx942, which no engine finds by its name.
+#[cfg(target_os = "linux")]
+fn on_gcn(builder: Builder, device: &str) -> Builder {
+    let machines = kie_gcn::ranks::open(device).unwrap();
+    let options = kie_kernels::device::Options::default();
+    builder.runner(kie_kernels::devices::of_machines(device, machines, &options).unwrap())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn on_gcn(builder: Builder, device: &str) -> Builder {
+    builder.device(device)
 }
 
 /// The `dtype` with which a checkpoint opens on a GPU: float32 is asked to be rounded.

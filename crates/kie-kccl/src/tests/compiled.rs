@@ -5,6 +5,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use kie_gcn::lint::{self, Words};
+use kie_gcn::toolchain::disassemble;
 use kie_kernels::cuda::nvrtc::{self, candidates};
 use kie_kernels::machine::Platform;
 
@@ -53,9 +55,10 @@ fn nvidia() {
 fn amd() {
     let folder = std::env::temp_dir().join(format!("kie-kccl-hip-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
-    let [from, to] = ["kccl.hip", "kccl.s"].map(|name| folder.join(name));
-    let flags = "-x hip --offload-arch=gfx942 --offload-device-only -S -nogpuinc -nogpulib \
-                 -std=c++17 -O3 -Wall -Werror -Wno-unused-const-variable -Wno-unused-function";
+    let [from, to] = ["kccl.hip", "kccl.co"].map(|name| folder.join(name));
+    let flags = "-x hip --offload-arch=gfx942 --offload-device-only --no-gpu-bundle-output \
+                 -nogpuinc -nogpulib -std=c++17 -O3 -Wall -Werror -Wno-unused-const-variable \
+                 -Wno-unused-function";
     for ranks in [2, 8] {
         let source = source(Platform::Hip, ranks);
         let defines = source.defines.iter().map(|(name, to)| format!("#define {name} {to}\n"));
@@ -68,9 +71,8 @@ fn amd() {
         };
         let words = String::from_utf8_lossy(&done.stderr);
         assert!(done.status.success(), "{}", words.chars().take(4000).collect::<String>());
-        let text = std::fs::read_to_string(&to).unwrap();
-        let spills = text.lines().filter(|line| line.trim_start().starts_with("scratch_")).count();
-        assert_eq!(spills, 0, "{ranks} ranks");
+        let faults = lint::check(&disassemble(&to).unwrap(), Words::Flags).unwrap();
+        assert!(faults.is_empty(), "{ranks} ranks: {faults:#?}");
     }
     std::fs::remove_dir_all(&folder).unwrap();
 }

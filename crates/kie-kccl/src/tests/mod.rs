@@ -4,6 +4,8 @@
 
 mod compiled;
 mod faults;
+#[cfg(target_os = "linux")]
+mod gcn;
 mod inside;
 mod processes;
 mod product;

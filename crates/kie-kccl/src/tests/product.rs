@@ -110,7 +110,10 @@ fn pairs() -> impl Iterator<Item = (Op, Dtype)> {
 }
 
 fn product(ranks: usize, seed: u64, warp: u32, sizes: &[usize]) {
-    let machine = sim(seed, 2 * ranks as u32, warp);
+    product_on(sim(seed, 2 * ranks as u32, warp), ranks, sizes);
+}
+
+pub fn product_on(machine: Arc<dyn Machine>, ranks: usize, sizes: &[usize]) {
     let mut communicator = virtual_ranks(machine, ranks);
     for (op, dtype) in pairs() {
         for slice in sizes {

@@ -1,0 +1,15 @@
+//! The project's own small kernels.
+
+use kie_kernels::mono::echo::round_trips;
+
+use super::*;
+
+#[test]
+fn the_host_answers_a_running_kernel() {
+    let gcn = Gcn::open("gcn:blocks=1").unwrap();
+    match round_trips(&gcn, 20, Duration::from_secs(5)) {
+        Ok(times) => assert!(times.len() == 20 && times.iter().all(|us| *us > 0.0), "{times:?}"),
+        Err(Error::BackendMissing { .. }) => {}
+        Err(error) => panic!("{error}"),
+    }
+}
