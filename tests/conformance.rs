@@ -13,8 +13,9 @@ mod support;
 use std::path::{Path, PathBuf};
 
 use kie_core::engine::{Engine, LogitsPath};
+use kie_core::model::{Role, Spec};
 use kie_core::request::{EngineConfig, Prompt, Request, SamplingParams};
-use kie_core::Result;
+use kie_core::{Error, Result};
 use kie_kernels::simd::{self, Level};
 use support::{fixtures, float32, goldens, greedy, relative, repository, Folder};
 
@@ -76,6 +77,9 @@ fn divides(folder: &Path, ranks: u64) -> bool {
     if !recurrent.is_multiple_of(ranks) {
         return false;
     }
+    if let Some(groups) = config["o_groups"].as_u64() {
+        return groups.is_multiple_of(ranks);
+    }
     let layers = config["layers"].as_array().cloned().unwrap_or_else(|| vec![config.clone()]);
     layers.iter().all(|layer| heads_divide(layer, ranks))
 }
@@ -127,7 +131,7 @@ fn every_fixture_on_virtual_ranks() {
 
 /// Fixtures with experts: a tensor each, in one tensor as MXFP4 and as columns; a residual stream
 /// beyond what halves hold; groups of experts, and one that all positions go to.
-const SPARSE: [&str; 7] = [
+const SPARSE: [&str; 8] = [
     "qwen3_moe",
     "gpt_oss_mxfp4",
     "own_gpt_oss",
@@ -135,6 +139,7 @@ const SPARSE: [&str; 7] = [
     "own_olmoe",
     "own_qwen3_next",
     "own_deepseek_v3",
+    "own_deepseek_v4",
 ];
 
 /// Their folders, and those with experts under `KIE_FIXTURES`.
@@ -197,6 +202,8 @@ fn experts_are_read_as_dtype_says() {
         ("own_gpt_oss", "f32", 0.0, 1e-5),
         ("own_qwen3_next", "f32", 0.0, 1e-5),
         ("own_qwen3_next", "fp8", 1e-3, 0.3),
+        ("own_deepseek_v4", "f32", 0.0, 1e-5),
+        ("own_deepseek_v4", "bf16", 0.0, 1e-2),
         ("gpt_oss_mxfp4", "f32", 0.0, 1e-5),
         ("gpt_oss_mxfp4", "bf16", 0.0, 1e-5),
     ] {
@@ -220,6 +227,78 @@ fn plans_count_the_experts_of_one_token() {
     let (attention, expert, router) = (2 * 64 * 128 + 2 * 64 * 64, 3 * 48 * 64, 8 * 64);
     let layer = attention + 3 * expert + router + 2 * 64 + 2 * 32;
     assert_eq!(info.bytes_per_token, 2 * (3 * layer + 64 + 512 * 64), "{}", info.plan);
+}
+
+/// DeepSeek-V4-Flash, of which a header and no weight is there: what it would take at 128k.
+#[test]
+fn a_model_of_156_gigabytes_is_planned_from_its_header() {
+    let own = repository().join("tests/data/own_deepseek_v4");
+    let folder = Folder::new("flash");
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(own.join(name), folder.0.join(name)).unwrap();
+    }
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(own.join("config.json")).unwrap()).unwrap();
+    let ratios: Vec<usize> = (0..43).map(|n| [4, 128][n % 2] * usize::from(n > 1)).collect();
+    let sizes = [("hidden_size", 4096), ("num_hidden_layers", 43), ("num_attention_heads", 64)];
+    let heads = [("head_dim", 512), ("qk_rope_head_dim", 64), ("q_lora_rank", 1024)];
+    let groups = [("o_groups", 8), ("o_lora_rank", 1024), ("sliding_window", 128)];
+    let index = [("index_n_heads", 64), ("index_head_dim", 128), ("index_topk", 512)];
+    let experts = [("n_routed_experts", 256), ("num_experts_per_tok", 6), ("num_hash_layers", 3)];
+    let others = [("moe_intermediate_size", 2048), ("hc_mult", 4), ("vocab_size", 129_280)];
+    let all = [sizes, heads, groups, index, experts, others];
+    for (key, size) in all.into_iter().flatten().chain([("max_position_embeddings", 1 << 17)]) {
+        config[key] = serde_json::json!(size);
+    }
+    config["compress_ratios"] = serde_json::json!(ratios);
+    config["tie_word_embeddings"] = false.into();
+    config["quantization_config"] = serde_json::json!({"quant_method": "fp8", "fmt": "e4m3",
+        "scale_fmt": "ue8m0", "weight_block_size": [128, 128], "expert_dtype": "fp4"});
+    std::fs::write(folder.0.join("config.json"), config.to_string()).unwrap();
+    let spec = Spec::from_config(&config, &folder.0).unwrap();
+    assert_eq!(spec.parameters(), 284_334_567_511);
+    let (mut header, mut end) = (serde_json::Map::new(), 0_u64);
+    let mut add = |name: String, dtype: &str, shape: &[usize], bytes: u64| {
+        let entry = serde_json::json!({"dtype": dtype, "shape": shape,
+            "data_offsets": [end, end + bytes]});
+        end += bytes;
+        header.insert(name, entry);
+    };
+    for tensor in spec.tensors.iter().flat_map(|tensor| tensor.each().collect::<Vec<_>>()) {
+        let (name, shape) = (tensor.name, &tensor.shape[..]);
+        let count = shape.iter().product::<usize>() as u64;
+        let scale = || format!("{}.scale", name.strip_suffix(".weight").unwrap());
+        match (tensor.role, shape) {
+            (Role::ExpertGate(_) | Role::ExpertUp(_) | Role::ExpertDown(_), &[rows, cols]) => {
+                add(scale(), "F8_E8M0", &[rows, cols / 32], count / 32);
+                add(name, "I8", &[rows, cols / 2], count / 2);
+            }
+            (role, &[rows, cols]) if role.is_linear() => {
+                let grid = [rows.div_ceil(128), cols.div_ceil(128)];
+                add(scale(), "F8_E8M0", &grid, (grid[0] * grid[1]) as u64);
+                add(name, "F8_E4M3", shape, count);
+            }
+            (Role::TokenExperts(_), _) => add(name, "I64", shape, 8 * count),
+            (role, _) if role.is_matrix() || role.is_norm() => add(name, "BF16", shape, 2 * count),
+            _ => add(name, "F32", shape, 4 * count),
+        }
+    }
+    assert_eq!(end, 156_015_698_140);
+    let header = serde_json::Value::Object(header).to_string();
+    let path = folder.0.join("model.safetensors");
+    let length = (header.len() as u64).to_le_bytes();
+    std::fs::write(&path, [&length, header.as_bytes()].concat()).unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.set_len(8 + header.len() as u64 + end).unwrap();
+    let config = EngineConfig { max_batch: 1, ..EngineConfig::default() };
+    let planned = Engine::builder(&folder.0).config(config).device("cpu").threads(2).plan(None);
+    let plan = match planned {
+        Ok(run) => run.plan,
+        // Few machines have so much memory.
+        Err(Error::OutOfMemory { plan, .. }) => plan,
+        Err(other) => panic!("{other}"),
+    };
+    assert!(plan.contains("weights 156.0 GB"), "{plan}");
 }
 
 /// Logits of a router that overflow make no token.
@@ -259,7 +338,7 @@ fn bits_of_virtual_ranks_are_of_their_number_alone() {
         all
     };
     for (name, ranks) in
-        [("qwen2", 4), ("own_llama_fp8_tied", 3), ("gpt_oss_mxfp4", 2), ("own_deepseek_v3", 2)]
+        [("qwen2", 4), ("own_llama_fp8_tied", 3), ("gpt_oss_mxfp4", 2), ("own_deepseek_v4", 2)]
     {
         let device = ranks_of_cpu(ranks);
         let first = logits(name, &device, 2);
@@ -275,7 +354,7 @@ fn bits_of_virtual_ranks_are_of_their_number_alone() {
 
 #[test]
 fn bits_do_not_depend_on_threads_chunks_or_neighbours() {
-    for name in ["laneformer_d2", "gpt_oss_mxfp4", "qwen3_moe", "own_deepseek_v3"] {
+    for name in ["laneformer_d2", "gpt_oss_mxfp4", "own_deepseek_v3", "own_deepseek_v4"] {
         bits_are_of_the_column_alone(&repository().join("tests/data").join(name));
     }
 }

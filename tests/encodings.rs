@@ -13,6 +13,7 @@ use std::path::Path;
 
 use half::{bf16, f16};
 use kie_core::engine::{Engine, LogitsPath};
+use kie_core::model::{Role, Spec};
 use kie_core::plan::{save, Reads};
 use kie_core::request::{EngineConfig, Prompt, Request, SamplingParams};
 use kie_core::{Error, Result, Stop};
@@ -404,6 +405,129 @@ fn every_scheme_has_the_values_of_its_twin() {
             }
         }
     }
+}
+
+/// A matrix of two e2m1 a byte in groups of 32: codes, scales, and the numbers.
+fn fp4(count: usize, random: &mut Random) -> (Vec<u8>, Vec<u8>, Vec<f32>) {
+    let e2m1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let codes: Vec<usize> = (0..count).map(|_| random.below(16)).collect();
+    let scales: Vec<u8> = (0..count / 32).map(|_| 123 + random.below(3) as u8).collect();
+    let number = |(n, code): (usize, &usize)| {
+        let sign = if code & 8 == 0 { 1.0 } else { -1.0 };
+        sign * e2m1[code & 7] * 2f32.powi(i32::from(scales[n / 32]) - 127)
+    };
+    let numbers = codes.iter().enumerate().map(number).collect();
+    (codes.chunks(2).map(|two| (two[0] | two[1] << 4) as u8).collect(), scales, numbers)
+}
+
+/// One of e4m3 in blocks of 128 x 128, the same.
+fn fp8([rows, cols]: [usize; 2], random: &mut Random) -> (Vec<u8>, Vec<u8>, Vec<f32>) {
+    // Exponents about that of 1.
+    let code = |random: &mut Random| (random.below(2) << 7 | (48 + random.below(12))) as u8;
+    let codes: Vec<u8> = (0..rows * cols).map(|_| code(random)).collect();
+    let grid = [rows, cols].map(|n| n.div_ceil(128));
+    let scales = (0..grid[0] * grid[1]).map(|_| 124 + random.below(2) as u8);
+    let scales: Vec<u8> = scales.collect();
+    let number = |(n, code): (usize, &u8)| {
+        let block = n / cols / 128 * grid[1] + n % cols / 128;
+        f8_to_f32(*code) * 2f32.powi(i32::from(scales[block]) - 127)
+    };
+    let numbers = codes.iter().enumerate().map(number).collect();
+    (codes, scales, numbers)
+}
+
+/// DeepSeek-V4 as it is released, FP8 in blocks and FP4 experts, and its twin in BF16, which has
+/// the very same numbers: scales are powers of two.
+fn deepseek_v4() -> (Value, [Vec<(String, Stored)>; 2]) {
+    let own = repository().join("tests/data/own_deepseek_v4/config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&own).unwrap()).unwrap();
+    for (key, size) in [("hidden_size", 64), ("moe_intermediate_size", 32), ("o_lora_rank", 72)] {
+        config[key] = json!(size);
+    }
+    let spec = Spec::from_config(&config, &own).unwrap();
+    let mut random = Random(11);
+    let [mut stored, mut twin]: [Vec<(String, Stored)>; 2] = [Vec::new(), Vec::new()];
+    let halves = |numbers: &[f32]| -> Vec<u8> {
+        numbers.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect()
+    };
+    for tensor in spec.tensors.iter().flat_map(|tensor| tensor.each().collect::<Vec<_>>()) {
+        let (name, shape, role) = (tensor.name, tensor.shape, tensor.role);
+        let (rows, cols) = (shape[0], *shape.last().unwrap());
+        let count: usize = shape.iter().product();
+        let expert = matches!(role, Role::ExpertGate(_) | Role::ExpertUp(_) | Role::ExpertDown(_));
+        if role.is_linear() {
+            let (grid, kind, width, (codes, scales, numbers)) = match expert {
+                true => ([rows, cols / 32], "I8", cols / 2, fp4(count, &mut random)),
+                false => {
+                    let grid = [rows, cols].map(|n| n.div_ceil(128));
+                    (grid, "F8_E4M3", cols, fp8([rows, cols], &mut random))
+                }
+            };
+            let scale = format!("{}.scale", name.strip_suffix(".weight").unwrap());
+            stored.push((scale, ("F8_E8M0", grid.to_vec(), scales)));
+            stored.push((name.clone(), (kind, vec![rows, width], codes)));
+            twin.push((name, ("BF16", shape, halves(&numbers))));
+            continue;
+        }
+        let drawn: Stored = if matches!(role, Role::TokenExperts(_)) {
+            let ids = (0..count as i64).map(|n| (n / cols as i64 + n % cols as i64) % 3);
+            ("I64", shape, ids.flat_map(i64::to_le_bytes).collect())
+        } else {
+            let at = if role.is_norm() { 1.0 } else { 0.0 };
+            let mut unit = || random.below(2001) as f32 / 1000.0 - 1.0;
+            let numbers: Vec<f32> = (0..count).map(|_| at + 0.3 * unit()).collect();
+            match role.is_norm() || role.is_matrix() {
+                true => ("BF16", shape, halves(&numbers)),
+                false => ("F32", shape, floats(&numbers)),
+            }
+        };
+        stored.push((name.clone(), drawn.clone()));
+        twin.push((name, drawn));
+    }
+    (config, [stored, twin])
+}
+
+#[test]
+fn deepseek_v4s_fp8_and_fp4_have_the_values_of_their_twin() {
+    let (config, [stored, twin]) = deepseek_v4();
+    let make = |name: &str, tensors: &[(String, Stored)], quantization: Option<Value>| {
+        let folder = Folder::new(name);
+        folder.write(tensors, None);
+        let mut config = config.clone();
+        config["quantization_config"] = quantization.unwrap_or_default();
+        std::fs::write(folder.0.join("config.json"), config.to_string()).unwrap();
+        folder
+    };
+    let scheme = json!({"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0",
+        "activation_scheme": "dynamic", "weight_block_size": [128, 128], "expert_dtype": "fp4"});
+    let coded = make("v4-coded", &stored, Some(scheme.clone()));
+    let plain = make("v4-plain", &twin, None);
+    let at = |folder: &Folder, device: &str| open(&folder.0, device, None, "auto").unwrap();
+    let (wanted, ours) = (at(&plain, "cpu"), at(&coded, "cpu"));
+    assert!(ours.info().bytes_per_token < wanted.info().bytes_per_token);
+    for path in [LogitsPath::Decode, LogitsPath::Prefill] {
+        for engine in [&ours, &at(&coded, "cpu:0,1")] {
+            let error = relative(&logits(engine, path), &logits(&wanted, path));
+            assert!(error <= 1e-5, "{path:?}: {error:.1e}");
+        }
+    }
+    let refused = |end: &str, change: &dyn Fn(&mut Stored)| {
+        let mut other = stored.clone();
+        change(&mut other.iter_mut().find(|(name, _)| name.ends_with(end)).unwrap().1);
+        let folder = make("v4-broken", &other, Some(scheme.clone()));
+        let error = open(&folder.0, "cpu", None, "auto").err().unwrap();
+        assert_eq!(error.class(), "LoadError", "{error}");
+        assert!(error.to_string().contains(end), "{end}: {error}");
+    };
+    refused("gate.tid2eid", &|(_, _, bytes)| bytes[8] = 3);
+    refused("gate.tid2eid", &|(_, _, bytes)| bytes[7] = 0xff);
+    refused("gate.tid2eid", &|(dtype, _, bytes)| {
+        (*dtype, *bytes) = ("F32", bytes[..bytes.len() / 2].to_vec());
+    });
+    refused("experts.0.w1.scale", &|(dtype, ..)| *dtype = "U16");
+    refused("attn.wq_b.scale", &|(_, shape, bytes)| {
+        (shape[0], *bytes) = (2, bytes.repeat(2));
+    });
 }
 
 /// Two lanes in one address space: columns and groups are cut.

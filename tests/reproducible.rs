@@ -202,6 +202,7 @@ fn a_history_changes_no_bit_on_the_cpu() {
         ("own_deepseek_v3", None),
         ("own_mistral", Some(1)),
         ("own_qwen3_next", None),
+        ("own_deepseek_v4", None),
     ];
     let (mut told, mut good) = (Vec::new(), true);
     for (seed, (name, kv_bytes)) in (20_261_122..).zip(models) {
@@ -259,7 +260,9 @@ fn pages_run_out(open: &dyn Fn() -> Builder, (prompt, tokens): (u32, usize)) {
 #[test]
 fn giving_pages_up_changes_no_bit() {
     // Of one model a layer's window is shorter than the sequence, of the other there is none.
-    for (name, context) in [("demo", 1024), ("qwen3", 256), ("own_qwen3_next", 256)] {
+    for (name, context) in
+        [("demo", 1024), ("qwen3", 256), ("own_qwen3_next", 256), ("own_deepseek_v4", 192)]
+    {
         let open = || {
             let builder = Engine::builder(folder(name)).device("cpu").threads(2).max_batch(4);
             builder.max_seq_len(context)

@@ -83,6 +83,8 @@ fn a_loaded_session_goes_on_with_the_same_bits() {
         ("own_qwen3_next", true),
         ("own_qwen3_next", false),
         ("own_deepseek_v3", true),
+        ("own_deepseek_v4", true),
+        ("own_deepseek_v4", false),
     ] {
         let fresh = || {
             open_with(name, |c| {

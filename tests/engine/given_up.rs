@@ -121,9 +121,11 @@ fn passes_given_up_by_chance_change_no_bit() {
 /// A position that is computed again changes no state twice.
 #[test]
 fn a_recurrent_state_knows_nothing_of_passes_given_up() {
-    let folder = demo().join("../../../tests/data/own_qwen3_next");
-    // So small a model is otherwise done before anybody looks.
-    given_up_by_chance(&folder, Some(Level::Scalar), 140, &[2, 5]);
+    for name in ["own_qwen3_next", "own_deepseek_v4"] {
+        let folder = demo().join("../../../tests/data").join(name);
+        // So small a model is otherwise done before anybody looks.
+        given_up_by_chance(&folder, Some(Level::Scalar), 140, &[2, 5]);
+    }
 }
 
 /// Prompts of 40 tokens, and of `step` more each; looks say with a chance of one in so many that

@@ -28,7 +28,7 @@ def golden(folder: Path) -> dict[str, Any]:
 
 
 def test_every_folder_is_here() -> None:
-    assert len(FOLDERS) == 24
+    assert len(FOLDERS) == 25
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -85,6 +85,14 @@ def test_float64_pass_reproduces_the_golden(folder: Path) -> None:
         ("own_qwen3_next", {"partial_rotary_factor": 0.5}),
         ("own_qwen3_next", {"rope_theta": 100.0}),
         ("own_qwen3_next", {"norm_topk_prob": False}),
+        ("own_deepseek_v4", {"compress_ratios": [0, 4, 0]}),
+        ("own_deepseek_v4", {"compress_rope_theta": 10000.0}),
+        ("own_deepseek_v4", {"rope_scaling": None}),
+        ("own_deepseek_v4", {"index_topk": 7}),
+        ("own_deepseek_v4", {"sliding_window": 9}),
+        ("own_deepseek_v4", {"hc_sinkhorn_iters": 1}),
+        ("own_deepseek_v4", {"swiglu_limit": 2.0}),
+        ("own_deepseek_v4", {"norm_topk_prob": False}),
         ("own_gpt_oss", {"swiglu_limit": 7.0}),
         ("own_gpt_oss", {"layer_types": ["full_attention"] * 2}),
         ("gpt_oss_mxfp4", {"swiglu_limit": 0.5}),

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 # What cannot go back a few positions refuses drafts.
-RECURRENT = ("qwen3_next",)
-CHECKED = [path for path in fixture_folders() if not path.name.endswith(RECURRENT)]
+KEEPS = ("qwen3_next", "deepseek_v4", "deepseek_v4_fp8fp4")
+CHECKED = [path for path in fixture_folders() if not path.name.endswith(KEEPS)]
 
 
 def told(done: kie.Completion) -> tuple[Any, ...]:
@@ -140,9 +140,10 @@ def test_what_is_wrong_is_told(
         engine.generate([5], max_tokens=1, **params)
 
 
-def test_a_recurrent_state_refuses() -> None:
+@pytest.mark.parametrize("name", ["own_qwen3_next", "own_deepseek_v4"])
+def test_a_state_that_cannot_go_back_refuses(name: str) -> None:
     with (
-        kie.Engine(DATA / "own_qwen3_next", device="cpu", threads=1) as engine,
-        pytest.raises(kie.InvalidRequestError, match=r"speculate is not to be had.*recurrent"),
+        kie.Engine(DATA / name, device="cpu", threads=1) as engine,
+        pytest.raises(kie.InvalidRequestError, match=r"speculate is not to be had.*go back"),
     ):
         engine.generate([5, 6], max_tokens=1, speculate="lookup")

@@ -6,10 +6,19 @@
 //! position of one sequence; a *pass* runs all steps over up to `Dims::columns` columns at once.
 
 mod commands;
+mod compressed;
+mod hyper;
+mod places;
 
 use std::ops::Range;
 
 pub use commands::{Command, CommandKind, Record, SlotEnd, SlotParams};
+pub use compressed::{
+    Compress, CompressedAttend, CompressedDown, CompressedHeads, CompressedIndex, CompressedQuery,
+    Entries, GroupedDown,
+};
+pub use hyper::{HyperIn, HyperJoin, HyperOut, STREAMS_MAX};
+pub use places::{Rotary, StateAt};
 
 pub use crate::encoding::{Codes, Dtype, Encoding};
 pub use crate::sample::Sampling;
@@ -182,6 +191,14 @@ pub enum StepKind {
     LatentQuery(LatentQuery),
     LatentAttend(LatentAttend),
     LatentUp(LatentUp),
+    CompressedDown(CompressedDown),
+    Compress(Compress),
+    CompressedIndex(CompressedIndex),
+    CompressedQuery(CompressedQuery),
+    CompressedAttend(CompressedAttend),
+    GroupedDown(GroupedDown),
+    HyperIn(HyperIn),
+    HyperOut(HyperOut),
     Project(Project),
     ProjectNormed(ProjectNormed),
     GateUp(GateUp),
@@ -205,6 +222,14 @@ impl StepKind {
             Self::LatentQuery(_) => "latent_query",
             Self::LatentAttend(_) => "latent_attend",
             Self::LatentUp(_) => "latent_up",
+            Self::CompressedDown(_) => "compressed_down",
+            Self::Compress(_) => "compress",
+            Self::CompressedIndex(_) => "compressed_index",
+            Self::CompressedQuery(_) => "compressed_query",
+            Self::CompressedAttend(_) => "compressed_attend",
+            Self::GroupedDown(_) => "grouped_down",
+            Self::HyperIn(_) => "hyper_in",
+            Self::HyperOut(_) => "hyper_out",
             Self::Project(_) => "project",
             Self::ProjectNormed(_) => "project_normed",
             Self::GateUp(_) => "gate_up",
@@ -224,7 +249,7 @@ pub struct Embed {
     pub table: u32,
     /// On every number; 1 leaves them alone.
     pub factor: f32,
-    /// `[hidden]` a lane.
+    /// `[hidden]` a lane; or several times that, one copy behind the other, shared by the lanes.
     pub output: u32,
 }
 
@@ -594,9 +619,11 @@ pub struct Route {
     pub bias: Option<u32>,
     /// What scores and factors are made of logits.
     pub scoring: Scoring,
-    /// `[experts]`, on the scores for the choice alone; only with [`Scoring::Sigmoid`].
+    /// `[experts]`, on the scores for the choice alone; not with a softmax.
     pub correction: Option<u32>,
-    /// The choice is among the experts of some groups; only with [`Scoring::Sigmoid`].
+    /// `[vocab, chosen]`: the experts of each token, as numbers, in place of the largest scores.
+    pub by_token: Option<u32>,
+    /// The choice is among the experts of some groups; not with a softmax.
     pub groups: Option<ExpertGroups>,
     /// On every factor.
     pub factor: f32,
@@ -624,6 +651,18 @@ pub enum Scoring {
         /// Factors are divided by the sum of the chosen ones.
         normed: bool,
     },
+    /// The same of `sqrt(ln(1 + e^x))` (DeepSeek-V4).
+    SqrtSoftplus {
+        /// Factors are divided by the sum of the chosen ones.
+        normed: bool,
+    },
+}
+
+impl Scoring {
+    /// Scores are of each logit by itself.
+    pub const fn is_single(self) -> bool {
+        matches!(self, Self::Sigmoid { .. } | Self::SqrtSoftplus { .. })
+    }
 }
 
 /// Experts in equal groups, one behind the other. A column chooses among those of the groups whose
@@ -737,6 +776,11 @@ pub enum Gate {
         /// Above 0.
         limit: f32,
     },
+    /// `v h / (1 + e^-h)`, h and v as above (DeepSeek-V4).
+    ClampedSilu {
+        /// Above 0.
+        limit: f32,
+    },
 }
 
 /// Heads of one lane's attention.
@@ -767,25 +811,6 @@ impl Heads {
     }
 }
 
-/// A rotary embedding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rotary {
-    /// float32 `[2, turned / 2]`: radians a position of each pair, then what its cos and sin are
-    /// multiplied by. `turned` features of a head turn, the first ones.
-    pub table: u32,
-    /// Pairs are (2j, 2j+1); otherwise (j, j + turned/2).
-    pub interleaved: bool,
-}
-
-/// A layer's place in the pages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StateAt {
-    /// Index into [`Program::groups`].
-    pub group: u32,
-    /// The layer's number inside the group.
-    pub layer: u32,
-}
-
 /// Layers whose state lies in the same pages: one page holds [`PAGE`] positions of all of them, or
 /// what they keep behind its last position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -795,7 +820,7 @@ pub struct PageGroup {
     /// Layers of the group.
     pub layers: u32,
     /// Most positions that one of them looks back, the own included; all where there is none. Of
-    /// [`StateKind::Recurrent`] it is 2: what is kept behind the position before says all.
+    /// what is recurrent it is 2: what is kept behind the position before says all.
     pub window: Option<u32>,
     /// Pages of the group's pool.
     pub pages: u32,
@@ -809,7 +834,7 @@ impl PageGroup {
 
     /// A page holds what is kept behind its last position, and is written once that is computed.
     pub const fn is_recurrent(&self) -> bool {
-        matches!(self.state, StateKind::Recurrent { .. })
+        matches!(self.state, StateKind::Recurrent { .. } | StateKind::Sums { .. })
     }
 }
 
@@ -843,6 +868,22 @@ pub enum StateKind {
         /// Numbers of a position.
         width: u32,
     },
+    /// Rows that are keys and values of all heads, one for every so many positions, in the page of
+    /// the last of them. Lanes share them.
+    Entries {
+        /// Format of the numbers.
+        dtype: Dtype,
+        /// Numbers of an entry.
+        width: u32,
+        /// Positions of one: divides [`PAGE`], or is whole pages.
+        every: u32,
+    },
+    /// float32 numbers, which every position changes, as [`StateKind::Recurrent`]. Lanes share
+    /// them.
+    Sums {
+        /// How many.
+        numbers: u32,
+    },
 }
 
 impl StateKind {
@@ -861,6 +902,10 @@ impl StateKind {
                 lanes as u64 * heads.keys as u64 * heads.kept() as u64 * 4
             }
             Self::Latents { dtype, width } => width as u64 * PAGE as u64 * dtype.bytes() as u64,
+            Self::Entries { dtype, width, every } => {
+                width as u64 * (PAGE as u64).div_ceil(every as u64) * dtype.bytes() as u64
+            }
+            Self::Sums { numbers } => numbers as u64 * 4,
         }
     }
 }

@@ -28,6 +28,28 @@ pub fn partition_rows(steps: &mut [Step], dims: &Dims, blocks: u32) -> Vec<u32> 
                 (&mut query.partition, dims.lanes * query.heads.count, 1)
             }
             StepKind::LatentUp(up) => (&mut up.partition, dims.lanes * up.heads.count, 1),
+            StepKind::CompressedDown(down) => {
+                (&mut down.partition, down.rank + down.heads.dim, TILE_ROWS)
+            }
+            StepKind::Compress(compress) => {
+                let rows = 2 * compress.sets() * compress.dim;
+                (&mut compress.partition, rows, TILE_ROWS)
+            }
+            StepKind::CompressedIndex(index) => {
+                let rows = index.rows();
+                (&mut index.partition, rows, TILE_ROWS)
+            }
+            StepKind::CompressedQuery(query) => {
+                (&mut query.partition, dims.lanes * query.heads.count, 1)
+            }
+            StepKind::GroupedDown(down) => {
+                (&mut down.partition, dims.lanes * down.groups * down.rank, TILE_ROWS)
+            }
+            StepKind::HyperIn(hyper) => {
+                let rows = hyper.rows();
+                (&mut hyper.partition, rows, ROUTER_ROWS)
+            }
+            StepKind::HyperOut(hyper) => (&mut hyper.partition, dims.hidden, TILE_ROWS),
             StepKind::Project(project) => (&mut project.partition, dims.hidden, TILE_ROWS),
             StepKind::ProjectNormed(project) => (&mut project.partition, dims.hidden, TILE_ROWS),
             StepKind::GateUp(gate_up) => {
@@ -44,6 +66,7 @@ pub fn partition_rows(steps: &mut [Step], dims: &Dims, blocks: u32) -> Vec<u32> 
             | StepKind::Attend(_)
             | StepKind::DeltaRule(_)
             | StepKind::LatentAttend(_)
+            | StepKind::CompressedAttend(_)
             | StepKind::Sample(_) => continue,
         };
         *partition = ends.len() as u32;

@@ -53,7 +53,9 @@ pub(crate) fn state_of(group: &PageGroup, ranks: u32) -> StateKind {
         }
         state @ (StateKind::KeysValues { .. }
         | StateKind::Recurrent { .. }
-        | StateKind::Latents { .. }) => state,
+        | StateKind::Latents { .. }
+        | StateKind::Entries { .. }
+        | StateKind::Sums { .. }) => state,
     }
 }
 

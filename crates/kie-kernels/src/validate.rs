@@ -2,11 +2,13 @@
 //! operands have the sizes that its steps say, whose vectors and states are written before they are
 //! read, and whose rows are each owned by exactly one block.
 
+mod compressed;
+
 use crate::abi::{
     Attend, Codes, DeltaHeads, DeltaIn, DeltaRule, Dtype, Embed, Encoding, ExpertGroups,
     ExpertsDown, ExpertsGateUp, Gate, GateUp, Head, HeadMode, Heads, Join, LatentAttend,
     LatentDown, LatentHeads, LatentQuery, LatentUp, Layout, NormSpan, PageGroup, Program, Project,
-    ProjectNormed, Qkv, Route, Scoring, StateAt, StateKind, Step, StepKind, Tensor,
+    ProjectNormed, Qkv, Route, StateAt, StateKind, Step, StepKind, Tensor,
 };
 use crate::buffer::Buffer;
 use crate::error::{Error, Result};
@@ -95,6 +97,10 @@ impl Checker<'_> {
                 lanes == all_lanes && delta_heads(heads).is_ok() && group.window == Some(2)
             }
             StateKind::Latents { dtype, width } => width > 0 && stored(dtype),
+            StateKind::Entries { dtype, width, every } => {
+                width > 0 && compressed::divides_pages(every) && stored(dtype)
+            }
+            StateKind::Sums { numbers } => numbers > 0 && group.window == Some(2),
         };
         wanted(fits, || format!("page group {group:?}"))
     }
@@ -149,6 +155,14 @@ impl Checker<'_> {
             StepKind::LatentQuery(query) => self.latent_query(query),
             StepKind::LatentAttend(attend) => self.latent_attend(attend),
             StepKind::LatentUp(up) => self.latent_up(up),
+            StepKind::CompressedDown(down) => self.compressed_down(down),
+            StepKind::Compress(compress) => self.compress(compress),
+            StepKind::CompressedIndex(index) => self.compressed_index(index),
+            StepKind::CompressedQuery(query) => self.compressed_query(query),
+            StepKind::CompressedAttend(attend) => self.compressed_attend(attend),
+            StepKind::GroupedDown(down) => self.grouped_down(down),
+            StepKind::HyperIn(hyper) => self.hyper_in(hyper),
+            StepKind::HyperOut(hyper) => self.hyper_out(hyper),
             StepKind::Project(project) => self.project(project),
             StepKind::ProjectNormed(project) => self.project_normed(project),
             StepKind::GateUp(gate_up) => self.gate_up(gate_up),
@@ -164,7 +178,11 @@ impl Checker<'_> {
         let d = self.program.dims;
         wanted(factor.is_finite(), || format!("a factor of {factor}"))?;
         self.matrix(table, [1, d.vocab, d.hidden])?;
-        self.writes(output, d.lanes, d.hidden)
+        let width = self.program.vectors.get(output as usize).map_or(0, |v| v.width);
+        match width / d.hidden {
+            0 | 1 => self.writes(output, d.lanes, d.hidden),
+            streams => self.writes(output, 1, streams * d.hidden),
+        }
     }
 
     fn qkv(&mut self, step: &Qkv) -> Check {
@@ -396,10 +414,13 @@ impl Checker<'_> {
             self.numbers(bias, experts, "bias")?;
         }
         wanted(step.factor.is_finite(), || format!("a factor of {}", step.factor))?;
-        let softmax = !matches!(step.scoring, Scoring::Sigmoid { .. });
-        wanted(!softmax || step.correction.is_none() && step.groups.is_none(), || {
+        let single = step.scoring.is_single();
+        wanted(single || step.correction.is_none() && step.groups.is_none(), || {
             format!("a correction or groups beside {:?}", step.scoring)
         })?;
+        if let Some(table) = step.by_token {
+            self.numbers(table, d.vocab * chosen, "experts of tokens")?;
+        }
         if let Some(ExpertGroups { count, chosen: some }) = step.groups {
             let divides = (1..=64).contains(&count) && experts.is_multiple_of(count);
             let enough = || some <= count && chosen <= experts / count * some;
@@ -587,6 +608,10 @@ fn latent_heads(heads: LatentHeads) -> Check {
 fn gate(gate: Gate) -> Check {
     match gate {
         Gate::Silu | Gate::GeluTanh => Ok(()),
+        Gate::ClampedSilu { limit } => {
+            let fits = limit.is_finite() && limit > 0.0;
+            wanted(fits, || format!("a gate of limit {limit}"))
+        }
         Gate::ClampedSwiglu { alpha, limit } => {
             let fits = alpha.is_finite() && limit.is_finite() && limit > 0.0;
             wanted(fits, || format!("a gate of alpha {alpha} and limit {limit}"))

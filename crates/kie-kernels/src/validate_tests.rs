@@ -5,7 +5,11 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::abi::{Codes, Dims, Encoding, Gate, Layout, Rotary, Sample, Scoring, Vector};
+use crate::abi::{
+    Codes, Compress, CompressedAttend, CompressedDown, CompressedHeads, CompressedIndex,
+    CompressedQuery, Dims, Encoding, Entries, Gate, GroupedDown, HyperIn, HyperJoin, HyperOut,
+    Layout, Rotary, Sample, Scoring, Vector,
+};
 use crate::partition::partition_rows;
 
 const HIDDEN: u32 = 8;
@@ -174,6 +178,7 @@ impl Made {
             bias: Some(made.tensor(1, 1, experts)),
             scoring: Scoring::Sigmoid { normed: true },
             correction: Some(made.tensor(1, 1, experts)),
+            by_token: None,
             groups: Some(ExpertGroups { count: experts, chosen }),
             factor: 1.0,
             experts,
@@ -561,4 +566,205 @@ fn rows_have_one_owner() {
         (4, "does not cover 6 rows", |p| gate_up(p, 0).partition = 0),
         (11, "does not cover 10 rows", |p| head(p).partition += 1),
     ]);
+}
+
+/// Heads on one key, in groups.
+const COMPRESSED: CompressedHeads = CompressedHeads { count: 4, dim: 4, turned: 2, groups: 2 };
+const EVERY: u32 = 4;
+const STREAMS: u32 = 3;
+const RANK: u32 = 5;
+
+impl Made {
+    /// Page groups of attention over a window and entries, and what turns and norms it.
+    fn compressed_places(&mut self) -> (Rotary, Option<u32>) {
+        let dtype = Dtype::F32;
+        for (state, layers, window) in [
+            (StateKind::Latents { dtype, width: COMPRESSED.dim }, 1, Some(6)),
+            (StateKind::Entries { dtype, width: COMPRESSED.dim, every: EVERY }, 2, None),
+            (StateKind::Sums { numbers: 48 }, 1, Some(2)),
+        ] {
+            self.program.groups.push(PageGroup { state, layers, window, pages: 2 });
+        }
+        let table = self.tensor(1, 2, COMPRESSED.turned / 2);
+        (Rotary { table, interleaved: true }, Some(self.tensor(1, 1, HIDDEN)))
+    }
+
+    /// What is taken of streams, and what joins them.
+    fn streams(&mut self) -> (HyperIn, HyperOut) {
+        let [residual, mix] =
+            [STREAMS * HIDDEN, STREAMS * (1 + STREAMS)].map(|n| self.vector(1, n));
+        let [output, sum] = [(); 2].map(|()| self.vector(LANES, HIDDEN));
+        let rows = STREAMS * (2 + STREAMS);
+        let take = HyperIn {
+            weight: self.tensor(1, rows, STREAMS * HIDDEN),
+            scale: self.tensor(1, 1, 3),
+            base: self.tensor(1, 1, rows),
+            streams: STREAMS,
+            eps: 1e-6,
+            input: residual,
+            output,
+            join: Some(HyperJoin { rounds: 2, mix, sum }),
+            partition: 0,
+        };
+        (take, HyperOut { streams: STREAMS, mix, input: sum, residual, partition: 0 })
+    }
+
+    /// Entries, then keys of an indexer, and the choice by them.
+    fn entries(
+        &mut self,
+        (rotary, norm): (Rotary, Option<u32>),
+        down: &CompressedDown,
+    ) -> ([Compress; 2], CompressedIndex) {
+        let (dim, turned, every) = (COMPRESSED.dim, COMPRESSED.turned, EVERY);
+        let both = [(0, 0), (24, 1)].map(|(first, layer)| Compress {
+            norm,
+            weights: [(); 2].map(|()| self.tensor(1, 2 * dim, HIDDEN)),
+            bias: self.tensor(1, every, 2 * dim),
+            scale: self.tensor(1, 1, dim),
+            rotary,
+            dim,
+            turned,
+            every,
+            overlap: true,
+            input: down.input,
+            sums: StateAt { group: 4, layer: 0 },
+            first,
+            entries: StateAt { group: 3, layer },
+            partition: 0,
+        });
+        let index = CompressedIndex {
+            norm,
+            weights: [self.tensor(1, 3 * dim, RANK), self.tensor(1, 3, HIDDEN)],
+            rotary,
+            heads: 3,
+            dim,
+            turned,
+            chosen: 3,
+            every,
+            input: down.input,
+            latent: down.output,
+            keys: both[1].entries,
+            output: self.vector(1, 4),
+            partition: 0,
+        };
+        (both, index)
+    }
+
+    /// Attention over a window and entries of several residual streams.
+    fn with_compressed() -> Self {
+        let mut made = Self::new();
+        let (heads, (rotary, norm)) = (COMPRESSED, made.compressed_places());
+        let (take, give) = made.streams();
+        let down = CompressedDown {
+            norm,
+            weights: [RANK, heads.dim].map(|rows| made.tensor(1, rows, HIDDEN)),
+            scales: [RANK, heads.dim].map(|count| made.tensor(1, 1, count)),
+            rotary,
+            rank: RANK,
+            heads,
+            input: take.output,
+            output: made.vector(1, RANK),
+            state: StateAt { group: 2, layer: 0 },
+            partition: 0,
+        };
+        let ([entries, keys], index) = made.entries((rotary, norm), &down);
+        let query = CompressedQuery {
+            weight: made.tensor(LANES, heads.width(), RANK),
+            rotary,
+            heads,
+            input: down.output,
+            output: made.vector(LANES, heads.width()),
+            partition: 0,
+        };
+        let seen = Entries { state: entries.entries, every: EVERY, choice: Some(index.output) };
+        let attend = CompressedAttend {
+            rotary,
+            heads,
+            sinks: made.tensor(1, LANES, heads.count),
+            window: 6,
+            input: query.output,
+            output: made.vector(LANES * heads.groups, heads.group()),
+            state: down.state,
+            entries: Some(seen),
+        };
+        let grouped = GroupedDown {
+            weight: made.tensor(LANES, heads.groups * 3, heads.group()),
+            groups: heads.groups,
+            rank: 3,
+            input: attend.output,
+            output: made.vector(LANES, heads.groups * 3),
+            partition: 0,
+        };
+        let StepKind::Embed(embed) = made.program.steps[0].kind else { panic!("no embedding") };
+        let kinds = [
+            StepKind::Embed(Embed { output: take.input, ..embed }),
+            StepKind::HyperIn(take),
+            StepKind::CompressedDown(down),
+            StepKind::Compress(entries),
+            StepKind::Compress(keys),
+            StepKind::CompressedIndex(index),
+            StepKind::CompressedQuery(query),
+            StepKind::CompressedAttend(attend),
+            StepKind::GroupedDown(grouped),
+            StepKind::HyperOut(give),
+        ];
+        made.program.steps.splice(1..1, kinds.map(|kind| Step { layer: 0, kind }));
+        let Program { steps, dims, blocks, .. } = &mut made.program;
+        made.program.row_partition = partition_rows(steps, dims, *blocks);
+        made
+    }
+}
+
+/// A step of a kind, to be spoilt.
+macro_rules! step {
+    ($program:expr, $at:literal, $kind:ident) => {
+        match &mut $program.steps[$at].kind {
+            StepKind::$kind(step) => step,
+            other => panic!("{other:?}"),
+        }
+    };
+}
+
+#[test]
+fn windows_entries_and_streams() {
+    Made::with_compressed().check().unwrap();
+    let cases: &[(usize, &str, Spoil)] = &[
+        (WHOLE, "page group", |p| p.groups[4].window = None),
+        (WHOLE, "page group", |p| {
+            let StateKind::Entries { every, .. } = &mut p.groups[3].state else { return };
+            *every = 96;
+        }),
+        (1, "wanted, got", |p| p.vectors[step!(p, 1, Embed).output as usize].width -= 1),
+        (2, "streams", |p| step!(p, 2, HyperIn).streams = 17),
+        (2, "base", |p| step!(p, 2, HyperIn).base = 0),
+        (2, "wanted, got", |p| step!(p, 2, HyperIn).join = None),
+        (2, "vector", |p| step!(p, 2, HyperIn).output = 99),
+        (3, "heads on one key", |p| step!(p, 3, CompressedDown).heads.groups = 3),
+        (3, "norm of a product", |p| step!(p, 3, CompressedDown).scales.swap(0, 1)),
+        (3, "not keys of 4 in a window", |p| p.groups[2].window = None),
+        (4, "an entry of 96", |p| step!(p, 4, Compress).every = 96),
+        (4, "Sums", |p| step!(p, 4, Compress).first = 25),
+        (4, "not entries of 4", |p| step!(p, 4, Compress).entries.group = 2),
+        (4, "wanted, got", |p| step!(p, 4, Compress).overlap = false),
+        (5, "is another layer's", |p| step!(p, 5, Compress).entries.layer = 0),
+        (6, "wanted, got", |p| step!(p, 6, CompressedIndex).heads = 2),
+        (6, "entries of 4 for 2", |p| step!(p, 6, CompressedIndex).every = 2),
+        (6, "does not cover", |p| step!(p, 6, CompressedIndex).partition += 1),
+        (7, "wanted, got", |p| step!(p, 7, CompressedQuery).input = 0),
+        (8, "a window of 7", |p| step!(p, 8, CompressedAttend).window = 7),
+        (8, "sinks", |p| step!(p, 8, CompressedAttend).sinks = 0),
+        (8, "pairs turn", |p| step!(p, 8, CompressedAttend).heads.turned = 4),
+        (8, "wanted, got", |p| step!(p, 8, CompressedAttend).output = 0),
+        (9, "none of any rows", |p| step!(p, 9, GroupedDown).rank = 0),
+        (10, "vector", |p| step!(p, 10, HyperOut).mix = 0),
+    ];
+    for (wanted, said, spoil) in cases {
+        let mut made = Made::with_compressed();
+        spoil(&mut made.program);
+        let Err(Error::InvalidProgram { step, detail }) = made.check() else {
+            panic!("{said} was let in")
+        };
+        assert_eq!(step, *wanted, "{said}: {detail}");
+        assert!(detail.contains(said), "{said}: {detail}");
+    }
 }

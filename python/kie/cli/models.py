@@ -9,6 +9,7 @@ from kie.cli import options
 
 EXAMPLES = {
     "deepseek_v3": "deepseek-ai/DeepSeek-V3, deepseek-ai/DeepSeek-R1",
+    "deepseek_v4": "deepseek-ai/DeepSeek-V4-Flash",
     "gemma3_text": "google/gemma-3-270m-it, google/gemma-3-1b-it",
     "gpt_oss": "openai/gpt-oss-20b, openai/gpt-oss-120b",
     "kimi_k2": "moonshotai/Kimi-K2-Instruct, moonshotai/Kimi-K2-Thinking",

@@ -272,6 +272,14 @@ impl<'a> Config<'a> {
         list.iter().map(|v| self.count(key, v)).collect::<Result<_>>().map(Some)
     }
 
+    /// A list of whole numbers from 0 on.
+    pub(super) fn counts(&self, key: &str) -> Result<Option<Vec<usize>>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let count = |v: &Value| v.as_u64().filter(|n| *n <= MOST).map(|n| n as usize);
+        let list = value.as_array().and_then(|a| a.iter().map(count).collect());
+        list.map(Some).ok_or_else(|| self.wrong(key, "a list of whole numbers", value))
+    }
+
     /// One token id or a list of them.
     pub(super) fn token_ids(&self, key: &str) -> Result<Vec<u32>> {
         let Some(v) = self.get(key) else { return Ok(Vec::new()) };

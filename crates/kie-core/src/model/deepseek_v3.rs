@@ -127,19 +127,23 @@ fn experts(config: &Config<'_>) -> Result<Experts> {
         return config.unsupported("n_group/topk_group", detail);
     }
     let groups = ExpertGroups { count: count as u32, chosen: chosen as u32 };
-    let ones = config.optional_size("n_shared_experts")?;
-    if ones.is_some_and(|ones| ones > experts.count) {
-        return config.unsupported("n_shared_experts", "more than n_routed_experts");
-    }
-    let shared = ones.map(|ones| {
-        let each = Gated { ffn: ones * experts.each.ffn, ..experts.each };
-        Shared { each, scaled: false }
-    });
     Ok(Experts {
         correction: true,
         groups: (chosen < count).then_some(groups),
         factor: config.positive("routed_scaling_factor")? as f32,
-        shared,
+        shared: shared(config, &experts)?,
         ..experts
     })
+}
+
+/// Experts that every position goes to, as one.
+pub(super) fn shared(config: &Config<'_>, experts: &Experts) -> Result<Option<Shared>> {
+    let ones = config.optional_size("n_shared_experts")?;
+    if ones.is_some_and(|ones| ones > experts.count) {
+        return config.unsupported("n_shared_experts", "more than n_routed_experts");
+    }
+    Ok(ones.map(|ones| {
+        let each = Gated { ffn: ones * experts.each.ffn, ..experts.each };
+        Shared { each, scaled: false }
+    }))
 }

@@ -52,6 +52,7 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
         max_positions: config.size("max_position_embeddings")?,
         norm_eps: config.positive_or("norm_eps", 1e-5)? as f32,
         lanes,
+        hyper: None,
         layers: joins.into_iter().zip(windows).map(layer).collect(),
         head,
         tied: false,

@@ -7,6 +7,7 @@
 pub(crate) mod adapter;
 mod config;
 mod deepseek_v3;
+mod deepseek_v4;
 mod gemma3;
 mod generation;
 mod gpt_oss;
@@ -49,6 +50,7 @@ type Read = fn(&Config<'_>) -> Result<Spec>;
 /// One line a `model_type`.
 const REGISTRY: &[(&str, Read)] = &[
     ("deepseek_v3", deepseek_v3::spec),
+    ("deepseek_v4", deepseek_v4::spec),
     ("gemma3_text", gemma3::spec),
     ("gpt_oss", gpt_oss::spec),
     ("kie_hybrid", hybrid::spec),
@@ -81,6 +83,7 @@ pub fn encodings() -> &'static [&'static str] {
         "F16",
         "BF16",
         "FP8 (E4M3 in blocks)",
+        "FP4 (E2M1 experts beside FP8)",
         "MXFP4",
         "compressed-tensors (FP8, INT8, INT4, MXFP4)",
         "AWQ",
@@ -158,6 +161,7 @@ impl Spec {
                 Mixer::Attention(attention) => attention.check(config)?,
                 Mixer::Delta(delta) => delta.check(config)?,
                 Mixer::Latent(latent) => latent.check(config)?,
+                Mixer::Compressed(compressed) => compressed.check(config)?,
             }
         }
         self.check_ropes(config)?;

@@ -12,6 +12,9 @@ use crate::error::Result;
 pub enum Quantization {
     /// `fp8`: `X` is e4m3, `X_scale_inv` has its scales.
     Fp8(Group),
+    /// `fp8` of DeepSeek-V4: `X.weight` is e4m3, or, of experts, two e2m1 a byte in groups of 32;
+    /// `X.scale` has its scales, an e8m0 each.
+    Fp8Fp4(Group),
     /// compressed-tensors `float-quantized`: `X` is e4m3, `X_scale` has its scales.
     Float(Group),
     /// compressed-tensors `int-quantized`: `X` is signed bytes, `X_scale` has their scales.
@@ -106,6 +109,9 @@ fn fp8(q: &Config<'_>) -> Result<Quantization> {
     }
     let group = block(q, "weight_block_size")?;
     q.texts("modules_to_not_convert")?;
+    if let Some(other) = q.text("expert_dtype")?.filter(|kind| !["fp4", "fp8"].contains(kind)) {
+        return q.unsupported("expert_dtype", format!("{other:?}; fp4 and fp8"));
+    }
     // Static scales of activations would be tensors of their own.
     if let Some(other) = q.text("activation_scheme")?.filter(|scheme| *scheme != "dynamic") {
         return q.unsupported("activation_scheme", format!("{other:?}; dynamic"));

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-pub use kie_kernels::abi::{ExpertGroups, Gate, NormSpan, Scoring};
+pub use kie_kernels::abi::{ExpertGroups, Gate, NormSpan, Scoring, PAGE};
 
 use super::config::Config;
 use super::quantization::Quantization;
@@ -27,6 +27,8 @@ pub struct Spec {
     pub norm_eps: f32,
     /// Parallel residual streams; 1 for an ordinary transformer.
     pub lanes: usize,
+    /// Streams that modules take from and give to by numbers that the streams make themselves.
+    pub hyper: Option<Hyper>,
     /// One entry a layer.
     pub layers: Vec<LayerSpec>,
     /// How the logits come from the lanes' final streams.
@@ -69,6 +71,17 @@ pub struct LayerSpec {
     pub norms: Norms,
 }
 
+/// Manifold-constrained hyper-connections (Xie et al., "mHC", 2025).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Hyper {
+    /// Residual streams.
+    pub streams: usize,
+    /// Rounds in which the matrix that mixes them is made doubly stochastic.
+    pub rounds: usize,
+    /// Beside what is divided by, and on what is taken of a stream.
+    pub eps: f32,
+}
+
 /// Where the RMSNorms of a module stand. An output that is normed joins by [`Join::Sum`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Norms {
@@ -101,6 +114,8 @@ pub enum Mixer {
     Delta(Delta),
     /// Softmax attention over latents that all heads share.
     Latent(Latent),
+    /// The same over a window of keys that all heads share, and compressed entries behind it.
+    Compressed(Compressed),
 }
 
 impl Mixer {
@@ -108,14 +123,14 @@ impl Mixer {
     pub fn attention(&self) -> Option<&Attention> {
         match self {
             Self::Attention(attention) => Some(attention),
-            Self::Delta(_) | Self::Latent(_) => None,
+            Self::Delta(_) | Self::Latent(_) | Self::Compressed(_) => None,
         }
     }
 
     pub(crate) fn attention_mut(&mut self) -> Option<&mut Attention> {
         match self {
             Self::Attention(attention) => Some(attention),
-            Self::Delta(_) | Self::Latent(_) => None,
+            Self::Delta(_) | Self::Latent(_) | Self::Compressed(_) => None,
         }
     }
 
@@ -124,6 +139,7 @@ impl Mixer {
         match self {
             Self::Attention(attention) => Some((attention.rope, attention.head_dim)),
             Self::Latent(latent) => Some((latent.rope, latent.turned)),
+            Self::Compressed(compressed) => Some((compressed.rope, compressed.turned)),
             Self::Delta(_) => None,
         }
     }
@@ -189,6 +205,79 @@ impl Latent {
     }
 }
 
+/// Attention of DeepSeek-V4: of a position one key is kept, which is the value as well, for all
+/// heads; a query sees a window of them, and behind it an entry for every so many positions.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Compressed {
+    /// Heads.
+    pub heads: usize,
+    /// Features of a head, and of the key.
+    pub dim: usize,
+    /// Those that turn, the last ones; even.
+    pub turned: usize,
+    /// Width of the latent that queries are made of.
+    pub query_rank: usize,
+    /// Groups of heads, whose outputs are projected to so many numbers each.
+    pub groups: usize,
+    /// Those numbers.
+    pub group_rank: usize,
+    /// A query sees the last `window` positions, itself included.
+    pub window: usize,
+    /// What lies behind them; `None`: nothing of it is seen.
+    pub entries: Option<Entries>,
+    /// Rotary embedding of the features that turn.
+    pub rope: Rope,
+}
+
+/// Compressed entries of what lies behind a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entries {
+    /// Positions of one.
+    pub every: usize,
+    /// Entries see the positions of the one before, too.
+    pub overlap: bool,
+    /// What chooses some of them; `None`: all are seen.
+    pub index: Option<Index>,
+}
+
+/// What chooses entries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Index {
+    /// Heads.
+    pub heads: usize,
+    /// Features of each.
+    pub dim: usize,
+    /// Most entries of a position.
+    pub chosen: usize,
+}
+
+impl Entries {
+    /// Rows of the matrices that make entries of so many numbers.
+    pub fn rows(&self, dim: usize) -> usize {
+        dim * (1 + usize::from(self.overlap))
+    }
+}
+
+impl Compressed {
+    /// Numbers of q.
+    pub fn query_width(&self) -> usize {
+        self.heads * self.dim
+    }
+
+    /// Numbers of what groups' outputs are projected to.
+    pub fn group_rows(&self) -> usize {
+        self.groups * self.group_rank
+    }
+
+    /// Numbers that running softmaxes of entries and of an indexer's keys take.
+    pub fn sums(&self) -> usize {
+        let of = |entries: &Entries| {
+            3 * (entries.rows(self.dim) + entries.index.map_or(0, |i| entries.rows(i.dim)))
+        };
+        self.entries.as_ref().map_or(0, of)
+    }
+}
+
 /// Softmax attention with grouped heads. Sizes are of the whole, over all lanes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attention {
@@ -237,6 +326,8 @@ pub struct Experts {
     pub scoring: Scoring,
     /// A number an expert is added to scores for the choice (DeepSeek-V3).
     pub correction: bool,
+    /// Each token has experts of its own, whatever the scores are (DeepSeek-V4).
+    pub by_token: bool,
     /// The choice is among the experts of some groups (DeepSeek-V3).
     pub groups: Option<ExpertGroups>,
     /// On every factor.
@@ -268,7 +359,11 @@ pub struct Gated {
 impl LayerSpec {
     /// Positions that its mixer looks back, the own included; `None`: all.
     pub fn window(&self) -> Option<usize> {
-        self.mixer.attention().and_then(|attention| attention.window)
+        match &self.mixer {
+            Mixer::Attention(attention) => attention.window,
+            Mixer::Compressed(compressed) => Some(compressed.window),
+            Mixer::Delta(_) | Mixer::Latent(_) => None,
+        }
     }
 }
 
@@ -321,6 +416,22 @@ pub enum Role {
     KvDownNorm(usize),
     /// Of each head the rows of its key, then those of its value, `[heads * both, rank]`.
     KvUp(usize),
+    /// What makes entries: values, scores, biases of scores by place `[positions of an entry,
+    /// rows]`, and the norm of an entry.
+    EntryValues(usize),
+    EntryScores(usize),
+    EntryBias(usize),
+    EntryNorm(usize),
+    /// The same of an indexer's keys.
+    IndexValues(usize),
+    IndexScores(usize),
+    IndexBias(usize),
+    IndexNorm(usize),
+    /// `[heads * features, query rank]`, and a row a head.
+    IndexQuery(usize),
+    IndexWeights(usize),
+    /// Group by group, what [`Role::O`] is applied to.
+    GroupDown(usize),
     QBias(usize),
     KBias(usize),
     VBias(usize),
@@ -352,6 +463,8 @@ pub enum Role {
     RouterBias(usize),
     /// `[experts]`.
     RouterCorrection(usize),
+    /// `[vocab, chosen]`.
+    TokenExperts(usize),
     SharedGate(usize),
     SharedUp(usize),
     SharedDown(usize),
@@ -365,6 +478,11 @@ pub enum Role {
     ExpertGateBias(usize),
     ExpertUpBias(usize),
     ExpertDownBias(usize),
+    /// What residual streams are mixed by; here the number counts modules, two a layer, and the
+    /// head is the last.
+    HyperWeight(usize),
+    HyperScale(usize),
+    HyperBase(usize),
     FinalNorm,
     Head,
     /// Divisors of the rotary frequencies, `[head_dim / 2]`.
@@ -384,6 +502,13 @@ impl Role {
                 | Self::QDown(_)
                 | Self::KvDown(_)
                 | Self::KvUp(_)
+                | Self::EntryValues(_)
+                | Self::EntryScores(_)
+                | Self::IndexValues(_)
+                | Self::IndexScores(_)
+                | Self::IndexQuery(_)
+                | Self::IndexWeights(_)
+                | Self::GroupDown(_)
                 | Self::O(_)
                 | Self::Gate(_)
                 | Self::Up(_)
@@ -413,15 +538,27 @@ impl Role {
                 | Self::QNorm(_)
                 | Self::KNorm(_)
                 | Self::DeltaNorm(_)
+                | Self::EntryNorm(_)
+                | Self::IndexNorm(_)
                 | Self::FinalNorm
         )
     }
 
-    /// True for the matrices of layers, which `dtype` quantises; embedding, head, routers and what
-    /// gates a recurrent state stay.
+    /// True for the matrices of layers, which `dtype` quantises; embedding, head, routers, what
+    /// gates a recurrent state and what makes and chooses entries stay.
     pub fn is_linear(self) -> bool {
-        let stays =
-            matches!(self, Self::Head | Self::Embedding | Self::Router(_) | Self::DeltaGates(_));
+        let stays = matches!(
+            self,
+            Self::Head
+                | Self::Embedding
+                | Self::Router(_)
+                | Self::DeltaGates(_)
+                | Self::EntryValues(_)
+                | Self::EntryScores(_)
+                | Self::IndexValues(_)
+                | Self::IndexScores(_)
+                | Self::IndexWeights(_)
+        );
         self.is_matrix() && !stays
     }
 }
@@ -476,6 +613,11 @@ pub enum Stored {
         one: f32,
         /// What that is multiplied by.
         factor: f32,
+    },
+    /// As integers of 32 or 64 bits from 0 on, of which float32 are made.
+    Integers {
+        /// All of them are less, and small enough to be exact.
+        below: usize,
     },
 }
 
@@ -589,6 +731,35 @@ impl Latent {
     }
 }
 
+impl Compressed {
+    pub(super) fn check(&self, config: &Config<'_>) -> Result<()> {
+        if !self.turned.is_multiple_of(2) || self.turned > self.dim {
+            let detail = format!("{} of {} features; an even number", self.turned, self.dim);
+            return config.unsupported("qk_rope_head_dim", detail);
+        }
+        if !self.heads.is_multiple_of(self.groups) {
+            let detail = format!("{} groups of {} heads", self.groups, self.heads);
+            return config.unsupported("o_groups", detail);
+        }
+        // Keeps the numbers of all heads inside 32 bits.
+        if self.heads.saturating_mul(self.dim).max(self.group_rows()) > 1 << 26 {
+            let detail = format!("{} heads of {}", self.heads, self.dim);
+            return config.unsupported("num_attention_heads", detail);
+        }
+        let Some(Entries { every, index, .. }) = self.entries else { return Ok(()) };
+        if !PAGE.is_multiple_of(every) && !every.is_multiple_of(PAGE) || every > 1 << 16 {
+            let detail = format!("{every}; a power of two up to {PAGE}, or a multiple of {PAGE}");
+            return config.unsupported("compress_ratios", detail);
+        }
+        let Some(index) = index else { return Ok(()) };
+        if self.turned > index.dim || index.heads.saturating_mul(index.dim) > 1 << 26 {
+            let detail = format!("{}; {} features turn", index.dim, self.turned);
+            return config.unsupported("index_head_dim", detail);
+        }
+        Ok(())
+    }
+}
+
 impl TensorSpec {
     /// A tensor that stands in the checkpoint as it is.
     pub fn of(role: Role, name: String, shape: &[usize]) -> Self {
@@ -631,6 +802,9 @@ impl fmt::Display for Spec {
         if self.lanes > 1 {
             write!(f, ", {} lanes", self.lanes)?;
         }
+        if let Some(hyper) = self.hyper {
+            write!(f, ", {} residual streams", hyper.streams)?;
+        }
         let windows: Vec<usize> = self.layers.iter().filter_map(LayerSpec::window).collect();
         if let Some(window) = windows.iter().max() {
             write!(f, ", window {window} on {} layers", windows.len())?;
@@ -654,6 +828,19 @@ impl Spec {
                     format!("{values}/{keys} recurrent heads of {}x{}", d.key_dim, d.value_dim)
                 }
                 Mixer::Latent(l) => format!("{} heads on latents of {}", l.heads, l.key_width()),
+                Mixer::Compressed(c) => {
+                    let heads = format!("{} heads on keys of {}", c.heads, c.dim);
+                    match c.entries {
+                        None => heads,
+                        Some(Entries { every, index: None, .. }) => {
+                            format!("{heads}, an entry for {every} positions")
+                        }
+                        Some(Entries { every, index: Some(index), .. }) => {
+                            let most = index.chosen;
+                            format!("{heads}, an entry for {every} positions, {most} at most")
+                        }
+                    }
+                }
             };
             let class = match &layer.mlp {
                 Mlp::Gated(m) => format!("{heads}, MLP {}", m.ffn),

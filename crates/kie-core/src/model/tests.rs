@@ -370,7 +370,7 @@ fn recurrent_layers_between_gated_attention() {
     for (at, layer) in spec.layers.iter().enumerate() {
         match layer.mixer {
             Mixer::Delta(found) => assert_eq!((at % 4 != 3, found), (true, delta)),
-            Mixer::Latent(latent) => panic!("{latent:?}"),
+            Mixer::Latent(_) | Mixer::Compressed(_) => panic!("{:?}", layer.mixer),
             Mixer::Attention(a) => {
                 let head = (a.heads, a.kv_heads, a.head_dim, a.rope.features, a.gated);
                 assert_eq!((at % 4, head), (3, (16, 2, 256, 64, true)));
@@ -462,6 +462,121 @@ fn latents_before_experts_in_groups() {
         ("moe_layer_freq", json!(2)),
     ] {
         let error = refusal(deepseek_v3(), key, value.clone()).to_string();
+        assert!(error.contains(key), "{key} {value}: {error}");
+    }
+}
+
+/// DeepSeek-V4-Flash, shapes alone.
+fn deepseek_v4() -> Value {
+    let ratios: Vec<usize> = (0..44).map(|n| [4, 128][n % 2] * usize::from(n > 1)).collect();
+    let mut config = json!({
+        "model_type": "deepseek_v4", "hidden_size": 4096, "num_hidden_layers": 43,
+        "compress_ratios": ratios, "compress_rope_theta": 160_000, "num_attention_heads": 64,
+        "num_key_value_heads": 1, "head_dim": 512, "qk_rope_head_dim": 64, "q_lora_rank": 1024,
+        "o_groups": 8, "o_lora_rank": 1024, "sliding_window": 128, "index_n_heads": 64,
+        "index_head_dim": 128, "index_topk": 512, "vocab_size": 129_280,
+        "max_position_embeddings": 1_048_576, "rope_theta": 10000.0, "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": false, "attention_bias": false,
+    });
+    let more = json!({
+        "hc_mult": 4, "hc_eps": 1e-6, "hc_sinkhorn_iters": 20, "moe_intermediate_size": 2048,
+        "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 6,
+        "num_hash_layers": 3, "num_nextn_predict_layers": 1, "norm_topk_prob": true,
+        "routed_scaling_factor": 1.5, "scoring_func": "sqrtsoftplus", "swiglu_limit": 10.0,
+        "topk_method": "noaux_tc", "expert_dtype": "fp4",
+        "rope_scaling": {"type": "yarn", "factor": 16, "beta_fast": 32, "beta_slow": 1,
+            "original_max_position_embeddings": 65536},
+        "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0",
+            "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    });
+    config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    config
+}
+
+#[test]
+fn entries_behind_a_window_and_experts_by_token() {
+    let spec = read(deepseek_v4()).unwrap();
+    assert_eq!(spec.parameters(), 284_334_567_511);
+    assert_eq!(spec.quantization, Some(Quantization::Fp8Fp4(Group::Block(128, 128))));
+    assert_eq!(spec.hyper.map(|hyper| (hyper.streams, hyper.rounds)), Some((4, 20)));
+    let of = |layer: usize| match spec.layers[layer].mixer {
+        Mixer::Compressed(of) => of,
+        other => panic!("{other:?}"),
+    };
+    assert!([0, 1].iter().all(|at| of(*at).entries.is_none() && of(*at).rope.theta == 1e4));
+    let (chosen, all) = (of(2).entries.unwrap(), of(3).entries.unwrap());
+    assert_eq!((chosen.every, chosen.overlap, chosen.index.unwrap().chosen), (4, true, 512));
+    assert_eq!((all.every, all.overlap, all.index), (128, false, None));
+    // Its length is left alone, whatever the factor says.
+    assert!(matches!(of(2).rope.scaling, Scaling::Yarn(yarn) if yarn.attention == 1.0));
+    assert!((0..43).all(|at| experts(&spec, at).unwrap().by_token == (at < 3)));
+    assert!(spec.ignored_below.iter().any(|below| below == "mtp."));
+    let names = |part: &str| spec.tensors.iter().filter(|t| t.name.ends_with(part)).count();
+    assert_eq!((names("gate.tid2eid"), names("gate.bias"), names("ape")), (3, 40, 62));
+    let shown = spec.to_string();
+    let said = "20 of 64 heads on keys of 512, an entry for 128 positions";
+    assert!(shown.contains(said) && shown.contains("4 residual streams"), "{shown}");
+}
+
+#[test]
+fn entries_as_transformers_5_writes_them() {
+    let spec = read(deepseek_v4()).unwrap();
+    let mut new = deepseek_v4();
+    let kinds = ["compressed_sparse_attention", "heavily_compressed_attention"];
+    let kind = |n: usize| if n < 2 { "sliding_attention" } else { kinds[n % 2] };
+    let experts: Vec<_> = (0..43).map(|n| if n < 3 { "hash_moe" } else { "moe" }).collect();
+    let mut scaling = new["rope_scaling"].clone();
+    scaling["rope_theta"] = json!(160_000);
+    scaling["partial_rotary_factor"] = json!(0.125);
+    for (key, value) in [
+        ("compress_ratios", json!(null)),
+        ("num_hash_layers", json!(null)),
+        ("rope_scaling", json!(null)),
+        ("layer_types", (0..43).map(kind).collect::<Vec<_>>().into()),
+        ("compress_rates", json!({(kinds[0]): 4, (kinds[1]): 128})),
+        ("mlp_layer_types", json!(experts)),
+        ("rope_parameters", json!({"main": {"rope_theta": 10000}, "compress": scaling})),
+        ("partial_rotary_factor", json!(0.125)),
+    ] {
+        new[key] = value;
+    }
+    assert_eq!(read(new.clone()).unwrap(), spec);
+    for (key, value) in [
+        ("layer_types", json!(["sliding_attention"])),
+        ("layer_types", json!(vec!["full_attention"; 43])),
+        ("compress_rates", json!(null)),
+        ("mlp_layer_types", json!(vec!["dense"; 43])),
+        ("partial_rotary_factor", json!(0.25)),
+    ] {
+        let error = refusal(new.clone(), key, value.clone()).to_string();
+        assert!(error.contains(key), "{key} {value}: {error}");
+    }
+}
+
+#[test]
+fn entries_that_cannot_be_are_refused() {
+    for (key, value) in [
+        ("compress_ratios", json!(null)),
+        ("compress_ratios", json!([0, 4])),
+        ("compress_ratios", json!(vec![96; 43])),
+        ("compress_ratios", json!(vec![-4; 43])),
+        ("num_key_value_heads", json!(8)),
+        ("qk_rope_head_dim", json!(63)),
+        ("qk_rope_head_dim", json!(1024)),
+        ("o_groups", json!(7)),
+        ("index_head_dim", json!(32)),
+        ("index_topk", json!(0)),
+        ("sliding_window", json!(0)),
+        ("hc_mult", json!(17)),
+        ("hc_sinkhorn_iters", json!(0)),
+        ("scoring_func", json!("sigmoid")),
+        ("topk_method", json!("greedy")),
+        ("num_experts_per_tok", json!(257)),
+        ("swiglu_limit", json!(-1.0)),
+        ("n_shared_experts", json!(257)),
+        ("surprise", json!(1)),
+    ] {
+        let error = refusal(deepseek_v4(), key, value.clone()).to_string();
         assert!(error.contains(key), "{key} {value}: {error}");
     }
 }

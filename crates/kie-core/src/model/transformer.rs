@@ -150,6 +150,7 @@ pub(super) fn experts(
         each,
         scoring,
         correction: false,
+        by_token: false,
         groups: None,
         factor: 1.0,
         shared: None,
@@ -204,6 +205,7 @@ pub(super) fn with_layers(
         max_positions: config.size("max_position_embeddings")?,
         norm_eps: config.positive_or("rms_norm_eps", 1e-6)? as f32,
         lanes: 1,
+        hyper: None,
         layers,
         head: HeadKind::Replicate,
         tied,
@@ -277,6 +279,8 @@ fn of_layer(i: usize, layer: &LayerSpec, hidden: usize, names: &ExpertNames) -> 
         Mixer::Attention(attention) => list.extend(of_attention(i, hidden, attention)),
         Mixer::Delta(delta) => list.extend(of_delta(i, hidden, delta)),
         Mixer::Latent(latent) => list.extend(of_latent(i, hidden, latent)),
+        // Its family has names of its own for all tensors.
+        Mixer::Compressed(_) => {}
     }
     let mut add = |role, name: String, shape: &[usize]| {
         list.push(TensorSpec::of(role, name, shape));

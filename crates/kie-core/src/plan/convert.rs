@@ -11,6 +11,7 @@ use kie_kernels::matrix::{row_to_f32, Matrix};
 
 use super::quantize::{quantise, Scheme};
 use crate::error::{Error, Result};
+use crate::model::Role;
 use crate::weights::{self, Parts};
 
 /// What a configuration asks of the weights.
@@ -43,6 +44,8 @@ impl Wanted {
     pub(super) fn encoding(self, stored: &weights::Tensor, described: &Tensor) -> Encoding {
         let plain = !described.encoding.is_quantised();
         match self {
+            // Numbers of experts, which are exact in float32 alone.
+            Self::Plain(_) if matches!(stored.role, Role::TokenExperts(_)) => described.encoding,
             Self::Plain(dtype) => Codes::plain(dtype).map_or(described.encoding, Encoding::plain),
             Self::Quantised(scheme)
                 if plain && stored.role.is_linear() && scheme.fits(described.cols) =>

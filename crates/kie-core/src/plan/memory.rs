@@ -8,7 +8,7 @@ use kie_kernels::device::{Device, DeviceInfo, Footprint};
 
 use super::state::{self, States};
 use crate::error::{Error, Result};
-use crate::model::{Join, Mixer, Mlp, Spec};
+use crate::model::{Index, Join, Mixer, Mlp, Spec};
 use crate::request::EngineConfig;
 
 /// Sizes of a plan, in bytes.
@@ -173,6 +173,10 @@ fn kv_dtype(spec: &Spec, wide: bool) -> Dtype {
     let layer = |mixer: &Mixer| match mixer {
         Mixer::Attention(attention) => attention.kv_width() * 2 * 4,
         Mixer::Latent(latent) => latent.key_width() * 4,
+        // Windows are as long as they are; a position adds its share of entries.
+        Mixer::Compressed(of) => of.entries.map_or(0, |entries| {
+            (of.dim + entries.index.map_or(0, |index| index.dim)) * 4 / entries.every
+        }),
         Mixer::Delta(_) => 0,
     };
     let position: usize = spec.layers.iter().map(|l| layer(&l.mixer)).sum();
@@ -185,7 +189,8 @@ fn kv_dtype(spec: &Spec, wide: bool) -> Dtype {
 
 /// Activations of a pass (each vector, its normed and raw twins, packed copies) and the mailbox.
 fn scratch(spec: &Spec, dims: &Dims) -> u64 {
-    let streams = 6 * u64::from(dims.lanes * dims.hidden);
+    let parallel = spec.hyper.map_or(0, |hyper| 1 + hyper.streams as u64);
+    let streams = (6 + parallel) * u64::from(dims.lanes * dims.hidden);
     let shapes = spec.layers.iter().map(|layer| {
         let heads = match &layer.mixer {
             Mixer::Attention(a) => (a.query_rows() + 2 * a.kv_width(), a.query_width()),
@@ -193,6 +198,14 @@ fn scratch(spec: &Spec, dims: &Dims) -> u64 {
                 let down = l.query_rank.unwrap_or(spec.hidden) + l.key_width();
                 let values = l.heads * l.value;
                 (down + l.query_width() + l.heads * l.key_width() + values, values)
+            }
+            Mixer::Compressed(c) => {
+                let made = c.entries.map_or(0, |entries| {
+                    let of = |index: Index| index.heads * (index.dim + 1) + index.chosen;
+                    2 * entries.rows(c.dim) + entries.index.map_or(0, of)
+                });
+                let down = c.query_rank + c.dim + c.group_rows();
+                (down + made + c.query_width(), c.query_width())
             }
             Mixer::Delta(d) => {
                 (d.channels() + d.value_width() + 2 * d.value_heads, d.value_width())

@@ -361,14 +361,15 @@ fn load(device: &dyn Device, bytes: Arc<dyn kie_kernels::buffer::HostBytes>) -> 
     Ok(device.load(bytes)?)
 }
 
-/// Every tensor but the embedding table (one row of it), each once; of experts the chosen ones'.
+/// Every tensor but those that a token has a row of, each once; of experts the chosen ones'.
 fn read_per_token(
     spec: &Spec,
     roles: &HashMap<Role, u32>,
     tensors: &[Tensor],
     halves: &[u32],
 ) -> u64 {
-    let read = roles.iter().filter(|(role, _)| **role != Role::Embedding);
+    let by_token = |role: &Role| matches!(role, Role::Embedding | Role::TokenExperts(_));
+    let read = roles.iter().filter(|(role, _)| !by_token(role));
     let bytes = |(role, index): (&Role, &u32)| {
         let tensor = &tensors[*index as usize];
         let numbers = u64::from(tensor.lanes) * u64::from(tensor.rows) * u64::from(tensor.cols);

@@ -46,12 +46,19 @@ pub fn quantize(folder: &Path, out: &Path, to: &str, reads: &Reads<'_>) -> Resul
     }
     let spec = Spec::read(folder)?;
     let parts = |tensor: &&TensorSpec| match tensor.stored {
-        TensorPart::Rows { .. } | TensorPart::Stacked { .. } | TensorPart::Alternate { .. } => true,
+        TensorPart::Rows { .. }
+        | TensorPart::Stacked { .. }
+        | TensorPart::Alternate { .. }
+        | TensorPart::Integers { .. } => true,
         TensorPart::Whole | TensorPart::Less { .. } => false,
     };
     if let Some(tensor) = spec.tensors.iter().find(parts) {
         let what = format!("{}: {}", folder.display(), tensor.name);
-        let detail = "a matrix of several parts; open it with dtype= instead".to_owned();
+        let kind = match tensor.stored {
+            TensorPart::Integers { .. } => "integers",
+            _ => "a matrix of several parts",
+        };
+        let detail = format!("{kind}; open it with dtype= instead");
         return Err(Error::UnsupportedModel { what, detail });
     }
     let checkpoint = Checkpoint::open(folder, &spec)?;

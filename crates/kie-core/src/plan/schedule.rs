@@ -4,15 +4,17 @@
 use std::collections::HashMap;
 
 use kie_kernels::abi::{
-    Attend, DeltaHeads, DeltaIn, DeltaRule, Dims, Embed, ExpertsDown, ExpertsGateUp, GateUp, Head,
-    HeadMode, Heads, Join, LatentAttend, LatentDown, LatentHeads, LatentQuery, LatentUp, NormSpan,
-    Project, ProjectNormed, Qkv, Rotary, Route, Sample, StateAt, Step, StepKind, Vector,
+    Attend, Compress, CompressedAttend, CompressedDown, CompressedHeads, CompressedIndex,
+    CompressedQuery, DeltaHeads, DeltaIn, DeltaRule, Dims, Embed, Entries, ExpertsDown,
+    ExpertsGateUp, GateUp, GroupedDown, Head, HeadMode, Heads, HyperIn, HyperJoin, HyperOut, Join,
+    LatentAttend, LatentDown, LatentHeads, LatentQuery, LatentUp, NormSpan, Project, ProjectNormed,
+    Qkv, Rotary, Route, Sample, StateAt, Step, StepKind, Vector,
 };
 
 use super::state;
 use crate::model::{
-    self, Attention, Delta, Experts, Gated, HeadKind, Latent, Mixer, Mlp, Role, Rope, RopeStyle,
-    Spec,
+    self, Attention, Compressed, Delta, Experts, Gated, HeadKind, Latent, Mixer, Mlp, Role, Rope,
+    RopeStyle, Spec,
 };
 
 /// What steps are made of. Lists are by layer.
@@ -22,7 +24,7 @@ pub(super) struct Planned<'a> {
     /// The program's tensors.
     pub tensors: &'a HashMap<Role, u32>,
     /// Places in the page groups.
-    pub states: &'a [StateAt],
+    pub states: &'a [Vec<StateAt>],
     /// Rotary tables, as tensors.
     pub rotary: &'a [Option<u32>],
 }
@@ -57,6 +59,16 @@ enum Use {
     LatentQuery(LatentHeads),
     LatentAttended(LatentHeads),
     Values(LatentHeads),
+    CompressedQuery(CompressedHeads),
+    CompressedAttended(CompressedHeads),
+    /// What groups of heads are projected to, so many numbers.
+    Grouped(u32),
+    /// Entries of a position, so many at most.
+    Chosen(u32),
+    /// All residual streams, so many; what a module adds to, and how they are mixed with it.
+    Streams(u32),
+    Sum,
+    Mix(u32),
     Inner(u32),
     /// The same of an expert that all columns go to.
     Shared(u32),
@@ -82,7 +94,13 @@ impl Builder<'_> {
     fn vector(&mut self, what: Use) -> u32 {
         let d = self.planned.dims;
         let (lanes, width) = match what {
-            Use::Residual | Use::Kept(..) => (d.lanes, d.hidden),
+            Use::Residual | Use::Sum | Use::Kept(..) => (d.lanes, d.hidden),
+            Use::Streams(streams) => (1, streams * d.hidden),
+            Use::Mix(streams) => (1, streams * (1 + streams)),
+            Use::CompressedQuery(heads) => (d.lanes, heads.width()),
+            Use::CompressedAttended(heads) => (d.lanes * heads.groups, heads.group()),
+            Use::Grouped(rows) => (d.lanes, rows),
+            Use::Chosen(most) => (1, 1 + most),
             Use::Query(heads) | Use::Attended(heads) | Use::Gates(heads) => {
                 (d.lanes, heads.query_width())
             }
@@ -120,7 +138,7 @@ impl Builder<'_> {
         let gates = attention.gated.then(|| self.vector(Use::Gates(heads)));
         let biases = [Role::QBias(layer), Role::KBias(layer), Role::VBias(layer)];
         let head_norms = [Role::QNorm(layer), Role::KNorm(layer)];
-        let state = self.planned.states[layer];
+        let state = self.planned.states[layer][0];
         let qkv = Qkv {
             norm: self.before(layer, Role::AttentionNorm(layer)),
             weights: [Role::Q(layer), Role::K(layer), Role::V(layer)].map(|r| self.tensor(r)),
@@ -164,7 +182,7 @@ impl Builder<'_> {
             norm: self.tensor(Role::DeltaNorm(layer)),
             inputs,
             output: self.vector(Use::DeltaOut(heads)),
-            state: self.planned.states[layer],
+            state: self.planned.states[layer][0],
         };
         self.push(layer, StepKind::DeltaIn(delta_in));
         self.push(layer, StepKind::DeltaRule(rule));
@@ -184,7 +202,7 @@ impl Builder<'_> {
         let [count, rank, plain, turned, value] =
             [heads, rank, plain, turned, value].map(|size| size as u32);
         let heads = LatentHeads { count, rank, plain, turned, value };
-        let (rotary, state) = (self.rotary(layer, rope), self.planned.states[layer]);
+        let (rotary, state) = (self.rotary(layer, rope), self.planned.states[layer][0]);
         let width = query_rank.unwrap_or(self.planned.spec.hidden) as u32;
         let query = [Role::QDown(layer), Role::QDownNorm(layer)];
         let down = LatentDown {
@@ -229,6 +247,169 @@ impl Builder<'_> {
         self.push(layer, StepKind::LatentAttend(attend));
         self.push(layer, StepKind::LatentUp(up));
         self.project(layer, (Role::O(layer), None), up.output, Module::Mixer);
+    }
+
+    /// Attention over a window and entries; a model of it has one lane.
+    fn compressed(&mut self, layer: usize, of: &Compressed) {
+        let heads = CompressedHeads {
+            count: of.heads as u32,
+            dim: of.dim as u32,
+            turned: of.turned as u32,
+            groups: of.groups as u32,
+        };
+        let (rotary, state) = (self.rotary(layer, &of.rope), self.planned.states[layer][0]);
+        let rank = of.query_rank as u32;
+        let down = CompressedDown {
+            norm: self.before(layer, Role::AttentionNorm(layer)),
+            weights: [Role::QDown(layer), Role::KvDown(layer)].map(|role| self.tensor(role)),
+            scales: [Role::QDownNorm(layer), Role::KvDownNorm(layer)].map(|r| self.tensor(r)),
+            rotary,
+            rank,
+            heads,
+            input: self.vector(Use::Residual),
+            output: self.vector(Use::Latent(rank)),
+            state,
+            partition: 0,
+        };
+        self.push(layer, StepKind::CompressedDown(down));
+        let entries = of.entries.as_ref().map(|entries| self.entries(layer, of, entries, down));
+        let query = CompressedQuery {
+            weight: self.tensor(Role::Q(layer)),
+            rotary,
+            heads,
+            input: down.output,
+            output: self.vector(Use::CompressedQuery(heads)),
+            partition: 0,
+        };
+        let attend = CompressedAttend {
+            rotary,
+            heads,
+            sinks: self.tensor(Role::Sinks(layer)),
+            window: of.window as u32,
+            input: query.output,
+            output: self.vector(Use::CompressedAttended(heads)),
+            state,
+            entries,
+        };
+        let grouped = GroupedDown {
+            weight: self.tensor(Role::GroupDown(layer)),
+            groups: heads.groups,
+            rank: of.group_rank as u32,
+            input: attend.output,
+            output: self.vector(Use::Grouped(of.group_rows() as u32)),
+            partition: 0,
+        };
+        self.push(layer, StepKind::CompressedQuery(query));
+        self.push(layer, StepKind::CompressedAttend(attend));
+        self.push(layer, StepKind::GroupedDown(grouped));
+        self.project(layer, (Role::O(layer), None), grouped.output, Module::Mixer);
+    }
+
+    /// Entries of what lies behind the window, and which of them a position sees.
+    fn entries(
+        &mut self,
+        layer: usize,
+        of: &Compressed,
+        entries: &model::Entries,
+        down: CompressedDown,
+    ) -> Entries {
+        let CompressedDown { norm, rotary, input, .. } = down;
+        let (states, every) = (&self.planned.states[layer], entries.every as u32);
+        let compress = |weights: [Role; 4], dim: usize, first: u32, kept: StateAt| {
+            let [values, scores, bias, scale] = weights.map(|role| self.tensor(role));
+            Compress {
+                norm,
+                weights: [values, scores],
+                bias,
+                scale,
+                rotary,
+                dim: dim as u32,
+                turned: down.heads.turned,
+                every,
+                overlap: entries.overlap,
+                input,
+                sums: states[1],
+                first,
+                entries: kept,
+                partition: 0,
+            }
+        };
+        let roles = [Role::EntryValues, Role::EntryScores, Role::EntryBias, Role::EntryNorm];
+        let main = compress(roles.map(|role| role(layer)), of.dim, 0, states[2]);
+        let keys = entries.index.map(|index| {
+            let roles = [Role::IndexValues, Role::IndexScores, Role::IndexBias, Role::IndexNorm];
+            let roles = roles.map(|role| role(layer));
+            (index, compress(roles, index.dim, main.kept(), states[3]))
+        });
+        self.push(layer, StepKind::Compress(main));
+        let choice = keys.map(|(of, keys)| {
+            let chosen = of.chosen as u32;
+            let index = CompressedIndex {
+                norm,
+                weights: [Role::IndexQuery(layer), Role::IndexWeights(layer)]
+                    .map(|role| self.tensor(role)),
+                rotary,
+                heads: of.heads as u32,
+                dim: keys.dim,
+                turned: keys.turned,
+                chosen,
+                every,
+                input,
+                latent: down.output,
+                keys: keys.entries,
+                output: self.vector(Use::Chosen(chosen)),
+                partition: 0,
+            };
+            self.push(layer, StepKind::Compress(keys));
+            self.push(layer, StepKind::CompressedIndex(index));
+            index.output
+        });
+        Entries { state: main.entries, every, choice }
+    }
+
+    /// What a module takes of several residual streams; the head, which adds nothing, is behind
+    /// all of them.
+    fn take_streams(&mut self, layer: usize, module: usize) {
+        let Some(hyper) = self.planned.spec.hyper else { return };
+        let streams = hyper.streams as u32;
+        let joins = module < 2 * self.planned.spec.layers.len();
+        let join = joins.then(|| HyperJoin {
+            rounds: hyper.rounds as u32,
+            mix: self.vector(Use::Mix(streams)),
+            sum: self.vector(Use::Sum),
+        });
+        let take = HyperIn {
+            weight: self.tensor(Role::HyperWeight(module)),
+            scale: self.tensor(Role::HyperScale(module)),
+            base: self.tensor(Role::HyperBase(module)),
+            streams,
+            eps: hyper.eps,
+            input: self.vector(Use::Streams(streams)),
+            output: self.vector(Use::Residual),
+            join,
+            partition: 0,
+        };
+        self.push(layer, StepKind::HyperIn(take));
+    }
+
+    /// What a module put out joins several residual streams.
+    fn give_streams(&mut self, layer: usize) {
+        let Some(hyper) = self.planned.spec.hyper else { return };
+        let streams = hyper.streams as u32;
+        let give = HyperOut {
+            streams,
+            mix: self.vector(Use::Mix(streams)),
+            input: self.vector(Use::Sum),
+            residual: self.vector(Use::Streams(streams)),
+            partition: 0,
+        };
+        self.push(layer, StepKind::HyperOut(give));
+    }
+
+    /// What modules add their outputs to.
+    fn joined(&mut self) -> u32 {
+        let several = self.planned.spec.hyper.is_some();
+        self.vector(if several { Use::Sum } else { Use::Residual })
     }
 
     /// The norm of a module's input, where the layer has one there.
@@ -279,6 +460,7 @@ impl Builder<'_> {
             bias: bias(Role::RouterBias(layer)),
             scoring: of.scoring,
             correction: of.correction.then(|| self.tensor(Role::RouterCorrection(layer))),
+            by_token: of.by_token.then(|| self.tensor(Role::TokenExperts(layer))),
             groups: of.groups,
             factor: of.factor,
             experts,
@@ -311,7 +493,7 @@ impl Builder<'_> {
             chosen,
             input: gate_up.output,
             choice,
-            residual: input,
+            residual: self.joined(),
             partition: 0,
         };
         self.push(layer, StepKind::Route(route));
@@ -362,7 +544,7 @@ impl Builder<'_> {
                 Module::Mlp => Role::MlpOutNorm(layer),
             };
             let (weight, norm) = (self.tensor(role), self.tensor(norm));
-            let residual = self.vector(Use::Residual);
+            let residual = self.joined();
             let project = ProjectNormed { weight, norm, input, residual, partition: 0 };
             return self.push(layer, StepKind::ProjectNormed(project));
         }
@@ -382,7 +564,7 @@ impl Builder<'_> {
             delay > 0 && later - delay == layer
         });
         let keep = wanted.then(|| self.kept(layer, module));
-        let (weight, residual) = (self.tensor(role), self.vector(Use::Residual));
+        let (weight, residual) = (self.tensor(role), self.joined());
         let project = Project { weight, bias, input, residual, join, keep, partition: 0 };
         self.push(layer, StepKind::Project(project));
     }
@@ -394,18 +576,28 @@ pub(super) fn schedule(planned: &Planned<'_>) -> Schedule {
     let mut b = Builder { planned, vectors, known, steps };
     let spec = planned.spec;
     let (table, residual) = (b.tensor(Role::Embedding), b.vector(Use::Residual));
-    b.push(0, StepKind::Embed(Embed { table, factor: spec.embedding_factor, output: residual }));
+    let output = match spec.hyper {
+        Some(hyper) => b.vector(Use::Streams(hyper.streams as u32)),
+        None => residual,
+    };
+    b.push(0, StepKind::Embed(Embed { table, factor: spec.embedding_factor, output }));
     for (at, layer) in spec.layers.iter().enumerate() {
+        b.take_streams(at, 2 * at);
         match &layer.mixer {
             Mixer::Attention(attention) => b.attention(at, attention),
             Mixer::Delta(delta) => b.delta(at, delta),
             Mixer::Latent(latent) => b.latent(at, latent),
+            Mixer::Compressed(compressed) => b.compressed(at, compressed),
         }
+        b.give_streams(at);
+        b.take_streams(at, 2 * at + 1);
         match &layer.mlp {
             Mlp::Gated(gated) => b.mlp(at, gated),
             Mlp::Experts(experts) => b.experts(at, experts),
         }
+        b.give_streams(at);
     }
+    b.take_streams(spec.layers.len(), 2 * spec.layers.len());
     let output = b.vector(Use::Logits);
     let (norm, weight) = (b.tensor(Role::FinalNorm), b.tensor(Role::Head));
     let (mode, partition) = (head_mode(spec.head), 0);

@@ -108,6 +108,7 @@ impl Adapter {
                 Stored::Rows { of, .. } => of,
                 Stored::Whole
                 | Stored::Less { .. }
+                | Stored::Integers { .. }
                 | Stored::Stacked { .. }
                 | Stored::Alternate { .. } => whole[0].shape[0],
             };
@@ -118,6 +119,7 @@ impl Adapter {
                     Stored::Rows { first, .. } => first,
                     Stored::Whole
                     | Stored::Less { .. }
+                    | Stored::Integers { .. }
                     | Stored::Stacked { .. }
                     | Stored::Alternate { .. } => 0,
                 };

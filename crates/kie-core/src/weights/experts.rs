@@ -55,7 +55,9 @@ impl Stack<'_> {
             Stored::Stacked { part, of, turned: true } => self.columns(part, of),
             Stored::Stacked { part, of, turned: false } => self.rows(part, of),
             Stored::Alternate { part, of } => self.numbers(part, of).map(|tensor| vec![tensor]),
-            Stored::Whole | Stored::Rows { .. } | Stored::Less { .. } => unreachable!("no stack"),
+            Stored::Whole | Stored::Rows { .. } | Stored::Less { .. } | Stored::Integers { .. } => {
+                unreachable!("no stack")
+            }
         }
     }
 

@@ -28,7 +28,7 @@ use crate::model::spec::{Role, Spec, Stored, TensorSpec};
 pub use adapter::{Adapter, Delta};
 use quantized::{Entries, Finder};
 pub use safetensors::Mapped;
-use tensor::{plain, Slice};
+use tensor::{plain, Integers, Slice};
 pub use tensor::{Parts, Scales, Tensor};
 
 /// The files of a folder and the tensors that a spec asked for.
@@ -112,7 +112,10 @@ impl Checkpoint {
                     let stack = experts::Stack { files, wanted, entries, paths, listed };
                     stack.tensors(spec.quantization)?
                 }
-                Stored::Whole | Stored::Rows { .. } | Stored::Less { .. } => {
+                Stored::Whole
+                | Stored::Rows { .. }
+                | Stored::Less { .. }
+                | Stored::Integers { .. } => {
                     let names = wanted.each();
                     let take = |wanted| self.take(&listed, &wanted, spec, &mut entries, paths);
                     names.map(take).collect::<Result<_>>()?
@@ -128,7 +131,7 @@ impl Checkpoint {
                     entries.remove(&wanted.name);
                 }
                 Stored::Stacked { .. } => experts::remove(wanted, &mut entries),
-                Stored::Whole | Stored::Less { .. } => {}
+                Stored::Whole | Stored::Less { .. } | Stored::Integers { .. } => {}
             }
         }
         let below = |name: &str| spec.ignored_below.iter().any(|start| name.starts_with(start));
@@ -168,7 +171,7 @@ impl Checkpoint {
                 shape[0] = of;
                 entries.get(name).cloned()
             }
-            Stored::Whole | Stored::Less { .. } => entries.remove(name),
+            Stored::Whole | Stored::Less { .. } | Stored::Integers { .. } => entries.remove(name),
             Stored::Stacked { .. } | Stored::Alternate { .. } => unreachable!("experts::Stack"),
         };
         let (file, mut entry) = found.ok_or_else(missing)?;
@@ -186,8 +189,12 @@ impl Checkpoint {
             Stored::Less { one, factor } => Some((one, factor)),
             _ => None,
         };
-        let codes = plain(wanted, &entry, path)?;
         let bytes = Slice::of(&self.files, file, &entry);
+        if let Stored::Integers { below } = wanted.stored {
+            let integers = Integers::of(bytes, &entry, below);
+            return integers.tensor(wanted, (file, path), &entry.stored);
+        }
+        let codes = plain(wanted, &entry, path)?;
         let tensor = Tensor::of(wanted, (file, path), Encoding::plain(codes), bytes);
         Ok(Tensor { adjusted, ..tensor })
     }

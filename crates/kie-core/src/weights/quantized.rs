@@ -43,6 +43,14 @@ impl Finder<'_> {
             Quantization::Fp8(group) if is("F8_E4M3") => {
                 self.rows(&name, &format!("{name}_scale_inv"), Codes::E4m3, group).map(Some)
             }
+            Quantization::Fp8Fp4(group) if is("F8_E4M3") || is("I8") => {
+                let scales = format!("{}.scale", name.strip_suffix(".weight").unwrap_or(&name));
+                let (codes, group) = match is("I8") {
+                    true => (Codes::E2m1, Group::Columns(32)),
+                    false => (Codes::E4m3, group),
+                };
+                self.rows(&name, &scales, codes, group).map(Some)
+            }
             Quantization::Float(group) if is("F8_E4M3") => {
                 self.rows(&name, &format!("{name}_scale"), Codes::E4m3, group).map(Some)
             }
@@ -60,6 +68,7 @@ impl Finder<'_> {
             Quantization::Awq { group } => self.columns(group, true, false),
             Quantization::Gptq { group, less_one } => self.columns(group, false, less_one),
             Quantization::Fp8(_)
+            | Quantization::Fp8Fp4(_)
             | Quantization::Float(_)
             | Quantization::Int8(_)
             | Quantization::Int4(_)
@@ -118,11 +127,11 @@ impl Finder<'_> {
             _ => unreachable!("a matrix has two or three dimensions"),
         };
         let with = |last: [usize; 2]| [&lanes[..], &last].concat();
-        let (stored, each) = match kind {
-            Codes::I4 => ("I32", 8),
-            Codes::E2m1 => ("U8", 2),
-            Codes::I8 => ("I8", 1),
-            _ => ("F8_E4M3", 1),
+        let (stored, each): (&[&str], usize) = match kind {
+            Codes::I4 => (&["I32"], 8),
+            Codes::E2m1 => (&["U8", "I8"], 2),
+            Codes::I8 => (&["I8"], 1),
+            _ => (&["F8_E4M3"], 1),
         };
         let whole = if kind == Codes::E2m1 { 32 } else { each };
         let [down, across] = group.of([rows, cols]);
@@ -130,7 +139,7 @@ impl Finder<'_> {
             let want = format!("rows of a multiple of {whole} numbers");
             return Err(Error::tensor(&self.listed, codes, want, format!("{cols}")));
         }
-        let (file, entry) = self.part(codes, &[stored], &[with([rows, cols / each])])?;
+        let (file, entry) = self.part(codes, stored, &[with([rows, cols / each])])?;
         let grid = [rows.div_ceil(down), cols.div_ceil(across)];
         let mut shapes = vec![with(grid)];
         match group {

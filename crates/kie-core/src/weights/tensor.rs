@@ -188,6 +188,8 @@ pub(super) enum Repack {
     Columns(Columns),
     /// Columns of plain numbers: every `of`th one, from `part` on.
     Turned { stored: Slice, part: usize, of: usize },
+    /// Integers, of which float32 are made.
+    Integers(Integers),
 }
 
 impl Repack {
@@ -195,12 +197,61 @@ impl Repack {
     fn rows(&self, rows: usize, cols: usize) -> [Vec<u8>; 3] {
         let (stored, part, of) = match self {
             Self::Columns(columns) => return columns.rows(rows, cols),
+            Self::Integers(integers) => {
+                let numbers = integers.numbers().flat_map(|n| (n as f32).to_le_bytes());
+                return [numbers.collect(), Vec::new(), Vec::new()];
+            }
             Self::Turned { stored, part, of } => (stored.bytes(), part, of),
         };
         let size = stored.len() / (of * rows * cols);
         let sizes = (size, of * rows, *of);
         let out = rows_of_columns(&stored[part * size..], sizes, 0..rows, 0..cols);
         [out, Vec::new(), Vec::new()]
+    }
+}
+
+/// Integers of so many bytes each, little-endian.
+#[derive(Clone)]
+pub(super) struct Integers {
+    stored: Slice,
+    bytes: usize,
+    below: usize,
+}
+
+impl Integers {
+    /// Those of an entry, which are to be less than `below`.
+    pub(super) fn of(stored: Slice, entry: &Entry, below: usize) -> Self {
+        let count: usize = entry.shape.iter().product();
+        Self { bytes: stored.len / count.max(1), stored, below }
+    }
+
+    /// As a tensor of float32.
+    ///
+    /// # Errors
+    /// [`Error::Load`] for another type, and for a number that is out of range.
+    pub(super) fn tensor(
+        self,
+        wanted: &TensorSpec,
+        (file, path): (usize, &Path),
+        stored: &str,
+    ) -> Result<Tensor> {
+        if !["I64", "I32"].contains(&stored) {
+            return Err(Error::tensor(path, &wanted.name, "I64 or I32", stored));
+        }
+        if let Some((at, got)) = self.numbers().enumerate().find(|(_, n)| *n >= self.below as u64) {
+            // A negative one is larger than any.
+            let (want, got) = (format!("ids below {}", self.below), format!("{got} at {at}"));
+            return Err(Error::tensor(path, &wanted.name, want, got));
+        }
+        let tensor =
+            Tensor::of(wanted, (file, path), Encoding::plain(Codes::F32), self.stored.clone());
+        Ok(Tensor { repack: Some(Repack::Integers(self)), ..tensor })
+    }
+
+    fn numbers(&self) -> impl Iterator<Item = u64> + '_ {
+        let number =
+            |bytes: &[u8]| bytes.iter().rev().fold(0_u64, |n, byte| n << 8 | u64::from(*byte));
+        self.stored.bytes().chunks_exact(self.bytes).map(number)
     }
 }
 

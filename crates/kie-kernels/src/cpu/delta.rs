@@ -93,7 +93,7 @@ impl Rule<'_> {
         let inputs = v.chunks_exact(value_dim).zip(b.iter().zip(a));
         for (n, (((out, z), s), (v, (b, a)))) in values.zip(matrices).zip(inputs).enumerate() {
             let at = self.head * shared + n;
-            let keep = (-self.decay[at].exp() * softplus(a + self.bias[at])).exp();
+            let keep = (-self.decay[at].exp() * ops::softplus(a + self.bias[at])).exp();
             let beta = 1.0 / (1.0 + (-b).exp());
             dispatch(self.level, Update { s, q, k, v, keep, beta, out });
             let factor = 1.0 / (ops::mean_square(self.level, out) + self.eps).sqrt();
@@ -123,16 +123,6 @@ fn convolve(taps: &[f32], before: &mut [f32], x: &[f32], out: &mut [f32]) {
     before.copy_within(channels.., 0);
     let last = before.len() - channels;
     before[last..].copy_from_slice(x);
-}
-
-/// `ln(1 + e^x)`.
-fn softplus(x: f32) -> f32 {
-    // As in the reference: beyond 20 it is x to the last bit.
-    if x > 20.0 {
-        x
-    } else {
-        x.exp().ln_1p()
-    }
 }
 
 /// `S = keep S`, `S += k (beta (v - Sᵀ k))ᵀ`, `out = Sᵀ q`; S is `[key_dim, value_dim]`.

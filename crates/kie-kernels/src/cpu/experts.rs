@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::ops::sigmoid;
+use super::ops::{sigmoid, softplus};
 use super::prefill::{Form, Line, BLOCK};
 use crate::abi::{Dims, ExpertGroups, Program, Route, Scoring, StepKind};
 use crate::field::Field;
@@ -110,6 +110,14 @@ impl Largest {
                 | StepKind::LatentQuery(_)
                 | StepKind::LatentAttend(_)
                 | StepKind::LatentUp(_)
+                | StepKind::CompressedDown(_)
+                | StepKind::Compress(_)
+                | StepKind::CompressedIndex(_)
+                | StepKind::CompressedQuery(_)
+                | StepKind::CompressedAttend(_)
+                | StepKind::GroupedDown(_)
+                | StepKind::HyperIn(_)
+                | StepKind::HyperOut(_)
                 | StepKind::Project(_)
                 | StepKind::ProjectNormed(_)
                 | StepKind::GateUp(_)
@@ -188,12 +196,12 @@ pub(super) fn tiles(
     (start..end).step_by(tile).map(move |first| first..end.min(first + tile))
 }
 
-/// Turns logits into scores; ids of the largest ones, ascending, go into the first half of `out`,
-/// their factors into the second one. Equal ones go to the lower id; with a NaN among the logits
-/// all factors are NaN.
+/// Turns logits into scores; ids of the largest ones, or those `told`, ascending, go into the first
+/// half of `out`, their factors into the second one. Equal ones go to the lower id; with a NaN
+/// among the logits all factors are NaN.
 pub(super) fn choose(
     step: &Route,
-    correction: Option<&[f32]>,
+    (correction, told): (Option<&[f32]>, Option<&[f32]>),
     logits: &mut [f32],
     out: &mut [f32],
 ) {
@@ -203,20 +211,27 @@ pub(super) fn choose(
         return factors.fill(f32::NAN);
     }
     let scores = logits;
-    if let Scoring::Sigmoid { .. } = step.scoring {
-        scores.iter_mut().for_each(|score| *score = sigmoid(*score));
+    match step.scoring {
+        Scoring::Sigmoid { .. } => scores.iter_mut().for_each(|x| *x = sigmoid(*x)),
+        Scoring::SqrtSoftplus { .. } => scores.iter_mut().for_each(|x| *x = softplus(*x).sqrt()),
+        Scoring::SoftmaxOfAll | Scoring::SoftmaxOfChosen => {}
     }
     if let Some(groups) = step.groups {
         keep_groups(groups, correction, scores);
     }
-    let corrected = |at: usize| scores[at] + correction.map_or(0.0, |c| c[at]);
-    let mut best = largest(scores.len(), corrected);
-    ids.fill_with(|| best.next().expect("no more are chosen than there are") as f32);
+    match told {
+        Some(told) => ids.copy_from_slice(told),
+        None => {
+            let corrected = |at: usize| scores[at] + correction.map_or(0.0, |c| c[at]);
+            let mut best = largest(scores.len(), corrected);
+            ids.fill_with(|| best.next().expect("no more are chosen than there are") as f32);
+        }
+    }
     ids.sort_unstable_by(f32::total_cmp);
     let chosen = |id: &f32| scores[*id as usize];
     let top = ids.iter().map(chosen).fold(f32::NEG_INFINITY, f32::max);
     let sum: f32 = match step.scoring {
-        Scoring::Sigmoid { normed } => {
+        Scoring::Sigmoid { normed } | Scoring::SqrtSoftplus { normed } => {
             factors.iter_mut().zip(&*ids).for_each(|(factor, id)| *factor = chosen(id));
             // As in DeepSeek's own code: no sum is 0.
             if normed {
@@ -230,7 +245,9 @@ pub(super) fn choose(
             factors.iter_mut().zip(&*ids).for_each(|(factor, id)| *factor = weight(chosen(id)));
             match step.scoring {
                 Scoring::SoftmaxOfAll => scores.iter().map(|score| weight(*score)).sum(),
-                Scoring::SoftmaxOfChosen | Scoring::Sigmoid { .. } => factors.iter().sum(),
+                Scoring::SoftmaxOfChosen
+                | Scoring::Sigmoid { .. }
+                | Scoring::SqrtSoftplus { .. } => factors.iter().sum(),
             }
         }
     };
@@ -343,6 +360,7 @@ mod tests {
             bias: None,
             scoring: Scoring::SoftmaxOfChosen,
             correction: None,
+            by_token: None,
             groups: None,
             factor: 1.0,
             experts: logits.len() as u32,
@@ -356,8 +374,27 @@ mod tests {
     /// Ids, then factors.
     fn chosen(step: &Route, correction: Option<&[f32]>, logits: &[f32]) -> Vec<f32> {
         let mut out = vec![0.0; 2 * step.chosen as usize];
-        choose(step, correction, &mut logits.to_vec(), &mut out);
+        choose(step, (correction, None), &mut logits.to_vec(), &mut out);
         out
+    }
+
+    #[test]
+    fn experts_of_a_token_have_the_factors_of_its_scores() {
+        let logits = [1.0, -2.0, 0.5, 40.0];
+        let score = |at: usize| (1.0 + f64::from(logits[at]).exp()).ln().sqrt() as f32;
+        for normed in [true, false] {
+            let scoring = Scoring::SqrtSoftplus { normed };
+            let step = Route { scoring, factor: 1.5, ..route(&logits, 2) };
+            let mut out = [0.0; 4];
+            let sum = if normed { score(0) + score(1) } else { 1.0 };
+            choose(&step, (None, Some(&[1.0, 0.0])), &mut logits.to_vec(), &mut out);
+            assert_eq!(out[..2], [0.0, 1.0], "ascending");
+            for (factor, at) in out[2..].iter().zip([0, 1]) {
+                assert!((factor - score(at) / sum * 1.5).abs() < 1e-6, "{out:?}");
+            }
+            let best = chosen(&step, Some(&[9.0, 0.0, 0.0, 0.0]), &logits);
+            assert_eq!(best[..2], [0.0, 3.0], "by corrected scores");
+        }
     }
 
     #[test]

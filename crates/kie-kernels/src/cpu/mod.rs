@@ -10,9 +10,11 @@ mod arena;
 pub mod attention;
 mod barrier;
 mod codes;
+mod compressed;
 mod delta;
 pub mod digits;
 mod experts;
+mod hyper;
 mod lookup;
 #[cfg(test)]
 mod loomed;
@@ -30,7 +32,7 @@ mod watch;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::abi::{PageGroup, Program};
+use crate::abi::{PageGroup, Program, StateKind};
 use crate::buffer::{Buffer, HostBytes};
 use crate::device::{Device, DeviceInfo, Footprint, Options, Running, Stop};
 use crate::error::{Error, Result};
@@ -135,8 +137,14 @@ impl Device for Cpu {
     }
 
     fn refuses_drafts(&self, program: &ValidProgram) -> Option<&'static str> {
-        let recurrent = program.program().groups.iter().any(PageGroup::is_recurrent);
-        recurrent.then_some("its recurrent state cannot go back to the last token that was right")
+        let goes_back = |group: &PageGroup| match group.state {
+            StateKind::KeysValues { .. } | StateKind::Latents { .. } => true,
+            StateKind::Recurrent { .. } | StateKind::Entries { .. } | StateKind::Sums { .. } => {
+                false
+            }
+        };
+        let all = program.program().groups.iter().all(goes_back);
+        (!all).then_some("its state cannot go back to the last token that was right")
     }
 
     fn start(

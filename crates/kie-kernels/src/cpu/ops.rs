@@ -29,6 +29,16 @@ pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
+/// `ln(1 + e^x)`.
+pub fn softplus(x: f32) -> f32 {
+    // As in the reference: beyond 20 it is x to the last bit.
+    if x > 20.0 {
+        x
+    } else {
+        x.exp().ln_1p()
+    }
+}
+
 /// cos and sin of a rotary pair at a position, by so many radians a position, times `length`: in
 /// float64, and rounded once.
 pub fn turned(position: u32, frequency: f32, length: f32) -> [f32; 2] {
@@ -45,27 +55,29 @@ pub fn gate_mul(level: Level, kind: Gate, gate: &mut [f32], up: &[f32]) {
         Gate::Silu => silu_mul(level, gate, up),
         Gate::GeluTanh => gelu_tanh_mul(level, gate, up),
         Gate::ClampedSwiglu { alpha, limit } => {
-            clamped_swiglu_mul(level, [alpha, limit], gate, up);
+            clamped_swiglu_mul(level, [alpha, limit, 1.0], gate, up);
         }
+        Gate::ClampedSilu { limit } => clamped_swiglu_mul(level, [1.0, limit, 0.0], gate, up),
     }
 }
 
-/// `gate = (v + 1) h / (1 + e^(-alpha h))` with gates clamped from above and ups from both sides,
-/// h and v (`modeling_gpt_oss.py` of transformers).
+/// `gate = (v + more) h / (1 + e^(-alpha h))` with gates clamped from above and ups from both
+/// sides, h and v (`modeling_gpt_oss.py` of transformers, whose `more` is 1); numbers are alpha, the limit
+/// and `more`.
 ///
 /// # Panics
 /// When the lengths differ.
-pub fn clamped_swiglu_mul(level: Level, numbers: [f32; 2], gate: &mut [f32], up: &[f32]) {
-    struct Clamped<'a>([f32; 2], &'a mut [f32], &'a [f32]);
+pub fn clamped_swiglu_mul(level: Level, numbers: [f32; 3], gate: &mut [f32], up: &[f32]) {
+    struct Clamped<'a>([f32; 3], &'a mut [f32], &'a [f32]);
     impl Kernel for Clamped<'_> {
         type Output = ();
 
         #[inline(always)]
         unsafe fn run<V: Vector>(self) {
-            let [alpha, limit] = self.0;
+            let [alpha, limit, more] = self.0;
             // SAFETY: the caller has V's level.
-            let [one, alpha, most, least] =
-                unsafe { [1.0, -alpha, limit, -limit].map(|x| V::splat(x)) };
+            let [one, more, alpha, most, least] =
+                unsafe { [1.0, more, -alpha, limit, -limit].map(|x| V::splat(x)) };
             for (gate, up) in self.1.chunks_mut(V::LANES).zip(self.2.chunks(V::LANES)) {
                 let len = gate.len();
                 // SAFETY: the chunk has `len` numbers.
@@ -74,7 +86,7 @@ pub fn clamped_swiglu_mul(level: Level, numbers: [f32; 2], gate: &mut [f32], up:
                 let u = unsafe { V::load_part(up.as_ptr(), len) };
                 // Limits first: `max` and `min` then keep a NaN.
                 let (g, u) = (most.min(g), least.max(most.min(u)));
-                let result = u.add(one).mul(g).div(g.mul(alpha).exp().add(one));
+                let result = u.add(more).mul(g).div(g.mul(alpha).exp().add(one));
                 // SAFETY: as the loads.
                 unsafe { result.store_part(gate.as_mut_ptr(), len) };
             }
@@ -180,20 +192,24 @@ mod tests {
                     let bound = 1e-5 * wanted.abs() + 1e-9;
                     prop_assert!(error <= bound, "{level:?} {x} {found} {wanted}");
                 }
-                let mut gate = x.clone();
-                clamped_swiglu_mul(level, [1.702, 7.0], &mut gate, &up);
-                for ((found, x), up) in gate.iter().zip(&x).zip(&up) {
-                    let (x, up) = (f64::from(*x).min(7.0), f64::from(*up).clamp(-7.0, 7.0));
-                    let wanted = (up + 1.0) * x / (1.0 + (-1.702 * x).exp());
-                    let error = (f64::from(*found) - wanted).abs();
-                    // `up + 1` is exact to a rounding of `up`.
-                    let bound = 5e-5 * wanted.abs() + 1e-6 * x.abs() / (1.0 + (-1.702 * x).exp());
-                    prop_assert!(error <= bound + 1e-9, "{level:?} {x} {found} {wanted}");
+                for [alpha, more] in [[1.702, 1.0], [1.0, 0.0]] {
+                    let mut gate = x.clone();
+                    clamped_swiglu_mul(level, [alpha, 7.0, more], &mut gate, &up);
+                    let [alpha, more] = [alpha, more].map(f64::from);
+                    for ((found, x), up) in gate.iter().zip(&x).zip(&up) {
+                        let (x, up) = (f64::from(*x).min(7.0), f64::from(*up).clamp(-7.0, 7.0));
+                        let share = 1.0 / (1.0 + (-alpha * x).exp());
+                        let wanted = (up + more) * x * share;
+                        let error = (f64::from(*found) - wanted).abs();
+                        // `up + more` is exact to a rounding of `up`.
+                        let bound = 5e-5 * wanted.abs() + 1e-6 * x.abs() * share;
+                        prop_assert!(error <= bound + 1e-9, "{level:?} {x} {found} {wanted}");
+                    }
                 }
                 for bad in [0, 1] {
                     let (mut gate, mut up) = ([1.0; 3], [1.0; 3]);
                     [&mut gate, &mut up][bad][1] = f32::NAN;
-                    clamped_swiglu_mul(level, [1.702, 7.0], &mut gate, &up);
+                    clamped_swiglu_mul(level, [1.702, 7.0, 1.0], &mut gate, &up);
                     prop_assert!(gate[1].is_nan() && !gate[0].is_nan() && !gate[2].is_nan());
                 }
             }

@@ -9,9 +9,12 @@
 //! # Layout
 //! Vectors are lane-major: `[lane][column][width]`, so that one lane's columns are contiguous.
 
+mod compressed;
 mod delta;
 mod experts;
+mod hyper;
 mod latent;
+mod states;
 mod steps;
 
 use std::collections::HashMap;
@@ -26,8 +29,9 @@ use super::prefill::{Form, Packed, Panels};
 use super::team::{Barrier, Team};
 use super::watch::Watch;
 use crate::abi::{
-    Attend, DeltaHeads, DeltaRule, Dims, LatentDown, LatentQuery, PageGroup, Program, Project,
-    ProjectNormed, Qkv, Rotary, Step, StepKind, Tensor, Vector,
+    Attend, Compress, CompressedAttend, CompressedDown, CompressedIndex, CompressedQuery,
+    DeltaHeads, DeltaRule, Dims, GroupedDown, LatentDown, LatentQuery, PageGroup, Program, Project,
+    ProjectNormed, Qkv, Rotary, StateKind, Step, StepKind, Tensor, Vector, PAGE,
 };
 use crate::buffer::Buffer;
 use crate::error::Result;
@@ -37,6 +41,8 @@ use crate::matrix::{row_to_f32, Matrix};
 use crate::room;
 use crate::simd::Level;
 use crate::validate::ValidProgram;
+use compressed::{Scratch as CompressedScratch, INDEX_COLUMNS};
+use states::Place;
 
 /// Heads that a member attends latents with at a time: they read a page once.
 const LATENT_HEADS: usize = 8;
@@ -67,6 +73,7 @@ pub(super) struct Column {
 /// What one member alone uses.
 struct Scratch {
     attention: attention::Scratch,
+    compressed: CompressedScratch,
     delta: DeltaScratch,
     experts: ExpertScratch,
     /// One stream, where the head combines lanes.
@@ -83,6 +90,15 @@ struct Angles {
     pairs: [Box<[f32]>; 2],
     /// cos then sin of the pass's columns, `[column][2][pairs]`.
     turned: Field<f32>,
+}
+
+/// cos, then sin, of the pairs of a rotary table at a position.
+fn angles_at([frequencies, lengths]: &[Box<[f32]>; 2], position: usize, out: &mut [f32]) {
+    let (cos, sin) = out.split_at_mut(frequencies.len());
+    let pairs = frequencies.iter().zip(lengths);
+    for ((c, s), (frequency, length)) in cos.iter_mut().zip(sin).zip(pairs) {
+        [*c, *s] = ops::turned(position as u32, *frequency, *length);
+    }
 }
 
 /// Which of a slot's two recurrent states is current, and how many positions it has seen.
@@ -106,13 +122,17 @@ struct Largest {
     delta: Option<DeltaHeads>,
     /// Width of latents.
     rank: usize,
+    /// Bytes of the stored rows that compressed attention sees of a column.
+    seen: usize,
+    /// Entries that an indexer scores for a column, and numbers of a key.
+    scored: [usize; 2],
 }
 
 impl Largest {
     fn of(program: &Program) -> Self {
         let hidden = program.dims.hidden as usize;
         let mut most =
-            Self { input: hidden, raw: hidden, shared: 1, head_dim: 2, delta: None, rank: 0 };
+            Self { input: hidden, raw: hidden, shared: 1, head_dim: 2, ..Self::default() };
         for step in &program.steps {
             match &step.kind {
                 StepKind::Qkv(qkv) => {
@@ -137,17 +157,29 @@ impl Largest {
                     most.shared = most.shared.max(LATENT_HEADS.min(heads.count as usize));
                     most.head_dim = most.head_dim.max(heads.key() as usize);
                 }
-                StepKind::Project(Project { input, .. })
+                StepKind::CompressedDown(down) => {
+                    most.raw = most.raw.max((down.rank + down.heads.dim) as usize);
+                }
+                StepKind::Compress(compress) => {
+                    most.raw = most.raw.max((2 * compress.sets() * compress.dim) as usize);
+                }
+                StepKind::CompressedIndex(index) => most.index(program, index),
+                StepKind::CompressedAttend(attend) => most.entries(program, attend),
+                StepKind::CompressedQuery(CompressedQuery { input, .. })
+                | StepKind::GroupedDown(GroupedDown { input, .. })
+                | StepKind::Project(Project { input, .. })
                 | StepKind::ProjectNormed(ProjectNormed { input, .. }) => {
                     let width = program.vectors[*input as usize].width;
                     most.input = most.input.max(width as usize);
                 }
                 StepKind::GateUp(gate_up) => most.raw = most.raw.max(gate_up.ffn as usize),
                 StepKind::Route(route) => most.raw = most.raw.max(route.experts as usize),
+                StepKind::HyperIn(hyper) => most.raw = most.raw.max(hyper.rows() as usize),
                 StepKind::Embed(_)
                 | StepKind::DeltaIn(_)
                 | StepKind::LatentAttend(_)
                 | StepKind::LatentUp(_)
+                | StepKind::HyperOut(_)
                 | StepKind::ExpertsGateUp(_)
                 | StepKind::ExpertsDown(_)
                 | StepKind::Head(_)
@@ -155,6 +187,31 @@ impl Largest {
             }
         }
         most
+    }
+
+    fn index(&mut self, program: &Program, index: &CompressedIndex) {
+        let entries = (program.dims.max_positions / index.every) as usize;
+        let scored = [entries, index.dim as usize];
+        (0..2).for_each(|n| self.scored[n] = self.scored[n].max(scored[n]));
+        let width = program.vectors[index.latent as usize].width;
+        self.input = self.input.max(width as usize);
+        self.raw = self.raw.max(index.rows() as usize);
+    }
+
+    fn entries(&mut self, program: &Program, attend: &CompressedAttend) {
+        let entries = attend.entries.map_or(0, |entries| match entries.choice {
+            Some(choice) => program.vectors[choice as usize].width - 1,
+            None => program.dims.max_positions / entries.every,
+        });
+        let rows = ((attend.window + entries) as usize).next_multiple_of(PAGE);
+        let row = match program.groups[attend.state.group as usize].state {
+            StateKind::Latents { dtype, width } => width as usize * dtype.bytes(),
+            _ => unreachable!("the validator saw keys"),
+        };
+        self.seen = self.seen.max(rows * row);
+        let shared = (attend.heads.count / attend.heads.groups) as usize;
+        self.shared = self.shared.max(LATENT_HEADS.min(shared));
+        self.head_dim = self.head_dim.max(attend.heads.dim as usize);
     }
 }
 
@@ -170,8 +227,10 @@ fn bytes(program: &Program, most: &Largest, experts: &LargestExperts) -> u64 {
     let logits = decode_rows(d) as u64 * u64::from(d.vocab);
     let experts = experts.bytes(d.columns as usize, program.blocks as usize);
     let digits = Digits::bytes(DECODE_COLUMNS, most.input.max((d.lanes * d.hidden) as usize));
-    let members = u64::from(program.blocks)
-        * (digits + 4 * DECODE_COLUMNS * most.rank + Panels::BYTES) as u64;
+    let own =
+        digits + 4 * DECODE_COLUMNS * most.rank + most.seen + 4 * most.scored[0] + Panels::BYTES;
+    let members = u64::from(program.blocks) * own as u64;
+    let logits = logits + (INDEX_COLUMNS * most.scored[0]) as u64;
     4 * (numbers * columns + logits) + pages.sum::<u64>() + experts + members
 }
 
@@ -191,6 +250,9 @@ pub(super) struct Pass {
     program: Program,
     buffers: Vec<Buffer>,
     level: Level,
+    /// Of products of prompts' columns. Where entries are chosen it is one with float32
+    /// activations: each rounding of them changes some choices, and a wrong one shows as 1e-1.
+    prompts: Level,
     vectors: Vec<Field<f32>>,
     /// Normed (or lane-combined) input of the current step, `[lane][column][width]`.
     normed: Field<f32>,
@@ -209,6 +271,10 @@ pub(super) struct Pass {
     behind: Vec<Behind>,
     /// Of each rotary table that a step names.
     angles: Vec<Angles>,
+    /// Scores of entries of [`INDEX_COLUMNS`] columns.
+    scores: Field<f32>,
+    /// Entries that a column has scores of at most.
+    most_entries: usize,
     /// Norm scales and biases as float32, by tensor; empty for the others.
     constants: Vec<Box<[f32]>>,
     /// Factors of the norms over all heads of q and of k, `[column][2]`.
@@ -232,7 +298,10 @@ impl Pass {
         let field = |v: &Vector| Field::new((v.lanes * v.width) as usize * columns);
         let widest = (d.lanes * d.hidden) as usize;
         let most = Largest::of(&program);
-        let form = |tensor: u32| Form::of(level, program.tensors[tensor as usize].encoding.codes);
+        let chooses = |step: &Step| matches!(step.kind, StepKind::CompressedIndex(_));
+        let choice = program.steps.iter().any(chooses);
+        let prompts = if choice { level.min(Level::Avx512) } else { level };
+        let form = |tensor: u32| Form::of(prompts, program.tensors[tensor as usize].encoding.codes);
         let experts = LargestExperts::of(&program, form);
         room::ask(bytes(&program, &most, &experts))?;
         let packed = || Packed::with_capacity(d.chunk(), most.input);
@@ -242,7 +311,14 @@ impl Pass {
                 attention::Scratch::with_capacity(most.shared, most.head_dim, QUERY_BLOCK);
             let delta = most.delta.map(DeltaScratch::with_capacity).unwrap_or_default();
             let latents = vec![0.0; DECODE_COLUMNS * most.rank];
-            Scratch { attention, delta, experts: experts.scratch(columns), stream, latents }
+            let experts = experts.scratch(columns);
+            let compressed = CompressedScratch {
+                rows: vec![0; most.seen],
+                order: Vec::with_capacity(most.scored[0]),
+                key: vec![0.0; most.scored[1]],
+                angles: vec![0.0; most.head_dim],
+            };
+            Scratch { attention, compressed, delta, experts, stream, latents }
         };
         let digits = || Digits::with_capacity(columns.min(DECODE_COLUMNS), most.input.max(widest));
         let panels = || Panels::of((0..program.tensors.len() as u32).map(form));
@@ -258,6 +334,8 @@ impl Pass {
             behind: vec![Behind::default(); d.slots as usize],
             angles: Vec::new(),
             constants: Vec::new(),
+            scores: Field::new(INDEX_COLUMNS * most.scored[0]),
+            most_entries: most.scored[0],
             factors: Field::new(2 * columns),
             logits: Field::new(decode_rows(&d) * d.vocab as usize),
             wanted: Vec::with_capacity(columns),
@@ -265,6 +343,7 @@ impl Pass {
             digits: Field::of((0..program.blocks).map(|_| digits()).collect()),
             panels: Field::of((0..program.blocks).map(|_| panels()).collect()),
             level,
+            prompts,
             buffers,
             program,
         };
@@ -279,7 +358,18 @@ impl Pass {
         for step in &self.program.steps {
             let (StepKind::Qkv(Qkv { rotary: Rotary { table, .. }, .. })
             | StepKind::LatentDown(LatentDown { rotary: Rotary { table, .. }, .. })
-            | StepKind::LatentQuery(LatentQuery { rotary: Rotary { table, .. }, .. })) = step.kind
+            | StepKind::LatentQuery(LatentQuery { rotary: Rotary { table, .. }, .. })
+            | StepKind::CompressedDown(CompressedDown { rotary: Rotary { table, .. }, .. })
+            | StepKind::Compress(Compress { rotary: Rotary { table, .. }, .. })
+            | StepKind::CompressedIndex(CompressedIndex {
+                rotary: Rotary { table, .. }, ..
+            })
+            | StepKind::CompressedQuery(CompressedQuery {
+                rotary: Rotary { table, .. }, ..
+            })
+            | StepKind::CompressedAttend(CompressedAttend {
+                rotary: Rotary { table, .. }, ..
+            })) = step.kind
             else {
                 continue;
             };
@@ -356,15 +446,10 @@ impl Pass {
     /// Rotary angles of the pass.
     fn turn(&mut self, columns: &[Column]) {
         for angles in &mut self.angles {
-            let [frequencies, lengths] = &angles.pairs;
-            let half = frequencies.len();
+            let numbers = 2 * angles.pairs[0].len();
             let turned = angles.turned.all();
-            for (at, column) in turned.chunks_exact_mut(2 * half).zip(columns) {
-                let (cos, sin) = at.split_at_mut(half);
-                let pairs = frequencies.iter().zip(lengths);
-                for ((c, s), (frequency, length)) in cos.iter_mut().zip(sin).zip(pairs) {
-                    [*c, *s] = ops::turned(column.position as u32, *frequency, *length);
-                }
+            for (at, column) in turned.chunks_exact_mut(numbers).zip(columns) {
+                angles_at(&angles.pairs, column.position, at);
             }
         }
     }
@@ -376,49 +461,13 @@ impl Pass {
 
     /// How a tensor wants packed activations.
     fn form(&self, tensor: u32) -> Form {
-        Form::of(self.level, self.program.tensors[tensor as usize].encoding.codes)
+        Form::of(self.prompts, self.program.tensors[tensor as usize].encoding.codes)
     }
 
     /// What steps use number by number, converted once.
     fn constants(&self) -> Vec<Box<[f32]>> {
         let mut used: Vec<u32> = Vec::new();
-        for step in &self.program.steps {
-            match &step.kind {
-                StepKind::Qkv(qkv) => {
-                    used.push(qkv.rotary.table);
-                    used.extend(qkv.norm);
-                    used.extend(qkv.biases.iter().flatten());
-                    used.extend(qkv.head_norms.iter().flatten());
-                }
-                StepKind::Attend(attend) => used.extend(attend.sinks),
-                StepKind::DeltaIn(delta) => used.extend(delta.norm),
-                StepKind::DeltaRule(delta) => {
-                    used.extend([delta.conv, delta.decay, delta.bias, delta.norm]);
-                }
-                StepKind::LatentDown(down) => {
-                    used.extend([down.rotary.table, down.scale]);
-                    used.extend(down.norm.into_iter().chain(down.query.map(|[_, norm]| norm)));
-                }
-                StepKind::LatentQuery(query) => used.push(query.rotary.table),
-                StepKind::Project(project) => used.extend(project.bias),
-                StepKind::ProjectNormed(project) => used.push(project.norm),
-                StepKind::GateUp(gate_up) => used.extend(gate_up.norm.iter().chain(&gate_up.scale)),
-                StepKind::Route(route) => {
-                    let beside = [route.norm, route.bias, route.correction];
-                    used.extend(beside.into_iter().flatten());
-                }
-                StepKind::ExpertsGateUp(experts) => {
-                    used.extend(experts.norm);
-                    used.extend(experts.biases.iter().flatten());
-                }
-                StepKind::ExpertsDown(experts) => used.extend(experts.bias),
-                StepKind::Head(head) => used.push(head.norm),
-                StepKind::Embed(_)
-                | StepKind::LatentAttend(_)
-                | StepKind::LatentUp(_)
-                | StepKind::Sample(_) => {}
-            }
-        }
+        self.program.steps.iter().for_each(|step| numbers_of(step, &mut used));
         let taps = |step: &Step| {
             let StepKind::DeltaRule(rule) = &step.kind else { return None };
             Some((rule.conv, rule.heads))
@@ -444,6 +493,64 @@ impl Pass {
     /// A norm scale or bias.
     fn constant(&self, index: u32) -> &[f32] {
         &self.constants[index as usize]
+    }
+}
+
+/// What a step uses number by number.
+fn numbers_of(step: &Step, used: &mut Vec<u32>) {
+    match &step.kind {
+        StepKind::Qkv(qkv) => {
+            used.push(qkv.rotary.table);
+            used.extend(qkv.norm);
+            used.extend(qkv.biases.iter().flatten());
+            used.extend(qkv.head_norms.iter().flatten());
+        }
+        StepKind::Attend(attend) => used.extend(attend.sinks),
+        StepKind::DeltaIn(delta) => used.extend(delta.norm),
+        StepKind::DeltaRule(delta) => {
+            used.extend([delta.conv, delta.decay, delta.bias, delta.norm]);
+        }
+        StepKind::LatentDown(down) => {
+            used.extend([down.rotary.table, down.scale]);
+            used.extend(down.norm.into_iter().chain(down.query.map(|[_, norm]| norm)));
+        }
+        StepKind::LatentQuery(query) => used.push(query.rotary.table),
+        StepKind::CompressedDown(down) => {
+            used.push(down.rotary.table);
+            used.extend(down.norm.iter().chain(&down.scales));
+        }
+        StepKind::Compress(compress) => {
+            used.extend([compress.rotary.table, compress.bias, compress.scale]);
+            used.extend(compress.norm);
+        }
+        StepKind::CompressedIndex(index) => {
+            used.push(index.rotary.table);
+            used.extend(index.norm);
+        }
+        StepKind::CompressedQuery(query) => used.push(query.rotary.table),
+        StepKind::CompressedAttend(attend) => {
+            used.extend([attend.rotary.table, attend.sinks]);
+        }
+        StepKind::HyperIn(hyper) => used.extend([hyper.scale, hyper.base]),
+        StepKind::Project(project) => used.extend(project.bias),
+        StepKind::ProjectNormed(project) => used.push(project.norm),
+        StepKind::GateUp(gate_up) => used.extend(gate_up.norm.iter().chain(&gate_up.scale)),
+        StepKind::Route(route) => {
+            let beside = [route.norm, route.bias, route.correction, route.by_token];
+            used.extend(beside.into_iter().flatten());
+        }
+        StepKind::ExpertsGateUp(experts) => {
+            used.extend(experts.norm);
+            used.extend(experts.biases.iter().flatten());
+        }
+        StepKind::ExpertsDown(experts) => used.extend(experts.bias),
+        StepKind::Head(head) => used.push(head.norm),
+        StepKind::Embed(_)
+        | StepKind::LatentAttend(_)
+        | StepKind::LatentUp(_)
+        | StepKind::GroupedDown(_)
+        | StepKind::HyperOut(_)
+        | StepKind::Sample(_) => {}
     }
 }
 
@@ -473,6 +580,14 @@ impl Walk<'_> {
             StepKind::LatentQuery(query) => self.latent_query(query),
             StepKind::LatentAttend(attend) => self.latent_attend(attend),
             StepKind::LatentUp(up) => self.latent_up(up),
+            StepKind::CompressedDown(down) => self.compressed_down(down),
+            StepKind::Compress(compress) => self.compress(compress),
+            StepKind::CompressedIndex(index) => self.compressed_index(index),
+            StepKind::CompressedQuery(query) => self.compressed_query(query),
+            StepKind::CompressedAttend(attend) => self.compressed_attend(attend),
+            StepKind::GroupedDown(down) => self.grouped_down(down),
+            StepKind::HyperIn(hyper) => self.hyper_in(hyper),
+            StepKind::HyperOut(hyper) => self.hyper_out(hyper),
             StepKind::Project(project) => self.project(project),
             StepKind::ProjectNormed(project) => self.project_normed(project),
             StepKind::GateUp(gate_up) => self.gate_up(gate_up),

@@ -12,9 +12,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::abi::{
-    Attend, Codes, DeltaHeads, DeltaIn, DeltaRule, Encoding, ExpertsDown, ExpertsGateUp, HeadMode,
-    Heads, Join, LatentAttend, LatentHeads, LatentQuery, LatentUp, NormSpan, PageGroup, Program,
-    Qkv, StepKind, Tensor,
+    Attend, Codes, CompressedAttend, CompressedHeads, CompressedQuery, DeltaHeads, DeltaIn,
+    DeltaRule, Encoding, ExpertsDown, ExpertsGateUp, GroupedDown, HeadMode, Heads, HyperIn, Join,
+    LatentAttend, LatentHeads, LatentQuery, LatentUp, NormSpan, PageGroup, Program, Qkv, StepKind,
+    Tensor,
 };
 use crate::buffer::Buffer;
 use crate::error::{Error, Result};
@@ -404,6 +405,47 @@ impl Builder {
         Ok(())
     }
 
+    /// Heads of one rank: whole groups.
+    fn compressed_heads(&self, heads: CompressedHeads) -> Result<CompressedHeads> {
+        let (ranks, CompressedHeads { count, groups, .. }) = (self.ranks, heads);
+        if !groups.is_multiple_of(ranks) {
+            let detail = format!("{groups} groups of heads do not divide by {ranks} ranks");
+            return Err(Error::Indivisible { ranks, detail });
+        }
+        Ok(CompressedHeads { count: count / ranks, groups: groups / ranks, ..heads })
+    }
+
+    fn compressed_query(&mut self, step: &mut CompressedQuery) -> Result<()> {
+        let parts = self.evenly(step.heads.width());
+        step.heads = self.compressed_heads(step.heads)?;
+        step.weight = self.by_rows(step.weight, &parts);
+        self.widen(step.output, parts.each);
+        Ok(())
+    }
+
+    /// Its output is by groups already.
+    fn compressed_attend(&mut self, step: &mut CompressedAttend) -> Result<()> {
+        let parts = self.evenly(step.heads.count);
+        step.heads = self.compressed_heads(step.heads)?;
+        step.sinks = self.bias(step.sinks, &parts);
+        Ok(())
+    }
+
+    fn grouped_down(&mut self, step: &mut GroupedDown) {
+        let parts = self.evenly(step.groups * step.rank);
+        step.weight = self.by_rows(step.weight, &parts);
+        step.groups /= self.ranks;
+        self.widen(step.output, parts.each);
+        self.held.insert(step.output, parts);
+    }
+
+    /// Streams are the same on all ranks, and in one address space there once.
+    fn hyper_in(&mut self, step: &HyperIn) {
+        let hidden = self.program.dims.hidden;
+        self.widen(step.output, hidden);
+        step.join.iter().for_each(|join| self.widen(join.sum, hidden));
+    }
+
     fn experts_gate_up(&mut self, step: &mut ExpertsGateUp) {
         let (experts, parts) = (step.experts, self.evenly(step.ffn));
         for weight in &mut step.weights {
@@ -425,7 +467,12 @@ impl Builder {
     fn step(&mut self, index: usize) -> Result<()> {
         let mut step = self.program.steps[index];
         match &mut step.kind {
-            StepKind::Embed(embed) => self.widen(embed.output, self.program.dims.hidden),
+            StepKind::Embed(embed) => {
+                let hidden = self.program.dims.hidden;
+                if self.program.vectors[embed.output as usize].width == hidden {
+                    self.widen(embed.output, hidden);
+                }
+            }
             StepKind::Qkv(qkv) => self.qkv(qkv)?,
             StepKind::Attend(attend) => self.attend(attend)?,
             StepKind::DeltaIn(delta) => self.delta_in(delta)?,
@@ -435,6 +482,13 @@ impl Builder {
             StepKind::LatentQuery(query) => self.latent_query(query)?,
             StepKind::LatentAttend(attend) => self.latent_attend(attend)?,
             StepKind::LatentUp(up) => self.latent_up(up)?,
+            // Keys and entries are those of all heads, as latents.
+            StepKind::CompressedDown(_) | StepKind::Compress(_) | StepKind::CompressedIndex(_) => {}
+            StepKind::CompressedQuery(query) => self.compressed_query(query)?,
+            StepKind::CompressedAttend(attend) => self.compressed_attend(attend)?,
+            StepKind::GroupedDown(down) => self.grouped_down(down),
+            StepKind::HyperIn(hyper) => self.hyper_in(hyper),
+            StepKind::HyperOut(_) => {}
             StepKind::Project(project) => {
                 // One lane has nobody to wait for.
                 let (Join::Sum | Join::Delayed { .. } | Join::Own { factor: 1.0 }) = project.join
@@ -493,6 +547,14 @@ impl Lanes {
                 | StepKind::LatentQuery(_)
                 | StepKind::LatentAttend(_)
                 | StepKind::LatentUp(_)
+                | StepKind::CompressedDown(_)
+                | StepKind::Compress(_)
+                | StepKind::CompressedIndex(_)
+                | StepKind::CompressedQuery(_)
+                | StepKind::CompressedAttend(_)
+                | StepKind::GroupedDown(_)
+                | StepKind::HyperIn(_)
+                | StepKind::HyperOut(_)
                 | StepKind::Project(_)
                 | StepKind::ProjectNormed(_)
                 | StepKind::GateUp(_)
@@ -584,6 +646,7 @@ fn shares(program: &Program) -> String {
                 format!("{query} query, {kv} kv heads")
             }
             StepKind::LatentAttend(attend) => format!("{} heads", attend.heads.count),
+            StepKind::CompressedAttend(attend) => format!("{} heads", attend.heads.count),
             StepKind::GateUp(gate_up) => format!("ffn {}", gate_up.ffn),
             StepKind::ExpertsGateUp(experts) => format!("experts of {}", experts.ffn),
             StepKind::Head(_) => format!("{} ids", program.dims.vocab.div_ceil(program.dims.lanes)),
@@ -596,6 +659,13 @@ fn shares(program: &Program) -> String {
             | StepKind::LatentDown(_)
             | StepKind::LatentQuery(_)
             | StepKind::LatentUp(_)
+            | StepKind::CompressedDown(_)
+            | StepKind::Compress(_)
+            | StepKind::CompressedIndex(_)
+            | StepKind::CompressedQuery(_)
+            | StepKind::GroupedDown(_)
+            | StepKind::HyperIn(_)
+            | StepKind::HyperOut(_)
             | StepKind::Project(_)
             | StepKind::ProjectNormed(_)
             | StepKind::Route(_)

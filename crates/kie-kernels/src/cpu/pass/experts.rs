@@ -32,13 +32,8 @@ impl Walk<'_> {
         let rows = self.rows(step.partition);
         let (x, matrix) = (self.normed(0, hidden), self.pass.matrix(step.weight, 0));
         let all = self.columns.len();
-        let mut out = self.output(&self.pass.raw, rows.start, rows.len(), experts);
-        for begin in (0..all).step_by(DECODE_COLUMNS) {
-            let columns = begin..all.min(begin + DECODE_COLUMNS);
-            let x = &x[columns.start * hidden..columns.end * hidden];
-            let y = out.some(columns, 0..rows.len());
-            matmul(self.pass.level, &matrix, rows.clone(), x, y, self.digits());
-        }
+        let out = self.output(&self.pass.raw, rows.start, rows.len(), experts);
+        self.exactly(&matrix, rows, x, out);
         self.barrier.wait();
         for column in self.mine(all) {
             let at = self.at(0, column, experts);
@@ -48,7 +43,12 @@ impl Walk<'_> {
                 add(logits, self.pass.constant(bias), 1.0);
             }
             let out = self.write(step.output, 0, column, 0..2 * step.chosen as usize);
-            choose(step, step.correction.map(|c| self.pass.constant(c)), logits, out);
+            let correction = step.correction.map(|c| self.pass.constant(c));
+            let told = step.by_token.map(|table| {
+                let chosen = step.chosen as usize;
+                &self.pass.constant(table)[self.columns[column].token as usize * chosen..][..chosen]
+            });
+            choose(step, (correction, told), logits, out);
         }
     }
 
@@ -218,7 +218,9 @@ impl Walk<'_> {
                 matmul(self.pass.level, matrix, rows, x, y, self.digits());
             }
             Input::Packed(part) => {
-                prefill(self.pass.level, self.panels(), matrix, rows, part, y, &|| self.goes_on());
+                prefill(self.pass.prompts, self.panels(), matrix, rows, part, y, &|| {
+                    self.goes_on()
+                });
             }
         }
     }

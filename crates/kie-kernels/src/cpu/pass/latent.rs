@@ -55,7 +55,7 @@ impl Walk<'_> {
     }
 
     /// RMSNorm in place.
-    fn scaled(&self, eps: f32, scale: u32, x: &mut [f32]) {
+    pub(super) fn scaled(&self, eps: f32, scale: u32, x: &mut [f32]) {
         let factor = self.factor_by(eps, x);
         x.iter_mut()
             .zip(self.pass.constant(scale))
@@ -63,7 +63,7 @@ impl Walk<'_> {
     }
 
     /// Bytes of a layer's positions in one page, and the format of their numbers.
-    fn latents_at(&self, state: StateAt, page: usize) -> (Range<usize>, Dtype) {
+    pub(super) fn latents_at(&self, state: StateAt, page: usize) -> (Range<usize>, Dtype) {
         let group = &self.pass.program.groups[state.group as usize];
         let StateKind::Latents { dtype, .. } = group.state else {
             unreachable!("the validator saw latents");
@@ -73,7 +73,7 @@ impl Walk<'_> {
         (first..first + layer, dtype)
     }
 
-    fn store_latent(&self, state: StateAt, column: usize, x: &[f32]) {
+    pub(super) fn store_latent(&self, state: StateAt, column: usize, x: &[f32]) {
         let Column { slot, position, .. } = self.columns[column];
         let (place, dtype) = self.latents_at(state, self.page(state, slot, position / PAGE));
         let bytes = x.len() * dtype.bytes();

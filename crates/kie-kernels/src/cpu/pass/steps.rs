@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::{Column, Path, Walk, DECODE_COLUMNS, QUERY_BLOCK};
+use super::{Angles, Column, Path, Walk, DECODE_COLUMNS, QUERY_BLOCK};
 use crate::abi::{
     Attend, Codes, Dtype, Embed, GateUp, Head, HeadMode, Heads, Join, NormSpan, Project,
     ProjectNormed, Qkv, Rotary, StateAt, StateKind, PAGE,
@@ -21,15 +21,18 @@ const DECODE_WEIGHTS: usize = 4 << 20;
 
 impl Walk<'_> {
     pub(super) fn embed(&self, step: &Embed) {
+        let to = self.pass.program.vectors[step.output as usize];
         let hidden = self.dims().hidden as usize;
         for item in self.mine(self.columns.len()) {
-            for lane in 0..self.dims().lanes as usize {
-                let out = self.write(step.output, lane, item, 0..hidden);
+            for lane in 0..to.lanes as usize {
+                let out = self.write(step.output, lane, item, 0..to.width as usize);
+                let (first, others) = out.split_at_mut(hidden);
                 let row = self.columns[item].token as usize;
-                row_to_f32(&self.pass.matrix(step.table, 0), row, out);
+                row_to_f32(&self.pass.matrix(step.table, 0), row, first);
                 if step.factor != 1.0 {
-                    out.iter_mut().for_each(|x| *x *= step.factor);
+                    first.iter_mut().for_each(|x| *x *= step.factor);
                 }
+                others.chunks_exact_mut(hidden).for_each(|other| other.copy_from_slice(first));
             }
         }
     }
@@ -98,7 +101,7 @@ impl Walk<'_> {
         for lane in self.mine(lanes) {
             // SAFETY: one member a lane, and nobody reads `packed` before the barrier.
             let packed = unsafe { self.pass.packed.write(lane..lane + 1) };
-            pack(self.pass.level, codes, input(lane), columns, width, &mut packed[0]);
+            pack(self.pass.prompts, codes, input(lane), columns, width, &mut packed[0]);
         }
         self.barrier.wait();
     }
@@ -126,7 +129,7 @@ impl Walk<'_> {
             // SAFETY: packed before the last barrier; nobody writes it in this phase.
             let packed = unsafe { self.pass.packed.read(lane..lane + 1) };
             let y = out.some(self.decode..self.columns.len(), 0..rows.len());
-            prefill(self.pass.level, self.panels(), matrix, rows, packed[0].all(), y, &|| {
+            prefill(self.pass.prompts, self.panels(), matrix, rows, packed[0].all(), y, &|| {
                 self.goes_on()
             });
         }
@@ -149,6 +152,33 @@ impl Walk<'_> {
             let y = out.some(0..columns, some.start - rows.start..some.end - rows.start);
             matmul(self.pass.level, matrix, some, x, y, self.digits());
         }
+    }
+
+    /// The same in float32 for all columns, whatever their path; these are not packed.
+    pub(super) fn exactly(
+        &self,
+        matrix: &Matrix<'_>,
+        rows: Range<usize>,
+        x: &[f32],
+        mut out: Columns<'_, f32>,
+    ) {
+        let (width, all) = (matrix.cols, self.columns.len());
+        for begin in (0..all).step_by(DECODE_COLUMNS) {
+            if rows.is_empty() || !self.goes_on() {
+                return;
+            }
+            let columns = begin..all.min(begin + DECODE_COLUMNS);
+            let x = &x[columns.start * width..columns.end * width];
+            let y = out.some(columns, 0..rows.len());
+            matmul(self.pass.level, matrix, rows.clone(), x, y, self.digits());
+        }
+    }
+
+    /// All columns of one lane of a vector that nobody writes in this phase.
+    pub(super) fn whole(&self, index: u32, lane: usize, width: usize) -> &[f32] {
+        let at = self.at(lane, 0, width);
+        // SAFETY: what a phase reads of others it does not write (module docs).
+        unsafe { self.pass.vectors[index as usize].read(at..at + self.columns.len() * width) }
     }
 
     /// Where a product of this member's rows goes: `width` of them in every column, from `at` on.
@@ -281,30 +311,18 @@ impl Walk<'_> {
 
     /// Turns the features that a rotary table has pairs of.
     pub(super) fn rotate(&self, rotary: Rotary, column: usize, x: &mut [f32]) {
-        let mut tables = self.pass.angles.iter();
-        let table = tables.find(|angles| angles.table == rotary.table);
-        let table = table.expect("every step's table has angles");
-        let half = table.pairs[0].len();
-        let at = 2 * half * column;
+        let table = self.angles_of(rotary);
+        let numbers = 2 * table.pairs[0].len();
+        let at = numbers * column;
         // SAFETY: nobody writes the angles during a pass.
-        let angles = unsafe { table.turned.read(at..at + 2 * half) };
-        let (cos, sin) = angles.split_at(half);
-        let x = &mut x[..2 * half];
-        let turn = |a: &mut f32, b: &mut f32, cos: f32, sin: f32| {
-            (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
-        };
-        let angles = cos.iter().zip(sin);
-        if rotary.interleaved {
-            for (pair, (cos, sin)) in x.chunks_exact_mut(2).zip(angles) {
-                let (a, b) = pair.split_at_mut(1);
-                turn(&mut a[0], &mut b[0], *cos, *sin);
-            }
-        } else {
-            let (a, b) = x.split_at_mut(half);
-            for ((a, b), (cos, sin)) in a.iter_mut().zip(b).zip(angles) {
-                turn(a, b, *cos, *sin);
-            }
-        }
+        let angles = unsafe { table.turned.read(at..at + numbers) };
+        turn(rotary.interleaved, angles, x);
+    }
+
+    /// What a pass knows of a rotary table.
+    pub(super) fn angles_of(&self, rotary: Rotary) -> &Angles {
+        let table = self.pass.angles.iter().find(|angles| angles.table == rotary.table);
+        table.expect("every step's table has angles")
     }
 
     /// First byte of the 64 keys (or values) of one page, layer, lane and kv head, and the format
@@ -651,6 +669,28 @@ impl Walk<'_> {
                 }
                 out.iter_mut().for_each(|o| *o /= lanes as f32);
             }
+        }
+    }
+}
+
+/// Turns pairs of features by cos, then sin, of as many angles.
+pub(super) fn turn(interleaved: bool, angles: &[f32], x: &mut [f32]) {
+    let half = angles.len() / 2;
+    let (cos, sin) = angles.split_at(half);
+    let x = &mut x[..2 * half];
+    let turn = |a: &mut f32, b: &mut f32, cos: f32, sin: f32| {
+        (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
+    };
+    let angles = cos.iter().zip(sin);
+    if interleaved {
+        for (pair, (cos, sin)) in x.chunks_exact_mut(2).zip(angles) {
+            let (a, b) = pair.split_at_mut(1);
+            turn(&mut a[0], &mut b[0], *cos, *sin);
+        }
+    } else {
+        let (a, b) = x.split_at_mut(half);
+        for ((a, b), (cos, sin)) in a.iter_mut().zip(b).zip(angles) {
+            turn(a, b, *cos, *sin);
         }
     }
 }

@@ -393,7 +393,7 @@ fn experts(t: &mut Text, (model, p): (&Model, &Partition), at: usize) {
     ]);
     let Some(of) = &class.experts else { return };
     let (gate, alpha, limit) = match of.gate {
-        Gate::Silu | Gate::GeluTanh => (0, 1.0, 0.0),
+        Gate::Silu | Gate::GeluTanh | Gate::ClampedSilu { .. } => (0, 1.0, 0.0),
         Gate::ClampedSwiglu { alpha, limit } => (1, alpha, limit),
     };
     t.bools([

@@ -781,6 +781,9 @@ impl Mlp<'_> {
                 Gate::ClampedSwiglu { .. } => {
                     refuse(first, "gate_up with a clamped SwiGLU, SiLU wanted".to_owned())
                 }
+                Gate::ClampedSilu { .. } => {
+                    refuse(first, "gate_up with a clamped SiLU, SiLU wanted".to_owned())
+                }
             },
             Self::Experts { route, gate_up, down, shared } => {
                 let (experts, chosen) = (route.experts, route.chosen);
@@ -795,6 +798,10 @@ impl Mlp<'_> {
                         first,
                         format!("{count} groups of experts, {MOST_GROUPS} at most"),
                     );
+                }
+                if matches!(route.scoring, Scoring::SqrtSoftplus { .. }) || route.by_token.is_some()
+                {
+                    return refuse(first, "a router by token, or by a softplus".to_owned());
                 }
                 if gate_up.norm != route.norm {
                     return refuse(first, "the router and experts have norms of their own".into());
@@ -816,6 +823,9 @@ impl Mlp<'_> {
                     Gate::Silu | Gate::ClampedSwiglu { .. } => Ok(()),
                     Gate::GeluTanh => {
                         refuse(first + 1, "experts with a GELU, SiLU wanted".to_owned())
+                    }
+                    Gate::ClampedSilu { .. } => {
+                        refuse(first + 1, "experts with a clamped SiLU, SiLU wanted".to_owned())
                     }
                 }
             }
@@ -1110,6 +1120,10 @@ pub fn page_bytes(group: &PageGroup, (ranks, blocks): (u32, u32), parts: u32) ->
         StateKind::Latents { width, .. } => u64::from(ranks * width.next_multiple_of(8)),
         StateKind::Recurrent { lanes, heads } => {
             return u64::from(group.layers * lanes) * delta::most_bytes(heads, blocks);
+        }
+        // No kernel keeps such a state: lowering refuses what has one.
+        StateKind::Entries { .. } | StateKind::Sums { .. } => {
+            return group.page_bytes();
         }
     };
     u64::from(group.layers) * width * PAGE as u64 * 2 * u64::from(parts)
