@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn bytes_are_where_they_were_put_and_nowhere_else() {
-        let region = Arc::new(Region::new(100).unwrap());
+        let region = Arc::new(Region::new(100).expect("memory"));
         region.write(3, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
         let mut out = [0; 17];
         region.read(2, &mut out);
@@ -189,9 +189,9 @@ mod tests {
         let start = region.start() as u64;
         let mut space = Space::new(vec![region]);
         let mut words = [0; 3];
-        space.load(start + 4, &mut words).unwrap();
+        space.load(start + 4, &mut words).expect("inside");
         assert_eq!(words, [0x0504_0302, 0x0908_0706, 0x0d0c_0b0a]);
-        space.store(start + 4092, &[7]).unwrap();
+        space.store(start + 4092, &[7]).expect("inside");
         for (at, bytes) in [(start - 4, 4), (start + 4094, 4), (start + 4096, 1), (start + 2, 4)] {
             assert!(space.find(at, bytes).is_none(), "{bytes} at {at:x}");
         }

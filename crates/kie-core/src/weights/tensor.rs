@@ -143,7 +143,7 @@ impl Tensor {
             Some(Repack::Turned { stored, part, of }) => {
                 Some((stored.offset() + part * self.encoding.codes.bytes_of(1), *of))
             }
-            Some(Repack::Columns(_)) | None => None,
+            Some(Repack::Columns(_) | Repack::Integers(_)) | None => None,
         }
     }
 

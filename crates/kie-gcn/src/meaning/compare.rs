@@ -1,5 +1,8 @@
 //! Comparisons: a bit a lane at work, 0 for the others.
 
+// A comparison and the negation of its opposite differ where a number is NaN.
+#![allow(clippy::double_comparisons, clippy::neg_cmp_op_on_partial_ord)]
+
 use crate::inst::{Inst, Run};
 use crate::wave::{Next, Wave, LANES};
 

@@ -299,9 +299,11 @@ impl Slots {
     fn catch_up(&mut self) -> bool {
         let now = crate::host::now_ns();
         let late = |slot: &Slot| slot.state == State::Late;
-        (0..self.slots.len()).fold(false, |any, index| {
-            (late(&self.slots[index]) && self.choose(index, None, now)) || any
-        })
+        let mut any = false;
+        for index in 0..self.slots.len() {
+            any |= late(&self.slots[index]) && self.choose(index, None, now);
+        }
+        any
     }
 
     /// Chooses and publishes a slot's token at `next`, of this row of logits or of those that were

@@ -413,7 +413,7 @@ impl Rows {
 fn share_heads(rows: u32, heads: u32, blocks: u32) -> u32 {
     let fits = |n: &u32| {
         rows.is_multiple_of(*n)
-            || (rows.is_multiple_of(16) && (n.is_multiple_of(16) || n % rows == 0))
+            || (rows.is_multiple_of(16) && (n.is_multiple_of(16) || n.is_multiple_of(rows)))
     };
     let first = share(heads * rows, blocks, 2);
     (first..).step_by(2).find(fits).unwrap_or(rows)

@@ -63,7 +63,7 @@ pub(super) struct Recurrent {
 impl Recurrent {
     /// What a launch from `position` on is told (`wire::Sequence`).
     pub fn ask(&self, position: usize) -> u32 {
-        1 - self.half | u32::from(position != self.position) << 1
+        (1 - self.half) | (u32::from(position != self.position) << 1)
     }
 
     /// A launch wrote the other state, behind the position before `position`, if it went anywhere
