@@ -7,6 +7,22 @@ use crate::numbers::number_to_f32;
 /// Numbers of a running softmax: the maximum, the mass below it, the weighted sum.
 pub(super) const RUNNING: usize = 3;
 
+/// Columns whose entries are scored before any are chosen.
+pub(super) const INDEX_COLUMNS: usize = 32;
+
+/// What one member alone uses.
+#[derive(Default)]
+pub(super) struct Scratch {
+    /// Stored rows that a column sees, one behind the other.
+    pub rows: Vec<u8>,
+    /// Numbers of entries.
+    pub order: Vec<u32>,
+    /// One key.
+    pub key: Vec<f32>,
+    /// cos and sin of one position.
+    pub angles: Vec<f32>,
+}
+
 /// A running softmax that has seen nothing.
 pub(super) const EMPTY: [f32; RUNNING] = [f32::NEG_INFINITY, 0.0, 0.0];
 

@@ -62,8 +62,8 @@ pub fn gate_mul(level: Level, kind: Gate, gate: &mut [f32], up: &[f32]) {
 }
 
 /// `gate = (v + more) h / (1 + e^(-alpha h))` with gates clamped from above and ups from both
-/// sides, h and v (`modeling_gpt_oss.py` of transformers, whose `more` is 1); numbers are alpha, the limit
-/// and `more`.
+/// sides, h and v (`modeling_gpt_oss.py` of transformers, whose `more` is 1); numbers are alpha,
+/// the limit and `more`.
 ///
 /// # Panics
 /// When the lengths differ.

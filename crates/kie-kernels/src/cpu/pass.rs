@@ -21,6 +21,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::attention;
+use super::compressed::{Scratch as CompressedScratch, INDEX_COLUMNS};
 use super::delta::{arranged, Scratch as DeltaScratch};
 use super::digits::Digits;
 use super::experts::{Largest as LargestExperts, Lines, Scratch as ExpertScratch, DECODE_COLUMNS};
@@ -41,8 +42,6 @@ use crate::matrix::{row_to_f32, Matrix};
 use crate::room;
 use crate::simd::Level;
 use crate::validate::ValidProgram;
-use compressed::{Scratch as CompressedScratch, INDEX_COLUMNS};
-use states::Place;
 
 /// Heads that a member attends latents with at a time: they read a page once.
 const LATENT_HEADS: usize = 8;

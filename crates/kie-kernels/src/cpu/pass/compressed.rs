@@ -6,35 +6,21 @@
 
 use std::ops::Range;
 
+use super::states::Place;
 use super::steps::{intersect, turn};
-use super::{angles_at, Column, Place, Walk, LATENT_HEADS};
+use super::{angles_at, Column, Walk, LATENT_HEADS};
 use crate::abi::{
     Compress, CompressedAttend, CompressedDown, CompressedIndex, CompressedQuery, Dtype, Entries,
     GroupedDown, Rotary, StateAt, StateKind, PAGE,
 };
 use crate::cpu::attention::{self, KvPage};
-use crate::cpu::compressed::{choose, load, pool, score, EMPTY, RUNNING};
+use crate::cpu::compressed::{choose, load, pool, score, EMPTY, INDEX_COLUMNS, RUNNING};
 use crate::numbers::store_f32;
 
 /// Channels of an item.
 const CHANNELS: usize = 64;
-/// Columns whose entries are scored before any are chosen.
-pub(super) const INDEX_COLUMNS: usize = 32;
 /// Entries that one item scores.
 const INDEX_ENTRIES: usize = 64;
-
-/// What one member alone uses.
-#[derive(Default)]
-pub(super) struct Scratch {
-    /// Stored rows that a column sees, one behind the other.
-    pub rows: Vec<u8>,
-    /// Numbers of entries.
-    pub order: Vec<u32>,
-    /// One key.
-    pub key: Vec<f32>,
-    /// cos and sin of one position.
-    pub angles: Vec<f32>,
-}
 
 impl Walk<'_> {
     pub(super) fn compressed_down(&self, step: &CompressedDown) {

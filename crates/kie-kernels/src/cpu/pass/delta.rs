@@ -3,8 +3,9 @@
 
 use std::ops::Range;
 
+use super::states::Place;
 use super::steps::intersect;
-use super::{Place, Walk};
+use super::Walk;
 use crate::abi::{DeltaIn, DeltaRule};
 use crate::cpu::delta::Rule;
 
