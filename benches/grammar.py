@@ -52,9 +52,8 @@ def main() -> None:
             new = engine.generate(prompt, grammar=grammar, seed=n, **keywords)
             kept = engine.generate(prompt, grammar=grammar, seed=n, **keywords)
             count = len(new.token_ids)
-            free = engine.generate(
-                prompt, seed=n, min_tokens=count, **{**keywords, "max_tokens": count}
-            )
+            same: Any = {**keywords, "max_tokens": count, "min_tokens": count}
+            free = engine.generate(prompt, seed=n, **same)
             for name, done in (("new", new), ("kept", kept), ("free", free)):
                 first[name].append(done.timings.ttft_ms)
             for name, done in (("grammar", kept), ("free", free)):

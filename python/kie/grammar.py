@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from kie.errors import GrammarError
 
@@ -85,6 +85,7 @@ def _definition(schema: object) -> str:
         got = type(schema).__name__
         raise TypeError(f"schema must be a mapping, JSON text or a pydantic model, got {got}")
     try:
-        return json.dumps(schema if isinstance(schema, bool) else dict(schema), allow_nan=False)
+        made = cast("Mapping[str, Any] | bool", schema)
+        return json.dumps(made if isinstance(made, bool) else dict(made), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise GrammarError(f"grammar: the schema is no JSON: {error}") from error

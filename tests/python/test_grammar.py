@@ -32,13 +32,14 @@ def checked(done: kie.Completion, schema: Any) -> Any:
     """The value of an answer, which is valid."""
     assert done.finish_reason in ("stop", "length"), done
     value = json.loads(done.text)
-    jsonschema.Draft202012Validator(schema).validate(value)
+    validator: Any = jsonschema.Draft202012Validator(schema)
+    validator.validate(value)
     return value
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_answer_is_valid(many: kie.Engine, temperature: float) -> None:
-    reasons = set()
+    reasons: set[str] = set()
     for n, schema in enumerate(SCHEMAS):
         jsonschema.Draft202012Validator.check_schema(schema)
         done = many.generate(
@@ -109,7 +110,7 @@ def test_sessions_and_forks(many: kie.Engine) -> None:
 
 
 def test_least_tokens_hold_while_there_is_a_choice(many: kie.Engine) -> None:
-    least = {"min_tokens": 20, "max_tokens": 40}
+    least: Any = {"min_tokens": 20, "max_tokens": 40}
     for seed in range(5):
         long = many.generate("x", grammar=kie.Regex("[ab]+"), seed=seed, **least)
         assert len(long.token_ids) >= 20

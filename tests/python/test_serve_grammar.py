@@ -98,7 +98,7 @@ def test_the_client_parses(talker: Serving) -> None:
 def test_forced_calls(which: str, request: pytest.FixtureRequest) -> None:
     server: Serving = request.getfixturevalue(which)
     named = {"type": "function", "function": {"name": "get_weather"}}
-    other = {"type": "function", "function": {"name": "other", "parameters": {}}}
+    other: Any = {"type": "function", "function": {"name": "other", "parameters": {}}}
     for forced in ("required", named):
         tools = TOOLS if forced == "required" else [*TOOLS, other]
         choice = chat(server, tools=tools, tool_choice=forced)
