@@ -16,7 +16,7 @@
 #include "ops/attend_exact.h"
 #include "ops/attend_ring.h"
 #include "ops/delta.h"
-#include "ops/experts.h"
+#include "ops/experts_columns.h"
 #include "ops/filter.h"
 #include "ops/gather.h"
 #include "ops/head.h"
@@ -46,8 +46,7 @@ KIE_DEVICE void take_tables(const DecodeArgs& args, u8* shared) {
     for (int i = me; i < kIndexBytes; i += kAllThreads) shared[kShIndex + i] = index[i];
     // What an earlier launch left there is no choice.
     if (kHasExperts)
-        for (int i = me; i < kColumns * kChosenMost; i += kAllThreads)
-            *choice_word(shared, 0, i) = 0;
+        for (int i = me; i < kColumns * kChosenMost; i += kAllThreads) *choice_word(shared, i) = 0;
     if (!kTableShared) return;
     u32* table = (u32*)(shared + kShTable);
     constexpr int kEach = kPools * kPagesMax;
@@ -120,8 +119,8 @@ KIE_DEVICE void decode_experts(Ring& ring, Watch& watch, const DecodeArgs& args,
     stamp(b, 10);
     Sums<typename C::TilingDown> sums = no_sums<typename C::TilingDown>();
     if constexpr (C::kShared) sums = multiply_shared<C>(ring, watch, args, b, layer);
-    ChosenStages<typename C::TilingDown, C::kChosen> first;
-    prefetch_chosen(ring, first);
+    FirstOfDown<C> first;
+    prefetch_first(ring, first);
     others_down.take_early(watch, args, b, of_down);
     DownAdjust<C> adjust;
     adjust.ask(args, b, layer);

@@ -20,9 +20,20 @@
 #include "ring.h"
 #include "shape.h"
 
-// Place `n` of a column's list of experts (ops/route.h): {id, sequence number}.
-KIE_DEVICE volatile u64* choice_word(u8* shared, int column, int n) {
-    return (volatile u64*)(shared + kShChoice) + column * kChosenMost + n;
+// Word `n` of the choice of experts (ops/route.h), its sequence number in the upper half: of one
+// column its n-th expert; of several a RoutedPair, those of an expert side by side.
+KIE_DEVICE volatile u64* choice_word(u8* shared, int n) {
+    return (volatile u64*)(shared + kShChoice) + n;
+}
+struct RoutedPair {
+    u32 expert;
+    int column, n;  // whose n-th it is
+};
+KIE_CONST_FN u32 pack_pair(const RoutedPair& p) {
+    return p.expert | (u32)p.column << 16 | (u32)p.n << 24;
+}
+KIE_CONST_FN RoutedPair unpack_pair(u32 v) {
+    return {v & 0xffff, (int)(v >> 16 & 0xff), (int)(v >> 24)};
 }
 
 // Pages first, first + kSplitsMax, ... of one column (of several: of a sequence) reach this block
@@ -87,8 +98,8 @@ struct FeedPages {
 };
 // Waits for a choice; false where the kernel ends. One that is not made in time is an expired wait
 // like others': any expert's weights go on their way, so that consumers come to the step's end.
-KIE_DEVICE bool await_choice(Feed& f, u8* shared, u32 step, u32 layer, const volatile u64* word,
-                             u32& id) {
+KIE_DEVICE bool await_choice(Feed& f, u8* shared, u32 step, u32 layer, int n, u32& payload) {
+    const volatile u64* word = choice_word(shared, n);
     const u32 seqno = seqno_at(f.args.seqno + step, (int)layer);
     Watch watch = {f.args, step, 0, 0, false};
     u64 v = *word;
@@ -104,26 +115,45 @@ KIE_DEVICE bool await_choice(Feed& f, u8* shared, u32 step, u32 layer, const vol
         }
         pause_ns(20);
     }
-    id = (u32)v;
+    payload = (u32)v;
     return true;
 }
-// The block's part `S` of the experts that each column chose, in the order of the lists. Stages'
-// last warps may have no units: theirs is not copied.
+// The block's part `S` of an expert. Stages' last warps may have no units: theirs is not copied.
+template <class C, class S>
+KIE_DEVICE bool feed_expert(Feed& f, const u8* bank, u32 id) {
+    const u8* from = bank + (u64)id * C::kExpertBytes;
+    for (int i = 0; i < S::stages; ++i, from += S::stage_bytes)
+        if (!feed(f, from, i < S::long_stages ? S::long_bytes : S::short_bytes, false))
+            return false;
+    return true;
+}
+// Those that the columns chose, in the order of the list; of several columns each expert once.
 template <class C, class S>
 KIE_DEVICE bool feed_experts(Feed& f, u8* shared, const Segment& g, u32 step) {
     const u8* bank = f.args.experts + g.at + (u64)block() * C::kPieceBytes;
-    const int columns = kColumns == 1 ? 1 : live_at(f.args, step);
+    const int pairs = (kColumns == 1 ? 1 : live_at(f.args, step)) * C::kChosen;
     expect_stages(f, S::stage_bytes);
-    for (int c = 0; c < columns; ++c) {
-        for (int n = 0; n < C::kChosen; ++n) {
-            u32 id;
-            if (!await_choice(f, shared, step, g.layer, choice_word(shared, c, n), id))
+    u32 v;
+    if constexpr (kColumns == 1) {
+        for (int n = 0; n < pairs; ++n)
+            if (!await_choice(f, shared, step, g.layer, n, v) || !feed_expert<C, S>(f, bank, v))
                 return false;
-            const u8* from = bank + (u64)id * C::kExpertBytes;
-            for (int i = 0; i < S::stages; ++i, from += S::stage_bytes)
-                if (!feed(f, from, i < S::long_stages ? S::long_bytes : S::short_bytes, false))
-                    return false;
+        return true;
+    }
+    const volatile u32* timed_out = (volatile u32*)(shared + kShMisc) + 3;
+    if (!await_choice(f, shared, step, g.layer, 0, v)) return false;
+    for (int n = 0; n < pairs;) {
+        const u32 id = unpack_pair(v).expert;
+        // All words of an expert are read before its stages go: behind the last one consumers write
+        // the next layer's.
+        while (++n < pairs) {
+            if (!await_choice(f, shared, step, g.layer, n, v)) return false;
+            if (unpack_pair(v).expert != id) break;
         }
+        // Nobody knows how many experts a list has that was not made in time.
+        while (*timed_out)
+            if (!feed(f, bank, S::stage_bytes, false)) return false;
+        if (!feed_expert<C, S>(f, bank, id)) return false;
     }
     return true;
 }

@@ -2,12 +2,12 @@
 //! is taken up again; and wrong on purpose: the producer's wait for a choice, the copies that
 //! follow from it, and lost words of the router.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kie_core::engine::{Engine, LogitsPath};
 use kie_core::request::{EngineConfig, SamplingParams};
 
-use super::failures::{all_are_found_out, hang, open, says, told, Edit, Mutant};
+use super::failures::{all_are_found_out, continue_greedily, hang, open, says, told, Edit, Mutant};
 use super::support::{goldens, greedy_request};
 use super::{fixture, open_simulated, two_at_a_time};
 
@@ -51,8 +51,28 @@ const MUTANTS: &[Mutant] = &[
     ),
     (
         "a place of the list has the bias and factor of another",
-        "const float factor = chosen_factor(b, c, n);",
-        "const float factor = chosen_factor(b, c, 0);",
+        "const float factor = chosen_factor(b, 0, n);",
+        "const float factor = chosen_factor(b, 0, 0);",
+    ),
+    (
+        "an expert of two columns goes through the ring twice",
+        "if (unpack_pair(v).expert != id) break;",
+        "break;",
+    ),
+    (
+        "a column that did not choose an expert adds its product",
+        "takes[j % 2] ? all.v[i][j] : before.v[i][j];",
+        "all.v[i][j];",
+    ),
+    (
+        "all columns of an expert have the last one's activations",
+        "if (column == g) slot = n - batch;",
+        "slot = n - batch;",
+    ),
+    (
+        "a pair's sums stand on those of the first",
+        "part + (k_warp * kColumns + n - batch) * S::rows;",
+        "part + (k_warp * kColumns) * S::rows;",
     ),
 ];
 
@@ -103,7 +123,7 @@ fn a_lost_word_of_the_router_is_told_and_the_engine_closes() {
         Box::leak(to.into_boxed_str())
     };
     let logits = "publish(p, bits(v0), b.seqno), publish(p + 1, bits(v1), b.seqno);";
-    let choice = "*choice_word(b.shared, column, place) = ll_word(id, b.seqno);";
+    let choice = "*choice_word(b.shared, place) = ll_word(id, b.seqno);";
     for (statement, what) in
         [(logits, "layer 1, the router's logits"), (choice, "layer 1, the choice of experts")]
     {
@@ -112,6 +132,68 @@ fn a_lost_word_of_the_router_is_told_and_the_engine_closes() {
         says(&detail, &["rank 0: ", "in step 3", what]);
         engine.close();
     }
+}
+
+/// The same of a choice that several columns made: the producer cannot know how many experts a list
+/// has of which a word is lost.
+#[test]
+fn a_lost_choice_of_several_columns_is_told() {
+    let from = "*choice_word(b.shared, before) = ll_word(pack_pair({id, column, n}), b.seqno);";
+    let to = "if (!(block() == 1 && before == 2)) \
+              *choice_word(b.shared, before) = ll_word(pack_pair({id, column, n}), b.seqno);";
+    let engine = open("own_gpt_oss", "sim:seed=3,blocks=4", from, to);
+    let start = Instant::now();
+    // A prompt's positions are columns.
+    let error = continue_greedily(&engine, &[5, 6, 7], 2).unwrap_err();
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    says(&error.to_string(), &["rank 0: ", "layer 0, the choice of experts"]);
+    engine.close();
+}
+
+/// Block 0 counts the experts that it brings, and how often columns chose one; both twice, of gate
+/// and up and of down.
+const COUNTED: [Edit; 2] = [
+    (
+        "    const u8* from = bank + (u64)id * C::kExpertBytes;",
+        "    const u8* from = bank + (u64)id * C::kExpertBytes;
+    if (kColumns > 1 && block() == 0) ++f.args.abort_flag[16 + 2];",
+    ),
+    (
+        "    const volatile u32* timed_out = (volatile u32*)(shared + kShMisc) + 3;",
+        "    const volatile u32* timed_out = (volatile u32*)(shared + kShMisc) + 3;
+    if (block() == 0) f.args.abort_flag[16 + 3] += pairs;",
+    ),
+];
+
+/// Of eight sequences at once each expert that some of them chose goes through the ring once, for
+/// gate and up and for down; and none changes a bit of another.
+#[test]
+fn experts_that_several_sequences_chose_are_read_once() {
+    let all = [("own_olmoe", "warp=32,blocks=4"), ("own_gpt_oss", "warp=64,ranks=2,blocks=3")];
+    two_at_a_time(all.into(), |(name, machine)| {
+        let device = format!("sim:seed=7,{machine}");
+        let (runner, behind) = told("kie_decode", &device, &COUNTED, 1 << 12);
+        let engine = Engine::builder(fixture(name)).max_batch(8).runner(runner).build().unwrap();
+        let prompts: Vec<Vec<u32>> = (0..8).map(|n| vec![5 + n / 2 * 7, 11, 3 + n / 4]).collect();
+        let ask = |ids: &[u32]| {
+            let mut request = greedy_request(ids, 6);
+            request.params.logprobs = Some(1);
+            engine.stream(request).unwrap()
+        };
+        let bits = |mut stream: kie_core::TokenStream| -> Vec<(u32, u32)> {
+            let done = stream.completion().unwrap();
+            done.logprobs.unwrap().iter().map(|t| (t.id, t.logprob.to_bits())).collect()
+        };
+        let alone: Vec<_> = prompts.iter().map(|ids| bits(ask(ids))).collect();
+        let streams: Vec<_> = prompts.iter().map(|ids| ask(ids)).collect();
+        for (n, (stream, alone)) in streams.into_iter().zip(&alone).enumerate() {
+            assert_eq!(&bits(stream), alone, "{name}: sequence {n} beside others");
+        }
+        engine.close();
+        let [brought, pairs] = [2, 3].map(|at| behind[0].told()[at]);
+        eprintln!("{name}: {brought} experts brought, chosen {pairs} times");
+        assert!(brought > 0 && 3 * brought < 2 * pairs, "{name}: {brought} of {pairs}");
+    });
 }
 
 /// Block 0 writes the router's logits down, of each position and layer.

@@ -157,15 +157,50 @@ impl Drop for Grouped {
 
 impl Grouped {
     pub fn new(name: &str) -> Self {
-        let name = format!("kie-grouped-{name}-{}", std::process::id());
-        let this = Self(std::env::temp_dir().join(name));
-        std::fs::create_dir_all(&this.0).unwrap();
         let config = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama",
             "attention_bias": false, "mlp_bias": false, "hidden_act": "silu", "rms_norm_eps": 1e-05,
             "vocab_size": 512, "max_position_embeddings": 512, "rope_theta": 10000.0,
             "torch_dtype": "float16", "tie_word_embeddings": false, "hidden_size": 512,
             "num_hidden_layers": 1, "num_attention_heads": 16, "num_key_value_heads": 2,
             "intermediate_size": 1024}"#;
+        let layer = |name: &str| format!("model.layers.0.{name}.weight");
+        let mlp = [
+            (layer("mlp.gate_proj"), vec![1024, 512]),
+            (layer("mlp.up_proj"), vec![1024, 512]),
+            (layer("mlp.down_proj"), vec![512, 1024]),
+        ];
+        Self::of(name, config, [512, 512, 64], mlp.into())
+    }
+
+    /// Four experts, of which a token goes to two; eight heads.
+    pub fn experts(name: &str) -> Self {
+        let config = r#"{"architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
+            "hidden_act": "silu", "rms_norm_eps": 1e-05, "vocab_size": 512,
+            "max_position_embeddings": 512, "rope_theta": 10000.0, "torch_dtype": "float16",
+            "tie_word_embeddings": false, "hidden_size": 64, "num_hidden_layers": 1,
+            "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 16,
+            "sliding_window": null, "intermediate_size": 96, "num_local_experts": 4,
+            "num_experts_per_tok": 2}"#;
+        let layer = |name: &str| format!("model.layers.0.block_sparse_moe.{name}.weight");
+        let expert = |id: usize| {
+            let of = move |name: &str| layer(&format!("experts.{id}.{name}"));
+            [(of("w1"), vec![96, 64]), (of("w3"), vec![96, 64]), (of("w2"), vec![64, 96])]
+        };
+        let router = (layer("gate"), vec![4, 64]);
+        let mlp = std::iter::once(router).chain((0..4).flat_map(expert)).collect();
+        Self::of(name, config, [64, 128, 128], mlp)
+    }
+
+    /// One layer: its width, that of its queries and of its keys, the tensors of its mlp.
+    fn of(
+        name: &str,
+        config: &str,
+        [hidden, query, kv]: [usize; 3],
+        mlp: Vec<(String, Vec<usize>)>,
+    ) -> Self {
+        let name = format!("kie-grouped-{name}-{}", std::process::id());
+        let this = Self(std::env::temp_dir().join(name));
+        std::fs::create_dir_all(&this.0).unwrap();
         std::fs::write(this.0.join("config.json"), config).unwrap();
         for file in ["tokenizer.json", "tokenizer_config.json"] {
             std::fs::copy(fixture("llama").join(file), this.0.join(file)).unwrap();
@@ -180,25 +215,24 @@ impl Grouped {
         };
         let numbers: Vec<u8> = (0..1024 * 512).flat_map(|_| next().to_le_bytes()).collect();
         let layer = |name: &str| format!("model.layers.0.{name}.weight");
-        let all = [
-            ("model.embed_tokens.weight".to_owned(), vec![512, 512]),
-            (layer("input_layernorm"), vec![512]),
-            (layer("self_attn.q_proj"), vec![512, 512]),
-            (layer("self_attn.k_proj"), vec![64, 512]),
-            (layer("self_attn.v_proj"), vec![64, 512]),
-            (layer("self_attn.o_proj"), vec![512, 512]),
-            (layer("post_attention_layernorm"), vec![512]),
-            (layer("mlp.gate_proj"), vec![1024, 512]),
-            (layer("mlp.up_proj"), vec![1024, 512]),
-            (layer("mlp.down_proj"), vec![512, 1024]),
-            ("model.norm.weight".to_owned(), vec![512]),
-            ("lm_head.weight".to_owned(), vec![512, 512]),
+        let rest = [
+            ("model.embed_tokens.weight".to_owned(), vec![512, hidden]),
+            (layer("input_layernorm"), vec![hidden]),
+            (layer("self_attn.q_proj"), vec![query, hidden]),
+            (layer("self_attn.k_proj"), vec![kv, hidden]),
+            (layer("self_attn.v_proj"), vec![kv, hidden]),
+            (layer("self_attn.o_proj"), vec![hidden, query]),
+            (layer("post_attention_layernorm"), vec![hidden]),
+            ("model.norm.weight".to_owned(), vec![hidden]),
+            ("lm_head.weight".to_owned(), vec![512, hidden]),
         ];
-        let view = |(name, shape): (String, Vec<usize>)| {
-            let bytes = &numbers[..2 * shape.iter().product::<usize>()];
+        let view = |(at, (name, shape)): (usize, (String, Vec<usize>))| {
+            let from = if hidden < 512 { at << 14 } else { 0 };
+            let bytes = &numbers[from..from + 2 * shape.iter().product::<usize>()];
             (name, TensorView::new(Dtype::F16, shape, bytes).unwrap())
         };
         let file = this.0.join("model.safetensors");
+        let all = rest.into_iter().chain(mlp).enumerate();
         safetensors::serialize_to_file(all.map(view), None, &file).unwrap();
         this
     }

@@ -5,7 +5,7 @@ use kie_core::engine::{Engine, LogitsPath};
 use kie_core::request::EngineConfig;
 
 use super::machines::Grouped;
-use super::support::{goldens, greedy_request, half, open_on};
+use super::support::{goldens, greedy, greedy_request, half, open_on};
 use super::{check, fixture, is_wide, two_at_a_time, Job};
 
 /// Fixture, ranks, blocks of each: so every head mode, both exchanges, one lane a rank and several,
@@ -28,6 +28,7 @@ const TOGETHER: &[(&str, u32, u32)] = &[
     ("own_llama_fp8_tied", 2, 4),
     ("own_llama_fp8_tied", 8, 2),
     ("qwen3_moe", 2, 5),
+    ("own_gpt_oss", 4, 2),
     ("gpt_oss_mxfp4", 2, 4),
     ("own_deepseek_v3", 4, 2),
 ];
@@ -119,6 +120,26 @@ fn sequences_together_whose_warps_share_columns() {
     for (mut stream, ids) in streams.into_iter().zip(&prompts) {
         let wanted = ask(&reference, greedy_request(ids, 6)).completion().unwrap().token_ids;
         assert_eq!(stream.completion().unwrap().token_ids, wanted, "{} ids", ids.len());
+    }
+}
+
+/// Experts over eight machines, a head each, alone and together.
+#[test]
+fn experts_on_eight_machines_are_those_of_one() {
+    let model = Grouped::experts("experts");
+    let config = EngineConfig { max_batch: 4, prefix_cache: false, ..EngineConfig::default() };
+    let open = |device: &str| {
+        Engine::builder(&model.0).config(config.clone()).device(device).build().unwrap()
+    };
+    let (one, eight) = (open("cpu"), open("sim:ranks=8,blocks=2,seed=6"));
+    let prompts: Vec<Vec<u32>> =
+        [5, 11, 3].map(|count| (0..count).map(|i| (i * 37 + count) % 256).collect()).into();
+    let wanted: Vec<_> = prompts.iter().map(|ids| greedy(&one, ids, 5)).collect();
+    assert_eq!(greedy(&eight, &prompts[0], 5), wanted[0]);
+    let streams: Vec<_> =
+        prompts.iter().map(|ids| eight.stream(greedy_request(ids, 5)).unwrap()).collect();
+    for (mut stream, wanted) in streams.into_iter().zip(&wanted) {
+        assert_eq!(&stream.completion().unwrap().token_ids, wanted);
     }
 }
 

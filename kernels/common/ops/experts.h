@@ -3,8 +3,10 @@
 //   act[n] = factor_n activation(W0 x + b0, W1 x + b1)   of expert n of the list, as one vector
 //   out    = sum over n of W_n act[n] + factor_n b_n
 // A block has the same rows of every expert, so whichever are chosen its stages are as many.
-// Columns go one after another, each with its own list: bits do not depend on neighbours. Traffic:
-// the chosen experts' bytes, once a column.
+//
+// Of several columns each expert that any of them chose comes once (experts_columns.h), and is
+// multiplied with all of them side by side: a column's products are its own, and those of an expert
+// that it did not choose are dropped, so its bits do not depend on its neighbours.
 #pragma once
 
 #include "args.h"
@@ -132,58 +134,44 @@ KIE_DEVICE void leave_sums(Sums<S>& s, float* part) {
     }
 }
 template <class C>
-KIE_DEVICE void step_experts_gate_up(Ring& ring, const DecodeArgs& args, Block& b, int layer) {
+KIE_DEVICE void step_experts_gate_up_alone(Ring& ring, const DecodeArgs& args, Block& b,
+                                           int layer) {
     using S = typename C::TilingGu;
     using Words = ActivationWord<C>;
     u64* to = args.ll_words + kAtAct + buffer_of(layer, b.lane_index) * kVecF;
-    KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
-        float bias[Words::kEach][4];
-        if constexpr (C::kExpertBias)
-            Words::each([&](int i, int n, int word) {
-                const float* from =
-                    extras_of(args, b, layer) + C::kAtGateUpBias +
-                    (chosen_expert(b, c, n) * kBlocksPerLane + b.block_in_lane) * S::rows +
-                    4 * word;
-                KIE_UNROLL for (int j = 0; j < 4; ++j) bias[i][j] = from[j];
-            });
-        // Who reads parts of one column may still do so when the next one's are left.
-        float* part = (float*)(b.shared + kShPartA) + c % 2 * Words::kFloats;
-        ChosenStages<S, C::kChosen> first;
-        prefetch_chosen(ring, first);
-        multiply_chosen(
-            ring, first, b.shared + kShXa + c * (kStrideA * 2), kStrideA, 0,
-            [&](int n, Sums<S>& s) { leave_sums<S>(s, part + n * (S::k_warps * S::rows)); });
-        sync_consumers<kThreads>();
+    float bias[Words::kEach][4];
+    if constexpr (C::kExpertBias)
         Words::each([&](int i, int n, int word) {
-            const float factor = chosen_factor(b, c, n);
-            const float scale = rms_scale(b, c);
-            float v[4] = {0, 0, 0, 0};
-            KIE_UNROLL for (int k = 0; k < S::k_warps; ++k) {
-                const Quad q = *(const Quad*)(part + (n * S::k_warps + k) * S::rows + 4 * word);
-                KIE_UNROLL for (int j = 0; j < 4; ++j) v[j] += number(q.v[j]);
-            }
-            KIE_UNROLL for (int j = 0; j < 4; ++j) {
-                v[j] *= scale;
-                if constexpr (C::kExpertBias) v[j] += bias[i][j];
-            }
-            const int at = b.block_in_lane * (S::rows / 4) + word;
-            if (at < C::kFfn / 2)
-                publish(to + (long)c * C::kWordsF + n * (C::kFfn / 2) + at, C::kWordsF,
-                        halves_of(gated<C>(v[0], v[1]) * factor, gated<C>(v[2], v[3]) * factor),
-                        b.seqno);
+            const float* from =
+                extras_of(args, b, layer) + C::kAtGateUpBias +
+                (chosen_expert(b, 0, n) * kBlocksPerLane + b.block_in_lane) * S::rows + 4 * word;
+            KIE_UNROLL for (int j = 0; j < 4; ++j) bias[i][j] = from[j];
         });
-    }
-}
-
-// A column's results among those of all, where what the shared expert adds to them stands.
-template <class S>
-KIE_DEVICE void take_sums(Sums<S>& all, const Sums<S>& one, int column) {
-    const int t = (int)thread() % 4;
-    KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
-        KIE_UNROLL for (int j = 0; j < 4; ++j) {
-            if (2 * t + j % 2 == column) all.v[i][j] += one.v[i][j];
+    float* part = (float*)(b.shared + kShPartA);
+    ChosenStages<S, C::kChosen> first;
+    prefetch_chosen(ring, first);
+    multiply_chosen(ring, first, b.shared + kShXa, kStrideA, 0, [&](int n, Sums<S>& s) {
+        leave_sums<S>(s, part + n * (S::k_warps * S::rows));
+    });
+    sync_consumers<kThreads>();
+    Words::each([&](int i, int n, int word) {
+        const float factor = chosen_factor(b, 0, n);
+        const float scale = rms_scale(b, 0);
+        float v[4] = {0, 0, 0, 0};
+        KIE_UNROLL for (int k = 0; k < S::k_warps; ++k) {
+            const Quad q = *(const Quad*)(part + (n * S::k_warps + k) * S::rows + 4 * word);
+            KIE_UNROLL for (int j = 0; j < 4; ++j) v[j] += number(q.v[j]);
         }
-    }
+        KIE_UNROLL for (int j = 0; j < 4; ++j) {
+            v[j] *= scale;
+            if constexpr (C::kExpertBias) v[j] += bias[i][j];
+        }
+        const int at = b.block_in_lane * (S::rows / 4) + word;
+        if (at < C::kFfn / 2)
+            publish(to + n * (C::kFfn / 2) + at, C::kWordsF,
+                    halves_of(gated<C>(v[0], v[1]) * factor, gated<C>(v[2], v[3]) * factor),
+                    b.seqno);
+    });
 }
 template <class S>
 KIE_DEVICE Sums<S> no_sums() {
@@ -193,46 +181,36 @@ KIE_DEVICE Sums<S> no_sums() {
     }
     return s;
 }
-// `all`: what the shared expert's are, or zeros.
+template <class S>
+KIE_DEVICE void add_sums(Sums<S>& s, const Sums<S>& others) {
+    KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
+        KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] += others.v[i][j];
+    }
+}
+// `shared`: the shared expert's sums, or zeros.
 template <class C>
-KIE_DEVICE Sums<typename C::TilingDown> multiply_experts(
+KIE_DEVICE Sums<typename C::TilingDown> multiply_down_alone(
     Ring& ring, Watch& watch, ChosenStages<typename C::TilingDown, C::kChosen>& first,
-    const DecodeArgs& args, const Block& b, int layer, Sums<typename C::TilingDown>& all) {
+    const DecodeArgs& args, const Block& b, int layer, const Sums<typename C::TilingDown>& shared) {
     using S = typename C::TilingDown;
     constexpr int kStride = C::kChosen * C::kFfn,
                   kGatherers = kStride % (4 * kWarps) == 0 ? kWarps : 8,
                   kShare = kStride / 2 / kGatherers;
-    const u64* act = args.ll_words + kAtAct + buffer_of(layer, b.lane_index) * kVecF;
-    // What stood there has been used by all when gate and up's sums were, of the shared expert or
-    // of a column before at the barrier here.
-    const auto column = [&](int c) {
-        const u64* words = act + (long)c * C::kWordsF;
-        const int from = (int)(thread() / kTeam) * kShare;
-        if (C::kShared || c > 0) sync_consumers<kThreads>();
-        Squares none;
-        if (from < kStride / 2)
-            gather<kShare, false>(watch, words + from, C::kWordsF, b.seqno, layer << 4 | 6, 1,
-                                  nullptr, (u32*)(b.shared + kShXb) + from,
-                                  kParts == 1 ? 0 : kStride / 2, none.v);
-        sync_consumers<kThreads>();
-        return multiply_chosen(ring, first, b.shared + kShXb, kStride, C::kFfn,
-                               [](int, Sums<S>&) {});
-    };
-    if constexpr (kColumns == 1) {
-        Sums<S> s = column(0);
-        if constexpr (C::kShared) {
-            KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
-                KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] += all.v[i][j];
-            }
-        }
-        return s;
-    } else {
-        KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
-            if (c > 0) prefetch_chosen(ring, first);
-            take_sums<S>(all, column(c), c);
-        }
-        return all;
-    }
+    const int from = (int)(thread() / kTeam) * kShare;
+    const u64* words = args.ll_words + kAtAct + buffer_of(layer, b.lane_index) * kVecF;
+    // What stood there has been used by all when gate and up's sums were, but for the shared
+    // expert's.
+    if (C::kShared) sync_consumers<kThreads>();
+    Squares none;
+    if (from < kStride / 2)
+        gather<kShare, false>(watch, words + from, C::kWordsF, b.seqno, layer << 4 | 6, 1, nullptr,
+                              (u32*)(b.shared + kShXb) + from, kParts == 1 ? 0 : kStride / 2,
+                              none.v);
+    sync_consumers<kThreads>();
+    Sums<S> s =
+        multiply_chosen(ring, first, b.shared + kShXb, kStride, C::kFfn, [](int, Sums<S>&) {});
+    if constexpr (C::kShared) add_sums<S>(s, shared);
+    return s;
 }
 
 // What the experts' output has besides products: biases by their factors.

@@ -237,23 +237,14 @@ KIE_DEVICE int own_stages(int k_warp) {
     return S::uneven ? min_i(S::stages, max_i(0, S::chunks - k_warp * S::stages)) : S::stages;
 }
 
-// Adds up this warp's tiles. `x`: vector v, element k at halves x[v * stride + k]. `prefetched`:
-// the first stages; `first` as fragment_offset has it.
+// What this warp's tiles make of a stage's columns is added to `s`. `mine`: the lane's first ones
+// of the vector that it has of the matrix unit's eight. `prefetched`: the first stages; `first` as
+// fragment_offset has it.
 template <class S>
-KIE_DEVICE Sums<S> multiply(Ring& ring, Prefetched<S>& prefetched, const u8* x, int stride,
-                            int first = 0) {
-    const int me = thread(), warp = me / kTeam, my = me % kTeam, g = my / 4, t = my % 4;
-    const int k_warp = S::k_warps == 1 ? 0 : warp / S::row_warps;
-    // By hand for one part, which other forms cost some instructions.
-    const int vector = kParts > 1      ? vector_of(g)
-                       : kColumns == 1 ? 0
-                                       : (g < kColumns ? g : kColumns - 1);
-    const u8* mine = x + (vector * stride + k_warp * S::pairs * 32 + 8 * t) * 2;
+KIE_DEVICE void multiply_onto(Sums<S>& s, Ring& ring, Prefetched<S>& prefetched, const u8* mine,
+                              int first = 0) {
+    const int k_warp = S::k_warps == 1 ? 0 : (int)(thread() / kTeam) / S::row_warps;
     constexpr int kStep = S::chunk * 64, kMany = S::prefetch_depth;
-    Sums<S> s;
-    KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
-        KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] = 0;
-    }
     const FragmentOffset<S> offset = fragment_offset<S>(ring, first);
     const int own = own_stages<S>(k_warp);
     if constexpr (kMany > 1) {
@@ -268,7 +259,7 @@ KIE_DEVICE Sums<S> multiply(Ring& ring, Prefetched<S>& prefetched, const u8* x, 
                     load_fragment<S>(ring, prefetched.v[i], false, offset);
             }
         }
-        return s;
+        return;
     }
     WeightFragment<S>&one = prefetched.v[0], other;
     bool here = S::stages > 1 && stage_here(ring);
@@ -286,6 +277,23 @@ KIE_DEVICE Sums<S> multiply(Ring& ring, Prefetched<S>& prefetched, const u8* x, 
     }
     if (S::stages % 2 == 1 && (!S::uneven || S::stages <= own))
         add_fragment<S>(s, one, take_column<S>(mine));
+}
+// Adds up this warp's tiles. `x`: vector v, element k at halves x[v * stride + k].
+template <class S>
+KIE_DEVICE Sums<S> multiply(Ring& ring, Prefetched<S>& prefetched, const u8* x, int stride,
+                            int first = 0) {
+    const int me = thread(), warp = me / kTeam, my = me % kTeam, g = my / 4, t = my % 4;
+    const int k_warp = S::k_warps == 1 ? 0 : warp / S::row_warps;
+    // By hand for one part, which other forms cost some instructions.
+    const int vector = kParts > 1      ? vector_of(g)
+                       : kColumns == 1 ? 0
+                                       : (g < kColumns ? g : kColumns - 1);
+    Sums<S> s;
+    KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
+        KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] = 0;
+    }
+    multiply_onto<S>(s, ring, prefetched,
+                     x + (vector * stride + k_warp * S::pairs * 32 + 8 * t) * 2, first);
     return s;
 }
 

@@ -5,6 +5,7 @@
 // ops/choose.h says how. A row behind the router's may be the gate of the shared expert, whose
 // factor is the sigmoid of its logit (kSharedScaled) and stands behind the others. A logit that is
 // not finite makes all factors NaN, and with them the token's logits.
+// Of several columns the words are those of all, by expert, then by column.
 #pragma once
 
 #include "args.h"
@@ -21,8 +22,15 @@
 #include "shape.h"
 #include "stream.h"
 
+KIE_DEVICE u32& chosen_id(const Block& b, int column, int n) {  // of several columns
+    return ((u32*)(b.shared + kShIds))[column * kChosenMost + n];
+}
 KIE_DEVICE u32 chosen_expert(const Block& b, int column, int n) {
-    return (u32)*choice_word(b.shared, column, n);
+    if constexpr (kColumns > 1) return chosen_id(b, column, n);
+    return (u32)*choice_word(b.shared, n);
+}
+KIE_DEVICE RoutedPair routed_pair(const Block& b, int n) {
+    return unpack_pair((u32)*choice_word(b.shared, n));
 }
 KIE_DEVICE float& chosen_factor(const Block& b, int column, int n) {
     return ((float*)(b.shared + kShFactors))[column * kChosenMost + n];
@@ -102,8 +110,30 @@ KIE_DEVICE void choose_column(Watch& watch, const DecodeArgs& args, const Block&
         const u32 id = made.id;
         const int place = made.place;
         chosen_factor(b, column, place) = made.factor;
-        *choice_word(b.shared, column, place) = ll_word(id, b.seqno);
+        if constexpr (kColumns > 1)
+            chosen_id(b, column, place) = id;
+        else
+            *choice_word(b.shared, place) = ll_word(id, b.seqno);
     }
+}
+// All columns' choices by expert, then by column.
+template <class C>
+KIE_DEVICE void sort_pairs(const Block& b) {
+    const int live = live_of(b);
+    KIE_NO_UNROLL for (int i = thread(); i < live * C::kChosen; i += kThreads) {
+        const int column = i / C::kChosen, n = i % C::kChosen;
+        const u32 id = chosen_id(b, column, n);
+        int before = 0;
+        KIE_NO_UNROLL for (int other = 0; other < live; ++other) {
+            KIE_UNROLL for (int m = 0; m < C::kChosen; ++m) {
+                const u32 its = chosen_id(b, other, m);
+                before += its < id || (its == id && other < column);
+            }
+        }
+        *choice_word(b.shared, before) = ll_word(pack_pair({id, column, n}), b.seqno);
+    }
+    join_wave();
+    sync_consumers<kThreads>();
 }
 // All columns', a warp each. The words of the layer before have been used: the stages that they
 // led to are behind us.
@@ -113,4 +143,5 @@ KIE_DEVICE void choose_experts(Watch& watch, const DecodeArgs& args, const Block
         choose_column<C>(watch, args, b, layer, c);
     join_wave();
     sync_consumers<kThreads>();
+    if constexpr (kColumns > 1) sort_pairs<C>(b);
 }

@@ -46,6 +46,7 @@ const FILES: &[File<'static>] = carried![
     "common/ops/decode_mxfp4.h",
     "common/ops/delta.h",
     "common/ops/experts.h",
+    "common/ops/experts_columns.h",
     "common/ops/filter.h",
     "common/ops/gate.h",
     "common/ops/gather.h",

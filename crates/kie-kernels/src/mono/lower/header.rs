@@ -281,6 +281,7 @@ fn shared(t: &mut Text, p: &Partition, l: &Layout) {
         ("kShIndex", l.at.index),
         ("kShChoice", l.at.choice),
         ("kShFactors", l.at.factors),
+        ("kShIds", l.at.ids),
         ("kShDelta", l.at.delta),
         ("kChosenMost", l.vectors.chosen),
         ("kIndexBytes", p.index_bytes()),
@@ -408,6 +409,7 @@ fn experts(t: &mut Text, (model, p): (&Model, &Partition), at: usize) {
     ]);
     t.ints([
         ("kChosen", of.chosen),
+        ("kStrideAct", part.ffn + layout::COLUMN_PAD),
         ("kGate", gate),
         ("kGroups", of.groups.map_or(1, |groups| groups.count)),
         ("kGroupsChosen", of.groups.map_or(1, |groups| groups.chosen)),

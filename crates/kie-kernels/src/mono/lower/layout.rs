@@ -36,7 +36,7 @@ const LAYERS_ALIGN: u32 = 8;
 /// Sums of squares where norms of q and k are over all heads: of the residual, of q, of k.
 const NORM_SETS_HEADS: u32 = 3;
 /// Neighbouring columns of a vector stand 16 banks apart: padding, in halves.
-const COLUMN_PAD: u32 = 32;
+pub const COLUMN_PAD: u32 = 32;
 
 const fn lines_of(words: u64) -> u64 {
     words.next_multiple_of(16)
@@ -309,7 +309,8 @@ pub struct Vectors {
     pub rotations_owned: bool,
     /// Most experts of a column that have factors of their own.
     pub chosen: u32,
-    /// Halves of one column's activations of experts, which stand in B's place.
+    /// Halves of activations of experts, which stand in B's place: those of one column, or of
+    /// several columns a batch of pairs of experts and columns.
     pub activations: u32,
     /// Floats of a delta rule.
     pub delta: u32,
@@ -364,7 +365,7 @@ impl Vectors {
             if columns > 1 { !all_direct } else { variable_stages && all_meet && !kind.streamed };
         let pad = if columns * model.parts > 1 { COLUMN_PAD } else { 0 };
         let kept = |t: Tiling| if direct(&t) { 0 } else { t.k };
-        // Chosen experts' activations are one column's.
+        // Experts' activations stand elsewhere.
         let narrow = |c: &ClassPartition| match (c.experts, pair(c).map(kept)) {
             (Some(e), [output, _]) => output.max(e.shared),
             (None, [output, down]) => output.max(down),
@@ -420,8 +421,10 @@ impl Vectors {
             chosen: most(model, p, |c, _| {
                 c.experts.map_or(0, |e| e.chosen + u32::from(e.logits() > e.count))
             }),
-            activations: most(model, p, |_, c| {
-                c.experts.map_or(0, |_| model.parts * c.activations())
+            activations: most(model, p, |_, c| match c.experts {
+                Some(_) if columns > 1 => columns * (c.ffn + COLUMN_PAD),
+                Some(_) => model.parts * c.activations(),
+                None => 0,
             }),
             delta: most(model, p, |_, c| c.delta.map_or(0, |d| d.floats(p.warps, columns))),
         }
@@ -455,10 +458,12 @@ pub struct Shared {
     pub table: u32,
     /// Which of a stage's scales each row has.
     pub index: u32,
-    /// Words of the experts that columns chose, and factors.
+    /// Words of the experts that columns chose, and factors; of several columns ids, too.
     pub choice: u32,
     /// See above.
     pub factors: u32,
+    /// See above.
+    pub ids: u32,
     /// What a delta rule works on.
     pub delta: u32,
     /// Behind all this.
@@ -517,6 +522,7 @@ impl Shared {
             index: at.next(p.index_bytes(), 1),
             choice: at.next(columns * v.chosen * 8, if v.chosen > 0 { 16 } else { 1 }),
             factors: at.next(columns * v.chosen * 4, 1),
+            ids: at.next(if columns > 1 { columns * v.chosen * 4 } else { 0 }, 1),
             delta: at.next(v.delta * 4, if v.delta > 0 { 16 } else { 1 }),
             end: at.next(0, 16),
         }

@@ -187,12 +187,13 @@ impl ClassPartition {
     }
 
     /// Floats of the parts that warps leave for each other of the router, and of gate and up of all
-    /// experts of a column, or of two columns in turn.
+    /// experts of a column, or of a batch of pairs of experts and columns: as many as columns.
     pub fn expert_floats(&self, columns: u32) -> u32 {
         let Some(e) = &self.experts else { return 0 };
         let gate_up = self.tiling(Matrix::GateUp);
-        let column = e.chosen * gate_up.k_warps * gate_up.rows;
-        (columns.min(2) * column).max(self.tiling(Matrix::Router).part_floats(columns))
+        let pairs = if columns > 1 { columns } else { e.chosen };
+        let router = self.tiling(Matrix::Router).part_floats(columns);
+        (pairs * gate_up.k_warps * gate_up.rows).max(router)
     }
 
     /// The same of a product, where there is one.
@@ -792,7 +793,8 @@ impl Partition {
         let kept = |t: &Tiling| if direct(t) { 0 } else { columns * t.k };
         let narrow = |c: &ClassPartition| {
             let down = match c.experts {
-                Some(_) => c.activations(), // one column after another
+                Some(_) if columns > 1 => columns * c.ffn,
+                Some(_) => c.activations(),
                 None => kept(c.tiling(Matrix::Down)),
             };
             // All columns' at once.
