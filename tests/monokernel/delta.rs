@@ -1,6 +1,6 @@
 //! Gated delta rules and gated attention: models of them with a dense mlp in each layer, as close
-//! to the CPU as numbers allow, wherever units of heads fall; their bits alone, beside others, taken
-//! up at any position, and behind copies of states.
+//! to the CPU as numbers allow, wherever units of heads fall; their bits alone, beside others,
+//! taken up at any position, and behind copies of states.
 
 use half::bf16;
 use kie_core::engine::{Engine, LogitsPath};
@@ -39,7 +39,39 @@ fn made(name: &str, s: Sizes) -> Folder {
     for file in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
         std::fs::copy(from.join(file), folder.0.join(file)).unwrap();
     }
-    let text = std::fs::read(from.join("config.json")).unwrap();
+    std::fs::write(folder.0.join("config.json"), config(s).to_string()).unwrap();
+    let mut source = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = || {
+        source ^= source << 13;
+        source ^= source >> 7;
+        source ^= source << 17;
+        (source >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    let all = tensors(s);
+    let numbers = |(name, shape): &(String, Vec<usize>)| -> Vec<u8> {
+        let plain = name.ends_with("A_log") || name.ends_with("dt_bias");
+        let scale = match shape.last() {
+            Some(cols) if shape.len() > 1 => 1.7 / (*cols as f32).sqrt(),
+            _ if plain => 1.0,
+            _ => 0.3,
+        };
+        // That of a head's output is stored as it is.
+        let one = if name.ends_with("linear_attn.norm.weight") { 1.0 } else { 0.0 };
+        let numbers = (0..shape.iter().product()).map(|_| one + scale * next());
+        numbers.flat_map(|x: f32| bf16::from_f32(x).to_le_bytes()).collect()
+    };
+    let bytes: Vec<Vec<u8>> = all.iter().map(numbers).collect();
+    let views = all
+        .into_iter()
+        .zip(&bytes)
+        .map(|((name, shape), bytes)| (name, TensorView::new(Dtype::BF16, shape, bytes).unwrap()));
+    safetensors::serialize_to_file(views, None, &folder.0.join("model.safetensors")).unwrap();
+    folder
+}
+
+/// The fixture's, with other sizes.
+fn config(s: Sizes) -> Value {
+    let text = std::fs::read(fixture("own_qwen3_next").join("config.json")).unwrap();
     let mut config: Value = serde_json::from_slice(&text).unwrap();
     for (key, value) in [
         ("hidden_size", json!(s.hidden)),
@@ -58,9 +90,13 @@ fn made(name: &str, s: Sizes) -> Folder {
         config[key] = value;
     }
     assert_eq!(config["num_hidden_layers"], LAYERS);
-    std::fs::write(folder.0.join("config.json"), config.to_string()).unwrap();
-    let (width, channels) =
-        (s.values * s.value_dim, 2 * s.keys * s.key_dim + s.values * s.value_dim);
+    config
+}
+
+/// Names and shapes.
+fn tensors(s: Sizes) -> Vec<(String, Vec<usize>)> {
+    let width = s.values * s.value_dim;
+    let channels = 2 * s.keys * s.key_dim + width;
     let mut all = vec![
         ("model.embed_tokens.weight".to_owned(), vec![512, s.hidden]),
         ("model.norm.weight".to_owned(), vec![s.hidden]),
@@ -92,34 +128,7 @@ fn made(name: &str, s: Sizes) -> Folder {
             put("linear_attn.out_proj.weight", &[s.hidden, width]);
         }
     }
-    let mut source = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut next = || {
-        source ^= source << 13;
-        source ^= source >> 7;
-        source ^= source << 17;
-        (source >> 40) as f32 / (1 << 23) as f32 - 1.0
-    };
-    let bytes: Vec<Vec<u8>> = all
-        .iter()
-        .map(|(name, shape)| {
-            let plain = name.ends_with("A_log") || name.ends_with("dt_bias");
-            let scale = match shape.last() {
-                Some(cols) if shape.len() > 1 => 1.7 / (*cols as f32).sqrt(),
-                _ if plain => 1.0,
-                _ => 0.3,
-            };
-            // That of a head's output is stored as it is.
-            let one = if name.ends_with("linear_attn.norm.weight") { 1.0 } else { 0.0 };
-            let numbers = (0..shape.iter().product()).map(|_| one + scale * next());
-            numbers.flat_map(|x: f32| bf16::from_f32(x).to_le_bytes()).collect()
-        })
-        .collect();
-    let views = all
-        .into_iter()
-        .zip(&bytes)
-        .map(|((name, shape), bytes)| (name, TensorView::new(Dtype::BF16, shape, bytes).unwrap()));
-    safetensors::serialize_to_file(views, None, &folder.0.join("model.safetensors")).unwrap();
-    folder
+    all
 }
 
 fn open(folder: &Folder, device: &str, exact: bool) -> Engine {

@@ -707,7 +707,7 @@ fn mutants_of_streamed_pages_fail() {
         ("store_key<C>(keys, position % kPage, n, heads[C::kQWords + n]);", "{}"),
         ("values - C::kPageHalf, position % kPage,", "values - C::kPageHalf, 63,"),
         ("if (at > position || at <= lowest)", "if (at <= lowest)"),
-        ("const int layer = (int)segment.layer;", "const int layer = (int)segment.layer ^ 1;"),
+        ("(int)segment.layer, step);", "(int)segment.layer ^ 1, step);"),
     ];
     for (i, (from, to)) in mutants.into_iter().enumerate() {
         let warp = if i % 2 == 0 { 32 } else { 64 };
@@ -724,7 +724,7 @@ fn mutants_of_classes_fail() {
         ("[layer].kind;", "[layer ^ 1].kind;"),
         ("args.rope + C::kRope +\n", "args.rope +\n"),
         ("layer_of(b, layer).biases", "layer_of(b, layer ^ 3).biases"),
-        ("+ layer.page_at +", "+"),
+        ("[layer.pool] + layer.page_at;", "[layer.pool];"),
         // A stage too short, and one that is elsewhere.
         (
             "expect_stages(f, g.bytes);",

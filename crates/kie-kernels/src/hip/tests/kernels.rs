@@ -84,7 +84,8 @@ fn the_decode_kernel_compiles_without_spills() {
         let name = format!("{} lanes of {} ranks", model.lanes, model.ranks);
         let kinds =
             Partition::new(&model, &machine, 33_280).unwrap().kernels(&model, Platform::Hip);
-        assert!(kinds.len() > 1, "{name}: several columns, too");
+        // Where classes of layers differ, 64 KB may have room for one.
+        assert!(kinds.len() > 1 || model.classes.len() > 1, "{name}: several columns, too");
         for kind in kinds {
             let (source, partition) = shapes::decode(&model, &machine, Platform::Hip, kind);
             let words = if model.ranks > 1 { Words::System } else { Words::Device };
