@@ -14,7 +14,6 @@
 #include "chiplets.h"
 #include "exchange.h"
 #include "lowered.h"
-#include "ops/attend_combine.h"
 #include "ops/attend_exact.h"
 #include "ops/gather.h"
 #include "ops/matvec.h"
@@ -320,14 +319,14 @@ KIE_DEVICE void store_latent(Watch& watch, const DecodeArgs& args, const Block& 
 }
 
 // Some heads' queries as they meet what pages keep, times what scores are multiplied by, as floats:
-// [head][kKept].
+// [head][kKept], where vectors stand, of which none is at work.
 template <class C>
 KIE_DEVICE void take_latent_heads(Watch& watch, const DecodeArgs& args, const Block& b, int layer,
                                   int column, int position, int first) {
     constexpr int kPairs = C::kKept / 2, kLatents = C::kRankReal / 2;
     constexpr int kAll = C::kHeadsAtOnce * kPairs, kEach = (kAll + kThreads - 1) / kThreads;
     const u64* from = latent_words<C>(args, b, layer, column);
-    float* q = (float*)(b.shared + kShQkv);
+    float* q = (float*)(b.shared + kShXa);
     const int me = thread();
     Halves v[kEach];
     take_each(watch, v, C::kWordsQ, b.seqno, layer << 4 | 1, [&](int i) -> const u64* {
@@ -439,7 +438,7 @@ KIE_DEVICE void attend_heads(Watch& watch, const DecodeArgs& args, const Block& 
     static_assert(C::kHeadsAtOnce <= kWarps && C::kHeadsAtOnce % 4 == 0, "a warp a head");
     const int warp = thread() / kTeam;
     const PageSpan span = pages_of(layer_of(b, layer), (int)position_at(args, b.step, column));
-    float* q = (float*)(b.shared + kShQkv);
+    float* q = (float*)(b.shared + kShXa);
     // On which factor earlier sums shrink (of two pages in turn), 1 / the sum of exponentials, and
     // its log2.
     float* stats = q + C::kHeadsAtOnce * C::kKept;
@@ -507,20 +506,63 @@ KIE_DEVICE void attend_latents(Watch& watch, const DecodeArgs& args, const Block
             attend_heads<C>(watch, args, b, layer, c, split, shift, first);
     }
 }
-// This block's share of what heads saw: partials combined.
+// This block's share of what heads saw: partials combined. Neighbouring threads share a word, each
+// takes some of its partials; which of them does not depend on the other columns.
 template <class C>
 KIE_DEVICE void combine_latents(Watch& watch, const DecodeArgs& args, const Block& b, int layer) {
-    constexpr int kEach = C::kHeads * C::kRank / 2;
+    constexpr int kEach = C::kHeads * C::kRank / 2, kSharers = C::kCombineSharers,
+                  kMost = (C::kSplitsMax + kSharers - 1) / kSharers, kWarpWords = kTeam / kSharers;
+    const int warp = thread() / kTeam, my = thread() % kTeam, sharer = my % kSharers;
+    const u32 where = layer << 4 | 2;
     const u64* partials = args.ll_words + kAtPartial + buffer_of(layer, b.lane_index) * kVecPartial;
     join_wave();  // some of them are this wave's
-    // The last warps: pages are the first ones' work.
-    KIE_NO_UNROLL for (int n = kThreads - 1 - (int)thread(); n < C::kCombineWords; n += kThreads) {
-        const int item = b.block_in_lane * C::kCombineWords + n, column = item / kEach,
-                  word = item % kEach;
-        if (column >= live_of(b)) continue;
+    KIE_NO_UNROLL for (int n = warp * kWarpWords; n < C::kCombineWords; n += kWarps * kWarpWords) {
+        const int mine = n + my / kSharers, item = b.block_in_lane * C::kCombineWords + mine;
+        const bool real = mine < C::kCombineWords && item / kEach < live_of(b);
+        const int column = real ? item / kEach : 0, word = real ? item % kEach : 0;
         const PageSpan span = pages_of(layer_of(b, layer), (int)position_at(args, b.step, column));
-        combine_one<C>(watch, partials, word, column, shift_at(args, column), span, 0, b.seqno,
-                       layer << 4 | 2, seen_words<C>(args, b, layer, column) + word);
+        const int live = min_i(span.last - span.first + 1, C::kSplitsMax);
+        const auto has = [&](int i) { return real && sharer + i * kSharers < live; };
+        u64 m[kMost], a[kMost][kParts];
+        watch.polls = 0;
+        for (;;) {
+            u32 late = 0;
+            KIE_UNROLL for (int i = 0; i < kMost; ++i) {
+                const int split =
+                    (span.first + sharer + i * kSharers + shift_at(args, column)) % C::kSplitsMax;
+                const u64* line = partials + (long)(split * kColumns + column) * C::kPartialWords +
+                                  word / 8 * kPartialLine;
+                m[i] = has(i) ? load_word(line + kPartialLse) : ll_word(0, b.seqno);
+                KIE_UNROLL for (int part = 0; part < kParts; ++part) a[i][part] =
+                    has(i) ? load_word(line + word % 8 + part * (C::kPartialWords / kParts))
+                           : ll_word(0, b.seqno);
+            }
+            KIE_UNROLL for (int i = 0; i < kMost; ++i) {
+                late |= seqno_of(m[i]) ^ b.seqno;
+                KIE_UNROLL for (int part = 0; part < kParts; ++part) late |=
+                    seqno_of(a[i][part]) ^ b.seqno;
+            }
+            if (late == 0 || kNoWaits || wait_expired(watch, where, b.seqno, b.seqno ^ late)) break;
+            pause_ns(20);
+        }
+        sync_warp();
+        float top = -1e30f, total = 0, x0 = 0, x1 = 0;
+        KIE_UNROLL for (int i = 0; i < kMost; ++i) if (has(i)) top = max_f(top, number((u32)m[i]));
+        KIE_UNROLL for (int k = 1; k < kSharers; k *= 2) top = max_f(top, shuffle_xor(top, k));
+        KIE_UNROLL for (int i = 0; i < kMost; ++i) if (has(i)) {
+            const float f = exp2_f(number((u32)m[i]) - top);
+            float v0, v1;
+            Halves its;
+            KIE_UNROLL for (int part = 0; part < kParts; ++part) its.v[part] = (u32)a[i][part];
+            numbers_of(its, v0, v1);
+            total += f, x0 += f * v0, x1 += f * v1;
+        }
+        KIE_UNROLL for (int k = 1; k < kSharers; k *= 2) total += shuffle_xor(total, k),
+            x0 += shuffle_xor(x0, k), x1 += shuffle_xor(x1, k);
+        const float inverse = reciprocal_f(total);
+        if (real && sharer == 0)
+            publish(seen_words<C>(args, b, layer, column) + word, C::kWordsA,
+                    halves_of(x0 * inverse, x1 * inverse), b.seqno);
     }
     join_wave();  // words of these are waited for by all
 }

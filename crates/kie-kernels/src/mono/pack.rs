@@ -128,6 +128,15 @@ impl Target {
     pub fn rows(&self, table: &Table) -> Range<u32> {
         self.turned.map_or(table.first..table.end(), |first| first..first + self.parts.real)
     }
+
+    /// What the device is told of so many rows behind the first: whether they are columns, the
+    /// first one's number among these, and bytes from the table's beginning to its places.
+    pub fn place_of(&self, rows: u32) -> (u32, u32, u64) {
+        match self.turned {
+            None => (0, 0, u64::from(rows) * size_of::<Place>() as u64),
+            Some(_) => (1, rows, 0),
+        }
+    }
 }
 
 /// Everything that goes anywhere.

@@ -10,7 +10,8 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::lower::model::{Class, Experts, Model};
+use super::lower::experts::Experts;
+use super::lower::model::{Class, Model};
 use super::lower::partition::Partition;
 use super::source;
 use super::wire::{Args, PrefillArgs, Wire};

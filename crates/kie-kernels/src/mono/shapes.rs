@@ -2,10 +2,10 @@
 //! real machine.
 
 use super::lower::delta::Delta;
+use super::lower::experts::{Experts, SharedExpert};
+use super::lower::latent::Latent;
 use super::lower::matrix::Matrix;
-use super::lower::model::{
-    Class, Coded, Experts, Extras, Latent, Layer, Model, Norm, SharedExpert,
-};
+use super::lower::model::{Class, Coded, Extras, Layer, Model, Norm};
 use super::lower::partition::{Kind, Partition};
 use super::lower::tiling::StoredBits;
 use super::prefill::Plan;

@@ -204,21 +204,15 @@ impl<'a> Upload<'a> {
                 if rows == 0 {
                     continue;
                 }
-                let skipped = u64::from(begin - at) * row_bytes as u64;
                 let each = tensor.encoding.scale.bytes() as u64;
                 let grid = u64::from(tensor.scale_grid()[1]);
                 let before = stored.codes.bytes_of(columns.start) as u64;
                 let blocks =
                     |row: u32| u64::from(row.checked_div(tensor.encoding.group[0]).unwrap_or(0));
-                // Of what is turned around places are columns', and rows are columns.
-                let skipped_rows = u64::from(begin - all.start);
-                let (turned, k_first, places) = match target.turned {
-                    None => (0, 0, skipped_rows * 16),
-                    Some(_) => (1, skipped_rows as u32, 0),
-                };
+                let (turned, k_first, places) = target.place_of(begin - all.start);
                 let job = PackJob {
                     // Where the row's first number would stand.
-                    from: (from + skipped).wrapping_sub(before),
+                    from: (from + u64::from(begin - at) * row_bytes as u64).wrapping_sub(before),
                     scales: scales + (blocks(begin) - blocks(at)) * grid * each,
                     zeros: if zeros == 0 { 0 } else { zeros + (blocks(begin) - blocks(at)) * grid },
                     places: tables[target.table] + places,

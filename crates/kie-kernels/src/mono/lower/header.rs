@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
 
 use super::extras::Extras;
+use super::latent::{LatentPartition, HEADS_AT_ONCE};
 use super::layout::{self, ClassLayout, Layout};
 use super::matrix::Matrix;
 use super::model::{Class, Model};
-use super::partition::{ClassPartition, LatentPartition, Partition};
+use super::partition::{ClassPartition, Partition};
 use super::segments;
 use super::tiling::Tiling;
 use crate::abi::{Gate, NormSpan, Scoring, PAGE};
@@ -312,14 +313,13 @@ fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
     }
     experts(t, (model, p), at);
     delta(t, (model, p, layout), at);
-    let attn = class.heads * part.head_dim;
     t.ints([
         ("kHeads", class.heads),
         ("kKvHeads", class.kv_heads),
         ("kGroup", class.group()),
         ("kHeadDim", part.head_dim),
         ("kHeadDimReal", class.head_dim),
-        ("kAttn", attn),
+        ("kAttn", class.heads * part.head_dim),
         ("kAtGates", (class.heads + 2 * class.kv_heads) * part.head_dim / 2),
         ("kFfn", part.ffn),
         ("kRowsGu", part.tiling(Matrix::GateUp).rows),
@@ -345,10 +345,11 @@ fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
         ("kDirectDown", l.direct_down),
     ]);
     t.bools([("kLatent", part.latent.is_some())]);
+    let extras = Extras::new(model, p, at);
     match &part.latent {
         None if part.delta.is_some() => {}
         None => attention(t, (class, part), p, each),
-        Some(latent) => latents(t, (class, latent), Extras::new(model, p, at), each),
+        Some(latent) => latents(t, (class, latent), extras, (each, part.kv_splits)),
     }
     let before = p.classes[..at].iter().map(|c| u64::from(c.rope_dim));
     let rope = before.sum::<u64>() * u64::from(p.positions);
@@ -427,7 +428,12 @@ fn experts(t: &mut Text, (model, p): (&Model, &Partition), at: usize) {
 }
 
 /// Of a class's attention over latents.
-fn latents(t: &mut Text, (class, part): (&Class, &LatentPartition), extras: Extras, each: u32) {
+fn latents(
+    t: &mut Text,
+    (class, part): (&Class, &LatentPartition),
+    extras: Extras,
+    (each, splits): (u32, u32),
+) {
     let Some(of) = &class.latent else { return };
     let words = class.heads * part.rank / 2;
     let at_query = part.down() / 2;
@@ -442,8 +448,8 @@ fn latents(t: &mut Text, (class, part): (&Class, &LatentPartition), extras: Extr
         ("kTurned", of.turned),
         ("kRopeDim", part.turned),
         ("kQueryHead", part.query()),
-        ("kKept", of.kept()),
-        ("kHeadsAtOnce", layout::HEADS_AT_ONCE),
+        ("kKept", part.kept),
+        ("kHeadsAtOnce", HEADS_AT_ONCE),
         ("kKeyHeads", keys),
         ("kValueHeads", values),
         ("kWordsLatent", at_query),
@@ -456,7 +462,7 @@ fn latents(t: &mut Text, (class, part): (&Class, &LatentPartition), extras: Extr
         ("kHalfHead", part.rank / 2),
         ("kPartialHead", part.rank / 16 * layout::PARTIAL_LINE),
         ("kCombineWords", (t.columns * words).div_ceil(each)),
-        ("kCombineGroups", 1),
+        ("kCombineSharers", 1 << splits.clamp(1, 16).ilog2()),
     ]);
     t.float("kLatentEps", f64::from(of.eps));
     t.float("kScoreScale", std::f64::consts::LOG2_E * f64::from(of.scale));

@@ -1,6 +1,7 @@
 //! Where a decode kernel has what: the words of the exchange, and a block's shared memory. Of one
 //! kernel, since several columns need more of both.
 
+use super::latent::HEADS_AT_ONCE;
 use super::matrix::Matrix;
 use super::model::{Class, Model};
 use super::partition::{head_width, ClassPartition, Kind, Partition, PARTS_A, PARTS_B};
@@ -27,8 +28,6 @@ pub const PARTIAL_LINE: u32 = 16;
 pub const PARTIAL_LSE: u32 = 8;
 /// Slots of a ring, at most.
 const SLOTS_MAX: u32 = 64;
-/// Heads that attend to latents together (ops/latent.h).
-pub const HEADS_AT_ONCE: u32 = 8;
 /// Largest page tables that stand in shared memory, in words.
 const TABLE_WORDS_MAX: u32 = 4096;
 /// Of the layers' table, which has 8-byte numbers.
@@ -351,16 +350,35 @@ fn is_direct(t: &Tiling, columns: u32) -> bool {
     columns > 1 && t.row_warps == 1 && !t.uneven
 }
 
+/// Sums of squares of one column.
+fn norm_sets(model: &Model) -> u32 {
+    let of_heads = |c: &Class| c.head_norm == Some(NormSpan::AllHeads);
+    match head_mode(model) {
+        HeadMode::Mean | HeadMode::Concat => model.lanes_all(),
+        HeadMode::PerLane | HeadMode::SumThenNorm if model.classes.iter().any(of_heads) => {
+            NORM_SETS_HEADS
+        }
+        HeadMode::PerLane | HeadMode::SumThenNorm => 1,
+    }
+}
+
+/// Halves from a vector of B to the next at least: heads that attend to latents stand where both
+/// kinds of vectors do, of which A has so many halves.
+fn latent_stride(p: &Partition, there: u32, vectors: u32) -> u32 {
+    let of = |c: &ClassPartition| c.latent.map_or(0, |latent| latent.attend_bytes() / 2);
+    let halves = p.classes.iter().map(of).max().unwrap_or(0);
+    halves.saturating_sub(there).div_ceil(vectors).next_multiple_of(32)
+}
+
 impl Vectors {
     fn new(model: &Model, p: &Partition, kind: Kind, variable_stages: bool) -> Self {
         let columns = kind.columns;
         let pair = |c: &ClassPartition| [Matrix::Output, Matrix::Down].map(|m| *c.tiling(m));
         let all_meet = p.classes.iter().all(|c| c.matrices().all(|(_, t)| t.k_warps > 1));
         let direct = |t: &Tiling| is_direct(t, columns);
-        let all_direct =
-            p.classes.iter().all(|c| c.experts.is_none() && pair(c).iter().all(direct));
-        // What these have is scaled on its way, or not one vector.
-        let all_direct = all_direct && p.classes.iter().all(ClassPartition::attends);
+        // What others have is scaled on its way, or not one vector.
+        let dense = |c: &ClassPartition| c.experts.is_none() && c.attends();
+        let all_direct = p.classes.iter().all(|c| dense(c) && pair(c).iter().all(direct));
         let one_vector =
             if columns > 1 { !all_direct } else { variable_stages && all_meet && !kind.streamed };
         let pad = if columns * model.parts > 1 { COLUMN_PAD } else { 0 };
@@ -384,10 +402,12 @@ impl Vectors {
         let owned = p.classes[0].tiling(Matrix::Output);
         let brought = model.lanes_all() > 1 && owned.k_warps > 1;
         let table_words = columns * model.pools * p.pages_max;
+        let stride_a = p.hidden.max(head_width(model, p.hidden)) + pad;
+        let there = if one_vector { 0 } else { stride_a * columns * model.parts };
         Self {
             one_vector,
-            stride_a: p.hidden.max(head_width(model, p.hidden)) + pad,
-            stride_b: narrow + pad,
+            stride_a,
+            stride_b: (narrow + pad).max(latent_stride(p, there, columns * model.parts)),
             parts_a: of_head.max(of_layers(PARTS_A)).max(of_experts),
             parts_b: of_layers(PARTS_B),
             all_reduce: AllReduceRead::new(model.lanes_all(), owned, columns),
@@ -395,26 +415,15 @@ impl Vectors {
                 true => owned.row_pairs() * columns * model.parts * model.lanes_all(),
                 false => 0,
             },
-            norm_sets: match head_mode(model) {
-                HeadMode::Mean | HeadMode::Concat => model.lanes_all(),
-                HeadMode::PerLane | HeadMode::SumThenNorm => {
-                    let of_heads = |c: &Class| c.head_norm == Some(NormSpan::AllHeads);
-                    if model.classes.iter().any(of_heads) {
-                        NORM_SETS_HEADS
-                    } else {
-                        1
-                    }
-                }
-            },
+            norm_sets: norm_sets(model),
             table_words: if table_words <= TABLE_WORDS_MAX { table_words } else { 0 },
             scores: most(model, p, |c, p| {
                 let heads = if p.latent.is_some() { HEADS_AT_ONCE } else { c.group() };
                 2 * heads * PAGE as u32
             }),
-            heads: most(model, p, |c, p| match &c.latent {
+            heads: most(model, p, |c, p| match c.latent {
                 None => (c.group() + 2) * p.head_dim * model.parts,
-                // Floats of heads, and what warps leave for each other.
-                Some(latent) => 2 * (HEADS_AT_ONCE * latent.kept() + 8 * HEADS_AT_ONCE),
+                Some(_) => 0,
             }),
             rotations_owned: variable_stages
                 && p.classes.iter().all(|c| c.tiling(Matrix::Qkv).k_warps > 1),

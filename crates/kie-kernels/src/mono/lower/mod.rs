@@ -14,14 +14,17 @@
 //! ```
 
 pub mod delta;
+pub mod experts;
 pub mod extras;
 pub mod header;
+pub mod latent;
 pub mod layout;
 pub mod matrix;
 pub mod model;
 pub mod partition;
 pub mod parts;
 pub mod print;
+mod read;
 pub mod segments;
 pub mod tiling;
 pub mod tuning;

@@ -4,11 +4,12 @@
 //! decided over all of them.
 
 use std::collections::BTreeSet;
-use std::fmt;
 
 use super::delta::{self, DeltaPartition};
+use super::experts::Experts;
+use super::latent::{heads_of_rows, rows_first, share_heads, LatentPartition};
 use super::matrix::Matrix;
-use super::model::{Class, Experts, Latent, Layer, Model, Stored};
+use super::model::{Class, Layer, Model, Stored};
 use super::parts::Parts;
 use super::tiling::{Encoding, Stage, StoredBits, Tiling};
 use super::tuning::Tuning;
@@ -52,49 +53,6 @@ pub struct ClassPartition {
     pub delta: Option<DeltaPartition>,
 }
 
-/// Sizes of attention over latents, padded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LatentPartition {
-    /// Numbers of the latent of queries.
-    pub query_rank: u32,
-    /// Numbers of the latent of keys and values.
-    pub rank: u32,
-    /// Features of a head's query that do not turn, and those that do.
-    pub plain: u32,
-    /// See above.
-    pub turned: u32,
-    /// Heads of which a block has rows that meet latents, and rows of values, at most.
-    pub heads: [u32; 2],
-}
-
-impl LatentPartition {
-    fn new(of: &Latent, unit: u32) -> Self {
-        Self {
-            query_rank: of.query_rank.next_multiple_of(unit),
-            rank: of.rank.next_multiple_of(32),
-            plain: of.plain.next_multiple_of(32),
-            turned: of.turned.next_multiple_of(8),
-            heads: [0; 2],
-        }
-    }
-
-    /// Numbers of a position's latents, of queries too.
-    pub const fn down(&self) -> u32 {
-        self.query_rank + self.rank + self.turned
-    }
-
-    /// Numbers of a head's query.
-    pub const fn query(&self) -> u32 {
-        self.plain + self.turned
-    }
-
-    /// Numbers of the widest vector of a product, of one column.
-    pub(super) fn widest(&self) -> u32 {
-        let [keys, values] = self.heads;
-        self.query_rank.max(keys * self.plain).max(values * self.rank)
-    }
-}
-
 /// What a class with experts has of the partition besides.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ExpertsPartition {
@@ -115,7 +73,11 @@ impl ClassPartition {
         t: &Tuning,
     ) -> Self {
         let combine_by_owners = combine_by_owners || class.latent.is_some();
-        let most = if combine_by_owners { t.most_splits_by_owners } else { t.most_splits };
+        let most = match (class.latent, combine_by_owners) {
+            (Some(_), _) => t.most_splits_latents,
+            (None, true) => t.most_splits_by_owners,
+            (None, false) => t.most_splits,
+        };
         let experts = |Experts { count, chosen, .. }: Experts| ExpertsPartition {
             count,
             chosen,
@@ -407,32 +369,6 @@ impl Rows {
         };
         u64::from(self.layers) * self.heavy().map(of).sum::<u64>()
     }
-}
-
-/// Rows of a block of a matrix of so many heads' rows: whole heads', or such that no tile of 16 has
-/// those of two.
-fn share_heads(rows: u32, heads: u32, blocks: u32) -> u32 {
-    let fits = |n: &u32| {
-        rows.is_multiple_of(*n)
-            || (rows.is_multiple_of(16) && (n.is_multiple_of(16) || n.is_multiple_of(rows)))
-    };
-    let first = share(heads * rows, blocks, 2);
-    (first..).step_by(2).find(fits).unwrap_or(rows)
-}
-
-/// Heads that so many neighbouring rows of a block are of, at most.
-fn heads_of_rows(rows: u32, head: u32) -> u32 {
-    if head.is_multiple_of(rows) {
-        1
-    } else {
-        (rows + head - 2) / head + 1
-    }
-}
-
-/// As many warps by rows as have equally many tiles.
-fn rows_first(rows: u32, warps: u32) -> u32 {
-    let good = |w: &u32| warps.is_multiple_of(*w) && rows.div_ceil(16).is_multiple_of(*w);
-    (1..=warps).rev().find(good).unwrap_or(1)
 }
 
 /// The matrices of each class's layers, as warps share them and stages divide them.
@@ -810,7 +746,9 @@ impl Partition {
         let pad = if vectors > 1 { 32 * vectors } else { 0 };
         // One place for both, one after the other, unless only the wide one needs a place.
         let room = if columns == 1 { wide + parts * narrow } else { wide.max(parts * narrow) };
-        2 * (room + 2 * pad)
+        let heads = |c: &ClassPartition| c.latent.map_or(0, |latent| latent.attend_bytes());
+        let heads = self.classes.iter().map(heads).max().unwrap_or(0);
+        (2 * (room + 2 * pad)).max(heads)
     }
 
     /// Shared memory with two slots of the ring, about.
@@ -1042,53 +980,6 @@ impl Partition {
             Platform::Hip | Platform::Sim => 2,
         };
         self.warps * 32 + helpers * warp
-    }
-}
-
-impl fmt::Display for Partition {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "partition {} blocks of {} warps, {} columns, {} KB slots, {} KB in flight",
-            self.blocks,
-            self.warps,
-            self.columns,
-            self.slot_bytes / 1024,
-            self.in_flight_bytes / 1024,
-        )?;
-        for (at, class) in self.classes.iter().enumerate() {
-            let combined = if class.combine_by_owners { ", combined by owners" } else { "" };
-            writeln!(f, "  class {at}: {} kv splits{combined}", class.kv_splits)?;
-            let mut matrix = |name: String, s: &Tiling| {
-                writeln!(
-                    f,
-                    "    {name}: {} rows x {}, {} k-warps, {} stages of {} bytes",
-                    s.rows, s.k, s.k_warps, s.stages, s.stage_bytes
-                )
-            };
-            for (name, s) in class.matrices() {
-                matrix(format!("{name:?}"), s)?;
-            }
-            if let Some(DeltaPartition { unit, units, each, .. }) = &class.delta {
-                writeln!(
-                    f,
-                    "    delta rule: {units} units of {} columns, {each} a block, {} bytes of a \
-                     sequence each",
-                    unit.cols, unit.bytes
-                )?;
-            }
-            if let Some(e) = &class.experts {
-                writeln!(
-                    f,
-                    "    experts: {} of {}, {} bytes of a block of each",
-                    e.chosen,
-                    e.count,
-                    class.piece_bytes()
-                )?;
-            }
-        }
-        writeln!(f, "  head: {} rows in {} passes", self.rows_head, self.head_passes)?;
-        self.as_halves.iter().try_for_each(|why| writeln!(f, "  as halves: {why}"))
     }
 }
 

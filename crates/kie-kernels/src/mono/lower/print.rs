@@ -1,6 +1,6 @@
 //! The lowered plan as text: all that this folder computes, for a machine that need not be here.
 
-use std::fmt::{Debug, Write as _};
+use std::fmt::{self, Debug, Write as _};
 use std::ops::Range;
 
 use super::delta::{Delta, DeltaPartition};
@@ -13,6 +13,53 @@ use super::tiling::{StoredBits, Tiling};
 use crate::abi::NormSpan;
 use crate::error::Result;
 use crate::machine::Platform;
+
+impl fmt::Display for Partition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "partition {} blocks of {} warps, {} columns, {} KB slots, {} KB in flight",
+            self.blocks,
+            self.warps,
+            self.columns,
+            self.slot_bytes / 1024,
+            self.in_flight_bytes / 1024,
+        )?;
+        for (at, class) in self.classes.iter().enumerate() {
+            let combined = if class.combine_by_owners { ", combined by owners" } else { "" };
+            writeln!(f, "  class {at}: {} kv splits{combined}", class.kv_splits)?;
+            let mut matrix = |name: String, s: &Tiling| {
+                writeln!(
+                    f,
+                    "    {name}: {} rows x {}, {} k-warps, {} stages of {} bytes",
+                    s.rows, s.k, s.k_warps, s.stages, s.stage_bytes
+                )
+            };
+            for (name, s) in class.matrices() {
+                matrix(format!("{name:?}"), s)?;
+            }
+            if let Some(DeltaPartition { unit, units, each, .. }) = &class.delta {
+                writeln!(
+                    f,
+                    "    delta rule: {units} units of {} columns, {each} a block, {} bytes of a \
+                     sequence each",
+                    unit.cols, unit.bytes
+                )?;
+            }
+            if let Some(e) = &class.experts {
+                writeln!(
+                    f,
+                    "    experts: {} of {}, {} bytes of a block of each",
+                    e.chosen,
+                    e.count,
+                    class.piece_bytes()
+                )?;
+            }
+        }
+        writeln!(f, "  head: {} rows in {} passes", self.rows_head, self.head_passes)?;
+        self.as_halves.iter().try_for_each(|why| writeln!(f, "  as halves: {why}"))
+    }
+}
 
 /// Everything: classes of layers, rows over blocks, segments of a block's stream, what differs
 /// between layers, and of each decode kernel the words of its exchange and its shared memory.
@@ -311,7 +358,7 @@ fn kernel(out: &mut String, layout: &Layout) {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::mono::shapes::{model, nvidia};
+    use crate::mono::shapes::{self, model, nvidia};
 
     #[test]
     fn all_of_it_is_printed() {
@@ -333,6 +380,23 @@ mod tests {
             assert!(text.contains(&format!("words: {words}")), "{text}");
             assert!(text.contains(&format!("end: {end}")), "{text}");
             assert!(text.contains(&format!("bytes: {}", layout.ring.bytes)), "{text}");
+        }
+    }
+
+    #[test]
+    fn latents_and_shared_experts_are_printed() {
+        for (name, ranks, said) in [
+            ("kimi-k2", 8, ["class 1 KeyUp", "chosen", "one for all columns, mlp 256"]),
+            ("kimi-k2", 4, ["class 1 ValueUp", "int4", "one for all columns, mlp 512"]),
+            ("deepseek-v3", 8, ["576 numbers kept", "chosen in 4 of 8 groups", "e4m3"]),
+        ] {
+            let model = shapes::with_latents(name, ranks);
+            let partition = Partition::new(&model, &nvidia(), 4096).unwrap();
+            assert_eq!(partition.as_halves, Vec::<String>::new(), "{partition}");
+            let text = lowered(&model, &partition, Platform::Cuda).unwrap();
+            for what in said {
+                assert!(text.contains(what), "no {what:?}: {partition}{text}");
+            }
         }
     }
 

@@ -14,6 +14,8 @@ pub struct Tuning {
     pub most_splits: u32,
     /// The same where partials are combined by owners, which leaves each block few words.
     pub most_splits_by_owners: u32,
+    /// The same of latents, whose partials are each combined by several threads.
+    pub most_splits_latents: u32,
     /// Bytes of a block's stream from which on the weights, not the exchange, make the step's time:
     /// those of a whole 2B are, those of a quarter of an 8B are not.
     pub long_stream_bytes: u64,
@@ -58,6 +60,7 @@ pub const H200: Tuning = Tuning {
     name: "H200",
     most_splits: 8,
     most_splits_by_owners: 16,
+    most_splits_latents: 64,
     long_stream_bytes: 32 << 20,
     long_stream_bytes_4_bits: 16 << 20,
     short_stream_bytes: 12 << 20,
