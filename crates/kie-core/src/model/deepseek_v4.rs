@@ -73,39 +73,44 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
 
 /// Positions of an entry of each layer; 0 where there are none.
 fn ratios(config: &Config<'_>, layers: usize) -> Result<Vec<usize>> {
-    if let Some(types) = config.texts("layer_types")?.filter(|types| !types.is_empty()) {
-        let rates = config.object("compress_rates")?;
-        let rate = |kind: &str| match &rates {
-            Some(rates) => rates.size(kind),
-            None => config.unsupported("compress_rates", "nothing; wanted beside layer_types"),
-        };
-        if types.len() != layers {
-            let detail = format!("{} entries for {layers} layers", types.len());
-            return config.unsupported("layer_types", detail);
+    let told = config.counts("compress_ratios")?;
+    let Some(types) = config.texts("layer_types")?.filter(|types| !types.is_empty()) else {
+        config.need("compress_ratios")?;
+        let mut ratios = told.unwrap_or_default();
+        // Those of layers that predict further tokens stand behind.
+        if ratios.len() < layers {
+            let detail = format!("{} entries for {layers} layers", ratios.len());
+            return config.unsupported("compress_ratios", detail);
         }
-        let ratio = |kind: &&str| match *kind {
-            SLIDING => Ok(0),
-            SPARSE => rate(SPARSE),
-            HEAVY => rate(HEAVY),
-            other => config.unsupported("layer_types", format!("{other:?}")),
-        };
-        return types.iter().map(ratio).collect();
+        ratios.truncate(layers);
+        return Ok(ratios);
+    };
+    let rates = config.object("compress_rates")?;
+    let rate = |kind: &str| match &rates {
+        Some(rates) => rates.size(kind),
+        None => config.unsupported("compress_rates", "nothing; wanted beside layer_types"),
+    };
+    if types.len() != layers {
+        let detail = format!("{} entries for {layers} layers", types.len());
+        return config.unsupported("layer_types", detail);
     }
-    config.need("compress_ratios")?;
-    let mut ratios = config.counts("compress_ratios")?.unwrap_or_default();
-    // Those of layers that predict further tokens stand behind.
-    if ratios.len() < layers {
-        let detail = format!("{} entries for {layers} layers", ratios.len());
-        return config.unsupported("compress_ratios", detail);
+    let ratio = |kind: &&str| match *kind {
+        SLIDING => Ok(0),
+        SPARSE => rate(SPARSE),
+        HEAVY => rate(HEAVY),
+        other => config.unsupported("layer_types", format!("{other:?}")),
+    };
+    let ratios = types.iter().map(ratio).collect::<Result<Vec<usize>>>()?;
+    if told.is_some_and(|told| !told.starts_with(&ratios)) {
+        return config.unsupported("compress_ratios", "not what layer_types says");
     }
-    ratios.truncate(layers);
     Ok(ratios)
 }
 
 /// Layers whose experts go by the token.
 fn hashed(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
+    let first = config.integer_or("num_hash_layers", 0)?;
     let Some(types) = config.texts("mlp_layer_types")? else {
-        let first = config.integer_or("num_hash_layers", 0)?;
         return Ok((0..layers as i64).map(|layer| layer < first).collect());
     };
     if types.len() != layers {
@@ -117,7 +122,12 @@ fn hashed(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
         "moe" => Ok(false),
         other => config.unsupported("mlp_layer_types", format!("{other:?}")),
     };
-    types.iter().map(kind).collect()
+    let hashed = types.iter().map(kind).collect::<Result<Vec<bool>>>()?;
+    let differs = |(layer, hashed): (i64, &bool)| (layer < first) != *hashed;
+    if config.has("num_hash_layers") && (0..).zip(&hashed).any(differs) {
+        return config.unsupported("num_hash_layers", "not what mlp_layer_types says");
+    }
+    Ok(hashed)
 }
 
 /// What all layers' attention has in common.
