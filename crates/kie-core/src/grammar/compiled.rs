@@ -27,7 +27,9 @@ const KEPT_MAX: usize = 32;
 /// Longest time that compiling one may take, in seconds.
 const COMPILE_S: f64 = 10.0;
 /// Of the thread that compiles: schemas nest, and their intersections recurse.
-const STACK_BYTES: usize = 64 << 20;
+const STACK_BYTES: usize = 128 << 20;
+/// Most lines of a Lark grammar: a rule that names the next one is a step of a recursion.
+const LINES_MAX: usize = 4096;
 /// Longest token that grammars use; the library's trie has no deeper ones.
 const TOKEN_BYTES_MAX: usize = 512;
 /// Tokens that one token may make the shortest ending longer, at least: some brackets, a name.
@@ -138,6 +140,9 @@ impl Compiled {
                 return Err("the regular expression ends with a backslash".to_owned())
             }
             Grammar::Regex(text) => GrammarWithLexer::from_regex(text),
+            Grammar::Lark(text) if text.lines().count() > LINES_MAX => {
+                return Err(format!("wanted at most {LINES_MAX} lines"))
+            }
             Grammar::Lark(text) => GrammarWithLexer::from_lark(text.clone()),
         };
         let parser = vocabulary.factory.create_parser(TopLevelGrammar::from_grammar(source));

@@ -1,12 +1,20 @@
 //! What of JSON Schema can be promised. llguidance takes unknown keywords for annotations; here
 //! they are refused, with the place, and so is what it would read otherwise than the standard says.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 
 use serde_json::{json, Map, Value};
 
 /// Deepest nesting of schemas, references not followed.
 const DEPTH_MAX: usize = 64;
+/// Most schemas in one: references are followed by recursion, through all of them at worst.
+const SCHEMAS_MAX: usize = 10_000;
+
+/// Steps of what follows references over and over; then it knows nothing more.
+const FUEL: usize = 20_000;
+/// Longest lists that are looked through for it.
+const LIST_MAX: usize = 256;
 
 /// Keywords whose value is one schema.
 const ONE: [&str; 2] = ["additionalItems", "additionalProperties"];
@@ -79,7 +87,13 @@ pub(super) fn prepared(text: &str) -> Result<Value, String> {
     if schema == Value::Bool(true) {
         schema = json!({});
     }
-    let mut walk = Walk { root: &schema, referred: BTreeSet::new(), apart: Vec::new() };
+    let mut walk = Walk {
+        root: &schema,
+        schemas: 0,
+        fuel: Cell::new(FUEL),
+        referred: BTreeSet::new(),
+        apart: Vec::new(),
+    };
     walk.schema("", &schema, 0)?;
     while let Some(place) = walk.next() {
         let found = resolve(&schema, &place)
@@ -104,17 +118,18 @@ pub(super) fn prepared(text: &str) -> Result<Value, String> {
 /// Bytes that opening one member or item of a schema makes the shortest ending longer, at most, as
 /// far as they can be told.
 pub(super) fn largest(schema: &Value) -> usize {
-    let mut most = 0;
+    let (mut most, fuel) = (0, Cell::new(FUEL));
     let mut left = vec![schema];
     while let Some(at) = left.pop() {
         match at {
             Value::Object(of) => {
                 let members = of.get("properties").and_then(Value::as_object);
                 for (name, member) in members.into_iter().flatten() {
-                    most = most.max(name.len() + 5 + least(schema, member, 8));
+                    most = most.max(name.len() + 5 + least(schema, member, 8, &fuel));
                 }
                 for key in ["items", "additionalProperties"] {
-                    most = most.max(of.get(key).map_or(0, |below| 6 + least(schema, below, 8)));
+                    most =
+                        most.max(of.get(key).map_or(0, |below| 6 + least(schema, below, 8, &fuel)));
                 }
                 left.extend(of.values());
             }
@@ -126,16 +141,18 @@ pub(super) fn largest(schema: &Value) -> usize {
 }
 
 /// Bytes of a shortest value, about.
-fn least(root: &Value, schema: &Value, depth: usize) -> usize {
+fn least(root: &Value, schema: &Value, depth: usize, fuel: &Cell<usize>) -> usize {
     const MOST: usize = 1 << 14;
-    let Some(of) = schema.as_object().filter(|_| depth > 0) else { return 1 };
-    let below = |schema: &Value| least(root, schema, depth - 1);
+    let left = fuel.get();
+    let Some(of) = schema.as_object().filter(|_| depth > 0 && left > 0) else { return 1 };
+    fuel.set(left - 1);
+    let below = |schema: &Value| least(root, schema, depth - 1, fuel);
     let list = |key: &str| of.get(key).and_then(Value::as_array).map_or(&[][..], |l| &l[..]);
     let count = |key: &str| of.get(key).and_then(Value::as_u64).unwrap_or(0).min(1 << 10) as usize;
     if let Some(value) = of.get("const") {
-        return value.to_string().len();
+        return size(value);
     }
-    let shortest = list("enum").iter().map(|value| value.to_string().len()).min();
+    let shortest = list("enum").iter().take(LIST_MAX).map(size).min();
     if let Some(bytes) = shortest {
         return bytes;
     }
@@ -150,6 +167,11 @@ fn least(root: &Value, schema: &Value, depth: usize) -> usize {
     let text = if of.contains_key("pattern") || of.contains_key("format") { 24 } else { 0 };
     let own = 4 + object + item * count("minItems") + text + count("minLength");
     own.max(referred).max(any).max(all).min(MOST)
+}
+
+/// Bytes of a constant, about.
+fn size(value: &Value) -> usize {
+    value.as_str().map_or(6, |text| text.len() + 2)
 }
 
 /// Alternatives of which no two hold for one value.
@@ -180,6 +202,9 @@ fn resolve<'a>(root: &'a Value, place: &str) -> Option<&'a Value> {
 
 struct Walk<'a> {
     root: &'a Value,
+    /// Looked at so far.
+    schemas: usize,
+    fuel: Cell<usize>,
     /// Places that references name; true: looked at.
     referred: BTreeSet<(bool, String)>,
     /// Places of `oneOf` whose alternatives exclude each other.
@@ -200,6 +225,10 @@ impl<'a> Walk<'a> {
 
     fn schema(&mut self, place: &str, schema: &Value, depth: usize) -> Result<(), String> {
         let at = |what: String| format!("#{place}: {what}");
+        self.schemas += 1;
+        if self.schemas > SCHEMAS_MAX {
+            return Err(at(format!("wanted at most {SCHEMAS_MAX} schemas")));
+        }
         if depth > DEPTH_MAX {
             return Err(at(format!("schemas may nest {DEPTH_MAX} deep")));
         }
@@ -263,7 +292,18 @@ impl<'a> Walk<'a> {
 
     /// Whether no value is valid by both, as far as types, constants and required members tell.
     fn excludes(&self, a: &Value, b: &Value, depth: usize) -> bool {
+        let left = self.fuel.get();
         let (Some(a), Some(b)) = (self.object(a, 8), self.object(b, 8)) else { return false };
+        let long = |of: &Map<String, Value>| {
+            let lists = ["enum", "type", "required"].map(|key| of.get(key));
+            let items = |v: &Value| v.as_array().map_or(0, Vec::len);
+            let members = of.get("properties").and_then(Value::as_object).map_or(0, Map::len);
+            members.max(lists.into_iter().flatten().map(items).max().unwrap_or(0)) > LIST_MAX
+        };
+        if left == 0 || long(a) || long(b) {
+            return false;
+        }
+        self.fuel.set(left - 1);
         if let (Some(a), Some(b)) = (values(a), values(b)) {
             return a.iter().all(|value| !b.contains(value));
         }

@@ -219,6 +219,22 @@ fn a_finite_text_ends_by_itself_and_least_tokens_hold_while_there_is_a_choice() 
     }
 }
 
+/// Rules of which each is the next one.
+fn chain(rules: usize) -> String {
+    let rule = |n: usize| format!("a{n}: a{}\n", n + 1);
+    let all: String = (0..rules).map(rule).collect();
+    format!("start: a0\n{all}a{rules}: \"x\"")
+}
+
+/// Definitions of which each is the next one.
+fn references(definitions: usize) -> Value {
+    let place = |n: usize| json!({"$ref": format!("#/$defs/d{n}")});
+    let mut all: serde_json::Map<String, Value> =
+        (0..definitions).map(|n| (format!("d{n}"), place(n + 1))).collect();
+    all.insert(format!("d{definitions}"), json!({"type": "null"}));
+    json!({"$ref": "#/$defs/d0", "$defs": all})
+}
+
 #[test]
 fn hostile_grammars_end_soon() {
     let all = grammars();
@@ -243,6 +259,11 @@ fn hostile_grammars_end_soon() {
         schema(&json!({"pattern": "^(a+)+$(b+)+$", "type": "string"})),
         schema(&doubled),
         Grammar::JsonSchema("[".repeat(100_000)),
+        // What is followed by recursion, once as far as it may be, once further.
+        Grammar::Lark(chain(4_000)),
+        Grammar::Lark(chain(80_000)),
+        schema(&references(4_000)),
+        schema(&references(20_000)),
     ];
     for grammar in hostile {
         let begun = Instant::now();
