@@ -61,9 +61,10 @@ fn made(name: &str, s: Sizes) -> Folder {
         numbers.flat_map(|x: f32| bf16::from_f32(x).to_le_bytes()).collect()
     };
     let bytes: Vec<Vec<u8>> = all.iter().map(numbers).collect();
-    let views = all.into_iter().zip(&bytes).map(|((name, shape), bytes)| {
-        (name, TensorView::new(Dtype::BF16, shape, bytes).unwrap())
-    });
+    let views = all
+        .into_iter()
+        .zip(&bytes)
+        .map(|((name, shape), bytes)| (name, TensorView::new(Dtype::BF16, shape, bytes).unwrap()));
     safetensors::serialize_to_file(views, None, &folder.0.join("model.safetensors")).unwrap();
     folder
 }
