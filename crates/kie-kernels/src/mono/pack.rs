@@ -21,12 +21,22 @@ use super::lower::partition::{ClassPartition, Partition};
 use super::lower::parts::Parts;
 use super::lower::segments::{bank_offsets, layer_offsets, matrix_offset};
 use super::lower::tiling::{StoredBits, Tiling};
-use super::upload;
 use super::wire::PackPlace as Place;
 use crate::abi::{Codes, HeadMode, Layout, Program, Tensor, NONE};
 use crate::buffer::Buffer;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::matrix::{row_to_f32, rows_of_columns, Matrix as Stored};
+
+/// A weight that float16 does not hold; `far`: its value in words, if known.
+pub fn beyond(far: &str, tensor: u32, row: u32) -> Error {
+    Error::InvalidProgram {
+        step: usize::MAX,
+        detail: format!(
+            "a weight{far} is beyond float16 (tensor {tensor}, row {row}); run on the CPU, or \
+             convert the checkpoint"
+        ),
+    }
+}
 
 /// A program's weights, as they are stored.
 pub struct Weights<'a> {
@@ -699,7 +709,7 @@ impl Weights<'_> {
                 let mut floats = vec![0.0; stored.cols];
                 self.row(&stored, row, &mut floats);
                 if let Some(far) = floats.iter().find(|x| x.abs() > f16::MAX.to_f32()) {
-                    return Err(upload::beyond(&format!(" of {far}"), norm.tensor, row as u32));
+                    return Err(beyond(&format!(" of {far}"), norm.tensor, row as u32));
                 }
                 floats.resize(self.partition.hidden as usize, 0.0);
                 self.put_parts(&floats, &mut out);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::lower::parts::Parts;
-use super::pack::{Packing, Target, Weights};
+use super::pack::{beyond, Packing, Target, Weights};
 use super::source;
 use super::wire::{PackArgs, PackJob, Wire};
 use crate::abi::{Layout, Tensor};
@@ -364,17 +364,6 @@ impl<'a> Upload<'a> {
         let far = self.weights.beyond_half(tensor, tag & ((1 << TAG_LANE) - 1), row);
         let far = far.map_or_else(String::new, |far| format!(" of {far}"));
         Err(beyond(&far, tensor, row))
-    }
-}
-
-/// A weight that float16 does not hold; `far`: its value in words, if known.
-pub fn beyond(far: &str, tensor: u32, row: u32) -> Error {
-    Error::InvalidProgram {
-        step: usize::MAX,
-        detail: format!(
-            "a weight{far} is beyond float16 (tensor {tensor}, row {row}); run on the CPU, or \
-             convert the checkpoint"
-        ),
     }
 }
 
