@@ -217,10 +217,10 @@ const MUTANTS: &[Case] = &[
         fixture: "own_olmoe",
         machine: "blocks=4",
         edits: &[(
-            "    join_wave();\n    sync_consumers<kThreads>();\n}\n",
-            "    join_wave();\n}\n",
+            "    join_wave();\n    sync_consumers<kThreads>();\n    if constexpr (kColumns > 1)",
+            "    join_wave();\n    if constexpr (kColumns > 1)",
         )],
-        about: &["leave_sums"],
+        about: &["sort_pairs"],
         ..SHORT
     },
     Case {
