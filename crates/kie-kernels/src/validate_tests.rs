@@ -469,7 +469,7 @@ fn sizes_tensors_and_groups() {
             p.tensors[3].scale_buffer = 7;
         }),
         (WHOLE, "columns of tensor 1 are no plain numbers of one lane", |p| {
-            p.tensors[1].layout = Layout::ColumnMajor;
+            (p.tensors[1].layout, p.tensors[1].lanes) = (Layout::ColumnMajor, 2);
         }),
         (WHOLE, "must see all positions", |p| p.groups[0].window = Some(5)),
         (WHOLE, "must see all positions", |p| p.groups.clear()),
