@@ -112,7 +112,7 @@ fn bound(name: &str, device: &str) -> f64 {
 
 /// Fixtures with a phase that the kernels have not yet: the step and the reason that they name.
 const REFUSED: &[(&str, &str)] = &[
-    ("own_deepseek_v4", "5 page groups: 4 at most"),
+    ("own_deepseek_v4", "recurrent states of several shapes"),
     ("own_gemma3", "embeddings times 5.656854, 1 wanted"),
     ("own_phi3", "qkv turns 12 features of 16, all wanted"),
     ("own_olmo2", "project_normed where the order of known phases has project"),

@@ -24,7 +24,7 @@ const FIXTURES: [&str; 15] = [
     "own_llama_f16",
     "own_llama_fp8_tied",
     "laneformer_d2",
-    "laneformer_d2_nocomm_lane_negwin",
+    "own_laneformer_alone",
     "laneformer_d2_noearly_vp_lanescale",
     "own_laneformer_mixed",
     "own_laneformer_replicate",

@@ -12,7 +12,7 @@ use super::{check, fixture, is_wide, two_at_a_time, Job};
 /// biases, head norms, windows, FP8, experts and MXFP4, latents, at 2, 4 and 8 ranks.
 const TOGETHER: &[(&str, u32, u32)] = &[
     ("laneformer_d2", 4, 2),
-    ("laneformer_d2_nocomm_lane_negwin", 2, 4),
+    ("own_laneformer_alone", 2, 4),
     ("laneformer_d2_noearly_vp_lanescale", 2, 6),
     ("laneformer_d2_noearly_vp_lanescale", 4, 2),
     ("own_laneformer_replicate", 4, 4),
@@ -37,7 +37,7 @@ const TOGETHER: &[(&str, u32, u32)] = &[
 const TOGETHER_WIDE: &[(&str, u32, u32)] = &[
     ("own_laneformer_preagg", 4, 4),
     ("laneformer_d2", 2, 8),
-    ("laneformer_d2_nocomm_lane_negwin", 4, 4),
+    ("own_laneformer_alone", 4, 4),
     ("own_laneformer_replicate", 2, 8),
     ("own_laneformer_replicate", 8, 3),
     ("own_laneformer_mixed", 4, 6),

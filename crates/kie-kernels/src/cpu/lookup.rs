@@ -186,12 +186,12 @@ mod tests {
     fn a_prediction_is_read_on_where_it_was_left() {
         let (prediction, mut out) = ([1, 2, 3, 1, 2, 4, 1, 2, 5], [0; 2]);
         let mut lookup = Lookup::new();
-        let mut text = vec![9];
-        while lookup.draft(&text, 1, &prediction, &mut out) == 2 {
+        let mut text = vec![8, 9];
+        while lookup.draft(&text, 2, &prediction, &mut out) == 2 {
             text.extend(out);
             lookup.saw(2, 2);
-            text.extend(prediction.get(text.len() - 1));
+            text.extend(prediction.get(text.len() - 2));
         }
-        assert_eq!(text[1..], prediction);
+        assert_eq!(text[2..], prediction);
     }
 }

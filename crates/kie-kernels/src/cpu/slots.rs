@@ -1,8 +1,9 @@
 //! The CPU's control plane: which columns the next pass has, and what its tokens do to the slots.
 //!
-//! A pass takes every decoding slot as one column, puts drafts of what follows behind some, and fills
-//! the rest with prompt positions, oldest request first. A slot whose pages end waits for more. What a column computes does not depend on
-//! the others, so neither the chunking of a prompt nor the neighbours change a request's bits.
+//! A pass takes every decoding slot as one column, puts drafts of what follows behind some, and
+//! fills the rest with prompt positions, oldest request first. A slot whose pages end waits for
+//! more. What a column computes does not depend on the others, so neither the chunking of a prompt
+//! nor the neighbours nor drafts change a request's bits.
 //!
 //! A pass that takes long is given up when the caller of one of its requests is gone: no slot moves
 //! on, and the next pass writes the same positions again. That one is whole, unless all are gone,

@@ -88,6 +88,10 @@ impl Around<'_> {
     /// Reasoning in front.
     fn thought(&self, rules: &mut String) -> String {
         if self.family == Family::Harmony {
+            if let Mark::Text(_) = self.mark("<|end|>") {
+                // Nothing but the budget might end what has no token for its end.
+                return String::new();
+            }
             let said = |text| self.said(text);
             let _ = writeln!(
                 rules,
