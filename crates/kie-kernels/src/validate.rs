@@ -8,7 +8,7 @@ use crate::abi::{
     Attend, Codes, DeltaHeads, DeltaIn, DeltaRule, Dtype, Embed, Encoding, ExpertGroups,
     ExpertsDown, ExpertsGateUp, Gate, GateUp, Head, HeadMode, Heads, Join, LatentAttend,
     LatentDown, LatentHeads, LatentQuery, LatentUp, Layout, NormSpan, PageGroup, Program, Project,
-    ProjectNormed, Qkv, Route, StateAt, StateKind, Step, StepKind, Tensor,
+    ProjectNormed, Qkv, Route, StateAt, StateKind, Step, StepKind, Tensor, PAGE,
 };
 use crate::buffer::Buffer;
 use crate::error::{Error, Result};
@@ -16,6 +16,12 @@ use crate::error::{Error, Result};
 /// A program that passed [`validate`]; nobody else can make one.
 #[derive(Debug, Clone)]
 pub struct ValidProgram(Program);
+
+/// Whether entries of so many positions end where pages do.
+fn divides_pages(every: u32) -> bool {
+    let page = PAGE as u32;
+    every > 0 && (page.is_multiple_of(every) || every.is_multiple_of(page))
+}
 
 impl ValidProgram {
     /// The program.
@@ -98,7 +104,7 @@ impl Checker<'_> {
             }
             StateKind::Latents { dtype, width } => width > 0 && stored(dtype),
             StateKind::Entries { dtype, width, every } => {
-                width > 0 && compressed::divides_pages(every) && stored(dtype)
+                width > 0 && divides_pages(every) && stored(dtype)
             }
             StateKind::Sums { numbers } => numbers > 0 && group.window == Some(2),
         };

@@ -474,8 +474,8 @@ impl Weights<'_> {
         }
     }
 
-    /// What gates a delta rule, in all layers of a class: b and a of each unit's head, so that those
-    /// of a head have as many places as it has units.
+    /// What gates a delta rule, in all layers of a class: b and a of each unit's head, so that
+    /// those of a head have as many places as it has units.
     fn gates(&self, all: &mut Packing, line: u64, class: usize) {
         let (c, part) = self.class(class);
         let Some(delta) = &part.delta else { return };
@@ -863,8 +863,8 @@ impl Weights<'_> {
         floats
     }
 
-    /// A row as numbers. Float32 checkpoints are rounded to bfloat16, as the field publishes them in
-    /// 16 bits: half the digits, but no range is lost, and the result is that of the published
+    /// A row as numbers. Float32 checkpoints are rounded to bfloat16, as the field publishes them
+    /// in 16 bits: half the digits, but no range is lost, and the result is that of the published
     /// model. What is float32 beside 16 bits stays as it is.
     fn row(&self, stored: &Stored<'_>, row: usize, out: &mut [f32]) {
         row_to_f32(stored, row, out);

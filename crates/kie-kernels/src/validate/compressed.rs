@@ -1,9 +1,9 @@
 //! Checks of steps over compressed entries and of several residual streams.
 
-use super::{wanted, Check, Checker};
+use super::{divides_pages, wanted, Check, Checker};
 use crate::abi::{
     Compress, CompressedAttend, CompressedDown, CompressedHeads, CompressedIndex, CompressedQuery,
-    Dtype, Entries, GroupedDown, HyperIn, HyperOut, StateAt, StateKind, PAGE, STREAMS_MAX,
+    Dtype, Entries, GroupedDown, HyperIn, HyperOut, StateAt, StateKind, STREAMS_MAX,
 };
 
 impl Checker<'_> {
@@ -176,12 +176,6 @@ impl Checker<'_> {
             state => Err(format!("{at:?} keeps {state:?}, not entries of {dim} for {of}")),
         }
     }
-}
-
-/// Whether entries of so many positions end where pages do.
-pub(super) fn divides_pages(every: u32) -> bool {
-    let page = PAGE as u32;
-    every > 0 && (page.is_multiple_of(every) || every.is_multiple_of(page))
 }
 
 fn heads_fit(heads: CompressedHeads) -> Check {

@@ -133,8 +133,9 @@ fn classes(out: &mut String, model: &Model, partition: &Partition) {
         if let (Some(of), Some(l)) = (&class.latent, &part.latent) {
             say!(
                 out,
-                "  latents of queries {} (padded {}), of keys and values {} (padded {}) and {} that \
-                 turn; {} numbers kept of a position; heads' queries {} and {}; scores times {}",
+                "  latents of queries {} (padded {}), of keys and values {} (padded {}) and {} \
+                 that turn; {} numbers kept of a position; heads' queries {} and {}; scores times \
+                 {}",
                 of.query_rank,
                 l.query_rank,
                 of.rank,
