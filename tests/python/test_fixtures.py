@@ -28,7 +28,7 @@ def golden(folder: Path) -> dict[str, Any]:
 
 
 def test_every_folder_is_here() -> None:
-    assert len(FOLDERS) == 27
+    assert len(FOLDERS) == 25
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
