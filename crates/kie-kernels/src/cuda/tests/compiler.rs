@@ -131,9 +131,9 @@ fn layers_with_experts_spill_no_more_than_they_did() {
 /// one of eight machines.
 const LATENTS: [(&str, u32, u32, u32); 4] = [
     ("kimi-k2", 1, 0, 0),
-    ("kimi-k2", 8, 0, 0),
-    ("deepseek-v3", 1, 0, 0),
-    ("deepseek-v3", 8, 0, 0),
+    ("kimi-k2", 8, 8, 8),
+    ("deepseek-v3", 1, 112, 160),
+    ("deepseek-v3", 8, 8, 8),
 ];
 
 #[test]
