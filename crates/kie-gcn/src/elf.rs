@@ -9,8 +9,6 @@ pub(crate) struct Descriptor {
     pub(crate) local_bytes: u32,
     /// Bytes of parameters.
     pub(crate) args_bytes: u32,
-    /// Vector and scalar registers of a wave, at most.
-    pub(crate) registers: u32,
     /// How floats are rounded, and whether small ones are kept.
     pub(crate) float_mode: u32,
     /// Scalar registers that hold something when a wave begins.
@@ -103,7 +101,6 @@ impl<'a> Object<'a> {
         Some(Descriptor {
             local_bytes: word(0, 4)?,
             args_bytes: word(8, 4)?,
-            registers: 8 * ((first & 63) + 1),
             float_mode: first >> 12 & 0xff,
             user_registers: second >> 1 & 31,
             places: second >> 7 & 7,
