@@ -28,16 +28,10 @@ impl Walk<'_> {
         let hidden = self.dims().hidden as usize;
         let rank = step.rank as usize;
         let stride = rank + step.heads.dim as usize;
-        let mine = self.rows(step.partition);
         // Lanes hold the same residual stream.
         let x = self.normed(0, hidden);
-        for (weight, all) in step.weights.into_iter().zip([0..rank, rank..stride]) {
-            let part = intersect(&mine, all.clone());
-            let rows = part.start - all.start..part.end - all.start;
-            let at = self.at(0, 0, stride) + part.start;
-            let out = self.output(&self.pass.raw, at, rows.len(), stride);
-            self.multiply(&self.pass.matrix(weight, 0), rows, x, 0, out);
-        }
+        let parts = step.weights.into_iter().zip([0..rank, rank..stride]);
+        self.multiply_stacked(parts, stride, &self.rows(step.partition), x);
         self.barrier.wait();
         for column in self.mine(self.columns.len()) {
             let at = self.at(0, column, stride);
@@ -57,15 +51,9 @@ impl Walk<'_> {
         self.norm(step.norm, step.input, &step.weights);
         let (hidden, dim) = (self.dims().hidden as usize, step.dim as usize);
         let rows = step.sets() as usize * dim;
-        let mine = self.rows(step.partition);
         let x = self.normed(0, hidden);
-        for (weight, all) in step.weights.into_iter().zip([0..rows, rows..2 * rows]) {
-            let part = intersect(&mine, all.clone());
-            let own = part.start - all.start..part.end - all.start;
-            let at = self.at(0, 0, 2 * rows) + part.start;
-            let out = self.output(&self.pass.raw, at, own.len(), 2 * rows);
-            self.multiply(&self.pass.matrix(weight, 0), own, x, 0, out);
-        }
+        let parts = step.weights.into_iter().zip([0..rows, rows..2 * rows]);
+        self.multiply_stacked(parts, 2 * rows, &self.rows(step.partition), x);
         self.barrier.wait();
         let parts = dim.div_ceil(CHANNELS);
         let channels = |part: usize| part * CHANNELS..dim.min((part + 1) * CHANNELS);

@@ -22,17 +22,11 @@ impl Walk<'_> {
         let hidden = self.dims().hidden as usize;
         let query = step.query.map_or(0, |_| step.width as usize);
         let stride = query + step.heads.key() as usize;
-        let mine = self.rows(step.partition);
         // Lanes hold the same residual stream.
         let x = self.normed(0, hidden);
-        for (weight, all) in weights.into_iter().zip([0..query, query..stride]) {
-            let Some(weight) = weight else { continue };
-            let part = intersect(&mine, all.clone());
-            let rows = part.start - all.start..part.end - all.start;
-            let at = self.at(0, 0, stride) + part.start;
-            let out = self.output(&self.pass.raw, at, rows.len(), stride);
-            self.multiply(&self.pass.matrix(weight, 0), rows, x, 0, out);
-        }
+        let parts = weights.into_iter().zip([0..query, query..stride]);
+        let parts = parts.filter_map(|(weight, rows)| Some((weight?, rows)));
+        self.multiply_stacked(parts, stride, &self.rows(step.partition), x);
         self.barrier.wait();
         for column in self.mine(self.columns.len()) {
             let at = self.at(0, column, stride);

@@ -181,6 +181,24 @@ impl Walk<'_> {
         unsafe { self.pass.vectors[index as usize].read(at..at + self.columns.len() * width) }
     }
 
+    /// What this member has to do (`mine`) of matrices whose rows stand one behind the other, as
+    /// told, in `raw`'s columns of `stride` numbers: all of them times lane 0's `x`.
+    pub(super) fn multiply_stacked(
+        &self,
+        parts: impl Iterator<Item = (u32, Range<usize>)>,
+        stride: usize,
+        mine: &Range<usize>,
+        x: &[f32],
+    ) {
+        for (weight, all) in parts {
+            let part = intersect(mine, all.clone());
+            let rows = part.start - all.start..part.end - all.start;
+            let at = self.at(0, 0, stride) + part.start;
+            let out = self.output(&self.pass.raw, at, rows.len(), stride);
+            self.multiply(&self.pass.matrix(weight, 0), rows, x, 0, out);
+        }
+    }
+
     /// Where a product of this member's rows goes: `width` of them in every column, from `at` on.
     pub(super) fn output<'f>(
         &self,
