@@ -120,7 +120,7 @@ _QWEN3_NEXT = {
 }
 
 
-_DEEPSEEK_V3 = {
+_DEEPSEEK_V3: dict[str, Any] = {
     **_LLAMA,
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "deepseek_v3",
@@ -258,6 +258,8 @@ for _name in ("qwen3-coder-next", "qwen3-coder-next-few"):
 
 SPECS["deepseek-v3"] = _DEEPSEEK_V3 | {"quantization_config": _fp8(["lm_head", "mlp.gate."])}
 # Kimi-K2's sizes: experts of INT4, all else of 16 bits.
+_KIMI_PARTS = ("self_attn", "shared", "mlp.gate", "layers.0.mlp")
+_KIMI_WHOLE = ["lm_head", *(f"re:.*{part}.*" for part in _KIMI_PARTS)]
 SPECS["kimi-k2"] = _DEEPSEEK_V3 | {
     "model_type": "kimi_k2",
     "rope_theta": 50000.0,
@@ -270,10 +272,8 @@ SPECS["kimi-k2"] = _DEEPSEEK_V3 | {
     "topk_group": 1,
     "routed_scaling_factor": 2.827,
     "vocab_size": 163840,
-    "quantization_config": _compressed("pack-quantized", "int")
-    | {"ignore": ["lm_head", *(f"re:.*{part}.*" for part in ("self_attn", "shared", "mlp.gate"))]},
+    "quantization_config": _compressed("pack-quantized", "int") | {"ignore": _KIMI_WHOLE},
 }
-SPECS["kimi-k2"]["quantization_config"]["ignore"] += ["re:.*layers.0.mlp.*"]
 # As many of its layers as four GPUs hold.
 SPECS["kimi-k2-30-layers"] = SPECS["kimi-k2"] | {"num_hidden_layers": 30}
 
@@ -296,12 +296,14 @@ class Part(NamedTuple):
 def parts(config: dict[str, Any], name: str, shape: tuple[int, ...]) -> list[Part]:
     """What is stored of a tensor of so many numbers, by the config's quantisation."""
     quantization = config.get("quantization_config")
-    if quantization is not None and quantization["quant_method"] == "mxfp4":
+    if quantization is None:
+        return [Part("", "BF16", 16, shape)]
+    if quantization["quant_method"] == "mxfp4":
         return _gpt_oss_parts(name, shape)
-    keep = [] if quantization is None else quantization.get("modules_to_not_convert", [])
-    ignored = [] if quantization is None else quantization.get("ignore", [])
-    keep = [*keep, *(name.removeprefix("re:.*").removesuffix(".*") for name in ignored)]
-    if quantization is None or any(part in name for part in ("norm", "embed", *keep)):
+    keep: list[str] = ["norm", "embed", *quantization.get("modules_to_not_convert", ())]
+    ignored: list[str] = quantization.get("ignore", [])
+    keep += [pattern.removeprefix("re:.*").removesuffix(".*") for pattern in ignored]
+    if any(part in name for part in keep):
         return [Part("", "BF16", 16, shape)]
     *lead, rows, columns = shape
     if quantization["quant_method"] == "fp8":
@@ -348,10 +350,11 @@ def _mixture(config: dict[str, Any], layer: str) -> Iterator[tuple[str, tuple[in
     """Names and shapes of a layer's tensors beside those of dense models' attention."""
     hidden, (count, _) = config["hidden_size"], _chosen(config)
     if config["model_type"] != "gpt_oss":
-        inner, shared = (config.get(f"{k}_intermediate_size") for k in ("moe", "shared_expert"))
+        inner: int = config["moe_intermediate_size"]
         experts = [(f"experts.{expert}", inner) for expert in range(count)]
-        experts += [("shared_expert", shared)] * (shared is not None)
+        shared: int | None = config.get("shared_expert_intermediate_size")
         if shared is not None:
+            experts.append(("shared_expert", shared))
             yield f"{layer}.mlp.shared_expert_gate.weight", (1, hidden)
         yield f"{layer}.mlp.gate.weight", (count, hidden)
         for expert, width in experts:
