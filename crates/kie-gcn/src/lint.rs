@@ -58,6 +58,9 @@ fn is_store(line: &Line<'_>) -> bool {
     stores.iter().any(|name| line.name.starts_with(name))
 }
 
+/// What a fault says of an access to memory that belongs to one thread.
+pub const MEMORY_OF_A_THREAD: &str = "memory of a thread";
+
 /// What is wrong with a listing, a line each; nothing where all rules are kept.
 ///
 /// # Errors
@@ -221,7 +224,7 @@ fn own_memory<'a>(function: &'a Function<'_>) -> impl Iterator<Item = Fault> + '
             || line.name.starts_with("buffer_load")
             || line.name.starts_with("buffer_store")
     };
-    function.lines.iter().filter(own).map(|line| line.fault("memory of a thread"))
+    function.lines.iter().filter(own).map(|line| line.fault(MEMORY_OF_A_THREAD))
 }
 
 #[cfg(test)]
@@ -312,6 +315,6 @@ mod tests {
         bare[0] = "global_load_dwordx4 v[4:7], v[2:3], off";
         assert!(faults(&bare, Words::None)[0].ends_with("streamed through the caches"));
         let spilled = ["scratch_store_dword off, v1, s32", "s_endpgm"];
-        assert!(faults(&spilled, Words::None)[0].ends_with("memory of a thread"));
+        assert!(faults(&spilled, Words::None)[0].ends_with(MEMORY_OF_A_THREAD));
     }
 }

@@ -274,7 +274,8 @@ SPECS["kimi-k2"] = _DEEPSEEK_V3 | {
     "vocab_size": 163840,
     "quantization_config": _compressed("pack-quantized", "int") | {"ignore": _KIMI_WHOLE},
 }
-# As many of its layers as four GPUs hold.
+# As many of its layers as one GPU holds, and as four do.
+SPECS["kimi-k2-few"] = SPECS["kimi-k2"] | {"num_hidden_layers": 8}
 SPECS["kimi-k2-30-layers"] = SPECS["kimi-k2"] | {"num_hidden_layers": 30}
 
 

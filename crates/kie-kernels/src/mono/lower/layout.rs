@@ -28,8 +28,6 @@ pub const PARTIAL_LINE: u32 = 16;
 pub const PARTIAL_LSE: u32 = 8;
 /// Slots of a ring, at most.
 const SLOTS_MAX: u32 = 64;
-/// Largest page tables that stand in shared memory, in words.
-const TABLE_WORDS_MAX: u32 = 4096;
 /// Of the layers' table, which has 8-byte numbers.
 const LAYERS_ALIGN: u32 = 8;
 /// Sums of squares where norms of q and k are over all heads: of the residual, of q, of k.
@@ -401,7 +399,6 @@ impl Vectors {
         let of_experts = most(model, p, |_, c| c.expert_floats(columns));
         let owned = p.classes[0].tiling(Matrix::Output);
         let brought = model.lanes_all() > 1 && owned.k_warps > 1;
-        let table_words = columns * model.pools * p.pages_max;
         let stride_a = p.hidden.max(head_width(model, p.hidden)) + pad;
         let there = if one_vector { 0 } else { stride_a * columns * model.parts };
         Self {
@@ -416,7 +413,7 @@ impl Vectors {
                 false => 0,
             },
             norm_sets: norm_sets(model),
-            table_words: if table_words <= TABLE_WORDS_MAX { table_words } else { 0 },
+            table_words: p.table_bytes(model, columns) / 4,
             scores: most(model, p, |c, p| {
                 let heads = if p.latent.is_some() { HEADS_AT_ONCE } else { c.group() };
                 2 * heads * PAGE as u32

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use super::delta::{self, DeltaPartition};
 use super::experts::Experts;
-use super::latent::{heads_of_rows, rows_first, share_heads, LatentPartition};
+use super::latent::{heads_of_rows, rows_first, share_heads, LatentPartition, HEADS_AT_ONCE};
 use super::matrix::Matrix;
 use super::model::{Class, Layer, Model, Stored};
 use super::parts::Parts;
@@ -16,6 +16,7 @@ use super::tuning::Tuning;
 use crate::abi::{HeadMode, PAGE};
 use crate::error::{Error, Result};
 use crate::machine::{MachineInfo, Platform};
+use crate::mono::wire;
 
 /// Most vectors of a weight pass: the second operand of a matrix unit has eight columns.
 pub const COLUMNS_MAX: u32 = 8;
@@ -236,6 +237,17 @@ pub(super) const PARTS_B: &[Matrix] =
 /// Shared memory besides vectors, parts and ring, about: by this, slots are chosen; what fits in
 /// the end is the layout's to say.
 const OTHERS_BYTES: u32 = 16 << 10;
+
+/// The largest table of pages that stands in shared memory.
+const TABLE_WORDS_MAX: u32 = 4096;
+
+/// Shared memory besides vectors, parts, ring and table of pages, at most: what each layer says,
+/// scores of heads that attend to latents, and what all models have.
+fn model_bytes(model: &Model) -> u32 {
+    let latents = model.classes.iter().any(|c| c.latent.is_some());
+    let scores = if latents { 8 * HEADS_AT_ONCE * PAGE as u32 } else { 0 };
+    (7 << 10) + scores + model.layers() as u32 * size_of::<wire::Layer>() as u32
+}
 
 /// Sizes that are the same in all classes, padded.
 #[derive(Debug, Clone, Copy)]
@@ -767,7 +779,18 @@ impl Partition {
         let delta = |d: &DeltaPartition| 4 * d.floats(self.warps, columns);
         let deltas = self.classes.iter().filter_map(|c| c.delta.as_ref());
         let parts = wide + widest(PARTS_B) + deltas.map(delta).max().unwrap_or(0);
-        self.vector_bytes(model, columns) + parts + 2 * self.slot_bytes + OTHERS_BYTES
+        let others = OTHERS_BYTES.max(self.table_bytes(model, columns) + model_bytes(model));
+        self.vector_bytes(model, columns) + parts + 2 * self.slot_bytes + others
+    }
+
+    /// The columns' pages in shared memory: none where there are too many of them.
+    pub(super) fn table_bytes(&self, model: &Model, columns: u32) -> u32 {
+        let words = columns * model.pools * self.pages_max;
+        if words <= TABLE_WORDS_MAX {
+            4 * words
+        } else {
+            0
+        }
     }
 
     /// Bytes of a block that say which of a stage's scales each row has: of each class's matrices,
