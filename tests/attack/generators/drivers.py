@@ -93,11 +93,13 @@ def declarations() -> str:
     folder = ROOT / "crates" / "kie-kernels" / "src" / "mono"
     text = (folder / "wire.rs").read_text(encoding="utf-8")
     out = [f"enum {{ MOST_POOLS = {most_pools(folder)} }};"]
-    for name, body in re.findall(r'^    \w+ as "(\w+)" \{\n(.*?)\n    \}', text, re.S | re.M):
+    structures = re.findall(r'^    (\w+) as "(\w+)" \{\n(.*?)\n    \}', text, re.S | re.M)
+    names = CPP | {rust: name for rust, name, _ in structures}
+    for _, name, body in structures:
         out.append(f"struct {name} {{")
         field = r'^        (\w+): (?:(\w+)|\[(\w+); (\w+)\])(?: = "(.*?)")?,$'
         for at, plain, each, count, pointer in re.findall(field, body, re.M):
-            kind = pointer or CPP.get(plain or each, plain or each)
+            kind = pointer or names.get(plain or each, plain or each)
             out.append(f"    {kind} {at}" + (f"[{count}];" if count else ";"))
         out.append("};")
     return "\n".join(out) + "\n"
