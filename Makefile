@@ -113,8 +113,8 @@ attack: setup ## hostile cases for ten minutes: SECONDS=600, SEED=...; findings 
 	$(BIN)/python tests/attack --seconds $(SECONDS) --seed $(SEED)
 
 .PHONY: gpu
-gpu: setup ## on a GPU: every fixture, then speed beside the targets (DEVICE=cuda:0)
-	$(BIN)/python benches/gpu/run.py --device $(or $(DEVICE),cuda:0) --exact
+gpu: setup ## on a GPU: every fixture, then speed beside the targets (DEVICE=cuda:0 FORCE_ARCH=80)
+	KIE_CUDA_ARCH=$(FORCE_ARCH) $(BIN)/python benches/gpu/run.py --device $(or $(DEVICE),cuda:0) --exact
 
 .PHONY: gpu-trust
 gpu-trust: setup ## on a GPU: tokens repeat, neighbours, full memory, kills; ITEMS=memcheck, synccheck, racecheck

@@ -320,8 +320,9 @@ KIE_DEVICE void run_steps(Ring& ring, Watch& watch, const DecodeArgs& args, Bloc
     if (thread() == 0 && block() == 0 && args.stamps) args.stamps[args.steps] = clock_ns();
 }
 
-// Behind the consumers two threads with work of their own, each in a warp of the machine's: on some
-// machines a warp runs one side of a branch after the other, and neither of these ever ends first.
+// Behind the consumers two warps of the machine's with work of their own: who copies, and one
+// thread that watches the host. On some machines a warp runs one side of a branch after the other,
+// and neither of these ever ends first.
 static_assert(kThreads % kWarp == 0, "consumers share no warp with others");
 KIE_KERNEL(kie_decode, kThreads + kHelpers * kWarp, DecodeArgs args) {
     KIE_SHARED_BYTES(shared);
@@ -340,14 +341,14 @@ KIE_KERNEL(kie_decode, kThreads + kHelpers * kWarp, DecodeArgs args) {
     take_tokens(args, shared, 0);
     sync_block();
     if (thread() >= kThreads) {
-        be_helper<kWarps>();
-        if (thread() == kThreads)
+        be_helper<kWarps, kHelpers>();
+        if (thread() < kThreads + kCopyThreads)
             feed_stream(args, shared, misc);
         else if (thread() == kThreads + kWarp && block_all(args) == 0)
             watch_host(args, misc + 1, misc);
         return;
     }
-    be_consumer<kWarps>();
+    be_consumer<kWarps, kHelpers>();
     Ring ring = {slots, shared + kShRing, 0, 0, 0, shared + kShIndex};
     Watch watch = {args, 0, 0, 0, false};
     Block b = {(int)block() / kBlocksPerLane,

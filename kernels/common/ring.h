@@ -48,8 +48,10 @@ KIE_DEVICE void release_stage(Ring& r) {
     advance(r.at, r.parity);
 }
 
-// The producer's side, one thread. `stop` (shared memory) ends it early; nothing is in flight when
-// it leaves.
+// The producer's side: the threads that a copy takes, all at the same place. One of them looks, and
+// the others hear of it, so that all go the same way. `stop` (shared memory) ends it early; nothing
+// is in flight when it leaves.
+KIE_DEVICE bool is_leader() { return kCopyThreads == 1 || lane() == 0; }
 struct Feed {
     const DecodeArgs& args;
     Slot* slots;
@@ -69,8 +71,10 @@ KIE_DEVICE void expect_stages(Feed& f, u32 bytes) {
         f.most = max_i(1, min_i(kSlots - 1, (int)(f.args.in_flight_bytes / bytes)));
 }
 KIE_DEVICE void land(Feed& f) {
-    while (!slot_filled(f.slots + f.tail, f.tail_parity)) {
-    }
+    if (is_leader())
+        while (!slot_filled(f.slots + f.tail, f.tail_parity)) {
+        }
+    from_leader(0);
     if (!kVariableStages) f.flying -= f.sizes[f.tail];
     --f.open, advance(f.tail, f.tail_parity);
 }
@@ -79,12 +83,12 @@ KIE_DEVICE void land_all(Feed& f) {
 }
 // Waits until a slot has been read; false where the kernel ends.
 KIE_DEVICE bool await_slot(Feed& f, u32 slot, u32 parity) {
-    while (!slot_free(f.slots + slot, parity))
-        if (*f.stop) {
-            land_all(f);
-            return false;
-        }
-    return true;
+    bool goes_on = true;
+    if (is_leader())
+        while (goes_on && !slot_free(f.slots + slot, parity)) goes_on = !*f.stop;
+    if (from_leader(goes_on)) return true;
+    land_all(f);
+    return false;
 }
 KIE_DEVICE void before_copy(bool state) {
     if (state)
@@ -93,7 +97,7 @@ KIE_DEVICE void before_copy(bool state) {
         reads_before_copy();
 }
 KIE_DEVICE void keep_pace(Feed& f, u32 bytes) {
-    if (!f.args.pace) return;
+    if (!f.args.pace || !is_leader()) return;
     while (clock_ticks() < f.next) pause_ns(20);
     f.next = clock_ticks() + (u64)f.args.pace * bytes / 1024;
 }
@@ -105,7 +109,8 @@ KIE_DEVICE bool feed_fixed(Feed& f, const u8* from, u32 bytes, bool state) {
     keep_pace(f, bytes);
     before_copy(state);
     copy_async(f.slots + f.head, f.bytes + f.head * kSlotBytes, from, bytes, f.policy);
-    f.sizes[f.head] = bytes, f.flying += bytes, ++f.open;
+    if (is_leader()) f.sizes[f.head] = bytes;
+    f.flying += bytes, ++f.open;
     advance(f.head, f.head_parity);
     if (f.open == kSlots) land(f);
     return true;
@@ -123,7 +128,8 @@ KIE_DEVICE bool feed_variable(Feed& f, const u8* from, u32 bytes, bool state) {
     while (f.open >= f.most) land(f);
     keep_pace(f, bytes);
     copy_async(f.slots + f.head, f.bytes + at, from, bytes, f.policy);
-    f.sizes[f.head] = left + bytes, f.used += left + bytes, ++f.kept;
+    if (is_leader()) f.sizes[f.head] = left + bytes;
+    f.used += left + bytes, ++f.kept;
     f.from = at + bytes, ++f.open;
     advance(f.head, f.head_parity);
     return true;

@@ -102,21 +102,22 @@ KIE_DEVICE bool await_choice(Feed& f, u8* shared, u32 step, u32 layer, int n, u3
     const volatile u64* word = choice_word(shared, n);
     const u32 seqno = seqno_at(f.args.seqno + step, (int)layer);
     Watch watch = {f.args, step, 0, 0, false};
-    u64 v = *word;
-    for (; seqno_of(v) != seqno; v = *word) {
-        if (*f.stop) {
-            land_all(f);
-            return false;
+    bool goes_on = true;
+    u64 v = 0;
+    if (is_leader())
+        for (v = *word; goes_on && seqno_of(v) != seqno; v = *word) {
+            if (wait_expired(watch, layer << 4 | 9, seqno, seqno_of(v))) {
+                ((volatile u32*)(shared + kShMisc))[3] = 1;
+                v = 0;
+                break;
+            }
+            goes_on = !*f.stop;
+            pause_ns(20);
         }
-        if (wait_expired(watch, layer << 4 | 9, seqno, seqno_of(v))) {
-            ((volatile u32*)(shared + kShMisc))[3] = 1;
-            v = 0;
-            break;
-        }
-        pause_ns(20);
-    }
-    payload = (u32)v;
-    return true;
+    payload = from_leader((u32)v);
+    if (from_leader(goes_on)) return true;
+    land_all(f);
+    return false;
 }
 // The block's part `S` of an expert. Stages' last warps may have no units: theirs is not copied.
 template <class C, class S>
@@ -151,7 +152,7 @@ KIE_DEVICE bool feed_experts(Feed& f, u8* shared, const Segment& g, u32 step) {
             if (unpack_pair(v).expert != id) break;
         }
         // Nobody knows how many experts a list has that was not made in time.
-        while (*timed_out)
+        while (from_leader(*timed_out))
             if (!feed(f, bank, S::stage_bytes, false)) return false;
         if (!feed_expert<C, S>(f, bank, id)) return false;
     }
@@ -174,7 +175,7 @@ struct FeedExperts {
     }
 };
 
-// The producer: one thread. `stop` (shared memory) ends it early.
+// The producer: as many threads as a copy takes. `stop` (shared memory) ends it early.
 KIE_DEVICE void feed_stream(const DecodeArgs& args, u8* shared, const volatile u32* stop) {
     if (kNoStream) return;
     const u8* line = args.weights + (u64)block() * kStreamBytes;

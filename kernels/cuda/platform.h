@@ -17,25 +17,26 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 constexpr u32 kWarp = 32;  // the machine's; work is cut into teams of 32 threads on all of them
-// Warps behind the consumers' `kWarps`: two of them work, the others make up a group, as only whole
-// groups of four may pass registers on.
-constexpr u32 kHelpers = 4;
 // Each in its branch for good, all warps of it: helpers give registers away, consumers take them. A
-// thread of a launch has as many as all its threads can have alike, a multiple of eight.
+// thread of a launch has as many as all its threads can have alike, a multiple of eight. Only whole
+// groups of four warps may pass registers on: fewer helpers stand where nothing can be passed on.
 constexpr u32 kHelperRegisters = 40;
-template <u32 kWarps>
+template <u32 kWarps, u32 kHelpers>
 KIE_CONST_FN u32 consumer_registers() {
     constexpr u32 kAll = kWarps + kHelpers, kAlike = 65536 / (32 * kAll) / 8 * 8;
     return (kAlike * kAll - kHelperRegisters * kHelpers) / kWarps / 8 * 8;
 }
-template <u32 kWarps>
+template <u32 kWarps, u32 kHelpers>
 KIE_DEVICE void be_helper() {
     static_assert(kWarps % 4 == 0, "groups of four");
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kHelperRegisters));
+    if constexpr (kHelpers == 4)
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kHelperRegisters));
 }
-template <u32 kWarps>
+template <u32 kWarps, u32 kHelpers>
 KIE_DEVICE void be_consumer() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(consumer_registers<kWarps>()));
+    if constexpr (kHelpers == 4)
+        asm volatile(
+            "setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(consumer_registers<kWarps, kHelpers>()));
 }
 struct alignas(16) Quad {
     u32 v[4];
@@ -64,6 +65,7 @@ KIE_DEVICE void join_wave() {}
 KIE_DEVICE float shuffle_xor(float v, u32 mask) { return __shfl_xor_sync(~0u, v, mask); }
 KIE_DEVICE u32 shuffle_xor(u32 v, u32 mask) { return __shfl_xor_sync(~0u, v, mask); }
 KIE_DEVICE float shuffle(float v, u32 from) { return __shfl_sync(~0u, v, from); }
+KIE_DEVICE u32 shuffle(u32 v, u32 from) { return __shfl_sync(~0u, v, from); }
 
 // Words: 8 bytes, single-copy atomic, visible to every block of the device (of all devices that run
 // the model together), no ordering of others.
@@ -158,18 +160,33 @@ KIE_DEVICE void store_state(void* p, Quad q) {
 // A hint: these 128 bytes will be read soon.
 KIE_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
-// Stream: a slot of the ring is filled by one bulk copy and released by `warps` warps.
+// Stream: a slot of the ring is filled by one copy and released by `warps` warps. A copy is asked
+// for by `kCopyThreads` threads at once: by one where it goes by an engine of its own (9.0 and
+// later), else by a warp, of which each thread copies its share. `from_leader`: what the first of
+// them has, and what it did before is known to the others.
 struct Slot {
     u64 full, empty;
 };
+#if __CUDA_ARCH__ >= 900
+constexpr u32 kCopyThreads = 1;
+KIE_DEVICE u32 from_leader(u32 v) { return v; }
+#else
+constexpr u32 kCopyThreads = kWarp;
+KIE_DEVICE u32 from_leader(u32 v) {
+    __syncwarp();
+    return shuffle(v, 0);
+}
+#endif
 KIE_DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 KIE_DEVICE void slot_init(Slot* s, u32 warps) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&s->full))
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&s->full)),
+                 "r"(kCopyThreads)
                  : "memory");
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&s->empty)),
                  "r"(warps)
                  : "memory");
 }
+#if __CUDA_ARCH__ >= 900
 KIE_DEVICE void slots_ready() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -184,8 +201,6 @@ KIE_DEVICE bool barrier_passed(const u64* b, u32 parity) {
         : "memory");
     return ok != 0;
 }
-KIE_DEVICE bool slot_filled(const Slot* s, u32 parity) { return barrier_passed(&s->full, parity); }
-KIE_DEVICE bool slot_free(const Slot* s, u32 parity) { return barrier_passed(&s->empty, parity); }
 KIE_DEVICE void slot_release(Slot* s) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&s->empty))
                  : "memory");
@@ -197,6 +212,30 @@ KIE_DEVICE void reads_before_copy() { asm volatile("fence.proxy.async.shared::ct
 // they released a slot whose `slot_free` has passed.
 constexpr bool kCopiesState = true;  // whether copies may read such bytes at all
 KIE_DEVICE void state_before_copy() { asm volatile("fence.proxy.async;" ::: "memory"); }
+#else
+KIE_DEVICE void slots_ready() {}
+KIE_DEVICE bool barrier_passed(const u64* b, u32 parity) {
+    u32 ok;
+    asm volatile(
+        "{\n .reg .pred p;\n mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
+        " selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(ok)
+        : "r"(shared_address(b)), "r"(parity)
+        : "memory");
+    return ok != 0;
+}
+KIE_DEVICE void slot_release(Slot* s) {
+    asm volatile("{\n .reg .b64 state;\n mbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(
+                     shared_address(&s->empty))
+                 : "memory");
+}
+// These copies are reads and writes of the threads that ask for them.
+KIE_DEVICE void reads_before_copy() {}
+constexpr bool kCopiesState = true;
+KIE_DEVICE void state_before_copy() { fence_device(); }
+#endif
+KIE_DEVICE bool slot_filled(const Slot* s, u32 parity) { return barrier_passed(&s->full, parity); }
+KIE_DEVICE bool slot_free(const Slot* s, u32 parity) { return barrier_passed(&s->empty, parity); }
 // Bytes that are read once and by one block: evicted first.
 struct StreamPolicy {
     u64 v;
@@ -206,6 +245,7 @@ KIE_DEVICE StreamPolicy stream_policy() {
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p.v));
     return p;
 }
+#if __CUDA_ARCH__ >= 900
 KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, StreamPolicy policy) {
     asm volatile(
         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&s->full)),
@@ -217,6 +257,17 @@ KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, Strea
         "l"(from), "r"(bytes), "r"(shared_address(&s->full)), "l"(policy.v)
         : "memory");
 }
+#else
+KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, StreamPolicy policy) {
+    const u32 target = shared_address(to);
+    KIE_UNROLL for (u32 at = 16 * lane(); at < bytes; at += 16 * kWarp) asm volatile(
+        "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(target + at),
+        "l"((const u8*)from + at), "l"(policy.v) : "memory");
+    // Arrives once what this thread asked for so far is there.
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(&s->full))
+                 : "memory");
+}
+#endif
 
 // Time.
 KIE_DEVICE void pause_ns(u32 ns) { __nanosleep(ns); }

@@ -26,10 +26,9 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 constexpr u32 kWarp = 64, kTeamLanes = 32;
-constexpr u32 kHelpers = 2;
-template <u32 kWarps>
+template <u32 kWarps, u32 kHelpers>
 KIE_DEVICE void be_helper() {}
-template <u32 kWarps>
+template <u32 kWarps, u32 kHelpers>
 KIE_DEVICE void be_consumer() {}
 struct alignas(16) Quad {
     u32 v[4];
@@ -246,6 +245,8 @@ KIE_DEVICE void reads_before_copy() {}
 // Its loads carry no scope: what they find in a cache may be older than the state in memory.
 constexpr bool kCopiesState = false;
 KIE_DEVICE void state_before_copy() {}
+constexpr u32 kCopyThreads = 1;
+KIE_DEVICE u32 from_leader(u32 v) { return v; }
 struct StreamPolicy {};
 KIE_DEVICE StreamPolicy stream_policy() { return {}; }
 // One thread, 128 bytes in flight (`bytes` is a multiple of that), past the caches where possible.

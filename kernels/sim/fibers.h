@@ -106,6 +106,7 @@ struct Copy {
     void* to;
     const void* from;
     u32 bytes, block;
+    const Lane* by;
 };
 enum List { kNone, kRunnable, kPolling };
 
@@ -399,12 +400,17 @@ KIE_UNSEEN __attribute__((noinline)) static void copy(u64* full, void* to, const
     const Block& b = *me->team->block;
     const u64 at = (u64)((u8*)to - b.shared);
     if (((u64)to | (u64)from | bytes) & 15) fail("copy_async: not 16-byte aligned");
+    if (bytes == 0) {  // a share of none
+        order_release(full), arrive(full);
+        return;
+    }
     touch(from, kOwn, "copy_async");
     if (at > m.launch->shared_bytes || at + bytes > m.launch->shared_bytes)
         fail("copy_async: %u bytes at %llu of %llu shared bytes", bytes, at,
              m.launch->shared_bytes);
     for (u32 i = 0; i < m.copy_count; ++i)
-        if (m.copies[i].full == full) fail("copy_async into a slot that is still being filled");
+        if (m.copies[i].full == full && m.copies[i].by == me)
+            fail("copy_async into a slot that is still being filled");
     if (m.copy_count == m.copy_room) {
         m.copy_room = 2 * m.copy_room + 64;
         m.copies = (Copy*)__builtin_realloc(m.copies, m.copy_room * sizeof(Copy));
@@ -412,7 +418,7 @@ KIE_UNSEEN __attribute__((noinline)) static void copy(u64* full, void* to, const
     order_read(from, bytes, me->without);
     order_access(to, bytes, true), order_release(full);
     __builtin_memset(to, kPoison, bytes);
-    m.copies[m.copy_count++] = {full, to, from, bytes, b.index};
+    m.copies[m.copy_count++] = {full, to, from, bytes, b.index, me};
     maybe_preempt(2);
 }
 KIE_UNSEEN static void land_one() {

@@ -24,10 +24,9 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 constexpr u32 kWarp = KIE_SIM_WARP;
-constexpr u32 kHelpers = 2;
-template <u32 kWarps>
+template <u32 kWarps, u32 kHelpers>
 KIE_DEVICE void be_helper() {}
-template <u32 kWarps>
+template <u32 kWarps, u32 kHelpers>
 KIE_DEVICE void be_consumer() {}
 struct alignas(16) Quad {
     u32 v[4];
@@ -67,11 +66,12 @@ KIE_UNSEEN KIE_DEVICE u32 shuffle_xor(u32 v, u32 mask) {
     return row[(lane() ^ mask) % kie_sim::kTeam];
 }
 KIE_DEVICE float shuffle_xor(float v, u32 mask) { return number(shuffle_xor(bits(v), mask)); }
-KIE_UNSEEN KIE_DEVICE float shuffle(float v, u32 from) {
-    const u32* row = kie_sim::offer_value(bits(v));
+KIE_UNSEEN KIE_DEVICE u32 shuffle(u32 v, u32 from) {
+    const u32* row = kie_sim::offer_value(v);
     kie_sim::meet(kie_sim::kShuffle);
-    return number(row[from % kie_sim::kTeam]);
+    return row[from % kie_sim::kTeam];
 }
+KIE_DEVICE float shuffle(float v, u32 from) { return number(shuffle(bits(v), from)); }
 KIE_UNSEEN KIE_DEVICE u32 ballot(bool v) {
     u32* row = kie_sim::offer_value(v);
     kie_sim::meet(kie_sim::kBallot, [row](kie_sim::Team& t) KIE_UNSEEN {
@@ -200,8 +200,15 @@ KIE_DEVICE void prefetch(const void*) {}
 struct Slot {
     u64 full, empty;
 };
+// Warps of 32 copy as CUDA's engines do, asked by one thread; of wider ones a team does.
+constexpr u32 kCopyThreads = kWarp == 32 ? 1 : 32;
+KIE_DEVICE u32 from_leader(u32 v) {
+    if (kCopyThreads == 1) return v;
+    sync_warp();
+    return shuffle(v, 0);
+}
 KIE_UNSEEN KIE_DEVICE void slot_init(Slot* s, u32 warps) {
-    s->full = 1u << 16 | 1u, s->empty = warps << 16 | warps;
+    s->full = kCopyThreads << 16 | kCopyThreads, s->empty = warps << 16 | warps;
 }
 KIE_DEVICE void slots_ready() { asm volatile("" ::: "memory"); }
 KIE_UNSEEN KIE_DEVICE bool barrier_passed(const u64* b, u32 parity, const char* at) {
@@ -230,7 +237,11 @@ struct StreamPolicy {
 };
 KIE_DEVICE StreamPolicy stream_policy() { return {0}; }
 KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, StreamPolicy) {
-    kie_sim::copy(&s->full, to, from, bytes);
+    if (kCopyThreads == 1) return kie_sim::copy(&s->full, to, from, bytes);
+    const u32 each = (bytes / 16 + kCopyThreads - 1) / kCopyThreads * 16;
+    const u32 begin = lane() * each < bytes ? lane() * each : bytes;
+    const u32 end = begin + each < bytes ? begin + each : bytes;
+    kie_sim::copy(&s->full, (u8*)to + begin, (const u8*)from + begin, end - begin);
 }
 
 // Time.

@@ -319,6 +319,8 @@ int nvrtcGetProgramLogSize(u64, size_t* n) { return answer(__func__, n, sizeof k
 int nvrtcGetProgramLog(u64, char* to) { return copy(__func__, to, kLog, sizeof kLog); }
 int nvrtcGetCUBINSize(u64, size_t* n) { return answer(__func__, n, sizeof kImage); }
 int nvrtcGetCUBIN(u64, char* to) { return copy(__func__, to, kImage, sizeof kImage); }
+int nvrtcGetPTXSize(u64, size_t* n) { return answer(__func__, n, sizeof kImage); }
+int nvrtcGetPTX(u64, char* to) { return copy(__func__, to, kImage, sizeof kImage); }
 int nvrtcDestroyProgram(u64* p) { return give_other(__func__, kProgram, *p); }
 
 // ---- The HIP runtime.

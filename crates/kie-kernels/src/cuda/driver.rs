@@ -17,6 +17,20 @@ use crate::machine::Platform;
 /// Oldest driver, as CUDA counts: the first that tells the size of a kernel's parameters, without
 /// which a launch would read past the arguments it is given.
 const OLDEST: i32 = 12_040;
+/// Oldest compute capability: the first with copies that barriers of shared memory wait for.
+const OLDEST_GPU: c_int = 8;
+/// Names an older architecture that kernels are compiled for, so that they can be tried on a newer
+/// GPU: the driver translates them.
+const FORCE_ARCH: &str = "KIE_CUDA_ARCH";
+/// Those that may be named, and the shared memory that a block has there (CUDA C++ Programming
+/// Guide, table of technical specifications).
+const FORCED: [(&str, u32); 3] = [("80", 163 << 10), ("86", 99 << 10), ("89", 99 << 10)];
+
+fn forced_shared_bytes() -> u32 {
+    let forced = std::env::var(FORCE_ARCH).unwrap_or_default();
+    FORCED.iter().find(|(name, _)| *name == forced).map_or(u32::MAX, |(_, bytes)| *bytes)
+}
+
 const NO_GPU: &str = "use device='cpu', or see that the machine (or the container: --gpus all) \
                       has an NVIDIA GPU with its driver";
 
@@ -147,11 +161,11 @@ impl Api for Driver {
         let none = |detail: String| Error::NoDevice { device: device.into(), detail };
         let major = ask(device_attribute::CAPABILITY_MAJOR)?;
         let minor = ask(device_attribute::CAPABILITY_MINOR)?;
-        if major < 9 {
+        if major < OLDEST_GPU {
             let model = self.model(device, ordinal)?;
             return Err(none(format!(
-                "{model} has compute capability {major}.{minor}, at least 9.0 (Hopper) is needed; \
-                 use device='cpu'"
+                "{model} has compute capability {major}.{minor}, at least {OLDEST_GPU}.0 (Ampere) \
+                 is needed; use device='cpu'"
             )));
         }
         if ask(device_attribute::COMPUTE_MODE)? == ffi::COMPUTE_PROHIBITED {
@@ -163,15 +177,22 @@ impl Api for Driver {
             let detail = "no cooperative launch or no unified addressing (a virtual GPU?)";
             return Err(none(detail.into()));
         }
+        if let Some(forced) = std::env::var_os(FORCE_ARCH).filter(|arch| !arch.is_empty()) {
+            let known = forced.to_str().filter(|arch| FORCED.iter().any(|(name, _)| name == arch));
+            let [(first, _), .., (last, _)] = FORCED;
+            let refuse =
+                || none(format!("{FORCE_ARCH} is {forced:?}, one of {first} to {last} is known"));
+            return known.map(|arch| format!("compute_{arch}")).ok_or_else(refuse);
+        }
         // Every family since Hopper has the variant with its own instructions.
-        Ok(format!("sm_{major}{minor}a"))
+        Ok(format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" }))
     }
 
     fn facts(&self, device: &str, ordinal: Ordinal, _: &Paths) -> Result<Facts> {
         let ask = |which| self.attribute(device, ordinal, which).map(|n| n.max(0) as u32);
         Ok(Facts {
             multiprocessors: ask(device_attribute::MULTIPROCESSORS)?,
-            shared_bytes: ask(device_attribute::SHARED_BYTES_OPT_IN)?,
+            shared_bytes: ask(device_attribute::SHARED_BYTES_OPT_IN)?.min(forced_shared_bytes()),
             chiplets: 1,
         })
     }

@@ -22,6 +22,7 @@ static NVRTC: Dialect = Dialect {
     name: "NVRTC",
     prefix: "nvrtc",
     code: "CUBIN",
+    virtual_code: Some(("compute_", "PTX")),
     options: &["--std=c++17", "--ptxas-options=-v", "--generate-line-info"],
     arch_option: "--gpu-architecture=",
     hint,

@@ -27,6 +27,9 @@ pub struct Dialect {
     pub prefix: &'static str,
     /// What its function for the code is called, behind `Get`.
     pub code: &'static str,
+    /// The same for architectures that no machine is of, whose code a driver translates: how their
+    /// names begin, and the function.
+    pub virtual_code: Option<(&'static str, &'static str)>,
     /// What every kernel is compiled with, besides its architecture.
     pub options: &'static [&'static str],
     /// What stands before the architecture.
@@ -52,8 +55,8 @@ struct Calls {
     compile: unsafe extern "C" fn(Handle, c_int, Strings) -> c_int,
     log_size: SizeOf,
     log: BytesOf,
-    code_size: SizeOf,
-    code: BytesOf,
+    code: (SizeOf, BytesOf),
+    virtual_code: Option<(SizeOf, BytesOf)>,
     destroy: unsafe extern "C" fn(*mut Handle) -> c_int,
 }
 
@@ -96,10 +99,12 @@ impl Compiler {
     ) -> std::result::Result<Self, String> {
         let library = Library::open(path)?;
         let named = |what: &str| format!("{}{what}", dialect.prefix);
-        let (code_size, code) =
-            (format!("Get{}Size", dialect.code), format!("Get{}", dialect.code));
         // SAFETY: the vendors' symbols of these names have the signatures of `Calls`.
         let (calls, version) = unsafe {
+            let code = |what: &str| -> std::result::Result<(SizeOf, BytesOf), String> {
+                let size = function(&library, &named(&format!("Get{what}Size")))?;
+                Ok((size, function(&library, &named(&format!("Get{what}")))?))
+            };
             let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int =
                 function(&library, &named("Version"))?;
             let calls = Calls {
@@ -108,8 +113,8 @@ impl Compiler {
                 compile: function(&library, &named("CompileProgram"))?,
                 log_size: function(&library, &named("GetProgramLogSize"))?,
                 log: function(&library, &named("GetProgramLog"))?,
-                code_size: function(&library, &named(&code_size))?,
-                code: function(&library, &named(&code))?,
+                code: code(dialect.code)?,
+                virtual_code: dialect.virtual_code.map(|(_, what)| code(what)).transpose()?,
                 destroy: function(&library, &named("DestroyProgram"))?,
             };
             (calls, version)
@@ -253,8 +258,11 @@ impl<'a> Program<'a> {
 
     fn code(&self) -> Result<Vec<u8>> {
         let (calls, dialect) = (&self.compiler.calls, self.compiler.dialect);
-        let what = format!("{}Get{}", dialect.prefix, dialect.code);
-        self.take(&what, calls.code_size, calls.code)
+        let of_virtual = dialect.virtual_code.zip(calls.virtual_code);
+        let of_virtual = of_virtual.filter(|((begin, _), _)| self.arch.starts_with(begin));
+        let (name, (size, code)) =
+            of_virtual.map_or((dialect.code, calls.code), |((_, name), calls)| (name, calls));
+        self.take(&format!("{}Get{name}", dialect.prefix), size, code)
     }
 }
 

@@ -17,6 +17,7 @@ static HIPRTC: Dialect = Dialect {
     name: "hipRTC",
     prefix: "hiprtc",
     code: "Code",
+    virtual_code: None,
     options: &["-std=c++17", "-O3"],
     arch_option: "--offload-arch=",
     hint,

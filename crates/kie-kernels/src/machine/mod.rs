@@ -46,6 +46,14 @@ pub struct MachineInfo {
     pub free_bytes: u64,
 }
 
+impl MachineInfo {
+    /// Whether warps pass registers on to others: compute capability 9.0 and later, by the
+    /// instructions of the family's own architecture (PTX ISA 8.0, `setmaxnreg`).
+    pub fn passes_registers(&self) -> bool {
+        self.arch.starts_with("sm_") && self.arch.ends_with('a')
+    }
+}
+
 /// One compilation: the text is self-contained (no include), `defines` come before it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {

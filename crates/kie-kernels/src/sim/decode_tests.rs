@@ -438,7 +438,8 @@ fn case_of(shape: Shape) -> Case {
     let model = Model { hidden: 256, vocab: 300, vocab_all: 300, coded_head, ..model };
     let dense = [Matrix::Qkv, Matrix::Output, Matrix::GateUp, Matrix::Down];
     let model = shapes::coded(model, |m| coded(dense.iter().position(|d| *d == m)?));
-    let machine = MachineInfo { multiprocessors: 8, chiplets: 1, ..shapes::nvidia() };
+    let arch = "sim".into();
+    let machine = MachineInfo { multiprocessors: 8, chiplets: 1, arch, ..shapes::nvidia() };
     let found = Partition::new(&model, &machine, 4 * 64).unwrap();
     assert_eq!((found.blocks, found.warps, found.slot_bytes >> 10), (8, 8, 16), "{found}");
     assert_eq!(found.as_halves, Vec::<String>::new());

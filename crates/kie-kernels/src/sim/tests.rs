@@ -189,11 +189,13 @@ KIE_KERNEL(toy, 192, Args a) {
     }
     sync_block();
     if (thread() >= 128) {
-        if (thread() != 128) return;
+        if (thread() >= 128 + kCopyThreads) return;
         const StreamPolicy policy = stream_policy();
         for (u32 i = 0; i < a.stages; ++i) {
-            while (!slot_free(slots + i % kSlots, 1 ^ (i / kSlots & 1))) {
-            }
+            if (thread() == 128)
+                while (!slot_free(slots + i % kSlots, 1 ^ (i / kSlots & 1))) {
+                }
+            from_leader(0);
             reads_before_copy();
             copy_async(slots + i % kSlots, ring + i % kSlots * kBytes,
                        a.from + (block() * a.stages + i) * kBytes, kBytes, policy);
@@ -526,20 +528,23 @@ fn hangs_and_faults_name_block_thread_and_place() {
         ("for (;;) store_word(a.out, 1);", &["bound on switches"]),
         ("for (;;) sync_warp();", &["bound on switches"]),
         (
-            "KIE_SHARED_BYTES(s); Slot* x = (Slot*)s; if (thread() > 0) return; slot_init(x, 1); \
+            "KIE_SHARED_BYTES(s); Slot* x = (Slot*)s; if (thread() >= kCopyThreads) return; \
+             if (thread() == 0) slot_init(x, 1); from_leader(0); \
              copy_async(x, s + 64, a.out, 64, stream_policy()); \
              copy_async(x, s + 64, a.out, 64, stream_policy());",
-            &["thread 0", "still being filled"],
+            &["thread ", "still being filled"],
         ),
         (
-            "KIE_SHARED_BYTES(s); Slot* x = (Slot*)s; if (thread() > 0) return; slot_init(x, 1); \
-             copy_async(x, s + 8160, a.out, 64, stream_policy());",
-            &["64 bytes at 8160 of 8192"],
+            "KIE_SHARED_BYTES(s); Slot* x = (Slot*)s; if (thread() >= kCopyThreads) return; \
+             if (thread() == 0) slot_init(x, 1); from_leader(0); \
+             copy_async(x, s + 8192, a.out, 64, stream_policy());",
+            &["bytes at 8192 of 8192"],
         ),
         ("u64 x, y; load_words(a.out + 1, x, y);", &["not 16-byte aligned"]),
         (
-            "KIE_SHARED_BYTES(s); if (thread() > 0) return; for (u32 i = 0; i < 9; ++i) { \
-             Slot* x = (Slot*)s + i; slot_init(x, 1); \
+            "KIE_SHARED_BYTES(s); if (thread() >= kCopyThreads) return; \
+             for (u32 i = 0; i < 9; ++i) { \
+             Slot* x = (Slot*)s + i; if (thread() == 0) slot_init(x, 1); from_leader(0); \
              copy_async(x, s + 1024, a.out, 64, stream_policy()); }",
             &["block ", "copies in flight"],
         ),
@@ -627,7 +632,7 @@ fn a_mutant_needs_its_snippet_once() {
 fn mutants_fail() {
     let waits = [
         ("while (!slot_filled(slots + i % kSlots, i / kSlots & 1)) {\n        }", ""),
-        ("while (!slot_free(slots + i % kSlots, 1 ^ (i / kSlots & 1))) {\n            }", ""),
+        ("while (!slot_free(slots + i % kSlots, 1 ^ (i / kSlots & 1))) {\n                }", ";"),
         ("1 ^ (i / kSlots & 1)", "i / kSlots & 1"),
         (
             "        sync_warp();\n        if (lane() == 0) slot_release",

@@ -6,7 +6,7 @@ use crate::abi::NormSpan;
 use crate::cuda::nvrtc::{self, candidates, Usage};
 use crate::error::Error;
 use crate::gpu::rtc::Compiler;
-use crate::machine::{Platform, Source};
+use crate::machine::{MachineInfo, Platform, Source};
 use crate::mono::echo;
 use crate::mono::lower::model::{Class, Layer, Model};
 use crate::mono::lower::partition::{Kind, Partition};
@@ -79,7 +79,7 @@ fn compare(columns: u32, streamed: bool, wanted: &[Spills]) {
             shapes::decode(&shapes::model(name), &shapes::nvidia(), Platform::Cuda, kind);
         let kernel = sole(&nvrtc, &source);
         assert_eq!(kernel.entry, "kie_decode");
-        let most = 65_536 / partition.threads(Platform::Cuda, 32) / 8 * 8;
+        let most = 65_536 / partition.threads(32) / 8 * 8;
         assert!(kernel.registers > 0 && kernel.registers <= most, "{name}: {kernel:?}");
         seen.push((name, kernel.stack_bytes, kernel.spill_bytes));
     }
@@ -117,7 +117,7 @@ fn layers_with_experts_spill_no_more_than_they_did() {
             let (source, partition) =
                 shapes::decode(&model, &shapes::nvidia(), Platform::Cuda, kind);
             let kernel = sole(&nvrtc, &source);
-            let most = 65_536 / partition.threads(Platform::Cuda, 32) / 8 * 8;
+            let most = 65_536 / partition.threads(32) / 8 * 8;
             assert!(kernel.registers <= most, "{name}: {kernel:?}");
             (name, kernel.stack_bytes, kernel.spill_bytes)
         })
@@ -145,7 +145,7 @@ fn layers_with_latents_spill_no_more_than_they_did() {
         let (source, partition) = shapes::decode(&model, &shapes::nvidia(), Platform::Cuda, kind);
         assert!(partition.kernels(&model, Platform::Cuda).contains(&kind), "{partition}");
         let kernel = sole(&nvrtc, &source);
-        let most = 65_536 / partition.threads(Platform::Cuda, 32) / 8 * 8;
+        let most = 65_536 / partition.threads(32) / 8 * 8;
         assert!(kernel.registers <= most, "{name}: {kernel:?}");
         (name, columns, kernel.stack_bytes, kernel.spill_bytes)
     });
@@ -168,7 +168,7 @@ fn layers_with_delta_rules_spill_no_more_than_they_did() {
         for kind in partition.kernels(&model, Platform::Cuda) {
             let (source, _) = shapes::decode(&model, &machine, Platform::Cuda, kind);
             let kernel = sole(&nvrtc, &source);
-            let most = 65_536 / partition.threads(Platform::Cuda, 32) / 8 * 8;
+            let most = 65_536 / partition.threads(32) / 8 * 8;
             assert!(kernel.registers <= most, "{ranks} ranks, {kind:?}: {kernel:?}");
             seen.push(((ranks, kind.columns), kernel.stack_bytes, kernel.spill_bytes));
         }
@@ -275,6 +275,43 @@ fn the_prefill_kernel_takes_all_that_its_plan_takes() {
     }
     let wide_heads = small(8, 4, 256, 2048, 8192, false);
     assert!(shapes::prefill(&wide_heads).is_empty(), "{wide_heads:?}");
+}
+
+/// Architectures, KB of shared memory of a block there, bytes that the kernel of one column spills.
+const FAMILIES: [(&str, u32, u32); 5] = [
+    ("sm_80", 163, 0),
+    ("sm_86", 99, 0),
+    ("sm_89", 99, 0),
+    ("sm_100a", 227, 0),
+    ("sm_120a", 99, 0),
+];
+
+#[test]
+fn other_families_spill_no_more_than_they_did() {
+    let Some(nvrtc) = nvrtc("kernels of other families") else { return };
+    if nvrtc.version.0 < 13 {
+        return; // older ones do not know them all
+    }
+    let model = shapes::model("1b");
+    let seen = FAMILIES.map(|(arch, shared, _)| {
+        let shared_bytes = shared << 10;
+        let machine = MachineInfo { arch: arch.into(), shared_bytes, ..shapes::nvidia() };
+        let kind = Kind { columns: 1, streamed: false };
+        let (source, partition) = shapes::decode(&model, &machine, Platform::Cuda, kind);
+        let compiled = nvrtc.compile(&source, arch).unwrap();
+        let [kernel] = &compiled.usage()[..] else { panic!("{}", compiled.log) };
+        assert!(kernel.registers <= 65_536 / partition.threads(32) / 8 * 8, "{arch}: {kernel:?}");
+        (arch, shared, kernel.spill_bytes)
+    });
+    assert_eq!(seen, FAMILIES, "(architecture, KB of shared memory, spills)");
+}
+
+#[test]
+fn code_that_a_driver_translates_is_text() {
+    let Some(nvrtc) = nvrtc("code for any GPU") else { return };
+    let text = "extern \"C\" __global__ void k(int* p) { *p = KIE_N; }";
+    let code = nvrtc.compile(&source(text), "compute_80").unwrap().code;
+    assert!(String::from_utf8_lossy(&code).contains(".target sm_80"));
 }
 
 #[test]

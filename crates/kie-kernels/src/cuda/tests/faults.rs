@@ -80,8 +80,8 @@ fn a_driver_that_will_not_do_is_refused() {
 #[test]
 fn a_device_that_will_not_do_is_refused() {
     let Some(stub) = Stub::new("a device that will not do") else { return };
-    stub.set("major", 8);
-    refuses(&stub, &["Stub GPU", "8.0", "9.0"]);
+    stub.set("major", 7);
+    refuses(&stub, &["Stub GPU", "7.0", "8.0"]);
     stub.set("major", 9);
     stub.set("mode", 2);
     refuses(&stub, &["Prohibited", "nvidia-smi -c DEFAULT"]);

@@ -363,4 +363,6 @@ int nvrtcGetProgramLogSize(Handle p, size_t* n) { return (void)p, *n = sizeof kL
 int nvrtcGetProgramLog(Handle p, char* out) { return (void)p, memcpy(out, kLog, sizeof kLog), 0; }
 int nvrtcGetCUBINSize(Handle p, size_t* n) { return *n = strlen((char*)p), 0; }
 int nvrtcGetCUBIN(Handle p, char* out) { return memcpy(out, (char*)p, strlen((char*)p)), 0; }
+int nvrtcGetPTXSize(Handle p, size_t* n) { return nvrtcGetCUBINSize(p, n); }
+int nvrtcGetPTX(Handle p, char* out) { return nvrtcGetCUBIN(p, out); }
 int nvrtcDestroyProgram(Handle* p) { return free((void*)*p), 0; }

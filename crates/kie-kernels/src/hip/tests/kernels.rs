@@ -104,7 +104,7 @@ fn the_decode_kernel_compiles_without_spills() {
             let spills = if latents && kind.columns == 1 { LATENT_SPILLS } else { 0 };
             keeps_rules(&name, &compiled, words, spills);
             let kernel = compiled.0;
-            let threads = partition.threads(Platform::Hip, 64);
+            let threads = partition.threads(64);
             assert_eq!(
                 (kernel.threads_max, kernel.wave_lanes),
                 (threads, 64),

@@ -160,6 +160,7 @@ fn sizes(t: &mut Text, model: &Model, p: &Partition, layout: &Layout) {
         ("kBlocksAll", p.blocks * model.ranks),
         ("kTeam", layout::TEAM),
         ("kWarps", p.warps),
+        ("kHelpers", p.helpers),
         ("kThreads", p.warps * layout::TEAM),
         ("kColumns", layout.kind.columns),
         ("kParts", model.parts),

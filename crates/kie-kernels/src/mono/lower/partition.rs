@@ -189,6 +189,9 @@ pub struct Partition {
     pub chiplets: u32,
     /// Warps that compute.
     pub warps: u32,
+    /// Warps of the machine's behind them: one copies, one watches the host; where registers are
+    /// passed on, two more make up a group.
+    pub helpers: u32,
     /// Bytes of a slot of the ring: of a stage, at most.
     pub slot_bytes: u32,
     /// Tile pairs of a stage that a warp holds in registers.
@@ -711,6 +714,7 @@ impl Partition {
             blocks: each * model.lanes,
             chiplets: m.chiplets.max(1),
             warps,
+            helpers: if m.passes_registers() { 4 } else { 2 },
             slot_bytes,
             held,
             in_flight_bytes: 0,
@@ -997,12 +1001,8 @@ impl Partition {
 
     /// Threads of a block: teams of 32 that compute, a warp of the machine's that copies, one that
     /// watches the host.
-    pub const fn threads(&self, platform: Platform, warp: u32) -> u32 {
-        let helpers = match platform {
-            Platform::Cuda => 4,
-            Platform::Hip | Platform::Sim => 2,
-        };
-        self.warps * 32 + helpers * warp
+    pub const fn threads(&self, warp: u32) -> u32 {
+        self.warps * 32 + self.helpers * warp
     }
 }
 

@@ -171,7 +171,7 @@ impl Launches {
             let launch = Launch {
                 entry: "kie_decode",
                 blocks: loaded.partition.blocks,
-                threads: loaded.partition.threads(loaded.machine.platform(), loaded.machine.warp()),
+                threads: loaded.partition.threads(loaded.machine.warp()),
                 shared_bytes: loaded.partition.shared_max,
                 args: args.as_bytes(),
             };
