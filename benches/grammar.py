@@ -1,6 +1,6 @@
-"""What a grammar costs on the CPU: the first token of a new schema, and each token after it.
+"""What a grammar costs: the first token of a new schema, and each token after it.
 
-    python benches/grammar.py [MODEL] [--threads N]
+    python benches/grammar.py [MODEL] [--device cuda:0] [--threads N]
 
 Requests with and without a grammar alternate, so that both see the same machine. The free ones have
 the seed, the budget and the number of tokens of the others. Masks by themselves are measured by
@@ -37,11 +37,12 @@ def main() -> None:
     """Prints the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int)
     given = parser.parse_args()
     prompt = "# A function with its arguments.\ndef call("
     keywords: dict[str, Any] = {"max_tokens": TOKENS, "temperature": 1.0, "ignore_eos": False}
-    with kie.Engine(given.model, device="cpu", threads=given.threads) as engine:
+    with kie.Engine(given.model, device=given.device, threads=given.threads) as engine:
         engine.warmup()
         engine.generate(prompt, **keywords)
         size = len(kie.JsonSchema(schema(0)).definition)

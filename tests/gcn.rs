@@ -9,8 +9,9 @@ mod support;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use kie_core::engine::LogitsPath;
-use support::{goldens, greedy, open_on, repository};
+use kie_core::engine::{Engine, LogitsPath};
+use kie_core::Grammar;
+use support::{goldens, greedy, greedy_request, half, open_on, repository};
 
 /// Relative L2 over a prompt, as for the monokernel elsewhere, or what tests/data/bounds.json has
 /// for a fixture.
@@ -38,7 +39,7 @@ fn has_tools(test: &str) -> bool {
 }
 
 /// Positions of a prompt and tokens of a continuation.
-fn check(name: &str, device: &str, positions: usize, tokens: usize) {
+fn check(name: &str, device: &str, positions: usize, tokens: usize) -> Engine {
     let folder = fixture(name);
     let golden = &goldens(&folder, "")[0];
     let engine = open_on(&folder, device);
@@ -54,6 +55,7 @@ fn check(name: &str, device: &str, positions: usize, tokens: usize) {
     let all = golden.ids.len() + count;
     eprintln!("{name} {device}: {all} positions and tokens, {:?}", begin.elapsed());
     assert_eq!(got, golden.generated[..count], "{name} {device}");
+    engine
 }
 
 #[test]
@@ -66,7 +68,13 @@ fn a_lane_model_runs_as_machine_code() {
 #[test]
 fn a_dense_model_runs_as_machine_code() {
     if has_tools("llama on gcn") {
-        check("llama", "gcn:seed=2,blocks=4", 4, 4);
+        let engine = check("llama", "gcn:seed=2,blocks=4", 4, 4);
+        let mut request = greedy_request(&[3, 4], 3);
+        request.params.ignore_eos = false;
+        request.params.grammar = Some(Grammar::Regex("[0-9]{3}[a-f]{9}".into()));
+        let cpu = Engine::builder(fixture("llama")).device("cpu").dtype(half(&fixture("llama")));
+        let wanted = cpu.build().unwrap().generate(request.clone()).unwrap().token_ids;
+        assert_eq!(engine.generate(request).unwrap().token_ids, wanted, "under a grammar");
     }
 }
 

@@ -61,6 +61,8 @@ mod failures;
 mod long;
 #[path = "monokernel/machines.rs"]
 mod machines;
+#[path = "monokernel/masks.rs"]
+mod masks;
 #[path = "monokernel/measured.rs"]
 mod measured;
 #[path = "monokernel/order.rs"]

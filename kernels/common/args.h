@@ -12,4 +12,10 @@ enum SegmentSource { kFromStream = 0, kFromPages = 1, kFromGateUp = 2, kFromDown
 // In `place` of a record that was written.
 constexpr u32 kWritten = 0x80000000u;
 constexpr u32 kRecordsBlock = 16;  // one a warp, which waits for one thing at a time
-enum Wants { kWantsLogprob = 1, kWantsBias = 2, kWantsPenalties = 4, kWantsFilter = 8 };
+enum Wants {
+    kWantsLogprob = 1,
+    kWantsBias = 2,
+    kWantsPenalties = 4,
+    kWantsFilter = 8,
+    kWantsMask = 16
+};

@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 
 use kie_core::request::{Prompt, Request, SamplingParams};
+use kie_core::Grammar;
 
 use kie_kernels::mono::lower::tuning::{Tuning, H200};
 
@@ -35,6 +36,8 @@ struct Case {
     /// Lengths of the prompts of requests that run beside each other.
     prompts: &'static [u32],
     edits: &'static [Edit],
+    /// Under a grammar.
+    masked: bool,
     /// Of the machine.
     tuning: Tuning,
     /// Functions that a report is about; none where there must be no report.
@@ -51,6 +54,7 @@ const SHORT: Case = Case {
     machine: "blocks=8",
     prompts: &[3],
     edits: &[],
+    masked: false,
     tuning: H200,
     about: &[],
     wide: false,
@@ -89,6 +93,7 @@ macro_rules! reads_newest {
 /// The sources as they are.
 const TRUE: &[Case] = &[
     Case { what: "several columns", prompts: &[12, 3], ..SHORT },
+    Case { what: "masks of several columns", prompts: &[3, 5], masked: true, ..SHORT },
     Case {
         what: "pages through the ring",
         fixture: "own_llama_f16",
@@ -200,6 +205,13 @@ const MUTANTS: &[Case] = &[
         what: "candidates have one buffer",
         edits: &[("((args.seqno + b.step) & 1) * kCandidateWords", "0 * kCandidateWords")],
         about: &["publish_candidate", "each_candidate"],
+        ..SHORT
+    },
+    Case {
+        what: "a mask is read while it is taken",
+        edits: &[("if (kNear || masked) sync_consumers<kThreads>();", "")],
+        masked: true,
+        about: &["weigh", "take_mask"],
         ..SHORT
     },
     Case {
@@ -366,13 +378,18 @@ fn a_lost_order_is_reported() {
 #[ignore = "run by the tests above, in a process of its own"]
 fn a_case_by_itself() {
     let at: usize = std::env::var(CASE).unwrap().parse().unwrap();
-    let &Case { fixture, entry, machine, prompts, edits, tuning, .. } = case(at);
+    let &Case { fixture, entry, machine, prompts, edits, masked, tuning, .. } = case(at);
     let device = format!("sim:seed={},{machine},races=1", seed(at));
     let engine =
         open_over(fixture, edited_and_tuned(entry, &device, edits, &Arc::default(), Some(tuning)));
     let ids = |n: u32| (0..n).map(|i| 3 + i * 7 % 90).collect::<Vec<_>>();
-    let streams: Vec<_> =
-        prompts.iter().map(|&n| engine.stream(greedy_request(&ids(n), 4)).unwrap()).collect();
+    let start = |n: &u32| {
+        let mut request = greedy_request(&ids(*n), 4);
+        request.params.grammar = masked.then(|| Grammar::Regex("[a-z]{90}".into()));
+        request.params.ignore_eos = !masked;
+        engine.stream(request).unwrap()
+    };
+    let streams: Vec<_> = prompts.iter().map(start).collect();
     for mut stream in streams {
         assert_eq!(stream.completion().unwrap().token_ids.len(), 4);
     }

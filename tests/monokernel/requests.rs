@@ -8,9 +8,9 @@ use kie_kernels::sample::{sample, top_logprobs, Rules, Sampling, Scratch, SEEN_I
 use super::support::{open_on, relative};
 use super::{fixture, open_simulated};
 
-const PROMPT: [u32; 5] = [3, 141, 59, 26, 53];
+pub const PROMPT: [u32; 5] = [3, 141, 59, 26, 53];
 
-fn base(max_tokens: usize, seed: u64) -> SamplingParams {
+pub fn base(max_tokens: usize, seed: u64) -> SamplingParams {
     SamplingParams {
         max_tokens: Some(max_tokens),
         temperature: Some(1.0),
@@ -24,16 +24,16 @@ fn base(max_tokens: usize, seed: u64) -> SamplingParams {
     }
 }
 
-fn request(ids: &[u32], params: &SamplingParams) -> Request {
+pub fn request(ids: &[u32], params: &SamplingParams) -> Request {
     Request { prompt: Prompt::Ids(ids.to_vec()), params: params.clone() }
 }
 
-fn generate(engine: &Engine, ids: &[u32], params: &SamplingParams) -> Completion {
+pub fn generate(engine: &Engine, ids: &[u32], params: &SamplingParams) -> Completion {
     engine.generate(request(ids, params)).unwrap()
 }
 
 /// Every way to choose, none of which ends before `tokens` tokens.
-fn ways(tokens: usize) -> Vec<(&'static str, SamplingParams)> {
+pub fn ways(tokens: usize) -> Vec<(&'static str, SamplingParams)> {
     let base = |seed| base(tokens, seed);
     let greedy = SamplingParams { temperature: Some(0.0), ..base(0) };
     let bias = vec![(17, 4.0), (18, 3.5), (400, -100.0), (17, 0.5)];

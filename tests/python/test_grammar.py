@@ -97,6 +97,16 @@ def test_everything_goes_together(many: kie.Engine) -> None:
     assert texts[0].token_ids == many.generate("x", seed=3, **keywords).token_ids
 
 
+def test_the_monokernel_keeps_to_it() -> None:
+    with kie.Engine(TINY, device="sim:blocks=4", max_batch=4) as engine:
+        running = [
+            engine.stream("x", grammar=kie.JsonSchema(schema), max_tokens=60, seed=n)
+            for n, schema in enumerate(SCHEMAS[:3])
+        ]
+        for stream, schema in zip(running, SCHEMAS, strict=False):
+            checked(stream.result(), schema)
+
+
 def test_sessions_and_forks(many: kie.Engine) -> None:
     with many.session() as chat:
         grammar = kie.Regex("[a-f]{8}")

@@ -90,7 +90,7 @@ impl Engine {
             prefix_cache: parts.prefix_cache,
             exact: parts.exact,
         });
-        let grammars = grammars(&*device, &tokenizer, &limits);
+        let grammars = Grammars::new(tokenizer.clone(), limits.vocab, &limits.generation.eos);
         let (in_thread, in_counters) = (Arc::clone(&inbox), Arc::clone(&counters));
         let mut host = Host::new(in_thread, in_counters, ring, pages, dims, parts.hot);
         let at_end = Arc::clone(&inbox);
@@ -467,12 +467,6 @@ impl Engine {
     pub fn is_closed(&self) -> bool {
         self.0.inbox.is_closed()
     }
-}
-
-/// Grammars of a model on a device.
-fn grammars(device: &dyn Device, tokenizer: &Tokenizer, limits: &Limits) -> Grammars {
-    let refusing = (!device.masks()).then(|| device.info().name);
-    Grammars::new(tokenizer.clone(), limits.vocab, &limits.generation.eos, refusing)
 }
 
 fn message(panic: &(dyn std::any::Any + Send)) -> &str {

@@ -99,11 +99,6 @@ pub trait Device: Send + Sync {
         Ok(String::new())
     }
 
-    /// Whether it chooses tokens under the masks of a grammar ([`crate::mask`]).
-    fn masks(&self) -> bool {
-        false
-    }
-
     /// Prompt positions of one pass at most: enough to amortise a read of all weights on a CPU.
     /// `experts`: some layers have them, and a pass reads nearly all.
     fn chunk(&self, experts: bool) -> u32 {

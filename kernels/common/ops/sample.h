@@ -1,8 +1,8 @@
 // Choosing a token on the device, in the order of the crate's reference (sample.rs): bias,
-// penalties, bans, temperature, filters, then argmax of value + Gumbel noise. Each thread reduces
-// the logits that it owns, each block publishes its best as a candidate, and every block picks the
-// same token from the same candidates. Noise is Philox4x32-10 keyed by the seed, counted by
-// position and id.
+// penalties, bans and masks, temperature, filters, then argmax of value + Gumbel noise. Each thread
+// reduces the logits that it owns, each block publishes its best as a candidate, and every block
+// picks the same token from the same candidates. Noise is Philox4x32-10 keyed by the seed, counted
+// by position and id.
 #pragma once
 
 #include "args.h"
@@ -10,12 +10,13 @@
 #include "control.h"
 #include "exchange.h"
 #include "lowered.h"
+#include "ops/mask.h"
 #include "ops/order.h"
 #include "platform.h"
 #include "shape.h"
 
-// Codes where no token can be had.
-constexpr u32 kNone = 0xffffffffu, kNotFinite = 0xfffffff0u;
+// Codes where no token can be had; of several the lowest is told.
+constexpr u32 kNone = 0xffffffffu, kNotFinite = 0xfffffff0u, kLate = 0xfffffff1u;
 constexpr u32 kSeenInPrompt = 0x80000000u;  // of a count; the other bits count outputs
 constexpr float kLowest = -3.4e38f;
 
@@ -99,11 +100,12 @@ KIE_DEVICE void best_of_team(Chosen& c, int from, bool masses) {
 KIE_DEVICE u64* candidates_of(const DecodeArgs& args, const Block& b) {
     return args.ll_words + ((args.seqno + b.step) & 1) * kCandidateWords;
 }
-KIE_DEVICE bool masses_wanted(const DecodeArgs& args) {
+KIE_DEVICE bool any_wants(const DecodeArgs& args, u32 what) {
     u32 wants = 0;
     KIE_UNROLL for (int c = 0; c < kColumns; ++c) wants |= args.column[c].wants;
-    return (wants & kWantsLogprob) != 0;
+    return (wants & what) != 0;
 }
+KIE_DEVICE bool masses_wanted(const DecodeArgs& args) { return any_wants(args, kWantsLogprob); }
 // Calls visit(id, values) for each of the column's logits that this thread owns: values[0]
 // is the one at work, values[kVocabAll] the raw one.
 template <class F>
@@ -148,6 +150,7 @@ KIE_DEVICE Chosen weigh(const DecodeArgs& args, const Block& b, int column) {
         if ((q.wants & kWantsLogprob) && logit > kLowest)
             add_mass(best.top, best.mass, logit, 1.0f);
         float v = adjusted(args, q, b.step, id, logit);
+        if (is_masked(q) && !allows(mask_of(b, column), first, id)) v = -infinity();
         if (q.temperature > 0) {
             v /= q.temperature;
             if (q.wants & kWantsFilter)
@@ -161,14 +164,18 @@ KIE_DEVICE Chosen weigh(const DecodeArgs& args, const Block& b, int column) {
     return best;
 }
 KIE_DEVICE void weigh_columns(const DecodeArgs& args, const Block& b, Chosen* mine) {
-    if (kColumns > 1) sync_consumers<kThreads>();  // the logits are there
-    if (kNear) {
-        bring_logits(args, b);
-        sync_consumers<kThreads>();
+    const bool masked = any_wants(args, kWantsMask);
+    if (kColumns > 1 || masked) sync_consumers<kThreads>();  // the logits are there
+    if (masked) {
+        const int column = thread() / kTeam;
+        if (column < sequences_of(args) && is_masked(args.column[column]))
+            take_mask(args, b, column, head_base(b) + head_block(args, b) * kRowsHead);
     }
+    if (kNear) bring_logits(args, b);
+    if (kNear || masked) sync_consumers<kThreads>();
     KIE_NO_UNROLL for (int column = 0; column < sequences_of(args); ++column) {
         if (is_plain(args.column[column], b.step)) continue;
-        if (kColumns == 1) sync_consumers<kThreads>();  // the logits are there
+        if (kColumns == 1 && !masked) sync_consumers<kThreads>();  // the logits are there
         Chosen best = weigh(args, b, column);
         best_of_team(best, 1, (args.column[column].wants & kWantsLogprob) != 0);
         if (lane() == 0) mine[thread() / kTeam * kColumns + column] = best;
@@ -193,6 +200,8 @@ KIE_DEVICE void publish_candidate(const DecodeArgs& args, Block& b, Candidate& c
         Chosen best = none;
         if (my < kWarps) best = mine[my * kColumns + warp];
         best_of_team(best, 1, masses);
+        if (is_late(args, b, warp) && best.id != kNotFinite)
+            best.value = infinity(), best.id = kLate;
         if (timed_out_of(b)) best.value = infinity(), best.id = kNotFinite;
         if (my == 0) {
             fence_step();

@@ -200,8 +200,6 @@ struct Shared {
     tokenizer: Tokenizer,
     ids: usize,
     eos: Vec<u32>,
-    /// Name of the device, where that runs none.
-    refusing: Option<String>,
     vocabulary: OnceLock<std::result::Result<Arc<Vocabulary>, String>>,
     /// The most recently used one last.
     kept: Mutex<Vec<(Grammar, Arc<Compiled>)>>,
@@ -209,17 +207,11 @@ struct Shared {
 }
 
 impl Grammars {
-    /// For a model with so many ids, of which `eos` end a sequence. `refusing`: the device, where
-    /// it chooses no tokens under masks.
-    pub(crate) fn new(
-        tokenizer: Tokenizer,
-        ids: usize,
-        eos: &[u32],
-        refusing: Option<String>,
-    ) -> Self {
+    /// For a model with so many ids, of which `eos` end a sequence.
+    pub(crate) fn new(tokenizer: Tokenizer, ids: usize, eos: &[u32]) -> Self {
         let eos = eos.iter().copied().filter(|id| (*id as usize) < ids).collect();
         let (vocabulary, kept, times) = (OnceLock::new(), Mutex::default(), Arc::default());
-        Self(Arc::new(Shared { tokenizer, ids, eos, refusing, vocabulary, kept, times }))
+        Self(Arc::new(Shared { tokenizer, ids, eos, vocabulary, kept, times }))
     }
 
     /// How long masks took.
@@ -232,11 +224,8 @@ impl Grammars {
     /// # Errors
     /// [`Error::Grammar`] with the reason where not.
     pub(crate) fn check(&self) -> Result<()> {
-        let Shared { eos, tokenizer, refusing, .. } = &*self.0;
+        let Shared { eos, tokenizer, .. } = &*self.0;
         let refuse = |why: String| Err(Error::Grammar(why));
-        if let Some(device) = refusing {
-            return refuse(format!("{device} does not run grammars; device=\"cpu\" does"));
-        }
         if eos.is_empty() {
             return refuse("the model has no end-of-sequence id to end one with".to_owned());
         }

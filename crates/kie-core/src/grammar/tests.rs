@@ -15,7 +15,7 @@ use crate::patience::Patience;
 use crate::tokenizer::Tokenizer;
 
 fn grammars() -> Grammars {
-    Grammars::new(tokenizer(false), VOCAB, &[EOS], None)
+    Grammars::new(tokenizer(false), VOCAB, &[EOS])
 }
 
 fn compile(grammars: &Grammars, grammar: &Grammar) -> Result<Arc<Compiled>, String> {
@@ -141,9 +141,7 @@ fn what_cannot_be_kept_to_is_refused_with_its_place() {
         let why = compile(&grammars(), &grammar).err().unwrap();
         assert!(why.contains(wanted), "{why}");
     }
-    let nowhere = Grammars::new(tokenizer(false), VOCAB, &[EOS], Some("sim".into()));
-    assert!(compile(&nowhere, &Grammar::json_object()).err().unwrap().starts_with("sim "));
-    let endless = Grammars::new(tokenizer(false), VOCAB, &[], None);
+    let endless = Grammars::new(tokenizer(false), VOCAB, &[]);
     assert!(compile(&endless, &Grammar::json_object()).err().unwrap().contains("end-of-sequence"));
 }
 
@@ -386,7 +384,7 @@ fn times() {
     let tool = json!({"type": "object", "properties": members, "additionalProperties": false});
     for ids in [32_000, 128_000] {
         let begun = Instant::now();
-        let all = Grammars::new(made(ids), ids, &[0], None);
+        let all = Grammars::new(made(ids), ids, &[0]);
         let tokenizer = begun.elapsed();
         all.warm(&Patience::ENDLESS).unwrap();
         let vocabulary = begun.elapsed() - tokenizer;
@@ -426,3 +424,6 @@ fn times() {
         }
     }
 }
+
+#[path = "suite.rs"]
+mod suite;

@@ -117,10 +117,6 @@ impl Device for Cpu {
         Ok(self.lanes(program.program())?.map_or_else(String::new, |lanes| lanes.how))
     }
 
-    fn masks(&self) -> bool {
-        true
-    }
-
     fn page_bytes(&self, group: &PageGroup) -> u64 {
         PageGroup { state: state_of(group, self.ranks), ..*group }.page_bytes()
     }

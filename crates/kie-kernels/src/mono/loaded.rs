@@ -135,6 +135,8 @@ pub struct Room {
     pub out: Shared,
     /// Host memory for orders.
     pub control: Shared,
+    /// Host memory for what grammars allow, `[slots][Model::mask_words]` words.
+    masks: Shared,
     /// Who gave up.
     records: Memory,
     /// Tokens of a prompt's launch.
@@ -163,6 +165,7 @@ impl Room {
         let room = Self {
             out: m.alloc_shared(slots * RING * wire::TOKEN_BYTES)?,
             control: m.alloc_shared(wire::CONTROL_BYTES)?,
+            masks: m.alloc_shared(slots * model.mask_words() as usize * 8)?,
             records: m.alloc(writers as usize * RECORDS_BLOCK * RECORD_BYTES)?,
             prompt: m.alloc(dims.max_positions as usize * 4)?,
             pages: m.alloc(slots * (model.pools * partition.pages_max) as usize * 4)?,
@@ -205,6 +208,7 @@ impl Room {
             records: self.records.address,
             out: self.out.address,
             control: self.control.address,
+            masks: self.masks.address,
             ..others
         }
     }
@@ -398,6 +402,17 @@ impl Loaded {
         let pages: Vec<u8> = tables.iter().flatten().flat_map(bytes).collect();
         let each = (self.model.pools * self.partition.pages_max) as usize * 4;
         self.machine.write(&self.room.pages, index * each, &pages)
+    }
+
+    /// What the token may be that a slot's row emits as its `emitted`-th, for a kernel that may be
+    /// running.
+    pub fn write_mask(&self, index: usize, emitted: u32, mask: &[AtomicU32]) {
+        let (words, tag) = (self.model.mask_words() as usize, emitted.wrapping_add(1));
+        for at in 0..words {
+            let bits = mask.get(at).map_or(0, |word| word.load(Relaxed));
+            let word = u64::from(tag) << 32 | u64::from(bits);
+            self.room.masks.word64((index * words + at) * 8).store(word, Relaxed);
+        }
     }
 
     /// A slot's stop ids, bias and counts, where kernels look for them.

@@ -52,6 +52,7 @@ const FILES: &[File<'static>] = carried![
     "common/ops/gather.h",
     "common/ops/head.h",
     "common/ops/latent.h",
+    "common/ops/mask.h",
     "common/ops/matvec.h",
     "common/ops/matvec_words.h",
     "common/ops/order.h",

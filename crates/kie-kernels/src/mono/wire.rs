@@ -10,8 +10,10 @@ use crate::machine::Shared;
 pub const STOPS: usize = crate::abi::MAX_STOP_IDS;
 /// Entries of a row's ring of tokens.
 pub const RING: usize = 8192;
-/// Token codes: nothing could be chosen, or a logit was not finite.
+/// Token codes: nothing could be chosen, or a logit was not finite, ...
 pub const FIRST_CODE: u32 = 0xffff_fff0;
+/// ... or what the grammar allows was not there in time.
+pub const LATE: u32 = 0xffff_fff1;
 
 /// Bits of [`Sequence::wants`].
 pub mod wants {
@@ -23,6 +25,8 @@ pub mod wants {
     pub const PENALTIES: u32 = 4;
     /// `top_k`, `top_p` or `min_p`.
     pub const FILTER: u32 = 8;
+    /// A mask for each token.
+    pub const MASK: u32 = 16;
 }
 
 /// What the host may ask of a running kernel (control.h's `Order`).
@@ -326,6 +330,9 @@ structures! {
         extras: u64 = "const float*",
         /// `[rows][2]` recurrent states, each like a page of their pool.
         states: u64 = "u8*",
+        /// Host memory: `[rows][kMaskAll]` words of what each row's next token may be; see
+        /// ops/mask.h.
+        masks: u64 = "const u64*",
     }
 
     /// The prefill kernel's one parameter.

@@ -472,6 +472,8 @@ pub struct Shared {
     pub ids: u32,
     /// What a delta rule works on.
     pub delta: u32,
+    /// What grammars allow of a block's rows (ops/mask.h).
+    pub masks: u32,
     /// Behind all this.
     pub end: u32,
 }
@@ -499,6 +501,11 @@ impl Shared {
             let items = t.items((columns, model.parts), threads);
             8 * if v.rotations_owned { owned } else { items * threads }
         };
+        // Masks stand in the place of vector A, behind the logits that do (ops/sample.h), or where
+        // there is no room for both, elsewhere.
+        let near = if columns > 1 && v.stride_a >= 2 * p.rows_head { p.rows_head * 4 } else { 0 };
+        let (near, masks) = (near * columns, (p.mask_words() + 1) * 4 * columns);
+        let inside = near + masks <= v.stride_a * vectors * 2;
         let mut at = Offsets(0);
         if !v.one_vector {
             at.next(v.stride_a * vectors * 2, 1);
@@ -530,6 +537,7 @@ impl Shared {
             factors: at.next(columns * v.chosen * 4, 1),
             ids: at.next(if columns > 1 { columns * v.chosen * 4 } else { 0 }, 1),
             delta: at.next(v.delta * 4, if v.delta > 0 { 16 } else { 1 }),
+            masks: if inside { near } else { at.next(masks, 4) },
             end: at.next(0, 16),
         }
     }

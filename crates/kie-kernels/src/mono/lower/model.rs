@@ -310,6 +310,11 @@ impl Model {
         self.norms().map(|norm| norm.rows).sum()
     }
 
+    /// 32-bit words of a mask of all ids.
+    pub const fn mask_words(&self) -> u32 {
+        self.vocab_all.div_ceil(32)
+    }
+
     /// Lanes of all machines.
     pub const fn lanes_all(&self) -> u32 {
         self.lanes * self.ranks

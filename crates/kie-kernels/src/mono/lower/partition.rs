@@ -988,6 +988,11 @@ impl Partition {
         model.layer.iter().map(|l| of(&self.classes[l.class])).sum()
     }
 
+    /// 32-bit words that a block's rows of the head touch of a mask of all ids.
+    pub const fn mask_words(&self) -> u32 {
+        (self.rows_head + 62) / 32
+    }
+
     /// Bytes of a block's stream, which are the same every step.
     pub fn line_bytes(&self, model: &Model) -> u64 {
         let layers = model.layer.iter().map(|l| self.classes[l.class].layer_bytes());

@@ -32,14 +32,18 @@ impl Delivery {
         unsafe { self.mailbox.slot_of_device(slot) }
     }
 
-    /// Takes the tokens of a row's ring that are there; whether there were any. `garbage`: they
-    /// mean nothing and are told as id 0.
+    /// Takes the tokens of a row's ring that are there, or hears that a mask is late; whether there
+    /// was anything. `garbage`: they mean nothing and are told as id 0.
     pub fn collect(&mut self, out: &Shared, row: usize, slot: &mut Slot, garbage: bool) -> bool {
         let mut any = false;
         while slot.end.is_none() {
             let Some(found) = wire::next_token(out, row, slot.emitted) else { return any };
             any = true;
             slot.emitted = slot.emitted.wrapping_add(1);
+            if found.token == wire::LATE {
+                slot.late = true;
+                continue;
+            }
             let t_ns = self.clock.host_ns(found.t_ns);
             let token = if garbage { 0 } else { found.token };
             self.publish(row, slot, Record { token, logprob: found.logprob, t_ns });
@@ -63,9 +67,10 @@ impl Delivery {
         }
     }
 
-    /// Alternatives that a slot's last token is to have; 0 for none.
+    /// Alternatives that the token of a launch is to have; 0 for none.
     pub fn alternatives_wanted(&self, row: usize, slot: &Slot) -> usize {
         match slot.generated {
+            _ if slot.late => 0,
             0 => 0,
             _ => self.request(row).params.sampling.logprobs.saturating_sub(1) as usize,
         }

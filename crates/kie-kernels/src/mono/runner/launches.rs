@@ -1,12 +1,12 @@
 //! Launches on all ranks: what each is given, the orders to a running one, and the sequence numbers
 //! that tell steps apart.
 
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::schedule::{Slot, LONG};
-use crate::abi::SlotParams;
 use crate::error::Result;
 use crate::machine::{Flight, Launch};
 use crate::mailbox::{Mailbox, SlotMemory};
@@ -114,6 +114,11 @@ impl Launches {
         self.ranks.iter().try_for_each(|rank| rank.write_pages(row, pages))
     }
 
+    /// What the next token of a row may be, which is its `emitted`-th; a launch may be on its way.
+    pub fn write_mask(&self, row: usize, emitted: u32, mask: &[AtomicU32]) {
+        self.ranks.iter().for_each(|rank| rank.write_mask(row, emitted, mask));
+    }
+
     /// Tokens to where prompts are read.
     pub fn write_prompt(&self, tokens: &[u32]) -> Result<()> {
         let bytes: Vec<u8> = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
@@ -214,9 +219,10 @@ impl Launches {
 pub(super) fn sequence(
     row: usize,
     slot: &Slot,
-    params: &SlotParams,
+    request: &SlotMemory,
     max_positions: usize,
 ) -> Sequence {
+    let params = &request.params;
     let s = params.sampling;
     let flag = |on: bool, bit: u32| if on { bit } else { 0 };
     let filter = s.temperature > 0.0 && (s.top_k > 0 || s.top_p < 1.0 || s.min_p > 0.0);
@@ -233,7 +239,8 @@ pub(super) fn sequence(
         wants: flag(s.logprobs > 0, wants::LOGPROB)
             | flag(params.bias > 0, wants::BIAS)
             | flag(s.penalises(), wants::PENALTIES)
-            | flag(filter, wants::FILTER),
+            | flag(filter, wants::FILTER)
+            | flag(request.masks.is_some(), wants::MASK),
         temperature: s.temperature,
         top_p: s.top_p,
         min_p: s.min_p,

@@ -8,7 +8,11 @@
 //! time, with a token between. Elsewhere, and where they are short, they are columns of the decode
 //! kernel: beside sequences those that they leave free. So what a column is for never changes while
 //! a launch runs, pages and tables are written only between launches, and the host only reads
-//! tokens as they come.
+//! tokens as they come, and writes what grammars allow behind them.
+//!
+//! A sequence whose mask is not there when its token is to be chosen tells so in place of a token,
+//! which ends the launch as an end does. It sits out until the mask has come, then computes the
+//! same position again.
 
 mod delivery;
 mod hang;
@@ -327,7 +331,8 @@ impl Runner {
         let (row, position) = (index as u32, first as u32);
         let state = self.schedule.slots[index].recurrent.ask(first);
         column[slots.len()..].fill(Sequence { row, position, state, ..Sequence::default() });
-        let steps = if dump { 1 } else { count.div_ceil(share) } as u32;
+        let once = dump || self.goes_singly(&slots);
+        let steps = if once { 1 } else { count.div_ceil(share) } as u32;
         let (mixed, prompt) = (MixedPrompt { slot: index, count, share }, count as u32);
         let (columns, live) = (columns as u32, slots.len() as u32);
         let logits = dump.then_some(columns);
@@ -360,7 +365,7 @@ impl Runner {
                 let first = self.schedule.slots[index].next;
                 // Chunks start at whole pages, so launches end there.
                 let count = left.min(self.launch_positions(beside) - first % PAGE);
-                let whole = count == left && self.takes_last(first, count);
+                let whole = count == left && self.takes_last(index, first, count);
                 let count = count + usize::from(whole);
                 self.write_prompt(index, first, count)?;
                 Chunk { slot: index, first, count, done: 0, whole }
@@ -422,10 +427,35 @@ impl Runner {
 
     /// Whether the prefill kernel takes the very last token of a prompt with these positions before
     /// it, so that the decode kernel's first step is but the head.
-    fn takes_last(&self, first: usize, count: usize) -> bool {
+    fn takes_last(&self, index: usize, first: usize, count: usize) -> bool {
         let chunk = self.first().prefill.as_ref().map_or(1, Prefill::chunk);
         // A chunk of one position is a pass over all weights, too; what is measured is whole steps.
-        !(first % PAGE + count).is_multiple_of(chunk) && self.launches.meter.is_none()
+        // Where a mask is late the last position is computed again, with the same bits.
+        !(first % PAGE + count).is_multiple_of(chunk)
+            && self.launches.meter.is_none()
+            && self.delivery.request(index).masks.is_none()
+    }
+
+    /// Whether a launch with these slots makes one step only, since it may have to make its last
+    /// one again: a recurrent state is behind all of them.
+    fn goes_singly(&self, slots: &[usize]) -> bool {
+        self.first().model.classes.iter().any(|class| class.delta.is_some())
+            && slots.iter().any(|slot| self.delivery.request(*slot).masks.is_some())
+    }
+
+    /// Hands on the masks that have come.
+    fn hand_on_masks(&mut self) {
+        for index in 0..self.schedule.slots.len() {
+            let slot = &mut self.schedule.slots[index];
+            if slot.state == State::Idle || slot.masked == Some(slot.emitted) {
+                continue;
+            }
+            let Some(masks) = &self.delivery.request(index).masks else { continue };
+            if let Some(mask) = masks.read(slot.generated) {
+                self.launches.write_mask(index, slot.emitted, mask);
+                slot.mask_came();
+            }
+        }
     }
 
     /// Tokens of a slot, behind the launches that take its prompt to the end: only one beside
@@ -452,7 +482,8 @@ impl Runner {
         let from = self.first().streams_from();
         let streamed = column[0].position >= from;
         let most = if streamed || columns > 1 { most } else { most.min(from - column[0].position) };
-        let (live, steps) = (slots.len() as u32, if dump { 1 } else { most });
+        let once = dump || self.goes_singly(&slots);
+        let (live, steps) = (slots.len() as u32, if once { 1 } else { most });
         let logits = dump.then_some(columns);
         let ask = Ask { columns, steps, live, streamed, prompt: 0, at_head, logits, column };
         self.launch(&ask, Work::Tokens(slots))
@@ -463,9 +494,9 @@ impl Runner {
         let (mut dump, mut column) = (false, [Sequence::default(); 8]);
         let longest = self.first().dims.max_positions as usize;
         for (column, index) in column.iter_mut().zip(slots) {
-            let params = self.delivery.request(*index).params;
-            dump |= params.sampling.logprobs > 1;
-            *column = sequence(*index, &self.schedule.slots[*index], &params, longest);
+            let request = self.delivery.request(*index);
+            dump |= request.params.sampling.logprobs > 1;
+            *column = sequence(*index, &self.schedule.slots[*index], request, longest);
         }
         (column, dump)
     }
@@ -493,8 +524,12 @@ impl Running for Runner {
         if let Some(launch) = self.in_flight.take() {
             self.follow(launch)?;
         }
+        self.hand_on_masks();
         if self.in_flight.is_none() {
             self.begin()?;
+        }
+        if self.in_flight.is_none() && self.schedule.slots.iter().any(|slot| slot.late) {
+            std::thread::yield_now(); // to whoever makes the mask
         }
         Ok(self.in_flight.is_some())
     }

@@ -47,6 +47,12 @@ pub(super) struct Slot {
     since: u64,
     /// The prompt runs in the prefill kernel, to its end.
     pub wide: bool,
+    /// The number of the emitted token for which the grammar's mask was handed on.
+    pub masked: Option<u32>,
+    /// Its mask was not there in time: it sits out until it is.
+    pub late: bool,
+    /// It was late until now, and a launch without it may be under way.
+    pub woken: bool,
     pub cancelled: bool,
     /// Why it ended, once its last record is published.
     pub end: Option<SlotEnd>,
@@ -76,9 +82,15 @@ impl Recurrent {
 }
 
 impl Slot {
-    /// It decodes, and its next position has a page.
-    fn has_pages(&self) -> bool {
-        self.state == State::Decode && self.next < self.granted
+    /// It decodes, its next position has a page, and it is not late.
+    fn is_ready(&self) -> bool {
+        self.state == State::Decode && self.next < self.granted && !self.late
+    }
+
+    /// Its mask for the token that it emits next was handed on.
+    pub fn mask_came(&mut self) {
+        self.masked = Some(self.emitted);
+        self.woken |= std::mem::take(&mut self.late);
     }
 
     /// Its next token was generated: whether the sequence ends with it, by the kernel's own rule.
@@ -182,7 +194,8 @@ impl Schedule {
                     next: cached,
                     granted: command.a as usize,
                     since: self.arrivals,
-                    emitted: slot.emitted,
+                    // Whose mask may be there, of a request that ended before it.
+                    emitted: slot.emitted.wrapping_add(1),
                     ..Slot::default()
                 };
             }
@@ -227,7 +240,8 @@ impl Schedule {
 
     /// What comes next, given the oldest prompt and how many positions are left of it.
     pub fn next(&mut self, oldest: Option<(usize, usize)>) -> Next {
-        let decoding = self.those(Slot::has_pages);
+        let decoding = self.those(Slot::is_ready);
+        self.slots.iter_mut().for_each(|slot| slot.woken = false);
         match oldest {
             Some((slot, left)) if self.goes_beside(&decoding, slot) => {
                 Next::Mixed { decoding, slot, left }
@@ -266,12 +280,13 @@ impl Schedule {
         let cancelled = |slot: &usize| self.slots[*slot].cancelled;
         match work {
             Work::Tokens(slots) => {
-                // It waited for pages when the launch began, and has some now.
-                let resumes = |i: &usize| self.slots[*i].grown && !slots.contains(i);
+                // It waited for pages or its mask when the launch began, and has some now.
+                let woken = |slot: &Slot| slot.grown || slot.woken;
+                let resumes = |i: &usize| woken(&self.slots[*i]) && !slots.contains(i);
                 !self.logits.is_empty()
                     || self.slots.iter().any(|slot| slot.state == State::Prefill)
-                    || self.those(Slot::has_pages).iter().any(resumes)
-                    || slots.iter().any(cancelled)
+                    || self.those(Slot::is_ready).iter().any(resumes)
+                    || self.slots.iter().any(|slot| slot.cancelled)
             }
             // Other prompts wait until this one is done.
             Work::Mixed(slots, prompt) => {
@@ -419,6 +434,28 @@ mod tests {
         started.command(command(CommandKind::Cancel, 2, 0), 0);
         assert!(started.should_leave(&Work::Mixed(vec![0], beside(2))));
         assert!(started.should_leave(&Work::Prompt(2, 9)));
+    }
+
+    #[test]
+    fn who_is_late_sits_out_until_its_mask_has_come() {
+        let tokens = |slots: &[usize]| Work::Tokens(slots.to_vec());
+        let mut some = schedule(8, &[(0, 1), (1, 1)]);
+        some.slots[1].late = true;
+        assert_eq!(some.next(None), Next::Tokens { slots: vec![0], steps: LONG });
+        assert!(!some.should_leave(&tokens(&[0])));
+        some.slots[1].mask_came();
+        assert!(some.should_leave(&tokens(&[0])), "it waited for its mask");
+        assert_eq!(some.next(None), Next::Tokens { slots: vec![0, 1], steps: LONG });
+        assert!(!some.should_leave(&tokens(&[0, 1])));
+        assert_eq!(some.slots[1].masked, Some(some.slots[1].emitted));
+        // The row's words may be those of a mask that nobody took.
+        let before = some.slots[1].emitted;
+        some.command(command(CommandKind::Start, 1, 100), 0);
+        assert_eq!((some.slots[1].emitted, some.slots[1].masked), (before + 1, None));
+        let mut late = schedule(8, &[(0, 1), (1, 1)]);
+        late.slots[1].late = true;
+        late.command(command(CommandKind::Cancel, 1, 0), 0);
+        assert!(late.should_leave(&tokens(&[0])), "nothing else tells its caller");
     }
 
     #[test]
