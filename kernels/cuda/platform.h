@@ -160,10 +160,11 @@ KIE_DEVICE void store_state(void* p, Quad q) {
 // A hint: these 128 bytes will be read soon.
 KIE_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
-// Stream: a slot of the ring is filled by one copy and released by `warps` warps. A copy is asked
-// for by `kCopyThreads` threads at once: by one where it goes by an engine of its own (9.0 and
-// later), else by a warp, of which each thread copies its share. `from_leader`: what the first of
-// them has, and what it did before is known to the others.
+// Stream: a slot is filled when `fillers` threads have brought their share, as those of one copy
+// into the ring do, and released by `warps` warps. A copy is asked for by `kCopyThreads` threads at
+// once: by one where it goes by an engine of its own (9.0 and later), else by a warp, of which each
+// thread copies its share. `from_leader`: what the first of them has, and what it did before is
+// known to the others.
 struct Slot {
     u64 full, empty;
 };
@@ -178,9 +179,9 @@ KIE_DEVICE u32 from_leader(u32 v) {
 }
 #endif
 KIE_DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-KIE_DEVICE void slot_init(Slot* s, u32 warps) {
+KIE_DEVICE void slot_init(Slot* s, u32 warps, u32 fillers = kCopyThreads) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&s->full)),
-                 "r"(kCopyThreads)
+                 "r"(fillers)
                  : "memory");
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&s->empty)),
                  "r"(warps)

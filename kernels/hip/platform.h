@@ -226,7 +226,7 @@ KIE_DEVICE bool count_passed(const u32& count, u32 parity) {
 KIE_DEVICE void count_up(u32& count) {
     __hip_atomic_fetch_add(counter(count), 1u, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
-KIE_DEVICE void slot_init(Slot* s, u32 teams) { *s = {0, 0, 0, teams}; }
+KIE_DEVICE void slot_init(Slot* s, u32 teams, u32 = 1) { *s = {0, 0, 0, teams}; }
 // By the thread that called slot_init, before the block's first barrier.
 KIE_DEVICE void slots_ready() { meeting = {0, 0}; }
 KIE_DEVICE bool slot_filled(const Slot* s, u32 parity) { return count_passed(s->filled, parity); }

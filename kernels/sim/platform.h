@@ -207,8 +207,8 @@ KIE_DEVICE u32 from_leader(u32 v) {
     sync_warp();
     return shuffle(v, 0);
 }
-KIE_UNSEEN KIE_DEVICE void slot_init(Slot* s, u32 warps) {
-    s->full = kCopyThreads << 16 | kCopyThreads, s->empty = warps << 16 | warps;
+KIE_UNSEEN KIE_DEVICE void slot_init(Slot* s, u32 warps, u32 fillers = kCopyThreads) {
+    s->full = fillers << 16 | fillers, s->empty = warps << 16 | warps;
 }
 KIE_DEVICE void slots_ready() { asm volatile("" ::: "memory"); }
 KIE_UNSEEN KIE_DEVICE bool barrier_passed(const u64* b, u32 parity, const char* at) {
