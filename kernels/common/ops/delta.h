@@ -33,6 +33,10 @@ KIE_DEVICE float sigmoid_f(float x) { return reciprocal_f(1.0f + exp2_f(-1.44269
 KIE_DEVICE float softplus_f(float x) {
     return x > 20.0f ? x : 0.693147181f * log2_f(1.0f + exp2_f(1.44269504f * x));
 }
+// How much of S is kept, given minus e^decay.
+KIE_DEVICE float kept_of(float decay, float a) {
+    return exp2_f(1.44269504f * decay * softplus_f(a));
+}
 KIE_DEVICE float* delta_floats(const Block& b) { return (float*)(b.shared + kShDelta); }
 
 // The products: rows of q, k, v and z, which all who need them take; then b and a of this block's
@@ -99,6 +103,29 @@ struct UnitState {
 template <class C>
 KIE_DEVICE int row_quad(int quad) {
     return quad * C::kUnitLanes + (int)thread() % C::kUnitLanes;
+}
+// The convolution's taps of a thread's channels, and a position of one of them: its earlier inputs
+// move on.
+template <class C>
+KIE_DEVICE void take_taps(const float* extras, const Unit& u,
+                          float (&taps)[UnitState<C>::kOwn][C::kTaps]) {
+    constexpr int kChannels = 2 * C::kKeyDim + C::kGroup * C::kHeadDim;
+    KIE_UNROLL for (int i = 0; i < UnitState<C>::kOwn; ++i) {
+        const int n = i * kThreads + (int)thread();
+        const float* from =
+            extras + C::kAtConv +
+            (u.key * kChannels + input_of<C>(u, n < C::kUnitChannels ? n : 0)) * C::kTaps;
+        KIE_UNROLL for (int tap = 0; tap < C::kTaps; ++tap) taps[i][tap] = from[tap];
+    }
+}
+template <int kTaps>
+KIE_DEVICE float convolve(const float (&taps)[kTaps], float (&past)[4], float x) {
+    constexpr int kLast = kTaps - 1;
+    float y = taps[kLast] * x;
+    KIE_UNROLL for (int tap = 0; tap < kLast; ++tap) y += taps[tap] * past[tap];
+    KIE_UNROLL for (int tap = 0; tap + 1 < kLast; ++tap) past[tap] = past[tap + 1];
+    past[kLast - 1] = x;
+    return y * sigmoid_f(y);
 }
 // From `from`, or (null) before the first position.
 template <class C>
@@ -183,15 +210,8 @@ KIE_DEVICE void take_inputs(Watch& watch, const DecodeArgs& args, const Block& b
             v[i] = load_word(from + input_of<C>(u, n));
         const float x = number((u32)v[i]);
         if (i < UnitState<C>::kOwn && n < C::kUnitChannels) {
-            constexpr int kLast = C::kTaps - 1;
             const int own = i < UnitState<C>::kOwn ? i : 0;
-            float y = taps[own][kLast] * x;
-            KIE_UNROLL for (int tap = 0; tap < kLast; ++tap) y +=
-                taps[own][tap] * state.past[own][tap];
-            KIE_UNROLL for (int tap = 0; tap + 1 < kLast; ++tap) state.past[own][tap] =
-                state.past[own][tap + 1];
-            state.past[own][kLast - 1] = x;
-            y *= sigmoid_f(y);
+            const float y = convolve<C::kTaps>(taps[own], state.past[own], x);
             if (n < kKeys) {
                 const int which = n / C::kKeyDim;
                 in[which * C::kKeyPadded + n % C::kKeyDim] = y;
@@ -210,15 +230,20 @@ KIE_DEVICE void take_inputs(Watch& watch, const DecodeArgs& args, const Block& b
         if (me % kTeam == 0) in[C::kAtSquares + which * kWarps + me / kTeam] = square[which];
     }
 }
-// S moves on by a position; the output's columns into shared memory.
+// What a position's q and k are multiplied by, and how S moves on.
+struct UnitFactors {
+    float of_q, of_k, keep, beta;
+};
 template <class C>
-KIE_DEVICE void update_unit(UnitState<C>& state, float* in, float keep, float beta) {
+KIE_DEVICE UnitFactors unit_factors(float squares_q, float squares_k, float keep, float beta) {
+    return {rsqrt_f(squares_q + kLengthEps) * rsqrt_f((float)C::kKeyDim),
+            rsqrt_f(squares_k + kLengthEps), keep, beta};
+}
+// S moves on by a position, whose q, k and v stand at `in`; put(column, output).
+template <class C, class Put>
+KIE_DEVICE void move_unit(UnitState<C>& state, const float* in, const UnitFactors& f, Put put) {
+    const auto [of_q, of_k, keep, beta] = f;
     const int me = thread();
-    float length[2] = {0, 0};
-    KIE_UNROLL for (int i = 0; i < kWarps; ++i) length[0] += in[C::kAtSquares + i],
-        length[1] += in[C::kAtSquares + kWarps + i];
-    const float of_k = rsqrt_f(length[1] + kLengthEps);
-    const float of_q = rsqrt_f(length[0] + kLengthEps) * rsqrt_f((float)C::kKeyDim);
     const Quad *q = (const Quad*)in, *k = (const Quad*)(in + C::kKeyPadded);
     KIE_UNROLL for (int t = 0; t < C::kUnitTurns; ++t) {
         const int column = (t * kThreads + me) / C::kUnitLanes;
@@ -241,8 +266,17 @@ KIE_DEVICE void update_unit(UnitState<C>& state, float* in, float keep, float be
             }
         }
         KIE_UNROLL for (int m = 1; m < C::kUnitLanes; m *= 2) out += shuffle_xor(out, m);
-        if (live && me % C::kUnitLanes == 0) in[C::kAtOutput + column] = out * of_q;
+        if (live && me % C::kUnitLanes == 0) put(column, out * of_q);
     }
+}
+// The same, with the output's columns into shared memory.
+template <class C>
+KIE_DEVICE void update_unit(UnitState<C>& state, float* in, float keep, float beta) {
+    float length[2] = {0, 0};
+    KIE_UNROLL for (int i = 0; i < kWarps; ++i) length[0] += in[C::kAtSquares + i],
+        length[1] += in[C::kAtSquares + kWarps + i];
+    move_unit<C>(state, in, unit_factors<C>(length[0], length[1], keep, beta),
+                 [&](int column, float out) { in[C::kAtOutput + column] = out; });
 }
 // A unit's squares, and its output normed by them, times the norm's scale and silu(z).
 template <class C>
@@ -277,18 +311,11 @@ template <class C>
 KIE_DEVICE void step_unit(Watch& watch, const DecodeArgs& args, const Block& b, int layer,
                           const Unit& u, int index) {
     using State = UnitState<C>;
-    const int me = thread(), sequences = sequences_of(args), live = live_of(b);
+    const int sequences = sequences_of(args), live = live_of(b);
     const Layer& l = layer_of(b, layer);
     const float* extras = extras_of(args, b, layer);
-    constexpr int kChannels = 2 * C::kKeyDim + C::kGroup * C::kHeadDim;
     float taps[State::kOwn][C::kTaps];  // asked for before the wait, like the state
-    KIE_UNROLL for (int i = 0; i < State::kOwn; ++i) {
-        const int n = i * kThreads + me;
-        const float* from =
-            extras + C::kAtConv +
-            (u.key * kChannels + input_of<C>(u, n < C::kUnitChannels ? n : 0)) * C::kTaps;
-        KIE_UNROLL for (int tap = 0; tap < C::kTaps; ++tap) taps[i][tap] = from[tap];
-    }
+    take_taps<C>(extras, u, taps);
     const float decay = extras[C::kAtDecay + u.head], bias = extras[C::kAtDecayBias + u.head];
     float* in = delta_floats(b);
     State state;
@@ -300,8 +327,7 @@ KIE_DEVICE void step_unit(Watch& watch, const DecodeArgs& args, const Block& b, 
         take_inputs<C>(watch, args, b, layer, c, u, state, taps);
         sync_consumers<kThreads>();
         const float* gates = in + C::kAtUnitGates + (c * C::kUnitsEach + index) * 2;
-        const float keep = exp2_f(1.44269504f * decay * softplus_f(gates[1] + bias));
-        update_unit<C>(state, in, keep, sigmoid_f(gates[0]));
+        update_unit<C>(state, in, kept_of(decay, gates[1] + bias), sigmoid_f(gates[0]));
         sync_consumers<kThreads>();
         publish_unit<C>(args, b, layer, c, u, in);
         const long at = (long)u.number * C::kUnitBytes;
