@@ -39,13 +39,27 @@ KIE_DEVICE const u8* take_stage(Ring& r, bool here, u32 bytes) {
     r.from = at + bytes;
     return r.bytes + at;
 }
-// Gives the stage back; what was read of it is in registers.
+// Gives a stage back; what was read of it is in registers. `one`: a single lane of the warp's.
+KIE_DEVICE void give_back(Slot* slot, bool one) {
+    if (kNoStream) return;
+    sync_warp();
+    if (one) slot_release(slot);
+}
+// The stage at hand.
 KIE_DEVICE void release_stage(Ring& r) {
-    if (!kNoStream) {
-        sync_warp();
-        if (lane() == 0) slot_release(r.slots + r.at);
-    }
+    give_back(r.slots + r.at, lane() == 0);
     advance(r.at, r.parity);
+}
+// A stage that is read while others are multiplied, and the slot to give back then.
+struct HeldStage {
+    const u8* bytes;
+    Slot* slot;
+};
+KIE_DEVICE HeldStage hold_stage(Ring& r, u32 bytes) {
+    Slot* const slot = r.slots + r.at;
+    const u8* const at = take_stage(r, false, bytes);
+    advance(r.at, r.parity);
+    return {at, slot};
 }
 
 // The producer's side: the threads that a copy takes, all at the same place. One of them looks, and

@@ -66,6 +66,9 @@ KIE_DEVICE float shuffle_xor(float v, u32 mask) { return __shfl_xor_sync(~0u, v,
 KIE_DEVICE u32 shuffle_xor(u32 v, u32 mask) { return __shfl_xor_sync(~0u, v, mask); }
 KIE_DEVICE float shuffle(float v, u32 from) { return __shfl_sync(~0u, v, from); }
 KIE_DEVICE u32 shuffle(u32 v, u32 from) { return __shfl_sync(~0u, v, from); }
+// What all threads of the warp have alike, so that the compiler knows: branches by it need no
+// meeting behind them.
+KIE_DEVICE u32 uniform(u32 v) { return __shfl_sync(~0u, v, 0); }
 
 // Words: 8 bytes, single-copy atomic, visible to every block of the device (of all devices that run
 // the model together), no ordering of others.

@@ -135,6 +135,7 @@ KIE_DEVICE u32 shuffle_xor(u32 v, u32 mask) {
 KIE_DEVICE u32 bits(float f) { return __builtin_bit_cast(u32, f); }
 KIE_DEVICE float number(u32 u) { return __builtin_bit_cast(float, u); }
 KIE_DEVICE float shuffle(float v, u32 from) { return number(shuffle(bits(v), from)); }
+KIE_DEVICE u32 uniform(u32 v) { return v; }  // of a team: a wave may have two
 KIE_DEVICE float shuffle_xor(float v, u32 mask) { return number(shuffle_xor(bits(v), mask)); }
 // Adds to a word of the block's shared memory.
 KIE_DEVICE void add_shared(u32* p, u32 v) {

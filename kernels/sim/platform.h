@@ -72,6 +72,7 @@ KIE_UNSEEN KIE_DEVICE u32 shuffle(u32 v, u32 from) {
     return row[from % kie_sim::kTeam];
 }
 KIE_DEVICE float shuffle(float v, u32 from) { return number(shuffle(bits(v), from)); }
+KIE_DEVICE u32 uniform(u32 v) { return v; }
 KIE_UNSEEN KIE_DEVICE u32 ballot(bool v) {
     u32* row = kie_sim::offer_value(v);
     kie_sim::meet(kie_sim::kBallot, [row](kie_sim::Team& t) KIE_UNSEEN {

@@ -35,9 +35,9 @@ const MUTANTS: &[Mutant] = &[
     ),
     (
         "two rows of an expert have each other's scales",
-        "f.scale[n][i] = {*(const u16*)(from + at)};",
-        "f.scale[n][i] = {(u32)*(const u16*)(from + at) >> 8 | \
-         (*(const u16*)(from + at) & 0xffu) << 8};",
+        "f.scale[n][i] = {opaque(*(const u16*)(from + behind))};",
+        "f.scale[n][i] = {(u32)*(const u16*)(from + behind) >> 8 | \
+         (*(const u16*)(from + behind) & 0xffu) << 8};",
     ),
     (
         "sums of one expert stand on those of another",

@@ -45,7 +45,7 @@ KIE_DEVICE Sums<S> multiply_chosen(Ring& ring, ChosenStages<S, kTimes>& first, c
                                    int stride, int step, F done) {
     using Of = ChosenStages<S, kTimes>;
     constexpr int kAll = Of::kAll, kMany = Of::kDepth, kStep = S::chunk * 64;
-    const int me = thread(), warp = me / kTeam, my = me % kTeam, t = my % 4;
+    const int me = thread(), warp = uniform(me / kTeam), my = me % kTeam, t = my % 4;
     const int k_warp = S::k_warps == 1 ? 0 : warp / S::row_warps;
     const int vector = kParts == 1 ? 0 : vector_of(my / 4);
     const u8* mine = x + (vector * stride + k_warp * S::pairs * 32 + 8 * t) * 2;
@@ -81,23 +81,28 @@ KIE_DEVICE Sums<S> multiply_chosen(Ring& ring, ChosenStages<S, kTimes>& first, c
         }
         return s;
     }
-    WeightFragment<S> other;
-    bool here = kAll > 1 && stage_here(ring);
-    const auto add = [&](int stage, WeightFragment<S>& now, WeightFragment<S>& next) {
-        const Column<S> column = take_column<S>(mine);
-        if (stage + 1 < kAll) {
-            load_fragment<S>(ring, next, here, offset);
-            here = stage + 2 < kAll && stage_here(ring);
-        }
-        if (has_units()) add_fragment<S>(s, now, column);
-        if (inside + 1 == S::stages) done(n, s);
+    WeightFragment<S>& f = first.v[0];
+    Column<S> column = take_column<S>(mine);
+    const bool gives = lane() == 0;
+    Slot* held = nullptr;  // the first stage went back when it was taken
+    KIE_NO_UNROLL for (int stage = 1; stage < kAll; ++stage) {
+        const HeldStage next = hold_stage(ring, S::stage_bytes);
+        give_back(held, gives && stage > 1);
+        held = next.slot;
+        const int of = n;
+        const bool some = has_units(), last = inside + 1 == S::stages;
         go_on();
-    };
-    KIE_NO_UNROLL for (int stage = 0; stage + 1 < kAll; stage += 2) {
-        add(stage, first.v[0], other);
-        add(stage + 1, other, first.v[0]);
+        if (some) {
+            add_and_load<S>(s, f, column, next.bytes, offset, mine);
+        } else {
+            KIE_UNROLL for (int i = 0; i < kRuns<S>; ++i) load_run<S>(f, next.bytes, offset, i);
+            column = take_column<S>(mine);
+        }
+        if (last) done(of, s);
     }
-    if (kAll % 2 == 1) add(kAll - 1, first.v[0], other);
+    if (kAll > 1) give_back(held, gives);
+    if (has_units()) add_fragment<S>(s, f, column);
+    done(n, s);
     return s;
 }
 

@@ -31,7 +31,7 @@ KIE_DEVICE UnitCodes<kBits> take_codes(const u8* from, int rows) {
     else if constexpr (is_bytes(kBits))
         return {*(const Quad*)from};
     else
-        return {*(const u64*)from};
+        return *(const UnitCodes<kBits>*)from;
 }
 // `zeros`: of rows 2g and 2g + 1, where codes have zero points.
 template <int kBits>
@@ -44,7 +44,7 @@ KIE_DEVICE UnitHalves decode_unit(const UnitCodes<kBits>& codes, u32 zero0 = 0, 
         UnitHalves h;
         KIE_UNROLL for (int row = 0; row < 2; ++row) {
             u32 halves[4];
-            const u32 word = (u32)(codes.v >> 32 * row);
+            const u32 word = codes.v[row];
             if constexpr (kBits == kBitsI4 || kBits == kBitsI4Half)
                 unpack_i4(word, halves);
             else if constexpr (kBits == kBitsI4Zeros)
@@ -90,7 +90,7 @@ KIE_DEVICE float scale_of(const ScalesOf<S>& scale, int row) {
     } else if constexpr (S::bits == kBitsI4)
         return number(row == 0 ? scale.v << 16 : scale.v & 0xffff0000);
     else if constexpr (S::bits == kBitsE2m1)
-        return number((row == 0 ? scale.v & 0xff : scale.v >> 8) << 23);
+        return number(scale.v << (row == 0 ? 23 : 15) & 0x7f800000);
     else
         return scale.v[row];
 }
@@ -104,11 +104,12 @@ struct WeightFragment {
     ScalesOf<S> scale[S::scaled ? S::spans : 1][S::tiles];
 };
 
-// Where a warp's tiles stand in a stage, worked out once a product.
+// Where a warp's tiles stand in a stage, worked out once a product. Lanes of rows that there are
+// not take the first lane's.
 template <class S>
 struct FragmentOffset {
-    int lane, row_warp;
-    u32 at;
+    int row_warp;
+    u32 at[S::tiles];
     // Bytes behind the codes: of each tile's row pair where each row has its own, else 16 bits a
     // row.
     u32 scale_at[S::scaled ? S::tiles : 1];
@@ -119,9 +120,14 @@ KIE_DEVICE FragmentOffset<S> fragment_offset(const Ring& ring, int first = 0) {
     const int me = thread(), warp = me / kTeam, my = me % kTeam;
     const int row_warp = S::row_warps == 1 ? 0 : warp % S::row_warps;
     const int k_warp = S::k_warps == 1 ? 0 : warp / S::row_warps;
-    FragmentOffset<S> p = {my, row_warp,
-                           (u32)(S::codes_at + k_warp * (S::chunk * S::unit_bytes) +
-                                 row_warp * S::tiles * (16 * S::row_bytes) + my * S::lane_bytes)};
+    FragmentOffset<S> p;
+    p.row_warp = row_warp;
+    KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
+        const int tile = row_warp * S::tiles + i, rows = rows_of<S>(tile);
+        p.at[i] = S::codes_at + k_warp * (S::chunk * S::unit_bytes) +
+                  (rows > 0 ? tile * (16 * S::row_bytes) : 0) +
+                  (my < 2 * rows ? my * S::lane_bytes : 0);
+    }
     if constexpr (S::scaled) {
         KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
             const int row = (row_warp * S::tiles + i) * 16 + my / 4 * 2;
@@ -137,36 +143,42 @@ KIE_DEVICE FragmentOffset<S> fragment_offset(const Ring& ring, int first = 0) {
     }
     return p;
 }
+// The units of a stage that share their scales, from unit `n` of such on: read, or multiplied.
+template <class S>
+constexpr int kRun = S::scaled ? S::span : 1;
+template <class S>
+constexpr int kRuns = S::chunk / kRun<S>;
+template <class S>
+KIE_DEVICE void load_run(WeightFragment<S>& f, const u8* stage, const FragmentOffset<S>& offset,
+                         int n) {
+    KIE_UNROLL for (int c = n * kRun<S>; c < (n + 1) * kRun<S>; ++c) {
+        KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
+            const int rows = max_i(rows_of<S>(offset.row_warp * S::tiles + i), 1);
+            f.codes[c][i] = take_codes<S::bits>(stage + offset.at[i] + c * S::unit_bytes, rows);
+        }
+    }
+    if constexpr (S::scaled) {
+        const int behind = S::scales_at + n * (S::scale_rows * S::scale_bytes);
+        KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
+            const u32 at = offset.scale_at[i];
+            const u8* from = stage + (S::per_row ? at : 0);
+            if constexpr (S::bits == kBitsI4Zeros)
+                f.scale[n][i] = {*(const u64*)(from + behind)};
+            else if constexpr (S::per_row && S::scale_bytes == 2)
+                f.scale[n][i] = {*(const u32*)(from + behind)};
+            else if constexpr (S::bits == kBitsE2m1)
+                f.scale[n][i] = {opaque(*(const u16*)(from + behind))};
+            else
+                f.scale[n][i] = {{*(const float*)(from + (at & 0xffff) + behind),
+                                  *(const float*)(from + (at >> 16) + behind)}};
+        }
+    }
+}
 template <class S>
 KIE_DEVICE void load_fragment(Ring& ring, WeightFragment<S>& f, bool here,
                               const FragmentOffset<S>& offset) {
     const u8* stage = take_stage(ring, here, S::stage_bytes);
-    KIE_UNROLL for (int c = 0; c < S::chunk; ++c) {
-        KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
-            const int rows = rows_of<S>(offset.row_warp * S::tiles + i);
-            const u8* p = stage + offset.at + c * S::unit_bytes + i * (16 * S::row_bytes);
-            f.codes[c][i] = {};
-            if (offset.lane < 2 * rows) f.codes[c][i] = take_codes<S::bits>(p, rows);
-        }
-    }
-    if constexpr (S::scaled) {
-        const u8* scales = stage + S::scales_at;
-        KIE_UNROLL for (int n = 0; n < S::spans; ++n) {
-            KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
-                const u8* from = scales + n * (S::scale_rows * S::scale_bytes);
-                const u32 at = offset.scale_at[i];
-                if constexpr (S::bits == kBitsI4Zeros)
-                    f.scale[n][i] = {*(const u64*)(from + at)};
-                else if constexpr (S::per_row && S::scale_bytes == 2)
-                    f.scale[n][i] = {*(const u32*)(from + at)};
-                else if constexpr (S::bits == kBitsE2m1)
-                    f.scale[n][i] = {*(const u16*)(from + at)};
-                else
-                    f.scale[n][i] = {{*(const float*)(from + (at & 0xffff)),
-                                      *(const float*)(from + (at >> 16))}};
-            }
-        }
-    }
+    KIE_UNROLL for (int n = 0; n < kRuns<S>; ++n) load_run<S>(f, stage, offset, n);
     release_stage(ring);
 }
 // The first stages, or some of them.
@@ -210,24 +222,34 @@ KIE_DEVICE void add_unit(float (&d)[4], const UnitCodes<S::bits>& codes, const Q
 }
 // Scales multiply float sums, once for all columns that share them.
 template <class S>
-KIE_DEVICE void add_fragment(Sums<S>& s, const WeightFragment<S>& f, const Column<S>& x) {
-    if constexpr (!S::scaled) {
-        KIE_UNROLL for (int c = 0; c < S::chunk; ++c) {
-            KIE_UNROLL for (int i = 0; i < S::tiles; ++i)
-                add_unit<S>(s.v[i], f.codes[c][i], x.v[c]);
-        }
-    } else {
-        KIE_UNROLL for (int n = 0; n < S::spans; ++n) {
-            KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
-                float d[4] = {0, 0, 0, 0};
-                KIE_UNROLL for (int c = n * S::span; c < (n + 1) * S::span; ++c)
-                    add_unit<S>(d, f.codes[c][i], x.v[c], zero_of<S>(f.scale[n][i], 0),
-                                zero_of<S>(f.scale[n][i], 1));
-                KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] +=
-                    scale_of<S>(f.scale[n][i], j / 2) * d[j];
-            }
+KIE_DEVICE void add_run(Sums<S>& s, const WeightFragment<S>& f, const Column<S>& x, int n) {
+    KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
+        if constexpr (!S::scaled) {
+            add_unit<S>(s.v[i], f.codes[n][i], x.v[n]);
+        } else {
+            float d[4] = {0, 0, 0, 0};
+            KIE_UNROLL for (int c = n * S::span; c < (n + 1) * S::span; ++c)
+                add_unit<S>(d, f.codes[c][i], x.v[c], zero_of<S>(f.scale[n][i], 0),
+                            zero_of<S>(f.scale[n][i], 1));
+            KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] +=
+                scale_of<S>(f.scale[n][i], j / 2) * d[j];
         }
     }
+}
+template <class S>
+KIE_DEVICE void add_fragment(Sums<S>& s, const WeightFragment<S>& f, const Column<S>& x) {
+    KIE_UNROLL for (int n = 0; n < kRuns<S>; ++n) add_run<S>(s, f, x, n);
+}
+// The same; what has been multiplied makes room for the next stage's. Its loads then stand among
+// the products, and are waited for together with the stage behind them.
+template <class S>
+KIE_DEVICE void add_and_load(Sums<S>& s, WeightFragment<S>& f, Column<S>& x, const u8* stage,
+                             const FragmentOffset<S>& offset, const u8* column) {
+    KIE_UNROLL for (int n = 0; n < kRuns<S>; ++n) {
+        add_run<S>(s, f, x, n);
+        load_run<S>(f, stage, offset, n);
+    }
+    x = take_column<S>(column);
 }
 
 // Stages in which a warp has units: where columns do not divide, the last warps have fewer, and
@@ -243,7 +265,7 @@ KIE_DEVICE int own_stages(int k_warp) {
 template <class S>
 KIE_DEVICE void multiply_onto(Sums<S>& s, Ring& ring, Prefetched<S>& prefetched, const u8* mine,
                               int first = 0) {
-    const int k_warp = S::k_warps == 1 ? 0 : (int)(thread() / kTeam) / S::row_warps;
+    const int k_warp = S::k_warps == 1 ? 0 : (int)uniform(thread() / kTeam) / S::row_warps;
     constexpr int kStep = S::chunk * 64, kMany = S::prefetch_depth;
     const FragmentOffset<S> offset = fragment_offset<S>(ring, first);
     const int own = own_stages<S>(k_warp);
@@ -261,22 +283,19 @@ KIE_DEVICE void multiply_onto(Sums<S>& s, Ring& ring, Prefetched<S>& prefetched,
         }
         return;
     }
-    WeightFragment<S>&one = prefetched.v[0], other;
-    bool here = S::stages > 1 && stage_here(ring);
-    KIE_NO_UNROLL for (int stage = 0; stage + 1 < S::stages; stage += 2, mine += 2 * kStep) {
-        const Column<S> x0 = take_column<S>(mine), x1 = take_column<S>(mine + kStep);
-        load_fragment<S>(ring, other, here, offset);
-        const bool more = stage + 2 < S::stages;
-        here = more && stage_here(ring);
-        if (!S::uneven || stage < own) add_fragment<S>(s, one, x0);
-        if (more) {
-            load_fragment<S>(ring, one, here, offset);
-            here = stage + 3 < S::stages && stage_here(ring);
-        }
-        if (!S::uneven || stage + 1 < own) add_fragment<S>(s, other, x1);
+    WeightFragment<S>& f = prefetched.v[0];
+    Column<S> x = take_column<S>(mine);
+    const bool gives = lane() == 0;
+    Slot* held = nullptr;  // the first stage went back when it was taken
+    KIE_NO_UNROLL for (int stage = 1; stage < S::stages; ++stage) {
+        const HeldStage next = hold_stage(ring, S::stage_bytes);
+        give_back(held, gives && stage > 1);
+        held = next.slot;
+        mine += kStep;
+        if (!S::uneven || stage <= own) add_and_load<S>(s, f, x, next.bytes, offset, mine);
     }
-    if (S::stages % 2 == 1 && (!S::uneven || S::stages <= own))
-        add_fragment<S>(s, one, take_column<S>(mine));
+    if (S::stages > 1) give_back(held, gives);
+    if (!S::uneven || S::stages <= own) add_fragment<S>(s, f, x);
 }
 // Adds up this warp's tiles. `x`: vector v, element k at halves x[v * stride + k].
 template <class S>

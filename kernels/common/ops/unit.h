@@ -26,8 +26,8 @@ struct UnitHalves {
 };
 // What a lane has of a tile, by StoredBits: 16 bytes twice, 16 once, or 8.
 template <int kBits>
-struct UnitCodes {
-    u64 v;
+struct alignas(8) UnitCodes {
+    u32 v[2];  // a row each: shifted as one they cost the busier of two units
 };
 template <>
 struct UnitCodes<kBitsF16> {
