@@ -449,7 +449,10 @@ fn slot_bytes(all: &[Rows], common: &Common, held: u32, shared_bytes: u32, t: &T
     let room = shared_bytes.saturating_sub(vectors + OTHERS_BYTES);
     let usual = match common.warps {
         12 => t.slots_12_warps,
-        _ if held > 2 && all.iter().any(Rows::has_4_bits) => t.slots_4_bits,
+        _ if held > 2 && all.iter().any(Rows::has_4_bits) => match common.experts {
+            true => t.slots_experts_4_bits,
+            false => t.slots_4_bits,
+        },
         _ => t.slots_8_warps,
     };
     // Where stages have scales there is room for those beside the codes.

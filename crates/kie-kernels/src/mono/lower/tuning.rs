@@ -33,6 +33,8 @@ pub struct Tuning {
     pub slots_8_warps: &'static [u32],
     /// With eight and weights of 4 bits: four units of a warp, and their scales.
     pub slots_4_bits: &'static [u32],
+    /// The same beside experts, whose other matrices are halves: eight of them fit, or nearly.
+    pub slots_experts_4_bits: &'static [u32],
     /// Weight bytes in flight of a block: of the shortest streams, ...
     pub in_flight_shortest: u32,
     /// ... with twelve warps, ...
@@ -69,6 +71,7 @@ pub const H200: Tuning = Tuning {
     slots_12_warps: &[18 << 10, 24 << 10],
     slots_8_warps: &[16 << 10],
     slots_4_bits: &[20 << 10],
+    slots_experts_4_bits: &[20 << 10, 43 << 9],
     in_flight_shortest: 36 << 10,
     in_flight_12_warps: 72 << 10,
     in_flight_narrow: 56 << 10,
