@@ -162,6 +162,12 @@ KIE_DEVICE void store_state(void* p, Quad q) {
 }
 // A hint: these 128 bytes will be read soon.
 KIE_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+// The same of so many bytes, 16 or a multiple of it, as aligned.
+KIE_DEVICE void prefetch(const void* p, u32 bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+#endif
+}
 
 // Stream: a slot is filled when `fillers` threads have brought their share, as those of one copy
 // into the ring do, and released by `warps` warps. A copy is asked for by `kCopyThreads` threads at

@@ -210,6 +210,7 @@ KIE_DEVICE void store_state(void* p, Quad q) {
 }
 // gfx942 has no such hint.
 KIE_DEVICE void prefetch(const void*) {}
+KIE_DEVICE void prefetch(const void*, u32) {}
 
 // Stream. `filled` counts the copies into a slot, `freed` how often all `teams` gave it back; the
 // lowest bit of a count is the phase that is under way. The orders of these counts (unlike those of

@@ -196,6 +196,7 @@ KIE_DEVICE void store_state(void* p, Quad q) {
     *(Quad*)p = q;
 }
 KIE_DEVICE void prefetch(const void*) {}
+KIE_DEVICE void prefetch(const void*, u32) {}
 
 // Stream.
 struct Slot {
