@@ -81,8 +81,10 @@ KIE_DEVICE Sums<S> multiply_chosen(Ring& ring, ChosenStages<S, kTimes>& first, c
         }
         return s;
     }
+    // Where a warp has no units it reads what it had, or the vector's first columns.
+    const u8* from = has_units() ? mine : mine - k_warp * (S::pairs * 64);
     WeightFragment<S>& f = first.v[0];
-    Column<S> column = take_column<S>(mine);
+    Column<S> column = take_column<S>(from);
     const bool gives = lane() == 0;
     Slot* held = nullptr;  // the first stage went back when it was taken
     KIE_NO_UNROLL for (int stage = 1; stage < kAll; ++stage) {
@@ -92,11 +94,12 @@ KIE_DEVICE Sums<S> multiply_chosen(Ring& ring, ChosenStages<S, kTimes>& first, c
         const int of = n;
         const bool some = has_units(), last = inside + 1 == S::stages;
         go_on();
+        if (has_units()) from = mine;
         if (some) {
-            add_and_load<S>(s, f, column, next.bytes, offset, mine);
+            add_and_load<S>(s, f, column, next.bytes, offset, from);
         } else {
             KIE_UNROLL for (int i = 0; i < kRuns<S>; ++i) load_run<S>(f, next.bytes, offset, i);
-            column = take_column<S>(mine);
+            column = take_column<S>(from);
         }
         if (last) done(of, s);
     }

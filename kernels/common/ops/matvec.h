@@ -283,16 +283,18 @@ KIE_DEVICE void multiply_onto(Sums<S>& s, Ring& ring, Prefetched<S>& prefetched,
         }
         return;
     }
+    // Where a warp has no units it reads what it had, or the vector's first columns.
+    const u8* from = !S::uneven || own > 0 ? mine : mine - k_warp * (S::pairs * 64);
     WeightFragment<S>& f = prefetched.v[0];
-    Column<S> x = take_column<S>(mine);
+    Column<S> x = take_column<S>(from);
     const bool gives = lane() == 0;
     Slot* held = nullptr;  // the first stage went back when it was taken
     KIE_NO_UNROLL for (int stage = 1; stage < S::stages; ++stage) {
         const HeldStage next = hold_stage(ring, S::stage_bytes);
         give_back(held, gives && stage > 1);
         held = next.slot;
-        mine += kStep;
-        if (!S::uneven || stage <= own) add_and_load<S>(s, f, x, next.bytes, offset, mine);
+        if (!S::uneven || stage < own) from += kStep;
+        if (!S::uneven || stage <= own) add_and_load<S>(s, f, x, next.bytes, offset, from);
     }
     if (S::stages > 1) give_back(held, gives);
     if (!S::uneven || S::stages <= own) add_fragment<S>(s, f, x);
