@@ -172,7 +172,10 @@ KIE_DEVICE void decode_delta(Ring& ring, Watch& watch, const DecodeArgs& args, B
         stamp(b, 0);
         step_delta_in<C>(ring, args, b, layer, prefetched, squares);
     }
-    step_delta<C>(watch, args, b, layer);
+    FirstUnit<C> first;
+    first.ask(args, b, layer);
+    step_gates<C>(ring, b);
+    step_delta<C>(watch, args, b, layer, first);
     stamp(b, 3);
 }
 // Attention over latents.

@@ -250,8 +250,8 @@ const MUTANTS: &[Mutant] = &[
     ),
     (
         "each position of a prompt begins where the first one did",
-        "if (c <= sequences)",
-        "if (c <= live)",
+        "if (c <= sequences && !(asked",
+        "if (c <= live && !(asked",
     ),
     (
         "all units have the first one's factor",

@@ -39,13 +39,11 @@ KIE_DEVICE float kept_of(float decay, float a) {
 }
 KIE_DEVICE float* delta_floats(const Block& b) { return (float*)(b.shared + kShDelta); }
 
-// The products: rows of q, k, v and z, which all who need them take; then b and a of this block's
-// units, while those words travel.
+// The products: rows of q, k, v and z, which all who need them take.
 template <class C>
 KIE_DEVICE void step_delta_in(Ring& ring, const DecodeArgs& args, Block& b, int layer,
                               Prefetched<typename C::TilingQkv>& prefetched, Squares& squares) {
     using S = typename C::TilingQkv;
-    using G = typename C::TilingGates;
     Sums<S> s = multiply_normed<S>(ring, prefetched, b, squares);
     stamp(b, 1);
     u64* to =
@@ -57,6 +55,11 @@ KIE_DEVICE void step_delta_in(Ring& ring, const DecodeArgs& args, Block& b, int 
                   u64* p = to + (long)column * C::kWordsQ + 2 * pair;
                   publish(p, bits(v0 * scale), b.seqno), publish(p + 1, bits(v1 * scale), b.seqno);
               });
+}
+// b and a of this block's units, while those words travel.
+template <class C>
+KIE_DEVICE void step_gates(Ring& ring, Block& b) {
+    using G = typename C::TilingGates;
     Prefetched<G> gates;
     prefetch_weights<G>(ring, gates);
     Sums<G> g = multiply<G>(ring, gates, b.shared + kShXa, kStrideA);
@@ -68,8 +71,8 @@ KIE_DEVICE void step_delta_in(Ring& ring, const DecodeArgs& args, Block& b, int 
                   float* p = own + (column * C::kUnitsEach + pair) * 2;
                   p[0] = v0 * scale, p[1] = v1 * scale;
               });
-    // A wave must not wait for words of its own.
-    if (G::k_warps == 1) sync_consumers<kThreads>();
+    // All threads read these; and a wave must not wait for words of its own.
+    sync_consumers<kThreads>();
     stamp(b, 2);
 }
 
@@ -196,18 +199,22 @@ KIE_DEVICE void take_inputs(Watch& watch, const DecodeArgs& args, const Block& b
     const u64* from = args.ll_words + kAtQkv + buffer_of(layer, b.lane_index) * kVecQ +
                       (long)column * C::kWordsQ + u.key * C::kKeyRows;
     float* in = delta_floats(b);
-    u64 v[kEach];  // on their way at once
+    u64 v[kEach];  // on their way at once, and once more those that were late
     KIE_UNROLL for (int i = 0; i < kEach; ++i) {
         const int n = i * kThreads + me;
         v[i] = n < kAll ? load_word(from + input_of<C>(u, n)) : ll_word(0, b.seqno);
     }
+    watch.polls = 0;
+    for (;;) {
+        u32 late = 0;
+        KIE_UNROLL for (int i = 0; i < kEach; ++i) late |= seqno_of(v[i]) ^ b.seqno;
+        if (late == 0 || kNoWaits || wait_expired(watch, where, b.seqno, b.seqno ^ late)) break;
+        KIE_UNROLL for (int i = 0; i < kEach; ++i) if (seqno_of(v[i]) != b.seqno) v[i] =
+            load_word(from + input_of<C>(u, i * kThreads + me));
+    }
     float square[2] = {0, 0};
     KIE_UNROLL for (int i = 0; i < kEach; ++i) {
         const int n = i * kThreads + me;
-        watch.polls = 0;
-        while (!kNoWaits && seqno_of(v[i]) != b.seqno &&
-               !wait_expired(watch, where, b.seqno, seqno_of(v[i])))
-            v[i] = load_word(from + input_of<C>(u, n));
         const float x = number((u32)v[i]);
         if (i < UnitState<C>::kOwn && n < C::kUnitChannels) {
             const int own = i < UnitState<C>::kOwn ? i : 0;
@@ -278,58 +285,95 @@ KIE_DEVICE void update_unit(UnitState<C>& state, float* in, float keep, float be
     move_unit<C>(state, in, unit_factors<C>(length[0], length[1], keep, beta),
                  [&](int column, float out) { in[C::kAtOutput + column] = out; });
 }
-// A unit's squares, and its output normed by them, times the norm's scale and silu(z).
+// What a block reads of a unit besides its state: taps of the channels that a thread has, the scale
+// of two features of the output, and what gates are made of.
+template <class C>
+struct UnitNumbers {
+    static constexpr int kPairs = (C::kUnitCols / 2 + kThreads - 1) / kThreads;
+    float taps[UnitState<C>::kOwn][C::kTaps], scale[kPairs][2], decay, bias;
+};
+template <class C>
+KIE_DEVICE void load_numbers(UnitNumbers<C>& numbers, const DecodeArgs& args, const Block& b,
+                             int layer, const Unit& u) {
+    const int me = thread();
+    const float* extras = extras_of(args, b, layer);
+    take_taps<C>(extras, u, numbers.taps);
+    KIE_UNROLL for (int i = 0; i < UnitNumbers<C>::kPairs; ++i) {
+        const float* scale = extras + C::kAtOutputNorm + u.first +
+                             2 * min_i(i * kThreads + me, C::kUnitCols / 2 - 1);
+        numbers.scale[i][0] = scale[0], numbers.scale[i][1] = scale[1];
+    }
+    numbers.decay = extras[C::kAtDecay + u.head], numbers.bias = extras[C::kAtDecayBias + u.head];
+}
+// A unit's squares, and its output normed by them, times the norm's scale and silu(z). Every warp
+// that publishes adds up all squares.
 template <class C>
 KIE_DEVICE void publish_unit(const DecodeArgs& args, const Block& b, int layer, int column,
-                             const Unit& u, const float* in) {
-    const int me = thread();
-    if (me >= C::kUnitCols / 2) return;
+                             const Unit& u, const float* in, const UnitNumbers<C>& numbers) {
+    const int me = thread(), my = me % kTeam;
+    if (me - my >= C::kUnitCols / 2) return;
     const float* out = in + C::kAtOutput;
     const float* z = in + 2 * C::kKeyPadded + C::kUnitCols;
-    const float* scale = extras_of(args, b, layer) + C::kAtOutputNorm + u.first;
     const long buffer = buffer_of(layer, b.lane_index);
-    u64* to = args.ll_words + kAtAttn + buffer * kVecA + (long)column * C::kWordsA +
-              (u.head * C::kHeadDim + u.first) / 2;
     float square = 0;
-    KIE_NO_UNROLL for (int n = 0; n < C::kUnitCols; ++n) square += out[n] * out[n];
+    KIE_UNROLL for (int n = 0; n < C::kUnitCols; n += kTeam) {
+        const float v = n + my < C::kUnitCols ? out[n + my] : 0;
+        square += v * v;
+    }
+    KIE_UNROLL for (int m = 16; m > 0; m /= 2) square += shuffle_xor(square, m);
     if (me == 0)
         publish(args.ll_words + kAtPartial + buffer * kVecPartial +
                     (long)column * C::kPartialWords + u.number,
                 bits(square), b.seqno);
     const float by = square > 0 ? rsqrt_f(square * (1.0f / C::kUnitCols)) : 0;
-    KIE_NO_UNROLL for (int n = me; n < C::kUnitCols / 2; n += kThreads) {
+    u64* to = args.ll_words + kAtAttn + buffer * kVecA + (long)column * C::kWordsA +
+              (u.head * C::kHeadDim + u.first) / 2;
+    KIE_UNROLL for (int i = 0; i < UnitNumbers<C>::kPairs; ++i) {
+        const int n = i * kThreads + me;
+        if (n >= C::kUnitCols / 2) continue;
         float y[2];
         KIE_UNROLL for (int j = 0; j < 2; ++j) {
             const float gate = z[2 * n + j];
-            y[j] = out[2 * n + j] * by * scale[2 * n + j] * (gate * sigmoid_f(gate));
+            y[j] = out[2 * n + j] * by * numbers.scale[i][j] * (gate * sigmoid_f(gate));
         }
         publish(to + n, C::kWordsA, halves_of(y[0], y[1]), b.seqno);
     }
 }
-// All columns of a unit, in order: of a prompt each goes on where the one before ends.
+// This block's first unit as its first column wants it: asked for before the gates are made.
+template <class C>
+struct FirstUnit {
+    UnitState<C> state;
+    UnitNumbers<C> numbers;
+    KIE_DEVICE void ask(const DecodeArgs& args, const Block& b, int layer) {
+        const int number = b.block_in_lane * C::kUnitsEach;
+        if (number >= C::kUnits) return;
+        load_unit<C>(state, unit_from<C>(args, b, layer, 0, number, position_at(args, b.step, 0)));
+        load_numbers<C>(numbers, args, b, layer, unit_of<C>(number));
+    }
+};
+// All columns of a unit, in order: of a prompt each goes on where the one before ends. `asked`: the
+// state that the first one wants has been asked for.
 template <class C>
 KIE_DEVICE void step_unit(Watch& watch, const DecodeArgs& args, const Block& b, int layer,
-                          const Unit& u, int index) {
-    using State = UnitState<C>;
+                          const Unit& u, int index, FirstUnit<C>& first, bool asked) {
+    UnitState<C>& state = first.state;
+    const UnitNumbers<C>& numbers = first.numbers;
     const int sequences = sequences_of(args), live = live_of(b);
     const Layer& l = layer_of(b, layer);
-    const float* extras = extras_of(args, b, layer);
-    float taps[State::kOwn][C::kTaps];  // asked for before the wait, like the state
-    take_taps<C>(extras, u, taps);
-    const float decay = extras[C::kAtDecay + u.head], bias = extras[C::kAtDecayBias + u.head];
     float* in = delta_floats(b);
-    State state;
     KIE_NO_UNROLL for (int c = 0; c < live; ++c) {
         const u32 position = position_at(args, b.step, c);
-        if (c <= sequences)
+        if (c <= sequences && !(asked && c == 0))
             load_unit<C>(state, unit_from<C>(args, b, layer, c, u.number, position));
-        if (c > 0) sync_consumers<kThreads>();  // the inputs before have been used
-        take_inputs<C>(watch, args, b, layer, c, u, state, taps);
-        sync_consumers<kThreads>();
         const float* gates = in + C::kAtUnitGates + (c * C::kUnitsEach + index) * 2;
-        update_unit<C>(state, in, kept_of(decay, gates[1] + bias), sigmoid_f(gates[0]));
+        const float beta = sigmoid_f(gates[0]);
+        const float keep = kept_of(numbers.decay, gates[1] + numbers.bias);
+        if (c > 0) sync_consumers<kThreads>();  // the inputs before have been used
+        take_inputs<C>(watch, args, b, layer, c, u, state, numbers.taps);
         sync_consumers<kThreads>();
-        publish_unit<C>(args, b, layer, c, u, in);
+        update_unit<C>(state, in, keep, beta);
+        sync_consumers<kThreads>();
+        publish_unit<C>(args, b, layer, c, u, in, numbers);
         const long at = (long)u.number * C::kUnitBytes;
         if (c < sequences || c + 1 == live)
             store_unit<C>(state, working_at(args, l, c, args.column[c].state & 1) + at);
@@ -339,12 +383,17 @@ KIE_DEVICE void step_unit(Watch& watch, const DecodeArgs& args, const Block& b, 
 }
 // This block's units.
 template <class C>
-KIE_DEVICE void step_delta(Watch& watch, const DecodeArgs& args, const Block& b, int layer) {
+KIE_DEVICE void step_delta(Watch& watch, const DecodeArgs& args, const Block& b, int layer,
+                           FirstUnit<C>& first) {
     KIE_NO_UNROLL for (int i = 0; i < C::kUnitsEach; ++i) {
         const int number = b.block_in_lane * C::kUnitsEach + i;
         if (number >= C::kUnits) break;
-        if (i > 0) sync_consumers<kThreads>();
-        step_unit<C>(watch, args, b, layer, unit_of<C>(number), i);
+        const Unit u = unit_of<C>(number);
+        if (i > 0) {
+            sync_consumers<kThreads>();
+            load_numbers<C>(first.numbers, args, b, layer, u);
+        }
+        step_unit<C>(watch, args, b, layer, u, i, first, i == 0);
     }
     join_wave();  // all wait for what some have published
 }
@@ -357,7 +406,6 @@ KIE_DEVICE void take_factors(Watch& watch, const DecodeArgs& args, const Block& 
     const u32 where = layer << 4 | 14;
     const u64* squares = args.ll_words + kAtPartial + buffer_of(layer, b.lane_index) * kVecPartial +
                          (long)column * C::kPartialWords;
-    await_one(watch, squares + block() * 10 % C::kUnits, b.seqno, where, kPollDelayNs);
     for (int n = thread(); n < C::kUnits; n += kThreads) {
         const int first = n / C::kUnitSplits * C::kUnitSplits;
         float total = 0, own = 0;
@@ -367,11 +415,16 @@ KIE_DEVICE void take_factors(Watch& watch, const DecodeArgs& args, const Block& 
                 return squares + first + min_i(from + i, C::kUnitSplits - 1);
             };
             KIE_UNROLL for (int i = 0; i < kOnce; ++i) v[i] = load_word(at(i));
+            watch.polls = 0;
+            for (;;) {
+                u32 late = 0;
+                KIE_UNROLL for (int i = 0; i < kOnce; ++i) late |= seqno_of(v[i]) ^ b.seqno;
+                if (late == 0 || kNoWaits || wait_expired(watch, where, b.seqno, b.seqno ^ late))
+                    break;
+                KIE_UNROLL for (int i = 0; i < kOnce; ++i) if (seqno_of(v[i]) != b.seqno) v[i] =
+                    load_word(at(i));
+            }
             KIE_UNROLL for (int i = 0; i < kOnce; ++i) {
-                watch.polls = 0;
-                while (!kNoWaits && seqno_of(v[i]) != b.seqno &&
-                       !wait_expired(watch, where, b.seqno, seqno_of(v[i])))
-                    v[i] = load_word(at(i));
                 if (from + i >= C::kUnitSplits) continue;
                 const float square = number((u32)v[i]);
                 total += square;
@@ -382,40 +435,45 @@ KIE_DEVICE void take_factors(Watch& watch, const DecodeArgs& args, const Block& 
         factors[n] = own == 0 ? 0 : own * rsqrt_f(own) * norm;
     }
 }
-// All heads' outputs as the operand of the o product.
+// All heads' outputs as the operand of the o product. Words and squares are asked for at once.
 template <class C>
 KIE_DEVICE void gather_delta(Watch& watch, const DecodeArgs& args, Block& b, int layer) {
     constexpr int kPairs = C::kAttn / 4, kOnce = min_i(4, (kPairs + kThreads - 1) / kThreads);
     const int me = thread();
     const u32 where = layer << 4 | 4;
+    const long buffer = buffer_of(layer, b.lane_index);
     float* factors = delta_floats(b) + C::kAtFactors;
     u32* x = (u32*)(b.shared + kShXb);
     KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
-        const u64* words =
-            args.ll_words + kAtAttn + buffer_of(layer, b.lane_index) * kVecA + (long)c * C::kWordsA;
-        if (c > 0) sync_consumers<kThreads>();
+        const u64* words = args.ll_words + kAtAttn + buffer * kVecA + (long)c * C::kWordsA;
+        u64 v[kOnce][kParts][2];
+        const auto load = [&](int first, int i) {
+            const int at = min_i(first + i * kThreads, kPairs - 1);
+            KIE_UNROLL for (int part = 0; part < kParts; ++part) load_words(
+                words + part * (C::kWordsA / kParts) + 2 * at, v[i][part][0], v[i][part][1]);
+        };
+        const auto late_by = [&](int i) {
+            u32 late = 0;
+            KIE_UNROLL for (int part = 0; part < kParts; ++part) late |=
+                (seqno_of(v[i][part][0]) ^ b.seqno) | (seqno_of(v[i][part][1]) ^ b.seqno);
+            return late;
+        };
+        await_one(watch, words + block() * 10 % (2 * kPairs), b.seqno, where, kPollDelayNs);
+        KIE_UNROLL for (int i = 0; i < kOnce; ++i) load(me, i);
+        if (c > 0) sync_consumers<kThreads>();  // the factors before have been used
         take_factors<C>(watch, args, b, layer, c, factors);
         sync_consumers<kThreads>();
-        await_one(watch, words + block() * 10 % (2 * kPairs), b.seqno, where, 0);
         KIE_NO_UNROLL for (int first = me; first < kPairs; first += kOnce * kThreads) {
-            u64 v[kOnce][kParts][2];
-            const auto load = [&](int i) {
-                const int at = min_i(first + i * kThreads, kPairs - 1);
-                KIE_UNROLL for (int part = 0; part < kParts; ++part) load_words(
-                    words + part * (C::kWordsA / kParts) + 2 * at, v[i][part][0], v[i][part][1]);
-            };
-            KIE_UNROLL for (int i = 0; i < kOnce; ++i) load(i);
+            if (first != me) KIE_UNROLL for (int i = 0; i < kOnce; ++i) load(first, i);
+            watch.polls = 0;
+            for (;;) {
+                u32 late = 0;
+                KIE_UNROLL for (int i = 0; i < kOnce; ++i) late |= late_by(i);
+                if (late == 0 || kNoWaits || wait_expired(watch, where, b.seqno, b.seqno ^ late))
+                    break;
+                KIE_UNROLL for (int i = 0; i < kOnce; ++i) if (late_by(i) != 0) load(first, i);
+            }
             KIE_UNROLL for (int i = 0; i < kOnce; ++i) {
-                watch.polls = 0;
-                for (;;) {
-                    u32 late = 0;
-                    KIE_UNROLL for (int part = 0; part < kParts; ++part) late |=
-                        (seqno_of(v[i][part][0]) ^ b.seqno) | (seqno_of(v[i][part][1]) ^ b.seqno);
-                    if (late == 0 || kNoWaits ||
-                        wait_expired(watch, where, b.seqno, b.seqno ^ late))
-                        break;
-                    load(i);
-                }
                 const int at = first + i * kThreads;
                 if (at >= kPairs) continue;
                 KIE_UNROLL for (int j = 0; j < 2; ++j) {
