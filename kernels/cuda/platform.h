@@ -160,6 +160,14 @@ KIE_DEVICE void store_state(void* p, Quad q) {
                  "r"(q.v[2]), "r"(q.v[3])
                  : "memory");
 }
+// 4 or 8 bytes for later steps. Several blocks may store them at once, all the same bits; until the
+// step's edge whoever reads them stands behind a barrier with a store of its own block.
+KIE_DEVICE void store_alike(u32* p, u32 v) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+KIE_DEVICE void store_alike(u64* p, u64 v) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
 // A hint: these 128 bytes will be read soon.
 KIE_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 // The same of so many bytes, 16 or a multiple of it, as aligned.

@@ -195,6 +195,14 @@ KIE_DEVICE void store_state(void* p, Quad q) {
     kie_sim::touch(p, kie_sim::kPeers, "store_state");
     *(Quad*)p = q;
 }
+KIE_DEVICE void store_alike(u32* p, u32 v) {
+    kie_sim::touch(p, kie_sim::kOwn, "store_alike");
+    __atomic_store_n(p, v, __ATOMIC_RELAXED);
+}
+KIE_DEVICE void store_alike(u64* p, u64 v) {
+    kie_sim::touch(p, kie_sim::kOwn, "store_alike");
+    __atomic_store_n(p, v, __ATOMIC_RELAXED);
+}
 KIE_DEVICE void prefetch(const void*) {}
 KIE_DEVICE void prefetch(const void*, u32) {}
 

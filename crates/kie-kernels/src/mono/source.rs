@@ -52,6 +52,8 @@ const FILES: &[File<'static>] = carried![
     "common/ops/gather.h",
     "common/ops/head.h",
     "common/ops/latent.h",
+    "common/ops/latent_attend.h",
+    "common/ops/latent_words.h",
     "common/ops/mask.h",
     "common/ops/matvec.h",
     "common/ops/matvec_words.h",

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
 
 use super::extras::Extras;
-use super::latent::{LatentPartition, HEADS_AT_ONCE};
+use super::latent::{combine_sharers, group_heads, LatentPartition, HEADS_AT_ONCE, PART_HEAD};
 use super::layout::{self, ClassLayout, Layout};
 use super::matrix::Matrix;
 use super::model::{Class, Model};
@@ -356,7 +356,9 @@ fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
     match &part.latent {
         None if part.delta.is_some() => {}
         None => attention(t, (class, part), p, each),
-        Some(latent) => latents(t, (class, latent), extras, (each, part.kv_splits)),
+        Some(latent) => {
+            latents(t, (class, latent), extras, (each, part.kv_splits, p.warps * layout::TEAM))
+        }
     }
     let before = p.classes[..at].iter().map(|c| u64::from(c.rope_dim));
     let rope = before.sum::<u64>() * u64::from(p.positions);
@@ -439,10 +441,11 @@ fn latents(
     t: &mut Text,
     (class, part): (&Class, &LatentPartition),
     extras: Extras,
-    (each, splits): (u32, u32),
+    (each, splits, threads): (u32, u32, u32),
 ) {
     let Some(of) = &class.latent else { return };
     let words = class.heads * part.rank / 2;
+    let group = group_heads(class.heads);
     let at_query = part.down() / 2;
     let [query_norm, latent_norm] = extras.latent_norms;
     let [keys, values] = part.heads;
@@ -456,7 +459,12 @@ fn latents(
         ("kRopeDim", part.turned),
         ("kQueryHead", part.query()),
         ("kKept", part.kept),
+        ("kKeptPadded", part.kept_padded()),
         ("kHeadsAtOnce", HEADS_AT_ONCE),
+        ("kGroupHeads", group),
+        ("kHeadGroups", class.heads.div_ceil(group)),
+        ("kHeadStride", part.head_stride()),
+        ("kPartHead", PART_HEAD),
         ("kKeyHeads", keys),
         ("kValueHeads", values),
         ("kWordsLatent", at_query),
@@ -469,7 +477,7 @@ fn latents(
         ("kHalfHead", part.rank / 2),
         ("kPartialHead", part.rank / 16 * layout::PARTIAL_LINE),
         ("kCombineWords", (t.columns * words).div_ceil(each)),
-        ("kCombineSharers", 1 << splits.clamp(1, 16).ilog2()),
+        ("kCombineSharers", combine_sharers(splits, words.div_ceil(each), threads)),
     ]);
     t.float("kLatentEps", f64::from(of.eps));
     t.float("kScoreScale", std::f64::consts::LOG2_E * f64::from(of.scale));

@@ -1,7 +1,16 @@
-//! Attention over latents: a class's sizes, a layer's tensors, and how rows of heads are dealt out.
+//! Attention over latents: a class's sizes, a layer's tensors, and how heads, their positions and
+//! their rows are dealt out.
 
-/// Heads that attend together (ops/latent.h).
+use crate::abi::PAGE;
+
+/// Heads that a block attends with, at most (ops/latent_attend.h): columns of the matrix unit's
+/// second operand.
 pub const HEADS_AT_ONCE: u32 = 8;
+/// Floats of a warp's part of a head's scores of a unit, which has 16 positions: so padded that
+/// lanes meet different banks.
+pub const PART_HEAD: u32 = 20;
+/// Partials of a word that one thread combines, at most: all of them are in flight at once.
+const MOST_COMBINED: u32 = 8;
 
 /// Latents of a layer's attention, and what heads make of them.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -80,9 +89,34 @@ impl LatentPartition {
         self.plain + self.turned
     }
 
-    /// Bytes of the heads that attend together, as floats, and of what warps leave for each other.
-    pub const fn attend_bytes(&self) -> u32 {
-        4 * HEADS_AT_ONCE * (self.kept + 8)
+    /// [`LatentPartition::kept`] as the matrix unit takes it: 32 numbers of a row at a time.
+    pub const fn kept_padded(&self) -> u32 {
+        self.kept.next_multiple_of(32)
+    }
+
+    /// Halves from a head's query to the next: 16 banks apart.
+    pub const fn head_stride(&self) -> u32 {
+        let odd = self.kept_padded() / 32 % 2 == 1;
+        self.kept_padded() + if odd { 0 } else { 32 }
+    }
+
+    /// Bytes of the heads that attend together and of what warps leave for each other: halves, and
+    /// parts of two units' scores; or, of two parts, floats.
+    pub const fn attend_bytes(&self, parts: u32, warps: u32) -> u32 {
+        if parts > 1 {
+            4 * HEADS_AT_ONCE * (self.kept + 8)
+        } else {
+            HEADS_AT_ONCE * (2 * self.head_stride() + 2 * warps * PART_HEAD * 4)
+        }
+    }
+
+    /// Floats of a page's scores, of two pages in turn, which numbers of two parts need.
+    pub const fn score_floats(parts: u32) -> u32 {
+        if parts > 1 {
+            2 * HEADS_AT_ONCE * PAGE as u32
+        } else {
+            0
+        }
     }
 
     /// Numbers of the widest vector of a product, of one column.
@@ -90,6 +124,24 @@ impl LatentPartition {
         let [keys, values] = self.heads;
         self.query_rank.max(keys * self.plain).max(values * self.rank)
     }
+}
+
+/// Heads that a block attends with, of so many: two groups, or more.
+pub fn group_heads(heads: u32) -> u32 {
+    heads.div_ceil(2).min(HEADS_AT_ONCE)
+}
+
+/// Blocks that share the positions of a group of heads, `most` at most: each group has its own.
+pub fn splits(heads: u32, blocks: u32, most: u32) -> u32 {
+    (blocks / heads.div_ceil(group_heads(heads))).clamp(1, most)
+}
+
+/// Neighbouring threads that combine a word's partials, of `splits`: as many as leave none more
+/// than are in flight, and all a block's words of a column to one pass of its threads.
+pub fn combine_sharers(splits: u32, words: u32, threads: u32) -> u32 {
+    let more = |n: u32| splits.div_ceil(n) > MOST_COMBINED || 2 * n * words <= threads;
+    let all = (0..5).map(|power| 1 << power);
+    all.into_iter().find(|n| 2 * n > splits || !more(*n)).unwrap_or(32)
 }
 
 /// Rows of a block of a matrix of so many heads' rows: whole heads', or such that no tile of 16 has
@@ -116,4 +168,28 @@ pub fn heads_of_rows(rows: u32, head: u32) -> u32 {
 pub fn rows_first(rows: u32, warps: u32) -> u32 {
     let good = |w: &u32| warps.is_multiple_of(*w) && rows.div_ceil(16).is_multiple_of(*w);
     (1..=warps).rev().find(good).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Kimi-K2 and DeepSeek-V3 on one to eight GPUs of 132 blocks: nearly all of them have heads
+    /// and positions of their own, and a block combines its words in two passes at most.
+    #[test]
+    fn heads_and_positions_are_cut_over_nearly_all_blocks() {
+        for (heads, wanted) in [(128_u32, 8), (64, 16), (32, 33), (16, 64), (8, 64)] {
+            let groups = heads.div_ceil(group_heads(heads));
+            let splits = splits(heads, 132, 64);
+            assert_eq!(splits, wanted, "{heads} heads");
+            assert!((120..=132).contains(&(groups * splits)), "{heads} heads: {groups} groups");
+            let words = (heads * 512 / 2).div_ceil(132);
+            let sharers = combine_sharers(splits, words, 256);
+            assert!(splits.div_ceil(sharers) <= MOST_COMBINED, "{heads} heads: {sharers}");
+            assert!(sharers <= 32 && words * sharers <= 512, "{heads} heads: {sharers}");
+        }
+        assert_eq!([1, 2, 3, 4].map(group_heads), [1, 1, 2, 2]);
+        assert_eq!(splits(4, 3, 64), 1);
+        assert_eq!(splits(128, 4, 64), 1, "a block has several groups");
+    }
 }

@@ -1,7 +1,7 @@
 //! Where a decode kernel has what: the words of the exchange, and a block's shared memory. Of one
 //! kernel, since several columns need more of both.
 
-use super::latent::HEADS_AT_ONCE;
+use super::latent::LatentPartition;
 use super::matrix::Matrix;
 use super::model::{Class, Model};
 use super::partition::{head_width, ClassPartition, Kind, Partition, PARTS_A, PARTS_B};
@@ -362,8 +362,9 @@ fn norm_sets(model: &Model) -> u32 {
 
 /// Halves from a vector of B to the next at least: heads that attend to latents stand where both
 /// kinds of vectors do, of which A has so many halves.
-fn latent_stride(p: &Partition, there: u32, vectors: u32) -> u32 {
-    let of = |c: &ClassPartition| c.latent.map_or(0, |latent| latent.attend_bytes() / 2);
+fn latent_stride(p: &Partition, parts: u32, there: u32, vectors: u32) -> u32 {
+    let of =
+        |c: &ClassPartition| c.latent.map_or(0, |latent| latent.attend_bytes(parts, p.warps) / 2);
     let halves = p.classes.iter().map(of).max().unwrap_or(0);
     halves.saturating_sub(there).div_ceil(vectors).next_multiple_of(32)
 }
@@ -404,7 +405,12 @@ impl Vectors {
         Self {
             one_vector,
             stride_a,
-            stride_b: (narrow + pad).max(latent_stride(p, there, columns * model.parts)),
+            stride_b: (narrow + pad).max(latent_stride(
+                p,
+                model.parts,
+                there,
+                columns * model.parts,
+            )),
             parts_a: of_head.max(of_layers(PARTS_A)).max(of_experts),
             parts_b: of_layers(PARTS_B),
             all_reduce: AllReduceRead::new(model.lanes_all(), owned, columns),
@@ -415,8 +421,11 @@ impl Vectors {
             norm_sets: norm_sets(model),
             table_words: p.table_bytes(model, columns) / 4,
             scores: most(model, p, |c, p| {
-                let heads = if p.latent.is_some() { HEADS_AT_ONCE } else { c.group() };
-                2 * heads * PAGE as u32
+                if p.latent.is_some() {
+                    LatentPartition::score_floats(model.parts)
+                } else {
+                    2 * c.group() * PAGE as u32
+                }
             }),
             heads: most(model, p, |c, p| match c.latent {
                 None => (c.group() + 2) * p.head_dim * model.parts,

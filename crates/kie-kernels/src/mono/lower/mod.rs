@@ -21,6 +21,7 @@ pub mod latent;
 pub mod layout;
 pub mod matrix;
 pub mod model;
+mod others;
 pub mod partition;
 pub mod parts;
 pub mod print;

@@ -284,6 +284,13 @@ impl Layer {
     }
 }
 
+/// Scale blocks that so many neighbouring rows touch, at most.
+pub fn touched(stored: &Stored, rows: u32) -> u32 {
+    let coded = stored.as_ref().and_then(|coded| coded.as_ref().ok());
+    let down = coded.map_or(u32::MAX / 2, |coded| coded.group[0]);
+    (rows + down).saturating_sub(2) / down + 1
+}
+
 impl Model {
     /// Layers.
     pub fn layers(&self) -> u32 {

@@ -7,16 +7,16 @@ use std::collections::BTreeSet;
 
 use super::delta::{self, DeltaPartition};
 use super::experts::Experts;
-use super::latent::{heads_of_rows, rows_first, share_heads, LatentPartition, HEADS_AT_ONCE};
+use super::latent::{heads_of_rows, rows_first, share_heads, splits, LatentPartition};
 use super::matrix::Matrix;
-use super::model::{Class, Layer, Model, Stored};
+use super::model::{touched, Class, Layer, Model, Stored};
+use super::others;
 use super::parts::Parts;
 use super::tiling::{Encoding, Stage, StoredBits, Tiling};
 use super::tuning::Tuning;
 use crate::abi::{HeadMode, PAGE};
 use crate::error::{Error, Result};
 use crate::machine::{MachineInfo, Platform};
-use crate::mono::wire;
 
 /// Most vectors of a weight pass: the second operand of a matrix unit has eight columns.
 pub const COLUMNS_MAX: u32 = 8;
@@ -74,10 +74,11 @@ impl ClassPartition {
         t: &Tuning,
     ) -> Self {
         let combine_by_owners = combine_by_owners || class.latent.is_some();
-        let most = match (class.latent, combine_by_owners) {
-            (Some(_), _) => t.most_splits_latents,
-            (None, true) => t.most_splits_by_owners,
-            (None, false) => t.most_splits,
+        let kv_splits = match (class.latent, combine_by_owners) {
+            _ if rows.delta.is_some() => 1,
+            (Some(_), _) => splits(class.heads, each, t.most_splits_latents),
+            (None, true) => t.most_splits_by_owners.min(each / class.kv_heads),
+            (None, false) => t.most_splits.min(each / class.kv_heads),
         };
         let experts = |Experts { count, chosen, .. }: Experts| ExpertsPartition {
             count,
@@ -93,7 +94,7 @@ impl ClassPartition {
             },
             ffn: rows.ffn,
             latent: rows.latent,
-            kv_splits: if rows.delta.is_some() { 1 } else { most.min(each / class.kv_heads) },
+            kv_splits,
             combine_by_owners,
             delta: rows.delta,
             tilings,
@@ -236,21 +237,6 @@ pub(super) const PARTS_A: &[Matrix] = &[
 /// See above.
 pub(super) const PARTS_B: &[Matrix] =
     &[Matrix::Gates, Matrix::Output, Matrix::SharedGateUp, Matrix::SharedDown, Matrix::Down];
-
-/// Shared memory besides vectors, parts and ring, about: by this, slots are chosen; what fits in
-/// the end is the layout's to say.
-const OTHERS_BYTES: u32 = 16 << 10;
-
-/// The largest table of pages that stands in shared memory.
-const TABLE_WORDS_MAX: u32 = 4096;
-
-/// Shared memory besides vectors, parts, ring and table of pages, at most: what each layer says,
-/// scores of heads that attend to latents, and what all models have.
-fn model_bytes(model: &Model) -> u32 {
-    let latents = model.classes.iter().any(|c| c.latent.is_some());
-    let scores = if latents { 8 * HEADS_AT_ONCE * PAGE as u32 } else { 0 };
-    (7 << 10) + scores + model.layers() as u32 * size_of::<wire::Layer>() as u32
-}
 
 /// Sizes that are the same in all classes, padded.
 #[derive(Debug, Clone, Copy)]
@@ -446,7 +432,7 @@ fn slot_bytes(all: &[Rows], common: &Common, held: u32, shared_bytes: u32, t: &T
     let latent = |r: &Rows| r.latent.map_or(0, |latent| latent.widest());
     let narrow = all.iter().map(|r| r.attn.max(r.ffn).max(latent(r))).max().unwrap_or(0);
     let vectors = 2 * common.parts * (common.hidden + narrow);
-    let room = shared_bytes.saturating_sub(vectors + OTHERS_BYTES);
+    let room = shared_bytes.saturating_sub(vectors + others::ABOUT_BYTES);
     let usual = match common.warps {
         12 => t.slots_12_warps,
         _ if held > 2 && all.iter().any(Rows::has_4_bits) => match common.experts {
@@ -508,13 +494,6 @@ fn encoding(
         why.push(format!("{name}: {reason}"));
         Encoding::default()
     })
-}
-
-/// Scale blocks that so many neighbouring rows touch, at most.
-fn touched(stored: &Stored, rows: u32) -> u32 {
-    let coded = stored.as_ref().and_then(|coded| coded.as_ref().ok());
-    let down = coded.map_or(u32::MAX / 2, |coded| coded.group[0]);
-    (rows + down).saturating_sub(2) / down + 1
 }
 
 /// Widths of vectors, padded.
@@ -765,7 +744,9 @@ impl Partition {
         let pad = if vectors > 1 { 32 * vectors } else { 0 };
         // One place for both, one after the other, unless only the wide one needs a place.
         let room = if columns == 1 { wide + parts * narrow } else { wide.max(parts * narrow) };
-        let heads = |c: &ClassPartition| c.latent.map_or(0, |latent| latent.attend_bytes());
+        let heads = |c: &ClassPartition| {
+            c.latent.map_or(0, |latent| latent.attend_bytes(parts, self.warps))
+        };
         let heads = self.classes.iter().map(heads).max().unwrap_or(0);
         (2 * (room + 2 * pad)).max(heads)
     }
@@ -786,18 +767,14 @@ impl Partition {
         let delta = |d: &DeltaPartition| 4 * d.floats(self.warps, columns);
         let deltas = self.classes.iter().filter_map(|c| c.delta.as_ref());
         let parts = wide + widest(PARTS_B) + deltas.map(delta).max().unwrap_or(0);
-        let others = OTHERS_BYTES.max(self.table_bytes(model, columns) + model_bytes(model));
+        let others =
+            others::ABOUT_BYTES.max(self.table_bytes(model, columns) + others::model_bytes(model));
         self.vector_bytes(model, columns) + parts + 2 * self.slot_bytes + others
     }
 
     /// The columns' pages in shared memory: none where there are too many of them.
     pub(super) fn table_bytes(&self, model: &Model, columns: u32) -> u32 {
-        let words = columns * model.pools * self.pages_max;
-        if words <= TABLE_WORDS_MAX {
-            4 * words
-        } else {
-            0
-        }
+        others::table_bytes(columns * model.pools * self.pages_max)
     }
 
     /// Bytes of a block that say which of a stage's scales each row has: of each class's matrices,
