@@ -107,6 +107,32 @@ def test_recorded_machines() -> None:
     assert roofline("kimi-k2.6", machine("8xH200")).fits
 
 
+def test_of_what_was_never_at_hand_each_constant_is_told() -> None:
+    """By hand: 128 bytes on their way on each of 304 units, of which 95 % are kept."""
+    one = roofline("laneformer-2b", machine("MI300X"), 128)
+    assert one.stream_us == pytest.approx(4455e6 / (304 * 128 / 0.65) / 0.95, rel=0.01)
+    assert one.estimate_us == pytest.approx(one.stream_us, rel=0.01)
+    assert one.limit == "memory bandwidth"
+    found = {constant.name: constant for constant in one.constants}
+    assert found["stream that is on its way"].value == pytest.approx(60, rel=0.01)
+    assert all(constant.source for constant in one.constants)
+    text = table(one)
+    assert "ESTIMATE: kie has never run on 1xMI300X" in text
+    assert "ESTIMATE" in markdown([one])
+    measured = roofline("laneformer-2b", machine("H200"), 128)
+    assert measured.constants == ()
+    assert "ESTIMATE" not in table(measured) + markdown([measured])
+
+
+def test_a_plan_of_a_recorded_machine_ends_with_its_estimate(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = ROOT / "crates" / "kie-kccl" / "topologies"
+    words = ("--plan", "--topology", str(folder / "mi300xx8.json"))
+    command("info", str(ROOT / "tests" / "data" / "own_laneformer_mixed"), *words)
+    assert "ESTIMATE: kie has never run on 8xMI300X" in capsys.readouterr().out
+
+
 def command(*words: str) -> None:
     """Runs the command line, which ends the process with 0."""
     with pytest.raises(SystemExit) as ended:

@@ -7,7 +7,9 @@ products at the rate at which a device makes them of stored bytes. *Chosen* expe
 for before the router is done, so their latency, and what their stream takes longer than their
 products, lengthen the chain. The estimate is a smooth maximum of stream and chain; its power is
 fitted to a simulation of the pipeline, from which it is within 5 %; of what was measured on one to
-four H200 it is within 10 %. Constants of an H200 are measured, others say what they are.
+four H200 it is within 10 %. Constants of an H200 are measured, others say what they are. Of an
+MI300X, which kie has never run on, each constant is listed with its source, and instructions are
+those that an emulator counted in the machine code (gfx942.json).
 """
 
 from __future__ import annotations
@@ -51,6 +53,82 @@ class Machine:
     """What crossing adds, by number of devices."""
     product: Mapping[str, float] | None = None
     """MB a microsecond of stored bytes that become products; None: never the limit."""
+    edge_us: float = 0.0
+    """What a token's end adds to the exchanges."""
+    padding: tuple[float, float] = (1.0, 1.0)
+    """Bytes that are streamed for one of the model: on one device, on several."""
+    constants: tuple[Constant, ...] = ()
+    """What the above follows from, on a device that kie has never run on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """One figure of a device that was never at hand."""
+
+    name: str
+    value: float
+    unit: str
+    source: str
+
+
+_ASSUMED = "assumed"
+_GFX942 = {
+    "units": Constant("compute units", 304, "", "chipsandcheese.com: 8 dies of 38"),
+    "clock": Constant("clock", 2100, "MHz", "rocminfo in ROCm/aiter#3139"),
+    "sheet": Constant("memory, data sheet", 5300, "GB/s", "AMD"),
+    "memory": Constant(
+        "memory, achieved", 4200, "GB/s", "4.0 to 4.3 TB/s as others report; no first-hand figure"
+    ),
+    "latency": Constant(
+        "memory latency under load", 0.65, "us",
+        "218 ns to the last cache (chipsandcheese.com), 0.5 us until a stream runs again (Kog)",
+    ),
+    "flying": Constant(
+        "weights on their way, a unit", 128, "bytes", "copy_async of kernels/hip/platform.h"
+    ),
+    "exchange": Constant(
+        "exchange between blocks", 0.85, "us", "0.80 to 0.93 us for 256 units of an MI355X (Kog)"
+    ),
+    "crossing": Constant(
+        "crossing GPUs", 2.0, "us", _ASSUMED + "; all-reduces of 3 (Kog) to 6.3 us (vLLM) are told"
+    ),
+    "edge": Constant(
+        "a token's end", 1.5, "us", _ASSUMED + ": a write-back of the die's cache; not known"
+    ),
+    "padding": Constant(
+        "bytes streamed on several GPUs", 1.16, "times",
+        "partition of laneformer-2b on 8: 644 MB for 555",
+    ),
+}  # fmt: skip
+
+
+def _counted() -> dict[str, list[float]]:
+    """Of a KB of stored weights: clocks of a vector unit and of shared memory."""
+    return json.loads(Path(__file__).with_name("gfx942.json").read_text())
+
+
+def _mi300x() -> Machine:
+    """From the constants: memory or what is on its way is the stream; the busier one of vector
+    units and shared memory makes the products."""
+    of = {name: one.value for name, one in _GFX942.items()}
+    counted = _counted()
+    clocks = of["units"] * of["clock"] * 1024 / 1e6  # MB a microsecond, a clock for each KB
+    flying = of["units"] * of["flying"] / of["latency"] / 1e3
+    rates = {format: clocks / max(vector / 4, local) for format, (vector, local) in counted.items()}
+    told = tuple(_GFX942.values()) + tuple(
+        Constant(f"clocks of a KB of {name}", max(vector / 4, local), "",
+                 "instructions counted by kie's emulator of gfx942")
+        for name, (vector, local) in counted.items()
+    ) + (
+        Constant("stream that is on its way", flying, "GB/s", "bytes on their way over latency"),
+    )  # fmt: skip
+    return replace(
+        _H200, name="MI300X", sheet=of["sheet"], stream=min(of["memory"], flying),
+        memory=206.1e9, exchange_us=of["exchange"], edge_us=of["edge"], product=rates,
+        cross_us={1: 0.0} | dict.fromkeys((2, 4, 8), of["crossing"]),
+        padding=(1.0, of["padding"]), constants=told,
+        source="published figures and counted instructions; kie has never run on one",
+    )  # fmt: skip
 
 
 _CROSS = {1: 0.0, 2: 1.1, 4: 1.3, 8: 1.6}
@@ -58,17 +136,13 @@ _H200 = Machine(
     "H200", 1, 4800, 4550, 150.7e9, "measured on 1 to 4 H200; 8 by their simulation",
     cross_us=_CROSS, product={"bf16": 13.0, "fp8": 10.0, "4bit": 8.0},
 )  # fmt: skip
-_MI300X = replace(
-    _H200, name="MI300X", sheet=5300, stream=4200, memory=206.1e9, exchange_us=0.85,
-    cross_us={1: 0.0, 2: 2.0, 4: 2.0, 8: 2.0}, source="published bandwidth; never run by kie",
-)  # fmt: skip
 GPUS = {
     "H200": _H200,
     "H100": replace(
         _H200, name="H100", sheet=3350, stream=3175, memory=85.0e9,
         source="an H200's constants with its data sheet's bandwidth",
     ),
-    "MI300X": _MI300X,
+    "MI300X": _mi300x(),
     "RTX PRO 6000": replace(
         _H200, name="RTX PRO 6000", sheet=1792, stream=1700, memory=102.0e9,
         cross_us={1: 0.0, 2: 4.5, 4: 4.5, 8: 4.5}, source="data sheet; links by PCIe; never run",
@@ -191,7 +265,10 @@ class Roofline:
     chosen_us: float
     """What chosen weights come too late for."""
     chain_us: float
+    edge_us: float
     estimate_us: float
+    constants: tuple[Constant, ...]
+    """Of a device that was never at hand: what the estimate follows from."""
     limit: str
     """What to make better first."""
     projected: tuple[float, str] | None
@@ -216,7 +293,8 @@ def roofline(spec: str | None, on: Machine, context: int = 4096) -> Roofline:
     counts = count(config, context)
     several = on.count > 1
     rate = on.stream * on.sustained[several] / 1e3  # MB a microsecond, one device
-    held = [(part, part.bytes / min(on.count, part.ranks) / 1e6) for part in counts.parts]
+    padded = on.padding[several] / 1e6
+    held = [(part, part.bytes / min(on.count, part.ranks) * padded) for part in counts.parts]
     stream = sum(size for _, size in held) / rate
     product, late = 0.0, 0.0
     for part, size in held:
@@ -226,10 +304,10 @@ def roofline(spec: str | None, on: Machine, context: int = 4096) -> Roofline:
             late += max(0.0, size / rate - made)
     exchange, after, cross = _waits(counts, on)
     late += sum(one.times * on.latency_us for one in counts.exchanges if one.chosen)
-    chain = exchange + cross + after + product + late
+    chain = exchange + cross + after + product + late + on.edge_us
     estimate = (stream**SMOOTH + chain**SMOOTH) ** (1 / SMOOTH)
     waits = {"exchanges": exchange, "crossing GPUs": cross, "ends of products": after}
-    waits |= {"products": product, "chosen weights": late}
+    waits |= {"products": product, "chosen weights": late, "a token's end": on.edge_us}
     largest = max(waits, key=lambda name: waits[name])
     limit = "memory bandwidth" if stream >= chain else f"the chain; most of it {largest}"
     label = f"{on.count}x{on.name}" if on.sheet else on.name
@@ -253,6 +331,8 @@ def roofline(spec: str | None, on: Machine, context: int = 4096) -> Roofline:
         product_us=product,
         chosen_us=late,
         chain_us=chain,
+        edge_us=on.edge_us,
+        constants=on.constants,
         estimate_us=estimate,
         limit=limit,
         projected=PROJECTED.get((name, label)),
@@ -288,6 +368,7 @@ def table(found: Roofline) -> str:
         f"ceiling: {found.bandwidth_gb_s:,.0f} GB/s, nothing waited for   "
         f"{_both(found.ceiling_us)}",
         "",
+        *([f"ESTIMATE: kie has never run on {found.device}"] if found.constants else []),
         "estimate, us a token",
         _term("stream of the weights", found.stream_us),
         _term("chain of what waits for each other", found.chain_us),
@@ -296,12 +377,17 @@ def table(found: Roofline) -> str:
         _term("  ends of products, softmax, choices", found.after_us),
         _term("  products", found.product_us),
         _term("  chosen weights come late", found.chosen_us),
+        *([_term("  a token's end", found.edge_us)] if found.edge_us else []),
         f"  {'both overlap':42}{_both(found.estimate_us)}",
         f"limit: {found.limit}",
     ]
     if found.projected:
         rate, whose = found.projected
         lines.append(f"beside it: {rate:,.0f} tok/s ({whose})")
+    if found.constants:
+        lines += ["", "what the estimate follows from"]
+        lines += [f"  {one.name:36}{one.value:12,.2f} {one.unit:6}{one.source}"
+                  for one in found.constants]  # fmt: skip
     return "\n".join(lines)
 
 
@@ -318,6 +404,9 @@ def markdown(found: Sequence[Roofline]) -> str:
             f"| {one.model} | {one.device} | {one.bytes_per_token / 1e6:,.0f} | {rates} "
             f"| {one.limit if one.fits else 'does not fit'} | {beside} |"
         )
+    never = sorted({one.device for one in found if one.constants})
+    if never:
+        lines += ["", f"ESTIMATE: kie has never run on {', '.join(never)}."]
     return "\n".join(lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from argparse import ArgumentParser, Namespace
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from kie.cli import options
 from kie.engine import GPU_NODES
+from kie.errors import KieError
 
 if TYPE_CHECKING:
     from kie.types import Info
@@ -52,6 +54,13 @@ def plan(given: Namespace) -> None:
         print(json.dumps(found, indent=2))
         return
     print(found["plan"], end="")
+    # Not of every recorded machine and every model is so much known.
+    with contextlib.suppress(KieError):
+        if given.topology is not None:
+            from kie.bench import roofline
+
+            on = roofline.machine("auto", given.topology)
+            print(f"\n{roofline.table(roofline.roofline(given.model, on))}")
     if given.verbose:
         if found["lowered"]:
             print(f"\n{found['lowered']}", end="")
