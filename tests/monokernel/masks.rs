@@ -227,8 +227,8 @@ fn requests_end_while_their_masks_are_late() {
     drop(stream);
 }
 
-/// A prompt over several pages: as columns, once computed and once found; and in the prefill kernel,
-/// behind which the position before the first token is a step of its own.
+/// A prompt over several pages: as columns, once computed and once found; and in the prefill
+/// kernel, behind which the position before the first token is a step of its own.
 #[test]
 fn prompts_stand_before_masks() {
     let (name, params) = ("qwen3", under(base(5, 3)));

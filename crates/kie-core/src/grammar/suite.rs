@@ -1,6 +1,6 @@
-//! Which texts schemas of draft 2020-12 allow, keyword by keyword, in the manner of the standard's own
-//! test suite: of what constrains a text that is written from left to right. Members come in the
-//! order of `properties`.
+//! Which texts schemas of draft 2020-12 allow, keyword by keyword, in the manner of the standard's
+//! own test suite: of what constrains a text that is written from left to right. Members come in
+//! the order of `properties`.
 
 use super::*;
 
@@ -61,7 +61,8 @@ const CASES: &[Case] = &[
     (r#"{"enum": ["é", "日本"]}"#, &["\"é\"", "\"日本\""], &["\"e\"", "\"日\""]),
     // Members of objects.
     (
-        r#"{"properties": {"foo": {"type": "integer"}, "bar": {"type": "string"}}, "type": "object"}"#,
+        r#"{"properties": {"foo": {"type": "integer"}, "bar": {"type": "string"}},
+        "type": "object"}"#,
         &["{\"foo\":1,\"bar\":\"baz\"}", "{\"bar\":\"\"}", "{}", "{\"quux\":[]}"],
         &["{\"foo\":1,\"bar\":{}}", "{\"foo\":[]}", "{\"foo\":\"1\"}"],
     ),
@@ -71,27 +72,32 @@ const CASES: &[Case] = &[
         &["{}", "{\"bar\":1}"],
     ),
     (
-        r#"{"type": "object", "properties": {"foo\"bar": {"type": "integer"}}, "required": ["foo\"bar"]}"#,
+        r#"{"type": "object", "properties": {"foo\"bar": {"type": "integer"}},
+        "required": ["foo\"bar"]}"#,
         &["{\"foo\\\"bar\":1}"],
         &["{\"foobar\":1}", "{\"foo\\\"bar\":\"1\"}"],
     ),
     (
-        r#"{"type": "object", "properties": {"foo": {}, "bar": {}}, "additionalProperties": false}"#,
+        r#"{"type": "object", "properties": {"foo": {}, "bar": {}},
+        "additionalProperties": false}"#,
         &["{\"foo\":1}", "{}"],
         &["{\"foo\":1,\"quux\":2}", "{\"quux\":true}"],
     ),
     (
-        r#"{"type": "object", "properties": {"foo": {"type": "null"}}, "additionalProperties": {"type": "boolean"}}"#,
+        r#"{"type": "object", "properties": {"foo": {"type": "null"}},
+        "additionalProperties": {"type": "boolean"}}"#,
         &["{\"foo\":null}", "{\"foo\":null,\"quux\":true}", "{\"a\":false,\"b\":true}"],
         &["{\"foo\":null,\"quux\":12}", "{\"foo\":true}"],
     ),
     (
-        r#"{"type": "object", "patternProperties": {"^v": {"type": "integer"}}, "additionalProperties": false}"#,
+        r#"{"type": "object", "patternProperties": {"^v": {"type": "integer"}},
+        "additionalProperties": false}"#,
         &["{}", "{\"v1\":1}", "{\"v\":1,\"vroom\":2}"],
         &["{\"v\":\"1\"}", "{\"foo\":1}"],
     ),
     (
-        r#"{"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {"const": 1}},
+        r#"{"type": "object", "properties": {"a": {"type": "object",
+        "properties": {"b": {"const": 1}},
         "required": ["b"]}}, "required": ["a"]}"#,
         &["{\"a\":{\"b\":1}}"],
         &["{\"a\":{}}", "{\"a\":{\"b\":2}}"],
@@ -186,7 +192,8 @@ const CASES: &[Case] = &[
         &["\"foo\"", "3"],
     ),
     (
-        r#"{"anyOf": [{"type": "object", "properties": {"bar": {"type": "integer"}}, "required": ["bar"],
+        r#"{"anyOf": [{"type": "object", "properties": {"bar": {"type": "integer"}},
+        "required": ["bar"],
         "additionalProperties": false}, {"type": "null"}]}"#,
         &["{\"bar\":2}", "null"],
         &["{\"bar\":\"2\"}", "{}"],
@@ -198,19 +205,22 @@ const CASES: &[Case] = &[
         &["2", "6", "\"3\""],
     ),
     (
-        r#"{"type": "object", "allOf": [{"properties": {"bar": {"type": "integer"}}, "required": ["bar"]},
+        r#"{"type": "object", "allOf": [{"properties": {"bar": {"type": "integer"}},
+        "required": ["bar"]},
         {"properties": {"foo": {"type": "string"}}, "required": ["foo"]}]}"#,
         &["{\"bar\":2,\"foo\":\"baz\"}"],
         &["{\"bar\":2}", "{\"foo\":\"baz\"}", "{\"bar\":\"x\",\"foo\":\"y\"}"],
     ),
     (
-        r##"{"type": "object", "properties": {"foo": {"$ref": "#"}}, "additionalProperties": false}"##,
+        r##"{"type": "object", "properties": {"foo": {"$ref": "#"}},
+        "additionalProperties": false}"##,
         &["{\"foo\":{\"foo\":{}}}", "{}"],
         &["{\"bar\":{}}", "{\"foo\":{\"bar\":{}}}", "{\"foo\":1}"],
     ),
     (
         r##"{"$defs": {"dashed-field": {"type": "integer"}, "dotted.field": {"type": "null"}},
-        "type": "array", "prefixItems": [{"$ref": "#/$defs/dashed-field"}, {"$ref": "#/$defs/dotted.field"}],
+        "type": "array", "prefixItems": [{"$ref": "#/$defs/dashed-field"},
+        {"$ref": "#/$defs/dotted.field"}],
         "items": false}"##,
         &["[1,null]", "[1]"],
         &["[null]", "[1,1]"],
@@ -222,8 +232,10 @@ const CASES: &[Case] = &[
         &["\"a\"", "1.5"],
     ),
     (
-        r##"{"type": "array", "items": {"$ref": "#/$defs/node"}, "$defs": {"node": {"type": "object",
-        "properties": {"value": {"type": "number"}, "subtree": {"type": "array", "items": {"$ref": "#/$defs/node"}}},
+        r##"{"type": "array", "items": {"$ref": "#/$defs/node"},
+        "$defs": {"node": {"type": "object",
+        "properties": {"value": {"type": "number"}, "subtree": {"type": "array",
+        "items": {"$ref": "#/$defs/node"}}},
         "required": ["value"], "additionalProperties": false}}}"##,
         &["[{\"value\":1,\"subtree\":[{\"value\":1.5}]}]", "[]"],
         &["[{\"subtree\":[]}]", "[{\"value\":1,\"subtree\":[{\"value\":\"x\"}]}]"],
