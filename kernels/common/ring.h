@@ -72,7 +72,6 @@ struct Feed {
     u8* bytes;
     u32* sizes;
     const volatile u32* stop;
-    StreamPolicy policy;
     u32 head, head_parity, tail, tail_parity, flying, open;
     u64 next;
     // kVariableStages: most copies in flight; where the last stage ends; the first that has not
@@ -122,7 +121,7 @@ KIE_DEVICE bool feed_fixed(Feed& f, const u8* from, u32 bytes, bool state) {
     if (!await_slot(f, f.head, f.head_parity)) return false;
     keep_pace(f, bytes);
     before_copy(state);
-    copy_async(f.slots + f.head, f.bytes + f.head * kSlotBytes, from, bytes, f.policy);
+    copy_async(f.slots + f.head, f.bytes + f.head * kSlotBytes, from, bytes, stream_policy());
     if (is_leader()) f.sizes[f.head] = bytes;
     f.flying += bytes, ++f.open;
     advance(f.head, f.head_parity);
@@ -141,7 +140,7 @@ KIE_DEVICE bool feed_variable(Feed& f, const u8* from, u32 bytes, bool state) {
     before_copy(state);
     while (f.open >= f.most) land(f);
     keep_pace(f, bytes);
-    copy_async(f.slots + f.head, f.bytes + at, from, bytes, f.policy);
+    copy_async(f.slots + f.head, f.bytes + at, from, bytes, stream_policy());
     if (is_leader()) f.sizes[f.head] = left + bytes;
     f.used += left + bytes, ++f.kept;
     f.from = at + bytes, ++f.open;

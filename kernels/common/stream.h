@@ -189,14 +189,9 @@ struct FeedExperts {
 // The producer: as many threads as a copy takes. `stop` (shared memory) ends it early.
 KIE_DEVICE void feed_stream(const DecodeArgs& args, u8* shared, const volatile u32* stop) {
     if (kNoStream) return;
-    Feed f = {args,
-              (Slot*)(shared + kShSlots),
-              shared + kShRing,
-              (u32*)(shared + kShSizes),
-              stop,
-              stream_policy(),
-              0,
-              1};  // all slots are free
+    Feed f = {
+        args, (Slot*)(shared + kShSlots), shared + kShRing, (u32*)(shared + kShSizes), stop, 0,
+        1};  // all slots are free
     for (u32 step = 0; step < args.steps; ++step) {
         for (u32 s = begins_at_head(args, step) ? kHeadSegment : 0; s < args.segment_count; ++s) {
             Segment g = args.segments[s];
