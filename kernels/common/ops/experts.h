@@ -98,7 +98,8 @@ KIE_DEVICE Sums<S> multiply_chosen(Ring& ring, ChosenStages<S, kTimes>& first, c
         if (some) {
             add_and_load<S>(s, f, column, next.bytes, offset, from);
         } else {
-            KIE_UNROLL for (int i = 0; i < kRuns<S>; ++i) load_run<S>(f, next.bytes, offset, i);
+            KIE_UNROLL for (int i = 0; i < kScaleRuns<S>; ++i)
+                load_run<S>(f, next.bytes, offset, i);
             column = take_column<S>(from);
         }
         if (last) done(of, s);

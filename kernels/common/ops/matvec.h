@@ -145,13 +145,13 @@ KIE_DEVICE FragmentOffset<S> fragment_offset(const Ring& ring, int first = 0) {
 }
 // The units of a stage that share their scales, from unit `n` of such on: read, or multiplied.
 template <class S>
-constexpr int kRun = S::scaled ? S::span : 1;
+constexpr int kScaleRun = S::scaled ? S::span : 1;
 template <class S>
-constexpr int kRuns = S::chunk / kRun<S>;
+constexpr int kScaleRuns = S::chunk / kScaleRun<S>;
 template <class S>
 KIE_DEVICE void load_run(WeightFragment<S>& f, const u8* stage, const FragmentOffset<S>& offset,
                          int n) {
-    KIE_UNROLL for (int c = n * kRun<S>; c < (n + 1) * kRun<S>; ++c) {
+    KIE_UNROLL for (int c = n * kScaleRun<S>; c < (n + 1) * kScaleRun<S>; ++c) {
         KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
             const int rows = max_i(rows_of<S>(offset.row_warp * S::tiles + i), 1);
             f.codes[c][i] = take_codes<S::bits>(stage + offset.at[i] + c * S::unit_bytes, rows);
@@ -178,7 +178,7 @@ template <class S>
 KIE_DEVICE void load_fragment(Ring& ring, WeightFragment<S>& f, bool here,
                               const FragmentOffset<S>& offset) {
     const u8* stage = take_stage(ring, here, S::stage_bytes);
-    KIE_UNROLL for (int n = 0; n < kRuns<S>; ++n) load_run<S>(f, stage, offset, n);
+    KIE_UNROLL for (int n = 0; n < kScaleRuns<S>; ++n) load_run<S>(f, stage, offset, n);
     release_stage(ring);
 }
 // The first stages, or some of them.
@@ -238,14 +238,14 @@ KIE_DEVICE void add_run(Sums<S>& s, const WeightFragment<S>& f, const Column<S>&
 }
 template <class S>
 KIE_DEVICE void add_fragment(Sums<S>& s, const WeightFragment<S>& f, const Column<S>& x) {
-    KIE_UNROLL for (int n = 0; n < kRuns<S>; ++n) add_run<S>(s, f, x, n);
+    KIE_UNROLL for (int n = 0; n < kScaleRuns<S>; ++n) add_run<S>(s, f, x, n);
 }
 // The same; what has been multiplied makes room for the next stage's. Its loads then stand among
 // the products, and are waited for together with the stage behind them.
 template <class S>
 KIE_DEVICE void add_and_load(Sums<S>& s, WeightFragment<S>& f, Column<S>& x, const u8* stage,
                              const FragmentOffset<S>& offset, const u8* column) {
-    KIE_UNROLL for (int n = 0; n < kRuns<S>; ++n) {
+    KIE_UNROLL for (int n = 0; n < kScaleRuns<S>; ++n) {
         add_run<S>(s, f, x, n);
         load_run<S>(f, stage, offset, n);
     }
