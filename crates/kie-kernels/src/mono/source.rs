@@ -69,7 +69,6 @@ const FILES: &[File<'static>] = carried![
     "common/pages.h",
     "common/prefill.h",
     "common/prefill/attend.h",
-    "common/prefill/delta.h",
     "common/prefill/experts.h",
     "common/prefill/feed.h",
     "common/prefill/grid.h",

@@ -306,9 +306,7 @@ impl Schedule {
     pub fn went_on(&mut self, mut chunk: Chunk, layers: u32, all: u32) {
         chunk.done += layers;
         if chunk.done == all {
-            let slot = &mut self.slots[chunk.slot];
-            slot.next = chunk.first + chunk.count;
-            slot.recurrent.advance(chunk.first, slot.next);
+            self.slots[chunk.slot].next = chunk.first + chunk.count;
         } else {
             self.chunk = Some(chunk);
         }
