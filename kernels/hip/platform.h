@@ -208,12 +208,11 @@ KIE_DEVICE void store_state(void* p, Quad q) {
     store_word((u64*)p, (u64)q.v[1] << 32 | q.v[0]);
     store_word((u64*)p + 1, (u64)q.v[3] << 32 | q.v[2]);
 }
+// As words are, like all state.
 KIE_DEVICE void store_alike(u32* p, u32 v) {
-    __hip_atomic_store((KIE_GLOBAL u32*)p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+    __hip_atomic_store((KIE_GLOBAL u32*)p, v, __ATOMIC_RELAXED, KIE_WORD_SCOPE);
 }
-KIE_DEVICE void store_alike(u64* p, u64 v) {
-    __hip_atomic_store((KIE_GLOBAL u64*)p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
-}
+KIE_DEVICE void store_alike(u64* p, u64 v) { store_word(p, v); }
 // gfx942 has no such hint.
 KIE_DEVICE void prefetch(const void*) {}
 KIE_DEVICE void prefetch(const void*, u32) {}

@@ -20,6 +20,7 @@
 #include "ops/gather.h"
 #include "ops/latent_words.h"
 #include "ops/parts.h"
+#include "ops/residual.h"
 #include "pages.h"
 #include "platform.h"
 #include "shape.h"
