@@ -198,7 +198,7 @@ const MUTANTS: &[Case] = &[
         machine: "ranks=2,blocks=4",
         tuning: VARIABLE_STAGES,
         edits: &[("f.kept == kSlots || f.used + left + bytes > kRingBytes", "f.kept == kSlots")],
-        about: &["copy_async", "load_fragment"],
+        about: &["copy_async", "load_run"],
         ..SHORT
     },
     Case {

@@ -467,10 +467,10 @@ KIE_DEVICE void attend_pages(Watch& watch, const DecodeArgs& args, const Block& 
 // Attention of this block's heads to its units, for each column.
 template <class C>
 KIE_DEVICE void attend_latents(Watch& watch, const DecodeArgs& args, const Block& b, int layer) {
-    constexpr int kSlots = min_i(kBlocksPerLane / C::kSplitsMax, C::kHeadGroups);
-    const int split = b.block_in_lane % C::kSplitsMax, slot = b.block_in_lane / C::kSplitsMax,
-              warp = thread() / kTeam;
-    if (slot >= kSlots) return;
+    constexpr int kGroupsAtOnce = min_i(kBlocksPerLane / C::kSplitsMax, C::kHeadGroups);
+    const int split = b.block_in_lane % C::kSplitsMax,
+              first_group = b.block_in_lane / C::kSplitsMax, warp = thread() / kTeam;
+    if (first_group >= kGroupsAtOnce) return;
     KIE_NO_UNROLL for (int c = warp; c < live_of(b); c += kWarps) {
         const int position = (int)position_at(args, b.step, c);
         if (split_of_unit<C>(position / kLatentUnit, shift_at(args, c)) == split)
@@ -481,7 +481,8 @@ KIE_DEVICE void attend_latents(Watch& watch, const DecodeArgs& args, const Block
     KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
         const int unit = first_unit<C>(split, shift_at(args, c));
         if (unit >= units_of((int)position_at(args, b.step, c))) continue;
-        KIE_NO_UNROLL for (int group = slot; group < C::kHeadGroups; group += kSlots) {
+        KIE_NO_UNROLL for (int group = first_group; group < C::kHeadGroups;
+                           group += kGroupsAtOnce) {
             const int first = group * C::kGroupHeads,
                       end = min_i(first + C::kGroupHeads, C::kHeads);
             if constexpr (kParts == 1)
