@@ -627,15 +627,15 @@ fn codes_and_scales_of_all_sizes_stand_side_by_side() {
 fn mutants_of_scales_fail() {
     let (f8, i4, e2m1) = (StoredBits::F8, StoredBits::I4, StoredBits::E2m1);
     let mutants = [
-        (f8, "scales + n * (S::scale_rows", "scales + (n + 1) % S::spans * (S::scale_rows"),
-        (f8, "*(const float*)(from + (at >> 16))", "*(const float*)(from + (at & 0xffff))"),
+        (f8, "scales_at + n * (S::scale_rows", "scales_at + (n + 1) % S::spans * (S::scale_rows"),
+        (f8, "(from + (at >> 16) + behind)", "(from + (at & 0xffff) + behind)"),
         (f8, "k_warp * S::spans * S::scale_rows;", "k_warp / 2 * S::spans * S::scale_rows;"),
         (f8, "shared[kShIndex + i] = index[i];", "shared[kShIndex + i] = index[0];"),
         // A neighbouring group's, the next row pair's, the other row's.
-        (i4, "scales + n * (S::scale_rows", "scales + (n + 1) % S::spans * (S::scale_rows"),
+        (i4, "scales_at + n * (S::scale_rows", "scales_at + (n + 1) % S::spans * (S::scale_rows"),
         (i4, "(base + own) * S::scale_bytes", "(base + own / 4 * 4) * S::scale_bytes"),
         (i4, "scale.v & 0xffff0000)", "scale.v << 16)"),
-        (e2m1, ": scale.v >> 8) << 23", ": scale.v & 0xff) << 23"),
+        (e2m1, "(row == 0 ? 23 : 15)", "23"),
         (e2m1, "(1 << 2) + (1 << 9)", "(1 << 2) + (1 << 8)"),
         (i4, "0x2c002c00, 0xd480d480", "0x2c002c00, 0xd400d400"),
         // The other row's zero point, none for one of two numbers; a byte's sign.
@@ -688,8 +688,11 @@ fn mutants_of_the_decode_kernel_fail() {
         ("slot_init(slots + i, kWarps)", "slot_init(slots + i, kWarps - 1)"),
         ("sync_consumers<kThreads>();  // the step barrier: see exchange.h", ""),
         ("while (!slot_filled(r.slots + r.at, r.parity)) {", "if (false) {"),
-        ("advance(r.at, r.parity);", "u32 same = 0; advance(r.at, same);"),
-        ("sync_warp();\n        if (lane() == 0) slot_release", "if (lane() == 0) slot_release"),
+        (
+            "give_back(r.slots + r.at, lane() == 0);\n    advance(r.at, r.parity);",
+            "give_back(r.slots + r.at, lane() == 0);\n    u32 same = 0; advance(r.at, same);",
+        ),
+        ("sync_warp();\n    if (one) slot_release", "if (one) slot_release"),
         ("seqno_at(args.seqno + b.step, first)", "seqno_at(args.seqno + b.step / 2, first)"),
     ];
     for (i, (from, to)) in mutants.into_iter().enumerate() {
@@ -731,7 +734,7 @@ fn mutants_of_classes_fail() {
             "expect_stages(f, g.bytes);",
             "expect_stages(f, g.bytes); if (g.layer == 1) g.bytes -= 512;",
         ),
-        ("line + g.at", "line + (g.layer == 2 ? g.at - 1024 : g.at)"),
+        ("kStreamBytes + g.at", "kStreamBytes + (g.layer == 2 ? g.at - 1024 : g.at)"),
     ];
     for (i, (from, to)) in mutants.into_iter().enumerate() {
         let warp = if i % 2 == 0 { 32 } else { 64 };
