@@ -268,8 +268,8 @@ fn choices_with_halves_are_those_of_exact_numbers_but_for_near_ties() {
     });
 }
 
-/// Blocks with several units of positions, on two pages. Where routers all but tie halves may choose
-/// otherwise, so the median over positions is compared.
+/// Blocks with several units of positions, on two pages. Where routers all but tie halves may
+/// choose otherwise, so the median over positions is compared.
 #[test]
 fn latents_of_many_positions_are_as_on_the_cpu() {
     let folder = fixture("own_deepseek_v3");

@@ -360,9 +360,16 @@ fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
             latents(t, (class, latent), extras, (each, part.kv_splits, p.warps * layout::TEAM))
         }
     }
+    t.float("kQueryScale", std::f64::consts::LOG2_E / f64::from(class.head_dim).sqrt());
+    beginnings(t, p, at);
+    t.indent = "";
+    t.line("};");
+}
+
+/// Where a class's rotations begin in their table, and its matrices in a layer's stream.
+fn beginnings(t: &mut Text, p: &Partition, at: usize) {
     let before = p.classes[..at].iter().map(|c| u64::from(c.rope_dim));
     let rope = before.sum::<u64>() * u64::from(p.positions);
-    t.float("kQueryScale", std::f64::consts::LOG2_E / f64::from(class.head_dim).sqrt());
     let offset = |m| segments::matrix_offset(p, at, m);
     t.longs([
         ("kRope", rope),
@@ -370,8 +377,6 @@ fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
         ("kStreamGu", offset(Matrix::GateUp)),
         ("kStreamDown", offset(Matrix::Down)),
     ]);
-    t.indent = "";
-    t.line("};");
 }
 
 /// A matrix's name in kernels.

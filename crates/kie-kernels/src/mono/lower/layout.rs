@@ -402,15 +402,11 @@ impl Vectors {
         let brought = model.lanes_all() > 1 && owned.k_warps > 1;
         let stride_a = p.hidden.max(head_width(model, p.hidden)) + pad;
         let there = if one_vector { 0 } else { stride_a * columns * model.parts };
+        let of_latents = latent_stride(p, model.parts, there, columns * model.parts);
         Self {
             one_vector,
             stride_a,
-            stride_b: (narrow + pad).max(latent_stride(
-                p,
-                model.parts,
-                there,
-                columns * model.parts,
-            )),
+            stride_b: (narrow + pad).max(of_latents),
             parts_a: of_head.max(of_layers(PARTS_A)).max(of_experts),
             parts_b: of_layers(PARTS_B),
             all_reduce: AllReduceRead::new(model.lanes_all(), owned, columns),

@@ -190,8 +190,7 @@ pub struct Partition {
     pub chiplets: u32,
     /// Warps that compute.
     pub warps: u32,
-    /// Warps of the machine's behind them: one copies, one watches the host; where registers are
-    /// passed on, two more make up a group.
+    /// Warps of the machine's behind them: who copies, who watches the host, who fills a group.
     pub helpers: u32,
     /// Bytes of a slot of the ring: of a stage, at most.
     pub slot_bytes: u32,
