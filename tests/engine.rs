@@ -4,6 +4,7 @@
 
 #[path = "engine/given_up.rs"]
 mod given_up;
+mod support;
 
 use std::path::PathBuf;
 

@@ -205,19 +205,10 @@ KIE_DEVICE void slot_init(Slot* s, u32 warps, u32 fillers = kCopyThreads) {
                  : "memory");
 }
 #if __CUDA_ARCH__ >= 900
+#define KIE_BARRIER_PASSED "mbarrier.try_wait.parity.shared::cta.b64"
 KIE_DEVICE void slots_ready() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-KIE_DEVICE bool barrier_passed(const u64* b, u32 parity) {
-    u32 ok;
-    asm volatile(
-        "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        " selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(ok)
-        : "r"(shared_address(b)), "r"(parity)
-        : "memory");
-    return ok != 0;
 }
 KIE_DEVICE void slot_release(Slot* s) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&s->empty))
@@ -231,17 +222,8 @@ KIE_DEVICE void reads_before_copy() { asm volatile("fence.proxy.async.shared::ct
 constexpr bool kCopiesState = true;  // whether copies may read such bytes at all
 KIE_DEVICE void state_before_copy() { asm volatile("fence.proxy.async;" ::: "memory"); }
 #else
+#define KIE_BARRIER_PASSED "mbarrier.test_wait.parity.shared.b64"
 KIE_DEVICE void slots_ready() {}
-KIE_DEVICE bool barrier_passed(const u64* b, u32 parity) {
-    u32 ok;
-    asm volatile(
-        "{\n .reg .pred p;\n mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
-        " selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(ok)
-        : "r"(shared_address(b)), "r"(parity)
-        : "memory");
-    return ok != 0;
-}
 KIE_DEVICE void slot_release(Slot* s) {
     asm volatile("{\n .reg .b64 state;\n mbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(
                      shared_address(&s->empty))
@@ -252,6 +234,16 @@ KIE_DEVICE void reads_before_copy() {}
 constexpr bool kCopiesState = true;
 KIE_DEVICE void state_before_copy() { fence_device(); }
 #endif
+KIE_DEVICE bool barrier_passed(const u64* b, u32 parity) {
+    u32 ok;
+    asm volatile("{\n .reg .pred p;\n " KIE_BARRIER_PASSED
+                 " p, [%1], %2;\n"
+                 " selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(ok)
+                 : "r"(shared_address(b)), "r"(parity)
+                 : "memory");
+    return ok != 0;
+}
 KIE_DEVICE bool slot_filled(const Slot* s, u32 parity) { return barrier_passed(&s->full, parity); }
 KIE_DEVICE bool slot_free(const Slot* s, u32 parity) { return barrier_passed(&s->empty, parity); }
 // Bytes that are read once and by one block: evicted first.

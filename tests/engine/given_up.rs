@@ -7,14 +7,12 @@ use std::sync::{Arc, Mutex};
 
 use kie_core::request::{Completion, FinishReason, Prompt, Request, SamplingParams};
 use kie_core::{Engine, LogitsPath, TokenStream};
-use kie_kernels::buffer::{Buffer, HostBytes};
-use kie_kernels::device::{Device, DeviceInfo, ExactReuse, Gone, Options, Running};
+use kie_kernels::device::{Gone, Options, Running};
 use kie_kernels::devices;
-use kie_kernels::mailbox::Mailbox;
 use kie_kernels::simd::Level;
-use kie_kernels::validate::ValidProgram;
 
 use super::demo;
+use super::support::Around;
 
 /// What is answered where a pass asks whether a request is gone.
 #[derive(Default)]
@@ -45,36 +43,10 @@ impl Answers {
     }
 }
 
-/// The CPU, whose passes are asked for less than they believe.
-struct Impatient(Arc<dyn Device>, Arc<Answers>);
+/// A run whose passes are asked for less than they believe.
+struct Impatient(Box<dyn Running>, Arc<Answers>);
 
-struct Work(Box<dyn Running>, Arc<Answers>);
-
-impl Device for Impatient {
-    fn info(&self) -> DeviceInfo {
-        self.0.info()
-    }
-
-    fn load(&self, bytes: Arc<dyn HostBytes>) -> kie_kernels::Result<Buffer> {
-        self.0.load(bytes)
-    }
-
-    fn exact_reuse(&self, program: &ValidProgram) -> kie_kernels::Result<ExactReuse> {
-        self.0.exact_reuse(program)
-    }
-
-    fn start(
-        &self,
-        program: ValidProgram,
-        buffers: Vec<Buffer>,
-        mailbox: Arc<Mailbox>,
-    ) -> kie_kernels::Result<Box<dyn Running>> {
-        let inner = self.0.start(program, buffers, mailbox)?;
-        Ok(Box::new(Work(inner, Arc::clone(&self.1))))
-    }
-}
-
-impl Running for Work {
+impl Running for Impatient {
     fn drive(&mut self, gone: Gone<'_>) -> kie_kernels::Result<bool> {
         let Self(inner, answers) = self;
         inner.drive(&|slot| answers.gone() || gone(slot))
@@ -89,7 +61,9 @@ fn open(folder: &Path, level: Option<Level>) -> (Engine, Arc<Answers>) {
     let options = Options { threads: Some(2), level, ..Options::default() };
     let inner = devices::open("cpu", &options).unwrap();
     let answers = Arc::<Answers>::default();
-    let runner = Arc::new(Impatient(inner, Arc::clone(&answers)));
+    let asked = Arc::clone(&answers);
+    let run = move |run| Box::new(Impatient(run, Arc::clone(&asked))) as Box<dyn Running>;
+    let runner = Arc::new(Around(inner, run));
     let builder = Engine::builder(folder).runner(runner);
     (builder.max_batch(4).build().unwrap(), answers)
 }

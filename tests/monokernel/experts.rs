@@ -96,7 +96,7 @@ const LATENT_MUTANTS: &[Mutant] = &[
     (
         "a group of heads takes what another has stored",
         "shift_at(args, c)) == split)",
-        "shift_at(args, c)) == split && slot == 0)",
+        "shift_at(args, c)) == split && first_group == 0)",
     ),
     (
         "what stands behind a position is seen",

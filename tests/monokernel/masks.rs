@@ -9,16 +9,12 @@ use std::sync::Arc;
 use kie_core::engine::Engine;
 use kie_core::request::{Completion, FinishReason, SamplingParams};
 use kie_core::{Grammar, Result};
-use kie_kernels::abi::{Encoding, PageGroup};
-use kie_kernels::buffer::{Buffer, HostBytes};
-use kie_kernels::device::{Device, DeviceInfo, ExactReuse, Gone, Running};
-use kie_kernels::mailbox::Mailbox;
-use kie_kernels::validate::ValidProgram;
+use kie_kernels::device::{Device, Gone, Running};
 
 use super::failures::{edited_by, several, Edit};
 use super::fixture;
 use super::requests::{base, generate, request, ways, PROMPT};
-use super::support::{half, open_on};
+use super::support::{half, open_on, Around};
 
 /// The same, of a text that is two letters at a time, two digits and a mark.
 fn under(params: SamplingParams) -> SamplingParams {
@@ -46,48 +42,11 @@ fn together(engine: &Engine, all: &[&SamplingParams]) -> Vec<Completion> {
     streams.into_iter().map(|mut stream| stream.completion().unwrap()).collect()
 }
 
-/// A machine whose host hears of no token before there is nothing left to do: every mask but a
+/// A run whose host hears of no token before there is nothing left to do: every mask but a
 /// request's first comes late. Counts how often that was.
-struct Deaf(Arc<dyn Device>, Arc<AtomicUsize>);
+struct Deaf(Box<dyn Running>, Arc<AtomicUsize>);
 
-struct DeafRun(Box<dyn Running>, Arc<AtomicUsize>);
-
-impl Device for Deaf {
-    fn info(&self) -> DeviceInfo {
-        self.0.info()
-    }
-
-    fn load(&self, bytes: Arc<dyn HostBytes>) -> kie_kernels::Result<Buffer> {
-        self.0.load(bytes)
-    }
-
-    fn carries(&self, encoding: &Encoding) -> bool {
-        self.0.carries(encoding)
-    }
-
-    fn rounds_f32(&self) -> bool {
-        self.0.rounds_f32()
-    }
-
-    fn page_bytes(&self, group: &PageGroup) -> u64 {
-        self.0.page_bytes(group)
-    }
-
-    fn exact_reuse(&self, program: &ValidProgram) -> kie_kernels::Result<ExactReuse> {
-        self.0.exact_reuse(program)
-    }
-
-    fn start(
-        &self,
-        program: ValidProgram,
-        buffers: Vec<Buffer>,
-        mailbox: Arc<Mailbox>,
-    ) -> kie_kernels::Result<Box<dyn Running>> {
-        Ok(Box::new(DeafRun(self.0.start(program, buffers, mailbox)?, Arc::clone(&self.1))))
-    }
-}
-
-impl Running for DeafRun {
+impl Running for Deaf {
     fn drive(&mut self, gone: Gone<'_>) -> kie_kernels::Result<bool> {
         let mut any = false;
         while self.0.drive(gone)? {
@@ -102,11 +61,16 @@ impl Running for DeafRun {
     }
 }
 
-/// A fixture on such a machine, over sources with these edits, and the count.
+fn deafened(inner: Arc<dyn Device>, count: Arc<AtomicUsize>) -> Arc<dyn Device> {
+    let run = move |run| Box::new(Deaf(run, Arc::clone(&count))) as Box<dyn Running>;
+    Arc::new(Around(inner, run))
+}
+
+/// A fixture with such runs, over sources with these edits, and the count.
 fn deaf(name: &str, device: &str, edits: &[Edit]) -> (Engine, Arc<AtomicUsize>) {
     let count = Arc::<AtomicUsize>::default();
     let inner = edited_by("kie_decode", device, edits, &Arc::default());
-    let runner = Arc::new(Deaf(inner, Arc::clone(&count)));
+    let runner = deafened(inner, Arc::clone(&count));
     let builder = Engine::builder(fixture(name)).dtype(half(&fixture(name))).max_batch(4);
     (builder.runner(runner).build().unwrap(), count)
 }
@@ -236,8 +200,7 @@ fn prompts_stand_before_masks() {
     for entry in ["kie_decode", "kie_prefill"] {
         let open = |late: bool| {
             let inner = edited_by(entry, "sim:seed=6,blocks=3", &[], &Arc::default());
-            let runner: Arc<dyn Device> =
-                if late { Arc::new(Deaf(inner, Arc::default())) } else { inner };
+            let runner = if late { deafened(inner, Arc::default()) } else { inner };
             let builder = Engine::builder(fixture(name)).dtype(half(&fixture(name)));
             builder.runner(runner).build().unwrap()
         };

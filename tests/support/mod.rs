@@ -3,10 +3,16 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use kie_core::engine::Engine;
 use kie_core::request::{EngineConfig, Prompt, Request, SamplingParams};
 use kie_core::Builder;
+use kie_kernels::abi::{Encoding, PageGroup};
+use kie_kernels::buffer::{Buffer, HostBytes};
+use kie_kernels::device::{Device, DeviceInfo, ExactReuse, Running};
+use kie_kernels::mailbox::Mailbox;
+use kie_kernels::validate::ValidProgram;
 use safetensors::SafeTensors;
 
 /// One prompt of a fixture.
@@ -181,4 +187,42 @@ pub fn ended_by(f: impl FnOnce()) -> Option<i32> {
     // SAFETY: waits for the child made above.
     unsafe { libc::waitpid(child, &mut status, 0) };
     libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status))
+}
+
+/// A device whose runs are what a function makes of another's.
+pub struct Around<F>(pub Arc<dyn Device>, pub F);
+
+impl<F: Fn(Box<dyn Running>) -> Box<dyn Running> + Send + Sync> Device for Around<F> {
+    fn info(&self) -> DeviceInfo {
+        self.0.info()
+    }
+
+    fn load(&self, bytes: Arc<dyn HostBytes>) -> kie_kernels::Result<Buffer> {
+        self.0.load(bytes)
+    }
+
+    fn carries(&self, encoding: &Encoding) -> bool {
+        self.0.carries(encoding)
+    }
+
+    fn rounds_f32(&self) -> bool {
+        self.0.rounds_f32()
+    }
+
+    fn page_bytes(&self, group: &PageGroup) -> u64 {
+        self.0.page_bytes(group)
+    }
+
+    fn exact_reuse(&self, program: &ValidProgram) -> kie_kernels::Result<ExactReuse> {
+        self.0.exact_reuse(program)
+    }
+
+    fn start(
+        &self,
+        program: ValidProgram,
+        buffers: Vec<Buffer>,
+        mailbox: Arc<Mailbox>,
+    ) -> kie_kernels::Result<Box<dyn Running>> {
+        Ok((self.1)(self.0.start(program, buffers, mailbox)?))
+    }
 }
