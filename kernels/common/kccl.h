@@ -3,15 +3,15 @@
 // the headers beside it.
 //
 // Every rank has one symmetric memory, of the same layout on all of them, mapped on all of them:
-//   abort flag (`poison`), reason, stamps | flags | slots of LL words | staging | the owner's own
+//   abort flag, reason, stamps | flags | slots of LL words | staging | the owner's own
 // A rank stores into its peers' memory and loads from its own only.
 //
 // Invariants:
 // - All ranks call the same collectives with the same sizes, in the same order, with the same grid.
-// - Epochs are sequence numbers of collectives: one each, never 0, the same on all ranks. Words
-//   carry their epoch (NCCL's LL protocol), so nothing is ever cleared. There are two sets of
-//   slots, by the epoch's parity: every collective receives from every peer, so a rank that has
-//   finished epoch e + 1 knows that all have finished e.
+// - Seqnos are sequence numbers of collectives: one each, never 0, the same on all ranks. Words
+//   carry their seqno (NCCL's LL protocol), so nothing is ever cleared. There are two sets of
+//   slots, by the seqno's parity: every collective receives from every peer, so a rank that has
+//   finished seqno e + 1 knows that all have finished e.
 // - Within one kernel that argument holds for each thread by itself (push) or each block (bulk), so
 //   consecutive collectives of one kernel have the same size, or a grid barrier between them.
 // - Sums are float32, in the order of the ranks, wherever they are made: the same bits on all.
@@ -37,7 +37,7 @@ enum Phase { kHere, kSent, kDone, kPhases };
 // What a rank gave up on.
 enum Where { kWords = 1, kArrival = 2, kParts = 3, kResults = 4 };
 
-constexpr u64 kAtPoison = 0, kAtWhy = 8, kAtStamps = 64, kAtFlags = 4096;
+constexpr u64 kAtAbort = 0, kAtWhy = 8, kAtStamps = 64, kAtFlags = 4096;
 constexpr u64 kAtSlots = kAtFlags + 8ull * kPhases * kRanksMax * kBlocksMax;
 static_assert(kAtStamps + 16 * kBlocksMax <= kAtFlags, "two stamps a block");
 
@@ -53,13 +53,13 @@ struct Ranks {
     const Peers& peers;
     u8* own;  // this rank's memory
     u32 rank, block, blocks, threads;
-    u32 epoch, polls;
+    u32 seqno, polls;
     u64 since;
     bool lost;
 };
 
-KIE_DEVICE u64 word(u32 payload, u32 epoch) { return (u64)epoch << 32 | payload; }
-KIE_DEVICE u32 epoch_of(u64 w) { return (u32)(w >> 32); }
+KIE_DEVICE u64 word(u32 payload, u32 seqno) { return (u64)seqno << 32 | payload; }
+KIE_DEVICE u32 seqno_of(u64 w) { return (u32)(w >> 32); }
 // Chosen, not indexed: an array that is indexed by a variable would have to lie in memory.
 KIE_DEVICE u8* choose(const Peers& peers, u32 rank) {
     u8* at = peers.base[0];
@@ -67,12 +67,12 @@ KIE_DEVICE u8* choose(const Peers& peers, u32 rank) {
     return at;
 }
 KIE_DEVICE u8* memory_of(const Ranks& r, u32 rank) { return choose(r.peers, rank); }
-KIE_DEVICE u64* poison_of(const Ranks& r, u32 rank) {
-    return (u64*)(memory_of(r, rank) + kAtPoison);
+KIE_DEVICE u64* abort_flag_of(const Ranks& r, u32 rank) {
+    return (u64*)(memory_of(r, rank) + kAtAbort);
 }
-// In a rank's memory: what `from` pushes in this epoch, and its flags for this block.
+// In a rank's memory: what `from` pushes in this seqno, and its flags for this block.
 KIE_DEVICE u64* slot_in(const Ranks& r, u8* memory, u32 from) {
-    const u64 index = (r.epoch & 1) * kRanksMax + from;
+    const u64 index = (r.seqno & 1) * kRanksMax + from;
     return (u64*)(memory + kAtSlots) + index * r.peers.slot_words;
 }
 KIE_DEVICE u64* flag_in(const Ranks& r, u8* memory, u32 from, u32 phase) {
@@ -102,8 +102,8 @@ KIE_DEVICE bool patient(Ranks& r, u32 where, u32 peer, u32 seen) {
         if (r.polls == 64) r.since = now;
         const bool late = now - r.since > r.peers.budget_ns;
         if (late)
-            for (u32 i = 0; i < kRanks; ++i) store_word_system(poison_of(r, after(r, i)), 1);
-        if (late || load_word_system((const u64*)(r.own + kAtPoison)) != 0)
+            for (u32 i = 0; i < kRanks; ++i) store_word_system(abort_flag_of(r, after(r, i)), 1);
+        if (late || load_word_system((const u64*)(r.own + kAtAbort)) != 0)
             give_up(r, where, peer, seen);
     }
     return !r.lost;
@@ -116,18 +116,18 @@ KIE_DEVICE void tell(const Ranks& r, u32 phase, u32 count) {
     const u32 to = thread();
     if (to < kRanks && to != r.rank) {
         fence_system();
-        store_word_system(flag_in(r, memory_of(r, to), r.rank, phase), word(count, r.epoch));
+        store_word_system(flag_in(r, memory_of(r, to), r.rank, phase), word(count, r.seqno));
     }
 }
-// A later epoch's flag stands for this one's, too.
+// A later seqno's flag stands for this one's, too.
 KIE_DEVICE void hear_one(Ranks& r, u32 from, u32 phase, u32 count, u32 where) {
     const u64* flag = flag_in(r, r.own, from, phase);
     r.polls = 0;
     for (;;) {
         const u64 v = load_word_system(flag);
-        const int ahead = (int)(epoch_of(v) - r.epoch);
+        const int ahead = (int)(seqno_of(v) - r.seqno);
         if (ahead > 0 || (ahead == 0 && (u32)v >= count)) break;
-        if (!patient(r, where, from, epoch_of(v))) break;
+        if (!patient(r, where, from, seqno_of(v))) break;
     }
     fence_system();
 }
@@ -178,8 +178,8 @@ KIE_DEVICE u32 sum(const u32 (&parts)[kRanks], float scale) {
 
 // ---- One-shot push: the data are the flags. A pair is 8 bytes of data, two words on their way.
 KIE_DEVICE void push(const Ranks& r, u32 to, u32 pair, u64 data) {
-    store_words_system(slot_in(r, memory_of(r, to), r.rank) + 2 * pair, word((u32)data, r.epoch),
-                       word((u32)(data >> 32), r.epoch));
+    store_words_system(slot_in(r, memory_of(r, to), r.rank) + 2 * pair, word((u32)data, r.seqno),
+                       word((u32)(data >> 32), r.seqno));
 }
 // One pair of every peer. All loads are in flight before the first is checked.
 KIE_DEVICE void take_all(Ranks& r, u32 pair, u64 own, u32 (&low)[kRanks], u32 (&high)[kRanks]) {
@@ -189,12 +189,12 @@ KIE_DEVICE void take_all(Ranks& r, u32 pair, u64 own, u32 (&low)[kRanks], u32 (&
         u32 late = kRanks;
         KIE_UNROLL for (u32 i = 0; i < kRanks; ++i) {
             if (i == r.rank)
-                a[i] = word((u32)own, r.epoch), b[i] = word((u32)(own >> 32), r.epoch);
+                a[i] = word((u32)own, r.seqno), b[i] = word((u32)(own >> 32), r.seqno);
             else
                 load_words_system(slot_in(r, r.own, i) + 2 * pair, a[i], b[i]);
         }
         KIE_UNROLL for (u32 i = 0; i < kRanks;
-                        ++i) if (epoch_of(a[i]) != r.epoch || epoch_of(b[i]) != r.epoch) late = i;
+                        ++i) if (seqno_of(a[i]) != r.seqno || seqno_of(b[i]) != r.seqno) late = i;
         if (late == kRanks || !patient(r, kWords, late, 0)) break;
     }
     KIE_UNROLL for (u32 i = 0; i < kRanks; ++i) low[i] = (u32)a[i], high[i] = (u32)b[i];
@@ -239,8 +239,8 @@ KIE_DEVICE void broadcast_push(Ranks& r, u32 root, const u64* in, u64* out, u32 
         r.polls = 0;
         for (;;) {
             load_words_system(slot_in(r, r.own, root) + 2 * p, a, b);
-            if (epoch_of(a) == r.epoch && epoch_of(b) == r.epoch) break;
-            if (!patient(r, kWords, root, epoch_of(a))) break;
+            if (seqno_of(a) == r.seqno && seqno_of(b) == r.seqno) break;
+            if (!patient(r, kWords, root, seqno_of(a))) break;
         }
         out[p] = b << 32 | (u32)a;
     }
@@ -395,7 +395,7 @@ struct Args {
     u64 in, out;  // offsets into each rank's memory
     u64 quads;    // of a slice: what one rank gives to, or gets from, another
     u32 first_rank, blocks, threads, op, dtype, spare, root, piece;
-    u32 epoch;  // of the first step
+    u32 seqno;  // of the first step
     u32 steps;  // times that it is done; an all-reduce takes the last one's result
     u32 warm;   // steps before the clock starts
     float scale;
@@ -441,10 +441,10 @@ KIE_DEVICE void run(const Args& args) {
     Ranks r = {args.peers,  choose(args.peers, rank),
                rank,        block() - at * args.blocks,
                args.blocks, args.threads,
-               args.epoch,  0,
+               args.seqno,  0,
                0,           false};
     u64* stamps = (u64*)(r.own + kAtStamps) + 2 * r.block;
-    for (u32 step = 0; step < args.steps; ++step, ++r.epoch) {
+    for (u32 step = 0; step < args.steps; ++step, ++r.seqno) {
         if (step == args.warm && thread() == 0) stamps[0] = clock_ns();
         const u64 in = step == 0 || args.op != kAllReduce ? args.in : args.out;
         if (args.op == kBarrier)

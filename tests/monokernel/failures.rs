@@ -371,14 +371,14 @@ fn a_lost_word_is_told_and_the_engine_closes() {
     let device = here("sim:seed=3,blocks=8");
     let engine = open("llama", &device, from, to);
     let detail = hang(&engine, Duration::from_secs(10));
-    let epochs: Vec<u32> = ["wanted ", "seen "]
+    let seqnos: Vec<u32> = ["wanted ", "seen "]
         .map(|word| {
             let digits = detail.split(word).nth(1).unwrap();
             digits.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
         })
         .into();
     // Three layers and the choice of a token; 0 and 2 share a place, so layer 1 has its own.
-    assert_eq!(epochs[0], epochs[1] + 4, "{detail}");
+    assert_eq!(seqnos[0], seqnos[1] + 4, "{detail}");
     says(
         &detail,
         &["rank 0: ", "blocks gave up", "block ", "in step 3", "layer 1, the mlp's activations"],

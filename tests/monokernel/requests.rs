@@ -1,5 +1,5 @@
 //! Requests on a simulated machine, judged by the float64 reference on the kernel's own logits:
-//! what is chosen, what neighbours, pages, sessions and the end of epochs may not change.
+//! what is chosen, what neighbours, pages, sessions and the end of sequence numbers may not change.
 
 use kie_core::engine::{Engine, LogitsPath};
 use kie_core::request::{Completion, FinishReason, Prompt, Request, SamplingParams, StopReason};
@@ -230,15 +230,15 @@ fn a_session_finds_its_past() {
 }
 
 #[test]
-fn tokens_stay_the_same_across_the_end_of_epochs() {
+fn tokens_stay_the_same_across_the_end_of_seqnos() {
     let folder = fixture("laneformer_d2");
     let usual = open_simulated(&folder, 32);
     let wanted = generate(&usual, &PROMPT, &base(6, 4)).token_ids;
-    // The runner starts anew where a longest launch would pass 2^32, with as many epochs a step as
+    // The runner starts anew where a longest launch would pass 2^32, with as many seqnos a step as
     // there are layers, and one: here behind the first request.
-    let first_epoch = u32::MAX / (6 + 1) - (1 << 20) - 4;
+    let first_seqno = u32::MAX / (6 + 1) - (1 << 20) - 4;
     let device = "sim:seed=7,warp=32,blocks=8";
-    let late = Engine::builder(&folder).device(device).max_batch(4).first_epoch(first_epoch);
+    let late = Engine::builder(&folder).device(device).max_batch(4).first_seqno(first_seqno);
     let late = late.build().unwrap();
     for turn in 0..3 {
         assert_eq!(generate(&late, &PROMPT, &base(6, 4)).token_ids, wanted, "request {turn}");

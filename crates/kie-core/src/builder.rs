@@ -29,7 +29,7 @@ pub struct Builder {
     pub(crate) path: PathBuf,
     pub(crate) config: EngineConfig,
     level: Option<Level>,
-    first_epoch: Option<u32>,
+    first_seqno: Option<u32>,
     prefill_kernel: Option<bool>,
     runner: Option<Arc<dyn Device>>,
     pub(crate) meter: Option<Arc<Meter>>,
@@ -88,8 +88,8 @@ impl Builder {
     /// Where a GPU's steps start counting, for tests of the end; 1 otherwise.
     #[doc(hidden)]
     #[must_use]
-    pub fn first_epoch(mut self, first_epoch: u32) -> Self {
-        self.first_epoch = Some(first_epoch);
+    pub fn first_seqno(mut self, first_seqno: u32) -> Self {
+        self.first_seqno = Some(first_seqno);
         self
     }
 
@@ -332,7 +332,7 @@ impl Builder {
             cache_dir: config.cache_dir.clone(),
             hang_timeout: Some(hang_timeout),
             max_itl: gap.transpose()?,
-            first_epoch: self.first_epoch,
+            first_seqno: self.first_seqno,
             prefill_kernel: self.prefill_kernel,
             tuning: None,
             meter: self.meter.clone(),
@@ -412,7 +412,7 @@ impl Engine {
             path,
             config,
             level: None,
-            first_epoch: None,
+            first_seqno: None,
             prefill_kernel: None,
             runner: None,
             meter: None,

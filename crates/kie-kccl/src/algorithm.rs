@@ -135,7 +135,7 @@ fn traffic(op: Op, bytes: u64, topology: &Topology, kind: Kind) -> Traffic {
         Op::Barrier => (0, 0),
     };
     match kind {
-        // A word is half epoch.
+        // A word is half sequence number.
         Kind::OneShot => Traffic { pair_times_ranks: 2 * bytes * whole, fixed_ns: via.push_ns() },
         // Before the rounds, a meeting: flags alone.
         Kind::Bulk => Traffic {

@@ -27,8 +27,8 @@ const AT_FLAGS: usize = 4096;
 const AT_SLOTS: usize = AT_FLAGS + 8 * PHASES * RANKS_MAX * BLOCKS_MAX as usize;
 const SLOT_WORDS: usize = PUSH_BYTES_MAX as usize / 4;
 const SLOT_BYTES: usize = 2 * RANKS_MAX * SLOT_WORDS * 8;
-/// After this epoch all is cleared and they start anew.
-const EPOCH_LAST: u32 = (1 << 31) - 1;
+/// After this seqno all is cleared and they start anew.
+const SEQNO_LAST: u32 = (1 << 31) - 1;
 /// The kernels for [`Kind::OneShot`] and [`Kind::Bulk`].
 const ENTRIES: [&str; 2] = ["kie_collective", "kie_collective_bulk"];
 /// How much longer than its waits a launch may take before it is given up.
@@ -77,7 +77,7 @@ struct Args {
     spare: u32,
     root: u32,
     piece: u32,
-    epoch: u32,
+    seqno: u32,
     steps: u32,
     warm: u32,
     scale: f32,
@@ -96,7 +96,7 @@ impl Args {
             self.spare,
             self.root,
             self.piece,
-            self.epoch,
+            self.seqno,
             self.steps,
             self.warm,
             self.scale.to_bits(),
@@ -135,7 +135,7 @@ pub struct Devices {
     /// All ranks of this process are blocks of one launch.
     one_launch: bool,
     budget: Duration,
-    epoch: u32,
+    seqno: u32,
     closed: Option<String>,
 }
 
@@ -146,7 +146,7 @@ impl Devices {
         memory: Symmetric,
         layout: Layout,
         budget: Duration,
-        first_epoch: u32,
+        first_seqno: u32,
     ) -> Result<Self> {
         let (local, first) = (memory.local(), memory.machine(memory.local().start));
         let one_launch = local.clone().all(|rank| Arc::ptr_eq(memory.machine(rank), first));
@@ -155,8 +155,8 @@ impl Devices {
             .take(launches)
             .map(|rank| compile(&**memory.machine(rank), memory.ranks()))
             .collect();
-        let (modules, epoch) = (modules?, first_epoch);
-        Ok(Self { memory, layout, modules, one_launch, budget, epoch, closed: None })
+        let (modules, seqno) = (modules?, first_seqno);
+        Ok(Self { memory, layout, modules, one_launch, budget, seqno, closed: None })
     }
 
     pub fn memory(&self) -> &Symmetric {
@@ -168,8 +168,8 @@ impl Devices {
     }
 
     /// The next collective's number.
-    pub fn epoch(&self) -> u32 {
-        self.epoch
+    pub fn seqno(&self) -> u32 {
+        self.seqno
     }
 
     /// Does the job on all ranks and waits for its end.
@@ -177,18 +177,18 @@ impl Devices {
         if let Some(why) = &self.closed {
             return Err(Error::Closed { why: why.clone() });
         }
-        if EPOCH_LAST - self.epoch < job.steps {
-            self.clear("all epochs have been used")?;
+        if SEQNO_LAST - self.seqno < job.steps {
+            self.clear("all sequence numbers have been used")?;
         }
-        let epoch = self.epoch;
-        self.epoch += job.steps;
-        let ended = self.fly(job, epoch);
+        let seqno = self.seqno;
+        self.seqno += job.steps;
+        let ended = self.fly(job, seqno);
         let waits = self.waits()?;
         let outcome = match (ended, waits.is_empty()) {
             (ended, true) => ended,
             // A rank that was never launched is why the others stalled.
             (Err(error), false) => Err(error),
-            (Ok(()), false) => Err(Error::Stalled { op: job.op.name(), epoch, waits }),
+            (Ok(()), false) => Err(Error::Stalled { op: job.op.name(), seqno, waits }),
         };
         match &outcome {
             Err(error) if self.closed.is_none() => {
@@ -216,12 +216,12 @@ impl Devices {
         self.memory.local().map(one).collect()
     }
 
-    fn fly(&mut self, job: &Job, epoch: u32) -> Result<()> {
+    fn fly(&mut self, job: &Job, seqno: u32) -> Result<()> {
         let mut flights = Vec::new();
         let mut refused = None;
         for (index, module) in self.modules.iter().enumerate() {
             let rank = self.memory.local().start + index;
-            let args = self.args(job, epoch, rank).bytes();
+            let args = self.args(job, seqno, rank).bytes();
             let each = if self.one_launch { self.memory.local().len() as u32 } else { 1 };
             let launch = Launch {
                 entry: ENTRIES[usize::from(job.algorithm.kind == Kind::Bulk)],
@@ -290,7 +290,7 @@ impl Devices {
         Ok(found)
     }
 
-    /// Zeroes everything that carries an epoch, on all ranks; with ranks of other processes, which
+    /// Zeroes everything that carries a seqno, on all ranks; with ranks of other processes, which
     /// may be at work, there is no more to be done.
     fn clear(&mut self, why: &str) -> Result<()> {
         if self.memory.local().len() < self.memory.ranks() {
@@ -301,7 +301,7 @@ impl Devices {
         for rank in 0..self.memory.ranks() {
             self.memory.write(rank, 0, &zeros).map_err(|error| self.close(error))?;
         }
-        self.epoch = 1;
+        self.seqno = 1;
         Ok(())
     }
 
@@ -310,7 +310,7 @@ impl Devices {
         error
     }
 
-    fn args(&self, job: &Job, epoch: u32, first_rank: usize) -> Args {
+    fn args(&self, job: &Job, seqno: u32, first_rank: usize) -> Args {
         let mut base = [0; RANKS_MAX];
         for (rank, at) in base.iter_mut().enumerate().take(self.memory.ranks()) {
             *at = self.memory.address(rank);
@@ -331,7 +331,7 @@ impl Devices {
             spare: 0,
             root: job.root as u32,
             piece: job.algorithm.piece_bytes / 16,
-            epoch,
+            seqno,
             steps: job.steps,
             warm: job.warm,
             scale: job.scale,

@@ -69,12 +69,12 @@ pub enum Error {
         fault: HandleFault,
     },
     /// A rank died, came too late, or its words were lost. The communicator is ready again.
-    #[error("{op} {epoch} stalled: {}", Waits(.waits))]
+    #[error("{op} {seqno} stalled: {}", Waits(.waits))]
     Stalled {
         /// Name of the operation.
         op: &'static str,
         /// Its number since the communicator was made or cleared.
-        epoch: u32,
+        seqno: u32,
         /// Which rank waited for which when the first wait expired; at least one.
         waits: Vec<Wait>,
     },

@@ -49,7 +49,7 @@ pub struct Options {
     /// What lies between the ranks; `None`: what the machines tell.
     pub topology: Option<Topology>,
     /// Where collectives start counting, chosen by tests.
-    pub first_epoch: u32,
+    pub first_seqno: u32,
 }
 
 impl Default for Options {
@@ -59,7 +59,7 @@ impl Default for Options {
             budget: Duration::from_secs(1),
             threads: 1024,
             topology: None,
-            first_epoch: 1,
+            first_seqno: 1,
         }
     }
 }
@@ -177,7 +177,7 @@ impl Communicator {
             gpu.threads = gpu.threads.min(options.threads.max(32) / 32 * 32);
         }
         let ranks = memory.ranks();
-        let devices = Devices::new(memory, layout, options.budget, options.first_epoch)?;
+        let devices = Devices::new(memory, layout, options.budget, options.first_seqno)?;
         let message_bytes = options.message_bytes;
         Ok(Self { ranks, topology, message_bytes, devices: Some(devices) })
     }
@@ -209,8 +209,8 @@ impl Communicator {
     }
 
     /// Sequence number of the next collective; `None` for `cpu`.
-    pub fn epoch(&self) -> Option<u32> {
-        self.devices.as_ref().map(Devices::epoch)
+    pub fn seqno(&self) -> Option<u32> {
+        self.devices.as_ref().map(Devices::seqno)
     }
 
     /// Every rank gets the sum of all inputs.

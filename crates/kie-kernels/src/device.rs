@@ -275,7 +275,7 @@ pub struct Options {
     /// Further folders in which NVRTC may lie.
     pub nvrtc_dirs: Vec<PathBuf>,
     /// Where a GPU's steps start counting, chosen by tests; `None`: 1.
-    pub first_epoch: Option<u32>,
+    pub first_seqno: Option<u32>,
     /// Where compiled kernels are kept; `None`: the user's cache folder.
     pub cache_dir: Option<PathBuf>,
     /// How long a wait inside a GPU's kernel lasts at most; `None`: a second.

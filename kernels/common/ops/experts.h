@@ -26,7 +26,7 @@ static_assert(!kHasExperts || kParts == 1 || kColumns == 1, "one vector, or the 
 // The first stages of a product with a column's experts, in registers before its vector is there.
 template <class S, int kTimes>
 struct ChosenStages {
-    static constexpr int kAll = kTimes * S::stages, kDepth = min_i(kAhead, kAll);
+    static constexpr int kAll = kTimes * S::stages, kDepth = min_i(kPrefetchDepth, kAll);
     WeightFragment<S> v[kDepth];
 };
 template <class S, int kTimes>

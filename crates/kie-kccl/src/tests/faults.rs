@@ -65,7 +65,7 @@ fn a_dead_rank_ends_every_operation() {
 
 #[test]
 fn a_rank_that_dies_once_leaves_the_communicator_usable() {
-    let text = "    if (r.rank == 1 && r.epoch == 3) return;";
+    let text = "    if (r.rank == 1 && r.seqno == 3) return;";
     let mut communicator = virtual_ranks(mutant(sim(2, 8, 32), START, &fault(text)), 4);
     let given = given();
     let wanted = cpu::run(Op::AllReduce, Dtype::F32, 0, &slices(&given));
@@ -76,13 +76,13 @@ fn a_rank_that_dies_once_leaves_the_communicator_usable() {
         }
         let waits = stalled(&mut communicator, Op::AllReduce, algorithm);
         assert!(waits.iter().any(|wait| wait.peer == 1), "{waits:?}");
-        assert_eq!(communicator.epoch(), Some(1));
+        assert_eq!(communicator.seqno(), Some(1));
     }
 }
 
 #[test]
 fn a_kernel_that_faults_closes_the_communicator() {
-    let text = "    if (r.rank == 1 && r.epoch == 2) kie_sim::fail(\"on purpose\");";
+    let text = "    if (r.rank == 1 && r.seqno == 2) kie_sim::fail(\"on purpose\");";
     let mut communicator = virtual_ranks(mutant(sim(2, 8, 32), START, &fault(text)), 4);
     let given = given();
     communicator.all_reduce(Dtype::F32, &slices(&given)).unwrap();
@@ -135,7 +135,7 @@ fn a_lost_word_is_missed() {
     for ranks in RANKS {
         let last = ranks as u32 - 1;
         let lost = format!(
-            "    if (r.rank == 0 && to == {last} && pair == 5 && r.epoch == 1) return;\n{PUSH}"
+            "    if (r.rank == 0 && to == {last} && pair == 5 && r.seqno == 1) return;\n{PUSH}"
         );
         let mut communicator = changed(4, ranks, PUSH, &lost);
         let waits = stalled(&mut communicator, Op::AllReduce, algorithms(2)[0]);

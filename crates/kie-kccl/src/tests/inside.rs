@@ -77,7 +77,7 @@ KIE_KERNEL(work, 64, Work args) {
     kccl::Ranks r = {args.peers, kccl::choose(args.peers, (u32)args.rank), (u32)args.rank,
                      block(), 2, 64, 1, 0, 0, false};
     u64 *in = (u64*)(r.own + args.in), *out = (u64*)(r.own + args.out);
-    for (u64 round = 0; round < args.rounds; ++round, ++r.epoch) {
+    for (u64 round = 0; round < args.rounds; ++round, ++r.seqno) {
         for (u64 p = block() * 64 + thread(); p < args.pairs; p += 128) {
             const u64 v = round == 0 ? in[p] : out[p];
             const float a = number((u32)v) + args.rank, b = number((u32)(v >> 32)) + args.rank;

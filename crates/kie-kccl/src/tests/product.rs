@@ -251,7 +251,7 @@ fn one_after_another_in_one_kernel() {
             let first = communicator.run_as(op, Dtype::F32, 0, &slices(&given), algorithm).unwrap();
             let bytes = 2048 * op.slices(4);
             communicator.measure(op, Dtype::F32, bytes, 20, Some(algorithm)).unwrap();
-            assert_eq!(communicator.epoch(), Some(1 + 1 + 22));
+            assert_eq!(communicator.seqno(), Some(1 + 1 + 22));
             let Some((memory, layout)) = communicator.symmetric() else { panic!("a device") };
             for rank in 0..4 {
                 let mut last = vec![0; first[rank].len()];
@@ -275,15 +275,15 @@ fn one_after_another_in_one_kernel() {
 }
 
 #[test]
-fn epochs_end_and_start_anew() {
-    let more = Options { first_epoch: (1 << 31) - 3, ..options() };
+fn seqnos_end_and_start_anew() {
+    let more = Options { first_seqno: (1 << 31) - 3, ..options() };
     let mut communicator = Communicator::virtual_ranks(sim(6, 4, 32), 2, &more).unwrap();
     for round in 0..6 {
         for algorithm in algorithms(2) {
             check(&mut communicator, Op::AllReduce, Dtype::F32, 100 + round, algorithm);
         }
     }
-    assert_eq!(communicator.epoch(), Some(1 + 10));
+    assert_eq!(communicator.seqno(), Some(1 + 10));
 }
 
 #[test]

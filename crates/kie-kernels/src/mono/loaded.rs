@@ -33,7 +33,7 @@ use crate::sample::SEEN_IN_PROMPT;
 use crate::validate::ValidProgram;
 
 /// A line of its own behind the exchange.
-const POISON_BYTES: usize = 128;
+const ABORT_FLAG_BYTES: usize = 128;
 
 /// Everything a launch refers to.
 pub struct Loaded {
@@ -95,7 +95,7 @@ pub fn bytes(
     let (vocab, slots, columns) =
         (u64::from(dims.vocab), u64::from(dims.slots), u64::from(partition.columns));
     let (row, layers) = (u64::from(partition.hidden) * 2, u64::from(model.layers()));
-    let lines = partition.line_bytes(model) * u64::from(partition.blocks);
+    let lines = partition.stream_bytes(model) * u64::from(partition.blocks);
     let norms = u64::from(model.norm_rows() * model.parts) * row;
     let packed = lines + partition.bank_bytes(model) + vocab * row + norms;
     let pools: u64 =
@@ -121,7 +121,8 @@ pub fn bytes(
     let extras = 4 * model.layer.iter().map(extras).sum::<u64>();
     let writers = u64::from(plan.map_or(0, |plan| plan.blocks).max(partition.blocks));
     let records = writers * (RECORDS_BLOCK * RECORD_BYTES) as u64;
-    let words = Exchange::new(model, partition, partition.columns).words * 8 + POISON_BYTES as u64;
+    let words =
+        Exchange::new(model, partition, partition.columns).words * 8 + ABORT_FLAG_BYTES as u64;
     let prefill = plan.map_or(0, Plan::bytes);
     let states = slots * segments::working_bytes(model, partition);
     let others = head_norms + biases + extras + rope + tables + lists + records + words;
@@ -174,7 +175,7 @@ impl Room {
             counts: m.alloc(slots * vocab * 4)?,
             words: m.alloc_symmetric(
                 (Exchange::new(model, partition, partition.columns).words * 8) as usize
-                    + POISON_BYTES,
+                    + ABORT_FLAG_BYTES,
             )?,
             values: m.alloc(partition.columns as usize * 2 * vocab * 4)?,
             pools: [pool(0)?, pool(1)?, pool(2)?, pool(3)?],
@@ -189,8 +190,8 @@ impl Room {
 
     /// Offset in `words` of the word that is not 0 once somebody gave up. Behind the exchange, so
     /// that a rank finds another's as it finds its words.
-    fn poison_at(&self) -> usize {
-        self.words.bytes - POISON_BYTES
+    fn abort_flag_at(&self) -> usize {
+        self.words.bytes - ABORT_FLAG_BYTES
     }
 
     /// `others`, and where all this is.
@@ -204,7 +205,7 @@ impl Room {
             counts: self.counts.address,
             values: self.values.address,
             ll_words: self.words.address,
-            abort_flag: self.words.address + self.poison_at() as u64,
+            abort_flag: self.words.address + self.abort_flag_at() as u64,
             records: self.records.address,
             out: self.out.address,
             control: self.control.address,
@@ -228,7 +229,9 @@ fn weights_args(
     };
     let row = partition.hidden as usize * 2;
     let to = To {
-        line: keep(m.alloc((partition.line_bytes(model) * u64::from(partition.blocks)) as usize)?),
+        line: keep(
+            m.alloc((partition.stream_bytes(model) * u64::from(partition.blocks)) as usize)?,
+        ),
         embed: keep(m.alloc(weights.program.dims.vocab as usize * row)?),
         experts: keep(m.alloc((partition.bank_bytes(model) as usize).max(256))?),
     };
@@ -483,9 +486,9 @@ impl Loaded {
     /// # Errors
     /// What the machine says.
     pub fn expired_waits(&self) -> Result<Option<Vec<ExpiredWait>>> {
-        let mut poison = [0; 8];
-        self.machine.read(&self.room.words, self.room.poison_at(), &mut poison)?;
-        if poison == [0; 8] {
+        let mut flag = [0; 8];
+        self.machine.read(&self.room.words, self.room.abort_flag_at(), &mut flag)?;
+        if flag == [0; 8] {
             return Ok(None);
         }
         let mut records = vec![0; self.room.records.bytes];
@@ -493,7 +496,7 @@ impl Loaded {
         Ok(Some(ExpiredWait::read(&records)))
     }
 
-    /// Zeroes the exchange, so that epochs may start anew.
+    /// Zeroes the exchange, so that sequence numbers may start anew.
     ///
     /// # Errors
     /// What the machine says.

@@ -6,6 +6,7 @@
 
 pub mod clock;
 pub mod echo;
+pub mod interleave;
 pub mod loaded;
 pub mod lower;
 pub mod pack;
@@ -14,7 +15,6 @@ mod probe;
 pub mod runner;
 #[cfg(test)]
 pub(crate) mod shapes;
-pub mod slices;
 pub mod source;
 pub mod upload;
 pub mod wire;
@@ -48,7 +48,7 @@ pub struct Mono {
     /// In order of rank; all run every program together.
     machines: Vec<Arc<dyn Machine>>,
     info: DeviceInfo,
-    first_epoch: u32,
+    first_seqno: u32,
     hang_timeout: Duration,
     /// The longest that a prompt may hold up a token.
     gap: Option<Duration>,
@@ -93,7 +93,7 @@ impl Mono {
         Ok(Self {
             machines,
             info,
-            first_epoch: options.first_epoch.unwrap_or(1),
+            first_seqno: options.first_seqno.unwrap_or(1),
             hang_timeout: options.hang_timeout.unwrap_or(HANG_TIMEOUT),
             prefill_kernel: options.prefill_kernel,
             meter: options.meter.clone(),
@@ -294,8 +294,8 @@ impl Device for Mono {
             }
             meter.started(loaded.len(), probe::phases(&loaded[0].model, &loaded[0].partition));
         }
-        let (epoch, patience) = (self.first_epoch, self.hang_timeout);
-        let mut runner = Runner::new(loaded, mailbox, epoch, patience, self.gap);
+        let (seqno, patience) = (self.first_seqno, self.hang_timeout);
+        let mut runner = Runner::new(loaded, mailbox, seqno, patience, self.gap);
         runner.reproducible = self.reproducible;
         Ok(Box::new(runner.metered(self.meter.clone())))
     }

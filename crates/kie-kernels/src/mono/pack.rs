@@ -319,7 +319,7 @@ impl Weights<'_> {
         let (c, part) = self.class(class);
         let Some((of, padded)) = c.latent.zip(part.latent) else { return };
         let tiling = *part.tiling(Matrix::KeyUp);
-        let line_bytes = self.partition.line_bytes(self.model);
+        let stream_bytes = self.partition.stream_bytes(self.model);
         let offsets = layer_offsets(self.model, self.partition);
         let before = matrix_offset(self.partition, class, Matrix::KeyUp);
         let parts = Parts { count: 1, real: of.plain, padded: padded.plain, skip: 0 };
@@ -339,7 +339,7 @@ impl Weights<'_> {
                     scale.0,
                 );
                 let mut place = Place::in_units(&tiling, row, scale);
-                place.at += u64::from(block) * line_bytes;
+                place.at += u64::from(block) * stream_bytes;
                 places.push((column, place));
             }
             let table = all.table(&places);
@@ -479,8 +479,8 @@ impl Weights<'_> {
     fn gates(&self, all: &mut Packing, line: u64, class: usize) {
         let (c, part) = self.class(class);
         let Some(delta) = &part.delta else { return };
-        let (tiling, line_bytes) =
-            (*part.tiling(Matrix::Gates), self.partition.line_bytes(self.model));
+        let (tiling, stream_bytes) =
+            (*part.tiling(Matrix::Gates), self.partition.stream_bytes(self.model));
         let before = matrix_offset(self.partition, class, Matrix::Gates);
         let offsets = layer_offsets(self.model, self.partition);
         for split in 0..delta.unit.splits {
@@ -490,7 +490,7 @@ impl Weights<'_> {
                 let (block, own) = (unit / delta.each, unit % delta.each);
                 let one = |which: u32| {
                     let mut place = Place::in_units(&tiling, 2 * own + which, (0, true));
-                    place.at += u64::from(block) * line_bytes;
+                    place.at += u64::from(block) * stream_bytes;
                     (2 * key * shared + which * shared + inside, place)
                 };
                 Some([one(0), one(1)])
@@ -592,7 +592,7 @@ impl Weights<'_> {
         // From a block's part to the next one's.
         let block_bytes = match chosen {
             Some(_) => part.piece_bytes(),
-            None => self.partition.line_bytes(self.model),
+            None => self.partition.stream_bytes(self.model),
         };
         let mut found: Found<usize> = BTreeMap::new();
         let block_rows = block_rows(self.model.stored(class, matrix));
@@ -641,7 +641,7 @@ impl Weights<'_> {
         let (m, c) = (self.model, self.partition);
         let per_lane = m.head_mode == HeadMode::PerLane;
         let each = c.blocks_a_lane(m);
-        let line_bytes = c.line_bytes(m);
+        let stream_bytes = c.stream_bytes(m);
         let passes = (0..c.head_passes).map(|_| c.head).chain(c.tail);
         let passes: Vec<Tiling> = passes.collect();
         // Full passes first, then the tail.
@@ -651,7 +651,7 @@ impl Weights<'_> {
                 true => (block / each, block % each),
                 false => (0, self.rank * c.blocks + block),
             };
-            let mut before = line_bytes - c.head_bytes();
+            let mut before = stream_bytes - c.head_bytes();
             let mut first = seat * c.rows_head;
             let index = block * c.index_bytes() + c.index_offset(c.classes.len(), Matrix::Qkv);
             for (split, done) in passes.iter().zip(rows_before(&passes)) {
@@ -664,7 +664,7 @@ impl Weights<'_> {
                     let scale = scales.of(split, (0, lane, from / block_rows(&m.coded_head)));
                     all.tell_scale(split, index + done + row, scale.0);
                     let mut place = Place::in_units(split, row, scale);
-                    place.at += u64::from(block) * line_bytes + before;
+                    place.at += u64::from(block) * stream_bytes + before;
                     found.entry((*split != c.head, lane)).or_default().push((from, place));
                 }
                 before += split.bytes();

@@ -354,7 +354,7 @@ impl Case {
         let (program, model) = (&self.program, &self.model);
         let weights = Weights { program, buffers: &buffers, model, partition, rank: self.rank };
         let row = partition.hidden as usize * 2;
-        let line = (partition.line_bytes(model) * u64::from(partition.blocks)) as usize;
+        let line = (partition.stream_bytes(model) * u64::from(partition.blocks)) as usize;
         let to = [line, model.vocab_all as usize * row].map(|n| sim.alloc(n).unwrap());
         let [line, embed] = to.each_ref().map(|memory| memory.address);
         let packing = weights.packing(To { line, embed, experts: 0 });

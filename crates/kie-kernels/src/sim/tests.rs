@@ -240,7 +240,7 @@ fn a_ring_of_copies_brings_every_stage() {
 
 /// Every block gathers what all blocks publish, round after round, and publishes its sum.
 const GATHER: &str = "
-struct Args { u64* words; u64* poison; u64* record; u64* out; u64 budget_ns; u32 rounds, lost; };
+struct Args { u64* words; u64* abort_flag; u64* record; u64* out; u64 budget_ns; u32 rounds, lost; };
 constexpr u32 kBlocks = 8, kEach = 32;
 KIE_KERNEL(toy, 64, Args a) {
     KIE_SHARED_BYTES(shared);
@@ -257,11 +257,11 @@ KIE_KERNEL(toy, 64, Args a) {
             u64 since = clock_ns();
             for (u32 polls = 1; (u32)(w >> 32) != round && !lost; ++polls) {
                 if (polls % 64 == 0) {
-                    if (load_word(a.poison)) lost = true;
+                    if (load_word(a.abort_flag)) lost = true;
                     else if (clock_ns() - since > a.budget_ns) {
                         lost = true;
                         a.record[0] = round, a.record[1] = i, a.record[2] = lane();
-                        store_word(a.poison, 1);
+                        store_word(a.abort_flag, 1);
                     }
                 }
                 w = load_word(row + i * kEach + lane());
@@ -284,22 +284,22 @@ KIE_KERNEL(toy, 64, Args a) {
 struct Gathered {
     outcome: Result<()>,
     out: Vec<u64>,
-    poison: u64,
+    abort_flag: u64,
     record: Vec<u64>,
     trace: Trace,
 }
 
 fn gather(sim: &Sim, text: &str, lost: u32) -> Gathered {
-    let [words, poison, record, out] =
+    let [words, abort_flag, record, out] =
         [2 * 8 * 32 * 8, 8, 24, 8 * 32 * 8].map(|bytes| sim.alloc(bytes).unwrap());
     let rounds = 40_u64;
-    let args = [words.address, poison.address, record.address, out.address, 200_000_000];
+    let args = [words.address, abort_flag.address, record.address, out.address, 200_000_000];
     let args: Vec<u64> = args.into_iter().chain([u64::from(lost) << 32 | rounds]).collect();
     let outcome = run(sim, text, &args, (8, 64));
     Gathered {
         outcome,
         out: fetch_u64(sim, &out),
-        poison: fetch_u64(sim, &poison)[0],
+        abort_flag: fetch_u64(sim, &abort_flag)[0],
         record: fetch_u64(sim, &record),
         trace: sim.last_trace().unwrap(),
     }
@@ -321,7 +321,7 @@ fn epoch_words_reach_all_blocks() {
     everywhere(|sim| {
         let got = gather(sim, GATHER, 0);
         got.outcome.unwrap();
-        assert_eq!(got.poison, 0);
+        assert_eq!(got.abort_flag, 0);
         assert!(got.out == want);
     });
 }
@@ -332,7 +332,7 @@ fn a_lost_publish_ends_in_the_kernel_s_own_record() {
         let start = Instant::now();
         let got = gather(sim, GATHER, 17);
         got.outcome.unwrap();
-        assert_eq!((got.poison, &got.record[..]), (1, &[17, 3, 7][..]));
+        assert_eq!((got.abort_flag, &got.record[..]), (1, &[17, 3, 7][..]));
         assert!(got.trace.now_ns > 200_000_000, "{:?}", got.trace);
         assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     });
@@ -662,7 +662,7 @@ fn mutants_fail() {
         let text = mutant(GATHER, from, to);
         let caught = (0..8).filter(|&seed| {
             let got = gather(&open(seed, 32), &text, 0);
-            got.outcome.is_err() || got.poison != 0 || got.out != want
+            got.outcome.is_err() || got.abort_flag != 0 || got.out != want
         });
         let caught = caught.count();
         assert!(caught > 0, "{from:?} -> {to:?} goes unnoticed");

@@ -266,7 +266,7 @@ mod tests {
                 assert_eq!(segment.offset, offset, "{segment:?}");
                 offset += u64::from(segment.stages) * u64::from(segment.bytes);
             }
-            assert_eq!(offset, partition.line_bytes(&model));
+            assert_eq!(offset, partition.stream_bytes(&model));
             assert_eq!(all[head_segment(&model, &partition) as usize].layer, model.layers());
             for (layer, of) in layers(&model, &partition).iter().enumerate() {
                 let its: Vec<_> = all.iter().filter(|s| s.layer == layer as u32).collect();

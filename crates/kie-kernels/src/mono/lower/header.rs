@@ -131,8 +131,9 @@ pub fn header(model: &Model, p: &Partition, layout: &Layout, mode: Mode) -> Stri
     }
     text.line(format_args!("using ClassLast = Class{};", model.classes.len() - 1));
     let index = p.index_offset(p.classes.len(), Matrix::Qkv);
-    let head = text.tiling(&p.head, layout, layout.ahead, index);
-    let tail = text.tiling(p.tail.as_ref().unwrap_or(&p.head), layout, layout.ahead, index);
+    let head = text.tiling(&p.head, layout, layout.prefetch_depth, index);
+    let tail =
+        text.tiling(p.tail.as_ref().unwrap_or(&p.head), layout, layout.prefetch_depth, index);
     text.line(format_args!("using TilingHead = {head};"));
     text.line(format_args!("using TilingTail = {tail};"));
     text.out
@@ -142,7 +143,7 @@ fn sizes(t: &mut Text, model: &Model, p: &Partition, layout: &Layout) {
     let each = p.blocks_a_lane(model);
     t.ints([
         ("kLayers", model.layers()),
-        ("kAhead", layout.ahead),
+        ("kPrefetchDepth", layout.prefetch_depth),
         ("kClasses", model.classes.len() as u32),
         ("kHidden", p.hidden),
         ("kHiddenReal", model.hidden),
@@ -179,7 +180,7 @@ fn sizes(t: &mut Text, model: &Model, p: &Partition, layout: &Layout) {
         ("kStopsMax", wire::STOPS as u32),
         ("kRing", wire::RING as u32),
     ]);
-    t.longs([("kStreamBytes", p.line_bytes(model))]);
+    t.longs([("kStreamBytes", p.stream_bytes(model))]);
     // The head stands behind the last layer, so that it is there.
     let ahead = u64::from(p.tuning.ahead_of_choice).min(p.head_bytes() / 4096 * 4096);
     t.put("unsigned", "kAheadOfChoice", ahead);
@@ -305,9 +306,9 @@ fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
     let (class, part): (&Class, &ClassPartition) = (&model.classes[at], &p.classes[at]);
     let l: &ClassLayout = &layout.classes[at];
     let ahead = |m: Matrix| match m {
-        Matrix::GateUp => l.ahead_gu,
+        Matrix::GateUp => l.prefetch_gu,
         m if m.is_by_head() => 1,
-        _ => layout.ahead,
+        _ => layout.prefetch_depth,
     };
     let index = |m| p.index_offset(at, m);
     let all = part.matrices().map(|(m, of)| (m, t.tiling(of, layout, ahead(m), index(m))));

@@ -271,7 +271,7 @@ pub struct ClassLayout {
     pub warp_heads: u32,
     /// Stages of a product in registers before its vector is there: of gate and up, and how many of
     /// these even before attention's output is.
-    pub ahead_gu: u32,
+    pub prefetch_gu: u32,
     /// See above.
     pub early_gu: u32,
 }
@@ -651,7 +651,7 @@ impl Layout {
                 heads,
                 join: heads + p.warps * warp_heads(c, part),
                 warp_heads: warp_heads(c, part),
-                ahead_gu: if early { 7 } else { ahead },
+                prefetch_gu: if early { 7 } else { ahead },
                 early_gu: if early { part.tiling(Matrix::GateUp).stages.min(3) } else { 0 },
             }
         };

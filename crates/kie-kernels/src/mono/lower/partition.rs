@@ -195,7 +195,7 @@ pub struct Partition {
     /// Bytes of a slot of the ring: of a stage, at most.
     pub slot_bytes: u32,
     /// Tile pairs of a stage that a warp holds in registers.
-    pub held: u32,
+    pub max_tiles: u32,
     /// Weight bytes in flight of a block.
     pub in_flight_bytes: u32,
     /// Positions of a longest sequence.
@@ -427,14 +427,14 @@ fn held_by_ring(all: &[Rows], common: &Common, stage: Stage, room: u32) -> u64 {
 
 /// Slots of the machine's usual sizes, the one whose ring holds more, or smaller ones where shared
 /// memory has no room for three beside the vectors.
-fn slot_bytes(all: &[Rows], common: &Common, held: u32, shared_bytes: u32, t: &Tuning) -> u32 {
+fn slot_bytes(all: &[Rows], common: &Common, max_tiles: u32, shared_bytes: u32, t: &Tuning) -> u32 {
     let latent = |r: &Rows| r.latent.map_or(0, |latent| latent.widest());
     let narrow = all.iter().map(|r| r.attn.max(r.ffn).max(latent(r))).max().unwrap_or(0);
     let vectors = 2 * common.parts * (common.hidden + narrow);
     let room = shared_bytes.saturating_sub(vectors + others::ABOUT_BYTES);
     let usual = match common.warps {
         12 => t.slots_12_warps,
-        _ if held > 2 && all.iter().any(Rows::has_4_bits) => match common.experts {
+        _ if max_tiles > 2 && all.iter().any(Rows::has_4_bits) => match common.experts {
             true => t.slots_experts_4_bits,
             false => t.slots_4_bits,
         },
@@ -445,7 +445,7 @@ fn slot_bytes(all: &[Rows], common: &Common, held: u32, shared_bytes: u32, t: &T
     let more = if scaled { 512 } else { 0 };
     let fits = |slot_bytes: &u32| 3 * *slot_bytes <= room;
     let holds = |slot_bytes: &u32| {
-        let stage = Stage { slot_bytes: *slot_bytes, held, uneven: common.experts };
+        let stage = Stage { slot_bytes: *slot_bytes, max_tiles, uneven: common.experts };
         held_by_ring(all, common, stage, room)
     };
     let best = usual.iter().map(|size| size + more).filter(fits).max_by_key(holds);
@@ -668,9 +668,10 @@ impl Partition {
         // Twelve warps have fewer registers each, and where steps are short several stages are
         // held.
         let long = tuning.long_stream(rows.iter().any(Rows::has_4_bits));
-        let held = if warps > 8 || bytes < long { 2 } else { 4 };
-        let slot_bytes = slot_bytes(&rows, &common, held, m.shared_bytes, &tuning).max(slot_least);
-        let stage = Stage { slot_bytes, held, uneven: common.experts };
+        let max_tiles = if warps > 8 || bytes < long { 2 } else { 4 };
+        let slot_bytes =
+            slot_bytes(&rows, &common, max_tiles, m.shared_bytes, &tuning).max(slot_least);
+        let stage = Stage { slot_bytes, max_tiles, uneven: common.experts };
         let tilings = tilings(&rows, &common, stage)?;
         let (rows_head, width) = head(model, each, hidden);
         let pass_rows = rows_head.min(16 * warps);
@@ -697,7 +698,7 @@ impl Partition {
             warps,
             helpers: if m.passes_registers() { 4 } else { 2 },
             slot_bytes,
-            held,
+            max_tiles,
             in_flight_bytes: 0,
             positions,
             pages_max: positions.div_ceil(PAGE as u32),
@@ -973,7 +974,7 @@ impl Partition {
     }
 
     /// Bytes of a block's stream, which are the same every step.
-    pub fn line_bytes(&self, model: &Model) -> u64 {
+    pub fn stream_bytes(&self, model: &Model) -> u64 {
         let layers = model.layer.iter().map(|l| self.classes[l.class].layer_bytes());
         layers.sum::<u64>() + self.head_bytes()
     }

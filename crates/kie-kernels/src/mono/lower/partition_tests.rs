@@ -7,14 +7,14 @@ use crate::mono::shapes::{amd, model, nvidia, with_class};
 
 #[test]
 fn short_steps_hold_more_stages_before_the_words_are_there() {
-    for (name, held, ahead, retries) in
+    for (name, max_tiles, ahead, retries) in
         [("lane", 2, 4, true), ("1b", 2, 4, false), ("2b", 2, 1, false), ("8b", 4, 1, false)]
     {
         let cut = Partition::new(&model(name), &nvidia(), 4096).unwrap();
         let ahead_of = |columns| Layout::new(&model(name), &cut, Kind { columns, streamed: false });
         let (one, eight) = (ahead_of(1).unwrap(), ahead_of(8).unwrap());
-        let seen = (cut.held, one.ahead, cut.retries(&model(name), 1));
-        assert_eq!(seen, (held, ahead, retries), "{name}");
+        let seen = (cut.max_tiles, one.ahead, cut.retries(&model(name), 1));
+        assert_eq!(seen, (max_tiles, ahead, retries), "{name}");
         assert_eq!(eight.ahead, 1, "{name}");
         assert!(!cut.retries(&model(name), 8), "{name}: several columns wait for one word");
     }
@@ -93,7 +93,7 @@ fn gate_and_up_begin_early_behind_all_of_attentions_output() {
         let of = Layout::new(&model, &p, Kind { columns: 1, streamed: true }).unwrap();
         let (stages, class) = (p.classes[0].tiling(Matrix::Output).stages, &of.classes[0]);
         assert!(of.variable_stages);
-        let seen = (stages, of.ahead, class.early_gu, class.ahead_gu);
+        let seen = (stages, of.ahead, class.early_gu, class.prefetch_gu);
         assert_eq!(seen, wanted, "{name} on {ranks}");
     }
 }
@@ -106,7 +106,7 @@ fn four_bits_keep_all_warps_busy() {
         let gate_up = p.classes[0].tiling(Matrix::GateUp);
         assert_eq!((gate_up.row_warps, gate_up.tiles, gate_up.k_warps), (2, 7, 4), "{p}");
         let down = p.classes[0].tiling(Matrix::Down);
-        assert_eq!((down.chunk, p.held, p.ahead(&model)), (4, 4, 1), "{p}");
+        assert_eq!((down.chunk, p.max_tiles, p.ahead(&model)), (4, 4, 1), "{p}");
     }
 }
 
@@ -116,7 +116,7 @@ fn a_token_streams_what_is_stored() {
     let bytes = |name: &str| {
         let (model, p) = (model(name), Partition::new(&model(name), &nvidia(), 4096).unwrap());
         assert!(p.as_halves.is_empty(), "{name}: {p}");
-        (p.line_bytes(&model) - p.head_bytes()) as f64
+        (p.stream_bytes(&model) - p.head_bytes()) as f64
     };
     // Bits a weight as stored, and how much more a block may have: padding. A stage has two
     // units of 4 bits, or one of 8, and scales of its own.

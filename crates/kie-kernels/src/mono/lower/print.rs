@@ -264,7 +264,7 @@ fn stream(out: &mut String, model: &Model, partition: &Partition) {
         out,
         "segments  {} of a step, {} bytes of weights a block",
         all.len(),
-        partition.line_bytes(model)
+        partition.stream_bytes(model)
     );
     say!(out, "  layer  source       offset   stages x  bytes  encoding");
     let fixed = |layer: &super::model::Layer| {

@@ -238,7 +238,7 @@ mod tests {
             let fixed = segments(&model, &partition).into_iter();
             let fixed = fixed.filter(|s| s.source == Source::Fixed);
             let bytes = |s: Segment| (s.offset, u64::from(s.stages) * u64::from(s.bytes));
-            let end = partition.line_bytes(&model);
+            let end = partition.stream_bytes(&model);
             covers(fixed.map(bytes).collect(), end, "the stream");
 
             let layers = layers(&model, &partition);

@@ -6,7 +6,7 @@ pub(super) struct Stage {
     /// Bytes, at most.
     pub slot_bytes: u32,
     /// Tile pairs that a warp holds in registers.
-    pub held: u32,
+    pub max_tiles: u32,
     /// Warps may share columns unevenly.
     pub uneven: bool,
 }
@@ -206,7 +206,7 @@ impl Tiling {
         stage: Stage,
         encoding: Encoding,
     ) -> Option<Self> {
-        let Stage { slot_bytes, held, .. } = stage;
+        let Stage { slot_bytes, max_tiles, .. } = stage;
         let tiles_all = rows.div_ceil(16);
         let k_warps = warps / row_warps;
         let tiles = tiles_all.div_ceil(row_warps);
@@ -217,7 +217,7 @@ impl Tiling {
             units.is_multiple_of(*c)
                 && *c <= encoding.most_units(stage.uneven)
                 && encoding.stage_bytes(rows, k_warps, *c) <= slot_bytes
-                && c * tiles * encoding.row_bytes() <= 64 * held
+                && c * tiles * encoding.row_bytes() <= 64 * max_tiles
         };
         let (chunk, stages) = if uneven {
             // No warp has many more units than need be; a stage takes the time of a third of one.

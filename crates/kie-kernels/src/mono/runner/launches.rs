@@ -11,10 +11,10 @@ use crate::error::Result;
 use crate::machine::{Flight, Launch};
 use crate::mailbox::{Mailbox, SlotMemory};
 use crate::meter::{Meter, Mode};
+use crate::mono::interleave::Chunk;
 use crate::mono::loaded::Loaded;
 use crate::mono::lower::segments::head_segment;
 use crate::mono::prefill::{Part, Prefill};
-use crate::mono::slices::Chunk;
 use crate::mono::wire::{wants, ExpiredWait, Order, Sequence, Wire};
 
 /// What every rank's launch is given, beside what is its own.
@@ -132,7 +132,7 @@ impl Launches {
 
     /// Starts sequence numbers anew where a longest launch would pass the last: the words are
     /// zeroed. Kernels tell a step's layers, and the choice of its token, apart by 32 bits.
-    fn renew_epochs(&mut self) -> Result<()> {
+    fn renew_seqnos(&mut self) -> Result<()> {
         if self.seqno >= u32::MAX / (self.first().model.layers() + 1) - LONG {
             self.ranks.iter().try_for_each(Loaded::clear_words)?;
             self.seqno = 1;
@@ -142,7 +142,7 @@ impl Launches {
 
     /// Starts the decode kernel on every rank. `measured`: what its meter looks at.
     pub fn decode(&mut self, ask: &Ask, measured: bool) -> Result<Started> {
-        self.renew_epochs()?;
+        self.renew_seqnos()?;
         let seqno = self.seqno;
         self.order(Order::GoOn);
         let mode = self.meter.as_ref().filter(|_| measured).map(|m| m.mode());
@@ -193,7 +193,7 @@ impl Launches {
         layers: u32,
         to_head: bool,
     ) -> Result<Vec<Box<dyn Flight>>> {
-        self.renew_epochs()?;
+        self.renew_seqnos()?;
         let seqno = if to_head { self.seqno } else { 0 };
         let all = || self.ranks.iter().filter_map(|l| Some((l, l.prefill.as_ref()?)));
         for (loaded, prefill) in all() {

@@ -32,9 +32,9 @@ use crate::error::Result;
 use crate::machine::{Flight, Platform};
 use crate::mailbox::Mailbox;
 use crate::meter::{Meter, Mode};
+use crate::mono::interleave::Chunk;
 use crate::mono::loaded::Loaded;
 use crate::mono::prefill::{self, Prefill};
-use crate::mono::slices::Chunk;
 use crate::mono::wire::{self, Order, Sequence};
 
 /// A launch under way.
@@ -90,7 +90,7 @@ impl Runner {
     pub fn new(
         ranks: Vec<Loaded>,
         mailbox: Arc<Mailbox>,
-        first_epoch: u32,
+        first_seqno: u32,
         hang_timeout: Duration,
         gap: Option<Duration>,
     ) -> Self {
@@ -99,7 +99,7 @@ impl Runner {
         Self {
             schedule,
             delivery: Delivery::new(mailbox, dims.vocab, dims.max_positions),
-            launches: Launches::new(ranks, first_epoch, hang_timeout),
+            launches: Launches::new(ranks, first_seqno, hang_timeout),
             in_flight: None,
             reproducible: false,
         }

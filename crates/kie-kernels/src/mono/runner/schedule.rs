@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::abi::{Command, CommandKind, SlotEnd};
 use crate::mailbox::SlotMemory;
-use crate::mono::slices::{Chunk, Pace};
+use crate::mono::interleave::{Chunk, Pace};
 
 /// Prompt positions of a launch beside decoding sequences that leave no column free, and tokens of
 /// a launch where others wait for their turn.
