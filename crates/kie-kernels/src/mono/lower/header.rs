@@ -59,7 +59,13 @@ impl Text {
     }
 
     /// A tiling's struct, once for all that are alike, and its name.
-    fn tiling(&mut self, t: &Tiling, layout: &Layout, ahead: u32, index_at: u32) -> String {
+    fn tiling(
+        &mut self,
+        t: &Tiling,
+        layout: &Layout,
+        prefetch_depth: u32,
+        index_at: u32,
+    ) -> String {
         let columns = layout.kind.columns;
         let threads = t.row_warps * t.k_warps * layout::TEAM;
         let all = [
@@ -73,7 +79,7 @@ impl Text {
             ("chunk", t.chunk),
             ("stages", t.stages),
             ("stage_bytes", t.stage_bytes),
-            ("prefetch_depth", t.stages.min(ahead)),
+            ("prefetch_depth", t.stages.min(prefetch_depth)),
             ("row_pairs", t.row_pairs()),
             ("items", t.items((columns, self.parts), threads)),
             ("part_floats", t.part_floats(columns)),

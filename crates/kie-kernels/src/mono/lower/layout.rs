@@ -598,7 +598,7 @@ pub struct Layout {
     /// Stages of different sizes stand side by side in the ring (ring.h).
     pub variable_stages: bool,
     /// Stages in registers before a product's vector has arrived.
-    pub ahead: u32,
+    pub prefetch_depth: u32,
     /// The exchange.
     pub exchange: Exchange,
     /// Of each class.
@@ -619,7 +619,7 @@ impl Layout {
     pub fn new(model: &Model, p: &Partition, kind: Kind) -> Result<Self> {
         let columns = kind.columns;
         let variable_stages = p.variable_stages(model) && columns == 1 && model.parts == 1;
-        let ahead = if columns > 1 { 1 } else { p.ahead(model) };
+        let prefetch_depth = if columns > 1 { 1 } else { p.prefetch_depth(model) };
         let vectors = Vectors::new(model, p, kind, variable_stages);
         let at = Shared::new(model, p, columns, &vectors);
         // Attention out of the ring (ops/attend_ring.h) stands where the vectors do, of which none
@@ -641,7 +641,7 @@ impl Layout {
         let each = p.blocks_a_lane(model);
         let of_class = |((c, part), rotations): ((&Class, &ClassPartition), &u32)| {
             // Stages are taken in order: gate and up's once all of attention's output's are.
-            let early = variable_stages && part.tiling(Matrix::Output).stages <= ahead;
+            let early = variable_stages && part.tiling(Matrix::Output).stages <= prefetch_depth;
             ClassLayout {
                 words: ClassWords::new((c, part), model.parts, each),
                 direct_o: part.attends() && is_direct(part.tiling(Matrix::Output), columns),
@@ -651,13 +651,13 @@ impl Layout {
                 heads,
                 join: heads + p.warps * warp_heads(c, part),
                 warp_heads: warp_heads(c, part),
-                prefetch_gu: if early { 7 } else { ahead },
+                prefetch_gu: if early { 7 } else { prefetch_depth },
                 early_gu: if early { part.tiling(Matrix::GateUp).stages.min(3) } else { 0 },
             }
         };
         let classes =
             model.classes.iter().zip(&p.classes).zip(&at.rotations).map(of_class).collect();
         let exchange = Exchange::new(model, p, columns);
-        Ok(Self { kind, variable_stages, ahead, exchange, classes, vectors, at, ring })
+        Ok(Self { kind, variable_stages, prefetch_depth, exchange, classes, vectors, at, ring })
     }
 }

@@ -867,7 +867,7 @@ impl Partition {
     }
 
     /// Stages of a product that are in registers before its vector has arrived.
-    pub(super) fn ahead(&self, model: &Model) -> u32 {
+    pub(super) fn prefetch_depth(&self, model: &Model) -> u32 {
         let mut tilings = self.classes.iter().flat_map(|c| &c.tilings).flatten();
         let has_4_bits = tilings.any(|t| t.encoding.bits.is_4_bits());
         if self.read_bytes(model) < self.tuning.long_stream(has_4_bits) {

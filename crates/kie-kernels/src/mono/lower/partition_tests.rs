@@ -13,9 +13,9 @@ fn short_steps_hold_more_stages_before_the_words_are_there() {
         let cut = Partition::new(&model(name), &nvidia(), 4096).unwrap();
         let ahead_of = |columns| Layout::new(&model(name), &cut, Kind { columns, streamed: false });
         let (one, eight) = (ahead_of(1).unwrap(), ahead_of(8).unwrap());
-        let seen = (cut.max_tiles, one.ahead, cut.retries(&model(name), 1));
+        let seen = (cut.max_tiles, one.prefetch_depth, cut.retries(&model(name), 1));
         assert_eq!(seen, (max_tiles, ahead, retries), "{name}");
-        assert_eq!(eight.ahead, 1, "{name}");
+        assert_eq!(eight.prefetch_depth, 1, "{name}");
         assert!(!cut.retries(&model(name), 8), "{name}: several columns wait for one word");
     }
 }
@@ -59,7 +59,7 @@ fn a_rank_is_cut_by_what_it_holds() {
         let seen = (
             cut.slot_bytes >> 10,
             cut.in_flight_bytes >> 10,
-            cut.ahead(&model),
+            cut.prefetch_depth(&model),
             cut.streams_from(&model),
             cut.retries(&model, 1),
         );
@@ -93,7 +93,7 @@ fn gate_and_up_begin_early_behind_all_of_attentions_output() {
         let of = Layout::new(&model, &p, Kind { columns: 1, streamed: true }).unwrap();
         let (stages, class) = (p.classes[0].tiling(Matrix::Output).stages, &of.classes[0]);
         assert!(of.variable_stages);
-        let seen = (stages, of.ahead, class.early_gu, class.prefetch_gu);
+        let seen = (stages, of.prefetch_depth, class.early_gu, class.prefetch_gu);
         assert_eq!(seen, wanted, "{name} on {ranks}");
     }
 }
@@ -106,7 +106,7 @@ fn four_bits_keep_all_warps_busy() {
         let gate_up = p.classes[0].tiling(Matrix::GateUp);
         assert_eq!((gate_up.row_warps, gate_up.tiles, gate_up.k_warps), (2, 7, 4), "{p}");
         let down = p.classes[0].tiling(Matrix::Down);
-        assert_eq!((down.chunk, p.max_tiles, p.ahead(&model)), (4, 4, 1), "{p}");
+        assert_eq!((down.chunk, p.max_tiles, p.prefetch_depth(&model)), (4, 4, 1), "{p}");
     }
 }
 
