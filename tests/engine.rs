@@ -2,6 +2,8 @@
 //! both paths, prefix reuse, sessions.
 #![allow(clippy::unwrap_used)]
 
+#[path = "engine/forced.rs"]
+mod forced;
 #[path = "engine/given_up.rs"]
 mod given_up;
 mod support;

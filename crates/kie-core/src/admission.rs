@@ -21,6 +21,8 @@ pub(crate) struct Limits {
     pub(crate) generation: Generation,
     /// Why steps check no drafts, if they do not.
     pub(crate) refuses_drafts: Option<&'static str>,
+    /// Drafts that a step checks beside a mask, at most.
+    pub(crate) masked_drafts: usize,
 }
 
 /// A request's parameters, every default filled in.

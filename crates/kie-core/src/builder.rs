@@ -240,6 +240,7 @@ impl Builder {
         }
         let (vocab, context) = (spec.vocab, plan.dims.max_positions as usize);
         let refuses_drafts = device.refuses_drafts(&plan.program);
+        let masked_drafts = device.masked_drafts(&plan.program);
         let began = lap.began;
         let info = Info { load: LoadReport { seconds: 0.0, phases: lap.phases }, ..info };
         let mut engine = Engine::start(Parts {
@@ -248,7 +249,7 @@ impl Builder {
             buffers: plan.buffers,
             dims: plan.dims,
             tokenizer,
-            limits: Limits { vocab, context, generation, refuses_drafts },
+            limits: Limits { vocab, context, generation, refuses_drafts, masked_drafts },
             prefix_cache: config.prefix_cache,
             exact,
             max_queue: config.max_queue,

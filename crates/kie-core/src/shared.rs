@@ -153,7 +153,8 @@ impl Inner {
         }
         let compiled = self.grammars.compiled(grammar, patience)?;
         let Resolved { max_new, min_new, stop_ids, .. } = resolved;
-        let plan = Plan { max_new: *max_new, min_new: *min_new, stop_ids: stop_ids.clone() };
+        let (max_new, min_new, stop_ids) = (*max_new, *min_new, stop_ids.clone());
+        let plan = Plan { max_new, min_new, stop_ids, drafts: self.limits.masked_drafts };
         let inbox = Arc::clone(&self.inbox);
         let times = Arc::clone(self.grammars.times());
         Follower::new(compiled, plan, times, move || inbox.nudge()).map(Some)

@@ -146,6 +146,12 @@ pub trait Device: Send + Sync {
         Some("its kernels check one row of a sequence a step")
     }
 
+    /// Drafts that steps of a program check beside a mask at most.
+    fn masked_drafts(&self, program: &ValidProgram) -> usize {
+        let _ = program;
+        0
+    }
+
     /// Microseconds of each of `rounds` round trips of a token, from the device to the host and
     /// back, one after another, by the device's clock.
     ///

@@ -2,40 +2,137 @@
 //! works on the step before.
 //!
 //! # Protocol
-//! Mask `n` says what token `n` may be, counted from the first that is made. It is made of the
-//! tokens before, so whoever writes mask `n` has seen token `n - 1`, and the device that chose that
-//! one has read mask `n - 1` before: one place is enough. `written = n + 1` is stored with release
-//! behind the words of mask `n`; the device loads it with acquire and reads words only where it
-//! says that mask `n` is there.
+//! Mask `n` says what token `n` may be, counted from the first that is made. It depends on the
+//! tokens before, so whoever writes it has seen token `n - 1`, or guesses it: behind mask `n` stand
+//! drafts of the tokens `n`, `n + 1`, ..., each with the mask of the token that follows it. Those
+//! masks hold only as long as the tokens are the drafts.
+//!
+//! One place is enough. The writer begins anew only when it has seen a token that is no draft, and
+//! a device that chose such a token has read its mask before and takes none of those behind it.
+//! `written` tells which mask the place begins with, and 0 while that changes; what a device reads
+//! beside it counts only if `written` is the same afterwards. `drafts` grows; the words and the id
+//! behind it are stored before it is.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{fence, AtomicU32, Ordering};
 
 /// The masks of one sequence.
 #[derive(Debug)]
 pub struct Masks {
+    /// Those of the first token, then of the one behind each draft.
     words: Box<[AtomicU32]>,
+    /// Words of a mask.
+    width: usize,
+    ids: Box<[AtomicU32]>,
+    /// Drafts that are there.
+    drafts: AtomicU32,
+    /// The token that the first mask is of, plus 1.
     written: AtomicU32,
 }
 
+/// Where a sequence stands on a device.
+#[derive(Debug, Clone, Copy)]
+pub struct Place {
+    /// Tokens made.
+    pub made: usize,
+    /// The last of them.
+    pub last: u32,
+    /// The first token of the masks that were read last.
+    pub begin: usize,
+}
+
 impl Masks {
-    /// For a vocabulary of `vocab` ids; no mask is there yet.
-    pub fn new(vocab: usize) -> Self {
-        let words = (0..vocab.div_ceil(32)).map(|_| AtomicU32::new(0)).collect();
-        Self { words, written: AtomicU32::new(0) }
+    /// For a vocabulary of `vocab` ids and as many drafts at most; no mask is there yet.
+    pub fn new(vocab: usize, drafts: usize) -> Self {
+        let zeros = |count: usize| (0..count).map(|_| AtomicU32::new(0)).collect();
+        let width = vocab.div_ceil(32);
+        Self {
+            words: zeros((drafts + 1) * width),
+            width,
+            ids: zeros(drafts),
+            drafts: AtomicU32::new(0),
+            written: AtomicU32::new(0),
+        }
     }
 
-    /// Writes mask `index`: bit `id % 32` of word `id / 32` allows `id`. Words that are missing
-    /// allow nothing. The caller has seen token `index - 1`.
+    /// Drafts that there is room for.
+    pub fn drafts_max(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Writes mask `index` and begins anew with it: bit `id % 32` of word `id / 32` allows `id`.
+    /// Words that are missing allow nothing. The caller has seen token `index - 1`, which is none
+    /// of the drafts before.
     pub fn write(&self, index: usize, bits: &[u32]) {
-        for (at, word) in self.words.iter().enumerate() {
-            word.store(bits.get(at).copied().unwrap_or(0), Ordering::Relaxed);
-        }
+        self.written.store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.drafts.store(0, Ordering::Relaxed);
+        self.fill(0, bits);
         self.written.store(index as u32 + 1, Ordering::Release);
     }
 
-    /// Device: mask `index`, once it is there.
+    /// Adds a draft, and what the token behind it may be.
+    ///
+    /// # Panics
+    /// Where there is no room for one more.
+    pub fn add_draft(&self, id: u32, bits: &[u32]) {
+        let drafts = self.drafts.load(Ordering::Relaxed) as usize;
+        self.ids[drafts].store(id, Ordering::Relaxed);
+        self.fill(drafts + 1, bits);
+        self.drafts.store(drafts as u32 + 1, Ordering::Release);
+    }
+
+    fn fill(&self, mask: usize, bits: &[u32]) {
+        let words = &self.words[mask * self.width..][..self.width];
+        for (at, word) in words.iter().enumerate() {
+            word.store(bits.get(at).copied().unwrap_or(0), Ordering::Relaxed);
+        }
+    }
+
+    /// Device: mask `index`, once it is there, where drafts do not matter.
     pub fn read(&self, index: usize) -> Option<&[AtomicU32]> {
-        (self.written.load(Ordering::Acquire) == index as u32 + 1).then_some(&*self.words)
+        let there = self.written.load(Ordering::Acquire) == index as u32 + 1;
+        there.then(|| &self.words[..self.width])
+    }
+
+    /// Device: the mask of the next token, once it is there.
+    pub fn next(&self, place: &mut Place) -> Option<&[AtomicU32]> {
+        let behind = self.behind(place)?;
+        place.begin = place.made - behind;
+        Some(&self.words[behind * self.width..][..self.width])
+    }
+
+    /// Device: drafts of the tokens that follow; how many there are.
+    pub fn drafted(&self, place: &Place, out: &mut [u32]) -> usize {
+        let Some(behind) = self.behind(place) else { return 0 };
+        let drafts = self.drafts.load(Ordering::Acquire) as usize;
+        // More than there were when the place began anew: it has, meanwhile.
+        let ids = self.ids[..drafts].get(behind..).unwrap_or_default();
+        for (to, id) in out.iter_mut().zip(ids) {
+            *to = id.load(Ordering::Relaxed);
+        }
+        if self.behind(place) == Some(behind) {
+            out.len().min(ids.len())
+        } else {
+            0
+        }
+    }
+
+    /// Drafts between the first mask and that of the next token, where that is there.
+    fn behind(&self, place: &Place) -> Option<usize> {
+        let written = self.written.load(Ordering::Acquire);
+        if written == place.made as u32 + 1 {
+            return Some(0);
+        }
+        // All tokens since the masks' first one but the last were found to be the drafts before.
+        let behind = place.made.checked_sub(place.begin)?;
+        if written != place.begin as u32 + 1
+            || behind > self.drafts.load(Ordering::Acquire) as usize
+        {
+            return None;
+        }
+        let is_draft = self.ids[behind - 1].load(Ordering::Relaxed) == place.last;
+        fence(Ordering::Acquire);
+        (is_draft && self.written.load(Ordering::Relaxed) == written).then_some(behind)
     }
 }
 
@@ -49,18 +146,51 @@ pub(crate) fn allows(mask: &[AtomicU32], id: usize) -> bool {
 mod tests {
     use super::*;
 
+    fn ids(mask: Option<&[AtomicU32]>) -> Option<Vec<usize>> {
+        mask.map(|mask| (0..70).filter(|id| allows(mask, *id)).collect())
+    }
+
     #[test]
     fn a_mask_is_there_once_it_is_written_and_for_its_token_alone() {
-        let masks = Masks::new(40);
+        let masks = Masks::new(40, 0);
         assert!(masks.read(0).is_none());
         masks.write(0, &[1 << 31]);
-        let mask = masks.read(0).expect("it was written");
-        let allowed: Vec<usize> = (0..70).filter(|id| allows(mask, *id)).collect();
-        assert_eq!(allowed, [31]);
+        assert_eq!(ids(masks.read(0)), Some(vec![31]));
         assert!(masks.read(1).is_none());
         masks.write(1, &[0, 1 << 7]);
         assert!(masks.read(0).is_none());
-        let mask = masks.read(1).expect("it was written");
-        assert_eq!((0..70).filter(|id| allows(mask, *id)).collect::<Vec<_>>(), [39]);
+        assert_eq!(ids(masks.read(1)), Some(vec![39]));
+    }
+
+    #[test]
+    fn masks_behind_drafts_hold_for_as_long_as_the_tokens_are_the_drafts() {
+        let masks = Masks::new(40, 2);
+        let mut place = Place { made: 0, last: 0, begin: 0 };
+        let mut out = [0; 3];
+        assert!(masks.next(&mut place).is_none());
+        masks.write(0, &[2]);
+        masks.add_draft(1, &[4]);
+        assert_eq!(masks.drafted(&place, &mut out), 1);
+        masks.add_draft(2, &[8]);
+        assert_eq!((masks.drafted(&place, &mut out), out), (2, [1, 2, 0]));
+        assert_eq!(ids(masks.next(&mut place)), Some(vec![1]));
+        (place.made, place.last) = (1, 1);
+        assert_eq!((masks.drafted(&place, &mut out), out[0]), (1, 2));
+        assert_eq!(ids(masks.next(&mut place)), Some(vec![2]));
+        let (mut other, mut end) = (place, place);
+        (end.made, end.last) = (2, 2);
+        assert_eq!(ids(masks.next(&mut end)), Some(vec![3]));
+        assert_eq!(masks.drafted(&end, &mut out), 0);
+        (end.made, end.last) = (3, 3);
+        assert!(masks.next(&mut end).is_none(), "that is what the token behind the last one is");
+        // Another token than the draft.
+        (other.made, other.last) = (2, 9);
+        assert!(masks.next(&mut other).is_none());
+        assert_eq!(masks.drafted(&other, &mut out), 0);
+        masks.write(2, &[16]);
+        assert_eq!(ids(masks.next(&mut other)), Some(vec![4]));
+        assert_eq!((other.begin, masks.drafted(&other, &mut out)), (2, 0));
+        // Who stood there before the place began anew.
+        assert_eq!(ids(masks.next(&mut place)), None);
     }
 }

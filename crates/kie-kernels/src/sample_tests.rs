@@ -125,7 +125,7 @@ proptest! {
             }
         }
         let mut scratch = Scratch::new(logits.len());
-        let masks = crate::mask::Masks::new(logits.len());
+        let masks = crate::mask::Masks::new(logits.len(), 0);
         masks.write(7, masked.as_deref().unwrap_or_default());
         let mask = masked.as_ref().and_then(|_| masks.read(7));
         let rules = Rules { bias: &bias, counts: &counts, banned: &banned, mask };

@@ -372,6 +372,7 @@ pub fn open(setup: &Setup) -> (Engine, Arc<Knobs>) {
             context: setup.context as usize,
             generation,
             refuses_drafts: Some("it is not real"),
+            masked_drafts: 0,
         },
         prefix_cache: true,
         exact: setup.exact,

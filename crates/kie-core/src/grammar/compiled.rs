@@ -34,11 +34,14 @@ const LINES_MAX: usize = 4096;
 const TOKEN_BYTES_MAX: usize = 512;
 /// Tokens that one token may make the shortest ending longer, at least: some brackets, a name.
 const GROWTH_MIN: usize = 8;
+/// Bytes of a text that is split at once.
+const SPLIT_BYTES_MAX: usize = 128;
 /// Most of what is said of an error of the library.
 const MESSAGE_CHARS_MAX: usize = 400;
 
 /// A vocabulary as grammars see it.
 pub(super) struct Vocabulary {
+    tokenizer: Tokenizer,
     factory: ParserFactory,
     /// Tokens in the order in which an ending takes them.
     order: Order,
@@ -95,7 +98,18 @@ impl Vocabulary {
             ParserLimits { max_lexer_states: 50_000, verbose_errors: false, ..Default::default() };
         let otherwise = tokenizer.otherwise_at_first();
         let otherwise_at_first = otherwise.map(|of| bits(of, ids));
-        Ok(Self { factory, order, eos: bits(eos.iter().copied(), ids), otherwise_at_first, ids })
+        let (tokenizer, eos) = (tokenizer.clone(), bits(eos.iter().copied(), ids));
+        Ok(Self { tokenizer, factory, order, eos, otherwise_at_first, ids })
+    }
+
+    /// Tokens of the beginning of a text as a model would split it, about.
+    pub(super) fn split(&self, text: &[u8]) -> Vec<u32> {
+        let text = &text[..text.len().min(SPLIT_BYTES_MAX)];
+        let trie = self.factory.tok_env().tok_trie();
+        let same = |ids: &Vec<u32>| trie.decode_raw(ids) == text;
+        let text_of = std::str::from_utf8(text).ok();
+        let ids = text_of.and_then(|text| self.tokenizer.encode(text, false).ok()).filter(same);
+        ids.unwrap_or_else(|| trie.greedy_tokenize(text))
     }
 
     /// Tokens that end the text legally from where `matcher` stands, if some were found.
@@ -121,6 +135,8 @@ pub(crate) struct Compiled {
     largest: Option<usize>,
     /// A shortest text that was found, in tokens; nothing where none was.
     shortest: OnceLock<Option<Vec<u32>>>,
+    /// Whether matchers take tokens back.
+    goes_back: OnceLock<bool>,
 }
 
 impl Compiled {
@@ -158,13 +174,26 @@ impl Compiled {
             let rest: Vec<u32> = first.iter().zip(otherwise).map(|(a, b)| a & !b).collect();
             first = if rest.iter().any(|word| *word != 0) { rest } else { first };
         }
-        let (start, shortest) = (Mutex::new(start), OnceLock::new());
-        Ok(Self { start, vocabulary, first, largest, shortest })
+        let (start, shortest, goes_back) = (Mutex::new(start), OnceLock::new(), OnceLock::new());
+        Ok(Self { start, vocabulary, first, largest, shortest, goes_back })
     }
 
     /// The state before the first token, to be moved on and to be called off.
     pub(super) fn begin(&self) -> Matcher {
         lock(&self.start).deep_clone().into_cancellable()
+    }
+
+    /// Whether matchers take tokens back: not where lexemes have bounds of their own.
+    pub(super) fn goes_back(&self) -> bool {
+        let works = || {
+            let both = self.first.iter().zip(&self.vocabulary.eos);
+            let words: Vec<u32> = both.map(|(all, eos)| all & !eos).collect();
+            let Some(at) = words.iter().position(|word| *word != 0) else { return false };
+            let id = 32 * at as u32 + words[at].trailing_zeros();
+            let mut matcher = lock(&self.start).deep_clone();
+            matcher.consume_token(id).is_ok() && matcher.rollback(1).is_ok()
+        };
+        *self.goes_back.get_or_init(works)
     }
 
     /// A legal text of few tokens, if one was found.

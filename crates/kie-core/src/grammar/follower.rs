@@ -4,6 +4,7 @@
 //! # Invariants
 //! * The engine thread announces tokens and never waits: a mask that is late is the device's matter
 //!   (`kie_kernels::mask`), and stalls this sequence only.
+//! * Drafts that the device checks beside a mask are guesses and change no token.
 //! * A sequence that begins anew is followed anew, with masks and a way for tokens of its own.
 //! * `max_tokens`: from time to time the tokens of a legal ending are counted, so often that no
 //!   token of usual length can have made it too long in between; where few more than those are
@@ -37,6 +38,8 @@ pub(crate) struct Plan {
     /// Before so many tokens nothing stops it, as long as something else is legal.
     pub(crate) min_new: usize,
     pub(crate) stop_ids: Vec<u32>,
+    /// Drafts beside a mask at most, of what the grammar leaves no choice of.
+    pub(crate) drafts: usize,
 }
 
 /// What the thread tells.
@@ -70,6 +73,7 @@ pub(crate) struct Follower {
     jobs: Sender<Job>,
     capacity: usize,
     ids: usize,
+    drafts: usize,
     now: Option<(Writer<u32, ()>, Arc<Told>)>,
 }
 
@@ -85,18 +89,18 @@ impl Follower {
         nudge: impl Fn() + Send + 'static,
     ) -> Result<Self> {
         let (jobs, received) = channel();
-        let (capacity, ids) = (plan.max_new, compiled.vocabulary.ids);
+        let (capacity, ids, drafts) = (plan.max_new, compiled.vocabulary.ids, plan.drafts);
         let thread = std::thread::Builder::new().name("kie-grammar".to_owned());
         let body = move || follow(&received, &compiled, &plan, &times, &nudge);
         let thread = thread.stack_size(STACK_BYTES).spawn(body);
         thread.map_err(|e| Error::Device(format!("no thread for a grammar: {e}")))?;
-        Ok(Self { jobs, capacity, ids, now: None })
+        Ok(Self { jobs, capacity, ids, drafts, now: None })
     }
 
     /// The sequence begins; where its masks will be.
     pub(crate) fn begin(&mut self) -> Arc<Masks> {
         self.stop();
-        let masks = Arc::new(Masks::new(self.ids));
+        let masks = Arc::new(Masks::new(self.ids, self.drafts));
         let (writer, tokens) = sequence(self.capacity);
         let told = Arc::new(Told {
             failure: OnceLock::new(),
@@ -198,25 +202,67 @@ impl Sequence<'_> {
         tokens: &Reader<u32, ()>,
         times: &Counted,
     ) -> std::result::Result<(), String> {
-        for index in 0..self.plan.max_new {
-            if index > 0 {
-                tokens.wait(index - 1, None);
-                let Some(token) = tokens.get(index - 1) else { return Ok(()) };
-                if self.plan.stop_ids.contains(&token) {
-                    return Ok(());
+        if self.plan.max_new > SHORT {
+            self.check = 1;
+        }
+        let mut index = 0;
+        let mut begun = None;
+        while index < self.plan.max_new {
+            let mask = self.mask(index)?;
+            masks.write(index, &mask);
+            begun.take().into_iter().for_each(|begun: Instant| times.add(begun.elapsed()));
+            let drafts = self.draft(index, mask, masks, tokens)?;
+            // The first token that is no draft.
+            let mut right = 0;
+            let token = loop {
+                tokens.wait(index, None);
+                let Some(token) = tokens.get(index) else { return Ok(()) };
+                index += 1;
+                if drafts.get(right) != Some(&token) {
+                    break token;
                 }
-                let begun = Instant::now();
-                self.matcher.consume_token(token).map_err(|e| told(&e))?;
-                masks.write(index, &self.mask(index)?);
-                times.add(begun.elapsed());
-            } else {
-                if self.plan.max_new > SHORT {
-                    self.check = 1;
-                }
-                masks.write(0, &self.mask(0)?);
+                right += 1;
+            };
+            if self.plan.stop_ids.contains(&token) {
+                return Ok(());
             }
+            begun = Some(Instant::now());
+            self.matcher.rollback(drafts.len() - right).map_err(|e| told(&e))?;
+            self.matcher.consume_token(token).map_err(|e| told(&e))?;
         }
         Ok(())
+    }
+
+    /// Adds drafts behind `mask`, of token `index`, of the text that is the only legal one; the
+    /// matcher stands behind them then. A split into tokens that the model does not choose is no
+    /// more than a wrong draft.
+    fn draft(
+        &mut self,
+        index: usize,
+        mut mask: Vec<u32>,
+        masks: &Masks,
+        tokens: &Reader<u32, ()>,
+    ) -> std::result::Result<Vec<u32>, String> {
+        let mut drafts = Vec::new();
+        // Where an ending is counted the matcher goes back, and nothing is written ahead of that.
+        let until = self.check.min(self.plan.max_new).min(index + masks.drafts_max() + 1);
+        if index + 1 >= until || self.closing.is_some() || !self.compiled.goes_back() {
+            return Ok(drafts);
+        }
+        let text = self.matcher.compute_ff_bytes();
+        for id in self.compiled.vocabulary.split(&text) {
+            let next = index + drafts.len() + 1;
+            let allowed = mask.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1);
+            let known = tokens.get(next - 1).is_some_and(|token| token != id);
+            if next >= until || !allowed || known || self.plan.stop_ids.contains(&id) {
+                break;
+            }
+            self.matcher.consume_token(id).map_err(|e| told(&e))?;
+            mask = self.mask(next)?;
+            masks.add_draft(id, &mask);
+            drafts.push(id);
+        }
+        Ok(drafts)
     }
 
     /// What token `index` may be.
@@ -262,6 +308,7 @@ impl Sequence<'_> {
         let growth = self.compiled.growth();
         let ending = match index {
             0 => self.compiled.shortest().map(<[u32]>::to_vec),
+            _ if !self.compiled.goes_back() => None,
             _ => self.compiled.vocabulary.ending(&mut self.matcher),
         };
         self.check = match ending.map(|ending| (left.checked_sub(ending.len()), ending)) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kie_kernels::mask::Masks;
+use kie_kernels::mask::{Masks, Place};
 use serde_json::{json, Value};
 
 use super::compiled::{Compiled, Grammars};
@@ -48,9 +48,13 @@ impl Draw {
 
 /// Ids of a mask, once it is there.
 fn mask(masks: &Masks, follower: &Follower, index: usize) -> Vec<u32> {
-    let begun = Instant::now();
+    next_mask(masks, follower, &mut Place { made: index, last: 0, begin: index })
+}
+
+fn next_mask(masks: &Masks, follower: &Follower, place: &mut Place) -> Vec<u32> {
+    let (begun, index) = (Instant::now(), place.made);
     loop {
-        if let Some(words) = masks.read(index) {
+        if let Some(words) = masks.next(place) {
             let words: Vec<u32> =
                 words.iter().map(|w| w.load(std::sync::atomic::Ordering::Relaxed)).collect();
             let allowed = |id: &u32| words[*id as usize / 32] >> (id % 32) & 1 == 1;
@@ -70,7 +74,7 @@ struct Made {
 
 /// What comes out where every allowed id is as likely as any other.
 fn walk(compiled: &Arc<Compiled>, max_new: usize, min_new: usize, seed: u64) -> Made {
-    let plan = Plan { max_new, min_new, stop_ids: vec![EOS] };
+    let plan = Plan { max_new, min_new, stop_ids: vec![EOS], drafts: 0 };
     let mut follower = Follower::new(Arc::clone(compiled), plan, Arc::default(), || {}).unwrap();
     let masks = follower.begin();
     let mut draw = Draw(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
@@ -89,6 +93,72 @@ fn walk(compiled: &Arc<Compiled>, max_new: usize, min_new: usize, seed: u64) -> 
     let ended = ids.len() < max_new;
     let text = tokenizer(false).decode(&ids, true).unwrap();
     Made { text, ended, shaped: follower.shaped() }
+}
+
+/// Compares what two sequences of the same tokens are allowed, one with drafts and one without;
+/// how many tokens were drafts that were there in time.
+fn compare(compiled: &Arc<Compiled>, max_new: usize, seed: u64) -> usize {
+    let follower = |drafts| {
+        let plan = Plan { max_new, min_new: 3, stop_ids: vec![EOS], drafts };
+        Follower::new(Arc::clone(compiled), plan, Arc::default(), || {}).unwrap()
+    };
+    let (mut plain, mut other) = (follower(0), follower(5));
+    let (alone, beside) = (plain.begin(), other.begin());
+    let mut draw = Draw(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    let mut place = Place { made: 0, last: 0, begin: 0 };
+    let mut right = 0;
+    while place.made < max_new {
+        let able = mask(&alone, &plain, place.made);
+        assert_eq!(next_mask(&beside, &other, &mut place), able, "token {}", place.made);
+        let mut drafts = [0; 5];
+        if draw.below(2) == 0 {
+            std::thread::sleep(Duration::from_micros(300));
+        }
+        let drafted = beside.drafted(&place, &mut drafts);
+        let mut id = able[draw.below(able.len())];
+        if drafted > 0 && draw.below(4) > 0 {
+            assert!(able.contains(&drafts[0]), "draft {} of token {}", drafts[0], place.made);
+            (id, right) = (drafts[0], right + 1);
+        }
+        (place.made, place.last) = (place.made + 1, id);
+        for follower in [&mut plain, &mut other] {
+            follower.push(id);
+            follower.publish();
+        }
+        if id == EOS {
+            break;
+        }
+    }
+    assert_eq!(plain.shaped(), other.shaped());
+    right
+}
+
+#[test]
+fn drafts_change_no_mask() {
+    let all = grammars();
+    let names = ["identifier_of_the_account", "description_of_the_change"];
+    let members = names.map(|name| (name.to_owned(), json!({"type": "string", "maxLength": 9})));
+    let object = json!({
+        "type": "object", "properties": serde_json::Map::from_iter(members), "required": names,
+        "additionalProperties": false,
+    });
+    let digits = r#"start: "begin of the text: " N " and here is the end of it"
+        N: /[0-9]{1,3}/"#;
+    let bounded = r#"start: "begin of the text: " n " and here is the end of it"
+        n[max_tokens=2]: /[0-9]+/"#;
+    for (grammar, drafts) in [
+        (schema(&object), true),
+        (Grammar::Lark(digits.into()), true),
+        (Grammar::Regex("(a long beginning|another one)-[a-z]{2,4}-the same end".into()), true),
+        // Tokens are not taken back.
+        (Grammar::Lark(bounded.into()), false),
+    ] {
+        let compiled = compile(&all, &grammar).unwrap();
+        let budgets = [6, 40, 300, 300, 300, 300];
+        let run = |(seed, max_new): (u64, &usize)| compare(&compiled, *max_new, seed);
+        let right: usize = (0..).zip(&budgets).map(run).sum();
+        assert_eq!(right > 0, drafts, "{grammar:?}");
+    }
 }
 
 #[test]
@@ -269,7 +339,7 @@ fn hostile_grammars_end_soon() {
         let named = grammar.definition().chars().take(50).collect::<String>();
         assert!(begun.elapsed() < Duration::from_secs(20), "{named}: {:?}", begun.elapsed());
         let Ok(compiled) = compiled else { continue };
-        let plan = Plan { max_new: 6, min_new: 0, stop_ids: vec![EOS] };
+        let plan = Plan { max_new: 6, min_new: 0, stop_ids: vec![EOS], drafts: 0 };
         let mut follower = Follower::new(compiled, plan, Arc::default(), || {}).unwrap();
         let masks = follower.begin();
         for index in 0..6 {
@@ -304,7 +374,7 @@ fn grammars_are_kept_and_a_sequence_may_begin_anew() {
         }
     }
     assert!(Arc::ptr_eq(&first, &compile(&all, &one).unwrap()), "it was used lately");
-    let plan = Plan { max_new: 8, min_new: 0, stop_ids: vec![EOS] };
+    let plan = Plan { max_new: 8, min_new: 0, stop_ids: vec![EOS], drafts: 0 };
     let mut follower = Follower::new(first, plan, Arc::default(), || {}).unwrap();
     for _ in 0..3 {
         let masks = follower.begin();

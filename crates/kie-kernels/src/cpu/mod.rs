@@ -41,6 +41,7 @@ use crate::mailbox::Mailbox;
 use crate::shard::state_of;
 use crate::simd::{self, Level};
 use crate::validate::{validate, ValidProgram};
+use lookup::DRAFT_MAX;
 use ranks::Lanes;
 
 /// The machine's own processor.
@@ -141,6 +142,13 @@ impl Device for Cpu {
         };
         let all = program.program().groups.iter().all(goes_back);
         (!all).then_some("its state cannot go back to the last token that was right")
+    }
+
+    fn masked_drafts(&self, program: &ValidProgram) -> usize {
+        match self.refuses_drafts(program) {
+            None => DRAFT_MAX,
+            Some(_) => 0,
+        }
     }
 
     fn start(

@@ -10,7 +10,7 @@
 //! so that those beside lose half of their time at most.
 //!
 //! A slot whose mask is not there when its logits are keeps them and chooses later: the others go
-//! on without it.
+//! on without it. Where there are masks drafts come with them: what a grammar leaves no choice of.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,6 +24,7 @@ use crate::abi::{Command, CommandKind, Record, SlotEnd, MAX_ALTERNATIVES};
 use crate::device::{Gone, Running};
 use crate::error::Result;
 use crate::mailbox::{Mailbox, SlotMemory};
+use crate::mask::Place;
 use crate::sample::{sample, top_logprobs, Rules, Scratch, SEEN_IN_PROMPT};
 
 /// Fewest prompt columns of a pass beside decoding requests, however tight the latency bound.
@@ -62,25 +63,34 @@ struct Slot {
     /// Prompt and output, kept only where steps may check drafts.
     text: Vec<u32>,
     lookup: Lookup,
+    /// The first token of the masks that were read last.
+    masked_from: usize,
     /// Logits of the position before `next`, kept while the mask is late.
     late: Vec<f32>,
     scratch: Scratch,
 }
 
 impl Slot {
-    /// Writes what may follow the last token, as far as there is room for it, and says how many.
-    fn draft(&mut self, memory: &SlotMemory, spare: usize, out: &mut [u32]) -> usize {
+    /// Writes what may follow the `last` token, as far as there is room for it, and says how many.
+    fn draft(&mut self, memory: &SlotMemory, last: u32, spare: usize, out: &mut [u32]) -> usize {
         let params = &memory.params;
-        // What a grammar allows behind a draft nobody has said yet.
-        if params.drafts == 0 || memory.masks.is_some() {
+        if params.drafts == 0 && memory.masks.is_none() {
             return 0;
         }
         // The last of a step's tokens is chosen behind its last draft.
         let left = (params.max_new as usize - self.made).min(self.granted - self.next);
         let most = self.lookup.reach().min(left - 1).min(spare);
+        if let Some(masks) = &memory.masks {
+            return masks.drafted(&self.place(last), &mut out[..most]);
+        }
         let (prompt, prediction) = (params.prompt as usize, params.prediction as usize);
         let prediction = &memory.tokens[prompt..][..prediction];
         self.lookup.draft(&self.text, prompt, prediction, &mut out[..most])
+    }
+
+    /// Where it stands among its masks.
+    const fn place(&self, last: u32) -> Place {
+        Place { made: self.made, last, begin: self.masked_from }
     }
 }
 
@@ -120,6 +130,7 @@ impl Slots {
             penalised: false,
             text: Vec::with_capacity(dims.max_positions as usize),
             lookup: Lookup::new(),
+            masked_from: 0,
             late: Vec::new(),
             scratch: Scratch::new(vocab),
         };
@@ -177,9 +188,10 @@ impl Slots {
             }
         }
         slot.text.clear();
+        slot.lookup = Lookup::new();
+        slot.masked_from = 0;
         if memory.params.drafts != 0 {
             slot.text.extend_from_slice(&memory.tokens[..memory.params.prompt as usize]);
-            slot.lookup = Lookup::new();
         }
         slot.late.clear();
         if memory.masks.is_some() {
@@ -218,7 +230,7 @@ impl Slots {
             // SAFETY: the slot runs, so the device owns it.
             let memory = unsafe { self.mailbox.slot_of_device(index) };
             let slot = &mut self.slots[index];
-            let drafted = slot.draft(memory, spare, &mut tokens[1..]);
+            let drafted = slot.draft(memory, tokens[0], spare, &mut tokens[1..]);
             spare -= drafted;
             for (at, token) in tokens[..=drafted].iter().enumerate() {
                 let (position, path) = (slot.next + at, Path::Decode);
@@ -312,9 +324,12 @@ impl Slots {
     fn choose(&mut self, index: usize, row: Option<usize>, now: u64) -> bool {
         // SAFETY: the slot runs, so the device owns it.
         let memory = unsafe { self.mailbox.slot_of_device(index) };
+        let last = if self.slots[index].made > 0 { self.last(index) } else { 0 };
         let slot = &mut self.slots[index];
         let params = &memory.params;
-        let mask = memory.masks.as_ref().map(|masks| masks.read(slot.made));
+        let mut place = slot.place(last);
+        let mask = memory.masks.as_ref().map(|masks| masks.next(&mut place));
+        slot.masked_from = place.begin;
         if let Some(None) = mask {
             if let Some(row) = row {
                 slot.state = State::Late;

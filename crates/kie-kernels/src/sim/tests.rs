@@ -240,7 +240,7 @@ fn a_ring_of_copies_brings_every_stage() {
 
 /// Every block gathers what all blocks publish, round after round, and publishes its sum.
 const GATHER: &str = "
-struct Args { u64* words; u64* abort_flag; u64* record; u64* out; u64 budget_ns; u32 rounds, lost; };
+struct Args { u64 *words, *abort_flag, *record, *out, budget_ns; u32 rounds, lost; };
 constexpr u32 kBlocks = 8, kEach = 32;
 KIE_KERNEL(toy, 64, Args a) {
     KIE_SHARED_BYTES(shared);

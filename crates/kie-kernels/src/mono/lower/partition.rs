@@ -664,13 +664,12 @@ impl Partition {
         let mut as_halves = Vec::new();
         let of_class = |at| Rows::new(model, at, &common, &mut as_halves);
         let rows: Vec<_> = (0..model.classes.len()).map(of_class).collect::<Option<_>>()?;
-        let bytes: u64 = rows.iter().map(Rows::bytes).sum();
-        // Twelve warps have fewer registers each, and where steps are short several stages are
-        // held.
+        // Twelve warps have fewer registers each; where steps are short several stages are held.
         let long = tuning.long_stream(rows.iter().any(Rows::has_4_bits));
-        let max_tiles = if warps > 8 || bytes < long { 2 } else { 4 };
-        let slot_bytes =
-            slot_bytes(&rows, &common, max_tiles, m.shared_bytes, &tuning).max(slot_least);
+        let short = rows.iter().map(Rows::bytes).sum::<u64>() < long;
+        let max_tiles = if warps > 8 || short { 2 } else { 4 };
+        let slot = slot_bytes(&rows, &common, max_tiles, m.shared_bytes, &tuning);
+        let slot_bytes = slot.max(slot_least);
         let stage = Stage { slot_bytes, max_tiles, uneven: common.experts };
         let tilings = tilings(&rows, &common, stage)?;
         let (rows_head, width) = head(model, each, hidden);
