@@ -9,8 +9,14 @@ use crate::abi::Codes;
 use crate::matrix::Matrix;
 use crate::simd::{Ints, Kernel, Vector, E2M1};
 
-/// Bytes between a row's load and the prefetch that runs ahead of it.
-pub(super) const AHEAD: usize = 2048;
+/// Bytes between a load of one of so many rows side by side and the prefetch that runs ahead of it.
+pub(super) const fn ahead(rows: usize) -> usize {
+    if rows == 1 {
+        8192
+    } else {
+        2048
+    }
+}
 
 /// How numbers of one storage type become float32 lanes.
 pub(super) trait Weight {

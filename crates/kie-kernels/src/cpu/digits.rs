@@ -14,12 +14,12 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::codes::{four, Whole, AHEAD};
+use super::codes::{ahead, four, Whole};
 use super::prefill::Line;
 use crate::abi::Codes;
 use crate::field::Columns;
 use crate::matrix::{among, Factors, Matrix, Scales, FACTORS};
-use crate::simd::{prefetch, Ints, Kernel, Vector};
+use crate::simd::{prefetch, reads_rows_alone, Ints, Kernel, Vector};
 
 /// Numbers below which a row is too short to be worth splitting a column.
 const COLS_MIN: usize = 64;
@@ -285,108 +285,130 @@ impl Product<'_> {
     /// the matrix's kind `D` at this level.
     #[inline(always)]
     pub unsafe fn all<V: Vector, D: Whole>(mut self) {
-        let mut r = self.rows.start;
-        // SAFETY: rows r.. lie in the range; the caller's promise otherwise.
+        let Range { start, end } = self.rows;
+        // Four bits with a scale for few of them are bound by instructions, of which rows side by
+        // side take fewer.
+        let light = D::VECTORS == 1 || self.split.block > 32;
+        let side = match V::REGISTERS {
+            _ if self.y.count() == 1 && light && reads_rows_alone() => 1,
+            32 => 4,
+            _ => 2,
+        };
+        let most = start + (end - start) / side * side;
+        // SAFETY: the rows lie in the range; the caller's promise otherwise.
         unsafe {
-            if V::REGISTERS == 32 {
-                while r + 4 <= self.rows.end {
-                    self.columns::<V, D, 4>(r);
-                    r += 4;
-                }
-            } else {
-                while r + 2 <= self.rows.end {
-                    self.columns::<V, D, 2>(r);
-                    r += 2;
-                }
+            match side {
+                4 => self.columns::<V, D, 4>(start..most),
+                2 => self.columns::<V, D, 2>(start..most),
+                _ => self.columns::<V, D, 1>(start..most),
             }
-            while r < self.rows.end {
-                self.columns::<V, D, 1>(r);
-                r += 1;
-            }
+            self.columns::<V, D, 1>(most..end);
         }
     }
 
-    /// `R` rows from `r`, all columns. Safety: as `all`; the rows lie in the range.
+    /// Rows, `R` side by side, all columns. Safety: as `all`; the rows lie in the range and are a
+    /// multiple of `R`.
     #[inline(always)]
-    unsafe fn columns<V: Vector, D: Whole, const R: usize>(&mut self, r: usize) {
-        let (n, mut c) = (self.y.count(), 0);
-        // SAFETY: the columns c.. exist; the caller's promise otherwise.
-        unsafe {
-            while R == 4 && c + 2 <= n {
-                V::apart(Tile::<D, R, 2> { product: self, r, c, kind: PhantomData });
-                c += 2;
-            }
-            while c < n {
-                V::apart(Tile::<D, R, 1> { product: self, r, c, kind: PhantomData });
-                c += 1;
+    unsafe fn columns<V: Vector, D: Whole, const R: usize>(&mut self, rows: Range<usize>) {
+        let n = self.y.count();
+        // Of several columns all, before the next rows are read.
+        let band = if n == 1 { rows.len().max(1) } else { R };
+        for r in rows.clone().step_by(band) {
+            let (rows, mut c) = (r..rows.end.min(r + band), 0);
+            // SAFETY: the columns c.. exist; the caller's promise otherwise.
+            unsafe {
+                while R == 4 && c + 2 <= n {
+                    let rows = rows.clone();
+                    V::apart(Tiles::<D, R, 2> { product: self, rows, c, kind: PhantomData });
+                    c += 2;
+                }
+                while c < n {
+                    let rows = rows.clone();
+                    V::apart(Tiles::<D, R, 1> { product: self, rows, c, kind: PhantomData });
+                    c += 1;
+                }
             }
         }
     }
 }
 
-/// `R` rows from `r` x `N` columns from `c` of a product, which exist.
-struct Tile<'p, 'a, D, const R: usize, const N: usize> {
+/// Rows, `R` side by side, x `N` columns from `c` of a product, which exist.
+struct Tiles<'p, 'a, D, const R: usize, const N: usize> {
     product: &'p mut Product<'a>,
-    r: usize,
+    rows: Range<usize>,
     c: usize,
     kind: PhantomData<D>,
 }
 
-impl<D: Whole, const R: usize, const N: usize> Kernel for Tile<'_, '_, D, R, N> {
+impl<D: Whole, const R: usize, const N: usize> Kernel for Tiles<'_, '_, D, R, N> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
-        let Self { product, r, c, .. } = self;
-        let (m, split) = (product.m, &product.split);
-        let (cols, stride, block) = (m.cols, m.stride(), split.block);
-        let factors = RowFactors::<D>::of(m, block);
-        let offsets = D::CODES == Codes::Q4k || D::CODES == Codes::I4 && m.has_zeros();
-        // SAFETY: the caller has the level.
-        let mut total = unsafe { [[V::splat(0.0); N]; R] };
-        for at in (0..factors.blocks).step_by(V::LANES) {
-            let begin = at * block;
-            let end = cols.min(begin + V::LANES * block);
-            // SAFETY: the rows and columns exist, `check` saw the sizes, and columns have units
-            // and steps up to the end of the last vector; the caller has the level.
-            unsafe {
-                let mut scales = [[V::splat(0.0); N]; R];
-                for i in 0..R {
-                    let [scale, offset] = factors.vector::<V>(r + i, at);
-                    for j in 0..N {
-                        let place = (c + j) * split.blocks + at;
-                        let unit = V::load(split.units.as_ptr().add(place));
-                        scales[i][j] = scale.mul(unit);
-                        if offsets {
-                            let sums = V::load(split.sums.as_ptr().add(place));
-                            total[i][j] = offset.fma(sums, total[i][j]);
-                        }
+        let Self { product, rows, c, .. } = self;
+        let factors = RowFactors::<D>::of(product.m, product.split.block);
+        for r in rows.step_by(R) {
+            // SAFETY: the caller has the level; the rows and columns exist.
+            unsafe { tile::<V, D, R, N>(product, &factors, r, c) };
+        }
+    }
+}
+
+/// `R` rows from `r` x `N` columns from `c` of a product. Safety: V's level; they exist.
+#[inline(always)]
+unsafe fn tile<V: Vector, D: Whole, const R: usize, const N: usize>(
+    product: &mut Product<'_>,
+    factors: &RowFactors<'_, D>,
+    r: usize,
+    c: usize,
+) {
+    let (m, split) = (product.m, &product.split);
+    let (cols, stride, block) = (m.cols, m.stride(), split.block);
+    let offsets = D::CODES == Codes::Q4k || D::CODES == Codes::I4 && m.has_zeros();
+    // SAFETY: the caller has the level.
+    let mut total = unsafe { [[V::splat(0.0); N]; R] };
+    for at in (0..factors.blocks).step_by(V::LANES) {
+        let begin = at * block;
+        let end = cols.min(begin + V::LANES * block);
+        // SAFETY: the rows and columns exist, `check` saw the sizes, and columns have units
+        // and steps up to the end of the last vector; the caller has the level.
+        unsafe {
+            let mut scales = [[V::splat(0.0); N]; R];
+            for i in 0..R {
+                let [scale, offset] = factors.vector::<V>(r + i, at);
+                for j in 0..N {
+                    let place = (c + j) * split.blocks + at;
+                    let unit = V::load(split.units.as_ptr().add(place));
+                    scales[i][j] = scale.mul(unit);
+                    if offsets {
+                        let sums = V::load(split.sums.as_ptr().add(place));
+                        total[i][j] = offset.fma(sums, total[i][j]);
                     }
                 }
-                let w = m.data.as_ptr().add(r * stride);
-                let x = split.lines.as_ptr().cast::<u8>().add(c * split.column);
-                for k in (begin..end).step_by(step::<V, D>()) {
-                    let passed = ((k - begin) >> block.trailing_zeros()) as i32;
-                    let x = x.add(k / step::<V, D>() * step_bytes::<V, D>());
-                    let codes = codes_of_step::<V, D, R>((w, stride), k, cols);
-                    for set in 0..D::SETS {
-                        let index = V::Ints::load(split.lanes[set].as_ptr().cast());
-                        let index = index.add(V::Ints::splat(passed));
-                        for j in 0..N {
-                            let x = x.add(j * split.column);
-                            for i in 0..R {
-                                let sum = sum_of_set::<V, D>(&codes[i], x, set);
-                                total[i][j] = sum.fma(scales[i][j].pick(index), total[i][j]);
-                            }
+            }
+            let w = m.data.as_ptr().add(r * stride);
+            let x = split.lines.as_ptr().cast::<u8>().add(c * split.column);
+            for k in (begin..end).step_by(step::<V, D>()) {
+                let passed = ((k - begin) >> block.trailing_zeros()) as i32;
+                let x = x.add(k / step::<V, D>() * step_bytes::<V, D>());
+                let codes = codes_of_step::<V, D, R>((w, stride), k, cols);
+                for set in 0..D::SETS {
+                    let index = V::Ints::load(split.lanes[set].as_ptr().cast());
+                    let index = index.add(V::Ints::splat(passed));
+                    for j in 0..N {
+                        let x = x.add(j * split.column);
+                        for i in 0..R {
+                            let sum = sum_of_set::<V, D>(&codes[i], x, set);
+                            total[i][j] = sum.fma(scales[i][j].pick(index), total[i][j]);
                         }
                     }
                 }
             }
         }
-        for (i, row) in total.iter().enumerate() {
-            for (j, lanes) in row.iter().enumerate() {
-                product.y.piece(c + j)[r + i - product.rows.start] = lanes.sum();
-            }
+    }
+    for (i, row) in total.iter().enumerate() {
+        for (j, lanes) in row.iter().enumerate() {
+            product.y.piece(c + j)[r + i - product.rows.start] = lanes.sum();
         }
     }
 }
@@ -416,7 +438,7 @@ unsafe fn codes_of_step<V: Vector, D: Whole, const R: usize>(
     let step = step::<V, D>();
     let length = step * piece_bytes / piece;
     // Past the rows' end comes the start of the next `R` rows.
-    let ahead = from + AHEAD;
+    let ahead = from + ahead(R);
     let ahead = if ahead < stride { ahead } else { ahead + (R - 1) * stride };
     let fetches = (length + 32) / 64;
     // SAFETY: the step lies in the rows, or what there is of it is copied; the caller has the

@@ -12,13 +12,13 @@
 
 use std::ops::Range;
 
-use super::codes::{part, with_coded, Bf16, Unpack, Weight, AHEAD, F16, F32, F8};
+use super::codes::{ahead, part, with_coded, Bf16, Unpack, Weight, F16, F32, F8};
 use super::digits::{self, Digits};
 use crate::abi::Codes;
 use crate::field::Columns;
 use crate::matrix::{Factors, FactorsOf, FACTORS};
 pub use crate::matrix::{Matrix, Scales};
-use crate::simd::{dispatch, prefetch, Kernel, Level, Vector};
+use crate::simd::{dispatch, prefetch, reads_rows_alone, Kernel, Level, Vector};
 
 /// Piece `c` of `y` at `r - rows.start` = sum over k of `m[r, k] * x[c * m.cols + k]`, for the rows
 /// `r` of `rows` and each of the pieces.
@@ -118,6 +118,11 @@ impl Decode<'_> {
                 } else if left >= 2 && V::REGISTERS >= 16 {
                     self.tile::<V, W, 4, 2>(r, c);
                     2
+                } else if reads_rows_alone() {
+                    for i in 0..4 {
+                        self.tile::<V, W, 1, 1>(r + i, c);
+                    }
+                    1
                 } else {
                     self.tile::<V, W, 4, 1>(r, c);
                     1
@@ -286,7 +291,7 @@ unsafe fn segment<V: Vector, W: Weight, const R: usize, const N: usize>(
             // A line is asked for once, by the first step that begins in it.
             let fetch = to - from >= 32 || from / 64 != to / 64;
             // Past the rows' end comes the start of the next `R` rows.
-            let ahead = from + AHEAD;
+            let ahead = from + ahead(R);
             let ahead = if ahead < stride { ahead } else { ahead + (R - 1) * stride };
             for i in 0..R {
                 if fetch {
