@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use kie_core::request::{Completion, SamplingParams};
+use kie_core::request::{Completion, Prediction, SamplingParams, Speculate};
 use kie_core::{Engine, Grammar};
 use kie_kernels::device::{Options, Running};
 use kie_kernels::devices;
@@ -11,6 +11,9 @@ use serde_json::{json, Map};
 
 use super::support::Around;
 use super::{demo, text};
+
+/// How often a busy machine may be late with drafts.
+const TRIES: usize = 20;
 
 /// A grammar with long names.
 fn grammar() -> Grammar {
@@ -42,6 +45,7 @@ fn ways() -> Vec<SamplingParams> {
         SamplingParams { min_tokens: 60, logit_bias: vec![(300, 3.0)], ..base(3) },
         SamplingParams { stop: vec!["account".into()], ..base(4) },
         SamplingParams { max_tokens: Some(31), ..base(5) },
+        SamplingParams { speculate: Some(Speculate::Lookup), ..base(6) },
     ]
 }
 
@@ -65,19 +69,49 @@ fn told(done: &Completion) -> String {
 fn forced_text_takes_fewer_passes_and_changes_no_token() {
     let [plain, alone] = [false, true].map(|drafts| open(drafts, 1));
     let request = |params: &SamplingParams| text("Say it as JSON: ", params.clone());
-    let check = |params: &SamplingParams| {
-        let [wanted, got] =
-            [&plain, &alone].map(|engine| engine.generate(request(params)).unwrap());
-        assert_eq!(told(&got), told(&wanted), "{params:?}");
-        assert_eq!(wanted.timings.draft_n, 0);
-        (told(&wanted), got.timings.draft_n_accepted)
+    let wanted: Vec<_> = ways()
+        .iter()
+        .map(|params| {
+            let wanted = plain.generate(request(params)).unwrap();
+            assert_eq!(wanted.timings.draft_n, 0);
+            (params.clone(), told(&wanted))
+        })
+        .collect();
+    let accepted = |(params, wanted): &(SamplingParams, String)| {
+        let got = alone.generate(request(params)).unwrap();
+        assert_eq!(told(&got), *wanted, "{params:?}");
+        got.timings.draft_n_accepted
     };
-    let (wanted, accepted): (Vec<_>, Vec<_>) = ways().iter().map(check).unzip();
     // A draft that comes late is none.
-    assert!(accepted.iter().sum::<usize>() > 6, "{accepted:?}");
+    let enough = |_| wanted.iter().map(accepted).sum::<usize>() > 6;
+    assert!((0..TRIES).any(enough));
     let beside = open(true, 4);
     let streams: Vec<_> = ways().iter().map(|p| beside.stream(request(p)).unwrap()).collect();
-    for (mut stream, wanted) in streams.into_iter().zip(wanted) {
+    for (mut stream, (_, wanted)) in streams.into_iter().zip(wanted) {
         assert_eq!(told(&stream.completion().unwrap()), wanted);
+    }
+}
+
+#[test]
+fn what_is_expected_is_drafted_as_far_as_it_is_legal() {
+    let engine = open(true, 1);
+    let greedy = &ways()[0];
+    let ask = |prediction: Option<Vec<u32>>| {
+        let prediction = prediction.map(Prediction::Ids);
+        let params = SamplingParams { prediction, ..greedy.clone() };
+        engine.generate(text("Say it as JSON: ", params)).unwrap()
+    };
+    let wanted = ask(None);
+    let same = wanted.token_ids.clone();
+    let mut edited = same.clone();
+    edited.splice(10..12, [300, 301, 302]);
+    let illegal = vec![300; 40];
+    for (prediction, least) in [(same, 1), (edited, 1), (illegal, 0)] {
+        let enough = |_| {
+            let got = ask(Some(prediction.clone()));
+            assert_eq!(told(&got), told(&wanted));
+            got.timings.draft_n_accepted >= least * wanted.token_ids.len() / 4
+        };
+        assert!((0..TRIES).any(enough), "{prediction:?}");
     }
 }

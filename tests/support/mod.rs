@@ -213,6 +213,10 @@ impl<F: Fn(Box<dyn Running>) -> Box<dyn Running> + Send + Sync> Device for Aroun
         self.0.page_bytes(group)
     }
 
+    fn refuses_drafts(&self, program: &ValidProgram) -> Option<&'static str> {
+        self.0.refuses_drafts(program)
+    }
+
     fn exact_reuse(&self, program: &ValidProgram) -> kie_kernels::Result<ExactReuse> {
         self.0.exact_reuse(program)
     }

@@ -235,7 +235,7 @@ impl Engine {
         let resolved = inner.limits.resolve(params, prompt.len())?;
         // More than what can be generated is of no use.
         prediction.truncate(resolved.max_new.min(inner.limits.context - prompt.len()));
-        let follower = inner.follower(params, &resolved, patience)?;
+        let follower = inner.follower((&prompt, &prediction), params, &resolved, patience)?;
         let answer = || inner.answer(params, &resolved);
         let (out, reader) = sequence(resolved.max_new * (1 + params.logprobs.unwrap_or(0)));
         let mut ticket = Ticket {

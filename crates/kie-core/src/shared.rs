@@ -11,7 +11,7 @@ use crate::admission::{Limits, Resolved};
 use crate::answer::Answer;
 use crate::error::{Error, Result};
 use crate::grammar::compiled::Grammars;
-use crate::grammar::follower::{Follower, Plan};
+use crate::grammar::follower::{Expected, Follower, Plan};
 use crate::inbox::Inbox;
 use crate::load::LoadReport;
 use crate::metrics::Counters;
@@ -142,6 +142,7 @@ impl Inner {
     /// Compiles the grammar of a request, if it has one, and what follows it.
     pub(crate) fn follower(
         &self,
+        (prompt, prediction): (&[u32], &[u32]),
         params: &SamplingParams,
         resolved: &Resolved,
         patience: &Patience<'_>,
@@ -154,7 +155,11 @@ impl Inner {
         let compiled = self.grammars.compiled(grammar, patience)?;
         let Resolved { max_new, min_new, stop_ids, .. } = resolved;
         let (max_new, min_new, stop_ids) = (*max_new, *min_new, stop_ids.clone());
-        let plan = Plan { max_new, min_new, stop_ids, drafts: self.limits.masked_drafts };
+        let drafts = self.limits.masked_drafts;
+        let expected = resolved
+            .drafts
+            .then(|| Expected { prompt: prompt.to_vec(), prediction: prediction.to_vec() });
+        let plan = Plan { max_new, min_new, stop_ids, drafts, expected };
         let inbox = Arc::clone(&self.inbox);
         let times = Arc::clone(self.grammars.times());
         Follower::new(compiled, plan, times, move || inbox.nudge()).map(Some)

@@ -18,6 +18,7 @@ use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use kie_kernels::lookup::Lookup;
 use kie_kernels::mask::Masks;
 use llguidance::{CancellationHandle, Matcher};
 
@@ -38,8 +39,16 @@ pub(crate) struct Plan {
     /// Before so many tokens nothing stops it, as long as something else is legal.
     pub(crate) min_new: usize,
     pub(crate) stop_ids: Vec<u32>,
-    /// Drafts beside a mask at most, of what the grammar leaves no choice of.
+    /// Drafts beside a mask at most.
     pub(crate) drafts: usize,
+    /// Where they come from, besides a grammar that leaves no choice.
+    pub(crate) expected: Option<Expected>,
+}
+
+/// What drafts are looked up in.
+pub(crate) struct Expected {
+    pub(crate) prompt: Vec<u32>,
+    pub(crate) prediction: Vec<u32>,
 }
 
 /// What the thread tells.
@@ -172,7 +181,10 @@ fn follow(
         if told.over.load(Ordering::Acquire) {
             continue;
         }
-        let sequence = Sequence { compiled, plan, matcher, closing: None, check: 0, told: &told };
+        let text = plan.expected.as_ref().map_or_else(Vec::new, |of| of.prompt.clone());
+        let (closing, check, lookup) = (None, 0, Lookup::default());
+        let sequence =
+            Sequence { compiled, plan, matcher, closing, check, told: &told, text, lookup };
         let run = AssertUnwindSafe(|| sequence.run(&masks, &tokens, times));
         let failed = |_| Err("the library behind grammars failed on it".to_owned());
         if let Err(why) = catch_unwind(run).unwrap_or_else(failed) {
@@ -193,6 +205,9 @@ struct Sequence<'a> {
     /// The token before which an ending is counted again.
     check: usize,
     told: &'a Told,
+    /// Prompt and tokens, where drafts are looked up.
+    text: Vec<u32>,
+    lookup: Lookup,
 }
 
 impl Sequence<'_> {
@@ -211,13 +226,17 @@ impl Sequence<'_> {
             let mask = self.mask(index)?;
             masks.write(index, &mask);
             begun.take().into_iter().for_each(|begun: Instant| times.add(begun.elapsed()));
-            let drafts = self.draft(index, mask, masks, tokens)?;
+            let (guesses, looked_up) = self.guesses(index, masks.drafts_max());
+            let drafts = self.draft(&guesses, index, mask, masks, tokens)?;
             // The first token that is no draft.
             let mut right = 0;
             let token = loop {
                 tokens.wait(index, None);
                 let Some(token) = tokens.get(index) else { return Ok(()) };
                 index += 1;
+                if self.plan.expected.is_some() {
+                    self.text.push(token);
+                }
                 if drafts.get(right) != Some(&token) {
                     break token;
                 }
@@ -227,40 +246,60 @@ impl Sequence<'_> {
                 return Ok(());
             }
             begun = Some(Instant::now());
+            if looked_up && !drafts.is_empty() {
+                self.lookup.saw(drafts.len(), right);
+            }
             self.matcher.rollback(drafts.len() - right).map_err(|e| told(&e))?;
             self.matcher.consume_token(token).map_err(|e| told(&e))?;
         }
         Ok(())
     }
 
-    /// Adds drafts behind `mask`, of token `index`, of the text that is the only legal one; the
-    /// matcher stands behind them then. A split into tokens that the model does not choose is no
-    /// more than a wrong draft.
+    /// What token `index` and those behind it are guessed to be: the text that is the only legal
+    /// one, about as a model splits it, or what was looked up, and whether that is so.
+    fn guesses(&mut self, index: usize, most: usize) -> (Vec<u32>, bool) {
+        // Where an ending is counted the matcher goes back, and nothing is written ahead of that.
+        let most = most.min(self.check.min(self.plan.max_new).saturating_sub(index + 1));
+        if most == 0 || self.closing.is_some() || !self.compiled.goes_back() {
+            return (Vec::new(), false);
+        }
+        let forced = self.matcher.compute_ff_bytes();
+        if !forced.is_empty() {
+            let mut ids = self.compiled.vocabulary.split(&forced);
+            ids.truncate(most);
+            return (ids, false);
+        }
+        let Some(Expected { prompt, prediction }) = &self.plan.expected else {
+            return (Vec::new(), false);
+        };
+        let mut ids = vec![0; most.min(self.lookup.reach())];
+        let count = self.lookup.draft(&self.text, prompt.len(), prediction, &mut ids);
+        ids.truncate(count);
+        (ids, true)
+    }
+
+    /// Adds drafts behind `mask`, of token `index`: guesses up to the first that is not legal, or
+    /// that is known to be wrong. The matcher stands behind them then.
     fn draft(
         &mut self,
+        guesses: &[u32],
         index: usize,
         mut mask: Vec<u32>,
         masks: &Masks,
         tokens: &Reader<u32, ()>,
     ) -> std::result::Result<Vec<u32>, String> {
         let mut drafts = Vec::new();
-        // Where an ending is counted the matcher goes back, and nothing is written ahead of that.
-        let until = self.check.min(self.plan.max_new).min(index + masks.drafts_max() + 1);
-        if index + 1 >= until || self.closing.is_some() || !self.compiled.goes_back() {
-            return Ok(drafts);
-        }
-        let text = self.matcher.compute_ff_bytes();
-        for id in self.compiled.vocabulary.split(&text) {
-            let next = index + drafts.len() + 1;
-            let allowed = mask.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1);
-            let known = tokens.get(next - 1).is_some_and(|token| token != id);
-            if next >= until || !allowed || known || self.plan.stop_ids.contains(&id) {
+        for (at, id) in (index..).zip(guesses) {
+            let allowed =
+                mask.get(*id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1);
+            let wrong = tokens.get(at).is_some_and(|token| token != *id);
+            if !allowed || wrong || self.plan.stop_ids.contains(id) {
                 break;
             }
-            self.matcher.consume_token(id).map_err(|e| told(&e))?;
-            mask = self.mask(next)?;
-            masks.add_draft(id, &mask);
-            drafts.push(id);
+            self.matcher.consume_token(*id).map_err(|e| told(&e))?;
+            mask = self.mask(at + 1)?;
+            masks.add_draft(*id, &mask);
+            drafts.push(*id);
         }
         Ok(drafts)
     }

@@ -15,7 +15,6 @@ mod delta;
 pub mod digits;
 mod experts;
 mod hyper;
-mod lookup;
 #[cfg(test)]
 mod loomed;
 pub mod matmul;
@@ -37,11 +36,11 @@ use crate::buffer::{Buffer, HostBytes};
 use crate::device::{Device, DeviceInfo, Footprint, Options, Running, Stop};
 use crate::error::{Error, Result};
 use crate::host::allowed_cores;
+use crate::lookup::DRAFT_MAX;
 use crate::mailbox::Mailbox;
 use crate::shard::state_of;
 use crate::simd::{self, Level};
 use crate::validate::{validate, ValidProgram};
-use lookup::DRAFT_MAX;
 use ranks::Lanes;
 
 /// The machine's own processor.

@@ -16,13 +16,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::lookup::{Lookup, DRAFT_MAX};
 use super::pass::{decode_rows, Column, Pass, Path};
 use super::team::Team;
 use super::watch::Watch;
 use crate::abi::{Command, CommandKind, Record, SlotEnd, MAX_ALTERNATIVES};
 use crate::device::{Gone, Running};
 use crate::error::Result;
+use crate::lookup::{Lookup, DRAFT_MAX};
 use crate::mailbox::{Mailbox, SlotMemory};
 use crate::mask::Place;
 use crate::sample::{sample, top_logprobs, Rules, Scratch, SEEN_IN_PROMPT};
@@ -129,7 +129,7 @@ impl Slots {
             counts: vec![0; vocab],
             penalised: false,
             text: Vec::with_capacity(dims.max_positions as usize),
-            lookup: Lookup::new(),
+            lookup: Lookup::default(),
             masked_from: 0,
             late: Vec::new(),
             scratch: Scratch::new(vocab),
@@ -188,7 +188,7 @@ impl Slots {
             }
         }
         slot.text.clear();
-        slot.lookup = Lookup::new();
+        slot.lookup = Lookup::default();
         slot.masked_from = 0;
         if memory.params.drafts != 0 {
             slot.text.extend_from_slice(&memory.tokens[..memory.params.prompt as usize]);

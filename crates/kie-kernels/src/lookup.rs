@@ -5,7 +5,7 @@
 //! pass; those that the sampler chooses as well are kept, so the tokens are the same as without.
 
 /// Most tokens that a pass drafts.
-pub(super) const DRAFT_MAX: usize = 7;
+pub const DRAFT_MAX: usize = 7;
 /// Fewest tokens that must match.
 const MATCH_MIN: usize = 2;
 /// Tokens beyond which a longer match says no more; it takes some to tell repeated lines apart.
@@ -14,7 +14,8 @@ const MATCH_MAX: usize = 16;
 const REST_MAX: u32 = 32;
 
 /// What one sequence's drafts were so far.
-pub(super) struct Lookup {
+#[derive(Debug, Clone)]
+pub struct Lookup {
     /// Tokens of the next draft at most.
     reach: usize,
     /// Drafts in a row of which nothing was right, then steps to go without one.
@@ -25,14 +26,16 @@ pub(super) struct Lookup {
     began: Option<usize>,
 }
 
-impl Lookup {
+impl Default for Lookup {
     /// Of a sequence that has not drafted yet.
-    pub(super) const fn new() -> Self {
+    fn default() -> Self {
         Self { reach: DRAFT_MAX, misses: 0, rest: 0, cursor: 0, began: None }
     }
+}
 
+impl Lookup {
     /// Tokens that the next step may draft.
-    pub(super) fn reach(&mut self) -> usize {
+    pub fn reach(&mut self) -> usize {
         if self.rest > 0 {
             self.rest -= 1;
             return 0;
@@ -41,7 +44,7 @@ impl Lookup {
     }
 
     /// A step checked `drafted` tokens, of which the first `accepted` were right.
-    pub(super) fn saw(&mut self, drafted: usize, accepted: usize) {
+    pub fn saw(&mut self, drafted: usize, accepted: usize) {
         if let Some(began) = self.began {
             // The step's last token stands where the first wrong one did.
             self.cursor = began + accepted + 1;
@@ -59,7 +62,7 @@ impl Lookup {
     /// Writes up to `out.len()` tokens that may follow `text`, and says how many: those behind the
     /// longest match of the text's end. Of equal ones it is the next in `prediction`, which reads
     /// as what follows the first `prompt` tokens, then the latest in the text itself.
-    pub(super) fn draft(
+    pub fn draft(
         &mut self,
         text: &[u32],
         prompt: usize,
@@ -108,7 +111,7 @@ mod tests {
 
     fn drafted(text: &[u32], prompt: usize, prediction: &[u32]) -> Vec<u32> {
         let mut out = [0; DRAFT_MAX];
-        let count = Lookup::new().draft(text, prompt, prediction, &mut out);
+        let count = Lookup::default().draft(text, prompt, prediction, &mut out);
         out[..count].to_vec()
     }
 
@@ -162,14 +165,14 @@ mod tests {
             let mut wanted = wanted.map_or(Vec::new(), |(_, after)| after);
             wanted.truncate(room);
             let mut out = vec![0; room];
-            let count = Lookup::new().draft(&text, prompt, &prediction, &mut out);
+            let count = Lookup::default().draft(&text, prompt, &prediction, &mut out);
             prop_assert_eq!(&out[..count], &wanted);
         }
     }
 
     #[test]
     fn drafts_that_are_always_wrong_become_rare() {
-        let mut lookup = Lookup::new();
+        let mut lookup = Lookup::default();
         let steps = (0..330).filter(|_| match lookup.reach() {
             0 => false,
             drafted => {
@@ -185,7 +188,7 @@ mod tests {
     #[test]
     fn a_prediction_is_read_on_where_it_was_left() {
         let (prediction, mut out) = ([1, 2, 3, 1, 2, 4, 1, 2, 5], [0; 2]);
-        let mut lookup = Lookup::new();
+        let mut lookup = Lookup::default();
         let mut text = vec![8, 9];
         while lookup.draft(&text, 2, &prediction, &mut out) == 2 {
             text.extend(out);
