@@ -9,7 +9,7 @@ import kie
 import pytest
 from conftest import ROOT, TINY
 from kie.bench.published import CONFIGS
-from kie.bench.roofline import machine, markdown, roofline, table
+from kie.bench.roofline import CARDS, cards, machine, markdown, roofline, table
 from kie.cli import main
 from kie.engine import plan_ahead
 
@@ -122,6 +122,20 @@ def test_of_what_was_never_at_hand_each_constant_is_told() -> None:
     measured = roofline("laneformer-2b", machine("H200"), 128)
     assert measured.constants == ()
     assert "ESTIMATE" not in table(measured) + markdown([measured])
+
+
+def test_cards_are_estimates_and_stand_in_the_docs() -> None:
+    """By hand: 16 GB/s on each of 108 multiprocessors, of which 95 % are kept."""
+    old = roofline("laneformer-2b", machine("A100"), 128)
+    assert old.stream_us == pytest.approx(4455e6 / (108 * 16e3) / 0.95, rel=0.01)
+    new = roofline("laneformer-2b", machine("RTX 5090"), 128)
+    assert new.stream_us == pytest.approx(4455e6 / (1792e3 * 4550 / 4800) / 0.95, rel=0.01)
+    for card in CARDS:
+        one = roofline("llama-3.2-1b", machine(card.name))
+        assert f"ESTIMATE: kie has never run on 1x{card.name}" in table(one)
+    text = (ROOT / "docs" / "nvidia.md").read_text()
+    assert cards() in text
+    assert "kie has never run on any of these cards" in text
 
 
 def test_a_plan_of_a_recorded_machine_ends_with_its_estimate(

@@ -14,6 +14,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama-3.1-70b": SPECS["llama-3.1-8b"]
     | {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64}
     | {"intermediate_size": 28672, "torch_dtype": "bfloat16"},
+    "llama-3.1-8b-fp8": SPECS["llama-3.1-8b"]
+    | {"torch_dtype": "bfloat16", "quantization_config": _FP8},
     "qwen3-coder-next": {
         "model_type": "qwen3_next",
         "hidden_size": 2048,

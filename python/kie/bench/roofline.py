@@ -131,6 +131,64 @@ def _mi300x() -> Machine:
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A GPU of NVIDIA's, as its data sheet says."""
+
+    name: str
+    capability: str
+    multiprocessors: int
+    clock: int
+    """MHz, boost."""
+    gigabytes: int
+    bandwidth: int
+    """GB/s."""
+    shared: int
+    """KB of shared memory that a block may have."""
+
+
+CARDS = (
+    Card("A100", "8.0", 108, 1410, 80, 2039, 163),
+    Card("A10", "8.6", 72, 1695, 24, 600, 99),
+    Card("RTX 3090", "8.6", 82, 1695, 24, 936, 99),
+    Card("L4", "8.9", 58, 2040, 24, 300, 99),
+    Card("L40S", "8.9", 142, 2520, 48, 864, 99),
+    Card("RTX 4090", "8.9", 128, 2520, 24, 1008, 99),
+    Card("H100", "9.0", 132, 1980, 80, 3350, 227),
+    Card("B200", "10.0", 148, 1965, 180, 7700, 227),
+    Card("RTX 5090", "12.0", 170, 2407, 32, 1792, 99),
+    Card("RTX PRO 6000", "12.0", 188, 2617, 96, 1792, 99),
+)
+"""GPUs that the kernels are compiled for. kie has run on none of them."""
+
+
+def _card(card: Card) -> Machine:
+    """An H200's constants, but for what the data sheet says."""
+    kept = _H200.stream / _H200.sheet
+    stream, path = card.bandwidth * kept, ()
+    if card.capability.startswith("8."):
+        older = Constant(
+            "copies without bulk, a multiprocessor", 16.0, "GB/s",
+            "95 % of it: laneformer-2b in 2,223 us by the path of 8.x on an H200",
+        )  # fmt: skip
+        stream, path = min(stream, older.value * card.multiprocessors), (older,)
+    work = card.multiprocessors * card.clock / (132 * 1980)
+    rates = {format: rate * work for format, rate in (_H200.product or {}).items()}
+    cross = _CROSS if card.name in ("H100", "B200", "A100") else dict.fromkeys(_CROSS, 4.5)
+    told = (
+        Constant("memory, data sheet", card.bandwidth, "GB/s", "NVIDIA"),
+        Constant("of it a stream keeps", kept, "", "as on an H200"),
+        *path,
+        Constant("multiprocessors x clock, of an H200's", work, "", "NVIDIA"),
+        Constant("exchange between blocks", _H200.exchange_us, "us", "as on an H200"),
+    )
+    return replace(
+        _H200, name=card.name, sheet=card.bandwidth, stream=stream, product=rates,
+        memory=card.gigabytes * 1e9, cross_us={**cross, 1: 0.0}, constants=told,
+        source=f"data sheet of compute capability {card.capability}; kie has never run on one",
+    )  # fmt: skip
+
+
 _CROSS = {1: 0.0, 2: 1.1, 4: 1.3, 8: 1.6}
 _H200 = Machine(
     "H200", 1, 4800, 4550, 150.7e9, "measured on 1 to 4 H200; 8 by their simulation",
@@ -138,16 +196,9 @@ _H200 = Machine(
 )  # fmt: skip
 GPUS = {
     "H200": _H200,
-    "H100": replace(
-        _H200, name="H100", sheet=3350, stream=3175, memory=85.0e9,
-        source="an H200's constants with its data sheet's bandwidth",
-    ),
     "MI300X": _mi300x(),
-    "RTX PRO 6000": replace(
-        _H200, name="RTX PRO 6000", sheet=1792, stream=1700, memory=102.0e9,
-        cross_us={1: 0.0, 2: 4.5, 4: 4.5, 8: 4.5}, source="data sheet; links by PCIe; never run",
-    ),
-}  # fmt: skip
+    **{card.name: _card(card) for card in CARDS},
+}
 LINK_US = {"nvlink": None, "xgmi": 2.0, "pcie": 4.5, "socket": 4.5}
 """What crossing adds over a link of this kind; None: as the GPU's table has it."""
 
@@ -407,6 +458,24 @@ def markdown(found: Sequence[Roofline]) -> str:
     never = sorted({one.device for one in found if one.constants})
     if never:
         lines += ["", f"ESTIMATE: kie has never run on {', '.join(never)}."]
+    return "\n".join(lines)
+
+
+CARD_MODELS = ("llama-3.2-1b", "laneformer-2b", "llama-3.1-8b", "llama-3.1-8b-fp8")
+"""Models of the table of cards."""
+
+
+def cards(context: int = 4096) -> str:
+    """The table of cards: what one sequence of some models is estimated at, in tokens a second."""
+    lines = [
+        f"| GPU | compute capability | GB | GB/s | KB a block | {' | '.join(CARD_MODELS)} |",
+        "|---|---|--:|--:|--:|" + "--:|" * len(CARD_MODELS),
+    ]
+    for card in CARDS:
+        found = [roofline(model, machine(card.name), context) for model in CARD_MODELS]
+        rates = [f"{1e6 / one.estimate_us:,.0f}" if one.fits else "too large" for one in found]
+        size = f"{card.gigabytes} | {card.bandwidth:,} | {card.shared}"
+        lines.append(f"| {card.name} | {card.capability} | {size} | {' | '.join(rates)} |")
     return "\n".join(lines)
 
 
