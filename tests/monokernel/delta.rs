@@ -9,6 +9,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{json, Value};
 
 use super::failures::{all_are_found_out, Mutant};
+use super::prompts::judge;
 use super::support::{relative, Folder};
 use super::{fixture, two_at_a_time, DECODE_GATE};
 
@@ -21,14 +22,16 @@ struct Sizes {
     value_dim: usize,
     taps: usize,
     hidden: usize,
+    /// Features of a head of attention, a quarter of which turn.
+    head_dim: usize,
 }
 
 /// Heads that pad, and units of a few columns of one; q and k in which threads have few rows.
-const PADDED: Sizes = Sizes { keys: 2, values: 4, key_dim: 20, value_dim: 24, taps: 3, hidden: 72 };
-const WIDE: Sizes = Sizes { keys: 2, values: 2, key_dim: 16, value_dim: 64, taps: 4, hidden: 64 };
+const PADDED: Sizes =
+    Sizes { keys: 2, values: 4, key_dim: 20, value_dim: 24, taps: 3, hidden: 72, head_dim: 64 };
+const WIDE: Sizes =
+    Sizes { keys: 2, values: 2, key_dim: 16, value_dim: 64, taps: 4, hidden: 64, head_dim: 64 };
 
-/// Features of a head of attention, a quarter of which turn.
-const HEAD_DIM: usize = 64;
 const FFN: usize = 96;
 const LAYERS: usize = 3;
 
@@ -79,7 +82,8 @@ fn config(s: Sizes) -> Value {
         ("mlp_only_layers", json!([0, 1, 2])),
         ("num_attention_heads", json!(4)),
         ("num_key_value_heads", json!(2)),
-        ("head_dim", json!(HEAD_DIM)),
+        ("head_dim", json!(s.head_dim)),
+        ("max_position_embeddings", json!(1200)),
         ("tie_word_embeddings", json!(false)),
         ("linear_conv_kernel_dim", json!(s.taps)),
         ("linear_key_head_dim", json!(s.key_dim)),
@@ -112,12 +116,12 @@ fn tensors(s: Sizes) -> Vec<(String, Vec<usize>)> {
         put("mlp.up_proj.weight", &[FFN, s.hidden]);
         put("mlp.down_proj.weight", &[s.hidden, FFN]);
         if layer == 1 {
-            put("self_attn.q_proj.weight", &[2 * 4 * HEAD_DIM, s.hidden]);
-            put("self_attn.k_proj.weight", &[2 * HEAD_DIM, s.hidden]);
-            put("self_attn.v_proj.weight", &[2 * HEAD_DIM, s.hidden]);
-            put("self_attn.o_proj.weight", &[s.hidden, 4 * HEAD_DIM]);
-            put("self_attn.q_norm.weight", &[HEAD_DIM]);
-            put("self_attn.k_norm.weight", &[HEAD_DIM]);
+            put("self_attn.q_proj.weight", &[2 * 4 * s.head_dim, s.hidden]);
+            put("self_attn.k_proj.weight", &[2 * s.head_dim, s.hidden]);
+            put("self_attn.v_proj.weight", &[2 * s.head_dim, s.hidden]);
+            put("self_attn.o_proj.weight", &[s.hidden, 4 * s.head_dim]);
+            put("self_attn.q_norm.weight", &[s.head_dim]);
+            put("self_attn.k_norm.weight", &[s.head_dim]);
         } else {
             put("linear_attn.in_proj_qkvz.weight", &[channels + width, s.hidden]);
             put("linear_attn.in_proj_ba.weight", &[2 * s.values, s.hidden]);
@@ -166,6 +170,28 @@ fn mixers_are_as_on_the_cpu() {
             eprintln!("{device}, exact {exact}, {path:?}: relative L2 {error:.2e}");
             assert!(error <= gate, "{device}, exact {exact}, {path:?}: {error:.2e}");
         }
+    });
+}
+
+/// Through the prefill kernel: of one chunk and of two; heads that two teams share; slices.
+/// Of the lengths none ends where halves are far from float32, as the decode kernel's are, too.
+#[test]
+fn prompts_leave_the_state_that_decoding_goes_on_with() {
+    let halved = Sizes { head_dim: 256, ..WIDE };
+    let jobs = [
+        (PADDED, "sim:blocks=8,seed=9", 1040),
+        (halved, "sim:blocks=5,seed=10,warp=64", 149),
+        (halved, "sim:ranks=2,blocks=4,seed=11", 333),
+    ];
+    let jobs = jobs.into_iter().enumerate().collect();
+    two_at_a_time(jobs, |(at, (sizes, device, count))| {
+        let folder = made(&format!("prompts{at}"), sizes);
+        // Chunks are short where the time between tokens has a bound.
+        let config = EngineConfig { max_itl_ms: Some(1.0), ..EngineConfig::default() };
+        let builder = Engine::builder(&folder.0).config(config).device(device);
+        let engine = builder.prefill_kernel(true).build().unwrap();
+        assert!(engine.info().plan.contains("prompts   up to"), "{}", engine.info().plan);
+        judge(device, &engine, &open(&folder, "cpu", false), &ids(count), 3);
     });
 }
 
@@ -233,11 +259,7 @@ const MUTANTS: &[Mutant] = &[
         "factors[(4 * at + 2 * j) / C::kUnitCols];",
         "factors[0];",
     ),
-    (
-        "the convolution forgets the last position",
-        "state.past[own][kLast - 1] = x;",
-        "state.past[own][kLast - 1] = 0;",
-    ),
+    ("the convolution forgets the last position", "past[kLast - 1] = x;", "past[kLast - 1] = 0;"),
     (
         "gates of another head",
         "C::kWordsQ + C::kAtGates + word;",

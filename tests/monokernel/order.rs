@@ -149,6 +149,13 @@ const TRUE: &[Case] = &[
     },
     Case { what: "prompts on one machine", ..PHASED },
     Case {
+        what: "a prompt of delta rules, gated attention, a shared expert",
+        fixture: "own_qwen3_next",
+        prompts: &[90],
+        wide: true,
+        ..PHASED
+    },
+    Case {
         what: "prompts of lanes",
         fixture: "laneformer_d2",
         machine: "blocks=4",

@@ -1,7 +1,8 @@
 // Attention of a chunk over the pages, which already hold the chunk's own keys and values. A team
 // takes 64 queries of a head; two teams share each page: two heads of a group, or, where groups are
-// odd, two neighbouring runs of queries. The copying warps bring pages, 16 bytes a thread, straight
-// into the matrix unit's cores. Scores stay in registers and become the second product's operand.
+// odd, two neighbouring runs of queries, or, of a wide head, the same queries, each with half of
+// the values. The copying warps bring pages, 16 bytes a thread, straight into the matrix unit's
+// cores. Scores stay in registers and become the second product's operand.
 #pragma once
 
 #include "exchange.h"
@@ -12,12 +13,13 @@
 #include "shape.h"
 #include "wide.h"
 
-constexpr int kPageBuffers = 4, kCopiers = (int)kCrew / kTeam;
-static_assert(kPageBuffers == kCopiers, "a copying warp a buffer");
+constexpr int kCopiers = (int)kCrew / kTeam;
 // Of the class with the largest pages: those of the next layer's are brought while some are read.
 constexpr int kPageBufferBytes = 2 * max_i(max_i(Class0::kPageHalf, Class1::kPageHalf),
                                            max_i(Class2::kPageHalf, ClassLast::kPageHalf));
-static_assert(kPageBuffers * kPageBufferBytes <= kStages * kStageBytes, "pages fit the ring");
+// A copying warp a buffer; of two that are in use the first is free once the next one is there.
+constexpr int kPageBuffers = min_i(kCopiers, kStages* kStageBytes / max_i(kPageBufferBytes, 1024));
+static_assert(kPageBuffers >= 3, "pages fit the ring");
 
 // Long runs first, dealt out there and back, so that blocks end together.
 KIE_DEVICE int run_index(const PrefillArgs& args, int turn) {
@@ -149,11 +151,23 @@ KIE_DEVICE void mask_scores(float (&s)[kPage / 2], int key, int query, int lowes
         }
     }
 }
+// Two values of a head, times the sigmoids of their gates, which stand where the values will.
+template <class C>
+KIE_DEVICE u32 gate_values(u32 gates, float a, float b) {
+    if constexpr (C::kGated) {
+        float g0, g1;
+        unpack_half2(gates, g0, g1);
+        a *= reciprocal_f(1.0f + exp2_f(-1.44269504f * g0));
+        b *= reciprocal_f(1.0f + exp2_f(-1.44269504f * g1));
+    }
+    return pack_half2(a, b);
+}
 // The merged heads as operand of the o product.
 template <class C>
 KIE_DEVICE void put_attention(const PrefillArgs& args, const Run& run, int layer, Softmax& m,
-                              float (&o)[C::kHeadDim / 2]) {
+                              float (&o)[C::kValues / 2]) {
     const int my = lane(), g = my / 4, t = my % 4, warp = thread() / kTeam % 4;
+    const int first = run.head * C::kHeadDim + (C::kHalved ? thread() / kCrew * C::kValues : 0);
     KIE_UNROLL for (int r = 0; r < 2; ++r) {
         float exp_sum = m.exp_sum[r];
         exp_sum += shuffle_xor(exp_sum, 1), exp_sum += shuffle_xor(exp_sum, 2);
@@ -162,19 +176,22 @@ KIE_DEVICE void put_attention(const PrefillArgs& args, const Run& run, int layer
         const float f = reciprocal_f(exp_sum);
         const int place = run.place + 16 * warp + g + 8 * r;
         u8* to = args.scratch + kScrAttn;
-        if constexpr (C::kHeadDim % 32 == 0) {
-            to += operand_at(run.lane_index, C::kAttn, place, run.head * C::kHeadDim + 2 * t);
-            KIE_UNROLL for (int b = 0; b < C::kHeadDim / 32; ++b) {
-                Quad v;
-                KIE_UNROLL for (int i = 0; i < 4; ++i) v.v[i] =
-                    pack_half2(o[16 * b + 4 * i + 2 * r] * f, o[16 * b + 4 * i + 2 * r + 1] * f);
-                *(Quad*)(to + (long)b * kEights * kCores) = v;
+        if constexpr (C::kValues % 32 == 0) {
+            to += operand_at(run.lane_index, C::kAttn, place, first + 2 * t);
+            KIE_UNROLL for (int b = 0; b < C::kValues / 32; ++b) {
+                Quad* there = (Quad*)(to + (long)b * kEights * kCores);
+                Quad v = {{0, 0, 0, 0}};
+                if constexpr (C::kGated) v = *there;
+                KIE_UNROLL for (int i = 0; i < 4; ++i) v.v[i] = gate_values<C>(
+                    v.v[i], o[16 * b + 4 * i + 2 * r] * f, o[16 * b + 4 * i + 2 * r + 1] * f);
+                *there = v;
             }
         } else {
-            KIE_UNROLL for (int j = 0; j < C::kHeadDim / 8; ++j) *
-                (u32*)(to + operand_at(run.lane_index, C::kAttn, place,
-                                       run.head * C::kHeadDim + 8 * j + 2 * t)) =
-                pack_half2(o[4 * j + 2 * r] * f, o[4 * j + 2 * r + 1] * f);
+            KIE_UNROLL for (int j = 0; j < C::kValues / 8; ++j) {
+                u32* there =
+                    (u32*)(to + operand_at(run.lane_index, C::kAttn, place, first + 8 * j + 2 * t));
+                *there = gate_values<C>(*there, o[4 * j + 2 * r] * f, o[4 * j + 2 * r + 1] * f);
+            }
         }
     }
 }
@@ -191,12 +208,14 @@ KIE_DEVICE void score_page(const Quad (&q)[C::kSteps], const u8* keys, float (&s
 }
 template <class C>
 KIE_DEVICE void add_values(const u32 (&p)[kPage / 4], const u8* values,
-                           float (&o)[C::kHeadDim / 2]) {
+                           float (&o)[C::kValues / 2]) {
+    // Of a half the team's own: 8 values by a page are 1,024 bytes.
+    if constexpr (C::kHalved) values += thread() / kCrew * (C::kValues / 8 * 1024);
     const WideOperand v = wide_operand(values, 128, 1024);
     wide_begin();
     KIE_UNROLL for (int i = 0; i < kPage / 16; ++i) {
         const Quad a = {{p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]}};
-        multiply_wide<C::kHeadDim, 0>(o, a, wide_shift(v, 256 * i), 1024);
+        multiply_wide<C::kValues, 0>(o, a, wide_shift(v, 256 * i), 1024);
     }
     wide_commit();
 }
@@ -214,8 +233,8 @@ KIE_DEVICE void attend_run(const PrefillArgs& args, const Chunk& chunk, int laye
     const u8* from =
         args.scratch + kScrQ + query_at<C>(run.lane_index, run.head, run.place + 16 * warp);
     KIE_UNROLL for (int i = 0; i < C::kSteps; ++i) q[i] = load_state(from + i * 512 + my * 16);
-    float o[C::kHeadDim / 2], s[kPage / 2], keep[2];
-    KIE_UNROLL for (int i = 0; i < C::kHeadDim / 2; ++i) o[i] = 0;
+    float o[C::kValues / 2], s[kPage / 2], keep[2];
+    KIE_UNROLL for (int i = 0; i < C::kValues / 2; ++i) o[i] = 0;
     KIE_UNROLL for (int i = 0; i < kPage / 2; ++i) s[i] = 0;
     Softmax m = {{-1e30f, -1e30f}, {0, 0}};
     u32 p[kPage / 4];
@@ -244,7 +263,7 @@ KIE_DEVICE void attend_run(const PrefillArgs& args, const Chunk& chunk, int laye
         wide_finish(o);
         release_page(at);
         pack();
-        KIE_UNROLL for (int i = 0; i < C::kHeadDim / 2; ++i) o[i] *= keep[i / 2 % 2];
+        KIE_UNROLL for (int i = 0; i < C::kValues / 2; ++i) o[i] *= keep[i / 2 % 2];
     }
     add_values<C>(p, page_bytes(at) + C::kPageHalf, o);
     wide_finish(o);

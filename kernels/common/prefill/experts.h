@@ -1,11 +1,13 @@
 // The mlp of a chunk where layers have experts. The router is a product like others; then, with a
 // grid barrier behind each:
-//   choice   each place's experts and factors, as a decode step chooses them (ops/route.h)
+//   choice   each place's experts and factors, as a decode step chooses them (ops/route.h); gate/up
+//            of the expert that all places go to, where there is one
 //   rows     the places that go to an expert one after another, experts ascending, places in their
 //            order: of whole numbers only, so it is the same each time; their x is copied there
-//   gate/up  of each expert, 128 rows x its places: activations times factors
-//   down     the same: each row's part of its place's output, as halves
-//   sum      of the parts of a place, experts ascending
+//   gate/up  of each expert, 128 rows x its places: activations times factors; before them down of
+//            the one of all places
+//   down     of each expert: each row's part of its place's output, as halves
+//   sum      of the parts of a place, experts ascending, the one of all places last
 // A place's sums do not depend on what else is in the chunk.
 #pragma once
 
@@ -80,9 +82,44 @@ KIE_DEVICE void put_logits(const PrefillArgs& args, int layer, const WideRows& r
     }
 }
 
+// The expert that all places go to: factors of some of them, which logits behind the router's say
+// if it has any, and its part of a place's output, as halves.
+template <class C>
+KIE_DEVICE void take_shared_factors(const PrefillArgs& args, const TileTask& task, float* scale) {
+    if constexpr (C::kShares) {
+        const int n = thread();
+        if (n >= task.width) return;
+        scale[n] = 1;
+        if constexpr (C::kSharedScaled) {
+            const float* from = (const float*)(args.scratch + kScrLogits) +
+                                (long)(task.place + n) * kLogitsRow + C::kExperts;
+            scale[n] = reciprocal_f(1.0f + exp2_f(-1.44269504f * *from));
+        }
+    }
+}
+template <class C>
+KIE_DEVICE void put_shared(const PrefillArgs& args, const WideRows& rows, int place, int batches,
+                           const float* scale, float (&d)[kWideN / 2]) {
+    const int my = lane(), t = my % 4, row = rows.row + my / 4 * 2;
+    u8* to = args.scratch + kScrShared + ((long)(place + 2 * t) * kHidden + row) * 2;
+    scale += 2 * t;
+    KIE_NO_UNROLL for (; batches > 0;
+                       --batches, to += 8 * kBatch * (kHidden * 2), scale += 8 * kBatch) {
+        KIE_UNROLL for (int j = 0; j < kBatch; ++j) {
+            KIE_UNROLL for (int e = 0; e < 2; ++e) {
+                const float s = scale[8 * j + e] * kResidualScale;
+                if (my / 4 * 2 < rows.live)
+                    *(u32*)(to + (8 * j + e) * (kHidden * 2)) =
+                        pack_half2(d[4 * j + e] * s, d[4 * j + 2 + e] * s);
+            }
+        }
+        move_up<4 * kBatch>(d);
+    }
+}
+
 // What a place's warp chose: words {id, factor} in the order of ids, and 1 / rms.
 template <class C>
-KIE_DEVICE void choose_place(const PrefillArgs& args, int place, u32* ids) {
+KIE_DEVICE void choose_place(const PrefillArgs& args, int layer, int place, u32* ids) {
     constexpr int kEach = (C::kExperts + kTeam - 1) / kTeam;
     const int my = lane();
     const float* from = (const float*)(args.scratch + kScrLogits) + (long)place * kLogitsRow;
@@ -92,7 +129,19 @@ KIE_DEVICE void choose_place(const PrefillArgs& args, int place, u32* ids) {
         i * kTeam + my < C::kExperts ? from[i * kTeam + my] : 0;
     KIE_UNROLL for (int r = my; r < kFours; r += kTeam) sum += squares[(long)r * kChunk];
     KIE_UNROLL for (int m = 16; m > 0; m /= 2) sum += shuffle_xor(sum, m);
-    const Choice made = choose<C>(logits);
+    Choice made;
+    if constexpr (C::kSigmoid) {
+        float correction[kEach];
+        KIE_UNROLL for (int i = 0; i < kEach; ++i) {
+            const int id = i * kTeam + my;
+            correction[i] = C::kCorrection && id < C::kExperts
+                                ? extras_of(args, layer)[C::kAtCorrection + id]
+                                : 0;
+        }
+        made = choose_by_scores<C>(logits, correction);
+    } else {
+        made = choose<C>(logits);
+    }
     u64* to = (u64*)(args.scratch + kScrChoices) + (long)place * C::kChosen;
     if (my < C::kChosen) {
         ids[made.place] = made.id;
@@ -103,7 +152,7 @@ KIE_DEVICE void choose_place(const PrefillArgs& args, int place, u32* ids) {
 }
 // Of all places, and which of each 32 take an expert.
 template <class C>
-KIE_DEVICE void choose_chunk(const PrefillArgs& args, const Chunk& chunk) {
+KIE_DEVICE void choose_chunk(const PrefillArgs& args, const Chunk& chunk, int layer) {
     u32* ids = (u32*)(prefill_shared() + kPfSquares);
     KIE_NO_UNROLL for (int w = block(); w < over(chunk.to, 32); w += args.blocks) {
         sync_consumers<kWorkers>();  // the last ones are read
@@ -111,7 +160,7 @@ KIE_DEVICE void choose_chunk(const PrefillArgs& args, const Chunk& chunk) {
             const int place = 32 * w + i;
             u32* own = ids + i * C::kChosen;
             if (place >= chunk.from && place < chunk.to)
-                choose_place<C>(args, place, own);
+                choose_place<C>(args, layer, place, own);
             else if ((int)lane() < C::kChosen)
                 own[lane()] = ~0u;
         }
@@ -300,23 +349,6 @@ KIE_DEVICE bool feed_routed(Watch& w, const PrefillArgs& args, Pipe& pipe, int p
     }
     return true;
 }
-// By the copying warps; the phases are those of run_experts.
-template <class C>
-KIE_DEVICE bool feed_experts(Watch& w, const PrefillArgs& args, Pipe& pipe, Phase& phase,
-                             int layer) {
-    const u8* s = args.scratch;
-    if (!await_feed(w, args, phase, 3, true)) return false;
-    if (!feed_routed<C, typename C::TilingGu, 2 * C::kFfn>(w, args, pipe, kToExperts, layer, 0,
-                                                           s + kScrRoutedX))
-        return false;
-    if (!await_feed(w, args, phase, 1, false)) return false;
-    if (!feed_routed<C, typename C::TilingDown, kHidden>(w, args, pipe, kToDown, layer,
-                                                         C::kStreamDown, s + kScrRoutedAct))
-        return false;
-    ++phase.done;
-    return true;
-}
-
 // Sums of kTurns row tiles a warp and kN positions, a pair of k at a time.
 template <int kBits, int kTurns, class Rows>
 KIE_DEVICE void take_routed(const u8* weights, const Rows (&rows)[kTurns], bool there,
@@ -543,7 +575,8 @@ KIE_DEVICE void sum_experts(const PrefillArgs& args, const Chunk& chunk, int lay
         const WideRows rows = residual_rows(task.frag + result_tile(task, 0).tile);
         sync_consumers<kWorkers>();  // the last task's squares are read
         Residual r = residual_of(args, 1, layer, task, rows, 0);
-        const u8* parts = args.scratch + kScrParts + (rows.row + lane() / 4 * 2) * 2;
+        const int own = (rows.row + lane() / 4 * 2) * 2;
+        const u8 *parts = args.scratch + kScrParts + own, *shared = args.scratch + kScrShared + own;
         float d[4 * kBatch];
         KIE_UNROLL for (int j = 0; j < kBatch; ++j) {
             KIE_UNROLL for (int e = 0; e < 2; ++e) {
@@ -554,6 +587,12 @@ KIE_DEVICE void sum_experts(const PrefillArgs& args, const Chunk& chunk, int lay
                         const u32 row = places[place * C::kChosen + n];
                         float v[2];
                         unpack_half2(*(const u32*)(parts + (long)row * (kHidden * 2)), v[0], v[1]);
+                        sum[0] += v[0], sum[1] += v[1];
+                    }
+                    if constexpr (C::kShares) {
+                        float v[2];
+                        unpack_half2(*(const u32*)(shared + (long)place * (kHidden * 2)), v[0],
+                                     v[1]);
                         sum[0] += v[0], sum[1] += v[1];
                     }
                 }
@@ -570,39 +609,4 @@ KIE_DEVICE void sum_experts(const PrefillArgs& args, const Chunk& chunk, int lay
             put_squares(args, task);
         }
     }
-}
-
-// All of it behind the router's product; false: somebody gave up.
-template <class C>
-KIE_DEVICE bool run_experts(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk, int layer,
-                            Watch& watch, Phase& phase, Clock& clock) {
-    choose_chunk<C>(args, chunk);
-    tick(clock, 16);
-    if (!meet(watch, args, phase)) return false;
-    tick(clock, 17);
-    place_rows<C>(args, chunk);
-    tick(clock, 18);
-    if (!meet(watch, args, phase)) return false;
-    tick(clock, 19);
-    constexpr bool kAlike = RoutedProduct<C, -1>::kAlike;
-    KIE_NO_UNROLL for (int down = 0; down < 2; ++down) {
-        if constexpr (kAlike)
-            routed_phase<C, -1>(args, pipe, layer, down ? kToDown : kToExperts);
-        else if (down)
-            routed_phase<C, kToDown>(args, pipe, layer, kToDown);
-        else
-            routed_phase<C, kToExperts>(args, pipe, layer, kToExperts);
-        tick(clock, 20 + 2 * down);
-        if (!meet(watch, args, phase)) return false;
-        tick(clock, 21 + 2 * down);
-    }
-    sum_experts<C>(args, chunk, layer);
-    tick(clock, 24);
-    if (!meet(watch, args, phase, kTensorParallel)) return false;
-    tick(clock, 25);
-    if constexpr (kTensorParallel) {
-        reduce_chunk(args, chunk, 1, layer);
-        if (!meet(watch, args, phase, true)) return false;
-    }
-    return true;
 }

@@ -179,7 +179,7 @@ KIE_DEVICE bool feed_task(Watch& w, const PrefillArgs& args, Pipe& pipe, const T
                           const TileTask& task, int product, long at, const u8* x, bool once,
                           StreamPolicy policy) {
     const int dense = !C::kDense             ? 0
-                      : product == kToQkv    ? C::kQkv
+                      : product == kToQkv    ? C::kRowsIn
                       : product == kToGateUp ? C::kRowsFirst
                                              : 0;
     const Load load = load_of<S>(in_stream(args, at), task, dense, x);
@@ -210,6 +210,20 @@ KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe, const Chunk&
 template <class S>
 KIE_CONST_FN long product_bytes() {
     return (long)S::stages * S::stage_bytes;
+}
+// Where a product stands in its layer's part of blocks' weights.
+template <class C>
+KIE_CONST_FN long product_offset(int product) {
+    const long first = C::kStreamO + product_bytes<typename C::TilingO>(),
+               next = first + product_bytes<typename C::TilingFirst>();
+    if constexpr (C::kShares) {
+        if (product == kToSharedDown) return next + product_bytes<typename C::TilingSharedGu>();
+    }
+    return product == kToQkv      ? 0
+           : product == kToGates  ? product_bytes<typename C::TilingQkv>()
+           : product == kToO      ? C::kStreamO
+           : product == kToGateUp ? first
+                                  : next;
 }
 // Weights depend on nobody: where the ring is not in use for pages, the warps that bring them go
 // ahead, and only those that bring positions wait for the phases before. They hear of them from the

@@ -17,8 +17,9 @@ constexpr bool kAnyHeadNorm =
 KIE_CONST_FN int owner_of(int eight) { return eight % kRanks; }
 // The kernel is compiled twice: code for narrow tiles, without which blocks are idle where there
 // are few positions (kFew: up to kNarrowN), takes registers that wide tiles need.
+constexpr bool kAnyDelta = Class0::kDelta || Class1::kDelta || Class2::kDelta || ClassLast::kDelta;
 // Of many positions of shards: blocks take tasks from a queue instead of meeting (prefill/tasks.h).
-constexpr bool kQueued = kTensorParallel && !kFew && !kHasExperts;
+constexpr bool kQueued = kTensorParallel && !kFew && !kHasExperts && !kAnyDelta;
 constexpr int kWideRows = 128, kWideTiles = kWideRows / 16;  // row tiles of 16 of a wide tile
 constexpr int kNarrowTiles = 16;                             // of a narrow one, at most
 static_assert(kChunk % kWideN == 0, "whole tiles");
@@ -55,16 +56,29 @@ KIE_CONST_FN bool is_dense(int most = kDenseRows, int tile = kWideRows) {
 }
 
 // Where layers have experts, the router takes the place of gate and up among the products that all
-// positions go through (prefill/experts.h has the others).
+// positions go through (prefill/experts.h has the others); behind it may stand the gate of an
+// expert that all positions go to.
 template <class C, bool kRouted>
 struct FirstOf {
     using Tiling = typename C::TilingGu;
     static constexpr int kRows = 2 * C::kFfn;
+    static constexpr bool kShares = false;
 };
 template <class C>
 struct FirstOf<C, true> {
     using Tiling = typename C::TilingRouter;
-    static constexpr int kRows = C::kExperts;
+    static constexpr int kRows = C::kExperts + (C::kSharedScaled ? 1 : 0);
+    static constexpr bool kShares = C::kShared;
+};
+// Rows of the products with a layer's input: queries, keys, values, gates; of a delta rule q, k, v
+// and z of each head of keys.
+template <class C, bool kOfDelta>
+struct InputOf {
+    static constexpr int kRows = C::kQkv + (C::kGated ? C::kAttn : 0);
+};
+template <class C>
+struct InputOf<C, true> {
+    static constexpr int kRows = C::kKvHeads * C::kKeyRows;
 };
 // A class of layers as this kernel works on it, the `kNumber`th: what decoding has, and how
 // positions are cut.
@@ -74,17 +88,25 @@ struct PrefillClass : C {
     static constexpr bool kRouted = C::kExperts > 0;
     using TilingFirst = typename FirstOf<C, kRouted>::Tiling;  // of the mlp's first product
     static constexpr int kRowsFirst = FirstOf<C, kRouted>::kRows;
+    static constexpr int kRowsIn = InputOf<C, C::kDelta>::kRows;
     static constexpr bool kDense =
         kQueued && (C::TilingQkv::rows % 16 != 0 || TilingFirst::rows % 16 != 0) &&
-        is_dense<typename C::TilingQkv, C::kQkv>() && is_dense<TilingFirst, kRowsFirst>();
-    // Norms of heads are a phase. Where ranks count each other's phases, all layers have as many.
-    static constexpr bool kNormPhase = C::kHeadNorm || (kSlack > 0 && kAnyHeadNorm);
-    // Attention: two heads of a group share a page, or two runs of queries of one head.
-    static constexpr bool kPaired = C::kGroup % 2 == 0;
-    static constexpr int kTaskRun = kPaired ? kRun : 2 * kRun;  // queries of a task
+        is_dense<typename C::TilingQkv, kRowsIn>() && is_dense<TilingFirst, kRowsFirst>();
+    // An expert that all positions go to; products that not all layers have (prefill/tiles.h).
+    static constexpr bool kShares = FirstOf<C, kRouted>::kShares;
+    static constexpr bool kHasMore = kShares || C::kDelta;
+    // Norms of heads, or the positions of a delta rule, are a phase. Where ranks count each other's
+    // phases, all layers have as many.
+    static constexpr bool kNormPhase = C::kHeadNorm || C::kDelta || (kSlack > 0 && kAnyHeadNorm);
+    // Attention: two teams have half of a wide head's values each, of which one has no registers
+    // for all; or two heads of a group, or two runs of queries of one head.
+    static constexpr bool kHalved = C::kHeadDim > 128;
+    static constexpr bool kPaired = !kHalved && C::kGroup % 2 == 0;
+    static constexpr int kTaskRun = kPaired || kHalved ? kRun : 2 * kRun;  // queries of a task
     static constexpr int kTaskHeads = kPaired ? C::kHeads / 2 : C::kHeads;
+    static constexpr int kValues = kHalved ? C::kHeadDim / 2 : C::kHeadDim;  // of a team
     static constexpr int kSteps = C::kHeadDim / 16, kPageQuads = 8 * C::kHeadDim;
-    static_assert(C::kHeadDim % 16 == 0, "whole fragments");
+    static_assert(C::kHeadDim % 16 == 0 && kValues % 16 == 0, "whole fragments");
 };
 using Prefill0 = PrefillClass<Class0, 0>;
 using Prefill1 = PrefillClass<Class1, 1>;

@@ -64,6 +64,13 @@ KIE_CONST_FN int scale_offset(int pair) {
 }
 template <class C>
 KIE_DEVICE int scale_offset(int product, int pair) {
+    if constexpr (C::kDelta) {
+        if (product == kToGates) return scale_offset<typename C::TilingGates>(pair);
+    }
+    if constexpr (C::kShares) {
+        if (product == kToSharedUp) return scale_offset<typename C::TilingSharedGu>(pair);
+        if (product == kToSharedDown) return scale_offset<typename C::TilingSharedDown>(pair);
+    }
     return product == kToQkv      ? scale_offset<typename C::TilingQkv>(pair)
            : product == kToO      ? scale_offset<typename C::TilingO>(pair)
            : product == kToGateUp ? scale_offset<typename C::TilingFirst>(pair)
@@ -293,18 +300,20 @@ KIE_DEVICE bool join_k_splits(const PrefillArgs& args, const TileTask& task, int
 
 template <class C>
 KIE_DEVICE WideRows rows_of_product(int product, int f) {
-    return product == kToQkv      ? product_rows<C, typename C::TilingQkv, C::kQkv>(f)
+    if constexpr (C::kDelta) {
+        if (product == kToGates) return rows_at<typename C::TilingGates, 2 * C::kUnits>(f);
+    }
+    if constexpr (C::kShares) {
+        if (product == kToSharedUp)
+            return rows_at<typename C::TilingSharedGu, 2 * C::kSharedFfn>(f);
+    }
+    return product == kToQkv      ? product_rows<C, typename C::TilingQkv, C::kRowsIn>(f)
            : product == kToGateUp ? product_rows<C, typename C::TilingFirst, C::kRowsFirst>(f)
                                   : residual_rows(f);
 }
-// Where a product stands in blocks' weights.
 template <class C>
 KIE_DEVICE MatrixAt product_at(const PrefillArgs& args, int product, int layer) {
-    return in_stream(args,
-                     (long)args.model.layers[layer].stream +
-                         (product > kToQkv ? product_bytes<typename C::TilingQkv>() : 0) +
-                         (product > kToO ? product_bytes<typename C::TilingO>() : 0) +
-                         (product > kToGateUp ? product_bytes<typename C::TilingFirst>() : 0));
+    return in_stream(args, (long)args.model.layers[layer].stream + product_offset<C>(product));
 }
 template <class S, int kTiles>
 KIE_DEVICE void find_scales(const PrefillArgs& args, const MatrixAt& matrix, const TileTask& task,
@@ -330,8 +339,25 @@ KIE_DEVICE ScaleRows<kTiles> scale_rows(const PrefillArgs& args, const TileTask&
     ScaleRows<kTiles> found = {product};
     if constexpr (kBits != kBitsF16) {
         const MatrixAt at = product_at<C>(args, product, layer);
+        if constexpr (C::kDelta) {
+            if (product == kToGates) {
+                find_scales<typename C::TilingGates>(args, at, task, 2 * C::kUnits, false, found);
+                return found;
+            }
+        }
+        if constexpr (C::kShares) {
+            if (product == kToSharedUp) {
+                find_scales<typename C::TilingSharedGu>(args, at, task, 2 * C::kSharedFfn, false,
+                                                        found);
+                return found;
+            }
+            if (product == kToSharedDown) {
+                find_scales<typename C::TilingSharedDown>(args, at, task, kHidden, false, found);
+                return found;
+            }
+        }
         if (product == kToQkv)
-            find_scales<typename C::TilingQkv>(args, at, task, C::kQkv, C::kDense, found);
+            find_scales<typename C::TilingQkv>(args, at, task, C::kRowsIn, C::kDense, found);
         else if (product == kToO)
             find_scales<typename C::TilingO>(args, at, task, kHidden, false, found);
         else if (product == kToGateUp)
@@ -364,7 +390,7 @@ KIE_DEVICE void multiply_stored(const PrefillArgs& args, Pipe& pipe, const TileC
         const OwnRows<kBits> own = {rows_of_product<C>(product, f).rows};
         if constexpr (C::kDense) {
             const DenseRows rows =
-                product == kToQkv      ? dense_rows<typename C::TilingQkv>(task, C::kQkv)
+                product == kToQkv      ? dense_rows<typename C::TilingQkv>(task, C::kRowsIn)
                 : product == kToGateUp ? dense_rows<typename C::TilingFirst>(task, C::kRowsFirst)
                                        : DenseRows{own.live() ? (u32)own.rows << 16 | own.at() : 0};
             accumulate<C, kBits, kWideN>(pipe, from, to, pairs, rows, scales, d);

@@ -7,6 +7,7 @@
 #include "lowered.h"
 #include "platform.h"
 #include "prefill/attend.h"
+#include "prefill/delta.h"
 #include "prefill/experts.h"
 #include "prefill/feed.h"
 #include "prefill/grid.h"
@@ -41,6 +42,42 @@ KIE_DEVICE bool is_shared(const PrefillArgs& args, int product, int layer) {
     if (kSlack > 0) return true;  // so that layers can be counted
     return delay_of(args, kind, layer) >= 0 || shares_of(args, kind, layer);
 }
+// Experts (prefill/experts.h), all of it behind the router's product; false: somebody gave up.
+template <class C>
+KIE_DEVICE bool run_experts(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk, int layer,
+                            Watch& watch, Phase& phase, Clock& clock) {
+    choose_chunk<C>(args, chunk, layer);
+    if constexpr (C::kShares) product_phase<C>(args, pipe, chunk, kToSharedUp, layer);
+    tick(clock, 16);
+    if (!meet(watch, args, phase)) return false;
+    tick(clock, 17);
+    place_rows<C>(args, chunk);
+    tick(clock, 18);
+    if (!meet(watch, args, phase)) return false;
+    tick(clock, 19);
+    if constexpr (C::kShares) product_phase<C>(args, pipe, chunk, kToSharedDown, layer);
+    constexpr bool kAlike = RoutedProduct<C, -1>::kAlike;
+    KIE_NO_UNROLL for (int down = 0; down < 2; ++down) {
+        if constexpr (kAlike)
+            routed_phase<C, -1>(args, pipe, layer, down ? kToDown : kToExperts);
+        else if (down)
+            routed_phase<C, kToDown>(args, pipe, layer, kToDown);
+        else
+            routed_phase<C, kToExperts>(args, pipe, layer, kToExperts);
+        tick(clock, 20 + 2 * down);
+        if (!meet(watch, args, phase)) return false;
+        tick(clock, 21 + 2 * down);
+    }
+    sum_experts<C>(args, chunk, layer);
+    tick(clock, 24);
+    if (!meet(watch, args, phase, kTensorParallel)) return false;
+    tick(clock, 25);
+    if constexpr (kTensorParallel) {
+        reduce_chunk(args, chunk, 1, layer);
+        if (!meet(watch, args, phase, true)) return false;
+    }
+    return true;
+}
 // A layer's phases; false: somebody gave up.
 template <class C>
 KIE_DEVICE bool work_layer(const PrefillArgs& args, Pipe& pipe, PagePipe& pages, const Chunk& chunk,
@@ -48,13 +85,22 @@ KIE_DEVICE bool work_layer(const PrefillArgs& args, Pipe& pipe, PagePipe& pages,
     constexpr int kLast = C::kRouted ? kToGateUp : kToDown;
     KIE_NO_UNROLL for (int product = kToQkv; product <= kLast; ++product) {
         if (product == kToO) {
-            attend_chunk<C>(args, chunk, layer, pages);
+            if constexpr (C::kDelta)
+                put_delta_outputs<C>(args, chunk, layer);
+            else
+                attend_chunk<C>(args, chunk, layer, pages);
             add_lanes<C>(args, chunk, layer);
             tick(clock, 8);
             if (!meet(watch, args, phase)) return false;
             tick(clock, 9);
         }
         product_phase<C>(args, pipe, chunk, product, layer);
+        if constexpr (C::kDelta) {
+            if (product == kToQkv) {
+                sync_consumers<kWorkers>();  // the last task's scales are read
+                product_phase<C>(args, pipe, chunk, kToGates, layer);
+            }
+        }
         tick(clock, 2 * product);
         const u32 behind = kPhases * min_i(kSlack, layer - (int)args.from);
         if (!meet(watch, args, phase, is_shared(args, product, layer), behind)) return false;
@@ -68,6 +114,7 @@ KIE_DEVICE bool work_layer(const PrefillArgs& args, Pipe& pipe, PagePipe& pages,
         }
         if constexpr (C::kNormPhase) {
             if (product != kToQkv) continue;
+            if constexpr (C::kDelta) scan_units<C>(args, chunk, layer);
             if constexpr (C::kHeadNorm)
                 norm_heads<C>(args, chunk, all_of(chunk), layer, block(), (int)args.blocks);
             if (!meet(watch, args, phase)) return false;
@@ -113,6 +160,32 @@ KIE_DEVICE void work_all(const PrefillArgs& args, Pipe& pipe) {
         if (args.model.seqno != 0 && c + 1 == chunks) put_last(args, chunk);
     }
 }
+// By the copying warps; the phases are those of run_experts.
+template <class C>
+KIE_DEVICE bool feed_experts(Watch& w, const PrefillArgs& args, Pipe& pipe, const Chunk& chunk,
+                             Phase& phase, int layer, long at) {
+    const u8* s = args.scratch;
+    if constexpr (C::kShares) {
+        if (!feed<C, typename C::TilingSharedGu>(w, args, pipe, chunk, kToSharedUp, layer,
+                                                 at + product_offset<C>(kToSharedUp), s + kScrX))
+            return false;
+        if (!await_feed(w, args, phase, 2, false)) return false;
+        if (!feed<C, typename C::TilingSharedDown>(w, args, pipe, chunk, kToSharedDown, layer,
+                                                   at + product_offset<C>(kToSharedDown),
+                                                   s + kScrAct))
+            return false;
+    }
+    if (!await_feed(w, args, phase, C::kShares ? 1 : 3, true)) return false;
+    if (!feed_routed<C, typename C::TilingGu, 2 * C::kFfn>(w, args, pipe, kToExperts, layer, 0,
+                                                           s + kScrRoutedX))
+        return false;
+    if (!await_feed(w, args, phase, 1, false)) return false;
+    if (!feed_routed<C, typename C::TilingDown, kHidden>(w, args, pipe, kToDown, layer,
+                                                         C::kStreamDown, s + kScrRoutedAct))
+        return false;
+    ++phase.done;
+    return true;
+}
 template <class C>
 KIE_DEVICE bool feed_layer(Watch& watch, const PrefillArgs& args, Pipe& pipe, PagePipe& pages,
                            const Chunk& chunk, int layer, Phase& phase) {
@@ -120,25 +193,33 @@ KIE_DEVICE bool feed_layer(Watch& watch, const PrefillArgs& args, Pipe& pipe, Pa
     using O = typename C::TilingO;
     using First = typename C::TilingFirst;
     const u8* s = args.scratch;
-    long at = (long)args.model.layers[layer].stream;
+    const long stream = (long)args.model.layers[layer].stream;
+    const auto at = [&](int product) { return stream + product_offset<C>(product); };
     if (!await_feed(watch, args, phase, 1, false)) return false;
-    if (!feed<C, Qkv>(watch, args, pipe, chunk, kToQkv, layer, at, s + kScrX)) return false;
-    at += product_bytes<Qkv>();
+    if (!feed<C, Qkv>(watch, args, pipe, chunk, kToQkv, layer, at(kToQkv), s + kScrX)) return false;
+    if constexpr (C::kDelta) {
+        using Gates = typename C::TilingGates;
+        if (!feed<C, Gates>(watch, args, pipe, chunk, kToGates, layer, at(kToGates), s + kScrX))
+            return false;
+    }
+    // Of a delta rule the ring's place is in use until its positions are done.
     if (!await_feed(watch, args, phase, C::kNormPhase ? 2 : 1, true)) return false;
-    if (!feed_pages<C>(watch, args, pages, chunk, layer)) return false;
-    if (!await_feed(watch, args, phase, 1, true)) return false;
-    if (!feed<C, O>(watch, args, pipe, chunk, kToO, layer, at, s + kScrAttn)) return false;
-    at += product_bytes<O>();
+    if constexpr (!C::kDelta) {
+        if (!feed_pages<C>(watch, args, pages, chunk, layer)) return false;
+    }
+    if (!await_feed(watch, args, phase, 1, !C::kDelta)) return false;
+    if (!feed<C, O>(watch, args, pipe, chunk, kToO, layer, at(kToO), s + kScrAttn)) return false;
     const u32 mixed = is_reduced(args, kToO, layer) ? 2 : 1;
     if (!await_feed(watch, args, phase, mixed, false)) return false;
-    if (!feed<C, First>(watch, args, pipe, chunk, kToGateUp, layer, at, s + kScrX)) return false;
-    at += product_bytes<First>();
+    if (!feed<C, First>(watch, args, pipe, chunk, kToGateUp, layer, at(kToGateUp), s + kScrX))
+        return false;
     if constexpr (C::kRouted) {
-        if (!feed_experts<C>(watch, args, pipe, phase, layer)) return false;
+        if (!feed_experts<C>(watch, args, pipe, chunk, phase, layer, stream)) return false;
     } else {
         using Down = typename C::TilingDown;
         if (!await_feed(watch, args, phase, 1, false)) return false;
-        if (!feed<C, Down>(watch, args, pipe, chunk, kToDown, layer, at, s + kScrAct)) return false;
+        if (!feed<C, Down>(watch, args, pipe, chunk, kToDown, layer, at(kToDown), s + kScrAct))
+            return false;
     }
     phase.done += is_reduced(args, kToDown, layer) ? 1 : 0;
     return true;

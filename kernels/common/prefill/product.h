@@ -2,6 +2,7 @@
 #pragma once
 
 #include "platform.h"
+#include "prefill/delta.h"
 #include "prefill/experts.h"
 #include "prefill/lanes.h"
 #include "prefill/layout.h"
@@ -19,7 +20,31 @@ KIE_DEVICE void put_first(const PrefillArgs& args, int layer, const TileTask& ta
     if constexpr (C::kRouted)
         put_logits<C>(args, layer, rows, place, batches, scale, d);
     else
-        put_act<C>(args, task, rows, place, batches, scale, d);
+        put_act<C>(args, task, C::kFfn, rows, place, batches, scale, d);
+}
+// Of those with a layer's input, and of those that only some layers have.
+template <class C>
+KIE_DEVICE void put_input(const PrefillArgs& args, const Chunk& chunk, int layer,
+                          const TileTask& task, const WideRows& rows, int place, int batches,
+                          const float* scale, float (&d)[kWideN / 2]) {
+    if constexpr (C::kDelta)
+        put_delta_input<C>(args, rows, place, batches, scale, d);
+    else
+        put_qkv<C>(args, chunk, layer, task, rows, place, batches, scale, d);
+}
+template <class C>
+KIE_DEVICE void put_more(const PrefillArgs& args, int product, const TileTask& task,
+                         const WideRows& rows, int place, int batches, const float* scale,
+                         float (&d)[kWideN / 2]) {
+    if constexpr (C::kDelta) {
+        if (product == kToGates) return put_delta_gates<C>(args, rows, place, batches, scale, d);
+    }
+    if constexpr (C::kShares) {
+        if (product == kToSharedUp)
+            put_act<C>(args, task, C::kSharedFfn, rows, place, batches, scale, d);
+        else
+            put_shared<C>(args, rows, place, batches, scale, d);
+    }
 }
 
 // False: of a task in splits of k others have yet to make theirs.
@@ -28,7 +53,10 @@ KIE_DEVICE bool product_task(const PrefillArgs& args, Pipe& pipe, const Chunk& c
                              const TileConfig& config, const TileTask& task, int product, int layer,
                              float* scale, float (&d)[kWideN / 2]) {
     if (kQueued) await_stage(pipe);  // what the squares are of is there, too
-    if (product == kToQkv || product == kToGateUp) take_scales(args, task, scale);
+    if (C::kHasMore && product == kToSharedDown)
+        take_shared_factors<C>(args, task, scale);
+    else if (product == kToQkv || product == kToGateUp || (C::kHasMore && is_more(product)))
+        take_scales(args, task, scale);
     Clock clock = {args.model.trace, 0};
     tick(clock, -1);
     multiply_task<C>(args, pipe, config, product, layer, task, d);
@@ -40,8 +68,10 @@ KIE_DEVICE bool product_task(const PrefillArgs& args, Pipe& pipe, const Chunk& c
         const ResultTile at = result_tile(task, turn);
         const WideRows rows = rows_of_product<C>(product, task.frag + at.tile);
         const float* scales = scale + (at.place - task.place);
-        if (product == kToQkv)
-            put_qkv<C>(args, chunk, layer, task, rows, at.place, at.batches, scales, d);
+        if (C::kHasMore && is_more(product))
+            put_more<C>(args, product, task, rows, at.place, at.batches, scales, d);
+        else if (product == kToQkv)
+            put_input<C>(args, chunk, layer, task, rows, at.place, at.batches, scales, d);
         else if (product == kToGateUp)
             put_first<C>(args, layer, task, rows, at.place, at.batches, scales, d);
         else

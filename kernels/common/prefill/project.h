@@ -3,6 +3,7 @@
 #pragma once
 
 #include "lowered.h"
+#include "ops/gate.h"
 #include "platform.h"
 #include "prefill/layout.h"
 #include "prefill/multiply.h"
@@ -47,6 +48,14 @@ KIE_DEVICE void put_state(u8* page, int f, int place, bool is_v, bool live0, boo
     }
 }
 
+// Gates of attention's output stand where the output will.
+template <class C>
+KIE_DEVICE void put_gate(const PrefillArgs& args, int lane_index, int row, int place,
+                         const float (&v)[2][2]) {
+    u8* to = args.scratch + kScrAttn + operand_at(lane_index, C::kAttn, place, row);
+    *(u32*)to = pack_half2(v[0][0], v[0][1]), *(u32*)(to + 16) = pack_half2(v[1][0], v[1][1]);
+}
+
 // q and k rotated (those with norms later, behind the norms), k and v into their pages.
 template <class C>
 KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
@@ -54,7 +63,9 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
                         const float* scale, float (&d)[kWideN / 2]) {
     const int my = lane(), g = my / 4, t = my % 4, row = rows.row + 2 * g;
     const bool live = 2 * g < rows.live;
-    const bool is_q = row < C::kAttn, is_v = row >= C::kAttn + C::kKvHeads * C::kHeadDim;
+    // Gates behind the values turn as little.
+    const bool is_q = row < C::kAttn, is_v = row >= C::kAttn + C::kKvHeads * C::kHeadDim,
+               is_gate = C::kGated && row >= C::kQkv;
     const int head = row / C::kHeadDim, f = row % C::kHeadDim;
     const int kv_head = is_q ? 0 : is_v ? head - C::kHeads - C::kKvHeads : head - C::kHeads;
     const float factor = is_q && !C::kHeadNorm ? C::kQueryScale : 1.0f;
@@ -70,8 +81,9 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
     place += 2 * t, scale += 2 * t;
     const auto page_of = [&](int place) -> u8* {
         const int at = (chunk.base + place) / kPage;
-        return is_q ? nullptr
-                    : prefill_page<C>(args, layer, kv_index, at < last_page ? at : last_page);
+        return is_q || is_gate
+                   ? nullptr
+                   : prefill_page<C>(args, layer, kv_index, at < last_page ? at : last_page);
     };
     u8* next = page_of(place);
     KIE_NO_UNROLL for (int n = 2 * batches; n > 0; --n, place += 32, scale += 32) {
@@ -94,7 +106,9 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
                 v[e][0] = a * c - b * i, v[e][1] = a * i + b * c;
             }
             if (!live) continue;
-            if (is_q)
+            if (is_gate)
+                put_gate<C>(args, task.lane_index, row - C::kQkv, at, v);
+            else if (is_q)
                 put_query<C>(args, task.lane_index, head, f, at, v);
             else
                 put_state<C>(page, f, at, is_v, at >= chunk.from && at < chunk.to,
@@ -104,12 +118,14 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
     }
 }
 
+// Of an mlp of `ffn` features: that of the layer, or that of the expert that all positions go to.
 template <class C>
-KIE_DEVICE void put_act(const PrefillArgs& args, const TileTask& task, const WideRows& rows,
-                        int place, int batches, const float* scale, float (&d)[kWideN / 2]) {
+KIE_DEVICE void put_act(const PrefillArgs& args, const TileTask& task, int ffn,
+                        const WideRows& rows, int place, int batches, const float* scale,
+                        float (&d)[kWideN / 2]) {
     const int my = lane(), g = my / 4, t = my % 4, odd = g & 1;
     const int f = (rows.row + 2 * g) / 2 - odd;  // of a pair: the even one stores the first place
-    u8* to = args.scratch + kScrAct + operand_at(task.lane_index, C::kFfn, place + 2 * t + odd, f);
+    u8* to = args.scratch + kScrAct + operand_at(task.lane_index, ffn, place + 2 * t + odd, f);
     scale += 2 * t;
     KIE_NO_UNROLL for (; batches > 0; --batches, to += kBatch * kCores, scale += 8 * kBatch) {
         KIE_UNROLL for (int j = 0; j < kBatch; ++j) {
@@ -117,7 +133,10 @@ KIE_DEVICE void put_act(const PrefillArgs& args, const TileTask& task, const Wid
             KIE_UNROLL for (int e = 0; e < 2; ++e) {
                 const float s = scale[8 * j + e], gate = d[4 * j + e] * s,
                             up = d[4 * j + 2 + e] * s;
-                y[e] = gate * up * reciprocal_f(1.0f + exp2_f(-1.44269504f * gate));
+                if constexpr (C::kRouted)
+                    y[e] = gated<C>(gate, up);
+                else
+                    y[e] = gate * up * reciprocal_f(1.0f + exp2_f(-1.44269504f * gate));
             }
             const float mine = odd ? y[1] : y[0], other = shuffle_xor(odd ? y[0] : y[1], 4);
             if (2 * g < rows.live)

@@ -243,7 +243,8 @@ template <class C>
 KIE_DEVICE void attend_task(const PrefillArgs& args, const Chunk& chunk, const Span& span,
                             int layer, int i, PagePipe& pages) {
     const int team = thread() / kCrew;
-    attend_run<C>(args, chunk, layer, run_at<C>(args, chunk, span, layer, i, team), pages);
+    if constexpr (!C::kDelta)
+        attend_run<C>(args, chunk, layer, run_at<C>(args, chunk, span, layer, i, team), pages);
 }
 // False: nothing to publish yet.
 struct RunTask {
@@ -353,16 +354,14 @@ KIE_DEVICE bool feed_task_product(Watch& w, const PrefillArgs& args, Pipe& pipe,
     using O = typename C::TilingO;
     using First = typename C::TilingFirst;
     const u8* x = args.scratch;
-    long at = (long)args.model.layers[cursor.layer].stream;
-    if (cursor.stage == kDoQkv)
+    const int product = product_of(cursor.stage);
+    const long at = (long)args.model.layers[cursor.layer].stream + product_offset<C>(product);
+    if (product == kToQkv)
         return feed_product<C, Qkv>(w, args, pipe, chunk, cursor, i, at, x + kScrX);
-    at += product_bytes<Qkv>();
-    if (cursor.stage == kDoO)
+    if (product == kToO)
         return feed_product<C, O>(w, args, pipe, chunk, cursor, i, at, x + kScrAttn);
-    at += product_bytes<O>();
-    if (cursor.stage == kDoGateUp)
+    if (product == kToGateUp)
         return feed_product<C, First>(w, args, pipe, chunk, cursor, i, at, x + kScrX);
-    at += product_bytes<First>();
     return feed_product<C, typename C::TilingDown>(w, args, pipe, chunk, cursor, i, at,
                                                    x + kScrAct);
 }
@@ -380,8 +379,11 @@ struct FeedTask {
         if (ring_of(w.stage) != kOfPages)
             return feed_task_product<C>(watch, args, pipe, chunk, w, i);
         const Span span = places_of(chunk, w);
-        return feed_run<C>(watch, args, pages, w.layer,
-                           run_at<C>(args, chunk, span, w.layer, i, 0));
+        if constexpr (C::kDelta)
+            return false;
+        else
+            return feed_run<C>(watch, args, pages, w.layer,
+                               run_at<C>(args, chunk, span, w.layer, i, 0));
     }
 };
 KIE_DEVICE void await_begun(Watch& w, u32 n) {

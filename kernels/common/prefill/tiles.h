@@ -50,12 +50,22 @@ KIE_DEVICE WideRows product_rows(int f) {
     return live > 0 ? WideRows{f, 16 * f, 16, live} : WideRows{f, 0, 0, 0};
 }
 KIE_DEVICE WideRows residual_rows(int f) { return rows_at<TilingOwned, kHidden>(f); }
-// Where there are experts kToGateUp is the router, and the last two are each expert's.
-enum Product { kToQkv, kToO, kToGateUp, kToDown, kToExperts };
+// Where there are experts kToGateUp is the router, and kToDown and the last one are each expert's.
+// Before that one stand those that not all layers have: gates of a delta rule, and both of the
+// expert that all positions go to.
+enum Product { kToQkv, kToO, kToGateUp, kToDown, kToGates, kToSharedUp, kToSharedDown, kToExperts };
+KIE_CONST_FN bool is_more(int product) { return product >= kToGates && product < kToExperts; }
 template <class C>
 KIE_CONST_FN int frags_of(int product) {
+    if constexpr (C::kDelta) {
+        if (product == kToGates) return frags_of<typename C::TilingGates, 2 * C::kUnits>();
+    }
+    if constexpr (C::kShares) {
+        if (product == kToSharedUp)
+            return frags_of<typename C::TilingSharedGu, 2 * C::kSharedFfn>();
+    }
     if (product == kToQkv)
-        return C::kDense ? over(C::kQkv, 16) : frags_of<typename C::TilingQkv, C::kQkv>();
+        return C::kDense ? over(C::kRowsIn, 16) : frags_of<typename C::TilingQkv, C::kRowsIn>();
     if (product == kToGateUp)
         return C::kDense ? over(C::kRowsFirst, 16)
                          : frags_of<typename C::TilingFirst, C::kRowsFirst>();
@@ -63,23 +73,39 @@ KIE_CONST_FN int frags_of(int product) {
 }
 template <class C>
 KIE_CONST_FN int bits_of(int product) {  // StoredBits of its stages, unless it is an expert's
+    if constexpr (C::kDelta) {
+        if (product == kToGates) return C::TilingGates::bits;
+    }
+    if constexpr (C::kShares) {
+        if (product == kToSharedUp) return C::TilingSharedGu::bits;
+        if (product == kToSharedDown) return C::TilingSharedDown::bits;
+    }
     return product == kToQkv               ? C::TilingQkv::bits
            : product == kToGateUp          ? C::TilingFirst::bits
            : product == kToO || C::kRouted ? C::TilingO::bits
                                            : C::TilingDown::bits;
 }
+// Of a layer's products so many have such codes; those that it has not count as one that it has.
+template <class C>
+KIE_CONST_FN int count_with(int bits) {
+    int count = 0;
+    for (int product = kToQkv; product < (C::kHasMore ? kToExperts : kToGates); ++product)
+        count += bits_of<C>(product) == bits;
+    return count;
+}
 template <class C>
 KIE_CONST_FN bool any_has(int bits) {
-    return bits_of<C>(kToQkv) == bits || bits_of<C>(kToO) == bits ||
-           bits_of<C>(kToGateUp) == bits || bits_of<C>(kToDown) == bits;
+    return count_with<C>(bits) > 0;
 }
 template <class C>
 KIE_CONST_FN bool all_have(int bits) {
-    return bits_of<C>(kToQkv) == bits && bits_of<C>(kToO) == bits &&
-           bits_of<C>(kToGateUp) == bits && bits_of<C>(kToDown) == bits;
+    return count_with<C>(bits) == (C::kHasMore ? kToExperts : kToGates);
 }
 template <class C>
 KIE_CONST_FN int pairs_of(int product) {  // of 32 columns
+    if constexpr (C::kShares) {
+        if (product == kToSharedDown) return C::kSharedFfn / 32;
+    }
     return (product == kToO ? C::kAttn : product == kToDown ? C::kFfn : kHidden) / 32;
 }
 // How a product of so many positions is cut: narrow tiles, and splits of k that are added up in
@@ -115,12 +141,14 @@ KIE_CONST_FN int k_split_tiles(const TileConfig& config) {
 template <class C>
 KIE_CONST_FN u32 config_of(int product, int places, int blocks) {
     const int stages = over(pairs_of<C>(product), 2);
+    // Gates follow another product without a meeting, and parts have one place for their sums.
+    const u32 most = product == kToGates ? 1 : min_i(kKSplitsMost, stages);
     u32 best = 0;
     long least = 1L << 60;
     // Wide, then narrow ones of 4, 8, 12 row tiles.
     for (int kind = 0; kind <= (kFew ? 3 : 0); ++kind) {
         const u32 tiles = kind == 0 ? kWideTiles : 4 * kind, wide = kind == 0;
-        for (u32 k_splits = 1; k_splits <= (u32)min_i(kKSplitsMost, stages); ++k_splits) {
+        for (u32 k_splits = 1; k_splits <= most; ++k_splits) {
             const u32 packed = wide << 9 | tiles << 4 | k_splits;
             const TileConfig config = unpack_config(packed);
             const int all =
@@ -137,7 +165,7 @@ KIE_CONST_FN u32 config_of(int product, int places, int blocks) {
 // in layers of each class.
 struct Chunk {
     int base, from, to;
-    u64 configs[kClasses];
+    u64 configs[kClasses], more[kClasses];
 };
 // Places of it, whole tiles but for the chunk's last.
 struct Span {
@@ -151,28 +179,38 @@ struct ConfigureClass {
     const PrefillArgs& a;
     Chunk& c;
     template <class C>
-    KIE_DEVICE void operator()(C) const {
+    KIE_DEVICE u64 some(int first, int count) const {
         u64 configs = 0;
-        KIE_NO_UNROLL for (int p = kToQkv; p <= kToDown; ++p) {
+        KIE_NO_UNROLL for (int p = 0; p < count; ++p) {
             // Parts have one place for their sums, and groups of places are multiplied side by
             // side.
             const bool whole = kTensorParallel && c.to > kGroupPlaces;
             const u32 config =
-                whole ? 1 << 9 | kWideTiles << 4 | 1 : config_of<C>(p, c.to, (int)a.blocks);
+                whole ? 1 << 9 | kWideTiles << 4 | 1 : config_of<C>(first + p, c.to, (int)a.blocks);
             configs |= (u64)config << 16 * p;
         }
-        c.configs[C::kIndex] = configs;
+        return configs;
+    }
+    template <class C>
+    KIE_DEVICE void operator()(C) const {
+        c.configs[C::kIndex] = some<C>(kToQkv, kToGates);
+        if constexpr (C::kHasMore) c.more[C::kIndex] = some<C>(kToGates, kToExperts - kToGates);
     }
 };
 KIE_DEVICE Chunk chunk_at(const PrefillArgs& a, int i) {
     const int start = (int)(a.first / kPage * kPage), base = start + i * kChunk,
               end = (int)(a.first + a.count) - base;
-    Chunk c = {base, i == 0 ? (int)a.first - start : 0, end < kChunk ? end : kChunk, {}};
+    Chunk c = {base, i == 0 ? (int)a.first - start : 0, end < kChunk ? end : kChunk, {}, {}};
     each_prefill_class(ConfigureClass{a, c});
     return c;
 }
 template <class C>
 KIE_DEVICE TileConfig config_at(const Chunk& c, int product) {
+    if constexpr (C::kHasMore) {
+        if (is_more(product))
+            return unpack_config(
+                opaque((u32)(c.more[C::kIndex] >> 16 * (product - kToGates)) & 0xffff));
+    }
     return unpack_config(
         opaque((u32)(c.configs[C::kIndex] >> 16 * product) & 0xffff));  // not kept for all
 }

@@ -10,12 +10,12 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::lower::experts::Experts;
+use super::lower::delta::DeltaPartition;
 use super::lower::model::{Class, Model};
-use super::lower::partition::Partition;
+use super::lower::partition::{ClassPartition, Partition};
 use super::source;
 use super::wire::{Args, PrefillArgs, Wire};
-use crate::abi::{NormSpan, Scoring, PAGE};
+use crate::abi::{NormSpan, PAGE};
 use crate::error::Result;
 use crate::machine::{Launch, Machine, MachineInfo, Memory, Module, Platform, Source};
 
@@ -52,8 +52,13 @@ const STAGE_BYTES: u32 = 48 << 10;
 const ROUTED_TILE: u32 = 96;
 /// Shared memory before the stages.
 const RING: u32 = 11 << 10;
-/// Features of a head at most, for which there are registers.
-const HEAD_DIM_MAX: u32 = 128;
+/// Features of a head at most, for which there are registers; from half as many on two teams share
+/// a head's values.
+const HEAD_DIM_MAX: u32 = 256;
+/// Warps of decoding that have as many threads as multiply here: units of a delta rule are theirs.
+const UNIT_WARPS: u32 = 8;
+/// Places whose inputs of a delta rule stand in shared memory.
+const DELTA_PLACES: u32 = 16;
 
 /// Positions of a chunk where layers have windows: a sequence's pages hold a window and a chunk.
 /// The more machines share the lanes, the more positions it takes to keep all blocks at work; of
@@ -83,17 +88,29 @@ pub struct Plan {
 }
 
 /// Whether the kernel has code for all that a model's layers have: sinks, biases of attention's
-/// output and a scaled residual only where a rank has one lane; norms over all heads nowhere, nor
-/// shared experts, routers by sigmoids, latents, delta rules and gates of attention's output.
+/// output, delta rules, shared experts and a scaled residual only where a rank has one lane; norms
+/// over all heads nowhere, nor latents.
 fn is_known(model: &Model) -> bool {
-    let known = |e: Experts| e.shared.is_none() && !matches!(e.scoring, Scoring::Sigmoid { .. });
-    let by_head = |c: &Class| {
-        let mixer = c.latent.is_none() && c.delta.is_none() && !c.gated;
-        c.head_norm != Some(NormSpan::AllHeads) && c.experts.is_none_or(known) && mixer
-    };
-    let plain = |c: &Class| !c.sinks && !c.output_bias;
+    let by_head = |c: &Class| c.head_norm != Some(NormSpan::AllHeads) && c.latent.is_none();
+    let shares = |c: &Class| c.experts.is_some_and(|e| e.shared.is_some());
+    let plain = |c: &Class| !c.sinks && !c.output_bias && c.delta.is_none() && !shares(c);
     model.classes.iter().all(by_head)
         && (model.lanes == 1 || (model.residual_shift == 0 && model.classes.iter().all(plain)))
+}
+
+/// Whether so many stages have room for pages, of which two are at work and one under way, and for
+/// the inputs of delta rules.
+fn has_room(partition: &Partition, stages: u32) -> bool {
+    let attends = partition.classes.iter().filter(|class| class.attends());
+    let head_dim = attends.map(|class| class.head_dim).max().unwrap_or(0);
+    let pages = if head_dim > HEAD_DIM_MAX / 2 { 3 } else { 4 };
+    let delta = |d: &DeltaPartition| {
+        let row = 2 * d.key() + d.unit.cols.next_multiple_of(4) + 4;
+        partition.warps == UNIT_WARPS && 4 * DELTA_PLACES * row <= stages * STAGE_BYTES
+    };
+    head_dim <= HEAD_DIM_MAX
+        && pages * 4 * PAGE as u32 * head_dim <= stages * STAGE_BYTES
+        && partition.classes.iter().filter_map(|class| class.delta.as_ref()).all(delta)
 }
 
 impl Plan {
@@ -114,12 +131,10 @@ impl Plan {
             Platform::Sim => true,
             Platform::Hip => false,
         };
-        let head_dim = partition.classes.iter().map(|class| class.head_dim).max()?;
         let fits = wide_tiles
             && is_known(model)
-            && head_dim <= HEAD_DIM_MAX
             && (2..=4).contains(&stages)
-            && 4 * 4 * 64 * head_dim <= stages * STAGE_BYTES;
+            && has_room(partition, stages);
         // Positions that go through together must not overwrite what the first of them still see.
         let sees_all = model.layer.iter().all(|l| l.window == 0 || l.window >= positions);
         let together = if sees_all || ring >= positions { CHUNK } else { ring / TILE * TILE };
@@ -239,14 +254,14 @@ struct Routed {
 }
 
 impl Routed {
-    fn new(partition: &Partition, chunk: u32) -> Self {
+    fn new(model: &Model, partition: &Partition, chunk: u32) -> Self {
         let mut most = Self::default();
-        for class in &partition.classes {
-            let Some(of) = &class.experts else { continue };
+        for (of, class) in model.classes.iter().zip(&partition.classes) {
+            let Some(of) = &of.experts else { continue };
             let rows = chunk * of.chosen + 7 * of.count + ROUTED_TILE;
             most.experts = most.experts.max(of.count);
             most.chosen = most.chosen.max(of.chosen);
-            most.logits = most.logits.max(of.count.next_multiple_of(2));
+            most.logits = most.logits.max(of.logits().next_multiple_of(2));
             most.rows = most.rows.max(rows.next_multiple_of(8));
             most.tiles = most.tiles.max(of.count + chunk * of.chosen / ROUTED_TILE);
             most.ffn = most.ffn.max(class.ffn);
@@ -265,16 +280,23 @@ struct Scratch {
 
 impl Scratch {
     fn new(model: &Model, partition: &Partition, chunk: u32) -> Self {
-        let routed = Routed::new(partition, chunk);
-        let dense = partition.classes.iter().filter(|class| class.experts.is_none());
-        let ffn = u64::from(dense.map(|class| class.ffn).max().unwrap_or(0));
+        let routed = Routed::new(model, partition, chunk);
+        let most = |of: &dyn Fn(&Class, &ClassPartition) -> u32| {
+            let all = model.classes.iter().zip(&partition.classes);
+            u64::from(all.map(|(class, part)| of(class, part)).max().unwrap_or(0))
+        };
+        let ffn = most(&|_, part| part.experts.map_or(part.ffn, |e| e.shared));
+        let shared = u64::from(u8::from(most(&|_, p| p.experts.map_or(0, |e| e.shared)) > 0));
+        let is_delta = |class: &Class, count| if class.delta.is_some() { count } else { 0 };
+        let delta_rows = most(&|class, part| is_delta(class, class.input_rows(part.head_dim)));
+        let delta_heads = most(&|class, _| is_delta(class, class.heads));
         let (lanes, attn) = (u64::from(model.lanes), u64::from(attn_most(partition, model)));
         let (chunk, hidden) = (u64::from(chunk), u64::from(partition.hidden));
         let frags = u64::from(frags(partition));
         // Of a lane, as threads hold it: four numbers each.
         let residual = frags * chunk / 8 * 32 * 4;
         let others = if model.lanes_all() > 1 { u64::from(model.lanes_all()) } else { 0 };
-        let (past, shared) = (u64::from(past(model)), u64::from(u8::from(others > 0)));
+        let (past, totals) = (u64::from(past(model)), u64::from(u8::from(others > 0)));
         let Routed { experts, chosen, logits, rows, tiles, .. } = routed;
         let [experts, chosen, logits, rows, tiles, routed_ffn] =
             [experts, chosen, logits, rows, tiles, routed.ffn].map(u64::from);
@@ -287,7 +309,7 @@ impl Scratch {
             ("Squares", lanes * frags.div_ceil(u64::from(FOUR)) * chunk * 4),
             // What each lane made, as halves, all together, as floats; of attention and the mlp.
             ("Past", 2 * past * others * residual * 2),
-            ("Totals", 2 * shared * residual * 4),
+            ("Totals", 2 * totals * residual * 4),
             ("KSplits", u64::from(ITEMS) * u64::from(ITEM_BYTES)),
             ("Logits", chunk * 4 * logits),
             ("Choices", chunk * 8 * chosen),
@@ -299,6 +321,9 @@ impl Scratch {
             ("RoutedX", 2 * rows * hidden),
             ("RoutedAct", 2 * rows * routed_ffn),
             ("Parts", 2 * rows * hidden),
+            ("Shared", 2 * shared * chunk * hidden),
+            ("Delta", 4 * chunk * delta_rows),
+            ("Gates", 8 * chunk * delta_heads),
         ];
         let mut bytes = 0;
         let at = sizes.map(|(name, size)| {
@@ -338,6 +363,8 @@ pub struct Part {
     pub count: u32,
     /// Less than all only where the positions are one chunk.
     pub layers: Range<u32>,
+    /// Its recurrent states, as in [`wire::Sequence`](super::wire::Sequence).
+    pub state: u32,
 }
 
 /// The compiled kernel and its memory.
@@ -409,6 +436,8 @@ impl Prefill {
             to: part.layers.end,
             row: part.row,
             blocks: self.plan.blocks,
+            state: part.state,
+            padding: 0,
         };
         let launch = Launch {
             entry: "kie_prefill",

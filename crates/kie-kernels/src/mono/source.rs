@@ -69,6 +69,7 @@ const FILES: &[File<'static>] = carried![
     "common/pages.h",
     "common/prefill.h",
     "common/prefill/attend.h",
+    "common/prefill/delta.h",
     "common/prefill/experts.h",
     "common/prefill/feed.h",
     "common/prefill/grid.h",

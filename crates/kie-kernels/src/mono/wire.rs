@@ -360,6 +360,10 @@ structures! {
         row: u32,
         /// Of the grid, all resident.
         blocks: u32,
+        /// As in [`Sequence`].
+        state: u32,
+        /// 0.
+        padding: u32,
     }
 
     /// Where a stored row of a matrix goes (mono/pack.rs).

@@ -507,6 +507,7 @@ fn delta(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
         ("kKeyRows", of.rows(class.group(), part.head_dim)),
         ("kUnits", delta.units),
         ("kUnitsEach", delta.each),
+        ("kPageHalf", 0),
         ("kUnitSplits", unit.splits),
         ("kUnitCols", unit.cols),
         ("kUnitLanes", unit.lanes),

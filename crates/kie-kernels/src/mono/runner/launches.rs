@@ -186,11 +186,13 @@ impl Launches {
     }
 
     /// Starts the prefill kernel on every rank, over the next layers of a chunk, whose tokens are
-    /// at `prompt`. `to_head`: it leaves what a launch that begins at the head takes.
+    /// at `prompt`. `state`: as in [`Sequence`]. `to_head`: it leaves what a launch that begins at
+    /// the head takes.
     pub fn prefill(
         &mut self,
         chunk: &Chunk,
         layers: u32,
+        state: u32,
         to_head: bool,
     ) -> Result<Vec<Box<dyn Flight>>> {
         self.renew_seqnos()?;
@@ -204,6 +206,7 @@ impl Launches {
             first: chunk.first as u32,
             count: chunk.count as u32,
             layers: chunk.done..chunk.done + layers,
+            state,
         };
         let launch = |(loaded, prefill): (&Loaded, &Prefill)| {
             let mut args = loaded.args(1);

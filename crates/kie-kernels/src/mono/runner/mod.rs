@@ -374,7 +374,10 @@ impl Runner {
         let left = self.first().model.layers() - chunk.done;
         let layers = if beside { self.schedule.pace.layers(&chunk, left) } else { left };
         let to_head = chunk.whole && layers == left;
-        let flights = self.launches.prefill(&chunk, layers, to_head)?;
+        // States move on once the chunk is through all layers: until then each launch of it, and
+        // the tokens right behind it, find what the first one found.
+        let state = self.schedule.slots[index].recurrent.ask(chunk.first);
+        let flights = self.launches.prefill(&chunk, layers, state, to_head)?;
         if to_head {
             return self.start_at_head(&chunk, flights);
         }

@@ -306,7 +306,9 @@ impl Schedule {
     pub fn went_on(&mut self, mut chunk: Chunk, layers: u32, all: u32) {
         chunk.done += layers;
         if chunk.done == all {
-            self.slots[chunk.slot].next = chunk.first + chunk.count;
+            let slot = &mut self.slots[chunk.slot];
+            slot.next = chunk.first + chunk.count;
+            slot.recurrent.advance(chunk.first, slot.next);
         } else {
             self.chunk = Some(chunk);
         }
