@@ -1,11 +1,14 @@
 """What drafts of tokens are worth: tokens a second with and without them, in turns.
 
-    python benches/speculate.py [--model PATH] [--tokens 2000] [--rounds 5] [--record]
+    python benches/speculate.py [--model PATH | --shape NAME] [--device cuda:0] [--tokens 2000]
+        [--context 0] [--works edit,repeat,...] [--rounds 5] [--record]
 
-`edit`: an answer is expected of which 5 % of the tokens were changed, as a file is before an edit.
-So that this holds for any model, the answer is the model's own greedy one, and what is expected is
-made from it. `own repetitions`: nothing is expected, drafts come from the text. `nothing matches`:
-ids drawn at random, sampled at a high temperature. `wrong`: every match is followed by another id.
+With a shape's random weights (kie.bench.random_weights) and a context of ids drawn at random a text
+says nothing, so what is right is made from the model's own greedy answer:
+
+`repeat`: that answer is expected. `edit`: 5 % of its tokens are others, as in a file before an
+edit. `adversarial`: ids drawn at random, sampled at a high temperature: nothing matches. `wrong`:
+every match is followed by another id. `own`: nothing is expected, drafts come from the text.
 """
 
 from __future__ import annotations
@@ -15,16 +18,22 @@ import json
 import platform
 import random
 import statistics
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import kie
+from kie.bench import random_weights
 
 BASELINES = Path(__file__).resolve().parent / "baselines.jsonl"
 PROMPT = "def quicksort(items):\n"
 CHANGED = 0.05
+TARGETS = {"repeat": 3.5, "edit": 3.5, "adversarial": 0.98, "wrong": 0.98}
+"""Of a GPU: tokens a second over those without drafts."""
 
 
 def edited(ids: list[int], source: random.Random, vocab: int) -> list[int]:
@@ -32,58 +41,93 @@ def edited(ids: list[int], source: random.Random, vocab: int) -> list[int]:
     return [source.randrange(4, vocab) if source.random() < CHANGED else id for id in ids]
 
 
-def works(engine: kie.Engine, tokens: int) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """By name a request, and what makes it draft."""
+def works(
+    engine: kie.Engine, tokens: int, context: int
+) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """By name a request, and what makes it draft. `context`: ids of the prompt, drawn at random; 0
+    for a line of text."""
     source = random.Random(7)
     vocab = engine.info()["vocab"]
     greedy: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": tokens}
-    prompt = engine.tokenize(PROMPT)
+    drawn = [source.randrange(4, vocab) for _ in range(context or 200)]
+    prompt = drawn if context else engine.tokenize(PROMPT)
     answer = list(engine.generate(prompt, **greedy).token_ids)
-    drawn = [source.randrange(4, vocab) for _ in range(200)]
     hot = greedy | {"temperature": 50.0, "seed": 5}
     # Behind each pair of the answer stands what does not follow it.
     wrong = [id for a, b in pairwise(answer) for id in (a, b, (b + 1) % vocab)]
     return {
+        "repeat": (greedy | {"prompt": prompt}, {"prediction": answer}),
         "edit": (greedy | {"prompt": prompt}, {"prediction": edited(answer, source, vocab)}),
-        "nothing matches": (hot | {"prompt": drawn}, {"speculate": "lookup"}),
+        "adversarial": (hot | {"prompt": drawn}, {"speculate": "lookup"}),
         "wrong": (greedy | {"prompt": prompt}, {"prediction": wrong[:tokens]}),
-        "own repetitions": (greedy | {"prompt": prompt}, {"speculate": "lookup"}),
+        "own": (greedy | {"prompt": prompt}, {"speculate": "lookup"}),
     }
+
+
+def measure(
+    engine: kie.Engine, request: dict[str, Any], drafts: dict[str, Any], rounds: int
+) -> dict[str, float]:
+    """Medians over rounds of a request with and without drafts, one after the other."""
+    speeds: list[tuple[float, float]] = []
+    for _ in range(rounds):
+        plain = engine.generate(**request)
+        drafted = engine.generate(**request, **drafts)
+        assert drafted.token_ids == plain.token_ids, "drafts changed a token"
+        pair = (plain, drafted)
+        speeds.append(tuple(done.timings.predicted_per_second for done in pair))
+    without, with_drafts = (statistics.median(column) for column in zip(*speeds, strict=True))
+    tokens, timings = len(drafted.token_ids), drafted.timings
+    return {
+        "plain": without,
+        "drafted": with_drafts,
+        "ratio": statistics.median(b / a for a, b in speeds),
+        "drafts": timings.draft_n,
+        "right": timings.draft_n_accepted,
+        "tokens_a_step": tokens / (tokens - timings.draft_n_accepted),
+    }
+
+
+@contextmanager
+def folder(given: argparse.Namespace) -> Iterator[str | Path | None]:
+    """The model, or random weights of a shape, in memory where that is a file system."""
+    if given.shape is None:
+        yield given.model
+        return
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="kie-", dir=memory) as name:
+        yield random_weights.write(given.shape, Path(name))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="tokens a second with drafts and without")
     parser.add_argument("--model")
+    parser.add_argument("--shape", help="random weights of this shape instead: laneformer-2b")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--tokens", type=int, default=2000)
+    parser.add_argument("--context", type=int, default=0, help="ids of the prompt, at random")
+    parser.add_argument("--works", help="names; all unless given")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--record", action="store_true", help="into the baselines")
     args = parser.parse_args()
     record: dict[str, Any] = {"bench": "speculate", "date": str(date.today())}
     options = {"device": args.device, "threads": args.threads, "max_batch": 1}
-    with kie.Engine(args.model, **options) as engine:
-        record |= {"model": engine.info()["model"], "device": args.device, "tokens": args.tokens}
+    with folder(args) as model, kie.Engine(model, **options) as engine:
+        record |= {"model": args.shape or engine.info()["model"], "device": args.device}
+        record |= {"tokens": args.tokens, "context": args.context}
         record["machine"] = platform.processor() or platform.machine()
-        for name, (request, drafts) in works(engine, args.tokens).items():
-            speeds: list[tuple[float, float]] = []
-            for _ in range(args.rounds):
-                plain = engine.generate(**request)
-                drafted = engine.generate(**request, **drafts)
-                assert drafted.token_ids == plain.token_ids, name
-                pair = (plain, drafted)
-                speeds.append(tuple(done.timings.predicted_per_second for done in pair))
-            without, with_drafts = (
-                statistics.median(column) for column in zip(*speeds, strict=True)
-            )
-            ratio = statistics.median(b / a for a, b in speeds)
-            timings = drafted.timings
-            share = timings.draft_n_accepted / max(1, timings.draft_n)
+        all_works = works(engine, args.tokens, args.context)
+        names = args.works.split(",") if args.works else list(all_works)
+        for name in names:
+            found = measure(engine, *all_works[name], args.rounds)
+            target = f" (a GPU's target {TARGETS[name]})" if name in TARGETS else ""
             print(
-                f"{name:16} {without:8.1f} -> {with_drafts:8.1f} tokens/s, {ratio:.2f}x; "
-                f"{timings.draft_n} drafted, {share:.0%} right"
+                f"{name:12} {found['plain']:8.1f} -> {found['drafted']:8.1f} tokens/s, "
+                f"{found['ratio']:.2f}x{target}; {found['tokens_a_step']:.2f} tokens a step, "
+                f"{found['drafts']:.0f} drafted, {found['right']:.0f} right",
+                flush=True,
             )
-            record[name] = {"plain": without, "drafted": with_drafts, "ratio": ratio}
+            record[name] = found
     if args.record:
         with BASELINES.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")

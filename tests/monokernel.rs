@@ -51,6 +51,8 @@ macro_rules! as_the_machine_does {
 
 #[path = "monokernel/delta.rs"]
 mod delta;
+#[path = "monokernel/drafts.rs"]
+mod drafts;
 #[path = "monokernel/exact.rs"]
 mod exact;
 #[path = "monokernel/experts.rs"]

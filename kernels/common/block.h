@@ -43,8 +43,28 @@ KIE_DEVICE u32 prompt_at(const DecodeArgs& args, u32 step, int column) {
     const int sequences = sequences_of(args);
     return step * (kColumns - sequences) + (column - sequences);
 }
+// In the kernel that checks drafts of tokens (ops/lookup.h) columns behind the sequences' own are
+// of sequences, too, and each sequence goes on by as many positions a step as it may. Elsewhere a
+// column is what it was, and a step is a token.
+struct Columns {
+    u32 sequence[kColumns],
+        ahead[kColumns];  // whose, and how many tokens behind the launch's first
+    u32 live;
+};
+KIE_DEVICE Columns& columns_of(const u8* shared) { return *(Columns*)(shared + kShDrafts); }
+KIE_DEVICE int sequence_at(const u8* shared, int column) {
+    return kLookup ? (int)columns_of(shared).sequence[column] : column;
+}
+KIE_DEVICE const Sequence& sequence_of(const DecodeArgs& args, const Block& b, int column) {
+    return args.column[sequence_at(b.shared, column)];
+}
+KIE_DEVICE u32 ahead_at(const u8* shared, u32 step, int column) {
+    return kLookup ? columns_of(shared).ahead[column] : step;
+}
 // The position at work in a column.
-KIE_DEVICE u32 position_at(const DecodeArgs& args, u32 step, int column) {
+KIE_DEVICE u32 position_at(const DecodeArgs& args, const u8* shared, u32 step, int column) {
+    if constexpr (kLookup)
+        return args.column[sequence_at(shared, column)].position + ahead_at(shared, step, column);
     const int c = kColumns == 1 ? 0 : column;
     const bool prompt = args.prompt && (kColumns == 1 || column >= sequences_of(args));
     return args.column[c].position + (prompt ? prompt_at(args, step, column) : step);
@@ -57,8 +77,9 @@ KIE_DEVICE int live_at(const DecodeArgs& args, u32 step) {
            min_i(kColumns - sequences, (int)(args.count > done ? args.count - done : 0));
 }
 // Which block's pages come first, so that the sequences of a launch use different blocks; the same
-// for all positions of a prompt.
-KIE_DEVICE int shift_at(const DecodeArgs& args, int column) {
+// for all positions of a prompt, and for a sequence's drafts as for itself.
+KIE_DEVICE int shift_at(const DecodeArgs& args, const u8* shared, int column) {
+    if constexpr (kLookup) return sequence_at(shared, column);
     return kColumns == 1 ? 0 : args.prompt ? min_i(column, sequences_of(args)) : column;
 }
 // Behind a prompt that the prefill kernel took to its end, the first step has no layers.
@@ -66,6 +87,10 @@ KIE_DEVICE bool begins_at_head(const DecodeArgs& args, u32 step) {
     return kColumns == 1 && step == 0 && args.at_head != 0;
 }
 KIE_DEVICE int live_of(const Block& b) { return kColumns == 1 ? 1 : b.live; }
+// The columns that choose a token: the first ones.
+KIE_DEVICE int choosing_of(const DecodeArgs& args, const Block& b) {
+    return kLookup ? b.live : sequences_of(args);
+}
 // This block among all ranks' blocks, and which rows of the head are its own.
 KIE_DEVICE int block_all(const DecodeArgs& args) { return (int)args.rank * kBlocks + (int)block(); }
 KIE_DEVICE int head_block(const DecodeArgs& args, const Block& b) {

@@ -7,7 +7,8 @@
 // the same step barrier. control[1], read with it as one, is the host's heartbeat, a number that
 // changes; if it stands still for kHostSilent while control[2] is set, the host is gone and the
 // kernel leaves. After its last step barrier the kernel writes the number of its steps to
-// control[3].
+// control[3]. Where it checked drafts, eight words a sequence from kControlDrafts on say what they
+// were (ops/lookup.h, report_drafts).
 //
 // Tokens: emit.h says how they travel.
 #pragma once

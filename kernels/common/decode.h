@@ -21,6 +21,7 @@
 #include "ops/gather.h"
 #include "ops/head.h"
 #include "ops/latent.h"
+#include "ops/lookup.h"
 #include "ops/matvec.h"
 #include "ops/project.h"
 #include "ops/residual.h"
@@ -148,6 +149,8 @@ KIE_DEVICE void decode_attention(Ring& ring, Watch& watch, const DecodeArgs& arg
     if constexpr (C::kNormAllHeads) square_heads<C>(watch, args, b, layer);
     if constexpr (kParts > 1) {
         attend_columns_exact<C>(watch, args, b, layer);
+    } else if constexpr (kWholePages) {
+        attend_there<C>(ring, watch, args, b, layer);
     } else if constexpr (kStreamed && kColumns == 1) {
         attend_stream<C>(ring, watch, args, b, layer);
     } else {
@@ -277,8 +280,8 @@ KIE_DEVICE void decode_step(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
     stamp(b, 14);
     if (watch.timed_out) timed_out_of(b) = 1;
     publish_candidate(args, b, candidate);
-    // The next step's, while the candidates travel.
-    each_class(Rotate{args, b, b.step + 1});
+    // The next step's, while the candidates travel, which say where it is if there are drafts.
+    if constexpr (!kLookup) each_class(Rotate{args, b, b.step + 1});
     reduce_candidates(watch, args, b);
     stamp(b, 15);
 }
@@ -302,7 +305,8 @@ KIE_DEVICE bool at_the_end(const DecodeArgs& args, const Block& b) {
     if (((volatile u32*)(b.shared + kShMisc))[2] != kGoOn) return true;
     for (int c = 0; c < sequences_of(args); ++c)
         if (ends_of(b)[c] != 0) return true;
-    return false;
+    // Where drafts are rare narrower kernels are faster.
+    return kLookup && drafts_of(b).quiet >= kQuietMost;
 }
 
 KIE_DEVICE void run_steps(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b,
@@ -312,13 +316,20 @@ KIE_DEVICE void run_steps(Ring& ring, Watch& watch, const DecodeArgs& args, Bloc
         watch.step = b.step = step;
         works_at(seqno_at(args.seqno + step, kLayers));
         b.live = live_at(args, step);
+        if constexpr (kLookup) b.live = (int)columns_of(b.shared).live;
         decode_step(ring, watch, args, b);
+        if constexpr (kLookup) accept_drafts(args, b);
         if (watch.timed_out) *stop = step + 1;
         take_tokens(args, b.shared, step + 1);
         if (thread() == 0 && (step + 1 == args.steps || at_the_end(args, b))) *stop = step + 1;
         sync_consumers<kThreads>();  // the step barrier: see exchange.h
         if (*stop) break;
+        if constexpr (kLookup) {
+            draft(args, b);
+            each_class(Rotate{args, b, 0});
+        }
     }
+    if constexpr (kLookup) report_drafts(args, b);
     if (thread() == 0 && kRanks > 1 && timed_out_of(b)) abort_all(args);
     if (thread() == 0 && block() == 0 && args.stamps) args.stamps[args.steps] = clock_ns();
 }
@@ -364,6 +375,7 @@ KIE_KERNEL(kie_decode, kThreads + kHelpers * kWarp, DecodeArgs args) {
                nullptr,
                0};
     if (thread() == 0 && args.trace) b.trace = trace, b.traced_at = clock_ticks();
+    if constexpr (kLookup) begin_drafts(args, b);
     each_class(Rotate{args, b, 0});
     run_steps(ring, watch, args, b, misc);
     if (b.trace)

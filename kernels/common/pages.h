@@ -5,6 +5,7 @@
 #pragma once
 
 #include "args.h"
+#include "block.h"
 #include "lowered.h"
 #include "platform.h"
 
@@ -32,11 +33,12 @@ KIE_DEVICE u8* layer_page(const DecodeArgs& args, const u8* shared, int layer_in
                           int page) {
     const Layer& layer = ((const Layer*)(shared + kShLayers))[layer_index];
     const u32 entry = layer.pool * kPagesMax + page;
+    const int whose = sequence_at(shared, column);
     u32 physical;
     if (kTableShared)
-        physical = ((const u32*)(shared + kShTable))[column * (kPools * kPagesMax) + entry];
+        physical = ((const u32*)(shared + kShTable))[whose * (kPools * kPagesMax) + entry];
     else
-        physical = args.pages[(u64)args.column[column].row * (kPools * kPagesMax) + entry];
+        physical = args.pages[(u64)args.column[whose].row * (kPools * kPagesMax) + entry];
     return args.pools[layer.pool] + (u64)physical * args.page_bytes[layer.pool] + layer.page_at;
 }
 template <class C>

@@ -46,12 +46,12 @@ KIE_DEVICE Streamed streamed_pages(const DecodeArgs& args, const u8* shared, int
                                    int layer, u32 step, int column) {
     const int kv_head = block_in_lane / C::kSplitBlocks, split = block_in_lane % C::kSplitBlocks;
     if (!kStreamed || split >= C::kSplitsMax || kv_head >= C::kKvHeads) return {0, 0};
-    const u32 position = opaque(position_at(args, step, column));
+    const u32 position = opaque(position_at(args, shared, step, column));
     // The producer is ahead: what it finds behind the end is never used.
     const bool alone = kColumns == 1 && args.prompt;
     if (alone ? step >= args.count : position >= args.column[column].last) return {0, 0};
     const PageSpan span = pages_of(((const Layer*)(shared + kShLayers))[layer], (int)position);
-    const int first = first_page<C>(span, split, shift_at(args, column));
+    const int first = first_page<C>(span, split, shift_at(args, shared, column));
     return {first, first > span.last ? 0 : (span.last - first) / C::kSplitsMax + 1};
 }
 
@@ -70,7 +70,7 @@ KIE_DEVICE bool feed_pages(Feed& f, const u8* shared, int layer, u32 step) {
         for (int i = 0; i < s.count; ++i) {
             const int at = s.first + i * C::kSplitsMax;
             const u8* page = page_at<C>(f.args, shared, {layer, kv_index, c}, at);
-            const int position = (int)position_at(f.args, step, c);
+            const int position = (int)position_at(f.args, shared, step, c);
             if (at == position / kPage) without_newest<C>(page, position);
             for (int stage = 0; stage < C::kPageStages; ++stage) {
                 if (!feed(f, page + stage * C::kPageStageBytes, C::kPageStageBytes, first))
@@ -143,7 +143,7 @@ KIE_DEVICE bool feed_expert(Feed& f, const u8* bank, u32 id) {
 template <class C, class S>
 KIE_DEVICE bool feed_experts(Feed& f, u8* shared, const Segment& g, u32 step) {
     const u8* bank = f.args.experts + g.at + (u64)block() * C::kPieceBytes;
-    const int pairs = (kColumns == 1 ? 1 : live_at(f.args, step)) * C::kChosen;
+    int pairs = (kColumns == 1 ? 1 : live_at(f.args, step)) * C::kChosen;
     expect_stages(f, S::stage_bytes);
     u32 v;
     if constexpr (kColumns == 1) {
@@ -154,6 +154,8 @@ KIE_DEVICE bool feed_experts(Feed& f, u8* shared, const Segment& g, u32 step) {
     }
     const volatile u32* timed_out = (volatile u32*)(shared + kShMisc) + 3;
     if (!await_choice(f, shared, step, g.layer, 0, v)) return false;
+    // How many columns there are is known before they choose.
+    if constexpr (kLookup) pairs = (int)*(volatile u32*)&columns_of(shared).live * C::kChosen;
     for (int n = 0; n < pairs;) {
         const u32 id = unpack_pair(v).expert;
         // All words of an expert are read before its stages go: behind the last one consumers write

@@ -75,7 +75,7 @@ class SamplingParams:
     """Seconds after which the request ends with reason `timeout`."""
     speculate: Literal["lookup"] | None = None
     """"lookup": steps check drafts, what followed where prompt and output last read as they end
-    now, for the same tokens sooner. On the CPU."""
+    now, for the same tokens sooner."""
     prediction: str | Sequence[int] | None = None
     """What is expected to be generated, text or ids, such as a file before an edit: drafts come
     from it, too. The tokens are the same whatever it says."""

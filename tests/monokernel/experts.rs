@@ -95,8 +95,8 @@ const LATENT_MUTANTS: &[Mutant] = &[
     ),
     (
         "a group of heads takes what another has stored",
-        "shift_at(args, c)) == split)",
-        "shift_at(args, c)) == split && first_group == 0)",
+        "shift_at(args, b.shared, c)) == split)",
+        "shift_at(args, b.shared, c)) == split && first_group == 0)",
     ),
     (
         "what stands behind a position is seen",
@@ -217,9 +217,9 @@ const LOGITS: Edit = (
     "    Choice made;
     for (int i = 0; i < kEach; ++i)
         if (i * kTeam + my < C::kExperts && block() == 0)
-            args.abort_flag[16 + 2 +
-                            (position_at(args, b.step, column) * kLayers + layer) * C::kExperts +
-                            i * kTeam + my] = 1ull << 32 | (u32)words[i];",
+            args.abort_flag[16 + 2 + i * kTeam + my + C::kExperts *
+                            (position_at(args, b.shared, b.step, column) * kLayers + layer)] =
+                1ull << 32 | (u32)words[i];",
 );
 
 /// The router's logits of each position and layer of some ids.

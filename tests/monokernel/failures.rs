@@ -307,9 +307,9 @@ const MUTANTS: &[Mutant] = &[
     ),
     (
         "keys are read before all columns have stored theirs",
-        "store_new<C>(watch, args, at, position, pages, b.seqno, b.shared);\n        }\n        \
+        "store_new<C>(watch, args, at, position, pages, b.seqno, b.shared);\n    }\n    \
          sync_consumers<kThreads>();",
-        "store_new<C>(watch, args, at, position, pages, b.seqno, b.shared);\n        }",
+        "store_new<C>(watch, args, at, position, pages, b.seqno, b.shared);\n    }",
     ),
 ];
 

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Output};
 use std::sync::Arc;
 
-use kie_core::request::{Prompt, Request, SamplingParams};
+use kie_core::request::{Prediction, Prompt, Request, SamplingParams, Speculate};
 use kie_core::Grammar;
 
 use kie_kernels::mono::lower::tuning::{Tuning, H200};
@@ -35,6 +35,8 @@ struct Case {
     machine: &'static str,
     /// Lengths of the prompts of requests that run beside each other.
     prompts: &'static [u32],
+    /// Another request has drafts of its tokens.
+    drafts: bool,
     edits: &'static [Edit],
     /// Under a grammar.
     masked: bool,
@@ -53,6 +55,7 @@ const SHORT: Case = Case {
     entry: "kie_decode",
     machine: "blocks=8",
     prompts: &[3],
+    drafts: false,
     edits: &[],
     masked: false,
     tuning: H200,
@@ -80,11 +83,11 @@ const PHASED: Case = Case { fixture: "qwen3", machine: "blocks=3", prompts: &[20
 macro_rules! reads_newest {
     () => {
         "if (kColumns == 1) { \
-         const int newest = (int)position_at(args, b.step, 0) / kPage; \
+         const int newest = (int)position_at(args, b.shared, b.step, 0) / kPage; \
          const u8* page = page_at<Class0>(args, b.shared, {0, b.lane_index * Class0::kKvHeads, 0}, \
          newest); \
          reads_without(0, page, 0, 0, 0), reads_without(1, page, 0, 0, 0); \
-         const int slot = (int)position_at(args, b.step, 0) % kPage; \
+         const int slot = (int)position_at(args, b.shared, b.step, 0) % kPage; \
          const Quad read = load_state(page + slot * Class0::kHeadDim * 2); \
          if (read.v[0] == 0x12345678u && read.v[1] == 0x9abcdef0u) watch.polls = 0; }"
     };
@@ -163,6 +166,7 @@ const TRUE: &[Case] = &[
         wide: true,
         ..PHASED
     },
+    Case { what: "drafts on two ranks", machine: "ranks=2,blocks=4", drafts: true, ..SHORT },
 ];
 
 const MUTANTS: &[Case] = &[
@@ -225,8 +229,8 @@ const MUTANTS: &[Case] = &[
         what: "keys are read before all columns have stored theirs",
         prompts: &[20],
         edits: &[(
-            "pages, b.seqno, b.shared);\n        }\n        sync_consumers<kThreads>();",
-            "pages, b.seqno, b.shared);\n        }",
+            "pages, b.seqno, b.shared);\n    }\n    sync_consumers<kThreads>();",
+            "pages, b.seqno, b.shared);\n    }",
         )],
         about: &["load_state", "store_"],
         ..SHORT
@@ -317,6 +321,13 @@ const MUTANTS: &[Case] = &[
         about: &["stage_copy"],
         ..PHASED
     },
+    Case {
+        what: "ids of a text are read in the step that wrote them",
+        drafts: true,
+        edits: &[("max_i(0, ids - (kDraftMost + 1)) / 4 * 4", "ids / 4 * 4")],
+        about: &["accept"],
+        ..SHORT
+    },
 ];
 
 /// Runs a case under the sanitizer, which ends the process with its first report.
@@ -385,7 +396,7 @@ fn a_lost_order_is_reported() {
 #[ignore = "run by the tests above, in a process of its own"]
 fn a_case_by_itself() {
     let at: usize = std::env::var(CASE).unwrap().parse().unwrap();
-    let &Case { fixture, entry, machine, prompts, edits, masked, tuning, .. } = case(at);
+    let &Case { fixture, entry, machine, prompts, drafts, edits, masked, tuning, .. } = case(at);
     let device = format!("sim:seed={},{machine},races=1", seed(at));
     let engine =
         open_over(fixture, edited_and_tuned(entry, &device, edits, &Arc::default(), Some(tuning)));
@@ -399,6 +410,14 @@ fn a_case_by_itself() {
     let streams: Vec<_> = prompts.iter().map(start).collect();
     for mut stream in streams {
         assert_eq!(stream.completion().unwrap().token_ids.len(), 4);
+    }
+    if drafts {
+        let mut request = greedy_request(&ids(16), 12);
+        request.params.speculate = Some(Speculate::Lookup);
+        let wanted = engine.generate(request.clone()).unwrap().token_ids;
+        request.params.prediction = Some(Prediction::Ids(wanted.clone()));
+        let done = engine.generate(request).unwrap();
+        assert!(done.token_ids == wanted && done.timings.draft_n_accepted > 7, "{done:?}");
     }
     let params = SamplingParams {
         max_tokens: Some(3),

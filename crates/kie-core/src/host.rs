@@ -392,8 +392,8 @@ impl Host {
         }
         let (made, end) = self.ring.poll(slot);
         let active = self.slots[slot].as_mut().expect("flush keeps it");
+        active.drafts = self.ring.drafts(slot);
         if made > active.taken {
-            active.drafts = self.ring.drafts(slot);
             if !active.committed {
                 active.committed = true;
                 let kept = self.pages.reusable(active.prompt, active.prompt);

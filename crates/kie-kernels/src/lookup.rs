@@ -3,26 +3,27 @@
 //! An agent's output is full of what its context already says, so the tokens behind the longest
 //! earlier match are a good guess (Saxena, Prompt Lookup Decoding, 2023). They are rows of the next
 //! pass; those that the sampler chooses as well are kept, so the tokens are the same as without.
+//! Kernels of GPUs have the same rule (`kernels/common/ops/lookup.h`), with these numbers.
 
 /// Most tokens that a pass drafts.
 pub const DRAFT_MAX: usize = 7;
 /// Fewest tokens that must match.
-const MATCH_MIN: usize = 2;
+pub(crate) const MATCH_MIN: usize = 2;
 /// Tokens beyond which a longer match says no more; it takes some to tell repeated lines apart.
-const MATCH_MAX: usize = 16;
+pub(crate) const MATCH_MAX: usize = 16;
 /// Most steps without a draft after drafts that were all wrong.
-const REST_MAX: u32 = 32;
+pub(crate) const REST_MAX: u32 = 32;
 
 /// What one sequence's drafts were so far.
 #[derive(Debug, Clone)]
 pub struct Lookup {
     /// Tokens of the next draft at most.
-    reach: usize,
+    pub(crate) reach: usize,
     /// Drafts in a row of which nothing was right, then steps to go without one.
-    misses: u32,
-    rest: u32,
+    pub(crate) misses: u32,
+    pub(crate) rest: u32,
     /// What is expected next of the prediction, and where the last draft began in it, if it did.
-    cursor: usize,
+    pub(crate) cursor: usize,
     began: Option<usize>,
 }
 

@@ -403,7 +403,7 @@ KIE_DEVICE void early_page(const DecodeArgs& args, const Block& b, int layer, Kv
     const int kv_head = b.block_in_lane / C::kSplitBlocks,
               split = b.block_in_lane % C::kSplitBlocks;
     const Layer& l = layer_of(b, layer);
-    const PageSpan span = pages_of(l, (int)position_at(args, b.step, 0));
+    const PageSpan span = pages_of(l, (int)position_at(args, b.shared, b.step, 0));
     const int page = first_page<C>(span, split, 0);
     if (split < C::kSplitsMax && kv_head < C::kKvHeads && page <= span.last)
         load_kv_next<C>(
@@ -411,6 +411,23 @@ KIE_DEVICE void early_page(const DecodeArgs& args, const Block& b, int layer, Kv
             page == span.last, span.position);
 }
 
+// The new keys and values of columns from `first` on, all before anybody attends.
+template <class C>
+KIE_DEVICE void store_columns(Watch& watch, const DecodeArgs& args, const Block& b, int layer,
+                              int first) {
+    const int kv_head = b.block_in_lane / C::kSplitBlocks,
+              split = b.block_in_lane % C::kSplitBlocks;
+    const int kv_index = b.lane_index * C::kKvHeads + kv_head;
+    KIE_NO_UNROLL for (int c = first; c < live_of(b); ++c) {
+        const int position = position_at(args, b.shared, b.step, c),
+                  shift = shift_at(args, b.shared, c);
+        if ((position / kPage + shift) % C::kSplitsMax != split) continue;
+        const AttendAt at = {layer, b.lane_index, kv_head, split, c, shift};
+        const Pages pages = {layer, kv_index, c};
+        store_new<C>(watch, args, at, position, pages, b.seqno, b.shared);
+    }
+    sync_consumers<kThreads>();
+}
 // Attention of this block's share of pages, for each column from `first` on.
 template <class C>
 KIE_DEVICE void attend_columns(Watch& watch, const DecodeArgs& args, Block& b, int layer, int first,
@@ -422,19 +439,10 @@ KIE_DEVICE void attend_columns(Watch& watch, const DecodeArgs& args, Block& b, i
     if (kColumns > 1) clear<C>(kv);
     if (split >= C::kSplitsMax || kv_head >= C::kKvHeads) return;
     const int kv_index = b.lane_index * C::kKvHeads + kv_head;
-    if constexpr (kColumns > 1) {
-        KIE_NO_UNROLL for (int c = first; c < live_of(b); ++c) {
-            const int position = position_at(args, b.step, c), shift = shift_at(args, c);
-            if ((position / kPage + shift) % C::kSplitsMax != split) continue;
-            const AttendAt at = {layer, b.lane_index, kv_head, split, c, shift};
-            const Pages pages = {layer, kv_index, c};
-            store_new<C>(watch, args, at, position, pages, b.seqno, b.shared);
-        }
-        sync_consumers<kThreads>();
-    }
+    if constexpr (kColumns > 1) store_columns<C>(watch, args, b, layer, first);
     KIE_NO_UNROLL for (int c = first; c < live_of(b); ++c) {
-        const int shift = shift_at(args, c);
-        const PageSpan span = pages_of(l, (int)position_at(args, b.step, c));
+        const int shift = shift_at(args, b.shared, c);
+        const PageSpan span = pages_of(l, (int)position_at(args, b.shared, b.step, c));
         const int page = first_page<C>(span, split, shift);
         if (page > span.last) continue;
         if (kColumns > 1) {

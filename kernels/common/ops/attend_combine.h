@@ -206,10 +206,11 @@ KIE_DEVICE void combine_columns(Watch& watch, const DecodeArgs& args, const Bloc
         const int item = b.block_in_lane * C::kCombineWords + n, column = item / kEach,
                   word = item % kEach;
         if (column >= live_of(b)) continue;
-        const PageSpan span = pages_of(layer_of(b, layer), (int)position_at(args, b.step, column));
+        const PageSpan span =
+            pages_of(layer_of(b, layer), (int)position_at(args, b.shared, b.step, column));
         u64* out = args.ll_words + kAtAttn + buffer * kVecA + column * C::kWordsA +
                    (C::kDirectO ? direct_word(word) : word);
-        combine_one<C>(watch, partials, word, column, shift_at(args, column), span,
+        combine_one<C>(watch, partials, word, column, shift_at(args, b.shared, column), span,
                        sink_of<C>(args, b.shared, layer, word), b.seqno, layer << 4 | 2, out);
     }
 }
@@ -231,7 +232,7 @@ KIE_DEVICE void gather_attention(Watch& watch, const DecodeArgs& args, Block& b,
                                   live_of(b), x, kStrideB / 2);
         return;
     }
-    const PageSpan span = pages_of(layer_of(b, layer), (int)position_at(args, b.step, 0));
+    const PageSpan span = pages_of(layer_of(b, layer), (int)position_at(args, b.shared, b.step, 0));
     if constexpr (C::kCombineByOwners == 0) {
         combine<C, C::kCombineCount>(watch, args, b.shared, layer, b.lane_index, 0, 0, span,
                                      b.seqno, warp * kShare, x, nullptr);

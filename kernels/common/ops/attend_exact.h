@@ -192,7 +192,8 @@ KIE_DEVICE void attend_columns_exact(Watch& watch, const DecodeArgs& args, const
     if (split >= C::kSplitsMax || kv_head >= C::kKvHeads) return;
     const Layer& l = layer_of(b, layer);
     KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
-        const int position = position_at(args, b.step, c), shift = shift_at(args, c);
+        const int position = position_at(args, b.shared, b.step, c),
+                  shift = shift_at(args, b.shared, c);
         if ((position / kPage + shift) % C::kSplitsMax != split) continue;
         const Pages pages = {layer, b.lane_index * C::kKvHeads + kv_head, c};
         store_exact<C>(watch, args, {layer, b.lane_index, kv_head, split, c, shift}, position,
@@ -201,8 +202,8 @@ KIE_DEVICE void attend_columns_exact(Watch& watch, const DecodeArgs& args, const
     // Columns may be positions of one sequence.
     sync_consumers<kThreads>();
     KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
-        const int shift = shift_at(args, c);
-        const PageSpan span = pages_of(l, (int)position_at(args, b.step, c));
+        const int shift = shift_at(args, b.shared, c);
+        const PageSpan span = pages_of(l, (int)position_at(args, b.shared, b.step, c));
         if (first_page<C>(span, split, shift) > span.last) continue;
         attend_exact<C>(watch, args, l, {layer, b.lane_index, kv_head, split, c, shift}, span,
                         b.seqno, b.shared);

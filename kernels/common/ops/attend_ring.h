@@ -4,6 +4,8 @@
 //   partial of page i = the softmax's sum of exponentials and weighted values of 64 positions, by
 //   warp i % kWarps
 // Traffic: 4 head_dim bytes a position, each read once from memory and once from shared memory.
+// Where columns are positions of one sequence (kWholePages) pages are read where they lie, once a
+// column, by warps that share them in the same way: the bits are the same.
 #pragma once
 
 #include "args.h"
@@ -39,6 +41,13 @@ KIE_DEVICE Partial<C> empty_partial() {
 // share of the operand that the values' tiles need.
 KIE_DEVICE int key_of(int b, int g) { return 32 * (b / 4) + 8 * (g / 2) + 2 * (b % 4) + g % 2; }
 
+// Of a page, in shared memory or where it lies.
+KIE_DEVICE Quad page_quad(const u8* at) {
+    if constexpr (kWholePages)
+        return load_state(at);
+    else
+        return *(const Quad*)at;
+}
 struct Scores {
     float v[8][2];  // eight rows, heads 2t and 2t + 1
 };
@@ -52,9 +61,8 @@ KIE_DEVICE Scores score_keys(const u8* keys, const u32* heads) {
     KIE_UNROLL for (int j = 0; j < C::kHeadDim / 32; ++j) {
         const Quad q = *(const Quad*)(query + 64 * j);
         KIE_UNROLL for (int i = 0; i < 4; ++i) {
-            const Quad r0 = *(const Quad*)(mine + (key_of(2 * i, 0) * C::kHeadDim + 32 * j) * 2);
-            const Quad r1 =
-                *(const Quad*)(mine + (key_of(2 * i + 1, 0) * C::kHeadDim + 32 * j) * 2);
+            const Quad r0 = page_quad(mine + (key_of(2 * i, 0) * C::kHeadDim + 32 * j) * 2),
+                       r1 = page_quad(mine + (key_of(2 * i + 1, 0) * C::kHeadDim + 32 * j) * 2);
             mma(d[i], r0.v[0], r1.v[0], r0.v[1], r1.v[1], q.v[0], q.v[1]);
             mma(d[i], r0.v[2], r1.v[2], r0.v[3], r1.v[3], q.v[2], q.v[3]);
         }
@@ -101,8 +109,8 @@ KIE_DEVICE void add_values(Partial<C>& partial, const u8* values, const Weights&
     const u8* mine = values + (2 * g * kPage + 8 * t) * 2;
     KIE_UNROLL for (int i = 0; i < C::kHeadDim / 16; ++i) {
         KIE_UNROLL for (int j = 0; j < 2; ++j) {
-            const Quad r0 = *(const Quad*)(mine + (16 * i * kPage + 32 * j) * 2),
-                       r1 = *(const Quad*)(mine + ((16 * i + 1) * kPage + 32 * j) * 2);
+            const Quad r0 = page_quad(mine + (16 * i * kPage + 32 * j) * 2),
+                       r1 = page_quad(mine + ((16 * i + 1) * kPage + 32 * j) * 2);
             mma(partial.sums[i], r0.v[0], r1.v[0], r0.v[1], r1.v[1], w.v[4 * j], w.v[4 * j + 1]);
             mma(partial.sums[i], r0.v[2], r1.v[2], r0.v[3], r1.v[3], w.v[4 * j + 2],
                 w.v[4 * j + 3]);
@@ -110,13 +118,24 @@ KIE_DEVICE void add_values(Partial<C>& partial, const u8* values, const Weights&
     }
 }
 
+// Keys that a position does not see.
+KIE_DEVICE void hide_keys(Scores& s, const Block& b, int layer, int page, int position) {
+    const int window = (int)layer_of(b, layer).window, g = lane() % kTeam / 4;
+    const int lowest = window > 0 ? position - window : -1;
+    if (page == position / kPage || page * kPage <= lowest) {
+        KIE_UNROLL for (int i = 0; i < 8; ++i) {
+            const int at = page * kPage + key_of(i, g);
+            if (at > position || at <= lowest) s.v[i][0] = s.v[i][1] = -1e30f;
+        }
+    }
+}
 // Adds the page at hand. `heads`: queries, key and value of the position at work; the copy of its
 // page may have missed the latter two.
 template <class C>
 KIE_DEVICE void take_page(Ring& ring, Partial<C>& partial, const DecodeArgs& args, const Block& b,
                           int layer, int column, int page, const u32* heads) {
-    const int my = lane() % kTeam, g = my / 4;
-    const int position = (int)opaque(position_at(args, b.step, column));
+    const int my = lane() % kTeam;
+    const int position = (int)opaque(position_at(args, b.shared, b.step, column));
     const bool fresh = page == position / kPage;
     u8* keys = (u8*)take_stage(ring, false, C::kPageStageBytes);
     if (fresh) {
@@ -125,14 +144,7 @@ KIE_DEVICE void take_page(Ring& ring, Partial<C>& partial, const DecodeArgs& arg
         sync_warp();
     }
     Scores s = score_keys<C>(keys, heads);
-    const int window = (int)layer_of(b, layer).window;
-    const int lowest = window > 0 ? position - window : -1;
-    if (fresh || page * kPage <= lowest) {
-        KIE_UNROLL for (int i = 0; i < 8; ++i) {
-            const int at = page * kPage + key_of(i, g);
-            if (at > position || at <= lowest) s.v[i][0] = s.v[i][1] = -1e30f;
-        }
-    }
+    hide_keys(s, b, layer, page, position);
     u8* values = keys + C::kPageHalf;
     if (C::kPageStages == 2) {
         release_stage(ring);
@@ -146,6 +158,15 @@ KIE_DEVICE void take_page(Ring& ring, Partial<C>& partial, const DecodeArgs& arg
     const Weights w = weigh<C>(partial, s);
     add_values<C>(partial, values, w);
     release_stage(ring);
+}
+// The same where it lies, behind the barrier that stands behind new keys and values.
+template <class C>
+KIE_DEVICE void take_page_there(Partial<C>& partial, const u8* keys, const Block& b, int layer,
+                                int page, int position, const u32* heads) {
+    Scores s = score_keys<C>(keys, heads);
+    hide_keys(s, b, layer, page, position);
+    const Weights w = weigh<C>(partial, s);
+    add_values<C>(partial, keys + C::kPageHalf, w);
 }
 template <class C>
 KIE_DEVICE void pass_page(Ring& ring) {
@@ -223,13 +244,25 @@ template <class C>
 KIE_DEVICE int attend_pages(Ring& ring, const DecodeArgs& args, const Block& b, int layer,
                             int column, const Streamed& s, int turn, const u32* heads) {
     Partial<C> partial = empty_partial<C>();
-    int wait = partial_index(turn);
-    KIE_NO_UNROLL for (int i = 0; i < s.count; ++i) {
-        if (wait == 0)
-            take_page<C>(ring, partial, args, b, layer, column, s.first + i * C::kSplitsMax, heads);
-        else
-            pass_page<C>(ring);
-        wait = wait == 0 ? kWarps - 1 : wait - 1;
+    if constexpr (kWholePages) {
+        const int position = (int)position_at(args, b.shared, b.step, column),
+                  kv_head = b.block_in_lane / C::kSplitBlocks;
+        const Pages pages = {layer, b.lane_index * C::kKvHeads + kv_head, column};
+        KIE_NO_UNROLL for (int i = partial_index(turn); i < s.count; i += kWarps) {
+            const int page = s.first + i * C::kSplitsMax;
+            take_page_there<C>(partial, page_at<C>(args, b.shared, pages, page), b, layer, page,
+                               position, heads);
+        }
+    } else {
+        int wait = partial_index(turn);
+        KIE_NO_UNROLL for (int i = 0; i < s.count; ++i) {
+            if (wait == 0)
+                take_page<C>(ring, partial, args, b, layer, column, s.first + i * C::kSplitsMax,
+                             heads);
+            else
+                pass_page<C>(ring);
+            wait = wait == 0 ? kWarps - 1 : wait - 1;
+        }
     }
     KIE_UNROLL for (int h = 0; h < 2; ++h) {
         KIE_UNROLL for (int m = 4; m < 32; m *= 2) partial.exp_sum[h] +=
@@ -311,9 +344,9 @@ KIE_DEVICE void attend_sequences(Ring& ring, Watch& watch, const DecodeArgs& arg
             pass_page<C>(ring), ++turn;
             continue;
         }
-        const AttendAt at = {layer, b.lane_index, kv_head, split, c, shift_at(args, c)};
+        const AttendAt at = {layer, b.lane_index, kv_head, split, c, shift_at(args, b.shared, c)};
         const Pages pages = {layer, b.lane_index * C::kKvHeads + kv_head, c};
-        const PageSpan span = pages_of(l, (int)position_at(args, b.step, c));
+        const PageSpan span = pages_of(l, (int)position_at(args, b.shared, b.step, c));
         const int index = partial_index(turn);
         const bool newest = s.first + (s.count - 1) * C::kSplitsMax == span.last;
         if (index < s.count)
@@ -321,6 +354,36 @@ KIE_DEVICE void attend_sequences(Ring& ring, Watch& watch, const DecodeArgs& arg
                           newest && (s.count - 1) % kWarps == index, heads, b.shared);
         turn += attend_pages<C>(ring, args, b, layer, c, s, turn, heads);
     }
+}
+// Columns of which some are positions of one sequence.
+template <class C>
+KIE_DEVICE void attend_there(Ring& ring, Watch& watch, const DecodeArgs& args, const Block& b,
+                             int layer) {
+    const int kv_head = b.block_in_lane / C::kSplitBlocks,
+              split = b.block_in_lane % C::kSplitBlocks;
+    if (split >= C::kSplitsMax || kv_head >= C::kKvHeads) return;
+    store_columns<C>(watch, args, b, layer, 0);
+    u32* heads = (u32*)(b.shared + C::kShHeads + (int)(thread() / kTeam) * C::kWarpHeads);
+    int turn = 0;
+    KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
+        const int shift = shift_at(args, b.shared, c);
+        const PageSpan span =
+            pages_of(layer_of(b, layer), (int)position_at(args, b.shared, b.step, c));
+        const int first = first_page<C>(span, split, shift);
+        if (first > span.last) continue;
+        const Streamed s = {first, (span.last - first) / C::kSplitsMax + 1};
+        const AttendAt at = {layer, b.lane_index, kv_head, split, c, shift};
+        const int index = partial_index(turn);
+        if (s.count == 1 && index != 0) {  // another warp's only page
+            ++turn;
+            continue;
+        }
+        const Pages pages = {layer, b.lane_index * C::kKvHeads + kv_head, c};
+        if (index < s.count)
+            warp_heads<C>(watch, args, at, span, pages, b.seqno, false, heads, b.shared);
+        turn += attend_pages<C>(ring, args, b, layer, c, s, turn, heads);
+    }
+    join_wave();  // partials of one team of a wave are waited for by the other
 }
 // The same for the only column, whose pages come through the ring.
 template <class C>
@@ -330,7 +393,7 @@ KIE_DEVICE void attend_stream(Ring& ring, Watch& watch, const DecodeArgs& args, 
               split = b.block_in_lane % C::kSplitBlocks;
     const Streamed s = streamed_pages<C>(args, b.shared, b.block_in_lane, layer, b.step, 0);
     if (s.count == 0) return;
-    const PageSpan span = pages_of(layer_of(b, layer), (int)position_at(args, b.step, 0));
+    const PageSpan span = pages_of(layer_of(b, layer), (int)position_at(args, b.shared, b.step, 0));
     const bool fresh = s.first + (s.count - 1) * C::kSplitsMax == span.last;
     take_heads<C>(watch, args, {layer, b.lane_index, kv_head, split, 0, 0}, span, b.seqno, fresh,
                   b.shared);

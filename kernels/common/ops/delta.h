@@ -347,7 +347,8 @@ struct FirstUnit {
     KIE_DEVICE void ask(const DecodeArgs& args, const Block& b, int layer) {
         const int number = b.block_in_lane * C::kUnitsEach;
         if (number >= C::kUnits) return;
-        load_unit<C>(state, unit_from<C>(args, b, layer, 0, number, position_at(args, b.step, 0)));
+        load_unit<C>(
+            state, unit_from<C>(args, b, layer, 0, number, position_at(args, b.shared, b.step, 0)));
         load_numbers<C>(numbers, args, b, layer, unit_of<C>(number));
     }
 };
@@ -362,7 +363,7 @@ KIE_DEVICE void step_unit(Watch& watch, const DecodeArgs& args, const Block& b, 
     const Layer& l = layer_of(b, layer);
     float* in = delta_floats(b);
     KIE_NO_UNROLL for (int c = 0; c < live; ++c) {
-        const u32 position = position_at(args, b.step, c);
+        const u32 position = position_at(args, b.shared, b.step, c);
         if (c <= sequences && !(asked && c == 0))
             load_unit<C>(state, unit_from<C>(args, b, layer, c, u.number, position));
         const float* gates = in + C::kAtUnitGates + (c * C::kUnitsEach + index) * 2;

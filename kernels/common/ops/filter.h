@@ -11,6 +11,7 @@
 #include "control.h"
 #include "exchange.h"
 #include "lowered.h"
+#include "ops/drafts.h"
 #include "ops/sample.h"
 #include "platform.h"
 #include "shape.h"
@@ -139,7 +140,8 @@ KIE_DEVICE u64 find_bound(Watch& watch, const DecodeArgs& args, const Block& b, 
 
 // A filtered column's token: bounds, then the race among what is kept.
 KIE_DEVICE void filter(Watch& watch, const DecodeArgs& args, Block& b, int column) {
-    const Sequence& q = args.column[column];
+    const Sequence& q = sequence_of(args, b, column);
+    const u32 position = position_at(args, b.shared, b.step, column) + 1;
     const int warp = thread() / kTeam, my = lane();
     Chosen* mine = (Chosen*)(b.shared + kShCandidates);
     const Chosen all = mine[column];
@@ -154,7 +156,7 @@ KIE_DEVICE void filter(Watch& watch, const DecodeArgs& args, Block& b, int colum
     each_value(args, b, column, [&](u32 id, const float* values) {
         const float v = values[0], raw = values[kVocabAll];
         if (!(v > kLowest) || v < lowest || rank_of(v, id) < least) return;
-        const float score = v + gumbel(philox(q.seed, q.position + b.step + 1, id));
+        const float score = v + gumbel(philox(q.seed, position, id));
         if (better(score, id, best.value, best.id))
             best.value = score, best.id = id, best.raw = raw;
     });
@@ -195,24 +197,30 @@ KIE_DEVICE void filter(Watch& watch, const DecodeArgs& args, Block& b, int colum
 KIE_DEVICE void reduce_candidates(Watch& watch, const DecodeArgs& args, Block& b) {
     const int c = thread() / kTeam;
     if (c < kColumns) {
-        const bool live = c < sequences_of(args);
-        const bool masses = live && (args.column[c].wants & kWantsLogprob) != 0;
+        const bool live = c < choosing_of(args, b);
+        const bool masses = live && (sequence_of(args, b, c).wants & kWantsLogprob) != 0;
         u32 order;
         const Chosen best = take_candidates(watch, args, b, c, masses, order);
         fence_step();
         if (watch.timed_out) timed_out_of(b) = 1;
         if (lane() == 0) {
-            ends_of(b)[c] = 0, tokens_of(b)[c] = 0;
+            ends_of(b)[c] = 0;
+            if constexpr (kLookup)
+                picked_of(b)[c] = {kNone, 0, 0};
+            else
+                tokens_of(b)[c] = 0;
             if (c == 0) ((volatile u32*)(b.shared + kShMisc))[2] = order;
         }
         sync_warp();
-        if (live && (!is_filtered(args, c) || best.id >= (u32)kVocabAll))
+        if (live && (!is_filtered(args, b, c) || best.id >= (u32)kVocabAll))
             settle(args, b, c, best);
         else if (live && lane() == 0)
             ((Chosen*)(b.shared + kShCandidates))[c] = best, ends_of(b)[c] = 2;
     }
     sync_consumers<kThreads>();
-    KIE_NO_UNROLL for (int column = 0; column < sequences_of(args);
-                       ++column) if (is_filtered(args, column) && ends_of(b)[column] == 2)
+    KIE_NO_UNROLL for (int column = 0; column < choosing_of(args, b); ++column) {
+        if (!is_filtered(args, b, column) || ends_of(b)[column] != 2) continue;
+        if (kLookup && !is_reached(args, b, column)) continue;
         filter(watch, args, b, column);
+    }
 }

@@ -86,7 +86,7 @@ KIE_DEVICE void step_head(const DecodeArgs& args, Block& b, Sums<S>& s, int row,
                   const float scale = head_scale(b, live ? column : 0);
                   const int local = first + row + 2 * pair;
                   if (!live || column >= live_of(b)) return;
-                  const bool chooses = column < sequences_of(args);
+                  const bool chooses = column < choosing_of(args, b);
                   const bool plain = chooses && is_plain(args.column[column], b.step);
                   float* raw = args.values + ((u64)column * 2 + 1) * kVocabAll + base;
                   KIE_UNROLL for (int i = 0; i < 2; ++i) {

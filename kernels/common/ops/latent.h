@@ -224,8 +224,8 @@ KIE_DEVICE void combine_latents(Watch& watch, const DecodeArgs& args, const Bloc
         const int mine = n + my / kSharers, item = b.block_in_lane * C::kCombineWords + mine;
         const bool real = mine < C::kCombineWords && item / kEach < live_of(b);
         const int column = real ? item / kEach : 0, word = real ? item % kEach : 0;
-        const int units = units_of((int)position_at(args, b.step, column)),
-                  live = min_i(units, C::kSplitsMax), shift = shift_at(args, column);
+        const int units = units_of((int)position_at(args, b.shared, b.step, column)),
+                  live = min_i(units, C::kSplitsMax), shift = shift_at(args, b.shared, column);
         const auto has = [&](int i) { return real && sharer + i * kSharers < live; };
         u64 m[kMost], a[kMost][kParts];
         watch.polls = 0;

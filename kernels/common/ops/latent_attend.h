@@ -116,8 +116,10 @@ KIE_DEVICE LatentUnit latent_unit(const DecodeArgs& args, const Block& b, int la
     const int first = unit * kLatentUnit;
     const u8* rows = latent_row<C>(args, b.shared, layer, column, first / kPage, first % kPage);
     // What this step adds this block has stored itself; others store it, too.
-    const int sequences = sequences_of(args);
-    const int added = column < sequences ? position : (int)position_at(args, b.step, sequences);
+    const int sequences = sequences_of(args),
+              first_new = kLookup ? sequence_at(b.shared, column) : sequences;
+    const int added =
+        column < sequences ? position : (int)position_at(args, b.shared, b.step, first_new);
     const int skip = max_i(added - first, 0);
     reads_without(0, rows + skip * kLatentRow<C>, kLatentRow<C>, kLatentRow<C>,
                   (u32)max_i(kLatentUnit - skip, 0));
@@ -310,7 +312,8 @@ template <class C>
 KIE_DEVICE void attend_units(Watch& watch, const DecodeArgs& args, const Block& b, int layer,
                              int column, int split, int unit, int first, int end) {
     using U = UnitShares<C>;
-    const int position = (int)position_at(args, b.step, column), units = units_of(position);
+    const int position = (int)position_at(args, b.shared, b.step, column),
+              units = units_of(position);
     const u8* q = b.shared + kShXa;
     float* parts = (float*)(b.shared + kShXa + C::kGroupHeads * C::kHeadStride * 2);
     LatentUnit at = latent_unit<C>(args, b, layer, column, unit, position);
@@ -415,7 +418,7 @@ template <class C>
 KIE_DEVICE void attend_pages(Watch& watch, const DecodeArgs& args, const Block& b, int layer,
                              int column, int split, int page, int first, int end) {
     static_assert(C::kHeadsAtOnce <= kWarps && C::kHeadsAtOnce % 4 == 0, "a warp a head");
-    const int warp = thread() / kTeam, position = (int)position_at(args, b.step, column);
+    const int warp = thread() / kTeam, position = (int)position_at(args, b.shared, b.step, column);
     float* q = (float*)(b.shared + kShXa);
     // On which factor earlier sums shrink (of two pages in turn), 1 / the sum of exponentials, and
     // its log2.
@@ -472,15 +475,15 @@ KIE_DEVICE void attend_latents(Watch& watch, const DecodeArgs& args, const Block
               first_group = b.block_in_lane / C::kSplitsMax, warp = thread() / kTeam;
     if (first_group >= kGroupsAtOnce) return;
     KIE_NO_UNROLL for (int c = warp; c < live_of(b); c += kWarps) {
-        const int position = (int)position_at(args, b.step, c);
-        if (split_of_unit<C>(position / kLatentUnit, shift_at(args, c)) == split)
+        const int position = (int)position_at(args, b.shared, b.step, c);
+        if (split_of_unit<C>(position / kLatentUnit, shift_at(args, b.shared, c)) == split)
             store_latent<C>(watch, args, b, layer, c, position);
     }
     // Columns may be positions of one sequence; and what stood where heads go has been used.
     sync_consumers<kThreads>();
     KIE_NO_UNROLL for (int c = 0; c < live_of(b); ++c) {
-        const int unit = first_unit<C>(split, shift_at(args, c));
-        if (unit >= units_of((int)position_at(args, b.step, c))) continue;
+        const int unit = first_unit<C>(split, shift_at(args, b.shared, c));
+        if (unit >= units_of((int)position_at(args, b.shared, b.step, c))) continue;
         KIE_NO_UNROLL for (int group = first_group; group < C::kHeadGroups;
                            group += kGroupsAtOnce) {
             const int first = group * C::kGroupHeads,

@@ -39,7 +39,7 @@ KIE_DEVICE bool allows(const u32* mask, u32 first, u32 id) {
 KIE_DEVICE void take_mask(const DecodeArgs& args, const Block& b, int column, u32 first) {
     constexpr int kOnce = 2;
     const Sequence& q = args.column[column];
-    const u32 tag = q.emitted + b.step + 1;
+    const u32 tag = q.emitted + ahead_at(b.shared, b.step, column) + 1;
     const int count = min_i(kMaskWords, kMaskAll - (int)(first / 32));
     const u64* from = args.masks + (u64)q.row * kMaskAll + first / 32;
     u32* to = mask_of(b, column);

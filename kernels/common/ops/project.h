@@ -65,16 +65,17 @@ KIE_DEVICE void step_qkv(Ring& ring, const DecodeArgs& args, Block& b, int layer
 // in shared memory. q also takes the softmax's 1 / sqrt(head_dim) and log2 e.
 template <class C>
 KIE_DEVICE void rotations(const DecodeArgs& args, const Block& b, u32 step) {
-    const int live_columns = live_at(args, step);
+    const int live_columns = kLookup ? b.live : live_at(args, step);
     each_item<typename C::TilingQkv>([&](int item, int pair, int column, bool live) {
         const int row = b.block_in_lane * C::kRowsQkv + 2 * pair;
         float c = 1, s = 0;
         if (!C::kHeadNorm && live && row < C::kAttn + C::kKvHeads * C::kHeadDim) {
-            const float* r = args.rope + C::kRope +
-                             ((long)position_at(args, step, column < live_columns ? column : 0) *
-                                  (C::kHeadDim / 2) +
-                              row % C::kHeadDim / 2) *
-                                 2;
+            const float* r =
+                args.rope + C::kRope +
+                ((long)position_at(args, b.shared, step, column < live_columns ? column : 0) *
+                     (C::kHeadDim / 2) +
+                 row % C::kHeadDim / 2) *
+                    2;
             c = r[0], s = r[1];
             if (row < C::kAttn) {
                 c *= C::kQueryScale, s *= C::kQueryScale;

@@ -10,6 +10,7 @@
 #include "control.h"
 #include "exchange.h"
 #include "lowered.h"
+#include "ops/drafts.h"
 #include "ops/mask.h"
 #include "ops/order.h"
 #include "platform.h"
@@ -53,16 +54,28 @@ KIE_DEVICE void add_mass(float& top, float& mass, float other_top, float other_m
     top = high;
 }
 
+// How often an id is among a sequence's drafts up to this column: were they not right, nobody would
+// take what it chooses.
+KIE_DEVICE u32 drafted_before(const DecodeArgs& args, const Block& b, int column, u32 id) {
+    u32 count = 0;
+    if constexpr (kLookup)
+        for (int c = column;
+             c >= (int)args.live && sequence_at(b.shared, c) == sequence_at(b.shared, column); --c)
+            count += tokens_of(b)[c] == id;
+    return count;
+}
 // Bias, penalties and bans.
-KIE_DEVICE float adjusted(const DecodeArgs& args, const Sequence& q, u32 step, u32 id, float v) {
+KIE_DEVICE float adjusted(const DecodeArgs& args, const Block& b, int column, u32 id, float v) {
+    const Sequence& q = sequence_of(args, b, column);
     if (q.wants & kWantsBias) v += args.logit_bias[(u64)q.row * kVocabAll + id];
     if (q.wants & kWantsPenalties) {
-        const u32 count = args.counts[(u64)q.row * kVocabAll + id],
+        const u32 count = args.counts[(u64)q.row * kVocabAll + id] +
+                          drafted_before(args, b, column, id),
                   outputs = count & ~kSeenInPrompt;
         if (count != 0) v = v > 0 ? v / q.repetition : v * q.repetition;
         if (outputs > 0) v -= q.presence + q.frequency * (float)outputs;
     }
-    if (q.generated + step < q.min_new)
+    if (q.generated + ahead_at(b.shared, b.step, column) < q.min_new)
         for (u32 i = 0; i < q.stop_count; ++i)
             if (args.stop_ids[q.row * kStopsMax + i] == id) v = -infinity();
     return v;
@@ -126,7 +139,7 @@ KIE_DEVICE float* near_logits(const Block& b, int column) {
 KIE_DEVICE void bring_logits(const DecodeArgs& args, const Block& b) {
     constexpr int kOnce = 8;
     const int first = head_base(b) + head_block(args, b) * kRowsHead,
-              all = sequences_of(args) * kRowsHead;
+              all = choosing_of(args, b) * kRowsHead;
     KIE_NO_UNROLL for (int n = thread(); n < all; n += kOnce * kThreads) {
         float v[kOnce];
         KIE_UNROLL for (int i = 0; i < kOnce; ++i) {
@@ -141,22 +154,23 @@ KIE_DEVICE void bring_logits(const DecodeArgs& args, const Block& b) {
 }
 // The best of the logits that this thread owns, for a column that is more than greedy.
 KIE_DEVICE Chosen weigh(const DecodeArgs& args, const Block& b, int column) {
-    const Sequence& q = args.column[column];
-    const u32 first = head_base(b) + head_block(args, b) * kRowsHead;
+    const Sequence& q = sequence_of(args, b, column);
+    const u32 first = head_base(b) + head_block(args, b) * kRowsHead,
+              position = position_at(args, b.shared, b.step, column) + 1;
     Chosen best = {kLowest, 0, kLowest, 0, kNone};
     each_value(args, b, column, [&](u32 id, float* values) {
         const float logit = kNear ? near_logits(b, column)[id - first] : values[kVocabAll];
         if (!is_finite(logit)) best.value = infinity(), best.id = kNotFinite;
         if ((q.wants & kWantsLogprob) && logit > kLowest)
             add_mass(best.top, best.mass, logit, 1.0f);
-        float v = adjusted(args, q, b.step, id, logit);
+        float v = adjusted(args, b, column, id, logit);
         if (is_masked(q) && !allows(mask_of(b, column), first, id)) v = -infinity();
         if (q.temperature > 0) {
             v /= q.temperature;
             if (q.wants & kWantsFilter)
                 values[0] = v;
             else if (v > kLowest)
-                v += gumbel(philox(q.seed, q.position + b.step + 1, id));
+                v += gumbel(philox(q.seed, position, id));
         }
         if (v > kLowest && better(v, id, best.value, best.id))
             best.value = v, best.id = id, best.raw = logit;
@@ -173,11 +187,11 @@ KIE_DEVICE void weigh_columns(const DecodeArgs& args, const Block& b, Chosen* mi
     }
     if (kNear) bring_logits(args, b);
     if (kNear || masked) sync_consumers<kThreads>();
-    KIE_NO_UNROLL for (int column = 0; column < sequences_of(args); ++column) {
+    KIE_NO_UNROLL for (int column = 0; column < choosing_of(args, b); ++column) {
         if (is_plain(args.column[column], b.step)) continue;
         if (kColumns == 1 && !masked) sync_consumers<kThreads>();  // the logits are there
         Chosen best = weigh(args, b, column);
-        best_of_team(best, 1, (args.column[column].wants & kWantsLogprob) != 0);
+        best_of_team(best, 1, (sequence_of(args, b, column).wants & kWantsLogprob) != 0);
         if (lane() == 0) mine[thread() / kTeam * kColumns + column] = best;
     }
 }
@@ -280,24 +294,34 @@ KIE_DEVICE bool owns_row(const DecodeArgs& args, const Block& b, u32 id) {
     const int local = (int)(id - head_base(b));
     return local >= 0 && local < kVocab && local / kRowsHead == head_block(args, b);
 }
-// A column's token is known to this warp: whether the sequence ends behind it, the token for the
-// next step, the count of it, and the host's copy.
-KIE_DEVICE void settle(const DecodeArgs& args, const Block& b, int c, const Chosen& best) {
-    const Sequence& q = args.column[c];
-    const u32* stops = (const u32*)(b.shared + kShStops) + c * kStopsMax;
-    const u32 id = timed_out_of(b) ? kNotFinite : best.id;
-    bool hit = (!kGarbage && id >= (u32)kVocabAll) || q.position + b.step + 1 >= q.last;
-    for (u32 i = lane(); i < q.stop_count; i += kTeam) hit |= stops[i] == id;
-    const bool end = ballot(hit) != 0;
-    if (lane() != 0) return;
-    tokens_of(b)[c] = id < (u32)kVocabAll ? id : 0;
-    ends_of(b)[c] = end;
-    const float logprob = q.wants & kWantsLogprob ? best.raw - best.top - log_f(best.mass) : 0;
-    if (block_all(args) == 0) emit_token(args, q.row, q.emitted + b.step, id, logprob);
+// One thread: a sequence's next token for the host, the `n`-th of the launch, and the count of it.
+KIE_DEVICE void tell(const DecodeArgs& args, const Block& b, const Sequence& q, u32 n, u32 id,
+                     float logprob) {
+    if (block_all(args) == 0) emit_token(args, q.row, q.emitted + n, id, logprob);
     if ((q.wants & kWantsPenalties) && id < (u32)kVocabAll && owns_row(args, b, id))
         ++args.counts[(u64)q.row * kVocabAll + id];
 }
-KIE_DEVICE bool is_filtered(const DecodeArgs& args, int c) {
-    const Sequence& q = args.column[c];
+// A column's token is known to this warp: whether the sequence ends behind it, the token for the
+// next step, the count of it, and the host's copy.
+KIE_DEVICE void settle(const DecodeArgs& args, const Block& b, int c, const Chosen& best) {
+    const Sequence& q = sequence_of(args, b, c);
+    const u32* stops = (const u32*)(b.shared + kShStops) + sequence_at(b.shared, c) * kStopsMax;
+    const u32 id = timed_out_of(b) ? kNotFinite : best.id;
+    bool hit =
+        (!kGarbage && id >= (u32)kVocabAll) || position_at(args, b.shared, b.step, c) + 1 >= q.last;
+    for (u32 i = lane(); i < q.stop_count; i += kTeam) hit |= stops[i] == id;
+    const bool end = ballot(hit) != 0;
+    if (lane() != 0) return;
+    const float logprob = q.wants & kWantsLogprob ? best.raw - best.top - log_f(best.mass) : 0;
+    ends_of(b)[c] = end;
+    if constexpr (kLookup) {
+        picked_of(b)[c] = {id, end, logprob};  // it counts if the drafts before it were right
+    } else {
+        tokens_of(b)[c] = id < (u32)kVocabAll ? id : 0;
+        tell(args, b, q, b.step, id, logprob);
+    }
+}
+KIE_DEVICE bool is_filtered(const DecodeArgs& args, const Block& b, int c) {
+    const Sequence& q = sequence_of(args, b, c);
     return q.temperature > 0 && (q.wants & kWantsFilter) != 0;
 }

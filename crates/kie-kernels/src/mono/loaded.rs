@@ -7,10 +7,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::lower::extras::Extras;
-use super::lower::layout::Exchange;
+use super::lower::layout::{Exchange, Kind};
 use super::lower::matrix::Matrix;
 use super::lower::model::{self, Model, MOST_POOLS};
-use super::lower::partition::{ClassPartition, Kind, Partition};
+use super::lower::partition::{ClassPartition, Partition};
 use super::lower::segments;
 use super::pack::{To, Weights};
 use super::prefill::{Plan, Prefill};
@@ -114,6 +114,7 @@ pub fn bytes(
     let rope = u64::from(dims.max_positions) * rope_dims * 4;
     let of_slots = slots * 4 * (u64::from(model.pools * partition.pages_max) + STOPS as u64);
     let tables = (slots + columns) * vocab * 8 + of_slots + u64::from(dims.max_positions) * 4;
+    let texts = slots * 8 * wire::text_row(partition.pages_max) as u64;
     let segments = segments(model, partition).len() * size_of::<wire::Segment>();
     let lists = layers * size_of::<wire::Layer>() as u64 + segments as u64;
     let lists = lists + u64::from(partition.blocks * partition.index_bytes());
@@ -125,7 +126,7 @@ pub fn bytes(
         Exchange::new(model, partition, partition.columns).words * 8 + ABORT_FLAG_BYTES as u64;
     let prefill = plan.map_or(0, Plan::bytes);
     let states = slots * segments::working_bytes(model, partition);
-    let others = head_norms + biases + extras + rope + tables + lists + records + words;
+    let others = head_norms + biases + extras + rope + tables + texts + lists + records + words;
     let others = others + prefill + states;
     [packed, pools, others + upload::most_bytes(packed).saturating_sub(pools + others)]
 }
@@ -142,6 +143,8 @@ pub struct Room {
     records: Memory,
     /// Tokens of a prompt's launch.
     pub prompt: Memory,
+    /// Texts and predictions, `[slots][2]` rows ([`wire::text_row`]).
+    texts: Memory,
     pages: Memory,
     stop_ids: Memory,
     logit_bias: Memory,
@@ -169,6 +172,7 @@ impl Room {
             masks: m.alloc_shared(slots * model.mask_words() as usize * 8)?,
             records: m.alloc(writers as usize * RECORDS_BLOCK * RECORD_BYTES)?,
             prompt: m.alloc(dims.max_positions as usize * 4)?,
+            texts: m.alloc(slots * 8 * wire::text_row(partition.pages_max))?,
             pages: m.alloc(slots * (model.pools * partition.pages_max) as usize * 4)?,
             stop_ids: m.alloc(slots * STOPS * 4)?,
             logit_bias: m.alloc(slots * vocab * 4)?,
@@ -199,6 +203,7 @@ impl Room {
         Args {
             pools: self.pools.each_ref().map(|p| p.address),
             states: self.states.address,
+            texts: self.texts.address,
             pages: self.pages.address,
             stop_ids: self.stop_ids.address,
             logit_bias: self.logit_bias.address,
@@ -364,13 +369,16 @@ impl Loaded {
         end(rank)..end(rank + 1)
     }
 
-    /// The kernel for so many columns. Of those for one column, the one that streams pages, or the
-    /// other.
+    /// The kernel for so many columns, with drafts or without. Of those for one column, the one
+    /// that streams pages, or the other.
     ///
     /// # Errors
     /// What the machine's compiler says of a kernel that nobody has asked for before.
-    pub fn module(&self, columns: u32, streamed: bool) -> Result<Arc<dyn Module>> {
-        let good = |k: &Kind| k.columns == columns && (columns > 1 || k.streamed == streamed);
+    pub fn module(&self, kind: Kind) -> Result<Arc<dyn Module>> {
+        let Kind { columns, streamed, lookup } = kind;
+        let good = |k: &Kind| {
+            (k.columns, k.lookup) == (columns, lookup) && (columns > 1 || k.streamed == streamed)
+        };
         let found = self.kernels.iter().find(|kernel| good(&kernel.kind));
         let kernel = found.expect("one of the partition's kernels");
         if let Some(module) = kernel.module.get() {
@@ -416,6 +424,17 @@ impl Loaded {
             let word = u64::from(tag) << 32 | u64::from(bits);
             self.room.masks.word64((index * words + at) * 8).store(word, Relaxed);
         }
+    }
+
+    /// Ids of a slot's text (0) or prediction (1) from the `from`-th on, where kernels look for
+    /// them; the first of them stands [`wire::TEXT_PAD`] numbers behind the row's beginning.
+    ///
+    /// # Errors
+    /// What the machine says.
+    pub fn write_ids(&self, index: usize, which: usize, from: usize, ids: &[u32]) -> Result<()> {
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        let row = wire::text_row(self.partition.pages_max);
+        self.machine.write(&self.room.texts, ((2 * index + which) * row + from) * 4, &bytes)
     }
 
     /// A slot's stop ids, bias and counts, where kernels look for them.

@@ -252,6 +252,17 @@ impl Device for Mono {
         })
     }
 
+    fn refuses_drafts(&self, program: &ValidProgram) -> Option<&'static str> {
+        let ranks = self.lower(program).ok()?;
+        let (model, partition) = &ranks[0];
+        if partition.classes.iter().any(|class| class.delta.is_some()) {
+            return Some("its state cannot go back to the last token that was right");
+        }
+        let kernels = partition.kernels(model, self.machines[0].platform());
+        let none = !kernels.iter().any(|kernel| kernel.lookup);
+        none.then_some("its kernels have room for one row of a sequence a step")
+    }
+
     fn echo(&self, rounds: u32) -> Result<Vec<f64>> {
         echo::round_trips(&*self.machines[0], rounds, self.hang_timeout)
     }

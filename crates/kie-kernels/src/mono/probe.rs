@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
+use super::lower::layout::Kind;
 use super::lower::matrix::Matrix;
 use super::lower::model::{Layer, Model};
-use super::lower::partition::{Kind, Partition};
+use super::lower::partition::Partition;
 use super::source;
 use super::wire::Args;
 use crate::error::{Error, Result};

@@ -4,9 +4,10 @@
 use super::lower::delta::Delta;
 use super::lower::experts::{Experts, SharedExpert};
 use super::lower::latent::Latent;
+use super::lower::layout::Kind;
 use super::lower::matrix::Matrix;
 use super::lower::model::{Class, Coded, Extras, Layer, Model, Norm};
-use super::lower::partition::{Kind, Partition};
+use super::lower::partition::Partition;
 use super::lower::tiling::StoredBits;
 use super::prefill::Plan;
 use super::source;

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use super::lower::header::header;
-use super::lower::layout::Layout;
+use super::lower::layout::{Kind, Layout};
 use super::lower::model::Model;
-use super::lower::partition::{Kind, Partition};
+use super::lower::partition::Partition;
 use super::wire;
 use crate::error::Result;
 use crate::machine::{Platform, Source};
@@ -45,6 +45,7 @@ const FILES: &[File<'static>] = carried![
     "common/ops/decode_int8.h",
     "common/ops/decode_mxfp4.h",
     "common/ops/delta.h",
+    "common/ops/drafts.h",
     "common/ops/experts.h",
     "common/ops/experts_columns.h",
     "common/ops/filter.h",
@@ -54,6 +55,7 @@ const FILES: &[File<'static>] = carried![
     "common/ops/latent.h",
     "common/ops/latent_attend.h",
     "common/ops/latent_words.h",
+    "common/ops/lookup.h",
     "common/ops/mask.h",
     "common/ops/matvec.h",
     "common/ops/matvec_words.h",
@@ -236,7 +238,7 @@ pub fn prefill(
     if find(platform, WIDE).is_none() {
         return Ok(None);
     }
-    let layout = Layout::new(model, partition, Kind { columns: 1, streamed: false })?;
+    let layout = Layout::new(model, partition, Kind::plain(1, false))?;
     let header = header(model, partition, &layout, Mode::Full) + own;
     let text = kernel(platform, PREFILL, &header);
     let defines = defines(partition, model);
@@ -301,7 +303,7 @@ mod tests {
     fn every_file_includes_what_it_uses() {
         let model = shapes::model("1b");
         let partition = Partition::new(&model, &shapes::nvidia(), 33_280).unwrap();
-        let kind = Kind { columns: 1, streamed: false };
+        let kind = Kind::plain(1, false);
         let layout = Layout::new(&model, &partition, kind).unwrap();
         let made = std::env::temp_dir().join(format!("kie-headers-{}", std::process::id()));
         std::fs::create_dir_all(&made).unwrap();

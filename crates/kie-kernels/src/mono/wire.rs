@@ -67,9 +67,46 @@ pub fn next_token(out: &Shared, row: usize, emitted: u32) -> Option<EmittedToken
     whole.then_some(EmittedToken { token: first as u32, logprob, t_ns: third & 0xff_ffff_ffff })
 }
 
-/// Bytes of the host's control words: order, heartbeat, whether the heartbeat counts, and steps
-/// that the last launch made.
-pub const CONTROL_BYTES: usize = 64;
+/// Of the host's control words where those about drafts begin: before are order, heartbeat, whether
+/// the heartbeat counts, and steps that the last launch made.
+pub const DRAFTS_AT: usize = 64;
+/// Bytes of a sequence's words about drafts: the first six fields of a [`Drafted`].
+const DRAFTED_BYTES: usize = 32;
+/// Bytes of the host's control words.
+pub const CONTROL_BYTES: usize = DRAFTS_AT + 8 * DRAFTED_BYTES;
+/// Steps in a row without a draft, behind which a launch ends.
+pub const QUIET_STEPS: u32 = 8;
+/// Numbers before the first id of a text (ops/lookup.h), and what they are where there is no id.
+pub const TEXT_PAD: usize = 20;
+/// See above.
+pub const NO_ID: u32 = u32::MAX;
+
+/// Numbers of a row's text, and of its prediction.
+pub const fn text_row(pages: u32) -> usize {
+    pages as usize * crate::abi::PAGE + TEXT_PAD + 12
+}
+
+/// What a launch tells of one sequence's drafts, besides what [`Drafting`] has.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Drafted {
+    /// As the next launch is told.
+    pub next: Drafting,
+    /// Ids that were drafted, and those of them that were right.
+    pub counts: [u32; 2],
+    /// No draft was made for so many steps, at the end.
+    pub quiet: u32,
+}
+
+impl Drafted {
+    /// Of a column.
+    pub fn read(control: &Shared, column: usize) -> Self {
+        let word =
+            |n: usize| control.word32(DRAFTS_AT + DRAFTED_BYTES * column + 4 * n).load(Acquire);
+        let [reach, misses, rest, cursor] = [0, 1, 2, 3].map(word);
+        let next = Drafting { reach, misses, rest, cursor, prediction: 0, padding: 0 };
+        Self { next, counts: [word(4), word(5)], quiet: word(6) }
+    }
+}
 
 /// The platforms' own names of integers, which `platform.h` has as well: C++ lets them stand twice.
 const TYPES: &str = "typedef unsigned char u8;\ntypedef unsigned int u32;\n\
@@ -247,6 +284,22 @@ structures! {
         padding: u32,
     }
 
+    /// What a sequence's next drafts depend on besides its text (`lookup.rs`).
+    Drafting as "Drafting" {
+        /// Ids of the next draft at most; 0: it has none.
+        reach: u32,
+        /// Drafts in a row of which nothing was right.
+        misses: u32,
+        /// Steps to go without one.
+        rest: u32,
+        /// What is expected next of the prediction.
+        cursor: u32,
+        /// Ids of the prediction.
+        prediction: u32,
+        /// 0.
+        padding: u32,
+    }
+
     /// The launch's one parameter. Addresses are the device's.
     Args as "DecodeArgs" {
         /// `[kBlocks][kStreamBytes]` weights in the order in which a block takes them.
@@ -333,6 +386,10 @@ structures! {
         /// Host memory: `[rows][kMaskAll]` words of what each row's next token may be; see
         /// ops/mask.h.
         masks: u64 = "const u64*",
+        /// `[rows][2][kTextRow]` texts and predictions (ops/lookup.h), or null.
+        texts: u64 = "u32*",
+        /// Drafts of each of the sequences.
+        drafting: [Drafting; 8],
     }
 
     /// The prefill kernel's one parameter.

@@ -9,9 +9,10 @@ use super::tests::{fetch, land, run_with};
 use super::*;
 use crate::machine::MachineInfo;
 use crate::meter::Mode;
+use crate::mono::lower::layout::Kind;
 use crate::mono::lower::matrix::Matrix;
 use crate::mono::lower::model::{Class, Coded, Model};
-use crate::mono::lower::partition::{Kind, Partition};
+use crate::mono::lower::partition::Partition;
 use crate::mono::lower::segments;
 use crate::mono::lower::tiling::StoredBits;
 use crate::mono::lower::tuning::Tuning;
@@ -451,7 +452,7 @@ fn case_of(shape: Shape) -> Case {
     for class in &mut partition.classes {
         (class.kv_splits, class.combine_by_owners) = (shape.kv_splits, shape.merge);
     }
-    let kind = Kind { columns, streamed };
+    let kind = Kind::plain(columns, streamed);
     let mut source = source::decode(Platform::Sim, (&model, &partition), kind, Mode::Full).unwrap();
     source.text += CHECK;
     let segments = segments::segments(&model, &partition);

@@ -8,8 +8,9 @@ use crate::error::Error;
 use crate::gpu::rtc::Compiler;
 use crate::machine::{MachineInfo, Platform, Source};
 use crate::mono::echo;
+use crate::mono::lower::layout::Kind;
 use crate::mono::lower::model::{Class, Layer, Model};
-use crate::mono::lower::partition::{Kind, Partition};
+use crate::mono::lower::partition::Partition;
 use crate::mono::{shapes, upload};
 
 /// `libnvrtc` folders of the repository's own Python environment.
@@ -70,11 +71,10 @@ fn sole(nvrtc: &Compiler, source: &Source) -> Usage {
     usage.remove(0)
 }
 
-fn compare(columns: u32, streamed: bool, wanted: &[Spills]) {
+fn compare(kind: Kind, wanted: &[Spills]) {
     let Some(nvrtc) = nvrtc("compiling the decode kernel") else { return };
     let mut seen = Vec::new();
     for &(name, ..) in wanted {
-        let kind = Kind { columns, streamed };
         let (source, partition) =
             shapes::decode(&shapes::model(name), &shapes::nvidia(), Platform::Cuda, kind);
         let kernel = sole(&nvrtc, &source);
@@ -85,19 +85,27 @@ fn compare(columns: u32, streamed: bool, wanted: &[Spills]) {
     }
     // Other compilers share out registers differently.
     if nvrtc.version.0 == 13 {
-        assert_eq!(seen, wanted, "(model, stack, spills) with {columns} columns, {streamed}");
+        assert_eq!(seen, wanted, "(model, stack, spills) of {kind:?}");
     }
 }
 
 #[test]
 fn one_column_spills_no_more_than_it_did() {
-    compare(1, false, &ONE_COLUMN);
-    compare(1, true, &ONE_STREAMED);
+    compare(Kind::plain(1, false), &ONE_COLUMN);
+    compare(Kind::plain(1, true), &ONE_STREAMED);
 }
 
 #[test]
 fn eight_columns_spill_no_more_than_they_did() {
-    compare(8, true, &EIGHT_COLUMNS);
+    compare(Kind::plain(8, true), &EIGHT_COLUMNS);
+}
+
+/// Of the kernel that makes drafts.
+const DRAFTS: [Spills; 2] = [("2b", 56, 84), ("8b", 32, 60)];
+
+#[test]
+fn drafts_spill_no_more_than_they_did() {
+    compare(Kind { lookup: true, ..Kind::plain(8, true) }, &DRAFTS);
 }
 
 /// The same of models with experts: of one column with pages through the ring, and of eight.
@@ -113,7 +121,7 @@ fn layers_with_experts_spill_no_more_than_they_did() {
         EXPERTS[0].map(|(name, ..)| {
             let (shape, ranks) = name.strip_suffix(" on four").map_or((name, 1), |s| (s, 4));
             let model = shapes::with_experts(shape, ranks);
-            let kind = Kind { columns, streamed: true };
+            let kind = Kind::plain(columns, true);
             let (source, partition) =
                 shapes::decode(&model, &shapes::nvidia(), Platform::Cuda, kind);
             let kernel = sole(&nvrtc, &source);
@@ -141,7 +149,7 @@ fn layers_with_latents_spill_no_more_than_they_did() {
     let Some(nvrtc) = nvrtc("compiling kernels with latents") else { return };
     let seen = LATENTS.map(|(name, columns, ..)| {
         let model = shapes::with_latents(name, 8);
-        let kind = Kind { columns, streamed: false };
+        let kind = Kind::plain(columns, false);
         let (source, partition) = shapes::decode(&model, &shapes::nvidia(), Platform::Cuda, kind);
         assert!(partition.kernels(&model, Platform::Cuda).contains(&kind), "{partition}");
         let kernel = sole(&nvrtc, &source);
@@ -302,7 +310,7 @@ fn other_families_spill_no_more_than_they_did() {
     let seen = FAMILIES.map(|(arch, shared, _)| {
         let shared_bytes = shared << 10;
         let machine = MachineInfo { arch: arch.into(), shared_bytes, ..shapes::nvidia() };
-        let kind = Kind { columns: 1, streamed: false };
+        let kind = Kind::plain(1, false);
         let (source, partition) = shapes::decode(&model, &machine, Platform::Cuda, kind);
         let compiled = nvrtc.compile(&source, arch).unwrap();
         let [kernel] = &compiled.usage()[..] else { panic!("{}", compiled.log) };
@@ -370,10 +378,11 @@ fn sizes() {
     };
     for name in ["2b", "lane", "1b", "8b"] {
         let model = shapes::model(name);
-        for (columns, streamed) in [(1, false), (1, true), (8, true)] {
-            let kind = Kind { columns, streamed };
+        let plain = [(1, false), (1, true), (8, true)];
+        let kinds = plain.map(|(columns, streamed)| Kind::plain(columns, streamed));
+        for kind in kinds.into_iter().chain([Kind { lookup: true, ..kinds[2] }]) {
             let (source, _) = shapes::decode(&model, &shapes::nvidia(), Platform::Cuda, kind);
-            show(format!("{name} decode {columns} {streamed}"), &source);
+            show(format!("{name} decode {kind:?}"), &source);
         }
     }
     for name in ["1b", "8b", "2b", SLICED] {

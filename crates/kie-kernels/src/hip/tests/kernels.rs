@@ -21,16 +21,17 @@ use crate::mono::{shapes, upload};
 const REGISTERS: u32 = 512;
 const UNITS: u32 = 4;
 
-/// Shapes, and how many instructions of their kernels of one column and of several reach a thread's
-/// own memory, at most: one kernel's threads have a register or two too few.
-const SPILLS: [(&str, [usize; 2]); 7] = [
-    ("2b", [0, 0]),
-    ("lane", [0, 0]),
-    ("1b", [0, 0]),
-    ("lane of eight", [0, 0]),
-    ("gpt-oss-120b of eight", [0, 0]),
-    ("kimi-k2 of eight", [0, 0]),
-    ("qwen3-coder-next of eight", [7, 0]),
+/// Shapes, and how many instructions of their kernels of one column, of several and (of one shape)
+/// with drafts reach a thread's own memory, at most: one kernel's threads have a register or two
+/// too few.
+const SPILLS: [(&str, [usize; 3]); 7] = [
+    ("2b", [0, 0, 0]),
+    ("lane", [0, 0, 0]),
+    ("1b", [0, 0, 0]),
+    ("lane of eight", [0, 0, 0]),
+    ("gpt-oss-120b of eight", [0, 0, 0]),
+    ("kimi-k2 of eight", [0, 0, 0]),
+    ("qwen3-coder-next of eight", [7, 0, 0]),
 ];
 
 /// Runs clang; false, with one line that says so, where there is none and this is not CI.
@@ -95,19 +96,20 @@ fn the_decode_kernel_compiles_without_spills() {
     let recurrent = shapes::coder_next(8);
     let models = ["2b", "lane", "1b"].map(shapes::model).into_iter();
     let models = models.chain([one_of_eight, experts, latents, recurrent]);
-    let mut seen = SPILLS.map(|(name, _)| (name, [0; 2]));
+    let mut seen = SPILLS.map(|(name, _)| (name, [0; 3]));
     for ((name, spills), model) in seen.iter_mut().zip(models) {
         let kinds =
             Partition::new(&model, &machine, 33_280).unwrap().kernels(&model, Platform::Hip);
         // Where classes of layers differ, 64 KB may have room for one.
         assert!(kinds.len() > 1 || model.classes.len() > 1, "{name}: several columns, too");
-        for kind in kinds {
+        for kind in kinds.into_iter().filter(|kind| !kind.lookup || *name == "2b") {
             let (source, partition) = shapes::decode(&model, &machine, Platform::Hip, kind);
             let words = if model.ranks > 1 { Words::System } else { Words::Device };
             let Some(compiled) = compile(name, &source) else { return };
             // A slot whose scalar registers went into lanes of a vector register still counts in
             // `private_bytes`, so accesses are counted instead.
-            spills[usize::from(kind.columns > 1)] = keeps_rules(name, &compiled, words);
+            spills[usize::from(kind.columns > 1) + usize::from(kind.lookup)] =
+                keeps_rules(name, &compiled, words);
             let kernel = compiled.0;
             let threads = partition.threads(64);
             assert_eq!(

@@ -13,6 +13,7 @@ use super::partition::{ClassPartition, Partition};
 use super::segments;
 use super::tiling::Tiling;
 use crate::abi::{Gate, NormSpan, Scoring, PAGE};
+use crate::lookup;
 use crate::meter::Mode;
 use crate::mono::wire;
 
@@ -201,7 +202,30 @@ fn sizes(t: &mut Text, model: &Model, p: &Partition, layout: &Layout) {
     t.line("// 1: one word a warp is waited for first. Nanoseconds before the first look.");
     t.ints([("kPollMode", u32::from(!retries))]);
     t.put("unsigned", "kPollDelayNs", delay);
-    t.bools([("kVariableStages", layout.variable_stages), ("kStreamed", layout.kind.streamed)]);
+    let kind = layout.kind;
+    t.bools([
+        ("kVariableStages", layout.variable_stages),
+        ("kStreamed", kind.streamed && !kind.lookup),
+        ("kWholePages", kind.streamed && kind.lookup),
+    ]);
+    drafts(t, p, kind);
+}
+
+fn drafts(t: &mut Text, p: &Partition, kind: layout::Kind) {
+    t.line("// Drafts of tokens (lookup.rs, ops/lookup.h).");
+    t.bools([("kLookup", kind.lookup)]);
+    t.ints([
+        ("kDraftMost", lookup::DRAFT_MAX as u32),
+        ("kMatchLeast", lookup::MATCH_MIN as u32),
+        ("kMatchMost", lookup::MATCH_MAX as u32),
+        ("kMissesMost", lookup::REST_MAX.ilog2()),
+        ("kQuietMost", wire::QUIET_STEPS),
+        ("kRecent", layout::RECENT),
+        ("kTextPad", wire::TEXT_PAD as u32),
+        ("kTextRow", wire::text_row(p.pages_max) as u32),
+        ("kControlDrafts", wire::DRAFTS_AT as u32 / 4),
+        ("kDraftsBytes", layout::drafts_bytes(p, kind)),
+    ]);
 }
 
 fn measuring(t: &mut Text, mode: Mode) {
@@ -298,6 +322,7 @@ fn shared(t: &mut Text, p: &Partition, l: &Layout) {
         ("kShIds", l.at.ids),
         ("kShDelta", l.at.delta),
         ("kShMasks", l.at.masks),
+        ("kShDrafts", l.at.drafts),
         ("kChosenMost", l.vectors.chosen),
         ("kIndexBytes", p.index_bytes()),
         ("kShRing", l.ring.at),

@@ -4,7 +4,7 @@
 use super::latent::LatentPartition;
 use super::matrix::Matrix;
 use super::model::{Class, Model};
-use super::partition::{head_width, ClassPartition, Kind, Partition, PARTS_A, PARTS_B};
+use super::partition::{head_width, ClassPartition, Partition, PARTS_A, PARTS_B};
 use super::segments;
 use super::tiling::Tiling;
 use crate::abi::{HeadMode, NormSpan, PAGE};
@@ -479,8 +479,21 @@ pub struct Shared {
     pub delta: u32,
     /// What grammars allow of a block's rows (ops/mask.h).
     pub masks: u32,
+    /// What is kept of drafts of tokens.
+    pub drafts: u32,
     /// Behind all this.
     pub end: u32,
+}
+
+/// Ids of a text's end that blocks keep of each sequence (ops/drafts.h).
+pub const RECENT: u32 = 32;
+
+/// Bytes of what blocks keep of drafts (ops/drafts.h).
+pub fn drafts_bytes(p: &Partition, kind: Kind) -> u32 {
+    match kind.lookup {
+        true => 4 * (2 * kind.columns + 2 + 2 * p.warps + (11 + 3 + RECENT) * kind.columns),
+        false => 0,
+    }
 }
 
 /// Offsets, given out one after another.
@@ -495,7 +508,8 @@ impl Offsets {
 }
 
 impl Shared {
-    fn new(model: &Model, p: &Partition, columns: u32, v: &Vectors) -> Self {
+    fn new(model: &Model, p: &Partition, kind: Kind, v: &Vectors) -> Self {
+        let columns = kind.columns;
         let (threads, vectors) = (p.warps * TEAM, columns * model.parts);
         let rotations = |c: &ClassPartition| {
             // Where latents are, who takes a head turns it.
@@ -542,6 +556,7 @@ impl Shared {
             factors: at.next(columns * v.chosen * 4, 1),
             ids: at.next(if columns > 1 { columns * v.chosen * 4 } else { 0 }, 1),
             delta: at.next(v.delta * 4, if v.delta > 0 { 16 } else { 1 }),
+            drafts: at.next(drafts_bytes(p, kind), if kind.lookup { 16 } else { 1 }),
             masks: if inside { near } else { at.next(masks, 4) },
             end: at.next(0, 16),
         }
@@ -590,6 +605,25 @@ impl Ring {
     }
 }
 
+/// One of the decode kernels of a partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kind {
+    /// Columns of a step.
+    pub columns: u32,
+    /// Sequences' keys and values come through the ring (stream.h); with drafts they are used in
+    /// the same order.
+    pub streamed: bool,
+    /// It makes drafts of tokens and checks them (ops/lookup.h).
+    pub lookup: bool,
+}
+
+impl Kind {
+    /// Without drafts.
+    pub const fn plain(columns: u32, streamed: bool) -> Self {
+        Self { columns, streamed, lookup: false }
+    }
+}
+
 /// The layout of one decode kernel.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Layout {
@@ -621,7 +655,7 @@ impl Layout {
         let variable_stages = p.variable_stages(model) && columns == 1 && model.parts == 1;
         let prefetch_depth = if columns > 1 { 1 } else { p.prefetch_depth(model) };
         let vectors = Vectors::new(model, p, kind, variable_stages);
-        let at = Shared::new(model, p, columns, &vectors);
+        let at = Shared::new(model, p, kind, &vectors);
         // Attention out of the ring (ops/attend_ring.h) stands where the vectors do, of which none
         // is at work while a block attends, or, where those are small, has a place of its own.
         let warp_heads = |c: &Class, p: &ClassPartition| {

@@ -5,6 +5,7 @@
 //! Program ─ model     ─▶ layers of a few classes, or InvalidProgram with the step
 //!         ─ matrix    ─▶ the matrices of a layer, in the order of the stream
 //!         ─ partition ─▶ rows over blocks, how warps share them, stages (by tuning, a row a GPU)
+//!         ─ kernels   ─▶ of how many columns, with streamed pages or without, with drafts
 //!         ─ delta     ─▶ of a delta rule: heads over blocks, what each keeps of a sequence
 //!         ─ extras    ─▶ a layer's sinks and biases, one after another
 //!         ─ segments  ─▶ what passes through a block's ring, and the offset table of layers
@@ -17,6 +18,7 @@ pub mod delta;
 pub mod experts;
 pub mod extras;
 pub mod header;
+pub mod kernels;
 pub mod latent;
 pub mod layout;
 pub mod matrix;

@@ -16,19 +16,10 @@ use super::tiling::{Encoding, Stage, StoredBits, Tiling};
 use super::tuning::Tuning;
 use crate::abi::{HeadMode, PAGE};
 use crate::error::{Error, Result};
-use crate::machine::{MachineInfo, Platform};
+use crate::machine::MachineInfo;
 
 /// Most vectors of a weight pass: the second operand of a matrix unit has eight columns.
 pub const COLUMNS_MAX: u32 = 8;
-
-/// One of the decode kernels of a partition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Kind {
-    /// Columns of a step.
-    pub columns: u32,
-    /// Sequences' keys and values come through the ring (stream.h).
-    pub streamed: bool,
-}
 
 /// What a class has of the partition.
 #[derive(Debug, Clone, PartialEq)]
@@ -720,7 +711,7 @@ impl Partition {
     }
 
     /// Shared memory of the vectors at work.
-    fn vector_bytes(&self, model: &Model, columns: u32) -> u32 {
+    pub(super) fn vector_bytes(&self, model: &Model, columns: u32) -> u32 {
         // Where every warp has a range of its own, several columns' vectors stay where they are.
         let direct = |t: &Tiling| columns > 1 && t.k_warps == self.warps && !t.uneven;
         let kept = |t: &Tiling| if direct(t) { 0 } else { columns * t.k };
@@ -751,7 +742,7 @@ impl Partition {
     }
 
     /// Shared memory with two slots of the ring, about.
-    fn shared_bytes(&self, model: &Model, columns: u32) -> u32 {
+    pub(super) fn shared_bytes(&self, model: &Model, columns: u32) -> u32 {
         let parts = |t: &Tiling| 4 * t.part_floats(columns);
         let widest = |matrices: &[Matrix]| {
             let of =
@@ -788,60 +779,6 @@ impl Partition {
         let before = self.classes[..class].iter().flat_map(|c| &c.tilings);
         let here = self.classes.get(class).map_or(&[][..], |c| &c.tilings[..matrix as usize]);
         before.chain(here).flatten().map(Tiling::index_bytes).sum()
-    }
-
-    /// The kernels of this partition.
-    pub fn kernels(&self, model: &Model, platform: Platform) -> Vec<Kind> {
-        // Bits do not depend on neighbours: where sequences are long, all kernels stream, or none.
-        let streamed =
-            platform != Platform::Hip && [1, self.columns].iter().all(|c| self.streams(model, *c));
-        // Attention whose numbers have two parts loads its pages (ops/attend_exact.h).
-        let streamed = streamed && model.parts == 1;
-        // So does attention over latents (ops/latent.h).
-        let streamed = streamed && model.classes.iter().all(|c| c.latent.is_none());
-        let mut all = Vec::new();
-        if !streamed || self.streams_from(model) > 0 {
-            all.push(Kind { columns: 1, streamed: false });
-        }
-        if streamed {
-            all.push(Kind { columns: 1, streamed });
-        }
-        if self.columns > 1 {
-            all.push(Kind { columns: self.columns, streamed });
-        }
-        all
-    }
-
-    /// Whether pages fit the ring's slots, and shared memory what joins them (stream.h).
-    fn streams(&self, model: &Model, columns: u32) -> bool {
-        let room = |(class, p): (&Class, &ClassPartition)| {
-            if p.delta.is_some() {
-                return 0;
-            }
-            let heads =
-                if columns > 1 { self.warps * (class.group() + 2) * p.head_dim * 2 } else { 0 };
-            heads + self.warps * (p.head_dim / 16) * 8 * class.group().div_ceil(2) * 16
-        };
-        let room = model.classes.iter().zip(&self.classes).map(room).max().unwrap_or(0);
-        let there = room <= self.vector_bytes(model, columns);
-        let own = if there { 0 } else { room };
-        self.classes
-            .iter()
-            .all(|c| c.delta.is_some() || PAGE as u32 * c.head_dim * 2 <= self.slot_bytes)
-            && self.shared_bytes(model, columns) + own <= self.shared_max
-    }
-
-    /// The first position that the kernel of one column with streamed keys is for. Where a step is
-    /// short, loads are sooner as long as no block has two pages; then both make the same bits.
-    pub fn streams_from(&self, model: &Model) -> u32 {
-        let long = self.read_bytes(model) >= self.tuning.long_stream_bytes;
-        let attend = self.classes.iter().filter(|c| c.delta.is_none());
-        let splits = attend.map(|c| c.kv_splits).min().unwrap_or(0);
-        if long {
-            0
-        } else {
-            splits * PAGE as u32
-        }
     }
 
     /// Whether a gather asks for all its words at once, and once more for what was late: where the

@@ -1,8 +1,9 @@
 //! What partitions come to on machines of some sizes: stages held, shares of ranks, bytes streamed.
 
 use super::*;
+use crate::machine::Platform;
 use crate::meter::Mode;
-use crate::mono::lower::layout::Layout;
+use crate::mono::lower::layout::{Kind, Layout};
 use crate::mono::shapes::{amd, model, nvidia, with_class};
 
 #[test]
@@ -11,7 +12,7 @@ fn short_steps_hold_more_stages_before_the_words_are_there() {
         [("lane", 2, 4, true), ("1b", 2, 4, false), ("2b", 2, 1, false), ("8b", 4, 1, false)]
     {
         let cut = Partition::new(&model(name), &nvidia(), 4096).unwrap();
-        let ahead_of = |columns| Layout::new(&model(name), &cut, Kind { columns, streamed: false });
+        let ahead_of = |columns| Layout::new(&model(name), &cut, Kind::plain(columns, false));
         let (one, eight) = (ahead_of(1).unwrap(), ahead_of(8).unwrap());
         let seen = (cut.max_tiles, one.prefetch_depth, cut.retries(&model(name), 1));
         assert_eq!(seen, (max_tiles, ahead, retries), "{name}");
@@ -90,7 +91,7 @@ fn gate_and_up_begin_early_behind_all_of_attentions_output() {
     {
         let model = rank(name, ranks);
         let p = Partition::tuned(&model, &nvidia(), 4096, tuning).unwrap();
-        let of = Layout::new(&model, &p, Kind { columns: 1, streamed: true }).unwrap();
+        let of = Layout::new(&model, &p, Kind::plain(1, true)).unwrap();
         let (stages, class) = (p.classes[0].tiling(Matrix::Output).stages, &of.classes[0]);
         assert!(of.variable_stages);
         let seen = (stages, of.prefetch_depth, class.early_gu, class.prefetch_gu);
@@ -161,7 +162,7 @@ fn blocks_are_numbered_die_by_die() {
     assert!((0..nvidia.blocks).all(|block| nvidia.block_of(block) == block));
     assert_eq!(nvidia.placement(&model), "");
     let named = |cut: &Partition| {
-        let kind = Kind { columns: 1, streamed: false };
+        let kind = Kind::plain(1, false);
         let (platform, of) = (Platform::Hip, (&model, cut));
         let source = crate::mono::source::decode(platform, of, kind, Mode::Full).unwrap();
         source.defines.iter().any(|(name, _)| name == "KIE_CHIPLETS")

@@ -4,7 +4,7 @@ use std::fmt::{self, Debug, Write as _};
 use std::ops::Range;
 
 use super::delta::{Delta, DeltaPartition};
-use super::layout::{ClassLayout, Layout};
+use super::layout::{ClassLayout, Kind, Layout};
 use super::matrix::Matrix;
 use super::model::{Class, Model};
 use super::partition::{ClassPartition, Partition};
@@ -337,7 +337,11 @@ fn fields(out: &mut String, of: &impl Debug) {
 
 fn kernel(out: &mut String, layout: &Layout) {
     let (columns, kind) = (layout.kind.columns, layout.kind);
-    let pages = if kind.streamed { "pages through the ring" } else { "pages by loads" };
+    let pages = match kind {
+        Kind { lookup: true, .. } => "drafts of tokens",
+        Kind { streamed: true, .. } => "pages through the ring",
+        Kind { streamed: false, .. } => "pages by loads",
+    };
     say!(out, "kernel    {columns} column(s), {pages}");
     say!(out, "  exchange, in words of 8 bytes");
     fields(out, &layout.exchange);

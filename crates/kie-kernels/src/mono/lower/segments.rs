@@ -191,9 +191,8 @@ pub fn layers(model: &Model, partition: &Partition) -> Vec<wire::Layer> {
 mod tests {
     use super::*;
     use crate::abi::NormSpan;
-    use crate::mono::lower::layout::Layout;
+    use crate::mono::lower::layout::{Kind, Layout};
     use crate::mono::lower::model::Class;
-    use crate::mono::lower::partition::Kind;
     use crate::mono::shapes::{model, nvidia};
 
     /// The usual shapes, and each with a second class for every third layer.
@@ -291,7 +290,7 @@ mod tests {
     fn buffers_and_shared_memory_follow_each_other_and_fit_the_widest_class() {
         for model in models() {
             let partition = Partition::new(&model, &nvidia(), 4096).unwrap();
-            for kind in [1, partition.columns].map(|columns| Kind { columns, streamed: false }) {
+            for kind in [1, partition.columns].map(|columns| Kind::plain(columns, false)) {
                 let layout = Layout::new(&model, &partition, kind).unwrap();
                 let x = &layout.exchange;
                 let at = [x.at_qkv, x.at_partial, x.at_attn, x.at_act, x.at_other, x.at_last];

@@ -13,11 +13,13 @@ use crate::mailbox::{Mailbox, SlotMemory};
 use crate::meter::{Meter, Mode};
 use crate::mono::interleave::Chunk;
 use crate::mono::loaded::Loaded;
+use crate::mono::lower::layout::Kind;
 use crate::mono::lower::segments::head_segment;
 use crate::mono::prefill::{Part, Prefill};
-use crate::mono::wire::{wants, ExpiredWait, Order, Sequence, Wire};
+use crate::mono::wire::{wants, Drafting, ExpiredWait, Order, Sequence, Wire};
 
 /// What every rank's launch is given, beside what is its own.
+#[derive(Default)]
 pub(super) struct Ask {
     pub columns: u32,
     pub steps: u32,
@@ -25,6 +27,8 @@ pub(super) struct Ask {
     pub live: u32,
     /// Of one column's kernels, the one with streamed pages.
     pub streamed: bool,
+    /// Drafts of each sequence, by the kernel that makes them.
+    pub drafting: Option<[Drafting; 8]>,
     /// Positions of a prompt, or 0.
     pub prompt: u32,
     /// The first step begins at the head: a prefill launch leaves what it takes.
@@ -125,6 +129,11 @@ impl Launches {
         self.ranks.iter().try_for_each(|r| r.machine.write(&r.room.prompt, 0, &bytes))
     }
 
+    /// Ids of a slot's text or prediction to where kernels look for them (`Loaded::write_ids`).
+    pub fn write_ids(&self, row: usize, which: usize, from: usize, ids: &[u32]) -> Result<()> {
+        self.ranks.iter().try_for_each(|rank| rank.write_ids(row, which, from, ids))
+    }
+
     /// So many sequence numbers of steps were used.
     pub fn advance(&mut self, steps: u32) {
         self.seqno += steps;
@@ -147,6 +156,8 @@ impl Launches {
         self.order(Order::GoOn);
         let mode = self.meter.as_ref().filter(|_| measured).map(|m| m.mode());
         let mut flights = Vec::with_capacity(self.ranks.len());
+        let (columns, streamed) = (ask.columns, ask.streamed);
+        let kind = Kind { columns, streamed, lookup: ask.drafting.is_some() };
         for loaded in &mut self.ranks {
             let mut args = loaded.args(ask.columns);
             if mode == Some(Mode::Alone) {
@@ -155,6 +166,7 @@ impl Launches {
             (args.seqno, args.budget_ns, args.steps) = (seqno, self.budget_ns, ask.steps);
             (args.live, args.count, args.column) = (ask.live, ask.prompt, ask.column);
             args.at_head = u64::from(ask.at_head);
+            args.drafting = ask.drafting.unwrap_or_default();
             if ask.prompt > 0 {
                 args.prompt = loaded.room.prompt.address;
             }
@@ -171,7 +183,7 @@ impl Launches {
                 measuring.and_then(|(mode, probe)| probe.module(mode, ask.streamed, &mut args));
             let module = match probing {
                 Some(module) => Arc::clone(module),
-                None => loaded.module(ask.columns, ask.streamed)?,
+                None => loaded.module(kind)?,
             };
             let launch = Launch {
                 entry: "kie_decode",

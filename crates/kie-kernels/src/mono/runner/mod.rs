@@ -15,6 +15,7 @@
 //! same position again.
 
 mod delivery;
+mod drafts;
 mod hang;
 mod launches;
 mod schedule;
@@ -23,6 +24,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use self::delivery::Delivery;
+use self::drafts::{Drafts, SlotDrafts};
 use self::hang::Watch;
 use self::launches::{sequence, Ask, Launches, Started};
 use self::schedule::{MixedPrompt, Next, Schedule, State, Work, LONG, TURN_POSITIONS};
@@ -35,7 +37,7 @@ use crate::meter::{Meter, Mode};
 use crate::mono::interleave::Chunk;
 use crate::mono::loaded::Loaded;
 use crate::mono::prefill::{self, Prefill};
-use crate::mono::wire::{self, Order, Sequence};
+use crate::mono::wire::{self, Drafted, Drafting, Order, Sequence};
 
 /// A launch under way.
 struct InFlight {
@@ -47,6 +49,8 @@ struct InFlight {
     since: Instant,
     /// Slots whose recurrent states go on, and from which positions.
     from: Vec<(usize, usize)>,
+    /// It makes drafts.
+    drafts: bool,
     /// The end of a prompt stands before the tokens.
     behind_prompt: bool,
     /// Asked to leave.
@@ -57,8 +61,8 @@ struct InFlight {
 impl InFlight {
     fn new((flights, mode): Started, work: Work, steps: u32) -> Self {
         let (since, watch) = (Instant::now(), Watch::new());
-        let (behind_prompt, leaving, from) = (false, false, Vec::new());
-        Self { flights, work, steps, mode, since, from, behind_prompt, leaving, watch }
+        let (behind_prompt, leaving, drafts, from) = (false, false, false, Vec::new());
+        Self { flights, work, steps, mode, since, from, drafts, behind_prompt, leaving, watch }
     }
 }
 
@@ -144,9 +148,14 @@ impl Runner {
                 return Err(error);
             }
         };
+        let mut draftable = false;
         if let Work::Tokens(slots) | Work::Mixed(slots, _) = &launch.work {
             if slots.iter().fold(false, |any, slot| self.collect(*slot) | any) {
                 launch.watch.heard();
+                // One without drafts may have a slot that could have some by now.
+                let now = |slots: &[usize]| matches!(self.drafting(slots), Drafts::Now);
+                draftable =
+                    !launch.drafts && matches!(&launch.work, Work::Tokens(slots) if now(slots));
             }
         }
         if ended.iter().all(|ended| *ended) {
@@ -163,7 +172,7 @@ impl Runner {
                 return Err(error);
             }
         }
-        if !launch.leaving && self.schedule.should_leave(&launch.work) {
+        if !launch.leaving && (draftable || self.schedule.should_leave(&launch.work)) {
             self.launches.order(Order::Leave);
             launch.leaving = true;
         }
@@ -179,13 +188,15 @@ impl Runner {
 
     /// A launch has ended.
     fn complete(&mut self, launch: InFlight) -> Result<()> {
-        let InFlight { flights, work, steps, mode, since, from, behind_prompt, .. } = launch;
+        let InFlight { flights, work, steps, mode, since, from, drafts, behind_prompt, .. } =
+            launch;
         drop(flights);
         if let Some(error) = hang::of_ended(&self.launches.expired_waits()?) {
             return Err(error);
         }
         let made = self.launches.steps_made();
         self.note(&work, steps, mode)?;
+        self.end_drafts(drafts, &from);
         match work {
             Work::Tokens(slots) => {
                 if !behind_prompt {
@@ -309,6 +320,8 @@ impl Runner {
         let slot = &mut self.schedule.slots[index];
         if slot.token.is_none() {
             self.launches.write_slot(index, request, &self.delivery.mailbox)?;
+            slot.drafts =
+                SlotDrafts::new(request, self.launches.first().dims.max_positions as usize);
             // A few positions are done sooner as columns, in steps of a token's time.
             let few = 2 * self.launches.first().most_columns();
             let begin = if self.reproducible { 0 } else { slot.next };
@@ -336,8 +349,7 @@ impl Runner {
         let (mixed, prompt) = (MixedPrompt { slot: index, count, share }, count as u32);
         let (columns, live) = (columns as u32, slots.len() as u32);
         let logits = dump.then_some(columns);
-        let ask =
-            Ask { columns, steps, live, streamed: false, prompt, at_head: false, logits, column };
+        let ask = Ask { columns, steps, live, prompt, logits, column, ..Ask::default() };
         self.launch(&ask, Work::Mixed(slots, mixed))
     }
 
@@ -423,8 +435,7 @@ impl Runner {
         let logits = matches!(work, Work::Logits(..)).then_some(steps * columns);
         // What a token's launch would take.
         let streamed = count == 1 && position >= self.first().streams_from();
-        let at_head = false;
-        let ask = Ask { columns, steps, live: 0, streamed, prompt: count, at_head, logits, column };
+        let ask = Ask { columns, steps, streamed, prompt: count, logits, column, ..Ask::default() };
         self.launch(&ask, work)
     }
 
@@ -476,8 +487,15 @@ impl Runner {
     }
 
     fn start_tokens(&mut self, slots: Vec<usize>, most: u32, at_head: bool) -> Result<()> {
-        let columns = if slots.len() == 1 { 1 } else { self.first().most_columns() as u32 };
         let (column, dump) = self.sequences(&slots);
+        let most = match self.drafting(&slots) {
+            Drafts::None => most,
+            Drafts::Now if !at_head && !dump => return self.start_drafting(slots, most, column),
+            // The next launch has some.
+            Drafts::Now => 1,
+            Drafts::Later(steps) => most.min(steps),
+        };
+        let columns = if slots.len() == 1 { 1 } else { self.first().most_columns() as u32 };
         // Measured launches make their steps and no more.
         let left = column[0].last - column[0].position;
         let most = if self.launches.meter.is_some() { most.min(left) } else { most };
@@ -488,8 +506,64 @@ impl Runner {
         let once = dump || self.goes_singly(&slots);
         let (live, steps) = (slots.len() as u32, if once { 1 } else { most });
         let logits = dump.then_some(columns);
-        let ask = Ask { columns, steps, live, streamed, prompt: 0, at_head, logits, column };
+        let ask = Ask { columns, steps, live, streamed, at_head, logits, column, ..Ask::default() };
         self.launch(&ask, Work::Tokens(slots))
+    }
+
+    /// What these slots' drafts ask of their next launch.
+    fn drafting(&self, slots: &[usize]) -> Drafts {
+        let of = |slot: &usize| Some((*slot, self.schedule.slots[*slot].drafts.as_ref()?));
+        let mut some = slots.iter().filter_map(of).peekable();
+        let no_room = slots.len() >= self.first().most_columns();
+        if some.peek().is_none() || no_room || self.launches.meter.is_some() {
+            return Drafts::None;
+        }
+        let mut rest = u32::MAX;
+        for (slot, drafts) in some {
+            if drafts.wants(self.delivery.request(slot)) {
+                return Drafts::Now;
+            }
+            if drafts.rest() > 0 {
+                rest = rest.min(drafts.rest());
+            }
+        }
+        Drafts::Later(rest)
+    }
+
+    /// Starts the kernel that makes drafts of the next tokens of these slots.
+    fn start_drafting(
+        &mut self,
+        slots: Vec<usize>,
+        steps: u32,
+        column: [Sequence; 8],
+    ) -> Result<()> {
+        let mut drafting = [Drafting::default(); 8];
+        for (drafting, slot) in drafting.iter_mut().zip(&slots) {
+            let Some(drafts) = &mut self.schedule.slots[*slot].drafts else { continue };
+            let write = |which, from, ids: &[u32]| self.launches.write_ids(*slot, which, from, ids);
+            *drafting = drafts.begin(self.delivery.request(*slot), write)?;
+        }
+        let (columns, live) = (self.first().most_columns() as u32, slots.len() as u32);
+        let drafting = Some(drafting);
+        let ask = Ask { columns, steps, live, drafting, column, ..Ask::default() };
+        self.launch(&ask, Work::Tokens(slots))
+    }
+
+    /// A launch of tokens has ended, with drafts or without; each slot's position was so far.
+    fn end_drafts(&mut self, drafts: bool, from: &[(usize, usize)]) {
+        for (column, (index, from)) in from.iter().enumerate() {
+            let slot = &mut self.schedule.slots[*index];
+            let made = slot.next.saturating_sub(*from) as u32;
+            let Some(of_slot) = &mut slot.drafts else { continue };
+            if drafts {
+                let told = Drafted::read(&self.launches.ranks[0].room.control, column);
+                of_slot.ended(&told);
+                let [drafted, accepted] = told.counts;
+                self.delivery.mailbox.count_drafts(*index, drafted, accepted);
+            } else {
+                of_slot.passed(made);
+            }
+        }
     }
 
     /// The columns of these slots, and whether some slot's logits are wanted.
@@ -514,7 +588,8 @@ impl Runner {
             Work::Prompt(slot, _) => vec![next(slot)],
             Work::Layers(..) | Work::Logits(_) => Vec::new(),
         };
-        self.in_flight = Some(InFlight { from, ..InFlight::new(started, work, ask.steps) });
+        let drafts = ask.drafting.is_some();
+        self.in_flight = Some(InFlight { from, drafts, ..InFlight::new(started, work, ask.steps) });
         Ok(())
     }
 }

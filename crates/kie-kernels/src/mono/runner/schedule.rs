@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use super::drafts::SlotDrafts;
 use crate::abi::{Command, CommandKind, SlotEnd};
 use crate::mailbox::SlotMemory;
 use crate::mono::interleave::{Chunk, Pace};
@@ -41,6 +42,8 @@ pub(super) struct Slot {
     pub generated: usize,
     /// Recurrent states of the row.
     pub recurrent: Recurrent,
+    /// Where its request wants drafts of tokens.
+    pub drafts: Option<SlotDrafts>,
     /// Tokens that the row's ring ever held.
     pub emitted: u32,
     /// Order of arrival.
@@ -98,6 +101,9 @@ impl Slot {
         self.generated += 1;
         self.next += 1;
         self.token = Some(token);
+        if let Some(drafts) = &mut self.drafts {
+            drafts.text.push(token);
+        }
         let params = &request.params;
         if request.stop_ids[..params.stop_ids as usize].contains(&token) {
             self.end = Some(SlotEnd::StopId);
