@@ -29,5 +29,6 @@ pub mod parts;
 pub mod print;
 mod read;
 pub mod segments;
+mod slots;
 pub mod tiling;
 pub mod tuning;

@@ -17,6 +17,11 @@ pub fn model_bytes(model: &Model) -> u32 {
     (7 << 10) + scores + model.layers() * size_of::<wire::Layer>() as u32
 }
 
+/// Rotations of what so many threads own, a pair each.
+pub const fn owned_bytes(threads: u32) -> u32 {
+    8 * threads
+}
+
 /// A table of pages of so many words: none where there are too many.
 pub const fn table_bytes(words: u32) -> u32 {
     if words <= TABLE_WORDS_MAX {

@@ -12,6 +12,7 @@ use super::matrix::Matrix;
 use super::model::{touched, Class, Layer, Model, Stored};
 use super::others;
 use super::parts::Parts;
+use super::slots::Slots;
 use super::tiling::{Encoding, Stage, StoredBits, Tiling};
 use super::tuning::Tuning;
 use crate::abi::{HeadMode, PAGE};
@@ -193,6 +194,8 @@ pub struct Partition {
     pub positions: u32,
     /// Its pages.
     pub pages_max: u32,
+    /// Tables of pages stand in shared memory, where they are not too long.
+    pub table: bool,
     /// Shared memory of a block at most.
     pub shared_max: u32,
     /// Rows of the residual that a block owns, in every layer.
@@ -610,11 +613,7 @@ impl Partition {
             ));
         }
         let from = least.max(most * 3 / 4);
-        let all = (from..=most).filter_map(|n| {
-            // Wider slots only where a stage needs them: fewer of them fit.
-            let least = [0, 24 << 10, 32 << 10, 48 << 10];
-            least.iter().find_map(|w| Self::with_blocks(model, machine, positions, (n, *w), tuning))
-        });
+        let with = |n, slots| Self::with_blocks(model, machine, positions, (n, slots), tuning);
         // Equal bytes: the fewer blocks the better, as each one more only waits and polls.
         // Partials of attention that cannot be combined by owners cost a narrow model about a
         // twentieth.
@@ -623,7 +622,11 @@ impl Partition {
         let cost = |p: &Self| {
             p.read_bytes(model) * if owners(p) && !combine_by_owners(p) { 21 } else { 20 }
         };
-        let best = all.min_by_key(|p| (cost(p), p.blocks));
+        let best = |slots: &[Slots]| {
+            let all = (from..=most).filter_map(|n| slots.iter().find_map(|s| with(n, *s)));
+            all.min_by_key(|p| (cost(p), p.blocks))
+        };
+        let best = best(&Slots::ALL).or_else(|| Slots::TIGHT.chunks(1).find_map(best));
         let none = || {
             let Model { lanes, hidden, .. } = model;
             let class = |c: &Class| {
@@ -641,13 +644,12 @@ impl Partition {
         best.map_or_else(none, Ok)
     }
 
-    /// With `each` blocks a lane and slots of at least `slot_least` bytes; none if that is no
-    /// partition.
+    /// With `each` blocks a lane and such slots; none if that is no partition.
     fn with_blocks(
         model: &Model,
         m: &MachineInfo,
         positions: u32,
-        (each, slot_least): (u32, u32),
+        (each, slots): (u32, Slots),
         tuning: Tuning,
     ) -> Option<Self> {
         let common = Common::new(model, each);
@@ -659,12 +661,12 @@ impl Partition {
         let long = tuning.long_stream(rows.iter().any(Rows::has_4_bits));
         let short = rows.iter().map(Rows::bytes).sum::<u64>() < long;
         let max_tiles = if warps > 8 || short { 2 } else { 4 };
-        let slot = slot_bytes(&rows, &common, max_tiles, m.shared_bytes, &tuning);
-        let slot_bytes = slot.max(slot_least);
+        let usual = || slot_bytes(&rows, &common, max_tiles, m.shared_bytes, &tuning);
+        let slot_bytes = slots.bytes(usual);
         let stage = Stage { slot_bytes, max_tiles, uneven: common.experts };
         let tilings = tilings(&rows, &common, stage)?;
         let (rows_head, width) = head(model, each, hidden);
-        let pass_rows = rows_head.min(16 * warps);
+        let pass_rows = rows_head.min(slots.pass_rows(warps));
         let count = width / hidden;
         let parts = [Parts { count, real: model.hidden, padded: hidden, skip: 0 }];
         let most = (pass_rows, touched(&model.coded_head, pass_rows));
@@ -692,6 +694,7 @@ impl Partition {
             in_flight_bytes: 0,
             positions,
             pages_max: positions.div_ceil(PAGE as u32),
+            table: slots.table(),
             shared_max: m.shared_bytes,
             residual,
             classes: classes.collect(),
@@ -705,9 +708,10 @@ impl Partition {
         };
         partition.in_flight_bytes = partition.in_flight(model);
         let fits = |c: &u32| partition.shared_bytes(model, *c) <= m.shared_bytes;
-        let room = slot_least == 0 || fits(&1);
         partition.columns = widths(model).into_iter().find(fits).unwrap_or(1);
-        room.then_some(partition)
+        let room =
+            slots.asked(|| partition.shared_bytes(model, 1), || partition.tight_bytes(model));
+        (room <= m.shared_bytes).then_some(partition)
     }
 
     /// Shared memory of the vectors at work.
@@ -743,6 +747,18 @@ impl Partition {
 
     /// Shared memory with two slots of the ring, about.
     pub(super) fn shared_bytes(&self, model: &Model, columns: u32) -> u32 {
+        let others = self.table_bytes(model, columns) + others::model_bytes(model);
+        self.shared_beside(model, columns, others::ABOUT_BYTES.max(others))
+    }
+
+    /// The same for one column, as little as it may be.
+    fn tight_bytes(&self, model: &Model) -> u32 {
+        let others = others::model_bytes(model) + others::owned_bytes(32 * self.warps);
+        self.shared_beside(model, 1, others + self.table_bytes(model, 1))
+    }
+
+    /// The same beside so many bytes for others.
+    fn shared_beside(&self, model: &Model, columns: u32, others: u32) -> u32 {
         let parts = |t: &Tiling| 4 * t.part_floats(columns);
         let widest = |matrices: &[Matrix]| {
             let of =
@@ -757,13 +773,14 @@ impl Partition {
         let delta = |d: &DeltaPartition| 4 * d.floats(self.warps, columns);
         let deltas = self.classes.iter().filter_map(|c| c.delta.as_ref());
         let parts = wide + widest(PARTS_B) + deltas.map(delta).max().unwrap_or(0);
-        let others =
-            others::ABOUT_BYTES.max(self.table_bytes(model, columns) + others::model_bytes(model));
         self.vector_bytes(model, columns) + parts + 2 * self.slot_bytes + others
     }
 
     /// The columns' pages in shared memory: none where there are too many of them.
     pub(super) fn table_bytes(&self, model: &Model, columns: u32) -> u32 {
+        if !self.table {
+            return 0;
+        }
         others::table_bytes(columns * model.pools * self.pages_max)
     }
 
@@ -846,23 +863,6 @@ impl Partition {
         let each = self.blocks_a_lane(model);
         let own = |block: u32| self.block_of(block) / each == lane;
         (0..self.blocks).filter(|block| own(*block)).map(|block| block % self.chiplets).collect()
-    }
-
-    /// Where lanes lie, to print; nothing where there is one die.
-    pub fn placement(&self, model: &Model) -> String {
-        if self.chiplets == 1 {
-            return String::new();
-        }
-        let lane = |lane| {
-            let dies = self.dies_of(model, lane);
-            let ends = dies.first().zip(dies.last()).map_or((0, 0), |(a, b)| (*a, *b));
-            match ends {
-                (one, other) if one == other => format!("lane {lane} on {one}"),
-                (from, to) => format!("lane {lane} on {from} to {to}"),
-            }
-        };
-        let lanes: Vec<_> = (0..model.lanes).map(lane).collect();
-        format!("placed    {} chiplets: {}\n", self.chiplets, lanes.join(", "))
     }
 
     /// Tensors that lie in the stream as halves.

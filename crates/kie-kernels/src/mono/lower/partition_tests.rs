@@ -188,3 +188,19 @@ fn slots_widen_only_where_a_stage_needs_it() {
     let error = Partition::new(&sizes(4096, 32, 2, 14_336), &nvidia(), 4096).unwrap_err();
     assert!(error.to_string().contains("32/2 heads"), "{error}");
 }
+
+/// Vectors of an 8B take 36 of an MI300X's 64 KB, words 11 more: a table is the first to go.
+#[test]
+fn beside_long_vectors_two_small_slots_fit() {
+    for (positions, slots) in [(8192, (7, true)), (33_280, (8, false)), (131_072, (8, false))] {
+        let model = model("8b");
+        let cut = Partition::new(&model, &amd(), positions).unwrap();
+        assert_eq!((cut.slot_bytes >> 10, cut.table), slots, "{cut}");
+        assert_eq!(cut.classes[0].tiling(Matrix::Down).k_warps, 8, "{cut}");
+        for kind in cut.kernels(&model, Platform::Hip) {
+            assert!(Layout::new(&model, &cut, kind).unwrap().ring.slots >= 2, "{kind:?}");
+        }
+        let error = Partition::new(&Model { parts: 2, ..model }, &amd(), positions).unwrap_err();
+        assert!(error.to_string().contains("no partition fits"), "{error}");
+    }
+}

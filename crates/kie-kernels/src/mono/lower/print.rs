@@ -14,6 +14,25 @@ use crate::abi::NormSpan;
 use crate::error::Result;
 use crate::machine::Platform;
 
+impl Partition {
+    /// Where lanes lie, to print; nothing where there is one die.
+    pub fn placement(&self, model: &Model) -> String {
+        if self.chiplets == 1 {
+            return String::new();
+        }
+        let lane = |lane| {
+            let dies = self.dies_of(model, lane);
+            let ends = dies.first().zip(dies.last()).map_or((0, 0), |(a, b)| (*a, *b));
+            match ends {
+                (one, other) if one == other => format!("lane {lane} on {one}"),
+                (from, to) => format!("lane {lane} on {from} to {to}"),
+            }
+        };
+        let lanes: Vec<_> = (0..model.lanes).map(lane).collect();
+        format!("placed    {} chiplets: {}\n", self.chiplets, lanes.join(", "))
+    }
+}
+
 impl fmt::Display for Partition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
