@@ -104,6 +104,7 @@ sim: ## the monokernel on every fixture, simulated: SEEDS=6 schedules, both warp
 .PHONY: gcn
 gcn: ## machine code of gfx942 on our own emulator of it: fixtures, ranks, 500 schedules of weak memory
 	LITMUS=500 cargo test -p kie-gcn --lib --locked
+	cargo test -p kie-kccl --lib --locked gcn -- --include-ignored
 	cargo test -p kie-core --test gcn --locked -- --include-ignored --nocapture
 
 # How long new cases are drawn, after those that were found before.
@@ -113,8 +114,9 @@ attack: setup ## hostile cases for ten minutes: SECONDS=600, SEED=...; findings 
 	$(BIN)/python tests/attack --seconds $(SECONDS) --seed $(SEED)
 
 .PHONY: gpu
-gpu: setup ## on a GPU: every fixture, then speed beside the targets (DEVICE=cuda:0 FORCE_ARCH=80)
-	KIE_CUDA_ARCH=$(FORCE_ARCH) $(BIN)/python benches/gpu/run.py --device $(or $(DEVICE),cuda:0) --exact
+gpu: setup ## on a GPU: every fixture, then speed beside the targets (DEVICE=cuda:0 FORCE_ARCH=80 REPORT=target/gpu-report.json)
+	KIE_CUDA_ARCH=$(FORCE_ARCH) $(BIN)/python benches/gpu/run.py --device $(or $(DEVICE),cuda:0) --exact \
+	    --out $(or $(REPORT),target/gpu-report.json)
 
 .PHONY: gpu-trust
 gpu-trust: setup ## on a GPU: tokens repeat, neighbours, full memory, kills; ITEMS=memcheck, synccheck, racecheck

@@ -7,10 +7,15 @@
 mod support;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 use kie_core::engine::{Engine, LogitsPath};
-use kie_core::Grammar;
+use kie_core::{selftest, Grammar};
+use kie_kernels::machine::{
+    Flight, Launch, Machine, MachineInfo, Memory, Module, Peer, Platform, Shared, Source,
+};
+use kie_kernels::Result;
 use support::{goldens, greedy, greedy_request, half, open_on, repository};
 
 /// Relative L2 over a prompt, as for the monokernel elsewhere, or what tests/data/bounds.json has
@@ -92,15 +97,120 @@ fn a_model_runs_on_weak_memory() {
     }
 }
 
+/// A machine whose compiler reads something else than was written.
+struct Misread {
+    machine: Arc<dyn Machine>,
+    from: &'static str,
+    to: &'static str,
+}
+
+impl Machine for Misread {
+    fn platform(&self) -> Platform {
+        self.machine.platform()
+    }
+
+    fn warp(&self) -> u32 {
+        self.machine.warp()
+    }
+
+    fn info(&self) -> Result<MachineInfo> {
+        self.machine.info()
+    }
+
+    fn compile(&self, source: &Source) -> Result<Arc<dyn Module>> {
+        let text = source.text.replace(self.from, self.to);
+        self.machine.compile(&Source { text, ..source.clone() })
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Memory> {
+        self.machine.alloc(bytes)
+    }
+
+    fn alloc_shared(&self, bytes: usize) -> Result<Shared> {
+        self.machine.alloc_shared(bytes)
+    }
+
+    fn write(&self, to: &Memory, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.machine.write(to, offset, bytes)
+    }
+
+    fn read(&self, from: &Memory, offset: usize, out: &mut [u8]) -> Result<()> {
+        self.machine.read(from, offset, out)
+    }
+
+    fn launch(&self, module: &Arc<dyn Module>, launch: &Launch<'_>) -> Result<Box<dyn Flight>> {
+        self.machine.launch(module, launch)
+    }
+
+    fn peer(&self) -> Result<Peer> {
+        self.machine.peer()
+    }
+}
+
+#[test]
+fn a_device_is_tried_before_it_serves() {
+    if !has_tools("self-test on gcn") {
+        return;
+    }
+    let open = || kie_gcn::ranks::open("gcn:seed=6,blocks=3,weak=1").unwrap().remove(0);
+    selftest::check("hip:0", &open(), 20).unwrap();
+    for (from, to, what) in [
+        ("store_word(args.words + me, round);", "store_word(args.words + me, round + 1);", "stale"),
+        ("__builtin_amdgcn_fence(__ATOMIC_RELEASE, \"agent\");", "", "kie_litmus_words: stale"),
+        ("offset:512 nt", "offset:256 nt", "kie_litmus_copies"),
+        ("add_of_four<0x4e>", "add_of_four<0xe4>", "logits of a tiny model"),
+    ] {
+        let machine: Arc<dyn Machine> = Arc::new(Misread { machine: open(), from, to });
+        let tried = selftest::check("hip:0", &machine, 20);
+        let error = tried.expect_err(&format!("{to} for {from}")).to_string();
+        for word in
+            [what, "failed kie's self-test and will not serve", "report", "3 multiprocessors"]
+        {
+            assert!(error.contains(word), "{from}: no {word:?} in {error}");
+        }
+    }
+}
+
+/// What went wrong of all jobs, each told with its time as it ends.
+fn all_of(jobs: impl Iterator<Item = (String, &'static str, usize, usize)>) {
+    let mut failed = Vec::new();
+    for (name, device, positions, tokens) in jobs {
+        let begin = Instant::now();
+        let run = || check(&name, device, positions, tokens);
+        if std::panic::catch_unwind(run).is_err() {
+            failed.push(format!("{name} {device}"));
+        }
+        eprintln!("{name} {device}: {:?} with compiling", begin.elapsed());
+    }
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
 /// Every fixture of the repository that the monokernel takes.
 #[test]
 #[ignore = "minutes: make gcn"]
 fn every_fixture_runs_as_machine_code() {
     let refused = ["own_gemma3", "own_olmo2", "own_qwen3_next", "own_phi3"];
-    for folder in support::fixtures() {
-        let name = folder.file_name().unwrap().to_str().unwrap();
-        if has_tools(name) && !refused.contains(&name) {
-            check(name, "gcn:seed=5,blocks=8", 4, 8);
-        }
+    let names = support::fixtures().into_iter();
+    let names = names.map(|folder| folder.file_name().unwrap().to_str().unwrap().to_owned());
+    if has_tools("every fixture on gcn") {
+        let taken = names.filter(|name| !refused.contains(&name.as_str()));
+        all_of(taken.map(|name| (name, "gcn:seed=5,blocks=8", 4, 8)));
+    }
+}
+
+/// Two, four and eight machines, and a memory as weak as it is documented.
+#[test]
+#[ignore = "minutes: make gcn"]
+fn more_ranks_run_as_machine_code() {
+    let all = [
+        ("llama", "gcn:seed=6,blocks=4,ranks=2"),
+        ("qwen2", "gcn:seed=7,blocks=3,ranks=4"),
+        ("own_laneformer_mixed", "gcn:seed=8,blocks=2,ranks=8"),
+        ("own_llama_fp8_tied", "gcn:seed=9,blocks=2,ranks=8"),
+        ("laneformer_d2", "gcn:seed=10,blocks=4,ranks=2,weak=1"),
+        ("own_llama_fp8_tied", "gcn:seed=11,blocks=2,ranks=4,weak=1"),
+    ];
+    if has_tools("ranks on gcn") {
+        all_of(all.into_iter().map(|(name, device)| (name.to_owned(), device, 2, 3)));
     }
 }

@@ -24,6 +24,7 @@ import kie
 import numpy as np
 import speed
 import targets
+from kie import machine
 from kie.bench import inside
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -187,12 +188,22 @@ def options() -> argparse.Namespace:
     return given
 
 
+def report(file: Path | None, found: dict[str, Any]) -> None:
+    """Writes what was found, and on what, where that is asked for."""
+    if file:
+        about = {"kie": kie.__version__, "machine": machine.report(measure=False).to_dict()}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(about | found, indent=1))
+        print(f"report: {file}", file=sys.stderr)
+
+
 def main() -> int:
     given = options()
     try:
         kie.Engine(device=given.device, max_seq_len=256).close()
     except kie.DeviceError as error:
         print(f"{error.message}; {error.hint}", file=sys.stderr)
+        report(given.out, {"refused": error.message})
         return 2
     checked = []
     if given.fixtures != "none":
@@ -217,9 +228,7 @@ def main() -> int:
     for row in check_all(given.device, given.checks):
         others.append(row)
         print(checks.show(row), flush=True)
-    if given.out:
-        found = {"fixtures": checked, "rows": rows, "checks": others}
-        given.out.write_text(json.dumps(found, indent=1))
+    report(given.out, {"fixtures": checked, "rows": rows, "checks": others})
     if given.keep:
         keep(given.keep, given.device, given.gpus, rows)
     print(f"\n{'fixture':40} decode   prefill  greedy")

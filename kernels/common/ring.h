@@ -62,16 +62,16 @@ KIE_DEVICE HeldStage hold_stage(Ring& r, u32 bytes) {
     return {at, slot};
 }
 
-// The producer's side: the threads that a copy takes, all at the same place. One of them looks, and
-// the others hear of it, so that all go the same way. `stop` (shared memory) ends it early; nothing
-// is in flight when it leaves.
-KIE_DEVICE bool is_leader() { return kCopyThreads == 1 || lane() == 0; }
+// The producer's side: the threads that a copy takes, all at the same place. The leader looks, and
+// the others hear of it, so that all go the same way; in each loop that waits it keeps copies
+// going. `stop` (shared memory) ends it early; nothing is in flight when it leaves.
 struct Feed {
     const DecodeArgs& args;
     Slot* slots;
     u8* bytes;
     u32* sizes;
     const volatile u32* stop;
+    Copies copies;
     u32 head, head_parity, tail, tail_parity, flying, open;
     u64 next;
     // kVariableStages: most copies in flight; where the last stage ends; the first that has not
@@ -85,8 +85,7 @@ KIE_DEVICE void expect_stages(Feed& f, u32 bytes) {
 }
 KIE_DEVICE void land(Feed& f) {
     if (is_leader())
-        while (!slot_filled(f.slots + f.tail, f.tail_parity)) {
-        }
+        while (!slot_filled(f.slots + f.tail, f.tail_parity)) copies_go_on(f.copies);
     from_leader(0);
     if (!kVariableStages) f.flying -= f.sizes[f.tail];
     --f.open, advance(f.tail, f.tail_parity);
@@ -98,7 +97,8 @@ KIE_DEVICE void land_all(Feed& f) {
 KIE_DEVICE bool await_slot(Feed& f, u32 slot, u32 parity) {
     bool goes_on = true;
     if (is_leader())
-        while (goes_on && !slot_free(f.slots + slot, parity)) goes_on = !*f.stop;
+        while (goes_on && !slot_free(f.slots + slot, parity))
+            copies_go_on(f.copies), goes_on = !look(f.stop);
     if (from_leader(goes_on)) return true;
     land_all(f);
     return false;
@@ -111,7 +111,7 @@ KIE_DEVICE void before_copy(bool state) {
 }
 KIE_DEVICE void keep_pace(Feed& f, u32 bytes) {
     if (!f.args.pace || !is_leader()) return;
-    while (clock_ticks() < f.next) pause_ns(20);
+    while (clock_ticks() < f.next) copies_go_on(f.copies), pause_ns(20);
     f.next = clock_ticks() + (u64)f.args.pace * bytes / 1024;
 }
 // Copies one more stage into the slot that is next; false where the kernel ends. `state`: its bytes
@@ -121,7 +121,7 @@ KIE_DEVICE bool feed_fixed(Feed& f, const u8* from, u32 bytes, bool state) {
     if (!await_slot(f, f.head, f.head_parity)) return false;
     keep_pace(f, bytes);
     before_copy(state);
-    copy_async(f.slots + f.head, f.bytes + f.head * kSlotBytes, from, bytes, stream_policy());
+    copy_async(f.slots + f.head, f.bytes + f.head * kSlotBytes, from, bytes, f.copies);
     if (is_leader()) f.sizes[f.head] = bytes;
     f.flying += bytes, ++f.open;
     advance(f.head, f.head_parity);
@@ -140,7 +140,7 @@ KIE_DEVICE bool feed_variable(Feed& f, const u8* from, u32 bytes, bool state) {
     before_copy(state);
     while (f.open >= f.most) land(f);
     keep_pace(f, bytes);
-    copy_async(f.slots + f.head, f.bytes + at, from, bytes, stream_policy());
+    copy_async(f.slots + f.head, f.bytes + at, from, bytes, f.copies);
     if (is_leader()) f.sizes[f.head] = left + bytes;
     f.used += left + bytes, ++f.kept;
     f.from = at + bytes, ++f.open;

@@ -115,14 +115,15 @@ KIE_DEVICE bool await_choice(Feed& f, u8* shared, u32 step, u32 layer, int n, u3
     bool goes_on = true;
     u64 v = 0;
     if (is_leader())
-        for (v = *word; goes_on && seqno_of(v) != seqno; v = *word) {
+        for (v = look(word); goes_on && seqno_of(v) != seqno; v = look(word)) {
+            copies_go_on(f.copies);
             if (wait_expired(watch, layer << 4 | 9, seqno, seqno_of(v))) {
                 ((volatile u32*)(shared + kShMisc))[3] = 1;
                 v = 0;
                 break;
             }
             come_near(shared, watch.polls);
-            goes_on = !*f.stop;
+            goes_on = !look(f.stop);
             pause_ns(20);
         }
     payload = from_leader((u32)v);
@@ -165,7 +166,7 @@ KIE_DEVICE bool feed_experts(Feed& f, u8* shared, const Segment& g, u32 step) {
             if (unpack_pair(v).expert != id) break;
         }
         // Nobody knows how many experts a list has that was not made in time.
-        while (from_leader(*timed_out))
+        while (from_leader(look(timed_out)))
             if (!feed(f, bank, S::stage_bytes, false)) return false;
         if (!feed_expert<C, S>(f, bank, id)) return false;
     }
@@ -191,12 +192,13 @@ struct FeedExperts {
 // The producer: as many threads as a copy takes. `stop` (shared memory) ends it early.
 KIE_DEVICE void feed_stream(const DecodeArgs& args, u8* shared, const volatile u32* stop) {
     if (kNoStream) return;
-    Feed f = {
-        args, (Slot*)(shared + kShSlots), shared + kShRing, (u32*)(shared + kShSizes), stop, 0,
-        1};  // all slots are free
+    Slot* const slots = (Slot*)(shared + kShSlots);
+    Feed f = {args, slots, shared + kShRing, (u32*)(shared + kShSizes), stop};
+    f.copies = copies_into(slots, kSlots);
+    f.head_parity = 1;  // all slots are free
     for (u32 step = 0; step < args.steps; ++step) {
         for (u32 s = begins_at_head(args, step) ? kHeadSegment : 0; s < args.segment_count; ++s) {
-            Segment g = args.segments[s];
+            Segment g = load_constant(args.segments + s);
             if (g.source == kFromPages) {
                 if (kStreamed && !of_class(shared, (int)g.layer, FeedPages{f, shared, g, step}))
                     return;

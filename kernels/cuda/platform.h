@@ -180,16 +180,18 @@ KIE_DEVICE void prefetch(const void* p, u32 bytes) {
 // Stream: a slot is filled when `fillers` threads have brought their share, as those of one copy
 // into the ring do, and released by `warps` warps. A copy is asked for by `kCopyThreads` threads at
 // once: by one where it goes by an engine of its own (9.0 and later), else by a warp, of which each
-// thread copies its share. `from_leader`: what the first of them has, and what it did before is
-// known to the others.
+// thread copies its share. `is_leader`: who of them looks at slots and words. `from_leader`: what
+// that one has, and what it did before is known to the others.
 struct Slot {
     u64 full, empty;
 };
 #if __CUDA_ARCH__ >= 900
 constexpr u32 kCopyThreads = 1;
+KIE_DEVICE bool is_leader() { return true; }
 KIE_DEVICE u32 from_leader(u32 v) { return v; }
 #else
 constexpr u32 kCopyThreads = kWarp;
+KIE_DEVICE bool is_leader() { return lane() == 0; }
 KIE_DEVICE u32 from_leader(u32 v) {
     __syncwarp();
     return shuffle(v, 0);
@@ -246,6 +248,16 @@ KIE_DEVICE bool barrier_passed(const u64* b, u32 parity) {
 }
 KIE_DEVICE bool slot_filled(const Slot* s, u32 parity) { return barrier_passed(&s->full, parity); }
 KIE_DEVICE bool slot_free(const Slot* s, u32 parity) { return barrier_passed(&s->empty, parity); }
+// What nobody writes while the kernel runs, by an address that all who copy have alike; and a word
+// of shared memory that others of the block may write.
+template <class T>
+KIE_DEVICE T load_constant(const T* p) {
+    return *p;
+}
+template <class T>
+KIE_DEVICE T look(const volatile T* p) {
+    return *p;
+}
 // Bytes that are read once and by one block: evicted first.
 struct StreamPolicy {
     u64 v;
@@ -255,8 +267,14 @@ KIE_DEVICE StreamPolicy stream_policy() {
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p.v));
     return p;
 }
+// Copies on their way into slots, which come in turn. Where copies do not count themselves,
+// `copies_go_on` waits for some of the oldest: whoever copies calls it in each loop that waits.
+struct Copies {};
+KIE_DEVICE Copies copies_into(Slot*, u32) { return {}; }
+KIE_DEVICE void copies_go_on(Copies&) {}
 #if __CUDA_ARCH__ >= 900
-KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, StreamPolicy policy) {
+KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, Copies&) {
+    const StreamPolicy policy = stream_policy();
     asm volatile(
         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&s->full)),
         "r"(bytes)
@@ -268,7 +286,8 @@ KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, Strea
         : "memory");
 }
 #else
-KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, StreamPolicy policy) {
+KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, Copies&) {
+    const StreamPolicy policy = stream_policy();
     const u32 target = shared_address(to);
     KIE_UNROLL for (u32 at = 16 * lane(); at < bytes; at += 16 * kWarp) asm volatile(
         "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(target + at),

@@ -6,7 +6,8 @@
 //   one side after the other, so a team must never wait for what the other team of its wave does
 //   later in the program. kernels/common waits only for words and stages asked for earlier.
 // - Threads with work of their own (the producer, the host's watcher) each have a wave: see kWarp.
-// - There is no bulk-copy engine here: `copy_async` has copied when it returns. Correct, not tuned.
+// - There is no bulk-copy engine here: the producer's whole wave loads past registers into shared
+//   memory, and whoever asked for a copy has to look after it (`copies_go_on`).
 #pragma once
 
 #define KIE_DEVICE __attribute__((device)) __attribute__((always_inline)) inline
@@ -37,7 +38,8 @@ struct alignas(16) Quad {
 // Memory by where it lies: a pointer that may be anything costs both counters of every wait.
 #define KIE_GLOBAL __attribute__((address_space(1)))
 #define KIE_LOCAL __attribute__((address_space(3)))
-typedef u32 Vec4 __attribute__((ext_vector_type(4)));
+#define KIE_CONSTANT __attribute__((address_space(4)))
+typedef u32 __attribute__((may_alias)) AnyWord;
 
 // Where.
 KIE_DEVICE u32 opaque(u32 v) {
@@ -50,6 +52,9 @@ KIE_DEVICE u32 lane() { return thread() % kTeamLanes; }
 KIE_DEVICE u32 wave_lane() {
     return __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0));
 }
+
+// What is the same in all lanes, as a scalar.
+KIE_DEVICE u32 alike(u32 v) { return (u32)__builtin_amdgcn_readfirstlane((int)v); }
 
 // Until all that this wave asked of memory is done. Written out, so that no pass of a compiler
 // takes it for idle.
@@ -218,10 +223,12 @@ KIE_DEVICE void prefetch(const void*) {}
 KIE_DEVICE void prefetch(const void*, u32) {}
 
 // Stream. `filled` counts the copies into a slot, `freed` how often all `teams` gave it back; the
-// lowest bit of a count is the phase that is under way. The orders of these counts (unlike those of
-// the fences) hold for shared memory, which is where both a slot and its bytes lie.
+// lowest bit of a count is the phase that is under way. `loads`: of the copy under way. The orders
+// of these counts (unlike those of the fences) hold for shared memory, which is where both a slot
+// and its bytes lie.
 struct Slot {
-    u32 filled, freed, released, teams;
+    u32 filled, freed, released;
+    u16 teams, loads;
 };
 static_assert(sizeof(Slot) == 16, "a slot has 16 bytes of shared memory");
 KIE_DEVICE KIE_LOCAL u32* counter(const u32& c) { return (KIE_LOCAL u32*)&c; }
@@ -233,7 +240,7 @@ KIE_DEVICE bool count_passed(const u32& count, u32 parity) {
 KIE_DEVICE void count_up(u32& count) {
     __hip_atomic_fetch_add(counter(count), 1u, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
-KIE_DEVICE void slot_init(Slot* s, u32 teams, u32 = 1) { *s = {0, 0, 0, teams}; }
+KIE_DEVICE void slot_init(Slot* s, u32 teams, u32 = 1) { *s = {0, 0, 0, (u16)teams, 0}; }
 // By the thread that called slot_init, before the block's first barrier.
 KIE_DEVICE void slots_ready() { meeting = {0, 0}; }
 KIE_DEVICE bool slot_filled(const Slot* s, u32 parity) { return count_passed(s->filled, parity); }
@@ -241,7 +248,7 @@ KIE_DEVICE bool slot_free(const Slot* s, u32 parity) { return count_passed(s->fr
 KIE_DEVICE void slot_release(Slot* s) {
     const u32 before = __hip_atomic_fetch_add(counter(s->released), 1u, __ATOMIC_ACQ_REL,
                                               __HIP_MEMORY_SCOPE_WORKGROUP);
-    if (before == s->teams - 1) {
+    if (before + 1 == s->teams) {
         __hip_atomic_store(counter(s->released), 0u, __ATOMIC_RELAXED,
                            __HIP_MEMORY_SCOPE_WORKGROUP);
         count_up(s->freed);
@@ -252,22 +259,113 @@ KIE_DEVICE void reads_before_copy() {}
 // Its loads carry no scope: what they find in a cache may be older than the state in memory.
 constexpr bool kCopiesState = false;
 KIE_DEVICE void state_before_copy() {}
-constexpr u32 kCopyThreads = 1;
-KIE_DEVICE u32 from_leader(u32 v) { return v; }
-struct StreamPolicy {};
-KIE_DEVICE StreamPolicy stream_policy() { return {}; }
-// One thread, 128 bytes in flight (`bytes` is a multiple of that), past the caches where possible.
-KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, StreamPolicy) {
-    constexpr u32 kAtOnce = 8;
-    const KIE_GLOBAL Vec4* source = (const KIE_GLOBAL Vec4*)from;
-    KIE_LOCAL Vec4* target = (KIE_LOCAL Vec4*)to;
-    KIE_NO_UNROLL for (u32 i = 0; i < bytes / sizeof(Vec4); i += kAtOnce) {
-        Vec4 v[kAtOnce];
-        KIE_UNROLL for (u32 j = 0; j < kAtOnce; ++j) v[j] =
-            __builtin_nontemporal_load(source + i + j);
-        KIE_UNROLL for (u32 j = 0; j < kAtOnce; ++j) target[i + j] = v[j];
+// Scalar loads, which no wait of the copies' counter waits for.
+template <class T>
+KIE_DEVICE T load_constant(const T* p) {
+    const u64 at = (u64)alike((u32)((u64)p >> 32)) << 32 | alike((u32)(u64)p);
+    const KIE_CONSTANT AnyWord* from = (const KIE_CONSTANT AnyWord*)at;
+    T out;
+    KIE_UNROLL for (u32 i = 0; i < sizeof(T) / 4; ++i)((AnyWord*)&out)[i] = from[i];
+    return out;
+}
+template <class T>
+KIE_DEVICE T look(const volatile T* p) {
+    return *(const volatile KIE_LOCAL T*)p;
+}
+
+// Copies of a wave: 256 bytes a load, which arrive in the order in which they were asked for. At
+// most kLoadsMost are on their way (15 KB; the hardware counts to 63). The oldest copy that has not
+// been counted is that of slot `tail`, with so many loads `left`.
+constexpr u32 kCopyThreads = kWarp, kLoadBytes = 4 * kWarp, kLoadsMost = 60;
+// All of a wave look at once and see the same.
+KIE_DEVICE bool is_leader() { return true; }
+KIE_DEVICE u32 from_leader(u32 v) { return alike(v); }
+struct Copies {
+    Slot* slots;
+    u32 count, flying, left, tail;
+};
+KIE_DEVICE Copies copies_into(Slot* slots, u32 count) { return {slots, count, 0, 0, 0}; }
+// Until at most `left` loads are on their way, or up to three less: the number stands in the
+// instruction.
+KIE_DEVICE void await_loads(u32 left) {
+#define KIE_LEFT(n)                                           \
+    case n / 4:                                               \
+        asm volatile("s_waitcnt vmcnt(" #n ")" ::: "memory"); \
+        break;
+    switch (left / 4) {
+        KIE_LEFT(0)
+        KIE_LEFT(4)
+        KIE_LEFT(8)
+        KIE_LEFT(12)
+        KIE_LEFT(16)
+        KIE_LEFT(20)
+        KIE_LEFT(24)
+        KIE_LEFT(28)
+        KIE_LEFT(32)
+        KIE_LEFT(36)
+        KIE_LEFT(40)
+        KIE_LEFT(44)
+        KIE_LEFT(48)
+        KIE_LEFT(52)
+        KIE_LEFT(56)
     }
-    count_up(s->filled);
+#undef KIE_LEFT
+}
+KIE_DEVICE void copies_go_on(Copies& p) {
+    if (p.flying == 0) return;
+    Slot* s = p.slots + p.tail;
+    if (p.left == 0) p.left = alike(s->loads);
+    const u32 now = p.left < 4 ? p.left : 4;
+    p.flying = alike(p.flying - now), p.left = alike(p.left - now);
+    await_loads(p.flying);
+    if (p.left > 0) return;
+    if (wave_lane() == 0) count_up(s->filled);
+    p.tail = alike(p.tail + 1 == p.count ? 0 : p.tail + 1);
+}
+// Past registers and, where possible, caches: lane n's word goes to `to` + 4 n, with 1 KB to
+// `to` + 256, ... as well. Written out: compilers wait for all of such loads before they look at
+// any shared memory. The memory register cannot be named as changed; compilers set it right before
+// they use it.
+KIE_DEVICE void load_kilobyte(const KIE_GLOBAL u8* from, u32 to) {
+    asm volatile(
+        "s_mov_b32 m0, %1\n\ts_nop 0\n\t"
+        "global_load_lds_dword %0, off nt\n\t"
+        "global_load_lds_dword %0, off offset:256 nt\n\t"
+        "global_load_lds_dword %0, off offset:512 nt\n\t"
+        "global_load_lds_dword %0, off offset:768 nt" ::"v"(from),
+        "s"(to)
+        : "memory");
+}
+KIE_DEVICE void load_word_each(const KIE_GLOBAL u8* from, u32 to) {
+    asm volatile("s_mov_b32 m0, %1\n\ts_nop 0\n\tglobal_load_lds_dword %0, off nt" ::"v"(from),
+                 "s"(to)
+                 : "memory");
+}
+// While as many are on their way as may be, with fewer instructions: one wave copies for a whole
+// multiprocessor.
+KIE_DEVICE void make_room(Copies& p) {
+    if (p.flying <= kLoadsMost - 4) return;
+    if (p.left > 4) {
+        await_loads(kLoadsMost - 8);
+        p.flying -= 4, p.left -= 4;
+    }
+    while (p.flying > kLoadsMost - 4) copies_go_on(p);
+}
+KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, Copies& p) {
+    const KIE_GLOBAL u8* source = (const KIE_GLOBAL u8*)from + 4 * wave_lane();
+    u32 target = alike((u32)(u64)(KIE_LOCAL u8*)to), left = alike(bytes);
+    s->loads = (u16)((left + kLoadBytes - 1) / kLoadBytes);
+    KIE_NO_UNROLL for (; left >= 4 * kLoadBytes; left -= 4 * kLoadBytes) {
+        make_room(p);
+        load_kilobyte(source, target);
+        p.flying += 4, source += 4 * kLoadBytes, target += 4 * kLoadBytes;
+    }
+    KIE_NO_UNROLL while (left > 0) {
+        make_room(p);
+        if (4 * wave_lane() < left) load_word_each(source, target);
+        p.flying += 1, source += kLoadBytes, target += kLoadBytes;
+        left -= left < kLoadBytes ? left : kLoadBytes;
+    }
 }
 
 // Time. The real-time counter runs at 100 MHz; a sleep of 1 is 64 clocks, about 30 ns.
@@ -292,3 +390,18 @@ KIE_DEVICE float reciprocal_f(float x) { return __builtin_amdgcn_rcpf(x); }
 KIE_DEVICE float rsqrt_f(float x) { return __builtin_amdgcn_rsqf(x); }
 KIE_DEVICE float min_f(float a, float b) { return __builtin_fminf(a, b); }
 KIE_DEVICE float max_f(float a, float b) { return __builtin_fmaxf(a, b); }
+#define KIE_UNPACK_F8
+// Two codes of e4m3, in the upper bytes of halves. As a half a code's value is 2^-8 of what it
+// should be. Like ops/decode_fp8.h, in fewer instructions: this is what bounds products of such
+// weights.
+KIE_DEVICE u32 unpack_two_f8(u32 c) {
+    const u32 size = c & 0x7f007f00;
+    const u32 nan = (size + 0x01000100) & 0x80008000;  // where a code is one
+    const Half2 halves = __builtin_bit_cast(Half2, size >> 1 | (c & 0x80008000));
+    const Half2 values = halves * (Half2){(_Float16)256, (_Float16)256};
+    return __builtin_bit_cast(u32, values) | (nan - (nan >> 6));
+}
+KIE_DEVICE void unpack_f8(u32 codes, u32& low, u32& high) {
+    low = unpack_two_f8(__builtin_amdgcn_perm(0, codes, 0x010c000c));
+    high = unpack_two_f8(__builtin_amdgcn_perm(0, codes, 0x030c020c));
+}

@@ -212,6 +212,7 @@ struct Slot {
 };
 // Warps of 32 copy as CUDA's engines do, asked by one thread; of wider ones a team does.
 constexpr u32 kCopyThreads = kWarp == 32 ? 1 : 32;
+KIE_DEVICE bool is_leader() { return kCopyThreads == 1 || lane() == 0; }
 KIE_DEVICE u32 from_leader(u32 v) {
     if (kCopyThreads == 1) return v;
     sync_warp();
@@ -242,11 +243,20 @@ KIE_DEVICE void slot_release(Slot* s) {
 KIE_DEVICE void reads_before_copy() { asm volatile("" ::: "memory"); }
 constexpr bool kCopiesState = true;
 KIE_DEVICE void state_before_copy() { asm volatile("" ::: "memory"); }
-struct StreamPolicy {
-    u64 v;
-};
-KIE_DEVICE StreamPolicy stream_policy() { return {0}; }
-KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, StreamPolicy) {
+template <class T>
+KIE_DEVICE T load_constant(const T* p) {
+    return *p;
+}
+template <class T>
+KIE_DEVICE T look(const volatile T* p) {
+    return *p;
+}
+struct StreamPolicy {};
+KIE_DEVICE StreamPolicy stream_policy() { return {}; }
+struct Copies {};
+KIE_DEVICE Copies copies_into(Slot*, u32) { return {}; }
+KIE_DEVICE void copies_go_on(Copies&) {}
+KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, Copies&) {
     if (kCopyThreads == 1) return kie_sim::copy(&s->full, to, from, bytes);
     const u32 each = (bytes / 16 + kCopyThreads - 1) / kCopyThreads * 16;
     const u32 begin = lane() * each < bytes ? lane() * each : bytes;

@@ -101,6 +101,7 @@ def test_recorded_machines() -> None:
     amd = roofline("laneformer-2b", machine("auto", folder / "mi300xx8.json"), 128)
     assert amd.device == "8xMI300X"
     assert amd.projected == (3000, "Kog, measured")
+    assert amd.estimate_us < 1e6 / 4500
     slow = roofline("llama-3.1-8b", machine("auto", folder / "pcie4.json"))
     assert slow.cross_us > roofline("llama-3.1-8b", machine("4xH200")).cross_us
     assert not roofline("kimi-k2.6", machine("4xH200")).fits
@@ -108,13 +109,14 @@ def test_recorded_machines() -> None:
 
 
 def test_of_what_was_never_at_hand_each_constant_is_told() -> None:
-    """By hand: 128 bytes on their way on each of 304 units, of which 95 % are kept."""
+    """By hand: 2.25 MB a block on 304 blocks, less its padding, at 4.2 TB/s keeps 95 %."""
     one = roofline("laneformer-2b", machine("MI300X"), 128)
-    assert one.stream_us == pytest.approx(4455e6 / (304 * 128 / 0.65) / 0.95, rel=0.01)
-    assert one.estimate_us == pytest.approx(one.stream_us, rel=0.01)
+    assert one.stream_us == pytest.approx(4455e6 / 4.2e6 / 0.95, rel=0.01)
+    assert one.estimate_us == pytest.approx(1100, rel=0.05)
     assert one.limit == "memory bandwidth"
     found = {constant.name: constant for constant in one.constants}
-    assert found["stream that is on its way"].value == pytest.approx(60, rel=0.01)
+    assert found["stream that one wave copies"].value > found["memory, achieved"].value
+    assert found["stream that is on its way"].value > found["memory, achieved"].value
     assert all(constant.source for constant in one.constants)
     text = table(one)
     assert "ESTIMATE: kie has never run on 1xMI300X" in text

@@ -7,15 +7,22 @@ use kie_kernels::device::{Device, Options};
 use kie_kernels::devices;
 
 use crate::error::{Error, Result};
+use crate::selftest;
 
 /// Opens a device by name, which for a simulator may have a `topology=FILE`.
 pub(crate) fn open(name: &str, options: &Options) -> Result<Arc<dyn Device>> {
     let (told, topology) = simulated(name)?;
-    if topology.is_none() {
+    // Nobody has seen a kernel on AMD's hardware yet.
+    let untried = told.split(':').next() == Some("hip");
+    if topology.is_none() && !untried {
         return Ok(devices::open(name, options)?);
     }
+    let machines = devices::machines(&told, options)?;
+    if untried {
+        selftest::first_start(name, &machines, options)?;
+    }
     // Called what the caller called it.
-    Ok(devices::of_machines(name, devices::machines(&told, options)?, options)?)
+    Ok(devices::of_machines(name, machines, options)?)
 }
 
 impl From<kie_kccl::Error> for Error {

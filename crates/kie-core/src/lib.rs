@@ -38,6 +38,7 @@ mod pyfmt;
 pub mod request;
 mod ring;
 mod saved;
+pub mod selftest;
 pub mod session;
 mod shared;
 pub mod stream;

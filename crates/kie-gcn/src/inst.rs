@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::clocks::{self, Clocks};
 use crate::meaning::{self, Kind};
 use crate::text::{far, Function, Line};
 use crate::wave::{Next, Wave, World};
@@ -96,6 +97,8 @@ pub(crate) struct Inst {
     pub(crate) fills_s: u128,
     /// Where its numbers' signs are.
     pub(crate) kind: Kind,
+    /// What it keeps busy.
+    pub(crate) clocks: Clocks,
 }
 
 /// Numbers of registers: `v3`, `s[4:7]`.
@@ -331,6 +334,7 @@ fn blank(run: Run, base: &str) -> Inst {
         fills_v: [0; 4],
         fills_s: 0,
         kind: meaning::kind(base),
+        clocks: clocks::of(base),
     }
 }
 
@@ -369,6 +373,9 @@ fn decode(lines: &[Line<'_>], at: usize, places: &Places) -> Result<Inst, Fault>
     }
     for word in &line.modifiers {
         modifier(&mut inst, word).ok_or_else(|| strange(word))?;
+    }
+    if base.starts_with("global_load_lds") {
+        mark(&mut inst, Operand::S(M0), 1);
     }
     if base == "v_div_fmas_f32" {
         mark(&mut inst, Operand::S(VCC), 2);

@@ -5,6 +5,7 @@
 
 #![cfg(target_os = "linux")]
 
+pub mod clocks;
 mod elf;
 mod inst;
 pub mod lint;

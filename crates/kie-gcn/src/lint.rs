@@ -7,7 +7,8 @@
 //! - What is polled is loaded past the caches, and the first store behind a write-back, which tells
 //!   of what was written, goes as far. In a decode kernel all stores of 8 bytes are words for
 //!   others, but for times. Between devices whatever goes past one cache goes past all.
-//! - What is streamed into shared memory stays out of the caches.
+//! - What is streamed into shared memory stays out of the caches. The memory register, which says
+//!   where it goes, is nobody else's.
 //! - No thread has memory of its own, and every mnemonic is known.
 
 use std::collections::BTreeMap;
@@ -78,6 +79,7 @@ pub fn check(listing: &str, words: Words) -> Result<Vec<String>, Fault> {
         found.extend(polls(&function, words)?);
         found.extend(published(&function, words));
         found.extend(streams(&function));
+        found.extend(memory_register(&function));
         faults.extend(found.iter().map(|fault| format!("{}: {fault}", function.name)));
     }
     Ok(faults)
@@ -199,11 +201,15 @@ fn registers(operand: &str) -> Option<std::ops::RangeInclusive<u32>> {
     }
 }
 
-/// Loads of 16 bytes whose registers go to shared memory as they are: they pass once.
+/// Loads into shared memory, and those of 16 bytes whose registers go there as they are: they pass
+/// once.
 fn streams<'a>(function: &'a Function<'_>) -> impl Iterator<Item = Fault> + 'a {
     let lines = &function.lines;
+    let is_direct = |line: &&Line<'_>| line.name.starts_with("global_load_lds");
+    let direct = lines.iter().filter(is_direct).filter(|line| !line.has("nt"));
+    let direct = direct.map(|line| line.fault("streamed through the caches"));
     let stores = lines.iter().enumerate().filter(|(_, line)| line.name == "ds_write_b128");
-    stores.filter_map(|(at, line)| {
+    let moved = stores.filter_map(|(at, line)| {
         let data = line.operands.get(1)?;
         let wanted = registers(data)?;
         let before = lines[..at].iter().rev().take_while(|line| !is_branch(line));
@@ -214,7 +220,18 @@ fn streams<'a>(function: &'a Function<'_>) -> impl Iterator<Item = Fault> + 'a {
         })?;
         let bare = made.name == "global_load_dwordx4" && !made.has("nt");
         bare.then(|| made.fault("streamed through the caches"))
-    })
+    });
+    direct.chain(moved)
+}
+
+/// Where the memory register is read that was not set right before: assembly in the source sets it
+/// behind the compiler's back.
+fn memory_register<'a>(function: &'a Function<'_>) -> impl Iterator<Item = Fault> + 'a {
+    let lines = &function.lines;
+    let sets = |line: &Line<'_>| line.name.starts_with("s_mov") && line.operands[0] == "m0";
+    let reads = move |line: &Line<'_>| !sets(line) && line.operands.contains(&"m0");
+    let stale = (1..lines.len()).filter(move |at| reads(&lines[*at]) && !sets(&lines[at - 1]));
+    stale.map(|at| lines[at].fault("the memory register was set elsewhere"))
 }
 
 /// Accesses to a thread's own memory.
@@ -314,6 +331,12 @@ mod tests {
         let mut bare = copy;
         bare[0] = "global_load_dwordx4 v[4:7], v[2:3], off";
         assert!(faults(&bare, Words::None)[0].ends_with("streamed through the caches"));
+        let direct = ["global_load_lds_dword v[2:3], off offset:256", "s_endpgm"];
+        assert!(faults(&direct, Words::None)[0].ends_with("streamed through the caches"));
+        let set = ["s_mov_b32 m0, s1", "v_writelane_b32 v1, s2, m0", "s_endpgm"];
+        assert_eq!(faults(&set, Words::None), [""; 0]);
+        let stale = ["s_mov_b32 m0, s1", "s_nop 0", "v_writelane_b32 v1, s2, m0", "s_endpgm"];
+        assert!(faults(&stale, Words::None)[0].ends_with("the memory register was set elsewhere"));
         let spilled = ["scratch_store_dword off, v1, s32", "s_endpgm"];
         assert!(faults(&spilled, Words::None)[0].ends_with(MEMORY_OF_A_THREAD));
     }

@@ -16,6 +16,7 @@ use kie_kernels::machine::{
 };
 use kie_kernels::{Error, Result};
 
+use crate::clocks::Clocks;
 use crate::elf::{Descriptor, Object};
 use crate::inst::{self, Code, VCC};
 use crate::memory::{Region, Space};
@@ -68,7 +69,7 @@ impl Module for GcnModule {
 struct State {
     serving: u64,
     now_ns: u64,
-    steps: u64,
+    issued: Vec<Clocks>,
 }
 
 struct Inner {
@@ -146,9 +147,10 @@ impl Gcn {
         Ok(Self::new(Options::parse(name)?))
     }
 
-    /// Wave instructions of all launches that have ended.
-    pub fn steps(&self) -> u64 {
-        locked(&self.inner.state).steps
+    /// What waves have kept busy in all launches that have ended: of each place in a block, all
+    /// blocks together.
+    pub fn issued(&self) -> Vec<Clocks> {
+        locked(&self.inner.state).issued.clone()
     }
 
     /// A module of machine code as llvm-objdump prints it, for tests that change the code.
@@ -296,11 +298,17 @@ impl Job {
             steps_max: options.steps_max,
             steps: 0,
             spent: 0,
+            turns: 0,
         };
         let ended = run.all();
         let mut state = locked(&self.inner.state);
         state.now_ns = run.world.now_ns;
-        state.steps += run.steps;
+        for wave in &run.waves {
+            if state.issued.len() <= wave.number {
+                state.issued.resize(wave.number + 1, Clocks::default());
+            }
+            state.issued[wave.number] += wave.issued;
+        }
         drop(state);
         ended.map_err(|why| Error::Failed(format!("{}: {}: {why}", options.name(), self.entry)))
     }
@@ -349,6 +357,7 @@ impl Job {
             local_changes: vec![0; all],
             image: module.image.start() as u64,
             now_ns,
+            random: options.seed | 1,
             fault: None,
         }
     }

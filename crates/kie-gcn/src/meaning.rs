@@ -42,7 +42,8 @@ pub(crate) fn of(base: &str) -> Option<Run> {
 pub(crate) fn fills(base: &str) -> bool {
     let loads =
         ["global_load", "flat_load", "ds_read", "s_load", "ds_bpermute", "ds_swizzle", "s_mem"];
-    loads.iter().any(|load| base.starts_with(load)) || base.contains("_rtn_")
+    let direct = base.starts_with("global_load_lds");
+    loads.iter().any(|load| base.starts_with(load)) && !direct || base.contains("_rtn_")
 }
 
 /// What its sources are.

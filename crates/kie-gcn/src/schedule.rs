@@ -12,8 +12,11 @@ const TURN: usize = 1000;
 const TURN_WEAK: usize = 40;
 /// Wave instructions of a nanosecond: a small part of a GPU's.
 const A_NANOSECOND: u64 = 8;
-/// Turns without anybody to run before all that poll look again.
-const LOOKS: u64 = 16;
+/// Turns of each wave before all that poll in vain go on for a while whatever they see: what looks
+/// like a poll may be a loop that counts.
+const PATIENCE: u64 = 64;
+/// Instructions of such a turn.
+const TURN_PATIENT: usize = 200;
 
 /// A launch that runs.
 pub(crate) struct Run<'a> {
@@ -26,6 +29,8 @@ pub(crate) struct Run<'a> {
     pub(crate) steps: u64,
     /// Of the nanosecond that has begun.
     pub(crate) spent: u64,
+    /// Turns, and how often nobody could run.
+    pub(crate) turns: u64,
 }
 
 impl Run<'_> {
@@ -43,14 +48,16 @@ impl Run<'_> {
     pub(crate) fn all(&mut self) -> Result<(), String> {
         // Of those that may run: the others are at a barrier or have ended.
         let mut ready: Vec<usize> = (0..self.waves.len()).collect();
-        let mut idle = 0_u64;
         while !ready.is_empty() {
             if self.steps > self.steps_max {
                 return Err(format!("no end after {} wave instructions", self.steps_max));
             }
+            self.turns += 1;
+            if self.turns.is_multiple_of(PATIENCE * self.waves.len() as u64) {
+                self.go_on();
+            }
             let Some(at) = self.pick(&ready) else {
-                idle += 1;
-                self.wait(idle);
+                self.wait();
                 continue;
             };
             let which = ready[at];
@@ -63,7 +70,7 @@ impl Run<'_> {
                     ready.swap_remove(at);
                     self.meet(self.waves[which].block, &mut ready)?;
                 }
-                _ => idle = 0,
+                _ => {}
             }
         }
         self.world.settle();
@@ -89,8 +96,15 @@ impl Run<'_> {
         self.waves[which].parked = Some(before);
     }
 
+    /// Whoever is left alone gets a turn.
+    fn go_on(&mut self) {
+        for wave in self.waves.iter_mut().filter(|wave| wave.parked.is_some()) {
+            (wave.parked, wave.patient) = (None, true);
+        }
+    }
+
     /// Nobody may run: time goes on to where one wakes, and the host gets to its work.
-    fn wait(&mut self, idle: u64) {
+    fn wait(&mut self) {
         let sleeping = |wave: &&Wave| wave.wakes_ns > self.world.now_ns && wave.state == Next::Go;
         let next = self.waves.iter().filter(sleeping).map(|wave| wave.wakes_ns).min();
         if self.world.tick() {
@@ -103,17 +117,17 @@ impl Run<'_> {
             None => {
                 std::thread::sleep(Duration::from_micros(20));
                 self.world.now_ns += 1000;
+                self.go_on();
             }
-        }
-        if next.is_none() || idle.is_multiple_of(LOOKS) {
-            self.waves.iter_mut().for_each(|wave| wave.parked = None);
         }
     }
 
     /// Instructions of one wave.
     fn turn(&mut self, which: usize) -> Next {
         let weak = self.world.weak.is_some();
-        let most = 1 + self.draw(if weak { TURN_WEAK } else { TURN });
+        let patient = std::mem::take(&mut self.waves[which].patient);
+        let drawn = 1 + self.draw(if weak { TURN_WEAK } else { TURN });
+        let most = if patient { TURN_PATIENT } else { drawn };
         let mut left = most;
         let next = loop {
             if left == 0 {
@@ -130,9 +144,11 @@ impl Run<'_> {
             if wave.awaits(inst) {
                 break self.world.fail("touches a register that it has not waited for".to_owned());
             }
+            wave.issued += inst.clocks;
             match (inst.run)(wave, inst, &mut self.world) {
                 Next::Go => wave.pc += 1,
                 Next::Jump => {}
+                Next::Vain if patient => {}
                 next @ (Next::Rest | Next::Barrier) => {
                     wave.pc += 1;
                     break next;
@@ -143,7 +159,6 @@ impl Run<'_> {
         self.waves[which].parked = None;
         let done = (most - left) as u64;
         self.steps += done;
-        self.waves[which].count += done;
         self.spent += done;
         self.world.now_ns += self.spent / A_NANOSECOND;
         self.spent %= A_NANOSECOND;

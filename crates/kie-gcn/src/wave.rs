@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use crate::clocks::Clocks;
 use crate::inst::{Inst, Operand, Part, Rest, EXEC};
 use crate::meaning::Kind;
 use crate::memory::Space;
@@ -57,6 +58,17 @@ pub(crate) struct Pending {
     /// The first of them, where the weak memory fills them, and how.
     pub(crate) to: u8,
     pub(crate) form: Form,
+    /// It goes to shared memory: the first of [`Wave::direct`].
+    pub(crate) direct: bool,
+}
+
+/// What goes past registers into shared memory, and is not there yet.
+#[derive(Debug, Clone)]
+pub(crate) struct Direct {
+    /// Where the first lane's word goes; the others' follow.
+    pub(crate) at: usize,
+    pub(crate) exec: u64,
+    pub(crate) words: Lanes,
 }
 
 /// How what is loaded becomes a register, or a register what is stored.
@@ -128,6 +140,7 @@ pub(crate) struct Wave {
     pub(crate) number: usize,
     pub(crate) vm: VecDeque<Pending>,
     pub(crate) lgkm: VecDeque<Pending>,
+    pub(crate) direct: VecDeque<Direct>,
     /// Registers that are awaited, and of these the ones that only global loads write.
     pub(crate) busy_v: [u64; 4],
     pub(crate) loading_v: [u64; 4],
@@ -135,10 +148,12 @@ pub(crate) struct Wave {
     pub(crate) poll: Poll,
     /// It polls in vain: what had been stored when it looked last.
     pub(crate) parked: Option<[u64; 2]>,
+    /// Its next turn does not end where it polls in vain.
+    pub(crate) patient: bool,
     /// It sleeps until then.
     pub(crate) wakes_ns: u64,
     pub(crate) state: Next,
-    pub(crate) count: u64,
+    pub(crate) issued: Clocks,
 }
 
 /// What waves reach.
@@ -153,10 +168,23 @@ pub(crate) struct World {
     /// Where the code's image lies.
     pub(crate) image: u64,
     pub(crate) now_ns: u64,
+    /// Draws what is there before anybody waits for it.
+    pub(crate) random: u64,
     pub(crate) fault: Option<String>,
 }
 
 impl World {
+    /// The oldest of what goes to shared memory is there.
+    pub(crate) fn fill_local(&mut self, w: &mut Wave) {
+        let Some(direct) = w.direct.pop_front() else { return };
+        self.local_changes[w.block] += 1;
+        let local = self.local[w.block].get_mut(direct.at..).unwrap_or_default();
+        let lanes = local.chunks_exact_mut(4).zip(direct.words).enumerate();
+        for (_, (to, word)) in lanes.filter(|(lane, _)| direct.exec >> lane & 1 == 1) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+    }
+
     pub(crate) fn fail(&mut self, why: String) -> Next {
         self.fault.get_or_insert(why);
         Next::Fault
@@ -199,14 +227,16 @@ impl Wave {
             number,
             vm: VecDeque::new(),
             lgkm: VecDeque::new(),
+            direct: VecDeque::new(),
             busy_v: [0; 4],
             loading_v: [0; 4],
             busy_s: 0,
             poll: Poll::default(),
             parked: None,
+            patient: false,
             wakes_ns: 0,
             state: Next::Go,
-            count: 0,
+            issued: Clocks::default(),
         };
         wave.v[0] = std::array::from_fn(|lane| first + lane as u32);
         wave.set64(EXEC, if left == 64 { !0 } else { (1 << left) - 1 });

@@ -362,6 +362,9 @@ impl World {
         let Some(&first) = w.vm.front() else { return true };
         let Some(weak) = self.weak.as_mut().filter(|_| first.op != 0) else {
             w.vm.pop_front();
+            if first.direct {
+                self.fill_local(w);
+            }
             return true;
         };
         if weak.ops.get(&first.op).is_some_and(|op| op.left > 0) {
@@ -376,6 +379,10 @@ impl World {
                 skip if *n == 0 => all | u128::from(*value) >> (8 * skip),
                 skip => all | u128::from(*value) << (64 * u64::from(*n) - 8 * skip),
             });
+            if first.direct {
+                w.direct[0].words[usize::from(*lane)] = whole as u32;
+                continue;
+            }
             for n in 0..count {
                 let word = (whole >> (32 * n)) as u32;
                 let word = match first.form {
@@ -388,6 +395,9 @@ impl World {
             }
         }
         w.note(seen);
+        if first.direct {
+            self.fill_local(w);
+        }
         true
     }
 }

@@ -18,6 +18,7 @@ pub mod hip;
 pub mod host;
 pub mod kfd;
 pub mod limits;
+pub mod litmus;
 pub mod lookup;
 pub mod machine;
 pub mod mailbox;

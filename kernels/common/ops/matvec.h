@@ -206,18 +206,25 @@ KIE_DEVICE Column<S> take_column(const u8* x) {
     KIE_UNROLL for (int c = 0; c < S::chunk; ++c) b.v[c] = *(const Quad*)(x + c * 64);
     return b;
 }
+// Half of a unit's products. One column alone may go a shorter way to the same bits (tile.h).
+KIE_DEVICE void add_product(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+#ifdef KIE_MMA_ALONE
+    if constexpr (kColumns == 1 && kParts == 1) return mma_alone(d, a0, a1, a2, a3, b0, b1);
+#endif
+    mma(d, a0, a1, a2, a3, b0, b1);
+}
 // d += weights of a tile and unit, without their scales, times x.
 template <class S>
 KIE_DEVICE void add_unit(float (&d)[4], const UnitCodes<S::bits>& codes, const Quad& x,
                          u32 zero0 = 0, u32 zero1 = 0) {
     if constexpr (S::bits == kBitsF16) {
         const Quad &l = codes.v[0], &h = codes.v[1];
-        mma(d, l.v[0], l.v[1], l.v[2], l.v[3], x.v[0], x.v[1]);
-        mma(d, h.v[0], h.v[1], h.v[2], h.v[3], x.v[2], x.v[3]);
+        add_product(d, l.v[0], l.v[1], l.v[2], l.v[3], x.v[0], x.v[1]);
+        add_product(d, h.v[0], h.v[1], h.v[2], h.v[3], x.v[2], x.v[3]);
     } else {
         const UnitHalves a = decode_unit<S::bits>(codes, zero0, zero1);
-        mma(d, a.v[0], a.v[1], a.v[2], a.v[3], x.v[0], x.v[1]);
-        mma(d, a.v[4], a.v[5], a.v[6], a.v[7], x.v[2], x.v[3]);
+        add_product(d, a.v[0], a.v[1], a.v[2], a.v[3], x.v[0], x.v[1]);
+        add_product(d, a.v[4], a.v[5], a.v[6], a.v[7], x.v[2], x.v[3]);
     }
 }
 // Scales multiply float sums, once for all columns that share them.

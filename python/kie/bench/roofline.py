@@ -84,8 +84,9 @@ _GFX942 = {
         "218 ns to the last cache (chipsandcheese.com), 0.5 us until a stream runs again (Kog)",
     ),
     "flying": Constant(
-        "weights on their way, a unit", 128, "bytes", "copy_async of kernels/hip/platform.h"
+        "weights on their way, a unit", 60 * 256, "bytes", "kLoadsMost of kernels/hip/platform.h"
     ),
+    "issue": Constant("clocks an instruction of one wave", 5, "", _ASSUMED + ": four, and a gap"),
     "exchange": Constant(
         "exchange between blocks", 0.85, "us", "0.80 to 0.93 us for 256 units of an MI355X (Kog)"
     ),
@@ -103,27 +104,35 @@ _GFX942 = {
 
 
 def _counted() -> dict[str, list[float]]:
-    """Of a KB of stored weights: clocks of a vector unit and of shared memory."""
+    """Of a KB of stored weights: clocks of a vector unit and of shared memory; "copy":
+    instructions of the copying wave, and clocks of shared memory."""
     return json.loads(Path(__file__).with_name("gfx942.json").read_text())
 
 
 def _mi300x() -> Machine:
-    """From the constants: memory or what is on its way is the stream; the busier one of vector
-    units and shared memory makes the products."""
+    """From the constants: the slowest of memory, of what is on its way, and of the wave that copies
+    is the stream; the busier one of vector units and shared memory makes the products."""
     of = {name: one.value for name, one in _GFX942.items()}
     counted = _counted()
+    instructions, filled = counted.pop("copy")
     clocks = of["units"] * of["clock"] * 1024 / 1e6  # MB a microsecond, a clock for each KB
     flying = of["units"] * of["flying"] / of["latency"] / 1e3
-    rates = {format: clocks / max(vector / 4, local) for format, (vector, local) in counted.items()}
+    issued = clocks / (instructions * of["issue"]) * 1e3
+    rates = {
+        format: clocks / max(vector / 4, local + filled)
+        for format, (vector, local) in counted.items()
+    }
     told = tuple(_GFX942.values()) + tuple(
-        Constant(f"clocks of a KB of {name}", max(vector / 4, local), "",
+        Constant(f"clocks of a KB of {name}", max(vector / 4, local + filled), "",
                  "instructions counted by kie's emulator of gfx942")
         for name, (vector, local) in counted.items()
     ) + (
+        Constant("instructions that copy a KB", instructions, "", "counted by the same"),
         Constant("stream that is on its way", flying, "GB/s", "bytes on their way over latency"),
+        Constant("stream that one wave copies", issued, "GB/s", "clocks over instructions"),
     )  # fmt: skip
     return replace(
-        _H200, name="MI300X", sheet=of["sheet"], stream=min(of["memory"], flying),
+        _H200, name="MI300X", sheet=of["sheet"], stream=min(of["memory"], flying, issued),
         memory=206.1e9, exchange_us=of["exchange"], edge_us=of["edge"], product=rates,
         cross_us={1: 0.0} | dict.fromkeys((2, 4, 8), of["crossing"]),
         padding=(1.0, of["padding"]), constants=told,

@@ -1,8 +1,8 @@
 //! Accesses: global memory, shared memory, and what is loaded for the whole wave. What is loaded
 //! counts as there only behind the wait that waits for it.
 
-use crate::inst::{Inst, Operand, Run, SHARED_APERTURE};
-use crate::wave::{Form, From, Lanes, Next, Pending, Wave, World, LANES};
+use crate::inst::{Inst, Operand, Run, M0, SHARED_APERTURE};
+use crate::wave::{Direct, Form, From, Lanes, Next, Pending, Wave, World, LANES};
 
 /// What a mnemonic does.
 pub(super) fn of(base: &str) -> Option<Run> {
@@ -34,6 +34,7 @@ fn loads(base: &str) -> Option<Run> {
         "global_load_sshort" => global!(load, Part(2, true)),
         "global_load_short_d16" => global!(load, Half(0)),
         "global_load_short_d16_hi" => global!(load, Half(16)),
+        "global_load_lds_dword" => load_direct,
         "flat_load_dword" => flat!(load, Words(1)),
         "flat_load_dwordx2" => flat!(load, Words(2)),
         "flat_load_dwordx3" => flat!(load, Words(3)),
@@ -92,7 +93,7 @@ fn outside(world: &mut World, lane: usize, at: u64, bytes: usize) -> Next {
 /// What is on its way into the registers that the instruction fills.
 fn awaited(i: &Inst, from: From, (op, form): (u64, Form)) -> Pending {
     let to = if let Operand::V(at) = i.o[0] { at } else { 0 };
-    Pending { from, op, v: i.fills_v, s: i.fills_s, to, form }
+    Pending { from, op, v: i.fills_v, s: i.fills_s, to, form, direct: false }
 }
 
 /// What was there at once.
@@ -100,7 +101,7 @@ const THERE: (u64, Form) = (0, Form::Words(0));
 
 /// A store on its way.
 fn leaving(from: From, op: u64) -> Pending {
-    Pending { from, op, v: [0; 4], s: 0, to: 0, form: Form::Words(0) }
+    Pending { from, op, v: [0; 4], s: 0, to: 0, form: Form::Words(0), direct: false }
 }
 
 fn load(w: &mut Wave, i: &Inst, world: &mut World, form: Form, from: From) -> Next {
@@ -133,6 +134,51 @@ fn load(w: &mut Wave, i: &Inst, world: &mut World, form: Form, from: From) -> Ne
         Err((lane, at)) => return outside(world, lane, at, bytes),
     };
     w.expect(awaited(i, from, (op, form)));
+    Next::Go
+}
+
+/// What the counter of such accesses counts to.
+const COUNTED: usize = 63;
+
+/// A word a lane, past the registers: to where the memory register says in shared memory, and
+/// behind that by lanes. It is there when it was waited for, or before that.
+fn load_direct(w: &mut Wave, i: &Inst, world: &mut World) -> Next {
+    if w.vm.len() >= COUNTED && !world.land(w) {
+        return Next::Again;
+    }
+    if i.o[1] != Operand::None {
+        return world.fail("an address in scalar registers".to_owned());
+    }
+    let (at, exec) = (addresses(w, i, 0), w.exec());
+    let to = (w.s[usize::from(M0)] as usize & 0xffff).wrapping_add_signed(i.imm as isize);
+    let most = world.local[w.block].len();
+    if !to.is_multiple_of(4) || to + 4 * LANES > most && exec >> ((most - to.min(most)) / 4) != 0 {
+        return world.fail(format!("no shared memory at {to:#x} for its words"));
+    }
+    let (mut direct, mut weakly) = (Direct { at: to, exec, words: [0; LANES] }, Vec::new());
+    for lane in (0..LANES).filter(|lane| exec >> lane & 1 == 1) {
+        let mut words = [0; 4];
+        if world.weak.is_some() {
+            weakly.push((lane as u8, at[lane]));
+        } else if world.load(at[lane], 4, &mut words).is_none() {
+            return outside(world, lane, at[lane], 4);
+        }
+        direct.words[lane] = words[0];
+    }
+    let op = match world.load_weakly(w.block, (i.scope, 4), &weakly) {
+        Ok(op) => op,
+        Err((lane, at)) => return outside(world, lane, at, 4),
+    };
+    w.direct.push_back(direct);
+    world.random = world.random.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1);
+    // Nothing may land before what was asked for earlier.
+    let early = op == 0 && w.direct.len() == 1 && world.random >> 62 == 0;
+    if early {
+        world.fill_local(w);
+        // It counts as on its way all the same.
+        w.direct.push_back(Direct { at: to, exec: 0, words: [0; LANES] });
+    }
+    w.expect(Pending { direct: true, ..leaving(From::Global, op) });
     Next::Go
 }
 

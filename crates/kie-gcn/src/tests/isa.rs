@@ -15,6 +15,7 @@ fn world() -> World {
         local_changes: vec![0],
         image: 0x10_0000,
         now_ns: 1000,
+        random: 1,
         fault: None,
     }
 }

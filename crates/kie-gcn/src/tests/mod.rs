@@ -4,6 +4,7 @@
 mod isa;
 mod kernels;
 mod litmus;
+mod stream;
 
 use std::io::Write;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use kie_kernels::machine::{wait_within, Launch, Machine, Platform, Source};
 use kie_kernels::mono::source::join;
 use kie_kernels::Error;
 
+use crate::clocks::Clocks;
 use crate::lint::{self, Words};
 use crate::toolchain::{self, Compiled};
 use crate::{Fault, Gcn};

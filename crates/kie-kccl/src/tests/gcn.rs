@@ -32,3 +32,14 @@ fn machine_code_orders_what_it_tells_of() {
         }
     }
 }
+
+/// Eight machines meet as two do.
+#[test]
+#[ignore = "minutes: make gcn"]
+fn machine_code_agrees_on_more_ranks() {
+    if has_compiler() {
+        product_on(gcn("gcn:seed=4,blocks=2"), 4, &[0, 9, 65]);
+        product_on(gcn("gcn:seed=5,blocks=2"), 8, &[9, 257]);
+        product_on(gcn("gcn:seed=6,blocks=2,chiplets=2,weak=1"), 4, &[65]);
+    }
+}

@@ -34,6 +34,7 @@ const FILES: &[File<'static>] = carried![
     "common/echo.h",
     "common/emit.h",
     "common/exchange.h",
+    "common/litmus.h",
     "common/ops/all_reduce.h",
     "common/ops/attend.h",
     "common/ops/attend_combine.h",
@@ -107,6 +108,7 @@ const DECODE: &str = "common/decode.h";
 const PREFILL: &str = "common/prefill.h";
 const PACK: &str = "common/pack.h";
 const ECHO: &str = "common/echo.h";
+const LITMUS: &str = "common/litmus.h";
 
 /// By what name kernels include the generated header.
 const LOWERED: &str = "lowered.h";
@@ -250,6 +252,11 @@ pub fn echo_text(platform: Platform) -> String {
     kernel(platform, ECHO, &wire::declarations())
 }
 
+/// The kernels that look at a device itself, as one text.
+pub fn litmus_text(platform: Platform) -> String {
+    kernel(platform, LITMUS, &wire::declarations())
+}
+
 /// The kernel that packs weights, as one text.
 pub fn pack_text(platform: Platform) -> String {
     kernel(platform, PACK, &wire::declarations())
@@ -285,7 +292,7 @@ mod tests {
         assert!(FILES.iter().map(|(path, _)| *path).eq(there.iter().map(String::as_str)));
         let mut used = BTreeSet::new();
         for platform in [Platform::Cuda, Platform::Hip, Platform::Sim] {
-            for root in [DECODE, PREFILL, PACK, ECHO] {
+            for root in [DECODE, PREFILL, PACK, ECHO, LITMUS] {
                 if root == PREFILL && find(platform, WIDE).is_none() {
                     continue;
                 }

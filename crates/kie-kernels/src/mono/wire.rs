@@ -529,6 +529,24 @@ structures! {
         /// Tokens of `out`.
         ring: u32,
     }
+
+    /// The parameter of the kernels that look at a device itself.
+    LitmusArgs as "LitmusArgs" {
+        /// `[2][blocks][256]` numbers of this round and of the one before.
+        data: u64 = "u32*",
+        /// `[blocks]` rounds that were told of.
+        words: u64 = "u64*",
+        /// `[blocks]` not 0 where a number was not what it should be.
+        wrong: u64 = "u64*",
+        /// `[blocks][rounds][4096]` what is copied.
+        from: u64 = "const u8*",
+        /// How long a wait lasts at most.
+        budget_ns: u64,
+        /// Messages, or copies.
+        rounds: u32,
+        /// Blocks of the launch.
+        blocks: u32,
+    }
 }
 
 /// Plain structures as the bytes that the device reads.

@@ -101,7 +101,7 @@ mod tests {
             "load_state(a.own);",
             "store_host(a.own, 1ull);",
             "load_host(a.own);",
-            "copy_async(slot, shared + 512, a.open, 16, stream_policy());",
+            "Copies c = copies_into(slot, 1); copy_async(slot, shared + 512, a.open, 16, c);",
         ] {
             let error = outcome(stray).0.unwrap_err().to_string();
             let named = error.contains("rank 1: ") && error.contains("is memory of rank 0, which");

@@ -190,7 +190,7 @@ KIE_KERNEL(toy, 192, Args a) {
     sync_block();
     if (thread() >= 128) {
         if (thread() >= 128 + kCopyThreads) return;
-        const StreamPolicy policy = stream_policy();
+        Copies copies = copies_into(slots, kSlots);
         for (u32 i = 0; i < a.stages; ++i) {
             if (thread() == 128)
                 while (!slot_free(slots + i % kSlots, 1 ^ (i / kSlots & 1))) {
@@ -198,7 +198,7 @@ KIE_KERNEL(toy, 192, Args a) {
             from_leader(0);
             reads_before_copy();
             copy_async(slots + i % kSlots, ring + i % kSlots * kBytes,
-                       a.from + (block() * a.stages + i) * kBytes, kBytes, policy);
+                       a.from + (block() * a.stages + i) * kBytes, kBytes, copies);
         }
         for (u32 i = 0; i < kSlots; ++i) {
             const u32 stage = a.stages - kSlots + i;
@@ -529,15 +529,15 @@ fn hangs_and_faults_name_block_thread_and_place() {
         ("for (;;) sync_warp();", &["bound on switches"]),
         (
             "KIE_SHARED_BYTES(s); Slot* x = (Slot*)s; if (thread() >= kCopyThreads) return; \
-             if (thread() == 0) slot_init(x, 1); from_leader(0); \
-             copy_async(x, s + 64, a.out, 64, stream_policy()); \
-             copy_async(x, s + 64, a.out, 64, stream_policy());",
+             if (thread() == 0) slot_init(x, 1); from_leader(0); Copies c = copies_into(x, 1); \
+             copy_async(x, s + 64, a.out, 64, c); \
+             copy_async(x, s + 64, a.out, 64, c);",
             &["thread ", "still being filled"],
         ),
         (
             "KIE_SHARED_BYTES(s); Slot* x = (Slot*)s; if (thread() >= kCopyThreads) return; \
-             if (thread() == 0) slot_init(x, 1); from_leader(0); \
-             copy_async(x, s + 8192, a.out, 64, stream_policy());",
+             if (thread() == 0) slot_init(x, 1); from_leader(0); Copies c = copies_into(x, 1); \
+             copy_async(x, s + 8192, a.out, 64, c);",
             &["bytes at 8192 of 8192"],
         ),
         ("u64 x, y; load_words(a.out + 1, x, y);", &["not 16-byte aligned"]),
@@ -545,7 +545,7 @@ fn hangs_and_faults_name_block_thread_and_place() {
             "KIE_SHARED_BYTES(s); if (thread() >= kCopyThreads) return; \
              for (u32 i = 0; i < 9; ++i) { \
              Slot* x = (Slot*)s + i; if (thread() == 0) slot_init(x, 1); from_leader(0); \
-             copy_async(x, s + 1024, a.out, 64, stream_policy()); }",
+             Copies c = copies_into(x, 1); copy_async(x, s + 1024, a.out, 64, c); }",
             &["block ", "copies in flight"],
         ),
     ];
