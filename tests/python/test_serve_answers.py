@@ -197,6 +197,17 @@ def test_metrics(server: Serving) -> None:
     assert bounds[-1] == "+Inf"
 
 
+def test_metrics_of_drafts(server: Serving) -> None:
+    before = values(server)
+    expected = complete(server)["choices"][0]["text"]
+    timings = complete(server, prediction={"type": "content", "content": expected})["timings"]
+    after = values(server)
+    assert timings["draft_n_accepted"] > 0
+    for name, count in (("", "draft_n"), ("_accepted", "draft_n_accepted")):
+        name = f"kie_draft_tokens{name}_total"
+        assert after[name] - before[name] == timings[count]
+
+
 def values(server: Serving) -> dict[str, float]:
     """All samples of /metrics by name and labels."""
     text = server.get("/metrics").body.decode()

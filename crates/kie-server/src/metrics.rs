@@ -111,6 +111,8 @@ pub(crate) struct Metrics {
     began: Instant,
     /// Bits of the last request's share of the bandwidth.
     bandwidth: AtomicU64,
+    /// Tokens that were drafted, and those of them that were right.
+    drafts: [AtomicU64; 2],
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -138,6 +140,7 @@ impl Metrics {
             rate: Mutex::new(Rate::default()),
             began: Instant::now(),
             bandwidth: AtomicU64::new(0),
+            drafts: [AtomicU64::new(0), AtomicU64::new(0)],
         }
     }
 
@@ -163,6 +166,9 @@ impl Metrics {
             self.prefill.observe(t.prompt_ms / 1e3);
             self.decode.observe(t.predicted_ms / 1e3);
             self.bandwidth.store(t.mbu.to_bits(), Ordering::Relaxed);
+        }
+        for (count, more) in self.drafts.iter().zip([t.draft_n, t.draft_n_accepted]) {
+            count.fetch_add(more as u64, Ordering::Relaxed);
         }
         let prompts = lock(&self.prompts);
         let median_ns = t.itl_p50_us * 1e3;
@@ -238,6 +244,9 @@ fn of_engine(out: &mut String, own: &Metrics, served: &Served) {
     rows(out, "kie_grammar_mask_seconds", bounds.zip(masks.counts), masks.sum_s);
     counter(out, "kie_prefix_cache_queried_tokens_total", m.prompt_tokens);
     counter(out, "kie_prefix_cache_hit_tokens_total", m.cached_tokens);
+    let [drafted, accepted] = [0, 1].map(|at: usize| own.drafts[at].load(Ordering::Relaxed));
+    counter(out, "kie_draft_tokens_total", drafted);
+    counter(out, "kie_draft_tokens_accepted_total", accepted);
     gauge(out, "kie_requests_running", m.running as f64);
     gauge(out, "kie_requests_waiting", m.waiting as f64);
     let usage = m.kv_pages_used as f64 / m.kv_pages.max(1) as f64;
@@ -302,6 +311,8 @@ fn vllm(ours: &str) -> String {
         ("kie_prefix_cache_queried_tokens_total", "vllm:prefix_cache_queries_total"),
         ("kie_prefix_cache_hit_tokens_total", "vllm:prefix_cache_hits_total"),
         ("kie_requests_total", "vllm:request_success_total"),
+        ("kie_draft_tokens_total", "vllm:spec_decode_num_draft_tokens_total"),
+        ("kie_draft_tokens_accepted_total", "vllm:spec_decode_num_accepted_tokens_total"),
     ];
     let mut out = String::new();
     for line in ours.lines() {
