@@ -80,7 +80,7 @@ test: ## everything that CI runs
 
 .PHONY: checks
 checks: lint
-	cargo test --workspace --exclude kie-py --features kie-server/otlp --locked
+	cargo test --workspace --features kie-server/otlp --locked
 	cargo test -p kie-core --lib --locked -- --ignored --test-threads=1
 	cargo run --quiet --locked -p kie-core --example embed
 	$(BIN)/python -m pytest --quiet
