@@ -604,7 +604,9 @@ KIE_DEVICE void sum_experts(const PrefillArgs& args, const Chunk& chunk, int lay
         } else {
             const Quad* from = old_at(args, 0) + r.at;
             Quad old[kBatch];
-            KIE_UNROLL for (int j = 0; j < kBatch; ++j) old[j] = from[j * 32];
+            // Warps without rows stand at the last tile, which another one writes.
+            KIE_UNROLL for (int j = 0; j < kBatch; ++j) old[j] =
+                r.live ? from[j * 32] : Quad{{0, 0, 0, 0}};
             put_residual(args, r, old, d);
             put_squares(args, task);
         }
