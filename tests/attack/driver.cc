@@ -101,7 +101,7 @@ struct Entry {
 const Entry kEntries[] = {
     {"kie_decode", sizeof(DecodeArgs)},
     {"kie_pack", 32},
-    {"kie_prefill", sizeof(DecodeArgs) + 11 * 8 + 6 * 4},
+    {"kie_prefill", sizeof(PrefillArgs)},
 };
 constexpr u64 kFunctions = 1 << 20;
 
