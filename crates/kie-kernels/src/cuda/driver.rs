@@ -65,7 +65,8 @@ impl Driver {
             // SAFETY: live integers; an index without a parameter is answered with an error.
             let code =
                 unsafe { (self.own.cuFuncGetParamInfo)(function, index, &mut at, &mut bytes) };
-            if code != ffi::INVALID_VALUE {
+            // Every kernel has a first one.
+            if index == 0 || code != ffi::INVALID_VALUE {
                 told("cuFuncGetParamInfo", code)?;
                 sizes.push(bytes);
             }
