@@ -68,15 +68,17 @@ def test_forms_of_chats(which: str, request: pytest.FixtureRequest) -> None:
 
 
 def test_other_paths(noise: Serving) -> None:
-    body = {"model": "default", "prompt": "x", "max_tokens": 200, "response_format": FORM}
+    body = {"model": "default", "prompt": "x", "max_tokens": 200, "seed": 3}
+    body["response_format"] = FORM
     got = noise.post("/v1/completions", body)
     jsonschema.validate(json.loads(got.json()["choices"][0]["text"]), SCHEMA)
     form = {"type": "json_schema", "name": "x", "schema": SCHEMA}
-    body = {"model": "default", "input": "x", "max_output_tokens": 200, "text": {"format": form}}
+    body = {"model": "default", "input": "x", "max_output_tokens": 200, "seed": 3}
+    body["text"] = {"format": form}
     told = noise.post("/v1/responses", body).json()
     jsonschema.validate(json.loads(told["output"][0]["content"][0]["text"]), SCHEMA)
     assert told["text"]["format"] == form
-    body = {"model": "default", "max_tokens": 200, "messages": ASKED}
+    body = {"model": "default", "max_tokens": 200, "messages": ASKED, "seed": 3}
     body["output_config"] = {"format": {"type": "json_schema", "schema": SCHEMA}}
     told = noise.post("/v1/messages", body).json()
     jsonschema.validate(json.loads(told["content"][0]["text"]), SCHEMA)
@@ -89,7 +91,11 @@ def test_the_client_parses(talker: Serving) -> None:
 
     with openai.OpenAI(base_url=f"{talker.url}/v1", api_key="unused", max_retries=0) as client:
         done = client.chat.completions.parse(
-            model="talker", messages=ASKED, response_format=Weather, max_tokens=300
+            model="talker",
+            messages=ASKED,
+            response_format=Weather,
+            max_tokens=300,
+            seed=3,
         )
     assert isinstance(done.choices[0].message.parsed, Weather)
 
@@ -108,13 +114,17 @@ def test_forced_calls(which: str, request: pytest.FixtureRequest) -> None:
         jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMA)
         assert choice["message"]["content"] is None
     flat = [{"type": "function", **FUNCTION}]
-    body = {"model": "default", "input": "x", "tools": flat, "tool_choice": "required"}
-    [item] = server.post("/v1/responses", {**body, "max_output_tokens": 200}).json()["output"]
+    body = {"model": "default", "input": "x", "tools": flat, "tool_choice": "required", "seed": 3}
+    # A model may reason before it calls.
+    told = server.post("/v1/responses", {**body, "max_output_tokens": 200}).json()
+    *thoughts, item = told["output"]
+    assert all(thought["type"] == "reasoning" for thought in thoughts)
     assert item["type"] == "function_call"
     jsonschema.validate(json.loads(item["arguments"]), SCHEMA)
     tool = {"name": "get_weather", "input_schema": SCHEMA}
     for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
         body = {"model": "default", "max_tokens": 200, "messages": ASKED, "tools": [tool]}
+        body["seed"] = 3
         told = server.post("/v1/messages", {**body, "tool_choice": choice}).json()
         assert told["stop_reason"] == "tool_use"
         jsonschema.validate(told["content"][-1]["input"], SCHEMA)
