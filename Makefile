@@ -81,8 +81,9 @@ test: ## everything that CI runs
 .PHONY: checks
 checks: lint
 	cargo test --workspace --features kie-server/otlp --locked
-	cargo test -p kie-core --lib --locked -- --ignored --test-threads=1
-	cargo run --quiet --locked -p kie-core --example embed
+	cargo test --workspace --features kie-server/otlp --locked --lib -- \
+	    --ignored --test-threads=1 engine::tests grammar::tests
+	$(CARGO_TARGET_DIR)/debug/examples/embed
 	$(BIN)/python -m pytest --quiet
 	$(BIN)/python tools/check_crates.py $(LIBRARIES)
 
