@@ -81,7 +81,7 @@ test: ## everything that CI runs
 .PHONY: checks
 checks: lint
 	cargo test --workspace --features kie-server/otlp --locked
-	cargo test --workspace --features kie-server/otlp --locked --lib -- \
+	cargo test --workspace --features kie-server/otlp --locked -- \
 	    --ignored --test-threads=1 engine::tests grammar::tests
 	$(CARGO_TARGET_DIR)/debug/examples/embed
 	$(BIN)/python -m pytest --quiet
