@@ -362,28 +362,35 @@ fn ids_are_checked() {
     assert_eq!(folder.load().decode(&[505, 506], true).unwrap(), "");
 }
 
-#[test]
-fn ten_megabytes_end_in_ids_or_in_an_error() {
-    const BYTES: usize = 10_000_000;
+/// Of each text, and of prose.
+fn ten_megabytes(model: &str, texts: &[(&str, usize)]) {
     let prose =
         "The little engine waited, 12345 times; über 你好 😀 \n\n  def f(x):\n\treturn x\r\n";
-    let odd =
-        ["\n", "1", "!", "a b", "é", "\u{0301}", "\0", "<|bos|>", "<|"].map(|t| (t, BYTES / 10));
-    let long = [(" ", BYTES), ("a", BYTES)];
-    for (model, texts) in [("llama", &long[..]), ("qwen2", &odd[..])] {
-        let t = Tokenizer::from_dir(&fixture(model), 512).unwrap();
-        let start = Instant::now();
-        for (text, bytes) in texts {
-            match t.encode(&text.repeat(bytes / text.len()), false) {
-                Ok(ids) => assert!(!ids.is_empty() && ids.iter().all(|&id| id < 512)),
-                Err(e) => assert!(matches!(e, Error::InvalidRequest(_)), "{e}"),
-            }
+    let t = Tokenizer::from_dir(&fixture(model), 512).unwrap();
+    let start = Instant::now();
+    for (text, bytes) in texts {
+        match t.encode(&text.repeat(bytes / text.len()), false) {
+            Ok(ids) => assert!(!ids.is_empty() && ids.iter().all(|&id| id < 512)),
+            Err(e) => assert!(matches!(e, Error::InvalidRequest(_)), "{e}"),
         }
-        let count = BYTES / prose.len();
-        let whole = t.encode(&prose.repeat(count), false).unwrap();
-        let piece = t.encode(prose, false).unwrap();
-        assert_eq!(whole.len(), count * piece.len());
-        assert!(whole.chunks(piece.len()).all(|ids| ids == piece));
-        assert!(start.elapsed() < Duration::from_secs(120), "{model}: {:?}", start.elapsed());
     }
+    let count = TEN_MEGABYTES / prose.len();
+    let whole = t.encode(&prose.repeat(count), false).unwrap();
+    let piece = t.encode(prose, false).unwrap();
+    assert_eq!(whole.len(), count * piece.len());
+    assert!(whole.chunks(piece.len()).all(|ids| ids == piece));
+    assert!(start.elapsed() < Duration::from_secs(120), "{model}: {:?}", start.elapsed());
+}
+
+const TEN_MEGABYTES: usize = 10_000_000;
+
+#[test]
+fn ten_megabytes_end_in_ids_or_in_an_error() {
+    ten_megabytes("llama", &[(" ", TEN_MEGABYTES), ("a", TEN_MEGABYTES)]);
+}
+
+#[test]
+fn ten_megabytes_cut_into_words_end_in_ids_or_in_an_error() {
+    let odd = ["\n", "1", "!", "a b", "é", "\u{0301}", "\0", "<|bos|>", "<|"];
+    ten_megabytes("qwen2", &odd.map(|text| (text, TEN_MEGABYTES / 10)));
 }

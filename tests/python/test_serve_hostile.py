@@ -86,7 +86,7 @@ def test_a_slow_reader_stalls_nobody(server: Serving) -> None:
     wanted = server.post("/v1/completions", BASE).json()["choices"]
     link = server.socket()
     link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-    link.sendall(raw({**LONG, "stream": True, "stream_interval": 1}))
+    link.sendall(raw({**LONG, "max_tokens": 800, "stream": True, "stream_interval": 1}))
     for _ in range(3):
         assert server.post("/v1/completions", BASE).json()["choices"] == wanted
     # The engine has ended it, though nothing was read.

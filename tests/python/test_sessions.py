@@ -79,12 +79,14 @@ def test_idle_sessions_leave_room_for_others() -> None:
 
 def test_more_requests_than_pages_all_end_as_alone() -> None:
     """The youngest begins anew where pages run out, and tells nothing twice."""
-    wanted = {"max_tokens": 440, "ignore_eos": True, "temperature": 1}
-    with kie.Engine(max_batch=4, max_seq_len=512) as engine:
+    wanted = {"max_tokens": 190, "ignore_eos": True, "temperature": 1}
+    with kie.Engine(max_batch=4, max_seq_len=256) as engine:
         alone = [engine.generate("def f(", seed=seed, **wanted).token_ids for seed in range(3)]
-        per_position = engine.info()["kv_bytes_per_position"]
-    # Rings of windowed layers for four, and two of the longest sequences.
-    few = per_position * 512 * 6
-    with kie.Engine(max_batch=4, max_seq_len=512, kv_bytes=few) as engine:
+    with pytest.raises(kie.InvalidRequestError, match="at least") as caught:
+        kie.Engine(max_batch=4, max_seq_len=256, kv_bytes=1)
+    # Rings of windowed layers, and one of the longest sequences.
+    few = int(str(caught.value).split("at least ")[1].split(",")[0])
+    with kie.Engine(max_batch=4, max_seq_len=256, kv_bytes=few) as engine:
         streams = [engine.stream("def f(", seed=seed, **wanted) for seed in range(3)]
         assert [stream.result().token_ids for stream in streams] == alone
+        assert engine.metrics()["preempted"] > 0
