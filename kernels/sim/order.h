@@ -135,6 +135,12 @@ KIE_UNSEEN inline void order_put(const void* at, unsigned seqno, unsigned old) {
 }  // namespace kie_sim
 #else
 #define KIE_UNSEEN
+// GCC optimises parts of a file when it is told to, if it optimises at all.
+#ifdef __OPTIMIZE__
+#ifndef __clang__
+#define KIE_SIM_O2
+#endif
+#endif
 namespace kie_sim {
 constexpr bool kOrders = false;
 struct Order {};

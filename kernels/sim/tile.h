@@ -5,6 +5,11 @@
 #include "platform.h"
 
 namespace kie_sim {
+// As in fibers.h.
+#ifdef KIE_SIM_O2
+#pragma GCC push_options
+#pragma GCC optimize("O2")
+#endif
 typedef float Row __attribute__((vector_size(32)));
 struct Tile {
     u32 a[4], b[2];
@@ -45,3 +50,6 @@ KIE_DEVICE void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b
     kie_sim::me->inputs = &tile;
     kie_sim::meet(kie_sim::kMma, kie_sim::multiply);
 }
+#ifdef KIE_SIM_O2
+#pragma GCC pop_options
+#endif

@@ -38,6 +38,11 @@ KIE_DEVICE WideOperand wide_operand(const void* p, u32 along, u32) {
 }
 KIE_DEVICE WideOperand wide_shift(WideOperand b, u32 bytes) { return {b.v + bytes}; }
 
+// As in fibers.h.
+#ifdef KIE_SIM_O2
+#pragma GCC push_options
+#pragma GCC optimize("O2")
+#endif
 template <int kN, int kAt, bool kFresh = false, int kAll>
 KIE_DEVICE void multiply_wide(float (&all)[kAll], const Quad& q, WideOperand where, u32 across) {
     static_assert(kN % 8 == 0 && kAt + kN / 2 <= kAll, "whole groups of columns");
@@ -66,6 +71,9 @@ KIE_DEVICE void multiply_wide(float (&all)[kAll], const Quad& q, WideOperand whe
         }
     }
 }
+#ifdef KIE_SIM_O2
+#pragma GCC pop_options
+#endif
 KIE_DEVICE void wide_begin() {}
 KIE_DEVICE void wide_commit() {}
 // A warp does these together, so what one of its threads does behind them, all have come to.
