@@ -76,7 +76,13 @@ lint: $(BUILT) ## formatters in check mode, clippy, ruff, pyright, the stub agai
 
 .PHONY: test
 test: ## everything that CI runs
+	$(MAKE) -j2 $(TOOLS) tests-built
 	$(MAKE) PROFILE=dev checks
+
+# Needs none of the tools: they are installed meanwhile.
+.PHONY: tests-built
+tests-built:
+	cargo test --workspace --features kie-server/otlp --locked --no-run
 
 .PHONY: checks
 checks: lint
