@@ -238,7 +238,7 @@ BAD_TYPES: list[dict[str, Any]] = [
     {"prompt": {"a": 1}},
     {"messages": "a"},
     {"messages": {"role": "user"}},
-    {"messages": [{"role": object()}]},
+    {"messages": [{"role": ...}]},
     {"prompt": "a", "temprature": 1},
     {"prompt": "a", "max_tokens": "7"},
     {"prompt": "a", "max_tokens": 7.5},
