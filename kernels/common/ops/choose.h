@@ -91,7 +91,7 @@ KIE_DEVICE Choice choose_by_scores(const float (&logits)[kEach], const float (&c
     if constexpr (C::kGroupsChosen < C::kGroups) keep_groups<C>(keys);
     u32 id = 0;
     float score = 0;
-    KIE_UNROLL for (int n = 0; n < C::kChosen; ++n) {
+    KIE_NO_UNROLL for (int n = 0; n < C::kChosen; ++n) {
         u32 best = 0, at = 0;
         float its = 0;
         KIE_UNROLL for (int i = 0; i < kEach; ++i) if (keys[i] > best) best = keys[i],
@@ -123,7 +123,7 @@ KIE_DEVICE Choice choose(const float (&logits)[kEach]) {
     // Lane n keeps the n-th choice.
     u32 id = 0;
     float logit = 0, top = 0;
-    KIE_UNROLL for (int n = 0; n < C::kChosen; ++n) {
+    KIE_NO_UNROLL for (int n = 0; n < C::kChosen; ++n) {
         u32 best = 0, at = 0;
         KIE_UNROLL for (int i = 0; i < kEach; ++i) if (keys[i] > best) best = keys[i],
                                                                        at = i * kTeam + my;
