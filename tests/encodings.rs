@@ -582,7 +582,7 @@ fn first_likeliest(engine: &Engine, ids: &[u32]) -> Vec<(u32, f32)> {
 }
 
 fn simulator(n: usize, warp: [u32; 2]) -> String {
-    format!("sim:seed={n},blocks=8,warp={}", warp[n % 2])
+    format!("sim:seed={n},blocks=4,warp={}", warp[n % 2])
 }
 
 #[test]

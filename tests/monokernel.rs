@@ -295,5 +295,5 @@ fn fixture(name: &str) -> PathBuf {
 
 /// A simulated machine of few blocks, for tests of requests.
 fn open_simulated(folder: &Path, warp: u32) -> Engine {
-    open_on(folder, &format!("sim:seed=7,warp={warp},blocks=8"))
+    open_on(folder, &format!("sim:seed=7,warp={warp},blocks=4"))
 }

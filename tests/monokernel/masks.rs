@@ -81,13 +81,13 @@ fn answers_are_the_cpus_and_neighbours_change_none() {
     let cpu = reference(&folder);
     let all: Vec<_> = ways(14).into_iter().map(|(name, p)| (name, under(p))).collect();
     let wanted: Vec<_> = all.iter().map(|(_, p)| generate(&cpu, &PROMPT, p)).collect();
-    let (free, alone) = (base(14, 5), open_on(&folder, "sim:seed=7,blocks=8"));
+    let (free, alone) = (base(14, 5), open_on(&folder, "sim:seed=7,blocks=4"));
     let untouched = generate(&alone, &PROMPT, &free);
     for ((name, params), wanted) in all.iter().zip(&wanted).take(4) {
         assert_eq!(told(&generate(&alone, &PROMPT, params)), told(wanted), "{name}");
     }
     drop(alone);
-    for machine in ["seed=8,warp=32,blocks=8", "seed=9,warp=64,blocks=5,hold=1"] {
+    for machine in ["seed=8,warp=32,blocks=4", "seed=9,warp=64,blocks=5,hold=1"] {
         let engine = open_on(&folder, &format!("sim:{machine}"));
         for (some, wanted) in all.chunks(3).zip(wanted.chunks(3)) {
             let asked: Vec<_> = some.iter().map(|(_, p)| p).chain([&free]).collect();

@@ -237,7 +237,7 @@ fn tokens_stay_the_same_across_the_end_of_seqnos() {
     // The runner starts anew where a longest launch would pass 2^32, with as many seqnos a step as
     // there are layers, and one: here behind the first request.
     let first_seqno = u32::MAX / (6 + 1) - (1 << 20) - 4;
-    let device = "sim:seed=7,warp=32,blocks=8";
+    let device = "sim:seed=7,warp=32,blocks=4";
     let late = Engine::builder(&folder).device(device).max_batch(4).first_seqno(first_seqno);
     let late = late.build().unwrap();
     for turn in 0..3 {
