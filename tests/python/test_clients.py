@@ -92,4 +92,5 @@ def test_pydantic_ai(talker: Serving) -> None:
             return await streamed.get_output()
 
     assert asyncio.run(ask()) == SCRIPTS["done"]
-    assert cities == ["Zürich", "Oslo", "Rome"]
+    # Tools that are asked for together run in threads.
+    assert (cities[0], sorted(cities[1:])) == ("Zürich", ["Oslo", "Rome"])
