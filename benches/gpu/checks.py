@@ -77,14 +77,15 @@ def behind(engine: kie.Engine, ids: list[int], tokens: int) -> list[tuple[int, d
 def prompts(
     shape: str, folder: Path, device: str, *, lengths: tuple[int, ...], runs: int, gate: float
 ) -> Iterator[dict[str, Any]]:
-    """Long prompts over several GPUs: log-probabilities behind them beside those of the first GPU
-    alone, relative to how large logits are, and one continuation with the same bits in all runs.
+    """Long prompts: log-probabilities behind them, relative to how large logits are, beside those
+    of the first of several GPUs alone, or of the exact mode of one, whose prompts go through the
+    decode kernel; and one continuation with the same bits in all runs.
 
     Prompts are not shared between runs, so each is computed anew.
     """
     options = {"max_seq_len": max(lengths) + 64, "max_batch": 1, "prefix_cache": False}
-    alone = device.partition(",")[0]
-    with kie.Engine(folder, device=alone, **options) as engine:
+    alone, _, others = device.partition(",")
+    with kie.Engine(folder, device=alone, exact=not others, **options) as engine:
         drawn = [fresh(pool(engine), n, random.Random(n)) for n in lengths]
         wanted = [behind(engine, ids, 1)[0] for ids in drawn]
         size = float(np.sqrt(np.mean(np.square(engine.logits(drawn[0][:8], path="decode")))))

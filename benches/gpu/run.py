@@ -65,6 +65,8 @@ WEIGHTS = {
 """By the end of a shape's name."""
 PROMPTS = ("llama-3.1-8b-few", "llama-3.2-1b")
 """Shapes whose long prompts several GPUs have to answer as one does."""
+PROMPTS_ALONE = ("llama", "qwen3_moe", "gpt_oss_mxfp4", "own_qwen3_next")
+"""Fixtures whose long prompts one GPU has to answer in the prefill kernel as in columns."""
 STEADY = ("llama-3.2-1b", "laneformer-2b-lane", "laneformer-2b-half")
 
 
@@ -119,6 +121,10 @@ def check_all(device: str, chosen: set[str]) -> Iterator[dict[str, Any]]:
             yield from checks.prompts(
                 shape, folder, device, lengths=(700, 2037), runs=20, gate=GATE["prefill"]
             )
+    for name in PROMPTS_ALONE if "prompts" in chosen and "," not in device else ():
+        yield from checks.prompts(
+            name, data / name, device, lengths=(90, 190), runs=3, gate=GATE["prefill"]
+        )
     for shape in FULL if "reference" in chosen else ():
         with speed.shaped(shape) as folder:
             gates = (EXACT_GATE["decode"], GATE["decode"])
