@@ -924,9 +924,10 @@ impl Partition {
     /// behind the last layer, so that they are there.
     pub fn ahead_of_choice(&self) -> u64 {
         let piece = self.classes.iter().map(ClassPartition::piece_bytes).max().unwrap_or(0);
-        let wanted = self.tuning.ahead_of_choice;
-        let pays = piece >= self.tuning.ahead_of_choice_from;
-        u64::from(if pays { wanted } else { 0 }).min(self.head_bytes() / 4096 * 4096)
+        if piece < self.tuning.ahead_of_choice_from {
+            return 0;
+        }
+        u64::from(self.tuning.ahead_of_choice).min(self.head_bytes() / 4096 * 4096)
     }
 
     /// Threads of a block: teams of 32 that compute, a warp of the machine's that copies, one that
