@@ -27,11 +27,6 @@ def golden(folder: Path) -> dict[str, Any]:
     return {name: container.decode(raw) for name, raw in stored.items()}
 
 
-def recorded_of(logits: Any, recorded: Any) -> Any:
-    """Of all columns those that were recorded."""
-    return logits[:, :: -(-logits.shape[1] // recorded.shape[1])]
-
-
 def test_every_folder_is_here() -> None:
     assert len(FOLDERS) == 25
 
@@ -43,7 +38,10 @@ def test_float64_pass_reproduces_the_golden(folder: Path) -> None:
         ids, picked = want[f"prompt_{i}.ids"], want[f"prompt_{i}.gen_ids"]
         logits = model.forward(np.concatenate([ids, picked[:-1]])).logits
         recorded = want[f"prompt_{i}.logits"]
-        assert np.abs(recorded_of(logits[: len(ids)], recorded) - recorded).max() < 1e-4
+        assert (
+            np.abs(container.in_recorded_columns(logits[: len(ids)], recorded) - recorded).max()
+            < 1e-4
+        )
         if f"prompt_{i}.last_logits" in want:
             assert np.abs(logits[len(ids) - 1] - want[f"prompt_{i}.last_logits"]).max() < 1e-4
         steps = logits[len(ids) - 1 :]
@@ -108,7 +106,7 @@ def test_a_wrong_flag_shows_in_the_logits(name: str, change: dict[str, Any]) -> 
     wrong = forward.Model(model.config | change, model.tensors)
     logits = wrong.forward(want["prompt_2.ids"]).logits
     recorded = want["prompt_2.logits"]
-    assert np.abs(recorded_of(logits, recorded) - recorded).max() > 0.05
+    assert np.abs(container.in_recorded_columns(logits, recorded) - recorded).max() > 0.05
 
 
 def test_every_rope_scaling_shows_in_the_logits() -> None:
@@ -149,7 +147,7 @@ def test_a_wrong_layer_shows_in_the_logits(layer: int, change: dict[str, Any]) -
     layers[layer] |= change
     wrong = forward.Model(model.config | {"layers": layers}, model.tensors)
     recorded, logits = want["prompt_2.logits"], wrong.forward(want["prompt_2.ids"]).logits
-    assert np.abs(recorded_of(logits, recorded) - recorded).max() > 0.05
+    assert np.abs(container.in_recorded_columns(logits, recorded) - recorded).max() > 0.05
 
 
 @pytest.mark.parametrize("part", ["sinks", "router.bias", "_proj_bias", "o_proj.bias"])
@@ -179,7 +177,7 @@ def test_biases_show_in_the_logits() -> None:
     assert len(model.tensors) - len(without) == 6
     logits = forward.Model(model.config, without).forward(want["prompt_2.ids"]).logits
     recorded = want["prompt_2.logits"]
-    assert np.abs(recorded_of(logits, recorded) - recorded).max() > 0.05
+    assert np.abs(container.in_recorded_columns(logits, recorded) - recorded).max() > 0.05
 
 
 @pytest.mark.parametrize(
