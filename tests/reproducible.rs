@@ -248,13 +248,21 @@ fn pages_run_out(open: &dyn Fn() -> Builder, (prompt, tokens): (u32, usize)) {
             ..SamplingParams::default()
         },
     };
-    let mut streams: Vec<_> = (0..2).map(|seed| warm.stream(request(seed)).unwrap()).collect();
-    let both: Vec<Bits> = streams.iter_mut().map(|stream| read(stream).0).collect();
-    assert!(warm.metrics().preempted > 0, "{:?}", warm.metrics());
-    for (seed, bits) in (0..).zip(both) {
-        let (alone, _) = read(&mut cold.stream(request(seed)).unwrap());
-        assert!(bits == alone, "request {seed} has other bits");
+    // A pair may pass one behind the other where this thread is held up between them.
+    for first in (0..40).step_by(2) {
+        let seeds = first..first + 2;
+        let mut streams: Vec<_> =
+            seeds.clone().map(|seed| warm.stream(request(seed)).unwrap()).collect();
+        let both: Vec<Bits> = streams.iter_mut().map(|stream| read(stream).0).collect();
+        for (seed, bits) in seeds.zip(both) {
+            let (alone, _) = read(&mut cold.stream(request(seed)).unwrap());
+            assert!(bits == alone, "request {seed} has other bits");
+        }
+        if warm.metrics().preempted > 0 {
+            return;
+        }
     }
+    panic!("no request gave its pages up: {:?}", warm.metrics());
 }
 
 #[test]

@@ -87,6 +87,9 @@ def test_more_requests_than_pages_all_end_as_alone() -> None:
     # Rings of windowed layers, and one of the longest sequences.
     few = int(str(caught.value).split("at least ")[1].split(",")[0])
     with kie.Engine(max_batch=4, max_seq_len=256, kv_bytes=few) as engine:
-        streams = [engine.stream("def f(", seed=seed, **wanted) for seed in range(3)]
-        assert [stream.result().token_ids for stream in streams] == alone
+        for _ in range(20):  # where this thread is held up they may pass one behind another
+            streams = [engine.stream("def f(", seed=seed, **wanted) for seed in range(3)]
+            assert [stream.result().token_ids for stream in streams] == alone
+            if engine.metrics()["preempted"]:
+                break
         assert engine.metrics()["preempted"] > 0
