@@ -286,12 +286,14 @@ impl Product<'_> {
     #[inline(always)]
     pub unsafe fn all<V: Vector, D: Whole>(mut self) {
         let Range { start, end } = self.rows;
-        // Four bits with a scale for few of them are bound by instructions, of which rows side by
-        // side take fewer.
-        let light = D::VECTORS == 1 || self.split.block > 32;
+        // Codes below a byte with a scale for few of them are bound by instructions, of which rows
+        // side by side take fewer, as far as registers hold them.
+        let alone = self.y.count() == 1 && reads_rows_alone();
+        let light = D::LARGEST == u8::MAX || self.split.block > 32;
         let side = match V::REGISTERS {
-            _ if self.y.count() == 1 && light && reads_rows_alone() => 1,
-            32 => 4,
+            32 if !alone => 4,
+            32 if light => 1,
+            16 if D::SETS > 1 => 1,
             _ => 2,
         };
         let most = start + (end - start) / side * side;
@@ -438,17 +440,18 @@ unsafe fn codes_of_step<V: Vector, D: Whole, const R: usize>(
     let step = step::<V, D>();
     let length = step * piece_bytes / piece;
     // Past the rows' end comes the start of the next `R` rows.
-    let ahead = from + ahead(R);
+    let ahead = from + ahead::<V>(R);
     let ahead = if ahead < stride { ahead } else { ahead + (R - 1) * stride };
-    let fetches = (length + 32) / 64;
     // SAFETY: the step lies in the rows, or what there is of it is copied; the caller has the
     // level.
     unsafe {
         let mut codes = [[V::Ints::splat(0); 4]; R];
         for i in 0..R {
             let row = w.add(i * stride);
-            for n in 0..fetches {
-                prefetch(row.wrapping_add(ahead + n * length / fetches));
+            // Of steps that begin within lines no line is left out: one that nobody asked for costs
+            // as much as several asked for twice.
+            for line in (0..length).step_by(64) {
+                prefetch(row.wrapping_add(ahead + line));
             }
             if k + step <= cols {
                 codes[i] = D::bytes::<V>(row.add(from), k);

@@ -291,7 +291,7 @@ unsafe fn segment<V: Vector, W: Weight, const R: usize, const N: usize>(
             // A line is asked for once, by the first step that begins in it.
             let fetch = to - from >= 32 || from / 64 != to / 64;
             // Past the rows' end comes the start of the next `R` rows.
-            let ahead = from + ahead(R);
+            let ahead = from + ahead::<V>(R);
             let ahead = if ahead < stride { ahead } else { ahead + (R - 1) * stride };
             for i in 0..R {
                 if fetch {
