@@ -207,6 +207,46 @@ impl<'a> Matrix<'a> {
         }
     }
 
+    /// Factors of `count` groups from `group` on of a row, zeros behind them, in one go where the
+    /// matrix goes on behind the row for a vector of them; says whether it does. Safety: V's level;
+    /// the groups exist, `count <= LANES`, and a vector's groups begin as [`among`] wants them.
+    #[inline(always)]
+    pub(crate) unsafe fn vector_of_groups<V: Vector>(
+        &self,
+        row: usize,
+        group: usize,
+        count: usize,
+        out: &mut Factors,
+    ) -> bool {
+        let piece = self.codes.row();
+        let end = group + V::LANES;
+        // SAFETY: the caller has the level; FACTORS has room for a vector.
+        unsafe {
+            let [scales, offsets] = match &self.scales {
+                None if piece.group > 0 => {
+                    let row = &self.data[row * self.stride()..];
+                    if self.codes.bytes_of(end * piece.group as usize) > row.len() {
+                        return false;
+                    }
+                    among::<V>(self.codes, row, group)
+                }
+                Some(scales) => {
+                    let first = self.first_scale(row, scales);
+                    if first + end > scales.data.len() / scales.dtype.bytes() {
+                        return false;
+                    }
+                    scales.vector::<V>(first + group)
+                }
+                None => return false,
+            };
+            scales.store(out.scales.as_mut_ptr());
+            offsets.store(out.offsets.as_mut_ptr());
+        }
+        out.scales[count..].fill(0.0);
+        out.offsets[count..].fill(0.0);
+        true
+    }
+
     /// Whether codes are not the numbers themselves.
     #[inline(always)]
     pub(crate) fn is_scaled(&self) -> bool {

@@ -9,14 +9,10 @@ use crate::abi::Codes;
 use crate::matrix::Matrix;
 use crate::simd::{Ints, Kernel, Vector, E2M1};
 
-/// Bytes between a load of one of so many rows side by side and the prefetch that runs ahead of it.
-/// Fewer rows than registers have room for are few streams, which run further ahead.
-pub(super) const fn ahead<V: Vector>(rows: usize) -> usize {
-    if rows == 1 || rows < V::REGISTERS / 8 {
-        8192
-    } else {
-        2048
-    }
+/// Bytes between a load of one of so many rows side by side and the prefetch that runs ahead of it:
+/// together a quarter of a first cache.
+pub(super) const fn ahead(rows: usize) -> usize {
+    8192 / rows
 }
 
 /// How numbers of one storage type become float32 lanes.

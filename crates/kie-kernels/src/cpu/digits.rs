@@ -349,9 +349,10 @@ impl<D: Whole, const R: usize, const N: usize> Kernel for Tiles<'_, '_, D, R, N>
     unsafe fn run<V: Vector>(self) {
         let Self { product, rows, c, .. } = self;
         let factors = RowFactors::<D>::of(product.m, product.split.block);
+        let ahead = distance(product.m, R);
         for r in rows.step_by(R) {
             // SAFETY: the caller has the level; the rows and columns exist.
-            unsafe { tile::<V, D, R, N>(product, &factors, r, c) };
+            unsafe { tile::<V, D, R, N>(product, (&factors, ahead), r, c) };
         }
     }
 }
@@ -360,7 +361,7 @@ impl<D: Whole, const R: usize, const N: usize> Kernel for Tiles<'_, '_, D, R, N>
 #[inline(always)]
 unsafe fn tile<V: Vector, D: Whole, const R: usize, const N: usize>(
     product: &mut Product<'_>,
-    factors: &RowFactors<'_, D>,
+    (factors, ahead): (&RowFactors<'_, D>, usize),
     r: usize,
     c: usize,
 ) {
@@ -388,12 +389,12 @@ unsafe fn tile<V: Vector, D: Whole, const R: usize, const N: usize>(
                     }
                 }
             }
-            let w = m.data.as_ptr().add(r * stride);
+            let w = m.data.get_unchecked(r * stride..);
             let x = split.lines.as_ptr().cast::<u8>().add(c * split.column);
             for k in (begin..end).step_by(step::<V, D>()) {
                 let passed = ((k - begin) >> block.trailing_zeros()) as i32;
                 let x = x.add(k / step::<V, D>() * step_bytes::<V, D>());
-                let codes = codes_of_step::<V, D, R>((w, stride), k, cols);
+                let codes = codes_of_step::<V, D, R>((w, stride), ahead, k, cols);
                 for set in 0..D::SETS {
                     let index = V::Ints::load(split.lanes[set].as_ptr().cast());
                     let index = index.add(V::Ints::splat(passed));
@@ -427,10 +428,21 @@ fn lanes<V: Vector, D: Whole>(block: usize) -> [[i32; 16]; 4] {
     all
 }
 
-/// The step at `k` of `R` rows (from the first, a stride apart). Safety: V's level; the rows exist.
+/// Bytes between a load of one of so many rows side by side and its prefetch, which leads to codes
+/// that are read: between rows that have others between them lie as many whole rows.
+fn distance(m: &Matrix<'_>, rows: usize) -> usize {
+    match m.row_step {
+        1 => ahead(rows),
+        _ => (ahead(rows) / m.row_bytes()).max(1) * rows * m.stride(),
+    }
+}
+
+/// The step at `k` of `R` rows (from the first to the matrix's end, a stride apart). What lies behind
+/// a row meets digits of zero. Safety: V's level; the rows exist.
 #[inline(always)]
 unsafe fn codes_of_step<V: Vector, D: Whole, const R: usize>(
-    (w, stride): (*const u8, usize),
+    (w, stride): (&[u8], usize),
+    ahead: usize,
     k: usize,
     cols: usize,
 ) -> [[V::Ints; 4]; R] {
@@ -440,20 +452,21 @@ unsafe fn codes_of_step<V: Vector, D: Whole, const R: usize>(
     let step = step::<V, D>();
     let length = step * piece_bytes / piece;
     // Past the rows' end comes the start of the next `R` rows.
-    let ahead = from + ahead::<V>(R);
+    let ahead = from + ahead;
     let ahead = if ahead < stride { ahead } else { ahead + (R - 1) * stride };
-    // SAFETY: the step lies in the rows, or what there is of it is copied; the caller has the
+    let whole = k + step <= cols || (R - 1) * stride + from + length <= w.len();
+    // SAFETY: the step lies in the matrix, or what there is of it is copied; the caller has the
     // level.
     unsafe {
         let mut codes = [[V::Ints::splat(0); 4]; R];
         for i in 0..R {
-            let row = w.add(i * stride);
+            let row = w.as_ptr().add(i * stride);
             // Of steps that begin within lines no line is left out: one that nobody asked for costs
             // as much as several asked for twice.
             for line in (0..length).step_by(64) {
                 prefetch(row.wrapping_add(ahead + line));
             }
-            if k + step <= cols {
+            if whole {
                 codes[i] = D::bytes::<V>(row.add(from), k);
             } else {
                 let mut tail = [0u8; STEP_MAX];
@@ -534,8 +547,8 @@ impl<'a, D: Whole> RowFactors<'a, D> {
         Self { m, block, blocks, source, stride, bytes, groups, kind: PhantomData }
     }
 
-    /// Scales and offsets of the blocks of a row from `at` on; what there are less than `LANES` of
-    /// is 1 and 0. Safety: V's level; the row has the block `at`.
+    /// Scales and offsets of the blocks of a row from `at` on; lanes behind the row's last block are
+    /// finite. Safety: V's level; the row has the block `at`.
     #[inline(always)]
     unsafe fn vector<V: Vector>(&self, row: usize, at: usize) -> [V; 2] {
         let whole = at + V::LANES <= self.blocks;
@@ -587,6 +600,10 @@ impl Kernel for OfBlocks<'_> {
     unsafe fn run<V: Vector>(self) {
         let Self { m, row, block, first, count, factors } = self;
         let width = m.group_cols();
+        // SAFETY: the caller has the level.
+        if block == width && unsafe { m.vector_of_groups::<V>(row, first, count, factors) } {
+            return;
+        }
         let group_of = |at: usize| at * block / width;
         let (group, last) = (group_of(first), group_of(first + count - 1));
         // SAFETY: the caller has the level; the groups exist.

@@ -291,7 +291,7 @@ unsafe fn segment<V: Vector, W: Weight, const R: usize, const N: usize>(
             // A line is asked for once, by the first step that begins in it.
             let fetch = to - from >= 32 || from / 64 != to / 64;
             // Past the rows' end comes the start of the next `R` rows.
-            let ahead = from + ahead::<V>(R);
+            let ahead = from + ahead(R);
             let ahead = if ahead < stride { ahead } else { ahead + (R - 1) * stride };
             for i in 0..R {
                 if fetch {
@@ -627,6 +627,33 @@ pub(crate) mod tests {
                         x[200] = bad;
                         let y = all(level, &owned.matrix(), &x, 1);
                         assert!(y.iter().all(|y| !y.is_finite()), "{encoding:?} {level:?}: {y:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_scale_of_the_next_row_stays_there() {
+        const NAN: [u8; 2] = 0x7e00_u16.to_le_bytes();
+        const ONE: [u8; 2] = 0x3c00_u16.to_le_bytes();
+        let (rows, cols) = (5, 160);
+        let (groups, x) = (cols / 32, noise(3, 4 * cols));
+        let scale = |group: usize| if group == 2 * groups { NAN } else { ONE };
+        // Among the codes, and beside them.
+        let among: Vec<u8> =
+            (0..rows * groups).flat_map(|group| [&scale(group)[..], &[1; 32]].concat()).collect();
+        let beside: Vec<u8> = (0..rows * groups).flat_map(scale).collect();
+        let scales =
+            Scales { data: &beside, dtype: Dtype::F16, zeros: None, block_rows: 1, block_cols: 32 };
+        let codes = vec![0x12; rows * cols / 2];
+        let m = |data, codes, scales| Matrix { data, codes, rows, cols, row_step: 1, scales };
+        for m in [m(&among, Codes::Q8x0, None), m(&codes, Codes::I4, Some(scales))] {
+            for level in available() {
+                for n in [1, 4] {
+                    let y = all(level, &m, &x[..n * cols], n);
+                    for (at, y) in y.iter().enumerate() {
+                        assert_eq!(y.is_nan(), at % rows == 2, "{level:?} {:?} {at}", m.codes);
                     }
                 }
             }
