@@ -48,6 +48,7 @@ def main() -> None:
         size = len(kie.JsonSchema(schema(0)).definition)
         first: dict[str, list[float]] = {"free": [], "new": [], "kept": []}
         each: dict[str, list[float]] = {"free": [], "grammar": []}
+        drafted = accepted = tokens = 0
         for n in range(ROUNDS):
             grammar = kie.JsonSchema(schema(n))
             new = engine.generate(prompt, grammar=grammar, seed=n, **keywords)
@@ -59,6 +60,10 @@ def main() -> None:
                 first[name].append(done.timings.ttft_ms)
             for name, done in (("grammar", kept), ("free", free)):
                 each[name].append(done.timings.predicted_ms / (len(done.token_ids) - 1))
+            for done in (new, kept):
+                drafted += done.timings.draft_n
+                accepted += done.timings.draft_n_accepted
+                tokens += len(done.token_ids)
         info = engine.info()
     print(
         f"{info['model']}, {info['device_model']}, {info['threads']} threads, {info['vocab']} ids"
@@ -72,6 +77,7 @@ def main() -> None:
     print(
         f"each token: free {a * 1e3:.0f} us, grammar {b * 1e3:.0f} us, {100 * (b / a - 1):+.1f} %"
     )
+    print(f"drafted beside masks: {drafted} of {tokens} tokens, {accepted} accepted")
 
 
 if __name__ == "__main__":

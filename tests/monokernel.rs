@@ -59,6 +59,8 @@ mod exact;
 mod experts;
 #[path = "monokernel/failures.rs"]
 mod failures;
+#[path = "monokernel/forced.rs"]
+mod forced;
 #[path = "monokernel/long.rs"]
 mod long;
 #[path = "monokernel/machines.rs"]

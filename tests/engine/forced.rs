@@ -57,7 +57,7 @@ fn open(drafts: bool, max_batch: usize) -> Engine {
     }
     let options = Options { threads: Some(2), ..Options::default() };
     let inner = devices::open("cpu", &options).unwrap();
-    builder.runner(Arc::new(Around(inner, |run: Box<dyn Running>| run))).build().unwrap()
+    builder.runner(Arc::new(Around(inner, |run: Box<dyn Running>| run, false))).build().unwrap()
 }
 
 /// Tokens, their log-probabilities and alternatives, and the end.

@@ -63,7 +63,7 @@ fn open(folder: &Path, level: Option<Level>) -> (Engine, Arc<Answers>) {
     let answers = Arc::<Answers>::default();
     let asked = Arc::clone(&answers);
     let run = move |run| Box::new(Impatient(run, Arc::clone(&asked))) as Box<dyn Running>;
-    let runner = Arc::new(Around(inner, run));
+    let runner = Arc::new(Around(inner, run, false));
     let builder = Engine::builder(folder).runner(runner);
     (builder.max_batch(4).build().unwrap(), answers)
 }

@@ -61,16 +61,17 @@ impl Running for Deaf {
     }
 }
 
-fn deafened(inner: Arc<dyn Device>, count: Arc<AtomicUsize>) -> Arc<dyn Device> {
+/// A device with such runs; with drafts beside masks or without.
+pub fn deafened(inner: Arc<dyn Device>, count: Arc<AtomicUsize>, drafts: bool) -> Arc<dyn Device> {
     let run = move |run| Box::new(Deaf(run, Arc::clone(&count))) as Box<dyn Running>;
-    Arc::new(Around(inner, run))
+    Arc::new(Around(inner, run, drafts))
 }
 
 /// A fixture with such runs, over sources with these edits, and the count.
 fn deaf(name: &str, device: &str, edits: &[Edit]) -> (Engine, Arc<AtomicUsize>) {
     let count = Arc::<AtomicUsize>::default();
     let inner = edited_by("kie_decode", device, edits, &Arc::default());
-    let runner = deafened(inner, Arc::clone(&count));
+    let runner = deafened(inner, Arc::clone(&count), false);
     let builder = Engine::builder(fixture(name)).dtype(half(&fixture(name))).max_batch(4);
     (builder.runner(runner).build().unwrap(), count)
 }
@@ -200,7 +201,7 @@ fn prompts_stand_before_masks() {
     for entry in ["kie_decode", "kie_prefill"] {
         let open = |late: bool| {
             let inner = edited_by(entry, "sim:seed=6,blocks=3", &[], &Arc::default());
-            let runner = if late { deafened(inner, Arc::default()) } else { inner };
+            let runner = if late { deafened(inner, Arc::default(), false) } else { inner };
             let builder = Engine::builder(fixture(name)).dtype(half(&fixture(name)));
             builder.runner(runner).build().unwrap()
         };

@@ -167,6 +167,7 @@ const TRUE: &[Case] = &[
         ..PHASED
     },
     Case { what: "drafts on two ranks", machine: "ranks=2,blocks=4", drafts: true, ..SHORT },
+    Case { what: "drafts beside masks", drafts: true, masked: true, ..SHORT },
 ];
 
 const MUTANTS: &[Case] = &[
@@ -401,10 +402,13 @@ fn a_case_by_itself() {
     let engine =
         open_over(fixture, edited_and_tuned(entry, &device, edits, &Arc::default(), Some(tuning)));
     let ids = |n: u32| (0..n).map(|i| 3 + i * 7 % 90).collect::<Vec<_>>();
+    let constrain = |params: &mut SamplingParams| {
+        params.grammar = masked.then(|| Grammar::Regex("[a-z]{90}".into()));
+        params.ignore_eos = !masked;
+    };
     let start = |n: &u32| {
         let mut request = greedy_request(&ids(*n), 4);
-        request.params.grammar = masked.then(|| Grammar::Regex("[a-z]{90}".into()));
-        request.params.ignore_eos = !masked;
+        constrain(&mut request.params);
         engine.stream(request).unwrap()
     };
     let streams: Vec<_> = prompts.iter().map(start).collect();
@@ -414,10 +418,13 @@ fn a_case_by_itself() {
     if drafts {
         let mut request = greedy_request(&ids(16), 12);
         request.params.speculate = Some(Speculate::Lookup);
+        constrain(&mut request.params);
         let wanted = engine.generate(request.clone()).unwrap().token_ids;
         request.params.prediction = Some(Prediction::Ids(wanted.clone()));
         let done = engine.generate(request).unwrap();
-        assert!(done.token_ids == wanted && done.timings.draft_n_accepted > 7, "{done:?}");
+        // Beside masks the host drafts, and may be late.
+        let least = if masked { 1 } else { 8 };
+        assert!(done.token_ids == wanted && done.timings.draft_n_accepted >= least, "{done:?}");
     }
     let params = SamplingParams {
         max_tokens: Some(3),

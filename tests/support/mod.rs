@@ -189,8 +189,9 @@ pub fn ended_by(f: impl FnOnce()) -> Option<i32> {
     libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status))
 }
 
-/// A device whose runs are what a function makes of another's.
-pub struct Around<F>(pub Arc<dyn Device>, pub F);
+/// A device whose runs are what a function makes of another's, and whether it says that it checks
+/// drafts beside masks where that one does.
+pub struct Around<F>(pub Arc<dyn Device>, pub F, pub bool);
 
 impl<F: Fn(Box<dyn Running>) -> Box<dyn Running> + Send + Sync> Device for Around<F> {
     fn info(&self) -> DeviceInfo {
@@ -215,6 +216,14 @@ impl<F: Fn(Box<dyn Running>) -> Box<dyn Running> + Send + Sync> Device for Aroun
 
     fn refuses_drafts(&self, program: &ValidProgram) -> Option<&'static str> {
         self.0.refuses_drafts(program)
+    }
+
+    fn masked_drafts(&self, program: &ValidProgram) -> usize {
+        if self.2 {
+            self.0.masked_drafts(program)
+        } else {
+            0
+        }
     }
 
     fn exact_reuse(&self, program: &ValidProgram) -> kie_kernels::Result<ExactReuse> {

@@ -117,6 +117,13 @@ impl Masks {
         }
     }
 
+    /// Device: what the token behind draft `n` may be, of those that [`Masks::drafted`] found.
+    pub fn behind_draft(&self, place: &Place, n: usize) -> Option<&[AtomicU32]> {
+        let mask = self.behind(place)? + n + 1;
+        let there = mask <= self.drafts.load(Ordering::Acquire) as usize;
+        there.then(|| &self.words[mask * self.width..][..self.width])
+    }
+
     /// Drafts between the first mask and that of the next token, where that is there.
     fn behind(&self, place: &Place) -> Option<usize> {
         let written = self.written.load(Ordering::Acquire);
@@ -173,10 +180,13 @@ mod tests {
         assert_eq!(masks.drafted(&place, &mut out), 1);
         masks.add_draft(2, &[8]);
         assert_eq!((masks.drafted(&place, &mut out), out), (2, [1, 2, 0]));
+        let behind = [0, 1, 2].map(|n| ids(masks.behind_draft(&place, n)));
+        assert_eq!(behind, [Some(vec![2]), Some(vec![3]), None]);
         assert_eq!(ids(masks.next(&mut place)), Some(vec![1]));
         (place.made, place.last) = (1, 1);
         assert_eq!((masks.drafted(&place, &mut out), out[0]), (1, 2));
         assert_eq!(ids(masks.next(&mut place)), Some(vec![2]));
+        assert_eq!(ids(masks.behind_draft(&place, 0)), Some(vec![3]));
         let (mut other, mut end) = (place, place);
         (end.made, end.last) = (2, 2);
         assert_eq!(ids(masks.next(&mut end)), Some(vec![3]));

@@ -8,6 +8,8 @@
 //   its prediction = what the caller expects, the prompt's last `kTextPad` ids before it
 // Block 0 of a rank adds what a step made; the next step's candidates make it visible, and until
 // then each block has it in `recent`. Every block searches for itself, so nothing is exchanged.
+// Under a grammar the host drafts: what it gives with a launch is checked in the first step, each
+// column under a mask of its own (ops/mask.h), and the steps behind have nothing more.
 // Traffic: 4 bytes an id of the text, and of the prediction unless it goes on as expected.
 #pragma once
 
@@ -133,6 +135,14 @@ KIE_DEVICE Behind behind_match(u32 match, int ids, int expected, int cursor) {
     if (order >= expected) return {ids - 1 - (order - expected), false};
     return {order < expected - cursor ? cursor + order : expected - 1 - order, true};
 }
+// Draft `n` of a sequence that has so many ids. What ends with the text goes on as it began: it is
+// a repetition.
+KIE_DEVICE u32 id_behind(const DecodeArgs& args, const Block& b, int s, const Behind& behind,
+                         int ids, int n) {
+    n = behind.predicted ? behind.at + n : behind.at + n % (ids - behind.at);
+    if (!behind.predicted && n >= seen_ids(ids)) return recent_id(b, s, n);
+    return id_at(ids_of(args, args.column[s].row, behind.predicted), n);
+}
 // The next step's columns: each sequence's own, then drafts behind it while there is room. All
 // consumers, of sequences whose last token is known; they meet at the end.
 KIE_DEVICE void draft(const DecodeArgs& args, Block& b) {
@@ -141,7 +151,8 @@ KIE_DEVICE void draft(const DecodeArgs& args, Block& b) {
     if (me < sequences) {
         Drafter& d = all.sequence[me];
         all.columns.sequence[me] = me, all.columns.ahead[me] = d.made;
-        const u32 reach = d.rest > 0 ? 0 : d.reach;
+        const u32 given = d.made == 0 ? args.drafting[me].given : 0,
+                  reach = d.rest > 0 ? 0 : d.reach + given;
         if (d.rest > 0) --d.rest;
         // The last of a step's tokens is chosen behind its last draft.
         const u32 left = args.column[me].last - args.column[me].position - d.made - 1;
@@ -154,17 +165,14 @@ KIE_DEVICE void draft(const DecodeArgs& args, Block& b) {
         const int ids = text_ids(args, b, s), most = min_i((int)d.most, kColumns - next),
                   expected = (int)args.drafting[s].prediction,
                   cursor = min_i((int)d.cursor, expected);
-        const u32 match = most > 0 ? best_match(args, b, s, ids, turn) : 0;
+        const bool given = args.drafting[s].given > 0;
+        const u32 match = most > 0 && !given ? best_match(args, b, s, ids, turn) : 0;
         const Behind behind = behind_match(match, ids, expected, cursor);
-        int count = match >> 27 < (u32)kMatchLeast ? 0 : most;
+        int count = !given && match >> 27 < (u32)kMatchLeast ? 0 : most;
         if (count > 0 && behind.predicted) count = min_i(count, expected - behind.at);
         if (me < count) {
-            const u32 row = args.column[s].row;
-            // What ends with the text goes on as it began: it is a repetition.
-            const int n = behind.predicted ? behind.at + me : behind.at + me % (ids - behind.at);
-            const bool near = !behind.predicted && n >= seen_ids(ids);
             tokens_of(b)[next + me] =
-                near ? recent_id(b, s, n) : id_at(ids_of(args, row, behind.predicted), n);
+                given ? args.drafting[s].ids[me] : id_behind(args, b, s, behind, ids, me);
             all.columns.sequence[next + me] = s, all.columns.ahead[next + me] = d.made + 1 + me;
         }
         if (me == 0) {
@@ -182,7 +190,6 @@ KIE_DEVICE void draft(const DecodeArgs& args, Block& b) {
 KIE_DEVICE void learn(Drafter& d, u32 accepted) {
     // The step's last token stands where the first wrong one did.
     if (d.began > 0) d.cursor = d.began + accepted;
-    d.drafted += d.count, d.accepted += accepted;
     if (accepted == 0) {
         d.misses = min_i((int)d.misses + 1, kMissesMost);
         d.reach = 1, d.rest = (1u << d.misses) - 1;
@@ -208,7 +215,8 @@ KIE_DEVICE void accept(const DecodeArgs& args, const Block& b, int s) {
         if (picked.end != 0 || accepted == d.count) break;
         if (picked.id != tokens_of(b)[d.first + accepted]) break;
     }
-    if (d.count > 0) learn(d, accepted);
+    d.drafted += d.count, d.accepted += accepted;
+    if (d.count > 0 && args.drafting[s].given == 0) learn(d, accepted);
 }
 // All sequences', a warp each.
 KIE_DEVICE void accept_drafts(const DecodeArgs& args, const Block& b) {

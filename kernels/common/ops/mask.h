@@ -1,5 +1,7 @@
 // Which tokens a grammar allows, as bits that the host writes while the step is computed: words
-// {tag, 32 bits} of host memory, [rows][kMaskAll], of which bit id % 32 of word id / 32 allows id.
+// {tag, 32 bits} of host memory, [rows][kMaskRow][kMaskAll], of which bit id % 32 of word id / 32
+// allows id. A row's first mask is that of its next token, the others those of the tokens behind
+// each draft that the host gave with the launch (ops/lookup.h).
 // Tag n + 1 says that a word is of the n-th token that the row ever made, as tokens say it that
 // travel the other way (emit.h). So each word tells by itself whether it is there, and no fence and
 // no flag is needed. A mask is made of the token before, which is made of candidates of all blocks:
@@ -28,7 +30,8 @@ KIE_DEVICE u32* mask_of(const Block& b, int column) {
     return (u32*)(b.shared + kShMasks) + column * kMaskStride;
 }
 KIE_DEVICE bool is_late(const DecodeArgs& args, const Block& b, int column) {
-    return is_masked(args.column[column]) && mask_of(b, column)[kMaskWords] != 0;
+    if (kLookup && column >= choosing_of(args, b)) return false;  // it is nobody's
+    return is_masked(sequence_of(args, b, column)) && mask_of(b, column)[kMaskWords] != 0;
 }
 // Of a mask from the word on that has the bit of `first`.
 KIE_DEVICE bool allows(const u32* mask, u32 first, u32 id) {
@@ -38,10 +41,12 @@ KIE_DEVICE bool allows(const u32* mask, u32 first, u32 id) {
 // One warp a column; `first` is the id of the block's first row.
 KIE_DEVICE void take_mask(const DecodeArgs& args, const Block& b, int column, u32 first) {
     constexpr int kOnce = 2;
-    const Sequence& q = args.column[column];
-    const u32 tag = q.emitted + ahead_at(b.shared, b.step, column) + 1;
+    const Sequence& q = sequence_of(args, b, column);
+    const u32 ahead = ahead_at(b.shared, b.step, column), tag = q.emitted + ahead + 1;
+    // Of a row's drafts the first is one token ahead, as they are checked in the first step.
+    const u32 mask = q.row * kMaskRow + (kLookup && column >= (int)args.live ? ahead : 0);
     const int count = min_i(kMaskWords, kMaskAll - (int)(first / 32));
-    const u64* from = args.masks + (u64)q.row * kMaskAll + first / 32;
+    const u64* from = args.masks + (u64)mask * kMaskAll + first / 32;
     u32* to = mask_of(b, column);
     const u64 since = clock_ns(), most = sequences_of(args) > 1 ? kMaskWaitBeside : kMaskWaitAlone;
     bool there = true;

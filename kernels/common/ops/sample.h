@@ -182,7 +182,7 @@ KIE_DEVICE void weigh_columns(const DecodeArgs& args, const Block& b, Chosen* mi
     if (kColumns > 1 || masked) sync_consumers<kThreads>();  // the logits are there
     if (masked) {
         const int column = thread() / kTeam;
-        if (column < sequences_of(args) && is_masked(args.column[column]))
+        if (column < choosing_of(args, b) && is_masked(sequence_of(args, b, column)))
             take_mask(args, b, column, head_base(b) + head_block(args, b) * kRowsHead);
     }
     if (kNear) bring_logits(args, b);

@@ -137,7 +137,8 @@ pub struct Room {
     pub out: Shared,
     /// Host memory for orders.
     pub control: Shared,
-    /// Host memory for what grammars allow, `[slots][Model::mask_words]` words.
+    /// Host memory for what grammars allow, `[slots][columns][Model::mask_words]` words: of each
+    /// slot's next token, and of those behind its drafts.
     masks: Shared,
     /// Who gave up.
     records: Memory,
@@ -169,7 +170,7 @@ impl Room {
         let room = Self {
             out: m.alloc_shared(slots * RING * wire::TOKEN_BYTES)?,
             control: m.alloc_shared(wire::CONTROL_BYTES)?,
-            masks: m.alloc_shared(slots * model.mask_words() as usize * 8)?,
+            masks: m.alloc_shared(slots * (partition.columns * model.mask_words()) as usize * 8)?,
             records: m.alloc(writers as usize * RECORDS_BLOCK * RECORD_BYTES)?,
             prompt: m.alloc(dims.max_positions as usize * 4)?,
             texts: m.alloc(slots * 8 * wire::text_row(partition.pages_max))?,
@@ -415,10 +416,12 @@ impl Loaded {
         self.machine.write(&self.room.pages, index * each, &pages)
     }
 
-    /// What the token may be that a slot's row emits as its `emitted`-th, for a kernel that may be
-    /// running.
-    pub fn write_mask(&self, index: usize, emitted: u32, mask: &[AtomicU32]) {
-        let (words, tag) = (self.model.mask_words() as usize, emitted.wrapping_add(1));
+    /// What the token may be that a slot's row emits as its `emitted`-th, or, with so many drafts
+    /// `ahead` of it, as a later one, for a kernel that may be running.
+    pub fn write_mask(&self, index: usize, emitted: u32, ahead: usize, mask: &[AtomicU32]) {
+        let words = self.model.mask_words() as usize;
+        let (tag, index) =
+            (emitted.wrapping_add(ahead as u32 + 1), index * self.most_columns() + ahead);
         for at in 0..words {
             let bits = mask.get(at).map_or(0, |word| word.load(Relaxed));
             let word = u64::from(tag) << 32 | u64::from(bits);

@@ -34,6 +34,7 @@ use crate::buffer::{Buffer, HostBytes};
 use crate::device::{Device, DeviceInfo, ExactReuse, Footprint, Options, Running, Stop};
 use crate::error::Result;
 use crate::host::side_by_side;
+use crate::lookup::DRAFT_MAX;
 use crate::machine::{Machine, Platform};
 use crate::mailbox::Mailbox;
 use crate::meter::Meter;
@@ -261,6 +262,13 @@ impl Device for Mono {
         let kernels = partition.kernels(model, self.machines[0].platform());
         let none = !kernels.iter().any(|kernel| kernel.lookup);
         none.then_some("its kernels have room for one row of a sequence a step")
+    }
+
+    fn masked_drafts(&self, program: &ValidProgram) -> usize {
+        match (self.refuses_drafts(program), self.lower(program)) {
+            (None, Ok(ranks)) => DRAFT_MAX.min(ranks[0].1.columns as usize - 1),
+            (Some(_), _) | (_, Err(_)) => 0,
+        }
     }
 
     fn echo(&self, rounds: u32) -> Result<Vec<f64>> {

@@ -4,6 +4,7 @@
 use std::sync::atomic::Ordering::Acquire;
 
 use super::lower::model::MOST_POOLS;
+use crate::lookup::DRAFT_MAX;
 use crate::machine::Shared;
 
 /// Most stop ids of a sequence.
@@ -103,7 +104,7 @@ impl Drafted {
         let word =
             |n: usize| control.word32(DRAFTS_AT + DRAFTED_BYTES * column + 4 * n).load(Acquire);
         let [reach, misses, rest, cursor] = [0, 1, 2, 3].map(word);
-        let next = Drafting { reach, misses, rest, cursor, prediction: 0, padding: 0 };
+        let next = Drafting { reach, misses, rest, cursor, ..Drafting::default() };
         Self { next, counts: [word(4), word(5)], quiet: word(6) }
     }
 }
@@ -284,7 +285,8 @@ structures! {
         padding: u32,
     }
 
-    /// What a sequence's next drafts depend on besides its text (`lookup.rs`).
+    /// What a sequence's next drafts depend on besides its text (`lookup.rs`), or those that the
+    /// host has made of it.
     Drafting as "Drafting" {
         /// Ids of the next draft at most; 0: it has none.
         reach: u32,
@@ -296,8 +298,10 @@ structures! {
         cursor: u32,
         /// Ids of the prediction.
         prediction: u32,
-        /// 0.
-        padding: u32,
+        /// Drafts of the first step that the host gives; where it does, none are looked up.
+        given: u32,
+        /// These.
+        ids: [u32; DRAFT_MAX],
     }
 
     /// The launch's one parameter. Addresses are the device's.
@@ -383,8 +387,8 @@ structures! {
         extras: u64 = "const float*",
         /// `[rows][2]` recurrent states, each like a page of their pool.
         states: u64 = "u8*",
-        /// Host memory: `[rows][kMaskAll]` words of what each row's next token may be; see
-        /// ops/mask.h.
+        /// Host memory: `[rows][kMaskRow][kMaskAll]` words of what each row's next token may be,
+        /// and those behind its drafts; see ops/mask.h.
         masks: u64 = "const u64*",
         /// `[rows][2][kTextRow]` texts and predictions (ops/lookup.h), or null.
         texts: u64 = "u32*",

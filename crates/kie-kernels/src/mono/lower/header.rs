@@ -180,6 +180,7 @@ fn sizes(t: &mut Text, model: &Model, p: &Partition, layout: &Layout) {
         ("kRowsHead", p.rows_head),
         ("kMaskWords", p.mask_words()),
         ("kMaskAll", model.mask_words()),
+        ("kMaskRow", p.columns),
         ("kHeadPassRows", p.head.rows),
         ("kHeadPasses", p.head_passes),
         ("kHeadTail", p.tail.map_or(0, |tail| tail.rows)),

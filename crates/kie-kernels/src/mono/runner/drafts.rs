@@ -1,10 +1,16 @@
 //! Drafts of tokens, the host's side: kernels make and check them (`kernels/common/ops/lookup.h`);
 //! here is which launches have some, and what kernels are told of texts. Where nothing matches, or
 //! drafts were wrong, sequences go on in the kernels without, which are faster.
+//!
+//! Under a grammar drafts come with masks (`crate::mask`), and a launch is given those that are
+//! there when it begins, each with what the token behind it may be.
+
+use std::sync::Arc;
 
 use crate::error::Result;
-use crate::lookup::Lookup;
+use crate::lookup::{Lookup, DRAFT_MAX};
 use crate::mailbox::SlotMemory;
+use crate::mask::{Masks, Place};
 use crate::mono::wire::{Drafted, Drafting, NO_ID, QUIET_STEPS, TEXT_PAD};
 
 /// Of a sequence whose request wants drafts.
@@ -77,7 +83,7 @@ impl SlotDrafts {
             rest,
             cursor: cursor as u32,
             prediction: prediction.len() as u32,
-            padding: 0,
+            ..Drafting::default()
         })
     }
 
@@ -94,6 +100,15 @@ impl SlotDrafts {
     pub fn passed(&mut self, made: u32) {
         self.lookup.rest = self.lookup.rest.saturating_sub(made);
     }
+}
+
+/// What a launch is told of drafts that came with the masks of a sequence that stands there; at
+/// most so many.
+pub(super) fn beside(place: &Place, request: &SlotMemory, most: usize) -> Drafting {
+    let mut ids = [0; DRAFT_MAX];
+    let drafted = |masks: &Arc<Masks>| masks.drafted(place, &mut ids[..most.min(DRAFT_MAX)]);
+    let given = request.masks.as_ref().map_or(0, drafted) as u32;
+    Drafting { given, ids, ..Drafting::default() }
 }
 
 /// What the caller expects.

@@ -118,9 +118,10 @@ impl Launches {
         self.ranks.iter().try_for_each(|rank| rank.write_pages(row, pages))
     }
 
-    /// What the next token of a row may be, which is its `emitted`-th; a launch may be on its way.
-    pub fn write_mask(&self, row: usize, emitted: u32, mask: &[AtomicU32]) {
-        self.ranks.iter().for_each(|rank| rank.write_mask(row, emitted, mask));
+    /// What the next token of a row may be, which is its `emitted`-th, or, with so many drafts
+    /// `ahead` of it, a later one; a launch may be on its way.
+    pub fn write_mask(&self, row: usize, emitted: u32, ahead: usize, mask: &[AtomicU32]) {
+        self.ranks.iter().for_each(|rank| rank.write_mask(row, emitted, ahead, mask));
     }
 
     /// Tokens to where prompts are read.

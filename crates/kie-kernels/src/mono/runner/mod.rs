@@ -12,7 +12,8 @@
 //!
 //! A sequence whose mask is not there when its token is to be chosen tells so in place of a token,
 //! which ends the launch as an end does. It sits out until the mask has come, then computes the
-//! same position again.
+//! same position again. Drafts that come with masks end a launch, too: the next one is a step that
+//! checks them.
 
 mod delivery;
 mod drafts;
@@ -31,6 +32,7 @@ use self::schedule::{MixedPrompt, Next, Schedule, State, Work, LONG, TURN_POSITI
 use crate::abi::{Command, CommandKind, SlotEnd, PAGE};
 use crate::device::{Gone, Phase, Running};
 use crate::error::Result;
+use crate::lookup::DRAFT_MAX;
 use crate::machine::{Flight, Platform};
 use crate::mailbox::Mailbox;
 use crate::meter::{Meter, Mode};
@@ -153,7 +155,7 @@ impl Runner {
             if slots.iter().fold(false, |any, slot| self.collect(*slot) | any) {
                 launch.watch.heard();
                 // One without drafts may have a slot that could have some by now.
-                let now = |slots: &[usize]| matches!(self.drafting(slots), Drafts::Now);
+                let now = |slots: &[usize]| matches!(self.looking_up(slots), Drafts::Now);
                 draftable =
                     !launch.drafts && matches!(&launch.work, Work::Tokens(slots) if now(slots));
             }
@@ -161,6 +163,7 @@ impl Runner {
         if ended.iter().all(|ended| *ended) {
             return self.complete(launch);
         }
+        draftable |= self.is_outrun(&launch);
         self.first().machine.platform().between_looks();
         self.launches.heartbeat();
         // The simulator finds blocks that are stuck by itself.
@@ -465,9 +468,10 @@ impl Runner {
                 continue;
             }
             let Some(masks) = &self.delivery.request(index).masks else { continue };
-            if let Some(mask) = masks.read(slot.generated) {
-                self.launches.write_mask(index, slot.emitted, mask);
-                slot.mask_came();
+            let mut place = slot.place();
+            if let Some(mask) = masks.next(&mut place) {
+                self.launches.write_mask(index, slot.emitted, 0, mask);
+                slot.mask_came(place.begin);
             }
         }
     }
@@ -512,10 +516,41 @@ impl Runner {
 
     /// What these slots' drafts ask of their next launch.
     fn drafting(&self, slots: &[usize]) -> Drafts {
+        let given = self.have_room(slots) && slots.iter().any(|slot| self.drafts_beside(*slot) > 0);
+        if given {
+            Drafts::Now
+        } else {
+            self.looking_up(slots)
+        }
+    }
+
+    /// Whether drafts of these slots' next tokens could be columns.
+    fn have_room(&self, slots: &[usize]) -> bool {
+        slots.len() < self.first().most_columns() && self.launches.meter.is_none()
+    }
+
+    /// Drafts of a slot's next tokens that came with its masks.
+    fn drafts_beside(&self, slot: usize) -> usize {
+        let place = self.schedule.slots[slot].place();
+        drafts::beside(&place, self.delivery.request(slot), DRAFT_MAX).given as usize
+    }
+
+    /// Whether the host has drafts of a slot beyond the token that a launch is choosing.
+    fn is_outrun(&self, launch: &InFlight) -> bool {
+        let Work::Tokens(slots) = &launch.work else { return false };
+        // A launch with drafts is choosing these until it has told of its first step.
+        let more = |(slot, from): &(usize, usize)| {
+            let told = !launch.drafts || self.schedule.slots[*slot].next > *from;
+            told && self.drafts_beside(*slot) > 1
+        };
+        self.have_room(slots) && launch.from.iter().any(more)
+    }
+
+    /// What these slots' texts ask of their next launch.
+    fn looking_up(&self, slots: &[usize]) -> Drafts {
         let of = |slot: &usize| Some((*slot, self.schedule.slots[*slot].drafts.as_ref()?));
         let mut some = slots.iter().filter_map(of).peekable();
-        let no_room = slots.len() >= self.first().most_columns();
-        if some.peek().is_none() || no_room || self.launches.meter.is_some() {
+        if some.peek().is_none() || !self.have_room(slots) {
             return Drafts::None;
         }
         let mut rest = u32::MAX;
@@ -530,7 +565,7 @@ impl Runner {
         Drafts::Later(rest)
     }
 
-    /// Starts the kernel that makes drafts of the next tokens of these slots.
+    /// Starts the kernel that makes drafts of the next tokens of these slots, or is given them.
     fn start_drafting(
         &mut self,
         slots: Vec<usize>,
@@ -538,15 +573,42 @@ impl Runner {
         column: [Sequence; 8],
     ) -> Result<()> {
         let mut drafting = [Drafting::default(); 8];
-        for (drafting, slot) in drafting.iter_mut().zip(&slots) {
-            let Some(drafts) = &mut self.schedule.slots[*slot].drafts else { continue };
-            let write = |which, from, ids: &[u32]| self.launches.write_ids(*slot, which, from, ids);
-            *drafting = drafts.begin(self.delivery.request(*slot), write)?;
+        let columns = self.first().most_columns() as u32;
+        let mut room = columns as usize - slots.len();
+        let mut looks_up = false;
+        for (drafting, index) in drafting.iter_mut().zip(&slots) {
+            let (slot, request) = (&mut self.schedule.slots[*index], self.delivery.request(*index));
+            let Some(drafts) = &mut slot.drafts else {
+                *drafting = drafts::beside(&slot.place(), request, room);
+                room -= drafting.given as usize;
+                continue;
+            };
+            looks_up = true;
+            let write =
+                |which, from, ids: &[u32]| self.launches.write_ids(*index, which, from, ids);
+            *drafting = drafts.begin(request, write)?;
         }
-        let (columns, live) = (self.first().most_columns() as u32, slots.len() as u32);
-        let drafting = Some(drafting);
-        let ask = Ask { columns, steps, live, drafting, column, ..Ask::default() };
-        self.launch(&ask, Work::Tokens(slots))
+        let live = slots.len() as u32;
+        // What is given is for the first step, and kernels without drafts are faster.
+        let steps = if looks_up { steps } else { 1 };
+        let ask = Ask { columns, steps, live, drafting: Some(drafting), column, ..Ask::default() };
+        self.launch(&ask, Work::Tokens(slots.clone()))?;
+        // They are looked for at the step's end.
+        for (drafting, index) in drafting.iter().zip(slots) {
+            self.hand_on_drafts(index, drafting.given as usize);
+        }
+        Ok(())
+    }
+
+    /// Hands on what the tokens behind each of so many drafts of a slot may be.
+    fn hand_on_drafts(&self, index: usize, given: usize) {
+        let slot = &self.schedule.slots[index];
+        let Some(masks) = &self.delivery.request(index).masks else { return };
+        for n in 0..given {
+            if let Some(mask) = masks.behind_draft(&slot.place(), n) {
+                self.launches.write_mask(index, slot.emitted, n + 1, mask);
+            }
+        }
     }
 
     /// A launch of tokens has ended, with drafts or without; each slot's position was so far.
@@ -554,14 +616,13 @@ impl Runner {
         for (column, (index, from)) in from.iter().enumerate() {
             let slot = &mut self.schedule.slots[*index];
             let made = slot.next.saturating_sub(*from) as u32;
-            let Some(of_slot) = &mut slot.drafts else { continue };
             if drafts {
                 let told = Drafted::read(&self.launches.ranks[0].room.control, column);
-                of_slot.ended(&told);
                 let [drafted, accepted] = told.counts;
                 self.delivery.mailbox.count_drafts(*index, drafted, accepted);
+                slot.drafts.iter_mut().for_each(|of_slot| of_slot.ended(&told));
             } else {
-                of_slot.passed(made);
+                slot.drafts.iter_mut().for_each(|of_slot| of_slot.passed(made));
             }
         }
     }

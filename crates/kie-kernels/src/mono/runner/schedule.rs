@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::drafts::SlotDrafts;
 use crate::abi::{Command, CommandKind, SlotEnd};
 use crate::mailbox::SlotMemory;
+use crate::mask::Place;
 use crate::mono::interleave::{Chunk, Pace};
 
 /// Prompt positions of a launch beside decoding sequences that leave no column free, and tokens of
@@ -52,6 +53,8 @@ pub(super) struct Slot {
     pub wide: bool,
     /// The number of the emitted token for which the grammar's mask was handed on.
     pub masked: Option<u32>,
+    /// The first token of the masks of which that was one.
+    pub masked_from: usize,
     /// Its mask was not there in time: it sits out until it is.
     pub late: bool,
     /// It was late until now, and a launch without it may be under way.
@@ -90,9 +93,15 @@ impl Slot {
         self.state == State::Decode && self.next < self.granted && !self.late
     }
 
-    /// Its mask for the token that it emits next was handed on.
-    pub fn mask_came(&mut self) {
-        self.masked = Some(self.emitted);
+    /// Where it stands among its masks.
+    pub fn place(&self) -> Place {
+        let last = self.token.unwrap_or(0);
+        Place { made: self.generated, last, begin: self.masked_from }
+    }
+
+    /// Its mask for the token that it emits next was handed on, of those that begin there.
+    pub fn mask_came(&mut self, begin: usize) {
+        (self.masked, self.masked_from) = (Some(self.emitted), begin);
         self.woken |= std::mem::take(&mut self.late);
     }
 
@@ -451,7 +460,7 @@ mod tests {
         some.slots[1].late = true;
         assert_eq!(some.next(None), Next::Tokens { slots: vec![0], steps: LONG });
         assert!(!some.should_leave(&tokens(&[0])));
-        some.slots[1].mask_came();
+        some.slots[1].mask_came(0);
         assert!(some.should_leave(&tokens(&[0])), "it waited for its mask");
         assert_eq!(some.next(None), Next::Tokens { slots: vec![0, 1], steps: LONG });
         assert!(!some.should_leave(&tokens(&[0, 1])));
