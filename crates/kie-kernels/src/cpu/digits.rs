@@ -437,8 +437,8 @@ fn distance(m: &Matrix<'_>, rows: usize) -> usize {
     }
 }
 
-/// The step at `k` of `R` rows (from the first to the matrix's end, a stride apart). What lies behind
-/// a row meets digits of zero. Safety: V's level; the rows exist.
+/// The step at `k` of `R` rows (from the first to the matrix's end, a stride apart). What lies
+/// behind a row meets digits of zero. Safety: V's level; the rows exist.
 #[inline(always)]
 unsafe fn codes_of_step<V: Vector, D: Whole, const R: usize>(
     (w, stride): (&[u8], usize),
@@ -547,8 +547,8 @@ impl<'a, D: Whole> RowFactors<'a, D> {
         Self { m, block, blocks, source, stride, bytes, groups, kind: PhantomData }
     }
 
-    /// Scales and offsets of the blocks of a row from `at` on; lanes behind the row's last block are
-    /// finite. Safety: V's level; the row has the block `at`.
+    /// Scales and offsets of the blocks of a row from `at` on; lanes behind the row's last block
+    /// are finite. Safety: V's level; the row has the block `at`.
     #[inline(always)]
     unsafe fn vector<V: Vector>(&self, row: usize, at: usize) -> [V; 2] {
         let whole = at + V::LANES <= self.blocks;
