@@ -114,13 +114,20 @@ fn given_up_by_chance(folder: &Path, level: Option<Level>, step: u32, chances: &
     let logits = engine.logits(&ids, LogitsPath::Prefill).unwrap().values;
     engine.close();
     for &chance in chances {
-        let (engine, answers) = open(folder, level);
-        answers.chance.store(chance, Ordering::Relaxed);
-        let streams: Vec<_> = (0..4).map(|n| engine.stream(prompt(n)).unwrap()).collect();
-        let together: Vec<_> =
-            streams.into_iter().map(|mut stream| bits(&stream.completion().unwrap())).collect();
-        assert_eq!(together, alone, "one in {chance}");
-        assert!(answers.said.load(Ordering::Relaxed) > 0, "one in {chance}: none was given up");
+        let round = || {
+            let (engine, answers) = open(folder, level);
+            answers.chance.store(chance, Ordering::Relaxed);
+            let streams: Vec<_> = (0..4).map(|n| engine.stream(prompt(n)).unwrap()).collect();
+            let together: Vec<_> =
+                streams.into_iter().map(|mut stream| bits(&stream.completion().unwrap())).collect();
+            assert_eq!(together, alone, "one in {chance}");
+            (engine, answers)
+        };
+        // Where this machine is busy elsewhere all passes may end before anybody looks.
+        let (engine, answers) = (0..50)
+            .map(|_| round())
+            .find(|(_, answers)| answers.said.load(Ordering::Relaxed) > 0)
+            .unwrap_or_else(|| panic!("one in {chance}: none was given up"));
         // A prefix that the cache kept is one of whole passes.
         answers.chance.store(0, Ordering::Relaxed);
         let again = engine.generate(prompt(3)).unwrap();
