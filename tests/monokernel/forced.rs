@@ -156,11 +156,16 @@ fn a_request_is_cancelled_among_drafts() {
     let engine = open("llama", "sim:seed=6,blocks=4", true);
     let wanted = generate(&engine, &PROMPT, &ways()[0]);
     for taken in [1, 6] {
-        let mut stream = engine.stream(request(&PROMPT, &ways()[0])).unwrap();
-        let some = stream.by_ref().take(taken).count();
-        stream.cancel();
-        let done = stream.completion().unwrap();
-        assert_eq!(done.finish_reason, FinishReason::Cancelled, "{some} {:?}", done.token_ids);
+        // It may have ended before a busy machine comes to cancel it.
+        let cancelled = |_| {
+            let mut stream = engine.stream(request(&PROMPT, &ways()[0])).unwrap();
+            assert_eq!(stream.by_ref().take(taken).count(), taken);
+            stream.cancel();
+            let done = stream.completion().unwrap();
+            assert!(wanted.token_ids.starts_with(&done.token_ids), "{:?}", done.token_ids);
+            done.finish_reason == FinishReason::Cancelled
+        };
+        assert!((0..TRIES).any(cancelled), "{taken}");
         assert_eq!(told(&generate(&engine, &PROMPT, &ways()[0])), told(&wanted));
     }
 }
