@@ -92,7 +92,8 @@ def declarations() -> str:
     """The structures of mono/wire.rs in C++, as the kernels' generated header has them."""
     folder = ROOT / "crates" / "kie-kernels" / "src" / "mono"
     text = (folder / "wire.rs").read_text(encoding="utf-8")
-    out = [f"enum {{ MOST_POOLS = {most_pools(folder)} }};"]
+    files = {"MOST_POOLS": folder / "lower" / "model.rs", "DRAFT_MAX": folder.parent / "lookup.rs"}
+    out = [f"enum {{ {name} = {length(file, name)} }};" for name, file in files.items()]
     structures = re.findall(r'^    (\w+) as "(\w+)" \{\n(.*?)\n    \}', text, re.S | re.M)
     names = CPP | {rust: name for rust, name, _ in structures}
     for _, name, body in structures:
@@ -105,10 +106,9 @@ def declarations() -> str:
     return "\n".join(out) + "\n"
 
 
-def most_pools(folder: Path) -> int:
-    """The number of page pools that launches have room for."""
-    text = (folder / "lower" / "model.rs").read_text(encoding="utf-8")
-    found = re.search(r"MOST_POOLS: usize = (\d+);", text)
+def length(file: Path, name: str) -> int:
+    """A constant of one of the crate's files by which arrays of those structures are as long."""
+    found = re.search(rf"\b{name}: usize = (\d+);", file.read_text(encoding="utf-8"))
     assert found is not None
     return int(found[1])
 
