@@ -25,6 +25,7 @@ __all__ = [
     "compile",
     "compiler",
     "echo",
+    "gpu_bandwidth",
     "gpus",
     "host",
     "measure",
@@ -109,6 +110,10 @@ def supported() -> tuple[list[str], list[str]]:
 
 def compiler() -> str | None:
     """The C++ compiler that `device="sim"` would use; None if there is none."""
+
+def gpu_bandwidth(name: str, nvrtc_dirs: Sequence[str | PathLike[str]]) -> float | None:
+    """Bytes a second that a GPU's kernels read from its memory, by the ring of copies that decode
+    has (best of three runs of 60 ms); None where less than 2 GiB are free."""
 
 def read_bandwidth(threads: int | None = None, gigabytes: float = 2.0) -> float:
     """Bytes a second that `threads` threads (all cores) read, the best of three passes.

@@ -127,6 +127,20 @@ def test_doctor_in_both_forms() -> None:
     assert "will use" in run("doctor").stdout
 
 
+def test_doctor_says_what_a_model_would_reach() -> None:
+    done = run("doctor", "llama-3.1-8b")
+    assert done.returncode == 0
+    assert re.search(
+        r"^expect +llama-3.1-8b on .*: (about .* tokens/s|.* do not fit)", done.stdout, re.M
+    )
+    as_json = json.loads(run("doctor", "llama-3.1-8b", "--json").stdout)
+    assert as_json["expected"][0]["model"] == "llama-3.1-8b"
+    wrong = run("doctor", "no-such-model")
+    assert wrong.returncode == 2
+    assert "config.json" in wrong.stderr
+    assert not wrong.stdout
+
+
 def test_doctor_says_what_is_linked(tmp_path: Path) -> None:
     found = json.loads(run("doctor", "--json").stdout)
     printed = run("doctor").stdout

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import kie
 import pytest
 from conftest import ROOT, TINY
 from kie.bench.published import CONFIGS
-from kie.bench.roofline import CARDS, cards, machine, markdown, roofline, table
+from kie.bench.roofline import CARDS, cards, here, machine, markdown, roofline, table
 from kie.cli import main
 from kie.engine import plan_ahead
+from kie.machine import Gpu
 
 # MB a token at 4,096 positions by part, GB stored: counted by hand from the tensors' sizes.
 COUNTED = {
@@ -85,6 +87,14 @@ def test_estimates_are_near_what_was_measured(name: str) -> None:
         assert found.estimate_us == pytest.approx(us, rel=0.1)
 
 
+def test_estimates_are_near_what_one_h100_took() -> None:
+    """Microseconds at 128 positions (RESULTS.md)."""
+    for name, us in (("laneformer-2b", 1434), ("llama-3.2-1b", 807), ("llama-3.1-8b", 5018)):
+        found = roofline(name, machine("H100"), 128)
+        assert found.estimate_us == pytest.approx(us, rel=0.1), name
+        assert found.ceiling_us < us
+
+
 def test_small_models_are_what_the_engine_reads() -> None:
     """Weights of the default model, against the engine's own plan."""
     found = roofline(None, machine("H200"), 128)
@@ -92,6 +102,19 @@ def test_small_models_are_what_the_engine_reads() -> None:
     said = plan_ahead(device="cpu")["plan"].split("a token   reads ")[1].split(" MB")[0]
     assert weights / 1e6 == pytest.approx(float(said), rel=0.02)
     assert roofline(str(TINY), machine("H200"), 128).bytes_per_token > 0
+
+
+def test_a_gpu_at_hand_is_its_card_at_the_rate_that_was_measured() -> None:
+    gpu = Gpu("cuda:0", "NVIDIA A100-SXM4-80GB", "sm_80", 108, 80 << 30, 79 << 30, 1.5e12)
+    found = here(gpu)
+    assert (found.name, found.stream, found.memory) == ("cuda:0", 1500.0, float(80 << 30))
+    assert found.product == machine("A100").product
+    other = here(replace(gpu, model="NVIDIA Z9", multiprocessors=66))
+    assert other.stream == 1500.0
+    assert (other.product or {})["bf16"] == (machine("H200").product or {})["bf16"] / 2
+    slower, faster = (roofline("llama-3.1-8b", here(replace(gpu, read_bandwidth=rate)), 128)
+                      for rate in (1e12, 2e12))  # fmt: skip
+    assert slower.ceiling_us == pytest.approx(2 * faster.ceiling_us)
 
 
 def test_recorded_machines() -> None:

@@ -1,6 +1,7 @@
 //! Programs, the devices that run them, and nothing above: no file formats, no model names.
 
 pub mod abi;
+pub mod bandwidth;
 pub mod buffer;
 pub mod cpu;
 #[cfg(target_os = "linux")]

@@ -1,8 +1,10 @@
 //! What `kie.doctor()` cannot find out from Python.
 
+use std::path::PathBuf;
+
 use kie_core::model;
 use kie_kernels::host::allowed_cores;
-use kie_kernels::{cpu, devices, limits, simd};
+use kie_kernels::{bandwidth, cpu, device, devices, limits, simd};
 use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 
@@ -78,5 +80,24 @@ pub fn read_bandwidth(py: Python<'_>, threads: Option<usize>, gigabytes: f64) ->
         let team = cpu::team::Team::new(threads, true)?;
         let passes = (0..3).map(|_| cpu::stream::read_bandwidth(&buffer, &team));
         Ok(passes.fold(0.0, f64::max) * 1e9)
+    })
+}
+
+/// Bytes a second that a GPU's kernels read from its memory, by the ring of copies that decode has
+/// (best of three runs of 60 ms); None where less than 2 GiB are free. `nvrtc_dirs`: folders in
+/// which the CUDA run-time compiler may lie.
+#[pyfunction]
+pub fn gpu_bandwidth(
+    py: Python<'_>,
+    name: &str,
+    nvrtc_dirs: Vec<PathBuf>,
+) -> PyResult<Option<f64>> {
+    detached(py, || {
+        let options = device::Options { nvrtc_dirs, ..device::Options::default() };
+        let machines = devices::machines(name, &options)?;
+        Ok(match machines.first() {
+            Some(machine) => bandwidth::measure(&**machine)?,
+            None => None,
+        })
     })
 }

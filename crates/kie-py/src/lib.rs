@@ -43,5 +43,6 @@ fn _kie(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(doctor::compiler, module)?)?;
     module.add_function(wrap_pyfunction!(doctor::host, module)?)?;
     module.add_function(wrap_pyfunction!(doctor::supported, module)?)?;
+    module.add_function(wrap_pyfunction!(doctor::gpu_bandwidth, module)?)?;
     module.add_function(wrap_pyfunction!(doctor::read_bandwidth, module)?)
 }

@@ -6,10 +6,10 @@ exchange (0.62 us and 28 ns a KB on an H200, more where it crosses GPUs), what f
 products at the rate at which a device makes them of stored bytes. *Chosen* experts cannot be asked
 for before the router is done, so their latency, and what their stream takes longer than their
 products, lengthen the chain. The estimate is a smooth maximum of stream and chain; its power is
-fitted to a simulation of the pipeline, from which it is within 5 %; of what was measured on one to
-four H200 it is within 10 %. Constants of an H200 are measured, others say what they are. Of an
-MI300X, which kie has never run on, each constant is listed with its source, and instructions are
-those that an emulator counted in the machine code (gfx942.json).
+fitted to a simulation of the pipeline, from which it is within 5 %; of what was measured of dense
+models on one to four H200 and on one H100 it is within 10 %. Constants of an H200 are measured,
+others say what they are. Of an MI300X, which kie has never run on, each constant is listed with its
+source, and instructions are those that an emulator counted in the machine code (gfx942.json).
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kie.bench.counts import WORD_BYTES, Counts, count
 from kie.bench.published import CONFIGS, PROJECTED
 from kie.errors import InvalidRequestError, LoadError
+
+if TYPE_CHECKING:
+    from kie.machine import Gpu
 
 SMOOTH = 6
 """Power of the smooth maximum."""
@@ -163,7 +166,6 @@ CARDS = (
     Card("L4", "8.9", 58, 2040, 24, 300, 99),
     Card("L40S", "8.9", 142, 2520, 48, 864, 99),
     Card("RTX 4090", "8.9", 128, 2520, 24, 1008, 99),
-    Card("H100", "9.0", 132, 1980, 80, 3350, 227),
     Card("B200", "10.0", 148, 1965, 180, 7700, 227),
     Card("RTX 5090", "12.0", 170, 2407, 32, 1792, 99),
     Card("RTX PRO 6000", "12.0", 188, 2617, 96, 1792, 99),
@@ -183,7 +185,7 @@ def _card(card: Card) -> Machine:
         stream, path = min(stream, older.value * card.multiprocessors), (older,)
     work = card.multiprocessors * card.clock / (132 * 1980)
     rates = {format: rate * work for format, rate in (_H200.product or {}).items()}
-    cross = _CROSS if card.name in ("H100", "B200", "A100") else dict.fromkeys(_CROSS, 4.5)
+    cross = _CROSS if card.name in ("B200", "A100") else dict.fromkeys(_CROSS, 4.5)
     told = (
         Constant("memory, data sheet", card.bandwidth, "GB/s", "NVIDIA"),
         Constant("of it a stream keeps", kept, "", "as on an H200"),
@@ -203,8 +205,13 @@ _H200 = Machine(
     "H200", 1, 4800, 4550, 150.7e9, "measured on 1 to 4 H200; 8 by their simulation",
     cross_us=_CROSS, product={"bf16": 13.0, "fp8": 10.0, "4bit": 8.0},
 )  # fmt: skip
+_H100 = replace(
+    _H200, name="H100", sheet=3350, stream=3164, memory=85.0e9,
+    source="one measured (80 GB, HBM3); several as H200",
+)  # fmt: skip
 GPUS = {
     "H200": _H200,
+    "H100": _H100,
     "MI300X": _mi300x(),
     **{card.name: _card(card) for card in CARDS},
 }
@@ -236,6 +243,23 @@ def machine(device: str, topology: str | Path | None = None) -> Machine:
             context={"param": "device"},
         )
     return replace(GPUS[name], count=number)
+
+
+def here(gpu: Gpu) -> Machine:
+    """A GPU at hand, at the rate at which its memory was measured. Everything else is as its card's
+    name says; of one that no table has, an H200's by multiprocessors."""
+    assert gpu.read_bandwidth is not None, "asked for of measured ones alone"
+    known = sorted(GPUS, key=len, reverse=True)  # an A100 is no A10
+    name = next((name for name in known if name in gpu.model), None)
+    card = GPUS[name] if name else _H200
+    if name is None:
+        work = gpu.multiprocessors / 132
+        rates = {format: rate * work for format, rate in (_H200.product or {}).items()}
+        card = replace(card, product=rates, sheet=0)
+    return replace(
+        card, name=gpu.name, stream=gpu.read_bandwidth / 1e9, memory=float(gpu.memory_bytes),
+        source=f"read bandwidth measured now, else {name or 'an H200'}",
+    )  # fmt: skip
 
 
 def _cpu() -> Machine:

@@ -6,12 +6,19 @@ import json
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from kie.bench import roofline
 from kie.cli import options
 from kie.machine import Report, report
 
 
 def define(parser: ArgumentParser) -> None:
     """Defines the verb."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="say also what one sequence of it would reach here: folder, config.json, name",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--topology", metavar="FILE", help="only write the GPUs and their links to FILE, as JSON"
@@ -24,8 +31,33 @@ def doctor(given: Namespace) -> None:
     if given.topology is not None:
         record(given.topology)
         return
+    config = None if given.model is None else roofline.config_of(given.model)  # wrong names first
     found = report()
-    print(json.dumps(found.to_dict(), indent=2) if given.json else "\n".join(lines(found)))
+    expected = [] if config is None else expectations(given.model, found)
+    if given.json:
+        print(json.dumps(found.to_dict() | {"expected": [one.to_dict() for one in expected]}))
+        return
+    print("\n".join(lines(found)))
+    for one in expected:
+        print(f"{'expect':<10}{one.model} on {one.device}: {told(one)}")
+
+
+def expectations(model: str, found: Report) -> list[roofline.Roofline]:
+    """What one sequence of a model would reach on each GPU whose memory was measured, or else on
+    the CPU."""
+    on = [roofline.here(gpu) for gpu in found.gpus if gpu.read_bandwidth is not None]
+    return [roofline.roofline(model, one) for one in on or [roofline.machine("cpu")]]
+
+
+def told(one: roofline.Roofline) -> str:
+    """One expectation in words."""
+    size = f"{one.stored_bytes / 1e9:.1f} GB"
+    if not one.fits:
+        return f"{size} of weights do not fit"
+    return (
+        f"about {1e6 / one.estimate_us:,.0f} tokens/s of one sequence at {one.context} positions, "
+        f"{1e6 / one.ceiling_us:,.0f} by the bytes alone (an estimate; {size})"
+    )
 
 
 def record(file: str) -> None:
@@ -59,7 +91,8 @@ def lines(found: Report) -> list[str]:
             (
                 gpu.name,
                 f"{gpu.model}, {gpu.arch}, {gpu.multiprocessors} multiprocessors, "
-                f"{gpu.free_bytes / gib:.1f} of {gpu.memory_bytes / gib:.1f} GiB free",
+                f"{gpu.free_bytes / gib:.1f} of {gpu.memory_bytes / gib:.1f} GiB free, reads at "
+                + (f"{gpu.read_bandwidth / 1e9:,.0f} GB/s" if gpu.read_bandwidth else "(unknown)"),
             )
             for gpu in found.gpus
         ),

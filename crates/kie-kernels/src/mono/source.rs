@@ -27,6 +27,7 @@ pub type File<'a> = (&'a str, &'a str);
 /// All files, by path. Their order says nothing.
 const FILES: &[File<'static>] = carried![
     "common/args.h",
+    "common/bandwidth.h",
     "common/block.h",
     "common/chiplets.h",
     "common/control.h",
@@ -109,6 +110,7 @@ const PREFILL: &str = "common/prefill.h";
 const PACK: &str = "common/pack.h";
 const ECHO: &str = "common/echo.h";
 const LITMUS: &str = "common/litmus.h";
+const BANDWIDTH: &str = "common/bandwidth.h";
 
 /// By what name kernels include the generated header.
 const LOWERED: &str = "lowered.h";
@@ -257,6 +259,11 @@ pub fn litmus_text(platform: Platform) -> String {
     kernel(platform, LITMUS, &wire::declarations())
 }
 
+/// The kernels that read memory and nothing else, as one text.
+pub fn bandwidth_text(platform: Platform) -> String {
+    kernel(platform, BANDWIDTH, &wire::declarations())
+}
+
 /// The kernel that packs weights, as one text.
 pub fn pack_text(platform: Platform) -> String {
     kernel(platform, PACK, &wire::declarations())
@@ -292,7 +299,7 @@ mod tests {
         assert!(FILES.iter().map(|(path, _)| *path).eq(there.iter().map(String::as_str)));
         let mut used = BTreeSet::new();
         for platform in [Platform::Cuda, Platform::Hip, Platform::Sim] {
-            for root in [DECODE, PREFILL, PACK, ECHO, LITMUS] {
+            for root in [DECODE, PREFILL, PACK, ECHO, LITMUS, BANDWIDTH] {
                 if root == PREFILL && find(platform, WIDE).is_none() {
                     continue;
                 }

@@ -551,6 +551,22 @@ structures! {
         /// Blocks of the launch.
         blocks: u32,
     }
+
+    /// The parameter of the kernels that read memory and nothing else.
+    BandwidthArgs as "BandwidthArgs" {
+        /// `[blocks][stages][16384]` what is read.
+        data: u64 = "u8*",
+        /// `[blocks][2]` when a block began and ended, in nanoseconds.
+        times: u64 = "u64*",
+        /// Stages of a block.
+        stages: u32,
+        /// How often a block reads its stages.
+        passes: u32,
+        /// Slots of the ring.
+        slots: u32,
+        /// Unused.
+        padding: u32,
+    }
 }
 
 /// Plain structures as the bytes that the device reads.
