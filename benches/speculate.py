@@ -4,7 +4,8 @@
         [--context 0] [--works edit,repeat,...] [--rounds 5] [--record]
 
 With a shape's random weights (kie.bench.random_weights) and a context of ids drawn at random a text
-says nothing, so what is right is made from the model's own greedy answer:
+says nothing, so what is right is made from the model's own answer, drawn with a seed at temperature
+1, since greedy ones of random weights go round in circles:
 
 `repeat`: that answer is expected. `edit`: 5 % of its tokens are others, as in a file before an
 edit. `adversarial`: ids drawn at random, sampled at a high temperature: nothing matches. `wrong`:
@@ -48,19 +49,19 @@ def works(
     for a line of text."""
     source = random.Random(7)
     vocab = engine.info()["vocab"]
-    greedy: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": tokens}
+    own: dict[str, Any] = {"temperature": 1.0, "seed": 11, "ignore_eos": True, "max_tokens": tokens}
     drawn = [source.randrange(4, vocab) for _ in range(context or 200)]
     prompt = drawn if context else engine.tokenize(PROMPT)
-    answer = list(engine.generate(prompt, **greedy).token_ids)
-    hot = greedy | {"temperature": 50.0, "seed": 5}
+    answer = list(engine.generate(prompt, **own).token_ids)
+    hot = own | {"temperature": 50.0, "seed": 5}
     # Behind each pair of the answer stands what does not follow it.
     wrong = [id for a, b in pairwise(answer) for id in (a, b, (b + 1) % vocab)]
     return {
-        "repeat": (greedy | {"prompt": prompt}, {"prediction": answer}),
-        "edit": (greedy | {"prompt": prompt}, {"prediction": edited(answer, source, vocab)}),
+        "repeat": (own | {"prompt": prompt}, {"prediction": answer}),
+        "edit": (own | {"prompt": prompt}, {"prediction": edited(answer, source, vocab)}),
         "adversarial": (hot | {"prompt": drawn}, {"speculate": "lookup"}),
-        "wrong": (greedy | {"prompt": prompt}, {"prediction": wrong[:tokens]}),
-        "own": (greedy | {"prompt": prompt}, {"speculate": "lookup"}),
+        "wrong": (own | {"prompt": prompt}, {"prediction": wrong[:tokens]}),
+        "own": (own | {"prompt": prompt}, {"speculate": "lookup"}),
     }
 
 

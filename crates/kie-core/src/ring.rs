@@ -136,6 +136,18 @@ impl<T: Copy, E> Reader<T, E> {
         self.sequence.end.with(|place| unsafe { (*place).as_ref() })
     }
 
+    /// Looks out for more than `have` values, or the end, without sleeping: for so long at most.
+    pub fn watch(&self, have: usize, most: Duration) {
+        let begin = Instant::now();
+        while begin.elapsed() < most {
+            let word = self.sequence.word.load(Ordering::Acquire);
+            if (word >> SHIFT) as usize > have || word & ENDED != 0 {
+                return;
+            }
+            pause();
+        }
+    }
+
     /// Sleeps until more than `have` values are announced or the sequence has ended: spins a few
     /// microseconds, then a futex. False if `timeout` passed first.
     pub fn wait(&self, have: usize, timeout: Option<Duration>) -> bool {

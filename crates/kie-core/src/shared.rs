@@ -2,8 +2,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use kie_kernels::host::allowed_cores;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -20,6 +21,11 @@ use crate::process::Process;
 use crate::request::{Prediction, Prompt, SamplingParams};
 use crate::saved::Identity;
 use crate::tokenizer::Tokenizer;
+
+/// How long who makes masks looks out for the next token without sleeping: the time of a step.
+const MASK_WATCH: Duration = Duration::from_millis(1);
+/// So many cores are for the host loop, the caller and their system.
+const CORES_FEW: usize = 4;
 
 /// What an engine is made of.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -159,7 +165,11 @@ impl Inner {
         let expected = resolved
             .drafts
             .then(|| Expected { prompt: prompt.to_vec(), prediction: prediction.to_vec() });
-        let plan = Plan { max_new, min_new, stop_ids, drafts, expected };
+        // A step of a GPU may take less than it takes to wake a thread. Where there are few cores, or
+        // they are the device, others need them.
+        let spare = !self.info.device.starts_with("cpu") && allowed_cores() > CORES_FEW;
+        let watch = if spare { MASK_WATCH } else { Duration::ZERO };
+        let plan = Plan { max_new, min_new, stop_ids, drafts, watch, expected };
         let inbox = Arc::clone(&self.inbox);
         let times = Arc::clone(self.grammars.times());
         Follower::new(compiled, plan, times, move || inbox.nudge()).map(Some)

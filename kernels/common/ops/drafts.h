@@ -17,7 +17,8 @@ struct Drafter {
     u32 made, count, first, most;  // tokens of the launch; drafts of the step, their first column;
                                    // how many the next step may have
     u32 reach, misses, rest, cursor, began;  // began: 1 + where in the prediction; 0: elsewhere
-    u32 drafted, accepted;                   // of the launch
+    u32 along, unmatched;
+    u32 drafted, accepted;  // of the launch
 };
 struct Drafts {
     Columns columns;

@@ -167,8 +167,11 @@ KIE_DEVICE void draft(const DecodeArgs& args, Block& b) {
                   cursor = min_i((int)d.cursor, expected);
         const bool given = args.drafting[s].given > 0;
         const u32 match = most > 0 && !given ? best_match(args, b, s, ids, turn) : 0;
-        const Behind behind = behind_match(match, ids, expected, cursor);
-        int count = !given && match >> 27 < (u32)kMatchLeast ? 0 : most;
+        const bool found = match >> 27 >= (u32)kMatchLeast,
+                   unmatched = !given && !found && d.along != 0 && cursor < expected;
+        const Behind behind =
+            unmatched ? Behind{cursor, true} : behind_match(match, ids, expected, cursor);
+        int count = given || found || unmatched ? most : 0;
         if (count > 0 && behind.predicted) count = min_i(count, expected - behind.at);
         if (me < count) {
             tokens_of(b)[next + me] =
@@ -177,7 +180,7 @@ KIE_DEVICE void draft(const DecodeArgs& args, Block& b) {
         }
         if (me == 0) {
             d.count = count, d.first = next;
-            d.began = behind.predicted ? 1 + behind.at : 0;
+            d.began = behind.predicted ? 1 + behind.at : 0, d.unmatched = unmatched;
         }
         next += count;
     }
@@ -190,13 +193,15 @@ KIE_DEVICE void draft(const DecodeArgs& args, Block& b) {
 KIE_DEVICE void learn(Drafter& d, u32 accepted) {
     // The step's last token stands where the first wrong one did.
     if (d.began > 0) d.cursor = d.began + accepted;
+    d.along = d.began > 0 && (accepted > 0 || d.unmatched == 0);
     if (accepted == 0) {
         d.misses = min_i((int)d.misses + 1, kMissesMost);
-        d.reach = 1, d.rest = (1u << d.misses) - 1;
+        d.rest = (1u << (d.misses - 1)) - 1;
+        if (d.misses > 1) d.reach = 1;
         return;
     }
     d.misses = 0;
-    d.reach = accepted == d.count ? kDraftMost : accepted + 1;
+    d.reach = accepted == d.count ? kDraftMost : min_i(kDraftMost, 2 * (int)accepted + 1);
 }
 // What the step made of a sequence; one thread.
 KIE_DEVICE void accept(const DecodeArgs& args, const Block& b, int s) {
@@ -231,7 +236,8 @@ KIE_DEVICE void begin_drafts(const DecodeArgs& args, Block& b) {
     Drafts& all = drafts_of(b);
     if (me < (int)args.live) {
         const Drafting& from = args.drafting[me];
-        all.sequence[me] = {0, 0, 0, 0, from.reach, from.misses, from.rest, from.cursor, 0, 0, 0};
+        all.sequence[me] = {0, 0,          0, 0, from.reach, from.misses, from.rest, from.cursor,
+                            0, from.along, 0, 0, 0};
     }
     if (me == 0) all.quiet = 0;
     for (int i = me; i < (int)args.live * kRecent; i += kThreads) {
@@ -248,7 +254,8 @@ KIE_DEVICE void report_drafts(const DecodeArgs& args, const Block& b) {
     if (block_all(args) != 0 || me >= (int)args.live) return;
     const Drafts& all = drafts_of(b);
     const Drafter& d = all.sequence[me];
-    const u32 words[8] = {d.reach, d.misses, d.rest, d.cursor, d.drafted, d.accepted, all.quiet, 0};
+    const u32 words[8] = {d.reach,   d.misses,   d.rest,    d.cursor,
+                          d.drafted, d.accepted, all.quiet, d.along};
     KIE_UNROLL for (int i = 0; i < 8; ++i)
         store_host(args.control + kControlDrafts + 8 * me + i, words[i]);
 }

@@ -16,7 +16,7 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kie_kernels::lookup::Lookup;
 use kie_kernels::mask::Masks;
@@ -41,6 +41,8 @@ pub(crate) struct Plan {
     pub(crate) stop_ids: Vec<u32>,
     /// Drafts beside a mask at most.
     pub(crate) drafts: usize,
+    /// How long the thread looks out for a token before it sleeps.
+    pub(crate) watch: Duration,
     /// Where they come from, besides a grammar that leaves no choice.
     pub(crate) expected: Option<Expected>,
 }
@@ -231,6 +233,7 @@ impl Sequence<'_> {
             // The first token that is no draft.
             let mut right = 0;
             let token = loop {
+                tokens.watch(index, self.plan.watch);
                 tokens.wait(index, None);
                 let Some(token) = tokens.get(index) else { return Ok(()) };
                 index += 1;

@@ -14,6 +14,8 @@ use crate::error::Error;
 use crate::patience::Patience;
 use crate::tokenizer::Tokenizer;
 
+const WATCH: Duration = Duration::from_micros(50);
+
 fn grammars() -> Grammars {
     Grammars::new(tokenizer(false), VOCAB, &[EOS])
 }
@@ -74,7 +76,8 @@ struct Made {
 
 /// What comes out where every allowed id is as likely as any other.
 fn walk(compiled: &Arc<Compiled>, max_new: usize, min_new: usize, seed: u64) -> Made {
-    let plan = Plan { max_new, min_new, stop_ids: vec![EOS], drafts: 0, expected: None };
+    let plan =
+        Plan { max_new, min_new, stop_ids: vec![EOS], drafts: 0, watch: WATCH, expected: None };
     let mut follower = Follower::new(Arc::clone(compiled), plan, Arc::default(), || {}).unwrap();
     let masks = follower.begin();
     let mut draw = Draw(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
@@ -99,7 +102,8 @@ fn walk(compiled: &Arc<Compiled>, max_new: usize, min_new: usize, seed: u64) -> 
 /// how many tokens were drafts that were there in time.
 fn compare(compiled: &Arc<Compiled>, max_new: usize, seed: u64) -> usize {
     let follower = |drafts| {
-        let plan = Plan { max_new, min_new: 3, stop_ids: vec![EOS], drafts, expected: None };
+        let plan =
+            Plan { max_new, min_new: 3, stop_ids: vec![EOS], drafts, watch: WATCH, expected: None };
         Follower::new(Arc::clone(compiled), plan, Arc::default(), || {}).unwrap()
     };
     let (mut plain, mut other) = (follower(0), follower(5));
@@ -339,7 +343,14 @@ fn hostile_grammars_end_soon() {
         let named = grammar.definition().chars().take(50).collect::<String>();
         assert!(begun.elapsed() < Duration::from_secs(20), "{named}: {:?}", begun.elapsed());
         let Ok(compiled) = compiled else { continue };
-        let plan = Plan { max_new: 6, min_new: 0, stop_ids: vec![EOS], drafts: 0, expected: None };
+        let plan = Plan {
+            max_new: 6,
+            min_new: 0,
+            stop_ids: vec![EOS],
+            drafts: 0,
+            watch: WATCH,
+            expected: None,
+        };
         let mut follower = Follower::new(compiled, plan, Arc::default(), || {}).unwrap();
         let masks = follower.begin();
         for index in 0..6 {
@@ -374,7 +385,14 @@ fn grammars_are_kept_and_a_sequence_may_begin_anew() {
         }
     }
     assert!(Arc::ptr_eq(&first, &compile(&all, &one).unwrap()), "it was used lately");
-    let plan = Plan { max_new: 8, min_new: 0, stop_ids: vec![EOS], drafts: 0, expected: None };
+    let plan = Plan {
+        max_new: 8,
+        min_new: 0,
+        stop_ids: vec![EOS],
+        drafts: 0,
+        watch: WATCH,
+        expected: None,
+    };
     let mut follower = Follower::new(first, plan, Arc::default(), || {}).unwrap();
     for _ in 0..3 {
         let masks = follower.begin();

@@ -71,7 +71,7 @@ pub fn next_token(out: &Shared, row: usize, emitted: u32) -> Option<EmittedToken
 /// Of the host's control words where those about drafts begin: before are order, heartbeat, whether
 /// the heartbeat counts, and steps that the last launch made.
 pub const DRAFTS_AT: usize = 64;
-/// Bytes of a sequence's words about drafts: the first six fields of a [`Drafted`].
+/// Bytes of a sequence's words about drafts: eight words of a [`Drafted`].
 const DRAFTED_BYTES: usize = 32;
 /// Bytes of the host's control words.
 pub const CONTROL_BYTES: usize = DRAFTS_AT + 8 * DRAFTED_BYTES;
@@ -103,8 +103,8 @@ impl Drafted {
     pub fn read(control: &Shared, column: usize) -> Self {
         let word =
             |n: usize| control.word32(DRAFTS_AT + DRAFTED_BYTES * column + 4 * n).load(Acquire);
-        let [reach, misses, rest, cursor] = [0, 1, 2, 3].map(word);
-        let next = Drafting { reach, misses, rest, cursor, ..Drafting::default() };
+        let [reach, misses, rest, cursor, along] = [0, 1, 2, 3, 7].map(word);
+        let next = Drafting { reach, misses, rest, cursor, along, ..Drafting::default() };
         Self { next, counts: [word(4), word(5)], quiet: word(6) }
     }
 }
@@ -296,6 +296,8 @@ structures! {
         rest: u32,
         /// What is expected next of the prediction.
         cursor: u32,
+        /// Not 0: that is drafted without a match, too.
+        along: u32,
         /// Ids of the prediction.
         prediction: u32,
         /// Drafts of the first step that the host gives; where it does, none are looked up.

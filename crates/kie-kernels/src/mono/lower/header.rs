@@ -217,7 +217,7 @@ fn drafts(t: &mut Text, p: &Partition, kind: layout::Kind) {
         ("kDraftMost", lookup::DRAFT_MAX as u32),
         ("kMatchLeast", lookup::MATCH_MIN as u32),
         ("kMatchMost", lookup::MATCH_MAX as u32),
-        ("kMissesMost", lookup::REST_MAX.ilog2()),
+        ("kMissesMost", lookup::REST_MAX.ilog2() + 1),
         ("kQuietMost", wire::QUIET_STEPS),
         ("kRecent", layout::RECENT),
         ("kTextPad", wire::TEXT_PAD as u32),

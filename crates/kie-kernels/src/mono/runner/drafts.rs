@@ -76,12 +76,13 @@ impl SlotDrafts {
         }
         write(0, TEXT_PAD + self.known, &self.text[self.known..])?;
         self.quiet = false;
-        let Lookup { reach, misses, rest, cursor, .. } = self.lookup;
+        let Lookup { reach, misses, rest, cursor, along, .. } = self.lookup;
         Ok(Drafting {
             reach: reach as u32,
             misses,
             rest,
             cursor: cursor as u32,
+            along: along.into(),
             prediction: prediction.len() as u32,
             ..Drafting::default()
         })
@@ -92,6 +93,7 @@ impl SlotDrafts {
         self.lookup.reach = told.next.reach as usize;
         (self.lookup.misses, self.lookup.rest) = (told.next.misses, told.next.rest);
         self.lookup.cursor = told.next.cursor as usize;
+        self.lookup.along = told.next.along != 0;
         self.quiet = told.quiet >= QUIET_STEPS;
         self.known = self.text.len();
     }
