@@ -1,9 +1,11 @@
 //! Speed of the CPU kernels beside the machine's own limits: GB/s and GFLOP/s.
 //!
-//! `cargo bench -p kie-kernels --bench cpu_kernels [-- threads level]`. Each figure is the median
-//! of several passes over weights that no cache holds; the read bandwidth is sampled before each.
-//! "on CPU" counts the processor time of member 0 only, and so leaves out what a busy machine takes
-//! away.
+//! `cargo bench -p kie-kernels --bench cpu_kernels [-- threads level part]`, of the parts `cached`,
+//! `decode`, `attend` and `prefill` one or all. Each figure is the median of several passes over
+//! weights that no cache holds; the read bandwidth is sampled before each. "on CPU" counts the
+//! processor time of member 0 only, and so leaves out what a busy machine takes away. A prefill
+//! stands beside what the unit does: products a second of nothing but the instruction, in
+//! registers, taken in turns with it.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
 
 use std::ops::Range;
@@ -175,8 +177,74 @@ fn resident(data: &[u8], level: Level, encoding: Encoding, n: usize) {
     );
 }
 
-fn chunk(data: &[u8], team: &Team, level: Level, encoding: Encoding, (rows, cols): (usize, usize)) {
-    let n = 512;
+/// Products a second of a thread, in G, of nothing but what a prefill multiplies with: 24 sums in
+/// registers. None where the unit is AMX, or there is no such instruction.
+#[cfg(target_arch = "x86_64")]
+fn unit(level: Level, form: Form) -> Option<f64> {
+    use std::arch::x86_64::*;
+    const TIMES: usize = 400_000;
+    const SUMS: usize = 24;
+
+    macro_rules! unit {
+        ($name:ident, $features:literal, $sums:expr, $zero:expr, $one:expr, $body:expr) => {
+            /// Safety: the features.
+            #[target_feature(enable = $features)]
+            unsafe fn $name() {
+                let mut sums = [$zero; $sums];
+                let one = std::hint::black_box($one);
+                for _ in 0..TIMES {
+                    for sum in &mut sums {
+                        *sum = $body(*sum, one);
+                    }
+                }
+                std::hint::black_box(sums);
+            }
+        };
+    }
+    unit!(
+        pairs,
+        "avx512f,avx512bf16",
+        SUMS,
+        _mm512_setzero_ps(),
+        _mm512_set1_epi32(0x3f80_3f80),
+        {
+            // SAFETY: both are 64 plain bytes.
+            |sum, one| unsafe {
+                let one = std::mem::transmute::<__m512i, __m512bh>(one);
+                _mm512_dpbf16_ps(sum, one, one)
+            }
+        }
+    );
+    unit!(wide, "avx512f", SUMS, _mm512_setzero_ps(), _mm512_set1_ps(1.0), |sum, one| {
+        _mm512_fmadd_ps(one, one, sum)
+    });
+    unit!(narrow, "avx2,fma", SUMS / 2, _mm256_setzero_ps(), _mm256_set1_ps(1.0), |sum, one| {
+        _mm256_fmadd_ps(one, one, sum)
+    });
+    let (products, body): (usize, unsafe fn()) = match (level, form) {
+        (Level::Avx512Bf16, Form::Pairs) => (32 * SUMS, pairs),
+        (Level::Avx512 | Level::Avx512Bf16 | Level::Amx, Form::Single) => (16 * SUMS, wide),
+        (Level::Avx2, Form::Single) => (8 * SUMS / 2, narrow),
+        (Level::Scalar | Level::Avx2 | Level::Avx512 | Level::Amx, _) => return None,
+    };
+    let start = processor_s();
+    // SAFETY: the machine has the level.
+    unsafe { body() };
+    Some((products * TIMES) as f64 / (processor_s() - start) / 1e9)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn unit(_: Level, _: Form) -> Option<f64> {
+    None
+}
+
+fn chunk(
+    data: &[u8],
+    team: &Team,
+    level: Level,
+    encoding: Encoding,
+    (rows, cols, n): (usize, usize, usize),
+) {
     let size = rows * encoding.codes.bytes_of(cols);
     let x = vec![0.25f32; cols * n];
     let y = Field::new(rows * n);
@@ -186,7 +254,10 @@ fn chunk(data: &[u8], team: &Team, level: Level, encoding: Encoding, (rows, cols
     let panels = Field::of((0..team.members()).map(|_| Panels::of(forms())).collect());
     let mut layer = 0;
     let (mut packing, mut alone) = (0.0, f64::MAX);
+    let mut peak = None;
     let speed = median(|| {
+        let form = Form::of(level, encoding.codes);
+        peak = unit(level, form).map(|found| found.max(peak.unwrap_or(0.0)));
         let start = Instant::now();
         pack(level, &[encoding.codes], &x, n, cols, &mut packed);
         packing = start.elapsed().as_secs_f64() * 1e3;
@@ -204,12 +275,15 @@ fn chunk(data: &[u8], team: &Team, level: Level, encoding: Encoding, (rows, cols
         alone = alone.min(used);
         2.0 * (rows * cols * n) as f64 / start.elapsed().as_secs_f64() / 1e9
     });
+    let own = 2.0 * (rows * cols * n) as f64 / team.members() as f64 / alone / 1e9;
+    let share = peak.map_or(String::new(), |peak| {
+        format!(", {:.0} % of the unit's {:.0}", 50.0 * own / peak, 2.0 * peak)
+    });
     println!(
-        "prefill {:12} {:8} {rows}x{cols}x{n}  {speed:6.0} GFLOP/s; on CPU {:.0} GFLOP/s \
+        "prefill {:12} {:8} {rows}x{cols}x{n}  {speed:6.0} GFLOP/s; on CPU {own:.0} GFLOP/s{share} \
          (packing {packing:.2} ms)",
         level.name(),
         encoding.codes.name(),
-        2.0 * (rows * cols * n) as f64 / team.members() as f64 / alone / 1e9,
     );
 }
 
@@ -260,6 +334,23 @@ fn attention(level: Level, dtype: Dtype) {
     );
 }
 
+/// Encodings of fewer than 16 bits a number.
+fn quantised() -> [Encoding; 9] {
+    let plain = Encoding::plain;
+    let group = |codes, width| Encoding::scaled(codes, [1, width], Dtype::F16);
+    [
+        Encoding::scaled(Codes::E4m3, [128, 128], Dtype::F32),
+        group(Codes::I8, COLS as u32),
+        group(Codes::I4, 32),
+        group(Codes::I4, 128),
+        Encoding::scaled(Codes::E2m1, [1, 32], Dtype::F8E8m0),
+        plain(Codes::Q8x0),
+        plain(Codes::Q4x0),
+        plain(Codes::Q4k),
+        plain(Codes::Q6k),
+    ]
+}
+
 fn main() {
     let threads = std::env::args().find_map(|a| a.parse().ok()).unwrap_or(2);
     let team = Team::new(threads, true).unwrap();
@@ -269,47 +360,38 @@ fn main() {
         "read {threads} threads, huge pages: {:.1} GB/s",
         median(|| read_bandwidth(huge, &team))
     );
-    let plain = Encoding::plain;
-    let blocks = Encoding::scaled(Codes::E4m3, [128, 128], Dtype::F32);
-    let group = |codes, width| Encoding::scaled(codes, [1, width], Dtype::F16);
-    let quantised = [
-        blocks,
-        group(Codes::I8, COLS as u32),
-        group(Codes::I4, 32),
-        group(Codes::I4, 128),
-        Encoding::scaled(Codes::E2m1, [1, 32], Dtype::F8E8m0),
-        plain(Codes::Q8x0),
-        plain(Codes::Q4x0),
-        plain(Codes::Q4k),
-        plain(Codes::Q6k),
-    ];
+    let (plain, quantised) = (Encoding::plain, quantised());
+    let parts = ["cached", "decode", "attend", "prefill"];
+    let part = std::env::args().find(|arg| parts.contains(&arg.as_str()));
+    let wanted = |name| part.as_ref().is_none_or(|part| part == name);
     let only = std::env::args().find_map(|a| Level::ALL.into_iter().find(|l| l.name() == a));
     for level in available().into_iter().skip(1) {
         if only.is_some_and(|only| only != level) {
             continue;
         }
-        for encoding in [&[plain(Codes::Bf16)], &quantised[..]].concat() {
+        let all = [&[plain(Codes::Bf16)], &quantised[..]].concat();
+        for encoding in all.iter().filter(|_| wanted("cached")) {
             for n in [1, 4] {
-                resident(huge, level, encoding, n);
+                resident(huge, level, *encoding, n);
             }
         }
-        if std::env::args().any(|arg| arg == "cached") {
-            continue;
-        }
-        for encoding in
-            [plain(Codes::Bf16), plain(Codes::F16), plain(Codes::F32)].into_iter().chain(quantised)
-        {
+        let floats = [plain(Codes::Bf16), plain(Codes::F16), plain(Codes::F32)];
+        for encoding in floats.into_iter().chain(quantised).filter(|_| wanted("decode")) {
             for n in [1, 4, 8] {
                 if n == 1 || encoding.codes == Codes::Bf16 {
                     decode(huge, &team, level, encoding, n);
                 }
             }
         }
-        attention(level, Dtype::F32);
-        attention(level, Dtype::F16);
-        for encoding in [plain(Codes::Bf16), blocks, plain(Codes::F32)] {
-            for shape in [(2048, 2048), (8192, 2048), (2048, 8192)] {
-                if level > Level::Avx2 || shape.0 < 8192 {
+        if wanted("attend") {
+            attention(level, Dtype::F32);
+            attention(level, Dtype::F16);
+        }
+        for encoding in [&all[..], &[plain(Codes::F32)]].concat() {
+            // The last one as an expert of a mixture sees it.
+            for shape in [(2048, 2048, 512), (8192, 2048, 512), (2048, 8192, 512), (2048, 2048, 64)]
+            {
+                if wanted("prefill") && (level > Level::Avx2 || shape.0 < 8192) {
                     chunk(huge, &team, level, encoding, shape);
                 }
             }
@@ -317,6 +399,9 @@ fn main() {
     }
     // SAFETY: the mapping began at most 2 MB before; what stays mapped is small.
     unsafe { libc::munmap(huge.as_mut_ptr().cast(), BYTES) };
+    if !wanted("decode") {
+        return;
+    }
     let small = weights(false);
     println!(
         "read {threads} threads, 4 KB pages: {:.1} GB/s",

@@ -62,24 +62,6 @@ impl Scales<'_> {
         }
     }
 
-    /// Factors of `count <= FACTORS` groups from `first` on. Safety: V's level.
-    #[inline(always)]
-    unsafe fn factors<V: Vector>(&self, first: usize, count: usize, out: &mut Factors) {
-        let whole = count / V::LANES * V::LANES;
-        for i in (0..whole).step_by(V::LANES) {
-            // SAFETY: the caller has the level; FACTORS has room for whole vectors.
-            unsafe {
-                let [scales, offsets] = self.vector::<V>(first + i);
-                scales.store(out.scales[i..].as_mut_ptr());
-                offsets.store(out.offsets[i..].as_mut_ptr());
-            }
-        }
-        for i in whole..count {
-            out.scales[i] = self.at(first + i);
-            out.offsets[i] = -self.zero(first + i) * out.scales[i];
-        }
-    }
-
     /// The zero point at `index`; 0 without zero points.
     #[inline(always)]
     pub(crate) fn zero(&self, index: usize) -> f32 {
@@ -207,44 +189,34 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// Factors of `count` groups from `group` on of a row, zeros behind them, in one go where the
-    /// matrix goes on behind the row for a vector of them; says whether it does. Safety: V's level;
-    /// the groups exist, `count <= LANES`, and a vector's groups begin as [`among`] wants them.
+    /// Scales and offsets of `LANES` groups from `group` on of a row, in one go: where the matrix
+    /// goes on behind a row, groups may be of what follows. Safety: V's level.
     #[inline(always)]
-    pub(crate) unsafe fn vector_of_groups<V: Vector>(
-        &self,
-        row: usize,
-        group: usize,
-        count: usize,
-        out: &mut Factors,
-    ) -> bool {
+    unsafe fn vector_of_groups<V: Vector>(&self, row: usize, group: usize) -> Option<[V; 2]> {
         let piece = self.codes.row();
-        let end = group + V::LANES;
-        // SAFETY: the caller has the level; FACTORS has room for a vector.
+        // SAFETY: the caller has the level.
         unsafe {
-            let [scales, offsets] = match &self.scales {
+            match &self.scales {
                 None if piece.group > 0 => {
+                    // As `among` wants them.
+                    let aligned = V::LANES.min((piece.numbers / piece.group) as usize);
                     let row = &self.data[row * self.stride()..];
-                    if self.codes.bytes_of(end * piece.group as usize) > row.len() {
-                        return false;
+                    let end = self.codes.bytes_of((group + V::LANES) * piece.group as usize);
+                    if !group.is_multiple_of(aligned) || end > row.len() {
+                        return None;
                     }
-                    among::<V>(self.codes, row, group)
+                    Some(among::<V>(self.codes, row, group))
                 }
                 Some(scales) => {
-                    let first = self.first_scale(row, scales);
-                    if first + end > scales.data.len() / scales.dtype.bytes() {
-                        return false;
+                    let first = self.first_scale(row, scales) + group;
+                    if (first + V::LANES) * scales.dtype.bytes() > scales.data.len() {
+                        return None;
                     }
-                    scales.vector::<V>(first + group)
+                    Some(scales.vector::<V>(first))
                 }
-                None => return false,
-            };
-            scales.store(out.scales.as_mut_ptr());
-            offsets.store(out.offsets.as_mut_ptr());
+                None => None,
+            }
         }
-        out.scales[count..].fill(0.0);
-        out.offsets[count..].fill(0.0);
-        true
     }
 
     /// Whether codes are not the numbers themselves.
@@ -277,7 +249,8 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// Those of `count <= FACTORS` groups from `group` on. Safety: V's level.
+    /// Those of `count <= FACTORS` groups from `group` on, 1 and 0 behind them. Safety: V's level;
+    /// the groups exist.
     #[inline(always)]
     pub(crate) unsafe fn factors<V: Vector>(
         &self,
@@ -286,32 +259,21 @@ impl<'a> Matrix<'a> {
         count: usize,
         out: &mut Factors,
     ) {
-        // SAFETY: the caller has the level.
-        unsafe {
-            match &self.scales {
-                Some(scales) => {
-                    let first = self.first_scale(row, scales) + group;
-                    scales.factors::<V>(first, count, out);
-                }
-                None if self.codes.row().group > 0 => {
-                    let row = self.row(row);
-                    let piece = self.codes.row();
-                    let aligned = V::LANES.min((piece.numbers / piece.group) as usize);
-                    let fast = group.is_multiple_of(aligned);
-                    let whole = if fast { count / V::LANES * V::LANES } else { 0 };
-                    for i in (0..whole).step_by(V::LANES) {
-                        let [scales, offsets] = among::<V>(self.codes, row, group + i);
-                        scales.store(out.scales[i..].as_mut_ptr());
-                        offsets.store(out.offsets[i..].as_mut_ptr());
-                    }
-                    for i in whole..count {
-                        let [scale, offset] = scales_among(self.codes, row, group + i);
-                        (out.scales[i], out.offsets[i]) = (scale, offset);
+        for at in (0..count).step_by(V::LANES) {
+            // SAFETY: the caller has the level; FACTORS has room for whole vectors.
+            unsafe {
+                if let Some([scales, offsets]) = self.vector_of_groups::<V>(row, group + at) {
+                    scales.store(out.scales[at..].as_mut_ptr());
+                    offsets.store(out.offsets[at..].as_mut_ptr());
+                } else {
+                    for at in at..count.min(at + V::LANES) {
+                        [out.scales[at], out.offsets[at]] = self.factor(row, group + at);
                     }
                 }
-                None => {}
             }
         }
+        out.scales[count..].fill(1.0);
+        out.offsets[count..].fill(0.0);
     }
 
     /// Asserts that the slices have the sizes that the dims ask for.

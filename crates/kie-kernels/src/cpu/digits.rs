@@ -600,14 +600,13 @@ impl Kernel for OfBlocks<'_> {
     unsafe fn run<V: Vector>(self) {
         let Self { m, row, block, first, count, factors } = self;
         let width = m.group_cols();
-        // SAFETY: the caller has the level.
-        if block == width && unsafe { m.vector_of_groups::<V>(row, first, count, factors) } {
-            return;
-        }
         let group_of = |at: usize| at * block / width;
         let (group, last) = (group_of(first), group_of(first + count - 1));
         // SAFETY: the caller has the level; the groups exist.
         unsafe { m.factors::<V>(row, group, last + 1 - group, factors) };
+        if block == width {
+            return;
+        }
         for at in (0..count).rev() {
             let of = group_of(first + at) - group;
             factors.scales[at] = factors.scales[of];

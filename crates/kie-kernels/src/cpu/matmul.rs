@@ -524,7 +524,7 @@ pub(crate) mod tests {
         let blocks = [[0, 0], [128, 128], [1, 1000], [5, 33], [16, 64], [1000, 1000]];
         let scales = [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::F8E8m0];
         let among = [Codes::Q8x0, Codes::Q4x0, Codes::Q4k, Codes::Q6k];
-        let groups = [[1, 32], [1, 64], [1, 128], [1, 1000]];
+        let groups = [[1, 16], [1, 32], [1, 64], [1, 96], [1, 128], [1, 1000]];
         let zeros = |encoding: Encoding, zeros: bool| Encoding {
             zeros: zeros && encoding.has_scales(),
             ..encoding

@@ -20,7 +20,11 @@ use crate::matrix::{Factors, FactorsOf, Matrix, FACTORS};
 use crate::simd::{dispatch, Kernel, Level, Vector};
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod bf16;
+#[cfg(target_arch = "x86_64")]
+mod lines;
 mod packed;
 
 use self::packed::CHUNK;
@@ -343,10 +347,14 @@ mod tests {
     use proptest::prelude::*;
 
     fn all(level: Level, m: &Matrix<'_>, x: &[f32], n: usize) -> Vec<f32> {
+        let panels = &mut Panels::of([Form::of(level, m.codes)].into_iter());
+        through(panels, level, m, x, n)
+    }
+
+    fn through(panels: &mut Panels, level: Level, m: &Matrix<'_>, x: &[f32], n: usize) -> Vec<f32> {
         let mut packed = Packed::default();
         pack(level, &[m.codes], x, n, m.cols, &mut packed);
         let mut y = vec![f32::NAN; n * m.rows];
-        let panels = &mut Panels::of([Form::of(level, m.codes)].into_iter());
         let out = Columns::of(&mut y, m.rows, m.rows, n);
         prefill(level, panels, m, 0..m.rows, packed.all(), out, &|| true);
         y
@@ -406,6 +414,21 @@ mod tests {
                         prop_assert_eq!(whole[c * rows + r].to_bits(), alone[r].to_bits());
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn panels_bring_nothing_from_one_matrix_to_the_next() {
+        let (rows, cols, n) = (40, 512, 40);
+        let among = [Codes::Q4k, Codes::Bf16, Codes::Q8x0, Codes::Q6k, Codes::E4m3, Codes::Q4k];
+        let x = noise(9, n * cols);
+        for level in available() {
+            let panels = &mut Panels::of(among.map(|codes| Form::of(level, codes)).into_iter());
+            for codes in among {
+                let owned = Owned::random(Encoding::plain(codes), (rows, cols), 0, 5);
+                let y = through(panels, level, &owned.matrix(), &x, n);
+                assert_eq!(y, all(level, &owned.matrix(), &x, n), "{level:?} {codes:?}");
             }
         }
     }

@@ -141,17 +141,6 @@ unsafe fn half(bytes: [u8; 2]) -> f32 {
     unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits))) }
 }
 
-/// Two vectors as bfloat16 in order, rounded to nearest.
-///
-/// # Safety
-/// The CPU has AVX-512 BF16.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-pub(crate) unsafe fn to_bf16(low: V512<true>, high: V512<true>) -> __m512i {
-    // SAFETY: both are 64 plain bytes.
-    unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high.0, low.0)) }
-}
-
 impl Vector for V256 {
     const LANES: usize = 8;
     const REGISTERS: usize = 16;

@@ -8,17 +8,16 @@
 
 #![allow(clippy::needless_range_loop)]
 
-use std::arch::asm;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::packed::{Form, Line, Panels, Part, BLOCK, CHUNK, GROUP, STEPS};
-use crate::abi::Codes;
-use crate::cpu::codes::Unpack;
+use super::amx;
+use super::lines::{self, Values};
+use super::packed::{Form, Line, Panels, Part, BLOCK, CHUNK, CUTS, GROUP, STEPS};
 use crate::field::Columns;
-use crate::matrix::Matrix;
-use crate::simd::x86::{f8_to_bf16, to_bf16, V512};
-use crate::simd::Vector;
+use crate::matrix::{Factors, Matrix};
+use crate::simd::x86::V512;
+use crate::simd::{Kernel, Vector};
 
 /// Floats of one tile of sums.
 const TILE: usize = 16 * 16;
@@ -84,18 +83,6 @@ pub(super) unsafe fn pack(columns: &[f32], cols: usize, out: &mut [Line]) {
     }
 }
 
-/// Where FP8 codes have to stand so that unpacking leaves 32 and 32 in order.
-const ORDER: [u8; 64] = {
-    let mut index = [0; 64];
-    let mut at = 0;
-    while at < 64 {
-        let (l, w) = (at / 16, at % 16);
-        index[at] = (32 * (w / 8) + 8 * l + w % 8) as u8;
-        at += 1;
-    }
-    index
-};
-
 /// Multiplies `rows` of `m` with all packed columns; see the parent's `prefill`, which checked the
 /// arguments.
 ///
@@ -112,7 +99,7 @@ pub(super) unsafe fn run(
 ) {
     if amx {
         // SAFETY: the caller has AMX.
-        unsafe { configure() };
+        unsafe { amx::configure() };
     }
     'all: for first in (0..packed.n).step_by(CHUNK) {
         let columns = first..packed.n.min(first + CHUNK);
@@ -133,7 +120,7 @@ pub(super) unsafe fn run(
     }
     if amx {
         // SAFETY: the tiles were configured above.
-        unsafe { asm!("tilerelease", options(nomem, nostack)) };
+        unsafe { amx::release() };
     }
 }
 
@@ -152,7 +139,7 @@ struct Piece {
     k: Range<usize>,
     /// Where the panel begins: `k.start`, or the multiple of 32 before it.
     first: usize,
-    /// Steps that share factors.
+    /// Lines of columns that share factors: pairs of numbers.
     cut: usize,
     /// Column of the first cut's factors.
     block: usize,
@@ -162,19 +149,28 @@ impl Piece {
     fn steps(&self) -> usize {
         (self.k.end - self.first).div_ceil(32)
     }
+
+    /// The lines of each cut.
+    fn cuts(&self) -> impl Iterator<Item = Range<usize>> {
+        let (lines, cut) = (16 * self.steps(), self.cut);
+        let numbers = 0..(self.k.end - self.first).div_ceil(2);
+        numbers.step_by(cut).map(move |line| line..lines.min(line + cut))
+    }
 }
 
 impl Task<'_> {
-    /// The piece that starts at `from`: whole factor blocks where they end on steps, else one.
+    /// The piece that starts at `from`: whole factor blocks where they end on steps, or in the
+    /// middle of steps that have one zero point, else one.
     fn piece(&self, from: usize) -> Piece {
         let cols = self.m.cols;
         let (width, first) = (self.m.group_cols(), from / 32 * 32);
         let block = from / width;
         let most = first + 32 * STEPS;
-        let (end, cut) = if width < 32 * STEPS && width.is_multiple_of(32) {
-            (from + 32 * STEPS / width * width, width / 32)
+        let whole = width.is_multiple_of(32) || width == 16 && !self.m.has_zeros();
+        let (end, cut) = if width < 32 * STEPS && whole {
+            (from + 32 * STEPS / width * width, width / 2)
         } else {
-            (most.min((block + 1) * width), STEPS)
+            (most.min((block + 1) * width), 16 * STEPS)
         };
         Piece { k: from..end.min(cols), first, cut, block }
     }
@@ -191,25 +187,40 @@ impl Task<'_> {
         while from < self.m.cols {
             let piece = self.piece(from);
             // SAFETY: the piece lies in the rows; the caller has the level.
-            unsafe { self.fill(&piece, &mut panels.panel) };
-            self.factors(&piece, &mut panels.factors);
-            let height = if self.amx { 32 } else { 8 };
+            unsafe { self.prepare(&piece, &blocks, panels) };
+            let tiles = self.amx && piece.cut.is_multiple_of(16);
+            // Of many cuts the sums stay in registers.
+            let many = piece.cuts().count() > 2;
+            let height = if tiles {
+                32
+            } else if many {
+                4
+            } else {
+                8
+            };
             for pair in 0..pairs {
                 let block = blocks.start + 2 * pair;
                 let meet = Meet {
                     piece: &piece,
                     near: self.lines(block, &piece),
                     far: (block + 1 < blocks.end).then(|| self.lines(block + 1, &piece)),
-                    sums: 2 * pair * GROUP,
+                    block: 2 * pair,
                     scaled: self.m.is_scaled(),
+                    offsets: self.has_offsets(),
                 };
                 for row in (0..self.rows.len()).step_by(height) {
                     // SAFETY: the panel is filled; the caller has the levels.
                     unsafe {
-                        if self.amx {
+                        if tiles {
                             meet.tiles(row, panels);
+                        } else if !meet.scaled {
+                            meet.few_cuts::<false>(row, panels);
+                        } else if many && meet.offsets {
+                            meet.many_cuts::<true>(row, panels);
+                        } else if many {
+                            meet.many_cuts::<false>(row, panels);
                         } else {
-                            meet.dots(row, panels);
+                            meet.few_cuts::<true>(row, panels);
                         }
                     }
                 }
@@ -223,107 +234,72 @@ impl Task<'_> {
         self.packed.block(Form::Pairs, block).wrapping_add(piece.first / 2)
     }
 
-    /// The piece's numbers of the rows as bfloat16 tiles, zeros around.
+    /// Whether sums get offsets; zero points are gone from the panel.
+    fn has_offsets(&self) -> bool {
+        self.m.has_offsets() && !self.m.has_zeros()
+    }
+
+    /// All that products of a piece need besides columns.
+    ///
+    /// # Safety
+    /// The CPU has AVX-512 BF16 and VBMI; `piece.k` lies in the rows.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")]
+    unsafe fn prepare(&self, piece: &Piece, blocks: &Range<usize>, panels: &mut Panels) {
+        // SAFETY: the caller's promise.
+        unsafe { self.fill(piece, &mut panels.panel) };
+        if self.m.is_scaled() {
+            let Self { m, rows, .. } = self;
+            let (group, count) = (piece.block, piece.cuts().count());
+            let factors = &mut panels.factors[..];
+            // SAFETY: the caller has the level; the groups exist.
+            unsafe { V512::<true>::apart(FactorsOfRows { m, rows, group, count, factors }) };
+        }
+        if self.has_offsets() {
+            for (block, sums) in blocks.clone().zip(panels.columns.chunks_exact_mut(CUTS)) {
+                for (lines, sum) in piece.cuts().zip(sums) {
+                    // SAFETY: the block has these lines; the caller has the level.
+                    unsafe { sum_of(self.lines(block, piece), lines, sum) };
+                }
+            }
+        }
+    }
+
+    /// The piece's numbers of the rows as bfloat16 tiles, less their zero points, zeros around.
     ///
     /// # Safety
     /// The CPU has AVX-512 BF16 and VBMI; `piece.k` lies in the rows.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")]
     unsafe fn fill(&self, piece: &Piece, panel: &mut [Line]) {
         let m = self.m;
-        // SAFETY: 64 bytes.
-        let order = unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) };
-        let steps = piece.steps();
-        let plain = matches!(m.codes, Codes::E4m3 | Codes::Bf16);
-        let mut unpacked = [0.0; 32 * STEPS];
+        // SAFETY: the caller has the level.
+        let mut values = unsafe { [Values::of(m.codes, 0.0); 2] };
+        let zeros = m.scales.filter(|scales| scales.zeros.is_some());
         for i in 0..self.rows.len().next_multiple_of(32) {
             let live = i < self.rows.len();
-            let row = (self.rows.start + i) * m.stride();
-            let row = m.data.as_ptr().wrapping_add(row);
-            if !plain {
-                let row = live.then_some(self.rows.start + i);
-                // SAFETY: the caller has the levels; `piece.k` lies in the row.
-                unsafe { self.unpack(row, piece, &mut unpacked) };
-            }
-            for step in (0..steps).step_by(2) {
+            let at = self.rows.start + i;
+            let row = m.data.as_ptr().wrapping_add(at * m.stride());
+            for step in (0..piece.steps()).step_by(2) {
                 // Numbers from.. + 64 that belong to the piece, as bits.
                 let from = piece.first + 32 * step;
                 let (skip, end) = (piece.k.start.saturating_sub(from), piece.k.end - from);
                 let mask = if live { below(end) & !below(skip) } else { 0 };
-                let halves = match m.codes {
-                    Codes::E4m3 => {
-                        // SAFETY: masked-off bytes are not read, the others lie in the row.
-                        let codes =
-                            unsafe { _mm512_maskz_loadu_epi8(mask, row.wrapping_add(from).cast()) };
-                        // SAFETY: the caller has VBMI.
-                        unsafe { f8_to_bf16(_mm512_permutexvar_epi8(order, codes)) }
+                if let (true, Some(scales)) = (live, &zeros) {
+                    let last = m.first_scale(at, scales) + (m.cols - 1) / m.group_cols();
+                    for (half, values) in values.iter_mut().enumerate() {
+                        let cut = piece.block + 16 * (step + half) / piece.cut;
+                        let zero = scales.zero(last.min(m.first_scale(at, scales) + cut));
+                        // SAFETY: the caller has the level.
+                        *values = unsafe { Values::of(m.codes, zero) };
                     }
-                    Codes::Bf16 => {
-                        let at = row.wrapping_add(2 * from).cast::<i16>();
-                        // SAFETY: as above.
-                        unsafe {
-                            [
-                                _mm512_maskz_loadu_epi16(mask as u32, at),
-                                _mm512_maskz_loadu_epi16((mask >> 32) as u32, at.wrapping_add(32)),
-                            ]
-                        }
-                    }
-                    Codes::F32
-                    | Codes::F16
-                    | Codes::I8
-                    | Codes::I4
-                    | Codes::E2m1
-                    | Codes::Q8x0
-                    | Codes::Q4x0
-                    | Codes::Q4k
-                    | Codes::Q6k => {
-                        let numbers = unpacked[32 * step..].as_ptr();
-                        // SAFETY: the caller has the levels; the buffer holds whole steps.
-                        unsafe { [pairs(numbers), pairs(numbers.wrapping_add(32))] }
-                    }
-                };
+                }
+                // SAFETY: the caller has the level, and the row these numbers.
+                let lines = unsafe { lines::two(m.codes, values, row, from, mask) };
                 // STEPS is even, so the second half has its place, too.
-                for (half, numbers) in halves.into_iter().enumerate() {
+                for (half, numbers) in lines.into_iter().enumerate() {
                     let line = &mut panel[(i / 16 * STEPS + step + half) * 16 + i % 16];
                     // SAFETY: a line is 64 bytes, aligned.
                     unsafe { _mm512_store_si512(line.0.as_mut_ptr().cast(), numbers) };
                 }
-            }
-        }
-    }
-
-    /// The piece's numbers of a row, less their zero points, and zeros around them.
-    ///
-    /// # Safety
-    /// The CPU has AVX-512 BF16 and VBMI; `piece.k` lies in the row.
-    unsafe fn unpack(&self, row: Option<usize>, piece: &Piece, out: &mut [f32; 32 * STEPS]) {
-        out.fill(0.0);
-        let Some(row) = row else { return };
-        let (m, k) = (self.m, piece.k.clone());
-        let before = k.start - piece.first;
-        let mut panel = [[0.0; 32 * STEPS]];
-        let count = k.len();
-        // SAFETY: the caller has the level; a piece has at most as many numbers.
-        unsafe { V512::<true>::apart(Unpack { m, rows: row..row + 1, k, panel: &mut panel }) };
-        let out = &mut out[before..before + count];
-        out.copy_from_slice(&panel[0][..count]);
-        if let Some(scales) = m.scales.filter(|scales| scales.zeros.is_some()) {
-            let group = m.first_scale(row, &scales) + piece.block;
-            for (at, numbers) in out.chunks_mut(scales.block_cols).enumerate() {
-                let zero = scales.zero(group + at);
-                numbers.iter_mut().for_each(|number| *number -= zero);
-            }
-        }
-    }
-
-    /// The factors of each cut and row.
-    fn factors(&self, piece: &Piece, factors: &mut [[f32; GROUP]]) {
-        if !self.m.is_scaled() {
-            return;
-        }
-        for (i, row) in self.rows.clone().enumerate() {
-            for cut in 0..piece.steps().div_ceil(piece.cut) {
-                // Zero points are gone from the panel.
-                [factors[cut][i], _] = self.m.factor(row, piece.block + cut);
             }
         }
     }
@@ -355,15 +331,45 @@ impl Task<'_> {
     }
 }
 
-/// Two vectors as bfloat16.
+/// Factors of `count` groups from `group` on of some rows.
+struct FactorsOfRows<'a> {
+    m: &'a Matrix<'a>,
+    rows: &'a Range<usize>,
+    group: usize,
+    count: usize,
+    factors: &'a mut [Factors],
+}
+
+impl Kernel for FactorsOfRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) {
+        for (row, factors) in self.rows.clone().zip(self.factors) {
+            // SAFETY: the caller has V's level; the groups exist.
+            unsafe { self.m.factors::<V>(row, self.group, self.count, factors) };
+        }
+    }
+}
+
+/// Sums of the numbers of a block's columns in some of its lines.
 ///
 /// # Safety
-/// The CPU has AVX-512 BF16; 32 numbers.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")]
-unsafe fn pairs(numbers: *const f32) -> __m512i {
-    // SAFETY: the caller's promise.
-    unsafe { to_bf16(V512::load(numbers), V512::load(numbers.add(16))) }
+/// AVX-512 BF16; the lines are readable.
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn sum_of(block: *const Line, lines: Range<usize>, sum: &mut Line) {
+    let mut acc = _mm512_setzero_ps();
+    for line in lines {
+        // SAFETY: the caller's promise; the vectors are plain bits.
+        unsafe {
+            let pairs = _mm512_load_si512(block.wrapping_add(line).cast());
+            let pairs = std::mem::transmute::<__m512i, __m512bh>(pairs);
+            let ones = std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi32(0x3f80_3f80));
+            acc = _mm512_dpbf16_ps(acc, pairs, ones);
+        }
+    }
+    // SAFETY: a line is 64 bytes, aligned.
+    unsafe { _mm512_store_ps(sum.0.as_mut_ptr().cast(), acc) };
 }
 
 /// The lowest `count` bits.
@@ -381,14 +387,64 @@ struct Meet<'a> {
     near: *const Line,
     /// The second block, if there is one.
     far: Option<*const Line>,
-    /// Line of `Panels::sums` where the first block's rows begin; the second's are GROUP on.
-    sums: usize,
+    /// The first block's number in the chunk.
+    block: usize,
     scaled: bool,
+    offsets: bool,
 }
 
 impl Meet<'_> {
     fn fresh(&self) -> bool {
         self.piece.k.start == 0
+    }
+
+    /// The two blocks' numbers, of which a missing second repeats the first.
+    fn blocks(&self) -> [usize; 2] {
+        [self.block, self.block + usize::from(self.far.is_some())]
+    }
+
+    /// Where a row's sums with a block are.
+    fn sums(&self, block: usize, row: usize, panels: &mut Panels) -> *mut f32 {
+        panels.sums.as_mut_ptr().wrapping_add(block * GROUP + row).cast()
+    }
+
+    /// Sums of a row with a block, and what a cut adds to them: `columns` are the block's own sums.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn with(
+        &self,
+        sums: __m512,
+        part: __m512,
+        (factors, cut): (&Factors, usize),
+        columns: __m512,
+    ) -> __m512 {
+        let offset = || _mm512_fmadd_ps(columns, _mm512_set1_ps(factors.offsets[cut]), sums);
+        let sums = if self.offsets { offset() } else { sums };
+        _mm512_fmadd_ps(part, _mm512_set1_ps(factors.scales[cut]), sums)
+    }
+
+    /// Sums as they are before a cut.
+    ///
+    /// # Safety
+    /// AVX-512; there are 16.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn before(&self, sums: *const f32, cut: usize) -> __m512 {
+        let mask = if self.fresh() && cut == 0 { 0 } else { !0 };
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_maskz_loadu_ps(mask, sums) }
+    }
+
+    /// A block's own sums in a cut; zeros where nobody wants them.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn columns(&self, panels: &Panels, block: usize, cut: usize) -> __m512 {
+        if !self.offsets {
+            return _mm512_setzero_ps();
+        }
+        let line = &panels.columns[block * CUTS + cut];
+        // SAFETY: a line is 16 numbers, aligned.
+        unsafe { _mm512_load_ps(line.0.as_ptr().cast()) }
     }
 
     /// Adds 32 rows from `row` by AMX tiles.
@@ -397,7 +453,7 @@ impl Meet<'_> {
     /// AMX is there and configured; AVX-512; the panel is filled.
     #[target_feature(enable = "avx512f")]
     unsafe fn tiles(&self, row: usize, panels: &mut Panels) {
-        let sums = panels.sums.as_mut_ptr().wrapping_add(self.sums + row).cast::<f32>();
+        let sums = self.sums(self.block, row, panels);
         let aside = panels.aside.as_mut_ptr().cast::<f32>();
         // A missing second block repeats the first, and its sums go nowhere.
         let second = self.far.unwrap_or(self.near);
@@ -409,34 +465,35 @@ impl Meet<'_> {
             // sums and tiles have room for what is loaded and stored.
             unsafe {
                 if self.fresh() {
-                    zero();
+                    amx::zero();
                 } else {
-                    load(sums, far);
+                    amx::load(sums, far);
                 }
-                multiply(panel, self.near, second, self.piece.steps());
-                store(sums, far);
+                amx::multiply(panel, self.near, second, self.piece.steps());
+                amx::store(sums, far);
             }
             return;
         }
-        let (steps, cut) = (self.piece.steps(), self.piece.cut);
-        for (number, step) in (0..steps).step_by(cut).enumerate() {
-            let count = cut.min(steps - step);
-            let at = step * 16;
-            let (near, far) = (self.near.wrapping_add(at), second.wrapping_add(at));
-            // SAFETY: as above.
+        for (cut, lines) in self.piece.cuts().enumerate() {
+            let [near, far] = [self.near, second].map(|block| block.wrapping_add(lines.start));
+            // SAFETY: as above; a cut is whole steps.
             unsafe {
-                zero();
-                multiply(panel.wrapping_add(at), near, far, count);
-                store(aside, aside.wrapping_add(2 * TILE));
+                amx::zero();
+                amx::multiply(panel.wrapping_add(lines.start), near, far, lines.len() / 16);
+                amx::store(aside, aside.wrapping_add(2 * TILE));
             }
-            let factors = &panels.factors[number][row..row + 32];
-            let fresh = self.fresh() && number == 0;
             for block in 0..1 + usize::from(self.far.is_some()) {
-                for (i, factor) in factors.iter().enumerate() {
+                let columns = self.columns(panels, self.block + block, cut);
+                for i in 0..32 {
                     let part = aside.wrapping_add((2 * block * 16 + i) * BLOCK);
                     let sum = sums.wrapping_add((block * GROUP + i) * BLOCK);
+                    let factors = (&panels.factors[row + i], cut);
                     // SAFETY: tiles and sums hold 32 rows a block from here.
-                    unsafe { add(sum, _mm512_loadu_ps(part), *factor, fresh) };
+                    unsafe {
+                        let part = _mm512_loadu_ps(part);
+                        let before = self.before(sum, cut);
+                        _mm512_storeu_ps(sum, self.with(before, part, factors, columns));
+                    }
                 }
             }
         }
@@ -447,65 +504,104 @@ impl Meet<'_> {
     /// # Safety
     /// AVX-512 BF16; the panel is filled.
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn dots(&self, row: usize, panels: &mut Panels) {
-        let sums = panels.sums.as_mut_ptr().wrapping_add(self.sums + row).cast::<f32>();
+    unsafe fn few_cuts<const SCALED: bool>(&self, row: usize, panels: &mut Panels) {
+        let [near, far] = self.blocks().map(|block| self.sums(block, row, panels));
         let panel = panels.panel[row / 16 * STEPS * 16 + row % 16..].as_ptr();
-        let second = self.far.unwrap_or(self.near);
-        let (steps, cut) = (self.piece.steps(), self.piece.cut);
-        for (number, step) in (0..steps).step_by(cut).enumerate() {
-            let (at, count) = (step * 16, cut.min(steps - step));
-            let x = [self.near.wrapping_add(at), second.wrapping_add(at)];
+        let x = [self.near, self.far.unwrap_or(self.near)];
+        let factors: &[Factors; 8] = panels.factors[row..].first_chunk().expect("whole eights");
+        for (cut, lines) in self.piece.cuts().enumerate() {
             // SAFETY: as in `tiles`.
-            let part = unsafe { dots_8(panel.wrapping_add(at), x, count) };
+            let part = unsafe { dots::<8>(panel, x, lines) };
+            let columns = self.blocks().map(|block| self.columns(panels, block, cut));
             for i in 0..8 {
-                let factor = if self.scaled { panels.factors[number][row + i] } else { 1.0 };
-                for block in 0..1 + usize::from(self.far.is_some()) {
-                    let sum = sums.wrapping_add((block * GROUP + i) * BLOCK);
-                    // SAFETY: sums hold 8 rows a block from here.
-                    unsafe { add(sum, part[i][block], factor, self.fresh() && number == 0) };
+                let sums = [near, far].map(|sums| sums.wrapping_add(i * BLOCK));
+                // SAFETY: sums hold 8 rows a block from here.
+                let mut all = unsafe { [self.before(sums[0], cut), self.before(sums[1], cut)] };
+                for block in 0..2 {
+                    all[block] = if SCALED {
+                        let factors = (&factors[i], cut);
+                        self.with(all[block], part[i][block], factors, columns[block])
+                    } else {
+                        _mm512_add_ps(all[block], part[i][block])
+                    };
                 }
+                // SAFETY: as above; where there is one block, both are the same.
+                unsafe {
+                    _mm512_storeu_ps(sums[0], all[0]);
+                    _mm512_storeu_ps(sums[1], all[1]);
+                }
+            }
+        }
+    }
+
+    /// Adds 4 rows from `row` by dot products of pairs; their sums stay in registers.
+    ///
+    /// # Safety
+    /// AVX-512 BF16; the panel is filled, and has factors.
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn many_cuts<const OFFSETS: bool>(&self, row: usize, panels: &mut Panels) {
+        let sums = self.blocks().map(|block| self.sums(block, row, panels));
+        let panel = panels.panel[row / 16 * STEPS * 16 + row % 16..].as_ptr();
+        let x = [self.near, self.far.unwrap_or(self.near)];
+        let mut all = [[_mm512_setzero_ps(); 2]; 4];
+        for i in 0..4 {
+            for block in 0..2 {
+                // SAFETY: sums hold 4 rows a block from here.
+                all[i][block] = unsafe { self.before(sums[block].add(i * BLOCK), 0) };
+            }
+        }
+        let factors: &[Factors; 4] = panels.factors[row..].first_chunk().expect("whole fours");
+        for (cut, lines) in self.piece.cuts().enumerate() {
+            // SAFETY: as in `tiles`.
+            let part = unsafe { dots::<4>(panel, x, lines) };
+            let columns = self.blocks().map(|block| self.columns(panels, block, cut));
+            for (i, factors) in factors.iter().enumerate() {
+                let scale = _mm512_set1_ps(factors.scales[cut]);
+                let offset = _mm512_set1_ps(factors.offsets[cut]);
+                for block in 0..2 {
+                    if OFFSETS {
+                        all[i][block] = _mm512_fmadd_ps(columns[block], offset, all[i][block]);
+                    }
+                    all[i][block] = _mm512_fmadd_ps(part[i][block], scale, all[i][block]);
+                }
+            }
+        }
+        for i in 0..4 {
+            for block in 0..2 {
+                // SAFETY: as above; where there is one block, both are the same.
+                unsafe { _mm512_storeu_ps(sums[block].add(i * BLOCK), all[i][block]) };
             }
         }
     }
 }
 
-/// `sum = part * factor + sum`, or without the old sum.
-///
-/// # Safety
-/// AVX-512; 16 floats at `sum`.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn add(sum: *mut f32, part: __m512, factor: f32, fresh: bool) {
-    // SAFETY: the caller's promise.
-    let before = if fresh { _mm512_setzero_ps() } else { unsafe { _mm512_loadu_ps(sum) } };
-    let after = _mm512_fmadd_ps(part, _mm512_set1_ps(factor), before);
-    // SAFETY: as above.
-    unsafe { _mm512_storeu_ps(sum, after) };
-}
-
-/// Sums over `steps` steps of 8 panel rows with two blocks.
+/// Sums over some lines of `R` panel rows with two blocks; the lines are a multiple of 8, from one
+/// on.
 ///
 /// # Safety
 /// AVX-512 BF16; tiles and lines are readable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn dots_8(panel: *const Line, x: [*const Line; 2], steps: usize) -> [[__m512; 2]; 8] {
-    let mut acc = [[_mm512_setzero_ps(); 2]; 8];
+unsafe fn dots<const R: usize>(
+    panel: *const Line,
+    x: [*const Line; 2],
+    lines: Range<usize>,
+) -> [[__m512; 2]; R] {
+    let mut acc = [[_mm512_setzero_ps(); 2]; R];
     // SAFETY: the caller's promise; the vectors are plain bits.
     unsafe {
-        for step in 0..steps {
-            let tile = panel.add(16 * step).cast::<i32>();
-            for pair in 0..16 {
-                let line = 16 * step + pair;
+        for first in lines.step_by(8) {
+            let tile = panel.add(first / 16 * 16).cast::<i32>().add(first % 16);
+            for pair in 0..8 {
                 let columns = [
                     std::mem::transmute::<__m512i, __m512bh>(_mm512_load_si512(
-                        x[0].add(line).cast(),
+                        x[0].add(first + pair).cast(),
                     )),
                     std::mem::transmute::<__m512i, __m512bh>(_mm512_load_si512(
-                        x[1].add(line).cast(),
+                        x[1].add(first + pair).cast(),
                     )),
                 ];
-                for i in 0..8 {
+                for i in 0..R {
                     let weight = _mm512_set1_epi32(*tile.add(16 * i + pair));
                     let weight = std::mem::transmute::<__m512i, __m512bh>(weight);
                     acc[i][0] = _mm512_dpbf16_ps(acc[i][0], weight, columns[0]);
@@ -515,104 +611,4 @@ unsafe fn dots_8(panel: *const Line, x: [*const Line; 2], steps: usize) -> [[__m
         }
     }
     acc
-}
-
-/// Eight tiles of 16 rows x 64 bytes.
-///
-/// # Safety
-/// AMX is granted.
-unsafe fn configure() {
-    #[repr(C, align(64))]
-    struct Config([u8; 64]);
-    let mut config = Config([0; 64]);
-    config.0[0] = 1;
-    for tile in 0..8 {
-        config.0[16 + 2 * tile] = 64;
-        config.0[48 + tile] = 16;
-    }
-    // SAFETY: palette 1 allows these shapes; the caller has AMX.
-    unsafe {
-        asm!("ldtilecfg [{0}]", in(reg) &config, options(nostack, readonly),
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _);
-    }
-}
-
-/// Clears the four tiles of sums. Safety: configured.
-#[inline(always)]
-unsafe fn zero() {
-    // SAFETY: the caller's promise.
-    unsafe {
-        asm!(
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            options(nomem, nostack)
-        );
-    }
-}
-
-/// Loads rows 0..16 and 16..32 of two blocks. Safety: configured; two tiles from each pointer.
-#[inline(always)]
-unsafe fn load(near: *const f32, far: *const f32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        asm!(
-            "tileloadd tmm0, [{near} + {stride}]",
-            "tileloadd tmm1, [{far} + {stride}]",
-            "tileloadd tmm2, [{near} + {stride} + 1024]",
-            "tileloadd tmm3, [{far} + {stride} + 1024]",
-            near = in(reg) near, far = in(reg) far, stride = in(reg) 64usize,
-            options(nostack, readonly),
-        );
-    }
-}
-
-/// Stores what `load` loads. Safety: as `load`, writable.
-#[inline(always)]
-unsafe fn store(near: *mut f32, far: *mut f32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        asm!(
-            "tilestored [{near} + {stride}], tmm0",
-            "tilestored [{far} + {stride}], tmm1",
-            "tilestored [{near} + {stride} + 1024], tmm2",
-            "tilestored [{far} + {stride} + 1024], tmm3",
-            near = in(reg) near, far = in(reg) far, stride = in(reg) 64usize,
-            options(nostack),
-        );
-    }
-}
-
-/// Adds `steps` steps of 32 in k. Safety: configured; panel and lines hold that many.
-#[inline(always)]
-unsafe fn multiply(panel: *const Line, near: *const Line, far: *const Line, steps: usize) {
-    // SAFETY: the caller's promise; the loop runs `steps > 0` times.
-    unsafe {
-        asm!(
-            "2:",
-            "tileloadd tmm6, [{near} + {line}]",
-            "tileloadd tmm4, [{upper} + {line}]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm7, [{far} + {line}]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tileloadd tmm5, [{lower} + {line}]",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            "add {near}, 1024",
-            "add {far}, 1024",
-            "add {upper}, 1024",
-            "add {lower}, 1024",
-            "dec {steps}",
-            "jnz 2b",
-            near = inout(reg) near => _,
-            far = inout(reg) far => _,
-            upper = inout(reg) panel => _,
-            lower = inout(reg) panel.wrapping_add(16 * STEPS) => _,
-            steps = inout(reg) steps => _,
-            line = in(reg) 64usize,
-            options(nostack, readonly),
-        );
-    }
 }

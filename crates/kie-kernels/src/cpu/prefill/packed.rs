@@ -1,6 +1,7 @@
 //! Activations as the products of a prefill read them.
 
 use crate::abi::Codes;
+use crate::matrix::Factors;
 use crate::simd::Level;
 
 /// Columns of a packed block.
@@ -12,8 +13,8 @@ pub(super) const CHUNK: usize = 512;
 pub(super) const GROUP: usize = 256;
 /// Most steps of 32 in k that a panel holds.
 pub(super) const STEPS: usize = 8;
-/// Most cuts of a piece: one for each step.
-pub(super) const CUTS: usize = STEPS;
+/// Most cuts of a piece: one for each half of a step.
+pub(super) const CUTS: usize = 2 * STEPS;
 
 /// One cache line.
 #[derive(Clone, Copy)]
@@ -38,7 +39,7 @@ pub enum Form {
 impl Form {
     /// How weights of such codes want them.
     pub fn of(level: Level, codes: Codes) -> Self {
-        // Exact in bfloat16, and in groups of whole steps.
+        // Exact in bfloat16.
         let fits = match codes {
             Codes::Bf16
             | Codes::E4m3
@@ -46,8 +47,10 @@ impl Form {
             | Codes::I4
             | Codes::E2m1
             | Codes::Q8x0
-            | Codes::Q4x0 => true,
-            Codes::Q4k | Codes::Q6k | Codes::F32 | Codes::F16 => false,
+            | Codes::Q4x0
+            | Codes::Q4k
+            | Codes::Q6k => true,
+            Codes::F32 | Codes::F16 => false,
         };
         if fits && level >= Level::Avx512Bf16 {
             Self::Pairs
@@ -108,8 +111,10 @@ pub struct Panels {
     pub(super) sums: Vec<Line>,
     /// Four tiles that wait for their factors, or go nowhere.
     pub(super) aside: Vec<Line>,
-    /// `[cut][GROUP]`.
-    pub(super) factors: Vec<[f32; GROUP]>,
+    /// Of each row of a group those of its cuts.
+    pub(super) factors: Vec<Factors>,
+    /// `[block][cut]` sums of 16 columns, which offsets are multiplied with.
+    pub(super) columns: Vec<Line>,
 }
 
 impl Panels {
@@ -119,16 +124,18 @@ impl Panels {
             return Self::default();
         }
         let lines = |n| vec![Line::default(); n];
-        let [panel, sums, aside] = Self::LINES.map(lines);
-        Self { panel, sums, aside, factors: vec![[1.0; GROUP]; CUTS] }
+        let [panel, sums, aside, columns] = Self::LINES.map(lines);
+        Self { panel, sums, aside, factors: vec![Factors::NONE; GROUP], columns }
     }
 
-    /// Lines of panel, sums and aside.
-    const LINES: [usize; 3] = [GROUP / 16 * STEPS * 16, CHUNK / BLOCK * GROUP, 64];
+    /// Lines of panel, sums, aside and columns.
+    const LINES: [usize; 4] =
+        [GROUP / 16 * STEPS * 16, CHUNK / BLOCK * GROUP, 64, CHUNK / BLOCK * CUTS];
 
     /// Bytes of one that holds something.
-    pub const BYTES: usize =
-        64 * (Self::LINES[0] + Self::LINES[1] + Self::LINES[2]) + 4 * GROUP * CUTS;
+    pub const BYTES: usize = 64
+        * (Self::LINES[0] + Self::LINES[1] + Self::LINES[2] + Self::LINES[3])
+        + size_of::<Factors>() * GROUP;
 }
 
 /// Packed activations as a product reads them.
