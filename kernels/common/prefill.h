@@ -20,7 +20,8 @@
 
 KIE_KERNEL(kie_prefill, kPrefillThreads, PrefillArgs args) {
     if (thread() == 0) {
-        for (int i = 0; i < kStages; ++i) slot_init(stage_slot(i), kWorkers / kTeam, 1);
+        for (int i = 0; i < kStages; ++i)
+            slot_init(stage_slot(i), kWorkers / kTeam, kTeamStages ? kCrew : 1);
         for (int i = 0; i < kPageBuffers; ++i) slot_init(page_slot(i), kWorkers / kTeam, 1);
         slots_ready();
         *stop_word() = *phase_word() = *passed_word() = *begun_word() = *asked_word() = 0;

@@ -1,4 +1,6 @@
-// Wide tiles, for four neighbouring warps (a team) at once: d (64 x n) += a (64 x 16) b (16 x n).
+// Wide tiles, for four neighbouring warps (a team) at once: d (64 x n) += a (64 x 16) b (16 x n);
+// on Hopper by one instruction (wgmma), while the warps go on (kWideAsync), elsewhere each warp its
+// own rows (mma).
 // `a` is each warp's own 16 rows in registers, as above; b lies in shared memory as cores of 8
 // columns x 8 rows of halves (128 bytes: column after column, 16 bytes each), `along` bytes between
 // cores that are neighbours along k and `across` between those of neighbouring columns. d: group j
@@ -7,6 +9,10 @@
 #pragma once
 
 #include "platform.h"
+#include "tile.h"
+
+#if __CUDA_ARCH__ == 900
+constexpr bool kWideAsync = true;
 
 // The operand lists of the instructions: one register a float of d.
 #define KIE_NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7"
@@ -98,6 +104,78 @@ template <int kAll>
 KIE_DEVICE void wide_finish(float (&d)[kAll]) {
     wide_wait<0>(d);
 }
+#undef KIE_NAMES_16
+#undef KIE_NAMES_32
+#undef KIE_NAMES_64
+#undef KIE_NAMES_128
+#undef KIE_NAMES_256
+#else
+constexpr bool kWideAsync = false;
+
+// Where this lane's row of the next four cores lies: two neighbours along k, of two groups of eight
+// columns. A core is what ldmatrix reads, and 128 bytes in a row, so no two lanes share a bank.
+struct WideOperand {
+    u32 v;
+};
+KIE_DEVICE WideOperand wide_operand(const void* p, u32 along, u32 across) {
+    const u32 my = lane();
+    return {shared_address(p) + my % 8 * 16 + my / 8 % 2 * along + my / 16 * across};
+}
+KIE_DEVICE WideOperand wide_shift(WideOperand b, u32 bytes) { return {b.v + bytes}; }
+KIE_DEVICE void load_cores(u32 from, u32 (&b)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+                 : "r"(from));
+}
+template <int kN, int kAt, bool kFresh = false, int kAll>
+KIE_DEVICE void multiply_wide(float (&all)[kAll], const Quad& q, WideOperand where, u32 across) {
+    static_assert(kN % 16 == 0 && kAt + kN / 2 <= kAll, "whole pairs of groups");
+    KIE_UNROLL for (int j = 0; j < kN / 16; ++j) {
+        u32 b[4];
+        load_cores(where.v + 2 * j * across, b);
+        KIE_UNROLL for (int i = 0; i < 2; ++i) {
+            float (&d)[4] = *(float (*)[4])(all + kAt + 8 * j + 4 * i);
+            if (kFresh) d[0] = d[1] = d[2] = d[3] = 0;
+            mma(d, q.v[0], q.v[1], q.v[2], q.v[3], b[2 * i], b[2 * i + 1]);
+        }
+    }
+}
+// What several row tiles take of shared memory is asked for once.
+#define KIE_MULTIPLY_TILES
+template <int kN, int kTurns, int kAll>
+KIE_DEVICE void multiply_tiles(float (&all)[kAll], const Quad (&a)[kTurns][2], int half,
+                               const WideOperand& where, u32 across) {
+    static_assert(kN % 16 == 0 && kTurns * (kN / 2) <= kAll, "whole pairs of groups");
+    KIE_UNROLL for (int j = 0; j < kN / 16; ++j) {
+        u32 b[4];
+        load_cores(where.v + 2 * j * across, b);
+        KIE_UNROLL for (int m = 0; m < kTurns; ++m) {
+            const Quad& q = a[m][half];
+            KIE_UNROLL for (int i = 0; i < 2; ++i) {
+                float (&d)[4] = *(float (*)[4])(all + m * (kN / 2) + 8 * j + 4 * i);
+                mma(d, q.v[0], q.v[1], q.v[2], q.v[3], b[2 * i], b[2 * i + 1]);
+            }
+        }
+    }
+}
+KIE_DEVICE void wide_begin() {}
+KIE_DEVICE void wide_commit() {}
+// What one of a warp's threads does behind them, all have come to.
+template <int kLeft>
+KIE_DEVICE void wide_wait() {
+    __syncwarp();
+}
+template <int kLeft, int kAll>
+KIE_DEVICE void wide_wait(float (&)[kAll]) {
+    __syncwarp();
+}
+template <int kAll>
+KIE_DEVICE void wide_finish(float (&)[kAll]) {
+    __syncwarp();
+}
+#endif
+
+#if __CUDA_ARCH__ >= 900
 // Before the block's barrier, by every thread that wrote what tiles or copies will read next: in
 // shared memory, and anywhere.
 KIE_DEVICE void writes_before_tiles() {
@@ -105,6 +183,11 @@ KIE_DEVICE void writes_before_tiles() {
 }
 KIE_DEVICE void writes_before_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
+// Who fills a stage. One thread says its size, and engines copy, as single threads ask, and count.
+// Or (kTeamStages) warps copy: stage_copy is then for all lanes at once, with no bytes for those
+// that have nothing to bring, and each thread of the team fills, behind its part (stage_asked).
+constexpr bool kTeamStages = false;
+KIE_DEVICE void stage_asked(Slot*) {}
 // A stage made of several copies: its size is said first.
 KIE_DEVICE void stage_expect(Slot* s, u32 bytes) {
     asm volatile(
@@ -127,6 +210,39 @@ KIE_DEVICE void stage_copy(Slot* s, void* to, const void* from, u32 bytes, Strea
         "l"(from), "r"(bytes), "r"(shared_address(&s->full)), "l"(policy.v)
         : "memory");
 }
+#else
+// Tiles and copies are reads and writes of the threads that ask for them.
+KIE_DEVICE void writes_before_tiles() {}
+KIE_DEVICE void writes_before_copies() {}
+
+constexpr bool kTeamStages = true;
+KIE_DEVICE void stage_expect(Slot*, u32) {}
+// What each lane has to bring is copied by all of them, 16 bytes each.
+KIE_DEVICE void stage_copy(Slot*, void* to, const void* from, u32 bytes) {
+    const u32 skip = 16 * lane();
+    u32 left = ballot(bytes > 0);
+    while (left != 0) {
+        const u32 who = __ffs(left) - 1, all = shuffle(bytes, who),
+                  target = shuffle(shared_address(to), who);
+        const u64 low = shuffle((u32)(u64)from, who), high = shuffle((u32)((u64)from >> 32), who);
+        const u8* source = (const u8*)(high << 32 | low);
+        left &= left - 1;
+#pragma unroll 4
+        for (u32 at = skip; at < all; at += 16 * kWarp)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target + at),
+                         "l"(source + at)
+                         : "memory");
+    }
+}
+KIE_DEVICE void stage_copy(Slot* s, void* to, const void* from, u32 bytes, StreamPolicy) {
+    stage_copy(s, to, from, bytes);
+}
+// Arrives once what this thread asked for so far is there.
+KIE_DEVICE void stage_asked(Slot* s) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(&s->full))
+                 : "memory");
+}
+#endif
 // 16 bytes into shared memory, done by the thread's own quads_here, which
 // is followed by slot_fill where a slot is filled that way; never from a cache that is not
 // coherent.
@@ -136,14 +252,21 @@ KIE_DEVICE void quad_copy(void* to, const void* from) {
 }
 KIE_DEVICE void quads_here() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 KIE_DEVICE void slot_fill(Slot* s) {
+#if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&s->full))
                  : "memory");
+#else
+    asm volatile("{\n .reg .b64 state;\n mbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(
+                     shared_address(&s->full))
+                 : "memory");
+#endif
 }
 
 // Bytes of shared memory to memory of any rank, under way when this returns; threads that wrote
 // them call writes_before_tiles before. A thread's copies since its last push_commit are a group:
 // of all but its newest kLeft groups the bytes have been read, or are where they belong and ordered
 // like what the thread wrote itself.
+#if __CUDA_ARCH__ >= 900
 KIE_DEVICE void push_copy(void* to, const void* from, u32 bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
                  "r"(shared_address(from)), "r"(bytes)
@@ -155,6 +278,16 @@ KIE_DEVICE void push_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
 }
 KIE_DEVICE void push_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+#else
+KIE_DEVICE void push_copy(void* to, const void* from, u32 bytes) {
+    for (u32 at = 0; at < bytes; at += 16)
+        store_state((u8*)to + at, *(const Quad*)((const u8*)from + at));
+}
+KIE_DEVICE void push_commit() {}
+template <int kLeft>
+KIE_DEVICE void push_read() {}
+KIE_DEVICE void push_done() {}
+#endif
 
 // One more arrival of a block, after its fence.
 KIE_DEVICE void count_up(u64* p) {
@@ -169,6 +302,7 @@ KIE_DEVICE u64 count_in(u64* p) {
 }
 
 // Registers move from teams that copy to teams that multiply; by whole teams.
+#if __CUDA_ARCH__ >= 900
 template <u32 kCount>
 KIE_DEVICE void more_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
@@ -177,8 +311,9 @@ template <u32 kCount>
 KIE_DEVICE void fewer_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }
-#undef KIE_NAMES_16
-#undef KIE_NAMES_32
-#undef KIE_NAMES_64
-#undef KIE_NAMES_128
-#undef KIE_NAMES_256
+#else
+template <u32 kCount>
+KIE_DEVICE void more_registers() {}
+template <u32 kCount>
+KIE_DEVICE void fewer_registers() {}
+#endif

@@ -80,6 +80,7 @@ struct Lane {
     u32 seqno;           // of the words that it works at; 0: it says nothing of them
     bool fenced;         // it has passed a fence
     Without without[2];  // what it reads without
+    u32 asked, flying;   // copies and arrivals behind them: so far, and of copies not yet there
 };
 struct Block;
 struct Wave {
@@ -110,8 +111,10 @@ struct Copy {
     u64* full;
     void* to;
     const void* from;
-    u32 bytes, block;
-    const Lane* by;
+    u32 bytes, block;  // none: an arrival behind what its lane asked for before
+    Lane* by;
+    u32 turn;      // of its lane
+    bool arrives;  // when it is there
 };
 enum List { kNone, kRunnable, kPolling };
 
@@ -398,15 +401,24 @@ KIE_UNSEEN inline void arrive(u64* word) {
     if (left == 0) fail("arrival at a slot that slot_init has not seen");
     *word = left > 1 ? *word - 1 : ((*word >> 32) + 1) << 32 | all << 16 | all;
 }
+KIE_UNSEEN static void put_copy(const Copy& c) {
+    Machine& m = machine;
+    if (m.copy_count == m.copy_room) {
+        m.copy_room = 2 * m.copy_room + 64;
+        m.copies = (Copy*)__builtin_realloc(m.copies, m.copy_room * sizeof(Copy));
+    }
+    m.copies[m.copy_count++] = c;
+}
+// `arrives`: at the slot, by itself; else it is waited for by arrive_behind.
 KIE_UNSEEN __attribute__((noinline)) static void copy(u64* full, void* to, const void* from,
-                                                      u32 bytes) {
+                                                      u32 bytes, bool arrives = true) {
     Machine& m = machine;
     act();
     const Block& b = *me->team->block;
     const u64 at = (u64)((u8*)to - b.shared);
     if (((u64)to | (u64)from | bytes) & 15) fail("copy_async: not 16-byte aligned");
     if (bytes == 0) {  // a share of none
-        order_release(full), arrive(full);
+        if (arrives) order_release(full), arrive(full);
         return;
     }
     touch(from, kOwn, "copy_async");
@@ -416,23 +428,37 @@ KIE_UNSEEN __attribute__((noinline)) static void copy(u64* full, void* to, const
     for (u32 i = 0; i < m.copy_count; ++i)
         if (m.copies[i].full == full && m.copies[i].by == me)
             fail("copy_async into a slot that is still being filled");
-    if (m.copy_count == m.copy_room) {
-        m.copy_room = 2 * m.copy_room + 64;
-        m.copies = (Copy*)__builtin_realloc(m.copies, m.copy_room * sizeof(Copy));
-    }
     order_read(from, bytes, me->without);
     order_access(to, bytes, true), order_release(full);
     __builtin_memset(to, kPoison, bytes);
-    m.copies[m.copy_count++] = {full, to, from, bytes, b.index, me};
+    put_copy({full, to, from, bytes, b.index, me, me->asked++, arrives});
+    ++me->flying;
     maybe_preempt(2);
+}
+// Arrives once all is there that this lane asked for so far.
+KIE_UNSEEN __attribute__((noinline)) static void arrive_behind(u64* full) {
+    act();
+    order_release(full);
+    if (me->flying == 0)
+        arrive(full);
+    else
+        put_copy({full, nullptr, nullptr, 0, me->team->block->index, me, me->asked++, true});
+    maybe_preempt(4);
 }
 KIE_UNSEEN static void land_one() {
     Machine& m = machine;
-    const u32 i = draw_below(m.copy_count);
+    u32 i = draw_below(m.copy_count);
+    if (m.copies[i].bytes == 0 && m.copies[i].by->flying > 0) {
+        const Copy behind = m.copies[i];  // what it waits for comes first
+        for (u32 n = 0; n < m.copy_count; ++n) {
+            const Copy& c = m.copies[n];
+            if (c.by == behind.by && c.bytes > 0 && c.turn < behind.turn) i = n;
+        }
+    }
     const Copy c = m.copies[i];
     m.copies[i] = m.copies[--m.copy_count];
-    __builtin_memcpy(c.to, c.from, c.bytes);
-    arrive(c.full);
+    if (c.bytes > 0) --c.by->flying, __builtin_memcpy(c.to, c.from, c.bytes);
+    if (c.arrives) arrive(c.full);
     ++m.activity, m.quiet = 0;
     m.schedule = (m.schedule ^ (0x10000 + c.block)) * 0x100000001b3ull;
 }

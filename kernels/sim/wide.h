@@ -4,6 +4,10 @@
 
 #include "platform.h"
 
+// Warps of 32 are Hopper's, with wide tiles and engines that copy; wider ones stand for GPUs that
+// have neither.
+constexpr bool kWideAsync = kWarp == 32, kTeamStages = kWarp != 32;
+
 namespace kie_sim {
 // Bytes that a stage still waits for: copies may come before its size is said.
 struct Expected {
@@ -93,11 +97,14 @@ KIE_DEVICE void writes_before_tiles() {}
 KIE_DEVICE void writes_before_copies() {}
 
 KIE_DEVICE void stage_expect(Slot* s, u32 bytes) {
+    if (kTeamStages) return;
     kie_sim::act();
     kie_sim::settle(s, bytes, true);
     kie_sim::maybe_preempt(4);
 }
 KIE_DEVICE void stage_copy(Slot* s, void* to, const void* from, u32 bytes) {
+    // Who of a warp brings which bytes makes no difference: here each what it has.
+    if (kTeamStages) return kie_sim::copy(&s->full, to, from, bytes, false);
     kie_sim::act();
     if (((u64)to | (u64)from | bytes) & 15) kie_sim::fail("stage_copy: not 16-byte aligned");
     kie_sim::order_access(from, bytes, false), kie_sim::order_access(to, bytes, true);
@@ -107,6 +114,9 @@ KIE_DEVICE void stage_copy(Slot* s, void* to, const void* from, u32 bytes) {
 }
 KIE_DEVICE void stage_copy(Slot* s, void* to, const void* from, u32 bytes, StreamPolicy) {
     stage_copy(s, to, from, bytes);
+}
+KIE_DEVICE void stage_asked(Slot* s) {
+    if (kTeamStages) kie_sim::arrive_behind(&s->full);
 }
 KIE_DEVICE void quad_copy(void* to, const void* from) {
     kie_sim::check_aligned(from, 16, "quad_copy");

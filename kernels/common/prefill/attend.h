@@ -19,7 +19,7 @@ constexpr int kPageBufferBytes = 2 * max_i(max_i(Class0::kPageHalf, Class1::kPag
                                            max_i(Class2::kPageHalf, ClassLast::kPageHalf));
 // A copying warp a buffer; of two that are in use the first is free once the next one is there.
 constexpr int kPageBuffers = min_i(kCopiers, kStages* kStageBytes / max_i(kPageBufferBytes, 1024));
-static_assert(kPageBuffers >= 3, "pages fit the ring");
+static_assert(kPageBuffers >= (kWideAsync ? 3 : 2), "pages fit the ring");
 
 // Long runs first, dealt out there and back, so that blocks end together.
 KIE_DEVICE int run_index(const PrefillArgs& args, int turn) {
@@ -220,10 +220,49 @@ KIE_DEVICE void add_values(const u32 (&p)[kPage / 4], const u8* values,
     wide_commit();
 }
 
+// A page at a time: where products are done as they are asked for, there is nothing to do
+// meanwhile.
+template <class C>
+KIE_DEVICE void attend_in_turn(const PrefillArgs& args, const Chunk& chunk, int layer,
+                               const Run& run, PagePipe& pipe) {
+    const int my = lane(), g = my / 4, t = my % 4, warp = thread() / kTeam % 4;
+    const int query = chunk.base + run.place + 16 * warp + g;  // and 8 more
+    const int window = (int)args.model.layers[layer].window;
+    const int lowest = window > 0 ? window : 1 << 30;
+    Quad q[C::kSteps];
+    const u8* from =
+        args.scratch + kScrQ + query_at<C>(run.lane_index, run.head, run.place + 16 * warp);
+    KIE_UNROLL for (int i = 0; i < C::kSteps; ++i) q[i] = load_state(from + i * 512 + my * 16);
+    float o[C::kValues / 2];
+    KIE_UNROLL for (int i = 0; i < C::kValues / 2; ++i) o[i] = 0;
+    Softmax m = {{-1e30f, -1e30f}, {0, 0}};
+    KIE_NO_UNROLL for (int page = run.first; page <= run.last; ++page, ++pipe.at) {
+        float s[kPage / 2], keep[2];
+        u32 p[kPage / 4];
+        KIE_UNROLL for (int i = 0; i < kPage / 2; ++i) s[i] = 0;
+        await_page(pipe.at);
+        const u8* keys = page_bytes(pipe.at);
+        score_page<C>(q, keys, s);
+        wide_finish(s);
+        if (page * kPage + kPage > query || page * kPage <= query + 8 - lowest)
+            mask_scores(s, page * kPage + 2 * t, query, lowest);
+        weigh(m, s, keep);
+        KIE_UNROLL for (int i = 0; i < kPage / 4; ++i) p[i] = pack_half2(s[2 * i], s[2 * i + 1]);
+        KIE_UNROLL for (int i = 0; i < C::kValues / 2; ++i) o[i] *= keep[i / 2 % 2];
+        add_values<C>(p, keys + C::kPageHalf, o);
+        wide_finish(o);
+        release_page(pipe.at);
+    }
+    put_attention<C>(args, run, layer, m, o);
+}
 // While a page's scores are weighed, the values of the one before are added.
 template <class C>
 KIE_DEVICE void attend_run(const PrefillArgs& args, const Chunk& chunk, int layer, const Run& run,
                            PagePipe& pipe) {
+    if constexpr (!kWideAsync) {
+        attend_in_turn<C>(args, chunk, layer, run, pipe);
+        return;
+    }
     const int my = lane(), g = my / 4, t = my % 4, warp = thread() / kTeam % 4;
     const int query = chunk.base + run.place + 16 * warp + g;  // and 8 more
     const int window = (int)args.model.layers[layer].window;

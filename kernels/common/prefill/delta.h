@@ -40,8 +40,7 @@ KIE_DEVICE u64* delta_gates(const PrefillArgs& args, int heads, int place, int h
 
 // Results of both products; put(place, pair of rows).
 template <class Put>
-KIE_DEVICE void put_floats(int place, int batches, const float* scale, float (&d)[kWideN / 2],
-                           Put put) {
+KIE_DEVICE void put_floats(int place, int batches, const float* scale, float (&d)[kSums], Put put) {
     const int t = lane() % 4;
     place += 2 * t, scale += 2 * t;
     KIE_NO_UNROLL for (; batches > 0; --batches, place += 8 * kBatch, scale += 8 * kBatch) {
@@ -57,7 +56,7 @@ KIE_DEVICE void put_floats(int place, int batches, const float* scale, float (&d
 }
 template <class C>
 KIE_DEVICE void put_delta_input(const PrefillArgs& args, const WideRows& rows, int place,
-                                int batches, const float* scale, float (&d)[kWideN / 2]) {
+                                int batches, const float* scale, float (&d)[kSums]) {
     const int own = (int)lane() / 4 * 2;
     const bool live = own < rows.live;
     float* to = delta_row<C>(args, 0, 0, rows.row + own);
@@ -68,7 +67,7 @@ KIE_DEVICE void put_delta_input(const PrefillArgs& args, const WideRows& rows, i
 // A pair of rows is b and a of a unit; a head's units have the same.
 template <class C>
 KIE_DEVICE void put_delta_gates(const PrefillArgs& args, const WideRows& rows, int place,
-                                int batches, const float* scale, float (&d)[kWideN / 2]) {
+                                int batches, const float* scale, float (&d)[kSums]) {
     const int own = (int)lane() / 4 * 2, unit = (rows.row + own) / 2;
     const bool live = own < rows.live && unit % C::kUnitSplits == 0;
     put_floats(place, batches, scale, d, [&](int at, u64 both) {

@@ -27,7 +27,7 @@
 #include "shape.h"
 
 constexpr int kRoutedEights = kRoutedRows / 8;
-static_assert(kTakersRow * 4 + 32 * kChosenMost * 4 <= kWideTiles * kWideN * 4, "shared words");
+static_assert(kTakersRow * 4 + 32 * kChosenMost * 4 <= kSquaresBytes, "shared words");
 static_assert(kTakersRow <= 1 << 10 && kRoutedTiles <= 1 << 11 && kChunk <= 1 << 15, "bits");
 
 // A tile of rows of an expert: at most kRoutedWide, `live` of them its own. It is one of `tiles`
@@ -58,7 +58,7 @@ KIE_DEVICE u32 count_bits(u32 v) {
 // Results of the router.
 template <class C>
 KIE_DEVICE void put_logits(const PrefillArgs& args, int layer, const WideRows& rows, int place,
-                           int batches, const float* scale, float (&d)[kWideN / 2]) {
+                           int batches, const float* scale, float (&d)[kSums]) {
     const int my = lane(), t = my % 4, row = rows.row + my / 4 * 2;
     const bool live = my / 4 * 2 < rows.live;
     float bias[2] = {0, 0};
@@ -99,7 +99,7 @@ KIE_DEVICE void take_shared_factors(const PrefillArgs& args, const TileTask& tas
 }
 template <class C>
 KIE_DEVICE void put_shared(const PrefillArgs& args, const WideRows& rows, int place, int batches,
-                           const float* scale, float (&d)[kWideN / 2]) {
+                           const float* scale, float (&d)[kSums]) {
     const int my = lane(), t = my % 4, row = rows.row + my / 4 * 2;
     u8* to = args.scratch + kScrShared + ((long)(place + 2 * t) * kHidden + row) * 2;
     scale += 2 * t;
@@ -371,8 +371,7 @@ KIE_DEVICE void multiply_turns(const NarrowShare<kTurns>& a, const WideOperand& 
     wide_begin();
     KIE_UNROLL for (int i = 0; i < 2; ++i) {
         const WideOperand at = wide_shift(x, i * 256);
-        multiply_wide<kN, 0>(d, a.v[0][i], at, kCores);
-        if constexpr (kTurns > 1) multiply_wide<kN, kN / 2>(d, a.v[1][i], at, kCores);
+        multiply_tiles<kN, kTurns>(d, a.v, i, at, kCores);
     }
     wide_commit();
 }
@@ -396,13 +395,11 @@ KIE_DEVICE void accumulate_routed(Pipe& pipe, int pairs, const Rows (&rows)[kTur
         const u8* stage = stage_bytes(pipe.at);
         const WideOperand x = wide_operand(stage + kStageWeights, 128, kCores);
         multiply_turns<kN, kTurns>(a, x, d);
-        wide_wait<1>();
-        if (last < kStages && lane() == 0) slot_release(stage_slot(last));
-        last = pipe.at;
+        leave_before(pipe, last);
         take_routed<kBits>(stage + kStageWeights / 2, rows, p + 1 < pairs, ahead[1], b);
         ask(p + 3, ahead[1]);
         multiply_turns<kN, kTurns>(b, wide_shift(x, kStagePart), d);
-        wide_wait<1>();
+        leave_after(pipe);
         forward(pipe);
         if (p + 2 >= pairs) break;
         await_stage(pipe);
@@ -410,7 +407,7 @@ KIE_DEVICE void accumulate_routed(Pipe& pipe, int pairs, const Rows (&rows)[kTur
         ask(p + 4, ahead[0]);
     }
     wide_finish(d);
-    if (lane() == 0) slot_release(stage_slot(last));
+    leave_last(last);
 }
 // Results of a row tile: `scale` has 1 / rms of each place, then, kRoutedWide on, factors; `d`
 // moves up to the next tile's. A pass has four groups of eight places.

@@ -31,7 +31,7 @@ KIE_DEVICE MatrixAt in_stream(const PrefillArgs& args, long at) {
     return {args.model.weights + at, kStreamBytes};
 }
 // What a lane of a copying warp brings of every stage of a task: a run of one block's tiles, or
-// (lane 0 of the others) the positions.
+// (lane 0 of the others) the positions. Where no engine copies, the warp does it together.
 struct Load {
     const u8* from;
     u32 to, bytes, all;
@@ -122,13 +122,14 @@ KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, con
             const bool with_own = stage == 0 && delay > 0;
             if (!await_free(w, pipe, 0x2004 | kind, layer)) return false;
             ++pipe.passed;
-            if (warp == 1 && lane() == 0) *passed_word() = pipe.passed;
-            if (warp == 0 && lane() == 0) {
+            if (!kTeamStages && warp == 1 && lane() == 0) *passed_word() = pipe.passed;
+            if (!kTeamStages && warp == 0 && lane() == 0) {
                 await_second(w, pipe.passed);
                 stage_expect(stage_slot(pipe.at), runs * kBatch * (with_own ? 768 : 512));
             }
             const bool own = copy >= kWideTiles;  // else floats
-            if (warp >= 2 && i < runs && copy < (with_own ? 2 : 1) * kWideTiles) {
+            const bool brings = warp >= 2 && i < runs && copy < (with_own ? 2 : 1) * kWideTiles;
+            if (kTeamStages || brings) {
                 const u8* from =
                     own ? (const u8*)(own_past(args, kind, layer - delay, task.lane_index) + at)
                     : stage == 0 ? residual + at * 16
@@ -138,8 +139,9 @@ KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, con
                           to = own ? kOldBytes + place * (kBatch * 256) : place * (kBatch * 512);
                 reads_before_copy();
                 stage_copy(stage_slot(pipe.at), stage_bytes(pipe.at) + to + skip, from + skip,
-                           bytes);
+                           kTeamStages && !brings ? 0 : bytes);
             }
+            stage_asked(stage_slot(pipe.at));
             forward(pipe);
         }
     }
@@ -158,7 +160,7 @@ KIE_DEVICE bool feed_stages(Watch& w, Pipe& pipe, const Load& load, int from, in
         const int mine = p + warp % 2 < kPairs ? p + warp % 2 : kPairs - 1;
         // Of the queue by who has waited for what others made: the workers are told by this.
         if (warp == (kQueued ? 2 : 0) && my == 0) stage_expect(s, load.all);
-        if (load.bytes > 0) {
+        if (kTeamStages || load.bytes > 0) {
             reads_before_copy();
             u8* to = stage_bytes(pipe.at) + load.to;
             if (warp >= 2)
@@ -168,6 +170,7 @@ KIE_DEVICE bool feed_stages(Watch& w, Pipe& pipe, const Load& load, int from, in
             else
                 stage_copy(s, to, load.from + unit_at<S>(mine), load.bytes);
         }
+        stage_asked(s);
         forward(pipe);
     }
     return true;

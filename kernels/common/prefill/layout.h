@@ -9,6 +9,7 @@
 #include "lowered.h"
 #include "platform.h"
 #include "shape.h"
+#include "wide.h"
 
 constexpr bool kAnyHeadNorm =
     Class0::kHeadNorm || Class1::kHeadNorm || Class2::kHeadNorm || ClassLast::kHeadNorm;
@@ -21,8 +22,14 @@ constexpr bool kAnyDelta = Class0::kDelta || Class1::kDelta || Class2::kDelta ||
 // Of many positions of shards: blocks take tasks from a queue instead of meeting (prefill/tasks.h).
 constexpr bool kQueued = kTensorParallel && !kFew && !kHasExperts && !kAnyDelta;
 constexpr int kWideRows = 128, kWideTiles = kWideRows / 16;  // row tiles of 16 of a wide tile
-constexpr int kNarrowTiles = 16;                             // of a narrow one, at most
+// Of a narrow one, at most. Where no unit multiplies for four warps at once, each warp asks shared
+// memory for all operands of its own: of narrow tiles, 48 rows by 64 positions a warp, it is the
+// least, and there are no others (kAllNarrow).
+constexpr int kNarrowTiles = kAllNarrow ? 12 : 16;
 static_assert(kChunk % kWideN == 0, "whole tiles");
+static_assert(kAllNarrow != kWideAsync, "tiles are cut for what multiplies them");
+static_assert(!kAllNarrow || (kFew && kWideN == kNarrowN), "no wide tiles");
+constexpr int kSums = kAllNarrow ? 2 * kNarrowTiles * kNarrowN / 32 : kWideN / 2;  // of a thread
 constexpr int kRun = 64;  // queries of a team
 constexpr u32 kCrew = 128, kWorkers = 2 * kCrew;
 static_assert(kPrefillThreads == kWorkers + kCrew, "two teams multiply, one copies");
@@ -174,16 +181,19 @@ constexpr int kBatch = 8, kOldBytes = kWideTiles * kBatch * 512;
 // a narrow tile 2 x 16 weight tiles, then 2 x kNarrowN positions.
 constexpr int kStageWeights = 2 * (kAnyDense || kHasExperts ? kDenseRows * 64 : kWideTiles * 1024),
               kStagePart = kWideN * 64;
-constexpr int kStageBytes = kStageWeights + 2 * kStagePart;
 constexpr int kNarrowWeights = 2 * kNarrowTiles * 1024, kNarrowPart = kNarrowN * 64;
+constexpr int kStageBytes = kAllNarrow ? kNarrowStage : kStageWeights + 2 * kStagePart;
 static_assert(kNarrowWeights + 2 * kNarrowPart <= kStageBytes, "stages of one size");
-static_assert(kOldBytes + kOldBytes / 2 <= kStageBytes, "a lane's part stands beside its residual");
+static_assert(kStageWeights + 2 * kStagePart <= kStageBytes, "stages of one size");
+static_assert(kOldBytes / 2 * (kDelayed ? 3 : 2) <= kStageBytes,
+              "a lane's part stands beside its residual");
 constexpr int kPfSlots = 0, kPfPages = 64, kPfStop = 256, kPfLast = 260, kPfPhase = 264,
               kPfPassed = 268, kPfBegun = 272, kPfTasks = 276, kPfSeen = 284, kPfNow = 300,
               kPfReady = 304, kPfLimit = 308, kPfAsked = 312, kPfScale = 320,
               kPfSquares = kPfScale + 2 * kWideN * 4;
-constexpr int kPfRing = (kPfSquares + kWideTiles * kWideN * 4 + 1023) / 1024 * 1024;
-constexpr int kStages = (kSharedMax - kPfRing) / kStageBytes;
+constexpr int kSquaresBytes = (kAllNarrow ? kNarrowTiles : kWideTiles) * kWideN * 4;
+constexpr int kPfRing = (kPfSquares + kSquaresBytes + 1023) / 1024 * 1024;
+constexpr int kStages = min_i((kSharedMax - kPfRing) / kStageBytes, 4);
 // Behind the stages, of shards: what a warp has under way to the ranks (reduce_places), some 64
 // rows of eight places.
 constexpr int kPfPush = kPfRing + kStages * kStageBytes, kPushBytes = 64 * 8 * 2;

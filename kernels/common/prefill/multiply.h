@@ -139,7 +139,7 @@ KIE_DEVICE void take_share(const Pipe& p, Share& a, const Rows& rows, bool whole
     }
 }
 template <int kN>
-KIE_DEVICE void multiply_share(const Pipe& p, const Share& a, float (&d)[kWideN / 2]) {
+KIE_DEVICE void multiply_share(const Pipe& p, const Share& a, float (&d)[kSums]) {
     const WideOperand x = wide_operand(stage_bytes(p.at) + kStageWeights, 128, kCores);
     wide_begin();
     KIE_UNROLL for (int i = 0; i < 4; ++i)
@@ -150,8 +150,8 @@ KIE_DEVICE void multiply_share(const Pipe& p, const Share& a, float (&d)[kWideN 
 // runs.
 template <class C, int kBits, int kN, class Rows>
 KIE_DEVICE void accumulate(Pipe& pipe, int from, int to, int pairs, const Rows& rows,
-                           const ScaleRows<1>& scales, float (&d)[kWideN / 2]) {
-    KIE_UNROLL for (int i = 0; i < kWideN / 2; ++i) d[i] = 0;
+                           const ScaleRows<1>& scales, float (&d)[kSums]) {
+    KIE_UNROLL for (int i = 0; i < kSums; ++i) d[i] = 0;
     Share a, b;
     Scale ahead[2][1];  // of the stage that is taken next
     const auto ask = [&](int p) {
@@ -202,21 +202,48 @@ KIE_DEVICE void take_narrow(const u8* weights, const int (&rows)[kFourth], bool 
         }
     }
 }
+// What is multiplied where it is asked for leaves its stage at once, other products with the next
+// stage's, and tell by then that they are done.
+KIE_DEVICE void leave_before(const Pipe& p, u32& last) {
+    wide_wait<1>();
+    if constexpr (kWideAsync) {
+        if (last < kStages && lane() == 0) slot_release(stage_slot(last));
+        last = p.at;
+    }
+}
+KIE_DEVICE void leave_after(const Pipe& p) {
+    wide_wait<1>();
+    if constexpr (!kWideAsync) {
+        if (lane() == 0) slot_release(stage_slot(p.at));
+    }
+}
+KIE_DEVICE void leave_last(u32 last) {
+    if (kWideAsync && lane() == 0) slot_release(stage_slot(last));
+}
+// Row tiles of a warp, each 16 of k (of the first or the second half of a pair), times the same kN
+// positions.
+#ifndef KIE_MULTIPLY_TILES
+template <int kN, int kTurns, int kAll>
+KIE_DEVICE void multiply_tiles(float (&d)[kAll], const Quad (&a)[kTurns][2], int half,
+                               const WideOperand& x, u32 across) {
+    multiply_wide<kN, 0>(d, a[0][half], x, across);
+    if constexpr (kTurns > 1) multiply_wide<kN, kN / 2>(d, a[1][half], x, across);
+    if constexpr (kTurns > 2) multiply_wide<kN, kN>(d, a[2][half], x, across);
+}
+#endif
 template <int kFourth>
 KIE_DEVICE void multiply_narrow(const NarrowShare<kFourth>& a, const WideOperand& x,
-                                float (&d)[kWideN / 2]) {
+                                float (&d)[kSums]) {
     wide_begin();
     KIE_UNROLL for (int i = 0; i < 2; ++i) {
         const WideOperand at = wide_shift(x, i * 256);
-        multiply_wide<64, 0>(d, a.v[0][i], at, kCores);
-        if constexpr (kFourth > 1) multiply_wide<64, 32>(d, a.v[1][i], at, kCores);
-        if constexpr (kFourth > 2) multiply_wide<64, 64>(d, a.v[2][i], at, kCores);
+        multiply_tiles<64, kFourth>(d, a.v, i, at, kCores);
     }
     wide_commit();
 }
 template <class C, int kBits, int kFourth, class Rows>
 KIE_DEVICE void accumulate_narrow(Pipe& pipe, int from, int to, int pairs, Rows rows_of,
-                                  const ScaleRows<kFourth>& scales, float (&d)[kWideN / 2]) {
+                                  const ScaleRows<kFourth>& scales, float (&d)[kSums]) {
     KIE_UNROLL for (int i = 0; i < 32 * kFourth; ++i) d[i] = 0;
     int rows[kFourth];
     KIE_UNROLL for (int m = 0; m < kFourth; ++m) rows[m] = rows_of(m);
@@ -238,18 +265,16 @@ KIE_DEVICE void accumulate_narrow(Pipe& pipe, int from, int to, int pairs, Rows 
         take_narrow<kBits, kFourth>(stage + mine, rows, true, ahead[0], a);
         ask(p + 2);
         multiply_narrow<kFourth>(a, x, d);
-        wide_wait<1>();
-        if (last < kStages && lane() == 0) slot_release(stage_slot(last));
-        last = pipe.at;
+        leave_before(pipe, last);
         take_narrow<kBits, kFourth>(stage + kNarrowWeights / 2 + mine, rows, p + 1 < pairs,
                                     ahead[1], b);
         ask(p + 3);
         multiply_narrow<kFourth>(b, wide_shift(x, kNarrowPart), d);
-        wide_wait<1>();
+        leave_after(pipe);
         forward(pipe);
     }
     wide_finish(d);
-    if (lane() == 0) slot_release(stage_slot(last));
+    leave_last(last);
 }
 // Results are taken from the front, a batch at a time, and the rest moves up: a loop of little code
 // instead of one pass over all registers, whose instructions would come from memory each time.
@@ -261,7 +286,7 @@ KIE_DEVICE void move_up(float (&d)[kAll]) {
 // The splits of k of a tile: each writes its sums, and who comes last adds all of them, in order.
 // False: not the last.
 KIE_DEVICE bool join_k_splits(const PrefillArgs& args, const TileTask& task, int k_splits,
-                              float (&d)[kWideN / 2]) {
+                              float (&d)[kSums]) {
     volatile u32* last = (volatile u32*)(prefill_shared() + kPfLast);
     const long k_split_bytes = task.k_split_tiles * kKSplitBytes;
     u8* mine =
@@ -283,9 +308,9 @@ KIE_DEVICE bool join_k_splits(const PrefillArgs& args, const TileTask& task, int
     }
     sync_consumers<kWorkers>();
     if (!*last) return false;
-    KIE_NO_UNROLL for (int b = 0; b < kWideN / 8 / kBatch; ++b) {
+    KIE_NO_UNROLL for (int b = 0; b < kSums / (4 * kBatch); ++b) {
         move_up<4 * kBatch>(d);
-        float* sums = d + kWideN / 2 - 4 * kBatch;
+        float* sums = d + kSums - 4 * kBatch;
         KIE_UNROLL for (int i = 0; i < 4 * kBatch; ++i) sums[i] = 0;
         if (b >= batches_of(task)) continue;
         const u8* from = mine + b * (kBatch * kGroup8);
@@ -370,7 +395,7 @@ KIE_DEVICE ScaleRows<kTiles> scale_rows(const PrefillArgs& args, const TileTask&
 template <class C, int kBits, int kFourth>
 KIE_DEVICE void multiply_narrow_task(const PrefillArgs& args, Pipe& pipe, int from, int to,
                                      int product, int layer, const TileTask& task,
-                                     float (&d)[kWideN / 2]) {
+                                     float (&d)[kSums]) {
     const auto rows_of = [&](int turn) {
         return rows_of_product<C>(product, task.frag + result_tile(task, turn).tile).rows;
     };
@@ -379,16 +404,17 @@ KIE_DEVICE void multiply_narrow_task(const PrefillArgs& args, Pipe& pipe, int fr
 }
 template <class C, int kBits>
 KIE_DEVICE void multiply_stored(const PrefillArgs& args, Pipe& pipe, const TileConfig& config,
-                                int product, int layer, const TileTask& task,
-                                float (&d)[kWideN / 2]) {
+                                int product, int layer, const TileTask& task, float (&d)[kSums]) {
     const int pairs = pairs_of<C>(product),
               from = 2 * k_split_from<C>(product, config, task.k_split),
               to = 2 * k_split_from<C>(product, config, task.k_split + 1);
-    if (C::kDense || !is_narrow(task)) {
+    if (!kAllNarrow && (C::kDense || !is_narrow(task))) {
         const auto scales = scale_rows<C, kBits, 1>(args, task, product, layer);
         const int f = task.frag + result_tile(task, 0).tile;
         const OwnRows<kBits> own = {rows_of_product<C>(product, f).rows};
-        if constexpr (C::kDense) {
+        if constexpr (kAllNarrow) {
+            // No such tiles.
+        } else if constexpr (C::kDense) {
             const DenseRows rows =
                 product == kToQkv      ? dense_rows<typename C::TilingQkv>(task, C::kRowsIn)
                 : product == kToGateUp ? dense_rows<typename C::TilingFirst>(task, C::kRowsFirst)
@@ -407,7 +433,7 @@ KIE_DEVICE void multiply_stored(const PrefillArgs& args, Pipe& pipe, const TileC
 // Whether a product has such codes; then it is done.
 template <class C, int kBits>
 KIE_DEVICE bool multiply_if(const PrefillArgs& args, Pipe& pipe, const TileConfig& config,
-                            int product, int layer, const TileTask& task, float (&d)[kWideN / 2]) {
+                            int product, int layer, const TileTask& task, float (&d)[kSums]) {
     if constexpr (any_has<C>(kBits)) {
         if (!all_have<C>(kBits) && bits_of<C>(product) != kBits) return false;
         multiply_stored<C, kBits>(args, pipe, config, product, layer, task, d);
@@ -417,8 +443,7 @@ KIE_DEVICE bool multiply_if(const PrefillArgs& args, Pipe& pipe, const TileConfi
 }
 template <class C>
 KIE_DEVICE void multiply_task(const PrefillArgs& args, Pipe& pipe, const TileConfig& config,
-                              int product, int layer, const TileTask& task,
-                              float (&d)[kWideN / 2]) {
+                              int product, int layer, const TileTask& task, float (&d)[kSums]) {
     if (multiply_if<C, kBitsF8>(args, pipe, config, product, layer, task, d)) return;
     if (multiply_if<C, kBitsI4>(args, pipe, config, product, layer, task, d)) return;
     if (multiply_if<C, kBitsE2m1>(args, pipe, config, product, layer, task, d)) return;

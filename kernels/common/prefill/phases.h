@@ -26,7 +26,7 @@ KIE_DEVICE void product_phase(const PrefillArgs& args, Pipe& pipe, const Chunk& 
                               int layer) {
     const TileConfig config = config_at<C>(chunk, product);
     const int tasks = tasks_of<C>(product, all_of(chunk), config);
-    float d[kWideN / 2];
+    float d[kSums];
     int turn = 0;
     KIE_NO_UNROLL for (int i = block(); i < tasks; i += args.blocks, turn ^= 1) {
         float* scale = (float*)(prefill_shared() + kPfScale) + turn * kWideN;

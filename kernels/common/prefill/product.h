@@ -16,7 +16,7 @@
 template <class C>
 KIE_DEVICE void put_first(const PrefillArgs& args, int layer, const TileTask& task,
                           const WideRows& rows, int place, int batches, const float* scale,
-                          float (&d)[kWideN / 2]) {
+                          float (&d)[kSums]) {
     if constexpr (C::kRouted)
         put_logits<C>(args, layer, rows, place, batches, scale, d);
     else
@@ -26,7 +26,7 @@ KIE_DEVICE void put_first(const PrefillArgs& args, int layer, const TileTask& ta
 template <class C>
 KIE_DEVICE void put_input(const PrefillArgs& args, const Chunk& chunk, int layer,
                           const TileTask& task, const WideRows& rows, int place, int batches,
-                          const float* scale, float (&d)[kWideN / 2]) {
+                          const float* scale, float (&d)[kSums]) {
     if constexpr (C::kDelta)
         put_delta_input<C>(args, rows, place, batches, scale, d);
     else
@@ -35,7 +35,7 @@ KIE_DEVICE void put_input(const PrefillArgs& args, const Chunk& chunk, int layer
 template <class C>
 KIE_DEVICE void put_more(const PrefillArgs& args, int product, const TileTask& task,
                          const WideRows& rows, int place, int batches, const float* scale,
-                         float (&d)[kWideN / 2]) {
+                         float (&d)[kSums]) {
     if constexpr (C::kDelta) {
         if (product == kToGates) return put_delta_gates<C>(args, rows, place, batches, scale, d);
     }
@@ -51,7 +51,7 @@ KIE_DEVICE void put_more(const PrefillArgs& args, int product, const TileTask& t
 template <class C>
 KIE_DEVICE bool product_task(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk,
                              const TileConfig& config, const TileTask& task, int product, int layer,
-                             float* scale, float (&d)[kWideN / 2]) {
+                             float* scale, float (&d)[kSums]) {
     if (kQueued) await_stage(pipe);  // what the squares are of is there, too
     if (C::kHasMore && product == kToSharedDown)
         take_shared_factors<C>(args, task, scale);

@@ -60,7 +60,7 @@ KIE_DEVICE void put_gate(const PrefillArgs& args, int lane_index, int row, int p
 template <class C>
 KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
                         const TileTask& task, const WideRows& rows, int place, int batches,
-                        const float* scale, float (&d)[kWideN / 2]) {
+                        const float* scale, float (&d)[kSums]) {
     const int my = lane(), g = my / 4, t = my % 4, row = rows.row + 2 * g;
     const bool live = 2 * g < rows.live;
     // Gates behind the values turn as little.
@@ -122,7 +122,7 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
 template <class C>
 KIE_DEVICE void put_act(const PrefillArgs& args, const TileTask& task, int ffn,
                         const WideRows& rows, int place, int batches, const float* scale,
-                        float (&d)[kWideN / 2]) {
+                        float (&d)[kSums]) {
     const int my = lane(), g = my / 4, t = my % 4, odd = g & 1;
     const int f = (rows.row + 2 * g) / 2 - odd;  // of a pair: the even one stores the first place
     u8* to = args.scratch + kScrAct + operand_at(task.lane_index, ffn, place + 2 * t + odd, f);

@@ -128,9 +128,10 @@ KIE_DEVICE void put_residual(const PrefillArgs& args, Residual& r, const Quad (&
 // Sums over four row tiles each.
 KIE_DEVICE void put_squares(const PrefillArgs& args, const TileTask& task) {
     sync_consumers<kWorkers>();
-    const int stride = is_narrow(task) ? kNarrowN : kWideN, n = (int)thread() % stride,
-              first = is_narrow(task) ? (int)(thread() / kNarrowN) : 0,
-              step = is_narrow(task) ? (int)kWorkers / kNarrowN : 1;
+    const bool narrow = kAllNarrow || is_narrow(task);
+    const int stride = narrow ? kNarrowN : kWideN, n = (int)thread() % stride,
+              first = narrow ? (int)(thread() / kNarrowN) : 0,
+              step = narrow ? (int)kWorkers / kNarrowN : 1;
     if (n >= task.width) return;
     float* to = (float*)(args.scratch + kScrSquares) +
                 ((long)task.lane_index * kFours + task.frag / 4) * kChunk + task.place + n;
@@ -162,7 +163,7 @@ KIE_DEVICE void share_sums(const PrefillArgs& args, u64* to, int eight, const fl
 template <class C>
 KIE_DEVICE void put_sums(const PrefillArgs& args, Pipe& pipe, bool joined, int kind, int layer,
                          const TileTask& task, const WideRows& rows, int turn, int batches,
-                         float (&d)[kWideN / 2]) {
+                         float (&d)[kSums]) {
     Residual r = residual_of(args, kind, layer, task, rows, turn);
     const int delay = delay_of(args, kind, layer);
     const bool shares = shares_of(args, kind, layer) && r.live;

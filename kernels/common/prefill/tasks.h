@@ -260,7 +260,7 @@ struct RunTask {
         if (is_product(w.stage)) {
             const int product = product_of(w.stage);
             const TileConfig config = config_at<C>(chunk, product);
-            float d[kWideN / 2];
+            float d[kSums];
             return product_task<C>(args, pipe, chunk, config, task_at<C>(product, span, config, i),
                                    product, w.layer, (float*)(prefill_shared() + kPfScale), d);
         }

@@ -116,7 +116,7 @@ struct TileConfig {
     int width, tiles, k_splits;
 };
 KIE_CONST_FN int stage_cost(const TileConfig& config, int across, int blocks) {
-    if (config.width == kWideN) return 17;
+    if (!kAllNarrow && config.width == kWideN) return 17;
     return max_i(5 + config.tiles, blocks * config.tiles / (68 * across));
 }
 template <class C>
@@ -130,7 +130,8 @@ KIE_CONST_FN long cost_of(int product, const TileConfig& config, int places, int
     const long cursor = (tasks / blocks) * stage_cost(config, across, blocks) +
                         (left > 0 ? stage_cost(config, across, left) : 0);
     return stages * cursor +
-           rounds * (config.width == kWideN ? extra : extra * config.tiles * 9 / 128);
+           rounds *
+               (!kAllNarrow && config.width == kWideN ? extra : extra * config.tiles * 9 / 128);
 }
 KIE_CONST_FN TileConfig unpack_config(u32 v) {
     return {v >> 9 != 0 ? kWideN : kNarrowN, (int)(v >> 4 & 31), (int)(v & 15)};
@@ -146,7 +147,7 @@ KIE_CONST_FN u32 config_of(int product, int places, int blocks) {
     u32 best = 0;
     long least = 1L << 60;
     // Wide, then narrow ones of 4, 8, 12 row tiles.
-    for (int kind = 0; kind <= (kFew ? 3 : 0); ++kind) {
+    for (int kind = kAllNarrow ? 1 : 0; kind <= (kFew ? 3 : 0); ++kind) {
         const u32 tiles = kind == 0 ? kWideTiles : 4 * kind, wide = kind == 0;
         for (u32 k_splits = 1; k_splits <= most; ++k_splits) {
             const u32 packed = wide << 9 | tiles << 4 | k_splits;
@@ -184,7 +185,7 @@ struct ConfigureClass {
         KIE_NO_UNROLL for (int p = 0; p < count; ++p) {
             // Parts have one place for their sums, and groups of places are multiplied side by
             // side.
-            const bool whole = kTensorParallel && c.to > kGroupPlaces;
+            const bool whole = kTensorParallel && !kAllNarrow && c.to > kGroupPlaces;
             const u32 config =
                 whole ? 1 << 9 | kWideTiles << 4 | 1 : config_of<C>(first + p, c.to, (int)a.blocks);
             configs |= (u64)config << 16 * p;

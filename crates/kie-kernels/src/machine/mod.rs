@@ -52,6 +52,12 @@ impl MachineInfo {
     pub fn passes_registers(&self) -> bool {
         self.arch.starts_with("sm_") && self.arch.ends_with('a')
     }
+
+    /// Whether four warps multiply as one, with operands that none of them loads (`wgmma`): compute
+    /// capability 9.0 and no other. The simulator's older GPU has warps of 64.
+    pub fn multiplies_wide(&self) -> bool {
+        self.arch == "sm_90a" || self.arch == "sim-warp32"
+    }
 }
 
 /// One compilation: the text is self-contained (no include), `defines` come before it.

@@ -48,10 +48,16 @@ const ALIGN: usize = 1024;
 /// Row tiles of 16 that have a sum of squares together.
 const FOUR: u32 = 4;
 const STAGE_BYTES: u32 = 48 << 10;
+const STAGES_MOST: u32 = 4;
 /// Rows of a tile of an expert.
 const ROUTED_TILE: u32 = 96;
 /// Shared memory before the stages.
 const RING: u32 = 11 << 10;
+/// The same, and a stage, where there are narrow tiles alone: 192 rows of weights and [`FEW`]
+/// positions. A batch of the residual beside what its lane made takes more, as do pages of wide
+/// heads.
+const RING_NARROW: u32 = 8 << 10;
+const STAGE_NARROW: u32 = 40 << 10;
 /// Features of a head at most, for which there are registers; from half as many on two teams share
 /// a head's values.
 const HEAD_DIM_MAX: u32 = 256;
@@ -71,10 +77,38 @@ pub fn chunk(ranks: u32, experts: bool) -> u32 {
     }
 }
 
+/// How products are cut, by what a machine multiplies with, and the shared memory for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Tiles {
+    /// By each warp for itself, which asks for less of shared memory then.
+    narrow: bool,
+    /// Positions of a tile, at most.
+    positions: u32,
+    /// Bytes before the stages, and of a stage.
+    ring: u32,
+    stage: u32,
+    /// Pages of keys and values that are there at once, at least.
+    pages: u32,
+}
+
+impl Tiles {
+    fn of(machine: &MachineInfo, model: &Model, head_dim: u32) -> Self {
+        if machine.multiplies_wide() {
+            let pages = if head_dim > HEAD_DIM_MAX / 2 { 3 } else { 4 };
+            Self { narrow: false, positions: TILE, ring: RING, stage: STAGE_BYTES, pages }
+        } else {
+            let is_long = is_delayed(model) || head_dim > HEAD_DIM_MAX / 2;
+            let stage = if is_long { STAGE_BYTES } else { STAGE_NARROW };
+            Self { narrow: true, positions: FEW, ring: RING_NARROW, stage, pages: 2 }
+        }
+    }
+}
+
 /// How the kernel runs a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
     platform: Platform,
+    tiles: Tiles,
     /// Positions that go through a layer together.
     pub chunk: u32,
     /// Bytes of activations and sums.
@@ -98,24 +132,27 @@ fn is_known(model: &Model) -> bool {
         && (model.lanes == 1 || (model.residual_shift == 0 && model.classes.iter().all(plain)))
 }
 
+/// Whether a lane's outputs are added some layers later.
+fn is_delayed(model: &Model) -> bool {
+    model.layer.iter().any(|l| l.delay.iter().any(|delay| *delay > 0))
+}
+
 /// Whether so many stages have room for pages, of which two are at work and one under way, and for
 /// the inputs of delta rules.
-fn has_room(partition: &Partition, stages: u32) -> bool {
-    let attends = partition.classes.iter().filter(|class| class.attends());
-    let head_dim = attends.map(|class| class.head_dim).max().unwrap_or(0);
-    let pages = if head_dim > HEAD_DIM_MAX / 2 { 3 } else { 4 };
+fn has_room(partition: &Partition, head_dim: u32, tiles: Tiles, stages: u32) -> bool {
+    let room = stages * tiles.stage;
     let delta = |d: &DeltaPartition| {
         let row = 2 * d.key() + d.unit.cols.next_multiple_of(4) + 4;
-        partition.warps == UNIT_WARPS && 4 * DELTA_PLACES * row <= stages * STAGE_BYTES
+        partition.warps == UNIT_WARPS && 4 * DELTA_PLACES * row <= room
     };
     head_dim <= HEAD_DIM_MAX
-        && pages * 4 * PAGE as u32 * head_dim <= stages * STAGE_BYTES
+        && tiles.pages * 4 * PAGE as u32 * head_dim <= room
         && partition.classes.iter().filter_map(|class| class.delta.as_ref()).all(delta)
 }
 
 impl Plan {
-    /// The plan of a model for a machine; none where the kernel does not fit: it wants wide tiles
-    /// (sm_90a, or simulated ones), and registers for a head. A sequence has `positions` at most;
+    /// The plan of a model for a machine; none where the kernel does not fit: it wants shared memory
+    /// for two stages, and registers for a head. A sequence has `positions` at most;
     /// one whose layers have windows has pages for a window and `ring` positions more. `bounded`:
     /// so is the gap between the tokens of sequences beside a prompt.
     pub fn new(
@@ -125,16 +162,15 @@ impl Plan {
         (positions, ring): (u32, u32),
         bounded: bool,
     ) -> Option<Self> {
-        let stages = partition.shared_max.checked_sub(RING)? / STAGE_BYTES;
-        let wide_tiles = match platform {
-            Platform::Cuda => machine.arch == "sm_90a",
-            Platform::Sim => true,
-            Platform::Hip => false,
-        };
-        let fits = wide_tiles
+        let attends = partition.classes.iter().filter(|class| class.attends());
+        let head_dim = attends.map(|class| class.head_dim).max().unwrap_or(0);
+        let tiles = Tiles::of(machine, model, head_dim);
+        let stages = partition.shared_max.checked_sub(tiles.ring)? / tiles.stage;
+        let stages = stages.min(STAGES_MOST);
+        let fits = platform != Platform::Hip
             && is_known(model)
-            && (2..=4).contains(&stages)
-            && has_room(partition, stages);
+            && stages >= 2
+            && has_room(partition, head_dim, tiles, stages);
         // Positions that go through together must not overwrite what the first of them still see.
         let sees_all = model.layer.iter().all(|l| l.window == 0 || l.window >= positions);
         let together = if sees_all || ring >= positions { CHUNK } else { ring / TILE * TILE };
@@ -142,13 +178,14 @@ impl Plan {
         let chunk = together.min(most).min(positions.next_multiple_of(TILE));
         (fits && chunk > 0).then(|| Self {
             platform,
+            tiles,
             chunk,
             scratch_bytes: Scratch::new(model, partition, chunk).bytes,
             // Slices use what is left, experts have longer stages (prefill/layout.h).
             shared_bytes: if model.sliced || partition.has_experts() {
                 partition.shared_max
             } else {
-                RING + stages * STAGE_BYTES
+                tiles.ring + stages * tiles.stage
             },
             blocks: machine.multiprocessors,
             classes: partition.classes.len(),
@@ -160,12 +197,14 @@ impl Plan {
         self.scratch_bytes + (ALIGN + COUNTERS * 8) as u64
     }
 
-    /// What the compiler is given: of the kernel for many positions, then of that for few.
+    /// What the compiler is given: of the kernel for many positions, then of that for few, where
+    /// these are cut in another way.
     ///
     /// # Errors
     /// Where the kernel does not fit the machine.
     pub fn sources(&self, model: &Model, partition: &Partition) -> Result<Vec<Source>> {
-        [false, true].into_iter().map(|few| self.source(model, partition, few)).collect()
+        let all = if self.tiles.narrow { &[true][..] } else { &[false, true] };
+        all.iter().map(|few| self.source(model, partition, *few)).collect()
     }
 
     fn source(&self, model: &Model, partition: &Partition, few: bool) -> Result<Source> {
@@ -181,8 +220,9 @@ impl Plan {
         let scratch = Scratch::new(model, partition, self.chunk);
         let ints = [
             ("kChunk", self.chunk),
-            ("kWideN", TILE),
+            ("kWideN", self.tiles.positions),
             ("kNarrowN", FEW),
+            ("kNarrowStage", self.tiles.stage),
             ("kPrefillThreads", THREADS),
             ("kFrags", frags(partition)),
             ("kFours", frags(partition).div_ceil(FOUR)),
@@ -201,7 +241,12 @@ impl Plan {
             ("kLogitsRow", scratch.routed.logits),
             ("kTakersRow", scratch.routed.experts),
         ];
-        let bools = [("kTensorParallel", model.sliced && model.ranks > 1), ("kFew", few)];
+        let bools = [
+            ("kTensorParallel", model.sliced && model.ranks > 1),
+            ("kFew", few),
+            ("kAllNarrow", self.tiles.narrow),
+            ("kDelayed", is_delayed(model)),
+        ];
         let line =
             |kind: &str, name: &str, value: u64| format!("constexpr {kind} {name} = {value};\n");
         let ints = ints.iter().map(|(name, value)| line("int", name, u64::from(*value)));
@@ -213,14 +258,14 @@ impl Plan {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { chunk, blocks, classes, .. } = self;
+        let Self { chunk, blocks, classes, tiles: Tiles { positions, .. }, .. } = self;
         let megabytes = self.scratch_bytes.div_ceil(1 << 20);
         let of =
             if *classes > 1 { format!(", {classes} classes of layers") } else { String::new() };
         writeln!(
             f,
-            "prompts   up to {chunk} positions at once, {blocks} blocks, {megabytes} MiB of \
-             scratch{of}"
+            "prompts   up to {chunk} positions at once, {positions} a tile, {blocks} blocks, \
+             {megabytes} MiB of scratch{of}"
         )
     }
 }

@@ -328,14 +328,23 @@ pub fn decode(
 
 /// How the prefill kernel runs a model on a H200, where it fits.
 pub fn prefill_plan(model: &Model) -> Option<Plan> {
-    let machine = nvidia();
-    let partition = Partition::new(model, &machine, 33_280).expect("a partition");
-    Plan::new(model, &partition, (Platform::Cuda, &machine), (33_280, 512), false)
+    prefill_plan_on(model, &nvidia())
+}
+
+/// The same on another machine.
+pub fn prefill_plan_on(model: &Model, machine: &MachineInfo) -> Option<Plan> {
+    let partition = Partition::new(model, machine, 33_280).expect("a partition");
+    Plan::new(model, &partition, (Platform::Cuda, machine), (33_280, 512), false)
 }
 
 /// Its kernels, for many positions and for few.
 pub fn prefill(model: &Model) -> Vec<Source> {
-    let partition = Partition::new(model, &nvidia(), 33_280).expect("a partition");
+    prefill_on(model, &nvidia())
+}
+
+/// The same on another machine.
+pub fn prefill_on(model: &Model, machine: &MachineInfo) -> Vec<Source> {
+    let partition = Partition::new(model, machine, 33_280).expect("a partition");
     let sources = |plan: Plan| plan.sources(model, &partition).expect("it fits");
-    prefill_plan(model).map_or_else(Vec::new, sources)
+    prefill_plan_on(model, machine).map_or_else(Vec::new, sources)
 }

@@ -320,6 +320,35 @@ fn other_families_spill_no_more_than_they_did() {
     assert_eq!(seen, FAMILIES, "(architecture, KB of shared memory, spills)");
 }
 
+/// The same of prompts: architectures, KB of shared memory, registers, bytes of stack and of spills.
+/// Where registers are not passed on all threads have alike; what spills is in attention and
+/// between tiles.
+const PREFILL_FAMILIES: [(&str, u32, u32, u32, u32); 5] = [
+    ("sm_80", 163, 168, 208, 328),
+    ("sm_86", 99, 168, 208, 328),
+    ("sm_89", 99, 168, 208, 328),
+    ("sm_100a", 227, 168, 80, 132),
+    ("sm_120a", 99, 168, 144, 262),
+];
+
+#[test]
+fn prompts_of_other_families_spill_no_more_than_they_did() {
+    let Some(nvrtc) = nvrtc("prompts of other families") else { return };
+    if nvrtc.version.0 < 13 {
+        return; // older ones do not know them all
+    }
+    let seen = PREFILL_FAMILIES.map(|(arch, shared, ..)| {
+        let shared_bytes = shared << 10;
+        let machine = MachineInfo { arch: arch.into(), shared_bytes, ..shapes::nvidia() };
+        let sources = shapes::prefill_on(&shapes::model("1b"), &machine);
+        let [source] = &sources[..] else { panic!("{arch}: {} kernels", sources.len()) };
+        let compiled = nvrtc.compile(source, arch).unwrap();
+        let [kernel] = &compiled.usage()[..] else { panic!("{}", compiled.log) };
+        (arch, shared, kernel.registers, kernel.stack_bytes, kernel.spill_bytes)
+    });
+    assert_eq!(seen, PREFILL_FAMILIES, "(architecture, KB, registers, stack, spills)");
+}
+
 #[test]
 fn code_that_a_driver_translates_is_text() {
     let Some(nvrtc) = nvrtc("code for any GPU") else { return };
