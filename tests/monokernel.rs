@@ -53,6 +53,8 @@ macro_rules! as_the_machine_does {
 mod delta;
 #[path = "monokernel/drafts.rs"]
 mod drafts;
+#[path = "monokernel/entries.rs"]
+mod entries;
 #[path = "monokernel/exact.rs"]
 mod exact;
 #[path = "monokernel/experts.rs"]
@@ -118,7 +120,6 @@ fn bound(name: &str, device: &str) -> f64 {
 
 /// Fixtures with a phase that the kernels have not yet: the step and the reason that they name.
 const REFUSED: &[(&str, &str)] = &[
-    ("own_deepseek_v4", "recurrent states of several shapes"),
     ("own_gemma3", "embeddings times 5.656854, 1 wanted"),
     ("own_phi3", "qkv turns 12 features of 16, all wanted"),
     ("own_olmo2", "project_normed where the order of known phases has project"),
