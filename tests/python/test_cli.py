@@ -104,8 +104,10 @@ def test_chat_answers_each_line() -> None:
     done = run("chat", "-n", "4", "-t", "0", input="def f(x):\n/undo\ndef f(x):\n\n/exit\nmore\n")
     assert done.returncode == 0, done.stderr
     assert done.stdout
-    once = run("chat", "-n", "4", "-t", "0", input="def f(x):\n")
+    once = run("chat", "-n", "4", "-t", "0", input="def f(x):\n/save /nowhere/kept.json\n")
     assert done.stdout == once.stdout * 2
+    assert "error: /nowhere/kept.json: No such file or directory\nhint: check" in once.stderr
+    assert once.returncode == 1
 
 
 def test_info_names_the_model() -> None:
@@ -327,8 +329,10 @@ def test_pull_without_a_way_to_the_hub_is_an_error() -> None:
 def test_bench_writes_reports_and_compares_them(tmp_path: Path) -> None:
     one, two = tmp_path / "one.json", tmp_path / "two.json"
     size = ("-n", "8", "--runs", "2", "--warmups", "1")
-    done = run("bench", "latency", str(TINY), "-p", "16", *size, "--json", str(one))
+    drawn = ("--png", str(tmp_path / "one.png"))
+    done = run("bench", "latency", str(TINY), "-p", "16", *size, "--json", str(one), *drawn)
     assert done.returncode == 0, done.stderr
+    assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
     assert "p50 us" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     done = run("bench", "sweep", str(TINY), "-p", "16,40", *size, "--json", str(two), "--md")

@@ -126,6 +126,9 @@ def report_error(error: Exception, verb: str | None) -> None:
         details = f"`kie {verb} --help` lists what there is to say"
     if isinstance(error, KieError):
         cause, remedy = error.message, error.hint or details
+    elif isinstance(error, OSError) and error.filename is not None:
+        cause = f"{error.filename}: {error.strerror}"
+        remedy = "check the path, and whether it may be read and written"
     else:
         cause, remedy = f"{type(error).__name__}: {error}", details
     print(f"error: {(cause.splitlines() or [''])[0]}", file=sys.stderr)

@@ -74,7 +74,8 @@ def _define_measurement(parser: ArgumentParser, tokens: int) -> None:
     parser.add_argument("--seed", type=int, default=0, help="key of prompts and sampling")
     options.engine(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report; - prints it")
-    parser.add_argument("--chart", type=Path, metavar="FILE", help="draw a .png or .svg")
+    chart = "draw a .png or .svg"
+    parser.add_argument("--chart", "--png", type=Path, metavar="FILE", help=chart)
     parser.add_argument("--csv", action="store_true", help="print the table as CSV")
     parser.add_argument("--md", action="store_true", help="print the table as Markdown")
     options.verb(parser, measure)
