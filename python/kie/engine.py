@@ -387,6 +387,8 @@ class Session:
         self,
         prompt: str | Sequence[int],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         **sampling: Unpack[Sampling],
     ) -> Stream: ...
@@ -396,6 +398,8 @@ class Session:
         self,
         *,
         messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         **sampling: Unpack[Sampling],
     ) -> Stream: ...
@@ -405,11 +409,20 @@ class Session:
         prompt: str | Sequence[int] | None = None,
         *,
         messages: Sequence[Message] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         params: SamplingParams | None = None,
         **sampling: Unpack[Sampling],
     ) -> Stream:
-        """The next turn; arguments and errors as for `Engine.stream`."""
-        return Stream(self._core.stream(prompt, messages, _keywords(params, sampling)))
+        """The next turn; arguments and errors as for `Engine.stream`.
+
+        A `prompt` is what the user says, so `tools` go with it, too. They and
+        `chat_template_kwargs` are of this turn: name the same ones in each, and nothing that was
+        said is computed again.
+        """
+        variables = _variables(tools, chat_template_kwargs)
+        keywords = _keywords(params, sampling)
+        return Stream(self._core.stream(prompt, messages, keywords, variables or None))
 
     def fork(self) -> Session:
         """A second conversation that shares everything said so far; nothing is copied."""

@@ -35,8 +35,9 @@ def test_an_adapter_changes_what_is_said_and_is_named() -> None:
 
 def test_what_is_no_adapter_is_refused(tmp_path: Path) -> None:
     for opening in (kie.Engine, plan_ahead):
-        with pytest.raises(kie.LoadError, match=r"adapter_config\.json"):
+        with pytest.raises(kie.LoadError, match=r"adapter_config\.json") as told:
             opening(BASE, device="cpu", adapter=tmp_path)
+        assert "LoRA adapter's folder" in (told.value.hint or "")
     config = json.loads((ADAPTER / "adapter_config.json").read_text())
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
     with pytest.raises(kie.UnsupportedModelError, match=r"use_dora.*DoRA"):

@@ -31,8 +31,9 @@ def test_what_is_no_session_is_a_typed_error(tmp_path: Path) -> None:
     with kie.Engine(device="cpu", max_seq_len=256) as engine:
         path = tmp_path / "turns.kie"
         path.write_bytes(b"no session at all")
-        with pytest.raises(kie.LoadError, match=r"turns\.kie.*session\.save"):
+        with pytest.raises(kie.LoadError, match=r"turns\.kie.*session\.save") as told:
             engine.load_session(path)
+        assert "Session.save" in (told.value.hint or "")
         with pytest.raises(kie.LoadError, match="nowhere"):
             engine.load_session(tmp_path / "nowhere")
         with pytest.raises(TypeError):

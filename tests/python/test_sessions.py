@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import kie
 import pytest
+from conftest import TINY
 
 # Longer than a page of keys and values, so that there is something to find again.
 OPENING = "def add(a, b):\n" + "".join(f"    x{i} = a + {i} * b\n" for i in range(20))
@@ -17,6 +22,49 @@ def test_a_session_continues_and_reuses_its_keys(demo: kie.Engine) -> None:
         assert chat.turns == 2
     assert second.usage.prompt_tokens > first.usage.prompt_tokens
     assert second.usage.cached_tokens > 0
+
+
+TEMPLATE = """\
+{%- for tool in tools or [] %}<tool>{{ tool.function.name }}{% endfor -%}
+{%- if brief %}<brief>{% endif -%}
+{%- for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor -%}
+<assistant>"""
+
+
+def test_a_turn_has_tools_and_variables(tmp_path: Path) -> None:
+    folder = tmp_path / "talks"
+    shutil.copytree(TINY, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    said = [{"role": "user", "content": "a" * 100}]
+    asked = TURN | {"max_tokens": 3}
+    with kie.Engine(folder, device="cpu", threads=1) as talks:
+        wanted = talks.generate(messages=said, tools=tools, **asked)
+        plain = talks.generate(messages=said, **asked)
+        assert wanted.usage.prompt_tokens > plain.usage.prompt_tokens
+        chat = talks.session()
+        first = chat.stream(said[0]["content"], tools=tools, **asked).result()
+        assert first.token_ids == wanted.token_ids
+        # The same ones again: what was said stays computed. Others: another prompt.
+        second = chat.stream("b", tools=tools, **asked).result()
+        assert second.usage.cached_tokens >= 64
+        chat.rollback(to=1)
+        brief = {"brief": True}
+        third = chat.stream("b", tools=tools, chat_template_kwargs=brief, **asked).result()
+        assert third.usage.prompt_tokens > second.usage.prompt_tokens
+        with pytest.raises(TypeError, match="chat_template_kwargs must be a dict"):
+            chat.stream("b", chat_template_kwargs=[1])  # type: ignore[call-overload]
+        assert chat.turns == 2
+    # Without a template nobody would read them.
+    (folder / "chat_template.jinja").unlink()
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    del settings["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    with (
+        kie.Engine(folder, device="cpu", threads=1) as writes,
+        pytest.raises(kie.TemplateError, match="go through one"),
+    ):
+        writes.session().stream("b", tools=tools)
 
 
 def test_a_fork_goes_its_own_way(demo: kie.Engine) -> None:

@@ -159,6 +159,15 @@ impl Error {
         }
     }
 
+    /// The same, with what to do about it, where a [`Error::Load`] does not say that yet.
+    #[must_use]
+    pub fn or_hint(mut self, told: &str) -> Self {
+        if let Self::Load { hint, .. } = &mut self {
+            hint.get_or_insert_with(|| told.into());
+        }
+        self
+    }
+
     /// Name of the Python exception class.
     pub fn class(&self) -> &'static str {
         match self {

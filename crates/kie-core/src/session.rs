@@ -78,25 +78,29 @@ impl Session {
     /// As [`Engine::stream`]; [`Error::Template`] for messages without a template, and for ids
     /// with one. The session is then as it was.
     pub fn stream(&mut self, prompt: Prompt, params: SamplingParams) -> Result<TokenStream> {
-        self.stream_within(prompt, params, &Patience::ENDLESS)
+        self.stream_within(prompt, params, &Map::new(), &Patience::ENDLESS)
     }
 
     /// [`stream`](Self::stream), while there is patience to wait for the last turn. A timeout that
-    /// ends before the turn begins ends the stream; the session is as it was.
+    /// ends before the turn begins ends the stream; the session is as it was. `variables` are the
+    /// chat template's (`tools`, ...) for this turn: where they are those of the last one, the past
+    /// stays as it was computed.
     ///
     /// # Errors
-    /// As [`stream`](Self::stream), and [`Error::GivenUp`].
+    /// As [`stream`](Self::stream), [`Error::GivenUp`], and [`Error::Template`] for variables
+    /// without a template.
     pub fn stream_within(
         &mut self,
         prompt: Prompt,
         params: SamplingParams,
+        variables: &Map<String, Value>,
         patience: &Patience<'_>,
     ) -> Result<TokenStream> {
         let began_ns = now_ns();
         let engine = self.engine.clone();
         let ticket = engine.within(&params, began_ns, patience, |patience| {
             self.settle(patience)?;
-            let state = self.ask(&prompt, patience)?;
+            let state = self.ask(&prompt, variables, patience)?;
             let tokens = state.tokens.clone();
             let prediction = self.engine.0.encode_prediction(&params, patience)?;
             let ticket =
@@ -213,9 +217,17 @@ impl Session {
     }
 
     /// What the model is given for the next turn.
-    fn ask(&self, prompt: &Prompt, patience: &Patience<'_>) -> Result<State> {
+    fn ask(
+        &self,
+        prompt: &Prompt,
+        variables: &Map<String, Value>,
+        patience: &Patience<'_>,
+    ) -> Result<State> {
         let mut state = self.last().clone();
         let refuse = |why: &str| Err(Error::Template(why.to_owned()));
+        if !self.chat && !variables.is_empty() {
+            return refuse("the model has none; tools and chat_template_kwargs go through one");
+        }
         match (prompt, self.chat) {
             (Prompt::Text(text), true) => {
                 state.messages.push(json!({"role": "user", "content": text}));
@@ -237,8 +249,8 @@ impl Session {
         }
         let messages = Value::Array(state.messages.clone());
         let tokenizer = self.engine.0.tokenizer();
-        let none = Map::new();
-        let rendered = tokenizer.apply_chat_template_within(&messages, true, &none, patience)?;
+        let rendered =
+            tokenizer.apply_chat_template_within(&messages, true, variables, patience)?;
         let known = !state.tokens.is_empty();
         match rendered.strip_prefix(&state.text).filter(|_| known) {
             Some(more) => state.tokens.extend(tokenizer.encode_within(more, false, patience)?),

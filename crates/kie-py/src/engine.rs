@@ -10,7 +10,7 @@ use kie_core::request::{Prompt, Request};
 use kie_core::{session, Patience};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::args;
 use crate::error::{invalid, raise};
@@ -295,17 +295,23 @@ impl Session {
 
 #[pymethods]
 impl Session {
-    #[pyo3(signature = (prompt, messages, sampling))]
+    /// `template`: further variables of the chat template.
+    #[pyo3(signature = (prompt, messages, sampling, template=None))]
     fn stream(
         &self,
         py: Python<'_>,
         prompt: Option<&Bound<'_, PyAny>>,
         messages: Option<&Bound<'_, PyAny>>,
         sampling: &Bound<'_, PyDict>,
+        template: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Stream> {
         let params = args::sampling(py, sampling)?;
         let prompt = args::prompt(py, prompt, messages, (&params, self.context))?;
-        let turn = self.with(py, |session, p| session.stream_within(prompt, params, p))?;
+        let extra = match template {
+            Some(extra) => args::object(py, extra, "chat_template_kwargs")?,
+            None => Map::new(),
+        };
+        let turn = self.with(py, |session, p| session.stream_within(prompt, params, &extra, p))?;
         Ok(Stream::new(turn))
     }
 

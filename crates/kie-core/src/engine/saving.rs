@@ -31,7 +31,10 @@ impl Engine {
         self.0.check_open()?;
         let chat = self.0.tokenizer.has_chat_template();
         let kind = (self.0.limits.vocab, chat);
-        let saved::Read { states, pages } = saved::read(path, &self.0.identity, kind, patience)?;
+        let saved::Read { states, pages } = saved::read(path, &self.0.identity, kind, patience)
+            .map_err(|error| {
+                error.or_hint("pass a file that Session.save wrote with this model")
+            })?;
         if let (Some(pages), Some(last)) = (pages, states.last()) {
             let task = |out| Task::Load { pages, out };
             self.errand(last.tokens.clone(), task, patience, "loading a session")?;

@@ -77,7 +77,9 @@ impl Checkpoint {
     /// # Errors
     /// As [`Adapter::open`].
     pub fn with_adapter(mut self, folder: Option<&Path>, spec: &Spec) -> Result<Self> {
-        self.adapter = folder.map(|folder| Adapter::open(folder, spec)).transpose()?;
+        let wanted = "pass a LoRA adapter's folder: adapter_config.json, adapter_model.safetensors";
+        let opened = folder.map(|folder| Adapter::open(folder, spec)).transpose();
+        self.adapter = opened.map_err(|error| error.or_hint(wanted))?;
         Ok(self)
     }
 
