@@ -3,7 +3,8 @@
 // attention, o, gate/up, down; more for norms of heads and where lanes add each other's outputs of
 // the same layer) with a grid barrier behind each; a phase is a list of equal tasks (128 rows x 256
 // positions of a product), dealt out in turn. One team copies weights and activations into a ring
-// of shared memory, two teams multiply 64 rows each. Every sum has one fixed order.
+// of shared memory, two teams multiply 64 rows each. Every sum has one fixed order. Where no unit
+// multiplies for a team, tiles are up to 192 rows x 128 positions (kAllNarrow, prefill/layout.h).
 //
 // Several ranks each run this over their own lanes. What a lane adds in a layer goes to all lanes
 // that will want it, on every rank; behind such a phase the grids of all ranks meet.

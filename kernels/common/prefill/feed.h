@@ -109,7 +109,7 @@ KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, con
     const int warp = (int)(thread() - kWorkers) / (int)kTeam;
     const bool narrow = is_narrow(task), halved = !narrow && task.tiles == 1;
     const int copy = halved ? (int)lane() : (int)lane() * 2 + warp - 2, i = copy % kWideTiles;
-    const int delay = delay_of(args, kind, layer), stages = delay > 0 ? 2 : 1;
+    const int delay = delay_of(args, kind, layer), stages = delay > 0 ? kOldStages : 1;
     const u8* residual = args.scratch + kScrResidual + task.lane_index * kLaneResidual * 16;
     KIE_NO_UNROLL for (int b = 0; b < batches_of(task); ++b) {
         // Of each run whose it is, and where it lies: a warp's, as batch_at has them.
@@ -119,7 +119,7 @@ KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, con
                   place = narrow ? i % 2 * 4 + i / 2 : i;
         const long at = ((long)frag * kEights + group) * 32;
         KIE_NO_UNROLL for (int stage = 0; stage < stages; ++stage) {
-            const bool with_own = stage == 0 && delay > 0;
+            const bool with_own = kOldStages == 2 && stage == 0 && delay > 0;
             if (!await_free(w, pipe, 0x2004 | kind, layer)) return false;
             ++pipe.passed;
             if (!kTeamStages && warp == 1 && lane() == 0) *passed_word() = pipe.passed;
@@ -127,7 +127,7 @@ KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, con
                 await_second(w, pipe.passed);
                 stage_expect(stage_slot(pipe.at), runs * kBatch * (with_own ? 768 : 512));
             }
-            const bool own = copy >= kWideTiles;  // else floats
+            const bool own = kOldStages == 2 ? copy >= kWideTiles : stage == 1;  // else floats
             const bool brings = warp >= 2 && i < runs && copy < (with_own ? 2 : 1) * kWideTiles;
             if (kTeamStages || brings) {
                 const u8* from =
@@ -136,7 +136,7 @@ KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, con
                                  : (const u8*)(totals_at(args, kind) + at);
                 const u32 bytes = (own ? kBatch * 256 : kBatch * 512) >> halved,
                           skip = halved && warp == 3 ? bytes : 0,
-                          to = own ? kOldBytes + place * (kBatch * 256) : place * (kBatch * 512);
+                          to = own ? kOldOwn + place * (kBatch * 256) : place * (kBatch * 512);
                 reads_before_copy();
                 stage_copy(stage_slot(pipe.at), stage_bytes(pipe.at) + to + skip, from + skip,
                            kTeamStages && !brings ? 0 : bytes);

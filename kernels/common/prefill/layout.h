@@ -185,8 +185,9 @@ constexpr int kNarrowWeights = 2 * kNarrowTiles * 1024, kNarrowPart = kNarrowN *
 constexpr int kStageBytes = kAllNarrow ? kNarrowStage : kStageWeights + 2 * kStagePart;
 static_assert(kNarrowWeights + 2 * kNarrowPart <= kStageBytes, "stages of one size");
 static_assert(kStageWeights + 2 * kStagePart <= kStageBytes, "stages of one size");
-static_assert(kOldBytes / 2 * (kDelayed ? 3 : 2) <= kStageBytes,
-              "a lane's part stands beside its residual");
+// What a lane made stands beside its residual where a stage has room for both.
+constexpr int kOldStages = kAllNarrow ? 3 : 2, kOldOwn = kAllNarrow ? 0 : kOldBytes;
+static_assert(kOldBytes + kOldOwn / 2 <= kStageBytes, "a batch in a stage");
 constexpr int kPfSlots = 0, kPfPages = 64, kPfStop = 256, kPfLast = 260, kPfPhase = 264,
               kPfPassed = 268, kPfBegun = 272, kPfTasks = 276, kPfSeen = 284, kPfNow = 300,
               kPfReady = 304, kPfLimit = 308, kPfAsked = 312, kPfScale = 320,

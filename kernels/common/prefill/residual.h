@@ -68,8 +68,13 @@ KIE_DEVICE void take_old(Pipe& pipe, bool others, Quad (&old)[kBatch]) {
     const u8* from = stage_bytes(pipe.at);
     KIE_UNROLL for (int j = 0; j < kBatch; ++j) old[j] = *(const Quad*)(from + at + j * 512);
     if (others) {
+        if constexpr (kOldStages == 3) {
+            leave_stage(pipe);
+            await_stage(pipe);
+            from = stage_bytes(pipe.at);
+        }
         KIE_UNROLL for (int j = 0; j < kBatch; ++j)
-            add_halves(old[j], *(const u64*)(from + kOldBytes + at / 2 + j * 256), -1.0f);
+            add_halves(old[j], *(const u64*)(from + kOldOwn + at / 2 + j * 256), -1.0f);
         leave_stage(pipe);
         await_stage(pipe);
         from = stage_bytes(pipe.at);

@@ -54,8 +54,7 @@ const ROUTED_TILE: u32 = 96;
 /// Shared memory before the stages.
 const RING: u32 = 11 << 10;
 /// The same, and a stage, where there are narrow tiles alone: 192 rows of weights and [`FEW`]
-/// positions. A batch of the residual beside what its lane made takes more, as do pages of wide
-/// heads.
+/// positions. Pages of wide heads take more.
 const RING_NARROW: u32 = 8 << 10;
 const STAGE_NARROW: u32 = 40 << 10;
 /// Features of a head at most, for which there are registers; from half as many on two teams share
@@ -92,13 +91,12 @@ struct Tiles {
 }
 
 impl Tiles {
-    fn of(machine: &MachineInfo, model: &Model, head_dim: u32) -> Self {
+    fn of(machine: &MachineInfo, head_dim: u32) -> Self {
         if machine.multiplies_wide() {
             let pages = if head_dim > HEAD_DIM_MAX / 2 { 3 } else { 4 };
             Self { narrow: false, positions: TILE, ring: RING, stage: STAGE_BYTES, pages }
         } else {
-            let is_long = is_delayed(model) || head_dim > HEAD_DIM_MAX / 2;
-            let stage = if is_long { STAGE_BYTES } else { STAGE_NARROW };
+            let stage = if head_dim > HEAD_DIM_MAX / 2 { STAGE_BYTES } else { STAGE_NARROW };
             Self { narrow: true, positions: FEW, ring: RING_NARROW, stage, pages: 2 }
         }
     }
@@ -134,11 +132,6 @@ fn is_known(model: &Model) -> bool {
         && (model.lanes == 1 || (model.residual_shift == 0 && model.classes.iter().all(plain)))
 }
 
-/// Whether a lane's outputs are added some layers later.
-fn is_delayed(model: &Model) -> bool {
-    model.layer.iter().any(|l| l.delay.iter().any(|delay| *delay > 0))
-}
-
 /// Whether so many stages have room for pages, of which two are at work and one under way, and for
 /// the inputs of delta rules.
 fn has_room(partition: &Partition, head_dim: u32, tiles: Tiles, stages: u32) -> bool {
@@ -166,7 +159,7 @@ impl Plan {
     ) -> Option<Self> {
         let attends = partition.classes.iter().filter(|class| class.attends());
         let head_dim = attends.map(|class| class.head_dim).max().unwrap_or(0);
-        let tiles = Tiles::of(machine, model, head_dim);
+        let tiles = Tiles::of(machine, head_dim);
         let stages = partition.shared_max.checked_sub(tiles.ring)? / tiles.stage;
         let stages = stages.min(STAGES_MOST);
         let fits = platform != Platform::Hip
@@ -247,7 +240,6 @@ impl Plan {
             ("kTensorParallel", model.sliced && model.ranks > 1),
             ("kFew", few),
             ("kAllNarrow", self.tiles.narrow),
-            ("kDelayed", is_delayed(model)),
         ];
         let line =
             |kind: &str, name: &str, value: u64| format!("constexpr {kind} {name} = {value};\n");
