@@ -167,6 +167,7 @@ const ENTRIES: [((u32, u32), u32, u32); 4] =
     [((2, 1), 0, 0), ((2, 8), 0, 0), ((4, 1), 0, 0), ((4, 8), 0, 0)];
 
 #[test]
+#[ignore = "minutes: cargo test -p kie-kernels layers_with_entries -- --ignored"]
 fn layers_with_entries_spill_no_more_than_they_did() {
     let Some(nvrtc) = nvrtc("compiling kernels with entries") else { return };
     let mut seen = Vec::new();
