@@ -72,24 +72,22 @@ struct Feed {
     u32* sizes;
     const volatile u32* stop;
     Copies copies;
-    u32 head, head_parity, tail, tail_parity;
-    u32 most, open;  // copies in flight: at most, now
-    u32 free;        // slots from the head on that are known to have been read
-    bool here;       // the leader's: the first copy in flight has been seen to be there
-    u32 since;       // ticks at the last copy
-    // kVariableStages: where the last stage ends; the first that has not been read, how many there
-    // are, and the bytes from its beginning on.
-    u32 from, last, last_parity, kept, used;
+    u32 head, head_parity, tail, tail_parity, flying, open;
+    u64 next;
+    // kVariableStages: most copies in flight; where the last stage ends; the first that has not
+    // been read, how many there are, and the bytes from its beginning on.
+    u32 most, from, last, last_parity, kept, used;
 };
 // The next stages have so many bytes.
 KIE_DEVICE void expect_stages(Feed& f, u32 bytes) {
-    f.most = max_i(1, min_i(kSlots - 1, (int)(f.args.in_flight_bytes / bytes)));
+    if (kVariableStages)
+        f.most = max_i(1, min_i(kSlots - 1, (int)(f.args.in_flight_bytes / bytes)));
 }
 KIE_DEVICE void land(Feed& f) {
-    if (is_leader() && !f.here)
+    if (is_leader())
         while (!slot_filled(f.slots + f.tail, f.tail_parity)) copies_go_on(f.copies);
     from_leader(0);
-    f.here = false;
+    if (!kVariableStages) f.flying -= f.sizes[f.tail];
     --f.open, advance(f.tail, f.tail_parity);
 }
 KIE_DEVICE void land_all(Feed& f) {
@@ -113,46 +111,21 @@ KIE_DEVICE void before_copy(bool state) {
 }
 KIE_DEVICE void keep_pace(Feed& f, u32 bytes) {
     if (!f.args.pace || !is_leader()) return;
-    const u32 gap = f.args.pace * opaque(bytes) / 1024;
-    while ((u32)clock_ticks() - f.since < gap) copies_go_on(f.copies), pause_ns(20);
-    f.since = (u32)clock_ticks();
-}
-// Who copies looks at two barriers a stage, and each look takes about as long as asking for the
-// copy: looks are on their way together, and one fence does for several slots. One after the other
-// they took 720 cycles a stage, in which the memory brings 14 KB.
-constexpr u32 kSlotsAhead = min_i(4, kSlots);
-// How many slots from the head on have been read, one at least; none where the kernel ends.
-KIE_DEVICE u32 await_slots(Feed& f) {
-    u32 free = 0;
-    if (is_leader()) {
-        bool passed[kSlotsAhead];
-        u32 at = f.head, parity = f.head_parity;
-        KIE_UNROLL for (u32 i = 0; i < kSlotsAhead; ++i) {
-            passed[i] = slot_free_yet(f.slots + at, parity);
-            advance(at, parity);
-        }
-        bool all = true;
-        KIE_UNROLL for (u32 i = 0; i < kSlotsAhead; ++i) all = all && passed[i], free += all;
-    }
-    free = from_leader(free);
-    if (free == 0) free = await_slot(f, f.head, f.head_parity);
-    return free;
+    while (clock_ticks() < f.next) copies_go_on(f.copies), pause_ns(20);
+    f.next = clock_ticks() + (u64)f.args.pace * bytes / 1024;
 }
 // Copies one more stage into the slot that is next; false where the kernel ends. `state`: its bytes
 // were written by this block's consumers in earlier steps.
 KIE_DEVICE bool feed_fixed(Feed& f, const u8* from, u32 bytes, bool state) {
-    while (f.open >= f.most) land(f);
-    if (f.free == 0) {
-        f.free = await_slots(f);
-        if (f.free == 0) return false;
-        reads_before_copy();
-    }
+    while (f.open > 0 && f.flying + bytes > f.args.in_flight_bytes) land(f);
+    if (!await_slot(f, f.head, f.head_parity)) return false;
     keep_pace(f, bytes);
-    if (state) state_before_copy();
+    before_copy(state);
     copy_async(f.slots + f.head, f.bytes + f.head * kSlotBytes, from, bytes, f.copies);
-    --f.free, ++f.open;
+    if (is_leader()) f.sizes[f.head] = bytes;
+    f.flying += bytes, ++f.open;
     advance(f.head, f.head_parity);
-    f.here = f.open >= f.most && is_leader() && slot_filled_yet(f.slots + f.tail, f.tail_parity);
+    if (f.open == kSlots) land(f);
     return true;
 }
 // The same, behind the stage before it. A copy in flight is waited for last: each instruction from

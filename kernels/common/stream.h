@@ -131,12 +131,6 @@ KIE_DEVICE bool await_choice(Feed& f, u8* shared, u32 step, u32 layer, int n, u3
     land_all(f);
     return false;
 }
-// Whether a choice has been made; `payload` is what it is.
-KIE_DEVICE bool choice_there(const Feed& f, u8* shared, u32 step, u32 layer, int n, u32& payload) {
-    const u64 v = is_leader() ? look(choice_word(shared, n)) : 0;
-    payload = from_leader((u32)v);
-    return from_leader(seqno_of(v) == seqno_at(f.args.seqno + step, (int)layer));
-}
 // The block's part `S` of an expert. Stages' last warps may have no units: theirs is not copied.
 template <class C, class S>
 KIE_DEVICE bool feed_expert(Feed& f, const u8* bank, u32 id) {
@@ -154,14 +148,9 @@ KIE_DEVICE bool feed_experts(Feed& f, u8* shared, const Segment& g, u32 step) {
     expect_stages(f, S::stage_bytes);
     u32 v;
     if constexpr (kColumns == 1) {
-        // Words that are there are read while the stages before go on their way.
-        bool known = false;
-        for (int n = 0; n < pairs; ++n) {
-            if (!known && !await_choice(f, shared, step, g.layer, n, v)) return false;
-            const u32 id = v;
-            known = n + 1 < pairs && choice_there(f, shared, step, g.layer, n + 1, v);
-            if (!feed_expert<C, S>(f, bank, id)) return false;
-        }
+        for (int n = 0; n < pairs; ++n)
+            if (!await_choice(f, shared, step, g.layer, n, v) || !feed_expert<C, S>(f, bank, v))
+                return false;
         return true;
     }
     const volatile u32* timed_out = (volatile u32*)(shared + kShMisc) + 3;

@@ -246,26 +246,8 @@ KIE_DEVICE bool barrier_passed(const u64* b, u32 parity) {
                  : "memory");
     return ok != 0;
 }
-// The same without a wait where it has not.
-KIE_DEVICE bool barrier_passed_yet(const u64* b, u32 parity) {
-    u32 ok;
-    asm volatile(
-        "{\n .reg .pred p;\n mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
-        " selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(ok)
-        : "r"(shared_address(b)), "r"(parity)
-        : "memory");
-    return ok != 0;
-}
 KIE_DEVICE bool slot_filled(const Slot* s, u32 parity) { return barrier_passed(&s->full, parity); }
 KIE_DEVICE bool slot_free(const Slot* s, u32 parity) { return barrier_passed(&s->empty, parity); }
-// A look beside other work: false may be old, and is no wait.
-KIE_DEVICE bool slot_filled_yet(const Slot* s, u32 parity) {
-    return barrier_passed_yet(&s->full, parity);
-}
-KIE_DEVICE bool slot_free_yet(const Slot* s, u32 parity) {
-    return barrier_passed_yet(&s->empty, parity);
-}
 // What nobody writes while the kernel runs, by an address that all who copy have alike; and a word
 // of shared memory that others of the block may write.
 template <class T>

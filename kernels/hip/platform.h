@@ -245,8 +245,6 @@ KIE_DEVICE void slot_init(Slot* s, u32 teams, u32 = 1) { *s = {0, 0, 0, (u16)tea
 KIE_DEVICE void slots_ready() { meeting = {0, 0}; }
 KIE_DEVICE bool slot_filled(const Slot* s, u32 parity) { return count_passed(s->filled, parity); }
 KIE_DEVICE bool slot_free(const Slot* s, u32 parity) { return count_passed(s->freed, parity); }
-KIE_DEVICE bool slot_filled_yet(const Slot* s, u32 parity) { return slot_filled(s, parity); }
-KIE_DEVICE bool slot_free_yet(const Slot* s, u32 parity) { return slot_free(s, parity); }
 KIE_DEVICE void slot_release(Slot* s) {
     const u32 before = __hip_atomic_fetch_add(counter(s->released), 1u, __ATOMIC_ACQ_REL,
                                               __HIP_MEMORY_SCOPE_WORKGROUP);

@@ -234,17 +234,6 @@ KIE_DEVICE bool slot_filled(const Slot* s, u32 parity) {
 KIE_DEVICE bool slot_free(const Slot* s, u32 parity) {
     return barrier_passed(&s->empty, parity, "slot_free");
 }
-KIE_UNSEEN KIE_DEVICE bool barrier_passed_yet(const u64* b, u32 parity) {
-    if (!kie_sim::passed(b, parity)) return false;
-    kie_sim::order_acquire(b);
-    return true;
-}
-KIE_DEVICE bool slot_filled_yet(const Slot* s, u32 parity) {
-    return barrier_passed_yet(&s->full, parity);
-}
-KIE_DEVICE bool slot_free_yet(const Slot* s, u32 parity) {
-    return barrier_passed_yet(&s->empty, parity);
-}
 KIE_DEVICE void slot_release(Slot* s) {
     kie_sim::act();
     kie_sim::order_release(&s->empty);

@@ -165,8 +165,8 @@ impl Inner {
         let expected = resolved
             .drafts
             .then(|| Expected { prompt: prompt.to_vec(), prediction: prediction.to_vec() });
-        // A step of a GPU may take less than waking a thread does. Where there are few cores, or they
-        // are the device, others need them.
+        // A step of a GPU may take less than waking a thread does. Where there are few cores, or
+        // they are the device, others need them.
         let spare = !self.info.device.starts_with("cpu") && allowed_cores() > CORES_FEW;
         let watch = if spare { MASK_WATCH } else { Duration::ZERO };
         let plan = Plan { max_new, min_new, stop_ids, drafts, watch, expected };

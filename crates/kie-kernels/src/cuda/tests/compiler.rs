@@ -321,8 +321,8 @@ fn other_families_spill_no_more_than_they_did() {
 }
 
 /// The same of prompts: architectures, KB of shared memory, registers, bytes of stack and of
-/// spills. Where registers are not passed on all threads have alike; what spills is in attention and
-/// between tiles.
+/// spills. Where registers are not passed on all threads have alike; what spills is in attention
+/// and between tiles.
 const PREFILL_FAMILIES: [(&str, u32, u32, u32, u32); 5] = [
     ("sm_80", 163, 168, 208, 328),
     ("sm_86", 99, 168, 208, 328),

@@ -82,7 +82,7 @@ pub const H200: Tuning = Tuning {
     in_flight_wide: 144 << 10,
     wide_hidden: 4096,
     ahead_of_choice: 96 << 10,
-    ahead_of_choice_from: 64 << 10,
+    ahead_of_choice_from: 32 << 10,
     ahead_short: 4,
     poll_delay_retries_ns: 100,
     poll_delay_ns: 250,
