@@ -31,9 +31,11 @@ def doctor(given: Namespace) -> None:
     if given.topology is not None:
         record(given.topology)
         return
-    config = None if given.model is None else roofline.config_of(given.model)  # wrong names first
+    model: str | None = given.model
+    if model is not None:
+        roofline.config_of(model)  # a wrong name is told before anything is measured
     found = report()
-    expected = [] if config is None else expectations(given.model, found)
+    expected = [] if model is None else expectations(model, found)
     if given.json:
         print(json.dumps(found.to_dict() | {"expected": [one.to_dict() for one in expected]}))
         return
