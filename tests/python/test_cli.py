@@ -138,7 +138,7 @@ def test_doctor_says_what_a_model_would_reach() -> None:
     as_json = json.loads(run("doctor", "llama-3.1-8b", "--json").stdout)
     assert as_json["expected"][0]["model"] == "llama-3.1-8b"
     wrong = run("doctor", "no-such-model")
-    assert wrong.returncode == 2
+    assert wrong.returncode == 1
     assert "config.json" in wrong.stderr
     assert not wrong.stdout
 

@@ -121,8 +121,10 @@ def test_every_rope_scaling_shows_in_the_logits() -> None:
         assert np.abs(made - container.decode(stored[name + ".logits"])).max() < 1e-5
         logits[name] = made
     # Within its original context a dynamic scaling is none.
+    # The same positions: products of other numbers of rows may round otherwise.
     within = logits.pop("dynamic_within")
-    assert np.array_equal(within, logits["none"][: len(within)])
+    alone = base.forward(ids[: len(within)]).logits[:, :: rope.STRIDE]
+    assert np.array_equal(within, alone)
     for one, a in logits.items():
         for other, b in logits.items():
             rows = min(len(a), len(b))
