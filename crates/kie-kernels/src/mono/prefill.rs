@@ -144,10 +144,10 @@ fn has_room(partition: &Partition, head_dim: u32, tiles: Tiles, stages: u32) -> 
 }
 
 impl Plan {
-    /// The plan of a model for a machine; none where the kernel does not fit: it wants shared memory
-    /// for two stages, and registers for a head. A sequence has `positions` at most;
-    /// one whose layers have windows has pages for a window and `ring` positions more. `bounded`:
-    /// so is the gap between the tokens of sequences beside a prompt.
+    /// The plan of a model for a machine; none where the kernel does not fit: it wants shared
+    /// memory for two stages, and registers for a head. A sequence has `positions` at most; one
+    /// whose layers have windows has pages for a window and `ring` positions more. `bounded`: so
+    /// is the gap between the tokens of sequences beside a prompt.
     pub fn new(
         model: &Model,
         partition: &Partition,
