@@ -196,6 +196,8 @@ class Engine:
         self,
         prompts: Iterable[str | Sequence[int] | Sequence[Message]],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         progress: bool = False,
         params: SamplingParams | None = None,
         **sampling: Unpack[Sampling],
@@ -207,13 +209,17 @@ class Engine:
 
         Args:
             prompts: text, token ids or lists of messages, in any mixture.
+            tools: as for `stream`, for all of them; all are lists of messages then.
+            chat_template_kwargs: as for `stream`, in the same way.
             progress: draw a progress bar on standard error.
             params: a `SamplingParams` instead of keywords, for all of them.
             sampling: the fields of `SamplingParams` as keywords, for all of them.
         """
         from kie.many import generate_many
 
-        return generate_many(self, prompts, _keywords(params, sampling), progress)
+        keywords = _keywords(params, sampling)
+        keywords |= {"tools": tools, "chat_template_kwargs": chat_template_kwargs}
+        return generate_many(self, prompts, keywords, progress)
 
     @overload
     def stream(

@@ -408,6 +408,34 @@ def test_errors_are_1_with_cause_and_remedy(words: tuple[str, ...]) -> None:
     assert "Traceback" in run(*words, "-v").stderr
 
 
+def of_broken_files(tmp_path: Path) -> list[tuple[tuple[str, ...], str]]:
+    """Commands that read a file, each with files that are none."""
+    contents = {"deep": b"[" * 200_000, "list": b"[1]", "latin": b'{"a": "\xe9"}'}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    text = ["/dev/zero", str(tmp_path / "latin"), str(tmp_path / "absent")]
+    objects = [*text, str(tmp_path / "deep"), str(tmp_path / "list")]
+    out = str(tmp_path / "out")
+    return [
+        *((("run", "a", "--json-schema", file), file) for file in text),
+        *((("quantize", str(TINY), out, "--to", "fp8", "--eval", file), file) for file in text),
+        *((("bench", "compare", file, file), file) for file in objects),
+        *((("bench", "roofline", file), file) for file in objects),
+        *((("bench", "roofline", "--topology", file), file) for file in objects),
+    ]
+
+
+def test_files_that_are_none_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, file in of_broken_files(tmp_path):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(words)
+        assert ended.value.code == 1, words
+        said = capsys.readouterr().err
+        assert said.startswith("error: "), words
+        assert file in said, words
+    assert not (tmp_path / "out").exists()
+
+
 def numeric_options() -> list[tuple[tuple[str, ...], str]]:
     """(verb, option) of every option that takes a number or is checked as it is read."""
 

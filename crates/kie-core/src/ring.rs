@@ -109,6 +109,11 @@ impl<T, E> Drop for Writer<T, E> {
     }
 }
 
+/// Whether `word` announces more than `have` values, or the end.
+fn has_news(word: u32, have: usize) -> bool {
+    (word >> SHIFT) as usize > have || word & ENDED != 0
+}
+
 impl<T: Copy, E> Reader<T, E> {
     /// Values announced so far, and whether more may come.
     pub fn seen(&self) -> (usize, bool) {
@@ -140,8 +145,7 @@ impl<T: Copy, E> Reader<T, E> {
     pub fn watch(&self, have: usize, most: Duration) {
         let begin = Instant::now();
         while begin.elapsed() < most {
-            let word = self.sequence.word.load(Ordering::Acquire);
-            if (word >> SHIFT) as usize > have || word & ENDED != 0 {
+            if has_news(self.sequence.word.load(Ordering::Acquire), have) {
                 return;
             }
             pause();
@@ -151,10 +155,9 @@ impl<T: Copy, E> Reader<T, E> {
     /// Sleeps until more than `have` values are announced or the sequence has ended: spins a few
     /// microseconds, then a futex. False if `timeout` passed first.
     pub fn wait(&self, have: usize, timeout: Option<Duration>) -> bool {
-        let news = |word: u32| (word >> SHIFT) as usize > have || word & ENDED != 0;
         let Sequence { word, waker, .. } = &*self.sequence;
         for _ in 0..SPINS {
-            if news(word.load(Ordering::Acquire)) {
+            if has_news(word.load(Ordering::Acquire), have) {
                 return true;
             }
             pause();
@@ -162,7 +165,7 @@ impl<T: Copy, E> Reader<T, E> {
         let until = timeout.and_then(|t| Instant::now().checked_add(t));
         loop {
             let seen = word.load(Ordering::Acquire);
-            if news(seen) {
+            if has_news(seen, have) {
                 return true;
             }
             let left = until.map(|t| t.saturating_duration_since(Instant::now()));
@@ -197,7 +200,7 @@ impl<T: Copy, E> Reader<T, E> {
         waker.drain();
         loop {
             let seen = word.load(Ordering::Acquire);
-            if (seen >> SHIFT) as usize > have || seen & ENDED != 0 {
+            if has_news(seen, have) {
                 waker.signal();
                 return true;
             }

@@ -159,9 +159,10 @@ mod tests {
         assert_eq!(drafted(&[1, 2, 5, 6, 7, 8], 2, &prediction), []);
     }
 
-    /// Steps for `text`, of which each draft is checked, where `prediction` is expected.
-    fn steps(text: &[u32], prediction: &[u32]) -> usize {
-        let (mut lookup, mut at, mut steps) = (Lookup::default(), 2, 0);
+    /// Steps for `text`, of which each draft is checked, where `prediction` is expected; and how
+    /// many of them had drafts.
+    fn steps(text: &[u32], prediction: &[u32]) -> (usize, usize) {
+        let (mut lookup, mut at, mut steps, mut drafted) = (Lookup::default(), 2, 0, 0);
         while at < text.len() {
             let mut out = [0; DRAFT_MAX];
             let reach = lookup.reach();
@@ -169,28 +170,29 @@ mod tests {
             let right = out[..count].iter().zip(&text[at..]).take_while(|(a, b)| a == b).count();
             if count > 0 {
                 lookup.saw(count, right);
+                drafted += 1;
             }
             (at, steps) = (at + right + 1, steps + 1);
         }
-        steps
+        (steps, drafted)
     }
 
     #[test]
     fn a_token_that_differs_is_stepped_over() {
         let text: Vec<u32> = (0..162).collect();
         let mut prediction = text[2..].to_vec();
-        assert_eq!(steps(&text, &prediction), 160 / 8);
+        assert_eq!(steps(&text, &prediction), (160 / 8, 160 / 8));
         // One in twenty, at other places of a draft each time: a step more for each, and none
         // without a draft.
         for at in (7..prediction.len()).step_by(20) {
             prediction[at] = 1000;
         }
-        let found = steps(&text, &prediction);
+        let (found, _) = steps(&text, &prediction);
         assert!(found <= 160 / 8 + 8, "{found}");
         // What was put in or left out is found again behind two tokens.
         prediction.splice(50..50, [1001, 1002]);
         prediction.drain(100..103);
-        let found = steps(&text, &prediction);
+        let (found, _) = steps(&text, &prediction);
         assert!(found <= 160 / 8 + 8 + 2 * 4, "{found}");
     }
 
@@ -198,19 +200,7 @@ mod tests {
     fn what_goes_another_way_is_not_followed_for_long() {
         let text: Vec<u32> = (0..400).collect();
         let prediction: Vec<u32> = text[2..10].iter().copied().chain(1000..1400).collect();
-        let mut lookup = Lookup::default();
-        let (mut at, mut drafts) = (2, 0);
-        while at < text.len() {
-            let mut out = [0; DRAFT_MAX];
-            let reach = lookup.reach();
-            let count = lookup.draft(&text[..at], 2, &prediction, &mut out[..reach]);
-            let right = out[..count].iter().zip(&text[at..]).take_while(|(a, b)| a == b).count();
-            if count > 0 {
-                lookup.saw(count, right);
-                drafts += 1;
-            }
-            at += right + 1;
-        }
+        let (_, drafts) = steps(&text, &prediction);
         assert!(drafts <= 3, "{drafts}");
     }
 

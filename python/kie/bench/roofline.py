@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from kie.bench.counts import WORD_BYTES, Counts, count
 from kie.bench.published import CONFIGS, PROJECTED
 from kie.errors import InvalidRequestError, LoadError
+from kie.files import read_object
 
 if TYPE_CHECKING:
     from kie.machine import Gpu
@@ -276,7 +277,7 @@ def _cpu() -> Machine:
 def _recorded(path: Path, device: str) -> Machine:
     """The GPUs of a file that `kie doctor --topology` wrote."""
     try:
-        recorded = json.loads(path.read_text())
+        recorded = read_object(path)
         models = {gpu["model"].split(maxsplit=1)[-1] for gpu in recorded["gpus"]}
         if "PRO 6000" in models:
             models = {"RTX PRO 6000"}
@@ -312,7 +313,7 @@ def config_of(spec: str | None) -> tuple[str, Mapping[str, Any]]:
     path = Path(spec) if spec else Path(__file__).parent.parent / "demo"
     file = path / "config.json" if path.is_dir() else path
     try:
-        found: Any = json.loads(file.read_text())
+        found = read_object(file)
     except (OSError, ValueError) as cause:
         raise LoadError(
             f"{file}: wanted a model's config.json, got {type(cause).__name__}: {cause}",

@@ -18,6 +18,7 @@ from kie.bench import latency as requests
 from kie.bench.compare import compare as judge
 from kie.cli import bench_load, bench_roofline, options
 from kie.errors import InvalidRequestError
+from kie.files import read_object
 
 
 def define(parser: ArgumentParser) -> None:
@@ -205,7 +206,7 @@ def _bar(title: str, total: int) -> Generator[Callable[[], object]]:
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        return json.loads(path.read_text())
+        return read_object(path)
     except (OSError, ValueError) as cause:
         raise InvalidRequestError(
             f"{path}: wanted a report as JSON, got {type(cause).__name__}: {cause}",

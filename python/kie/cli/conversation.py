@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from kie.errors import InvalidRequestError
+from kie.files import read_object
 
 if TYPE_CHECKING:
     from kie.engine import Engine
@@ -73,7 +74,7 @@ class Conversation:
             OSError: it cannot be read.
         """
         try:
-            kept = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+            kept = read_object(Path(path).expanduser())
             if kept["format"] != FORMAT:
                 raise ValueError(f"format {kept['format']!r}")
             turns = [(str(turn["user"]), str(turn["assistant"])) for turn in kept["turns"]]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kie.errors import InvalidRequestError
+from kie.files import read_text
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -118,10 +119,15 @@ def json_schema(file: str) -> JsonSchema:
     """The grammar of --json-schema."""
     from kie.grammar import JsonSchema
 
+    return JsonSchema(text_of("--json-schema", file))
+
+
+def text_of(option: str, file: str | Path) -> str:
+    """The text of the file that an option names."""
     try:
-        return JsonSchema(Path(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"--json-schema {file}: {error}") from error
+        return read_text(file)
+    except (OSError, ValueError) as error:
+        raise InvalidRequestError(f"{option} {file}: {error}") from error
 
 
 @contextmanager

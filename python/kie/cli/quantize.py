@@ -39,7 +39,7 @@ def quantize(given: Namespace) -> None:
     """Writes the folder; prints what it saved, and with --eval what it costs."""
     from kie.engine import Engine, quantize_folder
 
-    texts = [path.read_text(encoding="utf-8") for path in given.eval or ()]
+    texts = [options.text_of("--eval", path) for path in given.eval or ()]
     with options.loading() as progress:
         note = quantize_folder(
             given.model, given.out, to=given.to, revision=given.revision, progress=progress

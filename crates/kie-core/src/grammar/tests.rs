@@ -74,11 +74,16 @@ struct Made {
     shaped: bool,
 }
 
+/// Follows a sequence of `min_new` to `max_new` tokens, with up to `drafts` of what is forced.
+fn follow(compiled: Arc<Compiled>, (min_new, max_new): (usize, usize), drafts: usize) -> Follower {
+    let stop_ids = vec![EOS];
+    let plan = Plan { max_new, min_new, stop_ids, drafts, watch: WATCH, expected: None };
+    Follower::new(compiled, plan, Arc::default(), || {}).unwrap()
+}
+
 /// What comes out where every allowed id is as likely as any other.
 fn walk(compiled: &Arc<Compiled>, max_new: usize, min_new: usize, seed: u64) -> Made {
-    let plan =
-        Plan { max_new, min_new, stop_ids: vec![EOS], drafts: 0, watch: WATCH, expected: None };
-    let mut follower = Follower::new(Arc::clone(compiled), plan, Arc::default(), || {}).unwrap();
+    let mut follower = follow(Arc::clone(compiled), (min_new, max_new), 0);
     let masks = follower.begin();
     let mut draw = Draw(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
     let mut ids = Vec::new();
@@ -101,11 +106,7 @@ fn walk(compiled: &Arc<Compiled>, max_new: usize, min_new: usize, seed: u64) -> 
 /// Compares what two sequences of the same tokens are allowed, one with drafts and one without;
 /// how many tokens were drafts that were there in time.
 fn compare(compiled: &Arc<Compiled>, max_new: usize, seed: u64) -> usize {
-    let follower = |drafts| {
-        let plan =
-            Plan { max_new, min_new: 3, stop_ids: vec![EOS], drafts, watch: WATCH, expected: None };
-        Follower::new(Arc::clone(compiled), plan, Arc::default(), || {}).unwrap()
-    };
+    let follower = |drafts| follow(Arc::clone(compiled), (3, max_new), drafts);
     let (mut plain, mut other) = (follower(0), follower(5));
     let (alone, beside) = (plain.begin(), other.begin());
     let mut draw = Draw(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
@@ -343,15 +344,7 @@ fn hostile_grammars_end_soon() {
         let named = grammar.definition().chars().take(50).collect::<String>();
         assert!(begun.elapsed() < Duration::from_secs(20), "{named}: {:?}", begun.elapsed());
         let Ok(compiled) = compiled else { continue };
-        let plan = Plan {
-            max_new: 6,
-            min_new: 0,
-            stop_ids: vec![EOS],
-            drafts: 0,
-            watch: WATCH,
-            expected: None,
-        };
-        let mut follower = Follower::new(compiled, plan, Arc::default(), || {}).unwrap();
+        let mut follower = follow(compiled, (0, 6), 0);
         let masks = follower.begin();
         for index in 0..6 {
             let begun = Instant::now();
@@ -385,15 +378,7 @@ fn grammars_are_kept_and_a_sequence_may_begin_anew() {
         }
     }
     assert!(Arc::ptr_eq(&first, &compile(&all, &one).unwrap()), "it was used lately");
-    let plan = Plan {
-        max_new: 8,
-        min_new: 0,
-        stop_ids: vec![EOS],
-        drafts: 0,
-        watch: WATCH,
-        expected: None,
-    };
-    let mut follower = Follower::new(first, plan, Arc::default(), || {}).unwrap();
+    let mut follower = follow(first, (0, 8), 0);
     for _ in 0..3 {
         let masks = follower.begin();
         let able = mask(&masks, &follower, 0);
