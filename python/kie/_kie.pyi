@@ -54,6 +54,7 @@ class _Options(TypedDict, total=False):
     exact: bool
     idle: str
     max_itl_ms: float | None
+    max_launch_ms: float | None
     hang_timeout_s: float
     cache_dir: str | PathLike[str] | None
     read_bandwidth: float | None

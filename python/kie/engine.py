@@ -62,6 +62,9 @@ class Engine:
             cannot hold as stored are rounded all the same; the plan names them.
         idle: "park" (idle costs nothing) or "hot".
         max_itl_ms: bound on the gap of a decoding request beside a prefill, above 0.
+        max_launch_ms: milliseconds after which a launch on a GPU ends, with the step or layer that
+            it is in, so that a display on the same GPU stays usable; None: when nothing is left
+            to do. The tokens are the same.
         hang_timeout_s: seconds after which a silent device is reported as hanging.
         cache_dir: where compiled kernels are kept; None: the user's cache folder.
         progress: called while loading with (stage, done, total); what it raises ends loading.
@@ -91,6 +94,7 @@ class Engine:
         exact: bool = False,
         idle: Literal["park", "hot"] = "park",
         max_itl_ms: float | None = None,
+        max_launch_ms: float | None = None,
         hang_timeout_s: float = 1.0,
         cache_dir: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
@@ -112,6 +116,7 @@ class Engine:
             exact=exact,
             idle=idle,
             max_itl_ms=max_itl_ms,
+            max_launch_ms=max_launch_ms,
             hang_timeout_s=hang_timeout_s,
             cache_dir=cache_dir,
             read_bandwidth=bandwidth.known() if threads is None else None,

@@ -413,6 +413,47 @@ fn a_block_that_never_ends_is_told() {
     engine.close();
 }
 
+/// A device of one machine over edited sources of the decode kernel, and how often it launched.
+fn counted(
+    device: &str,
+    edits: Vec<Edit>,
+    silent: bool,
+    options: Options,
+) -> (Arc<Mono>, Arc<AtomicUsize>) {
+    let (machine, launches) = (machines(device).remove(0), Arc::<AtomicUsize>::default());
+    let (counts, broken) = (Arc::clone(&launches), Arc::default());
+    let edited =
+        Edited { machine, entry: "kie_decode", edits, broken, silent, launches, behind: None };
+    let options = Options { hang_timeout: Some(patience(device)), ..options };
+    (Arc::new(Mono::new(device, vec![Arc::new(edited)], &options).unwrap()), counts)
+}
+
+/// Launches that are to be short end soon, and the next one goes on: of prompts by layers and by
+/// columns, of tokens, and of tokens beside a prompt.
+#[test]
+fn launches_that_have_a_bound_are_short_and_change_no_token() {
+    let prompt: Vec<u32> = (0..200).map(|i| 3 + i % 90).collect();
+    for (name, prefill) in [("llama", true), ("llama", false), ("own_qwen3_next", true)] {
+        let tokens = |max_launch| {
+            let options =
+                Options { prefill_kernel: Some(prefill), max_launch, ..Options::default() };
+            let (runner, launches) =
+                counted(&here("sim:seed=5,blocks=4"), Vec::new(), false, options);
+            let engine = open_over(name, runner);
+            let mut other = engine.stream(greedy_request(&prompt[..9], 20)).unwrap();
+            let tokens = continue_greedily(&engine, &prompt, 12).unwrap();
+            let other = other.completion().unwrap().token_ids;
+            engine.close();
+            ((tokens, other), launches.load(Relaxed))
+        };
+        let (wanted, usual) = tokens(None);
+        let (got, more) = tokens(Some(Duration::from_micros(1)));
+        println!("{name}: {usual} launches, {more} short ones");
+        assert_eq!(got, wanted, "{name}");
+        assert!(more > usual + 10, "{name}: {more} launches, {usual} without a bound");
+    }
+}
+
 /// The kernel leaves when its host is silent, and a host that comes back goes on where it was.
 #[test]
 fn a_silent_host_ends_the_launch() {
@@ -431,18 +472,12 @@ fn a_silent_host_ends_the_launch() {
     // Longer than what goes as a few columns at once: launches of prompts are left, too.
     let prompt: Vec<u32> = (0..200).map(|i| 3 + i % 90).collect();
     let tokens = |edits, silent| {
-        let device = here("sim:seed=5,blocks=8");
-        let (machine, launches) = (machines(&device).remove(0), Arc::default());
-        let (counted, broken) = (Arc::clone(&launches), Arc::default());
-        let edited =
-            Edited { machine, entry: "kie_decode", edits, broken, silent, launches, behind: None };
-        let hang_timeout = Some(patience(&device));
-        let options = Options { hang_timeout, prefill_kernel: Some(false), ..Options::default() };
-        let runner = Arc::new(Mono::new(&device, vec![Arc::new(edited)], &options).unwrap());
+        let options = Options { prefill_kernel: Some(false), ..Options::default() };
+        let (runner, launches) = counted(&here("sim:seed=5,blocks=8"), edits, silent, options);
         let engine = open_over("llama", runner);
         let tokens = continue_greedily(&engine, &prompt, count).unwrap();
         engine.close();
-        (tokens, counted.load(Relaxed))
+        (tokens, launches.load(Relaxed))
     };
     let (wanted, usual) = tokens(vec![], false);
     let (got, more) = tokens(edits, true);

@@ -459,6 +459,8 @@ def test_a_gpu_that_is_not_there_is_an_error_with_a_remedy() -> None:
     for wrong in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(kie.InvalidRequestError, match="max_itl_ms"):
             kie.Engine(TINY, device="cpu", max_itl_ms=wrong)
+        with pytest.raises(kie.InvalidRequestError, match="max_launch_ms"):
+            kie.Engine(TINY, device="cpu", max_launch_ms=wrong)
 
 
 def test_a_compiler_in_site_packages_is_found(
@@ -496,7 +498,8 @@ def test_auto_on_the_cpu_beside_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    "name", ["max_seq_len", "max_batch", "max_queue", "kv_bytes", "threads", "max_itl_ms"]
+    "name",
+    ["max_seq_len", "max_batch", "max_queue", "kv_bytes", "threads", "max_itl_ms", "max_launch_ms"],
 )
 def test_options_out_of_range_are_named(name: str) -> None:
     options: dict[str, Any] = {name: -1}

@@ -325,14 +325,17 @@ impl Builder {
         };
         let seconds = config.hang_timeout_s;
         let hang_timeout = time("hang_timeout_s", "seconds", seconds, seconds)?;
-        let gap = config.max_itl_ms.map(|ms| time("max_itl_ms", "milliseconds", ms / 1e3, ms));
+        let bound = |name: &str, bound: Option<f64>| {
+            bound.map(|ms| time(name, "milliseconds", ms / 1e3, ms)).transpose()
+        };
         Ok(Options {
             threads: config.threads,
             level: self.level,
             nvrtc_dirs: config.nvrtc_dirs.clone(),
             cache_dir: config.cache_dir.clone(),
             hang_timeout: Some(hang_timeout),
-            max_itl: gap.transpose()?,
+            max_itl: bound("max_itl_ms", config.max_itl_ms)?,
+            max_launch: bound("max_launch_ms", config.max_launch_ms)?,
             first_seqno: self.first_seqno,
             prefill_kernel: self.prefill_kernel,
             tuning: None,

@@ -315,6 +315,10 @@ pub struct EngineConfig {
     pub idle: String,
     /// Bound on the gap of a decoding request beside a prefill, in milliseconds.
     pub max_itl_ms: Option<f64>,
+    /// Milliseconds after which a launch on a GPU ends, with the step or layer that it is in, so
+    /// that a display on the same GPU stays usable; `None`: when there is nothing left to do. A
+    /// CPU has no launches.
+    pub max_launch_ms: Option<f64>,
     /// Seconds after which a silent device is reported as hanging.
     pub hang_timeout_s: f64,
     /// Where compiled kernels are kept; `None`: the user's cache folder.
@@ -343,6 +347,7 @@ impl Default for EngineConfig {
             exact: false,
             idle: "park".to_owned(),
             max_itl_ms: None,
+            max_launch_ms: None,
             hang_timeout_s: 1.0,
             cache_dir: None,
             read_bandwidth: None,

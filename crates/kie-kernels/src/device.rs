@@ -290,6 +290,8 @@ pub struct Options {
     pub prefill_kernel: Option<bool>,
     /// Bound on the gap of a decoding slot beside a prefill.
     pub max_itl: Option<Duration>,
+    /// Bound on a GPU's launch, which ends with the step or layer in which that time is over.
+    pub max_launch: Option<Duration>,
     /// What was measured best on a GPU, in place of the table's row for it; chosen by tests.
     pub tuning: Option<Tuning>,
     /// Times a GPU's launches; what its requests say then may be garbage.

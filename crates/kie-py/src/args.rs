@@ -204,6 +204,7 @@ pub fn options(keywords: Option<&Bound<'_, PyDict>>) -> PyResult<EngineConfig> {
             "exact" => config.exact = flag(&name, &value)?,
             "idle" => config.idle = text(&value, &name)?,
             "max_itl_ms" => config.max_itl_ms = number(&name, &value)?,
+            "max_launch_ms" => config.max_launch_ms = number(&name, &value)?,
             "hang_timeout_s" => {
                 config.hang_timeout_s = number(&name, &value)?.ok_or_else(|| missing(&name))?;
             }

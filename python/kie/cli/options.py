@@ -41,12 +41,15 @@ def engine(parser: ArgumentParser) -> None:
     parser.add_argument("--adapter", metavar="DIR", help="LoRA adapter (PEFT), merged at load")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads")
     parser.add_argument("--max-seq-len", type=int, metavar="N", help="longest sequence, tokens")
+    parser.add_argument(
+        "--max-launch-ms", type=float, metavar="MS", help="a GPU with a display: longest launch"
+    )
 
 
 def engine_options(given: Namespace) -> dict[str, Any]:
     """Keywords for `opened` from what `engine` defined."""
-    names = ("revision", "device", "dtype", "exact", "adapter", "threads", "max_seq_len")
-    return {name: getattr(given, name) for name in names}
+    names = "revision device dtype exact adapter threads max_seq_len max_launch_ms"
+    return {name: getattr(given, name) for name in names.split()}
 
 
 def sampling(parser: ArgumentParser) -> None:

@@ -35,7 +35,8 @@ NAMES = (
 CALLS = ("generate", "stream", "logits", "tokenize", "detokenize", "apply_chat_template", "session",
          "messages", "open")  # fmt: skip
 OPTIONS = ("device", "dtype", "max_seq_len", "max_batch", "max_queue", "kv_bytes", "threads",
-           "prefix_cache", "idle", "max_itl_ms", "hang_timeout_s", "cache_dir")  # fmt: skip
+           "prefix_cache", "idle", "max_itl_ms", "max_launch_ms", "hang_timeout_s",
+           "cache_dir")  # fmt: skip
 
 
 class Endless:

@@ -22,6 +22,7 @@ pub mod wire;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use self::interleave::Bounds;
 use self::loaded::Loaded;
 use self::lower::model::{self, Model};
 use self::lower::partition::Partition;
@@ -51,8 +52,7 @@ pub struct Mono {
     info: DeviceInfo,
     first_seqno: u32,
     hang_timeout: Duration,
-    /// The longest that a prompt may hold up a token.
-    gap: Option<Duration>,
+    bounds: Bounds,
     /// See [`Options::reproducible`].
     reproducible: bool,
     /// See [`Model::parts`].
@@ -98,7 +98,7 @@ impl Mono {
             hang_timeout: options.hang_timeout.unwrap_or(HANG_TIMEOUT),
             prefill_kernel: options.prefill_kernel,
             meter: options.meter.clone(),
-            gap: options.max_itl,
+            bounds: Bounds { gap: options.max_itl, launch: options.max_launch },
             tuning: options.tuning,
             reproducible: options.reproducible,
             parts: if options.exact { 2 } else { 1 },
@@ -128,7 +128,7 @@ impl Mono {
             partition,
             on,
             (dims.max_positions, dims.chunk() as u32),
-            self.gap.is_some(),
+            self.bounds.gap.is_some(),
         ))
     }
 
@@ -314,7 +314,7 @@ impl Device for Mono {
             meter.started(loaded.len(), probe::phases(&loaded[0].model, &loaded[0].partition));
         }
         let (seqno, patience) = (self.first_seqno, self.hang_timeout);
-        let mut runner = Runner::new(loaded, mailbox, seqno, patience, self.gap);
+        let mut runner = Runner::new(loaded, mailbox, seqno, patience, self.bounds);
         runner.reproducible = self.reproducible;
         Ok(Box::new(runner.metered(self.meter.clone())))
     }

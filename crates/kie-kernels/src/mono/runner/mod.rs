@@ -36,7 +36,7 @@ use crate::lookup::DRAFT_MAX;
 use crate::machine::{Flight, Platform};
 use crate::mailbox::Mailbox;
 use crate::meter::{Meter, Mode};
-use crate::mono::interleave::Chunk;
+use crate::mono::interleave::{Bounds, Chunk};
 use crate::mono::loaded::Loaded;
 use crate::mono::prefill::{self, Prefill};
 use crate::mono::wire::{self, Drafted, Drafting, Order, Sequence};
@@ -91,17 +91,16 @@ pub struct Runner {
 }
 
 impl Runner {
-    /// Over a program whose weights are on the machines. `gap`: the longest that a prompt may hold
-    /// up a token.
+    /// Over a program whose weights are on the machines.
     pub fn new(
         ranks: Vec<Loaded>,
         mailbox: Arc<Mailbox>,
         first_seqno: u32,
         hang_timeout: Duration,
-        gap: Option<Duration>,
+        bounds: Bounds,
     ) -> Self {
         let dims = ranks[0].dims;
-        let schedule = Schedule::new(dims.slots as usize, ranks[0].most_columns(), gap);
+        let schedule = Schedule::new(dims.slots as usize, ranks[0].most_columns(), bounds);
         Self {
             schedule,
             delivery: Delivery::new(mailbox, dims.vocab, dims.max_positions),
@@ -175,12 +174,21 @@ impl Runner {
                 return Err(error);
             }
         }
-        if !launch.leaving && (draftable || self.schedule.should_leave(&launch.work)) {
+        let leaves = draftable || self.is_over(&launch) || self.schedule.should_leave(&launch.work);
+        if !launch.leaving && leaves {
             self.launches.order(Order::Leave);
             launch.leaving = true;
         }
         self.in_flight = Some(launch);
         Ok(())
+    }
+
+    /// Whether a launch has had its time: others use the GPU, too. Launches that are measured make
+    /// their steps, and one for logits would begin anew.
+    fn is_over(&self, launch: &InFlight) -> bool {
+        self.launches.meter.is_none()
+            && !matches!(launch.work, Work::Logits(..))
+            && self.schedule.pace.is_over(launch.since.elapsed())
     }
 
     /// Takes the tokens of a slot that are there; whether there were any.
@@ -387,7 +395,7 @@ impl Runner {
             }
         };
         let left = self.first().model.layers() - chunk.done;
-        let layers = if beside { self.schedule.pace.layers(&chunk, left) } else { left };
+        let layers = self.schedule.pace.layers(&chunk, left, beside);
         let to_head = chunk.whole && layers == left;
         // States move on once the chunk is through all layers: until then each launch of it, and
         // the tokens right behind it, find what the first one found.

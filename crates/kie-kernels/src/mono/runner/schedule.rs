@@ -3,13 +3,12 @@
 //! devices nor the mailbox.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use super::drafts::SlotDrafts;
 use crate::abi::{Command, CommandKind, SlotEnd};
 use crate::mailbox::SlotMemory;
 use crate::mask::Place;
-use crate::mono::interleave::{Chunk, Pace};
+use crate::mono::interleave::{Bounds, Chunk, Pace};
 
 /// Prompt positions of a launch beside decoding sequences that leave no column free, and tokens of
 /// a launch where others wait for their turn.
@@ -185,15 +184,15 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// So many idle slots. `gap`: the longest that a prompt may hold up a token.
-    pub fn new(slots: usize, columns: usize, gap: Option<Duration>) -> Self {
+    /// So many idle slots.
+    pub fn new(slots: usize, columns: usize, bounds: Bounds) -> Self {
         Self {
             slots: vec![Slot::default(); slots],
             logits: VecDeque::new(),
             arrivals: 0,
             prompted: false,
             chunk: None,
-            pace: Pace::new(gap),
+            pace: Pace::new(bounds),
             columns,
         }
     }
@@ -350,7 +349,7 @@ mod tests {
 
     /// So many slots over four columns; those of `decoding` decode and have made so many tokens.
     fn schedule(slots: usize, decoding: &[(usize, usize)]) -> Schedule {
-        let mut schedule = Schedule::new(slots, 4, None);
+        let mut schedule = Schedule::new(slots, 4, Bounds::default());
         for (index, generated) in decoding {
             schedule.command(command(CommandKind::Start, *index as u32, 100), 0);
             let slot = &mut schedule.slots[*index];
