@@ -44,7 +44,7 @@ def test_a_turn_has_tools_and_variables(tmp_path: Path) -> None:
         assert wanted.usage.prompt_tokens > plain.usage.prompt_tokens
         many = talks.generate_many([said, said], tools=tools, **asked)
         assert [one.token_ids for one in many] == [wanted.token_ids] * 2
-        with pytest.raises(TypeError, match="go with messages, not with a prompt"):
+        with pytest.raises(kie.InvalidRequestError, match="not with a prompt"):
             talks.generate_many([said, "b"], tools=tools, **asked)
         chat = talks.session()
         first = chat.stream(said[0]["content"], tools=tools, **asked).result()

@@ -49,7 +49,9 @@ def plan(given: Namespace) -> None:
     """Prints topology, algorithms and plan of a model that is not loaded."""
     from kie.engine import plan_ahead
 
-    found = plan_ahead(given.model, topology=given.topology, **options.engine_options(given))
+    opening = options.engine_options(given)
+    del opening["max_launch_ms"]  # plans are the same
+    found = plan_ahead(given.model, topology=given.topology, **opening)
     if given.json:
         print(json.dumps(found, indent=2))
         return
