@@ -3,7 +3,7 @@
 /// Their bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Slots {
-    /// As machines have them, and the layout says whether two of them fit.
+    /// As machines have them.
     Usual,
     /// At least so many: stages of many rows need them, and fewer slots fit.
     AtLeast(u32),
@@ -37,9 +37,8 @@ impl Slots {
     /// Which shared memory is asked for: about what is needed, or what is at least.
     pub(super) fn asked(self, about: impl Fn() -> u32, least: impl Fn() -> u32) -> u32 {
         match self {
-            Self::Usual => 0,
             Self::AtLeast(_) => about(),
-            Self::Tight(..) => least(),
+            Self::Usual | Self::Tight(..) => least(),
         }
     }
 
