@@ -158,13 +158,15 @@ class Card:
     """GB/s."""
     shared: int
     """KB of shared memory that a block may have."""
+    uncut: tuple[str, ...] = ()
+    """Models whose rows a block of so few has no room for, by a test of partitions."""
 
 
 CARDS = (
     Card("A100", "8.0", 108, 1410, 80, 2039, 163),
-    Card("A10", "8.6", 72, 1695, 24, 600, 99),
+    Card("A10", "8.6", 72, 1695, 24, 600, 99, ("llama-3.1-8b",)),
     Card("RTX 3090", "8.6", 82, 1695, 24, 936, 99),
-    Card("L4", "8.9", 58, 2040, 24, 300, 99),
+    Card("L4", "8.9", 58, 2040, 24, 300, 99, ("llama-3.1-8b",)),
     Card("L40S", "8.9", 142, 2520, 48, 864, 99),
     Card("RTX 4090", "8.9", 128, 2520, 24, 1008, 99),
     Card("B200", "10.0", 148, 1965, 180, 7700, 227),
@@ -508,6 +510,8 @@ def cards(context: int = 4096) -> str:
     for card in CARDS:
         found = [roofline(model, machine(card.name), context) for model in CARD_MODELS]
         rates = [f"{1e6 / one.estimate_us:,.0f}" if one.fits else "too large" for one in found]
+        for model in card.uncut:
+            rates[CARD_MODELS.index(model)] = "no cut"
         size = f"{card.gigabytes} | {card.bandwidth:,} | {card.shared}"
         lines.append(f"| {card.name} | {card.capability} | {size} | {' | '.join(rates)} |")
     return "\n".join(lines)

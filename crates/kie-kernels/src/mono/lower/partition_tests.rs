@@ -205,14 +205,21 @@ fn beside_long_vectors_two_small_slots_fit() {
     }
 }
 
-/// The multiprocessors of an L4, an A10, RTX 3090, 4090 and 5090, an L40S and a PRO 6000.
+/// The multiprocessors of an L4, an A10, RTX 3090, 4090 and 5090, an L40S and a PRO 6000. The rows
+/// that a block of few has of 8B in 16 bits leave no room for two of their stages.
 #[test]
 fn cards_with_99_kb_a_block_run_what_the_table_of_cards_names() {
     for multiprocessors in [58, 72, 82, 128, 142, 170, 188] {
         let card = MachineInfo { multiprocessors, shared_bytes: 99 << 10, ..nvidia() };
         for name in ["1b", "2b", "8b", "8b-fp8", "8b-int4"] {
             let model = model(name);
-            let cut = Partition::new(&model, &card, 4096).unwrap();
+            let cut = Partition::new(&model, &card, 4096);
+            if name == "8b" && multiprocessors <= 72 {
+                let error = cut.unwrap_err().to_string();
+                assert!(error.contains("no partition fits"), "{error}");
+                continue;
+            }
+            let cut = cut.unwrap();
             for kind in cut.kernels(&model, Platform::Cuda) {
                 let layout = Layout::new(&model, &cut, kind);
                 assert!(layout.is_ok(), "{name} on {multiprocessors}: {layout:?}\n{cut}");

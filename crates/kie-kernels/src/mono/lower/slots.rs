@@ -16,13 +16,23 @@ impl Slots {
     /// Those to try, one after another.
     pub(super) const ALL: [Self; 4] =
         [Self::Usual, Self::AtLeast(24 << 10), Self::AtLeast(32 << 10), Self::AtLeast(48 << 10)];
-    /// The same where none of these does.
-    pub(super) const TIGHT: [Self; 5] = [
+    /// The same where none of these does: behind those for 64 KB a block such as stages of many
+    /// rows need, of few multiprocessors with 99 KB.
+    pub(super) const TIGHT: [Self; 14] = [
         Self::Tight(8 << 10, true),
         Self::Tight(7 << 10, true),
         Self::Tight(8 << 10, false),
         Self::Tight(7 << 10, false),
         Self::Tight(6 << 10, false),
+        Self::Tight(12 << 10, true),
+        Self::Tight(14 << 10, true),
+        Self::Tight(16 << 10, true),
+        Self::Tight(18 << 10, true),
+        Self::Tight(20 << 10, true),
+        Self::Tight(22 << 10, true),
+        Self::Tight(24 << 10, true),
+        Self::Tight(26 << 10, true),
+        Self::Tight(28 << 10, true),
     ];
 
     /// Bytes of one.
