@@ -216,6 +216,16 @@ pub fn told(
     edits: &[Edit],
     bytes: usize,
 ) -> (Arc<Mono>, Vec<Behind>) {
+    told_of(entry, device, edits, (bytes, false))
+}
+
+/// The same, of one half a number or (`exact`) two.
+pub fn told_of(
+    entry: &'static str,
+    device: &str,
+    edits: &[Edit],
+    (bytes, exact): (usize, bool),
+) -> (Arc<Mono>, Vec<Behind>) {
     let one = |machine: Arc<dyn Machine>| {
         let reader = machine.clone();
         let (memory, landings) = (Arc::default(), Arc::default());
@@ -229,7 +239,7 @@ pub fn told(
     };
     let (machines, behind): (Vec<_>, Vec<_>) = machines(device).into_iter().map(one).unzip();
     let prefill_kernel = Some(entry == "kie_prefill");
-    let options = Options { prefill_kernel, ..Options::default() };
+    let options = Options { prefill_kernel, exact, ..Options::default() };
     (Arc::new(Mono::new(device, machines, &options).unwrap()), behind)
 }
 
