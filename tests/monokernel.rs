@@ -109,8 +109,9 @@ const PREFILL_GATE: f64 = 1.5e-2;
 /// where that pass says 3.5e-3 and 4.0e-3; 1.5e-3 from normed activations, 1.1e-3 from keys.
 /// own_gpt_oss, 32 wide, has 1.95e-3, and 2.3e-3 over its first positions, of it 1.4e-3 from normed
 /// activations; with two halves a number 7e-7. own_deepseek_v4, 24 wide, has 3.2e-3 over three
-/// positions, 1.8e-3 over 140, and on two machines 1.2e-2, where a choice flips at about the 50th;
-/// with two halves a number 5.5e-7 on one and on two.
+/// positions, 1.8e-3 over 140, and on two machines 1.4e-2, where the indexer chooses otherwise at
+/// the 52nd and the 96th, whose scores all but tie (monokernel/entries.rs); 1.7e-2 if the two
+/// nearest ties of its routers flipped, too; with two halves a number 5.5e-7 on one and on two.
 fn bound(name: &str, device: &str) -> f64 {
     let text = std::fs::read(support::repository().join("tests/data/bounds.json")).unwrap();
     let bounds: serde_json::Value = serde_json::from_slice(&text).unwrap();

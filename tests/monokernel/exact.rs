@@ -10,7 +10,7 @@ use super::support::{fixtures, float32, goldens, greedy, half, Folder};
 use super::{fixture, is_wide, machines_of, refused_in, two_at_a_time, worst, Job};
 
 /// Relative L2 over a prompt: float32's sums in another order, and 22 bits a number.
-const GATE: f64 = 1e-5;
+pub const GATE: f64 = 1e-5;
 
 /// Fixture, ranks, blocks of each: lanes with delays and windows, the head's ways, classes, biases,
 /// head norms, FP8, sums of several ranks, experts, latents with a shared expert, entries.

@@ -1,13 +1,12 @@
 // Which experts a place or column goes to, by a warp that has all logits.
 //   chosen = the k largest logits, equal ones by the lower id
 //   factor = softmax over the chosen logits, or over all (kOverAll)
-// or (kByScores, DeepSeek-V3's), with a score = sigmoid(logit) and corrections for the choice
-// alone:
+// or (kByScores, DeepSeek-V3's), with score = sigmoid(logit) and corrections for the choice alone:
 //   chosen = the k largest of score + correction, of the groups whose two best have the largest
 //   sums factor = score, over the sum of the chosen ones' (kFactorsNormed)
-// or (kSoftplus, DeepSeek-V4's) with score = sqrt(ln(1 + e^logit)), where (kByToken) the token may
-// say which are chosen,
-// both times kRouteFactor. A logit that is not finite makes all factors NaN.
+// or (kSoftplus, DeepSeek-V4's) with score = sqrt(ln(1 + e^logit)), where the token may say which
+// are chosen (kByToken),
+// all times kRouteFactor. A logit that is not finite makes all factors NaN.
 #pragma once
 
 #include "lowered.h"
@@ -78,9 +77,14 @@ KIE_DEVICE void keep_groups(u32 (&keys)[kEach]) {
         if (group < C::kGroups && (kept >> group & 1) == 0) keys[i] = 0;
     }
 }
-// The root of a softplus.
+// The root of ln(1 + e^x). Factors are parts of a sum, so small ones count as large ones do: where
+// e^x is small a sum with 1 would lose its last bits, and
+//   ln(1 + y) = 2 (s + s^3 / 3 + s^5 / 5 + ...),   s = y / (2 + y).
 KIE_DEVICE float softplus_root(float x) {
-    const float y = softplus_f(x);
+    const float e = exp2_f(1.44269504f * min_f(x, 0.0f));
+    const float s = e * reciprocal_f(2.0f + e), q = s * s;
+    const float small = 2.0f * s * (1.0f + q * (0.333333333f + q * (0.2f + q * 0.142857143f)));
+    const float y = e < 0.25f ? small : softplus_f(x);
     return y > 0 ? y * rsqrt_f(y) : y;
 }
 // The choice by scores. `told`: of a token that says which, those.

@@ -812,8 +812,8 @@ impl Weights<'_> {
                 put(at.correction, &mut self.numbers(of.correction).into_iter());
             }
             if of.token_experts != NONE {
-                let ids = self.numbers(of.token_experts);
-                put(at.token_experts, &mut ids.into_iter().map(|id| f32::from_bits(id as u32)));
+                let ids = self.ids(of.token_experts).into_iter();
+                put(at.token_experts, &mut ids.map(f32::from_bits));
             }
             if let Some(compressed) = &layer.compressed {
                 self.compressed_numbers(&at, compressed, &mut put);

@@ -1,7 +1,8 @@
 //! Of attention over a window and entries, and of several residual streams: which stored row is
 //! which of a block's, and what there is besides products.
 
-use super::Weights;
+use super::{Stored, Weights};
+use crate::matrix::row_to_f32;
 use crate::mono::lower::compressed::CompressedTensors;
 use crate::mono::lower::extras::Extras;
 use crate::mono::lower::hyper::{Hyper, HyperTensors};
@@ -68,6 +69,17 @@ impl Weights<'_> {
             put(at.compressed_norms[1 + n], &mut self.numbers(entries.norm).into_iter());
             put(at.entry_biases[n], &mut self.numbers(entries.bias).into_iter());
         }
+    }
+
+    /// The experts of each token. No number is rounded, however the checkpoint is stored.
+    pub(super) fn ids(&self, table: u32) -> Vec<u32> {
+        let stored = Stored::of(self.tensor(table), 0, self.buffers);
+        let (mut row_of, mut out) = (vec![0.0; stored.cols], Vec::new());
+        for row in 0..stored.rows {
+            row_to_f32(&stored, row, &mut row_of);
+            out.extend(row_of.iter().map(|id| *id as u32));
+        }
+        out
     }
 
     /// What a module takes of several residual streams by: of each block, of each row, of each
