@@ -140,10 +140,10 @@ const TRUE: &[Case] = &[
         ..SHORT
     },
     Case {
-        what: "several residual streams, entries and their running softmaxes",
+        what: "several residual streams, entries, running softmaxes and an indexer",
         fixture: "own_deepseek_v4",
         machine: "ranks=2,blocks=2",
-        prompts: &[9, 3],
+        prompts: &[30, 3],
         ..SHORT
     },
     Case { what: "a prompt's slices", ..SLICED },
