@@ -107,12 +107,14 @@ SEEDS ?= 6
 .PHONY: sim
 sim: ## the monokernel on every fixture, simulated: SEEDS=6 schedules, both warp widths
 	SEEDS=$(SEEDS) cargo test -p kie-core --test monokernel --locked -- --nocapture every_fixture several_machines
+	cargo test -p kie-core --test monokernel --locked -- --ignored every_mutant_of_entries
 
 .PHONY: gcn
 gcn: ## machine code of gfx942 on our own emulator of it: fixtures, ranks, 500 schedules of weak memory
 	LITMUS=500 cargo test -p kie-gcn --lib --locked
 	cargo test -p kie-kccl --lib --locked gcn -- --include-ignored
 	cargo test -p kie-core --test gcn --locked -- --include-ignored --nocapture
+	cargo test -p kie-kernels --lib --locked entries_compile -- --ignored
 
 # How long new cases are drawn, after those that were found before.
 SECONDS ?= 600
@@ -122,6 +124,7 @@ attack: setup ## hostile cases for ten minutes: SECONDS=600, SEED=...; findings 
 
 .PHONY: gpu
 gpu: setup ## on a GPU: every fixture, then speed beside the targets (DEVICE=cuda:0 FORCE_ARCH=80 REPORT=target/gpu-report.json)
+	cargo test -p kie-kernels --lib --locked layers_with_entries -- --ignored
 	KIE_CUDA_ARCH=$(FORCE_ARCH) $(BIN)/python benches/gpu/run.py --device $(or $(DEVICE),cuda:0) --exact \
 	    --out $(or $(REPORT),target/gpu-report.json)
 

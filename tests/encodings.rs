@@ -520,6 +520,7 @@ fn deepseek_v4s_fp8_and_fp4_have_the_values_of_their_twin() {
         assert!(error.to_string().contains(end), "{end}: {error}");
     };
     refused("gate.tid2eid", &|(_, _, bytes)| bytes[8] = 3);
+    refused("gate.tid2eid", &|(_, _, bytes)| bytes[8] = bytes[0]);
     refused("gate.tid2eid", &|(_, _, bytes)| bytes[7] = 0xff);
     refused("gate.tid2eid", &|(dtype, _, bytes)| {
         (*dtype, *bytes) = ("F32", bytes[..bytes.len() / 2].to_vec());

@@ -189,9 +189,13 @@ fn all_of(jobs: impl Iterator<Item = (String, &'static str, usize, usize)>) {
 #[test]
 #[ignore = "minutes: make gcn"]
 fn every_fixture_runs_as_machine_code() {
-    let refused = ["own_gemma3", "own_olmo2", "own_qwen3_next", "own_phi3"];
+    // The last two's kernels, of so few features, keep registers in memory of a thread, which the
+    // emulator does not know; those of real sizes do not (hip/tests/kernels.rs).
+    let refused = ["own_gemma3", "own_olmo2", "own_phi3", "own_qwen3_next", "own_deepseek_v4"];
     let names = support::fixtures().into_iter();
     let names = names.map(|folder| folder.file_name().unwrap().to_str().unwrap().to_owned());
+    let only = std::env::var("KIE_ONLY").ok();
+    let names = names.filter(|name| only.as_ref().is_none_or(|only| name == only));
     if has_tools("every fixture on gcn") {
         let taken = names.filter(|name| !refused.contains(&name.as_str()));
         all_of(taken.map(|name| (name, "gcn:seed=5,blocks=8", 4, 8)));

@@ -15,11 +15,13 @@
 #include "ops/attend_combine.h"
 #include "ops/attend_exact.h"
 #include "ops/attend_ring.h"
+#include "ops/compressed.h"
 #include "ops/delta.h"
 #include "ops/experts_columns.h"
 #include "ops/filter.h"
 #include "ops/gather.h"
 #include "ops/head.h"
+#include "ops/hyper.h"
 #include "ops/latent.h"
 #include "ops/lookup.h"
 #include "ops/matvec.h"
@@ -198,6 +200,33 @@ KIE_DEVICE void decode_latents(Ring& ring, Watch& watch, const DecodeArgs& args,
     latent_attention<C>(ring, watch, args, b, layer);
 }
 
+// What attention (0) or the mlp (1) of a layer takes of several residual streams.
+template <class C>
+KIE_DEVICE void take_layer_streams(Watch& watch, const DecodeArgs& args, const Block& b, int kind,
+                                   int layer) {
+    const float* numbers = extras_of(args, b, layer) + (kind == 0 ? C::kAtMixer : C::kAtMlp);
+    take_streams<true>(watch, args, b, numbers, kBesideMix, kind, layer,
+                       hidden_slot(args, 1 - kind, layer, b.lane_index),
+                       layer << 4 | (kind == 0 ? 0 : 5));
+}
+// Attention over a window and entries.
+template <class C>
+KIE_DEVICE void decode_entries(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b,
+                               int layer) {
+    take_layer_streams<C>(watch, args, b, 0, layer);
+    {
+        Prefetched<typename C::TilingLatentDown> prefetched;
+        prefetch_weights<typename C::TilingLatentDown>(ring, prefetched);
+        vector_free<typename C::TilingDown>();
+        Squares squares = gather_normed(watch, args, b, hidden_slot(args, 1, layer, b.lane_index),
+                                        false, norm_row(b, layer, 0), b.seqno, layer << 4);
+        stamp(b, 0);
+        step_latents<C>(ring, args, b, layer, prefetched, squares);
+    }
+    join_wave();  // some of the words that are waited for next are this wave's
+    compressed_attention<C>(ring, watch, args, b, layer);
+}
+
 template <class C>
 KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b, int layer,
                              Owned& own) {
@@ -206,11 +235,15 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
     others_o.ask_early(args, b, of_o);
     if constexpr (C::kLatent)
         decode_latents<C>(ring, watch, args, b, layer);
+    else if constexpr (C::kCompressed)
+        decode_entries<C>(ring, watch, args, b, layer);
     else if constexpr (C::kDelta)
         decode_delta<C>(ring, watch, args, b, layer);
     else
         decode_attention<C>(ring, watch, args, b, layer);
-    if (layer == 0) KIE_UNROLL for (int i = 0; i < C::TilingO::items; ++i) unpack_first(own.v[i]);
+    if constexpr (kHyperStreams == 1)
+        if (layer == 0)
+            KIE_UNROLL for (int i = 0; i < C::TilingO::items; ++i) unpack_first(own.v[i]);
     const long buffer = buffer_of(layer, b.lane_index);
     Prefetched<typename C::TilingGu> gate_up;
     {
@@ -221,7 +254,7 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
         others_o.take_early(watch, args, b, of_o);
         OutputAdjust<C> adjust;
         adjust.ask(args, b, layer);
-        if constexpr (C::kLatent)
+        if constexpr (C::kLatent || C::kCompressed)
             gather_values<C>(watch, args, b, layer);
         else if constexpr (C::kDelta)
             gather_delta<C>(watch, args, b, layer);
@@ -234,10 +267,15 @@ KIE_DEVICE void decode_layer(Ring& ring, Watch& watch, const DecodeArgs& args, B
                     C::kWordsA, layer << 4 | 4);
             });
     }
+    if constexpr (kHyperStreams > 1) {
+        give_streams(b, own);
+        take_layer_streams<C>(watch, args, b, 1, layer);
+    }
     if constexpr (C::kExperts > 0)
         decode_experts<C>(ring, watch, args, b, layer, own, of_down);
     else
         decode_mlp<C>(ring, watch, args, b, layer, own, gate_up, of_down);
+    if constexpr (kHyperStreams > 1) give_streams(b, own);
 }
 
 // Structs, since NVRTC knows no generic lambdas.
@@ -259,7 +297,7 @@ struct Rotate {
     u32 step;
     template <class C>
     KIE_DEVICE void operator()(C) const {
-        if constexpr (!C::kLatent && !C::kDelta) rotations<C>(args, b, step);
+        if constexpr (!C::kLatent && !C::kCompressed && !C::kDelta) rotations<C>(args, b, step);
     }
 };
 KIE_DEVICE void decode_step(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b) {
@@ -270,13 +308,19 @@ KIE_DEVICE void decode_step(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
                                     ? args.embed[(long)tokens_of(b)[column] * (kHidden / 2) + row]
                                     : 0u);
     });
+    if constexpr (kHyperStreams > 1) begin_streams(b, own);
     const int first = begins_at_head(args, b.step) ? kLayers : 0;
     b.seqno = seqno_at(args.seqno + b.step, first);
     KIE_NO_UNROLL for (int layer = first; layer < kLayers; ++layer)
         of_class(b.shared, layer, RunLayer{ring, watch, args, b, layer, own}),
         ++b.seqno;
     Candidate candidate = {kLowest, kNone};
-    if (sequences_of(args) > 0 || args.logits) decode_head(ring, watch, args, b, candidate);
+    const bool heads = sequences_of(args) > 0 || args.logits;
+    if constexpr (kHyperStreams > 1)
+        if (heads)
+            take_streams<false>(watch, args, b, args.extras + kMixOfHead, kBesideMixHead, 0,
+                                kLayers, hidden_slot(args, 1, kLayers, b.lane_index), 0xffe);
+    if (heads) decode_head(ring, watch, args, b, candidate);
     stamp(b, 14);
     if (watch.timed_out) timed_out_of(b) = 1;
     publish_candidate(args, b, candidate);

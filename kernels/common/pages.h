@@ -41,6 +41,22 @@ KIE_DEVICE u8* layer_page(const DecodeArgs& args, const u8* shared, int layer_in
         physical = args.pages[(u64)args.column[whose].row * (kPools * kPagesMax) + entry];
     return args.pools[layer.pool] + (u64)physical * args.page_bytes[layer.pool] + layer.page_at;
 }
+// The same of another pool, where the layer's part begins `at` bytes behind a page's beginning.
+template <int kPool>
+KIE_DEVICE u8* pool_page(const DecodeArgs& args, const u8* shared, int column, int page, u32 at) {
+    constexpr int kFirst = sizeof(DecodeArgs::pools) / sizeof(DecodeArgs::pools[0]);
+    constexpr int kMore = kPool < kFirst ? 0 : kPool - kFirst, kHere = kPool < kFirst ? kPool : 0;
+    const u32 entry = kPool * kPagesMax + page;
+    const int whose = sequence_at(shared, column);
+    u32 physical;
+    if (kTableShared)
+        physical = ((const u32*)(shared + kShTable))[whose * (kPools * kPagesMax) + entry];
+    else
+        physical = args.pages[(u64)args.column[whose].row * (kPools * kPagesMax) + entry];
+    u8* pool = kPool < kFirst ? args.pools[kHere] : args.more_pools[kMore];
+    const u32 bytes = kPool < kFirst ? args.page_bytes[kHere] : args.more_page_bytes[kMore];
+    return pool + (u64)physical * bytes + at;
+}
 template <class C>
 KIE_DEVICE u8* page_at(const DecodeArgs& args, const u8* shared, const Pages& at, int page) {
     return layer_page(args, shared, at.layer, at.column, page) + at.kv_index * (2 * C::kPageHalf);

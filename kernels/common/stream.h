@@ -89,8 +89,8 @@ struct FeedPages {
     u32 step;
     template <class C>
     KIE_DEVICE bool operator()(C) const {
-        // Those of latents come by loads, a delta rule has none.
-        if constexpr (C::kLatent || C::kDelta)
+        // Those of latents and entries come by loads, a delta rule has none.
+        if constexpr (C::kLatent || C::kCompressed || C::kDelta)
             return true;
         else
             return feed_pages<C>(f, shared, (int)segment.layer, step);

@@ -10,10 +10,10 @@ use super::support::{fixtures, float32, goldens, greedy, half, Folder};
 use super::{fixture, is_wide, machines_of, refused_in, two_at_a_time, worst, Job};
 
 /// Relative L2 over a prompt: float32's sums in another order, and 22 bits a number.
-const GATE: f64 = 1e-5;
+pub const GATE: f64 = 1e-5;
 
 /// Fixture, ranks, blocks of each: lanes with delays and windows, the head's ways, classes, biases,
-/// head norms, FP8, sums of several ranks, experts, latents with a shared expert.
+/// head norms, FP8, sums of several ranks, experts, latents with a shared expert, entries.
 const SOME: &[(&str, usize, u32)] = &[
     ("laneformer_d2", 1, 8),
     ("own_laneformer_mixed", 2, 8),
@@ -28,6 +28,8 @@ const SOME: &[(&str, usize, u32)] = &[
     ("laneformer_d2_noearly_vp_lanescale", 2, 6),
     ("own_deepseek_v3", 1, 5),
     ("own_deepseek_v3", 2, 4),
+    ("own_deepseek_v4", 1, 5),
+    ("own_deepseek_v4", 2, 4),
 ];
 
 fn open(folder: &Path, device: &str) -> Engine {

@@ -5,9 +5,11 @@
 use std::time::{Duration, Instant};
 
 use kie_core::engine::{Engine, LogitsPath};
-use kie_core::request::{EngineConfig, SamplingParams};
+use kie_core::request::SamplingParams;
 
-use super::failures::{all_are_found_out, continue_greedily, hang, open, says, told, Edit, Mutant};
+use super::failures::{
+    all_are_found_out, continue_greedily, hang, open, open_over, says, told, told_of, Edit, Mutant,
+};
 use super::support::{goldens, greedy_request, open_on, relative};
 use super::{fixture, open_simulated, two_at_a_time, DECODE_GATE};
 
@@ -224,9 +226,9 @@ const LOGITS: Edit = (
 
 /// The router's logits of each position and layer of some ids.
 fn routed(name: &str, ids: &[u32], experts: usize, exact: bool) -> Vec<Vec<f32>> {
-    let (runner, behind) = told("kie_decode", "sim:seed=2,blocks=4", &[LOGITS], 1 << 16);
-    let config = EngineConfig { max_batch: 4, exact, ..EngineConfig::default() };
-    let engine = Engine::builder(fixture(name)).config(config).runner(runner).build().unwrap();
+    let device = "sim:seed=2,blocks=4";
+    let (runner, behind) = told_of("kie_decode", device, &[LOGITS], (1 << 16, exact));
+    let engine = open_over(name, runner);
     engine.logits(ids, LogitsPath::Decode).unwrap();
     engine.close();
     let words: Vec<u64> = behind[0].told()[2..].iter().copied().take_while(|w| *w != 0).collect();

@@ -139,6 +139,13 @@ const TRUE: &[Case] = &[
         prompts: &[6, 3],
         ..SHORT
     },
+    Case {
+        what: "several residual streams, entries, running softmaxes and an indexer",
+        fixture: "own_deepseek_v4",
+        machine: "ranks=2,blocks=2",
+        prompts: &[30, 3],
+        ..SHORT
+    },
     Case { what: "a prompt's slices", ..SLICED },
     Case { what: "a short prompt's slices", prompts: &[70], wide: true, ..SLICED },
     Case { what: "a prompt's slices by groups, norms of heads", ..GROUPED },

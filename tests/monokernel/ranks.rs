@@ -31,6 +31,7 @@ const TOGETHER: &[(&str, u32, u32)] = &[
     ("own_gpt_oss", 4, 2),
     ("gpt_oss_mxfp4", 2, 4),
     ("own_deepseek_v3", 4, 2),
+    ("own_deepseek_v4", 2, 4),
 ];
 
 /// With those, every fixture as far as its lanes or heads admit it.

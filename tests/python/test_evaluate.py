@@ -19,7 +19,7 @@ import sandbox  # noqa: E402
 
 @pytest.mark.parametrize("name", evaluate.SETS)
 def test_the_reference_programs_of_tasks_pass_their_tests(name: str) -> None:
-    tasks = evaluate.read(evaluate.TASKS / f"{name}.json.xz")[::10]
+    tasks = evaluate.read(evaluate.TASKS / f"{name}.json.bz2")[::10]
     jobs = [(task["solution"], task["tests"]) for task in tasks]
     assert sandbox.run(jobs) == [sandbox.PASSED] * len(tasks)
 
@@ -45,7 +45,7 @@ def test_what_a_program_must_not_do_is_no_pass() -> None:
 
 
 def test_the_default_model_writes_programs_that_run(demo: kie.Engine) -> None:
-    run = evaluate.evaluate(demo, evaluate.TASKS / "heldout_compositions.json.xz", first=16)
+    run = evaluate.evaluate(demo, evaluate.TASKS / "heldout_compositions.json.bz2", first=16)
     assert run["tasks"] == 16
     assert run["passed"] >= 15, run["results"]
 

@@ -10,8 +10,8 @@ file size, with few builtins and modules: a guard against accidents, not against
 from __future__ import annotations
 
 import argparse
+import bz2
 import json
-import lzma
 import re
 import sys
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ AT_ONCE = 8
 def read(file: Path) -> list[dict[str, Any]]:
     """The tasks of a file, which may be compressed."""
     raw = file.read_bytes()
-    return json.loads(lzma.decompress(raw) if file.suffix == ".xz" else raw)
+    return json.loads(bz2.decompress(raw) if file.suffix == ".bz2" else raw)
 
 
 def asked(task: dict[str, Any]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    files = args.tasks or [TASKS / f"{name}.json.xz" for name in SETS]
+    files = args.tasks or [TASKS / f"{name}.json.bz2" for name in SETS]
     runs: list[dict[str, Any]] = []
     with kie.Engine(args.model, device=args.device) as engine:
         for file in files:

@@ -1,14 +1,17 @@
 // Which experts a place or column goes to, by a warp that has all logits.
 //   chosen = the k largest logits, equal ones by the lower id
 //   factor = softmax over the chosen logits, or over all (kOverAll)
-// or (kSigmoid, DeepSeek-V3's), with a score = sigmoid(logit) and corrections for the choice alone:
+// or (kByScores, DeepSeek-V3's), with score = sigmoid(logit) and corrections for the choice alone:
 //   chosen = the k largest of score + correction, of the groups whose two best have the largest
 //   sums factor = score, over the sum of the chosen ones' (kFactorsNormed)
-// both times kRouteFactor. A logit that is not finite makes all factors NaN.
+// or (kSoftplus, DeepSeek-V4's) with score = sqrt(ln(1 + e^logit)), where the token may say which
+// are chosen (kByToken),
+// all times kRouteFactor. A logit that is not finite makes all factors NaN.
 #pragma once
 
 #include "lowered.h"
 #include "ops/order.h"
+#include "ops/sigmoid.h"
 #include "platform.h"
 
 // The largest number of a team.
@@ -74,9 +77,20 @@ KIE_DEVICE void keep_groups(u32 (&keys)[kEach]) {
         if (group < C::kGroups && (kept >> group & 1) == 0) keys[i] = 0;
     }
 }
-// The choice by sigmoids.
+// The root of ln(1 + e^x). Factors are parts of a sum, so small ones count as large ones do: where
+// e^x is small a sum with 1 would lose its last bits, and
+//   ln(1 + y) = 2 (s + s^3 / 3 + s^5 / 5 + ...),   s = y / (2 + y).
+KIE_DEVICE float softplus_root(float x) {
+    const float e = exp2_f(1.44269504f * min_f(x, 0.0f));
+    const float s = e * reciprocal_f(2.0f + e), q = s * s;
+    const float small = 2.0f * s * (1.0f + q * (0.333333333f + q * (0.2f + q * 0.142857143f)));
+    const float y = e < 0.25f ? small : softplus_f(x);
+    return y > 0 ? y * rsqrt_f(y) : y;
+}
+// The choice by scores. `told`: of a token that says which, those.
 template <class C, int kEach>
-KIE_DEVICE Choice choose_by_scores(const float (&logits)[kEach], const float (&correction)[kEach]) {
+KIE_DEVICE Choice choose_by_scores(const float (&logits)[kEach], const float (&correction)[kEach],
+                                   const u32* told) {
     constexpr float kLog2e = 1.44269504f;
     const int my = lane() % kTeam;
     u32 keys[kEach];
@@ -84,24 +98,39 @@ KIE_DEVICE Choice choose_by_scores(const float (&logits)[kEach], const float (&c
     bool bad = false;
     KIE_UNROLL for (int i = 0; i < kEach; ++i) {
         const bool real = i * kTeam + my < C::kExperts;
-        scores[i] = reciprocal_f(1.0f + exp2_f(-kLog2e * logits[i]));
+        if constexpr (C::kSoftplus)
+            scores[i] = softplus_root(logits[i]);
+        else
+            scores[i] = reciprocal_f(1.0f + exp2_f(-kLog2e * logits[i]));
         keys[i] = real ? ordered(C::kCorrection ? scores[i] + correction[i] : scores[i]) : 0;
         bad |= real && !is_finite(logits[i]);
     }
     if constexpr (C::kGroupsChosen < C::kGroups) keep_groups<C>(keys);
     u32 id = 0;
     float score = 0;
-    KIE_NO_UNROLL for (int n = 0; n < C::kChosen; ++n) {
-        u32 best = 0, at = 0;
-        float its = 0;
-        KIE_UNROLL for (int i = 0; i < kEach; ++i) if (keys[i] > best) best = keys[i],
-                                                                       at = i * kTeam + my,
-                                                                       its = scores[i];
-        const u32 all = max_team(best);
-        const u32 first = ~max_team(best == all && all > 0 ? ~at : 0);
-        KIE_UNROLL for (int i = 0; i < kEach; ++i) if (first == (u32)(i * kTeam + my)) keys[i] = 0;
-        const float of_first = shuffle(its, first % kTeam);
-        if (my == n) id = first, score = of_first;
+    if constexpr (C::kByToken) {
+        id = my < C::kChosen ? told[my] : 0;
+        KIE_NO_UNROLL for (int n = 0; n < C::kChosen; ++n) {
+            const u32 its = shuffle(id, n);
+            float found = 0;
+            KIE_UNROLL for (int i = 0; i < kEach; ++i) if ((u32)i == its / kTeam) found = scores[i];
+            found = shuffle(found, its % kTeam);
+            if (my == n) score = found;
+        }
+    } else {
+        KIE_NO_UNROLL for (int n = 0; n < C::kChosen; ++n) {
+            u32 best = 0, at = 0;
+            float its = 0;
+            KIE_UNROLL for (int i = 0; i < kEach; ++i) if (keys[i] > best) best = keys[i],
+                                                                           at = i * kTeam + my,
+                                                                           its = scores[i];
+            const u32 all = max_team(best);
+            const u32 first = ~max_team(best == all && all > 0 ? ~at : 0);
+            KIE_UNROLL for (int i = 0; i < kEach; ++i) if (first == (u32)(i * kTeam + my)) keys[i] =
+                0;
+            const float of_first = shuffle(its, first % kTeam);
+            if (my == n) id = first, score = of_first;
+        }
     }
     float sum = my < C::kChosen ? score : 0;
     KIE_UNROLL for (int m = 16; m > 0; m /= 2) sum += shuffle_xor(sum, m);

@@ -21,6 +21,7 @@
 #include "ops/parts.h"
 #include "ops/project.h"
 #include "ops/residual.h"
+#include "ops/sigmoid.h"
 #include "pages.h"
 #include "platform.h"
 #include "ring.h"
@@ -28,11 +29,6 @@
 
 constexpr float kLengthEps = 1e-6f;  // no head is divided by 0
 
-KIE_DEVICE float sigmoid_f(float x) { return reciprocal_f(1.0f + exp2_f(-1.44269504f * x)); }
-// ln(1 + e^x); beyond 20 it is x to the last bit.
-KIE_DEVICE float softplus_f(float x) {
-    return x > 20.0f ? x : 0.693147181f * log2_f(1.0f + exp2_f(1.44269504f * x));
-}
 // How much of S is kept, given minus e^decay.
 KIE_DEVICE float kept_of(float decay, float a) {
     return exp2_f(1.44269504f * decay * softplus_f(a));

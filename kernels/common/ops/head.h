@@ -112,9 +112,11 @@ KIE_DEVICE void decode_head(Ring& ring, Watch& watch, const DecodeArgs& args, Bl
         prefetch_weights<TilingHead>(ring, prefetched);
         if constexpr (kHeadMode == kHeadPerLane) {
             vector_free<TilingOwned>();
+            // Of several residual streams what the head takes (ops/hyper.h).
+            constexpr int kTaken = kHyperStreams > 1 ? 1 : 0;
             Squares squares = gather_normed(
-                watch, args, b, hidden_slot(args, 1, kLayers - 1, b.lane_index), false,
-                kFinalNorm + (kFinalNormLanes > 1 ? b.lane_all : 0), b.seqno - 1, 0xffe);
+                watch, args, b, hidden_slot(args, 1, kLayers - 1 + kTaken, b.lane_index), false,
+                kFinalNorm + (kFinalNormLanes > 1 ? b.lane_all : 0), b.seqno - 1 + kTaken, 0xffe);
             stamp(b, 13);
             Sums<TilingHead> s = multiply_normed<TilingHead>(ring, prefetched, b, squares);
             step_head<TilingHead>(args, b, s, 0, candidate);

@@ -92,13 +92,12 @@ template <class C>
 KIE_DEVICE void step_queries(Ring& ring, const DecodeArgs& args, Block& b, int layer,
                              Prefetched<typename C::TilingQueryUp>& prefetched) {
     using S = typename C::TilingQueryUp;
-    constexpr int kWords = C::kHeads * C::kQueryHead / 2;
     Sums<S> s = multiply<S>(ring, prefetched, b.shared + kShXb, kStrideB);
     finish<S>(s, (float*)(b.shared + kShPartA),
               [&](int, int pair, int column, float v0, float v1, bool live, bool leader) {
                   const float scale = query_latent_scale<C>(b, live ? column : 0);
                   const int at = b.block_in_lane * (S::rows / 2) + pair;
-                  if (live && leader && column < live_of(b) && at < kWords)
+                  if (live && leader && column < live_of(b) && at < C::kWordsQueries)
                       publish(latent_words<C>(args, b, layer, column) + C::kAtQuery + at,
                               C::kWordsQ, halves_of(v0 * scale, v1 * scale), b.seqno);
               });
@@ -151,7 +150,7 @@ KIE_DEVICE Sums<S> multiply_heads(Ring& ring, Prefetched<S>& prefetched, const u
 }
 // The vectors of the heads of which this block has rows, `kWords` words of each, `step` words from
 // one to the next: into shared memory, where the vector before has been used.
-template <class C, class S, int kOfHead, int kMost, int kWords>
+template <class C, class S, int kOfHead, int kMost, int kWords, int kHeads = C::kHeads>
 KIE_DEVICE void gather_heads(Watch& watch, Block& b, const u64* from, long column_words, int step,
                              u32 where) {
     constexpr int kAll = kMost * kWords, kEach = (kAll + kThreads - 1) / kThreads;
@@ -161,7 +160,7 @@ KIE_DEVICE void gather_heads(Watch& watch, Block& b, const u64* from, long colum
         Halves v[kEach];
         take_each(watch, v, column_words, b.seqno, where, [&](int i) -> const u64* {
             const int n = i * kThreads + me, its = head + n / kWords;
-            if (n >= kAll || its >= C::kHeads) return nullptr;
+            if (n >= kAll || its >= kHeads) return nullptr;
             return from + c * column_words + (long)its * step + n % kWords;
         });
         KIE_UNROLL for (int i = 0; i < kEach; ++i) {

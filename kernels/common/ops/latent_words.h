@@ -10,7 +10,13 @@
 #include "shape.h"
 
 // Codes of waits (mono/wire.rs).
-enum LatentWait { kWaitLatents = 10, kWaitQueries = 11, kWaitSeen = 12 };
+enum LatentWait {
+    kWaitLatents = 10,
+    kWaitQueries = 11,
+    kWaitSeen = 12,
+    kWaitChannels = 13,
+    kWaitScores = 14
+};
 
 // A column's words: latents, then heads' queries, then what of these meets latents.
 template <class C>

@@ -100,6 +100,7 @@ KIE_DEVICE void step_residual(Watch& watch, const DecodeArgs& args, Block& b, in
         const bool whole = kLanesAll > 1 && alike;
         own.v[item][0] += whole ? a0 : keep * sum[item][0] + a0;
         own.v[item][1] += whole ? a1 : keep * sum[item][1] + a1;
+        if constexpr (kHyperStreams > 1) return;  // it joins the streams first (ops/hyper.h)
         if (!live || !leader || column >= live_of(b)) return;
         const long at = (long)column * kWordsH + pair;
         const Halves both = halves_of(own.v[item][0], own.v[item][1]);

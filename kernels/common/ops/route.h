@@ -95,8 +95,12 @@ KIE_DEVICE void choose_column(Watch& watch, const DecodeArgs& args, const Block&
     float logits[kEach];
     KIE_UNROLL for (int i = 0; i < kEach; ++i) logits[i] = number((u32)words[i]);
     Choice made;
-    if constexpr (C::kSigmoid)
-        made = choose_by_scores<C>(logits, correction);
+    const u32* told = nullptr;
+    if constexpr (C::kByToken)
+        told = (const u32*)extras_of(args, b, layer) + C::kAtTokenExperts +
+               (long)tokens_of(b)[column] * C::kChosen;
+    if constexpr (C::kByScores)
+        made = choose_by_scores<C>(logits, correction, told);
     else
         made = choose<C>(logits);
     if constexpr (C::kSharedScaled) {

@@ -130,7 +130,7 @@ KIE_DEVICE void choose_place(const PrefillArgs& args, int layer, int place, u32*
     KIE_UNROLL for (int r = my; r < kFours; r += kTeam) sum += squares[(long)r * kChunk];
     KIE_UNROLL for (int m = 16; m > 0; m /= 2) sum += shuffle_xor(sum, m);
     Choice made;
-    if constexpr (C::kSigmoid) {
+    if constexpr (C::kByScores) {
         float correction[kEach];
         KIE_UNROLL for (int i = 0; i < kEach; ++i) {
             const int id = i * kTeam + my;
@@ -138,7 +138,7 @@ KIE_DEVICE void choose_place(const PrefillArgs& args, int layer, int place, u32*
                                 ? extras_of(args, layer)[C::kAtCorrection + id]
                                 : 0;
         }
-        made = choose_by_scores<C>(logits, correction);
+        made = choose_by_scores<C>(logits, correction, nullptr);
     } else {
         made = choose<C>(logits);
     }

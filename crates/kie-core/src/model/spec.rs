@@ -614,7 +614,7 @@ pub enum Stored {
         /// What that is multiplied by.
         factor: f32,
     },
-    /// As integers of 32 or 64 bits from 0 on, of which float32 are made.
+    /// As integers of 32 or 64 bits from 0 on, those of a row different, of which float32 are made.
     Integers {
         /// All of them are less, and small enough to be exact.
         below: usize,

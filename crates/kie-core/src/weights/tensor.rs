@@ -210,11 +210,12 @@ impl Repack {
     }
 }
 
-/// Integers of so many bytes each, little-endian.
+/// Integers of so many bytes each, little-endian; those of a row differ.
 #[derive(Clone)]
 pub(super) struct Integers {
     stored: Slice,
     bytes: usize,
+    row: usize,
     below: usize,
 }
 
@@ -222,13 +223,15 @@ impl Integers {
     /// Those of an entry, which are to be less than `below`.
     pub(super) fn of(stored: Slice, entry: &Entry, below: usize) -> Self {
         let count: usize = entry.shape.iter().product();
-        Self { bytes: stored.len / count.max(1), stored, below }
+        let row = entry.shape.last().copied().unwrap_or(1).max(1);
+        Self { bytes: stored.len / count.max(1), stored, row, below }
     }
 
     /// As a tensor of float32.
     ///
     /// # Errors
-    /// [`Error::Load`] for another type, and for a number that is out of range.
+    /// [`Error::Load`] for another type, for a number that is out of range, and for one that a row
+    /// has twice.
     pub(super) fn tensor(
         self,
         wanted: &TensorSpec,
@@ -242,6 +245,12 @@ impl Integers {
             // A negative one is larger than any.
             let (want, got) = (format!("ids below {}", self.below), format!("{got} at {at}"));
             return Err(Error::tensor(path, &wanted.name, want, got));
+        }
+        let all: Vec<u64> = self.numbers().collect();
+        let repeats = |row: &[u64]| (1..row.len()).any(|at| row[..at].contains(&row[at]));
+        if let Some(at) = all.chunks_exact(self.row).position(repeats) {
+            let got = format!("one twice in row {at}");
+            return Err(Error::tensor(path, &wanted.name, "ids that differ in a row", got));
         }
         let tensor =
             Tensor::of(wanted, (file, path), Encoding::plain(Codes::F32), self.stored.clone());

@@ -251,6 +251,7 @@ impl Api for Driver {
         Ok(Some(KernelFacts {
             registers: ask(function_attribute::REGISTERS)?,
             local_bytes: ask(function_attribute::LOCAL_BYTES)?,
+            spilled_registers: 0,
             shared_bytes: ask(function_attribute::SHARED_BYTES)?,
             threads_max: ask(function_attribute::THREADS_MAX)?,
             args_bytes: self.args_bytes(function)?,

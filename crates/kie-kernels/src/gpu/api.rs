@@ -210,6 +210,8 @@ pub struct KernelFacts {
     pub registers: u32,
     /// Local memory of a thread, in bytes: arrays and registers that did not fit.
     pub local_bytes: u32,
+    /// Registers that did not fit, where the code says it.
+    pub spilled_registers: u32,
     /// Shared memory of a block besides what a launch asks for, in bytes.
     pub shared_bytes: u32,
     /// Most threads of a block.
@@ -266,6 +268,8 @@ pub trait Api: Sized + Send + Sync + 'static {
     const STAGING: StagingShape;
     /// Shared memory of a block that the platform's header keeps for itself, in bytes.
     const PLATFORM_SHARED_BYTES: u32 = 0;
+    /// Most registers of a kernel's thread that do not fit, where the code says how many.
+    const SPILLED_MAX: u32 = u32::MAX;
     /// Why devices do not reach each other's memory, and how to see it.
     const NO_PEER: &'static str;
 

@@ -96,6 +96,13 @@ impl<A: Api> GpuModule<A> {
             let detail = format!("kernel {name} has several parameters; it may have one");
             return Err(refuse(detail));
         }
+        if facts.spilled_registers > A::SPILLED_MAX {
+            let (spilled, most) = (facts.spilled_registers, A::SPILLED_MAX);
+            return Err(refuse(format!(
+                "{spilled} registers of a thread of {name} do not fit, {most} may; the model's \
+                 shape is too wide for this GPU: use device='cpu'"
+            )));
+        }
         Ok(Entry { name, facts, function })
     }
 

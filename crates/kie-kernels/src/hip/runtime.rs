@@ -65,6 +65,9 @@ impl Api for Runtime {
     const STAGING: StagingShape =
         StagingShape { chunk_bytes: 4 << 20, lanes_max: 1, num_buffers: 1 };
     const PLATFORM_SHARED_BYTES: u32 = 16;
+    /// No kernel of a real model's shape has more (hip/tests/kernels.rs); whose threads keep a good
+    /// part of their numbers in memory was tried nowhere.
+    const SPILLED_MAX: u32 = 32;
     /// The runtime may say yes, which people are told; several of these have never worked together.
     const NO_PEER: &'static str = "machines of this kind do not reach each other";
 
@@ -183,6 +186,7 @@ impl Api for Runtime {
         Ok(found.map(|kernel| KernelFacts {
             registers: kernel.registers,
             local_bytes: kernel.private_bytes,
+            spilled_registers: kernel.spilled_registers,
             shared_bytes: kernel.shared_bytes,
             threads_max: kernel.threads_max,
             args_bytes: kernel.args_bytes,

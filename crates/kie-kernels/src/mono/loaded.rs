@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::lower::extras::Extras;
 use super::lower::layout::{Exchange, Kind};
 use super::lower::matrix::Matrix;
-use super::lower::model::{self, Model, MOST_POOLS};
+use super::lower::model::{self, Model, FIRST_POOLS, MOST_POOLS};
 use super::lower::partition::{ClassPartition, Partition};
 use super::lower::segments;
 use super::pack::{To, Weights};
@@ -119,7 +119,9 @@ pub fn bytes(
     let lists = layers * size_of::<wire::Layer>() as u64 + segments as u64;
     let lists = lists + u64::from(partition.blocks * partition.index_bytes());
     let extras = |l: &model::Layer| u64::from(Extras::new(model, partition, l.class).count);
-    let extras = 4 * model.layer.iter().map(extras).sum::<u64>();
+    let extras = 4
+        * (model.layer.iter().map(extras).sum::<u64>()
+            + u64::from(Extras::of_head(model, partition)));
     let writers = u64::from(plan.map_or(0, |plan| plan.blocks).max(partition.blocks));
     let records = writers * (RECORDS_BLOCK * RECORD_BYTES) as u64;
     let words =
@@ -167,6 +169,7 @@ impl Room {
         let (slots, vocab) = (dims.slots as usize, dims.vocab as usize);
         let pool =
             |group: usize| m.alloc(pool_bytes(program, model, partition, group).max(256) as usize);
+        let pools = (0..MOST_POOLS).map(pool).collect::<Result<Vec<_>>>()?;
         let room = Self {
             out: m.alloc_shared(slots * RING * wire::TOKEN_BYTES)?,
             control: m.alloc_shared(wire::CONTROL_BYTES)?,
@@ -183,7 +186,7 @@ impl Room {
                     + ABORT_FLAG_BYTES,
             )?,
             values: m.alloc(partition.columns as usize * 2 * vocab * 4)?,
-            pools: [pool(0)?, pool(1)?, pool(2)?, pool(3)?],
+            pools: pools.try_into().unwrap_or_else(|_| unreachable!("as many as asked for")),
             states: m
                 .alloc((slots * segments::working_bytes(model, partition) as usize).max(256))?,
         };
@@ -202,7 +205,8 @@ impl Room {
     /// `others`, and where all this is.
     fn args(&self, others: Args) -> Args {
         Args {
-            pools: self.pools.each_ref().map(|p| p.address),
+            pools: std::array::from_fn(|at| self.pools[at].address),
+            more_pools: std::array::from_fn(|at| self.pools[FIRST_POOLS + at].address),
             states: self.states.address,
             texts: self.texts.address,
             pages: self.pages.address,
@@ -310,9 +314,11 @@ impl Loaded {
         };
         let writers = prefill.as_ref().map_or(0, Prefill::blocks).max(partition.blocks);
         let room = Room::new(&*machine, program, (&model, &partition), writers)?;
+        let page_bytes = segments::page_bytes(&model, &partition);
         let base = Args {
             rank,
-            page_bytes: segments::page_bytes(&model, &partition),
+            page_bytes: std::array::from_fn(|at| page_bytes[at]),
+            more_page_bytes: std::array::from_fn(|at| page_bytes[FIRST_POOLS + at]),
             segment_count: segments(&model, &partition).len() as u32,
             in_flight_bytes: partition.in_flight_bytes,
             ..room.args(packed)

@@ -256,7 +256,7 @@ impl Device for Mono {
     fn refuses_drafts(&self, program: &ValidProgram) -> Option<&'static str> {
         let ranks = self.lower(program).ok()?;
         let (model, partition) = &ranks[0];
-        if partition.classes.iter().any(|class| class.delta.is_some()) {
+        if model.classes.iter().any(model::Class::is_recurrent) {
             return Some("its state cannot go back to the last token that was right");
         }
         let kernels = partition.kernels(model, self.machines[0].platform());

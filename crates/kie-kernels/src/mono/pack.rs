@@ -8,6 +8,8 @@
 //! of the rows `2 g` and `2 g + 1`, the columns `8 t .. 8 t + 4` (first tile) and the four after
 //! them. What no stored row goes to is padding and stays zero.
 
+mod entries;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -19,7 +21,7 @@ use super::lower::matrix::Matrix;
 use super::lower::model::{Class, Model, Stored as Coding};
 use super::lower::partition::{ClassPartition, Partition};
 use super::lower::parts::Parts;
-use super::lower::segments::{bank_offsets, layer_offsets, matrix_offset};
+use super::lower::segments::{bank_offsets, layer_offsets, matrix_offset, page_offsets};
 use super::lower::tiling::{StoredBits, Tiling};
 use super::wire::PackPlace as Place;
 use crate::abi::{Codes, HeadMode, Layout, Program, Tensor, NONE};
@@ -276,6 +278,9 @@ impl Weights<'_> {
     /// for the keys', which are turned around.
     fn latent_source(&self, class: usize, matrix: Matrix, row: u32) -> Option<(usize, u32, u32)> {
         let (c, part) = self.class(class);
+        if c.compressed.is_some() {
+            return self.compressed_source(class, matrix, row);
+        }
         let (of, padded) = (c.latent?, part.latent?);
         let heads = self.model.heads_of(self.rank, c)[0].clone();
         // The program's head, and the row of the head.
@@ -419,6 +424,11 @@ impl Weights<'_> {
             | Matrix::SharedGateUp
             | Matrix::GateUp => {
                 return self.whole();
+            }
+            Matrix::QueryUp | Matrix::ValueUp | Matrix::Output if c.compressed.is_some() => {
+                let of = c.compressed.zip(part.compressed);
+                let (of, padded) = of.expect("sizes of the class");
+                return padded.parts(&of, (matrix, slice));
             }
             Matrix::QueryUp | Matrix::KeyUp | Matrix::ValueUp => {
                 let latent = c.latent.zip(part.latent).expect("latents of the class");
@@ -801,9 +811,26 @@ impl Weights<'_> {
             if of.correction != NONE {
                 put(at.correction, &mut self.numbers(of.correction).into_iter());
             }
+            if of.token_experts != NONE {
+                let ids = self.ids(of.token_experts).into_iter();
+                put(at.token_experts, &mut ids.map(f32::from_bits));
+            }
+            if let Some(compressed) = &layer.compressed {
+                self.compressed_numbers(&at, compressed, &mut put);
+                let places = page_offsets(m, c, layer).into_iter().skip(1);
+                put(at.places, &mut places.map(f32::from_bits));
+            }
+            if let Some(hyper) = &m.hyper {
+                for (to, module) in at.hyper.into_iter().zip(&layer.hyper) {
+                    put(to, &mut self.hyper_numbers(hyper, module, true).into_iter());
+                }
+            }
             self.delta_numbers(layer.class, &at, &of.delta, &mut put);
             self.expert_biases(layer.class, &at, of.biases, &mut put);
             out.extend(all);
+        }
+        if let Some(hyper) = &m.hyper {
+            out.extend(self.hyper_numbers(hyper, &hyper.head, false));
         }
         out.iter().flat_map(|x| x.to_le_bytes()).collect()
     }

@@ -121,12 +121,14 @@ pub struct Plan {
 
 /// Whether the kernel has code for all that a model's layers have: sinks, biases of attention's
 /// output, delta rules, shared experts and a scaled residual only where a rank has one lane; norms
-/// over all heads nowhere, nor latents.
+/// over all heads nowhere, nor latents, nor entries.
 fn is_known(model: &Model) -> bool {
-    let by_head = |c: &Class| c.head_norm != Some(NormSpan::AllHeads) && c.latent.is_none();
+    let plain_heads = |c: &Class| c.latent.is_none() && c.compressed.is_none();
+    let by_head = |c: &Class| c.head_norm != Some(NormSpan::AllHeads) && plain_heads(c);
     let shares = |c: &Class| c.experts.is_some_and(|e| e.shared.is_some());
     let plain = |c: &Class| !c.sinks && !c.output_bias && c.delta.is_none() && !shares(c);
-    model.classes.iter().all(by_head)
+    let chosen = |c: &Class| c.experts.is_none_or(|e| !e.by_token);
+    model.classes.iter().all(|c| by_head(c) && chosen(c))
         && (model.lanes == 1 || (model.residual_shift == 0 && model.classes.iter().all(plain)))
 }
 

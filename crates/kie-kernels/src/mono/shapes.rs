@@ -1,8 +1,10 @@
 //! Models whose kernels every platform's compiler is tried on: the sizes of real checkpoints, for a
 //! real machine.
 
+use super::lower::compressed::{Compressed, CompressedTensors, Entries, EntryTensors, Index};
 use super::lower::delta::Delta;
 use super::lower::experts::{Experts, SharedExpert};
+use super::lower::hyper::{Hyper, HyperTensors};
 use super::lower::latent::Latent;
 use super::lower::layout::Kind;
 use super::lower::matrix::Matrix;
@@ -54,6 +56,7 @@ pub fn model(name: &str) -> Model {
         sinks: false,
         rope: 0,
         latent: None,
+        compressed: None,
         experts: None,
     };
     let lanes = if name == "2b" { 8 } else { 1 };
@@ -78,6 +81,7 @@ pub fn model(name: &str) -> Model {
         head: 0,
         final_norm: norm,
         residual_shift: 0,
+        hyper: None,
     }
 }
 
@@ -97,6 +101,7 @@ pub fn with_experts(name: &str, ranks: u32) -> Model {
         chosen,
         scoring,
         correction: false,
+        by_token: false,
         groups: None,
         factor: 1.0,
         gate,
@@ -122,6 +127,7 @@ pub fn with_experts(name: &str, ranks: u32) -> Model {
             sinks: bias,
             rope: 0,
             latent: None,
+            compressed: None,
             experts: Some(experts),
         };
     };
@@ -162,6 +168,7 @@ pub fn with_latents(name: &str, ranks: u32) -> Model {
         chosen: 8,
         scoring: Scoring::Sigmoid { normed: true },
         correction: true,
+        by_token: false,
         groups,
         factor: if is_kimi { 2.827 } else { 2.5 },
         gate: Gate::Silu,
@@ -254,6 +261,94 @@ pub fn coder_next(ranks: u32) -> Model {
     coded(model, |_| Some(Coded { bits: StoredBits::F8, group: [128, 128] }))
 }
 
+/// `deepseek-v4-flash`: four residual streams, attention over a window and entries of every 4
+/// positions, which an indexer chooses among, or of every 128; experts of FP4, those of the first
+/// layers by token. On so many machines.
+pub fn with_entries(ranks: u32) -> Model {
+    let base = with_latents("deepseek-v3", ranks);
+    let share = |all: u32| all.div_ceil(ranks);
+    let (heads, ffn, vocab) = (64, 2048, 129_280);
+    let experts = Experts {
+        chosen: 6,
+        scoring: Scoring::SqrtSoftplus { normed: true },
+        groups: None,
+        factor: 1.5,
+        gate: Gate::ClampedSilu { limit: 10.0 },
+        ..base.classes[1].experts.expect("it has experts")
+    };
+    let by_token = Experts { correction: false, by_token: true, ..experts };
+    let index = Some(Index { heads: 64, dim: 128, chosen: 512, pool: 1 });
+    let sparse = Entries { every: 4, sets: 2, pools: [4, 0], index };
+    let heavy = Entries { every: 128, sets: 1, pools: [5, 2], index: None };
+    let class = |entries: Option<Entries>, experts: Experts| Class {
+        heads: share(heads),
+        heads_all: [heads, 1],
+        head_dim: 512,
+        ffn: share(ffn),
+        ffn_all: ffn,
+        sinks: true,
+        latent: None,
+        compressed: Some(Compressed {
+            query_rank: 1024,
+            turned: 64,
+            groups: share(8),
+            group_rank: 1024,
+            entries,
+        }),
+        experts: Some(experts),
+        ..base.classes[1]
+    };
+    let classes = vec![
+        class(None, by_token),
+        class(Some(sparse), by_token),
+        class(Some(sparse), experts),
+        class(Some(heavy), experts),
+    ];
+    let head = HyperTensors { weight: 0, scale: 0, base: 0 };
+    let model = Model {
+        hidden: 4096,
+        eps: 1e-6,
+        pools: 6,
+        vocab: share(vocab),
+        vocab_all: vocab,
+        classes,
+        layer: (0..43).map(|at| with_entries_at(at, &base.layer[0])).collect(),
+        hyper: Some(Hyper { streams: 4, eps: 1e-6, rounds: 20, head }),
+        ..base
+    };
+    coded(model, |m| match m {
+        m if m.is_experts() => Some(Coded { bits: StoredBits::E2m1, group: [1, 32] }),
+        // Beside BF16.
+        Matrix::LatentDown => None,
+        _ => Some(Coded { bits: StoredBits::F8, group: [128, 128] }),
+    })
+}
+
+/// One of its layers.
+fn with_entries_at(at: u32, base: &Layer) -> Layer {
+    let made = EntryTensors { weights: [0; 2], bias: 0, norm: 0 };
+    let class = [0, 0, 1].get(at as usize).copied().unwrap_or(2 + at as usize % 2);
+    let indexed = class == 1 || class == 2;
+    let compressed = CompressedTensors {
+        down: [0; 2],
+        norms: [0; 2],
+        query: 0,
+        group: 0,
+        entries: [(class > 0).then_some(made), indexed.then_some(made)],
+        index: indexed.then_some([0; 2]),
+        // Numbers of a layer among those of its kind.
+        places: [at.saturating_sub(2) / 2; 3],
+    };
+    Layer {
+        class,
+        window: 128,
+        pool: [3, at],
+        compressed: Some(compressed),
+        hyper: [HyperTensors { weight: 0, scale: 0, base: 0 }; 2],
+        ..base.clone()
+    }
+}
+
 /// The same with another only class.
 pub fn with_class(model: Model, change: impl Fn(&mut Class)) -> Model {
     let mut model = model;
@@ -276,6 +371,8 @@ pub fn delayed() -> Layer {
         outputs: [0; 2],
         gate_up: [0; 2],
         latent: None,
+        compressed: None,
+        hyper: [HyperTensors::NONE; 2],
         extras: Extras::default(),
         norms: [Norm { tensor: 0, rows: 1 }; 2],
         window: 512,

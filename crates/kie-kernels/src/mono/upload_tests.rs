@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 
+use super::super::lower::hyper::HyperTensors;
 use super::super::lower::matrix::Matrix;
 use super::super::lower::model::{Class, Coded, Layer, Model, Norm};
 use super::super::lower::partition::Partition;
@@ -92,6 +93,8 @@ impl Case {
                 outputs: [attn, ffn].map(|cols| self.matrix(lanes, m.hidden, cols)),
                 gate_up: [ffn; 2].map(|rows| self.matrix(lanes, rows, m.hidden)),
                 latent: None,
+                compressed: None,
+                hyper: [HyperTensors::NONE; 2],
                 extras: layer.extras,
                 norms: layer.norms.map(|norm| self.norm(norm)),
                 window: 0,

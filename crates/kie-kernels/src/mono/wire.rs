@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering::Acquire;
 
-use super::lower::model::MOST_POOLS;
+use super::lower::model::{FIRST_POOLS, MORE_POOLS};
 use crate::lookup::DRAFT_MAX;
 use crate::machine::Shared;
 
@@ -323,7 +323,7 @@ structures! {
         /// `[kLayers]`.
         layers: u64 = "const Layer*",
         /// KV pages; see pages.h.
-        pools: [u64; MOST_POOLS] = "u8*",
+        pools: [u64; FIRST_POOLS] = "u8*",
         /// `[rows][kPools][kPagesMax]` physical page of each 64 positions.
         pages: u64 = "const u32*",
         /// `[rows][kStopsMax]`.
@@ -364,7 +364,7 @@ structures! {
         /// (prefill/residual.h).
         at_head: u64,
         /// Of a page of each pool, all its layers.
-        page_bytes: [u32; MOST_POOLS],
+        page_bytes: [u32; FIRST_POOLS],
         /// Segments of a step.
         segment_count: u32,
         /// Steps at most.
@@ -396,6 +396,10 @@ structures! {
         texts: u64 = "u32*",
         /// Drafts of each of the sequences.
         drafting: [Drafting; 8],
+        /// Pools behind the first ones, and of a page of each, all its layers.
+        more_pools: [u64; MORE_POOLS] = "u8*",
+        /// See above.
+        more_page_bytes: [u32; MORE_POOLS],
     }
 
     /// The prefill kernel's one parameter.
@@ -684,8 +688,8 @@ impl ExpiredWait {
             (_, 10) => format!("layer {layer}, latents"),
             (_, 11) => format!("layer {layer}, queries of latents"),
             (_, 12) => format!("layer {layer}, what heads saw of latents"),
-            (_, 13) => format!("layer {layer}, the delta rule's inputs"),
-            (_, 14) => format!("layer {layer}, the delta rule's squares"),
+            (_, 13) => format!("layer {layer}, the delta rule's inputs or entries"),
+            (_, 14) => format!("layer {layer}, the delta rule's squares or scores"),
             (_, _) => format!("layer {layer}, the mlp's activations"),
         }
     }

@@ -162,6 +162,31 @@ fn layers_with_latents_spill_no_more_than_they_did() {
     }
 }
 
+/// Ranks and columns, bytes of stack, bytes of spills of DeepSeek-V4-Flash's decode kernels.
+const ENTRIES: [((u32, u32), u32, u32); 4] =
+    [((2, 1), 32, 0), ((2, 8), 64, 24), ((4, 1), 32, 0), ((4, 8), 48, 28)];
+
+#[test]
+#[ignore = "minutes: make gpu"]
+fn layers_with_entries_spill_no_more_than_they_did() {
+    let Some(nvrtc) = nvrtc("compiling kernels with entries") else { return };
+    let mut seen = Vec::new();
+    for ranks in [2, 4] {
+        let (model, machine) = (shapes::with_entries(ranks), shapes::nvidia());
+        let partition = Partition::new(&model, &machine, 33_280).unwrap();
+        for kind in partition.kernels(&model, Platform::Cuda) {
+            let (source, _) = shapes::decode(&model, &machine, Platform::Cuda, kind);
+            let kernel = sole(&nvrtc, &source);
+            let most = 65_536 / partition.threads(32) / 8 * 8;
+            assert!(kernel.registers <= most, "{ranks} ranks, {kind:?}: {kernel:?}");
+            seen.push(((ranks, kind.columns), kernel.stack_bytes, kernel.spill_bytes));
+        }
+    }
+    if nvrtc.version.0 == 13 {
+        assert_eq!(seen, ENTRIES, "((ranks, columns), stack, spills)");
+    }
+}
+
 /// Ranks and columns, bytes of stack, bytes of spills of Qwen3-Coder-Next's decode kernels.
 const RECURRENT: [((u32, u32), u32, u32); 4] =
     [((1, 1), 0, 0), ((1, 8), 8, 4), ((4, 1), 0, 0), ((4, 8), 16, 12)];

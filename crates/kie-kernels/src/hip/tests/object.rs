@@ -79,6 +79,11 @@ fn argument(kind: &str, bytes: u64) -> Note<'_> {
 
 /// The object of one kernel `k` with parameters of these sizes.
 pub fn object_of_k(args_bytes: &[u64]) -> Vec<u8> {
+    spilled_object_of_k(args_bytes, 3)
+}
+
+/// The same where so many vector registers did not fit.
+pub fn spilled_object_of_k(args_bytes: &[u64], spilled: u64) -> Vec<u8> {
     let mut args: Vec<_> = args_bytes.iter().map(|&n| argument("by_value", n)).collect();
     args.push(argument("hidden_block_count_x", 4));
     let kernel = Note::Map(vec![
@@ -86,7 +91,7 @@ pub fn object_of_k(args_bytes: &[u64]) -> Vec<u8> {
         (".name", Note::Text("k")),
         (".vgpr_count", Note::Number(130)),
         (".sgpr_count", Note::Number(100)),
-        (".vgpr_spill_count", Note::Number(3)),
+        (".vgpr_spill_count", Note::Number(spilled)),
         (".private_segment_fixed_size", Note::Number(70_000)),
         (".group_segment_fixed_size", Note::Number(16)),
         (".max_flat_workgroup_size", Note::Number(416)),

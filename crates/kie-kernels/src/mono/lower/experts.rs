@@ -13,6 +13,8 @@ pub struct Experts {
     pub scoring: Scoring,
     /// Scores have corrections for the choice.
     pub correction: bool,
+    /// The token says which are chosen.
+    pub by_token: bool,
     /// The choice is among the experts of some groups.
     pub groups: Option<ExpertGroups>,
     /// On every factor.

@@ -31,6 +31,17 @@ pub struct Extras {
     pub decay_bias: u32,
     /// ... and the scale of the norm of its output, all heads have one.
     pub output_norm: u32,
+    /// Of attention over entries: norms of the key, of entries and of index keys, ...
+    pub compressed_norms: [u32; 3],
+    /// ... what scores of entries, and of index keys, are beside, by the place in an entry, ...
+    pub entry_biases: [u32; 2],
+    /// ... and where the layer's running softmaxes, entries and index keys stand in their pages, as
+    /// integers.
+    pub places: u32,
+    /// The experts of each token, as integers.
+    pub token_experts: u32,
+    /// What attention, and the mlp, takes of several residual streams by (lower/hyper.rs).
+    pub hyper: [u32; 2],
     /// All.
     pub count: u32,
 }
@@ -49,7 +60,11 @@ impl Extras {
         let rows = |m| part.tiling(m).rows * partition.blocks;
         let sinks = next(c.sinks, c.heads.next_multiple_of(2));
         let output_bias = next(c.output_bias, rows(Matrix::Output));
-        let latents = part.latent.map_or([0; 2], |latent| [latent.query_rank, latent.rank]);
+        let latents = match (&part.latent, &part.compressed) {
+            (Some(latent), _) => [latent.query_rank, latent.rank],
+            (None, Some(of)) => [of.query_rank, 0],
+            (None, None) => [0; 2],
+        };
         let latent_norms = latents.map(|count| next(true, count));
         let router = c.experts.map_or(0, |_| rows(Matrix::Router));
         let router_bias = next(c.experts.is_some_and(|e| e.router_bias), router);
@@ -65,6 +80,18 @@ impl Extras {
         let decay = next(is_delta, c.heads);
         let decay_bias = next(is_delta, c.heads);
         let output_norm = next(is_delta, part.head_dim);
+        let compressed = part.compressed;
+        let widths = compressed.map_or([0; 3], |of| of.widths);
+        let compressed_norms = widths.map(|width| next(true, width));
+        let of_entries = c.compressed.and_then(|of| of.entries);
+        let places = of_entries.map_or(0, |of| of.sets * of.every);
+        let entry_biases = [widths[1], widths[2]].map(|width| next(true, places * width));
+        let places = next(compressed.is_some(), 3);
+        let by_token = c.experts.filter(|e| e.by_token).map_or(0, |e| e.chosen);
+        let token_experts = next(by_token > 0, model.vocab_all * by_token);
+        let owned = partition.blocks * partition.residual;
+        let module = model.hyper.map_or(0, |hyper| hyper.numbers(owned, true));
+        let hyper = [0; 2].map(|_| next(module > 0, module));
         Self {
             sinks,
             output_bias,
@@ -77,7 +104,17 @@ impl Extras {
             decay,
             decay_bias,
             output_norm,
+            compressed_norms,
+            entry_biases,
+            places,
+            token_experts,
+            hyper,
             count: end,
         }
+    }
+
+    /// How many the head has, behind the last layer's.
+    pub fn of_head(model: &Model, partition: &Partition) -> u32 {
+        model.hyper.map_or(0, |hyper| hyper.numbers(partition.blocks * partition.residual, false))
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
 
+use super::compressed::{row_bytes, CompressedPartition};
 use super::extras::Extras;
 use super::latent::{combine_sharers, group_heads, LatentPartition, HEADS_AT_ONCE, PART_HEAD};
 use super::layout::{self, ClassLayout, Layout};
@@ -208,6 +209,39 @@ fn sizes(t: &mut Text, model: &Model, p: &Partition, layout: &Layout) {
         ("kWholePages", kind.streamed && kind.lookup),
     ]);
     drafts(t, p, kind);
+    streams(t, model, p, layout);
+}
+
+/// Several residual streams (ops/hyper.h).
+fn streams(t: &mut Text, model: &Model, p: &Partition, layout: &Layout) {
+    t.line("// Several residual streams.");
+    t.ints([("kHyperStreams", model.hyper.map_or(1, |hyper| hyper.streams))]);
+    let columns = layout.kind.columns;
+    let Some(hyper) = &model.hyper else {
+        let none = ["kMixWords", "kMixRounds", "kAtMixNumbers", "kAtMixSums", "kBesideMix"];
+        t.ints(none.map(|name| (name, 0)));
+        t.ints(["kBesideMixHead", "kShStreams"].map(|name| (name, 0)));
+        t.longs(["kAtMix", "kVecMix", "kMixOfHead"].map(|name| (name, 0)));
+        return t.float("kMixEps", 0.0);
+    };
+    let own = hyper.stream_floats(p.residual, columns);
+    let before: u64 =
+        model.layer.iter().map(|l| u64::from(Extras::new(model, p, l.class).count)).sum();
+    t.ints([
+        ("kMixWords", hyper.words()),
+        ("kMixRounds", hyper.rounds),
+        ("kAtMixNumbers", own),
+        ("kAtMixSums", own + hyper.mix_floats(columns)),
+        ("kBesideMix", hyper.beside_at(p.blocks * p.residual, true)),
+        ("kBesideMixHead", hyper.beside_at(p.blocks * p.residual, false)),
+        ("kShStreams", layout.at.states + 4 * (layout.vectors.states - layout.vectors.streams)),
+    ]);
+    t.longs([
+        ("kAtMix", layout.exchange.at_mix),
+        ("kVecMix", layout.exchange.vec_mix),
+        ("kMixOfHead", before),
+    ]);
+    t.float("kMixEps", f64::from(hyper.eps));
 }
 
 fn drafts(t: &mut Text, p: &Partition, kind: layout::Kind) {
@@ -320,6 +354,7 @@ fn shared(t: &mut Text, p: &Partition, l: &Layout) {
         ("kShFactors", l.at.factors),
         ("kShIds", l.at.ids),
         ("kShDelta", l.at.delta),
+        ("kShStates", l.at.states),
         ("kShMasks", l.at.masks),
         ("kShDrafts", l.at.drafts),
         ("kChosenMost", l.vectors.chosen),
@@ -357,7 +392,7 @@ fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
         ("kGroup", class.group()),
         ("kHeadDim", part.head_dim),
         ("kHeadDimReal", class.head_dim),
-        ("kAttn", class.heads * part.head_dim),
+        ("kAttn", part.compressed.map_or(class.heads * part.head_dim, |of| of.grouped())),
         ("kAtGates", (class.heads + 2 * class.kv_heads) * part.head_dim / 2),
         ("kFfn", part.ffn),
         ("kRowsGu", part.tiling(Matrix::GateUp).rows),
@@ -382,10 +417,15 @@ fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
         ("kDirectO", l.direct_o),
         ("kDirectDown", l.direct_down),
     ]);
-    t.bools([("kLatent", part.latent.is_some())]);
+    t.bools([("kLatent", part.latent.is_some()), ("kCompressed", part.compressed.is_some())]);
     let extras = Extras::new(model, p, at);
+    if model.hyper.is_some() {
+        let [mixer, mlp] = extras.hyper;
+        t.ints([("kAtMixer", mixer), ("kAtMlp", mlp)]);
+    }
     match &part.latent {
         None if part.delta.is_some() => {}
+        None if part.compressed.is_some() => compressed(t, (model, p), at, extras),
         None => attention(t, (class, part), p, each),
         Some(latent) => {
             latents(t, (class, latent), extras, (each, part.kv_splits, p.warps * layout::TEAM))
@@ -440,13 +480,21 @@ fn experts(t: &mut Text, (model, p): (&Model, &Partition), at: usize) {
     ]);
     let Some(of) = &class.experts else { return };
     let (gate, alpha, limit) = match of.gate {
-        Gate::Silu | Gate::GeluTanh | Gate::ClampedSilu { .. } => (0, 1.0, 0.0),
+        Gate::Silu | Gate::GeluTanh => (0, 1.0, 0.0),
         Gate::ClampedSwiglu { alpha, limit } => (1, alpha, limit),
+        Gate::ClampedSilu { limit } => (2, 1.0, limit),
+    };
+    let softplus = matches!(of.scoring, Scoring::SqrtSoftplus { .. });
+    let normed = match of.scoring {
+        Scoring::Sigmoid { normed } | Scoring::SqrtSoftplus { normed } => normed,
+        Scoring::SoftmaxOfAll | Scoring::SoftmaxOfChosen => false,
     };
     t.bools([
         ("kOverAll", of.scoring == Scoring::SoftmaxOfAll),
-        ("kSigmoid", matches!(of.scoring, Scoring::Sigmoid { .. })),
-        ("kFactorsNormed", of.scoring == Scoring::Sigmoid { normed: true }),
+        ("kByScores", matches!(of.scoring, Scoring::Sigmoid { .. }) || softplus),
+        ("kSoftplus", softplus),
+        ("kFactorsNormed", normed),
+        ("kByToken", of.by_token),
         ("kCorrection", of.correction),
         ("kShared", of.shared.is_some()),
         ("kSharedScaled", of.shared.is_some_and(|shared| shared.scaled)),
@@ -462,6 +510,7 @@ fn experts(t: &mut Text, (model, p): (&Model, &Partition), at: usize) {
         ("kSharedFfn", part.experts.map_or(0, |e| e.shared)),
         ("kAtRouterBias", extras.router_bias),
         ("kAtCorrection", extras.correction),
+        ("kAtTokenExperts", extras.token_experts),
         ("kAtGateUpBias", extras.gate_up_bias),
         ("kAtDownBias", extras.down_bias),
     ]);
@@ -505,6 +554,7 @@ fn latents(
         ("kValueHeads", values),
         ("kWordsLatent", at_query),
         ("kAtQuery", at_query),
+        ("kWordsQueries", class.heads * part.query() / 2),
         ("kAtAbsorbed", at_query + class.heads * part.query() / 2),
         ("kAtValues", words),
         ("kAtQueryNorm", query_norm),
@@ -517,6 +567,75 @@ fn latents(
     ]);
     t.float("kLatentEps", f64::from(of.eps));
     t.float("kScoreScale", std::f64::consts::LOG2_E * f64::from(of.scale));
+}
+
+/// Of a class's attention over a window and entries (ops/compressed.h).
+fn compressed(t: &mut Text, (model, p): (&Model, &Partition), at: usize, extras: Extras) {
+    let (class, part) = (&model.classes[at], &p.classes[at]);
+    let Some((of, sizes)) = class.compressed.zip(part.compressed) else { return };
+    let CompressedPartition { down, widths, group, .. } = sizes;
+    let [key_norm, entry_norm, index_norm] = extras.compressed_norms;
+    let [entry_bias, index_bias] = extras.entry_biases;
+    let index = of.entries.and_then(|entries| entries.index);
+    t.bools([("kEntries", of.entries.is_some()), ("kIndexed", index.is_some())]);
+    t.ints([
+        ("kQueryRank", sizes.query_rank),
+        ("kQueryRankReal", of.query_rank),
+        ("kAtQueryNorm", extras.latent_norms[0]),
+        ("kWordsLatent", sizes.down_all() / 2),
+        ("kAtQuery", sizes.down_all() / 2),
+        ("kWordsQueries", sizes.query_rows(class.heads) / 2),
+        ("kAtValues", class.heads * part.head_dim / 2),
+        ("kPageHalf", 0),
+        ("kDim", widths[0]),
+        ("kTurned", of.turned),
+        ("kRopeDim", of.turned),
+        ("kAtKey", down[1] / 2),
+        ("kOutGroups", sizes.groups),
+        ("kGroupRank", group[0]),
+        ("kGroupWords", group[1] / 2),
+        ("kBlockGroups", sizes.block_groups),
+        ("kAtKeyNorm", key_norm),
+        ("kAtPlaces", extras.places),
+        ("kNewRow", sizes.row_bytes(1, t.parts)),
+        ("kNewEntry", row_bytes(widths[0], t.parts)),
+        ("kNewIndex", row_bytes(widths[0] + widths[1], t.parts)),
+        ("kAtChosen", sizes.row_bytes(t.columns, t.parts) / 4),
+    ]);
+    t.float("kLatentEps", f64::from(model.eps));
+    let Some(entries) = of.entries else { return };
+    t.ints([
+        ("kEvery", entries.every),
+        ("kSets", entries.sets),
+        ("kPoolSums", entries.pools[0]),
+        ("kPoolEntries", entries.pools[1]),
+        ("kAtEntry", down[2]),
+        ("kAtEntryScore", down[3]),
+        ("kAtEntryNorm", entry_norm),
+        ("kAtEntryBias", entry_bias),
+        ("kChannels", sizes.channels),
+        ("kChannelsAll", sizes.channels_all()),
+    ]);
+    t.longs([
+        ("kStatesBytes", segments::working_bytes(model, p) / 2),
+        ("kAtStates", segments::working_at(model, p, entries.pools[0])),
+    ]);
+    let Some(index) = index else { return };
+    t.ints([
+        ("kIndexHeads", index.heads),
+        ("kIndexDim", index.dim),
+        ("kIndexChosen", index.chosen),
+        ("kPoolIndex", index.pool),
+        ("kAtIndex", down[4]),
+        ("kAtIndexScore", down[5]),
+        ("kAtIndexWeights", down[6] / 2),
+        ("kAtIndexNorm", index_norm),
+        ("kAtIndexBias", index_bias),
+        ("kAtScores", layout::lines_of(u64::from(sizes.channels_all())) as u32),
+        ("kWordsScores", sizes.entries[0]),
+    ]);
+    let factor = 1.0 / f64::from(index.dim * index.heads).sqrt();
+    t.float("kIndexFactor", factor);
 }
 
 /// Of a class's delta rule (ops/delta.h).

@@ -16,7 +16,8 @@ impl Partition {
         // Attention whose numbers have two parts loads its pages (ops/attend_exact.h).
         let streamed = streamed && model.parts == 1;
         // So does attention over latents (ops/latent.h).
-        let streamed = streamed && model.classes.iter().all(|c| c.latent.is_none());
+        let plain = |c: &Class| c.latent.is_none() && c.compressed.is_none();
+        let streamed = streamed && model.classes.iter().all(plain);
         let mut all = Vec::new();
         if !streamed || self.streams_from(model) > 0 {
             all.push(Kind::plain(1, false));
@@ -35,7 +36,7 @@ impl Partition {
     /// Whether steps can have drafts: there are columns for them, their positions can be written
     /// again, and shared memory has room.
     fn drafts(&self, model: &Model, kind: Kind) -> bool {
-        let goes_back = self.classes.iter().all(|c| c.delta.is_none());
+        let goes_back = model.classes.iter().all(|c| !c.is_recurrent());
         self.columns > 1 && goes_back && Layout::new(model, self, kind).is_ok()
     }
 

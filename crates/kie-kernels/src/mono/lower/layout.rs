@@ -35,7 +35,8 @@ const NORM_SETS_HEADS: u32 = 3;
 /// Neighbouring columns of a vector stand 16 banks apart: padding, in halves.
 pub const COLUMN_PAD: u32 = 32;
 
-const fn lines_of(words: u64) -> u64 {
+/// Whole cache lines of words.
+pub const fn lines_of(words: u64) -> u64 {
     words.next_multiple_of(16)
 }
 
@@ -92,6 +93,11 @@ pub struct Exchange {
     pub at_verdict: u64,
     /// See above.
     pub at_final: u64,
+    /// What several residual streams are mixed by: each block's part of it, before attention and
+    /// before the mlp.
+    pub at_mix: u64,
+    /// Words of one of those two, of all columns.
+    pub vec_mix: u64,
     /// All words.
     pub words: u64,
 }
@@ -122,6 +128,12 @@ impl ClassWords {
             None if p.delta.is_some() => {
                 (lines_of(rows(Matrix::Qkv)), parts * u64::from(attn), p.head_dim)
             }
+            None if p.compressed.is_some() => {
+                let of = p.compressed.expect("it is there");
+                let q = of.down_all() + of.query_rows(heads);
+                let a = heads * of.head_dim / 2 + of.grouped() / 2;
+                (parts * lines_of(u64::from(q / 2)), parts * u64::from(a), 0)
+            }
             None => (of(Matrix::Qkv, 2), parts * u64::from(attn), p.head_dim),
             Some(l) => {
                 let q = l.down() + heads * (l.query() + l.rank);
@@ -136,9 +148,13 @@ impl ClassWords {
                 Some(e) => parts * u64::from((p.activations() + e.shared) / 2),
                 None => of(Matrix::GateUp, 4),
             },
-            partial: match &p.delta {
-                Some(delta) => lines_of(u64::from(delta.units)),
-                None => parts * u64::from(heads * (dim / 16) * PARTIAL_LINE),
+            partial: match (&p.delta, &p.compressed) {
+                (Some(delta), _) => lines_of(u64::from(delta.units)),
+                // Channels of entries that end, then scores of all entries: floats.
+                (None, Some(of)) => {
+                    lines_of(u64::from(of.channels_all())) + lines_of(u64::from(of.entries[0]))
+                }
+                (None, None) => parts * u64::from(heads * (dim / 16) * PARTIAL_LINE),
             },
         }
     }
@@ -148,7 +164,11 @@ impl ClassWords {
 /// rows nobody waits for may lag as far as a step goes, so that buffers could not be used again.
 fn all_awaited(class: &Class, p: &ClassPartition, partition: &Partition, each: u32) -> bool {
     let before = each - 1;
-    // Latents go to other machines, which wait for rows of the residual.
+    // Latents go to other machines, which wait for rows of the residual; and everybody waits for
+    // every block's part of what several residual streams are mixed by.
+    if p.compressed.is_some() {
+        return true;
+    }
     if class.latent.is_some() {
         return before * partition.residual < partition.hidden;
     }
@@ -176,8 +196,7 @@ impl Exchange {
         let num_buffers = if two && model.layers() > 2 { 2 } else { model.layers() };
         let num_buffers_other = model.num_buffers_other();
         let (c, parts) = (u64::from(columns), model.parts);
-        let words_h =
-            u64::from(parts) * lines_of(u64::from(partition.residual) * u64::from(each) / 2);
+        let words_h = u64::from(parts) * lines_of(u64::from(partition.residual * each) / 2);
         let widest = |of: &dyn Fn(ClassWords, u64) -> u64| {
             let words = pairs().map(|of_class| {
                 of(ClassWords::new(of_class, parts, each), u64::from(of_class.1.kv_splits))
@@ -186,11 +205,9 @@ impl Exchange {
         };
         let (vec_h, vec_q) = (c * words_h, widest(&|w, _| w.q));
         let (vec_partial, vec_a) = (widest(&|w, splits| splits * w.partial), widest(&|w, _| w.a));
-        let vec_f = lines_of(widest(&|w, _| w.f));
-        let words_logits = logits(partition, each);
+        let (vec_f, words_logits) = (lines_of(widest(&|w, _| w.f)), logits(partition, each));
         let vec_logits = c * words_logits;
-        let lanes_all = u64::from(model.lanes_all());
-        let all = u64::from(num_buffers * model.lanes);
+        let (lanes_all, all) = (u64::from(model.lanes_all()), u64::from(num_buffers * model.lanes));
         let blocks = u64::from(partition.blocks * model.ranks);
         let at_qkv = 2 * all * vec_h;
         let at_partial = at_qkv + all * vec_q;
@@ -198,9 +215,8 @@ impl Exchange {
         let at_act = at_attn + all * vec_a;
         let at_logits = at_act + all * vec_f;
         let at_other = at_logits + all * vec_logits;
-        let others =
-            if lanes_all > 1 { 2 * u64::from(num_buffers_other) * lanes_all * vec_h } else { 0 };
-        let at_last = at_other + others;
+        let others = u64::from(lanes_all > 1) * 2 * u64::from(num_buffers_other);
+        let at_last = at_other + others * lanes_all * vec_h;
         let last = if head_mode(model) == HeadMode::PerLane { 0 } else { lanes_all * vec_h };
         let at_candidate = at_last + last;
         let at_more = at_candidate + 2 * blocks * c;
@@ -210,7 +226,9 @@ impl Exchange {
         let rounds = 2 * u64::from(ROUNDS);
         let at_verdict = at_tally + rounds * blocks * c * u64::from(COUNT_WORDS);
         let at_final = at_verdict + rounds * c * 8;
-        let words = at_final + blocks * c * 4;
+        let at_mix = at_final + blocks * c * 4;
+        let vec_mix = model.hyper.map_or(0, |hyper| c * u64::from(hyper.words() * each));
+        let words = at_mix + 2 * all * vec_mix;
         Self {
             num_buffers,
             num_buffers_other,
@@ -236,6 +254,8 @@ impl Exchange {
             at_tally,
             at_verdict,
             at_final,
+            at_mix,
+            vec_mix,
             words,
         }
     }
@@ -311,6 +331,10 @@ pub struct Vectors {
     pub activations: u32,
     /// Floats of a delta rule.
     pub delta: u32,
+    /// Of attention over entries and several residual streams.
+    pub states: u32,
+    /// Of these the streams', the last ones.
+    pub streams: u32,
 }
 
 /// Which thread reads which of the other lanes' words (ops/all_reduce.h says it of each).
@@ -363,8 +387,7 @@ fn norm_sets(model: &Model) -> u32 {
 /// Halves from a vector of B to the next at least: heads that attend to latents stand where both
 /// kinds of vectors do, of which A has so many halves.
 fn latent_stride(p: &Partition, parts: u32, there: u32, vectors: u32) -> u32 {
-    let of =
-        |c: &ClassPartition| c.latent.map_or(0, |latent| latent.attend_bytes(parts, p.warps) / 2);
+    let of = |c: &ClassPartition| c.attend_bytes(parts, p.warps) / 2;
     let halves = p.classes.iter().map(of).max().unwrap_or(0);
     halves.saturating_sub(there).div_ceil(vectors).next_multiple_of(32)
 }
@@ -389,7 +412,7 @@ impl Vectors {
         };
         let other = |c: &ClassPartition| {
             let output = if c.attends() { 0 } else { c.tiling(Matrix::Output).k };
-            output.max(c.latent.map_or(0, |latent| latent.widest()))
+            output.max(c.widest())
         };
         let narrow = most(model, p, |_, c| narrow(c).max(other(c)));
         let parts = |t: &Tiling| t.part_floats(columns);
@@ -416,16 +439,14 @@ impl Vectors {
             },
             norm_sets: norm_sets(model),
             table_words: p.table_bytes(model, columns) / 4,
-            scores: most(model, p, |c, p| {
-                if p.latent.is_some() {
-                    LatentPartition::score_floats(model.parts)
-                } else {
-                    2 * c.group() * PAGE as u32
-                }
+            scores: most(model, p, |c, p| match (p.latent, p.compressed) {
+                (Some(_), _) => LatentPartition::score_floats(model.parts),
+                (None, Some(_)) => 0,
+                (None, None) => 2 * c.group() * PAGE as u32,
             }),
-            heads: most(model, p, |c, p| match c.latent {
-                None => (c.group() + 2) * p.head_dim * model.parts,
-                Some(_) => 0,
+            heads: most(model, p, |c, p| {
+                let whole = p.latent.is_none() && p.compressed.is_none();
+                u32::from(whole) * (c.group() + 2) * p.head_dim * model.parts
             }),
             rotations_owned: variable_stages
                 && p.classes.iter().all(|c| c.tiling(Matrix::Qkv).k_warps > 1),
@@ -438,6 +459,8 @@ impl Vectors {
                 None => 0,
             }),
             delta: most(model, p, |_, c| c.delta.map_or(0, |d| d.floats(p.warps, columns))),
+            states: p.state_floats(model, columns),
+            streams: model.hyper.map_or(0, |hyper| hyper.floats(p.residual, columns)),
         }
     }
 }
@@ -477,6 +500,8 @@ pub struct Shared {
     pub ids: u32,
     /// What a delta rule works on.
     pub delta: u32,
+    /// What attention over entries works on, then several residual streams.
+    pub states: u32,
     /// What grammars allow of a block's rows (ops/mask.h).
     pub masks: u32,
     /// What is kept of drafts of tokens.
@@ -556,6 +581,7 @@ impl Shared {
             factors: at.next(columns * v.chosen * 4, 1),
             ids: at.next(if columns > 1 { columns * v.chosen * 4 } else { 0 }, 1),
             delta: at.next(v.delta * 4, if v.delta > 0 { 16 } else { 1 }),
+            states: at.next(v.states * 4, if v.states > 0 { 16 } else { 1 }),
             drafts: at.next(drafts_bytes(p, kind), if kind.lookup { 16 } else { 1 }),
             masks: if inside { near } else { at.next(masks, 4) },
             end: at.next(0, 16),

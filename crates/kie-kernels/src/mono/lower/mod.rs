@@ -14,10 +14,12 @@
 //!         ─ print     ─▶ all of it for people (`kie info --plan -v`)
 //! ```
 
+pub mod compressed;
 pub mod delta;
 pub mod experts;
 pub mod extras;
 pub mod header;
+pub mod hyper;
 pub mod kernels;
 pub mod latent;
 pub mod layout;

@@ -4,8 +4,10 @@
 
 use std::ops::Range;
 
+use super::compressed::{self, Compressed, CompressedTensors};
 use super::delta::{self, Delta};
 use super::experts::Experts;
+use super::hyper::{Hyper, HyperTensors};
 use super::latent::{Latent, LatentTensors};
 use super::matrix::Matrix;
 use super::tiling::StoredBits;
@@ -55,6 +57,8 @@ pub struct Model {
     pub final_norm: Norm,
     /// The residual is carried as 2^-shift of what it is.
     pub residual_shift: u32,
+    /// The residual is several streams.
+    pub hyper: Option<Hyper>,
 }
 
 /// How a matrix is stored, where its codes could stay as they are in all layers of a class; or why
@@ -75,8 +79,13 @@ pub const MOST_GROUPS: u32 = 32;
 /// scales.
 pub(super) const CLAMPED_SHIFT: u32 = 4;
 
-/// Most pools of pages: what differs in size or is windowed has one of its own.
-pub const MOST_POOLS: usize = 4;
+/// Most pools of pages: what differs in size or is windowed has one of its own. A launch is told of
+/// the first [`FIRST_POOLS`] and of those behind them.
+pub const MOST_POOLS: usize = FIRST_POOLS + MORE_POOLS;
+/// See above.
+pub const FIRST_POOLS: usize = 4;
+/// See above.
+pub const MORE_POOLS: usize = 4;
 
 /// Most classes of a model: each is a copy of the layer's code.
 pub const MOST_CLASSES: usize = 4;
@@ -114,11 +123,18 @@ pub struct Class {
     pub rope: u32,
     /// Attention over latents: heads have values of `head_dim` and one kv head.
     pub latent: Option<Latent>,
+    /// Attention over a window and compressed entries: heads share one key of `head_dim`.
+    pub compressed: Option<Compressed>,
     /// The mlp is some of several experts, of `ffn` each.
     pub experts: Option<Experts>,
 }
 
 impl Class {
+    /// Whether it keeps something that every position changes.
+    pub fn is_recurrent(&self) -> bool {
+        self.delta.is_some() || self.compressed.is_some_and(|of| of.entries.is_some())
+    }
+
     /// Query heads of a kv head.
     pub const fn group(&self) -> u32 {
         self.heads / self.kv_heads
@@ -203,6 +219,8 @@ pub struct Extras {
     pub router_bias: u32,
     /// Corrections of scores for the choice.
     pub correction: u32,
+    /// The experts of each token.
+    pub token_experts: u32,
     /// Biases of the experts' gate, up and down.
     pub biases: [u32; 3],
     /// Gate, up and down of the shared expert.
@@ -221,6 +239,7 @@ impl Default for Extras {
             router: NONE,
             router_bias: NONE,
             correction: NONE,
+            token_experts: NONE,
             biases: [NONE; 3],
             shared: [NONE; 3],
             shared_scale: NONE,
@@ -246,6 +265,10 @@ pub struct Layer {
     pub gate_up: [u32; 2],
     /// Attention over latents.
     pub latent: Option<LatentTensors>,
+    /// Attention over a window and compressed entries.
+    pub compressed: Option<CompressedTensors>,
+    /// What attention and the mlp take of several residual streams.
+    pub hyper: [HyperTensors; 2],
     /// What else some layers have, or [`NONE`].
     pub extras: Extras,
     /// Norm scales before attention and before the mlp.
@@ -265,6 +288,14 @@ pub struct Layer {
 impl Layer {
     /// The tensors of one of its matrices; of experts the first one's.
     pub fn tensors(&self, matrix: Matrix) -> Vec<u32> {
+        if let Some(compressed) = &self.compressed {
+            match matrix {
+                Matrix::LatentDown => return compressed.down(),
+                Matrix::QueryUp => return compressed.queries(),
+                Matrix::ValueUp => return vec![compressed.group],
+                _ => {}
+            }
+        }
         let (extras, latent) = (&self.extras, &self.latent);
         let of = |pick: fn(&LatentTensors) -> Vec<u32>| latent.as_ref().map_or_else(Vec::new, pick);
         let all = match matrix {
@@ -415,9 +446,13 @@ pub fn page_bytes(group: &PageGroup, (ranks, blocks): (u32, u32), parts: u32) ->
         StateKind::Recurrent { lanes, heads } => {
             return u64::from(group.layers * lanes) * delta::most_bytes(heads, blocks);
         }
-        // No kernel keeps such a state: lowering refuses what has one.
-        StateKind::Entries { .. } | StateKind::Sums { .. } => {
-            return group.page_bytes();
+        StateKind::Entries { width, every, .. } => {
+            let all = ranks * group.layers;
+            return u64::from(all) * u64::from(compressed::entries_bytes(width, every, parts));
+        }
+        StateKind::Sums { numbers } => {
+            let all = ranks * group.layers;
+            return u64::from(all) * u64::from(compressed::sums_bytes(numbers / 3));
         }
     };
     u64::from(group.layers) * width * PAGE as u64 * 2 * u64::from(parts)

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 
+use super::compressed::CompressedPartition;
 use super::delta::{self, DeltaPartition};
 use super::experts::Experts;
 use super::latent::{heads_of_rows, rows_first, share_heads, splits, LatentPartition};
@@ -33,6 +34,8 @@ pub struct ClassPartition {
     pub ffn: u32,
     /// Latents of attention.
     pub latent: Option<LatentPartition>,
+    /// Attention over a window and entries.
+    pub compressed: Option<CompressedPartition>,
     /// Blocks that share the pages of a kv head.
     pub kv_splits: u32,
     /// Attention's partials are combined by owners first.
@@ -65,9 +68,10 @@ impl ClassPartition {
         (combine_by_owners, each): (bool, u32),
         t: &Tuning,
     ) -> Self {
-        let combine_by_owners = combine_by_owners || class.latent.is_some();
+        let whole = class.latent.is_some() || class.compressed.is_some();
+        let combine_by_owners = combine_by_owners || whole;
         let kv_splits = match (class.latent, combine_by_owners) {
-            _ if rows.delta.is_some() => 1,
+            _ if rows.delta.is_some() || rows.compressed.is_some() => 1,
             (Some(_), _) => splits(class.heads, each, t.most_splits_latents),
             (None, true) => t.most_splits_by_owners.min(each / class.kv_heads),
             (None, false) => t.most_splits.min(each / class.kv_heads),
@@ -79,13 +83,15 @@ impl ClassPartition {
         };
         Self {
             head_dim: rows.head_dim,
-            rope_dim: match (&rows.latent, &rows.delta) {
-                (Some(latent), _) => latent.turned,
-                (None, Some(_)) => 0,
-                (None, None) => rows.head_dim,
+            rope_dim: match (&rows.latent, &rows.delta, &class.compressed) {
+                (Some(latent), ..) => latent.turned,
+                (None, Some(_), _) => 0,
+                (None, None, Some(of)) => of.turned,
+                (None, None, None) => rows.head_dim,
             },
             ffn: rows.ffn,
             latent: rows.latent,
+            compressed: rows.compressed,
             kv_splits,
             combine_by_owners,
             delta: rows.delta,
@@ -159,7 +165,19 @@ impl ClassPartition {
 
     /// Whether it is attention over keys and values.
     pub const fn attends(&self) -> bool {
-        self.latent.is_none() && self.delta.is_none()
+        self.latent.is_none() && self.delta.is_none() && self.compressed.is_none()
+    }
+
+    /// Numbers of the widest vector of attention's products but its output's, of one column.
+    pub fn widest(&self) -> u32 {
+        let compressed = self.compressed.map_or(0, |of| of.widest());
+        self.latent.map_or(compressed, |latent| latent.widest())
+    }
+
+    /// Bytes of what stands in the place of vectors while a block attends.
+    pub fn attend_bytes(&self, parts: u32, warps: u32) -> u32 {
+        let compressed = self.compressed.map_or(0, |of| of.attend_bytes(warps));
+        self.latent.map_or(compressed, |latent| latent.attend_bytes(parts, warps))
     }
 
     /// Numbers of the vector of activations of one column.
@@ -245,10 +263,12 @@ struct Common {
     parts: u32,
     /// Some class has experts.
     experts: bool,
+    /// Positions of a longest sequence.
+    positions: u32,
 }
 
 impl Common {
-    fn new(model: &Model, each: u32) -> Self {
+    fn new(model: &Model, each: u32, positions: u32) -> Self {
         let wide = |c: &Class| [c.heads * c.head_dim, c.ffn];
         let mut widths = model.classes.iter().flat_map(wide).chain([model.hidden]);
         let experts = model.classes.iter().any(|c| c.experts.is_some());
@@ -257,7 +277,7 @@ impl Common {
         let unit = 4 * warps.max(8);
         let hidden = model.hidden.next_multiple_of(unit);
         let residual = share(hidden, each, 2);
-        Self { hidden, residual, each, warps, unit, parts: model.parts, experts }
+        Self { hidden, residual, each, warps, unit, parts: model.parts, experts, positions }
     }
 }
 
@@ -282,6 +302,7 @@ struct Rows {
     /// Of the shared expert.
     shared: u32,
     latent: Option<LatentPartition>,
+    compressed: Option<CompressedPartition>,
     delta: Option<DeltaPartition>,
     head_dim: u32,
     layers: u32,
@@ -292,8 +313,13 @@ impl Rows {
         let (class, &Common { hidden, residual, each, unit, .. }) = (&model.classes[at], common);
         let head_dim = class.head_dim.next_multiple_of(32);
         let ffn = class.ffn.next_multiple_of(unit);
-        let attn = class.heads * head_dim;
-        let few = class.group() <= 8 || class.latent.is_some() || class.delta.is_some();
+        let sizes = [class.heads, class.head_dim];
+        let compressed = class
+            .compressed
+            .map(|of| CompressedPartition::new(sizes, &of, (unit, each, common.positions)));
+        let attn = compressed.map_or(class.heads * head_dim, |of| of.grouped());
+        let other = class.latent.is_some() || class.delta.is_some() || compressed.is_some();
+        let few = class.group() <= 8 || other;
         let good = attn.is_multiple_of(unit) && few;
         let mut latent = class.latent.map(|of| LatentPartition::new(&of, unit));
         let delta = match &class.delta {
@@ -306,17 +332,22 @@ impl Rows {
         let beside = class.experts.and_then(|e| e.shared);
         let shared = beside.map_or(0, |of| of.ffn.next_multiple_of(unit));
         let times = class.experts.map_or(1, |e| e.chosen);
-        let mut all = match &mut latent {
-            None => vec![(Matrix::Qkv, share(class.input_rows(head_dim), each, 2), hidden)],
-            Some(of) => {
+        // What makes latents is dealt out to all machines, who tell each other.
+        let of_all = |rows| (Matrix::LatentDown, share(rows, each * model.ranks, 2), hidden);
+        let mut all = match (&mut latent, &compressed) {
+            (None, Some(of)) => vec![
+                of_all(of.down_all()),
+                (Matrix::QueryUp, share(of.query_rows(class.heads), each, 2), of.query_rank),
+                (Matrix::ValueUp, of.group_rows(each), of.group[1]),
+            ],
+            (None, None) => vec![(Matrix::Qkv, share(class.input_rows(head_dim), each, 2), hidden)],
+            (Some(of), _) => {
                 let keys = share_heads(of.rank, class.heads, each);
                 let values = share_heads(head_dim, class.heads, each);
                 of.heads = [heads_of_rows(keys, of.rank), heads_of_rows(values, head_dim)];
-                let queries = share(class.heads * of.query(), each, 2);
                 vec![
-                    // Dealt out to all machines, who tell each other.
-                    (Matrix::LatentDown, share(of.down(), each * model.ranks, 2), hidden),
-                    (Matrix::QueryUp, queries, of.query_rank),
+                    of_all(of.down()),
+                    (Matrix::QueryUp, share(class.heads * of.query(), each, 2), of.query_rank),
                     (Matrix::KeyUp, keys, of.plain),
                     (Matrix::ValueUp, values, of.rank),
                 ]
@@ -335,7 +366,7 @@ impl Rows {
         }
         all.push((Matrix::GateUp, share(2 * ffn, each, 4), hidden));
         all.push((Matrix::Down, residual, ffn));
-        let sizes = Widths { hidden, head_dim, ffn, shared, latent };
+        let sizes = Widths { hidden, head_dim, ffn, shared, latent, compressed };
         let product = |(matrix, rows, k): (Matrix, u32, u32)| {
             let encoding = encoding_of(model, at, matrix, rows, sizes, why);
             let times = if matrix.is_experts() { times } else { 1 };
@@ -343,7 +374,9 @@ impl Rows {
         };
         let products = all.into_iter().map(product).collect();
         let layers = model.layers_of(at);
-        good.then_some(Self { products, attn, ffn, shared, latent, delta, head_dim, layers })
+        let rows =
+            Self { products, attn, ffn, shared, latent, compressed, delta, head_dim, layers };
+        good.then_some(rows)
     }
 
     /// All products but those of few rows.
@@ -422,7 +455,9 @@ fn held_by_ring(all: &[Rows], common: &Common, stage: Stage, room: u32) -> u64 {
 /// Slots of the machine's usual sizes, the one whose ring holds more, or smaller ones where shared
 /// memory has no room for three beside the vectors.
 fn slot_bytes(all: &[Rows], common: &Common, max_tiles: u32, shared_bytes: u32, t: &Tuning) -> u32 {
-    let latent = |r: &Rows| r.latent.map_or(0, |latent| latent.widest());
+    let latent = |r: &Rows| {
+        r.latent.map_or(r.compressed.map_or(0, |of| of.widest()), |latent| latent.widest())
+    };
     let narrow = all.iter().map(|r| r.attn.max(r.ffn).max(latent(r))).max().unwrap_or(0);
     let vectors = 2 * common.parts * (common.hidden + narrow);
     let room = shared_bytes.saturating_sub(vectors + others::ABOUT_BYTES);
@@ -497,6 +532,7 @@ struct Widths {
     ffn: u32,
     shared: u32,
     latent: Option<LatentPartition>,
+    compressed: Option<CompressedPartition>,
 }
 
 /// How a matrix of a class's layers lies in the stream, of which a block has `rows`.
@@ -505,7 +541,7 @@ fn encoding_of(
     at: usize,
     matrix: Matrix,
     rows: u32,
-    Widths { hidden, head_dim, ffn, shared, latent }: Widths,
+    Widths { hidden, head_dim, ffn, shared, latent, compressed }: Widths,
     why: &mut Vec<String>,
 ) -> Encoding {
     let (class, stored) = (&model.classes[at], model.stored(at, matrix));
@@ -524,6 +560,10 @@ fn encoding_of(
         | Matrix::Router
         | Matrix::SharedGateUp
         | Matrix::GateUp => vec![whole],
+        Matrix::QueryUp | Matrix::ValueUp | Matrix::Output if compressed.is_some() => {
+            let sizes = class.compressed.zip(compressed).expect("it is there");
+            of_ranks(&|rank| sizes.1.parts(&sizes.0, (matrix, rank)))
+        }
         Matrix::QueryUp | Matrix::KeyUp | Matrix::ValueUp => {
             let sizes = class.latent.zip(latent).expect("latents of the class");
             let (of, padded) = sizes;
@@ -652,7 +692,7 @@ impl Partition {
         (each, slots): (u32, Slots),
         tuning: Tuning,
     ) -> Option<Self> {
-        let common = Common::new(model, each);
+        let common = Common::new(model, each, positions);
         let Common { hidden, residual, warps, .. } = common;
         let mut as_halves = Vec::new();
         let of_class = |at| Rows::new(model, at, &common, &mut as_halves);
@@ -727,7 +767,7 @@ impl Partition {
             };
             // All columns' at once.
             let shared = c.experts.map_or(0, |e| columns * e.shared);
-            let latent = c.latent.map_or(0, |latent| columns * latent.widest());
+            let latent = columns * c.widest();
             let output = c.tiling(Matrix::Output);
             let output = if c.attends() { kept(output) } else { columns * output.k };
             output.max(down).max(shared).max(latent)
@@ -738,9 +778,7 @@ impl Partition {
         let pad = if vectors > 1 { 32 * vectors } else { 0 };
         // One place for both, one after the other, unless only the wide one needs a place.
         let room = if columns == 1 { wide + parts * narrow } else { wide.max(parts * narrow) };
-        let heads = |c: &ClassPartition| {
-            c.latent.map_or(0, |latent| latent.attend_bytes(parts, self.warps))
-        };
+        let heads = |c: &ClassPartition| c.attend_bytes(parts, self.warps);
         let heads = self.classes.iter().map(heads).max().unwrap_or(0);
         (2 * (room + 2 * pad)).max(heads)
     }
@@ -772,8 +810,18 @@ impl Partition {
         let wide = wide.max(of_experts);
         let delta = |d: &DeltaPartition| 4 * d.floats(self.warps, columns);
         let deltas = self.classes.iter().filter_map(|c| c.delta.as_ref());
-        let parts = wide + widest(PARTS_B) + deltas.map(delta).max().unwrap_or(0);
+        let deltas = deltas.map(delta).max().unwrap_or(0) + 4 * self.state_floats(model, columns);
+        let parts = wide + widest(PARTS_B) + deltas;
         self.vector_bytes(model, columns) + parts + 2 * self.slot_bytes + others
+    }
+
+    /// Floats of attention over entries, and of several residual streams.
+    pub(super) fn state_floats(&self, model: &Model, columns: u32) -> u32 {
+        let of = |c: &ClassPartition| {
+            c.compressed.map_or(0, |of| of.floats(columns, model.parts, self.warps))
+        };
+        let streams = model.hyper.map_or(0, |hyper| hyper.floats(self.residual, columns));
+        self.classes.iter().map(of).max().unwrap_or(0).next_multiple_of(4) + streams
     }
 
     /// The columns' pages in shared memory: none where there are too many of them.

@@ -3,6 +3,7 @@
 use std::fmt::{self, Debug, Write as _};
 use std::ops::Range;
 
+use super::compressed::Entries;
 use super::delta::{Delta, DeltaPartition};
 use super::layout::{ClassLayout, Kind, Layout};
 use super::matrix::Matrix;
@@ -149,6 +150,27 @@ fn classes(out: &mut String, model: &Model, partition: &Partition) {
             class.ffn,
             part.ffn
         );
+        if let (Some(of), Some(l)) = (&class.compressed, &part.compressed) {
+            let entries = match of.entries {
+                None => "no entries".to_owned(),
+                Some(Entries { every, index: None, .. }) => format!("entries of {every} positions"),
+                Some(Entries { every, index: Some(i), .. }) => format!(
+                    "entries of {every} positions, {} chosen by {} heads of {}",
+                    i.chosen, i.heads, i.dim
+                ),
+            };
+            say!(
+                out,
+                "  a key for all heads, {entries}; queries of {} (padded {}), {} groups of {} rows \
+                 (padded {}); {} channels of running softmaxes a block",
+                of.query_rank,
+                l.query_rank,
+                l.groups,
+                of.group_rank,
+                l.group[0],
+                l.channels
+            );
+        }
         if let (Some(of), Some(l)) = (&class.latent, &part.latent) {
             say!(
                 out,

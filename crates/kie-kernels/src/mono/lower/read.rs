@@ -1,19 +1,22 @@
 //! A program's steps read as layers of a few classes. What is no such program is refused here, with
 //! the step, before a byte is allocated.
 
+use super::compressed::{Compressed, CompressedSteps, CompressedTensors};
 use super::delta::{self, Delta};
 use super::experts::{Experts, SharedExpert};
+use super::hyper::{Hyper, HyperTensors, MOST_STREAMS};
 use super::latent::{Latent, LatentTensors};
 use super::matrix::Matrix;
 use super::model::{
-    Class, Coded, Extras, Layer, Model, Norm, Stored, CLAMPED_SHIFT, MOST_CHOSEN, MOST_CLASSES,
-    MOST_EXPERTS, MOST_GROUPS, MOST_POOLS,
+    Class, Coded, Extras, Layer, Model, Norm, Stored, CLAMPED_SHIFT, FIRST_POOLS, MOST_CHOSEN,
+    MOST_CLASSES, MOST_EXPERTS, MOST_GROUPS, MOST_POOLS,
 };
 use super::tiling::StoredBits;
 use crate::abi::{
-    Attend, DeltaHeads, DeltaIn, DeltaRule, ExpertGroups, ExpertsDown, ExpertsGateUp, Gate, GateUp,
-    HeadMode, Heads, Join, LatentAttend, LatentDown, LatentHeads, LatentQuery, LatentUp, NormSpan,
-    PageGroup, Program, Project, Qkv, Rotary, Route, Scoring, StateAt, StepKind, Tensor, NONE,
+    Attend, CompressedDown, DeltaHeads, DeltaIn, DeltaRule, ExpertGroups, ExpertsDown,
+    ExpertsGateUp, Gate, GateUp, HeadMode, Heads, HyperIn, Join, LatentAttend, LatentDown,
+    LatentHeads, LatentQuery, LatentUp, NormSpan, PageGroup, Program, Project, Qkv, Rotary, Route,
+    Scoring, StateAt, StateKind, StepKind, Tensor, NONE,
 };
 use crate::error::{Error, Result};
 use crate::shard::{dealt, indivisible, normed_over_all_heads};
@@ -35,6 +38,7 @@ impl Model {
         // A norm of slices is that of the one lane there is.
         let lanes = if sliced { 1 } else { lanes_all };
         let (classes, layer, interleaved) = layers(&mut steps, ranks, (lanes, sliced))?;
+        let hyper = steps.head_takes(&layer)?;
         let StepKind::Head(head) = steps.next()? else { return steps.refuse("head") };
         let head_at = steps.at - 1;
         let StepKind::Sample(_) = steps.next()? else { return steps.refuse("sample") };
@@ -73,6 +77,7 @@ impl Model {
             head: head.weight,
             final_norm: Norm::read(program, head.norm, lanes, head_at)?,
             residual_shift,
+            hyper,
         };
         let width = program.tensors.get(model.embed as usize).map(|t| t.cols);
         if width != Some(model.hidden) {
@@ -169,6 +174,8 @@ struct Phases<'a> {
     /// Number of the first step of the mlp.
     second: usize,
     mlp: Mlp<'a>,
+    /// What both take of several residual streams.
+    hyper: Option<[&'a HyperIn; 2]>,
 }
 
 enum Mixer<'a> {
@@ -186,6 +193,7 @@ enum Mixer<'a> {
         attend: &'a LatentAttend,
         up: &'a LatentUp,
     },
+    Compressed(CompressedSteps<'a>),
 }
 
 /// Tensors of a mixer, or [`NONE`].
@@ -196,6 +204,22 @@ struct MixerTensors {
     sinks: u32,
     delta: delta::Tensors,
     latent: Option<LatentTensors>,
+    compressed: Option<CompressedTensors>,
+}
+
+impl MixerTensors {
+    /// Of a mixer that has none of these.
+    fn none() -> Self {
+        Self {
+            qkv: [NONE; 3],
+            biases: [NONE; 3],
+            head_norms: [NONE; 2],
+            sinks: NONE,
+            delta: Extras::default().delta,
+            latent: None,
+            compressed: None,
+        }
+    }
 }
 
 impl Mixer<'_> {
@@ -204,6 +228,7 @@ impl Mixer<'_> {
             Self::Attention { qkv, .. } => Some(qkv.rotary),
             Self::Delta { .. } => None,
             Self::Latent { down, .. } => Some(down.rotary),
+            Self::Compressed(of) => Some(of.down.rotary),
         }
     }
 
@@ -213,6 +238,7 @@ impl Mixer<'_> {
             Self::Attention { qkv, .. } => qkv.norm,
             Self::Delta { input, .. } => input.norm,
             Self::Latent { down, .. } => down.norm,
+            Self::Compressed(of) => of.down.norm,
         }
     }
 
@@ -222,6 +248,7 @@ impl Mixer<'_> {
             Self::Attention { qkv, attend } => (qkv.state, attend.window.unwrap_or(0)),
             Self::Delta { rule, .. } => (rule.state, 0),
             Self::Latent { down, .. } => (down.state, 0),
+            Self::Compressed(of) => (of.down.state, of.attend.window),
         }
     }
 
@@ -239,17 +266,18 @@ impl Mixer<'_> {
                     biases: qkv.biases.unwrap_or([NONE; 3]),
                     head_norms: qkv.head_norms.unwrap_or([NONE; 2]),
                     sinks: attend.sinks.unwrap_or(NONE),
-                    delta: Extras::default().delta,
-                    latent: None,
+                    ..MixerTensors::none()
                 })
             }
             Self::Delta { input, rule } => Ok(MixerTensors {
                 qkv: [input.weights[0], NONE, NONE],
-                biases: [NONE; 3],
-                head_norms: [NONE; 2],
-                sinks: NONE,
                 delta: delta::Tensors::of(input, rule),
-                latent: None,
+                ..MixerTensors::none()
+            }),
+            Self::Compressed(of) => Ok(MixerTensors {
+                sinks: of.attend.sinks,
+                compressed: Some(of.tensors()),
+                ..MixerTensors::none()
             }),
             Self::Latent { down, query, up, .. } => {
                 let [weight, norm] = down.query.unwrap_or([NONE; 2]);
@@ -259,9 +287,7 @@ impl Mixer<'_> {
                     query: query.weight,
                     up: up.weight,
                 };
-                let (qkv, biases, head_norms) = ([NONE; 3], [NONE; 3], [NONE; 2]);
-                let (delta, latent) = (Extras::default().delta, Some(latent));
-                Ok(MixerTensors { qkv, biases, head_norms, sinks: NONE, delta, latent })
+                Ok(MixerTensors { latent: Some(latent), ..MixerTensors::none() })
             }
         }
     }
@@ -300,9 +326,17 @@ impl Mixer<'_> {
                 }
                 false
             }
+            Self::Compressed(of) => {
+                if of.down.state.group as usize >= FIRST_POOLS {
+                    let most = format!("the first {FIRST_POOLS} wanted");
+                    return refuse(first, format!("keys of a window in a later group: {most}"));
+                }
+                of.known(features).or_else(|got| refuse(first, got))?;
+                true
+            }
         };
         if one_lane && program.dims.lanes > 1 {
-            return refuse(first + 1, "lanes with sinks, gates or delta rules".to_owned());
+            return refuse(first + 1, "lanes with sinks, gates or states".to_owned());
         }
         Ok(())
     }
@@ -351,6 +385,7 @@ impl Mlp<'_> {
             chosen: route.chosen,
             scoring: route.scoring,
             correction: route.correction.is_some(),
+            by_token: route.by_token.is_some(),
             groups: route.groups,
             factor: route.factor,
             gate: gate_up.gate,
@@ -396,9 +431,9 @@ impl Mlp<'_> {
                         format!("{count} groups of experts, {MOST_GROUPS} at most"),
                     );
                 }
-                if matches!(route.scoring, Scoring::SqrtSoftplus { .. }) || route.by_token.is_some()
-                {
-                    return refuse(first, "a router by token, or by a softplus".to_owned());
+                let by_scores = matches!(route.scoring, Scoring::SqrtSoftplus { .. });
+                if route.by_token.is_some() && (!by_scores || route.groups.is_some()) {
+                    return refuse(first, "a router by token that has no softplus".to_owned());
                 }
                 if gate_up.norm != route.norm {
                     return refuse(first, "the router and experts have norms of their own".into());
@@ -417,12 +452,9 @@ impl Mlp<'_> {
                     return refuse(first + 2, "biases in some of the experts' products".into());
                 }
                 match gate_up.gate {
-                    Gate::Silu | Gate::ClampedSwiglu { .. } => Ok(()),
+                    Gate::Silu | Gate::ClampedSwiglu { .. } | Gate::ClampedSilu { .. } => Ok(()),
                     Gate::GeluTanh => {
                         refuse(first + 1, "experts with a GELU, SiLU wanted".to_owned())
-                    }
-                    Gate::ClampedSilu { .. } => {
-                        refuse(first + 1, "experts with a clamped SiLU, SiLU wanted".to_owned())
                     }
                 }
             }
@@ -433,10 +465,23 @@ impl Mlp<'_> {
 impl Phases<'_> {
     /// Refuses what a phase has no code for yet; `first` is the layer's first step.
     fn known(&self, program: &Program, first: usize) -> Result<()> {
-        let Self { mixer, output, second, mlp } = self;
+        let Self { mixer, output, second, mlp, hyper } = self;
         mixer.known(program, first)?;
         if output.bias.is_some() && program.dims.lanes > 1 {
             return refuse(second - 1, "lanes with biases of attention's output".to_owned());
+        }
+        let streams = hyper.map_or(1, |[of, _]| of.streams);
+        if streams > MOST_STREAMS {
+            let most = format!("{MOST_STREAMS} at most");
+            return refuse(first - 1, format!("{streams} residual streams, {most}"));
+        }
+        if hyper.is_some() && program.dims.lanes > 1 {
+            return refuse(first - 1, "lanes with several residual streams".to_owned());
+        }
+        let compressed = matches!(mixer, Mixer::Compressed(_));
+        if compressed != hyper.is_some() {
+            let detail = "compressed attention with one residual stream, or other with several";
+            return refuse(first, detail.to_owned());
         }
         mlp.known(*second)
     }
@@ -444,10 +489,13 @@ impl Phases<'_> {
 
 impl<'a> Steps<'a> {
     fn at_layer(&self) -> bool {
-        let starts = |kind| {
-            matches!(kind, StepKind::Qkv(_) | StepKind::DeltaIn(_) | StepKind::LatentDown(_))
+        let starts = |kind: &StepKind| match kind {
+            StepKind::Qkv(_) | StepKind::DeltaIn(_) | StepKind::LatentDown(_) => true,
+            StepKind::CompressedDown(_) => true,
+            StepKind::HyperIn(take) => take.join.is_some(),
+            _ => false,
         };
-        self.program.steps.get(self.at).is_some_and(|step| starts(step.kind))
+        self.program.steps.get(self.at).is_some_and(|step| starts(&step.kind))
     }
 
     fn next(&mut self) -> Result<&'a StepKind> {
@@ -471,7 +519,63 @@ impl<'a> Steps<'a> {
         }
     }
 
+    /// What a module takes of several residual streams.
+    fn takes(&mut self) -> Option<&'a HyperIn> {
+        let StepKind::HyperIn(take) = &self.program.steps.get(self.at)?.kind else { return None };
+        self.at += 1;
+        Some(take)
+    }
+
+    /// Where it takes from several, its output joins them.
+    fn gives(&mut self, takes: Option<&HyperIn>) -> Result<()> {
+        match takes {
+            Some(_) if !matches!(self.next()?, StepKind::HyperOut(_)) => self.refuse("hyper_out"),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// What the head takes, and how many streams there are.
+    fn head_takes(&mut self, layers: &[Layer]) -> Result<Option<Hyper>> {
+        let Some(take) = self.takes() else { return Ok(None) };
+        let before = self.program.steps[..self.at - 1].iter().rev();
+        let mut joins = before.filter_map(|step| match &step.kind {
+            StepKind::HyperIn(take) => take.join,
+            _ => None,
+        });
+        let Some(join) = joins.next().filter(|_| !layers.is_empty()) else {
+            return self.refuse("a layer of several residual streams");
+        };
+        let HyperIn { streams, eps, .. } = *take;
+        Ok(Some(Hyper { streams, eps, rounds: join.rounds, head: HyperTensors::of(take) }))
+    }
+
+    /// The rest of attention over a window and entries.
+    fn compressed(&mut self, down: &'a CompressedDown) -> Result<CompressedSteps<'a>> {
+        let (mut compress, mut index) = ([None; 2], None);
+        let query = loop {
+            match self.next()? {
+                StepKind::Compress(of) if compress[0].is_none() => compress[0] = Some(of),
+                StepKind::Compress(of) if compress[1].is_none() => compress[1] = Some(of),
+                StepKind::CompressedIndex(of) if compress[1].is_some() && index.is_none() => {
+                    index = Some(of);
+                }
+                StepKind::CompressedQuery(query) if compress[1].is_some() == index.is_some() => {
+                    break query;
+                }
+                _ => return self.refuse("compress, compressed_index or compressed_query"),
+            }
+        };
+        let StepKind::CompressedAttend(attend) = self.next()? else {
+            return self.refuse("compressed_attend");
+        };
+        let StepKind::GroupedDown(grouped) = self.next()? else {
+            return self.refuse("grouped_down");
+        };
+        Ok(CompressedSteps { down, compress, index, query, attend, grouped })
+    }
+
     fn layer(&mut self) -> Result<Phases<'a>> {
+        let takes = self.takes();
         let mixer = match self.next()? {
             StepKind::Qkv(qkv) => {
                 let StepKind::Attend(attend) = self.next()? else { return self.refuse("attend") };
@@ -493,9 +597,12 @@ impl<'a> Steps<'a> {
                 let StepKind::LatentUp(up) = self.next()? else { return self.refuse("latent_up") };
                 Mixer::Latent { down, query, attend, up }
             }
+            StepKind::CompressedDown(down) => Mixer::Compressed(self.compressed(down)?),
             _ => return self.refuse("qkv"),
         };
         let output = self.project()?;
+        self.gives(takes)?;
+        let takes_too = self.takes();
         let second = self.at;
         let mlp = match self.next()? {
             StepKind::GateUp(gate_up) => Mlp::Dense { gate_up, down: self.project()? },
@@ -518,7 +625,13 @@ impl<'a> Steps<'a> {
             }
             _ => return self.refuse("gate_up or route"),
         };
-        Ok(Phases { mixer, output, second, mlp })
+        self.gives(takes_too)?;
+        let hyper = match (takes, takes_too) {
+            (Some(first), Some(second)) => Some([first, second]),
+            (None, None) => None,
+            _ => return self.refuse("hyper_in before attention and before the mlp"),
+        };
+        Ok(Phases { mixer, output, second, mlp, hyper })
     }
 }
 
@@ -541,9 +654,42 @@ impl Class {
             sinks: false,
             rope: phases.mixer.rotary().map_or(NONE, |rotary| rotary.table),
             latent: None,
+            compressed: None,
             experts,
         };
-        let whole = match &phases.mixer {
+        let whole = whole.with_mixer(program, &phases.mixer);
+        let (query, kv, lanes) = (whole.heads, whole.kv_heads, program.dims.lanes);
+        let whole = Self { heads_all: [query, kv], ..whole };
+        if lanes > 1 || ranks == 1 {
+            return Ok(whole);
+        }
+        if whole.head_norm == Some(NormSpan::AllHeads) {
+            return Err(normed_over_all_heads(ranks));
+        }
+        let Some((heads, kv_heads)) = dealt(query, kv, ranks) else {
+            return Err(indivisible(lanes, query, kv, ranks));
+        };
+        // Groups stay whole.
+        let groups = whole.compressed.map_or(ranks, |of| of.groups);
+        if !groups.is_multiple_of(ranks) {
+            return Err(indivisible(lanes, query, kv, ranks));
+        }
+        let compressed = whole.compressed.map(|of| Compressed { groups: of.groups / ranks, ..of });
+        // Whole units of an expert, whose groups of codes share scales.
+        let share = |ffn: u32, unit| ffn.div_ceil(ranks).next_multiple_of(unit);
+        let of_rank = |e: Experts| {
+            let shared =
+                e.shared.map(|shared| SharedExpert { ffn: share(shared.ffn, 32), ..shared });
+            Experts { shared, ..e }
+        };
+        let ffn = share(ffn, if experts.is_some() { 32 } else { 1 });
+        let experts = experts.map(of_rank);
+        Ok(Self { heads, kv_heads, ffn, experts, compressed, ..whole })
+    }
+
+    /// The same with heads and what else it has of its mixer.
+    fn with_mixer(self, program: &Program, mixer: &Mixer<'_>) -> Self {
+        match mixer {
             Mixer::Attention { qkv, attend } => {
                 let Heads { query, kv, dim } = qkv.heads;
                 let table = program.tensors.get(qkv.rotary.table as usize);
@@ -557,41 +703,26 @@ impl Class {
                     bias: qkv.biases.is_some(),
                     sinks: attend.sinks.is_some(),
                     rope: qkv.rotary.table,
-                    ..whole
+                    ..self
                 }
             }
             Mixer::Latent { down, attend, .. } => {
                 let LatentHeads { count, rank, plain, turned, value } = down.heads;
                 let (query_rank, eps, scale) = (down.width, down.eps, attend.scale);
                 let latent = Some(Latent { query_rank, rank, plain, turned, eps, scale });
-                Self { heads: count, kv_heads: 1, head_dim: value, latent, ..whole }
+                Self { heads: count, kv_heads: 1, head_dim: value, latent, ..self }
+            }
+            Mixer::Compressed(of) => {
+                let (heads, head_dim) = (of.down.heads.count, of.down.heads.dim);
+                let compressed = Some(of.sizes());
+                Self { heads, kv_heads: 1, head_dim, sinks: true, compressed, ..self }
             }
             Mixer::Delta { rule, .. } => {
                 let DeltaHeads { keys, values, value_dim, .. } = rule.heads;
                 let delta = Some(Delta::of(rule.heads));
-                Self { heads: values, kv_heads: keys, head_dim: value_dim, delta, ..whole }
+                Self { heads: values, kv_heads: keys, head_dim: value_dim, delta, ..self }
             }
-        };
-        let (query, kv, lanes) = (whole.heads, whole.kv_heads, program.dims.lanes);
-        let whole = Self { heads_all: [query, kv], ..whole };
-        if lanes > 1 || ranks == 1 {
-            return Ok(whole);
         }
-        if whole.head_norm == Some(NormSpan::AllHeads) {
-            return Err(normed_over_all_heads(ranks));
-        }
-        let Some((heads, kv_heads)) = dealt(query, kv, ranks) else {
-            return Err(indivisible(lanes, query, kv, ranks));
-        };
-        // Whole units of an expert, whose groups of codes share scales.
-        let share = |ffn: u32, unit| ffn.div_ceil(ranks).next_multiple_of(unit);
-        let of_rank = |e: Experts| {
-            let shared =
-                e.shared.map(|shared| SharedExpert { ffn: share(shared.ffn, 32), ..shared });
-            Experts { shared, ..e }
-        };
-        let ffn = share(ffn, if experts.is_some() { 32 } else { 1 });
-        Ok(Self { heads, kv_heads, ffn, experts: experts.map(of_rank), ..whole })
     }
 }
 
@@ -613,7 +744,7 @@ impl Layer {
         (lanes, sliced): (u32, bool),
         first: usize,
     ) -> Result<Self> {
-        let Phases { mixer, output, second, mlp } = phases;
+        let Phases { mixer, output, second, mlp, hyper } = phases;
         let of = mixer.tensors(program, first)?;
         let (state, window) = mixer.state();
         // The lane's own factor, and the delay of the others.
@@ -638,6 +769,7 @@ impl Layer {
                 extras.router = route.weight;
                 extras.router_bias = route.bias.unwrap_or(NONE);
                 extras.correction = route.correction.unwrap_or(NONE);
+                extras.token_experts = route.by_token.unwrap_or(NONE);
                 if let Some((of, down)) = shared {
                     let [gate, up] = of.weights;
                     extras.shared = [gate, up, down.weight];
@@ -657,6 +789,8 @@ impl Layer {
             outputs: [output.weight, down],
             gate_up,
             latent: of.latent,
+            compressed: of.compressed,
+            hyper: hyper.map_or([HyperTensors::NONE; 2], |of| of.map(HyperTensors::of)),
             extras,
             norms: [
                 Norm::read(program, mixer.norm().unwrap_or(NONE), lanes, first)?,
@@ -673,7 +807,8 @@ impl Layer {
 
 /// Pools of pages that tables have room for.
 fn pools(program: &Program) -> Result<u32> {
-    let kept = |group: &&PageGroup| group.is_recurrent() && group.layers > 0;
+    let kept =
+        |group: &&PageGroup| matches!(group.state, StateKind::Recurrent { .. }) && group.layers > 0;
     if program.groups.iter().filter(kept).count() > 1 {
         return refuse(1, "recurrent states of several shapes, one wanted".to_owned());
     }

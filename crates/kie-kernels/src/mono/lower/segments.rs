@@ -2,6 +2,7 @@
 //! norms, biases, pages. Decoding, prefill and packing walk these tables; nothing multiplies a
 //! layer's number by a layer's size.
 
+use super::compressed::{entries_bytes, row_bytes, sums_bytes};
 use super::extras::Extras;
 use super::matrix::Matrix;
 use super::model::{Layer, Model, MOST_POOLS};
@@ -64,7 +65,8 @@ pub fn segments(model: &Model, partition: &Partition) -> Vec<Segment> {
             };
             let offset = at + matrix_offset(partition, l.class, matrix);
             all.push(Segment { source, layer, offset, stages, bytes });
-            if matrix.is_before_pages() {
+            let queries = class.compressed.is_some() && matrix == Matrix::QueryUp;
+            if matrix.is_before_pages() || queries {
                 let source = Source::Pages;
                 all.push(Segment { source, layer, offset: 0, stages: 0, bytes: 0 });
             }
@@ -124,6 +126,56 @@ pub fn layer_stages(model: &Model, partition: &Partition) -> u32 {
     model.layer.iter().map(|l| partition.classes[l.class].stages()).sum()
 }
 
+/// What a layer has of a page of one of its pools.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct PageShare {
+    pool: u32,
+    /// Its number among the pool's layers.
+    number: u32,
+    bytes: u32,
+    recurrent: bool,
+}
+
+/// What a layer has of pages: keys and values, or a copy of its state; first those that its
+/// [`wire::Layer`] names, then running softmaxes, entries and index keys.
+fn page_shares(model: &Model, partition: &Partition, layer: &Layer) -> Vec<PageShare> {
+    let (class, [pool, number]) = (&model.classes[layer.class], layer.pool);
+    let bytes = page_share(model, partition, layer);
+    let mut all = vec![PageShare { pool, number, bytes, recurrent: class.delta.is_some() }];
+    let part = partition.classes[layer.class].compressed;
+    let Some((of, tensors)) = class.compressed.zip(layer.compressed) else { return all };
+    let Some((entries, part)) = of.entries.zip(part) else { return all };
+    let [sums, entry, keys] = tensors.places;
+    let [_, width, index_width] = part.widths;
+    let count = entries.sets * part.channels_all();
+    let bytes_of = |width| entries_bytes(width, entries.every, model.parts);
+    let mut add = |pool, number, bytes, recurrent| {
+        all.push(PageShare { pool, number, bytes, recurrent });
+    };
+    add(entries.pools[0], sums, sums_bytes(count), true);
+    add(entries.pools[1], entry, bytes_of(width), false);
+    if let Some(index) = entries.index {
+        add(index.pool, keys, bytes_of(index_width), false);
+    }
+    all
+}
+
+/// What all layers have of pages.
+fn all_shares(model: &Model, partition: &Partition) -> Vec<PageShare> {
+    model.layer.iter().flat_map(|layer| page_shares(model, partition, layer)).collect()
+}
+
+/// Where each of [`page_shares`] begins in a page: layers of a pool stand there in the order of
+/// their numbers in it.
+pub fn page_offsets(model: &Model, partition: &Partition, layer: &Layer) -> Vec<u32> {
+    let all = all_shares(model, partition);
+    let begin = |share: PageShare| {
+        let before = |other: &&PageShare| other.pool == share.pool && other.number < share.number;
+        all.iter().filter(before).map(|other| other.bytes).sum()
+    };
+    page_shares(model, partition, layer).into_iter().map(begin).collect()
+}
+
 /// Bytes of a layer in a page of its pool: keys and values, or a copy of its state.
 fn page_share(model: &Model, partition: &Partition, layer: &Layer) -> u32 {
     let (class, part) = (&model.classes[layer.class], &partition.classes[layer.class]);
@@ -133,21 +185,29 @@ fn page_share(model: &Model, partition: &Partition, layer: &Layer) -> u32 {
     if let Some(latent) = &class.latent {
         return latent.kept() * PAGE as u32 * 2 * model.parts;
     }
+    if let Some(compressed) = &part.compressed {
+        return row_bytes(compressed.widths[0], model.parts) * PAGE as u32;
+    }
     model.lanes * class.kv_heads * part.head_dim * PAGE as u32 * 2 * 2 * model.parts
 }
 
 /// Bytes of a page of each pool: all its layers'.
 pub fn page_bytes(model: &Model, partition: &Partition) -> [u32; MOST_POOLS] {
+    let all = all_shares(model, partition);
     std::array::from_fn(|pool| {
-        let of_pool = model.layer.iter().filter(|layer| layer.pool[0] as usize == pool);
-        of_pool.map(|layer| page_share(model, partition, layer)).sum()
+        all.iter().filter(|share| share.pool as usize == pool).map(|share| share.bytes).sum()
     })
 }
 
 /// Bytes of the states that a sequence goes on with: one is read, the other written.
 pub fn working_bytes(model: &Model, partition: &Partition) -> u64 {
-    let kept = model.layer.iter().filter(|l| partition.classes[l.class].delta.is_some());
-    2 * kept.map(|layer| u64::from(page_share(model, partition, layer))).sum::<u64>()
+    2 * working_at(model, partition, u32::MAX)
+}
+
+/// Where a pool's states begin in one of those: behind the pools before it.
+pub fn working_at(model: &Model, partition: &Partition, pool: u32) -> u64 {
+    let all = all_shares(model, partition).into_iter();
+    all.filter(|s| s.recurrent && s.pool < pool).map(|s| u64::from(s.bytes)).sum()
 }
 
 /// What differs between layers, as launches have it.
@@ -156,14 +216,11 @@ pub fn layers(model: &Model, partition: &Partition) -> Vec<wire::Layer> {
     let (mut norm, mut head_norms, mut biases, mut extras) = (0, 0, 0, 0);
     let one = |(at, l): (usize, &Layer)| {
         let (class, part) = (&model.classes[l.class], &partition.classes[l.class]);
-        // Layers of a pool stand in a page in the order of their numbers in it.
-        let before = |other: &&Layer| other.pool[0] == l.pool[0] && other.pool[1] < l.pool[1];
-        let before = model.layer.iter().filter(before);
         let bit = |i: usize| u8::from(l.norms[i].rows > 1) << i;
         let wire = wire::Layer {
             stream: offsets[at],
             window: l.window,
-            page_at: before.map(|other| page_share(model, partition, other)).sum(),
+            page_at: page_offsets(model, partition, l)[0],
             norm: [norm, norm + l.norms[0].rows],
             head_norms,
             biases,

@@ -464,7 +464,7 @@ impl Runner {
     /// Whether a launch with these slots makes one step only, since it may have to make its last
     /// one again: a recurrent state is behind all of them.
     fn goes_singly(&self, slots: &[usize]) -> bool {
-        self.first().model.classes.iter().any(|class| class.delta.is_some())
+        self.first().model.classes.iter().any(|class| class.is_recurrent())
             && slots.iter().any(|slot| self.delivery.request(*slot).masks.is_some())
     }
 
