@@ -44,7 +44,8 @@ pub(super) fn of(base: &str) -> Option<Run> {
 
 /// The matrix unit: d (16 x 16) = a (16 x 16) b (16 x 16) + c. Lane 16 t + n has k 4 t .. of row n
 /// of a and of column n of b, halves, and rows 4 t .. of column n of c and d, floats. It works for
-/// all lanes, whoever is at work. In which order it adds is not documented: here a sum is rounded once.
+/// all lanes, whoever is at work. In which order it adds is not documented: here a sum is rounded
+/// once.
 fn matrix(w: &mut Wave, i: &Inst, world: &mut World) -> Next {
     let (Operand::V(d), Operand::V(a), Operand::V(b)) = (i.o[0], i.o[1], i.o[2]) else {
         return world.fail("a matrix that is not in vector registers".to_owned());
