@@ -11,11 +11,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kie_core::engine::{Engine, LogitsPath};
+use kie_core::request::EngineConfig;
 use kie_core::{selftest, Grammar};
+use kie_kernels::device::Options;
+use kie_kernels::devices;
 use kie_kernels::machine::{
     Flight, Launch, Machine, MachineInfo, Memory, Module, Peer, Platform, Shared, Source,
 };
 use kie_kernels::Result;
+use support::prompts;
 use support::{goldens, greedy, greedy_request, half, open_on, repository};
 
 /// Relative L2 over a prompt, as for the monokernel elsewhere, or what tests/data/bounds.json has
@@ -97,14 +101,47 @@ fn a_model_runs_on_weak_memory() {
     }
 }
 
-/// A machine whose compiler reads something else than was written.
-struct Misread {
-    machine: Arc<dyn Machine>,
-    from: &'static str,
-    to: &'static str,
+/// An engine whose prompts go through the prefill kernel.
+fn with_prompts(name: &str, device: &str, machines: Vec<Arc<dyn Machine>>) -> Engine {
+    let folder = fixture(name);
+    let options = Options { prefill_kernel: Some(true), ..Options::default() };
+    let device = devices::of_machines(device, machines, &options).unwrap();
+    let config = EngineConfig { max_batch: 2, prefix_cache: false, ..EngineConfig::default() };
+    let builder = Engine::builder(&folder).config(config).dtype(half(&folder));
+    let engine = builder.runner(device).build().unwrap();
+    let plan = &engine.info().plan;
+    assert!(plan.contains("prompts   up to") && !plan.contains("no prefill kernel"), "{plan}");
+    engine
 }
 
-impl Machine for Misread {
+/// Recorded continuations of prompts through that kernel, within the gate that it has in the
+/// simulator.
+fn check_prompts(name: &str, device: &str) {
+    let engine = with_prompts(name, device, kie_gcn::ranks::open(device).unwrap());
+    let begin = Instant::now();
+    let off = prompts::check(&fixture(name), &engine).unwrap();
+    eprintln!("{name} {device}: prompts {off:.2e}, {:?}", begin.elapsed());
+    assert!(off <= prompts::GATE, "{name} {device}: {off:.2e}");
+}
+
+#[test]
+fn prompts_run_as_machine_code() {
+    if has_tools("prompts on gcn") {
+        check_prompts("llama", "gcn:seed=3,blocks=4,weak=1");
+        check_prompts("laneformer_d2", "gcn:seed=2,blocks=4");
+    }
+}
+
+/// A machine whose compiler makes something else of what was written.
+struct Misread<C> {
+    machine: Arc<dyn Machine>,
+    compile: C,
+}
+
+impl<C> Machine for Misread<C>
+where
+    C: Fn(&dyn Machine, &Source) -> Result<Arc<dyn Module>> + Send + Sync,
+{
     fn platform(&self) -> Platform {
         self.machine.platform()
     }
@@ -118,8 +155,7 @@ impl Machine for Misread {
     }
 
     fn compile(&self, source: &Source) -> Result<Arc<dyn Module>> {
-        let text = source.text.replace(self.from, self.to);
-        self.machine.compile(&Source { text, ..source.clone() })
+        (self.compile)(&*self.machine, source)
     }
 
     fn alloc(&self, bytes: usize) -> Result<Memory> {
@@ -147,6 +183,84 @@ impl Machine for Misread {
     }
 }
 
+/// One that reads `to` for `from`, in all kernels or in one.
+fn misread(
+    machine: Arc<dyn Machine>,
+    (from, to): (&'static str, &'static str),
+    entry: Option<&'static str>,
+) -> Arc<dyn Machine> {
+    let compile = move |machine: &dyn Machine, source: &Source| {
+        if entry.is_some_and(|entry| source.entries != [entry]) {
+            return machine.compile(source);
+        }
+        let text = source.text.replace(from, to);
+        machine.compile(&Source { text, ..source.clone() })
+    };
+    Arc::new(Misread { machine, compile })
+}
+
+/// What the prefill kernel must not do without: operands where the matrix unit has them, a release
+/// before blocks are counted, the wait for what goes into a stage.
+#[test]
+fn broken_prefill_kernels_are_found() {
+    if !has_tools("prefill mutants on gcn") {
+        return;
+    }
+    let found = |what: &str, machines: &mut dyn Iterator<Item = (String, Arc<dyn Machine>)>| {
+        let good = |(device, machine): (String, Arc<dyn Machine>)| {
+            let engine = with_prompts("llama", &device, vec![machine]);
+            let off = prompts::check(&fixture("llama"), &engine);
+            off.is_ok_and(|off| off <= prompts::GATE)
+        };
+        assert!(machines.map(good).any(|good| !good), "{what} goes unnoticed");
+    };
+    let open = |seed: u32| {
+        let device = format!("gcn:seed={seed},blocks=4,weak=1");
+        let machine = kie_gcn::ranks::open(&device).unwrap().remove(0);
+        (device, machine)
+    };
+    for (from, to) in [
+        ("four_halves(q.v[0], q.v[2])", "four_halves(q.v[2], q.v[0])"),
+        ("__builtin_amdgcn_fence(__ATOMIC_RELEASE, \"agent\");", ""),
+    ] {
+        let entry = Some("kie_prefill");
+        let mutant = |(name, machine)| (name, misread(machine, (from, to), entry));
+        found(from, &mut (0..8).map(open).map(mutant));
+    }
+    let folder = support::Folder::new("gcn-mutants");
+    let cache = folder.0.clone();
+    let gcn = kie_gcn::Gcn::open("gcn:seed=1,blocks=4").unwrap();
+    let own = gcn.clone();
+    let compile = move |machine: &dyn Machine, source: &Source| {
+        if source.entries != ["kie_prefill"] {
+            return machine.compile(source);
+        }
+        let compiled = kie_gcn::toolchain::compile(source, &cache)?;
+        let listing = without_waits_for_stages(&compiled.listing);
+        assert_ne!(listing, compiled.listing, "nothing has changed");
+        own.module(&kie_gcn::toolchain::Compiled { listing, ..compiled }, &source.entries)
+    };
+    let machine: Arc<dyn Machine> = Arc::new(Misread { machine: Arc::new(gcn), compile });
+    let one = ("gcn:seed=1,blocks=4".to_owned(), machine);
+    found("a stage without waits", &mut std::iter::once(one));
+}
+
+/// The listing without the waits right before what was loaded goes to shared memory.
+fn without_waits_for_stages(listing: &str) -> String {
+    let lines: Vec<&str> = listing.lines().collect();
+    let one = |at: usize| {
+        let next = lines[at + 1..].iter().take(3).any(|line| line.contains("ds_write_b128"));
+        match lines[at].split_once("s_waitcnt vmcnt(") {
+            Some((before, rest)) if next => {
+                let (_, address) = rest.split_once("//").unwrap();
+                format!("{before}s_nop 0 //{address}\n")
+            }
+            _ => format!("{}\n", lines[at]),
+        }
+    };
+    (0..lines.len()).map(one).collect()
+}
+
 #[test]
 fn a_device_is_tried_before_it_serves() {
     if !has_tools("self-test on gcn") {
@@ -159,9 +273,13 @@ fn a_device_is_tried_before_it_serves() {
         ("__builtin_amdgcn_fence(__ATOMIC_RELEASE, \"agent\");", "", "kie_litmus_words: stale"),
         ("offset:512 nt", "offset:256 nt", "kie_litmus_copies"),
         ("add_of_four<0x4e>", "add_of_four<0xe4>", "logits of a tiny model"),
+        (
+            "four_halves(q.v[0], q.v[2])",
+            "four_halves(q.v[2], q.v[0])",
+            "tokens behind 40 positions",
+        ),
     ] {
-        let machine: Arc<dyn Machine> = Arc::new(Misread { machine: open(), from, to });
-        let tried = selftest::check("hip:0", &machine, 20);
+        let tried = selftest::check("hip:0", &misread(open(), (from, to), None), 20);
         let error = tried.expect_err(&format!("{to} for {from}")).to_string();
         for word in
             [what, "failed kie's self-test and will not serve", "report", "3 multiprocessors"]
@@ -199,6 +317,38 @@ fn every_fixture_runs_as_machine_code() {
     if has_tools("every fixture on gcn") {
         let taken = names.filter(|name| !refused.contains(&name.as_str()));
         all_of(taken.map(|name| (name, "gcn:seed=5,blocks=8", 4, 8)));
+    }
+}
+
+/// Recorded prompts of every kind of model that the prefill kernel has.
+#[test]
+#[ignore = "minutes: make gcn"]
+fn every_kind_of_prompt_runs_as_machine_code() {
+    if !has_tools("prompts of all kinds on gcn") {
+        return;
+    }
+    let mut failed = Vec::new();
+    for name in prompts::FIXTURES {
+        let begin = Instant::now();
+        if std::panic::catch_unwind(|| check_prompts(name, "gcn:seed=5,blocks=8,weak=1")).is_err() {
+            failed.push(name);
+        }
+        eprintln!("{name}: {:?} with compiling", begin.elapsed());
+    }
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+/// More than a tile, and a last page that is not whole.
+#[test]
+#[ignore = "minutes: make gcn"]
+fn long_prompts_run_as_machine_code() {
+    if has_tools("long prompts on gcn") {
+        for name in ["own_llama_f16", "laneformer_d2", "own_mixtral"] {
+            let device = "gcn:seed=6,blocks=8";
+            let engine = with_prompts(name, device, kie_gcn::ranks::open(device).unwrap());
+            let reference = prompts::reference(&fixture(name));
+            prompts::judge(name, &engine, &reference, &prompts::ids(301), 4);
+        }
     }
 }
 

@@ -10,6 +10,8 @@
 // that will want it, on every rank; behind such a phase the grids of all ranks meet.
 #pragma once
 
+#define KIE_PREFILL  // some platforms number threads for it
+
 #include "platform.h"
 #include "prefill/attend.h"
 #include "prefill/feed.h"

@@ -243,6 +243,15 @@ KIE_DEVICE void stage_asked(Slot* s) {
                  : "memory");
 }
 #endif
+// What threads that run together have alike: here nobody has to be told.
+template <class T>
+KIE_DEVICE T of_wave(T v) {
+    return v;
+}
+KIE_DEVICE u32 word_at(const Quad& q, int i) { return q.v[i]; }
+// Before the block's barrier, by every thread, where one of them tells others what all wrote: here
+// its fence says it for all.
+KIE_DEVICE void writes_before_telling() {}
 // 16 bytes into shared memory, done by the thread's own quads_here, which
 // is followed by slot_fill where a slot is filled that way; never from a cache that is not
 // coherent.

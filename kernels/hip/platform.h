@@ -11,7 +11,12 @@
 #pragma once
 
 #define KIE_DEVICE __attribute__((device)) __attribute__((always_inline)) inline
+#ifdef KIE_PREFILL  // a call would want memory of a thread's own
+#define KIE_CONST_FN \
+    __attribute__((host)) __attribute__((device)) __attribute__((always_inline)) constexpr
+#else
 #define KIE_CONST_FN __attribute__((host)) __attribute__((device)) constexpr
+#endif
 #define KIE_KERNEL(name, threads, args)                             \
     extern "C" __attribute__((global))                              \
     __attribute__((amdgpu_flat_work_group_size(1, (threads)))) void \
@@ -33,6 +38,13 @@ template <u32 kWarps, u32 kHelpers>
 KIE_DEVICE void be_consumer() {}
 struct alignas(16) Quad {
     u32 v[4];
+#ifdef KIE_PREFILL
+    // Word by word: what is copied as a whole stays in memory of a thread's own.
+    KIE_DEVICE Quad& operator=(const Quad& from) {
+        KIE_UNROLL for (int i = 0; i < 4; ++i) v[i] = from.v[i];
+        return *this;
+    }
+#endif
 };
 
 // Memory by where it lies: a pointer that may be anything costs both counters of every wait.
@@ -46,12 +58,29 @@ KIE_DEVICE u32 opaque(u32 v) {
     asm volatile("" : "+v"(v));
     return v;
 }
+#ifdef KIE_PREFILL
+// The prefill kernel numbers a wave's threads for the matrix unit, whose rows are the lowest four
+// bits of a lane: thread 4 g + t of team h is lane 16 t + 8 h + g (see wide.h).
+KIE_CONST_FN u32 number_of(u32 lane) { return lane % 16 * 4 + lane / 16; }
+KIE_CONST_FN u32 lane_of(u32 number) { return number % 4 * 16 + number / 4; }
+KIE_DEVICE u32 thread() {
+    const u32 at = __builtin_amdgcn_workitem_id_x();
+    return opaque(at / kWarp * kWarp + number_of(at % kWarp));
+}
+#else
+KIE_CONST_FN u32 number_of(u32 lane) { return lane; }
+KIE_CONST_FN u32 lane_of(u32 number) { return number; }
 KIE_DEVICE u32 thread() { return opaque(__builtin_amdgcn_workitem_id_x()); }
+#endif
 KIE_DEVICE u32 grid_block() { return __builtin_amdgcn_workgroup_id_x(); }
 KIE_DEVICE u32 lane() { return thread() % kTeamLanes; }
+#ifdef KIE_PREFILL  // as thread(): what follows from it is not kept through all phases
+KIE_DEVICE u32 wave_lane() { return opaque(__builtin_amdgcn_workitem_id_x()) % kWarp; }
+#else
 KIE_DEVICE u32 wave_lane() {
     return __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0));
 }
+#endif
 
 // What is the same in all lanes, as a scalar.
 KIE_DEVICE u32 alike(u32 v) { return (u32)__builtin_amdgcn_readfirstlane((int)v); }
@@ -112,14 +141,19 @@ KIE_DEVICE void sync_warp() {
 // Not to be moved into a branch, so the wave is whole here.
 KIE_DEVICE void join_wave() { __builtin_amdgcn_wave_barrier(); }
 
-// Between the lanes of a team. The swizzle works on 32 lanes at a time, which is the team.
+// Between the lanes of a team. The swizzle works on 32 lanes at a time, which is the team, unless
+// threads are numbered otherwise.
 KIE_DEVICE u32 shuffle(u32 v, u32 from) {
-    const u32 lane_of_wave = (wave_lane() & kTeamLanes) | (from % kTeamLanes);
+    const u32 lane_of_wave = (wave_lane() & lane_of(kTeamLanes)) | lane_of(from % kTeamLanes);
     return (u32)__builtin_amdgcn_ds_bpermute((int)(lane_of_wave * 4), (int)v);
 }
 template <u32 kMask>
 KIE_DEVICE u32 swizzle_xor(u32 v) {
-    return (u32)__builtin_amdgcn_ds_swizzle((int)v, kMask << 10 | 0x1f);
+    constexpr u32 kLanes = lane_of(kMask);
+    if constexpr (kLanes < 32)
+        return (u32)__builtin_amdgcn_ds_swizzle((int)v, kLanes << 10 | 0x1f);
+    else
+        return (u32)__builtin_amdgcn_ds_bpermute((int)((wave_lane() ^ kLanes) * 4), (int)v);
 }
 KIE_DEVICE u32 shuffle_xor(u32 v, u32 mask) {
     switch (mask) {
@@ -134,7 +168,7 @@ KIE_DEVICE u32 shuffle_xor(u32 v, u32 mask) {
         case 16:
             return swizzle_xor<16>(v);
         default:
-            return shuffle(v, wave_lane() ^ mask);
+            return shuffle(v, number_of(wave_lane()) ^ mask);
     }
 }
 KIE_DEVICE u32 bits(float f) { return __builtin_bit_cast(u32, f); }
@@ -151,7 +185,20 @@ KIE_DEVICE void add_shared(u64* p, u64 v) {
 }
 // One bit a lane of the team.
 KIE_DEVICE u32 ballot(bool yes) {
-    return (u32)(__builtin_amdgcn_ballot_w64(yes) >> (wave_lane() & kTeamLanes));
+    const u64 all = __builtin_amdgcn_ballot_w64(yes);
+#ifdef KIE_PREFILL
+    u32 mine = 0;
+    KIE_UNROLL for (u32 t = 0; t < 4; ++t) {  // its eight of each sixteen, four apart
+        u32 bits = (u32)(all >> (16 * t + (wave_lane() & 8))) & 0xff;
+        bits = (bits | bits << 12) & 0x000f000f;
+        bits = (bits | bits << 6) & 0x03030303;
+        bits = (bits | bits << 3) & 0x11111111;
+        mine |= bits << t;
+    }
+    return mine;
+#else
+    return (u32)(all >> (wave_lane() & kTeamLanes));
+#endif
 }
 
 // Words.
@@ -232,8 +279,10 @@ struct Slot {
 };
 static_assert(sizeof(Slot) == 16, "a slot has 16 bytes of shared memory");
 KIE_DEVICE KIE_LOCAL u32* counter(const u32& c) { return (KIE_LOCAL u32*)&c; }
+template <u32 kEach = 1>
 KIE_DEVICE bool count_passed(const u32& count, u32 parity) {
-    return (__hip_atomic_load(counter(count), __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_WORKGROUP) &
+    return (__hip_atomic_load(counter(count), __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_WORKGROUP) /
+                kEach &
             1) != parity;
 }
 // To one more than it is; by whoever alone may, with all that he did before.
@@ -243,7 +292,15 @@ KIE_DEVICE void count_up(u32& count) {
 KIE_DEVICE void slot_init(Slot* s, u32 teams, u32 = 1) { *s = {0, 0, 0, (u16)teams, 0}; }
 // By the thread that called slot_init, before the block's first barrier.
 KIE_DEVICE void slots_ready() { meeting = {0, 0}; }
-KIE_DEVICE bool slot_filled(const Slot* s, u32 parity) { return count_passed(s->filled, parity); }
+// The prefill kernel's slots are filled by two waves.
+#ifdef KIE_PREFILL
+constexpr u32 kFills = 2;
+#else
+constexpr u32 kFills = 1;
+#endif
+KIE_DEVICE bool slot_filled(const Slot* s, u32 parity) {
+    return count_passed<kFills>(s->filled, parity);
+}
 KIE_DEVICE bool slot_free(const Slot* s, u32 parity) { return count_passed(s->freed, parity); }
 KIE_DEVICE void slot_release(Slot* s) {
     const u32 before = __hip_atomic_fetch_add(counter(s->released), 1u, __ATOMIC_ACQ_REL,

@@ -95,6 +95,12 @@ KIE_DEVICE void wide_finish(float (&)[kAll]) {
 }
 KIE_DEVICE void writes_before_tiles() {}
 KIE_DEVICE void writes_before_copies() {}
+template <class T>
+KIE_DEVICE T of_wave(T v) {
+    return v;
+}
+KIE_DEVICE u32 word_at(const Quad& q, int i) { return q.v[i]; }
+KIE_DEVICE void writes_before_telling() {}
 
 KIE_DEVICE void stage_expect(Slot* s, u32 bytes) {
     if (kTeamStages) return;

@@ -9,7 +9,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{json, Value};
 
 use super::failures::{all_are_found_out, Mutant};
-use super::prompts::judge;
+use super::support::prompts::judge;
 use super::support::{relative, Folder};
 use super::{fixture, two_at_a_time, DECODE_GATE};
 

@@ -1,40 +1,15 @@
 //! Prompts through the prefill kernel, simulated: wide tiles done in place, the logic as it is.
 
-use kie_core::engine::{Engine, LogitsPath};
+use kie_core::engine::Engine;
 use kie_core::request::{EngineConfig, Prompt, Request, SamplingParams, Token};
 use kie_core::Result;
 
 use super::failures::open_kernel;
-use super::support::{float32, goldens, half};
+use super::support::half;
+use super::support::prompts::{
+    check, continuation, ids, ids_from, judge, reference, Made, FIXTURES, GATE,
+};
 use super::{fixture, two_at_a_time};
-
-/// Relative error of the likeliest ids' log-probabilities; a few roundings make 1e-3 to 3e-3.
-const GATE: f64 = 5e-3;
-/// Fewer positions run as columns of the decode kernel.
-const MANY: usize = 17;
-
-/// Every kind of model: padded heads, rows beyond the matrices, biases, norms of heads, an odd
-/// number of heads a group; windows; lanes that hear of each other at once, later, or never;
-/// experts, with biases and without, sinks, a scaled residual; delta rules, gated attention, an
-/// expert that all positions go to.
-const FIXTURES: [&str; 16] = [
-    "llama",
-    "own_mistral",
-    "qwen2",
-    "qwen3",
-    "own_llama_f16",
-    "own_llama_fp8_tied",
-    "laneformer_d2",
-    "own_laneformer_alone",
-    "laneformer_d2_noearly_vp_lanescale",
-    "own_laneformer_mixed",
-    "own_laneformer_replicate",
-    "qwen3_moe",
-    "gpt_oss_mxfp4",
-    "own_mixtral",
-    "own_gpt_oss",
-    "own_qwen3_next",
-];
 
 fn open_with(name: &str, device: &str, config: EngineConfig) -> Engine {
     let builder = Engine::builder(fixture(name)).config(config).device(device);
@@ -50,93 +25,11 @@ fn open(name: &str, blocks: u32) -> Engine {
     open_with(name, &format!("sim:seed={blocks},warp=32,blocks={blocks}"), config)
 }
 
-/// The CPU over weights of 16 bits, as the kernel has them.
-fn reference(name: &str) -> Engine {
-    let dtype = half(&fixture(name)).to_owned();
-    let config = EngineConfig { max_batch: 1, dtype, ..EngineConfig::default() };
-    Engine::builder(fixture(name)).config(config).device("cpu").build().unwrap()
-}
-
-/// A token, and the likeliest ids at its place with their log-probabilities.
-type Made = (u32, Vec<(u32, f32)>);
-
-/// Greedy tokens, and for each the likeliest ids with their log-probabilities.
-fn continuation(engine: &Engine, ids: &[u32], count: usize) -> Result<Vec<Made>> {
-    let params = SamplingParams {
-        max_tokens: Some(count),
-        temperature: Some(0.0),
-        logprobs: Some(20),
-        ignore_eos: true,
-        ..SamplingParams::default()
-    };
-    let request = Request { prompt: Prompt::Ids(ids.to_vec()), params };
-    let tokens = engine.stream(request)?.collect::<Result<Vec<_>>>()?;
-    let one = |t: &Token| {
-        let likeliest = t.top_logprobs.iter().map(|top| (top.id, top.logprob)).collect();
-        (t.token_ids[0], likeliest)
-    };
-    Ok(tokens.iter().map(one).collect())
-}
-
-/// How far the likeliest ids' log-probabilities are from those of logits, relative to these.
-fn distance(likeliest: &[(u32, f32)], logits: &[f32]) -> f64 {
-    assert_eq!(likeliest.len(), 20);
-    let square = |v: f64| v * v;
-    let all: Vec<f64> = logits.iter().map(|v| f64::from(*v)).collect();
-    let mass = all.iter().map(|v| v.exp()).sum::<f64>().ln();
-    let off: f64 = likeliest
-        .iter()
-        .map(|(id, ours)| square(f64::from(*ours) - (all[*id as usize] - mass)))
-        .sum();
-    let size: f64 = all.iter().map(|v| square(*v)).sum();
-    (off / 20.0).sqrt() / (size / all.len() as f64).sqrt()
-}
-
-/// The worst distance of some tokens behind a prompt from what the reference makes of them.
-pub(super) fn judge(what: &str, engine: &Engine, reference: &Engine, ids: &[u32], count: usize) {
-    let made = continuation(engine, ids, count).unwrap();
-    let mut all = ids.to_vec();
-    all.extend(made[..count - 1].iter().map(|(token, _)| *token));
-    let logits = reference.logits(&all, LogitsPath::Decode).unwrap();
-    let rows = logits.values.chunks_exact(logits.vocab).skip(ids.len() - 1);
-    let worst = made.iter().zip(rows).map(|((_, l), row)| distance(l, row)).fold(0.0, f64::max);
-    eprintln!("{what}, {} ids: {worst:.2e}", ids.len());
-    assert!(worst <= GATE, "{what}, {} ids: {worst:.2e}", ids.len());
-}
-
-fn ids(count: u32) -> Vec<u32> {
-    ids_from(0, count)
-}
-
-fn ids_from(first: u32, count: u32) -> Vec<u32> {
-    (first..first + count).map(|i| 3 + (i * 7919 + i * i * 31) % 400).collect()
-}
-
-/// The worst distance behind a fixture's long prompts; infinite where a token is another one.
-fn check(name: &str, engine: &Engine) -> Result<f64> {
-    let folder = fixture(name);
-    let goldens = goldens(&folder, if float32(&folder) { "bf16w." } else { "" });
-    let long: Vec<_> = goldens.iter().filter(|g| g.ids.len() > MANY).collect();
-    assert!(!long.is_empty(), "{name}");
-    let mut worst = 0.0f64;
-    for golden in long {
-        let count = golden.generated.len().min(6);
-        let made = continuation(engine, &golden.ids, count)?;
-        let tokens: Vec<u32> = made.iter().map(|(token, _)| *token).collect();
-        if tokens != golden.generated[..count] {
-            return Ok(f64::INFINITY);
-        }
-        worst = worst.max(distance(&made[0].1, &golden.last));
-    }
-    eprintln!("{name}: {worst:.2e}");
-    Ok(worst)
-}
-
 #[test]
 fn recorded_continuations_follow_prompts_in_the_prefill_kernel() {
     let all = FIXTURES.into_iter().zip([8, 11].into_iter().cycle());
     two_at_a_time(all.collect(), |(name, blocks)| {
-        let off = check(name, &open(name, blocks)).unwrap();
+        let off = check(&fixture(name), &open(name, blocks)).unwrap();
         assert!(off <= GATE, "{name}, {blocks} blocks: {off:.2e}");
     });
 }
@@ -146,7 +39,7 @@ fn recorded_continuations_follow_prompts_in_the_prefill_kernel() {
 fn a_long_prompt_continues_as_the_reference_would() {
     let all = ["own_llama_f16", "laneformer_d2", "qwen3"];
     two_at_a_time(all.into(), |name| {
-        let reference = reference(name);
+        let reference = reference(&fixture(name));
         judge(name, &open(name, 8), &reference, &ids(301), 4);
     });
 }
@@ -167,7 +60,7 @@ fn layers_of_several_classes_go_through_the_prefill_kernel() {
         let engine = open_with(name, &format!("sim:{device}"), config);
         let plan = &engine.info().plan;
         assert!(plan.contains(&format!("{classes} classes of layers")), "{plan}");
-        judge(name, &engine, &reference(name), &ids(count), 3);
+        judge(name, &engine, &reference(&fixture(name)), &ids(count), 3);
     });
 }
 
@@ -186,7 +79,7 @@ fn experts_take_the_places_that_chose_them() {
     two_at_a_time(all.into(), |(name, device, count)| {
         let config = EngineConfig { max_batch: 2, prefix_cache: false, ..EngineConfig::default() };
         let engine = open_with(name, &format!("sim:{device}"), config);
-        judge(name, &engine, &reference(name), &ids(count), 2);
+        judge(name, &engine, &reference(&fixture(name)), &ids(count), 2);
     });
 }
 
@@ -197,7 +90,7 @@ fn windows_move_over_a_ring_of_pages_and_prefixes_are_found() {
     let config = EngineConfig { max_batch: 2, kv_bytes: Some(1), ..EngineConfig::default() };
     let name = "own_mistral";
     let engine = open_with(name, "sim:seed=5,warp=32,blocks=8", config);
-    let reference = reference(name);
+    let reference = reference(&fixture(name));
     for count in [1300, 130, 300, 1335] {
         judge(name, &engine, &reference, &ids(count), 3);
     }
@@ -218,7 +111,7 @@ fn first_tokens_are_the_references_whatever_is_left_of_a_prompt() {
         let ids = |count| ids_from(first, count);
         let config = EngineConfig { max_batch: 2, reproducible: false, ..EngineConfig::default() };
         let device = format!("sim:seed={blocks},warp=32,blocks={blocks}");
-        let (engine, reference) = (open_with(name, &device, config), reference(name));
+        let (engine, reference) = (open_with(name, &device, config), reference(&fixture(name)));
         for (count, cached) in [(64, 0), (65, 64), (63, 0), (129, 64), (129, 128), (128, 64)] {
             let request = || Request {
                 prompt: Prompt::Ids(ids(count)),
@@ -238,7 +131,8 @@ fn first_tokens_are_the_references_whatever_is_left_of_a_prompt() {
 fn copies_of_states_serve_prompts_in_the_prefill_kernel() {
     let name = "own_qwen3_next";
     let config = EngineConfig { max_batch: 2, reproducible: false, ..EngineConfig::default() };
-    let (engine, reference) = (open_with(name, "sim:blocks=8,seed=8", config), reference(name));
+    let (engine, reference) =
+        (open_with(name, "sim:blocks=8,seed=8", config), reference(&fixture(name)));
     for count in [70, 170, 200] {
         judge(name, &engine, &reference, &ids(count), 3);
         let params = SamplingParams { max_tokens: Some(1), ..greedy() };
@@ -267,7 +161,7 @@ fn first_tokens_are_chosen_as_they_were_asked_for() {
     };
     let repeats = SamplingParams { repetition_penalty: Some(1.7), ..greedy() };
     let bias = SamplingParams { logit_bias: vec![(17, 6.0)], logprobs: Some(0), ..greedy() };
-    let (engine, reference) = (open("qwen2", 8), reference("qwen2"));
+    let (engine, reference) = (open("qwen2", 8), reference(&fixture("qwen2")));
     let stop = reference
         .generate(Request { prompt: Prompt::Ids(ids(70)), params: greedy() })
         .unwrap()
@@ -315,7 +209,7 @@ fn prompts_run_on_several_machines_as_on_one() {
     two_at_a_time(all.collect(), |(seed, &(name, ranks, blocks))| {
         let config = EngineConfig { max_batch: 2, prefix_cache: false, ..EngineConfig::default() };
         let device = format!("sim:ranks={ranks},blocks={blocks},seed={seed}");
-        let off = check(name, &open_with(name, &device, config)).unwrap();
+        let off = check(&fixture(name), &open_with(name, &device, config)).unwrap();
         assert!(off <= GATE, "{name}, {ranks} ranks: {off:.2e}");
     });
 }
@@ -336,7 +230,7 @@ fn long_prompts_on_several_machines_go_by_groups_of_places() {
     two_at_a_time(all.into(), |(name, device, count)| {
         let config = EngineConfig { max_batch: 2, prefix_cache: false, ..EngineConfig::default() };
         let engine = open_with(name, &format!("sim:{device}"), config);
-        judge(name, &engine, &reference(name), &ids(count), 2);
+        judge(name, &engine, &reference(&fixture(name)), &ids(count), 2);
     });
 }
 
@@ -541,7 +435,7 @@ fn every_mutant_is_found_out() {
         let ranks = if what.contains("rank") { 2 } else { 1 };
         let device = format!("sim:seed=1,ranks={ranks},blocks=8,host=300");
         let engine = open_kernel("kie_prefill", name, &device, from, to);
-        let good = check(name, &engine).is_ok_and(|off| off <= GATE);
+        let good = check(&fixture(name), &engine).is_ok_and(|off| off <= GATE);
         assert_eq!(good, *what == "nothing", "{what}: {from:?} -> {to:?}");
     });
 }
@@ -552,7 +446,7 @@ fn prompts_run_without_a_prefill_kernel_that_does_not_compile() {
     let engine = open_kernel("kie_prefill", "llama", "sim:seed=2,blocks=8", from, to);
     let plan = &engine.info().plan;
     assert!(plan.contains("warning   rank 0: no prefill kernel: "), "{plan}");
-    assert!(check("llama", &engine).unwrap() <= GATE);
+    assert!(check(&fixture("llama"), &engine).unwrap() <= GATE);
 }
 
 /// A last item of a single tile of rows: no copying warp may fall behind the ring.
@@ -562,6 +456,6 @@ fn an_item_of_one_tile_stops_nobody() {
     for seed in [2, 3, 5] {
         let config = EngineConfig { max_batch: 2, prefix_cache: false, ..EngineConfig::default() };
         let engine = open_with(name, &format!("sim:ranks=2,blocks=6,seed={seed}"), config);
-        assert!(check(name, &engine).unwrap() <= GATE, "seed {seed}");
+        assert!(check(&fixture(name), &engine).unwrap() <= GATE, "seed {seed}");
     }
 }

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod prompts;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,7 +12,7 @@ use kie_core::request::{EngineConfig, Prompt, Request, SamplingParams};
 use kie_core::Builder;
 use kie_kernels::abi::{Encoding, PageGroup};
 use kie_kernels::buffer::{Buffer, HostBytes};
-use kie_kernels::device::{Device, DeviceInfo, ExactReuse, Running};
+use kie_kernels::device::{Device, DeviceInfo, ExactReuse, Options, Running};
 use kie_kernels::mailbox::Mailbox;
 use kie_kernels::validate::ValidProgram;
 use safetensors::SafeTensors;
@@ -139,21 +141,23 @@ pub fn open_on(folder: &Path, device: &str) -> Engine {
     let config = EngineConfig { max_batch: 4, ..EngineConfig::default() };
     let dtype = if device.starts_with("cpu") { "auto" } else { half(folder) };
     let builder = Engine::builder(folder).config(config).dtype(dtype);
-    if device.starts_with("gcn") { on_gcn(builder, device) } else { builder.device(device) }
-        .build()
-        .unwrap()
+    let usual = Options { prefill_kernel: Some(false), ..Options::default() };
+    let builder = match device.starts_with("gcn") {
+        true => on_gcn(builder, device, &usual),
+        false => builder.device(device),
+    };
+    builder.build().unwrap()
 }
 
 /// On the emulator of gfx942, which no engine finds by its name.
 #[cfg(target_os = "linux")]
-fn on_gcn(builder: Builder, device: &str) -> Builder {
+fn on_gcn(builder: Builder, device: &str, options: &Options) -> Builder {
     let machines = kie_gcn::ranks::open(device).unwrap();
-    let options = kie_kernels::device::Options::default();
-    builder.runner(kie_kernels::devices::of_machines(device, machines, &options).unwrap())
+    builder.runner(kie_kernels::devices::of_machines(device, machines, options).unwrap())
 }
 
 #[cfg(not(target_os = "linux"))]
-fn on_gcn(builder: Builder, device: &str) -> Builder {
+fn on_gcn(builder: Builder, device: &str, _: &Options) -> Builder {
     builder.device(device)
 }
 

@@ -30,6 +30,8 @@ const KV_ROWS: usize = 32;
 const VOCAB: usize = 128;
 const LAYERS: usize = 2;
 const PROMPT: [u32; 6] = [1, 17, 92, 3, 64, 120];
+/// Of a prompt for the prefill kernel, which the first one is too short for.
+const LONG: u32 = 40;
 const TOKENS: usize = 4;
 
 /// What a person is told to report.
@@ -92,7 +94,8 @@ pub fn check(name: &str, machine: &Arc<dyn Machine>, rounds: u32) -> Result<()> 
     });
     // Some hundred kB in a folder of temporary files.
     let _ = std::fs::remove_dir_all(&folder);
-    let [(wanted, tokens), (got, told)] = answers.map_err(|error| refused(error.to_string()))?;
+    let [(wanted, tokens, long), (got, told, told_long)] =
+        answers.map_err(|error| refused(error.to_string()))?;
     let error = relative_error(&got, &wanted);
     if error.is_nan() || error > GATE {
         let what =
@@ -102,11 +105,15 @@ pub fn check(name: &str, machine: &Arc<dyn Machine>, rounds: u32) -> Result<()> 
     if told != tokens {
         return Err(refused(format!("a tiny model's tokens are {told:?}, the CPU's {tokens:?}")));
     }
+    if told_long != long {
+        let what = format!("behind {LONG} positions: {told_long:?}, the CPU's {long:?}");
+        return Err(refused(format!("a tiny model's tokens {what}")));
+    }
     Ok(())
 }
 
-/// Logits of a prompt, and the tokens behind it.
-fn answer(engine: &Engine) -> Result<(Vec<f32>, Vec<u32>)> {
+/// Logits of a prompt, the tokens behind it, and those behind a longer one.
+fn answer(engine: &Engine) -> Result<(Vec<f32>, Vec<u32>, Vec<u32>)> {
     let logits = engine.logits(&PROMPT, LogitsPath::Decode)?.values;
     let params = SamplingParams {
         max_tokens: Some(TOKENS),
@@ -114,9 +121,14 @@ fn answer(engine: &Engine) -> Result<(Vec<f32>, Vec<u32>)> {
         ignore_eos: true,
         ..SamplingParams::default()
     };
-    let tokens = engine.generate(Request { prompt: Prompt::Ids(PROMPT.to_vec()), params })?;
+    let behind = |ids: Vec<u32>| {
+        let request = Request { prompt: Prompt::Ids(ids), params: params.clone() };
+        Ok::<_, Error>(engine.generate(request)?.token_ids)
+    };
+    let tokens = behind(PROMPT.to_vec())?;
+    let long = behind((0..LONG).map(|i| 1 + (i * i + 7 * i) % (VOCAB as u32 - 1)).collect())?;
     engine.close();
-    Ok((logits, tokens.token_ids))
+    Ok((logits, tokens, long))
 }
 
 /// A Llama of two layers, whose weights are drawn.

@@ -12,6 +12,8 @@ pub struct Clocks {
     pub vector: u64,
     /// Of shared memory.
     pub local: u64,
+    /// Of one vector unit's matrix unit: 256 products of halves a clock.
+    pub matrix: u64,
 }
 
 impl AddAssign for Clocks {
@@ -19,6 +21,7 @@ impl AddAssign for Clocks {
         self.instructions += more.instructions;
         self.vector += more.vector;
         self.local += more.local;
+        self.matrix += more.matrix;
     }
 }
 
@@ -43,7 +46,8 @@ pub(crate) fn of(base: &str) -> Clocks {
         _ if base.starts_with("ds_") => times * bytes(base) / 2,
         _ => 0,
     };
-    Clocks { instructions: 1, vector, local }
+    let matrix = if base.starts_with("v_mfma_f32_16x16x16") { 16 } else { 0 };
+    Clocks { instructions: 1, vector, local, matrix }
 }
 
 #[cfg(test)]

@@ -343,6 +343,11 @@ fn decode(lines: &[Line<'_>], at: usize, places: &Places) -> Result<Inst, Fault>
     let unknown = || Fault::Unknown { address: line.address, text: line.text.to_owned() };
     let base = line.name.trim_end_matches("_e32").trim_end_matches("_e64");
     let base = base.trim_end_matches("_sdwa").trim_end_matches("_dpp");
+    // Of these sc0 says that what was there comes back.
+    let base = match base {
+        "global_atomic_add_x2" if line.has("sc0") => "global_atomic_add_rtn_x2",
+        base => base,
+    };
     let run = meaning::of(base).ok_or_else(unknown)?;
     let mut inst = blank(run, base);
     let strange = |what: &str| line.fault(format!("{what} is not understood"));

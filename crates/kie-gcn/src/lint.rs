@@ -24,7 +24,10 @@ pub enum Words {
     None,
     /// To all blocks of a device; all that is stored in 8 bytes is a word, or a time.
     Device,
-    /// The same, to other devices, too.
+    /// To all blocks of a device; results are stored in 8 bytes, too, and told of behind a
+    /// write-back, and what is copied into shared memory other blocks read as well: prefill.
+    Phases,
+    /// As [`Words::Device`], to other devices, too.
     System,
     /// To other devices; results are stored in 8 bytes, too.
     Flags,
@@ -34,7 +37,7 @@ impl Words {
     fn carried_by(self, line: &Line<'_>) -> bool {
         match self {
             Self::None => true,
-            Self::Device => line.has("sc1"),
+            Self::Device | Self::Phases => line.has("sc1"),
             Self::System | Self::Flags => line.has("sc0") && line.has("sc1"),
         }
     }
@@ -78,7 +81,7 @@ pub fn check(listing: &str, words: Words) -> Result<Vec<String>, Fault> {
         found.extend(barriers(&function)?);
         found.extend(polls(&function, words)?);
         found.extend(published(&function, words));
-        found.extend(streams(&function));
+        found.extend(streams(&function, words));
         found.extend(memory_register(&function));
         faults.extend(found.iter().map(|fault| format!("{}: {fault}", function.name)));
     }
@@ -171,7 +174,8 @@ fn published(function: &Function<'_>, words: Words) -> Vec<Fault> {
     };
     let accesses = lines.iter().enumerate().filter(|(_, line)| line.name.starts_with("global_"));
     for (at, line) in accesses {
-        let is_store = line.name == "global_store_dwordx2" && words != Words::Flags;
+        let has_results = matches!(words, Words::Phases | Words::Flags);
+        let is_store = line.name == "global_store_dwordx2" && !has_results;
         let is_scoped = line.has("sc1") || line.has("sc0");
         if (is_store && !is_time(at) || is_scoped) && !words.carried_by(line) {
             faults.push(line.fault("a word that stays in a cache"));
@@ -203,12 +207,14 @@ fn registers(operand: &str) -> Option<std::ops::RangeInclusive<u32>> {
 
 /// Loads into shared memory, and those of 16 bytes whose registers go there as they are: they pass
 /// once.
-fn streams<'a>(function: &'a Function<'_>) -> impl Iterator<Item = Fault> + 'a {
+fn streams<'a>(function: &'a Function<'_>, words: Words) -> impl Iterator<Item = Fault> + 'a {
     let lines = &function.lines;
     let is_direct = |line: &&Line<'_>| line.name.starts_with("global_load_lds");
     let direct = lines.iter().filter(is_direct).filter(|line| !line.has("nt"));
     let direct = direct.map(|line| line.fault("streamed through the caches"));
-    let stores = lines.iter().enumerate().filter(|(_, line)| line.name == "ds_write_b128");
+    let is_once = words != Words::Phases;
+    let stores = lines.iter().enumerate();
+    let stores = stores.filter(move |(_, line)| is_once && line.name == "ds_write_b128");
     let moved = stores.filter_map(|(at, line)| {
         let data = line.operands.get(1)?;
         let wanted = registers(data)?;
@@ -331,6 +337,7 @@ mod tests {
         let mut bare = copy;
         bare[0] = "global_load_dwordx4 v[4:7], v[2:3], off";
         assert!(faults(&bare, Words::None)[0].ends_with("streamed through the caches"));
+        assert_eq!(faults(&bare, Words::Phases), [""; 0], "others read it, too");
         let direct = ["global_load_lds_dword v[2:3], off offset:256", "s_endpgm"];
         assert!(faults(&direct, Words::None)[0].ends_with("streamed through the caches"));
         let set = ["s_mov_b32 m0, s1", "v_writelane_b32 v1, s2, m0", "s_endpgm"];

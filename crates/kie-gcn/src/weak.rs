@@ -52,6 +52,12 @@ enum What {
         at: u64,
         cell: Cell,
     },
+    /// In memory, past the caches, for a lane.
+    Add {
+        at: u64,
+        more: u64,
+        lane: u8,
+    },
     WriteBack,
     Invalidate,
 }
@@ -69,6 +75,8 @@ struct Write {
     op: u64,
     at: u64,
     cell: Cell,
+    /// A lane's, which is added to what is there instead.
+    adds: Option<u8>,
 }
 
 #[derive(Debug, Default)]
@@ -197,7 +205,7 @@ impl World {
         }
         weak.near.iter_mut().for_each(Cache::clear);
         for (at, value, mask) in held {
-            self.arrive(&Write { op: 0, at, cell: Cell { value, mask } });
+            self.arrive(&Write { op: 0, at, cell: Cell { value, mask }, adds: None });
         }
     }
 
@@ -205,7 +213,15 @@ impl World {
         self.changes += 1;
         if let Some((region, offset)) = self.space.find(write.at, 8) {
             let before = Cell { value: region.load(offset, 8), mask: !0 };
-            region.store(offset, 8, before.over(write.cell).value);
+            let after = match write.adds {
+                Some(_) => before.value.wrapping_add(write.cell.value),
+                None => before.over(write.cell).value,
+            };
+            region.store(offset, 8, after);
+            let op = self.weak.as_mut().and_then(|weak| weak.ops.get_mut(&write.op));
+            if let (Some(op), Some(lane)) = (op, write.adds) {
+                op.loaded.push((lane, 0, before.value));
+            }
         }
         if let Some(weak) = &mut self.weak {
             weak.done(write.op);
@@ -231,6 +247,11 @@ impl World {
                 weak.put(unit, at, cell, &request);
                 weak.done(request.op);
             }
+            What::Add { at, more, lane } => {
+                let Some(weak) = &mut self.weak else { return };
+                let cell = Cell { value: more, mask: !0 };
+                weak.fabric.push(Write { op: request.op, at, cell, adds: Some(lane) });
+            }
             What::WriteBack | What::Invalidate => {
                 let Some(weak) = &mut self.weak else { return };
                 let die = weak.die_of[unit];
@@ -248,7 +269,7 @@ impl World {
                     for (at, cached) in dirty {
                         let cell = Cell { value: cached.cell.value, mask: cached.dirty };
                         cached.dirty = 0;
-                        weak.fabric.push(Write { op: request.op, at: *at, cell });
+                        weak.fabric.push(Write { op: request.op, at: *at, cell, adds: None });
                         weak.ops.entry(request.op).or_default().left += 1;
                     }
                 }
@@ -346,6 +367,33 @@ impl World {
         Ok(op)
     }
 
+    /// Sums of words of 8 bytes in memory, as [`World::load_weakly`]; `back`: what was there is
+    /// wanted.
+    pub(crate) fn add_weakly(
+        &mut self,
+        unit: usize,
+        back: bool,
+        at: &[(u8, u64, u64)],
+    ) -> Result<u64, (usize, u64)> {
+        if at.is_empty() {
+            return Ok(0);
+        }
+        for &(lane, at, _) in at {
+            let known = at.is_multiple_of(8).then(|| self.space.find(at, 8));
+            known.flatten().ok_or((lane.into(), at))?;
+        }
+        let Some(weak) = &mut self.weak else { return Ok(0) };
+        let op = weak.begin();
+        for &(lane, at, more) in at {
+            let what = What::Add { at, more, lane };
+            weak.send(unit, channel(at), Request { op, scope: DEVICE, what });
+        }
+        if let (true, Some(known)) = (back, weak.ops.get_mut(&op)) {
+            known.lanes = at.iter().map(|&(lane, at, _)| (lane, at)).collect();
+        }
+        Ok(op)
+    }
+
     /// A write-back of the die's cache, or that what caches have is forgotten.
     pub(crate) fn maintain(&mut self, unit: usize, scope: u8, writes: bool) -> u64 {
         let Some(weak) = &mut self.weak else { return 0 };
@@ -419,7 +467,7 @@ impl Weak {
             cached.cell = cached.cell.over(cell);
             cached.dirty &= !cell.mask;
         }
-        self.fabric.push(Write { op: request.op, at, cell });
+        self.fabric.push(Write { op: request.op, at, cell, adds: None });
         self.ops.entry(request.op).or_default().left += 1;
     }
 }

@@ -19,7 +19,7 @@ constexpr int kPageBufferBytes = 2 * max_i(max_i(Class0::kPageHalf, Class1::kPag
                                            max_i(Class2::kPageHalf, ClassLast::kPageHalf));
 // A copying warp a buffer; of two that are in use the first is free once the next one is there.
 constexpr int kPageBuffers = min_i(kCopiers, kStages* kStageBytes / max_i(kPageBufferBytes, 1024));
-static_assert(kPageBuffers >= (kWideAsync ? 3 : 2), "pages fit the ring");
+static_assert(kPageBuffers >= (kWideAsync ? 3 : kShortStages ? 1 : 2), "pages fit the ring");
 
 // Long runs first, dealt out there and back, so that blocks end together.
 KIE_DEVICE int run_index(const PrefillArgs& args, int turn) {
@@ -59,8 +59,8 @@ KIE_DEVICE u8* page_bytes(u32 at) {
     return prefill_shared() + kPfRing + at % kPageBuffers * kPageBufferBytes;
 }
 KIE_DEVICE void await_page(u32 at) {
-    while (!slot_filled(page_slot(at), at / kPageBuffers & 1))
-        if (*stop_word()) break;
+    while (!of_wave(slot_filled(page_slot(at), at / kPageBuffers & 1)))
+        if (of_wave(*stop_word())) break;
 }
 KIE_DEVICE void release_page(u32 at) {
     if (lane() == 0) slot_release(page_slot(at));

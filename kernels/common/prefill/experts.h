@@ -191,7 +191,7 @@ KIE_DEVICE void place_experts(const PrefillArgs& args, u32* counts, bool tells) 
         const u32 of = bits(shuffle(number(mine), m));
         if (m < my) before += of;
     }
-    if (tells && my == (int)kTeam - 1) tile_words(args)[0] = before + mine >> 16;
+    if (tells && my == (int)kTeam - 1) tile_words(args)[0] = (before + mine) >> 16;
     u64* tile = tile_words(args) + 1;
     KIE_NO_UNROLL for (int e = from; e < to; ++e) {
         const int count = counts[e] >> 16, tiles = over(count, kRoutedWide),
@@ -276,14 +276,14 @@ template <class S, int kAll>
 struct Routed {
     using Tiling = S;
     static constexpr int kRows = kAll;
-    static constexpr int kMost = kStageWeights / 2 / S::row_bytes;
+    static constexpr int kMost = kStageWeights / kStagePairs / S::row_bytes;
     static constexpr bool kOwn = is_dense<S, kRows>(kMost),
                           kTwo = S::row_bytes <= 16 && kOwn &&
                                  is_dense<S, kRows>(kMost, 2 * kWideRows);
     static constexpr int kTurns = kTwo ? 2 : 1, kTiles = kTurns * kWideTiles;
     static constexpr int kFrags = kOwn ? over(kRows, 16) : frags_of<S, kRows>();
     static constexpr int kAcross = over(kFrags, kTiles), kPairs = S::k / 32;
-    static constexpr int kStagePairs = 2 * over(kPairs, 2);
+    static constexpr int kPairsInStages = 2 * over(kPairs, 2);
     KIE_DEVICE static WideRows rows(const TileTask& task, int turn) {
         const int f = task.frag + result_tile(task, turn).tile;
         if constexpr (!kOwn) return rows_at<S, kRows>(f);
@@ -343,7 +343,7 @@ KIE_DEVICE bool feed_routed(Watch& w, const PrefillArgs& args, Pipe& pipe, int p
         const RoutedTask t = routed_task<R>(args, i);
         const Load load =
             load_of<S>(expert_at<C>(args, layer, t.expert, at), t.task, R::kOwn ? kRows : 0, x);
-        if (!feed_stages<S>(w, pipe, load, 0, R::kStagePairs, kRoutedEights * kCores, t.sole,
+        if (!feed_stages<S>(w, pipe, load, 0, R::kPairsInStages, kRoutedEights * kCores, t.sole,
                             policy, 0x2000 | product))
             return false;
     }
@@ -396,9 +396,13 @@ KIE_DEVICE void accumulate_routed(Pipe& pipe, int pairs, const Rows (&rows)[kTur
         const WideOperand x = wide_operand(stage + kStageWeights, 128, kCores);
         multiply_turns<kN, kTurns>(a, x, d);
         leave_before(pipe, last);
-        take_routed<kBits>(stage + kStageWeights / 2, rows, p + 1 < pairs, ahead[1], b);
+        enter_second(pipe);
+        if (kShortStages) stage = stage_bytes(pipe.at);
+        take_routed<kBits>(stage + second_pair(kStageWeights), rows, p + 1 < pairs, ahead[1], b);
         ask(p + 3, ahead[1]);
-        multiply_turns<kN, kTurns>(b, wide_shift(x, kStagePart), d);
+        const WideOperand next = kShortStages ? wide_operand(stage + kStageWeights, 128, kCores)
+                                              : wide_shift(x, kStagePart);
+        multiply_turns<kN, kTurns>(b, next, d);
         leave_after(pipe);
         forward(pipe);
         if (p + 2 >= pairs) break;

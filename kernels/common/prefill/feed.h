@@ -69,13 +69,15 @@ KIE_DEVICE Load load_of(const MatrixAt& matrix, const TileTask& task, int dense,
     u32 all = bytes;
     KIE_UNROLL for (int m = 1; m < (kAnyDense || kHasExperts ? kTeam : kNarrowTiles); m *= 2) all +=
         shuffle_xor(all, m);
-    all = 2 * all + 2 * task.width * 64;
-    if (dense > 0 && warp < 2) return {part.from, part.to + pair * (kStageWeights / 2), bytes, all};
+    all = kStagePairs * all + kStagePairs * task.width * 64;
+    if (pair >= kStagePairs) return {x, 0, 0, all};  // the other warps bring all
+    if (dense > 0 && warp < 2)
+        return {part.from, part.to + pair * (kStageWeights / kStagePairs), bytes, all};
     if (warp < 2)
         return {matrix.at + (task.lane_index * kBlocksPerLane + f / S::tiles_all) * matrix.stride +
                     tile * kTile,
-                (u32)(pair * (narrow ? kNarrowWeights : kStageWeights) / 2 + my * kTile), bytes,
-                all};
+                (u32)(pair * (narrow ? kNarrowWeights : kStageWeights) / kStagePairs + my * kTile),
+                bytes, all};
     return {x + ((long)task.lane_index * (S::k / 32) * kEights + task.place / 8) * kCores,
             (u32)(narrow ? kNarrowWeights + pair * kNarrowPart : kStageWeights + pair * kStagePart),
             my == 0 ? task.width * 64 : 0u, all};
@@ -90,7 +92,7 @@ KIE_DEVICE bool await_free(Watch& w, const Pipe& pipe, u32 where, u32 wanted) {
         if (!free) break;
         if (lane() == 0 && wait_expired(w, where, wanted, pipe.at)) *stop_word() = 1;
     }
-    return ballot(free) == ~0u;
+    return of_wave(ballot(free)) == ~0u;
 }
 // The second warp has no part in a residual stage: the first, without whom it does not fill, lets
 // it look first.
@@ -147,23 +149,26 @@ KIE_DEVICE bool feed_residual(Watch& w, const PrefillArgs& args, Pipe& pipe, con
     }
     return true;
 }
-// The stages of a task: pairs from .. to, two a stage. `apart`: bytes from 32 columns of positions
-// to the next; `once`: weights are read by one task.
+// The stages of a task: pairs from .. to, kStagePairs a stage. `apart`: bytes from 32 columns of
+// positions to the next; `once`: weights are read by one task.
 template <class S>
 KIE_DEVICE bool feed_stages(Watch& w, Pipe& pipe, const Load& load, int from, int to, long apart,
                             bool once, StreamPolicy policy, u32 where) {
     constexpr int kPairs = S::k / 32;
     const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kTeam;
-    KIE_NO_UNROLL for (int p = from; p < to; p += 2) {
+    KIE_NO_UNROLL for (int p = from; p < to; p += kStagePairs) {
         if (!await_free(w, pipe, where, p)) return false;
         Slot* s = stage_slot(pipe.at);
-        const int mine = p + warp % 2 < kPairs ? p + warp % 2 : kPairs - 1;
+        const int next = p + warp % kStagePairs, mine = next < kPairs ? next : kPairs - 1;
         // Of the queue by who has waited for what others made: the workers are told by this.
         if (warp == (kQueued ? 2 : 0) && my == 0) stage_expect(s, load.all);
         if (kTeamStages || load.bytes > 0) {
             reads_before_copy();
             u8* to = stage_bytes(pipe.at) + load.to;
-            if (warp >= 2)
+            if (kShortStages)
+                stage_copy(s, to, load.from + (warp >= 2 ? mine * apart : unit_at<S>(mine)),
+                           load.bytes);
+            else if (warp >= 2)
                 stage_copy(s, to, load.from + mine * apart, load.bytes);
             else if (once)
                 stage_copy(s, to, load.from + unit_at<S>(mine), load.bytes, policy);
@@ -203,7 +208,7 @@ KIE_DEVICE bool feed(Watch& w, const PrefillArgs& args, Pipe& pipe, const Chunk&
         const TileTask task = task_at<C>(product, all_of(chunk), config, i);
         if (!feed_task<C, S>(w, args, pipe, config, task, product, at, x, once, policy))
             return false;
-        if ((product == kToO || product == kToDown) && config.k_splits == 1 &&
+        if (kOldStages > 0 && (product == kToO || product == kToDown) && config.k_splits == 1 &&
             !is_reduced(args, product, layer) &&
             !feed_residual(w, args, pipe, task, product == kToDown, layer))
             return false;
@@ -233,7 +238,7 @@ KIE_CONST_FN long product_offset(int product) {
 // workers; nobody here waits for another warp of the team, so each can give up by itself.
 KIE_DEVICE bool await_feed(Watch& w, const PrefillArgs& args, Phase& p, u32 phases, bool all) {
     p.done += phases;
-    if (!all && thread() - kWorkers < kCrew / 2) return *stop_word() == 0;
+    if (!all && thread() - kWorkers < kCrew / 2) return of_wave(*stop_word()) == 0;
     if (lane() == 0) {
         w.polls = 0;
         while (*phase_word() < p.done && *stop_word() == 0) {
@@ -244,7 +249,7 @@ KIE_DEVICE bool await_feed(Watch& w, const PrefillArgs& args, Phase& p, u32 phas
     }
     sync_warp();
     writes_before_copies();
-    return *stop_word() == 0;
+    return of_wave(*stop_word()) == 0;
 }
 // Nothing is in flight when the block leaves: the workers have taken every stage; where they gave
 // up, copies land within microseconds, and a stage that lacks some never counts as filled.

@@ -50,6 +50,7 @@ KIE_DEVICE bool meet(Watch& w, const PrefillArgs& args, Phase& p, bool ranks = f
                      u32 behind = 0) {
     ++p.done;
     writes_before_copies();
+    writes_before_telling();
     sync_consumers<kWorkers>();
     if (thread() == 0) {
         if (kRanks > 1 && ranks) {
@@ -65,5 +66,5 @@ KIE_DEVICE bool meet(Watch& w, const PrefillArgs& args, Phase& p, bool ranks = f
             *phase_word() = p.done;
     }
     sync_consumers<kWorkers>();
-    return *stop_word() == 0;
+    return of_wave(*stop_word()) == 0;
 }

@@ -25,7 +25,8 @@ constexpr int kWideRows = 128, kWideTiles = kWideRows / 16;  // row tiles of 16 
 // Of a narrow one, at most. Where no unit multiplies for four warps at once, each warp asks shared
 // memory for all operands of its own: of narrow tiles, 48 rows by 64 positions a warp, it is the
 // least, and there are no others (kAllNarrow).
-constexpr int kNarrowTiles = kAllNarrow ? 12 : 16;
+constexpr int kNarrowTiles = kShortStages ? 8 : kAllNarrow ? 12 : 16;
+constexpr int kStagePairs = kShortStages ? 1 : 2;  // of 32 columns, in a stage
 static_assert(kChunk % kWideN == 0, "whole tiles");
 static_assert(kAllNarrow != kWideAsync, "tiles are cut for what multiplies them");
 static_assert(!kAllNarrow || (kFew && kWideN == kNarrowN), "no wide tiles");
@@ -178,16 +179,22 @@ constexpr int kGroupPlaces = 2 * kWideN, kStreams = 8 * kGroups;
 constexpr int kBatch = 8, kOldBytes = kWideTiles * kBatch * 512;
 
 // Shared memory. A stage: 64 of k, as 2 x 8 weight tiles of 16 x 32, then 2 x kWideN positions; of
-// a narrow tile 2 x 16 weight tiles, then 2 x kNarrowN positions.
-constexpr int kStageWeights = 2 * (kAnyDense || kHasExperts ? kDenseRows * 64 : kWideTiles * 1024),
+// a narrow tile 2 x 16 weight tiles, then 2 x kNarrowN positions. Where that leaves no room for two
+// stages, they have 32 of k (kShortStages).
+constexpr int kStageWeights =
+                  kStagePairs * (kAnyDense || kHasExperts ? kDenseRows * 64 : kWideTiles * 1024),
               kStagePart = kWideN * 64;
-constexpr int kNarrowWeights = 2 * kNarrowTiles * 1024, kNarrowPart = kNarrowN * 64;
+constexpr int kNarrowWeights = kStagePairs * kNarrowTiles * 1024, kNarrowPart = kNarrowN * 64;
 constexpr int kStageBytes = kAllNarrow ? kNarrowStage : kStageWeights + 2 * kStagePart;
-static_assert(kNarrowWeights + 2 * kNarrowPart <= kStageBytes, "stages of one size");
-static_assert(kStageWeights + 2 * kStagePart <= kStageBytes, "stages of one size");
-// What a lane made stands beside its residual where a stage has room for both.
-constexpr int kOldStages = kAllNarrow ? 3 : 2, kOldOwn = kAllNarrow ? 0 : kOldBytes;
-static_assert(kOldBytes + kOldOwn / 2 <= kStageBytes, "a batch in a stage");
+static_assert(kNarrowWeights + kStagePairs * kNarrowPart <= kStageBytes, "stages of one size");
+static_assert(kStageWeights + kStagePairs * kStagePart <= kStageBytes, "stages of one size");
+// What a lane made stands beside its residual where a stage has room for both; short stages have
+// room for neither, and both come straight from memory.
+constexpr int kOldStages = kShortStages ? 0
+                           : kAllNarrow ? 3
+                                        : 2,
+              kOldOwn = kAllNarrow ? 0 : kOldBytes;
+static_assert(kOldStages == 0 || kOldBytes + kOldOwn / 2 <= kStageBytes, "a batch in a stage");
 constexpr int kPfSlots = 0, kPfPages = 64, kPfStop = 256, kPfLast = 260, kPfPhase = 264,
               kPfPassed = 268, kPfBegun = 272, kPfTasks = 276, kPfSeen = 284, kPfNow = 300,
               kPfReady = 304, kPfLimit = 308, kPfAsked = 312, kPfScale = 320,

@@ -217,6 +217,16 @@ KIE_DEVICE void leave_after(const Pipe& p) {
         if (lane() == 0) slot_release(stage_slot(p.at));
     }
 }
+// Short stages have one pair of k each: the second is at the beginning of the next one, elsewhere
+// behind half of the weights.
+KIE_CONST_FN int second_pair(int weights) { return kShortStages ? 0 : weights / 2; }
+KIE_DEVICE void enter_second(Pipe& p) {
+    if constexpr (kShortStages) {
+        leave_after(p);
+        forward(p);
+        await_stage(p);
+    }
+}
 KIE_DEVICE void leave_last(u32 last) {
     if (kWideAsync && lane() == 0) slot_release(stage_slot(last));
 }
@@ -244,7 +254,8 @@ KIE_DEVICE void multiply_narrow(const NarrowShare<kFourth>& a, const WideOperand
 template <class C, int kBits, int kFourth, class Rows>
 KIE_DEVICE void accumulate_narrow(Pipe& pipe, int from, int to, int pairs, Rows rows_of,
                                   const ScaleRows<kFourth>& scales, float (&d)[kSums]) {
-    KIE_UNROLL for (int i = 0; i < 32 * kFourth; ++i) d[i] = 0;
+    // Of short stages all: what a task before left would take registers.
+    KIE_UNROLL for (int i = 0; i < (kShortStages ? kSums : 32 * kFourth); ++i) d[i] = 0;
     int rows[kFourth];
     KIE_UNROLL for (int m = 0; m < kFourth; ++m) rows[m] = rows_of(m);
     const u32 team = thread() / kCrew,
@@ -252,24 +263,27 @@ KIE_DEVICE void accumulate_narrow(Pipe& pipe, int from, int to, int pairs, Rows 
               places = kNarrowWeights + team * (kNarrowPart / 2);
     NarrowShare<kFourth> a, b;
     Scale ahead[2][kFourth];
-    const auto ask = [&](int p) {
-        if constexpr (kBits != kBitsF16)
-            ask_scales<C, kBits>(scales, min_i(p, pairs - 1), ahead[(p - from) % 2]);
+    const auto ask = [&](int p, Scale(&to)[kFourth]) {
+        if constexpr (kBits != kBitsF16) ask_scales<C, kBits>(scales, min_i(p, pairs - 1), to);
     };
-    ask(from), ask(from + 1);
+    ask(from, ahead[0]), ask(from + 1, ahead[1]);
     u32 last = kStages;
     KIE_NO_UNROLL for (int p = from; p < to; p += 2) {
         await_stage(pipe);
         const u8* stage = stage_bytes(pipe.at);
         const WideOperand x = wide_operand(stage + places, 128, kCores);
         take_narrow<kBits, kFourth>(stage + mine, rows, true, ahead[0], a);
-        ask(p + 2);
+        ask(p + 2, ahead[0]);
         multiply_narrow<kFourth>(a, x, d);
         leave_before(pipe, last);
-        take_narrow<kBits, kFourth>(stage + kNarrowWeights / 2 + mine, rows, p + 1 < pairs,
+        enter_second(pipe);
+        if (kShortStages) stage = stage_bytes(pipe.at);
+        take_narrow<kBits, kFourth>(stage + second_pair(kNarrowWeights) + mine, rows, p + 1 < pairs,
                                     ahead[1], b);
-        ask(p + 3);
-        multiply_narrow<kFourth>(b, wide_shift(x, kNarrowPart), d);
+        ask(p + 3, ahead[1]);
+        const WideOperand next =
+            kShortStages ? wide_operand(stage + places, 128, kCores) : wide_shift(x, kNarrowPart);
+        multiply_narrow<kFourth>(b, next, d);
         leave_after(pipe);
         forward(pipe);
     }
@@ -297,6 +311,7 @@ KIE_DEVICE bool join_k_splits(const PrefillArgs& args, const TileTask& task, int
         KIE_UNROLL for (int i = 0; i < 4 * kBatch; ++i) to[i / 4 * (kGroup8 / 4) + i % 4] = d[i];
         move_up<4 * kBatch>(d);
     }
+    writes_before_telling();
     sync_consumers<kWorkers>();
     if (thread() == 0) {
         u64* counter = args.arrivals + 1 + task.tile;
@@ -307,7 +322,7 @@ KIE_DEVICE bool join_k_splits(const PrefillArgs& args, const TileTask& task, int
         *last = all;
     }
     sync_consumers<kWorkers>();
-    if (!*last) return false;
+    if (!of_wave(*last)) return false;
     KIE_NO_UNROLL for (int b = 0; b < kSums / (4 * kBatch); ++b) {
         move_up<4 * kBatch>(d);
         float* sums = d + kSums - 4 * kBatch;
@@ -425,10 +440,11 @@ KIE_DEVICE void multiply_stored(const PrefillArgs& args, Pipe& pipe, const TileC
         }
     } else if (task.tiles <= 4)
         multiply_narrow_task<C, kBits, 1>(args, pipe, from, to, product, layer, task, d);
-    else if (task.tiles <= 8)
+    else if (kNarrowTiles <= 8 || task.tiles <= 8)
         multiply_narrow_task<C, kBits, 2>(args, pipe, from, to, product, layer, task, d);
     else
-        multiply_narrow_task<C, kBits, 3>(args, pipe, from, to, product, layer, task, d);
+        multiply_narrow_task<C, kBits, min_i(kNarrowTiles / 4, 3)>(args, pipe, from, to, product,
+                                                                   layer, task, d);
 }
 // Whether a product has such codes; then it is done.
 template <class C, int kBits>

@@ -7,6 +7,7 @@
 #include "prefill/layout.h"
 #include "prefill/tiles.h"
 #include "shape.h"
+#include "wide.h"
 
 // How a pair of features of a head turns, with the norm's weights on it.
 struct Turned {
@@ -92,7 +93,7 @@ template <class C>
 KIE_DEVICE void norm_heads(const PrefillArgs& args, const Chunk& chunk, const Span& span, int layer,
                            int at, int blocks) {
     const int warps = kWorkers / kTeam, sixteens = over(span.to - span.first, 16),
-              from = max_i(span.first, chunk.from), live = max_i(span.to - from, 0);
+              from = max_i(span.first, chunk.from), live = of_wave(max_i(span.to - from, 0));
     const int queries = kLanes * C::kHeads * sixteens, all = queries + kLanes * C::kKvHeads * live;
     KIE_NO_UNROLL for (int i = at * warps + thread() / kTeam; i < all; i += blocks * warps) {
         const int n = i - queries;

@@ -5,6 +5,7 @@
 #include "chiplets.h"
 #include "platform.h"
 #include "prefill/layout.h"
+#include "wide.h"
 
 struct Pipe {
     u32 at, parity;
@@ -17,8 +18,8 @@ KIE_DEVICE void forward(Pipe& p) {
 }
 
 KIE_DEVICE void await_stage(const Pipe& p) {
-    while (!slot_filled(stage_slot(p.at), p.parity))
-        if (*stop_word()) break;
+    while (!of_wave(slot_filled(stage_slot(p.at), p.parity)))
+        if (of_wave(*stop_word())) break;
 }
 KIE_DEVICE void leave_stage(Pipe& p) {
     sync_warp();

@@ -12,6 +12,7 @@
 #include "prefill/pipe.h"
 #include "prefill/tiles.h"
 #include "shape.h"
+#include "wide.h"
 
 // What a step adds to the residual: its own, times a factor, and with several lanes what the others
 // made some layers ago.
@@ -49,7 +50,7 @@ KIE_DEVICE void add_lanes(const PrefillArgs& args, const Chunk& chunk, int layer
     }
 }
 // A batch of the residual with the other lanes' sums: from memory, where splits of k were joined
-// (nobody knew who would need it) ...
+// (nobody knew who would need it) or stages are short ...
 KIE_DEVICE void take_old(const PrefillArgs& args, const TileTask& task, int kind, int layer,
                          long at, Quad (&old)[kBatch]) {
     const Quad* residual = old_at(args, task.lane_index) + at;
@@ -186,7 +187,7 @@ KIE_DEVICE void put_sums(const PrefillArgs& args, Pipe& pipe, bool joined, int k
         if (shares) share_sums(args, to, eight, d);
         if (!kTensorParallel && (kLanesAll == 1 || delay != 0)) {
             Quad old[kBatch];
-            if (joined)
+            if (kOldStages == 0 || joined)
                 take_old(args, task, kind, layer, r.at, old);
             else
                 take_old(pipe, delay > 0, old);
@@ -239,7 +240,7 @@ KIE_DEVICE void put_last(const PrefillArgs& args, const Chunk& chunk) {
         const WideRows rows = residual_rows(frag);
         const Quad v = load_state(old_at(args, l) + ((long)frag * kEights + place / 8) * 32 + my);
         if (2 * g >= rows.live || t != place % 8 / 2) continue;
-        const u32 both = pack_half2(number(v.v[e]), number(v.v[2 + e]));
+        const u32 both = pack_half2(number(word_at(v, e)), number(word_at(v, 2 + e)));
         const int pair = rows.row / 2 + g;
         if (kTensorParallel)
             publish_all(args.model, hidden_slot(args.model, 1, kLayers - 1, 0) + pair, both, seqno);

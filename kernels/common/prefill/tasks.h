@@ -127,6 +127,7 @@ KIE_DEVICE void publish_done(const PrefillArgs& args, const Chunk& c, const Task
                              bool published) {
     push_done();
     writes_before_copies();
+    writes_before_telling();
     sync_consumers<kWorkers>();
     if (thread() != kCrew || published || *stop_word()) return;
     u64* counter = stream_counter(args, w.stage, w.group);

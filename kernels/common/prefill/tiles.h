@@ -6,6 +6,7 @@
 #include "platform.h"
 #include "prefill/layout.h"
 #include "shape.h"
+#include "wide.h"
 
 // A tile of a product: `tiles` row tiles of one lane's matrix, from `frag` on, times `width`
 // positions, over a part of k. Of a wide tile each warp multiplies a row tile; of a narrow one
@@ -147,7 +148,7 @@ KIE_CONST_FN u32 config_of(int product, int places, int blocks) {
     u32 best = 0;
     long least = 1L << 60;
     // Wide, then narrow ones of 4, 8, 12 row tiles.
-    for (int kind = kAllNarrow ? 1 : 0; kind <= (kFew ? 3 : 0); ++kind) {
+    for (int kind = kAllNarrow ? 1 : 0; kind <= (kFew ? min_i(kNarrowTiles / 4, 3) : 0); ++kind) {
         const u32 tiles = kind == 0 ? kWideTiles : 4 * kind, wide = kind == 0;
         for (u32 k_splits = 1; k_splits <= most; ++k_splits) {
             const u32 packed = wide << 9 | tiles << 4 | k_splits;
@@ -188,7 +189,7 @@ struct ConfigureClass {
             const bool whole = kTensorParallel && !kAllNarrow && c.to > kGroupPlaces;
             const u32 config =
                 whole ? 1 << 9 | kWideTiles << 4 | 1 : config_of<C>(first + p, c.to, (int)a.blocks);
-            configs |= (u64)config << 16 * p;
+            configs |= (u64)of_wave(config) << 16 * p;
         }
         return configs;
     }
@@ -210,10 +211,10 @@ KIE_DEVICE TileConfig config_at(const Chunk& c, int product) {
     if constexpr (C::kHasMore) {
         if (is_more(product))
             return unpack_config(
-                opaque((u32)(c.more[C::kIndex] >> 16 * (product - kToGates)) & 0xffff));
+                of_wave(opaque((u32)(c.more[C::kIndex] >> 16 * (product - kToGates)) & 0xffff)));
     }
     return unpack_config(
-        opaque((u32)(c.configs[C::kIndex] >> 16 * product) & 0xffff));  // not kept for all
+        of_wave(opaque((u32)(c.configs[C::kIndex] >> 16 * product) & 0xffff)));  // not kept for all
 }
 template <class C>
 KIE_DEVICE int tasks_of(int product, const Span& s, const TileConfig& config) {
@@ -225,16 +226,16 @@ template <class C>
 KIE_DEVICE TileTask task_at(int product, const Span& s, const TileConfig& config, int i) {
     const int across = over(s.to - s.first, config.width),
               rows = over(frags_of<C>(product), config.tiles), all = across * rows,
-              tile = i % (all * kLanes), r = tile / across;
-    const int place = s.first + tile % across * config.width,
-              lane_index = kLanes == 1 ? 0 : r / rows,
-              frag = (kLanes == 1 ? r : r % rows) * config.tiles;
+              tile = of_wave(i % (all * kLanes)), r = of_wave(tile / across);
+    const int place = s.first + of_wave(tile % across) * config.width,
+              lane_index = kLanes == 1 ? 0 : of_wave(r / rows),
+              frag = (kLanes == 1 ? r : of_wave(r % rows)) * config.tiles;
     return {lane_index,
             frag,
             min_i(config.tiles, frags_of<C>(product) - frag),
             place,
             kFew && s.to - place <= kNarrowN ? kNarrowN : config.width,
-            i / (all * kLanes),
+            (int)of_wave(i / (all * kLanes)),
             tile,
             k_split_tiles(config)};
 }

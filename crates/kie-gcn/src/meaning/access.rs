@@ -7,7 +7,8 @@ use crate::wave::{Direct, Form, From, Lanes, Next, Pending, Wave, World, LANES};
 /// What a mnemonic does.
 pub(super) fn of(base: &str) -> Option<Run> {
     let global = || loads(base).or_else(|| stores(base));
-    waits(base).or_else(global).or_else(|| shared(base)).or_else(|| shared_more(base))
+    let more = || shared(base).or_else(|| shared_more(base)).or_else(|| sums(base));
+    waits(base).or_else(global).or_else(more)
 }
 
 macro_rules! global {
@@ -68,9 +69,18 @@ fn stores(base: &str) -> Option<Run> {
     })
 }
 
+/// Sums in memory, of words of 8 bytes; the second gives back what was there.
+fn sums(base: &str) -> Option<Run> {
+    Some(match base {
+        "global_atomic_add_x2" => |w, i, world| add(w, i, world, false),
+        "global_atomic_add_rtn_x2" => |w, i, world| add(w, i, world, true),
+        _ => return None,
+    })
+}
+
 /// Each lane's address: a pair of registers, or a scalar base and 32 bits.
-fn addresses(w: &Wave, i: &Inst, pointer: usize) -> [u64; LANES] {
-    let mut at = match i.o[2] {
+fn addresses(w: &Wave, i: &Inst, pointer: usize, base: Operand) -> [u64; LANES] {
+    let mut at = match base {
         Operand::S(base) => {
             let (base, offset) = (w.get64(base), w.lanes(i, pointer));
             offset.map(|offset| base.wrapping_add(offset.into()))
@@ -105,7 +115,7 @@ fn leaving(from: From, op: u64) -> Pending {
 }
 
 fn load(w: &mut Wave, i: &Inst, world: &mut World, form: Form, from: From) -> Next {
-    let (at, exec, bytes) = (addresses(w, i, 1), w.exec(), form.bytes());
+    let (at, exec, bytes) = (addresses(w, i, 1, i.o[2]), w.exec(), form.bytes());
     let Operand::V(to) = i.o[0] else { return Next::Go };
     let (mut seen, mut weakly, count) = (0_u32, Vec::new(), bytes.div_ceil(4));
     for lane in (0..LANES).filter(|lane| exec >> lane & 1 == 1) {
@@ -149,7 +159,7 @@ fn load_direct(w: &mut Wave, i: &Inst, world: &mut World) -> Next {
     if i.o[1] != Operand::None {
         return world.fail("an address in scalar registers".to_owned());
     }
-    let (at, exec) = (addresses(w, i, 0), w.exec());
+    let (at, exec) = (addresses(w, i, 0, i.o[2]), w.exec());
     let to = (w.s[usize::from(M0)] as usize & 0xffff).wrapping_add_signed(i.imm as isize);
     let most = world.local[w.block].len();
     if !to.is_multiple_of(4) || to + 4 * LANES > most && exec >> ((most - to.min(most)) / 4) != 0 {
@@ -183,7 +193,7 @@ fn load_direct(w: &mut Wave, i: &Inst, world: &mut World) -> Next {
 }
 
 fn store(w: &mut Wave, i: &Inst, world: &mut World, form: Form, from: From) -> Next {
-    let (at, exec, bytes) = (addresses(w, i, 0), w.exec(), form.bytes());
+    let (at, exec, bytes) = (addresses(w, i, 0, i.o[2]), w.exec(), form.bytes());
     let Operand::V(data) = i.o[1] else { return Next::Go };
     let mut weakly = Vec::new();
     w.poll.stored = true;
@@ -209,6 +219,45 @@ fn store(w: &mut Wave, i: &Inst, world: &mut World, form: Form, from: From) -> N
         Err((lane, at)) => return outside(world, lane, at, bytes),
     };
     w.expect(leaving(from, op));
+    Next::Go
+}
+
+/// Lane after lane: a word in memory grows by the lane's. Only where memory is (sc1): what a die's
+/// cache adds up, other dies do not see.
+fn add(w: &mut Wave, i: &Inst, world: &mut World, back: bool) -> Next {
+    let first = usize::from(back);
+    let (at, exec) = (addresses(w, i, first, i.o[first + 2]), w.exec());
+    let Operand::V(data) = i.o[first + 1] else { return Next::Go };
+    if i.scope & 2 == 0 {
+        return world.fail("a sum in a die's cache".to_owned());
+    }
+    let mut weakly = Vec::new();
+    w.poll.stored = true;
+    for lane in (0..LANES).filter(|lane| exec >> lane & 1 == 1) {
+        let both = |words: [u32; 4]| u64::from(words[0]) | u64::from(words[1]) << 32;
+        let (more, mut words) = (both(register_words(w, data, Form::Words(2), lane)), [0; 4]);
+        if world.weak.is_some() {
+            weakly.push((lane as u8, at[lane], more));
+            continue;
+        }
+        let known = at[lane].is_multiple_of(8).then(|| world.load(at[lane], 8, &mut words));
+        if known.flatten().is_none() {
+            return outside(world, lane, at[lane], 8);
+        }
+        let sum = both(words).wrapping_add(more);
+        let _ = world.store(at[lane], 8, &[sum as u32, (sum >> 32) as u32, 0, 0]);
+        if let (true, Operand::V(to)) = (back, i.o[0]) {
+            for n in 0..2 {
+                w.v[usize::from(to) + n][lane] = words[n];
+            }
+        }
+    }
+    let op = match world.add_weakly(w.block, back, &weakly) {
+        Ok(op) => op,
+        Err((lane, at)) => return outside(world, lane, at, 8),
+    };
+    let form = Form::Words(2);
+    w.expect(if back { awaited(i, From::Global, (op, form)) } else { leaving(From::Global, op) });
     Next::Go
 }
 

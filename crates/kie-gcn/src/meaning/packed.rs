@@ -2,7 +2,7 @@
 
 use crate::inst::{Inst, Operand, Run};
 use crate::number::{larger, narrow, smaller, wide};
-use crate::wave::{Lanes, Next, Wave, LANES};
+use crate::wave::{Lanes, Next, Wave, World, LANES};
 
 /// What a mnemonic does.
 pub(super) fn of(base: &str) -> Option<Run> {
@@ -35,10 +35,44 @@ pub(super) fn of(base: &str) -> Option<Run> {
             w.put(i, &x);
             Next::Go
         },
+        "v_mfma_f32_16x16x16_f16" => matrix,
         "v_fma_mixlo_f16" => |w, i, _| half_of(w, i, 0),
         "v_fma_mixhi_f16" => |w, i, _| half_of(w, i, 16),
         _ => return None,
     })
+}
+
+/// The matrix unit: d (16 x 16) = a (16 x 16) b (16 x 16) + c. Lane 16 t + n has k 4 t .. of row n
+/// of a and of column n of b, halves, and rows 4 t .. of column n of c and d, floats. It works for
+/// all lanes, whoever is at work. In which order it adds is not documented: here a sum is rounded
+/// once.
+fn matrix(w: &mut Wave, i: &Inst, world: &mut World) -> Next {
+    let (Operand::V(d), Operand::V(a), Operand::V(b)) = (i.o[0], i.o[1], i.o[2]) else {
+        return world.fail("a matrix that is not in vector registers".to_owned());
+    };
+    let before: [Lanes; 4] = match i.o[3] {
+        Operand::V(c) => std::array::from_fn(|n| w.v[usize::from(c) + n]),
+        Operand::Value(0) => [[0; LANES]; 4],
+        _ => return world.fail("a constant for a matrix".to_owned()),
+    };
+    // [row or column][k]
+    let halves = |from: u8| -> [[f64; 16]; 16] {
+        let one = |n: usize, k: usize| {
+            let word = w.v[usize::from(from) + k % 4 / 2][k / 4 * 16 + n];
+            f64::from(wide(word >> (k % 2 * 16) & 0xffff))
+        };
+        std::array::from_fn(|n| std::array::from_fn(|k| one(n, k)))
+    };
+    let (rows, columns) = (halves(a), halves(b));
+    for (n, before) in before.iter().enumerate() {
+        w.v[usize::from(d) + n] = std::array::from_fn(|lane| {
+            let (row, column) = (&rows[lane / 16 * 4 + n], &columns[lane % 16]);
+            let products = row.iter().zip(column).map(|(x, y)| x * y);
+            (f64::from(f32::from_bits(before[lane])) + products.sum::<f64>()) as f32
+        })
+        .map(f32::to_bits);
+    }
+    Next::Go
 }
 
 /// Operand `n`, or the register behind it.

@@ -230,6 +230,7 @@ fn parts(base: &str) -> Option<Run> {
         "s_xor_b32" => bits!(|a, b| a ^ b),
         "s_andn2_b32" => bits!(|a, b| a & !b),
         "s_orn2_b32" => bits!(|a, b| a | !b),
+        "s_xnor_b32" => bits!(|a, b| !(a ^ b)),
         "s_not_b32" => bits!(|a, _b| !a),
         "s_bcnt1_i32_b32" => bits!(|a, _b| a.count_ones()),
         "s_bfe_u32" => bits!(|a, b| field(a.into(), b & !0x20) as u32),

@@ -34,6 +34,7 @@ fn run(lines: &str, prepare: impl FnOnce(&mut Wave, &mut World)) -> (Wave, World
         match (inst.run)(&mut wave, inst, &mut world) {
             Next::Go | Next::Rest => wave.pc += 1,
             Next::Jump | Next::Vain => {}
+            Next::Again => assert!(world.tick(), "{lines}: nothing goes on"),
             Next::End => break,
             other => panic!("{lines}: {other:?} {:?}", world.fault),
         }
@@ -133,6 +134,7 @@ fn scalar_instructions() {
         ("s_min_i32 s0, s2, s3", [0xffff_ffff, 0, 0, 0], 0xffff_ffff, true),
         ("s_andn2_b64 s[0:1], s[2:3], s[4:5]", [15, 15, 5, 15], 10, true),
         ("s_orn2_b64 s[0:1], s[2:3], s[4:5]", [0, 0, !0, !1], 1 << 32, true),
+        ("s_xnor_b32 s0, s2, s3", [0b1100, !0b1010, 0, 0], 0b0110, true),
         ("s_lshl_b64 s[0:1], s[2:3], 33", [3, 0, 0, 0], 3 << 33, true),
         ("s_bcnt1_i32_b64 s0, s[2:3]", [7, 1, 0, 0], 4, true),
         ("s_cselect_b32 s0, s2, s3", [4, 5, 0, 0], 4, true),
@@ -204,4 +206,71 @@ fn shared_memory_is_read_as_it_was_written() {
     let lines = "v_mov_b32_e32 v1, 0; ds_add_rtn_u32 v4, v1, v3; s_waitcnt lgkmcnt(0)";
     let (wave, world) = run(lines, places);
     assert_eq!((wave.v[4][0], wave.v[4][63], world.local[0][0]), (0, 7 * 63, (7 * 64_u32) as u8));
+}
+
+/// The matrix unit: halves that tell rows, columns and places along k apart, for all lanes.
+#[test]
+fn the_matrix_unit_multiplies_sixteen_by_sixteen() {
+    // Row or column n at k; all products and sums are whole numbers below 2048.
+    let (a, b) = (
+        |n: usize, k: usize| (n + 2 * (k % 5)) as f32,
+        |n: usize, k: usize| (n % 7) as f32 - (k % 3) as f32,
+    );
+    let halves = |of: &dyn Fn(usize, usize) -> f32, lane: usize, word: usize| {
+        let one = |e| crate::number::narrow(of(lane % 16, 4 * (lane / 16) + 2 * word + e));
+        one(0) | one(1) << 16
+    };
+    let prepare = |wave: &mut Wave, _: &mut World| {
+        for word in 0..2 {
+            wave.v[4 + word] = std::array::from_fn(|lane| halves(&a, lane, word));
+            wave.v[6 + word] = std::array::from_fn(|lane| halves(&b, lane, word));
+        }
+        for n in 0..4 {
+            wave.v[n] = std::array::from_fn(|lane| F((100 * n + lane) as f32));
+        }
+        wave.set64(4, 0xff00);
+    };
+    let wanted = |lane: usize, n: usize| -> f32 {
+        let (row, column) = (4 * (lane / 16) + n, lane % 16);
+        (0..16).map(|k| a(row, k) * b(column, k)).sum()
+    };
+    // Whoever is at work.
+    let line = "s_mov_b64 exec, s[4:5]; v_mfma_f32_16x16x16_f16 v[0:3], v[4:5], v[6:7]";
+    for (c, onto) in [("v[0:3]", true), ("0", false)] {
+        let (wave, _) = run(&format!("{line}, {c}"), prepare);
+        for lane in 0..LANES {
+            for n in 0..4 {
+                let before = if onto { (100 * n + lane) as f32 } else { 0.0 };
+                let got = f32::from_bits(wave.v[n][lane]);
+                assert_eq!(got, before + wanted(lane, n), "lane {lane}, {n}, onto {c}");
+            }
+        }
+    }
+}
+
+/// Sums in memory come one after another, and give back what was there where sc0 says so.
+#[test]
+fn words_in_memory_add_up() {
+    for weak in [false, true] {
+        let region = std::sync::Arc::new(crate::memory::Region::new(16).unwrap());
+        region.write(0, &7_u64.to_le_bytes());
+        let at = region.start() as u64;
+        let prepare = |wave: &mut Wave, world: &mut World| {
+            world.space = Space::new(vec![region.clone()]);
+            world.weak = weak.then(|| Box::new(crate::weak::Weak::new(vec![0], 3)));
+            wave.v[1] = [at as u32; LANES];
+            wave.v[2] = [(at >> 32) as u32; LANES];
+            (wave.v[3], wave.v[4]) = ([5; LANES], [0; LANES]);
+            wave.set64(4, 0x30);
+        };
+        let lines = "s_mov_b64 exec, s[4:5]; \
+                     global_atomic_add_x2 v[6:7], v[1:2], v[3:4], off sc0 sc1; \
+                     s_waitcnt vmcnt(0); global_atomic_add_x2 v[1:2], v[3:4], off sc1; \
+                     s_waitcnt vmcnt(0)";
+        let (wave, _) = run(lines, prepare);
+        let mut seen = [wave.v[6][4], wave.v[6][5]];
+        seen.sort_unstable();
+        assert_eq!(seen, [7, 12], "weak {weak}");
+        assert_eq!(region.load(0, 8), 27, "weak {weak}");
+    }
 }

@@ -5,6 +5,7 @@ mod isa;
 mod kernels;
 mod litmus;
 mod stream;
+mod wide;
 
 use std::io::Write;
 use std::time::Duration;

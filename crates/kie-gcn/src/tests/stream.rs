@@ -181,6 +181,7 @@ fn between(wave: usize, short: impl Fn(&Gcn), long: impl Fn(&Gcn)) -> Clocks {
         instructions: long.instructions - short.instructions,
         vector: long.vector - short.vector,
         local: long.local - short.local,
+        matrix: long.matrix - short.matrix,
     }
 }
 

@@ -116,7 +116,7 @@ impl Mono {
         program: &ValidProgram,
     ) -> Result<Option<Plan>> {
         // The simulator's wide tiles are slow: its tests ask for them.
-        let usual = machine.platform() == Platform::Cuda;
+        let usual = machine.platform() != Platform::Sim;
         // Its activations have one part.
         if !self.prefill_kernel.unwrap_or(usual) || self.parts > 1 {
             return Ok(None);

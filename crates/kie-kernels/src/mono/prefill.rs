@@ -57,6 +57,10 @@ const RING: u32 = 11 << 10;
 /// positions. Pages of wide heads take more.
 const RING_NARROW: u32 = 8 << 10;
 const STAGE_NARROW: u32 = 40 << 10;
+/// The same where two of these do not fit (64 KB, as on gfx942): of half as much of k, and 128 rows
+/// of weights; what is left of three stages is for pages.
+const RING_SHORT: u32 = 6 << 10;
+const STAGE_SHORT: u32 = 19 << 10;
 /// Features of a head at most, for which there are registers; from half as many on two teams share
 /// a head's values.
 const HEAD_DIM_MAX: u32 = 256;
@@ -81,6 +85,8 @@ pub fn chunk(ranks: u32, experts: bool) -> u32 {
 struct Tiles {
     /// By each warp for itself, which asks for less of shared memory then.
     narrow: bool,
+    /// A stage has half as much of k.
+    short: bool,
     /// Positions of a tile, at most.
     positions: u32,
     /// Bytes before the stages, and of a stage.
@@ -94,11 +100,16 @@ impl Tiles {
     fn of(machine: &MachineInfo, head_dim: u32) -> Self {
         if machine.multiplies_wide() {
             let pages = if head_dim > HEAD_DIM_MAX / 2 { 3 } else { 4 };
-            Self { narrow: false, positions: TILE, ring: RING, stage: STAGE_BYTES, pages }
-        } else {
-            let stage = if head_dim > HEAD_DIM_MAX / 2 { STAGE_BYTES } else { STAGE_NARROW };
-            Self { narrow: true, positions: FEW, ring: RING_NARROW, stage, pages: 2 }
+            let (ring, stage) = (RING, STAGE_BYTES);
+            return Self { narrow: false, short: false, positions: TILE, ring, stage, pages };
         }
+        let short = machine.shared_bytes < RING_NARROW + 2 * STAGE_NARROW;
+        let (ring, stage, pages) = match short {
+            true => (RING_SHORT, STAGE_SHORT, 1),
+            false if head_dim > HEAD_DIM_MAX / 2 => (RING_NARROW, STAGE_BYTES, 2),
+            false => (RING_NARROW, STAGE_NARROW, 2),
+        };
+        Self { narrow: true, short, positions: FEW, ring, stage, pages }
     }
 }
 
@@ -162,7 +173,10 @@ impl Plan {
         let tiles = Tiles::of(machine, head_dim);
         let stages = partition.shared_max.checked_sub(tiles.ring)? / tiles.stage;
         let stages = stages.min(STAGES_MOST);
-        let fits = platform != Platform::Hip
+        // Its products are those of gfx942's matrix unit; several machines have not been tried.
+        let can_multiply =
+            platform != Platform::Hip || machine.arch.starts_with("gfx942") && model.ranks == 1;
+        let fits = can_multiply
             && is_known(model)
             && stages >= 2
             && has_room(partition, head_dim, tiles, stages);
@@ -240,6 +254,7 @@ impl Plan {
             ("kTensorParallel", model.sliced && model.ranks > 1),
             ("kFew", few),
             ("kAllNarrow", self.tiles.narrow),
+            ("kShortStages", self.tiles.short),
         ];
         let line =
             |kind: &str, name: &str, value: u64| format!("constexpr {kind} {name} = {value};\n");

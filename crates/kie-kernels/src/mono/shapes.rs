@@ -431,7 +431,8 @@ pub fn prefill_plan(model: &Model) -> Option<Plan> {
 /// The same on another machine.
 pub fn prefill_plan_on(model: &Model, machine: &MachineInfo) -> Option<Plan> {
     let partition = Partition::new(model, machine, 33_280).expect("a partition");
-    Plan::new(model, &partition, (Platform::Cuda, machine), (33_280, 512), false)
+    let platform = if machine.arch.starts_with("gfx") { Platform::Hip } else { Platform::Cuda };
+    Plan::new(model, &partition, (platform, machine), (33_280, 512), false)
 }
 
 /// Its kernels, for many positions and for few.

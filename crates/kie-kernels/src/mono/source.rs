@@ -102,6 +102,7 @@ const FILES: &[File<'static>] = carried![
     "cuda/wide.h",
     "hip/platform.h",
     "hip/tile.h",
+    "hip/wide.h",
     "sim/fibers.h",
     "sim/order.h",
     "sim/platform.h",

@@ -137,9 +137,10 @@ fn entries_compile_on_one_gpu_and_are_refused_on_several() {
     let machine = shapes::amd();
     for ranks in [1, 2, 4, 8] {
         let model = shapes::with_entries(ranks);
-        let partition = Partition::new(&model, &machine, 33_280).unwrap();
-        let kinds = partition.kernels(&model, Platform::Hip);
-        let made = source::decode(Platform::Hip, (&model, &partition), kinds[0], Mode::Full);
+        let made = Partition::new(&model, &machine, 33_280).and_then(|partition| {
+            let kinds = partition.kernels(&model, Platform::Hip);
+            source::decode(Platform::Hip, (&model, &partition), kinds[0], Mode::Full)
+        });
         if ranks > 1 {
             let error = made.err().unwrap().to_string();
             assert!(error.contains("bytes of shared memory"), "{ranks} ranks: {error}");
@@ -148,6 +149,49 @@ fn entries_compile_on_one_gpu_and_are_refused_on_several() {
         let Some(compiled) = compile("entries", &made.unwrap()) else { return };
         assert_eq!(keeps_rules("entries", &compiled, Words::Device), 0);
         assert_eq!(compiled.0.spilled_registers, 0, "{:?}", compiled.0);
+    }
+}
+
+/// Shapes, how many instructions of their prefill kernels reach a thread's own memory, and
+/// registers of a thread, at most: of six waves two share a unit's, so none may have more than 256.
+const PREFILL: [(&str, usize, u32); 7] = [
+    ("1b", 0, 174),
+    ("8b", 0, 184),
+    ("lane", 0, 157),
+    ("2b", 0, 158),
+    ("1b-int4", 0, 174),
+    ("1b-fp8", 0, 174),
+    ("qwen3-30b-fp8", 0, 256),
+];
+
+#[test]
+fn the_prefill_kernel_compiles_without_spills() {
+    let machine = shapes::amd();
+    let mut seen = Vec::new();
+    for (name, ..) in PREFILL {
+        let model = match name {
+            "qwen3-30b-fp8" => shapes::with_experts(name, 1),
+            name => shapes::model(name),
+        };
+        let sources = shapes::prefill_on(&model, &machine);
+        let [source] = &sources[..] else { panic!("{name}: {} kernels", sources.len()) };
+        let Some(compiled) = compile(name, source) else { return };
+        let spills = keeps_rules(name, &compiled, Words::Phases);
+        let products = compiled.1.matches("v_mfma_f32_16x16x16_f16").count();
+        assert!(products > 0, "{name}: nothing for the matrix unit");
+        let kernel = compiled.0;
+        assert_eq!((kernel.threads_max, kernel.wave_lanes), (384, 64), "{name}: {kernel:?}");
+        assert_eq!(kernel.shared_bytes, crate::hip::Runtime::PLATFORM_SHARED_BYTES, "{name}");
+        seen.push((name, spills, kernel.registers));
+    }
+    let fits = |(now, most): (&(&str, usize, u32), &(&str, usize, u32))| {
+        now.1 <= most.1 && now.2 <= most.2 && most.2 <= 256
+    };
+    assert!(seen.iter().zip(&PREFILL).all(fits), "{seen:?} of {PREFILL:?}");
+    // Two machines, or a page of a wide head: the decode kernel has their prompts.
+    let two = Model { ranks: 2, ..shapes::model("lane") };
+    for none in [two, shapes::coder_next(1)] {
+        assert!(shapes::prefill_on(&none, &machine).is_empty());
     }
 }
 
