@@ -5,6 +5,9 @@
 A task is a docstring whose function the model continues, or a chat request that it answers. It
 passes if every one of its tests holds. Programs run one a process, under limits of time, memory and
 file size, with few builtins and modules: a guard against accidents, not against malice.
+
+Without --tasks there are three sets: compositions that the generator of the training text holds
+out, drawn anew, and the handwritten ones of the folder `tasks`.
 """
 
 from __future__ import annotations
@@ -20,9 +23,11 @@ from typing import Any
 
 import kie
 import sandbox
+from generator.documents import held_out_tasks
 
 TASKS = Path(__file__).parent / "tasks"
-SETS = ("heldout_compositions", "handwritten_docstring", "handwritten_chat")
+HELD_OUT, HELD_OUT_TASKS = "heldout_compositions", 500
+SETS = (HELD_OUT, "handwritten_docstring", "handwritten_chat")
 AT_ONCE = 8
 
 
@@ -30,6 +35,11 @@ def read(file: Path) -> list[dict[str, Any]]:
     """The tasks of a file, which may be compressed."""
     raw = file.read_bytes()
     return json.loads(bz2.decompress(raw) if file.suffix == ".bz2" else raw)
+
+
+def tasks_of(name: str) -> list[dict[str, Any]]:
+    """The tasks of one of `SETS`."""
+    return held_out_tasks(HELD_OUT_TASKS) if name == HELD_OUT else read(TASKS / f"{name}.json.bz2")
 
 
 def asked(task: dict[str, Any]) -> dict[str, Any]:
@@ -65,14 +75,13 @@ def answers(
 
 def evaluate(
     engine: kie.Engine,
-    file: Path,
+    name: str,
+    tasks: list[dict[str, Any]],
     *,
     temperature: float = 0.0,
     max_tokens: int = 256,
-    first: int = 0,
 ) -> dict[str, Any]:
-    """Runs a file of tasks (the first `first` of them, 0: all); `{set, passed, tasks, results}`."""
-    tasks = read(file)[: first or None]
+    """Runs the tasks of a set; `{set, passed, tasks, results}`."""
     texts = answers(engine, tasks, temperature, max_tokens)
     jobs = [(program(task, text), task["tests"]) for task, text in zip(tasks, texts, strict=True)]
     results = [
@@ -81,7 +90,7 @@ def evaluate(
     ]
     passed = sum(entry["result"] == sandbox.PASSED for entry in results)
     return {
-        "set": file.name.split(".")[0],
+        "set": name,
         "passed": passed,
         "tasks": len(tasks),
         "results": results,
@@ -98,11 +107,14 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    files = args.tasks or [TASKS / f"{name}.json.bz2" for name in SETS]
+    sets = [(file.name.split(".")[0], read(file)) for file in args.tasks or ()]
+    sets = sets or [(name, tasks_of(name)) for name in SETS]
     runs: list[dict[str, Any]] = []
     with kie.Engine(args.model, device=args.device) as engine:
-        for file in files:
-            run = evaluate(engine, file, temperature=args.temperature, max_tokens=args.max_tokens)
+        for name, tasks in sets:
+            run = evaluate(
+                engine, name, tasks, temperature=args.temperature, max_tokens=args.max_tokens
+            )
             runs.append(run)
             share = 100 * run["passed"] / max(run["tasks"], 1)
             print(
