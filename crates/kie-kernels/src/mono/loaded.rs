@@ -98,8 +98,9 @@ pub fn bytes(
     let lines = partition.stream_bytes(model) * u64::from(partition.blocks);
     let norms = u64::from(model.norm_rows() * model.parts) * row;
     let packed = lines + partition.bank_bytes(model) + vocab * row + norms;
-    let pools: u64 =
-        (0..MOST_POOLS).map(|group| pool_bytes(program, model, partition, group)).sum();
+    let pools = || (0..MOST_POOLS).map(|group| pool_bytes(program, model, partition, group));
+    let empty = pools().filter(|bytes| *bytes == 0).count() as u64 * POOL_BYTES_LEAST;
+    let pools: u64 = pools().sum();
     let of_layers = |of: &dyn Fn(&model::Class, &ClassPartition) -> u64| {
         let one = |l: &model::Layer| of(&model.classes[l.class], &partition.classes[l.class]);
         model.layer.iter().map(one).sum::<u64>()
@@ -129,9 +130,12 @@ pub fn bytes(
     let prefill = plan.map_or(0, Plan::bytes);
     let states = slots * segments::working_bytes(model, partition);
     let others = head_norms + biases + extras + rope + tables + texts + lists + records + words;
-    let others = others + prefill + states;
+    let others = others + prefill + states + empty;
     [packed, pools, others + upload::most_bytes(packed).saturating_sub(pools + others)]
 }
+
+/// What a pool takes that has no pages.
+const POOL_BYTES_LEAST: u64 = 256;
 
 /// Memory that does not depend on the weights.
 pub struct Room {
@@ -167,8 +171,8 @@ impl Room {
     ) -> Result<Self> {
         let dims = &program.dims;
         let (slots, vocab) = (dims.slots as usize, dims.vocab as usize);
-        let pool =
-            |group: usize| m.alloc(pool_bytes(program, model, partition, group).max(256) as usize);
+        let bytes = |group| pool_bytes(program, model, partition, group).max(POOL_BYTES_LEAST);
+        let pool = |group: usize| m.alloc(bytes(group) as usize);
         let pools = (0..MOST_POOLS).map(pool).collect::<Result<Vec<_>>>()?;
         let room = Self {
             out: m.alloc_shared(slots * RING * wire::TOKEN_BYTES)?,
