@@ -92,7 +92,8 @@ def declarations() -> str:
     """The structures of mono/wire.rs in C++, as the kernels' generated header has them."""
     folder = ROOT / "crates" / "kie-kernels" / "src" / "mono"
     text = (folder / "wire.rs").read_text(encoding="utf-8")
-    files = {"MOST_POOLS": folder / "lower" / "model.rs", "DRAFT_MAX": folder.parent / "lookup.rs"}
+    files = dict.fromkeys(("FIRST_POOLS", "MORE_POOLS"), folder / "lower" / "model.rs")
+    files["DRAFT_MAX"] = folder.parent / "lookup.rs"
     out = [f"enum {{ {name} = {length(file, name)} }};" for name, file in files.items()]
     structures = re.findall(r'^    (\w+) as "(\w+)" \{\n(.*?)\n    \}', text, re.S | re.M)
     names = CPP | {rust: name for rust, name, _ in structures}
