@@ -77,17 +77,24 @@ struct Feed {
     // kVariableStages: most copies in flight; where the last stage ends; the first that has not
     // been read, how many there are, and the bytes from its beginning on.
     u32 most, from, last, last_parity, kept, used;
+    // kLooksAhead: whether the leader has seen the first copy in flight to be there; slots from the
+    // head on that are known to have been read.
+    bool here;
+    u32 free;
 };
+// Whether copies in flight are counted, or their bytes.
+constexpr bool kCountsCopies = kVariableStages || kLooksAhead;
 // The next stages have so many bytes.
 KIE_DEVICE void expect_stages(Feed& f, u32 bytes) {
-    if (kVariableStages)
+    if (kCountsCopies)
         f.most = max_i(1, min_i(kSlots - 1, (int)(f.args.in_flight_bytes / bytes)));
 }
 KIE_DEVICE void land(Feed& f) {
-    if (is_leader())
+    if (is_leader() && !f.here)
         while (!slot_filled(f.slots + f.tail, f.tail_parity)) copies_go_on(f.copies);
     from_leader(0);
-    if (!kVariableStages) f.flying -= f.sizes[f.tail];
+    f.here = false;
+    if (!kCountsCopies) f.flying -= f.sizes[f.tail];
     --f.open, advance(f.tail, f.tail_parity);
 }
 KIE_DEVICE void land_all(Feed& f) {
@@ -128,6 +135,36 @@ KIE_DEVICE bool feed_fixed(Feed& f, const u8* from, u32 bytes, bool state) {
     if (f.open == kSlots) land(f);
     return true;
 }
+// The same of a warp that copies, whose looks take as long as its copies: they are on their way
+// together, at some slots at once, and the first copy in flight is looked at early.
+constexpr u32 kSlotsAhead = min_i(4, kSlots - 1);
+// How many slots from the head on have been read, one at least; none where the kernel ends.
+KIE_DEVICE u32 await_slots(Feed& f) {
+    u32 free = 0;
+    if (is_leader()) {
+        bool passed[kSlotsAhead], all = true;
+        u32 at = f.head, parity = f.head_parity;
+        KIE_UNROLL for (u32 i = 0; i < kSlotsAhead; ++i) {
+            passed[i] = slot_passed(f.slots + at, false, parity);
+            advance(at, parity);
+        }
+        KIE_UNROLL for (u32 i = 0; i < kSlotsAhead; ++i) all = all && passed[i], free += all;
+    }
+    free = from_leader(free);
+    return free > 0 ? free : await_slot(f, f.head, f.head_parity);
+}
+KIE_DEVICE bool feed_ahead(Feed& f, const u8* from, u32 bytes, bool state) {
+    while (f.open >= f.most) land(f);
+    if (f.free == 0) f.free = await_slots(f);
+    if (f.free == 0) return false;
+    keep_pace(f, bytes);
+    before_copy(state);
+    copy_async(f.slots + f.head, f.bytes + f.head * kSlotBytes, from, bytes, f.copies);
+    --f.free, ++f.open;
+    advance(f.head, f.head_parity);
+    f.here = f.open >= f.most && is_leader() && slot_passed(f.slots + f.tail, true, f.tail_parity);
+    return true;
+}
 // The same, behind the stage before it. A copy in flight is waited for last: each instruction from
 // there on keeps the memory waiting.
 KIE_DEVICE bool feed_variable(Feed& f, const u8* from, u32 bytes, bool state) {
@@ -150,6 +187,8 @@ KIE_DEVICE bool feed_variable(Feed& f, const u8* from, u32 bytes, bool state) {
 KIE_DEVICE bool feed(Feed& f, const u8* from, u32 bytes, bool state) {
     if constexpr (kVariableStages)
         return feed_variable(f, from, bytes, state);
+    else if constexpr (kLooksAhead)
+        return feed_ahead(f, from, bytes, state);
     else
         return feed_fixed(f, from, bytes, state);
 }

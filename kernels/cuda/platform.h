@@ -181,16 +181,19 @@ KIE_DEVICE void prefetch(const void* p, u32 bytes) {
 // into the ring do, and released by `warps` warps. A copy is asked for by `kCopyThreads` threads at
 // once: by one where it goes by an engine of its own (9.0 and later), else by a warp, of which each
 // thread copies its share. `is_leader`: who of them looks at slots and words. `from_leader`: what
-// that one has, and what it did before is known to the others.
+// that one has, and what it did before is known to the others. `kLooksAhead`: whether the
+// time of looks counts, so that several are to be on their way together (ring.h).
 struct Slot {
     u64 full, empty;
 };
 #if __CUDA_ARCH__ >= 900
 constexpr u32 kCopyThreads = 1;
+constexpr bool kLooksAhead = false;
 KIE_DEVICE bool is_leader() { return true; }
 KIE_DEVICE u32 from_leader(u32 v) { return v; }
 #else
 constexpr u32 kCopyThreads = kWarp;
+constexpr bool kLooksAhead = true;
 KIE_DEVICE bool is_leader() { return lane() == 0; }
 KIE_DEVICE u32 from_leader(u32 v) {
     __syncwarp();
@@ -248,6 +251,17 @@ KIE_DEVICE bool barrier_passed(const u64* b, u32 parity) {
 }
 KIE_DEVICE bool slot_filled(const Slot* s, u32 parity) { return barrier_passed(&s->full, parity); }
 KIE_DEVICE bool slot_free(const Slot* s, u32 parity) { return barrier_passed(&s->empty, parity); }
+// Whether it is filled, or else free: a look beside other work, which waits for nothing.
+KIE_DEVICE bool slot_passed(const Slot* s, bool filled, u32 parity) {
+    u32 ok;
+    asm volatile(
+        "{\n .reg .pred p;\n mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
+        " selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(ok)
+        : "r"(shared_address(filled ? &s->full : &s->empty)), "r"(parity)
+        : "memory");
+    return ok != 0;
+}
 // What nobody writes while the kernel runs, by an address that all who copy have alike; and a word
 // of shared memory that others of the block may write.
 template <class T>
@@ -286,12 +300,34 @@ KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, Copie
         : "memory");
 }
 #else
+// So many pieces of 512 bytes, one an instruction. Their addresses differ by constants, since a
+// piece whose address is computed takes twice as long.
+constexpr u32 kPieceBytes = 16 * kWarp;
+template <u32 kCount>
+KIE_DEVICE void copy_pieces(u32 to, const u8* from, StreamPolicy policy) {
+    if constexpr (kCount > 1) copy_pieces<kCount - 1>(to, from, policy);
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0+%3], [%1+%3], 16, %2;" ::"r"(to),
+                 "l"(from), "l"(policy.v), "n"((kCount - 1) * kPieceBytes)
+                 : "memory");
+}
 KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, Copies&) {
     const StreamPolicy policy = stream_policy();
-    const u32 target = shared_address(to);
-    KIE_UNROLL for (u32 at = 16 * lane(); at < bytes; at += 16 * kWarp) asm volatile(
-        "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(target + at),
-        "l"((const u8*)from + at), "l"(policy.v) : "memory");
+    const u8* source = (const u8*)from + 16 * lane();
+    u32 target = shared_address(to) + 16 * lane(), left = bytes;
+#pragma unroll 1
+    for (; left >= 8 * kPieceBytes; left -= 8 * kPieceBytes) {
+        copy_pieces<8>(target, source, policy);
+        target += 8 * kPieceBytes, source += 8 * kPieceBytes;
+    }
+    if (left >= 4 * kPieceBytes) {
+        copy_pieces<4>(target, source, policy);
+        target += 4 * kPieceBytes, source += 4 * kPieceBytes, left -= 4 * kPieceBytes;
+    }
+#pragma unroll 1
+    for (u32 at = 16 * lane(); at < left; at += kPieceBytes) {
+        copy_pieces<1>(target, source, policy);
+        target += kPieceBytes, source += kPieceBytes;
+    }
     // Arrives once what this thread asked for so far is there.
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(&s->full))
                  : "memory");

@@ -302,6 +302,9 @@ KIE_DEVICE bool slot_filled(const Slot* s, u32 parity) {
     return count_passed<kFills>(s->filled, parity);
 }
 KIE_DEVICE bool slot_free(const Slot* s, u32 parity) { return count_passed(s->freed, parity); }
+KIE_DEVICE bool slot_passed(const Slot* s, bool filled, u32 parity) {
+    return filled ? slot_filled(s, parity) : slot_free(s, parity);
+}
 KIE_DEVICE void slot_release(Slot* s) {
     const u32 before = __hip_atomic_fetch_add(counter(s->released), 1u, __ATOMIC_ACQ_REL,
                                               __HIP_MEMORY_SCOPE_WORKGROUP);
@@ -334,6 +337,7 @@ KIE_DEVICE T look(const volatile T* p) {
 // most kLoadsMost are on their way (15 KB; the hardware counts to 63). The oldest copy that has not
 // been counted is that of slot `tail`, with so many loads `left`.
 constexpr u32 kCopyThreads = kWarp, kLoadBytes = 4 * kWarp, kLoadsMost = 60;
+constexpr bool kLooksAhead = false;
 // All of a wave look at once and see the same.
 KIE_DEVICE bool is_leader() { return true; }
 KIE_DEVICE u32 from_leader(u32 v) { return alike(v); }

@@ -212,6 +212,7 @@ struct Slot {
 };
 // Warps of 32 copy as CUDA's engines do, asked by one thread; of wider ones a team does.
 constexpr u32 kCopyThreads = kWarp == 32 ? 1 : 32;
+constexpr bool kLooksAhead = kCopyThreads > 1;
 KIE_DEVICE bool is_leader() { return kCopyThreads == 1 || lane() == 0; }
 KIE_DEVICE u32 from_leader(u32 v) {
     if (kCopyThreads == 1) return v;
@@ -233,6 +234,12 @@ KIE_DEVICE bool slot_filled(const Slot* s, u32 parity) {
 }
 KIE_DEVICE bool slot_free(const Slot* s, u32 parity) {
     return barrier_passed(&s->empty, parity, "slot_free");
+}
+KIE_UNSEEN KIE_DEVICE bool slot_passed(const Slot* s, bool filled, u32 parity) {
+    const u64* const b = filled ? &s->full : &s->empty;
+    if (!kie_sim::passed(b, parity)) return false;
+    kie_sim::order_acquire(b);
+    return true;
 }
 KIE_DEVICE void slot_release(Slot* s) {
     kie_sim::act();

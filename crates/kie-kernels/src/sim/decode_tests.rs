@@ -443,7 +443,7 @@ fn case_of(shape: Shape) -> Case {
     let machine = MachineInfo { multiprocessors: 8, chiplets: 1, arch, ..shapes::nvidia() };
     let found = Partition::new(&model, &machine, 4 * 64).unwrap();
     assert_eq!((found.blocks, found.warps, found.slot_bytes >> 10), (8, 8, 16), "{found}");
-    assert_eq!(found.as_halves, Vec::<String>::new());
+    assert!(found.as_halves.is_empty());
     let mut tuning = Tuning { poll_delay_retries_ns: 250, ahead_short: 3, ..found.tuning };
     if shape.packed {
         tuning = Tuning { variable_stages_always: true, ring_most: 0, ..tuning };
@@ -694,6 +694,8 @@ fn mutants_of_the_decode_kernel_fail() {
             "give_back(r.slots + r.at, lane() == 0);\n    u32 same = 0; advance(r.at, same);",
         ),
         ("sync_warp();\n    if (one) slot_release", "if (one) slot_release"),
+        // Where a warp copies.
+        ("all = all && passed[i], free += all;", "++free;"),
         ("seqno_at(args.seqno + b.step, first)", "seqno_at(args.seqno + b.step / 2, first)"),
     ];
     for (i, (from, to)) in mutants.into_iter().enumerate() {
