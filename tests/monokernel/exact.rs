@@ -83,6 +83,24 @@ fn every_fixture_is_exact() {
     two_at_a_time(jobs, |job| check(&job));
 }
 
+/// Four ranks have 35 columns each of a matrix whose scales are for 128, so its codes become halves.
+#[test]
+fn weights_that_would_be_rounded_are_refused() {
+    let folder = fixture("own_llama_fp8_tied");
+    let open = |exact| {
+        let config = EngineConfig { max_batch: 1, exact, ..EngineConfig::default() };
+        let engine = Engine::builder(&folder).config(config).device("sim:ranks=4,blocks=4");
+        engine.build().map(|engine| engine.info().plan)
+    };
+    let plan = open(false).unwrap();
+    assert!(plan.contains("as halves: down: scales of 128 columns"), "{plan}");
+    let error = open(true).unwrap_err().to_string();
+    assert!(
+        error.contains("exact=True: weights would be rounded to halves on 4 ranks (down"),
+        "{error}"
+    );
+}
+
 /// What a sequence is does not depend on its neighbours: its tokens, and their probabilities to the
 /// last bit. What the cache has of a prompt's beginning is what would be computed.
 #[test]

@@ -25,7 +25,7 @@ use std::time::Duration;
 use self::interleave::Bounds;
 use self::loaded::Loaded;
 use self::lower::model::{self, Model};
-use self::lower::partition::Partition;
+use self::lower::partition::{AsHalves, Partition};
 use self::lower::tuning::Tuning;
 use self::prefill::Plan;
 use self::probe::Probe;
@@ -33,7 +33,7 @@ use self::runner::Runner;
 use crate::abi::{Codes, Encoding, PageGroup, Program, PAGE};
 use crate::buffer::{Buffer, HostBytes};
 use crate::device::{Device, DeviceInfo, ExactReuse, Footprint, Options, Running, Stop};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host::side_by_side;
 use crate::lookup::DRAFT_MAX;
 use crate::machine::{Machine, Platform};
@@ -144,12 +144,24 @@ impl Mono {
             let machine = machine.info()?;
             let tuning = self.tuning.unwrap_or_else(|| Tuning::of(&machine));
             let partition = Partition::tuned(&model, &machine, program.dims.max_positions, tuning)?;
+            refuse_rounding(&model, &partition)?;
             Ok((model.clone(), partition))
         };
         let ranks: Ranks = self.machines.iter().map(one).collect::<Result<_>>()?;
         *last = Some((program.clone(), ranks.clone()));
         Ok(ranks)
     }
+}
+
+/// Weights that become halves are rounded: no exact numbers follow from them.
+fn refuse_rounding(model: &Model, partition: &Partition) -> Result<()> {
+    let rounded = partition.as_halves.iter().find(|matrix| matrix.rounds);
+    let Some(AsHalves { why, .. }) = rounded.filter(|_| model.parts > 1) else { return Ok(()) };
+    let detail = format!(
+        "exact=True: weights would be rounded to halves on {} ranks ({why}); device=\"cpu\" rounds none",
+        model.ranks
+    );
+    Err(Error::InvalidProgram { step: usize::MAX, detail })
 }
 
 impl Device for Mono {

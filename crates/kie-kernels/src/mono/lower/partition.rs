@@ -232,8 +232,17 @@ pub struct Partition {
     pub columns: u32,
     /// What was chosen by measurements.
     pub tuning: Tuning,
-    /// Matrices whose codes do not stay as they are stored, and why.
-    pub as_halves: Vec<String>,
+    /// Matrices whose codes do not stay as they are stored.
+    pub as_halves: Vec<AsHalves>,
+}
+
+/// A matrix whose codes become halves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AsHalves {
+    /// Which, and why.
+    pub why: String,
+    /// Whether that rounds: halves have all of MXFP4's numbers.
+    pub rounds: bool,
 }
 
 /// Matrices whose warps leave each other parts in one place, and in the other.
@@ -309,7 +318,7 @@ struct Rows {
 }
 
 impl Rows {
-    fn new(model: &Model, at: usize, common: &Common, why: &mut Vec<String>) -> Option<Self> {
+    fn new(model: &Model, at: usize, common: &Common, why: &mut Vec<AsHalves>) -> Option<Self> {
         let (class, &Common { hidden, residual, each, unit, .. }) = (&model.classes[at], common);
         let head_dim = class.head_dim.next_multiple_of(32);
         let ffn = class.ffn.next_multiple_of(unit);
@@ -505,7 +514,7 @@ fn encoding(
     (name, stored): (&str, &Stored),
     parts: &[Parts],
     (rows, most): (u32, u32),
-    why: &mut Vec<String>,
+    why: &mut Vec<AsHalves>,
 ) -> Encoding {
     let Some(stored) = stored else { return Encoding::default() };
     let found = stored.as_ref().map_err(Clone::clone).and_then(|coded| {
@@ -519,7 +528,8 @@ fn encoding(
         }
     });
     found.unwrap_or_else(|reason| {
-        why.push(format!("{name}: {reason}"));
+        let rounds = stored.as_ref().map_or(true, |coded| coded.bits != StoredBits::E2m1);
+        why.push(AsHalves { why: format!("{name}: {reason}"), rounds });
         Encoding::default()
     })
 }
@@ -542,7 +552,7 @@ fn encoding_of(
     matrix: Matrix,
     rows: u32,
     Widths { hidden, head_dim, ffn, shared, latent, compressed }: Widths,
-    why: &mut Vec<String>,
+    why: &mut Vec<AsHalves>,
 ) -> Encoding {
     let (class, stored) = (&model.classes[at], model.stored(at, matrix));
     let ranks = if model.sliced { model.ranks } else { 1 };
