@@ -83,7 +83,7 @@ fn every_fixture_is_exact() {
     two_at_a_time(jobs, |job| check(&job));
 }
 
-/// Four ranks have 35 columns each of a matrix whose scales are for 128, so its codes become halves.
+/// Four ranks have 35 columns each of a matrix whose scales are for 128: its codes become halves.
 #[test]
 fn weights_that_would_be_rounded_are_refused() {
     let folder = fixture("own_llama_fp8_tied");

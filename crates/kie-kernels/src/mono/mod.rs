@@ -25,7 +25,8 @@ use std::time::Duration;
 use self::interleave::Bounds;
 use self::loaded::Loaded;
 use self::lower::model::{self, Model};
-use self::lower::partition::{AsHalves, Partition};
+use self::lower::partition::Partition;
+use self::lower::tiling::AsHalves;
 use self::lower::tuning::Tuning;
 use self::prefill::Plan;
 use self::probe::Probe;
@@ -158,7 +159,8 @@ fn refuse_rounding(model: &Model, partition: &Partition) -> Result<()> {
     let rounded = partition.as_halves.iter().find(|matrix| matrix.rounds);
     let Some(AsHalves { why, .. }) = rounded.filter(|_| model.parts > 1) else { return Ok(()) };
     let detail = format!(
-        "exact=True: weights would be rounded to halves on {} ranks ({why}); device=\"cpu\" rounds none",
+        "exact=True: weights would be rounded to halves on {} ranks ({why}); device=\"cpu\" rounds \
+         none",
         model.ranks
     );
     Err(Error::InvalidProgram { step: usize::MAX, detail })

@@ -14,7 +14,7 @@ use super::model::{touched, Class, Layer, Model, Stored};
 use super::others;
 use super::parts::Parts;
 use super::slots::Slots;
-use super::tiling::{Encoding, Stage, StoredBits, Tiling};
+use super::tiling::{AsHalves, Encoding, Stage, StoredBits, Tiling};
 use super::tuning::Tuning;
 use crate::abi::{HeadMode, PAGE};
 use crate::error::{Error, Result};
@@ -234,15 +234,6 @@ pub struct Partition {
     pub tuning: Tuning,
     /// Matrices whose codes do not stay as they are stored.
     pub as_halves: Vec<AsHalves>,
-}
-
-/// A matrix whose codes become halves.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AsHalves {
-    /// Which, and why.
-    pub why: String,
-    /// Whether that rounds: halves have all of MXFP4's numbers.
-    pub rounds: bool,
 }
 
 /// Matrices whose warps leave each other parts in one place, and in the other.

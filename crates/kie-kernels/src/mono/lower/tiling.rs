@@ -48,6 +48,15 @@ impl StoredBits {
     }
 }
 
+/// A matrix whose codes become halves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AsHalves {
+    /// Which, and why.
+    pub why: String,
+    /// Whether that rounds: halves have all of MXFP4's numbers.
+    pub rounds: bool,
+}
+
 /// How the weights of a matrix lie in the stream (shape.h's `Encoding`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Encoding {
