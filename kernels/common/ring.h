@@ -86,8 +86,7 @@ struct Feed {
 constexpr bool kCountsCopies = kVariableStages || kLooksAhead;
 // The next stages have so many bytes.
 KIE_DEVICE void expect_stages(Feed& f, u32 bytes) {
-    if (kCountsCopies)
-        f.most = max_i(1, min_i(kSlots - 1, (int)(f.args.in_flight_bytes / bytes)));
+    if (kCountsCopies) f.most = max_i(1, min_i(kSlots - 1, (int)(f.args.in_flight_bytes / bytes)));
 }
 KIE_DEVICE void land(Feed& f) {
     if (is_leader() && !f.here)
