@@ -251,16 +251,9 @@ KIE_DEVICE bool barrier_passed(const u64* b, u32 parity) {
 }
 KIE_DEVICE bool slot_filled(const Slot* s, u32 parity) { return barrier_passed(&s->full, parity); }
 KIE_DEVICE bool slot_free(const Slot* s, u32 parity) { return barrier_passed(&s->empty, parity); }
-// Whether it is filled, or else free: a look beside other work, which waits for nothing.
+// Whether it is filled, or else free: a look beside other work (where kLooksAhead, of no wait).
 KIE_DEVICE bool slot_passed(const Slot* s, bool filled, u32 parity) {
-    u32 ok;
-    asm volatile(
-        "{\n .reg .pred p;\n mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
-        " selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(ok)
-        : "r"(shared_address(filled ? &s->full : &s->empty)), "r"(parity)
-        : "memory");
-    return ok != 0;
+    return barrier_passed(filled ? &s->full : &s->empty, parity);
 }
 // What nobody writes while the kernel runs, by an address that all who copy have alike; and a word
 // of shared memory that others of the block may write.

@@ -144,22 +144,22 @@ fn is_amd() -> bool {
 /// Asks for the cache line at `at`; any address is allowed.
 #[inline(always)]
 pub(crate) fn prefetch(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch never faults; SSE is part of every x86-64.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
+    ask_for::<3>(at);
 }
 
 /// The same as far as the second-level cache.
 #[inline(always)]
 pub(crate) fn prefetch_near(at: *const u8) {
+    ask_for::<2>(at);
+}
+
+/// `HINT`: 3 for all caches (`_MM_HINT_T0`), 2 for those from the second on (`_MM_HINT_T1`).
+#[inline(always)]
+fn ask_for<const HINT: i32>(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: as above.
+    // SAFETY: a prefetch never faults; SSE is part of every x86-64.
     unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at.cast());
+        std::arch::x86_64::_mm_prefetch::<HINT>(at.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;
