@@ -112,8 +112,12 @@ impl Vocabulary {
         ids.unwrap_or_else(|| trie.greedy_tokenize(text))
     }
 
-    /// Tokens that end the text legally from where `matcher` stands, if some were found.
-    pub(super) fn ending(&self, matcher: &mut Matcher) -> Option<Vec<u32>> {
+    /// Tokens that end the text legally from where `matcher` stands, if some were found. `known`:
+    /// those that did before, less what the text took of them; they do inside of a string still.
+    pub(super) fn ending(&self, matcher: &mut Matcher, known: &[u32]) -> Option<Vec<u32>> {
+        if !known.is_empty() && ending::is_one(matcher, known, &self.eos) {
+            return Some(known.to_vec());
+        }
         ending::of(matcher, &self.order, &self.eos)
     }
 }
@@ -198,7 +202,7 @@ impl Compiled {
 
     /// A legal text of few tokens, if one was found.
     pub(super) fn shortest(&self) -> Option<&[u32]> {
-        let find = || self.vocabulary.ending(&mut lock(&self.start).deep_clone());
+        let find = || self.vocabulary.ending(&mut lock(&self.start).deep_clone(), &[]);
         self.shortest.get_or_init(find).as_deref()
     }
 

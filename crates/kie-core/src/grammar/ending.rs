@@ -70,6 +70,20 @@ pub(super) fn of(matcher: &mut Matcher, order: &Order, eos: &[u32]) -> Option<Ve
     search(matcher, order, eos, false).or_else(|| search(matcher, order, eos, true))
 }
 
+/// Whether the text may end with these tokens from where `matcher` stands; it stands there again
+/// afterwards. A search asks for a mask at each token, this for one.
+pub(super) fn is_one(matcher: &mut Matcher, ids: &[u32], eos: &[u32]) -> bool {
+    let Ok(taken) = matcher.try_consume_tokens(ids) else { return false };
+    let ends = taken == ids.len()
+        && matcher.compute_mask_or_eos().is_ok_and(|mask| allows_end(mask.as_slice(), eos));
+    matcher.rollback(taken).is_ok() && ends
+}
+
+/// Whether a mask allows one of the ids that end a sequence.
+fn allows_end(mask: &[u32], eos: &[u32]) -> bool {
+    mask.iter().zip(eos).any(|(a, b)| a & b != 0)
+}
+
 /// `vary`: rather what begins otherwise than the tokens taken before, so that a repetition which
 /// only some token leaves is left.
 fn search(matcher: &mut Matcher, order: &Order, eos: &[u32], vary: bool) -> Option<Vec<u32>> {
@@ -79,7 +93,7 @@ fn search(matcher: &mut Matcher, order: &Order, eos: &[u32], vary: bool) -> Opti
     while taken.len() < TOKENS_MAX {
         let Ok(mask) = matcher.compute_mask_or_eos() else { break };
         let mask = mask.as_slice();
-        ends = mask.iter().zip(eos).any(|(a, b)| a & b != 0);
+        ends = allows_end(mask, eos);
         if ends {
             break;
         }

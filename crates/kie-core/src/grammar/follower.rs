@@ -184,9 +184,9 @@ fn follow(
             continue;
         }
         let text = plan.expected.as_ref().map_or_else(Vec::new, |of| of.prompt.clone());
-        let (closing, check, lookup) = (None, 0, Lookup::default());
+        let (closing, check, ending, lookup) = (None, 0, Vec::new(), Lookup::default());
         let sequence =
-            Sequence { compiled, plan, matcher, closing, check, told: &told, text, lookup };
+            Sequence { compiled, plan, matcher, closing, check, ending, told: &told, text, lookup };
         let run = AssertUnwindSafe(|| sequence.run(&masks, &tokens, times));
         let failed = |_| Err("the library behind grammars failed on it".to_owned());
         if let Err(why) = catch_unwind(run).unwrap_or_else(failed) {
@@ -206,6 +206,8 @@ struct Sequence<'a> {
     closing: Option<VecDeque<u32>>,
     /// The token before which an ending is counted again.
     check: usize,
+    /// The one that was counted last, less what the text took of it since.
+    ending: Vec<u32>,
     told: &'a Told,
     /// Prompt and tokens, where drafts are looked up.
     text: Vec<u32>,
@@ -237,6 +239,9 @@ impl Sequence<'_> {
                 tokens.wait(index, None);
                 let Some(token) = tokens.get(index) else { return Ok(()) };
                 index += 1;
+                if self.ending.first() == Some(&token) {
+                    self.ending.remove(0);
+                }
                 if self.plan.expected.is_some() {
                     self.text.push(token);
                 }
@@ -351,8 +356,9 @@ impl Sequence<'_> {
         let ending = match index {
             0 => self.compiled.shortest().map(<[u32]>::to_vec),
             _ if !self.compiled.goes_back() => None,
-            _ => self.compiled.vocabulary.ending(&mut self.matcher),
+            _ => self.compiled.vocabulary.ending(&mut self.matcher, &self.ending),
         };
+        self.ending = ending.clone().unwrap_or_default();
         self.check = match ending.map(|ending| (left.checked_sub(ending.len()), ending)) {
             // Complete as it is: what is said further is cut wherever the budget ends.
             Some((Some(spare), ending)) if spare < growth && ending.is_empty() => index + 1,

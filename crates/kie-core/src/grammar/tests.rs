@@ -7,6 +7,7 @@ use kie_kernels::mask::{Masks, Place};
 use serde_json::{json, Value};
 
 use super::compiled::{Compiled, Grammars};
+use super::ending;
 use super::follower::{Follower, Plan};
 use super::spec::Grammar;
 use crate::engine::fake::{tokenizer, EOS, VOCAB};
@@ -443,6 +444,54 @@ fn made(ids: usize) -> Tokenizer {
     made
 }
 
+/// An ending that is known is one as long as the text does not leave it: it ends the text, and one
+/// token more makes it longer by `growth` at most, as the count of what is left relies on.
+#[test]
+fn an_ending_that_is_known_ends_the_text_still() {
+    let text = json!({"type": "string"});
+    let all = json!({"type": "object", "properties": {"name": text, "text": text, "more": text},
+        "required": ["name", "text"], "additionalProperties": false});
+    let grammars = grammars();
+    let compiled = compile(&grammars, &schema(&all)).unwrap();
+    let vocabulary = &compiled.vocabulary;
+    let (mut kept, mut searched) = (0, 0);
+    for seed in 1..20 {
+        let mut matcher = compiled.begin();
+        let mut draw = Draw(seed * 0x9E37_79B9);
+        let mut known: Vec<u32> = Vec::new();
+        for _ in 0..60 {
+            let still = !known.is_empty() && ending::is_one(&mut matcher, &known, &vocabulary.eos);
+            let found = vocabulary.ending(&mut matcher, &known).unwrap();
+            if still {
+                kept += 1;
+                assert_eq!(found, known);
+            } else {
+                searched += 1;
+            }
+            if !known.is_empty() {
+                assert!(
+                    found.len() <= known.len() + compiled.growth(),
+                    "{found:?} behind {known:?}"
+                );
+            }
+            let mut copy = matcher.deep_clone();
+            copy.consume_tokens(&found).unwrap();
+            assert!(copy.is_accepting().unwrap());
+            let mask = matcher.compute_mask_or_eos().unwrap();
+            let able = mask.to_list();
+            let id = able[draw.below(able.len())];
+            if id == EOS || matcher.consume_token(id).is_err() {
+                break;
+            }
+            known = found;
+            if known.first() == Some(&id) {
+                known.remove(0);
+            }
+        }
+    }
+    assert!(kept > searched && searched > 19, "{kept} kept, {searched} searched");
+}
+
 /// Not a gate (machines are shared): `cargo test -p kie-core --lib grammar::tests::times --
 /// --ignored --nocapture`.
 #[test]
@@ -454,28 +503,43 @@ fn times() {
             (format!("member_{n}"), json!({"type": kinds[n % 3]}))
         })
         .collect();
-    let tool = json!({"type": "object", "properties": members, "additionalProperties": false});
+    let tool = json!({"type": "object", "properties": &members, "additionalProperties": false});
+    let names: Vec<String> = (0..8).map(|n| format!("member_{n}")).collect();
+    let required = json!({"type": "object", "properties": members, "required": names,
+        "additionalProperties": false});
     for ids in [32_000, 128_000] {
         let begun = Instant::now();
         let all = Grammars::new(made(ids), ids, &[0]);
         let tokenizer = begun.elapsed();
         all.warm(&Patience::ENDLESS).unwrap();
         let vocabulary = begun.elapsed() - tokenizer;
-        for (name, of) in [("object", json!({"type": "object"})), ("tool", tool.clone())] {
+        for (name, of) in [
+            ("object", json!({"type": "object"})),
+            ("tool", tool.clone()),
+            ("tool with 8 required", required.clone()),
+        ] {
             let begun = Instant::now();
             let compiled = compile(&all, &schema(&of)).unwrap();
             let compiling = begun.elapsed();
             let begun = Instant::now();
             drop(compiled.begin());
             let copying = begun.elapsed();
-            let mut taken = Vec::new();
+            let [mut taken, mut endings, mut known] = [const { Vec::new() }; 3];
             for seed in 1..20 {
                 let mut matcher = compiled.begin();
                 let mut draw = Draw(seed * 0x9E37_79B9);
-                for _ in 0..200 {
+                for n in 0..200 {
                     let begun = Instant::now();
                     let mask = matcher.compute_mask_or_eos().unwrap();
                     taken.push(begun.elapsed().as_secs_f64() * 1e6);
+                    if n % 10 == 0 {
+                        let begun = Instant::now();
+                        let found = compiled.vocabulary.ending(&mut matcher, &[]);
+                        endings.push(begun.elapsed().as_secs_f64() * 1e6);
+                        let begun = Instant::now();
+                        drop(compiled.vocabulary.ending(&mut matcher, &found.unwrap_or_default()));
+                        known.push(begun.elapsed().as_secs_f64() * 1e6);
+                    }
                     let able = mask.to_list();
                     let id = able[draw.below(able.len())];
                     if id == 0 || matcher.consume_token(id).is_err() {
@@ -484,13 +548,20 @@ fn times() {
                 }
             }
             taken.sort_by(f64::total_cmp);
-            let at = |q: f64| taken[((taken.len() - 1) as f64 * q) as usize];
+            endings.sort_by(f64::total_cmp);
+            known.sort_by(f64::total_cmp);
+            let at = |of: &[f64], q: f64| of[((of.len() - 1) as f64 * q) as usize];
             eprintln!(
-                "{ids} ids, {name}: mask p50 {:.1} us, p99 {:.1} us, of {}; compiled in {:.1?}, \
-                 copied in {:.1?}; vocabulary {vocabulary:.1?}",
-                at(0.5),
-                at(0.99),
+                "{ids} ids, {name}: mask p50 {:.1} us, p99 {:.1} us, of {}; an ending p50 {:.1} \
+                 us, p99 {:.1} us, a known one {:.1} and {:.1}; compiled in {:.1?}, copied in {:.1?}; vocabulary \
+                 {vocabulary:.1?}",
+                at(&taken, 0.5),
+                at(&taken, 0.99),
                 taken.len(),
+                at(&endings, 0.5),
+                at(&endings, 0.99),
+                at(&known, 0.5),
+                at(&known, 0.99),
                 compiling,
                 copying,
             );
