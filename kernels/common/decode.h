@@ -382,6 +382,8 @@ KIE_DEVICE void run_steps(Ring& ring, Watch& watch, const DecodeArgs& args, Bloc
 // thread that watches the host. On some machines a warp runs one side of a branch after the other,
 // and neither of these ever ends first.
 static_assert(kThreads % kWarp == 0, "consumers share no warp with others");
+// With fewer who copies spills where experts are chosen, with more consumers of dense layers do.
+constexpr u32 kHelperRegisters = kHasExperts ? 56 : 40;
 KIE_KERNEL(kie_decode, kThreads + kHelpers * kWarp, DecodeArgs args) {
     KIE_SHARED_BYTES(shared);
     Slot* slots = (Slot*)(shared + kShSlots);
@@ -399,14 +401,14 @@ KIE_KERNEL(kie_decode, kThreads + kHelpers * kWarp, DecodeArgs args) {
     take_tokens(args, shared, 0);
     sync_block();
     if (thread() >= kThreads) {
-        be_helper<kWarps, kHelpers>();
+        be_helper<kWarps, kHelpers, kHelperRegisters>();
         if (thread() < kThreads + kCopyThreads)
             feed_stream(args, shared, misc);
         else if (thread() == kThreads + kWarp && block_all(args) == 0)
             watch_host(args, misc + 1, misc);
         return;
     }
-    be_consumer<kWarps, kHelpers>();
+    be_consumer<kWarps, kHelpers, kHelperRegisters>();
     Ring ring = {slots, shared + kShRing, 0, 0, 0, shared + kShIndex};
     Watch watch = {args, 0, 0, 0, false};
     Block b = {(int)block() / kBlocksPerLane,

@@ -12,6 +12,10 @@
 #include "platform.h"
 #include "shape.h"
 
+// Who copies looks at several slots at once where its looks take as long as its copies. Stages of
+// experts are small; of several columns they come less often, and kernels would spill.
+constexpr bool kLooksAhead = looks_ahead(kHasExperts && kColumns == 1);
+
 struct Ring {
     Slot* slots;
     u8* bytes;
@@ -134,8 +138,8 @@ KIE_DEVICE bool feed_fixed(Feed& f, const u8* from, u32 bytes, bool state) {
     if (f.open == kSlots) land(f);
     return true;
 }
-// The same of a warp that copies, whose looks take as long as its copies: they are on their way
-// together, at some slots at once, and the first copy in flight is looked at early.
+// The same where looks are on their way together: at some slots at once, and early at the first
+// copy in flight.
 constexpr u32 kSlotsAhead = min_i(4, kSlots - 1);
 // How many slots from the head on have been read, one at least; none where the kernel ends.
 KIE_DEVICE u32 await_slots(Feed& f) {

@@ -96,16 +96,6 @@ struct FeedPages {
             return feed_pages<C>(f, shared, (int)segment.layer, step);
     }
 };
-// Where a block's stream goes on behind what was asked for: who copies has few registers.
-KIE_DEVICE volatile u64& behind_asked(u8* shared) { return ((volatile u64*)(shared + kShMisc))[2]; }
-// While nobody knows which experts come next the memory would have nothing to do: what the stream
-// has behind them comes as far as the second-level cache, a piece every other poll.
-KIE_DEVICE void come_near(u8* shared, u32 polls) {
-    constexpr u32 kPiece = 4096;
-    const u32 from = polls / 2 * kPiece;
-    if (polls % 2 != 0 && from < kAheadOfChoice)
-        prefetch((const void*)(behind_asked(shared) + from), kPiece);
-}
 // Waits for a choice; false where the kernel ends. One that is not made in time is an expired wait
 // like others': any expert's weights go on their way, so that consumers come to the step's end.
 KIE_DEVICE bool await_choice(Feed& f, u8* shared, u32 step, u32 layer, int n, u32& payload) {
@@ -122,7 +112,6 @@ KIE_DEVICE bool await_choice(Feed& f, u8* shared, u32 step, u32 layer, int n, u3
                 v = 0;
                 break;
             }
-            come_near(shared, watch.polls);
             goes_on = !look(f.stop);
             pause_ns(20);
         }
@@ -212,7 +201,6 @@ KIE_DEVICE void feed_stream(const DecodeArgs& args, u8* shared, const volatile u
             const u8* from = args.weights + (u64)opaque(block()) * kStreamBytes + g.at;
             for (u32 i = 0; i < g.stages; ++i, from += g.bytes)
                 if (!feed(f, from, g.bytes, false)) return;
-            if (kHasExperts && is_leader()) behind_asked(shared) = (u64)from;
         }
     }
     land_all(f);

@@ -17,26 +17,25 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 constexpr u32 kWarp = 32;  // the machine's; work is cut into teams of 32 threads on all of them
-// Each in its branch for good, all warps of it: helpers give registers away, consumers take them. A
-// thread of a launch has as many as all its threads can have alike, a multiple of eight. Only whole
-// groups of four warps may pass registers on: fewer helpers stand where nothing can be passed on.
-constexpr u32 kHelperRegisters = 40;
-template <u32 kWarps, u32 kHelpers>
+// Each in its branch for good, all warps of it: helpers give registers away, so that `kKept` are
+// left, and consumers take them. A thread of a launch has as many as all its threads can have
+// alike, a multiple of eight. Only whole groups of four warps may pass registers on: fewer helpers
+// stand where nothing can be passed on.
+template <u32 kWarps, u32 kHelpers, u32 kKept>
 KIE_CONST_FN u32 consumer_registers() {
     constexpr u32 kAll = kWarps + kHelpers, kAlike = 65536 / (32 * kAll) / 8 * 8;
-    return (kAlike * kAll - kHelperRegisters * kHelpers) / kWarps / 8 * 8;
+    return (kAlike * kAll - kKept * kHelpers) / kWarps / 8 * 8;
 }
-template <u32 kWarps, u32 kHelpers>
+template <u32 kWarps, u32 kHelpers, u32 kKept>
 KIE_DEVICE void be_helper() {
     static_assert(kWarps % 4 == 0, "groups of four");
-    if constexpr (kHelpers == 4)
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kHelperRegisters));
+    if constexpr (kHelpers == 4) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kKept));
 }
-template <u32 kWarps, u32 kHelpers>
+template <u32 kWarps, u32 kHelpers, u32 kKept>
 KIE_DEVICE void be_consumer() {
     if constexpr (kHelpers == 4)
-        asm volatile(
-            "setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(consumer_registers<kWarps, kHelpers>()));
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(
+            consumer_registers<kWarps, kHelpers, kKept>()));
 }
 struct alignas(16) Quad {
     u32 v[4];
@@ -170,30 +169,25 @@ KIE_DEVICE void store_alike(u64* p, u64 v) {
 }
 // A hint: these 128 bytes will be read soon.
 KIE_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-// The same of so many bytes, 16 or a multiple of it, as aligned.
-KIE_DEVICE void prefetch(const void* p, u32 bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
-#endif
-}
 
 // Stream: a slot is filled when `fillers` threads have brought their share, as those of one copy
 // into the ring do, and released by `warps` warps. A copy is asked for by `kCopyThreads` threads at
 // once: by one where it goes by an engine of its own (9.0 and later), else by a warp, of which each
 // thread copies its share. `is_leader`: who of them looks at slots and words. `from_leader`: what
-// that one has, and what it did before is known to the others. `kLooksAhead`: whether the
-// time of looks counts, so that several are to be on their way together (ring.h).
+// that one has, and what it did before is known to the others. `looks_ahead`: whether the time of
+// looks counts, so that several are to be on their way together (ring.h): a warp's always does, a
+// thread's where stages are `small`.
 struct Slot {
     u64 full, empty;
 };
 #if __CUDA_ARCH__ >= 900
 constexpr u32 kCopyThreads = 1;
-constexpr bool kLooksAhead = false;
+KIE_CONST_FN bool looks_ahead(bool small) { return small; }
 KIE_DEVICE bool is_leader() { return true; }
 KIE_DEVICE u32 from_leader(u32 v) { return v; }
 #else
 constexpr u32 kCopyThreads = kWarp;
-constexpr bool kLooksAhead = true;
+KIE_CONST_FN bool looks_ahead(bool) { return true; }
 KIE_DEVICE bool is_leader() { return lane() == 0; }
 KIE_DEVICE u32 from_leader(u32 v) {
     __syncwarp();
@@ -239,21 +233,24 @@ KIE_DEVICE void reads_before_copy() {}
 constexpr bool kCopiesState = true;
 KIE_DEVICE void state_before_copy() { fence_device(); }
 #endif
+#define KIE_LOOK_AT_BARRIER(look)                                                       \
+    asm volatile("{\n .reg .pred p;\n " look " p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}" \
+                 : "=r"(ok)                                                             \
+                 : "r"(shared_address(b)), "r"(parity)                                  \
+                 : "memory")
 KIE_DEVICE bool barrier_passed(const u64* b, u32 parity) {
     u32 ok;
-    asm volatile("{\n .reg .pred p;\n " KIE_BARRIER_PASSED
-                 " p, [%1], %2;\n"
-                 " selp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(ok)
-                 : "r"(shared_address(b)), "r"(parity)
-                 : "memory");
+    KIE_LOOK_AT_BARRIER(KIE_BARRIER_PASSED);
     return ok != 0;
 }
 KIE_DEVICE bool slot_filled(const Slot* s, u32 parity) { return barrier_passed(&s->full, parity); }
 KIE_DEVICE bool slot_free(const Slot* s, u32 parity) { return barrier_passed(&s->empty, parity); }
-// Whether it is filled, or else free: a look beside other work (where kLooksAhead, of no wait).
+// Whether it is filled, or else free: a look beside other work, of no wait.
 KIE_DEVICE bool slot_passed(const Slot* s, bool filled, u32 parity) {
-    return barrier_passed(filled ? &s->full : &s->empty, parity);
+    const u64* const b = filled ? &s->full : &s->empty;
+    u32 ok;
+    KIE_LOOK_AT_BARRIER("mbarrier.test_wait.parity.shared.b64");
+    return ok != 0;
 }
 // What nobody writes while the kernel runs, by an address that all who copy have alike; and a word
 // of shared memory that others of the block may write.

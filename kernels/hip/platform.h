@@ -32,9 +32,9 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 constexpr u32 kWarp = 64, kTeamLanes = 32;
-template <u32 kWarps, u32 kHelpers>
+template <u32 kWarps, u32 kHelpers, u32 kKept>
 KIE_DEVICE void be_helper() {}
-template <u32 kWarps, u32 kHelpers>
+template <u32 kWarps, u32 kHelpers, u32 kKept>
 KIE_DEVICE void be_consumer() {}
 struct alignas(16) Quad {
     u32 v[4];
@@ -267,7 +267,6 @@ KIE_DEVICE void store_alike(u32* p, u32 v) {
 KIE_DEVICE void store_alike(u64* p, u64 v) { store_word(p, v); }
 // gfx942 has no such hint.
 KIE_DEVICE void prefetch(const void*) {}
-KIE_DEVICE void prefetch(const void*, u32) {}
 
 // Stream. `filled` counts the copies into a slot, `freed` how often all `teams` gave it back; the
 // lowest bit of a count is the phase that is under way. `loads`: of the copy under way. The orders
@@ -337,7 +336,7 @@ KIE_DEVICE T look(const volatile T* p) {
 // most kLoadsMost are on their way (15 KB; the hardware counts to 63). The oldest copy that has not
 // been counted is that of slot `tail`, with so many loads `left`.
 constexpr u32 kCopyThreads = kWarp, kLoadBytes = 4 * kWarp, kLoadsMost = 60;
-constexpr bool kLooksAhead = false;
+KIE_CONST_FN bool looks_ahead(bool) { return false; }
 // All of a wave look at once and see the same.
 KIE_DEVICE bool is_leader() { return true; }
 KIE_DEVICE u32 from_leader(u32 v) { return alike(v); }

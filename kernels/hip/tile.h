@@ -10,6 +10,7 @@
 
 #include "platform.h"
 
+constexpr bool kSumsByTurns = false;  // dot products hardly wait, and a second sum takes registers
 KIE_DEVICE float dot(u32 a, u32 b, float onto) {
     return __builtin_amdgcn_fdot2(__builtin_bit_cast(Half2, a), __builtin_bit_cast(Half2, b), onto,
                                   false);

@@ -24,9 +24,9 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 constexpr u32 kWarp = KIE_SIM_WARP;
-template <u32 kWarps, u32 kHelpers>
+template <u32 kWarps, u32 kHelpers, u32 kKept>
 KIE_DEVICE void be_helper() {}
-template <u32 kWarps, u32 kHelpers>
+template <u32 kWarps, u32 kHelpers, u32 kKept>
 KIE_DEVICE void be_consumer() {}
 struct alignas(16) Quad {
     u32 v[4];
@@ -204,7 +204,6 @@ KIE_DEVICE void store_alike(u64* p, u64 v) {
     __atomic_store_n(p, v, __ATOMIC_RELAXED);
 }
 KIE_DEVICE void prefetch(const void*) {}
-KIE_DEVICE void prefetch(const void*, u32) {}
 
 // Stream.
 struct Slot {
@@ -212,7 +211,7 @@ struct Slot {
 };
 // Warps of 32 copy as CUDA's engines do, asked by one thread; of wider ones a team does.
 constexpr u32 kCopyThreads = kWarp == 32 ? 1 : 32;
-constexpr bool kLooksAhead = kCopyThreads > 1;
+KIE_CONST_FN bool looks_ahead(bool small) { return small || kCopyThreads > 1; }
 KIE_DEVICE bool is_leader() { return kCopyThreads == 1 || lane() == 0; }
 KIE_DEVICE u32 from_leader(u32 v) {
     if (kCopyThreads == 1) return v;

@@ -4,6 +4,7 @@
 
 #include "platform.h"
 
+constexpr bool kSumsByTurns = true;
 namespace kie_sim {
 // As in fibers.h.
 #ifdef KIE_SIM_O2

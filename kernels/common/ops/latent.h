@@ -133,12 +133,12 @@ KIE_DEVICE Sums<S> multiply_heads(Ring& ring, Prefetched<S>& prefetched, const u
             const Column<S> column = take_column<S>(mine[i] + stage * (S::chunk * 64));
             if constexpr (!S::scaled) {
                 KIE_UNROLL for (int c = 0; c < S::chunk; ++c)
-                    add_unit<S>(s.v[i], f.codes[c][i], column.v[c]);
+                    add_unit<S>(s.v[i], s.v[i], f.codes[c][i], column.v[c]);
             } else {
                 KIE_UNROLL for (int n = 0; n < S::spans; ++n) {
                     float d[4] = {0, 0, 0, 0};
                     KIE_UNROLL for (int c = n * S::span; c < (n + 1) * S::span; ++c)
-                        add_unit<S>(d, f.codes[c][i], column.v[c], zero_of<S>(f.scale[n][i], 0),
+                        add_unit<S>(d, d, f.codes[c][i], column.v[c], zero_of<S>(f.scale[n][i], 0),
                                     zero_of<S>(f.scale[n][i], 1));
                     KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] +=
                         scale_of<S>(f.scale[n][i], j / 2) * d[j];

@@ -213,33 +213,37 @@ KIE_DEVICE void add_product(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b
 #endif
     mma(d, a0, a1, a2, a3, b0, b1);
 }
-// d += weights of a tile and unit, without their scales, times x.
+// Weights of a tile and unit, without their scales, times x: columns 8t to 8t + 3 are added to `d`,
+// the four behind them to `e`, which may be the same.
 template <class S>
-KIE_DEVICE void add_unit(float (&d)[4], const UnitCodes<S::bits>& codes, const Quad& x,
-                         u32 zero0 = 0, u32 zero1 = 0) {
+KIE_DEVICE void add_unit(float (&d)[4], float (&e)[4], const UnitCodes<S::bits>& codes,
+                         const Quad& x, u32 zero0 = 0, u32 zero1 = 0) {
     if constexpr (S::bits == kBitsF16) {
         const Quad &l = codes.v[0], &h = codes.v[1];
         add_product(d, l.v[0], l.v[1], l.v[2], l.v[3], x.v[0], x.v[1]);
-        add_product(d, h.v[0], h.v[1], h.v[2], h.v[3], x.v[2], x.v[3]);
+        add_product(e, h.v[0], h.v[1], h.v[2], h.v[3], x.v[2], x.v[3]);
     } else {
         const UnitHalves a = decode_unit<S::bits>(codes, zero0, zero1);
         add_product(d, a.v[0], a.v[1], a.v[2], a.v[3], x.v[0], x.v[1]);
-        add_product(d, a.v[4], a.v[5], a.v[6], a.v[7], x.v[2], x.v[3]);
+        add_product(e, a.v[4], a.v[5], a.v[6], a.v[7], x.v[2], x.v[3]);
     }
 }
-// Scales multiply float sums, once for all columns that share them.
+// Scales multiply float sums, once for all columns that share them. Where those are several units,
+// two sums may take turns, so that a product waits for every other one only (tile.h).
 template <class S>
 KIE_DEVICE void add_run(Sums<S>& s, const WeightFragment<S>& f, const Column<S>& x, int n) {
     KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
         if constexpr (!S::scaled) {
-            add_unit<S>(s.v[i], f.codes[n][i], x.v[n]);
+            add_unit<S>(s.v[i], s.v[i], f.codes[n][i], x.v[n]);
         } else {
-            float d[4] = {0, 0, 0, 0};
+            constexpr bool kTwo = kSumsByTurns && S::span > 1;
+            float d[4] = {0, 0, 0, 0}, second[4] = {0, 0, 0, 0};
+            float (&e)[4] = kTwo ? second : d;
             KIE_UNROLL for (int c = n * S::span; c < (n + 1) * S::span; ++c)
-                add_unit<S>(d, f.codes[c][i], x.v[c], zero_of<S>(f.scale[n][i], 0),
+                add_unit<S>(d, e, f.codes[c][i], x.v[c], zero_of<S>(f.scale[n][i], 0),
                             zero_of<S>(f.scale[n][i], 1));
             KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] +=
-                scale_of<S>(f.scale[n][i], j / 2) * d[j];
+                scale_of<S>(f.scale[n][i], j / 2) * (kTwo ? d[j] + e[j] : d[j]);
         }
     }
 }

@@ -190,7 +190,6 @@ fn sizes(t: &mut Text, model: &Model, p: &Partition, layout: &Layout) {
         ("kRing", wire::RING as u32),
     ]);
     t.longs([("kStreamBytes", p.stream_bytes(model))]);
-    t.put("unsigned", "kAheadOfChoice", p.ahead_of_choice());
     // Of what the residual is carried as.
     let scale = 0.5_f64.powi(model.residual_shift as i32);
     t.float("kEps", f64::from(model.eps) * scale * scale);

@@ -969,16 +969,6 @@ impl Partition {
         u64::from(self.head_passes) * self.head.bytes() + self.tail.map_or(0, |t| t.bytes())
     }
 
-    /// Bytes of its stream that come near while a block waits for its experts. The head stands
-    /// behind the last layer, so that they are there.
-    pub fn ahead_of_choice(&self) -> u64 {
-        let piece = self.classes.iter().map(ClassPartition::piece_bytes).max().unwrap_or(0);
-        if piece < self.tuning.ahead_of_choice_from {
-            return 0;
-        }
-        u64::from(self.tuning.ahead_of_choice).min(self.head_bytes() / 4096 * 4096)
-    }
-
     /// Threads of a block: teams of 32 that compute, a warp of the machine's that copies, one that
     /// watches the host.
     pub const fn threads(&self, warp: u32) -> u32 {

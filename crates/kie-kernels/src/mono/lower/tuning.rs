@@ -45,10 +45,6 @@ pub struct Tuning {
     pub in_flight_wide: u32,
     /// See above.
     pub wide_hidden: u32,
-    /// Bytes of the next layer's stream that come near while a block waits for its experts, ...
-    pub ahead_of_choice: u32,
-    /// ... where a block has so many bytes of each: smaller ones come too late behind them.
-    pub ahead_of_choice_from: u64,
     /// Stages in registers before a product's vector is there, where the stream is not long.
     pub ahead_short: u32,
     /// Nanoseconds before the first look at a vector's words: where all are asked for at once, ...
@@ -81,8 +77,6 @@ pub const H200: Tuning = Tuning {
     in_flight_narrow: 56 << 10,
     in_flight_wide: 144 << 10,
     wide_hidden: 4096,
-    ahead_of_choice: 96 << 10,
-    ahead_of_choice_from: 32 << 10,
     ahead_short: 4,
     poll_delay_retries_ns: 100,
     poll_delay_ns: 250,
