@@ -112,6 +112,27 @@ impl Vocabulary {
         ids.unwrap_or_else(|| trie.greedy_tokenize(text))
     }
 
+    /// Takes from an ending what a token of the text says of it, in whichever tokens it does; what
+    /// goes another way takes nothing.
+    pub(super) fn take_from(&self, ending: &mut Vec<u32>, token: u32) {
+        let trie = self.factory.tok_env().tok_trie();
+        let mut left = trie.token(token);
+        let count = if left.is_empty() { 0 } else { ending.len() };
+        for n in 0..count {
+            let own = trie.token(ending[n]);
+            if let Some(rest) = own.strip_prefix(left).filter(|rest| !rest.is_empty()) {
+                ending.splice(..=n, self.split(rest));
+                return;
+            }
+            let Some(more) = left.strip_prefix(own).filter(|_| !own.is_empty()) else { return };
+            left = more;
+            if left.is_empty() {
+                ending.drain(..=n);
+                return;
+            }
+        }
+    }
+
     /// Tokens that end the text legally from where `matcher` stands, if some were found. `known`:
     /// those that did before, less what the text took of them; they do inside of a string still.
     pub(super) fn ending(&self, matcher: &mut Matcher, known: &[u32]) -> Option<Vec<u32>> {

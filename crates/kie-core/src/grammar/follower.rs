@@ -239,9 +239,7 @@ impl Sequence<'_> {
                 tokens.wait(index, None);
                 let Some(token) = tokens.get(index) else { return Ok(()) };
                 index += 1;
-                if self.ending.first() == Some(&token) {
-                    self.ending.remove(0);
-                }
+                self.compiled.vocabulary.take_from(&mut self.ending, token);
                 if self.plan.expected.is_some() {
                     self.text.push(token);
                 }
