@@ -233,24 +233,22 @@ KIE_DEVICE void reads_before_copy() {}
 constexpr bool kCopiesState = true;
 KIE_DEVICE void state_before_copy() { fence_device(); }
 #endif
-#define KIE_LOOK_AT_BARRIER(look)                                                       \
-    asm volatile("{\n .reg .pred p;\n " look " p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}" \
-                 : "=r"(ok)                                                             \
-                 : "r"(shared_address(b)), "r"(parity)                                  \
-                 : "memory")
-KIE_DEVICE bool barrier_passed(const u64* b, u32 parity) {
-    u32 ok;
-    KIE_LOOK_AT_BARRIER(KIE_BARRIER_PASSED);
-    return ok != 0;
-}
+#define KIE_LOOK_AT_BARRIER(name, look)                                                     \
+    KIE_DEVICE bool name(const u64* b, u32 parity) {                                        \
+        u32 ok;                                                                             \
+        asm volatile("{\n .reg .pred p;\n " look " p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}" \
+                     : "=r"(ok)                                                             \
+                     : "r"(shared_address(b)), "r"(parity)                                  \
+                     : "memory");                                                           \
+        return ok != 0;                                                                     \
+    }
+KIE_LOOK_AT_BARRIER(barrier_passed, KIE_BARRIER_PASSED)
+KIE_LOOK_AT_BARRIER(barrier_passed_yet, "mbarrier.test_wait.parity.shared.b64")  // without a wait
 KIE_DEVICE bool slot_filled(const Slot* s, u32 parity) { return barrier_passed(&s->full, parity); }
 KIE_DEVICE bool slot_free(const Slot* s, u32 parity) { return barrier_passed(&s->empty, parity); }
 // Whether it is filled, or else free: a look beside other work, of no wait.
 KIE_DEVICE bool slot_passed(const Slot* s, bool filled, u32 parity) {
-    const u64* const b = filled ? &s->full : &s->empty;
-    u32 ok;
-    KIE_LOOK_AT_BARRIER("mbarrier.test_wait.parity.shared.b64");
-    return ok != 0;
+    return barrier_passed_yet(filled ? &s->full : &s->empty, parity);
 }
 // What nobody writes while the kernel runs, by an address that all who copy have alike; and a word
 // of shared memory that others of the block may write.

@@ -222,11 +222,14 @@ KIE_UNSEEN KIE_DEVICE void slot_init(Slot* s, u32 warps, u32 fillers = kCopyThre
     s->full = fillers << 16 | fillers, s->empty = warps << 16 | warps;
 }
 KIE_DEVICE void slots_ready() { asm volatile("" ::: "memory"); }
-KIE_UNSEEN KIE_DEVICE bool barrier_passed(const u64* b, u32 parity, const char* at) {
-    if (!kie_sim::passed(b, parity)) kie_sim::wait(at);
+KIE_UNSEEN KIE_DEVICE bool barrier_passed_yet(const u64* b, u32 parity) {
     if (!kie_sim::passed(b, parity)) return false;
     kie_sim::order_acquire(b);
     return true;
+}
+KIE_UNSEEN KIE_DEVICE bool barrier_passed(const u64* b, u32 parity, const char* at) {
+    if (!kie_sim::passed(b, parity)) kie_sim::wait(at);
+    return barrier_passed_yet(b, parity);
 }
 KIE_DEVICE bool slot_filled(const Slot* s, u32 parity) {
     return barrier_passed(&s->full, parity, "slot_filled");
@@ -234,11 +237,8 @@ KIE_DEVICE bool slot_filled(const Slot* s, u32 parity) {
 KIE_DEVICE bool slot_free(const Slot* s, u32 parity) {
     return barrier_passed(&s->empty, parity, "slot_free");
 }
-KIE_UNSEEN KIE_DEVICE bool slot_passed(const Slot* s, bool filled, u32 parity) {
-    const u64* const b = filled ? &s->full : &s->empty;
-    if (!kie_sim::passed(b, parity)) return false;
-    kie_sim::order_acquire(b);
-    return true;
+KIE_DEVICE bool slot_passed(const Slot* s, bool filled, u32 parity) {
+    return barrier_passed_yet(filled ? &s->full : &s->empty, parity);
 }
 KIE_DEVICE void slot_release(Slot* s) {
     kie_sim::act();

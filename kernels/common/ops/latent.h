@@ -131,19 +131,9 @@ KIE_DEVICE Sums<S> multiply_heads(Ring& ring, Prefetched<S>& prefetched, const u
         if (S::uneven && stage >= own) continue;
         KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
             const Column<S> column = take_column<S>(mine[i] + stage * (S::chunk * 64));
-            if constexpr (!S::scaled) {
-                KIE_UNROLL for (int c = 0; c < S::chunk; ++c)
-                    add_unit<S>(s.v[i], s.v[i], f.codes[c][i], column.v[c]);
-            } else {
-                KIE_UNROLL for (int n = 0; n < S::spans; ++n) {
-                    float d[4] = {0, 0, 0, 0};
-                    KIE_UNROLL for (int c = n * S::span; c < (n + 1) * S::span; ++c)
-                        add_unit<S>(d, d, f.codes[c][i], column.v[c], zero_of<S>(f.scale[n][i], 0),
-                                    zero_of<S>(f.scale[n][i], 1));
-                    KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] +=
-                        scale_of<S>(f.scale[n][i], j / 2) * d[j];
-                }
-            }
+            // One sum: what two would give here has not been measured.
+            KIE_UNROLL for (int n = 0; n < kScaleRuns<S>; ++n)
+                add_tile_run<S, false>(s.v[i], f, i, column, n);
         }
     }
     return s;

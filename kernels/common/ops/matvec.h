@@ -228,24 +228,28 @@ KIE_DEVICE void add_unit(float (&d)[4], float (&e)[4], const UnitCodes<S::bits>&
         add_product(e, a.v[4], a.v[5], a.v[6], a.v[7], x.v[2], x.v[3]);
     }
 }
-// Scales multiply float sums, once for all columns that share them. Where those are several units,
-// two sums may take turns, so that a product waits for every other one only (tile.h).
+// Run `n` of a tile's units times x. Scales multiply float sums, once for all columns that share
+// them. Where those are several units, two sums may take turns, so that a product waits for every
+// other one only (tile.h).
+template <class S, bool kTurns = kSumsByTurns>
+KIE_DEVICE void add_tile_run(float (&s)[4], const WeightFragment<S>& f, int tile,
+                             const Column<S>& x, int n) {
+    if constexpr (!S::scaled) {
+        add_unit<S>(s, s, f.codes[n][tile], x.v[n]);
+    } else {
+        const ScalesOf<S>& scale = f.scale[n][tile];
+        constexpr bool kTwo = kTurns && S::span > 1;
+        float d[4] = {0, 0, 0, 0}, second[4] = {0, 0, 0, 0};
+        float (&e)[4] = kTwo ? second : d;
+        KIE_UNROLL for (int c = n * S::span; c < (n + 1) * S::span; ++c)
+            add_unit<S>(d, e, f.codes[c][tile], x.v[c], zero_of<S>(scale, 0), zero_of<S>(scale, 1));
+        KIE_UNROLL for (int j = 0; j < 4; ++j) s[j] +=
+            scale_of<S>(scale, j / 2) * (kTwo ? d[j] + e[j] : d[j]);
+    }
+}
 template <class S>
 KIE_DEVICE void add_run(Sums<S>& s, const WeightFragment<S>& f, const Column<S>& x, int n) {
-    KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
-        if constexpr (!S::scaled) {
-            add_unit<S>(s.v[i], s.v[i], f.codes[n][i], x.v[n]);
-        } else {
-            constexpr bool kTwo = kSumsByTurns && S::span > 1;
-            float d[4] = {0, 0, 0, 0}, second[4] = {0, 0, 0, 0};
-            float (&e)[4] = kTwo ? second : d;
-            KIE_UNROLL for (int c = n * S::span; c < (n + 1) * S::span; ++c)
-                add_unit<S>(d, e, f.codes[c][i], x.v[c], zero_of<S>(f.scale[n][i], 0),
-                            zero_of<S>(f.scale[n][i], 1));
-            KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] +=
-                scale_of<S>(f.scale[n][i], j / 2) * (kTwo ? d[j] + e[j] : d[j]);
-        }
-    }
+    KIE_UNROLL for (int i = 0; i < S::tiles; ++i) add_tile_run<S>(s.v[i], f, i, x, n);
 }
 template <class S>
 KIE_DEVICE void add_fragment(Sums<S>& s, const WeightFragment<S>& f, const Column<S>& x) {

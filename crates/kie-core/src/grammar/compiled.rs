@@ -116,20 +116,17 @@ impl Vocabulary {
     /// goes another way takes nothing.
     pub(super) fn take_from(&self, ending: &mut Vec<u32>, token: u32) {
         let trie = self.factory.tok_env().tok_trie();
-        let mut left = trie.token(token);
-        let count = if left.is_empty() { 0 } else { ending.len() };
-        for n in 0..count {
-            let own = trie.token(ending[n]);
-            if let Some(rest) = own.strip_prefix(left).filter(|rest| !rest.is_empty()) {
-                ending.splice(..=n, self.split(rest));
-                return;
+        let said = trie.token(token);
+        if !ending.iter().flat_map(|id| trie.token(*id)).take(said.len()).eq(said) {
+            return;
+        }
+        let mut left = said.len();
+        while left > 0 {
+            let own = trie.token(ending.remove(0));
+            if own.len() > left {
+                ending.splice(0..0, self.split(&own[left..]));
             }
-            let Some(more) = left.strip_prefix(own).filter(|_| !own.is_empty()) else { return };
-            left = more;
-            if left.is_empty() {
-                ending.drain(..=n);
-                return;
-            }
+            left = left.saturating_sub(own.len());
         }
     }
 
