@@ -201,7 +201,8 @@ def main() -> None:
         "lane_form_against_tensor_form_float32": apart,
         "prompts": cases,
     }
-    (args.out or args.folder / "golden.json").write_text(json.dumps(document, indent=1))
+    text = json.dumps(document, separators=(",", ":"))
+    (args.out or args.folder / "golden.json").write_text(text + "\n")
 
 
 if __name__ == "__main__":
