@@ -67,6 +67,8 @@ PROMPTS = ("llama-3.1-8b-few", "llama-3.2-1b")
 """Shapes whose long prompts several GPUs have to answer as one does."""
 PROMPTS_ALONE = ("llama", "qwen3_moe", "gpt_oss_mxfp4", "own_qwen3_next")
 """Fixtures whose long prompts one GPU has to answer in the prefill kernel as in columns."""
+WIDE = ("qwen3-coder-next-few-fp8",)
+"""Shapes with heads as wide as no fixture's; the same of them, with the check `reference`."""
 STEADY = ("llama-3.2-1b", "laneformer-2b-lane", "laneformer-2b-half")
 
 
@@ -129,6 +131,11 @@ def check_all(device: str, chosen: set[str]) -> Iterator[dict[str, Any]]:
         with speed.shaped(shape) as folder:
             gates = (EXACT_GATE["decode"], GATE["decode"])
             yield checks.reference(shape, folder, device, gates)
+    for shape in WIDE if "reference" in chosen and "," not in device else ():
+        with speed.shaped(shape) as folder:
+            yield from checks.prompts(
+                shape, folder, device, lengths=(90, 190), runs=3, gate=GATE["prefill"]
+            )
     if "echo" in chosen:
         times = {f"{k}_us": round(v, 2) for k, v in inside.echo(device).items()}
         good = times["p50_us"] <= ECHO_US[0] and times["p99_us"] <= ECHO_US[1]

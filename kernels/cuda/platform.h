@@ -337,6 +337,12 @@ KIE_DEVICE u32 pack_half2(float a, float b) {
     asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(r) : "f"(a), "f"(b));
     return r;
 }
+// Of each half, rounded once.
+KIE_DEVICE u32 multiply_halves(u32 a, u32 b) {
+    u32 v;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
+    return v;
+}
 KIE_DEVICE void unpack_half2(u32 h, float& a, float& b) {
     asm("{\n .reg .b16 x, y;\n mov.b32 {x, y}, %2;\n cvt.f32.f16 %0, x;\n cvt.f32.f16 %1, y;\n}"
         : "=f"(a), "=f"(b)

@@ -81,6 +81,18 @@ KIE_DEVICE void multiply_wide(float (&all)[kAll], const Quad& q, WideOperand whe
             all, q, wide_shift(where, kPiece / 8 * across), across);
     }
 }
+// The same with `a` in shared memory, too, cores of all 64 rows.
+template <int kN, int kAt, bool kFresh = false, int kAll>
+KIE_DEVICE void multiply_wide(float (&all)[kAll], const WideOperand& a, WideOperand where, u32) {
+    static_assert(kN == 64, "what is multiplied so");
+    float* d = all + kAt;
+    asm volatile(
+        "{\n .reg .pred p;\n setp.ne.u32 p, %34, 0;\n"
+        " wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" KIE_NAMES_64
+        "}, %32, %33, p, 1, 1, 0, 0;\n}"
+        : KIE_IO32(0)
+        : "l"(a.v), "l"(where.v), "r"(kFresh ? 0 : 1));
+}
 #undef KIE_WIDE
 #undef KIE_IO64
 #undef KIE_IO32

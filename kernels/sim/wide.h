@@ -78,6 +78,18 @@ KIE_DEVICE void multiply_wide(float (&all)[kAll], const Quad& q, WideOperand whe
 #ifdef KIE_SIM_O2
 #pragma GCC pop_options
 #endif
+// `a` in shared memory, with as much between its rows' cores as between columns'.
+template <int kN, int kAt, bool kFresh = false, int kAll>
+KIE_DEVICE void multiply_wide(float (&all)[kAll], const WideOperand& a, WideOperand where,
+                              u32 across) {
+    const u32 warp = thread() / kie_sim::kTeam % 4;
+    const u8* from = (const u8*)(a.v & 0xffffffffffffull) + (u64)(2 * warp) * across +
+                     lane() / 4 * 16 + lane() % 4 * 4;
+    Quad q;
+    for (u32 i = 0; i < 4; ++i)
+        q.v[i] = *(const u32*)(from + (u64)(i & 1) * across + (i / 2) * (a.v >> 48 << 4));
+    multiply_wide<kN, kAt, kFresh>(all, q, where, across);
+}
 KIE_DEVICE void wide_begin() {}
 KIE_DEVICE void wide_commit() {}
 // A warp does these together, so what one of its threads does behind them, all have come to.

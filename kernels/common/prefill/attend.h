@@ -18,8 +18,17 @@ constexpr int kCopiers = (int)kCrew / kTeam;
 constexpr int kPageBufferBytes = 2 * max_i(max_i(Class0::kPageHalf, Class1::kPageHalf),
                                            max_i(Class2::kPageHalf, ClassLast::kPageHalf));
 // A copying warp a buffer; of two that are in use the first is free once the next one is there.
-constexpr int kPageBuffers = min_i(kCopiers, kStages* kStageBytes / max_i(kPageBufferBytes, 1024));
-static_assert(kPageBuffers >= (kWideAsync ? 3 : kShortStages ? 1 : 2), "pages fit the ring");
+constexpr int kPageBuffers =
+    kAnyQueriesShared ? 2 : min_i(kCopiers, kStages* kStageBytes / max_i(kPageBufferBytes, 1024));
+static_assert(kPageBuffers >= (kWideAsync && !kAnyQueriesShared ? 3
+                               : kShortStages                   ? 1
+                                                                : 2),
+              "pages fit the ring");
+// Behind them the queries of a task, as cores.
+constexpr int kPfQueries = kPfRing + kPageBuffers * kPageBufferBytes;
+static_assert(!kAnyQueriesShared ||
+                  kPfQueries + kPageBufferBytes / 2 <= kPfRing + kStages * kStageBytes,
+              "as many queries as a page has keys fit the ring");
 
 // Long runs first, dealt out there and back, so that blocks end together.
 KIE_DEVICE int run_index(const PrefillArgs& args, int turn) {
@@ -196,14 +205,52 @@ KIE_DEVICE void put_attention(const PrefillArgs& args, const Run& run, int layer
     }
 }
 
+// A team's queries: a warp's rows of 16 as fragments, or where all rows' cores are.
+template <class C, bool kShared = C::kQueriesShared>
+struct Queries {
+    Quad v[C::kSteps];
+    KIE_DEVICE const Quad& step(int i) const { return v[i]; }
+};
+template <class C>
+struct Queries<C, true> {
+    WideOperand at;
+    KIE_DEVICE WideOperand step(int i) const { return wide_shift(at, 256 * i); }
+};
+template <class C>
+KIE_DEVICE void take_queries(const PrefillArgs& args, const Run& run, Queries<C>& q) {
+    const int my = lane(), warp = thread() / kTeam % 4;
+    const u8* from = args.scratch + kScrQ + my * 16 +
+                     query_at<C>(run.lane_index, run.head, run.place + 16 * warp);
+    if constexpr (C::kQueriesShared) {
+        // Each team brings half of them, as lanes of a fragment have them, for both.
+        constexpr int kHalf = C::kSteps / 2, kAcross = C::kHeadDim / 8 * 128;
+        const int first = thread() / kCrew * kHalf;
+        u8* to = prefill_shared() + kPfQueries;
+        q.at = wide_operand(to, 128, kAcross);
+        to += 2 * warp * kAcross + my * 4;
+        sync_consumers<kWorkers>();  // those before have been used
+        KIE_UNROLL for (int i = 0; i < kHalf; ++i) {
+            const Quad v = load_state(from + (first + i) * 512);
+            KIE_UNROLL for (int n = 0; n < 4; ++n) {
+                const int core = 2 * (first + i) + n / 2;
+                *(u32*)(to + n % 2 * kAcross + core * 128) = v.v[n];
+            }
+        }
+        writes_before_tiles();
+        sync_consumers<kWorkers>();
+    } else {
+        KIE_UNROLL for (int i = 0; i < C::kSteps; ++i) q.v[i] = load_state(from + i * 512);
+    }
+}
+
 // A page's scores, under way when this returns.
 template <class C>
-KIE_DEVICE void score_page(const Quad (&q)[C::kSteps], const u8* keys, float (&s)[kPage / 2]) {
+KIE_DEVICE void score_page(const Queries<C>& q, const u8* keys, float (&s)[kPage / 2]) {
     const WideOperand k = wide_operand(keys, 128, C::kHeadDim / 8 * 128);
     wide_begin();
-    multiply_wide<kPage, 0, true>(s, q[0], k, C::kHeadDim / 8 * 128);
+    multiply_wide<kPage, 0, true>(s, q.step(0), k, C::kHeadDim / 8 * 128);
     KIE_UNROLL for (int i = 1; i < C::kSteps; ++i)
-        multiply_wide<kPage, 0>(s, q[i], wide_shift(k, 256 * i), C::kHeadDim / 8 * 128);
+        multiply_wide<kPage, 0>(s, q.step(i), wide_shift(k, 256 * i), C::kHeadDim / 8 * 128);
     wide_commit();
 }
 template <class C>
@@ -221,7 +268,7 @@ KIE_DEVICE void add_values(const u32 (&p)[kPage / 4], const u8* values,
 }
 
 // A page at a time: where products are done as they are asked for, there is nothing to do
-// meanwhile.
+// meanwhile, and of a wide head two teams multiply in turns.
 template <class C>
 KIE_DEVICE void attend_in_turn(const PrefillArgs& args, const Chunk& chunk, int layer,
                                const Run& run, PagePipe& pipe) {
@@ -229,10 +276,8 @@ KIE_DEVICE void attend_in_turn(const PrefillArgs& args, const Chunk& chunk, int 
     const int query = chunk.base + run.place + 16 * warp + g;  // and 8 more
     const int window = (int)args.model.layers[layer].window;
     const int lowest = window > 0 ? window : 1 << 30;
-    Quad q[C::kSteps];
-    const u8* from =
-        args.scratch + kScrQ + query_at<C>(run.lane_index, run.head, run.place + 16 * warp);
-    KIE_UNROLL for (int i = 0; i < C::kSteps; ++i) q[i] = load_state(from + i * 512 + my * 16);
+    Queries<C> q;
+    take_queries<C>(args, run, q);
     float o[C::kValues / 2];
     KIE_UNROLL for (int i = 0; i < C::kValues / 2; ++i) o[i] = 0;
     Softmax m = {{-1e30f, -1e30f}, {0, 0}};
@@ -253,13 +298,14 @@ KIE_DEVICE void attend_in_turn(const PrefillArgs& args, const Chunk& chunk, int 
         wide_finish(o);
         release_page(pipe.at);
     }
+    ask_next();
     put_attention<C>(args, run, layer, m, o);
 }
 // While a page's scores are weighed, the values of the one before are added.
 template <class C>
 KIE_DEVICE void attend_run(const PrefillArgs& args, const Chunk& chunk, int layer, const Run& run,
                            PagePipe& pipe) {
-    if constexpr (!kWideAsync) {
+    if constexpr (!kWideAsync || C::kQueriesShared) {
         attend_in_turn<C>(args, chunk, layer, run, pipe);
         return;
     }
@@ -268,10 +314,8 @@ KIE_DEVICE void attend_run(const PrefillArgs& args, const Chunk& chunk, int laye
     const int window = (int)args.model.layers[layer].window;
     const int lowest = window > 0 ? window : 1 << 30;
     const u32 end = pipe.at + (run.last - run.first);
-    Quad q[C::kSteps];
-    const u8* from =
-        args.scratch + kScrQ + query_at<C>(run.lane_index, run.head, run.place + 16 * warp);
-    KIE_UNROLL for (int i = 0; i < C::kSteps; ++i) q[i] = load_state(from + i * 512 + my * 16);
+    Queries<C> q;
+    take_queries<C>(args, run, q);
     float o[C::kValues / 2], s[kPage / 2], keep[2];
     KIE_UNROLL for (int i = 0; i < C::kValues / 2; ++i) o[i] = 0;
     KIE_UNROLL for (int i = 0; i < kPage / 2; ++i) s[i] = 0;

@@ -4,8 +4,9 @@
 // and columns know nothing of each other, so threads meet only where the convolved inputs of some
 // places are made for all of them. Outputs stand where v was; behind a meeting, since a head's norm
 // is over all its units, they become the operand of the o product.
-// A position costs a unit about 250 clock ticks of an SM, all units side by side: 2,048 positions
-// through 36 layers of Qwen3-Coder-Next 11 ms of an H200.
+// Positions are taken by four: what S before them says to their k and q, then what they say to each
+// other, of which a warp makes factors for all columns. So S is read once for four positions, and
+// sums over threads wait for each other once.
 #pragma once
 
 #include "lowered.h"
@@ -18,12 +19,23 @@
 
 constexpr int kDeltaPlaces = 16;  // whose inputs stand in shared memory
 static_assert(kPage % kDeltaPlaces == 0, "states are kept between these");
-// Floats of shared memory, where stages stand else: of each place q, k and v, then its factors.
+// How four positions change S and each other, by i and j < i: with k and q divided by their
+// lengths, kept(i, j) what is left of S from behind j to behind i, and kept(i) from before all
+// four,
+//   u_i = of_v[i] v_i - of_k[i] S^T k_i - sum of before[i][j] u_j
+//   o_i = of_q[i] S^T q_i + sum of beside[i][j] u_j, j <= i
+//   S = kept S + sum of k_i (into[i] u_i)^T
+struct FourFactors {
+    float of_v[4], of_k[4], of_q[4], into[4], before[4][4], beside[4][4], kept, padding[3];
+};
+// Floats of shared memory, where stages stand else: of each place q, k and v, how much of S it
+// keeps and how strong it is; then the factors of each four.
 template <class C>
 struct DeltaInputs {
     static constexpr int kRow = 2 * C::kKeyPadded + over(C::kUnitCols, 4) * 4;
-    static constexpr int kAtFactors = kDeltaPlaces * kRow;
-    static constexpr int kFloats = kAtFactors + 4 * kDeltaPlaces;
+    static constexpr int kAtGates = kDeltaPlaces * kRow;
+    static constexpr int kAtFactors = kAtGates + 2 * kDeltaPlaces;
+    static constexpr int kFloats = kAtFactors + kDeltaPlaces / 4 * (int)sizeof(FourFactors) / 4;
     static_assert(4 * kFloats <= kStages * kStageBytes, "inputs of a turn fit the ring's place");
     static_assert(C::kUnits > 0 && kThreads == (int)kWorkers && kLanes == 1,
                   "units are those of decoding");
@@ -101,24 +113,29 @@ KIE_DEVICE const u8* unit_from(const PrefillArgs& args, const Chunk& chunk, cons
 }
 
 // A unit's inputs of some places as products left them; of those behind the last its own again.
+// Of a thread's place b and a, too.
 template <class C>
-using RawInputs = float[UnitState<C>::kOwn][kDeltaPlaces];
+struct RawInputs {
+    float channel[UnitState<C>::kOwn][kDeltaPlaces];
+    u64 gates;
+};
 template <class C>
 KIE_DEVICE void ask_inputs(const PrefillArgs& args, const Chunk& chunk, const Unit& u, int place,
                            RawInputs<C>& raw) {
     KIE_UNROLL for (int i = 0; i < UnitState<C>::kOwn; ++i) {
         const int n = i * kThreads + (int)thread();
         const int at = input_of<C>(u, n < C::kUnitChannels ? n : 0);
-        KIE_UNROLL for (int t = 0; t < kDeltaPlaces; ++t) raw[i][t] =
+        KIE_UNROLL for (int t = 0; t < kDeltaPlaces; ++t) raw.channel[i][t] =
             *delta_row<C>(args, min_i(place + t, chunk.to - 1), u.key, at);
     }
+    const int own = min_i(place + (int)thread() % kDeltaPlaces, chunk.to - 1);
+    raw.gates = *delta_gates(args, C::kHeads, own, u.head);
 }
 // Their convolution into shared memory, and (threads of the first warp) how S moves on.
 template <class C>
-KIE_DEVICE void make_inputs(const PrefillArgs& args, const Chunk& chunk, int layer, const Unit& u,
-                            int place, const RawInputs<C>& raw,
+KIE_DEVICE void make_inputs(const Chunk& chunk, int place, const RawInputs<C>& raw,
                             const float (&taps)[UnitState<C>::kOwn][C::kTaps],
-                            UnitState<C>& state) {
+                            const float (&decay)[2], UnitState<C>& state) {
     using In = DeltaInputs<C>;
     constexpr int kKeys = 2 * C::kKeyDim;
     float* in = delta_inputs();
@@ -130,35 +147,128 @@ KIE_DEVICE void make_inputs(const PrefillArgs& args, const Chunk& chunk, int lay
                        : n < kKeys    ? C::kKeyPadded + n - C::kKeyDim
                                       : 2 * C::kKeyPadded + n - kKeys;
         KIE_UNROLL for (int t = 0; t < kDeltaPlaces; ++t) {
-            if (place + t >= chunk.from && place + t < chunk.to)
-                in[t * In::kRow + to] = convolve<C::kTaps>(taps[i], state.past[i], raw[i][t]);
+            const bool live = place + t >= chunk.from && place + t < chunk.to;
+            in[t * In::kRow + to] =
+                live ? convolve<C::kTaps>(taps[i], state.past[i], raw.channel[i][t]) : 0;
         }
     }
     if (me < kDeltaPlaces) {
-        const float* extras = extras_of(args, layer);
-        const u64 gates = *delta_gates(args, C::kHeads, min_i(place + me, chunk.to - 1), u.head);
-        float* factors = in + In::kAtFactors + 4 * me;
-        factors[2] = kept_of(extras[C::kAtDecay + u.head],
-                             number((u32)(gates >> 32)) + extras[C::kAtDecayBias + u.head]);
-        factors[3] = sigmoid_f(number((u32)gates));
+        const bool live = place + me >= chunk.from && place + me < chunk.to;
+        const float kept = kept_of(decay[0], number((u32)(raw.gates >> 32)) + decay[1]);
+        in[In::kAtGates + 2 * me] = live ? kept : 1;
+        in[In::kAtGates + 2 * me + 1] = live ? sigmoid_f(number((u32)raw.gates)) : 0;
     }
 }
-// Lengths of q and of k, a warp a place.
 template <class C>
-KIE_DEVICE void make_lengths() {
+KIE_DEVICE FourFactors* four_factors(int four) {
+    return (FourFactors*)(delta_inputs() + DeltaInputs<C>::kAtFactors) + four;
+}
+// Of each four positions, by a warp.
+template <class C>
+KIE_DEVICE void make_factors() {
     using In = DeltaInputs<C>;
-    float* in = delta_inputs();
     const int my = lane();
-    KIE_NO_UNROLL for (int t = thread() / kTeam; t < kDeltaPlaces; t += kWarps) {
-        const float *q = in + t * In::kRow, *k = q + C::kKeyPadded;
-        float squares[2] = {0, 0};
-        KIE_NO_UNROLL for (int n = my; n < C::kKeyDim; n += kTeam) squares[0] += q[n] * q[n],
-            squares[1] += k[n] * k[n];
-        KIE_UNROLL for (int m = 16; m > 0; m /= 2) squares[0] += shuffle_xor(squares[0], m),
-            squares[1] += shuffle_xor(squares[1], m);
-        float* factors = in + In::kAtFactors + 4 * t;
-        const UnitFactors f = unit_factors<C>(squares[0], squares[1], 0, 0);
-        if (my == 0) factors[0] = f.of_q, factors[1] = f.of_k;
+    KIE_NO_UNROLL for (int four = thread() / kTeam; four < kDeltaPlaces / 4; four += kWarps) {
+        const float* in = delta_inputs() + 4 * four * In::kRow;
+        // By pairs of places, j <= i; a square of q each.
+        float squares[4] = {0, 0, 0, 0}, keys[4][4], queries[4][4];
+        KIE_UNROLL for (int n = 0; n < 16; ++n) keys[n / 4][n % 4] = queries[n / 4][n % 4] = 0;
+        KIE_NO_UNROLL for (int n = my; n < C::kKeyDim; n += kTeam) {
+            float q[4], k[4];
+            KIE_UNROLL for (int i = 0; i < 4; ++i) q[i] = in[i * In::kRow + n],
+                                                   k[i] = in[i * In::kRow + C::kKeyPadded + n];
+            KIE_UNROLL for (int i = 0; i < 4; ++i) {
+                squares[i] += q[i] * q[i];
+                KIE_UNROLL for (int j = 0; j <= i; ++j) keys[i][j] += k[i] * k[j],
+                    queries[i][j] += q[i] * k[j];
+            }
+        }
+        KIE_UNROLL for (int m = 16; m > 0; m /= 2) {
+            KIE_UNROLL for (int i = 0; i < 4; ++i) {
+                squares[i] += shuffle_xor(squares[i], m);
+                KIE_UNROLL for (int j = 0; j <= i; ++j) {
+                    keys[i][j] += shuffle_xor(keys[i][j], m);
+                    queries[i][j] += shuffle_xor(queries[i][j], m);
+                }
+            }
+        }
+        const float* gates = delta_inputs() + In::kAtGates + 8 * four;
+        FourFactors& f = *four_factors<C>(four);
+        const auto put = [&](float& to, float v) {
+            if (my == 0) to = v;
+        };
+        float of_k[4], kept[4], all = 1;
+        KIE_UNROLL for (int i = 0; i < 4; ++i) {
+            const UnitFactors own =
+                unit_factors<C>(squares[i], keys[i][i], gates[2 * i], gates[2 * i + 1]);
+            all *= own.keep, of_k[i] = own.of_k, kept[i] = 1;
+            put(f.of_v[i], own.beta), put(f.of_k[i], own.beta * all * own.of_k);
+            put(f.of_q[i], all * own.of_q);
+            KIE_UNROLL for (int j = 0; j <= i; ++j) {
+                if (j < i) {
+                    kept[j] *= own.keep;
+                    put(f.before[i][j], own.beta * kept[j] * keys[i][j] * own.of_k * of_k[j]);
+                }
+                put(f.beside[i][j], kept[j] * queries[i][j] * own.of_q * of_k[j]);
+            }
+        }
+        put(f.kept, all);
+        KIE_UNROLL for (int i = 0; i < 4; ++i) put(f.into[i], kept[i] * of_k[i]);
+    }
+}
+// S moves on by four positions, whose q, k and v stand at `in`; put(position, column, output).
+template <class C, class Put>
+KIE_DEVICE void move_by_four(UnitState<C>& state, const float* in, const FourFactors& f, Put put) {
+    using In = DeltaInputs<C>;
+    const int me = thread();
+    KIE_UNROLL for (int t = 0; t < C::kUnitTurns; ++t) {
+        const int column = (t * kThreads + me) / C::kUnitLanes;
+        const bool live = column < C::kUnitCols;
+        float recalled[4] = {0, 0, 0, 0}, out[4] = {0, 0, 0, 0}, u[4];
+        // What comes next is on its way while sums are made. For the last part k is read anew:
+        // there are no registers to keep it in.
+        constexpr int kQuads = C::kUnitHeld / 4;
+        Quad keys[2][4], queries[2][4];
+        const auto ask = [&](int i, bool both) {
+            KIE_UNROLL for (int p = 0; p < 4; ++p) {
+                const Quad* row = (const Quad*)(in + p * In::kRow) + row_quad<C>(i);
+                keys[i % 2][p] = row[C::kKeyPadded / 4];
+                if (both) queries[i % 2][p] = row[0];
+            }
+            sync_warp();
+        };
+        ask(0, true);
+        KIE_UNROLL for (int i = 0; i < kQuads; ++i) {
+            if (i + 1 < kQuads) ask(i + 1, true);
+            KIE_UNROLL for (int j = 0; j < 4; ++j) {
+                KIE_UNROLL for (int p = 0; p < 4; ++p) {
+                    recalled[p] += state.s[t][4 * i + j] * number(keys[i % 2][p].v[j]);
+                    out[p] += state.s[t][4 * i + j] * number(queries[i % 2][p].v[j]);
+                }
+            }
+        }
+        ask(0, false);
+        KIE_UNROLL for (int m = 1; m < C::kUnitLanes; m *= 2) {
+            KIE_UNROLL for (int p = 0; p < 4; ++p) recalled[p] += shuffle_xor(recalled[p], m),
+                out[p] += shuffle_xor(out[p], m);
+        }
+        KIE_UNROLL for (int p = 0; p < 4; ++p) {
+            const float v = in[p * In::kRow + 2 * C::kKeyPadded + (live ? column : 0)];
+            u[p] = f.of_v[p] * v - f.of_k[p] * recalled[p];
+            KIE_UNROLL for (int j = 0; j < p; ++j) u[p] -= f.before[p][j] * u[j];
+            out[p] *= f.of_q[p];
+            KIE_UNROLL for (int j = 0; j <= p; ++j) out[p] += f.beside[p][j] * u[j];
+            if (live && me % C::kUnitLanes == p % C::kUnitLanes) put(p, column, out[p]);
+        }
+        KIE_UNROLL for (int p = 0; p < 4; ++p) u[p] *= f.into[p];
+        KIE_UNROLL for (int i = 0; i < kQuads; ++i) {
+            if (i + 1 < kQuads) ask(i + 1, false);
+            KIE_UNROLL for (int j = 0; j < 4; ++j) {
+                float& s = state.s[t][4 * i + j];
+                s *= f.kept;
+                KIE_UNROLL for (int p = 0; p < 4; ++p) s += u[p] * number(keys[i % 2][p].v[j]);
+            }
+        }
     }
 }
 template <class C>
@@ -167,28 +277,30 @@ KIE_DEVICE void scan_unit(const PrefillArgs& args, const Chunk& chunk, int layer
     const Layer& l = args.model.layers[layer];
     float* in = delta_inputs();
     float taps[UnitState<C>::kOwn][C::kTaps];
-    take_taps<C>(extras_of(args, layer), u, taps);
+    const float* extras = extras_of(args, layer);
+    take_taps<C>(extras, u, taps);
+    const float decay[2] = {extras[C::kAtDecay + u.head], extras[C::kAtDecayBias + u.head]};
     UnitState<C> state;
     load_unit<C>(state, unit_from<C>(args, chunk, l, u.number));
     int place = chunk.from / kDeltaPlaces * kDeltaPlaces;
-    RawInputs<C> raw;
-    ask_inputs<C>(args, chunk, u, place, raw);
     KIE_NO_UNROLL for (; place < chunk.to; place += kDeltaPlaces) {
+        // Not earlier: what registers do not hold stands in memory.
+        RawInputs<C> raw;
+        ask_inputs<C>(args, chunk, u, place, raw);
         sync_consumers<kWorkers>();  // the inputs before have been used
-        make_inputs<C>(args, chunk, layer, u, place, raw, taps, state);
+        make_inputs<C>(chunk, place, raw, taps, decay, state);
         sync_consumers<kWorkers>();
-        make_lengths<C>();
+        make_factors<C>();
         sync_consumers<kWorkers>();
         const int next = place + kDeltaPlaces, end = min_i(next, chunk.to);
-        if (next < chunk.to) ask_inputs<C>(args, chunk, u, next, raw);
         float* out = delta_row<C>(args, place, u.key, input_of<C>(u, 2 * C::kKeyDim));
-        KIE_NO_UNROLL for (int t = max_i(chunk.from - place, 0); t < end - place; ++t) {
-            const Quad f = *(const Quad*)(in + In::kAtFactors + 4 * t);
-            const UnitFactors factors = {number(f.v[0]), number(f.v[1]), number(f.v[2]),
-                                         number(f.v[3])};
-            move_unit<C>(state, in + t * In::kRow, factors, [&](int column, float value) {
-                out[(long)t * C::kRowsIn + column] = value;
-            });
+        KIE_NO_UNROLL for (int t = 0; t < end - place; t += 4) {
+            move_by_four<C>(state, in + t * In::kRow, *four_factors<C>(t / 4),
+                            [&](int p, int column, float value) {
+                                const int at = place + t + p;
+                                if (at >= chunk.from && at < end)
+                                    out[(long)(t + p) * C::kRowsIn + column] = value;
+                            });
         }
         if (end == next && (chunk.base + next) % kPage == 0)
             store_unit<C>(state, kept_at(args, l, (chunk.base + next) / kPage - 1) +

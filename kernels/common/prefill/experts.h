@@ -269,6 +269,15 @@ KIE_DEVICE void place_rows(const PrefillArgs& args, const Chunk& chunk) {
     }
 }
 
+// Where engines copy, a copy takes its warp about 50 ticks however few bytes it brings: stages have
+// as many units of k as there is room for, and a block's, where they lie one behind another, are
+// one copy.
+template <class S>
+KIE_CONST_FN bool joins(int units, int tiles) {
+    const int rows = (over(16 * tiles - 1, S::rows) + 1) * S::rows;
+    return S::unit_bytes == S::rows * S::row_bytes &&
+           units * (rows * S::row_bytes + kRoutedWide * 64) <= kStageBytes;
+}
 // Products of experts: matrices' own tiles where as many rows as they touch fit a stage; of codes
 // of 4 bits two a warp, so that positions are copied half as often. Others leave no registers for
 // two.
@@ -281,6 +290,10 @@ struct Routed {
                           kTwo = S::row_bytes <= 16 && kOwn &&
                                  is_dense<S, kRows>(kMost, 2 * kWideRows);
     static constexpr int kTurns = kTwo ? 2 : 1, kTiles = kTurns * kWideTiles;
+    static constexpr int kJoined = !kOwn || kTwo || kTeamStages ? 0
+                                   : joins<S>(4, kTiles)        ? 4
+                                   : joins<S>(2, kTiles)        ? 2
+                                                                : 0;
     static constexpr int kFrags = kOwn ? over(kRows, 16) : frags_of<S, kRows>();
     static constexpr int kAcross = over(kFrags, kTiles), kPairs = S::k / 32;
     static constexpr int kPairsInStages = 2 * over(kPairs, 2);
@@ -333,6 +346,55 @@ KIE_DEVICE MatrixAt expert_at(const PrefillArgs& args, int layer, int expert, lo
     return {args.model.experts + bank_at<C>(args, layer) + (long)expert * C::kExpertBytes + at,
             C::kPieceBytes};
 }
+// Where positions begin in a stage of so many joined units.
+KIE_CONST_FN int routed_x(int units) { return kStageBytes - units * (kRoutedWide * 64); }
+// The stages of a task, whose weights two warps bring, block by block, and two its positions.
+template <class S, class R>
+KIE_DEVICE bool feed_joined(Watch& w, Pipe& pipe, const MatrixAt& matrix, const RoutedTask& t,
+                            const u8* x, StreamPolicy policy, u32 where) {
+    constexpr int kUnits = R::kJoined, kPairs = S::k / 32;
+    const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kTeam;
+    const int row = 16 * t.task.frag, end = min_i(row + 16 * t.task.tiles, R::kRows),
+              first = row / S::rows, runs = (end - 1) / S::rows + 1 - first;
+    // Each warp has a part in every stage (see await_free): of one run half.
+    const int halves = runs == 1 ? 2 : 1, run = runs == 1 ? 0 : 2 * my + warp;
+    const int part = 2 * my + warp - 2;
+    const bool brings = warp < 2 ? run < runs && (runs > 1 || my == 0) : part < kUnits;
+    const u8* from = warp < 2 ? matrix.at + (first + run) * matrix.stride
+                              : x + (long)(t.task.place / 8) * kCores;
+    u8* const shared = prefill_shared() + kPfRing;
+    const u32 to =
+        warp < 2 ? run * (kUnits * S::unit_bytes) : routed_x(kUnits) + part * (kRoutedWide * 64);
+    KIE_NO_UNROLL for (int p = 0; p < kPairs; p += kUnits) {
+        if (!await_free(w, pipe, where, p)) return false;
+        Slot* s = stage_slot(pipe.at);
+        const int units = min_i(kUnits, kPairs - p);
+        if (warp == 0 && my == 0)
+            stage_expect(s, runs * units * S::unit_bytes + kUnits * (t.task.width * 64));
+        if (brings) {
+            reads_before_copy();
+            u8* there = shared + pipe.at * kStageBytes + to;
+            if (warp >= 2) {
+                const long pair = min_i(p + part, kPairs - 1);
+                stage_copy(s, there, from + pair * (kRoutedEights * kCores), t.task.width * 64);
+            } else {
+                for (int u = 0, n; u < units; u += n) {
+                    n = joined_units<S>(p + u, units - u);
+                    const u32 bytes = n * S::unit_bytes / halves,
+                              skip = halves == 2 ? warp * bytes : 0;
+                    const u8* source = from + unit_at<S>(p + u) + skip;
+                    u8* at = there + u * S::unit_bytes + skip;
+                    if (t.sole)
+                        stage_copy(s, at, source, bytes, policy);
+                    else
+                        stage_copy(s, at, source, bytes);
+                }
+            }
+        }
+        forward(pipe);
+    }
+    return true;
+}
 template <class C, class S, int kRows>
 KIE_DEVICE bool feed_routed(Watch& w, const PrefillArgs& args, Pipe& pipe, int product, int layer,
                             long at, const u8* x) {
@@ -341,6 +403,12 @@ KIE_DEVICE bool feed_routed(Watch& w, const PrefillArgs& args, Pipe& pipe, int p
     const StreamPolicy policy = stream_policy();
     KIE_NO_UNROLL for (int i = block(); i < tasks; i += args.blocks) {
         const RoutedTask t = routed_task<R>(args, i);
+        if constexpr (R::kJoined > 0) {
+            if (!feed_joined<S, R>(w, pipe, expert_at<C>(args, layer, t.expert, at), t, x, policy,
+                                   0x2000 | product))
+                return false;
+            continue;
+        }
         const Load load =
             load_of<S>(expert_at<C>(args, layer, t.expert, at), t.task, R::kOwn ? kRows : 0, x);
         if (!feed_stages<S>(w, pipe, load, 0, R::kPairsInStages, kRoutedEights * kCores, t.sole,
@@ -374,6 +442,14 @@ KIE_DEVICE void multiply_turns(const NarrowShare<kTurns>& a, const WideOperand& 
         multiply_tiles<kN, kTurns>(d, a.v, i, at, kCores);
     }
     wide_commit();
+}
+// As scale_places, of a product of experts.
+KIE_DEVICE u32* routed_places() { return (u32*)(prefill_shared() + kPfSquares) + 4 * kRoutedWide; }
+template <class S>
+KIE_DEVICE void find_routed_places() {
+    static_assert((4 * kRoutedWide + S::k / 32) * 4 <= kSquaresBytes, "shared words");
+    KIE_NO_UNROLL for (int p = thread(); p < S::k / 32; p += kWorkers) routed_places()[p] =
+        scale_offset<S>(p);
 }
 template <int kBits, int kN, int kTurns, class Rows, class P>
 KIE_DEVICE void accumulate_routed(Pipe& pipe, int pairs, const Rows (&rows)[kTurns],
@@ -409,6 +485,42 @@ KIE_DEVICE void accumulate_routed(Pipe& pipe, int pairs, const Rows (&rows)[kTur
         await_stage(pipe);
         take_routed<kBits>(stage_bytes(pipe.at), rows, true, ahead[0], a);
         ask(p + 4, ahead[0]);
+    }
+    wide_finish(d);
+    leave_last(last);
+}
+// The same of stages of joined units, `unit` bytes each of all blocks.
+template <int kBits, int kN, int kTurns, int kUnits, class P>
+KIE_DEVICE void accumulate_joined(Pipe& pipe, int pairs, int unit, const DenseRows (&rows)[kTurns],
+                                  const ScaleRows<kTurns>& scales, const P& product,
+                                  float (&d)[kTurns * kN / 2]) {
+    KIE_UNROLL for (int i = 0; i < kTurns * kN / 2; ++i) d[i] = 0;
+    static_assert(kUnits % 2 == 0, "what products still read is not written over");
+    NarrowShare<kTurns> share[2];
+    Scale ahead[2][kTurns];
+    const auto ask = [&](int p, Scale(&to)[kTurns]) {
+        if constexpr (kBits != kBitsF16)
+            take_scales_at<kBits>(scales, product.scale_at(min_i(p, pairs - 1)), to);
+    };
+    ask(0, ahead[0]), ask(1, ahead[1]);
+    u32 last = kStages;  // whose products are still under way
+    KIE_NO_UNROLL for (int p = 0; p < pairs; p += kUnits) {
+        await_stage(pipe);
+        const u8* stage = stage_bytes(pipe.at);
+        const WideOperand x = wide_operand(stage + routed_x(kUnits), 128, kCores);
+        KIE_UNROLL for (int i = 0; i < kUnits; ++i) {
+            NarrowShare<kTurns>& now = share[i % 2];
+            take_routed<kBits>(stage + i * unit, rows, p + i < pairs, ahead[i % 2], now);
+            ask(p + i + 2, ahead[i % 2]);
+            multiply_turns<kN, kTurns>(now, wide_shift(x, i * (kRoutedWide * 64)), d);
+            if (i == 0)
+                leave_before(pipe, last);
+            else if (i + 1 == kUnits)
+                leave_after(pipe);
+            else
+                wide_wait<1>();
+        }
+        forward(pipe);
     }
     wide_finish(d);
     leave_last(last);
@@ -486,10 +598,12 @@ struct RoutedProduct {
     using Up = Routed<typename C::TilingGu, 2 * C::kFfn>;
     using Down = Routed<typename C::TilingDown, kHidden>;
     static constexpr bool kAlike = C::TilingGu::bits == C::TilingDown::bits && Up::kOwn &&
-                                   Down::kOwn && Up::kTwo == Down::kTwo;
+                                   Down::kOwn && Up::kTwo == Down::kTwo &&
+                                   Up::kJoined == Down::kJoined;
     static constexpr int kBits = kProduct == kToDown ? C::TilingDown::bits : C::TilingGu::bits,
                          kTurns = kProduct == kToDown ? Down::kTurns : Up::kTurns;
     static constexpr bool kOwn = kProduct == kToDown ? Down::kOwn : Up::kOwn;
+    static constexpr int kJoined = kProduct == kToDown ? Down::kJoined : Up::kJoined;
     int product;
     KIE_DEVICE bool is_down() const {
         return kProduct < 0 ? product == kToDown : kProduct == kToDown;
@@ -500,9 +614,19 @@ struct RoutedProduct {
     KIE_DEVICE WideRows rows(const TileTask& task, int turn) const {
         return is_down() ? Down::rows(task, turn) : Up::rows(task, turn);
     }
+    // Where a pair's scales stand: worked out beforehand where registers are left for it.
     KIE_DEVICE int scale_at(int pair) const {
+        if constexpr (!kTeamStages) return (int)routed_places()[pair];
         return is_down() ? scale_offset<typename C::TilingDown>(pair)
                          : scale_offset<typename C::TilingGu>(pair);
+    }
+    KIE_DEVICE void find_places() const {
+        if constexpr (kBits == kBitsF16 || kTeamStages) return;
+        if (is_down())
+            find_routed_places<typename C::TilingDown>();
+        else
+            find_routed_places<typename C::TilingGu>();
+        sync_consumers<kWorkers>();
     }
 };
 template <class C, int kProduct, int kN>
@@ -526,9 +650,15 @@ KIE_DEVICE void multiply_routed(const PrefillArgs& args, Pipe& pipe, int layer,
     if constexpr (P::kOwn) {
         DenseRows rows[kTurns];
         KIE_UNROLL for (int m = 0; m < kTurns; ++m) rows[m] =
-            p.is_down() ? dense_rows<typename C::TilingDown>(at.task, kHidden, m)
-                        : dense_rows<typename C::TilingGu>(at.task, 2 * C::kFfn, m);
-        accumulate_routed<P::kBits, kN, kTurns>(pipe, pairs, rows, scales, p, d);
+            p.is_down() ? dense_rows<typename C::TilingDown, P::kJoined>(at.task, kHidden, m)
+                        : dense_rows<typename C::TilingGu, P::kJoined>(at.task, 2 * C::kFfn, m);
+        if constexpr (P::kJoined > 0) {
+            const int unit = p.is_down() ? C::TilingDown::unit_bytes : C::TilingGu::unit_bytes;
+            accumulate_joined<P::kBits, kN, kTurns, P::kJoined>(pipe, pairs, unit, rows, scales, p,
+                                                                d);
+        } else {
+            accumulate_routed<P::kBits, kN, kTurns>(pipe, pairs, rows, scales, p, d);
+        }
     } else {
         const OwnRows<P::kBits> rows[1] = {{p.rows(at.task, 0).rows}};
         accumulate_routed<P::kBits, kN, kTurns>(pipe, pairs, rows, scales, p, d);
@@ -550,6 +680,7 @@ KIE_DEVICE void routed_phase(const PrefillArgs& args, Pipe& pipe, int layer, int
                                   : routed_tasks<typename P::Up>(args),
               n = thread();
     int turn = 0;
+    p.find_places();
     KIE_NO_UNROLL for (int i = block(); i < tasks; i += args.blocks, turn ^= 1) {
         const RoutedTask at = p.task(args, i);
         float* scale = (float*)(prefill_shared() + kPfSquares) + turn * (2 * kRoutedWide);

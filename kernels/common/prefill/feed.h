@@ -22,6 +22,13 @@ KIE_DEVICE long unit_at(int pair) {  // bytes of 32 columns of a block's rows in
     return (long)(q / S::chunk) * S::stage_bytes + S::codes_at +
            (pair / S::pairs * S::chunk + q % S::chunk) * S::unit_bytes;
 }
+// How many of its units, from one on, lie one behind another, at most so many.
+template <class S>
+KIE_DEVICE int joined_units(int pair, int most) {
+    int n = 1;
+    while (n < most && unit_at<S>(pair + n) == unit_at<S>(pair) + (long)n * S::unit_bytes) ++n;
+    return n;
+}
 // Where a matrix lies: what the first block has of it, and bytes from block to block.
 struct MatrixAt {
     const u8* at;

@@ -110,6 +110,9 @@ struct PrefillClass : C {
     // for all; or two heads of a group, or two runs of queries of one head.
     static constexpr bool kHalved = C::kHeadDim > 128;
     static constexpr bool kPaired = !kHalved && C::kGroup % 2 == 0;
+    // A wide head's queries take registers that there are not where products go on meanwhile: they
+    // stand in shared memory.
+    static constexpr bool kQueriesShared = kHalved && kWideAsync;
     static constexpr int kTaskRun = kPaired || kHalved ? kRun : 2 * kRun;  // queries of a task
     static constexpr int kTaskHeads = kPaired ? C::kHeads / 2 : C::kHeads;
     static constexpr int kValues = kHalved ? C::kHeadDim / 2 : C::kHeadDim;  // of a team
@@ -122,6 +125,8 @@ using Prefill2 = PrefillClass<Class2, 2>;
 using PrefillLast = PrefillClass<ClassLast, kClasses - 1>;
 constexpr bool kAnyDense =
     Prefill0::kDense || Prefill1::kDense || Prefill2::kDense || PrefillLast::kDense;
+constexpr bool kAnyQueriesShared = Prefill0::kQueriesShared || Prefill1::kQueriesShared ||
+                                   Prefill2::kQueriesShared || PrefillLast::kQueriesShared;
 
 // visit(PrefillClass{}) with the class of a layer.
 template <class F>
@@ -181,9 +186,10 @@ constexpr int kBatch = 8, kOldBytes = kWideTiles * kBatch * 512;
 // Shared memory. A stage: 64 of k, as 2 x 8 weight tiles of 16 x 32, then 2 x kWideN positions; of
 // a narrow tile 2 x 16 weight tiles, then 2 x kNarrowN positions. Where that leaves no room for two
 // stages, they have 32 of k (kShortStages).
+// (With tiles of half as many positions they are as long: experts fill them.)
 constexpr int kStageWeights =
                   kStagePairs * (kAnyDense || kHasExperts ? kDenseRows * 64 : kWideTiles * 1024),
-              kStagePart = kWideN * 64;
+              kStagePart = (kAllNarrow ? kWideN : 256) * 64;
 constexpr int kNarrowWeights = kStagePairs * kNarrowTiles * 1024, kNarrowPart = kNarrowN * 64;
 constexpr int kStageBytes = kAllNarrow ? kNarrowStage : kStageWeights + 2 * kStagePart;
 static_assert(kNarrowWeights + kStagePairs * kNarrowPart <= kStageBytes, "stages of one size");
@@ -200,7 +206,9 @@ constexpr int kPfSlots = 0, kPfPages = 64, kPfStop = 256, kPfLast = 260, kPfPhas
               kPfReady = 304, kPfLimit = 308, kPfAsked = 312, kPfScale = 320,
               kPfSquares = kPfScale + 2 * kWideN * 4;
 constexpr int kSquaresBytes = (kAllNarrow ? kNarrowTiles : kWideTiles) * kWideN * 4;
-constexpr int kPfRing = (kPfSquares + kSquaresBytes + 1023) / 1024 * 1024;
+// Then where the scales of each 32 of k of a product stand (multiply.h), of models with experts.
+constexpr int kPfPlaces = kPfSquares + kSquaresBytes;
+constexpr int kPfRing = (kPfPlaces + (kHasExperts ? 640 : 0) + 1023) / 1024 * 1024;
 constexpr int kStages = min_i((kSharedMax - kPfRing) / kStageBytes, 4);
 // Behind the stages, of shards: what a warp has under way to the ranks (reduce_places), some 64
 // rows of eight places.

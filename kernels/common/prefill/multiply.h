@@ -34,13 +34,15 @@ struct DenseRows {
     KIE_DEVICE u32 at() const { return where & 0xffff; }
     KIE_DEVICE int tile_rows() const { return where >> 16; }
 };
-template <class S>
+// `kJoined`: units that blocks bring one behind another, whole, or 0.
+template <class S, int kJoined = 0>
 KIE_DEVICE DenseRows dense_rows(const TileTask& task, int all, int turn = 0) {
     const int first = 16 * task.frag,
               row = first + 16 * result_tile(task, turn).tile + lane() / 4 * 2;
     if (row >= min_i(first + 16 * task.tiles, all)) return {0};
     const int in = row % S::rows, tile = in - in % 16, rows = min_i(S::rows - tile, 16);
-    const int from = row - in + tile - touched_by<S>(first, first + 16).first;
+    const int from = kJoined > 0 ? (row / S::rows - first / S::rows) * (kJoined * S::rows) + tile
+                                 : row - in + tile - touched_by<S>(first, first + 16).first;
     constexpr int kRow = S::row_bytes;
     return {(u32)rows << 16 | (u32)(from * kRow + (in % 16 / 2 * 4 + lane() % 4) * S::lane_bytes)};
 }
@@ -97,17 +99,52 @@ KIE_DEVICE void take_scales_at(const ScaleRows<kTiles>& r, int at, Scale (&s)[kT
         s[m] = {{scale_at<kBits>(from), scale_at<kBits>(from + r.next[m])}};
     }
 }
+// Where the scales of each 32 of k stand takes divisions: it is worked out once for a product,
+// where there is room, which there is in models with experts.
+template <class C>
+KIE_CONST_FN bool places_fit() {
+    int most = 0;
+    for (int product = kToQkv; product < kToExperts; ++product)
+        most =
+            max_i(most, (C::kHasMore || product < kToGates) && (!C::kRouted || product != kToDown)
+                            ? pairs_of<C>(product)
+                            : 0);
+    return kHasExperts && kWideAsync && most * 4 <= kPfRing - kPfPlaces;
+}
+KIE_DEVICE u32* scale_places() { return (u32*)(prefill_shared() + kPfPlaces); }
+template <class C>
+KIE_DEVICE void find_scale_places(int product) {
+    if constexpr (places_fit<C>()) {
+        KIE_NO_UNROLL for (int p = thread(); p < pairs_of<C>(product); p += kWorkers)
+            scale_places()[p] = scale_offset<C>(product, p);
+        sync_consumers<kWorkers>();
+    }
+}
 template <class C, int kBits, int kTiles>
 KIE_DEVICE void ask_scales(const ScaleRows<kTiles>& r, int pair, Scale (&s)[kTiles]) {
-    take_scales_at<kBits>(r, scale_offset<C>(r.product, pair), s);
+    take_scales_at<kBits>(
+        r, places_fit<C>() ? scale_places()[pair] : scale_offset<C>(r.product, pair), s);
 }
 KIE_DEVICE u32 times_scale(u32 halves, float scale) {
     float a, b;
     unpack_half2(halves, a, b);
     return pack_half2(a * scale, b * scale);
 }
+KIE_DEVICE void times_powers(UnitHalves& h, const Scale& scale) {
+    KIE_UNROLL for (int turn = 0; turn < 3; ++turn) {
+        if (turn == 1 && is_half_power(scale.v[0]) && is_half_power(scale.v[1])) return;
+        const u32 by[2] = {half_power(scale.v[0], turn), half_power(scale.v[1], turn)};
+        KIE_UNROLL for (int i = 0; i < 8; ++i) h.v[i] = multiply_halves(h.v[i], by[i % 2]);
+    }
+}
 template <int kBits>
 KIE_DEVICE void decode_share(const u8* from, const Scale& scale, Quad& low, Quad& high) {
+    if constexpr (kBits == kBitsE2m1) {
+        UnitHalves h = decode_unit<kBits>(take_codes<kBits>(from, 0));
+        times_powers(h, scale);
+        KIE_UNROLL for (int i = 0; i < 4; ++i) low.v[i] = h.v[i], high.v[i] = h.v[4 + i];
+        return;
+    }
     float by[2] = {scale.v[0], scale.v[1]}, none;
     u32 zeros[2] = {0, 0};
     if constexpr (kBits == kBitsI4Zeros) {
@@ -438,13 +475,15 @@ KIE_DEVICE void multiply_stored(const PrefillArgs& args, Pipe& pipe, const TileC
         } else {
             accumulate<C, kBits, kWideN>(pipe, from, to, pairs, own, scales, d);
         }
-    } else if (task.tiles <= 4)
-        multiply_narrow_task<C, kBits, 1>(args, pipe, from, to, product, layer, task, d);
-    else if (kNarrowTiles <= 8 || task.tiles <= 8)
-        multiply_narrow_task<C, kBits, 2>(args, pipe, from, to, product, layer, task, d);
-    else
-        multiply_narrow_task<C, kBits, min_i(kNarrowTiles / 4, 3)>(args, pipe, from, to, product,
-                                                                   layer, task, d);
+    } else if constexpr (kFew || kAllNarrow) {
+        constexpr int kMost = min_i(kNarrowTiles / 4, 3);
+        if (task.tiles <= 4)
+            multiply_narrow_task<C, kBits, 1>(args, pipe, from, to, product, layer, task, d);
+        else if (kMost < 3 || task.tiles <= 8)
+            multiply_narrow_task<C, kBits, 2>(args, pipe, from, to, product, layer, task, d);
+        else
+            multiply_narrow_task<C, kBits, kMost>(args, pipe, from, to, product, layer, task, d);
+    }
 }
 // Whether a product has such codes; then it is done.
 template <class C, int kBits>

@@ -28,6 +28,7 @@ KIE_DEVICE void product_phase(const PrefillArgs& args, Pipe& pipe, const Chunk& 
     const int tasks = tasks_of<C>(product, all_of(chunk), config);
     float d[kSums];
     int turn = 0;
+    find_scale_places<C>(product);
     KIE_NO_UNROLL for (int i = block(); i < tasks; i += args.blocks, turn ^= 1) {
         float* scale = (float*)(prefill_shared() + kPfScale) + turn * kWideN;
         const TileTask task = task_at<C>(product, all_of(chunk), config, i);
@@ -42,12 +43,11 @@ KIE_DEVICE bool is_shared(const PrefillArgs& args, int product, int layer) {
     if (kSlack > 0) return true;  // so that layers can be counted
     return delay_of(args, kind, layer) >= 0 || shares_of(args, kind, layer);
 }
-// Experts (prefill/experts.h), all of it behind the router's product; false: somebody gave up.
+// Experts (prefill/experts.h), behind the router's product; false: somebody gave up. Both products
+// of the one that all places go to stand between.
 template <class C>
-KIE_DEVICE bool run_experts(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk, int layer,
-                            Watch& watch, Phase& phase, Clock& clock) {
-    choose_chunk<C>(args, chunk, layer);
-    if constexpr (C::kShares) product_phase<C>(args, pipe, chunk, kToSharedUp, layer);
+KIE_DEVICE bool rows_are_placed(const PrefillArgs& args, const Chunk& chunk, Watch& watch,
+                                Phase& phase, Clock& clock) {
     tick(clock, 16);
     if (!meet(watch, args, phase)) return false;
     tick(clock, 17);
@@ -55,7 +55,11 @@ KIE_DEVICE bool run_experts(const PrefillArgs& args, Pipe& pipe, const Chunk& ch
     tick(clock, 18);
     if (!meet(watch, args, phase)) return false;
     tick(clock, 19);
-    if constexpr (C::kShares) product_phase<C>(args, pipe, chunk, kToSharedDown, layer);
+    return true;
+}
+template <class C>
+KIE_DEVICE bool run_experts(const PrefillArgs& args, Pipe& pipe, const Chunk& chunk, int layer,
+                            Watch& watch, Phase& phase, Clock& clock) {
     constexpr bool kAlike = RoutedProduct<C, -1>::kAlike;
     KIE_NO_UNROLL for (int down = 0; down < 2; ++down) {
         if constexpr (kAlike)
@@ -82,8 +86,8 @@ KIE_DEVICE bool run_experts(const PrefillArgs& args, Pipe& pipe, const Chunk& ch
 template <class C>
 KIE_DEVICE bool work_layer(const PrefillArgs& args, Pipe& pipe, PagePipe& pages, const Chunk& chunk,
                            int layer, Watch& watch, Phase& phase, Clock& clock) {
-    constexpr int kLast = C::kRouted ? kToGateUp : kToDown;
-    KIE_NO_UNROLL for (int product = kToQkv; product <= kLast; ++product) {
+    KIE_NO_UNROLL for (int step = 0; step < products_of<C>(); ++step) {
+        const int product = nth_product<C>(step);
         if (product == kToO) {
             if constexpr (C::kDelta)
                 put_delta_outputs<C>(args, chunk, layer);
@@ -94,17 +98,21 @@ KIE_DEVICE bool work_layer(const PrefillArgs& args, Pipe& pipe, PagePipe& pages,
             if (!meet(watch, args, phase)) return false;
             tick(clock, 9);
         }
-        product_phase<C>(args, pipe, chunk, product, layer);
-        if constexpr (C::kDelta) {
-            if (product == kToQkv) {
-                sync_consumers<kWorkers>();  // the last task's scales are read
-                product_phase<C>(args, pipe, chunk, kToGates, layer);
-            }
+        if constexpr (C::kShares) {
+            if (product == kToSharedUp) choose_chunk<C>(args, chunk, layer);
+            if (product == kToSharedDown && !rows_are_placed<C>(args, chunk, watch, phase, clock))
+                return false;
         }
-        tick(clock, 2 * product);
+        if (C::kDelta && product == kToGates)
+            sync_consumers<kWorkers>();  // the last task's scales are read
+        product_phase<C>(args, pipe, chunk, product, layer);
+        // What follows needs nothing of the first of two products, or meets in another place.
+        if (C::kDelta && product == kToQkv) continue;
+        if (C::kShares && product >= kToSharedUp) continue;
+        tick(clock, 2 * (product == kToGates ? (int)kToQkv : product));
         const u32 behind = kPhases * min_i(kSlack, layer - (int)args.from);
         if (!meet(watch, args, phase, is_shared(args, product, layer), behind)) return false;
-        tick(clock, 2 * product + 1);
+        tick(clock, 2 * (product == kToGates ? (int)kToQkv : product) + 1);
         if (is_reduced(args, product, layer)) {
             if (kTensorParallel)
                 reduce_chunk(args, chunk, product == kToDown, layer);
@@ -113,14 +121,20 @@ KIE_DEVICE bool work_layer(const PrefillArgs& args, Pipe& pipe, PagePipe& pages,
             if (!meet(watch, args, phase, kTensorParallel)) return false;
         }
         if constexpr (C::kNormPhase) {
-            if (product != kToQkv) continue;
+            if (product != (C::kDelta ? kToGates : kToQkv)) continue;
             if constexpr (C::kDelta) scan_units<C>(args, chunk, layer);
             if constexpr (C::kHeadNorm)
                 norm_heads<C>(args, chunk, all_of(chunk), layer, block(), (int)args.blocks);
             if (!meet(watch, args, phase)) return false;
         }
     }
-    if constexpr (C::kRouted) return run_experts<C>(args, pipe, chunk, layer, watch, phase, clock);
+    if constexpr (C::kRouted) {
+        if constexpr (!C::kShares) {
+            choose_chunk<C>(args, chunk, layer);
+            if (!rows_are_placed<C>(args, chunk, watch, phase, clock)) return false;
+        }
+        return run_experts<C>(args, pipe, chunk, layer, watch, phase, clock);
+    }
     return true;
 }
 struct WorkLayer {

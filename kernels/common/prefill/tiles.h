@@ -55,6 +55,17 @@ KIE_DEVICE WideRows residual_rows(int f) { return rows_at<TilingOwned, kHidden>(
 // Before that one stand those that not all layers have: gates of a delta rule, and both of the
 // expert that all positions go to.
 enum Product { kToQkv, kToO, kToGateUp, kToDown, kToGates, kToSharedUp, kToSharedDown, kToExperts };
+// A layer's, but for those of its experts, in their order.
+template <class C>
+KIE_CONST_FN int products_of() {
+    return (C::kDelta ? 4 : 3) + (C::kShares ? 2 : C::kRouted ? 0 : 1);
+}
+template <class C>
+KIE_CONST_FN int nth_product(int n) {
+    if (C::kDelta && n == 1) return kToGates;
+    if (C::kDelta && n > 1) --n;
+    return n < 3 || !C::kShares ? n : kToSharedUp + (n - 3);
+}
 KIE_CONST_FN bool is_more(int product) { return product >= kToGates && product < kToExperts; }
 template <class C>
 KIE_CONST_FN int frags_of(int product) {
@@ -117,7 +128,7 @@ struct TileConfig {
     int width, tiles, k_splits;
 };
 KIE_CONST_FN int stage_cost(const TileConfig& config, int across, int blocks) {
-    if (!kAllNarrow && config.width == kWideN) return 17;
+    if (!kAllNarrow && config.width == kWideN) return 17 * kWideN / 256;
     return max_i(5 + config.tiles, blocks * config.tiles / (68 * across));
 }
 template <class C>
@@ -130,9 +141,9 @@ KIE_CONST_FN long cost_of(int product, const TileConfig& config, int places, int
     const int left = tasks % blocks, rounds = over(tasks, blocks);
     const long cursor = (tasks / blocks) * stage_cost(config, across, blocks) +
                         (left > 0 ? stage_cost(config, across, left) : 0);
-    return stages * cursor +
-           rounds *
-               (!kAllNarrow && config.width == kWideN ? extra : extra * config.tiles * 9 / 128);
+    return stages * cursor + rounds * (!kAllNarrow && config.width == kWideN
+                                           ? extra * kWideN / 256
+                                           : extra * config.tiles * 9 / 128);
 }
 KIE_CONST_FN TileConfig unpack_config(u32 v) {
     return {v >> 9 != 0 ? kWideN : kNarrowN, (int)(v >> 4 & 31), (int)(v & 15)};

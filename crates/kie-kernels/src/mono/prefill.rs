@@ -66,8 +66,11 @@ const STAGE_SHORT: u32 = 19 << 10;
 const HEAD_DIM_MAX: u32 = 256;
 /// Warps of decoding that have as many threads as multiply here: units of a delta rule are theirs.
 const UNIT_WARPS: u32 = 8;
-/// Places whose inputs of a delta rule stand in shared memory.
+/// Places whose inputs of a delta rule stand in shared memory, floats of a place's gates, and of
+/// the factors of four places (`FourFactors`, prefill/delta.h).
 const DELTA_PLACES: u32 = 16;
+const DELTA_GATES: u32 = 2;
+const DELTA_FACTORS: u32 = 52;
 
 /// Positions of a chunk where layers have windows: a sequence's pages hold a window and a chunk.
 /// The more machines share the lanes, the more positions it takes to keep all blocks at work; of
@@ -118,6 +121,9 @@ impl Tiles {
 pub struct Plan {
     platform: Platform,
     tiles: Tiles,
+    /// Positions of a tile of many. Beside a delta rule the compiler has registers for half as
+    /// many: with more it lets no products run while others are made ready (C7512).
+    tile: u32,
     /// Positions that go through a layer together.
     pub chunk: u32,
     /// Bytes of activations and sums.
@@ -148,7 +154,8 @@ fn is_known(model: &Model) -> bool {
 fn has_room(partition: &Partition, head_dim: u32, tiles: Tiles, stages: u32) -> bool {
     let room = stages * tiles.stage;
     let delta = |d: &DeltaPartition| {
-        let row = 2 * d.key() + d.unit.cols.next_multiple_of(4) + 4;
+        let inputs = 2 * d.key() + d.unit.cols.next_multiple_of(4);
+        let row = inputs + DELTA_GATES + DELTA_FACTORS / 4;
         partition.warps == UNIT_WARPS && 4 * DELTA_PLACES * row <= room
     };
     head_dim <= HEAD_DIM_MAX
@@ -171,6 +178,7 @@ impl Plan {
         let attends = partition.classes.iter().filter(|class| class.attends());
         let head_dim = attends.map(|class| class.head_dim).max().unwrap_or(0);
         let tiles = Tiles::of(machine, head_dim);
+        let has_delta = partition.classes.iter().any(|class| class.delta.is_some());
         let stages = partition.shared_max.checked_sub(tiles.ring)? / tiles.stage;
         let stages = stages.min(STAGES_MOST);
         // Its products are those of gfx942's matrix unit; several machines have not been tried.
@@ -188,6 +196,7 @@ impl Plan {
         (fits && chunk > 0).then(|| Self {
             platform,
             tiles,
+            tile: tiles.positions / if has_delta && !tiles.narrow { 2 } else { 1 },
             chunk,
             scratch_bytes: Scratch::new(model, partition, chunk).bytes,
             // Slices use what is left, experts have longer stages (prefill/layout.h).
@@ -229,7 +238,7 @@ impl Plan {
         let scratch = Scratch::new(model, partition, self.chunk);
         let ints = [
             ("kChunk", self.chunk),
-            ("kWideN", self.tiles.positions),
+            ("kWideN", if few { self.tiles.positions } else { self.tile }),
             ("kNarrowN", FEW),
             ("kNarrowStage", self.tiles.stage),
             ("kPrefillThreads", THREADS),
@@ -267,13 +276,13 @@ impl Plan {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { chunk, blocks, classes, tiles: Tiles { positions, .. }, .. } = self;
+        let Self { chunk, tile, blocks, classes, .. } = self;
         let megabytes = self.scratch_bytes.div_ceil(1 << 20);
         let of =
             if *classes > 1 { format!(", {classes} classes of layers") } else { String::new() };
         writeln!(
             f,
-            "prompts   up to {chunk} positions at once, {positions} a tile, {blocks} blocks, \
+            "prompts   up to {chunk} positions at once, {tile} a tile, {blocks} blocks, \
              {megabytes} MiB of scratch{of}"
         )
     }

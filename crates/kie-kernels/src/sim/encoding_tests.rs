@@ -75,3 +75,22 @@ fn every_code_of_four_bits_in_every_place() {
         }
     }
 }
+
+/// Every scale of MXFP4 times every code, as halves multiply: what a float makes, rounded once.
+#[test]
+fn every_scale_of_mxfp4_with_every_code() {
+    let call = "u32 h[4]; unpack_e2m1(a.in[i], h);\n\
+                const float scale = number((u32)(i / 16) << 23);\n\
+                for (int turn = 0; turn < (is_half_power(scale) ? 1 : 3); ++turn)\n\
+                    h[0] = multiply_halves(h[0], half_power(scale, turn));\n\
+                a.out[i] = h[0];";
+    let word = |code: u32| (code >> 3) << 15 | (code & 7) << 9;
+    let words: Vec<u32> = (0..256 * 16).map(|n| word(n % 16)).collect();
+    let got = decoded(call, &words, 1);
+    for (n, got) in got.chunks_exact(2).enumerate() {
+        let code = code_to_f32(Codes::E2m1, &[n as u8 % 16], 0) / 16384.0;
+        let wanted = f16::from_f32(code * f32::from_bits((n as u32 / 16) << 23));
+        let alike = got[0].to_bits() == wanted.to_bits() || (got[0].is_nan() && wanted.is_nan());
+        assert!(alike, "scale {}, {code}: {} {wanted}", n / 16, got[0]);
+    }
+}
