@@ -338,6 +338,7 @@ KIE_DEVICE u32 pack_half2(float a, float b) {
     return r;
 }
 // Of each half, rounded once.
+#define KIE_MULTIPLY_HALVES
 KIE_DEVICE u32 multiply_halves(u32 a, u32 b) {
     u32 v;
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));

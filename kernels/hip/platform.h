@@ -444,12 +444,6 @@ KIE_DEVICE void unpack_half2(u32 h, float& a, float& b) {
     const Half2 two = __builtin_bit_cast(Half2, h);
     a = (float)two.x, b = (float)two.y;
 }
-// Of each half, rounded once: a float holds the product of two.
-KIE_DEVICE u32 multiply_halves(u32 a, u32 b) {
-    float x[2], y[2];
-    unpack_half2(a, x[0], x[1]), unpack_half2(b, y[0], y[1]);
-    return pack_half2(x[0] * y[0], x[1] * y[1]);
-}
 KIE_DEVICE float exp2_f(float x) { return __builtin_amdgcn_exp2f(x); }
 KIE_DEVICE float log2_f(float x) { return __builtin_amdgcn_logf(x); }
 KIE_DEVICE float reciprocal_f(float x) { return __builtin_amdgcn_rcpf(x); }

@@ -310,12 +310,6 @@ KIE_DEVICE u32 pack_half2(float a, float b) { return half_of(b) << 16 | half_of(
 KIE_DEVICE void unpack_half2(u32 h, float& a, float& b) {
     a = float_of(h & 0xffff), b = float_of(h >> 16);
 }
-// Of each half, rounded once: a float holds the product of two.
-KIE_DEVICE u32 multiply_halves(u32 a, u32 b) {
-    float x[2], y[2];
-    unpack_half2(a, x[0], x[1]), unpack_half2(b, y[0], y[1]);
-    return pack_half2(x[0] * y[0], x[1] * y[1]);
-}
 KIE_DEVICE float exp2_f(float x) { return __builtin_exp2f(x); }
 KIE_DEVICE float log2_f(float x) { return __builtin_log2f(x); }
 KIE_DEVICE float reciprocal_f(float x) { return 1.0f / x; }

@@ -18,6 +18,14 @@ KIE_DEVICE void unpack_e2m1(u32 codes, u32 (&halves)[4]) {
     halves[3] = (codes & 0x20072007) * ((1 << 2) + (1 << 9)) & 0x8e008e00;
 }
 
+#ifndef KIE_MULTIPLY_HALVES
+// Of each half, rounded once: a float holds the product of two.
+KIE_DEVICE u32 multiply_halves(u32 a, u32 b) {
+    float x[2], y[2];
+    unpack_half2(a, x[0], x[1]), unpack_half2(b, y[0], y[1]);
+    return pack_half2(x[0] * y[0], x[1] * y[1]);
+}
+#endif
 // Such halves times their scale, a float's power of two, as floats would do it and round once:
 // times the part of it that is a half (a smaller one leaves nothing of a code), and twice times
 // what is left of a larger one. What is no power (2^128) stays so.

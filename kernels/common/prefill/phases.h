@@ -43,11 +43,11 @@ KIE_DEVICE bool is_shared(const PrefillArgs& args, int product, int layer) {
     if (kSlack > 0) return true;  // so that layers can be counted
     return delay_of(args, kind, layer) >= 0 || shares_of(args, kind, layer);
 }
-// Experts (prefill/experts.h), behind the router's product; false: somebody gave up. Both products
-// of the one that all places go to stand between.
+// Experts (prefill/experts.h): behind the choice the places' rows, between the products of an
+// expert that all places go to, if there is one; then those of the others. False: somebody gave up.
 template <class C>
-KIE_DEVICE bool rows_are_placed(const PrefillArgs& args, const Chunk& chunk, Watch& watch,
-                                Phase& phase, Clock& clock) {
+KIE_DEVICE bool place_chunk(const PrefillArgs& args, const Chunk& chunk, Watch& watch, Phase& phase,
+                            Clock& clock) {
     tick(clock, 16);
     if (!meet(watch, args, phase)) return false;
     tick(clock, 17);
@@ -100,7 +100,7 @@ KIE_DEVICE bool work_layer(const PrefillArgs& args, Pipe& pipe, PagePipe& pages,
         }
         if constexpr (C::kShares) {
             if (product == kToSharedUp) choose_chunk<C>(args, chunk, layer);
-            if (product == kToSharedDown && !rows_are_placed<C>(args, chunk, watch, phase, clock))
+            if (product == kToSharedDown && !place_chunk<C>(args, chunk, watch, phase, clock))
                 return false;
         }
         if (C::kDelta && product == kToGates)
@@ -109,10 +109,11 @@ KIE_DEVICE bool work_layer(const PrefillArgs& args, Pipe& pipe, PagePipe& pages,
         // What follows needs nothing of the first of two products, or meets in another place.
         if (C::kDelta && product == kToQkv) continue;
         if (C::kShares && product >= kToSharedUp) continue;
-        tick(clock, 2 * (product == kToGates ? (int)kToQkv : product));
+        const int timed = 2 * (product == kToGates ? (int)kToQkv : product);
+        tick(clock, timed);
         const u32 behind = kPhases * min_i(kSlack, layer - (int)args.from);
         if (!meet(watch, args, phase, is_shared(args, product, layer), behind)) return false;
-        tick(clock, 2 * (product == kToGates ? (int)kToQkv : product) + 1);
+        tick(clock, timed + 1);
         if (is_reduced(args, product, layer)) {
             if (kTensorParallel)
                 reduce_chunk(args, chunk, product == kToDown, layer);
@@ -131,7 +132,7 @@ KIE_DEVICE bool work_layer(const PrefillArgs& args, Pipe& pipe, PagePipe& pages,
     if constexpr (C::kRouted) {
         if constexpr (!C::kShares) {
             choose_chunk<C>(args, chunk, layer);
-            if (!rows_are_placed<C>(args, chunk, watch, phase, clock)) return false;
+            if (!place_chunk<C>(args, chunk, watch, phase, clock)) return false;
         }
         return run_experts<C>(args, pipe, chunk, layer, watch, phase, clock);
     }
