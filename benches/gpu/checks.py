@@ -343,7 +343,7 @@ ORDERED = (
     (
         {"copy_async"},
         {"load_fragment", "take_codes", "kie_decode", "score_keys", "add_values"}
-        | {"store_key", "store_value"},
+        | {"store_key", "store_value", "page_quad"},
     ),
     # The same in the prefill kernel: stages of weights, positions and the old residual.
     ({"stage_copy"}, {"take_narrow", "take_share", "take_codes", "kie_prefill", "add_quad"}),
@@ -355,10 +355,11 @@ ORDERED = (
         {"take_narrow", "take_share", "take_codes", "kie_prefill", "take_old", "stage_copy"},
     ),
     # Words of shared memory that warps which meet nobody poll: stop, steps made, order seen, the
-    # phase, stages passed.
-    ({"run_steps"}, {"await_slot", "feed_stream", "watch_host"}),
+    # phase, stages passed, which experts were chosen.
+    ({"run_steps"}, {"await_slot", "feed_stream", "watch_host", "look"}),
     ({"watch_host"}, {"publish_candidate"}),
-    ({"meet"}, {"await_feed"}),
+    ({"choose_column", "sort_pairs"}, {"look"}),
+    ({"meet", "kie_prefill"}, {"await_feed"}),
     ({"feed_residual"}, {"await_second"}),
 )
 """Pairs of functions whose accesses to shared memory racecheck calls a race since it does not

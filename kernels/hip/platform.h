@@ -444,6 +444,11 @@ KIE_DEVICE void unpack_half2(u32 h, float& a, float& b) {
     const Half2 two = __builtin_bit_cast(Half2, h);
     a = (float)two.x, b = (float)two.y;
 }
+// Of each half, rounded once.
+#define KIE_MULTIPLY_HALVES
+KIE_DEVICE u32 multiply_halves(u32 a, u32 b) {
+    return __builtin_bit_cast(u32, __builtin_bit_cast(Half2, a) * __builtin_bit_cast(Half2, b));
+}
 KIE_DEVICE float exp2_f(float x) { return __builtin_amdgcn_exp2f(x); }
 KIE_DEVICE float log2_f(float x) { return __builtin_amdgcn_logf(x); }
 KIE_DEVICE float reciprocal_f(float x) { return __builtin_amdgcn_rcpf(x); }

@@ -410,8 +410,20 @@ const MUTANTS: &[(&str, &str, &str, &str)] = &[
     (
         "a state stays where it was",
         "own_qwen3_next",
-        "store_unit<C>(state, working_at(args, l, args.state & 1)",
-        "store_unit<C>(state, working_at(args, l, ~args.state & 1)",
+        "u8* left = working_at(args, l, args.state & 1)",
+        "u8* left = working_at(args, l, ~args.state & 1)",
+    ),
+    (
+        "places change S as if none were before them",
+        "own_qwen3_next",
+        "u[i] -= by[i] * u[j];",
+        "u[i] -= by[i] * 0;",
+    ),
+    (
+        "an output does not know its own place",
+        "own_qwen3_next",
+        "j + n < i + (q ? 1 : 0)",
+        "j + n < i + (q ? 0 : 0)",
     ),
     (
         "the expert of all positions has no gate",

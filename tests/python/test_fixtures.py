@@ -62,7 +62,7 @@ def test_float64_pass_reproduces_the_golden(folder: Path) -> None:
         ("own_laneformer_replicate", {"use_attention_comm": True}),
         ("own_laneformer_replicate", {"use_early_comm": False}),
         ("own_laneformer_replicate", {"rope_scaling": None}),
-        ("own_laneformer_replicate", {"swa_layers": [1, 2, 3]}),
+        ("own_laneformer_replicate", {"swa_layers": [0, 1, 2]}),
         ("own_llama_f16", {"rope_theta": 20000.0}),
         ("own_laneformer_preagg", {"pre_norm_lane_agg": False, "lm_head_type": "replicate"}),
         ("own_laneformer_preagg", {"use_early_comm": False}),

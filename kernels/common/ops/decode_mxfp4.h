@@ -17,24 +17,3 @@ KIE_DEVICE void unpack_e2m1(u32 codes, u32 (&halves)[4]) {
     halves[2] = (codes & 0x40384038) * ((1 << 1) + (1 << 6)) & 0x8e008e00;
     halves[3] = (codes & 0x20072007) * ((1 << 2) + (1 << 9)) & 0x8e008e00;
 }
-
-#ifndef KIE_MULTIPLY_HALVES
-// Of each half, rounded once: a float holds the product of two.
-KIE_DEVICE u32 multiply_halves(u32 a, u32 b) {
-    float x[2], y[2];
-    unpack_half2(a, x[0], x[1]), unpack_half2(b, y[0], y[1]);
-    return pack_half2(x[0] * y[0], x[1] * y[1]);
-}
-#endif
-// Such halves times their scale, a float's power of two, as floats would do it and round once:
-// times the part of it that is a half (a smaller one leaves nothing of a code), and twice times
-// what is left of a larger one. What is no power (2^128) stays so.
-constexpr int kHalfPower = 15;
-KIE_DEVICE bool is_half_power(float scale) { return bits(scale) < (127 + kHalfPower + 1) << 23; }
-KIE_DEVICE u32 half_power(float scale, int turn) {
-    int power = (int)(bits(scale) >> 23) - 127 - turn * kHalfPower;
-    if (power > kHalfPower) power = kHalfPower;
-    if (turn > 0 && power < 0) power = 0;
-    if (turn > 0 && bits(scale) == 255u << 23) power = kHalfPower + 1;
-    return power < -kHalfPower ? 0 : (u32)(power + kHalfPower) * (1 << 10 | 1 << 26);
-}

@@ -29,10 +29,9 @@
 
 constexpr float kLengthEps = 1e-6f;  // no head is divided by 0
 
-// How much of S is kept, given minus e^decay.
-KIE_DEVICE float kept_of(float decay, float a) {
-    return exp2_f(1.44269504f * decay * softplus_f(a));
-}
+// How much of S is kept, given minus e^decay, and its logarithm.
+KIE_DEVICE float log2_kept(float decay, float a) { return 1.44269504f * decay * softplus_f(a); }
+KIE_DEVICE float kept_of(float decay, float a) { return exp2_f(log2_kept(decay, a)); }
 KIE_DEVICE float* delta_floats(const Block& b) { return (float*)(b.shared + kShDelta); }
 
 // The products: rows of q, k, v and z, which all who need them take.
@@ -106,16 +105,12 @@ KIE_DEVICE int row_quad(int quad) {
 // The convolution's taps of a thread's channels, and a position of one of them: its earlier inputs
 // move on.
 template <class C>
-KIE_DEVICE void take_taps(const float* extras, const Unit& u,
-                          float (&taps)[UnitState<C>::kOwn][C::kTaps]) {
+KIE_DEVICE void take_taps(const float* extras, const Unit& u, int n, float (&taps)[C::kTaps]) {
     constexpr int kChannels = 2 * C::kKeyDim + C::kGroup * C::kHeadDim;
-    KIE_UNROLL for (int i = 0; i < UnitState<C>::kOwn; ++i) {
-        const int n = i * kThreads + (int)thread();
-        const float* from =
-            extras + C::kAtConv +
-            (u.key * kChannels + input_of<C>(u, n < C::kUnitChannels ? n : 0)) * C::kTaps;
-        KIE_UNROLL for (int tap = 0; tap < C::kTaps; ++tap) taps[i][tap] = from[tap];
-    }
+    const float* from =
+        extras + C::kAtConv +
+        (u.key * kChannels + input_of<C>(u, n < C::kUnitChannels ? n : 0)) * C::kTaps;
+    KIE_UNROLL for (int tap = 0; tap < C::kTaps; ++tap) taps[tap] = from[tap];
 }
 template <int kTaps>
 KIE_DEVICE float convolve(const float (&taps)[kTaps], float (&past)[4], float x) {
@@ -126,38 +121,49 @@ KIE_DEVICE float convolve(const float (&taps)[kTaps], float (&past)[4], float x)
     past[kLast - 1] = x;
     return y * sigmoid_f(y);
 }
-// From `from`, or (null) before the first position.
+// A quad of a state, from `from` or (null) before the first position. Those of S stand first, each
+// of rows 4 `quad` to 4 `quad` + 3 of a column, then earlier inputs of each channel.
+KIE_DEVICE void take_quad(const u8* from, bool is_there, int at, float* to) {
+    Quad q = {{0, 0, 0, 0}};
+    if (from && is_there) q = load_state(from + at * 16);
+    KIE_UNROLL for (int j = 0; j < 4; ++j) to[j] = number(q.v[j]);
+}
+KIE_DEVICE void put_quad(u8* to, int at, const float* v) {
+    store_state(to + at * 16, {{bits(v[0]), bits(v[1]), bits(v[2]), bits(v[3])}});
+}
+template <class C>
+KIE_DEVICE int state_quad(int column, int quad) {
+    const int holder = column * C::kUnitLanes + quad % C::kUnitLanes;
+    return (holder / kThreads * (C::kUnitHeld / 4) + quad / C::kUnitLanes) * C::kUnitThreads +
+           holder % kThreads;
+}
+template <class C>
+KIE_CONST_FN int past_quad(int channel) {
+    return C::kUnitPast / 16 + channel;
+}
 template <class C>
 KIE_DEVICE void load_unit(UnitState<C>& state, const u8* from) {
     const int me = thread();
-    const auto take = [&](float* to, bool is_there, int quad) {
-        Quad q = {{0, 0, 0, 0}};
-        if (from && is_there) q = load_state(from + quad * 16);
-        KIE_UNROLL for (int j = 0; j < 4; ++j) to[j] = number(q.v[j]);
-    };
     KIE_UNROLL for (int t = 0; t < C::kUnitTurns; ++t) {
         KIE_UNROLL for (int q = 0; q < C::kUnitHeld / 4; ++q)
-            take(state.s[t] + 4 * q, me < C::kUnitThreads,
-                 (t * (C::kUnitHeld / 4) + q) * C::kUnitThreads + me);
+            take_quad(from, me < C::kUnitThreads,
+                      (t * (C::kUnitHeld / 4) + q) * C::kUnitThreads + me, state.s[t] + 4 * q);
     }
     KIE_UNROLL for (int i = 0; i < UnitState<C>::kOwn; ++i) {
         const int channel = i * kThreads + me;
-        take(state.past[i], channel < C::kUnitChannels, C::kUnitPast / 16 + channel);
+        take_quad(from, channel < C::kUnitChannels, past_quad<C>(channel), state.past[i]);
     }
 }
 template <class C>
 KIE_DEVICE void store_unit(const UnitState<C>& state, u8* to) {
     const int me = thread();
-    const auto put = [&](const float* v, int quad) {
-        store_state(to + quad * 16, {{bits(v[0]), bits(v[1]), bits(v[2]), bits(v[3])}});
-    };
     KIE_UNROLL for (int t = 0; t < C::kUnitTurns; ++t) {
         KIE_UNROLL for (int q = 0; q < C::kUnitHeld / 4; ++q) if (me < C::kUnitThreads)
-            put(state.s[t] + 4 * q, (t * (C::kUnitHeld / 4) + q) * C::kUnitThreads + me);
+            put_quad(to, (t * (C::kUnitHeld / 4) + q) * C::kUnitThreads + me, state.s[t] + 4 * q);
     }
     KIE_UNROLL for (int i = 0; i < UnitState<C>::kOwn; ++i) {
         const int channel = i * kThreads + me;
-        if (channel < C::kUnitChannels) put(state.past[i], C::kUnitPast / 16 + channel);
+        if (channel < C::kUnitChannels) put_quad(to, past_quad<C>(channel), state.past[i]);
     }
 }
 // The states that a row goes on with: each launch reads the one that the last one wrote, or a copy
@@ -293,7 +299,8 @@ KIE_DEVICE void load_numbers(UnitNumbers<C>& numbers, const DecodeArgs& args, co
                              int layer, const Unit& u) {
     const int me = thread();
     const float* extras = extras_of(args, b, layer);
-    take_taps<C>(extras, u, numbers.taps);
+    KIE_UNROLL for (int i = 0; i < UnitState<C>::kOwn; ++i)
+        take_taps<C>(extras, u, i * kThreads + me, numbers.taps[i]);
     KIE_UNROLL for (int i = 0; i < UnitNumbers<C>::kPairs; ++i) {
         const float* scale = extras + C::kAtOutputNorm + u.first +
                              2 * min_i(i * kThreads + me, C::kUnitCols / 2 - 1);

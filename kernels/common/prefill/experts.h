@@ -294,6 +294,8 @@ struct Routed {
                                    : joins<S>(4, kTiles)        ? 4
                                    : joins<S>(2, kTiles)        ? 2
                                                                 : 0;
+    static constexpr bool kSoleScale = kJoined > 0 && S::group % max_i(kJoined, 1) == 0,
+                          kWhole = kJoined > 0 && S::k / 32 % max_i(kJoined, 1) == 0;
     static constexpr int kFrags = kOwn ? over(kRows, 16) : frags_of<S, kRows>();
     static constexpr int kAcross = over(kFrags, kTiles), kPairs = S::k / 32;
     static constexpr int kPairsInStages = 2 * over(kPairs, 2);
@@ -335,9 +337,19 @@ struct AddBank {
     }
 };
 template <class C>
+KIE_CONST_FN long bank_bytes() {
+    if constexpr (C::kRouted)
+        return C::kExperts * C::kExpertBytes;
+    else
+        return 0;
+}
+template <class C>
 KIE_DEVICE long bank_at(const PrefillArgs& args, int layer) {
+    constexpr long kEach = bank_bytes<C>();
+    if constexpr (kEach == bank_bytes<Prefill0>() && kEach == bank_bytes<Prefill1>() &&
+                  kEach == bank_bytes<Prefill2>() && kEach == bank_bytes<PrefillLast>())
+        return layer * kEach;
     long bytes = 0;
-    if constexpr (kClasses == 1) return layer * (C::kExperts * C::kExpertBytes);
     KIE_NO_UNROLL for (int i = 0; i < layer; ++i) of_layer(args, i, AddBank{bytes});
     return bytes;
 }
@@ -395,6 +407,21 @@ KIE_DEVICE bool feed_joined(Watch& w, Pipe& pipe, const MatrixAt& matrix, const 
     }
     return true;
 }
+// Scales come a few bytes at a time, straight from where they lie: all of a task's come near when
+// its copies begin.
+template <class S>
+KIE_DEVICE void prefetch_scales(const MatrixAt& matrix, const TileTask& task, int rows) {
+    constexpr int kBytes = S::scales_at > 0 ? S::stage_bytes - S::scales_at : S::codes_at,
+                  kLines = (kBytes + 127) / 128;
+    if (S::bits == kBitsF16 || (thread() - kWorkers) / kTeam != 1) return;
+    const int row = 16 * task.frag, end = min_i(row + 16 * task.tiles, rows), first = row / S::rows,
+              runs = (end - 1) / S::rows + 1 - first;
+    KIE_NO_UNROLL for (int n = lane(); n < runs * S::stages * kLines; n += kTeam) {
+        const int area = n / kLines, line = n % kLines;
+        prefetch(matrix.at + (first + area / S::stages) * matrix.stride +
+                 area % S::stages * S::stage_bytes + S::scales_at + line * 128);
+    }
+}
 template <class C, class S, int kRows>
 KIE_DEVICE bool feed_routed(Watch& w, const PrefillArgs& args, Pipe& pipe, int product, int layer,
                             long at, const u8* x) {
@@ -409,6 +436,8 @@ KIE_DEVICE bool feed_routed(Watch& w, const PrefillArgs& args, Pipe& pipe, int p
                 return false;
             continue;
         }
+        if constexpr (R::kOwn)
+            prefetch_scales<S>(expert_at<C>(args, layer, t.expert, at), t.task, kRows);
         const Load load =
             load_of<S>(expert_at<C>(args, layer, t.expert, at), t.task, R::kOwn ? kRows : 0, x);
         if (!feed_stages<S>(w, pipe, load, 0, R::kPairsInStages, kRoutedEights * kCores, t.sole,
@@ -417,20 +446,24 @@ KIE_DEVICE bool feed_routed(Watch& w, const PrefillArgs& args, Pipe& pipe, int p
     }
     return true;
 }
-// Sums of kTurns row tiles a warp and kN positions, a pair of k at a time.
+// Sums of kTurns row tiles a warp and kN positions, a pair of k at a time. Codes of all tiles come
+// before any are decoded. Rows that a matrix does not have may have results: nobody takes them.
 template <int kBits, int kTurns, class Rows>
-KIE_DEVICE void take_routed(const u8* weights, const Rows (&rows)[kTurns], bool there,
-                            const Scale (&scale)[kTurns], NarrowShare<kTurns>& a) {
+KIE_DEVICE void take_routed(const u8* weights, const Rows (&rows)[kTurns],
+                            UnitCodes<kBits> (&codes)[kTurns]) {
+    KIE_UNROLL for (int m = 0; m < kTurns; ++m) codes[m] =
+        take_codes<kBits>(weights + rows[m].at(), rows[m].tile_rows());
+}
+template <int kBits, int kTurns>
+KIE_DEVICE void decode_routed(const UnitCodes<kBits> (&codes)[kTurns], bool there,
+                              const Scale (&scale)[kTurns], NarrowShare<kTurns>& a) {
     KIE_UNROLL for (int m = 0; m < kTurns; ++m) {
-        a.v[m][0] = a.v[m][1] = {{0, 0, 0, 0}};
-        if (!rows[m].live() || !there) continue;
-        const u8* from = weights + rows[m].at();
-        if constexpr (kBits != kBitsF16) {
-            decode_share<kBits>(from, scale[m], a.v[m][0], a.v[m][1]);
-        } else {
-            const auto codes = take_codes<kBits>(from, rows[m].tile_rows());
-            a.v[m][0] = codes.v[0], a.v[m][1] = codes.v[1];
-        }
+        Quad &low = a.v[m][0], &high = a.v[m][1];
+        if constexpr (kBits == kBitsF16)
+            low = codes[m].v[0], high = codes[m].v[1];
+        else
+            decode_share<kBits>(codes[m], scale[m], low, high);
+        if (!there) low = high = {{0, 0, 0, 0}};
     }
 }
 template <int kN, int kTurns>
@@ -457,6 +490,7 @@ KIE_DEVICE void accumulate_routed(Pipe& pipe, int pairs, const Rows (&rows)[kTur
                                   float (&d)[kTurns * kN / 2]) {
     KIE_UNROLL for (int i = 0; i < kTurns * kN / 2; ++i) d[i] = 0;
     NarrowShare<kTurns> a, b;
+    UnitCodes<kBits> codes[kTurns];
     Scale ahead[2][kTurns];
     const auto ask = [&](int p, Scale(&to)[kTurns]) {
         if constexpr (kBits != kBitsF16)
@@ -464,17 +498,19 @@ KIE_DEVICE void accumulate_routed(Pipe& pipe, int pairs, const Rows (&rows)[kTur
     };
     ask(0, ahead[0]), ask(1, ahead[1]);
     await_stage(pipe);
-    take_routed<kBits>(stage_bytes(pipe.at), rows, true, ahead[0], a);
+    take_routed<kBits>(stage_bytes(pipe.at), rows, codes);
+    decode_routed<kBits>(codes, true, ahead[0], a);
     ask(2, ahead[0]);
     u32 last = kStages;  // whose products are still under way
     KIE_NO_UNROLL for (int p = 0; p < pairs; p += 2) {
         const u8* stage = stage_bytes(pipe.at);
         const WideOperand x = wide_operand(stage + kStageWeights, 128, kCores);
+        if (!kShortStages) take_routed<kBits>(stage + second_pair(kStageWeights), rows, codes);
         multiply_turns<kN, kTurns>(a, x, d);
         leave_before(pipe, last);
         enter_second(pipe);
-        if (kShortStages) stage = stage_bytes(pipe.at);
-        take_routed<kBits>(stage + second_pair(kStageWeights), rows, p + 1 < pairs, ahead[1], b);
+        if (kShortStages) stage = stage_bytes(pipe.at), take_routed<kBits>(stage, rows, codes);
+        decode_routed<kBits>(codes, P::kEven || p + 1 < pairs, ahead[1], b);
         ask(p + 3, ahead[1]);
         const WideOperand next = kShortStages ? wide_operand(stage + kStageWeights, 128, kCores)
                                               : wide_shift(x, kStagePart);
@@ -483,35 +519,47 @@ KIE_DEVICE void accumulate_routed(Pipe& pipe, int pairs, const Rows (&rows)[kTur
         forward(pipe);
         if (p + 2 >= pairs) break;
         await_stage(pipe);
-        take_routed<kBits>(stage_bytes(pipe.at), rows, true, ahead[0], a);
+        take_routed<kBits>(stage_bytes(pipe.at), rows, codes);
+        decode_routed<kBits>(codes, true, ahead[0], a);
         ask(p + 4, ahead[0]);
     }
     wide_finish(d);
     leave_last(last);
 }
 // The same of stages of joined units, `unit` bytes each of all blocks.
-template <int kBits, int kN, int kTurns, int kUnits, class P>
+template <int kBits, int kN, int kTurns, class P>
 KIE_DEVICE void accumulate_joined(Pipe& pipe, int pairs, int unit, const DenseRows (&rows)[kTurns],
                                   const ScaleRows<kTurns>& scales, const P& product,
                                   float (&d)[kTurns * kN / 2]) {
-    KIE_UNROLL for (int i = 0; i < kTurns * kN / 2; ++i) d[i] = 0;
+    constexpr int kUnits = P::kJoined;
     static_assert(kUnits % 2 == 0, "what products still read is not written over");
+    KIE_UNROLL for (int i = 0; i < kTurns * kN / 2; ++i) d[i] = 0;
     NarrowShare<kTurns> share[2];
+    UnitCodes<kBits> codes[kTurns];
+    // Of the next two units; or of this stage's and of the next one's.
     Scale ahead[2][kTurns];
     const auto ask = [&](int p, Scale(&to)[kTurns]) {
         if constexpr (kBits != kBitsF16)
             take_scales_at<kBits>(scales, product.scale_at(min_i(p, pairs - 1)), to);
     };
-    ask(0, ahead[0]), ask(1, ahead[1]);
+    ask(0, ahead[P::kSoleScale ? 1 : 0]);
+    if (!P::kSoleScale) ask(1, ahead[1]);
     u32 last = kStages;  // whose products are still under way
     KIE_NO_UNROLL for (int p = 0; p < pairs; p += kUnits) {
         await_stage(pipe);
         const u8* stage = stage_bytes(pipe.at);
         const WideOperand x = wide_operand(stage + routed_x(kUnits), 128, kCores);
+        take_routed<kBits>(stage, rows, codes);
+        if (P::kSoleScale) {
+            KIE_UNROLL for (int m = 0; m < kTurns; ++m) ahead[0][m] = ahead[1][m];
+            ask(p + kUnits, ahead[1]);
+        }
         KIE_UNROLL for (int i = 0; i < kUnits; ++i) {
             NarrowShare<kTurns>& now = share[i % 2];
-            take_routed<kBits>(stage + i * unit, rows, p + i < pairs, ahead[i % 2], now);
-            ask(p + i + 2, ahead[i % 2]);
+            Scale(&scale)[kTurns] = ahead[P::kSoleScale ? 0 : i % 2];
+            decode_routed<kBits>(codes, P::kWhole || p + i < pairs, scale, now);
+            if (!P::kSoleScale) ask(p + i + 2, scale);
+            if (i + 1 < kUnits) take_routed<kBits>(stage + (i + 1) * unit, rows, codes);
             multiply_turns<kN, kTurns>(now, wide_shift(x, i * (kRoutedWide * 64)), d);
             if (i == 0)
                 leave_before(pipe, last);
@@ -604,6 +652,10 @@ struct RoutedProduct {
                          kTurns = kProduct == kToDown ? Down::kTurns : Up::kTurns;
     static constexpr bool kOwn = kProduct == kToDown ? Down::kOwn : Up::kOwn;
     static constexpr int kJoined = kProduct == kToDown ? Down::kJoined : Up::kJoined;
+    // Whether units of a stage have the same scales, and all stages as many of them.
+    static constexpr bool kSoleScale = kJoined > 0 && Up::kSoleScale &&Down::kSoleScale,
+                          kWhole = kJoined > 0 && Up::kWhole &&Down::kWhole;
+    static constexpr bool kEven = Up::kPairs % 2 == 0 && Down::kPairs % 2 == 0;
     int product;
     KIE_DEVICE bool is_down() const {
         return kProduct < 0 ? product == kToDown : kProduct == kToDown;
@@ -654,8 +706,7 @@ KIE_DEVICE void multiply_routed(const PrefillArgs& args, Pipe& pipe, int layer,
                         : dense_rows<typename C::TilingGu, P::kJoined>(at.task, 2 * C::kFfn, m);
         if constexpr (P::kJoined > 0) {
             const int unit = p.is_down() ? C::TilingDown::unit_bytes : C::TilingGu::unit_bytes;
-            accumulate_joined<P::kBits, kN, kTurns, P::kJoined>(pipe, pairs, unit, rows, scales, p,
-                                                                d);
+            accumulate_joined<P::kBits, kN, kTurns>(pipe, pairs, unit, rows, scales, p, d);
         } else {
             accumulate_routed<P::kBits, kN, kTurns>(pipe, pairs, rows, scales, p, d);
         }

@@ -4,6 +4,7 @@
 #include "args.h"
 #include "lowered.h"
 #include "ops/matvec.h"
+#include "ops/scale.h"
 #include "ops/unit.h"
 #include "platform.h"
 #include "prefill/feed.h"
@@ -125,23 +126,12 @@ KIE_DEVICE void ask_scales(const ScaleRows<kTiles>& r, int pair, Scale (&s)[kTil
     take_scales_at<kBits>(
         r, places_fit<C>() ? scale_places()[pair] : scale_offset<C>(r.product, pair), s);
 }
-KIE_DEVICE u32 times_scale(u32 halves, float scale) {
-    float a, b;
-    unpack_half2(halves, a, b);
-    return pack_half2(a * scale, b * scale);
-}
-KIE_DEVICE void times_powers(UnitHalves& h, const Scale& scale) {
-    KIE_UNROLL for (int turn = 0; turn < 3; ++turn) {
-        if (turn == 1 && is_half_power(scale.v[0]) && is_half_power(scale.v[1])) return;
-        const u32 by[2] = {half_power(scale.v[0], turn), half_power(scale.v[1], turn)};
-        KIE_UNROLL for (int i = 0; i < 8; ++i) h.v[i] = multiply_halves(h.v[i], by[i % 2]);
-    }
-}
 template <int kBits>
-KIE_DEVICE void decode_share(const u8* from, const Scale& scale, Quad& low, Quad& high) {
+KIE_DEVICE void decode_share(const UnitCodes<kBits>& codes, const Scale& scale, Quad& low,
+                             Quad& high) {
     if constexpr (kBits == kBitsE2m1) {
-        UnitHalves h = decode_unit<kBits>(take_codes<kBits>(from, 0));
-        times_powers(h, scale);
+        UnitHalves h = decode_unit<kBits>(codes);
+        times_powers(h, scale.v);
         KIE_UNROLL for (int i = 0; i < 4; ++i) low.v[i] = h.v[i], high.v[i] = h.v[4 + i];
         return;
     }
@@ -151,11 +141,9 @@ KIE_DEVICE void decode_share(const u8* from, const Scale& scale, Quad& low, Quad
         KIE_UNROLL for (int i = 0; i < 2; ++i) zeros[i] = bits(scale.v[i]) >> 16,
                                                unpack_half2(bits(scale.v[i]), by[i], none);
     }
-    const UnitHalves h = decode_unit<kBits>(take_codes<kBits>(from, 0), zeros[0], zeros[1]);
-    KIE_UNROLL for (int i = 0; i < 4; ++i) {
-        low.v[i] = times_scale(h.v[i], by[i % 2]);
-        high.v[i] = times_scale(h.v[4 + i], by[i % 2]);
-    }
+    UnitHalves h = decode_unit<kBits>(codes, zeros[0], zeros[1]);
+    times_scales(h, by);
+    KIE_UNROLL for (int i = 0; i < 4; ++i) low.v[i] = h.v[i], high.v[i] = h.v[4 + i];
 }
 
 template <int kBits, class Rows>
@@ -168,7 +156,7 @@ KIE_DEVICE void take_share(const Pipe& p, Share& a, const Rows& rows, bool whole
         if (!rows.live() || (i == 2 && !whole)) continue;
         const u8* from = w + i / 2 * (kStageWeights / 2);
         if constexpr (kBits != kBitsF16) {
-            decode_share<kBits>(from, scale[i / 2][0], a.v[i], a.v[i + 1]);
+            decode_share<kBits>(take_codes<kBits>(from, 0), scale[i / 2][0], a.v[i], a.v[i + 1]);
         } else {
             const auto codes = take_codes<kBits>(from, rows.tile_rows());
             a.v[i] = codes.v[0], a.v[i + 1] = codes.v[1];
@@ -232,7 +220,7 @@ KIE_DEVICE void take_narrow(const u8* weights, const int (&rows)[kFourth], bool 
         if (my >= 2 * rows[m] || !there) continue;
         const u8* from = weights + m * (4 * tile_bytes(kBits));
         if constexpr (kBits != kBitsF16) {
-            decode_share<kBits>(from, scale[m], a.v[m][0], a.v[m][1]);
+            decode_share<kBits>(take_codes<kBits>(from, 0), scale[m], a.v[m][0], a.v[m][1]);
         } else {
             const auto codes = take_codes<kBits>(from, rows[m]);
             a.v[m][0] = codes.v[0], a.v[m][1] = codes.v[1];

@@ -8,6 +8,7 @@
 #include "platform.h"
 #include "prefill/attend.h"
 #include "prefill/delta.h"
+#include "prefill/delta_scan.h"
 #include "prefill/experts.h"
 #include "prefill/feed.h"
 #include "prefill/grid.h"

@@ -66,11 +66,11 @@ const STAGE_SHORT: u32 = 19 << 10;
 const HEAD_DIM_MAX: u32 = 256;
 /// Warps of decoding that have as many threads as multiply here: units of a delta rule are theirs.
 const UNIT_WARPS: u32 = 8;
-/// Places whose inputs of a delta rule stand in shared memory, floats of a place's gates, and of
-/// the factors of four places (`FourFactors`, prefill/delta.h).
-const DELTA_PLACES: u32 = 16;
-const DELTA_GATES: u32 = 2;
-const DELTA_FACTORS: u32 = 52;
+/// Places that a delta rule takes at a time, and words of their rows (`Scan`,
+/// prefill/delta_scan.h).
+const SCAN_PLACES: u32 = 16;
+const SCAN_THIN: u32 = 12;
+const SCAN_SOLVED: u32 = 20;
 
 /// Positions of a chunk where layers have windows: a sequence's pages hold a window and a chunk.
 /// The more machines share the lanes, the more positions it takes to keep all blocks at work; of
@@ -153,14 +153,23 @@ fn is_known(model: &Model) -> bool {
 /// the inputs of delta rules.
 fn has_room(partition: &Partition, head_dim: u32, tiles: Tiles, stages: u32) -> bool {
     let room = stages * tiles.stage;
-    let delta = |d: &DeltaPartition| {
-        let inputs = 2 * d.key() + d.unit.cols.next_multiple_of(4);
-        let row = inputs + DELTA_GATES + DELTA_FACTORS / 4;
-        partition.warps == UNIT_WARPS && 4 * DELTA_PLACES * row <= room
-    };
+    let delta =
+        |d: &DeltaPartition| partition.warps == UNIT_WARPS && scan_bytes(d, tiles.short) <= room;
     head_dim <= HEAD_DIM_MAX
         && tiles.pages * 4 * PAGE as u32 * head_dim <= room
         && partition.classes.iter().filter_map(|class| class.delta.as_ref()).all(delta)
+}
+
+/// Shared memory of a delta rule's scan: `Scan` in prefill/delta_scan.h has what is where.
+fn scan_bytes(delta: &DeltaPartition, short: bool) -> u32 {
+    let (columns, keys) = (delta.unit.cols.div_ceil(16), delta.key().div_ceil(16));
+    let inputs = delta.unit.channels.next_multiple_of(4) * if short { 1 } else { 2 };
+    let values = delta.unit.cols.next_multiple_of(4);
+    let of_place = inputs + 2 * values + 2 * (8 * keys + 4) + SCAN_SOLVED + SCAN_THIN + 8;
+    let of_column = SCAN_SOLVED + 2 * SCAN_THIN;
+    4 * (SCAN_PLACES * of_place + 16 * (keys * SCAN_THIN + columns * of_column))
+        + 512 * columns * keys
+        + 16 * values
 }
 
 impl Plan {

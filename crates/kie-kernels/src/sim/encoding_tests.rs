@@ -12,7 +12,8 @@ use half::f16;
 /// What a kernel makes of words: `count` words of `each` bytes of codes, `halves` words each.
 fn decoded(call: &str, words: &[u32], halves: usize) -> Vec<f16> {
     let sim = Sim::open("sim:warp=32").unwrap();
-    let decoders = ["fp8", "int4", "mxfp4"].map(|of| format!("#include \"ops/decode_{of}.h\"\n"));
+    let decoders = ["decode_fp8", "decode_int4", "decode_mxfp4", "scale"]
+        .map(|of| format!("#include \"ops/{of}.h\"\n"));
     let text = join(Platform::Sim, ("toy", &decoders.concat()));
     let kernel = format!(
         "struct Args {{ const u32* in; u32* out; u64 count; }};\n\
@@ -81,9 +82,9 @@ fn every_code_of_four_bits_in_every_place() {
 fn every_scale_of_mxfp4_with_every_code() {
     let call = "u32 h[4]; unpack_e2m1(a.in[i], h);\n\
                 const float scale = number((u32)(i / 16) << 23);\n\
-                for (int turn = 0; turn < (is_half_power(scale) ? 1 : 3); ++turn)\n\
-                    h[0] = multiply_halves(h[0], half_power(scale, turn));\n\
-                a.out[i] = h[0];";
+                UnitHalves unit = {{h[0], h[0]}};\n\
+                times_powers(unit, {scale, 1.0f});\n\
+                a.out[i] = unit.v[0];";
     let word = |code: u32| (code >> 3) << 15 | (code & 7) << 9;
     let words: Vec<u32> = (0..256 * 16).map(|n| word(n % 16)).collect();
     let got = decoded(call, &words, 1);
@@ -92,5 +93,32 @@ fn every_scale_of_mxfp4_with_every_code() {
         let wanted = f16::from_f32(code * f32::from_bits((n as u32 / 16) << 23));
         let alike = got[0].to_bits() == wanted.to_bits() || (got[0].is_nan() && wanted.is_nan());
         assert!(alike, "scale {}, {code}: {} {wanted}", n / 16, got[0]);
+    }
+}
+
+/// Scales of all sizes times every code of FP8: what a half keeps the bits of may round twice, and
+/// beyond the largest half; others multiply floats.
+#[test]
+fn every_code_of_fp8_with_scales_of_all_sizes() {
+    let call = "u32 low, high; unpack_f8(a.in[i] & 0xff, low, high);\n\
+                UnitHalves unit = {{low, low}};\n\
+                times_scales(unit, {number(a.in[i] & 0xffffff00), 1.0f});\n\
+                a.out[i] = (unit.v[0] & 0xffff) | unit.v[1] << 16;";
+    let parts = [0_u32, 0x12_3400, 0x40_0000, 0x7f_ff00];
+    let sizes = (87..160).flat_map(|e| parts.map(|m| e << 23 | m));
+    let scales = sizes.chain([0, 0x8000_0000, 0xbf80_0000, 0x7f80_0000]);
+    let words: Vec<u32> = scales.flat_map(|s| (0..256).map(move |code| s | code)).collect();
+    let got = decoded(call, &words, 1);
+    for (word, got) in words.iter().zip(got.chunks_exact(2)) {
+        let code = code_to_f32(Codes::E4m3, &[*word as u8], 0);
+        let scale = f32::from_bits(word & 0xffff_ff00);
+        let wanted = f16::from_f32(code * scale);
+        let rounds = (6.2e-5..32768.0).contains(&scale) && f16::from_f32(scale).to_f32() != scale;
+        let (size, off) = (wanted.to_f32().abs(), (got[0].to_f32() - wanted.to_f32()).abs());
+        let near = rounds && (off <= size / 1024.0 + 6e-8 || size > 65_440.0);
+        let alike = near || got[0] == wanted || (got[0].is_nan() && wanted.is_nan());
+        assert!(alike, "{scale:e} times {code}: {} {wanted}", got[0]);
+        let beside = f16::from_f32(code);
+        assert!(got[1] == beside || (got[1].is_nan() && beside.is_nan()), "{code}: {}", got[1]);
     }
 }

@@ -96,6 +96,7 @@ impl Text {
             ("long_stages", t.used().0),
             ("long_bytes", t.used().1[0]),
             ("short_bytes", t.used().1[1]),
+            ("group", t.encoding.group),
             ("span", t.span),
             ("spans", t.chunk / t.span),
             ("scale_rows", t.encoding.scale_rows),
