@@ -653,8 +653,8 @@ struct RoutedProduct {
     static constexpr bool kOwn = kProduct == kToDown ? Down::kOwn : Up::kOwn;
     static constexpr int kJoined = kProduct == kToDown ? Down::kJoined : Up::kJoined;
     // Whether units of a stage have the same scales, and all stages as many of them.
-    static constexpr bool kSoleScale = kJoined > 0 && Up::kSoleScale &&Down::kSoleScale,
-                          kWhole = kJoined > 0 && Up::kWhole &&Down::kWhole;
+    static constexpr bool kSoleScale = kJoined > 0 && (Up::kSoleScale && Down::kSoleScale),
+                          kWhole = kJoined > 0 && (Up::kWhole && Down::kWhole);
     static constexpr bool kEven = Up::kPairs % 2 == 0 && Down::kPairs % 2 == 0;
     int product;
     KIE_DEVICE bool is_down() const {

@@ -47,7 +47,7 @@ KIE_DEVICE DenseRows dense_rows(const TileTask& task, int all, int turn = 0) {
     constexpr int kRow = S::row_bytes;
     return {(u32)rows << 16 | (u32)(from * kRow + (in % 16 / 2 * 4 + lane() % 4) * S::lane_bytes)};
 }
-// Codes become halves times their scales, rounded once: what sums of 256 positions are kept in
+// Codes become halves times their scales (ops/scale.h): what sums of 256 positions are kept in
 // leaves no registers for sums without. The scales come straight from the stages that decoding has,
 // each before the codes that it is for.
 template <int kTiles>
