@@ -248,7 +248,7 @@ KIE_DEVICE void convolve_keys(const Chunk& chunk, int place, float* in,
         }
         KIE_NO_UNROLL for (int t = 0; t < kScanPlaces; ++t) {
             float& x = own[t * S::kRow];
-            const bool live = place + t >= chunk.from && place + t < chunk.to;
+            const bool live = chunk.has(place + t);
             x = live ? convolve<C::kTaps>(taps[i], scan.past[i], x) : 0;
         }
     }
@@ -269,7 +269,7 @@ KIE_DEVICE void convolve_values(const Chunk& chunk, int place, const float* in,
         const int c = i * kTeam + (int)lane();
         if (c >= C::kUnitCols) continue;
         KIE_NO_UNROLL for (int t = first; t < kScanPlaces; t += S::kOthers) {
-            const bool live = place + t >= chunk.from && place + t < chunk.to;
+            const bool live = chunk.has(place + t);
             float past[4], y = 0;
             if (live) {
                 KIE_UNROLL for (int j = 0; j < kEarlier<C>; ++j) past[j] =
@@ -300,7 +300,7 @@ KIE_DEVICE void make_gates(const Chunk& chunk, int place, u64 gates, const float
     using S = Scan<C>;
     if (thread() / kTeam != kScanWarps - 1) return;
     const int t = lane() % kScanPlaces;
-    const bool live = place + t >= chunk.from && place + t < chunk.to;
+    const bool live = chunk.has(place + t);
     float kept = live ? log2_kept(decay[0], number((u32)(gates >> 32)) + decay[1]) : 0;
     KIE_UNROLL for (int m = 1; m < kScanPlaces; m *= 2) {
         const float before = shuffle(kept, (int)lane() - (t >= m ? m : 0));
@@ -483,8 +483,7 @@ KIE_DEVICE void put_outputs(const PrefillArgs& args, const Chunk& chunk, const U
         const int first = place + 8 * half + 2 * t, column = 16 * m + g;
         float* to = delta_row<C>(args, first, u.key, input_of<C>(u, 2 * C::kKeyDim) + column);
         KIE_UNROLL for (int e = 0; e < 4; ++e) {
-            const bool live = first + e % 2 >= chunk.from && first + e % 2 < chunk.to;
-            if (live && column + e / 2 * 8 < C::kUnitCols)
+            if (chunk.has(first + e % 2) && column + e / 2 * 8 < C::kUnitCols)
                 to[e % 2 * C::kRowsIn + e / 2 * 8] = d[e];
         }
     }

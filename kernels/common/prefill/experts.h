@@ -159,7 +159,7 @@ KIE_DEVICE void choose_chunk(const PrefillArgs& args, const Chunk& chunk, int la
         KIE_NO_UNROLL for (int i = thread() / kTeam; i < 32; i += kWorkers / kTeam) {
             const int place = 32 * w + i;
             u32* own = ids + i * C::kChosen;
-            if (place >= chunk.from && place < chunk.to)
+            if (chunk.has(place))
                 choose_place<C>(args, layer, place, own);
             else if ((int)lane() < C::kChosen)
                 own[lane()] = ~0u;
@@ -233,7 +233,7 @@ KIE_DEVICE void place_rows(const PrefillArgs& args, const Chunk& chunk) {
         KIE_NO_UNROLL for (int n = thread(); n < 32 * C::kChosen; n += kWorkers) {
             const int t = n / C::kChosen, place = 32 * w + t;
             rows[n] = ~0u;
-            if (place < chunk.from || place >= chunk.to) continue;
+            if (!chunk.has(place)) continue;
             const long at = (long)place * C::kChosen + n % C::kChosen;
             const u64 choice = ((const u64*)(args.scratch + kScrChoices))[at];
             const u32 id = (u32)choice;
@@ -295,7 +295,7 @@ struct Routed {
                                    : joins<S>(2, kTiles)        ? 2
                                                                 : 0;
     static constexpr bool kSoleScale = kJoined > 0 && S::group % max_i(kJoined, 1) == 0,
-                          kWhole = kJoined > 0 && S::k / 32 % max_i(kJoined, 1) == 0;
+                          kWhole = S::k / 32 % (kJoined > 0 ? kJoined : 2) == 0;
     static constexpr int kFrags = kOwn ? over(kRows, 16) : frags_of<S, kRows>();
     static constexpr int kAcross = over(kFrags, kTiles), kPairs = S::k / 32;
     static constexpr int kPairsInStages = 2 * over(kPairs, 2);
@@ -358,6 +358,15 @@ KIE_DEVICE MatrixAt expert_at(const PrefillArgs& args, int layer, int expert, lo
     return {args.model.experts + bank_at<C>(args, layer) + (long)expert * C::kExpertBytes + at,
             C::kPieceBytes};
 }
+// The blocks that have rows of a tile, one behind another.
+struct BlockRun {
+    int first, count;
+};
+template <class S>
+KIE_DEVICE BlockRun blocks_of(const TileTask& task, int rows) {
+    const int row = 16 * task.frag, end = min_i(row + 16 * task.tiles, rows), first = row / S::rows;
+    return {first, (end - 1) / S::rows + 1 - first};
+}
 // Where positions begin in a stage of so many joined units.
 KIE_CONST_FN int routed_x(int units) { return kStageBytes - units * (kRoutedWide * 64); }
 // The stages of a task, whose weights two warps bring, block by block, and two its positions.
@@ -366,8 +375,7 @@ KIE_DEVICE bool feed_joined(Watch& w, Pipe& pipe, const MatrixAt& matrix, const 
                             const u8* x, StreamPolicy policy, u32 where) {
     constexpr int kUnits = R::kJoined, kPairs = S::k / 32;
     const int my = lane(), warp = (int)(thread() - kWorkers) / (int)kTeam;
-    const int row = 16 * t.task.frag, end = min_i(row + 16 * t.task.tiles, R::kRows),
-              first = row / S::rows, runs = (end - 1) / S::rows + 1 - first;
+    const auto [first, runs] = blocks_of<S>(t.task, R::kRows);
     // Each warp has a part in every stage (see await_free): of one run half.
     const int halves = runs == 1 ? 2 : 1, run = runs == 1 ? 0 : 2 * my + warp;
     const int part = 2 * my + warp - 2;
@@ -414,8 +422,7 @@ KIE_DEVICE void prefetch_scales(const MatrixAt& matrix, const TileTask& task, in
     constexpr int kBytes = S::scales_at > 0 ? S::stage_bytes - S::scales_at : S::codes_at,
                   kLines = (kBytes + 127) / 128;
     if (S::bits == kBitsF16 || (thread() - kWorkers) / kTeam != 1) return;
-    const int row = 16 * task.frag, end = min_i(row + 16 * task.tiles, rows), first = row / S::rows,
-              runs = (end - 1) / S::rows + 1 - first;
+    const auto [first, runs] = blocks_of<S>(task, rows);
     KIE_NO_UNROLL for (int n = lane(); n < runs * S::stages * kLines; n += kTeam) {
         const int area = n / kLines, line = n % kLines;
         prefetch(matrix.at + (first + area / S::stages) * matrix.stride +
@@ -430,16 +437,13 @@ KIE_DEVICE bool feed_routed(Watch& w, const PrefillArgs& args, Pipe& pipe, int p
     const StreamPolicy policy = stream_policy();
     KIE_NO_UNROLL for (int i = block(); i < tasks; i += args.blocks) {
         const RoutedTask t = routed_task<R>(args, i);
+        const MatrixAt matrix = expert_at<C>(args, layer, t.expert, at);
         if constexpr (R::kJoined > 0) {
-            if (!feed_joined<S, R>(w, pipe, expert_at<C>(args, layer, t.expert, at), t, x, policy,
-                                   0x2000 | product))
-                return false;
+            if (!feed_joined<S, R>(w, pipe, matrix, t, x, policy, 0x2000 | product)) return false;
             continue;
         }
-        if constexpr (R::kOwn)
-            prefetch_scales<S>(expert_at<C>(args, layer, t.expert, at), t.task, kRows);
-        const Load load =
-            load_of<S>(expert_at<C>(args, layer, t.expert, at), t.task, R::kOwn ? kRows : 0, x);
+        if constexpr (R::kOwn) prefetch_scales<S>(matrix, t.task, kRows);
+        const Load load = load_of<S>(matrix, t.task, R::kOwn ? kRows : 0, x);
         if (!feed_stages<S>(w, pipe, load, 0, R::kPairsInStages, kRoutedEights * kCores, t.sole,
                             policy, 0x2000 | product))
             return false;
@@ -510,7 +514,7 @@ KIE_DEVICE void accumulate_routed(Pipe& pipe, int pairs, const Rows (&rows)[kTur
         leave_before(pipe, last);
         enter_second(pipe);
         if (kShortStages) stage = stage_bytes(pipe.at), take_routed<kBits>(stage, rows, codes);
-        decode_routed<kBits>(codes, P::kEven || p + 1 < pairs, ahead[1], b);
+        decode_routed<kBits>(codes, P::kWhole || p + 1 < pairs, ahead[1], b);
         ask(p + 3, ahead[1]);
         const WideOperand next = kShortStages ? wide_operand(stage + kStageWeights, 128, kCores)
                                               : wide_shift(x, kStagePart);
@@ -652,10 +656,9 @@ struct RoutedProduct {
                          kTurns = kProduct == kToDown ? Down::kTurns : Up::kTurns;
     static constexpr bool kOwn = kProduct == kToDown ? Down::kOwn : Up::kOwn;
     static constexpr int kJoined = kProduct == kToDown ? Down::kJoined : Up::kJoined;
-    // Whether units of a stage have the same scales, and all stages as many of them.
+    // Whether units of a stage have the same scales, and all stages as many units.
     static constexpr bool kSoleScale = kJoined > 0 && (Up::kSoleScale && Down::kSoleScale),
-                          kWhole = kJoined > 0 && (Up::kWhole && Down::kWhole);
-    static constexpr bool kEven = Up::kPairs % 2 == 0 && Down::kPairs % 2 == 0;
+                          kWhole = (Up::kWhole && Down::kWhole);
     int product;
     KIE_DEVICE bool is_down() const {
         return kProduct < 0 ? product == kToDown : kProduct == kToDown;
@@ -765,7 +768,7 @@ KIE_DEVICE void sum_experts(const PrefillArgs& args, const Chunk& chunk, int lay
             KIE_UNROLL for (int e = 0; e < 2; ++e) {
                 const int place = task.place + 8 * j + 2 * t + e;
                 float sum[2] = {0, 0};
-                if (r.live && place >= chunk.from && place < chunk.to) {
+                if (r.live && chunk.has(place)) {
                     KIE_UNROLL for (int n = 0; n < C::kChosen; ++n) {
                         const u32 row = places[place * C::kChosen + n];
                         float v[2];

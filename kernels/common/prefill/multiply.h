@@ -129,12 +129,6 @@ KIE_DEVICE void ask_scales(const ScaleRows<kTiles>& r, int pair, Scale (&s)[kTil
 template <int kBits>
 KIE_DEVICE void decode_share(const UnitCodes<kBits>& codes, const Scale& scale, Quad& low,
                              Quad& high) {
-    if constexpr (kBits == kBitsE2m1) {
-        UnitHalves h = decode_unit<kBits>(codes);
-        times_powers(h, scale.v);
-        KIE_UNROLL for (int i = 0; i < 4; ++i) low.v[i] = h.v[i], high.v[i] = h.v[4 + i];
-        return;
-    }
     float by[2] = {scale.v[0], scale.v[1]}, none;
     u32 zeros[2] = {0, 0};
     if constexpr (kBits == kBitsI4Zeros) {
@@ -142,7 +136,10 @@ KIE_DEVICE void decode_share(const UnitCodes<kBits>& codes, const Scale& scale, 
                                                unpack_half2(bits(scale.v[i]), by[i], none);
     }
     UnitHalves h = decode_unit<kBits>(codes, zeros[0], zeros[1]);
-    times_scales(h, by);
+    if constexpr (kBits == kBitsE2m1)
+        times_powers(h, by);
+    else
+        times_scales(h, by);
     KIE_UNROLL for (int i = 0; i < 4; ++i) low.v[i] = h.v[i], high.v[i] = h.v[4 + i];
 }
 

@@ -111,8 +111,7 @@ KIE_DEVICE void put_qkv(const PrefillArgs& args, const Chunk& chunk, int layer,
             else if (is_q)
                 put_query<C>(args, task.lane_index, head, f, at, v);
             else
-                put_state<C>(page, f, at, is_v, at >= chunk.from && at < chunk.to,
-                             at + 1 >= chunk.from && at + 1 < chunk.to, v);
+                put_state<C>(page, f, at, is_v, chunk.has(at), chunk.has(at + 1), v);
         }
         move_up<16>(d);
     }

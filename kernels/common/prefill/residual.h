@@ -269,7 +269,7 @@ KIE_DEVICE void embed_chunk(const PrefillArgs& args, const Chunk& chunk) {
                 KIE_UNROLL for (int j = 0; j < kBatch; ++j, place += 8) {
                     KIE_UNROLL for (int e = 0; e < 2; ++e) {
                         u32 v = 0;
-                        if (r.live && place + e >= chunk.from && place + e < chunk.to) {
+                        if (r.live && chunk.has(place + e)) {
                             const u32 token = args.tokens[chunk.base + place + e - (int)args.first];
                             v = args.model.embed[(long)token * (kHidden / 2) + row / 2];
                         }

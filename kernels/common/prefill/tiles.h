@@ -179,6 +179,7 @@ KIE_CONST_FN u32 config_of(int product, int places, int blocks) {
 struct Chunk {
     int base, from, to;
     u64 configs[kClasses], more[kClasses];
+    KIE_DEVICE bool has(int place) const { return place >= from && place < to; }
 };
 // Places of it, whole tiles but for the chunk's last.
 struct Span {
