@@ -124,14 +124,15 @@ KIE_DEVICE void keep_pace(Feed& f, u32 bytes) {
     while (clock_ticks() < f.next) copies_go_on(f.copies), pause_ns(20);
     f.next = clock_ticks() + (u64)f.args.pace * bytes / 1024;
 }
-// Copies one more stage into the slot that is next; false where the kernel ends. `state`: its bytes
-// were written by this block's consumers in earlier steps.
-KIE_DEVICE bool feed_fixed(Feed& f, const u8* from, u32 bytes, bool state) {
+// Copies so many bytes more into the slot that is next, as copy(slot, to) asks for them; false
+// where the kernel ends. `state`: they were written by this block's consumers in earlier steps.
+template <class F>
+KIE_DEVICE bool feed_fixed(Feed& f, u32 bytes, bool state, F copy) {
     while (f.open > 0 && f.flying + bytes > f.args.in_flight_bytes) land(f);
     if (!await_slot(f, f.head, f.head_parity)) return false;
     keep_pace(f, bytes);
     before_copy(state);
-    copy_async(f.slots + f.head, f.bytes + f.head * kSlotBytes, from, bytes, f.copies);
+    copy(f.slots + f.head, f.bytes + f.head * kSlotBytes);
     if (is_leader()) f.sizes[f.head] = bytes;
     f.flying += bytes, ++f.open;
     advance(f.head, f.head_parity);
@@ -156,13 +157,14 @@ KIE_DEVICE u32 await_slots(Feed& f) {
     free = from_leader(free);
     return free > 0 ? free : await_slot(f, f.head, f.head_parity);
 }
-KIE_DEVICE bool feed_ahead(Feed& f, const u8* from, u32 bytes, bool state) {
+template <class F>
+KIE_DEVICE bool feed_ahead(Feed& f, u32 bytes, bool state, F copy) {
     while (f.open >= f.most) land(f);
     if (f.free == 0) f.free = await_slots(f);
     if (f.free == 0) return false;
     keep_pace(f, bytes);
     before_copy(state);
-    copy_async(f.slots + f.head, f.bytes + f.head * kSlotBytes, from, bytes, f.copies);
+    copy(f.slots + f.head, f.bytes + f.head * kSlotBytes);
     --f.free, ++f.open;
     advance(f.head, f.head_parity);
     f.here = f.open >= f.most && is_leader() && slot_passed(f.slots + f.tail, true, f.tail_parity);
@@ -170,7 +172,8 @@ KIE_DEVICE bool feed_ahead(Feed& f, const u8* from, u32 bytes, bool state) {
 }
 // The same, behind the stage before it. A copy in flight is waited for last: each instruction from
 // there on keeps the memory waiting.
-KIE_DEVICE bool feed_variable(Feed& f, const u8* from, u32 bytes, bool state) {
+template <class F>
+KIE_DEVICE bool feed_variable(Feed& f, u32 bytes, bool state, F copy) {
     const u32 at = stage_offset(f.from, bytes), left = at < f.from ? kRingBytes - f.from : 0;
     while (f.kept == kSlots || f.used + left + bytes > kRingBytes) {
         if (!await_slot(f, f.last, f.last_parity)) return false;
@@ -180,18 +183,24 @@ KIE_DEVICE bool feed_variable(Feed& f, const u8* from, u32 bytes, bool state) {
     before_copy(state);
     while (f.open >= f.most) land(f);
     keep_pace(f, bytes);
-    copy_async(f.slots + f.head, f.bytes + at, from, bytes, f.copies);
+    copy(f.slots + f.head, f.bytes + at);
     if (is_leader()) f.sizes[f.head] = left + bytes;
     f.used += left + bytes, ++f.kept;
     f.from = at + bytes, ++f.open;
     advance(f.head, f.head_parity);
     return true;
 }
-KIE_DEVICE bool feed(Feed& f, const u8* from, u32 bytes, bool state) {
+template <class F>
+KIE_DEVICE bool feed_by(Feed& f, u32 bytes, bool state, F copy) {
     if constexpr (kVariableStages)
-        return feed_variable(f, from, bytes, state);
+        return feed_variable(f, bytes, state, copy);
     else if constexpr (kLooksAhead)
-        return feed_ahead(f, from, bytes, state);
+        return feed_ahead(f, bytes, state, copy);
     else
-        return feed_fixed(f, from, bytes, state);
+        return feed_fixed(f, bytes, state, copy);
+}
+// One more stage, which lies at `from`.
+KIE_DEVICE bool feed(Feed& f, const u8* from, u32 bytes, bool state) {
+    return feed_by(f, bytes, state,
+                   [&](Slot* slot, u8* to) { copy_async(slot, to, from, bytes, f.copies); });
 }

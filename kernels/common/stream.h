@@ -5,7 +5,7 @@
 // Even the newest page comes this way, though its last key and value are written in the very step
 // that reads it: the warp that takes the page inserts them (attend_ring.h). All that it holds
 // besides this block's own consumers wrote a step ago or earlier, before they took that step's
-// first stage of o. From there to this step's pages of the layer are at least kLayerStages stages,
+// first stage of o. From there to this step's pages of the layer are at least kLayerSlots slots,
 // and the ring has no more slots than that: each of its slots has been released since, by every
 // consumer, so the fence in `feed` stands between those writes and the copy.
 #pragma once
@@ -129,10 +129,35 @@ KIE_DEVICE bool feed_expert(Feed& f, const u8* bank, u32 id) {
             return false;
     return true;
 }
+// The same of all that were chosen by one column, in stacks (lower/tiling.rs).
+template <class C, class S>
+KIE_DEVICE bool feed_stacks(Feed& f, u8* shared, const Segment& g, u32 step, const u8* bank) {
+    expect_stages(f, S::pieces * S::stage_bytes);
+    for (int n = 0; n < C::kChosen; n += S::pieces) {
+        u32 ids[S::pieces];
+        KIE_UNROLL for (int i = 0; i < S::pieces;
+                        ++i) if (!await_choice(f, shared, step, g.layer, n + i,
+                                               ids[i])) return false;
+        for (int stage = 0; stage < S::stages; ++stage) {
+            const u32 bytes = stage < S::long_stages ? S::long_bytes : S::short_bytes;
+            const u8* from = bank + stage * S::stage_bytes;
+            const auto copy = [&](Slot* slot, u8* to) {
+                copy_begins(slot, S::pieces, bytes);
+                KIE_UNROLL for (int i = 0; i < S::pieces; ++i)
+                    copy_part(slot, to + i * S::stage_bytes, from + (u64)ids[i] * C::kExpertBytes,
+                              bytes, f.copies);
+                copy_ends(slot);
+            };
+            if (!feed_by(f, S::pieces * bytes, false, copy)) return false;
+        }
+    }
+    return true;
+}
 // Those that the columns chose, in the order of the list; of several columns each expert once.
 template <class C, class S>
 KIE_DEVICE bool feed_experts(Feed& f, u8* shared, const Segment& g, u32 step) {
     const u8* bank = f.args.experts + g.at + (u64)block() * C::kPieceBytes;
+    if constexpr (S::pieces > 1) return feed_stacks<C, S>(f, shared, g, step, bank);
     int pairs = (kColumns == 1 ? 1 : live_at(f.args, step)) * C::kChosen;
     expect_stages(f, S::stage_bytes);
     u32 v;
@@ -170,8 +195,8 @@ struct FeedExperts {
     KIE_DEVICE bool operator()(C) const {
         if constexpr (C::kExperts > 0) {
             if (segment.source == kFromGateUp)
-                return feed_experts<C, typename C::TilingGu>(f, shared, segment, step);
-            return feed_experts<C, typename C::TilingDown>(f, shared, segment, step);
+                return feed_experts<C, typename C::StackedGu>(f, shared, segment, step);
+            return feed_experts<C, typename C::StackedDown>(f, shared, segment, step);
         } else {
             return true;
         }

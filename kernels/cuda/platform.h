@@ -271,22 +271,27 @@ KIE_DEVICE StreamPolicy stream_policy() {
 }
 // Copies on their way into slots, which come in turn. Where copies do not count themselves,
 // `copies_go_on` waits for some of the oldest: whoever copies calls it in each loop that waits.
+// A slot is filled by parts of equal sizes, between copy_begins, which says how many and of how
+// many bytes each, and copy_ends.
 struct Copies {};
 KIE_DEVICE Copies copies_into(Slot*, u32) { return {}; }
 KIE_DEVICE void copies_go_on(Copies&) {}
 #if __CUDA_ARCH__ >= 900
-KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, Copies&) {
-    const StreamPolicy policy = stream_policy();
+KIE_DEVICE void copy_begins(Slot* s, u32 parts, u32 bytes) {
     asm volatile(
         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&s->full)),
-        "r"(bytes)
+        "r"(parts * bytes)
         : "memory");
+}
+KIE_DEVICE void copy_part(Slot* s, void* to, const void* from, u32 bytes, Copies&) {
+    const StreamPolicy policy = stream_policy();
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
         " [%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
         "l"(from), "r"(bytes), "r"(shared_address(&s->full)), "l"(policy.v)
         : "memory");
 }
+KIE_DEVICE void copy_ends(Slot*) {}
 #else
 // So many pieces of 512 bytes, one an instruction. Their addresses differ by constants, since a
 // piece whose address is computed takes twice as long.
@@ -298,7 +303,8 @@ KIE_DEVICE void copy_pieces(u32 to, const u8* from, StreamPolicy policy) {
                  "l"(from), "l"(policy.v), "n"((kCount - 1) * kPieceBytes)
                  : "memory");
 }
-KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, Copies&) {
+KIE_DEVICE void copy_begins(Slot*, u32, u32) {}
+KIE_DEVICE void copy_part(Slot*, void* to, const void* from, u32 bytes, Copies&) {
     const StreamPolicy policy = stream_policy();
     const u8* source = (const u8*)from + 16 * lane();
     u32 target = shared_address(to) + 16 * lane(), left = bytes;
@@ -316,11 +322,16 @@ KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, Copie
         copy_pieces<1>(target, source, policy);
         target += kPieceBytes, source += kPieceBytes;
     }
-    // Arrives once what this thread asked for so far is there.
+}
+// Arrives once what this thread asked for so far is there.
+KIE_DEVICE void copy_ends(Slot* s) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(&s->full))
                  : "memory");
 }
 #endif
+KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, Copies& copies) {
+    copy_begins(s, 1, bytes), copy_part(s, to, from, bytes, copies), copy_ends(s);
+}
 
 // Time.
 KIE_DEVICE void pause_ns(u32 ns) { __nanosleep(ns); }

@@ -411,10 +411,13 @@ KIE_DEVICE void make_room(Copies& p) {
     }
     while (p.flying > kLoadsMost - 4) copies_go_on(p);
 }
-KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, Copies& p) {
+KIE_DEVICE void copy_begins(Slot* s, u32 parts, u32 bytes) {
+    s->loads = (u16)(parts * ((alike(bytes) + kLoadBytes - 1) / kLoadBytes));
+}
+KIE_DEVICE void copy_ends(Slot*) {}
+KIE_DEVICE void copy_part(Slot*, void* to, const void* from, u32 bytes, Copies& p) {
     const KIE_GLOBAL u8* source = (const KIE_GLOBAL u8*)from + 4 * wave_lane();
     u32 target = alike((u32)(u64)(KIE_LOCAL u8*)to), left = alike(bytes);
-    s->loads = (u16)((left + kLoadBytes - 1) / kLoadBytes);
     KIE_NO_UNROLL for (; left >= 4 * kLoadBytes; left -= 4 * kLoadBytes) {
         make_room(p);
         load_kilobyte(source, target);
@@ -426,6 +429,9 @@ KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, Copie
         p.flying += 1, source += kLoadBytes, target += kLoadBytes;
         left -= left < kLoadBytes ? left : kLoadBytes;
     }
+}
+KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, Copies& copies) {
+    copy_begins(s, 1, bytes), copy_part(s, to, from, bytes, copies), copy_ends(s);
 }
 
 // Time. The real-time counter runs at 100 MHz; a sleep of 1 is 64 clocks, about 30 ns.

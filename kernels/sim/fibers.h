@@ -426,7 +426,7 @@ KIE_UNSEEN __attribute__((noinline)) static void copy(u64* full, void* to, const
         fail("copy_async: %u bytes at %llu of %llu shared bytes", bytes, at,
              m.launch->shared_bytes);
     for (u32 i = 0; i < m.copy_count; ++i)
-        if (m.copies[i].full == full && m.copies[i].by == me)
+        if (m.copies[i].full == full && m.copies[i].by == me && m.copies[i].arrives)
             fail("copy_async into a slot that is still being filled");
     order_read(from, bytes, me->without);
     order_access(to, bytes, true), order_release(full);

@@ -262,12 +262,17 @@ KIE_DEVICE StreamPolicy stream_policy() { return {}; }
 struct Copies {};
 KIE_DEVICE Copies copies_into(Slot*, u32) { return {}; }
 KIE_DEVICE void copies_go_on(Copies&) {}
-KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, Copies&) {
-    if (kCopyThreads == 1) return kie_sim::copy(&s->full, to, from, bytes);
+KIE_DEVICE void copy_begins(Slot*, u32, u32) {}
+KIE_DEVICE void copy_ends(Slot* s) { kie_sim::arrive_behind(&s->full); }
+KIE_DEVICE void copy_part(Slot* s, void* to, const void* from, u32 bytes, Copies&) {
     const u32 each = (bytes / 16 + kCopyThreads - 1) / kCopyThreads * 16;
     const u32 begin = lane() * each < bytes ? lane() * each : bytes;
     const u32 end = begin + each < bytes ? begin + each : bytes;
-    kie_sim::copy(&s->full, (u8*)to + begin, (const u8*)from + begin, end - begin);
+    kie_sim::copy(&s->full, (u8*)to + begin, (const u8*)from + begin, end - begin, false);
+}
+KIE_DEVICE void copy_async(Slot* s, void* to, const void* from, u32 bytes, Copies& copies) {
+    if (kCopyThreads == 1) return kie_sim::copy(&s->full, to, from, bytes);
+    copy_begins(s, 1, bytes), copy_part(s, to, from, bytes, copies), copy_ends(s);
 }
 
 // Time.

@@ -31,6 +31,11 @@ const MUTANTS: &[Mutant] = &[
         "bank + (u64)(id ^ 1) * C::kExpertBytes",
     ),
     (
+        "an expert of a stack stands there twice",
+        "from + (u64)ids[i] * C::kExpertBytes,",
+        "from + (u64)ids[i / 2 * 2] * C::kExpertBytes,",
+    ),
+    (
         "the logits of the other buffer",
         "(long)column * kWordsLogits;",
         "(long)column * kWordsLogits + (1 - layer % 2 * 2) * (long)kVecLogits;",
@@ -47,9 +52,9 @@ const MUTANTS: &[Mutant] = &[
         "leave_sums<S>(s, part + (n ^ 1) * (S::k_warps * S::rows));",
     ),
     (
-        "an expert's activations are those of the one before",
-        "++n, inside = 0, mine += next_expert;",
-        "++n, inside = 0, mine += n == 1 ? next_expert - 2 * step : next_expert;",
+        "columns of a stack are another expert's",
+        ": first / S::piece_units;",
+        ": first / S::piece_units ^ 1;",
     ),
     (
         "a place of the list has the bias and factor of another",

@@ -35,11 +35,11 @@ KIE_DEVICE void prefetch_chosen(Ring& ring, ChosenStages<S, kTimes>& first) {
     KIE_UNROLL for (int i = 0; i < ChosenStages<S, kTimes>::kDepth; ++i)
         load_fragment<S>(ring, first.v[i], false, offset);
 }
-// One vector's product with a column's experts, whose stages follow each other like those of one
-// matrix: while an expert's last ones are multiplied, the next one's are on their way into
-// registers. `x`: the vector, for all columns of the matrix unit alike, its parts `stride` halves
-// apart; the next expert's begins `step` halves behind. done(n, sums) after each expert; it may
-// clear the sums.
+// One vector's product with a column's experts, or stacks of some (lower/tiling.rs), whose stages
+// follow each other like those of one matrix: while an expert's last ones are multiplied, the next
+// one's are on their way into registers. `x`: the vector, for all columns of the matrix unit alike,
+// its parts `stride` halves apart; the next expert's begins `step` halves behind. done(n, sums)
+// after each expert; it may clear the sums.
 template <class S, int kTimes, class F>
 KIE_DEVICE Sums<S> multiply_chosen(Ring& ring, ChosenStages<S, kTimes>& first, const u8* x,
                                    int stride, int step, F done) {
@@ -110,15 +110,14 @@ KIE_DEVICE Sums<S> multiply_chosen(Ring& ring, ChosenStages<S, kTimes>& first, c
     return s;
 }
 
-// Sums of what warps that share columns leave for each other: [expert][k-warp][row]. Whoever adds
+// Sums of what warps that share columns leave for each other: [stack][k-warp][row]. Whoever adds
 // them up takes the rows of two features, which make a word.
 template <class C>
 struct ActivationWord {
-    using S = typename C::TilingGu;
-    static constexpr int kOfExpert = S::rows / 4, kAll = C::kChosen * kOfExpert,
-                         kEach = (kAll + kThreads - 1) / kThreads,
-                         kFloats = C::kChosen * S::k_warps * S::rows;
-    static_assert(S::rows % 4 == 0, "words of two features");
+    using S = typename C::StackedGu;
+    static constexpr int kOfExpert = S::piece_rows / 4, kAll = C::kChosen * kOfExpert,
+                         kEach = (kAll + kThreads - 1) / kThreads;
+    static_assert(S::piece_rows % 4 == 0, "words of two features");
     // visit(i, n, word): the thread's i-th one, word `word` of the block's of expert n.
     template <class F>
     static KIE_DEVICE void each(F visit) {
@@ -145,19 +144,21 @@ KIE_DEVICE void leave_sums(Sums<S>& s, float* part) {
 template <class C>
 KIE_DEVICE void step_experts_gate_up_alone(Ring& ring, const DecodeArgs& args, Block& b,
                                            int layer) {
-    using S = typename C::TilingGu;
+    using S = typename C::StackedGu;
     using Words = ActivationWord<C>;
+    constexpr int kStacks = C::kChosen / S::pieces;
     u64* to = args.ll_words + kAtAct + buffer_of(layer, b.lane_index) * kVecF;
     float bias[Words::kEach][4];
     if constexpr (C::kExpertBias)
         Words::each([&](int i, int n, int word) {
             const float* from =
                 extras_of(args, b, layer) + C::kAtGateUpBias +
-                (chosen_expert(b, 0, n) * kBlocksPerLane + b.block_in_lane) * S::rows + 4 * word;
+                (chosen_expert(b, 0, n) * kBlocksPerLane + b.block_in_lane) * S::piece_rows +
+                4 * word;
             KIE_UNROLL for (int j = 0; j < 4; ++j) bias[i][j] = from[j];
         });
     float* part = (float*)(b.shared + kShPartA);
-    ChosenStages<S, C::kChosen> first;
+    ChosenStages<S, kStacks> first;
     prefetch_chosen(ring, first);
     multiply_chosen(ring, first, b.shared + kShXa, kStrideA, 0, [&](int n, Sums<S>& s) {
         leave_sums<S>(s, part + n * (S::k_warps * S::rows));
@@ -168,14 +169,15 @@ KIE_DEVICE void step_experts_gate_up_alone(Ring& ring, const DecodeArgs& args, B
         const float scale = rms_scale(b, 0);
         float v[4] = {0, 0, 0, 0};
         KIE_UNROLL for (int k = 0; k < S::k_warps; ++k) {
-            const Quad q = *(const Quad*)(part + (n * S::k_warps + k) * S::rows + 4 * word);
+            const Quad q = *(const Quad*)(part + (n / S::pieces * S::k_warps + k) * S::rows +
+                                          n % S::pieces * S::piece_rows + 4 * word);
             KIE_UNROLL for (int j = 0; j < 4; ++j) v[j] += number(q.v[j]);
         }
         KIE_UNROLL for (int j = 0; j < 4; ++j) {
             v[j] *= scale;
             if constexpr (C::kExpertBias) v[j] += bias[i][j];
         }
-        const int at = b.block_in_lane * (S::rows / 4) + word;
+        const int at = b.block_in_lane * (S::piece_rows / 4) + word;
         if (at < C::kFfn / 2)
             publish(to + n * (C::kFfn / 2) + at, C::kWordsF,
                     halves_of(gated<C>(v[0], v[1]) * factor, gated<C>(v[2], v[3]) * factor),
@@ -196,12 +198,15 @@ KIE_DEVICE void add_sums(Sums<S>& s, const Sums<S>& others) {
         KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] += others.v[i][j];
     }
 }
+template <class C>
+using StacksOfDown = ChosenStages<typename C::StackedDown, C::kChosen / C::StackedDown::pieces>;
 // `shared`: the shared expert's sums, or zeros.
 template <class C>
 KIE_DEVICE Sums<typename C::TilingDown> multiply_down_alone(
-    Ring& ring, Watch& watch, ChosenStages<typename C::TilingDown, C::kChosen>& first,
-    const DecodeArgs& args, const Block& b, int layer, const Sums<typename C::TilingDown>& shared) {
+    Ring& ring, Watch& watch, StacksOfDown<C>& first, const DecodeArgs& args, const Block& b,
+    int layer, const Sums<typename C::TilingDown>& shared) {
     using S = typename C::TilingDown;
+    using Stacked = typename C::StackedDown;
     constexpr int kStride = C::kChosen * C::kFfn,
                   kGatherers = kStride % (4 * kWarps) == 0 ? kWarps : 8,
                   kShare = kStride / 2 / kGatherers;
@@ -216,8 +221,13 @@ KIE_DEVICE Sums<typename C::TilingDown> multiply_down_alone(
                               (u32*)(b.shared + kShXb) + from, kParts == 1 ? 0 : kStride / 2,
                               none.v);
     sync_consumers<kThreads>();
-    Sums<S> s =
-        multiply_chosen(ring, first, b.shared + kShXb, kStride, C::kFfn, [](int, Sums<S>&) {});
+    const Sums<Stacked> sums =
+        multiply_chosen(ring, first, b.shared + kShXb, kStride, Stacked::pieces * C::kFfn,
+                        [](int, Sums<Stacked>&) {});
+    Sums<S> s;
+    KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
+        KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] = sums.v[i][j];
+    }
     if constexpr (C::kShared) add_sums<S>(s, shared);
     return s;
 }

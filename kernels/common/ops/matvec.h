@@ -105,7 +105,8 @@ struct WeightFragment {
 };
 
 // Where a warp's tiles stand in a stage, worked out once a product. Lanes of rows that there are
-// not take the first lane's.
+// not take the first lane's. A stage may be of several pieces (lower/tiling.rs, Stack), each as the
+// tiling of one has it: of a tile's rows, or of all columns, some belong to each.
 template <class S>
 struct FragmentOffset {
     int row_warp;
@@ -114,6 +115,32 @@ struct FragmentOffset {
     // row.
     u32 scale_at[S::scaled ? S::tiles : 1];
 };
+// The same of a stage of several pieces.
+template <class S>
+KIE_DEVICE void piece_offset(const Ring& ring, int k_warp, FragmentOffset<S>& p) {
+    constexpr bool kByRows = S::piece_rows < S::rows;
+    static_assert(S::row_warps == 1 && (!kByRows || S::rows <= 16), "lower/tiling.rs, stacks");
+    const int my = lane() % kTeam, first = k_warp * S::chunk;  // unit
+    KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
+        const int pair = i * 8 + my / 4, own = pair < S::row_pairs ? pair : 0;
+        const int piece = kByRows ? own / (S::piece_rows / 2) : first / S::piece_units;
+        const int row = kByRows ? own % (S::piece_rows / 2) * 2 : own * 2;
+        const int unit = kByRows ? first : first % S::piece_units;
+        const u32 base = piece * S::stage_bytes;
+        p.at[i] = base + S::codes_at + unit * S::unit_bytes + row / 16 * (16 * S::row_bytes) +
+                  (row % 16 * 2 + my % 4) * S::lane_bytes;
+        if constexpr (S::scaled) {
+            const u32 scale = unit / S::span * S::scale_rows;
+            if constexpr (S::per_row) {
+                p.scale_at[i] = base + (scale + row) * S::scale_bytes;
+            } else {
+                const u8* index = ring.scale_index + S::index_at + row;
+                p.scale_at[i] = (base + (scale + index[0]) * 4) | (base + (scale + index[1]) * 4)
+                                                                      << 16;
+            }
+        }
+    }
+}
 // `first`: of the passes of one matrix, the row at which this one begins.
 template <class S>
 KIE_DEVICE FragmentOffset<S> fragment_offset(const Ring& ring, int first = 0) {
@@ -122,6 +149,10 @@ KIE_DEVICE FragmentOffset<S> fragment_offset(const Ring& ring, int first = 0) {
     const int k_warp = S::k_warps == 1 ? 0 : warp / S::row_warps;
     FragmentOffset<S> p;
     p.row_warp = row_warp;
+    if constexpr (S::pieces > 1) {
+        piece_offset<S>(ring, k_warp, p);
+        return p;
+    }
     KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
         const int tile = row_warp * S::tiles + i, rows = rows_of<S>(tile);
         p.at[i] = S::codes_at + k_warp * (S::chunk * S::unit_bytes) +
@@ -153,7 +184,9 @@ KIE_DEVICE void load_run(WeightFragment<S>& f, const u8* stage, const FragmentOf
                          int n) {
     KIE_UNROLL for (int c = n * kScaleRun<S>; c < (n + 1) * kScaleRun<S>; ++c) {
         KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
-            const int rows = max_i(rows_of<S>(offset.row_warp * S::tiles + i), 1);
+            const int rows = S::piece_rows < S::rows
+                                 ? S::piece_rows
+                                 : max_i(rows_of<S>(offset.row_warp * S::tiles + i), 1);
             f.codes[c][i] = take_codes<S::bits>(stage + offset.at[i] + c * S::unit_bytes, rows);
         }
     }

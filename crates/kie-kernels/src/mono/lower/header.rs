@@ -12,7 +12,7 @@ use super::matrix::Matrix;
 use super::model::{Class, Model};
 use super::partition::{ClassPartition, Partition};
 use super::segments;
-use super::tiling::Tiling;
+use super::tiling::{Stack, Tiling};
 use crate::abi::{Gate, NormSpan, Scoring, PAGE};
 use crate::lookup;
 use crate::meter::Mode;
@@ -68,6 +68,19 @@ impl Text {
         prefetch_depth: u32,
         index_at: u32,
     ) -> String {
+        self.stacked(t, None, layout, prefetch_depth, index_at)
+    }
+
+    /// The same of several experts as one: pieces of a stage lie as `t` has them.
+    fn stacked(
+        &mut self,
+        piece: &Tiling,
+        stack: Option<Stack>,
+        layout: &Layout,
+        prefetch_depth: u32,
+        index_at: u32,
+    ) -> String {
+        let t = &stack.map_or(*piece, |stack| stack.tiling(piece));
         let columns = layout.kind.columns;
         let threads = t.row_warps * t.k_warps * layout::TEAM;
         let all = [
@@ -82,20 +95,23 @@ impl Text {
             ("stages", t.stages),
             ("stage_bytes", t.stage_bytes),
             ("prefetch_depth", t.stages.min(prefetch_depth)),
+            ("pieces", stack.map_or(1, |stack| stack.experts)),
+            ("piece_rows", piece.rows),
+            ("piece_units", piece.k / 32),
             ("row_pairs", t.row_pairs()),
             ("items", t.items((columns, self.parts), threads)),
             ("part_floats", t.part_floats(columns)),
             ("bits", t.encoding.bits as u32),
             ("row_bytes", t.encoding.row_bytes()),
             ("lane_bytes", t.encoding.lane_bytes()),
-            ("unit_bytes", t.unit_bytes()),
-            ("code_bytes", t.code_bytes()),
-            ("codes_at", t.codes_at()),
-            ("scales_at", t.scales_at()),
+            ("unit_bytes", piece.unit_bytes()),
+            ("code_bytes", piece.code_bytes()),
+            ("codes_at", piece.codes_at()),
+            ("scales_at", piece.scales_at()),
             ("chunks", t.chunks()),
-            ("long_stages", t.used().0),
-            ("long_bytes", t.used().1[0]),
-            ("short_bytes", t.used().1[1]),
+            ("long_stages", piece.used().0),
+            ("long_bytes", piece.used().1[0]),
+            ("short_bytes", piece.used().1[1]),
             ("group", t.encoding.group),
             ("span", t.span),
             ("spans", t.chunk / t.span),
@@ -186,7 +202,7 @@ fn sizes(t: &mut Text, model: &Model, p: &Partition, layout: &Layout) {
         ("kHeadPassRows", p.head.rows),
         ("kHeadPasses", p.head_passes),
         ("kHeadTail", p.tail.map_or(0, |tail| tail.rows)),
-        ("kLayerStages", segments::layer_stages(model, p)),
+        ("kLayerSlots", segments::layer_slots(model, p)),
         ("kStopsMax", wire::STOPS as u32),
         ("kRing", wire::RING as u32),
     ]);
@@ -378,11 +394,20 @@ fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: us
     let index = |m| p.index_offset(at, m);
     let all = part.matrices().map(|(m, of)| (m, t.tiling(of, layout, ahead(m), index(m))));
     let tilings: Vec<_> = all.collect();
+    // Several columns have one expert after another.
+    let stack = |m| p.stack(model, part, m).filter(|_| layout.kind.columns == 1);
+    let chosen = part.matrices().filter(|(m, _)| part.is_chosen(*m));
+    let stacked =
+        chosen.map(|(m, of)| (m, t.stacked(of, stack(m), layout, layout.prefetch_depth, index(m))));
+    let stacked: Vec<_> = stacked.collect();
     let each = p.blocks_a_lane(model);
     t.line(format_args!("struct Class{at} {{"));
     t.indent = "    ";
     for (matrix, tiling) in tilings {
         t.line(format_args!("using Tiling{} = {tiling};", name(matrix)));
+    }
+    for (matrix, tiling) in stacked {
+        t.line(format_args!("using Stacked{} = {tiling};", name(matrix)));
     }
     experts(t, (model, p), at);
     delta(t, (model, p, layout), at);

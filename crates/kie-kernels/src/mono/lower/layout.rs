@@ -610,8 +610,8 @@ impl Ring {
     ) -> Result<Self> {
         let at = end.next_multiple_of(1024);
         let room = p.shared_max.saturating_sub(at);
-        // No more than a step has stages: see stream.h.
-        let most = SLOTS_MAX.min(segments::layer_stages(model, p));
+        // No more than a step takes: see stream.h.
+        let most = SLOTS_MAX.min(segments::layer_slots(model, p));
         let (slots, bytes) = if variable_stages {
             let bytes = p.tuning.ring_most.max(2 * p.slot_bytes + 512);
             (most, (room / 1024 * 1024).min(bytes))

@@ -14,7 +14,7 @@ use super::model::{touched, Class, Layer, Model, Stored};
 use super::others;
 use super::parts::Parts;
 use super::slots::Slots;
-use super::tiling::{AsHalves, Encoding, Stage, StoredBits, Tiling};
+use super::tiling::{AsHalves, Encoding, Stack, Stage, StoredBits, Tiling};
 use super::tuning::Tuning;
 use crate::abi::{HeadMode, PAGE};
 use crate::error::{Error, Result};
@@ -139,13 +139,6 @@ impl ClassPartition {
     pub fn read_bytes(&self) -> u64 {
         let chosen = self.experts.map_or(0, |e| u64::from(e.chosen));
         self.layer_bytes() + chosen * self.chosen().map(Tiling::used_bytes).sum::<u64>()
-    }
-
-    /// Stages of a layer for one column.
-    pub fn stages(&self) -> u32 {
-        let chosen = self.experts.map_or(0, |e| e.chosen);
-        let fixed: u32 = self.fixed().map(|(_, tiling)| tiling.stages).sum();
-        fixed + chosen * self.chosen().map(|tiling| tiling.stages).sum::<u32>()
     }
 
     /// Floats of the parts that warps leave for each other of the router, and of gate and up of all
@@ -877,6 +870,28 @@ impl Partition {
         } else {
             1
         }
+    }
+
+    /// How the experts of a column are stacked, where a stage of one hardly gives warps anything to
+    /// do: as many as fill a tile's rows, or give each warp as many columns, as far as a slot has
+    /// room. Only what is multiplied from registers.
+    pub(super) fn stack(&self, model: &Model, class: &ClassPartition, of: Matrix) -> Option<Stack> {
+        let (e, t) = (class.experts?, class.tiling(of));
+        let fits = |n: &u32| e.chosen.is_multiple_of(*n) && n * t.stage_bytes <= self.slot_bytes;
+        let good = |n: &u32| fits(n) && t.stacks(of, *n);
+        let experts = (2..=e.chosen).rev().find(good)?;
+        let from_registers = self.prefetch_depth(model) > 1;
+        (class.is_chosen(of) && from_registers).then_some(Stack { experts, matrix: of })
+    }
+
+    /// Slots of the ring that a layer of a class takes for one column.
+    pub(super) fn layer_slots(&self, model: &Model, class: &ClassPartition) -> u32 {
+        let of = |(matrix, tiling): (Matrix, &Tiling)| {
+            let chosen = class.experts.filter(|_| class.is_chosen(matrix)).map_or(1, |e| e.chosen);
+            let stacked = self.stack(model, class, matrix).map_or(1, |stack| stack.experts);
+            chosen / stacked * tiling.stages
+        };
+        class.matrices().map(of).sum()
     }
 
     /// Whether stages stand side by side in the ring, and more of gate and up in registers: where a

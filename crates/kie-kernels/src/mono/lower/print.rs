@@ -280,10 +280,11 @@ fn rows(out: &mut String, model: &Model, partition: &Partition) {
         "rows      {} blocks, {each} a lane, in order: block b of a lane has rows n b to n (b + 1)",
         partition.blocks
     );
-    let mut one = |what: &str, t: &Tiling, rows: u32| {
+    let mut one = |what: &str, t: &Tiling, rows: u32, experts: Option<u32>| {
+        let stacked = experts.map_or_else(String::new, |n| format!("; {n} experts at once"));
         say!(
             out,
-            "  {what:<18} n = {rows:>5} x {:<6} {} warps by rows, {} by columns; {}",
+            "  {what:<18} n = {rows:>5} x {:<6} {} warps by rows, {} by columns; {}{stacked}",
             t.k,
             t.row_warps,
             t.k_warps,
@@ -292,10 +293,11 @@ fn rows(out: &mut String, model: &Model, partition: &Partition) {
     };
     for (number, class) in partition.classes.iter().enumerate() {
         for (matrix, t) in class.matrices() {
-            one(&format!("class {number} {matrix:?}"), t, t.rows);
+            let stack = partition.stack(model, class, matrix).map(|stack| stack.experts);
+            one(&format!("class {number} {matrix:?}"), t, t.rows, stack);
         }
     }
-    one("head", &partition.head, partition.rows_head);
+    one("head", &partition.head, partition.rows_head, None);
 }
 
 /// The segments of a block's stream, in the order of a step.

@@ -121,9 +121,10 @@ pub fn bank_offsets(model: &Model, partition: &Partition) -> Vec<u64> {
     ends.collect()
 }
 
-/// Stages of all layers of a step of one column; a prompt's steps have no head.
-pub fn layer_stages(model: &Model, partition: &Partition) -> u32 {
-    model.layer.iter().map(|l| partition.classes[l.class].stages()).sum()
+/// Slots of the ring that all layers of a step of one column take; a prompt's steps have no head.
+pub fn layer_slots(model: &Model, partition: &Partition) -> u32 {
+    let of = |l: &Layer| partition.layer_slots(model, &partition.classes[l.class]);
+    model.layer.iter().map(of).sum()
 }
 
 /// What a layer has of a page of one of its pools.
