@@ -209,7 +209,7 @@ const MUTANTS: &[Case] = &[
             "constexpr int kSlots = (1000000 - kShRing) / kSlotBytes < 64 \
              ? (1000000 - kShRing) / kSlotBytes : 64",
         )],
-        about: &["copy_async", "store_"],
+        about: &["copy_part", "store_"],
         ..SHORT
     },
     Case {

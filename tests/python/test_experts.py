@@ -78,12 +78,47 @@ def test_equal_logits_of_the_router_go_to_the_lower_id(experts: int, tmp_path: P
     header = int.from_bytes(path.read_bytes()[:8], "little")
     told = json.loads(path.read_bytes()[8 : 8 + header])["model.layers.0.mlp.gate.weight"]
     begin, end = told["data_offsets"]
-    router = np.memmap(path, np.uint16, "r+", 8 + header + begin, ((end - begin) // 2,))
-    rows = router.reshape(experts, -1)
+    shape = (experts, (end - begin) // 2 // experts)
+    router = np.memmap(path, np.uint16, "r+", 8 + header + begin, shape)
     # Alike in runs of three, which no group of experts divides.
-    rows[:] = rows[np.arange(experts) // 3 * 3]
+    router[:] = router[np.arange(experts) // 3 * 3]
     router.flush()
     ids = [(11 * i * i + 5 * i + 2) % 300 + 3 for i in range(12)]
     ours, wanted = (_logits(folder, device, ids) for device in ("sim:blocks=8,seed=6", "cpu"))
     for row, of_cpu in zip(ours, wanted, strict=True):
         assert np.linalg.norm(row - of_cpu) <= 4e-3 * np.linalg.norm(of_cpu)
+
+
+def test_random_weights_of_v4_flash_are_as_many_as_are_published(tmp_path: Path) -> None:
+    config = random_weights.SPECS["deepseek-v4-flash"]
+    sizes = (
+        part.bytes
+        for name, shape in random_weights.tensors(config)
+        for part in random_weights.parts(config, name, shape)
+    )
+    assert round(sum(sizes) / 1e9, 1) == 156.0
+    assert round(random_weights.bytes_a_token(config) / 1e9, 2) == 11.24
+    small = config | {
+        "hidden_size": 256,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 8,
+        "head_dim": 64,
+        "vocab_size": 4096,
+        "compress_ratios": [0, 0, 4, 128, 4, 0],
+        "qk_rope_head_dim": 16,
+        "q_lora_rank": 128,
+        "o_groups": 2,
+        "o_lora_rank": 128,
+        "index_n_heads": 4,
+        "index_head_dim": 64,
+        "index_topk": 16,
+        "moe_intermediate_size": 128,
+        "num_hash_layers": 1,
+        "max_position_embeddings": 4096,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(random_weights.SPECS, "small", small)
+        folder = random_weights.write("small", tmp_path / "small")
+    logits = _logits(folder, "cpu", [(7 * i * i + 3 * i + 5) % 200 + 3 for i in range(20)])
+    assert np.isfinite(logits).all()
+    assert np.abs(logits).max() > 1

@@ -279,6 +279,63 @@ SPECS["kimi-k2-few"] = SPECS["kimi-k2"] | {"num_hidden_layers": 8}
 SPECS["kimi-k2-30-layers"] = SPECS["kimi-k2"] | {"num_hidden_layers": 30}
 
 
+# As it is published: a window alone in the first two layers, then entries of 4 and of 128 positions
+# in turns. Experts of 4 bits, all else of 8 or 16. No layers that predict several tokens.
+SPECS["deepseek-v4-flash"] = {
+    **_LLAMA,
+    "hidden_size": 4096,
+    "num_hidden_layers": 43,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 1,
+    "head_dim": 512,
+    "vocab_size": 129280,
+    "architectures": ["DeepseekV4ForCausalLM"],
+    "model_type": "deepseek_v4",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "compress_rope_theta": 160000.0,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 16.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "original_max_position_embeddings": 65536,
+    },
+    "attention_bias": False,
+    "max_position_embeddings": 1048576,
+    "compress_ratios": [0, 0, *(4 if layer % 2 == 0 else 128 for layer in range(2, 43)), 0],
+    "qk_rope_head_dim": 64,
+    "q_lora_rank": 1024,
+    "o_groups": 8,
+    "o_lora_rank": 1024,
+    "sliding_window": 128,
+    "index_n_heads": 64,
+    "index_head_dim": 128,
+    "index_topk": 512,
+    "hc_mult": 4,
+    "hc_eps": 1e-6,
+    "hc_sinkhorn_iters": 20,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 6,
+    "num_hash_layers": 3,
+    "num_nextn_predict_layers": 0,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+    "scoring_func": "sqrtsoftplus",
+    "swiglu_limit": 10.0,
+    "topk_method": "noaux_tc",
+    "expert_dtype": "fp4",
+    "quantization_config": _fp8([]) | {"scale_fmt": "ue8m0"},
+}
+SPECS["deepseek-v4-flash-few"] = {
+    **SPECS["deepseek-v4-flash"],
+    "num_hidden_layers": 8,
+    "compress_ratios": SPECS["deepseek-v4-flash"]["compress_ratios"][:8],
+}
+
+
 class Part(NamedTuple):
     """What a checkpoint stores of a tensor."""
 
@@ -301,6 +358,8 @@ def parts(config: dict[str, Any], name: str, shape: tuple[int, ...]) -> list[Par
         return [Part("", "BF16", 16, shape)]
     if quantization["quant_method"] == "mxfp4":
         return _gpt_oss_parts(name, shape)
+    if config["model_type"] == "deepseek_v4":
+        return _deepseek_v4_parts(name, shape)
     keep: list[str] = ["norm", "embed", *quantization.get("modules_to_not_convert", ())]
     ignored: list[str] = quantization.get("ignore", [])
     keep += [pattern.removeprefix("re:.*").removesuffix(".*") for pattern in ignored]
@@ -327,6 +386,24 @@ def _gpt_oss_parts(name: str, shape: tuple[int, ...]) -> list[Part]:
     *lead, columns = shape
     grid = (*lead, columns // GROUP)
     return [Part("_scales", "U8", 8, grid), Part("_blocks", "U8", 8, (*grid, GROUP // 2))]
+
+
+def _deepseek_v4_parts(name: str, shape: tuple[int, ...]) -> list[Part]:
+    """The same as DeepSeek-V4 is published; names are those of modules, or of bare tensors."""
+    if name.endswith("tid2eid"):
+        return [Part("", "I64", 64, shape)]
+    if name.endswith((".bias", "sink", "ape", "_base", "_fn", "_scale")):
+        return [Part("", "F32", 32, shape)]
+    *_, rows, columns = (1, *shape)
+    if ".experts." in name:
+        grid = (rows, columns // GROUP)
+        packed = Part(".weight", "I8", 8, (rows, columns // 2))
+        return [Part(".scale", "F8_E8M0", 8, grid), packed]
+    plain = ("norm", "embed", "head", "compressor", "weights_proj", "gate")
+    if any(part in name for part in plain):
+        return [Part(".weight", "BF16", 16, shape)]
+    grid = (-(-rows // BLOCK), -(-columns // BLOCK))
+    return [Part(".scale", "F8_E8M0", 8, grid), Part(".weight", "F8_E4M3", 8, shape)]
 
 
 def _chosen(config: dict[str, Any]) -> tuple[int, int]:
@@ -424,6 +501,63 @@ def _latents(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "lm_head.weight", (config["vocab_size"], hidden)
 
 
+def _entries(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The same of DeepSeek-V4: attention over a window and entries, several residual streams."""
+    hidden, heads, dim = (config[key] for key in ("hidden_size", "num_attention_heads", "head_dim"))
+    (query, groups, rank), (index_heads, index_dim), streams = (
+        tuple(config[key] for key in ("q_lora_rank", "o_groups", "o_lora_rank")),
+        tuple(config[key] for key in ("index_n_heads", "index_head_dim")),
+        config["hc_mult"],
+    )
+
+    def compressor(name: str, ratio: int, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        rows = width * (2 if ratio == 4 else 1)  # short ones overlap
+        yield f"{name}.ape", (ratio, rows)
+        yield f"{name}.norm", (width,)
+        yield f"{name}.wgate", (rows, hidden)
+        yield f"{name}.wkv", (rows, hidden)
+
+    yield "embed", (config["vocab_size"], hidden)
+    for number in range(config["num_hidden_layers"]):
+        layer, ratio = f"layers.{number}", config["compress_ratios"][number]
+        for kind in ("attn", "ffn"):
+            yield f"{layer}.{kind}_norm", (hidden,)
+            yield f"{layer}.hc_{kind}_base", (streams * (streams + 2),)
+            yield f"{layer}.hc_{kind}_fn", (streams * (streams + 2), streams * hidden)
+            yield f"{layer}.hc_{kind}_scale", (3,)
+        attention = f"{layer}.attn"
+        yield f"{attention}.attn_sink", (heads,)
+        yield f"{attention}.wq_a", (query, hidden)
+        yield f"{attention}.q_norm", (query,)
+        yield f"{attention}.wq_b", (heads * dim, query)
+        yield f"{attention}.wkv", (dim, hidden)
+        yield f"{attention}.kv_norm", (dim,)
+        yield f"{attention}.wo_a", (groups * rank, heads * dim // groups)
+        yield f"{attention}.wo_b", (hidden, groups * rank)
+        if ratio:
+            yield from compressor(f"{attention}.compressor", ratio, dim)
+        if ratio == 4:
+            yield from compressor(f"{attention}.indexer.compressor", ratio, index_dim)
+            yield f"{attention}.indexer.wq_b", (index_heads * index_dim, query)
+            yield f"{attention}.indexer.weights_proj", (index_heads, hidden)
+        count, chosen = _chosen(config)
+        yield f"{layer}.ffn.gate", (count, hidden)
+        if number < config["num_hash_layers"]:
+            yield f"{layer}.ffn.gate.tid2eid", (config["vocab_size"], chosen)
+        else:
+            yield f"{layer}.ffn.gate.bias", (count,)
+        inner = config["moe_intermediate_size"]
+        for expert in (*(f"experts.{n}" for n in range(count)), "shared_experts"):
+            yield f"{layer}.ffn.{expert}.w1", (inner, hidden)
+            yield f"{layer}.ffn.{expert}.w3", (inner, hidden)
+            yield f"{layer}.ffn.{expert}.w2", (hidden, inner)
+    yield "hc_head_base", (streams,)
+    yield "hc_head_fn", (streams, streams * hidden)
+    yield "hc_head_scale", (1,)
+    yield "norm", (hidden,)
+    yield "head", (config["vocab_size"], hidden)
+
+
 def _recurrent(config: dict[str, Any], layer: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of a gated delta rule's tensors."""
     hidden, taps = config["hidden_size"], config["linear_conv_kernel_dim"]
@@ -445,6 +579,9 @@ def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of a config's tensors."""
     if "kv_lora_rank" in config:
         yield from _latents(config)
+        return
+    if "compress_ratios" in config:
+        yield from _entries(config)
         return
     hidden, dim = config["hidden_size"], config["head_dim"]
     query, kv = (config[f"num_{kind}_heads"] * dim for kind in ("attention", "key_value"))
@@ -547,21 +684,29 @@ def _draw(
     match part:
         case Part("_shape"):
             return np.array(shape, "<i8").tobytes()
-        case Part("", "BF16"):
+        case Part("" | ".weight", "BF16"):
             drawn = numbers.standard_normal(size // 2, np.float32) * np.float32(wanted)
-            return _bf16(drawn + np.float32(name.endswith("norm.weight")))
-        case Part("", "F8_E4M3"):
+            return _bf16(drawn + np.float32(name.endswith(("norm.weight", "norm"))))
+        case Part("", "F32"):
+            return (numbers.standard_normal(size // 4, np.float32) * np.float32(wanted)).tobytes()
+        case Part("", "I64"):  # experts of each id: an odd step in a power of two meets none twice
+            rows, chosen = size // 8 // shape[-1], np.arange(shape[-1])
+            first, step = (numbers.integers(0, 128, (2, rows, 1)) * 2 + 1).astype("<i8")
+            return ((first + step * chosen) % 256).astype("<i8").tobytes()
+        case Part("" | ".weight", "F8_E4M3"):
             codes = numbers.integers(0, 256, size, np.uint8)
             return (codes - ((codes & 0x7F) == 0x7F)).tobytes()  # no NaN
-        case Part("_packed"):
+        case Part("_packed") | Part(".weight", "I8"):
             return numbers.bytes(size)
         case Part("_blocks"):  # tens of gigabytes: by all threads at once
             return numbers.bit_generator.random_raw(size // 8)
+        case Part(".scale") if ".experts." not in name:  # e8m0 of FP8
+            exponent = round(np.log2(wanted / _rms_e4m3()))
+            return (
+                (numbers.integers(0, 2, size, np.uint8) + (126 + exponent)).astype("u1").tobytes()
+            )
         case Part("_scale_inv"):
-            values = np.arange(0x7F)
-            exponents = np.maximum(values >> 3, 1) - 10.0
-            codes = ((values & 7) + 8 * (values >= 8)) * 2.0**exponents
-            scale = wanted / np.sqrt(np.mean(codes**2))
+            scale = wanted / _rms_e4m3()
             return (numbers.uniform(0.8, 1.2, size // 4) * scale).astype("<f4").tobytes()
         case Part("_scale", "BF16"):
             scale = wanted / np.sqrt(np.mean(np.arange(-8.0, 8.0) ** 2))
@@ -572,6 +717,16 @@ def _draw(
             return (
                 (numbers.integers(0, 2, size, np.uint8) + (127 + exponent)).astype("u1").tobytes()
             )
+
+
+def _rms_e4m3() -> float:
+    """Of all codes that are numbers."""
+    import numpy as np
+
+    values = np.arange(0x7F)
+    exponents = np.maximum(values >> 3, 1) - 10.0
+    codes = ((values & 7) + 8 * (values >= 8)) * 2.0**exponents
+    return float(np.sqrt(np.mean(codes**2)))
 
 
 def _bf16(numbers: NDArray[np.float32]) -> bytes:
