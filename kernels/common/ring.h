@@ -124,15 +124,16 @@ KIE_DEVICE void keep_pace(Feed& f, u32 bytes) {
     while (clock_ticks() < f.next) copies_go_on(f.copies), pause_ns(20);
     f.next = clock_ticks() + (u64)f.args.pace * bytes / 1024;
 }
-// Copies so many bytes more into the slot that is next, as copy(slot, to) asks for them; false
-// where the kernel ends. `state`: they were written by this block's consumers in earlier steps.
+// Copies so many bytes more into the slot that is next, as copy(slot, to, copies) asks for them;
+// false where the kernel ends. `state`: they were written by this block's consumers in earlier
+// steps.
 template <class F>
 KIE_DEVICE bool feed_fixed(Feed& f, u32 bytes, bool state, F copy) {
     while (f.open > 0 && f.flying + bytes > f.args.in_flight_bytes) land(f);
     if (!await_slot(f, f.head, f.head_parity)) return false;
     keep_pace(f, bytes);
     before_copy(state);
-    copy(f.slots + f.head, f.bytes + f.head * kSlotBytes);
+    copy(f.slots + f.head, f.bytes + f.head * kSlotBytes, f.copies);
     if (is_leader()) f.sizes[f.head] = bytes;
     f.flying += bytes, ++f.open;
     advance(f.head, f.head_parity);
@@ -164,7 +165,7 @@ KIE_DEVICE bool feed_ahead(Feed& f, u32 bytes, bool state, F copy) {
     if (f.free == 0) return false;
     keep_pace(f, bytes);
     before_copy(state);
-    copy(f.slots + f.head, f.bytes + f.head * kSlotBytes);
+    copy(f.slots + f.head, f.bytes + f.head * kSlotBytes, f.copies);
     --f.free, ++f.open;
     advance(f.head, f.head_parity);
     f.here = f.open >= f.most && is_leader() && slot_passed(f.slots + f.tail, true, f.tail_parity);
@@ -183,7 +184,7 @@ KIE_DEVICE bool feed_variable(Feed& f, u32 bytes, bool state, F copy) {
     before_copy(state);
     while (f.open >= f.most) land(f);
     keep_pace(f, bytes);
-    copy(f.slots + f.head, f.bytes + at);
+    copy(f.slots + f.head, f.bytes + at, f.copies);
     if (is_leader()) f.sizes[f.head] = left + bytes;
     f.used += left + bytes, ++f.kept;
     f.from = at + bytes, ++f.open;
@@ -201,6 +202,8 @@ KIE_DEVICE bool feed_by(Feed& f, u32 bytes, bool state, F copy) {
 }
 // One more stage, which lies at `from`.
 KIE_DEVICE bool feed(Feed& f, const u8* from, u32 bytes, bool state) {
-    return feed_by(f, bytes, state,
-                   [&](Slot* slot, u8* to) { copy_async(slot, to, from, bytes, f.copies); });
+    const auto copy = [from, bytes](Slot* slot, u8* to, Copies& copies) {
+        copy_async(slot, to, from, bytes, copies);
+    };
+    return feed_by(f, bytes, state, copy);
 }

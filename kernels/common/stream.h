@@ -141,11 +141,11 @@ KIE_DEVICE bool feed_stacks(Feed& f, u8* shared, const Segment& g, u32 step, con
         for (int stage = 0; stage < S::stages; ++stage) {
             const u32 bytes = stage < S::long_stages ? S::long_bytes : S::short_bytes;
             const u8* from = bank + stage * S::stage_bytes;
-            const auto copy = [&](Slot* slot, u8* to) {
+            const auto copy = [&](Slot* slot, u8* to, Copies& copies) {
                 copy_begins(slot, S::pieces, bytes);
                 KIE_UNROLL for (int i = 0; i < S::pieces; ++i)
                     copy_part(slot, to + i * S::stage_bytes, from + (u64)ids[i] * C::kExpertBytes,
-                              bytes, f.copies);
+                              bytes, copies);
                 copy_ends(slot);
             };
             if (!feed_by(f, S::pieces * bytes, false, copy)) return false;
