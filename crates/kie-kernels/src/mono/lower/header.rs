@@ -383,31 +383,41 @@ fn shared(t: &mut Text, p: &Partition, l: &Layout) {
     ]);
 }
 
-fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: usize) {
-    let (class, part): (&Class, &ClassPartition) = (&model.classes[at], &p.classes[at]);
-    let l: &ClassLayout = &layout.classes[at];
+/// The tilings of a class's matrices and of stacks of its experts: names in the class, and theirs.
+fn tilings(
+    t: &mut Text,
+    (model, p, layout): (&Model, &Partition, &Layout),
+    at: usize,
+) -> Vec<(String, String)> {
+    let part = &p.classes[at];
     let ahead = |m: Matrix| match m {
-        Matrix::GateUp => l.prefetch_gu,
+        Matrix::GateUp => layout.classes[at].prefetch_gu,
         m if m.is_by_head() => 1,
         _ => layout.prefetch_depth,
     };
-    let index = |m| p.index_offset(at, m);
-    let all = part.matrices().map(|(m, of)| (m, t.tiling(of, layout, ahead(m), index(m))));
-    let tilings: Vec<_> = all.collect();
-    // Several columns have one expert after another.
-    let stack = |m| p.stack(model, part, m).filter(|_| layout.kind.columns == 1);
-    let chosen = part.matrices().filter(|(m, _)| part.is_chosen(*m));
-    let stacked =
-        chosen.map(|(m, of)| (m, t.stacked(of, stack(m), layout, layout.prefetch_depth, index(m))));
-    let stacked: Vec<_> = stacked.collect();
+    let mut named = Vec::new();
+    for (m, of) in part.matrices() {
+        let index = p.index_offset(at, m);
+        named.push((format!("Tiling{}", name(m)), t.tiling(of, layout, ahead(m), index)));
+        if part.is_chosen(m) {
+            // Several columns have one expert after another.
+            let stack = p.stack(model, part, m).filter(|_| layout.kind.columns == 1);
+            let stacked = t.stacked(of, stack, layout, layout.prefetch_depth, index);
+            named.push((format!("Stacked{}", name(m)), stacked));
+        }
+    }
+    named
+}
+
+fn class(t: &mut Text, (model, p, layout): (&Model, &Partition, &Layout), at: usize) {
+    let (class, part): (&Class, &ClassPartition) = (&model.classes[at], &p.classes[at]);
+    let l: &ClassLayout = &layout.classes[at];
+    let named = tilings(t, (model, p, layout), at);
     let each = p.blocks_a_lane(model);
     t.line(format_args!("struct Class{at} {{"));
     t.indent = "    ";
-    for (matrix, tiling) in tilings {
-        t.line(format_args!("using Tiling{} = {tiling};", name(matrix)));
-    }
-    for (matrix, tiling) in stacked {
-        t.line(format_args!("using Stacked{} = {tiling};", name(matrix)));
+    for (name, tiling) in named {
+        t.line(format_args!("using {name} = {tiling};"));
     }
     experts(t, (model, p), at);
     delta(t, (model, p, layout), at);

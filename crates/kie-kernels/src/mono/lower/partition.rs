@@ -884,16 +884,6 @@ impl Partition {
         (class.is_chosen(of) && from_registers).then_some(Stack { experts, matrix: of })
     }
 
-    /// Slots of the ring that a layer of a class takes for one column.
-    pub(super) fn layer_slots(&self, model: &Model, class: &ClassPartition) -> u32 {
-        let of = |(matrix, tiling): (Matrix, &Tiling)| {
-            let chosen = class.experts.filter(|_| class.is_chosen(matrix)).map_or(1, |e| e.chosen);
-            let stacked = self.stack(model, class, matrix).map_or(1, |stack| stack.experts);
-            chosen / stacked * tiling.stages
-        };
-        class.matrices().map(of).sum()
-    }
-
     /// Whether stages stand side by side in the ring, and more of gate and up in registers: where a
     /// rank waits for others about as long as its weights take, the stream stands still once the
     /// ring is full, so that what it holds counts. Twelve warps have no registers for that.

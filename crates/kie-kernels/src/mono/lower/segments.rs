@@ -7,6 +7,7 @@ use super::extras::Extras;
 use super::matrix::Matrix;
 use super::model::{Layer, Model, MOST_POOLS};
 use super::partition::Partition;
+use super::tiling::Tiling;
 use crate::abi::PAGE;
 use crate::mono::wire;
 
@@ -123,8 +124,16 @@ pub fn bank_offsets(model: &Model, partition: &Partition) -> Vec<u64> {
 
 /// Slots of the ring that all layers of a step of one column take; a prompt's steps have no head.
 pub fn layer_slots(model: &Model, partition: &Partition) -> u32 {
-    let of = |l: &Layer| partition.layer_slots(model, &partition.classes[l.class]);
-    model.layer.iter().map(of).sum()
+    let of_layer = |l: &Layer| -> u32 {
+        let class = &partition.classes[l.class];
+        let of = |(matrix, tiling): (Matrix, &Tiling)| {
+            let chosen = class.experts.filter(|_| class.is_chosen(matrix)).map_or(1, |e| e.chosen);
+            let stacked = partition.stack(model, class, matrix).map_or(1, |stack| stack.experts);
+            chosen / stacked * tiling.stages
+        };
+        class.matrices().map(of).sum()
+    };
+    model.layer.iter().map(of_layer).sum()
 }
 
 /// What a layer has of a page of one of its pools.

@@ -292,8 +292,8 @@ impl Tiling {
         whole.then_some(tiling)
     }
 
-    /// Whether a stage of so many experts side by side gives warps more to do: tiles that have fewer
-    /// rows of nobody, or all warps the same number of units, each of one expert.
+    /// Whether a stage of so many experts side by side gives warps more to do: a tile has fewer
+    /// rows of nobody, or all warps have the same number of units, each of one expert.
     pub(super) fn stacks(&self, matrix: Matrix, experts: u32) -> bool {
         let (rows, units) = (experts * self.rows, self.k / 32);
         let of_warp = experts * units / self.k_warps;
