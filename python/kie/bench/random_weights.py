@@ -701,10 +701,7 @@ def _draw(
         case Part("_blocks"):  # tens of gigabytes: by all threads at once
             return numbers.bit_generator.random_raw(size // 8)
         case Part(".scale") if ".experts." not in name:  # e8m0 of FP8
-            exponent = round(np.log2(wanted / _rms_e4m3()))
-            return (
-                (numbers.integers(0, 2, size, np.uint8) + (126 + exponent)).astype("u1").tobytes()
-            )
+            return _two_powers(numbers, round(np.log2(wanted / _rms_e4m3())) - 1, size)
         case Part("_scale_inv"):
             scale = wanted / _rms_e4m3()
             return (numbers.uniform(0.8, 1.2, size // 4) * scale).astype("<f4").tobytes()
@@ -714,9 +711,14 @@ def _draw(
         case _:  # e8m0 of MXFP4
             codes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
             exponent = round(np.log2(wanted / np.sqrt(np.mean(codes**2))))
-            return (
-                (numbers.integers(0, 2, size, np.uint8) + (127 + exponent)).astype("u1").tobytes()
-            )
+            return _two_powers(numbers, exponent, size)
+
+
+def _two_powers(numbers: np.random.Generator, least: int, size: int) -> bytes:
+    """2^least and the next one, as e8m0."""
+    import numpy as np
+
+    return (numbers.integers(0, 2, size, np.uint8) + (127 + least)).astype("u1").tobytes()
 
 
 def _rms_e4m3() -> float:
