@@ -128,7 +128,8 @@ fn check_prompts(name: &str, device: &str) {
 fn prompts_run_as_machine_code() {
     if has_tools("prompts on gcn") {
         check_prompts("llama", "gcn:seed=3,blocks=4,weak=1");
-        check_prompts("laneformer_d2", "gcn:seed=2,blocks=4");
+        check_prompts("llama", "gcn:seed=4,blocks=4,ranks=2");
+        check_prompts("laneformer_d2", "gcn:seed=2,blocks=4,ranks=2");
     }
 }
 
@@ -162,6 +163,10 @@ where
         self.machine.alloc(bytes)
     }
 
+    fn alloc_symmetric(&self, bytes: usize) -> Result<Memory> {
+        self.machine.alloc_symmetric(bytes)
+    }
+
     fn alloc_shared(&self, bytes: usize) -> Result<Shared> {
         self.machine.alloc_shared(bytes)
     }
@@ -178,8 +183,24 @@ where
         self.machine.launch(module, launch)
     }
 
+    fn launch_alone(
+        &self,
+        module: &Arc<dyn Module>,
+        launch: &Launch<'_>,
+    ) -> Result<Box<dyn Flight>> {
+        self.machine.launch_alone(module, launch)
+    }
+
     fn peer(&self) -> Result<Peer> {
         self.machine.peer()
+    }
+
+    fn reaches(&self, other: &dyn Machine) -> Result<bool> {
+        self.machine.reaches(other)
+    }
+
+    fn enable_peer(&self, other: &dyn Machine) -> Result<()> {
+        self.machine.enable_peer(other)
     }
 }
 
@@ -199,6 +220,18 @@ fn misread(
     Arc::new(Misread { machine, compile })
 }
 
+/// Fails unless recorded continuations of prompts go wrong on one of the machines.
+fn found(what: &str, machines: &mut dyn Iterator<Item = (String, Vec<Arc<dyn Machine>>)>) {
+    let good = |(device, machines): (String, Vec<Arc<dyn Machine>>)| {
+        let begin = Instant::now();
+        let engine = with_prompts("llama", &device, machines);
+        let off = prompts::check(&fixture("llama"), &engine);
+        eprintln!("{what}, {device}: {off:?}, {:?}", begin.elapsed());
+        off.is_ok_and(|off| off <= prompts::GATE)
+    };
+    assert!(machines.map(good).any(|good| !good), "{what} goes unnoticed");
+}
+
 /// What the prefill kernel must not do without: operands where the matrix unit has them, a release
 /// before blocks are counted, the wait for what goes into a stage.
 #[test]
@@ -206,25 +239,17 @@ fn broken_prefill_kernels_are_found() {
     if !has_tools("prefill mutants on gcn") {
         return;
     }
-    let found = |what: &str, machines: &mut dyn Iterator<Item = (String, Arc<dyn Machine>)>| {
-        let good = |(device, machine): (String, Arc<dyn Machine>)| {
-            let engine = with_prompts("llama", &device, vec![machine]);
-            let off = prompts::check(&fixture("llama"), &engine);
-            off.is_ok_and(|off| off <= prompts::GATE)
-        };
-        assert!(machines.map(good).any(|good| !good), "{what} goes unnoticed");
-    };
     let open = |seed: u32| {
         let device = format!("gcn:seed={seed},blocks=4,weak=1");
         let machine = kie_gcn::ranks::open(&device).unwrap().remove(0);
         (device, machine)
     };
+    let entry = Some("kie_prefill");
     for (from, to) in [
         ("four_halves(q.v[0], q.v[2])", "four_halves(q.v[2], q.v[0])"),
         ("__builtin_amdgcn_fence(__ATOMIC_RELEASE, \"agent\");", ""),
     ] {
-        let entry = Some("kie_prefill");
-        let mutant = |(name, machine)| (name, misread(machine, (from, to), entry));
+        let mutant = |(name, machine)| (name, vec![misread(machine, (from, to), entry)]);
         found(from, &mut (0..8).map(open).map(mutant));
     }
     let folder = support::Folder::new("gcn-mutants");
@@ -241,8 +266,33 @@ fn broken_prefill_kernels_are_found() {
         own.module(&kie_gcn::toolchain::Compiled { listing, ..compiled }, &source.entries)
     };
     let machine: Arc<dyn Machine> = Arc::new(Misread { machine: Arc::new(gcn), compile });
-    let one = ("gcn:seed=1,blocks=4".to_owned(), machine);
+    let one = ("gcn:seed=1,blocks=4".to_owned(), vec![machine]);
     found("a stage without waits", &mut std::iter::once(one));
+}
+
+/// And what it must not do without where several machines share a model: to write back what others
+/// are told of, and to wait for them between phases.
+#[test]
+#[ignore = "minutes: make gcn"]
+fn broken_prefill_kernels_of_several_machines_are_found() {
+    if !has_tools("prefill mutants on two gcn") {
+        return;
+    }
+    for (from, to) in [
+        ("__builtin_amdgcn_fence(__ATOMIC_RELEASE, \"\");", ""),
+        (
+            "if (!meet(watch, args, phase, kTensorParallel)) return false;",
+            "if (!meet(watch, args, phase)) return false;",
+        ),
+    ] {
+        let mutant = |seed: u32| {
+            let device = format!("gcn:seed={seed},blocks=4,ranks=2,weak=1");
+            let machines = kie_gcn::ranks::open(&device).unwrap().into_iter();
+            let machines = machines.map(|one| misread(one, (from, to), Some("kie_prefill")));
+            (device, machines.collect())
+        };
+        found(from, &mut (0..8).map(mutant));
+    }
 }
 
 /// The listing without the waits right before what was loaded goes to shared memory.
@@ -336,6 +386,22 @@ fn every_kind_of_prompt_runs_as_machine_code() {
         eprintln!("{name}: {:?} with compiling", begin.elapsed());
     }
     assert!(failed.is_empty(), "{failed:#?}");
+}
+
+/// The same on two and four machines: lanes, shards, experts.
+#[test]
+#[ignore = "minutes: make gcn"]
+fn prompts_run_on_several_machines_as_machine_code() {
+    if has_tools("prompts on several gcn") {
+        for (name, device) in [
+            ("llama", "gcn:seed=5,blocks=4,ranks=2,weak=1"),
+            ("qwen2", "gcn:seed=6,blocks=3,ranks=4,weak=1"),
+            ("laneformer_d2", "gcn:seed=7,blocks=4,ranks=2,weak=1"),
+            ("own_mixtral", "gcn:seed=8,blocks=4,ranks=2,weak=1"),
+        ] {
+            check_prompts(name, device);
+        }
+    }
 }
 
 /// More than a tile, and a last page that is not whole.

@@ -211,10 +211,11 @@ constexpr int kPfPlaces = kPfSquares + kSquaresBytes;
 constexpr int kPfRing = (kPfPlaces + (kHasExperts ? 640 : 0) + 1023) / 1024 * 1024;
 constexpr int kStages = min_i((kSharedMax - kPfRing) / kStageBytes, 4);
 // Behind the stages, of shards: what a warp has under way to the ranks (reduce_places), some 64
-// rows of eight places.
+// rows of eight places. Short stages leave no room for that.
 constexpr int kPfPush = kPfRing + kStages * kStageBytes, kPushBytes = 64 * 8 * 2;
 constexpr int kPushSlots = min_i((kSharedMax - kPfPush) / ((int)kWorkers / kTeam * kPushBytes), 3);
-static_assert(!kTensorParallel || kPushSlots > 0, "slices want room behind the stages");
+static_assert(!kTensorParallel || kPushSlots > 0 || kShortStages,
+              "slices want room behind the stages");
 static_assert(kStages >= 2 && kStages <= 4, "one stage in use, one under way; slots fit");
 
 // The block's shared memory. Asked for anew wherever it is needed: it is a constant, where pointers

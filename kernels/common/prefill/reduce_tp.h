@@ -31,7 +31,7 @@ KIE_DEVICE int reduce_tasks(const PrefillArgs& args, const Span& s) {
 
 // The owner's part. A warp takes 64 rows of a group of eight places at a time: a thread four pairs
 // of rows of one place from each 32, which stand together in the operand. They go to the ranks from
-// shared memory, so that no thread waits for the links.
+// shared memory, so that no thread waits for the links, or, where that has no room, from registers.
 struct RankSums {
     u64 sums[4][kRanks];
     int at[4];  // of the residual, in floats
@@ -88,24 +88,35 @@ KIE_DEVICE void reduce_places(const PrefillArgs& args, const Span& span, int kin
         float square = 0;  // none of rows beyond the matrix, of which there may be squares, too
         if (c < kHidden) {
             const bool whole = c + 32 < kHidden;
-            RankSums a, b;
-            take_sums(args, norms, kind, layer, c, eight, a);
-            if (whole) take_sums(args, norms, kind, layer, c + 32, eight, b);
-            push_read<kPushSlots - 1>();  // this slot's last bytes are gone
-            sync_warp();
-            u8* here = slots + slot * kPushBytes;
-            slot = slot + 1 < kPushSlots ? slot + 1 : 0;
-            ((Quad*)here)[my] = add_sums(args, a, square);
-            if (whole) ((Quad*)here)[32 + my] = add_sums(args, b, square);
-            writes_before_tiles();
-            sync_warp();
-            if (my < kRanks) {  // a thread a rank
-                const long at = kScrX + ((long)(c / 32) * kEights + eight) * kCores;
-                u8* to = args.scratch + at + args.peer_offset[my];
-                push_copy(to, here, kCores);
-                if (whole) push_copy(to + kEights * kCores, here + kCores, kCores);
+            const long at = kScrX + ((long)(c / 32) * kEights + eight) * kCores;
+            if constexpr (kPushSlots > 0) {
+                RankSums a, b;
+                take_sums(args, norms, kind, layer, c, eight, a);
+                if (whole) take_sums(args, norms, kind, layer, c + 32, eight, b);
+                push_read<kPushSlots - 1>();  // this slot's last bytes are gone
+                sync_warp();
+                u8* here = slots + slot * kPushBytes;
+                slot = slot + 1 < kPushSlots ? slot + 1 : 0;
+                ((Quad*)here)[my] = add_sums(args, a, square);
+                if (whole) ((Quad*)here)[32 + my] = add_sums(args, b, square);
+                writes_before_tiles();
+                sync_warp();
+                if (my < kRanks) {  // a thread a rank
+                    u8* to = args.scratch + at + args.peer_offset[my];
+                    push_copy(to, here, kCores);
+                    if (whole) push_copy(to + kEights * kCores, here + kCores, kCores);
+                }
+                push_commit();
+            } else {
+                KIE_NO_UNROLL for (int half = 0; half < (whole ? 2 : 1); ++half) {
+                    RankSums m;
+                    take_sums(args, norms, kind, layer, c + 32 * half, eight, m);
+                    const Quad x = add_sums(args, m, square);
+                    u8* to = args.scratch + at + half * (kEights * kCores) + 16 * my;
+                    KIE_NO_UNROLL for (int r = 0; r < kRanks; ++r)
+                        store_state(to + args.peer_offset[r], x);
+                }
             }
-            push_commit();
         }
         square += shuffle_xor(square, 8), square += shuffle_xor(square, 16);
         u8* to = args.scratch + kScrSquares + ((long)four * kChunk + 8 * eight + my % 8) * 4;

@@ -190,9 +190,8 @@ impl Plan {
         let has_delta = partition.classes.iter().any(|class| class.delta.is_some());
         let stages = partition.shared_max.checked_sub(tiles.ring)? / tiles.stage;
         let stages = stages.min(STAGES_MOST);
-        // Its products are those of gfx942's matrix unit; several machines have not been tried.
-        let can_multiply =
-            platform != Platform::Hip || machine.arch.starts_with("gfx942") && model.ranks == 1;
+        // Its products are those of gfx942's matrix unit.
+        let can_multiply = platform != Platform::Hip || machine.arch.starts_with("gfx942");
         let fits = can_multiply
             && is_known(model)
             && stages >= 2

@@ -85,6 +85,18 @@ pub fn model(name: &str) -> Model {
     }
 }
 
+/// `8b` in shards on so many machines.
+pub fn sliced(ranks: u32) -> Model {
+    let share = |c: &mut Class| {
+        (c.heads, c.kv_heads, c.ffn) = (c.heads / ranks, c.kv_heads / ranks, c.ffn / ranks);
+    };
+    let whole = with_class(model("8b"), share);
+    let (layer, vocab) = (whole.layer.clone(), whole.vocab_all / ranks);
+    let layer = layer.into_iter().map(|l| Layer { delay: [0; 2], shares: [true; 2], ..l });
+    let layer = layer.collect();
+    Model { ranks, sliced: true, vocab, layer, ..whole }
+}
+
 /// `gpt-oss-120b`, `qwen3-30b-fp8`: with experts, on so many machines.
 pub fn with_experts(name: &str, ranks: u32) -> Model {
     let dense = model("8b");

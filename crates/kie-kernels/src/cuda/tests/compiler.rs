@@ -9,7 +9,7 @@ use crate::gpu::rtc::Compiler;
 use crate::machine::{MachineInfo, Platform, Source};
 use crate::mono::echo;
 use crate::mono::lower::layout::Kind;
-use crate::mono::lower::model::{Class, Layer, Model};
+use crate::mono::lower::model::{Class, Model};
 use crate::mono::lower::partition::Partition;
 use crate::mono::{shapes, upload};
 
@@ -220,25 +220,13 @@ const PREFILL_FEW: [Spills; 4] =
 /// 8b over four machines.
 const SLICED: &str = "8b on four";
 
-fn sliced(ranks: u32) -> Model {
-    let whole = shapes::model("8b");
-    let share = |c: &mut Class| {
-        (c.heads, c.kv_heads, c.ffn) = (c.heads / ranks, c.kv_heads / ranks, c.ffn / ranks);
-    };
-    let whole = shapes::with_class(whole, share);
-    let (layer, vocab) = (whole.layer.clone(), whole.vocab_all / ranks);
-    let layer = layer.into_iter().map(|l| Layer { delay: [0; 2], shares: [true; 2], ..l });
-    let layer = layer.collect();
-    Model { ranks, sliced: true, vocab, layer, ..whole }
-}
-
 #[test]
 fn the_prefill_kernel_spills_no_more_than_it_did() {
     let Some(nvrtc) = nvrtc("compiling the prefill kernel") else { return };
     let mut seen = [Vec::new(), Vec::new()];
     for (name, ..) in PREFILL {
         let sources = shapes::prefill(&match name {
-            SLICED => sliced(4),
+            SLICED => shapes::sliced(4),
             name => shapes::model(name),
         });
         for (source, seen) in sources.iter().zip(&mut seen) {
@@ -440,7 +428,7 @@ fn sizes() {
         }
     }
     for name in ["1b", "8b", "2b", SLICED] {
-        let model = if name == SLICED { sliced(4) } else { shapes::model(name) };
+        let model = if name == SLICED { shapes::sliced(4) } else { shapes::model(name) };
         for source in shapes::prefill(&model) {
             show(format!("{name} prefill"), &source);
         }
