@@ -339,12 +339,13 @@ SANITIZED_FIXTURES = ("llama", "qwen3", "laneformer_d2")
 ORDERED = (
     # A bulk copy into a slot of the ring, which waits on one mbarrier for the slot's readers and is
     # waited for on another.
-    # Readers stand in the kernel itself, too, where the compiler keeps no name of theirs.
+    # Both stand in the kernel itself, too, where the compiler keeps no name of theirs.
     (
-        {"copy_async"},
-        {"load_fragment", "take_codes", "kie_decode", "score_keys", "add_values"}
+        {"copy_part"},
+        {"load_fragment", "load_run", "take_codes", "kie_decode", "score_keys", "add_values"}
         | {"store_key", "store_value", "page_quad"},
     ),
+    ({"kie_decode"}, {"load_run", "take_codes"}),
     # The same in the prefill kernel: stages of weights, positions and the old residual.
     ({"stage_copy"}, {"take_narrow", "take_share", "take_codes", "kie_prefill", "add_quad"}),
     ({"stage_copy", "kie_prefill"}, {"take_old"}),

@@ -211,7 +211,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--fixtures", default="all", help="of sanitizers: all, or names")
     parser.add_argument(
-        "--jobs", type=int, default=3, help="sanitizers at a time (racecheck: 3 fit)"
+        "--jobs", type=int, default=3, help="sanitizers at a time (racecheck takes much memory)"
     )
     parser.add_argument("--seconds", type=float, default=450.0, help="for all items together")
     parser.add_argument("--out", type=Path, help="write all rows as JSON")

@@ -80,14 +80,14 @@ def test_a_race_is_explained_by_both_its_functions_or_not_at_all() -> None:
 
     take = "UnitCodes<T1> take_codes<Tiling<(int)4>>(const unsigned char *, int)"
     known = [
-        *pair("copy_async(Slot *, void *)", take),
+        *pair("copy_part(Slot *, void *)", take),
         *pair("quad_copy(void *, const void *)", "take_old(Pipe &, bool)"),
         *pair("meet(Watch &)", "await_feed(Watch &)"),
     ]
     assert checks.races(known) == ([], 3)
-    faults, explained = checks.races([*known, *pair("copy_async(Slot *)", "vector_free(Block &)")])
+    faults, explained = checks.races([*known, *pair("copy_part(Slot *)", "vector_free(Block &)")])
     assert (len(faults), explained) == (1, 3)
-    assert faults[0].startswith("copy_async, vector_free: ")
+    assert faults[0].startswith("copy_part, vector_free: ")
     # Two writers of one word, and a third access to a known place.
     report = [*pair("run_steps(Ring &)", "run_steps(Ring &)"), *pair(take, "feed_stream(Feed &)")]
     assert len(checks.races(report)[0]) == 2
