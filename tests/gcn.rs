@@ -4,6 +4,7 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 
+#[macro_use]
 mod support;
 
 use std::path::PathBuf;
@@ -15,9 +16,7 @@ use kie_core::request::EngineConfig;
 use kie_core::{selftest, Grammar};
 use kie_kernels::device::Options;
 use kie_kernels::devices;
-use kie_kernels::machine::{
-    Flight, Launch, Machine, MachineInfo, Memory, Module, Peer, Platform, Shared, Source,
-};
+use kie_kernels::machine::{Flight, Launch, Machine, Memory, Module, Source};
 use kie_kernels::Result;
 use support::prompts;
 use support::{goldens, greedy, greedy_request, half, open_on, repository};
@@ -143,17 +142,7 @@ impl<C> Machine for Misread<C>
 where
     C: Fn(&dyn Machine, &Source) -> Result<Arc<dyn Module>> + Send + Sync,
 {
-    fn platform(&self) -> Platform {
-        self.machine.platform()
-    }
-
-    fn warp(&self) -> u32 {
-        self.machine.warp()
-    }
-
-    fn info(&self) -> Result<MachineInfo> {
-        self.machine.info()
-    }
+    as_the_machine_does!();
 
     fn compile(&self, source: &Source) -> Result<Arc<dyn Module>> {
         (self.compile)(&*self.machine, source)
@@ -167,40 +156,8 @@ where
         self.machine.alloc_symmetric(bytes)
     }
 
-    fn alloc_shared(&self, bytes: usize) -> Result<Shared> {
-        self.machine.alloc_shared(bytes)
-    }
-
-    fn write(&self, to: &Memory, offset: usize, bytes: &[u8]) -> Result<()> {
-        self.machine.write(to, offset, bytes)
-    }
-
-    fn read(&self, from: &Memory, offset: usize, out: &mut [u8]) -> Result<()> {
-        self.machine.read(from, offset, out)
-    }
-
     fn launch(&self, module: &Arc<dyn Module>, launch: &Launch<'_>) -> Result<Box<dyn Flight>> {
         self.machine.launch(module, launch)
-    }
-
-    fn launch_alone(
-        &self,
-        module: &Arc<dyn Module>,
-        launch: &Launch<'_>,
-    ) -> Result<Box<dyn Flight>> {
-        self.machine.launch_alone(module, launch)
-    }
-
-    fn peer(&self) -> Result<Peer> {
-        self.machine.peer()
-    }
-
-    fn reaches(&self, other: &dyn Machine) -> Result<bool> {
-        self.machine.reaches(other)
-    }
-
-    fn enable_peer(&self, other: &dyn Machine) -> Result<()> {
-        self.machine.enable_peer(other)
     }
 }
 
@@ -232,6 +189,17 @@ fn found(what: &str, machines: &mut dyn Iterator<Item = (String, Vec<Arc<dyn Mac
     assert!(machines.map(good).any(|good| !good), "{what} goes unnoticed");
 }
 
+/// Finds a prefill kernel that reads `to` for `from`, on the weak memory of so many machines.
+fn found_misread((from, to): (&'static str, &'static str), ranks: u32) {
+    let mutant = |seed: u32| {
+        let device = format!("gcn:seed={seed},blocks=4,ranks={ranks},weak=1");
+        let machines = kie_gcn::ranks::open(&device).unwrap().into_iter();
+        let machines = machines.map(|one| misread(one, (from, to), Some("kie_prefill")));
+        (device, machines.collect())
+    };
+    found(from, &mut (0..8).map(mutant));
+}
+
 /// What the prefill kernel must not do without: operands where the matrix unit has them, a release
 /// before blocks are counted, the wait for what goes into a stage.
 #[test]
@@ -239,19 +207,8 @@ fn broken_prefill_kernels_are_found() {
     if !has_tools("prefill mutants on gcn") {
         return;
     }
-    let open = |seed: u32| {
-        let device = format!("gcn:seed={seed},blocks=4,weak=1");
-        let machine = kie_gcn::ranks::open(&device).unwrap().remove(0);
-        (device, machine)
-    };
-    let entry = Some("kie_prefill");
-    for (from, to) in [
-        ("four_halves(q.v[0], q.v[2])", "four_halves(q.v[2], q.v[0])"),
-        ("__builtin_amdgcn_fence(__ATOMIC_RELEASE, \"agent\");", ""),
-    ] {
-        let mutant = |(name, machine)| (name, vec![misread(machine, (from, to), entry)]);
-        found(from, &mut (0..8).map(open).map(mutant));
-    }
+    found_misread(("four_halves(q.v[0], q.v[2])", "four_halves(q.v[2], q.v[0])"), 1);
+    found_misread(("__builtin_amdgcn_fence(__ATOMIC_RELEASE, \"agent\");", ""), 1);
     let folder = support::Folder::new("gcn-mutants");
     let cache = folder.0.clone();
     let gcn = kie_gcn::Gcn::open("gcn:seed=1,blocks=4").unwrap();
@@ -278,21 +235,9 @@ fn broken_prefill_kernels_of_several_machines_are_found() {
     if !has_tools("prefill mutants on two gcn") {
         return;
     }
-    for (from, to) in [
-        ("__builtin_amdgcn_fence(__ATOMIC_RELEASE, \"\");", ""),
-        (
-            "if (!meet(watch, args, phase, kTensorParallel)) return false;",
-            "if (!meet(watch, args, phase)) return false;",
-        ),
-    ] {
-        let mutant = |seed: u32| {
-            let device = format!("gcn:seed={seed},blocks=4,ranks=2,weak=1");
-            let machines = kie_gcn::ranks::open(&device).unwrap().into_iter();
-            let machines = machines.map(|one| misread(one, (from, to), Some("kie_prefill")));
-            (device, machines.collect())
-        };
-        found(from, &mut (0..8).map(mutant));
-    }
+    found_misread(("__builtin_amdgcn_fence(__ATOMIC_RELEASE, \"\");", ""), 2);
+    let meets = "if (!meet(watch, args, phase, kTensorParallel)) return false;";
+    found_misread((meets, "if (!meet(watch, args, phase)) return false;"), 2);
 }
 
 /// The listing without the waits right before what was loaded goes to shared memory.

@@ -7,47 +7,8 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+#[macro_use]
 mod support;
-
-/// In an `impl Machine`: what a machine of tests leaves to the `machine` that it wraps.
-macro_rules! as_the_machine_does {
-    () => {
-        fn platform(&self) -> kie_kernels::machine::Platform {
-            self.machine.platform()
-        }
-        fn warp(&self) -> u32 {
-            self.machine.warp()
-        }
-        fn info(&self) -> kie_kernels::Result<kie_kernels::machine::MachineInfo> {
-            self.machine.info()
-        }
-        fn alloc_shared(&self, bytes: usize) -> kie_kernels::Result<kie_kernels::machine::Shared> {
-            self.machine.alloc_shared(bytes)
-        }
-        fn write(&self, to: &Memory, offset: usize, bytes: &[u8]) -> kie_kernels::Result<()> {
-            self.machine.write(to, offset, bytes)
-        }
-        fn read(&self, from: &Memory, offset: usize, out: &mut [u8]) -> kie_kernels::Result<()> {
-            self.machine.read(from, offset, out)
-        }
-        fn launch_alone(
-            &self,
-            module: &Arc<dyn Module>,
-            launch: &Launch<'_>,
-        ) -> kie_kernels::Result<Box<dyn Flight>> {
-            self.machine.launch_alone(module, launch)
-        }
-        fn peer(&self) -> kie_kernels::Result<kie_kernels::machine::Peer> {
-            self.machine.peer()
-        }
-        fn reaches(&self, other: &dyn Machine) -> kie_kernels::Result<bool> {
-            self.machine.reaches(other)
-        }
-        fn enable_peer(&self, other: &dyn Machine) -> kie_kernels::Result<()> {
-            self.machine.enable_peer(other)
-        }
-    };
-}
 
 #[path = "monokernel/delta.rs"]
 mod delta;

@@ -74,6 +74,23 @@ KIE_DEVICE Quad add_sums(const PrefillArgs& args, const RankSums& m, float& squa
     }
     return x;
 }
+// Where in scratch 32 rows from `c` on of a group of eight places stand, the next product's
+// operand.
+KIE_DEVICE long operand_at(int c, int eight) {
+    return kScrX + ((long)(c / 32) * kEights + eight) * kCores;
+}
+// A unit's rows to the ranks from registers, 32 at a time: both with eight ranks' sums would spill.
+KIE_DEVICE void store_sums(const PrefillArgs& args, const u32* norms, int kind, int layer, int c,
+                           int eight, float& square) {
+    const int end = min_i(c + 64, kHidden);
+    KIE_NO_UNROLL for (; c < end; c += 32) {
+        RankSums m;
+        take_sums(args, norms, kind, layer, c, eight, m);
+        const Quad x = add_sums(args, m, square);
+        u8* to = args.scratch + operand_at(c, eight) + 16 * lane();
+        KIE_NO_UNROLL for (int r = 0; r < kRanks; ++r) store_state(to + args.peer_offset[r], x);
+    }
+}
 KIE_DEVICE void reduce_places(const PrefillArgs& args, const Span& span, int kind, int layer,
                               int task) {
     const int my = lane(), warp = thread() / kTeam;
@@ -87,9 +104,8 @@ KIE_DEVICE void reduce_places(const PrefillArgs& args, const Span& span, int kin
         const int four = i / own.count, eight = own.first + i % own.count * kRanks, c = 64 * four;
         float square = 0;  // none of rows beyond the matrix, of which there may be squares, too
         if (c < kHidden) {
-            const bool whole = c + 32 < kHidden;
-            const long at = kScrX + ((long)(c / 32) * kEights + eight) * kCores;
             if constexpr (kPushSlots > 0) {
+                const bool whole = c + 32 < kHidden;
                 RankSums a, b;
                 take_sums(args, norms, kind, layer, c, eight, a);
                 if (whole) take_sums(args, norms, kind, layer, c + 32, eight, b);
@@ -102,20 +118,14 @@ KIE_DEVICE void reduce_places(const PrefillArgs& args, const Span& span, int kin
                 writes_before_tiles();
                 sync_warp();
                 if (my < kRanks) {  // a thread a rank
+                    const long at = operand_at(c, eight);
                     u8* to = args.scratch + at + args.peer_offset[my];
                     push_copy(to, here, kCores);
                     if (whole) push_copy(to + kEights * kCores, here + kCores, kCores);
                 }
                 push_commit();
             } else {
-                KIE_NO_UNROLL for (int half = 0; half < (whole ? 2 : 1); ++half) {
-                    RankSums m;
-                    take_sums(args, norms, kind, layer, c + 32 * half, eight, m);
-                    const Quad x = add_sums(args, m, square);
-                    u8* to = args.scratch + at + half * (kEights * kCores) + 16 * my;
-                    KIE_NO_UNROLL for (int r = 0; r < kRanks; ++r)
-                        store_state(to + args.peer_offset[r], x);
-                }
+                store_sums(args, norms, kind, layer, c, eight, square);
             }
         }
         square += shuffle_xor(square, 8), square += shuffle_xor(square, 16);

@@ -60,7 +60,7 @@ pub fn model(name: &str) -> Model {
         experts: None,
     };
     let lanes = if name == "2b" { 8 } else { 1 };
-    let layer = if lanes > 1 { delayed() } else { alone() };
+    let layer = if lanes > 1 { delayed() } else { in_shards(1) };
     Model {
         parts: 1,
         ranks: 1,
@@ -91,9 +91,7 @@ pub fn sliced(ranks: u32) -> Model {
         (c.heads, c.kv_heads, c.ffn) = (c.heads / ranks, c.kv_heads / ranks, c.ffn / ranks);
     };
     let whole = with_class(model("8b"), share);
-    let (layer, vocab) = (whole.layer.clone(), whole.vocab_all / ranks);
-    let layer = layer.into_iter().map(|l| Layer { delay: [0; 2], shares: [true; 2], ..l });
-    let layer = layer.collect();
+    let (layer, vocab) = (vec![in_shards(ranks); whole.layer.len()], whole.vocab_all / ranks);
     Model { ranks, sliced: true, vocab, layer, ..whole }
 }
 
@@ -147,13 +145,11 @@ pub fn with_experts(name: &str, ranks: u32) -> Model {
         true => (StoredBits::E2m1, [1, 32]),
         false => (StoredBits::F8, [128, 128]),
     };
-    let sliced = ranks > 1;
-    let layer = Layer { delay: [if sliced { 0 } else { -1 }; 2], shares: [sliced; 2], ..alone() };
-    let layer = |at: u32| Layer { window: of((at + 1) % 2 * 128, 0), ..layer.clone() };
+    let layer = |at: u32| Layer { window: of((at + 1) % 2 * 128, 0), ..in_shards(ranks) };
     let vocab = of(201_088, 151_936);
     let model = Model {
         ranks,
-        sliced,
+        sliced: ranks > 1,
         hidden: of(2880, 2048),
         vocab: vocab / ranks,
         vocab_all: vocab,
@@ -202,16 +198,14 @@ pub fn with_latents(name: &str, ranks: u32) -> Model {
         ..base.classes[0]
     };
     let routed = Class { ffn: share(ffn), ffn_all: ffn, experts: Some(experts), ..dense };
-    let sliced = ranks > 1;
-    let layer = Layer { delay: [if sliced { 0 } else { -1 }; 2], shares: [sliced; 2], ..alone() };
-    let layer = |at: u32| Layer { class: usize::from(at >= of(1, 3)), ..layer.clone() };
+    let layer = |at: u32| Layer { class: usize::from(at >= of(1, 3)), ..in_shards(ranks) };
     let (bits, group) = match is_kimi {
         true => (StoredBits::I4, [1, 32]),
         false => (StoredBits::F8, [128, 128]),
     };
     let model = Model {
         ranks,
-        sliced,
+        sliced: ranks > 1,
         hidden: 7168,
         interleaved: true,
         vocab: share(vocab),
@@ -368,9 +362,11 @@ pub fn with_class(model: Model, change: impl Fn(&mut Class)) -> Model {
     model
 }
 
-/// A layer that sees everything, of a model without lanes.
-fn alone() -> Layer {
-    Layer { window: 0, pool: [0, 0], delay: [-1; 2], shares: [false; 2], ..delayed() }
+/// A layer that sees everything, of a model without lanes, in shards on so many machines.
+fn in_shards(ranks: u32) -> Layer {
+    let sliced = ranks > 1;
+    let delay = [if sliced { 0 } else { -1 }; 2];
+    Layer { window: 0, pool: [0, 0], delay, shares: [sliced; 2], ..delayed() }
 }
 
 /// A layer that sees a window, and other lanes' outputs of two layers before.
