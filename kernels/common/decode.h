@@ -300,6 +300,25 @@ struct Rotate {
         if constexpr (!C::kLatent && !C::kCompressed && !C::kDelta) rotations<C>(args, b, step);
     }
 };
+// Behind a launch's last step.
+struct KeepStates {
+    const DecodeArgs& args;
+    const Block& b;
+    int layer;
+    template <class C>
+    KIE_DEVICE void operator()(C) const {
+        if constexpr (C::kDelta || C::kCompressed) {
+            KIE_NO_UNROLL for (int s = 0; s < (int)args.live; ++s) {
+                const int kept = (int)drafts_of(b).sequence[s].kept;
+                if (kept < (int)args.live) continue;
+                if constexpr (C::kDelta)
+                    keep_units<C>(args, b, layer, s, kept);
+                else if constexpr (C::kEntries)
+                    keep_channels<C>(args, b, layer, s, kept);
+            }
+        }
+    }
+};
 KIE_DEVICE void decode_step(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b) {
     Owned own;
     each_item<TilingOwned>([&](int item, int pair, int column, bool live) {
@@ -373,7 +392,11 @@ KIE_DEVICE void run_steps(Ring& ring, Watch& watch, const DecodeArgs& args, Bloc
             each_class(Rotate{args, b, 0});
         }
     }
-    if constexpr (kLookup) report_drafts(args, b);
+    if constexpr (kLookup) {
+        for (int layer = 0; layer < kLayers; ++layer)
+            of_class(b.shared, layer, KeepStates{args, b, layer});
+        report_drafts(args, b);
+    }
     if (thread() == 0 && kRanks > 1 && timed_out_of(b)) abort_all(args);
     if (thread() == 0 && block() == 0 && args.stamps) args.stamps[args.steps] = clock_ns();
 }

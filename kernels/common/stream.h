@@ -196,7 +196,7 @@ struct FeedExperts {
         if constexpr (C::kExperts > 0) {
             if (segment.source == kFromGateUp)
                 return feed_experts<C, typename C::StackedGu>(f, shared, segment, step);
-            return feed_experts<C, typename C::StackedDown>(f, shared, segment, step);
+            return feed_experts<C, typename C::TilingDown>(f, shared, segment, step);
         } else {
             return true;
         }

@@ -241,18 +241,18 @@ fn a_state_goes_on_with_its_bits_from_any_position() {
 const MUTANTS: &[Mutant] = &[
     (
         "a launch goes on from the state that it writes",
-        "from = working_at(args, l, column, half ^ 1);",
-        "from = working_at(args, l, column, half);",
+        "return {false, -1, state_of_row(args, sequence, half ^ 1)};",
+        "return {false, -1, number};",
     ),
     (
         "a step goes on from the state before the launch",
-        "from = working_at(args, l, column, half);",
-        "from = working_at(args, l, column, half ^ 1);",
+        "if (b.step > 0) return {false, -1, number};",
+        "if (b.step > 0) return {false, -1, number ^ 1};",
     ),
     (
         "each position of a prompt begins where the first one did",
-        "if (c <= sequences && !(asked",
-        "if (c <= live && !(asked",
+        "return column > sequences_of(args);",
+        "return false;",
     ),
     (
         "all units have the first one's factor",

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use kie_core::engine::Engine;
-use kie_core::request::{Completion, Prediction, Prompt, Request, SamplingParams, Speculate};
+use kie_core::request::{
+    Completion, EngineConfig, Prediction, Prompt, Request, SamplingParams, Speculate,
+};
 
 use super::failures::{edited, open_over};
 use super::requests::{base, ways};
-use super::support::{goldens, greedy_request, open_on};
+use super::support::{goldens, greedy_request, half, open_on};
 use super::{fixture, two_at_a_time};
 
 const PROMPT: [u32; 16] = [5, 6, 7, 8, 9, 6, 7, 8, 5, 6, 7, 8, 9, 6, 7, 8];
@@ -43,7 +45,7 @@ fn changed(ids: &[u32]) -> Vec<u32> {
 }
 
 /// Fixture and machine: lanes, ranks, warps of both widths, strict lock step, windows, experts,
-/// latents, several pages a block.
+/// latents, recurrent states, entries, experts stacked or not, several pages a block.
 const MACHINES: &[(&str, &str)] = &[
     ("llama", "seed=1,blocks=8"),
     ("laneformer_d2", "seed=2,ranks=2,warp=64,blocks=4,hold=1"),
@@ -51,6 +53,10 @@ const MACHINES: &[(&str, &str)] = &[
     ("qwen3_moe", "seed=6,ranks=2,blocks=4"),
     ("own_gpt_oss", "seed=7,blocks=4,warp=64,hold=1"),
     ("own_deepseek_v3", "seed=8,ranks=2,blocks=2"),
+    ("gpt_oss_mxfp4", "seed=19,blocks=4"),
+    ("own_qwen3_next", "seed=12,blocks=8,hold=1"),
+    ("own_qwen3_next", "seed=13,ranks=2,blocks=3,warp=64"),
+    ("own_deepseek_v4", "seed=14,ranks=2,blocks=3"),
 ];
 
 #[test]
@@ -101,6 +107,47 @@ fn beside(name: &str, machine: &str) {
 fn drafts_beside_others_change_no_token() {
     beside("llama", "seed=7,blocks=8");
     beside("laneformer_d2", "seed=2,ranks=2,blocks=4,warp=64,hold=1");
+    beside("own_qwen3_next", "seed=15,blocks=4");
+    beside("own_deepseek_v4", "seed=16,blocks=4,warp=64");
+}
+
+/// A page that drafts ended, right ones and wrong ones, has the copy of the state that steps of one
+/// leave there.
+#[test]
+fn a_state_behind_drafts_is_kept_in_pages() {
+    let machines =
+        [("own_qwen3_next", "seed=17,blocks=4"), ("own_deepseek_v4", "seed=18,blocks=4")];
+    two_at_a_time(machines.iter().collect(), |(name, machine)| {
+        let folder = fixture(name);
+        // Pages that steps made are taken up again.
+        let config = EngineConfig { reproducible: false, ..EngineConfig::default() };
+        let open = || {
+            let builder = Engine::builder(&folder).config(config.clone()).dtype(half(&folder));
+            builder.device(format!("sim:{machine}")).prefill_kernel(false).build().unwrap()
+        };
+        let ids: Vec<u32> = (0..57).map(|n| 5 + n * n % 41).collect();
+        let params = SamplingParams { logprobs: Some(0), ..greedy(24) };
+        let ask = |engine: &Engine, ids: &[u32], params: &SamplingParams| {
+            let prompt = Prompt::Ids(ids.to_vec());
+            engine.generate(Request { prompt, params: params.clone() }).unwrap()
+        };
+        let wanted = ask(&open(), &ids, &params);
+        for wrong in 4..10 {
+            let engine = open();
+            let mut prediction = wanted.token_ids.clone();
+            prediction[wrong] ^= 1;
+            let expecting =
+                SamplingParams { prediction: Some(Prediction::Ids(prediction)), ..params.clone() };
+            let done = ask(&engine, &ids, &expecting);
+            assert_eq!(told(&done), told(&wanted), "{name}: {wrong}");
+            assert!(done.timings.draft_n_accepted >= 8, "{:?}", done.timings);
+            let longer = [&ids[..], &wanted.token_ids[..10]].concat();
+            let behind =
+                ask(&engine, &longer, &SamplingParams { max_tokens: Some(14), ..params.clone() });
+            assert_eq!(behind.token_ids, wanted.token_ids[10..], "{name}: {wrong}");
+            assert_eq!(behind.usage.cached_tokens, 64, "{name}: {wrong}");
+        }
+    });
 }
 
 /// Stops and penalties look at what was chosen, not at drafts behind it.
@@ -156,25 +203,44 @@ fn what_matches_nothing_has_few_drafts() {
     assert!(done.timings.draft_n_accepted >= 7, "{:?}", done.timings);
 }
 
-/// Edits of the kernel with which drafts change tokens.
-const MUTANTS: &[(&str, &str, &str)] = &[
+/// Edits of the kernel with which drafts change tokens, and of which fixture.
+const MUTANTS: &[(&str, &str, &str, &str)] = &[
     (
         "a wrong draft is kept",
+        "llama",
         "        if (picked.id != tokens_of(b)[d.first + accepted]) break;\n",
         "",
     ),
-    ("a draft has no position of its own", "= d.made + 1 + me;", "= d.made + 1;"),
-    ("drafts are not counted", "count += tokens_of(b)[c] == id;", "count += 0;"),
-    ("nothing", "    u32 accepted = 0;\n", "    u32 accepted = 0; \n"),
+    ("a draft has no position of its own", "llama", "= d.made + 1 + me;", "= d.made + 1;"),
+    ("drafts are not counted", "llama", "count += tokens_of(b)[c] == id;", "count += 0;"),
+    ("nothing", "llama", "    u32 accepted = 0;\n", "    u32 accepted = 0; \n"),
+    (
+        "a step goes on from the state before the drafts that were right",
+        "own_qwen3_next",
+        "if (kept >= (int)args.live) number",
+        "if (kept < 0) number",
+    ),
+    (
+        "a sequence goes on behind its last draft",
+        "own_qwen3_next",
+        "if (picked.id != kLate) d.kept = column;",
+        "if (d.count > 0) d.kept = d.first + d.count - 1;",
+    ),
+    (
+        "each draft begins where its sequence did",
+        "own_deepseek_v4",
+        "return column > 0 && sequence_at(b.shared, column - 1)",
+        "return false && sequence_at(b.shared, column - 1)",
+    ),
 ];
 
 #[test]
 fn drafts_that_change_tokens_are_found_out() {
     let jobs: Vec<_> = MUTANTS.iter().collect();
-    two_at_a_time(jobs.into(), |(what, from, to)| {
+    two_at_a_time(jobs.into(), |(what, name, from, to)| {
         let edit = (*from, *to);
         let runner = edited("kie_decode", "sim:seed=12,blocks=4", edit, &Arc::default());
-        let engine = open_over("llama", runner);
+        let engine = open_over(name, runner);
         let penalised = SamplingParams { frequency_penalty: 2.0, ..greedy(24) };
         let same = |params: &SamplingParams| {
             let wanted = plain(&engine, params);

@@ -313,13 +313,13 @@ const MUTANTS: &[Mutant] = &[
     ),
     (
         "a launch goes on from the running softmaxes that it writes",
-        "return running_at<C>(args, b, layer, column, half ^ 1, n);",
-        "return running_at<C>(args, b, layer, column, half, n);",
+        "return {false, -1, state_of_row(args, sequence, half ^ 1)};",
+        "return {false, -1, number};",
     ),
     (
         "positions of a prompt begin where the first one did",
-        "if (c <= sequences) {\n                const u8* from = running_from",
-        "if (c <= live) {\n                const u8* from = running_from",
+        "return column > sequences_of(args);",
+        "return false;",
     ),
     (
         "an entry has nothing of the one before",

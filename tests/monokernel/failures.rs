@@ -42,7 +42,11 @@ impl Machine for Edited {
         let mut text = source.text.clone();
         for (from, to) in &self.edits {
             let found = text.matches(from).count();
-            assert_eq!(found, 1, "{from:?} stands {found} times in the sources");
+            if found != 1 {
+                // Whoever expects that an edit fails must not take this for it.
+                eprintln!("{from:?} stands {found} times in the sources");
+                std::process::abort();
+            }
             // Of a generated constant the name is known, not the value.
             let at = text.find(from).unwrap();
             let value = if from.ends_with(" = ") { text[at..].find(';').unwrap() } else { 0 };

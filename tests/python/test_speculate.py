@@ -14,17 +14,13 @@ from conftest import DATA, fixture_folders
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-# What cannot go back a few positions refuses drafts.
-KEEPS = ("qwen3_next", "deepseek_v4", "deepseek_v4_fp8fp4")
-CHECKED = [path for path in fixture_folders() if not path.name.endswith(KEEPS)]
-
 
 def told(done: kie.Completion) -> tuple[Any, ...]:
     """All of an answer but its times."""
     return done.text, done.token_ids, done.finish_reason, done.stop_reason, done.logprobs
 
 
-@pytest.mark.parametrize("folder", CHECKED, ids=lambda path: path.name)
+@pytest.mark.parametrize("folder", fixture_folders(), ids=lambda path: path.name)
 def test_every_fixture_says_the_same(folder: Path) -> None:
     prompt = [5, 6, 7, 8, 9, 6, 7, 8] * 4
     wanted: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True, "logprobs": 2, "seed": 3}
@@ -138,12 +134,3 @@ def test_what_is_wrong_is_told(
 ) -> None:
     with pytest.raises(error, match=said):
         engine.generate([5], max_tokens=1, **params)
-
-
-@pytest.mark.parametrize("name", ["own_qwen3_next", "own_deepseek_v4"])
-def test_a_state_that_cannot_go_back_refuses(name: str) -> None:
-    with (
-        kie.Engine(DATA / name, device="cpu", threads=1) as engine,
-        pytest.raises(kie.InvalidRequestError, match=r"speculate is not to be had.*go back"),
-    ):
-        engine.generate([5, 6], max_tokens=1, speculate="lookup")

@@ -22,6 +22,7 @@
 #include "ops/project.h"
 #include "ops/residual.h"
 #include "ops/sigmoid.h"
+#include "ops/states.h"
 #include "pages.h"
 #include "platform.h"
 #include "ring.h"
@@ -166,25 +167,16 @@ KIE_DEVICE void store_unit(const UnitState<C>& state, u8* to) {
         if (channel < C::kUnitChannels) put_quad(to, past_quad<C>(channel), state.past[i]);
     }
 }
-// The states that a row goes on with: each launch reads the one that the last one wrote, or a copy
-// in a page, and writes the other one, step after step.
-KIE_DEVICE u8* working_at(const DecodeArgs& args, const Layer& l, int column, u32 half) {
-    const u64 at = (u64)args.column[column].row * 2 + half;
-    return args.states + at * args.page_bytes[l.pool] + l.page_at;
+KIE_DEVICE u8* delta_state(const DecodeArgs& args, const Layer& l, u64 number) {
+    return args.states + number * args.page_bytes[l.pool] + l.page_at;
 }
 template <class C>
 KIE_DEVICE const u8* unit_from(const DecodeArgs& args, const Block& b, int layer, int column,
-                               int unit, u32 position) {
-    if (position == 0) return nullptr;
-    const u32 state = args.column[column].state, half = state & 1;
-    const Layer& l = layer_of(b, layer);
-    const u8* from;
-    if (b.step > 0)
-        from = working_at(args, l, column, half);
-    else if (state & 2)
-        from = layer_page(args, b.shared, layer, column, (int)position / kPage - 1);
-    else
-        from = working_at(args, l, column, half ^ 1);
+                               int unit) {
+    const StateBefore before = state_before(args, b, column);
+    if (before.none) return nullptr;
+    const u8* from = before.page < 0 ? delta_state(args, layer_of(b, layer), before.number)
+                                     : layer_page(args, b.shared, layer, column, before.page);
     return from + unit * C::kUnitBytes;
 }
 
@@ -350,25 +342,23 @@ struct FirstUnit {
     KIE_DEVICE void ask(const DecodeArgs& args, const Block& b, int layer) {
         const int number = b.block_in_lane * C::kUnitsEach;
         if (number >= C::kUnits) return;
-        load_unit<C>(
-            state, unit_from<C>(args, b, layer, 0, number, position_at(args, b.shared, b.step, 0)));
+        load_unit<C>(state, unit_from<C>(args, b, layer, 0, number));
         load_numbers<C>(numbers, args, b, layer, unit_of<C>(number));
     }
 };
-// All columns of a unit, in order: of a prompt each goes on where the one before ends. `asked`: the
-// state that the first one wants has been asked for.
+// All columns of a unit, in order. `asked`: the state that the first one wants has been asked for.
 template <class C>
 KIE_DEVICE void step_unit(Watch& watch, const DecodeArgs& args, const Block& b, int layer,
                           const Unit& u, int index, FirstUnit<C>& first, bool asked) {
     UnitState<C>& state = first.state;
     const UnitNumbers<C>& numbers = first.numbers;
-    const int sequences = sequences_of(args), live = live_of(b);
+    const int live = live_of(b);
     const Layer& l = layer_of(b, layer);
     float* in = delta_floats(b);
     KIE_NO_UNROLL for (int c = 0; c < live; ++c) {
         const u32 position = position_at(args, b.shared, b.step, c);
-        if (c <= sequences && !(asked && c == 0))
-            load_unit<C>(state, unit_from<C>(args, b, layer, c, u.number, position));
+        if (!follows(args, b, c) && !(asked && c == 0))
+            load_unit<C>(state, unit_from<C>(args, b, layer, c, u.number));
         const float* gates = in + C::kAtUnitGates + (c * C::kUnitsEach + index) * 2;
         const float beta = sigmoid_f(gates[0]);
         const float keep = kept_of(numbers.decay, gates[1] + numbers.bias);
@@ -379,8 +369,8 @@ KIE_DEVICE void step_unit(Watch& watch, const DecodeArgs& args, const Block& b, 
         sync_consumers<kThreads>();
         publish_unit<C>(args, b, layer, c, u, in, numbers);
         const long at = (long)u.number * C::kUnitBytes;
-        if (c < sequences || c + 1 == live)
-            store_unit<C>(state, working_at(args, l, c, args.column[c].state & 1) + at);
+        if (leaves_state(args, b, c))
+            store_unit<C>(state, delta_state(args, l, state_behind(args, b, c)) + at);
         if ((position + 1) % kPage == 0)
             store_unit<C>(state, layer_page(args, b.shared, layer, c, (int)position / kPage) + at);
     }
@@ -400,6 +390,21 @@ KIE_DEVICE void step_delta(Watch& watch, const DecodeArgs& args, const Block& b,
         step_unit<C>(watch, args, b, layer, u, i, first, i == 0);
     }
     join_wave();  // all wait for what some have published
+}
+// What this block's units have behind the draft `kept` becomes its sequence's.
+template <class C>
+KIE_DEVICE void keep_units(const DecodeArgs& args, const Block& b, int layer, int sequence,
+                           int kept) {
+    const Layer& l = layer_of(b, layer);
+    KIE_NO_UNROLL for (int i = 0; i < C::kUnitsEach; ++i) {
+        const long number = b.block_in_lane * C::kUnitsEach + i;
+        if (number >= C::kUnits) break;
+        UnitState<C> state;
+        load_unit<C>(state,
+                     delta_state(args, l, state_behind(args, b, kept)) + number * C::kUnitBytes);
+        store_unit<C>(
+            state, delta_state(args, l, state_behind(args, b, sequence)) + number * C::kUnitBytes);
+    }
 }
 
 // What a unit's output of a column lacks: its own norm in place of its head's.

@@ -19,6 +19,7 @@ struct Drafter {
     u32 reach, misses, rest, cursor, began;  // began: 1 + where in the prediction; 0: elsewhere
     u32 along, unmatched;
     u32 drafted, accepted;  // of the launch
+    u32 kept;               // the last step's column behind which the sequence goes on
 };
 struct Drafts {
     Columns columns;

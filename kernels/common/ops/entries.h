@@ -14,11 +14,13 @@
 #include "chiplets.h"
 #include "exchange.h"
 #include "lowered.h"
+#include "ops/drafts.h"
 #include "ops/latent_attend.h"
 #include "ops/latent_words.h"
 #include "ops/order.h"
 #include "ops/parts.h"
 #include "ops/residual.h"
+#include "ops/states.h"
 #include "pages.h"
 #include "platform.h"
 #include "shape.h"
@@ -164,12 +166,18 @@ KIE_DEVICE u8* new_row(const Block& b, int column) {
 }
 // The first position that the step adds to a column's sequence, and the column of one of those.
 KIE_DEVICE int first_new(const DecodeArgs& args, const Block& b, int column) {
-    const int sequences = sequences_of(args);
-    return (int)position_at(args, b.shared, b.step, column < sequences ? column : sequences);
+    const int sequences = sequences_of(args),
+              first = kLookup ? sequence_at(b.shared, column) : min_i(column, sequences);
+    return (int)position_at(args, b.shared, b.step, first);
 }
 KIE_DEVICE int column_of_new(const DecodeArgs& args, const Block& b, int column, int position) {
-    const int sequences = sequences_of(args);
-    return column < sequences ? column : sequences + position - first_new(args, b, column);
+    const int sequences = sequences_of(args), ahead = position - first_new(args, b, column);
+    if (column < sequences) return column;
+    if constexpr (kLookup) {
+        const int sequence = sequence_at(b.shared, column);
+        return ahead == 0 ? sequence : (int)drafts_of(b).sequence[sequence].first + ahead - 1;
+    }
+    return sequences + ahead;
 }
 // Where a layer's running softmaxes (0), entries (1) and index keys (2) stand in their pages.
 template <class C>
@@ -226,13 +234,10 @@ KIE_DEVICE void take_in(Running& r, float score, float value) {
         r.mass += weight, r.sum += weight * value;
     }
 }
-// The states that a column's sequence goes on with (ops/delta.h says which), and the copy behind a
-// page's last position; of this block's channel `n`.
+// Running softmaxes of this block's channel `n` in a state, and where a column's begin.
 template <class C>
-KIE_DEVICE u8* running_at(const DecodeArgs& args, const Block& b, int layer, int column, u32 half,
-                          int n) {
-    const u64 at = (u64)args.column[column].row * 2 + half;
-    return args.states + at * C::kStatesBytes + C::kAtStates +
+KIE_DEVICE u8* running_at(const DecodeArgs& args, const Block& b, int layer, u64 state, int n) {
+    return args.states + state * C::kStatesBytes + C::kAtStates +
            place_of_state<C>(args, b, layer, 0) + n * (C::kSets * 16);
 }
 template <class C>
@@ -243,12 +248,11 @@ KIE_DEVICE u8* running_copy(const DecodeArgs& args, const Block& b, int layer, i
 }
 template <class C>
 KIE_DEVICE const u8* running_from(const DecodeArgs& args, const Block& b, int layer, int column,
-                                  int position, int n) {
-    if (position == 0) return nullptr;
-    const u32 state = args.column[column].state, half = state & 1;
-    if (b.step > 0) return running_at<C>(args, b, layer, column, half, n);
-    if (state & 2) return running_copy<C>(args, b, layer, column, position / kPage - 1, n);
-    return running_at<C>(args, b, layer, column, half ^ 1, n);
+                                  int n) {
+    const StateBefore before = state_before(args, b, column);
+    if (before.none) return nullptr;
+    if (before.page >= 0) return running_copy<C>(args, b, layer, column, before.page, n);
+    return running_at<C>(args, b, layer, before.number, n);
 }
 // A channel: what its values and scores are made of.
 struct Channel {
@@ -296,10 +300,10 @@ KIE_DEVICE void pool_position(Watch& watch, const DecodeArgs& args, const Block&
     if constexpr (C::kSets > 1) state[C::kSets - 1] = state[0];
     state[0] = {-infinity(), 0, 0};
 }
-// This block's channels, a thread each: of a prompt each column goes on where the one before ends.
+// This block's channels, a thread each.
 template <class C>
 KIE_DEVICE void pool_channels(Watch& watch, const DecodeArgs& args, const Block& b, int layer) {
-    const int sequences = sequences_of(args), live = live_of(b);
+    const int live = live_of(b);
     for (int i = thread(); i < C::kChannels; i += kThreads) {
         const int n = b.block_in_lane * C::kChannels + i;
         if (n >= C::kChannelsAll) break;
@@ -312,8 +316,8 @@ KIE_DEVICE void pool_channels(Watch& watch, const DecodeArgs& args, const Block&
                     to + set * 16,
                     {{bits(state[set].top), bits(state[set].mass), bits(state[set].sum), 0}});
             };
-            if (c <= sequences) {
-                const u8* from = running_from<C>(args, b, layer, c, position, n);
+            if (!follows(args, b, c)) {
+                const u8* from = running_from<C>(args, b, layer, c, n);
                 KIE_UNROLL for (int set = 0; set < C::kSets; ++set) {
                     state[set] = {-infinity(), 0, 0};
                     if (!from) continue;
@@ -322,13 +326,26 @@ KIE_DEVICE void pool_channels(Watch& watch, const DecodeArgs& args, const Block&
                 }
             }
             pool_position<C>(watch, args, b, layer, c, position, of, n, state);
-            if (c < sequences || c + 1 == live)
-                store(running_at<C>(args, b, layer, c, args.column[c].state & 1, n));
+            if (leaves_state(args, b, c))
+                store(running_at<C>(args, b, layer, state_behind(args, b, c), n));
             if ((position + 1) % kPage == 0)
                 store(running_copy<C>(args, b, layer, c, position / kPage, n));
         }
     }
     join_wave();  // all wait for what some have published
+}
+// What this block's channels have behind the draft `kept` becomes its sequence's.
+template <class C>
+KIE_DEVICE void keep_channels(const DecodeArgs& args, const Block& b, int layer, int sequence,
+                              int kept) {
+    for (int i = thread(); i < C::kChannels; i += kThreads) {
+        const int n = b.block_in_lane * C::kChannels + i;
+        if (n >= C::kChannelsAll) break;
+        const u8* from = running_at<C>(args, b, layer, state_behind(args, b, kept), n);
+        u8* to = running_at<C>(args, b, layer, state_behind(args, b, sequence), n);
+        KIE_UNROLL for (int set = 0; set < C::kSets; ++set)
+            store_state(to + set * 16, load_state(from + set * 16));
+    }
 }
 // What the step adds, a column a warp.
 template <class C>

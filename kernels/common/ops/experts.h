@@ -199,14 +199,13 @@ KIE_DEVICE void add_sums(Sums<S>& s, const Sums<S>& others) {
     }
 }
 template <class C>
-using StacksOfDown = ChosenStages<typename C::StackedDown, C::kChosen / C::StackedDown::pieces>;
+using ChosenOfDown = ChosenStages<typename C::TilingDown, C::kChosen>;
 // `shared`: the shared expert's sums, or zeros.
 template <class C>
 KIE_DEVICE Sums<typename C::TilingDown> multiply_down_alone(
-    Ring& ring, Watch& watch, StacksOfDown<C>& first, const DecodeArgs& args, const Block& b,
+    Ring& ring, Watch& watch, ChosenOfDown<C>& first, const DecodeArgs& args, const Block& b,
     int layer, const Sums<typename C::TilingDown>& shared) {
     using S = typename C::TilingDown;
-    using Stacked = typename C::StackedDown;
     constexpr int kStride = C::kChosen * C::kFfn,
                   kGatherers = kStride % (4 * kWarps) == 0 ? kWarps : 8,
                   kShare = kStride / 2 / kGatherers;
@@ -221,13 +220,8 @@ KIE_DEVICE Sums<typename C::TilingDown> multiply_down_alone(
                               (u32*)(b.shared + kShXb) + from, kParts == 1 ? 0 : kStride / 2,
                               none.v);
     sync_consumers<kThreads>();
-    const Sums<Stacked> sums =
-        multiply_chosen(ring, first, b.shared + kShXb, kStride, Stacked::pieces * C::kFfn,
-                        [](int, Sums<Stacked>&) {});
-    Sums<S> s;
-    KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
-        KIE_UNROLL for (int j = 0; j < 4; ++j) s.v[i][j] = sums.v[i][j];
-    }
+    Sums<S> s =
+        multiply_chosen(ring, first, b.shared + kShXb, kStride, C::kFfn, [](int, Sums<S>&) {});
     if constexpr (C::kShared) add_sums<S>(s, shared);
     return s;
 }

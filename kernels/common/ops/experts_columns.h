@@ -209,7 +209,7 @@ KIE_DEVICE Sums<typename C::TilingDown> multiply_down_columns(
 // Of one column, or of several.
 template <class C, bool kAlone>
 struct FirstStages {
-    using Type = StacksOfDown<C>;
+    using Type = ChosenOfDown<C>;
 };
 template <class C>
 struct FirstStages<C, false> {

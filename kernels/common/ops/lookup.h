@@ -209,8 +209,11 @@ KIE_DEVICE void accept(const DecodeArgs& args, const Block& b, int s) {
     const Sequence& q = args.column[s];
     u32* text = ids_of(args, q.row, 0);
     u32 accepted = 0;
+    d.kept = s;
     for (int column = s;; column = (int)d.first + (int)accepted++) {
         const Picked& picked = picked_of(b)[column];
+        // A position whose mask was late is computed again.
+        if (picked.id != kLate) d.kept = column;
         tell(args, b, q, d.made, picked.id, picked.logprob);
         const u32 at = q.position + ++d.made;
         recent_id(b, s, (int)at) = picked.id;
@@ -236,8 +239,8 @@ KIE_DEVICE void begin_drafts(const DecodeArgs& args, Block& b) {
     Drafts& all = drafts_of(b);
     if (me < (int)args.live) {
         const Drafting& from = args.drafting[me];
-        all.sequence[me] = {0, 0,          0, 0, from.reach, from.misses, from.rest, from.cursor,
-                            0, from.along, 0, 0, 0};
+        all.sequence[me] = {0,           0, 0,          0, from.reach, from.misses, from.rest,
+                            from.cursor, 0, from.along, 0, 0,          0,           (u32)me};
     }
     if (me == 0) all.quiet = 0;
     for (int i = me; i < (int)args.live * kRecent; i += kThreads) {

@@ -106,7 +106,7 @@ struct WeightFragment {
 
 // Where a warp's tiles stand in a stage, worked out once a product. Lanes of rows that there are
 // not take the first lane's. A stage may be of several pieces (lower/tiling.rs, Stack), each as the
-// tiling of one has it: of a tile's rows, or of all columns, some belong to each.
+// tiling of one has it: some of a tile's rows belong to each.
 template <class S>
 struct FragmentOffset {
     int row_warp;
@@ -118,17 +118,13 @@ struct FragmentOffset {
 // The same of a stage of several pieces.
 template <class S>
 KIE_DEVICE void piece_offset(const Ring& ring, int k_warp, FragmentOffset<S>& p) {
-    constexpr bool kByRows = S::piece_rows < S::rows;
-    static_assert(S::row_warps == 1 && (!kByRows || S::rows <= 16), "lower/tiling.rs, stacks");
-    const int my = lane() % kTeam, first = k_warp * S::chunk;  // unit
+    static_assert(S::row_warps == 1 && S::rows <= 16, "lower/tiling.rs, stacks");
+    const int my = lane() % kTeam, unit = k_warp * S::chunk;
     KIE_UNROLL for (int i = 0; i < S::tiles; ++i) {
         const int pair = i * 8 + my / 4, own = pair < S::row_pairs ? pair : 0;
-        const int piece = kByRows ? own / (S::piece_rows / 2) : first / S::piece_units;
-        const int row = kByRows ? own % (S::piece_rows / 2) * 2 : own * 2;
-        const int unit = kByRows ? first : first % S::piece_units;
+        const int piece = own / (S::piece_rows / 2), row = own % (S::piece_rows / 2) * 2;
         const u32 base = piece * S::stage_bytes;
-        p.at[i] = base + S::codes_at + unit * S::unit_bytes + row / 16 * (16 * S::row_bytes) +
-                  (row % 16 * 2 + my % 4) * S::lane_bytes;
+        p.at[i] = base + S::codes_at + unit * S::unit_bytes + (row * 2 + my % 4) * S::lane_bytes;
         if constexpr (S::scaled) {
             const u32 scale = unit / S::span * S::scale_rows;
             if constexpr (S::per_row) {

@@ -2,6 +2,7 @@
 
 use kie_kernels::abi::{DeltaHeads, Dims, Dtype, PageGroup, StateAt, StateKind};
 use kie_kernels::device::Device;
+use kie_kernels::lookup::DRAFT_MAX;
 
 use crate::memory::ring_of;
 use crate::model::{Delta, LayerSpec, Mixer, Spec};
@@ -104,10 +105,11 @@ pub(super) fn bytes_of_one(groups: &[PageGroup], device: &dyn Device) -> u64 {
 }
 
 /// Bytes of the recurrent states that running sequences go on with: a device computes each from
-/// the one before.
+/// the one before, and has one behind each row of a step, for those that are drafts.
 pub(super) fn working(groups: &[PageGroup], dims: &Dims, device: &dyn Device) -> u64 {
     let kept = groups.iter().filter(|group| group.is_recurrent());
-    2 * u64::from(dims.slots) * kept.map(|group| device.page_bytes(group)).sum::<u64>()
+    let states = 2 * dims.slots + dims.slots.max(1 + DRAFT_MAX as u32);
+    u64::from(states) * kept.map(|group| device.page_bytes(group)).sum::<u64>()
 }
 
 /// Shares the budget among the groups: room for every slot's longest sequence where there is

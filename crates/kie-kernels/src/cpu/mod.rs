@@ -31,7 +31,7 @@ mod watch;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::abi::{PageGroup, Program, StateKind};
+use crate::abi::{PageGroup, Program};
 use crate::buffer::{Buffer, HostBytes};
 use crate::device::{Device, DeviceInfo, Footprint, Options, Running, Stop};
 use crate::error::{Error, Result};
@@ -132,22 +132,12 @@ impl Device for Cpu {
         Ok(vec![Footprint { name, part, weight_bytes, kv_bytes, scratch_bytes, free_bytes }])
     }
 
-    fn refuses_drafts(&self, program: &ValidProgram) -> Option<&'static str> {
-        let goes_back = |group: &PageGroup| match group.state {
-            StateKind::KeysValues { .. } | StateKind::Latents { .. } => true,
-            StateKind::Recurrent { .. } | StateKind::Entries { .. } | StateKind::Sums { .. } => {
-                false
-            }
-        };
-        let all = program.program().groups.iter().all(goes_back);
-        (!all).then_some("its state cannot go back to the last token that was right")
+    fn refuses_drafts(&self, _: &ValidProgram) -> Option<&'static str> {
+        None
     }
 
-    fn masked_drafts(&self, program: &ValidProgram) -> usize {
-        match self.refuses_drafts(program) {
-            None => DRAFT_MAX,
-            Some(_) => 0,
-        }
+    fn masked_drafts(&self, _: &ValidProgram) -> usize {
+        DRAFT_MAX
     }
 
     fn start(

@@ -67,6 +67,8 @@ pub(super) struct Column {
     pub path: Path,
     /// Its logits are wanted.
     pub wanted: bool,
+    /// Its token is a draft of what the column before chooses.
+    pub drafted: bool,
 }
 
 /// What one member alone uses.
@@ -100,11 +102,18 @@ fn angles_at([frequencies, lengths]: &[Box<[f32]>; 2], position: usize, out: &mu
     }
 }
 
-/// Which of a slot's two recurrent states is current, and how many positions it has seen.
-#[derive(Clone, Copy, Default)]
+/// A slot's two recurrent states, by number: the one that is current comes first. And how many
+/// positions that one has seen.
+#[derive(Clone, Copy)]
 struct Behind {
-    half: usize,
+    states: [usize; 2],
     position: usize,
+}
+
+impl Behind {
+    const fn of_slot(slot: usize) -> Self {
+        Self { states: [2 * slot, 2 * slot + 1], position: 0 }
+    }
 }
 
 /// The largest operands of a program's steps, in numbers a column and lane.
@@ -238,10 +247,15 @@ pub(super) fn decode_rows(dims: &Dims) -> usize {
     (dims.slots as usize).max(DECODE_COLUMNS).min(dims.columns as usize)
 }
 
-/// Numbers of the recurrent states that sequences go on with: two of each slot.
+/// Numbers of the recurrent states that sequences go on with.
 fn working(group: &PageGroup, dims: &Dims) -> usize {
-    let slots = if group.is_recurrent() { dims.slots as usize } else { 0 };
-    2 * slots * (group.page_bytes() / 4) as usize
+    let states = if group.is_recurrent() { working_states(dims) } else { 0 };
+    states * (group.page_bytes() / 4) as usize
+}
+
+/// States: two of each slot, and one behind each row of a pass that has a draft behind it.
+fn working_states(dims: &Dims) -> usize {
+    2 * dims.slots as usize + decode_rows(dims)
 }
 
 /// A program with its memory.
@@ -263,11 +277,13 @@ pub(super) struct Pass {
     lines: Lines,
     /// KV pages, one arena a group.
     pages: Vec<Field<u8>>,
-    /// Recurrent states of running sequences, two a slot, by group. A pass reads the one that is
-    /// current and writes the other, which is current when the pass was whole.
+    /// Recurrent states of running sequences, by group. A pass reads a slot's current one and
+    /// writes its other one, which is current when the pass was whole.
     working: Vec<Field<f32>>,
     /// By slot.
     behind: Vec<Behind>,
+    /// Numbers of states that a pass leaves behind its rows, where a draft comes next.
+    between: Vec<usize>,
     /// Of each rotary table that a step names.
     angles: Vec<Angles>,
     /// Scores of entries of [`INDEX_COLUMNS`] columns.
@@ -330,7 +346,8 @@ impl Pass {
             lines: experts.lines(),
             pages: program.groups.iter().map(arena).collect(),
             working: program.groups.iter().map(|g| Field::new(working(g, &d))).collect(),
-            behind: vec![Behind::default(); d.slots as usize],
+            behind: (0..d.slots as usize).map(Behind::of_slot).collect(),
+            between: (2 * d.slots as usize..working_states(&d)).collect(),
             angles: Vec::new(),
             constants: Vec::new(),
             scores: Field::new(INDEX_COLUMNS * most.scored[0]),
@@ -436,10 +453,18 @@ impl Pass {
         let whole = watch.is_whole();
         for sequence in columns.chunk_by(|a, b| a.slot == b.slot).filter(|_| whole) {
             let last = sequence[sequence.len() - 1];
-            let half = 1 - self.behind[last.slot].half;
-            self.behind[last.slot] = Behind { half, position: last.position + 1 };
+            let behind = &mut self.behind[last.slot];
+            behind.states.reverse();
+            behind.position = last.position + 1;
         }
         whole
+    }
+
+    /// The drafts behind a row of the last pass were wrong: its slot goes on from there.
+    pub(super) fn go_back(&mut self, row: usize, slot: usize, position: usize) {
+        let behind = &mut self.behind[slot];
+        std::mem::swap(&mut behind.states[0], &mut self.between[row]);
+        behind.position = position + 1;
     }
 
     /// Rotary angles of the pass.

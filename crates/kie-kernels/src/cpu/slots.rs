@@ -234,8 +234,8 @@ impl Slots {
             spare -= drafted;
             for (at, token) in tokens[..=drafted].iter().enumerate() {
                 let (position, path) = (slot.next + at, Path::Decode);
-                let column = Column { slot: index, position, token: *token, path, wanted: true };
-                self.columns.push(column);
+                let (slot, token, drafted) = (index, *token, at > 0);
+                self.columns.push(Column { slot, position, token, path, wanted: true, drafted });
             }
         }
         let mut room = self.chunk(self.columns.len());
@@ -254,8 +254,8 @@ impl Slots {
             for position in slot.next..slot.next + count {
                 let wanted = position + 1 == prompt;
                 let token = memory.tokens[position];
-                let path = Path::Prefill;
-                self.columns.push(Column { slot: index, position, token, path, wanted });
+                let (path, drafted) = (Path::Prefill, false);
+                self.columns.push(Column { slot: index, position, token, path, wanted, drafted });
             }
             room -= count;
         }
@@ -296,6 +296,10 @@ impl Slots {
             accepted += 1;
             self.slots[index].next = draft.position + 1;
             self.choose(index, Some(row + accepted), now);
+        }
+        if accepted < drafted {
+            let last = columns.start + accepted;
+            self.pass.go_back(last, index, self.columns[last].position);
         }
         if drafted > 0 {
             self.slots[index].lookup.saw(drafted, accepted);
@@ -387,7 +391,14 @@ impl Slots {
         self.columns.clear();
         for position in positions.start as usize..positions.end as usize {
             let token = memory.tokens[position];
-            self.columns.push(Column { slot: index, position, token, path, wanted: true });
+            self.columns.push(Column {
+                slot: index,
+                position,
+                token,
+                path,
+                wanted: true,
+                drafted: false,
+            });
         }
         // SAFETY: as above; it is the one logits command in flight.
         let out = unsafe { self.mailbox.logits() };

@@ -128,7 +128,7 @@ pub fn bytes(
     let words =
         Exchange::new(model, partition, partition.columns).words * 8 + ABORT_FLAG_BYTES as u64;
     let prefill = plan.map_or(0, Plan::bytes);
-    let states = slots * segments::working_bytes(model, partition);
+    let states = segments::working_bytes(model, partition, dims.slots);
     let others = head_norms + biases + extras + rope + tables + texts + lists + records + words;
     let others = others + prefill + states + empty;
     [packed, pools, others + upload::most_bytes(packed).saturating_sub(pools + others)]
@@ -160,6 +160,8 @@ pub struct Room {
     values: Memory,
     pools: [Memory; MOST_POOLS],
     states: Memory,
+    /// How many of them stand before those behind drafts.
+    draft_states: u32,
 }
 
 impl Room {
@@ -192,7 +194,8 @@ impl Room {
             values: m.alloc(partition.columns as usize * 2 * vocab * 4)?,
             pools: pools.try_into().unwrap_or_else(|_| unreachable!("as many as asked for")),
             states: m
-                .alloc((slots * segments::working_bytes(model, partition) as usize).max(256))?,
+                .alloc((segments::working_bytes(model, partition, dims.slots) as usize).max(256))?,
+            draft_states: segments::states_of_rows(dims.slots),
         };
         // The simulator's clock is not the host's.
         let watched = m.platform() != Platform::Sim;
@@ -212,6 +215,7 @@ impl Room {
             pools: std::array::from_fn(|at| self.pools[at].address),
             more_pools: std::array::from_fn(|at| self.pools[FIRST_POOLS + at].address),
             states: self.states.address,
+            draft_states: self.draft_states.into(),
             texts: self.texts.address,
             pages: self.pages.address,
             stop_ids: self.stop_ids.address,

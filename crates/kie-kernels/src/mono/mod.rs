@@ -270,9 +270,6 @@ impl Device for Mono {
     fn refuses_drafts(&self, program: &ValidProgram) -> Option<&'static str> {
         let ranks = self.lower(program).ok()?;
         let (model, partition) = &ranks[0];
-        if model.classes.iter().any(model::Class::is_recurrent) {
-            return Some("its state cannot go back to the last token that was right");
-        }
         let kernels = partition.kernels(model, self.machines[0].platform());
         let none = !kernels.iter().any(|kernel| kernel.lookup);
         none.then_some("its kernels have room for one row of a sequence a step")

@@ -74,6 +74,7 @@ const FILES: &[File<'static>] = carried![
     "common/ops/scale.h",
     "common/ops/shared.h",
     "common/ops/sigmoid.h",
+    "common/ops/states.h",
     "common/ops/unit.h",
     "common/pack.h",
     "common/pages.h",

@@ -387,7 +387,7 @@ structures! {
         experts: u64 = "const u8*",
         /// Sinks and biases of each layer.
         extras: u64 = "const float*",
-        /// `[rows][2]` recurrent states, each like a page of their pool.
+        /// `[rows][2]` recurrent states, each like a page of their pool, then those behind drafts.
         states: u64 = "u8*",
         /// Host memory: `[rows][kMaskRow][kMaskAll]` words of what each row's next token may be,
         /// and those behind its drafts; see ops/mask.h.
@@ -400,6 +400,8 @@ structures! {
         more_pools: [u64; MORE_POOLS] = "u8*",
         /// See above.
         more_page_bytes: [u32; MORE_POOLS],
+        /// How many of `states` stand before those behind drafts.
+        draft_states: u64,
     }
 
     /// The prefill kernel's one parameter.

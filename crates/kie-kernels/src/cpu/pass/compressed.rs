@@ -113,7 +113,7 @@ impl Walk<'_> {
                 let out = unsafe { self.pass.raw.write(place_of(of_other)) };
                 out.copy_from_slice(&made[..channels.len()]);
             }
-            self.keep(&place, position, state.as_flattened());
+            self.keep(&place, column, state.as_flattened());
         }
     }
 

@@ -76,7 +76,7 @@ impl Walk<'_> {
             let gates = self.read(step.inputs[1], lane, column, gates.clone());
             let out = self.write(step.output, lane, column, out.clone());
             rule.step(row, gates, state, out, scratch);
-            self.keep(&place, self.columns[column].position, state);
+            self.keep(&place, column, state);
         }
     }
 }

@@ -28,24 +28,18 @@ impl Walk<'_> {
     /// none is before the first one, and then true: what is there means nothing.
     #[allow(clippy::mut_from_ref)]
     pub(super) fn recall(&self, place: &Place, position: usize) -> (&mut [f32], bool) {
-        let group = &self.pass.program.groups[place.state.group as usize];
         let working = &self.pass.working[place.state.group as usize];
-        let current = self.pass.behind[place.slot];
-        let part = |half: usize| {
-            let layers = group.layers as usize * (2 * place.slot + half);
-            let numbers = group.state.layer_bytes() as usize / 4;
-            let at = (layers + place.state.layer as usize) * numbers;
-            at + place.part.start..at + place.part.end
-        };
-        // SAFETY: this part of this slot's state is the item's own, and the other half is only
+        let behind = &self.pass.behind[place.slot];
+        let [current, next] = behind.states.map(|state| self.working_at(place, state));
+        // SAFETY: this part of this slot's state is the item's own, and the current one is only
         // read.
-        let state = unsafe { working.write(part(1 - current.half)) };
+        let state = unsafe { working.write(next) };
         if position == 0 {
             return (state, true);
         }
-        if current.position == position {
-            // SAFETY: nobody writes the half that is current.
-            state.copy_from_slice(unsafe { working.read(part(current.half)) });
+        if behind.position == position {
+            // SAFETY: nobody writes the state that is current.
+            state.copy_from_slice(unsafe { working.read(current) });
         } else {
             assert!(position.is_multiple_of(PAGE), "position {position} of slot {}", place.slot);
             let at = self.kept_at(place, position / PAGE - 1);
@@ -58,14 +52,31 @@ impl Walk<'_> {
         (state, false)
     }
 
-    /// Copies a state to the page that ends with `position`, if one does.
-    pub(super) fn keep(&self, place: &Place, position: usize, state: &[f32]) {
+    /// Copies a state behind a column to where its sequence goes on from, should what comes next be
+    /// a wrong draft; and to the page that ends there, if one does.
+    pub(super) fn keep(&self, place: &Place, column: usize, state: &[f32]) {
+        let position = self.columns[column].position;
+        if self.columns.get(column + 1).is_some_and(|next| next.drafted && next.slot == place.slot)
+        {
+            let at = self.working_at(place, self.pass.between[column]);
+            let working = &self.pass.working[place.state.group as usize];
+            // SAFETY: this part of what is left behind this column is the item's own.
+            unsafe { working.write(at) }.copy_from_slice(state);
+        }
         if (position + 1).is_multiple_of(PAGE) {
             let at = self.kept_at(place, position / PAGE);
             let pages = &self.pass.pages[place.state.group as usize];
             // SAFETY: this part of a page that one sequence writes is the item's own.
             store_f32(Dtype::F32, state, unsafe { pages.write(at) });
         }
+    }
+
+    /// A place in one of the states that sequences go on with.
+    fn working_at(&self, place: &Place, state: usize) -> Range<usize> {
+        let group = &self.pass.program.groups[place.state.group as usize];
+        let numbers = group.state.layer_bytes() as usize / 4;
+        let at = (group.layers as usize * state + place.state.layer as usize) * numbers;
+        at + place.part.start..at + place.part.end
     }
 
     /// Bytes of a place in its group's arena, in a sequence's `logical` page.

@@ -225,7 +225,7 @@ mod tests {
     use crate::mono::lower::partition::Partition;
     use crate::mono::lower::print::lowered;
     use crate::mono::lower::segments::{
-        head_segment, layers, matrix_offset, page_bytes, segments, working_bytes, Source,
+        head_segment, layers, matrix_offset, page_bytes, segments, state_bytes, Source,
     };
     use crate::mono::shapes::{coder_next, nvidia};
 
@@ -278,7 +278,7 @@ mod tests {
             let delta = partition.classes[0].delta.expect("the first class has one");
             let bytes = page_bytes(&model, &partition)[1];
             assert_eq!(bytes, 36 * delta.state_bytes());
-            assert_eq!(working_bytes(&model, &partition), 2 * u64::from(bytes));
+            assert_eq!(state_bytes(&model, &partition), u64::from(bytes));
             let text = lowered(&model, &partition, Platform::Cuda).expect("it fits");
             let units = format!("{} units of {} columns", delta.units, delta.unit.cols);
             assert!(text.contains("class 0 Gates") && text.contains(&units), "{text}");

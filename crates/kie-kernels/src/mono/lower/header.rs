@@ -97,7 +97,6 @@ impl Text {
             ("prefetch_depth", t.stages.min(prefetch_depth)),
             ("pieces", stack.map_or(1, |stack| stack.experts)),
             ("piece_rows", piece.rows),
-            ("piece_units", piece.k / 32),
             ("row_pairs", t.row_pairs()),
             ("items", t.items((columns, self.parts), threads)),
             ("part_floats", t.part_floats(columns)),
@@ -399,7 +398,7 @@ fn tilings(
     for (m, of) in part.matrices() {
         let index = p.index_offset(at, m);
         named.push((format!("Tiling{}", name(m)), t.tiling(of, layout, ahead(m), index)));
-        if part.is_chosen(m) {
+        if m == Matrix::GateUp && part.experts.is_some() {
             // Several columns have one expert after another.
             let stack = p.stack(model, part, m).filter(|_| layout.kind.columns == 1);
             let stacked = t.stacked(of, stack, layout, layout.prefetch_depth, index);
@@ -652,7 +651,7 @@ fn compressed(t: &mut Text, (model, p): (&Model, &Partition), at: usize, extras:
         ("kChannelsAll", sizes.channels_all()),
     ]);
     t.longs([
-        ("kStatesBytes", segments::working_bytes(model, p) / 2),
+        ("kStatesBytes", segments::state_bytes(model, p)),
         ("kAtStates", segments::working_at(model, p, entries.pools[0])),
     ]);
     let Some(index) = index else { return };

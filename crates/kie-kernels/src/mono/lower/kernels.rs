@@ -33,11 +33,9 @@ impl Partition {
         all
     }
 
-    /// Whether steps can have drafts: there are columns for them, their positions can be written
-    /// again, and shared memory has room.
+    /// Whether steps can have drafts: there are columns for them, and shared memory has room.
     fn drafts(&self, model: &Model, kind: Kind) -> bool {
-        let goes_back = model.classes.iter().all(|c| !c.is_recurrent());
-        self.columns > 1 && goes_back && Layout::new(model, self, kind).is_ok()
+        self.columns > 1 && Layout::new(model, self, kind).is_ok()
     }
 
     /// Whether pages fit the ring's slots, and shared memory what joins them (stream.h).

@@ -516,7 +516,7 @@ pub const RECENT: u32 = 32;
 /// Bytes of what blocks keep of drafts (ops/drafts.h).
 pub fn drafts_bytes(p: &Partition, kind: Kind) -> u32 {
     match kind.lookup {
-        true => 4 * (2 * kind.columns + 2 + 2 * p.warps + (13 + 3 + RECENT) * kind.columns),
+        true => 4 * (2 * kind.columns + 2 + 2 * p.warps + (14 + 3 + RECENT) * kind.columns),
         false => 0,
     }
 }

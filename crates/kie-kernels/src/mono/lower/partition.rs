@@ -872,16 +872,15 @@ impl Partition {
         }
     }
 
-    /// How the experts of a column are stacked, where a stage of one hardly gives warps anything to
-    /// do: as many as fill a tile's rows, or give each warp as many columns, as far as a slot has
-    /// room. Only what is multiplied from registers.
+    /// How the experts of a column are stacked, where one has few rows of gate and up: as many as
+    /// fill a tile, as far as a slot has room. Only what is multiplied from registers.
     pub(super) fn stack(&self, model: &Model, class: &ClassPartition, of: Matrix) -> Option<Stack> {
         let (e, t) = (class.experts?, class.tiling(of));
         let fits = |n: &u32| e.chosen.is_multiple_of(*n) && n * t.stage_bytes <= self.slot_bytes;
-        let good = |n: &u32| fits(n) && t.stacks(of, *n);
+        let good = |n: &u32| fits(n) && t.stacks(*n);
         let experts = (2..=e.chosen).rev().find(good)?;
         let from_registers = self.prefetch_depth(model) > 1;
-        (class.is_chosen(of) && from_registers).then_some(Stack { experts, matrix: of })
+        (of == Matrix::GateUp && from_registers).then_some(Stack { experts })
     }
 
     /// Whether stages stand side by side in the ring, and more of gate and up in registers: where a

@@ -209,9 +209,19 @@ pub fn page_bytes(model: &Model, partition: &Partition) -> [u32; MOST_POOLS] {
     })
 }
 
-/// Bytes of the states that a sequence goes on with: one is read, the other written.
-pub fn working_bytes(model: &Model, partition: &Partition) -> u64 {
-    2 * working_at(model, partition, u32::MAX)
+/// Bytes of a state that a sequence goes on with, all its layers.
+pub fn state_bytes(model: &Model, partition: &Partition) -> u64 {
+    working_at(model, partition, u32::MAX)
+}
+
+/// How many of them so many sequences have: one is read, the other written.
+pub const fn states_of_rows(slots: u32) -> u32 {
+    2 * slots
+}
+
+/// Bytes of those, and of one behind each column that may be a draft.
+pub fn working_bytes(model: &Model, partition: &Partition, slots: u32) -> u64 {
+    u64::from(states_of_rows(slots) + partition.columns - 1) * state_bytes(model, partition)
 }
 
 /// Where a pool's states begin in one of those: behind the pools before it.

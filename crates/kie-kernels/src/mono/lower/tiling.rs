@@ -1,7 +1,5 @@
 //! How a block's rows of a matrix lie in its stream, and how its warps share them (ops/matvec.h).
 
-use super::matrix::Matrix;
-
 /// What bounds a stage.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stage {
@@ -173,28 +171,19 @@ pub struct Tiling {
     pub uneven: bool,
 }
 
-/// Bytes of a row of a tile that a warp of stacked experts has in registers of a stage, at most.
-const STACKED_BYTES: u32 = 128;
-
-/// Experts of a column whose stages stand side by side in one slot and are multiplied as one: rows
-/// of gate and up below each other, columns of down behind each other (ops/experts.h).
+/// Experts of a column whose stages of gate and up stand side by side in one slot and are
+/// multiplied as one, rows below each other (ops/experts.h). A row's sum is what it is alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stack {
     /// How many.
     pub experts: u32,
-    /// Of which matrix.
-    pub matrix: Matrix,
 }
 
 impl Stack {
     /// What they are multiplied as; pieces lie as the tiling of one has them.
-    pub fn tiling(self, of: &Tiling) -> Tiling {
-        if self.matrix == Matrix::GateUp {
-            let rows = self.experts * of.rows;
-            return Tiling { rows, tiles: rows.div_ceil(16), ..*of };
-        }
-        let (k, chunk) = (self.experts * of.k, self.experts * of.k / 32 / of.k_warps);
-        Tiling { k, pairs: chunk, chunk, uneven: false, ..*of }
+    pub const fn tiling(self, of: &Tiling) -> Tiling {
+        let rows = self.experts * of.rows;
+        Tiling { rows, tiles: rows.div_ceil(16), ..*of }
     }
 }
 
@@ -292,18 +281,9 @@ impl Tiling {
         whole.then_some(tiling)
     }
 
-    /// Whether a stage of so many experts side by side gives warps more to do: a tile has fewer
-    /// rows of nobody, or all warps have the same number of units, each of one expert.
-    pub(super) fn stacks(&self, matrix: Matrix, experts: u32) -> bool {
-        let (rows, units) = (experts * self.rows, self.k / 32);
-        let of_warp = experts * units / self.k_warps;
-        let by_rows = rows <= 16;
-        let by_columns = self.stages == 1
-            && (experts * units).is_multiple_of(self.k_warps)
-            && units.is_multiple_of(of_warp)
-            && of_warp.is_multiple_of(self.span)
-            && of_warp * self.tiles * self.encoding.row_bytes() <= STACKED_BYTES;
-        self.row_warps == 1 && if matrix == Matrix::GateUp { by_rows } else { by_columns }
+    /// Whether the rows of so many experts are one tile.
+    pub(super) const fn stacks(&self, experts: u32) -> bool {
+        self.row_warps == 1 && experts * self.rows <= 16
     }
 
     /// Bytes of a unit.

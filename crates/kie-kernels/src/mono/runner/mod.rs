@@ -598,7 +598,7 @@ impl Runner {
         }
         let live = slots.len() as u32;
         // What is given is for the first step, and kernels without drafts are faster.
-        let steps = if looks_up { steps } else { 1 };
+        let steps = if looks_up && !self.goes_singly(&slots) { steps } else { 1 };
         let ask = Ask { columns, steps, live, drafting: Some(drafting), column, ..Ask::default() };
         self.launch(&ask, Work::Tokens(slots.clone()))?;
         // They are looked for at the step's end.
