@@ -300,25 +300,27 @@ struct Rotate {
         if constexpr (!C::kLatent && !C::kCompressed && !C::kDelta) rotations<C>(args, b, step);
     }
 };
-// Behind a launch's last step.
-struct KeepStates {
+// What a layer has behind the draft `kept` becomes its sequence's.
+struct KeepLayer {
     const DecodeArgs& args;
     const Block& b;
-    int layer;
+    int layer, sequence, kept;
     template <class C>
     KIE_DEVICE void operator()(C) const {
-        if constexpr (C::kDelta || C::kCompressed) {
-            KIE_NO_UNROLL for (int s = 0; s < (int)args.live; ++s) {
-                const int kept = (int)drafts_of(b).sequence[s].kept;
-                if (kept < (int)args.live) continue;
-                if constexpr (C::kDelta)
-                    keep_units<C>(args, b, layer, s, kept);
-                else if constexpr (C::kEntries)
-                    keep_channels<C>(args, b, layer, s, kept);
-            }
-        }
+        if constexpr (C::kDelta) keep_units<C>(args, b, layer, sequence, kept);
+        if constexpr (C::kCompressed)
+            if constexpr (C::kEntries) keep_channels<C>(args, b, layer, sequence, kept);
     }
 };
+// Behind a launch's last step, of sequences that go on behind a draft.
+KIE_DEVICE void keep_states(const DecodeArgs& args, const Block& b) {
+    KIE_NO_UNROLL for (int s = 0; s < (int)args.live; ++s) {
+        const int kept = (int)drafts_of(b).sequence[s].kept;
+        if (kept < (int)args.live) continue;
+        KIE_NO_UNROLL for (int layer = 0; layer < kLayers; ++layer)
+            of_class(b.shared, layer, KeepLayer{args, b, layer, s, kept});
+    }
+}
 KIE_DEVICE void decode_step(Ring& ring, Watch& watch, const DecodeArgs& args, Block& b) {
     Owned own;
     each_item<TilingOwned>([&](int item, int pair, int column, bool live) {
@@ -392,11 +394,7 @@ KIE_DEVICE void run_steps(Ring& ring, Watch& watch, const DecodeArgs& args, Bloc
             each_class(Rotate{args, b, 0});
         }
     }
-    if constexpr (kLookup) {
-        for (int layer = 0; layer < kLayers; ++layer)
-            of_class(b.shared, layer, KeepStates{args, b, layer});
-        report_drafts(args, b);
-    }
+    if constexpr (kLookup) keep_states(args, b), report_drafts(args, b);
     if (thread() == 0 && kRanks > 1 && timed_out_of(b)) abort_all(args);
     if (thread() == 0 && block() == 0 && args.stamps) args.stamps[args.steps] = clock_ns();
 }

@@ -104,8 +104,7 @@ KIE_DEVICE u8* kept_at(const PrefillArgs& args, const Layer& l, int page) {
     return args.model.pools[l.pool] + (u64)physical * args.model.page_bytes[l.pool] + l.page_at;
 }
 KIE_DEVICE u8* working_at(const PrefillArgs& args, const Layer& l, u32 half) {
-    return args.model.states + ((u64)args.row * 2 + half) * args.model.page_bytes[l.pool] +
-           l.page_at;
+    return delta_state(args.model, l, (u64)args.row * 2 + half);
 }
 template <class C>
 KIE_DEVICE const u8* unit_from(const PrefillArgs& args, const Chunk& chunk, const Layer& l,

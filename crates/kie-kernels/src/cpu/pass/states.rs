@@ -56,8 +56,7 @@ impl Walk<'_> {
     /// a wrong draft; and to the page that ends there, if one does.
     pub(super) fn keep(&self, place: &Place, column: usize, state: &[f32]) {
         let position = self.columns[column].position;
-        if self.columns.get(column + 1).is_some_and(|next| next.drafted && next.slot == place.slot)
-        {
+        if self.columns.get(column + 1).is_some_and(|next| next.drafted) {
             let at = self.working_at(place, self.pass.between[column]);
             let working = &self.pass.working[place.state.group as usize];
             // SAFETY: this part of what is left behind this column is the item's own.
