@@ -52,6 +52,7 @@ class _Options(TypedDict, total=False):
     prefix_cache: bool
     reproducible: bool
     exact: bool
+    mtp: bool
     idle: str
     max_itl_ms: float | None
     max_launch_ms: float | None

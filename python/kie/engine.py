@@ -60,6 +60,9 @@ class Engine:
             of 1e-3. Steps take longer, pages twice the bytes, and prompts go through the decode
             kernel, some positions a pass (`info()["plan"]` says how many). Matrices that a GPU
             cannot hold as stored are rounded all the same; the plan names them.
+        mtp: load the layers of multi-token prediction that the checkpoint has beside the model
+            (`mtp.` of Qwen3-Next), and have them see every sequence, so that `speculate="mtp"` can
+            draft. A pass then takes longer by such a layer. So far on the CPU.
         idle: "park" (idle costs nothing) or "hot".
         max_itl_ms: bound on the gap of a decoding request beside a prefill, above 0.
         max_launch_ms: milliseconds after which a launch on a GPU ends, with the step or layer that
@@ -92,6 +95,7 @@ class Engine:
         prefix_cache: bool = True,
         reproducible: bool = True,
         exact: bool = False,
+        mtp: bool = False,
         idle: Literal["park", "hot"] = "park",
         max_itl_ms: float | None = None,
         max_launch_ms: float | None = None,
@@ -114,6 +118,7 @@ class Engine:
             prefix_cache=prefix_cache,
             reproducible=reproducible,
             exact=exact,
+            mtp=mtp,
             idle=idle,
             max_itl_ms=max_itl_ms,
             max_launch_ms=max_launch_ms,
@@ -560,6 +565,7 @@ def plan_ahead(
     device: str = "auto",
     dtype: Dtype = "auto",
     exact: bool = False,
+    mtp: bool = False,
     revision: str | None = None,
     token: str | None = None,
     adapter: str | os.PathLike[str] | None = None,
@@ -583,6 +589,7 @@ def plan_ahead(
         device=device,
         dtype=dtype,
         exact=exact,
+        mtp=mtp,
         adapter=adapter,
         max_seq_len=max_seq_len,
         max_batch=max_batch,

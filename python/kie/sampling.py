@@ -29,7 +29,7 @@ class Sampling(TypedDict, total=False):
     logprobs: int | None
     logit_bias: Mapping[int, float] | None
     timeout: float | None
-    speculate: Literal["lookup"] | None
+    speculate: Literal["lookup", "mtp"] | None
     prediction: str | Sequence[int] | None
     grammar: Grammar | None
 
@@ -73,9 +73,10 @@ class SamplingParams:
     """Added to the logits of these ids."""
     timeout: float | None = None
     """Seconds after which the request ends with reason `timeout`."""
-    speculate: Literal["lookup"] | None = None
-    """"lookup": steps check drafts, what followed where prompt and output last read as they end
-    now, for the same tokens sooner."""
+    speculate: Literal["lookup", "mtp"] | None = None
+    """Steps check drafts, for the same tokens sooner. "lookup": what followed where prompt and
+    output last read as they end now; "mtp": what the model's layers for it predict, of an engine
+    with `mtp=True`."""
     prediction: str | Sequence[int] | None = None
     """What is expected to be generated, text or ids, such as a file before an edit: drafts come
     from it, too. The tokens are the same whatever it says."""

@@ -123,7 +123,8 @@ def test_drafts_stop_where_the_context_does(engine: kie.Engine) -> None:
 @pytest.mark.parametrize(
     ("params", "error", "said"),
     [
-        ({"speculate": "mtp"}, kie.InvalidRequestError, 'speculate must be "lookup" or None'),
+        ({"speculate": "mtp"}, kie.InvalidRequestError, "opened with mtp=True"),
+        ({"speculate": "all"}, kie.InvalidRequestError, 'must be "lookup", "mtp" or None'),
         ({"speculate": 1}, TypeError, "speculate must be"),
         ({"prediction": [5, 99999]}, kie.InvalidRequestError, "prediction token 1 must be below"),
         ({"prediction": 1.5}, TypeError, "prediction"),

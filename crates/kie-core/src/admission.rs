@@ -1,7 +1,7 @@
 //! What a request may ask for: every parameter is checked here, on the caller's thread, before
 //! anything is queued. What comes out needs no further check.
 
-use kie_kernels::abi::{Sampling, MAX_ALTERNATIVES, MAX_BIAS, MAX_STOP_IDS};
+use kie_kernels::abi::{Drafts, Sampling, MAX_ALTERNATIVES, MAX_BIAS, MAX_STOP_IDS};
 
 use crate::error::{Error, Result};
 use crate::model::Generation;
@@ -23,6 +23,8 @@ pub(crate) struct Limits {
     pub(crate) refuses_drafts: Option<&'static str>,
     /// Drafts that a step checks beside a mask, at most.
     pub(crate) masked_drafts: usize,
+    /// The model's own layers draft.
+    pub(crate) predicts: bool,
 }
 
 /// A request's parameters, every default filled in.
@@ -33,7 +35,7 @@ pub(crate) struct Resolved {
     pub(crate) min_new: usize,
     pub(crate) stop_ids: Vec<u32>,
     pub(crate) bias: Vec<(u32, f32)>,
-    pub(crate) drafts: bool,
+    pub(crate) drafts: Drafts,
     /// Nanoseconds from submission.
     pub(crate) timeout_ns: Option<u64>,
 }
@@ -140,11 +142,12 @@ impl Limits {
         })
     }
 
-    fn drafts(&self, p: &SamplingParams) -> Result<bool> {
-        let name = match (&p.speculate, &p.prediction) {
-            (Some(Speculate::Lookup), _) => "speculate",
-            (None, Some(_)) => "prediction",
-            (None, None) => return Ok(false),
+    fn drafts(&self, p: &SamplingParams) -> Result<Drafts> {
+        let (name, drafts) = match (&p.speculate, &p.prediction) {
+            (Some(Speculate::Lookup), _) => ("speculate", Drafts::Lookup),
+            (Some(Speculate::Mtp), _) => ("speculate", Drafts::Mtp),
+            (None, Some(_)) => ("prediction", Drafts::Lookup),
+            (None, None) => return Ok(Drafts::None),
         };
         if let Some(Prediction::Ids(ids)) = &p.prediction {
             if let Some(at) = ids.iter().position(|id| *id as usize >= self.vocab) {
@@ -154,7 +157,10 @@ impl Limits {
         }
         match self.refuses_drafts {
             Some(why) => invalid(format!("{name} is not to be had with this model here: {why}")),
-            None => Ok(true),
+            None if drafts == Drafts::Mtp && !self.predicts => invalid(
+                "speculate=\"mtp\" wants an engine that was opened with mtp=True".to_owned(),
+            ),
+            None => Ok(drafts),
         }
     }
 

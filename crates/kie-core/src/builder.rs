@@ -69,6 +69,8 @@ impl Builder {
         reproducible: bool = reproducible;
         /// See [`EngineConfig::exact`].
         exact: bool = exact;
+        /// See [`EngineConfig::mtp`].
+        mtp: bool = mtp;
     }
 
     /// All options at once.
@@ -140,7 +142,7 @@ impl Builder {
         };
         let mut lap = Lap::start();
         let explain = |error| folder::explain(path, error);
-        let spec = Spec::read(path).map_err(explain)?;
+        let spec = self.spec().map_err(explain)?;
         let tokenizer = Tokenizer::from_dir(path, spec.vocab).map_err(explain)?;
         let checkpoint = Checkpoint::open(path, &spec).map_err(explain)?;
         let checkpoint = checkpoint.with_adapter(config.adapter.as_deref(), &spec)?;
@@ -241,6 +243,7 @@ impl Builder {
         let (vocab, context) = (spec.vocab, plan.dims.max_positions as usize);
         let refuses_drafts = device.refuses_drafts(&plan.program);
         let masked_drafts = device.masked_drafts(&plan.program);
+        let predicts = plan.program.program().predicts();
         let began = lap.began;
         let info = Info { load: LoadReport { seconds: 0.0, phases: lap.phases }, ..info };
         let mut engine = Engine::start(Parts {
@@ -249,7 +252,7 @@ impl Builder {
             buffers: plan.buffers,
             dims: plan.dims,
             tokenizer,
-            limits: Limits { vocab, context, generation, refuses_drafts, masked_drafts },
+            limits: Limits { vocab, context, generation, refuses_drafts, masked_drafts, predicts },
             prefix_cache: config.prefix_cache,
             exact,
             max_queue: config.max_queue,
@@ -263,13 +266,22 @@ impl Builder {
         Ok(engine)
     }
 
+    /// What the folder's model is, with the layers that the options want.
+    pub(crate) fn spec(&self) -> Result<Spec> {
+        let spec = Spec::read(&self.path)?;
+        if self.config.mtp {
+            return spec.predicting();
+        }
+        Ok(spec)
+    }
+
     /// Compiles ahead what [`build`](Self::build) with the same options would, reads no weights,
     /// and returns the printed plan.
     ///
     /// # Errors
     /// As [`build`](Self::build).
     pub fn compile(self) -> Result<String> {
-        let spec = Spec::read(&self.path)?;
+        let spec = self.spec()?;
         let checkpoint = Checkpoint::open(&self.path, &spec)?;
         let checkpoint = checkpoint.with_adapter(self.config.adapter.as_deref(), &spec)?;
         let (device, _) = self.choose(&spec, &checkpoint)?;

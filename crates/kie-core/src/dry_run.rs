@@ -13,7 +13,6 @@ use serde::Serialize;
 
 use crate::builder::Builder;
 use crate::error::{Error, Result};
-use crate::model::Spec;
 use crate::plan;
 use crate::weights::Checkpoint;
 
@@ -74,7 +73,7 @@ impl Builder {
     /// # Errors
     /// [`Error::Topology`] for the file; otherwise as [`Builder::compile`].
     pub fn plan(self, file: Option<&Path>) -> Result<DryRun> {
-        let spec = Spec::read(&self.path)?;
+        let spec = self.spec()?;
         let checkpoint = Checkpoint::open(&self.path, &spec)?;
         let checkpoint = checkpoint.with_adapter(self.config.adapter.as_deref(), &spec)?;
         let (device, topology) = match file {

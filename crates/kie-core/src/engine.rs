@@ -256,7 +256,7 @@ impl Engine {
             min_new: if params.grammar.is_some() { 0 } else { resolved.min_new as u32 },
             stop_ids: resolved.stop_ids.len() as u32,
             bias: resolved.bias.len() as u32,
-            drafts: u32::from(resolved.drafts),
+            drafts: resolved.drafts,
             prediction: prediction.len() as u32,
             sampling: resolved.sampling,
         };

@@ -63,6 +63,9 @@ pub struct SamplingParams {
 pub enum Speculate {
     /// What followed where prompt and output last read as they end now.
     Lookup,
+    /// The model's own layers for it, of an engine with [`EngineConfig::mtp`]; where there is a
+    /// prediction, and with a grammar, as with [`Speculate::Lookup`] first.
+    Mtp,
 }
 
 /// A text that is expected.
@@ -311,6 +314,9 @@ pub struct EngineConfig {
     /// arithmetic, where a half a number costs up to some thousandths. Prompts then have no kernel
     /// of their own. The CPU's are float32 anyway.
     pub exact: bool,
+    /// Load the layers of multi-token prediction that the checkpoint has beside the model, and have
+    /// them see every sequence, so that [`Speculate::Mtp`] can draft.
+    pub mtp: bool,
     /// `park` (idle costs nothing) or `hot`.
     pub idle: String,
     /// Bound on the gap of a decoding request beside a prefill, in milliseconds.
@@ -345,6 +351,7 @@ impl Default for EngineConfig {
             prefix_cache: true,
             reproducible: true,
             exact: false,
+            mtp: false,
             idle: "park".to_owned(),
             max_itl_ms: None,
             max_launch_ms: None,

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use kie_kernels::abi::Drafts;
 use kie_kernels::host::allowed_cores;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -162,8 +163,7 @@ impl Inner {
         let Resolved { max_new, min_new, stop_ids, .. } = resolved;
         let (max_new, min_new, stop_ids) = (*max_new, *min_new, stop_ids.clone());
         let drafts = self.limits.masked_drafts;
-        let expected = resolved
-            .drafts
+        let expected = (resolved.drafts != Drafts::None)
             .then(|| Expected { prompt: prompt.to_vec(), prediction: prediction.to_vec() });
         // A step of a GPU may take less than waking a thread does. Where there are few cores, or
         // they are the device, others need them.

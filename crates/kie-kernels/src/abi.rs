@@ -8,16 +8,18 @@
 mod commands;
 mod compressed;
 mod hyper;
+mod mtp;
 mod places;
 
 use std::ops::Range;
 
-pub use commands::{Command, CommandKind, Record, SlotEnd, SlotParams};
+pub use commands::{Command, CommandKind, Drafts, Record, SlotEnd, SlotParams};
 pub use compressed::{
     Compress, CompressedAttend, CompressedDown, CompressedHeads, CompressedIndex, CompressedQuery,
     Entries, GroupedDown,
 };
 pub use hyper::{HyperIn, HyperJoin, HyperOut, STREAMS_MAX};
+pub use mtp::MtpIn;
 pub use places::{Rotary, StateAt};
 
 pub use crate::encoding::{Codes, Dtype, Encoding};
@@ -207,6 +209,7 @@ pub enum StepKind {
     ExpertsDown(ExpertsDown),
     Head(Head),
     Sample(Sample),
+    MtpIn(MtpIn),
 }
 
 impl StepKind {
@@ -238,6 +241,7 @@ impl StepKind {
             Self::ExpertsDown(_) => "experts_down",
             Self::Head(_) => "head",
             Self::Sample(_) => "sample",
+            Self::MtpIn(_) => "mtp_in",
         }
     }
 }
@@ -975,4 +979,19 @@ pub struct Program {
     pub groups: Vec<PageGroup>,
     /// Row ranges of the blocks: `blocks + 1` ascending ends from a step's `partition` on.
     pub row_partition: Vec<u32>,
+}
+
+impl Program {
+    /// Steps of a pass of the model: all, or those before [`MtpIn`]. The others are those of a
+    /// pass of drafts.
+    pub fn model_steps(&self) -> usize {
+        let begins = |kind: &StepKind| matches!(kind, StepKind::MtpIn(_));
+        let first = self.steps.iter().position(|step| begins(&step.kind));
+        first.unwrap_or(self.steps.len())
+    }
+
+    /// Whether further tokens can be predicted.
+    pub fn predicts(&self) -> bool {
+        self.model_steps() < self.steps.len()
+    }
 }

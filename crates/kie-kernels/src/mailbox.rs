@@ -22,7 +22,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 
 use crate::abi::{
-    Command, Dims, Record, Sampling, SlotEnd, SlotParams, MAX_ALTERNATIVES, MAX_BIAS, MAX_STOP_IDS,
+    Command, Dims, Drafts, Record, Sampling, SlotEnd, SlotParams, MAX_ALTERNATIVES, MAX_BIAS,
+    MAX_STOP_IDS,
 };
 use crate::field::Field;
 use crate::mask::Masks;
@@ -107,7 +108,7 @@ impl Mailbox {
                     min_new: 0,
                     stop_ids: 0,
                     bias: 0,
-                    drafts: 0,
+                    drafts: Drafts::None,
                     prediction: 0,
                     sampling: Sampling::default(),
                 },

@@ -60,6 +60,7 @@ pub fn partition_rows(steps: &mut [Step], dims: &Dims, blocks: u32) -> Vec<u32> 
                 (&mut experts.partition, dims.lanes * experts.ffn, TILE_ROWS)
             }
             StepKind::ExpertsDown(experts) => (&mut experts.partition, dims.hidden, TILE_ROWS),
+            StepKind::MtpIn(mtp) => (&mut mtp.partition, dims.hidden, TILE_ROWS),
             StepKind::Head(head) => (&mut head.partition, dims.vocab, TILE_ROWS),
             // Their items go round the blocks.
             StepKind::Embed(_)

@@ -7,8 +7,8 @@ mod compressed;
 use crate::abi::{
     Attend, Codes, DeltaHeads, DeltaIn, DeltaRule, Dtype, Embed, Encoding, ExpertGroups,
     ExpertsDown, ExpertsGateUp, Gate, GateUp, Head, HeadMode, Heads, Join, LatentAttend,
-    LatentDown, LatentHeads, LatentQuery, LatentUp, Layout, NormSpan, PageGroup, Program, Project,
-    ProjectNormed, Qkv, Route, StateAt, StateKind, Step, StepKind, Tensor, PAGE,
+    LatentDown, LatentHeads, LatentQuery, LatentUp, Layout, MtpIn, NormSpan, PageGroup, Program,
+    Project, ProjectNormed, Qkv, Route, StateAt, StateKind, Step, StepKind, Tensor, PAGE,
 };
 use crate::buffer::Buffer;
 use crate::error::{Error, Result};
@@ -49,6 +49,12 @@ pub fn validate(program: Program, buffers: &[Buffer]) -> Result<ValidProgram> {
     let tensors = program.tensors.iter().enumerate();
     tensors.clone().try_for_each(|(index, tensor)| checker.tensor(index, tensor)).map_err(whole)?;
     for (index, step) in program.steps.iter().enumerate() {
+        let sampled = |step: &Step| matches!(step.kind, StepKind::Sample(_));
+        let behind = index > 0 && sampled(&program.steps[index - 1]);
+        if behind != matches!(step.kind, StepKind::MtpIn(_)) {
+            let detail = "mtp_in stands behind sample, and nothing else does".to_owned();
+            return Err(Error::InvalidProgram { step: index, detail });
+        }
         checker.step(step).map_err(|detail| {
             let detail = format!("{} of layer {}: {detail}", step.kind.name(), step.layer);
             Error::InvalidProgram { step: index, detail }
@@ -177,6 +183,7 @@ impl Checker<'_> {
             StepKind::ExpertsDown(experts) => self.experts_down(experts),
             StepKind::Head(head) => self.head(head),
             StepKind::Sample(sample) => self.reads(sample.input, 1, self.program.dims.vocab),
+            StepKind::MtpIn(mtp) => self.mtp_in(mtp),
         }
     }
 
@@ -502,6 +509,18 @@ impl Checker<'_> {
         self.reads(step.input, d.lanes, d.hidden)?;
         self.writes(step.output, 1, d.vocab)?;
         self.partition(step.partition, d.vocab)
+    }
+
+    fn mtp_in(&mut self, step: &MtpIn) -> Check {
+        let d = self.program.dims;
+        self.matrix(step.table, [1, d.vocab, d.hidden])?;
+        for norm in [step.embedding_norm, step.hidden_norm].iter().chain(&step.end_norms) {
+            self.numbers(*norm, d.hidden, "norm")?;
+        }
+        self.matrix(step.weight, [1, d.hidden, 2 * d.hidden])?;
+        self.reads(step.input, d.lanes, d.hidden)?;
+        self.writes(step.output, d.lanes, d.hidden)?;
+        self.partition(step.partition, d.hidden)
     }
 
     fn found(&self, index: u32) -> std::result::Result<&Tensor, String> {

@@ -715,6 +715,27 @@ impl Made {
     }
 }
 
+impl Made {
+    /// Behind the model what a layer that predicts further tokens takes in.
+    fn with_mtp() -> Self {
+        let mut made = Self::new();
+        let mtp = MtpIn {
+            table: made.tensor(1, VOCAB, HIDDEN),
+            embedding_norm: made.tensor(1, 1, HIDDEN),
+            hidden_norm: made.tensor(1, 1, HIDDEN),
+            end_norms: [(); 2].map(|()| made.tensor(1, 1, HIDDEN)),
+            weight: made.tensor(1, HIDDEN, 2 * HIDDEN),
+            input: 0,
+            output: 0,
+            partition: 0,
+        };
+        made.push(2, StepKind::MtpIn(mtp));
+        let Program { steps, dims, blocks, .. } = &mut made.program;
+        made.program.row_partition = partition_rows(steps, dims, *blocks);
+        made
+    }
+}
+
 /// A step of a kind, to be spoilt.
 macro_rules! step {
     ($program:expr, $at:literal, $kind:ident) => {
@@ -760,6 +781,49 @@ fn windows_entries_and_streams() {
     ];
     for (wanted, said, spoil) in cases {
         let mut made = Made::with_compressed();
+        spoil(&mut made.program);
+        let Err(Error::InvalidProgram { step, detail }) = made.check() else {
+            panic!("{said} was let in")
+        };
+        assert_eq!(step, *wanted, "{said}: {detail}");
+        assert!(detail.contains(said), "{said}: {detail}");
+    }
+}
+
+#[test]
+fn what_predicts_stands_behind_the_model() {
+    let made = Made::with_mtp();
+    let at = made.program.steps.len() - 1;
+    assert_eq!((made.program.model_steps(), made.program.predicts()), (at, true));
+    made.check().unwrap();
+    let without = Made::new().program;
+    assert_eq!((without.model_steps(), without.predicts()), (without.steps.len(), false));
+    fn last(p: &mut Program) -> &mut MtpIn {
+        let Some(Step { kind: StepKind::MtpIn(mtp), .. }) = p.steps.last_mut() else {
+            panic!("no mtp_in")
+        };
+        mtp
+    }
+    let cases: &[(usize, &str, Spoil)] = &[
+        (at, "wanted, got", |p| last(p).table = last(p).weight),
+        (at, "wanted, got", |p| last(p).weight = last(p).table),
+        (at, "norm", |p| last(p).embedding_norm = last(p).weight),
+        (at, "norm", |p| last(p).hidden_norm = last(p).weight),
+        (at, "norm", |p| last(p).end_norms[1] = last(p).weight),
+        (at, "does not exist", |p| last(p).input = 99),
+        (at, "vector", |p| last(p).output = 3),
+        (at, "does not cover", |p| last(p).partition += 1),
+        (at, "behind sample", |p| {
+            let first = p.steps[1];
+            p.steps.last_mut().into_iter().for_each(|last| *last = first);
+        }),
+        (at - 1, "behind sample", |p| {
+            let last = p.steps.len() - 1;
+            p.steps.swap(last, last - 1);
+        }),
+    ];
+    for (wanted, said, spoil) in cases {
+        let mut made = Made::with_mtp();
         spoil(&mut made.program);
         let Err(Error::InvalidProgram { step, detail }) = made.check() else {
             panic!("{said} was let in")

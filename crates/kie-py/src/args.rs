@@ -202,6 +202,7 @@ pub fn options(keywords: Option<&Bound<'_, PyDict>>) -> PyResult<EngineConfig> {
             "prefix_cache" => config.prefix_cache = flag(&name, &value)?,
             "reproducible" => config.reproducible = flag(&name, &value)?,
             "exact" => config.exact = flag(&name, &value)?,
+            "mtp" => config.mtp = flag(&name, &value)?,
             "idle" => config.idle = text(&value, &name)?,
             "max_itl_ms" => config.max_itl_ms = number(&name, &value)?,
             "max_launch_ms" => config.max_launch_ms = number(&name, &value)?,
@@ -273,8 +274,10 @@ fn speculate(value: &Bound<'_, PyAny>) -> PyResult<Option<Speculate>> {
     }
     match text(value, "speculate")?.as_str() {
         "lookup" => Ok(Some(Speculate::Lookup)),
+        "mtp" => Ok(Some(Speculate::Mtp)),
         other => {
-            Err(invalid(value.py(), format!("speculate must be \"lookup\" or None, got {other:?}")))
+            let wanted = "\"lookup\", \"mtp\" or None";
+            Err(invalid(value.py(), format!("speculate must be {wanted}, got {other:?}")))
         }
     }
 }

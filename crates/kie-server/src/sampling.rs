@@ -80,7 +80,8 @@ fn speculate(fields: &mut Fields) -> Result<Option<Speculate>, ApiError> {
     match fields.take(name) {
         None => Ok(None),
         Some(Value::String(from)) if from == "lookup" => Ok(Some(Speculate::Lookup)),
-        Some(other) => Err(wanted_but(name, "\"lookup\"", &other)),
+        Some(Value::String(from)) if from == "mtp" => Ok(Some(Speculate::Mtp)),
+        Some(other) => Err(wanted_but(name, "\"lookup\" or \"mtp\"", &other)),
     }
 }
 

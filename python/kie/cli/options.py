@@ -38,6 +38,9 @@ def engine(parser: ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda:0, ...")
     parser.add_argument("--dtype", default="auto", help="auto, f32, f16, bf16, fp8, int4 or mxfp4")
     parser.add_argument("--exact", action="store_true", help="on a GPU: as in float32, slower")
+    parser.add_argument(
+        "--mtp", action="store_true", help="with layers that predict further tokens"
+    )
     parser.add_argument("--adapter", metavar="DIR", help="LoRA adapter (PEFT), merged at load")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads")
     parser.add_argument("--max-seq-len", type=int, metavar="N", help="longest sequence, tokens")
@@ -48,8 +51,10 @@ def engine(parser: ArgumentParser) -> None:
 
 def engine_options(given: Namespace) -> dict[str, Any]:
     """Keywords for `opened` from what `engine` defined."""
-    names = "revision device dtype exact adapter threads max_seq_len max_launch_ms"
-    return {name: getattr(given, name) for name in names.split()}
+    names = "revision device dtype exact mtp adapter threads max_seq_len max_launch_ms"
+    opening = {name: getattr(given, name) for name in names.split()}
+    # Who wants drafts of those layers wants the layers.
+    return opening | {"mtp": given.mtp or getattr(given, "speculate", None) == "mtp"}
 
 
 def sampling(parser: ArgumentParser) -> None:
@@ -79,7 +84,7 @@ def sampling(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--timeout", type=float, metavar="S", help="seconds after which it ends")
     parser.add_argument(
-        "--speculate", choices=["lookup"], help="steps check drafts: the same tokens sooner"
+        "--speculate", choices=["lookup", "mtp"], help="steps check drafts: the same tokens sooner"
     )
 
 

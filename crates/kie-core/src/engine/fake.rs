@@ -373,6 +373,7 @@ pub fn open(setup: &Setup) -> (Engine, Arc<Knobs>) {
             generation,
             refuses_drafts: Some("it is not real"),
             masked_drafts: 0,
+            predicts: false,
         },
         prefix_cache: true,
         exact: setup.exact,

@@ -54,6 +54,8 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
         lanes,
         hyper: None,
         layers: joins.into_iter().zip(windows).map(layer).collect(),
+        mtp: None,
+        predicts: false,
         head,
         tied: false,
         norm_per_lane: !config.flag_or("replicated_rmsn_scale", true)?,

@@ -4,7 +4,10 @@
 //! norms with scales stored less one.
 
 use super::config::Config;
-use super::spec::{Delta, Experts, Gated, Mlp, NormSpan, Role, Shared, Spec, Stored};
+use super::spec::{
+    Delta, Experts, Gated, LayerSpec, Mixer, Mlp, Mtp, NormSpan, Role, Shared, Spec, Stored,
+    TensorSpec,
+};
 use super::{qwen3_moe, transformer};
 use crate::error::Result;
 
@@ -28,15 +31,44 @@ pub(super) fn spec(config: &Config<'_>) -> Result<Spec> {
         }
     }
     let mut spec = transformer::spec(config, &traits)?;
-    for tensor in &mut spec.tensors {
+    spec.mtp = mtp(&spec);
+    let further = spec.mtp.iter_mut().flat_map(|mtp| &mut mtp.tensors);
+    for tensor in spec.tensors.iter_mut().chain(further) {
         // That of a recurrent head's output is stored as it is.
         if tensor.role.is_norm() && !matches!(tensor.role, Role::DeltaNorm(_)) {
             tensor.stored = Stored::Less { one: 1.0, factor: 1.0 };
         }
     }
-    // A head that predicts further tokens.
-    spec.ignored_below.push("mtp.".to_owned());
+    spec.ignored_below.push(MTP.to_owned());
     Ok(spec)
+}
+
+/// What the names of the tensors of multi-token prediction begin with.
+const MTP: &str = "mtp.";
+
+/// The layer that predicts further tokens, with attention as the model's and experts as its last
+/// layer's. It takes in what the model's head does, normed, as in vLLM's and SGLang's `mtp` models.
+fn mtp(spec: &Spec) -> Option<Mtp> {
+    let attends = |layer: &&LayerSpec| matches!(layer.mixer, Mixer::Attention(_));
+    let (number, hidden) = (spec.layers.len(), spec.hidden);
+    let layer = *spec.layers.iter().rev().find(attends)?;
+    let layer = transformer::layer(layer.mixer, spec.layers.last()?.mlp);
+    let whole = |role, name: &str, shape: &[usize]| {
+        TensorSpec::of(role, format!("{MTP}{name}.weight"), shape)
+    };
+    let mut tensors = vec![
+        whole(Role::MtpEmbeddingNorm, "pre_fc_norm_embedding", &[hidden]),
+        whole(Role::MtpHiddenNorm, "pre_fc_norm_hidden", &[hidden]),
+        whole(Role::MtpIn, "fc", &[hidden, 2 * hidden]),
+        whole(Role::MtpNorm, "norm", &[hidden]),
+    ];
+    let names = &transformer::Traits::LLAMA.experts;
+    let own = transformer::of_layer(number, &layer, hidden, names).into_iter().map(|tensor| {
+        let name = tensor.name.replace(&format!("model.layers.{number}."), "mtp.layers.0.");
+        TensorSpec { name, ..tensor }
+    });
+    tensors.extend(own);
+    Some(Mtp { layer, tensors, prefix: MTP.to_owned() })
 }
 
 /// All layers but every `full_attention_interval`th, or as `layer_types` says.

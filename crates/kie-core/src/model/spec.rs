@@ -8,7 +8,7 @@ pub use kie_kernels::abi::{ExpertGroups, Gate, NormSpan, Scoring, PAGE};
 use super::config::Config;
 use super::quantization::Quantization;
 use super::rope::{Factors, Rope, Scaling};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Everything the planner needs to know about a model. Sizes are of the whole, over all lanes.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,8 +29,12 @@ pub struct Spec {
     pub lanes: usize,
     /// Streams that modules take from and give to by numbers that the streams make themselves.
     pub hyper: Option<Hyper>,
-    /// One entry a layer.
+    /// One entry a layer; with `predicts` the last one is [`Spec::mtp`]'s.
     pub layers: Vec<LayerSpec>,
+    /// A layer that predicts the token behind the next one, where checkpoints may have it.
+    pub mtp: Option<Mtp>,
+    /// The model has it: [`Spec::predicting`].
+    pub predicts: bool,
     /// How the logits come from the lanes' final streams.
     pub head: HeadKind,
     /// The head shares the embedding table.
@@ -80,6 +84,17 @@ pub struct Hyper {
     pub rounds: usize,
     /// Beside what is divided by, and on what is taken of a stream.
     pub eps: f32,
+}
+
+/// A layer that predicts the token behind the next one (multi-token prediction).
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mtp {
+    /// The layer.
+    pub layer: LayerSpec,
+    /// Its tensors, roles as those of a layer behind the model's.
+    pub tensors: Vec<TensorSpec>,
+    /// What the names of its tensors in a checkpoint begin with.
+    pub prefix: String,
 }
 
 /// Where the RMSNorms of a module stand. An output that is normed joins by [`Join::Sum`].
@@ -485,6 +500,12 @@ pub enum Role {
     HyperBase(usize),
     FinalNorm,
     Head,
+    /// Of a layer that predicts further tokens: norms of what it takes in, `[hidden, 2 * hidden]`,
+    /// and the norm behind it.
+    MtpEmbeddingNorm,
+    MtpHiddenNorm,
+    MtpIn,
+    MtpNorm,
     /// Divisors of the rotary frequencies, `[head_dim / 2]`.
     RopeFactors,
 }
@@ -521,6 +542,7 @@ impl Role {
                 | Self::SharedUp(_)
                 | Self::SharedDown(_)
                 | Self::Head
+                | Self::MtpIn
                 | Self::Embedding
         )
     }
@@ -541,15 +563,20 @@ impl Role {
                 | Self::EntryNorm(_)
                 | Self::IndexNorm(_)
                 | Self::FinalNorm
+                | Self::MtpEmbeddingNorm
+                | Self::MtpHiddenNorm
+                | Self::MtpNorm
         )
     }
 
     /// True for the matrices of layers, which `dtype` quantises; embedding, head, routers, what
-    /// gates a recurrent state and what makes and chooses entries stay.
+    /// gates a recurrent state, what makes and chooses entries and what a layer that predicts
+    /// further tokens takes in stay.
     pub fn is_linear(self) -> bool {
         let stays = matches!(
             self,
             Self::Head
+                | Self::MtpIn
                 | Self::Embedding
                 | Self::Router(_)
                 | Self::DeltaGates(_)
@@ -622,6 +649,27 @@ pub enum Stored {
 }
 
 impl Spec {
+    /// With the layer that predicts further tokens, which the checkpoint must have.
+    ///
+    /// # Errors
+    /// [`Error::InvalidRequest`] for architectures of which none is known.
+    pub fn predicting(mut self) -> Result<Self> {
+        let Some(mtp) = &self.mtp else {
+            let detail = format!("mtp=True: of {} no such layer is known", self.architecture);
+            return Err(Error::InvalidRequest(detail));
+        };
+        self.layers.push(mtp.layer);
+        self.tensors.extend(mtp.tensors.iter().cloned());
+        self.ignored_below.retain(|below| *below != mtp.prefix);
+        self.predicts = true;
+        Ok(self)
+    }
+
+    /// Layers of the model itself.
+    pub fn model_layers(&self) -> &[LayerSpec] {
+        &self.layers[..self.layers.len() - usize::from(self.predicts)]
+    }
+
     /// Whether rotary embeddings depend on the context that is served.
     pub fn turns_by_context(&self) -> bool {
         self.layers.iter().any(|layer| {
@@ -793,7 +841,7 @@ impl fmt::Display for Spec {
         write!(
             f,
             "shape     {} layers x {}, {}, vocabulary {}, context {}",
-            self.layers.len(),
+            self.model_layers().len(),
             self.hidden,
             self.classes(),
             self.vocab,
@@ -809,6 +857,9 @@ impl fmt::Display for Spec {
         if let Some(window) = windows.iter().max() {
             write!(f, ", window {window} on {} layers", windows.len())?;
         }
+        if self.predicts {
+            f.write_str(", a layer that predicts further tokens")?;
+        }
         writeln!(f)
     }
 }
@@ -818,7 +869,7 @@ impl Spec {
     /// where not all do.
     fn classes(&self) -> String {
         let mut classes: Vec<(String, usize)> = Vec::new();
-        for layer in &self.layers {
+        for layer in self.model_layers() {
             let heads = match &layer.mixer {
                 Mixer::Attention(a) => {
                     format!("{}/{} heads of {}", a.heads, a.kv_heads, a.head_dim)

@@ -391,6 +391,11 @@ fn recurrent_layers_between_gated_attention() {
     let shown = spec.to_string();
     let said = "36 of 32/16 recurrent heads of 128x128, 10 of 512 experts of 512 + 512";
     assert!(shown.contains(said), "{shown}");
+    let with_mtp = read(qwen3_next()).unwrap().predicting().unwrap();
+    assert_eq!((with_mtp.layers.len(), with_mtp.model_layers().len()), (49, 48));
+    assert!(with_mtp.ignored_below.is_empty() && with_mtp.layers[48].mixer.attention().is_some());
+    let own = with_mtp.tensors.iter().find(|t| t.role == Role::Q(48)).unwrap();
+    assert_eq!((&*own.name, own.shape[0]), ("mtp.layers.0.self_attn.q_proj.weight", 8192));
     let mut types = vec!["full_attention"; 48];
     types[47] = "linear_attention";
     let other = read(with(qwen3_next(), "layer_types", json!(types))).unwrap();

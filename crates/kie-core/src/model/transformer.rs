@@ -207,6 +207,8 @@ pub(super) fn with_layers(
         lanes: 1,
         hyper: None,
         layers,
+        mtp: None,
+        predicts: false,
         head: HeadKind::Replicate,
         tied,
         norm_per_lane: false,
@@ -252,7 +254,12 @@ pub(super) fn tensors(spec: &Spec, names: &ExpertNames) -> Vec<TensorSpec> {
 }
 
 /// Those of a layer.
-fn of_layer(i: usize, layer: &LayerSpec, hidden: usize, names: &ExpertNames) -> Vec<TensorSpec> {
+pub(super) fn of_layer(
+    i: usize,
+    layer: &LayerSpec,
+    hidden: usize,
+    names: &ExpertNames,
+) -> Vec<TensorSpec> {
     let mut list = Vec::new();
     let name = |part: &str| format!("model.layers.{i}.{part}");
     // The names of before and behind differ from family to family.

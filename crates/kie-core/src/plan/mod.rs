@@ -11,7 +11,7 @@ mod state;
 mod stored;
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -369,7 +369,10 @@ fn read_per_token(
     halves: &[u32],
 ) -> u64 {
     let by_token = |role: &Role| matches!(role, Role::Embedding | Role::TokenExperts(_));
-    let read = roles.iter().filter(|(role, _)| !by_token(role));
+    // What predicts further tokens is read for drafts.
+    let mtp = spec.mtp.iter().flat_map(|mtp| &mtp.tensors);
+    let beside: HashSet<Role> = mtp.map(|tensor| tensor.role).collect();
+    let read = roles.iter().filter(|(role, _)| !by_token(role) && !beside.contains(role));
     let bytes = |(role, index): (&Role, &u32)| {
         let tensor = &tensors[*index as usize];
         let numbers = u64::from(tensor.lanes) * u64::from(tensor.rows) * u64::from(tensor.cols);

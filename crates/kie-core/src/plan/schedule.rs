@@ -7,8 +7,8 @@ use kie_kernels::abi::{
     Attend, Compress, CompressedAttend, CompressedDown, CompressedHeads, CompressedIndex,
     CompressedQuery, DeltaHeads, DeltaIn, DeltaRule, Dims, Embed, Entries, ExpertsDown,
     ExpertsGateUp, GateUp, GroupedDown, Head, HeadMode, Heads, HyperIn, HyperJoin, HyperOut, Join,
-    LatentAttend, LatentDown, LatentHeads, LatentQuery, LatentUp, NormSpan, Project, ProjectNormed,
-    Qkv, Rotary, Route, Sample, StateAt, Step, StepKind, Vector,
+    LatentAttend, LatentDown, LatentHeads, LatentQuery, LatentUp, MtpIn, NormSpan, Project,
+    ProjectNormed, Qkv, Rotary, Route, Sample, StateAt, Step, StepKind, Vector,
 };
 
 use super::state;
@@ -417,7 +417,49 @@ impl Builder<'_> {
         self.planned.spec.layers[layer].norms.before().then(|| self.tensor(role))
     }
 
-    fn mlp(&mut self, layer: usize, gated: &Gated) {
+    fn mixer(&mut self, layer: usize, mixer: &Mixer) {
+        match mixer {
+            Mixer::Attention(attention) => self.attention(layer, attention),
+            Mixer::Delta(delta) => self.delta(layer, delta),
+            Mixer::Latent(latent) => self.latent(layer, latent),
+            Mixer::Compressed(compressed) => self.compressed(layer, compressed),
+        }
+    }
+
+    fn mlp(&mut self, layer: usize, mlp: &Mlp) {
+        match mlp {
+            Mlp::Gated(gated) => self.gated(layer, gated),
+            Mlp::Experts(experts) => self.experts(layer, experts),
+        }
+    }
+
+    /// What a layer that predicts further tokens takes in.
+    fn mtp_in(&mut self, layer: usize) {
+        let residual = self.vector(Use::Residual);
+        let mtp = MtpIn {
+            table: self.tensor(Role::Embedding),
+            embedding_norm: self.tensor(Role::MtpEmbeddingNorm),
+            hidden_norm: self.tensor(Role::MtpHiddenNorm),
+            end_norms: [Role::FinalNorm, Role::MtpNorm].map(|role| self.tensor(role)),
+            weight: self.tensor(Role::MtpIn),
+            input: residual,
+            output: residual,
+            partition: 0,
+        };
+        self.push(layer, StepKind::MtpIn(mtp));
+    }
+
+    /// Logits behind the last layer, and what is chosen by them.
+    fn head(&mut self, layer: usize, norm: Role) {
+        let (norm, weight) = (self.tensor(norm), self.tensor(Role::Head));
+        let (input, output) = (self.vector(Use::Residual), self.vector(Use::Logits));
+        let (mode, partition) = (head_mode(self.planned.spec.head), 0);
+        let head = Head { norm, weight, mode, input, output, partition };
+        self.push(layer, StepKind::Head(head));
+        self.push(layer, StepKind::Sample(Sample { input: output }));
+    }
+
+    fn gated(&mut self, layer: usize, gated: &Gated) {
         let weights = [Role::Gate(layer), Role::Up(layer)];
         let inner = self.gate_up(layer, gated, weights, None, Use::Inner);
         self.project(layer, (Role::Down(layer), None), inner, Module::Mlp);
@@ -581,29 +623,23 @@ pub(super) fn schedule(planned: &Planned<'_>) -> Schedule {
         None => residual,
     };
     b.push(0, StepKind::Embed(Embed { table, factor: spec.embedding_factor, output }));
-    for (at, layer) in spec.layers.iter().enumerate() {
+    let layers = spec.model_layers().len();
+    for (at, layer) in spec.model_layers().iter().enumerate() {
         b.take_streams(at, 2 * at);
-        match &layer.mixer {
-            Mixer::Attention(attention) => b.attention(at, attention),
-            Mixer::Delta(delta) => b.delta(at, delta),
-            Mixer::Latent(latent) => b.latent(at, latent),
-            Mixer::Compressed(compressed) => b.compressed(at, compressed),
-        }
+        b.mixer(at, &layer.mixer);
         b.give_streams(at);
         b.take_streams(at, 2 * at + 1);
-        match &layer.mlp {
-            Mlp::Gated(gated) => b.mlp(at, gated),
-            Mlp::Experts(experts) => b.experts(at, experts),
-        }
+        b.mlp(at, &layer.mlp);
         b.give_streams(at);
     }
-    b.take_streams(spec.layers.len(), 2 * spec.layers.len());
-    let output = b.vector(Use::Logits);
-    let (norm, weight) = (b.tensor(Role::FinalNorm), b.tensor(Role::Head));
-    let (mode, partition) = (head_mode(spec.head), 0);
-    let head = Head { norm, weight, mode, input: residual, output, partition };
-    b.push(spec.layers.len(), StepKind::Head(head));
-    b.push(spec.layers.len(), StepKind::Sample(Sample { input: output }));
+    b.take_streams(layers, 2 * layers);
+    b.head(layers, Role::FinalNorm);
+    if let Some(layer) = spec.layers.get(layers) {
+        b.mtp_in(layers);
+        b.mixer(layers, &layer.mixer);
+        b.mlp(layers, &layer.mlp);
+        b.head(layers + 1, Role::MtpNorm);
+    }
     Schedule { steps: b.steps, vectors: b.vectors }
 }
 

@@ -18,12 +18,24 @@ pub struct SlotParams {
     pub stop_ids: u32,
     /// Entries in the slot's logit bias.
     pub bias: u32,
-    /// Not 0: steps may check drafts of tokens, for the same tokens sooner.
-    pub drafts: u32,
+    /// Where drafts of tokens come from that steps may check, for the same tokens sooner.
+    pub drafts: Drafts,
     /// Tokens behind the prompt's in the slot's that the caller expects to be generated.
     pub prediction: u32,
     /// How tokens are chosen.
     pub sampling: Sampling,
+}
+
+/// Where drafts of tokens come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Drafts {
+    /// There are none.
+    None = 0,
+    /// What followed where the text last read as it ends now, and the prediction.
+    Lookup = 1,
+    /// The model's own layers for it; with a prediction what that says comes first.
+    Mtp = 2,
 }
 
 /// What the device is told to do.

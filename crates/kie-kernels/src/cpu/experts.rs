@@ -123,7 +123,8 @@ impl Largest {
                 | StepKind::GateUp(_)
                 | StepKind::Route(_)
                 | StepKind::Head(_)
-                | StepKind::Sample(_) => continue,
+                | StepKind::Sample(_)
+                | StepKind::MtpIn(_) => continue,
             };
             let pairs = columns as usize * chosen as usize;
             most.pairs = most.pairs.max(pairs);

@@ -14,6 +14,7 @@ mod delta;
 mod experts;
 mod hyper;
 mod latent;
+mod mtp;
 mod states;
 mod steps;
 
@@ -183,6 +184,7 @@ impl Largest {
                 StepKind::GateUp(gate_up) => most.raw = most.raw.max(gate_up.ffn as usize),
                 StepKind::Route(route) => most.raw = most.raw.max(route.experts as usize),
                 StepKind::HyperIn(hyper) => most.raw = most.raw.max(hyper.rows() as usize),
+                StepKind::MtpIn(_) => most.input = most.input.max(2 * hidden),
                 StepKind::Embed(_)
                 | StepKind::DeltaIn(_)
                 | StepKind::LatentAttend(_)
@@ -228,7 +230,7 @@ fn bytes(program: &Program, most: &Largest, experts: &LargestExperts) -> u64 {
     let d = &program.dims;
     let columns = u64::from(d.columns);
     let vectors = program.vectors.iter().map(|v| u64::from(v.lanes) * u64::from(v.width));
-    let numbers = vectors.sum::<u64>() + u64::from(d.lanes * d.hidden);
+    let numbers = vectors.sum::<u64>() + normed_width(program) as u64;
     let numbers = numbers + u64::from(d.lanes) * (most.raw + 2 * most.input) as u64;
     let kept = |g: &PageGroup| 4 * working(g, d) as u64;
     let pages = program.groups.iter().map(|g| g.page_bytes() * u64::from(g.pages) + kept(g));
@@ -240,6 +242,12 @@ fn bytes(program: &Program, most: &Largest, experts: &LargestExperts) -> u64 {
     let members = u64::from(program.blocks) * own as u64;
     let logits = logits + (INDEX_COLUMNS * most.scored[0]) as u64;
     4 * (numbers * columns + logits) + pages.sum::<u64>() + experts + members
+}
+
+/// Numbers of a column's normed input, all lanes'.
+fn normed_width(program: &Program) -> usize {
+    let lanes = if program.predicts() { program.dims.lanes.max(2) } else { program.dims.lanes };
+    (lanes * program.dims.hidden) as usize
 }
 
 /// Rows of decoding sequences and of their drafts in a pass, at most.
@@ -269,6 +277,10 @@ pub(super) struct Pass {
     vectors: Vec<Field<f32>>,
     /// Normed (or lane-combined) input of the current step, `[lane][column][width]`.
     normed: Field<f32>,
+    /// Columns of the last pass that those of a pass of drafts go on from, and whether it was one
+    /// of drafts, too.
+    from: Vec<usize>,
+    after_drafts: bool,
     /// Raw matrix outputs, `[lane][column][rows]`: q|k|v, up, or a module's output.
     raw: Field<f32>,
     /// Packed prefill activations, one a lane.
@@ -340,7 +352,9 @@ impl Pass {
         let arena = |g: &PageGroup| Field::new(g.page_bytes() as usize * g.pages as usize);
         let mut pass = Self {
             vectors: program.vectors.iter().map(field).collect(),
-            normed: Field::new(widest * columns),
+            normed: Field::new(normed_width(&program) * columns),
+            from: Vec::with_capacity(columns),
+            after_drafts: false,
             raw: Field::new(lanes * most.raw * columns),
             packed: Field::of((0..lanes).map(|_| packed()).collect()),
             lines: experts.lines(),
@@ -422,7 +436,7 @@ impl Pass {
         self.behind[slot].position = 0;
     }
 
-    /// Computes all steps for `columns`; decode-path columns must come first. False if it was given
+    /// Computes the model for `columns`; decode-path columns must come first. False if it was given
     /// up: then logits, vectors and the columns' positions in the pages hold nothing.
     pub(super) fn run(
         &mut self,
@@ -431,6 +445,49 @@ impl Pass {
         mailbox: &Mailbox,
         watch: &Watch<'_>,
     ) -> bool {
+        self.steps(0..self.program.model_steps(), columns, team, mailbox, watch);
+        self.after_drafts = false;
+        let whole = watch.is_whole();
+        for sequence in columns.chunk_by(|a, b| a.slot == b.slot).filter(|_| whole) {
+            let last = sequence[sequence.len() - 1];
+            let behind = &mut self.behind[last.slot];
+            behind.states.reverse();
+            behind.position = last.position + 1;
+        }
+        whole
+    }
+
+    /// Whether [`predict`](Self::predict) can be asked.
+    pub(super) fn predicts(&self) -> bool {
+        self.program.predicts()
+    }
+
+    /// Computes what predicts further tokens, for `columns` with the tokens behind their own, each
+    /// on from the column `from` of the last pass: of the model, or of this. It is short, and never
+    /// given up.
+    pub(super) fn predict(
+        &mut self,
+        columns: &[Column],
+        from: &[usize],
+        team: &Team,
+        mailbox: &Mailbox,
+    ) {
+        self.from.clear();
+        self.from.extend_from_slice(from);
+        let steps = self.program.model_steps()..self.program.steps.len();
+        self.steps(steps, columns, team, mailbox, &Watch::new(&|| true));
+        self.after_drafts = true;
+    }
+
+    /// Some of the steps, for `columns`; those of the decode path come first.
+    fn steps(
+        &mut self,
+        steps: Range<usize>,
+        columns: &[Column],
+        team: &Team,
+        mailbox: &Mailbox,
+        watch: &Watch<'_>,
+    ) {
         self.wanted.clear();
         let wanted = columns.iter().enumerate().filter(|(_, c)| c.wanted);
         self.wanted.extend(wanted.map(|(i, _)| i));
@@ -442,22 +499,14 @@ impl Pass {
         team.run(|member, barrier| {
             let mut walk =
                 Walk { pass, columns, decode, member, barrier, mailbox, watch, number: 0 };
-            for (number, step) in pass.program.steps.iter().enumerate() {
+            for number in steps.clone() {
                 if !watch.has(number) {
                     break;
                 }
                 walk.number = number;
-                walk.step(step);
+                walk.step(&pass.program.steps[number]);
             }
         });
-        let whole = watch.is_whole();
-        for sequence in columns.chunk_by(|a, b| a.slot == b.slot).filter(|_| whole) {
-            let last = sequence[sequence.len() - 1];
-            let behind = &mut self.behind[last.slot];
-            behind.states.reverse();
-            behind.position = last.position + 1;
-        }
-        whole
     }
 
     /// The drafts behind a row of the last pass were wrong: its slot goes on from there.
@@ -569,6 +618,10 @@ fn numbers_of(step: &Step, used: &mut Vec<u32>) {
         }
         StepKind::ExpertsDown(experts) => used.extend(experts.bias),
         StepKind::Head(head) => used.push(head.norm),
+        StepKind::MtpIn(mtp) => {
+            used.extend([mtp.embedding_norm, mtp.hidden_norm]);
+            used.extend(mtp.end_norms);
+        }
         StepKind::Embed(_)
         | StepKind::LatentAttend(_)
         | StepKind::LatentUp(_)
@@ -619,6 +672,7 @@ impl Walk<'_> {
             StepKind::ExpertsGateUp(experts) => self.experts_gate_up(experts),
             StepKind::ExpertsDown(experts) => self.experts_down(experts),
             StepKind::Head(head) => self.head(head),
+            StepKind::MtpIn(mtp) => self.mtp_in(mtp),
             // Tokens are chosen between passes, where the control plane needs them.
             StepKind::Sample(_) => return,
         }

@@ -192,6 +192,8 @@ struct Builder {
     copies: Vec<(usize, Slices)>,
     /// What vectors hold that the lanes share out.
     held: HashMap<u32, Parts>,
+    /// The head's matrix, and the same by lanes.
+    head: Option<(u32, u32)>,
 }
 
 impl Builder {
@@ -464,6 +466,17 @@ impl Builder {
         step.ffn = parts.each;
     }
 
+    /// The head's matrix by lanes; drafts have the model's.
+    fn head_of_lanes(&mut self, weight: u32) -> u32 {
+        if let Some((_, sliced)) = self.head.filter(|(whole, _)| *whole == weight) {
+            return sliced;
+        }
+        let parts = self.evenly(self.program.dims.vocab);
+        let sliced = self.by_rows(weight, &parts);
+        self.head = Some((weight, sliced));
+        sliced
+    }
+
     fn step(&mut self, index: usize) -> Result<()> {
         let mut step = self.program.steps[index];
         match &mut step.kind {
@@ -518,11 +531,11 @@ impl Builder {
             StepKind::ExpertsGateUp(experts) => self.experts_gate_up(experts),
             StepKind::ExpertsDown(experts) => self.experts_down(experts),
             StepKind::Head(head) => {
-                let parts = self.evenly(self.program.dims.vocab);
-                head.weight = self.by_rows(head.weight, &parts);
+                head.weight = self.head_of_lanes(head.weight);
                 head.mode = HeadMode::PerLane;
             }
-            StepKind::Sample(_) => {}
+            // All lanes have the same streams, which are made once.
+            StepKind::Sample(_) | StepKind::MtpIn(_) => {}
         }
         self.program.steps[index] = step;
         Ok(())
@@ -562,7 +575,8 @@ impl Lanes {
                 | StepKind::ExpertsGateUp(_)
                 | StepKind::ExpertsDown(_)
                 | StepKind::Head(_)
-                | StepKind::Sample(_) => None,
+                | StepKind::Sample(_)
+                | StepKind::MtpIn(_) => None,
             };
             if !lanes.is_multiple_of(ranks) {
                 let heads = program.steps.iter().find_map(|step| query(&step.kind));
@@ -580,6 +594,7 @@ impl Lanes {
             program: program.clone(),
             copies: Vec::new(),
             held: HashMap::new(),
+            head: None,
         };
         (0..program.steps.len()).try_for_each(|index| builder.step(index))?;
         if let Some((_, cut)) = builder.copies.iter().find(|(_, slices)| slices.cuts_pieces()) {
@@ -670,7 +685,8 @@ fn shares(program: &Program) -> String {
             | StepKind::ProjectNormed(_)
             | StepKind::Route(_)
             | StepKind::ExpertsDown(_)
-            | StepKind::Sample(_) => continue,
+            | StepKind::Sample(_)
+            | StepKind::MtpIn(_) => continue,
         };
         if !all.contains(&share) {
             all.push(share);

@@ -11,6 +11,10 @@
 //!
 //! A slot whose mask is not there when its logits are keeps them and chooses later: the others go
 //! on without it. Where there are masks drafts come with them: what a grammar leaves no choice of.
+//!
+//! Where the model has a layer that predicts further tokens, it sees the columns of each pass once
+//! the tokens behind them are known, whoever wants drafts, so that a prefix is of use to all.
+//! Drafts are what it holds most likely, one after another.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,7 +23,7 @@ use std::time::{Duration, Instant};
 use super::pass::{decode_rows, Column, Pass, Path};
 use super::team::Team;
 use super::watch::Watch;
-use crate::abi::{Command, CommandKind, Record, SlotEnd, MAX_ALTERNATIVES};
+use crate::abi::{Command, CommandKind, Drafts, Record, SlotEnd, MAX_ALTERNATIVES, NONE};
 use crate::device::{Gone, Running};
 use crate::error::Result;
 use crate::lookup::{Lookup, DRAFT_MAX};
@@ -35,6 +39,10 @@ const AIM: f64 = 0.85;
 /// What is left of a slow pass's cost of a column, pass by pass: columns far into a prompt, and a
 /// machine that does other things, are dearer for a while.
 const REMEMBERED: f64 = 0.9;
+
+/// Most drafts of the model's own layers. Each is one more pass of such a layer and of the head,
+/// and is right only if those before it are.
+const PREDICTED_MAX: usize = 3;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -63,6 +71,9 @@ struct Slot {
     /// Prompt and output, kept only where steps may check drafts.
     text: Vec<u32>,
     lookup: Lookup,
+    /// Drafts of the model's own layers of what follows, as many as may be, for the next pass.
+    predicted: Vec<u32>,
+    reach: usize,
     /// The first token of the masks that were read last.
     masked_from: usize,
     /// Logits of the position before `next`, kept while the mask is late.
@@ -74,24 +85,49 @@ impl Slot {
     /// Writes what may follow the `last` token, as far as there is room for it, and says how many.
     fn draft(&mut self, memory: &SlotMemory, last: u32, spare: usize, out: &mut [u32]) -> usize {
         let params = &memory.params;
-        if params.drafts == 0 && memory.masks.is_none() {
+        if params.drafts == Drafts::None && memory.masks.is_none() {
             return 0;
         }
-        // The last of a step's tokens is chosen behind its last draft.
-        let left = (params.max_new as usize - self.made).min(self.granted - self.next);
-        let most = self.lookup.reach().min(left - 1).min(spare);
+        let own = params.drafts == Drafts::Mtp && memory.masks.is_none();
+        let reach = if own { std::mem::take(&mut self.reach) } else { self.reach(memory) };
+        let most = reach.min(spare);
         if let Some(masks) = &memory.masks {
             return masks.drafted(&self.place(last), &mut out[..most]);
         }
         let (prompt, prediction) = (params.prompt as usize, params.prediction as usize);
         let prediction = &memory.tokens[prompt..][..prediction];
-        self.lookup.draft(&self.text, prompt, prediction, &mut out[..most])
+        let mut count = 0;
+        if !own || !prediction.is_empty() {
+            count = self.lookup.draft(&self.text, prompt, prediction, &mut out[..most]);
+        }
+        if own && count == 0 {
+            count = most.min(self.predicted.len());
+            out[..count].copy_from_slice(&self.predicted[..count]);
+        }
+        self.predicted.clear();
+        count
+    }
+
+    /// Tokens that the next pass may draft.
+    fn reach(&mut self, memory: &SlotMemory) -> usize {
+        // The last of a step's tokens is chosen behind its last draft.
+        let left = (memory.params.max_new as usize - self.made).min(self.granted - self.next);
+        self.lookup.reach().min(left.saturating_sub(1))
     }
 
     /// Where it stands among its masks.
     const fn place(&self, last: u32) -> Place {
         Place { made: self.made, last, begin: self.masked_from }
     }
+}
+
+/// Columns of the passes that predict further tokens, and those of the pass before that they go on
+/// from.
+struct Ahead {
+    columns: Vec<Column>,
+    from: Vec<usize>,
+    /// Of each column of the model's pass the token behind it, if it is one of the prompt.
+    prompt: Vec<u32>,
 }
 
 /// A program at work on the CPU.
@@ -101,6 +137,7 @@ pub(super) struct Slots {
     mailbox: Arc<Mailbox>,
     slots: Vec<Slot>,
     columns: Vec<Column>,
+    ahead: Ahead,
     arrivals: u64,
     max_itl_ms: Option<f64>,
     /// The host thread has taken its core.
@@ -130,6 +167,8 @@ impl Slots {
             penalised: false,
             text: Vec::with_capacity(dims.max_positions as usize),
             lookup: Lookup::default(),
+            predicted: Vec::with_capacity(PREDICTED_MAX),
+            reach: 0,
             masked_from: 0,
             late: Vec::new(),
             scratch: Scratch::new(vocab),
@@ -137,6 +176,11 @@ impl Slots {
         Self {
             slots: (0..dims.slots).map(|_| slot()).collect(),
             columns: Vec::with_capacity(dims.columns as usize),
+            ahead: Ahead {
+                columns: Vec::with_capacity(dims.columns as usize),
+                from: Vec::with_capacity(dims.columns as usize),
+                prompt: Vec::with_capacity(dims.columns as usize),
+            },
             arrivals: 0,
             max_itl_ms: max_itl.map(|t| 1e3 * t.as_secs_f64()),
             joined: false,
@@ -189,8 +233,10 @@ impl Slots {
         }
         slot.text.clear();
         slot.lookup = Lookup::default();
+        slot.predicted.clear();
+        slot.reach = 0;
         slot.masked_from = 0;
-        if memory.params.drafts != 0 {
+        if memory.params.drafts != Drafts::None {
             slot.text.extend_from_slice(&memory.tokens[..memory.params.prompt as usize]);
         }
         slot.late.clear();
@@ -307,6 +353,74 @@ impl Slots {
         }
     }
 
+    /// Which tokens of prompts stand behind the pass's columns.
+    fn look_ahead(&mut self) {
+        self.ahead.prompt.clear();
+        for column in self.columns.iter().filter(|_| self.pass.predicts()) {
+            // SAFETY: the slot runs, so the device owns it.
+            let memory = unsafe { self.mailbox.slot_of_device(column.slot) };
+            let prompt = &memory.tokens[..memory.params.prompt as usize];
+            self.ahead.prompt.push(prompt.get(column.position + 1).copied().unwrap_or(NONE));
+        }
+    }
+
+    /// What predicts further tokens sees the pass's columns, and drafts for who wants it. Prompts
+    /// of slots that have just ended are seen, too: the host, on this thread, still keeps their
+    /// pages.
+    fn predict(&mut self) {
+        self.ahead.columns.clear();
+        self.ahead.from.clear();
+        for (at, known) in self.ahead.prompt.iter().enumerate() {
+            let column = self.columns[at];
+            let slot = &mut self.slots[column.slot];
+            let (mut token, mut wanted) = (*known, false);
+            if token == NONE {
+                if slot.state == State::Idle || column.position >= slot.next {
+                    continue;
+                }
+                // SAFETY: the slot runs, so the device owns it.
+                let memory = unsafe { self.mailbox.slot_of_device(column.slot) };
+                let behind = column.position + 1 - memory.params.prompt as usize;
+                // Any token, where the mask of the next one is late.
+                token = column.token;
+                if behind < slot.made {
+                    token = self.mailbox.record(column.slot, behind as u32, 0, &mut []).token;
+                }
+                let last = behind + 1 == slot.made && slot.state == State::Decode;
+                if last && memory.params.drafts == Drafts::Mtp && memory.masks.is_none() {
+                    slot.predicted.clear();
+                    slot.reach = slot.reach(memory);
+                    wanted = slot.reach > 0;
+                }
+            }
+            self.ahead.columns.push(Column { token, wanted, drafted: false, ..column });
+            self.ahead.from.push(at);
+        }
+        while !self.ahead.columns.is_empty() {
+            let Ahead { columns, from, .. } = &mut self.ahead;
+            self.pass.predict(columns, from, &self.team, &self.mailbox);
+            from.clear();
+            let (mut at, mut row) = (0, 0);
+            columns.retain_mut(|column| {
+                at += 1;
+                if !column.wanted {
+                    return false;
+                }
+                let slot = &mut self.slots[column.slot];
+                column.token = likeliest(self.pass.logits(row));
+                column.position += 1;
+                column.path = Path::Decode;
+                row += 1;
+                slot.predicted.push(column.token);
+                let goes_on = slot.predicted.len() < slot.reach.min(PREDICTED_MAX);
+                if goes_on {
+                    from.push(at - 1);
+                }
+                goes_on
+            });
+        }
+    }
+
     /// The last token that was chosen in a slot.
     fn last(&self, index: usize) -> u32 {
         self.mailbox.record(index, self.slots[index].made as u32 - 1, 0, &mut []).token
@@ -358,7 +472,7 @@ impl Slots {
         if slot.penalised {
             slot.counts[choice.id as usize] += 1;
         }
-        if params.drafts != 0 {
+        if params.drafts != Drafts::None {
             slot.text.push(choice.id);
         }
         let mut alternatives = [(0, 0.0); MAX_ALTERNATIVES];
@@ -418,6 +532,19 @@ impl Slots {
     }
 }
 
+/// The id of the largest logit, of equal ones the lowest.
+fn likeliest(logits: &[f32]) -> u32 {
+    let first = (0, f32::NEG_INFINITY);
+    let larger = |best: (u32, f32), (id, logit): (u32, &f32)| {
+        if *logit > best.1 {
+            (id, *logit)
+        } else {
+            best
+        }
+    };
+    (0..).zip(logits).fold(first, larger).0
+}
+
 impl Running for Slots {
     fn drive(&mut self, gone: Gone<'_>) -> Result<bool> {
         if !std::mem::replace(&mut self.joined, true) {
@@ -448,12 +575,14 @@ impl Running for Slots {
             return Ok(true);
         }
         self.owed = false;
+        self.look_ahead();
+        self.advance();
+        self.predict();
         let prompts = self.columns.iter().filter(|c| c.path == Path::Prefill).count();
         if prompts >= MIN_CHUNK {
             let column_ms = begin.elapsed().as_secs_f64() * 1e3 / prompts as f64;
             self.prompt_column_ms = column_ms.max(REMEMBERED * self.prompt_column_ms);
         }
-        self.advance();
         Ok(true)
     }
 

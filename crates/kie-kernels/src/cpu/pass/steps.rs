@@ -71,7 +71,7 @@ impl Walk<'_> {
         1.0 / (ops::mean_square(self.pass.level, x) + eps).sqrt()
     }
 
-    fn normalise(&self, scale: &[f32], lane: usize, x: &[f32], out: &mut [f32]) {
+    pub(super) fn normalise(&self, scale: &[f32], lane: usize, x: &[f32], out: &mut [f32]) {
         let factor = self.factor(x);
         // A scale is one row shared by the lanes, or one row a lane.
         let row = if scale.len() == x.len() { 0 } else { lane * x.len() };

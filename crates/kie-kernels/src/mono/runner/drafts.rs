@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use crate::abi;
 use crate::error::Result;
 use crate::lookup::{Lookup, DRAFT_MAX};
 use crate::mailbox::SlotMemory;
@@ -30,7 +31,7 @@ impl SlotDrafts {
     /// Of a request that has made no tokens; none where it wants no drafts.
     pub fn new(request: &SlotMemory, positions: usize) -> Option<Self> {
         let params = &request.params;
-        if params.drafts == 0 || request.masks.is_some() {
+        if params.drafts == abi::Drafts::None || request.masks.is_some() {
             return None;
         }
         let mut text = Vec::with_capacity(positions + 1);
